@@ -1,0 +1,123 @@
+//! What an engine can ever serve, checked when a request is submitted so that nothing impossible is queued.
+
+use super::GenerateRequest;
+use thiserror::Error;
+
+/// Why a request was refused at submit. Nothing was queued.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum SubmitError {
+    /// The bounded queue is full: try again later.
+    #[error("the server is busy: {queued} requests are queued; try again later")]
+    QueueFull {
+        /// Requests queued now.
+        queued: usize,
+    },
+    /// No tokens to continue.
+    #[error("the prompt is empty: send at least one token")]
+    EmptyPrompt,
+    /// `max_tokens` 0.
+    #[error("max_tokens must be at least 1")]
+    NothingToGenerate,
+    /// The prompt leaves no room for one more token.
+    #[error(
+        "the prompt has {prompt} tokens, but this model's context is {max_model_len} tokens and at least one must be \
+         left to generate; shorten the prompt"
+    )]
+    PromptTooLong {
+        /// Prompt tokens.
+        prompt: usize,
+        /// Context length.
+        max_model_len: usize,
+    },
+    /// Prompt and `max_tokens` together exceed the context.
+    #[error(
+        "the prompt has {prompt} tokens and max_tokens is {max_tokens}: together more than this model's context of \
+         {max_model_len} tokens; lower max_tokens or shorten the prompt"
+    )]
+    ContextExceeded {
+        /// Prompt tokens.
+        prompt: usize,
+        /// Tokens asked for.
+        max_tokens: usize,
+        /// Context length.
+        max_model_len: usize,
+    },
+    /// The whole KV pool is smaller than this one request.
+    #[error(
+        "the request needs KV cache for {needed} tokens, but the pool holds {capacity}; lower max_tokens or start the \
+         server with a larger --kv-cache-memory"
+    )]
+    NeverFits {
+        /// Tokens the request may need.
+        needed: usize,
+        /// Tokens the pool holds.
+        capacity: usize,
+    },
+    /// A token id outside the vocabulary.
+    #[error("token id {id} is not in the vocabulary of {vocab_size} tokens")]
+    InvalidToken {
+        /// The id.
+        id: u32,
+        /// Vocabulary size.
+        vocab_size: usize,
+    },
+    /// The engine does not implement what this field asks for.
+    #[error("{field} is not supported by this model")]
+    Unsupported {
+        /// API name of the field.
+        field: &'static str,
+    },
+    /// The engine stopped.
+    #[error("the engine has stopped; restart the server")]
+    EngineStopped,
+}
+
+/// Fixed properties of a running engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineLimits {
+    /// Tokens of prompt and completion together.
+    pub max_model_len: usize,
+    /// Rows of the embedding table.
+    pub vocab_size: usize,
+    /// Tokens of one KV block.
+    pub block_size: usize,
+    /// KV blocks of the pool.
+    pub kv_blocks: usize,
+    /// Requests that run at once.
+    pub max_num_seqs: usize,
+    /// The checkpoint's end-of-text ids.
+    pub eos_token_ids: Vec<u32>,
+}
+
+impl EngineLimits {
+    /// Tokens whose KV fits the pool.
+    pub fn kv_capacity_tokens(&self) -> usize {
+        self.kv_blocks * self.block_size
+    }
+
+    /// Refuses what can never be served. Pure: no queue is looked at.
+    pub fn check(&self, request: &GenerateRequest) -> Result<(), SubmitError> {
+        let (prompt, max_tokens) = (request.prompt.len(), request.max_tokens);
+        if prompt == 0 {
+            return Err(SubmitError::EmptyPrompt);
+        }
+        if max_tokens == 0 {
+            return Err(SubmitError::NothingToGenerate);
+        }
+        if prompt >= self.max_model_len {
+            return Err(SubmitError::PromptTooLong { prompt, max_model_len: self.max_model_len });
+        }
+        if max_tokens > self.max_model_len - prompt {
+            return Err(SubmitError::ContextExceeded { prompt, max_tokens, max_model_len: self.max_model_len });
+        }
+        // The last generated token's KV is never written.
+        let needed = prompt + max_tokens - 1;
+        if needed > self.kv_capacity_tokens() {
+            return Err(SubmitError::NeverFits { needed, capacity: self.kv_capacity_tokens() });
+        }
+        match request.prompt.iter().find(|&&id| id as usize >= self.vocab_size) {
+            Some(&id) => Err(SubmitError::InvalidToken { id, vocab_size: self.vocab_size }),
+            None => Ok(()),
+        }
+    }
+}

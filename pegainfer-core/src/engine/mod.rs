@@ -1,0 +1,129 @@
+//! The contract between the server and every engine.
+//!
+//! [`EngineHandle::submit`] takes a [`GenerateRequest`] and gives a [`TokenStream`] or a typed refusal. Dropping the
+//! stream cancels the request: its KV blocks are free after the step in flight. The engine runs on one OS thread that
+//! owns its device; see [`runtime`] for the loop.
+
+mod limits;
+mod runtime;
+mod stream;
+
+pub use limits::{EngineLimits, SubmitError};
+pub use runtime::{EngineConfig, EngineError, EngineHandle, StepEngine};
+pub use stream::TokenStream;
+
+use crate::sampling::SamplingParams;
+
+/// Names a request inside one engine. Never reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub u64);
+
+/// One prompt and how to continue it. Text stays in the server: this is token ids only.
+#[derive(Debug, Clone)]
+pub struct GenerateRequest {
+    /// Prompt token ids, at least one.
+    pub prompt: Vec<u32>,
+    /// Tokens to generate at most, at least one.
+    pub max_tokens: usize,
+    /// How each token is drawn.
+    pub sampling: SamplingParams,
+    /// Token ids that end the request, besides the checkpoint's own end-of-text ids.
+    pub stop_token_ids: Vec<u32>,
+    /// Go on past the checkpoint's end-of-text ids (not past `stop_token_ids`).
+    pub ignore_eos: bool,
+    /// `Some(n)`: report the log-probability of every generated token and of the `n` most likely ones (n may be 0).
+    pub logprobs: Option<usize>,
+    /// Requests share cached prefixes only with requests of the same salt.
+    pub cache_salt: u64,
+}
+
+/// What a request's stream carries, in this order: `Admitted`, then `Token`s, then exactly one of `Finished`, `Failed`.
+#[derive(Debug, Clone, PartialEq)]
+pub enum TokenEvent {
+    /// The request left the queue; sent once, also when it is preempted and resumed later.
+    Admitted {
+        /// Prompt tokens whose KV was found in the prefix cache.
+        cached_tokens: usize,
+    },
+    /// One generated token.
+    Token(TokenOut),
+    /// The request is complete; nothing follows.
+    Finished {
+        /// Why it ended.
+        reason: FinishReason,
+        /// Token counts for billing.
+        usage: Usage,
+    },
+    /// The engine could not go on with this request; nothing follows.
+    Failed {
+        /// One sentence for the client.
+        error: String,
+    },
+}
+
+/// One generated token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenOut {
+    /// Vocabulary id.
+    pub id: u32,
+    /// True when this token is an end-of-text or stop token: it is counted, but is not part of the text.
+    pub is_stop: bool,
+    /// Present when the request asked for log-probabilities.
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// Log-probabilities (natural log, of the raw logits: before temperature and truncation) at one generated position.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenLogprobs {
+    /// Of the generated token.
+    pub logprob: f32,
+    /// Its rank, 1 = most likely.
+    pub rank: u32,
+    /// The most likely tokens, best first, as many as the request asked for.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// Why a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FinishReason {
+    /// It generated this end-of-text or stop token.
+    Stop(u32),
+    /// It reached `max_tokens` or the context length.
+    Length,
+}
+
+/// Token counts of one request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens generated, the stop token included.
+    pub completion_tokens: usize,
+    /// Prompt tokens whose KV came from the prefix cache when the request was first admitted.
+    pub cached_tokens: usize,
+}
+
+/// Gauges and counters of one engine, as of its last step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct EngineStats {
+    /// Requests with KV blocks.
+    pub running: usize,
+    /// Requests accepted and not yet running.
+    pub waiting: usize,
+    /// KV blocks of the pool.
+    pub kv_blocks_total: usize,
+    /// KV blocks that no request holds (cached prefixes included: they can be evicted at once).
+    pub kv_blocks_free: usize,
+    /// Prompt tokens looked up in the prefix cache.
+    pub prefix_queries: u64,
+    /// Prompt tokens found there.
+    pub prefix_hits: u64,
+    /// Requests that lost their blocks to older ones and were queued again.
+    pub preemptions: u64,
+    /// Prompt tokens of the requests that were admitted.
+    pub prompt_tokens: u64,
+    /// Tokens generated.
+    pub generation_tokens: u64,
+    /// Steps run.
+    pub steps: u64,
+}

@@ -1,0 +1,273 @@
+//! The engine thread: takes requests, runs steps, hands each step's events to one demultiplexer thread.
+
+use super::stream::TokenStream;
+use super::{EngineLimits, EngineStats, GenerateRequest, RequestId, SubmitError, TokenEvent};
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use thiserror::Error;
+use tokio::sync::mpsc as events;
+
+/// A step failed; the message names the op.
+#[derive(Debug, Error)]
+#[error("{0}")]
+pub struct EngineError(pub String);
+
+/// What a model crate gives to the engine thread: scheduler and executor behind one step function.
+pub trait StepEngine: Send + 'static {
+    /// Fixed properties; asked once.
+    fn limits(&self) -> EngineLimits;
+    /// Queues a request that passed [`EngineLimits::check`].
+    fn add(&mut self, id: RequestId, request: GenerateRequest);
+    /// Forgets a request and frees its blocks; unknown ids are ignored (it may have finished just now).
+    fn cancel(&mut self, id: RequestId);
+    /// True while any request is waiting or running.
+    fn has_work(&self) -> bool;
+    /// Plans, runs and commits one step. On an error every request of the step has been dropped and reported as
+    /// `Failed` by the caller through [`StepEngine::abort_all`].
+    fn step(&mut self) -> Result<Vec<(RequestId, TokenEvent)>, EngineError>;
+    /// Drops every request and frees its blocks; returns their ids.
+    fn abort_all(&mut self) -> Vec<RequestId>;
+    /// Gauges and counters now.
+    fn stats(&self) -> EngineStats;
+}
+
+/// Bounds of the engine's queues.
+#[derive(Debug, Clone, Copy)]
+pub struct EngineConfig {
+    /// Requests that may be queued or running at once; one more is refused with `QueueFull`.
+    pub max_queued: usize,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self { max_queued: 1024 }
+    }
+}
+
+/// Without a finished step for this long while there is work, the engine counts as stuck.
+const STUCK_AFTER: Duration = Duration::from_secs(120);
+/// Steps whose events may wait for the demultiplexer before the engine waits for it.
+const DEMUX_STEPS: usize = 64;
+
+struct Submission {
+    id: RequestId,
+    request: GenerateRequest,
+    events: events::Sender<TokenEvent>,
+    cancelled: Arc<AtomicBool>,
+}
+
+struct Shared {
+    limits: EngineLimits,
+    max_queued: usize,
+    live: AtomicUsize,
+    next_id: AtomicU64,
+    alive: AtomicBool,
+    stats: Mutex<(EngineStats, Instant)>,
+}
+
+impl Shared {
+    fn stats(&self) -> MutexGuard<'_, (EngineStats, Instant)> {
+        // The guarded value is plain data: a panic elsewhere cannot leave it half-written.
+        self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A cheap, cloneable way to reach a running engine. The engine stops when the last handle is dropped and its last
+/// request has ended.
+#[derive(Clone)]
+pub struct EngineHandle {
+    submissions: SyncSender<Submission>,
+    shared: Arc<Shared>,
+}
+
+impl EngineHandle {
+    /// Starts the engine thread and its demultiplexer.
+    pub fn spawn<E: StepEngine>(engine: E, config: EngineConfig) -> std::io::Result<Self> {
+        let (submissions, inbox) = sync_channel(config.max_queued);
+        let (demux, batches) = sync_channel(DEMUX_STEPS);
+        let shared = Arc::new(Shared {
+            limits: engine.limits(),
+            max_queued: config.max_queued,
+            live: AtomicUsize::new(0),
+            next_id: AtomicU64::new(0),
+            alive: AtomicBool::new(true),
+            stats: Mutex::new((engine.stats(), Instant::now())),
+        });
+        std::thread::Builder::new().name("demux".into()).spawn(move || demultiplex(&batches))?;
+        let mut runtime = Runtime { engine, inbox, demux, shared: shared.clone(), cancelled: HashMap::new() };
+        std::thread::Builder::new().name("engine".into()).spawn(move || {
+            if catch_unwind(AssertUnwindSafe(|| runtime.run())).is_err() {
+                log::error!("the engine panicked; every open request fails and /health says so");
+            }
+            runtime.shared.alive.store(false, Ordering::Release);
+            // Dropping `runtime` drops the demultiplexer's sender, which closes every open stream.
+        })?;
+        Ok(Self { submissions, shared })
+    }
+
+    /// Queues a request. Every refusal is typed and immediate; nothing that can never run is queued.
+    pub fn submit(&self, request: GenerateRequest) -> Result<TokenStream, SubmitError> {
+        self.shared.limits.check(&request)?;
+        if !self.shared.alive.load(Ordering::Acquire) {
+            return Err(SubmitError::EngineStopped);
+        }
+        let queued = self.shared.live.fetch_add(1, Ordering::AcqRel);
+        if queued >= self.shared.max_queued {
+            self.shared.live.fetch_sub(1, Ordering::AcqRel);
+            return Err(SubmitError::QueueFull { queued });
+        }
+        let id = RequestId(self.shared.next_id.fetch_add(1, Ordering::Relaxed));
+        let (stream, events, cancelled) = TokenStream::new(id, request.max_tokens);
+        self.submissions.try_send(Submission { id, request, events, cancelled }).map_err(|e| {
+            self.shared.live.fetch_sub(1, Ordering::AcqRel);
+            match e {
+                TrySendError::Full(_) => SubmitError::QueueFull { queued },
+                TrySendError::Disconnected(_) => SubmitError::EngineStopped,
+            }
+        })?;
+        Ok(stream)
+    }
+
+    /// Fixed properties of the engine.
+    pub fn limits(&self) -> &EngineLimits {
+        &self.shared.limits
+    }
+
+    /// Gauges and counters as of the last step. Requests submitted since count as waiting.
+    pub fn stats(&self) -> EngineStats {
+        let mut stats = self.shared.stats().0;
+        let live = self.shared.live.load(Ordering::Acquire);
+        stats.waiting = live.saturating_sub(stats.running);
+        stats
+    }
+
+    /// False once the engine has stopped, or has had work and finished no step for two minutes.
+    pub fn is_healthy(&self) -> bool {
+        let idle = self.shared.live.load(Ordering::Acquire) == 0;
+        let last_step = self.shared.stats().1;
+        self.shared.alive.load(Ordering::Acquire) && (idle || last_step.elapsed() < STUCK_AFTER)
+    }
+}
+
+enum Demux {
+    Open(RequestId, events::Sender<TokenEvent>),
+    Events(Vec<(RequestId, TokenEvent)>),
+    Close(RequestId),
+}
+
+struct Runtime<E> {
+    engine: E,
+    inbox: Receiver<Submission>,
+    demux: SyncSender<Demux>,
+    shared: Arc<Shared>,
+    cancelled: HashMap<RequestId, Arc<AtomicBool>>,
+}
+
+impl<E: StepEngine> Runtime<E> {
+    fn run(&mut self) {
+        loop {
+            if self.cancelled.is_empty() {
+                // Nothing to do: sleep until a request comes or the last handle goes.
+                let Ok(submission) = self.inbox.recv() else { return };
+                self.shared.stats().1 = Instant::now();
+                self.accept(submission);
+            }
+            while let Ok(submission) = self.inbox.try_recv() {
+                self.accept(submission);
+            }
+            self.drop_cancelled();
+            if self.engine.has_work() {
+                let batch = self.step();
+                self.forward(batch);
+            }
+            self.publish();
+        }
+    }
+
+    fn accept(&mut self, submission: Submission) {
+        let Submission { id, request, events, cancelled } = submission;
+        self.cancelled.insert(id, cancelled);
+        self.send(Demux::Open(id, events));
+        self.engine.add(id, request);
+    }
+
+    fn drop_cancelled(&mut self) {
+        let gone: Vec<RequestId> =
+            self.cancelled.iter().filter(|(_, flag)| flag.load(Ordering::Acquire)).map(|(id, _)| *id).collect();
+        for id in gone {
+            self.engine.cancel(id);
+            self.forget(id);
+            self.send(Demux::Close(id));
+        }
+    }
+
+    fn step(&mut self) -> Vec<(RequestId, TokenEvent)> {
+        match self.engine.step() {
+            Ok(events) => events,
+            Err(error) => {
+                log::error!("a step failed: {error}");
+                let failed = TokenEvent::Failed { error: error.to_string() };
+                self.engine.abort_all().into_iter().map(|id| (id, failed.clone())).collect()
+            }
+        }
+    }
+
+    fn forward(&mut self, batch: Vec<(RequestId, TokenEvent)>) {
+        for (id, event) in &batch {
+            if matches!(event, TokenEvent::Finished { .. } | TokenEvent::Failed { .. }) {
+                self.forget(*id);
+            }
+        }
+        // Publish first: a client that sees its last token sees the blocks free, too.
+        self.publish();
+        if !batch.is_empty() {
+            self.send(Demux::Events(batch));
+        }
+    }
+
+    fn forget(&mut self, id: RequestId) {
+        if self.cancelled.remove(&id).is_some() {
+            self.shared.live.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    fn publish(&mut self) {
+        *self.shared.stats() = (self.engine.stats(), Instant::now());
+    }
+
+    fn send(&self, message: Demux) {
+        // The demultiplexer lives as long as this sender; a failed send means the process is going down.
+        let _ = self.demux.send(message);
+    }
+}
+
+/// Routes each step's events to the streams of their requests. Never waits: a stream has room for all its events.
+fn demultiplex(batches: &Receiver<Demux>) {
+    let mut streams = HashMap::new();
+    while let Ok(message) = batches.recv() {
+        match message {
+            Demux::Open(id, sender) => {
+                streams.insert(id, sender);
+            }
+            Demux::Close(id) => {
+                streams.remove(&id);
+            }
+            Demux::Events(batch) => {
+                for (id, event) in batch {
+                    let last = matches!(event, TokenEvent::Finished { .. } | TokenEvent::Failed { .. });
+                    if let Some(sender) = streams.get(&id) {
+                        // An error means that the client is gone; the engine sees its flag before the next step.
+                        let _: Result<(), events::error::TrySendError<TokenEvent>> = sender.try_send(event);
+                    }
+                    if last {
+                        streams.remove(&id);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! CPU twins: the oracle for every CUDA kernel, and what serves when there is no GPU.
+
+pub mod isa;

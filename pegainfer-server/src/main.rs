@@ -1,0 +1,3 @@
+//! The pegainfer command line.
+
+fn main() {}
