@@ -9,7 +9,7 @@ mod runtime;
 mod stream;
 
 pub use limits::{EngineLimits, SubmitError};
-pub use runtime::{EngineConfig, EngineError, EngineHandle, StepEngine};
+pub use runtime::{EngineConfig, EngineError, EngineHandle, EventBatch, StepEngine};
 pub use stream::TokenStream;
 
 use crate::sampling::SamplingParams;

@@ -1,7 +1,6 @@
 //! The engine thread: takes requests, runs steps, hands each step's events to one demultiplexer thread.
 
-use super::stream::TokenStream;
-use super::{EngineLimits, EngineStats, GenerateRequest, RequestId, SubmitError, TokenEvent};
+use super::{EngineLimits, EngineStats, GenerateRequest, RequestId, SubmitError, TokenEvent, TokenStream};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -10,6 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 use tokio::sync::mpsc as events;
+
+/// Events of several requests, in the order they happened.
+pub type EventBatch = Vec<(RequestId, TokenEvent)>;
 
 /// A step failed; the message names the op.
 #[derive(Debug, Error)]
@@ -26,9 +28,11 @@ pub trait StepEngine: Send + 'static {
     fn cancel(&mut self, id: RequestId);
     /// True while any request is waiting or running.
     fn has_work(&self) -> bool;
-    /// Plans, runs and commits one step. On an error every request of the step has been dropped and reported as
-    /// `Failed` by the caller through [`StepEngine::abort_all`].
-    fn step(&mut self) -> Result<Vec<(RequestId, TokenEvent)>, EngineError>;
+    /// Chooses the next step and returns the admissions it makes. Called only while there is work.
+    fn plan(&mut self) -> EventBatch;
+    /// Runs the planned step on the device and commits its outcome. On an error the caller drops every request with
+    /// [`StepEngine::abort_all`].
+    fn run(&mut self) -> Result<EventBatch, EngineError>;
     /// Drops every request and frees its blocks; returns their ids.
     fn abort_all(&mut self) -> Vec<RequestId>;
     /// Gauges and counters now.
@@ -98,7 +102,7 @@ impl EngineHandle {
             stats: Mutex::new((engine.stats(), Instant::now())),
         });
         std::thread::Builder::new().name("demux".into()).spawn(move || demultiplex(&batches))?;
-        let mut runtime = Runtime { engine, inbox, demux, shared: shared.clone(), cancelled: HashMap::new() };
+        let mut runtime = Runtime { engine, inbox, demux, shared: shared.clone(), open: HashMap::new() };
         std::thread::Builder::new().name("engine".into()).spawn(move || {
             if catch_unwind(AssertUnwindSafe(|| runtime.run())).is_err() {
                 log::error!("the engine panicked; every open request fails and /health says so");
@@ -155,7 +159,7 @@ impl EngineHandle {
 
 enum Demux {
     Open(RequestId, events::Sender<TokenEvent>),
-    Events(Vec<(RequestId, TokenEvent)>),
+    Events(EventBatch),
     Close(RequestId),
 }
 
@@ -164,13 +168,14 @@ struct Runtime<E> {
     inbox: Receiver<Submission>,
     demux: SyncSender<Demux>,
     shared: Arc<Shared>,
-    cancelled: HashMap<RequestId, Arc<AtomicBool>>,
+    /// Cancellation flag of every request that has not ended.
+    open: HashMap<RequestId, Arc<AtomicBool>>,
 }
 
 impl<E: StepEngine> Runtime<E> {
     fn run(&mut self) {
         loop {
-            if self.cancelled.is_empty() {
+            if self.open.is_empty() {
                 // Nothing to do: sleep until a request comes or the last handle goes.
                 let Ok(submission) = self.inbox.recv() else { return };
                 self.shared.stats().1 = Instant::now();
@@ -181,8 +186,7 @@ impl<E: StepEngine> Runtime<E> {
             }
             self.drop_cancelled();
             if self.engine.has_work() {
-                let batch = self.step();
-                self.forward(batch);
+                self.step();
             }
             self.publish();
         }
@@ -190,14 +194,14 @@ impl<E: StepEngine> Runtime<E> {
 
     fn accept(&mut self, submission: Submission) {
         let Submission { id, request, events, cancelled } = submission;
-        self.cancelled.insert(id, cancelled);
+        self.open.insert(id, cancelled);
         self.send(Demux::Open(id, events));
         self.engine.add(id, request);
     }
 
     fn drop_cancelled(&mut self) {
         let gone: Vec<RequestId> =
-            self.cancelled.iter().filter(|(_, flag)| flag.load(Ordering::Acquire)).map(|(id, _)| *id).collect();
+            self.open.iter().filter(|(_, flag)| flag.load(Ordering::Acquire)).map(|(id, _)| *id).collect();
         for id in gone {
             self.engine.cancel(id);
             self.forget(id);
@@ -205,20 +209,20 @@ impl<E: StepEngine> Runtime<E> {
         }
     }
 
-    fn step(&mut self) -> Vec<(RequestId, TokenEvent)> {
-        match self.engine.step() {
-            Ok(events) => events,
-            Err(error) => {
-                log::error!("a step failed: {error}");
-                let failed = TokenEvent::Failed { error: error.to_string() };
-                self.engine.abort_all().into_iter().map(|id| (id, failed.clone())).collect()
-            }
-        }
+    fn step(&mut self) {
+        let admitted = self.engine.plan();
+        self.forward(admitted);
+        let events = self.engine.run().unwrap_or_else(|error| {
+            log::error!("a step failed: {error}");
+            let failed = TokenEvent::Failed { error: error.to_string() };
+            self.engine.abort_all().into_iter().map(|id| (id, failed.clone())).collect()
+        });
+        self.forward(events);
     }
 
-    fn forward(&mut self, batch: Vec<(RequestId, TokenEvent)>) {
+    fn forward(&mut self, batch: EventBatch) {
         for (id, event) in &batch {
-            if matches!(event, TokenEvent::Finished { .. } | TokenEvent::Failed { .. }) {
+            if is_last(event) {
                 self.forget(*id);
             }
         }
@@ -230,7 +234,7 @@ impl<E: StepEngine> Runtime<E> {
     }
 
     fn forget(&mut self, id: RequestId) {
-        if self.cancelled.remove(&id).is_some() {
+        if self.open.remove(&id).is_some() {
             self.shared.live.fetch_sub(1, Ordering::AcqRel);
         }
     }
@@ -243,6 +247,10 @@ impl<E: StepEngine> Runtime<E> {
         // The demultiplexer lives as long as this sender; a failed send means the process is going down.
         let _ = self.demux.send(message);
     }
+}
+
+fn is_last(event: &TokenEvent) -> bool {
+    matches!(event, TokenEvent::Finished { .. } | TokenEvent::Failed { .. })
 }
 
 /// Routes each step's events to the streams of their requests. Never waits: a stream has room for all its events.
@@ -258,7 +266,7 @@ fn demultiplex(batches: &Receiver<Demux>) {
             }
             Demux::Events(batch) => {
                 for (id, event) in batch {
-                    let last = matches!(event, TokenEvent::Finished { .. } | TokenEvent::Failed { .. });
+                    let last = is_last(&event);
                     if let Some(sender) = streams.get(&id) {
                         // An error means that the client is gone; the engine sees its flag before the next step.
                         let _: Result<(), events::error::TrySendError<TokenEvent>> = sender.try_send(event);
