@@ -2,7 +2,9 @@
 //!
 //! # Layout
 //! - [`engine`]: the contract between the server and an engine, and the engine thread.
+//! - [`kv`]: block pool, block tables, prefix index.
 //! - [`sampling`]: sampling parameters, valid by construction.
 
 pub mod engine;
+pub mod kv;
 pub mod sampling;

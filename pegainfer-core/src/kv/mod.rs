@@ -1,0 +1,14 @@
+//! Paged KV: which blocks hold which tokens. Pure bookkeeping; the bytes live in a model's `state.rs`.
+//!
+//! A [`BlockPool`] hands out blocks of [`BLOCK_SIZE`] tokens as reference-counted [`BlockRef`]s. A [`BlockTable`] is one
+//! request's list of blocks. Full blocks are entered in the pool's prefix index, where later requests find them; a
+//! block that nobody holds stays there until it is evicted, least recently used first.
+
+mod pool;
+mod table;
+
+pub use pool::{Block, BlockPool, BlockRef};
+pub use table::{BlockTable, OutOfBlocks};
+
+/// Tokens of one KV block.
+pub const BLOCK_SIZE: usize = 16;

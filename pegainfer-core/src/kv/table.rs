@@ -1,0 +1,158 @@
+//! One request's blocks.
+
+use super::pool::{Key, Node};
+use super::{BLOCK_SIZE, BlockPool, BlockRef};
+use thiserror::Error;
+
+/// The pool has no block left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("the KV pool is out of blocks")]
+pub struct OutOfBlocks;
+
+/// The blocks of one sequence, in token order: token `i` lives in block `i / BLOCK_SIZE`, row `i % BLOCK_SIZE`.
+#[derive(Debug)]
+pub struct BlockTable {
+    pool: BlockPool,
+    blocks: Vec<BlockRef>,
+    /// Blocks from the front that are in the prefix index, and the node of the last one.
+    registered: usize,
+    tip: Node,
+}
+
+impl BlockTable {
+    /// An empty table. Prefixes are shared between tables of the same `salt` only.
+    pub fn new(pool: &BlockPool, salt: u64) -> Self {
+        Self { pool: pool.clone(), blocks: Vec::new(), registered: 0, tip: Node::Root(salt) }
+    }
+
+    /// Fills an empty table with the longest cached prefix of `tokens` and returns its length in tokens. At least the
+    /// last token is left to compute, for its logits.
+    pub fn match_prefix(&mut self, tokens: &[u32]) -> usize {
+        assert!(self.blocks.is_empty(), "a prefix can only be matched into an empty table");
+        let usable = tokens.len().saturating_sub(1);
+        for chunk in tokens[..usable].as_chunks::<BLOCK_SIZE>().0 {
+            let Some((block, node)) = self.pool.lookup(&Key { parent: self.tip, tokens: *chunk }) else { break };
+            self.blocks.push(block);
+            self.registered += 1;
+            self.tip = node;
+        }
+        self.blocks.len() * BLOCK_SIZE
+    }
+
+    /// Blocks missing for `tokens` tokens.
+    pub fn missing(&self, tokens: usize) -> usize {
+        tokens.div_ceil(BLOCK_SIZE).saturating_sub(self.blocks.len())
+    }
+
+    /// Allocates until `tokens` tokens fit. On failure the blocks allocated so far stay in the table.
+    pub fn grow(&mut self, tokens: usize) -> Result<(), OutOfBlocks> {
+        while self.missing(tokens) > 0 {
+            self.blocks.push(self.pool.allocate().ok_or(OutOfBlocks)?);
+        }
+        Ok(())
+    }
+
+    /// Enters every block that is now full in the prefix index: the KV of `computed` (all tokens so far) is written.
+    pub fn register(&mut self, computed: &[u32]) {
+        let full = computed.as_chunks::<BLOCK_SIZE>().0;
+        for (block, tokens) in self.blocks.iter().zip(full).skip(self.registered) {
+            self.tip = self.pool.register(block, Key { parent: self.tip, tokens: *tokens });
+        }
+        self.registered = self.registered.max(full.len());
+    }
+
+    /// The blocks, in token order.
+    pub fn blocks(&self) -> &[BlockRef] {
+        &self.blocks
+    }
+
+    /// Index into the device's KV buffer of token `position`: `block * BLOCK_SIZE + row`.
+    pub fn slot(&self, position: usize) -> u32 {
+        self.blocks[position / BLOCK_SIZE].id() * BLOCK_SIZE as u32 + (position % BLOCK_SIZE) as u32
+    }
+}
+
+impl Drop for BlockTable {
+    fn drop(&mut self) {
+        // Last block first, so that eviction takes the tail of a prefix before its head.
+        while self.blocks.pop().is_some() {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokens(seed: u32, n: usize) -> Vec<u32> {
+        (0..n as u32).map(|i| seed * 1000 + i).collect()
+    }
+
+    #[test]
+    fn a_second_request_finds_the_full_blocks_of_the_first() {
+        let pool = BlockPool::new(8);
+        let prompt = tokens(1, 40);
+        let mut first = BlockTable::new(&pool, 0);
+        assert_eq!(first.match_prefix(&prompt), 0);
+        first.grow(40).unwrap();
+        first.register(&prompt);
+
+        let mut second = BlockTable::new(&pool, 0);
+        assert_eq!(second.match_prefix(&prompt), 32, "the ragged tail is not shared");
+        assert_eq!(second.blocks()[0].id(), first.blocks()[0].id());
+        let mut other_salt = BlockTable::new(&pool, 7);
+        assert_eq!(other_salt.match_prefix(&prompt), 0);
+        drop(first);
+        pool.check(2).unwrap();
+        drop(second);
+        pool.check(0).unwrap();
+        assert_eq!(pool.available(), 8);
+
+        let mut exact = BlockTable::new(&pool, 0);
+        assert_eq!(exact.match_prefix(&prompt[..32]), 16, "one token is left to compute");
+    }
+
+    #[test]
+    fn eviction_takes_the_tail_of_the_oldest_prefix_first() {
+        let pool = BlockPool::new(4);
+        for seed in [1, 2] {
+            let prompt = tokens(seed, 32);
+            let mut table = BlockTable::new(&pool, 0);
+            table.grow(32).unwrap();
+            table.register(&prompt);
+        }
+        let mut taker = BlockTable::new(&pool, 0);
+        taker.grow(1).unwrap();
+        let longer = |seed| tokens(seed, 33);
+        let mut table = BlockTable::new(&pool, 0);
+        assert_eq!(table.match_prefix(&longer(1)), 16, "the head of the older prefix survives");
+        let mut table = BlockTable::new(&pool, 0);
+        assert_eq!(table.match_prefix(&longer(2)), 32);
+    }
+
+    #[test]
+    fn a_pool_that_is_out_of_blocks_says_so_and_leaks_nothing() {
+        let pool = BlockPool::new(2);
+        let mut table = BlockTable::new(&pool, 0);
+        assert_eq!(table.grow(33), Err(OutOfBlocks));
+        pool.check(2).unwrap();
+        drop(table);
+        pool.check(0).unwrap();
+    }
+
+    #[test]
+    fn equal_blocks_computed_twice_share_one_entry() {
+        let pool = BlockPool::new(8);
+        let prompt = tokens(3, 32);
+        let mut a = BlockTable::new(&pool, 0);
+        let mut b = BlockTable::new(&pool, 0);
+        for table in [&mut a, &mut b] {
+            table.grow(32).unwrap();
+            table.register(&prompt);
+        }
+        drop(a);
+        drop(b);
+        pool.check(0).unwrap();
+        pool.clear_idle();
+        pool.check(0).unwrap();
+    }
+}
