@@ -1,1 +1,5 @@
-//! The Qwen3 dense engine.
+//! The Qwen3 dense engine, any size of the family.
+
+pub mod plan;
+pub mod scheduler;
+mod sequence;

@@ -17,12 +17,13 @@ pub struct BlockTable {
     /// Blocks from the front that are in the prefix index, and the node of the last one.
     registered: usize,
     tip: Node,
+    salt: u64,
 }
 
 impl BlockTable {
     /// An empty table. Prefixes are shared between tables of the same `salt` only.
     pub fn new(pool: &BlockPool, salt: u64) -> Self {
-        Self { pool: pool.clone(), blocks: Vec::new(), registered: 0, tip: Node::Root(salt) }
+        Self { pool: pool.clone(), blocks: Vec::new(), registered: 0, tip: Node::Root(salt), salt }
     }
 
     /// Fills an empty table with the longest cached prefix of `tokens` and returns its length in tokens. At least the
@@ -70,12 +71,19 @@ impl BlockTable {
     pub fn slot(&self, position: usize) -> u32 {
         self.blocks[position / BLOCK_SIZE].id() * BLOCK_SIZE as u32 + (position % BLOCK_SIZE) as u32
     }
+
+    /// Gives every block back.
+    pub fn clear(&mut self) {
+        // Last block first, so that eviction takes the tail of a prefix before its head.
+        while self.blocks.pop().is_some() {}
+        self.registered = 0;
+        self.tip = Node::Root(self.salt);
+    }
 }
 
 impl Drop for BlockTable {
     fn drop(&mut self) {
-        // Last block first, so that eviction takes the tail of a prefix before its head.
-        while self.blocks.pop().is_some() {}
+        self.clear();
     }
 }
 

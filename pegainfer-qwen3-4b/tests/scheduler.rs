@@ -1,0 +1,249 @@
+//! Drives the scheduler through random arrivals, cancels and tiny KV pools, over a simulated device.
+//!
+//! The simulated device writes, for every token, a hash of the whole prefix into the token's KV slot, and reads every
+//! slot of the row's block table before it "samples". A block that was shared wrongly, freed early or overwritten
+//! shows up as a wrong hash; a token that depends on scheduling shows up as a wrong continuation.
+//!
+//! The seed is printed; `PEGAINFER_TEST_SEED=n cargo test -p pegainfer-qwen3-4b --test scheduler` replays it.
+
+use pegainfer_core::engine::{
+    EngineLimits, EngineStats, FinishReason, GenerateRequest, RequestId, SubmitError, TokenEvent, TokenOut,
+};
+use pegainfer_core::kv::{BLOCK_SIZE, BlockPool};
+use pegainfer_core::sampling::SamplingParams;
+use pegainfer_qwen3_4b::plan::{Outcome, Step};
+use pegainfer_qwen3_4b::scheduler::{Scheduler, SchedulerConfig};
+use std::collections::HashMap;
+
+const VOCAB: u32 = 50;
+const EOS: u32 = 49;
+const STEPS: usize = 1_000_000;
+
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        mix(self.0)
+    }
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+    fn chance(&mut self, percent: usize) -> bool {
+        self.below(100) < percent
+    }
+}
+
+fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^ (x >> 31)
+}
+
+/// The hash that token `token` leaves in the KV cache after the prefix `before`.
+fn kv_value(before: u64, token: u32) -> u64 {
+    mix(before ^ (u64::from(token) + 1))
+}
+
+fn next_token(prefix: u64) -> u32 {
+    // About one token in 25 is end-of-text.
+    (prefix % u64::from(VOCAB)) as u32
+}
+
+fn continuation(request: &GenerateRequest) -> Vec<u32> {
+    let mut hash = request.prompt.iter().fold(0, |h, &t| kv_value(h, t));
+    let mut out = Vec::new();
+    while out.len() < request.max_tokens {
+        let token = next_token(hash);
+        out.push(token);
+        if (token == EOS && !request.ignore_eos) || request.stop_token_ids.contains(&token) {
+            break;
+        }
+        hash = kv_value(hash, token);
+    }
+    out
+}
+
+/// Runs a step on the simulated device.
+fn run(step: &Step, kv: &mut [u64]) -> Outcome {
+    let mut outcome = Outcome::default();
+    let mut written = std::collections::HashSet::new();
+    for (b, row) in step.rows.iter().enumerate() {
+        let (from, to) = (step.qo_indptr[b] as usize, step.qo_indptr[b + 1] as usize);
+        assert!(to > from, "an empty row");
+        assert_eq!(row.computed, step.kv_lens[b] as usize);
+        let table = &step.block_tables[b * step.max_blocks..(b + 1) * step.max_blocks];
+        let slot = |p: usize| table[p / BLOCK_SIZE] as usize * BLOCK_SIZE + p % BLOCK_SIZE;
+        let mut hash = 0;
+        for position in 0..row.computed {
+            let t = from + position - (row.computed - (to - from)).min(position);
+            if position >= row.computed - (to - from) {
+                assert_eq!(step.positions[t] as usize, position);
+                assert_eq!(step.slots[t] as usize, slot(position));
+                assert!(written.insert(step.slots[t]), "two tokens of a step share a slot");
+                hash = kv_value(hash, step.tokens[t]);
+                kv[slot(position)] = hash;
+            } else {
+                hash = kv[slot(position)];
+            }
+        }
+    }
+    for sample in &step.samples {
+        let hash = kv[step.slots[sample.token as usize] as usize];
+        outcome.tokens.push(next_token(hash));
+        outcome.logprobs.push(None);
+    }
+    outcome
+}
+
+struct Open {
+    expected: Vec<u32>,
+    got: Vec<u32>,
+    admitted: bool,
+    prompt_len: usize,
+    arrived: usize,
+}
+
+fn random_request(rng: &mut Rng, limits: &EngineLimits) -> GenerateRequest {
+    let long = rng.chance(10);
+    let prompt_len = rng.below(if long { limits.max_model_len + 8 } else { 40 });
+    // Few distinct prefixes, so that requests share blocks.
+    let family = rng.below(4) as u64;
+    let own_from = rng.below(60);
+    let own = rng.next();
+    let prompt = (0..prompt_len)
+        .map(|i| (mix(if i < own_from { family } else { own } ^ i as u64) % u64::from(VOCAB)) as u32)
+        .collect();
+    GenerateRequest {
+        prompt,
+        max_tokens: rng.below(if long { limits.max_model_len } else { 24 }),
+        sampling: SamplingParams::greedy(),
+        stop_token_ids: if rng.chance(20) { vec![rng.below(VOCAB as usize) as u32] } else { vec![] },
+        ignore_eos: rng.chance(40),
+        logprobs: None,
+        cache_salt: rng.below(2) as u64,
+    }
+}
+
+fn check_events(events: Vec<(RequestId, TokenEvent)>, open: &mut HashMap<RequestId, Open>, finished: &mut usize) {
+    for (id, event) in events {
+        let entry = open.get_mut(&id).unwrap_or_else(|| panic!("{id:?} got {event:?} after its end"));
+        match event {
+            TokenEvent::Admitted { cached_tokens } => {
+                assert!(!std::mem::replace(&mut entry.admitted, true), "admitted twice");
+                assert!(cached_tokens < entry.prompt_len);
+            }
+            TokenEvent::Token(TokenOut { id: token, .. }) => {
+                assert!(entry.admitted);
+                entry.got.push(token);
+                assert_eq!(entry.got, entry.expected[..entry.got.len()], "{id:?} got a wrong token");
+            }
+            TokenEvent::Finished { reason, usage } => {
+                assert_eq!(entry.got, entry.expected, "{id:?} ended early");
+                assert_eq!(usage.completion_tokens, entry.got.len());
+                assert_eq!(usage.prompt_tokens, entry.prompt_len);
+                if let FinishReason::Stop(token) = reason {
+                    assert_eq!(entry.got.last(), Some(&token));
+                }
+                open.remove(&id);
+                *finished += 1;
+            }
+            TokenEvent::Failed { error } => panic!("{id:?} failed: {error}"),
+        }
+    }
+}
+
+/// One random world: pool size, step bounds and load are drawn from the seed. Returns the scheduler's counters.
+fn episode(seed: u64, max_steps: usize) -> EngineStats {
+    let mut rng = Rng(seed);
+    let blocks = 2 + rng.below(40);
+    let limits = EngineLimits {
+        max_model_len: 16 + rng.below(200),
+        vocab_size: VOCAB as usize,
+        block_size: BLOCK_SIZE,
+        kv_blocks: blocks,
+        max_num_seqs: 1 + rng.below(12),
+        eos_token_ids: vec![EOS],
+    };
+    let pool = BlockPool::new(blocks);
+    let config = SchedulerConfig {
+        max_num_seqs: limits.max_num_seqs,
+        max_num_batched_tokens: limits.max_num_seqs + rng.below(64),
+        eos_token_ids: limits.eos_token_ids.clone(),
+    };
+    let mut scheduler = Scheduler::new(config, pool.clone());
+    let mut kv = vec![0; blocks * BLOCK_SIZE];
+    let mut open: HashMap<RequestId, Open> = HashMap::new();
+    let (mut next_id, mut submitted, mut finished, mut cancelled) = (0, 0, 0, 0);
+    let arrivals = 5 + rng.below(60);
+    let mut cancel_random = |rng: &mut Rng, scheduler: &mut Scheduler, open: &mut HashMap<RequestId, Open>| {
+        let mut ids: Vec<RequestId> = open.keys().copied().collect();
+        ids.sort_unstable();
+        if !ids.is_empty() && rng.chance(4) {
+            let id = ids[rng.below(ids.len())];
+            scheduler.cancel(id);
+            scheduler.cancel(id);
+            open.remove(&id);
+            cancelled += 1;
+        }
+    };
+    let mut steps = 0;
+    while steps < max_steps || scheduler.has_work() {
+        if steps < max_steps && open.len() < 40 && rng.chance(arrivals) {
+            let request = random_request(&mut rng, &limits);
+            match limits.check(&request) {
+                Ok(()) => {
+                    let id = RequestId(next_id);
+                    next_id += 1;
+                    submitted += 1;
+                    let (expected, prompt_len) = (continuation(&request), request.prompt.len());
+                    scheduler.add(id, request);
+                    open.insert(id, Open { expected, got: vec![], admitted: false, prompt_len, arrived: steps });
+                }
+                Err(SubmitError::QueueFull { .. } | SubmitError::EngineStopped) => unreachable!("check is pure"),
+                Err(_) => {}
+            }
+        }
+        cancel_random(&mut rng, &mut scheduler, &mut open);
+        let (step, admissions) = scheduler.plan();
+        check_events(admissions, &mut open, &mut finished);
+        assert!(step.tokens.len() <= limits.max_num_seqs + 64);
+        assert_eq!(step.is_empty(), !scheduler.has_work(), "work without a step: the scheduler hangs");
+        // Cancels also come while the device runs.
+        cancel_random(&mut rng, &mut scheduler, &mut open);
+        let outcome = run(&step, &mut kv);
+        check_events(scheduler.commit(&step, outcome), &mut open, &mut finished);
+        pool.check(scheduler.held_blocks()).unwrap();
+        if let Some(id) = open.iter().find(|(_, o)| steps - o.arrived > 40 * 400).map(|(id, _)| id) {
+            panic!("{id:?} starves");
+        }
+        steps += 1;
+    }
+    assert!(open.is_empty() && submitted == finished + cancelled);
+    assert_eq!(pool.available(), blocks, "blocks leaked");
+    scheduler.stats()
+}
+
+#[test]
+fn random_steps_leak_nothing_and_finish_every_request_once() {
+    let seed = match std::env::var("PEGAINFER_TEST_SEED") {
+        Ok(seed) => seed.parse().expect("PEGAINFER_TEST_SEED is a number"),
+        Err(_) => std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64,
+    };
+    let (mut steps, mut episodes, mut preemptions, mut hits) = (0, 0, 0, 0);
+    while steps < STEPS {
+        let episode_seed = seed.wrapping_add(episodes);
+        let world = std::panic::AssertUnwindSafe(|| episode(episode_seed, 600));
+        match std::panic::catch_unwind(world) {
+            Ok(stats) => {
+                steps += stats.steps as usize;
+                preemptions += stats.preemptions;
+                hits += stats.prefix_hits;
+            }
+            Err(_) => panic!("replay with PEGAINFER_TEST_SEED={episode_seed}"),
+        }
+        episodes += 1;
+    }
+    println!("seed {seed}: {steps} steps, {episodes} episodes, {preemptions} preemptions, {hits} cached tokens");
+    assert!(preemptions > STEPS as u64 / 1000 && hits > STEPS as u64 / 100, "the worlds are too easy");
+}
