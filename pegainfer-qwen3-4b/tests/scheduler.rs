@@ -116,10 +116,10 @@ fn random_request(rng: &mut Rng, limits: &EngineLimits) -> GenerateRequest {
         .collect();
     GenerateRequest {
         prompt,
-        max_tokens: rng.below(if long { limits.max_model_len } else { 24 }),
+        max_tokens: rng.below(if long { limits.max_model_len } else { 80 }),
         sampling: SamplingParams::greedy(),
         stop_token_ids: if rng.chance(20) { vec![rng.below(VOCAB as usize) as u32] } else { vec![] },
-        ignore_eos: rng.chance(40),
+        ignore_eos: rng.chance(60),
         logprobs: None,
         cache_salt: rng.below(2) as u64,
     }
@@ -156,7 +156,7 @@ fn check_events(events: Vec<(RequestId, TokenEvent)>, open: &mut HashMap<Request
 /// One random world: pool size, step bounds and load are drawn from the seed. Returns the scheduler's counters.
 fn episode(seed: u64, max_steps: usize) -> EngineStats {
     let mut rng = Rng(seed);
-    let blocks = 2 + rng.below(40);
+    let blocks = 2 + rng.below(20);
     let limits = EngineLimits {
         max_model_len: 16 + rng.below(200),
         vocab_size: VOCAB as usize,
