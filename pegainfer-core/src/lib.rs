@@ -2,9 +2,18 @@
 //!
 //! # Layout
 //! - [`engine`]: the contract between the server and an engine, and the engine thread.
-//! - [`kv`]: block pool, block tables, prefix index.
 //! - [`sampling`]: sampling parameters, valid by construction.
+//! - [`kv`]: block pool, block tables, prefix index.
+//! - [`exec`], [`tensor`], [`scratch`], [`isa`]: where ops run and what they run on.
+//! - [`record`]: what each op reports.
+//! - [`weights`]: safetensors and dummy weights.
 
 pub mod engine;
+pub mod exec;
+pub mod isa;
 pub mod kv;
+pub mod record;
 pub mod sampling;
+pub mod scratch;
+pub mod tensor;
+pub mod weights;

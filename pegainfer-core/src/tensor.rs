@@ -1,0 +1,164 @@
+//! Tensors: a name, a shape, a dtype and, unless the device is `Meta`, bytes.
+
+use half::bf16;
+use memmap2::{Advice, MmapMut};
+use std::fmt;
+use thiserror::Error;
+
+/// Element type of a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// bfloat16: weights, activations, KV.
+    Bf16,
+    /// IEEE single: logits, RoPE table.
+    F32,
+    /// Token ids, positions, block tables.
+    U32,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub fn size(self) -> usize {
+        match self {
+            Self::Bf16 => 2,
+            Self::F32 | Self::U32 => 4,
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Bf16 => "bf16",
+            Self::F32 => "f32",
+            Self::U32 => "u32",
+        })
+    }
+}
+
+/// An op was called with tensors it cannot take, or the device failed. The message is for the log.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{op}: {message}")]
+pub struct OpError {
+    /// Name of the op.
+    pub op: &'static str,
+    /// What is wrong.
+    pub message: String,
+}
+
+/// An element type of the host.
+pub trait Element: bytemuck::Pod + Send + Sync {
+    /// Its [`DType`].
+    const DTYPE: DType;
+}
+
+impl Element for bf16 {
+    const DTYPE: DType = DType::Bf16;
+}
+impl Element for f32 {
+    const DTYPE: DType = DType::F32;
+}
+impl Element for u32 {
+    const DTYPE: DType = DType::U32;
+}
+
+/// Row-major tensor whose leading dimension can shrink and grow again within what was allocated, so that one
+/// workspace serves steps of every size.
+#[derive(Debug)]
+pub struct Tensor {
+    name: String,
+    id: u32,
+    shape: Vec<usize>,
+    max_rows: usize,
+    dtype: DType,
+    /// `None` on the `Meta` device.
+    data: Option<MmapMut>,
+}
+
+impl Tensor {
+    /// Zero-filled tensor; pages are mapped on first touch. `meta` leaves out the bytes.
+    pub(crate) fn new(name: &str, id: u32, shape: &[usize], dtype: DType, meta: bool) -> std::io::Result<Self> {
+        let bytes = shape.iter().product::<usize>() * dtype.size();
+        let data = if meta { None } else { Some(anonymous(bytes)?) };
+        let max_rows = shape.first().copied().unwrap_or(1);
+        Ok(Self { name: name.to_owned(), id, shape: shape.to_vec(), max_rows, dtype, data })
+    }
+
+    /// Name for people: what the tensor is in the model.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Unique within its `Exec`.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// Current dimensions, outermost first.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Elements of the current shape.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Bytes of the current shape.
+    pub fn bytes(&self) -> u64 {
+        (self.elements() * self.dtype.size()) as u64
+    }
+
+    /// The leading dimension and the product of the others.
+    pub fn rows_cols(&self) -> (usize, usize) {
+        let rows = self.shape.first().copied().unwrap_or(1);
+        (rows, self.shape.iter().skip(1).product())
+    }
+
+    /// Sets the leading dimension, at most the allocated one.
+    pub fn set_rows(&mut self, rows: usize) {
+        assert!(rows <= self.max_rows, "{}: {rows} rows, but {} were allocated", self.name, self.max_rows);
+        self.shape[0] = rows;
+    }
+
+    /// The elements on the host. Panics on the wrong type or on `Meta`: ops check before they come here.
+    pub fn host<T: Element>(&self) -> &[T] {
+        assert_eq!(self.dtype, T::DTYPE, "{}", self.name);
+        let data = self.data.as_ref().expect("a Meta tensor has no bytes");
+        &bytemuck::cast_slice(data)[..self.elements()]
+    }
+
+    /// As [`host`](Self::host), mutable.
+    pub fn host_mut<T: Element>(&mut self) -> &mut [T] {
+        assert_eq!(self.dtype, T::DTYPE, "{}", self.name);
+        let elements = self.elements();
+        let data = self.data.as_mut().expect("a Meta tensor has no bytes");
+        &mut bytemuck::cast_slice_mut(data)[..elements]
+    }
+
+    /// Copies `values` in and sets the leading dimension to fit; the other dimensions stay.
+    pub fn fill_rows<T: Element>(&mut self, values: &[T]) {
+        let cols = self.rows_cols().1;
+        self.set_rows(values.len() / cols.max(1));
+        if self.data.is_some() {
+            self.host_mut::<T>().copy_from_slice(values);
+        }
+    }
+}
+
+/// Zero pages, huge ones where the system has them: weights are streamed, and 4 KiB pages cost TLB misses.
+fn anonymous(bytes: usize) -> std::io::Result<MmapMut> {
+    let map = MmapMut::map_anon(bytes.max(1))?;
+    if bytes >= 2 << 20 {
+        #[cfg(target_os = "linux")]
+        if let Err(error) = map.advise(Advice::HugePage) {
+            log::debug!("no huge pages: {error}");
+        }
+    }
+    Ok(map)
+}

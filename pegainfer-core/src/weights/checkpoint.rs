@@ -1,0 +1,169 @@
+//! A safetensors checkpoint on disk: one file, or shards with an index.
+
+use memmap2::Mmap;
+use safetensors::{Dtype, SafeTensors};
+use serde::Deserialize;
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// Why a checkpoint cannot be loaded; each message is one sentence for the user.
+#[derive(Debug, Error)]
+pub enum WeightsError {
+    /// A file cannot be opened or mapped.
+    #[error("cannot read {}: {error}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// There are no weights in the directory.
+    #[error(
+        "{} holds no weights: expected model.safetensors, or model.safetensors.index.json and its shards",
+        dir.display()
+    )]
+    NoWeights {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// A shard named in the index does not exist.
+    #[error("{} is missing, but the index names it for {tensor}; download the checkpoint again", path.display())]
+    MissingShard {
+        /// The shard.
+        path: PathBuf,
+        /// The first tensor it should hold.
+        tensor: String,
+    },
+    /// A safetensors header or the index is not valid.
+    #[error("{} is damaged or truncated ({message}); download it again", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        message: String,
+    },
+    /// The model needs a tensor that no file holds.
+    #[error("the checkpoint has no tensor {name}; does config.json belong to these weights?")]
+    MissingTensor {
+        /// Its name.
+        name: String,
+    },
+    /// A tensor does not fit the config.
+    #[error("{name} is {found}, but config.json asks for {expected}; does config.json belong to these weights?")]
+    Mismatch {
+        /// Its name.
+        name: String,
+        /// Dtype and shape in the file.
+        found: String,
+        /// Dtype and shape that the model needs.
+        expected: String,
+    },
+    /// The device has no room.
+    #[error("cannot allocate {bytes} bytes for {name}: {error}")]
+    OutOfMemory {
+        /// The tensor.
+        name: String,
+        /// Its size.
+        bytes: u64,
+        /// What the system said.
+        error: std::io::Error,
+    },
+}
+
+/// Where one tensor lives.
+#[derive(Debug, Clone)]
+struct Place {
+    shard: usize,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Range<usize>,
+}
+
+/// An opened checkpoint: every header is read and checked, no weight yet.
+#[derive(Debug)]
+pub struct Checkpoint {
+    shards: Vec<Mmap>,
+    places: HashMap<String, Place>,
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl Checkpoint {
+    /// Opens `model.safetensors.index.json` and its shards, or `model.safetensors`.
+    pub fn open(dir: &Path) -> Result<Self, WeightsError> {
+        let index = dir.join("model.safetensors.index.json");
+        let files: BTreeMap<String, String> = if index.is_file() {
+            let text = std::fs::read_to_string(&index).map_err(|error| io(&index, error))?;
+            let index: Index = serde_json::from_str(&text).map_err(|e| damaged(&index, &e))?;
+            // Each shard once, with one of its tensors for the error message.
+            index.weight_map.into_iter().map(|(tensor, file)| (file, tensor)).collect()
+        } else if dir.join("model.safetensors").is_file() {
+            BTreeMap::from([("model.safetensors".to_owned(), String::new())])
+        } else {
+            return Err(WeightsError::NoWeights { dir: dir.to_owned() });
+        };
+        let mut checkpoint = Self { shards: Vec::new(), places: HashMap::new() };
+        for (file, tensor) in files {
+            let path = dir.join(file);
+            if !path.is_file() {
+                return Err(WeightsError::MissingShard { path, tensor });
+            }
+            checkpoint.add_shard(&path)?;
+        }
+        Ok(checkpoint)
+    }
+
+    fn add_shard(&mut self, path: &Path) -> Result<(), WeightsError> {
+        let file = File::open(path).map_err(|error| io(path, error))?;
+        // SAFETY: the map is read-only and private; a checkpoint that is changed while it is loaded is as wrong with
+        // `read`, and the user is told not to by every tool that writes one.
+        let map = unsafe { Mmap::map(&file) }.map_err(|error| io(path, error))?;
+        {
+            let tensors = SafeTensors::deserialize(&map).map_err(|e| damaged(path, &e))?;
+            for (name, view) in tensors.iter() {
+                let start = view.data().as_ptr() as usize - map.as_ptr() as usize;
+                let place = Place {
+                    shard: self.shards.len(),
+                    dtype: view.dtype(),
+                    shape: view.shape().to_vec(),
+                    bytes: start..start + view.data().len(),
+                };
+                self.places.insert(name.to_owned(), place);
+            }
+        }
+        self.shards.push(map);
+        Ok(())
+    }
+
+    /// True when the checkpoint holds this tensor.
+    pub fn contains(&self, name: &str) -> bool {
+        self.places.contains_key(name)
+    }
+
+    /// The bytes of a bf16 tensor of exactly this shape.
+    pub fn bf16(&self, name: &str, shape: &[usize]) -> Result<&[u8], WeightsError> {
+        let place = self.places.get(name).ok_or_else(|| WeightsError::MissingTensor { name: name.to_owned() })?;
+        if place.dtype != Dtype::BF16 || place.shape != shape {
+            return Err(WeightsError::Mismatch {
+                name: name.to_owned(),
+                found: format!("{:?} {:?}", place.dtype, place.shape),
+                expected: format!("BF16 {shape:?}"),
+            });
+        }
+        Ok(&self.shards[place.shard][place.bytes.clone()])
+    }
+}
+
+fn io(path: &Path, error: std::io::Error) -> WeightsError {
+    WeightsError::Io { path: path.to_owned(), error }
+}
+
+fn damaged(path: &Path, error: &dyn std::fmt::Display) -> WeightsError {
+    WeightsError::Damaged { path: path.to_owned(), message: error.to_string() }
+}

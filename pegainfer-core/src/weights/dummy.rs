@@ -1,0 +1,35 @@
+//! Seeded random weights: the right shapes and speed without a checkpoint.
+
+use half::bf16;
+use rayon::prelude::*;
+
+/// Elements that one random stream fills; fixed, so that the values do not depend on the number of threads.
+const CHUNK: usize = 1 << 16;
+
+/// Fills `out` with values drawn uniformly from ±`limit`, the same for the same `seed` on every machine.
+pub(super) fn uniform(out: &mut [bf16], seed: u64, limit: f32) {
+    out.par_chunks_mut(CHUNK).enumerate().for_each(|(i, chunk)| {
+        let mut state = mix(seed ^ mix(i as u64));
+        for group in chunk.chunks_mut(4) {
+            state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+            let bits = mix(state);
+            for (j, value) in group.iter_mut().enumerate() {
+                // 16 random bits as a number in [-1, 1).
+                let unit = f32::from((bits >> (16 * j)) as i16) / 32768.0;
+                *value = bf16::from_f32(unit * limit);
+            }
+        }
+    });
+}
+
+/// A seed for the tensor called `name`.
+pub(super) fn seed_of(seed: u64, name: &str) -> u64 {
+    name.bytes().fold(seed, |hash, byte| mix(hash ^ u64::from(byte)))
+}
+
+/// The finaliser of SplitMix64 (Steele, Lea, Flood 2014).
+fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^ (x >> 31)
+}
