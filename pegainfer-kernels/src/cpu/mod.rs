@@ -1,3 +1,4 @@
 //! CPU twins: the oracle for every CUDA kernel, and what serves when there is no GPU.
 
 pub mod isa;
+pub mod linear;

@@ -1,0 +1,76 @@
+//! `out = x * w^T` for bf16 matrices: the operation that a transformer on the CPU spends its time in.
+//!
+//! One file per instruction-set path; [`grid`] cuts the work into tasks, [`output`] stores it. The weights are read as the
+//! checkpoint has them, `[n, k]` row-major: no second copy in memory and no repacking at load. Each path fixes one order
+//! of summation over `k` and uses it in every tile shape, so an output's bits depend on its x row, its w row and `k` alone:
+//! never on the batch it came in, the tile it fell into or the number of threads.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod grid;
+mod output;
+mod portable;
+#[cfg(test)]
+mod tests;
+
+use super::isa::Isa;
+use half::bf16;
+pub use output::LinearOut;
+use output::Sink;
+pub use pegainfer_core::scratch::Scratch;
+
+/// One product, as the paths see it.
+struct Problem<'a> {
+    /// `[m, k]` row-major.
+    x: &'a [bf16],
+    /// `[n, k]` row-major.
+    w: &'a [bf16],
+    m: usize,
+    n: usize,
+    k: usize,
+    /// `[m, n]` row-major.
+    sink: Sink,
+}
+
+/// Matrix product with transposed weights: `out[i, j] = sum over l of x[i, l] * w[j, l]`.
+///
+/// `x`: `[m, k]` bf16; `w`: `[n, k]` bf16, the checkpoint's layout; `out`: `[m, n]` bf16 or f32; all row-major. Products and
+/// sums are f32 (the order of summation is the path's own, see its file); a bf16 output is rounded once, to nearest even.
+/// Row `i` of `out` has the same bits whatever `m`, the other rows and the thread count are. [`Isa::Amx`] flushes
+/// denormals, the other paths do not.
+///
+/// Runs on the current rayon pool. `scratch` is used by the call and may be shared by all calls of one thread.
+///
+/// # Panics
+/// If a slice does not have the size that `m`, `n` and `k` say, or if this machine lacks `isa`.
+#[expect(clippy::too_many_arguments, reason = "a BLAS-like signature: three matrices and three dimensions")]
+pub fn linear(
+    isa: Isa,
+    x: &[bf16],
+    w: &[bf16],
+    m: usize,
+    n: usize,
+    k: usize,
+    mut out: LinearOut<'_>,
+    scratch: &mut Scratch,
+) {
+    assert_eq!(x.len(), m * k, "x is [m, k] = [{m}, {k}]");
+    assert_eq!(w.len(), n * k, "w is [n, k] = [{n}, {k}]");
+    assert_eq!(out.len(), m * n, "out is [m, n] = [{m}, {n}]");
+    assert!(isa.is_available(), "this machine cannot run the {isa} path");
+    if m == 0 || n == 0 {
+        return;
+    }
+    let problem = Problem { x, w, m, n, k, sink: out.sink() };
+    match isa {
+        Isa::Portable => portable::run(&problem),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => avx2::run(&problem, scratch),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 | Isa::Amx => avx512::run(&problem, scratch),
+        #[cfg(not(target_arch = "x86_64"))]
+        _ => unreachable!("{isa} is not available on this architecture ({})", scratch.slice::<f32>(0).len()),
+    }
+}

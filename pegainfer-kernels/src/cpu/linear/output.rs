@@ -1,0 +1,91 @@
+//! Where the results go: a `[m, n]` buffer that parallel tasks fill in disjoint parts.
+
+use half::bf16;
+
+/// Destination of a matrix product, `[m, n]` row-major.
+pub enum LinearOut<'a> {
+    /// Each f32 sum is rounded once, to nearest even.
+    Bf16(&'a mut [bf16]),
+    /// The f32 sums as they are.
+    F32(&'a mut [f32]),
+}
+
+impl LinearOut<'_> {
+    /// Number of elements.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Bf16(out) => out.len(),
+            Self::F32(out) => out.len(),
+        }
+    }
+
+    /// A handle that tasks may copy. It must not outlive the borrow, which [`super::linear`] holds until all tasks end.
+    pub(super) fn sink(&mut self) -> Sink {
+        match self {
+            Self::Bf16(out) => Sink::Bf16(out.as_mut_ptr()),
+            Self::F32(out) => Sink::F32(out.as_mut_ptr()),
+        }
+    }
+}
+
+/// The output as tasks see it. Columns of a row-major matrix cannot be split into `&mut` slices, hence the pointers.
+#[derive(Clone, Copy)]
+pub(super) enum Sink {
+    Bf16(*mut bf16),
+    F32(*mut f32),
+}
+
+// SAFETY: tasks write disjoint elements (each output belongs to one task of the grid) and nobody reads before they end.
+unsafe impl Send for Sink {}
+// SAFETY: as above.
+unsafe impl Sync for Sink {}
+
+impl Sink {
+    /// Stores `values` from element `index` on.
+    ///
+    /// # Safety
+    /// The elements lie inside the output and belong to the calling task.
+    pub(super) unsafe fn put(self, index: usize, values: &[f32]) {
+        for (i, &value) in values.iter().enumerate() {
+            // SAFETY: in bounds and unshared, by the caller's promise.
+            unsafe {
+                match self {
+                    Self::Bf16(out) => out.add(index + i).write(bf16::from_f32(value)),
+                    Self::F32(out) => out.add(index + i).write(value),
+                }
+            }
+        }
+    }
+
+    /// Stores the first `count` (1 to 4) lanes from element `index` on.
+    ///
+    /// # Safety
+    /// As for [`Sink::put`]; the CPU has SSE4.1.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "sse4.1")]
+    #[inline]
+    pub(super) unsafe fn put4(self, index: usize, values: std::arch::x86_64::__m128, count: usize) {
+        use std::arch::x86_64::*;
+        // SAFETY: in bounds and unshared, by the caller's promise; unaligned stores of exactly 4 elements.
+        unsafe {
+            match self {
+                Self::F32(out) if count == 4 => _mm_storeu_ps(out.add(index), values),
+                Self::Bf16(out) if count == 4 => {
+                    let bits = _mm_castps_si128(values);
+                    let odd = _mm_and_si128(_mm_srli_epi32(bits, 16), _mm_set1_epi32(1));
+                    let rounded = _mm_add_epi32(_mm_add_epi32(bits, _mm_set1_epi32(0x7fff)), odd);
+                    // A NaN stays one: quiet it instead of letting the carry reach the exponent.
+                    let quiet = _mm_or_si128(bits, _mm_set1_epi32(0x40_0000));
+                    let nan = _mm_castps_si128(_mm_cmpunord_ps(values, values));
+                    let high = _mm_srli_epi32(_mm_blendv_epi8(rounded, quiet, nan), 16);
+                    _mm_storel_epi64(out.add(index).cast(), _mm_packus_epi32(high, high));
+                }
+                _ => {
+                    let mut lanes = [0.0f32; 4];
+                    _mm_storeu_ps(lanes.as_mut_ptr(), values);
+                    self.put(index, &lanes[..count]);
+                }
+            }
+        }
+    }
+}

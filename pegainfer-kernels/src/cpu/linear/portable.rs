@@ -1,0 +1,49 @@
+//! The path that runs anywhere: sixteen f32 lanes of plain Rust that the compiler may vectorise.
+
+use super::{Problem, grid::Grid};
+use half::bf16;
+
+const LANES: usize = 16;
+
+/// `out = x * w^T`. Lane `l` of an output sums the products of `k = l, l + 16, ...` in that order, product and sum rounded
+/// separately (an emulated FMA would be slow); the lanes are then added in halves.
+pub(super) fn run(p: &Problem<'_>) {
+    let k = p.k;
+    Grid::new(p.m, p.n, k * 2, 1, 4).for_each(|rows, cols| {
+        for col in cols {
+            let w = &p.w[col * k..][..k];
+            for row in rows.clone() {
+                // SAFETY: row < m and col < n; the element belongs to this task's block.
+                unsafe { p.sink.put(row * p.n + col, &[dot(&p.x[row * k..][..k], w)]) };
+            }
+        }
+    });
+}
+
+/// The dot product of two rows in the order that [`run`] documents.
+fn dot(x: &[bf16], w: &[bf16]) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    let (x_steps, x_tail) = x.as_chunks::<LANES>();
+    let (w_steps, w_tail) = w.as_chunks::<LANES>();
+    for (x, w) in x_steps.iter().zip(w_steps) {
+        for lane in 0..LANES {
+            lanes[lane] += widen(x[lane]) * widen(w[lane]);
+        }
+    }
+    for (lane, (x, w)) in lanes.iter_mut().zip(x_tail.iter().zip(w_tail)) {
+        *lane += widen(*x) * widen(*w);
+    }
+    let mut half = LANES / 2;
+    while half > 0 {
+        for lane in 0..half {
+            lanes[lane] += lanes[lane + half];
+        }
+        half /= 2;
+    }
+    lanes[0]
+}
+
+/// bf16 to f32 without the NaN test of `bf16::to_f32`, which keeps the compiler from vectorising.
+fn widen(value: bf16) -> f32 {
+    f32::from_bits(u32::from(value.to_bits()) << 16)
+}
