@@ -1,4 +1,6 @@
 //! CPU twins: the oracle for every CUDA kernel, and what serves when there is no GPU.
 
+pub mod attention;
 pub mod isa;
 pub mod linear;
+pub mod rng;

@@ -1,0 +1,219 @@
+use half::bf16;
+use rayon::prelude::*;
+
+use super::lanes::{Lanes, exp2};
+use super::*;
+use crate::cpu::rng::bits;
+
+/// A seeded stream of small numbers.
+struct Rng(u64, u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.1 += 1;
+        bits(self.0, self.1)
+    }
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+    fn value(&mut self) -> bf16 {
+        bf16::from_f64((self.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0)
+    }
+}
+
+/// Keys, values and queries of whole sequences, all `[position][head][dim]`: what is computed, whatever the paging.
+struct Sequence {
+    q: Vec<bf16>,
+    k: Vec<bf16>,
+    v: Vec<bf16>,
+    len: usize,
+}
+
+fn sequence(shape: &AttentionShape, len: usize, rng: &mut Rng) -> Sequence {
+    let mut values = |heads: usize| (0..len * heads * shape.head_dim).map(|_| rng.value()).collect::<Vec<_>>();
+    // Queries four times as large as the keys make the softmax peaked enough to see a wrong weight.
+    let q = values(shape.heads).iter().map(|x| bf16::from_f32(x.to_f32() * 4.0)).collect();
+    Sequence { q, k: values(shape.kv_heads), v: values(shape.kv_heads), len }
+}
+
+/// Attention of one row in f64, straight from the formula: `[heads * head_dim]`.
+fn reference(shape: &AttentionShape, s: &Sequence, position: usize, scale: f64) -> Vec<f64> {
+    let d = shape.head_dim;
+    let at = |x: &[bf16], heads: usize, t: usize, h: usize, i: usize| x[(t * heads + h) * d + i].to_f64();
+    let mut out = vec![0.0; shape.heads * d];
+    for h in 0..shape.heads {
+        let g = h / shape.group();
+        let dot = |t| (0..d).map(|i| at(&s.q, shape.heads, position, h, i) * at(&s.k, shape.kv_heads, t, g, i)).sum();
+        let scores: Vec<f64> = (0..=position).map(|t| scale * std::convert::identity::<f64>(dot(t))).collect();
+        let max = scores.iter().copied().fold(f64::MIN, f64::max);
+        let sum: f64 = scores.iter().map(|x| (x - max).exp()).sum();
+        for i in 0..d {
+            let weighted = |t: usize| (scores[t] - max).exp() * at(&s.v, shape.kv_heads, t, g, i);
+            out[h * d + i] = (0..=position).map(weighted).sum::<f64>() / sum;
+        }
+    }
+    out
+}
+
+/// Runs one call over `chunks` of `(sequence, first position, rows)` with a freshly shuffled, NaN-filled cache that
+/// holds just the positions each chunk may see, and returns the rows in order.
+fn attend(isa: Isa, shape: &AttentionShape, chunks: &[(&Sequence, usize, usize)], rng: &mut Rng) -> Vec<bf16> {
+    let max_blocks = chunks.iter().map(|(_, first, rows)| (first + rows).div_ceil(BLOCK)).max().unwrap() + 1;
+    let blocks = chunks.len() * max_blocks + 3;
+    let mut ids: Vec<u32> = (0..blocks as u32).collect();
+    for i in (1..blocks).rev() {
+        ids.swap(i, rng.below(i + 1));
+    }
+    let mut k = vec![bf16::NAN; blocks * shape.block_len()];
+    let mut v = k.clone();
+    let (mut q, mut indptr, mut lens) = (Vec::new(), vec![0], Vec::new());
+    let mut tables = vec![u32::MAX; chunks.len() * max_blocks];
+    for (b, (s, first, rows)) in chunks.iter().enumerate() {
+        let end = first + rows;
+        for i in 0..end.div_ceil(BLOCK) {
+            tables[b * max_blocks + i] = ids[b * max_blocks + i];
+        }
+        for t in 0..end {
+            let slot = tables[b * max_blocks + t / BLOCK] as usize * BLOCK + t % BLOCK;
+            for h in 0..shape.kv_heads {
+                let head = (t * shape.kv_heads + h) * shape.head_dim..(t * shape.kv_heads + h + 1) * shape.head_dim;
+                write_k(shape, &mut k, slot, h, &s.k[head.clone()]);
+                write_v(shape, &mut v, slot, h, &s.v[head]);
+            }
+        }
+        let row = shape.heads * shape.head_dim;
+        q.extend_from_slice(&s.q[first * row..end * row]);
+        indptr.push(indptr[b] + *rows as u32);
+        lens.push(end as u32);
+    }
+    let mut out = vec![bf16::NAN; q.len()];
+    let scale = (shape.head_dim as f32).powf(-0.5);
+    paged_attention(isa, shape, &q, &k, &v, &indptr, &lens, &tables, max_blocks, scale, &mut out);
+    out
+}
+
+fn bytes(x: &[bf16]) -> Vec<u16> {
+    x.iter().map(|x| x.to_bits()).collect()
+}
+
+fn shapes() -> Vec<AttentionShape> {
+    [(2, 2, 64), (4, 2, 128), (8, 2, 256), (5, 1, 128), (16, 2, 64), (6, 2, 80), (3, 1, 128)]
+        .into_iter()
+        .map(|(heads, kv_heads, head_dim)| AttentionShape { heads, kv_heads, head_dim })
+        .collect()
+}
+
+#[test]
+fn exp2_is_accurate_exact_at_zero_and_silent_where_masked() {
+    fn check<S: Lanes>(s: S) {
+        let mut worst = 0.0f64;
+        for i in 0..2_000_000u32 {
+            let x = -(i as f32) * 6.2e-5;
+            let mut y = [0.0; 16];
+            s.store(exp2(s, s.splat(x)), &mut y);
+            let exact = f64::from(x).exp2();
+            worst = worst.max((f64::from(y[3]) - exact).abs() / exact);
+            assert_eq!(y, [y[0]; 16]);
+        }
+        assert!(worst < 1.5e-7, "{worst:e}");
+        let mut y = [0.0; 16];
+        let mut x = [f32::NEG_INFINITY; 16];
+        (x[0], x[1], x[2], x[3], x[4]) = (0.0, -0.0, f32::NAN, -1.0, -125.1);
+        s.store(exp2(s, s.load(&x)), &mut y);
+        assert!(y[2].is_nan());
+        y[2] = 0.0;
+        assert_eq!(y, [1.0, 1.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
+    }
+    check(Portable);
+    #[cfg(target_arch = "x86_64")]
+    {
+        x86::Avx2::detect().into_iter().for_each(check);
+        x86::Avx512::detect().into_iter().for_each(check);
+    }
+}
+
+#[test]
+fn a_ragged_batch_matches_the_f64_reference() {
+    for (i, shape) in shapes().iter().enumerate() {
+        let mut rng = Rng(i as u64, 0);
+        let scale = (shape.head_dim as f64).powf(-0.5);
+        let sequences: Vec<_> =
+            [1, 15, 16, 17, 63, 64, 65, 150, 201].iter().map(|&len| sequence(shape, len, &mut rng)).collect();
+        // Prefill from zero, prefill continued, decode, and a sequence without rows, all in one call.
+        let chunks: Vec<_> = sequences
+            .iter()
+            .enumerate()
+            .map(|(j, s)| {
+                let rows = [s.len, 1, 1 + rng.below(s.len), 0][(i + j) % 4];
+                (s, s.len - rows, rows)
+            })
+            .collect();
+        for isa in Isa::available() {
+            let out = attend(isa, shape, &chunks, &mut rng);
+            let expected = chunks.par_iter().flat_map(|(s, first, rows)| {
+                (*first..first + rows).into_par_iter().flat_map_iter(|t| reference(shape, s, t, scale))
+            });
+            for (at, (got, want)) in out.iter().zip(expected.collect::<Vec<_>>()).enumerate() {
+                // Half a unit in the last place of bf16 (8 bits), and what f32 sums of a few hundred terms lose.
+                let bound = want.abs() / 256.0 + 2e-6;
+                assert!((got.to_f64() - want).abs() <= bound, "{shape:?} {isa:?} [{at}] {got} {want}");
+            }
+        }
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_chunks_batch_paging_or_threads() {
+    let pools = [1, 2].map(|n| rayon::ThreadPoolBuilder::new().num_threads(n).build().unwrap());
+    for (i, shape) in shapes().iter().enumerate() {
+        let mut rng = Rng(100 + i as u64, 0);
+        let s = sequence(shape, 300, &mut rng);
+        let others = [sequence(shape, 77, &mut rng), sequence(shape, 130, &mut rng)];
+        let row = shape.heads * shape.head_dim;
+        for isa in Isa::available() {
+            let whole = bytes(&attend(isa, shape, &[(&s, 0, s.len)], &mut rng));
+            let mut first = 0;
+            while first < s.len {
+                let rows = (1 + rng.below(90)).min(s.len - first);
+                let pool = &pools[rng.below(2)];
+                let part = pool.install(|| attend(isa, shape, &[(&s, first, rows)], &mut rng));
+                assert_eq!(bytes(&part), whole[first * row..(first + rows) * row], "{shape:?} {isa:?} {first} {rows}");
+                first += rows;
+            }
+            for position in (0..s.len).filter(|_| rng.below(8) == 0).collect::<Vec<_>>() {
+                let chunks = [(&others[0], 0, 77), (&s, position, 1), (&others[1], 129, 1)];
+                let pool = &pools[rng.below(2)];
+                let batch = pool.install(|| attend(isa, shape, &chunks, &mut rng));
+                let got = bytes(&batch[77 * row..78 * row]);
+                assert_eq!(got, whole[position * row..(position + 1) * row], "{shape:?} {isa:?} {position}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_token_that_is_not_finite_harms_only_those_who_see_it() {
+    let shape = AttentionShape { heads: 4, kv_heads: 2, head_dim: 64 };
+    let row = shape.heads * shape.head_dim;
+    let mut rng = Rng(7, 0);
+    let mut s = sequence(&shape, 100, &mut rng);
+    for isa in Isa::available() {
+        let clean = bytes(&attend(isa, &shape, &[(&s, 0, 100)], &mut rng));
+        for bad in [bf16::NAN, bf16::INFINITY] {
+            let kv = 70 * shape.kv_heads * shape.head_dim..71 * shape.kv_heads * shape.head_dim;
+            let saved = s.v[kv.clone()].to_vec();
+            s.v[kv.clone()].fill(bad);
+            let out = attend(isa, &shape, &[(&s, 0, 100)], &mut rng);
+            assert_eq!(bytes(&out[..70 * row]), clean[..70 * row]);
+            assert!(out[70 * row..].iter().all(|x| !x.is_finite()));
+            s.v[kv].copy_from_slice(&saved);
+        }
+    }
+}
+
+#[test]
+fn nothing_to_do_is_fine() {
+    let shape = AttentionShape { heads: 2, kv_heads: 1, head_dim: 64 };
+    paged_attention(Isa::Portable, &shape, &[], &[], &[], &[0], &[], &[], 0, 1.0, &mut []);
+    paged_attention(Isa::Portable, &shape, &[], &[], &[], &[0, 0], &[0], &[0], 1, 1.0, &mut []);
+}
