@@ -1,0 +1,12 @@
+//! Text and tokens: everything between the request's strings and the engine's token ids.
+
+mod detokenizer;
+mod stop;
+mod template;
+mod tojson;
+mod tokenizer;
+
+pub use detokenizer::Detokenizer;
+pub use stop::StopScanner;
+pub use template::{ChatTemplate, TemplateError};
+pub use tokenizer::{Tokenizer, TokenizerError};

@@ -1,0 +1,275 @@
+//! The checkpoint's chat template: a Jinja program that turns messages into a prompt.
+
+use super::tojson::tojson;
+use minijinja::value::{Value, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, State, UndefinedBehavior};
+use serde_json::{Map, Value as Json};
+use std::path::{Path, PathBuf};
+use thiserror::Error as ThisError;
+
+const NAME: &str = "chat_template";
+/// Template named so when tokenizer_config.json lists several.
+const DEFAULT_TEMPLATE: &str = "default";
+/// Tokens of tokenizer_config.json that a template may name.
+const SPECIAL_TOKENS: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
+
+/// Why there is no usable template, or no prompt.
+#[derive(Debug, ThisError)]
+pub enum TemplateError {
+    /// A file could not be read or parsed.
+    #[error("{path}: {reason}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The template refused the conversation with `raise_exception`.
+    #[error("the chat template refuses these messages: {0}")]
+    Refused(String),
+    /// The template failed on this conversation.
+    #[error("the chat template cannot render these messages: {0}")]
+    Render(String),
+}
+
+/// Marks an error that the template raised itself.
+#[derive(Debug, ThisError)]
+#[error("{0}")]
+struct Raised(String);
+
+/// A compiled chat template and the tokens it may name.
+pub struct ChatTemplate {
+    env: Environment<'static>,
+    special_tokens: Map<String, Json>,
+}
+
+impl ChatTemplate {
+    /// Loads `chat_template.jinja`, else the template inside `tokenizer_config.json`; `None` if there is neither.
+    pub fn load(dir: &Path) -> Result<Option<Self>, TemplateError> {
+        let config_path = dir.join("tokenizer_config.json");
+        let config = read_json(&config_path)?;
+        let path = dir.join("chat_template.jinja");
+        let (source, path) = if path.is_file() {
+            let text = std::fs::read_to_string(&path)
+                .map_err(|e| TemplateError::File { path: path.clone(), reason: e.to_string() })?;
+            (Some(text), path)
+        } else {
+            (embedded_template(&config), config_path)
+        };
+        let Some(source) = source else { return Ok(None) };
+        let special_tokens = SPECIAL_TOKENS
+            .iter()
+            .filter_map(|&name| Some((name.to_string(), Json::from(token_text(&config[name])?))))
+            .collect();
+        Self::new(source, special_tokens)
+            .map(Some)
+            .map_err(|e| TemplateError::File { path, reason: format!("the chat template does not compile: {e}") })
+    }
+
+    /// Compiles a template with the settings of transformers' `apply_chat_template`.
+    fn new(source: String, special_tokens: Map<String, Json>) -> Result<Self, Error> {
+        let mut env = Environment::new();
+        env.set_trim_blocks(true);
+        env.set_lstrip_blocks(true);
+        env.set_undefined_behavior(UndefinedBehavior::Lenient);
+        env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+        env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        env.set_formatter(format_like_python);
+        env.add_filter("tojson", tojson);
+        env.add_function("raise_exception", raise_exception);
+        env.add_function("strftime_now", strftime_now);
+        env.add_template_owned(NAME, source)?;
+        Ok(Self { env, special_tokens })
+    }
+
+    /// The prompt for `messages`. `kwargs` are the client's `chat_template_kwargs`; the arguments proper win over them.
+    pub fn render(
+        &self,
+        messages: &[Json],
+        tools: Option<&[Json]>,
+        add_generation_prompt: bool,
+        kwargs: &Map<String, Json>,
+    ) -> Result<String, TemplateError> {
+        let mut context = self.special_tokens.clone();
+        context.extend(kwargs.clone());
+        context.insert("messages".into(), messages.into());
+        context.insert("tools".into(), tools.map_or(Json::Null, Json::from));
+        context.insert("add_generation_prompt".into(), add_generation_prompt.into());
+        let template = self.env.get_template(NAME).map_err(|e| explain(&e))?;
+        template.render(Value::from_serialize(context)).map_err(|e| explain(&e))
+    }
+}
+
+fn read_json(path: &Path) -> Result<Json, TemplateError> {
+    if !path.is_file() {
+        return Ok(Json::Null);
+    }
+    let file = |reason: String| TemplateError::File { path: path.to_path_buf(), reason };
+    let text = std::fs::read_to_string(path).map_err(|e| file(e.to_string()))?;
+    serde_json::from_str(&text).map_err(|e| file(format!("not valid JSON: {e}")))
+}
+
+/// `chat_template` is a string, or a list of `{name, template}`.
+fn embedded_template(config: &Json) -> Option<String> {
+    match &config["chat_template"] {
+        Json::String(text) => Some(text.clone()),
+        Json::Array(named) => {
+            let default = named.iter().find(|t| t["name"] == DEFAULT_TEMPLATE).or_else(|| named.first())?;
+            default["template"].as_str().map(str::to_string)
+        }
+        _ => None,
+    }
+}
+
+/// A special token is written as a string or as an object with its `content`.
+fn token_text(token: &Json) -> Option<&str> {
+    token.as_str().or_else(|| token["content"].as_str())
+}
+
+fn raise_exception(message: String) -> Result<Value, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
+}
+
+fn strftime_now(format: &str) -> Result<String, Error> {
+    jiff::fmt::strtime::format(format, &jiff::Zoned::now())
+        .map_err(|e| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {e}")))
+}
+
+/// `{{ true }}` and `{{ none }}` print as in Python.
+fn format_like_python(out: &mut minijinja::Output, state: &State, value: &Value) -> Result<(), Error> {
+    match value.kind() {
+        ValueKind::Bool => out.write_str(if value.is_true() { "True" } else { "False" }).map_err(Error::from),
+        ValueKind::None => out.write_str("None").map_err(Error::from),
+        _ => minijinja::escape_formatter(out, state, value),
+    }
+}
+
+fn explain(error: &Error) -> TemplateError {
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(inner) = source {
+        if let Some(Raised(message)) = inner.downcast_ref() {
+            return TemplateError::Refused(message.clone());
+        }
+        source = inner.source();
+    }
+    TemplateError::Render(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+    use serde_json::json;
+
+    fn template(source: &str) -> ChatTemplate {
+        ChatTemplate::new(source.to_string(), Map::new()).unwrap()
+    }
+
+    fn render(template: &ChatTemplate, messages: Json) -> Result<String, TemplateError> {
+        template.render(messages.as_array().unwrap(), None, true, &Map::new())
+    }
+
+    #[test]
+    fn the_fixture_conversations_render_to_the_reference_prompts() {
+        let template = ChatTemplate::load(&testing::model_dir()).unwrap().unwrap();
+        let chats = testing::fixture_cases().into_iter().filter(|case| case["kind"] == "chat");
+        let mut seen = 0;
+        for case in chats {
+            let messages = case["messages"].as_array().unwrap();
+            let tools = case["tools"].as_array().map(Vec::as_slice);
+            let prompt = template.render(messages, tools, true, &Map::new()).unwrap();
+            assert_eq!(prompt, case["prompt"], "{}", case["name"]);
+            seen += 1;
+        }
+        assert!(seen >= 6, "the fixture lost its chat cases");
+    }
+
+    #[test]
+    fn the_template_inside_tokenizer_config_gives_the_same_prompt() {
+        let dir = testing::TempDir::new("template");
+        std::fs::copy(testing::model_dir().join("tokenizer_config.json"), dir.path().join("tokenizer_config.json"))
+            .unwrap();
+        let messages = json!([{"role": "user", "content": "hi"}]);
+        let from_config = ChatTemplate::load(dir.path()).unwrap().unwrap();
+        let from_file = ChatTemplate::load(&testing::model_dir()).unwrap().unwrap();
+        assert_eq!(render(&from_config, messages.clone()).unwrap(), render(&from_file, messages).unwrap());
+    }
+
+    #[test]
+    fn a_list_of_named_templates_uses_the_default_one() {
+        let config = json!({"chat_template": [
+            {"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]});
+        assert_eq!(embedded_template(&config).unwrap(), "plain");
+        assert_eq!(embedded_template(&json!({})), None);
+    }
+
+    #[test]
+    fn kwargs_reach_the_template_and_cannot_replace_the_messages() {
+        let template = template("{{ messages[0].content }} {{ enable_thinking }} {{ missing }}");
+        let kwargs = json!({"enable_thinking": false, "messages": "no"});
+        let messages = [json!({"content": "hi"})];
+        let text = template.render(&messages, None, true, kwargs.as_object().unwrap()).unwrap();
+        assert_eq!(text, "hi False ");
+    }
+
+    #[test]
+    fn the_python_dialect_is_understood() {
+        let cases = [
+            ("{{ 'a,b'.split(',')[-1] }}{{ ' x '.strip() }}{{ 'xy'.startswith('x') }}", "bxTrue"),
+            (
+                "{% for m in messages[::-1] %}{{ m.content }}{% if loop.index0 == 0 %}{% continue %}{% endif %}{% endfor %}",
+                "ba",
+            ),
+            (
+                "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+                "2",
+            ),
+            ("{% for k, v in {'z': 1, 'a': none}.items() %}{{ k }}={{ v }};{% endfor %}", "z=1;a=None;"),
+            ("{%- macro m(x, y='d') %}{{ x }}{{ y }}{% endmacro %}{{ m('q') }}", "qd"),
+            ("    {% if true %}\n  kept\n    {% endif %}\n", "  kept\n"),
+            ("{{ messages is iterable }}{{ messages[0] is mapping }}{{ 'é' ~ 1 }}", "TrueTrueé1"),
+        ];
+        let messages = json!([{"content": "a"}, {"content": "b"}]);
+        for (source, expected) in cases {
+            assert_eq!(render(&template(source), messages.clone()).unwrap(), expected, "{source}");
+        }
+        let year = render(&template("{{ strftime_now('%Y') }}"), messages).unwrap();
+        assert!(year.parse::<u32>().unwrap() >= 2026);
+    }
+
+    #[test]
+    fn what_the_template_raises_is_told_apart_from_its_failures() {
+        let raised = render(&template("{{ raise_exception('roles must alternate') }}"), json!([])).unwrap_err();
+        assert_eq!(raised.to_string(), "the chat template refuses these messages: roles must alternate");
+        let failed = render(&template("{{ messages[0].content + 1 }}"), json!([{}])).unwrap_err();
+        assert!(matches!(failed, TemplateError::Render(_)), "{failed}");
+    }
+
+    /// Official templates are not part of the repository: this runs where they lie beside it.
+    #[test]
+    fn the_official_qwen3_template_renders() {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/official/qwen3");
+        let Ok(source) = std::fs::read_to_string(dir.join("qwen3.chat_template.jinja")) else { return };
+        let template = template(&source);
+        let user = json!([{"role": "user", "content": "hi"}]);
+        assert_eq!(render(&template, user.clone()).unwrap(), "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n");
+        let kwargs = json!({"enable_thinking": false});
+        let text = template.render(user.as_array().unwrap(), None, true, kwargs.as_object().unwrap()).unwrap();
+        assert!(text.ends_with("<|im_start|>assistant\n<think>\n\n</think>\n\n"), "{text}");
+        let history = json!([
+            {"role": "user", "content": "weather?"},
+            {"role": "assistant", "content": "", "tool_calls": [
+                {"id": "1", "type": "function", "function": {"name": "get", "arguments": {"city": "Zürich", "n": 1.0}}}]},
+            {"role": "tool", "content": "sunny"}]);
+        let tools = [json!({"type": "function", "function": {"name": "get", "parameters": {"type": "object"}}})];
+        let text = template.render(history.as_array().unwrap(), Some(&tools), true, &Map::new()).unwrap();
+        assert!(
+            text.contains(
+                "{\"type\": \"function\", \"function\": {\"name\": \"get\", \"parameters\": {\"type\": \"object\"}}}"
+            ),
+            "{text}"
+        );
+        assert!(text.contains("<tool_call>\n{\"name\": \"get\", \"arguments\": {\"city\": \"Zürich\", \"n\": 1.0}}\n</tool_call><|im_end|>\n"), "{text}");
+        assert!(text.contains("<|im_start|>user\n<tool_response>\nsunny\n</tool_response><|im_end|>\n"), "{text}");
+    }
+}

@@ -1,0 +1,197 @@
+//! Text to token ids, and a token id to the bytes it stands for.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+use tokenizers::DecoderWrapper;
+
+/// Why a checkpoint's tokenizer cannot be used, or a text cannot be encoded.
+#[derive(Debug, Error)]
+pub enum TokenizerError {
+    /// No tokenizer.json.
+    #[error("{path} is missing: the checkpoint needs a Hugging Face tokenizer.json")]
+    Missing {
+        /// Where it was looked for.
+        path: PathBuf,
+    },
+    /// tokenizer.json cannot be parsed.
+    #[error("{path} is not a valid tokenizer: {reason}")]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What the parser said.
+        reason: String,
+    },
+    /// Only byte-level BPE is implemented: all families served here use it.
+    #[error("{path} does not use a ByteLevel decoder, and only byte-level tokenizers are supported")]
+    NotByteLevel {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The tokenizer can produce ids that the model has no embedding for.
+    #[error(
+        "the tokenizer has {tokenizer} tokens, but the model's vocabulary has only {model}: they do not belong together"
+    )]
+    LargerThanModel {
+        /// Tokens of the tokenizer.
+        tokenizer: usize,
+        /// Rows of the model's embedding table.
+        model: usize,
+    },
+    /// The text could not be encoded.
+    #[error("the text cannot be tokenized: {0}")]
+    Encode(String),
+}
+
+/// A byte-level BPE tokenizer.
+///
+/// Decoding is done here, not by the `tokenizers` crate: in a byte-level vocabulary each token stands for fixed bytes,
+/// so text is the tokens' bytes in a row. That makes incremental decoding exact and linear in the length of the output.
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    /// Added tokens that are not part of the text (`"special": true`).
+    special: HashSet<u32>,
+    /// `byte_of[c]` for each character of the byte-level alphabet (all are below U+0144).
+    byte_of: [Option<u8>; 0x144],
+    /// Highest id plus one.
+    id_limit: usize,
+}
+
+impl Tokenizer {
+    /// Loads `tokenizer.json` of a checkpoint directory.
+    pub fn load(dir: &Path) -> Result<Self, TokenizerError> {
+        let path = dir.join("tokenizer.json");
+        if !path.is_file() {
+            return Err(TokenizerError::Missing { path });
+        }
+        let mut inner = tokenizers::Tokenizer::from_file(&path)
+            .map_err(|e| TokenizerError::Malformed { path: path.clone(), reason: e.to_string() })?;
+        if !matches!(inner.get_decoder(), Some(DecoderWrapper::ByteLevel(_))) {
+            return Err(TokenizerError::NotByteLevel { path });
+        }
+        // Some checkpoints carry the truncation of their training; a prompt must never be cut silently.
+        inner.with_padding(None);
+        inner
+            .with_truncation(None)
+            .map_err(|e| TokenizerError::Malformed { path: path.clone(), reason: e.to_string() })?;
+        let added = inner.get_added_tokens_decoder();
+        let special = added.iter().filter(|(_, token)| token.special).map(|(id, _)| *id).collect();
+        let highest_added = added.keys().max().map_or(0, |&id| id as usize + 1);
+        let id_limit = highest_added.max(inner.get_vocab_size(false));
+        Ok(Self { inner, special, byte_of: byte_alphabet(), id_limit })
+    }
+
+    /// Refuses a tokenizer whose ids do not all fit the model's embedding table. (Larger tables are usual: padding.)
+    pub fn check_vocab(&self, vocab_size: usize) -> Result<(), TokenizerError> {
+        if self.id_limit > vocab_size {
+            return Err(TokenizerError::LargerThanModel { tokenizer: self.id_limit, model: vocab_size });
+        }
+        Ok(())
+    }
+
+    /// Token ids of `text`. Special tokens written out in the text become their ids. `add_special_tokens` also runs
+    /// the tokenizer's post-processor (a leading BOS, where the checkpoint has one).
+    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TokenizerError> {
+        let encoding =
+            self.inner.encode_fast(text, add_special_tokens).map_err(|e| TokenizerError::Encode(e.to_string()))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// True for control tokens that are not part of the generated text.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.special.contains(&id)
+    }
+
+    /// The bytes a token stands for, special tokens included; empty for ids without a token (padding rows).
+    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
+        let Some(token) = self.inner.id_to_token(id) else { return Vec::new() };
+        let bytes: Option<Vec<u8>> = token.chars().map(|c| self.byte_of.get(c as usize).copied().flatten()).collect();
+        // Added tokens may hold characters outside the byte-level alphabet (a space, say): they stand for themselves.
+        bytes.unwrap_or_else(|| token.into_bytes())
+    }
+
+    /// A token as text, for log-probabilities; bytes that are no UTF-8 on their own show as U+FFFD.
+    pub fn token_text(&self, id: u32) -> String {
+        String::from_utf8_lossy(&self.token_bytes(id)).into_owned()
+    }
+
+    /// The whole text of some ids at once, without special tokens.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        let bytes: Vec<u8> =
+            ids.iter().filter(|&&id| !self.is_special(id)).flat_map(|&id| self.token_bytes(id)).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+/// Inverse of GPT-2's byte-to-character table: printable Latin-1 stands for itself, the other 68 bytes were given the
+/// characters from U+0100 on, in order.
+fn byte_alphabet() -> [Option<u8>; 0x144] {
+    let mut byte_of = [None; 0x144];
+    let mut next = 0x100;
+    for byte in 0..=255u8 {
+        let printable = matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+        if printable {
+            byte_of[byte as usize] = Some(byte);
+        } else {
+            byte_of[next] = Some(byte);
+            next += 1;
+        }
+    }
+    byte_of
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+
+    #[test]
+    fn the_fixture_prompts_encode_to_the_reference_ids() {
+        let tokenizer = testing::tokenizer();
+        for case in testing::fixture_cases() {
+            let prompt = case["prompt"].as_str().unwrap();
+            let ids: Vec<u32> = serde_json::from_value(case["prompt_ids"].clone()).unwrap();
+            assert_eq!(tokenizer.encode(prompt, false).unwrap(), ids, "{}", case["name"]);
+        }
+    }
+
+    #[test]
+    fn the_fixture_outputs_decode_to_the_reference_text() {
+        let tokenizer = testing::tokenizer();
+        for case in testing::fixture_cases() {
+            let ids: Vec<u32> = serde_json::from_value(case["greedy_ids"].clone()).unwrap();
+            let expected = tokenizer.inner.decode(&ids, true).unwrap();
+            assert_eq!(tokenizer.decode(&ids), expected, "{}", case["name"]);
+        }
+    }
+
+    #[test]
+    fn every_token_stands_for_the_bytes_the_reference_decoder_gives_it() {
+        let tokenizer = testing::tokenizer();
+        for id in 0..tokenizer.id_limit as u32 + 10 {
+            let reference = tokenizer.inner.decode(&[id], false).unwrap();
+            assert_eq!(tokenizer.token_text(id), reference, "token {id}");
+        }
+    }
+
+    #[test]
+    fn a_missing_or_broken_file_is_one_clear_sentence() {
+        let dir = testing::TempDir::new("tokenizer");
+        let error = Tokenizer::load(dir.path()).err().unwrap().to_string();
+        assert!(error.ends_with("is missing: the checkpoint needs a Hugging Face tokenizer.json"), "{error}");
+        std::fs::write(dir.path().join("tokenizer.json"), "{\"version\":").unwrap();
+        let error = Tokenizer::load(dir.path()).err().unwrap().to_string();
+        assert!(error.contains("is not a valid tokenizer"), "{error}");
+    }
+
+    #[test]
+    fn a_tokenizer_that_is_larger_than_the_model_is_refused() {
+        let tokenizer = testing::tokenizer();
+        assert!(tokenizer.check_vocab(4096).is_ok());
+        let error = tokenizer.check_vocab(4000).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "the tokenizer has 4096 tokens, but the model's vocabulary has only 4000: they do not belong together"
+        );
+    }
+}
