@@ -4,3 +4,4 @@ pub mod attention;
 pub mod isa;
 pub mod linear;
 pub mod rng;
+pub mod sampling;

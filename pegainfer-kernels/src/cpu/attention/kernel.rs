@@ -148,9 +148,11 @@ pub(crate) fn run_tile<S: Lanes, const M: usize, const N: usize>(
     let group = call.shape.group();
     let last_line = tile.line + tile.lines - 1;
     // Tokens of the KV tile that each line sees: positions up to and including its own.
-    let seen: [usize; M] = std::array::from_fn(|i| {
-        (tile.position + (tile.line + i).min(last_line) / group + 1).saturating_sub(tile.start)
-    });
+    let mut seen = [0; M];
+    for (i, seen) in seen.iter_mut().enumerate() {
+        let position = tile.position + (tile.line + i).min(last_line) / group;
+        *seen = (position + 1).saturating_sub(tile.start);
+    }
     let mut p = [[f32::NEG_INFINITY; TILE]; M];
     scores::<S, M, N>(s, call, tile, scratch, &seen, &mut p);
     let alpha = softmax::<S, M>(s, tile, scratch, &mut p);
@@ -174,8 +176,7 @@ fn scores<S: Lanes, const M: usize, const N: usize>(
     while block < blocks {
         if block + N <= blocks {
             let mut acc = [[s.splat(0.0); N]; M];
-            let k: [&[[bf16; BLOCK]]; N] = std::array::from_fn(|j| tile.k[block + j]);
-            multiply_add(s, &mut acc, q, 0..head_dim, k, 1);
+            multiply_add(s, &mut acc, q, 0..head_dim, *chunk(&tile.k[block..]), 1);
             store_seen(s, &acc, block, seen, p);
             block += N;
         } else {
@@ -279,14 +280,17 @@ fn accumulate_columns<S: Lanes, const M: usize, const N: usize>(
     let mut acc: [[S::V; N]; M] =
         std::array::from_fn(|i| std::array::from_fn(|j| s.mul(s.load(&scratch.acc[at(i, j)]), s.splat(alpha[i]))));
     for block in 0..seen[M - 1].div_ceil(BLOCK).min(TILE_BLOCKS) {
-        let v: [&[[bf16; BLOCK]]; N] = std::array::from_fn(|j| &tile.v[block][column + j..]);
+        let mut v = [tile.v[block]; N];
+        for (j, v) in v.iter_mut().enumerate() {
+            *v = &v[column + j..];
+        }
         let first = block * BLOCK;
         // Positions never decrease with the line: line 0 sees the fewest tokens. What only some lines see is added to
         // those alone, because 0 * v is not nothing when v is not finite.
         let all = seen[0].saturating_sub(first).min(BLOCK);
         multiply_add(s, &mut acc, p, first..first + all, v, columns);
         for t in all..(seen[M - 1] - first).min(BLOCK) {
-            let v: [S::V; N] = std::array::from_fn(|j| s.widen(&v[j][t * columns]));
+            let v = widen(s, &v, t * columns);
             for i in 0..M {
                 if seen[i] > first + t {
                     let weight = s.splat(p[i][first + t]);
@@ -315,7 +319,7 @@ fn multiply_add<S: Lanes, const M: usize, const N: usize, const LEN: usize>(
     stride: usize,
 ) {
     for (n, step) in steps.enumerate() {
-        let columns: [S::V; N] = std::array::from_fn(|j| s.widen(&b[j][n * stride]));
+        let columns = widen(s, &b, n * stride);
         for i in 0..M {
             let weight = s.splat(a[i][step]);
             for j in 0..N {
@@ -323,6 +327,17 @@ fn multiply_add<S: Lanes, const M: usize, const N: usize, const LEN: usize>(
             }
         }
     }
+}
+
+/// Row `row` of each matrix, widened.
+#[inline(always)]
+fn widen<S: Lanes, const N: usize>(s: S, rows: &[&[[bf16; 16]]; N], row: usize) -> [S::V; N] {
+    // Not `array::from_fn`: its closure may stay a call, and then it is compiled without the path's instructions.
+    let mut columns = [s.splat(0.0); N];
+    for (column, rows) in columns.iter_mut().zip(rows) {
+        *column = s.widen(&rows[row]);
+    }
+    columns
 }
 
 /// Divides by the sum of `p`, rounds once to bf16 (to nearest even) and writes the rows of `out`.
@@ -355,12 +370,12 @@ fn round(x: f32) -> bf16 {
     bf16::from_bits(if x.is_nan() { (bits >> 16) as u16 | 0x40 } else { rounded })
 }
 
-/// The first `M` rows.
+/// The first `M` elements.
 #[inline(always)]
 fn chunk<T, const M: usize>(rows: &[T]) -> &[T; M] {
     match rows.first_chunk() {
         Some(chunk) => chunk,
-        None => unreachable!("the scratch is padded by more than a register tile"),
+        None => unreachable!("the scratch is padded by more than a register tile, and blocks are counted"),
     }
 }
 
