@@ -141,6 +141,11 @@ impl Tensor {
         &mut bytemuck::cast_slice_mut(data)[..elements]
     }
 
+    /// False on `Meta`.
+    pub fn has_data(&self) -> bool {
+        self.data.is_some()
+    }
+
     /// Copies `values` in and sets the leading dimension to fit; the other dimensions stay.
     pub fn fill_rows<T: Element>(&mut self, values: &[T]) {
         let cols = self.rows_cols().1;

@@ -1,3 +1,6 @@
 //! Kernels: one op is one file in [`ops`], with its CPU twin in [`cpu`] and the test that checks them.
 
 pub mod cpu;
+pub mod ops;
+#[cfg(test)]
+mod testing;

@@ -1,5 +1,18 @@
 //! The Qwen3 dense engine, any size of the family.
+//!
+//! # Layout
+//! - [`config`]: config.json, refused where it asks for something else.
+//! - [`weights`], [`state`]: what lives on the device.
+//! - [`plan`]: one step's work. [`scheduler`] makes it, [`executor`] runs it.
+//! - this file: loading, and the glue that makes scheduler and executor one engine.
 
+pub mod config;
+mod engine;
+pub mod executor;
 pub mod plan;
 pub mod scheduler;
 mod sequence;
+pub mod state;
+pub mod weights;
+
+pub use engine::{Engine, LoadError, LoadOptions, Loaded, load};

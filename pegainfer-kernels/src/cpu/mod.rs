@@ -3,5 +3,9 @@
 pub mod attention;
 pub mod isa;
 pub mod linear;
+pub mod norm;
+pub mod qkv;
 pub mod rng;
+pub mod rows;
 pub mod sampling;
+pub mod swiglu;

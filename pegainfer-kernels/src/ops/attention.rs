@@ -1,0 +1,85 @@
+//! Causal attention over the paged KV cache.
+
+use super::check::Check;
+use super::qkv::HeadShape;
+use crate::cpu::attention::{self as cpu, AttentionShape};
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::kv::BLOCK_SIZE;
+use pegainfer_core::record::OpRecord;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+/// Which rows attend to which blocks: a ragged batch of prefill chunks and decode tokens.
+#[derive(Debug)]
+pub struct AttentionBatch<'a> {
+    /// Row `b` owns queries `qo_indptr[b]..qo_indptr[b + 1]`; `[batch + 1]` u32.
+    pub qo_indptr: &'a Tensor,
+    /// Tokens each row attends to, its own queries included; `[batch]` u32.
+    pub kv_lens: &'a Tensor,
+    /// Blocks of each row in token order; `[batch, max_blocks]` u32.
+    pub block_tables: &'a Tensor,
+    /// Sum over queries of the tokens they attend to, for the record.
+    pub attended: u64,
+    /// Sum over rows of `kv_lens`, for the record.
+    pub cached: u64,
+}
+
+/// `out = softmax(q kᵀ * scale) v`, causal.
+///
+/// `q`, `out`: `[tokens, heads * head_dim]` bf16; `k`, `v`: one layer's cache, see
+/// [`qk_norm_rope_write_kv`](super::qk_norm_rope_write_kv). The last query of a row sits at position `kv_lens - 1`.
+/// Scores, softmax and sums are f32 (online softmax over fixed tiles of positions, so that a row's result depends
+/// neither on how its prompt was chunked nor on the other rows); one rounding to bf16 at the end.
+pub fn attention(
+    exec: &mut Exec,
+    q: &Tensor,
+    (k, v): (&Tensor, &Tensor),
+    batch: &AttentionBatch<'_>,
+    shape: HeadShape,
+    scale: f32,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    let check = Check("attention");
+    let HeadShape { heads, kv_heads, head_dim } = shape;
+    let (tokens, blocks) = (q.rows_cols().0, k.rows_cols().0);
+    let (rows, max_blocks) = batch.block_tables.rows_cols();
+    check.is(q, DType::Bf16, &[tokens, shape.q_width()])?;
+    check.is(out, DType::Bf16, &[tokens, shape.q_width()])?;
+    check.is(k, DType::Bf16, &[blocks, kv_heads, head_dim, BLOCK_SIZE])?;
+    check.is(v, DType::Bf16, &[blocks, kv_heads, BLOCK_SIZE, head_dim])?;
+    check.is(batch.qo_indptr, DType::U32, &[rows + 1])?;
+    check.is(batch.kv_lens, DType::U32, &[rows])?;
+    check.is(batch.block_tables, DType::U32, &[rows, max_blocks])?;
+    exec.record(|device| {
+        let kernel = match device {
+            Device::Cpu(isa) => isa.name(),
+            Device::Meta => "paged",
+        };
+        let flops = 4 * batch.attended * shape.q_width() as u64;
+        let bytes = 2 * q.bytes() + batch.cached * (2 * kv_heads * head_dim * DType::Bf16.size()) as u64;
+        let reads = [q, k, v, batch.qo_indptr, batch.kv_lens, batch.block_tables];
+        OpRecord::new("attention", kernel, &reads, &[out], flops).with_bytes(bytes)
+    });
+    match exec.device() {
+        Device::Cpu(isa) => {
+            let tables = batch.block_tables.host::<u32>();
+            check.that(tables.iter().all(|&id| (id as usize) < blocks), "a block is outside the KV cache")?;
+            let shape = AttentionShape { heads, kv_heads, head_dim };
+            let (indptr, lens) = (batch.qo_indptr.host(), batch.kv_lens.host());
+            cpu::paged_attention(
+                isa,
+                &shape,
+                q.host(),
+                k.host(),
+                v.host(),
+                indptr,
+                lens,
+                tables,
+                max_blocks,
+                scale,
+                out.host_mut(),
+            );
+        }
+        Device::Meta => {}
+    }
+    Ok(())
+}

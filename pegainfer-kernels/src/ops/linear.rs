@@ -1,0 +1,41 @@
+//! Matrix product with a weight of the checkpoint.
+
+use super::check::Check;
+use crate::cpu::linear::{LinearOut, linear as cpu_linear};
+use half::bf16;
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::record::OpRecord;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+/// `out = x · wᵀ`.
+///
+/// `x`: `[rows, k]` bf16; `w`: `[n, k]` bf16, row-major as in the checkpoint; `out`: `[rows, n]` bf16 (activations) or
+/// f32 (logits). f32 accumulation, one rounding at the end. A row's result does not depend on the other rows.
+pub fn linear(exec: &mut Exec, x: &Tensor, w: &Tensor, out: &mut Tensor) -> Result<(), OpError> {
+    let check = Check("linear");
+    let (m, k) = x.rows_cols();
+    let n = w.rows_cols().0;
+    check.is(x, DType::Bf16, &[m, k])?;
+    check.is(w, DType::Bf16, &[n, k])?;
+    check.that(matches!(out.dtype(), DType::Bf16 | DType::F32), "out must be bf16 or f32")?;
+    check.is(out, out.dtype(), &[m, n])?;
+    exec.record(|device| {
+        let kernel = match device {
+            Device::Cpu(isa) => isa.name(),
+            Device::Meta => "gemm",
+        };
+        OpRecord::new("linear", kernel, &[x, w], &[out], 2 * (m * n * k) as u64)
+    });
+    match exec.device() {
+        Device::Cpu(isa) => {
+            let (x, w) = (x.host::<bf16>(), w.host::<bf16>());
+            let out = match out.dtype() {
+                DType::F32 => LinearOut::F32(out.host_mut()),
+                _ => LinearOut::Bf16(out.host_mut()),
+            };
+            cpu_linear(isa, x, w, m, n, k, out, &mut exec.scratch);
+        }
+        Device::Meta => {}
+    }
+    Ok(())
+}

@@ -1,0 +1,169 @@
+//! From the fused QKV projection to rotated queries and a written KV cache.
+
+use super::check::Check;
+use crate::cpu::qkv;
+use half::bf16;
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::kv::BLOCK_SIZE;
+use pegainfer_core::record::OpRecord;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+/// Head counts and size of an attention layer; `heads` is a multiple of `kv_heads`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeadShape {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; query head `j` uses KV head `j / (heads / kv_heads)`.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+}
+
+impl HeadShape {
+    /// Columns of the fused projection: queries, keys, values.
+    pub fn qkv_width(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+
+    /// Columns of the queries, and of the attention output.
+    pub fn q_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+}
+
+/// Cosines and sines of every position, `[positions, head_dim]` f32: row `p` holds `cos(p * f_i)` for `i < head_dim/2`,
+/// then the sines, with `f_i = theta^(-2i / head_dim)` (RoPE, Su et al. 2021; full rotary, half-split as in GPT-NeoX).
+///
+/// Angles are f32 products of f32 factors, as in transformers: f64 would differ at positions beyond about 1e5.
+pub fn rope_table(exec: &mut Exec, positions: usize, head_dim: usize, theta: f64) -> std::io::Result<Tensor> {
+    let mut table = exec.tensor("rope", &[positions, head_dim], DType::F32)?;
+    if exec.device() != Device::Meta {
+        qkv::fill_rope(table.host_mut(), head_dim, theta);
+    }
+    Ok(table)
+}
+
+/// Per-head RMS norm of queries and keys, RoPE on both, and the write of keys and values to the paged cache.
+///
+/// `qkv`: `[tokens, (heads + 2 kv_heads) * head_dim]` bf16, queries first, then keys, then values; `q_norm`, `k_norm`:
+/// `[head_dim]` bf16; `rope`: see [`rope_table`]; `positions`, `slots`: `[tokens]` u32, a slot being
+/// `block * 16 + row`, each at most once; `q`: `[tokens, heads * head_dim]` bf16. The cache of one layer is `k`:
+/// `[blocks, kv_heads, head_dim, 16]` and `v`: `[blocks, kv_heads, 16, head_dim]` bf16: with the 16 tokens of a block
+/// innermost, one vector register holds a key element of every token.
+///
+/// The norm rounds as [`rms_norm`](super::rms_norm) does; the rotation is f32 with one rounding.
+#[expect(clippy::too_many_arguments, reason = "one fused pass over five operands and two caches")]
+pub fn qk_norm_rope_write_kv(
+    exec: &mut Exec,
+    qkv: &Tensor,
+    (q_norm, k_norm): (&Tensor, &Tensor),
+    rope: &Tensor,
+    (positions, slots): (&Tensor, &Tensor),
+    shape: HeadShape,
+    eps: f32,
+    q: &mut Tensor,
+    (k, v): (&mut Tensor, &mut Tensor),
+) -> Result<(), OpError> {
+    let check = Check("qk_norm_rope_write_kv");
+    let tokens = qkv.rows_cols().0;
+    let HeadShape { heads, kv_heads, head_dim } = shape;
+    let blocks = k.rows_cols().0;
+    check
+        .that(kv_heads > 0 && heads % kv_heads == 0 && head_dim % 2 == 0, "heads must group, head_dim must be even")?;
+    check.is(qkv, DType::Bf16, &[tokens, shape.qkv_width()])?;
+    check.is(q_norm, DType::Bf16, &[head_dim])?;
+    check.is(k_norm, DType::Bf16, &[head_dim])?;
+    check.is(rope, DType::F32, &[rope.rows_cols().0, head_dim])?;
+    check.is(positions, DType::U32, &[tokens])?;
+    check.is(slots, DType::U32, &[tokens])?;
+    check.is(q, DType::Bf16, &[tokens, shape.q_width()])?;
+    check.is(k, DType::Bf16, &[blocks, kv_heads, head_dim, BLOCK_SIZE])?;
+    check.is(v, DType::Bf16, &[blocks, kv_heads, BLOCK_SIZE, head_dim])?;
+    exec.record(|_| {
+        let flops = 10 * (tokens * (heads + kv_heads) * head_dim) as u64;
+        // Every element of qkv is read once and written once; so is one row of the RoPE table per token.
+        let bytes = 2 * qkv.bytes() + (tokens * head_dim * 4) as u64;
+        let reads = [qkv, q_norm, k_norm, rope, positions, slots];
+        OpRecord::new("qk_norm_rope_write_kv", "rows", &reads, &[q, k, v], flops).with_bytes(bytes)
+    });
+    match exec.device() {
+        Device::Cpu(isa) => {
+            let (positions, slots) = (positions.host::<u32>(), slots.host::<u32>());
+            let max_position = rope.rows_cols().0;
+            check
+                .that(positions.iter().all(|&p| (p as usize) < max_position), "a position is beyond the RoPE table")?;
+            check.that(slots.iter().all(|&s| (s as usize) < blocks * BLOCK_SIZE), "a slot is outside the KV cache")?;
+            let norms = (q_norm.host::<bf16>(), k_norm.host::<bf16>());
+            let inputs = qkv::Inputs { qkv: qkv.host(), norms, rope: rope.host(), positions, slots, shape, eps };
+            qkv::run(isa, &inputs, q.host_mut(), k.host_mut(), v.host_mut());
+        }
+        Device::Meta => {}
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Host, bf16s, close};
+
+    /// f64 norm and rotation of one head.
+    fn reference(x: &[bf16], weight: &[bf16], position: u32, theta: f64) -> Vec<f64> {
+        let d = x.len();
+        let mean = x.iter().map(|v| v.to_f64().powi(2)).sum::<f64>() / d as f64;
+        let scale = (mean + 1e-6).sqrt().recip();
+        let n: Vec<f64> = x.iter().zip(weight).map(|(v, w)| v.to_f64() * scale * w.to_f64()).collect();
+        (0..d)
+            .map(|i| {
+                let pair = i % (d / 2);
+                let angle = f64::from(position) * theta.powf(-2.0 * pair as f64 / d as f64);
+                let (sin, cos) = angle.sin_cos();
+                if i < d / 2 { n[i] * cos - n[i + d / 2] * sin } else { n[i] * cos + n[i - d / 2] * sin }
+            })
+            .collect()
+    }
+
+    #[test]
+    fn matches_f64_and_writes_each_token_to_its_slot() {
+        Host::each(|mut host| {
+            for (heads, kv_heads, head_dim) in [(4, 2, 128), (5, 1, 64), (8, 8, 32)] {
+                let shape = HeadShape { heads, kv_heads, head_dim };
+                let (tokens, blocks) = (7, 3);
+                let positions = [0, 1, 2, 300, 301, 5, 6];
+                let slots = [47, 0, 1, 17, 18, 31, 5];
+                let x = bf16s(tokens * shape.qkv_width(), 11);
+                let (wq, wk) = (bf16s(head_dim, 12), bf16s(head_dim, 13));
+                let qkv = host.bf16("qkv", &[tokens, shape.qkv_width()], &x);
+                let norms = (host.bf16("q_norm", &[head_dim], &wq), host.bf16("k_norm", &[head_dim], &wk));
+                let rope = rope_table(&mut host.exec, 512, head_dim, 1e6).unwrap();
+                let at = (host.u32("positions", &positions), host.u32("slots", &slots));
+                let mut q = host.zeros("q", &[tokens, shape.q_width()], DType::Bf16);
+                let mut k = host.zeros("k", &[blocks, kv_heads, head_dim, BLOCK_SIZE], DType::Bf16);
+                let mut v = host.zeros("v", &[blocks, kv_heads, BLOCK_SIZE, head_dim], DType::Bf16);
+                let (norms, at) = ((&norms.0, &norms.1), (&at.0, &at.1));
+                let cache = (&mut k, &mut v);
+                qk_norm_rope_write_kv(&mut host.exec, &qkv, norms, &rope, at, shape, 1e-6, &mut q, cache).unwrap();
+                for t in 0..tokens {
+                    let row = &x[t * shape.qkv_width()..][..shape.qkv_width()];
+                    let (block, offset) = (slots[t] as usize / BLOCK_SIZE, slots[t] as usize % BLOCK_SIZE);
+                    for h in 0..heads {
+                        let expected = reference(&row[h * head_dim..][..head_dim], &wq, positions[t], 1e6);
+                        let got = &q.host::<bf16>()[t * shape.q_width() + h * head_dim..][..head_dim];
+                        // Roundings of the norm (two, to bf16) enter a sum, so the bound is on the head's scale.
+                        close(got, &expected, 1.0 / 64.0, 0.06);
+                    }
+                    for h in 0..kv_heads {
+                        let key = &row[(heads + h) * head_dim..][..head_dim];
+                        let expected = reference(key, &wk, positions[t], 1e6);
+                        let head = &k.host::<bf16>()[(block * kv_heads + h) * head_dim * BLOCK_SIZE..];
+                        let got: Vec<bf16> = (0..head_dim).map(|d| head[d * BLOCK_SIZE + offset]).collect();
+                        close(&got, &expected, 1.0 / 64.0, 0.06);
+                        let head = &v.host::<bf16>()[((block * kv_heads + h) * BLOCK_SIZE + offset) * head_dim..];
+                        let value = &row[(heads + kv_heads + h) * head_dim..][..head_dim];
+                        assert_eq!(&head[..head_dim], value);
+                    }
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,105 @@
+//! RMS normalisation, alone and fused with the residual add before it.
+
+use super::check::Check;
+use crate::cpu::norm;
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::record::OpRecord;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+/// RMS normalisation over the last dimension: `out = x * rsqrt(mean(x²) + eps) * weight`.
+///
+/// `x`, `out`: `[rows, hidden]` bf16; `weight`: `[hidden]` bf16. The mean and product are f32; Qwen3 rounds to bf16
+/// before the product with `weight` (transformers `Qwen3RMSNorm`), so do we.
+pub fn rms_norm(exec: &mut Exec, x: &Tensor, weight: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), OpError> {
+    let check = Check("rms_norm");
+    let (rows, hidden) = x.rows_cols();
+    check.is(x, DType::Bf16, &[rows, hidden])?;
+    check.is(weight, DType::Bf16, &[hidden])?;
+    check.is(out, DType::Bf16, &[rows, hidden])?;
+    exec.record(|_| OpRecord::new("rms_norm", "rows", &[x, weight], &[out], 4 * x.elements() as u64));
+    match exec.device() {
+        Device::Cpu(isa) => norm::rms_norm(isa, x.host(), weight.host(), eps, out.host_mut()),
+        Device::Meta => {}
+    }
+    Ok(())
+}
+
+/// `residual += x`, then `out = rms_norm(residual)`: one pass over the residual stream.
+///
+/// `x`, `residual`, `out`: `[rows, hidden]` bf16; `weight`: `[hidden]` bf16. The sum is rounded to bf16 before it is
+/// normalised, as the residual stream of transformers is.
+pub fn add_rms_norm(
+    exec: &mut Exec,
+    x: &Tensor,
+    residual: &mut Tensor,
+    weight: &Tensor,
+    eps: f32,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    let check = Check("add_rms_norm");
+    let (rows, hidden) = x.rows_cols();
+    check.is(x, DType::Bf16, &[rows, hidden])?;
+    check.is(residual, DType::Bf16, &[rows, hidden])?;
+    check.is(weight, DType::Bf16, &[hidden])?;
+    check.is(out, DType::Bf16, &[rows, hidden])?;
+    exec.record(|_| {
+        let flops = 5 * x.elements() as u64;
+        OpRecord::new("add_rms_norm", "rows", &[x, residual, weight], &[residual, out], flops)
+    });
+    match exec.device() {
+        Device::Cpu(isa) => {
+            norm::add_rms_norm(isa, x.host(), residual.host_mut(), weight.host(), eps, out.host_mut());
+        }
+        Device::Meta => {}
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Host, bf16s, close};
+    use half::bf16;
+
+    fn reference(x: &[bf16], weight: &[bf16], eps: f64) -> Vec<f64> {
+        let hidden = weight.len();
+        x.chunks(hidden)
+            .flat_map(|row| {
+                let mean = row.iter().map(|v| v.to_f64().powi(2)).sum::<f64>() / hidden as f64;
+                let scale = (mean + eps).sqrt().recip();
+                row.iter().zip(weight).map(move |(v, w)| v.to_f64() * scale * w.to_f64()).collect::<Vec<_>>()
+            })
+            .collect()
+    }
+
+    #[test]
+    fn matches_f64_on_ragged_shapes() {
+        Host::each(|mut host| {
+            for (rows, hidden) in [(1, 1), (3, 7), (5, 64), (2, 1000), (17, 320)] {
+                let (x, w) = (bf16s(rows * hidden, 1), bf16s(hidden, 2));
+                let (tx, tw) = (host.bf16("x", &[rows, hidden], &x), host.bf16("w", &[hidden], &w));
+                let mut out = host.zeros("out", &[rows, hidden], DType::Bf16);
+                rms_norm(&mut host.exec, &tx, &tw, 1e-6, &mut out).unwrap();
+                // Two roundings to bf16: of the normalised value and of the product.
+                close(out.host::<bf16>(), &reference(&x, &w, 1e-6), 2.0 / 256.0, 1e-6);
+            }
+        });
+    }
+
+    #[test]
+    fn the_fused_add_is_an_add_and_a_norm() {
+        Host::each(|mut host| {
+            let (rows, hidden) = (4, 129);
+            let (x, r, w) = (bf16s(rows * hidden, 3), bf16s(rows * hidden, 4), bf16s(hidden, 5));
+            let (tx, tw) = (host.bf16("x", &[rows, hidden], &x), host.bf16("w", &[hidden], &w));
+            let mut residual = host.bf16("residual", &[rows, hidden], &r);
+            let mut out = host.zeros("out", &[rows, hidden], DType::Bf16);
+            add_rms_norm(&mut host.exec, &tx, &mut residual, &tw, 1e-6, &mut out).unwrap();
+            let sum: Vec<bf16> = x.iter().zip(&r).map(|(a, b)| bf16::from_f32(a.to_f32() + b.to_f32())).collect();
+            assert_eq!(residual.host::<bf16>(), sum);
+            let mut plain = host.zeros("out", &[rows, hidden], DType::Bf16);
+            rms_norm(&mut host.exec, &residual, &tw, 1e-6, &mut plain).unwrap();
+            assert_eq!(out.host::<bf16>(), plain.host::<bf16>());
+        });
+    }
+}

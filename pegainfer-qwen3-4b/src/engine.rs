@@ -1,0 +1,183 @@
+//! Loading, and scheduler plus executor as one engine.
+
+use crate::config::{Config, ConfigError};
+use crate::executor::{Executor, StepBounds};
+use crate::plan::{Outcome, Step};
+use crate::scheduler::{Scheduler, SchedulerConfig};
+use crate::weights::Weights;
+use pegainfer_core::engine::{
+    EngineError, EngineLimits, EngineStats, EventBatch, GenerateRequest, RequestId, StepEngine,
+};
+use pegainfer_core::exec::Exec;
+use pegainfer_core::kv::{BLOCK_SIZE, BlockPool};
+use pegainfer_core::weights::{Source, WeightsError};
+use std::path::PathBuf;
+use thiserror::Error;
+
+/// What to load and how much of the machine to use.
+#[derive(Debug, Clone)]
+pub struct LoadOptions {
+    /// Directory of the checkpoint.
+    pub model_path: PathBuf,
+    /// Seed of dummy weights; `None` reads the checkpoint's.
+    pub dummy_seed: Option<u64>,
+    /// Context length; `None` takes the model's.
+    pub max_model_len: Option<usize>,
+    /// Sequences that run at once.
+    pub max_num_seqs: usize,
+    /// Tokens of one step.
+    pub max_num_batched_tokens: usize,
+    /// Bytes of the KV pool; `None` takes what `max_num_seqs` sequences of full length could use, at most
+    /// [`DEFAULT_KV_BYTES`].
+    pub kv_cache_bytes: Option<u64>,
+}
+
+/// Upper bound of the default KV pool.
+pub const DEFAULT_KV_BYTES: u64 = 4 << 30;
+
+/// Why an engine cannot be loaded; one sentence for the user.
+#[derive(Debug, Error)]
+pub enum LoadError {
+    /// config.json.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The weights.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// An option does not fit the model or another option.
+    #[error("{0}")]
+    Option(String),
+    /// KV pool or workspace.
+    #[error("cannot allocate the KV cache and workspace: {0}; try a smaller --kv-cache-memory")]
+    Memory(#[from] std::io::Error),
+}
+
+/// A loaded engine, ready for its thread, and what start-up prints about it.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The engine.
+    pub engine: Engine,
+    /// The model's numbers.
+    pub config: Config,
+}
+
+/// Loads a Qwen3 checkpoint onto `exec`. `progress` is called with (bytes of this tensor, bytes of all weights).
+pub fn load(mut exec: Exec, options: &LoadOptions, progress: &mut dyn FnMut(u64, u64)) -> Result<Loaded, LoadError> {
+    let config = Config::load(&options.model_path)?;
+    let bounds = bounds(&config, options)?;
+    let source = match options.dummy_seed {
+        Some(seed) => Source::Dummy { seed, std: config.initializer_range },
+        None => Source::open(&options.model_path)?,
+    };
+    let total = config.weight_bytes();
+    let weights = Weights::load(&mut exec, &config, &source, &mut |bytes| progress(bytes, total))?;
+    let executor = Executor::new(exec, config.clone(), weights, bounds)?;
+    let limits = EngineLimits {
+        max_model_len: bounds.context,
+        vocab_size: config.vocab_size,
+        block_size: BLOCK_SIZE,
+        kv_blocks: bounds.kv_blocks,
+        max_num_seqs: bounds.rows,
+        eos_token_ids: config.eos_token_ids.clone(),
+    };
+    Ok(Loaded { engine: Engine::new(executor, limits, bounds.tokens), config })
+}
+
+/// The largest step these options allow.
+pub fn bounds(config: &Config, options: &LoadOptions) -> Result<StepBounds, LoadError> {
+    let context = options.max_model_len.unwrap_or(config.max_position_embeddings);
+    if context < 2 || context > config.max_position_embeddings {
+        return Err(LoadError::Option(format!(
+            "--max-model-len is {context}, but this model takes 2 to {} tokens",
+            config.max_position_embeddings
+        )));
+    }
+    if options.max_num_seqs == 0 || options.max_num_batched_tokens < options.max_num_seqs {
+        return Err(LoadError::Option(format!(
+            "--max-num-seqs is {} and --max-num-batched-tokens is {}: there must be at least one sequence and at least \
+             one token per sequence",
+            options.max_num_seqs, options.max_num_batched_tokens
+        )));
+    }
+    let block_bytes = (config.kv_bytes_per_token() * BLOCK_SIZE) as u64;
+    let useful = (context.div_ceil(BLOCK_SIZE) * options.max_num_seqs) as u64;
+    let kv_blocks = match options.kv_cache_bytes {
+        Some(bytes) => bytes / block_bytes,
+        None => useful.min(DEFAULT_KV_BYTES / block_bytes),
+    };
+    if kv_blocks == 0 || kv_blocks > u64::from(u32::MAX) / BLOCK_SIZE as u64 {
+        return Err(LoadError::Option(format!(
+            "--kv-cache-memory gives {kv_blocks} KV blocks of {block_bytes} bytes; at least one is needed"
+        )));
+    }
+    Ok(StepBounds {
+        tokens: options.max_num_batched_tokens,
+        rows: options.max_num_seqs,
+        context,
+        kv_blocks: kv_blocks as usize,
+    })
+}
+
+/// Scheduler and executor as one [`StepEngine`].
+#[derive(Debug)]
+pub struct Engine {
+    executor: Executor,
+    scheduler: Scheduler,
+    limits: EngineLimits,
+    planned: Step,
+}
+
+impl Engine {
+    fn new(executor: Executor, limits: EngineLimits, max_num_batched_tokens: usize) -> Self {
+        let config = SchedulerConfig {
+            max_num_seqs: limits.max_num_seqs,
+            max_num_batched_tokens,
+            eos_token_ids: limits.eos_token_ids.clone(),
+        };
+        let scheduler = Scheduler::new(config, BlockPool::new(limits.kv_blocks));
+        Self { executor, scheduler, limits, planned: Step::default() }
+    }
+
+    /// The executor, to run single steps.
+    pub fn executor(&mut self) -> &mut Executor {
+        &mut self.executor
+    }
+}
+
+impl StepEngine for Engine {
+    fn limits(&self) -> EngineLimits {
+        self.limits.clone()
+    }
+
+    fn add(&mut self, id: RequestId, request: GenerateRequest) {
+        self.scheduler.add(id, request);
+    }
+
+    fn cancel(&mut self, id: RequestId) {
+        self.scheduler.cancel(id);
+    }
+
+    fn has_work(&self) -> bool {
+        self.scheduler.has_work()
+    }
+
+    fn plan(&mut self) -> EventBatch {
+        let (step, admitted) = self.scheduler.plan();
+        self.planned = step;
+        admitted
+    }
+
+    fn run(&mut self) -> Result<EventBatch, EngineError> {
+        let step = std::mem::take(&mut self.planned);
+        let outcome: Outcome = self.executor.run(&step).map_err(|error| EngineError(error.to_string()))?;
+        Ok(self.scheduler.commit(&step, outcome))
+    }
+
+    fn abort_all(&mut self) -> Vec<RequestId> {
+        self.scheduler.abort_all()
+    }
+
+    fn stats(&self) -> EngineStats {
+        self.scheduler.stats()
+    }
+}

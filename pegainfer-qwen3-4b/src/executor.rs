@@ -1,0 +1,266 @@
+//! Runs a step: the Qwen3 forward pass, written once over ops.
+
+use crate::config::Config;
+use crate::plan::{Outcome, Step};
+use crate::state::{KvLayer, allocate_kv};
+use crate::weights::{Layer, Weights};
+use pegainfer_core::exec::Exec;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+use pegainfer_kernels::ops::{self, AttentionBatch, LogprobRow, SampleSpec};
+
+/// Rows of logits computed at once: more rows take more memory (0.6 MB each for Qwen3's vocabulary), fewer stream the
+/// output matrix more often.
+const LOGITS_ROWS: usize = 32;
+
+/// Largest step an executor is built for.
+#[derive(Debug, Clone, Copy)]
+pub struct StepBounds {
+    /// Input tokens.
+    pub tokens: usize,
+    /// Rows.
+    pub rows: usize,
+    /// Tokens of context.
+    pub context: usize,
+    /// KV blocks of the pool.
+    pub kv_blocks: usize,
+}
+
+/// Model, KV cache and workspace on one device.
+#[derive(Debug)]
+pub struct Executor {
+    exec: Exec,
+    config: Config,
+    weights: Weights,
+    kv: Vec<KvLayer>,
+    rope: Tensor,
+    inputs: Inputs,
+    work: Workspace,
+}
+
+/// The step's metadata on the device.
+#[derive(Debug)]
+struct Inputs {
+    tokens: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    qo_indptr: Tensor,
+    kv_lens: Tensor,
+    block_tables: Tensor,
+    sample_rows: Tensor,
+}
+
+/// Activations, allocated once for the largest step.
+#[derive(Debug)]
+struct Workspace {
+    /// The residual stream, `[tokens, hidden]`.
+    residual: Tensor,
+    /// Its normalised value, input of the projections, `[tokens, hidden]`.
+    normed: Tensor,
+    /// Output of a block, to be added to the residual, `[tokens, hidden]`.
+    delta: Tensor,
+    /// `[tokens, (heads + 2 kv_heads) * head_dim]`.
+    qkv: Tensor,
+    /// `[tokens, heads * head_dim]`.
+    q: Tensor,
+    /// `[tokens, heads * head_dim]`.
+    attended: Tensor,
+    /// `[tokens, 2 * intermediate]`.
+    gate_up: Tensor,
+    /// `[tokens, intermediate]`.
+    activated: Tensor,
+    /// Rows that need logits, `[LOGITS_ROWS, hidden]`.
+    last: Tensor,
+    /// `[LOGITS_ROWS, vocab]` f32.
+    logits: Tensor,
+    /// `[LOGITS_ROWS]` u32.
+    sampled: Tensor,
+}
+
+impl Executor {
+    /// Allocates KV and workspace beside loaded weights.
+    pub fn new(mut exec: Exec, config: Config, weights: Weights, bounds: StepBounds) -> std::io::Result<Self> {
+        let kv = allocate_kv(&mut exec, &config, bounds.kv_blocks)?;
+        let rope = ops::rope_table(&mut exec, bounds.context, config.shape.head_dim, config.rope_theta)?;
+        let inputs = Inputs::new(&mut exec, bounds)?;
+        let work = Workspace::new(&mut exec, &config, bounds.tokens)?;
+        Ok(Self { exec, config, weights, kv, rope, inputs, work })
+    }
+
+    /// The execution context, to record or to ask about the device.
+    pub fn exec(&mut self) -> &mut Exec {
+        &mut self.exec
+    }
+
+    /// The model's numbers.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Runs one step. On `Meta` the outcome is empty.
+    pub fn run(&mut self, step: &Step) -> Result<Outcome, OpError> {
+        let Self { exec, config, weights, kv, rope, inputs, work } = self;
+        exec.install(|exec| {
+            inputs.fill(step);
+            work.set_rows(step.tokens.len());
+            let mut pass = Pass { exec, config, weights, rope, inputs, work, step };
+            pass.forward(kv)?;
+            pass.sample()
+        })
+    }
+}
+
+/// The borrowed parts of one run.
+struct Pass<'a> {
+    exec: &'a mut Exec,
+    config: &'a Config,
+    weights: &'a Weights,
+    rope: &'a Tensor,
+    inputs: &'a mut Inputs,
+    work: &'a mut Workspace,
+    step: &'a Step,
+}
+
+impl Pass<'_> {
+    /// From token ids to the normalised output of the last layer, in `work.normed`.
+    fn forward(&mut self, kv: &mut [KvLayer]) -> Result<(), OpError> {
+        let (weights, eps) = (self.weights, self.config.rms_norm_eps);
+        let Self { exec, inputs, work, .. } = self;
+        ops::embedding(exec, &inputs.tokens, &weights.embedding, &mut work.residual)?;
+        ops::rms_norm(exec, &work.residual, &weights.layers[0].input_norm, eps, &mut work.normed)?;
+        for (i, (layer, kv)) in weights.layers.iter().zip(kv).enumerate() {
+            self.attention(layer, kv)?;
+            self.add_norm(&layer.post_norm)?;
+            self.mlp(layer)?;
+            // The next layer's input norm takes this layer's residual add along.
+            self.add_norm(weights.layers.get(i + 1).map_or(&weights.norm, |next| &next.input_norm))?;
+        }
+        Ok(())
+    }
+
+    /// Adds `delta` to the residual stream and normalises it.
+    fn add_norm(&mut self, weight: &Tensor) -> Result<(), OpError> {
+        let Self { exec, config, work, .. } = self;
+        let Workspace { residual, normed, delta, .. } = &mut **work;
+        ops::add_rms_norm(exec, delta, residual, weight, config.rms_norm_eps, normed)
+    }
+
+    /// `normed` to `delta`.
+    fn attention(&mut self, layer: &Layer, kv: &mut KvLayer) -> Result<(), OpError> {
+        let Self { exec, config, rope, inputs, work, step, .. } = self;
+        let shape = config.shape;
+        ops::linear(exec, &work.normed, &layer.qkv, &mut work.qkv)?;
+        let norms = (&layer.q_norm, &layer.k_norm);
+        let at = (&inputs.positions, &inputs.slots);
+        let cache = (&mut kv.k, &mut kv.v);
+        ops::qk_norm_rope_write_kv(exec, &work.qkv, norms, rope, at, shape, config.rms_norm_eps, &mut work.q, cache)?;
+        let batch = AttentionBatch {
+            qo_indptr: &inputs.qo_indptr,
+            kv_lens: &inputs.kv_lens,
+            block_tables: &inputs.block_tables,
+            attended: step.positions.iter().map(|&p| u64::from(p) + 1).sum(),
+            cached: step.kv_lens.iter().map(|&n| u64::from(n)).sum(),
+        };
+        let scale = (shape.head_dim as f32).sqrt().recip();
+        ops::attention(exec, &work.q, (&kv.k, &kv.v), &batch, shape, scale, &mut work.attended)?;
+        ops::linear(exec, &work.attended, &layer.o, &mut work.delta)
+    }
+
+    /// `normed` to `delta`.
+    fn mlp(&mut self, layer: &Layer) -> Result<(), OpError> {
+        let Self { exec, work, .. } = self;
+        ops::linear(exec, &work.normed, &layer.gate_up, &mut work.gate_up)?;
+        ops::swiglu(exec, &work.gate_up, &mut work.activated)?;
+        ops::linear(exec, &work.activated, &layer.down, &mut work.delta)
+    }
+
+    /// Logits, tokens and log-probabilities of the rows that want them.
+    fn sample(&mut self) -> Result<Outcome, OpError> {
+        let Self { exec, weights, inputs, work, step, .. } = self;
+        let mut outcome = Outcome::default();
+        for rows in step.samples.chunks(LOGITS_ROWS) {
+            let indices: Vec<u32> = rows.iter().map(|row| row.token).collect();
+            inputs.sample_rows.fill_rows(&indices);
+            for tensor in [&mut work.last, &mut work.logits, &mut work.sampled] {
+                tensor.set_rows(rows.len());
+            }
+            ops::gather_rows(exec, &work.normed, &inputs.sample_rows, &mut work.last)?;
+            ops::linear(exec, &work.last, weights.output(), &mut work.logits)?;
+            let specs: Vec<SampleSpec> =
+                rows.iter().map(|row| SampleSpec { params: row.params, position: row.position }).collect();
+            let tokens = ops::sample(exec, &work.logits, &specs, &mut work.sampled)?;
+            let wanted: Vec<LogprobRow> = rows
+                .iter()
+                .zip(&tokens)
+                .enumerate()
+                .filter_map(|(i, (row, &token))| row.logprobs.map(|top| LogprobRow { row: i, token, top }))
+                .collect();
+            let first = outcome.logprobs.len();
+            outcome.logprobs.resize(first + rows.len(), None);
+            for (row, logprobs) in wanted.iter().zip(ops::logprobs(exec, &work.logits, &wanted)?) {
+                outcome.logprobs[first + row.row] = Some(logprobs);
+            }
+            outcome.tokens.extend(tokens);
+        }
+        Ok(outcome)
+    }
+}
+
+impl Inputs {
+    fn new(exec: &mut Exec, bounds: StepBounds) -> std::io::Result<Self> {
+        let max_blocks = bounds.context.div_ceil(pegainfer_core::kv::BLOCK_SIZE);
+        let mut ids = |name: &str, shape: &[usize]| exec.tensor(name, shape, DType::U32);
+        Ok(Self {
+            tokens: ids("tokens", &[bounds.tokens])?,
+            positions: ids("positions", &[bounds.tokens])?,
+            slots: ids("slots", &[bounds.tokens])?,
+            qo_indptr: ids("qo_indptr", &[bounds.rows + 1])?,
+            kv_lens: ids("kv_lens", &[bounds.rows])?,
+            block_tables: ids("block_tables", &[bounds.rows, max_blocks])?,
+            sample_rows: ids("sample_rows", &[LOGITS_ROWS])?,
+        })
+    }
+
+    fn fill(&mut self, step: &Step) {
+        self.tokens.fill_rows(&step.tokens);
+        self.positions.fill_rows(&step.positions);
+        self.slots.fill_rows(&step.slots);
+        self.qo_indptr.fill_rows(&step.qo_indptr);
+        self.kv_lens.fill_rows(&step.kv_lens);
+        // Rows of the device's table are as wide as the longest context; what lies behind a row's blocks is not read.
+        self.block_tables.set_rows(step.rows.len());
+        if step.max_blocks > 0 && self.block_tables.has_data() {
+            let stride = self.block_tables.rows_cols().1;
+            let to = self.block_tables.host_mut::<u32>().chunks_exact_mut(stride);
+            for (to, from) in to.zip(step.block_tables.chunks_exact(step.max_blocks)) {
+                to[..step.max_blocks].copy_from_slice(from);
+            }
+        }
+    }
+}
+
+impl Workspace {
+    fn new(exec: &mut Exec, config: &Config, tokens: usize) -> std::io::Result<Self> {
+        let mut bf16 = |name: &str, width: usize| exec.tensor(name, &[tokens, width], DType::Bf16);
+        let (hidden, width, shape) = (config.hidden_size, config.intermediate_size, config.shape);
+        Ok(Self {
+            residual: bf16("residual", hidden)?,
+            normed: bf16("normed", hidden)?,
+            delta: bf16("delta", hidden)?,
+            qkv: bf16("qkv", shape.qkv_width())?,
+            q: bf16("q", shape.q_width())?,
+            attended: bf16("attended", shape.q_width())?,
+            gate_up: bf16("gate_up", 2 * width)?,
+            activated: bf16("activated", width)?,
+            last: exec.tensor("last", &[LOGITS_ROWS, hidden], DType::Bf16)?,
+            logits: exec.tensor("logits", &[LOGITS_ROWS, config.vocab_size], DType::F32)?,
+            sampled: exec.tensor("sampled", &[LOGITS_ROWS], DType::U32)?,
+        })
+    }
+
+    fn set_rows(&mut self, tokens: usize) {
+        let Self { residual, normed, delta, qkv, q, attended, gate_up, activated, .. } = self;
+        for tensor in [residual, normed, delta, qkv, q, attended, gate_up, activated] {
+            tensor.set_rows(tokens);
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! The same request gives the same bits however it is scheduled: whole or in chunks, alone or in a batch, from a cold
+//! or a warm prefix cache, preempted or not. Tokens and the bits of all reported log-probabilities are compared.
+
+mod support;
+
+use pegainfer_core::engine::{GenerateRequest, StepEngine};
+use pegainfer_core::isa::Isa;
+use pegainfer_core::sampling::SamplingParams;
+use pegainfer_qwen3_4b::LoadOptions;
+use support::{Output, engine, fixture, greedy, options, run};
+
+/// The fixture's prompts, half of them sampled with a seed, and some random prompts of awkward lengths.
+fn requests() -> Vec<GenerateRequest> {
+    let mut requests: Vec<GenerateRequest> = fixture().cases.iter().map(|case| greedy(&case.prompt_ids, 24)).collect();
+    let mut state = 1u64;
+    for length in [1, 2, 15, 16, 17, 31, 33, 48, 63, 100] {
+        let mut id = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as u32 % 4000
+        };
+        requests.push(greedy(&(0..length).map(|_| id()).collect::<Vec<_>>(), 20));
+    }
+    for (i, request) in requests.iter_mut().enumerate() {
+        if i % 2 == 1 {
+            request.sampling = SamplingParams::new(0.9, 40, 0.95, 0.01, i as u64).unwrap();
+        }
+    }
+    requests
+}
+
+fn alone(isa: Isa, requests: &[GenerateRequest]) -> Vec<Output> {
+    let mut engine = engine(isa, &options());
+    requests
+        .iter()
+        .enumerate()
+        .map(|(i, request)| {
+            // A salt of its own: every request starts with a cold cache.
+            let request = GenerateRequest { cache_salt: 1000 + i as u64, ..request.clone() };
+            run(&mut engine, &[request]).remove(0)
+        })
+        .collect()
+}
+
+fn same(what: &str, isa: Isa, expected: &[Output], got: &[Output]) {
+    for (i, (expected, got)) in expected.iter().zip(got).enumerate() {
+        assert!(expected.bits() == got.bits(), "{isa}, {what}: request {i} gave\n{got:?}\nbut alone\n{expected:?}");
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_scheduling() {
+    let requests = requests();
+    for isa in Isa::available() {
+        let expected = alone(isa, &requests);
+        // Chunked, one after another.
+        for budget in [1, 7, 16, 50] {
+            let options = LoadOptions { max_num_seqs: 1, max_num_batched_tokens: budget, ..options() };
+            let slow = budget == 1;
+            let requests = if slow { &requests[12..] } else { &requests[..] };
+            let expected = if slow { &expected[12..] } else { &expected[..] };
+            let got = run(&mut engine(isa, &options), requests);
+            same(&format!("chunks of {budget}"), isa, expected, &got);
+        }
+        // Together, then again with a warm cache.
+        let mut batched = engine(isa, &options());
+        let copies: Vec<_> = requests.iter().cycle().take(32).cloned().collect();
+        let expected_copies: Vec<_> = expected.iter().cycle().take(32).cloned().collect();
+        same("batch of 32", isa, &expected_copies, &run(&mut batched, &copies));
+        let before = batched.stats().prefix_hits;
+        same("warm prefix cache", isa, &expected_copies, &run(&mut batched, &copies));
+        assert!(batched.stats().prefix_hits > before + 1000, "the cache was not warm");
+        // Mixed steps: a budget that is smaller than the prompts together.
+        let options_mixed = LoadOptions { max_num_batched_tokens: 48, ..options() };
+        same("mixed steps", isa, &expected_copies, &run(&mut engine(isa, &options_mixed), &copies));
+        // A pool that holds little more than the longest request.
+        let options_tiny =
+            LoadOptions { kv_cache_bytes: Some(52 * 16 * 6144), max_num_batched_tokens: 64, ..options() };
+        let mut preempting = engine(isa, &options_tiny);
+        same("preemption", isa, &expected_copies, &run(&mut preempting, &copies));
+        assert!(preempting.stats().preemptions > 0, "nothing was preempted");
+    }
+}
+
+#[test]
+fn a_seed_names_the_draw() {
+    let request = |seed| GenerateRequest {
+        sampling: SamplingParams::new(1.2, 0, 1.0, 0.0, seed).unwrap(),
+        ..greedy(&fixture().cases[0].prompt_ids, 24)
+    };
+    let mut engine = engine(Isa::best(), &options());
+    let outputs = run(&mut engine, &[request(1), request(2), request(1)]);
+    assert_eq!(outputs[0].bits(), outputs[2].bits());
+    assert_ne!(outputs[0].ids(), outputs[1].ids());
+}
