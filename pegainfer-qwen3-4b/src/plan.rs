@@ -1,6 +1,7 @@
 //! One step's work, as the scheduler hands it to the executor.
 
 use pegainfer_core::engine::{RequestId, TokenLogprobs};
+use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::sampling::SamplingParams;
 
 /// A ragged batch: every row is one sequence's next tokens, prefill chunks and decode tokens alike.
@@ -62,6 +63,33 @@ pub struct Outcome {
 }
 
 impl Step {
+    /// A step of `batch` equal rows that each add `tokens` tokens to `context - tokens` cached ones, and sample. Blocks
+    /// are numbered through. For plans and benchmarks: no scheduler is asked.
+    pub fn uniform(batch: usize, tokens: usize, context: usize) -> Self {
+        assert!(batch > 0 && 0 < tokens && tokens <= context);
+        let max_blocks = context.div_ceil(BLOCK_SIZE);
+        let mut step = Self { qo_indptr: vec![0], max_blocks, ..Self::default() };
+        for b in 0..batch {
+            let (id, first) = (RequestId(b as u64), (b * max_blocks * BLOCK_SIZE) as u32);
+            step.positions.extend((context - tokens..context).map(|p| p as u32));
+            step.slots.extend((context - tokens..context).map(|p| first + p as u32));
+            // Ids that any vocabulary has, not all the same.
+            step.tokens.extend((0..tokens).map(|t| ((b + t) % 1000) as u32));
+            step.qo_indptr.push(step.tokens.len() as u32);
+            step.kv_lens.push(context as u32);
+            step.block_tables.extend((0..max_blocks).map(|i| (b * max_blocks + i) as u32));
+            step.rows.push(StepRow { id, computed: context });
+            step.samples.push(SampleRow {
+                id,
+                token: step.tokens.len() as u32 - 1,
+                position: context as u64,
+                params: SamplingParams::greedy(),
+                logprobs: None,
+            });
+        }
+        step
+    }
+
     /// True when there is nothing to run.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()

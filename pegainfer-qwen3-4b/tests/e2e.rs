@@ -6,6 +6,8 @@
 //!
 //! `PEGAINFER_TEST_MODEL_PATH` points these tests at another checkpoint that has a fixture.json of the same format.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 mod support;
 
 use pegainfer_core::engine::{EngineConfig, EngineHandle, FinishReason, GenerateRequest, StepEngine, TokenEvent};

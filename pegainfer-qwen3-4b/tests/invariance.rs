@@ -1,6 +1,8 @@
 //! The same request gives the same bits however it is scheduled: whole or in chunks, alone or in a batch, from a cold
 //! or a warm prefix cache, preempted or not. Tokens and the bits of all reported log-probabilities are compared.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 mod support;
 
 use pegainfer_core::engine::{GenerateRequest, StepEngine};

@@ -6,6 +6,8 @@
 //!
 //! The seed is printed; `PEGAINFER_TEST_SEED=n cargo test -p pegainfer-qwen3-4b --test scheduler` replays it.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 use pegainfer_core::engine::{
     EngineLimits, EngineStats, FinishReason, GenerateRequest, RequestId, SubmitError, TokenEvent, TokenOut,
 };

@@ -96,12 +96,13 @@ impl Output {
         self.tokens.iter().map(|t| t.id).collect()
     }
     /// Tokens and the bits of every log-probability: all that must not depend on scheduling.
-    pub fn bits(&self) -> Vec<(u32, Option<(u32, u32, Vec<(u32, u32)>)>)> {
+    pub fn bits(&self) -> Vec<Vec<u32>> {
         let bits = |t: &TokenOut| {
-            let logprobs = t.logprobs.as_ref().map(|l| {
-                (l.logprob.to_bits(), l.rank, l.top.iter().map(|(id, p)| (*id, p.to_bits())).collect::<Vec<_>>())
+            let logprobs = t.logprobs.iter().flat_map(|l| {
+                let top = l.top.iter().flat_map(|(id, p)| [*id, p.to_bits()]);
+                [l.logprob.to_bits(), l.rank].into_iter().chain(top)
             });
-            (t.id, logprobs)
+            std::iter::once(t.id).chain(logprobs).collect()
         };
         self.tokens.iter().map(bits).collect()
     }

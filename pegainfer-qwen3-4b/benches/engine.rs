@@ -1,0 +1,86 @@
+//! The executor on the CPU with the shape of Qwen3-0.6B and dummy weights, beside a plain read of as many bytes.
+//!
+//! `cargo bench -p pegainfer-qwen3-4b`. Divide `decode/1` by `read`: both move the same bytes.
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use half::bf16;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::isa::Isa;
+use pegainfer_core::tensor::{DType, Tensor};
+use pegainfer_core::weights::Source;
+use pegainfer_kernels::ops::HeadShape;
+use pegainfer_qwen3_4b::config::Config;
+use pegainfer_qwen3_4b::executor::{Executor, StepBounds};
+use pegainfer_qwen3_4b::plan::Step;
+use pegainfer_qwen3_4b::weights::Weights;
+use rayon::prelude::*;
+use std::time::Duration;
+
+fn qwen3_0_6b() -> Config {
+    Config {
+        vocab_size: 151_936,
+        hidden_size: 1024,
+        intermediate_size: 3072,
+        layers: 28,
+        shape: HeadShape { heads: 16, kv_heads: 8, head_dim: 128 },
+        rms_norm_eps: 1e-6,
+        rope_theta: 1e6,
+        max_position_embeddings: 40_960,
+        tie_word_embeddings: true,
+        initializer_range: 0.02,
+        eos_token_ids: vec![151_645],
+    }
+}
+
+fn executor() -> Executor {
+    let config = qwen3_0_6b();
+    let mut exec = Exec::cpu(Isa::best(), None).expect("threads");
+    let source = Source::Dummy { seed: 1, std: config.initializer_range };
+    let weights = Weights::load(&mut exec, &config, &source, &mut |_| {}).expect("dummy weights");
+    let bounds = StepBounds { tokens: 512, rows: 32, context: 1024, kv_blocks: 32 * 16 };
+    Executor::new(exec, config, weights, bounds).expect("workspace")
+}
+
+/// Reads every byte once, on all threads: the rate that a decode step is measured against.
+fn read(exec: &mut Exec, data: &Tensor) -> u64 {
+    let words: &[u64] = bytemuck::cast_slice(data.host::<bf16>());
+    exec.install(|_| {
+        let sum = |part: &[u64]| {
+            let (rows, tail) = part.as_chunks::<32>();
+            let lanes = rows.iter().fold([0u64; 32], |a, row| std::array::from_fn(|i| a[i] ^ row[i]));
+            lanes.iter().chain(tail).fold(0, |a, b| a ^ b)
+        };
+        words.par_chunks(1 << 17).map(sum).reduce(|| 0, |a, b| a ^ b)
+    })
+}
+
+fn engine(c: &mut Criterion) {
+    let mut executor = executor();
+    let bytes = executor.config().weight_bytes();
+    let mut group = c.benchmark_group(format!("qwen3-0.6b/{}", Isa::best()));
+    group.sample_size(10).measurement_time(Duration::from_secs(3)).warm_up_time(Duration::from_secs(1));
+    let data = executor.exec().tensor("read", &[bytes as usize / 2], DType::Bf16).map(|mut data| {
+        data.host_mut::<bf16>().fill(bf16::ONE);
+        data
+    });
+    let data = data.expect("memory for the plain read");
+    group.throughput(Throughput::Bytes(bytes));
+    group.bench_function("read", |b| b.iter(|| read(executor.exec(), &data)));
+    drop(data);
+    for batch in [1, 8, 32] {
+        let step = Step::uniform(batch, 1, 128);
+        group.throughput(Throughput::Bytes(bytes));
+        group.bench_function(BenchmarkId::new("decode", batch), |b| b.iter(|| executor.run(&step).expect("a step")));
+    }
+    let step = Step::uniform(1, 512, 512);
+    // 2 FLOPs for each weight that is not the embedding, and causal attention.
+    let config = executor.config();
+    let dense = config.weight_bytes() - (2 * config.vocab_size * config.hidden_size) as u64;
+    let attention = 4 * (config.layers * config.shape.q_width() * 512 * 513 / 2) as u64;
+    group.throughput(Throughput::Elements(dense * 512 + attention));
+    group.bench_function(BenchmarkId::new("prefill", 512), |b| b.iter(|| executor.run(&step).expect("a step")));
+    group.finish();
+}
+
+criterion_group!(benches, engine);
+criterion_main!(benches);
