@@ -10,6 +10,7 @@ use pegainfer_core::engine::{
 };
 use pegainfer_core::exec::Exec;
 use pegainfer_core::kv::{BLOCK_SIZE, BlockPool};
+use pegainfer_core::record::OpRecord;
 use pegainfer_core::weights::{Source, WeightsError};
 use std::path::PathBuf;
 use thiserror::Error;
@@ -116,6 +117,21 @@ pub fn bounds(config: &Config, options: &LoadOptions) -> Result<StepBounds, Load
         context,
         kv_blocks: kv_blocks as usize,
     })
+}
+
+/// The ops of one step, without weights or memory: `batch` rows that each add `tokens` tokens to a context of
+/// `context` tokens in all, and sample.
+pub fn record(config: &Config, batch: usize, tokens: usize, context: usize) -> Result<Vec<OpRecord>, LoadError> {
+    let mut exec = Exec::meta()?;
+    let source = Source::Dummy { seed: 0, std: 0.0 };
+    let weights = Weights::load(&mut exec, config, &source, &mut |_| {})?;
+    let kv_blocks = batch * context.div_ceil(BLOCK_SIZE);
+    let bounds = StepBounds { tokens: batch * tokens, rows: batch, context, kv_blocks };
+    let mut executor = Executor::new(exec, config.clone(), weights, bounds)?;
+    let step = Step::uniform(batch, tokens, context);
+    let (result, records) = executor.record(&step);
+    result.map_err(|error| LoadError::Option(error.to_string()))?;
+    Ok(records)
 }
 
 /// Scheduler and executor as one [`StepEngine`].

@@ -5,6 +5,7 @@ use crate::plan::{Outcome, Step};
 use crate::state::{KvLayer, allocate_kv};
 use crate::weights::{Layer, Weights};
 use pegainfer_core::exec::Exec;
+use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_kernels::ops::{self, AttentionBatch, LogprobRow, SampleSpec};
 
@@ -99,13 +100,13 @@ impl Executor {
     /// Runs one step. On `Meta` the outcome is empty.
     pub fn run(&mut self, step: &Step) -> Result<Outcome, OpError> {
         let Self { exec, config, weights, kv, rope, inputs, work } = self;
-        exec.install(|exec| {
-            inputs.fill(step);
-            work.set_rows(step.tokens.len());
-            let mut pass = Pass { exec, config, weights, rope, inputs, work, step };
-            pass.forward(kv)?;
-            pass.sample()
-        })
+        exec.install(|exec| Pass { exec, config, weights, rope, inputs, work, step }.run(kv))
+    }
+
+    /// As [`run`](Self::run), with the record of every op.
+    pub fn record(&mut self, step: &Step) -> (Result<Outcome, OpError>, Vec<OpRecord>) {
+        let Self { exec, config, weights, kv, rope, inputs, work } = self;
+        exec.install(|exec| exec.recording(|exec| Pass { exec, config, weights, rope, inputs, work, step }.run(kv)))
     }
 }
 
@@ -121,6 +122,13 @@ struct Pass<'a> {
 }
 
 impl Pass<'_> {
+    fn run(&mut self, kv: &mut [KvLayer]) -> Result<Outcome, OpError> {
+        self.inputs.fill(self.step);
+        self.work.set_rows(self.step.tokens.len());
+        self.forward(kv)?;
+        self.sample()
+    }
+
     /// From token ids to the normalised output of the last layer, in `work.normed`.
     fn forward(&mut self, kv: &mut [KvLayer]) -> Result<(), OpError> {
         let (weights, eps) = (self.weights, self.config.rms_norm_eps);

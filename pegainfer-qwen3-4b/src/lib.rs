@@ -4,7 +4,7 @@
 //! - [`config`]: config.json, refused where it asks for something else.
 //! - [`weights`], [`state`]: what lives on the device.
 //! - [`plan`]: one step's work. [`scheduler`] makes it, [`executor`] runs it.
-//! - this file: loading, and the glue that makes scheduler and executor one engine.
+//! - `engine`: loading, and the glue that makes scheduler and executor one engine.
 
 pub mod config;
 mod engine;
@@ -15,4 +15,4 @@ mod sequence;
 pub mod state;
 pub mod weights;
 
-pub use engine::{Engine, LoadError, LoadOptions, Loaded, load};
+pub use engine::{Engine, LoadError, LoadOptions, Loaded, load, record};

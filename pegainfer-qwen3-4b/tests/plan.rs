@@ -1,0 +1,78 @@
+//! The recorded plan of the official sizes against their published totals: recording needs no weights.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use pegainfer_core::record::OpRecord;
+use pegainfer_kernels::ops::HeadShape;
+use pegainfer_qwen3_4b::config::Config;
+use pegainfer_qwen3_4b::record;
+
+/// (hidden, intermediate, layers, heads, tied, parameters) of the official Qwen3 models.
+const SIZES: [(usize, usize, usize, usize, bool, u64); 6] = [
+    (1024, 3072, 28, 16, true, 596_049_920),
+    (2048, 6144, 28, 16, true, 1_720_574_976),
+    (2560, 9728, 36, 32, true, 4_022_468_096),
+    (4096, 12_288, 36, 32, false, 8_190_735_360),
+    (5120, 17_408, 40, 40, false, 14_768_307_200),
+    (5120, 25_600, 64, 64, false, 32_762_123_264),
+];
+
+fn config((hidden, width, layers, heads, tied, _): (usize, usize, usize, usize, bool, u64)) -> Config {
+    Config {
+        vocab_size: 151_936,
+        hidden_size: hidden,
+        intermediate_size: width,
+        layers,
+        shape: HeadShape { heads, kv_heads: 8, head_dim: 128 },
+        rms_norm_eps: 1e-6,
+        rope_theta: 1e6,
+        max_position_embeddings: 40_960,
+        tie_word_embeddings: tied,
+        initializer_range: 0.02,
+        eos_token_ids: vec![151_645, 151_643],
+    }
+}
+
+fn total(records: &[OpRecord], of: impl Fn(&OpRecord) -> u64) -> u64 {
+    records.iter().map(of).sum()
+}
+
+#[test]
+fn a_decode_step_reads_every_weight_once() {
+    for size in SIZES {
+        let config = config(size);
+        assert_eq!(config.weight_bytes(), 2 * size.5);
+        let records = record(&config, 8, 1, 1024).unwrap();
+        let untied = if size.4 { 0 } else { (config.vocab_size * config.hidden_size) as u64 };
+        let linear: u64 = total(&records, |r| if r.op == "linear" { r.flops } else { 0 });
+        let norms = (config.layers * (2 * config.hidden_size + 256) + config.hidden_size) as u64;
+        assert_eq!(linear, 2 * 8 * (size.5 - untied - norms), "2 FLOPs per weight and row");
+        let kv = 8 * 1024 * config.kv_bytes_per_token() as u64;
+        let bytes = total(&records, |r| r.bytes);
+        let floor = 2 * (size.5 - untied) + kv;
+        assert!(bytes >= floor && bytes < floor + floor / 20, "{bytes} bytes, floor {floor}");
+    }
+}
+
+#[test]
+fn prefill_flops_are_dense_plus_causal_attention() {
+    let config = config(SIZES[2]);
+    let records = record(&config, 1, 1024, 1024).unwrap();
+    let attention = total(&records, |r| if r.op == "attention" { r.flops } else { 0 });
+    assert_eq!(attention, 4 * 36 * 4096 * (1024 * 1025 / 2));
+    assert_eq!(records.len(), 2 + 36 * 9 + 3, "embedding, norm, nine ops a layer, then rows, head and sampling");
+}
+
+#[test]
+fn every_input_was_written_before_or_is_a_weight() {
+    let records = record(&config(SIZES[0]), 2, 3, 40).unwrap();
+    let mut written: Vec<u32> = Vec::new();
+    for record in &records {
+        for read in &record.reads {
+            let given = read.name.starts_with("model.") || read.name.starts_with("kv.");
+            let host = ["tokens", "positions", "slots", "qo_indptr", "kv_lens", "block_tables", "sample_rows", "rope"];
+            assert!(given || host.contains(&read.name.as_str()) || written.contains(&read.id), "{}", read.name);
+        }
+        written.extend(record.writes.iter().map(|w| w.id));
+    }
+}
