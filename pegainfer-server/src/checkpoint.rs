@@ -1,0 +1,113 @@
+//! The text side of a checkpoint directory: tokenizer, chat template, sampling defaults.
+
+use crate::text::{ChatTemplate, Tokenizer};
+use anyhow::{Context, Result, bail};
+use pegainfer_core::sampling::SamplingParams;
+use serde_json::Value;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Everything that turns requests into token ids and back.
+pub struct Checkpoint {
+    /// Name of the directory, the model's default name.
+    pub name: String,
+    /// Text to ids and back.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Messages to prompt; base models have none.
+    pub template: Option<ChatTemplate>,
+    /// Sampling values for requests that give none.
+    pub defaults: SamplingDefaults,
+}
+
+/// Sampling values of `generation_config.json`, else OpenAI's.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SamplingDefaults {
+    /// Divisor of the logits.
+    pub temperature: f32,
+    /// 0 keeps all tokens.
+    pub top_k: u32,
+    /// Probability mass that is kept.
+    pub top_p: f32,
+    /// Least probability, relative to the most likely token.
+    pub min_p: f32,
+}
+
+impl Default for SamplingDefaults {
+    fn default() -> Self {
+        Self { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0 }
+    }
+}
+
+impl Checkpoint {
+    /// Reads a checkpoint directory.
+    pub fn load(dir: &Path) -> Result<Self> {
+        let absolute = dir.canonicalize().with_context(|| format!("{} cannot be read", dir.display()))?;
+        let name = absolute.file_name().map_or("model".into(), |name| name.to_string_lossy().into_owned());
+        let tokenizer = Arc::new(Tokenizer::load(dir)?);
+        let template = ChatTemplate::load(dir)?;
+        Ok(Self { name, tokenizer, template, defaults: SamplingDefaults::load(dir)? })
+    }
+}
+
+impl SamplingDefaults {
+    fn load(dir: &Path) -> Result<Self> {
+        let path = dir.join("generation_config.json");
+        if !path.is_file() {
+            return Ok(Self::default());
+        }
+        let text = std::fs::read_to_string(&path).with_context(|| format!("{} cannot be read", path.display()))?;
+        let config: Value =
+            serde_json::from_str(&text).with_context(|| format!("{} is not valid JSON", path.display()))?;
+        Self::parse(&config).with_context(|| format!("{} holds a value that cannot be used", path.display()))
+    }
+
+    fn parse(config: &Value) -> Result<Self> {
+        let number = |name: &str, default: f32| match &config[name] {
+            Value::Null => Ok(default),
+            value => value.as_f64().map(|n| n as f32).with_context(|| format!("{name} must be a number, got {value}")),
+        };
+        let defaults = Self::default();
+        let top_k = match &config["top_k"] {
+            Value::Null => defaults.top_k,
+            value => match value.as_i64().map(|k| u32::try_from(k.max(0))) {
+                Some(Ok(k)) => k,
+                _ => bail!("top_k must be an integer, got {value}"),
+            },
+        };
+        let parsed = Self {
+            temperature: number("temperature", defaults.temperature)?,
+            top_k,
+            top_p: number("top_p", defaults.top_p)?,
+            min_p: number("min_p", defaults.min_p)?,
+        };
+        SamplingParams::new(parsed.temperature, parsed.top_k, parsed.top_p, parsed.min_p, 0)?;
+        if number("repetition_penalty", 1.0)? != 1.0 {
+            log::warn!("generation_config.json asks for a repetition_penalty, which is not implemented yet");
+        }
+        Ok(parsed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+    use serde_json::json;
+
+    #[test]
+    fn the_bundled_checkpoint_loads() {
+        let checkpoint = Checkpoint::load(&testing::model_dir()).unwrap();
+        assert_eq!(checkpoint.name, "qwen3-tiny");
+        assert!(checkpoint.template.is_some());
+        let expected = SamplingDefaults { temperature: 0.6, top_k: 20, top_p: 0.95, min_p: 0.0 };
+        assert_eq!(checkpoint.defaults, expected);
+    }
+
+    #[test]
+    fn unusable_defaults_are_refused_by_name() {
+        assert_eq!(SamplingDefaults::parse(&json!({})).unwrap(), SamplingDefaults::default());
+        for (config, field) in [(json!({"top_p": 2}), "top_p"), (json!({"temperature": "x"}), "temperature")] {
+            assert!(SamplingDefaults::parse(&config).unwrap_err().to_string().contains(field));
+        }
+    }
+}

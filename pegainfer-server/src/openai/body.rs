@@ -1,0 +1,66 @@
+//! Reads a request body: bounded, JSON, an object.
+
+use super::errors::ApiError;
+use super::fields::Fields;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::{HeaderMap, StatusCode, header};
+use futures_util::StreamExt;
+use serde_json::Value;
+
+/// Largest body that is accepted.
+pub const MAX_BODY: usize = 8 << 20;
+/// Of a larger body, this much is read and thrown away before the refusal, because many clients read no answer before
+/// they have sent everything.
+const MAX_DISCARD: usize = 64 << 20;
+
+/// The headers and fields of a JSON request.
+pub async fn read(request: Request) -> Result<(HeaderMap, Fields), ApiError> {
+    let (parts, body) = request.into_parts();
+    let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or("none");
+    let essence = content_type.split(';').next().unwrap_or_default().trim();
+    if !essence.eq_ignore_ascii_case("application/json") {
+        let message = format!("Content-Type must be application/json, got {}", super::errors::echo(content_type));
+        return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+    }
+    let bytes = read_bounded(body, &parts.headers).await?;
+    Ok((parts.headers, parse(&bytes)?))
+}
+
+async fn read_bounded(body: Body, headers: &HeaderMap) -> Result<Vec<u8>, ApiError> {
+    let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
+    // A client that asks before it sends (curl does, for large bodies) can be told at once.
+    if headers.contains_key(header::EXPECT) && announced.is_some_and(|length| length > MAX_BODY) {
+        return Err(too_large());
+    }
+    let mut frames = body.into_data_stream();
+    let mut bytes = Vec::with_capacity(announced.unwrap_or(0).min(MAX_BODY));
+    let mut total = 0;
+    while let Some(frame) = frames.next().await {
+        let frame = frame
+            .map_err(|e| ApiError::new(StatusCode::BAD_REQUEST, format!("the request body could not be read: {e}")))?;
+        total += frame.len();
+        if total <= MAX_BODY {
+            bytes.extend_from_slice(&frame);
+        } else if total > MAX_DISCARD {
+            break;
+        }
+    }
+    if total > MAX_BODY { Err(too_large()) } else { Ok(bytes) }
+}
+
+fn too_large() -> ApiError {
+    let message = format!("the request body is larger than the limit of {} MiB", MAX_BODY >> 20);
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+}
+
+fn parse(bytes: &[u8]) -> Result<Fields, ApiError> {
+    let bad = |message: String| ApiError::new(StatusCode::BAD_REQUEST, message);
+    let text = std::str::from_utf8(bytes)
+        .map_err(|e| bad(format!("the request body is not valid UTF-8 at byte {}", e.valid_up_to())))?;
+    match serde_json::from_str(text) {
+        Ok(Value::Object(body)) => Ok(Fields::new(body)),
+        Ok(_) => Err(bad("the request body must be a JSON object".into())),
+        Err(e) => Err(bad(format!("the request body is not valid JSON: {e}"))),
+    }
+}

@@ -1,0 +1,166 @@
+//! `POST /v1/completions`.
+
+use super::errors::ApiError;
+use super::fields::{Fields, describe};
+use super::generation::{Generation, Piece};
+use super::logprobs::CompletionLogprobs;
+use super::params::{MAX_LOGPROBS, Params, token_id};
+use super::sse::{self, ChunkFormat, Events};
+use super::state::{AppState, unix_time};
+use super::wire::{CompletionChoice, Envelope, Usage};
+use super::{body, with_ignored};
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use futures_util::future::try_join_all;
+use serde_json::Value;
+use std::sync::Arc;
+
+/// OpenAI's default.
+const DEFAULT_MAX_TOKENS: usize = 16;
+/// Prompts of one request.
+const MAX_PROMPTS: usize = 256;
+
+/// What came as `prompt`.
+#[derive(Debug, PartialEq)]
+enum Prompt {
+    Texts(Vec<String>),
+    Ids(Vec<Vec<u32>>),
+}
+
+/// The handler.
+pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
+    let (headers, mut fields) = body::read(request).await?;
+    let params = Params::take(&mut fields, &headers, &state)?;
+    let prompt = take_prompt(&mut fields, state.engine.limits().vocab_size)?;
+    let logprobs = fields.integer("logprobs", 0..=MAX_LOGPROBS)?.map(|n| n as usize);
+    let ignored = state.policy.judge(&fields.rest())?;
+
+    let prompts = match prompt {
+        Prompt::Ids(ids) => ids,
+        Prompt::Texts(texts) => state.encode(texts, params.add_special_tokens.unwrap_or(true), "prompt").await?,
+    };
+    let requests = prompts
+        .into_iter()
+        .map(|ids| params.request(ids, DEFAULT_MAX_TOKENS, logprobs, &state))
+        .collect::<Result<_, _>>()?;
+    let generations = Generation::submit_all(&state, &params, requests, "completions", "prompt")?;
+    let format = Format {
+        id: format!("cmpl-{}", params.request_id),
+        created: unix_time(),
+        model: params.model,
+        logprobs: logprobs.is_some(),
+        state,
+    };
+    let response = match params.stream {
+        Some(options) => sse::respond(generations, format, options).await?,
+        None => respond(generations, format).await?,
+    };
+    Ok(with_ignored(response, ignored))
+}
+
+/// A string, a list of token ids, or a list of either: each entry is a choice of its own.
+fn take_prompt(fields: &mut Fields, vocab_size: usize) -> Result<Prompt, ApiError> {
+    let invalid = |message: &str| Err(ApiError::invalid("prompt", message));
+    const EXPECTED: &str = "prompt must be a string, a list of strings, a list of token ids, or a list of such lists";
+    let list = match fields.take("prompt") {
+        None => return invalid("prompt is missing"),
+        Some(Value::String(text)) => return Ok(Prompt::Texts(vec![text])),
+        Some(Value::Array(list)) => list,
+        Some(other) => return invalid(&format!("{EXPECTED}, got {}", describe(&other))),
+    };
+    let ids = |list: &[Value]| list.iter().map(|value| token_id(value, vocab_size, "prompt")).collect();
+    match list.first() {
+        None => return invalid("the prompt is empty: send at least one token"),
+        Some(Value::Number(_)) => return Ok(Prompt::Ids(vec![ids(&list)?])),
+        Some(_) if list.len() > MAX_PROMPTS => {
+            return invalid(&format!("prompt may hold at most {MAX_PROMPTS} prompts, got {}", list.len()));
+        }
+        Some(_) => {}
+    }
+    if list.iter().all(Value::is_string) {
+        let texts = list.into_iter().filter_map(|value| value.as_str().map(str::to_string)).collect();
+        return Ok(Prompt::Texts(texts));
+    }
+    let Some(lists) = list.iter().map(Value::as_array).collect::<Option<Vec<_>>>() else { return invalid(EXPECTED) };
+    Ok(Prompt::Ids(lists.into_iter().map(|list| ids(list)).collect::<Result<_, _>>()?))
+}
+
+struct Format {
+    id: String,
+    created: u64,
+    model: String,
+    logprobs: bool,
+    state: Arc<AppState>,
+}
+
+impl Format {
+    fn envelope(&self, choices: Vec<CompletionChoice>, usage: Option<Option<Usage>>) -> Envelope<'_, CompletionChoice> {
+        Envelope { id: &self.id, object: "text_completion", created: self.created, model: &self.model, choices, usage }
+    }
+
+    fn logprobs(&self, piece: &Piece) -> Option<CompletionLogprobs> {
+        self.logprobs.then(|| CompletionLogprobs::of(piece, &self.state.checkpoint.tokenizer))
+    }
+}
+
+impl ChunkFormat for Format {
+    fn piece(&mut self, out: &mut Events, index: usize, piece: Piece, usage: Option<Option<Usage>>) {
+        let logprobs = self.logprobs(&piece);
+        let choice = CompletionChoice { index, text: piece.text, logprobs, end: piece.finish.into() };
+        out.push(&self.envelope(vec![choice], usage));
+    }
+
+    fn usage(&mut self, out: &mut Events, usage: Usage) {
+        out.push(&self.envelope(vec![], Some(Some(usage))));
+    }
+}
+
+/// Waits for all choices. The first failure drops, and so cancels, the others.
+async fn respond(mut generations: Vec<Generation>, format: Format) -> Result<Response, ApiError> {
+    let collected = generations.iter_mut().enumerate().map(|(index, generation)| collect(index, generation, &format));
+    let choices = try_join_all(collected).await?;
+    let usage = Usage::sum(generations.iter().map(Generation::counts));
+    Ok(Json(format.envelope(choices, Some(Some(usage)))).into_response())
+}
+
+async fn collect(index: usize, generation: &mut Generation, format: &Format) -> Result<CompletionChoice, ApiError> {
+    let mut choice = CompletionChoice { index, text: String::new(), logprobs: None, end: None.into() };
+    while let Some(piece) = generation.next().await {
+        let piece = piece?;
+        if let Some(logprobs) = format.logprobs(&piece) {
+            choice.logprobs.get_or_insert_default().extend(logprobs);
+        }
+        choice.text += &piece.text;
+        choice.end = piece.finish.into();
+    }
+    Ok(choice)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn prompt(value: Value) -> Result<Prompt, ApiError> {
+        take_prompt(&mut Fields::new(json!({ "prompt": value }).as_object().unwrap().clone()), 10)
+    }
+
+    #[test]
+    fn the_four_forms_of_a_prompt() {
+        assert_eq!(prompt(json!("a")).unwrap(), Prompt::Texts(vec!["a".into()]));
+        assert_eq!(prompt(json!(["a", "b"])).unwrap(), Prompt::Texts(vec!["a".into(), "b".into()]));
+        assert_eq!(prompt(json!([1, 2])).unwrap(), Prompt::Ids(vec![vec![1, 2]]));
+        assert_eq!(prompt(json!([[1], [2, 3]])).unwrap(), Prompt::Ids(vec![vec![1], vec![2, 3]]));
+    }
+
+    #[test]
+    fn other_forms_are_refused() {
+        for bad in [json!(null), json!(5), json!({}), json!([]), json!([1, "a"]), json!(["a", 1]), json!([[1], "a"])] {
+            assert!(prompt(bad.clone()).is_err(), "{bad}");
+        }
+        for bad in [json!([-1]), json!([1.5]), json!([10]), json!([4294967297u64]), json!([[10]])] {
+            assert!(prompt(bad.clone()).unwrap_err().body().contains("\"param\":\"prompt\""), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! The fields of a request body, taken one by one. JSON `null` means "absent", everywhere.
+
+use super::errors::ApiError;
+use serde_json::{Map, Value};
+use std::ops::RangeInclusive;
+
+/// A request body. What has not been taken at the end was not understood.
+pub struct Fields(Map<String, Value>);
+
+impl Fields {
+    /// Wraps a body; fields that are `null` count as absent.
+    pub fn new(mut body: Map<String, Value>) -> Self {
+        body.retain(|_, value| !value.is_null());
+        Self(body)
+    }
+
+    /// A field of any type.
+    pub fn take(&mut self, name: &str) -> Option<Value> {
+        self.0.shift_remove(name)
+    }
+
+    /// True or false.
+    pub fn bool(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
+        self.take_as(name, "true or false", |value| value.as_bool())
+    }
+
+    /// Any number. (JSON has no NaN and no infinity.)
+    pub fn number(&mut self, name: &str) -> Result<Option<f64>, ApiError> {
+        self.take_as(name, "a number", |value| value.as_f64())
+    }
+
+    /// A whole number within `range`.
+    pub fn integer(&mut self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
+        let expected = format!("an integer from {} to {}", range.start(), range.end());
+        self.take_as(name, &expected, |value| value.as_i64().filter(|n| range.contains(n)))
+    }
+
+    /// A string.
+    pub fn string(&mut self, name: &str) -> Result<Option<String>, ApiError> {
+        self.take_as(name, "a string", |value| value.as_str().map(str::to_string))
+    }
+
+    /// An object.
+    pub fn object(&mut self, name: &str) -> Result<Option<Map<String, Value>>, ApiError> {
+        self.take_as(name, "an object", |value| value.as_object().cloned())
+    }
+
+    /// A list.
+    pub fn list(&mut self, name: &str) -> Result<Option<Vec<Value>>, ApiError> {
+        self.take_as(name, "a list", |value| value.as_array().cloned())
+    }
+
+    /// What nobody took.
+    pub fn rest(self) -> Map<String, Value> {
+        self.0
+    }
+
+    fn take_as<T>(
+        &mut self,
+        name: &str,
+        expected: &str,
+        parse: impl FnOnce(&Value) -> Option<T>,
+    ) -> Result<Option<T>, ApiError> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        match parse(&value) {
+            Some(parsed) => Ok(Some(parsed)),
+            None => Err(ApiError::invalid(name, format!("{name} must be {expected}, got {}", describe(&value)))),
+        }
+    }
+}
+
+/// A value in a few words, for errors: scalars are shown, the rest is named.
+pub fn describe(value: &Value) -> String {
+    match value {
+        Value::Null => "null".into(),
+        Value::Bool(b) => b.to_string(),
+        Value::Number(n) => n.to_string(),
+        Value::String(s) => format!("\"{}\"", super::errors::echo(s)),
+        Value::Array(_) => "a list".into(),
+        Value::Object(_) => "an object".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn fields(value: Value) -> Fields {
+        Fields::new(value.as_object().unwrap().clone())
+    }
+
+    #[test]
+    fn null_is_absent_and_wrong_types_name_the_field() {
+        let mut fields = fields(json!({"a": null, "b": "x", "c": 1.5, "d": -1, "e": 1e30}));
+        assert_eq!(fields.bool("a").unwrap(), None);
+        let message = |error: ApiError| error.body();
+        assert!(message(fields.number("b").unwrap_err()).contains("b must be a number, got \\\"x\\\""));
+        assert!(message(fields.integer("c", 0..=9).unwrap_err()).contains("an integer from 0 to 9, got 1.5"));
+        assert!(message(fields.integer("d", 0..=9).unwrap_err()).contains("got -1"));
+        assert!(message(fields.integer("e", 0..=9).unwrap_err()).contains("got 1e+30"));
+        assert!(fields.rest().is_empty());
+    }
+}

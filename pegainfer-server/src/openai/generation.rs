@@ -1,0 +1,199 @@
+//! One running choice: the engine's tokens become pieces of text.
+
+use super::errors::ApiError;
+use super::params::Params;
+use super::state::AppState;
+use crate::metrics::{Ending, RequestRecord};
+use crate::text::{Detokenizer, StopScanner, Tokenizer};
+use pegainfer_core::engine::{FinishReason, GenerateRequest, TokenEvent, TokenOut, TokenStream};
+use serde::Serialize;
+use std::sync::Arc;
+
+/// What a client learns at once: usually one token.
+#[derive(Debug)]
+pub struct Piece {
+    /// Text that is certain by now; may be empty while part of a character or of a stop string is held back.
+    pub text: String,
+    /// The token, if one caused this piece.
+    pub token: Option<TokenOut>,
+    /// Characters of text before this token.
+    pub offset: usize,
+    /// Present on the last piece.
+    pub finish: Option<Finish>,
+}
+
+/// How a choice ended.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Finish {
+    /// `stop` or `length`.
+    pub reason: &'static str,
+    /// What stopped it; `None` for the end of the text and for `length`.
+    pub stop_reason: Option<StopReason>,
+}
+
+/// vLLM's `stop_reason`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum StopReason {
+    /// A stop string.
+    Text(String),
+    /// One of the request's stop token ids.
+    Token(u32),
+}
+
+/// Token counts of one choice.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Tokens of the prompt.
+    pub prompt: usize,
+    /// Tokens generated so far, the one that stopped it included.
+    pub completion: usize,
+    /// Prompt tokens found in the prefix cache.
+    pub cached: usize,
+}
+
+/// A submitted request. Dropping it cancels the request.
+pub struct Generation {
+    /// `None` once the choice is complete.
+    stream: Option<TokenStream>,
+    tokenizer: Arc<Tokenizer>,
+    detokenizer: Detokenizer,
+    scanner: StopScanner,
+    stops: Vec<String>,
+    stop_token_ids: Vec<u32>,
+    max_tokens: usize,
+    counts: Counts,
+    /// Characters decoded so far, held-back ones included.
+    chars: usize,
+    record: RequestRecord,
+}
+
+impl Generation {
+    /// Submits one request per prompt, all or none: the first refusal cancels the others.
+    pub fn submit_all(
+        state: &AppState,
+        params: &Params,
+        requests: Vec<GenerateRequest>,
+        endpoint: &'static str,
+        prompt_field: &'static str,
+    ) -> Result<Vec<Self>, ApiError> {
+        for request in &requests {
+            state.engine.limits().check(request).map_err(|e| ApiError::from_submit(e, prompt_field))?;
+        }
+        let submit = |request| Self::submit(state, params, request, endpoint, prompt_field);
+        requests.into_iter().map(submit).collect()
+    }
+
+    fn submit(
+        state: &AppState,
+        params: &Params,
+        request: GenerateRequest,
+        endpoint: &'static str,
+        prompt_field: &'static str,
+    ) -> Result<Self, ApiError> {
+        let (prompt, max_tokens) = (request.prompt.len(), request.max_tokens);
+        let stream = state.engine.submit(request).map_err(|e| ApiError::from_submit(e, prompt_field))?;
+        Ok(Self {
+            stream: Some(stream),
+            tokenizer: state.checkpoint.tokenizer.clone(),
+            detokenizer: Detokenizer::new(),
+            scanner: StopScanner::new(&params.stop),
+            stops: params.stop.clone(),
+            stop_token_ids: params.stop_token_ids.clone(),
+            max_tokens,
+            counts: Counts { prompt, ..Counts::default() },
+            chars: 0,
+            record: state.metrics.request(&params.request_id, endpoint, prompt),
+        })
+    }
+
+    /// Token counts so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// The next piece; `None` after the last one. One piece per token: the last token's carries the finish.
+    pub async fn next(&mut self) -> Option<Result<Piece, ApiError>> {
+        let mut last = None;
+        loop {
+            match self.stream.as_mut()?.recv().await {
+                Some(TokenEvent::Admitted { cached_tokens }) => {
+                    self.counts.cached = cached_tokens;
+                    self.record.admitted(cached_tokens);
+                }
+                Some(TokenEvent::Token(token)) => {
+                    let piece = self.token(token);
+                    let is_last =
+                        piece.token.as_ref().is_some_and(|t| t.is_stop) || self.counts.completion == self.max_tokens;
+                    if piece.finish.is_some() || !is_last {
+                        return Some(Ok(piece));
+                    }
+                    // The engine's word on why it ended follows at once.
+                    last = Some(piece);
+                }
+                Some(TokenEvent::Finished { reason, .. }) => return Some(Ok(self.finish(last, reason))),
+                Some(TokenEvent::Failed { error }) => return Some(Err(self.fail(error))),
+                None => return Some(Err(self.fail("the engine stopped before the request was complete".into()))),
+            }
+        }
+    }
+
+    fn token(&mut self, token: TokenOut) -> Piece {
+        self.counts.completion += 1;
+        self.record.token();
+        let offset = self.chars;
+        let mut decoded = String::new();
+        if !token.is_stop {
+            self.detokenizer.push(&self.tokenizer, token.id, &mut decoded);
+        }
+        let (text, finish) = self.scan(&decoded);
+        Piece { text, token: Some(token), offset, finish }
+    }
+
+    /// Passes decoded text through the stop strings. A match ends the choice, and the engine is told by the drop of the
+    /// stream.
+    fn scan(&mut self, decoded: &str) -> (String, Option<Finish>) {
+        self.chars += decoded.chars().count();
+        let mut text = String::new();
+        let finish = self.scanner.push(decoded, &mut text).map(|found| {
+            self.stream = None;
+            self.record.end(Ending::Stop);
+            Finish { reason: "stop", stop_reason: Some(StopReason::Text(self.stops[found].clone())) }
+        });
+        (text, finish)
+    }
+
+    /// Completes the last piece with the text that was held back.
+    fn finish(&mut self, last: Option<Piece>, reason: FinishReason) -> Piece {
+        let mut piece =
+            last.unwrap_or_else(|| Piece { text: String::new(), token: None, offset: self.chars, finish: None });
+        let mut rest = String::new();
+        self.detokenizer.finish(&mut rest);
+        let (text, stopped) = self.scan(&rest);
+        piece.text += &text;
+        if stopped.is_some() {
+            piece.finish = stopped;
+            return piece;
+        }
+        self.scanner.finish(&mut piece.text);
+        self.stream = None;
+        piece.finish = Some(match reason {
+            FinishReason::Length => {
+                self.record.end(Ending::Length);
+                Finish { reason: "length", stop_reason: None }
+            }
+            FinishReason::Stop(id) => {
+                self.record.end(Ending::Stop);
+                let asked_for = self.stop_token_ids.contains(&id);
+                Finish { reason: "stop", stop_reason: asked_for.then_some(StopReason::Token(id)) }
+            }
+        });
+        piece
+    }
+
+    fn fail(&mut self, error: String) -> ApiError {
+        self.stream = None;
+        self.record.end(Ending::Error);
+        ApiError::internal(error)
+    }
+}

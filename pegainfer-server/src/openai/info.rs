@@ -1,0 +1,52 @@
+//! What tells about the server: models, health, version, metrics.
+
+use super::errors::ApiError;
+use super::state::AppState;
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// `GET /v1/models`: the served model under each of its names.
+pub async fn models(State(state): State<Arc<AppState>>) -> Json<Value> {
+    let data: Vec<Value> = state.names.iter().map(|name| card(&state, name)).collect();
+    Json(json!({"object": "list", "data": data}))
+}
+
+/// `GET /v1/models/{name}`.
+pub async fn model(State(state): State<Arc<AppState>>, Path(name): Path<String>) -> Result<Json<Value>, ApiError> {
+    let name = state.model_named(Some(name))?;
+    Ok(Json(card(&state, &name)))
+}
+
+fn card(state: &AppState, name: &str) -> Value {
+    json!({
+        "id": name,
+        "object": "model",
+        "created": state.created,
+        "owned_by": "pegainfer",
+        "root": state.checkpoint.name,
+        "parent": null,
+        "max_model_len": state.engine.limits().max_model_len,
+        "permission": [],
+    })
+}
+
+/// `GET /health`: 200 while the engine makes progress, else 503. The body is empty.
+pub async fn health(State(state): State<Arc<AppState>>) -> StatusCode {
+    if state.engine.is_healthy() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
+}
+
+/// `GET /version`.
+pub async fn version() -> Json<Value> {
+    Json(json!({"version": env!("CARGO_PKG_VERSION")}))
+}
+
+/// `GET /metrics`, in the text format of Prometheus.
+pub async fn metrics(State(state): State<Arc<AppState>>) -> Result<Response, ApiError> {
+    let text = state.metrics.encode().map_err(|e| ApiError::internal(format!("the metrics cannot be written: {e}")))?;
+    let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    Ok(([(header::CONTENT_TYPE, content_type)], text).into_response())
+}

@@ -1,0 +1,77 @@
+//! The OpenAI-compatible HTTP API.
+
+mod body;
+mod chat;
+mod completions;
+mod errors;
+mod fields;
+mod generation;
+mod info;
+mod logprobs;
+mod messages;
+mod params;
+mod policy;
+mod sse;
+mod state;
+mod wire;
+
+pub use errors::ApiError;
+pub use state::AppState;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::http::{HeaderValue, Method, StatusCode, Uri};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use futures_util::FutureExt;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+/// All routes.
+pub fn router(state: Arc<AppState>) -> Router {
+    Router::new()
+        .route("/v1/completions", post(completions::completions))
+        .route("/v1/chat/completions", post(chat::chat))
+        .route("/v1/models", get(info::models))
+        // A name may hold slashes, as in `Qwen/Qwen3-4B`.
+        .route("/v1/models/{*name}", get(info::model))
+        .route("/health", get(info::health))
+        .route("/ping", get(info::health).post(info::health))
+        .route("/version", get(info::version))
+        .route("/metrics", get(info::metrics))
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(middleware::from_fn(catch_panic))
+        .with_state(state)
+}
+
+async fn unknown_path(uri: Uri) -> ApiError {
+    ApiError::new(StatusCode::NOT_FOUND, format!("there is nothing at {}", errors::echo(uri.path())))
+        .with_code("unknown_url")
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> ApiError {
+    let message = format!("{} does not take {method} requests", errors::echo(uri.path()));
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message)
+}
+
+/// A bug in a handler costs one request, not the server.
+async fn catch_panic(request: Request, next: Next) -> Response {
+    let path = request.uri().path().to_string();
+    match AssertUnwindSafe(next.run(request)).catch_unwind().await {
+        Ok(response) => response,
+        Err(_) => {
+            log::error!("a handler of {path} panicked; this is a bug in pegainfer");
+            ApiError::internal("an internal error occurred; the server's log has the details").into_response()
+        }
+    }
+}
+
+/// Names the fields that were accepted but not understood.
+fn with_ignored(mut response: Response, ignored: Option<HeaderValue>) -> Response {
+    if let Some(names) = ignored {
+        response.headers_mut().insert("x-ignored-fields", names);
+    }
+    response
+}

@@ -1,0 +1,243 @@
+//! The parameters that completions and chat share, parsed and checked.
+
+use super::errors::ApiError;
+use super::fields::{Fields, describe};
+use super::state::AppState;
+use axum::http::HeaderMap;
+use pegainfer_core::engine::{GenerateRequest, SubmitError};
+use pegainfer_core::sampling::SamplingParams;
+use serde_json::Value;
+
+/// Stop strings of one request. OpenAI allows 4.
+const MAX_STOPS: usize = 16;
+/// Bytes of one stop string.
+const MAX_STOP_LENGTH: usize = 1024;
+/// Stop token ids of one request.
+const MAX_STOP_TOKENS: usize = 128;
+/// Most likely tokens that may be asked for at each position, as in OpenAI's chat API.
+pub const MAX_LOGPROBS: i64 = 20;
+
+/// What may be asked of a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StreamOptions {
+    /// One more chunk at the end, with the token counts.
+    pub include_usage: bool,
+    /// Token counts so far on every chunk.
+    pub continuous_usage: bool,
+}
+
+/// How to continue a prompt, whichever endpoint it came through.
+#[derive(Debug, Clone)]
+pub struct Params {
+    /// The model's name as the client wrote it, or the first of ours.
+    pub model: String,
+    /// Becomes part of the response id.
+    pub request_id: String,
+    /// `None`: one JSON answer.
+    pub stream: Option<StreamOptions>,
+    /// Tokens to generate at most, if the client said so.
+    pub max_tokens: Option<usize>,
+    /// Strings that end the text.
+    pub stop: Vec<String>,
+    /// Token ids that end the text.
+    pub stop_token_ids: Vec<u32>,
+    /// Run the tokenizer's post-processor (BOS) over the prompt.
+    pub add_special_tokens: Option<bool>,
+    sampling: Sampling,
+    ignore_eos: bool,
+    cache_salt: u64,
+}
+
+/// Sampling values; the seed is chosen for each prompt if the client gave none.
+#[derive(Debug, Clone)]
+struct Sampling {
+    temperature: f32,
+    top_k: u32,
+    top_p: f32,
+    min_p: f32,
+    seed: Option<u64>,
+}
+
+impl Params {
+    /// Takes the shared fields out of a body.
+    pub fn take(fields: &mut Fields, headers: &HeaderMap, state: &AppState) -> Result<Self, ApiError> {
+        let model = fields.string("model")?;
+        let stream = take_stream(fields)?;
+        // `max_completion_tokens` is the newer name and wins.
+        let newer = fields.integer("max_completion_tokens", 1..=i32::MAX.into())?;
+        let older = fields.integer("max_tokens", 1..=i32::MAX.into())?;
+        Ok(Self {
+            model: state.model_named(model)?,
+            request_id: take_request_id(fields, headers)?,
+            stream,
+            max_tokens: newer.or(older).map(|n| n as usize),
+            stop: take_stop(fields)?,
+            stop_token_ids: take_stop_token_ids(fields, state.engine.limits().vocab_size)?,
+            add_special_tokens: fields.bool("add_special_tokens")?,
+            sampling: Sampling::take(fields, state)?,
+            ignore_eos: fields.bool("ignore_eos")?.unwrap_or(false),
+            cache_salt: take_cache_salt(fields, state)?,
+        })
+    }
+
+    /// The engine's request for one prompt. `default_max_tokens`: what to generate when the client gave no number, as
+    /// far as context and KV pool allow.
+    pub fn request(
+        &self,
+        prompt: Vec<u32>,
+        default_max_tokens: usize,
+        logprobs: Option<usize>,
+        state: &AppState,
+    ) -> Result<GenerateRequest, ApiError> {
+        let limits = state.engine.limits();
+        let context = limits.max_model_len.saturating_sub(prompt.len());
+        let pool = (limits.kv_capacity_tokens() + 1).saturating_sub(prompt.len());
+        // At least 1, so that the engine's own check words the refusal of a prompt that fills the context.
+        let room = context.min(pool).max(1);
+        Ok(GenerateRequest {
+            max_tokens: self.max_tokens.unwrap_or(default_max_tokens.min(room)),
+            sampling: self.sampling.build()?,
+            stop_token_ids: self.stop_token_ids.clone(),
+            ignore_eos: self.ignore_eos,
+            logprobs,
+            cache_salt: self.cache_salt,
+            prompt,
+        })
+    }
+}
+
+impl Sampling {
+    fn take(fields: &mut Fields, state: &AppState) -> Result<Self, ApiError> {
+        let defaults = state.checkpoint.defaults;
+        let sampling = Self {
+            temperature: fields.number("temperature")?.map_or(defaults.temperature, |n| n as f32),
+            top_p: fields.number("top_p")?.map_or(defaults.top_p, |n| n as f32),
+            min_p: fields.number("min_p")?.map_or(defaults.min_p, |n| n as f32),
+            // -1 is vLLM's way to say "all"; the engine's is 0.
+            top_k: fields.integer("top_k", -1..=i32::MAX.into())?.map_or(defaults.top_k, |n| n.max(0) as u32),
+            // Any 64 bits do; negative seeds are as good as others.
+            seed: fields.integer("seed", i64::MIN..=i64::MAX)?.map(|n| n as u64),
+        };
+        sampling.build()?;
+        Ok(sampling)
+    }
+
+    fn build(&self) -> Result<SamplingParams, ApiError> {
+        let seed = match self.seed {
+            Some(seed) => seed,
+            None => random_u64()?,
+        };
+        Ok(SamplingParams::new(self.temperature, self.top_k, self.top_p, self.min_p, seed)?)
+    }
+}
+
+fn random_u64() -> Result<u64, ApiError> {
+    getrandom::u64().map_err(|e| ApiError::internal(format!("the operating system gives no random numbers: {e}")))
+}
+
+fn take_stream(fields: &mut Fields) -> Result<Option<StreamOptions>, ApiError> {
+    let stream = fields.bool("stream")?.unwrap_or(false);
+    let Some(options) = fields.object("stream_options")? else {
+        return Ok(stream.then(StreamOptions::default));
+    };
+    if !stream {
+        return Err(ApiError::invalid(
+            "stream_options",
+            "stream_options is only allowed together with \"stream\": true",
+        ));
+    }
+    let mut options = Fields::new(options);
+    let parsed = StreamOptions {
+        include_usage: options.bool("include_usage")?.unwrap_or(false),
+        continuous_usage: options.bool("continuous_usage_stats")?.unwrap_or(false),
+    };
+    // OpenAI pads chunks against traffic analysis by default; ours never are.
+    if options.bool("include_obfuscation")?.unwrap_or(false) {
+        return Err(ApiError::invalid("stream_options", "stream_options.include_obfuscation is not implemented"));
+    }
+    match options.rest().keys().next() {
+        Some(name) => Err(ApiError::invalid(
+            "stream_options",
+            format!("unknown field stream_options.{}", super::errors::echo(name)),
+        )),
+        None => Ok(Some(parsed)),
+    }
+}
+
+/// The client's own name for a request: field `request_id`, else header `x-request-id`, else a random one.
+fn take_request_id(fields: &mut Fields, headers: &HeaderMap) -> Result<String, ApiError> {
+    let valid = |id: &str| {
+        (1..=128).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.:".contains(&b))
+    };
+    if let Some(id) = fields.string("request_id")? {
+        return if valid(&id) {
+            Ok(id)
+        } else {
+            let message = "request_id must be 1 to 128 letters, digits, '-', '_', '.' or ':'";
+            Err(ApiError::invalid("request_id", message))
+        };
+    }
+    let header = headers.get("x-request-id").and_then(|v| v.to_str().ok()).filter(|id| valid(id));
+    match header {
+        Some(id) => Ok(id.to_string()),
+        None => Ok(format!("{:016x}{:016x}", random_u64()?, random_u64()?)),
+    }
+}
+
+fn take_stop(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+    let invalid = |message: String| Err(ApiError::invalid("stop", message));
+    let stops = match fields.take("stop") {
+        None => return Ok(Vec::new()),
+        Some(Value::String(stop)) => vec![stop],
+        Some(Value::Array(list)) => {
+            if list.len() > MAX_STOPS {
+                return invalid(format!("stop may hold at most {MAX_STOPS} strings, got {}", list.len()));
+            }
+            let mut stops = Vec::with_capacity(list.len());
+            for value in list {
+                let Value::String(stop) = value else {
+                    return invalid(format!("stop must be a string or a list of strings, got {}", describe(&value)));
+                };
+                stops.push(stop);
+            }
+            stops
+        }
+        Some(other) => return invalid(format!("stop must be a string or a list of strings, got {}", describe(&other))),
+    };
+    if stops.iter().any(String::is_empty) {
+        return invalid("stop must not hold an empty string".into());
+    }
+    if stops.iter().any(|stop| stop.len() > MAX_STOP_LENGTH) {
+        return invalid(format!("a stop string may be at most {MAX_STOP_LENGTH} bytes long"));
+    }
+    Ok(stops)
+}
+
+fn take_stop_token_ids(fields: &mut Fields, vocab_size: usize) -> Result<Vec<u32>, ApiError> {
+    let list = fields.list("stop_token_ids")?.unwrap_or_default();
+    if list.len() > MAX_STOP_TOKENS {
+        let message = format!("stop_token_ids may hold at most {MAX_STOP_TOKENS} ids, got {}", list.len());
+        return Err(ApiError::invalid("stop_token_ids", message));
+    }
+    list.iter().map(|value| token_id(value, vocab_size, "stop_token_ids")).collect()
+}
+
+/// A token id of the vocabulary.
+pub fn token_id(value: &Value, vocab_size: usize, field: &'static str) -> Result<u32, ApiError> {
+    let Some(id) = value.as_u64().and_then(|id| u32::try_from(id).ok()) else {
+        return Err(ApiError::invalid(field, format!("{field} must hold token ids, got {}", describe(value))));
+    };
+    if id as usize >= vocab_size {
+        return Err(ApiError::from_submit(SubmitError::InvalidToken { id, vocab_size }, field));
+    }
+    Ok(id)
+}
+
+/// Requests share cached prefixes only under the same salt; none is 0.
+fn take_cache_salt(fields: &mut Fields, state: &AppState) -> Result<u64, ApiError> {
+    match fields.string("cache_salt")? {
+        None => Ok(0),
+        Some(salt) if salt.is_empty() => Err(ApiError::invalid("cache_salt", "cache_salt must not be empty")),
+        Some(salt) => Ok(state.hash_salt(&salt)),
+    }
+}

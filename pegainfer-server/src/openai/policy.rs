@@ -1,0 +1,256 @@
+//! No field is dropped silently.
+//!
+//! Every field of a request falls under one of three tables: the fields that are implemented (taken by the parsers
+//! before this room is entered), the fields of the OpenAI and vLLM schemas that are not (below: refused by name,
+//! unless their value asks for nothing), and all others (accepted, logged once per name, and named in the response header
+//! `x-ignored-fields`; refused under `--strict`).
+
+use super::errors::{ApiError, echo};
+use super::fields::describe;
+use axum::http::HeaderValue;
+use serde_json::{Map, Value};
+use std::collections::HashSet;
+use std::sync::{Mutex, PoisonError};
+
+/// The values of an unimplemented field that change nothing, so that they can be accepted.
+enum NoOp {
+    /// None: the field is always refused.
+    Never,
+    /// All: the field has no effect on a single local model.
+    Always,
+    /// This boolean.
+    Bool(bool),
+    /// This number.
+    Number(f64),
+    /// An empty list, object or string.
+    Empty,
+    /// One of these strings.
+    OneOf(&'static [&'static str]),
+    /// `{"type": "text"}`.
+    TextFormat,
+}
+
+use NoOp::{Always, Bool, Empty, Never, Number, OneOf, TextFormat};
+
+/// Fields of the OpenAI and vLLM schemas that one or both endpoints do not implement.
+const UNIMPLEMENTED: &[(&str, NoOp)] = &[
+    ("add_generation_prompt", Bool(true)),
+    ("allowed_token_ids", Never),
+    ("audio", Never),
+    ("bad_words", Empty),
+    ("best_of", Number(1.0)),
+    ("chat_template", Never),
+    ("chat_template_kwargs", Empty),
+    ("continue_final_message", Bool(false)),
+    ("documents", Empty),
+    ("echo", Bool(false)),
+    ("frequency_penalty", Number(0.0)),
+    ("function_call", OneOf(&["none", "auto"])),
+    ("functions", Empty),
+    ("include_reasoning", Bool(true)),
+    ("include_stop_str_in_output", Bool(false)),
+    ("kv_transfer_params", Never),
+    ("length_penalty", Number(1.0)),
+    ("logit_bias", Empty),
+    ("logprob_token_ids", Empty),
+    ("messages", Never),
+    ("metadata", Always),
+    ("min_tokens", Number(0.0)),
+    ("mm_processor_kwargs", Empty),
+    ("modalities", Never),
+    ("n", Number(1.0)),
+    ("parallel_tool_calls", Always),
+    ("prediction", Never),
+    ("presence_penalty", Number(0.0)),
+    ("priority", Number(0.0)),
+    ("prompt", Never),
+    ("prompt_cache_key", Always),
+    ("prompt_cache_retention", Always),
+    ("prompt_logprobs", Never),
+    ("reasoning_effort", Never),
+    ("repetition_detection", Never),
+    ("repetition_penalty", Number(1.0)),
+    ("response_format", TextFormat),
+    ("return_prompt_text", Bool(false)),
+    ("return_token_ids", Bool(false)),
+    ("return_tokens_as_token_ids", Bool(false)),
+    ("safety_identifier", Always),
+    ("service_tier", OneOf(&["auto", "default"])),
+    ("session_id", Always),
+    ("skip_special_tokens", Bool(true)),
+    ("spaces_between_special_tokens", Bool(true)),
+    ("store", Bool(false)),
+    ("stream_interval", Number(1.0)),
+    ("structured_outputs", Never),
+    ("suffix", Empty),
+    ("thinking_token_budget", Never),
+    ("tool_choice", OneOf(&["none", "auto"])),
+    ("tools", Empty),
+    ("top_logprobs", Number(0.0)),
+    ("truncate_prompt_tokens", Never),
+    ("truncation_side", Never),
+    ("use_beam_search", Bool(false)),
+    ("user", Always),
+    ("verbosity", Never),
+    ("vllm_xargs", Empty),
+    ("watermarking", Bool(false)),
+    ("web_search_options", Never),
+];
+
+impl NoOp {
+    fn accepts(&self, value: &Value) -> bool {
+        match self {
+            Never => false,
+            Always => true,
+            Bool(expected) => value.as_bool() == Some(*expected),
+            Number(expected) => value.as_f64() == Some(*expected),
+            Empty => match value {
+                Value::Array(list) => list.is_empty(),
+                Value::Object(map) => map.is_empty(),
+                Value::String(text) => text.is_empty(),
+                _ => false,
+            },
+            OneOf(names) => value.as_str().is_some_and(|text| names.contains(&text)),
+            TextFormat => value["type"] == "text",
+        }
+    }
+
+    /// What would have been accepted, as the end of a sentence.
+    fn hint(&self) -> String {
+        match self {
+            Never | Always => String::new(),
+            Bool(value) => format!(": only {value} is accepted"),
+            Number(value) => format!(": only {value} is accepted"),
+            Empty => ": only an empty value is accepted".into(),
+            OneOf(names) => format!(": only {} is accepted", names.join(" or ")),
+            TextFormat => ": only {\"type\": \"text\"} is accepted".into(),
+        }
+    }
+}
+
+/// Applies the policy and remembers which unknown names were logged.
+#[derive(Default)]
+pub struct FieldPolicy {
+    strict: bool,
+    logged: Mutex<HashSet<String>>,
+}
+
+/// Names that are remembered as logged, so that a client cannot fill the memory with them.
+const MAX_LOGGED: usize = 1000;
+/// Names that the response header lists at most.
+const MAX_LISTED: usize = 32;
+
+impl FieldPolicy {
+    /// With `strict`, unknown fields are refused.
+    pub fn new(strict: bool) -> Self {
+        Self { strict, logged: Mutex::default() }
+    }
+
+    /// Judges the fields that no parser took. Gives the value of `x-ignored-fields`, if there are any such fields.
+    pub fn judge(&self, rest: &Map<String, Value>) -> Result<Option<HeaderValue>, ApiError> {
+        let mut ignored = Vec::new();
+        for (name, value) in rest {
+            match UNIMPLEMENTED.iter().find(|(known, _)| known == name) {
+                Some((_, no_op)) if no_op.accepts(value) => {}
+                Some((_, no_op)) => {
+                    let message = format!("{name} is not implemented by this endpoint{}", no_op.hint());
+                    let got =
+                        if no_op.hint().is_empty() { String::new() } else { format!(", got {}", describe(value)) };
+                    return Err(ApiError::invalid(name, message + &got).with_code("unsupported_parameter"));
+                }
+                None if self.strict => {
+                    let message = format!("unknown field {}: the server runs with --strict", echo(name));
+                    return Err(ApiError::invalid(name, message).with_code("unknown_parameter"));
+                }
+                None => ignored.push(name.as_str()),
+            }
+        }
+        self.log_once(&ignored);
+        Ok(header_value(&ignored))
+    }
+
+    fn log_once(&self, names: &[&str]) {
+        if names.is_empty() {
+            return;
+        }
+        // A set of names cannot be left half-written by a panic elsewhere.
+        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        for &name in names {
+            let short = echo(name);
+            if logged.len() < MAX_LOGGED && !logged.contains(&short) {
+                log::warn!("requests carry the unknown field {short:?}; it is ignored");
+                logged.insert(short);
+            }
+        }
+    }
+}
+
+/// The names, separated by commas; characters that a header cannot carry become `?`.
+fn header_value(names: &[&str]) -> Option<HeaderValue> {
+    if names.is_empty() {
+        return None;
+    }
+    let printable = |name: &&str| -> String {
+        echo(name).chars().map(|c| if c.is_ascii_graphic() && c != ',' { c } else { '?' }).collect()
+    };
+    let mut listed: Vec<String> = names.iter().take(MAX_LISTED).map(printable).collect();
+    if names.len() > MAX_LISTED {
+        listed.push("...".into());
+    }
+    HeaderValue::try_from(listed.join(", ")).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn judge(strict: bool, body: Value) -> Result<Option<HeaderValue>, ApiError> {
+        FieldPolicy::new(strict).judge(body.as_object().unwrap())
+    }
+
+    #[test]
+    fn unimplemented_fields_are_refused_by_name_unless_they_ask_for_nothing() {
+        for (field, refused, no_op) in [
+            ("n", json!(2), json!(1)),
+            ("best_of", json!(3), json!(1.0)),
+            ("echo", json!(true), json!(false)),
+            ("presence_penalty", json!(0.5), json!(0)),
+            ("repetition_penalty", json!(1.1), json!(1.0)),
+            ("logit_bias", json!({"5": 1}), json!({})),
+            ("response_format", json!({"type": "json_object"}), json!({"type": "text"})),
+            ("tools", json!([{"type": "function"}]), json!([])),
+            ("tool_choice", json!("required"), json!("auto")),
+            ("user", json!(null), json!("someone")),
+            ("skip_special_tokens", json!(false), json!(true)),
+        ] {
+            assert_eq!(judge(true, json!({ field: no_op })).unwrap(), None, "{field}");
+            if field != "user" {
+                let body = judge(false, json!({ field: refused })).unwrap_err().body();
+                assert!(body.contains(&format!("{field} is not implemented")), "{body}");
+                assert!(body.contains(&format!("\"param\":\"{field}\"")), "{body}");
+            }
+        }
+    }
+
+    #[test]
+    fn unknown_fields_are_listed_and_refused_under_strict() {
+        let header = judge(false, json!({"foo": 1, "b a,r": 2, "日": 3})).unwrap().unwrap();
+        assert_eq!(header.to_str().unwrap(), "foo, b?a?r, ?");
+        assert!(judge(true, json!({"foo": 1})).unwrap_err().body().contains("unknown field foo"));
+    }
+
+    #[test]
+    fn a_flood_of_unknown_fields_gives_a_bounded_header_and_log() {
+        let policy = FieldPolicy::new(false);
+        let body: Map<String, Value> = (0..5000).map(|i| (format!("f{i}"), json!(i))).collect();
+        let header = policy.judge(&body).unwrap().unwrap();
+        assert!(header.to_str().unwrap().ends_with("f31, ..."), "{header:?}");
+        assert_eq!(policy.logged.lock().unwrap().len(), MAX_LOGGED);
+    }
+
+    #[test]
+    fn the_table_is_sorted_and_has_no_field_twice() {
+        assert!(UNIMPLEMENTED.is_sorted_by(|a, b| a.0 < b.0));
+    }
+}

@@ -1,0 +1,141 @@
+//! Server-sent events: `data: {json}\n\n` for each chunk, `data: [DONE]\n\n` at the end, also after an error.
+
+use super::errors::ApiError;
+use super::generation::{Counts, Generation, Piece};
+use super::params::StreamOptions;
+use super::wire::Usage;
+use axum::body::{Body, Bytes};
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use futures_util::FutureExt;
+use futures_util::stream::{self, BoxStream, SelectAll, StreamExt};
+use serde::Serialize;
+use std::convert::Infallible;
+
+/// How an endpoint writes its chunks.
+pub trait ChunkFormat: Send + 'static {
+    /// Writes the event or events of one piece. `usage` goes into the chunk as it is.
+    fn piece(&mut self, out: &mut Events, index: usize, piece: Piece, usage: Option<Option<Usage>>);
+    /// Writes the extra chunk of `include_usage`: no choices, only token counts.
+    fn usage(&mut self, out: &mut Events, usage: Usage);
+}
+
+/// Bytes that are ready to be sent.
+#[derive(Default)]
+pub struct Events(Vec<u8>);
+
+impl Events {
+    /// Appends one event.
+    pub fn push(&mut self, chunk: &impl Serialize) {
+        self.0.extend_from_slice(b"data: ");
+        // Writing our own plain structs to memory cannot fail.
+        let _ = serde_json::to_writer(&mut self.0, chunk);
+        self.0.extend_from_slice(b"\n\n");
+    }
+
+    fn push_error(&mut self, error: &ApiError) {
+        self.0.extend_from_slice(format!("data: {}\n\n", error.body()).as_bytes());
+    }
+}
+
+/// Events under load are gathered up to this many bytes before they are handed to the connection.
+const MAX_GATHER: usize = 16 << 10;
+
+type Item = (usize, Counts, Result<Piece, ApiError>);
+
+struct SseStream<F> {
+    pieces: SelectAll<BoxStream<'static, Item>>,
+    counts: Vec<Counts>,
+    options: StreamOptions,
+    format: F,
+    /// The piece that was awaited before the response began.
+    first: Option<Item>,
+    done: bool,
+}
+
+/// Answers with a stream of all choices. The head is sent with the first token, in one write; a failure before it is
+/// an ordinary error response.
+pub async fn respond<F: ChunkFormat>(
+    generations: Vec<Generation>,
+    format: F,
+    options: StreamOptions,
+) -> Result<Response, ApiError> {
+    let counts = generations.iter().map(Generation::counts).collect();
+    let mut pieces: SelectAll<_> = generations.into_iter().enumerate().map(pieces_of).collect();
+    let first = pieces.next().await;
+    if let Some((_, _, Err(error))) = first {
+        return Err(error);
+    }
+    let sse = SseStream { pieces, counts, options, format, first, done: false };
+    let bytes = stream::unfold(sse, |mut sse| async move {
+        let bytes = sse.gather().await?;
+        Some((Ok::<_, Infallible>(bytes), sse))
+    });
+    let headers = [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")];
+    Ok((headers, Body::from_stream(bytes)).into_response())
+}
+
+fn pieces_of((index, generation): (usize, Generation)) -> BoxStream<'static, Item> {
+    stream::unfold(generation, move |mut generation| async move {
+        let piece = generation.next().await?;
+        Some(((index, generation.counts(), piece), generation))
+    })
+    .boxed()
+}
+
+impl<F: ChunkFormat> SseStream<F> {
+    /// Waits for a piece and takes what else is there.
+    async fn gather(&mut self) -> Option<Bytes> {
+        if self.done {
+            return None;
+        }
+        let mut out = Events::default();
+        let mut next = match self.first.take() {
+            Some(item) => Some(item),
+            None => self.pieces.next().await,
+        };
+        loop {
+            self.write(&mut out, next);
+            if self.done || out.0.len() >= MAX_GATHER {
+                break;
+            }
+            match self.pieces.next().now_or_never() {
+                Some(ready) => next = ready,
+                None => break,
+            }
+        }
+        Some(out.0.into())
+    }
+
+    fn write(&mut self, out: &mut Events, item: Option<Item>) {
+        match item {
+            Some((index, counts, Ok(piece))) => {
+                self.counts[index] = counts;
+                let usage = if self.options.continuous_usage {
+                    Some(Some(Usage::sum([counts])))
+                } else {
+                    // With include_usage, OpenAI writes null in all chunks but the extra one.
+                    self.options.include_usage.then_some(None)
+                };
+                self.format.piece(out, index, piece, usage);
+            }
+            Some((_, _, Err(error))) => {
+                out.push_error(&error);
+                self.end(out);
+            }
+            None => {
+                if self.options.include_usage {
+                    self.format.usage(out, Usage::sum(self.counts.iter().copied()));
+                }
+                self.end(out);
+            }
+        }
+    }
+
+    fn end(&mut self, out: &mut Events) {
+        out.0.extend_from_slice(b"data: [DONE]\n\n");
+        self.done = true;
+        // Cancels what still runs after an error.
+        self.pieces.clear();
+    }
+}

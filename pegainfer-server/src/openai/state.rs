@@ -1,0 +1,96 @@
+//! What every request handler shares.
+
+use super::errors::{ApiError, echo};
+use super::policy::FieldPolicy;
+use crate::checkpoint::Checkpoint;
+use crate::metrics::Metrics;
+use axum::http::StatusCode;
+use pegainfer_core::engine::EngineHandle;
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The served model: engine, text side and bookkeeping.
+pub struct AppState {
+    /// Where requests go.
+    pub engine: EngineHandle,
+    /// Tokenizer, template and sampling defaults.
+    pub checkpoint: Checkpoint,
+    /// Names that clients may use; the first one is the canonical name. Never empty.
+    pub names: Vec<String>,
+    /// Counters and histograms.
+    pub metrics: Arc<Metrics>,
+    /// What happens to fields that nobody understands.
+    pub policy: FieldPolicy,
+    /// Unix time of the start.
+    pub created: u64,
+    salt_hasher: RandomState,
+}
+
+/// Tokens that share the encoded text's thread at most; longer texts go to a blocking thread.
+const INLINE_TEXT: usize = 16 << 10;
+
+impl AppState {
+    /// The state of a server that has not answered anything yet. An empty `names` becomes the checkpoint's own name.
+    pub fn new(engine: EngineHandle, checkpoint: Checkpoint, mut names: Vec<String>, strict: bool) -> Arc<Self> {
+        if names.is_empty() {
+            names.push(checkpoint.name.clone());
+        }
+        let metrics = Arc::new(Metrics::new(engine.clone(), &names[0]));
+        Arc::new(Self {
+            engine,
+            checkpoint,
+            names,
+            metrics,
+            policy: FieldPolicy::new(strict),
+            created: unix_time(),
+            salt_hasher: RandomState::new(),
+        })
+    }
+
+    /// The name to answer with; 404 for a model that is not served here.
+    pub fn model_named(&self, name: Option<String>) -> Result<String, ApiError> {
+        match name {
+            None => Ok(self.names[0].clone()),
+            Some(name) if self.names.contains(&name) => Ok(name),
+            Some(name) => {
+                let served = self.names.join(", ");
+                let message = format!("the model {:?} does not exist; this server has: {served}", echo(&name));
+                Err(ApiError::new(StatusCode::NOT_FOUND, message).with_param("model").with_code("model_not_found"))
+            }
+        }
+    }
+
+    /// A 64-bit salt from the client's string, never 0 (which is "no salt"). The key is drawn at start, so nobody can
+    /// choose a string that collides with another client's.
+    pub fn hash_salt(&self, salt: &str) -> u64 {
+        self.salt_hasher.hash_one(salt).max(1)
+    }
+
+    /// Token ids of some texts. A long text would block a thread that serves connections, so it goes elsewhere.
+    pub async fn encode(
+        self: &Arc<Self>,
+        texts: Vec<String>,
+        add_special_tokens: bool,
+        field: &'static str,
+    ) -> Result<Vec<Vec<u32>>, ApiError> {
+        let state = self.clone();
+        let long = texts.iter().map(String::len).sum::<usize>() > INLINE_TEXT;
+        let encode = move || -> Result<Vec<Vec<u32>>, ApiError> {
+            let one = |text: &String| state.checkpoint.tokenizer.encode(text, add_special_tokens);
+            texts.iter().map(one).collect::<Result<_, _>>().map_err(|e| ApiError::invalid(field, e.to_string()))
+        };
+        if !long {
+            return encode();
+        }
+        tokio::task::spawn_blocking(encode)
+            .await
+            .map_err(|e| ApiError::internal(format!("tokenization failed: {e}")))?
+    }
+}
+
+/// Seconds since 1970.
+pub fn unix_time() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
+}

@@ -1,0 +1,132 @@
+//! The JSON that goes out. The order of the fields is the order on the wire.
+
+use super::generation::{Counts, Finish, StopReason};
+use super::logprobs::{ChatLogprobs, CompletionLogprobs};
+use serde::Serialize;
+
+/// A response, or a chunk of one.
+#[derive(Serialize)]
+pub struct Envelope<'a, C> {
+    /// `cmpl-…` or `chatcmpl-…`.
+    pub id: &'a str,
+    /// Type name of OpenAI.
+    pub object: &'static str,
+    /// Unix time.
+    pub created: u64,
+    /// Name the client used.
+    pub model: &'a str,
+    /// One for each prompt.
+    pub choices: Vec<C>,
+    /// Outer `None` leaves the field out; inner `None` writes null.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Option<Usage>>,
+}
+
+/// A choice of a completion, whole or as a chunk.
+#[derive(Serialize)]
+pub struct CompletionChoice {
+    /// Number of the prompt.
+    pub index: usize,
+    /// Text, or the next part of it.
+    pub text: String,
+    /// Present when asked for.
+    pub logprobs: Option<CompletionLogprobs>,
+    /// How it ended.
+    #[serde(flatten)]
+    pub end: End,
+}
+
+/// A choice of a chat completion.
+#[derive(Serialize)]
+pub struct ChatChoice {
+    /// Always 0: `n` is not implemented.
+    pub index: usize,
+    /// The answer.
+    pub message: ChatMessage,
+    /// Present when asked for.
+    pub logprobs: Option<ChatLogprobs>,
+    /// How it ended.
+    #[serde(flatten)]
+    pub end: End,
+}
+
+/// An assistant's message.
+#[derive(Serialize)]
+pub struct ChatMessage {
+    /// `assistant`.
+    pub role: &'static str,
+    /// The text.
+    pub content: String,
+}
+
+/// A choice of a chat chunk.
+#[derive(Serialize)]
+pub struct ChatChunkChoice {
+    /// Always 0: `n` is not implemented.
+    pub index: usize,
+    /// What is new.
+    pub delta: ChatDelta,
+    /// Present when asked for.
+    pub logprobs: Option<ChatLogprobs>,
+    /// How it ended.
+    #[serde(flatten)]
+    pub end: End,
+}
+
+/// The new part of a message.
+#[derive(Serialize)]
+pub struct ChatDelta {
+    /// Only in the first chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub role: Option<&'static str>,
+    /// The next part of the text.
+    pub content: String,
+}
+
+/// `finish_reason` and `stop_reason`; both null until the end.
+#[derive(Serialize, Default)]
+pub struct End {
+    finish_reason: Option<&'static str>,
+    stop_reason: Option<StopReason>,
+}
+
+impl From<Option<Finish>> for End {
+    fn from(finish: Option<Finish>) -> Self {
+        match finish {
+            Some(Finish { reason, stop_reason }) => Self { finish_reason: Some(reason), stop_reason },
+            None => Self::default(),
+        }
+    }
+}
+
+/// Token counts of a response.
+#[derive(Serialize)]
+pub struct Usage {
+    prompt_tokens: usize,
+    total_tokens: usize,
+    completion_tokens: usize,
+    prompt_tokens_details: PromptDetails,
+}
+
+#[derive(Serialize)]
+struct PromptDetails {
+    cached_tokens: usize,
+}
+
+impl Usage {
+    /// The sum over all choices.
+    pub fn sum(counts: impl IntoIterator<Item = Counts>) -> Self {
+        let mut sum = Counts::default();
+        for count in counts {
+            sum.prompt += count.prompt;
+            sum.completion += count.completion;
+            sum.cached += count.cached;
+        }
+        Self {
+            prompt_tokens: sum.prompt,
+            total_tokens: sum.prompt + sum.completion,
+            completion_tokens: sum.completion,
+            prompt_tokens_details: PromptDetails { cached_tokens: sum.cached },
+        }
+    }
+}
