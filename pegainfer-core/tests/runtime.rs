@@ -1,0 +1,168 @@
+//! The engine thread over a scripted engine: refusals, cancellation, failing steps, panics.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use pegainfer_core::engine::*;
+use pegainfer_core::sampling::SamplingParams;
+use std::collections::BTreeMap;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+/// What the next `run` does; the test sends one for each step it allows.
+enum Script {
+    Token,
+    Fail,
+    Panic,
+}
+
+/// One token a step for every request, when the script says so.
+struct Scripted {
+    script: Receiver<Script>,
+    requests: BTreeMap<RequestId, (GenerateRequest, usize)>,
+}
+
+impl StepEngine for Scripted {
+    fn limits(&self) -> EngineLimits {
+        EngineLimits {
+            max_model_len: 100,
+            vocab_size: 10,
+            block_size: 16,
+            kv_blocks: 4,
+            max_num_seqs: 8,
+            eos_token_ids: vec![9],
+        }
+    }
+    fn add(&mut self, id: RequestId, request: GenerateRequest) {
+        self.requests.insert(id, (request, 0));
+    }
+    fn cancel(&mut self, id: RequestId) {
+        self.requests.remove(&id);
+    }
+    fn has_work(&self) -> bool {
+        !self.requests.is_empty()
+    }
+    fn plan(&mut self) -> EventBatch {
+        let new = self.requests.iter().filter(|(_, (_, done))| *done == 0);
+        new.map(|(id, _)| (*id, TokenEvent::Admitted { cached_tokens: 0 })).collect()
+    }
+    fn run(&mut self) -> Result<EventBatch, EngineError> {
+        match self.script.recv_timeout(Duration::from_millis(50)) {
+            // No script for this step: nothing happens, so that cancels are seen.
+            Err(_) => return Ok(vec![]),
+            Ok(Script::Fail) => return Err(EngineError("linear: the device is gone".into())),
+            Ok(Script::Panic) => panic!("scripted"),
+            Ok(Script::Token) => {}
+        }
+        let mut events = EventBatch::new();
+        for (id, (request, done)) in &mut self.requests {
+            *done += 1;
+            events.push((*id, TokenEvent::Token(TokenOut { id: 1, is_stop: false, logprobs: None })));
+            if *done == request.max_tokens {
+                let usage = Usage { prompt_tokens: request.prompt.len(), completion_tokens: *done, cached_tokens: 0 };
+                events.push((*id, TokenEvent::Finished { reason: FinishReason::Length, usage }));
+            }
+        }
+        self.requests.retain(|_, (request, done)| *done < request.max_tokens);
+        Ok(events)
+    }
+    fn abort_all(&mut self) -> Vec<RequestId> {
+        std::mem::take(&mut self.requests).into_keys().collect()
+    }
+    fn stats(&self) -> EngineStats {
+        EngineStats { running: self.requests.len(), ..EngineStats::default() }
+    }
+}
+
+fn start(max_queued: usize) -> (EngineHandle, SyncSender<Script>) {
+    let (sender, script) = sync_channel(1000);
+    let engine = Scripted { script, requests: BTreeMap::new() };
+    (EngineHandle::spawn(engine, EngineConfig { max_queued }).unwrap(), sender)
+}
+
+fn request(prompt: usize, max_tokens: usize) -> GenerateRequest {
+    GenerateRequest {
+        prompt: vec![1; prompt],
+        max_tokens,
+        sampling: SamplingParams::greedy(),
+        stop_token_ids: vec![],
+        ignore_eos: false,
+        logprobs: None,
+        cache_salt: 0,
+    }
+}
+
+fn rest(stream: &mut TokenStream) -> Vec<TokenEvent> {
+    let events = std::iter::from_fn(|| stream.blocking_recv());
+    events.filter(|e| !matches!(e, TokenEvent::Admitted { .. })).collect()
+}
+
+fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !condition() {
+        assert!(Instant::now() < deadline, "timed out waiting until {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn events_come_in_order_and_end_once() {
+    let (handle, script) = start(8);
+    let mut stream = handle.submit(request(3, 2)).unwrap();
+    script.send(Script::Token).unwrap();
+    script.send(Script::Token).unwrap();
+    assert!(matches!(stream.blocking_recv(), Some(TokenEvent::Admitted { .. })));
+    let events = rest(&mut stream);
+    assert_eq!(events.len(), 3);
+    assert!(matches!(&events[2], TokenEvent::Finished { usage, .. } if usage.completion_tokens == 2));
+    wait_until("idle", || handle.stats().waiting + handle.stats().running == 0);
+}
+
+#[test]
+fn impossible_requests_are_refused_at_submit() {
+    let (handle, _script) = start(8);
+    let refusal = |r| handle.submit(r).unwrap_err();
+    assert_eq!(refusal(request(0, 1)), SubmitError::EmptyPrompt);
+    assert_eq!(refusal(request(1, 0)), SubmitError::NothingToGenerate);
+    assert!(matches!(refusal(request(100, 1)), SubmitError::PromptTooLong { .. }));
+    assert!(matches!(refusal(request(50, 51)), SubmitError::ContextExceeded { .. }));
+    assert!(matches!(refusal(request(50, usize::MAX)), SubmitError::ContextExceeded { .. }));
+    assert!(matches!(refusal(request(60, 10)), SubmitError::NeverFits { needed: 69, capacity: 64 }));
+    let invalid = GenerateRequest { prompt: vec![1, 10], ..request(1, 1) };
+    assert!(matches!(refusal(invalid), SubmitError::InvalidToken { id: 10, .. }));
+    assert!(handle.submit(request(50, 15)).is_ok());
+}
+
+#[test]
+fn a_full_queue_refuses_and_a_dropped_stream_makes_room() {
+    let (handle, _script) = start(2);
+    let first = handle.submit(request(1, 5)).unwrap();
+    let _second = handle.submit(request(1, 5)).unwrap();
+    assert_eq!(handle.submit(request(1, 5)).unwrap_err(), SubmitError::QueueFull { queued: 2 });
+    drop(first);
+    wait_until("the dropped request is forgotten", || handle.stats().running == 1);
+    handle.submit(request(1, 5)).unwrap();
+}
+
+#[test]
+fn a_failed_step_fails_its_requests_and_the_engine_goes_on() {
+    let (handle, script) = start(8);
+    let mut stream = handle.submit(request(1, 5)).unwrap();
+    script.send(Script::Fail).unwrap();
+    let events = rest(&mut stream);
+    assert_eq!(events, [TokenEvent::Failed { error: "linear: the device is gone".into() }]);
+    let mut stream = handle.submit(request(1, 1)).unwrap();
+    script.send(Script::Token).unwrap();
+    assert_eq!(rest(&mut stream).len(), 2);
+    assert!(handle.is_healthy());
+}
+
+#[test]
+fn a_panic_closes_every_stream_and_health_says_so() {
+    let (handle, script) = start(8);
+    let mut stream = handle.submit(request(1, 5)).unwrap();
+    assert!(handle.is_healthy());
+    script.send(Script::Panic).unwrap();
+    assert_eq!(rest(&mut stream), [], "the stream ends without a Finished");
+    wait_until("unhealthy", || !handle.is_healthy());
+    assert_eq!(handle.submit(request(1, 5)).unwrap_err(), SubmitError::EngineStopped);
+}

@@ -1,0 +1,129 @@
+//! Damaged checkpoints: each gives one clear sentence, and none a panic.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use half::bf16;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::isa::Isa;
+use pegainfer_core::weights::{Checkpoint, Loader, Part, Source, WeightsError};
+use safetensors::tensor::{Dtype, TensorView, serialize};
+use std::path::{Path, PathBuf};
+
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("pegainfer-weights-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+    fn write(&self, file: &str, bytes: &[u8]) {
+        std::fs::write(self.0.join(file), bytes).unwrap();
+    }
+    fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn values(n: usize, first: usize) -> Vec<bf16> {
+    (first..first + n).map(|i| bf16::from_f32(i as f32)).collect()
+}
+
+fn file(tensors: &[(&str, Dtype, Vec<usize>, Vec<u8>)]) -> Vec<u8> {
+    let views = tensors.iter().map(|(n, d, s, b)| (*n, TensorView::new(*d, s.clone(), b).unwrap()));
+    serialize(views, None).unwrap()
+}
+
+fn bf16_tensor(name: &str, rows: usize, first: usize) -> (&str, Dtype, Vec<usize>, Vec<u8>) {
+    (name, Dtype::BF16, vec![rows, 4], bytemuck::cast_slice(&values(rows * 4, first)).to_vec())
+}
+
+fn open_error(dir: &Dir) -> String {
+    let text = Checkpoint::open(dir.path()).unwrap_err().to_string();
+    assert!(!text.contains('\n'), "one sentence: {text}");
+    text
+}
+
+#[test]
+fn shards_are_found_through_the_index_and_stacked() {
+    let dir = Dir::new("shards");
+    dir.write("a.safetensors", &file(&[bf16_tensor("q", 3, 0)]));
+    dir.write("b.safetensors", &file(&[bf16_tensor("k", 2, 12)]));
+    dir.write(
+        "model.safetensors.index.json",
+        br#"{"metadata":{},"weight_map":{"q":"a.safetensors","k":"b.safetensors"}}"#,
+    );
+    let source = Source::open(dir.path()).unwrap();
+    let mut exec = Exec::cpu(Isa::best(), Some(2)).unwrap();
+    let mut done = 0;
+    let mut progress = |bytes| done += bytes;
+    let mut loader = Loader::new(&mut exec, &source, &mut progress);
+    let parts = [Part { name: "q".into(), rows: 3 }, Part { name: "k".into(), rows: 2 }];
+    let qk = loader.stacked("qk", &parts, 4).unwrap();
+    assert_eq!(qk.host::<bf16>(), values(20, 0));
+    let error = loader.matrix("q".into(), 4, 4).unwrap_err();
+    assert!(matches!(error, WeightsError::Mismatch { .. }), "{error}");
+    assert!(error.to_string().contains("q is BF16 [3, 4]"), "{error}");
+    let error = loader.vector("missing".into(), 4).unwrap_err();
+    assert!(error.to_string().contains("no tensor missing"), "{error}");
+    assert_eq!(done, 40, "progress counts loaded bytes");
+}
+
+#[test]
+fn an_empty_directory_and_a_missing_shard_are_named() {
+    let dir = Dir::new("empty");
+    assert!(open_error(&dir).contains("model.safetensors"));
+    dir.write("model.safetensors.index.json", br#"{"weight_map":{"q":"gone.safetensors"}}"#);
+    let error = open_error(&dir);
+    assert!(error.contains("gone.safetensors") && error.contains("for q"), "{error}");
+    dir.write("model.safetensors.index.json", b"{");
+    assert!(open_error(&dir).contains("index.json is damaged"));
+}
+
+#[test]
+fn truncation_at_any_byte_and_random_headers_are_refused() {
+    let dir = Dir::new("truncated");
+    let whole = file(&[bf16_tensor("q", 3, 0)]);
+    for length in 0..whole.len() {
+        dir.write("model.safetensors", &whole[..length]);
+        let error = open_error(&dir);
+        assert!(error.contains("model.safetensors"), "{error}");
+    }
+    let mut garbage = whole;
+    garbage[..8].copy_from_slice(&u64::MAX.to_le_bytes());
+    dir.write("model.safetensors", &garbage);
+    open_error(&dir);
+}
+
+#[test]
+fn another_dtype_is_refused_by_name() {
+    let dir = Dir::new("dtype");
+    dir.write("model.safetensors", &file(&[("q", Dtype::F32, vec![1, 4], vec![0; 16])]));
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let error = checkpoint.bf16("q", &[1, 4]).unwrap_err().to_string();
+    assert!(error.contains("F32") && error.contains("BF16"), "{error}");
+}
+
+#[test]
+fn dummy_weights_depend_on_seed_and_name_alone() {
+    let load = |threads, seed, name: &str| {
+        let mut exec = Exec::cpu(Isa::Portable, Some(threads)).unwrap();
+        let source = Source::Dummy { seed, std: 0.02 };
+        let tensor = Loader::new(&mut exec, &source, &mut |_| {}).matrix(name.into(), 300, 1000).unwrap();
+        tensor.host::<bf16>().to_vec()
+    };
+    let base = load(1, 1, "q");
+    assert_eq!(base, load(3, 1, "q"));
+    assert_ne!(base, load(1, 2, "q"));
+    assert_ne!(base, load(1, 1, "k"));
+    let n = base.len() as f64;
+    let mean = base.iter().map(|v| v.to_f64()).sum::<f64>() / n;
+    let std = (base.iter().map(|v| v.to_f64().powi(2)).sum::<f64>() / n).sqrt();
+    assert!(mean.abs() < 2e-4 && (std - 0.02).abs() < 2e-4, "mean {mean}, std {std}");
+}
