@@ -2,7 +2,7 @@
 
 use super::{
     Problem, Scratch,
-    grid::{Grid, even_parts},
+    grid::{Grid, RowGroups},
 };
 use half::bf16;
 use rayon::prelude::*;
@@ -12,22 +12,23 @@ use std::{arch::x86_64::*, ops::Range};
 const STEP: usize = 16;
 /// Rows of w in a tile.
 const N_TILE: usize = 4;
-/// Most rows of x in a tile: 4 x 3 accumulators and a widened w row fit the 16 registers, x comes from memory operands.
-const M_TILE: usize = 3;
+/// Most rows of x in a tile: 4 x 2 accumulators, 2 widened x rows and a widened w row fit the 16 registers.
+const M_TILE: usize = 2;
 
 /// `out = x * w^T`. An output has one accumulator of 8 lanes. Step `s` adds first the products of the even elements of
 /// `k = 16 s .. 16 s + 16` (lane `l`: element `16 s + 2 l`), then those of the odd ones, by FMA; missing elements of the last
 /// step are zero. The lanes are then added 4, 1 and 2 apart.
 pub(super) fn run(p: &Problem<'_>, scratch: &mut Scratch) {
     let k_padded = p.k.next_multiple_of(STEP);
+    let groups = RowGroups::new(p.m, M_TILE);
     let x = scratch.slice::<f32>(p.m * k_padded);
     if k_padded > 0 {
         x.par_chunks_exact_mut(k_padded).zip(p.x.par_chunks_exact(p.k)).for_each(|(out, x)| widen_row(x, out));
     }
-    let x = &*x;
-    Grid::new(p.m, p.n, k_padded * 4, M_TILE, N_TILE).for_each(|rows, cols| {
+    let block = Block { p, groups, x, k_padded };
+    Grid::new(groups.count(), groups.rows(0).len() * k_padded * 4, usize::MAX, p.n, N_TILE).for_each(|groups, cols| {
         // SAFETY: `linear` has checked that the CPU has AVX2 and FMA; the block lies inside the problem.
-        unsafe { block(p, x, k_padded, rows, cols) }
+        unsafe { block.run(groups, cols) }
     });
 }
 
@@ -41,103 +42,108 @@ fn widen_row(x: &[bf16], out: &mut [f32]) {
     }
 }
 
-/// One task: w rows `cols` against x rows `rows`.
-///
-/// # Safety
-/// The CPU has AVX2 and FMA; the block lies inside the problem and belongs to the calling task; `x` is widened.
-#[target_feature(enable = "avx2,fma")]
-unsafe fn block(p: &Problem<'_>, x: &[f32], k_padded: usize, rows: Range<usize>, cols: Range<usize>) {
-    for col in cols.clone().step_by(N_TILE) {
-        let tile_cols = col..(col + N_TILE).min(cols.end);
-        for tile_rows in even_parts(rows.clone(), M_TILE) {
-            let t = Tile { p, x: &x[tile_rows.start * k_padded..], k_padded, row: tile_rows.start, cols: &tile_cols };
-            // SAFETY: by the caller's promise.
-            unsafe {
-                match tile_rows.len() {
-                    1 => t.run::<1>(),
-                    2 => t.run::<2>(),
-                    _ => t.run::<M_TILE>(),
+/// What the tasks of one product share.
+struct Block<'a> {
+    p: &'a Problem<'a>,
+    groups: RowGroups,
+    /// Widened x, `[m, k_padded / 16, 2, 8]`.
+    x: &'a [f32],
+    k_padded: usize,
+}
+
+impl Block<'_> {
+    /// One task: w rows `cols` against some groups of x rows.
+    ///
+    /// # Safety
+    /// The CPU has AVX2 and FMA; the block lies inside the problem and belongs to the calling task.
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn run(&self, groups: Range<usize>, cols: Range<usize>) {
+        for col in cols.clone().step_by(N_TILE) {
+            let cols = col..(col + N_TILE).min(cols.end);
+            for group in groups.clone() {
+                let rows = self.groups.rows(group);
+                // SAFETY: by the caller's promise.
+                unsafe {
+                    match rows.len() {
+                        1 => self.tile::<1>(rows.start, &cols),
+                        _ => self.tile::<M_TILE>(rows.start, &cols),
+                    }
                 }
             }
         }
     }
-}
 
-/// A tile of outputs that is summed in registers.
-struct Tile<'a> {
-    p: &'a Problem<'a>,
-    /// Widened x from the tile's first row on.
-    x: &'a [f32],
-    k_padded: usize,
-    row: usize,
-    cols: &'a Range<usize>,
-}
-
-impl Tile<'_> {
-    /// Computes and stores `R` rows of x against 4 rows of w. Of a ragged tile the last w row stands in for the missing
-    /// ones and the surplus is not stored.
+    /// Computes and stores the `R` x rows from `row` on against 4 rows of w. Of a ragged tile the last w row stands in for
+    /// the missing ones and the surplus is not stored.
     ///
     /// # Safety
-    /// As for [`block`]; the tile lies inside the block and has `R` rows.
+    /// As for [`Block::run`]; the tile lies inside the block.
     #[target_feature(enable = "avx2,fma")]
-    unsafe fn run<const R: usize>(&self) {
+    #[inline(never)]
+    unsafe fn tile<const R: usize>(&self, row: usize, cols: &Range<usize>) {
         let k = self.p.k;
         let w: [*const bf16; N_TILE] =
-            std::array::from_fn(|j| self.p.w[(self.cols.start + j).min(self.cols.end - 1) * k..].as_ptr());
+            std::array::from_fn(|j| self.p.w[(cols.start + j).min(cols.end - 1) * k..].as_ptr());
+        let x: [*const f32; R] = std::array::from_fn(|r| self.x[(row + r) * self.k_padded..].as_ptr());
         let mut acc = [[_mm256_setzero_ps(); N_TILE]; R];
-        for step in 0..k / STEP {
-            let at = step * STEP;
-            for (j, w) in w.iter().enumerate() {
-                // SAFETY: `at + 16 <= k`; x has R rows of k_padded elements; a prefetch may point anywhere.
+        let mut at = 0;
+        while at + STEP <= k {
+            for (j, &w) in w.iter().enumerate() {
+                // SAFETY: `at + 16 <= k`; the x rows have k_padded elements; a prefetch may point anywhere.
                 unsafe {
                     _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(at + N_TILE * k).cast());
-                    self.step(&mut acc, j, _mm256_loadu_si256(w.add(at).cast()), at);
+                    acc = step(acc, j, _mm256_loadu_si256(w.add(at).cast()), x, at);
                 }
             }
+            at += STEP;
         }
-        if !k.is_multiple_of(STEP) {
-            let at = k - k % STEP;
-            for (j, w) in w.iter().enumerate() {
+        if at < k {
+            for (j, &w) in w.iter().enumerate() {
                 let mut padded = [bf16::ZERO; STEP];
                 // SAFETY: copies the `k - at` elements that are left of the row; x is padded with zeros to whole steps.
                 unsafe {
                     w.add(at).copy_to_nonoverlapping(padded.as_mut_ptr(), k - at);
-                    self.step(&mut acc, j, _mm256_loadu_si256(padded.as_ptr().cast()), at);
+                    acc = step(acc, j, _mm256_loadu_si256(padded.as_ptr().cast()), x, at);
                 }
             }
         }
-        for (r, acc) in acc.iter().enumerate() {
+        for (r, acc) in acc.into_iter().enumerate() {
             // SAFETY: the elements lie inside the tile.
-            unsafe { self.p.sink.put4((self.row + r) * self.p.n + self.cols.start, reduce(acc), self.cols.len()) };
+            unsafe { self.p.sink.put4((row + r) * self.p.n + cols.start, reduce(acc), cols.len()) };
         }
     }
+}
 
-    /// Adds the products of 16 elements of `k` from `at` on for w row `j` of the tile.
-    ///
-    /// # Safety
-    /// The CPU has AVX2 and FMA; x has `R` rows of `k_padded` elements and `at + 16 <= k_padded`.
-    #[target_feature(enable = "avx2,fma")]
-    #[inline]
-    unsafe fn step<const R: usize>(&self, acc: &mut [[__m256; N_TILE]; R], j: usize, raw: __m256i, at: usize) {
-        let even = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(raw));
-        let odd = _mm256_castsi256_ps(_mm256_and_si256(raw, _mm256_set1_epi32(0xffff_0000u32.cast_signed())));
-        for (r, acc) in acc.iter_mut().enumerate() {
-            // SAFETY: in bounds by the caller's promise.
-            let (x_even, x_odd) = unsafe {
-                let x = self.x.as_ptr().add(r * self.k_padded + at);
-                (_mm256_loadu_ps(x), _mm256_loadu_ps(x.add(8)))
-            };
-            acc[j] = _mm256_fmadd_ps(even, x_even, acc[j]);
-            acc[j] = _mm256_fmadd_ps(odd, x_odd, acc[j]);
+/// Adds the products of 16 elements of `k` from `at` on for w row `j` of the tile. Arrays go by value so that they stay in
+/// registers.
+///
+/// # Safety
+/// The CPU has AVX2 and FMA; the x rows have `at + 16` elements.
+#[target_feature(enable = "avx2,fma")]
+#[inline]
+unsafe fn step<const R: usize>(
+    mut acc: [[__m256; N_TILE]; R],
+    j: usize,
+    raw: __m256i,
+    x: [*const f32; R],
+    at: usize,
+) -> [[__m256; N_TILE]; R] {
+    let even = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(raw));
+    let odd = _mm256_castsi256_ps(_mm256_and_si256(raw, _mm256_set1_epi32(0xffff_0000u32.cast_signed())));
+    for r in 0..R {
+        // SAFETY: in bounds by the caller's promise.
+        unsafe {
+            acc[r][j] = _mm256_fmadd_ps(even, _mm256_loadu_ps(x[r].add(at)), acc[r][j]);
+            acc[r][j] = _mm256_fmadd_ps(odd, _mm256_loadu_ps(x[r].add(at + 8)), acc[r][j]);
         }
     }
+    acc
 }
 
 /// The lane sums of four accumulators, each by the same tree: lanes 4, 1 and 2 apart.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn reduce(acc: &[__m256; N_TILE]) -> __m128 {
-    let [a, b, c, d] = *acc;
+fn reduce([a, b, c, d]: [__m256; N_TILE]) -> __m128 {
     let ab = _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
     let cd = _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(c, d), _mm256_permute2f128_ps::<0x31>(c, d));
     let pairs = _mm256_hadd_ps(ab, cd);

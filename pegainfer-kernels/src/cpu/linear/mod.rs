@@ -6,6 +6,8 @@
 //! never on the batch it came in, the tile it fell into or the number of threads.
 
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -69,7 +71,9 @@ pub fn linear(
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => avx2::run(&problem, scratch),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 | Isa::Amx => avx512::run(&problem, scratch),
+        Isa::Avx512 => avx512::run(&problem, scratch),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => amx::run(&problem, scratch),
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("{isa} is not available on this architecture ({})", scratch.slice::<f32>(0).len()),
     }

@@ -88,4 +88,31 @@ impl Sink {
             }
         }
     }
+
+    /// Stores the first `count` (up to 16) lanes from element `index` on.
+    ///
+    /// # Safety
+    /// As for [`Sink::put`]; the CPU has AVX-512 F, BW and VL.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    #[inline]
+    pub(super) unsafe fn put16(self, index: usize, values: std::arch::x86_64::__m512, count: usize) {
+        use std::arch::x86_64::*;
+        let mask = ((1u32 << count) - 1) as __mmask16;
+        // SAFETY: the mask keeps the stores in bounds and unshared, by the caller's promise.
+        unsafe {
+            match self {
+                Self::F32(out) => _mm512_mask_storeu_ps(out.wrapping_add(index), mask, values),
+                Self::Bf16(out) => {
+                    let bits = _mm512_castps_si512(values);
+                    let odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+                    let rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+                    let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(values, values);
+                    let quiet = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x40_0000));
+                    let high = _mm512_cvtepi32_epi16(_mm512_srli_epi32(quiet, 16));
+                    _mm256_mask_storeu_epi16(out.wrapping_add(index).cast(), mask, high);
+                }
+            }
+        }
+    }
 }

@@ -9,7 +9,7 @@ const LANES: usize = 16;
 /// separately (an emulated FMA would be slow); the lanes are then added in halves.
 pub(super) fn run(p: &Problem<'_>) {
     let k = p.k;
-    Grid::new(p.m, p.n, k * 2, 1, 4).for_each(|rows, cols| {
+    Grid::new(p.m, k * 2, usize::MAX, p.n, 4).for_each(|rows, cols| {
         for col in cols {
             let w = &p.w[col * k..][..k];
             for row in rows.clone() {
