@@ -5,7 +5,8 @@
 
 use half::bf16;
 
-use super::kernel::{Call, Item, Scratch, Tile, run_item, run_tile};
+use super::kernel::{Tile, run_item, run_tile};
+use super::state::{Call, Item, Scratch};
 
 /// Operations on sixteen f32 lanes. Methods are `#[inline(always)]` so that they land in the `#[target_feature]`
 /// function of [`Lanes::item`].
@@ -24,6 +25,8 @@ pub(crate) trait Lanes: Copy + Send + Sync {
 
     /// All lanes `x`.
     fn splat(self, x: f32) -> Self::V;
+    /// Starts loading the cache line of `from`; changes nothing else.
+    fn prefetch(self, from: &[bf16; 16]);
     /// Reads sixteen values.
     fn load(self, from: &[f32; 16]) -> Self::V;
     /// Reads sixteen bf16 values; widening is exact.
@@ -96,6 +99,8 @@ impl Lanes for Portable {
     fn splat(self, x: f32) -> [f32; 16] {
         [x; 16]
     }
+    #[inline(always)]
+    fn prefetch(self, _from: &[bf16; 16]) {}
     #[inline(always)]
     fn load(self, from: &[f32; 16]) -> [f32; 16] {
         *from

@@ -6,6 +6,7 @@
 
 mod kernel;
 pub(crate) mod lanes;
+mod state;
 #[cfg(test)]
 mod tests;
 #[cfg(target_arch = "x86_64")]
@@ -15,8 +16,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::bf16;
 
-use self::kernel::{Call, ITEM_LINES, Item, MAX_HEAD_DIM, Output, Scratch};
 use self::lanes::{Lanes, Portable};
+use self::state::{Call, ITEM_LINES, Item, MAX_HEAD_DIM, Output, Scratch};
 use super::isa::Isa;
 
 /// Tokens per KV block.

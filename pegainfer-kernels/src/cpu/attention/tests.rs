@@ -2,6 +2,7 @@ use half::bf16;
 use rayon::prelude::*;
 
 use super::lanes::{Lanes, exp2};
+use super::state::round;
 use super::*;
 use crate::cpu::rng::bits;
 
@@ -129,6 +130,16 @@ fn exp2_is_accurate_exact_at_zero_and_silent_where_masked() {
     {
         x86::Avx2::detect().into_iter().for_each(check);
         x86::Avx512::detect().into_iter().for_each(check);
+    }
+}
+
+#[test]
+fn the_last_rounding_is_to_nearest_even() {
+    for high in 0..=u16::MAX {
+        for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+            let x = f32::from_bits(u32::from(high) << 16 | low);
+            assert_eq!(round(x).to_bits(), bf16::from_f32(x).to_bits(), "{x:e}");
+        }
     }
 }
 

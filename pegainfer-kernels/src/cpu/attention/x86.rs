@@ -4,8 +4,9 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-use super::kernel::{Call, Item, Scratch, Tile, run_item, run_tile};
+use super::kernel::{Tile, run_item, run_tile};
 use super::lanes::Lanes;
+use super::state::{Call, Item, Scratch};
 use crate::cpu::isa::Isa;
 
 /// Two 8-lane registers. Only [`Avx2::detect`] makes one.
@@ -67,6 +68,11 @@ impl Lanes for Avx512 {
     fn splat(self, x: f32) -> __m512 {
         // SAFETY: `self` proves the features.
         unsafe { _mm512_set1_ps(x) }
+    }
+    #[inline(always)]
+    fn prefetch(self, from: &[bf16; 16]) {
+        // SAFETY: SSE is in the x86-64 baseline, and a prefetch may name any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.as_ptr().cast()) }
     }
     #[inline(always)]
     fn load(self, from: &[f32; 16]) -> __m512 {
@@ -166,6 +172,11 @@ impl Lanes for Avx2 {
     fn splat(self, x: f32) -> [__m256; 2] {
         // SAFETY: `self` proves the features.
         unsafe { [_mm256_set1_ps(x); 2] }
+    }
+    #[inline(always)]
+    fn prefetch(self, from: &[bf16; 16]) {
+        // SAFETY: SSE is in the x86-64 baseline, and a prefetch may name any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.as_ptr().cast()) }
     }
     #[inline(always)]
     fn load(self, from: &[f32; 16]) -> [__m256; 2] {
