@@ -1,14 +1,23 @@
 //! The OpenAI-compatible server and command line, as a library, so that tests can start the real router.
 //!
 //! # Layout
+//! - [`cli`]: flags. [`serve`] and [`generate`] are the commands.
+//! - [`model_path`], [`hub`]: from `--model-path` to a directory. [`detect`], [`engine`]: from a directory to an engine.
+//! - [`checkpoint`]: the text side of a checkpoint directory. [`text`]: tokenizer, detokenizer, stop strings, template.
 //! - [`openai`]: the HTTP API: requests in, JSON and server-sent events out.
-//! - [`text`]: tokenizer, incremental detokenizer, stop strings, chat template.
-//! - [`checkpoint`]: the text side of a checkpoint directory.
-//! - [`metrics`]: Prometheus.
+//! - [`metrics`], [`logging`]: what operators see.
 
 pub mod checkpoint;
+pub mod cli;
+pub mod detect;
+pub mod engine;
+pub mod generate;
+pub mod hub;
+pub mod logging;
 pub mod metrics;
+pub mod model_path;
 pub mod openai;
+pub mod serve;
 #[cfg(test)]
 mod testing;
 pub mod text;

@@ -1,3 +1,32 @@
 //! The pegainfer command line.
 
-fn main() {}
+use anyhow::Result;
+use clap::Parser;
+use pegainfer_server::cli::{Cli, Command};
+use pegainfer_server::{generate, logging, serve};
+use std::process::ExitCode;
+use std::time::Instant;
+
+fn main() -> ExitCode {
+    let started = Instant::now();
+    match run(Cli::parse().into_command(), started) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command, started: Instant) -> Result<()> {
+    match command {
+        Command::Serve(args) => {
+            logging::init(&args.engine.log_level)?;
+            serve::run(&args, started)
+        }
+        Command::Generate(args) => {
+            logging::init(&args.engine.log_level)?;
+            generate::run(&args)
+        }
+    }
+}

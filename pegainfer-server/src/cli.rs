@@ -1,0 +1,211 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::num::NonZeroUsize;
+
+/// Serves language models behind an OpenAI-compatible API.
+#[derive(Debug, Parser)]
+#[command(name = "pegainfer", version, args_conflicts_with_subcommands = true)]
+pub struct Cli {
+    /// What to do; `serve` when nothing is named.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// Flags of `serve`.
+    #[command(flatten)]
+    pub serve: ServeArgs,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve a model over HTTP (the default)
+    Serve(ServeArgs),
+    /// Print the completion of one prompt, without a server
+    Generate(GenerateArgs),
+}
+
+impl Cli {
+    /// The command, with `serve` filled in.
+    pub fn into_command(self) -> Command {
+        self.command.unwrap_or(Command::Serve(self.serve))
+    }
+}
+
+/// Flags of `serve`.
+#[derive(Debug, Clone, Args)]
+pub struct ServeArgs {
+    /// Model and engine.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    /// Name that clients use for the model; give it again for more names [default: the name of the directory or id]
+    #[arg(long, value_name = "NAME")]
+    pub served_model_name: Vec<String>,
+    /// Address to listen on
+    #[arg(long, default_value = "127.0.0.1")]
+    pub host: String,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, default_value_t = 8000)]
+    pub port: u16,
+    /// Refuse requests with fields that are in no known schema, instead of naming them in x-ignored-fields
+    #[arg(long)]
+    pub strict: bool,
+}
+
+/// Flags of `generate`.
+#[derive(Debug, Clone, Args)]
+pub struct GenerateArgs {
+    /// The text to continue
+    pub prompt: String,
+    /// Model and engine.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    /// Tokens to generate at most
+    #[arg(long, default_value = "128")]
+    pub max_tokens: NonZeroUsize,
+    /// 0 always takes the most likely token [default: the checkpoint's]
+    #[arg(long)]
+    pub temperature: Option<f32>,
+    /// Keep the most likely tokens up to this probability mass [default: the checkpoint's]
+    #[arg(long)]
+    pub top_p: Option<f32>,
+    /// Keep this many of the most likely tokens; 0 keeps all [default: the checkpoint's]
+    #[arg(long)]
+    pub top_k: Option<u32>,
+    /// The same seed gives the same text [default: random]
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Pass the prompt through the chat template, as a user's message
+    #[arg(long)]
+    pub chat: bool,
+}
+
+/// Flags of everything that loads a model.
+#[derive(Debug, Clone, Args)]
+pub struct EngineArgs {
+    /// Checkpoint directory, or a Hugging Face id such as Qwen/Qwen3-0.6B, which is downloaded [default: the bundled
+    /// models/qwen3-tiny]
+    #[arg(long, value_name = "DIR|ID")]
+    pub model_path: Option<String>,
+    /// Where to run
+    #[arg(long, value_enum, default_value_t = DeviceArg::Auto)]
+    pub device: DeviceArg,
+    /// Context length in tokens [default: the model's]
+    #[arg(long, value_name = "TOKENS")]
+    pub max_model_len: Option<NonZeroUsize>,
+    /// Requests that run at once
+    #[arg(long, value_name = "N", default_value = "64")]
+    pub max_num_seqs: NonZeroUsize,
+    /// Tokens of one engine step
+    #[arg(long, value_name = "TOKENS", default_value = "2048")]
+    pub max_num_batched_tokens: NonZeroUsize,
+    /// Size of the KV cache, such as 512M or 4G (powers of 1024) or 4GB (powers of 1000) [default: by model and flags]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub kv_cache_memory: Option<u64>,
+    /// CPU threads of the engine [default: all cores]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<NonZeroUsize>,
+    /// Where the weights come from: the checkpoint, or seeded random numbers (only config.json is needed then)
+    #[arg(long, value_enum, default_value_t = LoadFormat::Auto)]
+    pub load_format: LoadFormat,
+    /// error, warn, info, debug or trace; also per module, as in info,pegainfer_server=debug
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    pub log_level: String,
+}
+
+/// Where to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DeviceArg {
+    /// The best that is there.
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// An NVIDIA GPU.
+    Cuda,
+}
+
+/// Where the weights come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LoadFormat {
+    /// The checkpoint's safetensors.
+    Auto,
+    /// Seeded random numbers.
+    Dummy,
+}
+
+/// Reads a size: digits, perhaps a fraction, perhaps a suffix.
+fn parse_bytes(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, suffix) = text.split_at(split);
+    let unit: f64 = match suffix.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1.0,
+        "k" | "ki" | "kib" => 1024.0,
+        "m" | "mi" | "mib" => 1024f64.powi(2),
+        "g" | "gi" | "gib" => 1024f64.powi(3),
+        "t" | "ti" | "tib" => 1024f64.powi(4),
+        "kb" => 1e3,
+        "mb" => 1e6,
+        "gb" => 1e9,
+        "tb" => 1e12,
+        _ => return Err(format!("unknown unit {suffix:?}: use K, M, G, T, KB, MB, GB or TB")),
+    };
+    let number: f64 = number.parse().map_err(|_| format!("{text:?} is not a size such as 512M or 4G"))?;
+    let bytes = number * unit;
+    if bytes < 1.0 || bytes >= u64::MAX as f64 {
+        return Err(format!("{text:?} is out of range"));
+    }
+    Ok(bytes as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse(args: &[&str]) -> Result<Command, clap::Error> {
+        Cli::try_parse_from(["pegainfer"].iter().chain(args)).map(Cli::into_command)
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn serve_is_the_default_command() {
+        for args in [&["--model-path", "x", "--port", "1"][..], &["serve", "--model-path", "x", "--port", "1"]] {
+            let Command::Serve(serve) = parse(args).unwrap() else { panic!("{args:?} is not serve") };
+            assert_eq!((serve.engine.model_path.as_deref(), serve.port), (Some("x"), 1));
+        }
+        assert!(matches!(parse(&[]).unwrap(), Command::Serve(_)));
+        let Command::Generate(generate) = parse(&["generate", "hi", "--model-path", "x"]).unwrap() else { panic!() };
+        assert_eq!(generate.prompt, "hi");
+    }
+
+    #[test]
+    fn names_may_be_repeated() {
+        let names = ["--served-model-name", "a", "--served-model-name", "b"];
+        let Command::Serve(serve) = parse(&names).unwrap() else { panic!() };
+        assert_eq!(serve.served_model_name, ["a", "b"]);
+    }
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in [
+            ("512M", 512 << 20),
+            ("4G", 4 << 30),
+            ("1GiB", 1 << 30),
+            ("1.5k", 1536),
+            ("2GB", 2_000_000_000),
+            ("100", 100),
+            ("7 mib", 7 << 20),
+        ] {
+            assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
+        }
+        for bad in ["", "M", "4X", "-1G", "1..5G", "0", "1e30", "99999999T"] {
+            assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+        assert!(parse(&["--max-num-seqs", "0"]).is_err());
+        assert!(parse(&["--device", "tpu"]).is_err());
+    }
+}

@@ -1,0 +1,68 @@
+//! Loads the engine of a checkpoint's family.
+
+use crate::cli::{DeviceArg, EngineArgs, LoadFormat};
+use crate::detect::{self, Family};
+use anyhow::{Context, Result, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use pegainfer_core::engine::{EngineConfig, EngineHandle};
+use pegainfer_core::exec::Exec;
+use pegainfer_core::isa::Isa;
+use std::path::Path;
+
+/// Seed of `--load-format dummy`: the same weights at each start.
+const DUMMY_SEED: u64 = 0;
+
+/// A running engine and what start-up says about it.
+pub struct LoadedEngine {
+    /// Where requests go.
+    pub handle: EngineHandle,
+    /// Family of the model.
+    pub family: Family,
+    /// Where it runs, in words.
+    pub device: String,
+}
+
+/// Loads the checkpoint in `dir` and starts its engine.
+pub fn load(dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
+    let family = detect::detect(dir)?;
+    let (exec, device) = open_device(args)?;
+    let handle = match family {
+        Family::Qwen3 => load_qwen3(exec, dir, args)?,
+    };
+    Ok(LoadedEngine { handle, family, device })
+}
+
+fn open_device(args: &EngineArgs) -> Result<(Exec, String)> {
+    if args.device == DeviceArg::Cuda {
+        bail!("--device cuda is not built into this binary: use --device cpu");
+    }
+    let isa = Isa::best();
+    let exec = Exec::cpu(isa, args.threads.map(Into::into)).context("the CPU threads cannot be started")?;
+    let threads = exec.threads();
+    let plural = if threads == 1 { "" } else { "s" };
+    Ok((exec, format!("cpu ({}, {threads} thread{plural})", isa.name())))
+}
+
+fn load_qwen3(exec: Exec, dir: &Path, args: &EngineArgs) -> Result<EngineHandle> {
+    let options = pegainfer_qwen3_4b::LoadOptions {
+        model_path: dir.to_path_buf(),
+        dummy_seed: (args.load_format == LoadFormat::Dummy).then_some(DUMMY_SEED),
+        max_model_len: args.max_model_len.map(Into::into),
+        max_num_seqs: args.max_num_seqs.into(),
+        max_num_batched_tokens: args.max_num_batched_tokens.into(),
+        kv_cache_bytes: args.kv_cache_memory,
+    };
+    let bar = progress_bar();
+    let loaded = pegainfer_qwen3_4b::load(exec, &options, &mut |bytes, total| {
+        bar.set_length(total);
+        bar.inc(bytes);
+    });
+    bar.finish_and_clear();
+    EngineHandle::spawn(loaded?.engine, EngineConfig::default()).context("the engine thread cannot be started")
+}
+
+/// Shown on a terminal only.
+fn progress_bar() -> ProgressBar {
+    let style = ProgressStyle::with_template("loading weights [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec}");
+    ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}

@@ -1,0 +1,44 @@
+//! Logs go to standard error through logforth, one line per event.
+
+use anyhow::{Context, Result, anyhow};
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use log::LevelFilter;
+use logforth::append::Stderr;
+use logforth::filter::rustlog::RustLogFilterBuilder;
+use logforth::record::Record;
+use logforth::{Diagnostic, Error, Layout};
+use std::io::Write;
+
+/// Starts logging. `spec` is a level, or a comma-separated list of levels for modules.
+pub fn init(spec: &str) -> Result<()> {
+    let invalid = || format!("--log-level {spec} is not a level: use error, warn, info, debug or trace");
+    let filter =
+        RustLogFilterBuilder::try_from_spec(spec.to_string()).map_err(|e| anyhow!("{e}")).with_context(invalid)?;
+    logforth::starter_log::builder()
+        .dispatch(|d| d.filter(filter.build()).append(Stderr::default().with_layout(Line { zone: TimeZone::system() })))
+        .try_apply()
+        .map_err(|e| anyhow!("logging cannot be started: {e}"))?;
+    // A plain level also spares disabled log calls the work of building their record.
+    if let Ok(level) = spec.parse::<LevelFilter>() {
+        log::set_max_level(level);
+    }
+    Ok(())
+}
+
+/// `2026-11-21 11:16:07.123  INFO message`: who reads the log of a server wants the message, not the source line.
+#[derive(Debug)]
+struct Line {
+    zone: TimeZone,
+}
+
+impl Layout for Line {
+    fn format(&self, record: &Record, _: &[Box<dyn Diagnostic>]) -> Result<Vec<u8>, Error> {
+        let mut line = Vec::with_capacity(160);
+        let time = Timestamp::try_from(record.time()).unwrap_or(Timestamp::UNIX_EPOCH).to_zoned(self.zone.clone());
+        let time = time.strftime("%Y-%m-%d %H:%M:%S%.3f");
+        let level = record.level().name();
+        write!(line, "{time} {level:>5} {}", record.payload()).map_err(Error::from_io_error)?;
+        Ok(line)
+    }
+}

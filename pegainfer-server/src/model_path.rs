@@ -1,0 +1,79 @@
+//! From `--model-path` to a directory.
+
+use crate::cli::{EngineArgs, LoadFormat};
+use crate::hub;
+use anyhow::{Result, bail};
+use std::path::{Path, PathBuf};
+
+/// The checkpoint that ships with the repository.
+const BUNDLED: &str = "models/qwen3-tiny";
+
+/// A directory that holds the checkpoint, and the name the user knows it by, if it is not the directory's.
+pub struct ModelDir {
+    /// The directory.
+    pub dir: PathBuf,
+    /// The Hugging Face id it was fetched under.
+    pub hub_id: Option<String>,
+}
+
+/// Finds the checkpoint, downloading it if `--model-path` is a Hugging Face id.
+pub fn resolve(args: &EngineArgs) -> Result<ModelDir> {
+    let Some(given) = &args.model_path else {
+        return Ok(ModelDir { dir: bundled()?, hub_id: None });
+    };
+    let dir = PathBuf::from(given);
+    if dir.is_dir() {
+        return Ok(ModelDir { dir, hub_id: None });
+    }
+    if dir.exists() {
+        bail!("--model-path {given} is a file: give the directory that holds config.json");
+    }
+    if !is_hub_id(given) {
+        bail!("--model-path {given} is neither a directory nor a Hugging Face id such as Qwen/Qwen3-0.6B");
+    }
+    let dir = hub::fetch(given, args.load_format == LoadFormat::Auto)?;
+    Ok(ModelDir { dir, hub_id: Some(given.clone()) })
+}
+
+/// `organisation/name`, of the characters that the hub allows.
+fn is_hub_id(text: &str) -> bool {
+    let valid = |part: &str| {
+        !part.is_empty()
+            && !part.starts_with(['.', '-', '~'])
+            && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+    };
+    text.split_once('/').is_some_and(|(organisation, name)| valid(organisation) && valid(name))
+}
+
+/// Beside the current directory, beside the executable or one of the directories above it, or where it was built.
+fn bundled() -> Result<PathBuf> {
+    let executable = std::env::current_exe().ok();
+    let above = executable.iter().flat_map(|path| path.ancestors().skip(1)).map(Path::to_path_buf);
+    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut places = std::iter::once(PathBuf::new()).chain(above).chain([built]).map(|place| place.join(BUNDLED));
+    match places.find(|dir| dir.join("config.json").is_file()) {
+        Some(dir) => Ok(dir),
+        None => bail!("the bundled {BUNDLED} is not beside this executable: give --model-path"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+
+    #[test]
+    fn the_bundled_model_is_found() {
+        assert_eq!(bundled().unwrap().canonicalize().unwrap(), testing::model_dir().canonicalize().unwrap());
+    }
+
+    #[test]
+    fn hub_ids_are_told_from_paths() {
+        for id in ["Qwen/Qwen3-0.6B", "a/b", "deepseek-ai/DeepSeek-V4-Flash"] {
+            assert!(is_hub_id(id), "{id}");
+        }
+        for path in ["./models/x", "/models/x", "../x/y", "models/x/y", "qwen3", "~/x", "a/b c", "a/", "/b"] {
+            assert!(!is_hub_id(path), "{path}");
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! `pegainfer serve`: start, serve, drain.
+
+use crate::checkpoint::Checkpoint;
+use crate::cli::ServeArgs;
+use crate::engine::{self, LoadedEngine};
+use crate::model_path;
+use crate::openai::{self, AppState};
+use anyhow::{Context, Result, bail};
+use axum::serve::ListenerExt;
+use pegainfer_core::engine::EngineHandle;
+use std::future::{Future, IntoFuture};
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::sync::Notify;
+
+/// Open requests may take this long after a signal to stop.
+const DRAIN: Duration = Duration::from_secs(30);
+/// Connections that may wait to be accepted.
+const BACKLOG: u32 = 1024;
+
+/// Runs until a signal comes. `started` is when the process began.
+pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no async runtime")?;
+    // Taken before the model is loaded, so that a port in use is told at once. Nobody can connect before `listen`.
+    let socket = runtime.block_on(reserve(&args.host, args.port))?;
+    let model = model_path::resolve(&args.engine)?;
+    // The tokenizer of a large vocabulary takes as long as small weights: load both at once.
+    let (checkpoint, engine) = std::thread::scope(|scope| {
+        let checkpoint = scope.spawn(|| Checkpoint::load(&model.dir));
+        let engine = engine::load(&model.dir, &args.engine);
+        (checkpoint.join(), engine)
+    });
+    let engine = engine?;
+    let Ok(checkpoint) = checkpoint else { bail!("the tokenizer could not be loaded: its loader panicked") };
+    let mut checkpoint = checkpoint?;
+    checkpoint.tokenizer.check_vocab(engine.handle.limits().vocab_size)?;
+    if let Some(id) = &model.hub_id {
+        checkpoint.name.clone_from(id);
+    }
+    announce(&engine, &model.dir.display().to_string());
+    let state = AppState::new(engine.handle, checkpoint, args.served_model_name.clone(), args.strict);
+    let served = runtime.block_on(async {
+        let listener = socket.listen(BACKLOG).context("the server cannot listen")?;
+        let address = listener.local_addr().context("the server's address is unknown")?;
+        let names = state.names.join(", ");
+        log::info!("serving {names} on http://{address}, ready in {:.2} s", started.elapsed().as_secs_f64());
+        serve(listener, state, stop_signal(), DRAIN).await
+    });
+    // Blocking work that is left over must not hold the exit.
+    runtime.shutdown_background();
+    served
+}
+
+fn announce(engine: &LoadedEngine, dir: &str) {
+    let limits = engine.handle.limits();
+    log::info!("model: {} from {dir}, on {}", engine.family, engine.device);
+    log::info!(
+        "KV cache: {} tokens ({} blocks of {}); context {} tokens, up to {} requests at once",
+        limits.kv_capacity_tokens(),
+        limits.kv_blocks,
+        limits.block_size,
+        limits.max_model_len,
+        limits.max_num_seqs
+    );
+}
+
+/// Binds the address without listening on it.
+async fn reserve(host: &str, port: u16) -> Result<TcpSocket> {
+    let mut addresses =
+        tokio::net::lookup_host((host, port)).await.with_context(|| format!("--host {host} is not an address"))?;
+    let Some(address) = addresses.next() else { bail!("--host {host} has no address") };
+    bind(address).map_err(|e| match e.kind() {
+        ErrorKind::AddrInUse => {
+            anyhow::anyhow!("port {port} on {host} is in use: stop the program that has it, or give another --port")
+        }
+        ErrorKind::PermissionDenied => anyhow::anyhow!("port {port} needs more rights: give a --port above 1023"),
+        ErrorKind::AddrNotAvailable => anyhow::anyhow!("--host {host} is not an address of this machine"),
+        _ => anyhow::anyhow!("port {port} on {host} cannot be used: {e}"),
+    })
+}
+
+fn bind(address: SocketAddr) -> std::io::Result<TcpSocket> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // A restarted server may take the port while old connections time out.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    Ok(socket)
+}
+
+/// Serves until `stop` is ready, then finishes open requests for at most `drain`.
+pub async fn serve(
+    listener: TcpListener,
+    state: Arc<AppState>,
+    stop: impl Future<Output = ()> + Send + 'static,
+    drain: Duration,
+) -> Result<()> {
+    let engine = state.engine.clone();
+    // Tokens are small writes: without this each one would wait for the acknowledgement of the last.
+    let listener = listener.tap_io(|stream| {
+        if let Err(error) = stream.set_nodelay(true) {
+            log::debug!("TCP_NODELAY cannot be set: {error}");
+        }
+    });
+    let stopping = Arc::new(Notify::new());
+    let announce_stop = stopping.clone();
+    let graceful = axum::serve(listener, openai::router(state)).with_graceful_shutdown(async move {
+        stop.await;
+        announce_stop.notify_one();
+    });
+    let mut serving = std::pin::pin!(graceful.into_future());
+    tokio::select! {
+        result = &mut serving => return result.context("the server failed"),
+        () = stopping.notified() => {}
+    }
+    log::info!("stopping: {} open requests have {} s to finish", open_requests(&engine), drain.as_secs());
+    match tokio::time::timeout(drain, serving).await {
+        Ok(result) => result.context("the server failed")?,
+        Err(_) => log::warn!("{} requests were still open and are cut off", open_requests(&engine)),
+    }
+    Ok(())
+}
+
+fn open_requests(engine: &EngineHandle) -> usize {
+    let stats = engine.stats();
+    stats.running + stats.waiting
+}
+
+/// Ready on SIGINT or SIGTERM. A second signal ends the process at once.
+async fn stop_signal() {
+    one_signal().await;
+    tokio::spawn(async {
+        one_signal().await;
+        log::warn!("second signal: exit without waiting");
+        std::process::exit(1);
+    });
+}
+
+#[cfg(unix)]
+async fn one_signal() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (Ok(mut interrupt), Ok(mut terminate)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
+    else {
+        log::error!("signals cannot be handled: stop the server with SIGKILL");
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+}
+
+#[cfg(not(unix))]
+async fn one_signal() {
+    if tokio::signal::ctrl_c().await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
