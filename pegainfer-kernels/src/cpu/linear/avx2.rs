@@ -16,8 +16,8 @@ const N_TILE: usize = 4;
 const M_TILE: usize = 2;
 
 /// `out = x * w^T`. An output has one accumulator of 8 lanes. Step `s` adds first the products of the even elements of
-/// `k = 16 s .. 16 s + 16` (lane `l`: element `16 s + 2 l`), then those of the odd ones, by FMA; missing elements of the last
-/// step are zero. The lanes are then added 4, 1 and 2 apart.
+/// `k = 16 s .. 16 s + 16` (lane `l`: element `16 s + 2 l`), then those of the odd ones, by FMA; missing elements of
+/// the last step are zero. The lanes are then added 4, 1 and 2 apart.
 pub(super) fn run(p: &Problem<'_>, scratch: &mut Scratch) {
     let k_padded = p.k.next_multiple_of(STEP);
     let groups = RowGroups::new(p.m, M_TILE);
@@ -73,8 +73,8 @@ impl Block<'_> {
         }
     }
 
-    /// Computes and stores the `R` x rows from `row` on against 4 rows of w. Of a ragged tile the last w row stands in for
-    /// the missing ones and the surplus is not stored.
+    /// Computes and stores the `R` x rows from `row` on against 4 rows of w. Of a ragged tile the last w row stands in
+    /// for the missing ones and the surplus is not stored.
     ///
     /// # Safety
     /// As for [`Block::run`]; the tile lies inside the block.
@@ -100,7 +100,8 @@ impl Block<'_> {
         if at < k {
             for (j, &w) in w.iter().enumerate() {
                 let mut padded = [bf16::ZERO; STEP];
-                // SAFETY: copies the `k - at` elements that are left of the row; x is padded with zeros to whole steps.
+                // SAFETY: copies the `k - at` elements that are left of the row; x is padded with zeros to whole
+                // steps.
                 unsafe {
                     w.add(at).copy_to_nonoverlapping(padded.as_mut_ptr(), k - at);
                     acc = step(acc, j, _mm256_loadu_si256(padded.as_ptr().cast()), x, at);
@@ -114,8 +115,8 @@ impl Block<'_> {
     }
 }
 
-/// Adds the products of 16 elements of `k` from `at` on for w row `j` of the tile. Arrays go by value so that they stay in
-/// registers.
+/// Adds the products of 16 elements of `k` from `at` on for w row `j` of the tile. Arrays go by value so that they
+/// stay in registers.
 ///
 /// # Safety
 /// The CPU has AVX2 and FMA; the x rows have `at + 16` elements.

@@ -1,8 +1,9 @@
 //! The AVX-512 path: w widened in registers, x widened once per call, two f32 FMAs per 32 elements of `k`.
 //!
-//! Why not `vdpbf16ps`: on Emerald Rapids it issues every second cycle (88 GFLOP/s a core measured at 2.9 GHz), the f32 FMA
-//! twice a cycle (179). Widening takes a shift and a mask per 32 weights, shared by all rows of x in the tile, so the bound is
-//! 153; 150 a core was measured on a quiet machine, `[512, 2560]` against `[9728, 2560]`. It also needs no bf16 extension.
+//! Why not `vdpbf16ps`: on Emerald Rapids it issues every second cycle (88 GFLOP/s a core measured at 2.9 GHz), the
+//! f32 FMA twice a cycle (179). Widening takes a shift and a mask per 32 weights, shared by all rows of x in the tile,
+//! so the bound is 153; 150 a core was measured on a quiet machine, `[512, 2560]` against `[9728, 2560]`. It also
+//! needs no bf16 extension.
 
 use super::{
     Problem, Scratch,
@@ -22,9 +23,9 @@ const N_TILE: usize = 4;
 /// Most rows of x in a tile: 6 x 4 accumulators, 4 widened w rows, an x row and a mask fit the 32 registers.
 const M_TILE: usize = 6;
 
-/// `out = x * w^T`. An output has one accumulator of 16 lanes. Step `s` adds first the products of the even elements of
-/// `k = 32 s .. 32 s + 32` (lane `l`: element `32 s + 2 l`), then those of the odd ones, by FMA; missing elements of the last
-/// step are zero. The lanes are then added in halves: 8, 4, 2, 1 apart.
+/// `out = x * w^T`. An output has one accumulator of 16 lanes. Step `s` adds first the products of the even elements
+/// of `k = 32 s .. 32 s + 32` (lane `l`: element `32 s + 2 l`), then those of the odd ones, by FMA; missing elements
+/// of the last step are zero. The lanes are then added in halves: 8, 4, 2, 1 apart.
 pub(super) fn run(p: &Problem<'_>, scratch: &mut Scratch) {
     let k_padded = p.k.next_multiple_of(STEP);
     let groups = RowGroups::new(p.m, M_TILE);
@@ -37,8 +38,8 @@ pub(super) fn run(p: &Problem<'_>, scratch: &mut Scratch) {
     });
 }
 
-/// Widens x into groups of `[k_padded / 32, 2, rows, 16]` f32, so that a tile reads its x rows as one stream: per step the
-/// even elements of all rows, then the odd ones, zero-padded.
+/// Widens x into groups of `[k_padded / 32, 2, rows, 16]` f32, so that a tile reads its x rows as one stream: per step
+/// the even elements of all rows, then the odd ones, zero-padded.
 fn widen(p: &Problem<'_>, groups: RowGroups, k_padded: usize, mut out: &mut [f32]) {
     let mut tasks = Vec::with_capacity(groups.count());
     for i in 0..groups.count() {
@@ -82,8 +83,8 @@ struct Block<'a> {
 }
 
 impl Block<'_> {
-    /// One task: w rows `cols` against some groups of x rows, which stay in L2. Each w tile is read once from memory and
-    /// then from L1.
+    /// One task: w rows `cols` against some groups of x rows, which stay in L2. Each w tile is read once from memory
+    /// and then from L1.
     ///
     /// # Safety
     /// The CPU has AVX-512 F, BW and VL; the block lies inside the problem and belongs to the calling task.
@@ -102,8 +103,8 @@ impl Block<'_> {
         }
     }
 
-    /// Computes and stores one group of x rows against up to 4 rows of w. Of a ragged tile the last w row stands in for the
-    /// missing ones and the surplus is not stored. `ahead`: prefetch distance in elements of w.
+    /// Computes and stores one group of x rows against up to 4 rows of w. Of a ragged tile the last w row stands in
+    /// for the missing ones and the surplus is not stored. `ahead`: prefetch distance in elements of w.
     ///
     /// # Safety
     /// As for [`Block::run`]; the tile lies inside the block.
@@ -143,7 +144,8 @@ struct Accumulators([[[f32; 16]; N_TILE]; M_TILE]);
 /// Adds the products of `steps` (at least 1) steps to the accumulators of the first `rows` x rows.
 ///
 /// # Safety
-/// The CPU has AVX-512 F; `rows` is at most [`M_TILE`]; `w` point to `[steps, 32]` bf16, `x` to `[steps, 2, rows, 16]` f32.
+/// The CPU has AVX-512 F; `rows` is at most [`M_TILE`]; `w` point to `[steps, 32]` bf16, `x` to `[steps, 2, rows, 16]`
+/// f32.
 unsafe fn add_products(
     rows: usize,
     w: [*const bf16; N_TILE],
@@ -172,8 +174,8 @@ macro_rules! add_products {
         /// # Safety
         /// As for [`add_products`].
         unsafe fn $name(w: [*const bf16; N_TILE], x: *const f32, steps: usize, ahead: usize, acc: &mut Accumulators) {
-            // SAFETY: reads w and x inside the bounds that the caller promises and the accumulators, which it writes back;
-            // a prefetch may point anywhere.
+            // SAFETY: reads w and x inside the bounds that the caller promises and the accumulators, which it writes
+            // back; a prefetch may point anywhere.
             unsafe {
                 asm!(
                     "mov {tmp:e}, 0xffff0000",

@@ -7,12 +7,14 @@ use std::ops::Range;
 const TASKS_PER_THREAD: usize = 4;
 
 /// The rows of x cut into the fewest groups of at most `most` rows, as even as they get. A group is a tile's height.
+#[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 pub(super) struct RowGroups {
     m: usize,
     most: usize,
 }
 
+#[cfg(target_arch = "x86_64")]
 impl RowGroups {
     pub(super) fn new(m: usize, most: usize) -> Self {
         Self { m, most }
@@ -53,12 +55,13 @@ impl Grid {
         Self { groups, n, group_block, n_block }
     }
 
-    /// Runs `task(groups of x rows, rows of w)` for every block, in parallel on the current rayon pool.
+    /// Runs `task(groups of x rows, rows of w)` for every block, in parallel on the current rayon pool. Blocks with the same
+    /// w rows follow each other, so that the later ones find them in a cache.
     pub(super) fn for_each(&self, task: impl Fn(Range<usize>, Range<usize>) + Sync) {
         let n_blocks = self.n.div_ceil(self.n_block);
         let group_blocks = self.groups.div_ceil(self.group_block);
         (0..group_blocks * n_blocks).into_par_iter().with_max_len(1).for_each(|i| {
-            let (group, col) = (i / n_blocks * self.group_block, i % n_blocks * self.n_block);
+            let (group, col) = (i % group_blocks * self.group_block, i / group_blocks * self.n_block);
             task(group..(group + self.group_block).min(self.groups), col..(col + self.n_block).min(self.n));
         });
     }

@@ -1,9 +1,9 @@
 //! `out = x * w^T` for bf16 matrices: the operation that a transformer on the CPU spends its time in.
 //!
-//! One file per instruction-set path; [`grid`] cuts the work into tasks, [`output`] stores it. The weights are read as the
-//! checkpoint has them, `[n, k]` row-major: no second copy in memory and no repacking at load. Each path fixes one order
-//! of summation over `k` and uses it in every tile shape, so an output's bits depend on its x row, its w row and `k` alone:
-//! never on the batch it came in, the tile it fell into or the number of threads.
+//! One file per instruction-set path; [`grid`] cuts the work into tasks, [`output`] stores it. The weights are read as
+//! the checkpoint has them, `[n, k]` row-major: no second copy in memory and no repacking at load. Each path fixes one
+//! order of summation over `k` and uses it in every tile shape, so an output's bits depend on its x row, its w row and
+//! `k` alone: never on the batch it came in, the tile it fell into or the number of threads.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -38,10 +38,10 @@ struct Problem<'a> {
 
 /// Matrix product with transposed weights: `out[i, j] = sum over l of x[i, l] * w[j, l]`.
 ///
-/// `x`: `[m, k]` bf16; `w`: `[n, k]` bf16, the checkpoint's layout; `out`: `[m, n]` bf16 or f32; all row-major. Products and
-/// sums are f32 (the order of summation is the path's own, see its file); a bf16 output is rounded once, to nearest even.
-/// Row `i` of `out` has the same bits whatever `m`, the other rows and the thread count are. [`Isa::Amx`] flushes
-/// denormals, the other paths do not.
+/// `x`: `[m, k]` bf16; `w`: `[n, k]` bf16, the checkpoint's layout; `out`: `[m, n]` bf16 or f32; all row-major.
+/// Products and sums are f32 (the order of summation is the path's own, see its file); a bf16 output is rounded once,
+/// to nearest even. Row `i` of `out` has the same bits whatever `m`, the other rows and the thread count are.
+/// [`Isa::Amx`] flushes denormals, the other paths do not.
 ///
 /// Runs on the current rayon pool. `scratch` is used by the call and may be shared by all calls of one thread.
 ///

@@ -19,7 +19,8 @@ impl LinearOut<'_> {
         }
     }
 
-    /// A handle that tasks may copy. It must not outlive the borrow, which [`super::linear`] holds until all tasks end.
+    /// A handle that tasks may copy. It must not outlive the borrow, which [`super::linear`] holds until all tasks
+    /// end.
     pub(super) fn sink(&mut self) -> Sink {
         match self {
             Self::Bf16(out) => Sink::Bf16(out.as_mut_ptr()),
@@ -35,7 +36,8 @@ pub(super) enum Sink {
     F32(*mut f32),
 }
 
-// SAFETY: tasks write disjoint elements (each output belongs to one task of the grid) and nobody reads before they end.
+// SAFETY: tasks write disjoint elements (each output belongs to one task of the grid) and nobody reads before they
+// end.
 unsafe impl Send for Sink {}
 // SAFETY: as above.
 unsafe impl Sync for Sink {}

@@ -5,8 +5,8 @@ use half::bf16;
 
 const LANES: usize = 16;
 
-/// `out = x * w^T`. Lane `l` of an output sums the products of `k = l, l + 16, ...` in that order, product and sum rounded
-/// separately (an emulated FMA would be slow); the lanes are then added in halves.
+/// `out = x * w^T`. Lane `l` of an output sums the products of `k = l, l + 16, ...` in that order, product and sum
+/// rounded separately (an emulated FMA would be slow); the lanes are then added in halves.
 pub(super) fn run(p: &Problem<'_>) {
     let k = p.k;
     Grid::new(p.m, k * 2, usize::MAX, p.n, 4).for_each(|rows, cols| {

@@ -31,9 +31,10 @@ fn linear_f32(isa: Isa, x: &[bf16], w: &[bf16], m: usize, n: usize, k: usize) ->
     out
 }
 
-/// The tolerance is the bound on the error of a sum of `k` products in f32, in any order: `k * 2^-24 * sum |x w|`, plus
-/// what denormal products may lose where they are flushed (`k * 2^-126`). It holds for every order of summation, so it does not
-/// excuse a wrong term: one term is about `sum |x w| / k`, thousands of times as large for the `k` used here.
+/// The tolerance is the bound on the error of a sum of `k` products in f32, in any order: `k * 2^-24 * sum |x w|`,
+/// plus what denormal products may lose where they are flushed (`k * 2^-126`). It holds for every order of summation,
+/// so it does not excuse a wrong term: one term is about `sum |x w| / k`, thousands of times as large for the `k` used
+/// here.
 fn assert_matches_reference(isa: Isa, x: &[bf16], w: &[bf16], m: usize, n: usize, k: usize) {
     let out = linear_f32(isa, x, w, m, n, k);
     for (i, out) in out.chunks_exact(n).enumerate() {

@@ -1,12 +1,12 @@
 //! The AMX path: bf16 tile products, `[16 w rows, 32 k] x [32 k, 16 x rows]`, summed in f32 tiles.
 //!
-//! W rows are the left operand, which is plain row-major: the checkpoint's layout serves as it is. X is the right operand,
-//! whose layout (VNNI: pairs of `k` side by side) it gets once per call. One x row or sixteen cost the same, but decode waits
-//! for memory anyway, and one path for all `m` keeps the bits of a row the same in every batch.
+//! W rows are the left operand, which is plain row-major: the checkpoint's layout serves as it is. X is the right
+//! operand, whose layout (VNNI: pairs of `k` side by side) it gets once per call. One x row or sixteen cost the same,
+//! but decode waits for memory anyway, and one path for all `m` keeps the bits of a row the same in every batch.
 //!
-//! `tdpbf16ps` flushes denormals. Measured on a 16-core Sapphire or Emerald Rapids virtual machine (noisy): 512 rows of x
-//! against `[9728, 2560]` weights at 1.3 to 1.4 TFLOP/s on 2 threads, 6.5 to 7.0 on 16; one row against a gigabyte of weights
-//! at 1.2 to 1.35 times a plain read on 2 threads, 0.74 on 16.
+//! `tdpbf16ps` flushes denormals. Measured on a 16-core Sapphire or Emerald Rapids virtual machine (noisy): 512 rows
+//! of x against `[9728, 2560]` weights at 1.3 to 1.4 TFLOP/s on 2 threads, 6.5 to 7.0 on 16; one row against a
+//! gigabyte of weights at 1.2 to 1.35 times a plain read on 2 threads, 0.74 on 16.
 
 mod tile;
 mod transpose;
@@ -25,9 +25,9 @@ const M_TILE: usize = 16;
 /// Most x tiles per task: bounds the sums that a task keeps on its stack (2 KiB per x tile).
 const MOST_TILES: usize = 16;
 
-/// `out = x * w^T`. Step `s` adds the products of `k = 32 s .. 32 s + 32` to an f32 sum, in the order that `tdpbf16ps` fixes
-/// (pair after pair); missing elements of the last step are zero. The sum lives in a tile register or, between blocks of `k`, in
-/// memory, which changes no bit.
+/// `out = x * w^T`. Step `s` adds the products of `k = 32 s .. 32 s + 32` to an f32 sum, in the order that `tdpbf16ps`
+/// fixes (pair after pair); missing elements of the last step are zero. The sum lives in a tile register or, between
+/// blocks of `k`, in memory, which changes no bit.
 pub(super) fn run(p: &Problem<'_>, scratch: &mut Scratch) {
     let steps = p.k.div_ceil(STEP);
     let tiles = p.m.div_ceil(M_TILE);
@@ -35,8 +35,8 @@ pub(super) fn run(p: &Problem<'_>, scratch: &mut Scratch) {
     pack(p, steps, x);
     let task = Task { p, x, steps };
     Grid::new(tiles, steps * TILE * 4, MOST_TILES, p.n, N_TILE).for_each(|tiles, cols| {
-        // SAFETY: `linear` has checked that the CPU has AMX and AVX-512 and that the process may use tiles; the block lies
-        // inside the problem.
+        // SAFETY: `linear` has checked that the CPU has AMX and AVX-512 and that the process may use tiles; the block
+        // lies inside the problem.
         unsafe { task.run(tiles, cols) }
     });
 }
@@ -78,12 +78,12 @@ struct Task<'a> {
 struct Sums([[f32; 2 * TILE]; MOST_TILES]);
 
 impl Task<'_> {
-    /// One task: w rows `cols` against some x tiles, which stay in L2. W is read once, in the order of memory, one panel
-    /// ahead of its use.
+    /// One task: w rows `cols` against some x tiles, which stay in L2. W is read once, in the order of memory, one
+    /// panel ahead of its use.
     ///
     /// # Safety
-    /// The CPU has AVX-512 F, BW, VL and AMX with permission; the block lies inside the problem and belongs to the calling
-    /// task; at most [`MOST_TILES`] x tiles.
+    /// The CPU has AVX-512 F, BW, VL and AMX with permission; the block lies inside the problem and belongs to the
+    /// calling task; at most [`MOST_TILES`] x tiles.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn run(&self, tiles: Range<usize>, cols: Range<usize>) {
         let mut panel = Panel([[[0; STEP]; N_TILE]; BLOCK_STEPS]);
@@ -120,8 +120,8 @@ impl Task<'_> {
         unsafe { tile::release() };
     }
 
-    /// Adds the products of `steps` of a panel with all x tiles of the task, two at a time. `next`: what to fetch meanwhile,
-    /// 2 KiB a step, or null.
+    /// Adds the products of `steps` of a panel with all x tiles of the task, two at a time. `next`: what to fetch
+    /// meanwhile, 2 KiB a step, or null.
     ///
     /// # Safety
     /// The tiles are configured; `w` has 32 rows of `steps`.
@@ -157,8 +157,8 @@ impl Task<'_> {
     }
 
     /// Copies a block of `k` of the w rows `cols` to the panel and fetches as much of the `next` rows, in the order of
-    /// memory. The copy makes tile loads aligned and free of cache-set conflicts whatever `k` and the file offset are, and
-    /// pads with zeros.
+    /// memory. The copy makes tile loads aligned and free of cache-set conflicts whatever `k` and the file offset are,
+    /// and pads with zeros.
     ///
     /// # Safety
     /// The CPU has AVX-512 F and BW.
@@ -179,8 +179,8 @@ impl Task<'_> {
             let w = self.p.w[(cols.start + row) * k..][..k].as_ptr();
             for (step, out) in steps.clone().zip(&mut panel.0) {
                 let mask = first((k - step * STEP).min(STEP));
-                // SAFETY: the mask keeps the load inside the row, which has an element at `step * 32`; a row of the panel
-                // has 64 bytes.
+                // SAFETY: the mask keeps the load inside the row, which has an element at `step * 32`; a row of the
+                // panel has 64 bytes.
                 unsafe {
                     if let Some(line) = fetch.next() {
                         _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast());
