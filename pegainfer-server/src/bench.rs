@@ -3,6 +3,8 @@
 //! Closed loop: each stream submits its next request when the last one has ended. Every request has its own random
 //! prompt, so that the prefix cache helps nobody. Times are the client's: from `submit` to the arrival of an event.
 
+use crate::cli::BenchArgs;
+use crate::{engine, model_path};
 use anyhow::{Context, Result, bail, ensure};
 use half::bf16;
 use pegainfer_core::engine::{EngineHandle, GenerateRequest, TokenEvent};
@@ -11,7 +13,9 @@ use pegainfer_core::sampling::SamplingParams;
 use pegainfer_core::tensor::DType;
 use rayon::prelude::*;
 use serde::Serialize;
+use serde_json::json;
 use std::fmt::Write;
+use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
 /// One point of a benchmark.
@@ -62,8 +66,39 @@ struct Sample {
     per_token: Duration,
 }
 
+/// Runs the command.
+pub fn run(args: &BenchArgs) -> Result<()> {
+    let dir = model_path::resolve(&args.engine)?.dir;
+    let (exec, device) = engine::open_device(&args.engine)?;
+    let floor = Floor::measure(exec, engine::weight_bytes(&dir)?)?;
+    let most = args.streams.iter().max().copied().unwrap_or(NonZeroUsize::MIN);
+    ensure!(
+        most <= args.engine.max_num_seqs,
+        "{most} streams need --max-num-seqs {most}: they would wait for each other"
+    );
+    let engine = engine::load(&dir, &args.engine)?.handle;
+    let mut rows = Vec::new();
+    for (i, streams) in args.streams.iter().enumerate() {
+        let point = Point {
+            streams: streams.get(),
+            rounds: args.rounds.get(),
+            prompt_len: args.prompt_len.get(),
+            output_len: args.output_len.get(),
+            seed: args.seed.wrapping_add(i as u64),
+        };
+        rows.push(measure(&engine, point, floor)?);
+    }
+    if args.json {
+        let report = json!({"model": dir, "device": device, "floor": floor, "rows": rows});
+        println!("{report:#}");
+    } else {
+        print!("{device}\n{}", table(&rows, floor));
+    }
+    Ok(())
+}
+
 /// Runs one point.
-pub fn run(engine: &EngineHandle, point: Point, floor: Floor) -> Result<Row> {
+pub fn measure(engine: &EngineHandle, point: Point, floor: Floor) -> Result<Row> {
     ensure!(point.output_len >= 2, "--output-len must be at least 2: TPOT needs a second token");
     let round = |streams: usize, rounds: usize, seed: u64| -> Result<(Vec<Sample>, Duration)> {
         let start = Instant::now();
@@ -75,7 +110,8 @@ pub fn run(engine: &EngineHandle, point: Point, floor: Floor) -> Result<Row> {
                 })
             };
             let threads: Vec<_> = (0..streams).map(stream).collect();
-            let join = |t: std::thread::ScopedJoinHandle<'_, _>| t.join().unwrap_or_else(|_| bail!("a stream panicked"));
+            let join =
+                |t: std::thread::ScopedJoinHandle<'_, _>| t.join().unwrap_or_else(|_| bail!("a stream panicked"));
             threads.into_iter().map(join).collect::<Result<Vec<_>>>()
         })?;
         Ok((samples.into_iter().flatten().collect(), start.elapsed()))
@@ -169,7 +205,16 @@ fn read(lines: &[[bf16; 64]]) -> u16 {
 pub fn table(rows: &[Row], floor: Floor) -> String {
     let mut out = format!(
         "{:>7} {:>6} {:>6} {:>10} {:>10} {:>10} {:>10} {:>11} {:>11} {:>7}\n",
-        "streams", "prompt", "output", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "out tok/s", "all tok/s", "% read"
+        "streams",
+        "prompt",
+        "output",
+        "TTFT p50",
+        "TTFT p99",
+        "TPOT p50",
+        "TPOT p99",
+        "out tok/s",
+        "all tok/s",
+        "% read"
     );
     for row in rows {
         let _ = writeln!(

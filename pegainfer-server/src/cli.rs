@@ -22,6 +22,10 @@ pub enum Command {
     Serve(ServeArgs),
     /// Print the completion of one prompt, without a server
     Generate(GenerateArgs),
+    /// Measure latency and throughput of the engine, without HTTP
+    Bench(BenchArgs),
+    /// Print the ops of one step with their shapes, bytes and FLOPs, without loading weights
+    Plan(PlanArgs),
 }
 
 impl Cli {
@@ -79,6 +83,61 @@ pub struct GenerateArgs {
     pub chat: bool,
 }
 
+/// Flags of `bench`.
+#[derive(Debug, Clone, Args)]
+pub struct BenchArgs {
+    /// Model and engine.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    /// Requests in flight at once; several values give several rows
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,8")]
+    pub streams: Vec<NonZeroUsize>,
+    /// Prompt tokens of each request
+    #[arg(long, value_name = "TOKENS", default_value = "128")]
+    pub prompt_len: NonZeroUsize,
+    /// Tokens that each request generates, at least 2
+    #[arg(long, value_name = "TOKENS", default_value = "64")]
+    pub output_len: NonZeroUsize,
+    /// Measured requests of each stream
+    #[arg(long, value_name = "N", default_value = "4")]
+    pub rounds: NonZeroUsize,
+    /// Of the random prompts
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Flags of `plan`.
+#[derive(Debug, Clone, Args)]
+pub struct PlanArgs {
+    /// Checkpoint directory (config.json is enough), or a Hugging Face id [default: the bundled models/qwen3-tiny]
+    #[arg(long, value_name = "DIR|ID")]
+    pub model_path: Option<String>,
+    /// One new token a row, or whole prompts
+    #[arg(long, value_enum, default_value_t = Phase::Decode)]
+    pub phase: Phase,
+    /// Rows of the step
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub batch: NonZeroUsize,
+    /// Tokens each row attends to, the new ones included
+    #[arg(long, value_name = "TOKENS", default_value = "1024")]
+    pub context: NonZeroUsize,
+    /// Print every op as JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What a planned step does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Phase {
+    /// The last token of every row is new.
+    Decode,
+    /// Every token of every row is new.
+    Prefill,
+}
+
 /// Flags of everything that loads a model.
 #[derive(Debug, Clone, Args)]
 pub struct EngineArgs {
@@ -96,7 +155,7 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N", default_value = "64")]
     pub max_num_seqs: NonZeroUsize,
     /// Tokens of one engine step
-    #[arg(long, value_name = "TOKENS", default_value = "2048")]
+    #[arg(long, value_name = "TOKENS", default_value = "512")]
     pub max_num_batched_tokens: NonZeroUsize,
     /// Size of the KV cache, such as 512M or 4G (powers of 1024) or 4GB (powers of 1000) [default: by model and flags]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
@@ -104,7 +163,7 @@ pub struct EngineArgs {
     /// CPU threads of the engine [default: all cores]
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
-    /// Where the weights come from: the checkpoint, or seeded random numbers (only config.json is needed then)
+    /// Where the weights come from: the checkpoint, or seeded random numbers (no safetensors needed)
     #[arg(long, value_enum, default_value_t = LoadFormat::Auto)]
     pub load_format: LoadFormat,
     /// error, warn, info, debug or trace; also per module, as in info,pegainfer_server=debug

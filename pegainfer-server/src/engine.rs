@@ -7,6 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use pegainfer_core::engine::{EngineConfig, EngineHandle};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
+use pegainfer_core::record::OpRecord;
 use std::path::Path;
 
 /// Seed of `--load-format dummy`: the same weights at each start.
@@ -32,7 +33,25 @@ pub fn load(dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
     Ok(LoadedEngine { handle, family, device })
 }
 
-fn open_device(args: &EngineArgs) -> Result<(Exec, String)> {
+/// Bytes of weights that a decode step reads.
+pub fn weight_bytes(dir: &Path) -> Result<u64> {
+    match detect::detect(dir)? {
+        Family::Qwen3 => Ok(pegainfer_qwen3_4b::config::Config::load(dir)?.weight_bytes()),
+    }
+}
+
+/// The ops of one step of the model in `dir`: `batch` rows of `context` tokens, the last `tokens` of them new.
+pub fn record(dir: &Path, batch: usize, tokens: usize, context: usize) -> Result<Vec<OpRecord>> {
+    match detect::detect(dir)? {
+        Family::Qwen3 => {
+            let config = pegainfer_qwen3_4b::config::Config::load(dir)?;
+            Ok(pegainfer_qwen3_4b::record(&config, batch, tokens, context)?)
+        }
+    }
+}
+
+/// The device that the flags ask for, and its name.
+pub fn open_device(args: &EngineArgs) -> Result<(Exec, String)> {
     if args.device == DeviceArg::Cuda {
         bail!("--device cuda is not built into this binary: use --device cpu");
     }

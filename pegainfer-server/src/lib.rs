@@ -1,12 +1,13 @@
 //! The OpenAI-compatible server and command line, as a library, so that tests can start the real router.
 //!
 //! # Layout
-//! - [`cli`]: flags. [`serve`] and [`generate`] are the commands.
+//! - [`cli`]: flags. [`serve`], [`generate`], [`bench`] and [`plan`] are the commands.
 //! - [`model_path`], [`hub`]: from `--model-path` to a directory. [`detect`], [`engine`]: from a directory to an engine.
 //! - [`checkpoint`]: the text side of a checkpoint directory. [`text`]: tokenizer, detokenizer, stop strings, template.
 //! - [`openai`]: the HTTP API: requests in, JSON and server-sent events out.
 //! - [`metrics`], [`logging`]: what operators see.
 
+pub mod bench;
 pub mod checkpoint;
 pub mod cli;
 pub mod detect;
@@ -17,6 +18,7 @@ pub mod logging;
 pub mod metrics;
 pub mod model_path;
 pub mod openai;
+pub mod plan;
 pub mod serve;
 #[cfg(test)]
 mod testing;

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::Parser;
 use pegainfer_server::cli::{Cli, Command};
-use pegainfer_server::{generate, logging, serve};
+use pegainfer_server::{bench, generate, logging, plan, serve};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -28,5 +28,10 @@ fn run(command: Command, started: Instant) -> Result<()> {
             logging::init(&args.engine.log_level)?;
             generate::run(&args)
         }
+        Command::Bench(args) => {
+            logging::init(&args.engine.log_level)?;
+            bench::run(&args)
+        }
+        Command::Plan(args) => plan::run(&args),
     }
 }

@@ -18,7 +18,16 @@ pub struct ModelDir {
 
 /// Finds the checkpoint, downloading it if `--model-path` is a Hugging Face id.
 pub fn resolve(args: &EngineArgs) -> Result<ModelDir> {
-    let Some(given) = &args.model_path else {
+    find(args.model_path.as_deref(), args.load_format == LoadFormat::Auto)
+}
+
+/// As [`resolve`], for commands that need no weights: they are not downloaded.
+pub fn resolve_config(model_path: Option<&str>) -> Result<PathBuf> {
+    Ok(find(model_path, false)?.dir)
+}
+
+fn find(model_path: Option<&str>, weights: bool) -> Result<ModelDir> {
+    let Some(given) = model_path else {
         return Ok(ModelDir { dir: bundled()?, hub_id: None });
     };
     let dir = PathBuf::from(given);
@@ -31,8 +40,8 @@ pub fn resolve(args: &EngineArgs) -> Result<ModelDir> {
     if !is_hub_id(given) {
         bail!("--model-path {given} is neither a directory nor a Hugging Face id such as Qwen/Qwen3-0.6B");
     }
-    let dir = hub::fetch(given, args.load_format == LoadFormat::Auto)?;
-    Ok(ModelDir { dir, hub_id: Some(given.clone()) })
+    let dir = hub::fetch(given, weights)?;
+    Ok(ModelDir { dir, hub_id: Some(given.to_owned()) })
 }
 
 /// `organisation/name`, of the characters that the hub allows.
@@ -52,7 +61,7 @@ fn bundled() -> Result<PathBuf> {
     let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut places = std::iter::once(PathBuf::new()).chain(above).chain([built]).map(|place| place.join(BUNDLED));
     match places.find(|dir| dir.join("config.json").is_file()) {
-        Some(dir) => Ok(dir),
+        Some(dir) => Ok(dir.canonicalize()?),
         None => bail!("the bundled {BUNDLED} is not beside this executable: give --model-path"),
     }
 }
@@ -64,7 +73,7 @@ mod tests {
 
     #[test]
     fn the_bundled_model_is_found() {
-        assert_eq!(bundled().unwrap().canonicalize().unwrap(), testing::model_dir().canonicalize().unwrap());
+        assert_eq!(bundled().unwrap(), testing::model_dir().canonicalize().unwrap());
     }
 
     #[test]

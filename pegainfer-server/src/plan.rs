@@ -1,9 +1,29 @@
 //! `pegainfer plan`: the recorded ops of one step, printed.
 
+use crate::cli::{Phase, PlanArgs};
+use crate::{engine, model_path};
+use anyhow::Result;
 use pegainfer_core::record::{OpRecord, Operand};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::fmt::Write;
+
+/// Runs the command.
+pub fn run(args: &PlanArgs) -> Result<()> {
+    let dir = model_path::resolve_config(args.model_path.as_deref())?;
+    let (batch, context) = (args.batch.get(), args.context.get());
+    let tokens = match args.phase {
+        Phase::Decode => 1,
+        Phase::Prefill => context,
+    };
+    let records = engine::record(&dir, batch, tokens, context)?;
+    if args.json {
+        println!("{:#}", json(&records));
+    } else {
+        print!("{}", table(&records));
+    }
+    Ok(())
+}
 
 /// One line of the printed plan: equal nodes of several layers folded together.
 struct Line<'a> {

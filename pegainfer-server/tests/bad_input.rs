@@ -1,0 +1,238 @@
+//! Every bad request is answered with one clear sentence in OpenAI's shape, and the server stays up.
+
+mod support;
+
+use serde_json::{Value, json};
+use std::io::Write;
+use support::client::{self, Response, post, post_ok, send};
+use support::mock::MockEngine;
+use support::{Setup, TestServer};
+
+const COMPLETIONS: &str = "/v1/completions";
+const CHAT: &str = "/v1/chat/completions";
+
+fn server() -> TestServer {
+    TestServer::start(MockEngine::replying(" a").0, Setup::default())
+}
+
+/// Checks status, shape, and that message and param say what is wrong.
+fn expect(response: Response, status: u16, message: &str, param: Option<&str>) {
+    assert_eq!(response.header("content-type"), Some("application/json"));
+    let got = response.status;
+    let body = response.json();
+    assert_eq!(got, status, "{body}");
+    let error = body["error"].as_object().unwrap_or_else(|| panic!("no error in {body}"));
+    assert_eq!(error.keys().collect::<Vec<_>>(), ["message", "type", "param", "code"]);
+    let text = error["message"].as_str().unwrap();
+    assert!(text.contains(message), "{text:?} should contain {message:?}");
+    assert!(text.len() < 400 && !text.contains('\n'), "not one short sentence: {text:?}");
+    assert_eq!(error["param"].as_str(), param, "{body}");
+    let kind = if status >= 500 { "server_error" } else { "invalid_request_error" };
+    assert_eq!(error["type"], kind);
+}
+
+fn still_up(server: &TestServer) {
+    post_ok(server.address, COMPLETIONS, &json!({"prompt": "x"}));
+    server.wait_idle();
+}
+
+#[test]
+fn values_that_cannot_be_used_name_their_field() {
+    let server = server();
+    for (field, value, message) in [
+        ("temperature", json!(-0.1), "temperature must be a number from 0 to 100"),
+        ("temperature", json!(1e39), "temperature must be a number from 0 to 100"),
+        ("temperature", json!("0.5"), "temperature must be a number, got \"0.5\""),
+        ("top_p", json!(0), "top_p must be above 0 and at most 1"),
+        ("top_p", json!(1.5), "top_p must be above 0 and at most 1"),
+        ("top_p", json!([1]), "top_p must be a number, got a list"),
+        ("min_p", json!(-1), "min_p must be a number from 0 to 1"),
+        ("top_k", json!(-2), "top_k must be an integer from -1"),
+        ("top_k", json!(1.5), "top_k must be an integer"),
+        ("top_k", json!(1e18), "top_k must be an integer"),
+        ("seed", json!(18446744073709551615u64), "seed must be an integer"),
+        ("seed", json!(0.5), "seed must be an integer"),
+        ("max_tokens", json!(0), "max_tokens must be an integer from 1"),
+        ("max_tokens", json!(-1), "max_tokens must be an integer from 1"),
+        ("max_tokens", json!(1e12), "max_tokens must be an integer from 1"),
+        ("max_tokens", json!("5"), "max_tokens must be an integer from 1 to 2147483647, got \"5\""),
+        ("max_completion_tokens", json!(0), "max_completion_tokens must be an integer from 1"),
+        ("stop", json!(5), "stop must be a string or a list of strings"),
+        ("stop", json!(["a", 5]), "stop must be a string or a list of strings, got 5"),
+        ("stop", json!(""), "stop must not hold an empty string"),
+        ("stop", json!(vec!["x"; 17]), "stop may hold at most 16 strings, got 17"),
+        ("stop", json!("x".repeat(2000)), "at most 1024 bytes"),
+        ("stop_token_ids", json!([4096]), "token id 4096 is not in the vocabulary of 4096 tokens"),
+        ("stop_token_ids", json!([-1]), "stop_token_ids must hold token ids, got -1"),
+        ("stop_token_ids", json!(5), "stop_token_ids must be a list, got 5"),
+        ("ignore_eos", json!("yes"), "ignore_eos must be true or false"),
+        ("stream", json!(1), "stream must be true or false, got 1"),
+        ("stream_options", json!({"include_usage": true}), "only allowed together with \"stream\": true"),
+        ("stream_options", json!([]), "stream_options must be an object"),
+        ("model", json!(5), "model must be a string"),
+        ("cache_salt", json!(""), "cache_salt must not be empty"),
+        ("request_id", json!("a b"), "request_id must be 1 to 128 letters"),
+        ("n", json!(2), "n is not implemented by this endpoint: only 1 is accepted, got 2"),
+        ("echo", json!(true), "echo is not implemented by this endpoint: only false is accepted"),
+        ("tools", json!([{"type": "function"}]), "tools is not implemented by this endpoint"),
+        ("response_format", json!({"type": "json_object"}), "response_format is not implemented"),
+        ("logit_bias", json!({"1": 5}), "logit_bias is not implemented"),
+        ("guided_json", json!({}), ""),
+    ] {
+        for (path, base) in
+            [(COMPLETIONS, json!({"prompt": "x"})), (CHAT, json!({"messages": [{"role": "user", "content": "x"}]}))]
+        {
+            let mut body = base;
+            body[field] = value.clone();
+            let response = post(server.address, path, &body);
+            if field == "guided_json" {
+                assert_eq!(response.header("x-ignored-fields"), Some("guided_json"), "not silently dropped");
+            } else {
+                expect(response, 400, message, Some(field));
+            }
+        }
+    }
+    still_up(&server);
+}
+
+#[test]
+fn prompts_that_cannot_be_used() {
+    let server = server();
+    let long = vec![5; 512];
+    for (prompt, message) in [
+        (json!(""), "the prompt is empty: send at least one token"),
+        (json!([]), "the prompt is empty: send at least one token"),
+        (json!([[]]), "the prompt is empty: send at least one token"),
+        (json!(["a", ""]), "the prompt is empty: send at least one token"),
+        (json!(null), "prompt is missing"),
+        (json!(5), "prompt must be a string"),
+        (json!({"a": 1}), "prompt must be a string"),
+        (json!([1, "a"]), "prompt must hold token ids, got \"a\""),
+        (json!(["a", [1]]), "prompt must be a string, a list of strings"),
+        (json!([4096]), "token id 4096 is not in the vocabulary of 4096 tokens"),
+        (json!([-1]), "prompt must hold token ids, got -1"),
+        (json!([1.5]), "prompt must hold token ids, got 1.5"),
+        (json!([99999999999u64]), "prompt must hold token ids, got 99999999999"),
+        (json!(long), "the prompt has 512 tokens, but this model's context is 512 tokens"),
+        (json!("word ".repeat(600)), "but this model's context is 512 tokens"),
+        (json!(vec!["a"; 300]), "prompt may hold at most 256 prompts, got 300"),
+    ] {
+        expect(post(server.address, COMPLETIONS, &json!({"prompt": prompt})), 400, message, Some("prompt"));
+    }
+    let body = json!({"prompt": [1, 2], "max_tokens": 511});
+    let message =
+        "the prompt has 2 tokens and max_tokens is 511: together more than this model's context of 512 tokens";
+    expect(post(server.address, COMPLETIONS, &body), 400, message, Some("prompt"));
+    still_up(&server);
+}
+
+#[test]
+fn conversations_that_cannot_be_used() {
+    let server = server();
+    let user = json!([{"role": "user", "content": "x"}]);
+    for (fields, message, param) in [
+        (json!({}), "messages is missing", "messages"),
+        (json!({"messages": []}), "messages is empty", "messages"),
+        (json!({"messages": "hi"}), "messages must be a list, got \"hi\"", "messages"),
+        (json!({"messages": [{"role": "robot", "content": "x"}]}), "messages[0].role \"robot\" is unknown", "messages"),
+        (json!({"messages": [{"role": "user", "content": "word ".repeat(600)}]}), "context is 512 tokens", "messages"),
+        (json!({"messages": user, "top_logprobs": 2}), "top_logprobs needs \"logprobs\": true", "top_logprobs"),
+        (json!({"messages": user, "logprobs": 5}), "logprobs must be true or false", "logprobs"),
+        (json!({"messages": user, "logprobs": true, "top_logprobs": 21}), "an integer from 0 to 20", "top_logprobs"),
+        (
+            json!({"messages": user, "chat_template_kwargs": {"messages": []}}),
+            "must not hold messages",
+            "chat_template_kwargs",
+        ),
+        (json!({"messages": user, "chat_template_kwargs": 5}), "must be an object", "chat_template_kwargs"),
+        (json!({"messages": user, "tool_choice": "required"}), "only none or auto is accepted", "tool_choice"),
+        (json!({"messages": user, "prompt": "x"}), "prompt is not implemented by this endpoint", "prompt"),
+    ] {
+        expect(post(server.address, CHAT, &fields), 400, message, Some(param));
+    }
+    expect(
+        post(server.address, COMPLETIONS, &json!({"prompt": "x", "logprobs": 21})),
+        400,
+        "0 to 20",
+        Some("logprobs"),
+    );
+    expect(
+        post(server.address, COMPLETIONS, &json!({"prompt": "x", "logprobs": true})),
+        400,
+        "0 to 20",
+        Some("logprobs"),
+    );
+    still_up(&server);
+}
+
+#[test]
+fn bodies_that_are_not_json_objects() {
+    let server = server();
+    let json_type = [("Content-Type", "application/json; charset=utf-8")];
+    let raw = |body: &[u8]| send(server.address, "POST", COMPLETIONS, &json_type, body);
+    for (body, message) in [
+        (&b"{\"prompt\": "[..], "the request body is not valid JSON: EOF"),
+        (b"", "the request body is not valid JSON: EOF"),
+        (b"{\"prompt\": \"x\", \"temperature\": NaN}", "not valid JSON"),
+        (b"{\"prompt\": \"x\", \"temperature\": 1e999}", "not valid JSON: number out of range"),
+        (b"{\"prompt\": \"\\ud800\"}", "not valid JSON"),
+        (b"[1]", "must be a JSON object"),
+        (b"{\"prompt\": \"\xff\xfe\"}", "not valid UTF-8 at byte 12"),
+    ] {
+        expect(raw(body), 400, message, None);
+    }
+    let deep = format!("{{\"prompt\": {}", "[".repeat(100_000));
+    expect(raw(deep.as_bytes()), 400, "not valid JSON: recursion limit exceeded", None);
+    let form = [("Content-Type", "application/x-www-form-urlencoded")];
+    let response = send(server.address, "POST", COMPLETIONS, &form, b"prompt=x");
+    expect(response, 415, "Content-Type must be application/json, got application/x-www-form-urlencoded", None);
+    expect(
+        send(server.address, "POST", CHAT, &[], b"{}"),
+        415,
+        "Content-Type must be application/json, got none",
+        None,
+    );
+    still_up(&server);
+}
+
+#[test]
+fn a_body_of_ten_megabytes() {
+    let server = server();
+    let body = json!({"prompt": "x".repeat(10 << 20)});
+    expect(post(server.address, COMPLETIONS, &body), 413, "the request body is larger than the limit of 8 MiB", None);
+    // A client that asks first is refused before it sends.
+    let headers = [("Content-Type", "application/json"), ("Expect", "100-continue")];
+    let head = format!(
+        "POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{}: {}\r\n{}: {}\r\nContent-Length: 10485760\r\n\r\n",
+        headers[0].0, headers[0].1, headers[1].0, headers[1].1
+    );
+    let mut stream = std::net::TcpStream::connect(server.address).unwrap();
+    stream.write_all(head.as_bytes()).unwrap();
+    expect(client::read_head(stream), 413, "larger than the limit", None);
+    still_up(&server);
+}
+
+#[test]
+fn unknown_places_methods_and_models() {
+    let server = server();
+    expect(send(server.address, "GET", "/v1/nothing", &[], b""), 404, "there is nothing at /v1/nothing", None);
+    expect(send(server.address, "GET", CHAT, &[], b""), 405, "/v1/chat/completions does not take GET requests", None);
+    expect(send(server.address, "DELETE", "/v1/models", &[], b""), 405, "does not take DELETE requests", None);
+    let response = post(server.address, COMPLETIONS, &json!({"prompt": "x", "model": "gpt-7"}));
+    expect(response, 404, "the model \"gpt-7\" does not exist; this server has: tiny", Some("model"));
+    still_up(&server);
+}
+
+#[test]
+fn large_values_are_not_echoed() {
+    let server = server();
+    let body = json!({"prompt": "x", "temperature": "9".repeat(100_000)});
+    let text = post(server.address, COMPLETIONS, &body).text();
+    assert!(text.len() < 400, "{} bytes of error", text.len());
+    let mut body = json!({"prompt": "x"});
+    body[&"k".repeat(100_000)] = json!(1);
+    let response = post(server.address, COMPLETIONS, &body);
+    assert!(response.header("x-ignored-fields").unwrap().len() < 400);
+    let error: Value = post(server.address, COMPLETIONS, &json!({"prompt": "x", "model": "m".repeat(100_000)})).json();
+    assert!(error.to_string().len() < 400);
+}

@@ -1,0 +1,186 @@
+//! Requests that end early: clients that hang up, engines that fail, queues that are full, servers that stop.
+
+mod support;
+
+use serde_json::{Value, json};
+use std::net::TcpStream;
+use support::client::{get, post, post_ok, post_unread, read_head};
+use support::mock::MockEngine;
+use support::{Setup, TestServer, wait_until};
+
+const COMPLETIONS: &str = "/v1/completions";
+
+/// A request that would run for long.
+fn long(stream: bool) -> Value {
+    json!({"prompt": "x", "max_tokens": 400, "ignore_eos": true, "stream": stream})
+}
+
+#[test]
+fn hanging_up_cancels_a_stream() {
+    let (engine, control) = MockEngine::replying(" a cat sat");
+    control.allow(3);
+    let server = TestServer::start(engine, Setup::default());
+    let mut response = post(server.address, COMPLETIONS, &long(true));
+    assert!(response.chunk().unwrap().starts_with("data: {"));
+    assert_eq!(server.engine.stats().running, 1);
+    drop(response);
+    server.wait_idle();
+    assert_eq!(control.cancelled(), 1);
+}
+
+#[test]
+fn hanging_up_cancels_a_plain_request() {
+    let (engine, control) = MockEngine::replying(" a cat sat");
+    control.allow(3);
+    let server = TestServer::start(engine, Setup::default());
+    let connection = post_unread(server.address, COMPLETIONS, &long(false));
+    wait_until("it runs", || server.engine.stats().running == 1);
+    drop(connection);
+    server.wait_idle();
+    assert_eq!(control.cancelled(), 1);
+}
+
+#[test]
+fn hanging_up_cancels_what_is_still_queued() {
+    let (engine, control) = MockEngine::replying(" a cat sat");
+    control.allow(0);
+    let server = TestServer::start(engine.with_max_num_seqs(1), Setup::default());
+    let connections: Vec<TcpStream> =
+        [true, false, true, false].map(|stream| post_unread(server.address, COMPLETIONS, &long(stream))).into();
+    wait_until("all are there", || {
+        let stats = server.engine.stats();
+        (stats.running, stats.waiting) == (1, 3)
+    });
+    drop(connections);
+    server.wait_idle();
+    assert_eq!(control.cancelled(), 4);
+}
+
+#[test]
+fn hanging_up_cancels_every_prompt_of_a_batch() {
+    for stream in [true, false] {
+        let (engine, control) = MockEngine::replying(" a cat sat");
+        control.allow(4);
+        let server = TestServer::start(engine.with_max_num_seqs(2), Setup::default());
+        let mut body = long(stream);
+        body["prompt"] = json!(["one", "two", "three"]);
+        let connection = post_unread(server.address, COMPLETIONS, &body);
+        wait_until("all are there", || control.added() == 3);
+        drop(connection);
+        server.wait_idle();
+        assert_eq!(control.cancelled(), 3);
+    }
+}
+
+#[test]
+fn a_full_queue_is_answered_with_503_and_a_time_to_wait() {
+    let (engine, control) = MockEngine::replying(" a cat sat");
+    control.allow(0);
+    let server = TestServer::start(engine, Setup { max_queued: 2, ..Setup::default() });
+    let open: Vec<TcpStream> = (0..2).map(|_| post_unread(server.address, COMPLETIONS, &long(true))).collect();
+    wait_until("the queue is full", || control.added() == 2);
+    let response = post(server.address, COMPLETIONS, &long(false));
+    assert_eq!((response.status, response.header("retry-after")), (503, Some("1")));
+    let error = response.json();
+    assert_eq!(error["error"]["type"], "server_error");
+    assert_eq!(error["error"]["message"], "the server is busy: 2 requests are queued; try again later");
+    assert_eq!(get(server.address, "/health").status, 200, "busy is not ill");
+    drop(open);
+    server.wait_idle();
+    control.allow(usize::MAX);
+    // A batch that does not fit whole is refused whole.
+    let batch = json!({"prompt": ["one", "two", "three"]});
+    assert_eq!(post(server.address, COMPLETIONS, &batch).status, 503);
+    server.wait_idle();
+    post_ok(server.address, COMPLETIONS, &json!({"prompt": "x"}));
+}
+
+#[test]
+fn a_failed_step_is_an_error_for_its_requests_only() {
+    let (engine, control) = MockEngine::replying(" a cat sat");
+    control.allow(0);
+    control.fail.store(true, std::sync::atomic::Ordering::SeqCst);
+    let server = TestServer::start(engine, Setup::default());
+    let before = post(server.address, COMPLETIONS, &long(true));
+    assert_eq!(before.status, 500, "nothing was sent yet: an ordinary error");
+    assert_eq!(before.json()["error"]["message"], "the scripted step failed");
+
+    control.allow(2);
+    let mut during = post(server.address, COMPLETIONS, &long(true));
+    let mut text = during.chunk().unwrap();
+    wait_until("two tokens are out", || control.tokens.load(std::sync::atomic::Ordering::SeqCst) == 2);
+    control.fail.store(true, std::sync::atomic::Ordering::SeqCst);
+    while let Some(chunk) = during.chunk() {
+        text += &chunk;
+    }
+    let error =
+        r#"data: {"error":{"message":"the scripted step failed","type":"server_error","param":null,"code":null}}"#;
+    assert!(text.ends_with(&format!("{error}\n\ndata: [DONE]\n\n")), "{text}");
+
+    control.allow(usize::MAX);
+    post_ok(server.address, COMPLETIONS, &json!({"prompt": "x"}));
+    let metrics = get(server.address, "/metrics").text();
+    assert!(metrics.contains("finished_reason=\"error\"} 2"), "{metrics}");
+}
+
+#[test]
+fn a_dead_engine_is_told_by_health_and_by_every_answer() {
+    let (engine, control) = MockEngine::replying(" a cat sat");
+    control.allow(1);
+    let server = TestServer::start(engine, Setup::default());
+    let mut open = post(server.address, COMPLETIONS, &long(true));
+    let mut text = open.chunk().unwrap();
+    control.panic.store(true, std::sync::atomic::Ordering::SeqCst);
+    while let Some(chunk) = open.chunk() {
+        text += &chunk;
+    }
+    assert!(text.contains("the engine stopped before the request was complete"), "{text}");
+    assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
+    wait_until("health says so", || get(server.address, "/health").status == 503);
+    let response = post(server.address, COMPLETIONS, &json!({"prompt": "x"}));
+    assert_eq!((response.status, response.header("retry-after")), (503, None));
+    assert_eq!(response.json()["error"]["code"], "engine_stopped");
+}
+
+#[test]
+fn a_stopping_server_finishes_what_is_open() {
+    let (engine, control) = MockEngine::replying(" a cat sat");
+    control.allow(2);
+    let mut server = TestServer::start(engine, Setup::default());
+    let streaming = post_unread(server.address, COMPLETIONS, &json!({"prompt": "x", "stream": true}));
+    let plain = post_unread(server.address, COMPLETIONS, &json!({"prompt": "x"}));
+    wait_until("both are there", || control.added() == 2);
+    server.stop();
+    wait_until("nobody new gets in", || TcpStream::connect(server.address).is_err());
+    control.allow(usize::MAX);
+    let events = read_head(streaming).events();
+    assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "stop");
+    assert_eq!(read_head(plain).json()["choices"][0]["text"], " a cat sat");
+    server.join();
+}
+
+#[test]
+fn a_stopping_server_does_not_wait_for_ever() {
+    let (engine, control) = MockEngine::replying(" a cat sat");
+    control.allow(0);
+    let mut server = TestServer::start(engine, Setup::default());
+    let stuck = post_unread(server.address, COMPLETIONS, &long(true));
+    wait_until("it is there", || control.added() == 1);
+    server.stop();
+    server.join();
+    drop(stuck);
+}
+
+#[test]
+fn aborted_requests_are_counted_as_such() {
+    let (engine, control) = MockEngine::replying(" a cat sat");
+    control.allow(2);
+    let server = TestServer::start(engine, Setup::default());
+    let mut response = post(server.address, COMPLETIONS, &long(true));
+    response.chunk().unwrap();
+    drop(response);
+    server.wait_idle();
+    wait_until("it is counted", || get(server.address, "/metrics").text().contains("finished_reason=\"abort\"} 1"));
+    let metrics = get(server.address, "/metrics").text();
+    assert!(metrics.contains("e2e_request_latency_seconds_count{model_name=\"tiny\",engine=\"0\"} 0"), "{metrics}");
+}

@@ -1,0 +1,220 @@
+//! An engine that follows a script: one token per step and request, always the same reply.
+
+use super::model_dir;
+use pegainfer_core::engine::{
+    EngineError, EngineLimits, EngineStats, EventBatch, FinishReason, GenerateRequest, RequestId, StepEngine,
+    TokenEvent, TokenLogprobs, TokenOut, Usage,
+};
+use pegainfer_server::text::Tokenizer;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// `<|im_end|>` of the bundled tokenizer.
+pub const EOS: u32 = 4089;
+/// `<|endoftext|>`, the other one.
+pub const EOS_2: u32 = 4087;
+
+/// What a test sees of the engine and tells it.
+#[derive(Default)]
+pub struct Control {
+    /// Requests in the order they came.
+    pub added: Mutex<Vec<GenerateRequest>>,
+    /// Requests that were cancelled.
+    pub cancelled: AtomicUsize,
+    /// Tokens handed out so far, over all requests.
+    pub tokens: AtomicUsize,
+    /// No more tokens than this are handed out until it is raised.
+    pub allowance: AtomicUsize,
+    /// The next step fails.
+    pub fail: AtomicBool,
+    /// The next step panics.
+    pub panic: AtomicBool,
+}
+
+impl Control {
+    /// The request that came last.
+    pub fn last(&self) -> GenerateRequest {
+        self.added.lock().unwrap().last().unwrap().clone()
+    }
+
+    /// How many requests came.
+    pub fn added(&self) -> usize {
+        self.added.lock().unwrap().len()
+    }
+
+    /// How many were cancelled.
+    pub fn cancelled(&self) -> usize {
+        self.cancelled.load(Ordering::SeqCst)
+    }
+
+    /// Lets `n` tokens out in all.
+    pub fn allow(&self, n: usize) {
+        self.allowance.store(n, Ordering::SeqCst);
+    }
+}
+
+/// The scripted engine.
+pub struct MockEngine {
+    control: Arc<Control>,
+    reply: Vec<u32>,
+    max_num_seqs: usize,
+    waiting: VecDeque<Running>,
+    running: Vec<Running>,
+    stats: EngineStats,
+}
+
+struct Running {
+    id: RequestId,
+    request: GenerateRequest,
+    generated: usize,
+}
+
+impl MockEngine {
+    /// An engine that answers everything with `reply` and the end of the text, as fast as it can.
+    pub fn replying(reply: &str) -> (Self, Arc<Control>) {
+        let ids = Tokenizer::load(&model_dir()).unwrap().encode(reply, false).unwrap();
+        Self::replying_ids(ids)
+    }
+
+    /// As [`replying`](Self::replying), token by token.
+    pub fn replying_ids(reply: Vec<u32>) -> (Self, Arc<Control>) {
+        let control = Arc::new(Control::default());
+        control.allow(usize::MAX);
+        let engine = Self {
+            control: control.clone(),
+            reply,
+            max_num_seqs: 64,
+            waiting: VecDeque::new(),
+            running: vec![],
+            stats: EngineStats { kv_blocks_total: 64, ..EngineStats::default() },
+        };
+        (engine, control)
+    }
+
+    /// Runs fewer requests at once.
+    pub fn with_max_num_seqs(mut self, n: usize) -> Self {
+        self.max_num_seqs = n;
+        self
+    }
+
+    fn next_token(&self, at: usize) -> u32 {
+        let Running { request, generated, .. } = &self.running[at];
+        match self.reply.get(*generated) {
+            Some(&id) => id,
+            None if request.ignore_eos => self.reply[generated % self.reply.len()],
+            None => EOS,
+        }
+    }
+
+    /// One token of one request; true when it is complete.
+    fn step(&mut self, at: usize, events: &mut EventBatch) -> bool {
+        let id = self.next_token(at);
+        let Running { id: name, request, generated } = &mut self.running[at];
+        *generated += 1;
+        self.stats.generation_tokens += 1;
+        let is_stop = request.stop_token_ids.contains(&id) || ([EOS, EOS_2].contains(&id) && !request.ignore_eos);
+        let logprobs = request.logprobs.map(|n| TokenLogprobs {
+            logprob: -0.5,
+            rank: 1,
+            top: (0..n).map(|i| (id + i as u32, -0.5 - i as f32)).collect(),
+        });
+        events.push((*name, TokenEvent::Token(TokenOut { id, is_stop, logprobs })));
+        let reason = match (is_stop, *generated == request.max_tokens) {
+            (true, _) => FinishReason::Stop(id),
+            (false, true) => FinishReason::Length,
+            (false, false) => return false,
+        };
+        let usage = Usage {
+            prompt_tokens: request.prompt.len(),
+            completion_tokens: *generated,
+            cached_tokens: cached(request),
+        };
+        events.push((*name, TokenEvent::Finished { reason, usage }));
+        true
+    }
+}
+
+/// The mock finds half of every prompt in its prefix cache.
+fn cached(request: &GenerateRequest) -> usize {
+    request.prompt.len() / 2
+}
+
+impl StepEngine for MockEngine {
+    fn limits(&self) -> EngineLimits {
+        EngineLimits {
+            max_model_len: 512,
+            vocab_size: 4096,
+            block_size: 16,
+            kv_blocks: 64,
+            max_num_seqs: self.max_num_seqs,
+            eos_token_ids: vec![EOS, EOS_2],
+        }
+    }
+
+    fn add(&mut self, id: RequestId, request: GenerateRequest) {
+        self.control.added.lock().unwrap().push(request.clone());
+        self.waiting.push_back(Running { id, request, generated: 0 });
+    }
+
+    fn cancel(&mut self, id: RequestId) {
+        self.control.cancelled.fetch_add(1, Ordering::SeqCst);
+        self.waiting.retain(|r| r.id != id);
+        self.running.retain(|r| r.id != id);
+    }
+
+    fn has_work(&self) -> bool {
+        !self.waiting.is_empty() || !self.running.is_empty()
+    }
+
+    fn plan(&mut self) -> EventBatch {
+        let mut events = vec![];
+        while self.running.len() < self.max_num_seqs {
+            let Some(next) = self.waiting.pop_front() else { break };
+            self.stats.prompt_tokens += next.request.prompt.len() as u64;
+            self.stats.prefix_queries += next.request.prompt.len() as u64;
+            self.stats.prefix_hits += cached(&next.request) as u64;
+            events.push((next.id, TokenEvent::Admitted { cached_tokens: cached(&next.request) }));
+            self.running.push(next);
+        }
+        events
+    }
+
+    fn run(&mut self) -> Result<EventBatch, EngineError> {
+        let mut events = vec![];
+        let mut at = 0;
+        while at < self.running.len() {
+            let handed_out = self.control.tokens.load(Ordering::SeqCst);
+            if handed_out >= self.control.allowance.load(Ordering::SeqCst) {
+                // Faults happen where the allowance ends, so that tests know what was sent before.
+                if self.control.fail.swap(false, Ordering::SeqCst) {
+                    return Err(EngineError("the scripted step failed".into()));
+                }
+                assert!(!self.control.panic.load(Ordering::SeqCst), "the scripted panic");
+                std::thread::sleep(Duration::from_millis(1));
+                break;
+            }
+            self.control.tokens.fetch_add(1, Ordering::SeqCst);
+            if self.step(at, &mut events) {
+                self.running.remove(at);
+            } else {
+                at += 1;
+            }
+        }
+        Ok(events)
+    }
+
+    fn abort_all(&mut self) -> Vec<RequestId> {
+        self.waiting.drain(..).chain(self.running.drain(..)).map(|r| r.id).collect()
+    }
+
+    fn stats(&self) -> EngineStats {
+        EngineStats {
+            running: self.running.len(),
+            waiting: self.waiting.len(),
+            kv_blocks_free: self.stats.kv_blocks_total - self.running.len(),
+            ..self.stats
+        }
+    }
+}
