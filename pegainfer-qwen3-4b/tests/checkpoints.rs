@@ -1,0 +1,157 @@
+//! The layouts in which Qwen3 checkpoints come: one file or shards, tied or untied heads, a redundant head.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use pegainfer_core::exec::Exec;
+use pegainfer_core::isa::Isa;
+use pegainfer_qwen3_4b::{LoadOptions, load};
+use safetensors::tensor::TensorView;
+use safetensors::{SafeTensors, serialize};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use support::{greedy, options, run};
+
+const HEAD: &str = "lm_head.weight";
+const EMBEDDING: &str = "model.embed_tokens.weight";
+
+/// A copy of the checkpoint under test whose files can be changed.
+struct Copy {
+    dir: PathBuf,
+    file: Vec<u8>,
+}
+
+impl Copy {
+    fn new(name: &str) -> Self {
+        let dir = std::env::temp_dir().join(format!("pegainfer-checkpoints-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        for file in ["config.json", "generation_config.json"] {
+            std::fs::copy(bundled().join(file), dir.join(file)).unwrap();
+        }
+        Self { dir, file: std::fs::read(bundled().join("model.safetensors")).unwrap() }
+    }
+
+    fn tensors(&self) -> BTreeMap<String, TensorView<'_>> {
+        SafeTensors::deserialize(&self.file).unwrap().iter().map(|(n, v)| (n.to_owned(), v)).collect()
+    }
+
+    fn write<'a>(&self, name: &str, tensors: impl IntoIterator<Item = (&'a String, &'a TensorView<'a>)>) {
+        std::fs::write(self.dir.join(name), serialize(tensors, None).unwrap()).unwrap();
+    }
+
+    fn set_config(&self, field: &str, value: Value) {
+        let path = self.dir.join("config.json");
+        let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        config[field] = value;
+        std::fs::write(path, config.to_string()).unwrap();
+    }
+
+    fn options(&self) -> LoadOptions {
+        LoadOptions { model_path: self.dir.clone(), ..options() }
+    }
+
+    fn tokens(&self) -> Vec<u32> {
+        generate(&self.options())
+    }
+
+    fn refusal(&self) -> String {
+        let exec = Exec::cpu(Isa::best(), Some(2)).unwrap();
+        load(exec, &self.options(), &mut |_, _| {}).unwrap_err().to_string()
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+fn bundled() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/qwen3-tiny")
+}
+
+fn generate(options: &LoadOptions) -> Vec<u32> {
+    let mut engine = support::engine(Isa::best(), options);
+    run(&mut engine, &[greedy(&[921, 870, 256, 533], 16)]).remove(0).ids()
+}
+
+fn expected() -> Vec<u32> {
+    generate(&LoadOptions { model_path: bundled(), ..options() })
+}
+
+#[test]
+fn shards_give_the_same_tokens_as_one_file() {
+    let copy = Copy::new("shards");
+    let tensors = copy.tensors();
+    let mut weight_map = BTreeMap::new();
+    for shard in 0..3 {
+        let name = format!("model-{:05}-of-00003.safetensors", shard + 1);
+        let part: Vec<_> = tensors.iter().skip(shard).step_by(3).collect();
+        weight_map.extend(part.iter().map(|(tensor, _)| ((*tensor).clone(), name.clone())));
+        copy.write(&name, part);
+    }
+    let index = json!({"metadata": {"total_size": 0}, "weight_map": weight_map});
+    std::fs::write(copy.dir.join("model.safetensors.index.json"), index.to_string()).unwrap();
+    assert_eq!(copy.tokens(), expected());
+    std::fs::remove_file(copy.dir.join("model-00002-of-00003.safetensors")).unwrap();
+    assert!(copy.refusal().contains("model-00002-of-00003.safetensors is missing"), "{}", copy.refusal());
+}
+
+#[test]
+fn a_redundant_head_of_a_tied_model_is_not_read() {
+    let copy = Copy::new("redundant");
+    let mut tensors = copy.tensors();
+    let garbage = vec![0x7f; tensors[EMBEDDING].data().len()];
+    let view = TensorView::new(tensors[EMBEDDING].dtype(), tensors[EMBEDDING].shape().to_vec(), &garbage).unwrap();
+    tensors.insert(HEAD.to_owned(), view);
+    copy.write("model.safetensors", &tensors);
+    assert_eq!(copy.tokens(), expected());
+}
+
+#[test]
+fn an_untied_model_reads_its_head() {
+    let copy = Copy::new("untied");
+    copy.set_config("tie_word_embeddings", json!(false));
+    let mut tensors = copy.tensors();
+    copy.write("model.safetensors", &tensors);
+    assert!(copy.refusal().contains("no tensor lm_head.weight"), "{}", copy.refusal());
+
+    tensors.insert(HEAD.to_owned(), tensors[EMBEDDING].clone());
+    copy.write("model.safetensors", &tensors);
+    assert_eq!(copy.tokens(), expected());
+
+    // Rows of the head in another order: the same logits belong to other tokens.
+    let row = 2 * tensors[EMBEDDING].shape()[1];
+    let mut head = tensors[EMBEDDING].data().to_vec();
+    head.rotate_left(row);
+    let view = TensorView::new(tensors[EMBEDDING].dtype(), tensors[EMBEDDING].shape().to_vec(), &head).unwrap();
+    tensors.insert(HEAD.to_owned(), view);
+    copy.write("model.safetensors", &tensors);
+    assert_eq!(copy.tokens()[0], (expected()[0] + 4095) % 4096);
+}
+
+#[test]
+fn a_config_of_other_weights_names_the_tensor() {
+    let copy = Copy::new("mismatch");
+    copy.write("model.safetensors", &copy.tensors());
+    copy.set_config("intermediate_size", json!(512));
+    let refusal = copy.refusal();
+    assert!(refusal.contains("mlp.gate_proj.weight is BF16 [896, 320]"), "{refusal}");
+    copy.set_config("intermediate_size", json!(896));
+    copy.set_config("num_hidden_layers", json!(7));
+    assert!(copy.refusal().contains("no tensor model.layers.6."), "{}", copy.refusal());
+}
+
+#[test]
+fn options_that_cannot_work_say_so() {
+    let refusal = |options: LoadOptions| {
+        let exec = Exec::cpu(Isa::best(), Some(1)).unwrap();
+        load(exec, &options, &mut |_, _| {}).unwrap_err().to_string()
+    };
+    assert!(refusal(LoadOptions { max_model_len: Some(5000), ..options() }).contains("--max-model-len is 5000"));
+    assert!(refusal(LoadOptions { max_num_seqs: 0, ..options() }).contains("--max-num-seqs is 0"));
+    assert!(refusal(LoadOptions { max_num_batched_tokens: 8, ..options() }).contains("--max-num-batched-tokens is 8"));
+    assert!(refusal(LoadOptions { kv_cache_bytes: Some(10), ..options() }).contains("--kv-cache-memory gives 0"));
+}

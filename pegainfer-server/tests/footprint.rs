@@ -1,0 +1,76 @@
+//! What a start costs: time to ready, and resident memory beside weights and KV.
+
+#![cfg(target_os = "linux")]
+
+mod support;
+
+use serde_json::json;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use support::client::post_ok;
+
+const MIB: u64 = 1 << 20;
+/// KV pool of the server under test.
+const KV: u64 = 32 * MIB;
+/// Tensor bytes of models/qwen3-tiny.
+const WEIGHTS: u64 = 18_852_992;
+
+struct Server {
+    child: Child,
+    address: std::net::SocketAddr,
+    ready: Duration,
+    /// Held open: a server whose log goes nowhere gets a broken pipe.
+    _log: BufReader<std::process::ChildStderr>,
+}
+
+fn start() -> Server {
+    let started = Instant::now();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pegainfer"));
+    command.args(["--port", "0", "--kv-cache-memory", &KV.to_string(), "--log-level", "info"]);
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut log = BufReader::new(child.stderr.take().unwrap());
+    loop {
+        let mut line = String::new();
+        assert!(log.read_line(&mut line).unwrap() > 0, "the server ended");
+        if let Some((_, rest)) = line.split_once("on http://") {
+            let address = rest.split(',').next().unwrap().parse().unwrap();
+            return Server { child, address, ready: started.elapsed(), _log: log };
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn resident(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+}
+
+#[test]
+fn ready_in_a_third_of_a_second() {
+    // Other tests use the cores, too: the best of a few starts is the server's own.
+    let best = (0..5).map(|_| start().ready).min().unwrap();
+    println!("ready after {:.0} ms", best.as_secs_f64() * 1e3);
+    assert!(best < Duration::from_millis(300), "ready after {best:?}");
+}
+
+#[test]
+fn memory_is_weights_and_kv_and_little_else() {
+    let server = start();
+    let fresh = resident(server.child.id());
+    let prompts: Vec<String> =
+        (0..64).map(|i| format!("Story number {i}: {}", "once upon a time ".repeat(40))).collect();
+    let body = json!({"prompt": prompts, "max_tokens": 8, "logprobs": 5, "ignore_eos": true});
+    let answer = post_ok(server.address, "/v1/completions", &body);
+    assert_eq!(answer["usage"]["completion_tokens"], 64 * 8);
+    let used = resident(server.child.id());
+    println!("resident: {} MiB after the start, {} MiB after 64 requests", fresh / MIB, used / MIB);
+    assert!(used < WEIGHTS + KV + 150 * MIB, "{} MiB are resident", used / MIB);
+}
