@@ -2,6 +2,7 @@
 
 pub mod attention;
 pub mod isa;
+mod lanes;
 pub mod linear;
 pub mod norm;
 pub mod qkv;

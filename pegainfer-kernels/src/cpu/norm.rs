@@ -1,47 +1,128 @@
 //! CPU twin of `ops::rms_norm` and `ops::add_rms_norm`.
 
+use super::isa::Isa;
+use super::lanes::{Binary, Kernel, Lanes, dispatch, padded, zip};
+use super::rows::per_task;
 use half::bf16;
-use pegainfer_core::isa::Isa;
 use rayon::prelude::*;
 
-/// Partial sums of squares: a fixed number, so that the order of summation is fixed too.
-const LANES: usize = 16;
-
 /// See `ops::rms_norm`.
-pub fn rms_norm(_isa: Isa, x: &[bf16], weight: &[bf16], eps: f32, out: &mut [bf16]) {
-    let hidden = weight.len();
-    out.par_chunks_mut(hidden).zip(x.par_chunks(hidden)).for_each(|(out, x)| norm_row(x, weight, eps, out));
+pub fn rms_norm(isa: Isa, x: &[bf16], weight: &[bf16], eps: f32, out: &mut [bf16]) {
+    let part = weight.len() * per_task(2 * size_of_val(weight));
+    let parts = out.par_chunks_mut(part).zip(x.par_chunks(part));
+    parts.for_each(|(out, x)| dispatch(isa, Norm { x, weight, eps, out }));
 }
 
 /// See `ops::add_rms_norm`.
-pub fn add_rms_norm(_isa: Isa, x: &[bf16], residual: &mut [bf16], weight: &[bf16], eps: f32, out: &mut [bf16]) {
-    let hidden = weight.len();
-    let rows = out.par_chunks_mut(hidden).zip(residual.par_chunks_mut(hidden)).zip(x.par_chunks(hidden));
-    rows.for_each(|((out, residual), x)| {
-        for (r, x) in residual.iter_mut().zip(x) {
-            *r = bf16::from_f32(r.to_f32() + x.to_f32());
-        }
-        norm_row(residual, weight, eps, out);
-    });
+pub fn add_rms_norm(isa: Isa, x: &[bf16], residual: &mut [bf16], weight: &[bf16], eps: f32, out: &mut [bf16]) {
+    let part = weight.len() * per_task(4 * size_of_val(weight));
+    let parts = out.par_chunks_mut(part).zip(residual.par_chunks_mut(part)).zip(x.par_chunks(part));
+    parts.for_each(|((out, residual), x)| dispatch(isa, AddNorm { x, residual, weight, eps, out }));
 }
 
-/// One row or one head: `out = bf16(x * rsqrt(mean(x²) + eps)) * weight`.
-pub fn norm_row(x: &[bf16], weight: &[bf16], eps: f32, out: &mut [bf16]) {
-    let scale = rms_scale(x, eps);
-    for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
-        let normalised = bf16::from_f32(x.to_f32() * scale);
-        *out = bf16::from_f32(normalised.to_f32() * w.to_f32());
+/// Some rows of [`rms_norm`].
+struct Norm<'a> {
+    x: &'a [bf16],
+    weight: &'a [bf16],
+    eps: f32,
+    out: &'a mut [bf16],
+}
+
+impl Kernel for Norm<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Lanes>(self, s: S) {
+        let hidden = self.weight.len();
+        for (out, x) in self.out.chunks_exact_mut(hidden).zip(self.x.chunks_exact(hidden)) {
+            norm_row(s, x, self.weight, self.eps, out);
+        }
+    }
+}
+
+/// Some rows of [`add_rms_norm`].
+struct AddNorm<'a> {
+    x: &'a [bf16],
+    residual: &'a mut [bf16],
+    weight: &'a [bf16],
+    eps: f32,
+    out: &'a mut [bf16],
+}
+
+impl Kernel for AddNorm<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Lanes>(self, s: S) {
+        let hidden = self.weight.len();
+        let rows = self.out.chunks_exact_mut(hidden).zip(self.residual.chunks_exact_mut(hidden));
+        for ((out, residual), x) in rows.zip(self.x.chunks_exact(hidden)) {
+            zip(s, Add, residual, x, out);
+            residual.copy_from_slice(out);
+            norm_row(s, residual, self.weight, self.eps, out);
+        }
     }
 }
 
-/// `rsqrt(mean(x²) + eps)` in f32.
-pub fn rms_scale(x: &[bf16], eps: f32) -> f32 {
-    let mut sums = [0f32; LANES];
-    for chunk in x.chunks(LANES) {
-        for (sum, x) in sums.iter_mut().zip(chunk) {
-            *sum += x.to_f32() * x.to_f32();
+/// `a + b`.
+#[derive(Clone, Copy)]
+struct Add;
+
+impl Binary for Add {
+    #[inline(always)]
+    fn apply<S: Lanes>(self, s: S, a: S::V, b: S::V) -> S::V {
+        s.add(a, b)
+    }
+}
+
+/// `bf16(x * scale) * weight`, the scale being that of the row.
+#[derive(Clone, Copy)]
+pub(super) struct Scale(f32);
+
+impl Scale {
+    /// `rsqrt(mean(x²) + eps)`, in f32.
+    #[inline(always)]
+    pub(super) fn of_row<S: Lanes>(s: S, x: &[bf16], eps: f32) -> Self {
+        let mean = sum_of_squares(s, x) / x.len() as f32;
+        Self((mean + eps).sqrt().recip())
+    }
+}
+
+impl Binary for Scale {
+    #[inline(always)]
+    fn apply<S: Lanes>(self, s: S, x: S::V, weight: S::V) -> S::V {
+        s.mul(s.round(s.mul(x, s.splat(self.0))), weight)
+    }
+}
+
+/// One row: `out = bf16(x * rsqrt(mean(x²) + eps)) * weight`.
+#[inline(always)]
+fn norm_row<S: Lanes>(s: S, x: &[bf16], weight: &[bf16], eps: f32, out: &mut [bf16]) {
+    zip(s, Scale::of_row(s, x, eps), x, weight, out);
+}
+
+/// `Σ x²` in f32. Sixty-four partial sums whatever the path, so that the order of summation depends on the length alone.
+#[inline(always)]
+fn sum_of_squares<S: Lanes>(s: S, x: &[bf16]) -> f32 {
+    let mut sums = [s.splat(0.0); 4];
+    let (groups, rest) = x.as_chunks::<64>();
+    for group in groups {
+        for (sum, x) in sums.iter_mut().zip(group.as_chunks().0) {
+            let x = s.widen(x);
+            *sum = s.fma(x, x, *sum);
         }
     }
-    let mean = sums.iter().sum::<f32>() / x.len() as f32;
-    (mean + eps).sqrt().recip()
+    let (vectors, tail) = rest.as_chunks();
+    for (i, sum) in sums.iter_mut().enumerate() {
+        // Not a zip: its length would be a variable, and the sums would live in memory.
+        if let Some(x) = vectors.get(i) {
+            let x = s.widen(x);
+            *sum = s.fma(x, x, *sum);
+        }
+    }
+    if !tail.is_empty() {
+        let x = s.widen(&padded(tail));
+        sums[0] = s.fma(x, x, sums[0]);
+    }
+    s.sum(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3])))
 }

@@ -1,7 +1,17 @@
-//! Row copies.
+//! Rows: how they are cut into tasks, and copies of them.
 
 use half::bf16;
 use pegainfer_core::exec::Device;
+
+/// Bytes of a task. Handing one to another thread takes a few microseconds; an elementwise kernel moves this much in
+/// about ten, so a decode step of a few rows stays on its thread.
+const TASK_BYTES: usize = 64 << 10;
+
+/// Rows per task of an elementwise kernel that reads and writes `row_bytes` per row. Where that is all rows, rayon runs
+/// the one task in place.
+pub(super) fn per_task(row_bytes: usize) -> usize {
+    (TASK_BYTES / row_bytes.max(1)).max(1)
+}
 
 /// Name of the kernel that copies rows on this device.
 pub(crate) fn kernel(_device: Device) -> &'static str {

@@ -9,7 +9,7 @@ use std::cmp::Ordering;
 use pegainfer_core::sampling::SamplingParams;
 use rayon::prelude::*;
 
-use super::attention::lanes::{Lanes, Portable, exp2};
+use super::lanes::{Lanes, Portable, exp2};
 use super::rng;
 
 #[cfg(test)]

@@ -68,8 +68,8 @@ pub fn qk_norm_rope_write_kv(
     let tokens = qkv.rows_cols().0;
     let HeadShape { heads, kv_heads, head_dim } = shape;
     let blocks = k.rows_cols().0;
-    check
-        .that(kv_heads > 0 && heads % kv_heads == 0 && head_dim % 2 == 0, "heads must group, head_dim must be even")?;
+    let supported = kv_heads > 0 && heads % kv_heads == 0 && head_dim % 16 == 0 && (32..=256).contains(&head_dim);
+    check.that(supported, "heads must group, and head_dim must be a multiple of 16 from 32 to 256")?;
     check.is(qkv, DType::Bf16, &[tokens, shape.qkv_width()])?;
     check.is(q_norm, DType::Bf16, &[head_dim])?;
     check.is(k_norm, DType::Bf16, &[head_dim])?;
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn matches_f64_and_writes_each_token_to_its_slot() {
         Host::each(|mut host| {
-            for (heads, kv_heads, head_dim) in [(4, 2, 128), (5, 1, 64), (8, 8, 32)] {
+            for (heads, kv_heads, head_dim) in [(4, 2, 128), (5, 1, 64), (8, 8, 32), (2, 1, 80), (1, 1, 256)] {
                 let shape = HeadShape { heads, kv_heads, head_dim };
                 let (tokens, blocks) = (7, 3);
                 let positions = [0, 1, 2, 300, 301, 5, 6];

@@ -102,4 +102,22 @@ mod tests {
             assert_eq!(out.host::<bf16>(), plain.host::<bf16>());
         });
     }
+
+    #[test]
+    fn a_row_has_the_same_bits_in_every_batch() {
+        Host::each(|mut host| {
+            // Enough bytes for several tasks.
+            let (rows, hidden) = (90, 1000);
+            let (x, w) = (bf16s(rows * hidden, 6), bf16s(hidden, 7));
+            let (tx, tw) = (host.bf16("x", &[rows, hidden], &x), host.bf16("w", &[hidden], &w));
+            let mut out = host.zeros("out", &[rows, hidden], DType::Bf16);
+            rms_norm(&mut host.exec, &tx, &tw, 1e-6, &mut out).unwrap();
+            for (row, expected) in x.chunks(hidden).zip(out.host::<bf16>().chunks(hidden)) {
+                let row = host.bf16("row", &[1, hidden], row);
+                let mut alone = host.zeros("out", &[1, hidden], DType::Bf16);
+                rms_norm(&mut host.exec, &row, &tw, 1e-6, &mut alone).unwrap();
+                assert_eq!(alone.host::<bf16>(), expected);
+            }
+        });
+    }
 }

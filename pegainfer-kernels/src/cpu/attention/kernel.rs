@@ -11,8 +11,8 @@
 use half::bf16;
 
 use super::BLOCK;
-use super::lanes::{Lanes, exp2};
 use super::state::{Call, Item, MAX_HEAD_DIM, Scratch, finish};
+use crate::cpu::lanes::{Lanes, chunk, exp2};
 
 /// KV positions per online-softmax step, counted from position 0.
 const TILE: usize = 4 * BLOCK;
@@ -53,9 +53,9 @@ impl<'a> KvTile<'a> {
 }
 
 /// The lines `line..line + lines` of an item against one KV tile.
-pub(crate) struct Tile<'a> {
-    pub line: usize,
-    pub lines: usize,
+struct Tile<'a> {
+    line: usize,
+    lines: usize,
     /// Absolute position of line 0 of the item.
     position: usize,
     /// Absolute position of the first token of the KV tile.
@@ -65,7 +65,7 @@ pub(crate) struct Tile<'a> {
 
 /// Computes one work item and writes its rows of `out`.
 #[inline(always)]
-pub(crate) fn run_item<S: Lanes>(s: S, call: &Call<'_>, item: &Item<'_>, scratch: &mut Scratch) {
+pub(super) fn run_item<S: Lanes>(s: S, call: &Call<'_>, item: &Item<'_>, scratch: &mut Scratch) {
     scratch.load(call, item);
     let (group, position) = (call.shape.group(), item.position);
     let lines = item.rows * group;
@@ -74,15 +74,44 @@ pub(crate) fn run_item<S: Lanes>(s: S, call: &Call<'_>, item: &Item<'_>, scratch
     for start in (0..=last).step_by(TILE) {
         let next = KvTile::find(call, item, start + TILE, last);
         next.prefetch(s);
-        for line in (0..lines).step_by(S::LINES) {
-            let tile = Tile { line, lines: S::LINES.min(lines - line), position, start, kv };
+        for line in (0..lines).step_by(largest_tile::<S>()) {
+            let tile = Tile { line, lines: largest_tile::<S>().min(lines - line), position, start, kv };
             if position + (line + tile.lines - 1) / group >= start {
-                s.tile(call, &tile, scratch);
+                smallest_fit(s, call, &tile, scratch);
             }
         }
         kv = next;
     }
-    finish(call, item, scratch);
+    finish(s, call, item, scratch);
+}
+
+/// Query lines of the path's largest register tile.
+const fn largest_tile<S: Lanes>() -> usize {
+    match S::REGISTERS {
+        32.. => 12,
+        8.. => 6,
+        _ => 2,
+    }
+}
+
+/// Runs a register tile in the smallest instantiation that holds it. Accumulators, 16-column operands and one broadcast
+/// fill the registers of the path.
+#[inline(always)]
+fn smallest_fit<S: Lanes>(s: S, call: &Call<'_>, tile: &Tile<'_>, scratch: &mut Scratch) {
+    match (S::REGISTERS, tile.lines) {
+        (32.., 0 | 1) => run_tile::<S, 1, 4>(s, call, tile, scratch),
+        (32.., 2) => run_tile::<S, 2, 4>(s, call, tile, scratch),
+        (32.., 3 | 4) => run_tile::<S, 4, 4>(s, call, tile, scratch),
+        (32.., 5 | 6) => run_tile::<S, 6, 4>(s, call, tile, scratch),
+        (32.., 7 | 8) => run_tile::<S, 8, 2>(s, call, tile, scratch),
+        (32.., _) => run_tile::<S, 12, 2>(s, call, tile, scratch),
+        (8.., 0 | 1) => run_tile::<S, 1, 2>(s, call, tile, scratch),
+        (8.., 2) => run_tile::<S, 2, 2>(s, call, tile, scratch),
+        (8.., 3 | 4) => run_tile::<S, 4, 1>(s, call, tile, scratch),
+        (8.., _) => run_tile::<S, 6, 1>(s, call, tile, scratch),
+        (_, 0 | 1) => run_tile::<S, 1, 1>(s, call, tile, scratch),
+        (..) => run_tile::<S, 2, 1>(s, call, tile, scratch),
+    }
 }
 
 /// The weights of one KV tile for `M` lines: scores at first, then `2^(score - max)`.
@@ -99,12 +128,7 @@ struct Weights<const M: usize> {
 /// One online-softmax step for `tile.lines <= M` lines, `N` columns of 16 at a time. Lines past `tile.lines` are
 /// computed on whatever is in the scratch and belong to nobody.
 #[inline(always)]
-pub(crate) fn run_tile<S: Lanes, const M: usize, const N: usize>(
-    s: S,
-    call: &Call<'_>,
-    tile: &Tile<'_>,
-    scratch: &mut Scratch,
-) {
+fn run_tile<S: Lanes, const M: usize, const N: usize>(s: S, call: &Call<'_>, tile: &Tile<'_>, scratch: &mut Scratch) {
     let group = call.shape.group();
     let last_line = tile.line + tile.lines - 1;
     let mut weights = Weights { p: [[0.0; TILE]; M], seen: [0; M], blocks: 0, alpha: [0.0; 16] };
@@ -277,14 +301,5 @@ fn multiply_add<S: Lanes, const M: usize, const N: usize, const LEN: usize>(
                 acc[i][j] = s.fma(weight, columns[j], acc[i][j]);
             }
         }
-    }
-}
-
-/// The first `M` elements.
-#[inline(always)]
-fn chunk<T, const M: usize>(rows: &[T]) -> &[T; M] {
-    match rows.first_chunk() {
-        Some(chunk) => chunk,
-        None => unreachable!("the scratch is padded by more than a register tile, and blocks are counted"),
     }
 }

@@ -5,20 +5,18 @@
 //! V block `[kv_heads][16 tokens][head_dim]` (a vector register holds 16 dimensions of one token).
 
 mod kernel;
-pub(crate) mod lanes;
 mod state;
 #[cfg(test)]
 mod tests;
-#[cfg(target_arch = "x86_64")]
-mod x86;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::bf16;
 
-use self::lanes::{Lanes, Portable};
+use self::kernel::run_item;
 use self::state::{Call, ITEM_LINES, Item, MAX_HEAD_DIM, Output, Scratch};
 use super::isa::Isa;
+use super::lanes::{Kernel, Lanes, dispatch};
 
 /// Tokens per KV block.
 pub const BLOCK: usize = 16;
@@ -124,21 +122,7 @@ pub fn paged_attention(
         out: Output::new(out),
     };
     let items = plan(shape, qo_indptr, kv_lens, block_tables, max_blocks);
-    match isa {
-        Isa::Portable => run(Portable, &call, &items),
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => match x86::Avx2::detect() {
-            Some(path) => run(path, &call, &items),
-            None => panic!("this CPU has no AVX2 with FMA"),
-        },
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 | Isa::Amx => match x86::Avx512::detect() {
-            Some(path) => run(path, &call, &items),
-            None => panic!("this CPU has no AVX-512"),
-        },
-        #[cfg(not(target_arch = "x86_64"))]
-        _ => panic!("{isa:?} is an x86-64 path"),
-    }
+    run(isa, &call, &items);
 }
 
 /// Cuts the batch into work items, longest first so that the last ones to finish are short.
@@ -166,14 +150,9 @@ fn plan<'a>(
 }
 
 /// Runs the items on all threads of the current rayon pool, each thread taking the next one when it is done.
-fn run<S: Lanes>(s: S, call: &Call<'_>, items: &[Item<'_>]) {
-    let next = AtomicUsize::new(0);
-    let worker = || {
-        let mut scratch = Scratch::new(&call.shape);
-        while let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
-            s.item(call, item, &mut scratch);
-        }
-    };
+fn run(isa: Isa, call: &Call<'_>, items: &[Item<'_>]) {
+    let next = &AtomicUsize::new(0);
+    let worker = || dispatch(isa, Worker { call, items, next, scratch: Scratch::new(&call.shape) });
     let positions: usize = items.iter().map(|item| item.rows * (item.position + item.rows)).sum();
     let threads = rayon::current_num_threads().min(items.len());
     if threads <= 1 || positions * call.shape.group() * call.shape.head_dim < SERIAL_WORK {
@@ -185,4 +164,24 @@ fn run<S: Lanes>(s: S, call: &Call<'_>, items: &[Item<'_>]) {
         }
         worker();
     });
+}
+
+/// One thread's share of a call.
+struct Worker<'a> {
+    call: &'a Call<'a>,
+    items: &'a [Item<'a>],
+    /// The first item that no thread has taken.
+    next: &'a AtomicUsize,
+    scratch: Scratch,
+}
+
+impl Kernel for Worker<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Lanes>(mut self, s: S) {
+        while let Some(item) = self.items.get(self.next.fetch_add(1, Ordering::Relaxed)) {
+            run_item(s, self.call, item, &mut self.scratch);
+        }
+    }
 }

@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use half::bf16;
 
 use super::{AttentionShape, BLOCK};
+use crate::cpu::lanes::Lanes;
 
 /// Query lines per work item: enough to use a KV tile several times while it is in the L1 cache, few enough that a
 /// short prompt still feeds all cores.
@@ -87,34 +88,21 @@ impl Scratch {
     }
 }
 
-/// Divides by the sum of `p`, rounds once to bf16 (to nearest even) and writes the rows of `out`.
+/// Divides by the sum of `p`, rounds once to bf16 and writes the rows of `out`.
 #[inline(always)]
-pub(crate) fn finish(call: &Call<'_>, item: &Item<'_>, scratch: &Scratch) {
+pub(crate) fn finish<S: Lanes>(s: S, call: &Call<'_>, item: &Item<'_>, scratch: &Scratch) {
     let AttentionShape { heads, head_dim, .. } = call.shape;
     let group = call.shape.group();
     let columns = head_dim / 16;
     for line in 0..item.rows * group {
-        let mut sum = scratch.sum[line];
-        for half in [8, 4, 2, 1] {
-            for lane in 0..half {
-                sum[lane] += sum[lane + half];
-            }
-        }
+        let sum = s.splat(s.sum(s.load(&scratch.sum[line])));
         let head = (item.row + line / group) * heads + item.kv_head * group + line % group;
         // SAFETY: (token, query head) belongs to this item alone, see `Item`.
         let out = unsafe { call.out.row(head * head_dim, head_dim) };
-        for (to, from) in out.iter_mut().zip(scratch.acc[line * columns..][..columns].as_flattened()) {
-            *to = round(from / sum[0]);
+        for (to, from) in out.as_chunks_mut().0.iter_mut().zip(&scratch.acc[line * columns..][..columns]) {
+            s.narrow(s.div(s.load(from), sum), to);
         }
     }
-}
-
-/// f32 to bf16, to nearest even, without a branch so that the loop vectorises.
-#[inline(always)]
-pub(crate) fn round(x: f32) -> bf16 {
-    let bits = x.to_bits();
-    let rounded = (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16;
-    bf16::from_bits(if x.is_nan() { (bits >> 16) as u16 | 0x40 } else { rounded })
 }
 
 /// The output, written by all threads in disjoint pieces.

@@ -1,8 +1,6 @@
 use half::bf16;
 use rayon::prelude::*;
 
-use super::lanes::{Lanes, exp2};
-use super::state::round;
 use super::*;
 use crate::cpu::rng::bits;
 
@@ -102,45 +100,6 @@ fn shapes() -> Vec<AttentionShape> {
         .into_iter()
         .map(|(heads, kv_heads, head_dim)| AttentionShape { heads, kv_heads, head_dim })
         .collect()
-}
-
-#[test]
-fn exp2_is_accurate_exact_at_zero_and_silent_where_masked() {
-    fn check<S: Lanes>(s: S) {
-        let mut worst = 0.0f64;
-        for i in 0..2_000_000u32 {
-            let x = -(i as f32) * 6.2e-5;
-            let mut y = [0.0; 16];
-            s.store(exp2(s, s.splat(x)), &mut y);
-            let exact = f64::from(x).exp2();
-            worst = worst.max((f64::from(y[3]) - exact).abs() / exact);
-            assert_eq!(y, [y[0]; 16]);
-        }
-        assert!(worst < 1.5e-7, "{worst:e}");
-        let mut y = [0.0; 16];
-        let mut x = [f32::NEG_INFINITY; 16];
-        (x[0], x[1], x[2], x[3], x[4]) = (0.0, -0.0, f32::NAN, -1.0, -125.1);
-        s.store(exp2(s, s.load(&x)), &mut y);
-        assert!(y[2].is_nan());
-        y[2] = 0.0;
-        assert_eq!(y, [1.0, 1.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
-    }
-    check(Portable);
-    #[cfg(target_arch = "x86_64")]
-    {
-        x86::Avx2::detect().into_iter().for_each(check);
-        x86::Avx512::detect().into_iter().for_each(check);
-    }
-}
-
-#[test]
-fn the_last_rounding_is_to_nearest_even() {
-    for high in 0..=u16::MAX {
-        for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
-            let x = f32::from_bits(u32::from(high) << 16 | low);
-            assert_eq!(round(x).to_bits(), bf16::from_f32(x).to_bits(), "{x:e}");
-        }
-    }
 }
 
 #[test]
