@@ -1,5 +1,7 @@
 //! Every bad request is answered with one clear sentence in OpenAI's shape, and the server stays up.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 mod support;
 
 use serde_json::{Value, json};

@@ -1,14 +1,14 @@
 //! What a start costs: time to ready, and resident memory beside weights and KV.
 
 #![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod support;
 
 use serde_json::json;
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use support::client::post_ok;
+use support::process::{Process, pegainfer};
 
 const MIB: u64 = 1 << 20;
 /// KV pool of the server under test.
@@ -16,35 +16,8 @@ const KV: u64 = 32 * MIB;
 /// Tensor bytes of models/qwen3-tiny.
 const WEIGHTS: u64 = 18_852_992;
 
-struct Server {
-    child: Child,
-    address: std::net::SocketAddr,
-    ready: Duration,
-    /// Held open: a server whose log goes nowhere gets a broken pipe.
-    _log: BufReader<std::process::ChildStderr>,
-}
-
-fn start() -> Server {
-    let started = Instant::now();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pegainfer"));
-    command.args(["--port", "0", "--kv-cache-memory", &KV.to_string(), "--log-level", "info"]);
-    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
-    let mut log = BufReader::new(child.stderr.take().unwrap());
-    loop {
-        let mut line = String::new();
-        assert!(log.read_line(&mut line).unwrap() > 0, "the server ended");
-        if let Some((_, rest)) = line.split_once("on http://") {
-            let address = rest.split(',').next().unwrap().parse().unwrap();
-            return Server { child, address, ready: started.elapsed(), _log: log };
-        }
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn start() -> Process {
+    Process::start(pegainfer().args(["--kv-cache-memory", &KV.to_string(), "--log-level", "info"]))
 }
 
 fn resident(pid: u32) -> u64 {

@@ -1,5 +1,7 @@
 //! Answers of the API over real connections, with a scripted engine behind the real router.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 mod support;
 
 use serde_json::{Value, json};

@@ -1,9 +1,12 @@
 //! What the HTTP tests share: a scripted engine, a server on a free port, and a small blocking client.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 pub mod client;
+pub mod hub;
 pub mod mock;
+pub mod process;
 
 use pegainfer_core::engine::{EngineConfig, EngineHandle, StepEngine};
 use pegainfer_server::checkpoint::Checkpoint;

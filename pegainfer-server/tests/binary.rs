@@ -1,0 +1,191 @@
+//! The binary as users start it.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use support::client::{post_ok, post_unread, read_head};
+use support::hub::Hub;
+use support::model_dir;
+use support::process::{Process, pegainfer, run};
+
+/// The one line of an error.
+fn refused(command: &mut Command) -> String {
+    let (code, stdout, stderr) = run(command);
+    assert_eq!((code, stdout.as_str()), (Some(1), ""), "{stderr}");
+    let error = stderr.lines().last().unwrap().to_string();
+    assert!(error.starts_with("error: "), "{stderr}");
+    assert!(!stderr.contains("panicked"), "{stderr}");
+    error
+}
+
+struct TempDir(PathBuf);
+
+impl TempDir {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("pegainfer-binary-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn generate_prints_a_completion() {
+    let prompt = "What is the capital of France?";
+    let (code, stdout, _) = run(pegainfer().args(["generate", prompt, "--chat", "--temperature", "0"]));
+    assert_eq!((code, stdout.as_str()), (Some(0), "The capital of France is Paris.\n"));
+    let error = refused(pegainfer().args(["generate", "x", "--temperature=-1"]));
+    assert_eq!(error, "error: temperature must be a number from 0 to 100, got -1");
+    let error = refused(pegainfer().args(["generate", ""]));
+    assert_eq!(error, "error: the prompt is empty: send at least one token");
+}
+
+#[test]
+fn a_port_in_use_is_told_at_once() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let error = refused(pegainfer().args(["--port", &port]));
+    let expected = "is in use: stop the program that has it, or give another --port";
+    assert_eq!(error, format!("error: port {port} on 127.0.0.1 {expected}"));
+    let error = refused(pegainfer().args(["--host", "203.0.113.1"]));
+    assert_eq!(error, "error: --host 203.0.113.1 is not an address of this machine");
+}
+
+#[test]
+fn checkpoints_that_cannot_be_served() {
+    let dir = TempDir::new("checkpoints");
+    let path = dir.0.to_str().unwrap();
+    let refused_dir = || refused(pegainfer().args(["serve", "--port", "0", "--model-path", path]));
+    assert!(refused_dir().contains("config.json is missing"), "no config");
+    std::fs::write(dir.0.join("config.json"), r#"{"architectures": ["LlamaForCausalLM"]}"#).unwrap();
+    assert!(refused_dir().contains("LlamaForCausalLM, which is not supported; supported are Qwen3ForCausalLM"));
+    std::fs::copy(model_dir().join("config.json"), dir.0.join("config.json")).unwrap();
+    assert!(refused_dir().contains("safetensors"), "{}", refused_dir());
+    std::fs::copy(model_dir().join("model.safetensors"), dir.0.join("model.safetensors")).unwrap();
+    assert!(refused_dir().contains("tokenizer.json is missing"), "{}", refused_dir());
+    let error = refused(pegainfer().args(["--model-path", "/no/such/dir"]));
+    assert!(error.contains("is neither a directory nor a Hugging Face id"), "{error}");
+    let error = refused(pegainfer().args(["--log-level", "loud"]));
+    assert!(error.contains("--log-level loud is not a level"), "{error}");
+    let error = refused(pegainfer().args(["--device", "cuda", "--port", "0"]));
+    assert!(error.contains("--device cuda is not built into this binary"), "{error}");
+}
+
+#[test]
+fn sigterm_lets_open_requests_finish_and_exits_with_zero() {
+    for signal in ["-TERM", "-INT"] {
+        let mut server = Process::start(&mut pegainfer());
+        let body = json!({"prompt": "Once upon a time", "max_tokens": 600, "ignore_eos": true, "stream": true});
+        let mut open = read_head(post_unread(server.address, "/v1/completions", &body));
+        assert!(open.chunk().is_some());
+        server.signal(signal);
+        let mut text = String::new();
+        while let Some(chunk) = open.chunk() {
+            text += &chunk;
+        }
+        assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
+        assert_eq!(server.child.wait().unwrap().code(), Some(0));
+        let mut log = String::new();
+        server.log.read_to_string(&mut log).unwrap();
+        assert!(log.contains("stopping: 1 open requests have 30 s to finish"), "{log}");
+    }
+}
+
+#[test]
+fn dummy_weights_need_no_safetensors() {
+    let dir = TempDir::new("dummy");
+    for name in ["config.json", "tokenizer.json"] {
+        std::fs::copy(model_dir().join(name), dir.0.join(name)).unwrap();
+    }
+    let flags = ["--load-format", "dummy", "--served-model-name", "d", "--model-path", dir.0.to_str().unwrap()];
+    let server = Process::start(pegainfer().args(flags));
+    let body = json!({"model": "d", "prompt": "x", "max_tokens": 3, "ignore_eos": true});
+    assert_eq!(post_ok(server.address, "/v1/completions", &body)["usage"]["completion_tokens"], 3);
+}
+
+/// The bundled checkpoint as a hub would have it.
+fn hub_files() -> BTreeMap<String, Vec<u8>> {
+    let names =
+        ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"];
+    let read = |name: &str| std::fs::read(model_dir().join(name)).unwrap();
+    let mut files: BTreeMap<_, _> = names.iter().map(|name| (name.to_string(), read(name))).collect();
+    files.insert("README.md".into(), b"not needed".to_vec());
+    files
+}
+
+fn generate_from(hub: &Hub, home: &Path) -> Command {
+    let mut command = pegainfer();
+    command.env("HF_ENDPOINT", format!("http://{}", hub.address)).env("HF_HOME", home);
+    command.args(["generate", "What is the capital of France?", "--chat", "--temperature", "0"]);
+    command.args(["--model-path", "test/tiny"]);
+    command
+}
+
+#[test]
+fn a_checkpoint_is_fetched_from_the_hub_resumed_and_kept() {
+    let home = TempDir::new("hub");
+    let hub = Hub::start(hub_files());
+    // More breaks than retries: the first start fails, the second goes on where it stopped.
+    let broken = ("model.safetensors".to_string(), 1 << 20, 6);
+    hub.behaviour.lock().unwrap().break_off = Some(broken);
+    let error = refused(generate_from(&hub, &home.0).env("HF_TOKEN", "secret"));
+    assert!(error.contains("the download of model.safetensors of test/tiny failed"), "{error}");
+    assert!(error.contains("start again to go on where it stopped"), "{error}");
+    let (code, stdout, stderr) = run(generate_from(&hub, &home.0).env("HF_TOKEN", "secret"));
+    assert_eq!((code, stdout.as_str()), (Some(0), "The capital of France is Paris.\n"), "{stderr}");
+
+    let seen = hub.seen();
+    assert!(seen.iter().all(|line| line.ends_with(" Bearer secret")), "{seen:?}");
+    assert!(!seen.iter().any(|line| line.contains("README")), "only what is needed: {seen:?}");
+    let starts: Vec<usize> = seen
+        .iter()
+        .filter(|line| line.contains("model.safetensors") && !line.contains(" 0-0 "))
+        .map(|line| line.split([' ', '-']).nth(1).unwrap().parse().unwrap())
+        .collect();
+    assert!(starts.is_sorted() && starts.len() == 7 && starts[6] >= 5 << 20, "each try goes on: {starts:?}");
+
+    // Offline, and without asking for files again.
+    hub.behaviour.lock().unwrap().refuse = Some(503);
+    let before = hub.seen().len();
+    let (code, stdout, stderr) = run(&mut generate_from(&hub, &home.0));
+    assert_eq!((code, stdout.as_str()), (Some(0), "The capital of France is Paris.\n"), "{stderr}");
+    assert_eq!(hub.seen().len(), before + 1);
+    assert!(stderr.contains("cannot be asked for test/tiny; the copy in"), "{stderr}");
+}
+
+#[test]
+fn what_the_hub_refuses_is_one_clear_sentence() {
+    let home = TempDir::new("hub-errors");
+    let hub = Hub::start(hub_files());
+    let endpoint = format!("http://{}", hub.address);
+    let refuse = |status| hub.behaviour.lock().unwrap().refuse = Some(status);
+    refuse(404);
+    let expected = format!("error: {endpoint} has no model test/tiny, or it is private and HF_TOKEN is missing");
+    assert_eq!(refused(&mut generate_from(&hub, &home.0)), expected);
+    refuse(401);
+    assert_eq!(refused(&mut generate_from(&hub, &home.0)), expected, "the hub's answer without a token");
+    let error = refused(generate_from(&hub, &home.0).env("HF_TOKEN", "wrong"));
+    let expected = "refuses access to test/tiny (HTTP 401): set HF_TOKEN to a token that may read it";
+    assert_eq!(error, format!("error: {endpoint} {expected}"));
+    hub.behaviour.lock().unwrap().refuse = None;
+    hub.behaviour.lock().unwrap().files.remove("model.safetensors");
+    let expected =
+        format!("error: test/tiny on {endpoint} is not a checkpoint with safetensors: it has no model.safetensors");
+    assert_eq!(refused(&mut generate_from(&hub, &home.0)), expected);
+    let mut offline = generate_from(&hub, &home.0);
+    offline.env("HF_ENDPOINT", "http://127.0.0.1:9");
+    let error = refused(&mut offline);
+    assert!(error.starts_with("error: http://127.0.0.1:9 cannot be reached to fetch test/tiny: "), "{error}");
+}

@@ -1,0 +1,102 @@
+//! The whole way with the bundled checkpoint: HTTP, tokenizer, scheduler, CPU, and back.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use clap::Parser;
+use pegainfer_server::cli::{Cli, EngineArgs};
+use pegainfer_server::engine;
+use serde_json::{Value, json};
+use std::path::Path;
+use support::client::{post, post_ok};
+use support::{Setup, TestServer, model_dir};
+
+const COMPLETIONS: &str = "/v1/completions";
+
+fn server(flags: &[&str]) -> TestServer {
+    let args: EngineArgs = Cli::parse_from(["pegainfer"].iter().chain(flags)).serve.engine;
+    let engine = engine::load(&model_dir(), &args).unwrap();
+    TestServer::over(engine.handle, Setup { max_queued: 1024, ..Setup::default() })
+}
+
+fn fixture_cases() -> Vec<Value> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pegainfer-qwen3-4b/tests/fixtures/qwen3-tiny.json");
+    let fixture: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    fixture["cases"].as_array().unwrap().clone()
+}
+
+/// Tokens before the first one whose margin is within bf16 noise (see the README beside the fixture).
+fn certain_tokens(case: &Value) -> usize {
+    let margins = case["margins"].as_array().unwrap();
+    margins.iter().take_while(|margin| margin.as_f64().unwrap() > 0.1).count()
+}
+
+#[test]
+fn greedy_text_equals_the_reference_plain_and_streamed() {
+    let server = server(&[]);
+    let tokenizer = pegainfer_server::text::Tokenizer::load(&model_dir()).unwrap();
+    let mut compared = 0;
+    for case in fixture_cases() {
+        let certain = certain_tokens(&case);
+        if certain == 0 {
+            continue;
+        }
+        let ids: Vec<u32> = serde_json::from_value(case["greedy_ids"].clone()).unwrap();
+        let expected = tokenizer.decode(&ids[..certain]);
+        let mut body = json!({"prompt": case["prompt"], "max_tokens": certain, "temperature": 0, "ignore_eos": true});
+        let plain = post_ok(server.address, COMPLETIONS, &body);
+        assert_eq!(plain["choices"][0]["text"], expected, "{}", case["name"]);
+        body["stream"] = true.into();
+        let events = post(server.address, COMPLETIONS, &body).events();
+        assert_eq!(events.len(), certain, "one chunk per token");
+        let streamed: String = events.iter().map(|e| e["choices"][0]["text"].as_str().unwrap()).collect();
+        assert_eq!(streamed, expected, "{}", case["name"]);
+        compared += certain;
+    }
+    assert!(compared > 100, "only {compared} tokens of the fixture are certain");
+}
+
+#[test]
+fn two_hundred_streams_of_which_a_third_hang_up_leak_nothing() {
+    let server = server(&["--kv-cache-memory", "24M", "--max-num-seqs", "32"]);
+    let total = server.engine.stats().kv_blocks_total;
+    std::thread::scope(|scope| {
+        for i in 0..200usize {
+            let address = server.address;
+            scope.spawn(move || {
+                let body = json!({"prompt": format!("Story number {i}. Once upon a time"), "max_tokens": 48,
+                    "ignore_eos": true, "stream": true, "seed": i, "temperature": 1.0});
+                let mut response = post(address, COMPLETIONS, &body);
+                if i % 3 == 0 {
+                    for _ in 0..i % 7 {
+                        response.chunk();
+                    }
+                    return;
+                }
+                let events = response.events();
+                assert_eq!(events.len(), 48, "one chunk per token");
+                assert_eq!(events[47]["choices"][0]["finish_reason"], "length");
+            });
+        }
+    });
+    server.wait_idle();
+    let stats = server.engine.stats();
+    assert_eq!((stats.running, stats.waiting, stats.kv_blocks_free), (0, 0, total));
+    let answer = post_ok(server.address, COMPLETIONS, &json!({"prompt": "Once", "max_tokens": 4, "temperature": 0}));
+    assert_eq!(answer["usage"]["completion_tokens"], 4);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_text_whatever_else_runs() {
+    let server = server(&[]);
+    let body =
+        json!({"prompt": "Once upon a time", "max_tokens": 32, "seed": 11, "temperature": 1.0, "ignore_eos": true});
+    let alone = post_ok(server.address, COMPLETIONS, &body)["choices"].clone();
+    let mut crowd = body.clone();
+    crowd["prompt"] = json!(["Once upon a time", "The dog", "One day a boy", "Once upon a time"]);
+    let together = post_ok(server.address, COMPLETIONS, &crowd);
+    for index in [0, 3] {
+        assert_eq!(together["choices"][index]["text"], alone[0]["text"]);
+    }
+}
