@@ -1,6 +1,7 @@
 //! CPU twins: the oracle for every CUDA kernel, and what serves when there is no GPU.
 
 pub mod attention;
+mod disjoint;
 pub mod isa;
 mod lanes;
 pub mod linear;

@@ -101,7 +101,7 @@ fn norm_row<S: Lanes>(s: S, x: &[bf16], weight: &[bf16], eps: f32, out: &mut [bf
     zip(s, Scale::of_row(s, x, eps), x, weight, out);
 }
 
-/// `Σ x²` in f32. Sixty-four partial sums whatever the path, so that the order of summation depends on the length alone.
+/// `Σ x²` in f32. Sixty-four partial sums on every path, so that the order of summation depends on the length alone.
 #[inline(always)]
 fn sum_of_squares<S: Lanes>(s: S, x: &[bf16]) -> f32 {
     let mut sums = [s.splat(0.0); 4];

@@ -43,10 +43,10 @@ impl Binary for SwiGlu {
     }
 }
 
-/// `z / (1 + exp(-z))` for a `z` that was bf16, within 4e-7 of the value; below -86.6, where less than 3e-36 is left, -0.
+/// `z / (1 + exp(-z))` for a `z` that was bf16, within 4e-7 of the value; -0 below -86.6, where less than 3e-36 is left.
 ///
-/// With `e = exp(-|z|)`, which never overflows, this is `z / (1 + e)`, or `z e / (1 + e)` for a negative z. The exponent
-/// in base 2 is `-|z| log2(e)`. Rounding it would cost the result five bits at z = -80, so log2(e) is cut in two: eight
+/// With `e = exp(-|z|)`, which never overflows, this is `z / (1 + e)`, or `z e / (1 + e)` for a negative z. The
+/// exponent in base 2 is `-|z| log2(e)`. Rounding it would cost the result five bits at z = -80, so log2(e) is cut in two: eight
 /// bits of z times the sixteen of `HIGH` are exact in f32.
 #[inline(always)]
 fn silu<S: Lanes>(s: S, z: S::V) -> S::V {

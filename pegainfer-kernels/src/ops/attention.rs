@@ -1,8 +1,8 @@
 //! Causal attention over the paged KV cache.
 
 use super::check::Check;
-use super::qkv::HeadShape;
-use crate::cpu::attention::{self as cpu, AttentionShape};
+use crate::cpu::attention::{self as cpu, Batch};
+use crate::heads::HeadShape;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::record::OpRecord;
@@ -39,9 +39,10 @@ pub fn attention(
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let check = Check("attention");
-    let HeadShape { heads, kv_heads, head_dim } = shape;
+    let HeadShape { kv_heads, head_dim, .. } = shape;
     let (tokens, blocks) = (q.rows_cols().0, k.rows_cols().0);
     let (rows, max_blocks) = batch.block_tables.rows_cols();
+    check.that(shape.is_supported(), "heads do not group, or head_dim is no multiple of 16 from 32 to 256")?;
     check.is(q, DType::Bf16, &[tokens, shape.q_width()])?;
     check.is(out, DType::Bf16, &[tokens, shape.q_width()])?;
     check.is(k, DType::Bf16, &[blocks, kv_heads, head_dim, BLOCK_SIZE])?;
@@ -63,21 +64,14 @@ pub fn attention(
         Device::Cpu(isa) => {
             let tables = batch.block_tables.host::<u32>();
             check.that(tables.iter().all(|&id| (id as usize) < blocks), "a block is outside the KV cache")?;
-            let shape = AttentionShape { heads, kv_heads, head_dim };
-            let (indptr, lens) = (batch.qo_indptr.host(), batch.kv_lens.host());
-            cpu::paged_attention(
-                isa,
-                &shape,
-                q.host(),
-                k.host(),
-                v.host(),
-                indptr,
-                lens,
-                tables,
+            let batch = Batch {
+                qo_indptr: batch.qo_indptr.host(),
+                kv_lens: batch.kv_lens.host(),
+                block_tables: tables,
                 max_blocks,
-                scale,
-                out.host_mut(),
-            );
+            };
+            let scratch = &mut exec.scratch;
+            cpu::paged_attention(isa, shape, q.host(), (k.host(), v.host()), &batch, scale, scratch, out.host_mut());
         }
         Device::Meta => {}
     }

@@ -2,34 +2,12 @@
 
 use super::check::Check;
 use crate::cpu::qkv;
+use crate::heads::HeadShape;
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-
-/// Head counts and size of an attention layer; `heads` is a multiple of `kv_heads`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HeadShape {
-    /// Query heads.
-    pub heads: usize,
-    /// Key and value heads; query head `j` uses KV head `j / (heads / kv_heads)`.
-    pub kv_heads: usize,
-    /// Elements of a head.
-    pub head_dim: usize,
-}
-
-impl HeadShape {
-    /// Columns of the fused projection: queries, keys, values.
-    pub fn qkv_width(&self) -> usize {
-        (self.heads + 2 * self.kv_heads) * self.head_dim
-    }
-
-    /// Columns of the queries, and of the attention output.
-    pub fn q_width(&self) -> usize {
-        self.heads * self.head_dim
-    }
-}
 
 /// Cosines and sines of every position, `[positions, head_dim]` f32: row `p` holds `cos(p * f_i)` for `i < head_dim/2`,
 /// then the sines, with `f_i = theta^(-2i / head_dim)` (RoPE, Su et al. 2021; full rotary, half-split as in GPT-NeoX).
@@ -47,9 +25,8 @@ pub fn rope_table(exec: &mut Exec, positions: usize, head_dim: usize, theta: f64
 ///
 /// `qkv`: `[tokens, (heads + 2 kv_heads) * head_dim]` bf16, queries first, then keys, then values; `q_norm`, `k_norm`:
 /// `[head_dim]` bf16; `rope`: see [`rope_table`]; `positions`, `slots`: `[tokens]` u32, a slot being
-/// `block * 16 + row`, each at most once; `q`: `[tokens, heads * head_dim]` bf16. The cache of one layer is `k`:
-/// `[blocks, kv_heads, head_dim, 16]` and `v`: `[blocks, kv_heads, 16, head_dim]` bf16: with the 16 tokens of a block
-/// innermost, one vector register holds a key element of every token.
+/// `block * 16 + row`, each at most once; `q`: `[tokens, heads * head_dim]` bf16; `k`: `[blocks, kv_heads, head_dim, 16]`
+/// and `v`: `[blocks, kv_heads, 16, head_dim]` bf16, the cache of one layer, see [`HeadShape`].
 ///
 /// The norm rounds as [`rms_norm`](super::rms_norm) does; the rotation is f32 with one rounding.
 #[expect(clippy::too_many_arguments, reason = "one fused pass over five operands and two caches")]
@@ -68,8 +45,7 @@ pub fn qk_norm_rope_write_kv(
     let tokens = qkv.rows_cols().0;
     let HeadShape { heads, kv_heads, head_dim } = shape;
     let blocks = k.rows_cols().0;
-    let supported = kv_heads > 0 && heads % kv_heads == 0 && head_dim % 16 == 0 && (32..=256).contains(&head_dim);
-    check.that(supported, "heads must group, and head_dim must be a multiple of 16 from 32 to 256")?;
+    check.that(shape.is_supported(), "heads do not group, or head_dim is no multiple of 16 from 32 to 256")?;
     check.is(qkv, DType::Bf16, &[tokens, shape.qkv_width()])?;
     check.is(q_norm, DType::Bf16, &[head_dim])?;
     check.is(k_norm, DType::Bf16, &[head_dim])?;

@@ -9,22 +9,23 @@
 //! compiled without the instructions of the path.
 
 use half::bf16;
+use pegainfer_core::kv::BLOCK_SIZE;
 
-use super::BLOCK;
-use super::state::{Call, Item, MAX_HEAD_DIM, Scratch, finish};
+use super::state::{Call, Item, LineState, finish};
 use crate::cpu::lanes::{Lanes, chunk, exp2};
+use crate::heads::MAX_HEAD_DIM;
 
 /// KV positions per online-softmax step, counted from position 0.
-const TILE: usize = 4 * BLOCK;
-const TILE_BLOCKS: usize = TILE / BLOCK;
+const TILE: usize = 4 * BLOCK_SIZE;
+const TILE_BLOCKS: usize = TILE / BLOCK_SIZE;
 
 /// One head's part of the blocks of one KV tile; blocks that the item does not see are empty.
 #[derive(Clone, Copy)]
 struct KvTile<'a> {
     /// Per block `[head_dim]` rows of 16 tokens.
-    k: [&'a [[bf16; BLOCK]]; TILE_BLOCKS],
+    k: [&'a [[bf16; BLOCK_SIZE]]; TILE_BLOCKS],
     /// Per block `[16 tokens, head_dim / 16]` rows of 16 dimensions.
-    v: [&'a [[bf16; BLOCK]]; TILE_BLOCKS],
+    v: [&'a [[bf16; BLOCK_SIZE]]; TILE_BLOCKS],
 }
 
 impl<'a> KvTile<'a> {
@@ -33,9 +34,9 @@ impl<'a> KvTile<'a> {
     fn find(call: &Call<'a>, item: &Item<'_>, start: usize, last: usize) -> Self {
         let mut kv = Self { k: [&[]; TILE_BLOCKS], v: [&[]; TILE_BLOCKS] };
         let rows = call.shape.head_dim; // of 16 elements, in K and in V
-        for block in 0..(last + 1).saturating_sub(start).div_ceil(BLOCK).min(TILE_BLOCKS) {
-            let id = item.table[start / BLOCK + block] as usize;
-            let at = (id * call.shape.kv_heads + item.kv_head) * rows;
+        for block in 0..(last + 1).saturating_sub(start).div_ceil(BLOCK_SIZE).min(TILE_BLOCKS) {
+            let id = item.table[start / BLOCK_SIZE + block] as usize;
+            let at = call.shape.first_row(id, item.kv_head);
             kv.k[block] = &call.k[at..at + rows];
             kv.v[block] = &call.v[at..at + rows];
         }
@@ -47,7 +48,7 @@ impl<'a> KvTile<'a> {
     #[inline(always)]
     fn prefetch<S: Lanes>(&self, s: S) {
         for block in self.k.iter().chain(&self.v) {
-            block.iter().step_by(64 / size_of::<[bf16; BLOCK]>()).take(16).for_each(|row| s.prefetch(row));
+            block.iter().step_by(64 / size_of::<[bf16; BLOCK_SIZE]>()).take(16).for_each(|row| s.prefetch(row));
         }
     }
 }
@@ -65,8 +66,8 @@ struct Tile<'a> {
 
 /// Computes one work item and writes its rows of `out`.
 #[inline(always)]
-pub(super) fn run_item<S: Lanes>(s: S, call: &Call<'_>, item: &Item<'_>, scratch: &mut Scratch) {
-    scratch.load(call, item);
+pub(super) fn run_item<S: Lanes>(s: S, call: &Call<'_>, item: &Item<'_>, state: &mut LineState<'_>) {
+    state.load(call, item);
     let (group, position) = (call.shape.group(), item.position);
     let lines = item.rows * group;
     let last = position + item.rows - 1;
@@ -77,12 +78,12 @@ pub(super) fn run_item<S: Lanes>(s: S, call: &Call<'_>, item: &Item<'_>, scratch
         for line in (0..lines).step_by(largest_tile::<S>()) {
             let tile = Tile { line, lines: largest_tile::<S>().min(lines - line), position, start, kv };
             if position + (line + tile.lines - 1) / group >= start {
-                smallest_fit(s, call, &tile, scratch);
+                smallest_fit(s, call, &tile, state);
             }
         }
         kv = next;
     }
-    finish(s, call, item, scratch);
+    finish(s, call, item, state);
 }
 
 /// Query lines of the path's largest register tile.
@@ -97,20 +98,20 @@ const fn largest_tile<S: Lanes>() -> usize {
 /// Runs a register tile in the smallest instantiation that holds it. Accumulators, 16-column operands and one broadcast
 /// fill the registers of the path.
 #[inline(always)]
-fn smallest_fit<S: Lanes>(s: S, call: &Call<'_>, tile: &Tile<'_>, scratch: &mut Scratch) {
+fn smallest_fit<S: Lanes>(s: S, call: &Call<'_>, tile: &Tile<'_>, state: &mut LineState<'_>) {
     match (S::REGISTERS, tile.lines) {
-        (32.., 0 | 1) => run_tile::<S, 1, 4>(s, call, tile, scratch),
-        (32.., 2) => run_tile::<S, 2, 4>(s, call, tile, scratch),
-        (32.., 3 | 4) => run_tile::<S, 4, 4>(s, call, tile, scratch),
-        (32.., 5 | 6) => run_tile::<S, 6, 4>(s, call, tile, scratch),
-        (32.., 7 | 8) => run_tile::<S, 8, 2>(s, call, tile, scratch),
-        (32.., _) => run_tile::<S, 12, 2>(s, call, tile, scratch),
-        (8.., 0 | 1) => run_tile::<S, 1, 2>(s, call, tile, scratch),
-        (8.., 2) => run_tile::<S, 2, 2>(s, call, tile, scratch),
-        (8.., 3 | 4) => run_tile::<S, 4, 1>(s, call, tile, scratch),
-        (8.., _) => run_tile::<S, 6, 1>(s, call, tile, scratch),
-        (_, 0 | 1) => run_tile::<S, 1, 1>(s, call, tile, scratch),
-        (..) => run_tile::<S, 2, 1>(s, call, tile, scratch),
+        (32.., 0 | 1) => run_tile::<S, 1, 4>(s, call, tile, state),
+        (32.., 2) => run_tile::<S, 2, 4>(s, call, tile, state),
+        (32.., 3 | 4) => run_tile::<S, 4, 4>(s, call, tile, state),
+        (32.., 5 | 6) => run_tile::<S, 6, 4>(s, call, tile, state),
+        (32.., 7 | 8) => run_tile::<S, 8, 2>(s, call, tile, state),
+        (32.., _) => run_tile::<S, 12, 2>(s, call, tile, state),
+        (8.., 0 | 1) => run_tile::<S, 1, 2>(s, call, tile, state),
+        (8.., 2) => run_tile::<S, 2, 2>(s, call, tile, state),
+        (8.., 3 | 4) => run_tile::<S, 4, 1>(s, call, tile, state),
+        (8.., _) => run_tile::<S, 6, 1>(s, call, tile, state),
+        (_, 0 | 1) => run_tile::<S, 1, 1>(s, call, tile, state),
+        (..) => run_tile::<S, 2, 1>(s, call, tile, state),
     }
 }
 
@@ -126,9 +127,14 @@ struct Weights<const M: usize> {
 }
 
 /// One online-softmax step for `tile.lines <= M` lines, `N` columns of 16 at a time. Lines past `tile.lines` are
-/// computed on whatever is in the scratch and belong to nobody.
+/// computed on whatever is in the state and belong to nobody.
 #[inline(always)]
-fn run_tile<S: Lanes, const M: usize, const N: usize>(s: S, call: &Call<'_>, tile: &Tile<'_>, scratch: &mut Scratch) {
+fn run_tile<S: Lanes, const M: usize, const N: usize>(
+    s: S,
+    call: &Call<'_>,
+    tile: &Tile<'_>,
+    state: &mut LineState<'_>,
+) {
     let group = call.shape.group();
     let last_line = tile.line + tile.lines - 1;
     let mut weights = Weights { p: [[0.0; TILE]; M], seen: [0; M], blocks: 0, alpha: [0.0; 16] };
@@ -136,17 +142,17 @@ fn run_tile<S: Lanes, const M: usize, const N: usize>(s: S, call: &Call<'_>, til
         let position = tile.position + (tile.line + i).min(last_line) / group;
         *seen = (position + 1).saturating_sub(tile.start);
     }
-    weights.blocks = weights.seen[M - 1].div_ceil(BLOCK).min(TILE_BLOCKS);
-    scores::<S, M, N>(s, call, tile, scratch, &mut weights);
-    softmax(s, tile, scratch, &mut weights);
+    weights.blocks = weights.seen[M - 1].div_ceil(BLOCK_SIZE).min(TILE_BLOCKS);
+    scores::<S, M, N>(s, call, tile, state, &mut weights);
+    softmax(s, tile, state, &mut weights);
     let columns = call.shape.head_dim / 16;
     let mut column = 0;
     while column < columns {
         if column + N <= columns {
-            accumulate::<S, M, N>(s, columns, column, tile, scratch, &weights);
+            accumulate::<S, M, N>(s, columns, column, tile, state, &weights);
             column += N;
         } else {
-            accumulate::<S, M, 1>(s, columns, column, tile, scratch, &weights);
+            accumulate::<S, M, 1>(s, columns, column, tile, state, &weights);
             column += 1;
         }
     }
@@ -158,11 +164,11 @@ fn scores<S: Lanes, const M: usize, const N: usize>(
     s: S,
     call: &Call<'_>,
     tile: &Tile<'_>,
-    scratch: &Scratch,
+    state: &LineState<'_>,
     weights: &mut Weights<M>,
 ) {
     let head_dim = call.shape.head_dim;
-    let q: &[[f32; MAX_HEAD_DIM]; M] = chunk(&scratch.q[tile.line..]);
+    let q: &[[f32; MAX_HEAD_DIM]; M] = chunk(&state.q[tile.line..]);
     let mut block = 0;
     while block < weights.blocks {
         if block + N <= weights.blocks {
@@ -189,7 +195,7 @@ fn store_seen<S: Lanes, const M: usize, const N: usize>(
 ) {
     for (i, acc) in acc.iter().enumerate() {
         for (j, to) in weights.p[i].as_chunks_mut::<16>().0[block..][..N].iter_mut().enumerate() {
-            let visible = weights.seen[i].saturating_sub((block + j) * BLOCK).min(BLOCK);
+            let visible = weights.seen[i].saturating_sub((block + j) * BLOCK_SIZE).min(BLOCK_SIZE);
             s.store(s.first(acc[j], visible, f32::NEG_INFINITY), to);
         }
     }
@@ -198,15 +204,15 @@ fn store_seen<S: Lanes, const M: usize, const N: usize>(
 /// Turns scores into weights and updates each line's max and sum. A line that sees nothing of this tile gets p = 0 and
 /// alpha = 1, exactly.
 #[inline(always)]
-fn softmax<S: Lanes, const M: usize>(s: S, tile: &Tile<'_>, scratch: &mut Scratch, weights: &mut Weights<M>) {
+fn softmax<S: Lanes, const M: usize>(s: S, tile: &Tile<'_>, state: &mut LineState<'_>, weights: &mut Weights<M>) {
     let (mut old, mut new) = ([0.0; 16], [0.0; 16]);
     for i in 0..M {
         let rows = &weights.p[i].as_chunks::<16>().0[..weights.blocks];
         let largest = rows.iter().fold(s.splat(f32::NEG_INFINITY), |m, row| s.max(s.load(row), m));
         let largest = s.largest(largest);
-        old[i] = scratch.max[tile.line + i];
+        old[i] = state.max[tile.line + i];
         new[i] = if largest > old[i] { largest } else { old[i] };
-        scratch.max[tile.line + i] = new[i];
+        state.max[tile.line + i] = new[i];
     }
     s.store(exp2(s, s.sub(s.load(&old), s.load(&new))), &mut weights.alpha);
     for (i, &max) in new[..M].iter().enumerate() {
@@ -217,7 +223,7 @@ fn softmax<S: Lanes, const M: usize>(s: S, tile: &Tile<'_>, scratch: &mut Scratc
             s.store(e, row);
             sum = s.add(sum, e);
         }
-        let total = &mut scratch.sum[tile.line + i];
+        let total = &mut state.sum[tile.line + i];
         s.store(s.fma(s.load(total), s.splat(weights.alpha[i]), sum), total);
     }
 }
@@ -230,7 +236,7 @@ fn accumulate<S: Lanes, const M: usize, const N: usize>(
     columns: usize,
     column: usize,
     tile: &Tile<'_>,
-    scratch: &mut Scratch,
+    state: &mut LineState<'_>,
     weights: &Weights<M>,
 ) {
     let Weights { p, seen, blocks, alpha } = weights;
@@ -238,7 +244,7 @@ fn accumulate<S: Lanes, const M: usize, const N: usize>(
     let mut acc = [[s.splat(0.0); N]; M];
     for (i, line) in acc.iter_mut().enumerate() {
         for (j, v) in line.iter_mut().enumerate() {
-            *v = s.mul(s.load(&scratch.acc[at(i, j)]), s.splat(alpha[i]));
+            *v = s.mul(s.load(&state.acc[at(i, j)]), s.splat(alpha[i]));
         }
     }
     for block in 0..*blocks {
@@ -246,12 +252,12 @@ fn accumulate<S: Lanes, const M: usize, const N: usize>(
         for (j, v) in v.iter_mut().enumerate() {
             *v = &v[column + j..];
         }
-        let first = block * BLOCK;
+        let first = block * BLOCK_SIZE;
         // Line 0 sees the fewest tokens. What only some lines see is added to those alone, because 0 * v is not nothing
         // when v is not finite.
-        let all = seen[0].saturating_sub(first).min(BLOCK);
+        let all = seen[0].saturating_sub(first).min(BLOCK_SIZE);
         multiply_add(s, &mut acc, p, first..first + all, v, columns);
-        for t in all..(seen[M - 1] - first).min(BLOCK) {
+        for t in all..(seen[M - 1] - first).min(BLOCK_SIZE) {
             let mut row = [s.splat(0.0); N];
             for (row, v) in row.iter_mut().zip(&v) {
                 *row = s.widen(&v[t * columns]);
@@ -268,7 +274,7 @@ fn accumulate<S: Lanes, const M: usize, const N: usize>(
     }
     for (i, line) in acc.into_iter().enumerate() {
         for (j, v) in line.into_iter().enumerate() {
-            s.store(v, &mut scratch.acc[at(i, j)]);
+            s.store(v, &mut state.acc[at(i, j)]);
         }
     }
 }

@@ -28,7 +28,7 @@ struct Sequence {
     len: usize,
 }
 
-fn sequence(shape: &AttentionShape, len: usize, rng: &mut Rng) -> Sequence {
+fn sequence(shape: &HeadShape, len: usize, rng: &mut Rng) -> Sequence {
     let mut values = |heads: usize| (0..len * heads * shape.head_dim).map(|_| rng.value()).collect::<Vec<_>>();
     // Queries four times as large as the keys make the softmax peaked enough to see a wrong weight.
     let q = values(shape.heads).iter().map(|x| bf16::from_f32(x.to_f32() * 4.0)).collect();
@@ -36,7 +36,7 @@ fn sequence(shape: &AttentionShape, len: usize, rng: &mut Rng) -> Sequence {
 }
 
 /// Attention of one row in f64, straight from the formula: `[heads * head_dim]`.
-fn reference(shape: &AttentionShape, s: &Sequence, position: usize, scale: f64) -> Vec<f64> {
+fn reference(shape: &HeadShape, s: &Sequence, position: usize, scale: f64) -> Vec<f64> {
     let d = shape.head_dim;
     let at = |x: &[bf16], heads: usize, t: usize, h: usize, i: usize| x[(t * heads + h) * d + i].to_f64();
     let mut out = vec![0.0; shape.heads * d];
@@ -56,8 +56,8 @@ fn reference(shape: &AttentionShape, s: &Sequence, position: usize, scale: f64) 
 
 /// Runs one call over `chunks` of `(sequence, first position, rows)` with a freshly shuffled, NaN-filled cache that
 /// holds just the positions each chunk may see, and returns the rows in order.
-fn attend(isa: Isa, shape: &AttentionShape, chunks: &[(&Sequence, usize, usize)], rng: &mut Rng) -> Vec<bf16> {
-    let max_blocks = chunks.iter().map(|(_, first, rows)| (first + rows).div_ceil(BLOCK)).max().unwrap() + 1;
+fn attend(isa: Isa, shape: &HeadShape, chunks: &[(&Sequence, usize, usize)], rng: &mut Rng) -> Vec<bf16> {
+    let max_blocks = chunks.iter().map(|(_, first, rows)| (first + rows).div_ceil(BLOCK_SIZE)).max().unwrap() + 1;
     let blocks = chunks.len() * max_blocks + 3;
     let mut ids: Vec<u32> = (0..blocks as u32).collect();
     for i in (1..blocks).rev() {
@@ -69,15 +69,19 @@ fn attend(isa: Isa, shape: &AttentionShape, chunks: &[(&Sequence, usize, usize)]
     let mut tables = vec![u32::MAX; chunks.len() * max_blocks];
     for (b, (s, first, rows)) in chunks.iter().enumerate() {
         let end = first + rows;
-        for i in 0..end.div_ceil(BLOCK) {
+        for i in 0..end.div_ceil(BLOCK_SIZE) {
             tables[b * max_blocks + i] = ids[b * max_blocks + i];
         }
         for t in 0..end {
-            let slot = tables[b * max_blocks + t / BLOCK] as usize * BLOCK + t % BLOCK;
+            let slot = tables[b * max_blocks + t / BLOCK_SIZE] as usize * BLOCK_SIZE + t % BLOCK_SIZE;
             for h in 0..shape.kv_heads {
                 let head = (t * shape.kv_heads + h) * shape.head_dim..(t * shape.kv_heads + h + 1) * shape.head_dim;
-                write_k(shape, &mut k, slot, h, &s.k[head.clone()]);
-                write_v(shape, &mut v, slot, h, &s.v[head]);
+                k[shape.key(slot, h)..]
+                    .iter_mut()
+                    .step_by(BLOCK_SIZE)
+                    .zip(&s.k[head.clone()])
+                    .for_each(|(to, x)| *to = *x);
+                v[shape.value(slot, h)..][..shape.head_dim].copy_from_slice(&s.v[head]);
             }
         }
         let row = shape.heads * shape.head_dim;
@@ -87,7 +91,11 @@ fn attend(isa: Isa, shape: &AttentionShape, chunks: &[(&Sequence, usize, usize)]
     }
     let mut out = vec![bf16::NAN; q.len()];
     let scale = (shape.head_dim as f32).powf(-0.5);
-    paged_attention(isa, shape, &q, &k, &v, &indptr, &lens, &tables, max_blocks, scale, &mut out);
+    let batch = Batch { qo_indptr: &indptr, kv_lens: &lens, block_tables: &tables, max_blocks };
+    // What an earlier use left in the scratch must not matter.
+    let mut scratch = Scratch::new();
+    scratch.slice::<f32>(1 << 17).fill(f32::NAN);
+    paged_attention(isa, *shape, &q, (&k, &v), &batch, scale, &mut scratch, &mut out);
     out
 }
 
@@ -95,10 +103,10 @@ fn bytes(x: &[bf16]) -> Vec<u16> {
     x.iter().map(|x| x.to_bits()).collect()
 }
 
-fn shapes() -> Vec<AttentionShape> {
+fn shapes() -> Vec<HeadShape> {
     [(2, 2, 64), (4, 2, 128), (8, 2, 256), (5, 1, 128), (16, 2, 64), (6, 2, 80), (3, 1, 128)]
         .into_iter()
-        .map(|(heads, kv_heads, head_dim)| AttentionShape { heads, kv_heads, head_dim })
+        .map(|(heads, kv_heads, head_dim)| HeadShape { heads, kv_heads, head_dim })
         .collect()
 }
 
@@ -163,7 +171,7 @@ fn bits_do_not_depend_on_chunks_batch_paging_or_threads() {
 
 #[test]
 fn a_token_that_is_not_finite_harms_only_those_who_see_it() {
-    let shape = AttentionShape { heads: 4, kv_heads: 2, head_dim: 64 };
+    let shape = HeadShape { heads: 4, kv_heads: 2, head_dim: 64 };
     let row = shape.heads * shape.head_dim;
     let mut rng = Rng(7, 0);
     let mut s = sequence(&shape, 100, &mut rng);
@@ -183,7 +191,10 @@ fn a_token_that_is_not_finite_harms_only_those_who_see_it() {
 
 #[test]
 fn nothing_to_do_is_fine() {
-    let shape = AttentionShape { heads: 2, kv_heads: 1, head_dim: 64 };
-    paged_attention(Isa::Portable, &shape, &[], &[], &[], &[0], &[], &[], 0, 1.0, &mut []);
-    paged_attention(Isa::Portable, &shape, &[], &[], &[], &[0, 0], &[0], &[0], 1, 1.0, &mut []);
+    let shape = HeadShape { heads: 2, kv_heads: 1, head_dim: 64 };
+    let mut scratch = Scratch::new();
+    let mut batch = Batch { qo_indptr: &[0], kv_lens: &[], block_tables: &[], max_blocks: 0 };
+    paged_attention(Isa::Portable, shape, &[], (&[], &[]), &batch, 1.0, &mut scratch, &mut []);
+    batch = Batch { qo_indptr: &[0, 0], kv_lens: &[0], block_tables: &[0], max_blocks: 1 };
+    paged_attention(Isa::Portable, shape, &[], (&[], &[]), &batch, 1.0, &mut scratch, &mut []);
 }

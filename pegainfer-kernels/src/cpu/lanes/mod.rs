@@ -1,7 +1,7 @@
 //! Sixteen f32 lanes on each instruction set: the one vector type of the CPU kernels that are not matrix products.
 //!
-//! A kernel is a type with a generic [`Kernel::run`]; [`dispatch`] runs it compiled for the path of an [`Isa`]. A value of
-//! a [`Lanes`] type is proof that the CPU has the path's instructions, so code that is generic over `Lanes` is safe.
+//! A kernel is a type with a generic [`Kernel::run`]; [`dispatch`] runs it compiled for the path of an [`Isa`]. A value
+//! of a [`Lanes`] type is proof that the CPU has the path's instructions, so code that is generic over `Lanes` is safe.
 //! Operations are lane-wise IEEE f32: a path always rounds a lane in the same way, whatever its neighbours.
 
 #[cfg(target_arch = "x86_64")]
@@ -18,8 +18,8 @@ use super::isa::Isa;
 pub(crate) use portable::Portable;
 
 /// Work that is written once for every path. `run` and what it calls must be `#[inline(always)]`, so that it lands in
-/// the `#[target_feature]` function of the path; a call is compiled without the instructions of the path. That holds for
-/// closures given to other threads, too: dispatch inside them.
+/// the `#[target_feature]` function of the path; a call is compiled without the instructions of the path. That holds
+/// for closures given to other threads, too: dispatch inside them.
 pub(crate) trait Kernel {
     /// What it returns.
     type Out;
@@ -106,7 +106,8 @@ pub(crate) fn exp2<S: Lanes>(s: S, x: S::V) -> S::V {
     exp2_of(s, x, t, f)
 }
 
-/// `2^(x + low)` as [`exp2`], for a correction `low` that is small before 1: where rounding `x` itself would cost too much.
+/// `2^(x + low)` as [`exp2`], for a correction `low` that is small before 1: where rounding `x` itself would cost too
+/// much.
 #[inline(always)]
 pub(crate) fn exp2_sum<S: Lanes>(s: S, x: S::V, low: S::V) -> S::V {
     let (t, f) = split(s, x);
@@ -121,8 +122,8 @@ fn split<S: Lanes>(s: S, x: S::V) -> (S::V, S::V) {
     (t, s.sub(x, s.sub(t, s.splat(ROUND))))
 }
 
-/// `2^(n + f)` with a degree-6 minimax polynomial for `2^f` (relative error 2.6e-9 before rounding, found with the Remez
-/// exchange under the constraint `p(0) = 1`), 0 where `x < -125`.
+/// `2^(n + f)` with a degree-6 minimax polynomial for `2^f` (relative error 2.6e-9 before rounding, found with the
+/// Remez exchange under the constraint `p(0) = 1`), 0 where `x < -125`.
 #[inline(always)]
 fn exp2_of<S: Lanes>(s: S, x: S::V, t: S::V, f: S::V) -> S::V {
     const POLY: [f32; 7] =

@@ -1,0 +1,64 @@
+//! The heads of an attention layer, and where their keys and values lie in the paged cache.
+
+use pegainfer_core::kv::BLOCK_SIZE;
+
+/// Largest supported head, elements.
+pub(crate) const MAX_HEAD_DIM: usize = 256;
+
+/// Head counts and size of an attention layer.
+///
+/// One layer's cache is two arrays of bf16 in blocks of [`BLOCK_SIZE`] tokens: K `[blocks, kv_heads, head_dim, 16]` (a
+/// vector register holds one dimension of 16 tokens) and V `[blocks, kv_heads, 16, head_dim]` (a vector register holds
+/// 16 dimensions of one token). A token's slot is `block * 16 + offset`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeadShape {
+    /// Query heads, a multiple of `kv_heads`.
+    pub heads: usize,
+    /// Key and value heads; query head `j` uses KV head `j / group()`.
+    pub kv_heads: usize,
+    /// Elements of a head: a multiple of 16 from 32 to 256.
+    pub head_dim: usize,
+}
+
+impl HeadShape {
+    /// Whether the kernels take this shape, which the fields describe.
+    pub fn is_supported(&self) -> bool {
+        let head_dim = self.head_dim.is_multiple_of(16) && (32..=MAX_HEAD_DIM).contains(&self.head_dim);
+        head_dim && self.kv_heads > 0 && self.heads.is_multiple_of(self.kv_heads)
+    }
+
+    /// Query heads per KV head.
+    pub fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Columns of the fused projection: queries, keys, values.
+    pub fn qkv_width(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+
+    /// Columns of the queries, and of the attention output.
+    pub fn q_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Elements of one block of K, and of one block of V.
+    pub fn block_len(&self) -> usize {
+        self.kv_heads * self.head_dim * BLOCK_SIZE
+    }
+
+    /// The first of the `head_dim` rows of 16 elements that one KV head has in a block, of K and of V.
+    pub(crate) fn first_row(&self, block: usize, kv_head: usize) -> usize {
+        (block * self.kv_heads + kv_head) * self.head_dim
+    }
+
+    /// First element of a token's key in K; the others follow at a stride of [`BLOCK_SIZE`].
+    pub(crate) fn key(&self, slot: usize, kv_head: usize) -> usize {
+        self.first_row(slot / BLOCK_SIZE, kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE
+    }
+
+    /// First element of a token's value in V; the others follow.
+    pub(crate) fn value(&self, slot: usize, kv_head: usize) -> usize {
+        self.first_row(slot / BLOCK_SIZE, kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE * self.head_dim
+    }
+}
