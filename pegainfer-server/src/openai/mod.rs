@@ -75,3 +75,31 @@ fn with_ignored(mut response: Response, ignored: Option<HeaderValue>) -> Respons
     }
     response
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::convert::Infallible;
+    use tokio::net::TcpListener;
+
+    async fn panics() -> Result<Response, Infallible> {
+        panic!("a bug")
+    }
+
+    #[tokio::test]
+    async fn a_panic_costs_one_request() {
+        let router: Router = Router::new()
+            .route("/bug", get(panics))
+            .route("/fine", get(|| async { "fine" }))
+            .layer(middleware::from_fn(catch_panic));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(axum::serve(listener, router).into_future());
+        let answer = |path: &'static str| {
+            let get = move || ureq::get(format!("http://{address}{path}")).call().map(|r| r.status().as_u16());
+            tokio::task::spawn_blocking(get)
+        };
+        assert!(matches!(answer("/bug").await.unwrap(), Err(ureq::Error::StatusCode(500))));
+        assert_eq!(answer("/fine").await.unwrap().unwrap(), 200);
+    }
+}
