@@ -96,9 +96,6 @@ struct Raw {
     eos_token_id: Value,
 }
 
-/// Heads the kernels can take.
-const MAX_HEAD_DIM: usize = 256;
-
 impl Config {
     /// Reads `config.json`, and the end-of-text ids of `generation_config.json` if it exists.
     pub fn load(dir: &Path) -> Result<Self, ConfigError> {
@@ -142,6 +139,10 @@ impl Config {
             HeadShape { heads: raw.num_attention_heads, kv_heads: raw.num_key_value_heads, head_dim: raw.head_dim };
         if !shape.heads.is_multiple_of(shape.kv_heads) {
             return Err(invalid("num_attention_heads is not a multiple of num_key_value_heads".to_owned()));
+        }
+        if !shape.is_supported() {
+            let (field, value) = ("head_dim", shape.head_dim.to_string());
+            return Err(ConfigError::Unsupported { field, value, served: "multiples of 16 from 32 to 256" });
         }
         let rope_theta = raw.rope_parameters["rope_theta"].as_f64().or(raw.rope_theta);
         let rope_theta = rope_theta.ok_or_else(|| invalid("rope_theta is missing".to_owned()))?;
@@ -204,9 +205,6 @@ impl Raw {
         match self.dtype.as_deref().or(self.torch_dtype.as_deref()) {
             None | Some("bfloat16") => {}
             Some(dtype) => return refuse("torch_dtype", dtype.to_owned(), "bfloat16"),
-        }
-        if self.head_dim > MAX_HEAD_DIM || !self.head_dim.is_multiple_of(16) {
-            return refuse("head_dim", self.head_dim.to_string(), "multiples of 16 up to 256");
         }
         Ok(())
     }

@@ -69,6 +69,8 @@ pub fn qk_norm_rope_write_kv(
             check
                 .that(positions.iter().all(|&p| (p as usize) < max_position), "a position is beyond the RoPE table")?;
             check.that(slots.iter().all(|&s| (s as usize) < blocks * BLOCK_SIZE), "a slot is outside the KV cache")?;
+            // Threads write to their tokens' slots at once: that these differ is what makes it sound.
+            check.that(distinct(slots), "two tokens share a slot")?;
             let norms = (q_norm.host::<bf16>(), k_norm.host::<bf16>());
             let inputs = qkv::Inputs { qkv: qkv.host(), norms, rope: rope.host(), positions, slots, shape, eps };
             qkv::run(isa, &inputs, q.host_mut(), k.host_mut(), v.host_mut());
@@ -76,6 +78,13 @@ pub fn qk_norm_rope_write_kv(
         Device::Meta => {}
     }
     Ok(())
+}
+
+/// True when no value occurs twice.
+fn distinct(values: &[u32]) -> bool {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable();
+    sorted.is_sorted_by(|a, b| a < b)
 }
 
 #[cfg(test)]
@@ -139,6 +148,10 @@ mod tests {
                         assert_eq!(&head[..head_dim], value);
                     }
                 }
+                let twice = host.u32("slots", &[47, 0, 1, 17, 18, 31, 17]);
+                let (at, cache) = ((at.0, &twice), (&mut k, &mut v));
+                let error = qk_norm_rope_write_kv(&mut host.exec, &qkv, norms, &rope, at, shape, 1e-6, &mut q, cache);
+                assert!(error.unwrap_err().to_string().contains("share a slot"));
             }
         });
     }
