@@ -28,7 +28,7 @@ pub struct AppState {
     salt_hasher: RandomState,
 }
 
-/// Tokens that share the encoded text's thread at most; longer texts go to a blocking thread.
+/// Bytes of text that are tokenized on the spot; more than that goes to a blocking thread.
 const INLINE_TEXT: usize = 16 << 10;
 
 impl AppState {

@@ -69,7 +69,7 @@ impl TestServer {
             async move {
                 let _ = stopped.await;
             },
-            Duration::from_secs(5),
+            Duration::from_secs(2),
         ));
         Self { address, engine, runtime, stop: Some(stop), serving: Some(serving) }
     }
