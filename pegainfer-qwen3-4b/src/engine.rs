@@ -11,6 +11,7 @@ use pegainfer_core::engine::{
 use pegainfer_core::exec::Exec;
 use pegainfer_core::kv::{BLOCK_SIZE, BlockPool};
 use pegainfer_core::record::OpRecord;
+use pegainfer_core::tensor::OpError;
 use pegainfer_core::weights::{Source, WeightsError};
 use std::path::PathBuf;
 use thiserror::Error;
@@ -48,6 +49,9 @@ pub enum LoadError {
     /// An option does not fit the model or another option.
     #[error("{0}")]
     Option(String),
+    /// An op refused what the configuration asks for.
+    #[error("the model cannot run: {0}")]
+    Op(#[from] OpError),
     /// KV pool or workspace.
     #[error("cannot allocate the KV cache and workspace: {0}; try a smaller --kv-cache-memory")]
     Memory(#[from] std::io::Error),
@@ -72,7 +76,10 @@ pub fn load(mut exec: Exec, options: &LoadOptions, progress: &mut dyn FnMut(u64,
     };
     let total = config.weight_bytes();
     let weights = Weights::load(&mut exec, &config, &source, &mut |bytes| progress(bytes, total))?;
-    let executor = Executor::new(exec, config.clone(), weights, bounds)?;
+    let mut executor = Executor::new(exec, config.clone(), weights, bounds)?;
+    // One token through the model: what it cannot run is refused here, and its first pages are touched before the
+    // first request would wait for them.
+    executor.run(&Step::uniform(1, 1, 1))?;
     let limits = EngineLimits {
         max_model_len: bounds.context,
         vocab_size: config.vocab_size,
@@ -130,7 +137,7 @@ pub fn record(config: &Config, batch: usize, tokens: usize, context: usize) -> R
     let mut executor = Executor::new(exec, config.clone(), weights, bounds)?;
     let step = Step::uniform(batch, tokens, context);
     let (result, records) = executor.record(&step);
-    result.map_err(|error| LoadError::Option(error.to_string()))?;
+    result?;
     Ok(records)
 }
 
