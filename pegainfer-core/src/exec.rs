@@ -1,11 +1,13 @@
 //! Where ops run: a device, its threads, a scratch area and the recorder.
 
+use crate::cuda::{self, Cuda};
 use crate::isa::Isa;
 use crate::record::OpRecord;
 use crate::scratch::Scratch;
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Element, OpError, Storage, Tensor};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// What an op dispatches on.
@@ -13,6 +15,8 @@ use std::sync::Arc;
 pub enum Device {
     /// The CPU twins, on this instruction set.
     Cpu(Isa),
+    /// An NVIDIA GPU.
+    Cuda,
     /// Shapes only: ops check and record, and compute nothing. Tensors have no bytes, so any model fits.
     Meta,
 }
@@ -22,6 +26,8 @@ pub enum Device {
 pub struct Exec {
     device: Device,
     pool: Arc<ThreadPool>,
+    /// Present on `Device::Cuda`.
+    cuda: Option<Cuda>,
     records: Option<Vec<OpRecord>>,
     next_tensor: u32,
     /// Working memory of kernels; grows to the largest need and is never returned in the step loop.
@@ -31,22 +37,28 @@ pub struct Exec {
 impl Exec {
     /// The CPU with `threads` threads, or with one per core available to this process.
     pub fn cpu(isa: Isa, threads: Option<usize>) -> io::Result<Self> {
+        Self::new(Device::Cpu(isa), threads, None)
+    }
+
+    /// GPU `ordinal`, with `threads` host threads for what the host does: loading, sampling with truncation.
+    pub fn cuda(ordinal: usize, threads: Option<usize>) -> io::Result<Self> {
+        let cuda = Cuda::open(ordinal).map_err(io::Error::other)?;
+        Self::new(Device::Cuda, threads, Some(cuda))
+    }
+
+    /// The shape-only device.
+    pub fn meta() -> io::Result<Self> {
+        Self::new(Device::Meta, Some(1), None)
+    }
+
+    fn new(device: Device, threads: Option<usize>, cuda: Option<Cuda>) -> io::Result<Self> {
         let threads = match threads {
             Some(n) => n.max(1),
             None => std::thread::available_parallelism().map_or(1, usize::from),
         };
         let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("cpu-{i}")).build();
-        Ok(Self::new(Device::Cpu(isa), pool.map_err(io::Error::other)?))
-    }
-
-    /// The shape-only device.
-    pub fn meta() -> io::Result<Self> {
-        let pool = ThreadPoolBuilder::new().num_threads(1).build();
-        Ok(Self::new(Device::Meta, pool.map_err(io::Error::other)?))
-    }
-
-    fn new(device: Device, pool: ThreadPool) -> Self {
-        Self { device, pool: Arc::new(pool), records: None, next_tensor: 0, scratch: Scratch::default() }
+        let pool = Arc::new(pool.map_err(io::Error::other)?);
+        Ok(Self { device, pool, cuda, records: None, next_tensor: 0, scratch: Scratch::default() })
     }
 
     /// The device ops dispatch on.
@@ -54,22 +66,133 @@ impl Exec {
         self.device
     }
 
-    /// Threads of the CPU device.
+    /// The GPU; an error on another device.
+    pub fn gpu(&mut self) -> Result<&mut Cuda, OpError> {
+        let missing = || OpError { op: "cuda", message: "this Exec has no GPU".to_owned() };
+        self.cuda.as_mut().ok_or_else(missing)
+    }
+
+    /// Threads of the host.
     pub fn threads(&self) -> usize {
         self.pool.current_num_threads()
     }
 
-    /// Runs `f` on the device's threads: inside it, parallel kernels start without waking another thread pool. A step
-    /// of an executor is one call.
-    pub fn install<R: Send>(&mut self, f: impl FnOnce(&mut Self) -> R + Send) -> R {
-        self.pool.clone().install(|| f(self))
+    /// Runs `f` where the device's ops are called from. A step of an executor is one call. On the CPU that is its
+    /// thread pool, so that parallel kernels start without waking another; on a GPU the calling thread, bound to it.
+    pub fn install<R: Send>(&mut self, f: impl FnOnce(&mut Self) -> R + Send) -> Result<R, OpError> {
+        if let Some(cuda) = &self.cuda {
+            cuda.bind()?;
+            return Ok(f(self));
+        }
+        Ok(self.pool.clone().install(|| f(self)))
+    }
+
+    /// Runs `f` on the host's threads, whatever the device.
+    pub fn on_host<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
+        self.pool.install(f)
     }
 
     /// A zero-filled tensor on this device.
     pub fn tensor(&mut self, name: &str, shape: &[usize], dtype: DType) -> io::Result<Tensor> {
         let id = self.next_tensor;
         self.next_tensor += 1;
-        Tensor::new(name, id, shape, dtype, self.device == Device::Meta)
+        let bytes = shape.iter().product::<usize>() * dtype.size();
+        let storage = match (&self.cuda, self.device) {
+            (Some(cuda), _) => Storage::Device(cuda.zeroed(bytes).map_err(io::Error::other)?),
+            (None, Device::Meta) => Storage::Meta,
+            (None, _) => Storage::host(bytes)?,
+        };
+        Ok(Tensor::new(name, id, shape, dtype, storage))
+    }
+
+    /// Writes `range` of the elements of `tensor`: `fill(first, piece)` gives the elements that begin at `first` of the
+    /// range, on the host's threads. A GPU is fed in pieces that begin at multiples of 65,536 elements; otherwise there
+    /// is one piece. Nothing happens on `Meta`.
+    pub fn write<T: Element>(
+        &mut self,
+        tensor: &mut Tensor,
+        range: Range<usize>,
+        fill: impl Fn(usize, &mut [T]) + Sync,
+    ) -> Result<(), OpError> {
+        assert!(tensor.dtype() == T::DTYPE && range.end <= tensor.elements(), "{}", tensor.name());
+        let pool = self.pool.clone();
+        let fill = |first: usize, piece: &mut [T]| pool.install(|| fill(first, piece));
+        match (&mut self.cuda, self.device) {
+            (Some(cuda), _) => {
+                cuda.bind()?;
+                let address = tensor.device() + (range.start * size_of::<T>()) as u64;
+                cuda.upload(address, range.len(), fill).map_err(cuda::error("upload"))?;
+            }
+            (None, Device::Meta) => {}
+            (None, _) => fill(0, &mut tensor.host_mut()[range]),
+        }
+        Ok(())
+    }
+
+    /// Copies `values` in and sets the leading dimension to fit; the other dimensions stay. On a GPU the copy is
+    /// asynchronous, and `values` may be reused at once.
+    pub fn fill_rows<T: Element>(&mut self, tensor: &mut Tensor, values: &[T]) -> Result<(), OpError> {
+        let cols = tensor.rows_cols().1;
+        tensor.set_rows(values.len() / cols.max(1));
+        self.write_packed(tensor, values)
+    }
+
+    /// Copies packed rows of `width` elements to the front of each row; the rest of a row stays. Sets the leading
+    /// dimension to fit.
+    pub fn fill_columns<T: Element>(
+        &mut self,
+        tensor: &mut Tensor,
+        width: usize,
+        values: &[T],
+    ) -> Result<(), OpError> {
+        let stride = tensor.rows_cols().1;
+        assert!(width <= stride && tensor.dtype() == T::DTYPE, "{}", tensor.name());
+        if width == 0 {
+            return Ok(());
+        }
+        tensor.set_rows(values.len() / width);
+        match (&mut self.cuda, self.device) {
+            (Some(cuda), _) => {
+                cuda.upload_columns(tensor.device(), (width, stride), values).map_err(cuda::error("upload"))
+            }
+            (None, Device::Meta) => Ok(()),
+            (None, _) => {
+                let rows = tensor.host_mut::<T>().chunks_exact_mut(stride).zip(values.chunks_exact(width));
+                rows.for_each(|(to, from)| to[..width].copy_from_slice(from));
+                Ok(())
+            }
+        }
+    }
+
+    fn write_packed<T: Element>(&mut self, tensor: &mut Tensor, values: &[T]) -> Result<(), OpError> {
+        assert_eq!(tensor.dtype(), T::DTYPE, "{}", tensor.name());
+        match (&mut self.cuda, self.device) {
+            (Some(cuda), _) => {
+                let copy = |first: usize, piece: &mut [T]| piece.copy_from_slice(&values[first..][..piece.len()]);
+                cuda.upload(tensor.device(), values.len(), copy).map_err(cuda::error("upload"))
+            }
+            (None, Device::Meta) => Ok(()),
+            (None, _) => {
+                tensor.host_mut::<T>().copy_from_slice(values);
+                Ok(())
+            }
+        }
+    }
+
+    /// Copies elements of `tensor`, from element `first` on, to `out`; waits for a GPU. On `Meta` `out` stays.
+    pub fn read<T: Element>(&self, tensor: &Tensor, first: usize, out: &mut [T]) -> Result<(), OpError> {
+        assert!(tensor.dtype() == T::DTYPE && first + out.len() <= tensor.elements(), "{}", tensor.name());
+        match (&self.cuda, self.device) {
+            (Some(cuda), _) => {
+                let address = tensor.device() + (first * size_of::<T>()) as u64;
+                cuda.download(address, out).map_err(cuda::error("read"))
+            }
+            (None, Device::Meta) => Ok(()),
+            (None, _) => {
+                out.copy_from_slice(&tensor.host()[first..][..out.len()]);
+                Ok(())
+            }
+        }
     }
 
     /// Takes an op's report; builds it only while recording.

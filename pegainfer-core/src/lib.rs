@@ -5,9 +5,11 @@
 //! - [`sampling`]: sampling parameters, valid by construction.
 //! - [`kv`]: block pool, block tables, prefix index.
 //! - [`exec`], [`tensor`], [`scratch`], [`isa`]: where ops run and what they run on.
+//! - [`cuda`]: the GPU behind them.
 //! - [`record`]: what each op reports.
 //! - [`weights`]: safetensors and dummy weights.
 
+pub mod cuda;
 pub mod engine;
 pub mod exec;
 pub mod isa;

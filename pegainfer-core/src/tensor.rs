@@ -1,5 +1,6 @@
 //! Tensors: a name, a shape, a dtype and, unless the device is `Meta`, bytes.
 
+use crate::cuda::DeviceBuffer;
 use half::bf16;
 use memmap2::{Advice, MmapMut};
 use std::fmt;
@@ -71,17 +72,32 @@ pub struct Tensor {
     shape: Vec<usize>,
     max_rows: usize,
     dtype: DType,
-    /// `None` on the `Meta` device.
-    data: Option<MmapMut>,
+    storage: Storage,
+}
+
+/// Where the bytes of a tensor are.
+#[derive(Debug)]
+pub(crate) enum Storage {
+    /// In memory of the process.
+    Host(MmapMut),
+    /// On a GPU.
+    Device(DeviceBuffer),
+    /// Nowhere.
+    Meta,
+}
+
+impl Storage {
+    /// Zero-filled memory of the process; pages are mapped on first touch.
+    pub fn host(bytes: usize) -> std::io::Result<Self> {
+        anonymous(bytes).map(Self::Host)
+    }
 }
 
 impl Tensor {
-    /// Zero-filled tensor; pages are mapped on first touch. `meta` leaves out the bytes.
-    pub(crate) fn new(name: &str, id: u32, shape: &[usize], dtype: DType, meta: bool) -> std::io::Result<Self> {
-        let bytes = shape.iter().product::<usize>() * dtype.size();
-        let data = if meta { None } else { Some(anonymous(bytes)?) };
+    /// A tensor of this shape in `storage`, which has room for it.
+    pub(crate) fn new(name: &str, id: u32, shape: &[usize], dtype: DType, storage: Storage) -> Self {
         let max_rows = shape.first().copied().unwrap_or(1);
-        Ok(Self { name: name.to_owned(), id, shape: shape.to_vec(), max_rows, dtype, data })
+        Self { name: name.to_owned(), id, shape: shape.to_vec(), max_rows, dtype, storage }
     }
 
     /// Name for people: what the tensor is in the model.
@@ -126,10 +142,10 @@ impl Tensor {
         self.shape[0] = rows;
     }
 
-    /// The elements on the host. Panics on the wrong type or on `Meta`: ops check before they come here.
+    /// The elements on the host. Panics on the wrong type or device: ops check before they come here.
     pub fn host<T: Element>(&self) -> &[T] {
         assert_eq!(self.dtype, T::DTYPE, "{}", self.name);
-        let data = self.data.as_ref().expect("a Meta tensor has no bytes");
+        let Storage::Host(data) = &self.storage else { panic!("{} is not on the host", self.name) };
         &bytemuck::cast_slice(data)[..self.elements()]
     }
 
@@ -137,22 +153,14 @@ impl Tensor {
     pub fn host_mut<T: Element>(&mut self) -> &mut [T] {
         assert_eq!(self.dtype, T::DTYPE, "{}", self.name);
         let elements = self.elements();
-        let data = self.data.as_mut().expect("a Meta tensor has no bytes");
+        let Storage::Host(data) = &mut self.storage else { panic!("{} is not on the host", self.name) };
         &mut bytemuck::cast_slice_mut(data)[..elements]
     }
 
-    /// False on `Meta`.
-    pub fn has_data(&self) -> bool {
-        self.data.is_some()
-    }
-
-    /// Copies `values` in and sets the leading dimension to fit; the other dimensions stay.
-    pub fn fill_rows<T: Element>(&mut self, values: &[T]) {
-        let cols = self.rows_cols().1;
-        self.set_rows(values.len() / cols.max(1));
-        if self.data.is_some() {
-            self.host_mut::<T>().copy_from_slice(values);
-        }
+    /// Address on the GPU. Panics on another device.
+    pub fn device(&self) -> u64 {
+        let Storage::Device(buffer) = &self.storage else { panic!("{} is not on a GPU", self.name) };
+        buffer.address()
     }
 }
 

@@ -1,5 +1,6 @@
 //! The heads of an attention layer, and where their keys and values lie in the paged cache.
 
+use pegainfer_core::exec::Device;
 use pegainfer_core::kv::BLOCK_SIZE;
 
 /// Largest supported head, elements.
@@ -9,7 +10,8 @@ pub(crate) const MAX_HEAD_DIM: usize = 256;
 ///
 /// One layer's cache is two arrays of bf16 in blocks of [`BLOCK_SIZE`] tokens: K `[blocks, kv_heads, head_dim, 16]` (a
 /// vector register holds one dimension of 16 tokens) and V `[blocks, kv_heads, 16, head_dim]` (a vector register holds
-/// 16 dimensions of one token). A token's slot is `block * 16 + offset`.
+/// 16 dimensions of one token). On a GPU the two inner dimensions are the other way round, in K and in V, as the tensor
+/// cores want their operands. A token's slot is `block * 16 + offset`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeadShape {
     /// Query heads, a multiple of `kv_heads`.
@@ -47,17 +49,27 @@ impl HeadShape {
         self.kv_heads * self.head_dim * BLOCK_SIZE
     }
 
+    /// Shapes of one layer's cache of `blocks` blocks on this device, K and V; see [`HeadShape`].
+    pub fn cache(&self, device: Device, blocks: usize) -> [[usize; 4]; 2] {
+        let tokens_last = [blocks, self.kv_heads, self.head_dim, BLOCK_SIZE];
+        let dims_last = [blocks, self.kv_heads, BLOCK_SIZE, self.head_dim];
+        match device {
+            Device::Cpu(_) | Device::Meta => [tokens_last, dims_last],
+            Device::Cuda => [dims_last, tokens_last],
+        }
+    }
+
     /// The first of the `head_dim` rows of 16 elements that one KV head has in a block, of K and of V.
     pub(crate) fn first_row(&self, block: usize, kv_head: usize) -> usize {
         (block * self.kv_heads + kv_head) * self.head_dim
     }
 
-    /// First element of a token's key in K; the others follow at a stride of [`BLOCK_SIZE`].
+    /// First element of a token's key in K of the CPU; the others follow at a stride of [`BLOCK_SIZE`].
     pub(crate) fn key(&self, slot: usize, kv_head: usize) -> usize {
         self.first_row(slot / BLOCK_SIZE, kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE
     }
 
-    /// First element of a token's value in V; the others follow.
+    /// First element of a token's value in V of the CPU; the others follow.
     pub(crate) fn value(&self, slot: usize, kv_head: usize) -> usize {
         self.first_row(slot / BLOCK_SIZE, kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE * self.head_dim
     }

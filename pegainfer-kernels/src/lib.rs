@@ -1,6 +1,8 @@
-//! Kernels: one op is one file in [`ops`], with its CPU twin in [`cpu`] and the test that checks them.
+//! Kernels: one op is one file in [`ops`], with its CPU twin in [`cpu`], its launcher in [`cuda`] and the test that
+//! checks them.
 
 pub mod cpu;
+pub mod cuda;
 mod heads;
 pub mod ops;
 #[cfg(test)]

@@ -100,13 +100,17 @@ impl Executor {
     /// Runs one step. On `Meta` the outcome is empty.
     pub fn run(&mut self, step: &Step) -> Result<Outcome, OpError> {
         let Self { exec, config, weights, kv, rope, inputs, work } = self;
-        exec.install(|exec| Pass { exec, config, weights, rope, inputs, work, step }.run(kv))
+        exec.install(|exec| Pass { exec, config, weights, rope, inputs, work, step }.run(kv))?
     }
 
     /// As [`run`](Self::run), with the record of every op.
     pub fn record(&mut self, step: &Step) -> (Result<Outcome, OpError>, Vec<OpRecord>) {
         let Self { exec, config, weights, kv, rope, inputs, work } = self;
-        exec.install(|exec| exec.recording(|exec| Pass { exec, config, weights, rope, inputs, work, step }.run(kv)))
+        let pass = |exec: &mut Exec| Pass { exec, config, weights, rope, inputs, work, step }.run(kv);
+        match exec.install(|exec| exec.recording(pass)) {
+            Ok(recorded) => recorded,
+            Err(error) => (Err(error), Vec::new()),
+        }
     }
 }
 
@@ -123,7 +127,7 @@ struct Pass<'a> {
 
 impl Pass<'_> {
     fn run(&mut self, kv: &mut [KvLayer]) -> Result<Outcome, OpError> {
-        self.inputs.fill(self.step);
+        self.inputs.fill(self.exec, self.step)?;
         self.work.set_rows(self.step.tokens.len());
         self.forward(kv)?;
         self.sample()
@@ -165,6 +169,8 @@ impl Pass<'_> {
             qo_indptr: &inputs.qo_indptr,
             kv_lens: &inputs.kv_lens,
             block_tables: &inputs.block_tables,
+            queries: step.queries(),
+            longest: step.kv_lens.iter().copied().max().unwrap_or(0) as usize,
             attended: step.positions.iter().map(|&p| u64::from(p) + 1).sum(),
             cached: step.kv_lens.iter().map(|&n| u64::from(n)).sum(),
         };
@@ -187,7 +193,7 @@ impl Pass<'_> {
         let mut outcome = Outcome::default();
         for rows in step.samples.chunks(LOGITS_ROWS) {
             let indices: Vec<u32> = rows.iter().map(|row| row.token).collect();
-            inputs.sample_rows.fill_rows(&indices);
+            exec.fill_rows(&mut inputs.sample_rows, &indices)?;
             for tensor in [&mut work.last, &mut work.logits, &mut work.sampled] {
                 tensor.set_rows(rows.len());
             }
@@ -228,21 +234,15 @@ impl Inputs {
         })
     }
 
-    fn fill(&mut self, step: &Step) {
-        self.tokens.fill_rows(&step.tokens);
-        self.positions.fill_rows(&step.positions);
-        self.slots.fill_rows(&step.slots);
-        self.qo_indptr.fill_rows(&step.qo_indptr);
-        self.kv_lens.fill_rows(&step.kv_lens);
+    fn fill(&mut self, exec: &mut Exec, step: &Step) -> Result<(), OpError> {
+        exec.fill_rows(&mut self.tokens, &step.tokens)?;
+        exec.fill_rows(&mut self.positions, &step.positions)?;
+        exec.fill_rows(&mut self.slots, &step.slots)?;
+        exec.fill_rows(&mut self.qo_indptr, &step.qo_indptr)?;
+        exec.fill_rows(&mut self.kv_lens, &step.kv_lens)?;
         // Rows of the device's table are as wide as the longest context; what lies behind a row's blocks is not read.
         self.block_tables.set_rows(step.rows.len());
-        if step.max_blocks > 0 && self.block_tables.has_data() {
-            let stride = self.block_tables.rows_cols().1;
-            let to = self.block_tables.host_mut::<u32>().chunks_exact_mut(stride);
-            for (to, from) in to.zip(step.block_tables.chunks_exact(step.max_blocks)) {
-                to[..step.max_blocks].copy_from_slice(from);
-            }
-        }
+        exec.fill_columns(&mut self.block_tables, step.max_blocks, &step.block_tables)
     }
 }
 

@@ -90,6 +90,12 @@ impl Step {
         step
     }
 
+    /// Fewest and most tokens of a row.
+    pub fn queries(&self) -> (usize, usize) {
+        let lengths = || self.qo_indptr.windows(2).map(|pair| (pair[1] - pair[0]) as usize);
+        (lengths().min().unwrap_or(0), lengths().max().unwrap_or(0))
+    }
+
     /// True when there is nothing to run.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()

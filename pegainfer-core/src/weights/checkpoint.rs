@@ -1,5 +1,6 @@
 //! A safetensors checkpoint on disk: one file, or shards with an index.
 
+use crate::tensor::OpError;
 use memmap2::Mmap;
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
@@ -70,6 +71,14 @@ pub enum WeightsError {
         bytes: u64,
         /// What the system said.
         error: std::io::Error,
+    },
+    /// The device failed.
+    #[error("cannot copy {name} to the device: {error}")]
+    Copy {
+        /// The tensor.
+        name: String,
+        /// What the driver said.
+        error: OpError,
     },
 }
 

@@ -6,10 +6,12 @@ use rayon::prelude::*;
 /// Elements that one random stream fills; fixed, so that the values do not depend on the number of threads.
 const CHUNK: usize = 1 << 16;
 
-/// Fills `out` with values drawn uniformly from ±`limit`, the same for the same `seed` on every machine.
-pub(super) fn uniform(out: &mut [bf16], seed: u64, limit: f32) {
+/// Fills `out` with values drawn uniformly from ±`limit`, the same for the same `seed` on every machine. `out` begins
+/// at element `first` of the tensor, a multiple of [`CHUNK`].
+pub(super) fn uniform(out: &mut [bf16], first: usize, seed: u64, limit: f32) {
+    assert_eq!(first % CHUNK, 0, "a piece that splits a random stream");
     out.par_chunks_mut(CHUNK).enumerate().for_each(|(i, chunk)| {
-        let mut state = mix(seed ^ mix(i as u64));
+        let mut state = mix(seed ^ mix((first / CHUNK + i) as u64));
         for group in chunk.chunks_mut(4) {
             state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
             let bits = mix(state);

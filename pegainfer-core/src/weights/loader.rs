@@ -6,10 +6,11 @@ use crate::exec::{Device, Exec};
 use crate::tensor::{DType, Tensor};
 use half::bf16;
 use rayon::prelude::*;
+use std::ops::Range;
 use std::path::Path;
 
-/// Bytes that one thread copies at a time: large enough to stream, small enough to share and to show progress.
-const COPY_CHUNK: usize = 4 << 20;
+/// Bytes that one thread copies at a time: large enough to stream, small enough to share.
+const COPY_CHUNK: usize = 1 << 20;
 
 /// Where weights come from.
 #[derive(Debug)]
@@ -90,35 +91,43 @@ impl<'a> Loader<'a> {
         if self.exec.device() == Device::Meta {
             return Ok(tensor);
         }
-        let mut rest = tensor.host_mut::<bf16>();
+        let mut first = 0;
         for part in parts {
-            let (out, tail) = rest.split_at_mut(part.rows * cols.unwrap_or(1));
-            rest = tail;
-            fill(self.exec, self.source, &part.name, &shape(part.rows), out)?;
+            let range = first..first + part.rows * cols.unwrap_or(1);
+            first = range.end;
+            fill(self.exec, self.source, &part.name, &shape(part.rows), &mut tensor, range)?;
         }
         (self.progress)(tensor.bytes());
         Ok(tensor)
     }
 }
 
-fn fill(exec: &mut Exec, source: &Source, name: &str, shape: &[usize], out: &mut [bf16]) -> Result<(), WeightsError> {
-    match source {
+/// Fills `range` of `tensor` with the tensor `name` of the source, on all threads.
+fn fill(
+    exec: &mut Exec,
+    source: &Source,
+    name: &str,
+    shape: &[usize],
+    tensor: &mut Tensor,
+    range: Range<usize>,
+) -> Result<(), WeightsError> {
+    let filled = match source {
         Source::Checkpoint(checkpoint) => {
             let bytes = checkpoint.bf16(name, shape)?;
-            let out: &mut [u8] = bytemuck::cast_slice_mut(out);
-            exec.install(|_| {
-                out.par_chunks_mut(COPY_CHUNK)
-                    .zip(bytes.par_chunks(COPY_CHUNK))
-                    .for_each(|(to, from)| to.copy_from_slice(from));
-            });
+            exec.write(tensor, range, |first, out: &mut [bf16]| {
+                let out: &mut [u8] = bytemuck::cast_slice_mut(out);
+                let bytes = &bytes[first * size_of::<bf16>()..][..out.len()];
+                let pairs = out.par_chunks_mut(COPY_CHUNK).zip(bytes.par_chunks(COPY_CHUNK));
+                pairs.for_each(|(to, from)| to.copy_from_slice(from));
+            })
         }
         // Of the vectors only norm weights are left; a norm multiplies by about 1.
-        Source::Dummy { .. } if shape.len() == 1 => out.fill(bf16::ONE),
+        Source::Dummy { .. } if shape.len() == 1 => exec.write(tensor, range, |_, out| out.fill(bf16::ONE)),
         Source::Dummy { seed, std } => {
             // A uniform distribution on ±a has the standard deviation a / √3.
             let (seed, limit) = (dummy::seed_of(*seed, name), std * 3f32.sqrt());
-            exec.install(|_| dummy::uniform(out, seed, limit));
+            exec.write(tensor, range, |first, out| dummy::uniform(out, first, seed, limit))
         }
-    }
-    Ok(())
+    };
+    filled.map_err(|error| WeightsError::Copy { name: name.to_owned(), error })
 }

@@ -2,9 +2,9 @@
 
 use super::check::Check;
 use crate::cpu::attention::{self as cpu, Batch};
+use crate::cuda;
 use crate::heads::HeadShape;
 use pegainfer_core::exec::{Device, Exec};
-use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
@@ -17,6 +17,10 @@ pub struct AttentionBatch<'a> {
     pub kv_lens: &'a Tensor,
     /// Blocks of each row in token order; `[batch, max_blocks]` u32.
     pub block_tables: &'a Tensor,
+    /// Fewest and most queries of a row: a GPU chooses its kernels by them.
+    pub queries: (usize, usize),
+    /// The largest of `kv_lens`.
+    pub longest: usize,
     /// Sum over queries of the tokens they attend to, for the record.
     pub attended: u64,
     /// Sum over rows of `kv_lens`, for the record.
@@ -28,7 +32,8 @@ pub struct AttentionBatch<'a> {
 /// `q`, `out`: `[tokens, heads * head_dim]` bf16; `k`, `v`: one layer's cache, see
 /// [`qk_norm_rope_write_kv`](super::qk_norm_rope_write_kv). The last query of a row sits at position `kv_lens - 1`.
 /// Scores, softmax and sums are f32 (online softmax over fixed tiles of positions, so that a row's result depends
-/// neither on how its prompt was chunked nor on the other rows); one rounding to bf16 at the end.
+/// neither on how its prompt was chunked nor on the other rows); one rounding to bf16 at the end. On a GPU weights are
+/// rounded to bf16 before the product with `v`, and the tiles depend on the batch; `head_dim` is 64 or 128.
 pub fn attention(
     exec: &mut Exec,
     q: &Tensor,
@@ -45,15 +50,16 @@ pub fn attention(
     check.that(shape.is_supported(), "heads do not group, or head_dim is no multiple of 16 from 32 to 256")?;
     check.is(q, DType::Bf16, &[tokens, shape.q_width()])?;
     check.is(out, DType::Bf16, &[tokens, shape.q_width()])?;
-    check.is(k, DType::Bf16, &[blocks, kv_heads, head_dim, BLOCK_SIZE])?;
-    check.is(v, DType::Bf16, &[blocks, kv_heads, BLOCK_SIZE, head_dim])?;
+    let [k_shape, v_shape] = shape.cache(exec.device(), blocks);
+    check.is(k, DType::Bf16, &k_shape)?;
+    check.is(v, DType::Bf16, &v_shape)?;
     check.is(batch.qo_indptr, DType::U32, &[rows + 1])?;
     check.is(batch.kv_lens, DType::U32, &[rows])?;
     check.is(batch.block_tables, DType::U32, &[rows, max_blocks])?;
     exec.record(|device| {
         let kernel = match device {
             Device::Cpu(isa) => isa.name(),
-            Device::Meta => "paged",
+            Device::Cuda | Device::Meta => "paged",
         };
         let flops = 4 * batch.attended * shape.q_width() as u64;
         let bytes = 2 * q.bytes() + batch.cached * (2 * kv_heads * head_dim * DType::Bf16.size()) as u64;
@@ -73,6 +79,7 @@ pub fn attention(
             let scratch = &mut exec.scratch;
             cpu::paged_attention(isa, shape, q.host(), (k.host(), v.host()), &batch, scale, scratch, out.host_mut());
         }
+        Device::Cuda => cuda::attention(exec, q, (k, v), batch, shape, scale, out)?,
         Device::Meta => {}
     }
     Ok(())

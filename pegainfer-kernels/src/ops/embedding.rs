@@ -1,7 +1,7 @@
 //! Token ids to rows of the embedding table.
 
 use super::check::Check;
-use crate::cpu;
+use crate::{cpu, cuda};
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
@@ -27,6 +27,7 @@ pub fn embedding(exec: &mut Exec, ids: &Tensor, table: &Tensor, out: &mut Tensor
             check.that(ids.iter().all(|&id| (id as usize) < vocab), "a token id is not in the vocabulary")?;
             cpu::rows::gather(table.host::<bf16>(), ids, hidden, out.host_mut());
         }
+        Device::Cuda => cuda::gather("embedding", exec, ids, table, out)?,
         Device::Meta => {}
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! Picks the rows that need logits.
 
 use super::check::Check;
-use crate::cpu;
+use crate::{cpu, cuda};
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
@@ -27,6 +27,7 @@ pub fn gather_rows(exec: &mut Exec, x: &Tensor, rows: &Tensor, out: &mut Tensor)
             check.that(rows.iter().all(|&row| (row as usize) < tokens), "a row is not in x")?;
             cpu::rows::gather(x.host::<bf16>(), rows, hidden, out.host_mut());
         }
+        Device::Cuda => cuda::gather("gather_rows", exec, rows, x, out)?,
         Device::Meta => {}
     }
     Ok(())

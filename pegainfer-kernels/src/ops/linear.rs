@@ -2,6 +2,7 @@
 
 use super::check::Check;
 use crate::cpu::linear::{LinearOut, linear as cpu_linear};
+use crate::cuda;
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
@@ -10,7 +11,9 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// `out = x · wᵀ`.
 ///
 /// `x`: `[rows, k]` bf16; `w`: `[n, k]` bf16, row-major as in the checkpoint; `out`: `[rows, n]` bf16 (activations) or
-/// f32 (logits). f32 accumulation, one rounding at the end. A row's result does not depend on the other rows.
+/// f32 (logits). f32 accumulation, one rounding at the end. A row's result does not depend on the other rows; on a GPU
+/// it does on how many there are, because that chooses the kernel and with it the order of the sum. A GPU takes `k` and
+/// `n` in multiples of 8.
 pub fn linear(exec: &mut Exec, x: &Tensor, w: &Tensor, out: &mut Tensor) -> Result<(), OpError> {
     let check = Check("linear");
     let (m, k) = x.rows_cols();
@@ -19,9 +22,11 @@ pub fn linear(exec: &mut Exec, x: &Tensor, w: &Tensor, out: &mut Tensor) -> Resu
     check.is(w, DType::Bf16, &[n, k])?;
     check.that(matches!(out.dtype(), DType::Bf16 | DType::F32), "out must be bf16 or f32")?;
     check.is(out, out.dtype(), &[m, n])?;
+    let multiprocessors = exec.gpu().map_or(0, |gpu| gpu.multiprocessors());
     exec.record(|device| {
         let kernel = match device {
             Device::Cpu(isa) => isa.name(),
+            Device::Cuda => cuda::linear_kernel(m, n, out.dtype(), multiprocessors),
             Device::Meta => "gemm",
         };
         OpRecord::new("linear", kernel, &[x, w], &[out], 2 * (m * n * k) as u64)
@@ -35,6 +40,7 @@ pub fn linear(exec: &mut Exec, x: &Tensor, w: &Tensor, out: &mut Tensor) -> Resu
             };
             cpu_linear(isa, x, w, m, n, k, out, &mut exec.scratch);
         }
+        Device::Cuda => cuda::linear(exec, x, w, out)?,
         Device::Meta => {}
     }
     Ok(())

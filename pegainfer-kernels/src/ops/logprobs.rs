@@ -22,7 +22,8 @@ pub struct LogprobRow {
 /// Log-softmax of raw logits (before temperature and truncation) at the sampled token and at the `top` best ones, best
 /// first, the lower id first on a tie.
 ///
-/// `logits`: `[rows, vocab]` f32. One result per wanted row, in order; empty on `Meta`.
+/// `logits`: `[rows, vocab]` f32. One result per wanted row, in order; empty on `Meta`. A GPU copies the wanted rows and
+/// the CPU twin computes.
 pub fn logprobs(exec: &mut Exec, logits: &Tensor, wanted: &[LogprobRow]) -> Result<Vec<TokenLogprobs>, OpError> {
     let check = Check("logprobs");
     let (rows, vocab) = logits.rows_cols();
@@ -38,12 +39,26 @@ pub fn logprobs(exec: &mut Exec, logits: &Tensor, wanted: &[LogprobRow]) -> Resu
     match exec.device() {
         Device::Cpu(_) => {
             let logits = logits.host::<f32>();
-            let report = |w: &LogprobRow| {
-                let (logprob, rank, top) = sampling::logprobs_row(&logits[w.row * vocab..][..vocab], w.token, w.top);
-                TokenLogprobs { logprob, rank, top }
+            Ok(wanted.par_iter().map(|w| report(&logits[w.row * vocab..][..vocab], w)).collect())
+        }
+        Device::Cuda => {
+            let mut memory = std::mem::take(&mut exec.scratch);
+            let host = memory.slice::<f32>(wanted.len() * vocab);
+            let rows = host.chunks_exact_mut(vocab).zip(wanted);
+            let read = rows.map(|(to, w)| exec.read(logits, w.row * vocab, to)).collect::<Result<(), _>>();
+            let host = &*host;
+            let reports = |()| {
+                exec.on_host(|| wanted.par_iter().zip(host.par_chunks_exact(vocab)).map(|(w, row)| report(row, w)).collect())
             };
-            Ok(wanted.par_iter().map(report).collect())
+            let reports = read.map(reports);
+            exec.scratch = memory;
+            reports
         }
         Device::Meta => Ok(Vec::new()),
     }
+}
+
+fn report(row: &[f32], wanted: &LogprobRow) -> TokenLogprobs {
+    let (logprob, rank, top) = sampling::logprobs_row(row, wanted.token, wanted.top);
+    TokenLogprobs { logprob, rank, top }
 }

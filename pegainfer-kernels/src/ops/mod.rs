@@ -1,5 +1,5 @@
 //! The ops. Each takes the execution context first, checks its operands, reports an `OpRecord` and dispatches on the
-//! device: a CPU twin, or on `Meta` nothing at all.
+//! device: a CPU twin, a CUDA launcher, or on `Meta` nothing at all.
 
 mod attention;
 mod check;

@@ -2,6 +2,7 @@
 
 use super::check::Check;
 use crate::cpu::qkv;
+use crate::cuda;
 use crate::heads::HeadShape;
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
@@ -15,9 +16,11 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// Angles are f32 products of f32 factors, as in transformers: f64 would differ at positions beyond about 1e5.
 pub fn rope_table(exec: &mut Exec, positions: usize, head_dim: usize, theta: f64) -> std::io::Result<Tensor> {
     let mut table = exec.tensor("rope", &[positions, head_dim], DType::F32)?;
-    if exec.device() != Device::Meta {
-        qkv::fill_rope(table.host_mut(), head_dim, theta);
-    }
+    let mut host = vec![0f32; table.elements()];
+    exec.on_host(|| qkv::fill_rope(&mut host, head_dim, theta));
+    let elements = table.elements();
+    let copy = |first: usize, out: &mut [f32]| out.copy_from_slice(&host[first..][..out.len()]);
+    exec.write(&mut table, 0..elements, copy).map_err(std::io::Error::other)?;
     Ok(table)
 }
 
@@ -25,8 +28,8 @@ pub fn rope_table(exec: &mut Exec, positions: usize, head_dim: usize, theta: f64
 ///
 /// `qkv`: `[tokens, (heads + 2 kv_heads) * head_dim]` bf16, queries first, then keys, then values; `q_norm`, `k_norm`:
 /// `[head_dim]` bf16; `rope`: see [`rope_table`]; `positions`, `slots`: `[tokens]` u32, a slot being
-/// `block * 16 + row`, each at most once; `q`: `[tokens, heads * head_dim]` bf16; `k`: `[blocks, kv_heads, head_dim, 16]`
-/// and `v`: `[blocks, kv_heads, 16, head_dim]` bf16, the cache of one layer, see [`HeadShape`].
+/// `block * 16 + row`, each at most once; `q`: `[tokens, heads * head_dim]` bf16; `k`, `v`: the cache of one layer,
+/// bf16, see [`HeadShape::cache`].
 ///
 /// The norm rounds as [`rms_norm`](super::rms_norm) does; the rotation is f32 with one rounding.
 #[expect(clippy::too_many_arguments, reason = "one fused pass over five operands and two caches")]
@@ -53,8 +56,9 @@ pub fn qk_norm_rope_write_kv(
     check.is(positions, DType::U32, &[tokens])?;
     check.is(slots, DType::U32, &[tokens])?;
     check.is(q, DType::Bf16, &[tokens, shape.q_width()])?;
-    check.is(k, DType::Bf16, &[blocks, kv_heads, head_dim, BLOCK_SIZE])?;
-    check.is(v, DType::Bf16, &[blocks, kv_heads, BLOCK_SIZE, head_dim])?;
+    let [k_shape, v_shape] = shape.cache(exec.device(), blocks);
+    check.is(k, DType::Bf16, &k_shape)?;
+    check.is(v, DType::Bf16, &v_shape)?;
     exec.record(|_| {
         let flops = 10 * (tokens * (heads + kv_heads) * head_dim) as u64;
         // Every element of qkv is read once and written once; so is one row of the RoPE table per token.
@@ -74,6 +78,9 @@ pub fn qk_norm_rope_write_kv(
             let norms = (q_norm.host::<bf16>(), k_norm.host::<bf16>());
             let inputs = qkv::Inputs { qkv: qkv.host(), norms, rope: rope.host(), positions, slots, shape, eps };
             qkv::run(isa, &inputs, q.host_mut(), k.host_mut(), v.host_mut());
+        }
+        Device::Cuda => {
+            cuda::qk_norm_rope_write_kv(exec, qkv, (q_norm, k_norm), rope, (positions, slots), shape, eps, q, (k, v))?;
         }
         Device::Meta => {}
     }

@@ -2,6 +2,7 @@
 
 use super::check::Check;
 use crate::cpu::norm;
+use crate::cuda;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -19,6 +20,7 @@ pub fn rms_norm(exec: &mut Exec, x: &Tensor, weight: &Tensor, eps: f32, out: &mu
     exec.record(|_| OpRecord::new("rms_norm", "rows", &[x, weight], &[out], 4 * x.elements() as u64));
     match exec.device() {
         Device::Cpu(isa) => norm::rms_norm(isa, x.host(), weight.host(), eps, out.host_mut()),
+        Device::Cuda => cuda::rms_norm(exec, x, weight, eps, out)?,
         Device::Meta => {}
     }
     Ok(())
@@ -50,6 +52,7 @@ pub fn add_rms_norm(
         Device::Cpu(isa) => {
             norm::add_rms_norm(isa, x.host(), residual.host_mut(), weight.host(), eps, out.host_mut());
         }
+        Device::Cuda => cuda::add_rms_norm(exec, x, residual, weight, eps, out)?,
         Device::Meta => {}
     }
     Ok(())

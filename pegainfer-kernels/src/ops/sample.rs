@@ -2,6 +2,7 @@
 
 use super::check::Check;
 use crate::cpu::sampling::{self, SampleScratch};
+use crate::cuda;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::sampling::SamplingParams;
@@ -19,7 +20,8 @@ pub struct SampleSpec {
 /// Samples each row by its own parameters: temperature, min-p, top-k, top-p, one draw; greedy rows take the most
 /// likely token, the lowest id on a tie.
 ///
-/// `logits`: `[rows, vocab]` f32; `specs`: one per row; `out`: `[rows]` u32. Returns the host's copy of `out`.
+/// `logits`: `[rows, vocab]` f32; `specs`: one per row; `out`: `[rows]` u32. Returns the host's copy of `out`. A GPU
+/// samples steps whose rows are all greedy; otherwise it copies the logits and the CPU twin samples.
 pub fn sample(exec: &mut Exec, logits: &Tensor, specs: &[SampleSpec], out: &mut Tensor) -> Result<Vec<u32>, OpError> {
     let check = Check("sample");
     let (rows, vocab) = logits.rows_cols();
@@ -34,6 +36,32 @@ pub fn sample(exec: &mut Exec, logits: &Tensor, specs: &[SampleSpec], out: &mut 
             sampling::sample_rows(logits.host(), vocab, spec, &mut scratch, out.host_mut());
             Ok(out.host().to_vec())
         }
+        Device::Cuda => {
+            let mut tokens = vec![0u32; rows];
+            if specs.iter().all(|spec| spec.params.is_greedy()) {
+                cuda::argmax(exec, logits, out)?;
+                exec.read(out, 0, &mut tokens)?;
+            } else {
+                sample_on_host(exec, logits, specs, &mut tokens)?;
+                exec.fill_rows(out, &tokens)?;
+            }
+            Ok(tokens)
+        }
         Device::Meta => Ok(vec![0; rows]),
     }
+}
+
+/// Copies the logits of a GPU and samples them with the CPU twin.
+fn sample_on_host(exec: &mut Exec, logits: &Tensor, specs: &[SampleSpec], out: &mut [u32]) -> Result<(), OpError> {
+    let vocab = logits.rows_cols().1;
+    let mut memory = std::mem::take(&mut exec.scratch);
+    let host = memory.slice::<f32>(logits.elements());
+    let read = exec.read(logits, 0, host);
+    if read.is_ok() {
+        let spec = |row: usize| (specs[row].params, specs[row].position);
+        let mut scratch: Vec<SampleScratch> = (0..exec.threads()).map(|_| SampleScratch::default()).collect();
+        exec.on_host(|| sampling::sample_rows(host, vocab, spec, &mut scratch, out));
+    }
+    exec.scratch = memory;
+    read
 }

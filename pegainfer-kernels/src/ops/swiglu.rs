@@ -1,7 +1,7 @@
 //! The gated activation of the MLP.
 
 use super::check::Check;
-use crate::cpu;
+use crate::{cpu, cuda};
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
@@ -19,6 +19,7 @@ pub fn swiglu(exec: &mut Exec, gate_up: &Tensor, out: &mut Tensor) -> Result<(),
     exec.record(|_| OpRecord::new("swiglu", "elementwise", &[gate_up], &[out], 5 * out.elements() as u64));
     match exec.device() {
         Device::Cpu(isa) => cpu::swiglu::swiglu(isa, gate_up.host::<bf16>(), width, out.host_mut()),
+        Device::Cuda => cuda::swiglu(exec, gate_up, out)?,
         Device::Meta => {}
     }
     Ok(())

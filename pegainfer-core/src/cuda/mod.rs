@@ -1,0 +1,218 @@
+//! One NVIDIA GPU: context, stream, staging, and the launch of kernels that were compiled at build time.
+//!
+//! The driver is opened at run time (`libcuda.so.1`): a binary with this module starts, and serves on the CPU, where no
+//! driver is. Ops of one [`Cuda`] run in order on one stream; an error that a kernel causes is seen at the next
+//! [`Cuda::synchronize`] or read, and stays: the context is lost with it.
+
+mod launch;
+mod memory;
+mod staging;
+
+pub use launch::{Image, Launch};
+pub use memory::DeviceBuffer;
+
+use crate::tensor::{Element, OpError};
+use cudarc::driver::sys::{CUdevice_attribute as Attribute, is_culib_present};
+use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
+use launch::Modules;
+use staging::Staging;
+use std::fmt;
+use std::sync::Arc;
+
+/// Bytes of the working memory that kernels share, for partial results of split reductions. Launchers choose their
+/// splits to fit; it never grows, so that captured graphs can hold its address.
+pub const WORKSPACE_BYTES: usize = 64 << 20;
+
+/// What a GPU is, as the driver says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuInfo {
+    /// Product name.
+    pub name: String,
+    /// Compute capability, major and minor.
+    pub capability: (i32, i32),
+    /// Streaming multiprocessors.
+    pub multiprocessors: usize,
+    /// Bytes of memory.
+    pub memory: usize,
+    /// Bytes of memory that are free now.
+    pub free: usize,
+    /// CUDA version that the driver speaks, as 13000 for 13.0.
+    pub driver: i32,
+}
+
+/// A GPU that ops run on.
+pub struct Cuda {
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    staging: Staging,
+    modules: Modules,
+    workspace: DeviceBuffer,
+    multiprocessors: usize,
+}
+
+/// GPUs of this machine, or why there is none, for people.
+pub fn device_count() -> Result<usize, String> {
+    // SAFETY: it only tries to open the library, whose constructors are the driver's.
+    if !unsafe { is_culib_present() } {
+        return Err("there is no NVIDIA driver (libcuda.so.1 cannot be opened)".to_owned());
+    }
+    match CudaContext::device_count() {
+        Ok(0) => Err("the NVIDIA driver finds no GPU".to_owned()),
+        Ok(count) => Ok(count as usize),
+        Err(error) => Err(format!("the NVIDIA driver finds no GPU: {}", describe(error))),
+    }
+}
+
+impl Cuda {
+    /// Takes GPU `ordinal`.
+    pub fn open(ordinal: usize) -> Result<Self, OpError> {
+        let fail = |message| OpError { op: "cuda", message };
+        let count = device_count().map_err(fail)?;
+        if ordinal >= count {
+            return Err(fail(format!("there is no GPU {ordinal}: this machine has {count}")));
+        }
+        let context = CudaContext::new(ordinal).map_err(error("cuda: context"))?;
+        let stream = context.new_stream().map_err(error("cuda: stream"))?;
+        let staging = Staging::new(&context).map_err(error("cuda: pinned memory"))?;
+        let workspace = DeviceBuffer::zeroed(&context, &stream, WORKSPACE_BYTES).map_err(error("cuda: workspace"))?;
+        let multiprocessors = attribute(&context, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let multiprocessors = multiprocessors.max(1) as usize;
+        Ok(Self { context, stream, staging, modules: Modules::default(), workspace, multiprocessors })
+    }
+
+    /// Makes the GPU current for the calling thread; every entry point of an executor begins with it.
+    pub fn bind(&self) -> Result<(), OpError> {
+        self.context.bind_to_thread().map_err(error("cuda: bind"))
+    }
+
+    /// What this GPU is.
+    pub fn info(&self) -> Result<GpuInfo, OpError> {
+        let fail = error("cuda: info");
+        let (free, memory) = self.context.mem_get_info().map_err(fail)?;
+        let mut driver = 0;
+        // SAFETY: the driver writes one int to a valid place.
+        unsafe { cudarc::driver::sys::cuDriverGetVersion(&mut driver) }.result().map_err(error("cuda: info"))?;
+        Ok(GpuInfo {
+            name: self.context.name().map_err(error("cuda: info"))?,
+            capability: self.context.compute_capability().map_err(error("cuda: info"))?,
+            multiprocessors: self.multiprocessors,
+            memory,
+            free,
+            driver,
+        })
+    }
+
+    /// Streaming multiprocessors: what a launch should fill.
+    pub fn multiprocessors(&self) -> usize {
+        self.multiprocessors
+    }
+
+    /// Waits for everything that was launched, and reports what went wrong in it.
+    pub fn synchronize(&self, op: &'static str) -> Result<(), OpError> {
+        self.stream.synchronize().map_err(error(op))
+    }
+
+    /// Zero-filled device memory.
+    pub fn zeroed(&self, bytes: usize) -> Result<DeviceBuffer, OpError> {
+        self.bind()?;
+        DeviceBuffer::zeroed(&self.context, &self.stream, bytes).map_err(error("cuda: allocate"))
+    }
+
+    /// The working memory, [`WORKSPACE_BYTES`] long, with whatever an earlier op left there. Ops run in order, so each
+    /// has it alone.
+    pub fn workspace(&self) -> u64 {
+        self.workspace.address()
+    }
+
+    /// Copies `elements` elements to `address` in pieces: `fill(first, piece)` writes the piece that begins at element
+    /// `first` to pinned memory while the piece before it travels. Pieces begin at multiples of 65,536 elements.
+    ///
+    /// `address` must be the start of that much room in a live [`DeviceBuffer`].
+    pub(crate) fn upload<T: Element>(
+        &mut self,
+        address: u64,
+        elements: usize,
+        mut fill: impl FnMut(usize, &mut [T]),
+    ) -> Result<(), DriverError> {
+        let piece = staging::PIECE_BYTES / size_of::<T>();
+        for first in (0..elements).step_by(piece) {
+            let bytes = piece.min(elements - first) * size_of::<T>();
+            let pinned = self.staging.take(&self.stream, bytes)?;
+            fill(first, bytemuck::cast_slice_mut(pinned));
+            let to = address + (first * size_of::<T>()) as u64;
+            // SAFETY: the room is there (see above); the pinned bytes stay untouched until the copy is done, because
+            // `Staging` waits before it hands them out again.
+            unsafe { result::memcpy_htod_async(to, pinned, self.stream.cu_stream())? };
+        }
+        Ok(())
+    }
+
+    /// Copies the first `width` elements of each of `rows` rows, `stride` elements apart, from packed `values`.
+    ///
+    /// `address` must be the start of `rows * stride` elements in a live [`DeviceBuffer`].
+    pub(crate) fn upload_columns<T: Element>(
+        &mut self,
+        address: u64,
+        (width, stride): (usize, usize),
+        values: &[T],
+    ) -> Result<(), DriverError> {
+        let pinned = self.staging.take(&self.stream, size_of_val(values))?;
+        pinned.copy_from_slice(bytemuck::cast_slice(values));
+        let copy = staging::columns(pinned, address, width * size_of::<T>(), stride * size_of::<T>());
+        // SAFETY: as in `upload`; `copy` names `rows` rows of `width` elements on both sides.
+        unsafe { cudarc::driver::sys::cuMemcpy2DAsync_v2(&copy, self.stream.cu_stream()) }.result()
+    }
+
+    /// Copies from the device and waits for it, and so for all earlier work.
+    pub(crate) fn download<T: Element>(&self, address: u64, out: &mut [T]) -> Result<(), DriverError> {
+        // SAFETY: the caller gives an address with that much room; the wait below ends before `out` can move.
+        unsafe { result::memcpy_dtoh_async(out, address, self.stream.cu_stream())? };
+        self.stream.synchronize()
+    }
+
+    /// Prepares the launch of `kernel` of `image` on behalf of `op`. The image is loaded on first use.
+    pub fn launch(&mut self, op: &'static str, image: &'static Image, kernel: &'static str) -> Result<Launch, OpError> {
+        let function = self.modules.function(image, kernel).map_err(|e| launch_error(op, kernel, e))?;
+        Ok(Launch::new(op, kernel, function, self.stream.cu_stream()))
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        // Buffers and modules go with their fields; nothing may run that uses them.
+        if let Err(error) = self.stream.synchronize() {
+            log::debug!("the GPU was left with an error: {}", describe(error));
+        }
+    }
+}
+
+impl fmt::Debug for Cuda {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Cuda({})", self.context.ordinal())
+    }
+}
+
+fn attribute(context: &CudaContext, attribute: Attribute) -> Result<i32, OpError> {
+    context.attribute(attribute).map_err(error("cuda: info"))
+}
+
+/// Turns a status into an error that names the op.
+pub(crate) fn error(op: &'static str) -> impl Fn(DriverError) -> OpError {
+    move |error| OpError { op, message: describe(error) }
+}
+
+fn launch_error(op: &'static str, kernel: &str, error: DriverError) -> OpError {
+    let hint = match error.0 {
+        cudarc::driver::sys::CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU => {
+            "; this binary was built for other GPUs: build it with PEGAINFER_CUDA_SM for this one"
+        }
+        _ => "",
+    };
+    OpError { op, message: format!("kernel {kernel}: {}{hint}", describe(error)) }
+}
+
+/// The driver's name and sentence for a status.
+fn describe(error: DriverError) -> String {
+    let text = |s: Result<&std::ffi::CStr, _>| s.map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+    format!("{} ({})", text(error.error_name()), text(error.error_string()))
+}

@@ -1,0 +1,146 @@
+//! Compiles csrc/*.cu, each to one fat binary that the crate embeds, and writes `images.rs`, which names them.
+//!
+//! `PEGAINFER_CUDA=auto|required|off`: whether to; `PEGAINFER_CUDA_SM=90a,120a`: for which GPUs, by default the ones of
+//! this machine, or [`DEFAULT_SM`]. Without CUDA the images are empty and the build is CPU-only.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::{env, fmt::Write, fs};
+
+/// Ampere (A100, then GeForce 30), Ada, Hopper, Blackwell (B200, then GeForce 50).
+const DEFAULT_SM: &str = "80,86,89,90a,100a,120a";
+const HOW: &str = "run tools/setup-cuda.sh, or set CUDA_HOME to a CUDA 12.8 or newer toolkit";
+
+fn main() {
+    if let Err(message) = build() {
+        eprintln!("error: {message}");
+        std::process::exit(1);
+    }
+}
+
+fn build() -> Result<(), String> {
+    for name in ["PEGAINFER_CUDA", "PEGAINFER_CUDA_SM", "CUDA_HOME", "PATH"] {
+        println!("cargo:rerun-if-env-changed={name}");
+    }
+    let root = PathBuf::from(variable("CARGO_MANIFEST_DIR")?);
+    let (csrc, out) = (root.join("csrc"), PathBuf::from(variable("OUT_DIR")?));
+    let wheels = root.join("../.cuda/nvidia/cu13/bin/nvcc");
+    println!("cargo:rerun-if-changed={}", csrc.display());
+    println!("cargo:rerun-if-changed={}", wheels.display());
+    let mut sources: Vec<PathBuf> = fs::read_dir(&csrc)
+        .map_err(|e| format!("{}: {e}", csrc.display()))?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.extension() == Some(OsStr::new("cu")))
+        .collect();
+    sources.sort();
+    let nvcc = match env::var("PEGAINFER_CUDA").as_deref() {
+        Err(_) | Ok("auto" | "") => find_nvcc(&wheels),
+        Ok("off") => None,
+        Ok("required") => {
+            Some(find_nvcc(&wheels).ok_or_else(|| format!("PEGAINFER_CUDA=required, but there is no nvcc: {HOW}"))?)
+        }
+        Ok(other) => return Err(format!("PEGAINFER_CUDA={other}: expected auto, required or off")),
+    };
+    match &nvcc {
+        Some(nvcc) => compile(nvcc, &sources, &out)?,
+        None => println!("CPU-only: no nvcc; {HOW}"),
+    }
+    fs::write(out.join("images.rs"), images(&sources, &out, nvcc.is_some())).map_err(|e| format!("images.rs: {e}"))
+}
+
+fn variable(name: &str) -> Result<String, String> {
+    env::var(name).map_err(|e| format!("{name}: {e}"))
+}
+
+/// CUDA_HOME, the wheels, the PATH, the usual place: the first that has an nvcc.
+fn find_nvcc(wheels: &Path) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let home = env::var_os("CUDA_HOME").map(|home| PathBuf::from(home).join("bin/nvcc"));
+    let mut candidates = home.into_iter().chain([wheels.to_path_buf()]);
+    let on_path = env::split_paths(&path).map(|dir| dir.join("nvcc"));
+    let usual = PathBuf::from("/usr/local/cuda/bin/nvcc");
+    candidates.find(|nvcc| nvcc.is_file()).or_else(|| on_path.chain([usual]).find(|nvcc| nvcc.is_file()))
+}
+
+/// `-gencode` flags of the wanted architectures, less those that this nvcc does not know.
+fn architectures(nvcc: &Path) -> Result<Vec<String>, String> {
+    let wanted = match env::var("PEGAINFER_CUDA_SM") {
+        Ok(list) if !list.is_empty() => list,
+        _ => present().unwrap_or_else(|| DEFAULT_SM.to_owned()),
+    };
+    let known = Command::new(nvcc).arg("--list-gpu-code").output().map_err(|e| format!("{}: {e}", nvcc.display()))?;
+    let known = String::from_utf8_lossy(&known.stdout).into_owned();
+    let digits = |sm: &str| sm.trim_end_matches(|c: char| c.is_ascii_alphabetic()).to_owned();
+    let flags: Vec<String> = wanted
+        .split(',')
+        .map(str::trim)
+        .filter(|sm| known.lines().any(|line| line == format!("sm_{}", digits(sm))))
+        .map(|sm| format!("-gencode=arch=compute_{sm},code=sm_{sm}"))
+        .collect();
+    match flags.is_empty() {
+        true => Err(format!("{} knows none of the architectures {wanted}", nvcc.display())),
+        false => Ok(flags),
+    }
+}
+
+/// Architectures of the GPUs here, if there is a driver to ask.
+fn present() -> Option<String> {
+    let asked = Command::new("nvidia-smi").args(["--query-gpu=compute_cap", "--format=csv,noheader"]).output().ok()?;
+    let text = String::from_utf8(asked.stdout).ok().filter(|_| asked.status.success())?;
+    let mut list: Vec<String> = text.lines().map(|cap| cap.trim().replace('.', "")).collect();
+    list.sort();
+    list.dedup();
+    // From Hopper on, a chip's own instructions need the suffix.
+    let suffixed = list.iter().filter_map(|sm| sm.parse::<u32>().ok());
+    let list: Vec<String> = suffixed.map(|sm| if sm >= 90 { format!("{sm}a") } else { sm.to_string() }).collect();
+    (!list.is_empty()).then(|| list.join(","))
+}
+
+/// Compiles every source that is older than its image, as many at a time as there are cores.
+fn compile(nvcc: &Path, sources: &[PathBuf], out: &Path) -> Result<(), String> {
+    let flags = architectures(nvcc)?;
+    let parallel = std::thread::available_parallelism().map_or(1, usize::from);
+    for group in sources.chunks(parallel) {
+        let start = |source: &PathBuf| -> Result<(PathBuf, Child), String> {
+            let mut command = Command::new(nvcc);
+            command.args(["-fatbin", "-O3", "-std=c++17", "-lineinfo", "-Xfatbin=-compress-all"]).args(&flags);
+            command.arg(source).arg("-o").arg(image_path(source, out));
+            Ok((source.clone(), command.spawn().map_err(|e| format!("{}: {e}", nvcc.display()))?))
+        };
+        let running: Vec<_> = group.iter().map(start).collect::<Result<_, _>>()?;
+        for (source, mut child) in running {
+            let status = child.wait().map_err(|e| format!("nvcc: {e}"))?;
+            if !status.success() {
+                return Err(format!("nvcc failed on {}", source.display()));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn stem(source: &Path) -> String {
+    source.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+fn image_path(source: &Path, out: &Path) -> PathBuf {
+    out.join(format!("{}.fatbin", stem(source)))
+}
+
+/// One static `Image` a source. The driver wants fat binaries aligned; `include_bytes!` alone is not.
+fn images(sources: &[PathBuf], out: &Path, built: bool) -> String {
+    let mut text = format!("/// Whether this build has GPU code.\npub const BUILT: bool = {built};\n");
+    for source in sources {
+        let name = stem(source);
+        let bytes = match built {
+            true => format!("&Aligned(*include_bytes!({:?})).0", image_path(source, out)),
+            false => "&[]".to_owned(),
+        };
+        let _ = writeln!(
+            text,
+            "/// Of csrc/{name}.cu.\npub static {}: Image = Image {{ name: {name:?}, bytes: {bytes} }};",
+            name.to_uppercase()
+        );
+    }
+    text
+}

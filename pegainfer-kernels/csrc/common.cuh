@@ -1,0 +1,65 @@
+// What the kernels share: bf16 in 16-byte pieces, reductions, tensor-core products.
+#pragma once
+#include <cstdint>
+#include <cuda_bf16.h>
+
+using bf16 = __nv_bfloat16;
+
+constexpr uint32_t kBlock = 16; // tokens of a KV block
+constexpr uint32_t kAll = 0xffffffffu;
+
+// Two bf16 of one register, widened: bf16 is the upper half of f32.
+__device__ __forceinline__ float2 widen(uint32_t pair) {
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+}
+
+// Two f32 to two bf16, round to nearest even, the first in the lower half.
+__device__ __forceinline__ uint32_t narrow(float low, float high) {
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return reinterpret_cast<uint32_t &>(pair);
+}
+
+__device__ __forceinline__ float round_bf16(float x) { return __bfloat162float(__float2bfloat16_rn(x)); }
+
+__device__ __forceinline__ uint4 load16(const bf16 *at) { return *reinterpret_cast<const uint4 *>(at); }
+
+// Read once: weights. It leaves the L1 to what is read again.
+__device__ __forceinline__ uint4 stream16(const bf16 *at) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(at));
+    return v;
+}
+
+__device__ __forceinline__ float warp_sum(float x) {
+    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(kAll, x, step);
+    return x;
+}
+
+// The sum over a block of whole warps, at most 32; every thread gets it. `parts`: [32] shared.
+__device__ __forceinline__ float block_sum(float x, float *parts) {
+    x = warp_sum(x);
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = threadIdx.x % 32 < blockDim.x / 32 ? parts[threadIdx.x % 32] : 0.f;
+    return warp_sum(x);
+}
+
+// d[16, 8] += a[16, 16] b[16, 8] for one warp. With group = lane / 4 and quad = lane % 4: a0, a1 hold rows group and
+// group + 8 at columns 2 quad and 2 quad + 1, a2, a3 the same at columns 8 further; b0, b1 hold column group at rows
+// 2 quad, 2 quad + 1 and 8 further; d0, d1 hold row group at columns 2 quad, 2 quad + 1, d2, d3 row group + 8.
+__device__ __forceinline__ void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                                    uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// 32 columns of the sum at once, from 16-byte loads: each lane holds 8 neighbouring columns of its rows. The columns
+// enter in another order than the instruction's, the same for a and b, which the sum over them does not see.
+__device__ __forceinline__ void mma32(float (&d)[4], uint4 low, uint4 high, uint4 b) {
+    mma(d, low.x, high.x, low.y, high.y, b.x, b.y);
+    mma(d, low.z, high.z, low.w, high.w, b.z, b.w);
+}

@@ -1,0 +1,22 @@
+// The gated activation: eight elements a thread.
+#include "common.cuh"
+
+__device__ __forceinline__ float gated(float gate, float up) {
+    return round_bf16(gate / (1.f + __expf(-gate))) * up;
+}
+
+extern "C" __global__ void swiglu(const bf16 *__restrict__ gate_up, // [rows, 2 * width]
+                                  bf16 *__restrict__ out,           // [rows, width]
+                                  uint32_t width) {
+    uint32_t i = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
+    if (i >= width) return;
+    const bf16 *row = gate_up + size_t(blockIdx.y) * 2 * width;
+    uint4 gate = load16(row + i), up = load16(row + width + i);
+    uint32_t *g = reinterpret_cast<uint32_t *>(&gate), *u = reinterpret_cast<uint32_t *>(&up);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        float2 a = widen(g[j]), b = widen(u[j]);
+        g[j] = narrow(gated(a.x, b.x), gated(a.y, b.y));
+    }
+    *reinterpret_cast<uint4 *>(out + size_t(blockIdx.y) * width + i) = gate;
+}

@@ -1,0 +1,99 @@
+//! `ops::attention`: rows of few queries split their KV over warps and blocks; the others split their queries.
+
+use super::images;
+use crate::ops::{AttentionBatch, HeadShape};
+use pegainfer_core::cuda::WORKSPACE_BYTES;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::kv::BLOCK_SIZE;
+use pegainfer_core::tensor::{OpError, Tensor};
+
+/// As in csrc/attention.cu: queries times heads of a group that one warp takes.
+const MATRIX_ROWS: usize = 16;
+const WARPS: usize = 4;
+/// Blocks of threads that a multiprocessor should have: two fit, by registers.
+const OCCUPANCY: usize = 2;
+/// KV blocks that make a split worth its part of the sum: one for each warp.
+const MIN_SHARE: usize = WARPS;
+
+/// Kernels of one head size: prefill, decode, combine.
+fn kernels(head_dim: usize) -> Result<[&'static str; 3], OpError> {
+    match head_dim {
+        64 => Ok(["prefill_64", "decode_64", "combine_64"]),
+        128 => Ok(["prefill_128", "decode_128", "combine_128"]),
+        _ => Err(OpError {
+            op: "attention",
+            message: format!("head_dim {head_dim}: the GPU kernels are built for 64 and 128"),
+        }),
+    }
+}
+
+/// Splits of each (row, KV head), chosen by how many blocks of threads fill the GPU, never by the context alone.
+fn splits(multiprocessors: usize, pairs: usize, kv_blocks: usize, part_bytes: usize) -> usize {
+    let wanted = (OCCUPANCY * multiprocessors).div_ceil(pairs).min(kv_blocks.div_ceil(MIN_SHARE));
+    let room = WORKSPACE_BYTES / (pairs * part_bytes);
+    wanted.min(room).max(1)
+}
+
+pub(crate) fn attention(
+    exec: &mut Exec,
+    q: &Tensor,
+    (k, v): (&Tensor, &Tensor),
+    batch: &AttentionBatch<'_>,
+    shape: HeadShape,
+    scale: f32,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    let op = "attention";
+    let HeadShape { heads, kv_heads, head_dim } = shape;
+    let group = heads / kv_heads;
+    let [prefill, decode, combine] = kernels(head_dim)?;
+    let (rows, max_blocks) = batch.block_tables.rows_cols();
+    let blocks = k.rows_cols().0;
+    // exp2 instead of exp.
+    let scale = scale * std::f32::consts::LOG2_E;
+    let gpu = exec.gpu()?;
+    let (few, most) = (batch.queries.0 * group <= MATRIX_ROWS, batch.queries.1 * group);
+    if most > MATRIX_ROWS {
+        let launch = gpu.launch(op, &images::ATTENTION, prefill)?.input(q).input(k).input(v);
+        let launch = launch.input(batch.qo_indptr).input(batch.kv_lens).input(batch.block_tables).output(out);
+        let launch = launch.u32(heads).u32(max_blocks).u32(blocks).f32(scale);
+        let grid = [most.div_ceil(MATRIX_ROWS * WARPS), kv_heads, rows];
+        // SAFETY: matches csrc/attention.cu; the op checked the shapes, the kernel checks the block ids.
+        unsafe { launch.run(grid, 32 * WARPS)? };
+    }
+    if !few {
+        return Ok(());
+    }
+    // Matrix rows of the longest row that `decode` takes.
+    let max_rows = most.min(MATRIX_ROWS);
+    let part_bytes = max_rows * (head_dim + 2) * size_of::<f32>();
+    let kv_blocks = batch.longest.div_ceil(BLOCK_SIZE);
+    let splits = splits(gpu.multiprocessors(), rows * kv_heads, kv_blocks, part_bytes);
+    let workspace = gpu.workspace();
+    let launch = gpu.launch(op, &images::ATTENTION, decode)?.input(q).input(k).input(v);
+    let launch = launch.input(batch.qo_indptr).input(batch.kv_lens).input(batch.block_tables).output(out);
+    let launch = launch.u32(heads).u32(max_blocks).u32(blocks).f32(scale).pointer(workspace).u32(max_rows);
+    // SAFETY: as above; `splits` was chosen so that the parts fit the workspace.
+    unsafe { launch.shared(WARPS * part_bytes).run([splits, kv_heads, rows], 32 * WARPS)? };
+    if splits > 1 {
+        let launch = gpu.launch(op, &images::ATTENTION, combine)?.pointer(workspace).input(batch.qo_indptr);
+        // SAFETY: as above.
+        unsafe { launch.output(out).u32(heads).u32(splits).run([max_rows, kv_heads, rows], head_dim)? };
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn splits_fill_the_gpu_and_fit_the_workspace() {
+        let part = 4 * 130 * 4;
+        assert_eq!(splits(132, 8, 64, part), 16, "one stream at 1k: one KV block a warp");
+        assert_eq!(splits(132, 8, 4096, part), 33, "one stream at 64k: as many as fill the GPU");
+        assert_eq!(splits(132, 64 * 8, 4096, part), 1, "many streams fill it without splits");
+        assert_eq!(splits(132, 8, 1, part), 1);
+        assert!(splits(100_000, 100, 100_000, 16 * part) * 100 * 16 * part <= WORKSPACE_BYTES);
+    }
+}

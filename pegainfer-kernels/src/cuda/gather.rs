@@ -1,0 +1,21 @@
+//! Row copies: `ops::embedding`, `ops::gather_rows`.
+
+use super::{images, pieces};
+use pegainfer_core::exec::Exec;
+use pegainfer_core::tensor::{OpError, Tensor};
+
+pub(crate) fn gather(
+    op: &'static str,
+    exec: &mut Exec,
+    ids: &Tensor,
+    from: &Tensor,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    let (rows, width) = out.rows_cols();
+    let from_rows = from.rows_cols().0;
+    pieces(op, width)?;
+    let launch = exec.gpu()?.launch(op, &images::GATHER, "gather")?;
+    let launch = launch.input(from).input(ids).output(out).u32(from_rows).u32(width);
+    // SAFETY: matches csrc/gather.cu; the op checked the shapes, the kernel checks the ids.
+    unsafe { launch.run([rows, 1, 1], (width / 8).clamp(32, 256)) }
+}

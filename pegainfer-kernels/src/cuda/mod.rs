@@ -1,0 +1,50 @@
+//! Launchers: one file an op. Each is called by its op after the operands were checked, chooses a kernel and a grid, and
+//! launches. The kernels are in csrc/.
+
+mod attention;
+mod gather;
+mod linear;
+mod norm;
+mod qkv;
+mod read;
+mod sample;
+mod swiglu;
+
+pub(crate) use attention::attention;
+pub(crate) use gather::gather;
+pub(crate) use linear::{linear, linear_kernel};
+pub(crate) use norm::{add_rms_norm, rms_norm};
+pub(crate) use qkv::qk_norm_rope_write_kv;
+pub use read::read_bandwidth;
+pub(crate) use sample::argmax;
+pub(crate) use swiglu::swiglu;
+
+use pegainfer_core::tensor::OpError;
+
+/// The kernels, compiled.
+pub mod images {
+    use pegainfer_core::cuda::Image;
+
+    /// Gives embedded bytes the alignment that the driver wants.
+    #[repr(C, align(16))]
+    #[allow(dead_code, reason = "unused in a CPU-only build")]
+    struct Aligned<T: ?Sized>(T);
+
+    include!(concat!(env!("OUT_DIR"), "/images.rs"));
+}
+
+/// Whether `--device cuda` can work here, or why not, for people.
+pub fn available() -> Result<usize, String> {
+    if !images::BUILT {
+        return Err("this build is CPU-only: run tools/setup-cuda.sh and build again".to_owned());
+    }
+    pegainfer_core::cuda::device_count()
+}
+
+/// Kernels load 16 bytes at a time, so rows must be whole pieces of 8 bf16.
+fn pieces(op: &'static str, width: usize) -> Result<(), OpError> {
+    if width > 0 && width.is_multiple_of(8) {
+        return Ok(());
+    }
+    Err(OpError { op, message: format!("rows of {width} elements: the GPU kernels take multiples of 8") })
+}

@@ -1,0 +1,39 @@
+//! `ops::qk_norm_rope_write_kv`: one warp a head of a token.
+
+use super::images;
+use crate::ops::HeadShape;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::kv::BLOCK_SIZE;
+use pegainfer_core::tensor::{OpError, Tensor};
+
+/// Warps of a block.
+const WARPS: usize = 8;
+/// As in csrc/qkv.cu.
+const MAX_HEAD_DIM: usize = 256;
+
+#[expect(clippy::too_many_arguments, reason = "the operands of the op")]
+pub(crate) fn qk_norm_rope_write_kv(
+    exec: &mut Exec,
+    qkv: &Tensor,
+    (q_norm, k_norm): (&Tensor, &Tensor),
+    rope: &Tensor,
+    (positions, slots): (&Tensor, &Tensor),
+    shape: HeadShape,
+    eps: f32,
+    q: &mut Tensor,
+    (k, v): (&mut Tensor, &mut Tensor),
+) -> Result<(), OpError> {
+    let op = "qk_norm_rope_write_kv";
+    if shape.head_dim > MAX_HEAD_DIM {
+        return Err(OpError { op, message: format!("head_dim {} is above {MAX_HEAD_DIM}", shape.head_dim) });
+    }
+    let tokens = qkv.rows_cols().0;
+    let (max_position, max_slot) = (rope.rows_cols().0, k.rows_cols().0 * BLOCK_SIZE);
+    let launch = exec.gpu()?.launch(op, &images::QKV, "qk_norm_rope_write_kv")?;
+    let launch = launch.input(qkv).input(q_norm).input(k_norm).input(rope).input(positions).input(slots);
+    let launch = launch.output(q).output(k).output(v);
+    let launch = launch.u32(shape.heads).u32(shape.kv_heads).u32(shape.head_dim).u32(max_position).u32(max_slot);
+    let heads = shape.heads + 2 * shape.kv_heads;
+    // SAFETY: matches csrc/qkv.cu; the op checked the shapes, the kernel checks positions and slots.
+    unsafe { launch.f32(eps).run([tokens, heads.div_ceil(WARPS), 1], 32 * WARPS) }
+}
