@@ -139,12 +139,7 @@ impl Exec {
 
     /// Copies packed rows of `width` elements to the front of each row; the rest of a row stays. Sets the leading
     /// dimension to fit.
-    pub fn fill_columns<T: Element>(
-        &mut self,
-        tensor: &mut Tensor,
-        width: usize,
-        values: &[T],
-    ) -> Result<(), OpError> {
+    pub fn fill_columns<T: Element>(&mut self, tensor: &mut Tensor, width: usize, values: &[T]) -> Result<(), OpError> {
         let stride = tensor.rows_cols().1;
         assert!(width <= stride && tensor.dtype() == T::DTYPE, "{}", tensor.name());
         if width == 0 {

@@ -1,6 +1,7 @@
 //! Kernels: one op is one file in [`ops`], with its CPU twin in [`cpu`], its launcher in [`cuda`] and the test that
-//! checks them.
+//! checks them. [`compare`] runs an op on two devices.
 
+pub mod compare;
 pub mod cpu;
 pub mod cuda;
 mod heads;

@@ -44,7 +44,7 @@ fn executor() -> Executor {
 /// Reads every byte once, on all threads: the rate that a decode step is measured against.
 fn read(exec: &mut Exec, data: &Tensor) -> u64 {
     let words: &[u64] = bytemuck::cast_slice(data.host::<bf16>());
-    exec.install(|_| {
+    exec.on_host(|| {
         let sum = |part: &[u64]| {
             let (rows, tail) = part.as_chunks::<32>();
             let lanes = rows.iter().fold([0u64; 32], |a, row| std::array::from_fn(|i| a[i] ^ row[i]));

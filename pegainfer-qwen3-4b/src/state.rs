@@ -17,11 +17,6 @@ pub struct KvLayer {
 pub fn allocate_kv(exec: &mut Exec, config: &Config, blocks: usize) -> std::io::Result<Vec<KvLayer>> {
     let [k, v] = config.shape.cache(exec.device(), blocks);
     (0..config.layers)
-        .map(|_| {
-            Ok(KvLayer {
-                k: exec.tensor("kv.k", &k, DType::Bf16)?,
-                v: exec.tensor("kv.v", &v, DType::Bf16)?,
-            })
-        })
+        .map(|_| Ok(KvLayer { k: exec.tensor("kv.k", &k, DType::Bf16)?, v: exec.tensor("kv.v", &v, DType::Bf16)? }))
         .collect()
 }

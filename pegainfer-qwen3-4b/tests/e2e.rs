@@ -4,15 +4,15 @@
 //! the reference's top two are closer than [`MARGIN`]; and its log-probabilities of the reference's five most likely
 //! tokens stay within [`LOGPROB_MAX`], and within [`LOGPROB_MEAN`] on average. transformers in bf16 needs 0.045, 0.30.
 //!
-//! `PEGAINFER_TEST_MODEL_PATH` points these tests at another checkpoint that has a fixture.json of the same format.
+//! `PEGAINFER_TEST_MODEL_PATH` points these tests at another checkpoint that has a fixture.json of the same format;
+//! `PEGAINFER_TEST_DEVICE=cuda` runs them on the GPU.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod support;
 
 use pegainfer_core::engine::{EngineConfig, EngineHandle, FinishReason, GenerateRequest, StepEngine, TokenEvent};
-use pegainfer_core::isa::Isa;
-use support::{Case, engine, fixture, greedy, options, run};
+use support::{Case, best, engine, fixture, greedy, options, run, targets};
 
 /// Nats between the reference's best two tokens above which the engine must agree.
 const MARGIN: f64 = 0.05;
@@ -27,8 +27,8 @@ const TOP: usize = 5;
 #[test]
 fn every_step_agrees_with_the_reference() {
     let fixture = fixture();
-    for isa in Isa::available() {
-        let mut engine = engine(isa, &options());
+    for target in targets() {
+        let mut engine = engine(target, &options());
         let (mut steps, mut close, mut errors) = (0, 0, Vec::new());
         for case in &fixture.cases {
             let prefixes: Vec<Vec<u32>> =
@@ -40,7 +40,7 @@ fn every_step_agrees_with_the_reference() {
                 steps += 1;
                 let token = &output.tokens[0];
                 if case.margins[i] > MARGIN {
-                    assert_eq!(token.id, case.greedy_ids[i], "{isa}, {}, step {i}", case.name);
+                    assert_eq!(token.id, case.greedy_ids[i], "{target}, {}, step {i}", case.name);
                 } else {
                     close += 1;
                 }
@@ -57,9 +57,11 @@ fn every_step_agrees_with_the_reference() {
         }
         let max = errors.iter().copied().fold(0.0, f64::max);
         let mean = errors.iter().sum::<f64>() / errors.len() as f64;
-        println!("{isa}: {steps} steps, {close} within the margin; log-probability error mean {mean:.4}, max {max:.4}");
+        println!(
+            "{target}: {steps} steps, {close} within the margin; log-probability error mean {mean:.4}, max {max:.4}"
+        );
         assert!(steps >= 500 && close < steps / 10, "the fixture tests nothing");
-        assert!(max <= LOGPROB_MAX && mean <= LOGPROB_MEAN, "{isa}: mean {mean}, max {max}");
+        assert!(max <= LOGPROB_MAX && mean <= LOGPROB_MEAN, "{target}: mean {mean}, max {max}");
     }
 }
 
@@ -68,7 +70,7 @@ fn every_step_agrees_with_the_reference() {
 fn greedy_text_equals_the_reference_up_to_its_first_close_call() {
     let decided = |case: &Case| case.margins.iter().position(|&m| m <= MARGIN).unwrap_or(case.margins.len());
     let fixture = fixture();
-    let mut engine = engine(Isa::best(), &options());
+    let mut engine = engine(best(), &options());
     let requests: Vec<_> = fixture.cases.iter().map(|c| greedy(&c.prompt_ids, c.greedy_ids.len())).collect();
     let mut compared = 0;
     for (case, output) in fixture.cases.iter().zip(run(&mut engine, &requests)) {
@@ -84,7 +86,7 @@ fn greedy_text_equals_the_reference_up_to_its_first_close_call() {
 #[test]
 fn the_engine_thread_stops_at_end_of_text_and_forgets_cancelled_requests() {
     let fixture = fixture();
-    let engine = engine(Isa::best(), &options());
+    let engine = engine(best(), &options());
     let eos = engine.limits().eos_token_ids;
     let handle = EngineHandle::spawn(engine, EngineConfig::default()).unwrap();
     let total = handle.stats().kv_blocks_total;

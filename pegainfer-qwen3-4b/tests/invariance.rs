@@ -1,15 +1,20 @@
 //! The same request gives the same bits however it is scheduled: whole or in chunks, alone or in a batch, from a cold
 //! or a warm prefix cache, preempted or not. Tokens and the bits of all reported log-probabilities are compared.
+//!
+//! On a GPU (`PEGAINFER_TEST_DEVICE=cuda`) the order of sums depends on the batch, so bits may differ. There the text
+//! must be the same up to a token that was a close call, and log-probabilities up to there within [`DRIFT`].
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod support;
 
 use pegainfer_core::engine::{GenerateRequest, StepEngine};
-use pegainfer_core::isa::Isa;
 use pegainfer_core::sampling::SamplingParams;
 use pegainfer_qwen3_4b::LoadOptions;
-use support::{Output, engine, fixture, greedy, options, run};
+use support::{Output, Target, best, engine, fixture, greedy, options, run, targets};
+
+/// Nats by which a log-probability may move on a GPU, from bf16 activations that round the other way.
+const DRIFT: f32 = 0.25;
 
 /// The fixture's prompts, half of them sampled with a seed, and some random prompts of awkward lengths.
 fn requests() -> Vec<GenerateRequest> {
@@ -30,8 +35,8 @@ fn requests() -> Vec<GenerateRequest> {
     requests
 }
 
-fn alone(isa: Isa, requests: &[GenerateRequest]) -> Vec<Output> {
-    let mut engine = engine(isa, &options());
+fn alone(target: Target, requests: &[GenerateRequest]) -> Vec<Output> {
+    let mut engine = engine(target, &options());
     requests
         .iter()
         .enumerate()
@@ -43,42 +48,62 @@ fn alone(isa: Isa, requests: &[GenerateRequest]) -> Vec<Output> {
         .collect()
 }
 
-fn same(what: &str, isa: Isa, expected: &[Output], got: &[Output]) {
+fn same(what: &str, target: Target, expected: &[Output], got: &[Output]) {
     for (i, (expected, got)) in expected.iter().zip(got).enumerate() {
+        if target == Target::Cuda {
+            close(&format!("{what}: request {i}"), expected, got);
+            continue;
+        }
         assert!(expected.bits() == got.bits(), "{isa}, {what}: request {i} gave\n{got:?}\nbut alone\n{expected:?}");
+    }
+}
+
+/// The rule of a GPU. A sampled row may leave the text wherever its random number falls between two tokens.
+fn close(what: &str, expected: &Output, got: &Output) {
+    assert_eq!(expected.tokens.len(), got.tokens.len(), "{what}");
+    for (i, (e, g)) in expected.tokens.iter().zip(&got.tokens).enumerate() {
+        let (own, other) = (e.logprobs.as_ref().unwrap(), g.logprobs.as_ref().unwrap());
+        if e.id != g.id {
+            let greedy = own.rank == 1 && other.rank == 1;
+            let gap = own.top[0].1 - own.top[1].1;
+            assert!(!greedy || gap < DRIFT, "{what}, token {i}: {} instead of {}, {gap} nats apart", g.id, e.id);
+            return;
+        }
+        let drift = (own.logprob - other.logprob).abs();
+        assert!(drift <= DRIFT, "{what}, token {i}: the log-probability moved by {drift}");
     }
 }
 
 #[test]
 fn bits_do_not_depend_on_scheduling() {
     let requests = requests();
-    for isa in Isa::available() {
-        let expected = alone(isa, &requests);
+    for target in targets() {
+        let expected = alone(target, &requests);
         // Chunked, one after another.
         for budget in [1, 7, 16, 50] {
             let options = LoadOptions { max_num_seqs: 1, max_num_batched_tokens: budget, ..options() };
             let slow = budget == 1;
             let requests = if slow { &requests[12..] } else { &requests[..] };
             let expected = if slow { &expected[12..] } else { &expected[..] };
-            let got = run(&mut engine(isa, &options), requests);
-            same(&format!("chunks of {budget}"), isa, expected, &got);
+            let got = run(&mut engine(target, &options), requests);
+            same(&format!("chunks of {budget}"), target, expected, &got);
         }
         // Together, then again with a warm cache.
-        let mut batched = engine(isa, &options());
+        let mut batched = engine(target, &options());
         let copies: Vec<_> = requests.iter().cycle().take(32).cloned().collect();
         let expected_copies: Vec<_> = expected.iter().cycle().take(32).cloned().collect();
-        same("batch of 32", isa, &expected_copies, &run(&mut batched, &copies));
+        same("batch of 32", target, &expected_copies, &run(&mut batched, &copies));
         let before = batched.stats().prefix_hits;
-        same("warm prefix cache", isa, &expected_copies, &run(&mut batched, &copies));
+        same("warm prefix cache", target, &expected_copies, &run(&mut batched, &copies));
         assert!(batched.stats().prefix_hits > before + 1000, "the cache was not warm");
         // Mixed steps: a budget that is smaller than the prompts together.
         let options_mixed = LoadOptions { max_num_batched_tokens: 48, ..options() };
-        same("mixed steps", isa, &expected_copies, &run(&mut engine(isa, &options_mixed), &copies));
+        same("mixed steps", target, &expected_copies, &run(&mut engine(target, &options_mixed), &copies));
         // A pool that holds little more than the longest request.
         let options_tiny =
             LoadOptions { kv_cache_bytes: Some(52 * 16 * 6144), max_num_batched_tokens: 64, ..options() };
-        let mut preempting = engine(isa, &options_tiny);
-        same("preemption", isa, &expected_copies, &run(&mut preempting, &copies));
+        let mut preempting = engine(target, &options_tiny);
+        same("preemption", target, &expected_copies, &run(&mut preempting, &copies));
         assert!(preempting.stats().preemptions > 0, "nothing was preempted");
     }
 }
@@ -89,7 +114,7 @@ fn a_seed_names_the_draw() {
         sampling: SamplingParams::new(1.2, 0, 1.0, 0.0, seed).unwrap(),
         ..greedy(&fixture().cases[0].prompt_ids, 24)
     };
-    let mut engine = engine(Isa::best(), &options());
+    let mut engine = engine(best(), &options());
     let outputs = run(&mut engine, &[request(1), request(2), request(1)]);
     assert_eq!(outputs[0].bits(), outputs[2].bits());
     assert_ne!(outputs[0].ids(), outputs[1].ids());

@@ -8,9 +8,10 @@ use crate::{engine, model_path};
 use anyhow::{Context, Result, bail, ensure};
 use half::bf16;
 use pegainfer_core::engine::{EngineHandle, GenerateRequest, TokenEvent};
-use pegainfer_core::exec::Exec;
+use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::sampling::SamplingParams;
 use pegainfer_core::tensor::DType;
+use pegainfer_kernels::cuda;
 use rayon::prelude::*;
 use serde::Serialize;
 use serde_json::json;
@@ -178,13 +179,16 @@ pub struct Floor {
 impl Floor {
     /// Measures the machine. Call it while no engine is loaded, so that both fit the memory.
     pub fn measure(mut exec: Exec, bytes: u64) -> Result<Self> {
+        if exec.device() == Device::Cuda {
+            return Ok(Self { bytes, bytes_per_second: cuda::read_bandwidth(&mut exec, bytes)? });
+        }
         let mut data = exec.tensor("read", &[bytes as usize / 2], DType::Bf16)?;
         // Pages that were never written are all the same zero page.
         data.host_mut::<bf16>().fill(bf16::ONE);
         let lines = data.host::<bf16>().as_chunks::<64>().0;
         let best = (0..3).map(|_| {
             let start = Instant::now();
-            std::hint::black_box(exec.install(|_| lines.par_chunks(1 << 14).map(read).reduce(|| 0, |a, b| a ^ b)));
+            std::hint::black_box(exec.on_host(|| lines.par_chunks(1 << 14).map(read).reduce(|| 0, |a, b| a ^ b)));
             start.elapsed().as_secs_f64()
         });
         Ok(Self { bytes, bytes_per_second: bytes as f64 / best.fold(f64::INFINITY, f64::min) })

@@ -26,6 +26,8 @@ pub enum Command {
     Bench(BenchArgs),
     /// Print the ops of one step with their shapes, bytes and FLOPs, without loading weights
     Plan(PlanArgs),
+    /// Check every op on this machine's GPU against the CPU
+    Doctor(DoctorArgs),
 }
 
 impl Cli {
@@ -129,6 +131,18 @@ pub struct PlanArgs {
     pub json: bool,
 }
 
+/// Flags of `doctor`.
+#[derive(Debug, Clone, Args)]
+pub struct DoctorArgs {
+    /// Model whose shapes are checked: a directory (config.json is enough) or a Hugging Face id [default: the bundled
+    /// model, and a model of Qwen3-4B's shape]
+    #[arg(long, value_name = "DIR|ID")]
+    pub model_path: Option<String>,
+    /// Which GPU, counted from 0
+    #[arg(long, default_value_t = 0)]
+    pub gpu: usize,
+}
+
 /// What a planned step does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Phase {
@@ -174,7 +188,7 @@ pub struct EngineArgs {
 /// Where to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DeviceArg {
-    /// The best that is there.
+    /// The GPU if this build and this machine have one, else the CPU.
     Auto,
     /// The CPU.
     Cpu,

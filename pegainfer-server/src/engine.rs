@@ -8,6 +8,7 @@ use pegainfer_core::engine::{EngineConfig, EngineHandle};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
 use pegainfer_core::record::OpRecord;
+use pegainfer_kernels::cuda;
 use std::path::Path;
 
 /// Seed of `--load-format dummy`: the same weights at each start.
@@ -52,14 +53,23 @@ pub fn record(dir: &Path, batch: usize, tokens: usize, context: usize) -> Result
 
 /// The device that the flags ask for, and its name.
 pub fn open_device(args: &EngineArgs) -> Result<(Exec, String)> {
-    if args.device == DeviceArg::Cuda {
-        bail!("--device cuda is not built into this binary: use --device cpu");
+    match (args.device, cuda::available()) {
+        (DeviceArg::Cuda, Err(why)) => bail!("--device cuda: {why}; use --device cpu"),
+        (DeviceArg::Cuda | DeviceArg::Auto, Ok(_)) => return open_gpu(args),
+        (DeviceArg::Auto, Err(why)) => log::debug!("running on the CPU: {why}"),
+        (DeviceArg::Cpu, _) => {}
     }
     let isa = Isa::best();
     let exec = Exec::cpu(isa, args.threads.map(Into::into)).context("the CPU threads cannot be started")?;
     let threads = exec.threads();
     let plural = if threads == 1 { "" } else { "s" };
     Ok((exec, format!("cpu ({}, {threads} thread{plural})", isa.name())))
+}
+
+fn open_gpu(args: &EngineArgs) -> Result<(Exec, String)> {
+    let mut exec = Exec::cuda(0, args.threads.map(Into::into)).context("the GPU cannot be used; try --device cpu")?;
+    let name = exec.gpu()?.info()?.name;
+    Ok((exec, format!("cuda ({name})")))
 }
 
 fn load_qwen3(exec: Exec, dir: &Path, args: &EngineArgs) -> Result<EngineHandle> {

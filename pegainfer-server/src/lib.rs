@@ -1,7 +1,7 @@
 //! The OpenAI-compatible server and command line, as a library, so that tests can start the real router.
 //!
 //! # Layout
-//! - [`cli`]: flags. [`serve`], [`generate`], [`bench`] and [`plan`] are the commands.
+//! - [`cli`]: flags. [`serve`], [`generate`], [`bench`], [`plan`] and [`doctor`] are the commands.
 //! - [`model_path`], [`hub`]: from `--model-path` to a directory. [`detect`], [`engine`]: from a directory to an engine.
 //! - [`checkpoint`]: the text side of a checkpoint directory. [`text`]: tokenizer, detokenizer, stop strings, template.
 //! - [`openai`]: the HTTP API: requests in, JSON and server-sent events out.
@@ -11,6 +11,7 @@ pub mod bench;
 pub mod checkpoint;
 pub mod cli;
 pub mod detect;
+pub mod doctor;
 pub mod engine;
 pub mod generate;
 pub mod hub;

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::Parser;
 use pegainfer_server::cli::{Cli, Command};
-use pegainfer_server::{bench, generate, logging, plan, serve};
+use pegainfer_server::{bench, doctor, generate, logging, plan, serve};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -33,5 +33,6 @@ fn run(command: Command, started: Instant) -> Result<()> {
             bench::run(&args)
         }
         Command::Plan(args) => plan::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
     }
 }

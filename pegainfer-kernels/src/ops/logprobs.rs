@@ -44,11 +44,13 @@ pub fn logprobs(exec: &mut Exec, logits: &Tensor, wanted: &[LogprobRow]) -> Resu
         Device::Cuda => {
             let mut memory = std::mem::take(&mut exec.scratch);
             let host = memory.slice::<f32>(wanted.len() * vocab);
-            let rows = host.chunks_exact_mut(vocab).zip(wanted);
-            let read = rows.map(|(to, w)| exec.read(logits, w.row * vocab, to)).collect::<Result<(), _>>();
+            let mut rows = host.chunks_exact_mut(vocab).zip(wanted);
+            let read = rows.try_for_each(|(to, w)| exec.read(logits, w.row * vocab, to));
             let host = &*host;
             let reports = |()| {
-                exec.on_host(|| wanted.par_iter().zip(host.par_chunks_exact(vocab)).map(|(w, row)| report(row, w)).collect())
+                exec.on_host(|| {
+                    wanted.par_iter().zip(host.par_chunks_exact(vocab)).map(|(w, row)| report(row, w)).collect()
+                })
             };
             let reports = read.map(reports);
             exec.scratch = memory;

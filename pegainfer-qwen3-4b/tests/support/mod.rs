@@ -10,6 +10,7 @@ use pegainfer_core::sampling::SamplingParams;
 use pegainfer_qwen3_4b::{Engine, LoadOptions, load};
 use serde::Deserialize;
 use std::collections::HashMap;
+use std::fmt;
 use std::path::PathBuf;
 
 /// The checkpoint under test: `PEGAINFER_TEST_MODEL_PATH`, or the bundled one.
@@ -65,9 +66,42 @@ pub fn options() -> LoadOptions {
     }
 }
 
-/// A loaded engine on one instruction-set path.
-pub fn engine(isa: Isa, options: &LoadOptions) -> Engine {
-    let exec = Exec::cpu(isa, Some(2)).unwrap();
+/// Where an engine under test runs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Target {
+    Cpu(Isa),
+    Cuda,
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu(isa) => write!(f, "{isa}"),
+            Self::Cuda => f.write_str("cuda"),
+        }
+    }
+}
+
+/// Every instruction-set path of this machine, worst first; or its GPU with `PEGAINFER_TEST_DEVICE=cuda`.
+pub fn targets() -> Vec<Target> {
+    match std::env::var("PEGAINFER_TEST_DEVICE").as_deref() {
+        Ok("cuda") => vec![Target::Cuda],
+        Err(_) | Ok("cpu") => Isa::available().into_iter().map(Target::Cpu).collect(),
+        Ok(other) => panic!("PEGAINFER_TEST_DEVICE={other}: expected cpu or cuda"),
+    }
+}
+
+/// The fastest of [`targets`].
+pub fn best() -> Target {
+    *targets().last().unwrap()
+}
+
+/// A loaded engine.
+pub fn engine(target: Target, options: &LoadOptions) -> Engine {
+    let exec = match target {
+        Target::Cpu(isa) => Exec::cpu(isa, Some(2)).unwrap(),
+        Target::Cuda => Exec::cuda(0, None).unwrap(),
+    };
     load(exec, options, &mut |_, _| {}).unwrap().engine
 }
 

@@ -1,0 +1,287 @@
+//! Compares an op on two devices: the same seeded operands, of the shapes that an executor recorded. `pegainfer doctor`
+//! checks each op on the user's GPU against its CPU twin with it.
+
+use crate::ops::{self, AttentionBatch, HeadShape, SampleSpec};
+use half::bf16;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::record::{OpRecord, Operand};
+use pegainfer_core::sampling::SamplingParams;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+use rayon::prelude::*;
+
+/// What a recorded call does not say in shapes.
+#[derive(Debug, Clone, Copy)]
+pub struct Case {
+    /// Heads of the attention layers.
+    pub shape: HeadShape,
+    /// Tokens that the longest row attends to.
+    pub context: usize,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+}
+
+/// How far two devices are apart on one call.
+#[derive(Debug, Clone)]
+pub struct Comparison {
+    /// The kernel of the device under test.
+    pub kernel: &'static str,
+    /// Largest difference of an element.
+    pub absolute: f64,
+    /// Largest difference of an element, relative to the reference's root mean square.
+    pub relative: f64,
+    /// Whether every element is within tolerance.
+    pub ok: bool,
+}
+
+/// Outputs of one call, on the host and in the CPU's layout.
+struct Output {
+    dtype: DType,
+    values: Vec<f32>,
+}
+
+const EPS: f32 = 1e-6;
+
+/// Calls the op of `record` on `reference` and on `tested` and compares what it writes. `None` for an op that is not
+/// known here.
+pub fn compare(
+    reference: &mut Exec,
+    tested: &mut Exec,
+    record: &OpRecord,
+    case: &Case,
+) -> Result<Option<Comparison>, OpError> {
+    let Some(expected) = reference.install(|exec| run(exec, record, case))?? else { return Ok(None) };
+    let (got, records) = tested.install(|exec| exec.recording(|exec| run(exec, record, case)))?;
+    let got = got?.unwrap_or_default();
+    let kernel = records.first().map_or("", |record| record.kernel);
+    let mut all = Comparison { kernel, absolute: 0.0, relative: 0.0, ok: got.len() == expected.len() };
+    for (expected, got) in expected.iter().zip(&got) {
+        all.add(expected, got);
+    }
+    Ok(Some(all))
+}
+
+impl Comparison {
+    /// An element may differ by a share of itself and a share of the output's root mean square: a sum of many terms
+    /// that nearly cancel keeps the error of the terms.
+    fn add(&mut self, expected: &Output, got: &Output) {
+        let tolerance = match expected.dtype {
+            DType::Bf16 => 1.0 / 64.0,
+            DType::F32 => 1.0 / 1024.0,
+            DType::U32 => 0.0,
+        };
+        let squares: f64 = expected.values.par_iter().map(|v| f64::from(*v).powi(2)).sum();
+        let scale = (squares / expected.values.len().max(1) as f64).sqrt();
+        let pairs = expected.values.par_iter().zip(&got.values);
+        let (absolute, within) = pairs
+            .map(|(e, g)| {
+                let difference = (f64::from(*e) - f64::from(*g)).abs();
+                (difference, difference <= tolerance * (f64::from(e.abs()) + scale))
+            })
+            .reduce(|| (0.0, true), |a, b| (larger(a.0, b.0), a.1 && b.1));
+        self.ok &= within && expected.values.len() == got.values.len();
+        let relative = if absolute == 0.0 { 0.0 } else { absolute / scale };
+        self.absolute = larger(self.absolute, absolute);
+        self.relative = larger(self.relative, relative);
+    }
+}
+
+/// The larger error; NaN is the largest.
+fn larger(a: f64, b: f64) -> f64 {
+    if a > b || a.is_nan() { a } else { b }
+}
+
+/// Runs one op on one device.
+fn run(exec: &mut Exec, record: &OpRecord, case: &Case) -> Result<Option<Vec<Output>>, OpError> {
+    let (reads, writes) = (&record.reads, &record.writes);
+    let mut read = Vec::new();
+    for (i, operand) in reads.iter().enumerate() {
+        read.push(tensor(exec, operand, case, i as u64)?);
+    }
+    let mut written = Vec::new();
+    for operand in writes {
+        // What is read and written begins as what is read.
+        let seed = reads.iter().position(|o| o.id == operand.id).map(|i| i as u64);
+        written.push(tensor(exec, operand, case, seed.unwrap_or(1 << 16))?);
+    }
+    match (record.op, &read[..], &mut written[..]) {
+        ("embedding", [ids, table], [out]) => ops::embedding(exec, ids, table, out)?,
+        ("gather_rows", [x, rows], [out]) => ops::gather_rows(exec, x, rows, out)?,
+        ("rms_norm", [x, weight], [out]) => ops::rms_norm(exec, x, weight, EPS, out)?,
+        ("add_rms_norm", [x, _, weight], [residual, out]) => ops::add_rms_norm(exec, x, residual, weight, EPS, out)?,
+        ("linear", [x, w], [out]) => ops::linear(exec, x, w, out)?,
+        ("swiglu", [gate_up], [out]) => ops::swiglu(exec, gate_up, out)?,
+        ("qk_norm_rope_write_kv", [qkv, q_norm, k_norm, rope, positions, slots], [q, k, v]) => {
+            let (norms, at) = ((q_norm, k_norm), (positions, slots));
+            ops::qk_norm_rope_write_kv(exec, qkv, norms, rope, at, case.shape, EPS, q, (k, v))?;
+        }
+        ("attention", [q, k, v, ..], [out]) => attention(exec, q, (k, v), &reads[5], case, out)?,
+        ("sample", [logits], [out]) => {
+            let spec = SampleSpec { params: SamplingParams::greedy(), position: 0 };
+            ops::sample(exec, logits, &vec![spec; logits.rows_cols().0], out)?;
+        }
+        _ => return Ok(None),
+    }
+    written.iter().map(|tensor| output(exec, tensor, case)).collect::<Result<_, _>>().map(Some)
+}
+
+/// Rows of unequal length: the first has one query, the last takes what is left over; contexts differ too.
+fn attention(
+    exec: &mut Exec,
+    q: &Tensor,
+    cache: (&Tensor, &Tensor),
+    tables: &Operand,
+    case: &Case,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    let (tokens, rows, max_blocks) = (q.rows_cols().0, tables.shape[0], tables.shape[1]);
+    let each = tokens / rows;
+    let mut lengths = vec![each; rows];
+    lengths[0] = 1;
+    lengths[rows - 1] = tokens - lengths[..rows - 1].iter().sum::<usize>();
+    let indptr: Vec<u32> = std::iter::once(0)
+        .chain(lengths.iter().scan(0, |end, n| {
+            *end += *n as u32;
+            Some(*end)
+        }))
+        .collect();
+    let context = case.context.max(*lengths.iter().max().unwrap_or(&1));
+    let lens: Vec<u32> =
+        lengths.iter().enumerate().map(|(b, n)| (context - b % (context - n + 1).min(37)) as u32).collect();
+    let blocks = cache.0.rows_cols().0;
+    // From the last block down: a table is not the identity.
+    let table: Vec<u32> = (0..rows * max_blocks).map(|i| (blocks - 1 - i % blocks) as u32).collect();
+    let mut ids = |name: &str, shape: &[usize], values: &[u32]| {
+        let mut tensor = allocate(exec, name, shape, DType::U32)?;
+        exec.fill_rows(&mut tensor, values)?;
+        Ok::<_, OpError>(tensor)
+    };
+    let batch = AttentionBatch {
+        qo_indptr: &ids("qo_indptr", &[rows + 1], &indptr)?,
+        kv_lens: &ids("kv_lens", &[rows], &lens)?,
+        block_tables: &ids("block_tables", &[rows, max_blocks], &table)?,
+        queries: (*lengths.iter().min().unwrap_or(&0), *lengths.iter().max().unwrap_or(&0)),
+        longest: context,
+        attended: 0,
+        cached: 0,
+    };
+    let scale = (case.shape.head_dim as f32).sqrt().recip();
+    ops::attention(exec, q, cache, &batch, case.shape, scale, out)
+}
+
+fn allocate(exec: &mut Exec, name: &str, shape: &[usize], dtype: DType) -> Result<Tensor, OpError> {
+    exec.tensor(name, shape, dtype).map_err(|e| OpError { op: "compare", message: format!("{name}: {e}") })
+}
+
+/// A tensor like `operand`, the same values on every device for the same seed.
+fn tensor(exec: &mut Exec, operand: &Operand, case: &Case, seed: u64) -> Result<Tensor, OpError> {
+    if operand.name == "rope" {
+        let failed = |e: std::io::Error| OpError { op: "compare", message: e.to_string() };
+        return ops::rope_table(exec, operand.shape[0], operand.shape[1], case.rope_theta).map_err(failed);
+    }
+    let layout = cache_layout(exec, operand, case);
+    let shape = layout.as_ref().map_or(operand.shape.as_slice(), |(shape, _)| shape);
+    let mut tensor = allocate(exec, &operand.name, shape, operand.dtype)?;
+    let elements = tensor.elements();
+    match operand.dtype {
+        DType::Bf16 => {
+            let swap = layout.as_ref().filter(|(_, swapped)| *swapped).map(|(shape, _)| (shape[2], shape[3]));
+            exec.write(&mut tensor, 0..elements, |first, out: &mut [bf16]| {
+                let value = |i: usize| bf16::from_f32(unit(seed, swap.map_or(i, |inner| swapped(i, inner))));
+                out.par_iter_mut().enumerate().for_each(|(i, v)| *v = value(first + i));
+            })?;
+        }
+        DType::F32 => exec.write(&mut tensor, 0..elements, |first, out: &mut [f32]| {
+            out.par_iter_mut().enumerate().for_each(|(i, v)| *v = unit(seed, first + i));
+        })?,
+        DType::U32 => {
+            // Ids, positions, slots and rows all count from 0; distinct, because slots must be.
+            let ids: Vec<u32> = (0..elements as u32).rev().collect();
+            exec.fill_rows(&mut tensor, &ids)?;
+        }
+    }
+    Ok(tensor)
+}
+
+/// Shape of a KV cache on this device, and whether its two inner dimensions are not in the CPU's order.
+fn cache_layout(exec: &Exec, operand: &Operand, case: &Case) -> Option<([usize; 4], bool)> {
+    let index = ["kv.k", "kv.v"].iter().position(|name| *name == operand.name)?;
+    let shape = case.shape.cache(exec.device(), operand.shape[0])[index];
+    Some((shape, shape[..] != operand.shape[..]))
+}
+
+/// Element `i` of `[.., a, b]` in the order of `[.., b, a]`.
+fn swapped(i: usize, (a, b): (usize, usize)) -> usize {
+    let (outer, row, col) = (i / (a * b), i / b % a, i % b);
+    outer * a * b + col * a + row
+}
+
+/// In [-1, 1), from the finaliser of SplitMix64.
+fn unit(seed: u64, i: usize) -> f32 {
+    let x = (i as u64).wrapping_add(seed << 40).wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    (x >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+}
+
+fn output(exec: &Exec, tensor: &Tensor, case: &Case) -> Result<Output, OpError> {
+    let n = tensor.elements();
+    let mut values = match tensor.dtype() {
+        DType::Bf16 => {
+            let mut host = vec![bf16::ZERO; n];
+            exec.read(tensor, 0, &mut host)?;
+            host.par_iter().map(|v| v.to_f32()).collect()
+        }
+        DType::F32 => {
+            let mut host = vec![0f32; n];
+            exec.read(tensor, 0, &mut host)?;
+            host
+        }
+        DType::U32 => {
+            let mut host = vec![0u32; n];
+            exec.read(tensor, 0, &mut host)?;
+            host.iter().map(|v| *v as f32).collect()
+        }
+    };
+    let cpu_order = Operand { shape: reference_shape(tensor, case), ..Operand::from(tensor) };
+    if let Some((shape, true)) = cache_layout(exec, &cpu_order, case) {
+        // `swapped` of the CPU's shape leads from the CPU's order to the device's.
+        values = (0..n).into_par_iter().map(|i| values[swapped(i, (shape[3], shape[2]))]).collect();
+    }
+    Ok(Output { dtype: tensor.dtype(), values })
+}
+
+/// The shape that a tensor of this name has on the CPU.
+fn reference_shape(tensor: &Tensor, case: &Case) -> Vec<usize> {
+    let meta = pegainfer_core::exec::Device::Meta;
+    let [k, v] = case.shape.cache(meta, tensor.rows_cols().0);
+    match tensor.name() {
+        "kv.k" => k.to_vec(),
+        "kv.v" => v.to_vec(),
+        _ => tensor.shape().to_vec(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn swapping_twice_is_nothing() {
+        let all: Vec<usize> = (0..60).map(|i| swapped(swapped(i, (3, 5)), (5, 3))).collect();
+        assert_eq!(all, (0..60).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_difference_is_seen() {
+        let output = |values: &[f32]| Output { dtype: DType::Bf16, values: values.to_vec() };
+        let judge = |got: &[f32]| {
+            let mut all = Comparison { kernel: "", absolute: 0.0, relative: 0.0, ok: true };
+            all.add(&output(&[1.0, -2.0, 0.0]), &output(got));
+            all.ok
+        };
+        assert!(judge(&[1.0, -2.0, 0.001]));
+        assert!(!judge(&[1.0, -2.0, 0.1]));
+        assert!(!judge(&[1.0, f32::NAN, 0.0]));
+        assert!(!judge(&[1.0, -2.0]));
+    }
+}
