@@ -27,7 +27,7 @@ pub struct Comparison {
     pub kernel: &'static str,
     /// Largest difference of an element.
     pub absolute: f64,
-    /// Largest difference of an element, relative to the reference's root mean square.
+    /// Largest difference of an element, relative to the root mean square of its row in the reference.
     pub relative: f64,
     /// Whether every element is within tolerance.
     pub ok: bool,
@@ -36,6 +36,8 @@ pub struct Comparison {
 /// Outputs of one call, on the host and in the CPU's layout.
 struct Output {
     dtype: DType,
+    /// Elements of a row: of what one token, or one KV block, gave.
+    row: usize,
     values: Vec<f32>,
 }
 
@@ -61,28 +63,34 @@ pub fn compare(
 }
 
 impl Comparison {
-    /// An element may differ by a share of itself and a share of the output's root mean square: a sum of many terms
-    /// that nearly cancel keeps the error of the terms.
+    /// An element may differ by a share of itself and of its row's root mean square: a sum of many terms that nearly
+    /// cancel keeps the error of the terms.
     fn add(&mut self, expected: &Output, got: &Output) {
         let tolerance = match expected.dtype {
             DType::Bf16 => 1.0 / 64.0,
             DType::F32 => 1.0 / 1024.0,
             DType::U32 => 0.0,
         };
-        let squares: f64 = expected.values.par_iter().map(|v| f64::from(*v).powi(2)).sum();
-        let scale = (squares / expected.values.len().max(1) as f64).sqrt();
-        let pairs = expected.values.par_iter().zip(&got.values);
-        let (absolute, within) = pairs
-            .map(|(e, g)| {
-                let difference = (f64::from(*e) - f64::from(*g)).abs();
-                (difference, difference <= tolerance * (f64::from(e.abs()) + scale))
-            })
-            .reduce(|| (0.0, true), |a, b| (larger(a.0, b.0), a.1 && b.1));
+        let rows = expected.values.par_chunks(expected.row).zip(got.values.par_chunks(expected.row));
+        let (absolute, relative, within) = rows
+            .map(|(e, g)| difference(e, g, tolerance))
+            .reduce(|| (0.0, 0.0, true), |a, b| (larger(a.0, b.0), larger(a.1, b.1), a.2 && b.2));
         self.ok &= within && expected.values.len() == got.values.len();
-        let relative = if absolute == 0.0 { 0.0 } else { absolute / scale };
         self.absolute = larger(self.absolute, absolute);
         self.relative = larger(self.relative, relative);
     }
+}
+
+/// Largest difference of one row, the same relative to the row's root mean square, and whether all are tolerable.
+fn difference(expected: &[f32], got: &[f32], tolerance: f64) -> (f64, f64, bool) {
+    let squares: f64 = expected.iter().map(|v| f64::from(*v).powi(2)).sum();
+    let scale = (squares / expected.len() as f64).sqrt();
+    let mut all = (0.0, true);
+    for (e, g) in expected.iter().zip(got) {
+        let apart = (f64::from(*e) - f64::from(*g)).abs();
+        all = (larger(all.0, apart), all.1 && apart <= tolerance * (f64::from(e.abs()) + scale));
+    }
+    (all.0, if all.0 == 0.0 { 0.0 } else { all.0 / scale }, all.1)
 }
 
 /// The larger error; NaN is the largest.
@@ -247,7 +255,7 @@ fn output(exec: &Exec, tensor: &Tensor, case: &Case) -> Result<Output, OpError> 
         // `swapped` of the CPU's shape leads from the CPU's order to the device's.
         values = (0..n).into_par_iter().map(|i| values[swapped(i, (shape[3], shape[2]))]).collect();
     }
-    Ok(Output { dtype: tensor.dtype(), values })
+    Ok(Output { dtype: tensor.dtype(), row: tensor.rows_cols().1, values })
 }
 
 /// The shape that a tensor of this name has on the CPU.
@@ -273,7 +281,7 @@ mod tests {
 
     #[test]
     fn a_difference_is_seen() {
-        let output = |values: &[f32]| Output { dtype: DType::Bf16, values: values.to_vec() };
+        let output = |values: &[f32]| Output { dtype: DType::Bf16, row: 3, values: values.to_vec() };
         let judge = |got: &[f32]| {
             let mut all = Comparison { kernel: "", absolute: 0.0, relative: 0.0, ok: true };
             all.add(&output(&[1.0, -2.0, 0.0]), &output(got));

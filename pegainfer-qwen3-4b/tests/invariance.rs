@@ -54,7 +54,7 @@ fn same(what: &str, target: Target, expected: &[Output], got: &[Output]) {
             close(&format!("{what}: request {i}"), expected, got);
             continue;
         }
-        assert!(expected.bits() == got.bits(), "{isa}, {what}: request {i} gave\n{got:?}\nbut alone\n{expected:?}");
+        assert!(expected.bits() == got.bits(), "{target}, {what}: request {i} gave\n{got:?}\nbut alone\n{expected:?}");
     }
 }
 
