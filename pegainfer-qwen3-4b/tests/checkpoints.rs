@@ -73,7 +73,7 @@ fn bundled() -> PathBuf {
 }
 
 fn generate(options: &LoadOptions) -> Vec<u32> {
-    let mut engine = support::engine(Isa::best(), options);
+    let mut engine = support::engine(support::best(), options);
     run(&mut engine, &[greedy(&[921, 870, 256, 533], 16)]).remove(0).ids()
 }
 
