@@ -9,6 +9,8 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 const STREAM_ROWS: usize = 32;
 /// Blocks that each multiprocessor should have at least, or the rows of w are dealt out in smaller portions.
 const STREAM_BLOCKS: usize = 2;
+/// As in csrc/linear_stream.cu, whose threads hold 16 bytes of every eighth row in each stage.
+const STREAM_STAGES: usize = 8;
 /// As in csrc/linear_tiled.cu.
 const THREADS: usize = 256;
 const STAGES: usize = 4;
@@ -61,7 +63,7 @@ pub(crate) fn linear(exec: &mut Exec, x: &Tensor, w: &Tensor, out: &mut Tensor) 
     let image = if streamed { &images::LINEAR_STREAM } else { &images::LINEAR_TILED };
     let launch = gpu.launch("linear", image, kernel)?.input(x).input(w).output(out).u32(m).u32(n).u32(k);
     let (grid, shared) = match streamed {
-        true => ([n.div_ceil(n_tile), 1, 1], 0),
+        true => ([n.div_ceil(n_tile), 1, 1], STREAM_STAGES * n_tile / 8 * THREADS * 16),
         false => ([m.div_ceil(m_tile), n.div_ceil(n_tile), 1], STAGES * (m_tile + n_tile) * DEPTH_BYTES),
     };
     // SAFETY: matches csrc/linear_stream.cu and csrc/linear_tiled.cu; the op checked the shapes.
