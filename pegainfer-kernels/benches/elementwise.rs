@@ -51,6 +51,7 @@ impl Bench<'_> {
                     (0..iterations).for_each(|_| op(exec).expect("a correct call"));
                     start.elapsed()
                 })
+                .expect("the CPU")
             });
         });
         group.finish();

@@ -231,9 +231,7 @@ __device__ void combine(const float *parts, // [batch, kv_heads, splits, max_row
     const size_t stride = size_t(gridDim.x) * (D + 2);
     const float *from = parts + (size_t(b) * kv_heads + kv_head) * splits * stride + row * (D + 2);
     float top = -INFINITY, sum = 0.f, o = 0.f;
-#pragma unroll 4
     for (uint32_t s = 0; s < splits; ++s) top = fmaxf(top, from[s * stride + D]);
-#pragma unroll 4
     for (uint32_t s = 0; s < splits; ++s) {
         float max = from[s * stride + D], weight = max == -INFINITY ? 0.f : exp2f(max - top);
         sum += weight * from[s * stride + D + 1];

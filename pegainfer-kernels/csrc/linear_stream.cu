@@ -58,6 +58,8 @@ __device__ void stream(const bf16 *__restrict__ x, // [m, k], m <= 8 TILES
         uint32_t at = column(step);
 #pragma unroll
         for (int t = 0; t < TILES; ++t) {
+            // Through the L1: with few rows of x many lanes read the same bytes, and asynchronous copies of those
+            // cost double the whole step (measured).
             uint4 b = load16(inputs[t] + min(at, k - 8));
             if (at >= k) b = make_uint4(0, 0, 0, 0);
             mma32(acc[t], a, c, b);

@@ -15,7 +15,6 @@ extern "C" __global__ __launch_bounds__(1024) void argmax(const float *__restric
     __shared__ uint64_t parts[32];
     const float *row = logits + size_t(blockIdx.x) * vocab;
     uint64_t best = 0;
-#pragma unroll 8
     for (uint32_t id = threadIdx.x; id < vocab; id += 1024) best = max(best, key(row[id], id));
     for (int step = 16; step > 0; step /= 2) best = max(best, __shfl_xor_sync(kAll, best, step));
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = best;
