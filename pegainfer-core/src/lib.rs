@@ -7,6 +7,7 @@
 //! - [`exec`], [`tensor`], [`scratch`], [`isa`]: where ops run and what they run on.
 //! - [`cuda`]: the GPU behind them.
 //! - [`record`]: what each op reports.
+//! - [`rng`]: random numbers as a function of seed and position.
 //! - [`weights`]: safetensors and dummy weights.
 
 pub mod cuda;
@@ -15,6 +16,7 @@ pub mod exec;
 pub mod isa;
 pub mod kv;
 pub mod record;
+pub mod rng;
 pub mod sampling;
 pub mod scratch;
 pub mod tensor;

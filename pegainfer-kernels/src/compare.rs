@@ -5,6 +5,7 @@ use crate::ops::{self, AttentionBatch, HeadShape, SampleSpec};
 use half::bf16;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::{OpRecord, Operand};
+use pegainfer_core::rng;
 use pegainfer_core::sampling::SamplingParams;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use rayon::prelude::*;
@@ -223,12 +224,9 @@ fn swapped(i: usize, (a, b): (usize, usize)) -> usize {
     outer * a * b + col * a + row
 }
 
-/// In [-1, 1), from the finaliser of SplitMix64.
+/// In [-1, 1).
 fn unit(seed: u64, i: usize) -> f32 {
-    let x = (i as u64).wrapping_add(seed << 40).wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    (x >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    (rng::bits(seed, i as u64) >> 40) as f32 / (1u64 << 23) as f32 - 1.0
 }
 
 fn output(exec: &Exec, tensor: &Tensor, case: &Case) -> Result<Output, OpError> {

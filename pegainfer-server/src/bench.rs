@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use half::bf16;
 use pegainfer_core::engine::{EngineHandle, GenerateRequest, TokenEvent};
 use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::rng;
 use pegainfer_core::sampling::SamplingParams;
 use pegainfer_core::tensor::DType;
 use pegainfer_kernels::cuda;
@@ -117,8 +118,8 @@ pub fn measure(engine: &EngineHandle, point: Point, floor: Floor) -> Result<Row>
         })?;
         Ok((samples.into_iter().flatten().collect(), start.elapsed()))
     };
-    round(point.streams, 1, mix(point.seed ^ u64::MAX))?;
-    let (samples, wall) = round(point.streams, point.rounds, mix(point.seed))?;
+    round(point.streams, 1, rng::bits(point.seed, 0))?;
+    let (samples, wall) = round(point.streams, point.rounds, rng::bits(point.seed, 1))?;
     let first: Vec<f64> = samples.iter().map(|s| s.first.as_secs_f64() * 1e3).collect();
     let per_token: Vec<f64> = samples.iter().map(|s| s.per_token.as_secs_f64() * 1e3).collect();
     let output = (samples.len() * point.output_len) as f64 / wall.as_secs_f64();
@@ -140,7 +141,7 @@ pub fn measure(engine: &EngineHandle, point: Point, floor: Floor) -> Result<Row>
 
 fn request(engine: &EngineHandle, point: Point, seed: u64) -> Result<Sample> {
     let vocab = engine.limits().vocab_size as u64;
-    let prompt = (0..point.prompt_len as u64).map(|i| (mix(seed.wrapping_add(mix(i))) % vocab) as u32).collect();
+    let prompt = (0..point.prompt_len as u64).map(|i| (rng::bits(seed, i) % vocab) as u32).collect();
     let start = Instant::now();
     let mut stream = engine.submit(GenerateRequest {
         prompt,
@@ -255,14 +256,6 @@ fn percentile(values: &[f64], percent: f64) -> f64 {
         (Some(a), Some(b)) => a + (b - a) * at.fract(),
         _ => f64::NAN,
     }
-}
-
-/// The finaliser of SplitMix64.
-fn mix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    x ^ (x >> 31)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Seeded random weights: the right shapes and speed without a checkpoint.
 
+use crate::rng::{GOLDEN, mix};
 use half::bf16;
 use rayon::prelude::*;
 
@@ -13,7 +14,7 @@ pub(super) fn uniform(out: &mut [bf16], first: usize, seed: u64, limit: f32) {
     out.par_chunks_mut(CHUNK).enumerate().for_each(|(i, chunk)| {
         let mut state = mix(seed ^ mix((first / CHUNK + i) as u64));
         for group in chunk.chunks_mut(4) {
-            state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+            state = state.wrapping_add(GOLDEN);
             let bits = mix(state);
             for (j, value) in group.iter_mut().enumerate() {
                 // 16 random bits as a number in [-1, 1).
@@ -27,11 +28,4 @@ pub(super) fn uniform(out: &mut [bf16], first: usize, seed: u64, limit: f32) {
 /// A seed for the tensor called `name`.
 pub(super) fn seed_of(seed: u64, name: &str) -> u64 {
     name.bytes().fold(seed, |hash, byte| mix(hash ^ u64::from(byte)))
-}
-
-/// The finaliser of SplitMix64 (Steele, Lea, Flood 2014).
-fn mix(mut x: u64) -> u64 {
-    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    x ^ (x >> 31)
 }

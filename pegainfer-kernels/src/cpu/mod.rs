@@ -7,7 +7,6 @@ mod lanes;
 pub mod linear;
 pub mod norm;
 pub mod qkv;
-pub mod rng;
 pub mod rows;
 pub mod sampling;
 pub mod swiglu;

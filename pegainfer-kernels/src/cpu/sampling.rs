@@ -6,11 +6,11 @@
 
 use std::cmp::Ordering;
 
+use pegainfer_core::rng;
 use pegainfer_core::sampling::SamplingParams;
 use rayon::prelude::*;
 
 use super::lanes::{Lanes, Portable, exp2};
-use super::rng;
 
 #[cfg(test)]
 mod tests;

@@ -2,7 +2,7 @@ use half::bf16;
 use rayon::prelude::*;
 
 use super::*;
-use crate::cpu::rng::bits;
+use pegainfer_core::rng::bits;
 
 /// A seeded stream of small numbers.
 struct Rng(u64, u64);

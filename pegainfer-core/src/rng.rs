@@ -17,10 +17,10 @@ pub fn uniform(seed: u64, position: u64) -> f64 {
 }
 
 /// 2^64 divided by the golden ratio, made odd: the increment of SplitMix64.
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+pub const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The finaliser of SplitMix64 (variant 13 of Stafford's mixers).
-fn mix(mut z: u64) -> u64 {
+/// The finaliser of SplitMix64 (variant 13 of Stafford's mixers): a bijection that spreads every bit over all.
+pub fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
