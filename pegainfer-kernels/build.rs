@@ -112,7 +112,8 @@ fn compile(nvcc: &Path, sources: &[PathBuf], out: &Path) -> Result<(), String> {
         for (source, mut child) in running {
             let status = child.wait().map_err(|e| format!("nvcc: {e}"))?;
             if !status.success() {
-                return Err(format!("nvcc failed on {}", source.display()));
+                let (source, nvcc) = (source.display(), nvcc.display());
+                return Err(format!("{nvcc} failed on {source}; PEGAINFER_CUDA=off builds without CUDA"));
             }
         }
     }
