@@ -38,11 +38,6 @@ impl TokenStream {
     pub fn blocking_recv(&mut self) -> Option<TokenEvent> {
         self.events.blocking_recv()
     }
-
-    /// An event that is already there.
-    pub fn try_recv(&mut self) -> Option<TokenEvent> {
-        self.events.try_recv().ok()
-    }
 }
 
 impl Drop for TokenStream {

@@ -135,18 +135,6 @@ impl BlockPool {
         Some(self.hold(inner, id))
     }
 
-    /// Forgets every cached prefix that nobody holds.
-    pub fn clear_idle(&self) {
-        let mut guard = lock(&self.inner);
-        let inner = &mut *guard;
-        while let Some((_, id)) = inner.idle.pop_first() {
-            if let Some(entry) = inner.slots[id as usize].entry.take() {
-                inner.index.remove(&entry.key);
-            }
-            inner.free.push(id);
-        }
-    }
-
     /// The indexed block with this key, held, and its node.
     pub(super) fn lookup(&self, key: &Key) -> Option<(BlockRef, Node)> {
         let mut guard = lock(&self.inner);
