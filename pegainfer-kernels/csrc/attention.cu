@@ -2,10 +2,11 @@
 //
 // The queries of a row that share a KV head are one matrix: row r of it is query r / group, head r % group of the group.
 // A warp takes 16 such rows and walks KV blocks of 16 tokens: S[16, 16] = q kᵀ, online softmax in f32, O[16, D] += p v.
-// K and V go from memory straight to the tensor cores' registers. Their layouts, k [blocks, kv_heads, 16, D] and
-// v [blocks, kv_heads, D, 16], make that 16- and 8-byte loads; the columns of S stand for tokens in an order that makes
-// the registers of p what the second product wants: columns 2j, 2j + 1 of tile 0 are tokens 4j, 4j + 1, those of tile 1
-// are tokens 4j + 2, 4j + 3.
+// K and V go from memory straight to the tensor cores' registers, 16 bytes a load (the layout is in common.cuh); the
+// columns of S stand for tokens in an order that makes the registers of p what the second product wants: columns 2j,
+// 2j + 1 of tile 0 are tokens 4j, 4j + 1, those of tile 1 are tokens 4j + 2, 4j + 3. The second product wants V by
+// columns: the tensor core transposes 8 x 8 pieces, whose columns 2j, 2j + 1 are then dimensions 8j + 2i, 8j + 2i + 1 of
+// 32, for piece i of 4.
 //
 // Few queries (decode): the warps of a block, and several blocks (splits), share the KV blocks of one matrix, and
 // `combine` adds the parts. Many (prefill): each warp has its own 16 rows, and the block's warps read the same KV.
@@ -20,9 +21,18 @@ struct Batch {
 
 // Part of a softmax: numerator and denominator relative to exp2(max), for rows lane / 4 and lane / 4 + 8.
 template <int D> struct Part {
-    float o[D / 8][4]; // columns 8 t + 2 (lane % 4), + 1 of the first row, then of the second
+    float o[D / 8][4]; // dimensions dimension(t), + 1 of the first row, then of the second
     float max[2], sum[2];
 };
+
+// Dimension of the first of the two columns that a lane has in tile t of the output.
+__device__ __forceinline__ uint32_t dimension(int t) { return t / 4 * 32 + threadIdx.x % 4 * 8 + t % 4 * 2; }
+
+__device__ __forceinline__ uint32_t transposed(uint32_t pair) {
+    uint32_t out;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
+    return out;
+}
 
 // Queries of 16 rows as the tensor core's a, 32 columns a piece.
 template <int D> struct Queries {
@@ -47,15 +57,6 @@ __device__ Queries<D> load_queries(const bf16 *q, uint32_t token0, uint32_t toke
     return out;
 }
 
-// Clears the values of tokens beyond `valid` in a lane's four: what lies there may be anything, and 0 * NaN is NaN.
-__device__ __forceinline__ uint2 keep(uint2 v, uint32_t token, uint32_t valid) {
-    if (token + 0 >= valid) v.x = 0;
-    else if (token + 1 >= valid) v.x &= 0xffffu;
-    if (token + 2 >= valid) v.y = 0;
-    else if (token + 3 >= valid) v.y &= 0xffffu;
-    return v;
-}
-
 // Attends to KV blocks first, first + step, ... below end.
 template <int D>
 __device__ Part<D> attend(const Queries<D> &q, const bf16 *k, const bf16 *v, const uint32_t *table, uint32_t blocks,
@@ -69,16 +70,20 @@ __device__ Part<D> attend(const Queries<D> &q, const bf16 *k, const bf16 *v, con
         uint32_t id = table[i];
         if (id >= blocks) __trap();
         size_t base = (size_t(id) * kv_heads + kv_head) * kBlock * D;
-        uint4 key[2][D / 32];
-        uint2 value[D / 8];
+        uint4 key[2][D / 32], value[2][D / 32];
 #pragma unroll
-        for (int c = 0; c < D / 32; ++c) {
-            key[0][c] = load16(k + base + row * D + 32 * c + 8 * quad);
-            key[1][c] = load16(k + base + (row + 2) * D + 32 * c + 8 * quad);
+        for (int r = 0; r < 2; ++r) {
+#pragma unroll
+            for (int c = 0; c < D / 32; ++c) {
+                key[r][c] = load16(k + base + cache_piece(row + 2 * r, 4 * c + quad));
+                value[r][c] = load16(v + base + cache_piece(row + 2 * r, 4 * c + quad));
+            }
+            // Beyond the end the cache may hold anything, and 0 * NaN is NaN.
+            if (i * kBlock + row + 2 * r >= kv_len) {
+#pragma unroll
+                for (int c = 0; c < D / 32; ++c) value[r][c] = make_uint4(0, 0, 0, 0);
+            }
         }
-#pragma unroll
-        for (int t = 0; t < D / 8; ++t)
-            value[t] = *reinterpret_cast<const uint2 *>(v + base + (8 * t + group) * kBlock + 4 * quad);
         float s[2][4] = {};
 #pragma unroll
         for (int c = 0; c < D / 32; ++c) {
@@ -86,10 +91,6 @@ __device__ Part<D> attend(const Queries<D> &q, const bf16 *k, const bf16 *v, con
             mma32(s[1], q.low[c], q.high[c], key[1][c]);
         }
         uint32_t token = i * kBlock + 4 * quad;
-        if (i * kBlock + kBlock > kv_len) {
-#pragma unroll
-            for (int t = 0; t < D / 8; ++t) value[t] = keep(value[t], token, kv_len);
-        }
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             float p[4];
@@ -121,7 +122,11 @@ __device__ Part<D> attend(const Queries<D> &q, const bf16 *k, const bf16 *v, con
         uint32_t a0 = narrow(s[0][0], s[0][1]), a1 = narrow(s[0][2], s[0][3]);
         uint32_t a2 = narrow(s[1][0], s[1][1]), a3 = narrow(s[1][2], s[1][3]);
 #pragma unroll
-        for (int t = 0; t < D / 8; ++t) mma(part.o[t], a0, a1, a2, a3, value[t].x, value[t].y);
+        for (int t = 0; t < D / 8; ++t) {
+            const uint32_t *first = reinterpret_cast<const uint32_t *>(&value[0][t / 4]);
+            const uint32_t *second = reinterpret_cast<const uint32_t *>(&value[1][t / 4]);
+            mma(part.o[t], a0, a1, a2, a3, transposed(first[t % 4]), transposed(second[t % 4]));
+        }
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -152,11 +157,11 @@ __device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, Batch batch
     for (int r = 0; r < 2; ++r) {
         uint32_t row = row0 + lane / 4 + 8 * r;
         if (row >= rows) continue;
-        bf16 *to = out + (size_t(token0 + row / group) * heads + kv_head * group + row % group) * D + 2 * (lane % 4);
+        bf16 *to = out + (size_t(token0 + row / group) * heads + kv_head * group + row % group) * D;
         float inverse = 1.f / part.sum[r];
 #pragma unroll
         for (int t = 0; t < D / 8; ++t)
-            *reinterpret_cast<uint32_t *>(to + 8 * t) = narrow(part.o[t][2 * r] * inverse, part.o[t][2 * r + 1] * inverse);
+            *reinterpret_cast<uint32_t *>(to + dimension(t)) = narrow(part.o[t][2 * r] * inverse, part.o[t][2 * r + 1] * inverse);
     }
 }
 
@@ -186,8 +191,8 @@ __device__ void decode(const bf16 *q, const bf16 *k, const bf16 *v, Batch batch,
         float *to = shared + (warp * max_rows + row) * (D + 2);
 #pragma unroll
         for (int t = 0; t < D / 8; ++t) {
-            to[8 * t + 2 * (lane % 4)] = part.o[t][2 * r];
-            to[8 * t + 2 * (lane % 4) + 1] = part.o[t][2 * r + 1];
+            to[dimension(t)] = part.o[t][2 * r];
+            to[dimension(t) + 1] = part.o[t][2 * r + 1];
         }
         if (lane % 4 == 0) {
             to[D] = part.max[r];

@@ -8,6 +8,29 @@ using bf16 = __nv_bfloat16;
 constexpr uint32_t kBlock = 16; // tokens of a KV block
 constexpr uint32_t kAll = 0xffffffffu;
 
+// The paged cache of one layer: K and V are [blocks, kv_heads, D / 64, 16, 64]. In each row of 64 dimensions, 128 bytes,
+// the 16-byte piece p of token t lies at piece p ^ t % 8. So a plain copy of 2 KB gives the 128-byte swizzle that wgmma
+// wants in shared memory, and that ldmatrix reads without bank conflicts.
+
+// First element of dimensions 8 piece ... of a token of the block, relative to the slab of its block and KV head.
+__device__ __forceinline__ uint32_t cache_piece(uint32_t token, uint32_t piece) {
+    return ((piece / 8 * kBlock + token) * 8 + (piece % 8 ^ token % 8)) * 8;
+}
+
+// Programmatic dependent launch. A kernel of a step first lets the next one start: its blocks become resident as soon
+// as there is room, and can fetch weights. Before a kernel touches anything that another kernel of the step writes or
+// reads, it waits until the ones before it are complete.
+__device__ __forceinline__ void release_successor() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_predecessor() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Two bf16 of one register, widened: bf16 is the upper half of f32.
 __device__ __forceinline__ float2 widen(uint32_t pair) {
     return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));

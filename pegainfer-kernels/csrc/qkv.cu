@@ -3,8 +3,7 @@
 
 constexpr int kPairs = 4; // rotation pairs of a lane: heads up to 256 wide
 
-// The cache of one layer is k [blocks, kv_heads, 16, head_dim] and v [blocks, kv_heads, head_dim, 16]: the attention
-// kernel then reads both straight into the tensor cores' registers. A bad slot or position stops the kernel.
+// A bad slot or position stops the kernel.
 extern "C" __global__ __launch_bounds__(256) void qk_norm_rope_write_kv(
     const bf16 *__restrict__ qkv,           // [tokens, (heads + 2 kv_heads) * head_dim]
     const bf16 *__restrict__ q_norm,        // [head_dim]
@@ -24,8 +23,8 @@ extern "C" __global__ __launch_bounds__(256) void qk_norm_rope_write_kv(
     uint32_t block = slot / kBlock, offset = slot % kBlock, half = head_dim / 2;
 
     if (head >= heads + kv_heads) {
-        bf16 *to = v + (size_t(block) * kv_heads + head - heads - kv_heads) * head_dim * kBlock + offset;
-        for (uint32_t d = lane; d < head_dim; d += 32) to[d * kBlock] = x[d];
+        bf16 *to = v + (size_t(block) * kv_heads + head - heads - kv_heads) * head_dim * kBlock;
+        for (uint32_t d = lane; d < head_dim; d += 32) to[cache_piece(offset, d / 8) + d % 8] = x[d];
         return;
     }
     float low[kPairs], high[kPairs], squares = 0.f;
@@ -38,8 +37,9 @@ extern "C" __global__ __launch_bounds__(256) void qk_norm_rope_write_kv(
     }
     float scale = 1.f / sqrtf(warp_sum(squares) / float(head_dim) + eps);
     const bf16 *weight = head < heads ? q_norm : k_norm;
-    bf16 *to = head < heads ? q + (size_t(token) * heads + head) * head_dim
-                            : k + ((size_t(block) * kv_heads + head - heads) * kBlock + offset) * head_dim;
+    bool query = head < heads;
+    bf16 *to = query ? q + (size_t(token) * heads + head) * head_dim
+                     : k + (size_t(block) * kv_heads + head - heads) * head_dim * kBlock;
     const float *angles = rope + size_t(position) * head_dim;
 #pragma unroll
     for (int p = 0; p < kPairs; ++p) {
@@ -48,7 +48,9 @@ extern "C" __global__ __launch_bounds__(256) void qk_norm_rope_write_kv(
         float a = round_bf16(round_bf16(low[p] * scale) * __bfloat162float(weight[d]));
         float b = round_bf16(round_bf16(high[p] * scale) * __bfloat162float(weight[d + half]));
         float cosine = angles[d], sine = angles[d + half];
-        to[d] = __float2bfloat16_rn(a * cosine - b * sine);
-        to[d + half] = __float2bfloat16_rn(b * cosine + a * sine);
+        uint32_t first = query ? d : cache_piece(offset, d / 8) + d % 8;
+        uint32_t second = query ? d + half : cache_piece(offset, (d + half) / 8) + (d + half) % 8;
+        to[first] = __float2bfloat16_rn(a * cosine - b * sine);
+        to[second] = __float2bfloat16_rn(b * cosine + a * sine);
     }
 }

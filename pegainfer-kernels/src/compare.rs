@@ -3,7 +3,7 @@
 
 use crate::ops::{self, AttentionBatch, HeadShape, SampleSpec};
 use half::bf16;
-use pegainfer_core::exec::Exec;
+use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::{OpRecord, Operand};
 use pegainfer_core::rng;
 use pegainfer_core::sampling::SamplingParams;
@@ -187,15 +187,16 @@ fn tensor(exec: &mut Exec, operand: &Operand, case: &Case, seed: u64) -> Result<
         let failed = |e: std::io::Error| OpError { op: "compare", message: e.to_string() };
         return ops::rope_table(exec, operand.shape[0], operand.shape[1], case.rope_theta).map_err(failed);
     }
-    let layout = cache_layout(exec, operand, case);
-    let shape = layout.as_ref().map_or(operand.shape.as_slice(), |(shape, _)| shape);
+    let cache = cache_index(&operand.name);
+    let shape = cache.map(|i| case.shape.cache(exec.device(), operand.shape[0])[i]);
+    let shape = shape.as_ref().map_or(operand.shape.as_slice(), |shape| shape);
     let mut tensor = allocate(exec, &operand.name, shape, operand.dtype)?;
     let elements = tensor.elements();
     match operand.dtype {
         DType::Bf16 => {
-            let swap = layout.as_ref().filter(|(_, swapped)| *swapped).map(|(shape, _)| (shape[2], shape[3]));
+            let place = cpu_order(exec, cache, case);
             exec.write(&mut tensor, 0..elements, |first, out: &mut [bf16]| {
-                let value = |i: usize| bf16::from_f32(unit(seed, swap.map_or(i, |inner| swapped(i, inner))));
+                let value = |i: usize| bf16::from_f32(unit(seed, place(i)));
                 out.par_iter_mut().enumerate().for_each(|(i, v)| *v = value(first + i));
             })?;
         }
@@ -211,17 +212,15 @@ fn tensor(exec: &mut Exec, operand: &Operand, case: &Case, seed: u64) -> Result<
     Ok(tensor)
 }
 
-/// Shape of a KV cache on this device, and whether its two inner dimensions are not in the CPU's order.
-fn cache_layout(exec: &Exec, operand: &Operand, case: &Case) -> Option<([usize; 4], bool)> {
-    let index = ["kv.k", "kv.v"].iter().position(|name| *name == operand.name)?;
-    let shape = case.shape.cache(exec.device(), operand.shape[0])[index];
-    Some((shape, shape[..] != operand.shape[..]))
+/// Which of the two caches a tensor of this name is.
+fn cache_index(name: &str) -> Option<usize> {
+    ["kv.k", "kv.v"].iter().position(|cache| *cache == name)
 }
 
-/// Element `i` of `[.., a, b]` in the order of `[.., b, a]`.
-fn swapped(i: usize, (a, b): (usize, usize)) -> usize {
-    let (outer, row, col) = (i / (a * b), i / b % a, i % b);
-    outer * a * b + col * a + row
+/// Where an element of this device's tensor lies in the CPU's.
+fn cpu_order(exec: &Exec, cache: Option<usize>, case: &Case) -> impl Fn(usize) -> usize + Sync + use<> {
+    let (shape, cache) = (case.shape, cache.filter(|_| exec.device() == Device::Cuda));
+    move |i| cache.map_or(i, |cache| shape.cpu_index(cache == 0, i))
 }
 
 /// In [-1, 1).
@@ -231,7 +230,7 @@ fn unit(seed: u64, i: usize) -> f32 {
 
 fn output(exec: &Exec, tensor: &Tensor, case: &Case) -> Result<Output, OpError> {
     let n = tensor.elements();
-    let mut values = match tensor.dtype() {
+    let values: Vec<f32> = match tensor.dtype() {
         DType::Bf16 => {
             let mut host = vec![bf16::ZERO; n];
             exec.read(tensor, 0, &mut host)?;
@@ -248,34 +247,15 @@ fn output(exec: &Exec, tensor: &Tensor, case: &Case) -> Result<Output, OpError> 
             host.iter().map(|v| *v as f32).collect()
         }
     };
-    let cpu_order = Operand { shape: reference_shape(tensor, case), ..Operand::from(tensor) };
-    if let Some((shape, true)) = cache_layout(exec, &cpu_order, case) {
-        // `swapped` of the CPU's shape leads from the CPU's order to the device's.
-        values = (0..n).into_par_iter().map(|i| values[swapped(i, (shape[3], shape[2]))]).collect();
-    }
-    Ok(Output { dtype: tensor.dtype(), row: tensor.rows_cols().1, values })
-}
-
-/// The shape that a tensor of this name has on the CPU.
-fn reference_shape(tensor: &Tensor, case: &Case) -> Vec<usize> {
-    let meta = pegainfer_core::exec::Device::Meta;
-    let [k, v] = case.shape.cache(meta, tensor.rows_cols().0);
-    match tensor.name() {
-        "kv.k" => k.to_vec(),
-        "kv.v" => v.to_vec(),
-        _ => tensor.shape().to_vec(),
-    }
+    let place = cpu_order(exec, cache_index(tensor.name()), case);
+    let mut ordered = vec![0.0; n];
+    values.iter().enumerate().for_each(|(i, v)| ordered[place(i)] = *v);
+    Ok(Output { dtype: tensor.dtype(), row: tensor.rows_cols().1, values: ordered })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn swapping_twice_is_nothing() {
-        let all: Vec<usize> = (0..60).map(|i| swapped(swapped(i, (3, 5)), (5, 3))).collect();
-        assert_eq!(all, (0..60).collect::<Vec<_>>());
-    }
 
     #[test]
     fn a_difference_is_seen() {

@@ -10,8 +10,9 @@ pub(crate) const MAX_HEAD_DIM: usize = 256;
 ///
 /// One layer's cache is two arrays of bf16 in blocks of [`BLOCK_SIZE`] tokens: K `[blocks, kv_heads, head_dim, 16]` (a
 /// vector register holds one dimension of 16 tokens) and V `[blocks, kv_heads, 16, head_dim]` (a vector register holds
-/// 16 dimensions of one token). On a GPU the two inner dimensions are the other way round, in K and in V, as the tensor
-/// cores want their operands. A token's slot is `block * 16 + offset`.
+/// 16 dimensions of one token). On a GPU both are `[blocks, kv_heads, 16, head_dim]`, and the order within the 16 tokens
+/// of a head is the one of csrc/common.cuh, which tensor cores read from shared memory. A token's slot is
+/// `block * 16 + offset`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeadShape {
     /// Query heads, a multiple of `kv_heads`.
@@ -55,8 +56,17 @@ impl HeadShape {
         let dims_last = [blocks, self.kv_heads, BLOCK_SIZE, self.head_dim];
         match device {
             Device::Cpu(_) | Device::Meta => [tokens_last, dims_last],
-            Device::Cuda => [dims_last, tokens_last],
+            Device::Cuda => [dims_last, dims_last],
         }
+    }
+
+    /// Where element `i` of the GPU's cache lies in the CPU's, in K or in V.
+    pub(crate) fn cpu_index(&self, keys: bool, i: usize) -> usize {
+        let slab = BLOCK_SIZE * self.head_dim;
+        let (half, token, column) = (i % slab / (64 * BLOCK_SIZE), i / 64 % BLOCK_SIZE, i % 64);
+        let dim = 64 * half + 8 * (column / 8 ^ token % 8) + column % 8;
+        let inner = if keys { dim * BLOCK_SIZE + token } else { token * self.head_dim + dim };
+        i / slab * slab + inner
     }
 
     /// The first of the `head_dim` rows of 16 elements that one KV head has in a block, of K and of V.
@@ -72,5 +82,25 @@ impl HeadShape {
     /// First element of a token's value in V of the CPU; the others follow.
     pub(crate) fn value(&self, slot: usize, kv_head: usize) -> usize {
         self.first_row(slot / BLOCK_SIZE, kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE * self.head_dim
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_gpu_layout_is_a_permutation_of_the_cpu_layout() {
+        let shape = HeadShape { heads: 4, kv_heads: 2, head_dim: 128 };
+        let elements = 3 * shape.block_len();
+        for keys in [true, false] {
+            let mut seen = vec![false; elements];
+            (0..elements).for_each(|i| seen[shape.cpu_index(keys, i)] = true);
+            assert!(seen.iter().all(|&s| s));
+        }
+        // Token 1, dimension 64 of the second head of block 0: half 1, row 1, piece 0 at place 1.
+        let i = shape.block_len() / 2 + 16 * 64 + 64 + 8;
+        assert_eq!(shape.cpu_index(true, i), shape.key(1, 1) + 64 * BLOCK_SIZE);
+        assert_eq!(shape.cpu_index(false, i), shape.value(1, 1) + 64);
     }
 }

@@ -16,16 +16,23 @@ pub struct Image {
 }
 
 /// Loaded images and the kernels found in them.
-#[derive(Default)]
 pub(super) struct Modules {
     modules: HashMap<&'static str, sys::CUmodule>,
     functions: HashMap<(&'static str, &'static str), sys::CUfunction>,
+    /// Shared memory that a block may have when its kernel asks for it.
+    shared: i32,
+    /// Whether kernels may be launched in clusters and before their predecessors end (compute capability 9.0).
+    hopper: bool,
 }
 
 // SAFETY: the handles are the driver's, valid on every thread that has the context bound.
 unsafe impl Send for Modules {}
 
 impl Modules {
+    pub fn new(shared: i32, hopper: bool) -> Self {
+        Self { modules: HashMap::new(), functions: HashMap::new(), shared, hopper }
+    }
+
     pub fn function(&mut self, image: &Image, kernel: &'static str) -> Result<sys::CUfunction, DriverError> {
         if let Some(function) = self.functions.get(&(image.name, kernel)) {
             return Ok(*function);
@@ -40,15 +47,35 @@ impl Modules {
         let name = CString::new(kernel).map_err(|_| DriverError(sys::CUresult::CUDA_ERROR_NOT_FOUND))?;
         // SAFETY: the module is loaded and stays so as long as the context lives.
         let function = unsafe { result::module::get_function(module, name)? };
+        self.permit(function)?;
         self.functions.insert((image.name, kernel), function);
         Ok(function)
+    }
+
+    /// Lets a kernel have all the shared memory there is, and clusters of 16 blocks.
+    fn permit(&self, function: sys::CUfunction) -> Result<(), DriverError> {
+        use sys::CUfunction_attribute as Attribute;
+        let mut fixed = 0;
+        // SAFETY: the function is loaded; the driver writes one int.
+        unsafe {
+            sys::cuFuncGetAttribute(&mut fixed, Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function).result()?;
+            let most = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            result::function::set_function_attribute(function, most, self.shared - fixed)?;
+            if self.hopper {
+                let large = Attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
+                result::function::set_function_attribute(function, large, 1)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub fn hopper(&self) -> bool {
+        self.hopper
     }
 }
 
 /// Most arguments a kernel takes.
 const MAX_ARGUMENTS: usize = 24;
-/// Dynamic shared memory that a kernel may have without asking.
-const PLAIN_SHARED: u32 = 48 << 10;
 
 /// A launch being put together: arguments in the order of the kernel's parameters, then [`run`](Self::run).
 pub struct Launch {
@@ -60,6 +87,9 @@ pub struct Launch {
     arguments: [u64; MAX_ARGUMENTS],
     count: usize,
     shared: u32,
+    cluster: u32,
+    overlapped: bool,
+    hopper: bool,
 }
 
 impl Launch {
@@ -68,8 +98,10 @@ impl Launch {
         kernel: &'static str,
         function: sys::CUfunction,
         stream: sys::CUstream,
+        hopper: bool,
     ) -> Self {
-        Self { op, kernel, function, stream, arguments: [0; MAX_ARGUMENTS], count: 0, shared: 0 }
+        let arguments = [0; MAX_ARGUMENTS];
+        Self { op, kernel, function, stream, arguments, count: 0, shared: 0, cluster: 1, overlapped: false, hopper }
     }
 
     fn push(mut self, bits: u64) -> Self {
@@ -110,31 +142,71 @@ impl Launch {
         self
     }
 
+    /// Blocks that run together and see each other's shared memory, neighbours along x; at most 16. Needs compute
+    /// capability 9.0.
+    pub fn cluster(mut self, blocks: usize) -> Self {
+        self.cluster = blocks as u32;
+        self
+    }
+
+    /// Lets the kernel's blocks start while the kernel before it still runs (programmatic dependent launch). The kernel
+    /// must call `wait_for_predecessor` before it touches what another kernel of the stream writes or reads. No effect
+    /// below compute capability 9.0.
+    pub fn overlapped(mut self) -> Self {
+        self.overlapped = self.hopper;
+        self
+    }
+
     /// Launches `grid` blocks of `threads` threads.
     ///
     /// # Safety
     /// The arguments must match the kernel's parameters in number, order and type, and the kernel must stay within the
     /// tensors it is given.
     pub unsafe fn run(mut self, grid: [usize; 3], threads: usize) -> Result<(), OpError> {
-        let failed = |e: DriverError| OpError {
-            message: format!("kernel {}: {}", self.kernel, error(self.op)(e).message),
-            op: self.op,
-        };
         let mut parameters: [*mut c_void; MAX_ARGUMENTS] = [std::ptr::null_mut(); MAX_ARGUMENTS];
         for (parameter, argument) in parameters.iter_mut().zip(&mut self.arguments) {
             *parameter = std::ptr::from_mut(argument).cast();
         }
-        if self.shared > PLAIN_SHARED {
-            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // SAFETY: the function is loaded.
-            unsafe { result::function::set_function_attribute(self.function, attribute, self.shared as i32) }
-                .map_err(failed)?;
+        let (mut attributes, count) = self.attributes();
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid[0] as u32,
+            gridDimY: grid[1] as u32,
+            gridDimZ: grid[2] as u32,
+            blockDimX: threads as u32,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: self.shared,
+            hStream: self.stream,
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: count,
+        };
+        // SAFETY: function and stream are alive, the attributes outlive the call; the rest is the caller's promise.
+        let status =
+            unsafe { sys::cuLaunchKernelEx(&config, self.function, parameters.as_mut_ptr(), std::ptr::null_mut()) };
+        status.result().map_err(|e| OpError {
+            message: format!("kernel {}: {}", self.kernel, error(self.op)(e).message),
+            op: self.op,
+        })
+    }
+
+    /// The launch attributes, and how many of them count.
+    fn attributes(&self) -> ([sys::CUlaunchAttribute; 2], u32) {
+        let attribute = |id, value| sys::CUlaunchAttribute { id, pad: [0; 4], value };
+        let cluster = attribute(
+            sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+            sys::CUlaunchAttributeValue {
+                clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: self.cluster, y: 1, z: 1 },
+            },
+        );
+        let overlap = attribute(
+            sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        );
+        match (self.overlapped, self.cluster > 1) {
+            (true, true) => ([overlap, cluster], 2),
+            (true, false) => ([overlap, cluster], 1),
+            (false, true) => ([cluster, overlap], 1),
+            (false, false) => ([cluster, overlap], 0),
         }
-        let grid = (grid[0] as u32, grid[1] as u32, grid[2] as u32);
-        let block = (threads as u32, 1, 1);
-        let parameters = &mut parameters[..self.count];
-        // SAFETY: function and stream are alive; the rest is the caller's promise.
-        unsafe { result::launch_kernel(self.function, grid, block, self.shared, self.stream, parameters) }
-            .map_err(failed)
     }
 }

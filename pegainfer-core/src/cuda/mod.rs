@@ -48,6 +48,7 @@ pub struct Cuda {
     modules: Modules,
     workspace: DeviceBuffer,
     multiprocessors: usize,
+    capability: (i32, i32),
 }
 
 /// GPUs of this machine, or why there is none, for people.
@@ -77,7 +78,10 @@ impl Cuda {
         let workspace = DeviceBuffer::zeroed(&context, &stream, WORKSPACE_BYTES).map_err(error("cuda: workspace"))?;
         let multiprocessors = attribute(&context, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let multiprocessors = multiprocessors.max(1) as usize;
-        Ok(Self { context, stream, staging, modules: Modules::default(), workspace, multiprocessors })
+        let capability = context.compute_capability().map_err(error("cuda: info"))?;
+        let shared = attribute(&context, Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        let modules = Modules::new(shared, capability.0 >= 9);
+        Ok(Self { context, stream, staging, modules, workspace, multiprocessors, capability })
     }
 
     /// Makes the GPU current for the calling thread; every entry point of an executor begins with it.
@@ -94,7 +98,7 @@ impl Cuda {
         unsafe { cudarc::driver::sys::cuDriverGetVersion(&mut driver) }.result().map_err(error("cuda: info"))?;
         Ok(GpuInfo {
             name: self.context.name().map_err(error("cuda: info"))?,
-            capability: self.context.compute_capability().map_err(error("cuda: info"))?,
+            capability: self.capability,
             multiprocessors: self.multiprocessors,
             memory,
             free,
@@ -105,6 +109,11 @@ impl Cuda {
     /// Streaming multiprocessors: what a launch should fill.
     pub fn multiprocessors(&self) -> usize {
         self.multiprocessors
+    }
+
+    /// Compute capability, major and minor: which kernels can run.
+    pub fn capability(&self) -> (i32, i32) {
+        self.capability
     }
 
     /// Waits for everything that was launched, and reports what went wrong in it.
@@ -173,7 +182,7 @@ impl Cuda {
     /// Prepares the launch of `kernel` of `image` on behalf of `op`. The image is loaded on first use.
     pub fn launch(&mut self, op: &'static str, image: &'static Image, kernel: &'static str) -> Result<Launch, OpError> {
         let function = self.modules.function(image, kernel).map_err(|e| launch_error(op, kernel, e))?;
-        Ok(Launch::new(op, kernel, function, self.stream.cu_stream()))
+        Ok(Launch::new(op, kernel, function, self.stream.cu_stream(), self.modules.hopper()))
     }
 }
 

@@ -24,8 +24,10 @@ pub(crate) fn qk_norm_rope_write_kv(
     (k, v): (&mut Tensor, &mut Tensor),
 ) -> Result<(), OpError> {
     let op = "qk_norm_rope_write_kv";
-    if shape.head_dim > MAX_HEAD_DIM {
-        return Err(OpError { op, message: format!("head_dim {} is above {MAX_HEAD_DIM}", shape.head_dim) });
+    if shape.head_dim > MAX_HEAD_DIM || !shape.head_dim.is_multiple_of(64) {
+        let message =
+            format!("head_dim {}: the GPU's cache takes multiples of 64 up to {MAX_HEAD_DIM}", shape.head_dim);
+        return Err(OpError { op, message });
     }
     let tokens = qkv.rows_cols().0;
     let (max_position, max_slot) = (rope.rows_cols().0, k.rows_cols().0 * BLOCK_SIZE);
