@@ -10,7 +10,6 @@ use pegainfer_kernels::ops::{self, HeadShape};
 use std::time::Duration;
 
 const HIDDEN: usize = 1024;
-const INTERMEDIATE: usize = 3072;
 const SHAPE: HeadShape = HeadShape { heads: 16, kv_heads: 8, head_dim: 128 };
 const EPS: f32 = 1e-6;
 
@@ -62,10 +61,9 @@ fn norms(bench: &mut Bench<'_>) {
     let shape = [bench.rows, HIDDEN];
     let exec = &mut bench.exec;
     let (x, weight) = (values(exec, &shape), values(exec, &[HIDDEN]));
-    let (mut residual, mut out) = (values(exec, &shape), values(exec, &shape));
+    let mut out = values(exec, &shape);
     let bytes = x.bytes();
     bench.time("rms_norm", 2 * bytes, |exec| ops::rms_norm(exec, &x, &weight, EPS, &mut out));
-    bench.time("add_rms_norm", 4 * bytes, |exec| ops::add_rms_norm(exec, &x, &mut residual, &weight, EPS, &mut out));
 }
 
 fn qkv(bench: &mut Bench<'_>) {
@@ -86,13 +84,6 @@ fn qkv(bench: &mut Bench<'_>) {
     });
 }
 
-fn swiglu(bench: &mut Bench<'_>) {
-    let rows = bench.rows;
-    let gate_up = values(&mut bench.exec, &[rows, 2 * INTERMEDIATE]);
-    let mut out = values(&mut bench.exec, &[rows, INTERMEDIATE]);
-    bench.time("swiglu", gate_up.bytes() + out.bytes(), |exec| ops::swiglu(exec, &gate_up, &mut out));
-}
-
 fn elementwise(c: &mut Criterion) {
     for isa in Isa::available().into_iter().filter(|isa| *isa != Isa::Amx) {
         for rows in [1, 512] {
@@ -100,7 +91,6 @@ fn elementwise(c: &mut Criterion) {
             let mut bench = Bench { c: &mut *c, exec, isa, rows };
             norms(&mut bench);
             qkv(&mut bench);
-            swiglu(&mut bench);
         }
     }
 }

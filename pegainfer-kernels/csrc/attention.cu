@@ -250,17 +250,23 @@ __device__ void combine(const float *parts, // [batch, kv_heads, splits, max_row
     extern "C" __global__ __launch_bounds__(32 * kPrefillWarps) void prefill_##D(                                      \
         const bf16 *q, const bf16 *k, const bf16 *v, const uint32_t *qo_indptr, const uint32_t *kv_lens,               \
         const uint32_t *block_tables, bf16 *out, uint32_t heads, uint32_t max_blocks, uint32_t blocks, float scale) {  \
+        release_successor();                                                                                           \
+        wait_for_predecessor();                                                                                        \
         prefill<D>(q, k, v, {qo_indptr, kv_lens, block_tables, max_blocks, blocks}, out, heads, scale);                \
     }                                                                                                                  \
     extern "C" __global__ __launch_bounds__(32 * kDecodeWarps) void decode_##D(                                        \
         const bf16 *q, const bf16 *k, const bf16 *v, const uint32_t *qo_indptr, const uint32_t *kv_lens,               \
         const uint32_t *block_tables, bf16 *out, uint32_t heads, uint32_t max_blocks, uint32_t blocks, float scale,    \
         float *parts, uint32_t max_rows) {                                                                             \
+        release_successor();                                                                                           \
+        wait_for_predecessor();                                                                                        \
         decode<D>(q, k, v, {qo_indptr, kv_lens, block_tables, max_blocks, blocks}, out, parts, heads, max_rows,        \
                   scale);                                                                                              \
     }                                                                                                                  \
     extern "C" __global__ __launch_bounds__(D) void combine_##D(const float *parts, const uint32_t *qo_indptr,         \
                                                                 bf16 *out, uint32_t heads, uint32_t splits) {          \
+        release_successor();                                                                                           \
+        wait_for_predecessor();                                                                                        \
         combine<D>(parts, qo_indptr, out, heads, splits);                                                              \
     }
 ATTENTION(64)

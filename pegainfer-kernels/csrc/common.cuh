@@ -69,6 +69,48 @@ __device__ __forceinline__ float block_sum(float x, float *parts) {
     return warp_sum(x);
 }
 
+// Eight elements of the residual stream plus those of the slices of a product, `stride` apart. The product is rounded
+// once, then the sum.
+__device__ __forceinline__ uint4 add_slices(uint4 residual, const float *slices, uint32_t count, size_t stride) {
+    float sum[8] = {};
+#pragma unroll 4
+    for (uint32_t s = 0; s < count; ++s) {
+        float4 a = reinterpret_cast<const float4 *>(slices + s * stride)[0];
+        float4 b = reinterpret_cast<const float4 *>(slices + s * stride)[1];
+        sum[0] += a.x, sum[1] += a.y, sum[2] += a.z, sum[3] += a.w;
+        sum[4] += b.x, sum[5] += b.y, sum[6] += b.z, sum[7] += b.w;
+    }
+    uint32_t *v = reinterpret_cast<uint32_t *>(&residual);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        float2 r = widen(v[j]), d = widen(narrow(sum[2 * j], sum[2 * j + 1]));
+        v[j] = narrow(r.x + d.x, r.y + d.y);
+    }
+    return residual;
+}
+
+__device__ __forceinline__ float sum_squares(uint4 row) {
+    const uint32_t *v = reinterpret_cast<const uint32_t *>(&row);
+    float squares = 0.f;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        float2 a = widen(v[j]);
+        squares += a.x * a.x + a.y * a.y;
+    }
+    return squares;
+}
+
+// Eight elements of a norm: scaled, rounded, and multiplied by the weight.
+__device__ __forceinline__ uint4 scaled(uint4 row, float scale, uint4 weight) {
+    uint32_t *v = reinterpret_cast<uint32_t *>(&row), *w = reinterpret_cast<uint32_t *>(&weight);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        float2 a = widen(v[j]), b = widen(w[j]);
+        v[j] = narrow(round_bf16(a.x * scale) * b.x, round_bf16(a.y * scale) * b.y);
+    }
+    return row;
+}
+
 // d[16, 8] += a[16, 16] b[16, 8] for one warp. With group = lane / 4 and quad = lane % 4: a0, a1 hold rows group and
 // group + 8 at columns 2 quad and 2 quad + 1, a2, a3 the same at columns 8 further; b0, b1 hold column group at rows
 // 2 quad, 2 quad + 1 and 8 further; d0, d1 hold row group at columns 2 quad, 2 quad + 1, d2, d3 row group + 8.

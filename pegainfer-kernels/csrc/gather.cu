@@ -6,6 +6,8 @@ extern "C" __global__ void gather(const bf16 *__restrict__ from,    // [from_row
                                   const uint32_t *__restrict__ ids, // [gridDim.x]
                                   bf16 *__restrict__ out,           // [gridDim.x, width]
                                   uint32_t from_rows, uint32_t width) {
+    release_successor();
+    wait_for_predecessor();
     uint32_t id = ids[blockIdx.x];
     if (id >= from_rows) __trap();
     const bf16 *row = from + size_t(id) * width;

@@ -1,96 +1,237 @@
 // out = x wᵀ for few rows: every weight is read once and goes to the tensor cores as it lies in memory.
 //
-// The 16 x 8 product of the tensor core takes 16 rows of w as its a and 8 rows of x as its b. A block owns 16 rows of
-// w, or 8 where 16 would leave too few blocks to fill the GPU (the other half of a is then 0); its warps share the columns, 32 at a time in turn, so that a block reads 512 neighbouring bytes of each row, and
-// add their sums in a fixed order. A row of out does not depend on how many there are.
+// The 16 x 8 product of the tensor core takes 16 rows of w as its a and 8 rows of x as its b. Each warp has rows of w of
+// its own, an even share of all there are, at most 16 at a time, and walks along a slice of their columns, 128 a step.
+// Weights wait in shared memory, kRing steps deep, where each lane reads back what it fetched itself: the warps wait for
+// each other only for x, which they share. A row of out does not depend on how many rows there are.
+//
+// The first steps are fetched before the kernels that produce x are done. A block leaves no room for a second one of its
+// kernel on a multiprocessor: the launcher asks for more than half of the shared memory, because blocks that start while
+// the kernel before ends would otherwise crowd where it ended first.
 #include "common.cuh"
 
-constexpr int kWarps = 8;
+constexpr int kMaxWarps = 12;   // of a block; the launcher chooses how many, so that their rows fill whole tiles
+constexpr int kRing = 3;        // steps of weights under way
+constexpr uint32_t kGroups = 4; // of 32 columns, in a step
+constexpr uint32_t kStep = 32 * kGroups;
+constexpr uint32_t kChunk = 2; // steps of a chunk of x
 
-template <typename T> __device__ __forceinline__ T rounded(float x);
-template <> __device__ __forceinline__ float rounded<float>(float x) { return x; }
-template <> __device__ __forceinline__ bf16 rounded<bf16>(float x) { return __float2bfloat16_rn(x); }
+enum Epilogue { kPlain, kGated };
 
-// Steps of 32 columns that a warp has in flight. They wait in shared memory, because the compiler sinks plain loads to
-// their use, one or two in flight. Each lane reads back what it fetched itself, so nobody waits for another.
-constexpr uint32_t kStages = 8;
+struct Shape {
+    uint32_t m, n, k;
+    uint32_t slice; // columns of a block, a multiple of kStep; blockIdx.y says which
+    uint32_t slots; // chunks of x in shared memory: all of a slice, or at least 3
+};
 
-__device__ __forceinline__ void fetch16(uint4 *to, const bf16 *from) {
+// 16 bytes, or zeros. Weights are read once and in order: L2 fetches the neighbours, too.
+__device__ __forceinline__ void fetch_input16(void *to, const bf16 *from, bool inside) {
     uint32_t at = uint32_t(__cvta_generic_to_shared(to));
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(inside ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void fetch_weight16(void *to, const bf16 *from, bool inside) {
+    uint32_t at = uint32_t(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(inside ? 16 : 0)
+                 : "memory");
 }
 
-// ROWS: 8 or 16 rows of w. TILES: tiles of 8 rows of x.
-template <int ROWS, int TILES, typename T>
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT> __device__ __forceinline__ void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+// The rows of a warp, dealt out in tiles of at most 16 (gated: 8 pairs), and its columns.
+template <Epilogue E> struct Share {
+    uint32_t first, end, tiles, column, width, steps; // steps of a tile
+    __device__ Share(const Shape &shape) {
+        uint64_t rows = E == kGated ? shape.n / 2 : shape.n;
+        uint32_t each = blockDim.x / 32, warps = gridDim.x * each, warp = blockIdx.x * each + threadIdx.x / 32;
+        uint32_t most = (uint32_t(rows) + warps - 1) / warps, tile = E == kGated ? 8 : 16;
+        first = uint32_t(rows * warp / warps);
+        end = uint32_t(rows * (warp + 1) / warps);
+        tiles = (most + tile - 1) / tile;
+        column = blockIdx.y * shape.slice;
+        width = min(shape.slice, shape.k - column);
+        steps = (width + kStep - 1) / kStep;
+    }
+    __device__ uint32_t tile_row(uint32_t t) const { return first + (end - first) * t / tiles; }
+};
+
+// Walks the steps of all tiles in order and starts the copies of one lane's weights, [kGroups, 2, 32 lanes] a step.
+template <Epilogue E> struct Weights {
+    const bf16 *w, *low, *high; // the lane's next columns of its two rows of the tile
+    bool has_low, has_high;
+    int32_t left; // columns of the tile from there on, of this lane
+    uint32_t tile;
+    const Shape &shape;
+    const Share<E> &share;
+
+    __device__ Weights(const bf16 *w, const Shape &shape, const Share<E> &share)
+        : w(w), tile(0), shape(shape), share(share) {
+        enter();
+    }
+
+    __device__ void enter() {
+        uint32_t group = threadIdx.x % 32 / 4, row = share.tile_row(tile) + group, end = share.tile_row(tile + 1);
+        uint32_t column = threadIdx.x % 4 * 8, second = E == kGated ? shape.n / 2 : 8;
+        has_low = row < end;
+        has_high = E == kGated ? has_low : row + 8 < end;
+        low = has_low ? w + size_t(row) * shape.k + share.column + column : w;
+        high = has_high ? w + size_t(row + second) * shape.k + share.column + column : w;
+        left = int32_t(share.width - column);
+    }
+
+    __device__ __forceinline__ void fetch(uint4 *to) {
+        if (tile >= share.tiles) return;
+#pragma unroll
+        for (int j = 0; j < int(kGroups); ++j) {
+            bool inside = 32 * j < left;
+            fetch_weight16(to + 64 * j, inside ? low + 32 * j : w, has_low && inside);
+            fetch_weight16(to + 64 * j + 32, inside ? high + 32 * j : w, has_high && inside);
+        }
+        low += kStep, high += kStep, left -= kStep;
+        if (left <= 0 && ++tile < share.tiles) enter();
+    }
+};
+
+// Starts the copies of chunk `chunk` of x, [kChunk, kGroups, TILES, 32 lanes] pieces of 16 bytes in the order of the
+// product's b. Rows and columns beyond the end become 0.
+template <int TILES, Epilogue E>
+__device__ __forceinline__ void fetch_input(const bf16 *x, const Shape &shape, const Share<E> &share, uint32_t chunk,
+                                            uint4 *to) {
+    for (uint32_t i = threadIdx.x; i < kChunk * kGroups * TILES * 32; i += blockDim.x) {
+        uint32_t lane = i % 32, row = i / 32 % TILES * 8 + lane / 4;
+        uint32_t at = (chunk * kChunk * kGroups + i / (32 * TILES)) * 32 + lane % 4 * 8;
+        bool inside = row < shape.m && at < share.width;
+        fetch_input16(to + i, inside ? x + size_t(row) * shape.k + share.column + at : x, inside);
+    }
+}
+
+// Clears what `fetch_all` does not write: rows of x beyond the end, and columns beyond the slice.
+template <int TILES, Epilogue E> __device__ void clear_input(const Shape &shape, const Share<E> &share, uint4 *inputs) {
+    if (shape.m == 8 * TILES && share.width % kStep == 0) return;
+    for (uint32_t i = threadIdx.x; i < share.steps * kGroups * TILES * 32; i += blockDim.x)
+        inputs[i] = make_uint4(0, 0, 0, 0);
+    __syncthreads();
+}
+
+// Starts the copies of all of the slice of x, in the same order.
+template <int TILES, Epilogue E>
+__device__ void fetch_all(const bf16 *x, const Shape &shape, const Share<E> &share, uint4 *inputs) {
+    const bf16 *from = x + share.column;
+    for (uint32_t row = 0; row < shape.m; ++row, from += shape.k) {
+        uint4 *to = inputs + row / 8 * 32 + row % 8 * 4;
+#pragma unroll 4
+        for (uint32_t i = threadIdx.x; i < share.width / 8; i += blockDim.x)
+            fetch_input16(to + i / 4 * (TILES * 32) + i % 4, from + 8 * i, true);
+    }
+}
+
+__device__ __forceinline__ float gated(float gate, float up) {
+    gate = round_bf16(gate);
+    return round_bf16(gate / (1.f + __expf(-gate))) * round_bf16(up);
+}
+
+__device__ __forceinline__ void put(float *at, float value) { *at = value; }
+__device__ __forceinline__ void put(bf16 *at, float value) { *at = __float2bfloat16_rn(value); }
+
+template <int TILES, Epilogue E, typename T>
+__device__ __forceinline__ void write(const float (&acc)[TILES][4], const Shape &shape, uint32_t row, uint32_t end,
+                                      T *out) {
+    uint32_t group = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
+#pragma unroll
+    for (int t = 0; t < TILES; ++t)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            uint32_t token = 8 * t + 2 * quad + i, at = row + group;
+            if (token >= shape.m) continue;
+            if (E == kGated) {
+                if (at < end) put(out + size_t(token) * (shape.n / 2) + at, gated(acc[t][i], acc[t][2 + i]));
+            } else {
+                if (at < end) put(out + size_t(token) * shape.n + at, acc[t][i]);
+                if (at + 8 < end) put(out + size_t(token) * shape.n + at + 8, acc[t][2 + i]);
+            }
+        }
+}
+
+// out: [m, n], gated [m, n / 2], or, of T float, one such matrix for each slice of the columns.
+template <int TILES, Epilogue E, typename T>
 __device__ void stream(const bf16 *__restrict__ x, // [m, k], m <= 8 TILES
                        const bf16 *__restrict__ w, // [n, k]
-                       T *__restrict__ out,        // [m, n]
-                       uint32_t m, uint32_t n, uint32_t k) {
-    __shared__ float sums[kWarps][ROWS][8 * TILES + 1];
-    extern __shared__ uint4 ring[]; // [kStages, ROWS / 8, threads]
-    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4, quad = lane % 4;
-    uint32_t row = blockIdx.x * ROWS + group;
-    // Rows beyond the end repeat the last one; what they give is not written.
-    const bf16 *low = w + size_t(min(row, n - 1)) * k, *high = w + size_t(min(row + 8, n - 1)) * k;
-    const bf16 *inputs[TILES];
-    float acc[TILES][4] = {};
-#pragma unroll
-    for (int t = 0; t < TILES; ++t) inputs[t] = x + size_t(min(8 * t + group, m - 1)) * k;
-
-    // Beyond the last column the loads repeat it, and x counts as 0.
-    auto column = [&](uint32_t step) { return (step * kWarps + warp) * 32 + quad * 8; };
-    uint32_t steps = (k + 32 * kWarps - 1) / (32 * kWarps);
-    auto start = [&](uint32_t step) {
-        if (step < steps) {
-            uint4 *to = ring + step % kStages * (ROWS / 8) * (32 * kWarps) + threadIdx.x;
-            uint32_t at = min(column(step), k - 8);
-            fetch16(to, low + at);
-            if (ROWS == 16) fetch16(to + 32 * kWarps, high + at);
-        }
-        asm volatile("cp.async.commit_group;" ::: "memory");
+                       T *__restrict__ out, const Shape &shape) {
+    constexpr uint32_t kInput = kChunk * kGroups * TILES * 32; // pieces of a chunk of x
+    constexpr int kSets = TILES == 1 ? 2 : 1;                  // of sums: products that do not wait for each other
+    extern __shared__ uint4 shared[];
+    uint4 *inputs = shared; // [slots, kInput]
+    uint4 *ring = shared + shape.slots * kInput + threadIdx.x / 32 * (kRing * kGroups * 64) + threadIdx.x % 32;
+    release_successor();
+    const Share<E> share(shape);
+    Weights<E> weights(w, shape, share);
+    for (int s = 0; s < kRing; ++s) {
+        weights.fetch(ring + s * kGroups * 64);
+        commit();
+    }
+    const uint32_t chunks = (share.steps + kChunk - 1) / kChunk, all_chunks = chunks * share.tiles;
+    const bool resident = shape.slots >= chunks;
+    auto next_input = [&](uint32_t c) {
+        if (c < all_chunks) fetch_input<TILES>(x, shape, share, c % chunks, inputs + c % shape.slots * kInput);
     };
-    for (uint32_t s = 0; s < kStages - 1; ++s) start(s);
-    for (uint32_t step = 0; step < steps; ++step) {
-        start(step + kStages - 1);
-        asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 1) : "memory");
-        const uint4 *from = ring + step % kStages * (ROWS / 8) * (32 * kWarps) + threadIdx.x;
-        uint4 a = from[0], c = ROWS == 16 ? from[32 * kWarps] : make_uint4(0, 0, 0, 0);
-        uint32_t at = column(step);
+    if (resident) clear_input<TILES>(shape, share, inputs);
+    wait_for_predecessor();
+    if (resident) fetch_all<TILES>(x, shape, share, inputs);
+    for (uint32_t c = 0; !resident && c + 1 < shape.slots; ++c) next_input(c);
+    commit();
+    if (sizeof(T) == 4) out += size_t(blockIdx.y) * shape.m * shape.n;
+
+    uint32_t slot = 0, chunk = 0;
+    for (uint32_t tile = 0; tile < share.tiles; ++tile) {
+        float acc[kSets][TILES][4] = {};
+        const uint4 *input = inputs + threadIdx.x % 32;
+        for (uint32_t step = 0; step < share.steps; ++step) {
+            if (step % kChunk == 0 && (chunk == 0 || !resident)) {
+                // The copies of this chunk are older than those of the weights, unless chunks are single steps.
+                if (chunk > 0 && share.steps > 1) wait_copies<kRing - 1>();
+                else wait_copies<0>();
+                __syncthreads(); // everybody's part of the chunk is there, and the one before is done with
+                if (!resident) {
+                    input = inputs + chunk % shape.slots * kInput + threadIdx.x % 32;
+                    next_input(chunk + shape.slots - 1);
+                }
+                ++chunk;
+            } else {
+                wait_copies<kRing - 1>();
+            }
+            uint4 *at = ring + slot * kGroups * 64, low[kGroups], high[kGroups];
 #pragma unroll
-        for (int t = 0; t < TILES; ++t) {
-            // Through the L1: with few rows of x many lanes read the same bytes, and asynchronous copies of those
-            // cost double the whole step (measured).
-            uint4 b = load16(inputs[t] + min(at, k - 8));
-            if (at >= k) b = make_uint4(0, 0, 0, 0);
-            mma32(acc[t], a, c, b);
+            for (int j = 0; j < int(kGroups); ++j) low[j] = at[64 * j], high[j] = at[64 * j + 32];
+            weights.fetch(at);
+            commit();
+            slot = slot + 1 == kRing ? 0 : slot + 1;
+#pragma unroll
+            for (int j = 0; j < int(kGroups); ++j)
+#pragma unroll
+                for (int t = 0; t < TILES; ++t) mma32(acc[j % kSets][t], low[j], high[j], input[(j * TILES + t) * 32]);
+            input += kGroups * TILES * 32;
         }
-    }
 #pragma unroll
-    for (int t = 0; t < TILES; ++t) {
+        for (int t = 0; t < TILES && kSets > 1; ++t)
 #pragma unroll
-        for (int i = 0; i < ROWS / 4; ++i) sums[warp][group + 8 * (i / 2)][8 * t + 2 * quad + i % 2] = acc[t][i];
-    }
-    __syncthreads();
-    for (uint32_t i = threadIdx.x; i < ROWS * m; i += blockDim.x) {
-        uint32_t r = i % ROWS, token = i / ROWS;
-        float sum = 0.f;
-#pragma unroll
-        for (int s = 0; s < kWarps; ++s) sum += sums[s][r][token];
-        if (blockIdx.x * ROWS + r < n) out[size_t(token) * n + blockIdx.x * ROWS + r] = rounded<T>(sum);
+            for (int i = 0; i < 4; ++i) acc[0][t][i] += acc[kSets - 1][t][i];
+        write<TILES, E>(acc[0], shape, share.tile_row(tile), share.tile_row(tile + 1), out);
     }
 }
 
-#define STREAM(name, rows, tiles, type)                                                                                \
-    extern "C" __global__ __launch_bounds__(32 * kWarps) void name(const bf16 *x, const bf16 *w, type *out,            \
-                                                                   uint32_t m, uint32_t n, uint32_t k) {               \
-        stream<rows, tiles, type>(x, w, out, m, n, k);                                                                 \
+#define STREAM(name, tiles, epilogue, type)                                                                            \
+    extern "C" __global__ __launch_bounds__(32 * kMaxWarps) void name(                                                 \
+        const bf16 *x, const bf16 *w, type *out, uint32_t m, uint32_t n, uint32_t k, uint32_t slice, uint32_t slots) { \
+        stream<tiles, epilogue, type>(x, w, out, {m, n, k, slice, slots});                                             \
     }
-STREAM(stream8_bf16_8, 8, 1, bf16)
-STREAM(stream8_bf16_16, 8, 2, bf16)
-STREAM(stream8_bf16_32, 8, 4, bf16)
-STREAM(stream16_bf16_8, 16, 1, bf16)
-STREAM(stream16_bf16_16, 16, 2, bf16)
-STREAM(stream16_bf16_32, 16, 4, bf16)
-STREAM(stream16_f32_8, 16, 1, float)
-STREAM(stream16_f32_16, 16, 2, float)
-STREAM(stream16_f32_32, 16, 4, float)
+STREAM(stream_bf16_8, 1, kPlain, bf16)
+STREAM(stream_bf16_16, 2, kPlain, bf16)
+STREAM(stream_bf16_32, 4, kPlain, bf16)
+STREAM(stream_f32_8, 1, kPlain, float)
+STREAM(stream_f32_16, 2, kPlain, float)
+STREAM(stream_f32_32, 4, kPlain, float)
+STREAM(stream_gated_8, 1, kGated, bf16)
+STREAM(stream_gated_16, 2, kGated, bf16)
+STREAM(stream_gated_32, 4, kGated, bf16)

@@ -1,63 +1,71 @@
 // RMS norm, alone and fused with the residual add before it. One block a row; the row stays in registers.
 #include "common.cuh"
 
-constexpr int kThreads = 256;
-constexpr int kPieces = 8; // of 8 elements a thread: rows up to 16,384 wide
+constexpr int kPieces = 2; // of 8 elements a thread: rows up to 16,384 wide with 1,024 threads
 
-template <bool ADD>
-__device__ void norm(const bf16 *__restrict__ x,      // [rows, hidden]
-                     bf16 *__restrict__ residual,     // [rows, hidden], with ADD
+// What is added to the residual stream: nothing, one matrix, or the sum of several, the slices of a product.
+enum Source { kNone, kMatrix, kSlices };
+
+template <Source S>
+__device__ __forceinline__ uint4 load_row(const void *x, const bf16 *residual, size_t at, uint32_t count, size_t slice) {
+    if (S == kSlices) return add_slices(load16(residual + at), static_cast<const float *>(x) + at, count, slice);
+    uint4 row = load16(static_cast<const bf16 *>(x) + at);
+    if (S == kNone) return row;
+    uint4 r = load16(residual + at);
+    uint32_t *v = reinterpret_cast<uint32_t *>(&row), *rv = reinterpret_cast<uint32_t *>(&r);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        float2 a = widen(v[j]), b = widen(rv[j]);
+        v[j] = narrow(a.x + b.x, a.y + b.y);
+    }
+    return row;
+}
+
+template <Source S>
+__device__ void norm(const void *__restrict__ x,      // [rows, hidden] bf16, or [count, rows, hidden] f32
+                     bf16 *__restrict__ residual,     // [rows, hidden], unless S is kNone
                      const bf16 *__restrict__ weight, // [hidden]
                      bf16 *__restrict__ out,          // [rows, hidden]
-                     uint32_t hidden, float eps) {
+                     uint32_t hidden, float eps, uint32_t count) {
     __shared__ float parts[32];
     size_t first = size_t(blockIdx.x) * hidden;
-    uint4 row[kPieces];
+    uint4 row[kPieces], scales[kPieces];
     float squares = 0.f;
+    release_successor();
 #pragma unroll
     for (int p = 0; p < kPieces; ++p) {
-        uint32_t i = 8 * (threadIdx.x + p * kThreads);
+        uint32_t i = 8 * (threadIdx.x + p * blockDim.x);
+        if (i < hidden) scales[p] = load16(weight + i);
+    }
+    wait_for_predecessor();
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p) {
+        uint32_t i = 8 * (threadIdx.x + p * blockDim.x);
         if (i >= hidden) break;
-        row[p] = load16(x + first + i);
-        uint32_t *v = reinterpret_cast<uint32_t *>(&row[p]);
-        if (ADD) {
-            uint4 r = load16(residual + first + i);
-            const uint32_t *rv = reinterpret_cast<const uint32_t *>(&r);
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                float2 a = widen(v[j]), b = widen(rv[j]);
-                v[j] = narrow(a.x + b.x, a.y + b.y);
-            }
-            *reinterpret_cast<uint4 *>(residual + first + i) = row[p];
-        }
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            float2 a = widen(v[j]);
-            squares += a.x * a.x + a.y * a.y;
-        }
+        row[p] = load_row<S>(x, residual, first + i, count, size_t(gridDim.x) * hidden);
+        squares += sum_squares(row[p]);
+        if (S != kNone) *reinterpret_cast<uint4 *>(residual + first + i) = row[p];
     }
     float scale = 1.f / sqrtf(block_sum(squares, parts) / float(hidden) + eps);
 #pragma unroll
     for (int p = 0; p < kPieces; ++p) {
-        uint32_t i = 8 * (threadIdx.x + p * kThreads);
-        if (i >= hidden) break;
-        uint4 w = load16(weight + i);
-        uint32_t *v = reinterpret_cast<uint32_t *>(&row[p]), *wv = reinterpret_cast<uint32_t *>(&w);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            float2 a = widen(v[j]), b = widen(wv[j]);
-            v[j] = narrow(round_bf16(a.x * scale) * b.x, round_bf16(a.y * scale) * b.y);
-        }
-        *reinterpret_cast<uint4 *>(out + first + i) = row[p];
+        uint32_t i = 8 * (threadIdx.x + p * blockDim.x);
+        if (i < hidden) *reinterpret_cast<uint4 *>(out + first + i) = scaled(row[p], scale, scales[p]);
     }
 }
 
-extern "C" __global__ __launch_bounds__(kThreads) void rms_norm(const bf16 *x, const bf16 *weight, bf16 *out,
-                                                                uint32_t hidden, float eps) {
-    norm<false>(x, nullptr, weight, out, hidden, eps);
+extern "C" __global__ __launch_bounds__(1024) void rms_norm(const bf16 *x, const bf16 *weight, bf16 *out,
+                                                            uint32_t hidden, float eps) {
+    norm<kNone>(x, nullptr, weight, out, hidden, eps, 0);
 }
 
-extern "C" __global__ __launch_bounds__(kThreads) void add_rms_norm(const bf16 *x, bf16 *residual, const bf16 *weight,
-                                                                    bf16 *out, uint32_t hidden, float eps) {
-    norm<true>(x, residual, weight, out, hidden, eps);
+extern "C" __global__ __launch_bounds__(1024) void add_rms_norm(const bf16 *x, bf16 *residual, const bf16 *weight,
+                                                                bf16 *out, uint32_t hidden, float eps) {
+    norm<kMatrix>(x, residual, weight, out, hidden, eps, 0);
+}
+
+extern "C" __global__ __launch_bounds__(1024) void add_slices_rms_norm(const float *slices, bf16 *residual,
+                                                                       const bf16 *weight, bf16 *out, uint32_t hidden,
+                                                                       float eps, uint32_t count) {
+    norm<kSlices>(slices, residual, weight, out, hidden, eps, count);
 }

@@ -14,6 +14,8 @@ extern "C" __global__ __launch_bounds__(256) void qk_norm_rope_write_kv(
     bf16 *__restrict__ q,                   // [tokens, heads * head_dim]
     bf16 *__restrict__ k, bf16 *__restrict__ v, uint32_t heads, uint32_t kv_heads, uint32_t head_dim,
     uint32_t max_position, uint32_t max_slot, float eps) {
+    release_successor();
+    wait_for_predecessor();
     uint32_t token = blockIdx.x, lane = threadIdx.x % 32;
     uint32_t head = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32;
     if (head >= heads + 2 * kv_heads) return;

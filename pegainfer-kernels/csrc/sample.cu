@@ -13,6 +13,8 @@ extern "C" __global__ __launch_bounds__(1024) void argmax(const float *__restric
                                                           uint32_t *__restrict__ out,       // [gridDim.x]
                                                           uint32_t vocab) {
     __shared__ uint64_t parts[32];
+    release_successor();
+    wait_for_predecessor();
     const float *row = logits + size_t(blockIdx.x) * vocab;
     uint64_t best = 0;
     for (uint32_t id = threadIdx.x; id < vocab; id += 1024) best = max(best, key(row[id], id));

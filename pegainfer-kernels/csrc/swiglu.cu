@@ -8,6 +8,8 @@ __device__ __forceinline__ float gated(float gate, float up) {
 extern "C" __global__ void swiglu(const bf16 *__restrict__ gate_up, // [rows, 2 * width]
                                   bf16 *__restrict__ out,           // [rows, width]
                                   uint32_t width) {
+    release_successor();
+    wait_for_predecessor();
     uint32_t i = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= width) return;
     const bf16 *row = gate_up + size_t(blockIdx.y) * 2 * width;

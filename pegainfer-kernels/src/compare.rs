@@ -116,9 +116,15 @@ fn run(exec: &mut Exec, record: &OpRecord, case: &Case) -> Result<Option<Vec<Out
         ("embedding", [ids, table], [out]) => ops::embedding(exec, ids, table, out)?,
         ("gather_rows", [x, rows], [out]) => ops::gather_rows(exec, x, rows, out)?,
         ("rms_norm", [x, weight], [out]) => ops::rms_norm(exec, x, weight, EPS, out)?,
-        ("add_rms_norm", [x, _, weight], [residual, out]) => ops::add_rms_norm(exec, x, residual, weight, EPS, out)?,
+        ("linear_add_norm", [x, w, _, norm], [residual, out]) => {
+            let mut delta = allocate(exec, "delta", out.shape(), DType::Bf16)?;
+            ops::linear_add_norm(exec, x, w, residual, norm, EPS, &mut delta, out)?;
+        }
         ("linear", [x, w], [out]) => ops::linear(exec, x, w, out)?,
-        ("swiglu", [gate_up], [out]) => ops::swiglu(exec, gate_up, out)?,
+        ("linear_swiglu", [x, w], [out]) => {
+            let mut gate_up = allocate(exec, "gate_up", &[x.rows_cols().0, w.rows_cols().0], DType::Bf16)?;
+            ops::linear_swiglu(exec, x, w, &mut gate_up, out)?;
+        }
         ("qk_norm_rope_write_kv", [qkv, q_norm, k_norm, rope, positions, slots], [q, k, v]) => {
             let (norms, at) = ((q_norm, k_norm), (positions, slots));
             ops::qk_norm_rope_write_kv(exec, qkv, norms, rope, at, case.shape, EPS, q, (k, v))?;

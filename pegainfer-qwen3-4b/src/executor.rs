@@ -57,7 +57,7 @@ struct Workspace {
     residual: Tensor,
     /// Its normalised value, input of the projections, `[tokens, hidden]`.
     normed: Tensor,
-    /// Output of a block, to be added to the residual, `[tokens, hidden]`.
+    /// Room for the output of a block before it is added to the residual, `[tokens, hidden]`.
     delta: Tensor,
     /// `[tokens, (heads + 2 kv_heads) * head_dim]`.
     qkv: Tensor,
@@ -65,7 +65,7 @@ struct Workspace {
     q: Tensor,
     /// `[tokens, heads * head_dim]`.
     attended: Tensor,
-    /// `[tokens, 2 * intermediate]`.
+    /// Room for the MLP's products, `[tokens, 2 * intermediate]`.
     gate_up: Tensor,
     /// `[tokens, intermediate]`.
     activated: Tensor,
@@ -141,22 +141,13 @@ impl Pass<'_> {
         ops::rms_norm(exec, &work.residual, &weights.layers[0].input_norm, eps, &mut work.normed)?;
         for (i, (layer, kv)) in weights.layers.iter().zip(kv).enumerate() {
             self.attention(layer, kv)?;
-            self.add_norm(&layer.post_norm)?;
-            self.mlp(layer)?;
-            // The next layer's input norm takes this layer's residual add along.
-            self.add_norm(weights.layers.get(i + 1).map_or(&weights.norm, |next| &next.input_norm))?;
+            // The MLP's end takes the next layer's input norm along.
+            self.mlp(layer, weights.layers.get(i + 1).map_or(&weights.norm, |next| &next.input_norm))?;
         }
         Ok(())
     }
 
-    /// Adds `delta` to the residual stream and normalises it.
-    fn add_norm(&mut self, weight: &Tensor) -> Result<(), OpError> {
-        let Self { exec, config, work, .. } = self;
-        let Workspace { residual, normed, delta, .. } = &mut **work;
-        ops::add_rms_norm(exec, delta, residual, weight, config.rms_norm_eps, normed)
-    }
-
-    /// `normed` to `delta`.
+    /// The first half of a layer: `normed` becomes the input of the MLP.
     fn attention(&mut self, layer: &Layer, kv: &mut KvLayer) -> Result<(), OpError> {
         let Self { exec, config, rope, inputs, work, step, .. } = self;
         let shape = config.shape;
@@ -176,15 +167,16 @@ impl Pass<'_> {
         };
         let scale = (shape.head_dim as f32).sqrt().recip();
         ops::attention(exec, &work.q, (&kv.k, &kv.v), &batch, shape, scale, &mut work.attended)?;
-        ops::linear(exec, &work.attended, &layer.o, &mut work.delta)
+        let Workspace { attended, residual, delta, normed, .. } = &mut **work;
+        ops::linear_add_norm(exec, attended, &layer.o, residual, &layer.post_norm, config.rms_norm_eps, delta, normed)
     }
 
-    /// `normed` to `delta`.
-    fn mlp(&mut self, layer: &Layer) -> Result<(), OpError> {
-        let Self { exec, work, .. } = self;
-        ops::linear(exec, &work.normed, &layer.gate_up, &mut work.gate_up)?;
-        ops::swiglu(exec, &work.gate_up, &mut work.activated)?;
-        ops::linear(exec, &work.activated, &layer.down, &mut work.delta)
+    /// The second half: `normed` becomes the residual stream under the norm that comes `next`.
+    fn mlp(&mut self, layer: &Layer, next: &Tensor) -> Result<(), OpError> {
+        let Self { exec, config, work, .. } = self;
+        let Workspace { residual, delta, normed, gate_up, activated, .. } = &mut **work;
+        ops::linear_swiglu(exec, normed, &layer.gate_up, gate_up, activated)?;
+        ops::linear_add_norm(exec, activated, &layer.down, residual, next, config.rms_norm_eps, delta, normed)
     }
 
     /// Logits, tokens and log-probabilities of the rows that want them.

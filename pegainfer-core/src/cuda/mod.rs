@@ -48,6 +48,7 @@ pub struct Cuda {
     modules: Modules,
     workspace: DeviceBuffer,
     multiprocessors: usize,
+    shared: usize,
     capability: (i32, i32),
 }
 
@@ -81,7 +82,8 @@ impl Cuda {
         let capability = context.compute_capability().map_err(error("cuda: info"))?;
         let shared = attribute(&context, Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         let modules = Modules::new(shared, capability.0 >= 9);
-        Ok(Self { context, stream, staging, modules, workspace, multiprocessors, capability })
+        let shared = shared as usize;
+        Ok(Self { context, stream, staging, modules, workspace, multiprocessors, shared, capability })
     }
 
     /// Makes the GPU current for the calling thread; every entry point of an executor begins with it.
@@ -109,6 +111,11 @@ impl Cuda {
     /// Streaming multiprocessors: what a launch should fill.
     pub fn multiprocessors(&self) -> usize {
         self.multiprocessors
+    }
+
+    /// Bytes of shared memory that a block can have.
+    pub fn shared_memory(&self) -> usize {
+        self.shared
     }
 
     /// Compute capability, major and minor: which kernels can run.

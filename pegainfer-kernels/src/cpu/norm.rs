@@ -1,4 +1,4 @@
-//! CPU twin of `ops::rms_norm` and `ops::add_rms_norm`.
+//! CPU twin of `ops::rms_norm` and `ops::linear_add_norm`.
 
 use super::isa::Isa;
 use super::lanes::{Binary, Kernel, Lanes, dispatch, padded, zip};
@@ -13,7 +13,7 @@ pub fn rms_norm(isa: Isa, x: &[bf16], weight: &[bf16], eps: f32, out: &mut [bf16
     parts.for_each(|(out, x)| dispatch(isa, Norm { x, weight, eps, out }));
 }
 
-/// See `ops::add_rms_norm`.
+/// See `ops::linear_add_norm`.
 pub fn add_rms_norm(isa: Isa, x: &[bf16], residual: &mut [bf16], weight: &[bf16], eps: f32, out: &mut [bf16]) {
     let part = weight.len() * per_task(4 * size_of_val(weight));
     let parts = out.par_chunks_mut(part).zip(residual.par_chunks_mut(part)).zip(x.par_chunks(part));

@@ -1,4 +1,4 @@
-//! CPU twin of `ops::swiglu`.
+//! CPU twin of `ops::linear_swiglu`.
 
 use super::isa::Isa;
 use super::lanes::{Binary, Kernel, Lanes, dispatch, exp2_sum, zip};
@@ -6,7 +6,7 @@ use super::rows::per_task;
 use half::bf16;
 use rayon::prelude::*;
 
-/// See `ops::swiglu`. `gate_up`: `[rows, 2 * width]`, `out`: `[rows, width]`.
+/// See `ops::linear_swiglu`. `gate_up`: `[rows, 2 * width]`, `out`: `[rows, width]`.
 pub fn swiglu(isa: Isa, gate_up: &[bf16], width: usize, out: &mut [bf16]) {
     let rows = per_task(3 * width * size_of::<bf16>());
     let parts = out.par_chunks_mut(rows * width).zip(gate_up.par_chunks(rows * 2 * width));

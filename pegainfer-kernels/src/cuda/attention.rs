@@ -59,7 +59,7 @@ pub(crate) fn attention(
         let launch = launch.u32(heads).u32(max_blocks).u32(blocks).f32(scale);
         let grid = [most.div_ceil(MATRIX_ROWS * WARPS), kv_heads, rows];
         // SAFETY: matches csrc/attention.cu; the op checked the shapes, the kernel checks the block ids.
-        unsafe { launch.run(grid, 32 * WARPS)? };
+        unsafe { launch.overlapped().run(grid, 32 * WARPS)? };
     }
     if !few {
         return Ok(());
@@ -74,11 +74,11 @@ pub(crate) fn attention(
     let launch = launch.input(batch.qo_indptr).input(batch.kv_lens).input(batch.block_tables).output(out);
     let launch = launch.u32(heads).u32(max_blocks).u32(blocks).f32(scale).pointer(workspace).u32(max_rows);
     // SAFETY: as above; `splits` was chosen so that the parts fit the workspace.
-    unsafe { launch.shared(WARPS * part_bytes).run([splits, kv_heads, rows], 32 * WARPS)? };
+    unsafe { launch.shared(WARPS * part_bytes).overlapped().run([splits, kv_heads, rows], 32 * WARPS)? };
     if splits > 1 {
         let launch = gpu.launch(op, &images::ATTENTION, combine)?.pointer(workspace).input(batch.qo_indptr);
         // SAFETY: as above.
-        unsafe { launch.output(out).u32(heads).u32(splits).run([max_rows, kv_heads, rows], head_dim)? };
+        unsafe { launch.output(out).u32(heads).u32(splits).overlapped().run([max_rows, kv_heads, rows], head_dim)? };
     }
     Ok(())
 }

@@ -17,5 +17,5 @@ pub(crate) fn gather(
     let launch = exec.gpu()?.launch(op, &images::GATHER, "gather")?;
     let launch = launch.input(from).input(ids).output(out).u32(from_rows).u32(width);
     // SAFETY: matches csrc/gather.cu; the op checked the shapes, the kernel checks the ids.
-    unsafe { launch.run([rows, 1, 1], (width / 8).clamp(32, 256)) }
+    unsafe { launch.overlapped().run([rows, 1, 1], (width / 8).clamp(32, 256)) }
 }

@@ -8,16 +8,16 @@ mod norm;
 mod qkv;
 mod read;
 mod sample;
+mod stream;
 mod swiglu;
 
 pub(crate) use attention::attention;
 pub(crate) use gather::gather;
-pub(crate) use linear::{linear, linear_kernel};
-pub(crate) use norm::{add_rms_norm, rms_norm};
+pub(crate) use linear::{linear, linear_add_norm, linear_kernel, linear_swiglu};
+pub(crate) use norm::rms_norm;
 pub(crate) use qkv::qk_norm_rope_write_kv;
 pub use read::read_bandwidth;
 pub(crate) use sample::argmax;
-pub(crate) use swiglu::swiglu;
 
 use pegainfer_core::tensor::OpError;
 

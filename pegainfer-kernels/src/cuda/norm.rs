@@ -1,19 +1,28 @@
-//! `ops::rms_norm` and `ops::add_rms_norm`: one block a row.
+//! `ops::rms_norm`, and the norm of `ops::linear_add_norm`: one block a row.
 
 use super::{images, pieces};
+use pegainfer_core::cuda::Launch;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 
-/// As in csrc/norm.cu.
-const THREADS: usize = 256;
-const MAX_HIDDEN: usize = THREADS * 8 * 8;
+/// As in csrc/norm.cu: pieces of 8 elements that a thread takes.
+const PIECES: usize = 2;
+const MAX_THREADS: usize = 1024;
 
-fn check(op: &'static str, hidden: usize) -> Result<(), OpError> {
+fn launch(exec: &mut Exec, op: &'static str, kernel: &'static str, hidden: usize) -> Result<Launch, OpError> {
     pieces(op, hidden)?;
-    if hidden > MAX_HIDDEN {
-        return Err(OpError { op, message: format!("rows of {hidden} elements: the GPU kernel takes {MAX_HIDDEN}") });
+    let most = MAX_THREADS * PIECES * 8;
+    if hidden > most {
+        return Err(OpError { op, message: format!("rows of {hidden} elements: the GPU kernel takes {most}") });
     }
-    Ok(())
+    Ok(exec.gpu()?.launch(op, &images::NORM, kernel)?.overlapped())
+}
+
+/// One block a row, as many threads as the row has pieces.
+fn run(launch: Launch, (rows, hidden): (usize, usize)) -> Result<(), OpError> {
+    let threads = (hidden / 8).next_multiple_of(32).min(MAX_THREADS);
+    // SAFETY: the callers' arguments match csrc/norm.cu; the ops checked the shapes.
+    unsafe { launch.run([rows, 1, 1], threads) }
 }
 
 pub(crate) fn rms_norm(
@@ -23,15 +32,12 @@ pub(crate) fn rms_norm(
     eps: f32,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
-    let (rows, hidden) = x.rows_cols();
-    check("rms_norm", hidden)?;
-    let launch = exec.gpu()?.launch("rms_norm", &images::NORM, "rms_norm")?;
-    let launch = launch.input(x).input(weight).output(out).u32(hidden).f32(eps);
-    // SAFETY: matches csrc/norm.cu; the op checked the shapes.
-    unsafe { launch.run([rows, 1, 1], THREADS) }
+    let shape = x.rows_cols();
+    let launch = launch(exec, "rms_norm", "rms_norm", shape.1)?;
+    run(launch.input(x).input(weight).output(out).u32(shape.1).f32(eps), shape)
 }
 
-pub(crate) fn add_rms_norm(
+pub(super) fn add_rms_norm(
     exec: &mut Exec,
     x: &Tensor,
     residual: &mut Tensor,
@@ -39,10 +45,22 @@ pub(crate) fn add_rms_norm(
     eps: f32,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
-    let (rows, hidden) = x.rows_cols();
-    check("add_rms_norm", hidden)?;
-    let launch = exec.gpu()?.launch("add_rms_norm", &images::NORM, "add_rms_norm")?;
-    let launch = launch.input(x).output(residual).input(weight).output(out).u32(hidden).f32(eps);
-    // SAFETY: matches csrc/norm.cu; the op checked the shapes.
-    unsafe { launch.run([rows, 1, 1], THREADS) }
+    let shape = x.rows_cols();
+    let launch = launch(exec, "linear_add_norm", "add_rms_norm", shape.1)?;
+    run(launch.input(x).output(residual).input(weight).output(out).u32(shape.1).f32(eps), shape)
+}
+
+/// Adds `count` slices of f32 at `slices`, each of the residual's shape.
+pub(super) fn add_slices_rms_norm(
+    exec: &mut Exec,
+    (slices, count): (u64, usize),
+    residual: &mut Tensor,
+    weight: &Tensor,
+    eps: f32,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    let shape = residual.rows_cols();
+    let launch = launch(exec, "linear_add_norm", "add_slices_rms_norm", shape.1)?;
+    let launch = launch.pointer(slices).output(residual).input(weight).output(out);
+    run(launch.u32(shape.1).f32(eps).u32(count), shape)
 }

@@ -37,5 +37,5 @@ pub(crate) fn qk_norm_rope_write_kv(
     let launch = launch.u32(shape.heads).u32(shape.kv_heads).u32(shape.head_dim).u32(max_position).u32(max_slot);
     let heads = shape.heads + 2 * shape.kv_heads;
     // SAFETY: matches csrc/qkv.cu; the op checked the shapes, the kernel checks positions and slots.
-    unsafe { launch.f32(eps).run([tokens, heads.div_ceil(WARPS), 1], 32 * WARPS) }
+    unsafe { launch.f32(eps).overlapped().run([tokens, heads.div_ceil(WARPS), 1], 32 * WARPS) }
 }

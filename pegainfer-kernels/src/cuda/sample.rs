@@ -11,5 +11,5 @@ pub(crate) fn argmax(exec: &mut Exec, logits: &Tensor, out: &mut Tensor) -> Resu
     let (rows, vocab) = logits.rows_cols();
     let launch = exec.gpu()?.launch("sample", &images::SAMPLE, "argmax")?.input(logits).output(out).u32(vocab);
     // SAFETY: matches csrc/sample.cu; the op checked the shapes.
-    unsafe { launch.run([rows, 1, 1], THREADS) }
+    unsafe { launch.overlapped().run([rows, 1, 1], THREADS) }
 }

@@ -1,4 +1,4 @@
-//! RMS normalisation, alone and fused with the residual add before it.
+//! RMS normalisation.
 
 use super::check::Check;
 use crate::cpu::norm;
@@ -21,38 +21,6 @@ pub fn rms_norm(exec: &mut Exec, x: &Tensor, weight: &Tensor, eps: f32, out: &mu
     match exec.device() {
         Device::Cpu(isa) => norm::rms_norm(isa, x.host(), weight.host(), eps, out.host_mut()),
         Device::Cuda => cuda::rms_norm(exec, x, weight, eps, out)?,
-        Device::Meta => {}
-    }
-    Ok(())
-}
-
-/// `residual += x`, then `out = rms_norm(residual)`: one pass over the residual stream.
-///
-/// `x`, `residual`, `out`: `[rows, hidden]` bf16; `weight`: `[hidden]` bf16. The sum is rounded to bf16 before it is
-/// normalised, as the residual stream of transformers is.
-pub fn add_rms_norm(
-    exec: &mut Exec,
-    x: &Tensor,
-    residual: &mut Tensor,
-    weight: &Tensor,
-    eps: f32,
-    out: &mut Tensor,
-) -> Result<(), OpError> {
-    let check = Check("add_rms_norm");
-    let (rows, hidden) = x.rows_cols();
-    check.is(x, DType::Bf16, &[rows, hidden])?;
-    check.is(residual, DType::Bf16, &[rows, hidden])?;
-    check.is(weight, DType::Bf16, &[hidden])?;
-    check.is(out, DType::Bf16, &[rows, hidden])?;
-    exec.record(|_| {
-        let flops = 5 * x.elements() as u64;
-        OpRecord::new("add_rms_norm", "rows", &[x, residual, weight], &[residual, out], flops)
-    });
-    match exec.device() {
-        Device::Cpu(isa) => {
-            norm::add_rms_norm(isa, x.host(), residual.host_mut(), weight.host(), eps, out.host_mut());
-        }
-        Device::Cuda => cuda::add_rms_norm(exec, x, residual, weight, eps, out)?,
         Device::Meta => {}
     }
     Ok(())
@@ -86,23 +54,6 @@ mod tests {
                 // Two roundings to bf16: of the normalised value and of the product.
                 close(out.host::<bf16>(), &reference(&x, &w, 1e-6), 2.0 / 256.0, 1e-6);
             }
-        });
-    }
-
-    #[test]
-    fn the_fused_add_is_an_add_and_a_norm() {
-        Host::each(|mut host| {
-            let (rows, hidden) = (4, 129);
-            let (x, r, w) = (bf16s(rows * hidden, 3), bf16s(rows * hidden, 4), bf16s(hidden, 5));
-            let (tx, tw) = (host.bf16("x", &[rows, hidden], &x), host.bf16("w", &[hidden], &w));
-            let mut residual = host.bf16("residual", &[rows, hidden], &r);
-            let mut out = host.zeros("out", &[rows, hidden], DType::Bf16);
-            add_rms_norm(&mut host.exec, &tx, &mut residual, &tw, 1e-6, &mut out).unwrap();
-            let sum: Vec<bf16> = x.iter().zip(&r).map(|(a, b)| bf16::from_f32(a.to_f32() + b.to_f32())).collect();
-            assert_eq!(residual.host::<bf16>(), sum);
-            let mut plain = host.zeros("out", &[rows, hidden], DType::Bf16);
-            rms_norm(&mut host.exec, &residual, &tw, 1e-6, &mut plain).unwrap();
-            assert_eq!(out.host::<bf16>(), plain.host::<bf16>());
         });
     }
 

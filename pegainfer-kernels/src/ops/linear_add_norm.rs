@@ -1,0 +1,85 @@
+//! The end of a block: its last projection, the residual add, and the norm before the next block.
+
+use super::check::Check;
+use crate::cpu::linear::{LinearOut, linear as cpu_linear};
+use crate::cpu::norm;
+use crate::cuda;
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::record::OpRecord;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+/// `residual += x · wᵀ`, then `out = rms_norm(residual) * norm`.
+///
+/// `x`: `[rows, k]`, `w`: `[hidden, k]`, `residual`, `delta`, `out`: `[rows, hidden]`, `norm`: `[hidden]`, all bf16.
+/// `delta` is room for the product; what it holds afterwards depends on the device. The product is rounded to bf16
+/// before it is added, and the sum before it is normalised, as in transformers; a GPU rounds only the sum of more than a
+/// few rows.
+#[expect(clippy::too_many_arguments, reason = "the operands of the op")]
+pub fn linear_add_norm(
+    exec: &mut Exec,
+    x: &Tensor,
+    w: &Tensor,
+    residual: &mut Tensor,
+    norm: &Tensor,
+    eps: f32,
+    delta: &mut Tensor,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    let check = Check("linear_add_norm");
+    let (m, k) = x.rows_cols();
+    let n = w.rows_cols().0;
+    check.is(x, DType::Bf16, &[m, k])?;
+    check.is(w, DType::Bf16, &[n, k])?;
+    for tensor in [&*residual, &*delta, &*out] {
+        check.is(tensor, DType::Bf16, &[m, n])?;
+    }
+    check.is(norm, DType::Bf16, &[n])?;
+    let multiprocessors = exec.gpu().map_or(0, |gpu| gpu.multiprocessors());
+    exec.record(|device| {
+        let kernel = match device {
+            Device::Cpu(isa) => isa.name(),
+            Device::Cuda => cuda::linear_kernel(m, n, DType::Bf16, multiprocessors),
+            Device::Meta => "gemm",
+        };
+        let flops = 2 * (m * n * k) as u64 + 5 * (m * n) as u64;
+        OpRecord::new("linear_add_norm", kernel, &[x, w, residual, norm], &[residual, out], flops)
+    });
+    match exec.device() {
+        Device::Cpu(isa) => {
+            cpu_linear(isa, x.host(), w.host(), m, n, k, LinearOut::Bf16(delta.host_mut()), &mut exec.scratch);
+            norm::add_rms_norm(isa, delta.host(), residual.host_mut(), norm.host(), eps, out.host_mut());
+        }
+        Device::Cuda => cuda::linear_add_norm(exec, x, w, residual, norm, eps, delta, out)?,
+        Device::Meta => {}
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::{linear, rms_norm};
+    use crate::testing::{Host, bf16s};
+    use half::bf16;
+
+    #[test]
+    fn it_is_a_product_an_add_and_a_norm() {
+        Host::each(|mut host| {
+            let (m, n, k) = (4, 136, 72);
+            let (x, w) = (host.bf16("x", &[m, k], &bf16s(m * k, 3)), host.bf16("w", &[n, k], &bf16s(n * k, 4)));
+            let (before, norm) = (bf16s(m * n, 5), host.bf16("norm", &[n], &bf16s(n, 6)));
+            let mut residual = host.bf16("residual", &[m, n], &before);
+            let mut delta = host.zeros("delta", &[m, n], DType::Bf16);
+            let mut out = host.zeros("out", &[m, n], DType::Bf16);
+            linear_add_norm(&mut host.exec, &x, &w, &mut residual, &norm, 1e-6, &mut delta, &mut out).unwrap();
+            let mut product = host.zeros("product", &[m, n], DType::Bf16);
+            linear(&mut host.exec, &x, &w, &mut product).unwrap();
+            let add = |(a, b): (&bf16, &bf16)| bf16::from_f32(a.to_f32() + b.to_f32());
+            let sum: Vec<bf16> = product.host::<bf16>().iter().zip(&before).map(add).collect();
+            assert_eq!(residual.host::<bf16>(), sum);
+            let mut plain = host.zeros("plain", &[m, n], DType::Bf16);
+            rms_norm(&mut host.exec, &residual, &norm, 1e-6, &mut plain).unwrap();
+            assert_eq!(out.host::<bf16>(), plain.host::<bf16>());
+        });
+    }
+}

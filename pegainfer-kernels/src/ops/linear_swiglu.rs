@@ -1,0 +1,79 @@
+//! The first half of the MLP: gate and up projections and the gated activation.
+
+use super::check::Check;
+use crate::cpu::linear::{LinearOut, linear as cpu_linear};
+use crate::cpu::swiglu::swiglu;
+use crate::cuda;
+use half::bf16;
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::record::OpRecord;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+/// `out = silu(gate) * up` with `[gate, up] = x · wᵀ` and `silu(z) = z / (1 + exp(-z))`.
+///
+/// `x`: `[rows, k]`, `w`: `[2 * width, k]`, the rows of the gate first, `gate_up`: `[rows, 2 * width]`, `out`:
+/// `[rows, width]`, all bf16. `gate_up` is room for the products; what it holds afterwards depends on the device. The
+/// products are rounded to bf16, silu is computed in f32 and rounded, and the result once more (transformers `Qwen3MLP`
+/// in bf16).
+pub fn linear_swiglu(
+    exec: &mut Exec,
+    x: &Tensor,
+    w: &Tensor,
+    gate_up: &mut Tensor,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    let check = Check("linear_swiglu");
+    let (m, k) = x.rows_cols();
+    let width = out.rows_cols().1;
+    check.is(x, DType::Bf16, &[m, k])?;
+    check.is(w, DType::Bf16, &[2 * width, k])?;
+    check.is(gate_up, DType::Bf16, &[m, 2 * width])?;
+    check.is(out, DType::Bf16, &[m, width])?;
+    let multiprocessors = exec.gpu().map_or(0, |gpu| gpu.multiprocessors());
+    exec.record(|device| {
+        let kernel = match device {
+            Device::Cpu(isa) => isa.name(),
+            Device::Cuda => cuda::linear_kernel(m, 2 * width, DType::Bf16, multiprocessors),
+            Device::Meta => "gemm",
+        };
+        let flops = 4 * (m * width * k) as u64 + 5 * (m * width) as u64;
+        OpRecord::new("linear_swiglu", kernel, &[x, w], &[out], flops)
+    });
+    match exec.device() {
+        Device::Cpu(isa) => {
+            let products = LinearOut::Bf16(gate_up.host_mut());
+            cpu_linear(isa, x.host(), w.host(), m, 2 * width, k, products, &mut exec.scratch);
+            swiglu(isa, gate_up.host::<bf16>(), width, out.host_mut());
+        }
+        Device::Cuda => cuda::linear_swiglu(exec, x, w, gate_up, out)?,
+        Device::Meta => {}
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Host, bf16s, close};
+
+    /// One column, so that the products are the rows of `w` times one number.
+    #[test]
+    fn matches_f64_on_ragged_shapes() {
+        Host::each(|mut host| {
+            for (m, width) in [(1, 1), (3, 17), (90, 896), (2, 3001)] {
+                let (x, mut w) = (bf16s(m, 6), bf16s(2 * width, 7));
+                // Large values must saturate, not overflow.
+                w[0] = bf16::from_f32(-200.0);
+                let (tx, tw) = (host.bf16("x", &[m, 1], &x), host.bf16("w", &[2 * width, 1], &w));
+                let mut gate_up = host.zeros("gate_up", &[m, 2 * width], DType::Bf16);
+                let mut out = host.zeros("out", &[m, width], DType::Bf16);
+                linear_swiglu(&mut host.exec, &tx, &tw, &mut gate_up, &mut out).unwrap();
+                let product = |x: bf16, w: bf16| bf16::from_f32(x.to_f32() * w.to_f32()).to_f64();
+                let silu = |z: f64| z / (1.0 + (-z).exp());
+                let value = |row: usize, i: usize| silu(product(x[row], w[i])) * product(x[row], w[width + i]);
+                let expected: Vec<f64> = (0..m * width).map(|i| value(i / width, i % width)).collect();
+                close(out.host::<bf16>(), &expected, 2.0 / 256.0, 1e-6);
+            }
+        });
+    }
+}
