@@ -4,6 +4,7 @@
 //! driver is. Ops of one [`Cuda`] run in order on one stream; an error that a kernel causes is seen at the next
 //! [`Cuda::synchronize`] or read, and stays: the context is lost with it.
 
+mod blaslt;
 mod launch;
 mod memory;
 mod staging;
@@ -12,6 +13,7 @@ pub use launch::{Image, Launch};
 pub use memory::DeviceBuffer;
 
 use crate::tensor::{Element, OpError};
+use blaslt::BlasLt;
 use cudarc::driver::sys::{CUdevice_attribute as Attribute, is_culib_present};
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
 use launch::Modules;
@@ -48,6 +50,8 @@ pub struct Cuda {
     modules: Modules,
     workspace: DeviceBuffer,
     multiprocessors: usize,
+    /// Opened, or looked for in vain, when it is first wanted.
+    blaslt: Option<Result<BlasLt, String>>,
 }
 
 /// GPUs of this machine, or why there is none, for people.
@@ -77,7 +81,8 @@ impl Cuda {
         let workspace = DeviceBuffer::zeroed(&context, &stream, WORKSPACE_BYTES).map_err(error("cuda: workspace"))?;
         let multiprocessors = attribute(&context, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let multiprocessors = multiprocessors.max(1) as usize;
-        Ok(Self { context, stream, staging, modules: Modules::default(), workspace, multiprocessors })
+        let modules = Modules::default();
+        Ok(Self { context, stream, staging, modules, workspace, multiprocessors, blaslt: None })
     }
 
     /// Makes the GPU current for the calling thread; every entry point of an executor begins with it.

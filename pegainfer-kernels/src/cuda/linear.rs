@@ -1,6 +1,8 @@
-//! `ops::linear`: weights streamed past the tensor cores for few rows, tiles in shared memory for many.
+//! `ops::linear`: weights streamed past the tensor cores for few rows, cuBLASLt for many, or tiles in shared memory where
+//! that library is missing.
 
 use super::{images, pieces};
+use pegainfer_core::cuda::Cuda;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
@@ -47,9 +49,17 @@ fn choose(m: usize, n: usize, dtype: DType, multiprocessors: usize) -> Choice {
     Choice { kernel, n_tile, m_tile }
 }
 
+/// Whether a product of `m` rows runs on cuBLASLt.
+fn on_blaslt(gpu: &mut Cuda, m: usize) -> bool {
+    m > STREAM_ROWS && gpu.has_blaslt()
+}
+
 /// Name of the kernel that [`linear`] launches, for the record.
-pub(crate) fn linear_kernel(m: usize, n: usize, dtype: DType, multiprocessors: usize) -> &'static str {
-    choose(m, n, dtype, multiprocessors).kernel
+pub(crate) fn linear_kernel(gpu: &mut Cuda, m: usize, n: usize, dtype: DType) -> &'static str {
+    match on_blaslt(gpu, m) {
+        true => "cublaslt",
+        false => choose(m, n, dtype, gpu.multiprocessors()).kernel,
+    }
 }
 
 pub(crate) fn linear(exec: &mut Exec, x: &Tensor, w: &Tensor, out: &mut Tensor) -> Result<(), OpError> {
@@ -58,6 +68,9 @@ pub(crate) fn linear(exec: &mut Exec, x: &Tensor, w: &Tensor, out: &mut Tensor) 
     pieces("linear", k)?;
     pieces("linear", n)?;
     let gpu = exec.gpu()?;
+    if on_blaslt(gpu, m) {
+        return gpu.matmul("linear", x, w, false, out);
+    }
     let Choice { kernel, n_tile, m_tile } = choose(m, n, out.dtype(), gpu.multiprocessors());
     let streamed = m <= STREAM_ROWS;
     let image = if streamed { &images::LINEAR_STREAM } else { &images::LINEAR_TILED };
