@@ -80,12 +80,15 @@ impl Cuda {
         self.open_blaslt().is_ok()
     }
 
-    /// `out = x · wᵀ`, or with `accumulate` `out += x · wᵀ`; f32 accumulation, one rounding at the end.
+    /// `out = x · wᵀ`, or with `accumulate` `out += x · wᵀ`.
     ///
     /// `x`: `[m, k]` bf16; `w`: `[n, k]` bf16; `out`: `[m, n]` bf16 or f32; `k` and `n` in multiples of 8, all on this
-    /// GPU. The first product of a row count that comes often takes up to 0.1 s more, in which algorithms are timed,
-    /// unless the stream is captured: then the heuristic's choice is taken, and kept. So run what is to be captured once
-    /// before. Uses the workspace.
+    /// GPU. f32 accumulation and one rounding at the end; but the library rounds a product to bf16 before it adds it to
+    /// a bf16 `out`, unless its algorithm splits the sum.
+    ///
+    /// The first product of a row count that comes often takes up to 0.1 s more, in which algorithms are timed, unless
+    /// the stream is captured: then the heuristic's choice is taken, and kept. So run what is to be captured once before.
+    /// Uses the workspace.
     pub fn matmul(
         &mut self,
         op: &'static str,

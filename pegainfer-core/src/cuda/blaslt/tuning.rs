@@ -17,6 +17,8 @@ const STEP: usize = 16;
 const LARGEST: usize = 8192;
 /// Bytes of weights that are read in turn: several times the L2 of any GPU.
 const COLD_BYTES: usize = 192 << 20;
+/// Copies of the weights, at most: a model of small weights lives in the L2 anyway.
+const COPIES: usize = 24;
 /// Products of a measurement, at least.
 const CALLS: usize = 4;
 /// Measurements, of which the best counts.
@@ -51,6 +53,7 @@ impl BlasLt {
                 Ok(*candidates.get(chosen).unwrap_or(&candidates[0]))
             }
             Some(m) => {
+                // There are fewer rows of x than that plan has, so none are read.
                 let served = self.plan(Product { m, ..product }, Operands { x: 0, ..at })?.algorithm;
                 Ok(if self.accepts(plan, &served) { served } else { candidates[0] })
             }
@@ -116,14 +119,14 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    /// Copies the weights often enough that none is in the cache when its turn comes again; x is copied where `at` has
-    /// as many rows, and else zero, as is the padding of a batch.
+    /// Copies the weights often enough that none is in the cache when its turn comes again. x is copied if `at` has it
+    /// (not 0), and else zero.
     fn new(blaslt: &'a BlasLt, Product { m, n, k, out }: Product, at: Operands) -> Result<Self, DriverError> {
         let stream = &blaslt.stream;
         let aligned = |bytes: usize| bytes.next_multiple_of(256);
         let (x, w, out) =
             (aligned(m * k * DType::Bf16.size()), aligned(n * k * DType::Bf16.size()), m * n * out.size());
-        let copies = if w < COLD_BYTES { COLD_BYTES.div_ceil(w).max(2) } else { 0 };
+        let copies = if w < COLD_BYTES { COLD_BYTES.div_ceil(w).clamp(2, COPIES) } else { 0 };
         let memory = DeviceBuffer::zeroed(stream.context(), stream, copies * w + x + out)?;
         let weights: Vec<u64> = match copies {
             0 => vec![at.w],
