@@ -43,6 +43,10 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
         info.memory as f64 / 1e9,
         info.free as f64 / 1e9
     );
+    match gpu.gpu()?.blaslt() {
+        Ok(found) => println!("cuBLASLt {found}"),
+        Err(why) => println!("cuBLASLt: {why}"),
+    }
     let mut cpu = Exec::cpu(Isa::best(), None).context("the CPU threads cannot be started")?;
     let dir = model_path::resolve_config(args.model_path.as_deref())?;
     let mut models = vec![(dir.display().to_string(), Config::load(&dir)?)];

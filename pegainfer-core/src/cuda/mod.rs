@@ -4,6 +4,7 @@
 //! driver is. Ops of one [`Cuda`] run in order on one stream; an error that a kernel causes is seen at the next
 //! [`Cuda::synchronize`] or read, and stays: the context is lost with it.
 
+mod blaslt;
 mod launch;
 mod memory;
 mod staging;
@@ -12,6 +13,7 @@ pub use launch::{Image, Launch};
 pub use memory::DeviceBuffer;
 
 use crate::tensor::{Element, OpError};
+use blaslt::BlasLt;
 use cudarc::driver::sys::{CUdevice_attribute as Attribute, is_culib_present};
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
 use launch::Modules;
@@ -50,6 +52,8 @@ pub struct Cuda {
     multiprocessors: usize,
     shared: usize,
     capability: (i32, i32),
+    /// Opened, or looked for in vain, when it is first wanted.
+    blaslt: Option<Result<BlasLt, String>>,
 }
 
 /// GPUs of this machine, or why there is none, for people.
@@ -83,7 +87,7 @@ impl Cuda {
         let shared = attribute(&context, Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         let modules = Modules::new(shared, capability.0 >= 9);
         let shared = shared as usize;
-        Ok(Self { context, stream, staging, modules, workspace, multiprocessors, shared, capability })
+        Ok(Self { context, stream, staging, modules, workspace, multiprocessors, shared, capability, blaslt: None })
     }
 
     /// Makes the GPU current for the calling thread; every entry point of an executor begins with it.

@@ -1,10 +1,11 @@
-//! `ops::linear` and the ops that fuse it with what follows: weights streamed past the tensor cores for few rows, tiles
-//! in shared memory for many.
+//! `ops::linear` and the ops that fuse it with what follows: weights streamed past the tensor cores for few rows, cuBLASLt
+//! for many, or tiles in shared memory where that library is missing.
 
-use super::norm::{add_rms_norm, add_slices_rms_norm};
+use super::norm::{add_rms_norm, add_slices_rms_norm, rms_norm};
 use super::stream::{Output, STREAM_ROWS, stream};
 use super::swiglu::swiglu;
 use super::{images, pieces};
+use pegainfer_core::cuda::Cuda;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
@@ -14,18 +15,24 @@ const STAGES: usize = 4;
 const DEPTH_BYTES: usize = 64;
 
 /// Tile of the kernel for many rows: large tiles reuse more, if there are enough of them to fill the GPU.
-fn tile(m: usize, n: usize, multiprocessors: usize) -> usize {
-    if m.div_ceil(128) * n.div_ceil(128) >= multiprocessors { 128 } else { 64 }
+fn tile(gpu: &Cuda, m: usize, n: usize) -> usize {
+    if m.div_ceil(128) * n.div_ceil(128) >= gpu.multiprocessors() { 128 } else { 64 }
+}
+
+/// Whether a product of `m` rows runs on cuBLASLt.
+fn on_blaslt(gpu: &mut Cuda, m: usize) -> bool {
+    m > STREAM_ROWS && gpu.has_blaslt()
 }
 
 /// Name of the kernel that takes `m` rows to `n` columns, for the record.
-pub(crate) fn linear_kernel(m: usize, n: usize, dtype: DType, multiprocessors: usize) -> &'static str {
-    match (m <= STREAM_ROWS, dtype, tile(m, n, multiprocessors)) {
-        (true, _, _) => "stream",
-        (false, DType::F32, 64) => "tiled_f32_64",
-        (false, DType::F32, _) => "tiled_f32_128",
-        (false, _, 64) => "tiled_bf16_64",
-        (false, _, _) => "tiled_bf16_128",
+pub(crate) fn linear_kernel(gpu: &mut Cuda, m: usize, n: usize, dtype: DType) -> &'static str {
+    match (dtype, tile(gpu, m, n)) {
+        _ if m <= STREAM_ROWS => "stream",
+        _ if on_blaslt(gpu, m) => "cublaslt",
+        (DType::F32, 64) => "tiled_f32_64",
+        (DType::F32, _) => "tiled_f32_128",
+        (_, 64) => "tiled_bf16_64",
+        (_, _) => "tiled_bf16_128",
     }
 }
 
@@ -39,8 +46,10 @@ pub(crate) fn linear(exec: &mut Exec, x: &Tensor, w: &Tensor, out: &mut Tensor) 
         let output = if out.dtype() == DType::F32 { Output::F32 } else { Output::Bf16 };
         return stream(gpu, op, x, w, output, |launch| launch.output(out)).map(|_| ());
     }
-    let multiprocessors = gpu.multiprocessors();
-    let (tile, kernel) = (tile(m, n, multiprocessors), linear_kernel(m, n, out.dtype(), multiprocessors));
+    if on_blaslt(gpu, m) {
+        return gpu.matmul(op, x, w, false, out);
+    }
+    let (tile, kernel) = (tile(gpu, m, n), linear_kernel(gpu, m, n, out.dtype()));
     let launch = gpu.launch(op, &images::LINEAR_TILED, kernel)?.input(x).input(w).output(out).u32(m).u32(n).u32(k);
     // SAFETY: matches csrc/linear_tiled.cu; the op checked the shapes.
     unsafe { launch.shared(STAGES * 2 * tile * DEPTH_BYTES).run([m.div_ceil(tile), n.div_ceil(tile), 1], THREADS) }
@@ -58,13 +67,18 @@ pub(crate) fn linear_add_norm(
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let op = "linear_add_norm";
-    if x.rows_cols().0 > STREAM_ROWS {
+    let (m, k) = x.rows_cols();
+    pieces(op, k)?;
+    pieces(op, w.rows_cols().0)?;
+    let gpu = exec.gpu()?;
+    if on_blaslt(gpu, m) {
+        gpu.matmul(op, x, w, true, residual)?;
+        return rms_norm(exec, residual, norm, eps, out);
+    }
+    if m > STREAM_ROWS {
         linear(exec, x, w, delta)?;
         return add_rms_norm(exec, delta, residual, norm, eps, out);
     }
-    pieces(op, x.rows_cols().1)?;
-    pieces(op, w.rows_cols().0)?;
-    let gpu = exec.gpu()?;
     // At most 8 slices of 32 rows: 1 MiB for a hidden size of 1,024.
     let slices = gpu.workspace();
     let spread = stream(gpu, op, x, w, Output::Slices, |launch| launch.pointer(slices))?;

@@ -22,11 +22,11 @@ pub fn linear(exec: &mut Exec, x: &Tensor, w: &Tensor, out: &mut Tensor) -> Resu
     check.is(w, DType::Bf16, &[n, k])?;
     check.that(matches!(out.dtype(), DType::Bf16 | DType::F32), "out must be bf16 or f32")?;
     check.is(out, out.dtype(), &[m, n])?;
-    let multiprocessors = exec.gpu().map_or(0, |gpu| gpu.multiprocessors());
+    let cuda_kernel = exec.gpu().map_or("", |gpu| cuda::linear_kernel(gpu, m, n, out.dtype()));
     exec.record(|device| {
         let kernel = match device {
             Device::Cpu(isa) => isa.name(),
-            Device::Cuda => cuda::linear_kernel(m, n, out.dtype(), multiprocessors),
+            Device::Cuda => cuda_kernel,
             Device::Meta => "gemm",
         };
         OpRecord::new("linear", kernel, &[x, w], &[out], 2 * (m * n * k) as u64)

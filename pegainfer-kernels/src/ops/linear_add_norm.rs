@@ -34,11 +34,11 @@ pub fn linear_add_norm(
         check.is(tensor, DType::Bf16, &[m, n])?;
     }
     check.is(norm, DType::Bf16, &[n])?;
-    let multiprocessors = exec.gpu().map_or(0, |gpu| gpu.multiprocessors());
+    let cuda_kernel = exec.gpu().map_or("", |gpu| cuda::linear_kernel(gpu, m, n, DType::Bf16));
     exec.record(|device| {
         let kernel = match device {
             Device::Cpu(isa) => isa.name(),
-            Device::Cuda => cuda::linear_kernel(m, n, DType::Bf16, multiprocessors),
+            Device::Cuda => cuda_kernel,
             Device::Meta => "gemm",
         };
         let flops = 2 * (m * n * k) as u64 + 5 * (m * n) as u64;

@@ -29,11 +29,11 @@ pub fn linear_swiglu(
     check.is(w, DType::Bf16, &[2 * width, k])?;
     check.is(gate_up, DType::Bf16, &[m, 2 * width])?;
     check.is(out, DType::Bf16, &[m, width])?;
-    let multiprocessors = exec.gpu().map_or(0, |gpu| gpu.multiprocessors());
+    let cuda_kernel = exec.gpu().map_or("", |gpu| cuda::linear_kernel(gpu, m, 2 * width, DType::Bf16));
     exec.record(|device| {
         let kernel = match device {
             Device::Cpu(isa) => isa.name(),
-            Device::Cuda => cuda::linear_kernel(m, 2 * width, DType::Bf16, multiprocessors),
+            Device::Cuda => cuda_kernel,
             Device::Meta => "gemm",
         };
         let flops = 4 * (m * width * k) as u64 + 5 * (m * width) as u64;

@@ -1,0 +1,126 @@
+//! Which candidate was the fastest for a product: known from earlier runs through a small text file.
+//!
+//! A line is `CANDIDATE M N K DTYPE GPU AND LIBRARY`. The candidate is its place in the heuristic's list, which depends
+//! on nothing but the product, the GPU and the library; so a wrong file can cost speed and nothing else. Lines are only
+//! appended, each in one write, so that processes can share the file; the last line of a product counts.
+
+use super::Product;
+use crate::tensor::DType;
+use std::collections::HashMap;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+/// Changes when the list that the heuristic is asked for does.
+const FILE: &str = "pegainfer/blaslt-1.txt";
+
+/// Choices made on one GPU with one library.
+pub(super) struct Choices {
+    /// Where they are kept, if anywhere.
+    path: Option<PathBuf>,
+    /// GPU, driver and library.
+    place: String,
+    known: HashMap<Product, usize>,
+}
+
+impl Choices {
+    /// What `path` knows about `place`.
+    pub fn load(path: Option<PathBuf>, place: String) -> Self {
+        let text = path.as_deref().map_or(Ok(String::new()), read).unwrap_or_else(|error| {
+            log::warn!("what was measured about cuBLASLt cannot be read, and will be measured again: {error}");
+            String::new()
+        });
+        let lines: Vec<_> = text.lines().filter(|line| !line.is_empty()).map(parse).collect();
+        let broken = lines.iter().filter(|line| line.is_none()).count();
+        if let (1.., Some(path)) = (broken, &path) {
+            log::warn!("{}: {broken} lines that say nothing are ignored", path.display());
+        }
+        let here = lines.into_iter().flatten().filter(|(_, _, at)| *at == place);
+        let known = here.map(|(product, candidate, _)| (product, candidate)).collect();
+        Self { path, place, known }
+    }
+
+    /// The candidate to take.
+    pub fn get(&self, product: Product) -> Option<usize> {
+        self.known.get(&product).copied()
+    }
+
+    /// Remembers a choice here and, if that is possible, for later runs.
+    pub fn add(&mut self, product: Product, candidate: usize) {
+        self.known.insert(product, candidate);
+        let Product { m, n, k, out } = product;
+        let line = format!("{candidate} {m} {n} {k} {out} {}\n", self.place);
+        if let Some(path) = &self.path
+            && let Err(error) = append(path, &line)
+        {
+            log::warn!("{}: cannot be written, so cuBLASLt is measured at each start: {error}", path.display());
+            self.path = None;
+        }
+    }
+}
+
+/// `$XDG_CACHE_HOME` or `~/.cache`, then the file.
+pub(super) fn file() -> Option<PathBuf> {
+    let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
+    cache.map(|dir| dir.join(FILE))
+}
+
+fn read(path: &Path) -> io::Result<String> {
+    match fs::read(path) {
+        Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        Err(error) => Err(error),
+    }
+}
+
+fn append(path: &Path, line: &str) -> io::Result<()> {
+    if let Some(dir) = path.parent() {
+        fs::create_dir_all(dir)?;
+    }
+    fs::OpenOptions::new().create(true).append(true).open(path)?.write_all(line.as_bytes())
+}
+
+/// Product, candidate, place.
+fn parse(line: &str) -> Option<(Product, usize, &str)> {
+    let mut fields = line.splitn(6, ' ');
+    let mut number = || fields.next()?.parse::<usize>().ok();
+    let (candidate, m, n, k) = (number()?, number()?, number()?, number()?);
+    let out = match fields.next()? {
+        "bf16" => DType::Bf16,
+        "f32" => DType::F32,
+        _ => return None,
+    };
+    Some((Product { m, n, k, out }, candidate, fields.next()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn choices_are_found_again_and_a_broken_file_is_not_fatal() {
+        let dir = env::temp_dir().join(format!("pegainfer-choices-{}", std::process::id()));
+        let path = dir.join(FILE);
+        let product = Product { m: 64, n: 2560, k: 4096, out: DType::Bf16 };
+        let load = |place: &str| Choices::load(Some(path.clone()), place.to_owned());
+        load("GPU A, lib 1").add(product, 3);
+        load("GPU B, lib 1").add(product, 5);
+        append(&path, "64 bits of noise\n\u{0}\n3 1 2\n").unwrap();
+        assert_eq!(load("GPU A, lib 1").get(product), Some(3));
+        assert_eq!(load("GPU A, lib 2").get(product), None);
+        assert_eq!(load("GPU A, lib 1").get(Product { out: DType::F32, ..product }), None);
+        load("GPU A, lib 1").add(product, 0);
+        assert_eq!(load("GPU A, lib 1").get(product), Some(0));
+        assert_eq!(load("GPU B, lib 1").get(product), Some(5));
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_written_is_left_alone() {
+        let mut choices = Choices::load(Some(PathBuf::from("/dev/null/pegainfer")), "here".to_owned());
+        let product = Product { m: 64, n: 8, k: 8, out: DType::F32 };
+        choices.add(product, 2);
+        assert_eq!((choices.get(product), choices.path), (Some(2), None));
+    }
+}

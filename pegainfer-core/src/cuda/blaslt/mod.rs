@@ -1,0 +1,292 @@
+//! Products of many rows on cuBLASLt, which is opened when the first one comes.
+//!
+//! Each product gets a plan once: layouts, and the algorithm. The library's heuristic ranks candidates in 0.1 ms and its
+//! first is mostly within 3 % of the best; for row counts that come often the candidates are timed instead (see
+//! `tuning`), because the weights of a layer are never in the cache when their turn comes, which the heuristic does
+//! not know, and because it is up to 20 % off where it is wrong.
+
+mod choices;
+mod library;
+#[cfg(test)]
+mod tests;
+mod tuning;
+
+use super::{Cuda, WORKSPACE_BYTES};
+use crate::tensor::{DType, OpError, Tensor};
+use choices::Choices;
+use cudarc::cublaslt::result::CublasError;
+use cudarc::cublaslt::sys;
+use cudarc::driver::CudaStream;
+use library::Library;
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::ptr::{from_ref, null_mut};
+use std::sync::Arc;
+
+/// Candidates that the heuristic is asked for. It has no more for most products.
+const CANDIDATES: usize = 8;
+
+/// `[m, n] = [m, k] [n, k]ᵀ` of bf16, with this output. `+ out` needs no other plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Product {
+    m: usize,
+    n: usize,
+    k: usize,
+    out: DType,
+}
+
+/// Addresses of the operands of a product.
+#[derive(Debug, Clone, Copy)]
+struct Operands {
+    x: u64,
+    w: u64,
+    out: u64,
+}
+
+/// How a product is computed.
+#[derive(Clone, Copy)]
+struct Plan {
+    x: sys::cublasLtMatrixLayout_t,
+    w: sys::cublasLtMatrixLayout_t,
+    out: sys::cublasLtMatrixLayout_t,
+    algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+/// The library and what was made with it. Plans are kept for good: 1 KB for each row count that ever came.
+pub(super) struct BlasLt {
+    library: Library,
+    handle: sys::cublasLtHandle_t,
+    operation: sys::cublasLtMatmulDesc_t,
+    preference: sys::cublasLtMatmulPreference_t,
+    plans: HashMap<Product, Plan>,
+    choices: Choices,
+    stream: Arc<CudaStream>,
+    workspace: u64,
+}
+
+// SAFETY: the handles belong to this object alone, and the library lets any thread use them.
+unsafe impl Send for BlasLt {}
+
+impl Cuda {
+    /// The cuBLASLt that [`matmul`](Self::matmul) runs on, as its version and path; or why there is none, for people.
+    /// The first call opens it (a quarter of a second) and warns if it cannot.
+    pub fn blaslt(&mut self) -> Result<String, String> {
+        let blaslt = self.open_blaslt().as_ref().map_err(String::clone)?;
+        Ok(format!("{} ({})", blaslt.library.version(), blaslt.library.path.display()))
+    }
+
+    /// Whether [`matmul`](Self::matmul) can be called. Opens the library like [`blaslt`](Self::blaslt).
+    pub fn has_blaslt(&mut self) -> bool {
+        self.open_blaslt().is_ok()
+    }
+
+    /// `out = x · wᵀ`, or with `accumulate` `out += x · wᵀ`.
+    ///
+    /// `x`: `[m, k]` bf16; `w`: `[n, k]` bf16; `out`: `[m, n]` bf16 or f32; `k` and `n` in multiples of 8, all on this
+    /// GPU. f32 accumulation and one rounding at the end; but the library rounds a product to bf16 before it adds it to
+    /// a bf16 `out`, unless its algorithm splits the sum.
+    ///
+    /// The first product of a row count that comes often takes up to 0.1 s more, in which algorithms are timed, unless
+    /// the stream is captured: then the heuristic's choice is taken, and kept. So run what is to be captured once before.
+    /// Uses the workspace.
+    pub fn matmul(
+        &mut self,
+        op: &'static str,
+        x: &Tensor,
+        w: &Tensor,
+        accumulate: bool,
+        out: &mut Tensor,
+    ) -> Result<(), OpError> {
+        let ((m, k), n) = (x.rows_cols(), w.rows_cols().0);
+        let product = Product { m, n, k, out: out.dtype() };
+        let bf16 = [x.dtype(), w.dtype()] == [DType::Bf16; 2];
+        let fits = w.rows_cols().1 == k && out.rows_cols() == (m, n) && out.dtype() != DType::U32;
+        assert!(bf16 && fits, "{op}: {product:?} of {} and {}", x.name(), w.name());
+        let at = Operands { x: x.device(), w: w.device(), out: out.device() };
+        let blaslt = self.open_blaslt().as_mut().map_err(|message| OpError { op, message: message.clone() })?;
+        let failed = |e| OpError { op, message: format!("cuBLASLt, {m} rows of {k} to {n}: {e}") };
+        let plan = blaslt.plan(product, at).map_err(failed)?;
+        blaslt.run(&plan, at, accumulate).map_err(failed)
+    }
+
+    fn open_blaslt(&mut self) -> &mut Result<BlasLt, String> {
+        if self.blaslt.is_none() {
+            let opened = BlasLt::open(self);
+            match &opened {
+                Ok(blaslt) => log::debug!("cuBLASLt {} ({})", blaslt.library.version(), blaslt.library.path.display()),
+                Err(why) => log::warn!("products of many rows will be slow: {why}"),
+            }
+            self.blaslt = Some(opened);
+        }
+        self.blaslt.get_or_insert_with(|| Err(String::new()))
+    }
+}
+
+impl BlasLt {
+    fn open(gpu: &Cuda) -> Result<Self, String> {
+        let info = gpu.info().map_err(|e| e.to_string())?;
+        let library = Library::open(info.driver)?;
+        let place = format!("{}, CUDA {}, cuBLASLt {}", info.name, info.driver, library.version());
+        let mut opened = Self {
+            library,
+            handle: null_mut(),
+            operation: null_mut(),
+            preference: null_mut(),
+            plans: HashMap::new(),
+            choices: Choices::load(choices::file(), place),
+            stream: gpu.stream.clone(),
+            workspace: gpu.workspace(),
+        };
+        let set_up = opened.set_up();
+        set_up.map_err(|e| format!("{} cannot be used: {e}", opened.library.path.display()))?;
+        Ok(opened)
+    }
+
+    /// Makes the handle, the operation and what the heuristic has to respect.
+    fn set_up(&mut self) -> Result<(), CublasError> {
+        use sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA as TRANSPOSE_FIRST;
+        use sys::cublasLtMatmulPreferenceAttributes_t::{
+            CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES as WORKSPACE,
+            CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK as SCHEMES,
+        };
+        let (compute, f32) = (sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType::CUDA_R_32F);
+        // The library's matrices are column-major, so it is told outᵀ = (wᵀ)ᵀ xᵀ.
+        let transpose: i32 = 1;
+        // Parts of a split sum meet in f32.
+        let schemes = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+        let lt = &self.library.functions;
+        // SAFETY: each object is made before it is used; attributes have the sizes that the library documents: an
+        // int32, a size and a uint32.
+        unsafe {
+            (lt.create)(&mut self.handle).result()?;
+            (lt.create_operation)(&mut self.operation, compute, f32).result()?;
+            (lt.set_operation)(self.operation, TRANSPOSE_FIRST, from_ref(&transpose).cast(), 4).result()?;
+            (lt.create_preference)(&mut self.preference).result()?;
+            let workspace = from_ref(&WORKSPACE_BYTES).cast();
+            (lt.set_preference)(self.preference, WORKSPACE, workspace, size_of::<usize>()).result()?;
+            (lt.set_preference)(self.preference, SCHEMES, from_ref(&schemes).cast(), 4).result()
+        }
+    }
+
+    /// The plan of `product`, made now if it is new. `at` are operands to time it with.
+    fn plan(&mut self, product: Product, at: Operands) -> Result<Plan, CublasError> {
+        if let Some(plan) = self.plans.get(&product) {
+            return Ok(*plan);
+        }
+        let mut plan = self.layouts(product)?;
+        match self.algorithm(product, &plan, at) {
+            Ok(algorithm) => plan.algorithm = algorithm,
+            Err(error) => {
+                self.release(&plan);
+                return Err(error);
+            }
+        }
+        self.plans.insert(product, plan);
+        Ok(plan)
+    }
+
+    /// Destroys the layouts of a plan that nobody will use again.
+    fn release(&self, plan: &Plan) {
+        for layout in [plan.x, plan.w, plan.out] {
+            // SAFETY: it was made with the plan, and goes once.
+            unsafe { (self.library.functions.destroy_layout)(layout) };
+        }
+    }
+
+    fn layouts(&self, Product { m, n, k, out }: Product) -> Result<Plan, CublasError> {
+        let out_type = if out == DType::F32 { sys::cudaDataType::CUDA_R_32F } else { sys::cudaDataType::CUDA_R_16BF };
+        // A row-major matrix is column-major with rows and columns swapped; rows lie one after the other.
+        let layout = |dtype, rows: usize, cols: usize| {
+            let mut layout = null_mut();
+            // SAFETY: `layout` is a valid place for the handle.
+            unsafe { (self.library.functions.create_layout)(&mut layout, dtype, cols as u64, rows as u64, cols as i64) }
+                .result()
+                .map(|()| layout)
+        };
+        let bf16 = sys::cudaDataType::CUDA_R_16BF;
+        let algorithm = sys::cublasLtMatmulAlgo_t { data: [0; 8] };
+        Ok(Plan { x: layout(bf16, m, k)?, w: layout(bf16, n, k)?, out: layout(out_type, m, n)?, algorithm })
+    }
+
+    /// The heuristic's candidates, best first; at least one.
+    fn candidates(&self, plan: &Plan) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, CublasError> {
+        // SAFETY: plain numbers, for which zero is a value.
+        let mut found: [sys::cublasLtMatmulHeuristicResult_t; CANDIDATES] = unsafe { std::mem::zeroed() };
+        let mut count: c_int = 0;
+        let lt = &self.library.functions;
+        // SAFETY: handles are alive, and `found` has room for as many as are asked for.
+        unsafe {
+            let (w, x, out, wanted) = (plan.w, plan.x, plan.out, CANDIDATES as c_int);
+            let list = found.as_mut_ptr();
+            (lt.heuristic)(self.handle, self.operation, w, x, out, out, self.preference, wanted, list, &mut count)
+                .result()?;
+        }
+        let usable = found.iter().take(count as usize).filter(|c| c.state.result().is_ok());
+        let algorithms: Vec<_> = usable.map(|c| c.algo).collect();
+        match algorithms.is_empty() {
+            true => Err(CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)),
+            false => Ok(algorithms),
+        }
+    }
+
+    /// Whether `algorithm` can compute what `plan` lays out, within the workspace.
+    fn accepts(&self, plan: &Plan, algorithm: &sys::cublasLtMatmulAlgo_t) -> bool {
+        // SAFETY: plain numbers, for which zero is a value.
+        let mut result: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+        let (lt, w, x, out) = (&self.library.functions, plan.w, plan.x, plan.out);
+        // SAFETY: handles are alive, and the algorithm came from this library.
+        let status = unsafe { (lt.check)(self.handle, self.operation, w, x, out, out, algorithm, &mut result) };
+        status.result().is_ok() && result.workspaceSize <= WORKSPACE_BYTES
+    }
+
+    /// Puts `out = x wᵀ`, or `out += x wᵀ`, into the stream.
+    fn run(&self, plan: &Plan, at: Operands, accumulate: bool) -> Result<(), CublasError> {
+        let (alpha, beta) = (1f32, if accumulate { 1f32 } else { 0f32 });
+        let (x, w, out) = (at.x as *const c_void, at.w as *const c_void, at.out as *mut c_void);
+        let (alpha, beta) = (from_ref(&alpha).cast(), from_ref(&beta).cast());
+        let (algorithm, workspace) = (from_ref(&plan.algorithm), self.workspace as *mut c_void);
+        let stream = self.stream.cu_stream().cast();
+        // SAFETY: operands are as large as the plan's layouts (`matmul` and `tuning` see to it) and the workspace is
+        // WORKSPACE_BYTES long; alpha and beta are read before the call returns.
+        unsafe {
+            (self.library.functions.matmul)(
+                self.handle,
+                self.operation,
+                alpha,
+                w,
+                plan.w,
+                x,
+                plan.x,
+                beta,
+                out,
+                plan.out,
+                out,
+                plan.out,
+                algorithm,
+                workspace,
+                WORKSPACE_BYTES,
+                stream,
+            )
+        }
+        .result()
+    }
+}
+
+impl Drop for BlasLt {
+    fn drop(&mut self) {
+        self.plans.values().for_each(|plan| self.release(plan));
+        let lt = &self.library.functions;
+        // SAFETY: each was made once, is destroyed once, and no call is under way; null was never made.
+        unsafe {
+            if !self.preference.is_null() {
+                (lt.destroy_preference)(self.preference);
+            }
+            if !self.operation.is_null() {
+                (lt.destroy_operation)(self.operation);
+            }
+            if !self.handle.is_null() {
+                (lt.destroy)(self.handle);
+            }
+        }
+    }
+}

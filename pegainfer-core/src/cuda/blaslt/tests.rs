@@ -1,0 +1,120 @@
+//! On a GPU only (`PEGAINFER_TEST_DEVICE=cuda`). Operands are small whole numbers, so sums are exact in f32 and every
+//! element must come out as the exact value, rounded once; or twice where it is added to bf16.
+
+use crate::cuda::Cuda;
+use crate::exec::Exec;
+use crate::rng;
+use crate::tensor::{DType, Tensor};
+use cudarc::driver::sys;
+use half::bf16;
+
+/// A product whose output begins as whole numbers, and what it must come to with and without them.
+struct Case {
+    x: Tensor,
+    w: Tensor,
+    out: Tensor,
+    before: Vec<f32>,
+    product: Vec<f32>,
+}
+
+impl Case {
+    fn new(exec: &mut Exec, m: usize, n: usize, k: usize, dtype: DType) -> Self {
+        let whole = |seed: u64, i: usize| (rng::bits(seed, i as u64) % 5) as f32 - 2.0;
+        let mut bf16_tensor = |name: &str, rows: usize, cols: usize, seed: u64| {
+            let mut tensor = exec.tensor(name, &[rows, cols], DType::Bf16).unwrap();
+            let fill = |first: usize, piece: &mut [bf16]| {
+                piece.iter_mut().enumerate().for_each(|(i, v)| *v = bf16::from_f32(whole(seed, first + i)));
+            };
+            exec.write(&mut tensor, 0..rows * cols, fill).unwrap();
+            tensor
+        };
+        let (x, w) = (bf16_tensor("x", m, k, 1), bf16_tensor("w", n, k, 2));
+        let before = (0..m * n).map(|i| whole(3, i)).collect();
+        let dot = |i: usize| (0..k).map(|j| whole(1, i / n * k + j) * whole(2, i % n * k + j)).sum::<f32>();
+        let product = (0..m * n).map(dot).collect();
+        let out = exec.tensor("out", &[m, n], dtype).unwrap();
+        Self { x, w, out, before, product }
+    }
+
+    fn reset(&mut self, exec: &mut Exec) {
+        let before = &self.before;
+        let all = 0..before.len();
+        match self.out.dtype() {
+            DType::F32 => exec.write(&mut self.out, all, |first, piece: &mut [f32]| {
+                piece.copy_from_slice(&before[first..][..piece.len()]);
+            }),
+            _ => exec.write(&mut self.out, all, |first, piece: &mut [bf16]| {
+                piece.iter_mut().zip(&before[first..]).for_each(|(to, from)| *to = bf16::from_f32(*from));
+            }),
+        }
+        .unwrap();
+    }
+
+    fn run(&mut self, gpu: &mut Cuda, accumulate: bool) {
+        gpu.matmul("test", &self.x, &self.w, accumulate, &mut self.out).unwrap();
+    }
+
+    fn check(&self, exec: &Exec, accumulate: bool) {
+        let rounded = |v: f32| if self.out.dtype() == DType::F32 { v } else { bf16::from_f32(v).to_f32() };
+        let expected = self.product.iter().zip(&self.before).map(|(p, b)| match accumulate {
+            true => [rounded(p + b), rounded(rounded(*p) + b)],
+            false => [rounded(*p); 2],
+        });
+        let got: Vec<f32> = match self.out.dtype() {
+            DType::F32 => {
+                let mut got = vec![0f32; self.before.len()];
+                exec.read(&self.out, 0, &mut got).unwrap();
+                got
+            }
+            _ => {
+                let mut got = vec![bf16::ZERO; self.before.len()];
+                exec.read(&self.out, 0, &mut got).unwrap();
+                got.iter().map(|v| v.to_f32()).collect()
+            }
+        };
+        let differ = |(i, (e, g)): (usize, ([f32; 2], &f32))| {
+            (!e.contains(g)).then(|| format!("element {i}: {g}, not {}", e[0]))
+        };
+        let wrong: Vec<String> = expected.zip(&got).enumerate().filter_map(differ).collect();
+        let (shape, n) = (self.out.shape(), wrong.len());
+        assert!(n == 0, "{shape:?}, accumulate {accumulate}: {n} wrong, {:?}", &wrong[..n.min(3)]);
+    }
+}
+
+fn exec() -> Option<Exec> {
+    let wanted = std::env::var("PEGAINFER_TEST_DEVICE").is_ok_and(|device| device == "cuda");
+    wanted.then(|| Exec::cuda(0, Some(2)).unwrap())
+}
+
+#[test]
+fn products_are_exact_on_ragged_shapes() {
+    let Some(mut exec) = exec() else { return };
+    println!("cuBLASLt {}", exec.gpu().unwrap().blaslt().unwrap());
+    for (m, n, k) in [(1, 8, 8), (33, 72, 64), (48, 64, 1000), (130, 264, 320), (192, 2560, 64), (300, 128, 2560)] {
+        for dtype in [DType::Bf16, DType::F32] {
+            let mut case = Case::new(&mut exec, m, n, k, dtype);
+            for accumulate in [false, true] {
+                case.reset(&mut exec);
+                case.run(exec.gpu().unwrap(), accumulate);
+                case.check(&exec, accumulate);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_new_product_can_be_captured() {
+    let Some(mut exec) = exec() else { return };
+    let mut case = Case::new(&mut exec, 64, 392, 136, DType::Bf16);
+    let gpu = exec.gpu().unwrap();
+    let stream = gpu.stream.clone();
+    gpu.blaslt().unwrap();
+    stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+    case.run(gpu, true);
+    let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0)).unwrap().unwrap();
+    for _ in 0..2 {
+        case.reset(&mut exec);
+        graph.launch().unwrap();
+        case.check(&exec, true);
+    }
+}

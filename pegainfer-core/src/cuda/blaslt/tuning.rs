@@ -1,0 +1,184 @@
+//! The choice among the heuristic's candidates, by timing them as a step would run them: with weights that are not in
+//! the cache.
+
+use super::{BlasLt, Operands, Plan, Product};
+use crate::cuda::DeviceBuffer;
+use crate::tensor::DType;
+use cudarc::cublaslt::result::CublasError;
+use cudarc::cublaslt::sys;
+use cudarc::driver::{DriverError, result, sys as driver};
+use std::time::Instant;
+
+/// Up to here every row count takes the choice of the next multiple of `STEP`: decode batches. Larger ones may not: the
+/// best tile for 256 rows loses a fifth at 200.
+const SMALL: usize = 128;
+const STEP: usize = 16;
+/// Largest row count that is timed.
+const LARGEST: usize = 8192;
+/// Bytes of weights that are read in turn: several times the L2 of any GPU.
+const COLD_BYTES: usize = 192 << 20;
+/// Copies of the weights, at most: a model of small weights lives in the L2 anyway.
+const COPIES: usize = 24;
+/// Products of a measurement, at least.
+const CALLS: usize = 4;
+/// Measurements, of which the best counts.
+const ROUNDS: usize = 3;
+/// A candidate must be this much faster than the heuristic's first: below that it is noise, and the results of a
+/// product should not change with noise.
+const GAIN: f64 = 1.03;
+
+/// The row count whose choice serves `m` rows: round numbers come often, as decode batches and as prefill chunks. None
+/// for other large ones, where the heuristic's first is as good.
+fn timed_rows(m: usize) -> Option<usize> {
+    let round = m.is_power_of_two() || (m.is_multiple_of(3) && (m / 3).is_power_of_two());
+    match m {
+        0..=SMALL => Some(m.next_multiple_of(STEP)),
+        _ if m <= LARGEST && round => Some(m),
+        _ => None,
+    }
+}
+
+impl BlasLt {
+    /// The algorithm for a product that has no plan yet.
+    pub(super) fn algorithm(
+        &mut self,
+        product: Product,
+        plan: &Plan,
+        at: Operands,
+    ) -> Result<sys::cublasLtMatmulAlgo_t, CublasError> {
+        let candidates = self.candidates(plan)?;
+        match timed_rows(product.m) {
+            Some(m) if m == product.m => {
+                let chosen = self.chosen(product, plan, at, &candidates);
+                Ok(*candidates.get(chosen).unwrap_or(&candidates[0]))
+            }
+            Some(m) => {
+                // There are fewer rows of x than that plan has, so none are read.
+                let served = self.plan(Product { m, ..product }, Operands { x: 0, ..at })?.algorithm;
+                Ok(if self.accepts(plan, &served) { served } else { candidates[0] })
+            }
+            None => Ok(candidates[0]),
+        }
+    }
+
+    /// The candidate that earlier runs or a measurement found the best. The heuristic's first if nothing can be
+    /// measured now.
+    fn chosen(
+        &mut self,
+        product: Product,
+        plan: &Plan,
+        at: Operands,
+        candidates: &[sys::cublasLtMatmulAlgo_t],
+    ) -> usize {
+        if let Some(known) = self.choices.get(product) {
+            return known;
+        }
+        match self.stream.capture_status() {
+            Ok(driver::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE) => {}
+            _ => return 0,
+        }
+        let start = Instant::now();
+        match self.fastest(product, plan, at, candidates) {
+            Ok((chosen, gain)) => {
+                let spent = start.elapsed();
+                log::debug!("cuBLASLt {product:?}: candidate {chosen}, {gain:.2} times as fast, found in {spent:.1?}");
+                self.choices.add(product, chosen);
+                chosen
+            }
+            Err(error) => {
+                log::debug!("cuBLASLt {product:?} was not measured: {error}");
+                0
+            }
+        }
+    }
+
+    /// The fastest candidate, and how many times as fast as the first it is.
+    fn fastest(
+        &self,
+        product: Product,
+        plan: &Plan,
+        at: Operands,
+        candidates: &[sys::cublasLtMatmulAlgo_t],
+    ) -> Result<(usize, f64), DriverError> {
+        let bench = Bench::new(self, product, at)?;
+        let mut times = Vec::new();
+        for algorithm in candidates {
+            times.push(bench.time(&Plan { algorithm: *algorithm, ..*plan })?);
+        }
+        let best = (0..times.len()).min_by(|a, b| times[*a].total_cmp(&times[*b])).unwrap_or(0);
+        let gain = times[0] / times[best];
+        Ok(if gain < GAIN { (0, 1.0) } else { (best, gain) })
+    }
+}
+
+/// Operands to measure with, in memory of their own: a product may be asked to add to its output.
+struct Bench<'a> {
+    blaslt: &'a BlasLt,
+    calls: Vec<Operands>,
+    _memory: DeviceBuffer,
+}
+
+impl<'a> Bench<'a> {
+    /// Copies the weights often enough that none is in the cache when its turn comes again. x is copied if `at` has it
+    /// (not 0), and else zero.
+    fn new(blaslt: &'a BlasLt, Product { m, n, k, out }: Product, at: Operands) -> Result<Self, DriverError> {
+        let stream = &blaslt.stream;
+        let aligned = |bytes: usize| bytes.next_multiple_of(256);
+        let (x, w, out) =
+            (aligned(m * k * DType::Bf16.size()), aligned(n * k * DType::Bf16.size()), m * n * out.size());
+        let copies = if w < COLD_BYTES { COLD_BYTES.div_ceil(w).clamp(2, COPIES) } else { 0 };
+        let memory = DeviceBuffer::zeroed(stream.context(), stream, copies * w + x + out)?;
+        let weights: Vec<u64> = match copies {
+            0 => vec![at.w],
+            _ => (0..copies).map(|i| memory.address() + (i * w) as u64).collect(),
+        };
+        let x_at = memory.address() + (copies * w) as u64;
+        // SAFETY: the regions lie one after the other in `memory`; sources are live operands of these sizes.
+        unsafe {
+            for to in weights.iter().take(copies) {
+                result::memcpy_dtod_async(*to, at.w, n * k * DType::Bf16.size(), stream.cu_stream())?;
+            }
+            if at.x != 0 {
+                result::memcpy_dtod_async(x_at, at.x, m * k * DType::Bf16.size(), stream.cu_stream())?;
+            }
+        }
+        let operands = |w: &u64| Operands { x: x_at, w: *w, out: x_at + x as u64 };
+        let calls = weights.iter().cycle().take(copies.max(CALLS)).map(operands).collect();
+        Ok(Self { blaslt, calls, _memory: memory })
+    }
+
+    /// Milliseconds of all calls with this plan; infinite if the library refuses it. A graph runs them without gaps.
+    fn time(&self, plan: &Plan) -> Result<f64, DriverError> {
+        let stream = &self.blaslt.stream;
+        stream.begin_capture(driver::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+        let queued = self.calls.iter().try_for_each(|at| self.blaslt.run(plan, *at, false));
+        let graph = stream.end_capture(driver::CUgraphInstantiate_flags(0))?;
+        let (Ok(()), Some(graph)) = (queued, graph) else { return Ok(f64::INFINITY) };
+        let timing = Some(driver::CUevent_flags::CU_EVENT_DEFAULT);
+        let (begin, end) = (stream.context().new_event(timing)?, stream.context().new_event(timing)?);
+        let mut best = f64::INFINITY;
+        // The first round loads the kernel and does not count.
+        for round in 0..=ROUNDS {
+            begin.record(stream)?;
+            graph.launch()?;
+            end.record(stream)?;
+            let time = begin.elapsed_ms(&end)?;
+            if round > 0 {
+                best = best.min(f64::from(time));
+            }
+        }
+        Ok(best)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn row_counts_that_come_often_are_timed() {
+        assert_eq!([33, 48, 49, 128].map(timed_rows), [Some(48), Some(48), Some(64), Some(128)]);
+        assert_eq!([192, 256, 768, 6144, 8192].map(timed_rows), [192, 256, 768, 6144, 8192].map(Some));
+        assert_eq!([129, 200, 320, 1000, 12_288, 16_384].map(timed_rows), [None; 6]);
+    }
+}
