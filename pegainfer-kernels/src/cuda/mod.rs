@@ -16,7 +16,7 @@ pub(crate) use linear::{linear, linear_kernel};
 pub(crate) use norm::{add_rms_norm, rms_norm};
 pub(crate) use qkv::qk_norm_rope_write_kv;
 pub use read::read_bandwidth;
-pub(crate) use sample::argmax;
+pub(crate) use sample::{logprobs, sample};
 pub(crate) use swiglu::swiglu;
 
 use pegainfer_core::tensor::OpError;

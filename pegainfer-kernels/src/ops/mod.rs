@@ -12,13 +12,14 @@ mod rms_norm;
 mod sample;
 mod swiglu;
 
+pub use crate::draw::{DRAW_WORDS, Draw};
 pub use crate::heads::HeadShape;
 pub use attention::{AttentionBatch, attention};
 pub use embedding::embedding;
 pub use gather_rows::gather_rows;
 pub use linear::linear;
-pub use logprobs::{LogprobRow, logprobs};
+pub use logprobs::{REPORT_WORDS, logprobs, token_logprobs};
 pub use qkv::{qk_norm_rope_write_kv, rope_table};
 pub use rms_norm::{add_rms_norm, rms_norm};
-pub use sample::{SampleSpec, sample};
+pub use sample::sample;
 pub use swiglu::swiglu;
