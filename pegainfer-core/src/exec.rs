@@ -40,7 +40,7 @@ impl Exec {
         Self::new(Device::Cpu(isa), threads, None)
     }
 
-    /// GPU `ordinal`, with `threads` host threads for what the host does: loading, sampling with truncation.
+    /// GPU `ordinal`, with `threads` host threads for what the host does, such as loading.
     pub fn cuda(ordinal: usize, threads: Option<usize>) -> io::Result<Self> {
         let cuda = Cuda::open(ordinal).map_err(io::Error::other)?;
         Self::new(Device::Cuda, threads, Some(cuda))

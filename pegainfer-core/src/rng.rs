@@ -11,9 +11,9 @@ pub fn bits(seed: u64, position: u64) -> u64 {
     mix(start.wrapping_add(position.wrapping_add(1).wrapping_mul(GOLDEN)))
 }
 
-/// A uniform number in [0, 1): the upper 53 of [`bits`].
-pub fn uniform(seed: u64, position: u64) -> f64 {
-    (bits(seed, position) >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
+/// Scales 64 random bits to a uniform whole number below `n`, within `n / 2^64` of uniform. 0 for `n` 0.
+pub fn below(bits: u64, n: u64) -> u64 {
+    ((u128::from(bits) * u128::from(n)) >> 64) as u64
 }
 
 /// 2^64 divided by the golden ratio, made odd: the increment of SplitMix64.
@@ -31,6 +31,11 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
+
+    /// In [0, 1).
+    fn uniform(seed: u64, position: u64) -> f64 {
+        below(bits(seed, position), 1 << 53) as f64 / (1u64 << 53) as f64
+    }
 
     /// Chi-square over `cells` equal cells; about normal with mean `cells - 1` and variance `2 (cells - 1)`.
     fn chi_square(cells: usize, draws: impl Iterator<Item = f64>) -> f64 {

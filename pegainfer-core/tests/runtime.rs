@@ -123,6 +123,8 @@ fn impossible_requests_are_refused_at_submit() {
     let refusal = |r| handle.submit(r).unwrap_err();
     assert_eq!(refusal(request(0, 1)), SubmitError::EmptyPrompt);
     assert_eq!(refusal(request(1, 0)), SubmitError::NothingToGenerate);
+    let logprobs = GenerateRequest { logprobs: Some(21), ..request(1, 1) };
+    assert_eq!(refusal(logprobs), SubmitError::TooManyLogprobs { asked: 21 });
     assert!(matches!(refusal(request(100, 1)), SubmitError::PromptTooLong { .. }));
     assert!(matches!(refusal(request(50, 51)), SubmitError::ContextExceeded { .. }));
     assert!(matches!(refusal(request(50, usize::MAX)), SubmitError::ContextExceeded { .. }));

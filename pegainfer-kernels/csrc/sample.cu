@@ -1,28 +1,112 @@
-// Greedy sampling.
-#include "common.cuh"
+// Draws one token per row: temperature, min-p, top-k, top-p, one random number. A cluster of blocks a row; a greedy row
+// ends after the first pass.
+#include "cut.cuh"
 
-// Order in which a larger key is the better token: larger logit first, then the lower id. NaN counts as -inf.
-__device__ __forceinline__ uint64_t key(float logit, uint32_t id) {
-    uint32_t bits = __float_as_uint(isnan(logit) ? -INFINITY : logit + 0.f); // -0 and 0 are a tie
-    bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-    return uint64_t(bits) << 32 | ~id;
+struct Draw {
+    uint64_t random;     // uniform
+    double min_p_offset; // the floor of min-p is max + this
+    float scale;         // log2(e) / temperature; 0 is greedy
+    uint32_t top_k;      // 0 keeps all
+    float top_p;
+
+    __device__ Draw(const uint32_t *words) {
+        random = words[0] | uint64_t(words[1]) << 32;
+        min_p_offset = __longlong_as_double(words[2] | uint64_t(words[3]) << 32);
+        scale = __uint_as_float(words[4]);
+        top_k = words[5];
+        top_p = __uint_as_float(words[6]);
+    }
+};
+
+// The smallest f32 that is not below max + offset.
+__device__ float min_p_floor(float max, double offset) {
+    return offset == -INFINITY ? -INFINITY : __double2float_ru(double(max) + offset);
 }
 
-// One block a row: the id of the largest logit, the lowest one on a tie.
-extern "C" __global__ __launch_bounds__(1024) void argmax(const float *__restrict__ logits, // [gridDim.x, vocab]
-                                                          uint32_t *__restrict__ out,       // [gridDim.x]
-                                                          uint32_t vocab) {
-    __shared__ uint64_t parts[32];
+// ceil(share * total), at least 1.
+__device__ uint64_t share_of(float share, uint64_t total) {
+    uint64_t fixed = __double2ull_rz(double(share) * 18446744073709551616.0); // 2^64
+    uint64_t needed = __umul64hi(fixed, total) + (fixed * total != 0);
+    return needed > 1 ? needed : 1;
+}
+
+// Walks the kept tokens by id to the one that the random number names.
+__device__ void pick(Exchange &shared, uint32_t &turn, const Row &row, const Weight &weight, uint64_t last,
+                     uint64_t random, uint32_t *out) {
+    auto kept = [&](float x, uint32_t id) { return token_key(x, id) >= last ? weight.of(x) : 0; };
+    uint64_t own = 0;
+    row.each([&](float x, uint32_t id) { own += kept(x, id); });
+    const uint64_t *blocks = exchange(shared, turn, own, Add());
+    uint64_t total = 0, before = 0;
+    for (uint32_t i = 0; i < cluster_blocks(); ++i) {
+        if (i == block_rank()) before = total;
+        total += blocks[i];
+    }
+    uint64_t target = __umul64hi(random, total);
+    for (uint32_t i = 0; i < threadIdx.x / 32; ++i) before += shared.warps[i];
+    if (target < before || target - before >= shared.warps[threadIdx.x / 32]) return;
+    // This warp has it.
+    target -= before;
+    uint32_t lane = threadIdx.x % 32;
+    for (uint32_t first = row.first; first < row.end; first += 128) {
+        uint32_t id = first + 4 * lane;
+        float4 x = id < row.end ? row.load(id) : make_float4(NAN, NAN, NAN, NAN);
+        uint64_t w[4] = {kept(x.x, id), kept(x.y, id + 1), kept(x.z, id + 2), kept(x.w, id + 3)};
+        uint64_t sum = w[0] + w[1] + w[2] + w[3];
+        for (uint32_t step = 1; step < 32; step *= 2) {
+            uint64_t other = __shfl_up_sync(kAll, sum, step);
+            if (lane >= step) sum += other;
+        }
+        uint64_t all = __shfl_sync(kAll, sum, 31);
+        if (target >= all) {
+            target -= all;
+            continue;
+        }
+        uint64_t at = sum - w[3] - w[2] - w[1] - w[0];
+        for (uint32_t i = 0; i < 4; at += w[i++])
+            if (at <= target && target < at + w[i]) *out = id + i;
+        return;
+    }
+}
+
+extern "C" __global__ __launch_bounds__(kThreads, 2) void sample(const float *__restrict__ logits,   // [rows, vocab]
+                                                              const uint32_t *__restrict__ draws, // [rows, kDrawWords]
+                                                              uint32_t *__restrict__ out,         // [rows]
+                                                              uint32_t vocab) {
+    __shared__ Exchange slots;
+    __shared__ Histogram histogram;
+    uint32_t turn = 0, index = blockIdx.x / cluster_blocks();
     release_successor();
+    histogram.clear();
     wait_for_predecessor();
-    const float *row = logits + size_t(blockIdx.x) * vocab;
-    uint64_t best = 0;
-    for (uint32_t id = threadIdx.x; id < vocab; id += 1024) best = max(best, key(row[id], id));
-    for (int step = 16; step > 0; step /= 2) best = max(best, __shfl_xor_sync(kAll, best, step));
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = best;
-    __syncthreads();
-    if (threadIdx.x >= 32) return;
-    best = parts[threadIdx.x];
-    for (int step = 16; step > 0; step /= 2) best = max(best, __shfl_xor_sync(kAll, best, step));
-    if (threadIdx.x == 0) out[blockIdx.x] = ~uint32_t(best);
+    // Every block must have started before another one writes to it.
+    cluster_sync();
+    Draw draw(draws + kDrawWords * index);
+    Row row(logits, vocab);
+    Extent extent = own_extent(row);
+    extent.best = reduce(slots, turn, extent.best, Max());
+    float best = key_logit(extent.best);
+    if (draw.scale == 0.f || !(best > -INFINITY)) {
+        if (threadIdx.x == 0 && block_rank() == 0) out[index] = key_id(extent.best);
+        return;
+    }
+    Weight weight = {best, draw.scale};
+    float floor = min_p_floor(best, draw.min_p_offset);
+    uint64_t last = floor_key(floor);
+    bool top_k = 0 < draw.top_k && draw.top_k < vocab;
+    if (top_k || draw.top_p < 1.f) {
+        float least = key_logit(~reduce(slots, turn, ~uint64_t(ordered(extent.least)) << 32, Max()));
+        // What weighs nothing is not drawn, so it need not be in the front either.
+        Bins bins(best, fmaxf(fmaxf(floor, least), best + kNegligible / draw.scale));
+        build(histogram, row, bins, weight);
+        uint64_t total = histogram.masses[kBins - 1];
+        if (top_k && draw.top_k < histogram.counts[kBins - 1]) {
+            Cut cut = find(histogram, slots, turn, row, bins, weight, true, draw.top_k);
+            last = cut.key;
+            total = cut.mass;
+        }
+        if (draw.top_p < 1.f)
+            last = find(histogram, slots, turn, row, bins, weight, false, share_of(draw.top_p, total)).key;
+    }
+    pick(slots, turn, row, weight, last, draw.random, out + index);
 }

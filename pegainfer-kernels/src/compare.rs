@@ -1,12 +1,13 @@
 //! Compares an op on two devices: the same seeded operands, of the shapes that an executor recorded. `pegainfer doctor`
 //! checks each op on the user's GPU against its CPU twin with it.
 
-use crate::ops::{self, AttentionBatch, HeadShape, SampleSpec};
+mod sampling;
+
+use crate::ops::{self, AttentionBatch, HeadShape};
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::{OpRecord, Operand};
 use pegainfer_core::rng;
-use pegainfer_core::sampling::SamplingParams;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use rayon::prelude::*;
 
@@ -36,13 +37,16 @@ pub struct Comparison {
 
 /// Outputs of one call, on the host and in the CPU's layout.
 struct Output {
-    dtype: DType,
+    /// What an element may differ by, in shares of itself and of its row's root mean square.
+    tolerance: f64,
     /// Elements of a row: of what one token, or one KV block, gave.
     row: usize,
     values: Vec<f32>,
 }
 
 const EPS: f32 = 1e-6;
+/// Tolerance of ids.
+const EXACT: f64 = 0.0;
 
 /// Calls the op of `record` on `reference` and on `tested` and compares what it writes. `None` for an op that is not
 /// known here.
@@ -67,14 +71,9 @@ impl Comparison {
     /// An element may differ by a share of itself and of its row's root mean square: a sum of many terms that nearly
     /// cancel keeps the error of the terms.
     fn add(&mut self, expected: &Output, got: &Output) {
-        let tolerance = match expected.dtype {
-            DType::Bf16 => 1.0 / 64.0,
-            DType::F32 => 1.0 / 1024.0,
-            DType::U32 => 0.0,
-        };
         let rows = expected.values.par_chunks(expected.row).zip(got.values.par_chunks(expected.row));
         let (absolute, relative, within) = rows
-            .map(|(e, g)| difference(e, g, tolerance))
+            .map(|(e, g)| difference(e, g, expected.tolerance))
             .reduce(|| (0.0, 0.0, true), |a, b| (larger(a.0, b.0), larger(a.1, b.1), a.2 && b.2));
         self.ok &= within && expected.values.len() == got.values.len();
         self.absolute = larger(self.absolute, absolute);
@@ -130,10 +129,8 @@ fn run(exec: &mut Exec, record: &OpRecord, case: &Case) -> Result<Option<Vec<Out
             ops::qk_norm_rope_write_kv(exec, qkv, norms, rope, at, case.shape, EPS, q, (k, v))?;
         }
         ("attention", [q, k, v, ..], [out]) => attention(exec, q, (k, v), &reads[5], case, out)?,
-        ("sample", [logits], [out]) => {
-            let spec = SampleSpec { params: SamplingParams::greedy(), position: 0 };
-            ops::sample(exec, logits, &vec![spec; logits.rows_cols().0], out)?;
-        }
+        ("sample", [logits, _], [out]) => return sampling::sample(exec, logits, out).map(Some),
+        ("logprobs", [logits, _, sampled], [out]) => return sampling::logprobs(exec, logits, sampled, out).map(Some),
         _ => return Ok(None),
     }
     written.iter().map(|tensor| output(exec, tensor, case)).collect::<Result<_, _>>().map(Some)
@@ -207,7 +204,10 @@ fn tensor(exec: &mut Exec, operand: &Operand, case: &Case, seed: u64) -> Result<
             })?;
         }
         DType::F32 => exec.write(&mut tensor, 0..elements, |first, out: &mut [f32]| {
-            out.par_iter_mut().enumerate().for_each(|(i, v)| *v = unit(seed, first + i));
+            let vocab = operand.shape.last().copied().unwrap_or(1);
+            let logits = operand.name == "logits";
+            let value = |i: usize| if logits { sampling::logit(seed, i, vocab) } else { unit(seed, i) };
+            out.par_iter_mut().enumerate().for_each(|(i, v)| *v = value(first + i));
         })?,
         DType::U32 => {
             // Ids, positions, slots and rows all count from 0; distinct, because slots must be.
@@ -236,27 +236,27 @@ fn unit(seed: u64, i: usize) -> f32 {
 
 fn output(exec: &Exec, tensor: &Tensor, case: &Case) -> Result<Output, OpError> {
     let n = tensor.elements();
-    let values: Vec<f32> = match tensor.dtype() {
+    let (tolerance, values): (f64, Vec<f32>) = match tensor.dtype() {
         DType::Bf16 => {
             let mut host = vec![bf16::ZERO; n];
             exec.read(tensor, 0, &mut host)?;
-            host.par_iter().map(|v| v.to_f32()).collect()
+            (1.0 / 64.0, host.par_iter().map(|v| v.to_f32()).collect())
         }
         DType::F32 => {
             let mut host = vec![0f32; n];
             exec.read(tensor, 0, &mut host)?;
-            host
+            (1.0 / 1024.0, host)
         }
         DType::U32 => {
             let mut host = vec![0u32; n];
             exec.read(tensor, 0, &mut host)?;
-            host.iter().map(|v| *v as f32).collect()
+            (EXACT, host.iter().map(|v| *v as f32).collect())
         }
     };
     let place = cpu_order(exec, cache_index(tensor.name()), case);
     let mut ordered = vec![0.0; n];
     values.iter().enumerate().for_each(|(i, v)| ordered[place(i)] = *v);
-    Ok(Output { dtype: tensor.dtype(), row: tensor.rows_cols().1, values: ordered })
+    Ok(Output { tolerance, row: tensor.rows_cols().1, values: ordered })
 }
 
 #[cfg(test)]
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn a_difference_is_seen() {
-        let output = |values: &[f32]| Output { dtype: DType::Bf16, row: 3, values: values.to_vec() };
+        let output = |values: &[f32]| Output { tolerance: 1.0 / 64.0, row: 3, values: values.to_vec() };
         let judge = |got: &[f32]| {
             let mut all = Comparison { kernel: "", absolute: 0.0, relative: 0.0, ok: true };
             all.add(&output(&[1.0, -2.0, 0.0]), &output(got));

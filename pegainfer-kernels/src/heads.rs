@@ -64,7 +64,7 @@ impl HeadShape {
     pub(crate) fn cpu_index(&self, keys: bool, i: usize) -> usize {
         let slab = BLOCK_SIZE * self.head_dim;
         let (half, token, column) = (i % slab / (64 * BLOCK_SIZE), i / 64 % BLOCK_SIZE, i % 64);
-        let dim = 64 * half + 8 * (column / 8 ^ token % 8) + column % 8;
+        let dim = 64 * half + 8 * ((column / 8) ^ (token % 8)) + column % 8;
         let inner = if keys { dim * BLOCK_SIZE + token } else { token * self.head_dim + dim };
         i / slab * slab + inner
     }

@@ -4,6 +4,7 @@
 pub mod compare;
 pub mod cpu;
 pub mod cuda;
+mod draw;
 mod heads;
 pub mod ops;
 #[cfg(test)]

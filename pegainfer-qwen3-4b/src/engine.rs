@@ -129,14 +129,19 @@ pub fn bounds(config: &Config, options: &LoadOptions) -> Result<StepBounds, Load
 /// The ops of one step, without weights or memory: `batch` rows that each add `tokens` tokens to a context of
 /// `context` tokens in all, and sample.
 pub fn record(config: &Config, batch: usize, tokens: usize, context: usize) -> Result<Vec<OpRecord>, LoadError> {
+    record_step(config, &Step::uniform(batch, tokens, context))
+}
+
+/// The ops of `step`, whose blocks are numbered through, without weights or memory.
+pub fn record_step(config: &Config, step: &Step) -> Result<Vec<OpRecord>, LoadError> {
     let mut exec = Exec::meta()?;
     let source = Source::Dummy { seed: 0, std: 0.0 };
     let weights = Weights::load(&mut exec, config, &source, &mut |_| {})?;
-    let kv_blocks = batch * context.div_ceil(BLOCK_SIZE);
-    let bounds = StepBounds { tokens: batch * tokens, rows: batch, context, kv_blocks };
+    let (tokens, rows) = (step.tokens.len(), step.rows.len());
+    let context = step.kv_lens.iter().copied().max().unwrap_or(0) as usize;
+    let bounds = StepBounds { tokens, rows, context, kv_blocks: rows * step.max_blocks };
     let mut executor = Executor::new(exec, config.clone(), weights, bounds)?;
-    let step = Step::uniform(batch, tokens, context);
-    let (result, records) = executor.record(&step);
+    let (result, records) = executor.record(step);
     result?;
     Ok(records)
 }

@@ -1,13 +1,13 @@
 //! Runs a step: the Qwen3 forward pass, written once over ops.
 
 use crate::config::Config;
-use crate::plan::{Outcome, Step};
+use crate::plan::{Outcome, SampleRow, Step};
 use crate::state::{KvLayer, allocate_kv};
 use crate::weights::{Layer, Weights};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-use pegainfer_kernels::ops::{self, AttentionBatch, LogprobRow, SampleSpec};
+use pegainfer_kernels::ops::{self, AttentionBatch, DRAW_WORDS, Draw, REPORT_WORDS};
 
 /// Rows of logits computed at once: more rows take more memory (0.6 MB each for Qwen3's vocabulary), fewer stream the
 /// output matrix more often.
@@ -48,6 +48,7 @@ struct Inputs {
     kv_lens: Tensor,
     block_tables: Tensor,
     sample_rows: Tensor,
+    draws: Tensor,
 }
 
 /// Activations, allocated once for the largest step.
@@ -75,6 +76,8 @@ struct Workspace {
     logits: Tensor,
     /// `[LOGITS_ROWS]` u32.
     sampled: Tensor,
+    /// Of the sampled tokens, `[LOGITS_ROWS, REPORT_WORDS]` u32.
+    logprobs: Tensor,
 }
 
 impl Executor {
@@ -181,33 +184,45 @@ impl Pass<'_> {
 
     /// Logits, tokens and log-probabilities of the rows that want them.
     fn sample(&mut self) -> Result<Outcome, OpError> {
-        let Self { exec, weights, inputs, work, step, .. } = self;
         let mut outcome = Outcome::default();
-        for rows in step.samples.chunks(LOGITS_ROWS) {
-            let indices: Vec<u32> = rows.iter().map(|row| row.token).collect();
-            exec.fill_rows(&mut inputs.sample_rows, &indices)?;
-            for tensor in [&mut work.last, &mut work.logits, &mut work.sampled] {
-                tensor.set_rows(rows.len());
-            }
-            ops::gather_rows(exec, &work.normed, &inputs.sample_rows, &mut work.last)?;
-            ops::linear(exec, &work.last, weights.output(), &mut work.logits)?;
-            let specs: Vec<SampleSpec> =
-                rows.iter().map(|row| SampleSpec { params: row.params, position: row.position }).collect();
-            let tokens = ops::sample(exec, &work.logits, &specs, &mut work.sampled)?;
-            let wanted: Vec<LogprobRow> = rows
-                .iter()
-                .zip(&tokens)
-                .enumerate()
-                .filter_map(|(i, (row, &token))| row.logprobs.map(|top| LogprobRow { row: i, token, top }))
-                .collect();
-            let first = outcome.logprobs.len();
-            outcome.logprobs.resize(first + rows.len(), None);
-            for (row, logprobs) in wanted.iter().zip(ops::logprobs(exec, &work.logits, &wanted)?) {
-                outcome.logprobs[first + row.row] = Some(logprobs);
-            }
-            outcome.tokens.extend(tokens);
+        for rows in self.step.samples.chunks(LOGITS_ROWS) {
+            self.draw(rows)?;
+            self.read_samples(rows, &mut outcome)?;
         }
         Ok(outcome)
+    }
+
+    /// `normed` to `logits`, `sampled` and `logprobs` of at most `LOGITS_ROWS` rows. Does not wait for a GPU.
+    fn draw(&mut self, rows: &[SampleRow]) -> Result<(), OpError> {
+        let Self { exec, weights, inputs, work, .. } = self;
+        let indices: Vec<u32> = rows.iter().map(|row| row.token).collect();
+        let draws: Vec<u32> =
+            rows.iter().flat_map(|row| Draw::new(&row.params, row.position, row.logprobs).words()).collect();
+        exec.fill_rows(&mut inputs.sample_rows, &indices)?;
+        exec.fill_rows(&mut inputs.draws, &draws)?;
+        for tensor in [&mut work.last, &mut work.logits, &mut work.sampled, &mut work.logprobs] {
+            tensor.set_rows(rows.len());
+        }
+        ops::gather_rows(exec, &work.normed, &inputs.sample_rows, &mut work.last)?;
+        ops::linear(exec, &work.last, weights.output(), &mut work.logits)?;
+        ops::sample(exec, &work.logits, &inputs.draws, &mut work.sampled)?;
+        if rows.iter().any(|row| row.logprobs.is_some()) {
+            ops::logprobs(exec, &work.logits, &inputs.draws, &work.sampled, &mut work.logprobs)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for what [`draw`](Self::draw) gave for `rows`, and appends it.
+    fn read_samples(&mut self, rows: &[SampleRow], outcome: &mut Outcome) -> Result<(), OpError> {
+        let (mut tokens, mut reports) = (vec![0u32; rows.len()], vec![0u32; rows.len() * REPORT_WORDS]);
+        self.exec.read(&self.work.sampled, 0, &mut tokens)?;
+        if rows.iter().any(|row| row.logprobs.is_some()) {
+            self.exec.read(&self.work.logprobs, 0, &mut reports)?;
+        }
+        outcome.tokens.extend(tokens);
+        let reports = rows.iter().zip(reports.chunks_exact(REPORT_WORDS));
+        outcome.logprobs.extend(reports.map(|(row, report)| Some(ops::token_logprobs(report, row.logprobs?))));
+        Ok(())
     }
 }
 
@@ -223,6 +238,7 @@ impl Inputs {
             kv_lens: ids("kv_lens", &[bounds.rows])?,
             block_tables: ids("block_tables", &[bounds.rows, max_blocks])?,
             sample_rows: ids("sample_rows", &[LOGITS_ROWS])?,
+            draws: ids("draws", &[LOGITS_ROWS, DRAW_WORDS])?,
         })
     }
 
@@ -254,6 +270,7 @@ impl Workspace {
             last: exec.tensor("last", &[LOGITS_ROWS, hidden], DType::Bf16)?,
             logits: exec.tensor("logits", &[LOGITS_ROWS, config.vocab_size], DType::F32)?,
             sampled: exec.tensor("sampled", &[LOGITS_ROWS], DType::U32)?,
+            logprobs: exec.tensor("logprobs", &[LOGITS_ROWS, REPORT_WORDS], DType::U32)?,
         })
     }
 

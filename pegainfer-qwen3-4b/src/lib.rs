@@ -15,4 +15,4 @@ mod sequence;
 pub mod state;
 pub mod weights;
 
-pub use engine::{Engine, LoadError, LoadOptions, Loaded, load, record};
+pub use engine::{Engine, LoadError, LoadOptions, Loaded, load, record, record_step};

@@ -11,7 +11,9 @@
 
 mod support;
 
-use pegainfer_core::engine::{EngineConfig, EngineHandle, FinishReason, GenerateRequest, StepEngine, TokenEvent};
+use pegainfer_core::engine::{
+    EngineConfig, EngineHandle, FinishReason, GenerateRequest, MAX_LOGPROBS, StepEngine, TokenEvent,
+};
 use support::{Case, best, engine, fixture, greedy, options, run, targets};
 
 /// Nats between the reference's best two tokens above which the engine must agree.
@@ -35,7 +37,7 @@ fn every_step_agrees_with_the_reference() {
                 (0..case.greedy_ids.len()).map(|i| [&case.prompt_ids, &case.greedy_ids[..i]].concat()).collect();
             for (i, prefix) in prefixes.iter().enumerate() {
                 // The engine's top must contain the reference's top five, in whatever order.
-                let request = GenerateRequest { logprobs: Some(200), ..greedy(prefix, 1) };
+                let request = GenerateRequest { logprobs: Some(MAX_LOGPROBS), ..greedy(prefix, 1) };
                 let output = run(&mut engine, &[request]).remove(0);
                 steps += 1;
                 let token = &output.tokens[0];

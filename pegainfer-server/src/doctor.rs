@@ -3,12 +3,14 @@
 use crate::cli::DoctorArgs;
 use crate::model_path;
 use anyhow::{Context, Result, bail, ensure};
+use pegainfer_core::engine::MAX_LOGPROBS;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
 use pegainfer_core::record::{OpRecord, Operand};
 use pegainfer_kernels::compare::{Case, compare};
 use pegainfer_kernels::cuda;
 use pegainfer_qwen3_4b::config::Config;
+use pegainfer_qwen3_4b::plan::Step;
 use std::collections::HashSet;
 
 /// Steps whose ops are checked: rows, new tokens of each, context. Every kernel that a batch size chooses is among them.
@@ -75,7 +77,7 @@ impl Report {
         println!("{:<22} {:<22} {:<44} {:>10} {:>10}  verdict", "op", "kernel", "shapes", "max error", "relative");
         for (batch, tokens, context) in STEPS {
             let case = Case { shape: config.shape, context, rope_theta: config.rope_theta };
-            for record in pegainfer_qwen3_4b::record(config, batch, tokens, context)? {
+            for record in records(config, batch, tokens, context)? {
                 if self.seen.insert(key(&record, context)) {
                     self.op(cpu, gpu, &record, &case)?;
                 }
@@ -100,6 +102,13 @@ impl Report {
         );
         Ok(())
     }
+}
+
+/// The ops of a step whose rows all want log-probabilities.
+fn records(config: &Config, batch: usize, tokens: usize, context: usize) -> Result<Vec<OpRecord>> {
+    let mut step = Step::uniform(batch, tokens, context);
+    step.samples.iter_mut().for_each(|row| row.logprobs = Some(MAX_LOGPROBS));
+    Ok(pegainfer_qwen3_4b::record_step(config, &step)?)
 }
 
 /// Calls with the same key are the same call with other values.
@@ -147,7 +156,7 @@ mod tests {
         let mut report = Report::default();
         for (batch, tokens, context) in [(3, 1, 20), (2, 3, 50)] {
             let case = Case { shape: config.shape, context, rope_theta: config.rope_theta };
-            for record in pegainfer_qwen3_4b::record(&config, batch, tokens, context).unwrap() {
+            for record in records(&config, batch, tokens, context).unwrap() {
                 report.op(&mut cpu, &mut portable, &record, &case).unwrap();
             }
         }

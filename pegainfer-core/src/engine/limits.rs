@@ -3,6 +3,9 @@
 use super::GenerateRequest;
 use thiserror::Error;
 
+/// Most likely tokens of a position that a request can ask for, see `GenerateRequest::logprobs`.
+pub const MAX_LOGPROBS: usize = 20;
+
 /// Why a request was refused at submit. Nothing was queued.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum SubmitError {
@@ -61,6 +64,12 @@ pub enum SubmitError {
         /// Vocabulary size.
         vocab_size: usize,
     },
+    /// More of the most likely tokens than a report holds.
+    #[error("the {asked} most likely tokens were asked for, but at most {MAX_LOGPROBS} can be reported")]
+    TooManyLogprobs {
+        /// Tokens asked for.
+        asked: usize,
+    },
     /// The engine does not implement what this field asks for.
     #[error("{field} is not supported by this model")]
     Unsupported {
@@ -103,6 +112,9 @@ impl EngineLimits {
         }
         if max_tokens == 0 {
             return Err(SubmitError::NothingToGenerate);
+        }
+        if let Some(asked) = request.logprobs.filter(|&n| n > MAX_LOGPROBS) {
+            return Err(SubmitError::TooManyLogprobs { asked });
         }
         if prompt >= self.max_model_len {
             return Err(SubmitError::PromptTooLong { prompt, max_model_len: self.max_model_len });

@@ -8,7 +8,7 @@ mod limits;
 mod runtime;
 mod stream;
 
-pub use limits::{EngineLimits, SubmitError};
+pub use limits::{EngineLimits, MAX_LOGPROBS, SubmitError};
 pub use runtime::{EngineConfig, EngineError, EngineHandle, EventBatch, StepEngine};
 pub use stream::TokenStream;
 
@@ -31,7 +31,8 @@ pub struct GenerateRequest {
     pub stop_token_ids: Vec<u32>,
     /// Go on past the checkpoint's end-of-text ids (not past `stop_token_ids`).
     pub ignore_eos: bool,
-    /// `Some(n)`: report the log-probability of every generated token and of the `n` most likely ones (n may be 0).
+    /// `Some(n)`: report the log-probability of every generated token and of the `n` most likely ones, `n` from 0 to
+    /// [`MAX_LOGPROBS`].
     pub logprobs: Option<usize>,
     /// Requests share cached prefixes only with requests of the same salt.
     pub cache_salt: u64,

@@ -4,16 +4,15 @@
 //! larger logit first, lower id first on a tie. Truncation is therefore one [`Cut`] in that order. It is found without
 //! sorting the vocabulary, and the draw then walks the kept tokens by id. NaN counts as -inf everywhere.
 
-use std::cmp::Ordering;
-
+use crate::draw::{DRAW_WORDS, Draw};
 use pegainfer_core::rng;
-use pegainfer_core::sampling::SamplingParams;
 use rayon::prelude::*;
-
-use super::lanes::{Lanes, Portable, exp2};
+use std::cmp::Ordering;
+use weight::{WEIGHT_BITS, Weight, share_of};
 
 #[cfg(test)]
 mod tests;
+mod weight;
 
 /// Logits per group: the maximum of each group says whether it can hold a kept token.
 const GROUP: usize = 64;
@@ -26,7 +25,7 @@ pub struct SampleScratch {
     /// Copy of `maxima` to select from.
     order: Vec<f32>,
     /// Sum of weights of each group.
-    masses: Vec<f64>,
+    masses: Vec<u64>,
     /// Tokens among which a cut is searched.
     candidates: Vec<(f32, u32)>,
 }
@@ -44,64 +43,44 @@ impl SampleScratch {
     }
 }
 
-/// Draws the token at `position` from one row of raw logits (`[vocab]` f32, `vocab > 0`).
+/// Draws a token from one row of raw logits (`[vocab]` f32, `vocab > 0`).
 ///
-/// The steps are those of [`SamplingParams`]: temperature, min-p, top-k, top-p, one draw. top-p is relative to what
-/// min-p and top-k kept, and keeps the token that reaches it. Greedy takes the largest logit, the lowest id on a tie.
-/// The random number is [`rng::uniform`] of (seed, position).
+/// The steps are those of `SamplingParams`: temperature, min-p, top-k, top-p, one draw. top-p is relative to what min-p and
+/// top-k kept, and keeps the token that reaches it. Greedy takes the largest logit, the lowest id on a tie.
 ///
-/// Numerics: weights `exp((x - max) / temperature)` in f32 (relative error 1.5e-7 at the exponent's precision), their
-/// sums in f64, plain multiplies and adds, so the same logits give the same token on every x86-64 path.
+/// Weights and their sums are whole numbers, see weight.rs: the same logits give the same token on every device.
 ///
 /// NaN is never drawn. A row of nothing but NaN gives token 0.
-pub fn sample_row(logits: &[f32], params: &SamplingParams, position: u64, scratch: &mut SampleScratch) -> u32 {
+pub fn sample_row(logits: &[f32], draw: &Draw, scratch: &mut SampleScratch) -> u32 {
     let max = index(logits, scratch);
-    if params.is_greedy() || max == f32::NEG_INFINITY {
+    if draw.is_greedy() || max == f32::NEG_INFINITY {
         return first(logits, max, scratch);
     }
-    let weight = Weight::new(max, params.temperature());
-    let cut = truncate(logits, params, &weight, scratch);
+    let weight = Weight::new(max, draw.scale);
+    let cut = truncate(logits, draw, max, &weight, scratch);
     let total = weigh(logits, &weight, cut, scratch);
-    let mut target = rng::uniform(params.seed(), position) * total;
-    let mut chosen = 0;
-    for (group, &mass) in scratch.masses.iter().enumerate().filter(|(_, mass)| **mass > 0.0) {
-        chosen = group;
-        if target < mass {
-            break;
-        }
-        target -= mass;
-    }
-    let mut token = 0;
-    for (id, &x) in (chosen * GROUP..).zip(&logits[chosen * GROUP..logits.len().min((chosen + 1) * GROUP)]) {
-        let w = if cut.keeps(x, id as u32) { weight.of(x) } else { 0.0 };
-        // A sum that rounded up leaves a target that nobody reaches: the last possible token takes it.
-        if w > 0.0 {
-            token = id as u32;
-            if target < w {
-                break;
-            }
-            target -= w;
-        }
-    }
-    token
+    let mut target = rng::below(draw.random, total);
+    let mut reached = |mass: u64| {
+        let reached = target < mass;
+        target -= if reached { 0 } else { mass };
+        reached
+    };
+    let group = scratch.masses.iter().position(|&mass| reached(mass)).unwrap_or(0);
+    let mut tokens = (group * GROUP..).zip(logits.chunks(GROUP).nth(group).unwrap_or_default());
+    let token = tokens.find(|&(id, &x)| cut.keeps(x, id as u32) && reached(weight.of(x)));
+    token.map_or(0, |(id, _)| id as u32)
 }
 
-/// [`sample_row`] for each row of `logits` (`[rows, vocab]` f32), in parallel over the rows; `spec(row)` gives the
-/// parameters and the position. `scratch`: one per thread to use, at least one. `out`: `[rows]`.
-pub fn sample_rows(
-    logits: &[f32],
-    vocab: usize,
-    spec: impl Fn(usize) -> (SamplingParams, u64) + Sync,
-    scratch: &mut [SampleScratch],
-    out: &mut [u32],
-) {
-    assert_eq!(logits.len(), out.len() * vocab);
+/// [`sample_row`] for each row of `logits` (`[rows, vocab]` f32), in parallel over the rows. `draws`: `[rows, DRAW_WORDS]`
+/// packed [`Draw`]s; `scratch`: one per thread to use, at least one; `out`: `[rows]`.
+pub fn sample_rows(logits: &[f32], vocab: usize, draws: &[u32], scratch: &mut [SampleScratch], out: &mut [u32]) {
+    let draws = draws.as_chunks::<DRAW_WORDS>().0;
+    assert!(logits.len() == out.len() * vocab && draws.len() == out.len());
     let rows = out.len().div_ceil(scratch.len()).max(1);
     out.par_chunks_mut(rows).zip(scratch).enumerate().for_each(|(part, (out, scratch))| {
         for (i, token) in out.iter_mut().enumerate() {
             let row = part * rows + i;
-            let (params, position) = spec(row);
-            *token = sample_row(&logits[row * vocab..][..vocab], &params, position, scratch);
+            *token = sample_row(&logits[row * vocab..][..vocab], &Draw::from_words(&draws[row]), scratch);
         }
     });
 }
@@ -109,11 +88,12 @@ pub fn sample_rows(
 /// Log-softmax of the raw logits (`[vocab]` f32): of `chosen`, with its rank (1 + how many logits are larger), and of
 /// the `top_n` largest, best first, lower id first on a tie.
 ///
-/// Numerics: `exp` in f32 within 1.5e-7, summed in f64; the logarithm in f64, rounded once.
+/// Numerics: weights as in [`sample_row`] at temperature 1; the logarithm in f64, rounded once.
 pub fn logprobs_row(logits: &[f32], chosen: u32, top_n: usize) -> (f32, u32, Vec<(u32, f32)>) {
     let scratch = &mut SampleScratch::default();
     let max = index(logits, scratch);
-    let sum = weigh(logits, &Weight::new(max, 1.0), Cut::NONE, scratch).ln();
+    let mass = weigh(logits, &Weight::new(max, std::f32::consts::LOG2_E), Cut::NONE, scratch);
+    let sum = (mass as f64 / (1u64 << WEIGHT_BITS) as f64).ln();
     let logprob = |x: f32| if x == max { -sum as f32 } else { (f64::from(x) - f64::from(max) - sum) as f32 };
     let own = logits[chosen as usize];
     let own = if own.is_nan() { f32::NEG_INFINITY } else { own };
@@ -147,39 +127,6 @@ fn best_first(a: &(f32, u32), b: &(f32, u32)) -> Ordering {
     b.0.partial_cmp(&a.0).unwrap_or(Ordering::Equal).then(a.1.cmp(&b.1))
 }
 
-/// The weight of a logit: `exp((x - max) / temperature)`, so 1 for the largest.
-struct Weight {
-    max: f32,
-    temperature: f64,
-    /// `log2(e) / temperature`.
-    scale: f32,
-}
-
-impl Weight {
-    fn new(max: f32, temperature: f32) -> Self {
-        let scale = (std::f64::consts::LOG2_E / f64::from(temperature)).min(f64::from(f32::MAX)) as f32;
-        Self { max, temperature: f64::from(temperature), scale }
-    }
-
-    /// Exponent in base 2. The largest logit gets 0 even where it is infinite or the scale is huge.
-    fn exponent(&self, x: f32) -> f32 {
-        if x == self.max { 0.0 } else { (x - self.max) * self.scale }
-    }
-
-    fn of(&self, x: f32) -> f64 {
-        Self::of_exponent(self.exponent(x))
-    }
-
-    fn of_exponent(exponent: f32) -> f64 {
-        f64::from(exp2(Portable, [exponent; 16])[0])
-    }
-
-    /// The logit whose weight is `weight`.
-    fn logit(&self, weight: f64) -> f64 {
-        f64::from(self.max) + self.temperature * weight.ln()
-    }
-}
-
 /// Fills `scratch.maxima` and returns the largest logit, -inf if there is none.
 fn index(logits: &[f32], scratch: &mut SampleScratch) -> f32 {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
@@ -205,24 +152,27 @@ fn first(logits: &[f32], logit: f32, scratch: &SampleScratch) -> u32 {
 }
 
 /// Finds where min-p, top-k and top-p cut.
-fn truncate(logits: &[f32], params: &SamplingParams, weight: &Weight, scratch: &mut SampleScratch) -> Cut {
+fn truncate(logits: &[f32], draw: &Draw, max: f32, weight: &Weight, scratch: &mut SampleScratch) -> Cut {
     let mut cut = Cut::NONE;
-    if params.min_p() > 0.0 {
-        let floor = weight.logit(f64::from(params.min_p()));
+    if draw.min_p_offset > f64::NEG_INFINITY {
+        let floor = f64::from(max) + draw.min_p_offset;
         let nearest = floor as f32;
         cut.logit = if f64::from(nearest) < floor { nearest.next_up() } else { nearest };
     }
-    let top_k = params.top_k() as usize;
+    let top_k = draw.top_k as usize;
     if (1..logits.len()).contains(&top_k) {
         cut = select(logits, top_k, cut, scratch);
     }
-    if params.top_p() < 1.0 {
+    if draw.top_p < 1.0 {
         let total = weigh(logits, weight, cut, scratch);
         // Tokens lighter than this weigh less than 1 - top_p together, so the rest holds what top-p keeps. The factor
-        // covers the rounding of the weights.
-        let lightest = 0.999 * (1.0 - f64::from(params.top_p())) * total / logits.len() as f64;
-        gather(logits, cut, (weight.logit(lightest) as f32).next_down(), scratch);
-        cut = nucleus(&mut scratch.candidates, weight, f64::from(params.top_p()) * total).unwrap_or(cut);
+        // covers the rounding of the weights, as long as they are far above the smallest one.
+        let one = (1u64 << WEIGHT_BITS) as f64;
+        let lightest = 0.99 * (1.0 - f64::from(draw.top_p)) * total as f64 / one / logits.len() as f64;
+        let safe = lightest * one > 1000.0;
+        let floor = if safe { (weight.logit(lightest) as f32).next_down() } else { f32::NEG_INFINITY };
+        gather(logits, cut, floor, scratch);
+        cut = nucleus(&mut scratch.candidates, weight, share_of(draw.top_p, total)).unwrap_or(cut);
     }
     cut
 }
@@ -257,12 +207,12 @@ fn gather(logits: &[f32], cut: Cut, floor: f32, scratch: &mut SampleScratch) {
 
 /// The last token of the shortest front of the order whose weights reach `target`: a binary search that partitions
 /// only the half in question, so it is linear on the whole.
-fn nucleus(tokens: &mut [(f32, u32)], weight: &Weight, mut target: f64) -> Option<Cut> {
+fn nucleus(tokens: &mut [(f32, u32)], weight: &Weight, mut target: u64) -> Option<Cut> {
     let mut range = 0..tokens.len();
     while range.len() > 1 {
         let middle = range.start + range.len() / 2;
         tokens[range.clone()].select_nth_unstable_by(middle - range.start, best_first);
-        let mass: f64 = tokens[range.start..middle].iter().map(|&(x, _)| weight.of(x)).sum();
+        let mass: u64 = tokens[range.start..middle].iter().map(|&(x, _)| weight.of(x)).sum();
         if mass >= target {
             range.end = middle;
         } else {
@@ -274,28 +224,20 @@ fn nucleus(tokens: &mut [(f32, u32)], weight: &Weight, mut target: f64) -> Optio
 }
 
 /// Fills `scratch.masses` with the weight that each group holds of what `cut` keeps, and returns the sum.
-fn weigh(logits: &[f32], weight: &Weight, cut: Cut, scratch: &mut SampleScratch) -> f64 {
+fn weigh(logits: &[f32], weight: &Weight, cut: Cut, scratch: &mut SampleScratch) -> u64 {
     scratch.masses.clear();
     scratch.masses.extend(logits.chunks(GROUP).zip(&scratch.maxima).enumerate().map(|(group, (values, &max))| {
         let first = group * GROUP;
         match max >= cut.logit {
             // Ids of this group are all on one side of the cut's id: one comparison per logit is enough.
-            true if first + GROUP <= cut.id as usize => mass(values, weight, cut.logit),
-            true if first > cut.id as usize => mass(values, weight, cut.logit.next_up()),
+            true if first + GROUP <= cut.id as usize => weight.sum(values, cut.logit),
+            true if first > cut.id as usize => weight.sum(values, cut.logit.next_up()),
             true => {
                 let kept = values.iter().zip(first..).filter(|&(&x, id)| cut.keeps(x, id as u32));
                 kept.map(|(&x, _)| weight.of(x)).sum()
             }
-            false => 0.0,
+            false => 0,
         }
     }));
     scratch.masses.iter().sum()
-}
-
-/// Sum of the weights of the logits of at least `floor`.
-fn mass(values: &[f32], weight: &Weight, floor: f32) -> f64 {
-    let exponent = |x: f32| if x >= floor { weight.exponent(x) } else { f32::NEG_INFINITY };
-    let (rows, tail) = values.as_chunks::<16>();
-    let sum = rows.iter().fold([0.0; 16], |sum, row| Portable.add(sum, exp2(Portable, row.map(exponent))));
-    sum.into_iter().map(f64::from).chain(tail.iter().map(|&x| Weight::of_exponent(exponent(x)))).sum()
 }

@@ -17,7 +17,7 @@ pub(crate) use linear::{linear, linear_add_norm, linear_kernel, linear_swiglu};
 pub(crate) use norm::rms_norm;
 pub(crate) use qkv::qk_norm_rope_write_kv;
 pub use read::read_bandwidth;
-pub(crate) use sample::argmax;
+pub(crate) use sample::{logprobs, sample};
 
 use pegainfer_core::tensor::OpError;
 

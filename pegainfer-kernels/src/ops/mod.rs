@@ -13,6 +13,7 @@ mod qkv;
 mod rms_norm;
 mod sample;
 
+pub use crate::draw::{DRAW_WORDS, Draw};
 pub use crate::heads::HeadShape;
 pub use attention::{AttentionBatch, attention};
 pub use embedding::embedding;
@@ -20,7 +21,7 @@ pub use gather_rows::gather_rows;
 pub use linear::linear;
 pub use linear_add_norm::linear_add_norm;
 pub use linear_swiglu::linear_swiglu;
-pub use logprobs::{LogprobRow, logprobs};
+pub use logprobs::{REPORT_WORDS, logprobs, token_logprobs};
 pub use qkv::{qk_norm_rope_write_kv, rope_table};
 pub use rms_norm::rms_norm;
-pub use sample::{SampleSpec, sample};
+pub use sample::sample;

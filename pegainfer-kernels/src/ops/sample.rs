@@ -3,65 +3,34 @@
 use super::check::Check;
 use crate::cpu::sampling::{self, SampleScratch};
 use crate::cuda;
+use crate::draw::DRAW_WORDS;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
-use pegainfer_core::sampling::SamplingParams;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// How to sample one row.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SampleSpec {
-    /// Temperature, truncation and seed.
-    pub params: SamplingParams,
-    /// Position of the drawn token in its sequence: with the seed it names the random number.
-    pub position: u64,
-}
-
 /// Samples each row by its own parameters: temperature, min-p, top-k, top-p, one draw; greedy rows take the most
-/// likely token, the lowest id on a tie.
+/// likely token, the lowest id on a tie. The same logits give the same token on every device and in every batch.
 ///
-/// `logits`: `[rows, vocab]` f32; `specs`: one per row; `out`: `[rows]` u32. Returns the host's copy of `out`. A GPU
-/// samples steps whose rows are all greedy; otherwise it copies the logits and the CPU twin samples.
-pub fn sample(exec: &mut Exec, logits: &Tensor, specs: &[SampleSpec], out: &mut Tensor) -> Result<Vec<u32>, OpError> {
+/// `logits`: `[rows, vocab]` f32; `draws`: `[rows, DRAW_WORDS]` u32, packed [`Draw`](super::Draw)s; `out`: `[rows]` u32.
+/// Does not wait for a GPU.
+pub fn sample(exec: &mut Exec, logits: &Tensor, draws: &Tensor, out: &mut Tensor) -> Result<(), OpError> {
     let check = Check("sample");
     let (rows, vocab) = logits.rows_cols();
     check.is(logits, DType::F32, &[rows, vocab])?;
+    check.is(draws, DType::U32, &[rows, DRAW_WORDS])?;
     check.is(out, DType::U32, &[rows])?;
-    check.that(specs.len() == rows && vocab > 0, "one spec per row of logits")?;
-    exec.record(|_| OpRecord::new("sample", "rows", &[logits], &[out], 2 * logits.elements() as u64));
+    check.that(vocab > 0, "there is no vocabulary")?;
+    exec.record(|device| {
+        let kernel = if device == Device::Cuda { "sample" } else { "rows" };
+        OpRecord::new("sample", kernel, &[logits, draws], &[out], 2 * logits.elements() as u64)
+    });
     match exec.device() {
         Device::Cpu(_) => {
-            let spec = |row: usize| (specs[row].params, specs[row].position);
             let mut scratch: Vec<SampleScratch> = (0..exec.threads()).map(|_| SampleScratch::default()).collect();
-            sampling::sample_rows(logits.host(), vocab, spec, &mut scratch, out.host_mut());
-            Ok(out.host().to_vec())
+            sampling::sample_rows(logits.host(), vocab, draws.host(), &mut scratch, out.host_mut());
         }
-        Device::Cuda => {
-            let mut tokens = vec![0u32; rows];
-            if specs.iter().all(|spec| spec.params.is_greedy()) {
-                cuda::argmax(exec, logits, out)?;
-                exec.read(out, 0, &mut tokens)?;
-            } else {
-                sample_on_host(exec, logits, specs, &mut tokens)?;
-                exec.fill_rows(out, &tokens)?;
-            }
-            Ok(tokens)
-        }
-        Device::Meta => Ok(vec![0; rows]),
+        Device::Cuda => cuda::sample(exec, logits, draws, out)?,
+        Device::Meta => {}
     }
-}
-
-/// Copies the logits of a GPU and samples them with the CPU twin.
-fn sample_on_host(exec: &mut Exec, logits: &Tensor, specs: &[SampleSpec], out: &mut [u32]) -> Result<(), OpError> {
-    let vocab = logits.rows_cols().1;
-    let mut memory = std::mem::take(&mut exec.scratch);
-    let host = memory.slice::<f32>(logits.elements());
-    let read = exec.read(logits, 0, host);
-    if read.is_ok() {
-        let spec = |row: usize| (specs[row].params, specs[row].position);
-        let mut scratch: Vec<SampleScratch> = (0..exec.threads()).map(|_| SampleScratch::default()).collect();
-        exec.on_host(|| sampling::sample_rows(host, vocab, spec, &mut scratch, out));
-    }
-    exec.scratch = memory;
-    read
+    Ok(())
 }

@@ -84,6 +84,7 @@ impl ApiError {
             }
             SubmitError::EmptyPrompt | SubmitError::InvalidToken { .. } => Self::invalid(prompt_field, message),
             SubmitError::NothingToGenerate => Self::invalid("max_tokens", message),
+            SubmitError::TooManyLogprobs { .. } => Self::invalid("logprobs", message),
             SubmitError::Unsupported { field } => Self::invalid(field, message).with_code("unsupported_parameter"),
         }
     }

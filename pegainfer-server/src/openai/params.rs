@@ -4,7 +4,7 @@ use super::errors::ApiError;
 use super::fields::{Fields, describe};
 use super::state::AppState;
 use axum::http::HeaderMap;
-use pegainfer_core::engine::{GenerateRequest, SubmitError};
+use pegainfer_core::engine::{self, GenerateRequest, SubmitError};
 use pegainfer_core::sampling::SamplingParams;
 use serde_json::Value;
 
@@ -15,7 +15,7 @@ const MAX_STOP_LENGTH: usize = 1024;
 /// Stop token ids of one request.
 const MAX_STOP_TOKENS: usize = 128;
 /// Most likely tokens that may be asked for at each position, as in OpenAI's chat API.
-pub const MAX_LOGPROBS: i64 = 20;
+pub const MAX_LOGPROBS: i64 = engine::MAX_LOGPROBS as i64;
 
 /// What may be asked of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -122,14 +122,16 @@ fn split<S: Lanes>(s: S, x: S::V) -> (S::V, S::V) {
     (t, s.sub(x, s.sub(t, s.splat(ROUND))))
 }
 
-/// `2^(n + f)` with a degree-6 minimax polynomial for `2^f` (relative error 2.6e-9 before rounding, found with the
-/// Remez exchange under the constraint `p(0) = 1`), 0 where `x < -125`.
+/// A minimax polynomial for `2^f`, `|f| <= 1/2`, highest degree first: relative error 2.6e-9 before rounding, found with
+/// the Remez exchange under the constraint `p(0) = 1`.
+pub(crate) const EXP2: [f32; 7] =
+    [1.559_467_7e-4, 1.340_664_4e-3, 9.617_693e-3, 5.550_310_6e-2, 2.402_265_3e-1, 6.931_472e-1, 1.0];
+
+/// `2^(n + f)`, 0 where `x < -125`.
 #[inline(always)]
 fn exp2_of<S: Lanes>(s: S, x: S::V, t: S::V, f: S::V) -> S::V {
-    const POLY: [f32; 7] =
-        [1.559_467_7e-4, 1.340_664_4e-3, 9.617_693e-3, 5.550_310_6e-2, 2.402_265_3e-1, 6.931_472e-1, 1.0];
-    let mut p = s.splat(POLY[0]);
-    for c in &POLY[1..] {
+    let mut p = s.splat(EXP2[0]);
+    for c in &EXP2[1..] {
         p = s.fma(p, f, s.splat(*c));
     }
     s.where_below(x, -125.0, s.splat(0.0), s.scale_exponent(p, t))

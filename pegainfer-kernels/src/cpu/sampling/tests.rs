@@ -1,11 +1,22 @@
 use std::collections::BTreeMap;
 
 use super::*;
+use pegainfer_core::sampling::SamplingParams;
+
+/// In [0, 1).
+fn uniform(seed: u64, position: u64) -> f64 {
+    rng::bits(seed, position) as f64 / 2f64.powi(64)
+}
+
+/// The token at `position`.
+fn draw(logits: &[f32], params: &SamplingParams, position: u64, scratch: &mut SampleScratch) -> u32 {
+    sample_row(logits, &Draw::new(params, position, None), scratch)
+}
 
 /// Logits with ties, of about the spread of a language model's.
 fn logits(vocab: usize, seed: u64) -> Vec<f32> {
     let value = |i| {
-        let normal: f64 = (0..6).map(|j| rng::uniform(seed, i * 6 + j) - 0.5).sum();
+        let normal: f64 = (0..6).map(|j| uniform(seed, i * 6 + j) - 0.5).sum();
         (normal * 48.0).round() as f32 / 8.0
     };
     (0..vocab as u64).map(value).collect()
@@ -53,8 +64,8 @@ fn the_cut_keeps_what_the_definition_keeps() {
         }
         let scratch = &mut SampleScratch::new(vocab);
         for params in combinations(seed) {
-            let weight = Weight::new(index(&logits, scratch), params.temperature());
-            let cut = truncate(&logits, &params, &weight, scratch);
+            let (max, draw) = (index(&logits, scratch), Draw::new(&params, 0, None));
+            let cut = truncate(&logits, &draw, max, &Weight::new(max, draw.scale), scratch);
             let kept: Vec<u32> = (0..vocab as u32).filter(|&id| cut.keeps(logits[id as usize], id)).collect();
             let expected: Vec<u32> = reference(&logits, &params).into_keys().collect();
             assert_eq!(kept.len(), expected.len(), "{vocab} {params:?}");
@@ -70,7 +81,7 @@ fn frequencies_follow_the_definition() {
     let scratch = &mut SampleScratch::new(logits.len());
     for params in combinations(9) {
         let mut counts = BTreeMap::<u32, u64>::new();
-        (0..DRAWS).for_each(|i| *counts.entry(sample_row(&logits, &params, i, scratch)).or_default() += 1);
+        (0..DRAWS).for_each(|i| *counts.entry(draw(&logits, &params, i, scratch)).or_default() += 1);
         let expected = reference(&logits, &params);
         assert!(counts.keys().all(|id| expected.contains_key(id)), "{params:?}");
         // Tokens expected less than 8 times share one cell, so that chi-square is near its limit distribution, of mean
@@ -99,15 +110,14 @@ fn every_kept_token_is_reachable() {
     let logits: Vec<f32> = (0..200).map(|i| (i % 3) as f32 * 0.25).collect();
     let params = SamplingParams::new(1.0, 150, 0.9, 0.0, 3).unwrap();
     let scratch = &mut SampleScratch::new(logits.len());
-    let drawn: std::collections::BTreeSet<u32> =
-        (0..20_000).map(|i| sample_row(&logits, &params, i, scratch)).collect();
+    let drawn: std::collections::BTreeSet<u32> = (0..20_000).map(|i| draw(&logits, &params, i, scratch)).collect();
     assert_eq!(drawn, reference(&logits, &params).into_keys().collect());
 }
 
 #[test]
 fn greedy_is_the_lowest_id_of_the_largest_logit() {
     let scratch = &mut SampleScratch::new(300);
-    let mut greedy = |logits: &[f32]| sample_row(logits, &SamplingParams::greedy(), 0, scratch);
+    let mut greedy = |logits: &[f32]| draw(logits, &SamplingParams::greedy(), 0, scratch);
     for seed in 0..50 {
         let mut logits = logits(300, seed);
         logits[rng::bits(seed, 0) as usize % 300] = f32::NAN;
@@ -132,20 +142,20 @@ fn edge_cases_draw_a_possible_token() {
         one[130] = -7.0;
         one[131] = nan;
         for position in 0..20 {
-            assert_eq!(sample_row(&one, &params, position, scratch), 130);
-            assert_eq!(sample_row(&[0.5], &params, position, scratch), 0);
-            assert_eq!(sample_row(&[nan, nan], &params, position, scratch), 0);
-            assert_eq!(sample_row(&[nan, -inf, -inf], &params, position, scratch), 1);
-            assert!([1, 3].contains(&sample_row(&[0.0, inf, nan, inf], &params, position, scratch)));
-            assert_eq!(sample_row(&[f32::MIN, f32::MAX], &params, position, scratch), 1);
+            assert_eq!(draw(&one, &params, position, scratch), 130);
+            assert_eq!(draw(&[0.5], &params, position, scratch), 0);
+            assert_eq!(draw(&[nan, nan], &params, position, scratch), 0);
+            assert_eq!(draw(&[nan, -inf, -inf], &params, position, scratch), 1);
+            assert!([1, 3].contains(&draw(&[0.0, inf, nan, inf], &params, position, scratch)));
+            assert_eq!(draw(&[f32::MIN, f32::MAX], &params, position, scratch), 1);
         }
     }
     let params = |t, k| SamplingParams::new(t, k, 1.0, 0.0, 5).unwrap();
     let hot: std::collections::BTreeSet<u32> =
-        (0..2000).map(|i| sample_row(&[0.0, 5.0, -5.0], &params(100.0, 1000), i, scratch)).collect();
+        (0..2000).map(|i| draw(&[0.0, 5.0, -5.0], &params(100.0, 1000), i, scratch)).collect();
     assert_eq!(hot.len(), 3);
     for cold in [1e-3, f32::MIN_POSITIVE, 1e-45] {
-        assert!((0..50).all(|i| sample_row(&[0.0, 5.0, 4.9], &params(cold, 0), i, scratch) == 1));
+        assert!((0..50).all(|i| draw(&[0.0, 5.0, 4.9], &params(cold, 0), i, scratch) == 1));
     }
 }
 
@@ -156,14 +166,15 @@ fn a_batch_gives_what_its_rows_give() {
     let specs: Vec<(SamplingParams, u64)> = combinations(4).step_by(3).zip(70..).take(rows).collect();
     let scratch = &mut SampleScratch::new(vocab);
     let alone: Vec<u32> =
-        (0..rows).map(|r| sample_row(&all[r * vocab..][..vocab], &specs[r].0, specs[r].1, scratch)).collect();
+        (0..rows).map(|r| draw(&all[r * vocab..][..vocab], &specs[r].0, specs[r].1, scratch)).collect();
+    let draws: Vec<u32> = specs.iter().flat_map(|(params, at)| Draw::new(params, *at, None).words()).collect();
     for threads in [1, 2, 5, 20] {
         let mut scratch: Vec<_> = (0..threads).map(|_| SampleScratch::new(vocab)).collect();
         let mut out = vec![u32::MAX; rows];
-        sample_rows(&all, vocab, |row| specs[row], &mut scratch, &mut out);
+        sample_rows(&all, vocab, &draws, &mut scratch, &mut out);
         assert_eq!(out, alone);
     }
-    sample_rows(&[], vocab, |row| specs[row], &mut [SampleScratch::default()], &mut []);
+    sample_rows(&[], vocab, &[], &mut [SampleScratch::default()], &mut []);
 }
 
 #[test]
