@@ -1,7 +1,7 @@
 //! Compares an op on two devices: the same seeded operands, of the shapes that an executor recorded. `pegainfer doctor`
 //! checks each op on the user's GPU against its CPU twin with it.
 
-use crate::ops::{self, AttentionBatch, HeadShape, SampleSpec};
+use crate::ops::{self, AttentionBatch, FROM_PREVIOUS, HeadShape, SampleSpec};
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::{OpRecord, Operand};
@@ -106,6 +106,12 @@ fn run(exec: &mut Exec, record: &OpRecord, case: &Case) -> Result<Option<Vec<Out
     for (i, operand) in reads.iter().enumerate() {
         read.push(tensor(exec, operand, case, i as u64)?);
     }
+    if record.op == "embedding" {
+        // Every other token is one that the previous step drew.
+        let (tokens, drawn) = (read[0].elements() as u32, read[1].elements() as u32);
+        let ids: Vec<u32> = (0..tokens).map(|i| if i % 2 == 0 { i } else { FROM_PREVIOUS | i % drawn }).collect();
+        exec.fill_rows(&mut read[0], &ids)?;
+    }
     let mut written = Vec::new();
     for operand in writes {
         // What is read and written begins as what is read.
@@ -113,7 +119,7 @@ fn run(exec: &mut Exec, record: &OpRecord, case: &Case) -> Result<Option<Vec<Out
         written.push(tensor(exec, operand, case, seed.unwrap_or(1 << 16))?);
     }
     match (record.op, &read[..], &mut written[..]) {
-        ("embedding", [ids, table], [out]) => ops::embedding(exec, ids, table, out)?,
+        ("embedding", [ids, previous, table], [out]) => ops::embedding(exec, ids, previous, table, out)?,
         ("gather_rows", [x, rows], [out]) => ops::gather_rows(exec, x, rows, out)?,
         ("rms_norm", [x, weight], [out]) => ops::rms_norm(exec, x, weight, EPS, out)?,
         ("add_rms_norm", [x, _, weight], [residual, out]) => ops::add_rms_norm(exec, x, residual, weight, EPS, out)?,

@@ -70,7 +70,17 @@ fn every_input_was_written_before_or_is_a_weight() {
     for record in &records {
         for read in &record.reads {
             let given = read.name.starts_with("model.") || read.name.starts_with("kv.");
-            let host = ["tokens", "positions", "slots", "qo_indptr", "kv_lens", "block_tables", "sample_rows", "rope"];
+            let host = [
+                "sampled",
+                "tokens",
+                "positions",
+                "slots",
+                "qo_indptr",
+                "kv_lens",
+                "block_tables",
+                "sample_rows",
+                "rope",
+            ];
             assert!(given || host.contains(&read.name.as_str()) || written.contains(&read.id), "{}", read.name);
         }
         written.extend(record.writes.iter().map(|w| w.id));

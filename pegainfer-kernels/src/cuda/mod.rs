@@ -11,7 +11,7 @@ mod sample;
 mod swiglu;
 
 pub(crate) use attention::attention;
-pub(crate) use gather::gather;
+pub(crate) use gather::{embedding, gather};
 pub(crate) use linear::{linear, linear_kernel};
 pub(crate) use norm::{add_rms_norm, rms_norm};
 pub(crate) use qkv::qk_norm_rope_write_kv;

@@ -14,7 +14,7 @@ mod swiglu;
 
 pub use crate::heads::HeadShape;
 pub use attention::{AttentionBatch, attention};
-pub use embedding::embedding;
+pub use embedding::{FROM_PREVIOUS, embedding};
 pub use gather_rows::gather_rows;
 pub use linear::linear;
 pub use logprobs::{LogprobRow, logprobs};
