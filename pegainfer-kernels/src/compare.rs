@@ -109,7 +109,7 @@ fn run(exec: &mut Exec, record: &OpRecord, case: &Case) -> Result<Option<Vec<Out
     if record.op == "embedding" {
         // Every other token is one that the previous step drew.
         let (tokens, drawn) = (read[0].elements() as u32, read[1].elements() as u32);
-        let ids: Vec<u32> = (0..tokens).map(|i| if i % 2 == 0 { i } else { FROM_PREVIOUS | i % drawn }).collect();
+        let ids: Vec<u32> = (0..tokens).map(|i| if i % 2 == 0 { i } else { FROM_PREVIOUS | (i % drawn) }).collect();
         exec.fill_rows(&mut read[0], &ids)?;
     }
     let mut written = Vec::new();
