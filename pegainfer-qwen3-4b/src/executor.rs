@@ -1,10 +1,16 @@
 //! Runs a step: the Qwen3 forward pass, written once over ops.
+//!
+//! A step is launched and finished: on a GPU `launch` only enqueues it, and the next one may be launched before the host
+//! has seen the tokens of this one. They stay on the device, where [`FROM_PREVIOUS`](crate::plan::FROM_PREVIOUS) finds
+//! them; a copy of them is on its way to the host.
 
 use crate::config::Config;
-use crate::plan::{Outcome, Step};
+use crate::plan::{Outcome, SampleRow, Step};
 use crate::state::{KvLayer, allocate_kv};
 use crate::weights::{Layer, Weights};
-use pegainfer_core::exec::Exec;
+use pegainfer_core::engine::TokenLogprobs;
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::readback::Readback;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_kernels::ops::{self, AttentionBatch, LogprobRow, SampleSpec};
@@ -12,6 +18,8 @@ use pegainfer_kernels::ops::{self, AttentionBatch, LogprobRow, SampleSpec};
 /// Rows of logits computed at once: more rows take more memory (0.6 MB each for Qwen3's vocabulary), fewer stream the
 /// output matrix more often.
 const LOGITS_ROWS: usize = 32;
+/// Steps that may be launched and not finished.
+pub const STEPS_IN_FLIGHT: usize = 2;
 
 /// Largest step an executor is built for.
 #[derive(Debug, Clone, Copy)]
@@ -36,6 +44,21 @@ pub struct Executor {
     rope: Tensor,
     inputs: Inputs,
     work: Workspace,
+    /// Used in turn.
+    results: [Results; STEPS_IN_FLIGHT],
+    /// Steps so far.
+    launched: usize,
+    /// Steps so far.
+    finished: usize,
+}
+
+/// What a step in flight leaves for the host.
+#[derive(Debug)]
+struct Results {
+    /// The sampled tokens.
+    readback: Readback,
+    /// One for each sample row.
+    logprobs: Vec<Option<TokenLogprobs>>,
 }
 
 /// The step's metadata on the device.
@@ -47,6 +70,7 @@ struct Inputs {
     qo_indptr: Tensor,
     kv_lens: Tensor,
     block_tables: Tensor,
+    /// Rows that need logits, all samples of the step.
     sample_rows: Tensor,
 }
 
@@ -73,7 +97,7 @@ struct Workspace {
     last: Tensor,
     /// `[LOGITS_ROWS, vocab]` f32.
     logits: Tensor,
-    /// `[LOGITS_ROWS]` u32.
+    /// What the samples of the last step drew, `[rows]` u32. At its full length outside of `Pass::sample`.
     sampled: Tensor,
 }
 
@@ -83,8 +107,9 @@ impl Executor {
         let kv = allocate_kv(&mut exec, &config, bounds.kv_blocks)?;
         let rope = ops::rope_table(&mut exec, bounds.context, config.shape.head_dim, config.rope_theta)?;
         let inputs = Inputs::new(&mut exec, bounds)?;
-        let work = Workspace::new(&mut exec, &config, bounds.tokens)?;
-        Ok(Self { exec, config, weights, kv, rope, inputs, work })
+        let work = Workspace::new(&mut exec, &config, bounds)?;
+        let results = [Results::new(&mut exec, bounds.rows)?, Results::new(&mut exec, bounds.rows)?];
+        Ok(Self { exec, config, weights, kv, rope, inputs, work, results, launched: 0, finished: 0 })
     }
 
     /// The execution context, to record or to ask about the device.
@@ -97,20 +122,54 @@ impl Executor {
         &self.config
     }
 
-    /// Runs one step. On `Meta` the outcome is empty.
+    /// Steps that it helps to have in flight: a device that computes beside the host can have the next one waiting.
+    pub fn useful_depth(&self) -> usize {
+        if self.exec.device() == Device::Cuda { STEPS_IN_FLIGHT } else { 1 }
+    }
+
+    /// Starts a step; at most [`STEPS_IN_FLIGHT`] may be in flight. The CPU computes at once.
+    pub fn launch(&mut self, step: &Step) -> Result<(), OpError> {
+        assert!(self.launched - self.finished < STEPS_IN_FLIGHT, "too many steps in flight");
+        let Self { exec, config, weights, kv, rope, inputs, work, results, .. } = self;
+        let results = &mut results[self.launched % STEPS_IN_FLIGHT];
+        exec.install(|exec| Pass { exec, config, weights, rope, inputs, work, step, results }.run(kv))??;
+        self.launched += 1;
+        Ok(())
+    }
+
+    /// Waits for the oldest step in flight. On `Meta` the outcome has no tokens.
+    pub fn finish(&mut self) -> Result<Outcome, OpError> {
+        assert!(self.finished < self.launched, "no step is in flight");
+        let results = &mut self.results[self.finished % STEPS_IN_FLIGHT];
+        let tokens = results.readback.wait()?.tensor(0).to_vec();
+        self.finished += 1;
+        Ok(Outcome { tokens, logprobs: std::mem::take(&mut results.logprobs) })
+    }
+
+    /// Forgets every step in flight, once the device is done with them; an error says that the device is lost.
+    pub fn abandon(&mut self) -> Result<(), OpError> {
+        self.finished = self.launched;
+        self.exec.synchronize()
+    }
+
+    /// Launches one step and waits for it.
     pub fn run(&mut self, step: &Step) -> Result<Outcome, OpError> {
-        let Self { exec, config, weights, kv, rope, inputs, work } = self;
-        exec.install(|exec| Pass { exec, config, weights, rope, inputs, work, step }.run(kv))?
+        self.launch(step)?;
+        self.finish()
     }
 
     /// As [`run`](Self::run), with the record of every op.
     pub fn record(&mut self, step: &Step) -> (Result<Outcome, OpError>, Vec<OpRecord>) {
-        let Self { exec, config, weights, kv, rope, inputs, work } = self;
-        let pass = |exec: &mut Exec| Pass { exec, config, weights, rope, inputs, work, step }.run(kv);
-        match exec.install(|exec| exec.recording(pass)) {
-            Ok(recorded) => recorded,
-            Err(error) => (Err(error), Vec::new()),
-        }
+        self.exec.start_recording();
+        let outcome = self.run(step);
+        (outcome, self.exec.stop_recording())
+    }
+}
+
+impl Results {
+    fn new(exec: &mut Exec, rows: usize) -> std::io::Result<Self> {
+        let bytes = (rows * DType::U32.size()).next_multiple_of(64);
+        Ok(Self { readback: Readback::new(exec, bytes)?, logprobs: Vec::new() })
     }
 }
 
@@ -123,10 +182,11 @@ struct Pass<'a> {
     inputs: &'a mut Inputs,
     work: &'a mut Workspace,
     step: &'a Step,
+    results: &'a mut Results,
 }
 
 impl Pass<'_> {
-    fn run(&mut self, kv: &mut [KvLayer]) -> Result<Outcome, OpError> {
+    fn run(&mut self, kv: &mut [KvLayer]) -> Result<(), OpError> {
         self.inputs.fill(self.exec, self.step)?;
         self.work.set_rows(self.step.tokens.len());
         self.forward(kv)?;
@@ -187,67 +247,74 @@ impl Pass<'_> {
         ops::linear(exec, &work.activated, &layer.down, &mut work.delta)
     }
 
-    /// Logits, tokens and log-probabilities of the rows that want them.
-    fn sample(&mut self) -> Result<Outcome, OpError> {
-        let Self { exec, weights, inputs, work, step, .. } = self;
-        let mut outcome = Outcome::default();
-        for rows in step.samples.chunks(LOGITS_ROWS) {
-            let indices: Vec<u32> = rows.iter().map(|row| row.token).collect();
-            exec.fill_rows(&mut inputs.sample_rows, &indices)?;
-            for tensor in [&mut work.last, &mut work.logits, &mut work.sampled] {
+    /// Logits and tokens of the rows that want them. The tokens stay on the device and begin their way to the host.
+    fn sample(&mut self) -> Result<(), OpError> {
+        let Self { exec, weights, inputs, work, step, results, .. } = self;
+        results.logprobs.clear();
+        for (i, rows) in step.samples.chunks(LOGITS_ROWS).enumerate() {
+            for tensor in [&mut inputs.sample_rows, &mut work.sampled] {
+                tensor.set_range(i * LOGITS_ROWS, rows.len());
+            }
+            for tensor in [&mut work.last, &mut work.logits] {
                 tensor.set_rows(rows.len());
             }
             ops::gather_rows(exec, &work.normed, &inputs.sample_rows, &mut work.last)?;
             ops::linear(exec, &work.last, weights.output(), &mut work.logits)?;
             let specs: Vec<SampleSpec> =
                 rows.iter().map(|row| SampleSpec { params: row.params, position: row.position }).collect();
-            let tokens = ops::sample(exec, &work.logits, &specs, &mut work.sampled)?;
-            let wanted: Vec<LogprobRow> = rows
-                .iter()
-                .zip(&tokens)
-                .enumerate()
-                .filter_map(|(i, (row, &token))| row.logprobs.map(|top| LogprobRow { row: i, token, top }))
-                .collect();
-            let first = outcome.logprobs.len();
-            outcome.logprobs.resize(first + rows.len(), None);
-            for (row, logprobs) in wanted.iter().zip(ops::logprobs(exec, &work.logits, &wanted)?) {
-                outcome.logprobs[first + row.row] = Some(logprobs);
-            }
-            outcome.tokens.extend(tokens);
+            ops::sample(exec, &work.logits, &specs, &mut work.sampled)?;
+            results.logprobs.extend(logprobs(exec, work, rows)?);
         }
-        Ok(outcome)
+        work.sampled.set_rows(step.samples.len());
+        results.readback.start(exec, &[&work.sampled])?;
+        // The next step may ask for any of them.
+        work.sampled.set_rows(work.sampled.max_rows());
+        Ok(())
     }
+}
+
+/// Log-probabilities of the rows that ask for them; waits for the device if one does.
+fn logprobs(exec: &mut Exec, work: &Workspace, rows: &[SampleRow]) -> Result<Vec<Option<TokenLogprobs>>, OpError> {
+    let mut reports = vec![None; rows.len()];
+    if rows.iter().any(|row| row.logprobs.is_some()) {
+        let mut tokens = vec![0u32; rows.len()];
+        exec.read(&work.sampled, 0, &mut tokens)?;
+        let wanted = rows.iter().zip(tokens).enumerate();
+        let wanted: Vec<LogprobRow> =
+            wanted.filter_map(|(i, (row, token))| row.logprobs.map(|top| LogprobRow { row: i, token, top })).collect();
+        for (row, report) in wanted.iter().zip(ops::logprobs(exec, &work.logits, &wanted)?) {
+            reports[row.row] = Some(report);
+        }
+    }
+    Ok(reports)
 }
 
 impl Inputs {
     fn new(exec: &mut Exec, bounds: StepBounds) -> std::io::Result<Self> {
         let max_blocks = bounds.context.div_ceil(pegainfer_core::kv::BLOCK_SIZE);
-        let mut ids = |name: &str, shape: &[usize]| exec.tensor(name, shape, DType::U32);
-        Ok(Self {
-            tokens: ids("tokens", &[bounds.tokens])?,
-            positions: ids("positions", &[bounds.tokens])?,
-            slots: ids("slots", &[bounds.tokens])?,
-            qo_indptr: ids("qo_indptr", &[bounds.rows + 1])?,
-            kv_lens: ids("kv_lens", &[bounds.rows])?,
-            block_tables: ids("block_tables", &[bounds.rows, max_blocks])?,
-            sample_rows: ids("sample_rows", &[LOGITS_ROWS])?,
-        })
+        let names = ["tokens", "positions", "slots", "qo_indptr", "kv_lens", "sample_rows"];
+        let longest = bounds.tokens.max(bounds.rows + 1);
+        let [tokens, positions, slots, qo_indptr, kv_lens, sample_rows] = exec.adjacent(names, longest, DType::U32)?;
+        let block_tables = exec.tensor("block_tables", &[bounds.rows, max_blocks], DType::U32)?;
+        Ok(Self { tokens, positions, slots, qo_indptr, kv_lens, block_tables, sample_rows })
     }
 
     fn fill(&mut self, exec: &mut Exec, step: &Step) -> Result<(), OpError> {
-        exec.fill_rows(&mut self.tokens, &step.tokens)?;
-        exec.fill_rows(&mut self.positions, &step.positions)?;
-        exec.fill_rows(&mut self.slots, &step.slots)?;
-        exec.fill_rows(&mut self.qo_indptr, &step.qo_indptr)?;
-        exec.fill_rows(&mut self.kv_lens, &step.kv_lens)?;
+        let sample_rows: Vec<u32> = step.samples.iter().map(|sample| sample.token).collect();
+        let Self { tokens, positions, slots, qo_indptr, kv_lens, block_tables, sample_rows: rows } = self;
+        exec.fill_adjacent(
+            [tokens, positions, slots, qo_indptr, kv_lens, rows],
+            [&step.tokens, &step.positions, &step.slots, &step.qo_indptr, &step.kv_lens, &sample_rows],
+        )?;
         // Rows of the device's table are as wide as the longest context; what lies behind a row's blocks is not read.
-        self.block_tables.set_rows(step.rows.len());
-        exec.fill_columns(&mut self.block_tables, step.max_blocks, &step.block_tables)
+        block_tables.set_rows(step.rows.len());
+        exec.fill_columns(block_tables, step.max_blocks, &step.block_tables)
     }
 }
 
 impl Workspace {
-    fn new(exec: &mut Exec, config: &Config, tokens: usize) -> std::io::Result<Self> {
+    fn new(exec: &mut Exec, config: &Config, bounds: StepBounds) -> std::io::Result<Self> {
+        let tokens = bounds.tokens;
         let mut bf16 = |name: &str, width: usize| exec.tensor(name, &[tokens, width], DType::Bf16);
         let (hidden, width, shape) = (config.hidden_size, config.intermediate_size, config.shape);
         Ok(Self {
@@ -261,7 +328,7 @@ impl Workspace {
             activated: bf16("activated", width)?,
             last: exec.tensor("last", &[LOGITS_ROWS, hidden], DType::Bf16)?,
             logits: exec.tensor("logits", &[LOGITS_ROWS, config.vocab_size], DType::F32)?,
-            sampled: exec.tensor("sampled", &[LOGITS_ROWS], DType::U32)?,
+            sampled: exec.tensor("sampled", &[bounds.rows], DType::U32)?,
         })
     }
 

@@ -20,9 +20,9 @@ pub struct SampleSpec {
 /// Samples each row by its own parameters: temperature, min-p, top-k, top-p, one draw; greedy rows take the most
 /// likely token, the lowest id on a tie.
 ///
-/// `logits`: `[rows, vocab]` f32; `specs`: one per row; `out`: `[rows]` u32. Returns the host's copy of `out`. A GPU
-/// samples steps whose rows are all greedy; otherwise it copies the logits and the CPU twin samples.
-pub fn sample(exec: &mut Exec, logits: &Tensor, specs: &[SampleSpec], out: &mut Tensor) -> Result<Vec<u32>, OpError> {
+/// `logits`: `[rows, vocab]` f32; `specs`: one per row; `out`: `[rows]` u32. A GPU samples steps whose rows are all
+/// greedy, without waiting; otherwise it copies the logits and the CPU twin samples.
+pub fn sample(exec: &mut Exec, logits: &Tensor, specs: &[SampleSpec], out: &mut Tensor) -> Result<(), OpError> {
     let check = Check("sample");
     let (rows, vocab) = logits.rows_cols();
     check.is(logits, DType::F32, &[rows, vocab])?;
@@ -34,20 +34,15 @@ pub fn sample(exec: &mut Exec, logits: &Tensor, specs: &[SampleSpec], out: &mut 
             let spec = |row: usize| (specs[row].params, specs[row].position);
             let mut scratch: Vec<SampleScratch> = (0..exec.threads()).map(|_| SampleScratch::default()).collect();
             sampling::sample_rows(logits.host(), vocab, spec, &mut scratch, out.host_mut());
-            Ok(out.host().to_vec())
+            Ok(())
         }
+        Device::Cuda if specs.iter().all(|spec| spec.params.is_greedy()) => cuda::argmax(exec, logits, out),
         Device::Cuda => {
             let mut tokens = vec![0u32; rows];
-            if specs.iter().all(|spec| spec.params.is_greedy()) {
-                cuda::argmax(exec, logits, out)?;
-                exec.read(out, 0, &mut tokens)?;
-            } else {
-                sample_on_host(exec, logits, specs, &mut tokens)?;
-                exec.fill_rows(out, &tokens)?;
-            }
-            Ok(tokens)
+            sample_on_host(exec, logits, specs, &mut tokens)?;
+            exec.write(out, 0..rows, |first, piece| piece.copy_from_slice(&tokens[first..][..piece.len()]))
         }
-        Device::Meta => Ok(vec![0; rows]),
+        Device::Meta => Ok(()),
     }
 }
 
