@@ -1,8 +1,8 @@
 //! Loading, and scheduler plus executor as one engine.
 
 use crate::config::{Config, ConfigError};
-use crate::executor::{Executor, StepBounds};
-use crate::plan::{Outcome, Step};
+use crate::executor::{Executor, STEPS_IN_FLIGHT, StepBounds};
+use crate::plan::Step;
 use crate::scheduler::{Scheduler, SchedulerConfig};
 use crate::weights::Weights;
 use pegainfer_core::engine::{
@@ -13,6 +13,7 @@ use pegainfer_core::kv::{BLOCK_SIZE, BlockPool};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::OpError;
 use pegainfer_core::weights::{Source, WeightsError};
+use std::collections::VecDeque;
 use std::path::PathBuf;
 use thiserror::Error;
 
@@ -152,7 +153,12 @@ pub struct Engine {
     executor: Executor,
     scheduler: Scheduler,
     limits: EngineLimits,
+    /// Steps that may be in flight.
+    depth: usize,
+    /// Not launched yet.
     planned: Step,
+    /// Launched and not finished, oldest first.
+    in_flight: VecDeque<Step>,
 }
 
 impl Engine {
@@ -163,7 +169,19 @@ impl Engine {
             eos_token_ids: limits.eos_token_ids.clone(),
         };
         let scheduler = Scheduler::new(config, BlockPool::new(limits.kv_blocks));
-        Self { executor, scheduler, limits, planned: Step::default() }
+        let depth = executor.useful_depth();
+        Self { executor, scheduler, limits, depth, planned: Step::default(), in_flight: VecDeque::new() }
+    }
+
+    /// Lets `depth` steps be in flight at once, 1 or 2. The default is what helps on the device; results are the same.
+    pub fn set_depth(&mut self, depth: usize) {
+        self.depth = depth.clamp(1, STEPS_IN_FLIGHT);
+    }
+
+    /// Nothing may run on when the blocks of the failed requests are used again. A device that cannot even be waited for
+    /// is lost.
+    fn failed(&mut self, error: &OpError) -> EngineError {
+        EngineError { message: error.to_string(), fatal: self.executor.abandon().is_err() }
     }
 
     /// The executor, to run single steps.
@@ -189,19 +207,30 @@ impl StepEngine for Engine {
         self.scheduler.has_work()
     }
 
-    fn plan(&mut self) -> EventBatch {
+    fn plan(&mut self) -> Option<EventBatch> {
+        if self.in_flight.len() == self.depth {
+            return None;
+        }
         let (step, admitted) = self.scheduler.plan();
         self.planned = step;
-        admitted
+        (!self.planned.is_empty()).then_some(admitted)
     }
 
-    fn run(&mut self) -> Result<EventBatch, EngineError> {
+    fn launch(&mut self) -> Result<(), EngineError> {
         let step = std::mem::take(&mut self.planned);
-        let outcome: Outcome = self.executor.run(&step).map_err(|error| EngineError(error.to_string()))?;
+        self.executor.launch(&step).map_err(|error| self.failed(&error))?;
+        self.in_flight.push_back(step);
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<EventBatch, EngineError> {
+        let Some(step) = self.in_flight.pop_front() else { return Ok(EventBatch::new()) };
+        let outcome = self.executor.finish().map_err(|error| self.failed(&error))?;
         Ok(self.scheduler.commit(&step, outcome))
     }
 
     fn abort_all(&mut self) -> Vec<RequestId> {
+        self.in_flight.clear();
         self.scheduler.abort_all()
     }
 

@@ -9,10 +9,12 @@
 pub mod config;
 mod engine;
 pub mod executor;
+mod inputs;
 pub mod plan;
 pub mod scheduler;
 mod sequence;
 pub mod state;
 pub mod weights;
+mod workspace;
 
 pub use engine::{Engine, LoadError, LoadOptions, Loaded, load, record, record_step};
