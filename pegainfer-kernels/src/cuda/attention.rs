@@ -1,6 +1,6 @@
-//! `ops::attention`: rows of few queries split their KV over warps and blocks; the others split their queries.
+//! `ops::attention`: rows of few queries split their KV over warps and blocks; for the others see `attention_prefill`.
 
-use super::images;
+use super::{attention_prefill, images};
 use crate::ops::{AttentionBatch, HeadShape};
 use pegainfer_core::cuda::WORKSPACE_BYTES;
 use pegainfer_core::exec::Exec;
@@ -15,11 +15,11 @@ const OCCUPANCY: usize = 2;
 /// KV blocks that make a split worth its part of the sum: one for each warp.
 const MIN_SHARE: usize = WARPS;
 
-/// Kernels of one head size: prefill, decode, combine.
-fn kernels(head_dim: usize) -> Result<[&'static str; 3], OpError> {
+/// Kernels of one head size: decode, combine.
+fn kernels(head_dim: usize) -> Result<[&'static str; 2], OpError> {
     match head_dim {
-        64 => Ok(["prefill_64", "decode_64", "combine_64"]),
-        128 => Ok(["prefill_128", "decode_128", "combine_128"]),
+        64 => Ok(["decode_64", "combine_64"]),
+        128 => Ok(["decode_128", "combine_128"]),
         _ => Err(OpError {
             op: "attention",
             message: format!("head_dim {head_dim}: the GPU kernels are built for 64 and 128"),
@@ -46,24 +46,19 @@ pub(crate) fn attention(
     let op = "attention";
     let HeadShape { heads, kv_heads, head_dim } = shape;
     let group = heads / kv_heads;
-    let [prefill, decode, combine] = kernels(head_dim)?;
+    let [decode, combine] = kernels(head_dim)?;
     let (rows, max_blocks) = batch.block_tables.rows_cols();
     let blocks = k.rows_cols().0;
     // exp2 instead of exp.
     let scale = scale * std::f32::consts::LOG2_E;
-    let gpu = exec.gpu()?;
     let (few, most) = (batch.queries.0 * group <= MATRIX_ROWS, batch.queries.1 * group);
     if most > MATRIX_ROWS {
-        let launch = gpu.launch(op, &images::ATTENTION, prefill)?.input(q).input(k).input(v);
-        let launch = launch.input(batch.qo_indptr).input(batch.kv_lens).input(batch.block_tables).output(out);
-        let launch = launch.u32(heads).u32(max_blocks).u32(blocks).f32(scale);
-        let grid = [most.div_ceil(MATRIX_ROWS * WARPS), kv_heads, rows];
-        // SAFETY: matches csrc/attention.cu; the op checked the shapes, the kernel checks the block ids.
-        unsafe { launch.overlapped().run(grid, 32 * WARPS)? };
+        attention_prefill::prefill(exec, q, (k, v), batch, shape, scale, out)?;
     }
     if !few {
         return Ok(());
     }
+    let gpu = exec.gpu()?;
     // Matrix rows of the longest row that `decode` takes.
     let max_rows = most.min(MATRIX_ROWS);
     let part_bytes = max_rows * (head_dim + 2) * size_of::<f32>();

@@ -2,6 +2,7 @@
 //! launches. The kernels are in csrc/.
 
 mod attention;
+mod attention_prefill;
 mod gather;
 mod linear;
 mod norm;

@@ -1,0 +1,287 @@
+// Causal attention over the paged KV cache for rows of many queries, on Hopper's warpgroup products.
+//
+// The queries of a row that share a KV head are one matrix: row r of it is query r / group, head r % group of the
+// group, so that K and V are read once for the whole group. A tile is 128 such rows, 64 for each of two consumer
+// warpgroups; a third warpgroup fetches (csrc/attention_prefill.cuh) and leaves its registers to the others.
+//
+// A consumer walks the KV tiles from the last, which causality masks, to the first. It keeps two products in flight,
+// S = q kᵀ of this KV tile and O += p v of the one before, and does the softmax of S while O is still being added.
+#include "attention_prefill.cuh"
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Running softmax of a lane's two rows, lane / 4 and lane / 4 + 8 of its warp: the largest score, and the sum of the
+// weights, relative to exp2(max * scale), of its own columns.
+struct Softmax {
+    float max[2] = {-INFINITY, -INFINITY}, sum[2] = {0.f, 0.f};
+
+    // From scores to weights. `limits`: the last column that each row sees. Returns by what earlier weights shrink.
+    template <bool Masked, int N> __device__ float2 apply(float (&s)[N], const int (&limits)[2], float scale) {
+        // Two chains a row, of one operation each: the next instruction need not wait for the last.
+        float tops[2][2] = {{max[0], max[0]}, {max[1], max[1]}}, sums[2][2] = {}, shrink[2], zero[2];
+#pragma unroll
+        for (int j = 0; j < N / 4; ++j) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                float &x = s[4 * j + i];
+                if (Masked && 8 * j + i % 2 > limits[i / 2]) x = -INFINITY;
+                tops[i / 2][i % 2] = fmaxf(tops[i / 2][i % 2], x);
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float top = fmaxf(tops[r][0], tops[r][1]);
+            top = fmaxf(top, __shfl_xor_sync(kAll, top, 1));
+            top = fmaxf(top, __shfl_xor_sync(kAll, top, 2));
+            zero[r] = Masked && top == -INFINITY ? 0.f : top * scale; // nothing visible yet: all weights are 0
+            shrink[r] = exp2_fast(max[r] * scale - zero[r]);
+            max[r] = top;
+        }
+#pragma unroll
+        for (int j = 0; j < N / 4; ++j) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                float &x = s[4 * j + i];
+                x = exp2_fast(x * scale - zero[i / 2]);
+                sums[i / 2][i % 2] += x;
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) sum[r] = sum[r] * shrink[r] + (sums[r][0] + sums[r][1]);
+        return make_float2(shrink[0], shrink[1]);
+    }
+};
+
+// A consumer: one warpgroup, 64 rows of each tile.
+template <int D> struct Consumer {
+    using Size = Sizes<D>;
+    Shared<D> &shared;
+    uint32_t consumer;
+    float scale;
+    Ring<Size::kSlots> slot;
+    Ring<Size::kBuffers> buffer;
+    float s[Size::kTokens / 2], o[Size::kParts][Size::kPart];
+    uint32_t p[Size::kTokens / 16][4];
+    int last[2]; // the last token that each of a lane's rows sees, less the columns before the lane's first
+    Softmax softmax;
+
+    __device__ __forceinline__ void release(uint64_t *barrier) {
+        if (threadIdx.x % 32 == 0) arrive(barrier);
+    }
+
+    // s = q kᵀ, begun.
+    __device__ __forceinline__ void scores(uint32_t keys) {
+        uint64_t a = operand(shared_address(shared.q[buffer.index][consumer]), 0, 1024);
+        uint64_t b = operand(shared_address(shared.kv[keys]), 0, 1024);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < D / 16; ++i) {
+            // 16 columns are 32 bytes of a row; four times that, and the next column of 128 bytes begins.
+            uint64_t ai = a + (i / 4 * (64 * 128) + i % 4 * 32) / 16;
+            uint64_t bi = b + (i / 4 * (Size::kTokens * 128) + i % 4 * 32) / 16;
+            if (i == 0) wgmma<true>(s, ai, bi);
+            else wgmma<false>(s, ai, bi);
+        }
+        wgmma_commit();
+    }
+
+    // o += p v, begun.
+    __device__ __forceinline__ void add_values(uint32_t values) {
+        uint64_t b = operand(shared_address(shared.kv[values]), Size::kTokens * 128, 1024);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < Size::kTokens / 16; ++i) {
+#pragma unroll
+            for (int part = 0; part < Size::kParts; ++part)
+                wgmma_transposed(o[part], p[i], b + (part * 2 * Size::kTokens * 128 + i * 16 * 128) / 16);
+        }
+        wgmma_commit();
+    }
+
+    // Weights of KV tile `kv` from its scores. Returns by what earlier weights shrink.
+    template <bool Masked> __device__ __forceinline__ float2 weigh(uint32_t kv) {
+        int limits[2] = {last[0] - int(kv * Size::kTokens), last[1] - int(kv * Size::kTokens)};
+        return softmax.template apply<Masked>(s, limits, scale);
+    }
+
+    __device__ __forceinline__ void narrow_weights() {
+#pragma unroll
+        for (int i = 0; i < Size::kTokens / 16; ++i) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) p[i][j] = narrow(s[8 * i + 2 * j], s[8 * i + 2 * j + 1]);
+        }
+    }
+
+    // The last KV tile, which is the first of a walk: `buffer` has the queries, `slot` will have the keys.
+    __device__ __forceinline__ void begin(uint32_t kv) {
+        softmax = Softmax();
+#pragma unroll
+        for (int part = 0; part < Size::kParts; ++part) {
+#pragma unroll
+            for (int i = 0; i < Size::kPart; ++i) o[part][i] = 0.f;
+        }
+        wait(&shared.kv_full[slot.index], slot.parity);
+        scores(slot.index);
+        wgmma_wait<0>();
+        release(&shared.kv_empty[slot.index]);
+        slot.next();
+        weigh<true>(kv);
+        narrow_weights();
+        wait(&shared.kv_full[slot.index], slot.parity);
+    }
+
+    // Scores of KV tile `kv`, values of the one after it. `slot` has the keys already, the values come next.
+    template <bool Masked> __device__ __forceinline__ void step(uint32_t kv) {
+        uint32_t keys = slot.index;
+        slot.next();
+        scores(keys);
+        wait(&shared.kv_full[slot.index], slot.parity);
+        uint32_t values = slot.index;
+        add_values(values);
+        wgmma_wait<1>();
+        release(&shared.kv_empty[keys]);
+        float2 by = weigh<Masked>(kv);
+        slot.next();
+        // The next keys, or the last values. Waiting for them here also keeps the compiler from waiting for the product
+        // before the weights are computed.
+        wait(&shared.kv_full[slot.index], slot.parity);
+        wgmma_wait<0>();
+        release(&shared.kv_empty[values]);
+#pragma unroll
+        for (int part = 0; part < Size::kParts; ++part) {
+#pragma unroll
+            for (int i = 0; i < Size::kPart; ++i) o[part][i] *= i % 4 < 2 ? by.x : by.y;
+        }
+        narrow_weights();
+    }
+
+    // Values of the first KV tile, which is the last of a walk.
+    __device__ __forceinline__ void end() {
+        add_values(slot.index);
+        wgmma_wait<0>();
+        release(&shared.kv_empty[slot.index]);
+        slot.next();
+    }
+};
+
+// Writes o / sum. The lanes of a quad exchange what they hold so that each writes 16 bytes.
+template <int D>
+__device__ void write(Consumer<D> &c, const Batch &batch, const Tile &tile, uint32_t row0, bf16 *out) {
+    using Size = Sizes<D>;
+    uint32_t group = batch.heads / batch.kv_heads, quad = threadIdx.x % 4;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        float sum = c.softmax.sum[r];
+        sum += __shfl_xor_sync(kAll, sum, 1);
+        sum += __shfl_xor_sync(kAll, sum, 2);
+        float inverse = 1.f / sum;
+        uint32_t row = row0 + 8 * r, token = tile.token0 + row / group;
+        bf16 *to = out + (size_t(token) * batch.heads + tile.kv_head * group + row % group) * D + 8 * quad;
+#pragma unroll
+        for (int i = 0; i < D / 32; ++i) {
+            uint32_t w[4];
+#pragma unroll
+            for (int t = 0; t < 4; ++t) {
+                const float *from = &c.o[i * 16 / Size::kPart][i * 16 % Size::kPart + 4 * t + 2 * r];
+                w[t] = narrow(from[0] * inverse, from[1] * inverse);
+            }
+            // Transposes the words of four lanes: first within pairs of lanes, then between the pairs.
+#pragma unroll
+            for (int step = 1; step < 4; step *= 2) {
+#pragma unroll
+                for (int t = 0; t < 4; ++t) {
+                    if (t & step) continue;
+                    uint32_t got = __shfl_xor_sync(kAll, quad & step ? w[t] : w[t + step], step);
+                    if (quad & step) w[t] = got;
+                    else w[t + step] = got;
+                }
+            }
+            if (row < tile.rows) *reinterpret_cast<uint4 *>(to + 32 * i) = make_uint4(w[0], w[1], w[2], w[3]);
+        }
+    }
+}
+
+template <int D>
+__device__ void consume(Shared<D> &shared, const Batch &batch, bf16 *out, float scale, uint32_t consumer) {
+    Consumer<D> c = {shared, consumer, scale};
+    Ring<2> place;
+    uint32_t lane = threadIdx.x % 32, group = batch.heads / batch.kv_heads;
+    for (;; c.buffer.next()) {
+        Tile tile = next_tile<D>(shared, place);
+        if (tile.rows == 0) break;
+        uint32_t first_row = tile.row0 + 64 * consumer, row0 = first_row + threadIdx.x / 32 % 4 * 16 + lane / 4;
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+            c.last[r] = tile.first + min(row0 + 8 * r, tile.rows - 1) / group - 2 * (lane % 4);
+        // KV tiles that all rows see whole.
+        uint32_t clear = (tile.first + min(first_row, tile.rows - 1) / group + 1) / Sizes<D>::kTokens;
+        uint32_t kv = tile.kv_tiles - 1;
+        wait(&shared.q_full[c.buffer.index][consumer], c.buffer.parity);
+        c.begin(kv);
+        while (kv > clear) c.template step<true>(--kv);
+        while (kv > 0) c.template step<false>(--kv);
+        c.release(&shared.q_empty[c.buffer.index][consumer]);
+        c.end();
+        write<D>(c, batch, tile, row0, out);
+    }
+}
+
+template <int D>
+__device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, const Batch &batch, bf16 *out, float scale) {
+    using Size = Sizes<D>;
+    extern __shared__ __align__(1024) uint8_t bytes[];
+    Shared<D> &shared = *reinterpret_cast<Shared<D> *>(bytes);
+    if (threadIdx.x == 0) {
+        constexpr uint32_t kWarps = kWarpgroup / 32;
+        for (int i = 0; i < Size::kSlots; ++i) {
+            barrier_init(&shared.kv_full[i], 1);
+            barrier_init(&shared.kv_empty[i], kConsumers * kWarps);
+        }
+        for (int i = 0; i < Size::kBuffers * kConsumers; ++i) {
+            barrier_init(&shared.q_full[0][i], 1);
+            barrier_init(&shared.q_empty[0][i], kWarps);
+        }
+        for (int i = 0; i < 2; ++i) {
+            barrier_init(&shared.tile_full[i], 1);
+            barrier_init(&shared.tile_empty[i], kConsumers * (kWarps + 1) + 1);
+        }
+        barriers_ready();
+    }
+    release_successor();
+    __syncthreads();
+    wait_for_predecessor();
+    uint32_t warpgroup = threadIdx.x / kWarpgroup, warp = threadIdx.x / 32;
+    if (warpgroup == 0) {
+        registers_lower<56>();
+        if (warp == 0) fetch_keys<D>(shared, k, batch);
+        else if (warp == 1) fetch_values<D>(shared, v, batch);
+        else fetch_queries<D>(shared, q, batch, warp - 2);
+    } else {
+        registers_raise<224>();
+        consume<D>(shared, batch, out, scale, warpgroup - 1);
+    }
+}
+
+#define BODY(D)                                                                                                        \
+    prefill<D>(q, k, v, {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks, heads, kv_heads}, out, scale)
+#else
+#define BODY(D) __trap() // the launcher takes csrc/attention_prefill_mma.cu
+#endif
+
+// Grid: as many blocks as multiprocessors, whatever the batch. Rows of the batch with at most 16 matrix rows are left
+// to the decode kernel. q, out: [tokens, heads * D]; scale includes log2(e).
+#define PREFILL(D)                                                                                                     \
+    extern "C" __global__ __launch_bounds__((1 + kConsumers) * kWarpgroup, 1) void prefill_##D(                        \
+        const bf16 *q, const bf16 *k, const bf16 *v, const uint32_t *qo_indptr, const uint32_t *kv_lens,               \
+        const uint32_t *block_tables, bf16 *out, uint32_t heads, uint32_t kv_heads, uint32_t rows,                     \
+        uint32_t max_blocks, uint32_t blocks, float scale) {                                                           \
+        BODY(D);                                                                                                       \
+    }
+PREFILL(64)
+PREFILL(128)
+PREFILL(256)

@@ -1,0 +1,232 @@
+// What the warps of csrc/attention_prefill.cu share, and those of them that fetch.
+//
+// A tile is 128 rows of queries (a row: one query, one head of a KV head's group) against the KV tiles that they see.
+// Blocks draw tiles from a counter, the most expensive first. One warp draws, tells the others and fetches keys, one
+// fetches values, and one for each consumer fetches queries; buffers go round between fetchers and consumers with two
+// barriers each, full and empty. The cache's layout is the one that the tensor cores want, so that keys and values come
+// as bulk copies of 16 tokens by 128 bytes.
+#pragma once
+#include "hopper.cuh"
+
+constexpr int kWarpgroup = 128;
+constexpr int kConsumers = 2;
+constexpr uint32_t kRows = 64 * kConsumers; // matrix rows of a tile
+constexpr uint32_t kDecodeRows = 16;        // matrix rows that the decode kernel takes
+
+struct Batch {
+    const uint32_t *qo_indptr;    // [rows + 1]
+    const uint32_t *kv_lens;      // [rows]
+    const uint32_t *block_tables; // [rows, max_blocks]
+    uint32_t rows, max_blocks, blocks, heads, kv_heads;
+};
+
+struct Tile {
+    uint32_t rows; // matrix rows of the batch row; 0: there are no more tiles
+    uint32_t row0, kv_head, batch_row, token0, kv_len;
+    uint32_t first; // the token that the batch row's first query sees last: itself
+    uint32_t kv_tiles;
+};
+
+template <int D> struct Sizes {
+    static constexpr int kTokens = D > 128 ? 64 : 128;  // tokens of a KV tile
+    static constexpr int kColumns = D / 64;             // columns of 128 bytes
+    static constexpr int kSlots = D == 64 ? 8 : 5;      // KV tiles, K or V, in flight
+    static constexpr int kBuffers = D > 128 ? 1 : 2;    // tiles of queries in flight
+    static constexpr int kSlab = int(kBlock) * D * 2;   // bytes of a KV block's keys, or values, of one head
+    static constexpr int kPiece = int(kBlock) * 128;    // bytes of a slab's column
+    static constexpr int kPart = D > 128 ? 64 : D / 2;  // accumulators of a thread in one product with V
+    static constexpr int kParts = D / 2 / kPart;
+};
+
+template <int D> struct Shared {
+    using Size = Sizes<D>;
+    uint8_t kv[Size::kSlots][Size::kColumns][Size::kTokens * 128];
+    uint8_t q[Size::kBuffers][kConsumers][Size::kColumns][64 * 128];
+    uint64_t kv_full[Size::kSlots], kv_empty[Size::kSlots];
+    uint64_t q_full[Size::kBuffers][kConsumers], q_empty[Size::kBuffers][kConsumers];
+    uint64_t tile_full[2], tile_empty[2];
+    Tile tiles[2];
+};
+
+// Tickets of a launch: the next tile, and how many blocks have drawn their last; the last one resets both.
+__device__ uint32_t tickets[2];
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// Tile number `ticket` of the batch, by a whole warp. Tiles are ordered by batch row, then from the last queries, which
+// see most, to the first, then by KV head.
+template <int D> __device__ Tile find_tile(const Batch &batch, uint32_t ticket) {
+    uint32_t lane = threadIdx.x % 32, group = batch.heads / batch.kv_heads;
+    for (uint32_t base = 0; base < batch.rows; base += 32) {
+        uint32_t b = min(base + lane, batch.rows - 1), token0 = batch.qo_indptr[b];
+        uint32_t rows = (batch.qo_indptr[b + 1] - token0) * group, kv_len = batch.kv_lens[b];
+        uint32_t here = (rows + kRows - 1) / kRows * batch.kv_heads;
+        if (base + lane >= batch.rows || rows <= kDecodeRows) here = 0;
+        uint32_t through = here;
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            uint32_t before = __shfl_up_sync(kAll, through, step);
+            if (lane >= step) through += before;
+        }
+        uint32_t found = __ballot_sync(kAll, ticket < through);
+        if (found == 0) {
+            ticket -= __shfl_sync(kAll, through, 31);
+            continue;
+        }
+        int owner = __ffs(found) - 1;
+        ticket -= __shfl_sync(kAll, through - here, owner);
+        Tile tile;
+        tile.rows = __shfl_sync(kAll, rows, owner);
+        tile.token0 = __shfl_sync(kAll, token0, owner);
+        tile.batch_row = base + owner;
+        tile.kv_len = __shfl_sync(kAll, kv_len, owner);
+        uint32_t tiles = (tile.rows + kRows - 1) / kRows;
+        tile.kv_head = ticket % batch.kv_heads;
+        tile.row0 = (tiles - 1 - ticket / batch.kv_heads) * kRows;
+        tile.first = tile.kv_len - tile.rows / group;
+        uint32_t last = tile.first + (min(tile.row0 + kRows, tile.rows) - 1) / group;
+        tile.kv_tiles = last / Sizes<D>::kTokens + 1;
+        return tile;
+    }
+    return Tile{};
+}
+
+// What fetches K or V, by a whole warp. The slabs of the next tile are looked up before they are needed.
+template <int D, bool Values> struct Fetcher {
+    using Size = Sizes<D>;
+    static constexpr uint32_t kBlocks = Size::kTokens / kBlock;
+    Ring<Size::kSlots> slot;
+    uint32_t slab; // that lane i copies, of block i of the next tile
+
+    // Looks up the slabs of a KV tile. A bad block stops the kernel.
+    __device__ __forceinline__ void look_up(const Batch &batch, const Tile &tile, uint32_t index) {
+        uint32_t block = index * kBlocks + threadIdx.x % kBlocks;
+        if (block * kBlock >= tile.kv_len) return;
+        uint32_t id = batch.block_tables[size_t(tile.batch_row) * batch.max_blocks + block];
+        if (id >= batch.blocks) __trap();
+        slab = id * batch.kv_heads + tile.kv_head;
+    }
+
+    // Copies the KV tile that was looked up, and looks up the one before it.
+    __device__ __forceinline__ void fetch(Shared<D> &shared, const bf16 *cache, const Batch &batch, const Tile &tile,
+                                          uint32_t index) {
+        uint32_t tokens = min(tile.kv_len - index * Size::kTokens, uint32_t(Size::kTokens));
+        uint32_t whole = Values ? tokens / kBlock : (tokens + kBlock - 1) / kBlock; // blocks to copy as they are
+        uint32_t now = slab;
+        if (index > 0) look_up(batch, tile, index - 1);
+        wait(&shared.kv_empty[slot.index], slot.parity ^ 1);
+        if (Values && whole < kBlocks) fill(shared, cache, tokens, whole, now);
+        uint32_t slabs[kBlocks];
+#pragma unroll
+        for (uint32_t i = 0; i < kBlocks; ++i) slabs[i] = __shfl_sync(kAll, now, i);
+        // One lane copies them all: its addresses stay in uniform registers, while copies of several lanes would be
+        // issued lane by lane.
+        if (elected()) {
+            uint64_t *full = &shared.kv_full[slot.index];
+            arrive_expecting(full, whole * Size::kSlab);
+#pragma unroll
+            for (uint32_t i = 0; i < kBlocks; ++i) {
+                if (i >= whole) break;
+                const uint8_t *from = reinterpret_cast<const uint8_t *>(cache) + size_t(slabs[i]) * Size::kSlab;
+#pragma unroll
+                for (int column = 0; column < Size::kColumns; ++column)
+                    copy_bulk(shared.kv[slot.index][column] + i * Size::kPiece, from + column * Size::kPiece,
+                              Size::kPiece, full);
+            }
+        }
+        __syncwarp();
+        slot.next();
+    }
+
+    // Values behind kv_len may be anything, and 0 * NaN is NaN: clears them, and copies the block that they begin in.
+    __device__ void fill(Shared<D> &shared, const bf16 *cache, uint32_t tokens, uint32_t whole, uint32_t now) {
+        uint32_t last = __shfl_sync(kAll, now, whole);
+        const uint8_t *from = reinterpret_cast<const uint8_t *>(cache) + size_t(last) * Size::kSlab;
+        for (uint32_t i = threadIdx.x % 32; i < (kBlocks - whole) * (Size::kSlab / 16); i += 32) {
+            uint32_t block = whole + i / (Size::kSlab / 16), at = i % (Size::kSlab / 16) * 16;
+            uint32_t token = block * kBlock + at % Size::kPiece / 128;
+            uint4 v = make_uint4(0, 0, 0, 0);
+            if (token < tokens) v = *reinterpret_cast<const uint4 *>(from + at);
+            uint8_t *to = shared.kv[slot.index][at / Size::kPiece] + block * Size::kPiece + at % Size::kPiece;
+            *reinterpret_cast<uint4 *>(to) = v;
+        }
+        fence_shared_for_async();
+        __syncwarp();
+    }
+};
+
+// Waits for the next tile and frees its place.
+template <int D> __device__ __forceinline__ Tile next_tile(Shared<D> &shared, Ring<2> &place) {
+    wait(&shared.tile_full[place.index], place.parity);
+    Tile tile = shared.tiles[place.index];
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) arrive(&shared.tile_empty[place.index]);
+    place.next();
+    return tile;
+}
+
+// Draws tiles, tells the others, and fetches keys. The ring has a tile's first keys, then keys and values in turn, then
+// its last values.
+template <int D> __device__ void fetch_keys(Shared<D> &shared, const bf16 *k, const Batch &batch) {
+    Fetcher<D, false> fetcher;
+    Ring<2> place;
+    uint32_t lane = threadIdx.x % 32, ticket = blockIdx.x;
+    for (;; place.next()) {
+        Tile tile = find_tile<D>(batch, ticket);
+        if (tile.rows) fetcher.look_up(batch, tile, tile.kv_tiles - 1);
+        wait(&shared.tile_empty[place.index], place.parity ^ 1);
+        if (lane == 0) {
+            shared.tiles[place.index] = tile;
+            arrive(&shared.tile_full[place.index]);
+        }
+        if (tile.rows == 0) break;
+        for (uint32_t i = tile.kv_tiles; i-- > 0;) {
+            // Drawn only now: a block that is late leaves the rest to the others.
+            if (i == 0 && lane == 0) ticket = gridDim.x + atomicAdd(&tickets[0], 1);
+            fetcher.fetch(shared, k, batch, tile, i);
+            if (i + 1 < tile.kv_tiles) fetcher.slot.next();
+        }
+        fetcher.slot.next();
+        ticket = __shfl_sync(kAll, ticket, 0);
+    }
+    if (lane == 0 && atomicAdd(&tickets[1], 1) == gridDim.x - 1) tickets[0] = tickets[1] = 0;
+}
+
+template <int D> __device__ void fetch_values(Shared<D> &shared, const bf16 *v, const Batch &batch) {
+    Fetcher<D, true> fetcher;
+    Ring<2> place;
+    for (;;) {
+        Tile tile = next_tile<D>(shared, place);
+        if (tile.rows == 0) return;
+        fetcher.look_up(batch, tile, tile.kv_tiles - 1);
+        fetcher.slot.next();
+        for (uint32_t i = tile.kv_tiles; i-- > 0;) {
+            if (i > 0) fetcher.slot.next();
+            fetcher.fetch(shared, v, batch, tile, i);
+        }
+    }
+}
+
+// Fetches the queries of one consumer, by one warp; rows beyond the end repeat the last.
+template <int D>
+__device__ void fetch_queries(Shared<D> &shared, const bf16 *q, const Batch &batch, uint32_t consumer) {
+    constexpr uint32_t kPieces = D / 8;
+    Ring<2> place;
+    Ring<Sizes<D>::kBuffers> buffer;
+    uint32_t lane = threadIdx.x % 32, group = batch.heads / batch.kv_heads;
+    for (;; buffer.next()) {
+        Tile tile = next_tile<D>(shared, place);
+        if (tile.rows == 0) return;
+        wait(&shared.q_empty[buffer.index][consumer], buffer.parity ^ 1);
+        for (uint32_t i = lane; i < 64 * kPieces; i += 32) {
+            uint32_t r = i / kPieces, piece = i % kPieces;
+            uint32_t row = min(tile.row0 + 64 * consumer + r, tile.rows - 1), token = tile.token0 + row / group;
+            const bf16 *from = q + (size_t(token) * batch.heads + tile.kv_head * group + row % group) * D + 8 * piece;
+            copy16(shared.q[buffer.index][consumer][piece / 8] + r * 128 + (piece % 8 ^ r % 8) * 16, from);
+        }
+        copies_wait();
+        fence_shared_for_async();
+        __syncwarp();
+        if (lane == 0) arrive(&shared.q_full[buffer.index][consumer]);
+    }
+}
+#endif

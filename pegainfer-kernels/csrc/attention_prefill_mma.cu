@@ -1,0 +1,45 @@
+// Causal attention over the paged KV cache for rows of many queries, on every GPU but Hopper, which has
+// csrc/attention_prefill.cu: each warp has its own 16 rows, and the warps of a block read the same KV.
+#include "attention_mma.cuh"
+
+constexpr int kWarps = 4;
+
+// Grid: tiles of 64 matrix rows (the last ones first: they see most), kv_heads, rows of the batch. Rows of the batch
+// with at most 16 matrix rows are left to `decode`.
+template <int D>
+__device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, Batch batch, bf16 *out, uint32_t heads,
+                        float scale) {
+    uint32_t kv_heads = gridDim.y, kv_head = blockIdx.y, group = heads / kv_heads, b = blockIdx.z;
+    uint32_t token0 = batch.qo_indptr[b], tokens = batch.qo_indptr[b + 1] - token0, kv_len = batch.kv_lens[b];
+    uint32_t row0 = (gridDim.x - 1 - blockIdx.x) * 16 * kWarps + threadIdx.x / 32 * 16;
+    uint32_t rows = tokens * group;
+    if (rows <= 16 || row0 >= rows) return;
+    Queries<D> queries = load_queries<D>(q, token0, tokens, kv_len, row0, heads, kv_head * group, group);
+    uint32_t end = (kv_len - tokens + min(row0 + 15, rows - 1) / group) / kBlock + 1;
+    const uint32_t *table = batch.block_tables + size_t(b) * batch.max_blocks;
+    Part<D> part = attend<D>(queries, k, v, table, batch.blocks, kv_heads, kv_head, kv_len, 0, end, 1, scale);
+    uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        uint32_t row = row0 + lane / 4 + 8 * r;
+        if (row >= rows) continue;
+        bf16 *to = out + (size_t(token0 + row / group) * heads + kv_head * group + row % group) * D;
+        float inverse = 1.f / part.sum[r];
+#pragma unroll
+        for (int t = 0; t < D / 8; ++t) {
+            uint32_t pair = narrow(part.o[t][2 * r] * inverse, part.o[t][2 * r + 1] * inverse);
+            *reinterpret_cast<uint32_t *>(to + dimension(t)) = pair;
+        }
+    }
+}
+
+#define PREFILL(D)                                                                                                     \
+    extern "C" __global__ __launch_bounds__(32 * kWarps) void prefill_mma_##D(                                         \
+        const bf16 *q, const bf16 *k, const bf16 *v, const uint32_t *qo_indptr, const uint32_t *kv_lens,               \
+        const uint32_t *block_tables, bf16 *out, uint32_t heads, uint32_t max_blocks, uint32_t blocks, float scale) {  \
+        release_successor();                                                                                           \
+        wait_for_predecessor();                                                                                        \
+        prefill<D>(q, k, v, {qo_indptr, kv_lens, block_tables, max_blocks, blocks}, out, heads, scale);                \
+    }
+PREFILL(64)
+PREFILL(128)
