@@ -1,6 +1,6 @@
 //! Where ops run: a device, its threads, a scratch area and the recorder.
 
-use crate::cuda::{self, Cuda};
+use crate::cuda::{self, Cuda, Graph};
 use crate::isa::Isa;
 use crate::record::OpRecord;
 use crate::scratch::Scratch;
@@ -242,6 +242,27 @@ impl Exec {
                 Ok(())
             }
         }
+    }
+
+    /// From here on launches on the GPU are captured and not run, until [`end_capture`](Self::end_capture), which must
+    /// follow. None of them may allocate, copy from or to the host, wait, or use a kernel for the first time.
+    pub fn begin_capture(&mut self) -> Result<(), OpError> {
+        self.gpu()?.begin_capture()
+    }
+
+    /// Ends the capture and makes a graph of it.
+    pub fn end_capture(&mut self) -> Result<Graph, OpError> {
+        self.gpu()?.end_capture()
+    }
+
+    /// Runs a captured graph behind what was launched before.
+    pub fn replay(&mut self, graph: &Graph) -> Result<(), OpError> {
+        self.gpu()?.replay(graph)
+    }
+
+    /// Whether ops report.
+    pub fn is_recording(&self) -> bool {
+        self.records.is_some()
     }
 
     /// Takes an op's report; builds it only while recording.

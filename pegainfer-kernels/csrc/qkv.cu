@@ -3,6 +3,8 @@
 
 constexpr int kPairs = 4; // rotation pairs of a lane: heads up to 256 wide
 
+constexpr uint32_t kNoSlot = 0xffffffffu; // a token that stays out of the cache
+
 // A bad slot or position stops the kernel.
 extern "C" __global__ __launch_bounds__(256) void qk_norm_rope_write_kv(
     const bf16 *__restrict__ qkv,           // [tokens, (heads + 2 kv_heads) * head_dim]
@@ -20,7 +22,8 @@ extern "C" __global__ __launch_bounds__(256) void qk_norm_rope_write_kv(
     uint32_t head = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32;
     if (head >= heads + 2 * kv_heads) return;
     uint32_t position = positions[token], slot = slots[token];
-    if (position >= max_position || slot >= max_slot) __trap();
+    if (position >= max_position || (slot >= max_slot && slot != kNoSlot)) __trap();
+    if (slot == kNoSlot && head >= heads) return;
     const bf16 *x = qkv + (size_t(token) * (heads + 2 * kv_heads) + head) * head_dim;
     uint32_t block = slot / kBlock, offset = slot % kBlock, half = head_dim / 2;
 

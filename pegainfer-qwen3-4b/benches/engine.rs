@@ -37,7 +37,7 @@ fn executor() -> Executor {
     let mut exec = Exec::cpu(Isa::best(), None).expect("threads");
     let source = Source::Dummy { seed: 1, std: config.initializer_range };
     let weights = Weights::load(&mut exec, &config, &source, &mut |_| {}).expect("dummy weights");
-    let bounds = StepBounds { tokens: 512, rows: 32, context: 1024, kv_blocks: 32 * 16 };
+    let bounds = StepBounds { tokens: 512, rows: 32, context: 1024, kv_blocks: 32 * 16, graphs: true };
     Executor::new(exec, config, weights, bounds).expect("workspace")
 }
 

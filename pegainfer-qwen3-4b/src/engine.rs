@@ -30,6 +30,8 @@ pub struct LoadOptions {
     pub max_num_seqs: usize,
     /// Tokens of one step.
     pub max_num_batched_tokens: usize,
+    /// Whether a GPU replays decode steps as CUDA graphs.
+    pub cuda_graph: bool,
     /// Bytes of the KV pool; `None` takes what `max_num_seqs` sequences of full length could use, at most
     /// [`DEFAULT_KV_BYTES`].
     pub kv_cache_bytes: Option<u64>,
@@ -124,6 +126,7 @@ pub fn bounds(config: &Config, options: &LoadOptions) -> Result<StepBounds, Load
         rows: options.max_num_seqs,
         context,
         kv_blocks: kv_blocks as usize,
+        graphs: options.cuda_graph,
     })
 }
 
@@ -140,7 +143,7 @@ pub fn record_step(config: &Config, step: &Step) -> Result<Vec<OpRecord>, LoadEr
     let weights = Weights::load(&mut exec, config, &source, &mut |_| {})?;
     let (tokens, rows) = (step.tokens.len(), step.rows.len());
     let context = step.kv_lens.iter().copied().max().unwrap_or(0) as usize;
-    let bounds = StepBounds { tokens, rows, context, kv_blocks: rows * step.max_blocks };
+    let bounds = StepBounds { tokens, rows, context, kv_blocks: rows * step.max_blocks, graphs: false };
     let mut executor = Executor::new(exec, config.clone(), weights, bounds)?;
     let (result, records) = executor.record(step);
     result?;

@@ -5,6 +5,7 @@
 //! them; a copy of them is on its way to the host.
 
 use crate::config::Config;
+use crate::graphs::{Graphs, Run};
 use crate::inputs::Inputs;
 use crate::plan::{Outcome, Step};
 use crate::state::{KvLayer, allocate_kv};
@@ -30,6 +31,8 @@ pub struct StepBounds {
     pub context: usize,
     /// KV blocks of the pool.
     pub kv_blocks: usize,
+    /// Whether a GPU replays decode steps as graphs.
+    pub graphs: bool,
 }
 
 /// Model, KV cache and workspace on one device.
@@ -42,6 +45,7 @@ pub struct Executor {
     rope: Tensor,
     inputs: Inputs,
     work: Workspace,
+    graphs: Graphs,
     /// Used in turn.
     results: [Results; STEPS_IN_FLIGHT],
     /// Steps so far.
@@ -67,7 +71,9 @@ impl Executor {
         let inputs = Inputs::new(&mut exec, bounds)?;
         let work = Workspace::new(&mut exec, &config, bounds)?;
         let results = [Results::new(&mut exec, bounds.rows)?, Results::new(&mut exec, bounds.rows)?];
-        Ok(Self { exec, config, weights, kv, rope, inputs, work, results, launched: 0, finished: 0 })
+        let captures = bounds.graphs && exec.device() == Device::Cuda;
+        let graphs = Graphs::new(if captures { work.last.max_rows().min(bounds.tokens) } else { 0 });
+        Ok(Self { exec, config, weights, kv, rope, inputs, work, graphs, results, launched: 0, finished: 0 })
     }
 
     /// The execution context, to record or to ask about the device.
@@ -88,9 +94,21 @@ impl Executor {
     /// Starts a step; at most [`STEPS_IN_FLIGHT`] may be in flight. The CPU computes at once.
     pub fn launch(&mut self, step: &Step) -> Result<(), OpError> {
         assert!(self.launched - self.finished < STEPS_IN_FLIGHT, "too many steps in flight");
-        let Self { exec, config, weights, kv, rope, inputs, work, results, .. } = self;
+        let Self { exec, config, weights, kv, rope, inputs, work, graphs, results, .. } = self;
         let results = &mut results[self.launched % STEPS_IN_FLIGHT];
-        exec.install(|exec| Pass { exec, config, weights, rope, inputs, work, step, results }.run(kv))??;
+        results.tops.clear();
+        results.tops.extend(step.samples.iter().map(|sample| sample.logprobs));
+        // A record is of the ops themselves.
+        let size = graphs.size(step).filter(|_| !exec.is_recording());
+        let padded = size.filter(|size| *size > step.rows.len()).map(|size| step.padded(size));
+        let step = padded.as_ref().unwrap_or(step);
+        exec.install(|exec| {
+            inputs.fill(exec, step)?;
+            work.set_rows(step.tokens.len());
+            let mut pass = Pass { exec, config, weights, rope, inputs, work, step };
+            pass.run(kv, graphs, size)?;
+            results.start(exec, work)
+        })??;
         self.launched += 1;
         Ok(())
     }
@@ -134,6 +152,20 @@ impl Results {
         self.tops.iter().any(Option::is_some)
     }
 
+    /// Begins the copy of what the step's samples drew.
+    fn start(&mut self, exec: &mut Exec, work: &mut Workspace) -> Result<(), OpError> {
+        for tensor in [&mut work.sampled, &mut work.logprobs] {
+            tensor.set_rows(self.tops.len());
+        }
+        match self.wants_logprobs() {
+            true => self.readback.start(exec, &[&work.sampled, &work.logprobs])?,
+            false => self.readback.start(exec, &[&work.sampled])?,
+        }
+        // The next step may ask for any of the tokens.
+        work.sampled.set_rows(work.sampled.max_rows());
+        Ok(())
+    }
+
     fn wait(&mut self) -> Result<Outcome, OpError> {
         let wanted = self.wants_logprobs();
         let arrived = self.readback.wait()?;
@@ -154,13 +186,32 @@ struct Pass<'a> {
     inputs: &'a mut Inputs,
     work: &'a mut Workspace,
     step: &'a Step,
-    results: &'a mut Results,
 }
 
 impl Pass<'_> {
-    fn run(&mut self, kv: &mut [KvLayer]) -> Result<(), OpError> {
-        self.inputs.fill(self.exec, self.step)?;
-        self.work.set_rows(self.step.tokens.len());
+    /// Everything between the inputs and the tokens, as a graph of `size` rows where there is one.
+    fn run(&mut self, kv: &mut [KvLayer], graphs: &mut Graphs, size: Option<usize>) -> Result<(), OpError> {
+        match (graphs.next(size), size) {
+            (Run::Replay(graph), _) => return self.exec.replay(graph),
+            (Run::Capture, Some(size)) => {
+                self.exec.begin_capture()?;
+                let launched = self.compute(kv);
+                let graph = self.exec.end_capture().and_then(|graph| launched.map(|()| graph));
+                if let Ok(graph) = &graph {
+                    self.exec.replay(graph)?;
+                }
+                let captured = graph.is_ok();
+                graphs.captured(size, graph);
+                if captured {
+                    return Ok(());
+                }
+            }
+            _ => {}
+        }
+        self.compute(kv)
+    }
+
+    fn compute(&mut self, kv: &mut [KvLayer]) -> Result<(), OpError> {
         self.forward(kv)?;
         self.sample()
     }
@@ -211,26 +262,10 @@ impl Pass<'_> {
         ops::linear_add_norm(exec, activated, &layer.down, residual, next, config.rms_norm_eps, delta, normed)
     }
 
-    /// Logits, tokens and log-probabilities of the rows that want them. They stay on the device and begin their way to
-    /// the host.
+    /// Logits, tokens and log-probabilities of the rows that want them. They stay on the device.
     fn sample(&mut self) -> Result<(), OpError> {
-        let (samples, chunk) = (&self.step.samples, self.work.last.max_rows());
-        for first in (0..samples.len()).step_by(chunk) {
-            self.draw(first, chunk.min(samples.len() - first))?;
-        }
-        let Self { exec, inputs, work, results, .. } = self;
-        // The next step may ask for any of the tokens.
-        for tensor in [&mut inputs.sample_rows, &mut inputs.draws, &mut work.sampled, &mut work.logprobs] {
-            tensor.set_rows(samples.len());
-        }
-        results.tops.clear();
-        results.tops.extend(samples.iter().map(|sample| sample.logprobs));
-        match results.wants_logprobs() {
-            true => results.readback.start(exec, &[&work.sampled, &work.logprobs])?,
-            false => results.readback.start(exec, &[&work.sampled])?,
-        }
-        work.sampled.set_rows(work.sampled.max_rows());
-        Ok(())
+        let (samples, chunk) = (self.step.samples.len(), self.work.last.max_rows());
+        (0..samples).step_by(chunk).try_for_each(|first| self.draw(first, chunk.min(samples - first)))
     }
 
     /// From `normed` to what `rows` samples from `first` on draw. Does not wait for a GPU.

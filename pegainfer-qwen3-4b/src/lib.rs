@@ -9,6 +9,7 @@
 pub mod config;
 mod engine;
 pub mod executor;
+mod graphs;
 mod inputs;
 pub mod plan;
 pub mod scheduler;

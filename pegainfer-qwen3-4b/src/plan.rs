@@ -3,7 +3,7 @@
 use pegainfer_core::engine::{RequestId, TokenLogprobs};
 use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::sampling::SamplingParams;
-pub use pegainfer_kernels::ops::FROM_PREVIOUS;
+pub use pegainfer_kernels::ops::{FROM_PREVIOUS, NO_SLOT};
 
 /// A ragged batch: every row is one sequence's next tokens, prefill chunks and decode tokens alike.
 ///
@@ -89,6 +89,25 @@ impl Step {
                 logprobs: None,
             });
         }
+        step
+    }
+
+    /// This step with rows added until there are `rows`, for a graph of fixed shape. An added row has one token, attends
+    /// to nothing, writes no KV, and draws a token that nobody reads.
+    pub fn padded(&self, rows: usize) -> Self {
+        let mut step = self.clone();
+        for row in self.rows.len()..rows {
+            step.tokens.push(0);
+            step.positions.push(0);
+            step.slots.push(NO_SLOT);
+            step.qo_indptr.push(row as u32 + 1);
+            step.kv_lens.push(0);
+            let id = RequestId(u64::MAX);
+            step.rows.push(StepRow { id, computed: 0 });
+            let params = SamplingParams::greedy();
+            step.samples.push(SampleRow { id, token: row as u32, position: 0, params, logprobs: None });
+        }
+        step.block_tables.resize(rows * self.max_blocks, 0);
         step
     }
 

@@ -79,6 +79,7 @@ fn load_qwen3(exec: Exec, dir: &Path, args: &EngineArgs) -> Result<EngineHandle>
         max_model_len: args.max_model_len.map(Into::into),
         max_num_seqs: args.max_num_seqs.into(),
         max_num_batched_tokens: args.max_num_batched_tokens.into(),
+        cuda_graph: args.cuda_graph,
         kv_cache_bytes: args.kv_cache_memory,
     };
     let bar = progress_bar();

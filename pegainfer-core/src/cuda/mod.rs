@@ -5,11 +5,13 @@
 //! [`Cuda::synchronize`] or read, and stays: the context is lost with it.
 
 mod blaslt;
+mod graph;
 mod landing;
 mod launch;
 mod memory;
 mod staging;
 
+pub use graph::Graph;
 pub(crate) use landing::Landing;
 pub use launch::{Image, Launch};
 pub use memory::DeviceBuffer;

@@ -14,7 +14,7 @@ mod rms_norm;
 mod sample;
 
 pub use crate::draw::{DRAW_WORDS, Draw};
-pub use crate::heads::HeadShape;
+pub use crate::heads::{HeadShape, NO_SLOT};
 pub use attention::{AttentionBatch, attention};
 pub use embedding::{FROM_PREVIOUS, embedding};
 pub use gather_rows::gather_rows;

@@ -62,6 +62,7 @@ pub fn options() -> LoadOptions {
         max_model_len: Some(1024),
         max_num_seqs: 32,
         max_num_batched_tokens: 1024,
+        cuda_graph: true,
         kv_cache_bytes: Some(64 << 20),
     }
 }
