@@ -1,4 +1,4 @@
-//! The engine thread over a scripted engine: refusals, cancellation, failing steps, panics.
+//! The engine thread over a scripted engine: refusals, cancellation, steps in flight, failing steps, panics.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -6,12 +6,13 @@ use pegainfer_core::engine::*;
 use pegainfer_core::sampling::SamplingParams;
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// What the next `run` does; the test sends one for each step it allows.
+/// What the next `finish` does; the test sends one for each step it allows.
 enum Script {
     Token,
-    Fail,
+    Fail { fatal: bool },
     Panic,
 }
 
@@ -19,6 +20,19 @@ enum Script {
 struct Scripted {
     script: Receiver<Script>,
     requests: BTreeMap<RequestId, (GenerateRequest, usize)>,
+    /// Not admitted yet.
+    new: Vec<RequestId>,
+    /// Steps that may be in flight, and those that are.
+    depth: usize,
+    in_flight: usize,
+    /// Every call that is about steps: `p`lan, `l`aunch, `f`inish, `a`bort_all.
+    calls: Arc<Mutex<String>>,
+}
+
+impl Scripted {
+    fn call(&self, name: char) {
+        self.calls.lock().unwrap().push(name);
+    }
 }
 
 impl StepEngine for Scripted {
@@ -34,25 +48,55 @@ impl StepEngine for Scripted {
     }
     fn add(&mut self, id: RequestId, request: GenerateRequest) {
         self.requests.insert(id, (request, 0));
+        self.new.push(id);
     }
     fn cancel(&mut self, id: RequestId) {
         self.requests.remove(&id);
     }
     fn has_work(&self) -> bool {
-        !self.requests.is_empty()
+        self.in_flight > 0 || !self.requests.is_empty()
     }
-    fn plan(&mut self) -> EventBatch {
-        let new = self.requests.iter().filter(|(_, (_, done))| *done == 0);
-        new.map(|(id, _)| (*id, TokenEvent::Admitted { cached_tokens: 0 })).collect()
+    fn plan(&mut self) -> Option<EventBatch> {
+        if self.in_flight == self.depth || self.requests.is_empty() {
+            return None;
+        }
+        self.call('p');
+        let new = self.new.drain(..).filter(|id| self.requests.contains_key(id));
+        Some(new.map(|id| (id, TokenEvent::Admitted { cached_tokens: 0 })).collect())
     }
-    fn run(&mut self) -> Result<EventBatch, EngineError> {
+    fn launch(&mut self) -> Result<(), EngineError> {
+        self.call('l');
+        self.in_flight += 1;
+        Ok(())
+    }
+    fn finish(&mut self) -> Result<EventBatch, EngineError> {
+        assert!(self.in_flight > 0, "nothing to finish");
         match self.script.recv_timeout(Duration::from_millis(50)) {
             // No script for this step: nothing happens, so that cancels are seen.
-            Err(_) => return Ok(vec![]),
-            Ok(Script::Fail) => return Err(EngineError("linear: the device is gone".into())),
+            Err(_) if !self.requests.is_empty() => return Ok(vec![]),
+            // A step that came too late for its requests needs no script.
+            Ok(Script::Token) | Err(_) => {}
+            Ok(Script::Fail { fatal }) => {
+                return Err(EngineError { message: "linear: the device is gone".into(), fatal });
+            }
             Ok(Script::Panic) => panic!("scripted"),
-            Ok(Script::Token) => {}
         }
+        self.call('f');
+        self.in_flight -= 1;
+        Ok(self.tokens())
+    }
+    fn abort_all(&mut self) -> Vec<RequestId> {
+        self.call('a');
+        self.in_flight = 0;
+        std::mem::take(&mut self.requests).into_keys().collect()
+    }
+    fn stats(&self) -> EngineStats {
+        EngineStats { running: self.requests.len(), ..EngineStats::default() }
+    }
+}
+
+impl Scripted {
+    fn tokens(&mut self) -> EventBatch {
         let mut events = EventBatch::new();
         for (id, (request, done)) in &mut self.requests {
             *done += 1;
@@ -63,20 +107,21 @@ impl StepEngine for Scripted {
             }
         }
         self.requests.retain(|_, (request, done)| *done < request.max_tokens);
-        Ok(events)
-    }
-    fn abort_all(&mut self) -> Vec<RequestId> {
-        std::mem::take(&mut self.requests).into_keys().collect()
-    }
-    fn stats(&self) -> EngineStats {
-        EngineStats { running: self.requests.len(), ..EngineStats::default() }
+        events
     }
 }
 
 fn start(max_queued: usize) -> (EngineHandle, SyncSender<Script>) {
+    let (handle, script, _) = start_deep(max_queued, 1);
+    (handle, script)
+}
+
+/// An engine that lets `depth` steps be in flight, and its calls.
+fn start_deep(max_queued: usize, depth: usize) -> (EngineHandle, SyncSender<Script>, Arc<Mutex<String>>) {
     let (sender, script) = sync_channel(1000);
-    let engine = Scripted { script, requests: BTreeMap::new() };
-    (EngineHandle::spawn(engine, EngineConfig { max_queued }).unwrap(), sender)
+    let calls = Arc::new(Mutex::new(String::new()));
+    let engine = Scripted { script, requests: BTreeMap::new(), new: vec![], depth, in_flight: 0, calls: calls.clone() };
+    (EngineHandle::spawn(engine, EngineConfig { max_queued }).unwrap(), sender, calls)
 }
 
 fn request(prompt: usize, max_tokens: usize) -> GenerateRequest {
@@ -149,13 +194,50 @@ fn a_full_queue_refuses_and_a_dropped_stream_makes_room() {
 fn a_failed_step_fails_its_requests_and_the_engine_goes_on() {
     let (handle, script) = start(8);
     let mut stream = handle.submit(request(1, 5)).unwrap();
-    script.send(Script::Fail).unwrap();
+    script.send(Script::Fail { fatal: false }).unwrap();
     let events = rest(&mut stream);
     assert_eq!(events, [TokenEvent::Failed { error: "linear: the device is gone".into() }]);
     let mut stream = handle.submit(request(1, 1)).unwrap();
     script.send(Script::Token).unwrap();
     assert_eq!(rest(&mut stream).len(), 2);
     assert!(handle.is_healthy());
+}
+
+#[test]
+fn steps_overlap_and_nothing_is_left_in_flight() {
+    let (handle, script, calls) = start_deep(8, 2);
+    let mut stream = handle.submit(request(1, 3)).unwrap();
+    for _ in 0..3 {
+        script.send(Script::Token).unwrap();
+    }
+    assert_eq!(rest(&mut stream).len(), 4);
+    // The step that was launched before the last token was known has to be finished, too.
+    wait_until("the last step is finished", || calls.lock().unwrap().as_str() == "plplfplfplff");
+}
+
+#[test]
+fn a_failure_drops_every_step_in_flight() {
+    let (handle, script, calls) = start_deep(8, 2);
+    let mut stream = handle.submit(request(1, 5)).unwrap();
+    script.send(Script::Fail { fatal: false }).unwrap();
+    assert_eq!(rest(&mut stream).len(), 1);
+    assert_eq!(calls.lock().unwrap().as_str(), "plpla");
+    let mut stream = handle.submit(request(1, 1)).unwrap();
+    script.send(Script::Token).unwrap();
+    assert_eq!(rest(&mut stream).len(), 2);
+}
+
+#[test]
+fn a_fatal_failure_stops_the_engine_and_health_says_so() {
+    let (handle, script, _) = start_deep(8, 2);
+    let mut streams = [handle.submit(request(1, 5)).unwrap(), handle.submit(request(1, 5)).unwrap()];
+    wait_until("both run", || handle.stats().running == 2);
+    script.send(Script::Fail { fatal: true }).unwrap();
+    for stream in &mut streams {
+        assert_eq!(rest(stream), [TokenEvent::Failed { error: "linear: the device is gone".into() }]);
+        assert!(!handle.is_healthy(), "whoever saw the failure sees the state");
+    }
+    assert_eq!(handle.submit(request(1, 5)).unwrap_err(), SubmitError::EngineStopped);
 }
 
 #[test]

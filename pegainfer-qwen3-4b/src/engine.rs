@@ -153,6 +153,8 @@ pub struct Engine {
     scheduler: Scheduler,
     limits: EngineLimits,
     planned: Step,
+    /// The step in flight and what it gave.
+    launched: Option<(Step, Outcome)>,
 }
 
 impl Engine {
@@ -163,7 +165,7 @@ impl Engine {
             eos_token_ids: limits.eos_token_ids.clone(),
         };
         let scheduler = Scheduler::new(config, BlockPool::new(limits.kv_blocks));
-        Self { executor, scheduler, limits, planned: Step::default() }
+        Self { executor, scheduler, limits, planned: Step::default(), launched: None }
     }
 
     /// The executor, to run single steps.
@@ -189,19 +191,30 @@ impl StepEngine for Engine {
         self.scheduler.has_work()
     }
 
-    fn plan(&mut self) -> EventBatch {
+    fn plan(&mut self) -> Option<EventBatch> {
+        if self.launched.is_some() {
+            return None;
+        }
         let (step, admitted) = self.scheduler.plan();
         self.planned = step;
-        admitted
+        Some(admitted)
     }
 
-    fn run(&mut self) -> Result<EventBatch, EngineError> {
+    fn launch(&mut self) -> Result<(), EngineError> {
         let step = std::mem::take(&mut self.planned);
-        let outcome: Outcome = self.executor.run(&step).map_err(|error| EngineError(error.to_string()))?;
+        let failed = |error: OpError| EngineError { message: error.to_string(), fatal: false };
+        let outcome = self.executor.run(&step).map_err(failed)?;
+        self.launched = Some((step, outcome));
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<EventBatch, EngineError> {
+        let Some((step, outcome)) = self.launched.take() else { return Ok(EventBatch::new()) };
         Ok(self.scheduler.commit(&step, outcome))
     }
 
     fn abort_all(&mut self) -> Vec<RequestId> {
+        self.launched = None;
         self.scheduler.abort_all()
     }
 

@@ -126,6 +126,22 @@ fn a_failed_step_is_an_error_for_its_requests_only() {
 }
 
 #[test]
+fn a_lost_device_is_told_by_health() {
+    let (engine, control) = MockEngine::replying(" a cat sat");
+    control.allow(0);
+    control.fatal.store(true, std::sync::atomic::Ordering::SeqCst);
+    control.fail.store(true, std::sync::atomic::Ordering::SeqCst);
+    let server = TestServer::start(engine, Setup::default());
+    let failed = post(server.address, COMPLETIONS, &long(false));
+    assert_eq!(failed.status, 500);
+    assert_eq!(failed.json()["error"]["message"], "the scripted step failed");
+    assert_eq!(get(server.address, "/health").status, 503, "whoever saw the failure sees the state");
+    let response = post(server.address, COMPLETIONS, &json!({"prompt": "x"}));
+    assert_eq!(response.status, 503);
+    assert_eq!(response.json()["error"]["code"], "engine_stopped");
+}
+
+#[test]
 fn a_dead_engine_is_told_by_health_and_by_every_answer() {
     let (engine, control) = MockEngine::replying(" a cat sat");
     control.allow(1);

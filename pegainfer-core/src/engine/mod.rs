@@ -1,7 +1,7 @@
 //! The contract between the server and every engine.
 //!
 //! [`EngineHandle::submit`] takes a [`GenerateRequest`] and gives a [`TokenStream`] or a typed refusal. Dropping the
-//! stream cancels the request: its KV blocks are free after the step in flight. The engine runs on one OS thread that
+//! stream cancels the request: its KV blocks are free after the steps in flight. The engine runs on one OS thread that
 //! owns its device; see [`runtime`] for the loop.
 
 mod limits;

@@ -1,4 +1,7 @@
 //! The engine thread: takes requests, runs steps, hands each step's events to one demultiplexer thread.
+//!
+//! The engine plans and launches steps while older ones run, so that a device never waits for the host: the loop
+//! launches as long as the engine plans, and otherwise waits for the oldest step in flight.
 
 use super::{EngineLimits, EngineStats, GenerateRequest, RequestId, SubmitError, TokenEvent, TokenStream};
 use std::collections::HashMap;
@@ -13,27 +16,38 @@ use tokio::sync::mpsc as events;
 /// Events of several requests, in the order they happened.
 pub type EventBatch = Vec<(RequestId, TokenEvent)>;
 
-/// A step failed; the message names the op.
+/// A step failed.
 #[derive(Debug, Error)]
-#[error("{0}")]
-pub struct EngineError(pub String);
+#[error("{message}")]
+pub struct EngineError {
+    /// What went wrong, with the name of the op.
+    pub message: String,
+    /// No later step can succeed either, because the device is lost: the engine stops and `/health` says so. Otherwise
+    /// only the requests of now fail.
+    pub fatal: bool,
+}
 
-/// What a model crate gives to the engine thread: scheduler and executor behind one step function.
+/// What a model crate gives to the engine thread: scheduler and executor behind `plan`, `launch` and `finish`.
 pub trait StepEngine: Send + 'static {
     /// Fixed properties; asked once.
     fn limits(&self) -> EngineLimits;
     /// Queues a request that passed [`EngineLimits::check`].
     fn add(&mut self, id: RequestId, request: GenerateRequest);
-    /// Forgets a request and frees its blocks; unknown ids are ignored (it may have finished just now).
+    /// Forgets a request and frees its blocks once no step in flight uses them; unknown ids are ignored (it may have
+    /// finished just now).
     fn cancel(&mut self, id: RequestId);
-    /// True while any request is waiting or running.
+    /// True while any request is waiting or running, or a step is in flight.
     fn has_work(&self) -> bool;
-    /// Chooses the next step and returns the admissions it makes. Called only while there is work.
-    fn plan(&mut self) -> EventBatch;
-    /// Runs the planned step on the device and commits its outcome. On an error the caller drops every request with
-    /// [`StepEngine::abort_all`].
-    fn run(&mut self) -> Result<EventBatch, EngineError>;
-    /// Drops every request and frees its blocks; returns their ids.
+    /// Chooses the next step and returns the admissions it makes; [`launch`](Self::launch) follows. `None` when a step
+    /// in flight has to finish first. Called only while there is work.
+    fn plan(&mut self) -> Option<EventBatch>;
+    /// Starts the planned step; returns before the device is done with it. On an error the caller drops every request
+    /// with [`abort_all`](Self::abort_all).
+    fn launch(&mut self) -> Result<(), EngineError>;
+    /// Waits for the oldest step in flight and commits its outcome. Called only after `plan` gave `None`. Errors as in
+    /// [`launch`](Self::launch).
+    fn finish(&mut self) -> Result<EventBatch, EngineError>;
+    /// Drops every request and every step in flight, and frees the blocks; returns the ids of the requests.
     fn abort_all(&mut self) -> Vec<RequestId>;
     /// Gauges and counters now.
     fn stats(&self) -> EngineStats;
@@ -149,7 +163,7 @@ impl EngineHandle {
         stats
     }
 
-    /// False once the engine has stopped, or has had work and finished no step for two minutes.
+    /// False once the engine has stopped, as after a fatal error, or has had work and finished no step for two minutes.
     pub fn is_healthy(&self) -> bool {
         let idle = self.shared.live.load(Ordering::Acquire) == 0;
         let last_step = self.shared.stats().1;
@@ -175,7 +189,7 @@ struct Runtime<E> {
 impl<E: StepEngine> Runtime<E> {
     fn run(&mut self) {
         loop {
-            if self.open.is_empty() {
+            if self.open.is_empty() && !self.engine.has_work() {
                 // Nothing to do: sleep until a request comes or the last handle goes.
                 let Ok(submission) = self.inbox.recv() else { return };
                 self.shared.stats().1 = Instant::now();
@@ -185,8 +199,13 @@ impl<E: StepEngine> Runtime<E> {
                 self.accept(submission);
             }
             self.drop_cancelled();
-            if self.engine.has_work() {
-                self.step();
+            if self.engine.has_work()
+                && let Err(error) = self.step()
+            {
+                self.fail(&error);
+                if error.fatal {
+                    return;
+                }
             }
             self.publish();
         }
@@ -209,14 +228,30 @@ impl<E: StepEngine> Runtime<E> {
         }
     }
 
-    fn step(&mut self) {
-        let admitted = self.engine.plan();
-        self.forward(admitted);
-        let events = self.engine.run().unwrap_or_else(|error| {
-            log::error!("a step failed: {error}");
-            let failed = TokenEvent::Failed { error: error.to_string() };
-            self.engine.abort_all().into_iter().map(|id| (id, failed.clone())).collect()
-        });
+    /// Launches the next step, or finishes the oldest one when none can be planned.
+    fn step(&mut self) -> Result<(), EngineError> {
+        match self.engine.plan() {
+            Some(admitted) => {
+                self.forward(admitted);
+                self.engine.launch()
+            }
+            None => {
+                let events = self.engine.finish()?;
+                self.forward(events);
+                Ok(())
+            }
+        }
+    }
+
+    /// Fails every request. After a fatal error nothing is accepted any more, and whoever hears of the failure can
+    /// already see that.
+    fn fail(&mut self, error: &EngineError) {
+        log::error!("a step failed: {error}{}", if error.fatal { "; the engine stops" } else { "" });
+        if error.fatal {
+            self.shared.alive.store(false, Ordering::Release);
+        }
+        let failed = TokenEvent::Failed { error: error.to_string() };
+        let events = self.engine.abort_all().into_iter().map(|id| (id, failed.clone())).collect();
         self.forward(events);
     }
 
@@ -226,7 +261,8 @@ impl<E: StepEngine> Runtime<E> {
                 self.forget(*id);
             }
         }
-        // Publish first: a client that sees its last token sees the blocks free, too.
+        // Publish first: a client that sees its last token sees the blocks free, too, unless a step in flight still
+        // uses them.
         self.publish();
         if !batch.is_empty() {
             self.send(Demux::Events(batch));

@@ -151,8 +151,13 @@ pub fn run(engine: &mut Engine, requests: &[GenerateRequest]) -> Vec<Output> {
         engine.add(RequestId(i as u64), request.clone());
     }
     while engine.has_work() {
-        let mut events = engine.plan();
-        events.extend(engine.run().unwrap());
+        let events = match engine.plan() {
+            Some(admitted) => {
+                engine.launch().unwrap();
+                admitted
+            }
+            None => engine.finish().unwrap(),
+        };
         for (id, event) in events {
             let output = outputs.get_mut(&id).unwrap();
             match event {

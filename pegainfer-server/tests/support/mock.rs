@@ -29,6 +29,8 @@ pub struct Control {
     pub allowance: AtomicUsize,
     /// The next step fails.
     pub fail: AtomicBool,
+    /// Such a failure is one that no engine survives.
+    pub fatal: AtomicBool,
     /// The next step panics.
     pub panic: AtomicBool,
 }
@@ -62,6 +64,7 @@ pub struct MockEngine {
     max_num_seqs: usize,
     waiting: VecDeque<Running>,
     running: Vec<Running>,
+    launched: bool,
     stats: EngineStats,
 }
 
@@ -88,6 +91,7 @@ impl MockEngine {
             max_num_seqs: 64,
             waiting: VecDeque::new(),
             running: vec![],
+            launched: false,
             stats: EngineStats { kv_blocks_total: 64, ..EngineStats::default() },
         };
         (engine, control)
@@ -165,10 +169,13 @@ impl StepEngine for MockEngine {
     }
 
     fn has_work(&self) -> bool {
-        !self.waiting.is_empty() || !self.running.is_empty()
+        self.launched || !self.waiting.is_empty() || !self.running.is_empty()
     }
 
-    fn plan(&mut self) -> EventBatch {
+    fn plan(&mut self) -> Option<EventBatch> {
+        if self.launched {
+            return None;
+        }
         let mut events = vec![];
         while self.running.len() < self.max_num_seqs {
             let Some(next) = self.waiting.pop_front() else { break };
@@ -178,10 +185,16 @@ impl StepEngine for MockEngine {
             events.push((next.id, TokenEvent::Admitted { cached_tokens: cached(&next.request) }));
             self.running.push(next);
         }
-        events
+        Some(events)
     }
 
-    fn run(&mut self) -> Result<EventBatch, EngineError> {
+    fn launch(&mut self) -> Result<(), EngineError> {
+        self.launched = true;
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<EventBatch, EngineError> {
+        self.launched = false;
         let mut events = vec![];
         let mut at = 0;
         while at < self.running.len() {
@@ -189,7 +202,8 @@ impl StepEngine for MockEngine {
             if handed_out >= self.control.allowance.load(Ordering::SeqCst) {
                 // Faults happen where the allowance ends, so that tests know what was sent before.
                 if self.control.fail.swap(false, Ordering::SeqCst) {
-                    return Err(EngineError("the scripted step failed".into()));
+                    let message = "the scripted step failed".to_owned();
+                    return Err(EngineError { message, fatal: self.control.fatal.load(Ordering::SeqCst) });
                 }
                 assert!(!self.control.panic.load(Ordering::SeqCst), "the scripted panic");
                 std::thread::sleep(Duration::from_millis(1));
@@ -206,6 +220,7 @@ impl StepEngine for MockEngine {
     }
 
     fn abort_all(&mut self) -> Vec<RequestId> {
+        self.launched = false;
         self.waiting.drain(..).chain(self.running.drain(..)).map(|r| r.id).collect()
     }
 
