@@ -3,7 +3,7 @@
 
 mod sampling;
 
-use crate::ops::{self, AttentionBatch, HeadShape};
+use crate::ops::{self, AttentionBatch, FROM_PREVIOUS, HeadShape};
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::{OpRecord, Operand};
@@ -105,6 +105,12 @@ fn run(exec: &mut Exec, record: &OpRecord, case: &Case) -> Result<Option<Vec<Out
     for (i, operand) in reads.iter().enumerate() {
         read.push(tensor(exec, operand, case, i as u64)?);
     }
+    if record.op == "embedding" {
+        // Every other token is one that the previous step drew.
+        let (tokens, drawn) = (read[0].elements() as u32, read[1].elements() as u32);
+        let ids: Vec<u32> = (0..tokens).map(|i| if i % 2 == 0 { i } else { FROM_PREVIOUS | (i % drawn) }).collect();
+        exec.fill_rows(&mut read[0], &ids)?;
+    }
     let mut written = Vec::new();
     for operand in writes {
         // What is read and written begins as what is read.
@@ -112,7 +118,7 @@ fn run(exec: &mut Exec, record: &OpRecord, case: &Case) -> Result<Option<Vec<Out
         written.push(tensor(exec, operand, case, seed.unwrap_or(1 << 16))?);
     }
     match (record.op, &read[..], &mut written[..]) {
-        ("embedding", [ids, table], [out]) => ops::embedding(exec, ids, table, out)?,
+        ("embedding", [ids, previous, table], [out]) => ops::embedding(exec, ids, previous, table, out)?,
         ("gather_rows", [x, rows], [out]) => ops::gather_rows(exec, x, rows, out)?,
         ("rms_norm", [x, weight], [out]) => ops::rms_norm(exec, x, weight, EPS, out)?,
         ("linear_add_norm", [x, w, _, norm], [residual, out]) => {

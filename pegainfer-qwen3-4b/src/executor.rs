@@ -140,7 +140,7 @@ impl Pass<'_> {
     fn forward(&mut self, kv: &mut [KvLayer]) -> Result<(), OpError> {
         let (weights, eps) = (self.weights, self.config.rms_norm_eps);
         let Self { exec, inputs, work, .. } = self;
-        ops::embedding(exec, &inputs.tokens, &weights.embedding, &mut work.residual)?;
+        ops::embedding(exec, &inputs.tokens, &work.sampled, &weights.embedding, &mut work.residual)?;
         ops::rms_norm(exec, &work.residual, &weights.layers[0].input_norm, eps, &mut work.normed)?;
         for (i, (layer, kv)) in weights.layers.iter().zip(kv).enumerate() {
             self.attention(layer, kv)?;

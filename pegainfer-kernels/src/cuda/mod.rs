@@ -12,7 +12,7 @@ mod stream;
 mod swiglu;
 
 pub(crate) use attention::attention;
-pub(crate) use gather::gather;
+pub(crate) use gather::{embedding, gather};
 pub(crate) use linear::{linear, linear_add_norm, linear_kernel, linear_swiglu};
 pub(crate) use norm::rms_norm;
 pub(crate) use qkv::qk_norm_rope_write_kv;

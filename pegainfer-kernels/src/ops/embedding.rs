@@ -7,30 +7,52 @@ use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// `out[t] = table[ids[t]]`.
+/// In `ids` of [`embedding`]: `FROM_PREVIOUS | j` is the id that `previous` has at `j`. No vocabulary has ids with this
+/// bit.
+pub const FROM_PREVIOUS: u32 = 1 << 31;
+
+/// `out[t] = table[ids[t]]`, where an id with the bit [`FROM_PREVIOUS`] is looked up in `previous`: the tokens that the
+/// step before has drawn, which the host need not know yet.
 ///
-/// `ids`: `[tokens]` u32, each below `vocab`; `table`: `[vocab, hidden]` bf16; `out`: `[tokens, hidden]` bf16.
-pub fn embedding(exec: &mut Exec, ids: &Tensor, table: &Tensor, out: &mut Tensor) -> Result<(), OpError> {
+/// `ids`: `[tokens]` u32; `previous`: `[n]` u32; `table`: `[vocab, hidden]` bf16; `out`: `[tokens, hidden]` bf16. Every
+/// id and index must be inside its table: an error on the CPU, the loss of the context on a GPU.
+pub fn embedding(
+    exec: &mut Exec,
+    ids: &Tensor,
+    previous: &Tensor,
+    table: &Tensor,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
     let check = Check("embedding");
     let tokens = ids.elements();
     let (vocab, hidden) = table.rows_cols();
     check.is(ids, DType::U32, &[tokens])?;
+    check.is(previous, DType::U32, &[previous.elements()])?;
     check.is(table, DType::Bf16, &[vocab, hidden])?;
     check.is(out, DType::Bf16, &[tokens, hidden])?;
     exec.record(|device| {
         let bytes = ids.bytes() + 2 * out.bytes();
-        OpRecord::new("embedding", cpu::rows::kernel(device), &[ids, table], &[out], 0).with_bytes(bytes)
+        OpRecord::new("embedding", cpu::rows::kernel(device), &[ids, previous, table], &[out], 0).with_bytes(bytes)
     });
     match exec.device() {
         Device::Cpu(_) => {
-            let ids = ids.host::<u32>();
-            check.that(ids.iter().all(|&id| (id as usize) < vocab), "a token id is not in the vocabulary")?;
-            cpu::rows::gather(table.host::<bf16>(), ids, hidden, out.host_mut());
+            let (ids, previous) = (ids.host::<u32>(), previous.host::<u32>());
+            let ids = || ids.iter().map(|&id| resolve(id, previous));
+            check.that(ids().all(|id| (id as usize) < vocab), "a token id is not in the vocabulary")?;
+            cpu::rows::gather(table.host::<bf16>(), ids(), hidden, out.host_mut());
         }
-        Device::Cuda => cuda::gather("embedding", exec, ids, table, out)?,
+        Device::Cuda => cuda::embedding(exec, ids, previous, table, out)?,
         Device::Meta => {}
     }
     Ok(())
+}
+
+/// The id that stands for itself or in `previous`; one that no vocabulary has where there is none.
+fn resolve(id: u32, previous: &[u32]) -> u32 {
+    match id & FROM_PREVIOUS {
+        0 => id,
+        _ => previous.get((id ^ FROM_PREVIOUS) as usize).copied().unwrap_or(u32::MAX),
+    }
 }
 
 #[cfg(test)]
@@ -42,13 +64,16 @@ mod tests {
     fn copies_the_rows_and_refuses_ids_outside_the_table() {
         Host::each(|mut host| {
             let table = host.bf16("table", &[5, 3], &bf16s(15, 1));
-            let idx = host.u32("ids", &[4, 0, 4]);
+            let previous = host.u32("previous", &[7, 0]);
+            let idx = host.u32("ids", &[4, FROM_PREVIOUS | 1, 4]);
             let mut out = host.zeros("out", &[3, 3], DType::Bf16);
-            embedding(&mut host.exec, &idx, &table, &mut out).unwrap();
+            embedding(&mut host.exec, &idx, &previous, &table, &mut out).unwrap();
             let (t, o) = (table.host::<bf16>(), out.host::<bf16>());
             assert_eq!((&o[..3], &o[3..6], &o[6..]), (&t[12..15], &t[..3], &t[12..15]));
-            let bad = host.u32("ids", &[5, 0, 0]);
-            assert!(embedding(&mut host.exec, &bad, &table, &mut out).is_err());
+            for bad in [5, FROM_PREVIOUS, FROM_PREVIOUS | 2] {
+                let bad = host.u32("ids", &[bad, 0, 0]);
+                assert!(embedding(&mut host.exec, &bad, &previous, &table, &mut out).is_err());
+            }
         });
     }
 }

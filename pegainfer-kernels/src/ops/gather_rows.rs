@@ -25,7 +25,7 @@ pub fn gather_rows(exec: &mut Exec, x: &Tensor, rows: &Tensor, out: &mut Tensor)
         Device::Cpu(_) => {
             let rows = rows.host::<u32>();
             check.that(rows.iter().all(|&row| (row as usize) < tokens), "a row is not in x")?;
-            cpu::rows::gather(x.host::<bf16>(), rows, hidden, out.host_mut());
+            cpu::rows::gather(x.host::<bf16>(), rows.iter().copied(), hidden, out.host_mut());
         }
         Device::Cuda => cuda::gather("gather_rows", exec, rows, x, out)?,
         Device::Meta => {}

@@ -16,7 +16,7 @@ mod sample;
 pub use crate::draw::{DRAW_WORDS, Draw};
 pub use crate::heads::HeadShape;
 pub use attention::{AttentionBatch, attention};
-pub use embedding::embedding;
+pub use embedding::{FROM_PREVIOUS, embedding};
 pub use gather_rows::gather_rows;
 pub use linear::linear;
 pub use linear_add_norm::linear_add_norm;
