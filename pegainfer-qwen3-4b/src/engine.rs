@@ -197,7 +197,7 @@ impl StepEngine for Engine {
         }
         let (step, admitted) = self.scheduler.plan();
         self.planned = step;
-        Some(admitted)
+        (!self.planned.is_empty()).then_some(admitted)
     }
 
     fn launch(&mut self) -> Result<(), EngineError> {

@@ -3,13 +3,15 @@
 use pegainfer_core::engine::{RequestId, TokenLogprobs};
 use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::sampling::SamplingParams;
+pub use pegainfer_kernels::ops::FROM_PREVIOUS;
 
 /// A ragged batch: every row is one sequence's next tokens, prefill chunks and decode tokens alike.
 ///
 /// `T` = tokens of the step, `B` = rows. Only what the rows need is here: the executor knows no request.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Step {
-    /// Input ids, `[T]`.
+    /// Input ids, `[T]`. `FROM_PREVIOUS | j` stands for the token that sample `j` of the step before draws: that step
+    /// may still run, and its tokens are on the device only.
     pub tokens: Vec<u32>,
     /// Absolute position of each input token, `[T]`.
     pub positions: Vec<u32>,

@@ -3,10 +3,15 @@
 //! A pure state machine. `plan` chooses a [`Step`], the executor runs it, `commit` takes its [`Outcome`]. No clock, no
 //! I/O and no channel: a seeded test can drive it (tests/scheduler.rs).
 //!
+//! One step may be planned while the one before it is in flight: planned and not committed. Its sequences go on with
+//! tokens that are not known yet. That a request reaches its length is known in advance; that it draws an end-of-text
+//! or stop token is not, and then it has one row too many in the later step, whose token is dropped. Blocks stay with
+//! their sequence until no step in flight uses them.
+//!
 //! Policy: sequences are served in order of arrival. Each step first gives one token to every decoding sequence, then
 //! fills the token budget with prefill chunks, oldest first, then admits waiting requests. When the KV pool runs out,
 //! the youngest running sequence gives its blocks back and waits at the front of the queue; its tokens are recomputed
-//! later (mostly from the prefix cache). The oldest sequence always progresses, so every request finishes.
+//! later (mostly from the prefix cache). That happens only when nothing is in flight. The oldest sequence always progresses, so every request finishes.
 
 use crate::plan::{Outcome, SampleRow, Step, StepRow};
 use crate::sequence::Sequence;
@@ -34,6 +39,8 @@ pub struct Scheduler {
     waiting: VecDeque<Sequence>,
     /// Holding blocks, oldest first.
     running: Vec<Sequence>,
+    /// Steps planned and not committed.
+    in_flight: usize,
     stats: EngineStats,
 }
 
@@ -41,7 +48,8 @@ impl Scheduler {
     /// A scheduler without requests over an unused pool.
     pub fn new(config: SchedulerConfig, pool: BlockPool) -> Self {
         assert!(config.max_num_seqs >= 1 && config.max_num_batched_tokens >= config.max_num_seqs);
-        Self { config, pool, waiting: VecDeque::new(), running: Vec::new(), stats: EngineStats::default() }
+        let (waiting, running) = (VecDeque::new(), Vec::new());
+        Self { config, pool, waiting, running, in_flight: 0, stats: EngineStats::default() }
     }
 
     /// Queues a request that passed `EngineLimits::check`.
@@ -49,18 +57,19 @@ impl Scheduler {
         self.waiting.push_back(Sequence::new(id, request, &self.pool));
     }
 
-    /// Drops a request. One that is in the step in flight keeps its blocks until `commit`.
+    /// Drops a request. One that is in a step in flight keeps its blocks until that is committed.
     pub fn cancel(&mut self, id: RequestId) {
         self.waiting.retain(|seq| seq.id != id);
         if let Some(seq) = self.running.iter_mut().find(|seq| seq.id == id) {
             seq.cancelled = true;
         }
-        self.running.retain(|seq| !seq.cancelled || seq.in_flight);
+        self.drop_ended();
     }
 
-    /// Drops everything, the step in flight included; returns the ids.
+    /// Drops everything, the steps in flight included, which must not run any more; returns the ids.
     pub fn abort_all(&mut self) -> Vec<RequestId> {
-        self.running.drain(..).chain(self.waiting.drain(..)).filter(|seq| !seq.cancelled).map(|seq| seq.id).collect()
+        self.in_flight = 0;
+        self.running.drain(..).chain(self.waiting.drain(..)).filter(|seq| !seq.is_over()).map(|seq| seq.id).collect()
     }
 
     /// True while any request is waiting or running.
@@ -79,16 +88,18 @@ impl Scheduler {
         }
     }
 
-    /// Distinct blocks held by running sequences; for tests of the pool's accounting.
-    pub fn held_blocks(&self) -> usize {
+    /// Ids of the distinct blocks held by running sequences, ascending; for tests of the pool's accounting.
+    pub fn held_blocks(&self) -> Vec<u32> {
         let mut ids: Vec<u32> = self.running.iter().flat_map(|seq| seq.table.blocks()).map(|b| b.id()).collect();
         ids.sort_unstable();
         ids.dedup();
-        ids.len()
+        ids
     }
 
-    /// Chooses the next step and reports the requests it admits.
+    /// Chooses the next step and reports the requests it admits. The step is empty when there is nothing to run before
+    /// the step in flight is committed; an empty step is not run and not committed.
     pub fn plan(&mut self) -> (Step, EventBatch) {
+        assert!(self.in_flight < 2, "an unknown token is one of the previous step");
         let mut budget = self.config.max_num_batched_tokens;
         // Tokens each running sequence computes in this step.
         let mut share = vec![0; self.running.len()];
@@ -97,12 +108,16 @@ impl Scheduler {
             let mut i = 0;
             while i < self.running.len() && budget > 0 {
                 let seq = &self.running[i];
-                if (seq.remaining() == 1) == decoding && share[i] == 0 {
-                    let tokens = seq.remaining().min(budget);
-                    let until = seq.computed + tokens;
-                    if self.make_room(i, until, &mut share, &mut budget) {
-                        share[i] = tokens;
-                        budget -= tokens;
+                let tokens = seq.remaining().min(budget);
+                if tokens > 0 && (seq.remaining() == 1) == decoding && share[i] == 0 {
+                    let until = seq.planned + tokens;
+                    match self.make_room(i, until, &mut share, &mut budget) {
+                        Room::Made => {
+                            share[i] = tokens;
+                            budget -= tokens;
+                        }
+                        Room::Wait => {}
+                        Room::Preempt => return (Step::default(), EventBatch::new()),
                     }
                 }
                 i += 1;
@@ -116,19 +131,21 @@ impl Scheduler {
     }
 
     /// Grows the table of running sequence `i` to `tokens` tokens, preempting younger sequences if the pool is empty.
-    /// False when only older sequences hold blocks: this one has to wait for a step.
-    fn make_room(&mut self, i: usize, tokens: usize, share: &mut Vec<usize>, budget: &mut usize) -> bool {
+    fn make_room(&mut self, i: usize, tokens: usize, share: &mut Vec<usize>, budget: &mut usize) -> Room {
         while self.running[i].table.grow(tokens).is_err() {
             if self.running.len() - 1 == i {
-                return false;
+                return Room::Wait;
             }
-            let Some(mut victim) = self.running.pop() else { return false };
+            if self.in_flight > 0 {
+                return Room::Preempt;
+            }
+            let Some(mut victim) = self.running.pop() else { return Room::Wait };
             *budget += share.pop().unwrap_or(0);
             victim.release();
             self.waiting.push_front(victim);
             self.stats.preemptions += 1;
         }
-        true
+        Room::Made
     }
 
     fn admit(&mut self, budget: &mut usize, share: &mut Vec<usize>, events: &mut EventBatch) {
@@ -141,7 +158,7 @@ impl Scheduler {
                 seq.release();
                 return;
             }
-            seq.computed = cached;
+            seq.planned = cached;
             let tokens = seq.remaining().min(*budget);
             if seq.table.grow(cached + tokens).is_err() {
                 seq.release();
@@ -168,9 +185,8 @@ impl Scheduler {
         let mut step = Step { qo_indptr: vec![0], max_blocks, ..Step::default() };
         for (i, &tokens) in chosen() {
             let seq = &mut self.running[i];
-            seq.in_flight = true;
-            let range = seq.computed..seq.computed + tokens;
-            step.tokens.extend_from_slice(&seq.tokens[range.clone()]);
+            let range = seq.planned..seq.planned + tokens;
+            step.tokens.extend(range.clone().map(|p| seq.input(p)));
             step.positions.extend(range.clone().map(|p| p as u32));
             step.slots.extend(range.clone().map(|p| seq.table.slot(p)));
             step.qo_indptr.push(step.tokens.len() as u32);
@@ -179,7 +195,11 @@ impl Scheduler {
             step.block_tables.extend(blocks.iter().map(|b| b.id()));
             step.block_tables.resize(step.kv_lens.len() * max_blocks, 0);
             step.rows.push(StepRow { id: seq.id, computed: range.end });
-            if range.end == seq.tokens.len() {
+            seq.planned = range.end;
+            seq.in_flight += 1;
+            if range.end == seq.len() {
+                seq.unknown += 1;
+                seq.sample = step.samples.len();
                 step.samples.push(SampleRow {
                     id: seq.id,
                     token: step.tokens.len() as u32 - 1,
@@ -189,23 +209,26 @@ impl Scheduler {
                 });
             }
         }
+        self.in_flight += usize::from(!step.is_empty());
         step
     }
 
-    /// Takes the outcome of a planned step: new tokens, finished requests, full blocks for the prefix index.
+    /// Takes the outcome of the oldest step in flight: new tokens, finished requests, full blocks for the prefix index.
     pub fn commit(&mut self, step: &Step, outcome: Outcome) -> EventBatch {
         assert_eq!(outcome.tokens.len(), step.samples.len(), "one sampled token per sample row");
+        self.in_flight -= 1;
         for row in &step.rows {
             if let Some(seq) = self.running.iter_mut().find(|seq| seq.id == row.id) {
-                seq.in_flight = false;
-                seq.computed = row.computed;
-                seq.table.register(&seq.tokens[..row.computed]);
+                seq.in_flight -= 1;
+                // A row too many may have computed a token that nobody knows.
+                let known = row.computed.min(seq.tokens.len());
+                seq.table.register(&seq.tokens[..known]);
             }
         }
         let mut events = EventBatch::new();
         let sampled = step.samples.iter().zip(outcome.tokens).zip(outcome.logprobs);
         for ((row, token), logprobs) in sampled {
-            let Some(seq) = self.running.iter_mut().find(|seq| seq.id == row.id && !seq.cancelled) else { continue };
+            let Some(seq) = self.running.iter_mut().find(|seq| seq.id == row.id && !seq.is_over()) else { continue };
             self.stats.generation_tokens += 1;
             let finished = seq.push(token, &self.config.eos_token_ids);
             let is_stop = matches!(finished, Some(FinishReason::Stop(_)));
@@ -216,7 +239,22 @@ impl Scheduler {
             }
         }
         self.stats.steps += 1;
-        self.running.retain(|seq| !seq.finished && !seq.cancelled);
+        self.drop_ended();
         events
     }
+
+    /// Drops the sequences that have ended and that no step in flight uses; their blocks are free.
+    fn drop_ended(&mut self) {
+        self.running.retain(|seq| !seq.is_over() || seq.in_flight > 0);
+    }
+}
+
+/// What became of a sequence that wants blocks.
+enum Room {
+    /// It has them.
+    Made,
+    /// Only older sequences could give some: it waits for a later step.
+    Wait,
+    /// Younger ones have to give theirs, but a step in flight may use them.
+    Preempt,
 }

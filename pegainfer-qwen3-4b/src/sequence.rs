@@ -1,4 +1,9 @@
 //! One request inside the scheduler.
+//!
+//! While a step that samples for it is in flight, a sequence has a token whose id is not known yet. It counts like any
+//! other token in what is planned; [`Sequence::input`] names it by where the device will find it.
+
+use crate::plan::FROM_PREVIOUS;
 
 use pegainfer_core::engine::{FinishReason, GenerateRequest, RequestId, Usage};
 use pegainfer_core::kv::{BlockPool, BlockTable};
@@ -8,21 +13,25 @@ use pegainfer_core::kv::{BlockPool, BlockTable};
 pub(crate) struct Sequence {
     pub id: RequestId,
     pub request: GenerateRequest,
-    /// Prompt, then what was generated.
+    /// Prompt, then what was generated, as far as it is known.
     pub tokens: Vec<u32>,
     pub prompt_len: usize,
-    /// Tokens whose KV is in the cache; the rest are this sequence's input.
-    pub computed: usize,
+    /// Tokens that follow `tokens` and are drawn by steps in flight.
+    pub unknown: usize,
+    /// Index among the samples of the newest step that draws one of them.
+    pub sample: usize,
+    /// Tokens whose KV is in the cache after every step in flight; the rest are this sequence's input.
+    pub planned: usize,
     pub table: BlockTable,
     /// It has run before, and its admission was reported.
     pub admitted: bool,
     /// Prompt tokens found in the prefix cache at the first admission.
     pub cached_tokens: usize,
-    /// Part of a step that was planned and not committed.
-    pub in_flight: bool,
+    /// Steps that were planned with it and not committed.
+    pub in_flight: usize,
     /// The client is gone; dropped as soon as no step uses its blocks.
     pub cancelled: bool,
-    /// Its last token is out.
+    /// Its last token is out; dropped as soon as no step uses its blocks.
     pub finished: bool,
 }
 
@@ -35,30 +44,49 @@ impl Sequence {
             prompt_len: tokens.len(),
             tokens,
             request,
-            computed: 0,
+            unknown: 0,
+            sample: 0,
+            planned: 0,
             table,
             admitted: false,
             cached_tokens: 0,
-            in_flight: false,
+            in_flight: 0,
             cancelled: false,
             finished: false,
         }
     }
 
-    /// Tokens to compute before the next one can be sampled; 1 while decoding.
+    /// True when no step may be planned with it any more.
+    pub fn is_over(&self) -> bool {
+        self.cancelled || self.finished
+    }
+
+    /// Tokens so far, the unknown ones included.
+    pub fn len(&self) -> usize {
+        self.tokens.len() + self.unknown
+    }
+
+    /// Tokens to compute before the next one can be sampled: 1 while decoding, 0 when there is no next one.
     pub fn remaining(&self) -> usize {
-        self.tokens.len() - self.computed
+        let all_drawn = self.len() - self.prompt_len == self.request.max_tokens;
+        if all_drawn || self.is_over() { 0 } else { self.len() - self.planned }
+    }
+
+    /// The id of the token at `position`, or where the next step's device finds it.
+    pub fn input(&self, position: usize) -> u32 {
+        self.tokens.get(position).copied().unwrap_or(FROM_PREVIOUS | self.sample as u32)
     }
 
     /// Gives the blocks back; everything is computed again after the next admission.
     pub fn release(&mut self) {
-        assert!(!self.in_flight, "a step in flight writes to this sequence's blocks");
+        assert!(self.in_flight == 0, "a step in flight writes to this sequence's blocks");
         self.table.clear();
-        self.computed = 0;
+        self.planned = 0;
     }
 
-    /// Appends a sampled token; says whether it was the last one.
+    /// Appends the oldest unknown token, now that it is known; says whether it is the last one.
     pub fn push(&mut self, token: u32, eos: &[u32]) -> Option<FinishReason> {
+        self.unknown -= 1;
         self.tokens.push(token);
         let is_eos = !self.request.ignore_eos && eos.contains(&token);
         if is_eos || self.request.stop_token_ids.contains(&token) {

@@ -1,8 +1,10 @@
-//! Drives the scheduler through random arrivals, cancels and tiny KV pools, over a simulated device.
+//! Drives the scheduler through random arrivals, cancels and tiny KV pools, over a simulated device, with one or two
+//! steps in flight as chance has it.
 //!
 //! The simulated device writes, for every token, a hash of the whole prefix into the token's KV slot, and reads every
 //! slot of the row's block table before it "samples". A block that was shared wrongly, freed early or overwritten
-//! shows up as a wrong hash; a token that depends on scheduling shows up as a wrong continuation.
+//! shows up as a wrong hash; a token that depends on scheduling shows up as a wrong continuation. The device runs a step
+//! as late as it can: when it is finished, after the next one was planned.
 //!
 //! The seed is printed; `PEGAINFER_TEST_SEED=n cargo test -p pegainfer-qwen3-4b --test scheduler` replays it.
 
@@ -13,9 +15,9 @@ use pegainfer_core::engine::{
 };
 use pegainfer_core::kv::{BLOCK_SIZE, BlockPool};
 use pegainfer_core::sampling::SamplingParams;
-use pegainfer_qwen3_4b::plan::{Outcome, Step};
+use pegainfer_qwen3_4b::plan::{FROM_PREVIOUS, Outcome, Step};
 use pegainfer_qwen3_4b::scheduler::{Scheduler, SchedulerConfig};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 const VOCAB: u32 = 50;
 const EOS: u32 = 49;
@@ -66,41 +68,52 @@ fn continuation(request: &GenerateRequest) -> Vec<u32> {
     out
 }
 
-/// Runs a step on the simulated device.
-fn run(step: &Step, kv: &mut [u64]) -> Outcome {
-    let mut outcome = Outcome::default();
-    let mut written = std::collections::HashSet::new();
-    for (b, row) in step.rows.iter().enumerate() {
-        let (from, to) = (step.qo_indptr[b] as usize, step.qo_indptr[b + 1] as usize);
-        assert!(to > from, "an empty row");
-        assert_eq!(row.computed, step.kv_lens[b] as usize);
-        let table = &step.block_tables[b * step.max_blocks..(b + 1) * step.max_blocks];
-        let slot = |p: usize| table[p / BLOCK_SIZE] as usize * BLOCK_SIZE + p % BLOCK_SIZE;
-        let mut hash = 0;
-        for position in 0..row.computed {
-            let t = from + position - (row.computed - (to - from)).min(position);
-            if position >= row.computed - (to - from) {
+/// The simulated device: what each KV slot holds, and the tokens that the last step drew.
+struct Device {
+    kv: Vec<u64>,
+    sampled: Vec<u32>,
+}
+
+impl Device {
+    fn run(&mut self, step: &Step) -> Outcome {
+        let mut written = std::collections::HashSet::new();
+        for (b, row) in step.rows.iter().enumerate() {
+            let (from, to) = (step.qo_indptr[b] as usize, step.qo_indptr[b + 1] as usize);
+            assert!(to > from, "an empty row");
+            assert_eq!(row.computed, step.kv_lens[b] as usize);
+            let table = &step.block_tables[b * step.max_blocks..(b + 1) * step.max_blocks];
+            let slot = |p: usize| table[p / BLOCK_SIZE] as usize * BLOCK_SIZE + p % BLOCK_SIZE;
+            let before = row.computed - (to - from);
+            let mut hash = if before == 0 { 0 } else { self.kv[slot(before - 1)] };
+            for (t, position) in (from..to).zip(before..) {
                 assert_eq!(step.positions[t] as usize, position);
                 assert_eq!(step.slots[t] as usize, slot(position));
                 assert!(written.insert(step.slots[t]), "two tokens of a step share a slot");
-                hash = kv_value(hash, step.tokens[t]);
-                kv[slot(position)] = hash;
-            } else {
-                hash = kv[slot(position)];
+                hash = kv_value(hash, self.input(step.tokens[t]));
+                self.kv[slot(position)] = hash;
             }
         }
+        let draw = |token: u32| next_token(self.kv[step.slots[token as usize] as usize]);
+        self.sampled = step.samples.iter().map(|sample| draw(sample.token)).collect();
+        Outcome { tokens: self.sampled.clone(), logprobs: vec![None; step.samples.len()] }
     }
-    for sample in &step.samples {
-        let hash = kv[step.slots[sample.token as usize] as usize];
-        outcome.tokens.push(next_token(hash));
-        outcome.logprobs.push(None);
+
+    fn input(&self, token: u32) -> u32 {
+        if token & FROM_PREVIOUS == 0 { token } else { self.sampled[(token ^ FROM_PREVIOUS) as usize] }
     }
-    outcome
+}
+
+/// The blocks that a step reads or writes.
+fn blocks_of(step: &Step) -> impl Iterator<Item = u32> {
+    let tables = step.block_tables.chunks(step.max_blocks.max(1)).zip(&step.kv_lens);
+    tables.flat_map(|(table, tokens)| &table[..(*tokens as usize).div_ceil(BLOCK_SIZE)]).copied()
 }
 
 struct Open {
     expected: Vec<u32>,
     got: Vec<u32>,
+    /// Sample rows that were planned for it.
+    drawn: usize,
     admitted: bool,
     prompt_len: usize,
     arrived: usize,
@@ -127,7 +140,23 @@ fn random_request(rng: &mut Rng, limits: &EngineLimits) -> GenerateRequest {
     }
 }
 
-fn check_events(events: Vec<(RequestId, TokenEvent)>, open: &mut HashMap<RequestId, Open>, finished: &mut usize) {
+/// A planned step is for open requests only, and its sample rows are counted.
+fn check_step(step: &Step, open: &mut HashMap<RequestId, Open>) {
+    for row in &step.rows {
+        assert!(open.contains_key(&row.id), "{:?} is planned after its end", row.id);
+    }
+    for sample in &step.samples {
+        open.get_mut(&sample.id).unwrap().drawn += 1;
+    }
+}
+
+/// `ahead`: a step is in flight that was planned before these events were known.
+fn check_events(
+    events: Vec<(RequestId, TokenEvent)>,
+    ahead: bool,
+    open: &mut HashMap<RequestId, Open>,
+    finished: &mut usize,
+) {
     for (id, event) in events {
         let entry = open.get_mut(&id).unwrap_or_else(|| panic!("{id:?} got {event:?} after its end"));
         match event {
@@ -144,9 +173,12 @@ fn check_events(events: Vec<(RequestId, TokenEvent)>, open: &mut HashMap<Request
                 assert_eq!(entry.got, entry.expected, "{id:?} ended early");
                 assert_eq!(usage.completion_tokens, entry.got.len());
                 assert_eq!(usage.prompt_tokens, entry.prompt_len);
+                let mut overshoot = 0;
                 if let FinishReason::Stop(token) = reason {
                     assert_eq!(entry.got.last(), Some(&token));
+                    overshoot = usize::from(ahead);
                 }
+                assert!(entry.drawn - entry.got.len() <= overshoot, "{id:?} ran on after its end");
                 open.remove(&id);
                 *finished += 1;
             }
@@ -174,7 +206,10 @@ fn episode(seed: u64, max_steps: usize) -> EngineStats {
         eos_token_ids: limits.eos_token_ids.clone(),
     };
     let mut scheduler = Scheduler::new(config, pool.clone());
-    let mut kv = vec![0; blocks * BLOCK_SIZE];
+    let mut device = Device { kv: vec![0; blocks * BLOCK_SIZE], sampled: vec![] };
+    let mut in_flight: VecDeque<Step> = VecDeque::new();
+    // How often the host plans ahead instead of waiting for the step in flight.
+    let eager = [0, 50, 100][rng.below(3)];
     let mut open: HashMap<RequestId, Open> = HashMap::new();
     let (mut next_id, mut submitted, mut finished, mut cancelled) = (0, 0, 0, 0);
     let arrivals = 5 + rng.below(60);
@@ -200,28 +235,47 @@ fn episode(seed: u64, max_steps: usize) -> EngineStats {
                     submitted += 1;
                     let (expected, prompt_len) = (continuation(&request), request.prompt.len());
                     scheduler.add(id, request);
-                    open.insert(id, Open { expected, got: vec![], admitted: false, prompt_len, arrived: steps });
+                    let got = vec![];
+                    open.insert(id, Open { expected, got, drawn: 0, admitted: false, prompt_len, arrived: steps });
                 }
                 Err(SubmitError::QueueFull { .. } | SubmitError::EngineStopped) => unreachable!("check is pure"),
                 Err(_) => {}
             }
         }
         cancel_random(&mut rng, &mut scheduler, &mut open);
-        let (step, admissions) = scheduler.plan();
-        check_events(admissions, &mut open, &mut finished);
-        assert!(step.tokens.len() <= limits.max_num_seqs + 64);
-        assert_eq!(step.is_empty(), !scheduler.has_work(), "work without a step: the scheduler hangs");
+        let mut planned = false;
+        if in_flight.is_empty() || (in_flight.len() == 1 && rng.chance(eager)) {
+            let (step, admissions) = scheduler.plan();
+            check_events(admissions, false, &mut open, &mut finished);
+            check_step(&step, &mut open);
+            assert!(step.tokens.len() <= limits.max_num_seqs + 64);
+            planned = !step.is_empty();
+            if planned {
+                in_flight.push_back(step);
+            }
+        }
         // Cancels also come while the device runs.
         cancel_random(&mut rng, &mut scheduler, &mut open);
-        let outcome = run(&step, &mut kv);
-        check_events(scheduler.commit(&step, outcome), &mut open, &mut finished);
-        pool.check(scheduler.held_blocks()).unwrap();
+        let held = scheduler.held_blocks();
+        pool.check(held.len()).unwrap();
+        let free = |block: &u32| held.binary_search(block).is_err();
+        assert!(!in_flight.iter().flat_map(blocks_of).any(|b| free(&b)), "a step in flight uses a free block");
+        if in_flight.len() == 2 || !planned || !rng.chance(eager) {
+            match in_flight.pop_front() {
+                Some(step) => {
+                    let events = scheduler.commit(&step, device.run(&step));
+                    check_events(events, !in_flight.is_empty(), &mut open, &mut finished);
+                }
+                None => assert!(!scheduler.has_work(), "work without a step: the scheduler hangs"),
+            }
+        }
+        pool.check(scheduler.held_blocks().len()).unwrap();
         if let Some(id) = open.iter().find(|(_, o)| steps - o.arrived > 40 * 400).map(|(id, _)| id) {
             panic!("{id:?} starves");
         }
         steps += 1;
     }
-    assert!(open.is_empty() && submitted == finished + cancelled);
+    assert!(open.is_empty() && in_flight.is_empty() && submitted == finished + cancelled);
     assert_eq!(pool.available(), blocks, "blocks leaked");
     scheduler.stats()
 }
