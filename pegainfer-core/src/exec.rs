@@ -87,6 +87,14 @@ impl Exec {
         Ok(self.pool.clone().install(|| f(self)))
     }
 
+    /// Waits until the device has done everything that was launched; says if something went wrong in it. A device that
+    /// fails here is lost.
+    pub fn synchronize(&self) -> Result<(), OpError> {
+        let Some(cuda) = &self.cuda else { return Ok(()) };
+        cuda.bind()?;
+        cuda.synchronize("synchronize")
+    }
+
     /// Runs `f` on the host's threads, whatever the device.
     pub fn on_host<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
         self.pool.install(f)
@@ -98,11 +106,32 @@ impl Exec {
         self.next_tensor += 1;
         let bytes = shape.iter().product::<usize>() * dtype.size();
         let storage = match (&self.cuda, self.device) {
-            (Some(cuda), _) => Storage::Device(cuda.zeroed(bytes).map_err(io::Error::other)?),
+            (Some(cuda), _) => Storage::Device(Arc::new(cuda.zeroed(bytes).map_err(io::Error::other)?), 0),
             (None, Device::Meta) => Storage::Meta,
             (None, _) => Storage::host(bytes)?,
         };
         Ok(Tensor::new(name, id, shape, dtype, storage))
+    }
+
+    /// Zero-filled tensors of these names and shapes. On a GPU they lie at equal distances in one buffer, so that one copy
+    /// fills them: see [`fill_adjacent`](Self::fill_adjacent).
+    pub fn adjacent<const N: usize>(
+        &mut self,
+        tensors: [(&str, &[usize]); N],
+        dtype: DType,
+    ) -> io::Result<[Tensor; N]> {
+        let elements = tensors.iter().map(|(_, shape)| shape.iter().product::<usize>()).max().unwrap_or(0);
+        let distance = (elements * dtype.size()).next_multiple_of(256);
+        let shared = self.cuda.as_ref().map(|cuda| cuda.zeroed(N * distance).map(Arc::new).map_err(io::Error::other));
+        let shared = shared.transpose()?;
+        let tensor = |(i, (name, shape)): (usize, (&str, &[usize]))| {
+            let Some(buffer) = &shared else { return self.tensor(name, shape, dtype) };
+            self.next_tensor += 1;
+            let storage = Storage::Device(buffer.clone(), i * distance);
+            Ok(Tensor::new(name, self.next_tensor - 1, shape, dtype, storage))
+        };
+        let tensors: Vec<Tensor> = tensors.into_iter().enumerate().map(tensor).collect::<io::Result<_>>()?;
+        tensors.try_into().map_err(|_| io::Error::other("one tensor for each name"))
     }
 
     /// Writes `range` of the elements of `tensor`: `fill(first, piece)` gives the elements that begin at `first` of the
@@ -137,22 +166,48 @@ impl Exec {
         self.write_packed(tensor, values)
     }
 
+    /// As [`fill_rows`](Self::fill_rows) for all the tensors of one [`adjacent`](Self::adjacent), in its order, at least
+    /// two. On a GPU that is one copy; what lies behind the values of a tensor is undefined afterwards.
+    pub fn fill_adjacent<const N: usize, T: Element>(
+        &mut self,
+        tensors: [&mut Tensor; N],
+        values: [&[T]; N],
+    ) -> Result<(), OpError> {
+        let Some(cuda) = &mut self.cuda else {
+            let mut pairs = tensors.into_iter().zip(values);
+            return pairs.try_for_each(|(tensor, values)| self.fill_rows(tensor, values));
+        };
+        let width = values.iter().map(|values| values.len()).max().unwrap_or(0);
+        let first = tensors[0].device();
+        let distance = tensors[1].device() - first;
+        for (i, (tensor, values)) in tensors.into_iter().zip(values).enumerate() {
+            let in_place = tensor.device() == first + i as u64 * distance;
+            assert!(in_place && tensor.dtype() == T::DTYPE, "{} is not adjacent", tensor.name());
+            tensor.set_rows(values.len() / tensor.rows_cols().1.max(1));
+        }
+        let fill = |to: &mut [T]| {
+            let rows = to.chunks_exact_mut(width).zip(values);
+            rows.for_each(|(to, values)| to[..values.len()].copy_from_slice(values));
+        };
+        let stride = distance as usize / size_of::<T>();
+        cuda.upload_columns(first, (N, width, stride), fill).map_err(cuda::error("upload"))
+    }
+
     /// Copies packed rows of `width` elements to the front of each row; the rest of a row stays. Sets the leading
     /// dimension to fit.
     pub fn fill_columns<T: Element>(&mut self, tensor: &mut Tensor, width: usize, values: &[T]) -> Result<(), OpError> {
         let stride = tensor.rows_cols().1;
         assert!(width <= stride && tensor.dtype() == T::DTYPE, "{}", tensor.name());
-        if width == 0 {
-            return Ok(());
-        }
-        tensor.set_rows(values.len() / width);
+        let rows = values.len() / width.max(1);
+        tensor.set_rows(rows);
         match (&mut self.cuda, self.device) {
             (Some(cuda), _) => {
-                cuda.upload_columns(tensor.device(), (width, stride), values).map_err(cuda::error("upload"))
+                let fill = |to: &mut [T]| to.copy_from_slice(values);
+                cuda.upload_columns(tensor.device(), (rows, width, stride), fill).map_err(cuda::error("upload"))
             }
             (None, Device::Meta) => Ok(()),
             (None, _) => {
-                let rows = tensor.host_mut::<T>().chunks_exact_mut(stride).zip(values.chunks_exact(width));
+                let rows = tensor.host_mut::<T>().chunks_exact_mut(stride).zip(values.chunks_exact(width.max(1)));
                 rows.for_each(|(to, from)| to[..width].copy_from_slice(from));
                 Ok(())
             }
@@ -197,10 +252,20 @@ impl Exec {
         }
     }
 
+    /// Keeps the report of every op from now on.
+    pub fn start_recording(&mut self) {
+        self.records = Some(Vec::new());
+    }
+
+    /// The reports since [`start_recording`](Self::start_recording).
+    pub fn stop_recording(&mut self) -> Vec<OpRecord> {
+        self.records.take().unwrap_or_default()
+    }
+
     /// The records of every op that `f` calls.
     pub fn recording<R>(&mut self, f: impl FnOnce(&mut Self) -> R) -> (R, Vec<OpRecord>) {
-        self.records = Some(Vec::new());
+        self.start_recording();
         let result = f(self);
-        (result, self.records.take().unwrap_or_default())
+        (result, self.stop_recording())
     }
 }

@@ -5,6 +5,7 @@
 //! - [`sampling`]: sampling parameters, valid by construction.
 //! - [`kv`]: block pool, block tables, prefix index.
 //! - [`exec`], [`tensor`], [`scratch`], [`isa`]: where ops run and what they run on.
+//! - [`readback`]: results on their way to the host.
 //! - [`cuda`]: the GPU behind them.
 //! - [`record`]: what each op reports.
 //! - [`rng`]: random numbers as a function of seed and position.
@@ -15,6 +16,7 @@ pub mod engine;
 pub mod exec;
 pub mod isa;
 pub mod kv;
+pub mod readback;
 pub mod record;
 pub mod rng;
 pub mod sampling;

@@ -4,6 +4,7 @@ use crate::cuda::DeviceBuffer;
 use half::bf16;
 use memmap2::{Advice, MmapMut};
 use std::fmt;
+use std::sync::Arc;
 use thiserror::Error;
 
 /// Element type of a tensor.
@@ -64,12 +65,13 @@ impl Element for u32 {
 }
 
 /// Row-major tensor whose leading dimension can shrink and grow again within what was allocated, so that one
-/// workspace serves steps of every size.
+/// workspace serves steps of every size. It can also be narrowed to rows that do not begin at the first one.
 #[derive(Debug)]
 pub struct Tensor {
     name: String,
     id: u32,
     shape: Vec<usize>,
+    first_row: usize,
     max_rows: usize,
     dtype: DType,
     storage: Storage,
@@ -80,8 +82,8 @@ pub struct Tensor {
 pub(crate) enum Storage {
     /// In memory of the process.
     Host(MmapMut),
-    /// On a GPU.
-    Device(DeviceBuffer),
+    /// On a GPU: from this byte of the buffer on, which several tensors may share.
+    Device(Arc<DeviceBuffer>, usize),
     /// Nowhere.
     Meta,
 }
@@ -97,7 +99,7 @@ impl Tensor {
     /// A tensor of this shape in `storage`, which has room for it.
     pub(crate) fn new(name: &str, id: u32, shape: &[usize], dtype: DType, storage: Storage) -> Self {
         let max_rows = shape.first().copied().unwrap_or(1);
-        Self { name: name.to_owned(), id, shape: shape.to_vec(), max_rows, dtype, storage }
+        Self { name: name.to_owned(), id, shape: shape.to_vec(), first_row: 0, max_rows, dtype, storage }
     }
 
     /// Name for people: what the tensor is in the model.
@@ -136,31 +138,54 @@ impl Tensor {
         (rows, self.shape.iter().skip(1).product())
     }
 
-    /// Sets the leading dimension, at most the allocated one.
+    /// Rows that were allocated.
+    pub fn max_rows(&self) -> usize {
+        self.max_rows
+    }
+
+    /// Sets the leading dimension, at most the allocated one; the first row is the first one allocated.
     pub fn set_rows(&mut self, rows: usize) {
-        assert!(rows <= self.max_rows, "{}: {rows} rows, but {} were allocated", self.name, self.max_rows);
+        self.set_range(0, rows);
+    }
+
+    /// Narrows the tensor to `rows` of the allocated rows, from row `first` on, until it is set again.
+    pub fn set_range(&mut self, first: usize, rows: usize) {
+        let end = first + rows;
+        assert!(end <= self.max_rows, "{}: {end} rows, but {} were allocated", self.name, self.max_rows);
+        self.first_row = first;
         self.shape[0] = rows;
+    }
+
+    /// Elements before the first row.
+    fn offset(&self) -> usize {
+        self.first_row * self.rows_cols().1
     }
 
     /// The elements on the host. Panics on the wrong type or device: ops check before they come here.
     pub fn host<T: Element>(&self) -> &[T] {
         assert_eq!(self.dtype, T::DTYPE, "{}", self.name);
         let Storage::Host(data) = &self.storage else { panic!("{} is not on the host", self.name) };
-        &bytemuck::cast_slice(data)[..self.elements()]
+        &bytemuck::cast_slice(data)[self.offset()..][..self.elements()]
     }
 
     /// As [`host`](Self::host), mutable.
     pub fn host_mut<T: Element>(&mut self) -> &mut [T] {
         assert_eq!(self.dtype, T::DTYPE, "{}", self.name);
-        let elements = self.elements();
+        let (offset, elements) = (self.offset(), self.elements());
         let Storage::Host(data) = &mut self.storage else { panic!("{} is not on the host", self.name) };
-        &mut bytemuck::cast_slice_mut(data)[..elements]
+        &mut bytemuck::cast_slice_mut(data)[offset..][..elements]
+    }
+
+    /// The bytes of the elements on the host. Panics on another device.
+    pub(crate) fn host_bytes(&self) -> &[u8] {
+        let Storage::Host(data) = &self.storage else { panic!("{} is not on the host", self.name) };
+        &data[self.offset() * self.dtype.size()..][..self.bytes() as usize]
     }
 
     /// Address on the GPU. Panics on another device.
     pub fn device(&self) -> u64 {
-        let Storage::Device(buffer) = &self.storage else { panic!("{} is not on a GPU", self.name) };
-        buffer.address()
+        let Storage::Device(buffer, first) = &self.storage else { panic!("{} is not on a GPU", self.name) };
+        buffer.address() + (first + self.offset() * self.dtype.size()) as u64
     }
 }
 

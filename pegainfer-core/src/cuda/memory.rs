@@ -65,6 +65,11 @@ impl PinnedBuffer {
         Ok(Self { context: context.clone(), start, bytes })
     }
 
+    pub fn slice(&self) -> &[u8] {
+        // SAFETY: the memory is allocated, initialised and borrowed through `self`.
+        unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
+    }
+
     pub fn slice_mut(&mut self) -> &mut [u8] {
         // SAFETY: the memory is allocated, initialised and borrowed mutably through `self`.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }

@@ -5,10 +5,12 @@
 //! [`Cuda::synchronize`] or read, and stays: the context is lost with it.
 
 mod blaslt;
+mod landing;
 mod launch;
 mod memory;
 mod staging;
 
+pub(crate) use landing::Landing;
 pub use launch::{Image, Launch};
 pub use memory::DeviceBuffer;
 
@@ -19,6 +21,7 @@ use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
 use launch::Modules;
 use staging::Staging;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Bytes of the working memory that kernels share, for partial results of split reductions. Launchers choose their
@@ -167,20 +170,46 @@ impl Cuda {
         Ok(())
     }
 
-    /// Copies the first `width` elements of each of `rows` rows, `stride` elements apart, from packed `values`.
+    /// Copies `width` elements to the front of each of `rows` rows, `stride` elements apart. `fill` gets room for the
+    /// packed rows, with whatever an earlier copy left there.
     ///
     /// `address` must be the start of `rows * stride` elements in a live [`DeviceBuffer`].
     pub(crate) fn upload_columns<T: Element>(
         &mut self,
         address: u64,
-        (width, stride): (usize, usize),
-        values: &[T],
+        (rows, width, stride): (usize, usize, usize),
+        fill: impl FnOnce(&mut [T]),
     ) -> Result<(), DriverError> {
-        let pinned = self.staging.take(&self.stream, size_of_val(values))?;
-        pinned.copy_from_slice(bytemuck::cast_slice(values));
+        if rows * width == 0 {
+            return Ok(());
+        }
+        let pinned = self.staging.take(&self.stream, rows * width * size_of::<T>())?;
+        fill(bytemuck::cast_slice_mut(pinned));
         let copy = staging::columns(pinned, address, width * size_of::<T>(), stride * size_of::<T>());
         // SAFETY: as in `upload`; `copy` names `rows` rows of `width` elements on both sides.
         unsafe { cudarc::driver::sys::cuMemcpy2DAsync_v2(&copy, self.stream.cu_stream()) }.result()
+    }
+
+    /// Pinned memory for [`land`](Self::land).
+    pub(crate) fn landing(&self, bytes: usize) -> Result<Landing, OpError> {
+        self.bind()?;
+        Landing::new(&self.context, bytes).map_err(error("cuda: pinned memory"))
+    }
+
+    /// Copies device memory behind everything that was launched, without waiting: `(address, place)` gives where to
+    /// copy from and the range of bytes of `landing` to copy to.
+    ///
+    /// Each address must be the start of that many bytes in a live [`DeviceBuffer`].
+    pub(crate) fn land(
+        &self,
+        landing: &mut Landing,
+        copies: impl Iterator<Item = (u64, Range<usize>)>,
+    ) -> Result<(), DriverError> {
+        for (address, place) in copies.filter(|(_, place)| !place.is_empty()) {
+            // SAFETY: the room is there (see above); nothing reads or frees the bytes of a landing before it has waited.
+            unsafe { result::memcpy_dtoh_async(&mut landing.bytes_mut()[place], address, self.stream.cu_stream())? };
+        }
+        landing.record(&self.stream)
     }
 
     /// Copies from the device and waits for it, and so for all earlier work.

@@ -1,0 +1,49 @@
+//! Pinned memory in which results of the device arrive.
+
+use super::memory::PinnedBuffer;
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
+use std::fmt;
+use std::sync::Arc;
+
+/// Pinned memory and the event behind the copies into it.
+pub(crate) struct Landing {
+    pinned: PinnedBuffer,
+    done: CudaEvent,
+}
+
+impl Landing {
+    pub(super) fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self, DriverError> {
+        Ok(Self { pinned: PinnedBuffer::new(context, bytes.max(1))?, done: context.new_event(None)? })
+    }
+
+    /// For copies that [`record`](Self::record) follows.
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        self.pinned.slice_mut()
+    }
+
+    /// Marks the end of the copies.
+    pub(super) fn record(&mut self, stream: &CudaStream) -> Result<(), DriverError> {
+        self.done.record(stream)
+    }
+
+    /// Waits for the copies, not for what was launched after them, and gives the bytes.
+    pub fn wait(&self) -> Result<&[u8], DriverError> {
+        self.done.synchronize()?;
+        Ok(self.pinned.slice())
+    }
+}
+
+impl Drop for Landing {
+    fn drop(&mut self) {
+        // A copy in flight must not write to freed memory.
+        if let Err(error) = self.done.synchronize() {
+            log::debug!("a copy from the device failed: {error}");
+        }
+    }
+}
+
+impl fmt::Debug for Landing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Landing({} bytes)", self.pinned.slice().len())
+    }
+}
