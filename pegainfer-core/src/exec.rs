@@ -170,26 +170,28 @@ impl Exec {
     /// two. On a GPU that is one copy; what lies behind the values of a tensor is undefined afterwards.
     pub fn fill_adjacent<const N: usize, T: Element>(
         &mut self,
-        tensors: [&mut Tensor; N],
+        mut tensors: [&mut Tensor; N],
         values: [&[T]; N],
     ) -> Result<(), OpError> {
         let Some(cuda) = &mut self.cuda else {
             let mut pairs = tensors.into_iter().zip(values);
             return pairs.try_for_each(|(tensor, values)| self.fill_rows(tensor, values));
         };
-        let width = values.iter().map(|values| values.len()).max().unwrap_or(0);
-        let first = tensors[0].device();
-        let distance = tensors[1].device() - first;
-        for (i, (tensor, values)) in tensors.into_iter().zip(values).enumerate() {
-            let in_place = tensor.device() == first + i as u64 * distance;
-            assert!(in_place && tensor.dtype() == T::DTYPE, "{} is not adjacent", tensor.name());
+        for (tensor, values) in tensors.iter_mut().zip(values) {
             tensor.set_rows(values.len() / tensor.rows_cols().1.max(1));
+        }
+        let width = values.iter().map(|values| values.len()).max().unwrap_or(0);
+        let tensors = tensors.map(|tensor| &*tensor);
+        let (first, second) = (tensors[0].device(), tensors[1].device());
+        for (i, tensor) in tensors.into_iter().enumerate() {
+            let in_place = tensor.device() == first + i as u64 * (second - first);
+            assert!(in_place && tensor.dtype() == T::DTYPE, "{} is not adjacent", tensor.name());
         }
         let fill = |to: &mut [T]| {
             let rows = to.chunks_exact_mut(width).zip(values);
             rows.for_each(|(to, values)| to[..values.len()].copy_from_slice(values));
         };
-        let stride = distance as usize / size_of::<T>();
+        let stride = (second - first) as usize / size_of::<T>();
         cuda.upload_columns(first, (N, width, stride), fill).map_err(cuda::error("upload"))
     }
 

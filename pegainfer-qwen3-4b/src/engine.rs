@@ -1,8 +1,8 @@
 //! Loading, and scheduler plus executor as one engine.
 
 use crate::config::{Config, ConfigError};
-use crate::executor::{Executor, StepBounds};
-use crate::plan::{Outcome, Step};
+use crate::executor::{Executor, STEPS_IN_FLIGHT, StepBounds};
+use crate::plan::Step;
 use crate::scheduler::{Scheduler, SchedulerConfig};
 use crate::weights::Weights;
 use pegainfer_core::engine::{
@@ -13,6 +13,7 @@ use pegainfer_core::kv::{BLOCK_SIZE, BlockPool};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::OpError;
 use pegainfer_core::weights::{Source, WeightsError};
+use std::collections::VecDeque;
 use std::path::PathBuf;
 use thiserror::Error;
 
@@ -152,9 +153,12 @@ pub struct Engine {
     executor: Executor,
     scheduler: Scheduler,
     limits: EngineLimits,
+    /// Steps that may be in flight.
+    depth: usize,
+    /// Not launched yet.
     planned: Step,
-    /// The step in flight and what it gave.
-    launched: Option<(Step, Outcome)>,
+    /// Launched and not finished, oldest first.
+    in_flight: VecDeque<Step>,
 }
 
 impl Engine {
@@ -165,7 +169,19 @@ impl Engine {
             eos_token_ids: limits.eos_token_ids.clone(),
         };
         let scheduler = Scheduler::new(config, BlockPool::new(limits.kv_blocks));
-        Self { executor, scheduler, limits, planned: Step::default(), launched: None }
+        let depth = executor.useful_depth();
+        Self { executor, scheduler, limits, depth, planned: Step::default(), in_flight: VecDeque::new() }
+    }
+
+    /// Lets `depth` steps be in flight at once, 1 or 2. The default is what helps on the device; results are the same.
+    pub fn set_depth(&mut self, depth: usize) {
+        self.depth = depth.clamp(1, STEPS_IN_FLIGHT);
+    }
+
+    /// Nothing may run on when the blocks of the failed requests are used again. A device that cannot even be waited for
+    /// is lost.
+    fn failed(&mut self, error: &OpError) -> EngineError {
+        EngineError { message: error.to_string(), fatal: self.executor.abandon().is_err() }
     }
 
     /// The executor, to run single steps.
@@ -192,7 +208,7 @@ impl StepEngine for Engine {
     }
 
     fn plan(&mut self) -> Option<EventBatch> {
-        if self.launched.is_some() {
+        if self.in_flight.len() == self.depth {
             return None;
         }
         let (step, admitted) = self.scheduler.plan();
@@ -202,19 +218,19 @@ impl StepEngine for Engine {
 
     fn launch(&mut self) -> Result<(), EngineError> {
         let step = std::mem::take(&mut self.planned);
-        let failed = |error: OpError| EngineError { message: error.to_string(), fatal: false };
-        let outcome = self.executor.run(&step).map_err(failed)?;
-        self.launched = Some((step, outcome));
+        self.executor.launch(&step).map_err(|error| self.failed(&error))?;
+        self.in_flight.push_back(step);
         Ok(())
     }
 
     fn finish(&mut self) -> Result<EventBatch, EngineError> {
-        let Some((step, outcome)) = self.launched.take() else { return Ok(EventBatch::new()) };
+        let Some(step) = self.in_flight.pop_front() else { return Ok(EventBatch::new()) };
+        let outcome = self.executor.finish().map_err(|error| self.failed(&error))?;
         Ok(self.scheduler.commit(&step, outcome))
     }
 
     fn abort_all(&mut self) -> Vec<RequestId> {
-        self.launched = None;
+        self.in_flight.clear();
         self.scheduler.abort_all()
     }
 

@@ -1,17 +1,25 @@
 //! Runs a step: the Qwen3 forward pass, written once over ops.
+//!
+//! A step is launched and finished: on a GPU `launch` only enqueues it, and the next one may be launched before the host
+//! has seen the tokens of this one. They stay on the device, where [`FROM_PREVIOUS`](crate::plan::FROM_PREVIOUS) finds
+//! them; a copy of them is on its way to the host.
 
 use crate::config::Config;
+use crate::inputs::Inputs;
 use crate::plan::{Outcome, SampleRow, Step};
+use crate::results::Results;
 use crate::state::{KvLayer, allocate_kv};
 use crate::weights::{Layer, Weights};
-use pegainfer_core::exec::Exec;
+use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-use pegainfer_kernels::ops::{self, AttentionBatch, DRAW_WORDS, Draw, REPORT_WORDS};
+use pegainfer_kernels::ops::{self, AttentionBatch, REPORT_WORDS};
 
 /// Rows of logits computed at once: more rows take more memory (0.6 MB each for Qwen3's vocabulary), fewer stream the
 /// output matrix more often.
 const LOGITS_ROWS: usize = 32;
+/// Steps that may be launched and not finished.
+pub const STEPS_IN_FLIGHT: usize = 2;
 
 /// Largest step an executor is built for.
 #[derive(Debug, Clone, Copy)]
@@ -36,19 +44,12 @@ pub struct Executor {
     rope: Tensor,
     inputs: Inputs,
     work: Workspace,
-}
-
-/// The step's metadata on the device.
-#[derive(Debug)]
-struct Inputs {
-    tokens: Tensor,
-    positions: Tensor,
-    slots: Tensor,
-    qo_indptr: Tensor,
-    kv_lens: Tensor,
-    block_tables: Tensor,
-    sample_rows: Tensor,
-    draws: Tensor,
+    /// Used in turn.
+    results: [Results; STEPS_IN_FLIGHT],
+    /// Steps so far.
+    launched: usize,
+    /// Steps so far.
+    finished: usize,
 }
 
 /// Activations, allocated once for the largest step.
@@ -74,7 +75,7 @@ struct Workspace {
     last: Tensor,
     /// `[LOGITS_ROWS, vocab]` f32.
     logits: Tensor,
-    /// `[LOGITS_ROWS]` u32.
+    /// What the samples of the last step drew, `[rows]` u32. At its full length outside of `Pass::sample`.
     sampled: Tensor,
     /// Of the sampled tokens, `[LOGITS_ROWS, REPORT_WORDS]` u32.
     logprobs: Tensor,
@@ -86,8 +87,9 @@ impl Executor {
         let kv = allocate_kv(&mut exec, &config, bounds.kv_blocks)?;
         let rope = ops::rope_table(&mut exec, bounds.context, config.shape.head_dim, config.rope_theta)?;
         let inputs = Inputs::new(&mut exec, bounds)?;
-        let work = Workspace::new(&mut exec, &config, bounds.tokens)?;
-        Ok(Self { exec, config, weights, kv, rope, inputs, work })
+        let work = Workspace::new(&mut exec, &config, bounds)?;
+        let results = [Results::new(&mut exec, bounds.rows)?, Results::new(&mut exec, bounds.rows)?];
+        Ok(Self { exec, config, weights, kv, rope, inputs, work, results, launched: 0, finished: 0 })
     }
 
     /// The execution context, to record or to ask about the device.
@@ -100,20 +102,47 @@ impl Executor {
         &self.config
     }
 
-    /// Runs one step. On `Meta` the outcome is empty.
+    /// Steps that it helps to have in flight: a device that computes beside the host can have the next one waiting.
+    pub fn useful_depth(&self) -> usize {
+        if self.exec.device() == Device::Cuda { STEPS_IN_FLIGHT } else { 1 }
+    }
+
+    /// Starts a step; at most [`STEPS_IN_FLIGHT`] may be in flight. The CPU computes at once.
+    pub fn launch(&mut self, step: &Step) -> Result<(), OpError> {
+        assert!(self.launched - self.finished < STEPS_IN_FLIGHT, "too many steps in flight");
+        let Self { exec, config, weights, kv, rope, inputs, work, results, .. } = self;
+        let results = &mut results[self.launched % STEPS_IN_FLIGHT];
+        exec.install(|exec| Pass { exec, config, weights, rope, inputs, work, step, results }.run(kv))??;
+        self.launched += 1;
+        Ok(())
+    }
+
+    /// Waits for the oldest step in flight. On `Meta` the outcome has no tokens.
+    pub fn finish(&mut self) -> Result<Outcome, OpError> {
+        assert!(self.finished < self.launched, "no step is in flight");
+        let results = &mut self.results[self.finished % STEPS_IN_FLIGHT];
+        let outcome = results.wait()?;
+        self.finished += 1;
+        Ok(outcome)
+    }
+
+    /// Forgets every step in flight, once the device is done with them; an error says that the device is lost.
+    pub fn abandon(&mut self) -> Result<(), OpError> {
+        self.finished = self.launched;
+        self.exec.synchronize()
+    }
+
+    /// Launches one step and waits for it.
     pub fn run(&mut self, step: &Step) -> Result<Outcome, OpError> {
-        let Self { exec, config, weights, kv, rope, inputs, work } = self;
-        exec.install(|exec| Pass { exec, config, weights, rope, inputs, work, step }.run(kv))?
+        self.launch(step)?;
+        self.finish()
     }
 
     /// As [`run`](Self::run), with the record of every op.
     pub fn record(&mut self, step: &Step) -> (Result<Outcome, OpError>, Vec<OpRecord>) {
-        let Self { exec, config, weights, kv, rope, inputs, work } = self;
-        let pass = |exec: &mut Exec| Pass { exec, config, weights, rope, inputs, work, step }.run(kv);
-        match exec.install(|exec| exec.recording(pass)) {
-            Ok(recorded) => recorded,
-            Err(error) => (Err(error), Vec::new()),
-        }
+        self.exec.start_recording();
+        let outcome = self.run(step);
+        (outcome, self.exec.stop_recording())
     }
 }
 
@@ -126,10 +155,11 @@ struct Pass<'a> {
     inputs: &'a mut Inputs,
     work: &'a mut Workspace,
     step: &'a Step,
+    results: &'a mut Results,
 }
 
 impl Pass<'_> {
-    fn run(&mut self, kv: &mut [KvLayer]) -> Result<Outcome, OpError> {
+    fn run(&mut self, kv: &mut [KvLayer]) -> Result<(), OpError> {
         self.inputs.fill(self.exec, self.step)?;
         self.work.set_rows(self.step.tokens.len());
         self.forward(kv)?;
@@ -182,25 +212,28 @@ impl Pass<'_> {
         ops::linear_add_norm(exec, activated, &layer.down, residual, next, config.rms_norm_eps, delta, normed)
     }
 
-    /// Logits, tokens and log-probabilities of the rows that want them.
-    fn sample(&mut self) -> Result<Outcome, OpError> {
-        let mut outcome = Outcome::default();
-        for rows in self.step.samples.chunks(LOGITS_ROWS) {
-            self.draw(rows)?;
-            self.read_samples(rows, &mut outcome)?;
+    /// Tokens and log-probabilities of the rows that want them. They stay on the device and begin their way to the host.
+    fn sample(&mut self) -> Result<(), OpError> {
+        for (i, rows) in self.step.samples.chunks(LOGITS_ROWS).enumerate() {
+            self.draw(i * LOGITS_ROWS, rows)?;
         }
-        Ok(outcome)
+        let Self { exec, work, step, results, .. } = self;
+        for tensor in [&mut work.sampled, &mut work.logprobs] {
+            tensor.set_rows(step.samples.len());
+        }
+        results.start(exec, &step.samples, &work.sampled, &work.logprobs)?;
+        // The next step may ask for any of them.
+        work.sampled.set_rows(work.sampled.max_rows());
+        Ok(())
     }
 
-    /// `normed` to `logits`, `sampled` and `logprobs` of at most `LOGITS_ROWS` rows. Does not wait for a GPU.
-    fn draw(&mut self, rows: &[SampleRow]) -> Result<(), OpError> {
+    /// `normed` to `sampled` and `logprobs` of at most `LOGITS_ROWS` sample rows, of which `first` is the first.
+    fn draw(&mut self, first: usize, rows: &[SampleRow]) -> Result<(), OpError> {
         let Self { exec, weights, inputs, work, .. } = self;
-        let indices: Vec<u32> = rows.iter().map(|row| row.token).collect();
-        let draws: Vec<u32> =
-            rows.iter().flat_map(|row| Draw::new(&row.params, row.position, row.logprobs).words()).collect();
-        exec.fill_rows(&mut inputs.sample_rows, &indices)?;
-        exec.fill_rows(&mut inputs.draws, &draws)?;
-        for tensor in [&mut work.last, &mut work.logits, &mut work.sampled, &mut work.logprobs] {
+        for tensor in [&mut inputs.sample_rows, &mut inputs.draws, &mut work.sampled, &mut work.logprobs] {
+            tensor.set_range(first, rows.len());
+        }
+        for tensor in [&mut work.last, &mut work.logits] {
             tensor.set_rows(rows.len());
         }
         ops::gather_rows(exec, &work.normed, &inputs.sample_rows, &mut work.last)?;
@@ -211,51 +244,11 @@ impl Pass<'_> {
         }
         Ok(())
     }
-
-    /// Waits for what [`draw`](Self::draw) gave for `rows`, and appends it.
-    fn read_samples(&mut self, rows: &[SampleRow], outcome: &mut Outcome) -> Result<(), OpError> {
-        let (mut tokens, mut reports) = (vec![0u32; rows.len()], vec![0u32; rows.len() * REPORT_WORDS]);
-        self.exec.read(&self.work.sampled, 0, &mut tokens)?;
-        if rows.iter().any(|row| row.logprobs.is_some()) {
-            self.exec.read(&self.work.logprobs, 0, &mut reports)?;
-        }
-        outcome.tokens.extend(tokens);
-        let reports = rows.iter().zip(reports.chunks_exact(REPORT_WORDS));
-        outcome.logprobs.extend(reports.map(|(row, report)| Some(ops::token_logprobs(report, row.logprobs?))));
-        Ok(())
-    }
-}
-
-impl Inputs {
-    fn new(exec: &mut Exec, bounds: StepBounds) -> std::io::Result<Self> {
-        let max_blocks = bounds.context.div_ceil(pegainfer_core::kv::BLOCK_SIZE);
-        let mut ids = |name: &str, shape: &[usize]| exec.tensor(name, shape, DType::U32);
-        Ok(Self {
-            tokens: ids("tokens", &[bounds.tokens])?,
-            positions: ids("positions", &[bounds.tokens])?,
-            slots: ids("slots", &[bounds.tokens])?,
-            qo_indptr: ids("qo_indptr", &[bounds.rows + 1])?,
-            kv_lens: ids("kv_lens", &[bounds.rows])?,
-            block_tables: ids("block_tables", &[bounds.rows, max_blocks])?,
-            sample_rows: ids("sample_rows", &[LOGITS_ROWS])?,
-            draws: ids("draws", &[LOGITS_ROWS, DRAW_WORDS])?,
-        })
-    }
-
-    fn fill(&mut self, exec: &mut Exec, step: &Step) -> Result<(), OpError> {
-        exec.fill_rows(&mut self.tokens, &step.tokens)?;
-        exec.fill_rows(&mut self.positions, &step.positions)?;
-        exec.fill_rows(&mut self.slots, &step.slots)?;
-        exec.fill_rows(&mut self.qo_indptr, &step.qo_indptr)?;
-        exec.fill_rows(&mut self.kv_lens, &step.kv_lens)?;
-        // Rows of the device's table are as wide as the longest context; what lies behind a row's blocks is not read.
-        self.block_tables.set_rows(step.rows.len());
-        exec.fill_columns(&mut self.block_tables, step.max_blocks, &step.block_tables)
-    }
 }
 
 impl Workspace {
-    fn new(exec: &mut Exec, config: &Config, tokens: usize) -> std::io::Result<Self> {
+    fn new(exec: &mut Exec, config: &Config, bounds: StepBounds) -> std::io::Result<Self> {
+        let tokens = bounds.tokens;
         let mut bf16 = |name: &str, width: usize| exec.tensor(name, &[tokens, width], DType::Bf16);
         let (hidden, width, shape) = (config.hidden_size, config.intermediate_size, config.shape);
         Ok(Self {
@@ -269,8 +262,8 @@ impl Workspace {
             activated: bf16("activated", width)?,
             last: exec.tensor("last", &[LOGITS_ROWS, hidden], DType::Bf16)?,
             logits: exec.tensor("logits", &[LOGITS_ROWS, config.vocab_size], DType::F32)?,
-            sampled: exec.tensor("sampled", &[LOGITS_ROWS], DType::U32)?,
-            logprobs: exec.tensor("logprobs", &[LOGITS_ROWS, REPORT_WORDS], DType::U32)?,
+            sampled: exec.tensor("sampled", &[bounds.rows], DType::U32)?,
+            logprobs: exec.tensor("logprobs", &[bounds.rows, REPORT_WORDS], DType::U32)?,
         })
     }
 

@@ -9,7 +9,9 @@
 pub mod config;
 mod engine;
 pub mod executor;
+mod inputs;
 pub mod plan;
+mod results;
 pub mod scheduler;
 mod sequence;
 pub mod state;

@@ -87,8 +87,15 @@ fn greedy_text_equals_the_reference_up_to_its_first_close_call() {
 /// Through the engine thread: end-of-text ends a request and is counted, cancelled requests leave nothing behind.
 #[test]
 fn the_engine_thread_stops_at_end_of_text_and_forgets_cancelled_requests() {
+    for depth in [1, 2] {
+        stops_and_forgets(depth);
+    }
+}
+
+fn stops_and_forgets(depth: usize) {
     let fixture = fixture();
-    let engine = engine(best(), &options());
+    let mut engine = engine(best(), &options());
+    engine.set_depth(depth);
     let eos = engine.limits().eos_token_ids;
     let handle = EngineHandle::spawn(engine, EngineConfig::default()).unwrap();
     let total = handle.stats().kv_blocks_total;

@@ -1,5 +1,5 @@
 //! The same request gives the same bits however it is scheduled: whole or in chunks, alone or in a batch, from a cold
-//! or a warm prefix cache, preempted or not. Tokens and the bits of all reported log-probabilities are compared.
+//! or a warm prefix cache, preempted or not, with one or two steps in flight. Tokens and the bits of all reported log-probabilities are compared.
 //!
 //! On a GPU (`PEGAINFER_TEST_DEVICE=cuda`) the order of sums depends on the batch, so bits may differ. There the text
 //! must be the same up to a token that was a close call, and log-probabilities up to there within [`DRIFT`].
@@ -8,7 +8,7 @@
 
 mod support;
 
-use pegainfer_core::engine::{GenerateRequest, StepEngine};
+use pegainfer_core::engine::{FinishReason, GenerateRequest, StepEngine};
 use pegainfer_core::sampling::SamplingParams;
 use pegainfer_qwen3_4b::LoadOptions;
 use support::{Output, Target, best, engine, fixture, greedy, options, run, targets};
@@ -96,16 +96,51 @@ fn bits_do_not_depend_on_scheduling() {
         let before = batched.stats().prefix_hits;
         same("warm prefix cache", target, &expected_copies, &run(&mut batched, &copies));
         assert!(batched.stats().prefix_hits > before + 1000, "the cache was not warm");
-        // Mixed steps: a budget that is smaller than the prompts together.
-        let options_mixed = LoadOptions { max_num_batched_tokens: 48, ..options() };
-        same("mixed steps", target, &expected_copies, &run(&mut engine(target, &options_mixed), &copies));
-        // A pool that holds little more than the longest request.
-        let options_tiny =
-            LoadOptions { kv_cache_bytes: Some(52 * 16 * 6144), max_num_batched_tokens: 64, ..options() };
-        let mut preempting = engine(target, &options_tiny);
-        same("preemption", target, &expected_copies, &run(&mut preempting, &copies));
-        assert!(preempting.stats().preemptions > 0, "nothing was preempted");
+        for depth in [1, 2] {
+            // Mixed steps: a budget that is smaller than the prompts together.
+            let options_mixed = LoadOptions { max_num_batched_tokens: 48, ..options() };
+            let mut mixed = engine(target, &options_mixed);
+            mixed.set_depth(depth);
+            same(&format!("mixed steps, depth {depth}"), target, &expected_copies, &run(&mut mixed, &copies));
+            // A pool that holds little more than the longest request.
+            let options_tiny =
+                LoadOptions { kv_cache_bytes: Some(52 * 16 * 6144), max_num_batched_tokens: 64, ..options() };
+            let mut preempting = engine(target, &options_tiny);
+            preempting.set_depth(depth);
+            same(&format!("preemption, depth {depth}"), target, &expected_copies, &run(&mut preempting, &copies));
+            assert!(preempting.stats().preemptions > 0, "nothing was preempted");
+        }
     }
+}
+
+/// A stop token that comes while a later step is in flight ends the text where it would end otherwise.
+#[test]
+fn a_stop_is_a_stop_with_a_step_in_flight() {
+    let target = best();
+    let mut requests = requests();
+    let free = run(&mut engine(target, &options()), &requests);
+    for (i, (request, output)) in requests.iter_mut().zip(&free).enumerate() {
+        request.stop_token_ids = vec![output.ids()[i % 20]];
+    }
+    let mut overlapping = engine(target, &options());
+    overlapping.set_depth(2);
+    let stopped = run(&mut overlapping, &requests);
+    for ((request, free), stopped) in requests.iter().zip(&free).zip(&stopped) {
+        let (id, usage) = match stopped.end {
+            Some((FinishReason::Stop(id), usage)) => (id, usage),
+            // Another text that went past a close call.
+            _ if target == Target::Cuda => continue,
+            _ => panic!("{:?} did not stop", stopped.ids()),
+        };
+        assert_eq!(request.stop_token_ids, [id]);
+        assert_eq!(usage.completion_tokens, stopped.tokens.len());
+        let length = free.ids().iter().position(|other| *other == id).unwrap() + 1;
+        let cut = Output { tokens: free.tokens[..length].to_vec(), end: None };
+        let same_length = stopped.tokens.len() == length;
+        assert!(target == Target::Cuda || (same_length && stopped.bits() == cut.bits()), "{:?}", stopped.ids());
+    }
+    let stats = overlapping.stats();
+    assert_eq!((stats.running, stats.kv_blocks_free), (0, stats.kv_blocks_total));
 }
 
 #[test]
