@@ -113,26 +113,25 @@ impl Exec {
         Ok(Tensor::new(name, id, shape, dtype, storage))
     }
 
-    /// Zero-filled vectors of at least `elements` elements. On a GPU they lie one behind the other, each aligned like a
-    /// tensor of its own, so that one copy fills them: see [`fill_adjacent`](Self::fill_adjacent).
+    /// Zero-filled tensors of these names and shapes. On a GPU they lie at equal distances in one buffer, so that one copy
+    /// fills them: see [`fill_adjacent`](Self::fill_adjacent).
     pub fn adjacent<const N: usize>(
         &mut self,
-        names: [&str; N],
-        elements: usize,
+        tensors: [(&str, &[usize]); N],
         dtype: DType,
     ) -> io::Result<[Tensor; N]> {
-        let elements = elements.next_multiple_of(256 / dtype.size());
-        let bytes = elements * dtype.size();
-        let shared = self.cuda.as_ref().map(|cuda| cuda.zeroed(N * bytes).map(Arc::new).map_err(io::Error::other));
+        let elements = tensors.iter().map(|(_, shape)| shape.iter().product::<usize>()).max().unwrap_or(0);
+        let distance = (elements * dtype.size()).next_multiple_of(256);
+        let shared = self.cuda.as_ref().map(|cuda| cuda.zeroed(N * distance).map(Arc::new).map_err(io::Error::other));
         let shared = shared.transpose()?;
-        let vector = |(i, name): (usize, &str)| {
-            let Some(buffer) = &shared else { return self.tensor(name, &[elements], dtype) };
+        let tensor = |(i, (name, shape)): (usize, (&str, &[usize]))| {
+            let Some(buffer) = &shared else { return self.tensor(name, shape, dtype) };
             self.next_tensor += 1;
-            let storage = Storage::Device(buffer.clone(), i * bytes);
-            Ok(Tensor::new(name, self.next_tensor - 1, &[elements], dtype, storage))
+            let storage = Storage::Device(buffer.clone(), i * distance);
+            Ok(Tensor::new(name, self.next_tensor - 1, shape, dtype, storage))
         };
-        let vectors: Vec<Tensor> = names.into_iter().enumerate().map(vector).collect::<io::Result<_>>()?;
-        vectors.try_into().map_err(|_| io::Error::other("one vector for each name"))
+        let tensors: Vec<Tensor> = tensors.into_iter().enumerate().map(tensor).collect::<io::Result<_>>()?;
+        tensors.try_into().map_err(|_| io::Error::other("one tensor for each name"))
     }
 
     /// Writes `range` of the elements of `tensor`: `fill(first, piece)` gives the elements that begin at `first` of the
@@ -167,28 +166,32 @@ impl Exec {
         self.write_packed(tensor, values)
     }
 
-    /// As [`fill_rows`](Self::fill_rows) for all the vectors of one [`adjacent`](Self::adjacent), in its order. On a GPU
-    /// that is one copy; what lies behind the values of a vector is undefined afterwards.
+    /// As [`fill_rows`](Self::fill_rows) for all the tensors of one [`adjacent`](Self::adjacent), in its order, at least
+    /// two. On a GPU that is one copy; what lies behind the values of a tensor is undefined afterwards.
     pub fn fill_adjacent<const N: usize, T: Element>(
         &mut self,
-        vectors: [&mut Tensor; N],
+        mut tensors: [&mut Tensor; N],
         values: [&[T]; N],
     ) -> Result<(), OpError> {
         let Some(cuda) = &mut self.cuda else {
-            let mut pairs = vectors.into_iter().zip(values);
-            return pairs.try_for_each(|(vector, values)| self.fill_rows(vector, values));
+            let mut pairs = tensors.into_iter().zip(values);
+            return pairs.try_for_each(|(tensor, values)| self.fill_rows(tensor, values));
         };
-        let (first, stride) = (vectors[0].device(), vectors[0].max_rows());
-        for (i, (vector, values)) in vectors.into_iter().zip(values).enumerate() {
-            vector.set_rows(values.len());
-            let expected = first + (i * stride * size_of::<T>()) as u64;
-            assert!(vector.dtype() == T::DTYPE && vector.device() == expected, "{}", vector.name());
+        for (tensor, values) in tensors.iter_mut().zip(values) {
+            tensor.set_rows(values.len() / tensor.rows_cols().1.max(1));
         }
         let width = values.iter().map(|values| values.len()).max().unwrap_or(0);
+        let tensors = tensors.map(|tensor| &*tensor);
+        let (first, second) = (tensors[0].device(), tensors[1].device());
+        for (i, tensor) in tensors.into_iter().enumerate() {
+            let in_place = tensor.device() == first + i as u64 * (second - first);
+            assert!(in_place && tensor.dtype() == T::DTYPE, "{} is not adjacent", tensor.name());
+        }
         let fill = |to: &mut [T]| {
             let rows = to.chunks_exact_mut(width).zip(values);
             rows.for_each(|(to, values)| to[..values.len()].copy_from_slice(values));
         };
+        let stride = (second - first) as usize / size_of::<T>();
         cuda.upload_columns(first, (N, width, stride), fill).map_err(cuda::error("upload"))
     }
 

@@ -121,11 +121,12 @@ mod tests {
     }
 
     #[test]
-    fn adjacent_vectors_are_filled_together() {
+    fn adjacent_tensors_are_filled_together() {
         let mut exec = Exec::cpu(Isa::best(), Some(1)).unwrap();
-        let [mut a, mut b] = exec.adjacent(["a", "b"], 3, DType::U32).unwrap();
-        exec.fill_adjacent([&mut a, &mut b], [&[1u32, 2, 3], &[4]]).unwrap();
-        assert_eq!((a.host::<u32>(), b.host::<u32>()), (&[1, 2, 3][..], &[4][..]));
+        let [mut a, mut b] = exec.adjacent([("a", &[3]), ("b", &[5, 2])], DType::U32).unwrap();
+        exec.fill_adjacent([&mut a, &mut b], [&[1u32, 2, 3], &[4, 5]]).unwrap();
+        assert_eq!((a.host::<u32>(), b.host::<u32>()), (&[1, 2, 3][..], &[4, 5][..]));
+        assert_eq!((a.shape(), b.shape()), (&[3][..], &[1, 2][..]));
         assert_ne!(a.id(), b.id());
     }
 }

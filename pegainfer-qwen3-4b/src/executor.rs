@@ -8,14 +8,14 @@ use crate::config::Config;
 use crate::graphs::{Graphs, Run};
 use crate::inputs::Inputs;
 use crate::plan::{Outcome, Step};
+use crate::results::Results;
 use crate::state::{KvLayer, allocate_kv};
 use crate::weights::{Layer, Weights};
 use crate::workspace::Workspace;
 use pegainfer_core::exec::{Device, Exec};
-use pegainfer_core::readback::Readback;
 use pegainfer_core::record::OpRecord;
-use pegainfer_core::tensor::{DType, OpError, Tensor};
-use pegainfer_kernels::ops::{self, AttentionBatch, REPORT_WORDS};
+use pegainfer_core::tensor::{OpError, Tensor};
+use pegainfer_kernels::ops::{self, AttentionBatch};
 
 /// Steps that may be launched and not finished.
 pub const STEPS_IN_FLIGHT: usize = 2;
@@ -54,15 +54,6 @@ pub struct Executor {
     finished: usize,
 }
 
-/// What a step in flight leaves for the host.
-#[derive(Debug)]
-struct Results {
-    /// The sampled tokens, and the reports on them if any sample asks.
-    readback: Readback,
-    /// For each sample, how many of the most likely tokens it wants reported.
-    tops: Vec<Option<usize>>,
-}
-
 impl Executor {
     /// Allocates KV and workspace beside loaded weights.
     pub fn new(mut exec: Exec, config: Config, weights: Weights, bounds: StepBounds) -> std::io::Result<Self> {
@@ -96,8 +87,7 @@ impl Executor {
         assert!(self.launched - self.finished < STEPS_IN_FLIGHT, "too many steps in flight");
         let Self { exec, config, weights, kv, rope, inputs, work, graphs, results, .. } = self;
         let results = &mut results[self.launched % STEPS_IN_FLIGHT];
-        results.tops.clear();
-        results.tops.extend(step.samples.iter().map(|sample| sample.logprobs));
+        let samples = &step.samples;
         // A record is of the ops themselves.
         let size = graphs.size(step).filter(|_| !exec.is_recording());
         let padded = size.filter(|size| *size > step.rows.len()).map(|size| step.padded(size));
@@ -107,7 +97,13 @@ impl Executor {
             work.set_rows(step.tokens.len());
             let mut pass = Pass { exec, config, weights, rope, inputs, work, step };
             pass.run(kv, graphs, size)?;
-            results.start(exec, work)
+            for tensor in [&mut work.sampled, &mut work.logprobs] {
+                tensor.set_rows(samples.len());
+            }
+            results.start(exec, samples, &work.sampled, &work.logprobs)?;
+            // The next step may ask for any of the tokens.
+            work.sampled.set_rows(work.sampled.max_rows());
+            Ok(())
         })??;
         self.launched += 1;
         Ok(())
@@ -139,41 +135,6 @@ impl Executor {
         self.exec.start_recording();
         let outcome = self.run(step);
         (outcome, self.exec.stop_recording())
-    }
-}
-
-impl Results {
-    fn new(exec: &mut Exec, rows: usize) -> std::io::Result<Self> {
-        let bytes = |words: usize| (rows * words * DType::U32.size()).next_multiple_of(64);
-        Ok(Self { readback: Readback::new(exec, bytes(1) + bytes(REPORT_WORDS))?, tops: Vec::new() })
-    }
-
-    fn wants_logprobs(&self) -> bool {
-        self.tops.iter().any(Option::is_some)
-    }
-
-    /// Begins the copy of what the step's samples drew.
-    fn start(&mut self, exec: &mut Exec, work: &mut Workspace) -> Result<(), OpError> {
-        for tensor in [&mut work.sampled, &mut work.logprobs] {
-            tensor.set_rows(self.tops.len());
-        }
-        match self.wants_logprobs() {
-            true => self.readback.start(exec, &[&work.sampled, &work.logprobs])?,
-            false => self.readback.start(exec, &[&work.sampled])?,
-        }
-        // The next step may ask for any of the tokens.
-        work.sampled.set_rows(work.sampled.max_rows());
-        Ok(())
-    }
-
-    fn wait(&mut self) -> Result<Outcome, OpError> {
-        let wanted = self.wants_logprobs();
-        let arrived = self.readback.wait()?;
-        let reports = if wanted { arrived.tensor::<u32>(1) } else { &[] };
-        let report = |(i, top): (usize, &Option<usize>)| {
-            top.and_then(|top| Some(ops::token_logprobs(reports.chunks_exact(REPORT_WORDS).nth(i)?, top)))
-        };
-        Ok(Outcome { tokens: arrived.tensor(0).to_vec(), logprobs: self.tops.iter().enumerate().map(report).collect() })
     }
 }
 

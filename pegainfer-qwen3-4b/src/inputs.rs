@@ -1,12 +1,13 @@
-//! What a step says about its rows, on the device.
+//! A step's metadata on the device, at addresses that stay.
 
 use crate::executor::StepBounds;
 use crate::plan::{SampleRow, Step};
 use pegainfer_core::exec::Exec;
+use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_kernels::ops::{DRAW_WORDS, Draw};
 
-/// The step's metadata on the device.
+/// The fields of a [`Step`] as tensors of u32, allocated once for the largest step.
 #[derive(Debug)]
 pub(crate) struct Inputs {
     pub tokens: Tensor,
@@ -14,35 +15,43 @@ pub(crate) struct Inputs {
     pub slots: Tensor,
     pub qo_indptr: Tensor,
     pub kv_lens: Tensor,
-    pub block_tables: Tensor,
-    /// Rows that need logits, all samples of the step.
+    /// Tokens that need logits, `[samples]`.
     pub sample_rows: Tensor,
-    /// How to sample them, packed [`Draw`]s.
+    /// How each of them is sampled and reported, `[samples, DRAW_WORDS]`.
     pub draws: Tensor,
+    /// `[rows, max_blocks]`, as wide as the longest context.
+    pub block_tables: Tensor,
 }
 
 impl Inputs {
     pub fn new(exec: &mut Exec, bounds: StepBounds) -> std::io::Result<Self> {
-        let max_blocks = bounds.context.div_ceil(pegainfer_core::kv::BLOCK_SIZE);
-        let names = ["tokens", "positions", "slots", "qo_indptr", "kv_lens", "sample_rows"];
-        let longest = bounds.tokens.max(bounds.rows + 1);
-        let [tokens, positions, slots, qo_indptr, kv_lens, sample_rows] = exec.adjacent(names, longest, DType::U32)?;
-        let block_tables = exec.tensor("block_tables", &[bounds.rows, max_blocks], DType::U32)?;
-        let draws = exec.tensor("draws", &[bounds.rows, DRAW_WORDS], DType::U32)?;
-        Ok(Self { tokens, positions, slots, qo_indptr, kv_lens, block_tables, sample_rows, draws })
+        let StepBounds { tokens, rows, context, .. } = bounds;
+        let shapes: [(&str, &[usize]); 7] = [
+            ("tokens", &[tokens]),
+            ("positions", &[tokens]),
+            ("slots", &[tokens]),
+            ("qo_indptr", &[rows + 1]),
+            ("kv_lens", &[rows]),
+            ("sample_rows", &[rows]),
+            ("draws", &[rows, DRAW_WORDS]),
+        ];
+        let [tokens, positions, slots, qo_indptr, kv_lens, sample_rows, draws] = exec.adjacent(shapes, DType::U32)?;
+        let block_tables = exec.tensor("block_tables", &[rows, context.div_ceil(BLOCK_SIZE)], DType::U32)?;
+        Ok(Self { tokens, positions, slots, qo_indptr, kv_lens, sample_rows, draws, block_tables })
     }
 
+    /// Takes a step over: two copies on a GPU. What an earlier step still reads is not disturbed, because they come
+    /// behind it.
     pub fn fill(&mut self, exec: &mut Exec, step: &Step) -> Result<(), OpError> {
-        let sample_rows: Vec<u32> = step.samples.iter().map(|sample| sample.token).collect();
-        let draw = |sample: &SampleRow| Draw::new(&sample.params, sample.position, sample.logprobs).words();
-        let draw_words: Vec<u32> = step.samples.iter().flat_map(draw).collect();
-        let Self { tokens, positions, slots, qo_indptr, kv_lens, block_tables, sample_rows: rows, draws } = self;
+        let rows: Vec<u32> = step.samples.iter().map(|row| row.token).collect();
+        let draw = |row: &SampleRow| Draw::new(&row.params, row.position, row.logprobs).words();
+        let words: Vec<u32> = step.samples.iter().flat_map(draw).collect();
+        let Self { tokens, positions, slots, qo_indptr, kv_lens, sample_rows, draws, block_tables } = self;
         exec.fill_adjacent(
-            [tokens, positions, slots, qo_indptr, kv_lens, rows],
-            [&step.tokens, &step.positions, &step.slots, &step.qo_indptr, &step.kv_lens, &sample_rows],
+            [tokens, positions, slots, qo_indptr, kv_lens, sample_rows, draws],
+            [&step.tokens, &step.positions, &step.slots, &step.qo_indptr, &step.kv_lens, &rows, &words],
         )?;
-        exec.fill_rows(draws, &draw_words)?;
-        // Rows of the device's table are as wide as the longest context; what lies behind a row's blocks is not read.
+        // What lies behind a row's blocks is not read.
         block_tables.set_rows(step.rows.len());
         exec.fill_columns(block_tables, step.max_blocks, &step.block_tables)
     }

@@ -12,6 +12,7 @@ pub mod executor;
 mod graphs;
 mod inputs;
 pub mod plan;
+mod results;
 pub mod scheduler;
 mod sequence;
 pub mod state;

@@ -1,0 +1,56 @@
+//! What a step in flight leaves for the host.
+
+use crate::plan::{Outcome, SampleRow};
+use pegainfer_core::exec::Exec;
+use pegainfer_core::readback::Readback;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+use pegainfer_kernels::ops::{REPORT_WORDS, token_logprobs};
+
+/// The sampled tokens and their log-probabilities, on their way.
+#[derive(Debug)]
+pub(crate) struct Results {
+    readback: Readback,
+    /// What each sample row asked for, see `GenerateRequest::logprobs`.
+    asked: Vec<Option<usize>>,
+}
+
+impl Results {
+    /// Room for `rows` sample rows.
+    pub fn new(exec: &mut Exec, rows: usize) -> std::io::Result<Self> {
+        let bytes = |words: usize| (words * DType::U32.size()).next_multiple_of(64);
+        let readback = Readback::new(exec, bytes(rows) + bytes(rows * REPORT_WORDS))?;
+        Ok(Self { readback, asked: Vec::new() })
+    }
+
+    /// Begins to copy `sampled` (`[samples]` u32) and, if a row asked for them, `logprobs` (`[samples, REPORT_WORDS]`).
+    pub fn start(
+        &mut self,
+        exec: &mut Exec,
+        samples: &[SampleRow],
+        sampled: &Tensor,
+        logprobs: &Tensor,
+    ) -> Result<(), OpError> {
+        self.asked.clear();
+        self.asked.extend(samples.iter().map(|row| row.logprobs));
+        let tensors = [sampled, logprobs];
+        self.readback.start(exec, if self.reported() { &tensors } else { &tensors[..1] })
+    }
+
+    /// Waits for the copies. On `Meta` there are no tokens.
+    pub fn wait(&mut self) -> Result<Outcome, OpError> {
+        let reported = self.reported();
+        let arrived = self.readback.wait()?;
+        let tokens = arrived.tensor(0).to_vec();
+        let logprobs = if reported {
+            let reports = arrived.tensor(1).chunks_exact(REPORT_WORDS).zip(&self.asked);
+            reports.map(|(report, asked)| asked.map(|top| token_logprobs(report, top))).collect()
+        } else {
+            vec![None; tokens.len()]
+        };
+        Ok(Outcome { tokens, logprobs })
+    }
+
+    fn reported(&self) -> bool {
+        self.asked.iter().any(Option::is_some)
+    }
+}
