@@ -18,7 +18,9 @@
 #include "cluster.cuh"
 #include "rope.cuh"
 
-constexpr int kWarps = 4, kStages = 3;
+constexpr int kWarps = 4, kStages = 2;
+constexpr int kTile = 2; // KV blocks of a stage
+constexpr uint32_t kTokens = kTile * kBlock;
 
 struct Batch {
     const uint32_t *qo_indptr;    // [rows + 1]
@@ -38,7 +40,7 @@ struct Source {
 
 #if __CUDA_ARCH__ >= 900
 template <int D, int N> struct Shared {
-    alignas(128) bf16 kv[kWarps][kStages][2][kBlock * D];
+    alignas(128) bf16 kv[kWarps][kStages][kTile][2][kBlock * D];
     bf16 q[8 * N * D];
     bf16 fresh[2][D];                  // fused: key and value of the new token
     float4 inbox[8 * N * D / 4];       // from each block of the cluster, its numerators of this block's slice
@@ -88,36 +90,42 @@ template <int N> __device__ __forceinline__ uint32_t query_piece(uint32_t column
     return ((piece / 8 * 8 * N + column) * 8 + (piece % 8 ^ column % 8)) * 8;
 }
 
-// The KV blocks of one warp, `count` of them, on their way through its stages.
+// A tile in shared memory: of each block the key slab, then the value slab.
+template <int D> using Tile = bf16[kTile][2][kBlock * D];
+
+// The tiles of one warp, `count` of them, on their way through its stages.
 template <int D> struct Ring {
-    bf16 (*stages)[2][kBlock * D];
+    Tile<D> *stages;
     uint64_t *barriers;
     const bf16 *k, *v; // this KV head's slabs of block 0
     size_t stride;     // elements from one block's slab to the next block's
     const uint32_t *table;
-    uint32_t count, blocks;
-    uint32_t ids, ahead; // of 32 blocks, one a lane, and of the 32 after them
+    uint32_t count, left, blocks; // left: blocks from the first of the first tile to the last of the last
+    uint32_t ids, ahead;          // of the blocks of 32 / kTile tiles, one a lane, and of the tiles after them
 
-    __device__ uint32_t load_id(uint32_t n) const {
-        n += threadIdx.x % 32;
-        if (n >= count) return 0;
-        uint32_t id = table[n * kWarps];
+    __device__ uint32_t load_id(uint32_t tile) const {
+        uint32_t lane = threadIdx.x % 32, at = (tile + lane / kTile) * kWarps * kTile + lane % kTile;
+        if (at >= left) return 0;
+        uint32_t id = table[at];
         if (id >= blocks) __trap();
         return id;
     }
 
-    // Starts the copy of block n; called in order, by the whole warp.
+    // Starts the copies of tile n; called in order, by the whole warp.
     __device__ void fetch(uint32_t n) {
-        if (n % 32 == 0) {
+        constexpr uint32_t kAtOnce = 32 / kTile, kBytes = kBlock * D * sizeof(bf16);
+        if (n % kAtOnce == 0) {
             ids = n == 0 ? load_id(0) : ahead;
-            ahead = load_id(n + 32);
+            ahead = load_id(n + kAtOnce);
         }
-        uint32_t id = __shfl_sync(kAll, ids, n % 32), stage = n % kStages;
-        if (threadIdx.x % 32 == 0) {
-            constexpr uint32_t kBytes = kBlock * D * sizeof(bf16);
-            arrive_expecting(barriers + stage, 2 * kBytes);
-            copy_bulk(stages[stage][0], k + id * stride, kBytes, barriers + stage);
-            copy_bulk(stages[stage][1], v + id * stride, kBytes, barriers + stage);
+        uint32_t present = min(left - n * kWarps * kTile, uint32_t(kTile)), stage = n % kStages;
+        if (threadIdx.x % 32 == 0) arrive_expecting(barriers + stage, 2 * kBytes * present);
+#pragma unroll
+        for (uint32_t t = 0; t < kTile; ++t) {
+            uint32_t id = __shfl_sync(kAll, ids, n % kAtOnce * kTile + t);
+            if (threadIdx.x % 32 != 0 || t >= present) continue;
+            copy_bulk(stages[stage][t][0], k + id * stride, kBytes, barriers + stage);
+            copy_bulk(stages[stage][t][1], v + id * stride, kBytes, barriers + stage);
         }
     }
 };
@@ -129,56 +137,95 @@ template <int D, int N> struct Part {
     uint32_t last[N][2]; // the last token that a column sees
 };
 
-// Attends to a KV block that begins at `token`.
+// Scores of a tile that begins at `token`, times `scale`: x[t][i][j] for token 8 i + lane / 4 and column 8 t + 2 (lane %
+// 4) + j. Those that the column does not see are -infinity.
 template <int D, int N>
-__device__ __forceinline__ void attend(Part<D, N> &part, const uint4 (&q)[N][D / 32], const bf16 *k, const bf16 *v,
-                                       uint32_t token, bool masked, float scale) {
+__device__ __forceinline__ void scores(float (&x)[N][2 * kTile][2], const Part<D, N> &part, const uint4 (&q)[N][D / 32],
+                                       const Tile<D> &tile, uint32_t token, bool masked, float scale) {
     uint32_t lane = threadIdx.x % 32;
-    float s[2][N][4] = {}; // two sums, so that each waits for every other product only
 #pragma unroll
-    for (int c = 0; c < D / 16; ++c) {
-        uint4 a = load_matrices<false>(k + cache_piece(lane % 16, 2 * c + lane / 16));
+    for (int i = 0; i < kTile; ++i) {
+        float s[2][N][4] = {}; // two sums, so that each waits for every other product only
+#pragma unroll
+        for (int c = 0; c < D / 16; ++c) {
+            uint4 a = load_matrices<false>(tile[i][0] + cache_piece(lane % 16, 2 * c + lane / 16));
+#pragma unroll
+            for (int t = 0; t < N; ++t) {
+                const uint4 &b = q[t][c / 2];
+                mma(s[c % 2][t], a.x, a.y, a.z, a.w, c % 2 ? b.z : b.x, c % 2 ? b.w : b.y);
+            }
+        }
 #pragma unroll
         for (int t = 0; t < N; ++t) {
-            const uint4 &b = q[t][c / 2];
-            mma(s[c % 2][t], a.x, a.y, a.z, a.w, c % 2 ? b.z : b.x, c % 2 ? b.w : b.y);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                bool seen = !masked || token + kBlock * i + lane / 4 + j / 2 * 8 <= part.last[t][j % 2];
+                x[t][2 * i + j / 2][j % 2] = seen ? (s[0][t][j] + s[1][t][j]) * scale : -INFINITY;
+            }
         }
     }
-    uint32_t p[N][2];
+}
+
+// Raises the reference of the softmax to the largest score so far.
+template <int D, int N>
+__device__ __forceinline__ void raise(Part<D, N> &part, const float (&x)[N][2 * kTile][2]) {
 #pragma unroll
     for (int t = 0; t < N; ++t) {
-        float x[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            bool seen = !masked || token + lane / 4 + j / 2 * 8 <= part.last[t][j % 2];
-            x[j] = seen ? (s[0][t][j] + s[1][t][j]) * scale : -INFINITY;
-        }
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-            float top = fmaxf(x[j], x[j + 2]);
+            float top = part.max[t][j];
+#pragma unroll
+            for (int i = 0; i < 2 * kTile; ++i) top = fmaxf(top, x[t][i][j]);
             for (int step = 4; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(kAll, top, step));
-            top = fmaxf(top, part.max[t][j]);
-            float zero = top == -INFINITY ? 0.f : top; // nothing visible yet: all weights are 0
-            float shrink = exp2_approx(part.max[t][j] - zero);
+            float shrink = part.max[t][j] == top ? 1.f : exp2_approx(part.max[t][j] - top);
             part.max[t][j] = top;
-            // The sum takes the weights as the product does, so that rounding does not tilt the mean.
-            x[j] = round_bf16(exp2_approx(x[j] - zero));
-            x[j + 2] = round_bf16(exp2_approx(x[j + 2] - zero));
-            part.sum[t][j] = part.sum[t][j] * shrink + x[j] + x[j + 2];
+            part.sum[t][j] *= shrink;
 #pragma unroll
             for (int m = 0; m < D / 16; ++m) {
                 part.o[t][m][j] *= shrink;
                 part.o[t][m][j + 2] *= shrink;
             }
         }
-        p[t][0] = transposed(narrow(x[0], x[1]));
-        p[t][1] = transposed(narrow(x[2], x[3]));
+    }
+}
+
+// Attends to a tile that begins at `token`.
+template <int D, int N>
+__device__ __forceinline__ void attend(Part<D, N> &part, const uint4 (&q)[N][D / 32], const Tile<D> &tile,
+                                       uint32_t token, bool masked, float scale) {
+    uint32_t lane = threadIdx.x % 32;
+    float x[N][2 * kTile][2];
+    scores<D, N>(x, part, q, tile, token, masked, scale);
+    // Weights up to 2^8 do no harm in f32 and bf16, so that the reference seldom has to follow.
+    bool above = false;
+#pragma unroll
+    for (int i = 0; i < N * 4 * kTile; ++i)
+        above |= x[i / (4 * kTile)][i / 2 % (2 * kTile)][i % 2] > part.max[i / (4 * kTile)][i % 2] + 8.f;
+    if (__any_sync(kAll, above)) raise<D, N>(part, x);
+    uint32_t p[N][2 * kTile];
+#pragma unroll
+    for (int t = 0; t < N; ++t) {
+#pragma unroll
+        for (int i = 0; i < 2 * kTile; ++i) {
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                // Nothing visible yet: all weights are 0. The sum takes the weights as the product does, so that
+                // rounding does not tilt the mean.
+                float zero = part.max[t][j] == -INFINITY ? 0.f : part.max[t][j];
+                x[t][i][j] = round_bf16(exp2_approx(x[t][i][j] - zero));
+                part.sum[t][j] += x[t][i][j];
+            }
+            p[t][i] = transposed(narrow(x[t][i][0], x[t][i][1]));
+        }
     }
 #pragma unroll
-    for (int m = 0; m < D / 16; ++m) {
-        uint4 a = load_matrices<true>(v + cache_piece(lane / 16 * 8 + lane % 8, 2 * m + lane / 8 % 2));
+    for (int i = 0; i < kTile; ++i) {
 #pragma unroll
-        for (int t = 0; t < N; ++t) mma(part.o[t][m], a.x, a.y, a.z, a.w, p[t][0], p[t][1]);
+        for (int m = 0; m < D / 16; ++m) {
+            uint4 a = load_matrices<true>(tile[i][1] + cache_piece(lane / 16 * 8 + lane % 8, 2 * m + lane / 8 % 2));
+#pragma unroll
+            for (int t = 0; t < N; ++t) mma(part.o[t][m], a.x, a.y, a.z, a.w, p[t][2 * i], p[t][2 * i + 1]);
+        }
     }
 }
 
@@ -192,8 +239,7 @@ __device__ void stage_fused(Shared<D, N> &shared, const Source &from, const Pair
     Pairs<D> x[kItems];
 #pragma unroll
     for (int j = 0; j < kItems; ++j) {
-        uint32_t item = warp + j * kWarps;
-        if (item >= items) break;
+        uint32_t item = min(warp + j * kWarps, items - 1); // without a branch the loads of all go out together
         uint32_t head = item < pair.group ? pair.kv_head * pair.group + item
                                           : heads + (item - pair.group) * pair.kv_heads + pair.kv_head;
         x[j] = load_pairs<D>(from.q + (size_t(pair.token0) * (heads + 2 * pair.kv_heads) + head) * D);
@@ -223,17 +269,19 @@ template <int D, int N> __device__ void stage_queries(Shared<D, N> &shared, cons
     }
 }
 
-// The row's last block, whose last token is `end`: clears the values behind it, which may be anything, and 0 * NaN is
-// NaN. With `fresh`, token `end` comes from there, and goes to the cache too.
+// The row's last tile, in which the row ends with token `end`: clears the values behind it, which may be anything, and
+// 0 * NaN is NaN. With `fresh`, token `end` comes from there, and goes to the slabs of its block in the cache too.
 template <int D>
-__device__ void complete_block(bf16 (*block)[kBlock * D], uint32_t end, const bf16 (*fresh)[D], bf16 *k, bf16 *v) {
+__device__ void complete_tile(Tile<D> &tile, uint32_t end, const bf16 (*fresh)[D], bf16 *k, bf16 *v) {
     uint32_t lane = threadIdx.x % 32;
-    for (uint32_t i = (end + 1) * (D / 8) + lane; i < kBlock * (D / 8); i += 32)
-        *reinterpret_cast<uint4 *>(block[1] + cache_piece(i / (D / 8), i % (D / 8))) = make_uint4(0, 0, 0, 0);
+    for (uint32_t i = (end + 1) * (D / 8) + lane; i < kTokens * (D / 8); i += 32) {
+        uint32_t token = i / (D / 8), at = cache_piece(token % kBlock, i % (D / 8));
+        *reinterpret_cast<uint4 *>(tile[token / kBlock][1] + at) = make_uint4(0, 0, 0, 0);
+    }
     for (uint32_t i = lane; fresh && i < 2 * (D / 8); i += 32) {
-        uint32_t value = i / (D / 8), piece = i % (D / 8), at = cache_piece(end, piece);
+        uint32_t value = i / (D / 8), piece = i % (D / 8), at = cache_piece(end % kBlock, piece);
         uint4 x = *reinterpret_cast<const uint4 *>(fresh[value] + 8 * piece);
-        *reinterpret_cast<uint4 *>(block[value] + at) = x;
+        *reinterpret_cast<uint4 *>(tile[end / kBlock][value] + at) = x;
         *reinterpret_cast<uint4 *>((value ? v : k) + at) = x;
     }
     __syncwarp();
@@ -330,19 +378,22 @@ __device__ void decode(const Source &source, bf16 *k, bf16 *v, const Batch &batc
         return;
     }
     if (splits > 1) cluster_arrive();
-    uint32_t total = (pair.kv_len + kBlock - 1) / kBlock;
-    uint32_t first = blockIdx.x * total / splits + warp, end = (blockIdx.x + 1) * total / splits;
+    uint32_t tiles = (pair.kv_len + kTokens - 1) / kTokens;
+    uint32_t first = blockIdx.x * tiles / splits + warp, end = (blockIdx.x + 1) * tiles / splits;
+    uint32_t blocks = min(end * kTile, (pair.kv_len + kBlock - 1) / kBlock);
+    const uint32_t *table = batch.block_tables + size_t(b) * batch.max_blocks;
     size_t stride = size_t(pair.kv_heads) * kBlock * D, slab = size_t(pair.kv_head) * kBlock * D;
     Ring<D> ring = {shared.kv[warp], shared.barriers[warp], k + slab, v + slab, stride};
-    ring.table = batch.block_tables + size_t(b) * batch.max_blocks + first;
+    ring.table = table + first * kTile;
     ring.count = first < end ? (end - first + kWarps - 1) / kWarps : 0;
+    ring.left = first < end ? blocks - first * kTile : 0;
     ring.blocks = batch.blocks;
     if (lane < kStages) barrier_init(ring.barriers + lane, 1);
     barriers_ready();
     __syncwarp();
 
-    // Blocks without a token of this step can come now. Fused, the new token's place is overwritten on arrival.
-    uint32_t old = kFused ? total : (pair.kv_len - pair.tokens) / kBlock, n = 0;
+    // Tiles without a token of this step can come now. Fused, the new token's place is overwritten on arrival.
+    uint32_t old = kFused ? tiles : (pair.kv_len - pair.tokens) / kTokens, n = 0;
     for (; n < kStages && n < ring.count && first + n * kWarps < old; ++n) ring.fetch(n);
     Pairs<D> q_norm, k_norm, angles;
     if (kFused) {
@@ -371,15 +422,14 @@ __device__ void decode(const Source &source, bf16 *k, bf16 *v, const Batch &batc
         }
     }
     for (n = 0; n < ring.count; ++n) {
-        uint32_t stage = n % kStages, block = first + n * kWarps, token = block * kBlock;
+        uint32_t stage = n % kStages, token = (first + n * kWarps) * kTokens;
         wait(ring.barriers + stage, n / kStages % 2);
-        if (block == total - 1) {
-            size_t at = batch.block_tables[size_t(b) * batch.max_blocks + block] * stride + slab;
-            complete_block<D>(ring.stages[stage], pair.kv_len - 1 - token, kFused ? shared.fresh : nullptr, k + at,
-                              v + at);
+        if (token + kTokens >= pair.kv_len) {
+            uint32_t newest = pair.kv_len - 1;
+            size_t at = table[newest / kBlock] * stride + slab;
+            complete_tile<D>(ring.stages[stage], newest - token, kFused ? shared.fresh : nullptr, k + at, v + at);
         }
-        attend<D, N>(part, q, ring.stages[stage][0], ring.stages[stage][1], token,
-                     token + kBlock > pair.kv_len - pair.tokens, scale);
+        attend<D, N>(part, q, ring.stages[stage], token, token + kTokens > pair.kv_len - pair.tokens, scale);
         __syncwarp(); // all lanes have read the stage
         if (n + kStages < ring.count) ring.fetch(n + kStages);
     }
