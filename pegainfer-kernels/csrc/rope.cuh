@@ -38,7 +38,7 @@ __device__ __forceinline__ Pairs<D> norm_rope(const Pairs<D> &x, const Pairs<D> 
     float squares = 0.f;
 #pragma unroll
     for (int p = 0; p < D / 64; ++p) squares += x.low[p] * x.low[p] + x.high[p] * x.high[p];
-    float scale = 1.f / sqrtf(warp_sum(squares) / float(D) + eps);
+    float scale = rsqrtf(warp_sum(squares) / float(D) + eps);
     Pairs<D> out;
 #pragma unroll
     for (int p = 0; p < D / 64; ++p) {
