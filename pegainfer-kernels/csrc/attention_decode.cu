@@ -78,6 +78,9 @@ template <int D, int N> __device__ void stage_queries(Shared<D, N> &shared, cons
 template <int D, int N, bool kFused>
 __device__ void decode(const Source &source, bf16 *k, bf16 *v, const Batch &batch, const Workspace &workspace,
                        bf16 *out, uint32_t heads, float scale) {
+    static_assert(sizeof(Shared<D, N>) ==
+                      (kWarps * kStages * (64 * D + 8) + 16 * N * D + 4 * D + 8 + 127) / 128 * 128,
+                  "as the launcher computes it");
     extern __shared__ __align__(128) uint8_t raw[];
     Shared<D, N> &shared = *reinterpret_cast<Shared<D, N> *>(raw);
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -12,7 +12,7 @@ struct Batch {
 
 // Where blocks that share a pair leave their parts.
 struct Workspace {
-    float *parts;      // [kv_heads, gridDim.x, columns, D + 4]
+    float *parts;      // [kv_heads, gridDim.x, 8 N, D + 4]
     uint32_t *arrived; // [kv_heads, gridDim.x], zero between launches
 };
 
@@ -46,8 +46,7 @@ __device__ __forceinline__ uint32_t row_blocks(const Batch &batch, uint32_t row,
 }
 
 // Finds the row and part of the block's item: each row has one part, and those that the grid has beyond the number of
-// rows go to the rows by their share of all blocks, as long as every warp can fill its ring. Parts are 0 if there is no
-// item.
+// rows go to the rows by their share of all blocks, as long as every warp gets one. Parts are 0 if there is no item.
 __device__ Pair find_pair(const Batch &batch, uint32_t group, uint32_t most) {
     // From the end: blocks that find nothing come first and make room while the kernel before this one still runs.
     uint32_t lane = threadIdx.x % 32, item = gridDim.x - 1 - blockIdx.x, spare = gridDim.x - batch.rows, total = 0;
@@ -56,8 +55,8 @@ __device__ Pair find_pair(const Batch &batch, uint32_t group, uint32_t most) {
     for (uint32_t first = 0; first < batch.rows; first += 32) total += row_blocks(batch, first + lane, group, most);
     total = __reduce_add_sync(kAll, total);
     for (uint32_t first = 0; first < batch.rows; first += 32) {
-        uint32_t blocks = row_blocks(batch, first + lane, group, most), full = kWarps * kStages;
-        uint32_t parts = blocks ? min(1 + blocks * spare / total, (blocks + full - 1) / full) : 0;
+        uint32_t blocks = row_blocks(batch, first + lane, group, most);
+        uint32_t parts = blocks ? min(1 + blocks * spare / total, (blocks + kWarps - 1) / kWarps) : 0;
         uint32_t sum = __reduce_add_sync(kAll, parts), end = parts;
         if (item >= sum) {
             item -= sum;
