@@ -1,9 +1,11 @@
 //! Compares an op on two devices: the same seeded operands, of the shapes that an executor recorded. `pegainfer doctor`
 //! checks each op on the user's GPU against its CPU twin with it.
 
+mod batch;
 mod sampling;
 
-use crate::ops::{self, AttentionBatch, FROM_PREVIOUS, HeadShape};
+use crate::ops::{self, FROM_PREVIOUS, HeadShape};
+use batch::Rows;
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::{OpRecord, Operand};
@@ -134,56 +136,23 @@ fn run(exec: &mut Exec, record: &OpRecord, case: &Case) -> Result<Option<Vec<Out
             let (norms, at) = ((q_norm, k_norm), (positions, slots));
             ops::qk_norm_rope_write_kv(exec, qkv, norms, rope, at, case.shape, EPS, q, (k, v))?;
         }
-        ("attention", [q, k, v, ..], [out]) => attention(exec, q, (k, v), &reads[5], case, out)?,
+        ("attention", [q, k, v, ..], [out]) => {
+            let tables = Rows::new(q.rows_cols().0, &reads[5], k.rows_cols().0, case).upload(exec)?;
+            let scale = (case.shape.head_dim as f32).sqrt().recip();
+            ops::attention(exec, q, (k, v), &tables.batch(), case.shape, scale, out)?;
+        }
+        ("decode_attention", [qkv, q_norm, k_norm, rope, ..], [out, k, v]) => {
+            let rows = Rows::new(qkv.rows_cols().0, &reads[10], k.rows_cols().0, case);
+            let ((positions, slots), tables) = (rows.newest(exec)?, rows.upload(exec)?);
+            let mut q = allocate(exec, "q", out.shape(), DType::Bf16)?;
+            let (norms, at, batch) = ((q_norm, k_norm), (&positions, &slots), tables.batch());
+            ops::decode_attention(exec, qkv, norms, rope, at, &batch, case.shape, EPS, (k, v), &mut q, out)?;
+        }
         ("sample", [logits, _], [out]) => return sampling::sample(exec, logits, out).map(Some),
         ("logprobs", [logits, _, sampled], [out]) => return sampling::logprobs(exec, logits, sampled, out).map(Some),
         _ => return Ok(None),
     }
     written.iter().map(|tensor| output(exec, tensor, case)).collect::<Result<_, _>>().map(Some)
-}
-
-/// Rows of unequal length: the first has one query, the last takes what is left over; contexts differ too.
-fn attention(
-    exec: &mut Exec,
-    q: &Tensor,
-    cache: (&Tensor, &Tensor),
-    tables: &Operand,
-    case: &Case,
-    out: &mut Tensor,
-) -> Result<(), OpError> {
-    let (tokens, rows, max_blocks) = (q.rows_cols().0, tables.shape[0], tables.shape[1]);
-    let each = tokens / rows;
-    let mut lengths = vec![each; rows];
-    lengths[0] = 1;
-    lengths[rows - 1] = tokens - lengths[..rows - 1].iter().sum::<usize>();
-    let indptr: Vec<u32> = std::iter::once(0)
-        .chain(lengths.iter().scan(0, |end, n| {
-            *end += *n as u32;
-            Some(*end)
-        }))
-        .collect();
-    let context = case.context.max(*lengths.iter().max().unwrap_or(&1));
-    let lens: Vec<u32> =
-        lengths.iter().enumerate().map(|(b, n)| (context - b % (context - n + 1).min(37)) as u32).collect();
-    let blocks = cache.0.rows_cols().0;
-    // From the last block down: a table is not the identity.
-    let table: Vec<u32> = (0..rows * max_blocks).map(|i| (blocks - 1 - i % blocks) as u32).collect();
-    let mut ids = |name: &str, shape: &[usize], values: &[u32]| {
-        let mut tensor = allocate(exec, name, shape, DType::U32)?;
-        exec.fill_rows(&mut tensor, values)?;
-        Ok::<_, OpError>(tensor)
-    };
-    let batch = AttentionBatch {
-        qo_indptr: &ids("qo_indptr", &[rows + 1], &indptr)?,
-        kv_lens: &ids("kv_lens", &[rows], &lens)?,
-        block_tables: &ids("block_tables", &[rows, max_blocks], &table)?,
-        queries: (*lengths.iter().min().unwrap_or(&0), *lengths.iter().max().unwrap_or(&0)),
-        longest: context,
-        attended: 0,
-        cached: 0,
-    };
-    let scale = (case.shape.head_dim as f32).sqrt().recip();
-    ops::attention(exec, q, cache, &batch, case.shape, scale, out)
 }
 
 fn allocate(exec: &mut Exec, name: &str, shape: &[usize], dtype: DType) -> Result<Tensor, OpError> {

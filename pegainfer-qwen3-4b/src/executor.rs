@@ -196,10 +196,7 @@ impl Pass<'_> {
         let Self { exec, config, rope, inputs, work, step, .. } = self;
         let shape = config.shape;
         ops::linear(exec, &work.normed, &layer.qkv, &mut work.qkv)?;
-        let norms = (&layer.q_norm, &layer.k_norm);
-        let at = (&inputs.positions, &inputs.slots);
-        let cache = (&mut kv.k, &mut kv.v);
-        ops::qk_norm_rope_write_kv(exec, &work.qkv, norms, rope, at, shape, config.rms_norm_eps, &mut work.q, cache)?;
+        let (norms, at) = ((&layer.q_norm, &layer.k_norm), (&inputs.positions, &inputs.slots));
         let batch = AttentionBatch {
             qo_indptr: &inputs.qo_indptr,
             kv_lens: &inputs.kv_lens,
@@ -209,8 +206,15 @@ impl Pass<'_> {
             attended: step.positions.iter().map(|&p| u64::from(p) + 1).sum(),
             cached: step.kv_lens.iter().map(|&n| u64::from(n)).sum(),
         };
-        let scale = (shape.head_dim as f32).sqrt().recip();
-        ops::attention(exec, &work.q, (&kv.k, &kv.v), &batch, shape, scale, &mut work.attended)?;
+        let (eps, cache) = (config.rms_norm_eps, (&mut kv.k, &mut kv.v));
+        let Workspace { qkv, q, attended, .. } = &mut **work;
+        if batch.queries.1 == 1 {
+            ops::decode_attention(exec, qkv, norms, rope, at, &batch, shape, eps, cache, q, attended)?;
+        } else {
+            ops::qk_norm_rope_write_kv(exec, qkv, norms, rope, at, shape, eps, q, cache)?;
+            let scale = (shape.head_dim as f32).sqrt().recip();
+            ops::attention(exec, q, (&kv.k, &kv.v), &batch, shape, scale, attended)?;
+        }
         let Workspace { attended, residual, delta, normed, .. } = &mut **work;
         ops::linear_add_norm(exec, attended, &layer.o, residual, &layer.post_norm, config.rms_norm_eps, delta, normed)
     }

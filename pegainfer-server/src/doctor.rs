@@ -113,7 +113,7 @@ fn records(config: &Config, batch: usize, tokens: usize, context: usize) -> Resu
 
 /// Calls with the same key are the same call with other values.
 fn key(record: &OpRecord, context: usize) -> String {
-    let context = if record.op == "attention" { context } else { 0 };
+    let context = if matches!(record.op, "attention" | "decode_attention") { context } else { 0 };
     let shapes: Vec<_> = record.reads.iter().chain(&record.writes).map(|o| (&o.shape, o.dtype)).collect();
     format!("{} {context} {shapes:?}", record.op)
 }

@@ -30,6 +30,9 @@ use std::sync::Arc;
 /// splits to fit; it never grows, so that captured graphs can hold its address.
 pub const WORKSPACE_BYTES: usize = 64 << 20;
 
+/// Counters at which the blocks of a kernel meet: `u32`, zero whenever no kernel runs. A kernel leaves them so.
+pub const COUNTERS: usize = 16 << 10;
+
 /// What a GPU is, as the driver says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuInfo {
@@ -54,6 +57,7 @@ pub struct Cuda {
     staging: Staging,
     modules: Modules,
     workspace: DeviceBuffer,
+    counters: DeviceBuffer,
     multiprocessors: usize,
     shared: usize,
     capability: (i32, i32),
@@ -86,13 +90,26 @@ impl Cuda {
         let stream = context.new_stream().map_err(error("cuda: stream"))?;
         let staging = Staging::new(&context).map_err(error("cuda: pinned memory"))?;
         let workspace = DeviceBuffer::zeroed(&context, &stream, WORKSPACE_BYTES).map_err(error("cuda: workspace"))?;
+        let counters = DeviceBuffer::zeroed(&context, &stream, COUNTERS * size_of::<u32>());
+        let counters = counters.map_err(error("cuda: counters"))?;
         let multiprocessors = attribute(&context, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let multiprocessors = multiprocessors.max(1) as usize;
         let capability = context.compute_capability().map_err(error("cuda: info"))?;
         let shared = attribute(&context, Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         let modules = Modules::new(shared, capability.0 >= 9);
         let shared = shared as usize;
-        Ok(Self { context, stream, staging, modules, workspace, multiprocessors, shared, capability, blaslt: None })
+        Ok(Self {
+            context,
+            stream,
+            staging,
+            modules,
+            workspace,
+            counters,
+            multiprocessors,
+            shared,
+            capability,
+            blaslt: None,
+        })
     }
 
     /// Makes the GPU current for the calling thread; every entry point of an executor begins with it.
@@ -147,6 +164,11 @@ impl Cuda {
     /// has it alone.
     pub fn workspace(&self) -> u64 {
         self.workspace.address()
+    }
+
+    /// The counters, [`COUNTERS`] of them.
+    pub fn counters(&self) -> u64 {
+        self.counters.address()
     }
 
     /// Copies `elements` elements to `address` in pieces: `fill(first, piece)` writes the piece that begins at element

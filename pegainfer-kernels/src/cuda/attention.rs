@@ -1,6 +1,7 @@
-//! `ops::attention`: rows of few queries split their KV over warps and blocks; for the others see `attention_prefill`.
+//! `ops::attention`: rows of few queries split their KV over warps and blocks, unless `attention_decode` takes them; for
+//! the others see `attention_prefill`.
 
-use super::{attention_prefill, images};
+use super::{attention_decode, attention_prefill, images};
 use crate::ops::{AttentionBatch, HeadShape};
 use pegainfer_core::cuda::WORKSPACE_BYTES;
 use pegainfer_core::exec::Exec;
@@ -59,6 +60,9 @@ pub(crate) fn attention(
         return Ok(());
     }
     let gpu = exec.gpu()?;
+    if attention_decode::available(gpu, shape) {
+        return attention_decode::decode(gpu, q, (k, v), batch, shape, scale, out);
+    }
     // Matrix rows of the longest row that `decode` takes.
     let max_rows = most.min(MATRIX_ROWS);
     let part_bytes = max_rows * (head_dim + 2) * size_of::<f32>();

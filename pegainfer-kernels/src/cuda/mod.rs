@@ -2,6 +2,7 @@
 //! launches. The kernels are in csrc/.
 
 mod attention;
+mod attention_decode;
 mod attention_prefill;
 mod gather;
 mod linear;
@@ -13,6 +14,7 @@ mod stream;
 mod swiglu;
 
 pub(crate) use attention::attention;
+pub(crate) use attention_decode::{decode_fused, fused};
 pub(crate) use gather::{embedding, gather};
 pub(crate) use linear::{linear, linear_add_norm, linear_kernel, linear_swiglu};
 pub(crate) use norm::rms_norm;

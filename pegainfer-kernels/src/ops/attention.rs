@@ -43,44 +43,73 @@ pub fn attention(
     scale: f32,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
-    let check = Check("attention");
-    let HeadShape { kv_heads, head_dim, .. } = shape;
-    let (tokens, blocks) = (q.rows_cols().0, k.rows_cols().0);
-    let (rows, max_blocks) = batch.block_tables.rows_cols();
-    check.that(shape.is_supported(), "heads do not group, or head_dim is no multiple of 16 from 32 to 256")?;
-    check.is(q, DType::Bf16, &[tokens, shape.q_width()])?;
-    check.is(out, DType::Bf16, &[tokens, shape.q_width()])?;
-    let [k_shape, v_shape] = shape.cache(exec.device(), blocks);
-    check.is(k, DType::Bf16, &k_shape)?;
-    check.is(v, DType::Bf16, &v_shape)?;
-    check.is(batch.qo_indptr, DType::U32, &[rows + 1])?;
-    check.is(batch.kv_lens, DType::U32, &[rows])?;
-    check.is(batch.block_tables, DType::U32, &[rows, max_blocks])?;
+    let c = Check("attention");
+    check(c, exec.device(), q, (k, v), batch, shape, out)?;
     exec.record(|device| {
         let kernel = match device {
             Device::Cpu(isa) => isa.name(),
             Device::Cuda | Device::Meta => "paged",
         };
-        let flops = 4 * batch.attended * shape.q_width() as u64;
-        let bytes = 2 * q.bytes() + batch.cached * (2 * kv_heads * head_dim * DType::Bf16.size()) as u64;
         let reads = [q, k, v, batch.qo_indptr, batch.kv_lens, batch.block_tables];
-        OpRecord::new("attention", kernel, &reads, &[out], flops).with_bytes(bytes)
+        OpRecord::new(c.0, kernel, &reads, &[out], flops(batch, shape)).with_bytes(bytes(q, batch, shape))
     });
     match exec.device() {
-        Device::Cpu(isa) => {
-            let tables = batch.block_tables.host::<u32>();
-            check.that(tables.iter().all(|&id| (id as usize) < blocks), "a block is outside the KV cache")?;
-            let batch = Batch {
-                qo_indptr: batch.qo_indptr.host(),
-                kv_lens: batch.kv_lens.host(),
-                block_tables: tables,
-                max_blocks,
-            };
-            let scratch = &mut exec.scratch;
-            cpu::paged_attention(isa, shape, q.host(), (k.host(), v.host()), &batch, scale, scratch, out.host_mut());
-        }
-        Device::Cuda => cuda::attention(exec, q, (k, v), batch, shape, scale, out)?,
-        Device::Meta => {}
+        Device::Cpu(_) => on_cpu(c, exec, q, (k, v), batch, shape, scale, out),
+        Device::Cuda => cuda::attention(exec, q, (k, v), batch, shape, scale, out),
+        Device::Meta => Ok(()),
     }
+}
+
+/// Checks shapes and dtypes of the operands.
+pub(super) fn check(
+    check: Check,
+    device: Device,
+    q: &Tensor,
+    (k, v): (&Tensor, &Tensor),
+    batch: &AttentionBatch<'_>,
+    shape: HeadShape,
+    out: &Tensor,
+) -> Result<(), OpError> {
+    let (tokens, blocks) = (q.rows_cols().0, k.rows_cols().0);
+    let (rows, max_blocks) = batch.block_tables.rows_cols();
+    check.that(shape.is_supported(), "heads do not group, or head_dim is no multiple of 16 from 32 to 256")?;
+    check.is(q, DType::Bf16, &[tokens, shape.q_width()])?;
+    check.is(out, DType::Bf16, &[tokens, shape.q_width()])?;
+    let [k_shape, v_shape] = shape.cache(device, blocks);
+    check.is(k, DType::Bf16, &k_shape)?;
+    check.is(v, DType::Bf16, &v_shape)?;
+    check.is(batch.qo_indptr, DType::U32, &[rows + 1])?;
+    check.is(batch.kv_lens, DType::U32, &[rows])?;
+    check.is(batch.block_tables, DType::U32, &[rows, max_blocks])
+}
+
+/// Floating-point operations of the call.
+pub(super) fn flops(batch: &AttentionBatch<'_>, shape: HeadShape) -> u64 {
+    4 * batch.attended * shape.q_width() as u64
+}
+
+/// Bytes of the call: queries, output, and the part of the cache that is attended to.
+pub(super) fn bytes(q: &Tensor, batch: &AttentionBatch<'_>, shape: HeadShape) -> u64 {
+    2 * q.bytes() + batch.cached * (2 * shape.kv_heads * shape.head_dim * DType::Bf16.size()) as u64
+}
+
+/// The CPU twin, on operands whose shapes were checked.
+#[expect(clippy::too_many_arguments, reason = "the operands of the op")]
+pub(super) fn on_cpu(
+    check: Check,
+    exec: &mut Exec,
+    q: &Tensor,
+    (k, v): (&Tensor, &Tensor),
+    batch: &AttentionBatch<'_>,
+    shape: HeadShape,
+    scale: f32,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    let Device::Cpu(isa) = exec.device() else { return Ok(()) };
+    let (blocks, max_blocks) = (k.rows_cols().0, batch.block_tables.rows_cols().1);
+    let block_tables = batch.block_tables.host::<u32>();
+    check.that(block_tables.iter().all(|&id| (id as usize) < blocks), "a block is outside the KV cache")?;
+    let batch = Batch { qo_indptr: batch.qo_indptr.host(), kv_lens: batch.kv_lens.host(), block_tables, max_blocks };
+    cpu::paged_attention(isa, shape, q.host(), (k.host(), v.host()), &batch, scale, &mut exec.scratch, out.host_mut());
     Ok(())
 }

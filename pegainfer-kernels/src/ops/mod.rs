@@ -3,6 +3,7 @@
 
 mod attention;
 mod check;
+mod decode_attention;
 mod embedding;
 mod gather_rows;
 mod linear;
@@ -16,6 +17,7 @@ mod sample;
 pub use crate::draw::{DRAW_WORDS, Draw};
 pub use crate::heads::{HeadShape, NO_SLOT};
 pub use attention::{AttentionBatch, attention};
+pub use decode_attention::decode_attention;
 pub use embedding::{FROM_PREVIOUS, embedding};
 pub use gather_rows::gather_rows;
 pub use linear::linear;

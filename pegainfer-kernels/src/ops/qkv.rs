@@ -1,7 +1,7 @@
 //! From the fused QKV projection to rotated queries and a written KV cache.
 
 use super::check::Check;
-use crate::cpu::qkv;
+use crate::cpu::qkv as cpu;
 use crate::cuda;
 use crate::heads::HeadShape;
 use half::bf16;
@@ -17,7 +17,7 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 pub fn rope_table(exec: &mut Exec, positions: usize, head_dim: usize, theta: f64) -> std::io::Result<Tensor> {
     let mut table = exec.tensor("rope", &[positions, head_dim], DType::F32)?;
     let mut host = vec![0f32; table.elements()];
-    exec.on_host(|| qkv::fill_rope(&mut host, head_dim, theta));
+    exec.on_host(|| cpu::fill_rope(&mut host, head_dim, theta));
     let elements = table.elements();
     let copy = |first: usize, out: &mut [f32]| out.copy_from_slice(&host[first..][..out.len()]);
     exec.write(&mut table, 0..elements, copy).map_err(std::io::Error::other)?;
@@ -44,10 +44,36 @@ pub fn qk_norm_rope_write_kv(
     q: &mut Tensor,
     (k, v): (&mut Tensor, &mut Tensor),
 ) -> Result<(), OpError> {
-    let check = Check("qk_norm_rope_write_kv");
+    let c = Check("qk_norm_rope_write_kv");
+    check(c, exec.device(), qkv, (q_norm, k_norm), rope, (positions, slots), shape, q, (k, v))?;
+    exec.record(|_| {
+        let reads = [qkv, q_norm, k_norm, rope, positions, slots];
+        OpRecord::new(c.0, "rows", &reads, &[q, k, v], flops(qkv, shape)).with_bytes(bytes(qkv, shape))
+    });
+    match exec.device() {
+        Device::Cpu(_) => on_cpu(c, exec, qkv, (q_norm, k_norm), rope, (positions, slots), shape, eps, q, (k, v)),
+        Device::Cuda => {
+            cuda::qk_norm_rope_write_kv(exec, qkv, (q_norm, k_norm), rope, (positions, slots), shape, eps, q, (k, v))
+        }
+        Device::Meta => Ok(()),
+    }
+}
+
+/// Checks shapes and dtypes of the operands.
+#[expect(clippy::too_many_arguments, reason = "the operands of the op")]
+pub(super) fn check(
+    check: Check,
+    device: Device,
+    qkv: &Tensor,
+    (q_norm, k_norm): (&Tensor, &Tensor),
+    rope: &Tensor,
+    (positions, slots): (&Tensor, &Tensor),
+    shape: HeadShape,
+    q: &Tensor,
+    (k, v): (&Tensor, &Tensor),
+) -> Result<(), OpError> {
     let tokens = qkv.rows_cols().0;
-    let HeadShape { heads, kv_heads, head_dim } = shape;
-    let blocks = k.rows_cols().0;
+    let (head_dim, blocks) = (shape.head_dim, k.rows_cols().0);
     check.that(shape.is_supported(), "heads do not group, or head_dim is no multiple of 16 from 32 to 256")?;
     check.is(qkv, DType::Bf16, &[tokens, shape.qkv_width()])?;
     check.is(q_norm, DType::Bf16, &[head_dim])?;
@@ -56,34 +82,45 @@ pub fn qk_norm_rope_write_kv(
     check.is(positions, DType::U32, &[tokens])?;
     check.is(slots, DType::U32, &[tokens])?;
     check.is(q, DType::Bf16, &[tokens, shape.q_width()])?;
-    let [k_shape, v_shape] = shape.cache(exec.device(), blocks);
+    let [k_shape, v_shape] = shape.cache(device, blocks);
     check.is(k, DType::Bf16, &k_shape)?;
-    check.is(v, DType::Bf16, &v_shape)?;
-    exec.record(|_| {
-        let flops = 10 * (tokens * (heads + kv_heads) * head_dim) as u64;
-        // Every element of qkv is read once and written once; so is one row of the RoPE table per token.
-        let bytes = 2 * qkv.bytes() + (tokens * head_dim * 4) as u64;
-        let reads = [qkv, q_norm, k_norm, rope, positions, slots];
-        OpRecord::new("qk_norm_rope_write_kv", "rows", &reads, &[q, k, v], flops).with_bytes(bytes)
-    });
-    match exec.device() {
-        Device::Cpu(isa) => {
-            let (positions, slots) = (positions.host::<u32>(), slots.host::<u32>());
-            let max_position = rope.rows_cols().0;
-            check
-                .that(positions.iter().all(|&p| (p as usize) < max_position), "a position is beyond the RoPE table")?;
-            check.that(slots.iter().all(|&s| (s as usize) < blocks * BLOCK_SIZE), "a slot is outside the KV cache")?;
-            // Threads write to their tokens' slots at once: that these differ is what makes it sound.
-            check.that(distinct(slots), "two tokens share a slot")?;
-            let norms = (q_norm.host::<bf16>(), k_norm.host::<bf16>());
-            let inputs = qkv::Inputs { qkv: qkv.host(), norms, rope: rope.host(), positions, slots, shape, eps };
-            qkv::run(isa, &inputs, q.host_mut(), k.host_mut(), v.host_mut());
-        }
-        Device::Cuda => {
-            cuda::qk_norm_rope_write_kv(exec, qkv, (q_norm, k_norm), rope, (positions, slots), shape, eps, q, (k, v))?;
-        }
-        Device::Meta => {}
-    }
+    check.is(v, DType::Bf16, &v_shape)
+}
+
+/// Floating-point operations of the call.
+pub(super) fn flops(qkv: &Tensor, shape: HeadShape) -> u64 {
+    10 * (qkv.rows_cols().0 * (shape.heads + shape.kv_heads) * shape.head_dim) as u64
+}
+
+/// Bytes of the call: every element of qkv is read once and written once; so is one row of the RoPE table per token.
+pub(super) fn bytes(qkv: &Tensor, shape: HeadShape) -> u64 {
+    2 * qkv.bytes() + (qkv.rows_cols().0 * shape.head_dim * 4) as u64
+}
+
+/// The CPU twin, on operands whose shapes were checked.
+#[expect(clippy::too_many_arguments, reason = "the operands of the op")]
+pub(super) fn on_cpu(
+    check: Check,
+    exec: &mut Exec,
+    qkv: &Tensor,
+    (q_norm, k_norm): (&Tensor, &Tensor),
+    rope: &Tensor,
+    (positions, slots): (&Tensor, &Tensor),
+    shape: HeadShape,
+    eps: f32,
+    q: &mut Tensor,
+    (k, v): (&mut Tensor, &mut Tensor),
+) -> Result<(), OpError> {
+    let Device::Cpu(isa) = exec.device() else { return Ok(()) };
+    let (max_position, max_slot) = (rope.rows_cols().0, k.rows_cols().0 * BLOCK_SIZE);
+    let (positions, slots) = (positions.host::<u32>(), slots.host::<u32>());
+    check.that(positions.iter().all(|&p| (p as usize) < max_position), "a position is beyond the RoPE table")?;
+    check.that(slots.iter().all(|&s| (s as usize) < max_slot), "a slot is outside the KV cache")?;
+    // Threads write to their tokens' slots at once: that these differ is what makes it sound.
+    check.that(distinct(slots), "two tokens share a slot")?;
+    let norms = (q_norm.host::<bf16>(), k_norm.host::<bf16>());
+    let inputs = cpu::Inputs { qkv: qkv.host(), norms, rope: rope.host(), positions, slots, shape, eps };
+    cpu::run(isa, &inputs, q.host_mut(), k.host_mut(), v.host_mut());
     Ok(())
 }
 

@@ -1,0 +1,189 @@
+// How blocks of threads share decode attention: which row, KV head and part of the context a block takes, and how the
+// parts come together.
+#pragma once
+#include "decode_tiles.cuh"
+
+struct Batch {
+    const uint32_t *qo_indptr;    // [rows + 1]
+    const uint32_t *kv_lens;      // [rows]
+    const uint32_t *block_tables; // [rows, max_blocks]
+    uint32_t rows, max_blocks, blocks;
+};
+
+// Where blocks that share a pair leave their parts.
+struct Workspace {
+    float *parts;      // [kv_heads, gridDim.x, 8 N, D + 4]
+    uint32_t *arrived; // [kv_heads, gridDim.x], zero between launches
+};
+
+#if __CUDA_ARCH__ >= 900
+template <int D, int N> struct Shared {
+    alignas(128) Tile<D> kv[kWarps][kStages];
+    bf16 q[8 * N * D];
+    bf16 fresh[2][D];                  // fused: key and value of the new token
+    uint32_t arrived;
+    uint64_t barriers[kWarps][kStages];
+};
+
+// What a block works on.
+struct Pair {
+    uint32_t row, kv_head, kv_heads, group, token0, tokens, kv_len, columns;
+    uint32_t part, parts; // of the row's KV blocks, in equal parts
+
+    __device__ uint32_t token(uint32_t column) const { return tokens == 1 ? 0 : column / group; }
+    // Head of the matrix column among all heads of all tokens.
+    __device__ size_t head(uint32_t column) const {
+        uint32_t t = token(column);
+        return (size_t(token0 + t) * kv_heads + kv_head) * group + column - t * group;
+    }
+};
+
+// KV blocks of a row, none if it is not for this kernel.
+__device__ __forceinline__ uint32_t row_blocks(const Batch &batch, uint32_t row, uint32_t group, uint32_t most) {
+    uint32_t i = min(row, batch.rows - 1), len = batch.kv_lens[i]; // not after a branch: the loads go out together
+    uint32_t columns = (batch.qo_indptr[i + 1] - batch.qo_indptr[i]) * group;
+    return row >= batch.rows || columns == 0 || columns > most ? 0 : (len + kBlock - 1) / kBlock;
+}
+
+// Finds the row and part of the block's item: each row has one part, and those that the grid has beyond the number of
+// rows go to the rows by their share of all blocks, as long as every warp gets one. Parts are 0 if there is no item.
+__device__ Pair find_pair(const Batch &batch, uint32_t group, uint32_t most) {
+    // From the end: blocks that find nothing come first and make room while the kernel before this one still runs.
+    uint32_t lane = threadIdx.x % 32, item = gridDim.x - 1 - blockIdx.x, spare = gridDim.x - batch.rows, total = 0;
+    Pair pair = {0, blockIdx.y, gridDim.y, group};
+#pragma unroll 4
+    for (uint32_t first = 0; first < batch.rows; first += 32) total += row_blocks(batch, first + lane, group, most);
+    total = __reduce_add_sync(kAll, total);
+    for (uint32_t first = 0; first < batch.rows; first += 32) {
+        uint32_t blocks = row_blocks(batch, first + lane, group, most);
+        uint32_t parts = blocks ? min(1 + blocks * spare / total, (blocks + kWarps - 1) / kWarps) : 0;
+        uint32_t sum = __reduce_add_sync(kAll, parts), end = parts;
+        if (item >= sum) {
+            item -= sum;
+            continue;
+        }
+        for (uint32_t step = 1; step < 32; step *= 2) {
+            uint32_t before = __shfl_up_sync(kAll, end, step);
+            if (lane >= step) end += before;
+        }
+        uint32_t source = __ffs(__ballot_sync(kAll, end > item)) - 1;
+        pair.row = first + source;
+        pair.parts = __shfl_sync(kAll, parts, source);
+        pair.part = item + pair.parts - __shfl_sync(kAll, end, source);
+        pair.token0 = batch.qo_indptr[pair.row];
+        pair.tokens = batch.qo_indptr[pair.row + 1] - pair.token0;
+        pair.kv_len = batch.kv_lens[pair.row];
+        pair.columns = pair.tokens * group;
+        break;
+    }
+    return pair;
+}
+
+// Adds to a counter; what the block wrote before is visible to whoever sees the sum, and the other way round.
+__device__ __forceinline__ uint32_t add_acq_rel(uint32_t *counter, uint32_t x) {
+    uint32_t out;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(out) : "l"(counter), "r"(x) : "memory");
+    return out;
+}
+
+// Writes a warp's part to shared memory: of each column D numerators, the maximum and the sum.
+template <int D, int N> __device__ void store_part(Part<D, N> &part, float *to, uint32_t columns) {
+    uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (int t = 0; t < N; ++t) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            float sum = part.sum[t][j];
+            for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(kAll, sum, step);
+            uint32_t column = 8 * t + lane % 4 * 2 + j;
+            if (column >= columns) continue;
+            float *row = to + column * (D + 4);
+#pragma unroll
+            for (int m = 0; m < D / 16; ++m) {
+                row[16 * m + lane / 4] = part.o[t][m][j];
+                row[16 * m + lane / 4 + 8] = part.o[t][m][j + 2];
+            }
+            if (lane < 4) *reinterpret_cast<float2 *>(row + D) = make_float2(part.max[t][j], sum);
+        }
+    }
+}
+
+// Adds parts of a softmax: maxima and sums at `stats`, numerators at `from`, both `stride` further for each part. Loads
+// go out in groups, to wait for memory once a group.
+template <uint32_t kGroup>
+__device__ __forceinline__ float4 add_parts(const float *stats, uint32_t stats_stride, const float *from,
+                                            uint32_t stride, uint32_t parts, float2 &total) {
+    total = make_float2(-INFINITY, 0.f);
+    float4 o = make_float4(0.f, 0.f, 0.f, 0.f);
+    for (uint32_t first = 0; first < parts; first += kGroup) {
+        float2 part[kGroup];
+        float4 x[kGroup];
+        float top = total.x;
+#pragma unroll
+        for (uint32_t j = 0; j < kGroup; ++j) {
+            uint32_t i = min(first + j, parts - 1);
+            part[j] = *reinterpret_cast<const float2 *>(stats + i * stats_stride);
+            x[j] = *reinterpret_cast<const float4 *>(from + i * stride);
+            if (first + j >= parts) part[j].x = -INFINITY;
+        }
+#pragma unroll
+        for (uint32_t j = 0; j < kGroup; ++j) top = fmaxf(top, part[j].x);
+        float zero = top == -INFINITY ? 0.f : top, shrink = exp2_approx(total.x - zero);
+        total = make_float2(top, total.y * shrink);
+        o.x *= shrink, o.y *= shrink, o.z *= shrink, o.w *= shrink;
+#pragma unroll
+        for (uint32_t j = 0; j < kGroup; ++j) {
+            float weight = exp2_approx(part[j].x - zero);
+            total.y += weight * part[j].y;
+            o.x += weight * x[j].x, o.y += weight * x[j].y, o.z += weight * x[j].z, o.w += weight * x[j].w;
+        }
+    }
+    return o;
+}
+
+__device__ __forceinline__ void store_output(bf16 *to, float4 o, float sum) {
+    float inverse = __fdividef(1.f, sum);
+    *reinterpret_cast<uint2 *>(to) =
+        make_uint2(narrow(o.x * inverse, o.y * inverse), narrow(o.z * inverse, o.w * inverse));
+}
+
+// Adds the parts of the block's warps; if the pair is shared, its last block to come here adds those of all. Pieces are
+// 4 dimensions.
+template <int D, int N>
+__device__ void finish(Shared<D, N> &shared, const Pair &pair, const Workspace &workspace, bf16 *out) {
+    constexpr uint32_t kPieces = D / 4, kStride = sizeof(shared.kv[0]) / sizeof(float);
+    static_assert(8 * N * (D + 4) <= kStride, "a warp's part fits its ring");
+    const float *warps = reinterpret_cast<const float *>(shared.kv);
+    // Items of a pair are neighbours, counted from the end of the grid.
+    size_t index = size_t(pair.kv_head) * gridDim.x + blockIdx.x + pair.part;
+    uint32_t *arrived = workspace.arrived + index;
+    const uint32_t size = 8 * N * (D + 4);
+    float *parts = workspace.parts + (index - pair.parts + 1) * size;
+    for (uint32_t i = threadIdx.x; i < pair.columns * kPieces; i += 32 * kWarps) {
+        uint32_t column = i / kPieces, piece = i % kPieces;
+        const float *from = warps + column * (D + 4);
+        float2 total;
+        float4 o = add_parts<kWarps>(from + D, kStride, from + 4 * piece, kStride, kWarps, total);
+        if (pair.parts == 1) {
+            store_output(out + pair.head(column) * D + 4 * piece, o, total.y);
+            continue;
+        }
+        float *to = parts + pair.part * size + column * (D + 4);
+        *reinterpret_cast<float4 *>(to + 4 * piece) = o;
+        if (piece == 0) *reinterpret_cast<float2 *>(to + D) = total;
+    }
+    if (pair.parts == 1) return;
+    __syncthreads();
+    if (threadIdx.x == 0) shared.arrived = add_acq_rel(arrived, 1);
+    __syncthreads();
+    if (shared.arrived != pair.parts - 1) return;
+    if (threadIdx.x == 0) *arrived = 0; // for the next launch
+    for (uint32_t i = threadIdx.x; i < pair.columns * kPieces; i += 32 * kWarps) {
+        uint32_t column = i / kPieces, piece = i % kPieces;
+        const float *from = parts + column * (D + 4);
+        float2 total;
+        float4 o = add_parts<16>(from + D, size, from + 4 * piece, size, pair.parts, total);
+        store_output(out + pair.head(column) * D + 4 * piece, o, total.y);
+    }
+}
+#endif

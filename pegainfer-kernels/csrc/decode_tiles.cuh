@@ -1,0 +1,181 @@
+// The tiles of decode attention: KV blocks of 16 tokens that a warp gets through its own ring of stages in shared memory,
+// and the softmax over them.
+//
+// S[16 tokens, 8 N] = k qᵀ, online softmax in f32 down the columns, O[D, 8 N] += vᵀ p: the 16 rows that a tensor core
+// wants are tokens or dimensions, never idle queries. A block of the cache has the order that ldmatrix reads without bank
+// conflicts.
+#pragma once
+#include "bulk.cuh"
+
+constexpr int kWarps = 4, kStages = 2; // of a block of threads, and of each of its warps' rings
+
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ float exp2_approx(float x) {
+    float out;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+    return out;
+}
+
+// Four 8 x 8 matrices of bf16; each lane gives the address of a row of 16 bytes, 8 lanes a matrix.
+template <bool kTransposed> __device__ __forceinline__ uint4 load_matrices(const bf16 *row) {
+    uint4 v;
+    if (kTransposed)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                     : "r"(shared_address(row))
+                     : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                     : "r"(shared_address(row))
+                     : "memory");
+    return v;
+}
+
+__device__ __forceinline__ uint32_t transposed(uint32_t pair) {
+    uint32_t out;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
+    return out;
+}
+
+// A block of the cache in shared memory: the slab of keys, then of values.
+template <int D> using Tile = bf16[2][kBlock * D];
+
+// The blocks of one warp, `count` of them, every kWarps-th of its row's, on their way through its stages.
+template <int D> struct Ring {
+    Tile<D> *stages;
+    uint64_t *barriers;
+    const bf16 *k, *v; // this KV head's slabs of block 0
+    size_t stride;     // elements from one block's slab to the next block's
+    const uint32_t *table;
+    uint32_t count, blocks;
+    uint32_t ids, ahead; // of 32 blocks, one a lane, and of the 32 after them
+
+    __device__ uint32_t load_id(uint32_t n) const {
+        n += threadIdx.x % 32;
+        if (n >= count) return 0;
+        uint32_t id = table[n * kWarps];
+        if (id >= blocks) __trap();
+        return id;
+    }
+
+    // Starts the copies of block n; called in order, by the whole warp.
+    __device__ void fetch(uint32_t n) {
+        if (n % 32 == 0) {
+            ids = n == 0 ? load_id(0) : ahead;
+            ahead = load_id(n + 32);
+        }
+        uint32_t id = __shfl_sync(kAll, ids, n % 32), stage = n % kStages;
+        if (threadIdx.x % 32 != 0) return;
+        constexpr uint32_t kBytes = kBlock * D * sizeof(bf16);
+        arrive_expecting(barriers + stage, 2 * kBytes);
+        copy_bulk(stages[stage][0], k + id * stride, kBytes, barriers + stage);
+        copy_bulk(stages[stage][1], v + id * stride, kBytes, barriers + stage);
+    }
+};
+
+// A warp's part of the softmax: numerators and denominator relative to exp2(max), for columns 8 t + 2 (lane % 4), + 1.
+template <int D, int N> struct Part {
+    float o[N][D / 16][4]; // dimension 16 m + lane / 4 of both columns, then dimension + 8
+    float max[N][2], sum[N][2];
+    uint32_t last[N][2]; // the last token that a column sees
+};
+
+// Scores of a tile that begins at `token`, times `scale`: x[t][i][j] for token 8 i + lane / 4 and column
+// 8 t + 2 (lane % 4) + j. Those that the column does not see are -infinity.
+template <int D, int N>
+__device__ __forceinline__ void scores(float (&x)[N][2][2], const Part<D, N> &part, const uint4 (&q)[N][D / 32],
+                                       const Tile<D> &tile, uint32_t token, bool masked, float scale) {
+    uint32_t lane = threadIdx.x % 32;
+    float s[2][N][4] = {}; // two sums, so that each waits for every other product only
+#pragma unroll
+    for (int c = 0; c < D / 16; ++c) {
+        uint4 a = load_matrices<false>(tile[0] + cache_piece(lane % 16, 2 * c + lane / 16));
+#pragma unroll
+        for (int t = 0; t < N; ++t) {
+            const uint4 &b = q[t][c / 2];
+            mma(s[c % 2][t], a.x, a.y, a.z, a.w, c % 2 ? b.z : b.x, c % 2 ? b.w : b.y);
+        }
+    }
+#pragma unroll
+    for (int t = 0; t < N; ++t) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            bool seen = !masked || token + lane / 4 + j / 2 * 8 <= part.last[t][j % 2];
+            x[t][j / 2][j % 2] = seen ? (s[0][t][j] + s[1][t][j]) * scale : -INFINITY;
+        }
+    }
+}
+
+// Raises the reference of the softmax to the largest score so far.
+template <int D, int N> __device__ __forceinline__ void raise(Part<D, N> &part, const float (&x)[N][2][2]) {
+#pragma unroll
+    for (int t = 0; t < N; ++t) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            float top = fmaxf(part.max[t][j], fmaxf(x[t][0][j], x[t][1][j]));
+            for (int step = 4; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(kAll, top, step));
+            float shrink = part.max[t][j] == top ? 1.f : exp2_approx(part.max[t][j] - top);
+            part.max[t][j] = top;
+            part.sum[t][j] *= shrink;
+#pragma unroll
+            for (int m = 0; m < D / 16; ++m) {
+                part.o[t][m][j] *= shrink;
+                part.o[t][m][j + 2] *= shrink;
+            }
+        }
+    }
+}
+
+// Attends to a tile that begins at `token`.
+template <int D, int N>
+__device__ __forceinline__ void attend(Part<D, N> &part, const uint4 (&q)[N][D / 32], const Tile<D> &tile,
+                                       uint32_t token, bool masked, float scale) {
+    uint32_t lane = threadIdx.x % 32;
+    float x[N][2][2];
+    scores<D, N>(x, part, q, tile, token, masked, scale);
+    // Weights up to 2^8 do no harm in f32 and bf16, so that the reference seldom has to follow.
+    bool above = false;
+#pragma unroll
+    for (int i = 0; i < 4 * N; ++i) above |= x[i / 4][i / 2 % 2][i % 2] > part.max[i / 4][i % 2] + 8.f;
+    if (__any_sync(kAll, above)) raise<D, N>(part, x);
+    uint32_t p[N][2];
+#pragma unroll
+    for (int t = 0; t < N; ++t) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                // Nothing visible yet: all weights are 0. The sum takes the weights as the product does, so that
+                // rounding does not tilt the mean.
+                float zero = part.max[t][j] == -INFINITY ? 0.f : part.max[t][j];
+                x[t][i][j] = round_bf16(exp2_approx(x[t][i][j] - zero));
+                part.sum[t][j] += x[t][i][j];
+            }
+            p[t][i] = transposed(narrow(x[t][i][0], x[t][i][1]));
+        }
+    }
+#pragma unroll
+    for (int m = 0; m < D / 16; ++m) {
+        uint4 a = load_matrices<true>(tile[1] + cache_piece(lane / 16 * 8 + lane % 8, 2 * m + lane / 8 % 2));
+#pragma unroll
+        for (int t = 0; t < N; ++t) mma(part.o[t][m], a.x, a.y, a.z, a.w, p[t][0], p[t][1]);
+    }
+}
+
+// The row's last tile, in which the row ends with token `end`: clears the values behind it, which may be anything, and
+// 0 * NaN is NaN. With `fresh`, token `end` comes from there, and goes to the slabs of its block in the cache too.
+template <int D>
+__device__ void complete_tile(Tile<D> &tile, uint32_t end, const bf16 (*fresh)[D], bf16 *k, bf16 *v) {
+    uint32_t lane = threadIdx.x % 32;
+    for (uint32_t i = (end + 1) * (D / 8) + lane; i < kBlock * (D / 8); i += 32)
+        *reinterpret_cast<uint4 *>(tile[1] + cache_piece(i / (D / 8), i % (D / 8))) = make_uint4(0, 0, 0, 0);
+    for (uint32_t i = lane; fresh && i < 2 * (D / 8); i += 32) {
+        uint32_t value = i / (D / 8), piece = i % (D / 8), at = cache_piece(end, piece);
+        uint4 x = *reinterpret_cast<const uint4 *>(fresh[value] + 8 * piece);
+        *reinterpret_cast<uint4 *>(tile[value] + at) = x;
+        *reinterpret_cast<uint4 *>((value ? v : k) + at) = x;
+    }
+    __syncwarp();
+}
+#endif

@@ -1,0 +1,157 @@
+//! Rows of few queries on Hopper and later: csrc/attention_decode.cu.
+
+use super::images;
+use crate::ops::{AttentionBatch, HeadShape};
+use pegainfer_core::cuda::{COUNTERS, Cuda, Launch, WORKSPACE_BYTES};
+use pegainfer_core::exec::Exec;
+use pegainfer_core::tensor::{OpError, Tensor};
+
+/// As in csrc/decode_tiles.cuh.
+const WARPS: usize = 4;
+const STAGES: usize = 2;
+/// Columns of the matrix of a row's queries that share a KV head; a kernel takes once or twice as many.
+const COLUMNS: usize = 8;
+/// Blocks of threads of a multiprocessor, by shared memory and registers.
+const OCCUPANCY: usize = 3;
+
+/// Whether these kernels can run here. They were written for 227 KB of shared memory a multiprocessor, which consumer
+/// GPUs of compute capability 12 lack.
+pub(super) fn available(gpu: &Cuda, shape: HeadShape) -> bool {
+    matches!(gpu.capability().0, 9 | 10) && matches!(shape.head_dim, 64 | 128)
+}
+
+/// Whether [`decode_fused`] takes this shape.
+pub(crate) fn fused(gpu: &Cuda, shape: HeadShape) -> bool {
+    available(gpu, shape) && shape.group() <= COLUMNS
+}
+
+/// Blocks of threads along x: one for each row, and spare ones that go to long rows. They depend on nothing but the
+/// number of rows, so that a graph fits every context. All are resident at once if the rows leave room, but some are
+/// spare in any case: rows differ in length.
+fn blocks(multiprocessors: usize, rows: usize, kv_heads: usize, part_bytes: usize) -> usize {
+    let resident = OCCUPANCY * multiprocessors / kv_heads;
+    let blocks = rows + resident.saturating_sub(rows).max(resident / 2);
+    let fits = blocks * kv_heads <= COUNTERS && blocks * kv_heads * part_bytes <= WORKSPACE_BYTES;
+    if fits { blocks } else { rows }
+}
+
+/// Size of `Shared<D, N>` in csrc/decode_parts.cuh.
+fn shared_bytes(head_dim: usize, n: usize) -> usize {
+    let bytes = WARPS * STAGES * (64 * head_dim + 8) + 16 * n * head_dim + 4 * head_dim + 8;
+    bytes.next_multiple_of(128)
+}
+
+/// The arguments and the launch that both kernels share.
+struct Call<'a, 'b> {
+    batch: &'a AttentionBatch<'b>,
+    shape: HeadShape,
+    /// Times log2(e).
+    scale: f32,
+    /// As in csrc/attention_decode.cu: 8 `n` columns at most.
+    n: usize,
+}
+
+impl Call<'_, '_> {
+    /// Appends the batch and the output to the operands that come before them.
+    fn batch(&self, launch: Launch, out: &mut Tensor, blocks: usize) -> Launch {
+        let (rows, max_blocks) = self.batch.block_tables.rows_cols();
+        let launch = launch.input(self.batch.qo_indptr).input(self.batch.kv_lens).input(self.batch.block_tables);
+        launch.output(out).u32(self.shape.heads).u32(rows).u32(max_blocks).u32(blocks)
+    }
+
+    /// # Safety
+    /// As [`Launch::run`], once scale, workspace and counters are appended.
+    unsafe fn run(&self, launch: Launch, gpu: Resources) -> Result<(), OpError> {
+        let HeadShape { kv_heads, head_dim, .. } = self.shape;
+        let part_bytes = COLUMNS * self.n * (head_dim + 4) * size_of::<f32>();
+        let blocks = blocks(gpu.multiprocessors, self.batch.block_tables.rows_cols().0, kv_heads, part_bytes);
+        let launch = launch.f32(self.scale).pointer(gpu.workspace).pointer(gpu.counters);
+        let launch = launch.shared(shared_bytes(head_dim, self.n)).overlapped();
+        // SAFETY: the caller's promise; `blocks` was chosen so that the parts fit the workspace.
+        unsafe { launch.run([blocks, kv_heads, 1], 32 * WARPS) }
+    }
+}
+
+/// What a launch takes from the GPU.
+#[derive(Clone, Copy)]
+struct Resources {
+    multiprocessors: usize,
+    workspace: u64,
+    counters: u64,
+}
+
+impl Resources {
+    fn of(gpu: &Cuda) -> Self {
+        Self { multiprocessors: gpu.multiprocessors(), workspace: gpu.workspace(), counters: gpu.counters() }
+    }
+}
+
+/// Attention of the rows with at most 16 queries times heads of a group. `scale` includes log2(e).
+pub(super) fn decode(
+    gpu: &mut Cuda,
+    q: &Tensor,
+    (k, v): (&Tensor, &Tensor),
+    batch: &AttentionBatch<'_>,
+    shape: HeadShape,
+    scale: f32,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    let n = if batch.queries.1 * shape.group() <= COLUMNS { 1 } else { 2 };
+    let kernel = match (shape.head_dim, n) {
+        (64, 1) => "decode_64_1",
+        (64, _) => "decode_64_2",
+        (_, 1) => "decode_128_1",
+        _ => "decode_128_2",
+    };
+    let (call, resources) = (Call { batch, shape, scale, n }, Resources::of(gpu));
+    let launch = gpu.launch("attention", &images::ATTENTION_DECODE, kernel)?.input(q).input(k).input(v);
+    let launch = call.batch(launch, out, k.rows_cols().0);
+    // SAFETY: matches csrc/attention_decode.cu; the op checked the shapes, the kernel checks the block ids.
+    unsafe { call.run(launch, resources) }
+}
+
+/// `ops::decode_attention` in one kernel, for shapes that [`fused`] accepts.
+#[expect(clippy::too_many_arguments, reason = "the operands of the op")]
+pub(crate) fn decode_fused(
+    exec: &mut Exec,
+    qkv: &Tensor,
+    (q_norm, k_norm): (&Tensor, &Tensor),
+    rope: &Tensor,
+    batch: &AttentionBatch<'_>,
+    shape: HeadShape,
+    eps: f32,
+    (k, v): (&mut Tensor, &mut Tensor),
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    let kernel = if shape.head_dim == 64 { "decode_fused_64" } else { "decode_fused_128" };
+    let scale = (shape.head_dim as f32).sqrt().recip() * std::f32::consts::LOG2_E;
+    let gpu = exec.gpu()?;
+    let (call, resources) = (Call { batch, shape, scale, n: 1 }, Resources::of(gpu));
+    let blocks = k.rows_cols().0;
+    let launch = gpu.launch("decode_attention", &images::ATTENTION_DECODE, kernel)?;
+    let launch = launch.input(qkv).input(q_norm).input(k_norm).input(rope).output(k).output(v);
+    let launch = call.batch(launch, out, blocks).u32(rope.rows_cols().0).f32(eps);
+    // SAFETY: matches csrc/attention_decode.cu; the op checked the shapes, the kernel checks block ids and positions.
+    unsafe { call.run(launch, resources) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_grid_fills_the_gpu_and_fits_the_workspace() {
+        let part = COLUMNS * 132 * 4;
+        assert_eq!(blocks(132, 1, 8, part), 49, "one row may have the whole GPU");
+        assert_eq!(blocks(132, 8, 8, part), 49);
+        assert_eq!(blocks(132, 128, 8, part), 152, "some are spare for long rows");
+        assert_eq!(blocks(132, 100_000, 8, part), 100_000, "no room for parts: every row has one");
+    }
+
+    #[test]
+    fn three_blocks_fit_a_multiprocessor() {
+        for (head_dim, n) in [(64, 1), (64, 2), (128, 1), (128, 2)] {
+            assert!(OCCUPANCY * (shared_bytes(head_dim, n) + 1024) <= 228 << 10);
+        }
+    }
+}
