@@ -174,8 +174,8 @@ pub struct EngineArgs {
     /// Size of the KV cache, such as 512M or 4G (powers of 1024) or 4GB (powers of 1000) [default: by model and flags]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub kv_cache_memory: Option<u64>,
-    /// Whether a GPU replays decode steps as CUDA graphs
-    #[arg(long, value_name = "BOOL", default_value = "true", action = clap::ArgAction::Set)]
+    /// Whether a GPU replays decode steps as CUDA graphs; off until it has been checked on one
+    #[arg(long, value_name = "BOOL", default_value = "false", action = clap::ArgAction::Set)]
     pub cuda_graph: bool,
     /// CPU threads of the engine [default: all cores]
     #[arg(long, value_name = "N")]
