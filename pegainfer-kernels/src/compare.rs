@@ -109,7 +109,7 @@ fn run(exec: &mut Exec, record: &OpRecord, case: &Case) -> Result<Option<Vec<Out
     }
     if record.op == "embedding" {
         // Every other token is one that the previous step drew.
-        let (tokens, drawn) = (read[0].elements() as u32, read[1].elements() as u32);
+        let (tokens, drawn) = (read[0].elements() as u32, read[2].elements() as u32);
         let ids: Vec<u32> = (0..tokens).map(|i| if i % 2 == 0 { i } else { FROM_PREVIOUS | (i % drawn) }).collect();
         exec.fill_rows(&mut read[0], &ids)?;
     }
@@ -120,7 +120,7 @@ fn run(exec: &mut Exec, record: &OpRecord, case: &Case) -> Result<Option<Vec<Out
         written.push(tensor(exec, operand, case, seed.unwrap_or(1 << 16))?);
     }
     match (record.op, &read[..], &mut written[..]) {
-        ("embedding", [ids, previous, table], [out]) => ops::embedding(exec, ids, previous, table, out)?,
+        ("embedding", [ids, table, previous], [out]) => ops::embedding(exec, ids, previous, table, out)?,
         ("gather_rows", [x, rows], [out]) => ops::gather_rows(exec, x, rows, out)?,
         ("rms_norm", [x, weight], [out]) => ops::rms_norm(exec, x, weight, EPS, out)?,
         ("linear_add_norm", [x, w, _, norm], [residual, out]) => {

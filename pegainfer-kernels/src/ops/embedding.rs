@@ -32,7 +32,7 @@ pub fn embedding(
     check.is(out, DType::Bf16, &[tokens, hidden])?;
     exec.record(|device| {
         let bytes = ids.bytes() + 2 * out.bytes();
-        OpRecord::new("embedding", cpu::rows::kernel(device), &[ids, previous, table], &[out], 0).with_bytes(bytes)
+        OpRecord::new("embedding", cpu::rows::kernel(device), &[ids, table, previous], &[out], 0).with_bytes(bytes)
     });
     match exec.device() {
         Device::Cpu(_) => {
