@@ -40,6 +40,7 @@ pub fn router(state: Arc<AppState>) -> Router {
         .route("/ping", get(info::health).post(info::health))
         .route("/version", get(info::version))
         .route("/metrics", get(info::metrics))
+        .merge(crate::ui::router())
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(middleware::from_fn(catch_panic))
