@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Tests the page at `/` in headless Chromium, against the bundled model and against scripted answers.
 
-    pip install playwright && playwright install chromium
-    cargo build --release && python3 tools/page-test.py
+    pip install playwright
+    cargo build --release && python3 tools/page-test.py --chromium /usr/bin/chromium
 
-`--chromium PATH` takes a Chromium that is already there; `--screenshots DIR` keeps a picture of each window. Not part of
-`cargo test`: not every machine has a browser.
+Without `--chromium` it takes the browser of `playwright install chromium`. `--screenshots DIR` keeps pictures. Not part
+of `cargo test`: not every machine has a browser.
 """
 
 import argparse
@@ -115,7 +115,8 @@ def chat_streams_stops_and_shows_probabilities(page, shoot):
     ask(page, FACT)
     turn = answered(page)
     expect(turn.locator(".answer")).to_have_text("The capital of France is Paris.")
-    expect(turn.locator(".figures")).to_have_text(re.compile(r"prompt tokens.* · \d+ tokens · TTFT .* ms · TPOT .* ms"))
+    figures = re.compile(r"prompt tokens.* · \d+ tokens · TTFT .* ms · TPOT .* ms")
+    expect(turn.locator(".figures")).to_have_text(figures)
     assert page.bodies[0]["temperature"] == 0
     assert [message["role"] for message in page.bodies[0]["messages"]] == ["system", "user"]
 
@@ -138,6 +139,7 @@ def chat_streams_stops_and_shows_probabilities(page, shoot):
     # Each token tells how likely it was.
     settings(page)
     page.locator("#probabilities").check()
+    page.locator("#live-title").scroll_into_view_if_needed()
     shoot("charts")
     close_settings(page)
     ask(page, FACT)
@@ -172,7 +174,7 @@ def chat_streams_stops_and_shows_probabilities(page, shoot):
     expect(page.locator(".turn")).to_have_count(0)
 
 
-def stop_button_cancels_on_the_server(page, url):
+def stop_button_cancels_on_the_server(page, url, shoot):
     # Without an end of text nothing but the button ends it soon. (A route would hold the stream back.)
     page.evaluate(
         """() => {
@@ -188,7 +190,8 @@ def stop_button_cancels_on_the_server(page, url):
     page.locator("#stop").click()
     answered(page, "Stopped")
     expect(page.locator("#prompt")).to_be_focused()
-    deadline = time.monotonic() + 5
+    shoot("stopped")
+    deadline = time.monotonic() + 2
     idle = re.compile(r"^vllm:num_requests_running\{.*\} 0(\.0)?$", re.M)
     while not idle.search(page.request.get(f"{url}/metrics").text()):
         assert time.monotonic() < deadline, "the request still runs"
@@ -265,6 +268,7 @@ def scripted_answers(browser, url, shoot):
         with window(browser, url, scripted=script) as page:
             ask(page, "2 + 2?")
             thoughts(page, "Hmm. <b>", "It is 4, not <think>.")
+            shoot(page, "thoughts")
             ask(page, "Sure?")
             expect(page.locator(".turn")).to_have_count(2)
             answered(page)
@@ -288,7 +292,8 @@ def scripted_answers(browser, url, shoot):
             shoot(page, "error")
     with window(browser, url, scripted=(401, '{"error":"Unauthorized"}'), refused=True) as page:
         ask(page, "Hello?")
-        expect(answered(page, "Failed").locator(".error")).to_have_text("Unauthorized Enter the API key in the settings.")
+        error = answered(page, "Failed").locator(".error")
+        expect(error).to_have_text("Unauthorized. Enter the API key in the settings.")
 
 
 def main():
@@ -311,7 +316,7 @@ def main():
                     chat_streams_stops_and_shows_probabilities(page, lambda part: shoot(page, f"{name}-{part}"))
                 print(f"ok: chat, stop and probabilities, {width} px, {scheme}")
         with window(browser, url) as page:
-            stop_button_cancels_on_the_server(page, url)
+            stop_button_cancels_on_the_server(page, url, lambda name: shoot(page, name))
         print("ok: the stop button frees the server")
         with window(browser, url) as page:
             charts_move(page)

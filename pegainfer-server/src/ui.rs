@@ -17,6 +17,7 @@ const SVG: &str = "image/svg+xml";
 const FILES: &[(&str, &str, &str)] = &[
     ("/", HTML, include_str!("../ui/index.html")),
     ("/ui/style.css", CSS, include_str!("../ui/style.css")),
+    ("/ui/panel.css", CSS, include_str!("../ui/panel.css")),
     ("/ui/icon.svg", SVG, include_str!("../ui/icon.svg")),
     ("/ui/app.js", JAVASCRIPT, include_str!("../ui/app.js")),
     ("/ui/api.js", JAVASCRIPT, include_str!("../ui/api.js")),
@@ -26,11 +27,12 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/ui/pieces.js", JAVASCRIPT, include_str!("../ui/pieces.js")),
     ("/ui/tokens.js", JAVASCRIPT, include_str!("../ui/tokens.js")),
     ("/ui/settings.js", JAVASCRIPT, include_str!("../ui/settings.js")),
+    ("/ui/words.js", JAVASCRIPT, include_str!("../ui/words.js")),
     ("/ui/charts.js", JAVASCRIPT, include_str!("../ui/charts.js")),
 ];
 
-/// Only this server's files run, style and answer. What a model writes is shown as text, and could not run if a bug made
-/// it markup.
+/// Only this server's files run, style and answer. What a model writes is shown as text, and could not run even if a bug
+/// made it markup.
 const POLICY: &str =
     "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'";
 
@@ -42,8 +44,8 @@ pub fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
     })
 }
 
-/// A file, or 304 if the browser has it. `no-cache` makes browsers ask each time: a new binary brings a new page under the
-/// same names.
+/// A file, or 304 if the browser has it. `no-cache` makes browsers ask each time: a new binary brings a new page under
+/// the same names.
 fn serve(request: &HeaderMap, content_type: &'static str, text: &'static str, tag: &str) -> Response {
     let mut response =
         if is_held(request, tag) { StatusCode::NOT_MODIFIED.into_response() } else { text.into_response() };

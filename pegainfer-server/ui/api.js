@@ -60,8 +60,8 @@ async function refusal(response) {
   } catch {
     // A proxy's error page is no help to anybody.
   }
-  const hint = response.status === 401 ? ' Enter the API key in the settings.' : '';
-  return `${message || `The server answered ${response.status} ${response.statusText}.`}${hint}`;
+  message ||= `The server answered ${response.status} ${response.statusText}`;
+  return response.status === 401 ? `${message.replace(/\.$/, '')}. Enter the API key in the settings.` : message;
 }
 
 /** The data of server-sent events. An event ends with an empty line and may come in any number of parts. */

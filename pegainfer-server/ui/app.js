@@ -12,40 +12,45 @@ const POLL = 1000;
 /** Pixels from the end within which the view follows a growing answer. */
 const NEAR_END = 80;
 
-/** Where style.css lets the panel cover the conversation. */
+/** Where panel.css lets the panel cover the conversation. */
 const narrow = matchMedia('(max-width: 899px)');
 
+/** The card of the served model; null until the server has told. */
+let served = null;
 const log = byId('log');
 const prompt = byId('prompt');
-const settings = new Settings(byId('settings'), () => meet());
+const settings = new Settings(byId('settings'), () => {
+  // Asked again with the new key.
+  served = null;
+});
 const chat = new Chat(log, settings);
 const card = new TokenCard(byId('card'), log);
 const charts = new Charts(byId('charts'));
-let served = null;
 
-/** Learns the model's name, which also tells whether the API key is right. */
-async function meet() {
-  try {
-    served = await model(settings.key);
-    byId('model').textContent = `${served.id}, context ${served.max_model_len.toLocaleString('en')}`;
-  } catch (error) {
-    served = null;
-    byId('model').textContent = error.message;
+/** Keeps the figures and the model's name up to date; says so when the server does not answer. */
+async function watch() {
+  for (;;) {
+    try {
+      if (!document.hidden) await look();
+    } catch (error) {
+      served = null;
+      describe(error.message);
+    }
+    await new Promise((resolve) => setTimeout(resolve, POLL));
   }
 }
 
-async function watch() {
-  for (;;) {
-    await new Promise((resolve) => setTimeout(resolve, POLL));
-    if (document.hidden) continue;
-    try {
-      await charts.poll(settings.key);
-      if (!served) await meet();
-    } catch (error) {
-      served = null;
-      byId('model').textContent = error.message;
-    }
+async function look() {
+  if (!served) {
+    served = await model(settings.key);
+    describe(`${served.id}, context ${served.max_model_len.toLocaleString('en')}`);
   }
+  await charts.poll(settings.key);
+}
+
+/** Beside the title. The same words again would be read out again. */
+function describe(text) {
+  if (byId('model').textContent !== text) byId('model').textContent = text;
 }
 
 async function send() {
@@ -60,24 +65,29 @@ async function send() {
   const answering = chat.send(served?.id, text);
   log.scrollTop = log.scrollHeight;
   showState('Answering …');
+  refocus();
   const { times, outcome } = await answering;
   if (outcome === 'cleared') return;
   charts.addAnswer(times);
   showState({ done: 'Answered', stopped: 'Stopped', failed: 'Failed' }[outcome]);
+  refocus();
   if (outcome === 'failed' && !prompt.value) {
     prompt.value = text;
     fitPrompt();
   }
 }
 
-/** Shows what can be done now. The focus goes where the user goes on. */
+/** Shows what can be done now, and how the last answer went. */
 function showState(progress) {
-  const hadFocus = [byId('send'), byId('stop'), document.body].includes(document.activeElement);
   byId('send').hidden = chat.isRunning;
   byId('stop').hidden = !chat.isRunning;
   byId('welcome').hidden = log.hasChildNodes();
   byId('progress').textContent = progress;
-  if (hadFocus) prompt.focus();
+}
+
+/** Goes on in the prompt after a button that has vanished under the finger. */
+function refocus() {
+  if ([byId('send'), byId('stop'), document.body].includes(document.activeElement)) prompt.focus();
 }
 
 /** As high as its text, up to a limit that the style sets. */
@@ -152,5 +162,4 @@ showState('');
 log.scrollTop = log.scrollHeight;
 // On a phone the keyboard would cover half of the page at once.
 if (!narrow.matches) prompt.focus();
-meet();
 watch();

@@ -1,8 +1,8 @@
 // Live figures: times of the answers, measured here, and the server's gauges, asked for every second.
 
 import { metrics } from './api.js';
-import { milliseconds } from './chat.js';
 import { element, svg } from './dom.js';
+import { milliseconds } from './words.js';
 
 /** Answers that a bar chart shows. */
 const ANSWERS = 30;
@@ -47,7 +47,9 @@ function drawBars(figure, times) {
 function points(values, top) {
   const step = WIDTH / (SECONDS - 1);
   const left = WIDTH - (values.length - 1) * step;
-  return values.map((value, at) => `${(left + at * step).toFixed(1)},${(HEIGHT - 1 - (value / top) * (HEIGHT - 2)).toFixed(1)}`);
+  // A pixel is left above and below for the width of the line.
+  const y = (value) => HEIGHT - 1 - (value / top) * (HEIGHT - 2);
+  return values.map((value, at) => `${(left + at * step).toFixed(1)},${y(value).toFixed(1)}`);
 }
 
 const line = (values, top, name) => svg('polyline', { points: points(values, top).join(' '), class: name });
@@ -74,7 +76,7 @@ export class Charts {
   constructor(root) {
     this.#ttft = new Figure(root, 'TTFT', 'Time to the first token of an answer, measured in this page');
     this.#tpot = new Figure(root, 'TPOT', 'Time for each further token of an answer, measured in this page');
-    this.#requests = new Figure(root, 'Requests', 'Running (solid) and waiting (dashed) on the server, the last minute');
+    this.#requests = new Figure(root, 'Requests', 'Running (solid) and waiting (dashed), the last minute');
     this.#kv = new Figure(root, 'KV cache', 'Share of the KV blocks that requests hold, the last minute');
   }
 

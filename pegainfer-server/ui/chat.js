@@ -4,6 +4,7 @@ import { ApiError, chat } from './api.js';
 import { recall, remember } from './dom.js';
 import { TurnView } from './message.js';
 import { ThinkSplitter } from './pieces.js';
+import { count, milliseconds } from './words.js';
 
 const STORE = 'pegainfer.turns';
 
@@ -90,10 +91,6 @@ export class Chat {
     return this.#running !== null;
   }
 
-  get isEmpty() {
-    return this.#turns.length === 0;
-  }
-
   /** Times of the answers that are shown. */
   get times() {
     return this.#turns.map(({ times }) => times);
@@ -112,7 +109,10 @@ export class Chat {
     remember(STORE, this.#turns);
   }
 
-  /** Answers `prompt`. `{times, outcome}`: what was measured, and how it ended: `done`, `stopped`, `failed`, or `cleared`. */
+  /**
+   * Answers `prompt`. Gives `{times, outcome}`: what was measured, and how it ended: `done`, `stopped`, `failed`, or
+   * `cleared` by a new chat.
+   */
   async send(model, prompt) {
     // What could not be answered is not part of the conversation.
     this.#failed?.remove();
@@ -180,16 +180,11 @@ function note({ times: { ttft, tpot }, tokens, finish, usage }, stopped) {
   const parts = [];
   if (stopped) parts.push('stopped');
   if (finish === 'length') parts.push('cut at the limit of tokens');
-  const prompt = usage && `${usage.prompt_tokens} prompt tokens`;
+  const prompt = usage && count(usage.prompt_tokens, 'prompt token');
   const cached = usage?.prompt_tokens_details?.cached_tokens;
   if (prompt) parts.push(cached ? `${prompt} (${cached} cached)` : prompt);
-  if (tokens) parts.push(`${usage?.completion_tokens ?? tokens} tokens`);
+  if (tokens) parts.push(count(usage?.completion_tokens ?? tokens, 'token'));
   if (ttft !== null) parts.push(`TTFT ${milliseconds(ttft)}`);
   if (tpot !== null) parts.push(`TPOT ${milliseconds(tpot)}`);
   return parts.join(' · ');
-}
-
-/** A duration with three digits or so. */
-export function milliseconds(time) {
-  return `${time.toFixed(time < 10 ? 2 : time < 100 ? 1 : 0)} ms`;
 }

@@ -11,7 +11,8 @@ export class TurnView {
   #answer;
 
   constructor(log, prompt) {
-    const question = element('div', { className: 'question' }, element('span', { className: 'unseen' }, 'You: '), prompt);
+    const speaker = element('span', { className: 'unseen' }, 'You: ');
+    const question = element('div', { className: 'question' }, speaker, prompt);
     const body = element('div', { className: 'answer' });
     this.#answer = new Body(body);
     this.#root = element('article', { className: 'turn' }, question, body);

@@ -32,7 +32,7 @@ class Held {
 const OPEN = '<think>';
 const CLOSE = '</think>';
 
-/** Parts thoughts in <think>...</think> from the answer. `sink` has `think(pieces)`, `answer(pieces)` and `rethink()`. */
+/** Parts thoughts in <think>...</think> from the answer. `sink`: `think(pieces)`, `answer(pieces)`, `rethink()`. */
 export class ThinkSplitter {
   #held = new Held();
   #sink;
@@ -92,7 +92,7 @@ function partial(text) {
   return Math.max(longest(OPEN), longest(CLOSE));
 }
 
-/** Parts text from code between lines that start with ```. `sink` has `write(pieces)`, `openCode()` and `closeCode()`. */
+/** Parts text from code between lines that start with ```. `sink`: `write(pieces)`, `openCode()`, `closeCode()`. */
 export class FenceSplitter {
   #held = new Held();
   #sink;

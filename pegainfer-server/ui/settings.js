@@ -59,7 +59,8 @@ export class Settings {
   /** Values of all fields that have a name, which the API key has not. */
   #values() {
     const named = [...this.#form.elements].filter(({ name }) => name);
-    return Object.fromEntries(named.map((field) => [field.name, field.type === 'checkbox' ? field.checked : field.value]));
+    const value = (field) => (field.type === 'checkbox' ? field.checked : field.value);
+    return Object.fromEntries(named.map((field) => [field.name, value(field)]));
   }
 
   #restore(values) {

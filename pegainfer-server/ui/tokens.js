@@ -86,20 +86,20 @@ function table({ token, logprob, top_logprobs }) {
   const isChosen = (other) => other.token === token && other.logprob === logprob;
   const listed = top_logprobs.some(isChosen) ? top_logprobs : [...top_logprobs, chosen];
   const rows = listed.map((other) => row(other, isChosen(other)));
-  return element('table', {}, element('caption', {}, `${visible(token)} ${percent(logprob)}`), element('tbody', {}, ...rows));
+  const caption = element('caption', {}, `${visible(token)} ${percent(logprob)}`);
+  return element('table', {}, caption, element('tbody', {}, ...rows));
 }
 
 function row({ token, logprob }, isChosen) {
   const bar = element('span', { className: 'bar' });
   bar.style.width = `${Math.exp(logprob) * 100}%`;
-  const made = element(
+  return element(
     'tr',
     { className: isChosen ? 'chosen' : '' },
     element('th', { scope: 'row' }, visible(token)),
     element('td', {}, percent(logprob)),
     element('td', { className: 'track' }, bar),
   );
-  return made;
 }
 
 /** A token with its blanks made visible. */
