@@ -154,7 +154,8 @@ impl Report {
 
     /// The sweep as a plot.
     pub fn svg(&self, workload: &Workload) -> String {
-        let title = format!("pegainfer bench {}: {}", self.workload, self.model);
+        let model = self.model.rsplit('/').next().unwrap_or_default();
+        let title = format!("pegainfer bench {}: {model}", self.workload);
         let panels = match workload {
             Workload::Latency(_) | Workload::Prefix(_) => [self.ttft("prompt tokens"), self.tpot("prompt tokens")],
             Workload::Throughput(_) => [self.tpot("requests at once"), self.rate("requests at once")],

@@ -96,7 +96,8 @@ pub struct Figures {
     pub output_tok_s: f64,
     /// Prompt and generated tokens a second.
     pub total_tok_s: f64,
-    /// Requests between their first token and their last, on average over the time.
+    /// Requests between their first token and their last, on average over the time in which there is one: the batch of
+    /// a decode step.
     pub decoding: f64,
     /// Prompt tokens found in the prefix cache, the mean of the requests.
     pub cached_tokens: f64,
@@ -107,7 +108,6 @@ impl Figures {
     pub fn of(samples: &[Sample], failed: usize, prompt_len: usize, wall: Duration) -> Self {
         let seconds = wall.as_secs_f64();
         let output: usize = samples.iter().map(|s| s.tokens).sum();
-        let decoding: f64 = samples.iter().map(|s| (s.last() - s.first()).as_secs_f64()).sum();
         let cached: usize = samples.iter().map(|s| s.cached).sum();
         Self {
             requests: samples.len(),
@@ -119,7 +119,7 @@ impl Figures {
             req_s: samples.len() as f64 / seconds,
             output_tok_s: output as f64 / seconds,
             total_tok_s: (output + samples.len() * prompt_len) as f64 / seconds,
-            decoding: decoding / seconds,
+            decoding: decoding(samples),
             cached_tokens: cached as f64 / samples.len() as f64,
         }
     }
@@ -146,6 +146,20 @@ impl Figures {
             cached_tokens: of(&|r| r.cached_tokens),
         }
     }
+}
+
+/// See [`Figures::decoding`]; NaN when no request has two tokens.
+fn decoding(samples: &[Sample]) -> f64 {
+    let mut spans: Vec<(Instant, Instant)> = samples.iter().map(|s| (s.first(), s.last())).collect();
+    spans.sort_unstable();
+    let (mut sum, mut busy, mut until) = (Duration::ZERO, Duration::ZERO, None);
+    for (first, last) in spans {
+        sum += last - first;
+        let from = until.map_or(first, |until| first.max(until));
+        busy += last.saturating_duration_since(from);
+        until = until.max(Some(last));
+    }
+    sum.as_secs_f64() / busy.as_secs_f64()
 }
 
 #[cfg(test)]
@@ -187,9 +201,21 @@ mod tests {
         close(figures.req_s, 10.0);
         close(figures.output_tok_s, 30.0);
         close(figures.total_tok_s, 1030.0);
-        close(figures.decoding, 0.35);
+        // One from 10 to 70, the other from 60 to 70.
+        close(figures.decoding, 70.0 / 60.0);
         close(figures.cached_tokens, 8.0);
         assert_eq!((figures.requests, figures.failed), (2, 1));
+    }
+
+    #[test]
+    fn decoding_counts_the_time_in_which_something_decodes() {
+        let now = Instant::now();
+        let of = |spans: &[(u64, u64)]| {
+            decoding(&spans.iter().map(|&(a, b)| sample(now, &[a, b], 2, 0)).collect::<Vec<_>>())
+        };
+        close(of(&[(0, 10), (20, 30)]), 1.0);
+        close(of(&[(20, 30), (0, 10), (0, 30), (5, 5)]), 50.0 / 30.0);
+        assert!(of(&[(5, 5)]).is_nan() && of(&[]).is_nan());
     }
 
     #[test]

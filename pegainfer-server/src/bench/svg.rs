@@ -7,7 +7,7 @@ const PLOT: (f64, f64) = (400.0, 240.0);
 const LEFT: f64 = 70.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 50.0;
-const BELOW: f64 = 50.0;
+const BELOW: f64 = 64.0;
 const LEGEND_LINE: f64 = 18.0;
 /// Readable on white and on black.
 const INK: &str = "#808890";
