@@ -124,6 +124,19 @@ fn what_cannot_be_measured_is_told() {
 }
 
 #[test]
+fn the_table_has_a_line_for_each_pass_and_a_dash_for_what_was_not_measured() {
+    let report = report(&["prefix", "--prompt-len", "40", "--output-len", "1", "--requests", "2", "--rounds", "1"]);
+    let table = report.table();
+    let line = |name: &str| table.lines().find(|line| line.starts_with(name)).unwrap().split('|').collect::<Vec<_>>();
+    let (cold, again) = (line("cold"), line("again"));
+    assert_eq!(cold[0].split_whitespace().collect::<Vec<_>>(), ["cold", "40", "1", "0"]);
+    assert_eq!(again[0].split_whitespace().collect::<Vec<_>>(), ["again", "40", "1", "32"]);
+    assert!(cold[1].trim_end().ends_with(" c") || cold[1].trim_end().ends_with(" m"), "{table}");
+    assert_eq!(cold[2].split_whitespace().collect::<Vec<_>>(), ["-", "-", "-", "-"], "one token has no TPOT");
+    assert!(table.contains("memory 10.0 GB/s (as given); compute 1.000 TFLOP/s (as given)"), "{table}");
+}
+
+#[test]
 fn json_and_svg_are_written() {
     let dir = std::env::temp_dir().join(format!("pegainfer-bench-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();

@@ -43,15 +43,16 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     if let Some(path) = &common.svg {
         std::fs::write(path, report.svg(workload)).with_context(|| format!("{} cannot be written", path.display()))?;
     }
+    let json = serde_json::to_string_pretty(&report)? + "\n";
     match &common.json {
-        Some(path) if path.as_os_str() == "-" => println!("{}", serde_json::to_string_pretty(&report)?),
-        Some(path) => {
-            let json = serde_json::to_string_pretty(&report)? + "\n";
-            std::fs::write(path, json).with_context(|| format!("{} cannot be written", path.display()))?;
-            print!("{}\n{}", report.device, report.table());
+        Some(path) if path.as_os_str() == "-" => {
+            print!("{json}");
+            return Ok(());
         }
-        None => print!("{}\n{}", report.device, report.table()),
+        Some(path) => std::fs::write(path, json).with_context(|| format!("{} cannot be written", path.display()))?,
+        None => {}
     }
+    print!("{}", report.table());
     Ok(())
 }
 

@@ -89,6 +89,28 @@ impl Row {
         };
         Ok(Self { name, line, x, point, median, limits, roofline_share, rounds })
     }
+
+    fn write(&self, out: &mut String) {
+        let Self { name, point, median, limits, roofline_share: share, .. } = self;
+        let _ = writeln!(
+            out,
+            "{name:<14} {:>6} {:>6} {:>6.0} |{} {:>8} |{} {:>8} |{} |{:>7.2} {:>9.1} {:>8}",
+            point.prompt_len,
+            point.output_len,
+            median.cached_tokens,
+            times(median.ttft_ms),
+            percent(share.ttft, limits.ttft_ms),
+            times(median.tpot_ms),
+            percent(share.tpot, limits.tpot_ms),
+            times(median.itl_ms),
+            median.req_s,
+            median.output_tok_s,
+            percent(share.output_tok_s, limits.output_tok_s)
+        );
+        if median.failed > 0 {
+            let _ = writeln!(out, "{:<14} {} of {} failed", "", median.failed, median.failed + median.requests);
+        }
+    }
 }
 
 fn plural(n: usize, what: &str) -> String {
@@ -98,58 +120,44 @@ fn plural(n: usize, what: &str) -> String {
 impl Report {
     /// For people.
     pub fn table(&self) -> String {
-        let Self { roofline, .. } = self;
         let mut out = format!(
-            "{:<14} {:>6} {:>6} {:>6} |{:^35}|{:^35}|{:^26}|\n{:<14} {:>6} {:>6} {:>6} |",
-            "", "prompt", "output", "cached", "TTFT ms", "TPOT ms", "ITL ms", "", "tokens", "tokens", "tokens"
+            "{}\n{:<14} {:>6} {:>6} {:>6} |{:^35}|{:^35}|{:^26}|\n{:<14} {:>6} {:>6} {:>6} |",
+            self.device,
+            "",
+            "prompt",
+            "output",
+            "cached",
+            "TTFT ms",
+            "TPOT ms",
+            "ITL ms",
+            "",
+            "tokens",
+            "tokens",
+            "tokens"
         );
         for _ in 0..2 {
             let _ = write!(out, "{:>8} {:>8} {:>8} {:>8} |", "p50", "p90", "p99", "% roof");
         }
-        let _ =
-            writeln!(out, "{:>8} {:>8} {:>8} |{:>7} {:>9} {:>8}", "p50", "p90", "p99", "req/s", "out tok/s", "% roof");
+        out += &format!("{:>8} {:>8} {:>8} |{:>7} {:>9} {:>8}\n", "p50", "p90", "p99", "req/s", "out tok/s", "% roof");
         for row in &self.rows {
-            let (median, limits, share) = (&row.median, &row.limits, &row.roofline_share);
-            let _ = writeln!(
-                out,
-                "{:<14} {:>6} {:>6} {:>6.0} |{} {:>8} |{} {:>8} |{} |{:>7.2} {:>9.1} {:>8}",
-                row.name,
-                row.point.prompt_len,
-                row.point.output_len,
-                median.cached_tokens,
-                times(median.ttft_ms),
-                percent(share.ttft, limits.ttft_ms),
-                times(median.tpot_ms),
-                percent(share.tpot, limits.tpot_ms),
-                times(median.itl_ms),
-                median.req_s,
-                median.output_tok_s,
-                percent(share.output_tok_s, limits.output_tok_s)
-            );
-            if median.failed > 0 {
-                let _ = writeln!(
-                    out,
-                    "{:<14} {} of {} requests failed",
-                    "",
-                    median.failed,
-                    median.failed + median.requests
-                );
-            }
+            row.write(&mut out);
         }
+        out + &self.notes()
+    }
+
+    fn notes(&self) -> String {
         let rounds = self.rows.first().map_or(0, |row| row.rounds.len());
-        let _ = writeln!(
-            out,
-            "medians of {rounds} rounds. % roof: the least that memory (m) or compute (c) allows as a share of p50 (of the \
-             rate: the rate as a share of the most),\nfor the recorded ops of the request's own prefill, and of a decode \
-             step at the mean batch and context.\nmemory {:.1} GB/s ({}); {}",
-            roofline.read_bytes_s / 1e9,
-            roofline.read_source,
-            match roofline.peak_flop_s {
-                Some(peak) => format!("compute {:.3} TFLOP/s ({})", peak / 1e12, roofline.peak_source),
-                None => "no bf16 rate is known for this device: --peak-tflops adds it".to_owned(),
-            }
-        );
-        out
+        let Roofline { read_bytes_s, read_source, peak_source, .. } = self.roofline;
+        let compute = match self.roofline.peak_flop_s {
+            Some(peak) => format!("compute {:.3} TFLOP/s ({peak_source})", peak / 1e12),
+            None => "no bf16 rate is known for this device: give --peak-tflops".to_owned(),
+        };
+        format!(
+            "Medians of {rounds} rounds. % roof: of p50, the share that memory (m) or compute (c) needs at least; of the \
+             rate, its share of the most they allow.\nThe limits are those of the recorded ops: TTFT, the request's own \
+             prefill; TPOT, a decode step at the mean batch and context.\nmemory {:.1} GB/s ({read_source}); {compute}\n",
+            read_bytes_s / 1e9
+        )
     }
 
     /// The sweep as a plot.
