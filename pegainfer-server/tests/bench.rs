@@ -147,6 +147,9 @@ fn json_and_svg_are_written() {
     let plot = std::fs::read_to_string(&svg).unwrap_or_default();
     let _ = std::fs::remove_dir_all(&dir);
     assert_eq!(code, Some(0), "{stderr}");
+    let (code, told, stderr) = run(pegainfer().args(["bench", "latency", "--json"]).arg(dir.join("x/y.json")));
+    assert_eq!((code, told.as_str()), (Some(1), ""));
+    assert!(stderr.contains("y.json cannot be written"), "{stderr}");
     let json: Value = serde_json::from_str(&stdout).unwrap();
     let lengths = |row: &Value| (row["prompt_len"].as_u64().unwrap(), row["output_len"].as_u64().unwrap());
     let rows = json["rows"].as_array().unwrap();

@@ -28,6 +28,8 @@ use pegainfer_core::engine::EngineHandle;
 use pegainfer_core::rng;
 use report::{Report, Row};
 use roofline::Roofline;
+use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,21 +41,24 @@ use workload::{Arrivals, Point, measure};
 pub fn run(args: &BenchArgs) -> Result<()> {
     let workload = &args.workload;
     let common = workload.common();
+    // A path that cannot be written is told before the measurement, not after it.
+    let svg = common.svg.as_deref().map(create).transpose()?;
+    let to_stdout = common.json.as_deref().is_some_and(|path| path == "-");
+    let json = common.json.as_deref().filter(|_| !to_stdout).map(create).transpose()?;
     let report = bench(workload)?;
-    if let Some(path) = &common.svg {
-        std::fs::write(path, report.svg(workload)).with_context(|| format!("{} cannot be written", path.display()))?;
+    if let Some(mut file) = svg {
+        file.write_all(report.svg(workload).as_bytes()).context("the plot cannot be written")?;
     }
-    let json = serde_json::to_string_pretty(&report)? + "\n";
-    match &common.json {
-        Some(path) if path.as_os_str() == "-" => {
-            print!("{json}");
-            return Ok(());
-        }
-        Some(path) => std::fs::write(path, json).with_context(|| format!("{} cannot be written", path.display()))?,
-        None => {}
+    let text = serde_json::to_string_pretty(&report)? + "\n";
+    if let Some(mut file) = json {
+        file.write_all(text.as_bytes()).context("the JSON cannot be written")?;
     }
-    print!("{}", report.table());
+    print!("{}", if to_stdout { text } else { report.table() });
     Ok(())
+}
+
+fn create(path: &Path) -> Result<File> {
+    File::create(path).with_context(|| format!("{} cannot be written", path.display()))
 }
 
 /// Measures a workload.

@@ -153,9 +153,10 @@ impl Report {
             None => "no bf16 rate is known for this device: give --peak-tflops".to_owned(),
         };
         format!(
-            "Medians of {rounds} rounds. % roof: of p50, the share that memory (m) or compute (c) needs at least; of the \
+            "Medians of {}. % roof: of p50, the share that memory (m) or compute (c) needs at least; of the \
              rate, its share of the most they allow.\nThe limits are those of the recorded ops: TTFT, the request's own \
              prefill; TPOT, a decode step at the mean batch and context.\nmemory {:.1} GB/s ({read_source}); {compute}\n",
+            plural(rounds, "round"),
             read_bytes_s / 1e9
         )
     }
