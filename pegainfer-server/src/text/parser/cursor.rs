@@ -3,6 +3,9 @@
 /// White space of JSON and of the templates.
 pub const WHITESPACE: [char; 4] = [' ', '\n', '\r', '\t'];
 
+/// White space between two tags that belong together is shorter. Looking further would cost time again with every token.
+const MAX_GAP: usize = 64;
+
 /// Whether some expected text is next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
@@ -46,6 +49,21 @@ impl Cursor {
         std::mem::replace(&mut self.text, rest)
     }
 
+    /// Removes and gives the text before `end`, but for `held` characters at its end. The position moves behind them, so
+    /// that they are not looked at again: before the position there are only `held` characters, now and on return.
+    pub fn take_but(&mut self, end: usize, held: &[char]) -> String {
+        let new = self.text[self.at..end].trim_end_matches(held).len();
+        if new == 0 {
+            self.at = end;
+            return String::new();
+        }
+        self.at += new;
+        let behind = end - self.at;
+        let taken = self.take();
+        self.at = behind;
+        taken
+    }
+
     /// The text from the position on.
     pub fn rest(&self) -> &str {
         &self.text[self.at..]
@@ -81,7 +99,7 @@ impl Cursor {
         if let Some(found) = rest.find(tag) {
             return Seek::Found(self.at + found);
         }
-        let partial = rest.rfind('<').filter(|&i| begins(rest[i..].as_bytes(), tag) == Next::Maybe);
+        let partial = rest.rfind('<').filter(|&i| begins(&rest.as_bytes()[i..], tag) == Next::Maybe);
         Seek::Pending(self.at + partial.unwrap_or(rest.len()))
     }
 }
@@ -95,4 +113,10 @@ pub fn begins(text: &[u8], expected: &str) -> Next {
     } else {
         Next::No
     }
+}
+
+/// Whether `expected` is in `text` after some white space.
+pub fn begins_after_space(text: &str, expected: &str) -> Next {
+    let inside = text.trim_start_matches(WHITESPACE);
+    if text.len() - inside.len() > MAX_GAP { Next::No } else { begins(inside.as_bytes(), expected) }
 }

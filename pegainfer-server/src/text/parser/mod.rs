@@ -7,12 +7,13 @@
 //!
 //! # Layout
 //! - [`reasoning`]: text inside `<think>` and the rest. [`tools`]: the rest, as content and calls.
-//! - [`hermes`] and [`qwen3_coder`]: the two ways to write a call. [`typed`]: parameters without quotes, by schema.
+//! - [`hermes`] and [`qwen3_coder`]: the two ways to write a call. [`parameter`], [`typed`]: the latter's values.
 //! - [`cursor`], [`output`]: what goes in and what comes out.
 
 mod cursor;
 mod hermes;
 mod output;
+mod parameter;
 mod qwen3_coder;
 mod reasoning;
 #[cfg(test)]
@@ -102,6 +103,11 @@ impl OutputParser {
             tools.finish(&mut self.out);
         }
         self.out.take()
+    }
+
+    /// True once a call was found.
+    pub fn has_calls(&self) -> bool {
+        self.out.calls > 0
     }
 
     /// Text that is not reasoning.

@@ -31,7 +31,7 @@ pub struct Output {
     events: Vec<Event>,
     include_reasoning: bool,
     /// Calls so far, dropped ones included.
-    calls: usize,
+    pub calls: usize,
     max_calls: usize,
     id_seed: u64,
 }

@@ -11,16 +11,14 @@
 //! The arguments go out as a JSON object. Strings go out as they come; other values are needed whole to be typed. A missing
 //! `</parameter>` or `</function>` is forgiven.
 
-use super::cursor::{Cursor, Next, WHITESPACE, begins};
+use super::cursor::{Cursor, Next};
 use super::output::Output;
+use super::parameter::{FUNCTION_CLOSE, PARAMETER, Parameter};
 use super::tools::{CALL_CLOSE, CallPrefix, Progress};
 use super::typed::ParameterType;
 use serde_json::Value;
 
 const FUNCTION: &str = "<function=";
-const FUNCTION_CLOSE: &str = "</function>";
-const PARAMETER: &str = "<parameter=";
-const PARAMETER_CLOSE: &str = "</parameter>";
 /// Names and keys are shorter; what is longer is no tag.
 const MAX_NAME: usize = 256;
 
@@ -42,17 +40,6 @@ enum Step {
     Stray,
     /// Before `</tool_call>`.
     Close,
-}
-
-#[derive(Debug)]
-struct Parameter {
-    kind: ParameterType,
-    /// The value so far, if it goes out as a whole.
-    text: String,
-    /// The line break that comes first was not read yet.
-    opening: bool,
-    /// Nothing of the value was given out.
-    fresh: bool,
 }
 
 /// What to do after a step.
@@ -108,16 +95,12 @@ impl Reader {
         }
     }
 
-    /// The text ends with `held`; true if that is part of a call. A value that is cut off goes out as far as it came.
+    /// The text ends with `held`; true if that is part of a call.
     pub fn finish(&mut self, held: &str, out: &mut Output) -> bool {
-        if let Step::Value(parameter) = &mut self.step {
-            if held.trim_start_matches('\n').starts_with(FUNCTION_CLOSE) {
-                parameter.close(out);
-                out.tool_arguments("}");
-            } else {
-                parameter.give(held, out);
-                parameter.cut_off(out);
-            }
+        if let Step::Value(parameter) = &mut self.step
+            && parameter.finish(held, out)
+        {
+            out.tool_arguments("}");
         }
         self.started
     }
@@ -148,7 +131,13 @@ impl Reader {
                     To(Step::Stray)
                 }
             },
-            Step::Value(parameter) => value(parameter, cursor, out),
+            Step::Value(mut parameter) => {
+                if parameter.read(cursor, out) {
+                    To(Step::Body)
+                } else {
+                    Wait(Step::Value(parameter))
+                }
+            }
             Step::Stray => {
                 cursor.at += cursor.rest().find('<').unwrap_or(cursor.rest().len());
                 out.content(&cursor.take());
@@ -199,10 +188,9 @@ impl Reader {
         cursor.take();
         let kind = ParameterType::of(&self.definitions, &self.function, key);
         let separator = if self.parameters == 0 { "{" } else { ", " };
-        let quote = if kind.is_text() { "\"" } else { "" };
-        out.tool_arguments(&format!("{separator}{}: {quote}", Value::from(key)));
+        out.tool_arguments(&format!("{separator}{}: ", Value::from(key)));
         self.parameters += 1;
-        To(Step::Value(Parameter { kind, text: String::new(), opening: true, fresh: true }))
+        To(Step::Value(Parameter::open(kind, out)))
     }
 }
 
@@ -224,95 +212,5 @@ fn tag_name(cursor: &mut Cursor) -> TagName {
         }
         None if rest.len() <= MAX_NAME => TagName::Incomplete,
         _ => TagName::Bad,
-    }
-}
-
-/// Reads on in a value.
-fn value(mut parameter: Parameter, cursor: &mut Cursor, out: &mut Output) -> Move {
-    // One line break at the beginning and one at the end are not part of the value.
-    if parameter.opening {
-        match cursor.peek() {
-            None => return Wait(Step::Value(parameter)),
-            Some(byte) => cursor.at = usize::from(byte == b'\n'),
-        }
-        cursor.take();
-        parameter.opening = false;
-    }
-    let (end, tag) = match value_end(&cursor.text, parameter.fresh) {
-        ValueEnd::At(end, tag) => (end, Some(tag)),
-        ValueEnd::After(end) => (end, None),
-    };
-    let text = &cursor.text[..end];
-    // Held back until it is known whether it is the last one.
-    let text = text.strip_suffix('\n').unwrap_or(text);
-    parameter.give(text, out);
-    parameter.fresh &= text.is_empty();
-    cursor.at = tag.map_or(text.len(), |tag| end + tag);
-    cursor.take();
-    match tag {
-        None => Wait(Step::Value(parameter)),
-        Some(_) => {
-            parameter.close(out);
-            To(Step::Body)
-        }
-    }
-}
-
-impl Parameter {
-    fn give(&mut self, text: &str, out: &mut Output) {
-        if self.kind.is_text() {
-            let quoted = Value::from(text).to_string();
-            out.tool_arguments(&quoted[1..quoted.len() - 1]);
-        } else {
-            self.text.push_str(text);
-        }
-    }
-
-    fn close(&self, out: &mut Output) {
-        if self.kind.is_text() {
-            out.tool_arguments("\"");
-        } else {
-            out.tool_arguments(&self.kind.json(&self.text));
-        }
-    }
-
-    fn cut_off(&self, out: &mut Output) {
-        if !self.text.is_empty() {
-            out.tool_arguments(&self.kind.json(&self.text));
-        }
-    }
-}
-
-enum ValueEnd {
-    /// The value ends at this byte, before a tag of so many bytes (0: the tag is not the value's own).
-    At(usize, usize),
-    /// The value goes on at least to this byte.
-    After(usize),
-}
-
-/// Looks for the end of a value in `text`. `fresh`: the value begins with this text.
-fn value_end(text: &str, fresh: bool) -> ValueEnd {
-    for (at, _) in text.match_indices('<') {
-        let rest = &text[at..];
-        let line_start = text[..at].ends_with('\n') || (fresh && at == 0);
-        let next_parameter = if line_start { begins(rest.as_bytes(), PARAMETER) } else { Next::No };
-        match (begins(rest.as_bytes(), PARAMETER_CLOSE), next_parameter, function_end(rest)) {
-            (Next::Yes, ..) => return ValueEnd::At(at, PARAMETER_CLOSE.len()),
-            (_, Next::Yes, _) | (.., Next::Yes) => return ValueEnd::At(at, 0),
-            (Next::No, Next::No, Next::No) => {}
-            _ => return ValueEnd::After(at),
-        }
-    }
-    ValueEnd::After(text.len())
-}
-
-/// `</function>` may be part of a value: it ends the function only before `</tool_call>`.
-fn function_end(text: &str) -> Next {
-    match begins(text.as_bytes(), FUNCTION_CLOSE) {
-        Next::Yes => {
-            let after = text[FUNCTION_CLOSE.len()..].trim_start_matches(WHITESPACE);
-            begins(after.as_bytes(), CALL_CLOSE)
-        }
-        other => other,
     }
 }

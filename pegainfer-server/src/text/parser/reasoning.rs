@@ -1,6 +1,6 @@
 //! `<think>` reasoning `</think>` answer.
 
-use super::cursor::{Cursor, Next, Seek, WHITESPACE, begins};
+use super::cursor::{Cursor, Next, Seek, begins_after_space};
 use super::output::Output;
 use super::tools::CALL_OPEN;
 
@@ -127,7 +127,8 @@ impl ReasoningParser {
             (_, Seek::Found(call)) if call < close.at() => match self.is_call(call) {
                 Next::Yes => Some(self.end(call, 0, out)),
                 Next::No => {
-                    self.give(call + CALL_OPEN.len(), out);
+                    self.cursor.at = call + CALL_OPEN.len();
+                    out.reasoning(&self.cursor.take());
                     Some(Step::Reasoning)
                 }
                 Next::Maybe => {
@@ -145,28 +146,23 @@ impl ReasoningParser {
 
     /// Whether the `<tool_call>` at this byte begins a call and is not just mentioned.
     fn is_call(&self, at: usize) -> Next {
-        let inside = self.cursor.text[at + CALL_OPEN.len()..].trim_start_matches(WHITESPACE);
-        match begins(inside.as_bytes(), "<function=") {
-            Next::No => begins(inside.as_bytes(), "<function "),
+        let inside = &self.cursor.text[at + CALL_OPEN.len()..];
+        match begins_after_space(inside, "<function=") {
+            Next::No => begins_after_space(inside, "<function "),
             next => next,
         }
     }
 
+    /// The reasoning ends at this byte, before a tag of so many bytes.
     fn end(&mut self, at: usize, tag: usize, out: &mut Output) -> Step {
         self.hold(at, out);
-        self.cursor.at = self.cursor.text.len() - self.cursor.text.trim_start_matches('\n').len() + tag;
+        self.cursor.at += tag;
         self.cursor.take();
         Step::Closed
     }
 
     /// Gives the text before this byte out, but for line breaks at its end.
     fn hold(&mut self, end: usize, out: &mut Output) {
-        let end = self.cursor.text[..end].trim_end_matches('\n').len();
-        self.give(end, out);
-    }
-
-    fn give(&mut self, end: usize, out: &mut Output) {
-        self.cursor.at = end;
-        out.reasoning(&self.cursor.take());
+        out.reasoning(&self.cursor.take_but(end, &['\n']));
     }
 }

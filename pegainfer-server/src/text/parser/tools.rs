@@ -102,21 +102,21 @@ impl ToolParser {
                 Reader::Qwen3Coder(reader) => reader.finish(&self.cursor.text, out),
             };
         if !began {
-            self.content(out);
+            let text = self.cursor.take();
+            self.content(&text, out);
         }
     }
 
     /// Gives out content up to the next call; true when there is one.
     fn before_call(&mut self, out: &mut Output) -> bool {
         let tag = self.cursor.seek(CALL_OPEN);
-        self.cursor.at = self.cursor.text[..tag.at()].trim_end_matches(WHITESPACE).len();
-        let held = tag.at() - self.cursor.at;
-        self.content(out);
+        let text = self.cursor.take_but(tag.at(), &WHITESPACE);
+        self.content(&text, out);
         if matches!(tag, Seek::Pending(_)) {
             return false;
         }
         // The tag stays in the text until this is certain to be a call.
-        self.cursor.at = held + CALL_OPEN.len();
+        self.cursor.at += CALL_OPEN.len();
         match &mut self.reader {
             Reader::Hermes(reader) => reader.begin(),
             Reader::Qwen3Coder(reader) => reader.begin(),
@@ -137,16 +137,17 @@ impl ToolParser {
                 self.cursor.take();
                 self.after_call = true;
             }
-            Progress::NotACall => self.content(out),
+            Progress::NotACall => {
+                let text = self.cursor.take();
+                self.content(&text, out);
+            }
         }
         self.in_call = false;
         true
     }
 
-    /// The text before the position is content.
-    fn content(&mut self, out: &mut Output) {
-        let text = self.cursor.take();
-        let text = if self.after_call { text.trim_start_matches(WHITESPACE) } else { &text };
+    fn content(&mut self, text: &str, out: &mut Output) {
+        let text = if self.after_call { text.trim_start_matches(WHITESPACE) } else { text };
         self.after_call &= text.is_empty();
         out.content(text);
     }
