@@ -1,5 +1,6 @@
 //! The OpenAI-compatible HTTP API.
 
+mod answer;
 mod body;
 mod chat;
 mod completions;
@@ -13,6 +14,7 @@ mod params;
 mod policy;
 mod sse;
 mod state;
+mod tools;
 mod wire;
 
 pub use errors::ApiError;
