@@ -20,7 +20,7 @@ const RESERVED_KWARGS: [&str; 5] = ["messages", "tools", "add_generation_prompt"
 
 /// The handler.
 pub async fn chat(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
-    let (headers, mut fields) = body::read(request).await?;
+    let (headers, mut fields) = body::read(request, &state.options).await?;
     let params = Params::take(&mut fields, &headers, &state)?;
     let conversation = Conversation::take(&mut fields)?;
     let logprobs = take_logprobs(&mut fields)?;
@@ -45,14 +45,16 @@ pub async fn chat(State(state): State<Arc<AppState>>, request: Request) -> Resul
     Ok(with_ignored(response, ignored))
 }
 
-struct Conversation {
+/// The part of a body that the chat template turns into a prompt.
+pub struct Conversation {
     messages: Vec<Value>,
     add_generation_prompt: bool,
     kwargs: Map<String, Value>,
 }
 
 impl Conversation {
-    fn take(fields: &mut Fields) -> Result<Self, ApiError> {
+    /// Takes it out of a body.
+    pub fn take(fields: &mut Fields) -> Result<Self, ApiError> {
         let kwargs = fields.object("chat_template_kwargs")?.unwrap_or_default();
         if let Some(name) = RESERVED_KWARGS.iter().find(|&&name| kwargs.contains_key(name)) {
             let message = format!("chat_template_kwargs must not hold {name}");
@@ -65,7 +67,8 @@ impl Conversation {
         })
     }
 
-    fn render(&self, state: &AppState) -> Result<String, ApiError> {
+    /// The prompt.
+    pub fn render(&self, state: &AppState) -> Result<String, ApiError> {
         let Some(template) = &state.checkpoint.template else {
             let message = "this model has no chat template: use /v1/completions";
             return Err(ApiError::invalid("messages", message));
