@@ -1,6 +1,7 @@
 //! The command line.
 
 use crate::bench::args::BenchArgs;
+use crate::http::HttpArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::num::NonZeroUsize;
 
@@ -56,6 +57,9 @@ pub struct ServeArgs {
     /// Refuse requests with fields that are in no known schema, instead of naming them in x-ignored-fields
     #[arg(long)]
     pub strict: bool,
+    /// Keys, origins, limits and timeouts.
+    #[command(flatten)]
+    pub http: HttpArgs,
 }
 
 /// Flags of `generate`.
@@ -184,7 +188,7 @@ pub enum LoadFormat {
 }
 
 /// Reads a size: digits, perhaps a fraction, perhaps a suffix.
-fn parse_bytes(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, suffix) = text.split_at(split);

@@ -4,7 +4,7 @@
 //! - [`cli`]: flags. [`serve`], [`generate`], [`bench`], [`plan`] and [`doctor`] are the commands.
 //! - [`model_path`], [`hub`]: from `--model-path` to a directory. [`detect`], [`engine`]: from a directory to an engine.
 //! - [`checkpoint`]: the text side of a checkpoint directory. [`text`]: tokenizer, detokenizer, stop strings, template, parsers.
-//! - [`openai`]: the HTTP API: requests in, JSON and server-sent events out.
+//! - [`openai`]: the HTTP API: requests in, JSON and server-sent events out. [`http`]: what stands before it.
 //! - [`ui`]: the page at `/`.
 //! - [`metrics`], [`logging`]: what operators see.
 
@@ -15,6 +15,7 @@ pub mod detect;
 pub mod doctor;
 pub mod engine;
 pub mod generate;
+pub mod http;
 pub mod hub;
 pub mod logging;
 pub mod metrics;

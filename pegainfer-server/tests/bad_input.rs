@@ -240,7 +240,12 @@ fn bodies_that_are_not_json_objects() {
 fn a_body_of_ten_megabytes() {
     let server = server();
     let body = json!({"prompt": "x".repeat(10 << 20)});
-    expect(post(server.address, COMPLETIONS, &body), 413, "the request body is larger than the limit of 8 MiB", None);
+    expect(
+        post(server.address, COMPLETIONS, &body),
+        413,
+        "the request body is larger than the limit of 8388608 bytes (--max-body-size)",
+        None,
+    );
     // A client that asks first is refused before it sends.
     let headers = [("Content-Type", "application/json"), ("Expect", "100-continue")];
     let head = format!(

@@ -18,6 +18,7 @@ pub mod svg;
 pub mod workload;
 
 use crate::checkpoint::Checkpoint;
+use crate::http::Options;
 use crate::openai::AppState;
 use crate::{engine, model_path, serve};
 use anyhow::{Context, Result, bail, ensure};
@@ -32,7 +33,6 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::net::TcpSocket;
 use tokio::runtime::Runtime;
 use workload::{Arrivals, Point, measure};
@@ -138,11 +138,11 @@ fn open(workload: &Workload, points: &[Point], dir: &Path, runtime: &Runtime) ->
 async fn serve_here(engine: EngineHandle, dir: &Path) -> Result<Api> {
     let checkpoint = Checkpoint::load(dir)?;
     checkpoint.tokenizer.check_vocab(engine.limits().vocab_size)?;
-    let state = AppState::new(engine, checkpoint, Vec::new(), false);
+    let state = AppState::new(engine, checkpoint, Vec::new(), Options::default());
     let socket = TcpSocket::new_v4().context("no socket")?;
     socket.bind(([127, 0, 0, 1], 0).into()).context("no free port")?;
     let listener = socket.listen(serve::BACKLOG).context("the server cannot listen")?;
     let address = listener.local_addr().context("the server's address is unknown")?;
-    tokio::spawn(serve::serve(listener, state, std::future::pending(), Duration::ZERO));
+    tokio::spawn(crate::http::serve(listener, state, std::future::pending()));
     Api::connect(&format!("http://{address}")).await
 }

@@ -5,12 +5,13 @@ use super::errors::ApiError;
 use super::fields::Fields;
 use super::generation::{Generation, Piece};
 use super::logprobs::ChatLogprobs;
-use super::params::{MAX_LOGPROBS, Params, random_u64};
+use super::params::{MAX_LOGPROBS, Params};
 use super::sse::{self, ChunkFormat, Events};
 use super::state::{AppState, unix_time};
 use super::tools::Tools;
 use super::wire::{ChatChoice, ChatChunkChoice, Envelope, Usage};
 use super::{body, messages, with_ignored};
+use crate::http::request_id::random_u64;
 use crate::text::parser::{Event, OutputParser, ParserOptions, ReasoningStart};
 use axum::Json;
 use axum::extract::{Request, State};
@@ -23,7 +24,7 @@ const RESERVED_KWARGS: [&str; 5] = ["messages", "tools", "add_generation_prompt"
 
 /// The handler.
 pub async fn chat(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
-    let (headers, mut fields) = body::read(request).await?;
+    let (headers, mut fields) = body::read(request, &state.options).await?;
     let params = Params::take(&mut fields, &headers, &state)?;
     let conversation = Conversation::take(&mut fields)?;
     let logprobs = take_logprobs(&mut fields)?;
@@ -49,7 +50,8 @@ pub async fn chat(State(state): State<Arc<AppState>>, request: Request) -> Resul
     Ok(with_ignored(response, ignored))
 }
 
-struct Conversation {
+/// The part of a body that the chat template turns into a prompt.
+pub struct Conversation {
     messages: Vec<Value>,
     tools: Tools,
     include_reasoning: bool,
@@ -58,7 +60,8 @@ struct Conversation {
 }
 
 impl Conversation {
-    fn take(fields: &mut Fields) -> Result<Self, ApiError> {
+    /// Takes it out of a body.
+    pub fn take(fields: &mut Fields) -> Result<Self, ApiError> {
         let kwargs = fields.object("chat_template_kwargs")?.unwrap_or_default();
         if let Some(name) = RESERVED_KWARGS.iter().find(|&&name| kwargs.contains_key(name)) {
             let message = format!("chat_template_kwargs must not hold {name}");
@@ -80,7 +83,7 @@ impl Conversation {
     }
 
     /// The prompt, and what reads its answer.
-    fn render(self, state: &AppState) -> Result<(String, OutputParser), ApiError> {
+    pub fn render(self, state: &AppState) -> Result<(String, OutputParser), ApiError> {
         let Some(template) = &state.checkpoint.template else {
             let message = "this model has no chat template: use /v1/completions";
             return Err(ApiError::invalid("messages", message));

@@ -23,6 +23,8 @@ pub struct Control {
     pub added: Mutex<Vec<GenerateRequest>>,
     /// Requests that were cancelled.
     pub cancelled: AtomicUsize,
+    /// Times that the prefix cache was reset.
+    pub resets: AtomicUsize,
     /// Tokens handed out so far, over all requests.
     pub tokens: AtomicUsize,
     /// No more tokens than this are handed out until it is raised.
@@ -222,6 +224,10 @@ impl StepEngine for MockEngine {
     fn abort_all(&mut self) -> Vec<RequestId> {
         self.launched = false;
         self.waiting.drain(..).chain(self.running.drain(..)).map(|r| r.id).collect()
+    }
+
+    fn reset_prefix_cache(&mut self) {
+        self.control.resets.fetch_add(1, Ordering::SeqCst);
     }
 
     fn stats(&self) -> EngineStats {
