@@ -13,6 +13,7 @@ use pegainfer_core::kv::{BLOCK_SIZE, BlockPool};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::OpError;
 use pegainfer_core::weights::{Source, WeightsError};
+use pegainfer_kernels::ops;
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use thiserror::Error;
@@ -70,11 +71,15 @@ pub struct Loaded {
 }
 
 /// Loads a Qwen3 checkpoint onto `exec`. `progress` is called with (bytes of this tensor, bytes of all weights).
-pub fn load(mut exec: Exec, options: &LoadOptions, progress: &mut dyn FnMut(u64, u64)) -> Result<Loaded, LoadError> {
+pub fn load(
+    mut exec: Exec,
+    options: &LoadOptions,
+    progress: &mut (dyn FnMut(u64, u64) + Send),
+) -> Result<Loaded, LoadError> {
     let config = Config::load(&options.model_path)?;
     let bounds = bounds(&config, options)?;
     let source = match options.dummy_seed {
-        Some(seed) => Source::Dummy { seed, std: config.initializer_range },
+        Some(seed) => Source::Dummy { seed, std: config.initializer_range, uniform: ops::uniform },
         None => Source::open(&options.model_path)?,
     };
     let total = config.weight_bytes();
@@ -139,7 +144,7 @@ pub fn record(config: &Config, batch: usize, tokens: usize, context: usize) -> R
 /// The ops of `step`, whose blocks are numbered through, without weights or memory.
 pub fn record_step(config: &Config, step: &Step) -> Result<Vec<OpRecord>, LoadError> {
     let mut exec = Exec::meta()?;
-    let source = Source::Dummy { seed: 0, std: 0.0 };
+    let source = Source::Dummy { seed: 0, std: 0.0, uniform: ops::uniform };
     let weights = Weights::load(&mut exec, config, &source, &mut |_| {})?;
     let (tokens, rows) = (step.tokens.len(), step.rows.len());
     let context = step.kv_lens.iter().copied().max().unwrap_or(0) as usize;

@@ -10,11 +10,13 @@ mod landing;
 mod launch;
 mod memory;
 mod staging;
+mod upload;
 
 pub use graph::Graph;
 pub(crate) use landing::Landing;
 pub use launch::{Image, Launch};
 pub use memory::DeviceBuffer;
+pub(crate) use upload::Target;
 
 use crate::tensor::{Element, OpError};
 use blaslt::BlasLt;
@@ -29,6 +31,9 @@ use std::sync::Arc;
 /// Bytes of the working memory that kernels share, for partial results of split reductions. Launchers choose their
 /// splits to fit; it never grows, so that captured graphs can hold its address.
 pub const WORKSPACE_BYTES: usize = 64 << 20;
+
+/// Bytes of the largest single copy of a step's inputs, of which two may be on their way.
+const PIECE_BYTES: usize = 16 << 20;
 
 /// Counters at which the blocks of a kernel meet: `u32`, zero whenever no kernel runs. A kernel leaves them so.
 pub const COUNTERS: usize = 16 << 10;
@@ -88,7 +93,7 @@ impl Cuda {
         }
         let context = CudaContext::new(ordinal).map_err(error("cuda: context"))?;
         let stream = context.new_stream().map_err(error("cuda: stream"))?;
-        let staging = Staging::new(&context).map_err(error("cuda: pinned memory"))?;
+        let staging = Staging::new(&context, PIECE_BYTES).map_err(error("cuda: pinned memory"))?;
         let workspace = DeviceBuffer::zeroed(&context, &stream, WORKSPACE_BYTES).map_err(error("cuda: workspace"))?;
         let counters = DeviceBuffer::zeroed(&context, &stream, COUNTERS * size_of::<u32>());
         let counters = counters.map_err(error("cuda: counters"))?;
@@ -181,7 +186,7 @@ impl Cuda {
         elements: usize,
         mut fill: impl FnMut(usize, &mut [T]),
     ) -> Result<(), DriverError> {
-        let piece = staging::PIECE_BYTES / size_of::<T>();
+        let piece = PIECE_BYTES / size_of::<T>();
         for first in (0..elements).step_by(piece) {
             let bytes = piece.min(elements - first) * size_of::<T>();
             let pinned = self.staging.take(&self.stream, bytes)?;
