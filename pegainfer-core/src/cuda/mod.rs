@@ -66,8 +66,10 @@ pub struct Cuda {
     multiprocessors: usize,
     shared: usize,
     capability: (i32, i32),
-    /// Opened, or looked for in vain, when it is first wanted.
-    blaslt: Option<Result<BlasLt, String>>,
+    /// Until the library is first wanted.
+    opening: Option<blaslt::Opening>,
+    /// The library, or why there is none.
+    blaslt: Result<BlasLt, String>,
 }
 
 /// GPUs of this machine, or why there is none, for people.
@@ -103,7 +105,8 @@ impl Cuda {
         let shared = attribute(&context, Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         let modules = Modules::new(shared, capability.0 >= 9);
         let shared = shared as usize;
-        Ok(Self {
+        let blaslt = Err("cuBLASLt is not open yet".to_owned());
+        let mut gpu = Self {
             context,
             stream,
             staging,
@@ -113,8 +116,12 @@ impl Cuda {
             multiprocessors,
             shared,
             capability,
-            blaslt: None,
-        })
+            opening: None,
+            blaslt,
+        };
+        let opening = blaslt::open(gpu.info()?, gpu.stream.clone(), gpu.workspace());
+        gpu.opening = Some(opening.map_err(|e| fail(format!("the thread for cuBLASLt cannot be started: {e}")))?);
+        Ok(gpu)
     }
 
     /// Makes the GPU current for the calling thread; every entry point of an executor begins with it.
@@ -258,6 +265,9 @@ impl Cuda {
 impl Drop for Cuda {
     fn drop(&mut self) {
         // Buffers and modules go with their fields; nothing may run that uses them.
+        if let Some(opening) = self.opening.take() {
+            drop(opening.join());
+        }
         if let Err(error) = self.stream.synchronize() {
             log::debug!("the GPU was left with an error: {}", describe(error));
         }
