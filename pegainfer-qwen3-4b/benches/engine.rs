@@ -37,7 +37,8 @@ fn executor() -> Executor {
     let mut exec = Exec::cpu(Isa::best(), None).expect("threads");
     let source = Source::Dummy { seed: 1, std: config.initializer_range, uniform: ops::uniform };
     let weights = Weights::load(&mut exec, &config, &source, &mut |_| {}).expect("dummy weights");
-    let bounds = StepBounds { tokens: 512, rows: 32, context: 1024, kv_blocks: 32 * 16, graphs: true };
+    let (kv_blocks, gpu_memory_share) = (32 * 16, None);
+    let bounds = StepBounds { tokens: 512, rows: 32, context: 1024, kv_blocks, gpu_memory_share, graphs: true };
     Executor::new(exec, config, weights, bounds).expect("workspace")
 }
 
