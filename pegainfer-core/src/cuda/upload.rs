@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Threads that fill, at most. One reads 5 to 10 GB/s out of the page cache, and the fastest link takes 55.
+/// Threads that fill, at most. One reads about 5 GB/s out of the page cache, and the fastest link takes 55.
 const LANES: usize = 8;
 /// Bytes of one copy: long enough for the link's full rate, short enough that the pinned memory, two pieces a lane, is
 /// allocated in no time.
