@@ -35,16 +35,21 @@ fn build() -> Result<(), String> {
         .collect();
     sources.sort();
     let nvcc = match env::var("PEGAINFER_CUDA").as_deref() {
-        Err(_) | Ok("auto" | "") => find_nvcc(&wheels),
+        Err(_) | Ok("auto" | "") => find_nvcc(&wheels).or_else(|| {
+            // The one kind of line of a build script that cargo shows.
+            println!(
+                "cargo:warning=building without GPU support: no nvcc was found; {HOW} (PEGAINFER_CUDA=off hides this)"
+            );
+            None
+        }),
         Ok("off") => None,
         Ok("required") => {
             Some(find_nvcc(&wheels).ok_or_else(|| format!("PEGAINFER_CUDA=required, but there is no nvcc: {HOW}"))?)
         }
         Ok(other) => return Err(format!("PEGAINFER_CUDA={other}: expected auto, required or off")),
     };
-    match &nvcc {
-        Some(nvcc) => compile(nvcc, &sources, &out)?,
-        None => println!("CPU-only: no nvcc; {HOW}"),
+    if let Some(nvcc) = &nvcc {
+        compile(nvcc, &sources, &out)?;
     }
     fs::write(out.join("images.rs"), images(&sources, &out, nvcc.is_some())).map_err(|e| format!("images.rs: {e}"))
 }

@@ -1,6 +1,6 @@
 //! Where ops run: a device, its threads, a scratch area and the recorder.
 
-use crate::cuda::{self, Cuda, Graph};
+use crate::cuda::{self, Cuda, Graph, Target};
 use crate::isa::Isa;
 use crate::record::OpRecord;
 use crate::scratch::Scratch;
@@ -156,6 +156,21 @@ impl Exec {
             (None, _) => fill(0, &mut tensor.host_mut()[range]),
         }
         Ok(())
+    }
+
+    /// Fills `targets` on the GPU and waits for it. `fill(i, first, bytes)` gives the bytes of target `i` that begin at
+    /// byte `first`, for pieces in no particular order, on the host's threads. Nothing happens without targets.
+    pub(crate) fn upload<E: From<OpError> + Send>(
+        &mut self,
+        targets: &[Target],
+        fill: impl Fn(usize, usize, &mut [u8]) -> Result<(), E> + Send + Sync,
+    ) -> Result<(), E> {
+        if targets.is_empty() {
+            return Ok(());
+        }
+        let pool = self.pool.clone();
+        let gpu = self.gpu()?;
+        pool.install(|| gpu.upload_all(targets, fill))
     }
 
     /// Copies `values` in and sets the leading dimension to fit; the other dimensions stay. On a GPU the copy is

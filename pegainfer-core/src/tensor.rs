@@ -1,6 +1,6 @@
 //! Tensors: a name, a shape, a dtype and, unless the device is `Meta`, bytes.
 
-use crate::cuda::DeviceBuffer;
+use crate::cuda::{DeviceBuffer, Target};
 use half::bf16;
 use memmap2::{Advice, MmapMut};
 use std::fmt;
@@ -186,6 +186,12 @@ impl Tensor {
     pub fn device(&self) -> u64 {
         let Storage::Device(buffer, first) = &self.storage else { panic!("{} is not on a GPU", self.name) };
         buffer.address() + (first + self.offset() * self.dtype.size()) as u64
+    }
+
+    /// The bytes of the elements, to be filled later; `None` where they are not on a GPU.
+    pub(crate) fn target(&self) -> Option<Target> {
+        let Storage::Device(buffer, _) = &self.storage else { return None };
+        Some(Target::new(buffer.clone(), self.device(), self.bytes() as usize))
     }
 }
 

@@ -5,7 +5,7 @@
 use half::bf16;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
-use pegainfer_core::weights::{Checkpoint, Loader, Part, Source, WeightsError};
+use pegainfer_core::weights::{Checkpoint, Loader, Part, Source, Uniform, WeightsError, uniform};
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use std::path::{Path, PathBuf};
 
@@ -63,16 +63,28 @@ fn shards_are_found_through_the_index_and_stacked() {
     let mut exec = Exec::cpu(Isa::best(), Some(2)).unwrap();
     let mut done = 0;
     let mut progress = |bytes| done += bytes;
-    let mut loader = Loader::new(&mut exec, &source, &mut progress);
     let parts = [Part { name: "q".into(), rows: 3 }, Part { name: "k".into(), rows: 2 }];
-    let qk = loader.stacked("qk", &parts, 4).unwrap();
+    let qk = Loader::run(&mut exec, &source, &mut progress, |loader| loader.stacked("qk", &parts, 4)).unwrap();
     assert_eq!(qk.host::<bf16>(), values(20, 0));
-    let error = loader.matrix("q".into(), 4, 4).unwrap_err();
+    assert_eq!(done, 40, "progress counts loaded bytes");
+    let error = Loader::run(&mut exec, &source, &mut |_| {}, |loader| loader.matrix("q".into(), 4, 4)).unwrap_err();
     assert!(matches!(error, WeightsError::Mismatch { .. }), "{error}");
     assert!(error.to_string().contains("q is BF16 [3, 4]"), "{error}");
-    let error = loader.vector("missing".into(), 4).unwrap_err();
+    let missing = |loader: &mut Loader<'_>| loader.vector("missing".into(), 4);
+    let error = Loader::run(&mut exec, &source, &mut |_| {}, missing).unwrap_err();
     assert!(error.to_string().contains("no tensor missing"), "{error}");
-    assert_eq!(done, 40, "progress counts loaded bytes");
+}
+
+#[test]
+fn a_file_cut_short_after_it_was_opened_is_an_error() {
+    let dir = Dir::new("cut");
+    let whole = file(&[bf16_tensor("q", 3, 0)]);
+    dir.write("model.safetensors", &whole);
+    let source = Source::open(dir.path()).unwrap();
+    dir.write("model.safetensors", &whole[..whole.len() - 1]);
+    let mut exec = Exec::cpu(Isa::best(), Some(2)).unwrap();
+    let error = Loader::run(&mut exec, &source, &mut |_| {}, |loader| loader.matrix("q".into(), 3, 4)).unwrap_err();
+    assert!(error.to_string().contains("model.safetensors"), "{error}");
 }
 
 #[test]
@@ -114,8 +126,13 @@ fn another_dtype_is_refused_by_name() {
 fn dummy_weights_depend_on_seed_and_name_alone() {
     let load = |threads, seed, name: &str| {
         let mut exec = Exec::cpu(Isa::Portable, Some(threads)).unwrap();
-        let source = Source::Dummy { seed, std: 0.02 };
-        let tensor = Loader::new(&mut exec, &source, &mut |_| {}).matrix(name.into(), 300, 1000).unwrap();
+        let on_host: Uniform = |_, seed, limit, out| {
+            uniform(out.host_mut(), seed, limit);
+            Ok(())
+        };
+        let source = Source::Dummy { seed, std: 0.02, uniform: on_host };
+        let matrix = |loader: &mut Loader<'_>| loader.matrix(name.into(), 300, 1000);
+        let tensor = Loader::run(&mut exec, &source, &mut |_| {}, matrix).unwrap();
         tensor.host::<bf16>().to_vec()
     };
     let base = load(1, 1, "q");

@@ -47,7 +47,7 @@ struct Output {
 }
 
 const EPS: f32 = 1e-6;
-/// Tolerance of ids.
+/// Tolerance of ids, and of dummy weights.
 const EXACT: f64 = 0.0;
 
 /// Calls the op of `record` on `reference` and on `tested` and compares what it writes. `None` for an op that is not
@@ -149,6 +149,10 @@ fn run(exec: &mut Exec, record: &OpRecord, case: &Case) -> Result<Option<Vec<Out
             ops::decode_attention(exec, qkv, norms, rope, at, &batch, case.shape, EPS, (k, v), &mut q, out)?;
         }
         ("sample", [logits, _], [out]) => return sampling::sample(exec, logits, out).map(Some),
+        ("uniform", [], [out]) => {
+            ops::uniform(exec, 5, 0.02, out)?;
+            return Ok(Some(vec![Output { tolerance: EXACT, ..output(exec, out, case)? }]));
+        }
         ("logprobs", [logits, _, sampled], [out]) => return sampling::logprobs(exec, logits, sampled, out).map(Some),
         _ => return Ok(None),
     }

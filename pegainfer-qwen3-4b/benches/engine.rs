@@ -8,7 +8,7 @@ use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
 use pegainfer_core::tensor::{DType, Tensor};
 use pegainfer_core::weights::Source;
-use pegainfer_kernels::ops::HeadShape;
+use pegainfer_kernels::ops::{self, HeadShape};
 use pegainfer_qwen3_4b::config::Config;
 use pegainfer_qwen3_4b::executor::{Executor, StepBounds};
 use pegainfer_qwen3_4b::plan::Step;
@@ -35,9 +35,10 @@ fn qwen3_0_6b() -> Config {
 fn executor() -> Executor {
     let config = qwen3_0_6b();
     let mut exec = Exec::cpu(Isa::best(), None).expect("threads");
-    let source = Source::Dummy { seed: 1, std: config.initializer_range };
+    let source = Source::Dummy { seed: 1, std: config.initializer_range, uniform: ops::uniform };
     let weights = Weights::load(&mut exec, &config, &source, &mut |_| {}).expect("dummy weights");
-    let bounds = StepBounds { tokens: 512, rows: 32, context: 1024, kv_blocks: 32 * 16, graphs: true };
+    let (kv_blocks, gpu_memory_share) = (32 * 16, None);
+    let bounds = StepBounds { tokens: 512, rows: 32, context: 1024, kv_blocks, gpu_memory_share, graphs: true };
     Executor::new(exec, config, weights, bounds).expect("workspace")
 }
 

@@ -8,13 +8,15 @@ use crate::weights::Weights;
 use pegainfer_core::engine::{
     EngineError, EngineLimits, EngineStats, EventBatch, GenerateRequest, RequestId, StepEngine,
 };
-use pegainfer_core::exec::Exec;
+use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::kv::{BLOCK_SIZE, BlockPool};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::OpError;
 use pegainfer_core::weights::{Source, WeightsError};
+use pegainfer_kernels::ops;
 use std::collections::VecDeque;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 use thiserror::Error;
 
 /// What to load and how much of the machine to use.
@@ -32,12 +34,14 @@ pub struct LoadOptions {
     pub max_num_batched_tokens: usize,
     /// Whether a GPU replays decode steps as CUDA graphs.
     pub cuda_graph: bool,
-    /// Bytes of the KV pool; `None` takes what `max_num_seqs` sequences of full length could use, at most
-    /// [`DEFAULT_KV_BYTES`].
+    /// Bytes of the KV pool; `None` takes what `max_num_seqs` sequences of full length could use: on the CPU at most
+    /// [`DEFAULT_KV_BYTES`], on a GPU at most what the rest leaves of `gpu_memory_utilization`.
     pub kv_cache_bytes: Option<u64>,
+    /// Share of a GPU's memory that may be in use when the engine is loaded, 0 to 1.
+    pub gpu_memory_utilization: f64,
 }
 
-/// Upper bound of the default KV pool.
+/// Upper bound of the default KV pool on the CPU.
 pub const DEFAULT_KV_BYTES: u64 = 4 << 30;
 
 /// Why an engine cannot be loaded; one sentence for the user.
@@ -55,9 +59,12 @@ pub enum LoadError {
     /// An op refused what the configuration asks for.
     #[error("the model cannot run: {0}")]
     Op(#[from] OpError),
-    /// KV pool or workspace.
-    #[error("cannot allocate the KV cache and workspace: {0}; try a smaller --kv-cache-memory")]
-    Memory(#[from] std::io::Error),
+    /// The KV pool.
+    #[error("cannot allocate the KV cache: {0}; lower --kv-cache-memory or --gpu-memory-utilization")]
+    KvCache(std::io::Error),
+    /// The workspace.
+    #[error("cannot allocate the activations: {0}; lower --max-num-batched-tokens or --max-num-seqs")]
+    Workspace(#[from] std::io::Error),
 }
 
 /// A loaded engine, ready for its thread, and what start-up prints about it.
@@ -67,18 +74,27 @@ pub struct Loaded {
     pub engine: Engine,
     /// The model's numbers.
     pub config: Config,
+    /// From the first weight to the last, on the device.
+    pub weights_time: Duration,
 }
 
-/// Loads a Qwen3 checkpoint onto `exec`. `progress` is called with (bytes of this tensor, bytes of all weights).
-pub fn load(mut exec: Exec, options: &LoadOptions, progress: &mut dyn FnMut(u64, u64)) -> Result<Loaded, LoadError> {
+/// Loads a Qwen3 checkpoint onto `exec`. `progress` is called with (bytes of this piece, bytes of all weights).
+pub fn load(
+    mut exec: Exec,
+    options: &LoadOptions,
+    progress: &mut (dyn FnMut(u64, u64) + Send),
+) -> Result<Loaded, LoadError> {
     let config = Config::load(&options.model_path)?;
-    let bounds = bounds(&config, options)?;
+    let bounds = bounds(&config, options, exec.device())?;
     let source = match options.dummy_seed {
-        Some(seed) => Source::Dummy { seed, std: config.initializer_range },
+        Some(seed) => Source::Dummy { seed, std: config.initializer_range, uniform: ops::uniform },
         None => Source::open(&options.model_path)?,
     };
     let total = config.weight_bytes();
+    let start = Instant::now();
     let weights = Weights::load(&mut exec, &config, &source, &mut |bytes| progress(bytes, total))?;
+    exec.synchronize()?;
+    let weights_time = start.elapsed();
     let mut executor = Executor::new(exec, config.clone(), weights, bounds)?;
     // One token through the model: what it cannot run is refused here, and its first pages are touched before the
     // first request would wait for them.
@@ -87,15 +103,15 @@ pub fn load(mut exec: Exec, options: &LoadOptions, progress: &mut dyn FnMut(u64,
         max_model_len: bounds.context,
         vocab_size: config.vocab_size,
         block_size: BLOCK_SIZE,
-        kv_blocks: bounds.kv_blocks,
+        kv_blocks: executor.kv_blocks(),
         max_num_seqs: bounds.rows,
         eos_token_ids: config.eos_token_ids.clone(),
     };
-    Ok(Loaded { engine: Engine::new(executor, limits, bounds.tokens), config })
+    Ok(Loaded { engine: Engine::new(executor, limits, bounds.tokens), config, weights_time })
 }
 
-/// The largest step these options allow.
-pub fn bounds(config: &Config, options: &LoadOptions) -> Result<StepBounds, LoadError> {
+/// The largest step these options allow on `device`.
+fn bounds(config: &Config, options: &LoadOptions, device: Device) -> Result<StepBounds, LoadError> {
     let context = options.max_model_len.unwrap_or(config.max_position_embeddings);
     if context < 2 || context > config.max_position_embeddings {
         return Err(LoadError::Option(format!(
@@ -112,13 +128,15 @@ pub fn bounds(config: &Config, options: &LoadOptions) -> Result<StepBounds, Load
     }
     let block_bytes = (config.kv_bytes_per_token() * BLOCK_SIZE) as u64;
     let useful = (context.div_ceil(BLOCK_SIZE) * options.max_num_seqs) as u64;
-    let kv_blocks = match options.kv_cache_bytes {
-        Some(bytes) => bytes / block_bytes,
-        None => useful.min(DEFAULT_KV_BYTES / block_bytes),
+    let most = u64::from(u32::MAX) / BLOCK_SIZE as u64;
+    let (kv_blocks, gpu_memory_share) = match (options.kv_cache_bytes, device) {
+        (Some(bytes), _) => (bytes / block_bytes, None),
+        (None, Device::Cuda) => (useful.min(most), Some(options.gpu_memory_utilization)),
+        (None, _) => (useful.min(DEFAULT_KV_BYTES / block_bytes), None),
     };
-    if kv_blocks == 0 || kv_blocks > u64::from(u32::MAX) / BLOCK_SIZE as u64 {
+    if kv_blocks == 0 || kv_blocks > most {
         return Err(LoadError::Option(format!(
-            "--kv-cache-memory gives {kv_blocks} KV blocks of {block_bytes} bytes; at least one is needed"
+            "--kv-cache-memory gives {kv_blocks} KV blocks of {block_bytes} bytes, but a pool has 1 to {most}"
         )));
     }
     Ok(StepBounds {
@@ -126,6 +144,7 @@ pub fn bounds(config: &Config, options: &LoadOptions) -> Result<StepBounds, Load
         rows: options.max_num_seqs,
         context,
         kv_blocks: kv_blocks as usize,
+        gpu_memory_share,
         graphs: options.cuda_graph,
     })
 }
@@ -139,11 +158,12 @@ pub fn record(config: &Config, batch: usize, tokens: usize, context: usize) -> R
 /// The ops of `step`, whose blocks are numbered through, without weights or memory.
 pub fn record_step(config: &Config, step: &Step) -> Result<Vec<OpRecord>, LoadError> {
     let mut exec = Exec::meta()?;
-    let source = Source::Dummy { seed: 0, std: 0.0 };
+    let source = Source::Dummy { seed: 0, std: 0.0, uniform: ops::uniform };
     let weights = Weights::load(&mut exec, config, &source, &mut |_| {})?;
     let (tokens, rows) = (step.tokens.len(), step.rows.len());
     let context = step.kv_lens.iter().copied().max().unwrap_or(0) as usize;
-    let bounds = StepBounds { tokens, rows, context, kv_blocks: rows * step.max_blocks, graphs: false };
+    let kv_blocks = rows * step.max_blocks;
+    let bounds = StepBounds { tokens, rows, context, kv_blocks, gpu_memory_share: None, graphs: false };
     let mut executor = Executor::new(exec, config.clone(), weights, bounds)?;
     let (result, records) = executor.record(step);
     result?;

@@ -5,11 +5,12 @@
 //! them; a copy of them is on its way to the host.
 
 use crate::config::Config;
+use crate::engine::LoadError;
 use crate::graphs::{Graphs, Run};
 use crate::inputs::Inputs;
 use crate::plan::{Outcome, Step};
 use crate::results::Results;
-use crate::state::{KvLayer, allocate_kv};
+use crate::state::{self, KvLayer};
 use crate::weights::{Layer, Weights};
 use crate::workspace::Workspace;
 use pegainfer_core::exec::{Device, Exec};
@@ -31,6 +32,8 @@ pub struct StepBounds {
     pub context: usize,
     /// KV blocks of the pool.
     pub kv_blocks: usize,
+    /// Fewer blocks, if a GPU has no room for as many in this share of its memory. `None` insists.
+    pub gpu_memory_share: Option<f64>,
     /// Whether a GPU replays decode steps as graphs.
     pub graphs: bool,
 }
@@ -42,6 +45,7 @@ pub struct Executor {
     config: Config,
     weights: Weights,
     kv: Vec<KvLayer>,
+    kv_blocks: usize,
     rope: Tensor,
     inputs: Inputs,
     work: Workspace,
@@ -55,16 +59,19 @@ pub struct Executor {
 }
 
 impl Executor {
-    /// Allocates KV and workspace beside loaded weights.
-    pub fn new(mut exec: Exec, config: Config, weights: Weights, bounds: StepBounds) -> std::io::Result<Self> {
-        let kv = allocate_kv(&mut exec, &config, bounds.kv_blocks)?;
+    /// Allocates workspace and KV beside loaded weights.
+    pub fn new(mut exec: Exec, config: Config, weights: Weights, bounds: StepBounds) -> Result<Self, LoadError> {
         let rope = ops::rope_table(&mut exec, bounds.context, config.shape.head_dim, config.rope_theta)?;
         let inputs = Inputs::new(&mut exec, bounds)?;
         let work = Workspace::new(&mut exec, &config, bounds)?;
         let results = [Results::new(&mut exec, bounds.rows)?, Results::new(&mut exec, bounds.rows)?];
+        // Last, because what the rest has left may be what it gets.
+        let kv_blocks = state::kv_blocks(&mut exec, &config, bounds)?;
+        let kv = state::allocate_kv(&mut exec, &config, kv_blocks).map_err(LoadError::KvCache)?;
         let captures = bounds.graphs && exec.device() == Device::Cuda;
         let graphs = Graphs::new(if captures { work.last.max_rows().min(bounds.tokens) } else { 0 });
-        Ok(Self { exec, config, weights, kv, rope, inputs, work, graphs, results, launched: 0, finished: 0 })
+        let (launched, finished) = (0, 0);
+        Ok(Self { exec, config, weights, kv, kv_blocks, rope, inputs, work, graphs, results, launched, finished })
     }
 
     /// The execution context, to record or to ask about the device.
@@ -75,6 +82,11 @@ impl Executor {
     /// The model's numbers.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// Blocks of the KV pool.
+    pub fn kv_blocks(&self) -> usize {
+        self.kv_blocks
     }
 
     /// Steps that it helps to have in flight: a device that computes beside the host can have the next one waiting.

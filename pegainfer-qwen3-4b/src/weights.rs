@@ -40,25 +40,26 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Loads every tensor; `progress` is called with the bytes of each.
+    /// Loads every tensor; `progress` is called with the bytes of each piece.
     ///
     /// Small official checkpoints store a redundant copy of a tied `lm_head.weight`: it is not read.
     pub fn load(
         exec: &mut Exec,
         config: &Config,
         source: &Source,
-        progress: &mut dyn FnMut(u64),
+        progress: &mut (dyn FnMut(u64) + Send),
     ) -> Result<Self, WeightsError> {
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
-        let mut loader = Loader::new(exec, source, progress);
-        let embedding = loader.matrix("model.embed_tokens.weight".to_owned(), vocab, hidden)?;
-        let layers = (0..config.layers).map(|i| Layer::load(&mut loader, config, i)).collect::<Result<_, _>>()?;
-        let norm = loader.vector("model.norm.weight".to_owned(), hidden)?;
-        let head = match config.tie_word_embeddings {
-            true => None,
-            false => Some(loader.matrix("lm_head.weight".to_owned(), vocab, hidden)?),
-        };
-        Ok(Self { embedding, layers, norm, head })
+        Loader::run(exec, source, progress, |loader| {
+            let embedding = loader.matrix("model.embed_tokens.weight".to_owned(), vocab, hidden)?;
+            let layers = (0..config.layers).map(|i| Layer::load(loader, config, i)).collect::<Result<_, _>>()?;
+            let norm = loader.vector("model.norm.weight".to_owned(), hidden)?;
+            let head = match config.tie_word_embeddings {
+                true => None,
+                false => Some(loader.matrix("lm_head.weight".to_owned(), vocab, hidden)?),
+            };
+            Ok(Self { embedding, layers, norm, head })
+        })
     }
 
     /// The matrix that gives logits.

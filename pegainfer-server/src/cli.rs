@@ -138,8 +138,8 @@ pub struct EngineArgs {
     /// models/qwen3-tiny]
     #[arg(long, value_name = "DIR|ID")]
     pub model_path: Option<String>,
-    /// Where to run
-    #[arg(long, value_enum, default_value_t = DeviceArg::Auto)]
+    /// Where to run: auto, cpu, cuda, or cuda:N for GPU N, counted from 0
+    #[arg(long, default_value = "auto", value_parser = parse_device)]
     pub device: DeviceArg,
     /// Context length in tokens [default: the model's]
     #[arg(long, value_name = "TOKENS")]
@@ -153,6 +153,9 @@ pub struct EngineArgs {
     /// Size of the KV cache, such as 512M or 4G (powers of 1024) or 4GB (powers of 1000) [default: by model and flags]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub kv_cache_memory: Option<u64>,
+    /// Share of the GPU's memory that weights, workspace and KV cache may take, with what other programs have of it
+    #[arg(long, value_name = "SHARE", default_value = "0.9", value_parser = parse_share)]
+    pub gpu_memory_utilization: f64,
     /// Whether a GPU replays decode steps as CUDA graphs; off until it has been checked on one
     #[arg(long, value_name = "BOOL", default_value = "false", action = clap::ArgAction::Set)]
     pub cuda_graph: bool,
@@ -168,14 +171,14 @@ pub struct EngineArgs {
 }
 
 /// Where to run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceArg {
-    /// The GPU if this build and this machine have one, else the CPU.
+    /// The first GPU if this build and this machine have one, else the CPU.
     Auto,
     /// The CPU.
     Cpu,
-    /// An NVIDIA GPU.
-    Cuda,
+    /// This NVIDIA GPU.
+    Cuda(usize),
 }
 
 /// Where the weights come from.
@@ -185,6 +188,23 @@ pub enum LoadFormat {
     Auto,
     /// Seeded random numbers.
     Dummy,
+}
+
+fn parse_device(text: &str) -> Result<DeviceArg, String> {
+    let wrong = || format!("{text:?} is no device: expected auto, cpu, cuda or cuda:N");
+    match text.split_once(':') {
+        None if text == "auto" => Ok(DeviceArg::Auto),
+        None if text == "cpu" => Ok(DeviceArg::Cpu),
+        None if text == "cuda" => Ok(DeviceArg::Cuda(0)),
+        Some(("cuda", ordinal)) => ordinal.parse().map(DeviceArg::Cuda).map_err(|_| wrong()),
+        _ => Err(wrong()),
+    }
+}
+
+/// Above 0 and at most 1.
+fn parse_share(text: &str) -> Result<f64, String> {
+    let share = text.parse().ok().filter(|share| *share > 0.0 && *share <= 1.0);
+    share.ok_or_else(|| format!("{text:?} is not a share such as 0.9, above 0 and at most 1"))
 }
 
 /// Reads a size: digits, perhaps a fraction, perhaps a suffix.
@@ -261,6 +281,30 @@ mod tests {
             assert!(parse_bytes(bad).is_err(), "{bad}");
         }
         assert!(parse(&["--max-num-seqs", "0"]).is_err());
-        assert!(parse(&["--device", "tpu"]).is_err());
+    }
+
+    #[test]
+    fn devices_and_shares() {
+        let device = |text: &str| match parse(&["--device", text]) {
+            Ok(Command::Serve(serve)) => Ok(serve.engine.device),
+            other => Err(other.unwrap_err().to_string()),
+        };
+        for (text, expected) in [
+            ("auto", DeviceArg::Auto),
+            ("cpu", DeviceArg::Cpu),
+            ("cuda", DeviceArg::Cuda(0)),
+            ("cuda:0", DeviceArg::Cuda(0)),
+            ("cuda:11", DeviceArg::Cuda(11)),
+        ] {
+            assert_eq!(device(text), Ok(expected), "{text}");
+        }
+        for bad in ["tpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0", "1", ""] {
+            let error = device(bad).unwrap_err();
+            assert!(error.contains("expected auto, cpu, cuda or cuda:N"), "{bad}: {error}");
+        }
+        for (text, good) in [("0.9", true), ("1", true), ("0", false), ("1.01", false), ("90%", false), ("NaN", false)]
+        {
+            assert_eq!(parse(&["--gpu-memory-utilization", text]).is_ok(), good, "{text}");
+        }
     }
 }

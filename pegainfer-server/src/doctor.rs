@@ -7,8 +7,9 @@ use pegainfer_core::engine::MAX_LOGPROBS;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
 use pegainfer_core::record::{OpRecord, Operand};
+use pegainfer_core::tensor::DType;
 use pegainfer_kernels::compare::{Case, compare};
-use pegainfer_kernels::cuda;
+use pegainfer_kernels::{cuda, ops};
 use pegainfer_qwen3_4b::config::Config;
 use pegainfer_qwen3_4b::plan::Step;
 use std::collections::HashSet;
@@ -104,11 +105,17 @@ impl Report {
     }
 }
 
-/// The ops of a step whose rows all want log-probabilities.
+/// The ops of a step whose rows all want log-probabilities, and the one that makes dummy weights.
 fn records(config: &Config, batch: usize, tokens: usize, context: usize) -> Result<Vec<OpRecord>> {
     let mut step = Step::uniform(batch, tokens, context);
     step.samples.iter_mut().for_each(|row| row.logprobs = Some(MAX_LOGPROBS));
-    Ok(pegainfer_qwen3_4b::record_step(config, &step)?)
+    let mut records = pegainfer_qwen3_4b::record_step(config, &step)?;
+    let mut meta = Exec::meta()?;
+    let mut matrix = meta.tensor("dummy weights", &[config.hidden_size, config.intermediate_size], DType::Bf16)?;
+    let (filled, dummy) = meta.recording(|exec| ops::uniform(exec, 0, 0.0, &mut matrix));
+    filled?;
+    records.extend(dummy);
+    Ok(records)
 }
 
 /// Calls with the same key are the same call with other values.

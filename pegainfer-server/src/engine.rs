@@ -10,6 +10,7 @@ use pegainfer_core::isa::Isa;
 use pegainfer_core::record::OpRecord;
 use pegainfer_kernels::cuda;
 use std::path::Path;
+use std::time::Duration;
 
 /// Seed of `--load-format dummy`: the same weights at each start.
 const DUMMY_SEED: u64 = 0;
@@ -22,16 +23,21 @@ pub struct LoadedEngine {
     pub family: Family,
     /// Where it runs, in words.
     pub device: String,
+    /// Bytes of the weights.
+    pub weight_bytes: u64,
+    /// How long they took to the device.
+    pub weights_time: Duration,
+    /// Bytes of the KV pool.
+    pub kv_bytes: u64,
 }
 
 /// Loads the checkpoint in `dir` and starts its engine.
 pub fn load(dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
     let family = detect::detect(dir)?;
     let (exec, device) = open_device(args)?;
-    let handle = match family {
-        Family::Qwen3 => load_qwen3(exec, dir, args)?,
-    };
-    Ok(LoadedEngine { handle, family, device })
+    match family {
+        Family::Qwen3 => load_qwen3(exec, device, dir, args),
+    }
 }
 
 /// Bytes of weights that a decode step reads.
@@ -61,8 +67,12 @@ pub fn record(dir: &Path, batch: usize, tokens: usize, context: usize) -> Result
 /// The device that the flags ask for, and its name.
 pub fn open_device(args: &EngineArgs) -> Result<(Exec, String)> {
     match (args.device, cuda::available()) {
-        (DeviceArg::Cuda, Err(why)) => bail!("--device cuda: {why}; use --device cpu"),
-        (DeviceArg::Cuda | DeviceArg::Auto, Ok(_)) => return open_gpu(args),
+        (DeviceArg::Cuda(_), Err(why)) => bail!("--device cuda: {why}; use --device cpu"),
+        (DeviceArg::Cuda(ordinal), Ok(count)) if ordinal >= count => {
+            bail!("--device cuda:{ordinal}: GPUs are counted from 0, and this machine has {count}")
+        }
+        (DeviceArg::Cuda(ordinal), Ok(_)) => return open_gpu(ordinal, args),
+        (DeviceArg::Auto, Ok(_)) => return open_gpu(0, args),
         (DeviceArg::Auto, Err(why)) => log::debug!("running on the CPU: {why}"),
         (DeviceArg::Cpu, _) => {}
     }
@@ -73,13 +83,14 @@ pub fn open_device(args: &EngineArgs) -> Result<(Exec, String)> {
     Ok((exec, format!("cpu ({}, {threads} thread{plural})", isa.name())))
 }
 
-fn open_gpu(args: &EngineArgs) -> Result<(Exec, String)> {
-    let mut exec = Exec::cuda(0, args.threads.map(Into::into)).context("the GPU cannot be used; try --device cpu")?;
+fn open_gpu(ordinal: usize, args: &EngineArgs) -> Result<(Exec, String)> {
+    let opened = Exec::cuda(ordinal, args.threads.map(Into::into));
+    let mut exec = opened.with_context(|| format!("GPU {ordinal} cannot be used; try --device cpu"))?;
     let name = exec.gpu()?.info()?.name;
-    Ok((exec, format!("cuda ({name})")))
+    Ok((exec, format!("cuda:{ordinal} ({name})")))
 }
 
-fn load_qwen3(exec: Exec, dir: &Path, args: &EngineArgs) -> Result<EngineHandle> {
+fn load_qwen3(exec: Exec, device: String, dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
     let options = pegainfer_qwen3_4b::LoadOptions {
         model_path: dir.to_path_buf(),
         dummy_seed: (args.load_format == LoadFormat::Dummy).then_some(DUMMY_SEED),
@@ -88,6 +99,7 @@ fn load_qwen3(exec: Exec, dir: &Path, args: &EngineArgs) -> Result<EngineHandle>
         max_num_batched_tokens: args.max_num_batched_tokens.into(),
         cuda_graph: args.cuda_graph,
         kv_cache_bytes: args.kv_cache_memory,
+        gpu_memory_utilization: args.gpu_memory_utilization,
     };
     let bar = progress_bar();
     let loaded = pegainfer_qwen3_4b::load(exec, &options, &mut |bytes, total| {
@@ -95,7 +107,17 @@ fn load_qwen3(exec: Exec, dir: &Path, args: &EngineArgs) -> Result<EngineHandle>
         bar.inc(bytes);
     });
     bar.finish_and_clear();
-    EngineHandle::spawn(loaded?.engine, EngineConfig::default()).context("the engine thread cannot be started")
+    let pegainfer_qwen3_4b::Loaded { engine, config, weights_time } = loaded?;
+    let handle = EngineHandle::spawn(engine, EngineConfig::default()).context("the engine thread cannot be started")?;
+    let kv_bytes = (handle.limits().kv_capacity_tokens() * config.kv_bytes_per_token()) as u64;
+    Ok(LoadedEngine {
+        handle,
+        family: Family::Qwen3,
+        device,
+        weight_bytes: config.weight_bytes(),
+        weights_time,
+        kv_bytes,
+    })
 }
 
 /// Shown on a terminal only.

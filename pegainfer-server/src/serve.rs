@@ -36,12 +36,14 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
         checkpoint.name.clone_from(id);
     }
     announce(&engine, &model.dir.display().to_string());
+    let costs = costs(&engine);
     let state = AppState::new(engine.handle, checkpoint, args.served_model_name.clone(), options);
     let served: Result<()> = runtime.block_on(async {
         let listener = socket.listen(BACKLOG).context("the server cannot listen")?;
         let address = listener.local_addr().context("the server's address is unknown")?;
         let names = state.names.join(", ");
-        log::info!("serving {names} on http://{address}, ready in {:.2} s", started.elapsed().as_secs_f64());
+        let ready = started.elapsed().as_secs_f64();
+        log::info!("serving {names} on http://{address}, ready in {ready:.2} s: {costs}");
         http::serve(listener, state, stop_signal()).await;
         Ok(())
     });
@@ -61,6 +63,17 @@ fn announce(engine: &LoadedEngine, dir: &str) {
         limits.max_model_len,
         limits.max_num_seqs
     );
+}
+
+/// What start-up moved and allocated.
+fn costs(engine: &LoadedEngine) -> String {
+    let (weights, seconds) = (engine.weight_bytes as f64 / 1e9, engine.weights_time.as_secs_f64());
+    format!(
+        "weights {weights:.2} GB in {seconds:.2} s ({:.1} GB/s), KV cache {} blocks ({:.2} GB)",
+        weights / seconds.max(1e-9),
+        engine.handle.limits().kv_blocks,
+        engine.kv_bytes as f64 / 1e9
+    )
 }
 
 /// Binds the address without listening on it.

@@ -85,6 +85,10 @@ fn checkpoints_that_cannot_be_served() {
         let error = refused(pegainfer().args(["--device", "cuda", "--port", "0"]));
         assert!(error.contains(&why) && error.contains("--device cpu"), "{error}");
     }
+    if let Ok(count) = pegainfer_kernels::cuda::available() {
+        let error = refused(pegainfer().args(["--device", &format!("cuda:{count}"), "--port", "0"]));
+        assert!(error.contains(&format!("this machine has {count}")), "{error}");
+    }
 }
 
 #[test]

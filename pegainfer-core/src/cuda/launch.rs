@@ -131,6 +131,11 @@ impl Launch {
         self.push(value as u64)
     }
 
+    /// A `uint64_t` parameter.
+    pub fn u64(self, value: u64) -> Self {
+        self.push(value)
+    }
+
     /// A `float` parameter.
     pub fn f32(self, value: f32) -> Self {
         self.push(u64::from(value.to_bits()))

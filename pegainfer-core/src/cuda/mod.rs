@@ -10,11 +10,13 @@ mod landing;
 mod launch;
 mod memory;
 mod staging;
+mod upload;
 
 pub use graph::Graph;
 pub(crate) use landing::Landing;
 pub use launch::{Image, Launch};
 pub use memory::DeviceBuffer;
+pub(crate) use upload::Target;
 
 use crate::tensor::{Element, OpError};
 use blaslt::BlasLt;
@@ -29,6 +31,9 @@ use std::sync::Arc;
 /// Bytes of the working memory that kernels share, for partial results of split reductions. Launchers choose their
 /// splits to fit; it never grows, so that captured graphs can hold its address.
 pub const WORKSPACE_BYTES: usize = 64 << 20;
+
+/// Bytes of the largest single copy of a step's inputs, of which two may be on their way.
+const PIECE_BYTES: usize = 16 << 20;
 
 /// Counters at which the blocks of a kernel meet: `u32`, zero whenever no kernel runs. A kernel leaves them so.
 pub const COUNTERS: usize = 16 << 10;
@@ -61,8 +66,10 @@ pub struct Cuda {
     multiprocessors: usize,
     shared: usize,
     capability: (i32, i32),
-    /// Opened, or looked for in vain, when it is first wanted.
-    blaslt: Option<Result<BlasLt, String>>,
+    /// Until the library is first wanted.
+    opening: Option<blaslt::Opening>,
+    /// The library, or why there is none.
+    blaslt: Result<BlasLt, String>,
 }
 
 /// GPUs of this machine, or why there is none, for people.
@@ -88,7 +95,7 @@ impl Cuda {
         }
         let context = CudaContext::new(ordinal).map_err(error("cuda: context"))?;
         let stream = context.new_stream().map_err(error("cuda: stream"))?;
-        let staging = Staging::new(&context).map_err(error("cuda: pinned memory"))?;
+        let staging = Staging::new(&context, PIECE_BYTES).map_err(error("cuda: pinned memory"))?;
         let workspace = DeviceBuffer::zeroed(&context, &stream, WORKSPACE_BYTES).map_err(error("cuda: workspace"))?;
         let counters = DeviceBuffer::zeroed(&context, &stream, COUNTERS * size_of::<u32>());
         let counters = counters.map_err(error("cuda: counters"))?;
@@ -98,7 +105,8 @@ impl Cuda {
         let shared = attribute(&context, Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         let modules = Modules::new(shared, capability.0 >= 9);
         let shared = shared as usize;
-        Ok(Self {
+        let blaslt = Err("cuBLASLt is not open yet".to_owned());
+        let mut gpu = Self {
             context,
             stream,
             staging,
@@ -108,8 +116,12 @@ impl Cuda {
             multiprocessors,
             shared,
             capability,
-            blaslt: None,
-        })
+            opening: None,
+            blaslt,
+        };
+        let opening = blaslt::open(gpu.info()?, gpu.stream.clone(), gpu.workspace());
+        gpu.opening = Some(opening.map_err(|e| fail(format!("the thread for cuBLASLt cannot be started: {e}")))?);
+        Ok(gpu)
     }
 
     /// Makes the GPU current for the calling thread; every entry point of an executor begins with it.
@@ -181,7 +193,7 @@ impl Cuda {
         elements: usize,
         mut fill: impl FnMut(usize, &mut [T]),
     ) -> Result<(), DriverError> {
-        let piece = staging::PIECE_BYTES / size_of::<T>();
+        let piece = PIECE_BYTES / size_of::<T>();
         for first in (0..elements).step_by(piece) {
             let bytes = piece.min(elements - first) * size_of::<T>();
             let pinned = self.staging.take(&self.stream, bytes)?;
@@ -253,6 +265,9 @@ impl Cuda {
 impl Drop for Cuda {
     fn drop(&mut self) {
         // Buffers and modules go with their fields; nothing may run that uses them.
+        if let Some(opening) = self.opening.take() {
+            drop(opening.join());
+        }
         if let Err(error) = self.stream.synchronize() {
             log::debug!("the GPU was left with an error: {}", describe(error));
         }

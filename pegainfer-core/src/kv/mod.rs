@@ -4,9 +4,11 @@
 //! request's list of blocks. Full blocks are entered in the pool's prefix index, where later requests find them; a
 //! block that nobody holds stays there until it is evicted, least recently used first.
 
+mod budget;
 mod pool;
 mod table;
 
+pub use budget::DeviceMemory;
 pub use pool::{Block, BlockPool, BlockRef};
 pub use table::{BlockTable, OutOfBlocks};
 

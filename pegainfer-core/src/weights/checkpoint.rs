@@ -63,7 +63,9 @@ pub enum WeightsError {
         expected: String,
     },
     /// The device has no room.
-    #[error("cannot allocate {bytes} bytes for {name}: {error}")]
+    #[error(
+        "cannot allocate {bytes} bytes for {name}: {error}; stop what else uses this memory, or choose another --device"
+    )]
     OutOfMemory {
         /// The tensor.
         name: String,
@@ -73,13 +75,8 @@ pub enum WeightsError {
         error: std::io::Error,
     },
     /// The device failed.
-    #[error("cannot copy {name} to the device: {error}")]
-    Copy {
-        /// The tensor.
-        name: String,
-        /// What the driver said.
-        error: OpError,
-    },
+    #[error("cannot bring the weights to the device: {0}")]
+    Device(#[from] OpError),
 }
 
 /// Where one tensor lives.
@@ -91,10 +88,16 @@ struct Place {
     bytes: Range<usize>,
 }
 
+#[derive(Debug)]
+struct Shard {
+    path: PathBuf,
+    file: File,
+}
+
 /// An opened checkpoint: every header is read and checked, no weight yet.
 #[derive(Debug)]
 pub struct Checkpoint {
-    shards: Vec<Mmap>,
+    shards: Vec<Shard>,
     places: HashMap<String, Place>,
 }
 
@@ -130,23 +133,22 @@ impl Checkpoint {
 
     fn add_shard(&mut self, path: &Path) -> Result<(), WeightsError> {
         let file = File::open(path).map_err(|error| io(path, error))?;
-        // SAFETY: the map is read-only and private; a checkpoint that is changed while it is loaded is as wrong with
-        // `read`, and the user is told not to by every tool that writes one.
+        // Mapped for the header alone: pages of weights that are read through a map stay resident.
+        // SAFETY: the map is read-only and private, and gone when this function ends; a file that is cut short while its
+        // header is read is one that another program is still writing, which every tool warns against.
         let map = unsafe { Mmap::map(&file) }.map_err(|error| io(path, error))?;
-        {
-            let tensors = SafeTensors::deserialize(&map).map_err(|e| damaged(path, &e))?;
-            for (name, view) in tensors.iter() {
-                let start = view.data().as_ptr() as usize - map.as_ptr() as usize;
-                let place = Place {
-                    shard: self.shards.len(),
-                    dtype: view.dtype(),
-                    shape: view.shape().to_vec(),
-                    bytes: start..start + view.data().len(),
-                };
-                self.places.insert(name.to_owned(), place);
-            }
+        let tensors = SafeTensors::deserialize(&map).map_err(|e| damaged(path, &e))?;
+        for (name, view) in tensors.iter() {
+            let start = view.data().as_ptr() as usize - map.as_ptr() as usize;
+            let place = Place {
+                shard: self.shards.len(),
+                dtype: view.dtype(),
+                shape: view.shape().to_vec(),
+                bytes: start..start + view.data().len(),
+            };
+            self.places.insert(name.to_owned(), place);
         }
-        self.shards.push(map);
+        self.shards.push(Shard { path: path.to_owned(), file });
         Ok(())
     }
 
@@ -155,8 +157,8 @@ impl Checkpoint {
         self.places.contains_key(name)
     }
 
-    /// The bytes of a bf16 tensor of exactly this shape.
-    pub fn bf16(&self, name: &str, shape: &[usize]) -> Result<&[u8], WeightsError> {
+    /// A bf16 tensor of exactly this shape.
+    pub fn bf16(&self, name: &str, shape: &[usize]) -> Result<Stored<'_>, WeightsError> {
         let place = self.places.get(name).ok_or_else(|| WeightsError::MissingTensor { name: name.to_owned() })?;
         if place.dtype != Dtype::BF16 || place.shape != shape {
             return Err(WeightsError::Mismatch {
@@ -165,8 +167,44 @@ impl Checkpoint {
                 expected: format!("BF16 {shape:?}"),
             });
         }
-        Ok(&self.shards[place.shard][place.bytes.clone()])
+        Ok(Stored { shard: &self.shards[place.shard], start: place.bytes.start as u64 })
     }
+}
+
+/// A tensor in a file of a checkpoint.
+#[derive(Debug, Clone, Copy)]
+pub struct Stored<'a> {
+    shard: &'a Shard,
+    /// In the file.
+    start: u64,
+}
+
+impl Stored<'_> {
+    /// Reads `out.len()` bytes of the tensor, from byte `first` on. Any number of threads may read at once.
+    ///
+    /// Not through a map: a read takes no page faults, leaves nothing resident, and where the file has become shorter
+    /// it is an error, not a signal.
+    pub fn read(&self, first: usize, out: &mut [u8]) -> Result<(), WeightsError> {
+        read_at(&self.shard.file, out, self.start + first as u64).map_err(|error| io(&self.shard.path, error))
+    }
+}
+
+#[cfg(unix)]
+fn read_at(file: &File, out: &mut [u8], first: u64) -> std::io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, out, first)
+}
+
+#[cfg(windows)]
+fn read_at(file: &File, mut out: &mut [u8], mut first: u64) -> std::io::Result<()> {
+    while !out.is_empty() {
+        let n = std::os::windows::fs::FileExt::seek_read(file, out, first)?;
+        if n == 0 {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        out = &mut std::mem::take(&mut out)[n..];
+        first += n as u64;
+    }
+    Ok(())
 }
 
 fn io(path: &Path, error: std::io::Error) -> WeightsError {

@@ -7,12 +7,15 @@ use rayon::prelude::*;
 /// Elements that one random stream fills; fixed, so that the values do not depend on the number of threads.
 const CHUNK: usize = 1 << 16;
 
-/// Fills `out` with values drawn uniformly from ±`limit`, the same for the same `seed` on every machine. `out` begins
-/// at element `first` of the tensor, a multiple of [`CHUNK`].
-pub(super) fn uniform(out: &mut [bf16], first: usize, seed: u64, limit: f32) {
-    assert_eq!(first % CHUNK, 0, "a piece that splits a random stream");
+/// Fills `out` with values drawn uniformly from ±`limit`, the same for the same `seed` on every machine.
+///
+/// Elements `65536 c` to `65536 (c + 1)` are stream `c`; its group `g` of four elements gets the 64 bits
+/// `mix(mix(seed ^ mix(c)) + (g + 1) GOLDEN)`, 16 for each element from the low ones up. They are read as a signed number
+/// over 32768, which is multiplied by `limit` in f32 and rounded to bf16. csrc/dummy.cu of pegainfer-kernels computes the
+/// same.
+pub fn uniform(out: &mut [bf16], seed: u64, limit: f32) {
     out.par_chunks_mut(CHUNK).enumerate().for_each(|(i, chunk)| {
-        let mut state = mix(seed ^ mix((first / CHUNK + i) as u64));
+        let mut state = mix(seed ^ mix(i as u64));
         for group in chunk.chunks_mut(4) {
             state = state.wrapping_add(GOLDEN);
             let bits = mix(state);

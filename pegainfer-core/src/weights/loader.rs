@@ -1,16 +1,20 @@
 //! Brings weights to the device, fusing matrices that are used together.
 
-use super::checkpoint::{Checkpoint, WeightsError};
+use super::checkpoint::{Checkpoint, Stored, WeightsError};
 use super::dummy;
+use crate::cuda::Target;
 use crate::exec::{Device, Exec};
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, OpError, Tensor};
 use half::bf16;
 use rayon::prelude::*;
-use std::ops::Range;
 use std::path::Path;
+use std::sync::Mutex;
 
-/// Bytes that one thread copies at a time: large enough to stream, small enough to share.
-const COPY_CHUNK: usize = 1 << 20;
+/// Bytes that one thread reads at a time: large enough to stream, small enough to share.
+const READ_CHUNK: usize = 1 << 20;
+
+/// Fills the rows of a tensor with the values of [`uniform`](super::uniform) for this seed and limit, on its device.
+pub type Uniform = fn(&mut Exec, seed: u64, limit: f32, out: &mut Tensor) -> Result<(), OpError>;
 
 /// Where weights come from.
 #[derive(Debug)]
@@ -23,6 +27,8 @@ pub enum Source {
         seed: u64,
         /// `initializer_range` of the config.
         std: f32,
+        /// The op that makes them.
+        uniform: Uniform,
     },
 }
 
@@ -50,17 +56,28 @@ pub struct Part {
     pub rows: usize,
 }
 
-/// Loads tensors one after another and reports the bytes done.
+/// Loads tensors and reports the bytes done.
 pub struct Loader<'a> {
     exec: &'a mut Exec,
     source: &'a Source,
-    progress: &'a mut dyn FnMut(u64),
+    progress: &'a mut (dyn FnMut(u64) + Send),
+    /// What a GPU still has to get. It goes there when every tensor has its memory, because allocating waits for copies.
+    queued: Vec<(Target, Stored<'a>)>,
 }
 
 impl<'a> Loader<'a> {
-    /// `progress` is called with the size of each tensor as it is loaded, in bytes.
-    pub fn new(exec: &'a mut Exec, source: &'a Source, progress: &'a mut dyn FnMut(u64)) -> Self {
-        Self { exec, source, progress }
+    /// Loads what `load` asks for: when this returns, all of it is on the device. `progress` is called with the bytes
+    /// of each piece as it is loaded.
+    pub fn run<R>(
+        exec: &'a mut Exec,
+        source: &'a Source,
+        progress: &'a mut (dyn FnMut(u64) + Send),
+        load: impl FnOnce(&mut Self) -> Result<R, WeightsError>,
+    ) -> Result<R, WeightsError> {
+        let mut loader = Self { exec, source, progress, queued: Vec::new() };
+        let loaded = load(&mut loader)?;
+        loader.upload()?;
+        Ok(loaded)
     }
 
     /// A vector `[len]` bf16.
@@ -93,41 +110,52 @@ impl<'a> Loader<'a> {
         }
         let mut first = 0;
         for part in parts {
-            let range = first..first + part.rows * cols.unwrap_or(1);
-            first = range.end;
-            fill(self.exec, self.source, &part.name, &shape(part.rows), &mut tensor, range)?;
+            tensor.set_range(first, part.rows);
+            first += part.rows;
+            self.fill(&part.name, &shape(part.rows), &mut tensor)?;
         }
-        (self.progress)(tensor.bytes());
+        tensor.set_rows(first);
         Ok(tensor)
     }
-}
 
-/// Fills `range` of `tensor` with the tensor `name` of the source, on all threads.
-fn fill(
-    exec: &mut Exec,
-    source: &Source,
-    name: &str,
-    shape: &[usize],
-    tensor: &mut Tensor,
-    range: Range<usize>,
-) -> Result<(), WeightsError> {
-    let filled = match source {
-        Source::Checkpoint(checkpoint) => {
-            let bytes = checkpoint.bf16(name, shape)?;
-            exec.write(tensor, range, |first, out: &mut [bf16]| {
-                let out: &mut [u8] = bytemuck::cast_slice_mut(out);
-                let bytes = &bytes[first * size_of::<bf16>()..][..out.len()];
-                let pairs = out.par_chunks_mut(COPY_CHUNK).zip(bytes.par_chunks(COPY_CHUNK));
-                pairs.for_each(|(to, from)| to.copy_from_slice(from));
-            })
+    /// Fills the rows that `tensor` is narrowed to with the tensor `name` of the source, now or in [`upload`](Self::upload).
+    fn fill(&mut self, name: &str, shape: &[usize], tensor: &mut Tensor) -> Result<(), WeightsError> {
+        match self.source {
+            Source::Checkpoint(checkpoint) => {
+                let stored = checkpoint.bf16(name, shape)?;
+                if let Some(target) = tensor.target() {
+                    self.queued.push((target, stored));
+                    return Ok(());
+                }
+                let out: &mut [u8] = bytemuck::cast_slice_mut(tensor.host_mut::<bf16>());
+                let pieces = out.par_chunks_mut(READ_CHUNK).enumerate();
+                self.exec.on_host(|| pieces.try_for_each(|(i, piece)| stored.read(i * READ_CHUNK, piece)))?;
+            }
+            // Of the vectors only norm weights are left; a norm multiplies by about 1.
+            Source::Dummy { .. } if shape.len() == 1 => {
+                self.exec.write(tensor, 0..shape[0], |_, to| to.fill(bf16::ONE))?
+            }
+            Source::Dummy { seed, std, uniform } => {
+                // A uniform distribution on ±a has the standard deviation a / √3.
+                let (seed, limit) = (dummy::seed_of(*seed, name), std * 3f32.sqrt());
+                self.exec.install(|exec| uniform(exec, seed, limit, tensor))??;
+            }
         }
-        // Of the vectors only norm weights are left; a norm multiplies by about 1.
-        Source::Dummy { .. } if shape.len() == 1 => exec.write(tensor, range, |_, out| out.fill(bf16::ONE)),
-        Source::Dummy { seed, std } => {
-            // A uniform distribution on ±a has the standard deviation a / √3.
-            let (seed, limit) = (dummy::seed_of(*seed, name), std * 3f32.sqrt());
-            exec.write(tensor, range, |first, out| dummy::uniform(out, first, seed, limit))
-        }
-    };
-    filled.map_err(|error| WeightsError::Copy { name: name.to_owned(), error })
+        (self.progress)(tensor.bytes());
+        Ok(())
+    }
+
+    /// Brings what is queued to the GPU, and waits for all of it.
+    fn upload(self) -> Result<(), WeightsError> {
+        let Self { exec, progress, queued, .. } = self;
+        let (targets, stored): (Vec<Target>, Vec<Stored<'_>>) = queued.into_iter().unzip();
+        let progress = Mutex::new(progress);
+        exec.upload(&targets, |i, first, out| {
+            stored[i].read(first, out)?;
+            // A poisoned lock only says that the progress of another thread panicked.
+            let mut progress = progress.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            progress(out.len() as u64);
+            Ok(())
+        })
+    }
 }

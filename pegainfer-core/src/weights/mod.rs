@@ -1,8 +1,9 @@
-//! Weights: from safetensors by mmap, or seeded random ones (`--load-format dummy`).
+//! Weights: from safetensors, or seeded random ones (`--load-format dummy`).
 
 mod checkpoint;
 mod dummy;
 mod loader;
 
-pub use checkpoint::{Checkpoint, WeightsError};
-pub use loader::{Loader, Part, Source};
+pub use checkpoint::{Checkpoint, Stored, WeightsError};
+pub use dummy::uniform;
+pub use loader::{Loader, Part, Source, Uniform};

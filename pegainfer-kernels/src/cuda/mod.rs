@@ -4,6 +4,7 @@
 mod attention;
 mod attention_decode;
 mod attention_prefill;
+mod dummy;
 mod gather;
 mod linear;
 mod norm;
@@ -15,6 +16,7 @@ mod swiglu;
 
 pub(crate) use attention::attention;
 pub(crate) use attention_decode::{decode_fused, fused};
+pub(crate) use dummy::uniform;
 pub(crate) use gather::{embedding, gather};
 pub(crate) use linear::{linear, linear_add_norm, linear_kernel, linear_swiglu};
 pub(crate) use norm::rms_norm;

@@ -13,6 +13,7 @@ mod logprobs;
 mod qkv;
 mod rms_norm;
 mod sample;
+mod uniform;
 
 pub use crate::draw::{DRAW_WORDS, Draw};
 pub use crate::heads::{HeadShape, NO_SLOT};
@@ -27,3 +28,4 @@ pub use logprobs::{REPORT_WORDS, logprobs, token_logprobs};
 pub use qkv::{qk_norm_rope_write_kv, rope_table};
 pub use rms_norm::rms_norm;
 pub use sample::sample;
+pub use uniform::uniform;

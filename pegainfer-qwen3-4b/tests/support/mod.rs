@@ -64,6 +64,7 @@ pub fn options() -> LoadOptions {
         max_num_batched_tokens: 1024,
         cuda_graph: true,
         kv_cache_bytes: Some(64 << 20),
+        gpu_memory_utilization: 0.9,
     }
 }
 

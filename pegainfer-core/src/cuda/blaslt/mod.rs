@@ -1,4 +1,4 @@
-//! Products of many rows on cuBLASLt, which is opened when the first one comes.
+//! Products of many rows on cuBLASLt, which a thread of its own opens while weights are loaded.
 //!
 //! Each product gets a plan once: layouts, and the algorithm. The library's heuristic ranks candidates in 0.1 ms and its
 //! first is mostly within 3 % of the best; for row counts that come often the candidates are timed instead (see
@@ -11,7 +11,7 @@ mod library;
 mod tests;
 mod tuning;
 
-use super::{Cuda, WORKSPACE_BYTES};
+use super::{Cuda, GpuInfo, WORKSPACE_BYTES};
 use crate::tensor::{DType, OpError, Tensor};
 use choices::Choices;
 use cudarc::cublaslt::result::CublasError;
@@ -22,6 +22,7 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::ptr::{from_ref, null_mut};
 use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
 
 /// Candidates that the heuristic is asked for. It has no more for most products.
 const CANDIDATES: usize = 8;
@@ -67,17 +68,25 @@ pub(super) struct BlasLt {
 // SAFETY: the handles belong to this object alone, and the library lets any thread use them.
 unsafe impl Send for BlasLt {}
 
+/// The thread that opens the library.
+pub(super) type Opening = JoinHandle<Result<BlasLt, String>>;
+
+/// Begins to open the library, which takes a quarter of a second, to run on `stream` with this workspace.
+pub(super) fn open(info: GpuInfo, stream: Arc<CudaStream>, workspace: u64) -> std::io::Result<Opening> {
+    Builder::new().name("cublaslt".to_owned()).spawn(move || BlasLt::open(&info, stream, workspace))
+}
+
 impl Cuda {
     /// The cuBLASLt that [`matmul`](Self::matmul) runs on, as its version and path; or why there is none, for people.
-    /// The first call opens it (a quarter of a second) and warns if it cannot.
+    /// The first call waits until it is open, and warns if it cannot be.
     pub fn blaslt(&mut self) -> Result<String, String> {
-        let blaslt = self.open_blaslt().as_ref().map_err(String::clone)?;
+        let blaslt = self.opened_blaslt().as_ref().map_err(String::clone)?;
         Ok(format!("{} ({})", blaslt.library.version(), blaslt.library.path.display()))
     }
 
-    /// Whether [`matmul`](Self::matmul) can be called. Opens the library like [`blaslt`](Self::blaslt).
+    /// Whether [`matmul`](Self::matmul) can be called. Waits for the library like [`blaslt`](Self::blaslt).
     pub fn has_blaslt(&mut self) -> bool {
-        self.open_blaslt().is_ok()
+        self.opened_blaslt().is_ok()
     }
 
     /// `out = x · wᵀ`, or with `accumulate` `out += x · wᵀ`.
@@ -103,28 +112,27 @@ impl Cuda {
         let fits = w.rows_cols().1 == k && out.rows_cols() == (m, n) && out.dtype() != DType::U32;
         assert!(bf16 && fits, "{op}: {product:?} of {} and {}", x.name(), w.name());
         let at = Operands { x: x.device(), w: w.device(), out: out.device() };
-        let blaslt = self.open_blaslt().as_mut().map_err(|message| OpError { op, message: message.clone() })?;
+        let blaslt = self.opened_blaslt().as_mut().map_err(|message| OpError { op, message: message.clone() })?;
         let failed = |e| OpError { op, message: format!("cuBLASLt, {m} rows of {k} to {n}: {e}") };
         let plan = blaslt.plan(product, at).map_err(failed)?;
         blaslt.run(&plan, at, accumulate).map_err(failed)
     }
 
-    fn open_blaslt(&mut self) -> &mut Result<BlasLt, String> {
-        if self.blaslt.is_none() {
-            let opened = BlasLt::open(self);
-            match &opened {
+    fn opened_blaslt(&mut self) -> &mut Result<BlasLt, String> {
+        if let Some(opening) = self.opening.take() {
+            self.blaslt = opening.join().unwrap_or_else(|_| Err("opening cuBLASLt panicked".to_owned()));
+            match &self.blaslt {
                 Ok(blaslt) => log::debug!("cuBLASLt {} ({})", blaslt.library.version(), blaslt.library.path.display()),
                 Err(why) => log::warn!("products of many rows will be slow: {why}"),
             }
-            self.blaslt = Some(opened);
         }
-        self.blaslt.get_or_insert_with(|| Err(String::new()))
+        &mut self.blaslt
     }
 }
 
 impl BlasLt {
-    fn open(gpu: &Cuda) -> Result<Self, String> {
-        let info = gpu.info().map_err(|e| e.to_string())?;
+    fn open(info: &GpuInfo, stream: Arc<CudaStream>, workspace: u64) -> Result<Self, String> {
+        stream.context().bind_to_thread().map_err(super::describe)?;
         let library = Library::open(info.driver)?;
         let place = format!("{}, CUDA {}, cuBLASLt {}", info.name, info.driver, library.version());
         let mut opened = Self {
@@ -134,10 +142,10 @@ impl BlasLt {
             preference: null_mut(),
             plans: HashMap::new(),
             choices: Choices::load(choices::file(), place),
-            stream: gpu.stream.clone(),
-            workspace: gpu.workspace(),
+            stream,
+            workspace,
         };
-        let set_up = opened.set_up();
+        let set_up = opened.set_up().and_then(|()| opened.warm_up());
         set_up.map_err(|e| format!("{} cannot be used: {e}", opened.library.path.display()))?;
         Ok(opened)
     }
@@ -166,6 +174,14 @@ impl BlasLt {
             (lt.set_preference)(self.preference, WORKSPACE, workspace, size_of::<usize>()).result()?;
             (lt.set_preference)(self.preference, SCHEMES, from_ref(&schemes).cast(), 4).result()
         }
+    }
+
+    /// Asks the heuristic once, about any product: its first answer takes 0.1 s longer than later ones.
+    fn warm_up(&self) -> Result<(), CublasError> {
+        let plan = self.layouts(Product { m: 256, n: 1024, k: 1024, out: DType::Bf16 })?;
+        let asked = self.candidates(&plan);
+        self.release(&plan);
+        asked.map(drop)
     }
 
     /// The plan of `product`, made now if it is new. `at` are operands to time it with.
