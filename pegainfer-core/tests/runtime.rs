@@ -5,8 +5,10 @@
 use pegainfer_core::engine::*;
 use pegainfer_core::sampling::SamplingParams;
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 /// What the next `finish` does; the test sends one for each step it allows.
@@ -25,7 +27,7 @@ struct Scripted {
     /// Steps that may be in flight, and those that are.
     depth: usize,
     in_flight: usize,
-    /// Every call that is about steps: `p`lan, `l`aunch, `f`inish, `a`bort_all.
+    /// Every call that is about steps: `p`lan, `l`aunch, `f`inish, `a`bort_all; and `r`eset_prefix_cache.
     calls: Arc<Mutex<String>>,
 }
 
@@ -90,6 +92,9 @@ impl StepEngine for Scripted {
         self.in_flight = 0;
         std::mem::take(&mut self.requests).into_keys().collect()
     }
+    fn reset_prefix_cache(&mut self) {
+        self.call('r');
+    }
     fn stats(&self) -> EngineStats {
         EngineStats { running: self.requests.len(), ..EngineStats::default() }
     }
@@ -141,6 +146,17 @@ fn rest(stream: &mut TokenStream) -> Vec<TokenEvent> {
     events.filter(|e| !matches!(e, TokenEvent::Admitted { .. })).collect()
 }
 
+/// Polls until it is ready; nothing here needs a runtime.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let mut future = pin!(future);
+    loop {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            return value;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 fn wait_until(what: &str, condition: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !condition() {
@@ -188,6 +204,50 @@ fn a_full_queue_refuses_and_a_dropped_stream_makes_room() {
     drop(first);
     wait_until("the dropped request is forgotten", || handle.stats().running == 1);
     handle.submit(request(1, 5)).unwrap();
+}
+
+#[test]
+fn a_deadline_cancels_a_request_that_nobody_receives() {
+    let (handle, _script) = start(8);
+    let mut late = handle.submit(request(1, 5)).unwrap();
+    let other = handle.submit(request(1, 5)).unwrap();
+    wait_until("both run", || handle.stats().running == 2);
+    late.cancel_at(Instant::now() + Duration::from_millis(20));
+    wait_until("the engine has forgotten it", || handle.stats().running == 1);
+    assert_eq!(rest(&mut late), [], "no event tells of it");
+    assert_eq!(other.id(), RequestId(1));
+}
+
+#[test]
+fn events_carry_the_time_they_were_emitted() {
+    let (handle, script) = start(8);
+    let mut stream = handle.submit(request(1, 2)).unwrap();
+    let submitted = stream.at();
+    script.send(Script::Token).unwrap();
+    script.send(Script::Token).unwrap();
+    wait_until("it is over", || handle.stats().running + handle.stats().waiting == 0);
+    let over = Instant::now();
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(rest(&mut stream).len(), 3);
+    assert!(stream.at() > submitted && stream.at() < over + Duration::from_millis(10), "not when they were received");
+}
+
+#[test]
+fn the_engine_thread_resets_the_prefix_cache_idle_or_not() {
+    let (handle, script, calls) = start_deep(8, 1);
+    let reset = || block_on(handle.reset_prefix_cache());
+    assert_eq!(reset(), Ok(()));
+    assert_eq!(calls.lock().unwrap().as_str(), "r");
+    let mut stream = handle.submit(request(1, 1)).unwrap();
+    wait_until("a step is in flight", || calls.lock().unwrap().as_str() == "rpl");
+    assert_eq!(reset(), Ok(()));
+    script.send(Script::Token).unwrap();
+    assert_eq!(rest(&mut stream).len(), 2);
+    script.send(Script::Panic).unwrap();
+    let mut last = handle.submit(request(1, 1)).unwrap();
+    assert_eq!(rest(&mut last), []);
+    wait_until("unhealthy", || !handle.is_healthy());
+    assert_eq!(reset(), Err(SubmitError::EngineStopped));
 }
 
 #[test]

@@ -257,6 +257,10 @@ impl StepEngine for Engine {
         self.scheduler.abort_all()
     }
 
+    fn reset_prefix_cache(&mut self) {
+        self.scheduler.reset_prefix_cache();
+    }
+
     fn stats(&self) -> EngineStats {
         self.scheduler.stats()
     }

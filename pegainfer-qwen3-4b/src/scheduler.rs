@@ -72,6 +72,11 @@ impl Scheduler {
         self.running.drain(..).chain(self.waiting.drain(..)).filter(|seq| !seq.is_over()).map(|seq| seq.id).collect()
     }
 
+    /// Forgets every cached prefix; blocks of running sequences stay with them.
+    pub fn reset_prefix_cache(&mut self) {
+        self.pool.forget_prefixes();
+    }
+
     /// True while any request is waiting or running.
     pub fn has_work(&self) -> bool {
         !self.waiting.is_empty() || !self.running.is_empty()

@@ -1,4 +1,4 @@
-//! Drives the scheduler through random arrivals, cancels and tiny KV pools, over a simulated device, with one or two
+//! Drives the scheduler through random arrivals, cancels, cache resets and tiny KV pools, over a simulated device, with one or two
 //! steps in flight as chance has it.
 //!
 //! The simulated device writes, for every token, a hash of the whole prefix into the token's KV slot, and reads every
@@ -256,6 +256,9 @@ fn episode(seed: u64, max_steps: usize) -> EngineStats {
         }
         // Cancels also come while the device runs.
         cancel_random(&mut rng, &mut scheduler, &mut open);
+        if rng.chance(1) {
+            scheduler.reset_prefix_cache();
+        }
         let held = scheduler.held_blocks();
         pool.check(held.len()).unwrap();
         let free = |block: &u32| held.binary_search(block).is_err();

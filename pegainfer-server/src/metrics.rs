@@ -1,7 +1,7 @@
 //! Prometheus metrics under the names of vLLM, so that its dashboards and routers work.
 //!
 //! Gauges and token counters come from the engine's own statistics at the time of the scrape; latencies are measured
-//! per request, from submit, as the server hands out tokens. Nothing is listed that nobody feeds.
+//! per request, from submit, by the times at which the engine emitted its tokens. Nothing is listed that nobody feeds.
 
 use pegainfer_core::engine::EngineHandle;
 use prometheus_client::collector::Collector;
@@ -36,7 +36,7 @@ pub enum Ending {
     Stop,
     /// `max_tokens` or the context.
     Length,
-    /// The client went away.
+    /// The client went away, or time ran out.
     Abort,
     /// The engine failed.
     Error,
@@ -62,8 +62,13 @@ pub struct Metrics {
     time_per_output_token: Histogram,
     e2e: Histogram,
     queue: Histogram,
+    prefill: Histogram,
+    decode: Histogram,
+    inference: Histogram,
     prompt_tokens: Histogram,
     generation_tokens: Histogram,
+    max_tokens: Histogram,
+    rejections: Family<[(&'static str, &'static str); 1], Counter>,
 }
 
 impl Metrics {
@@ -75,6 +80,8 @@ impl Metrics {
         registry.register_collector(Box::new(EngineCollector(engine)));
         let finished = Family::default();
         registry.register("vllm:request_success", "Requests that ended, by the reason", finished.clone());
+        let rejections = Family::default();
+        registry.register("vllm:admission_rejections", "Requests refused for lack of room", rejections.clone());
         let mut histogram = |name: &str, help: &str, buckets: &[f64]| {
             let histogram = Histogram::new(buckets.iter().copied());
             registry.register(name, help, histogram.clone());
@@ -98,13 +105,30 @@ impl Metrics {
             ),
             e2e: histogram("vllm:e2e_request_latency_seconds", "Time from submit to the end", LATENCY_BUCKETS),
             queue: histogram("vllm:request_queue_time_seconds", "Time from submit to admission", LATENCY_BUCKETS),
+            prefill: histogram(
+                "vllm:request_prefill_time_seconds",
+                "Time from admission to the first token",
+                LATENCY_BUCKETS,
+            ),
+            decode: histogram(
+                "vllm:request_decode_time_seconds",
+                "Time from the first token to the last",
+                LATENCY_BUCKETS,
+            ),
+            inference: histogram(
+                "vllm:request_inference_time_seconds",
+                "Time from admission to the last token",
+                LATENCY_BUCKETS,
+            ),
             prompt_tokens: histogram("vllm:request_prompt_tokens", "Prompt tokens of one request", &token_counts),
             generation_tokens: histogram(
                 "vllm:request_generation_tokens",
                 "Generated tokens of one request",
                 &token_counts,
             ),
+            max_tokens: histogram("vllm:request_params_max_tokens", "max_tokens of one request", &token_counts),
             finished,
+            rejections,
             registry,
         }
     }
@@ -116,9 +140,20 @@ impl Metrics {
         Ok(text)
     }
 
+    /// Counts a refusal.
+    pub fn rejected(&self, reason: &'static str) {
+        self.rejections.get_or_create(&[("reason", reason)]).inc();
+    }
+
     /// Begins to follow a request that was just submitted.
-    pub fn request(self: &Arc<Self>, id: &str, endpoint: &'static str, prompt_tokens: usize) -> RequestRecord {
-        let now = Instant::now();
+    pub fn request(
+        self: &Arc<Self>,
+        id: &str,
+        endpoint: &'static str,
+        prompt_tokens: usize,
+        max_tokens: usize,
+        submitted: Instant,
+    ) -> RequestRecord {
         RequestRecord {
             metrics: self.clone(),
             id: id.to_string(),
@@ -126,10 +161,11 @@ impl Metrics {
             prompt_tokens,
             cached_tokens: 0,
             tokens: 0,
-            submitted: now,
+            max_tokens,
+            submitted,
             admitted: None,
             first_token: None,
-            last_token: now,
+            last_token: submitted,
             ended: false,
         }
     }
@@ -149,6 +185,7 @@ pub struct RequestRecord {
     prompt_tokens: usize,
     cached_tokens: usize,
     tokens: usize,
+    max_tokens: usize,
     submitted: Instant,
     admitted: Option<Instant>,
     first_token: Option<Instant>,
@@ -157,25 +194,23 @@ pub struct RequestRecord {
 }
 
 impl RequestRecord {
-    /// The request left the queue.
-    pub fn admitted(&mut self, cached_tokens: usize) {
-        let now = Instant::now();
+    /// The request left the queue at this time.
+    pub fn admitted(&mut self, cached_tokens: usize, at: Instant) {
         self.cached_tokens = cached_tokens;
-        self.admitted = Some(now);
-        self.metrics.queue.observe((now - self.submitted).as_secs_f64());
+        self.admitted = Some(at);
+        self.metrics.queue.observe((at - self.submitted).as_secs_f64());
     }
 
-    /// A token came.
-    pub fn token(&mut self) {
-        let now = Instant::now();
+    /// The engine emitted a token at this time.
+    pub fn token(&mut self, at: Instant) {
         if self.first_token.is_none() {
-            self.first_token = Some(now);
-            self.metrics.time_to_first_token.observe((now - self.submitted).as_secs_f64());
+            self.first_token = Some(at);
+            self.metrics.time_to_first_token.observe((at - self.submitted).as_secs_f64());
         } else {
-            self.metrics.inter_token.observe((now - self.last_token).as_secs_f64());
+            self.metrics.inter_token.observe((at - self.last_token).as_secs_f64());
         }
         self.tokens += 1;
-        self.last_token = now;
+        self.last_token = at;
     }
 
     /// The request ended. Only the first call counts.
@@ -187,14 +222,26 @@ impl RequestRecord {
         let per_token = self.time_per_token();
         self.metrics.finished.get_or_create(&[("finished_reason", ending.name())]).inc();
         if matches!(ending, Ending::Stop | Ending::Length) {
-            self.metrics.e2e.observe(total.as_secs_f64());
-            self.metrics.prompt_tokens.observe(self.prompt_tokens as f64);
-            self.metrics.generation_tokens.observe(self.tokens as f64);
-            if let Some(time) = per_token {
-                self.metrics.time_per_output_token.observe(time.as_secs_f64());
-            }
+            self.complete(per_token);
         }
         self.log(ending, total, per_token);
+    }
+
+    fn complete(&self, per_token: Option<Duration>) {
+        let metrics = &self.metrics;
+        let until_last = |from: Instant| (self.last_token - from).as_secs_f64();
+        metrics.e2e.observe(until_last(self.submitted));
+        metrics.prompt_tokens.observe(self.prompt_tokens as f64);
+        metrics.generation_tokens.observe(self.tokens as f64);
+        metrics.max_tokens.observe(self.max_tokens as f64);
+        if let (Some(admitted), Some(first)) = (self.admitted, self.first_token) {
+            metrics.prefill.observe((first - admitted).as_secs_f64());
+            metrics.decode.observe(until_last(first));
+            metrics.inference.observe(until_last(admitted));
+        }
+        if let Some(time) = per_token {
+            metrics.time_per_output_token.observe(time.as_secs_f64());
+        }
     }
 
     fn time_per_token(&self) -> Option<Duration> {
@@ -258,6 +305,7 @@ impl Collector for EngineCollector {
             ("vllm:generation_tokens", "Tokens generated", stats.generation_tokens),
             ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", stats.prefix_queries),
             ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", stats.prefix_hits),
+            ("vllm:prompt_tokens_cached", "Prompt tokens that were not computed again", stats.prefix_hits),
             ("vllm:num_preemptions", "Requests that lost their KV blocks and were queued again", stats.preemptions),
         ] {
             let counter = ConstCounter::new(value);

@@ -3,26 +3,21 @@
 use crate::checkpoint::Checkpoint;
 use crate::cli::ServeArgs;
 use crate::engine::{self, LoadedEngine};
+use crate::http;
 use crate::model_path;
-use crate::openai::{self, AppState};
+use crate::openai::AppState;
 use anyhow::{Context, Result, bail};
-use axum::serve::ListenerExt;
-use pegainfer_core::engine::EngineHandle;
-use std::future::{Future, IntoFuture};
 use std::io::ErrorKind;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
-use tokio::net::{TcpListener, TcpSocket};
-use tokio::sync::Notify;
+use std::time::Instant;
+use tokio::net::TcpSocket;
 
-/// Open requests may take this long after a signal to stop.
-const DRAIN: Duration = Duration::from_secs(30);
 /// Connections that may wait to be accepted.
-const BACKLOG: u32 = 1024;
+pub(crate) const BACKLOG: u32 = 1024;
 
 /// Runs until a signal comes. `started` is when the process began.
 pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
+    let options = args.http.options(args.strict)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no async runtime")?;
     // Taken before the model is loaded, so that a port in use is told at once. Nobody can connect before `listen`.
     let socket = runtime.block_on(reserve(&args.host, args.port))?;
@@ -42,14 +37,15 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
     }
     announce(&engine, &model.dir.display().to_string());
     let costs = costs(&engine);
-    let state = AppState::new(engine.handle, checkpoint, args.served_model_name.clone(), args.strict);
-    let served = runtime.block_on(async {
+    let state = AppState::new(engine.handle, checkpoint, args.served_model_name.clone(), options);
+    let served: Result<()> = runtime.block_on(async {
         let listener = socket.listen(BACKLOG).context("the server cannot listen")?;
         let address = listener.local_addr().context("the server's address is unknown")?;
         let names = state.names.join(", ");
         let ready = started.elapsed().as_secs_f64();
         log::info!("serving {names} on http://{address}, ready in {ready:.2} s: {costs}");
-        serve(listener, state, stop_signal(), DRAIN).await
+        http::serve(listener, state, stop_signal()).await;
+        Ok(())
     });
     // Blocking work that is left over must not hold the exit.
     runtime.shutdown_background();
@@ -101,44 +97,6 @@ fn bind(address: SocketAddr) -> std::io::Result<TcpSocket> {
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     Ok(socket)
-}
-
-/// Serves until `stop` is ready, then finishes open requests for at most `drain`.
-pub async fn serve(
-    listener: TcpListener,
-    state: Arc<AppState>,
-    stop: impl Future<Output = ()> + Send + 'static,
-    drain: Duration,
-) -> Result<()> {
-    let engine = state.engine.clone();
-    // Tokens are small writes: without this each one would wait for the acknowledgement of the last.
-    let listener = listener.tap_io(|stream| {
-        if let Err(error) = stream.set_nodelay(true) {
-            log::debug!("TCP_NODELAY cannot be set: {error}");
-        }
-    });
-    let stopping = Arc::new(Notify::new());
-    let announce_stop = stopping.clone();
-    let graceful = axum::serve(listener, openai::router(state)).with_graceful_shutdown(async move {
-        stop.await;
-        announce_stop.notify_one();
-    });
-    let mut serving = std::pin::pin!(graceful.into_future());
-    tokio::select! {
-        result = &mut serving => return result.context("the server failed"),
-        () = stopping.notified() => {}
-    }
-    log::info!("stopping: {} open requests have {} s to finish", open_requests(&engine), drain.as_secs());
-    match tokio::time::timeout(drain, serving).await {
-        Ok(result) => result.context("the server failed")?,
-        Err(_) => log::warn!("{} requests were still open and are cut off", open_requests(&engine)),
-    }
-    Ok(())
-}
-
-fn open_requests(engine: &EngineHandle) -> usize {
-    let stats = engine.stats();
-    stats.running + stats.waiting
 }
 
 /// Ready on SIGINT or SIGTERM. A second signal ends the process at once.

@@ -6,10 +6,11 @@ mod support;
 
 use serde_json::json;
 use std::collections::BTreeMap;
-use std::io::Read;
+use std::io::{BufRead, Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::client::{post_ok, post_unread, read_head};
+use support::client::{get, post_ok, post_unread, post_with, read_head};
 use support::hub::Hub;
 use support::model_dir;
 use support::process::{Process, pegainfer, run};
@@ -108,6 +109,50 @@ fn sigterm_lets_open_requests_finish_and_exits_with_zero() {
         server.log.read_to_string(&mut log).unwrap();
         assert!(log.contains("stopping: 1 open requests have 30 s to finish"), "{log}");
     }
+}
+
+#[test]
+fn a_second_signal_ends_the_server_at_once() {
+    let mut server = Process::start(&mut pegainfer());
+    // A request that never arrives would hold the first signal's drain.
+    let mut half = TcpStream::connect(server.address).unwrap();
+    half.write_all(b"POST /v1/completions HTTP/1.1\r\n").unwrap();
+    post_ok(server.address, "/v1/completions", &json!({"prompt": "x", "max_tokens": 1}));
+    server.signal("-TERM");
+    let mut log = String::new();
+    while !log.contains("stopping") {
+        assert!(server.log.read_line(&mut log).unwrap() > 0, "{log}");
+    }
+    assert_eq!(get(server.address, "/health").text(), "draining");
+    server.signal("-TERM");
+    assert_eq!(server.child.wait().unwrap().code(), Some(1));
+    server.log.read_to_string(&mut log).unwrap();
+    assert!(log.contains("second signal: exit without waiting"), "{log}");
+}
+
+#[test]
+fn keys_come_from_a_file_and_are_in_no_log() {
+    let dir = TempDir::new("keys");
+    let path = dir.0.join("keys");
+    std::fs::write(&path, "sk-from-file\n").unwrap();
+    let flags = ["--api-key-file", path.to_str().unwrap(), "--api-key", "sk-flag", "--log-level", "trace"];
+    let mut server = Process::start(pegainfer().args(flags));
+    let body = json!({"prompt": "x", "max_tokens": 1});
+    for (key, status) in [("sk-from-file", 200), ("sk-flag", 200), ("sk-wrong", 401)] {
+        let response = post_with(server.address, "/v1/completions", ("Authorization", &format!("Bearer {key}")), &body);
+        assert_eq!(response.status, status, "{key}");
+    }
+    server.signal("-TERM");
+    let mut log = String::new();
+    server.log.read_to_string(&mut log).unwrap();
+    assert!(log.contains("completions") && !log.contains("sk-"), "{log}");
+    std::fs::write(&path, "").unwrap();
+    let error = refused(pegainfer().args(flags));
+    assert!(error.ends_with("has no key: put one on each line"), "{error}");
+    let error = refused(pegainfer().args(["--api-key", "sk secret"]));
+    assert_eq!(error, "error: an API key must be one or more ASCII characters without spaces");
+    let error = refused(pegainfer().args(["--cors-allow-origin", "example.com"]));
+    assert!(error.contains("example.com is not an origin such as https://chat.example.com"), "{error}");
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 mod support;
 
+use pegainfer_server::http::Options;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use support::client::{get, post, post_ok, send};
@@ -305,7 +306,10 @@ fn unknown_fields_are_named_in_a_header_and_refused_under_strict() {
         assert_eq!((response.status, response.header("x-ignored-fields")), (200, Some("foo, bar")));
     }
     let (engine, _) = MockEngine::replying(" a");
-    let strict = TestServer::start(engine, Setup { strict: true, ..Setup::default() });
+    let strict = TestServer::start(
+        engine,
+        Setup { options: Options { strict: true, ..Options::default() }, ..Setup::default() },
+    );
     let response = post(strict.address, COMPLETIONS, &body);
     assert_eq!(response.status, 400);
     let error = response.json();
@@ -357,6 +361,11 @@ fn metrics_add_up() {
     assert_eq!(value("vllm:request_time_per_output_token_seconds_count"), 2.0, "one token has no time per token");
     assert_eq!(value("vllm:e2e_request_latency_seconds_count"), 3.0);
     assert_eq!(value("vllm:request_queue_time_seconds_count"), 3.0);
+    for phase in ["prefill", "decode", "inference"] {
+        assert_eq!(value(&format!("vllm:request_{phase}_time_seconds_count")), 3.0);
+    }
+    assert_eq!(value("vllm:request_params_max_tokens_sum"), 16.0 + 16.0 + 1.0);
+    assert_eq!(value("vllm:prompt_tokens_cached_total"), 3.0);
     assert_eq!(value("vllm:num_requests_running"), 0.0);
     assert_eq!(value("vllm:num_requests_waiting"), 0.0);
     assert_eq!(value("vllm:kv_cache_usage_perc"), 0.0);

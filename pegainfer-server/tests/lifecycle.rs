@@ -1,4 +1,4 @@
-//! Requests that end early: clients that hang up, engines that fail, queues that are full, servers that stop.
+//! Requests that end early: clients that hang up, engines that fail, queues that are full.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -6,7 +6,7 @@ mod support;
 
 use serde_json::{Value, json};
 use std::net::TcpStream;
-use support::client::{get, post, post_ok, post_unread, read_head};
+use support::client::{get, post, post_ok, post_unread};
 use support::mock::MockEngine;
 use support::{Setup, TestServer, wait_until};
 
@@ -93,6 +93,8 @@ fn a_full_queue_is_answered_with_503_and_a_time_to_wait() {
     let batch = json!({"prompt": ["one", "two", "three"]});
     assert_eq!(post(server.address, COMPLETIONS, &batch).status, 503);
     server.wait_idle();
+    let rejections = "vllm:admission_rejections_total{model_name=\"tiny\",engine=\"0\",reason=\"queue_full\"} 2";
+    assert!(get(server.address, "/metrics").text().contains(rejections));
     control.allow(usize::MAX);
     post_ok(server.address, COMPLETIONS, &json!({"prompt": "x"}));
 }
@@ -158,35 +160,6 @@ fn a_dead_engine_is_told_by_health_and_by_every_answer() {
     let response = post(server.address, COMPLETIONS, &json!({"prompt": "x"}));
     assert_eq!((response.status, response.header("retry-after")), (503, None));
     assert_eq!(response.json()["error"]["code"], "engine_stopped");
-}
-
-#[test]
-fn a_stopping_server_finishes_what_is_open() {
-    let (engine, control) = MockEngine::replying(" a cat sat");
-    control.allow(2);
-    let mut server = TestServer::start(engine, Setup::default());
-    let streaming = post_unread(server.address, COMPLETIONS, &json!({"prompt": "x", "stream": true}));
-    let plain = post_unread(server.address, COMPLETIONS, &json!({"prompt": "x"}));
-    wait_until("both are there", || control.added() == 2);
-    server.stop();
-    wait_until("nobody new gets in", || TcpStream::connect(server.address).is_err());
-    control.allow(usize::MAX);
-    let events = read_head(streaming).events();
-    assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "stop");
-    assert_eq!(read_head(plain).json()["choices"][0]["text"], " a cat sat");
-    server.join();
-}
-
-#[test]
-fn a_stopping_server_does_not_wait_for_ever() {
-    let (engine, control) = MockEngine::replying(" a cat sat");
-    control.allow(0);
-    let mut server = TestServer::start(engine, Setup::default());
-    let stuck = post_unread(server.address, COMPLETIONS, &long(true));
-    wait_until("it is there", || control.added() == 1);
-    server.stop();
-    server.join();
-    drop(stuck);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! The engine plans and launches steps while older ones run, so that a device never waits for the host: the loop
 //! launches as long as the engine plans, and otherwise waits for the oldest step in flight.
 
+use super::stream::{Cancellation, Stamped};
 use super::{EngineLimits, EngineStats, GenerateRequest, RequestId, SubmitError, TokenEvent, TokenStream};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,7 +12,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use thiserror::Error;
-use tokio::sync::mpsc as events;
+use tokio::sync::{mpsc as events, oneshot};
 
 /// Events of several requests, in the order they happened.
 pub type EventBatch = Vec<(RequestId, TokenEvent)>;
@@ -49,6 +50,8 @@ pub trait StepEngine: Send + 'static {
     fn finish(&mut self) -> Result<EventBatch, EngineError>;
     /// Drops every request and every step in flight, and frees the blocks; returns the ids of the requests.
     fn abort_all(&mut self) -> Vec<RequestId>;
+    /// Forgets every cached prefix. Blocks that requests hold stay with them.
+    fn reset_prefix_cache(&mut self);
     /// Gauges and counters now.
     fn stats(&self) -> EngineStats;
 }
@@ -74,8 +77,15 @@ const DEMUX_STEPS: usize = 64;
 struct Submission {
     id: RequestId,
     request: GenerateRequest,
-    events: events::Sender<TokenEvent>,
-    cancelled: Arc<AtomicBool>,
+    events: events::Sender<Stamped>,
+    cancellation: Arc<Cancellation>,
+}
+
+/// What handles ask of the engine thread.
+enum Command {
+    Submit(Submission),
+    /// Answered when it is done.
+    ResetPrefixCache(oneshot::Sender<()>),
 }
 
 struct Shared {
@@ -98,14 +108,14 @@ impl Shared {
 /// request has ended.
 #[derive(Clone)]
 pub struct EngineHandle {
-    submissions: SyncSender<Submission>,
+    commands: SyncSender<Command>,
     shared: Arc<Shared>,
 }
 
 impl EngineHandle {
     /// Starts the engine thread and its demultiplexer.
     pub fn spawn<E: StepEngine>(engine: E, config: EngineConfig) -> std::io::Result<Self> {
-        let (submissions, inbox) = sync_channel(config.max_queued);
+        let (commands, inbox) = sync_channel(config.max_queued);
         let (demux, batches) = sync_channel(DEMUX_STEPS);
         let shared = Arc::new(Shared {
             limits: engine.limits(),
@@ -124,7 +134,7 @@ impl EngineHandle {
             runtime.shared.alive.store(false, Ordering::Release);
             // Dropping `runtime` drops the demultiplexer's sender, which closes every open stream.
         })?;
-        Ok(Self { submissions, shared })
+        Ok(Self { commands, shared })
     }
 
     /// Queues a request. Every refusal is typed and immediate; nothing that can never run is queued.
@@ -139,15 +149,26 @@ impl EngineHandle {
             return Err(SubmitError::QueueFull { queued });
         }
         let id = RequestId(self.shared.next_id.fetch_add(1, Ordering::Relaxed));
-        let (stream, events, cancelled) = TokenStream::new(id, request.max_tokens);
-        self.submissions.try_send(Submission { id, request, events, cancelled }).map_err(|e| {
+        let (stream, events, cancellation) = TokenStream::new(id, request.max_tokens);
+        self.send(Command::Submit(Submission { id, request, events, cancellation })).inspect_err(|_| {
             self.shared.live.fetch_sub(1, Ordering::AcqRel);
-            match e {
-                TrySendError::Full(_) => SubmitError::QueueFull { queued },
-                TrySendError::Disconnected(_) => SubmitError::EngineStopped,
-            }
         })?;
         Ok(stream)
+    }
+
+    /// Forgets every cached prefix; blocks that requests hold stay with them. Returns when it is done, at the latest
+    /// after the step that is being waited for.
+    pub async fn reset_prefix_cache(&self) -> Result<(), SubmitError> {
+        let (done, waiting) = oneshot::channel();
+        self.send(Command::ResetPrefixCache(done))?;
+        waiting.await.map_err(|_| SubmitError::EngineStopped)
+    }
+
+    fn send(&self, command: Command) -> Result<(), SubmitError> {
+        self.commands.try_send(command).map_err(|e| match e {
+            TrySendError::Full(_) => SubmitError::QueueFull { queued: self.shared.max_queued },
+            TrySendError::Disconnected(_) => SubmitError::EngineStopped,
+        })
     }
 
     /// Fixed properties of the engine.
@@ -172,18 +193,19 @@ impl EngineHandle {
 }
 
 enum Demux {
-    Open(RequestId, events::Sender<TokenEvent>),
-    Events(EventBatch),
+    Open(RequestId, events::Sender<Stamped>),
+    /// What happened at this time.
+    Events(Instant, EventBatch),
     Close(RequestId),
 }
 
 struct Runtime<E> {
     engine: E,
-    inbox: Receiver<Submission>,
+    inbox: Receiver<Command>,
     demux: SyncSender<Demux>,
     shared: Arc<Shared>,
-    /// Cancellation flag of every request that has not ended.
-    open: HashMap<RequestId, Arc<AtomicBool>>,
+    /// Every request that has not ended.
+    open: HashMap<RequestId, Arc<Cancellation>>,
 }
 
 impl<E: StepEngine> Runtime<E> {
@@ -191,12 +213,12 @@ impl<E: StepEngine> Runtime<E> {
         loop {
             if self.open.is_empty() && !self.engine.has_work() {
                 // Nothing to do: sleep until a request comes or the last handle goes.
-                let Ok(submission) = self.inbox.recv() else { return };
+                let Ok(command) = self.inbox.recv() else { return };
                 self.shared.stats().1 = Instant::now();
-                self.accept(submission);
+                self.obey(command);
             }
-            while let Ok(submission) = self.inbox.try_recv() {
-                self.accept(submission);
+            while let Ok(command) = self.inbox.try_recv() {
+                self.obey(command);
             }
             self.drop_cancelled();
             if self.engine.has_work()
@@ -211,16 +233,27 @@ impl<E: StepEngine> Runtime<E> {
         }
     }
 
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Submit(submission) => self.accept(submission),
+            Command::ResetPrefixCache(done) => {
+                self.engine.reset_prefix_cache();
+                // Who asked may have gone; the cache is empty all the same.
+                let _ = done.send(());
+            }
+        }
+    }
+
     fn accept(&mut self, submission: Submission) {
-        let Submission { id, request, events, cancelled } = submission;
-        self.open.insert(id, cancelled);
+        let Submission { id, request, events, cancellation } = submission;
+        self.open.insert(id, cancellation);
         self.send(Demux::Open(id, events));
         self.engine.add(id, request);
     }
 
     fn drop_cancelled(&mut self) {
-        let gone: Vec<RequestId> =
-            self.open.iter().filter(|(_, flag)| flag.load(Ordering::Acquire)).map(|(id, _)| *id).collect();
+        let now = Instant::now();
+        let gone: Vec<RequestId> = self.open.iter().filter(|(_, c)| c.is_due(now)).map(|(id, _)| *id).collect();
         for id in gone {
             self.engine.cancel(id);
             self.forget(id);
@@ -265,7 +298,7 @@ impl<E: StepEngine> Runtime<E> {
         // uses them.
         self.publish();
         if !batch.is_empty() {
-            self.send(Demux::Events(batch));
+            self.send(Demux::Events(Instant::now(), batch));
         }
     }
 
@@ -300,12 +333,12 @@ fn demultiplex(batches: &Receiver<Demux>) {
             Demux::Close(id) => {
                 streams.remove(&id);
             }
-            Demux::Events(batch) => {
+            Demux::Events(at, batch) => {
                 for (id, event) in batch {
                     let last = is_last(&event);
                     if let Some(sender) = streams.get(&id) {
                         // An error means that the client is gone; the engine sees its flag before the next step.
-                        let _: Result<(), events::error::TrySendError<TokenEvent>> = sender.try_send(event);
+                        let _: Result<(), events::error::TrySendError<Stamped>> = sender.try_send((at, event));
                     }
                     if last {
                         streams.remove(&id);

@@ -171,6 +171,18 @@ impl BlockPool {
         Node::Block(node)
     }
 
+    /// Empties the prefix index: no prefix entered before is found again. Blocks that are held stay with their holders
+    /// and are free, not cached, afterwards.
+    pub fn forget_prefixes(&self) {
+        let mut guard = lock(&self.inner);
+        let inner = &mut *guard;
+        inner.index.clear();
+        inner.free.extend(std::mem::take(&mut inner.idle).into_values());
+        for slot in &mut inner.slots {
+            slot.entry = None;
+        }
+    }
+
     fn hold(&self, inner: &mut Inner, id: u32) -> BlockRef {
         let block = Arc::new(Block { id, pool: self.inner.clone() });
         inner.slots[id as usize].held = Arc::downgrade(&block);

@@ -148,6 +148,34 @@ mod tests {
     }
 
     #[test]
+    fn forgotten_prefixes_are_not_found_and_held_blocks_stay() {
+        let pool = BlockPool::new(8);
+        let (held, idle) = (tokens(1, 48), tokens(2, 32));
+        let mut holder = BlockTable::new(&pool, 0);
+        holder.grow(48).unwrap();
+        holder.register(&held[..32]);
+        let mut gone = BlockTable::new(&pool, 0);
+        gone.grow(32).unwrap();
+        gone.register(&idle);
+        drop(gone);
+
+        pool.forget_prefixes();
+        pool.check(3).unwrap();
+        assert_eq!(pool.available(), 5);
+        for prompt in [&held, &idle] {
+            assert_eq!(BlockTable::new(&pool, 0).match_prefix(prompt), 0);
+        }
+        // What the holder computes from here on follows blocks that nobody can find.
+        holder.register(&held);
+        assert_eq!(BlockTable::new(&pool, 0).match_prefix(&tokens(1, 49)), 0);
+        drop(holder);
+        pool.check(0).unwrap();
+        let mut taker = BlockTable::new(&pool, 0);
+        taker.grow(8 * BLOCK_SIZE).unwrap();
+        pool.check(8).unwrap();
+    }
+
+    #[test]
     fn equal_blocks_computed_twice_share_one_entry() {
         let pool = BlockPool::new(8);
         let prompt = tokens(3, 32);

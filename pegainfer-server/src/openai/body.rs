@@ -2,20 +2,20 @@
 
 use super::errors::ApiError;
 use super::fields::Fields;
+use crate::http::Options;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode, header};
 use futures_util::StreamExt;
 use serde_json::Value;
+use tokio::time::timeout;
 
-/// Largest body that is accepted.
-pub const MAX_BODY: usize = 8 << 20;
 /// Of a larger body, this much is read and thrown away before the refusal, because many clients read no answer before
 /// they have sent everything.
 const MAX_DISCARD: usize = 64 << 20;
 
 /// The headers and fields of a JSON request.
-pub async fn read(request: Request) -> Result<(HeaderMap, Fields), ApiError> {
+pub async fn read(request: Request, options: &Options) -> Result<(HeaderMap, Fields), ApiError> {
     let (parts, body) = request.into_parts();
     let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or("none");
     let essence = content_type.split(';').next().unwrap_or_default().trim();
@@ -23,35 +23,41 @@ pub async fn read(request: Request) -> Result<(HeaderMap, Fields), ApiError> {
         let message = format!("Content-Type must be application/json, got {}", super::errors::echo(content_type));
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
-    let bytes = read_bounded(body, &parts.headers).await?;
+    let bytes = read_bounded(body, &parts.headers, options).await?;
     Ok((parts.headers, parse(&bytes)?))
 }
 
-async fn read_bounded(body: Body, headers: &HeaderMap) -> Result<Vec<u8>, ApiError> {
+async fn read_bounded(body: Body, headers: &HeaderMap, options: &Options) -> Result<Vec<u8>, ApiError> {
+    let limit = options.max_body;
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
     // A client that asks before it sends (curl does, for large bodies) can be told at once.
-    if headers.contains_key(header::EXPECT) && announced.is_some_and(|length| length > MAX_BODY) {
-        return Err(too_large());
+    if headers.contains_key(header::EXPECT) && announced.is_some_and(|length| length > limit) {
+        return Err(too_large(limit));
     }
     let mut frames = body.into_data_stream();
-    let mut bytes = Vec::with_capacity(announced.unwrap_or(0).min(MAX_BODY));
+    let mut bytes = Vec::with_capacity(announced.unwrap_or(0).min(limit));
     let mut total = 0;
-    while let Some(frame) = frames.next().await {
+    while let Some(frame) = timeout(options.client_timeout, frames.next()).await.map_err(|_| too_slow(options))? {
         let frame = frame
             .map_err(|e| ApiError::new(StatusCode::BAD_REQUEST, format!("the request body could not be read: {e}")))?;
         total += frame.len();
-        if total <= MAX_BODY {
+        if total <= limit {
             bytes.extend_from_slice(&frame);
         } else if total > MAX_DISCARD {
             break;
         }
     }
-    if total > MAX_BODY { Err(too_large()) } else { Ok(bytes) }
+    if total > limit { Err(too_large(limit)) } else { Ok(bytes) }
 }
 
-fn too_large() -> ApiError {
-    let message = format!("the request body is larger than the limit of {} MiB", MAX_BODY >> 20);
+fn too_large(limit: usize) -> ApiError {
+    let message = format!("the request body is larger than the limit of {limit} bytes (--max-body-size)");
     ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+}
+
+fn too_slow(options: &Options) -> ApiError {
+    let message = format!("no byte of the request body came for {} s", options.client_timeout.as_secs_f64());
+    ApiError::new(StatusCode::REQUEST_TIMEOUT, message)
 }
 
 fn parse(bytes: &[u8]) -> Result<Fields, ApiError> {

@@ -1,5 +1,6 @@
 //! `POST /v1/chat/completions`.
 
+use super::answer::Message;
 use super::errors::ApiError;
 use super::fields::Fields;
 use super::generation::{Generation, Piece};
@@ -7,8 +8,11 @@ use super::logprobs::ChatLogprobs;
 use super::params::{MAX_LOGPROBS, Params};
 use super::sse::{self, ChunkFormat, Events};
 use super::state::{AppState, unix_time};
-use super::wire::{ChatChoice, ChatChunkChoice, ChatDelta, ChatMessage, Envelope, Usage};
+use super::tools::Tools;
+use super::wire::{ChatChoice, ChatChunkChoice, Envelope, Usage};
 use super::{body, messages, with_ignored};
+use crate::http::request_id::random_u64;
+use crate::text::parser::{Event, OutputParser, ParserOptions, ReasoningStart};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -20,13 +24,13 @@ const RESERVED_KWARGS: [&str; 5] = ["messages", "tools", "add_generation_prompt"
 
 /// The handler.
 pub async fn chat(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
-    let (headers, mut fields) = body::read(request).await?;
+    let (headers, mut fields) = body::read(request, &state.options).await?;
     let params = Params::take(&mut fields, &headers, &state)?;
     let conversation = Conversation::take(&mut fields)?;
     let logprobs = take_logprobs(&mut fields)?;
     let ignored = state.policy.judge(&fields.rest())?;
 
-    let prompt = conversation.render(&state)?;
+    let (prompt, parser) = conversation.render(&state)?;
     let mut ids = state.encode(vec![prompt], params.add_special_tokens.unwrap_or(false), "messages").await?;
     let request = params.request(ids.pop().unwrap_or_default(), usize::MAX, logprobs, &state)?;
     let mut generations = Generation::submit_all(&state, &params, vec![request], "chat", "messages")?;
@@ -35,6 +39,7 @@ pub async fn chat(State(state): State<Arc<AppState>>, request: Request) -> Resul
         created: unix_time(),
         model: params.model,
         logprobs: logprobs.is_some(),
+        parser,
         opened: false,
         state,
     };
@@ -45,34 +50,66 @@ pub async fn chat(State(state): State<Arc<AppState>>, request: Request) -> Resul
     Ok(with_ignored(response, ignored))
 }
 
-struct Conversation {
+/// The part of a body that the chat template turns into a prompt.
+pub struct Conversation {
     messages: Vec<Value>,
+    tools: Tools,
+    include_reasoning: bool,
     add_generation_prompt: bool,
     kwargs: Map<String, Value>,
 }
 
 impl Conversation {
-    fn take(fields: &mut Fields) -> Result<Self, ApiError> {
+    /// Takes it out of a body.
+    pub fn take(fields: &mut Fields) -> Result<Self, ApiError> {
         let kwargs = fields.object("chat_template_kwargs")?.unwrap_or_default();
         if let Some(name) = RESERVED_KWARGS.iter().find(|&&name| kwargs.contains_key(name)) {
             let message = format!("chat_template_kwargs must not hold {name}");
             return Err(ApiError::invalid("chat_template_kwargs", message));
         }
+        let tools = Tools::take(fields)?;
+        let add_generation_prompt = fields.bool("add_generation_prompt")?.unwrap_or(true);
+        if tools.forced() && !add_generation_prompt {
+            let message = "tool_choice can force a call only with \"add_generation_prompt\": true";
+            return Err(ApiError::invalid("tool_choice", message));
+        }
         Ok(Self {
             messages: messages::take(fields)?,
-            add_generation_prompt: fields.bool("add_generation_prompt")?.unwrap_or(true),
+            tools,
+            include_reasoning: fields.bool("include_reasoning")?.unwrap_or(true),
+            add_generation_prompt,
             kwargs,
         })
     }
 
-    fn render(&self, state: &AppState) -> Result<String, ApiError> {
+    /// The prompt, and what reads its answer.
+    pub fn render(self, state: &AppState) -> Result<(String, OutputParser), ApiError> {
         let Some(template) = &state.checkpoint.template else {
             let message = "this model has no chat template: use /v1/completions";
             return Err(ApiError::invalid("messages", message));
         };
-        template
-            .render(&self.messages, None, self.add_generation_prompt, &self.kwargs)
-            .map_err(|e| ApiError::invalid("messages", e.to_string()))
+        let format = template.output_format();
+        let tools = self.tools.format(format.tools)?;
+        let shown = tools.map(|_| self.tools.definitions.as_slice());
+        let mut prompt = template
+            .render(&self.messages, shown, self.add_generation_prompt, &self.kwargs)
+            .map_err(|e| ApiError::invalid("messages", e.to_string()))?;
+        let mut reasoning = if format.reasoning { ReasoningStart::after(&prompt) } else { ReasoningStart::Never };
+        if let Some(tools) = tools.filter(|_| self.tools.forced()) {
+            // The call comes at once: there is no reasoning before it.
+            prompt = prompt + reasoning.close() + &self.tools.prefix.text(tools);
+            reasoning = ReasoningStart::Never;
+        }
+        let parser = OutputParser::new(ParserOptions {
+            reasoning,
+            include_reasoning: self.include_reasoning,
+            tools,
+            prefix: self.tools.prefix,
+            definitions: self.tools.definitions,
+            max_calls: self.tools.max_calls,
+            id_seed: random_u64()?,
+        });
+        Ok((prompt, parser))
     }
 }
 
@@ -91,6 +128,7 @@ struct Format {
     created: u64,
     model: String,
     logprobs: bool,
+    parser: OutputParser,
     /// The chunk with the role was sent.
     opened: bool,
     state: Arc<AppState>,
@@ -108,18 +146,30 @@ impl Format {
     fn logprobs(&self, piece: &Piece) -> Option<ChatLogprobs> {
         self.logprobs.then(|| ChatLogprobs::of(piece, &self.state.checkpoint.tokenizer))
     }
+
+    /// What a piece of text turns out to be. The last one also ends the parser, and tells calls from an ordinary stop.
+    fn events(&mut self, piece: &mut Piece) -> Vec<Event> {
+        let mut events = self.parser.push(&piece.text);
+        if let Some(finish) = &mut piece.finish {
+            events.extend(self.parser.finish());
+            if finish.reason == "stop" && self.parser.has_calls() {
+                finish.reason = "tool_calls";
+            }
+        }
+        events
+    }
 }
 
 impl ChunkFormat for Format {
-    fn piece(&mut self, out: &mut Events, index: usize, piece: Piece, usage: Option<Option<Usage>>) {
+    fn piece(&mut self, out: &mut Events, index: usize, mut piece: Piece, usage: Option<Option<Usage>>) {
         if !self.opened {
             self.opened = true;
-            let delta = ChatDelta { role: Some("assistant"), content: String::new() };
             let usage = usage.as_ref().map(|_| None);
-            self.chunk(out, vec![ChatChunkChoice { index, delta, logprobs: None, end: None.into() }], usage);
+            let choice = ChatChunkChoice { index, delta: Message::opening(), logprobs: None, end: None.into() };
+            self.chunk(out, vec![choice], usage);
         }
+        let delta = Message::delta(self.events(&mut piece));
         let logprobs = self.logprobs(&piece);
-        let delta = ChatDelta { role: None, content: piece.text };
         self.chunk(out, vec![ChatChunkChoice { index, delta, logprobs, end: piece.finish.into() }], usage);
     }
 
@@ -128,17 +178,18 @@ impl ChunkFormat for Format {
     }
 }
 
-async fn respond(generation: &mut Generation, format: Format) -> Result<Response, ApiError> {
-    let message = ChatMessage { role: "assistant", content: String::new() };
-    let mut choice = ChatChoice { index: 0, message, logprobs: None, end: None.into() };
+async fn respond(generation: &mut Generation, mut format: Format) -> Result<Response, ApiError> {
+    let (mut events, mut finish) = (Vec::new(), None);
+    let mut logprobs: Option<ChatLogprobs> = None;
     while let Some(piece) = generation.next().await {
-        let piece = piece?;
-        if let Some(logprobs) = format.logprobs(&piece) {
-            choice.logprobs.get_or_insert_default().extend(logprobs);
+        let mut piece = piece?;
+        events.extend(format.events(&mut piece));
+        if let Some(more) = format.logprobs(&piece) {
+            logprobs.get_or_insert_default().extend(more);
         }
-        choice.message.content += &piece.text;
-        choice.end = piece.finish.into();
+        finish = piece.finish;
     }
+    let choice = ChatChoice { index: 0, message: Message::whole(events), logprobs, end: finish.into() };
     let usage = Usage::sum([generation.counts()]);
     Ok(Json(format.envelope("chat.completion", vec![choice], Some(Some(usage)))).into_response())
 }

@@ -33,6 +33,10 @@ struct Detail<'a> {
 /// Characters of client input that an error repeats at most: a small request must not cause a large answer.
 const MAX_ECHO: usize = 120;
 
+/// Codes of the refusals that pass by themselves.
+const OVERLOADED: &str = "server_overloaded";
+const DRAINING: &str = "server_draining";
+
 /// Client input, shortened for an error message.
 pub fn echo(input: &str) -> String {
     match input.char_indices().nth(MAX_ECHO) {
@@ -57,6 +61,11 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
 
+    /// 503: the server is about to stop.
+    pub fn draining() -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "the server is stopping; try again later").with_code(DRAINING)
+    }
+
     /// Names the field at fault.
     pub fn with_param(mut self, param: &str) -> Self {
         self.param = Some(echo(param));
@@ -73,9 +82,7 @@ impl ApiError {
     pub fn from_submit(error: SubmitError, prompt_field: &'static str) -> Self {
         let message = error.to_string();
         match error {
-            SubmitError::QueueFull { .. } => {
-                Self::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("server_overloaded")
-            }
+            SubmitError::QueueFull { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code(OVERLOADED),
             SubmitError::EngineStopped => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("engine_stopped")
             }
@@ -112,8 +119,8 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let json = HeaderValue::from_static("application/json");
         let mut response = (self.status, [(header::CONTENT_TYPE, json)], self.body()).into_response();
-        if self.code == Some("server_overloaded") {
-            // Requests end within seconds; a client that waits one has a fair chance.
+        if matches!(self.code, Some(OVERLOADED | DRAINING)) {
+            // Requests end within seconds, and a replica takes over at once: who waits a second has a fair chance.
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response

@@ -19,6 +19,11 @@ impl Fields {
         self.0.shift_remove(name)
     }
 
+    /// Whether a field is there.
+    pub fn has(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
     /// True or false.
     pub fn bool(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
         self.take_as(name, "true or false", |value| value.as_bool())

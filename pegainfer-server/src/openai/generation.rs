@@ -3,11 +3,14 @@
 use super::errors::ApiError;
 use super::params::Params;
 use super::state::AppState;
+use crate::http::Deadline;
 use crate::metrics::{Ending, RequestRecord};
 use crate::text::{Detokenizer, StopScanner, Tokenizer};
-use pegainfer_core::engine::{FinishReason, GenerateRequest, TokenEvent, TokenOut, TokenStream};
+use futures_util::future::BoxFuture;
+use pegainfer_core::engine::{FinishReason, GenerateRequest, SubmitError, TokenEvent, TokenOut, TokenStream};
 use serde::Serialize;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// What a client learns at once: usually one token.
 #[derive(Debug)]
@@ -65,6 +68,9 @@ pub struct Generation {
     counts: Counts,
     /// Characters decoded so far, held-back ones included.
     chars: usize,
+    deadline: Option<Deadline>,
+    /// Ready when the request has to end early.
+    cutoff: BoxFuture<'static, ApiError>,
     record: RequestRecord,
 }
 
@@ -92,7 +98,17 @@ impl Generation {
         prompt_field: &'static str,
     ) -> Result<Self, ApiError> {
         let (prompt, max_tokens) = (request.prompt.len(), request.max_tokens);
-        let stream = state.engine.submit(request).map_err(|e| ApiError::from_submit(e, prompt_field))?;
+        let stream = state.engine.submit(request).map_err(|e| {
+            if matches!(e, SubmitError::QueueFull { .. }) {
+                state.metrics.rejected("queue_full");
+            }
+            ApiError::from_submit(e, prompt_field)
+        })?;
+        // The engine keeps the deadline, too: nobody may be polling when it passes.
+        if let Some(deadline) = params.deadline {
+            stream.cancel_at(deadline.at);
+        }
+        let record = state.metrics.request(&params.request_id, endpoint, prompt, max_tokens, stream.at());
         Ok(Self {
             stream: Some(stream),
             tokenizer: state.checkpoint.tokenizer.clone(),
@@ -103,7 +119,9 @@ impl Generation {
             max_tokens,
             counts: Counts { prompt, ..Counts::default() },
             chars: 0,
-            record: state.metrics.request(&params.request_id, endpoint, prompt),
+            deadline: params.deadline,
+            cutoff: state.lifecycle.cutoff(params.deadline),
+            record,
         })
     }
 
@@ -116,13 +134,20 @@ impl Generation {
     pub async fn next(&mut self) -> Option<Result<Piece, ApiError>> {
         let mut last = None;
         loop {
-            match self.stream.as_mut()?.recv().await {
+            let stream = self.stream.as_mut()?;
+            let event = tokio::select! {
+                biased;
+                event = stream.recv() => event,
+                error = &mut self.cutoff => return Some(Err(self.cut(error))),
+            };
+            let at = stream.at();
+            match event {
                 Some(TokenEvent::Admitted { cached_tokens }) => {
                     self.counts.cached = cached_tokens;
-                    self.record.admitted(cached_tokens);
+                    self.record.admitted(cached_tokens, at);
                 }
                 Some(TokenEvent::Token(token)) => {
-                    let piece = self.token(token);
+                    let piece = self.token(token, at);
                     let is_last =
                         piece.token.as_ref().is_some_and(|t| t.is_stop) || self.counts.completion == self.max_tokens;
                     if piece.finish.is_some() || !is_last {
@@ -133,14 +158,14 @@ impl Generation {
                 }
                 Some(TokenEvent::Finished { reason, .. }) => return Some(Ok(self.finish(last, reason))),
                 Some(TokenEvent::Failed { error }) => return Some(Err(self.fail(error))),
-                None => return Some(Err(self.fail("the engine stopped before the request was complete".into()))),
+                None => return Some(Err(self.ended_early())),
             }
         }
     }
 
-    fn token(&mut self, token: TokenOut) -> Piece {
+    fn token(&mut self, token: TokenOut, at: Instant) -> Piece {
         self.counts.completion += 1;
-        self.record.token();
+        self.record.token(at);
         let offset = self.chars;
         let mut decoded = String::new();
         if !token.is_stop {
@@ -189,6 +214,21 @@ impl Generation {
             }
         });
         piece
+    }
+
+    /// The engine gave the request up: at its deadline, or because the engine stopped.
+    fn ended_early(&mut self) -> ApiError {
+        match self.deadline {
+            Some(deadline) if deadline.at <= Instant::now() => self.cut(deadline.error()),
+            _ => self.fail("the engine stopped before the request was complete".into()),
+        }
+    }
+
+    /// Cancels the request.
+    fn cut(&mut self, error: ApiError) -> ApiError {
+        self.stream = None;
+        self.record.end(Ending::Abort);
+        error
     }
 
     fn fail(&mut self, error: String) -> ApiError {

@@ -2,6 +2,7 @@
 
 use super::errors::ApiError;
 use super::state::AppState;
+use crate::http::Phase;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::{StatusCode, header};
@@ -34,9 +35,31 @@ fn card(state: &AppState, name: &str) -> Value {
     })
 }
 
-/// `GET /health`: 200 while the engine makes progress, else 503. The body is empty.
-pub async fn health(State(state): State<Arc<AppState>>) -> StatusCode {
-    if state.engine.is_healthy() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
+/// `GET /health`: 200 and no body while the engine makes progress and new requests are taken, else 503 and a word why.
+pub async fn health(State(state): State<Arc<AppState>>) -> (StatusCode, &'static str) {
+    if !state.engine.is_healthy() {
+        (StatusCode::SERVICE_UNAVAILABLE, "the engine makes no progress")
+    } else if state.lifecycle.phase() != Phase::Serving {
+        (StatusCode::SERVICE_UNAVAILABLE, "draining")
+    } else {
+        (StatusCode::OK, "")
+    }
+}
+
+/// `GET /load`: `server_load` is vLLM's, for balancers that compare replicas; the rest says what makes it up.
+pub async fn load(State(state): State<Arc<AppState>>) -> Json<Value> {
+    let stats = state.engine.stats();
+    Json(json!({
+        "server_load": stats.running + stats.waiting,
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "kv_cache_free": stats.kv_blocks_free as f64 / stats.kv_blocks_total.max(1) as f64,
+    }))
+}
+
+/// `POST /reset_prefix_cache`: 200 when every cached prefix is forgotten. Requests that run keep their blocks.
+pub async fn reset_prefix_cache(State(state): State<Arc<AppState>>) -> Result<(), ApiError> {
+    state.engine.reset_prefix_cache().await.map_err(|e| ApiError::from_submit(e, "prompt"))
 }
 
 /// `GET /version`.

@@ -1,5 +1,6 @@
 //! The OpenAI-compatible HTTP API.
 
+mod answer;
 mod body;
 mod chat;
 mod completions;
@@ -13,9 +14,11 @@ mod params;
 mod policy;
 mod sse;
 mod state;
+mod tokenize;
+mod tools;
 mod wire;
 
-pub use errors::ApiError;
+pub use errors::{ApiError, echo};
 pub use state::AppState;
 
 use axum::Router;
@@ -38,8 +41,13 @@ pub fn router(state: Arc<AppState>) -> Router {
         .route("/v1/models/{*name}", get(info::model))
         .route("/health", get(info::health))
         .route("/ping", get(info::health).post(info::health))
+        .route("/load", get(info::load))
+        .route("/reset_prefix_cache", post(info::reset_prefix_cache))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
         .route("/version", get(info::version))
         .route("/metrics", get(info::metrics))
+        .merge(crate::ui::router())
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(middleware::from_fn(catch_panic))

@@ -3,6 +3,7 @@
 use super::errors::ApiError;
 use super::fields::{Fields, describe};
 use super::state::AppState;
+use crate::http::{Deadline, parse_seconds, request_id};
 use axum::http::HeaderMap;
 use pegainfer_core::engine::{self, GenerateRequest, SubmitError};
 use pegainfer_core::sampling::SamplingParams;
@@ -33,6 +34,8 @@ pub struct Params {
     pub model: String,
     /// Becomes part of the response id.
     pub request_id: String,
+    /// When it is cancelled.
+    pub deadline: Option<Deadline>,
     /// `None`: one JSON answer.
     pub stream: Option<StreamOptions>,
     /// Tokens to generate at most, if the client said so.
@@ -69,6 +72,7 @@ impl Params {
         Ok(Self {
             model: state.model_named(model)?,
             request_id: take_request_id(fields, headers)?,
+            deadline: take_deadline(headers, state)?,
             stream,
             max_tokens: newer.or(older).map(|n| n as usize),
             stop: take_stop(fields)?,
@@ -125,14 +129,10 @@ impl Sampling {
     fn build(&self) -> Result<SamplingParams, ApiError> {
         let seed = match self.seed {
             Some(seed) => seed,
-            None => random_u64()?,
+            None => request_id::random_u64()?,
         };
         Ok(SamplingParams::new(self.temperature, self.top_k, self.top_p, self.min_p, seed)?)
     }
-}
-
-fn random_u64() -> Result<u64, ApiError> {
-    getrandom::u64().map_err(|e| ApiError::internal(format!("the operating system gives no random numbers: {e}")))
 }
 
 fn take_stream(fields: &mut Fields) -> Result<Option<StreamOptions>, ApiError> {
@@ -166,22 +166,23 @@ fn take_stream(fields: &mut Fields) -> Result<Option<StreamOptions>, ApiError> {
 
 /// The client's own name for a request: field `request_id`, else header `x-request-id`, else a random one.
 fn take_request_id(fields: &mut Fields, headers: &HeaderMap) -> Result<String, ApiError> {
-    let valid = |id: &str| {
-        (1..=128).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.:".contains(&b))
+    match fields.string("request_id")? {
+        Some(id) if request_id::is_valid(&id) => Ok(id),
+        Some(_) => Err(ApiError::invalid("request_id", format!("request_id must be {}", request_id::VALID))),
+        None => request_id::of(headers),
+    }
+}
+
+/// The server's time limit, or the client's if that is shorter.
+fn take_deadline(headers: &HeaderMap, state: &AppState) -> Result<Option<Deadline>, ApiError> {
+    let asked = match headers.get("x-request-timeout") {
+        None => None,
+        Some(value) => {
+            let seconds = parse_seconds(value.to_str().unwrap_or_default());
+            Some(seconds.map_err(|e| ApiError::invalid("x-request-timeout", format!("x-request-timeout: {e}")))?)
+        }
     };
-    if let Some(id) = fields.string("request_id")? {
-        return if valid(&id) {
-            Ok(id)
-        } else {
-            let message = "request_id must be 1 to 128 letters, digits, '-', '_', '.' or ':'";
-            Err(ApiError::invalid("request_id", message))
-        };
-    }
-    let header = headers.get("x-request-id").and_then(|v| v.to_str().ok()).filter(|id| valid(id));
-    match header {
-        Some(id) => Ok(id.to_string()),
-        None => Ok(format!("{:016x}{:016x}", random_u64()?, random_u64()?)),
-    }
+    Ok(asked.into_iter().chain(state.options.request_timeout).min().map(Deadline::after))
 }
 
 fn take_stop(fields: &mut Fields) -> Result<Vec<String>, ApiError> {

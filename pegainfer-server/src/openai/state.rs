@@ -3,6 +3,7 @@
 use super::errors::{ApiError, echo};
 use super::policy::FieldPolicy;
 use crate::checkpoint::Checkpoint;
+use crate::http::{Lifecycle, Options};
 use crate::metrics::Metrics;
 use axum::http::StatusCode;
 use pegainfer_core::engine::EngineHandle;
@@ -21,6 +22,10 @@ pub struct AppState {
     pub names: Vec<String>,
     /// Counters and histograms.
     pub metrics: Arc<Metrics>,
+    /// What the operator decided.
+    pub options: Options,
+    /// Whether the server is about to stop.
+    pub lifecycle: Lifecycle,
     /// What happens to fields that nobody understands.
     pub policy: FieldPolicy,
     /// Unix time of the start.
@@ -33,7 +38,7 @@ const INLINE_TEXT: usize = 16 << 10;
 
 impl AppState {
     /// The state of a server that has not answered anything yet. An empty `names` becomes the checkpoint's own name.
-    pub fn new(engine: EngineHandle, checkpoint: Checkpoint, mut names: Vec<String>, strict: bool) -> Arc<Self> {
+    pub fn new(engine: EngineHandle, checkpoint: Checkpoint, mut names: Vec<String>, options: Options) -> Arc<Self> {
         if names.is_empty() {
             names.push(checkpoint.name.clone());
         }
@@ -43,7 +48,9 @@ impl AppState {
             checkpoint,
             names,
             metrics,
-            policy: FieldPolicy::new(strict),
+            policy: FieldPolicy::new(options.strict),
+            lifecycle: Lifecycle::default(),
+            options,
             created: unix_time(),
             salt_hasher: RandomState::new(),
         })

@@ -115,6 +115,17 @@ impl Tokenizer {
         String::from_utf8_lossy(&self.token_bytes(id)).into_owned()
     }
 
+    /// A token as tokenizer.json spells it: with `Ġ` for a space, say. `None` for ids without a token.
+    pub fn vocabulary_text(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
+    /// The whole text of some ids at once, special tokens included.
+    pub fn decode_all(&self, ids: &[u32]) -> String {
+        let bytes: Vec<u8> = ids.iter().flat_map(|&id| self.token_bytes(id)).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
     /// The whole text of some ids at once, without special tokens.
     pub fn decode(&self, ids: &[u32]) -> String {
         let bytes: Vec<u8> =

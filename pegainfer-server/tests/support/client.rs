@@ -62,6 +62,11 @@ pub fn post_ok(address: SocketAddr, path: &str, body: &Value) -> Value {
     answer
 }
 
+/// Posts JSON with one more header.
+pub fn post_with(address: SocketAddr, path: &str, header: (&str, &str), body: &Value) -> Response {
+    send(address, "POST", path, &[JSON[0], header], body.to_string().as_bytes())
+}
+
 /// Posts JSON and leaves the answer unread.
 pub fn post_unread(address: SocketAddr, path: &str, body: &Value) -> TcpStream {
     write(address, "POST", path, &JSON, body.to_string().as_bytes())

@@ -23,6 +23,8 @@ pub struct Control {
     pub added: Mutex<Vec<GenerateRequest>>,
     /// Requests that were cancelled.
     pub cancelled: AtomicUsize,
+    /// Times that the prefix cache was reset.
+    pub resets: AtomicUsize,
     /// Tokens handed out so far, over all requests.
     pub tokens: AtomicUsize,
     /// No more tokens than this are handed out until it is raised.
@@ -224,11 +226,15 @@ impl StepEngine for MockEngine {
         self.waiting.drain(..).chain(self.running.drain(..)).map(|r| r.id).collect()
     }
 
+    fn reset_prefix_cache(&mut self) {
+        self.control.resets.fetch_add(1, Ordering::SeqCst);
+    }
+
     fn stats(&self) -> EngineStats {
         EngineStats {
             running: self.running.len(),
             waiting: self.waiting.len(),
-            kv_blocks_free: self.stats.kv_blocks_total - self.running.len(),
+            kv_blocks_free: self.stats.kv_blocks_total.saturating_sub(self.running.len()),
             ..self.stats
         }
     }

@@ -10,8 +10,8 @@ pub mod process;
 
 use pegainfer_core::engine::{EngineConfig, EngineHandle, StepEngine};
 use pegainfer_server::checkpoint::Checkpoint;
+use pegainfer_server::http::{Options, serve};
 use pegainfer_server::openai::AppState;
-use pegainfer_server::serve::serve;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,19 +32,22 @@ pub struct TestServer {
     pub engine: EngineHandle,
     runtime: Runtime,
     stop: Option<oneshot::Sender<()>>,
-    serving: Option<JoinHandle<anyhow::Result<()>>>,
+    serving: Option<JoinHandle<()>>,
 }
 
 /// What differs between tests.
 pub struct Setup {
-    pub strict: bool,
+    pub options: Options,
     pub max_queued: usize,
     pub names: Vec<String>,
+    /// Where tokenizer and template come from.
+    pub model_dir: PathBuf,
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { strict: false, max_queued: 64, names: vec!["tiny".into()] }
+        let options = Options { drain_timeout: Duration::from_secs(2), ..Options::default() };
+        Self { options, max_queued: 64, names: vec!["tiny".into()], model_dir: model_dir() }
     }
 }
 
@@ -57,21 +60,21 @@ impl TestServer {
 
     /// Starts the real router over a running engine.
     pub fn over(engine: EngineHandle, setup: Setup) -> Self {
-        let checkpoint = Checkpoint::load(&model_dir()).unwrap();
-        let state: Arc<AppState> = AppState::new(engine.clone(), checkpoint, setup.names, setup.strict);
+        let checkpoint = Checkpoint::load(&setup.model_dir).unwrap();
+        let state: Arc<AppState> = AppState::new(engine.clone(), checkpoint, setup.names, setup.options);
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let listener = runtime.block_on(TcpListener::bind(("127.0.0.1", 0))).unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
-        let serving = runtime.spawn(serve(
-            listener,
-            state,
-            async move {
-                let _ = stopped.await;
-            },
-            Duration::from_secs(2),
-        ));
+        let serving = runtime.spawn(serve(listener, state, async move {
+            let _ = stopped.await;
+        }));
         Self { address, engine, runtime, stop: Some(stop), serving: Some(serving) }
+    }
+
+    /// Starts the real router over `engine`, with other options than the default ones.
+    pub fn with<E: StepEngine>(engine: E, options: Options) -> Self {
+        Self::start(engine, Setup { options, ..Setup::default() })
     }
 
     /// Sends what SIGTERM sends.
@@ -82,7 +85,7 @@ impl TestServer {
     /// Waits for the server to end after [`stop`](Self::stop).
     pub fn join(&mut self) {
         let serving = self.serving.take().unwrap();
-        self.runtime.block_on(serving).unwrap().unwrap();
+        self.runtime.block_on(serving).unwrap();
     }
 
     /// Waits until nothing is running or waiting.

@@ -1,0 +1,83 @@
+//! Accepts connections, serves them, and drains them at the end.
+
+use super::stall::StallGuard;
+use super::{Phase, wrap};
+use crate::openai::{self, AppState};
+use axum::Router;
+use axum::serve::Listener;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+/// Cancelled requests may take this long to tell their clients.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// Serves until `stop` is ready, then lets open requests finish for at most the drain timeout. Meanwhile `/health` and
+/// every new request are answered with 503, so that load balancers turn away.
+pub async fn serve(mut listener: TcpListener, state: Arc<AppState>, stop: impl Future<Output = ()>) {
+    let app = wrap(openai::router(state.clone()), &state);
+    let mut stop = pin!(stop);
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            (stream, _) = Listener::accept(&mut listener) => {
+                connections.spawn(connection(stream, app.clone(), state.clone()));
+            }
+            Some(_) = connections.join_next() => {}
+            () = &mut stop => break,
+        }
+    }
+    state.lifecycle.advance(Phase::Draining);
+    let limit = state.options.drain_timeout;
+    log::info!("stopping: {} open requests have {} s to finish", open_requests(&state), limit.as_secs_f64());
+    // Nobody waits for those who come now.
+    let mut late = JoinSet::new();
+    let mut limit = pin!(tokio::time::sleep(limit));
+    loop {
+        tokio::select! {
+            (stream, _) = Listener::accept(&mut listener) => {
+                late.spawn(connection(stream, app.clone(), state.clone()));
+            }
+            Some(_) = late.join_next() => {}
+            ended = connections.join_next() => if ended.is_none() { return },
+            () = &mut limit => break,
+        }
+    }
+    log::warn!("{} requests were still open and are cut off", open_requests(&state));
+    state.lifecycle.advance(Phase::Closing);
+    // What is left after that belongs to clients that do not read.
+    let _ = tokio::time::timeout(LAST_WORDS, async { while connections.join_next().await.is_some() {} }).await;
+}
+
+fn open_requests(state: &AppState) -> usize {
+    let stats = state.engine.stats();
+    stats.running + stats.waiting
+}
+
+async fn connection(stream: TcpStream, app: Router, state: Arc<AppState>) {
+    // Tokens are small writes: without this each one would wait for the acknowledgement of the last.
+    if let Err(error) = stream.set_nodelay(true) {
+        log::debug!("TCP_NODELAY cannot be set: {error}");
+    }
+    let client_timeout = state.options.client_timeout;
+    let late = state.lifecycle.phase() != Phase::Serving;
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(client_timeout).keep_alive(!late);
+    let io = TokioIo::new(StallGuard::new(stream, client_timeout));
+    let mut serving = pin!(http.serve_connection(io, TowerToHyperService::new(app)));
+    let ended = tokio::select! {
+        ended = serving.as_mut() => ended,
+        () = state.lifecycle.reached(Phase::Draining), if !late => {
+            serving.as_mut().graceful_shutdown();
+            serving.await
+        }
+    };
+    if let Err(error) = ended {
+        log::debug!("a connection broke: {error}");
+    }
+}

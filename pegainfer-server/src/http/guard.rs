@@ -1,0 +1,130 @@
+//! Who may enter: callers with a key, and nobody new while the server drains.
+
+use super::{Phase, Secret};
+use crate::openai::{ApiError, AppState};
+use anyhow::{Context, Result, ensure};
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use subtle::{Choice, ConstantTimeEq};
+
+/// Paths that need no key and are answered while the server drains: those of probes and scrapers, and the page, which
+/// holds no data and asks for the key itself.
+fn is_open(path: &str) -> bool {
+    ["/", "/health", "/ping", "/metrics"].contains(&path) || path.starts_with("/ui/")
+}
+
+/// Keys of which a caller must have one. No keys let everyone in.
+#[derive(Clone, Default)]
+pub struct ApiKeys(Vec<String>);
+
+impl fmt::Debug for ApiKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ApiKeys({})", self.0.len())
+    }
+}
+
+impl ApiKeys {
+    /// The keys of the command line and of a file with one key on each line. Errors never show a key.
+    pub fn load(given: &[Secret], file: Option<&Path>) -> Result<Self> {
+        let mut keys: Vec<String> = given.iter().map(|secret| secret.0.clone()).collect();
+        if let Some(path) = file {
+            let text = std::fs::read_to_string(path)
+                .with_context(|| format!("--api-key-file {} cannot be read", path.display()))?;
+            let before = keys.len();
+            keys.extend(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_string));
+            ensure!(keys.len() > before, "--api-key-file {} has no key: put one on each line", path.display());
+        }
+        let sendable = |key: &String| !key.is_empty() && key.bytes().all(|b| b.is_ascii_graphic());
+        ensure!(keys.iter().all(sendable), "an API key must be one or more ASCII characters without spaces");
+        Ok(Self(keys))
+    }
+
+    /// True if the caller sent one of the keys. Takes the same time for every key of the same length.
+    fn admit(&self, headers: &HeaderMap) -> bool {
+        if self.0.is_empty() {
+            return true;
+        }
+        let Some((scheme, given)) = headers
+            .get(header::AUTHORIZATION)
+            .and_then(|value| value.to_str().ok())
+            .and_then(|value| value.split_once(' '))
+        else {
+            return false;
+        };
+        let given = given.trim().as_bytes();
+        let found = self.0.iter().fold(Choice::from(0), |found, key| found | key.as_bytes().ct_eq(given));
+        scheme.eq_ignore_ascii_case("bearer") && bool::from(found)
+    }
+}
+
+/// The layer: 401 without a key, 503 while the server drains.
+pub async fn guard(State(state): State<Arc<AppState>>, request: Request, next: Next) -> Response {
+    if is_open(request.uri().path()) {
+        return next.run(request).await;
+    }
+    if !state.options.api_keys.admit(request.headers()) {
+        let message = "this server needs an API key: send it as \"Authorization: Bearer KEY\"";
+        let error = ApiError::new(StatusCode::UNAUTHORIZED, message).with_code("invalid_api_key");
+        return ([(header::WWW_AUTHENTICATE, "Bearer")], error).into_response();
+    }
+    if state.lifecycle.phase() != Phase::Serving {
+        state.metrics.rejected("draining");
+        return ApiError::draining().into_response();
+    }
+    next.run(request).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::TempDir;
+
+    fn keys(keys: &[&str]) -> ApiKeys {
+        let given: Vec<Secret> = keys.iter().map(|key| Secret(key.to_string())).collect();
+        ApiKeys::load(&given, None).unwrap()
+    }
+
+    fn sent(value: &str) -> HeaderMap {
+        HeaderMap::from_iter([(header::AUTHORIZATION, value.parse().unwrap())])
+    }
+
+    #[test]
+    fn only_a_whole_key_lets_in() {
+        let both = keys(&["alpha", "beta"]);
+        for good in ["Bearer alpha", "bearer beta", "Bearer  beta"] {
+            assert!(both.admit(&sent(good)), "{good}");
+        }
+        for bad in ["", "Bearer", "Bearer ", "alpha", "Basic alpha", "Bearer alph", "Bearer alphabeta", "Bearer Alpha"]
+        {
+            assert!(!both.admit(&sent(bad)), "{bad}");
+        }
+        assert!(!both.admit(&HeaderMap::new()));
+        assert!(ApiKeys::default().admit(&HeaderMap::new()), "no keys: everyone");
+    }
+
+    #[test]
+    fn the_api_is_not_open() {
+        assert!(["/", "/ui/app.js", "/metrics"].into_iter().all(is_open));
+        assert!(!["/v1/models", "/uix", "/load", "/reset_prefix_cache", "//"].into_iter().any(is_open));
+    }
+
+    #[test]
+    fn a_file_has_one_key_on_each_line() {
+        let dir = TempDir::new("keys");
+        let path = dir.path().join("keys");
+        std::fs::write(&path, "one\r\n\n two \n").unwrap();
+        let loaded = ApiKeys::load(&[Secret("three".into())], Some(&path)).unwrap();
+        assert_eq!(loaded.0, ["three", "one", "two"]);
+        assert_eq!(format!("{loaded:?}"), "ApiKeys(3)");
+        std::fs::write(&path, "\n").unwrap();
+        assert!(ApiKeys::load(&[], Some(&path)).unwrap_err().to_string().contains("has no key"));
+        let error = ApiKeys::load(&[Secret("a b".into())], None).unwrap_err().to_string();
+        assert!(!error.contains("a b"), "{error}");
+        assert!(ApiKeys::load(&[Secret(String::new())], None).is_err());
+    }
+}

@@ -1,0 +1,45 @@
+//! One name for a request: in the answer's header, in the answer's id and in the log.
+
+use crate::openai::ApiError;
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+const HEADER: HeaderName = HeaderName::from_static("x-request-id");
+/// What [`is_valid`] accepts, in words.
+pub const VALID: &str = "1 to 128 letters, digits, '-', '_', '.' or ':'";
+
+/// Ids go into logs and answers: nothing in them may need quoting.
+pub fn is_valid(id: &str) -> bool {
+    (1..=128).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.:".contains(&b))
+}
+
+/// The client's `x-request-id` if it is valid, else a random one. A proxy's odd id is no reason to refuse a request.
+pub fn of(headers: &HeaderMap) -> Result<String, ApiError> {
+    let given = headers.get(HEADER).and_then(|value| value.to_str().ok()).filter(|id| is_valid(id));
+    match given {
+        Some(id) => Ok(id.to_string()),
+        None => Ok(format!("{:016x}{:016x}", random_u64()?, random_u64()?)),
+    }
+}
+
+/// 64 random bits of the operating system.
+pub fn random_u64() -> Result<u64, ApiError> {
+    getrandom::u64().map_err(|e| ApiError::internal(format!("the operating system gives no random numbers: {e}")))
+}
+
+/// The layer: handlers see a valid id in the request's header, and the client finds it in the answer's.
+pub async fn attach(mut request: Request, next: Next) -> Response {
+    let id = match of(request.headers()) {
+        Ok(id) => id,
+        Err(error) => return error.into_response(),
+    };
+    let Ok(value) = HeaderValue::try_from(id) else {
+        return ApiError::internal("the request id is no header value").into_response();
+    };
+    request.headers_mut().insert(HEADER, value.clone());
+    let mut response = next.run(request).await;
+    response.headers_mut().insert(HEADER, value);
+    response
+}
