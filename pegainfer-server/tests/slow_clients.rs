@@ -1,0 +1,152 @@
+//! Clients that are slow, silent or many: none of them may cost another request anything.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use pegainfer_server::http::Options;
+use serde_json::json;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+use support::client::{get, post, post_ok, post_unread, read_head};
+use support::mock::MockEngine;
+use support::process::{Process, pegainfer};
+use support::{Setup, TestServer};
+
+const COMPLETIONS: &str = "/v1/completions";
+/// What a client may do nothing for in these tests.
+const LIMIT: Duration = Duration::from_millis(500);
+
+fn server() -> TestServer {
+    let (engine, _) = MockEngine::replying(" a cat sat on a mat");
+    let options = Options { client_timeout: LIMIT, max_body: 10_000, ..Options::default() };
+    TestServer::start(engine, Setup { options, max_queued: 128, ..Setup::default() })
+}
+
+/// An ordinary client is served, plain and streamed, while someone else misbehaves.
+fn others_are_served(address: SocketAddr) {
+    let started = Instant::now();
+    let mut body = json!({"prompt": "x", "max_tokens": 20, "ignore_eos": true});
+    assert_eq!(post_ok(address, COMPLETIONS, &body)["usage"]["completion_tokens"], 20);
+    body["stream"] = true.into();
+    assert_eq!(post(address, COMPLETIONS, &body).events().len(), 20);
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+}
+
+/// What came before the server closed the connection; it must close it.
+fn until_closed(mut connection: TcpStream) -> String {
+    connection.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut bytes = vec![];
+    match connection.read_to_end(&mut bytes) {
+        Ok(_) => {}
+        Err(e) => assert_eq!(e.kind(), ErrorKind::ConnectionReset, "{e}"),
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[test]
+fn a_client_that_reads_one_byte_a_second_slows_nobody() {
+    let server = server();
+    let body = json!({"prompt": "x", "max_tokens": 400, "ignore_eos": true, "stream": true});
+    let mut slow = post_unread(server.address, COMPLETIONS, &body);
+    let mut byte = [0];
+    slow.read_exact(&mut byte).unwrap();
+    server.wait_idle();
+    for _ in 0..2 {
+        others_are_served(server.address);
+        std::thread::sleep(Duration::from_secs(1));
+        slow.read_exact(&mut byte).unwrap();
+    }
+    let text = until_closed(slow);
+    assert_eq!(text.matches("data: {").count(), 400);
+    assert!(text.contains("data: [DONE]"), "slow is not dead: it gets everything");
+}
+
+#[test]
+fn a_client_that_never_reads_is_dropped() {
+    let server = server();
+    // More than the buffers of both sockets hold.
+    let body = json!({"prompt": vec!["x"; 64], "max_tokens": 480, "ignore_eos": true, "stream": true, "logprobs": 20});
+    let silent = post_unread(server.address, COMPLETIONS, &body);
+    others_are_served(server.address);
+    server.wait_idle();
+    std::thread::sleep(6 * LIMIT);
+    others_are_served(server.address);
+    let text = until_closed(silent);
+    assert!(text.starts_with("HTTP/1.1 200"), "it was served what the buffers hold");
+    assert!(!text.contains("data: [DONE]"), "the server waited for ever: {} bytes", text.len());
+}
+
+#[test]
+fn a_request_whose_head_never_ends_is_dropped() {
+    let server = server();
+    let mut half = TcpStream::connect(server.address).unwrap();
+    half.write_all(b"POST /v1/completions HTTP/1.1\r\nHost: test\r\n").unwrap();
+    let mut dripping = TcpStream::connect(server.address).unwrap();
+    others_are_served(server.address);
+    // A byte now and then does not help: the whole head has to come in time.
+    let started = Instant::now();
+    while dripping.write_all(b"G").is_ok() {
+        assert!(started.elapsed() < Duration::from_secs(10), "a head may take for ever");
+        std::thread::sleep(LIMIT / 10);
+    }
+    assert!(!until_closed(half).contains(" 200 "));
+    others_are_served(server.address);
+}
+
+#[test]
+fn a_request_whose_body_never_ends_is_told() {
+    let server = server();
+    let head =
+        "POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n";
+    let mut half = TcpStream::connect(server.address).unwrap();
+    half.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    half.write_all(head.as_bytes()).unwrap();
+    half.write_all(b"{\"prompt\": ").unwrap();
+    others_are_served(server.address);
+    let response = read_head(half);
+    assert_eq!(response.status, 408);
+    assert_eq!(response.json()["error"]["message"], "no byte of the request body came for 0.5 s");
+}
+
+#[test]
+fn a_body_that_comes_in_drips_is_read() {
+    let server = server();
+    let body = br#"{"prompt": "x"}"#;
+    let head = format!(
+        "POST {COMPLETIONS} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    let mut slow = TcpStream::connect(server.address).unwrap();
+    slow.write_all(head.as_bytes()).unwrap();
+    for byte in body {
+        slow.write_all(&[*byte]).unwrap();
+        std::thread::sleep(LIMIT / 10);
+    }
+    assert_eq!(read_head(slow).status, 200, "slow, but never silent for the limit");
+}
+
+#[test]
+fn the_largest_body_is_the_operators_choice() {
+    let server = server();
+    let body = |length: usize| json!({"prompt": "x", "user": "u".repeat(length)});
+    post_ok(server.address, COMPLETIONS, &body(9_000));
+    let refused = post(server.address, COMPLETIONS, &body(10_000));
+    assert_eq!(refused.status, 413);
+    let message = refused.json()["error"]["message"].clone();
+    assert_eq!(message, "the request body is larger than the limit of 10000 bytes (--max-body-size)");
+}
+
+#[test]
+fn five_hundred_idle_connections_cost_nothing_and_go() {
+    // A process of its own: the two ends of all connections are more files than some systems allow one process.
+    let server = Process::start(pegainfer().args(["--client-timeout", "3"]));
+    let idle: Vec<TcpStream> = (0..500).map(|_| TcpStream::connect(server.address).unwrap()).collect();
+    let answer = post_ok(server.address, COMPLETIONS, &json!({"prompt": "x", "max_tokens": 4, "ignore_eos": true}));
+    assert_eq!(answer["usage"]["completion_tokens"], 4);
+    assert_eq!(get(server.address, "/health").status, 200);
+    for connection in idle {
+        assert_eq!(until_closed(connection), "");
+    }
+}
