@@ -18,7 +18,8 @@ use super::tools::{CALL_CLOSE, CallPrefix, Progress};
 use super::typed::ParameterType;
 use serde_json::Value;
 
-const FUNCTION: &str = "<function=";
+/// Names the function.
+pub const FUNCTION: &str = "<function=";
 /// Names and keys are shorter; what is longer is no tag.
 const MAX_NAME: usize = 256;
 

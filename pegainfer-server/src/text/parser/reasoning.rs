@@ -2,6 +2,7 @@
 
 use super::cursor::{Cursor, Next, Seek, begins_after_space};
 use super::output::Output;
+use super::qwen3_coder::FUNCTION;
 use super::tools::CALL_OPEN;
 
 /// Opens the reasoning.
@@ -146,11 +147,7 @@ impl ReasoningParser {
 
     /// Whether the `<tool_call>` at this byte begins a call and is not just mentioned.
     fn is_call(&self, at: usize) -> Next {
-        let inside = &self.cursor.text[at + CALL_OPEN.len()..];
-        match begins_after_space(inside, "<function=") {
-            Next::No => begins_after_space(inside, "<function "),
-            next => next,
-        }
+        begins_after_space(&self.cursor.text[at + CALL_OPEN.len()..], FUNCTION)
     }
 
     /// The reasoning ends at this byte, before a tag of so many bytes.
