@@ -147,6 +147,7 @@ fn request(engine: &EngineHandle, point: Point, seed: u64) -> Result<Sample> {
         prompt,
         max_tokens: point.output_len,
         sampling: SamplingParams::greedy(),
+        rules: None,
         stop_token_ids: Vec::new(),
         ignore_eos: true,
         logprobs: None,
