@@ -60,16 +60,16 @@ impl RuleFields {
         let (repetition, range) = (self.repetition_penalty, "a number from 0.01 to 100");
         check((0.01..=100.0).contains(&repetition), "repetition_penalty", range, &repetition)?;
         let ids = |field, largest: Option<&u32>| match largest.filter(|id| **id as usize >= vocab_size) {
-            Some(id) => check(false, field, "of token ids of the vocabulary", id),
+            Some(id) => check(false, field, "made of token ids of the vocabulary", id),
             None => Ok(()),
         };
         ids("logit_bias", self.logit_bias.keys().max())?;
         for bias in self.logit_bias.values() {
-            check((-100.0..=100.0).contains(bias), "logit_bias", "of numbers from -100 to 100", bias)?;
+            check((-100.0..=100.0).contains(bias), "logit_bias", "made of numbers from -100 to 100", bias)?;
         }
         ids("bad_words", self.bad_words.iter().flatten().max())?;
         let empty = self.bad_words.iter().any(Vec::is_empty);
-        check(!empty, "bad_words", "of words of at least one token", &"an empty one")?;
+        check(!empty, "bad_words", "made of words of at least one token", &"an empty one")?;
         let Some(allowed) = &self.allowed_token_ids else { return Ok(()) };
         ids("allowed_token_ids", allowed.iter().max())?;
         let banned = |id: &u32| self.bad_words.contains(&vec![*id]) || (self.min_tokens > 0 && self.stops.contains(id));

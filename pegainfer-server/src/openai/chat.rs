@@ -12,6 +12,7 @@ use super::{body, messages, with_ignored};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
+use futures_util::future::try_join_all;
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
@@ -28,19 +29,19 @@ pub async fn chat(State(state): State<Arc<AppState>>, request: Request) -> Resul
 
     let prompt = conversation.render(&state)?;
     let mut ids = state.encode(vec![prompt], params.add_special_tokens.unwrap_or(false), "messages").await?;
-    let request = params.request(ids.pop().unwrap_or_default(), usize::MAX, logprobs, &state)?;
-    let mut generations = Generation::submit_all(&state, &params, vec![request], "chat", "messages")?;
+    let requests = params.requests(ids.pop().unwrap_or_default(), usize::MAX, logprobs, &state)?;
+    let generations = Generation::submit_all(&state, &params, requests, "chat", "messages")?;
     let format = Format {
         id: format!("chatcmpl-{}", params.request_id),
         created: unix_time(),
         model: params.model,
         logprobs: logprobs.is_some(),
-        opened: false,
+        opened: vec![false; params.n],
         state,
     };
     let response = match params.stream {
-        Some(options) => sse::respond(generations, format, options).await?,
-        None => respond(&mut generations[0], format).await?,
+        Some(options) => sse::respond(generations, params.n, format, options).await?,
+        None => respond(generations, format).await?,
     };
     Ok(with_ignored(response, ignored))
 }
@@ -91,8 +92,8 @@ struct Format {
     created: u64,
     model: String,
     logprobs: bool,
-    /// The chunk with the role was sent.
-    opened: bool,
+    /// For each choice, whether the chunk with the role was sent.
+    opened: Vec<bool>,
     state: Arc<AppState>,
 }
 
@@ -112,8 +113,7 @@ impl Format {
 
 impl ChunkFormat for Format {
     fn piece(&mut self, out: &mut Events, index: usize, piece: Piece, usage: Option<Option<Usage>>) {
-        if !self.opened {
-            self.opened = true;
+        if !std::mem::replace(&mut self.opened[index], true) {
             let delta = ChatDelta { role: Some("assistant"), content: String::new() };
             let usage = usage.as_ref().map(|_| None);
             self.chunk(out, vec![ChatChunkChoice { index, delta, logprobs: None, end: None.into() }], usage);
@@ -128,9 +128,17 @@ impl ChunkFormat for Format {
     }
 }
 
-async fn respond(generation: &mut Generation, format: Format) -> Result<Response, ApiError> {
+/// Waits for all choices. The first failure drops, and so cancels, the others.
+async fn respond(mut generations: Vec<Generation>, format: Format) -> Result<Response, ApiError> {
+    let collected = generations.iter_mut().enumerate().map(|(index, generation)| collect(index, generation, &format));
+    let choices = try_join_all(collected).await?;
+    let usage = Usage::sum(generations.iter().map(Generation::counts), choices.len());
+    Ok(Json(format.envelope("chat.completion", choices, Some(Some(usage)))).into_response())
+}
+
+async fn collect(index: usize, generation: &mut Generation, format: &Format) -> Result<ChatChoice, ApiError> {
     let message = ChatMessage { role: "assistant", content: String::new() };
-    let mut choice = ChatChoice { index: 0, message, logprobs: None, end: None.into() };
+    let mut choice = ChatChoice { index, message, logprobs: None, end: None.into() };
     while let Some(piece) = generation.next().await {
         let piece = piece?;
         if let Some(logprobs) = format.logprobs(&piece) {
@@ -139,6 +147,5 @@ async fn respond(generation: &mut Generation, format: Format) -> Result<Response
         choice.message.content += &piece.text;
         choice.end = piece.finish.into();
     }
-    let usage = Usage::sum([generation.counts()]);
-    Ok(Json(format.envelope("chat.completion", vec![choice], Some(Some(usage)))).into_response())
+    Ok(choice)
 }
