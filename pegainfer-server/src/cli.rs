@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::bench::args::BenchArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::num::NonZeroUsize;
 
@@ -22,7 +23,7 @@ pub enum Command {
     Serve(ServeArgs),
     /// Print the completion of one prompt, without a server
     Generate(GenerateArgs),
-    /// Measure latency and throughput of the engine, without HTTP
+    /// Measure latency and throughput beside the limits of the device
     Bench(BenchArgs),
     /// Print the ops of one step with their shapes, bytes and FLOPs, without loading weights
     Plan(PlanArgs),
@@ -83,32 +84,6 @@ pub struct GenerateArgs {
     /// Pass the prompt through the chat template, as a user's message
     #[arg(long)]
     pub chat: bool,
-}
-
-/// Flags of `bench`.
-#[derive(Debug, Clone, Args)]
-pub struct BenchArgs {
-    /// Model and engine.
-    #[command(flatten)]
-    pub engine: EngineArgs,
-    /// Requests in flight at once; several values give several rows
-    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,8")]
-    pub streams: Vec<NonZeroUsize>,
-    /// Prompt tokens of each request
-    #[arg(long, value_name = "TOKENS", default_value = "128")]
-    pub prompt_len: NonZeroUsize,
-    /// Tokens that each request generates, at least 2
-    #[arg(long, value_name = "TOKENS", default_value = "64")]
-    pub output_len: NonZeroUsize,
-    /// Measured requests of each stream
-    #[arg(long, value_name = "N", default_value = "4")]
-    pub rounds: NonZeroUsize,
-    /// Of the random prompts
-    #[arg(long, default_value_t = 1)]
-    pub seed: u64,
-    /// Print JSON instead of a table
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// Flags of `plan`.

@@ -41,6 +41,13 @@ pub fn weight_bytes(dir: &Path) -> Result<u64> {
     }
 }
 
+/// Token ids are below this.
+pub fn vocab_size(dir: &Path) -> Result<usize> {
+    match detect::detect(dir)? {
+        Family::Qwen3 => Ok(pegainfer_qwen3_4b::config::Config::load(dir)?.vocab_size),
+    }
+}
+
 /// The ops of one step of the model in `dir`: `batch` rows of `context` tokens, the last `tokens` of them new.
 pub fn record(dir: &Path, batch: usize, tokens: usize, context: usize) -> Result<Vec<OpRecord>> {
     match detect::detect(dir)? {

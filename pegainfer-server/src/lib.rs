@@ -3,8 +3,9 @@
 //! # Layout
 //! - [`cli`]: flags. [`serve`], [`generate`], [`bench`], [`plan`] and [`doctor`] are the commands.
 //! - [`model_path`], [`hub`]: from `--model-path` to a directory. [`detect`], [`engine`]: from a directory to an engine.
-//! - [`checkpoint`]: the text side of a checkpoint directory. [`text`]: tokenizer, detokenizer, stop strings, template.
+//! - [`checkpoint`]: the text side of a checkpoint directory. [`text`]: tokenizer, detokenizer, stop strings, template, parsers.
 //! - [`openai`]: the HTTP API: requests in, JSON and server-sent events out.
+//! - [`ui`]: the page at `/`.
 //! - [`metrics`], [`logging`]: what operators see.
 
 pub mod bench;
@@ -24,3 +25,4 @@ pub mod serve;
 #[cfg(test)]
 mod testing;
 pub mod text;
+pub mod ui;

@@ -29,7 +29,7 @@ fn run(command: Command, started: Instant) -> Result<()> {
             generate::run(&args)
         }
         Command::Bench(args) => {
-            logging::init(&args.engine.log_level)?;
+            logging::init(&args.workload.common().engine.log_level)?;
             bench::run(&args)
         }
         Command::Plan(args) => plan::run(&args),

@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 /// Open requests may take this long after a signal to stop.
 const DRAIN: Duration = Duration::from_secs(30);
 /// Connections that may wait to be accepted.
-const BACKLOG: u32 = 1024;
+pub(crate) const BACKLOG: u32 = 1024;
 
 /// Runs until a signal comes. `started` is when the process began.
 pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {

@@ -97,7 +97,6 @@ fn values_that_cannot_be_used_name_their_field() {
         ("bad_words", json!([" "]), "a bad word must have 1 to 128 bytes and not be blank"),
         ("bad_words", json!(vec!["x"; 129]), "bad_words may hold at most 128 words, got 129"),
         ("echo", json!(true), "echo is not implemented by this endpoint: only false is accepted"),
-        ("tools", json!([{"type": "function"}]), "tools is not implemented by this endpoint"),
         ("response_format", json!({"type": "json_object"}), "response_format is not implemented"),
         ("guided_json", json!({}), ""),
     ] {
@@ -167,7 +166,7 @@ fn conversations_that_cannot_be_used() {
             "chat_template_kwargs",
         ),
         (json!({"messages": user, "chat_template_kwargs": 5}), "must be an object", "chat_template_kwargs"),
-        (json!({"messages": user, "tool_choice": "required"}), "only none or auto is accepted", "tool_choice"),
+        (json!({"messages": user, "tool_choice": "required"}), "forces a call: it needs tools", "tool_choice"),
         (json!({"messages": user, "prompt": "x"}), "prompt is not implemented by this endpoint", "prompt"),
     ] {
         expect(post(server.address, CHAT, &fields), 400, message, Some(param));
@@ -184,6 +183,46 @@ fn conversations_that_cannot_be_used() {
         "0 to 20",
         Some("logprobs"),
     );
+    still_up(&server);
+}
+
+#[test]
+fn tools_that_cannot_be_used() {
+    let server = server();
+    let tools = |tool: Value| json!({"tools": [tool]});
+    let function = |function: Value| tools(json!({"type": "function", "function": function}));
+    let fine = json!([{"type": "function", "function": {"name": "f"}}]);
+    let choice = |choice: Value| json!({"tools": fine, "tool_choice": choice});
+    for (fields, message, param) in [
+        (json!({"tools": 5}), "tools must be a list, got 5", "tools"),
+        (tools(json!("f")), "tools[0] must be an object, got \"f\"", "tools"),
+        (tools(json!({"function": {"name": "f"}})), "tools[0].type is missing", "tools"),
+        (tools(json!({"type": "custom"})), "tools[0].type \"custom\" is not supported: only function is", "tools"),
+        (tools(json!({"type": "function"})), "tools[0].function.name is missing", "tools"),
+        (function(json!({"name": "a b"})), "tools[0].function.name must be 1 to 128 letters", "tools"),
+        (function(json!({"name": "x".repeat(129)})), "tools[0].function.name must be 1 to 128 letters", "tools"),
+        (function(json!({"name": "f", "parameters": "x"})), "parameters must be a JSON schema, got \"x\"", "tools"),
+        (choice(json!("f")), "tool_choice must be none, auto, required or {\"type\": \"function\"", "tool_choice"),
+        (choice(json!({"type": "custom"})), "tool_choice must be none, auto, required or", "tool_choice"),
+        (
+            choice(json!({"type": "function", "function": {"name": "g"}})),
+            "tool_choice names \"g\", which is not among the tools",
+            "tool_choice",
+        ),
+        (json!({"parallel_tool_calls": 1}), "parallel_tool_calls must be true or false", "parallel_tool_calls"),
+        (json!({"include_reasoning": "no"}), "include_reasoning must be true or false", "include_reasoning"),
+        (
+            json!({"tools": fine, "tool_choice": "required", "add_generation_prompt": false}),
+            "only with \"add_generation_prompt\": true",
+            "tool_choice",
+        ),
+    ] {
+        let mut body = json!({"messages": [{"role": "user", "content": "x"}]});
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        expect(post(server.address, CHAT, &body), 400, message, Some(param));
+    }
+    let body = json!({"prompt": "x", "tools": fine});
+    expect(post(server.address, COMPLETIONS, &body), 400, "tools is not implemented by this endpoint", Some("tools"));
     still_up(&server);
 }
 

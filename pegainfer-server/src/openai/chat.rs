@@ -1,14 +1,17 @@
 //! `POST /v1/chat/completions`.
 
+use super::answer::Message;
 use super::errors::ApiError;
 use super::fields::Fields;
 use super::generation::{Generation, Piece};
 use super::logprobs::ChatLogprobs;
-use super::params::{MAX_LOGPROBS, Params};
+use super::params::{MAX_LOGPROBS, Params, random_u64};
 use super::sse::{self, ChunkFormat, Events};
 use super::state::{AppState, unix_time};
-use super::wire::{ChatChoice, ChatChunkChoice, ChatDelta, ChatMessage, Envelope, Usage};
+use super::tools::Tools;
+use super::wire::{ChatChoice, ChatChunkChoice, Envelope, Usage};
 use super::{body, messages, with_ignored};
+use crate::text::parser::{Event, OutputParser, ParserOptions, ReasoningStart};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -27,7 +30,7 @@ pub async fn chat(State(state): State<Arc<AppState>>, request: Request) -> Resul
     let logprobs = take_logprobs(&mut fields)?;
     let ignored = state.policy.judge(&fields.rest())?;
 
-    let prompt = conversation.render(&state)?;
+    let (prompt, parsers) = conversation.render(&state, params.n)?;
     let mut ids = state.encode(vec![prompt], params.add_special_tokens.unwrap_or(false), "messages").await?;
     let requests = params.requests(ids.pop().unwrap_or_default(), usize::MAX, logprobs, &state)?;
     let generations = Generation::submit_all(&state, &params, requests, "chat", "messages")?;
@@ -36,7 +39,7 @@ pub async fn chat(State(state): State<Arc<AppState>>, request: Request) -> Resul
         created: unix_time(),
         model: params.model,
         logprobs: logprobs.is_some(),
-        opened: vec![false; params.n],
+        readers: parsers.into_iter().map(|parser| Reader { parser, opened: false }).collect(),
         state,
     };
     let response = match params.stream {
@@ -48,6 +51,8 @@ pub async fn chat(State(state): State<Arc<AppState>>, request: Request) -> Resul
 
 struct Conversation {
     messages: Vec<Value>,
+    tools: Tools,
+    include_reasoning: bool,
     add_generation_prompt: bool,
     kwargs: Map<String, Value>,
 }
@@ -59,21 +64,52 @@ impl Conversation {
             let message = format!("chat_template_kwargs must not hold {name}");
             return Err(ApiError::invalid("chat_template_kwargs", message));
         }
+        let tools = Tools::take(fields)?;
+        let add_generation_prompt = fields.bool("add_generation_prompt")?.unwrap_or(true);
+        if tools.forced() && !add_generation_prompt {
+            let message = "tool_choice can force a call only with \"add_generation_prompt\": true";
+            return Err(ApiError::invalid("tool_choice", message));
+        }
         Ok(Self {
             messages: messages::take(fields)?,
-            add_generation_prompt: fields.bool("add_generation_prompt")?.unwrap_or(true),
+            tools,
+            include_reasoning: fields.bool("include_reasoning")?.unwrap_or(true),
+            add_generation_prompt,
             kwargs,
         })
     }
 
-    fn render(&self, state: &AppState) -> Result<String, ApiError> {
+    /// The prompt, and what reads each of its `n` answers.
+    fn render(self, state: &AppState, n: usize) -> Result<(String, Vec<OutputParser>), ApiError> {
         let Some(template) = &state.checkpoint.template else {
             let message = "this model has no chat template: use /v1/completions";
             return Err(ApiError::invalid("messages", message));
         };
-        template
-            .render(&self.messages, None, self.add_generation_prompt, &self.kwargs)
-            .map_err(|e| ApiError::invalid("messages", e.to_string()))
+        let format = template.output_format();
+        let tools = self.tools.format(format.tools)?;
+        let shown = tools.map(|_| self.tools.definitions.as_slice());
+        let mut prompt = template
+            .render(&self.messages, shown, self.add_generation_prompt, &self.kwargs)
+            .map_err(|e| ApiError::invalid("messages", e.to_string()))?;
+        let mut reasoning = if format.reasoning { ReasoningStart::after(&prompt) } else { ReasoningStart::Never };
+        if let Some(tools) = tools.filter(|_| self.tools.forced()) {
+            // The call comes at once: there is no reasoning before it.
+            prompt = prompt + reasoning.close() + &self.tools.prefix.text(tools);
+            reasoning = ReasoningStart::Never;
+        }
+        let parser = |id_seed| {
+            OutputParser::new(ParserOptions {
+                reasoning,
+                include_reasoning: self.include_reasoning,
+                tools,
+                prefix: self.tools.prefix.clone(),
+                definitions: self.tools.definitions.clone(),
+                max_calls: self.tools.max_calls,
+                id_seed,
+            })
+        };
+        let parsers = (0..n).map(|_| random_u64().map(parser)).collect::<Result<_, _>>()?;
+        Ok((prompt, parsers))
     }
 }
 
@@ -87,13 +123,34 @@ fn take_logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     Ok(wanted.then_some(top))
 }
 
+/// Where one choice is.
+struct Reader {
+    parser: OutputParser,
+    /// The chunk with the role was sent.
+    opened: bool,
+}
+
+impl Reader {
+    /// What a piece of text turns out to be. The last one also ends the parser, and tells calls from an ordinary stop.
+    fn events(&mut self, piece: &mut Piece) -> Vec<Event> {
+        let mut events = self.parser.push(&piece.text);
+        if let Some(finish) = &mut piece.finish {
+            events.extend(self.parser.finish());
+            if finish.reason == "stop" && self.parser.has_calls() {
+                finish.reason = "tool_calls";
+            }
+        }
+        events
+    }
+}
+
 struct Format {
     id: String,
     created: u64,
     model: String,
     logprobs: bool,
-    /// For each choice, whether the chunk with the role was sent.
-    opened: Vec<bool>,
+    /// One for each choice.
+    readers: Vec<Reader>,
     state: Arc<AppState>,
 }
 
@@ -112,14 +169,14 @@ impl Format {
 }
 
 impl ChunkFormat for Format {
-    fn piece(&mut self, out: &mut Events, index: usize, piece: Piece, usage: Option<Option<Usage>>) {
-        if !std::mem::replace(&mut self.opened[index], true) {
-            let delta = ChatDelta { role: Some("assistant"), content: String::new() };
+    fn piece(&mut self, out: &mut Events, index: usize, mut piece: Piece, usage: Option<Option<Usage>>) {
+        if !std::mem::replace(&mut self.readers[index].opened, true) {
             let usage = usage.as_ref().map(|_| None);
-            self.chunk(out, vec![ChatChunkChoice { index, delta, logprobs: None, end: None.into() }], usage);
+            let choice = ChatChunkChoice { index, delta: Message::opening(), logprobs: None, end: None.into() };
+            self.chunk(out, vec![choice], usage);
         }
+        let delta = Message::delta(self.readers[index].events(&mut piece));
         let logprobs = self.logprobs(&piece);
-        let delta = ChatDelta { role: None, content: piece.text };
         self.chunk(out, vec![ChatChunkChoice { index, delta, logprobs, end: piece.finish.into() }], usage);
     }
 
@@ -129,23 +186,30 @@ impl ChunkFormat for Format {
 }
 
 /// Waits for all choices. The first failure drops, and so cancels, the others.
-async fn respond(mut generations: Vec<Generation>, format: Format) -> Result<Response, ApiError> {
-    let collected = generations.iter_mut().enumerate().map(|(index, generation)| collect(index, generation, &format));
-    let choices = try_join_all(collected).await?;
+async fn respond(mut generations: Vec<Generation>, mut format: Format) -> Result<Response, ApiError> {
+    let readers = std::mem::take(&mut format.readers);
+    let pairs = generations.iter_mut().zip(readers).enumerate();
+    let choices = pairs.map(|(index, (generation, reader))| collect(index, generation, reader, &format));
+    let choices = try_join_all(choices).await?;
     let usage = Usage::sum(generations.iter().map(Generation::counts), choices.len());
     Ok(Json(format.envelope("chat.completion", choices, Some(Some(usage)))).into_response())
 }
 
-async fn collect(index: usize, generation: &mut Generation, format: &Format) -> Result<ChatChoice, ApiError> {
-    let message = ChatMessage { role: "assistant", content: String::new() };
-    let mut choice = ChatChoice { index, message, logprobs: None, end: None.into() };
+async fn collect(
+    index: usize,
+    generation: &mut Generation,
+    mut reader: Reader,
+    format: &Format,
+) -> Result<ChatChoice, ApiError> {
+    let (mut events, mut finish) = (Vec::new(), None);
+    let mut logprobs: Option<ChatLogprobs> = None;
     while let Some(piece) = generation.next().await {
-        let piece = piece?;
-        if let Some(logprobs) = format.logprobs(&piece) {
-            choice.logprobs.get_or_insert_default().extend(logprobs);
+        let mut piece = piece?;
+        events.extend(reader.events(&mut piece));
+        if let Some(more) = format.logprobs(&piece) {
+            logprobs.get_or_insert_default().extend(more);
         }
-        choice.message.content += &piece.text;
-        choice.end = piece.finish.into();
+        finish = piece.finish;
     }
-    Ok(choice)
+    Ok(ChatChoice { index, message: Message::whole(events), logprobs, end: finish.into() })
 }

@@ -1,5 +1,6 @@
 //! The OpenAI-compatible HTTP API.
 
+mod answer;
 mod body;
 mod chat;
 mod completions;
@@ -14,6 +15,7 @@ mod policy;
 mod rules;
 mod sse;
 mod state;
+mod tools;
 mod wire;
 
 pub use errors::ApiError;
@@ -41,6 +43,7 @@ pub fn router(state: Arc<AppState>) -> Router {
         .route("/ping", get(info::health).post(info::health))
         .route("/version", get(info::version))
         .route("/metrics", get(info::metrics))
+        .merge(crate::ui::router())
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(middleware::from_fn(catch_panic))

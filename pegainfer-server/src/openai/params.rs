@@ -162,7 +162,8 @@ impl Sampling {
     }
 }
 
-fn random_u64() -> Result<u64, ApiError> {
+/// 64 bits that nobody can guess.
+pub fn random_u64() -> Result<u64, ApiError> {
     getrandom::u64().map_err(|e| ApiError::internal(format!("the operating system gives no random numbers: {e}")))
 }
 

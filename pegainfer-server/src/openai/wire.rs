@@ -1,5 +1,6 @@
 //! The JSON that goes out. The order of the fields is the order on the wire.
 
+use super::answer::Message;
 use super::generation::{Counts, Finish, StopReason};
 use super::logprobs::{ChatLogprobs, CompletionLogprobs};
 use serde::Serialize;
@@ -42,21 +43,12 @@ pub struct ChatChoice {
     /// Number of the choice.
     pub index: usize,
     /// The answer.
-    pub message: ChatMessage,
+    pub message: Message,
     /// Present when asked for.
     pub logprobs: Option<ChatLogprobs>,
     /// How it ended.
     #[serde(flatten)]
     pub end: End,
-}
-
-/// An assistant's message.
-#[derive(Serialize)]
-pub struct ChatMessage {
-    /// `assistant`.
-    pub role: &'static str,
-    /// The text.
-    pub content: String,
 }
 
 /// A choice of a chat chunk.
@@ -65,22 +57,12 @@ pub struct ChatChunkChoice {
     /// Number of the choice.
     pub index: usize,
     /// What is new.
-    pub delta: ChatDelta,
+    pub delta: Message,
     /// Present when asked for.
     pub logprobs: Option<ChatLogprobs>,
     /// How it ended.
     #[serde(flatten)]
     pub end: End,
-}
-
-/// The new part of a message.
-#[derive(Serialize)]
-pub struct ChatDelta {
-    /// Only in the first chunk.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub role: Option<&'static str>,
-    /// The next part of the text.
-    pub content: String,
 }
 
 /// `finish_reason` and `stop_reason`; both null until the end.

@@ -1,6 +1,7 @@
 //! Text and tokens: everything between the request's strings and the engine's token ids.
 
 mod detokenizer;
+pub mod parser;
 mod stop;
 mod template;
 mod tojson;

@@ -1,5 +1,6 @@
 //! The checkpoint's chat template: a Jinja program that turns messages into a prompt.
 
+use super::parser::OutputFormat;
 use super::tojson::tojson;
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, UndefinedBehavior};
@@ -41,6 +42,7 @@ struct Raised(String);
 pub struct ChatTemplate {
     env: Environment<'static>,
     special_tokens: Map<String, Json>,
+    output_format: OutputFormat,
 }
 
 impl ChatTemplate {
@@ -78,8 +80,14 @@ impl ChatTemplate {
         env.add_filter("tojson", tojson);
         env.add_function("raise_exception", raise_exception);
         env.add_function("strftime_now", strftime_now);
+        let output_format = OutputFormat::of_template(&source);
         env.add_template_owned(NAME, source)?;
-        Ok(Self { env, special_tokens })
+        Ok(Self { env, special_tokens, output_format })
+    }
+
+    /// What the model writes, by its template.
+    pub fn output_format(&self) -> OutputFormat {
+        self.output_format
     }
 
     /// The prompt for `messages`. `kwargs` are the client's `chat_template_kwargs`; the arguments proper win over them.
@@ -159,6 +167,7 @@ fn explain(error: &Error) -> TemplateError {
 mod tests {
     use super::*;
     use crate::testing;
+    use crate::text::parser::{ReasoningStart, ToolFormat};
     use serde_json::json;
 
     fn template(source: &str) -> ChatTemplate {
@@ -271,5 +280,24 @@ mod tests {
         );
         assert!(text.contains("<tool_call>\n{\"name\": \"get\", \"arguments\": {\"city\": \"Zürich\", \"n\": 1.0}}\n</tool_call><|im_end|>\n"), "{text}");
         assert!(text.contains("<|im_start|>user\n<tool_response>\nsunny\n</tool_response><|im_end|>\n"), "{text}");
+    }
+
+    #[test]
+    fn the_official_qwen3_5_template_renders() {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/official/qwen3.5");
+        let Ok(source) = std::fs::read_to_string(dir.join("qwen3.5-4B-9B-27B.chat_template.jinja")) else { return };
+        let template = template(&source);
+        let expected = OutputFormat { reasoning: true, tools: Some(ToolFormat::Qwen3Coder) };
+        assert_eq!(template.output_format(), expected);
+        let history = json!([
+            {"role": "user", "content": "weather?"},
+            {"role": "assistant", "content": "", "tool_calls": [
+                {"type": "function", "function": {"name": "get", "arguments": {"city": "Bern", "days": [1, 2]}}}]},
+            {"role": "tool", "content": "sunny"}]);
+        let text = render(&template, history).unwrap();
+        let call = "<tool_call>\n<function=get>\n<parameter=city>\nBern\n</parameter>\n<parameter=days>\n[1, 2]\n\
+            </parameter>\n</function>\n</tool_call><|im_end|>\n";
+        assert!(text.contains(call), "{text}");
+        assert_eq!(ReasoningStart::after(&text), ReasoningStart::Opened, "{text}");
     }
 }

@@ -228,7 +228,7 @@ impl StepEngine for MockEngine {
         EngineStats {
             running: self.running.len(),
             waiting: self.waiting.len(),
-            kv_blocks_free: self.stats.kv_blocks_total - self.running.len(),
+            kv_blocks_free: self.stats.kv_blocks_total.saturating_sub(self.running.len()),
             ..self.stats
         }
     }

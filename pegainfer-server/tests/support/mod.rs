@@ -40,11 +40,13 @@ pub struct Setup {
     pub strict: bool,
     pub max_queued: usize,
     pub names: Vec<String>,
+    /// Where tokenizer and template come from.
+    pub model_dir: PathBuf,
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { strict: false, max_queued: 64, names: vec!["tiny".into()] }
+        Self { strict: false, max_queued: 64, names: vec!["tiny".into()], model_dir: model_dir() }
     }
 }
 
@@ -57,7 +59,7 @@ impl TestServer {
 
     /// Starts the real router over a running engine.
     pub fn over(engine: EngineHandle, setup: Setup) -> Self {
-        let checkpoint = Checkpoint::load(&model_dir()).unwrap();
+        let checkpoint = Checkpoint::load(&setup.model_dir).unwrap();
         let state: Arc<AppState> = AppState::new(engine.clone(), checkpoint, setup.names, setup.strict);
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let listener = runtime.block_on(TcpListener::bind(("127.0.0.1", 0))).unwrap();

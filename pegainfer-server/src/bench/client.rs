@@ -1,0 +1,67 @@
+//! Where a benchmark sends its requests: the engine of this process, or a server over HTTP.
+
+use super::http::Api;
+use super::stats::Sample;
+use anyhow::{Result, bail, ensure};
+use pegainfer_core::engine::{EngineHandle, GenerateRequest, TokenEvent};
+use pegainfer_core::sampling::SamplingParams;
+use std::time::Instant;
+
+/// Something that completes prompts.
+pub enum Target {
+    /// Without HTTP.
+    Engine(EngineHandle),
+    /// With it.
+    Http(Api),
+}
+
+/// A target, and what makes this run's prompts its own.
+pub struct Client {
+    target: Target,
+    /// Prompts of an earlier run may still be in the target's prefix cache: another salt does not find them.
+    salt: u64,
+}
+
+impl Client {
+    /// A client whose requests share prefixes only among themselves.
+    pub fn new(target: Target) -> Result<Self> {
+        let salt =
+            getrandom::u64().map_err(|e| anyhow::anyhow!("the operating system gives no random numbers: {e}"))?;
+        Ok(Self { target, salt: salt.max(1) })
+    }
+
+    /// Generates `output_len` tokens, greedily and past the end of the text.
+    pub async fn complete(&self, prompt: &[u32], output_len: usize) -> Result<Sample> {
+        match &self.target {
+            Target::Engine(engine) => submit(engine, prompt, output_len, self.salt).await,
+            Target::Http(api) => api.complete(prompt, output_len, self.salt).await,
+        }
+    }
+}
+
+async fn submit(engine: &EngineHandle, prompt: &[u32], output_len: usize, salt: u64) -> Result<Sample> {
+    let request = GenerateRequest {
+        prompt: prompt.to_vec(),
+        max_tokens: output_len,
+        sampling: SamplingParams::greedy(),
+        rules: None,
+        stop_token_ids: Vec::new(),
+        ignore_eos: true,
+        logprobs: None,
+        cache_salt: salt,
+    };
+    let start = Instant::now();
+    let mut stream = engine.submit(request)?;
+    let (mut stamps, mut end) = (Vec::with_capacity(output_len), None);
+    while let Some(event) = stream.recv().await {
+        match event {
+            TokenEvent::Admitted { .. } => {}
+            TokenEvent::Token(_) => stamps.push(Instant::now()),
+            TokenEvent::Finished { usage, .. } => end = Some(usage),
+            TokenEvent::Failed { error } => bail!(error),
+        }
+    }
+    let Some(usage) = end else { bail!("the engine stopped before the request was complete") };
+    ensure!(!stamps.is_empty(), "the engine generated no token");
+    Ok(Sample { start, stamps, tokens: usage.completion_tokens, cached: usage.cached_tokens })
+}

@@ -1,0 +1,234 @@
+//! A client of `/v1/completions` that sees tokens as early as they can be seen: HTTP/1.1 and server-sent events straight
+//! from a socket, one connection a request.
+
+use super::stats::Sample;
+use anyhow::{Context, Result, bail, ensure};
+use axum::http::Uri;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+
+/// A request that takes longer has failed.
+const TIMEOUT: Duration = Duration::from_secs(600);
+/// Bytes of a line of the head, or of a chunk: more is not what an API of this kind sends.
+const MAX_PART: usize = 64 << 20;
+
+/// An OpenAI-compatible server.
+#[derive(Debug)]
+pub struct Api {
+    /// `host:port`.
+    authority: String,
+    /// In front of `/v1`.
+    base: String,
+    /// The name of the first model it serves.
+    model: String,
+}
+
+/// What a chunk of a stream may hold; everything else is skipped.
+#[derive(Deserialize)]
+struct Chunk {
+    #[serde(default)]
+    choices: Vec<IgnoredAny>,
+    usage: Option<Usage>,
+    error: Option<Value>,
+}
+
+#[derive(Deserialize)]
+struct Usage {
+    completion_tokens: usize,
+    prompt_tokens_details: Option<PromptDetails>,
+}
+
+#[derive(Deserialize)]
+struct PromptDetails {
+    cached_tokens: Option<usize>,
+}
+
+#[derive(Deserialize)]
+struct Models {
+    data: Vec<Model>,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    id: String,
+}
+
+impl Api {
+    /// Asks the server at `url`, `http://host:port` and perhaps a path, for its model.
+    pub async fn connect(url: &str) -> Result<Self> {
+        let uri: Uri = url.parse().with_context(|| format!("--url {url} is not a URL"))?;
+        let (Some("http"), Some(host)) = (uri.scheme_str(), uri.host()) else {
+            bail!("--url {url} must begin with http:// and name a host; https is not supported");
+        };
+        let path = uri.path().trim_end_matches('/');
+        let mut api = Self {
+            authority: format!("{host}:{}", uri.port_u16().unwrap_or(80)),
+            base: path.strip_suffix("/v1").unwrap_or(path).to_owned(),
+            model: String::new(),
+        };
+        let ask = async || {
+            let answer = api.send("GET", "/v1/models", b"").await?.rest().await?;
+            let models: Models = serde_json::from_slice(&answer).context("/v1/models is not a list of models")?;
+            models.data.into_iter().next().context("it serves no model")
+        };
+        api.model = ask().await.with_context(|| format!("the server at {url} cannot be measured"))?.id;
+        Ok(api)
+    }
+
+    /// Completes one prompt, greedily and past the end of the text. `salt` keeps other runs' prompts out of the server's
+    /// prefix cache.
+    pub async fn complete(&self, prompt: &[u32], max_tokens: usize, salt: u64) -> Result<Sample> {
+        let body = json!({
+            "model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": true,
+            "stream": true, "stream_options": {"include_usage": true}, "cache_salt": format!("{salt:016x}"),
+        })
+        .to_string();
+        match tokio::time::timeout(TIMEOUT, self.stream(body.as_bytes())).await {
+            Ok(sample) => sample,
+            Err(_) => bail!("no end of the stream after {} s", TIMEOUT.as_secs()),
+        }
+    }
+
+    async fn stream(&self, body: &[u8]) -> Result<Sample> {
+        let start = Instant::now();
+        let mut answer = self.send("POST", "/v1/completions", body).await?;
+        let (mut stamps, mut usage) = (Vec::new(), None);
+        loop {
+            let line = answer.line().await?.context("the stream broke off before [DONE]")?;
+            let Some(data) = line.strip_prefix(b"data:").map(<[u8]>::trim_ascii) else { continue };
+            let now = Instant::now();
+            if data == b"[DONE]" {
+                break;
+            }
+            let chunk: Chunk = serde_json::from_slice(data).context("an event of the stream is not a chunk")?;
+            if let Some(error) = chunk.error {
+                bail!("the server broke off: {error}");
+            }
+            if !chunk.choices.is_empty() {
+                stamps.push(now);
+            }
+            usage = chunk.usage.or(usage);
+        }
+        ensure!(!stamps.is_empty(), "the stream had no token");
+        let details = usage.as_ref().and_then(|u| u.prompt_tokens_details.as_ref());
+        let cached = details.and_then(|d| d.cached_tokens).unwrap_or(0);
+        let tokens = usage.map_or(stamps.len(), |u| u.completion_tokens);
+        Ok(Sample { start, stamps, tokens, cached })
+    }
+
+    /// Sends a request and reads the head of the answer, which must be a success.
+    async fn send(&self, method: &str, path: &str, body: &[u8]) -> Result<Answer> {
+        let mut stream = TcpStream::connect(&self.authority).await.context("no connection")?;
+        stream.set_nodelay(true)?;
+        let Self { authority, base, .. } = self;
+        let head = format!(
+            "{method} {base}{path} HTTP/1.1\r\nHost: {authority}\r\nConnection: close\r\n\
+             Content-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        stream.write_all(&[head.as_bytes(), body].concat()).await?;
+        let mut answer = Answer { reader: BufReader::new(stream), chunked: false, pending: Vec::new() };
+        let status = answer.head().await?;
+        if status != 200 {
+            let body = answer.rest().await?;
+            let text: String = String::from_utf8_lossy(&body).chars().take(300).collect();
+            bail!("HTTP {status}: {text}");
+        }
+        Ok(answer)
+    }
+}
+
+/// An answer whose body may still be on its way.
+struct Answer {
+    reader: BufReader<TcpStream>,
+    /// Else the body ends with the connection.
+    chunked: bool,
+    /// Bytes of the body that were received and not yet asked for.
+    pending: Vec<u8>,
+}
+
+impl Answer {
+    /// Reads the status line and the headers; gives the status.
+    async fn head(&mut self) -> Result<u16> {
+        let first = self.head_line().await?;
+        let status = first.split(' ').nth(1).and_then(|status| status.parse().ok());
+        let status = status.with_context(|| format!("{first:?} is not an HTTP answer"))?;
+        loop {
+            let line = self.head_line().await?.to_ascii_lowercase();
+            if line.is_empty() {
+                return Ok(status);
+            }
+            self.chunked |= line.strip_prefix("transfer-encoding:").is_some_and(|coding| coding.trim() == "chunked");
+        }
+    }
+
+    /// A line of the head, or the size of a chunk.
+    async fn head_line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        let read = (&mut self.reader).take(MAX_PART as u64).read_line(&mut line).await?;
+        ensure!(read > 0, "the connection was closed");
+        Ok(line.trim_end().to_owned())
+    }
+
+    /// Receives more of the body; false at its end.
+    async fn receive(&mut self) -> Result<bool> {
+        if !self.chunked {
+            return Ok(self.reader.read_buf(&mut self.pending).await? > 0);
+        }
+        let line = self.head_line().await?;
+        let digits = line.split(';').next().unwrap_or_default();
+        let size = usize::from_str_radix(digits, 16).with_context(|| format!("{line:?} is not the size of a chunk"))?;
+        ensure!(size <= MAX_PART, "a chunk of {size} bytes");
+        if size == 0 {
+            return Ok(false);
+        }
+        let end = self.pending.len() + size;
+        // A chunk ends with a line break of its own.
+        self.pending.resize(end + 2, 0);
+        let from = end - size;
+        self.reader.read_exact(&mut self.pending[from..]).await?;
+        self.pending.truncate(end);
+        Ok(true)
+    }
+
+    /// The next line of the body, with its end; `None` after the last one.
+    async fn line(&mut self) -> Result<Option<Vec<u8>>> {
+        loop {
+            if let Some(at) = self.pending.iter().position(|&byte| byte == b'\n') {
+                let rest = self.pending.split_off(at + 1);
+                return Ok(Some(std::mem::replace(&mut self.pending, rest)));
+            }
+            if !self.receive().await? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// All that is left of the body.
+    async fn rest(mut self) -> Result<Vec<u8>> {
+        while self.receive().await? {}
+        Ok(self.pending)
+    }
+}
+
+/// Lets this process have as many connections as the system allows: two a stream when the server is in it too.
+#[cfg(unix)]
+pub fn raise_open_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    // Some systems report no maximum and refuse one.
+    let wanted = maximum.unwrap_or(u64::MAX).min(1 << 16);
+    if current.is_some_and(|current| current < wanted)
+        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum })
+    {
+        log::warn!("the limit of open files cannot be raised, many streams may fail (ulimit -n): {error}");
+    }
+}
+
+/// There is no such limit here.
+#[cfg(not(unix))]
+pub fn raise_open_files() {}

@@ -1,0 +1,240 @@
+//! What is measured of a request, and how many of them become one figure.
+//!
+//! TTFT: from just before the request is sent to the first token. TPOT: the time from the first token to the last, over
+//! the tokens after the first. ITL: the time between two tokens as they arrive; tokens that arrive together are 0 apart.
+
+use serde::Serialize;
+use std::time::{Duration, Instant};
+
+/// One request as its client saw it.
+#[derive(Debug, Clone)]
+pub struct Sample {
+    /// Just before it was sent.
+    pub start: Instant,
+    /// Of each arrival of a token, at least one.
+    pub stamps: Vec<Instant>,
+    /// Tokens generated, as the server counts them.
+    pub tokens: usize,
+    /// Prompt tokens found in the prefix cache; 0 if the server does not say.
+    pub cached: usize,
+}
+
+impl Sample {
+    fn first(&self) -> Instant {
+        self.stamps.first().copied().unwrap_or(self.start)
+    }
+
+    fn last(&self) -> Instant {
+        self.stamps.last().copied().unwrap_or(self.start)
+    }
+
+    fn ttft(&self) -> f64 {
+        milliseconds(self.first() - self.start)
+    }
+
+    /// `None` for a single token.
+    fn tpot(&self) -> Option<f64> {
+        (self.tokens > 1).then(|| milliseconds(self.last() - self.first()) / (self.tokens - 1) as f64)
+    }
+
+    fn itl(&self) -> impl Iterator<Item = f64> {
+        self.stamps.windows(2).map(|pair| milliseconds(pair[1] - pair[0]))
+    }
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+/// Of a time in milliseconds; NaN (null in JSON) where there is nothing to measure.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Percentiles {
+    /// The median.
+    pub p50: f64,
+    /// Nine of ten are faster.
+    pub p90: f64,
+    /// All but one in a hundred are faster.
+    pub p99: f64,
+}
+
+impl Percentiles {
+    fn of(mut values: Vec<f64>) -> Self {
+        values.sort_unstable_by(f64::total_cmp);
+        let at = |percent| percentile(&values, percent);
+        Self { p50: at(50.0), p90: at(90.0), p99: at(99.0) }
+    }
+}
+
+/// Linear interpolation between the closest ranks of sorted values; NaN for none.
+fn percentile(sorted: &[f64], percent: f64) -> f64 {
+    let at = percent / 100.0 * sorted.len().saturating_sub(1) as f64;
+    let (low, high) = (at.floor() as usize, at.ceil() as usize);
+    match (sorted.get(low), sorted.get(high)) {
+        (Some(a), Some(b)) => a + (b - a) * at.fract(),
+        _ => f64::NAN,
+    }
+}
+
+/// The figures of one round, or the medians of several.
+#[derive(Debug, Clone, Serialize)]
+pub struct Figures {
+    /// Requests that were answered.
+    pub requests: usize,
+    /// Requests that were refused or broke off; in no other figure.
+    pub failed: usize,
+    /// From the first request to the end of the last one.
+    pub wall_s: f64,
+    /// Time to first token.
+    pub ttft_ms: Percentiles,
+    /// Time per output token after the first.
+    pub tpot_ms: Percentiles,
+    /// Inter-token latency.
+    pub itl_ms: Percentiles,
+    /// Requests a second.
+    pub req_s: f64,
+    /// Generated tokens a second, all requests together.
+    pub output_tok_s: f64,
+    /// Prompt and generated tokens a second.
+    pub total_tok_s: f64,
+    /// Requests between their first token and their last, on average over the time in which there is one: the batch of
+    /// a decode step.
+    pub decoding: f64,
+    /// Prompt tokens found in the prefix cache, the mean of the requests.
+    pub cached_tokens: f64,
+}
+
+impl Figures {
+    /// Of one round that took `wall`, with prompts of `prompt_len` tokens.
+    pub fn of(samples: &[Sample], failed: usize, prompt_len: usize, wall: Duration) -> Self {
+        let seconds = wall.as_secs_f64();
+        let output: usize = samples.iter().map(|s| s.tokens).sum();
+        let cached: usize = samples.iter().map(|s| s.cached).sum();
+        Self {
+            requests: samples.len(),
+            failed,
+            wall_s: seconds,
+            ttft_ms: Percentiles::of(samples.iter().map(Sample::ttft).collect()),
+            tpot_ms: Percentiles::of(samples.iter().filter_map(Sample::tpot).collect()),
+            itl_ms: Percentiles::of(samples.iter().flat_map(Sample::itl).collect()),
+            req_s: samples.len() as f64 / seconds,
+            output_tok_s: output as f64 / seconds,
+            total_tok_s: (output + samples.len() * prompt_len) as f64 / seconds,
+            decoding: decoding(samples),
+            cached_tokens: cached as f64 / samples.len() as f64,
+        }
+    }
+
+    /// The median of each figure on its own; requests and failures are summed.
+    pub fn median(rounds: &[Self]) -> Self {
+        let of = |figure: &dyn Fn(&Self) -> f64| Percentiles::of(rounds.iter().map(figure).collect()).p50;
+        let each = |time: &dyn Fn(&Self) -> Percentiles| Percentiles {
+            p50: of(&|r| time(r).p50),
+            p90: of(&|r| time(r).p90),
+            p99: of(&|r| time(r).p99),
+        };
+        Self {
+            requests: rounds.iter().map(|r| r.requests).sum(),
+            failed: rounds.iter().map(|r| r.failed).sum(),
+            wall_s: of(&|r| r.wall_s),
+            ttft_ms: each(&|r| r.ttft_ms),
+            tpot_ms: each(&|r| r.tpot_ms),
+            itl_ms: each(&|r| r.itl_ms),
+            req_s: of(&|r| r.req_s),
+            output_tok_s: of(&|r| r.output_tok_s),
+            total_tok_s: of(&|r| r.total_tok_s),
+            decoding: of(&|r| r.decoding),
+            cached_tokens: of(&|r| r.cached_tokens),
+        }
+    }
+}
+
+/// See [`Figures::decoding`]; NaN when no request has two tokens.
+fn decoding(samples: &[Sample]) -> f64 {
+    let mut spans: Vec<(Instant, Instant)> = samples.iter().map(|s| (s.first(), s.last())).collect();
+    spans.sort_unstable();
+    let (mut sum, mut busy, mut until) = (Duration::ZERO, Duration::ZERO, None);
+    for (first, last) in spans {
+        sum += last - first;
+        let from = until.map_or(first, |until| first.max(until));
+        busy += last.saturating_duration_since(from);
+        until = until.max(Some(last));
+    }
+    sum.as_secs_f64() / busy.as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(start: Instant, stamps: &[u64], tokens: usize, cached: usize) -> Sample {
+        let stamps = stamps.iter().map(|&ms| start + Duration::from_millis(ms)).collect();
+        Sample { start, stamps, tokens, cached }
+    }
+
+    fn close(a: f64, b: f64) {
+        assert!((a - b).abs() < 1e-9 * b.abs().max(1.0), "{a} is not {b}");
+    }
+
+    #[test]
+    fn percentiles_interpolate() {
+        let values = Percentiles::of(vec![4.0, 1.0, 3.0, 2.0]);
+        close(values.p50, 2.5);
+        close(values.p90, 3.7);
+        close(values.p99, 3.97);
+        assert!(Percentiles::of(vec![]).p50.is_nan());
+        close(Percentiles::of(vec![7.0]).p99, 7.0);
+    }
+
+    #[test]
+    fn figures_of_two_requests_computed_by_hand() {
+        let now = Instant::now();
+        // Four tokens in three arrivals: the last two came together as one event.
+        let samples = [sample(now, &[10, 20, 70], 4, 16), sample(now + Duration::from_millis(30), &[30, 40], 2, 0)];
+        let figures = Figures::of(&samples, 1, 100, Duration::from_millis(200));
+        close(figures.ttft_ms.p50, 20.0);
+        close(figures.ttft_ms.p90, 28.0);
+        // (70 - 10) / 3 and (40 - 30) / 1.
+        close(figures.tpot_ms.p50, 15.0);
+        // 10, 50 and 10.
+        close(figures.itl_ms.p50, 10.0);
+        close(figures.itl_ms.p90, 42.0);
+        close(figures.req_s, 10.0);
+        close(figures.output_tok_s, 30.0);
+        close(figures.total_tok_s, 1030.0);
+        // One from 10 to 70, the other from 60 to 70.
+        close(figures.decoding, 70.0 / 60.0);
+        close(figures.cached_tokens, 8.0);
+        assert_eq!((figures.requests, figures.failed), (2, 1));
+    }
+
+    #[test]
+    fn decoding_counts_the_time_in_which_something_decodes() {
+        let now = Instant::now();
+        let of = |spans: &[(u64, u64)]| {
+            decoding(&spans.iter().map(|&(a, b)| sample(now, &[a, b], 2, 0)).collect::<Vec<_>>())
+        };
+        close(of(&[(0, 10), (20, 30)]), 1.0);
+        close(of(&[(20, 30), (0, 10), (0, 30), (5, 5)]), 50.0 / 30.0);
+        assert!(of(&[(5, 5)]).is_nan() && of(&[]).is_nan());
+    }
+
+    #[test]
+    fn a_single_token_has_no_tpot() {
+        let figures = Figures::of(&[sample(Instant::now(), &[5], 1, 0)], 0, 8, Duration::from_millis(10));
+        close(figures.ttft_ms.p50, 5.0);
+        assert!(figures.tpot_ms.p50.is_nan() && figures.itl_ms.p99.is_nan());
+        assert_eq!(serde_json::to_value(&figures).unwrap()["tpot_ms"]["p50"], serde_json::Value::Null);
+    }
+
+    #[test]
+    fn the_median_is_taken_of_each_figure() {
+        let round = |ttft, wall| {
+            Figures::of(&[sample(Instant::now(), &[ttft, ttft + 4], 3, 0)], 0, 8, Duration::from_millis(wall))
+        };
+        let median = Figures::median(&[round(9, 100), round(1, 400), round(5, 200)]);
+        close(median.ttft_ms.p50, 5.0);
+        close(median.tpot_ms.p99, 2.0);
+        close(median.wall_s, 0.2);
+        assert_eq!(median.requests, 3);
+    }
+}

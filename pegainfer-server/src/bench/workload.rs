@@ -1,0 +1,240 @@
+//! When requests are sent, and with which prompts.
+
+use super::args::Workload;
+use super::client::Client;
+use super::stats::{Figures, Sample};
+use anyhow::{Result, bail};
+use pegainfer_core::rng;
+use serde::Serialize;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+
+/// Requests at once that warm up an open loop.
+const WARM_UP: usize = 64;
+/// Of the arrivals of `serve` by default.
+const SECONDS: f64 = 15.0;
+/// Requests of a round of `serve` by default, at least.
+const FEWEST_ARRIVALS: usize = 40;
+/// The round of the warm-up: no other one has its prompts.
+const WARM_UP_ROUND: u64 = u64::MAX;
+
+/// When requests are sent.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "arrivals")]
+pub enum Arrivals {
+    /// So many are in flight: one begins when another ends.
+    Closed {
+        /// Requests in flight.
+        streams: usize,
+    },
+    /// All at once.
+    Burst,
+    /// At random, independent of each other and of the answers.
+    Poisson {
+        /// Requests a second, on average.
+        qps: f64,
+    },
+}
+
+/// One point of a benchmark.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Point {
+    /// When requests are sent.
+    #[serde(flatten)]
+    pub arrivals: Arrivals,
+    /// Requests of one round.
+    pub requests: usize,
+    /// Prompt tokens of each.
+    pub prompt_len: usize,
+    /// Tokens each one generates.
+    pub output_len: usize,
+}
+
+impl Workload {
+    /// The points of the sweep, in order.
+    pub fn points(&self) -> Vec<Point> {
+        let closed = |streams: usize, requests: usize, prompt_len: NonZeroUsize, output_len: NonZeroUsize| Point {
+            arrivals: Arrivals::Closed { streams },
+            requests: streams * requests,
+            prompt_len: prompt_len.get(),
+            output_len: output_len.get(),
+        };
+        match self {
+            Self::Latency(args) => {
+                let outputs = |prompt| args.output_len.iter().map(move |&output| (prompt, output));
+                let pairs = args.prompt_len.iter().flat_map(|&prompt| outputs(prompt));
+                pairs.map(|(prompt, output)| closed(1, args.requests.get(), prompt, output)).collect()
+            }
+            Self::Throughput(args) => {
+                let default = [1, 8].map(|n| NonZeroUsize::MIN.saturating_add(n - 1));
+                let streams = match args.streams.is_empty() && args.burst.is_empty() {
+                    true => &default[..],
+                    false => &args.streams,
+                };
+                let (prompt, output) = (args.prompt_len, args.output_len);
+                let closed = streams.iter().map(|n| closed(n.get(), args.requests.get(), prompt, output));
+                let burst = args.burst.iter().map(|n| Point {
+                    arrivals: Arrivals::Burst,
+                    requests: n.get(),
+                    prompt_len: prompt.get(),
+                    output_len: output.get(),
+                });
+                closed.chain(burst).collect()
+            }
+            Self::Serve(args) => {
+                let point = |&qps: &f64| Point {
+                    arrivals: Arrivals::Poisson { qps },
+                    requests: args.requests.map_or(FEWEST_ARRIVALS.max((qps * SECONDS) as usize), NonZeroUsize::get),
+                    prompt_len: args.prompt_len.get(),
+                    output_len: args.output_len.get(),
+                };
+                args.qps.iter().map(point).collect()
+            }
+            Self::Prefix(args) => {
+                let point = |&prompt| closed(1, args.requests.get(), prompt, args.output_len);
+                args.prompt_len.iter().map(point).collect()
+            }
+        }
+    }
+
+    /// How often each prompt is sent in a round: the second time finds the prefix of the first.
+    pub fn passes(&self) -> usize {
+        if matches!(self, Self::Prefix(_)) { 2 } else { 1 }
+    }
+}
+
+/// Runs a point `rounds` times after a warm-up: the figures of each round, for each of the passes over its prompts. Ids
+/// are below `vocab`; no two prompts of different seeds, rounds or requests are the same.
+pub async fn measure(
+    client: &Arc<Client>,
+    point: Point,
+    passes: usize,
+    rounds: usize,
+    vocab: usize,
+    seed: u64,
+) -> Result<Vec<Vec<Figures>>> {
+    let warm_up = match point.arrivals {
+        Arrivals::Closed { streams } => Point { requests: streams, ..point },
+        _ => Point { requests: point.requests.min(WARM_UP), arrivals: Arrivals::Burst, ..point },
+    };
+    round(client, warm_up, prompts(warm_up, vocab, rng::bits(seed, WARM_UP_ROUND)), &[]).await?;
+    let mut figures = vec![Vec::with_capacity(rounds); passes];
+    for r in 0..rounds as u64 {
+        let seed = rng::bits(seed, r);
+        let prompts = prompts(point, vocab, seed);
+        let delays = delays(point, seed);
+        for pass in &mut figures {
+            pass.push(round(client, point, prompts.clone(), &delays).await?);
+        }
+    }
+    Ok(figures)
+}
+
+type Prompts = Arc<Vec<Vec<u32>>>;
+
+fn prompts(point: Point, vocab: usize, seed: u64) -> Prompts {
+    let id = |seed, position| rng::below(rng::bits(seed, position), vocab as u64) as u32;
+    let prompt = |seed| (0..point.prompt_len as u64).map(|position| id(seed, position)).collect();
+    Arc::new((0..point.requests as u64).map(|request| prompt(rng::bits(seed, request))).collect())
+}
+
+/// When each request of an open loop is sent, from the start of the round; empty for the others.
+fn delays(point: Point, seed: u64) -> Vec<Duration> {
+    let Arrivals::Poisson { qps } = point.arrivals else { return Vec::new() };
+    let mut at = 0.0;
+    let next = |request: u64| {
+        // In (0, 1]: its logarithm is finite. The prompts use the seed as it is.
+        let uniform = (rng::below(rng::bits(!seed, request), 1 << 53) + 1) as f64 / (1u64 << 53) as f64;
+        at -= uniform.ln() / qps;
+        Duration::from_secs_f64(at)
+    };
+    (0..point.requests as u64).map(next).collect()
+}
+
+/// Sends every prompt once and waits for all answers.
+async fn round(client: &Arc<Client>, point: Point, prompts: Prompts, delays: &[Duration]) -> Result<Figures> {
+    let mut tasks = JoinSet::new();
+    let start = Instant::now();
+    match point.arrivals {
+        Arrivals::Closed { streams } => {
+            let next = Arc::new(AtomicUsize::new(0));
+            for _ in 0..streams {
+                tasks.spawn(stream(client.clone(), prompts.clone(), next.clone(), point.output_len));
+            }
+        }
+        Arrivals::Burst | Arrivals::Poisson { .. } => {
+            for request in 0..prompts.len() {
+                if let Some(delay) = delays.get(request) {
+                    tokio::time::sleep_until((start + *delay).into()).await;
+                }
+                let (client, prompts) = (client.clone(), prompts.clone());
+                tasks.spawn(async move { vec![client.complete(&prompts[request], point.output_len).await] });
+            }
+        }
+    }
+    let answers = tasks.join_all().await;
+    let wall = start.elapsed();
+    let (mut samples, mut errors) = (Vec::new(), Vec::new());
+    for answer in answers.into_iter().flatten() {
+        match answer {
+            Ok(sample) => samples.push(sample),
+            Err(error) => errors.push(error),
+        }
+    }
+    let failed = errors.len();
+    match errors.into_iter().next() {
+        Some(error) if samples.is_empty() => bail!(error.context(format!("all {failed} requests failed"))),
+        Some(error) => log::warn!("{failed} of {} requests failed, the first one: {error:#}", prompts.len()),
+        None => {}
+    }
+    Ok(Figures::of(&samples, failed, point.prompt_len, wall))
+}
+
+/// One stream of a closed loop: takes the next prompt until there are none.
+async fn stream(
+    client: Arc<Client>,
+    prompts: Prompts,
+    next: Arc<AtomicUsize>,
+    output_len: usize,
+) -> Vec<Result<Sample>> {
+    let mut answers = Vec::new();
+    while let Some(prompt) = prompts.get(next.fetch_add(1, Ordering::Relaxed)) {
+        answers.push(client.complete(prompt, output_len).await);
+    }
+    answers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    const POINT: Point =
+        Point { arrivals: Arrivals::Poisson { qps: 20.0 }, requests: 4000, prompt_len: 8, output_len: 2 };
+
+    #[test]
+    fn prompts_are_seeded_distinct_and_in_the_vocabulary() {
+        let all = prompts(POINT, 1000, 1);
+        assert_eq!(all, prompts(POINT, 1000, 1));
+        let other = prompts(POINT, 1000, 2);
+        let distinct: HashSet<&Vec<u32>> = all.iter().chain(other.iter()).collect();
+        assert_eq!(distinct.len(), 8000);
+        assert!(all.iter().flatten().all(|&id| id < 1000));
+        assert!(all.iter().flatten().any(|&id| id > 990));
+    }
+
+    #[test]
+    fn poisson_arrivals_keep_their_rate_and_vary_as_they_should() {
+        let delays = delays(POINT, 1);
+        assert!(delays.is_sorted());
+        let gaps: Vec<f64> = delays.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64()).collect();
+        let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+        let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
+        // The mean of an exponential distribution is its standard deviation: five standard errors, then twice as many.
+        assert!((mean * 20.0 - 1.0).abs() < 5.0 / 4000f64.sqrt(), "{mean}");
+        assert!((variance.sqrt() * 20.0 - 1.0).abs() < 10.0 / 4000f64.sqrt(), "{variance}");
+    }
+}

@@ -1,0 +1,87 @@
+//! The events of an answer.
+
+/// What an answer consists of, in the order it was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// More of the reasoning.
+    Reasoning(String),
+    /// More of the answer's text.
+    Content(String),
+    /// A call begins.
+    ToolStart {
+        /// Number of the call, from 0.
+        index: usize,
+        /// `call_` and 24 hexadecimal digits.
+        id: String,
+        /// The function.
+        name: String,
+    },
+    /// More of a call's arguments.
+    ToolArguments {
+        /// Number of the call.
+        index: usize,
+        /// The next part of a JSON object. It is passed on as the model wrote it: a model that is cut off or makes a
+        /// mistake leaves JSON that cannot be parsed.
+        delta: String,
+    },
+}
+
+/// Collects events, neighbouring deltas joined.
+pub struct Output {
+    events: Vec<Event>,
+    include_reasoning: bool,
+    /// Calls so far, dropped ones included.
+    pub calls: usize,
+    max_calls: usize,
+    id_seed: u64,
+}
+
+impl Output {
+    pub fn new(include_reasoning: bool, max_calls: usize, id_seed: u64) -> Self {
+        Self { events: Vec::new(), include_reasoning, calls: 0, max_calls, id_seed }
+    }
+
+    pub fn take(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.events)
+    }
+
+    pub fn reasoning(&mut self, text: &str) {
+        if text.is_empty() || !self.include_reasoning {
+            return;
+        }
+        match self.events.last_mut() {
+            Some(Event::Reasoning(last)) => last.push_str(text),
+            _ => self.events.push(Event::Reasoning(text.to_string())),
+        }
+    }
+
+    pub fn content(&mut self, text: &str) {
+        if text.is_empty() {
+            return;
+        }
+        match self.events.last_mut() {
+            Some(Event::Content(last)) => last.push_str(text),
+            _ => self.events.push(Event::Content(text.to_string())),
+        }
+    }
+
+    pub fn tool_start(&mut self, name: &str) {
+        self.calls += 1;
+        if self.calls <= self.max_calls {
+            let index = self.calls - 1;
+            let id = format!("call_{:016x}{index:08x}", self.id_seed);
+            self.events.push(Event::ToolStart { index, id, name: name.to_string() });
+        }
+    }
+
+    /// More arguments of the call that began last.
+    pub fn tool_arguments(&mut self, text: &str) {
+        if text.is_empty() || self.calls > self.max_calls {
+            return;
+        }
+        match self.events.last_mut() {
+            Some(Event::ToolArguments { delta, .. }) => delta.push_str(text),
+            _ => self.events.push(Event::ToolArguments { index: self.calls - 1, delta: text.to_string() }),
+        }
+    }
+}

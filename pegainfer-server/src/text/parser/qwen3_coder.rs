@@ -1,0 +1,216 @@
+//! Qwen3.5's calls: tags instead of JSON, and values without quotes.
+//!
+//!     <tool_call>
+//!     <function=NAME>
+//!     <parameter=KEY>
+//!     VALUE
+//!     </parameter>
+//!     </function>
+//!     </tool_call>
+//!
+//! The arguments go out as a JSON object. Strings go out as they come; other values are needed whole to be typed. A missing
+//! `</parameter>` or `</function>` is forgiven.
+
+use super::cursor::{Cursor, Next};
+use super::output::Output;
+use super::parameter::{FUNCTION_CLOSE, PARAMETER, Parameter};
+use super::tools::{CALL_CLOSE, CallPrefix, Progress};
+use super::typed::ParameterType;
+use serde_json::Value;
+
+const FUNCTION: &str = "<function=";
+/// Names and keys are shorter; what is longer is no tag.
+const MAX_NAME: usize = 256;
+
+#[derive(Debug)]
+enum Step {
+    /// Before `<function=`.
+    Open,
+    /// In a function's name.
+    Name,
+    /// The prompt has named the function.
+    Named(String),
+    /// Between parameters.
+    Body,
+    /// In a parameter's name.
+    Key,
+    /// In a value.
+    Value(Parameter),
+    /// In text where only tags belong: it becomes content.
+    Stray,
+    /// Before `</tool_call>`.
+    Close,
+}
+
+/// What to do after a step.
+enum Move {
+    To(Step),
+    Wait(Step),
+    NotACall,
+    Done,
+}
+
+use Move::{Done, NotACall, To, Wait};
+
+/// Reads one call after the other.
+#[derive(Debug)]
+pub struct Reader {
+    definitions: Vec<Value>,
+    step: Step,
+    function: String,
+    /// Parameters given out.
+    parameters: usize,
+    started: bool,
+}
+
+impl Reader {
+    /// A reader that is where the prompt ends.
+    pub fn new(prefix: CallPrefix, definitions: Vec<Value>) -> Self {
+        let step = match prefix {
+            CallPrefix::None => Step::Open,
+            CallPrefix::AnyFunction => Step::Name,
+            CallPrefix::Function(name) => Step::Named(name),
+        };
+        Self { definitions, step, function: String::new(), parameters: 0, started: false }
+    }
+
+    /// The next call begins.
+    pub fn begin(&mut self) {
+        (self.step, self.parameters, self.started) = (Step::Open, 0, false);
+    }
+
+    /// Reads as far as the text goes.
+    pub fn read(&mut self, cursor: &mut Cursor, out: &mut Output) -> Progress {
+        loop {
+            let step = std::mem::replace(&mut self.step, Step::Close);
+            match self.advance(step, cursor, out) {
+                To(step) => self.step = step,
+                Wait(step) => {
+                    self.step = step;
+                    return Progress::More;
+                }
+                NotACall => return Progress::NotACall,
+                Done => return Progress::Done,
+            }
+        }
+    }
+
+    /// The text ends with `held`; true if that is part of a call.
+    pub fn finish(&mut self, held: &str, out: &mut Output) -> bool {
+        if let Step::Value(parameter) = &mut self.step
+            && parameter.finish(held, out)
+        {
+            out.tool_arguments("}");
+        }
+        self.started
+    }
+
+    fn advance(&mut self, step: Step, cursor: &mut Cursor, out: &mut Output) -> Move {
+        match step {
+            Step::Open => {
+                cursor.skip_whitespace();
+                match cursor.eat(FUNCTION) {
+                    Next::Yes => To(Step::Name),
+                    Next::Maybe => Wait(Step::Open),
+                    Next::No => NotACall,
+                }
+            }
+            Step::Name => match tag_name(cursor) {
+                TagName::Complete(name) => self.start(name, cursor, out),
+                TagName::Incomplete => Wait(Step::Name),
+                TagName::Bad => NotACall,
+            },
+            Step::Named(_) if cursor.text.is_empty() => Wait(step),
+            Step::Named(name) => self.start(name, cursor, out),
+            Step::Body => self.body(cursor, out),
+            Step::Key => match tag_name(cursor) {
+                TagName::Complete(key) => self.key(&key, cursor, out),
+                TagName::Incomplete => Wait(Step::Key),
+                TagName::Bad => {
+                    out.content(&cursor.take());
+                    To(Step::Stray)
+                }
+            },
+            Step::Value(mut parameter) => {
+                if parameter.read(cursor, out) {
+                    To(Step::Body)
+                } else {
+                    Wait(Step::Value(parameter))
+                }
+            }
+            Step::Stray => {
+                cursor.at += cursor.rest().find('<').unwrap_or(cursor.rest().len());
+                out.content(&cursor.take());
+                if cursor.text.is_empty() { Wait(Step::Stray) } else { To(Step::Body) }
+            }
+            Step::Close => {
+                cursor.skip_whitespace();
+                match cursor.eat(CALL_CLOSE) {
+                    Next::Maybe => Wait(Step::Close),
+                    Next::Yes | Next::No => Done,
+                }
+            }
+        }
+    }
+
+    fn start(&mut self, name: String, cursor: &mut Cursor, out: &mut Output) -> Move {
+        out.tool_start(&name);
+        cursor.take();
+        self.function = name;
+        self.started = true;
+        To(Step::Body)
+    }
+
+    fn body(&mut self, cursor: &mut Cursor, out: &mut Output) -> Move {
+        cursor.skip_whitespace();
+        cursor.take();
+        let next = [PARAMETER, FUNCTION_CLOSE, CALL_CLOSE].map(|tag| cursor.next_is(tag));
+        match next {
+            [Next::Yes, ..] => {
+                cursor.at += PARAMETER.len();
+                To(Step::Key)
+            }
+            [_, Next::Yes, _] | [.., Next::Yes] => {
+                // `</tool_call>` is left to the last step, in case it ends a function that was not closed.
+                cursor.at += if next[1] == Next::Yes { FUNCTION_CLOSE.len() } else { 0 };
+                out.tool_arguments(if self.parameters == 0 { "{}" } else { "}" });
+                To(Step::Close)
+            }
+            [Next::No, Next::No, Next::No] => {
+                cursor.at += cursor.rest().chars().next().map_or(0, char::len_utf8);
+                To(Step::Stray)
+            }
+            _ => Wait(Step::Body),
+        }
+    }
+
+    fn key(&mut self, key: &str, cursor: &mut Cursor, out: &mut Output) -> Move {
+        cursor.take();
+        let kind = ParameterType::of(&self.definitions, &self.function, key);
+        let separator = if self.parameters == 0 { "{" } else { ", " };
+        out.tool_arguments(&format!("{separator}{}: ", Value::from(key)));
+        self.parameters += 1;
+        To(Step::Value(Parameter::open(kind, out)))
+    }
+}
+
+enum TagName {
+    /// The position is behind the `>`.
+    Complete(String),
+    Incomplete,
+    Bad,
+}
+
+/// A name up to `>`.
+fn tag_name(cursor: &mut Cursor) -> TagName {
+    let rest = cursor.rest();
+    match rest.find(['>', '<', '\n']) {
+        Some(end) if rest.as_bytes()[end] == b'>' && (1..=MAX_NAME).contains(&end) => {
+            let name = rest[..end].trim().to_string();
+            cursor.at += end + 1;
+            TagName::Complete(name)
+        }
+        None if rest.len() <= MAX_NAME => TagName::Incomplete,
+        _ => TagName::Bad,
+    }
+}

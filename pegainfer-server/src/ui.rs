@@ -1,0 +1,80 @@
+//! The page at `/`: a chat with settings and charts, in plain files that are embedded in the binary.
+//!
+//! The page talks to the server's own public API and to nothing else, which its `Content-Security-Policy` enforces.
+
+use axum::Router;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+const HTML: &str = "text/html; charset=utf-8";
+const CSS: &str = "text/css; charset=utf-8";
+const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
+const SVG: &str = "image/svg+xml";
+
+/// Path, content type and text of each file.
+const FILES: &[(&str, &str, &str)] = &[
+    ("/", HTML, include_str!("../ui/index.html")),
+    ("/ui/style.css", CSS, include_str!("../ui/style.css")),
+    ("/ui/panel.css", CSS, include_str!("../ui/panel.css")),
+    ("/ui/icon.svg", SVG, include_str!("../ui/icon.svg")),
+    ("/ui/app.js", JAVASCRIPT, include_str!("../ui/app.js")),
+    ("/ui/api.js", JAVASCRIPT, include_str!("../ui/api.js")),
+    ("/ui/dom.js", JAVASCRIPT, include_str!("../ui/dom.js")),
+    ("/ui/chat.js", JAVASCRIPT, include_str!("../ui/chat.js")),
+    ("/ui/message.js", JAVASCRIPT, include_str!("../ui/message.js")),
+    ("/ui/pieces.js", JAVASCRIPT, include_str!("../ui/pieces.js")),
+    ("/ui/tokens.js", JAVASCRIPT, include_str!("../ui/tokens.js")),
+    ("/ui/settings.js", JAVASCRIPT, include_str!("../ui/settings.js")),
+    ("/ui/words.js", JAVASCRIPT, include_str!("../ui/words.js")),
+    ("/ui/charts.js", JAVASCRIPT, include_str!("../ui/charts.js")),
+];
+
+/// Only this server's files run, style and answer. What a model writes is shown as text, and could not run even if a bug
+/// made it markup.
+const POLICY: &str =
+    "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'";
+
+/// The routes of the page. `/` and `/ui/...`; everything else is left to the API.
+pub fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
+    FILES.iter().fold(Router::new(), |router, &(path, content_type, text)| {
+        let tag = entity_tag(text);
+        router.route(path, get(move |headers: HeaderMap| async move { serve(&headers, content_type, text, &tag) }))
+    })
+}
+
+/// A file, or 304 if the browser has it. `no-cache` makes browsers ask each time: a new binary brings a new page under
+/// the same names.
+fn serve(request: &HeaderMap, content_type: &'static str, text: &'static str, tag: &str) -> Response {
+    let mut response =
+        if is_held(request, tag) { StatusCode::NOT_MODIFIED.into_response() } else { text.into_response() };
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (header::CONTENT_TYPE, content_type),
+        (header::CACHE_CONTROL, "no-cache"),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    if let Ok(tag) = HeaderValue::from_str(tag) {
+        headers.insert(header::ETAG, tag);
+    }
+    response
+}
+
+/// Whether `If-None-Match` lists the tag.
+fn is_held(request: &HeaderMap, tag: &str) -> bool {
+    let listed = request.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
+    // A proxy that compresses makes the tag weak.
+    listed.flat_map(|list| list.split(',')).any(|held| held.trim().trim_start_matches("W/") == tag)
+}
+
+/// Differs for every text: the hash is the same in every run of one binary.
+fn entity_tag(text: &str) -> String {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    format!("\"{:016x}\"", hasher.finish())
+}

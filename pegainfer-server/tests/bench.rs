@@ -1,0 +1,163 @@
+//! `pegainfer bench` on the bundled checkpoint: exact token counts whatever way the requests take.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use clap::Parser;
+use pegainfer_server::bench::args::Workload;
+use pegainfer_server::bench::bench;
+use pegainfer_server::bench::report::Report;
+use pegainfer_server::cli::{Cli, Command};
+use serde_json::Value;
+use support::mock::MockEngine;
+use support::process::{pegainfer, run};
+use support::{Setup, TestServer, model_dir};
+
+const CPU: [&str; 6] = ["--device", "cpu", "--read-gbs", "10", "--peak-tflops", "1"];
+
+fn workload(flags: &[&str]) -> Workload {
+    match Cli::parse_from(["pegainfer", "bench"].iter().chain(flags).chain(&CPU)).into_command() {
+        Command::Bench(args) => args.workload,
+        _ => panic!("{flags:?} is not bench"),
+    }
+}
+
+fn report(flags: &[&str]) -> Report {
+    bench(&workload(flags)).unwrap()
+}
+
+/// Generated and all tokens of every round of a row, from its rates.
+fn tokens(report: &Report, row: usize) -> Vec<(f64, f64)> {
+    let count = |rate: f64, wall: f64| (rate * wall).round();
+    let rounds = report.rows[row].rounds.iter();
+    rounds.map(|r| (count(r.output_tok_s, r.wall_s), count(r.total_tok_s, r.wall_s))).collect()
+}
+
+#[test]
+fn poisson_arrivals_over_loopback_http_count_every_token() {
+    let report = report(&[
+        "serve",
+        "--qps",
+        "200,50",
+        "--requests",
+        "12",
+        "--prompt-len",
+        "24",
+        "--output-len",
+        "7",
+        "--rounds",
+        "2",
+    ]);
+    assert_eq!(report.rows.len(), 2);
+    for row in 0..2 {
+        assert_eq!(tokens(&report, row), [(84.0, 84.0 + 288.0); 2]);
+        let median = &report.rows[row].median;
+        assert_eq!((median.requests, median.failed, median.cached_tokens), (24, 0, 0.0));
+        assert!(median.ttft_ms.p50 > 0.0 && median.tpot_ms.p50 > 0.0 && median.ttft_ms.p99 >= median.ttft_ms.p50);
+        // Twelve arrivals at 50 a second are spread over about a quarter of a second.
+        assert!(row == 0 || median.wall_s > 0.05, "{}", median.wall_s);
+    }
+}
+
+#[test]
+fn the_second_pass_over_a_prompt_finds_its_prefix() {
+    let report = report(&["prefix", "--prompt-len", "100,200", "--requests", "2", "--rounds", "2"]);
+    let names: Vec<&str> = report.rows.iter().map(|row| row.name.as_str()).collect();
+    assert_eq!(names, ["cold", "again", "cold", "again"]);
+    let cached: Vec<f64> = report.rows.iter().map(|row| row.median.cached_tokens).collect();
+    // Whole blocks of 16 tokens, and the last prompt token is always computed.
+    assert_eq!(cached, [0.0, 96.0, 0.0, 192.0]);
+    assert!(report.rows[1].limits.ttft_ms.value < report.rows[0].limits.ttft_ms.value);
+}
+
+#[test]
+fn throughput_runs_closed_loops_and_bursts() {
+    let flags = ["throughput", "--streams", "1,3", "--burst", "70", "--prompt-len", "8", "--output-len", "3"];
+    let report = report(&[&flags[..], &["--requests", "4", "--rounds", "1", "--load-format", "dummy"]].concat());
+    let names: Vec<&str> = report.rows.iter().map(|row| row.name.as_str()).collect();
+    assert_eq!(names, ["1 stream", "3 streams", "burst of 70"]);
+    for (row, requests) in [4, 12, 70].into_iter().enumerate() {
+        assert_eq!(report.rows[row].median.requests, requests);
+        assert_eq!(tokens(&report, row), [((3 * requests) as f64, (11 * requests) as f64)]);
+    }
+}
+
+#[test]
+fn a_running_server_is_measured_with_many_streams_at_once() {
+    let (engine, control) = MockEngine::replying("one two three");
+    let server = TestServer::start(engine.with_max_num_seqs(768), Setup { max_queued: 1024, ..Setup::default() });
+    let (url, model) = (format!("http://{}/v1/", server.address), model_dir());
+    let flags =
+        ["throughput", "--url", &url, "--model-path", model.to_str().unwrap(), "--burst", "768", "--rounds", "1"];
+    let report = report(&[&flags[..], &["--prompt-len", "32", "--output-len", "5"]].concat());
+    let median = &report.rows[0].median;
+    assert_eq!((median.requests, median.failed), (768, 0));
+    assert_eq!(tokens(&report, 0), [(3840.0, 3840.0 + 768.0 * 32.0)]);
+    assert_eq!(median.cached_tokens, 16.0, "the mock's half");
+    // All of the run share a salt, and the warm-up came before.
+    let added = control.added.lock().unwrap();
+    assert_eq!(added.len(), 64 + 768);
+    assert!(added[0].cache_salt != 0 && added.iter().all(|request| request.cache_salt == added[0].cache_salt));
+    assert!(added.iter().all(|request| request.ignore_eos && request.max_tokens == 5));
+}
+
+#[test]
+fn what_cannot_be_measured_is_told() {
+    let error = |flags: &[&str]| format!("{:#}", bench(&workload(flags)).unwrap_err());
+    let many = error(&["throughput", "--streams", "65"]);
+    assert_eq!(many, "65 streams need --max-num-seqs 65: they would wait for each other");
+    assert!(error(&["latency", "--url", "http://127.0.0.1:9"]).contains("Name it with --model-path"));
+    let model = model_dir();
+    let at = |url: &str| error(&["latency", "--model-path", model.to_str().unwrap(), "--url", url]);
+    assert!(at("https://x").contains("must begin with http://"));
+    let refused = at("http://127.0.0.1:9");
+    assert!(refused.starts_with("the server at http://127.0.0.1:9 cannot be measured: no connection"), "{refused}");
+    let long = error(&["latency", "--prompt-len", "8000", "--output-len", "2"]);
+    assert!(long.contains("all 1 requests failed: the prompt has 8000 tokens"), "{long}");
+    let (engine, control) = MockEngine::replying("x");
+    control.allow(0);
+    control.fail.store(true, std::sync::atomic::Ordering::SeqCst);
+    let server = TestServer::start(engine, Setup::default());
+    let broken = at(&format!("http://{}", server.address));
+    assert!(broken.contains("all 1 requests failed: HTTP 500"), "{broken}");
+}
+
+#[test]
+fn the_table_has_a_line_for_each_pass_and_a_dash_for_what_was_not_measured() {
+    let report = report(&["prefix", "--prompt-len", "40", "--output-len", "1", "--requests", "2", "--rounds", "1"]);
+    let table = report.table();
+    let line = |name: &str| table.lines().find(|line| line.starts_with(name)).unwrap().split('|').collect::<Vec<_>>();
+    let (cold, again) = (line("cold"), line("again"));
+    assert_eq!(cold[0].split_whitespace().collect::<Vec<_>>(), ["cold", "40", "1", "0"]);
+    assert_eq!(again[0].split_whitespace().collect::<Vec<_>>(), ["again", "40", "1", "32"]);
+    assert!(cold[1].trim_end().ends_with(" c") || cold[1].trim_end().ends_with(" m"), "{table}");
+    assert_eq!(cold[2].split_whitespace().collect::<Vec<_>>(), ["-", "-", "-", "-"], "one token has no TPOT");
+    assert!(table.contains("memory 10.0 GB/s (as given); compute 1.000 TFLOP/s (as given)"), "{table}");
+}
+
+#[test]
+fn json_and_svg_are_written() {
+    let dir = std::env::temp_dir().join(format!("pegainfer-bench-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let svg = dir.join("sweep.svg");
+    let mut command = pegainfer();
+    command.args(["bench", "latency", "--prompt-len", "16,48", "--output-len", "1,4", "--rounds", "1", "--json", "-"]);
+    let (code, stdout, stderr) = run(command.args(CPU).arg("--svg").arg(&svg));
+    let plot = std::fs::read_to_string(&svg).unwrap_or_default();
+    let _ = std::fs::remove_dir_all(&dir);
+    assert_eq!(code, Some(0), "{stderr}");
+    let (code, told, stderr) = run(pegainfer().args(["bench", "latency", "--json"]).arg(dir.join("x/y.json")));
+    assert_eq!((code, told.as_str()), (Some(1), ""));
+    assert!(stderr.contains("y.json cannot be written"), "{stderr}");
+    let json: Value = serde_json::from_str(&stdout).unwrap();
+    let lengths = |row: &Value| (row["prompt_len"].as_u64().unwrap(), row["output_len"].as_u64().unwrap());
+    let rows = json["rows"].as_array().unwrap();
+    assert_eq!(rows.iter().map(lengths).collect::<Vec<_>>(), [(16, 1), (16, 4), (48, 1), (48, 4)]);
+    // A single token has no time per token after it.
+    assert!(rows[0]["median"]["tpot_ms"]["p50"].is_null() && rows[1]["median"]["tpot_ms"]["p50"].is_f64());
+    assert_eq!(json["roofline"]["read_bytes_s"], 1e10);
+    assert_eq!(rows[1]["limits"]["tpot_ms"]["by"], "memory");
+    // TTFT: p50, p99 and limit of two lines of two points. TPOT: its measured half is missing where it has no value.
+    assert_eq!(plot.matches("<circle").count(), 12 + 8, "{plot}");
+}

@@ -1,0 +1,91 @@
+//! The page at `/` and its files, as a browser asks for them. What the page does in a browser: tools/page-test.py.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use support::client::{get, send};
+use support::mock::MockEngine;
+use support::{Setup, TestServer};
+
+fn server() -> TestServer {
+    TestServer::start(MockEngine::replying(" a cat").0, Setup::default())
+}
+
+fn ui_dir() -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("ui")
+}
+
+#[test]
+fn every_file_of_the_page_is_served_with_its_type() {
+    let server = server();
+    for entry in std::fs::read_dir(ui_dir()).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let path = if name == "index.html" { "/".to_string() } else { format!("/ui/{name}") };
+        let response = get(server.address, &path);
+        assert_eq!(response.status, 200, "{path}");
+        let expected = match name.rsplit_once('.').unwrap().1 {
+            "html" => "text/html; charset=utf-8",
+            "css" => "text/css; charset=utf-8",
+            "js" => "text/javascript; charset=utf-8",
+            "svg" => "image/svg+xml",
+            other => panic!("no content type for .{other}"),
+        };
+        assert_eq!(response.header("content-type"), Some(expected), "{path}");
+        let policy = response.header("content-security-policy").unwrap();
+        assert!(policy.starts_with("default-src 'self';") && !policy.contains("unsafe"), "{path}: {policy}");
+        assert_eq!(response.header("x-content-type-options"), Some("nosniff"), "{path}");
+        assert_eq!(response.text(), std::fs::read_to_string(ui_dir().join(name)).unwrap(), "{path}");
+    }
+}
+
+#[test]
+fn a_file_that_the_browser_holds_is_not_sent_again() {
+    let server = server();
+    let mut tags = BTreeSet::new();
+    for path in ["/", "/ui/app.js", "/ui/style.css"] {
+        let first = get(server.address, path);
+        assert_eq!(first.header("cache-control"), Some("no-cache"));
+        let tag = first.header("etag").unwrap().to_string();
+        for held in [tag.clone(), format!("\"other\", W/{tag}")] {
+            let again = send(server.address, "GET", path, &[("If-None-Match", &held)], b"");
+            assert_eq!((again.status, again.header("etag")), (304, Some(tag.as_str())), "{path}");
+            assert_eq!(again.text(), "", "{path}");
+        }
+        assert_eq!(send(server.address, "GET", path, &[("If-None-Match", "\"other\"")], b"").status, 200);
+        assert!(tags.insert(tag), "{path} has the tag of another file");
+    }
+}
+
+#[test]
+fn other_paths_and_methods_get_errors_in_the_shape_of_openai() {
+    let server = server();
+    for path in ["/ui/", "/ui/nothing.js", "/index.html", "/ui/../Cargo.toml"] {
+        let response = get(server.address, path);
+        assert_eq!(response.status, 404, "{path}");
+        assert_eq!(response.json()["error"]["code"], "unknown_url", "{path}");
+    }
+    let response = send(server.address, "POST", "/", &[], b"");
+    assert_eq!(response.status, 405);
+    assert_eq!(response.json()["error"]["type"], "invalid_request_error");
+    assert_eq!(send(server.address, "HEAD", "/", &[], b"").status, 200);
+}
+
+/// The policy forbids what these would need, so a slip would show as a page without its looks or its script.
+#[test]
+fn the_page_has_no_inline_code_and_names_no_other_host() {
+    for entry in std::fs::read_dir(ui_dir()).unwrap() {
+        let path = entry.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        for forbidden in ["style=\"", "<style", "onclick=", "innerHTML", "eval(", "https://", "url("] {
+            assert!(!text.contains(forbidden), "{} holds {forbidden}", path.display());
+        }
+        let hosts = text.matches("http://").count();
+        let names_only = text.matches("http://www.w3.org/2000/svg").count();
+        assert_eq!(hosts, names_only, "{} names a host", path.display());
+    }
+    let html = std::fs::read_to_string(ui_dir().join("index.html")).unwrap();
+    assert_eq!(html.matches("<script").count(), html.matches("<script type=\"module\" src=\"ui/").count());
+}

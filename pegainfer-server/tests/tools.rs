@@ -1,0 +1,265 @@
+//! Reasoning and tool calls over HTTP, with a scripted engine that writes what models write.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use pegainfer_server::text::Tokenizer;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::sync::Arc;
+use support::client::{post, post_ok};
+use support::mock::{Control, MockEngine};
+use support::{Setup, TestServer, model_dir};
+
+const CHAT: &str = "/v1/chat/completions";
+
+const CALLS: &str = "I look.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Zürich \\\"Süd\\\" 🎉\"}}\n</tool_call>\n\
+    <tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>";
+
+fn server(reply: &str) -> (TestServer, Arc<Control>) {
+    let (engine, control) = MockEngine::replying(reply);
+    (TestServer::start(engine, Setup::default()), control)
+}
+
+/// A chat with two tools and these fields.
+fn chat(fields: Value) -> Value {
+    let tool = |name: &str, properties: Value| {
+        let parameters = json!({"type": "object", "properties": properties});
+        json!({"type": "function", "function": {"name": name, "parameters": parameters}})
+    };
+    let tools =
+        [tool("weather", json!({"city": {"type": "string"}, "days": {"type": "integer"}})), tool("time", json!({}))];
+    let mut body = json!({"messages": [{"role": "user", "content": "hi"}], "tools": tools});
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    body
+}
+
+fn prompt(control: &Control) -> String {
+    let tokenizer = Tokenizer::load(&model_dir()).unwrap();
+    String::from_utf8(control.last().prompt.iter().flat_map(|&id| tokenizer.token_bytes(id)).collect()).unwrap()
+}
+
+/// The message that a client makes of the chunks, and how it ended.
+fn stream(server: &TestServer, mut body: Value) -> (Value, Value) {
+    body["stream"] = true.into();
+    let events = post(server.address, CHAT, &body).events();
+    assert_eq!(events[0]["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
+    let mut message = json!({"role": "assistant"});
+    for event in &events[1..] {
+        let delta = &event["choices"][0]["delta"];
+        assert!(delta.get("role").is_none() && !delta.as_object().unwrap().is_empty(), "{delta}");
+        for name in ["content", "reasoning", "reasoning_content"] {
+            if let Some(text) = delta[name].as_str().filter(|text| !text.is_empty()) {
+                let sofar = message[name].as_str().unwrap_or_default().to_string();
+                message[name] = (sofar + text).into();
+            }
+        }
+        for call in delta["tool_calls"].as_array().into_iter().flatten() {
+            let index = call["index"].as_u64().unwrap() as usize;
+            let calls = message.as_object_mut().unwrap().entry("tool_calls").or_insert(json!([]));
+            let calls = calls.as_array_mut().unwrap();
+            if call.get("id").is_some() {
+                assert_eq!(calls.len(), index, "calls begin in order, once");
+                let name = &call["function"]["name"];
+                calls
+                    .push(json!({"id": call["id"], "type": call["type"], "function": {"name": name, "arguments": ""}}));
+            } else {
+                assert_eq!(call["function"].as_object().unwrap().len(), 1, "only arguments: {call}");
+            }
+            let arguments = &mut calls[index]["function"]["arguments"];
+            *arguments =
+                (arguments.as_str().unwrap().to_string() + call["function"]["arguments"].as_str().unwrap()).into();
+        }
+    }
+    (message, events.last().unwrap()["choices"][0]["finish_reason"].clone())
+}
+
+/// The message and its ending, checked to be the same when streamed. Ids are replaced by `id`.
+fn answer(server: &TestServer, body: Value) -> (Value, Value) {
+    let plain = post_ok(server.address, CHAT, &body)["choices"][0].clone();
+    let without_ids = |mut message: Value| {
+        for call in message["tool_calls"].as_array_mut().into_iter().flatten() {
+            let id = call["id"].as_str().unwrap().strip_prefix("call_").unwrap();
+            assert!(id.len() == 24 && id.bytes().all(|b| b.is_ascii_hexdigit()), "{id}");
+            call["id"] = "id".into();
+        }
+        message.as_object_mut().unwrap().retain(|_, value| !value.is_null());
+        message
+    };
+    let (streamed, finish) = stream(server, body);
+    let message = without_ids(plain["message"].clone());
+    assert_eq!(without_ids(streamed), message);
+    assert_eq!(finish, plain["finish_reason"]);
+    (message, finish)
+}
+
+fn call(name: &str, arguments: &str) -> Value {
+    json!({"id": "id", "type": "function", "function": {"name": name, "arguments": arguments}})
+}
+
+#[test]
+fn calls_are_fields_of_the_message() {
+    let (server, control) = server(CALLS);
+    let (message, finish) = answer(&server, chat(json!({})));
+    let calls = [call("weather", "{\"city\": \"Zürich \\\"Süd\\\" 🎉\"}"), call("time", "{}")];
+    assert_eq!(message, json!({"role": "assistant", "content": "I look.", "tool_calls": calls}));
+    assert_eq!(finish, "tool_calls");
+    let prompt = prompt(&control);
+    assert!(prompt.contains("{\"type\": \"function\", \"function\": {\"name\": \"weather\", "), "{prompt}");
+    assert!(prompt.ends_with("<|im_start|>assistant\n<think>\n\n</think>\n\n"), "{prompt}");
+}
+
+#[test]
+fn a_streamed_call_has_the_shape_of_openai() {
+    let (server, _) = server("<tool_call>\n{\"name\": \"time\", \"arguments\": {\"a\": 1}}\n</tool_call>");
+    let events =
+        post(server.address, CHAT, &chat(json!({"stream": true, "stream_options": {"include_usage": true}}))).events();
+    let calls: Vec<&Value> = events.iter().filter_map(|e| e["choices"][0]["delta"].get("tool_calls")).collect();
+    let id = &calls[0][0]["id"];
+    let first = json!([{"index": 0, "id": id, "type": "function", "function": {"name": "time", "arguments": "{"}}]);
+    assert!(*calls[0] == first || calls[0][0]["function"]["arguments"] == "{\"", "{}", calls[0]);
+    assert!(calls.len() > 2, "the arguments come in parts");
+    for call in &calls[1..] {
+        assert_eq!(call[0].as_object().unwrap().keys().collect::<Vec<_>>(), ["index", "function"]);
+    }
+    let tokens = events.last().unwrap()["usage"]["completion_tokens"].as_u64().unwrap() as usize;
+    assert_eq!(events.len(), 1 + tokens + 1, "the role, a chunk for every token, the usage");
+}
+
+#[test]
+fn content_is_null_beside_calls() {
+    let (server, _) = server("\n<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>\n");
+    let plain = post_ok(server.address, CHAT, &chat(json!({})));
+    let message = plain["choices"][0]["message"].as_object().unwrap();
+    assert_eq!(message.keys().collect::<Vec<_>>(), ["role", "content", "tool_calls"]);
+    assert_eq!(message["content"], json!(null));
+}
+
+#[test]
+fn reasoning_goes_out_under_both_names() {
+    let (server, control) = server("<think>\nHm <tool_call>.\n</think>\n\nParis.");
+    let body =
+        json!({"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {"enable_thinking": true}});
+    let reasoning = "Hm <tool_call>.";
+    let message =
+        json!({"role": "assistant", "content": "Paris.", "reasoning": reasoning, "reasoning_content": reasoning});
+    assert_eq!(answer(&server, body.clone()), (message, json!("stop")));
+    assert!(prompt(&control).ends_with("<|im_start|>assistant\n"));
+
+    let mut without = body.clone();
+    without["include_reasoning"] = false.into();
+    assert_eq!(answer(&server, without).0, json!({"role": "assistant", "content": "Paris."}));
+    let mut short = body;
+    short["max_tokens"] = 4.into();
+    let (message, finish) = answer(&server, short);
+    assert!(message["reasoning"].as_str().unwrap().starts_with("Hm"), "{message}");
+    assert_eq!((message.get("content"), finish), (None, json!("length")));
+}
+
+#[test]
+fn the_choice_of_tools() {
+    let (server, control) = server(CALLS);
+    let (message, finish) = answer(&server, chat(json!({"tool_choice": "none"})));
+    assert_eq!((message["content"].as_str(), finish), (Some(CALLS), json!("stop")));
+    assert!(!prompt(&control).contains("weather"), "nothing to call");
+    let (message, _) = answer(&server, chat(json!({"parallel_tool_calls": false})));
+    assert_eq!(message["tool_calls"].as_array().unwrap().len(), 1);
+    let (message, _) = answer(&server, chat(json!({"tools": [], "tool_choice": "auto"})));
+    assert_eq!(message["content"], CALLS);
+}
+
+#[test]
+fn a_call_can_be_forced() {
+    let required = "{\"name\": \"time\", \"arguments\": {\"a\": [1]}}\n</tool_call>";
+    let (server_required, control) = server(required);
+    let (message, finish) = answer(&server_required, chat(json!({"tool_choice": "required"})));
+    assert_eq!(message, json!({"role": "assistant", "tool_calls": [call("time", "{\"a\": [1]}")]}));
+    assert_eq!(finish, "tool_calls");
+    assert!(prompt(&control).ends_with("</think>\n\n<tool_call>\n"));
+
+    let (server_named, control) =
+        server(" {\"city\": \"Bern\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"time\"}\n</tool_call>");
+    let choice = json!({"type": "function", "function": {"name": "weather"}});
+    let (message, finish) = answer(&server_named, chat(json!({"tool_choice": choice})));
+    assert_eq!(message["tool_calls"], json!([call("weather", "{\"city\": \"Bern\"}")]));
+    assert_eq!(finish, "tool_calls");
+    assert!(prompt(&control).ends_with("<tool_call>\n{\"name\": \"weather\", \"arguments\":"));
+}
+
+#[test]
+fn calls_that_are_cut_off_or_wrong() {
+    let (long, _) = server(
+        "<tool_call>\n{\"name\": \"time\", \"arguments\": {\"a\": \"one two three four five six\"}}\n</tool_call>",
+    );
+    let (message, finish) = answer(&long, chat(json!({"max_tokens": 20})));
+    let arguments = message["tool_calls"][0]["function"]["arguments"].as_str().unwrap();
+    assert!(arguments.starts_with("{\"a\": \"") && !arguments.ends_with('}'), "{arguments}");
+    assert_eq!(finish, "length");
+    let (stopped, _) = server("Call.\n<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>");
+    let (message, finish) = answer(&stopped, chat(json!({"stop": "\"name\""})));
+    assert_eq!((message, finish), (json!({"role": "assistant", "content": "Call.\n<tool_call>\n{"}), json!("stop")));
+    let (wrong, _) = server("<tool_call>\n{\"name\": time}\n</tool_call>");
+    let (message, finish) = answer(&wrong, chat(json!({})));
+    assert_eq!(
+        (message["content"].as_str(), finish),
+        (Some("<tool_call>\n{\"name\": time}\n</tool_call>"), json!("stop"))
+    );
+}
+
+#[test]
+fn the_history_may_have_calls_and_their_results() {
+    let (server, control) = server("Sunny.");
+    let (first, _) = answer(&self::server(CALLS).0, chat(json!({})));
+    let messages = json!([{"role": "user", "content": "hi"}, first,
+        {"role": "tool", "tool_call_id": "id", "content": "sunny"}, {"role": "tool", "tool_call_id": "id", "content": "12:00"}]);
+    let (message, finish) = answer(&server, chat(json!({"messages": messages})));
+    assert_eq!((message["content"].as_str(), finish), (Some("Sunny."), json!("stop")));
+    let history = format!(
+        "<|im_start|>assistant\n{CALLS}<|im_end|>\n<|im_start|>user\n<tool_response>\nsunny\n</tool_response>\n\
+        <tool_response>\n12:00\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    );
+    assert!(prompt(&control).contains(&history), "{}", prompt(&control));
+}
+
+/// A directory with the bundled tokenizer and a template of its own.
+fn checkpoint(name: &str, template: &str) -> PathBuf {
+    let dir = std::env::temp_dir().join(format!("pegainfer-tools-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::copy(model_dir().join("tokenizer.json"), dir.join("tokenizer.json")).unwrap();
+    std::fs::write(dir.join("chat_template.jinja"), template).unwrap();
+    dir
+}
+
+#[test]
+fn the_template_decides_how_calls_are_written() {
+    // As in Qwen3.5: calls in tags, and the prompt opens the reasoning.
+    let template = "{% if false %}<tool_call>\n<function=f>{% endif %}{{ messages[0].content }}<think>\n{# </think> #}";
+    let dir = checkpoint("coder", template);
+    let start = |reply: &str| {
+        let (engine, control) = MockEngine::replying(reply);
+        (TestServer::start(engine, Setup { model_dir: dir.clone(), ..Setup::default() }), control)
+    };
+    let parameters =
+        "<parameter=city>\nBern \"Ost\"\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>";
+    let weather = call("weather", "{\"city\": \"Bern \\\"Ost\\\"\", \"days\": 3}");
+    let (server, _) = start(&format!("I look.\n</think>\n\n<tool_call>\n<function=weather>\n{parameters}"));
+    let (message, finish) = answer(&server, chat(json!({})));
+    assert_eq!((&message["reasoning"], &message["tool_calls"]), (&json!("I look."), &json!([weather])));
+    assert_eq!(finish, "tool_calls");
+
+    let (server, control) = start(parameters);
+    let choice = json!({"type": "function", "function": {"name": "weather"}});
+    let (message, _) = answer(&server, chat(json!({"tool_choice": choice})));
+    assert_eq!(message, json!({"role": "assistant", "tool_calls": [weather]}));
+    assert_eq!(prompt(&control), "hi<think>\n\n</think>\n\n<tool_call>\n<function=weather>\n");
+
+    let plain = checkpoint("plain", "{{ messages[0].content }}");
+    let (engine, _) = MockEngine::replying("x");
+    let server = TestServer::start(engine, Setup { model_dir: plain.clone(), ..Setup::default() });
+    let error = post(server.address, CHAT, &chat(json!({}))).json();
+    assert_eq!((&error["error"]["param"], &error["error"]["code"]), (&json!("tools"), &json!("unsupported_parameter")));
+    for dir in [dir, plain] {
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+}

@@ -1,0 +1,87 @@
+// The server's public API. Addresses are relative, so that the page also works behind a proxy that adds a prefix.
+
+/** A refusal or a failure, worded for the reader. */
+export class ApiError extends Error {}
+
+/** Streams a chat completion: yields its chunks as objects. Aborting `signal` cancels the request on the server. */
+export async function* chat(body, key, signal) {
+  const response = await request('v1/chat/completions', key, {
+    method: 'POST',
+    headers: { 'content-type': 'application/json' },
+    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
+    signal,
+  });
+  for await (const data of events(response.body)) {
+    if (data === '[DONE]') return;
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new ApiError(chunk.error.message);
+    yield chunk;
+  }
+  throw new ApiError('The connection was closed before the answer was complete.');
+}
+
+/** The served model's card: `id`, `max_model_len`, ... */
+export async function model(key) {
+  const response = await request('v1/models', key);
+  return (await response.json()).data[0];
+}
+
+/** Prometheus samples by name, without labels; those of several engines are added up. */
+export async function metrics(key) {
+  const response = await request('metrics', key);
+  const samples = new Map();
+  for (const line of (await response.text()).split('\n')) {
+    const sample = /^([a-zA-Z_:][\w:]*)(?:\{.*\})? (\S+)/.exec(line);
+    if (sample) samples.set(sample[1], (samples.get(sample[1]) ?? 0) + Number(sample[2]));
+  }
+  return samples;
+}
+
+async function request(path, key, options = {}) {
+  const headers = { ...options.headers, ...(key && { authorization: `Bearer ${key}` }) };
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers, cache: 'no-store' });
+  } catch (error) {
+    if (error.name === 'AbortError') throw error;
+    throw new ApiError('The server cannot be reached. Is it still running?');
+  }
+  if (!response.ok) throw new ApiError(await refusal(response));
+  return response;
+}
+
+/** The server's own words, if the answer has any. */
+async function refusal(response) {
+  const text = await response.text();
+  let message = '';
+  try {
+    const { error } = JSON.parse(text);
+    message = error?.message ?? error ?? '';
+  } catch {
+    // A proxy's error page is no help to anybody.
+  }
+  message ||= `The server answered ${response.status} ${response.statusText}`;
+  return response.status === 401 ? `${message.replace(/\.$/, '')}. Enter the API key in the settings.` : message;
+}
+
+/** The data of server-sent events. An event ends with an empty line and may come in any number of parts. */
+async function* events(stream) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let buffered = '';
+  for (;;) {
+    let part;
+    try {
+      part = await reader.read();
+    } catch (error) {
+      if (error.name === 'AbortError') throw error;
+      throw new ApiError('The connection to the server was lost.');
+    }
+    if (part.done) return;
+    const blocks = (buffered + part.value).split(/\r?\n\r?\n/);
+    buffered = blocks.pop();
+    for (const block of blocks) {
+      const lines = block.split(/\r?\n/).filter((line) => line.startsWith('data:'));
+      if (lines.length) yield lines.map((line) => line.slice(5).replace(/^ /, '')).join('\n');
+    }
+  }
+}

@@ -1,0 +1,106 @@
+// Live figures: times of the answers, measured here, and the server's gauges, asked for every second.
+
+import { metrics } from './api.js';
+import { element, svg } from './dom.js';
+import { milliseconds } from './words.js';
+
+/** Answers that a bar chart shows. */
+const ANSWERS = 30;
+/** Seconds that a line chart shows. */
+const SECONDS = 60;
+const WIDTH = 300;
+const HEIGHT = 48;
+
+/** A figure with a title, its latest value in words, and a drawing that scales with the panel. */
+class Figure {
+  #value = element('strong', {}, '–');
+  #scale = element('span', { className: 'scale' });
+  #drawing = svg('svg', { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: 'none', 'aria-hidden': 'true' });
+
+  constructor(root, title, meaning) {
+    const caption = element('figcaption', {}, element('span', { title: meaning }, title), this.#value, this.#scale);
+    root.append(element('figure', {}, caption, this.#drawing));
+  }
+
+  /** `value`: the latest in words; `scale`: what the drawing's height stands for. */
+  draw(value, scale, ...shapes) {
+    this.#value.textContent = value;
+    this.#scale.textContent = scale;
+    this.#drawing.replaceChildren(...shapes);
+  }
+}
+
+/** Bars, one for each answer, from `times` in milliseconds. */
+function drawBars(figure, times) {
+  if (!times.length) return;
+  const top = Math.max(...times);
+  const step = WIDTH / ANSWERS;
+  const bars = times.map((time, at) => {
+    const height = Math.max(1, (time / top) * HEIGHT);
+    const box = { x: at * step + 1, y: HEIGHT - height, width: step - 2, height, class: 'bar' };
+    return svg('rect', box, svg('title', {}, milliseconds(time)));
+  });
+  figure.draw(milliseconds(times.at(-1)), `max ${milliseconds(top)}`, ...bars);
+}
+
+/** Points of a line that ends at the right edge. */
+function points(values, top) {
+  const step = WIDTH / (SECONDS - 1);
+  const left = WIDTH - (values.length - 1) * step;
+  // A pixel is left above and below for the width of the line.
+  const y = (value) => HEIGHT - 1 - (value / top) * (HEIGHT - 2);
+  return values.map((value, at) => `${(left + at * step).toFixed(1)},${y(value).toFixed(1)}`);
+}
+
+const line = (values, top, name) => svg('polyline', { points: points(values, top).join(' '), class: name });
+
+function area(values, top) {
+  const line = points(values, top);
+  const left = line[0].split(',')[0];
+  return svg('polygon', { points: `${left},${HEIGHT} ${line.join(' ')} ${WIDTH},${HEIGHT}`, class: 'area' });
+}
+
+function append(list, value, limit) {
+  list.push(value);
+  if (list.length > limit) list.shift();
+}
+
+export class Charts {
+  #ttft;
+  #tpot;
+  #requests;
+  #kv;
+  #times = { ttft: [], tpot: [] };
+  #gauges = { running: [], waiting: [], kv: [] };
+
+  constructor(root) {
+    this.#ttft = new Figure(root, 'TTFT', 'Time to the first token of an answer, measured in this page');
+    this.#tpot = new Figure(root, 'TPOT', 'Time for each further token of an answer, measured in this page');
+    this.#requests = new Figure(root, 'Requests', 'Running (solid) and waiting (dashed), the last minute');
+    this.#kv = new Figure(root, 'KV cache', 'Share of the KV blocks that requests hold, the last minute');
+  }
+
+  /** Adds the times of one answer, in milliseconds; null where there were too few tokens. */
+  addAnswer({ ttft, tpot }) {
+    if (ttft !== null) append(this.#times.ttft, ttft, ANSWERS);
+    if (tpot !== null) append(this.#times.tpot, tpot, ANSWERS);
+    drawBars(this.#ttft, this.#times.ttft);
+    drawBars(this.#tpot, this.#times.tpot);
+  }
+
+  /** Reads the server's gauges once. Fails with an `ApiError` if they cannot be had. */
+  async poll(key) {
+    const samples = await metrics(key);
+    const { running, waiting, kv } = this.#gauges;
+    append(running, samples.get('vllm:num_requests_running') ?? 0, SECONDS);
+    append(waiting, samples.get('vllm:num_requests_waiting') ?? 0, SECONDS);
+    append(kv, samples.get('vllm:kv_cache_usage_perc') ?? 0, SECONDS);
+    const top = Math.max(1, ...running, ...waiting);
+    const lines = [line(waiting, top, 'second'), line(running, top, 'first')];
+    this.#requests.draw(`${running.at(-1)} running, ${waiting.at(-1)} waiting`, `max ${top}`, ...lines);
+    // A scale of its own: a small share would be a flat line on one of 100 %.
+    const most = Math.max(0.01, ...kv);
+    const share = (value) => `${(value * 100).toFixed(1)} %`;
+    this.#kv.draw(share(kv.at(-1)), `max ${share(Math.max(...kv))}`, area(kv, most), line(kv, most, 'first'));
+  }
+}

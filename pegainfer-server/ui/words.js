@@ -1,0 +1,11 @@
+// Figures in words.
+
+/** A number of things, such as `1 token` or `8 tokens`. */
+export function count(n, thing) {
+  return `${n} ${thing}${n === 1 ? '' : 's'}`;
+}
+
+/** A duration in milliseconds, with about three digits. */
+export function milliseconds(time) {
+  return `${time.toFixed(time < 10 ? 2 : time < 100 ? 1 : 0)} ms`;
+}

@@ -1,0 +1,333 @@
+#!/usr/bin/env python3
+"""Tests the page at `/` in headless Chromium, against the bundled model and against scripted answers.
+
+    pip install playwright
+    cargo build --release && python3 tools/page-test.py --chromium /usr/bin/chromium
+
+Without `--chromium` it takes the browser of `playwright install chromium`. `--screenshots DIR` keeps pictures. Not part
+of `cargo test`: not every machine has a browser.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+from playwright.sync_api import expect, sync_playwright
+
+ROOT = Path(__file__).resolve().parent.parent
+STORY = "Tell me a long story about a cat and a dog."
+FACT = "What is the capital of France?"
+
+
+@contextmanager
+def server(binary):
+    """The bundled model on a free port of this machine; gives its address."""
+    command = [binary, "--port", "0", "--device", "cpu", "--model-path", ROOT / "models/qwen3-tiny"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        for line in process.stderr:
+            if found := re.search(r"on (http://[\d.:]+)", line):
+                yield found[1]
+                return
+        raise SystemExit(f"{binary} did not start")
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+@contextmanager
+def window(browser, url, width=1280, scheme="light", scripted=None, refused=False):
+    """The page in a fresh tab. What goes wrong unseen fails here: console messages, exceptions, other hosts.
+
+    `scripted`: `(status, body)` that chat requests are answered with instead of the server's answer. `refused`: one of
+    them is an error, which Chromium writes to the console.
+    """
+    touch = width < 600
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, has_touch=touch)
+    page = context.new_page()
+    page.set_default_timeout(15_000)
+    complaints, page.bodies = [], []
+
+    def note(request):
+        if not request.url.startswith(url):
+            complaints.append(f"asked another host: {request.url}")
+        if request.url.endswith("/v1/chat/completions"):
+            page.bodies.append(request.post_data_json)
+
+    page.on("request", note)
+    page.on("pageerror", lambda error: complaints.append(f"exception: {error}"))
+    page.on("console", lambda message: complaints.append(f"console: {message.text}"))
+    if scripted:
+        status, body = scripted
+        kind = "text/event-stream" if status == 200 else "application/json"
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(status=status, body=body, content_type=kind))
+    page.goto(url)
+    expect(page.locator("#model")).to_contain_text("qwen3-tiny, context 4,096")
+    yield page
+    unexpected = [text for text in complaints if not (refused and "Failed to load resource" in text)]
+    assert not unexpected, unexpected
+    context.close()
+
+
+def ask(page, text):
+    page.locator("#prompt").fill(text)
+    page.keyboard.press("Enter")
+
+
+def answered(page, outcome="Answered"):
+    expect(page.locator("#progress")).to_have_text(outcome)
+    return page.locator(".turn").last
+
+
+def settings(page):
+    """Opens the panel where it is closed."""
+    if page.locator("#panel-toggle").is_visible():
+        page.locator("#panel-toggle").click()
+        expect(page.locator("#panel-close")).to_be_focused()
+
+
+def close_settings(page):
+    if page.locator("#panel-close").is_visible():
+        page.keyboard.press("Escape")
+        expect(page.locator("#panel")).to_be_hidden()
+        expect(page.locator("#panel-toggle")).to_be_focused()
+
+
+def fits(page):
+    """Nothing is wider than the window."""
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "the page scrolls sideways"
+
+
+def chat_streams_stops_and_shows_probabilities(page, shoot):
+    fits(page)
+    shoot("empty")
+    settings(page)
+    shoot("settings")
+    page.locator("#temperature").fill("0")
+    page.locator("#system").fill("You answer in one sentence.")
+    close_settings(page)
+
+    # An answer grows while it is streamed, and its figures follow.
+    ask(page, FACT)
+    turn = answered(page)
+    expect(turn.locator(".answer")).to_have_text("The capital of France is Paris.")
+    figures = re.compile(r"prompt tokens.* · \d+ tokens · TTFT .* ms · TPOT .* ms")
+    expect(turn.locator(".figures")).to_have_text(figures)
+    assert page.bodies[0]["temperature"] == 0
+    assert [message["role"] for message in page.bodies[0]["messages"]] == ["system", "user"]
+
+    # Escape stops the second one; the server is told, and what came is kept.
+    page.evaluate(
+        """() => new MutationObserver((_, observer) => {
+            const answer = document.querySelectorAll('.turn')[1]?.querySelector('.answer')?.textContent ?? '';
+            if (answer.length < 20) return;
+            observer.disconnect();
+            document.dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape'}));
+        }).observe(document.getElementById('log'), {childList: true, subtree: true, characterData: true})"""
+    )
+    ask(page, STORY)
+    turn = answered(page, "Stopped")
+    expect(turn.locator(".figures")).to_have_text(re.compile("^stopped · "))
+    assert len(turn.locator(".answer").inner_text()) >= 20
+    expect(page.locator("#stop")).to_be_hidden()
+    assert [message["role"] for message in page.bodies[1]["messages"]] == ["system", "user", "assistant", "user"]
+
+    # Each token tells how likely it was.
+    settings(page)
+    page.locator("#probabilities").check()
+    page.locator("#live-title").scroll_into_view_if_needed()
+    shoot("charts")
+    close_settings(page)
+    ask(page, FACT)
+    turn = answered(page)
+    expect(turn.locator(".answer")).to_contain_text("Paris")
+    token = turn.locator(".token", has_text="Paris")
+    token.hover()
+    card = page.locator("#card")
+    expect(card).to_be_visible()
+    expect(card.locator("caption")).to_have_text(re.compile(r"^␣?Paris \d+\.\d %$"))
+    expect(card.locator("tr")).to_have_count(5)
+    expect(card.locator("tr.chosen")).to_have_count(1)
+    box = card.bounding_box()
+    assert box["x"] >= 0 and box["x"] + box["width"] <= page.viewport_size["width"], box
+    shoot("card")
+    page.keyboard.press("Escape")
+    expect(card).to_be_hidden()
+    # The same by keyboard: arrows walk over the tokens.
+    page.locator("#log").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    expect(turn.locator(".token").nth(1)).to_be_focused()
+    expect(card).to_be_visible()
+    fits(page)
+
+    # The conversation outlives a reload.
+    page.reload()
+    expect(page.locator(".turn")).to_have_count(3)
+    expect(page.locator(".turn").first).to_contain_text("The capital of France is Paris.")
+    expect(page.locator("#temperature")).to_have_value("0")
+    page.locator("#new-chat").click()
+    expect(page.locator(".turn")).to_have_count(0)
+
+
+def stop_button_cancels_on_the_server(page, url, shoot):
+    # Without an end of text nothing but the button ends it soon. (A route would hold the stream back.)
+    page.evaluate(
+        """() => {
+            const send = window.fetch;
+            window.fetch = (path, options) => send(path, options.body
+                ? {...options, body: options.body.replace('{', '{"ignore_eos": true, ')} : options);
+        }"""
+    )
+    page.locator("#probabilities").check()
+    ask(page, STORY)
+    expect(page.locator("#send")).to_be_hidden()
+    expect(page.locator(".answer .token").first).to_be_visible()
+    page.locator("#stop").click()
+    answered(page, "Stopped")
+    expect(page.locator("#prompt")).to_be_focused()
+    shoot("stopped")
+    deadline = time.monotonic() + 2
+    idle = re.compile(r"^vllm:num_requests_running\{.*\} 0(\.0)?$", re.M)
+    while not idle.search(page.request.get(f"{url}/metrics").text()):
+        assert time.monotonic() < deadline, "the request still runs"
+        time.sleep(0.05)
+    # A new chat in the middle of an answer leaves nothing of it.
+    ask(page, STORY)
+    expect(page.locator(".turn")).to_have_count(2)
+    page.locator("#new-chat").click()
+    expect(page.locator("#send")).to_be_visible()
+    expect(page.locator("#progress")).to_have_text("")
+    expect(page.locator(".turn")).to_have_count(0)
+
+
+def charts_move(page):
+    ask(page, FACT)
+    answered(page)
+    for at in (0, 1):
+        expect(page.locator("figure").nth(at).locator("rect")).to_have_count(1)
+        expect(page.locator("figure").nth(at).locator("strong")).to_have_text(re.compile(r"^\d+(\.\d+)? ms$"))
+    expect(page.locator("figure").nth(2).locator("strong")).to_have_text(re.compile(r"^\d+ running, \d+ waiting$"))
+    expect(page.locator("figure").nth(3).locator("strong")).to_have_text(re.compile(r"^\d+\.\d %$"))
+    before = page.locator("polyline.first").first.get_attribute("points")
+    expect(page.locator("polyline.first").first).not_to_have_attribute("points", before)
+
+
+def keys_and_refusals(page):
+    prompt = page.locator("#prompt")
+    prompt.press_sequentially("one")
+    prompt.press("Shift+Enter")
+    prompt.press_sequentially("two")
+    expect(prompt).to_have_value("one\ntwo")
+    assert not page.bodies
+    # A value that the form refuses is shown, not sent.
+    page.locator("#top_p").fill("3")
+    prompt.press("Enter")
+    expect(page.locator("#top_p")).to_be_focused()
+    assert not page.bodies
+    page.locator("#top_p").fill("")
+    # What the server refuses comes with its words, and the prompt back. The key goes along and is never stored.
+    page.locator("#api-key").fill("secret")
+    page.locator("#max_tokens").fill("5000")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        prompt.press("Enter")
+    assert sent.value.headers["authorization"] == "Bearer secret"
+    assert sent.value.post_data_json["max_tokens"] == 5000
+    answered(page, "Failed")
+    expect(page.locator(".error")).to_contain_text("4096")
+    expect(prompt).to_have_value("one\ntwo")
+    assert "secret" not in page.evaluate("JSON.stringify(sessionStorage) + JSON.stringify(localStorage)")
+
+
+def stream(*chunks, done=True):
+    """A scripted body: a string is text, a dict a delta, a list a chunk as it is."""
+    events = [{"choices": [{"delta": {"role": "assistant", "content": ""}}]}]
+    for chunk in chunks:
+        delta = {"content": chunk} if isinstance(chunk, str) else chunk
+        events.append(chunk[0] if isinstance(chunk, list) else {"choices": [{"delta": delta}]})
+    return 200, "".join(f"data: {json.dumps(event)}\n\n" for event in events) + ("data: [DONE]\n\n" if done else "")
+
+
+def thoughts(page, expected, answer):
+    turn = answered(page)
+    expect(turn.locator(".thoughts > div")).to_be_hidden()
+    turn.locator("summary").click()
+    expect(turn.locator(".thoughts > div")).to_have_text(expected)
+    expect(turn.locator(".answer")).to_have_text(answer)
+
+
+def scripted_answers(browser, url, shoot):
+    tagged = stream("<th", "ink>\nHm", "m. <b>", "</thi", "nk>\n\n", "It is 4, not <think>.")
+    opened_by_template = stream("Hm", "m. <b>", "\n</think>", "\n\nIt is 4, not <think>.")
+    field = stream({"reasoning_content": "Hmm. <b>"}, {"reasoning_content": ""}, "It is 4, not <think>.")
+    for script in (tagged, opened_by_template, field):
+        with window(browser, url, scripted=script) as page:
+            ask(page, "2 + 2?")
+            thoughts(page, "Hmm. <b>", "It is 4, not <think>.")
+            shoot(page, "thoughts")
+            ask(page, "Sure?")
+            expect(page.locator(".turn")).to_have_count(2)
+            answered(page)
+            assert page.bodies[1]["messages"][1] == {"role": "assistant", "content": "It is 4, not <think>."}
+
+    code = stream("Look:\n`", "``py", "thon\nif a < b:\n", "    go()\n``", "`\nDone with ```. <img src=x>")
+    with window(browser, url, scripted=code) as page:
+        ask(page, "Code?")
+        turn = answered(page)
+        expect(turn.locator("pre")).to_have_text("if a < b:\n    go()\n", use_inner_text=False)
+        expect(turn.locator(".answer p")).to_have_text(["Look:\n", "Done with ```. <img src=x>"])
+        shoot(page, "code")
+
+    error = [{"error": {"message": "the GPU is gone", "type": "server_error", "param": None, "code": None}}]
+    for script, words in ((stream("Half of", error), "the GPU is gone"), (stream("Half of", done=False), "was closed")):
+        with window(browser, url, scripted=script) as page:
+            ask(page, "Hello?")
+            turn = answered(page, "Failed")
+            expect(turn.locator(".answer")).to_have_text("Half of")
+            expect(turn.locator("[role=alert]")).to_contain_text(words)
+            shoot(page, "error")
+    with window(browser, url, scripted=(401, '{"error":"Unauthorized"}'), refused=True) as page:
+        ask(page, "Hello?")
+        error = answered(page, "Failed").locator(".error")
+        expect(error).to_have_text("Unauthorized. Enter the API key in the settings.")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", default=ROOT / "target/release/pegainfer")
+    parser.add_argument("--chromium", help="browser to use instead of playwright's own")
+    parser.add_argument("--screenshots", type=Path, help="folder for pictures")
+    options = parser.parse_args()
+
+    def shoot(page, name):
+        if options.screenshots:
+            page.screenshot(path=options.screenshots / f"{name}.png")
+
+    with server(options.binary) as url, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=options.chromium)
+        for width in (320, 1280):
+            for scheme in ("light", "dark"):
+                with window(browser, url, width, scheme) as page:
+                    name = f"{width}-{scheme}"
+                    chat_streams_stops_and_shows_probabilities(page, lambda part: shoot(page, f"{name}-{part}"))
+                print(f"ok: chat, stop and probabilities, {width} px, {scheme}")
+        with window(browser, url) as page:
+            stop_button_cancels_on_the_server(page, url, lambda name: shoot(page, name))
+        print("ok: the stop button frees the server")
+        with window(browser, url) as page:
+            charts_move(page)
+        print("ok: charts")
+        with window(browser, url, refused=True) as page:
+            keys_and_refusals(page)
+        print("ok: keys and refusals")
+        scripted_answers(browser, url, shoot)
+        print("ok: thoughts, code and errors")
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
