@@ -2,7 +2,7 @@
 //!
 //! # Layout
 //! - [`engine`]: the contract between the server and an engine, and the engine thread.
-//! - [`sampling`]: sampling parameters, valid by construction.
+//! - [`sampling`], [`rules`]: how tokens are drawn, valid by construction.
 //! - [`kv`]: block pool, block tables, prefix index.
 //! - [`exec`], [`tensor`], [`scratch`], [`isa`]: where ops run and what they run on.
 //! - [`readback`]: results on their way to the host.
@@ -19,6 +19,7 @@ pub mod kv;
 pub mod readback;
 pub mod record;
 pub mod rng;
+pub mod rules;
 pub mod sampling;
 pub mod scratch;
 pub mod tensor;

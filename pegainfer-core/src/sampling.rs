@@ -16,7 +16,7 @@ pub struct SamplingError {
 
 /// How the next token is drawn from the logits of one row.
 ///
-/// The steps, in order: temperature, min-p, top-k, top-p, then one draw. Temperature 0 is greedy and skips the rest.
+/// The steps, in order: [rules](crate::rules) of the request, temperature, min-p, top-k, top-p, then one draw. Temperature 0 is greedy and skips the rest.
 /// Build with [`SamplingParams::new`]; a value of this type is always valid.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SamplingParams {

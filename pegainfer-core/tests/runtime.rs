@@ -134,6 +134,7 @@ fn request(prompt: usize, max_tokens: usize) -> GenerateRequest {
         prompt: vec![1; prompt],
         max_tokens,
         sampling: SamplingParams::greedy(),
+        rules: None,
         stop_token_ids: vec![],
         ignore_eos: false,
         logprobs: None,

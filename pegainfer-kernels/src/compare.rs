@@ -148,6 +148,9 @@ fn run(exec: &mut Exec, record: &OpRecord, case: &Case) -> Result<Option<Vec<Out
             let (norms, at, batch) = ((q_norm, k_norm), (&positions, &slots), tables.batch());
             ops::decode_attention(exec, qkv, norms, rope, at, &batch, case.shape, EPS, (k, v), &mut q, out)?;
         }
+        ("adjust_logits", [_, spans, edits, masks], [logits]) => {
+            return sampling::adjust(exec, logits, spans, edits, masks).map(Some);
+        }
         ("sample", [logits, _], [out]) => return sampling::sample(exec, logits, out).map(Some),
         ("uniform", [], [out]) => {
             ops::uniform(exec, 5, 0.02, out)?;

@@ -4,11 +4,12 @@
 //! has seen the tokens of this one. They stay on the device, where [`FROM_PREVIOUS`](crate::plan::FROM_PREVIOUS) finds
 //! them; a copy of them is on its way to the host.
 
+use crate::adjustments::Adjustments;
 use crate::config::Config;
 use crate::engine::LoadError;
 use crate::graphs::{Graphs, Run};
 use crate::inputs::Inputs;
-use crate::plan::{Outcome, Step};
+use crate::plan::{Outcome, SampleRow, Step};
 use crate::results::Results;
 use crate::state::{self, KvLayer};
 use crate::weights::{Layer, Weights};
@@ -62,7 +63,7 @@ impl Executor {
     /// Allocates workspace and KV beside loaded weights.
     pub fn new(mut exec: Exec, config: Config, weights: Weights, bounds: StepBounds) -> Result<Self, LoadError> {
         let rope = ops::rope_table(&mut exec, bounds.context, config.shape.head_dim, config.rope_theta)?;
-        let inputs = Inputs::new(&mut exec, bounds)?;
+        let inputs = Inputs::new(&mut exec, config.vocab_size, bounds)?;
         let work = Workspace::new(&mut exec, &config, bounds)?;
         let results = [Results::new(&mut exec, bounds.rows)?, Results::new(&mut exec, bounds.rows)?];
         // Last, because what the rest has left may be what it gets.
@@ -248,6 +249,8 @@ impl Pass<'_> {
     /// From `normed` to what `rows` samples from `first` on draw. Does not wait for a GPU.
     fn draw(&mut self, first: usize, rows: usize) -> Result<(), OpError> {
         let Self { exec, weights, inputs, work, step, .. } = self;
+        let samples = &step.samples[first..][..rows];
+        let adjusted = |row: &SampleRow| row.adjustment.is_some();
         for tensor in [&mut inputs.sample_rows, &mut inputs.draws, &mut work.sampled, &mut work.logprobs] {
             tensor.set_range(first, rows);
         }
@@ -256,8 +259,18 @@ impl Pass<'_> {
         }
         ops::gather_rows(exec, &work.normed, &inputs.sample_rows, &mut work.last)?;
         ops::linear(exec, &work.last, weights.output(), &mut work.logits)?;
+        if samples.iter().any(adjusted) {
+            let Adjustments { spans, edits, masks } = &mut inputs.adjustments;
+            spans.set_range(first, rows);
+            ops::adjust_logits(exec, &mut work.logits, spans, edits, masks)?;
+        }
         ops::sample(exec, &work.logits, &inputs.draws, &mut work.sampled)?;
-        if step.samples[first..][..rows].iter().any(|row| row.logprobs.is_some()) {
+        if samples.iter().any(|row| adjusted(row) && row.logprobs.is_some()) {
+            // Reports are of the raw logits. Computing them again is slower than a copy, and needs no second buffer of
+            // their size for the few requests that want both.
+            ops::linear(exec, &work.last, weights.output(), &mut work.logits)?;
+        }
+        if samples.iter().any(|row| row.logprobs.is_some()) {
             ops::logprobs(exec, &work.logits, &inputs.draws, &work.sampled, &mut work.logprobs)?;
         }
         Ok(())

@@ -1,5 +1,6 @@
 //! A step's metadata on the device, at addresses that stay.
 
+use crate::adjustments::Adjustments;
 use crate::executor::StepBounds;
 use crate::plan::{SampleRow, Step};
 use pegainfer_core::exec::Exec;
@@ -21,10 +22,12 @@ pub(crate) struct Inputs {
     pub draws: Tensor,
     /// `[rows, max_blocks]`, as wide as the longest context.
     pub block_tables: Tensor,
+    /// Rules of the samples.
+    pub adjustments: Adjustments,
 }
 
 impl Inputs {
-    pub fn new(exec: &mut Exec, bounds: StepBounds) -> std::io::Result<Self> {
+    pub fn new(exec: &mut Exec, vocab: usize, bounds: StepBounds) -> std::io::Result<Self> {
         let StepBounds { tokens, rows, context, .. } = bounds;
         let shapes: [(&str, &[usize]); 7] = [
             ("tokens", &[tokens]),
@@ -37,16 +40,18 @@ impl Inputs {
         ];
         let [tokens, positions, slots, qo_indptr, kv_lens, sample_rows, draws] = exec.adjacent(shapes, DType::U32)?;
         let block_tables = exec.tensor("block_tables", &[rows, context.div_ceil(BLOCK_SIZE)], DType::U32)?;
-        Ok(Self { tokens, positions, slots, qo_indptr, kv_lens, sample_rows, draws, block_tables })
+        let adjustments = Adjustments::new(exec, bounds.rows, vocab)?;
+        Ok(Self { tokens, positions, slots, qo_indptr, kv_lens, sample_rows, draws, block_tables, adjustments })
     }
 
-    /// Takes a step over: two copies on a GPU. What an earlier step still reads is not disturbed, because they come
+    /// Takes a step over: two copies on a GPU, and up to three for rules. What an earlier step still reads is not disturbed, because they come
     /// behind it.
     pub fn fill(&mut self, exec: &mut Exec, step: &Step) -> Result<(), OpError> {
         let rows: Vec<u32> = step.samples.iter().map(|row| row.token).collect();
         let draw = |row: &SampleRow| Draw::new(&row.params, row.position, row.logprobs).words();
         let words: Vec<u32> = step.samples.iter().flat_map(draw).collect();
-        let Self { tokens, positions, slots, qo_indptr, kv_lens, sample_rows, draws, block_tables } = self;
+        self.adjustments.fill(exec, &step.samples)?;
+        let Self { tokens, positions, slots, qo_indptr, kv_lens, sample_rows, draws, block_tables, .. } = self;
         exec.fill_adjacent(
             [tokens, positions, slots, qo_indptr, kv_lens, sample_rows, draws],
             [&step.tokens, &step.positions, &step.slots, &step.qo_indptr, &step.kv_lens, &rows, &words],

@@ -6,6 +6,7 @@
 //! - [`plan`]: one step's work. [`scheduler`] makes it, [`executor`] runs it.
 //! - `engine`: loading, and the glue that makes scheduler and executor one engine.
 
+mod adjustments;
 pub mod config;
 mod engine;
 pub mod executor;

@@ -2,6 +2,7 @@
 
 use pegainfer_core::engine::{RequestId, TokenLogprobs};
 use pegainfer_core::kv::BLOCK_SIZE;
+use pegainfer_core::rules::Adjustment;
 use pegainfer_core::sampling::SamplingParams;
 pub use pegainfer_kernels::ops::{FROM_PREVIOUS, NO_SLOT};
 
@@ -41,7 +42,7 @@ pub struct StepRow {
 }
 
 /// One token to sample.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct SampleRow {
     /// The request.
     pub id: RequestId,
@@ -49,6 +50,8 @@ pub struct SampleRow {
     pub token: u32,
     /// Position of the token to be sampled; with the seed it names the random number.
     pub position: u64,
+    /// What the request's rules do to the logits; usually nothing.
+    pub adjustment: Option<Adjustment>,
     /// How to draw.
     pub params: SamplingParams,
     /// Log-probabilities to report, see `GenerateRequest::logprobs`.
@@ -85,6 +88,7 @@ impl Step {
                 id,
                 token: step.tokens.len() as u32 - 1,
                 position: context as u64,
+                adjustment: None,
                 params: SamplingParams::greedy(),
                 logprobs: None,
             });
@@ -104,8 +108,8 @@ impl Step {
             step.kv_lens.push(0);
             let id = RequestId(u64::MAX);
             step.rows.push(StepRow { id, computed: 0 });
-            let params = SamplingParams::greedy();
-            step.samples.push(SampleRow { id, token: row as u32, position: 0, params, logprobs: None });
+            let (token, params) = (row as u32, SamplingParams::greedy());
+            step.samples.push(SampleRow { id, token, position: 0, adjustment: None, params, logprobs: None });
         }
         step.block_tables.resize(rows * self.max_blocks, 0);
         step

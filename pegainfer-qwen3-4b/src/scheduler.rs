@@ -4,9 +4,9 @@
 //! I/O and no channel: a seeded test can drive it (tests/scheduler.rs).
 //!
 //! One step may be planned while the one before it is in flight: planned and not committed. Its sequences go on with
-//! tokens that are not known yet. That a request reaches its length is known in advance; that it draws an end-of-text
-//! or stop token is not, and then it has one row too many in the later step, whose token is dropped. Blocks stay with
-//! their sequence until no step in flight uses them.
+//! tokens that are not known yet; one whose rules depend on them waits for the commit. That a request reaches its length
+//! is known in advance; that it draws an end-of-text or stop token is not, and then it has one row too many in the later
+//! step, whose token is dropped. Blocks stay with their sequence until no step in flight uses them.
 //!
 //! Policy: sequences are served in order of arrival. Each step first gives one token to every decoding sequence, then
 //! fills the token budget with prefill chunks, oldest first, then admits waiting requests. When the KV pool runs out,
@@ -203,12 +203,14 @@ impl Scheduler {
             seq.planned = range.end;
             seq.in_flight += 1;
             if range.end == seq.len() {
+                let adjustment = seq.adjustment();
                 seq.unknown += 1;
                 seq.sample = step.samples.len();
                 step.samples.push(SampleRow {
                     id: seq.id,
                     token: step.tokens.len() as u32 - 1,
                     position: range.end as u64,
+                    adjustment,
                     params: seq.request.sampling,
                     logprobs: seq.request.logprobs,
                 });

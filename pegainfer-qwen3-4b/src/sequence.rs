@@ -7,6 +7,7 @@ use crate::plan::FROM_PREVIOUS;
 
 use pegainfer_core::engine::{FinishReason, GenerateRequest, RequestId, Usage};
 use pegainfer_core::kv::{BlockPool, BlockTable};
+use pegainfer_core::rules::{Adjustment, RuleTracker};
 
 /// A request's tokens, blocks and progress.
 #[derive(Debug)]
@@ -23,6 +24,8 @@ pub(crate) struct Sequence {
     /// Tokens whose KV is in the cache after every step in flight; the rest are this sequence's input.
     pub planned: usize,
     pub table: BlockTable,
+    /// Follows the tokens that are known; usually there are no rules.
+    rules: Option<RuleTracker>,
     /// It has run before, and its admission was reported.
     pub admitted: bool,
     /// Prompt tokens found in the prefix cache at the first admission.
@@ -39,6 +42,7 @@ impl Sequence {
     pub fn new(id: RequestId, mut request: GenerateRequest, pool: &BlockPool) -> Self {
         let tokens = std::mem::take(&mut request.prompt);
         let table = BlockTable::new(pool, request.cache_salt);
+        let rules = request.rules.take().map(|rules| RuleTracker::new(rules, &tokens));
         Self {
             id,
             prompt_len: tokens.len(),
@@ -48,6 +52,7 @@ impl Sequence {
             sample: 0,
             planned: 0,
             table,
+            rules,
             admitted: false,
             cached_tokens: 0,
             in_flight: 0,
@@ -66,15 +71,23 @@ impl Sequence {
         self.tokens.len() + self.unknown
     }
 
-    /// Tokens to compute before the next one can be sampled: 1 while decoding, 0 when there is no next one.
+    /// Tokens to compute before the next one can be sampled: 1 while decoding, 0 when there is no next one, or none yet
+    /// because the rules need to know the newest token first.
     pub fn remaining(&self) -> usize {
         let all_drawn = self.len() - self.prompt_len == self.request.max_tokens;
-        if all_drawn || self.is_over() { 0 } else { self.len() - self.planned }
+        let waits = self.unknown > 0 && self.rules.as_ref().is_some_and(RuleTracker::needs_history);
+        if all_drawn || waits || self.is_over() { 0 } else { self.len() - self.planned }
     }
 
     /// The id of the token at `position`, or where the next step's device finds it.
     pub fn input(&self, position: usize) -> u32 {
         self.tokens.get(position).copied().unwrap_or(FROM_PREVIOUS | self.sample as u32)
+    }
+
+    /// What the rules do to the logits of the token after all so far.
+    pub fn adjustment(&self) -> Option<Adjustment> {
+        let generated = self.len() - self.prompt_len;
+        self.rules.as_ref()?.adjustment(generated, &self.tokens[self.prompt_len..])
     }
 
     /// Gives the blocks back; everything is computed again after the next admission.
@@ -88,6 +101,9 @@ impl Sequence {
     pub fn push(&mut self, token: u32, eos: &[u32]) -> Option<FinishReason> {
         self.unknown -= 1;
         self.tokens.push(token);
+        if let Some(rules) = &mut self.rules {
+            rules.push(token);
+        }
         let is_eos = !self.request.ignore_eos && eos.contains(&token);
         if is_eos || self.request.stop_token_ids.contains(&token) {
             Some(FinishReason::Stop(token))

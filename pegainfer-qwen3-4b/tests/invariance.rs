@@ -9,6 +9,7 @@
 mod support;
 
 use pegainfer_core::engine::{FinishReason, GenerateRequest, StepEngine};
+use pegainfer_core::rules::{LogitRules, RuleFields};
 use pegainfer_core::sampling::SamplingParams;
 use pegainfer_qwen3_4b::LoadOptions;
 use support::{Output, Target, best, engine, fixture, greedy, options, run, targets};
@@ -31,8 +32,22 @@ fn requests() -> Vec<GenerateRequest> {
         if i % 2 == 1 {
             request.sampling = SamplingParams::new(0.9, 40, 0.95, 0.01, i as u64).unwrap();
         }
+        if i % 3 == 1 {
+            request.rules = LogitRules::new(rules(i), 4096).unwrap();
+        }
     }
     requests
+}
+
+/// Penalties, bans and masks in turn; some need to know the newest token, some do not.
+fn rules(i: usize) -> RuleFields {
+    let default = RuleFields::default();
+    match i % 4 {
+        0 => RuleFields { repetition_penalty: 1.5, bad_words: vec![vec![264, 5], vec![13]], ..default },
+        1 => RuleFields { presence_penalty: 1.0, frequency_penalty: 1.0, ..default },
+        2 => RuleFields { allowed_token_ids: Some((0..4096).filter(|id| id % 2 == 0).collect()), ..default },
+        _ => RuleFields { min_tokens: 10, stops: vec![13, 4089], logit_bias: [(11, -3.0)].into(), ..default },
+    }
 }
 
 fn alone(target: Target, requests: &[GenerateRequest]) -> Vec<Output> {

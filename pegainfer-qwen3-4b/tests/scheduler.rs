@@ -3,7 +3,8 @@
 //!
 //! The simulated device writes, for every token, a hash of the whole prefix into the token's KV slot, and reads every
 //! slot of the row's block table before it "samples". A block that was shared wrongly, freed early or overwritten
-//! shows up as a wrong hash; a token that depends on scheduling shows up as a wrong continuation. The device runs a step
+//! shows up as a wrong hash; a token that depends on scheduling, or rules that do not know the whole text, show up as a
+//! wrong continuation. The device runs a step
 //! as late as it can: when it is finished, after the next one was planned.
 //!
 //! The seed is printed; `PEGAINFER_TEST_SEED=n cargo test -p pegainfer-qwen3-4b --test scheduler` replays it.
@@ -14,10 +15,12 @@ use pegainfer_core::engine::{
     EngineLimits, EngineStats, FinishReason, GenerateRequest, RequestId, SubmitError, TokenEvent, TokenOut,
 };
 use pegainfer_core::kv::{BLOCK_SIZE, BlockPool};
+use pegainfer_core::rules::{Adjustment, LogitRules, RuleFields, TokenMask};
 use pegainfer_core::sampling::SamplingParams;
-use pegainfer_qwen3_4b::plan::{FROM_PREVIOUS, Outcome, Step};
+use pegainfer_qwen3_4b::plan::{FROM_PREVIOUS, Outcome, SampleRow, Step};
 use pegainfer_qwen3_4b::scheduler::{Scheduler, SchedulerConfig};
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
 const VOCAB: u32 = 50;
 const EOS: u32 = 49;
@@ -49,16 +52,37 @@ fn kv_value(before: u64, token: u32) -> u64 {
     mix(before ^ (u64::from(token) + 1))
 }
 
-fn next_token(prefix: u64) -> u32 {
-    // About one token in 25 is end-of-text.
-    (prefix % u64::from(VOCAB)) as u32
+fn logit(prefix: u64, token: u32) -> f32 {
+    (mix(prefix ^ u64::from(token)) >> 40) as f32 / (1 << 22) as f32 - 2.0
 }
 
-fn continuation(request: &GenerateRequest) -> Vec<u32> {
+/// The token of the largest logit after `adjust`. About one token in 50 is end-of-text.
+fn next_token(prefix: u64, adjust: impl Fn(u32, f32) -> f32) -> u32 {
+    let logits = (0..VOCAB).map(|token| (adjust(token, logit(prefix, token)), token));
+    logits.max_by(|a, b| a.0.total_cmp(&b.0)).unwrap().1
+}
+
+/// What a request's rules make of a logit, from their definitions and the whole text.
+fn ruled(rules: &RuleFields, prompt: &[u32], generated: &[u32], token: u32, logit: f32) -> f32 {
+    let count = generated.iter().filter(|t| **t == token).count() as f32;
+    let repeated = count > 0.0 || prompt.contains(&token);
+    let scale = if repeated { rules.repetition_penalty } else { 1.0 };
+    let presence = if count > 0.0 { rules.presence_penalty + rules.frequency_penalty * count } else { 0.0 };
+    let stops = generated.len() < rules.min_tokens && rules.stops.contains(&token);
+    let bad = rules.bad_words.iter().any(|word| [generated, &[token]].concat().ends_with(word));
+    let allowed = rules.allowed_token_ids.as_ref().is_none_or(|ids| ids.contains(&token));
+    if stops || bad || !allowed {
+        return f32::NEG_INFINITY;
+    }
+    let scaled = if logit > 0.0 { logit / scale } else { logit * scale };
+    scaled + (rules.logit_bias.get(&token).copied().unwrap_or(0.0) - presence)
+}
+
+fn continuation(request: &GenerateRequest, rules: &RuleFields) -> Vec<u32> {
     let mut hash = request.prompt.iter().fold(0, |h, &t| kv_value(h, t));
     let mut out = Vec::new();
     while out.len() < request.max_tokens {
-        let token = next_token(hash);
+        let token = next_token(hash, |token, logit| ruled(rules, &request.prompt, &out, token, logit));
         out.push(token);
         if (token == EOS && !request.ignore_eos) || request.stop_token_ids.contains(&token) {
             break;
@@ -93,14 +117,25 @@ impl Device {
                 self.kv[slot(position)] = hash;
             }
         }
-        let draw = |token: u32| next_token(self.kv[step.slots[token as usize] as usize]);
-        self.sampled = step.samples.iter().map(|sample| draw(sample.token)).collect();
+        let draw = |sample: &SampleRow| {
+            let prefix = self.kv[step.slots[sample.token as usize] as usize];
+            next_token(prefix, |token, logit| adjusted(sample.adjustment.as_ref(), token, logit))
+        };
+        self.sampled = step.samples.iter().map(draw).collect();
         Outcome { tokens: self.sampled.clone(), logprobs: vec![None; step.samples.len()] }
     }
 
     fn input(&self, token: u32) -> u32 {
         if token & FROM_PREVIOUS == 0 { token } else { self.sampled[(token ^ FROM_PREVIOUS) as usize] }
     }
+}
+
+fn adjusted(adjustment: Option<&Adjustment>, token: u32, logit: f32) -> f32 {
+    let Some(Adjustment { edits, allowed }) = adjustment else { return logit };
+    let edit = edits.iter().find(|edit| edit.token == token);
+    let logit = edit.map_or(logit, |edit| edit.apply(logit));
+    let bit = |mask: &Arc<TokenMask>| mask.words()[token as usize / 32] >> (token % 32) & 1 == 1;
+    if allowed.as_ref().is_none_or(bit) { logit } else { f32::NEG_INFINITY }
 }
 
 /// The blocks that a step reads or writes.
@@ -136,8 +171,42 @@ fn random_request(rng: &mut Rng, limits: &EngineLimits) -> GenerateRequest {
         stop_token_ids: if rng.chance(20) { vec![rng.below(VOCAB as usize) as u32] } else { vec![] },
         ignore_eos: rng.chance(60),
         logprobs: None,
+        rules: None,
         cache_salt: rng.below(2) as u64,
     }
+}
+
+/// Rules for every third request, of every kind.
+fn random_rules(rng: &mut Rng, request: &GenerateRequest) -> RuleFields {
+    let mut rules = RuleFields { stops: request.stop_token_ids.clone(), ..RuleFields::default() };
+    if !request.ignore_eos {
+        rules.stops.push(EOS);
+    }
+    if !rng.chance(33) {
+        return rules;
+    }
+    if rng.chance(40) {
+        rules.presence_penalty = rng.below(4) as f32 - 2.0;
+        rules.frequency_penalty = rng.below(4) as f32 * 0.5;
+    }
+    if rng.chance(30) {
+        rules.repetition_penalty = 1.0 + rng.below(3) as f32;
+    }
+    let mut token = || rng.below(VOCAB as usize - 1) as u32;
+    let (words, biased) = (vec![vec![token()], vec![token(), token()]], [(token(), 2.5), (token(), -100.0)]);
+    if rng.chance(30) {
+        rules.bad_words = words;
+    }
+    if rng.chance(30) {
+        rules.logit_bias = biased.into();
+    }
+    if rng.chance(40) {
+        rules.min_tokens = rng.below(30);
+    }
+    if rng.chance(20) {
+        rules.allowed_token_ids = Some((0..VOCAB).filter(|token| token % 3 != 0).collect());
+    }
+    rules
 }
 
 /// A planned step is for open requests only, and its sample rows are counted.
@@ -227,13 +296,15 @@ fn episode(seed: u64, max_steps: usize) -> EngineStats {
     let mut steps = 0;
     while steps < max_steps || scheduler.has_work() {
         if steps < max_steps && open.len() < 40 && rng.chance(arrivals) {
-            let request = random_request(&mut rng, &limits);
+            let mut request = random_request(&mut rng, &limits);
+            let rules = random_rules(&mut rng, &request);
+            request.rules = LogitRules::new(rules.clone(), limits.vocab_size).unwrap();
             match limits.check(&request) {
                 Ok(()) => {
                     let id = RequestId(next_id);
                     next_id += 1;
                     submitted += 1;
-                    let (expected, prompt_len) = (continuation(&request), request.prompt.len());
+                    let (expected, prompt_len) = (continuation(&request, &rules), request.prompt.len());
                     scheduler.add(id, request);
                     let got = vec![];
                     open.insert(id, Open { expected, got, drawn: 0, admitted: false, prompt_len, arrived: steps });

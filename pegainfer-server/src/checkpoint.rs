@@ -2,7 +2,8 @@
 
 use crate::text::{ChatTemplate, Tokenizer};
 use anyhow::{Context, Result, bail};
-use pegainfer_core::sampling::SamplingParams;
+use pegainfer_core::rules::{LogitRules, RuleFields};
+use pegainfer_core::sampling::{SamplingError, SamplingParams};
 use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
@@ -30,11 +31,13 @@ pub struct SamplingDefaults {
     pub top_p: f32,
     /// Least probability, relative to the most likely token.
     pub min_p: f32,
+    /// Makes tokens of the text so far less likely; 1 does not.
+    pub repetition_penalty: f32,
 }
 
 impl Default for SamplingDefaults {
     fn default() -> Self {
-        Self { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0 }
+        Self { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0 }
     }
 }
 
@@ -61,6 +64,12 @@ impl SamplingDefaults {
         Self::parse(&config).with_context(|| format!("{} holds a value that cannot be used", path.display()))
     }
 
+    /// What these values do to the logits of a vocabulary.
+    pub fn rules(&self, vocab_size: usize) -> Result<Option<Arc<LogitRules>>, SamplingError> {
+        let fields = RuleFields { repetition_penalty: self.repetition_penalty, ..RuleFields::default() };
+        LogitRules::new(fields, vocab_size)
+    }
+
     fn parse(config: &Value) -> Result<Self> {
         let number = |name: &str, default: f32| match &config[name] {
             Value::Null => Ok(default),
@@ -79,11 +88,10 @@ impl SamplingDefaults {
             top_k,
             top_p: number("top_p", defaults.top_p)?,
             min_p: number("min_p", defaults.min_p)?,
+            repetition_penalty: number("repetition_penalty", defaults.repetition_penalty)?,
         };
         SamplingParams::new(parsed.temperature, parsed.top_k, parsed.top_p, parsed.min_p, 0)?;
-        if number("repetition_penalty", 1.0)? != 1.0 {
-            log::warn!("generation_config.json asks for a repetition_penalty, which is not implemented yet");
-        }
+        parsed.rules(0)?;
         Ok(parsed)
     }
 }
@@ -99,14 +107,18 @@ mod tests {
         let checkpoint = Checkpoint::load(&testing::model_dir()).unwrap();
         assert_eq!(checkpoint.name, "qwen3-tiny");
         assert!(checkpoint.template.is_some());
-        let expected = SamplingDefaults { temperature: 0.6, top_k: 20, top_p: 0.95, min_p: 0.0 };
+        let expected = SamplingDefaults { temperature: 0.6, top_k: 20, top_p: 0.95, ..SamplingDefaults::default() };
         assert_eq!(checkpoint.defaults, expected);
     }
 
     #[test]
     fn unusable_defaults_are_refused_by_name() {
         assert_eq!(SamplingDefaults::parse(&json!({})).unwrap(), SamplingDefaults::default());
-        for (config, field) in [(json!({"top_p": 2}), "top_p"), (json!({"temperature": "x"}), "temperature")] {
+        for (config, field) in [
+            (json!({"top_p": 2}), "top_p"),
+            (json!({"temperature": "x"}), "temperature"),
+            (json!({"repetition_penalty": 0}), "repetition_penalty"),
+        ] {
             assert!(SamplingDefaults::parse(&config).unwrap_err().to_string().contains(field));
         }
     }

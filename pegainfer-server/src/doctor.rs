@@ -7,12 +7,14 @@ use pegainfer_core::engine::MAX_LOGPROBS;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
 use pegainfer_core::record::{OpRecord, Operand};
+use pegainfer_core::rules::{Adjustment, LogitEdit, TokenMask};
 use pegainfer_core::tensor::DType;
 use pegainfer_kernels::compare::{Case, compare};
 use pegainfer_kernels::{cuda, ops};
 use pegainfer_qwen3_4b::config::Config;
 use pegainfer_qwen3_4b::plan::Step;
 use std::collections::HashSet;
+use std::sync::Arc;
 
 /// Steps whose ops are checked: rows, new tokens of each, context. Every kernel that a batch size chooses is among them.
 const STEPS: [(usize, usize, usize); 10] = [
@@ -105,10 +107,16 @@ impl Report {
     }
 }
 
-/// The ops of a step whose rows all want log-probabilities, and the one that makes dummy weights.
+/// The ops of a step whose rows all want log-probabilities and have rules, and the one that makes dummy weights.
 fn records(config: &Config, batch: usize, tokens: usize, context: usize) -> Result<Vec<OpRecord>> {
     let mut step = Step::uniform(batch, tokens, context);
-    step.samples.iter_mut().for_each(|row| row.logprobs = Some(MAX_LOGPROBS));
+    let edit = |token: usize| LogitEdit { token: token as u32, scale: 1.0, add: 0.0 };
+    let edits: Vec<LogitEdit> = (0..config.vocab_size.min(1000)).map(edit).collect();
+    let allowed = Some(Arc::new(TokenMask::new(&[0], config.vocab_size)));
+    for row in &mut step.samples {
+        row.logprobs = Some(MAX_LOGPROBS);
+        row.adjustment = Some(Adjustment { edits: edits.clone(), allowed: allowed.clone() });
+    }
     let mut records = pegainfer_qwen3_4b::record_step(config, &step)?;
     let mut meta = Exec::meta()?;
     let mut matrix = meta.tensor("dummy weights", &[config.hidden_size, config.intermediate_size], DType::Bf16)?;

@@ -25,6 +25,7 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
         prompt,
         max_tokens: args.max_tokens.get().min(room),
         sampling,
+        rules: checkpoint.defaults.rules(limits.vocab_size)?,
         stop_token_ids: vec![],
         ignore_eos: false,
         logprobs: None,

@@ -12,7 +12,9 @@ pub use limits::{EngineLimits, MAX_LOGPROBS, SubmitError};
 pub use runtime::{EngineConfig, EngineError, EngineHandle, EventBatch, StepEngine};
 pub use stream::TokenStream;
 
+use crate::rules::LogitRules;
 use crate::sampling::SamplingParams;
+use std::sync::Arc;
 
 /// Names a request inside one engine. Never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -27,6 +29,8 @@ pub struct GenerateRequest {
     pub max_tokens: usize,
     /// How each token is drawn.
     pub sampling: SamplingParams,
+    /// What changes the logits before that; most requests have none.
+    pub rules: Option<Arc<LogitRules>>,
     /// Token ids that end the request, besides the checkpoint's own end-of-text ids.
     pub stop_token_ids: Vec<u32>,
     /// Go on past the checkpoint's end-of-text ids (not past `stop_token_ids`).
@@ -73,7 +77,7 @@ pub struct TokenOut {
     pub logprobs: Option<TokenLogprobs>,
 }
 
-/// Log-probabilities (natural log, of the raw logits: before temperature and truncation) at one generated position.
+/// Log-probabilities (natural log, of the raw logits: before rules, temperature and truncation) at one generated position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenLogprobs {
     /// Of the generated token.

@@ -1,9 +1,11 @@
-//! Comparisons of `sample` and `logprobs`: every way to sample on every row, and reports taken apart.
+//! Comparisons of `adjust_logits`, `sample` and `logprobs`: rules of every kind, every way to sample on every row, and
+//! reports taken apart.
 
 use super::{EXACT, Output, allocate, unit};
-use crate::ops::{self, DRAW_WORDS, Draw, REPORT_WORDS};
+use crate::ops::{self, DRAW_WORDS, Draw, NO_MASK, REPORT_WORDS};
 use pegainfer_core::engine::MAX_LOGPROBS;
 use pegainfer_core::exec::Exec;
+use pegainfer_core::rng;
 use pegainfer_core::sampling::SamplingParams;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
@@ -41,6 +43,39 @@ fn draws(exec: &mut Exec, rows: usize, turn: usize) -> Result<Tensor, OpError> {
     let mut tensor = allocate(exec, "draws", &[rows, DRAW_WORDS], DType::U32)?;
     exec.fill_rows(&mut tensor, &words.iter().flat_map(Draw::words).collect::<Vec<_>>())?;
     Ok(tensor)
+}
+
+/// Logits under edits and masks of every kind, which the rows share out. A banned token shows as -100: infinities have no
+/// difference.
+pub(super) fn adjust(
+    exec: &mut Exec,
+    logits: &mut Tensor,
+    spans: &Tensor,
+    edits: &Tensor,
+    masks: &Tensor,
+) -> Result<Vec<Output>, OpError> {
+    let ((rows, vocab), count) = (logits.rows_cols(), edits.rows_cols().0);
+    let (masked, words) = masks.rows_cols();
+    let first = |row: usize| (row * count / rows) as u32;
+    // Every other row has a mask.
+    let mask = |row: usize| if row % 2 == 0 { (row % masked) as u32 } else { NO_MASK };
+    let mut like = |tensor: &Tensor, words: Vec<u32>| {
+        let mut copy = allocate(exec, tensor.name(), tensor.shape(), DType::U32)?;
+        exec.fill_rows(&mut copy, &words)?;
+        Ok::<_, OpError>(copy)
+    };
+    let spans = like(spans, (0..rows).flat_map(|row| [first(row), first(row + 1), mask(row)]).collect())?;
+    let edit = |i: usize| {
+        let (scale, add): (f32, f32) = ([1.0, 1.3, 0.7][i % 3], [0.0, -0.3, f32::NEG_INFINITY, 2.5][i % 4]);
+        [(i % vocab) as u32, scale.to_bits(), add.to_bits()]
+    };
+    let edits = like(edits, (0..count).flat_map(edit).collect())?;
+    let masks = like(masks, (0..masked * words).map(|i| rng::bits(3, i as u64) as u32).collect())?;
+    ops::adjust_logits(exec, logits, &spans, &edits, &masks)?;
+    let mut values = vec![0f32; rows * vocab];
+    exec.read(logits, 0, &mut values)?;
+    values.iter_mut().for_each(|logit| *logit = logit.max(-100.0));
+    Ok(vec![Output { tolerance: EXACT, row: vocab, values }])
 }
 
 /// The tokens that each row draws in each way. They must be equal: devices agree on weights bit by bit.

@@ -1,5 +1,6 @@
 //! CPU twins: the oracle for every CUDA kernel, and what serves when there is no GPU.
 
+pub mod adjust;
 pub mod attention;
 mod disjoint;
 pub mod isa;

@@ -1,6 +1,7 @@
 //! Launchers: one file an op. Each is called by its op after the operands were checked, chooses a kernel and a grid, and
 //! launches. The kernels are in csrc/.
 
+mod adjust;
 mod attention;
 mod attention_decode;
 mod attention_prefill;
@@ -14,6 +15,7 @@ mod sample;
 mod stream;
 mod swiglu;
 
+pub(crate) use adjust::adjust_logits;
 pub(crate) use attention::attention;
 pub(crate) use attention_decode::{decode_fused, fused};
 pub(crate) use dummy::uniform;

@@ -1,6 +1,7 @@
 //! The ops. Each takes the execution context first, checks its operands, reports an `OpRecord` and dispatches on the
 //! device: a CPU twin, a CUDA launcher, or on `Meta` nothing at all.
 
+mod adjust_logits;
 mod attention;
 mod check;
 mod decode_attention;
@@ -17,6 +18,7 @@ mod uniform;
 
 pub use crate::draw::{DRAW_WORDS, Draw};
 pub use crate::heads::{HeadShape, NO_SLOT};
+pub use adjust_logits::{EDIT_WORDS, NO_MASK, PackedAdjustments, SPAN_WORDS, adjust_logits};
 pub use attention::{AttentionBatch, attention};
 pub use decode_attention::decode_attention;
 pub use embedding::{FROM_PREVIOUS, embedding};

@@ -113,6 +113,7 @@ pub fn greedy(prompt: &[u32], max_tokens: usize) -> GenerateRequest {
         prompt: prompt.to_vec(),
         max_tokens,
         sampling: SamplingParams::greedy(),
+        rules: None,
         stop_token_ids: vec![],
         ignore_eos: true,
         logprobs: Some(5),

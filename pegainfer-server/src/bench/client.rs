@@ -44,6 +44,7 @@ async fn submit(engine: &EngineHandle, prompt: &[u32], output_len: usize, salt: 
         prompt: prompt.to_vec(),
         max_tokens: output_len,
         sampling: SamplingParams::greedy(),
+        rules: None,
         stop_token_ids: Vec::new(),
         ignore_eos: true,
         logprobs: None,

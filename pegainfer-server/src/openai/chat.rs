@@ -16,6 +16,7 @@ use crate::text::parser::{Event, OutputParser, ParserOptions, ReasoningStart};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
+use futures_util::future::try_join_all;
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
@@ -30,22 +31,21 @@ pub async fn chat(State(state): State<Arc<AppState>>, request: Request) -> Resul
     let logprobs = take_logprobs(&mut fields)?;
     let ignored = state.policy.judge(&fields.rest())?;
 
-    let (prompt, parser) = conversation.render(&state)?;
+    let (prompt, parsers) = conversation.render(&state, params.n)?;
     let mut ids = state.encode(vec![prompt], params.add_special_tokens.unwrap_or(false), "messages").await?;
-    let request = params.request(ids.pop().unwrap_or_default(), usize::MAX, logprobs, &state)?;
-    let mut generations = Generation::submit_all(&state, &params, vec![request], "chat", "messages")?;
+    let requests = params.requests(ids.pop().unwrap_or_default(), usize::MAX, logprobs, &state)?;
+    let generations = Generation::submit_all(&state, &params, requests, "chat", "messages")?;
     let format = Format {
         id: format!("chatcmpl-{}", params.request_id),
         created: unix_time(),
         model: params.model,
         logprobs: logprobs.is_some(),
-        parser,
-        opened: false,
+        readers: parsers.into_iter().map(|parser| Reader { parser, opened: false }).collect(),
         state,
     };
     let response = match params.stream {
-        Some(options) => sse::respond(generations, format, options).await?,
-        None => respond(&mut generations[0], format).await?,
+        Some(options) => sse::respond(generations, params.n, format, options).await?,
+        None => respond(generations, format).await?,
     };
     Ok(with_ignored(response, ignored))
 }
@@ -82,8 +82,8 @@ impl Conversation {
         })
     }
 
-    /// The prompt, and what reads its answer.
-    pub fn render(self, state: &AppState) -> Result<(String, OutputParser), ApiError> {
+    /// The prompt, and what reads each of its `n` answers.
+    pub fn render(self, state: &AppState, n: usize) -> Result<(String, Vec<OutputParser>), ApiError> {
         let Some(template) = &state.checkpoint.template else {
             let message = "this model has no chat template: use /v1/completions";
             return Err(ApiError::invalid("messages", message));
@@ -100,16 +100,19 @@ impl Conversation {
             prompt = prompt + reasoning.close() + &self.tools.prefix.text(tools);
             reasoning = ReasoningStart::Never;
         }
-        let parser = OutputParser::new(ParserOptions {
-            reasoning,
-            include_reasoning: self.include_reasoning,
-            tools,
-            prefix: self.tools.prefix,
-            definitions: self.tools.definitions,
-            max_calls: self.tools.max_calls,
-            id_seed: random_u64()?,
-        });
-        Ok((prompt, parser))
+        let parser = |id_seed| {
+            OutputParser::new(ParserOptions {
+                reasoning,
+                include_reasoning: self.include_reasoning,
+                tools,
+                prefix: self.tools.prefix.clone(),
+                definitions: self.tools.definitions.clone(),
+                max_calls: self.tools.max_calls,
+                id_seed,
+            })
+        };
+        let parsers = (0..n).map(|_| random_u64().map(parser)).collect::<Result<_, _>>()?;
+        Ok((prompt, parsers))
     }
 }
 
@@ -123,14 +126,34 @@ fn take_logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     Ok(wanted.then_some(top))
 }
 
+/// Where one choice is.
+struct Reader {
+    parser: OutputParser,
+    /// The chunk with the role was sent.
+    opened: bool,
+}
+
+impl Reader {
+    /// What a piece of text turns out to be. The last one also ends the parser, and tells calls from an ordinary stop.
+    fn events(&mut self, piece: &mut Piece) -> Vec<Event> {
+        let mut events = self.parser.push(&piece.text);
+        if let Some(finish) = &mut piece.finish {
+            events.extend(self.parser.finish());
+            if finish.reason == "stop" && self.parser.has_calls() {
+                finish.reason = "tool_calls";
+            }
+        }
+        events
+    }
+}
+
 struct Format {
     id: String,
     created: u64,
     model: String,
     logprobs: bool,
-    parser: OutputParser,
-    /// The chunk with the role was sent.
-    opened: bool,
+    /// One for each choice.
+    readers: Vec<Reader>,
     state: Arc<AppState>,
 }
 
@@ -146,29 +169,16 @@ impl Format {
     fn logprobs(&self, piece: &Piece) -> Option<ChatLogprobs> {
         self.logprobs.then(|| ChatLogprobs::of(piece, &self.state.checkpoint.tokenizer))
     }
-
-    /// What a piece of text turns out to be. The last one also ends the parser, and tells calls from an ordinary stop.
-    fn events(&mut self, piece: &mut Piece) -> Vec<Event> {
-        let mut events = self.parser.push(&piece.text);
-        if let Some(finish) = &mut piece.finish {
-            events.extend(self.parser.finish());
-            if finish.reason == "stop" && self.parser.has_calls() {
-                finish.reason = "tool_calls";
-            }
-        }
-        events
-    }
 }
 
 impl ChunkFormat for Format {
     fn piece(&mut self, out: &mut Events, index: usize, mut piece: Piece, usage: Option<Option<Usage>>) {
-        if !self.opened {
-            self.opened = true;
+        if !std::mem::replace(&mut self.readers[index].opened, true) {
             let usage = usage.as_ref().map(|_| None);
             let choice = ChatChunkChoice { index, delta: Message::opening(), logprobs: None, end: None.into() };
             self.chunk(out, vec![choice], usage);
         }
-        let delta = Message::delta(self.events(&mut piece));
+        let delta = Message::delta(self.readers[index].events(&mut piece));
         let logprobs = self.logprobs(&piece);
         self.chunk(out, vec![ChatChunkChoice { index, delta, logprobs, end: piece.finish.into() }], usage);
     }
@@ -178,18 +188,31 @@ impl ChunkFormat for Format {
     }
 }
 
-async fn respond(generation: &mut Generation, mut format: Format) -> Result<Response, ApiError> {
+/// Waits for all choices. The first failure drops, and so cancels, the others.
+async fn respond(mut generations: Vec<Generation>, mut format: Format) -> Result<Response, ApiError> {
+    let readers = std::mem::take(&mut format.readers);
+    let pairs = generations.iter_mut().zip(readers).enumerate();
+    let choices = pairs.map(|(index, (generation, reader))| collect(index, generation, reader, &format));
+    let choices = try_join_all(choices).await?;
+    let usage = Usage::sum(generations.iter().map(Generation::counts), choices.len());
+    Ok(Json(format.envelope("chat.completion", choices, Some(Some(usage)))).into_response())
+}
+
+async fn collect(
+    index: usize,
+    generation: &mut Generation,
+    mut reader: Reader,
+    format: &Format,
+) -> Result<ChatChoice, ApiError> {
     let (mut events, mut finish) = (Vec::new(), None);
     let mut logprobs: Option<ChatLogprobs> = None;
     while let Some(piece) = generation.next().await {
         let mut piece = piece?;
-        events.extend(format.events(&mut piece));
+        events.extend(reader.events(&mut piece));
         if let Some(more) = format.logprobs(&piece) {
             logprobs.get_or_insert_default().extend(more);
         }
         finish = piece.finish;
     }
-    let choice = ChatChoice { index: 0, message: Message::whole(events), logprobs, end: finish.into() };
-    let usage = Usage::sum([generation.counts()]);
-    Ok(Json(format.envelope("chat.completion", vec![choice], Some(Some(usage)))).into_response())
+    Ok(ChatChoice { index, message: Message::whole(events), logprobs, end: finish.into() })
 }

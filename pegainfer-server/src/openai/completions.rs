@@ -20,6 +20,8 @@ use std::sync::Arc;
 const DEFAULT_MAX_TOKENS: usize = 16;
 /// Prompts of one request.
 const MAX_PROMPTS: usize = 256;
+/// Choices of all prompts.
+const MAX_CHOICES: usize = 256;
 
 /// What came as `prompt`.
 #[derive(Debug, PartialEq)]
@@ -40,20 +42,24 @@ pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -
         Prompt::Ids(ids) => ids,
         Prompt::Texts(texts) => state.encode(texts, params.add_special_tokens.unwrap_or(true), "prompt").await?,
     };
-    let requests = prompts
-        .into_iter()
-        .map(|ids| params.request(ids, DEFAULT_MAX_TOKENS, logprobs, &state))
-        .collect::<Result<_, _>>()?;
+    let choices = prompts.len() * params.n;
+    if choices > MAX_CHOICES {
+        let message = format!("n asks for {choices} choices of all prompts, at most {MAX_CHOICES} are given");
+        return Err(ApiError::invalid("n", message));
+    }
+    let requests = prompts.into_iter().map(|ids| params.requests(ids, DEFAULT_MAX_TOKENS, logprobs, &state));
+    let requests = requests.collect::<Result<Vec<_>, _>>()?.concat();
     let generations = Generation::submit_all(&state, &params, requests, "completions", "prompt")?;
     let format = Format {
         id: format!("cmpl-{}", params.request_id),
         created: unix_time(),
         model: params.model,
         logprobs: logprobs.is_some(),
+        n: params.n,
         state,
     };
     let response = match params.stream {
-        Some(options) => sse::respond(generations, format, options).await?,
+        Some(options) => sse::respond(generations, params.n, format, options).await?,
         None => respond(generations, format).await?,
     };
     Ok(with_ignored(response, ignored))
@@ -91,6 +97,8 @@ struct Format {
     created: u64,
     model: String,
     logprobs: bool,
+    /// Choices of each prompt.
+    n: usize,
     state: Arc<AppState>,
 }
 
@@ -120,7 +128,7 @@ impl ChunkFormat for Format {
 async fn respond(mut generations: Vec<Generation>, format: Format) -> Result<Response, ApiError> {
     let collected = generations.iter_mut().enumerate().map(|(index, generation)| collect(index, generation, &format));
     let choices = try_join_all(collected).await?;
-    let usage = Usage::sum(generations.iter().map(Generation::counts));
+    let usage = Usage::sum(generations.iter().map(Generation::counts), format.n);
     Ok(Json(format.envelope(choices, Some(Some(usage)))).into_response())
 }
 

@@ -65,6 +65,7 @@ pub struct Generation {
     stops: Vec<String>,
     stop_token_ids: Vec<u32>,
     max_tokens: usize,
+    min_tokens: usize,
     counts: Counts,
     /// Characters decoded so far, held-back ones included.
     chars: usize,
@@ -75,7 +76,7 @@ pub struct Generation {
 }
 
 impl Generation {
-    /// Submits one request per prompt, all or none: the first refusal cancels the others.
+    /// Submits one request per choice, all or none: the first refusal cancels the others.
     pub fn submit_all(
         state: &AppState,
         params: &Params,
@@ -117,6 +118,7 @@ impl Generation {
             stops: params.stop.clone(),
             stop_token_ids: params.stop_token_ids.clone(),
             max_tokens,
+            min_tokens: params.min_tokens,
             counts: Counts { prompt, ..Counts::default() },
             chars: 0,
             deadline: params.deadline,
@@ -175,10 +177,13 @@ impl Generation {
         Piece { text, token: Some(token), offset, finish }
     }
 
-    /// Passes decoded text through the stop strings. A match ends the choice, and the engine is told by the drop of the
-    /// stream.
+    /// Passes decoded text through the stop strings, except that of the first `min_tokens` tokens. A match ends the
+    /// choice, and the engine is told by the drop of the stream.
     fn scan(&mut self, decoded: &str) -> (String, Option<Finish>) {
         self.chars += decoded.chars().count();
+        if self.counts.completion <= self.min_tokens {
+            return (decoded.to_owned(), None);
+        }
         let mut text = String::new();
         let finish = self.scanner.push(decoded, &mut text).map(|found| {
             self.stream = None;

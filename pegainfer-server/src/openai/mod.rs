@@ -12,6 +12,7 @@ mod logprobs;
 mod messages;
 mod params;
 mod policy;
+mod rules;
 mod sse;
 mod state;
 mod tokenize;

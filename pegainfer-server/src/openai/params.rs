@@ -2,12 +2,15 @@
 
 use super::errors::ApiError;
 use super::fields::{Fields, describe};
+use super::rules;
 use super::state::AppState;
 use crate::http::{Deadline, parse_seconds, request_id};
 use axum::http::HeaderMap;
 use pegainfer_core::engine::{self, GenerateRequest, SubmitError};
+use pegainfer_core::rules::LogitRules;
 use pegainfer_core::sampling::SamplingParams;
 use serde_json::Value;
+use std::sync::Arc;
 
 /// Stop strings of one request. OpenAI allows 4.
 const MAX_STOPS: usize = 16;
@@ -15,6 +18,8 @@ const MAX_STOPS: usize = 16;
 const MAX_STOP_LENGTH: usize = 1024;
 /// Stop token ids of one request.
 const MAX_STOP_TOKENS: usize = 128;
+/// Choices for one prompt. OpenAI allows 128.
+const MAX_N: i64 = 128;
 /// Most likely tokens that may be asked for at each position, as in OpenAI's chat API.
 pub const MAX_LOGPROBS: i64 = engine::MAX_LOGPROBS as i64;
 
@@ -40,6 +45,10 @@ pub struct Params {
     pub stream: Option<StreamOptions>,
     /// Tokens to generate at most, if the client said so.
     pub max_tokens: Option<usize>,
+    /// Choices for each prompt.
+    pub n: usize,
+    /// Tokens to generate at least: until then neither end-of-text nor stop tokens are drawn, nor stop strings looked for.
+    pub min_tokens: usize,
     /// Strings that end the text.
     pub stop: Vec<String>,
     /// Token ids that end the text.
@@ -47,6 +56,7 @@ pub struct Params {
     /// Run the tokenizer's post-processor (BOS) over the prompt.
     pub add_special_tokens: Option<bool>,
     sampling: Sampling,
+    rules: Option<Arc<LogitRules>>,
     ignore_eos: bool,
     cache_salt: u64,
 }
@@ -69,44 +79,64 @@ impl Params {
         // `max_completion_tokens` is the newer name and wins.
         let newer = fields.integer("max_completion_tokens", 1..=i32::MAX.into())?;
         let older = fields.integer("max_tokens", 1..=i32::MAX.into())?;
+        let limits = state.engine.limits();
+        let stop_token_ids = take_stop_token_ids(fields, limits.vocab_size)?;
+        let ignore_eos = fields.bool("ignore_eos")?.unwrap_or(false);
+        let min_tokens = fields.integer("min_tokens", 0..=i32::MAX.into())?.unwrap_or(0) as usize;
+        let eos = limits.eos_token_ids.iter().filter(|_| !ignore_eos);
+        let stops = eos.chain(&stop_token_ids).copied().collect();
         Ok(Self {
             model: state.model_named(model)?,
             request_id: take_request_id(fields, headers)?,
             deadline: take_deadline(headers, state)?,
             stream,
             max_tokens: newer.or(older).map(|n| n as usize),
+            n: take_n(fields)?,
+            min_tokens,
             stop: take_stop(fields)?,
-            stop_token_ids: take_stop_token_ids(fields, state.engine.limits().vocab_size)?,
+            stop_token_ids,
             add_special_tokens: fields.bool("add_special_tokens")?,
             sampling: Sampling::take(fields, state)?,
-            ignore_eos: fields.bool("ignore_eos")?.unwrap_or(false),
+            rules: rules::take(fields, state, min_tokens, stops)?,
+            ignore_eos,
             cache_salt: take_cache_salt(fields, state)?,
         })
     }
 
-    /// The engine's request for one prompt. `default_max_tokens`: what to generate when the client gave no number, as
-    /// far as context and KV pool allow.
-    pub fn request(
+    /// The engine's requests for one prompt, one for each choice. `default_max_tokens`: what to generate when the client
+    /// gave no number, as far as context and KV pool allow.
+    pub fn requests(
         &self,
         prompt: Vec<u32>,
         default_max_tokens: usize,
         logprobs: Option<usize>,
         state: &AppState,
-    ) -> Result<GenerateRequest, ApiError> {
+    ) -> Result<Vec<GenerateRequest>, ApiError> {
         let limits = state.engine.limits();
         let context = limits.max_model_len.saturating_sub(prompt.len());
         let pool = (limits.kv_capacity_tokens() + 1).saturating_sub(prompt.len());
         // At least 1, so that the engine's own check words the refusal of a prompt that fills the context.
         let room = context.min(pool).max(1);
-        Ok(GenerateRequest {
-            max_tokens: self.max_tokens.unwrap_or(default_max_tokens.min(room)),
-            sampling: self.sampling.build()?,
-            stop_token_ids: self.stop_token_ids.clone(),
-            ignore_eos: self.ignore_eos,
-            logprobs,
-            cache_salt: self.cache_salt,
-            prompt,
-        })
+        let max_tokens = self.max_tokens.unwrap_or(default_max_tokens.min(room));
+        if self.min_tokens > max_tokens {
+            let min_tokens = self.min_tokens;
+            let message =
+                format!("min_tokens is {min_tokens}, but at most {max_tokens} are generated: raise max_tokens");
+            return Err(ApiError::invalid("min_tokens", message));
+        }
+        let request = |choice| {
+            Ok(GenerateRequest {
+                max_tokens,
+                sampling: self.sampling.build(choice)?,
+                rules: self.rules.clone(),
+                stop_token_ids: self.stop_token_ids.clone(),
+                ignore_eos: self.ignore_eos,
+                logprobs,
+                cache_salt: self.cache_salt,
+                prompt: prompt.clone(),
+            })
+        };
+        (0..self.n as u64).map(request).collect()
     }
 }
 
@@ -122,13 +152,14 @@ impl Sampling {
             // Any 64 bits do; negative seeds are as good as others.
             seed: fields.integer("seed", i64::MIN..=i64::MAX)?.map(|n| n as u64),
         };
-        sampling.build()?;
+        sampling.build(0)?;
         Ok(sampling)
     }
 
-    fn build(&self) -> Result<SamplingParams, ApiError> {
+    /// Choices of one prompt have consecutive seeds.
+    fn build(&self, choice: u64) -> Result<SamplingParams, ApiError> {
         let seed = match self.seed {
-            Some(seed) => seed,
+            Some(seed) => seed.wrapping_add(choice),
             None => request_id::random_u64()?,
         };
         Ok(SamplingParams::new(self.temperature, self.top_k, self.top_p, self.min_p, seed)?)
@@ -161,6 +192,18 @@ fn take_stream(fields: &mut Fields) -> Result<Option<StreamOptions>, ApiError> {
             format!("unknown field stream_options.{}", super::errors::echo(name)),
         )),
         None => Ok(Some(parsed)),
+    }
+}
+
+/// Choices for each prompt. `best_of` would rank more of them than it returns.
+fn take_n(fields: &mut Fields) -> Result<usize, ApiError> {
+    let n = fields.integer("n", 1..=MAX_N)?.unwrap_or(1);
+    match fields.integer("best_of", 1..=MAX_N)? {
+        Some(best_of) if best_of != n => {
+            let message = format!("best_of must be equal to n, which is {n}, got {best_of}: choices are not ranked");
+            Err(ApiError::invalid("best_of", message).with_code("unsupported_parameter"))
+        }
+        _ => Ok(n as usize),
     }
 }
 

@@ -46,6 +46,8 @@ type Item = (usize, Counts, Result<Piece, ApiError>);
 struct SseStream<F> {
     pieces: SelectAll<BoxStream<'static, Item>>,
     counts: Vec<Counts>,
+    /// Choices of each prompt.
+    n: usize,
     options: StreamOptions,
     format: F,
     /// The piece that was awaited before the response began.
@@ -53,10 +55,11 @@ struct SseStream<F> {
     done: bool,
 }
 
-/// Answers with a stream of all choices. The head is sent with the first token, in one write; a failure before it is
+/// Answers with a stream of all choices, `n` of each prompt in a row. The head is sent with the first token, in one write; a failure before it is
 /// an ordinary error response.
 pub async fn respond<F: ChunkFormat>(
     generations: Vec<Generation>,
+    n: usize,
     format: F,
     options: StreamOptions,
 ) -> Result<Response, ApiError> {
@@ -66,7 +69,7 @@ pub async fn respond<F: ChunkFormat>(
     if let Some((_, _, Err(error))) = first {
         return Err(error);
     }
-    let sse = SseStream { pieces, counts, options, format, first, done: false };
+    let sse = SseStream { pieces, counts, n, options, format, first, done: false };
     let bytes = stream::unfold(sse, |mut sse| async move {
         let bytes = sse.gather().await?;
         Some((Ok::<_, Infallible>(bytes), sse))
@@ -112,7 +115,7 @@ impl<F: ChunkFormat> SseStream<F> {
             Some((index, counts, Ok(piece))) => {
                 self.counts[index] = counts;
                 let usage = if self.options.continuous_usage {
-                    Some(Some(Usage::sum([counts])))
+                    Some(Some(Usage::sum([counts], 1)))
                 } else {
                     // With include_usage, OpenAI writes null in all chunks but the extra one.
                     self.options.include_usage.then_some(None)
@@ -125,7 +128,7 @@ impl<F: ChunkFormat> SseStream<F> {
             }
             None => {
                 if self.options.include_usage {
-                    self.format.usage(out, Usage::sum(self.counts.iter().copied()));
+                    self.format.usage(out, Usage::sum(self.counts.iter().copied(), self.n));
                 }
                 self.end(out);
             }

@@ -16,7 +16,7 @@ pub struct Envelope<'a, C> {
     pub created: u64,
     /// Name the client used.
     pub model: &'a str,
-    /// One for each prompt.
+    /// `n` for each prompt, prompt by prompt.
     pub choices: Vec<C>,
     /// Outer `None` leaves the field out; inner `None` writes null.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -26,7 +26,7 @@ pub struct Envelope<'a, C> {
 /// A choice of a completion, whole or as a chunk.
 #[derive(Serialize)]
 pub struct CompletionChoice {
-    /// Number of the prompt.
+    /// Number of the choice, see [`Envelope::choices`].
     pub index: usize,
     /// Text, or the next part of it.
     pub text: String,
@@ -40,7 +40,7 @@ pub struct CompletionChoice {
 /// A choice of a chat completion.
 #[derive(Serialize)]
 pub struct ChatChoice {
-    /// Always 0: `n` is not implemented.
+    /// Number of the choice.
     pub index: usize,
     /// The answer.
     pub message: Message,
@@ -54,7 +54,7 @@ pub struct ChatChoice {
 /// A choice of a chat chunk.
 #[derive(Serialize)]
 pub struct ChatChunkChoice {
-    /// Always 0: `n` is not implemented.
+    /// Number of the choice.
     pub index: usize,
     /// What is new.
     pub delta: Message,
@@ -96,13 +96,15 @@ struct PromptDetails {
 }
 
 impl Usage {
-    /// The sum over all choices.
-    pub fn sum(counts: impl IntoIterator<Item = Counts>) -> Self {
+    /// The sum over all choices, of which `n` in a row have the same prompt; that counts once, as in OpenAI's API.
+    pub fn sum(counts: impl IntoIterator<Item = Counts>, n: usize) -> Self {
         let mut sum = Counts::default();
-        for count in counts {
-            sum.prompt += count.prompt;
+        for (choice, count) in counts.into_iter().enumerate() {
+            if choice % n == 0 {
+                sum.prompt += count.prompt;
+                sum.cached += count.cached;
+            }
             sum.completion += count.completion;
-            sum.cached += count.cached;
         }
         Self {
             prompt_tokens: sum.prompt,

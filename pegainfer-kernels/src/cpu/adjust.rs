@@ -1,0 +1,31 @@
+//! Rules on rows of logits.
+
+use crate::ops::{EDIT_WORDS, NO_MASK, SPAN_WORDS};
+use pegainfer_core::rules::LogitEdit;
+use rayon::prelude::*;
+
+/// Each row of `logits` (`[rows, vocab]`) under its span, in parallel over the rows; operands as in `ops::adjust_logits`,
+/// checked.
+pub fn adjust_rows(logits: &mut [f32], vocab: usize, spans: &[u32], edits: &[u32], masks: &[u32]) {
+    let (spans, edits) = (spans.as_chunks::<SPAN_WORDS>().0, edits.as_chunks::<EDIT_WORDS>().0);
+    let words = vocab.div_ceil(32);
+    logits.par_chunks_exact_mut(vocab).zip(spans).for_each(|(row, &[first, end, mask])| {
+        for &[token, scale, add] in &edits[first as usize..end as usize] {
+            let edit = LogitEdit { token, scale: f32::from_bits(scale), add: f32::from_bits(add) };
+            let logit = &mut row[token as usize];
+            *logit = edit.apply(*logit);
+        }
+        if mask != NO_MASK {
+            allow(row, &masks[mask as usize * words..][..words]);
+        }
+    });
+}
+
+/// Leaves only the tokens whose bit is set.
+fn allow(row: &mut [f32], mask: &[u32]) {
+    for (logits, bits) in row.chunks_mut(32).zip(mask) {
+        for (i, logit) in logits.iter_mut().enumerate() {
+            *logit = if bits >> i & 1 == 1 { *logit } else { f32::NEG_INFINITY };
+        }
+    }
+}

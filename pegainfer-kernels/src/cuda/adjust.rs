@@ -1,0 +1,23 @@
+//! `ops::adjust_logits`: a block a row.
+
+use super::images;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::tensor::{OpError, Tensor};
+
+/// Threads of a block.
+const THREADS: usize = 512;
+
+pub(crate) fn adjust_logits(
+    exec: &mut Exec,
+    logits: &mut Tensor,
+    spans: &Tensor,
+    edits: &Tensor,
+    masks: &Tensor,
+) -> Result<(), OpError> {
+    let (rows, vocab) = logits.rows_cols();
+    let launch = exec.gpu()?.launch("adjust_logits", &images::ADJUST, "adjust")?;
+    let launch = launch.output(logits).input(spans).input(edits).input(masks).u32(vocab);
+    // SAFETY: matches csrc/adjust.cu; the op checked the shapes, `PackedAdjustments` keeps spans within them, the kernel
+    // checks the tokens.
+    unsafe { launch.run([rows, 1, 1], THREADS) }
+}
