@@ -144,12 +144,12 @@ pub struct EngineArgs {
     /// Context length in tokens [default: the model's]
     #[arg(long, value_name = "TOKENS")]
     pub max_model_len: Option<NonZeroUsize>,
-    /// Requests that run at once
-    #[arg(long, value_name = "N", default_value = "64")]
-    pub max_num_seqs: NonZeroUsize,
-    /// Tokens of one engine step
-    #[arg(long, value_name = "TOKENS", default_value = "512")]
-    pub max_num_batched_tokens: NonZeroUsize,
+    /// Requests that run at once [default: 64; 256 on a GPU]
+    #[arg(long, value_name = "N")]
+    pub max_num_seqs: Option<NonZeroUsize>,
+    /// Tokens of one engine step [default: 512; 4096 on a GPU]
+    #[arg(long, value_name = "TOKENS")]
+    pub max_num_batched_tokens: Option<NonZeroUsize>,
     /// Size of the KV cache, such as 512M or 4G (powers of 1024) or 4GB (powers of 1000) [default: by model and flags]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub kv_cache_memory: Option<u64>,

@@ -120,11 +120,11 @@ fn open(workload: &Workload, points: &[Point], dir: &Path, runtime: &Runtime) ->
         Arrivals::Burst | Arrivals::Poisson { .. } => 1,
     });
     let most = most.max().unwrap_or(1);
+    let engine = engine::load(dir, &common.engine)?.handle;
     ensure!(
-        most <= common.engine.max_num_seqs.get(),
+        most <= engine.limits().max_num_seqs,
         "{most} streams need --max-num-seqs {most}: they would wait for each other"
     );
-    let engine = engine::load(dir, &common.engine)?.handle;
     match workload {
         Workload::Serve(_) => {
             http::raise_open_files();
