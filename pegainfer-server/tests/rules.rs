@@ -111,12 +111,14 @@ fn allowed_token_ids_are_the_only_ones() {
 #[test]
 fn penalties_end_loops() {
     let tiny = Tiny::start();
-    let prompt = "the cat the cat the cat the cat the cat the cat";
+    // So few tokens that the model repeats itself.
+    let few: Vec<u32> = (300..330).collect();
     let most = |fields: Value| {
         let mut fields = fields;
         fields["logprobs"] = json!(0);
         fields["max_tokens"] = json!(60);
-        let answer = tiny.complete(prompt, fields);
+        fields["allowed_token_ids"] = json!(few);
+        let answer = tiny.complete("the cat the cat the cat the cat the cat the cat", fields);
         let mut counts: HashMap<String, usize> = HashMap::new();
         for token in answer["choices"][0]["logprobs"]["tokens"].as_array().unwrap() {
             *counts.entry(token.as_str().unwrap().to_string()).or_default() += 1;
@@ -127,7 +129,7 @@ fn penalties_end_loops() {
     assert_eq!(most(json!({"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1})), free);
     let penalised = most(json!({"frequency_penalty": 2}));
     assert!(2 * penalised <= free, "{free} times the same token, {penalised} with frequency_penalty");
-    assert!(most(json!({"frequency_penalty": -2})) >= free);
+    assert!(most(json!({"frequency_penalty": -2})) > 2 * free);
     assert!(most(json!({"repetition_penalty": 3.0})) < free);
     assert!(most(json!({"presence_penalty": 2})) < free);
 }
@@ -140,7 +142,9 @@ fn bad_words_do_not_come() {
     let (word, phrase) = (words[1], words[1..3].join(" "));
     assert!(free.contains(&phrase) && tiny.tokenizer.encode(&phrase, false).unwrap().len() > 1, "{free:?}");
     let without = tiny.text("Once upon a time", json!({"bad_words": [phrase]}));
-    assert!(without.contains(word) && !without.contains(&phrase), "{free:?} became {without:?}");
+    let others: Vec<&str> = without.split_whitespace().collect();
+    let again = others.windows(2).any(|pair| pair.join(" ") == phrase);
+    assert!(others.contains(&word) && !again, "{free:?} became {without:?}");
     let without = tiny.text("Once upon a time", json!({"bad_words": [word]}));
     assert!(!without.split_whitespace().any(|other| other == word), "{free:?} became {without:?}");
 }
