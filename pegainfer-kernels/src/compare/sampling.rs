@@ -58,7 +58,7 @@ pub(super) fn adjust(
     let (masked, words) = masks.rows_cols();
     let first = |row: usize| (row * count / rows) as u32;
     // Every other row has a mask.
-    let mask = |row: usize| if row % 2 == 0 { (row % masked) as u32 } else { NO_MASK };
+    let mask = |row: usize| if row.is_multiple_of(2) { (row % masked) as u32 } else { NO_MASK };
     let mut like = |tensor: &Tensor, words: Vec<u32>| {
         let mut copy = allocate(exec, tensor.name(), tensor.shape(), DType::U32)?;
         exec.fill_rows(&mut copy, &words)?;

@@ -112,7 +112,7 @@ mod tests {
         };
         let edits: Vec<LogitEdit> = (0..vocab.min(40)).map(edit).collect();
         let mask = |n: usize| {
-            let ids: Vec<u32> = (0..vocab as u32).filter(|id| *id as usize % n == 0).collect();
+            let ids: Vec<u32> = (0..vocab as u32).filter(|id| (*id as usize).is_multiple_of(n)).collect();
             Some(Arc::new(TokenMask::new(&ids, vocab)))
         };
         let shared = Adjustment { edits: vec![], allowed: mask(3) };
