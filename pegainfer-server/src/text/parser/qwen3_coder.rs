@@ -1,12 +1,14 @@
 //! Qwen3.5's calls: tags instead of JSON, and values without quotes.
 //!
-//!     <tool_call>
-//!     <function=NAME>
-//!     <parameter=KEY>
-//!     VALUE
-//!     </parameter>
-//!     </function>
-//!     </tool_call>
+//! ```text
+//! <tool_call>
+//! <function=NAME>
+//! <parameter=KEY>
+//! VALUE
+//! </parameter>
+//! </function>
+//! </tool_call>
+//! ```
 //!
 //! The arguments go out as a JSON object. Strings go out as they come; other values are needed whole to be typed. A missing
 //! `</parameter>` or `</function>` is forgiven.
