@@ -44,8 +44,8 @@ impl Inputs {
         Ok(Self { tokens, positions, slots, qo_indptr, kv_lens, sample_rows, draws, block_tables, adjustments })
     }
 
-    /// Takes a step over: two copies on a GPU, and up to three for rules. What an earlier step still reads is not disturbed, because they come
-    /// behind it.
+    /// Takes a step over: two copies on a GPU, and up to three for rules. What an earlier step still reads is not
+    /// disturbed, because they come behind it.
     pub fn fill(&mut self, exec: &mut Exec, step: &Step) -> Result<(), OpError> {
         let rows: Vec<u32> = step.samples.iter().map(|row| row.token).collect();
         let draw = |row: &SampleRow| Draw::new(&row.params, row.position, row.logprobs).words();
