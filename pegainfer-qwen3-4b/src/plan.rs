@@ -1,10 +1,10 @@
 //! One step's work, as the scheduler hands it to the executor.
 
 use pegainfer_core::engine::{RequestId, TokenLogprobs};
-use pegainfer_core::kv::BLOCK_SIZE;
+use pegainfer_core::kv::{BLOCK_SIZE, NO_SLOT};
 use pegainfer_core::rules::Adjustment;
 use pegainfer_core::sampling::SamplingParams;
-pub use pegainfer_kernels::ops::{FROM_PREVIOUS, NO_SLOT};
+pub use pegainfer_kernels::ops::FROM_PREVIOUS;
 
 /// A ragged batch: every row is one sequence's next tokens, prefill chunks and decode tokens alike.
 ///
@@ -16,7 +16,7 @@ pub struct Step {
     pub tokens: Vec<u32>,
     /// Absolute position of each input token, `[T]`.
     pub positions: Vec<u32>,
-    /// Where each input token's K and V go: `block * BLOCK_SIZE + row`, `[T]`.
+    /// Where each input token's K and V go: `block * BLOCK_SIZE + row`, or [`NO_SLOT`], `[T]`.
     pub slots: Vec<u32>,
     /// Row `b` owns tokens `qo_indptr[b]..qo_indptr[b + 1]`, `[B + 1]`.
     pub qo_indptr: Vec<u32>,

@@ -14,3 +14,7 @@ pub use table::{BlockTable, OutOfBlocks};
 
 /// Tokens of one KV block.
 pub const BLOCK_SIZE: usize = 16;
+
+/// The slot of a token whose key and value stay out of the cache: because they are there already, in a block that other
+/// requests may be reading, or because the token only pads a step to the shape of a CUDA graph.
+pub const NO_SLOT: u32 = u32::MAX;

@@ -17,7 +17,7 @@ mod sample;
 mod uniform;
 
 pub use crate::draw::{DRAW_WORDS, Draw};
-pub use crate::heads::{HeadShape, NO_SLOT};
+pub use crate::heads::HeadShape;
 pub use adjust_logits::{EDIT_WORDS, NO_MASK, PackedAdjustments, SPAN_WORDS, adjust_logits};
 pub use attention::{AttentionBatch, attention};
 pub use decode_attention::decode_attention;
