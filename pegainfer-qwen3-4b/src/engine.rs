@@ -32,6 +32,8 @@ pub struct LoadOptions {
     pub max_num_seqs: usize,
     /// Tokens of one step.
     pub max_num_batched_tokens: usize,
+    /// Tokens of a step in which requests decode while the prompts of a few others are computed.
+    pub max_num_mixed_tokens: usize,
     /// Whether a GPU replays decode steps as CUDA graphs.
     pub cuda_graph: bool,
     /// Bytes of the KV pool; `None` takes what `max_num_seqs` sequences of full length could use: on the CPU at most
@@ -107,7 +109,7 @@ pub fn load(
         max_num_seqs: bounds.rows,
         eos_token_ids: config.eos_token_ids.clone(),
     };
-    Ok(Loaded { engine: Engine::new(executor, limits, bounds.tokens), config, weights_time })
+    Ok(Loaded { engine: Engine::new(executor, limits, options), config, weights_time })
 }
 
 /// The largest step these options allow on `device`.
@@ -185,10 +187,11 @@ pub struct Engine {
 }
 
 impl Engine {
-    fn new(executor: Executor, limits: EngineLimits, max_num_batched_tokens: usize) -> Self {
+    fn new(executor: Executor, limits: EngineLimits, options: &LoadOptions) -> Self {
         let config = SchedulerConfig {
             max_num_seqs: limits.max_num_seqs,
-            max_num_batched_tokens,
+            max_num_batched_tokens: options.max_num_batched_tokens,
+            max_num_mixed_tokens: options.max_num_mixed_tokens,
             eos_token_ids: limits.eos_token_ids.clone(),
         };
         let scheduler = Scheduler::new(config, BlockPool::new(limits.kv_blocks));

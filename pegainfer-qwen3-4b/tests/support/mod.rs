@@ -62,6 +62,7 @@ pub fn options() -> LoadOptions {
         max_model_len: Some(1024),
         max_num_seqs: 32,
         max_num_batched_tokens: 1024,
+        max_num_mixed_tokens: 512,
         cuda_graph: std::env::var("PEGAINFER_TEST_CUDA_GRAPH").as_deref() != Ok("false"),
         kv_cache_bytes: Some(64 << 20),
         gpu_memory_utilization: 0.9,
