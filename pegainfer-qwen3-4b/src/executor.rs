@@ -70,7 +70,7 @@ impl Executor {
         let kv_blocks = state::kv_blocks(&mut exec, &config, bounds)?;
         let kv = state::allocate_kv(&mut exec, &config, kv_blocks).map_err(LoadError::KvCache)?;
         let captures = bounds.graphs && exec.device() == Device::Cuda;
-        let graphs = Graphs::new(if captures { work.last.max_rows().min(bounds.tokens) } else { 0 });
+        let graphs = Graphs::new(if captures { work.logits.max_rows() } else { 0 });
         let (launched, finished) = (0, 0);
         Ok(Self { exec, config, weights, kv, kv_blocks, rope, inputs, work, graphs, results, launched, finished })
     }
@@ -190,21 +190,36 @@ impl Pass<'_> {
         self.sample()
     }
 
-    /// From token ids to the normalised output of the last layer, in `work.normed`.
+    /// From token ids to the normalised output of the last layer, in `work.normed`: one row for each sample, because
+    /// after the keys and values of the last layer nothing else is wanted of the other tokens.
     fn forward(&mut self, kv: &mut [KvLayer]) -> Result<(), OpError> {
-        let (weights, eps) = (self.weights, self.config.rms_norm_eps);
-        let Self { exec, inputs, work, .. } = self;
+        let (layers, eps) = (&self.weights.layers, self.config.rms_norm_eps);
+        let Self { exec, weights, inputs, work, .. } = self;
         ops::embedding(exec, &inputs.tokens, &work.sampled, &weights.embedding, &mut work.residual)?;
-        ops::rms_norm(exec, &work.residual, &weights.layers[0].input_norm, eps, &mut work.normed)?;
-        for (i, (layer, kv)) in weights.layers.iter().zip(kv).enumerate() {
+        ops::rms_norm(exec, &work.residual, &layers[0].input_norm, eps, &mut work.normed)?;
+        for (i, (layer, kv)) in layers.iter().zip(kv).enumerate() {
             self.attention(layer, kv)?;
+            let next = layers.get(i + 1);
+            if next.is_none() && self.keep_samples()? == 0 {
+                return Ok(());
+            }
             // The MLP's end takes the next layer's input norm along.
-            self.mlp(layer, weights.layers.get(i + 1).map_or(&weights.norm, |next| &next.input_norm))?;
+            self.mlp(layer, next.map_or(&self.weights.norm, |next| &next.input_norm))?;
         }
         Ok(())
     }
 
-    /// The first half of a layer: `normed` becomes the input of the MLP.
+    /// Narrows the step to the rows that are sampled; says how many.
+    fn keep_samples(&mut self) -> Result<usize, OpError> {
+        let samples = self.step.samples.len();
+        if samples > 0 && samples < self.step.tokens.len() {
+            self.inputs.sample_rows.set_rows(samples);
+            self.work.keep_rows(self.exec, &self.inputs.sample_rows)?;
+        }
+        Ok(samples)
+    }
+
+    /// The first half of a layer, up to its output projection: `normed` becomes `attended`.
     fn attention(&mut self, layer: &Layer, kv: &mut KvLayer) -> Result<(), OpError> {
         let Self { exec, config, rope, inputs, work, step, .. } = self;
         let shape = config.shape;
@@ -222,27 +237,26 @@ impl Pass<'_> {
         let (eps, cache) = (config.rms_norm_eps, (&mut kv.k, &mut kv.v));
         let Workspace { qkv, q, attended, .. } = &mut **work;
         if batch.queries.1 == 1 {
-            ops::decode_attention(exec, qkv, norms, rope, at, &batch, shape, eps, cache, q, attended)?;
-        } else {
-            ops::qk_norm_rope_write_kv(exec, qkv, norms, rope, at, shape, eps, q, cache)?;
-            let scale = (shape.head_dim as f32).sqrt().recip();
-            ops::attention(exec, q, (&kv.k, &kv.v), &batch, shape, scale, attended)?;
+            return ops::decode_attention(exec, qkv, norms, rope, at, &batch, shape, eps, cache, q, attended);
         }
-        let Workspace { attended, residual, delta, normed, .. } = &mut **work;
-        ops::linear_add_norm(exec, attended, &layer.o, residual, &layer.post_norm, config.rms_norm_eps, delta, normed)
+        ops::qk_norm_rope_write_kv(exec, qkv, norms, rope, at, shape, eps, q, cache)?;
+        let scale = (shape.head_dim as f32).sqrt().recip();
+        ops::attention(exec, q, (&kv.k, &kv.v), &batch, shape, scale, attended)
     }
 
-    /// The second half: `normed` becomes the residual stream under the norm that comes `next`.
+    /// The rest: `attended` goes into the residual stream, and `normed` becomes that under the norm that comes `next`.
     fn mlp(&mut self, layer: &Layer, next: &Tensor) -> Result<(), OpError> {
         let Self { exec, config, work, .. } = self;
-        let Workspace { residual, delta, normed, gate_up, activated, .. } = &mut **work;
+        let eps = config.rms_norm_eps;
+        let Workspace { attended, residual, delta, normed, gate_up, activated, .. } = &mut **work;
+        ops::linear_add_norm(exec, attended, &layer.o, residual, &layer.post_norm, eps, delta, normed)?;
         ops::linear_swiglu(exec, normed, &layer.gate_up, gate_up, activated)?;
-        ops::linear_add_norm(exec, activated, &layer.down, residual, next, config.rms_norm_eps, delta, normed)
+        ops::linear_add_norm(exec, activated, &layer.down, residual, next, eps, delta, normed)
     }
 
     /// Logits, tokens and log-probabilities of the rows that want them. They stay on the device.
     fn sample(&mut self) -> Result<(), OpError> {
-        let (samples, chunk) = (self.step.samples.len(), self.work.last.max_rows());
+        let (samples, chunk) = (self.step.samples.len(), self.work.logits.max_rows());
         (0..samples).step_by(chunk).try_for_each(|first| self.draw(first, chunk.min(samples - first)))
     }
 
@@ -251,14 +265,11 @@ impl Pass<'_> {
         let Self { exec, weights, inputs, work, step, .. } = self;
         let samples = &step.samples[first..][..rows];
         let adjusted = |row: &SampleRow| row.adjustment.is_some();
-        for tensor in [&mut inputs.sample_rows, &mut inputs.draws, &mut work.sampled, &mut work.logprobs] {
+        for tensor in [&mut work.normed, &mut inputs.draws, &mut work.sampled, &mut work.logprobs] {
             tensor.set_range(first, rows);
         }
-        for tensor in [&mut work.last, &mut work.logits] {
-            tensor.set_rows(rows);
-        }
-        ops::gather_rows(exec, &work.normed, &inputs.sample_rows, &mut work.last)?;
-        ops::linear(exec, &work.last, weights.output(), &mut work.logits)?;
+        work.logits.set_rows(rows);
+        ops::linear(exec, &work.normed, weights.output(), &mut work.logits)?;
         if samples.iter().any(adjusted) {
             let Adjustments { spans, edits, masks } = &mut inputs.adjustments;
             spans.set_range(first, rows);
@@ -268,7 +279,7 @@ impl Pass<'_> {
         if samples.iter().any(|row| adjusted(row) && row.logprobs.is_some()) {
             // Reports are of the raw logits. Computing them again is slower than a copy, and needs no second buffer of
             // their size for the few requests that want both.
-            ops::linear(exec, &work.last, weights.output(), &mut work.logits)?;
+            ops::linear(exec, &work.normed, weights.output(), &mut work.logits)?;
         }
         if samples.iter().any(|row| row.logprobs.is_some()) {
             ops::logprobs(exec, &work.logits, &inputs.draws, &work.sampled, &mut work.logprobs)?;

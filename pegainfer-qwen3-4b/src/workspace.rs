@@ -3,8 +3,8 @@
 use crate::config::Config;
 use crate::executor::StepBounds;
 use pegainfer_core::exec::{Device, Exec};
-use pegainfer_core::tensor::{DType, Tensor};
-use pegainfer_kernels::ops::REPORT_WORDS;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+use pegainfer_kernels::ops::{self, REPORT_WORDS};
 
 /// Rows of logits computed at once: more rows take more memory (0.6 MB each for Qwen3's vocabulary), fewer stream the
 /// output matrix more often.
@@ -12,7 +12,7 @@ fn logits_rows(device: Device) -> usize {
     if device == Device::Cuda { 256 } else { 32 }
 }
 
-/// Activations, allocated once for the largest step.
+/// Activations, allocated once for the largest step. `tokens` rows, until [`keep_rows`](Self::keep_rows).
 #[derive(Debug)]
 pub(crate) struct Workspace {
     /// The residual stream, `[tokens, hidden]`.
@@ -31,8 +31,6 @@ pub(crate) struct Workspace {
     pub gate_up: Tensor,
     /// `[tokens, intermediate]`.
     pub activated: Tensor,
-    /// Rows that need logits, `[logits_rows, hidden]`.
-    pub last: Tensor,
     /// `[logits_rows, vocab]` f32.
     pub logits: Tensor,
     /// What the samples of the last step drew, `[rows]` u32. At its full length outside of `Pass::sample`.
@@ -56,11 +54,24 @@ impl Workspace {
             attended: bf16("attended", shape.q_width())?,
             gate_up: bf16("gate_up", 2 * width)?,
             activated: bf16("activated", width)?,
-            last: exec.tensor("last", &[chunk, hidden], DType::Bf16)?,
             logits: exec.tensor("logits", &[chunk, config.vocab_size], DType::F32)?,
             sampled: exec.tensor("sampled", &[bounds.rows], DType::U32)?,
             logprobs: exec.tensor("logprobs", &[bounds.rows, REPORT_WORDS], DType::U32)?,
         })
+    }
+
+    /// Goes on with `rows` (`[n]` u32) of the residual stream and of the output of attention.
+    pub fn keep_rows(&mut self, exec: &mut Exec, rows: &Tensor) -> Result<(), OpError> {
+        let Self { residual, delta, q, attended, .. } = self;
+        let kept = rows.elements();
+        delta.set_rows(kept);
+        q.set_rows(kept);
+        ops::gather_rows(exec, residual, rows, delta)?;
+        ops::gather_rows(exec, attended, rows, q)?;
+        std::mem::swap(residual, delta);
+        std::mem::swap(attended, q);
+        self.set_rows(kept);
+        Ok(())
     }
 
     pub fn set_rows(&mut self, tokens: usize) {
