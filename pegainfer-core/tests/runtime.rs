@@ -135,6 +135,7 @@ fn request(prompt: usize, max_tokens: usize) -> GenerateRequest {
         max_tokens,
         sampling: SamplingParams::greedy(),
         rules: None,
+        grammar: None,
         stop_token_ids: vec![],
         ignore_eos: false,
         logprobs: None,

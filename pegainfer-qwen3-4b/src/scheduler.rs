@@ -4,7 +4,8 @@
 //! I/O and no channel: a seeded test can drive it (tests/scheduler.rs).
 //!
 //! One step may be planned while the one before it is in flight: planned and not committed. Its sequences go on with
-//! tokens that are not known yet; one whose rules depend on them waits for the commit. That a request reaches its length
+//! tokens that are not known yet; one whose rules depend on them waits for the commit, and one under a grammar for its next
+//! mask, too, the only thing that comes from another thread. That a request reaches its length
 //! is known in advance; that it draws an end-of-text or stop token is not, and then it has one row too many in the later
 //! step, whose token is dropped. Blocks stay with their sequence until no step in flight uses them.
 //!
@@ -16,6 +17,7 @@
 use crate::plan::{Outcome, SampleRow, Step, StepRow};
 use crate::sequence::Sequence;
 use pegainfer_core::engine::{EngineStats, EventBatch, FinishReason, GenerateRequest, RequestId, TokenEvent, TokenOut};
+use pegainfer_core::grammar::GrammarTracker;
 use pegainfer_core::kv::BlockPool;
 use std::collections::VecDeque;
 
@@ -220,6 +222,25 @@ impl Scheduler {
         step
     }
 
+    /// A running sequence that waits for nothing but its mask, if there is one.
+    pub fn masked_out(&self) -> Option<&GrammarTracker> {
+        let grammars = self.running.iter().filter(|seq| seq.unknown == 0).filter_map(|seq| seq.grammar.as_ref());
+        grammars.into_iter().find(|grammar| grammar.mask().is_none())
+    }
+
+    /// Ends the requests whose grammar failed.
+    pub fn fail_broken(&mut self) -> EventBatch {
+        let mut events = EventBatch::new();
+        for seq in self.running.iter_mut().filter(|seq| !seq.is_over()) {
+            if let Some(error) = seq.grammar.as_ref().and_then(GrammarTracker::failure) {
+                events.push((seq.id, TokenEvent::Failed { error }));
+                seq.finished = true;
+            }
+        }
+        self.drop_ended();
+        events
+    }
+
     /// Takes the outcome of the oldest step in flight: new tokens, finished requests, full blocks for the prefix index.
     pub fn commit(&mut self, step: &Step, outcome: Outcome) -> EventBatch {
         assert_eq!(outcome.tokens.len(), step.samples.len(), "one sampled token per sample row");
@@ -246,7 +267,7 @@ impl Scheduler {
             }
         }
         self.stats.steps += 1;
-        self.drop_ended();
+        events.extend(self.fail_broken());
         events
     }
 

@@ -6,6 +6,7 @@
 use crate::plan::FROM_PREVIOUS;
 
 use pegainfer_core::engine::{FinishReason, GenerateRequest, RequestId, Usage};
+use pegainfer_core::grammar::GrammarTracker;
 use pegainfer_core::kv::{BlockPool, BlockTable};
 use pegainfer_core::rules::{Adjustment, RuleTracker};
 
@@ -26,6 +27,8 @@ pub(crate) struct Sequence {
     pub table: BlockTable,
     /// Follows the tokens that are known; usually there are no rules.
     rules: Option<RuleTracker>,
+    /// As `rules`, and often a moment behind; usually there is no grammar.
+    pub grammar: Option<GrammarTracker>,
     /// It has run before, and its admission was reported.
     pub admitted: bool,
     /// Prompt tokens found in the prefix cache at the first admission.
@@ -43,6 +46,7 @@ impl Sequence {
         let tokens = std::mem::take(&mut request.prompt);
         let table = BlockTable::new(pool, request.cache_salt);
         let rules = request.rules.take().map(|rules| RuleTracker::new(rules, &tokens));
+        let grammar = request.grammar.take().map(|grammar| GrammarTracker::new(&*grammar));
         Self {
             id,
             prompt_len: tokens.len(),
@@ -53,6 +57,7 @@ impl Sequence {
             planned: 0,
             table,
             rules,
+            grammar,
             admitted: false,
             cached_tokens: 0,
             in_flight: 0,
@@ -72,10 +77,12 @@ impl Sequence {
     }
 
     /// Tokens to compute before the next one can be sampled: 1 while decoding, 0 when there is no next one, or none yet
-    /// because the rules need to know the newest token first.
+    /// because the rules need to know the newest token first or the grammar has not got over it.
     pub fn remaining(&self) -> usize {
         let all_drawn = self.len() - self.prompt_len == self.request.max_tokens;
-        let waits = self.unknown > 0 && self.rules.as_ref().is_some_and(RuleTracker::needs_history);
+        let history = self.grammar.is_some() || self.rules.as_ref().is_some_and(RuleTracker::needs_history);
+        let masked = self.grammar.as_ref().is_none_or(|grammar| grammar.mask().is_some());
+        let waits = (self.unknown > 0 && history) || !masked;
         if all_drawn || waits || self.is_over() { 0 } else { self.len() - self.planned }
     }
 
@@ -84,10 +91,13 @@ impl Sequence {
         self.tokens.get(position).copied().unwrap_or(FROM_PREVIOUS | self.sample as u32)
     }
 
-    /// What the rules do to the logits of the token after all so far.
+    /// What rules and grammar do to the logits of the token after all so far.
     pub fn adjustment(&self) -> Option<Adjustment> {
         let generated = self.len() - self.prompt_len;
-        self.rules.as_ref()?.adjustment(generated, &self.tokens[self.prompt_len..])
+        let rules = |rules: &RuleTracker| rules.adjustment(generated, &self.tokens[self.prompt_len..]);
+        let adjustment = self.rules.as_ref().and_then(rules);
+        let Some(allowed) = self.grammar.as_ref().and_then(GrammarTracker::mask) else { return adjustment };
+        Some(Adjustment { allowed: Some(allowed), ..adjustment.unwrap_or_default() })
     }
 
     /// Gives the blocks back; everything is computed again after the next admission.
@@ -106,12 +116,15 @@ impl Sequence {
         }
         let is_eos = !self.request.ignore_eos && eos.contains(&token);
         if is_eos || self.request.stop_token_ids.contains(&token) {
-            Some(FinishReason::Stop(token))
-        } else if self.tokens.len() - self.prompt_len == self.request.max_tokens {
-            Some(FinishReason::Length)
-        } else {
-            None
+            return Some(FinishReason::Stop(token));
         }
+        if self.tokens.len() - self.prompt_len == self.request.max_tokens {
+            return Some(FinishReason::Length);
+        }
+        if let Some(grammar) = &mut self.grammar {
+            grammar.push(token);
+        }
+        None
     }
 
     pub fn usage(&self) -> Usage {

@@ -26,6 +26,7 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
         max_tokens: args.max_tokens.get().min(room),
         sampling,
         rules: checkpoint.defaults.rules(limits.vocab_size)?,
+        grammar: None,
         stop_token_ids: vec![],
         ignore_eos: false,
         logprobs: None,

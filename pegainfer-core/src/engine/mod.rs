@@ -12,6 +12,7 @@ pub use limits::{EngineLimits, MAX_LOGPROBS, SubmitError};
 pub use runtime::{EngineConfig, EngineError, EngineHandle, EventBatch, StepEngine};
 pub use stream::TokenStream;
 
+use crate::grammar::Grammar;
 use crate::rules::LogitRules;
 use crate::sampling::SamplingParams;
 use std::sync::Arc;
@@ -31,6 +32,8 @@ pub struct GenerateRequest {
     pub sampling: SamplingParams,
     /// What changes the logits before that; most requests have none.
     pub rules: Option<Arc<LogitRules>>,
+    /// The texts that may be generated; `None` allows all. Its masks and those of `rules` must leave tokens in common.
+    pub grammar: Option<Arc<dyn Grammar>>,
     /// Token ids that end the request, besides the checkpoint's own end-of-text ids.
     pub stop_token_ids: Vec<u32>,
     /// Go on past the checkpoint's end-of-text ids (not past `stop_token_ids`).

@@ -114,6 +114,7 @@ pub fn greedy(prompt: &[u32], max_tokens: usize) -> GenerateRequest {
         max_tokens,
         sampling: SamplingParams::greedy(),
         rules: None,
+        grammar: None,
         stop_token_ids: vec![],
         ignore_eos: true,
         logprobs: Some(5),

@@ -45,6 +45,7 @@ async fn submit(engine: &EngineHandle, prompt: &[u32], output_len: usize, salt: 
         max_tokens: output_len,
         sampling: SamplingParams::greedy(),
         rules: None,
+        grammar: None,
         stop_token_ids: Vec::new(),
         ignore_eos: true,
         logprobs: None,

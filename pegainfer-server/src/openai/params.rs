@@ -129,6 +129,7 @@ impl Params {
                 max_tokens,
                 sampling: self.sampling.build(choice)?,
                 rules: self.rules.clone(),
+                grammar: None,
                 stop_token_ids: self.stop_token_ids.clone(),
                 ignore_eos: self.ignore_eos,
                 logprobs,
