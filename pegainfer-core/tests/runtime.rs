@@ -136,6 +136,8 @@ fn request(prompt: usize, max_tokens: usize) -> GenerateRequest {
         sampling: SamplingParams::greedy(),
         rules: None,
         grammar: None,
+        prompt_logprobs: None,
+        priority: 0,
         stop_token_ids: vec![],
         ignore_eos: false,
         logprobs: None,

@@ -5,7 +5,7 @@
 
 use crate::plan::FROM_PREVIOUS;
 
-use pegainfer_core::engine::{FinishReason, GenerateRequest, RequestId, Usage};
+use pegainfer_core::engine::{FinishReason, GenerateRequest, RequestId, TokenLogprobs, Usage};
 use pegainfer_core::grammar::GrammarTracker;
 use pegainfer_core::kv::{BlockPool, BlockTable};
 use pegainfer_core::rules::{Adjustment, RuleTracker};
@@ -29,6 +29,8 @@ pub(crate) struct Sequence {
     rules: Option<RuleTracker>,
     /// As `rules`, and often a moment behind; usually there is no grammar.
     pub grammar: Option<GrammarTracker>,
+    /// Reports about the prompt's tokens so far, while they are wanted and were not given out.
+    pub reports: Option<Vec<TokenLogprobs>>,
     /// It has run before, and its admission was reported.
     pub admitted: bool,
     /// Prompt tokens found in the prefix cache at the first admission.
@@ -45,6 +47,7 @@ impl Sequence {
     pub fn new(id: RequestId, mut request: GenerateRequest, pool: &BlockPool) -> Self {
         let tokens = std::mem::take(&mut request.prompt);
         let table = BlockTable::new(pool, request.cache_salt);
+        let reports = request.prompt_logprobs.map(|_| Vec::new());
         let rules = request.rules.take().map(|rules| RuleTracker::new(rules, &tokens));
         let grammar = request.grammar.take().map(|grammar| GrammarTracker::new(&*grammar));
         Self {
@@ -58,6 +61,7 @@ impl Sequence {
             table,
             rules,
             grammar,
+            reports,
             admitted: false,
             cached_tokens: 0,
             in_flight: 0,
@@ -86,6 +90,18 @@ impl Sequence {
         if all_drawn || waits || self.is_over() { 0 } else { self.len() - self.planned }
     }
 
+    /// As [`remaining`](Self::remaining), with room for `tokens` tokens, and for `spare` reports besides the one sample
+    /// that every sequence may have.
+    pub fn share(&self, tokens: usize, spare: usize) -> usize {
+        let tokens = self.remaining().min(tokens);
+        if self.reports.is_some() { tokens.min(1 + spare) } else { tokens }
+    }
+
+    /// What `share` tokens take of the spare reports.
+    pub fn spare(&self, share: usize) -> usize {
+        if self.reports.is_some() { share.saturating_sub(1) } else { 0 }
+    }
+
     /// The id of the token at `position`, or where the next step's device finds it.
     pub fn input(&self, position: usize) -> u32 {
         self.tokens.get(position).copied().unwrap_or(FROM_PREVIOUS | self.sample as u32)
@@ -105,6 +121,7 @@ impl Sequence {
         assert!(self.in_flight == 0, "a step in flight writes to this sequence's blocks");
         self.table.clear();
         self.planned = 0;
+        self.reports.iter_mut().for_each(Vec::clear);
     }
 
     /// Appends the oldest unknown token, now that it is known; says whether it is the last one.

@@ -13,7 +13,8 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use pegainfer_core::engine::{
-    EngineLimits, EngineStats, FinishReason, GenerateRequest, RequestId, SubmitError, TokenEvent, TokenOut,
+    EngineLimits, EngineStats, FinishReason, GenerateRequest, RequestId, SubmitError, TokenEvent, TokenLogprobs,
+    TokenOut,
 };
 use pegainfer_core::grammar::{Grammar, Matcher};
 use pegainfer_core::kv::{BLOCK_SIZE, BlockPool};
@@ -127,7 +128,11 @@ impl Device {
             next_token(prefix, |token, logit| adjusted(sample.adjustment.as_ref(), token, logit))
         };
         self.sampled = step.samples.iter().map(draw).collect();
-        Outcome { tokens: self.sampled.clone(), logprobs: vec![None; step.samples.len()] }
+        // A report names its token.
+        let report = |token: u32| TokenLogprobs { logprob: token as f32, rank: 1, top: vec![] };
+        let rows = step.samples.iter().zip(&self.sampled);
+        let logprobs = rows.map(|(sample, token)| sample.logprobs.map(|_| report(*token))).collect();
+        Outcome { tokens: self.sampled.clone(), logprobs }
     }
 
     fn input(&self, token: u32) -> u32 {
@@ -156,6 +161,8 @@ struct Open {
     drawn: usize,
     admitted: bool,
     prompt_len: usize,
+    /// Tokens of the prompt that are to be reported.
+    reports: Option<Vec<u32>>,
     arrived: usize,
 }
 
@@ -178,6 +185,8 @@ fn random_request(rng: &mut Rng, limits: &EngineLimits) -> GenerateRequest {
         logprobs: None,
         rules: None,
         grammar: None,
+        prompt_logprobs: rng.chance(10).then_some(0),
+        priority: 0,
         cache_salt: rng.below(2) as u64,
     }
 }
@@ -248,7 +257,8 @@ fn check_step(step: &Step, open: &mut HashMap<RequestId, Open>) {
         assert!(open.contains_key(&row.id), "{:?} is planned after its end", row.id);
     }
     for sample in &step.samples {
-        open.get_mut(&sample.id).unwrap().drawn += 1;
+        let entry = open.get_mut(&sample.id).unwrap();
+        entry.drawn += usize::from(sample.position >= entry.prompt_len as u64);
     }
 }
 
@@ -266,8 +276,13 @@ fn check_events(
                 assert!(!std::mem::replace(&mut entry.admitted, true), "admitted twice");
                 assert!(cached_tokens < entry.prompt_len);
             }
+            TokenEvent::Prompt(reports) => {
+                assert!(entry.got.is_empty());
+                let reported: Vec<u32> = reports.iter().map(|report| report.logprob as u32).collect();
+                assert_eq!(Some(reported), entry.reports.take(), "{id:?} has other reports about its prompt");
+            }
             TokenEvent::Token(TokenOut { id: token, .. }) => {
-                assert!(entry.admitted);
+                assert!(entry.admitted && entry.reports.is_none());
                 entry.got.push(token);
                 assert_eq!(entry.got, entry.expected[..entry.got.len()], "{id:?} got a wrong token");
             }
@@ -341,9 +356,13 @@ fn episode(seed: u64, max_steps: usize) -> EngineStats {
                     next_id += 1;
                     submitted += 1;
                     let (expected, prompt_len) = (continuation(&request, &rules), request.prompt.len());
+                    let reports = request.prompt_logprobs.map(|_| request.prompt[1..].to_vec());
                     scheduler.add(id, request);
                     let got = vec![];
-                    open.insert(id, Open { expected, got, drawn: 0, admitted: false, prompt_len, arrived: steps });
+                    open.insert(
+                        id,
+                        Open { expected, got, drawn: 0, admitted: false, prompt_len, reports, arrived: steps },
+                    );
                 }
                 Err(SubmitError::QueueFull { .. } | SubmitError::EngineStopped) => unreachable!("check is pure"),
                 Err(_) => {}
@@ -355,6 +374,7 @@ fn episode(seed: u64, max_steps: usize) -> EngineStats {
             let (step, admissions) = scheduler.plan();
             check_events(admissions, false, &mut open, &mut finished);
             check_step(&step, &mut open);
+            assert!(step.samples.len() <= limits.max_num_seqs, "more samples than the executor has room for");
             assert!(step.tokens.len() <= limits.max_num_seqs + 64);
             planned = !step.is_empty();
             if planned {
@@ -422,6 +442,45 @@ fn random_steps_leak_nothing_and_finish_every_request_once() {
     assert!(preemptions > STEPS as u64 / 1000 && hits > STEPS as u64 / 100, "the worlds are too easy");
 }
 
+fn plain(max_tokens: usize) -> GenerateRequest {
+    GenerateRequest {
+        prompt: vec![5; 20],
+        max_tokens,
+        sampling: SamplingParams::greedy(),
+        rules: None,
+        grammar: None,
+        stop_token_ids: vec![],
+        ignore_eos: true,
+        logprobs: None,
+        prompt_logprobs: None,
+        priority: 0,
+        cache_salt: 0,
+    }
+}
+
+#[test]
+fn lower_numbers_run_first_and_what_runs_goes_on() {
+    let config = SchedulerConfig { max_num_seqs: 1, max_num_batched_tokens: 64, eos_token_ids: vec![EOS] };
+    let mut scheduler = Scheduler::new(config, BlockPool::new(8));
+    let add = |scheduler: &mut Scheduler, id, priority| {
+        scheduler.add(RequestId(id), GenerateRequest { priority, ..plain(3) });
+    };
+    add(&mut scheduler, 0, 7);
+    let (mut order, mut steps) = (vec![], 0);
+    while scheduler.has_work() {
+        let (step, _) = scheduler.plan();
+        let tokens = vec![2; step.samples.len()];
+        let outcome = Outcome { logprobs: vec![None; tokens.len()], tokens };
+        let ended = |event: &TokenEvent| matches!(event, TokenEvent::Finished { .. });
+        order.extend(scheduler.commit(&step, outcome).iter().filter(|(_, event)| ended(event)).map(|(id, _)| id.0));
+        if steps == 0 {
+            [(1, 0), (2, 5), (3, -1), (4, 0)].into_iter().for_each(|(id, priority)| add(&mut scheduler, id, priority));
+        }
+        steps += 1;
+    }
+    assert_eq!(order, [0, 3, 1, 4, 2]);
+}
+
 /// A grammar whose second mask comes when the test says so, and is a failure for token 1.
 #[derive(Debug)]
 struct Held(Arc<std::sync::Barrier>);
@@ -445,17 +504,7 @@ fn a_late_mask_holds_up_its_own_request_only_and_a_failure_ends_no_other() {
         let config = SchedulerConfig { max_num_seqs: 4, max_num_batched_tokens: 64, eos_token_ids: vec![EOS] };
         let mut scheduler = Scheduler::new(config, BlockPool::new(64));
         let barrier = Arc::new(std::sync::Barrier::new(2));
-        let request = |grammar: Option<Arc<dyn Grammar>>| GenerateRequest {
-            prompt: vec![5; 20],
-            max_tokens: 6,
-            sampling: SamplingParams::greedy(),
-            rules: None,
-            grammar,
-            stop_token_ids: vec![],
-            ignore_eos: true,
-            logprobs: None,
-            cache_salt: 0,
-        };
+        let request = |grammar| GenerateRequest { grammar, ..plain(6) };
         scheduler.add(RequestId(0), request(Some(Arc::new(Held(barrier.clone())))));
         scheduler.add(RequestId(1), request(None));
         let step = |scheduler: &mut Scheduler| {

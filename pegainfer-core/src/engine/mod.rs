@@ -41,11 +41,17 @@ pub struct GenerateRequest {
     /// `Some(n)`: report the log-probability of every generated token and of the `n` most likely ones, `n` from 0 to
     /// [`MAX_LOGPROBS`].
     pub logprobs: Option<usize>,
+    /// `Some(n)`: report the same about every token of the prompt but the first. The prompt is then computed whole,
+    /// without the prefix cache.
+    pub prompt_logprobs: Option<usize>,
+    /// Requests of lower numbers are taken from the queue first; those that run go on.
+    pub priority: i32,
     /// Requests share cached prefixes only with requests of the same salt.
     pub cache_salt: u64,
 }
 
-/// What a request's stream carries, in this order: `Admitted`, then `Token`s, then exactly one of `Finished`, `Failed`.
+/// What a request's stream carries, in this order: `Admitted`, `Prompt` if asked for, then `Token`s, then exactly one of `Finished`,
+/// `Failed`.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TokenEvent {
     /// The request left the queue; sent once, also when it is preempted and resumed later.
@@ -53,6 +59,8 @@ pub enum TokenEvent {
         /// Prompt tokens whose KV was found in the prefix cache.
         cached_tokens: usize,
     },
+    /// About the tokens of the prompt, from the second on.
+    Prompt(Vec<TokenLogprobs>),
     /// One generated token.
     Token(TokenOut),
     /// The request is complete; nothing follows.
@@ -80,10 +88,10 @@ pub struct TokenOut {
     pub logprobs: Option<TokenLogprobs>,
 }
 
-/// Log-probabilities (natural log, of the raw logits: before rules, temperature and truncation) at one generated position.
+/// Log-probabilities (natural log, of the raw logits: before rules, temperature and truncation) at one position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenLogprobs {
-    /// Of the generated token.
+    /// Of the token there.
     pub logprob: f32,
     /// Its rank, 1 = most likely.
     pub rank: u32,
