@@ -26,6 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 HI = [{"role": "user", "content": "What is the capital of France?"}]
 CITY = {"type": "object", "properties": {"city": {"enum": ["Bern", "Paris"]}}, "required": ["city"],
         "additionalProperties": False}
+# The SDK has no argument for it any more.
+GREEDY = {"temperature": 0}
 CHECKS = []
 
 
@@ -176,10 +178,10 @@ def openai_responses_tools(client, _):
 @check
 def anthropic_messages(_, client):
     message = client.messages.create(
-        model="qwen3-tiny", max_tokens=50, messages=HI, temperature=0, system="You know facts.")
+        model="qwen3-tiny", max_tokens=50, messages=HI, system="You know facts.", extra_body=GREEDY)
     assert message.content[0].type == "text" and message.stop_reason in ("end_turn", "max_tokens"), message
     assert message.usage.output_tokens > 0
-    stopped = client.messages.create(model="qwen3-tiny", max_tokens=50, messages=HI, temperature=0, stop_sequences=["capital"])
+    stopped = client.messages.create(model="qwen3-tiny", max_tokens=50, messages=HI, stop_sequences=["capital"], extra_body=GREEDY)
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "capital"), stopped
     count = client.messages.count_tokens(model="qwen3-tiny", messages=HI)
     assert count.input_tokens == stopped.usage.input_tokens + stopped.usage.cache_read_input_tokens
@@ -187,7 +189,7 @@ def anthropic_messages(_, client):
 
 @check
 def anthropic_stream(_, client):
-    with client.messages.stream(model="qwen3-tiny", max_tokens=50, messages=HI, temperature=0) as stream:
+    with client.messages.stream(model="qwen3-tiny", max_tokens=50, messages=HI, extra_body=GREEDY) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
     assert "Paris" in text and final.content[0].text == text and final.stop_reason == "end_turn", final
@@ -218,7 +220,7 @@ def anthropic_structured_output(_, client):
 @check
 def anthropic_errors(_, client):
     ask = lambda **fields: client.messages.create(**{"model": "qwen3-tiny", "max_tokens": 5, "messages": HI} | fields)
-    error = raises(anthropic.BadRequestError, lambda: ask(temperature=-1))
+    error = raises(anthropic.BadRequestError, lambda: ask(extra_body={"temperature": -1}))
     assert error.body["error"]["type"] == "invalid_request_error" and "temperature" in error.body["error"]["message"]
     raises(anthropic.NotFoundError, lambda: ask(model="claude"))
     raises(anthropic.AuthenticationError, lambda: client.with_options(api_key="wrong").messages.create(

@@ -7,6 +7,7 @@ mod support;
 use clap::Parser;
 use pegainfer_server::cli::{Cli, EngineArgs};
 use pegainfer_server::engine;
+use pegainfer_server::text::Tokenizer;
 use serde_json::{Value, json};
 use support::client::{post, post_ok};
 use support::mock::MockEngine;
@@ -110,6 +111,25 @@ fn forced_calls_fit_their_schema() {
 }
 
 #[test]
+fn beside_tools_an_answer_fits_its_schema_or_is_a_call() {
+    let server = tiny();
+    let parameters = json!({"type": "object", "properties": {}, "additionalProperties": false});
+    let tools = json!([{"type": "function", "function": {"name": "rest", "parameters": parameters}}]);
+    let format = json!({"type": "json_schema", "json_schema": {"name": "cat", "schema": schema()}});
+    let either = |fields: Value| {
+        let body = chat(json!({"tools": tools, "response_format": format, "parallel_tool_calls": false}));
+        post_ok(server.address, CHAT, &with(body, fields))["choices"][0].clone()
+    };
+    // Which of the two it is hangs on the first token.
+    let open = Tokenizer::load(&model_dir()).unwrap().encode("<tool_call>", false).unwrap()[0].to_string();
+    let answer = either(json!({"logit_bias": {&open: -100}}));
+    check(answer["message"]["content"].as_str().unwrap_or_else(|| panic!("{answer}")));
+    let call = either(json!({"logit_bias": {&open: 100}}));
+    assert_eq!(call["message"]["tool_calls"][0]["function"], json!({"name": "rest", "arguments": "{}"}), "{call}");
+    assert_eq!((&answer["finish_reason"], &call["finish_reason"]), (&json!("stop"), &json!("tool_calls")));
+}
+
+#[test]
 fn other_requests_give_what_they_give_alone() {
     let server = tiny();
     let free = |seed: u64| json!({"prompt": "The little dog", "max_tokens": 60, "temperature": 1.0, "seed": seed});
@@ -158,7 +178,18 @@ fn what_cannot_be_done_is_refused_before_any_token() {
         (COMPLETIONS, completion(json!({"structured_outputs": regex(), "min_tokens": 3})), "min_tokens", "combined"),
         (COMPLETIONS, completion(json!({"structured_outputs": regex(), "bad_words": ["a"]})), "bad_words", "combined"),
         (COMPLETIONS, completion(json!({"guided_regex": "a"})), "guided_regex", "structured_outputs"),
-        (CHAT, chat(json!({"structured_outputs": regex(), "tools": [tool]})), "structured_outputs", "tool_choice"),
+        (
+            CHAT,
+            chat(json!({"structured_outputs": {"grammar": "start: \"a\""}, "tools": [tool]})),
+            "structured_outputs",
+            "cannot be combined with tools",
+        ),
+        (
+            CHAT,
+            chat(json!({"structured_outputs": regex(), "tools": [tool], "tool_choice": "required"})),
+            "structured_outputs",
+            "forces a call",
+        ),
         (CHAT, chat(json!({"tool_choice": "required", "tools": [tool]})), "tools", "rocket"),
         (
             CHAT,

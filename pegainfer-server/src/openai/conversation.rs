@@ -8,7 +8,7 @@ use super::structured::Structured;
 use super::tools::Tools;
 use crate::http::request_id::random_u64;
 use crate::text::GrammarSource;
-use crate::text::parser::{OutputParser, ParserOptions, ReasoningStart, forced_grammar};
+use crate::text::parser::{OutputParser, ParserOptions, ReasoningStart, forced_grammar, grammar_or};
 use serde_json::{Map, Value};
 
 /// Template arguments that `chat_template_kwargs` must not replace.
@@ -56,9 +56,9 @@ impl Conversation {
             return Err(ApiError::invalid("tool_choice", message));
         }
         let structured = Structured::take(fields)?;
-        if let Some(Structured { field, .. }) = structured.as_ref().filter(|_| !tools.definitions.is_empty()) {
-            let message = format!("{field} leaves no room for calls: send \"tool_choice\": \"none\" with it");
-            return Err(ApiError::invalid(field, message).with_code("unsupported_parameter"));
+        if let Some(Structured { field, .. }) = structured.as_ref().filter(|_| tools.forced()) {
+            let message = format!("{field} is the form of an answer, but tool_choice forces a call");
+            return Err(ApiError::invalid(field, message));
         }
         Ok(Self {
             messages: messages::take(fields)?,
@@ -94,9 +94,17 @@ impl Conversation {
             prompt.truncate(self.end_of_last_message(&prompt)?);
         }
         let mut reasoning = if format.reasoning { ReasoningStart::after(&prompt) } else { ReasoningStart::Never };
-        if self.structured.is_some() {
+        if let Some(Structured { field, source }) = &mut self.structured {
             prompt += reasoning.close();
             reasoning = ReasoningStart::Never;
+            if let Some(format) = tools {
+                let Some(either) = grammar_or(source, format, &self.tools.definitions, self.tools.max_calls) else {
+                    let message =
+                        format!("{field}.grammar cannot be combined with tools: send \"tool_choice\": \"none\"");
+                    return Err(ApiError::invalid(field, message).with_code("unsupported_parameter"));
+                };
+                *source = GrammarSource::Lark(either);
+            }
         }
         if let Some(tools) = tools.filter(|_| self.tools.forced()) {
             // The call comes at once: there is no reasoning before it.

@@ -29,6 +29,7 @@ mod responses;
 mod rules;
 mod sse;
 mod state;
+mod stop;
 mod structured;
 mod tokenize;
 mod tools;

@@ -4,6 +4,7 @@ use super::errors::ApiError;
 use super::fields::{Fields, describe};
 use super::rules;
 use super::state::AppState;
+use super::stop;
 use super::truncation::Truncation;
 use crate::http::{Deadline, parse_seconds, request_id};
 use axum::http::HeaderMap;
@@ -14,12 +15,6 @@ use pegainfer_core::sampling::SamplingParams;
 use serde_json::Value;
 use std::sync::Arc;
 
-/// Stop strings of one request. OpenAI allows 4.
-const MAX_STOPS: usize = 16;
-/// Bytes of one stop string.
-const MAX_STOP_LENGTH: usize = 1024;
-/// Stop token ids of one request.
-const MAX_STOP_TOKENS: usize = 128;
 /// Choices for one prompt. OpenAI allows 128.
 const MAX_N: i64 = 128;
 /// Most likely tokens that may be asked for at each position, as in OpenAI's chat API.
@@ -101,7 +96,7 @@ impl Params {
         let newer = fields.integer("max_completion_tokens", 1..=i32::MAX.into())?;
         let older = fields.integer("max_tokens", 1..=i32::MAX.into())?;
         let limits = state.engine.limits();
-        let stop_token_ids = take_stop_token_ids(fields, limits.vocab_size)?;
+        let stop_token_ids = stop::take_token_ids(fields, limits.vocab_size)?;
         let ignore_eos = fields.bool("ignore_eos")?.unwrap_or(false);
         let min_tokens = fields.integer("min_tokens", 0..=i32::MAX.into())?.unwrap_or(0) as usize;
         let eos = limits.eos_token_ids.iter().filter(|_| !ignore_eos);
@@ -114,7 +109,7 @@ impl Params {
             max_tokens: newer.or(older).map(|n| n as usize),
             n: take_n(fields)?,
             min_tokens,
-            stop: take_stop(fields)?,
+            stop: stop::take_strings(fields)?,
             stop_token_ids,
             include_stop: fields.bool("include_stop_str_in_output")?.unwrap_or(false),
             show_special: !fields.bool("skip_special_tokens")?.unwrap_or(true),
@@ -273,44 +268,6 @@ fn take_deadline(headers: &HeaderMap, state: &AppState) -> Result<Option<Deadlin
         }
     };
     Ok(asked.into_iter().chain(state.options.request_timeout).min().map(Deadline::after))
-}
-
-fn take_stop(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
-    let invalid = |message: String| Err(ApiError::invalid("stop", message));
-    let stops = match fields.take("stop") {
-        None => return Ok(Vec::new()),
-        Some(Value::String(stop)) => vec![stop],
-        Some(Value::Array(list)) => {
-            if list.len() > MAX_STOPS {
-                return invalid(format!("stop may hold at most {MAX_STOPS} strings, got {}", list.len()));
-            }
-            let mut stops = Vec::with_capacity(list.len());
-            for value in list {
-                let Value::String(stop) = value else {
-                    return invalid(format!("stop must be a string or a list of strings, got {}", describe(&value)));
-                };
-                stops.push(stop);
-            }
-            stops
-        }
-        Some(other) => return invalid(format!("stop must be a string or a list of strings, got {}", describe(&other))),
-    };
-    if stops.iter().any(String::is_empty) {
-        return invalid("stop must not hold an empty string".into());
-    }
-    if stops.iter().any(|stop| stop.len() > MAX_STOP_LENGTH) {
-        return invalid(format!("a stop string may be at most {MAX_STOP_LENGTH} bytes long"));
-    }
-    Ok(stops)
-}
-
-fn take_stop_token_ids(fields: &mut Fields, vocab_size: usize) -> Result<Vec<u32>, ApiError> {
-    let list = fields.list("stop_token_ids")?.unwrap_or_default();
-    if list.len() > MAX_STOP_TOKENS {
-        let message = format!("stop_token_ids may hold at most {MAX_STOP_TOKENS} ids, got {}", list.len());
-        return Err(ApiError::invalid("stop_token_ids", message));
-    }
-    list.iter().map(|value| token_id(value, vocab_size, "stop_token_ids")).collect()
 }
 
 /// A token id of the vocabulary.

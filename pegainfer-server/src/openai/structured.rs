@@ -92,7 +92,7 @@ fn structured_outputs(outputs: Map<String, Value>) -> Result<Option<GrammarSourc
         }
     }
     if let Some(choices) = outputs.take("choice") {
-        sources.push(GrammarSource::Lark(choice(&choices)?));
+        sources.push(GrammarSource::Choice(choice(&choices)?));
     }
     if let Some((name, _)) = outputs.rest().iter().find(|(_, value)| **value != false) {
         let message = format!("structured_outputs.{} is not implemented", echo(name));
@@ -117,16 +117,15 @@ fn schema_of(schema: Value) -> Result<Value, ApiError> {
     }
 }
 
-/// A grammar of some texts.
-fn choice(choices: &Value) -> Result<String, ApiError> {
+/// A list of texts.
+fn choice(choices: &Value) -> Result<Vec<String>, ApiError> {
     let texts = choices.as_array().filter(|list| (1..=MAX_CHOICES).contains(&list.len()));
     let texts: Option<Vec<String>> =
-        texts.and_then(|list| list.iter().map(|text| text.as_str().map(|text| json!(text).to_string())).collect());
-    let Some(texts) = texts else {
+        texts.and_then(|list| list.iter().map(|text| text.as_str().map(str::to_owned)).collect());
+    texts.ok_or_else(|| {
         let message = format!("structured_outputs.choice must be a list of 1 to {MAX_CHOICES} strings");
-        return Err(ApiError::invalid("structured_outputs", message));
-    };
-    Ok(format!("start: {}", texts.join(" | ")))
+        ApiError::invalid("structured_outputs", message)
+    })
 }
 
 #[cfg(test)]
@@ -161,7 +160,7 @@ mod tests {
             ),
             (
                 json!({"structured_outputs": {"choice": ["a\"b", "ü"]}}),
-                Some(GrammarSource::Lark("start: \"a\\\"b\" | \"ü\"".into())),
+                Some(GrammarSource::Choice(vec!["a\"b".into(), "ü".into()])),
             ),
         ] {
             assert_eq!(take(body.clone()).unwrap(), expected, "{body}");

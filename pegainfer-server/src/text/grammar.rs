@@ -3,7 +3,7 @@
 use super::tokenizer::Tokenizer;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
-use llguidance::{Matcher as Parser, ParserFactory};
+use llguidance::{Matcher as Parser, ParserFactory, regex_to_lark};
 use pegainfer_core::grammar::{Grammar, Matcher};
 use pegainfer_core::rules::TokenMask;
 use serde_json::{Value, json};
@@ -20,8 +20,24 @@ pub enum GrammarSource {
     JsonSchema(Value),
     /// All of it matches, in the syntax of the `regex` crate.
     Regex(String),
+    /// One of these.
+    Choice(Vec<String>),
     /// A grammar in llguidance's variant of Lark.
     Lark(String),
+}
+
+impl GrammarSource {
+    /// The body of a rule of a Lark grammar; `None` for a grammar, which has rules of its own.
+    pub fn rule(&self) -> Option<String> {
+        match self {
+            Self::JsonSchema(schema) => Some(format!("%json {}", with_options(schema.clone(), false))),
+            Self::Regex(regex) => Some(format!("/{}/", regex_to_lark(regex, ""))),
+            Self::Choice(texts) => {
+                Some(texts.iter().map(|text| json!(text).to_string()).collect::<Vec<_>>().join(" | "))
+            }
+            Self::Lark(_) => None,
+        }
+    }
 }
 
 /// Turns sources into grammars over one vocabulary.
@@ -46,10 +62,11 @@ impl GrammarCompiler {
     pub fn compile(&self, source: GrammarSource) -> Result<Arc<dyn Grammar>, String> {
         let parsers = self.parsers.get_or_init(|| self.parsers()).as_ref().map_err(Clone::clone)?;
         let grammar = match source {
-            GrammarSource::JsonSchema(schema) => TopLevelGrammar::from_json_schema(with_options(schema, false)),
-            GrammarSource::Regex(regex) => TopLevelGrammar::from_regex(&regex),
-            GrammarSource::Lark(grammar) => TopLevelGrammar::from_lark(grammar),
+            GrammarSource::Lark(grammar) => grammar,
+            // Other sources are one rule.
+            source => format!("start: {}", source.rule().unwrap_or_default()),
         };
+        let grammar = TopLevelGrammar::from_lark(grammar);
         let mut parser = Parser::new(parsers.create_parser(grammar));
         let first = mask(parser.compute_mask_or_eos(), self.vocab_size)?;
         Ok(Arc::new(Compiled { parser: Mutex::new(parser), first, vocab_size: self.vocab_size }))
@@ -168,6 +185,7 @@ mod tests {
             "required": ["a"], "additionalProperties": false});
         let json = GrammarSource::JsonSchema(schema);
         let regex = GrammarSource::Regex("[ab]+/\\d{2}".into());
+        let choice = GrammarSource::Choice(vec!["a \"b\"".into(), "ü\n".into()]);
         let lark = GrammarSource::Lark("start: \"one\" | \"two\" start".into());
         for (source, text, expected) in [
             (&json, "{\"a\": 1}", true),
@@ -181,6 +199,9 @@ mod tests {
             (&regex, "abba/42", true),
             (&regex, "abba/4", false),
             (&regex, "abba/421", false),
+            (&choice, "a \"b\"", true),
+            (&choice, "ü\n", true),
+            (&choice, "ü", false),
             (&lark, "twotwoone", true),
             (&lark, "two", false),
         ] {

@@ -26,7 +26,16 @@ const CHAT_ONLY: [&str; 17] = [
     "truncate_prompt_tokens",
 ];
 /// Fields of Anthropic's API that are not implemented.
-const UNIMPLEMENTED: [&str; 4] = ["container", "context_management", "mcp_servers", "speed"];
+const UNIMPLEMENTED: [&str; 8] = [
+    "container",
+    "context_management",
+    "diagnostics",
+    "inference_geo",
+    "mcp_servers",
+    "speed",
+    "user_profile_id",
+    "workspace_id",
+];
 /// What fields of a chat request are called here.
 const NAMES: [(&str, &str); 3] =
     [("stop", "stop_sequences"), ("response_format", "output_config"), ("chat_template_kwargs", "thinking")];
@@ -45,6 +54,8 @@ pub fn chat(mut fields: Fields, whole: bool) -> Result<Fields, ApiError> {
     if whole && !fields.has("max_tokens") {
         return Err(ApiError::invalid("max_tokens", "max_tokens is missing"));
     }
+    // Prefixes are cached whether that is asked for or not.
+    fields.take("cache_control");
     let mut chat = Map::new();
     chat.insert("messages".into(), history::take(&mut fields)?.into());
     if let Some(tools) = fields.list("tools")? {

@@ -25,17 +25,19 @@ const CHAT_ONLY: [&str; 16] = [
     "verbosity",
 ];
 /// Fields that need a memory of responses, or tools that a vendor runs itself. Only their value for "no" is accepted.
-const UNIMPLEMENTED: [(&str, Value); 10] = [
+const UNIMPLEMENTED: [(&str, Value); 12] = [
+    ("access_programs", Value::Null),
     ("background", Value::Bool(false)),
+    ("background_options", Value::Null),
     ("context_management", Value::Null),
     ("conversation", Value::Null),
+    ("image", Value::Null),
     ("include", Value::Array(Vec::new())),
     ("max_tool_calls", Value::Null),
     ("moderation", Value::Null),
     ("previous_response_id", Value::Null),
     ("prompt", Value::Null),
     ("store", Value::Bool(false)),
-    ("multi_agent", Value::Null),
 ];
 /// What fields of a chat request are called here.
 const NAMES: [(&str, &str); 3] =

@@ -1,25 +1,30 @@
-//! The grammar of a forced call: what may follow the beginning of it that the prompt has.
+//! The grammar of calls that are forced, or that are the only other way to answer than a structured one.
 
 use super::parameter::{FUNCTION_CLOSE, PARAMETER, PARAMETER_CLOSE};
 use super::tools::{CALL_CLOSE, CallPrefix, ToolFormat};
 use super::typed::ParameterType;
-use crate::text::with_options;
+use crate::text::{GrammarSource, with_options};
 use serde_json::{Map, Value, json};
 
 /// A Lark grammar for the rest of the text after `prefix`, calls of `definitions` only, at most `max_calls`. Schemas that
 /// cannot be enforced whole are enforced as far as they can be, unless the function is `strict`.
 pub fn grammar(format: ToolFormat, prefix: &CallPrefix, definitions: &[Value], max_calls: usize) -> String {
     let mut rules = Rules::default();
-    let named = |tool: &&Value| match prefix {
-        CallPrefix::Function(name) => tool["function"]["name"] == **name,
-        CallPrefix::AnyFunction | CallPrefix::None => true,
-    };
-    let calls: Vec<String> =
-        definitions.iter().filter(named).map(|tool| rules.call(format, prefix, &tool["function"])).collect();
-    let call = rules.add(calls.join(" | "));
-    let next = literal(&format!("\n{}", CallPrefix::AnyFunction.text(format)));
-    let more = if max_calls > 1 { format!(" ({next} {call})*") } else { String::new() };
-    rules.text + &format!("start: {call}{more}\n")
+    let calls = rules.calls(format, prefix, definitions, max_calls);
+    rules.text + &format!("start: {calls}\n")
+}
+
+/// A Lark grammar of an answer or of calls, whichever the model begins; `None` if the answer cannot be part of a grammar.
+pub fn grammar_or(
+    answer: &GrammarSource,
+    format: ToolFormat,
+    definitions: &[Value],
+    max_calls: usize,
+) -> Option<String> {
+    let mut rules = Rules::default();
+    let (answer, any) = (rules.add(answer.rule()?), CallPrefix::AnyFunction);
+    let calls = rules.calls(format, &any, definitions, max_calls);
+    Some(rules.text + &format!("start: {answer} | {} {calls}\n", literal(&any.text(format))))
 }
 
 #[derive(Default)]
@@ -39,6 +44,19 @@ impl Rules {
         self.count += 1;
         self.text += &format!("{name}{attributes}: {body}\n");
         name
+    }
+
+    /// The calls that may follow `prefix`.
+    fn calls(&mut self, format: ToolFormat, prefix: &CallPrefix, definitions: &[Value], max_calls: usize) -> String {
+        let named = |tool: &&Value| match prefix {
+            CallPrefix::Function(name) => tool["function"]["name"] == **name,
+            CallPrefix::AnyFunction | CallPrefix::None => true,
+        };
+        let tools = definitions.iter().filter(named);
+        let calls: Vec<String> = tools.map(|tool| self.call(format, prefix, &tool["function"])).collect();
+        let call = self.add(calls.join(" | "));
+        let next = literal(&format!("\n{}", CallPrefix::AnyFunction.text(format)));
+        if max_calls > 1 { format!("{call} ({next} {call})*") } else { call }
     }
 
     fn call(&mut self, format: ToolFormat, prefix: &CallPrefix, function: &Value) -> String {
@@ -111,8 +129,8 @@ fn literal(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::testing;
+    use crate::text::GrammarCompiler;
     use crate::text::parser::{Event, OutputParser, ParserOptions, ReasoningStart};
-    use crate::text::{GrammarCompiler, GrammarSource};
     use std::sync::Arc;
 
     fn tools() -> Vec<Value> {
@@ -124,9 +142,12 @@ mod tests {
 
     /// Whether these calls may be written and then the text may end.
     fn accepts(format: ToolFormat, prefix: &CallPrefix, max_calls: usize, text: &str) -> bool {
+        takes(grammar(format, prefix, &tools(), max_calls), text)
+    }
+
+    fn takes(source: String, text: &str) -> bool {
         let tokenizer = Arc::new(testing::tokenizer());
         let compiler = GrammarCompiler::new(tokenizer.clone(), 4096, vec![4089]);
-        let source = grammar(format, prefix, &tools(), max_calls);
         let grammar = compiler.compile(GrammarSource::Lark(source.clone())).unwrap_or_else(|e| panic!("{e}: {source}"));
         let (mut matcher, mut mask) = grammar.start();
         let allows = |words: &[u32], id: u32| words[id as usize / 32] >> (id % 32) & 1 == 1;
@@ -183,6 +204,25 @@ mod tests {
             assert!(accepts(format, prefix, max_calls, text), "{format:?} {text}");
             assert_eq!(calls(format, prefix, text), expected);
         }
+    }
+
+    #[test]
+    fn an_answer_may_be_the_alternative() {
+        let schema = GrammarSource::JsonSchema(
+            json!({"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}}),
+        );
+        let time = "<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>";
+        let source = |answer: &GrammarSource| grammar_or(answer, ToolFormat::Hermes, &tools(), 1);
+        let cases =
+            [("{\"a\": 5}", true), (time, true), ("{\"b\": 5}", false), ("{\"name\": \"time\"", false), ("5", false)];
+        for (text, expected) in cases {
+            assert_eq!(takes(source(&schema).unwrap(), text), expected, "{text}");
+        }
+        let others = [GrammarSource::Regex("a/b|c".into()), GrammarSource::Choice(vec!["a/b".into(), "x".into()])];
+        for other in others {
+            assert!(takes(source(&other).unwrap(), "a/b") && takes(source(&other).unwrap(), time), "{other:?}");
+        }
+        assert_eq!(source(&GrammarSource::Lark("start: \"a\"".into())), None);
     }
 
     #[test]

@@ -22,7 +22,7 @@ mod tests;
 mod tools;
 mod typed;
 
-pub use forced::grammar as forced_grammar;
+pub use forced::{grammar as forced_grammar, grammar_or};
 pub use output::Event;
 pub use reasoning::ReasoningStart;
 pub use tools::{CallPrefix, ToolFormat};
