@@ -2,7 +2,7 @@
 //!
 //! # Layout
 //! - [`engine`]: the contract between the server and an engine, and the engine thread.
-//! - [`sampling`], [`rules`]: how tokens are drawn, valid by construction.
+//! - [`sampling`], [`rules`], [`grammar`]: how tokens are drawn, valid by construction.
 //! - [`kv`]: block pool, block tables, prefix index.
 //! - [`exec`], [`tensor`], [`scratch`], [`isa`]: where ops run and what they run on.
 //! - [`readback`]: results on their way to the host.
@@ -14,6 +14,7 @@
 pub mod cuda;
 pub mod engine;
 pub mod exec;
+pub mod grammar;
 pub mod isa;
 pub mod kv;
 pub mod readback;

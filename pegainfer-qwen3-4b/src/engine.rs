@@ -172,6 +172,9 @@ pub fn record_step(config: &Config, step: &Step) -> Result<Vec<OpRecord>, LoadEr
     Ok(records)
 }
 
+/// How long to wait for a mask before new requests and cancellations are looked at again.
+const MASK_WAIT: Duration = Duration::from_millis(1);
+
 /// Scheduler and executor as one [`StepEngine`].
 #[derive(Debug)]
 pub struct Engine {
@@ -250,7 +253,12 @@ impl StepEngine for Engine {
     }
 
     fn finish(&mut self) -> Result<EventBatch, EngineError> {
-        let Some(step) = self.in_flight.pop_front() else { return Ok(EventBatch::new()) };
+        let Some(step) = self.in_flight.pop_front() else {
+            if let Some(grammar) = self.scheduler.masked_out() {
+                grammar.wait(MASK_WAIT);
+            }
+            return Ok(self.scheduler.fail_broken());
+        };
         let outcome = self.executor.finish().map_err(|error| self.failed(&error))?;
         Ok(self.scheduler.commit(&step, outcome))
     }

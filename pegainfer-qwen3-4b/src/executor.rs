@@ -212,7 +212,8 @@ impl Pass<'_> {
     /// Narrows the step to the rows that are sampled; says how many.
     fn keep_samples(&mut self) -> Result<usize, OpError> {
         let samples = self.step.samples.len();
-        if samples > 0 && samples < self.step.tokens.len() {
+        let in_place = self.step.samples.iter().zip(0..).all(|(sample, row)| sample.token == row);
+        if samples > 0 && !(in_place && samples == self.step.tokens.len()) {
             self.inputs.sample_rows.set_rows(samples);
             self.work.keep_rows(self.exec, &self.inputs.sample_rows)?;
         }

@@ -2,7 +2,7 @@
 
 use pegainfer_core::engine::{RequestId, TokenLogprobs};
 use pegainfer_core::kv::{BLOCK_SIZE, NO_SLOT};
-use pegainfer_core::rules::Adjustment;
+use pegainfer_core::rules::{Adjustment, LogitEdit};
 use pegainfer_core::sampling::SamplingParams;
 pub use pegainfer_kernels::ops::FROM_PREVIOUS;
 
@@ -56,6 +56,17 @@ pub struct SampleRow {
     pub params: SamplingParams,
     /// Log-probabilities to report, see `GenerateRequest::logprobs`.
     pub logprobs: Option<usize>,
+}
+
+impl SampleRow {
+    /// A sample that can only be `forced`, for the report about a token that is known: `forced` is at `position` of the
+    /// request's prompt, and index `token` of the step's tokens is the one before it.
+    pub fn report(id: RequestId, token: u32, position: usize, forced: u32, logprobs: Option<usize>) -> Self {
+        // No logit reaches this, and reports are of the raw ones.
+        let edit = LogitEdit { token: forced, scale: 1.0, add: f32::MAX };
+        let adjustment = Some(Adjustment { edits: vec![edit], allowed: None });
+        Self { id, token, position: position as u64, adjustment, params: SamplingParams::greedy(), logprobs }
+    }
 }
 
 /// What the executor returns: one entry per `Step::samples`, in order.

@@ -113,7 +113,7 @@ impl EngineLimits {
         if max_tokens == 0 {
             return Err(SubmitError::NothingToGenerate);
         }
-        if let Some(asked) = request.logprobs.filter(|&n| n > MAX_LOGPROBS) {
+        if let Some(asked) = request.logprobs.max(request.prompt_logprobs).filter(|&n| n > MAX_LOGPROBS) {
             return Err(SubmitError::TooManyLogprobs { asked });
         }
         if prompt >= self.max_model_len {

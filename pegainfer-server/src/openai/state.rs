@@ -5,6 +5,7 @@ use super::policy::FieldPolicy;
 use crate::checkpoint::Checkpoint;
 use crate::http::{Lifecycle, Options};
 use crate::metrics::Metrics;
+use crate::text::GrammarCompiler;
 use axum::http::StatusCode;
 use pegainfer_core::engine::EngineHandle;
 use std::collections::hash_map::RandomState;
@@ -18,6 +19,8 @@ pub struct AppState {
     pub engine: EngineHandle,
     /// Tokenizer, template and sampling defaults.
     pub checkpoint: Checkpoint,
+    /// What turns schemas into masks.
+    pub grammars: GrammarCompiler,
     /// Names that clients may use; the first one is the canonical name. Never empty.
     pub names: Vec<String>,
     /// Counters and histograms.
@@ -43,7 +46,11 @@ impl AppState {
             names.push(checkpoint.name.clone());
         }
         let metrics = Arc::new(Metrics::new(engine.clone(), &names[0]));
+        let limits = engine.limits();
+        let (vocab_size, eos) = (limits.vocab_size, limits.eos_token_ids.clone());
+        let grammars = GrammarCompiler::new(checkpoint.tokenizer.clone(), vocab_size, eos);
         Arc::new(Self {
+            grammars,
             engine,
             checkpoint,
             names,

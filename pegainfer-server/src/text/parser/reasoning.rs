@@ -64,6 +64,11 @@ impl ReasoningParser {
         Self { cursor: Cursor::default(), step, call_ends_it }
     }
 
+    /// True after `<think>` and before the end of `</think>`.
+    pub fn is_inside(&self) -> bool {
+        matches!(self.step, Step::Opened | Step::Reasoning)
+    }
+
     /// Takes a piece of text; gives the part of it that belongs to the answer.
     pub fn push(&mut self, piece: &str, out: &mut Output) -> String {
         self.cursor.text.push_str(piece);
