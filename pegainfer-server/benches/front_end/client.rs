@@ -63,7 +63,9 @@ impl Connection {
         if self.answer.ends_with(b"\r\n0\r\n\r\n") {
             return true;
         }
-        let Some(head) = self.answer.windows(4).take(1000).position(|window| window == b"\r\n\r\n") else { return false };
+        let Some(head) = self.answer.windows(4).take(1000).position(|window| window == b"\r\n\r\n") else {
+            return false;
+        };
         let lines = String::from_utf8_lossy(&self.answer[..head]).to_ascii_lowercase();
         let length = lines.lines().find_map(|line| line.strip_prefix("content-length: "));
         length.and_then(|length| length.parse().ok()) == Some(self.answer.len() - head - 4)

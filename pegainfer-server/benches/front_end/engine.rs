@@ -53,11 +53,8 @@ impl InstantEngine {
             events.push((request.id, TokenEvent::Token(TokenOut { id: token, is_stop: false, logprobs: None })));
             let complete = request.generated == request.max_tokens;
             if complete {
-                let usage = Usage {
-                    prompt_tokens: request.prompt,
-                    completion_tokens: request.generated,
-                    cached_tokens: 0,
-                };
+                let usage =
+                    Usage { prompt_tokens: request.prompt, completion_tokens: request.generated, cached_tokens: 0 };
                 events.push((request.id, TokenEvent::Finished { reason: FinishReason::Length, usage }));
             }
             !complete

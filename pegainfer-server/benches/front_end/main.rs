@@ -216,8 +216,30 @@ fn prompt(args: &Args) -> Result<()> {
 /// Text that no cache has seen: a walk through a small dictionary, with numbers.
 fn words(count: usize, seed: usize) -> String {
     const WORDS: [&str; 24] = [
-        "the", "kernel", "of", "scheduler", "river", "and", "story", "time", "upon", "a", "model", "bread", "window",
-        "is", "reading", "because", "function", "return", "children", "they", "morning", "however", "water", "played",
+        "the",
+        "kernel",
+        "of",
+        "scheduler",
+        "river",
+        "and",
+        "story",
+        "time",
+        "upon",
+        "a",
+        "model",
+        "bread",
+        "window",
+        "is",
+        "reading",
+        "because",
+        "function",
+        "return",
+        "children",
+        "they",
+        "morning",
+        "however",
+        "water",
+        "played",
     ];
     let mut state = seed as u64 ^ 0x9E37_79B9;
     let mut text = String::new();
