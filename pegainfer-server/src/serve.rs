@@ -18,6 +18,7 @@ pub(crate) const BACKLOG: u32 = 1024;
 /// Runs until a signal comes. `started` is when the process began.
 pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
     let options = args.http.options(args.strict)?;
+    let tracer = options.tracer.clone();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no async runtime")?;
     // Taken before the model is loaded, so that a port in use is told at once. Nobody can connect before `listen`.
     let socket = runtime.block_on(reserve(&args.host, args.port))?;
@@ -49,6 +50,9 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
     });
     // Blocking work that is left over must not hold the exit.
     runtime.shutdown_background();
+    if let Some(tracer) = tracer {
+        tracer.flush();
+    }
     served
 }
 

@@ -5,6 +5,7 @@ use super::fields::{Fields, describe};
 use super::rules;
 use super::state::AppState;
 use crate::http::{Deadline, parse_seconds, request_id};
+use crate::trace::Trace;
 use axum::http::HeaderMap;
 use pegainfer_core::engine::{self, GenerateRequest, SubmitError};
 use pegainfer_core::rules::LogitRules;
@@ -55,6 +56,8 @@ pub struct Params {
     pub stop_token_ids: Vec<u32>,
     /// Run the tokenizer's post-processor (BOS) over the prompt.
     pub add_special_tokens: Option<bool>,
+    /// Where the stages of the request go.
+    pub trace: Option<Arc<Trace>>,
     sampling: Sampling,
     rules: Option<Arc<LogitRules>>,
     ignore_eos: bool,
@@ -96,6 +99,7 @@ impl Params {
             stop: take_stop(fields)?,
             stop_token_ids,
             add_special_tokens: fields.bool("add_special_tokens")?,
+            trace: fields.trace().cloned(),
             sampling: Sampling::take(fields, state)?,
             rules: rules::take(fields, state, min_tokens, stops)?,
             ignore_eos,
