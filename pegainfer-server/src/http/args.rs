@@ -1,6 +1,6 @@
 //! Flags of the HTTP side.
 
-use super::{ApiKeys, Cors, Options};
+use super::{ApiKeys, Cors, Options, Tls};
 use crate::cli::parse_bytes;
 use crate::trace::{ChromeFiles, Tracer};
 use anyhow::{Context, Result};
@@ -51,6 +51,12 @@ pub struct HttpArgs {
     /// After SIGTERM, open requests have this long to finish
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds)]
     pub drain_timeout: Duration,
+    /// Serve HTTPS with this certificate chain (PEM, the server's own certificate first)
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// Private key of the certificate (PEM, without password)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
     /// Write the stages of each request (queue, prefill, decode, ..) into files here, which ui.perfetto.dev opens
     #[arg(long, value_name = "DIR")]
     pub trace_dir: Option<PathBuf>,
@@ -76,6 +82,7 @@ impl HttpArgs {
             request_timeout: self.request_timeout,
             client_timeout: self.client_timeout,
             drain_timeout: self.drain_timeout,
+            tls: self.tls_cert.as_deref().zip(self.tls_key.as_deref()).map(|(c, k)| Tls::load(c, k)).transpose()?,
             tracer: self.tracer()?,
         })
     }

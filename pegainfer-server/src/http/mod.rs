@@ -7,12 +7,14 @@ mod guard;
 mod lifecycle;
 pub mod request_id;
 mod stall;
+mod tls;
 
 pub use args::{HttpArgs, Secret, parse_seconds};
 pub use connections::serve;
 pub use cors::Cors;
 pub use guard::ApiKeys;
 pub use lifecycle::{Deadline, Lifecycle, Phase};
+pub use tls::Tls;
 
 use crate::openai::AppState;
 use crate::trace::{self, Tracer};
@@ -39,6 +41,8 @@ pub struct Options {
     pub client_timeout: Duration,
     /// Open requests may take this long after a signal to stop.
     pub drain_timeout: Duration,
+    /// Certificate and key; `None` serves plain HTTP.
+    pub tls: Option<Tls>,
     /// Where the stages of requests go; `None` traces nothing.
     pub tracer: Option<Arc<Tracer>>,
 }
@@ -53,6 +57,7 @@ impl Default for Options {
             request_timeout: None,
             client_timeout: Duration::from_secs(60),
             drain_timeout: Duration::from_secs(30),
+            tls: None,
             tracer: None,
         }
     }
