@@ -17,6 +17,7 @@ pub(crate) const BACKLOG: u32 = 1024;
 
 /// Runs until a signal comes. `started` is when the process began.
 pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
+    http::raise_open_files();
     let options = args.http.options(args.strict)?;
     let (tracer, scheme) = (options.tracer.clone(), if options.tls.is_some() { "https" } else { "http" });
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no async runtime")?;

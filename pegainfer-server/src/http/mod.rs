@@ -5,6 +5,7 @@ mod connections;
 mod cors;
 mod guard;
 mod lifecycle;
+mod open_files;
 pub mod request_id;
 mod stall;
 mod tls;
@@ -14,6 +15,7 @@ pub use connections::serve;
 pub use cors::Cors;
 pub use guard::ApiKeys;
 pub use lifecycle::{Deadline, Lifecycle, Phase};
+pub use open_files::raise_open_files;
 pub use tls::Tls;
 
 use crate::openai::AppState;
