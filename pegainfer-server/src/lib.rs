@@ -6,7 +6,7 @@
 //! - [`checkpoint`]: the text side of a checkpoint directory. [`text`]: tokenizer, detokenizer, stop strings, template, parsers.
 //! - [`openai`]: the HTTP API: requests in, JSON and server-sent events out. [`http`]: what stands before it.
 //! - [`ui`]: the page at `/`.
-//! - [`metrics`], [`logging`]: what operators see.
+//! - [`metrics`], [`logging`], [`trace`]: what operators see.
 
 pub mod bench;
 pub mod checkpoint;
@@ -26,4 +26,5 @@ pub mod serve;
 #[cfg(test)]
 mod testing;
 pub mod text;
+pub mod trace;
 pub mod ui;

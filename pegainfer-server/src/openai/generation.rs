@@ -6,6 +6,7 @@ use super::state::AppState;
 use crate::http::Deadline;
 use crate::metrics::{Ending, RequestRecord};
 use crate::text::{Detokenizer, StopScanner, Tokenizer};
+use crate::trace::ChoiceTrace;
 use futures_util::future::BoxFuture;
 use pegainfer_core::engine::{
     FinishReason, GenerateRequest, SubmitError, TokenEvent, TokenLogprobs, TokenOut, TokenStream,
@@ -104,8 +105,15 @@ impl Generation {
         for request in &requests {
             state.engine.limits().check(request).map_err(|e| ApiError::from_submit(e, prompt_field))?;
         }
-        let submit = |request| Self::submit(state, params, request, endpoint, prompt_field);
-        requests.into_iter().map(submit).collect()
+        if let Some(trace) = &params.trace {
+            trace.stage("tokenize");
+        }
+        let submit = |(choice, request)| {
+            let mut generation = Self::submit(state, params, request, endpoint, prompt_field)?;
+            generation.record.trace(params.trace.clone().map(|trace| ChoiceTrace::new(trace, choice)));
+            Ok(generation)
+        };
+        requests.into_iter().enumerate().map(submit).collect()
     }
 
     fn submit(
@@ -195,12 +203,16 @@ impl Generation {
     fn token(&mut self, token: TokenOut, at: Instant) -> Piece {
         self.counts.completion += 1;
         self.record.token(at);
+        let started = self.record.is_traced().then(Instant::now);
         let offset = self.chars;
         let mut decoded = String::new();
         if !token.is_stop || self.include_stop {
             self.detokenizer.push(&self.tokenizer, token.id, &mut decoded);
         }
         let (text, finish) = self.scan(&decoded);
+        if let Some(started) = started {
+            self.record.detokenized(started.elapsed());
+        }
         Piece { text, token: Some(token), offset, finish, prompt: self.prompt.take() }
     }
 

@@ -7,6 +7,7 @@ use super::state::AppState;
 use super::stop;
 use super::truncation::Truncation;
 use crate::http::{Deadline, parse_seconds, request_id};
+use crate::trace::Trace;
 use axum::http::HeaderMap;
 use pegainfer_core::engine::{self, GenerateRequest, SubmitError};
 use pegainfer_core::grammar::Grammar;
@@ -64,6 +65,8 @@ pub struct Params {
     pub ids_as_text: bool,
     /// Run the tokenizer's post-processor (BOS) over the prompt.
     pub add_special_tokens: Option<bool>,
+    /// Where the stages of the request go.
+    pub trace: Option<Arc<Trace>>,
     sampling: Sampling,
     rules: Option<Arc<LogitRules>>,
     ignore_eos: bool,
@@ -118,6 +121,7 @@ impl Params {
             token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
             ids_as_text: fields.bool("return_tokens_as_token_ids")?.unwrap_or(false),
             add_special_tokens: fields.bool("add_special_tokens")?,
+            trace: fields.trace().cloned(),
             sampling: Sampling::take(fields, state)?,
             rules: rules::take(fields, state, min_tokens, stops)?,
             ignore_eos,
