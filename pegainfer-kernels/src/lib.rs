@@ -4,6 +4,7 @@
 pub mod compare;
 pub mod cpu;
 pub mod cuda;
+mod delta;
 mod draw;
 mod heads;
 pub mod ops;

@@ -125,7 +125,7 @@ pub(super) fn on_cpu(
 }
 
 /// True when no value occurs twice.
-fn distinct(values: &[u32]) -> bool {
+pub(super) fn distinct(values: &[u32]) -> bool {
     let mut sorted = values.to_vec();
     sorted.sort_unstable();
     sorted.is_sorted_by(|a, b| a < b)
