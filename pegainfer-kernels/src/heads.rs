@@ -6,10 +6,6 @@ use pegainfer_core::kv::BLOCK_SIZE;
 /// Largest supported head, elements.
 pub(crate) const MAX_HEAD_DIM: usize = 256;
 
-/// The slot of a token that a GPU keeps out of the cache: of the rows that pad a step to the shape of a CUDA graph. The
-/// CPU has no such steps.
-pub const NO_SLOT: u32 = u32::MAX;
-
 /// Head counts and size of an attention layer.
 ///
 /// One layer's cache is two arrays of bf16 in blocks of [`BLOCK_SIZE`] tokens: K `[blocks, kv_heads, head_dim, 16]` (a

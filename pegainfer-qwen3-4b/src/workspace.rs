@@ -2,15 +2,8 @@
 
 use crate::config::Config;
 use crate::executor::StepBounds;
-use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, Tensor};
-use pegainfer_kernels::ops::REPORT_WORDS;
-
-/// Rows of logits computed at once: more rows take more memory (0.6 MB each for Qwen3's vocabulary), fewer stream the
-/// output matrix more often.
-fn logits_rows(device: Device) -> usize {
-    if device == Device::Cuda { 256 } else { 32 }
-}
 
 /// Activations, allocated once for the largest step.
 #[derive(Debug)]
@@ -31,20 +24,11 @@ pub(crate) struct Workspace {
     pub gate_up: Tensor,
     /// `[tokens, intermediate]`.
     pub activated: Tensor,
-    /// Rows that need logits, `[logits_rows, hidden]`.
-    pub last: Tensor,
-    /// `[logits_rows, vocab]` f32.
-    pub logits: Tensor,
-    /// What the samples of the last step drew, `[rows]` u32. At its full length outside of `Pass::sample`.
-    pub sampled: Tensor,
-    /// Of the sampled tokens, `[rows, REPORT_WORDS]` u32.
-    pub logprobs: Tensor,
 }
 
 impl Workspace {
     pub fn new(exec: &mut Exec, config: &Config, bounds: StepBounds) -> std::io::Result<Self> {
         let tokens = bounds.tokens;
-        let chunk = logits_rows(exec.device()).min(bounds.rows);
         let mut bf16 = |name: &str, width: usize| exec.tensor(name, &[tokens, width], DType::Bf16);
         let (hidden, width, shape) = (config.hidden_size, config.intermediate_size, config.shape);
         Ok(Self {
@@ -56,10 +40,6 @@ impl Workspace {
             attended: bf16("attended", shape.q_width())?,
             gate_up: bf16("gate_up", 2 * width)?,
             activated: bf16("activated", width)?,
-            last: exec.tensor("last", &[chunk, hidden], DType::Bf16)?,
-            logits: exec.tensor("logits", &[chunk, config.vocab_size], DType::F32)?,
-            sampled: exec.tensor("sampled", &[bounds.rows], DType::U32)?,
-            logprobs: exec.tensor("logprobs", &[bounds.rows, REPORT_WORDS], DType::U32)?,
         })
     }
 

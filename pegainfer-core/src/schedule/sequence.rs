@@ -3,15 +3,14 @@
 //! While a step that samples for it is in flight, a sequence has a token whose id is not known yet. It counts like any
 //! other token in what is planned; [`Sequence::input`] names it by where the device will find it.
 
-use crate::plan::FROM_PREVIOUS;
+use super::step::FROM_PREVIOUS;
+use crate::engine::{FinishReason, GenerateRequest, RequestId, Usage};
+use crate::kv::{BlockPool, BlockTable};
+use crate::rules::{Adjustment, RuleTracker};
 
-use pegainfer_core::engine::{FinishReason, GenerateRequest, RequestId, Usage};
-use pegainfer_core::kv::{BlockPool, BlockTable};
-use pegainfer_core::rules::{Adjustment, RuleTracker};
-
-/// A request's tokens, blocks and progress.
+/// A request's tokens, blocks and progress; `H` is what the model keeps for it beside its blocks.
 #[derive(Debug)]
-pub(crate) struct Sequence {
+pub(super) struct Sequence<H> {
     pub id: RequestId,
     pub request: GenerateRequest,
     /// Prompt, then what was generated, as far as it is known.
@@ -24,6 +23,7 @@ pub(crate) struct Sequence {
     /// Tokens whose KV is in the cache after every step in flight; the rest are this sequence's input.
     pub planned: usize,
     pub table: BlockTable,
+    pub held: H,
     /// Follows the tokens that are known; usually there are no rules.
     rules: Option<RuleTracker>,
     /// It has run before, and its admission was reported.
@@ -38,7 +38,7 @@ pub(crate) struct Sequence {
     pub finished: bool,
 }
 
-impl Sequence {
+impl<H: Default> Sequence<H> {
     pub fn new(id: RequestId, mut request: GenerateRequest, pool: &BlockPool) -> Self {
         let tokens = std::mem::take(&mut request.prompt);
         let table = BlockTable::new(pool, request.cache_salt);
@@ -52,6 +52,7 @@ impl Sequence {
             sample: 0,
             planned: 0,
             table,
+            held: H::default(),
             rules,
             admitted: false,
             cached_tokens: 0,
@@ -94,6 +95,7 @@ impl Sequence {
     pub fn release(&mut self) {
         assert!(self.in_flight == 0, "a step in flight writes to this sequence's blocks");
         self.table.clear();
+        self.held = H::default();
         self.planned = 0;
     }
 
