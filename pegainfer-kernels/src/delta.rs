@@ -88,7 +88,7 @@ impl DeltaShape {
 
 /// Consecutive tokens of one sequence in a step. Segments run in order, so one may go on from the slot that an earlier
 /// one of the same step went to: that is how a step leaves a copy of the state in the middle of a prompt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Segment {
     /// First token, an index into the step's tokens.
     pub first: u32,

@@ -96,6 +96,11 @@ impl<M: Memory> Scheduler<M> {
         }
     }
 
+    /// What the model remembers beside its KV blocks; for tests of its accounting.
+    pub fn memory(&self) -> &M {
+        &self.memory
+    }
+
     /// Ids of the distinct blocks held by running sequences, ascending; for tests of the pool's accounting.
     pub fn held_blocks(&self) -> Vec<u32> {
         let mut ids: Vec<u32> = self.running.iter().flat_map(|seq| seq.table.blocks()).map(|b| b.id()).collect();
