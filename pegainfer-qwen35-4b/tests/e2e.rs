@@ -25,7 +25,8 @@ const LOGPROB_MEAN: f64 = 0.03;
 /// Log-probabilities compared at each position.
 const TOP: usize = 5;
 
-/// Every step of every case, each with the reference's own tokens before it (the prefix cache makes that cheap).
+/// Every step of every case, each with the reference's own tokens before it (the prefix cache makes that cheap). On slower
+/// instruction sets, those steps of which log-probabilities are known.
 #[test]
 fn every_step_agrees_with_the_reference() {
     let fixture = fixture();
@@ -33,8 +34,9 @@ fn every_step_agrees_with_the_reference() {
         let mut engine = engine(target, &options());
         let (mut steps, mut close, mut errors) = (0, 0, Vec::new());
         for case in &fixture.cases {
+            let last = if target == best() { case.greedy_ids.len() } else { case.top20.len() };
             let prefixes: Vec<Vec<u32>> =
-                (0..case.greedy_ids.len()).map(|i| [&case.prompt_ids, &case.greedy_ids[..i]].concat()).collect();
+                (0..last).map(|i| [&case.prompt_ids, &case.greedy_ids[..i]].concat()).collect();
             for (i, prefix) in prefixes.iter().enumerate() {
                 // The engine's top must contain the reference's top five, in whatever order.
                 let request = GenerateRequest { logprobs: Some(MAX_LOGPROBS), ..greedy(prefix, 1) };
@@ -62,7 +64,7 @@ fn every_step_agrees_with_the_reference() {
         println!(
             "{target}: {steps} steps, {close} within the margin; log-probability error mean {mean:.4}, max {max:.4}"
         );
-        assert!(steps >= 500 && close < steps / 10, "the fixture tests nothing");
+        assert!(steps >= 200 && close < steps / 10, "the fixture tests nothing");
         assert!(max <= LOGPROB_MAX && mean <= LOGPROB_MEAN, "{target}: mean {mean}, max {max}");
     }
 }
