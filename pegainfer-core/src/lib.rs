@@ -4,6 +4,7 @@
 //! - [`engine`]: the contract between the server and an engine, and the engine thread.
 //! - [`sampling`], [`rules`], [`grammar`]: how tokens are drawn, valid by construction.
 //! - [`kv`]: block pool, block tables, prefix index.
+//! - [`schedule`]: continuous batching, and the step that it hands to an executor.
 //! - [`exec`], [`tensor`], [`scratch`], [`isa`]: where ops run and what they run on.
 //! - [`readback`]: results on their way to the host.
 //! - [`cuda`]: the GPU behind them.
@@ -22,6 +23,7 @@ pub mod record;
 pub mod rng;
 pub mod rules;
 pub mod sampling;
+pub mod schedule;
 pub mod scratch;
 pub mod tensor;
 pub mod weights;

@@ -144,3 +144,47 @@ fn dummy_weights_depend_on_seed_and_name_alone() {
     let std = (base.iter().map(|v| v.to_f64().powi(2)).sum::<f64>() / n).sqrt();
     assert!(mean.abs() < 2e-4 && (std - 0.02).abs() < 2e-4, "mean {mean}, std {std}");
 }
+
+#[test]
+fn small_tensors_are_widened_from_either_type_and_converted() {
+    let dir = Dir::new("converted");
+    let wide = [1.5f32, -2.25, 1e-30];
+    dir.write(
+        "model.safetensors",
+        &file(&[
+            ("narrow", Dtype::BF16, vec![3], bytemuck::cast_slice(&values(3, 5)).to_vec()),
+            ("wide", Dtype::F32, vec![3], bytemuck::cast_slice(&wide).to_vec()),
+        ]),
+    );
+    let source = Source::open(dir.path()).unwrap();
+    let mut exec = Exec::cpu(Isa::Portable, Some(1)).unwrap();
+    let double = |values: Vec<f32>| values.into_iter().map(|value| 2.0 * value).collect();
+    let loaded = Loader::run(&mut exec, &source, &mut |_| {}, |loader| {
+        let narrow = loader.converted("narrow".to_owned(), &[3], 0.0, &[3, 1], double)?;
+        Ok((narrow, loader.converted("wide".to_owned(), &[3], 0.0, &[3], |values| values)?))
+    });
+    let (narrow, unchanged) = loaded.unwrap();
+    assert_eq!((narrow.shape(), narrow.host::<f32>()), (&[3, 1][..], &[10.0, 12.0, 14.0][..]));
+    assert_eq!(unchanged.host::<f32>(), wide);
+    let mut names: Vec<&str> = source.names().collect();
+    names.sort_unstable();
+    assert_eq!(names, ["narrow", "wide"]);
+    let wrong = Loader::run(&mut exec, &source, &mut |_| {}, |loader| {
+        loader.converted("wide".to_owned(), &[4], 0.0, &[4], |values| values)
+    });
+    let error = wrong.unwrap_err().to_string();
+    assert!(error.contains("wide is F32 [3], but config.json asks for BF16 or F32 [4]"), "{error}");
+}
+
+#[test]
+fn shards_are_found_where_only_the_files_were_renamed() {
+    for (listed, found) in [
+        ("model.safetensors-00001-of-00001.safetensors", "model-00001-of-00001.safetensors"),
+        ("model-00001-of-00001.safetensors", "model.safetensors-00001-of-00001.safetensors"),
+    ] {
+        let dir = Dir::new("renamed");
+        dir.write(found, &file(&[bf16_tensor("q", 3, 0)]));
+        dir.write("model.safetensors.index.json", format!(r#"{{"weight_map":{{"q":"{listed}"}}}}"#).as_bytes());
+        assert!(Checkpoint::open(dir.path()).unwrap().contains("q"));
+    }
+}

@@ -40,6 +40,11 @@ impl HeadShape {
         (self.heads + 2 * self.kv_heads) * self.head_dim
     }
 
+    /// Columns of the fused projection with gates: for each head its query, then its gate; then keys, values.
+    pub fn gated_qkv_width(&self) -> usize {
+        (2 * self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+
     /// Columns of the queries, and of the attention output.
     pub fn q_width(&self) -> usize {
         self.heads * self.head_dim

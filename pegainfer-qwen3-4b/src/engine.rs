@@ -1,23 +1,23 @@
-//! Loading, and scheduler plus executor as one engine.
+//! Loading.
 
 use crate::config::{Config, ConfigError};
-use crate::executor::{Executor, STEPS_IN_FLIGHT, StepBounds};
+use crate::executor::{Executor, StepBounds};
 use crate::plan::Step;
-use crate::scheduler::{Scheduler, SchedulerConfig};
 use crate::weights::Weights;
-use pegainfer_core::engine::{
-    EngineError, EngineLimits, EngineStats, EventBatch, GenerateRequest, RequestId, StepEngine,
-};
+use pegainfer_core::engine::EngineLimits;
 use pegainfer_core::exec::{Device, Exec};
-use pegainfer_core::kv::{BLOCK_SIZE, BlockPool};
+use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::record::OpRecord;
+use pegainfer_core::schedule;
 use pegainfer_core::tensor::OpError;
 use pegainfer_core::weights::{Source, WeightsError};
 use pegainfer_kernels::ops;
-use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use thiserror::Error;
+
+/// The Qwen3 engine.
+pub type Engine = schedule::Engine<Executor>;
 
 /// What to load and how much of the machine to use.
 #[derive(Debug, Clone)]
@@ -109,7 +109,8 @@ pub fn load(
         max_num_seqs: bounds.rows,
         eos_token_ids: config.eos_token_ids.clone(),
     };
-    Ok(Loaded { engine: Engine::new(executor, limits, options), config, weights_time })
+    let tokens = (bounds.tokens, options.max_num_mixed_tokens);
+    Ok(Loaded { engine: Engine::new(executor, limits, tokens, ()), config, weights_time })
 }
 
 /// The largest step these options allow on `device`.
@@ -170,109 +171,4 @@ pub fn record_step(config: &Config, step: &Step) -> Result<Vec<OpRecord>, LoadEr
     let (result, records) = executor.record(step);
     result?;
     Ok(records)
-}
-
-/// How long to wait for a mask before new requests and cancellations are looked at again.
-const MASK_WAIT: Duration = Duration::from_millis(1);
-
-/// Scheduler and executor as one [`StepEngine`].
-#[derive(Debug)]
-pub struct Engine {
-    executor: Executor,
-    scheduler: Scheduler,
-    limits: EngineLimits,
-    /// Steps that may be in flight.
-    depth: usize,
-    /// Not launched yet.
-    planned: Step,
-    /// Launched and not finished, oldest first.
-    in_flight: VecDeque<Step>,
-}
-
-impl Engine {
-    fn new(executor: Executor, limits: EngineLimits, options: &LoadOptions) -> Self {
-        let config = SchedulerConfig {
-            max_num_seqs: limits.max_num_seqs,
-            max_num_batched_tokens: options.max_num_batched_tokens,
-            max_num_mixed_tokens: options.max_num_mixed_tokens,
-            eos_token_ids: limits.eos_token_ids.clone(),
-        };
-        let scheduler = Scheduler::new(config, BlockPool::new(limits.kv_blocks));
-        let depth = executor.useful_depth();
-        Self { executor, scheduler, limits, depth, planned: Step::default(), in_flight: VecDeque::new() }
-    }
-
-    /// Lets `depth` steps be in flight at once, 1 or 2. The default is what helps on the device; results are the same.
-    pub fn set_depth(&mut self, depth: usize) {
-        self.depth = depth.clamp(1, STEPS_IN_FLIGHT);
-    }
-
-    /// Nothing may run on when the blocks of the failed requests are used again. A device that cannot even be waited for
-    /// is lost.
-    fn failed(&mut self, error: &OpError) -> EngineError {
-        EngineError { message: error.to_string(), fatal: self.executor.abandon().is_err() }
-    }
-
-    /// The executor, to run single steps.
-    pub fn executor(&mut self) -> &mut Executor {
-        &mut self.executor
-    }
-}
-
-impl StepEngine for Engine {
-    fn limits(&self) -> EngineLimits {
-        self.limits.clone()
-    }
-
-    fn add(&mut self, id: RequestId, request: GenerateRequest) {
-        self.scheduler.add(id, request);
-    }
-
-    fn cancel(&mut self, id: RequestId) {
-        self.scheduler.cancel(id);
-    }
-
-    fn has_work(&self) -> bool {
-        self.scheduler.has_work()
-    }
-
-    fn plan(&mut self) -> Option<EventBatch> {
-        if self.in_flight.len() == self.depth {
-            return None;
-        }
-        let (step, admitted) = self.scheduler.plan();
-        self.planned = step;
-        (!self.planned.is_empty()).then_some(admitted)
-    }
-
-    fn launch(&mut self) -> Result<(), EngineError> {
-        let step = std::mem::take(&mut self.planned);
-        self.executor.launch(&step).map_err(|error| self.failed(&error))?;
-        self.in_flight.push_back(step);
-        Ok(())
-    }
-
-    fn finish(&mut self) -> Result<EventBatch, EngineError> {
-        let Some(step) = self.in_flight.pop_front() else {
-            if let Some(grammar) = self.scheduler.masked_out() {
-                grammar.wait(MASK_WAIT);
-            }
-            return Ok(self.scheduler.fail_broken());
-        };
-        let outcome = self.executor.finish().map_err(|error| self.failed(&error))?;
-        Ok(self.scheduler.commit(&step, outcome))
-    }
-
-    fn abort_all(&mut self) -> Vec<RequestId> {
-        self.in_flight.clear();
-        self.scheduler.abort_all()
-    }
-
-    fn reset_prefix_cache(&mut self) {
-        self.scheduler.reset_prefix_cache();
-    }
-
-    fn stats(&self) -> EngineStats {
-        self.scheduler.stats()
-    }
 }

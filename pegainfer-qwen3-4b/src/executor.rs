@@ -4,23 +4,19 @@
 //! has seen the tokens of this one. They stay on the device, where [`FROM_PREVIOUS`](crate::plan::FROM_PREVIOUS) finds
 //! them; a copy of them is on its way to the host.
 
-use crate::adjustments::Adjustments;
 use crate::config::Config;
 use crate::engine::LoadError;
 use crate::graphs::{Graphs, Run};
-use crate::inputs::Inputs;
-use crate::plan::{Outcome, SampleRow, Step};
-use crate::results::Results;
+use crate::plan::{Outcome, Step};
 use crate::state::{self, KvLayer};
 use crate::weights::{Layer, Weights};
 use crate::workspace::Workspace;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
+use pegainfer_core::schedule::{STEPS_IN_FLIGHT, StepExecutor};
 use pegainfer_core::tensor::{OpError, Tensor};
-use pegainfer_kernels::ops::{self, AttentionBatch};
-
-/// Steps that may be launched and not finished.
-pub const STEPS_IN_FLIGHT: usize = 2;
+use pegainfer_kernels::ops;
+use pegainfer_kernels::step::{Inputs, Results, Sampler};
 
 /// Largest step an executor is built for.
 #[derive(Debug, Clone, Copy)]
@@ -50,6 +46,7 @@ pub struct Executor {
     rope: Tensor,
     inputs: Inputs,
     work: Workspace,
+    sampler: Sampler,
     graphs: Graphs,
     /// Used in turn.
     results: [Results; STEPS_IN_FLIGHT],
@@ -63,16 +60,32 @@ impl Executor {
     /// Allocates workspace and KV beside loaded weights.
     pub fn new(mut exec: Exec, config: Config, weights: Weights, bounds: StepBounds) -> Result<Self, LoadError> {
         let rope = ops::rope_table(&mut exec, bounds.context, config.shape.head_dim, config.rope_theta)?;
-        let inputs = Inputs::new(&mut exec, config.vocab_size, bounds)?;
+        let StepBounds { tokens, rows, context, .. } = bounds;
+        let inputs = Inputs::new(&mut exec, config.vocab_size, tokens, rows, context)?;
         let work = Workspace::new(&mut exec, &config, bounds)?;
-        let results = [Results::new(&mut exec, bounds.rows)?, Results::new(&mut exec, bounds.rows)?];
+        let sampler = Sampler::new(&mut exec, config.vocab_size, rows)?;
+        let results = [Results::new(&mut exec, rows)?, Results::new(&mut exec, rows)?];
         // Last, because what the rest has left may be what it gets.
         let kv_blocks = state::kv_blocks(&mut exec, &config, bounds)?;
         let kv = state::allocate_kv(&mut exec, &config, kv_blocks).map_err(LoadError::KvCache)?;
         let captures = bounds.graphs && exec.device() == Device::Cuda;
-        let graphs = Graphs::new(if captures { work.logits.max_rows() } else { 0 });
+        let graphs = Graphs::new(if captures { sampler.max_rows() } else { 0 });
         let (launched, finished) = (0, 0);
-        Ok(Self { exec, config, weights, kv, kv_blocks, rope, inputs, work, graphs, results, launched, finished })
+        Ok(Self {
+            exec,
+            config,
+            weights,
+            kv,
+            kv_blocks,
+            rope,
+            inputs,
+            work,
+            sampler,
+            graphs,
+            results,
+            launched,
+            finished,
+        })
     }
 
     /// The execution context, to record or to ask about the device.
@@ -90,53 +103,6 @@ impl Executor {
         self.kv_blocks
     }
 
-    /// Steps that it helps to have in flight: a device that computes beside the host can have the next one waiting.
-    pub fn useful_depth(&self) -> usize {
-        if self.exec.device() == Device::Cuda { STEPS_IN_FLIGHT } else { 1 }
-    }
-
-    /// Starts a step; at most [`STEPS_IN_FLIGHT`] may be in flight. The CPU computes at once.
-    pub fn launch(&mut self, step: &Step) -> Result<(), OpError> {
-        assert!(self.launched - self.finished < STEPS_IN_FLIGHT, "too many steps in flight");
-        let Self { exec, config, weights, kv, rope, inputs, work, graphs, results, .. } = self;
-        let results = &mut results[self.launched % STEPS_IN_FLIGHT];
-        let samples = &step.samples;
-        // A record is of the ops themselves.
-        let size = graphs.size(step).filter(|_| !exec.is_recording());
-        let padded = size.filter(|size| *size > step.rows.len()).map(|size| step.padded(size));
-        let step = padded.as_ref().unwrap_or(step);
-        exec.install(|exec| {
-            inputs.fill(exec, step)?;
-            work.set_rows(step.tokens.len());
-            let mut pass = Pass { exec, config, weights, rope, inputs, work, step };
-            pass.run(kv, graphs, size)?;
-            for tensor in [&mut work.sampled, &mut work.logprobs] {
-                tensor.set_rows(samples.len());
-            }
-            results.start(exec, samples, &work.sampled, &work.logprobs)?;
-            // The next step may ask for any of the tokens.
-            work.sampled.set_rows(work.sampled.max_rows());
-            Ok(())
-        })??;
-        self.launched += 1;
-        Ok(())
-    }
-
-    /// Waits for the oldest step in flight. On `Meta` the outcome has no tokens.
-    pub fn finish(&mut self) -> Result<Outcome, OpError> {
-        assert!(self.finished < self.launched, "no step is in flight");
-        let results = &mut self.results[self.finished % STEPS_IN_FLIGHT];
-        let outcome = results.wait()?;
-        self.finished += 1;
-        Ok(outcome)
-    }
-
-    /// Forgets every step in flight, once the device is done with them; an error says that the device is lost.
-    pub fn abandon(&mut self) -> Result<(), OpError> {
-        self.finished = self.launched;
-        self.exec.synchronize()
-    }
-
     /// Launches one step and waits for it.
     pub fn run(&mut self, step: &Step) -> Result<Outcome, OpError> {
         self.launch(step)?;
@@ -151,6 +117,48 @@ impl Executor {
     }
 }
 
+impl StepExecutor for Executor {
+    type Memory = ();
+
+    /// A device that computes beside the host can have the next step waiting.
+    fn useful_depth(&self) -> usize {
+        if self.exec.device() == Device::Cuda { STEPS_IN_FLIGHT } else { 1 }
+    }
+
+    fn launch(&mut self, step: &Step) -> Result<(), OpError> {
+        assert!(self.launched - self.finished < STEPS_IN_FLIGHT, "too many steps in flight");
+        let Self { exec, config, weights, kv, rope, inputs, work, sampler, graphs, results, .. } = self;
+        let results = &mut results[self.launched % STEPS_IN_FLIGHT];
+        let samples = &step.samples;
+        // A record is of the ops themselves.
+        let size = graphs.size(step).filter(|_| !exec.is_recording());
+        let padded = size.filter(|size| *size > step.rows.len()).map(|size| step.padded(size));
+        let step = padded.as_ref().unwrap_or(step);
+        exec.install(|exec| {
+            inputs.fill(exec, step)?;
+            work.set_rows(step.tokens.len());
+            let mut pass = Pass { exec, config, weights, rope, inputs, work, sampler, step };
+            pass.run(kv, graphs, size)?;
+            sampler.report(exec, samples, results)
+        })??;
+        self.launched += 1;
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<Outcome, OpError> {
+        assert!(self.finished < self.launched, "no step is in flight");
+        let results = &mut self.results[self.finished % STEPS_IN_FLIGHT];
+        let outcome = results.wait()?;
+        self.finished += 1;
+        Ok(outcome)
+    }
+
+    fn abandon(&mut self) -> Result<(), OpError> {
+        self.finished = self.launched;
+        self.exec.synchronize()
+    }
+}
+
 /// The borrowed parts of one run.
 struct Pass<'a> {
     exec: &'a mut Exec,
@@ -159,6 +167,7 @@ struct Pass<'a> {
     rope: &'a Tensor,
     inputs: &'a mut Inputs,
     work: &'a mut Workspace,
+    sampler: &'a mut Sampler,
     step: &'a Step,
 }
 
@@ -187,15 +196,16 @@ impl Pass<'_> {
 
     fn compute(&mut self, kv: &mut [KvLayer]) -> Result<(), OpError> {
         self.forward(kv)?;
-        self.sample()
+        let Self { exec, weights, inputs, work, sampler, step, .. } = self;
+        sampler.run(exec, &mut work.normed, weights.output(), inputs, &step.samples)
     }
 
     /// From token ids to the normalised output of the last layer, in `work.normed`: one row for each sample, because
     /// after the keys and values of the last layer nothing else is wanted of the other tokens.
     fn forward(&mut self, kv: &mut [KvLayer]) -> Result<(), OpError> {
         let (layers, eps) = (&self.weights.layers, self.config.rms_norm_eps);
-        let Self { exec, weights, inputs, work, .. } = self;
-        ops::embedding(exec, &inputs.tokens, &work.sampled, &weights.embedding, &mut work.residual)?;
+        let Self { exec, weights, inputs, work, sampler, .. } = self;
+        ops::embedding(exec, &inputs.tokens, &sampler.sampled, &weights.embedding, &mut work.residual)?;
         ops::rms_norm(exec, &work.residual, &layers[0].input_norm, eps, &mut work.normed)?;
         for (i, (layer, kv)) in layers.iter().zip(kv).enumerate() {
             self.attention(layer, kv)?;
@@ -212,8 +222,7 @@ impl Pass<'_> {
     /// Narrows the step to the rows that are sampled; says how many.
     fn keep_samples(&mut self) -> Result<usize, OpError> {
         let samples = self.step.samples.len();
-        let in_place = self.step.samples.iter().zip(0..).all(|(sample, row)| sample.token == row);
-        if samples > 0 && !(in_place && samples == self.step.tokens.len()) {
+        if samples > 0 && !self.step.samples_every_token() {
             self.inputs.sample_rows.set_rows(samples);
             self.work.keep_rows(self.exec, &self.inputs.sample_rows)?;
         }
@@ -226,15 +235,7 @@ impl Pass<'_> {
         let shape = config.shape;
         ops::linear(exec, &work.normed, &layer.qkv, &mut work.qkv)?;
         let (norms, at) = ((&layer.q_norm, &layer.k_norm), (&inputs.positions, &inputs.slots));
-        let batch = AttentionBatch {
-            qo_indptr: &inputs.qo_indptr,
-            kv_lens: &inputs.kv_lens,
-            block_tables: &inputs.block_tables,
-            queries: step.queries(),
-            longest: step.kv_lens.iter().copied().max().unwrap_or(0) as usize,
-            attended: step.positions.iter().map(|&p| u64::from(p) + 1).sum(),
-            cached: step.kv_lens.iter().map(|&n| u64::from(n)).sum(),
-        };
+        let batch = inputs.attention(step);
         let (eps, cache) = (config.rms_norm_eps, (&mut kv.k, &mut kv.v));
         let Workspace { qkv, q, attended, .. } = &mut **work;
         if batch.queries.1 == 1 {
@@ -253,38 +254,5 @@ impl Pass<'_> {
         ops::linear_add_norm(exec, attended, &layer.o, residual, &layer.post_norm, eps, delta, normed)?;
         ops::linear_swiglu(exec, normed, &layer.gate_up, gate_up, activated)?;
         ops::linear_add_norm(exec, activated, &layer.down, residual, next, eps, delta, normed)
-    }
-
-    /// Logits, tokens and log-probabilities of the rows that want them. They stay on the device.
-    fn sample(&mut self) -> Result<(), OpError> {
-        let (samples, chunk) = (self.step.samples.len(), self.work.logits.max_rows());
-        (0..samples).step_by(chunk).try_for_each(|first| self.draw(first, chunk.min(samples - first)))
-    }
-
-    /// From `normed` to what `rows` samples from `first` on draw. Does not wait for a GPU.
-    fn draw(&mut self, first: usize, rows: usize) -> Result<(), OpError> {
-        let Self { exec, weights, inputs, work, step, .. } = self;
-        let samples = &step.samples[first..][..rows];
-        let adjusted = |row: &SampleRow| row.adjustment.is_some();
-        for tensor in [&mut work.normed, &mut inputs.draws, &mut work.sampled, &mut work.logprobs] {
-            tensor.set_range(first, rows);
-        }
-        work.logits.set_rows(rows);
-        ops::linear(exec, &work.normed, weights.output(), &mut work.logits)?;
-        if samples.iter().any(adjusted) {
-            let Adjustments { spans, edits, masks } = &mut inputs.adjustments;
-            spans.set_range(first, rows);
-            ops::adjust_logits(exec, &mut work.logits, spans, edits, masks)?;
-        }
-        ops::sample(exec, &work.logits, &inputs.draws, &mut work.sampled)?;
-        if samples.iter().any(|row| adjusted(row) && row.logprobs.is_some()) {
-            // Reports are of the raw logits. Computing them again is slower than a copy, and needs no second buffer of
-            // their size for the few requests that want both.
-            ops::linear(exec, &work.normed, weights.output(), &mut work.logits)?;
-        }
-        if samples.iter().any(|row| row.logprobs.is_some()) {
-            ops::logprobs(exec, &work.logits, &inputs.draws, &work.sampled, &mut work.logprobs)?;
-        }
-        Ok(())
     }
 }

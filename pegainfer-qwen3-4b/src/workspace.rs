@@ -2,15 +2,9 @@
 
 use crate::config::Config;
 use crate::executor::StepBounds;
-use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-use pegainfer_kernels::ops::{self, REPORT_WORDS};
-
-/// Rows of logits computed at once: more rows take more memory (0.6 MB each for Qwen3's vocabulary), fewer stream the
-/// output matrix more often.
-fn logits_rows(device: Device) -> usize {
-    if device == Device::Cuda { 256 } else { 32 }
-}
+use pegainfer_kernels::ops;
 
 /// Activations, allocated once for the largest step. `tokens` rows, until [`keep_rows`](Self::keep_rows).
 #[derive(Debug)]
@@ -31,18 +25,11 @@ pub(crate) struct Workspace {
     pub gate_up: Tensor,
     /// `[tokens, intermediate]`.
     pub activated: Tensor,
-    /// `[logits_rows, vocab]` f32.
-    pub logits: Tensor,
-    /// What the samples of the last step drew, `[rows]` u32. At its full length outside of `Pass::sample`.
-    pub sampled: Tensor,
-    /// Of the sampled tokens, `[rows, REPORT_WORDS]` u32.
-    pub logprobs: Tensor,
 }
 
 impl Workspace {
     pub fn new(exec: &mut Exec, config: &Config, bounds: StepBounds) -> std::io::Result<Self> {
         let tokens = bounds.tokens;
-        let chunk = logits_rows(exec.device()).min(bounds.rows);
         let mut bf16 = |name: &str, width: usize| exec.tensor(name, &[tokens, width], DType::Bf16);
         let (hidden, width, shape) = (config.hidden_size, config.intermediate_size, config.shape);
         Ok(Self {
@@ -54,9 +41,6 @@ impl Workspace {
             attended: bf16("attended", shape.q_width())?,
             gate_up: bf16("gate_up", 2 * width)?,
             activated: bf16("activated", width)?,
-            logits: exec.tensor("logits", &[chunk, config.vocab_size], DType::F32)?,
-            sampled: exec.tensor("sampled", &[bounds.rows], DType::U32)?,
-            logprobs: exec.tensor("logprobs", &[bounds.rows, REPORT_WORDS], DType::U32)?,
         })
     }
 

@@ -157,6 +157,13 @@ pub struct EngineArgs {
     /// Size of the KV cache, such as 512M or 4G (powers of 1024) or 4GB (powers of 1000) [default: by model and flags]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub kv_cache_memory: Option<u64>,
+    /// Qwen3.5: memory for copies of recurrent state, without which its prefix cache finds nothing; 0 switches that cache
+    /// off [default: 1G]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes_or_none)]
+    pub state_cache_memory: Option<u64>,
+    /// Qwen3.5: tokens between these copies, a multiple of 16; each prompt's last full block gets one, too
+    #[arg(long, value_name = "TOKENS", default_value = "256")]
+    pub state_cache_interval: NonZeroUsize,
     /// Share of the GPU's memory that weights, workspace and KV cache may take, with what other programs have of it
     #[arg(long, value_name = "SHARE", default_value = "0.9", value_parser = parse_share)]
     pub gpu_memory_utilization: f64,
@@ -236,6 +243,11 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     Ok(bytes as u64)
 }
 
+/// As [`parse_bytes`], where 0 is a size, too.
+fn parse_bytes_or_none(text: &str) -> Result<u64, String> {
+    if text.trim() == "0" { Ok(0) } else { parse_bytes(text) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -285,6 +297,8 @@ mod tests {
             assert!(parse_bytes(bad).is_err(), "{bad}");
         }
         assert!(parse(&["--max-num-seqs", "0"]).is_err());
+        let Command::Serve(serve) = parse(&["--state-cache-memory", "0"]).unwrap() else { panic!() };
+        assert_eq!(serve.engine.state_cache_memory, Some(0));
     }
 
     #[test]

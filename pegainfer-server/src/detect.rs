@@ -10,15 +10,31 @@ use thiserror::Error;
 pub enum Family {
     /// Dense Qwen3, 0.6B to 32B.
     Qwen3,
+    /// Dense Qwen3.5, 0.8B to 27B, text only.
+    #[cfg(feature = "qwen35")]
+    Qwen35,
 }
 
 /// Every family, with the names that config.json gives it.
-const FAMILIES: &[(Family, &str, &str)] = &[(Family::Qwen3, "Qwen3ForCausalLM", "qwen3")];
+const FAMILIES: &[(Family, &str, &str)] = &[
+    (Family::Qwen3, "Qwen3ForCausalLM", "qwen3"),
+    #[cfg(feature = "qwen35")]
+    (Family::Qwen35, "Qwen3_5ForConditionalGeneration", "qwen3_5"),
+];
+
+impl Family {
+    /// Whether its engine runs on a GPU.
+    pub fn has_cuda_kernels(self) -> bool {
+        self == Self::Qwen3
+    }
+}
 
 impl fmt::Display for Family {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Qwen3 => f.write_str("Qwen3"),
+            #[cfg(feature = "qwen35")]
+            Self::Qwen35 => f.write_str("Qwen3.5"),
         }
     }
 }
@@ -99,12 +115,20 @@ mod tests {
         assert_eq!(detect_config(r#"{"architectures": ["Qwen3ForCausalLM"]}"#).unwrap(), Family::Qwen3);
     }
 
+    #[cfg(feature = "qwen35")]
+    #[test]
+    fn a_multimodal_checkpoint_is_its_text_model() {
+        assert_eq!(detect(&testing::model_dir().with_file_name("qwen35-tiny")).unwrap(), Family::Qwen35);
+        assert_eq!(detect_config(r#"{"model_type": "qwen3_5"}"#).unwrap(), Family::Qwen35);
+        assert!(!Family::Qwen35.has_cuda_kernels());
+    }
+
     #[test]
     fn every_refusal_is_one_clear_sentence() {
         let llama = detect_config(r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}"#).unwrap_err();
         let expected =
             "describes LlamaForCausalLM, which is not supported; supported are Qwen3ForCausalLM (model_type qwen3)";
-        assert!(llama.ends_with(expected), "{llama}");
+        assert!(llama.contains(expected), "{llama}");
         assert!(detect_config("{").unwrap_err().contains("it is not valid JSON"));
         assert!(detect_config("[]").unwrap_err().contains("it is not a JSON object"));
         assert!(detect_config("{}").unwrap_err().contains("names neither architectures nor model_type"));

@@ -1,7 +1,7 @@
 //! `pegainfer doctor`: is there a GPU, and does every op on it agree with its CPU twin?
 
 use crate::cli::DoctorArgs;
-use crate::model_path;
+use crate::{detect, model_path};
 use anyhow::{Context, Result, bail, ensure};
 use pegainfer_core::engine::MAX_LOGPROBS;
 use pegainfer_core::exec::Exec;
@@ -54,6 +54,8 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
     }
     let mut cpu = Exec::cpu(Isa::best(), None).context("the CPU threads cannot be started")?;
     let dir = model_path::resolve_config(args.model_path.as_deref())?;
+    let family = detect::detect(&dir)?;
+    ensure!(family.has_cuda_kernels(), "{family} has no CUDA kernels yet: there is nothing to check");
     let mut models = vec![(dir.display().to_string(), Config::load(&dir)?)];
     if args.model_path.is_none() {
         models.push(("a model of Qwen3-4B's shape".to_owned(), qwen3_4b()));

@@ -34,9 +34,11 @@ pub struct LoadedEngine {
 /// Loads the checkpoint in `dir` and starts its engine.
 pub fn load(dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
     let family = detect::detect(dir)?;
-    let (exec, device) = open_device(args)?;
+    let (exec, device) = open_device(family, args)?;
     match family {
         Family::Qwen3 => load_qwen3(exec, device, dir, args),
+        #[cfg(feature = "qwen35")]
+        Family::Qwen35 => load_qwen35(exec, device, dir, args),
     }
 }
 
@@ -44,6 +46,8 @@ pub fn load(dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
 pub fn weight_bytes(dir: &Path) -> Result<u64> {
     match detect::detect(dir)? {
         Family::Qwen3 => Ok(pegainfer_qwen3_4b::config::Config::load(dir)?.weight_bytes()),
+        #[cfg(feature = "qwen35")]
+        Family::Qwen35 => Ok(pegainfer_qwen35_4b::config::Config::load(dir)?.weight_bytes()),
     }
 }
 
@@ -51,6 +55,8 @@ pub fn weight_bytes(dir: &Path) -> Result<u64> {
 pub fn vocab_size(dir: &Path) -> Result<usize> {
     match detect::detect(dir)? {
         Family::Qwen3 => Ok(pegainfer_qwen3_4b::config::Config::load(dir)?.vocab_size),
+        #[cfg(feature = "qwen35")]
+        Family::Qwen35 => Ok(pegainfer_qwen35_4b::config::Config::load(dir)?.vocab_size),
     }
 }
 
@@ -61,12 +67,18 @@ pub fn record(dir: &Path, batch: usize, tokens: usize, context: usize) -> Result
             let config = pegainfer_qwen3_4b::config::Config::load(dir)?;
             Ok(pegainfer_qwen3_4b::record(&config, batch, tokens, context)?)
         }
+        #[cfg(feature = "qwen35")]
+        Family::Qwen35 => {
+            let config = pegainfer_qwen35_4b::config::Config::load(dir)?;
+            Ok(pegainfer_qwen35_4b::record(&config, batch, tokens, context)?)
+        }
     }
 }
 
 /// The device that the flags ask for, and its name.
-pub fn open_device(args: &EngineArgs) -> Result<(Exec, String)> {
-    match (args.device, cuda::available()) {
+pub fn open_device(family: Family, args: &EngineArgs) -> Result<(Exec, String)> {
+    let device = if family.has_cuda_kernels() { args.device } else { without_gpu(family, args.device)? };
+    match (device, cuda::available()) {
         (DeviceArg::Cuda(_), Err(why)) => bail!("--device cuda: {why}; use --device cpu"),
         (DeviceArg::Cuda(ordinal), Ok(count)) if ordinal >= count => {
             bail!("--device cuda:{ordinal}: GPUs are counted from 0, and this machine has {count}")
@@ -81,6 +93,18 @@ pub fn open_device(args: &EngineArgs) -> Result<(Exec, String)> {
     let threads = exec.threads();
     let plural = if threads == 1 { "" } else { "s" };
     Ok((exec, format!("cpu ({}, {threads} thread{plural})", isa.name())))
+}
+
+/// The device for a family that runs on the CPU only.
+fn without_gpu(family: Family, asked: DeviceArg) -> Result<DeviceArg> {
+    match asked {
+        DeviceArg::Cuda(_) => bail!("--device cuda: {family} has no CUDA kernels yet; use --device cpu"),
+        DeviceArg::Auto if cuda::available().is_ok() => {
+            log::info!("running on the CPU: {family} has no CUDA kernels yet");
+        }
+        DeviceArg::Auto | DeviceArg::Cpu => {}
+    }
+    Ok(DeviceArg::Cpu)
 }
 
 fn open_gpu(ordinal: usize, args: &EngineArgs) -> Result<(Exec, String)> {
@@ -115,6 +139,38 @@ fn load_qwen3(exec: Exec, device: String, dir: &Path, args: &EngineArgs) -> Resu
     Ok(LoadedEngine {
         handle,
         family: Family::Qwen3,
+        device,
+        weight_bytes: config.weight_bytes(),
+        weights_time,
+        kv_bytes,
+    })
+}
+
+#[cfg(feature = "qwen35")]
+fn load_qwen35(exec: Exec, device: String, dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
+    let options = pegainfer_qwen35_4b::LoadOptions {
+        model_path: dir.to_path_buf(),
+        dummy_seed: (args.load_format == LoadFormat::Dummy).then_some(DUMMY_SEED),
+        max_model_len: args.max_model_len.map(Into::into),
+        max_num_seqs: args.max_num_seqs.map_or(64, Into::into),
+        max_num_batched_tokens: args.max_num_batched_tokens.map_or(512, Into::into),
+        max_num_mixed_tokens: args.max_num_mixed_tokens.into(),
+        kv_cache_bytes: args.kv_cache_memory,
+        state_cache_bytes: args.state_cache_memory,
+        state_cache_interval: args.state_cache_interval.into(),
+    };
+    let bar = progress_bar();
+    let loaded = pegainfer_qwen35_4b::load(exec, &options, &mut |bytes, total| {
+        bar.set_length(total);
+        bar.inc(bytes);
+    });
+    bar.finish_and_clear();
+    let pegainfer_qwen35_4b::Loaded { engine, config, weights_time } = loaded?;
+    let handle = EngineHandle::spawn(engine, EngineConfig::default()).context("the engine thread cannot be started")?;
+    let kv_bytes = (handle.limits().kv_capacity_tokens() * config.kv_bytes_per_token()) as u64;
+    Ok(LoadedEngine {
+        handle,
+        family: Family::Qwen35,
         device,
         weight_bytes: config.weight_bytes(),
         weights_time,

@@ -14,9 +14,8 @@ pub struct OutOfBlocks;
 pub struct BlockTable {
     pool: BlockPool,
     blocks: Vec<BlockRef>,
-    /// Blocks from the front that are in the prefix index, and the node of the last one.
-    registered: usize,
-    tip: Node,
+    /// Of the blocks from the front that are in the prefix index.
+    nodes: Vec<Node>,
     /// Tokens whose KV other tables may read: it was in the cache before.
     found: usize,
     salt: u64,
@@ -25,7 +24,7 @@ pub struct BlockTable {
 impl BlockTable {
     /// An empty table. Prefixes are shared between tables of the same `salt` only.
     pub fn new(pool: &BlockPool, salt: u64) -> Self {
-        Self { pool: pool.clone(), blocks: Vec::new(), registered: 0, tip: Node::Root(salt), found: 0, salt }
+        Self { pool: pool.clone(), blocks: Vec::new(), nodes: Vec::new(), found: 0, salt }
     }
 
     /// Fills an empty table with the longest cached prefix of `tokens` and returns its length in tokens, or one less
@@ -33,10 +32,9 @@ impl BlockTable {
     pub fn match_prefix(&mut self, tokens: &[u32]) -> usize {
         assert!(self.blocks.is_empty(), "a prefix can only be matched into an empty table");
         for chunk in tokens.as_chunks::<BLOCK_SIZE>().0 {
-            let Some((block, node)) = self.pool.lookup(&Key { parent: self.tip, tokens: *chunk }) else { break };
+            let Some((block, node)) = self.pool.lookup(&Key { parent: self.tip(), tokens: *chunk }) else { break };
             self.blocks.push(block);
-            self.registered += 1;
-            self.tip = node;
+            self.nodes.push(node);
         }
         self.found = self.blocks.len() * BLOCK_SIZE;
         self.found.min(tokens.len().saturating_sub(1))
@@ -58,10 +56,35 @@ impl BlockTable {
     /// Enters every block that is now full in the prefix index: the KV of `computed` (all tokens so far) is written.
     pub fn register(&mut self, computed: &[u32]) {
         let full = computed.as_chunks::<BLOCK_SIZE>().0;
-        for (block, tokens) in self.blocks.iter().zip(full).skip(self.registered) {
-            self.tip = self.pool.register(block, Key { parent: self.tip, tokens: *tokens });
+        for i in self.nodes.len()..full.len().min(self.blocks.len()) {
+            let key = Key { parent: self.tip(), tokens: full[i] };
+            self.nodes.push(self.pool.register(&self.blocks[i], key));
         }
-        self.registered = self.registered.max(full.len());
+    }
+
+    /// A name for the prefix of `tokens` tokens, a multiple of [`BLOCK_SIZE`], for what a model keeps beside its KV: equal
+    /// for equal prefixes of one salt, as long as their blocks are in the index, and never used again for another.
+    /// `None` while the prefix is not in the index.
+    pub fn prefix(&self, tokens: usize) -> Option<u64> {
+        match self.nodes.get((tokens / BLOCK_SIZE).checked_sub(1)?)? {
+            Node::Block(serial) => Some(*serial),
+            Node::Root(_) => None,
+        }
+    }
+
+    /// Gives back the blocks behind the first `tokens` tokens, a multiple of [`BLOCK_SIZE`].
+    pub fn truncate(&mut self, tokens: usize) {
+        // Last block first, so that eviction takes the tail of a prefix before its head.
+        while self.blocks.len() > tokens / BLOCK_SIZE {
+            self.blocks.pop();
+        }
+        self.nodes.truncate(self.blocks.len());
+        self.found = self.found.min(self.blocks.len() * BLOCK_SIZE);
+    }
+
+    /// The node of the last block in the index.
+    fn tip(&self) -> Node {
+        self.nodes.last().copied().unwrap_or(Node::Root(self.salt))
     }
 
     /// The blocks, in token order.
@@ -80,11 +103,7 @@ impl BlockTable {
 
     /// Gives every block back.
     pub fn clear(&mut self) {
-        // Last block first, so that eviction takes the tail of a prefix before its head.
-        while self.blocks.pop().is_some() {}
-        self.registered = 0;
-        self.found = 0;
-        self.tip = Node::Root(self.salt);
+        self.truncate(0);
     }
 }
 
@@ -127,6 +146,30 @@ mod tests {
         exact.grow(33).unwrap();
         assert_eq!(exact.slot(31), NO_SLOT, "its block is shared");
         assert_eq!(exact.slot(32), exact.blocks()[2].id() * BLOCK_SIZE as u32);
+    }
+
+    #[test]
+    fn a_prefix_has_a_name_and_can_be_cut() {
+        let pool = BlockPool::new(8);
+        let prompt = tokens(1, 49);
+        let mut first = BlockTable::new(&pool, 0);
+        first.grow(49).unwrap();
+        assert_eq!(first.prefix(16), None);
+        first.register(&prompt);
+        let names: Vec<_> = [16, 32, 48].map(|n| first.prefix(n).unwrap()).into();
+        assert!(names[0] != names[1] && names[1] != names[2]);
+        assert_eq!((first.prefix(0), first.prefix(64)), (None, None));
+
+        let mut second = BlockTable::new(&pool, 0);
+        assert_eq!(second.match_prefix(&prompt), 48);
+        second.truncate(32);
+        assert_eq!((second.prefix(32), second.prefix(48)), (Some(names[1]), None));
+        second.grow(49).unwrap();
+        second.register(&prompt);
+        assert_eq!(second.prefix(48), Some(names[2]), "the same tokens have the same name");
+        pool.check(6).unwrap();
+        drop((first, second));
+        pool.check(0).unwrap();
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! A safetensors checkpoint on disk: one file, or shards with an index.
 
 use crate::tensor::OpError;
+use half::bf16;
 use memmap2::Mmap;
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
@@ -122,11 +123,12 @@ impl Checkpoint {
         };
         let mut checkpoint = Self { shards: Vec::new(), places: HashMap::new() };
         for (file, tensor) in files {
-            let path = dir.join(file);
-            if !path.is_file() {
-                return Err(WeightsError::MissingShard { path, tensor });
+            let path = dir.join(&file);
+            let found = [Some(path.clone()), other_name(&file).map(|file| dir.join(file))];
+            match found.into_iter().flatten().find(|path| path.is_file()) {
+                Some(path) => checkpoint.add_shard(&path)?,
+                None => return Err(WeightsError::MissingShard { path, tensor }),
             }
-            checkpoint.add_shard(&path)?;
         }
         Ok(checkpoint)
     }
@@ -157,17 +159,54 @@ impl Checkpoint {
         self.places.contains_key(name)
     }
 
+    /// Names of all tensors, in no order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.places.keys().map(String::as_str)
+    }
+
     /// A bf16 tensor of exactly this shape.
     pub fn bf16(&self, name: &str, shape: &[usize]) -> Result<Stored<'_>, WeightsError> {
+        self.stored(name, shape, &[Dtype::BF16]).map(|(_, stored)| stored)
+    }
+
+    /// The values of a small tensor of exactly this shape that may be stored as bf16 or as f32.
+    pub fn widened(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, WeightsError> {
+        let elements = shape.iter().product();
+        match self.stored(name, shape, &[Dtype::BF16, Dtype::F32])? {
+            (Dtype::F32, stored) => {
+                let mut values = vec![0f32; elements];
+                stored.read(0, bytemuck::cast_slice_mut(&mut values))?;
+                Ok(values)
+            }
+            (_, stored) => {
+                let mut values = vec![bf16::ZERO; elements];
+                stored.read(0, bytemuck::cast_slice_mut(&mut values))?;
+                Ok(values.into_iter().map(bf16::to_f32).collect())
+            }
+        }
+    }
+
+    /// A tensor of exactly this shape and one of these types.
+    fn stored(&self, name: &str, shape: &[usize], dtypes: &[Dtype]) -> Result<(Dtype, Stored<'_>), WeightsError> {
         let place = self.places.get(name).ok_or_else(|| WeightsError::MissingTensor { name: name.to_owned() })?;
-        if place.dtype != Dtype::BF16 || place.shape != shape {
+        if !dtypes.contains(&place.dtype) || place.shape != shape {
+            let dtypes: Vec<String> = dtypes.iter().map(|dtype| format!("{dtype:?}")).collect();
             return Err(WeightsError::Mismatch {
                 name: name.to_owned(),
                 found: format!("{:?} {:?}", place.dtype, place.shape),
-                expected: format!("BF16 {shape:?}"),
+                expected: format!("{} {shape:?}", dtypes.join(" or ")),
             });
         }
-        Ok(Stored { shard: &self.shards[place.shard], start: place.bytes.start as u64 })
+        Ok((place.dtype, Stored { shard: &self.shards[place.shard], start: place.bytes.start as u64 }))
+    }
+}
+
+/// The name that a shard has where tools renamed the files and left the index: `model-00001-of-00002.safetensors` for
+/// `model.safetensors-00001-of-00002.safetensors`, and the reverse.
+fn other_name(file: &str) -> Option<String> {
+    match file.strip_prefix("model.safetensors-") {
+        Some(rest) => Some(format!("model-{rest}")),
+        None => file.strip_prefix("model-").map(|rest| format!("model.safetensors-{rest}")),
     }
 }
 

@@ -38,6 +38,15 @@ impl Source {
         Checkpoint::open(dir).map(Self::Checkpoint)
     }
 
+    /// Names of all tensors, in no order; dummy weights have none.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        let checkpoint = match self {
+            Self::Checkpoint(checkpoint) => Some(checkpoint),
+            Self::Dummy { .. } => None,
+        };
+        checkpoint.into_iter().flat_map(Checkpoint::names)
+    }
+
     /// True when the source can give this tensor.
     pub fn contains(&self, name: &str) -> bool {
         match self {
@@ -95,6 +104,36 @@ impl<'a> Loader<'a> {
     /// Matrices of `cols` columns stacked along their rows, in the given order: one GEMM instead of several.
     pub fn stacked(&mut self, title: &str, parts: &[Part], cols: usize) -> Result<Tensor, WeightsError> {
         self.load(title, parts, Some(cols))
+    }
+
+    /// A small f32 tensor of the shape `to`, made by `convert` from the values of a tensor that the checkpoint has in bf16 or
+    /// f32 with the shape `from`. Each of these values is `dummy` where there is no checkpoint.
+    pub fn converted(
+        &mut self,
+        name: String,
+        from: &[usize],
+        dummy: f32,
+        to: &[usize],
+        convert: impl FnOnce(Vec<f32>) -> Vec<f32>,
+    ) -> Result<Tensor, WeightsError> {
+        let mut tensor = self.exec.tensor(&name, to, DType::F32).map_err(|error| WeightsError::OutOfMemory {
+            name: name.clone(),
+            bytes: to.iter().product::<usize>() as u64 * 4,
+            error,
+        })?;
+        if self.exec.device() == Device::Meta {
+            return Ok(tensor);
+        }
+        let values = convert(match self.source {
+            Source::Checkpoint(checkpoint) => checkpoint.widened(&name, from)?,
+            Source::Dummy { .. } => vec![dummy; from.iter().product()],
+        });
+        let elements = tensor.elements();
+        assert_eq!(values.len(), elements, "{name}");
+        let copy = |first: usize, out: &mut [f32]| out.copy_from_slice(&values[first..][..out.len()]);
+        self.exec.write(&mut tensor, 0..elements, copy)?;
+        (self.progress)(tensor.bytes());
+        Ok(tensor)
     }
 
     fn load(&mut self, title: &str, parts: &[Part], cols: Option<usize>) -> Result<Tensor, WeightsError> {

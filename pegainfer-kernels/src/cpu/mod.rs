@@ -2,7 +2,12 @@
 
 pub mod adjust;
 pub mod attention;
+pub mod causal_conv;
 mod disjoint;
+pub mod gate;
+pub mod gated_delta;
+pub mod gated_norm;
+pub mod gated_qkv;
 pub mod isa;
 mod lanes;
 pub mod linear;
@@ -10,4 +15,5 @@ pub mod norm;
 pub mod qkv;
 pub mod rows;
 pub mod sampling;
+mod sigmoid;
 pub mod swiglu;

@@ -4,18 +4,45 @@ use super::isa::Isa;
 use super::lanes::{Binary, Kernel, Lanes, dispatch, padded, zip};
 use super::rows::per_task;
 use half::bf16;
+use pegainfer_core::tensor::{DType, Tensor};
 use rayon::prelude::*;
 
+/// The weight of a norm, `[hidden]`; its type says how the result is rounded, see `ops::rms_norm`.
+#[derive(Clone, Copy)]
+pub enum NormWeight<'a> {
+    /// The normalised value is rounded before the product, and the product once more.
+    Bf16(&'a [bf16]),
+    /// The product alone is rounded.
+    F32(&'a [f32]),
+}
+
+impl<'a> NormWeight<'a> {
+    /// A tensor of either type.
+    pub fn of(tensor: &'a Tensor) -> Self {
+        match tensor.dtype() {
+            DType::F32 => Self::F32(tensor.host()),
+            _ => Self::Bf16(tensor.host()),
+        }
+    }
+
+    fn len(self) -> usize {
+        match self {
+            Self::Bf16(weight) => weight.len(),
+            Self::F32(weight) => weight.len(),
+        }
+    }
+}
+
 /// See `ops::rms_norm`.
-pub fn rms_norm(isa: Isa, x: &[bf16], weight: &[bf16], eps: f32, out: &mut [bf16]) {
-    let part = weight.len() * per_task(2 * size_of_val(weight));
+pub fn rms_norm(isa: Isa, x: &[bf16], weight: NormWeight<'_>, eps: f32, out: &mut [bf16]) {
+    let part = weight.len() * per_task(2 * size_of::<bf16>() * weight.len());
     let parts = out.par_chunks_mut(part).zip(x.par_chunks(part));
     parts.for_each(|(out, x)| dispatch(isa, Norm { x, weight, eps, out }));
 }
 
 /// See `ops::linear_add_norm`.
-pub fn add_rms_norm(isa: Isa, x: &[bf16], residual: &mut [bf16], weight: &[bf16], eps: f32, out: &mut [bf16]) {
-    let part = weight.len() * per_task(4 * size_of_val(weight));
+pub fn add_rms_norm(isa: Isa, x: &[bf16], residual: &mut [bf16], weight: NormWeight<'_>, eps: f32, out: &mut [bf16]) {
+    let part = weight.len() * per_task(4 * size_of::<bf16>() * weight.len());
     let parts = out.par_chunks_mut(part).zip(residual.par_chunks_mut(part)).zip(x.par_chunks(part));
     parts.for_each(|((out, residual), x)| dispatch(isa, AddNorm { x, residual, weight, eps, out }));
 }
@@ -23,7 +50,7 @@ pub fn add_rms_norm(isa: Isa, x: &[bf16], residual: &mut [bf16], weight: &[bf16]
 /// Some rows of [`rms_norm`].
 struct Norm<'a> {
     x: &'a [bf16],
-    weight: &'a [bf16],
+    weight: NormWeight<'a>,
     eps: f32,
     out: &'a mut [bf16],
 }
@@ -44,7 +71,7 @@ impl Kernel for Norm<'_> {
 struct AddNorm<'a> {
     x: &'a [bf16],
     residual: &'a mut [bf16],
-    weight: &'a [bf16],
+    weight: NormWeight<'a>,
     eps: f32,
     out: &'a mut [bf16],
 }
@@ -86,6 +113,12 @@ impl Scale {
         let mean = sum_of_squares(s, x) / x.len() as f32;
         Self((mean + eps).sqrt().recip())
     }
+
+    /// `x * scale * weight`, not rounded in between.
+    #[inline(always)]
+    pub(super) fn exact<S: Lanes>(self, s: S, x: S::V, weight: S::V) -> S::V {
+        s.mul(s.mul(x, s.splat(self.0)), weight)
+    }
 }
 
 impl Binary for Scale {
@@ -95,10 +128,30 @@ impl Binary for Scale {
     }
 }
 
-/// One row: `out = bf16(x * rsqrt(mean(x²) + eps)) * weight`.
+/// One row: `out = x * rsqrt(mean(x²) + eps) * weight`.
 #[inline(always)]
-fn norm_row<S: Lanes>(s: S, x: &[bf16], weight: &[bf16], eps: f32, out: &mut [bf16]) {
-    zip(s, Scale::of_row(s, x, eps), x, weight, out);
+fn norm_row<S: Lanes>(s: S, x: &[bf16], weight: NormWeight<'_>, eps: f32, out: &mut [bf16]) {
+    let scale = Scale::of_row(s, x, eps);
+    match weight {
+        NormWeight::Bf16(weight) => zip(s, scale, x, weight, out),
+        NormWeight::F32(weight) => scale_row(s, scale, x, weight, out),
+    }
+}
+
+/// `out = bf16(x * scale * weight)`.
+#[inline(always)]
+fn scale_row<S: Lanes>(s: S, scale: Scale, x: &[bf16], weight: &[f32], out: &mut [bf16]) {
+    assert!(x.len() == out.len() && weight.len() == out.len());
+    let ((x, x_tail), (weight, weight_tail)) = (x.as_chunks(), weight.as_chunks());
+    let (out, out_tail) = out.as_chunks_mut();
+    for ((x, weight), out) in x.iter().zip(weight).zip(out) {
+        s.narrow(scale.exact(s, s.widen(x), s.load(weight)), out);
+    }
+    if !out_tail.is_empty() {
+        let mut last = [bf16::ZERO; 16];
+        s.narrow(scale.exact(s, s.widen(&padded(x_tail)), s.load(&padded(weight_tail))), &mut last);
+        out_tail.copy_from_slice(&last[..out_tail.len()]);
+    }
 }
 
 /// `Σ x²` in f32. Sixty-four partial sums on every path, so that the order of summation depends on the length alone.

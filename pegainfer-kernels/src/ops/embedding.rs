@@ -5,11 +5,8 @@ use crate::{cpu, cuda};
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
+use pegainfer_core::schedule::FROM_PREVIOUS;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-
-/// In `ids` of [`embedding`]: `FROM_PREVIOUS | j` is the id that `previous` has at `j`. No vocabulary has ids with this
-/// bit.
-pub const FROM_PREVIOUS: u32 = 1 << 31;
 
 /// `out[t] = table[ids[t]]`, where an id with the bit [`FROM_PREVIOUS`] is looked up in `previous`: the tokens that the
 /// step before has drawn, which the host need not know yet.

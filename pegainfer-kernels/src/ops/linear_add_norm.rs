@@ -2,7 +2,7 @@
 
 use super::check::Check;
 use crate::cpu::linear::{LinearOut, linear as cpu_linear};
-use crate::cpu::norm;
+use crate::cpu::norm::{self, NormWeight};
 use crate::cuda;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
@@ -10,10 +10,10 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// `residual += x · wᵀ`, then `out = rms_norm(residual) * norm`.
 ///
-/// `x`: `[rows, k]`, `w`: `[hidden, k]`, `residual`, `delta`, `out`: `[rows, hidden]`, `norm`: `[hidden]`, all bf16.
-/// `delta` is room for the product; what it holds afterwards depends on the device. The product is rounded to bf16
-/// before it is added, and the sum before it is normalised, as in transformers; a GPU rounds only the sum of more than a
-/// few rows.
+/// `x`: `[rows, k]`, `w`: `[hidden, k]`, `residual`, `delta`, `out`: `[rows, hidden]`, all bf16; `norm`: `[hidden]`
+/// bf16 or f32, as in [`rms_norm`](super::rms_norm). `delta` is room for the product; what it holds afterwards depends
+/// on the device. The product is rounded to bf16 before it is added, and the sum before it is normalised, as in
+/// transformers; a GPU rounds only the sum of more than a few rows.
 #[expect(clippy::too_many_arguments, reason = "the operands of the op")]
 pub fn linear_add_norm(
     exec: &mut Exec,
@@ -33,7 +33,7 @@ pub fn linear_add_norm(
     for tensor in [&*residual, &*delta, &*out] {
         check.is(tensor, DType::Bf16, &[m, n])?;
     }
-    check.is(norm, DType::Bf16, &[n])?;
+    check.is_norm(norm, n, exec.device())?;
     let cuda_kernel = exec.gpu().map_or("", |gpu| cuda::linear_kernel(gpu, m, n, DType::Bf16));
     exec.record(|device| {
         let kernel = match device {
@@ -47,7 +47,7 @@ pub fn linear_add_norm(
     match exec.device() {
         Device::Cpu(isa) => {
             cpu_linear(isa, x.host(), w.host(), m, n, k, LinearOut::Bf16(delta.host_mut()), &mut exec.scratch);
-            norm::add_rms_norm(isa, delta.host(), residual.host_mut(), norm.host(), eps, out.host_mut());
+            norm::add_rms_norm(isa, delta.host(), residual.host_mut(), NormWeight::of(norm), eps, out.host_mut());
         }
         Device::Cuda => cuda::linear_add_norm(exec, x, w, residual, norm, eps, delta, out)?,
         Device::Meta => {}

@@ -3,9 +3,15 @@
 
 mod adjust_logits;
 mod attention;
+mod attention_gate;
+mod causal_conv1d;
 mod check;
 mod decode_attention;
 mod embedding;
+mod gated_delta_chunks;
+mod gated_delta_rule;
+mod gated_qkv;
+mod gated_rms_norm;
 mod gather_rows;
 mod linear;
 mod linear_add_norm;
@@ -16,12 +22,19 @@ mod rms_norm;
 mod sample;
 mod uniform;
 
+pub use crate::delta::{DeltaShape, NO_STATE, SEGMENT_WORDS, Segment};
 pub use crate::draw::{DRAW_WORDS, Draw};
 pub use crate::heads::HeadShape;
 pub use adjust_logits::{EDIT_WORDS, NO_MASK, PackedAdjustments, SPAN_WORDS, adjust_logits};
 pub use attention::{AttentionBatch, attention};
+pub use attention_gate::attention_gate;
+pub use causal_conv1d::causal_conv1d;
 pub use decode_attention::decode_attention;
-pub use embedding::{FROM_PREVIOUS, embedding};
+pub use embedding::embedding;
+pub use gated_delta_chunks::gated_delta_chunks;
+pub use gated_delta_rule::{DeltaInputs, gated_delta_rule};
+pub use gated_qkv::gated_qk_norm_rope_write_kv;
+pub use gated_rms_norm::gated_rms_norm;
 pub use gather_rows::gather_rows;
 pub use linear::linear;
 pub use linear_add_norm::linear_add_norm;
@@ -31,3 +44,5 @@ pub use qkv::{qk_norm_rope_write_kv, rope_table};
 pub use rms_norm::rms_norm;
 pub use sample::sample;
 pub use uniform::uniform;
+
+pub use pegainfer_core::schedule::FROM_PREVIOUS;

@@ -126,7 +126,7 @@ pub(super) fn on_cpu(
 }
 
 /// True when no slot occurs twice.
-fn distinct(slots: &[u32]) -> bool {
+pub(super) fn distinct(slots: &[u32]) -> bool {
     let mut sorted: Vec<u32> = slots.iter().copied().filter(|&s| s != NO_SLOT).collect();
     sorted.sort_unstable();
     sorted.is_sorted_by(|a, b| a < b)

@@ -1,7 +1,7 @@
 //! RMS normalisation.
 
 use super::check::Check;
-use crate::cpu::norm;
+use crate::cpu::norm::{self, NormWeight};
 use crate::cuda;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
@@ -9,17 +9,18 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// RMS normalisation over the last dimension: `out = x * rsqrt(mean(x²) + eps) * weight`.
 ///
-/// `x`, `out`: `[rows, hidden]` bf16; `weight`: `[hidden]` bf16. The mean and product are f32; Qwen3 rounds to bf16
-/// before the product with `weight` (transformers `Qwen3RMSNorm`), so do we.
+/// `x`, `out`: `[rows, hidden]` bf16; `weight`: `[hidden]` bf16 or f32. The mean and product are f32. With a bf16 weight
+/// the normalised value is rounded to bf16 before the product (transformers `Qwen3RMSNorm`). With an f32 weight only the
+/// product is rounded (`Qwen3_5RMSNorm`, whose weight is `1 + w` for the `w` of the checkpoint); not on a GPU.
 pub fn rms_norm(exec: &mut Exec, x: &Tensor, weight: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), OpError> {
     let check = Check("rms_norm");
     let (rows, hidden) = x.rows_cols();
     check.is(x, DType::Bf16, &[rows, hidden])?;
-    check.is(weight, DType::Bf16, &[hidden])?;
+    check.is_norm(weight, hidden, exec.device())?;
     check.is(out, DType::Bf16, &[rows, hidden])?;
     exec.record(|_| OpRecord::new("rms_norm", "rows", &[x, weight], &[out], 4 * x.elements() as u64));
     match exec.device() {
-        Device::Cpu(isa) => norm::rms_norm(isa, x.host(), weight.host(), eps, out.host_mut()),
+        Device::Cpu(isa) => norm::rms_norm(isa, x.host(), NormWeight::of(weight), eps, out.host_mut()),
         Device::Cuda => cuda::rms_norm(exec, x, weight, eps, out)?,
         Device::Meta => {}
     }
@@ -53,6 +54,27 @@ mod tests {
                 rms_norm(&mut host.exec, &tx, &tw, 1e-6, &mut out).unwrap();
                 // Two roundings to bf16: of the normalised value and of the product.
                 close(out.host::<bf16>(), &reference(&x, &w, 1e-6), 2.0 / 256.0, 1e-6);
+            }
+        });
+    }
+
+    #[test]
+    fn an_f32_weight_is_rounded_once() {
+        Host::each(|mut host| {
+            for (rows, hidden) in [(1, 1), (3, 7), (5, 64), (2, 1000)] {
+                let (x, w) = (bf16s(rows * hidden, 1), bf16s(hidden, 2));
+                let tx = host.bf16("x", &[rows, hidden], &x);
+                // Values that bf16 does not have.
+                let shifted: Vec<f32> = w.iter().map(|w| w.to_f32() + 1.001).collect();
+                let mut tw = host.zeros("w", &[hidden], DType::F32);
+                tw.host_mut().copy_from_slice(&shifted);
+                let mut out = host.zeros("out", &[rows, hidden], DType::Bf16);
+                rms_norm(&mut host.exec, &tx, &tw, 1e-6, &mut out).unwrap();
+                let ones = vec![bf16::ONE; hidden];
+                let normed = reference(&x, &ones, 1e-6);
+                let expected: Vec<f64> =
+                    normed.iter().zip(shifted.iter().cycle()).map(|(x, w)| x * f64::from(*w)).collect();
+                close(out.host::<bf16>(), &expected, 1.01 / 256.0, 1e-6);
             }
         });
     }

@@ -1,20 +1,24 @@
 //! A step's metadata on the device, at addresses that stay.
 
-use crate::adjustments::Adjustments;
-use crate::executor::StepBounds;
-use crate::plan::{SampleRow, Step};
+use super::adjustments::Adjustments;
+use crate::ops::{AttentionBatch, DRAW_WORDS, Draw};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::kv::BLOCK_SIZE;
+use pegainfer_core::schedule::{SampleRow, Step};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-use pegainfer_kernels::ops::{DRAW_WORDS, Draw};
 
 /// The fields of a [`Step`] as tensors of u32, allocated once for the largest step.
 #[derive(Debug)]
-pub(crate) struct Inputs {
+pub struct Inputs {
+    /// `[tokens]`.
     pub tokens: Tensor,
+    /// `[tokens]`.
     pub positions: Tensor,
+    /// `[tokens]`.
     pub slots: Tensor,
+    /// `[rows + 1]`.
     pub qo_indptr: Tensor,
+    /// `[rows]`.
     pub kv_lens: Tensor,
     /// Tokens that need logits, `[samples]`.
     pub sample_rows: Tensor,
@@ -23,12 +27,13 @@ pub(crate) struct Inputs {
     /// `[rows, max_blocks]`, as wide as the longest context.
     pub block_tables: Tensor,
     /// Rules of the samples.
-    pub adjustments: Adjustments,
+    pub(super) adjustments: Adjustments,
 }
 
 impl Inputs {
-    pub fn new(exec: &mut Exec, vocab: usize, bounds: StepBounds) -> std::io::Result<Self> {
-        let StepBounds { tokens, rows, context, .. } = bounds;
+    /// Room for steps of at most `tokens` tokens in `rows` rows that attend to at most `context` tokens each.
+    pub fn new(exec: &mut Exec, vocab: usize, tokens: usize, rows: usize, context: usize) -> std::io::Result<Self> {
+        let adjustments = Adjustments::new(exec, rows, vocab)?;
         let shapes: [(&str, &[usize]); 7] = [
             ("tokens", &[tokens]),
             ("positions", &[tokens]),
@@ -40,13 +45,12 @@ impl Inputs {
         ];
         let [tokens, positions, slots, qo_indptr, kv_lens, sample_rows, draws] = exec.adjacent(shapes, DType::U32)?;
         let block_tables = exec.tensor("block_tables", &[rows, context.div_ceil(BLOCK_SIZE)], DType::U32)?;
-        let adjustments = Adjustments::new(exec, bounds.rows, vocab)?;
         Ok(Self { tokens, positions, slots, qo_indptr, kv_lens, sample_rows, draws, block_tables, adjustments })
     }
 
     /// Takes a step over: two copies on a GPU, and up to three for rules. What an earlier step still reads is not
     /// disturbed, because they come behind it.
-    pub fn fill(&mut self, exec: &mut Exec, step: &Step) -> Result<(), OpError> {
+    pub fn fill<M>(&mut self, exec: &mut Exec, step: &Step<M>) -> Result<(), OpError> {
         let rows: Vec<u32> = step.samples.iter().map(|row| row.token).collect();
         let draw = |row: &SampleRow| Draw::new(&row.params, row.position, row.logprobs).words();
         let words: Vec<u32> = step.samples.iter().flat_map(draw).collect();
@@ -59,5 +63,18 @@ impl Inputs {
         // What lies behind a row's blocks is not read.
         block_tables.set_rows(step.rows.len());
         exec.fill_columns(block_tables, step.max_blocks, &step.block_tables)
+    }
+
+    /// What attention reads of `step`, with which this was filled.
+    pub fn attention<M: Clone + Default>(&self, step: &Step<M>) -> AttentionBatch<'_> {
+        AttentionBatch {
+            qo_indptr: &self.qo_indptr,
+            kv_lens: &self.kv_lens,
+            block_tables: &self.block_tables,
+            queries: step.queries(),
+            longest: step.kv_lens.iter().copied().max().unwrap_or(0) as usize,
+            attended: step.positions.iter().map(|&p| u64::from(p) + 1).sum(),
+            cached: step.kv_lens.iter().map(|&n| u64::from(n)).sum(),
+        }
     }
 }

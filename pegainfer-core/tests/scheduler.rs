@@ -7,7 +7,7 @@
 //! wrong continuation. The device runs a step
 //! as late as it can: when it is finished, after the next one was planned.
 //!
-//! The seed is printed; `PEGAINFER_TEST_SEED=n cargo test -p pegainfer-qwen3-4b --test scheduler` replays it, but for the
+//! The seed is printed; `PEGAINFER_TEST_SEED=n cargo test -p pegainfer-core --test scheduler` replays it, but for the
 //! masks of grammars, which come when they come.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
@@ -20,8 +20,7 @@ use pegainfer_core::grammar::{Grammar, Matcher};
 use pegainfer_core::kv::{BLOCK_SIZE, BlockPool, NO_SLOT};
 use pegainfer_core::rules::{Adjustment, LogitRules, RuleFields, TokenMask};
 use pegainfer_core::sampling::SamplingParams;
-use pegainfer_qwen3_4b::plan::{FROM_PREVIOUS, Outcome, SampleRow, Step};
-use pegainfer_qwen3_4b::scheduler::{Scheduler, SchedulerConfig};
+use pegainfer_core::schedule::{FROM_PREVIOUS, Outcome, SampleRow, Scheduler, SchedulerConfig, Step};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -330,7 +329,7 @@ fn episode(seed: u64, max_steps: usize) -> EngineStats {
         max_num_mixed_tokens: rng.below(64),
         eos_token_ids: limits.eos_token_ids.clone(),
     };
-    let mut scheduler = Scheduler::new(config, pool.clone());
+    let mut scheduler = Scheduler::new(config, pool.clone(), ());
     let mut device = Device { kv: vec![0; blocks * BLOCK_SIZE], sampled: vec![] };
     let mut in_flight: VecDeque<Step> = VecDeque::new();
     // How often the host plans ahead instead of waiting for the step in flight.

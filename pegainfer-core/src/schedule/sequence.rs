@@ -3,16 +3,15 @@
 //! While a step that samples for it is in flight, a sequence has a token whose id is not known yet. It counts like any
 //! other token in what is planned; [`Sequence::input`] names it by where the device will find it.
 
-use crate::plan::FROM_PREVIOUS;
+use super::step::FROM_PREVIOUS;
+use crate::engine::{FinishReason, GenerateRequest, RequestId, TokenLogprobs, Usage};
+use crate::grammar::GrammarTracker;
+use crate::kv::{BlockPool, BlockTable};
+use crate::rules::{Adjustment, RuleTracker};
 
-use pegainfer_core::engine::{FinishReason, GenerateRequest, RequestId, TokenLogprobs, Usage};
-use pegainfer_core::grammar::GrammarTracker;
-use pegainfer_core::kv::{BlockPool, BlockTable};
-use pegainfer_core::rules::{Adjustment, RuleTracker};
-
-/// A request's tokens, blocks and progress.
+/// A request's tokens, blocks and progress; `H` is what the model keeps for it beside its blocks.
 #[derive(Debug)]
-pub(crate) struct Sequence {
+pub(super) struct Sequence<H> {
     pub id: RequestId,
     pub request: GenerateRequest,
     /// Prompt, then what was generated, as far as it is known.
@@ -25,6 +24,7 @@ pub(crate) struct Sequence {
     /// Tokens whose KV is in the cache after every step in flight; the rest are this sequence's input.
     pub planned: usize,
     pub table: BlockTable,
+    pub held: H,
     /// Follows the tokens that are known; usually there are no rules.
     rules: Option<RuleTracker>,
     /// As `rules`, and often a moment behind; usually there is no grammar.
@@ -43,7 +43,7 @@ pub(crate) struct Sequence {
     pub finished: bool,
 }
 
-impl Sequence {
+impl<H: Default> Sequence<H> {
     pub fn new(id: RequestId, mut request: GenerateRequest, pool: &BlockPool) -> Self {
         let tokens = std::mem::take(&mut request.prompt);
         let table = BlockTable::new(pool, request.cache_salt);
@@ -59,6 +59,7 @@ impl Sequence {
             sample: 0,
             planned: 0,
             table,
+            held: H::default(),
             rules,
             grammar,
             reports,
@@ -120,6 +121,7 @@ impl Sequence {
     pub fn release(&mut self) {
         assert!(self.in_flight == 0, "a step in flight writes to this sequence's blocks");
         self.table.clear();
+        self.held = H::default();
         self.planned = 0;
         self.reports.iter_mut().for_each(Vec::clear);
     }

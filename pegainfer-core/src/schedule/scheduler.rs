@@ -16,11 +16,12 @@
 //! the youngest running sequence gives its blocks back and waits at the front of the queue; its tokens are recomputed
 //! later (mostly from the prefix cache). That happens only when nothing is in flight. The oldest sequence always progresses, so every request finishes.
 
-use crate::plan::{Outcome, SampleRow, Step, StepRow};
-use crate::sequence::Sequence;
-use pegainfer_core::engine::{EngineStats, EventBatch, FinishReason, GenerateRequest, RequestId, TokenEvent, TokenOut};
-use pegainfer_core::grammar::GrammarTracker;
-use pegainfer_core::kv::BlockPool;
+use super::memory::Memory;
+use super::sequence::Sequence;
+use super::step::{Outcome, SampleRow, Step, StepRow};
+use crate::engine::{EngineStats, EventBatch, FinishReason, GenerateRequest, RequestId, TokenEvent, TokenOut};
+use crate::grammar::GrammarTracker;
+use crate::kv::BlockPool;
 use std::collections::VecDeque;
 
 /// Bounds of a step.
@@ -38,13 +39,14 @@ pub struct SchedulerConfig {
 
 /// Queue, running set and counters.
 #[derive(Debug)]
-pub struct Scheduler {
+pub struct Scheduler<M: Memory = ()> {
     config: SchedulerConfig,
     pool: BlockPool,
+    memory: M,
     /// Not running, in the order in which they will; preempted sequences come before those that never ran.
-    waiting: VecDeque<Sequence>,
+    waiting: VecDeque<Sequence<M::Held>>,
     /// Holding blocks, oldest first.
-    running: Vec<Sequence>,
+    running: Vec<Sequence<M::Held>>,
     /// Steps planned and not committed.
     in_flight: usize,
     /// Many prompts have been waiting, and some still are.
@@ -52,18 +54,18 @@ pub struct Scheduler {
     stats: EngineStats,
 }
 
-impl Scheduler {
-    /// A scheduler without requests over an unused pool.
-    pub fn new(config: SchedulerConfig, pool: BlockPool) -> Self {
+impl<M: Memory> Scheduler<M> {
+    /// A scheduler without requests over an unused pool, and an unused memory where the model has one.
+    pub fn new(config: SchedulerConfig, pool: BlockPool, memory: M) -> Self {
         assert!(config.max_num_seqs >= 1 && config.max_num_batched_tokens >= config.max_num_seqs);
         let (waiting, running) = (VecDeque::new(), Vec::new());
-        Self { config, pool, waiting, running, in_flight: 0, crowded: false, stats: EngineStats::default() }
+        Self { config, pool, memory, waiting, running, in_flight: 0, crowded: false, stats: EngineStats::default() }
     }
 
     /// Queues a request that passed `EngineLimits::check`.
     pub fn add(&mut self, id: RequestId, request: GenerateRequest) {
         // Behind what has run before: that is older, and is to end.
-        let later = |seq: &Sequence| !seq.admitted && seq.request.priority > request.priority;
+        let later = |seq: &Sequence<M::Held>| !seq.admitted && seq.request.priority > request.priority;
         let at = self.waiting.iter().position(later).unwrap_or(self.waiting.len());
         self.waiting.insert(at, Sequence::new(id, request, &self.pool));
     }
@@ -86,6 +88,7 @@ impl Scheduler {
     /// Forgets every cached prefix; blocks of running sequences stay with them.
     pub fn reset_prefix_cache(&mut self) {
         self.pool.forget_prefixes();
+        self.memory.forget_prefixes();
     }
 
     /// True while any request is waiting or running.
@@ -104,6 +107,11 @@ impl Scheduler {
         }
     }
 
+    /// What the model remembers beside its KV blocks; for tests of its accounting.
+    pub fn memory(&self) -> &M {
+        &self.memory
+    }
+
     /// Ids of the distinct blocks held by running sequences, ascending; for tests of the pool's accounting.
     pub fn held_blocks(&self) -> Vec<u32> {
         let mut ids: Vec<u32> = self.running.iter().flat_map(|seq| seq.table.blocks()).map(|b| b.id()).collect();
@@ -114,7 +122,7 @@ impl Scheduler {
 
     /// Chooses the next step and reports the requests it admits. The step is empty when there is nothing to run before
     /// the step in flight is committed; an empty step is not run and not committed.
-    pub fn plan(&mut self) -> (Step, EventBatch) {
+    pub fn plan(&mut self) -> (Step<M::Row>, EventBatch) {
         assert!(self.in_flight < 2, "an unknown token is one of the previous step");
         let mut budget = self.budget();
         // A step has room for a sample of each sequence; what is not needed for that is for reports about prompts.
@@ -164,7 +172,8 @@ impl Scheduler {
         }
     }
 
-    /// Grows the table of running sequence `i` to `tokens` tokens, preempting younger sequences if the pool is empty.
+    /// Grows the table of running sequence `i` to `tokens` tokens, preempting younger sequences if the pool is empty, and
+    /// reserves what the model remembers of them.
     fn make_room(&mut self, i: usize, tokens: usize, share: &mut Vec<usize>, budget: &mut usize) -> Room {
         while self.running[i].table.grow(tokens).is_err() {
             if self.running.len() - 1 == i {
@@ -179,13 +188,19 @@ impl Scheduler {
             self.waiting.push_front(victim);
             self.stats.preemptions += 1;
         }
-        Room::Made
+        let seq = &mut self.running[i];
+        match self.memory.reserve(&mut seq.held, seq.prompt_len, seq.planned..tokens) {
+            Ok(()) => Room::Made,
+            Err(_) => Room::Wait,
+        }
     }
 
     fn admit(&mut self, budget: &mut usize, spare: &mut usize, share: &mut Vec<usize>, events: &mut EventBatch) {
         while *budget > 0 && *spare > 0 {
             let Some(seq) = self.waiting.front_mut() else { return };
+            // What is remembered gives no reports.
             let cached = if seq.reports.is_some() { 0 } else { seq.table.match_prefix(&seq.tokens) };
+            let cached = self.memory.resume(&mut seq.held, &mut seq.table, cached);
             // All of the known tokens must fit, and one block of growth for each running sequence: admitting a
             // request only to preempt it in the next step would waste its prefill.
             if seq.table.missing(seq.tokens.len()) + self.running.len() > self.pool.available() {
@@ -194,7 +209,8 @@ impl Scheduler {
             }
             seq.planned = cached;
             let tokens = seq.share(*budget, *spare - 1);
-            if seq.table.grow(cached + tokens).is_err() {
+            let reserved = self.memory.reserve(&mut seq.held, seq.prompt_len, cached..cached + tokens);
+            if reserved.is_err() || seq.table.grow(cached + tokens).is_err() {
                 seq.release();
                 return;
             }
@@ -214,7 +230,7 @@ impl Scheduler {
         }
     }
 
-    fn build_step(&mut self, share: &[usize]) -> Step {
+    fn build_step(&mut self, share: &[usize]) -> Step<M::Row> {
         let chosen = || share.iter().enumerate().filter(|(_, tokens)| **tokens > 0);
         let max_blocks = chosen().map(|(i, _)| self.running[i].table.blocks().len()).max().unwrap_or(0);
         let mut step = Step { qo_indptr: vec![0], max_blocks, ..Step::default() };
@@ -228,6 +244,7 @@ impl Scheduler {
                 let asked = seq.request.prompt_logprobs;
                 step.samples.extend(known.map(|(t, p, token)| SampleRow::report(seq.id, t, p, token, asked)));
             }
+            self.memory.plan(&mut seq.held, range.clone(), step.tokens.len() as u32, &mut step.memory);
             step.tokens.extend(range.clone().map(|p| seq.input(p)));
             step.positions.extend(range.clone().map(|p| p as u32));
             step.slots.extend(range.clone().map(|p| seq.table.slot(p)));
@@ -277,7 +294,7 @@ impl Scheduler {
     }
 
     /// Takes the outcome of the oldest step in flight: new tokens, finished requests, full blocks for the prefix index.
-    pub fn commit(&mut self, step: &Step, outcome: Outcome) -> EventBatch {
+    pub fn commit(&mut self, step: &Step<M::Row>, outcome: Outcome) -> EventBatch {
         assert_eq!(outcome.tokens.len(), step.samples.len(), "one sampled token per sample row");
         self.in_flight -= 1;
         for row in &step.rows {
@@ -286,6 +303,7 @@ impl Scheduler {
                 // A row too many may have computed a token that nobody knows.
                 let known = row.computed.min(seq.tokens.len());
                 seq.table.register(&seq.tokens[..known]);
+                self.memory.commit(&mut seq.held, &seq.table, known);
             }
         }
         let mut events = EventBatch::new();

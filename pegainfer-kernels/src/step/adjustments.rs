@@ -1,13 +1,13 @@
 //! The rules of a step's samples on the device. Most steps have none.
 
-use crate::plan::SampleRow;
+use crate::ops::{EDIT_WORDS, PackedAdjustments, SPAN_WORDS};
 use pegainfer_core::exec::Exec;
+use pegainfer_core::schedule::SampleRow;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-use pegainfer_kernels::ops::{EDIT_WORDS, PackedAdjustments, SPAN_WORDS};
 
 /// What `ops::adjust_logits` reads, for all samples of a step.
 #[derive(Debug)]
-pub(crate) struct Adjustments {
+pub(super) struct Adjustments {
     /// `[samples, SPAN_WORDS]`.
     pub spans: Tensor,
     /// `[edits, EDIT_WORDS]`.

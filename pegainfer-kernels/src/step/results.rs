@@ -1,14 +1,14 @@
 //! What a step in flight leaves for the host.
 
-use crate::plan::{Outcome, SampleRow};
+use crate::ops::{REPORT_WORDS, token_logprobs};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::readback::Readback;
+use pegainfer_core::schedule::{Outcome, SampleRow};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-use pegainfer_kernels::ops::{REPORT_WORDS, token_logprobs};
 
 /// The sampled tokens and their log-probabilities, on their way.
 #[derive(Debug)]
-pub(crate) struct Results {
+pub struct Results {
     readback: Readback,
     /// What each sample row asked for, see `GenerateRequest::logprobs`.
     asked: Vec<Option<usize>>,
@@ -23,7 +23,7 @@ impl Results {
     }
 
     /// Begins to copy `sampled` (`[samples]` u32) and, if a row asked for them, `logprobs` (`[samples, REPORT_WORDS]`).
-    pub fn start(
+    pub(super) fn start(
         &mut self,
         exec: &mut Exec,
         samples: &[SampleRow],

@@ -1,0 +1,142 @@
+//! Scheduler plus executor as one engine.
+
+use super::memory::Memory;
+use super::scheduler::{Scheduler, SchedulerConfig};
+use super::step::{Outcome, Step};
+use crate::engine::{EngineError, EngineLimits, EngineStats, EventBatch, GenerateRequest, RequestId, StepEngine};
+use crate::kv::BlockPool;
+use crate::tensor::OpError;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// How long to wait for a mask before new requests and cancellations are looked at again.
+const MASK_WAIT: Duration = Duration::from_millis(1);
+
+/// Steps that may be launched and not finished.
+pub const STEPS_IN_FLIGHT: usize = 2;
+
+/// Runs the steps of a scheduler. A step is launched and finished: on a GPU `launch` only enqueues it, and the next one may
+/// be launched before the host has seen the tokens of this one.
+pub trait StepExecutor: Send + 'static {
+    /// What the model keeps beside the KV cache.
+    type Memory: Memory;
+
+    /// Steps that it helps to have in flight, at most [`STEPS_IN_FLIGHT`].
+    fn useful_depth(&self) -> usize;
+
+    /// Starts a step; at most [`STEPS_IN_FLIGHT`] may be in flight. The CPU computes at once.
+    fn launch(&mut self, step: &Step<<Self::Memory as Memory>::Row>) -> Result<(), OpError>;
+
+    /// Waits for the oldest step in flight. On `Meta` the outcome has no tokens.
+    fn finish(&mut self) -> Result<Outcome, OpError>;
+
+    /// Forgets every step in flight, once the device is done with them; an error says that the device is lost.
+    fn abandon(&mut self) -> Result<(), OpError>;
+}
+
+/// Scheduler and executor as one [`StepEngine`].
+#[derive(Debug)]
+pub struct Engine<E: StepExecutor> {
+    executor: E,
+    scheduler: Scheduler<E::Memory>,
+    limits: EngineLimits,
+    /// Steps that may be in flight.
+    depth: usize,
+    /// Not launched yet.
+    planned: StepOf<E>,
+    /// Launched and not finished, oldest first.
+    in_flight: VecDeque<StepOf<E>>,
+}
+
+/// The steps that an executor runs.
+type StepOf<E> = Step<<<E as StepExecutor>::Memory as Memory>::Row>;
+
+impl<E: StepExecutor> Engine<E> {
+    /// A loaded executor that serves within `limits`; a step has at most the first of `tokens`, see [`SchedulerConfig`] for
+    /// the second.
+    pub fn new(executor: E, limits: EngineLimits, tokens: (usize, usize), memory: E::Memory) -> Self {
+        let config = SchedulerConfig {
+            max_num_seqs: limits.max_num_seqs,
+            max_num_batched_tokens: tokens.0,
+            max_num_mixed_tokens: tokens.1,
+            eos_token_ids: limits.eos_token_ids.clone(),
+        };
+        let scheduler = Scheduler::new(config, BlockPool::new(limits.kv_blocks), memory);
+        let depth = executor.useful_depth();
+        Self { executor, scheduler, limits, depth, planned: Step::default(), in_flight: VecDeque::new() }
+    }
+
+    /// Lets `depth` steps be in flight at once, 1 or 2. The default is what helps on the device; results are the same.
+    pub fn set_depth(&mut self, depth: usize) {
+        self.depth = depth.clamp(1, STEPS_IN_FLIGHT);
+    }
+
+    /// Nothing may run on when the blocks of the failed requests are used again. A device that cannot even be waited for
+    /// is lost.
+    fn failed(&mut self, error: &OpError) -> EngineError {
+        EngineError { message: error.to_string(), fatal: self.executor.abandon().is_err() }
+    }
+
+    /// The executor, to run single steps.
+    pub fn executor(&mut self) -> &mut E {
+        &mut self.executor
+    }
+}
+
+impl<E: StepExecutor> StepEngine for Engine<E> {
+    fn limits(&self) -> EngineLimits {
+        self.limits.clone()
+    }
+
+    fn add(&mut self, id: RequestId, request: GenerateRequest) {
+        self.scheduler.add(id, request);
+    }
+
+    fn cancel(&mut self, id: RequestId) {
+        self.scheduler.cancel(id);
+    }
+
+    fn has_work(&self) -> bool {
+        self.scheduler.has_work()
+    }
+
+    fn plan(&mut self) -> Option<EventBatch> {
+        if self.in_flight.len() == self.depth {
+            return None;
+        }
+        let (step, admitted) = self.scheduler.plan();
+        self.planned = step;
+        (!self.planned.is_empty()).then_some(admitted)
+    }
+
+    fn launch(&mut self) -> Result<(), EngineError> {
+        let step = std::mem::take(&mut self.planned);
+        self.executor.launch(&step).map_err(|error| self.failed(&error))?;
+        self.in_flight.push_back(step);
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<EventBatch, EngineError> {
+        let Some(step) = self.in_flight.pop_front() else {
+            if let Some(grammar) = self.scheduler.masked_out() {
+                grammar.wait(MASK_WAIT);
+            }
+            return Ok(self.scheduler.fail_broken());
+        };
+        let outcome = self.executor.finish().map_err(|error| self.failed(&error))?;
+        Ok(self.scheduler.commit(&step, outcome))
+    }
+
+    fn abort_all(&mut self) -> Vec<RequestId> {
+        self.in_flight.clear();
+        self.scheduler.abort_all()
+    }
+
+    fn reset_prefix_cache(&mut self) {
+        self.scheduler.reset_prefix_cache();
+    }
+
+    fn stats(&self) -> EngineStats {
+        self.scheduler.stats()
+    }
+}

@@ -1,0 +1,151 @@
+//! One step's work, as the scheduler hands it to the executor.
+
+use crate::engine::{RequestId, TokenLogprobs};
+use crate::kv::{BLOCK_SIZE, NO_SLOT};
+use crate::rules::{Adjustment, LogitEdit};
+use crate::sampling::SamplingParams;
+
+/// In place of an input id: `FROM_PREVIOUS | j` is the id that sample `j` of the step before draws. No vocabulary has
+/// ids with this bit.
+pub const FROM_PREVIOUS: u32 = 1 << 31;
+
+/// A ragged batch: every row is one sequence's next tokens, prefill chunks and decode tokens alike.
+///
+/// `T` = tokens of the step, `B` = rows. Only what the rows need is here: the executor knows no request. `M` is what the
+/// model's [`Memory`](super::Memory) adds.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Step<M = ()> {
+    /// Input ids, `[T]`. `FROM_PREVIOUS | j` stands for the token that sample `j` of the step before draws: that step
+    /// may still run, and its tokens are on the device only.
+    pub tokens: Vec<u32>,
+    /// Absolute position of each input token, `[T]`.
+    pub positions: Vec<u32>,
+    /// Where each input token's K and V go: `block * BLOCK_SIZE + row`, or [`NO_SLOT`], `[T]`.
+    pub slots: Vec<u32>,
+    /// Row `b` owns tokens `qo_indptr[b]..qo_indptr[b + 1]`, `[B + 1]`.
+    pub qo_indptr: Vec<u32>,
+    /// Tokens each row attends to, its own included, `[B]`.
+    pub kv_lens: Vec<u32>,
+    /// Block ids of each row, padded with 0 to `max_blocks`, `[B, max_blocks]`.
+    pub block_tables: Vec<u32>,
+    /// Row stride of `block_tables`.
+    pub max_blocks: usize,
+    /// The rows, in order, `[B]`.
+    pub rows: Vec<StepRow>,
+    /// Which tokens of the step need logits and how to sample them.
+    pub samples: Vec<SampleRow>,
+    /// What the model needs to know beside the KV cache, in the order of the rows.
+    pub memory: Vec<M>,
+}
+
+/// One sequence's share of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepRow {
+    /// The request.
+    pub id: RequestId,
+    /// Tokens whose KV is in the cache after this step.
+    pub computed: usize,
+}
+
+/// One token to sample.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SampleRow {
+    /// The request.
+    pub id: RequestId,
+    /// Index into `tokens` of the token whose logits are wanted.
+    pub token: u32,
+    /// Position of the token to be sampled; with the seed it names the random number.
+    pub position: u64,
+    /// What the request's rules do to the logits; usually nothing.
+    pub adjustment: Option<Adjustment>,
+    /// How to draw.
+    pub params: SamplingParams,
+    /// Log-probabilities to report, see `GenerateRequest::logprobs`.
+    pub logprobs: Option<usize>,
+}
+
+impl SampleRow {
+    /// A sample that can only be `forced`, for the report about a token that is known: `forced` is at `position` of the
+    /// request's prompt, and index `token` of the step's tokens is the one before it.
+    pub fn report(id: RequestId, token: u32, position: usize, forced: u32, logprobs: Option<usize>) -> Self {
+        // No logit reaches this, and reports are of the raw ones.
+        let edit = LogitEdit { token: forced, scale: 1.0, add: f32::MAX };
+        let adjustment = Some(Adjustment { edits: vec![edit], allowed: None });
+        Self { id, token, position: position as u64, adjustment, params: SamplingParams::greedy(), logprobs }
+    }
+}
+
+/// What the executor returns: one entry per `Step::samples`, in order.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Outcome {
+    /// The sampled ids.
+    pub tokens: Vec<u32>,
+    /// Present where the row asked.
+    pub logprobs: Vec<Option<TokenLogprobs>>,
+}
+
+impl<M: Clone + Default> Step<M> {
+    /// A step of `batch` equal rows that each add `tokens` tokens to `context - tokens` cached ones, and sample. Blocks
+    /// are numbered through; `memory` is empty. For plans and benchmarks: no scheduler is asked.
+    pub fn uniform(batch: usize, tokens: usize, context: usize) -> Self {
+        assert!(batch > 0 && 0 < tokens && tokens <= context);
+        let max_blocks = context.div_ceil(BLOCK_SIZE);
+        let mut step = Self { qo_indptr: vec![0], max_blocks, ..Self::default() };
+        for b in 0..batch {
+            let (id, first) = (RequestId(b as u64), (b * max_blocks * BLOCK_SIZE) as u32);
+            step.positions.extend((context - tokens..context).map(|p| p as u32));
+            step.slots.extend((context - tokens..context).map(|p| first + p as u32));
+            // Ids that any vocabulary has, not all the same.
+            step.tokens.extend((0..tokens).map(|t| ((b + t) % 1000) as u32));
+            step.qo_indptr.push(step.tokens.len() as u32);
+            step.kv_lens.push(context as u32);
+            step.block_tables.extend((0..max_blocks).map(|i| (b * max_blocks + i) as u32));
+            step.rows.push(StepRow { id, computed: context });
+            step.samples.push(SampleRow {
+                id,
+                token: step.tokens.len() as u32 - 1,
+                position: context as u64,
+                adjustment: None,
+                params: SamplingParams::greedy(),
+                logprobs: None,
+            });
+        }
+        step
+    }
+
+    /// This step with rows added until there are `rows`, for a graph of fixed shape. An added row has one token, attends
+    /// to nothing, writes no KV, adds no `memory`, and draws a token that nobody reads.
+    pub fn padded(&self, rows: usize) -> Self {
+        let mut step = self.clone();
+        for row in self.rows.len()..rows {
+            step.tokens.push(0);
+            step.positions.push(0);
+            step.slots.push(NO_SLOT);
+            step.qo_indptr.push(row as u32 + 1);
+            step.kv_lens.push(0);
+            let id = RequestId(u64::MAX);
+            step.rows.push(StepRow { id, computed: 0 });
+            let (token, params) = (row as u32, SamplingParams::greedy());
+            step.samples.push(SampleRow { id, token, position: 0, adjustment: None, params, logprobs: None });
+        }
+        step.block_tables.resize(rows * self.max_blocks, 0);
+        step
+    }
+
+    /// Whether every token is sampled, in order: then the rows that need logits are where they are wanted.
+    pub fn samples_every_token(&self) -> bool {
+        let in_order = self.samples.iter().zip(0..).all(|(sample, token)| sample.token == token);
+        in_order && self.samples.len() == self.tokens.len()
+    }
+
+    /// Fewest and most tokens of a row.
+    pub fn queries(&self) -> (usize, usize) {
+        let lengths = || self.qo_indptr.windows(2).map(|pair| (pair[1] - pair[0]) as usize);
+        (lengths().min().unwrap_or(0), lengths().max().unwrap_or(0))
+    }
+
+    /// True when there is nothing to run.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+}

@@ -1,0 +1,129 @@
+//! CPU twin of `ops::causal_conv1d`.
+
+use super::disjoint::Disjoint;
+use super::isa::Isa;
+use super::lanes::{Kernel, Lanes, chunk, chunk_mut, dispatch};
+use super::rows::per_task;
+use super::sigmoid::silu;
+use crate::delta::{DeltaShape, MAX_TAPS, NO_STATE, Segment};
+use half::bf16;
+use rayon::prelude::*;
+
+/// Channels that a task takes at once: the rows of one segment in these columns stay in the L1 cache between taps.
+const BLOCK: usize = 128;
+
+/// Operands that are only read; see the op.
+pub struct Inputs<'a> {
+    /// `[tokens, projected_width]`.
+    pub projected: &'a [bf16],
+    /// `[taps, channels]`.
+    pub weight: &'a [f32],
+    /// `[segments, SEGMENT_WORDS]`, checked.
+    pub segments: &'a [u32],
+    /// Heads.
+    pub shape: DeltaShape,
+}
+
+/// See `ops::causal_conv1d`; segments were checked.
+pub fn run(isa: Isa, inputs: &Inputs<'_>, tails: &mut [bf16], out: &mut [bf16]) {
+    let channels = inputs.shape.channels();
+    assert!(inputs.shape.is_supported(), "{:?}", inputs.shape);
+    let tokens = out.len() / channels;
+    let shared = &(Disjoint::new(tails), Disjoint::new(out));
+    (0..channels.div_ceil(BLOCK)).into_par_iter().with_min_len(per_task(4 * tokens * BLOCK)).for_each(|block| {
+        let first = block * BLOCK;
+        dispatch(isa, Columns { inputs, first, width: BLOCK.min(channels - first), shared });
+    });
+}
+
+/// Some channels of [`run`], of all tokens.
+struct Columns<'a> {
+    inputs: &'a Inputs<'a>,
+    first: usize,
+    width: usize,
+    /// Tails and output.
+    shared: &'a (Disjoint<'a>, Disjoint<'a>),
+}
+
+impl Kernel for Columns<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Lanes>(self, s: S) {
+        for segment in Segment::unpack(self.inputs.segments) {
+            let history = self.tail(segment.from);
+            for token in segment.tokens() {
+                let rows: [&[bf16]; MAX_TAPS] = std::array::from_fn(|tap| self.input(&segment, &history, token + tap));
+                self.token(s, token, &rows);
+            }
+            self.keep(&segment, &history);
+        }
+    }
+}
+
+impl Columns<'_> {
+    /// The tail in `slot`: row `i` is the input `taps - 1 - i` tokens before the segment.
+    #[inline(always)]
+    fn tail(&self, slot: u32) -> [[bf16; BLOCK]; MAX_TAPS] {
+        let mut history = [[bf16::ZERO; BLOCK]; MAX_TAPS];
+        if slot != NO_STATE {
+            for (i, row) in history.iter_mut().take(self.inputs.shape.taps - 1).enumerate() {
+                // SAFETY: these channels of every slot belong to this task.
+                row[..self.width].copy_from_slice(unsafe { self.tail_row(slot, i) });
+            }
+        }
+        history
+    }
+
+    /// These channels of row `i` of a tail.
+    ///
+    /// # Safety
+    /// They belong to this task, and no other part of them is in use.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref)] // the caller promises disjoint parts
+    unsafe fn tail_row(&self, slot: u32, i: usize) -> &mut [bf16] {
+        let shape = self.inputs.shape;
+        let at = (slot as usize * (shape.taps - 1) + i) * shape.channels() + self.first;
+        // SAFETY: the caller's promise.
+        unsafe { self.shared.0.slice(at, self.width) }
+    }
+
+    /// The input `taps - 1` tokens before `at`: of the segment, or of what came before it.
+    #[inline(always)]
+    fn input<'b>(&'b self, segment: &Segment, history: &'b [[bf16; BLOCK]; MAX_TAPS], at: usize) -> &'b [bf16] {
+        let shape = self.inputs.shape;
+        let (first, back) = (segment.first as usize, shape.taps - 1);
+        match (at - first).checked_sub(back) {
+            None => &history[at - first][..self.width],
+            // Beyond the newest tap of the last token: `run` asks for as many rows as there can be taps.
+            Some(i) if first + i >= segment.end as usize => &[],
+            Some(i) => &self.inputs.projected[(first + i) * shape.projected_width() + self.first..][..self.width],
+        }
+    }
+
+    /// One token of the output: `silu(Σ weight[tap] rows[tap])`, the oldest tap first.
+    #[inline(always)]
+    fn token<S: Lanes>(&self, s: S, token: usize, rows: &[&[bf16]; MAX_TAPS]) {
+        let shape = self.inputs.shape;
+        // SAFETY: these columns of the output belong to this task.
+        let out = unsafe { self.shared.1.slice(token * shape.channels() + self.first, self.width) };
+        for at in (0..self.width).step_by(16) {
+            let mut sum = s.splat(0.0);
+            for (tap, row) in rows.iter().take(shape.taps).enumerate() {
+                let weight = &self.inputs.weight[tap * shape.channels() + self.first + at..];
+                sum = s.fma(s.widen(chunk(&row[at..])), s.load(chunk(weight)), sum);
+            }
+            s.narrow(silu(s, sum), chunk_mut(&mut out[at..]));
+        }
+    }
+
+    /// Leaves the last inputs of the segment in its slot.
+    #[inline(always)]
+    fn keep(&self, segment: &Segment, history: &[[bf16; BLOCK]; MAX_TAPS]) {
+        for i in 0..self.inputs.shape.taps - 1 {
+            let row = self.input(segment, history, segment.end as usize + i);
+            // SAFETY: these channels of every slot belong to this task.
+            unsafe { self.tail_row(segment.to, i) }.copy_from_slice(row);
+        }
+    }
+}

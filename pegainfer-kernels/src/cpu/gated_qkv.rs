@@ -1,0 +1,103 @@
+//! CPU twin of `ops::gated_qk_norm_rope_write_kv`.
+
+use super::disjoint::Disjoint;
+use super::isa::Isa;
+use super::lanes::{Kernel, Lanes, chunk, chunk_mut, dispatch};
+use super::norm::Scale;
+use super::rows::per_task;
+use crate::heads::{HeadShape, MAX_HEAD_DIM};
+use half::bf16;
+use pegainfer_core::kv::BLOCK_SIZE;
+use rayon::prelude::*;
+
+/// Operands that are only read; see the op.
+pub struct Inputs<'a> {
+    /// `[tokens, gated_qkv_width]`.
+    pub projected: &'a [bf16],
+    /// Query and key norm weights, `[head_dim]`.
+    pub norms: (&'a [f32], &'a [f32]),
+    /// `[positions, rotary_dim]`.
+    pub rope: &'a [f32],
+    /// Leading elements of a head that are rotated, a multiple of 32.
+    pub rotary_dim: usize,
+    /// `[tokens]`.
+    pub positions: &'a [u32],
+    /// `[tokens]`, distinct.
+    pub slots: &'a [u32],
+    /// Heads.
+    pub shape: HeadShape,
+    /// Of the norms.
+    pub eps: f32,
+}
+
+/// See `ops::gated_qk_norm_rope_write_kv`; slots and positions were checked.
+pub fn run(isa: Isa, inputs: &Inputs<'_>, q: &mut [bf16], k: &mut [bf16], v: &mut [bf16]) {
+    let shape = inputs.shape;
+    assert!(shape.is_supported() && inputs.rotary_dim.is_multiple_of(32), "{shape:?}");
+    let tokens = per_task(2 * shape.gated_qkv_width() * size_of::<bf16>());
+    let cache = &(Disjoint::new(k), Disjoint::new(v));
+    let parts = q.par_chunks_mut(tokens * shape.q_width()).enumerate();
+    parts.for_each(|(part, q)| dispatch(isa, Tokens { inputs, first: part * tokens, q, cache }));
+}
+
+/// Some tokens of [`run`], those of the rows of `q`.
+struct Tokens<'a> {
+    inputs: &'a Inputs<'a>,
+    /// The first token.
+    first: usize,
+    q: &'a mut [bf16],
+    /// K and V.
+    cache: &'a (Disjoint<'a>, Disjoint<'a>),
+}
+
+impl Kernel for Tokens<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Lanes>(self, s: S) {
+        let Inputs { projected, norms, rope, rotary_dim, positions, slots, shape, eps } = *self.inputs;
+        let HeadShape { heads, kv_heads, head_dim } = shape;
+        let mut key = [bf16::ZERO; MAX_HEAD_DIM];
+        let key = &mut key[..head_dim];
+        for (t, q) in (self.first..).zip(self.q.chunks_exact_mut(shape.q_width())) {
+            let row = &projected[t * shape.gated_qkv_width()..][..shape.gated_qkv_width()];
+            let rope = &rope[positions[t] as usize * rotary_dim..][..rotary_dim];
+            let slot = slots[t] as usize;
+            for (x, out) in row.chunks_exact(2 * head_dim).zip(q.chunks_exact_mut(head_dim)) {
+                norm_rope(s, &x[..head_dim], norms.0, eps, rope, out);
+            }
+            for h in 0..kv_heads {
+                norm_rope(s, &row[(2 * heads + h) * head_dim..][..head_dim], norms.1, eps, rope, key);
+                let value = &row[(2 * heads + kv_heads + h) * head_dim..][..head_dim];
+                // SAFETY: slots are distinct, so this one belongs to this token alone; nobody reads the cache now.
+                unsafe {
+                    self.cache.0.scatter(shape.key(slot, h), BLOCK_SIZE, key);
+                    self.cache.1.slice(shape.value(slot, h), head_dim).copy_from_slice(value);
+                }
+            }
+        }
+    }
+}
+
+/// One head: RMS norm, then the half-split rotation of the leading elements; f32 with one rounding.
+#[inline(always)]
+fn norm_rope<S: Lanes>(s: S, x: &[bf16], weight: &[f32], eps: f32, rope: &[f32], out: &mut [bf16]) {
+    let (rotary_dim, half) = (rope.len(), rope.len() / 2);
+    let scale = Scale::of_row(s, x, eps);
+    for low in (0..half).step_by(16) {
+        let high = half + low;
+        let (a, b) = (normed(s, scale, x, weight, low), normed(s, scale, x, weight, high));
+        let (cos, sin) = (s.load(chunk(&rope[low..])), s.load(chunk(&rope[high..])));
+        s.narrow(s.sub(s.mul(a, cos), s.mul(b, sin)), chunk_mut(&mut out[low..]));
+        s.narrow(s.add(s.mul(b, cos), s.mul(a, sin)), chunk_mut(&mut out[high..]));
+    }
+    for at in (rotary_dim..x.len()).step_by(16) {
+        s.narrow(normed(s, scale, x, weight, at), chunk_mut(&mut out[at..]));
+    }
+}
+
+/// Sixteen elements of the norm, from `at` on.
+#[inline(always)]
+fn normed<S: Lanes>(s: S, scale: Scale, x: &[bf16], weight: &[f32], at: usize) -> S::V {
+    scale.exact(s, s.widen(chunk(&x[at..])), s.load(chunk(&weight[at..])))
+}

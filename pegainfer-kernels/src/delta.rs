@@ -1,0 +1,118 @@
+//! The heads of a gated delta rule layer (linear attention), and what they remember of a sequence.
+
+/// Most taps of the convolution.
+pub(crate) const MAX_TAPS: usize = 8;
+
+/// In place of the slot that a segment's state comes from: the sequence begins here, with a state of zeros.
+pub const NO_STATE: u32 = u32::MAX;
+
+/// Words of a packed [`Segment`].
+pub const SEGMENT_WORDS: usize = 4;
+
+/// Head counts and sizes of a gated delta rule layer.
+///
+/// One projection gives all that the layer needs of a token: `[q | k | v | z | b | a]`, where `q` and `k` are
+/// `[key_heads, key_dim]`, `v` and the output gate `z` `[value_heads, value_dim]`, and `b` and `a`, which become the write
+/// strength and the decay, `[value_heads]`. The convolution runs over the channels of q, k and v.
+///
+/// A sequence's state lives in a slot: the memory matrices `[value_heads, value_dim, key_dim]` f32, and the tail, the last
+/// `taps - 1` inputs of the convolution, `[taps - 1, channels]` bf16.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeltaShape {
+    /// Heads of q and k.
+    pub key_heads: usize,
+    /// Heads of v, a multiple of `key_heads`; value head `h` uses key head `h / group()`.
+    pub value_heads: usize,
+    /// Elements of a head of q and k: a multiple of 16.
+    pub key_dim: usize,
+    /// Elements of a head of v: a multiple of 16.
+    pub value_dim: usize,
+    /// Width of the convolution, 2 to 8.
+    pub taps: usize,
+}
+
+impl DeltaShape {
+    /// Whether the kernels take this shape, which the fields describe.
+    pub fn is_supported(&self) -> bool {
+        let dim = |n: usize| n > 0 && n.is_multiple_of(16);
+        let heads = self.key_heads > 0 && self.value_heads > 0 && self.value_heads.is_multiple_of(self.key_heads);
+        dim(self.key_dim) && dim(self.value_dim) && heads && (2..=MAX_TAPS).contains(&self.taps)
+    }
+
+    /// Value heads per key head.
+    pub fn group(&self) -> usize {
+        self.value_heads / self.key_heads
+    }
+
+    /// Columns of q, and of k.
+    pub fn k_width(&self) -> usize {
+        self.key_heads * self.key_dim
+    }
+
+    /// Columns of v, of z and of the output.
+    pub fn v_width(&self) -> usize {
+        self.value_heads * self.value_dim
+    }
+
+    /// Columns of q, k and v together.
+    pub fn channels(&self) -> usize {
+        2 * self.k_width() + self.v_width()
+    }
+
+    /// Columns of the projection.
+    pub fn projected_width(&self) -> usize {
+        self.channels() + self.v_width() + 2 * self.value_heads
+    }
+
+    /// First columns of z, b and a in the projection.
+    pub(crate) fn gates(&self) -> [usize; 3] {
+        let b = self.channels() + self.v_width();
+        [self.channels(), b, b + self.value_heads]
+    }
+
+    /// Shape of the memory matrices of `slots` slots, f32.
+    pub fn states(&self, slots: usize) -> [usize; 4] {
+        [slots, self.value_heads, self.value_dim, self.key_dim]
+    }
+
+    /// Shape of the convolution tails of `slots` slots, bf16.
+    pub fn tails(&self, slots: usize) -> [usize; 3] {
+        [slots, self.taps - 1, self.channels()]
+    }
+
+    /// Bytes of a slot.
+    pub fn slot_bytes(&self) -> usize {
+        4 * self.states(1).iter().product::<usize>() + 2 * self.tails(1).iter().product::<usize>()
+    }
+}
+
+/// Consecutive tokens of one sequence in a step. Segments run in order, so one may go on from the slot that an earlier
+/// one of the same step went to: that is how a step leaves a copy of the state in the middle of a prompt.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Segment {
+    /// First token, an index into the step's tokens.
+    pub first: u32,
+    /// End of the tokens.
+    pub end: u32,
+    /// Slot of the state before the first token, or [`NO_STATE`].
+    pub from: u32,
+    /// Slot of the state after the last token; may be `from`.
+    pub to: u32,
+}
+
+impl Segment {
+    /// As the kernels read it.
+    pub fn words(&self) -> [u32; SEGMENT_WORDS] {
+        [self.first, self.end, self.from, self.to]
+    }
+
+    /// The segments of a packed tensor.
+    pub(crate) fn unpack(words: &[u32]) -> impl Iterator<Item = Self> + Clone + '_ {
+        words.as_chunks().0.iter().map(|&[first, end, from, to]: &[u32; SEGMENT_WORDS]| Self { first, end, from, to })
+    }
+
+    /// The tokens.
+    pub(crate) fn tokens(&self) -> std::ops::Range<usize> {
+        self.first as usize..self.end as usize
+    }
+}

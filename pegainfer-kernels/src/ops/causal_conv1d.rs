@@ -1,0 +1,174 @@
+//! The short convolution before the gated delta rule.
+
+use super::check::Check;
+use crate::cpu::causal_conv::{self, Inputs};
+use crate::delta::{DeltaShape, NO_STATE, SEGMENT_WORDS, Segment};
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::record::OpRecord;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+/// Depthwise causal convolution over the channels of q, k and v, then SiLU:
+/// `out[t, c] = silu(Σ_j weight[j, c] * x[t - taps + 1 + j, c])` (transformers `Qwen3_5GatedDeltaNet`, `causal_conv1d`).
+///
+/// `projected`: `[tokens, projected_width]` bf16, of which `x` is the first `channels` columns; `weight`:
+/// `[taps, channels]` f32; `segments`: `[segments, SEGMENT_WORDS]` u32, packed [`Segment`]s that follow each other and
+/// cover the tokens; `tails`: bf16, see [`DeltaShape::tails`], where a segment finds the inputs before its first token and
+/// leaves its last ones; `out`: `[tokens, channels]` bf16. Sums and SiLU are f32, one rounding at the end. A token's bits do
+/// not depend on how its sequence is cut into segments. No CUDA kernel yet.
+pub fn causal_conv1d(
+    exec: &mut Exec,
+    projected: &Tensor,
+    weight: &Tensor,
+    segments: &Tensor,
+    shape: DeltaShape,
+    tails: &mut Tensor,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    let c = Check("causal_conv1d");
+    let (tokens, slots, channels) = (projected.rows_cols().0, tails.rows_cols().0, shape.channels());
+    check(c, exec.device(), segments, shape)?;
+    c.is(projected, DType::Bf16, &[tokens, shape.projected_width()])?;
+    c.is(weight, DType::F32, &[shape.taps, channels])?;
+    c.is(tails, DType::Bf16, &shape.tails(slots))?;
+    c.is(out, DType::Bf16, &[tokens, channels])?;
+    exec.record(|device| {
+        let kernel = if let Device::Cpu(isa) = device { isa.name() } else { "conv" };
+        let rows = 2 * tokens + 2 * segments.rows_cols().0 * (shape.taps - 1);
+        let bytes = (rows * channels * DType::Bf16.size()) as u64 + weight.bytes() + segments.bytes();
+        let flops = (tokens * channels * (2 * shape.taps + 4)) as u64;
+        OpRecord::new(c.0, kernel, &[projected, weight, segments, tails], &[out, tails], flops).with_bytes(bytes)
+    });
+    let Device::Cpu(isa) = exec.device() else { return Ok(()) };
+    check_segments(c, segments.host(), tokens, slots)?;
+    let inputs = Inputs { projected: projected.host(), weight: weight.host(), segments: segments.host(), shape };
+    causal_conv::run(isa, &inputs, tails.host_mut(), out.host_mut());
+    Ok(())
+}
+
+/// Checks what the ops of a gated delta rule layer have in common.
+pub(super) fn check(check: Check, device: Device, segments: &Tensor, shape: DeltaShape) -> Result<(), OpError> {
+    check.no_gpu(device)?;
+    check.that(shape.is_supported(), "heads do not group, a head is no multiple of 16, or taps are not 2 to 8")?;
+    check.is(segments, DType::U32, &[segments.rows_cols().0, SEGMENT_WORDS])
+}
+
+/// Segments follow each other, cover the tokens, and have slots. Tasks write to rows and slots by them.
+pub(super) fn check_segments(check: Check, words: &[u32], tokens: usize, slots: usize) -> Result<(), OpError> {
+    let mut end = 0;
+    for segment in Segment::unpack(words) {
+        check.that(segment.first == end && segment.end >= end, "segments do not follow each other")?;
+        let known = |slot: u32| (slot as usize) < slots;
+        check.that(known(segment.to) && (segment.from == NO_STATE || known(segment.from)), "a slot is out of range")?;
+        end = segment.end;
+    }
+    check.that(end as usize == tokens, "segments do not cover the tokens")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Host, bf16s, close};
+    use half::bf16;
+
+    const SHAPES: [DeltaShape; 2] = [
+        DeltaShape { key_heads: 2, value_heads: 4, key_dim: 32, value_dim: 48, taps: 4 },
+        DeltaShape { key_heads: 1, value_heads: 1, key_dim: 16, value_dim: 16, taps: 2 },
+    ];
+
+    fn weight(host: &mut Host, shape: DeltaShape) -> Tensor {
+        let mut weight = host.zeros("weight", &[shape.taps, shape.channels()], DType::F32);
+        let values = bf16s(weight.elements(), 5);
+        weight.host_mut::<f32>().iter_mut().zip(values).for_each(|(to, value)| *to = value.to_f32() + 0.001);
+        weight
+    }
+
+    fn segments(host: &mut Host, segments: &[[u32; 4]]) -> Tensor {
+        let mut tensor = host.zeros("segments", &[segments.len(), SEGMENT_WORDS], DType::U32);
+        tensor.host_mut::<u32>().copy_from_slice(segments.as_flattened());
+        tensor
+    }
+
+    #[test]
+    fn matches_f64_with_and_without_a_past() {
+        Host::each(|mut host| {
+            for shape in SHAPES {
+                let (tokens, channels, width) = (9, shape.channels(), shape.projected_width());
+                let x = bf16s(tokens * width, 1);
+                let past = bf16s(3 * (shape.taps - 1) * channels, 2);
+                let (projected, w) = (host.bf16("projected", &[tokens, width], &x), weight(&mut host, shape));
+                let mut tails = host.bf16("tails", &shape.tails(3), &past);
+                // The second sequence goes on from slot 2; the first one's tail is left behind in slot 0.
+                let cut = segments(&mut host, &[[0, 5, NO_STATE, 0], [5, 9, 2, 1]]);
+                let mut out = host.zeros("out", &[tokens, channels], DType::Bf16);
+                causal_conv1d(&mut host.exec, &projected, &w, &cut, shape, &mut tails, &mut out).unwrap();
+                let input = |t: i64, c: usize, second: bool| match (t, second) {
+                    (0.., _) => x[t as usize * width + c].to_f64(),
+                    (_, false) => 0.0,
+                    (_, true) => past[(3 * (shape.taps - 1)) * channels - (-t as usize) * channels + c].to_f64(),
+                };
+                let value = |i: usize| {
+                    let (t, c) = ((i / channels) as i64, i % channels);
+                    let (start, second) = if t < 5 { (0, false) } else { (5, true) };
+                    let tap = |j: usize| {
+                        let local = t - start - (shape.taps as i64 - 1) + j as i64;
+                        let x = if local >= 0 { input(local + start, c, second) } else { input(local, c, second) };
+                        f64::from(w.host::<f32>()[j * channels + c]) * x
+                    };
+                    let sum: f64 = (0..shape.taps).map(tap).sum();
+                    sum / (1.0 + (-sum).exp())
+                };
+                let expected: Vec<f64> = (0..tokens * channels).map(value).collect();
+                close(out.host::<bf16>(), &expected, 1.01 / 256.0, 1e-5);
+                for (slot, end) in [(0, 5), (1, 9)] {
+                    for i in 0..shape.taps - 1 {
+                        let t = end + 1 - shape.taps + i;
+                        let kept = &tails.host::<bf16>()[(slot * (shape.taps - 1) + i) * channels..][..channels];
+                        assert_eq!(kept, &x[t * width..][..channels]);
+                    }
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn cuts_change_no_bit() {
+        Host::each(|mut host| {
+            let (shape, tokens) = (SHAPES[0], 12);
+            let (channels, width) = (shape.channels(), shape.projected_width());
+            let projected = host.bf16("projected", &[tokens, width], &bf16s(tokens * width, 3));
+            let w = weight(&mut host, shape);
+            let mut run = |cuts: &[[u32; 4]]| {
+                let mut tails = host.zeros("tails", &shape.tails(2), DType::Bf16);
+                let mut out = host.zeros("out", &[tokens, channels], DType::Bf16);
+                let cuts = segments(&mut host, cuts);
+                causal_conv1d(&mut host.exec, &projected, &w, &cuts, shape, &mut tails, &mut out).unwrap();
+                let tail = tails.host::<bf16>()[(shape.taps - 1) * channels..].to_vec();
+                (out.host::<bf16>().to_vec(), tail)
+            };
+            let whole = run(&[[0, 12, NO_STATE, 1]]);
+            assert!(run(&[[0, 1, NO_STATE, 0], [1, 3, 0, 0], [3, 3, 0, 1], [3, 10, 0, 1], [10, 12, 1, 1]]) == whole);
+        });
+    }
+
+    #[test]
+    fn bad_segments_are_refused() {
+        Host::each(|mut host| {
+            let (shape, tokens) = (SHAPES[1], 3);
+            let (channels, width) = (shape.channels(), shape.projected_width());
+            let projected = host.zeros("projected", &[tokens, width], DType::Bf16);
+            let w = weight(&mut host, shape);
+            let mut tails = host.zeros("tails", &shape.tails(2), DType::Bf16);
+            let mut out = host.zeros("out", &[tokens, channels], DType::Bf16);
+            for (cut, message) in [
+                ([0, 2, 0, 0], "segments do not cover the tokens"),
+                ([1, 3, 0, 0], "segments do not follow each other"),
+                ([0, 3, 2, 0], "a slot is out of range"),
+                ([0, 3, 0, NO_STATE], "a slot is out of range"),
+            ] {
+                let cut = segments(&mut host, &[cut]);
+                let result = causal_conv1d(&mut host.exec, &projected, &w, &cut, shape, &mut tails, &mut out);
+                assert_eq!(result.unwrap_err().message, message);
+            }
+        });
+    }
+}

@@ -1,0 +1,98 @@
+//! The gated delta rule, token by token.
+
+use super::causal_conv1d::{check as check_layer, check_segments};
+use super::check::Check;
+use crate::cpu::gated_delta::{self, Form, Inputs};
+use crate::delta::DeltaShape;
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::record::OpRecord;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+/// What the gated delta rule reads of a layer and a step.
+#[derive(Debug, Clone, Copy)]
+pub struct DeltaInputs<'a> {
+    /// Output of [`causal_conv1d`](super::causal_conv1d): q, k and v, `[tokens, channels]` bf16.
+    pub mixed: &'a Tensor,
+    /// Of which b and a are read, `[tokens, projected_width]` bf16.
+    pub projected: &'a Tensor,
+    /// Logarithm of each head's decay rate, `[value_heads]` f32.
+    pub a_log: &'a Tensor,
+    /// `[value_heads]` f32.
+    pub dt_bias: &'a Tensor,
+    /// As in [`causal_conv1d`](super::causal_conv1d), `[segments, SEGMENT_WORDS]` u32.
+    pub segments: &'a Tensor,
+}
+
+/// Reads and updates a memory matrix `S` per head with every token (Yang et al., arXiv 2412.06464; transformers
+/// `torch_recurrent_gated_delta_rule`):
+///
+/// ```text
+/// S = exp(g) S        g = -exp(a_log) softplus(a + dt_bias)
+/// S = S + beta (v - S k) k^T        beta = sigmoid(b)
+/// out = S q
+/// ```
+///
+/// where `q` and `k` are first divided by their lengths (`x * rsqrt(Σ x² + 1e-6)`) and `q` multiplied by `key_dim^-1/2`.
+///
+/// `inputs`: see [`DeltaInputs`]; `states`: f32, see [`DeltaShape::states`]; `out`: `[tokens, v_width]` f32, which the norm
+/// that follows reads once. All of it is f32. On the CPU a token's bits do not depend on how its sequence is cut into
+/// segments, nor on the other sequences. No CUDA kernel yet.
+pub fn gated_delta_rule(
+    exec: &mut Exec,
+    inputs: &DeltaInputs<'_>,
+    shape: DeltaShape,
+    states: &mut Tensor,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    // Decay, product with k, update, product with q.
+    let flops = 7 * shape.key_dim * shape.value_dim;
+    run(Check("gated_delta_rule"), exec, Form::Recurrent, flops, inputs, shape, states, out)
+}
+
+/// [`gated_delta_rule`] in the given form, at `flops` operations per token and head.
+#[expect(clippy::too_many_arguments, reason = "the operands of the op, and what two ops differ in")]
+pub(super) fn run(
+    c: Check,
+    exec: &mut Exec,
+    form: Form,
+    flops: usize,
+    inputs: &DeltaInputs<'_>,
+    shape: DeltaShape,
+    states: &mut Tensor,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    let DeltaInputs { mixed, projected, a_log, dt_bias, segments } = *inputs;
+    let (tokens, slots) = (mixed.rows_cols().0, states.rows_cols().0);
+    check_layer(c, exec.device(), segments, shape)?;
+    c.is(mixed, DType::Bf16, &[tokens, shape.channels()])?;
+    c.is(projected, DType::Bf16, &[tokens, shape.projected_width()])?;
+    c.is(a_log, DType::F32, &[shape.value_heads])?;
+    c.is(dt_bias, DType::F32, &[shape.value_heads])?;
+    c.is(states, DType::F32, &shape.states(slots))?;
+    c.is(out, DType::F32, &[tokens, shape.v_width()])?;
+    exec.record(|device| {
+        let kernel = match (device, form) {
+            (Device::Cpu(isa), _) => isa.name(),
+            (_, Form::Recurrent) => "recurrent",
+            (_, Form::Chunked) => "chunked",
+        };
+        let state = 2 * segments.rows_cols().0 * shape.v_width() * shape.key_dim * DType::F32.size();
+        let gates = 2 * tokens * shape.value_heads * DType::Bf16.size();
+        let bytes = mixed.bytes() + out.bytes() + segments.bytes() + (state + gates) as u64;
+        let reads = [mixed, projected, a_log, dt_bias, segments, states];
+        let flops = (tokens * shape.value_heads * flops) as u64;
+        OpRecord::new(c.0, kernel, &reads, &[out, states], flops).with_bytes(bytes)
+    });
+    let Device::Cpu(isa) = exec.device() else { return Ok(()) };
+    check_segments(c, segments.host(), tokens, slots)?;
+    let inputs = Inputs {
+        mixed: mixed.host(),
+        projected: projected.host(),
+        a_log: a_log.host(),
+        dt_bias: dt_bias.host(),
+        segments: segments.host(),
+        shape,
+    };
+    gated_delta::run(isa, form, &inputs, &mut exec.scratch, states.host_mut(), out.host_mut());
+    Ok(())
+}

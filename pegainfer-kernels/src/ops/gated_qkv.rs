@@ -1,0 +1,155 @@
+//! From the fused projection with gates to rotated queries and a written KV cache.
+
+use super::check::Check;
+use super::qkv::distinct;
+use crate::cpu::gated_qkv::{self, Inputs};
+use crate::heads::HeadShape;
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::kv::BLOCK_SIZE;
+use pegainfer_core::record::OpRecord;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+/// Per-head RMS norm of queries and keys, RoPE on their leading elements, and the write of keys and values to the paged
+/// cache (transformers `Qwen3_5Attention`).
+///
+/// `projected`: `[tokens, gated_qkv_width]` bf16: for each head its query, then its gate (for
+/// [`attention_gate`](super::attention_gate)), then keys, then values; norms: `[head_dim]` f32; `rope`: a
+/// [`rope_table`](super::rope_table) of `rotary_dim` columns, a multiple of 32, at most `head_dim`: the elements behind
+/// them are not rotated; `positions`, `slots`, `q`, `k`, `v`: as in
+/// [`qk_norm_rope_write_kv`](super::qk_norm_rope_write_kv). f32 from the projection to the one rounding of the result. No
+/// CUDA kernel yet.
+#[expect(clippy::too_many_arguments, reason = "one fused pass over five operands and two caches")]
+pub fn gated_qk_norm_rope_write_kv(
+    exec: &mut Exec,
+    projected: &Tensor,
+    norms: (&Tensor, &Tensor),
+    rope: &Tensor,
+    (positions, slots): (&Tensor, &Tensor),
+    shape: HeadShape,
+    eps: f32,
+    q: &mut Tensor,
+    (k, v): (&mut Tensor, &mut Tensor),
+) -> Result<(), OpError> {
+    let c = Check("gated_qk_norm_rope_write_kv");
+    let (tokens, blocks, (max_position, rotary_dim)) = (projected.rows_cols().0, k.rows_cols().0, rope.rows_cols());
+    c.no_gpu(exec.device())?;
+    c.that(shape.is_supported(), "heads do not group, or head_dim is no multiple of 16 from 32 to 256")?;
+    let rotates = rotary_dim.is_multiple_of(32) && rotary_dim <= shape.head_dim;
+    c.that(rotates, "the rotated elements are no multiple of 32, or more than a head has")?;
+    c.is(projected, DType::Bf16, &[tokens, shape.gated_qkv_width()])?;
+    for norm in [norms.0, norms.1] {
+        c.is(norm, DType::F32, &[shape.head_dim])?;
+    }
+    c.is(rope, DType::F32, &[max_position, rotary_dim])?;
+    c.is(positions, DType::U32, &[tokens])?;
+    c.is(slots, DType::U32, &[tokens])?;
+    c.is(q, DType::Bf16, &[tokens, shape.q_width()])?;
+    let [k_shape, v_shape] = shape.cache(exec.device(), blocks);
+    c.is(k, DType::Bf16, &k_shape)?;
+    c.is(v, DType::Bf16, &v_shape)?;
+    exec.record(|_| {
+        let reads = [projected, norms.0, norms.1, rope, positions, slots];
+        // Everything but the gates is read once and written once; so is one row of the RoPE table per token.
+        let bytes = 2 * (tokens * shape.qkv_width() * DType::Bf16.size()) + tokens * rotary_dim * DType::F32.size();
+        let normed = tokens * (shape.heads + shape.kv_heads);
+        let flops = (normed * (4 * shape.head_dim + 3 * rotary_dim)) as u64;
+        OpRecord::new(c.0, "rows", &reads, &[q, k, v], flops).with_bytes(bytes as u64)
+    });
+    let Device::Cpu(isa) = exec.device() else { return Ok(()) };
+    let max_slot = blocks * BLOCK_SIZE;
+    let (positions, slots) = (positions.host::<u32>(), slots.host::<u32>());
+    c.that(positions.iter().all(|&p| (p as usize) < max_position), "a position is beyond the RoPE table")?;
+    c.that(slots.iter().all(|&s| (s as usize) < max_slot), "a slot is outside the KV cache")?;
+    // Threads write to their tokens' slots at once: that these differ is what makes it sound.
+    c.that(distinct(slots), "two tokens share a slot")?;
+    let norms = (norms.0.host::<f32>(), norms.1.host::<f32>());
+    let (projected, rope) = (projected.host(), rope.host());
+    let inputs = Inputs { projected, norms, rope, rotary_dim, positions, slots, shape, eps };
+    gated_qkv::run(isa, &inputs, q.host_mut(), k.host_mut(), v.host_mut());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::rope_table;
+    use crate::testing::{Host, bf16s, close};
+    use half::bf16;
+
+    /// f64 norm and rotation of one head.
+    fn reference(x: &[bf16], weight: &[f32], rotary_dim: usize, position: u32) -> Vec<f64> {
+        let mean = x.iter().map(|v| v.to_f64().powi(2)).sum::<f64>() / x.len() as f64;
+        let scale = (mean + 1e-6).sqrt().recip();
+        let n: Vec<f64> = x.iter().zip(weight).map(|(v, w)| v.to_f64() * scale * f64::from(*w)).collect();
+        let half = rotary_dim / 2;
+        let rotated = (0..rotary_dim).map(|i| {
+            let angle = f64::from(position) * 1e7f64.powf(-2.0 * (i % half) as f64 / rotary_dim as f64);
+            let (sin, cos) = angle.sin_cos();
+            if i < half { n[i] * cos - n[i + half] * sin } else { n[i] * cos + n[i - half] * sin }
+        });
+        rotated.chain(n[rotary_dim..].iter().copied()).collect()
+    }
+
+    #[test]
+    fn matches_f64_and_writes_each_token_to_its_slot() {
+        Host::each(|mut host| {
+            for (heads, kv_heads, head_dim, rotary_dim) in
+                [(4, 2, 256, 64), (5, 1, 64, 32), (2, 2, 80, 64), (1, 1, 32, 32)]
+            {
+                let shape = HeadShape { heads, kv_heads, head_dim };
+                let (tokens, blocks, width) = (7, 3, shape.gated_qkv_width());
+                let row = bf16s(tokens * width, 1);
+                let projected = host.bf16("projected", &[tokens, width], &row);
+                let norms = ["q_norm", "k_norm"].map(|name| {
+                    let mut norm = host.zeros(name, &[head_dim], DType::F32);
+                    let values = bf16s(head_dim, name.len() as u64 + u64::from(name == "q_norm"));
+                    norm.host_mut::<f32>().iter_mut().zip(values).for_each(|(to, w)| *to = w.to_f32() + 1.001);
+                    norm
+                });
+                let rope = rope_table(&mut host.exec, 50, rotary_dim, 1e7).unwrap();
+                let (at, places) = ([0, 1, 2, 30, 31, 48, 49], [47, 0, 1, 17, 18, 31, 30]);
+                let (positions, slots) = (host.u32("positions", &at), host.u32("slots", &places));
+                let mut q = host.zeros("q", &[tokens, shape.q_width()], DType::Bf16);
+                let [k_shape, v_shape] = shape.cache(host.exec.device(), blocks);
+                let mut k = host.zeros("k", &k_shape, DType::Bf16);
+                let mut v = host.zeros("v", &v_shape, DType::Bf16);
+                let (norms, at_slots) = ((&norms[0], &norms[1]), (&positions, &slots));
+                let exec = &mut host.exec;
+                gated_qk_norm_rope_write_kv(
+                    exec,
+                    &projected,
+                    norms,
+                    &rope,
+                    at_slots,
+                    shape,
+                    1e-6,
+                    &mut q,
+                    (&mut k, &mut v),
+                )
+                .unwrap();
+                for t in 0..tokens {
+                    let row = &row[t * width..][..width];
+                    for h in 0..heads {
+                        let query = &row[2 * h * head_dim..][..head_dim];
+                        let got = &q.host::<bf16>()[(t * heads + h) * head_dim..][..head_dim];
+                        close(got, &reference(query, norms.0.host(), rotary_dim, at[t]), 1.01 / 256.0, 1e-4);
+                    }
+                    for h in 0..kv_heads {
+                        let key = &row[(2 * heads + h) * head_dim..][..head_dim];
+                        let first = shape.key(places[t] as usize, h);
+                        let got: Vec<bf16> = (0..head_dim).map(|d| k.host::<bf16>()[first + d * BLOCK_SIZE]).collect();
+                        close(&got, &reference(key, norms.1.host(), rotary_dim, at[t]), 1.01 / 256.0, 1e-4);
+                        let value = &row[(2 * heads + kv_heads + h) * head_dim..][..head_dim];
+                        let got = &v.host::<bf16>()[shape.value(places[t] as usize, h)..][..head_dim];
+                        assert_eq!(got, value);
+                    }
+                }
+                let twice = host.u32("slots", &[47, 0, 1, 17, 18, 31, 17]);
+                let (at, cache) = ((&positions, &twice), (&mut k, &mut v));
+                let exec = &mut host.exec;
+                let error = gated_qk_norm_rope_write_kv(exec, &projected, norms, &rope, at, shape, 1e-6, &mut q, cache);
+                assert!(error.unwrap_err().to_string().contains("share a slot"));
+            }
+        });
+    }
+}

@@ -1,0 +1,81 @@
+//! The norm and gate at the end of a gated delta rule layer.
+
+use super::check::Check;
+use crate::cpu::gated_norm::{self, Inputs};
+use crate::delta::DeltaShape;
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::record::OpRecord;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+/// `out = x * rsqrt(mean(x²) + eps) * weight * silu(z)`, the mean over each head (transformers `Qwen3_5RMSNormGated`).
+///
+/// `x`: `[tokens, v_width]` f32; `projected`: `[tokens, projected_width]` bf16, of which `z` is read; `weight`:
+/// `[value_dim]` f32, the same for every head; `out`: `[tokens, v_width]` bf16. All of it is f32, with one rounding at the
+/// end. No CUDA kernel yet.
+pub fn gated_rms_norm(
+    exec: &mut Exec,
+    x: &Tensor,
+    projected: &Tensor,
+    weight: &Tensor,
+    shape: DeltaShape,
+    eps: f32,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    let check = Check("gated_rms_norm");
+    let tokens = x.rows_cols().0;
+    check.no_gpu(exec.device())?;
+    check.that(shape.is_supported(), "heads do not group, or a head is no multiple of 16")?;
+    check.is(x, DType::F32, &[tokens, shape.v_width()])?;
+    check.is(projected, DType::Bf16, &[tokens, shape.projected_width()])?;
+    check.is(weight, DType::F32, &[shape.value_dim])?;
+    check.is(out, DType::Bf16, &[tokens, shape.v_width()])?;
+    exec.record(|_| {
+        // z has as many bytes as the output.
+        let bytes = x.bytes() + 2 * out.bytes() + weight.bytes();
+        let flops = 10 * x.elements() as u64;
+        OpRecord::new("gated_rms_norm", "rows", &[x, projected, weight], &[out], flops).with_bytes(bytes)
+    });
+    let Device::Cpu(isa) = exec.device() else { return Ok(()) };
+    let inputs = Inputs { x: x.host(), projected: projected.host(), weight: weight.host(), shape, eps };
+    gated_norm::run(isa, &inputs, out.host_mut());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Host, bf16s, close};
+    use half::bf16;
+
+    #[test]
+    fn matches_f64() {
+        Host::each(|mut host| {
+            for (tokens, value_heads, value_dim) in [(1, 1, 16), (3, 4, 48), (40, 6, 128)] {
+                let shape = DeltaShape { key_heads: 1, value_heads, key_dim: 16, value_dim, taps: 4 };
+                let (width, columns) = (shape.v_width(), shape.projected_width());
+                let mut f32s = |name: &str, shape: &[usize], seed: u64| {
+                    let mut tensor = host.zeros(name, shape, DType::F32);
+                    let values = bf16s(tensor.elements(), seed);
+                    tensor.host_mut::<f32>().iter_mut().zip(values).for_each(|(to, x)| *to = x.to_f32() * 1.001);
+                    tensor
+                };
+                let (x, weight) = (f32s("x", &[tokens, width], 1), f32s("weight", &[value_dim], 2));
+                let gates = bf16s(tokens * columns, 3);
+                let projected = host.bf16("projected", &[tokens, columns], &gates);
+                let mut out = host.zeros("out", &[tokens, width], DType::Bf16);
+                gated_rms_norm(&mut host.exec, &x, &projected, &weight, shape, 1e-6, &mut out).unwrap();
+                let x: Vec<f64> = x.host::<f32>().iter().map(|&x| f64::from(x)).collect();
+                let value = |i: usize| {
+                    let (t, column) = (i / width, i % width);
+                    let head = &x[i / value_dim * value_dim..][..value_dim];
+                    let mean = head.iter().map(|x| x * x).sum::<f64>() / value_dim as f64;
+                    let z = gates[t * columns + shape.channels() + column].to_f64();
+                    let weight = f64::from(weight.host::<f32>()[i % value_dim]);
+                    x[i] / (mean + 1e-6).sqrt() * weight * z / (1.0 + (-z).exp())
+                };
+                let expected: Vec<f64> = (0..tokens * width).map(value).collect();
+                close(out.host::<bf16>(), &expected, 1.01 / 256.0, 1e-6);
+            }
+        });
+    }
+}

@@ -1,0 +1,10 @@
+//! What the steps of every engine begin and end with: inputs on the device, and from hidden states to tokens on the host.
+
+mod adjustments;
+mod inputs;
+mod results;
+mod sampler;
+
+pub use inputs::Inputs;
+pub use results::Results;
+pub use sampler::Sampler;

@@ -1,0 +1,106 @@
+//! From hidden states to tokens.
+
+use super::adjustments::Adjustments;
+use super::inputs::Inputs;
+use super::results::Results;
+use crate::ops::{self, REPORT_WORDS};
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::schedule::SampleRow;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+/// Rows of logits computed at once: more rows take more memory (0.6 MB each for Qwen3's vocabulary), fewer stream the
+/// output matrix more often.
+fn logits_rows(device: Device) -> usize {
+    if device == Device::Cuda { 256 } else { 32 }
+}
+
+/// The last part of a step, with its activations, allocated once for the largest.
+#[derive(Debug)]
+pub struct Sampler {
+    /// `[logits_rows, vocab]` f32.
+    logits: Tensor,
+    /// What the samples of the last step drew, `[rows]` u32. At its full length outside of [`run`](Self::run).
+    pub sampled: Tensor,
+    /// Of the sampled tokens, `[rows, REPORT_WORDS]` u32.
+    logprobs: Tensor,
+}
+
+impl Sampler {
+    /// For steps of at most `rows` samples.
+    pub fn new(exec: &mut Exec, vocab: usize, rows: usize) -> std::io::Result<Self> {
+        let chunk = logits_rows(exec.device()).min(rows);
+        Ok(Self {
+            logits: exec.tensor("logits", &[chunk, vocab], DType::F32)?,
+            sampled: exec.tensor("sampled", &[rows], DType::U32)?,
+            logprobs: exec.tensor("logprobs", &[rows, REPORT_WORDS], DType::U32)?,
+        })
+    }
+
+    /// Most samples whose logits are computed at once.
+    pub fn max_rows(&self) -> usize {
+        self.logits.max_rows()
+    }
+
+    /// Logits, tokens and log-probabilities of the `samples` of a step, for which `inputs` was filled. `normed`: the
+    /// normalised output of the last layer, `[samples, hidden]` bf16; `head`: the output matrix, `[vocab, hidden]` bf16.
+    /// The results stay on the device.
+    pub fn run(
+        &mut self,
+        exec: &mut Exec,
+        normed: &mut Tensor,
+        head: &Tensor,
+        inputs: &mut Inputs,
+        samples: &[SampleRow],
+    ) -> Result<(), OpError> {
+        let chunk = self.max_rows();
+        (0..samples.len()).step_by(chunk).try_for_each(|first| {
+            let rows = &samples[first..samples.len().min(first + chunk)];
+            self.draw(exec, normed, head, inputs, first, rows)
+        })
+    }
+
+    /// From `normed` to what `samples`, from number `first` on, draw. Does not wait for a GPU.
+    fn draw(
+        &mut self,
+        exec: &mut Exec,
+        normed: &mut Tensor,
+        head: &Tensor,
+        inputs: &mut Inputs,
+        first: usize,
+        samples: &[SampleRow],
+    ) -> Result<(), OpError> {
+        let Self { logits, sampled, logprobs } = self;
+        let adjusted = |row: &SampleRow| row.adjustment.is_some();
+        for tensor in [&mut *normed, &mut inputs.draws, sampled, logprobs] {
+            tensor.set_range(first, samples.len());
+        }
+        logits.set_rows(samples.len());
+        ops::linear(exec, normed, head, logits)?;
+        if samples.iter().any(adjusted) {
+            let Adjustments { spans, edits, masks } = &mut inputs.adjustments;
+            spans.set_range(first, samples.len());
+            ops::adjust_logits(exec, logits, spans, edits, masks)?;
+        }
+        ops::sample(exec, logits, &inputs.draws, sampled)?;
+        if samples.iter().any(|row| adjusted(row) && row.logprobs.is_some()) {
+            // Reports are of the raw logits. Computing them again is slower than a copy, and needs no second buffer of
+            // their size for the few requests that want both.
+            ops::linear(exec, normed, head, logits)?;
+        }
+        if samples.iter().any(|row| row.logprobs.is_some()) {
+            ops::logprobs(exec, logits, &inputs.draws, sampled, logprobs)?;
+        }
+        Ok(())
+    }
+
+    /// Begins to copy what `samples` drew to the host.
+    pub fn report(&mut self, exec: &mut Exec, samples: &[SampleRow], results: &mut Results) -> Result<(), OpError> {
+        for tensor in [&mut self.sampled, &mut self.logprobs] {
+            tensor.set_rows(samples.len());
+        }
+        results.start(exec, samples, &self.sampled, &self.logprobs)?;
+        // The next step may ask for any of the tokens.
+        self.sampled.set_rows(self.sampled.max_rows());
+        Ok(())
+    }
+}

@@ -1,0 +1,92 @@
+//! Tests of config.json.
+
+use super::*;
+use serde_json::json;
+
+fn tiny() -> Value {
+    serde_json::from_str(include_str!("../../../models/qwen35-tiny/config.json")).unwrap()
+}
+
+#[test]
+fn reads_the_tiny_model() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/qwen35-tiny");
+    let config = Config::load(&dir).unwrap();
+    assert_eq!((config.layers.len(), config.hidden_size, config.shape.heads), (8, 256, 2));
+    assert_eq!((config.count(LayerKind::Full), config.layers[3], config.rotary_dim), (2, LayerKind::Full, 64));
+    assert_eq!(config.eos_token_ids, [4089, 4087], "generation_config.json wins over config.json");
+    assert_eq!(config.kv_bytes_per_token(), 2048);
+    assert!(config.tie_word_embeddings);
+}
+
+#[test]
+fn a_chat_turn_ends_where_only_the_end_of_text_is_named() {
+    let mut config = tiny();
+    config["text_config"]["eos_token_id"] = json!(248_044);
+    assert_eq!(Config::parse(&config.to_string()).unwrap().eos_token_ids, [248_044, 248_046]);
+}
+
+#[test]
+fn the_text_model_alone_and_older_fields_are_read_too() {
+    let mut text = tiny()["text_config"].clone();
+    text["rope_parameters"] = json!(null);
+    text["rope_theta"] = json!(5e5);
+    text["partial_rotary_factor"] = json!(0.5);
+    text.as_object_mut().unwrap().remove("layer_types");
+    let config = Config::parse(&text.to_string()).unwrap();
+    assert_eq!((config.rope_theta, config.rotary_dim), (5e5, 128));
+    assert_eq!(config.layers, Config::parse(&tiny().to_string()).unwrap().layers);
+}
+
+#[test]
+fn tying_is_asked_of_the_text_first() {
+    let mut config = tiny();
+    config["tie_word_embeddings"] = json!(false);
+    assert!(Config::parse(&config.to_string()).unwrap().tie_word_embeddings);
+    config["text_config"].as_object_mut().unwrap().remove("tie_word_embeddings");
+    assert!(!Config::parse(&config.to_string()).unwrap().tie_word_embeddings);
+}
+
+#[test]
+fn refuses_what_it_does_not_implement_by_name() {
+    for (field, value) in [
+        ("rope_scaling", json!({"rope_type": "yarn", "factor": 4.0})),
+        ("rope_parameters", json!({"rope_type": "linear"})),
+        ("quantization_config", json!({"quant_method": "fp8"})),
+        ("attn_output_gate", json!(false)),
+        ("attention_bias", json!(true)),
+        ("hidden_act", json!("gelu")),
+        ("dtype", json!("float16")),
+        ("head_dim", json!(40)),
+        ("linear_key_head_dim", json!(40)),
+    ] {
+        let mut config = tiny();
+        config["text_config"][field] = value;
+        let error = Config::parse(&config.to_string()).unwrap_err().to_string();
+        assert!(error.contains(field) && error.contains("serves"), "{error}");
+    }
+    let mut config = tiny();
+    config["quantization_config"] = json!({"quant_method": "fp8"});
+    assert!(Config::parse(&config.to_string()).unwrap_err().to_string().contains("quantization_config"));
+}
+
+#[test]
+fn names_the_field_that_is_missing_or_wrong() {
+    for field in ["head_dim", "vocab_size", "linear_num_value_heads", "linear_conv_kernel_dim", "rms_norm_eps"] {
+        let mut config = tiny();
+        config["text_config"].as_object_mut().unwrap().remove(field);
+        let error = Config::parse(&config.to_string()).unwrap_err().to_string();
+        assert!(error.contains(field), "{error}");
+    }
+    for (field, value) in [
+        ("linear_num_value_heads", json!(3)),
+        ("num_key_value_heads", json!(0)),
+        ("layer_types", json!(["full_attention"])),
+        ("layer_types", json!(["full_attention", "x", "x", "x", "x", "x", "x", "x"])),
+    ] {
+        let mut config = tiny();
+        config["text_config"][field] = value;
+        let error = Config::parse(&config.to_string()).unwrap_err().to_string();
+        assert!(error.contains(field), "{error}");
+    }
+    assert!(Config::parse("{").unwrap_err().to_string().contains("config.json"));
+}

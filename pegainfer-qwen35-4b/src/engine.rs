@@ -1,0 +1,196 @@
+//! Loading.
+
+use crate::config::{Config, ConfigError};
+use crate::executor::{Executor, StepBounds};
+use crate::plan::{self, Step};
+use crate::scheduler::StateSlots;
+use crate::weights::Weights;
+use pegainfer_core::engine::EngineLimits;
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::kv::BLOCK_SIZE;
+use pegainfer_core::record::OpRecord;
+use pegainfer_core::schedule;
+use pegainfer_core::tensor::OpError;
+use pegainfer_core::weights::{Source, WeightsError};
+use pegainfer_kernels::ops;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+/// The Qwen3.5 engine.
+pub type Engine = schedule::Engine<Executor>;
+
+/// What to load and how much of the machine to use.
+#[derive(Debug, Clone)]
+pub struct LoadOptions {
+    /// Directory of the checkpoint.
+    pub model_path: PathBuf,
+    /// Seed of dummy weights; `None` reads the checkpoint's.
+    pub dummy_seed: Option<u64>,
+    /// Context length; `None` takes the model's.
+    pub max_model_len: Option<usize>,
+    /// Sequences that run at once.
+    pub max_num_seqs: usize,
+    /// Tokens of one step.
+    pub max_num_batched_tokens: usize,
+    /// Tokens of a step in which requests decode while the prompts of a few others are computed.
+    pub max_num_mixed_tokens: usize,
+    /// Bytes of the KV pool; `None` takes what `max_num_seqs` sequences of full length could use, at most
+    /// [`DEFAULT_KV_BYTES`].
+    pub kv_cache_bytes: Option<u64>,
+    /// Bytes of the copies of recurrent state that the prefix cache goes on from, beside the state of running sequences;
+    /// less than one copy keeps none, and then there is no prefix cache. `None` takes [`DEFAULT_STATE_BYTES`].
+    pub state_cache_bytes: Option<u64>,
+    /// Tokens between copies, a multiple of [`BLOCK_SIZE`]; one more is made where a prompt's last full block ends.
+    pub state_cache_interval: usize,
+}
+
+/// Upper bound of the default KV pool.
+pub const DEFAULT_KV_BYTES: u64 = 4 << 30;
+/// Default of [`LoadOptions::state_cache_bytes`].
+pub const DEFAULT_STATE_BYTES: u64 = 1 << 30;
+/// Copies of state that are worth keeping track of.
+const MOST_COPIES: u64 = 4096;
+
+/// Why an engine cannot be loaded; one sentence for the user.
+#[derive(Debug, Error)]
+pub enum LoadError {
+    /// There are no kernels for the device.
+    #[error("Qwen3.5 has no CUDA kernels yet: use --device cpu")]
+    NoKernels,
+    /// config.json.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The weights.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// An option does not fit the model or another option.
+    #[error("{0}")]
+    Option(String),
+    /// An op refused what the configuration asks for.
+    #[error("the model cannot run: {0}")]
+    Op(#[from] OpError),
+    /// The KV pool and the slots.
+    #[error(
+        "cannot allocate the KV cache and the recurrent state: {0}; lower --kv-cache-memory, --state-cache-memory or \
+         --max-num-seqs"
+    )]
+    State(std::io::Error),
+    /// The workspace.
+    #[error("cannot allocate the activations: {0}; lower --max-num-batched-tokens or --max-num-seqs")]
+    Workspace(#[from] std::io::Error),
+}
+
+/// A loaded engine, ready for its thread, and what start-up prints about it.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The engine.
+    pub engine: Engine,
+    /// The model's numbers.
+    pub config: Config,
+    /// From the first weight to the last, on the device.
+    pub weights_time: Duration,
+}
+
+/// Loads a Qwen3.5 checkpoint onto `exec`. `progress` is called with (bytes of this piece, bytes of all weights).
+pub fn load(
+    mut exec: Exec,
+    options: &LoadOptions,
+    progress: &mut (dyn FnMut(u64, u64) + Send),
+) -> Result<Loaded, LoadError> {
+    if exec.device() == Device::Cuda {
+        return Err(LoadError::NoKernels);
+    }
+    let config = Config::load(&options.model_path)?;
+    let bounds = bounds(&config, options)?;
+    let source = match options.dummy_seed {
+        Some(seed) => Source::Dummy { seed, std: config.initializer_range, uniform: ops::uniform },
+        None => Source::open(&options.model_path)?,
+    };
+    let total = config.weight_bytes();
+    let start = Instant::now();
+    let weights = Weights::load(&mut exec, &config, &source, &mut |bytes| progress(bytes, total))?;
+    let weights_time = start.elapsed();
+    let mut executor = Executor::new(exec, config.clone(), weights, bounds)?;
+    // One token through the model: what it cannot run is refused here, and its first pages are touched before the
+    // first request would wait for them.
+    executor.run(&plan::uniform(1, 1, 1))?;
+    let limits = EngineLimits {
+        max_model_len: bounds.context,
+        vocab_size: config.vocab_size,
+        block_size: BLOCK_SIZE,
+        kv_blocks: bounds.kv_blocks,
+        max_num_seqs: bounds.rows,
+        eos_token_ids: config.eos_token_ids.clone(),
+    };
+    let copies = bounds.slots - bounds.rows;
+    let slots = StateSlots::new(bounds.slots, if copies > 0 { options.state_cache_interval } else { 0 });
+    log::info!(
+        "recurrent state: {:.1} MB for each of up to {} requests, and room for {copies} copies in the prefix cache",
+        config.slot_bytes() as f64 / 1e6,
+        bounds.rows
+    );
+    let tokens = (bounds.tokens, options.max_num_mixed_tokens);
+    Ok(Loaded { engine: Engine::new(executor, limits, tokens, slots), config, weights_time })
+}
+
+/// The largest step these options allow.
+fn bounds(config: &Config, options: &LoadOptions) -> Result<StepBounds, LoadError> {
+    let context = options.max_model_len.unwrap_or(config.max_position_embeddings);
+    if context < 2 || context > config.max_position_embeddings {
+        return Err(LoadError::Option(format!(
+            "--max-model-len is {context}, but this model takes 2 to {} tokens",
+            config.max_position_embeddings
+        )));
+    }
+    if options.max_num_seqs == 0 || options.max_num_batched_tokens < options.max_num_seqs {
+        return Err(LoadError::Option(format!(
+            "--max-num-seqs is {} and --max-num-batched-tokens is {}: there must be at least one sequence and at least \
+             one token per sequence",
+            options.max_num_seqs, options.max_num_batched_tokens
+        )));
+    }
+    let interval = options.state_cache_interval;
+    if interval == 0 || !interval.is_multiple_of(BLOCK_SIZE) {
+        return Err(LoadError::Option(format!(
+            "--state-cache-interval is {interval}, but copies are made at multiples of {BLOCK_SIZE} tokens"
+        )));
+    }
+    // A model without full attention layers would need none; a block of nothing is still counted.
+    let block_bytes = ((config.kv_bytes_per_token() * BLOCK_SIZE) as u64).max(1);
+    let useful = (context.div_ceil(BLOCK_SIZE) * options.max_num_seqs) as u64;
+    let most = u64::from(u32::MAX) / BLOCK_SIZE as u64;
+    let kv_blocks = match options.kv_cache_bytes {
+        Some(bytes) => bytes / block_bytes,
+        None => useful.min(DEFAULT_KV_BYTES / block_bytes),
+    };
+    if kv_blocks == 0 || kv_blocks > most {
+        return Err(LoadError::Option(format!(
+            "--kv-cache-memory gives {kv_blocks} KV blocks of {block_bytes} bytes, but a pool has 1 to {most}"
+        )));
+    }
+    let slot_bytes = (config.slot_bytes() as u64).max(1);
+    let copies = (options.state_cache_bytes.unwrap_or(DEFAULT_STATE_BYTES) / slot_bytes).min(MOST_COPIES);
+    Ok(StepBounds {
+        tokens: options.max_num_batched_tokens,
+        rows: options.max_num_seqs,
+        context,
+        kv_blocks: kv_blocks as usize,
+        slots: options.max_num_seqs + copies as usize,
+    })
+}
+
+/// The ops of one step, without weights or memory: `batch` rows that each add `tokens` tokens to a context of
+/// `context` tokens in all, and sample.
+pub fn record(config: &Config, batch: usize, tokens: usize, context: usize) -> Result<Vec<OpRecord>, LoadError> {
+    let step: Step = plan::uniform(batch, tokens, context);
+    let mut exec = Exec::meta()?;
+    let source = Source::Dummy { seed: 0, std: 0.0, uniform: ops::uniform };
+    let weights = Weights::load(&mut exec, config, &source, &mut |_| {})?;
+    let kv_blocks = batch * step.max_blocks;
+    let bounds = StepBounds { tokens: step.tokens.len(), rows: batch, context, kv_blocks, slots: batch };
+    let mut executor = Executor::new(exec, config.clone(), weights, bounds)?;
+    let (result, records) = executor.record(&step);
+    result?;
+    Ok(records)
+}

@@ -1,0 +1,219 @@
+//! Runs a step: the Qwen3.5 forward pass, written once over ops.
+
+use crate::config::Config;
+use crate::engine::LoadError;
+use crate::plan::{self, Outcome, Segment, Step};
+use crate::scheduler::StateSlots;
+use crate::state::{self, LayerState};
+use crate::weights::{FullAttention, Layer, LinearAttention, Mixer, Weights};
+use crate::workspace::Workspace;
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::kv::BLOCK_SIZE;
+use pegainfer_core::record::OpRecord;
+use pegainfer_core::schedule::{STEPS_IN_FLIGHT, StepExecutor};
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+use pegainfer_kernels::ops::{self, DeltaInputs, SEGMENT_WORDS};
+use pegainfer_kernels::step::{Inputs, Results, Sampler};
+
+/// Largest step an executor is built for, and how much it remembers.
+#[derive(Debug, Clone, Copy)]
+pub struct StepBounds {
+    /// Input tokens.
+    pub tokens: usize,
+    /// Rows.
+    pub rows: usize,
+    /// Tokens of context.
+    pub context: usize,
+    /// KV blocks of the pool.
+    pub kv_blocks: usize,
+    /// Slots of recurrent state.
+    pub slots: usize,
+}
+
+impl StepBounds {
+    /// Most segments of a step: each ends with its row, at a block boundary, or where a prompt's last full block does.
+    fn segments(&self) -> usize {
+        self.tokens / BLOCK_SIZE + 2 * self.rows
+    }
+}
+
+/// Model, KV cache, recurrent state and workspace on one device.
+#[derive(Debug)]
+pub struct Executor {
+    exec: Exec,
+    config: Config,
+    weights: Weights,
+    layers: Vec<LayerState>,
+    rope: Tensor,
+    inputs: Inputs,
+    /// `[segments, SEGMENT_WORDS]`.
+    segments: Tensor,
+    work: Workspace,
+    sampler: Sampler,
+    /// Used in turn.
+    results: [Results; STEPS_IN_FLIGHT],
+    /// Steps so far.
+    launched: usize,
+    /// Steps so far.
+    finished: usize,
+}
+
+impl Executor {
+    /// Allocates workspace, KV cache and state beside loaded weights.
+    pub fn new(mut exec: Exec, config: Config, weights: Weights, bounds: StepBounds) -> Result<Self, LoadError> {
+        let StepBounds { tokens, rows, context, .. } = bounds;
+        let rope = ops::rope_table(&mut exec, context, config.rotary_dim, config.rope_theta)?;
+        let inputs = Inputs::new(&mut exec, config.vocab_size, tokens, rows, context)?;
+        let segments = exec.tensor("segments", &[bounds.segments(), SEGMENT_WORDS], DType::U32)?;
+        let work = Workspace::new(&mut exec, &config, tokens)?;
+        let sampler = Sampler::new(&mut exec, config.vocab_size, rows)?;
+        let results = [Results::new(&mut exec, rows)?, Results::new(&mut exec, rows)?];
+        let layers = state::allocate(&mut exec, &config, bounds).map_err(LoadError::State)?;
+        let (launched, finished) = (0, 0);
+        Ok(Self { exec, config, weights, layers, rope, inputs, segments, work, sampler, results, launched, finished })
+    }
+
+    /// The model's numbers.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Launches one step and waits for it.
+    pub fn run(&mut self, step: &Step) -> Result<Outcome, OpError> {
+        self.launch(step)?;
+        self.finish()
+    }
+
+    /// As [`run`](Self::run), with the record of every op.
+    pub fn record(&mut self, step: &Step) -> (Result<Outcome, OpError>, Vec<OpRecord>) {
+        self.exec.start_recording();
+        let outcome = self.run(step);
+        (outcome, self.exec.stop_recording())
+    }
+}
+
+impl StepExecutor for Executor {
+    type Memory = StateSlots;
+
+    /// A device that computes beside the host can have the next step waiting.
+    fn useful_depth(&self) -> usize {
+        if self.exec.device() == Device::Cuda { STEPS_IN_FLIGHT } else { 1 }
+    }
+
+    fn launch(&mut self, step: &Step) -> Result<(), OpError> {
+        assert!(self.launched - self.finished < STEPS_IN_FLIGHT, "too many steps in flight");
+        let Self { exec, config, weights, layers, rope, inputs, segments, work, sampler, results, .. } = self;
+        let results = &mut results[self.launched % STEPS_IN_FLIGHT];
+        exec.install(|exec| {
+            inputs.fill(exec, step)?;
+            let words: Vec<u32> = step.memory.iter().flat_map(Segment::words).collect();
+            exec.fill_rows(segments, &words)?;
+            work.set_rows(step.tokens.len());
+            let mut pass = Pass { exec, config, rope, inputs, segments, work, step };
+            pass.forward(weights, layers, &sampler.sampled)?;
+            work.keep_rows(exec, step, inputs)?;
+            sampler.run(exec, &mut work.normed, weights.output(), inputs, &step.samples)?;
+            sampler.report(exec, &step.samples, results)
+        })??;
+        self.launched += 1;
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<Outcome, OpError> {
+        assert!(self.finished < self.launched, "no step is in flight");
+        let results = &mut self.results[self.finished % STEPS_IN_FLIGHT];
+        let outcome = results.wait()?;
+        self.finished += 1;
+        Ok(outcome)
+    }
+
+    fn abandon(&mut self) -> Result<(), OpError> {
+        self.finished = self.launched;
+        self.exec.synchronize()
+    }
+}
+
+/// The borrowed parts of one run.
+struct Pass<'a> {
+    exec: &'a mut Exec,
+    config: &'a Config,
+    rope: &'a Tensor,
+    inputs: &'a Inputs,
+    segments: &'a Tensor,
+    work: &'a mut Workspace,
+    step: &'a Step,
+}
+
+impl Pass<'_> {
+    /// From token ids to the normalised output of the last layer, in `work.normed`.
+    fn forward(&mut self, weights: &Weights, states: &mut [LayerState], sampled: &Tensor) -> Result<(), OpError> {
+        let Self { exec, config, inputs, work, .. } = self;
+        ops::embedding(exec, &inputs.tokens, sampled, &weights.embedding, &mut work.residual)?;
+        let first = &weights.layers[0].input_norm;
+        ops::rms_norm(exec, &work.residual, first, config.rms_norm_eps, &mut work.normed)?;
+        for (i, (layer, state)) in weights.layers.iter().zip(states).enumerate() {
+            match (&layer.mixer, state) {
+                (Mixer::Linear(mixer), LayerState::Linear { states, tails }) => {
+                    self.linear_attention(mixer, states, tails, &layer.post_norm)?;
+                }
+                (Mixer::Full(mixer), LayerState::Full { k, v }) => {
+                    self.full_attention(mixer, (k, v), &layer.post_norm)?;
+                }
+                _ => unreachable!("weights and state were made for the same layers"),
+            }
+            // The MLP's end takes the next layer's input norm along.
+            self.mlp(layer, weights.layers.get(i + 1).map_or(&weights.norm, |next| &next.input_norm))?;
+        }
+        Ok(())
+    }
+
+    /// The first half of a gated delta rule layer: `normed` becomes the input of the MLP.
+    fn linear_attention(
+        &mut self,
+        layer: &LinearAttention,
+        states: &mut Tensor,
+        tails: &mut Tensor,
+        next: &Tensor,
+    ) -> Result<(), OpError> {
+        let Self { exec, config, segments, work, step, .. } = self;
+        let (shape, eps) = (config.delta, config.rms_norm_eps);
+        let Workspace { residual, normed, delta, projected, mixed, read, gated, .. } = &mut **work;
+        ops::linear(exec, normed, &layer.projection, projected)?;
+        ops::causal_conv1d(exec, projected, &layer.conv, segments, shape, tails, mixed)?;
+        let inputs = DeltaInputs { mixed, projected, a_log: &layer.a_log, dt_bias: &layer.dt_bias, segments };
+        if plan::runs_in_chunks(exec.device(), step.queries().1) {
+            ops::gated_delta_chunks(exec, &inputs, shape, states, read)?;
+        } else {
+            ops::gated_delta_rule(exec, &inputs, shape, states, read)?;
+        }
+        ops::gated_rms_norm(exec, read, projected, &layer.norm, shape, eps, gated)?;
+        ops::linear_add_norm(exec, gated, &layer.out, residual, next, eps, delta, normed)
+    }
+
+    /// The first half of a full attention layer: `normed` becomes the input of the MLP.
+    fn full_attention(
+        &mut self,
+        layer: &FullAttention,
+        (k, v): (&mut Tensor, &mut Tensor),
+        next: &Tensor,
+    ) -> Result<(), OpError> {
+        let Self { exec, config, rope, inputs, work, step, .. } = self;
+        let (shape, eps) = (config.shape, config.rms_norm_eps);
+        let (norms, at) = ((&layer.q_norm, &layer.k_norm), (&inputs.positions, &inputs.slots));
+        let Workspace { residual, normed, delta, qkv, q, attended, .. } = &mut **work;
+        ops::linear(exec, normed, &layer.projection, qkv)?;
+        ops::gated_qk_norm_rope_write_kv(exec, qkv, norms, rope, at, shape, eps, q, (&mut *k, &mut *v))?;
+        let scale = (shape.head_dim as f32).sqrt().recip();
+        ops::attention(exec, q, (k, v), &inputs.attention(step), shape, scale, attended)?;
+        ops::attention_gate(exec, qkv, shape, attended)?;
+        ops::linear_add_norm(exec, attended, &layer.out, residual, next, eps, delta, normed)
+    }
+
+    /// The second half: `normed` becomes the residual stream under the norm that comes `next`.
+    fn mlp(&mut self, layer: &Layer, next: &Tensor) -> Result<(), OpError> {
+        let Self { exec, config, work, .. } = self;
+        let Workspace { residual, delta, normed, gate_up, activated, .. } = &mut **work;
+        ops::linear_swiglu(exec, normed, &layer.gate_up, gate_up, activated)?;
+        ops::linear_add_norm(exec, activated, &layer.down, residual, next, config.rms_norm_eps, delta, normed)
+    }
+}

@@ -1,0 +1,26 @@
+//! One step's work, and which kernel runs it.
+
+use pegainfer_core::exec::Device;
+use pegainfer_core::schedule;
+pub use pegainfer_core::schedule::{Outcome, SampleRow, StepRow};
+pub use pegainfer_kernels::ops::{NO_STATE, Segment};
+
+/// One step's work, as the scheduler hands it to the executor: its `memory` says where the recurrent state of each run of
+/// tokens comes from and where it goes.
+pub type Step = schedule::Step<Segment>;
+
+/// As `schedule::Step::uniform`, row `b` with its state in slot `b`.
+pub fn uniform(batch: usize, tokens: usize, context: usize) -> Step {
+    let mut step = Step::uniform(batch, tokens, context);
+    let slot = |b: usize| if tokens == context { NO_STATE } else { b as u32 };
+    let segment =
+        |b: usize| Segment { first: (b * tokens) as u32, end: ((b + 1) * tokens) as u32, from: slot(b), to: b as u32 };
+    step.memory = (0..batch).map(segment).collect();
+    step
+}
+
+/// Whether the delta rule runs in chunks in a step whose longest row has `longest` tokens. A CPU always takes the
+/// recurrence: it needs fewer operations, and its bits do not depend on how a prompt is cut.
+pub fn runs_in_chunks(device: Device, longest: usize) -> bool {
+    !matches!(device, Device::Cpu(_)) && longest > 1
+}

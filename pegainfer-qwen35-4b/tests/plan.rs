@@ -1,0 +1,121 @@
+//! config.json and the recorded plan of the official sizes against their published totals: recording needs no weights.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use pegainfer_core::record::OpRecord;
+use pegainfer_qwen35_4b::config::{Config, LayerKind};
+use pegainfer_qwen35_4b::record;
+use serde_json::{Value, json};
+
+/// An official model: what differs between the sizes, and published totals of its text part.
+struct Size {
+    hidden: usize,
+    intermediate: usize,
+    layers: usize,
+    heads: (usize, usize),
+    value_heads: usize,
+    tied: bool,
+    parameters: u64,
+    kv_bytes: usize,
+    slot_bytes: usize,
+}
+
+const SIZES: [Size; 5] = [
+    size((1024, 3584, 24), (8, 2), 16, true, 752_393_024, 12_288, 18_874_368 + 663_552),
+    size((2048, 6144, 24), (8, 2), 16, true, 1_881_825_088, 12_288, 18_874_368 + 663_552),
+    size((2560, 9216, 32), (16, 4), 32, true, 4_205_751_296, 32_768, 50_331_648 + 1_179_648),
+    size((4096, 12_288, 32), (16, 4), 32, false, 8_953_803_264, 32_768, 50_331_648 + 1_179_648),
+    size((5120, 17_408, 64), (24, 4), 48, false, 26_895_998_464, 65_536, 150_994_944 + 2_949_120),
+];
+
+const fn size(
+    (hidden, intermediate, layers): (usize, usize, usize),
+    heads: (usize, usize),
+    value_heads: usize,
+    tied: bool,
+    parameters: u64,
+    kv_bytes: usize,
+    slot_bytes: usize,
+) -> Size {
+    Size { hidden, intermediate, layers, heads, value_heads, tied, parameters, kv_bytes, slot_bytes }
+}
+
+/// config.json in the official layout. The larger sizes say that nothing is tied at the root only.
+fn json(size: &Size) -> Value {
+    let kind = |i: usize| if i % 4 == 3 { "full_attention" } else { "linear_attention" };
+    let mut config = json!({
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "model_type": "qwen3_5",
+        "text_config": {
+            "attn_output_gate": true, "dtype": "bfloat16", "eos_token_id": 248_044, "full_attention_interval": 4,
+            "head_dim": 256, "hidden_act": "silu", "hidden_size": size.hidden, "initializer_range": 0.02,
+            "intermediate_size": size.intermediate, "layer_types": (0..size.layers).map(kind).collect::<Vec<_>>(),
+            "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+            "linear_num_value_heads": size.value_heads, "linear_value_head_dim": 128,
+            "max_position_embeddings": 262_144, "model_type": "qwen3_5_text", "num_attention_heads": size.heads.0,
+            "num_hidden_layers": size.layers, "num_key_value_heads": size.heads.1, "rms_norm_eps": 1e-6,
+            "vocab_size": 248_320,
+            "rope_parameters": {
+                "mrope_interleaved": true, "mrope_section": [11, 11, 10], "rope_type": "default",
+                "rope_theta": 10_000_000, "partial_rotary_factor": 0.25
+            }
+        },
+        "tie_word_embeddings": size.tied,
+        "vision_config": {"model_type": "qwen3_5"}
+    });
+    if size.tied {
+        config["text_config"]["tie_word_embeddings"] = json!(true);
+    }
+    config
+}
+
+fn config(size: &Size) -> Config {
+    Config::parse(&json(size).to_string()).unwrap()
+}
+
+fn total(records: &[OpRecord], of: impl Fn(&OpRecord) -> u64) -> u64 {
+    records.iter().map(of).sum()
+}
+
+#[test]
+fn every_official_size_has_its_published_totals() {
+    for size in &SIZES {
+        let config = config(size);
+        assert_eq!(config.parameters(), size.parameters, "{} layers of {}", size.layers, size.hidden);
+        assert_eq!((config.kv_bytes_per_token(), config.slot_bytes()), (size.kv_bytes, size.slot_bytes));
+        assert_eq!(config.count(LayerKind::Full), size.layers / 4);
+        assert_eq!((config.rotary_dim, config.tie_word_embeddings), (64, size.tied));
+        assert_eq!(config.eos_token_ids, [248_044, 248_046]);
+    }
+}
+
+#[test]
+fn a_decode_step_reads_every_weight_and_moves_the_state_once() {
+    for size in &SIZES {
+        let (config, batch, context) = (config(size), 8, 1024);
+        let records = record(&config, batch, 1, context).unwrap();
+        let untied = if size.tied { 0 } else { (config.vocab_size * config.hidden_size) as u64 };
+        let products = |r: &OpRecord| match r.op.starts_with("linear") {
+            true => 2 * (batch * r.reads[1].shape.iter().product::<usize>()) as u64,
+            false => 0,
+        };
+        let linear = config.count(LayerKind::Linear);
+        let norms = config.weight_bytes() / 2 - config.parameters();
+        assert_eq!(total(&records, products), 2 * batch as u64 * (size.parameters - untied - norms));
+        let kv = (batch * context * config.kv_bytes_per_token()) as u64;
+        let states = (2 * batch * config.slot_bytes()) as u64;
+        let floor = 2 * (size.parameters - untied) + kv + states;
+        let bytes = total(&records, |r| r.bytes);
+        assert!(bytes >= floor && bytes < floor + floor / 20, "{bytes} bytes, floor {floor}");
+        assert!(records.iter().filter(|r| r.op == "gated_delta_rule").count() == linear);
+        assert_eq!(records.len(), 2 + 7 * size.layers + 3, "nodes do not grow with the batch");
+    }
+}
+
+#[test]
+fn a_prompt_runs_in_chunks_where_there_are_tensor_cores() {
+    let config = config(&SIZES[2]);
+    let records = record(&config, 2, 100, 100).unwrap();
+    let count = |op: &str| records.iter().filter(|r| r.op == op).count();
+    assert_eq!((count("gated_delta_chunks"), count("gated_delta_rule"), count("attention")), (24, 0, 8));
+}

@@ -1,0 +1,112 @@
+//! Qwen3.5 behind the API: detection, chat, thinking, tools, the prefix cache, the plan, and no GPU.
+
+#![cfg(feature = "qwen35")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use clap::Parser;
+use pegainfer_server::cli::{Cli, EngineArgs};
+use pegainfer_server::detect::Family;
+use pegainfer_server::engine;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use support::client::{get, post, post_ok};
+use support::{Setup, TestServer};
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn tiny() -> PathBuf {
+    support::model_dir().with_file_name("qwen35-tiny")
+}
+
+fn args(flags: &[&str]) -> EngineArgs {
+    Cli::parse_from(["pegainfer"].iter().chain(flags)).serve.engine
+}
+
+fn server() -> TestServer {
+    let engine = engine::load(&tiny(), &args(&["--device", "cpu"])).unwrap();
+    assert_eq!(engine.family, Family::Qwen35);
+    TestServer::over(engine.handle, Setup { max_queued: 1024, model_dir: tiny(), ..Setup::default() })
+}
+
+/// The fixture's chats that end, and whose every token is certain until then.
+fn chats() -> Vec<Value> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pegainfer-qwen35-4b/tests/fixtures/qwen35-tiny.json");
+    let fixture: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let cases = fixture["cases"].as_array().unwrap().iter();
+    cases.filter(|case| case["kind"] == "chat" && case["first_eos"].is_u64()).cloned().collect()
+}
+
+#[test]
+fn chats_answer_as_the_reference_plain_and_streamed() {
+    let server = server();
+    let tokenizer = pegainfer_server::text::Tokenizer::load(&tiny()).unwrap();
+    let (mut texts, mut calls) = (0, 0);
+    for case in chats() {
+        let ids: Vec<u32> = serde_json::from_value(case["greedy_ids"].clone()).unwrap();
+        let expected = tokenizer.decode(&ids[..case["first_eos"].as_u64().unwrap() as usize]);
+        let mut body = json!({"messages": case["messages"], "max_tokens": 64, "temperature": 0});
+        if !case["tools"].is_null() {
+            body["tools"] = case["tools"].clone();
+        }
+        let answer = post_ok(server.address, CHAT, &body);
+        let choice = &answer["choices"][0];
+        let prompt = case["prompt_ids"].as_array().unwrap().len();
+        assert_eq!(answer["usage"]["prompt_tokens"], prompt, "{}: another prompt", case["name"]);
+        if body["tools"].is_null() {
+            assert_eq!(choice["message"]["content"], expected, "{}", case["name"]);
+            assert_eq!(choice["finish_reason"], "stop");
+            body["stream"] = true.into();
+            let events = post(server.address, CHAT, &body).events();
+            let pieces = events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str());
+            assert_eq!(pieces.collect::<String>(), expected, "{}", case["name"]);
+            texts += 1;
+        } else {
+            let call = &choice["message"]["tool_calls"][0]["function"];
+            assert_eq!((&call["name"], &call["arguments"]), (&json!("get_weather"), &json!("{\"city\": \"Oslo\"}")));
+            assert_eq!(choice["finish_reason"], "tool_calls");
+            calls += 1;
+        }
+    }
+    assert!(texts >= 3 && calls >= 1, "the fixture tests nothing");
+}
+
+#[test]
+fn thoughts_are_asked_for_and_told_apart() {
+    let server = server();
+    let mut body = json!({"messages": [{"role": "user", "content": "What is the capital of Norway?"}],
+        "max_tokens": 80, "temperature": 0});
+    let plain = post_ok(server.address, CHAT, &body)["choices"][0]["message"].clone();
+    assert!(plain["reasoning"].is_null() && plain["content"].as_str().unwrap().contains("Oslo"), "{plain}");
+    body["chat_template_kwargs"] = json!({"enable_thinking": true});
+    let thinking = post_ok(server.address, CHAT, &body)["choices"][0]["message"].clone();
+    let reasoning = thinking["reasoning"].as_str().unwrap();
+    assert!(!reasoning.is_empty() && !reasoning.contains("think>"), "{thinking}");
+    assert!(thinking["content"].as_str().unwrap().contains("Oslo"), "{thinking}");
+}
+
+#[test]
+fn a_repeated_prompt_is_cached_and_gives_the_same_bytes() {
+    let server = server();
+    let prompt = vec!["Once upon a time there was a small cat."; 20].join(" ");
+    let body = json!({"prompt": prompt, "max_tokens": 16, "temperature": 0, "logprobs": 2, "ignore_eos": true});
+    let [cold, warm] = [0, 1].map(|_| post_ok(server.address, "/v1/completions", &body));
+    let cached = |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    assert_eq!(cached(&cold), 0);
+    let all = cold["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert_eq!(cached(&warm), (all - 1) / 16 * 16, "of {all}");
+    assert_eq!(cold["choices"], warm["choices"]);
+    let models = get(server.address, "/v1/models").json();
+    assert_eq!(models["data"][0]["max_model_len"], 4096, "{models}");
+}
+
+#[test]
+fn the_plan_needs_no_weights_and_a_gpu_is_refused() {
+    let records = engine::record(&tiny(), 2, 1, 100).unwrap();
+    assert!(records.iter().any(|r| r.op == "gated_delta_rule") && records.iter().any(|r| r.op == "attention"));
+    let error = engine::load(&tiny(), &args(&["--device", "cuda"])).err().unwrap().to_string();
+    assert_eq!(error, "--device cuda: Qwen3.5 has no CUDA kernels yet; use --device cpu");
+    let loaded = engine::load(&tiny(), &args(&["--device", "auto", "--load-format", "dummy"])).unwrap();
+    assert!(loaded.device.starts_with("cpu"), "{}", loaded.device);
+}
