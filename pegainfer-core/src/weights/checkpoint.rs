@@ -157,14 +157,24 @@ impl Checkpoint {
         self.places.contains_key(name)
     }
 
+    /// Dtype and shape of a tensor, if there is one of this name.
+    pub fn describe(&self, name: &str) -> Option<(Dtype, &[usize])> {
+        self.places.get(name).map(|place| (place.dtype, place.shape.as_slice()))
+    }
+
     /// A bf16 tensor of exactly this shape.
     pub fn bf16(&self, name: &str, shape: &[usize]) -> Result<Stored<'_>, WeightsError> {
+        self.stored(name, Dtype::BF16, shape)
+    }
+
+    /// A tensor of exactly this dtype and shape. Its bytes come as they are stored, little-endian.
+    pub fn stored(&self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<Stored<'_>, WeightsError> {
         let place = self.places.get(name).ok_or_else(|| WeightsError::MissingTensor { name: name.to_owned() })?;
-        if place.dtype != Dtype::BF16 || place.shape != shape {
+        if place.dtype != dtype || place.shape != shape {
             return Err(WeightsError::Mismatch {
                 name: name.to_owned(),
                 found: format!("{:?} {:?}", place.dtype, place.shape),
-                expected: format!("BF16 {shape:?}"),
+                expected: format!("{dtype:?} {shape:?}"),
             });
         }
         Ok(Stored { shard: &self.shards[place.shard], start: place.bytes.start as u64 })

@@ -2,6 +2,8 @@
 
 pub mod adjust;
 pub mod attention;
+#[cfg(feature = "deepseek-v4")]
+pub mod deepseek_v4;
 mod disjoint;
 pub mod isa;
 mod lanes;

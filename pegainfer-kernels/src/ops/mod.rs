@@ -5,6 +5,8 @@ mod adjust_logits;
 mod attention;
 mod check;
 mod decode_attention;
+#[cfg(feature = "deepseek-v4")]
+pub mod deepseek_v4;
 mod embedding;
 mod gather_rows;
 mod linear;
