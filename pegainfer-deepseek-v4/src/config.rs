@@ -73,6 +73,27 @@ pub struct Yarn {
     pub original_context: f64,
 }
 
+/// What a checkpoint has for speculative decoding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Drafts {
+    /// Nothing.
+    None,
+    /// Multi-token prediction (April).
+    Mtp {
+        /// Layers.
+        layers: usize,
+    },
+    /// DSpark (0731).
+    DSpark {
+        /// Stages.
+        layers: usize,
+        /// Layers of the backbone that feed the first stage.
+        targets: usize,
+        /// Rank of the Markov head.
+        markov_rank: usize,
+    },
+}
+
 /// The numbers of a DeepSeek-V4 model. Every matrix width is a multiple of 128.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
@@ -82,10 +103,8 @@ pub struct Config {
     pub hidden_size: usize,
     /// One for each decoder layer.
     pub layers: Vec<LayerKind>,
-    /// Draft layers of the checkpoint (MTP or DSpark), which are recognised and not loaded.
-    pub draft_layers: usize,
-    /// The draft layers are DSpark's (0731), not MTP's (April).
-    pub dspark: bool,
+    /// Draft layers of the checkpoint, which are recognised and not loaded.
+    pub drafts: Drafts,
     /// Query heads; there is one head of keys, which are the values, too.
     pub heads: usize,
     /// Width of a head.

@@ -1,6 +1,6 @@
 //! From the text of config.json to a [`Config`].
 
-use super::{Config, ConfigError, LayerKind, STREAMS, WINDOW, Yarn};
+use super::{Config, ConfigError, Drafts, LayerKind, STREAMS, WINDOW, Yarn};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -32,7 +32,13 @@ struct Raw {
     compress_rope_theta: f64,
     rope_scaling: RawYarn,
     max_position_embeddings: usize,
-    num_nextn_predict_layers: Option<usize>,
+    #[serde(default)]
+    num_nextn_predict_layers: usize,
+    dspark_block_size: Option<usize>,
+    #[serde(default)]
+    dspark_markov_rank: usize,
+    #[serde(default)]
+    dspark_target_layer_ids: Vec<usize>,
     #[serde(default)]
     quantization_config: Value,
     initializer_range: Option<f32>,
@@ -67,19 +73,22 @@ pub(super) fn parse(text: &str) -> Result<Config, ConfigError> {
     let layers = layers.get(..raw.num_hidden_layers).ok_or_else(|| {
         invalid(format!("compress_ratios has {} entries for {} layers", layers.len(), raw.num_hidden_layers))
     })?;
-    let dspark = !json["dspark_block_size"].is_null();
-    // DSpark's config still counts one MTP layer; its stages are the ratios that are left over.
-    let draft_layers = match dspark {
-        true => raw.compress_ratios.len() - raw.num_hidden_layers,
-        false => raw.num_nextn_predict_layers.unwrap_or(0),
+    let drafts = match (raw.dspark_block_size, raw.num_nextn_predict_layers) {
+        // DSpark's config still counts one MTP layer; its stages are the ratios that are left over.
+        (Some(_), _) => Drafts::DSpark {
+            layers: raw.compress_ratios.len() - raw.num_hidden_layers,
+            targets: raw.dspark_target_layer_ids.len(),
+            markov_rank: raw.dspark_markov_rank,
+        },
+        (None, 0) => Drafts::None,
+        (None, layers) => Drafts::Mtp { layers },
     };
     let yarn = &raw.rope_scaling;
     Ok(Config {
         vocab_size: raw.vocab_size,
         hidden_size: raw.hidden_size,
         layers: layers.to_vec(),
-        draft_layers,
-        dspark,
+        drafts,
         heads: raw.num_attention_heads,
         head_dim: raw.head_dim,
         rope_dim: raw.qk_rope_head_dim,
@@ -219,51 +228,24 @@ pub(super) fn token_ids(value: &Value) -> Result<Vec<u32>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{flash, tiny, tiny_dir};
     use serde_json::json;
-    use std::path::Path;
-
-    fn tiny() -> Value {
-        serde_json::from_str(include_str!("../../../models/dsv4-tiny-fp4fp8/config.json")).unwrap()
-    }
-
-    /// The published numbers of V4-Flash; `ratios` behind the 43 layers are the draft layers'.
-    pub(crate) fn flash(drafts: usize) -> Value {
-        let mut config = tiny();
-        let mut ratios = vec![0, 0];
-        ratios.extend((2..43).map(|i| if i % 2 == 0 { 4 } else { 128 }));
-        ratios.extend(vec![0; drafts]);
-        for (field, value) in [
-            ("compress_ratios", json!(ratios)),
-            ("num_hidden_layers", json!(43)),
-            ("vocab_size", json!(129_280)),
-            ("hidden_size", json!(4096)),
-            ("num_attention_heads", json!(64)),
-            ("num_nextn_predict_layers", json!(1)),
-        ] {
-            config[field] = value;
-        }
-        config
-    }
 
     #[test]
     fn reads_the_bundled_model() {
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/dsv4-tiny-fp4fp8");
-        let config = Config::load(&dir).unwrap();
+        let config = Config::load(&tiny_dir()).unwrap();
         use LayerKind::{Heavy, Sparse, Window};
         assert_eq!(config.layers, [Window, Window, Sparse, Heavy, Sparse]);
-        assert_eq!((config.heads, config.head_dim, config.hash_layers, config.draft_layers), (8, 512, 2, 0));
-        assert!(config.quantized && !config.dspark);
+        assert_eq!((config.heads, config.head_dim, config.hash_layers, config.drafts), (8, 512, 2, Drafts::None));
+        assert!(config.quantized);
         assert_eq!(config.eos_token_ids, [4089, 4087], "generation_config.json wins over config.json");
     }
 
     #[test]
     fn the_april_and_the_0731_configuration_differ_in_their_draft_layers() {
-        let april = Config::parse(&flash(1).to_string()).unwrap();
-        assert_eq!((april.layers.len(), april.draft_layers, april.dspark), (43, 1, false));
-        let mut july = flash(3);
-        july["dspark_block_size"] = json!(5);
-        let july = Config::parse(&july.to_string()).unwrap();
-        assert_eq!((july.layers.len(), july.draft_layers, july.dspark), (43, 3, true));
+        let (april, july) = (flash(false), flash(true));
+        assert_eq!((april.layers.len(), april.drafts), (43, Drafts::Mtp { layers: 1 }));
+        assert_eq!(july.drafts, Drafts::DSpark { layers: 3, targets: 3, markov_rank: 256 });
         assert_eq!(april.layers, july.layers);
     }
 

@@ -1,7 +1,7 @@
 //! Attention over a window and compressed entries, with a sink.
 
 use super::batch::{Batch, NO_ENTRY, PAGE_TOKENS};
-use super::values::{Rows, activation, cpu, read, write};
+use super::values::{Rows, activation, cpu, read, rows, write};
 use crate::cpu::deepseek_v4::attention as twin;
 use crate::cpu::deepseek_v4::batch::Source;
 use crate::ops::check::Check;
@@ -62,7 +62,7 @@ pub fn sparse_attention(
     let &[slots, window, _] = rings.shape() else { return check.that(false, "rings must be [slots, window, dim]") };
     batch.check(check, tokens)?;
     activation(check, q, &[tokens, heads, dim])?;
-    activation(check, kv, &[tokens, dim])?;
+    rows(check, kv, (tokens, dim))?;
     activation(check, rings, &[slots, window, dim])?;
     activation(check, out, &[tokens, heads, dim])?;
     check.is(sink, DType::F32, &[heads])?;
@@ -72,7 +72,8 @@ pub fn sparse_attention(
     }
     exec.record(|_| record(q, (kv, rings), visible, sink, batch, out));
     let Some(isa) = cpu(check, exec)? else { return Ok(()) };
-    let (queries, fresh, old, rows) = (read(q), read(kv), Rows::of(rings), batch.rows());
+    let (queries, fresh, old) = (read(q), read(kv), Rows::of(rings));
+    let rows = batch.rows();
     let entries = visible.entries().map(Rows::of);
     let of_tokens = rows.of_tokens();
     let mut result = vec![0.0; q.elements()];

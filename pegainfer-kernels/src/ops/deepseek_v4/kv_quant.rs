@@ -1,6 +1,6 @@
 //! The low-precision keys that the model was trained with, simulated: values are rounded and stored as numbers.
 
-use super::values::{activation, cpu, read, write};
+use super::values::{activation, cpu, read, rows, write};
 use crate::cpu::deepseek_v4::kv_quant as twin;
 use crate::ops::check::Check;
 use half::bf16;
@@ -15,7 +15,7 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 pub fn quantize_kv(exec: &mut Exec, kv: &mut Tensor, rope_dim: usize) -> Result<(), OpError> {
     let check = Check("quantize_kv");
     let (tokens, dim) = kv.rows_cols();
-    activation(check, kv, &[tokens, dim])?;
+    rows(check, kv, (tokens, dim))?;
     check.that(rope_dim <= dim && (dim - rope_dim).is_multiple_of(64), "the rest must be groups of 64")?;
     exec.record(|_| OpRecord::new("quantize_kv", "groups", &[kv], &[kv], 4 * kv.elements() as u64));
     if cpu(check, exec)?.is_some() {

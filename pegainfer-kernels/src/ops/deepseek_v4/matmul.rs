@@ -1,7 +1,7 @@
 //! Products with weights in bf16, FP8 or FP4.
 
 use super::matrix::Matrix;
-use super::values::{activation, cpu, read, write};
+use super::values::{cpu, read, rows, write};
 use crate::cpu::deepseek_v4::matmul::{self as twin, Activations};
 use crate::ops::check::Check;
 use pegainfer_core::exec::Exec;
@@ -10,7 +10,7 @@ use pegainfer_core::tensor::{OpError, Tensor};
 
 /// `out = x · wᵀ`, with the activation rounded to FP8 first where `quantize` says so and `w` is FP8 or FP4.
 ///
-/// `x`: `[m, k]`; `w`: `[n, k]`; `out`: `[m, n]`; activations bf16 or f32. Products and sums are f32: each block along `k`
+/// `x`: `[m, k]`; `w`: `[n, k]`; `out`: `[m, n]`, whose columns may be several dimensions; activations bf16 or f32. Products and sums are f32: each block along `k`
 /// (128 for FP8, 32 for FP4, all of it for bf16) is summed without scales, multiplied by the scales of activation and
 /// weight, and added to the rest; one rounding at the end. With `quantize` each 128 values of a row of `x` become e4m3
 /// codes, clamped to ±448 and rounded to nearest even, with the scale `2^ceil(log2(max(amax, 1e-4) / 448))`: the
@@ -21,8 +21,8 @@ pub fn matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, quantize: bool, out: &mut
     let n = w.shape().0;
     w.check(check)?;
     check.that(w.shape().1 == k, "x and w differ in k")?;
-    activation(check, x, &[m, k])?;
-    activation(check, out, &[m, n])?;
+    rows(check, x, (m, k))?;
+    rows(check, out, (m, n))?;
     record(exec, "matmul", x, w, out, 2 * (m * n * k) as u64);
     if let Some(isa) = cpu(check, exec)? {
         let mut result = vec![0.0; m * n];
@@ -36,16 +36,18 @@ pub fn matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, quantize: bool, out: &mut
 /// The first half of the output projection: group `g` of the heads has its own weight, rows `g · r` to `(g + 1) · r` of
 /// `w`. `out[t, g, :] = w[g] · x[t, g, :]`.
 ///
-/// `x`: `[tokens, groups, k]`; `w`: `[groups · r, k]`; `out`: `[tokens, groups · r]`. f32 sums, one rounding at the end;
+/// `x`: `[tokens, heads, dim]`, `heads · dim = groups · k`; `w`: `[groups · r, k]`; `out`: `[tokens, groups · r]`. f32 sums, one rounding at the end;
 /// the activation is not quantised, as in the reference, which computes this product in bf16.
 pub fn grouped_matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor) -> Result<(), OpError> {
     let check = Check("grouped_matmul");
     let (n, k) = w.shape();
-    let &[tokens, groups, _] = x.shape() else { return check.that(false, "x must be [tokens, groups, k]") };
+    let (tokens, width) = x.rows_cols();
+    let groups = width / k;
     w.check(check)?;
-    check.that(groups > 0 && n.is_multiple_of(groups), "w must have the same rows for each group")?;
-    activation(check, x, &[tokens, groups, k])?;
-    activation(check, out, &[tokens, n])?;
+    check.that(groups > 0 && width == groups * k, "x must have whole groups of heads")?;
+    check.that(n.is_multiple_of(groups), "w must have the same rows for each group")?;
+    rows(check, x, (tokens, width))?;
+    rows(check, out, (tokens, n))?;
     record(exec, "grouped_matmul", x, w, out, 2 * (tokens * n * k) as u64);
     if let Some(isa) = cpu(check, exec)? {
         let (x, rank) = (read(x), n / groups);

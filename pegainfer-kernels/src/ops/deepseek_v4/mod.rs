@@ -18,9 +18,9 @@ mod route;
 mod values;
 
 pub use attention::{Visible, sparse_attention};
-pub use batch::{Batch, NO_ENTRY, PAGE_TOKENS, write_ring};
+pub use batch::{Batch, NO_ENTRY, PAGE_TOKENS, copy_slot, write_ring};
 pub use compress::{CompressorSpec, CompressorState, CompressorWeights, compress};
-pub use embed::{embed, expand_streams};
+pub use embed::{embed, expand_streams, store_sum};
 pub use experts::{Expert, ExpertMath, routed_experts, shared_expert};
 pub use hyper::{HyperSpec, HyperWeights, hyper_head, hyper_merge, hyper_mix};
 pub use index::select_entries;

@@ -1,6 +1,6 @@
 //! RMS normalisation with one rounding.
 
-use super::values::{activation, cpu, read, write};
+use super::values::{self, activation, cpu, read, write};
 use crate::cpu::deepseek_v4::norm as twin;
 use crate::ops::check::Check;
 use pegainfer_core::exec::Exec;
@@ -14,9 +14,9 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 pub fn norm(exec: &mut Exec, x: &Tensor, weight: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), OpError> {
     let check = Check("norm");
     let (rows, hidden) = x.rows_cols();
-    activation(check, x, &[rows, hidden])?;
+    values::rows(check, x, (rows, hidden))?;
     check.is(weight, DType::Bf16, &[hidden])?;
-    activation(check, out, &[rows, hidden])?;
+    values::rows(check, out, (rows, hidden))?;
     exec.record(|_| OpRecord::new("norm", "rows", &[x, weight], &[out], 4 * x.elements() as u64));
     if cpu(check, exec)?.is_some() {
         let mut values = read(x).into_owned();

@@ -54,6 +54,12 @@ pub(super) fn activation(check: Check, x: &Tensor, shape: &[usize]) -> Result<()
     check.is(x, x.dtype(), shape)
 }
 
+/// `x` must be bf16 or f32 and have so many rows and columns, of whatever dimensions.
+pub(super) fn rows(check: Check, x: &Tensor, (rows, columns): (usize, usize)) -> Result<(), OpError> {
+    check.that(matches!(x.dtype(), DType::Bf16 | DType::F32), "an activation must be bf16 or f32")?;
+    check.that(x.rows_cols() == (rows, columns), "an activation does not have the rows and columns of the others")
+}
+
 /// The CPU path to compute on; `None` where there is nothing to compute.
 pub(super) fn cpu(check: Check, exec: &Exec) -> Result<Option<Isa>, OpError> {
     match exec.device() {
