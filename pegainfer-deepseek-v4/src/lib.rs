@@ -3,6 +3,7 @@
 //! # Layout
 //! - [`config`]: config.json, refused where it asks for something else. [`numerics`]: which roundings a run has.
 //! - [`inventory`]: every tensor of a checkpoint. [`shard`]: which part of it a rank holds.
+//! - [`inspect`]: what a checkpoint holds, without loading it.
 //! - [`weights`], [`state`]: what lives on the device. [`communicator`]: how ranks exchange what they computed.
 //! - [`plan`]: one step's work. [`scheduler`] makes it, with the prefix cache; [`executor`] runs it.
 //! - `engine`: loading, and the glue that makes scheduler and executor one engine.
@@ -14,6 +15,7 @@ mod engine;
 pub mod executor;
 mod forward;
 mod inputs;
+pub mod inspect;
 pub mod inventory;
 pub mod numerics;
 pub mod plan;

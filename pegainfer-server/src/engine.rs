@@ -1,5 +1,8 @@
 //! Loads the engine of a checkpoint's family.
 
+#[cfg(feature = "deepseek-v4")]
+mod deepseek_v4;
+
 use crate::cli::{DeviceArg, EngineArgs, LoadFormat};
 use crate::detect::{self, Family};
 use anyhow::{Context, Result, bail};
@@ -33,10 +36,13 @@ pub struct LoadedEngine {
 
 /// Loads the checkpoint in `dir` and starts its engine.
 pub fn load(dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
-    let family = detect::detect(dir)?;
-    let (exec, device) = open_device(args)?;
-    match family {
-        Family::Qwen3 => load_qwen3(exec, device, dir, args),
+    match detect::detect(dir)? {
+        Family::Qwen3 => {
+            let (exec, device) = open_device(args)?;
+            load_qwen3(exec, device, dir, args)
+        }
+        #[cfg(feature = "deepseek-v4")]
+        Family::DeepSeekV4 => deepseek_v4::load(dir, args),
     }
 }
 
@@ -44,6 +50,8 @@ pub fn load(dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
 pub fn weight_bytes(dir: &Path) -> Result<u64> {
     match detect::detect(dir)? {
         Family::Qwen3 => Ok(pegainfer_qwen3_4b::config::Config::load(dir)?.weight_bytes()),
+        #[cfg(feature = "deepseek-v4")]
+        Family::DeepSeekV4 => deepseek_v4::weight_bytes(dir),
     }
 }
 
@@ -51,6 +59,8 @@ pub fn weight_bytes(dir: &Path) -> Result<u64> {
 pub fn vocab_size(dir: &Path) -> Result<usize> {
     match detect::detect(dir)? {
         Family::Qwen3 => Ok(pegainfer_qwen3_4b::config::Config::load(dir)?.vocab_size),
+        #[cfg(feature = "deepseek-v4")]
+        Family::DeepSeekV4 => Ok(pegainfer_deepseek_v4::config::Config::load(dir)?.vocab_size),
     }
 }
 
@@ -60,6 +70,11 @@ pub fn record(dir: &Path, batch: usize, tokens: usize, context: usize) -> Result
         Family::Qwen3 => {
             let config = pegainfer_qwen3_4b::config::Config::load(dir)?;
             Ok(pegainfer_qwen3_4b::record(&config, batch, tokens, context)?)
+        }
+        #[cfg(feature = "deepseek-v4")]
+        Family::DeepSeekV4 => {
+            let config = pegainfer_deepseek_v4::config::Config::load(dir)?;
+            Ok(pegainfer_deepseek_v4::record(&config, batch, tokens, context)?)
         }
     }
 }

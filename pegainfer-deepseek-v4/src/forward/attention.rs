@@ -124,5 +124,5 @@ fn pool(
     ops::matmul(exec, x, &compressor.wkv, false, &mut pair.values)?;
     ops::matmul(exec, x, &compressor.wgate, false, &mut pair.scores)?;
     let tokens = (&pair.values, &mut pair.scores);
-    ops::compress(exec, tokens, &compressor.pooling, table, spec, batch, &mut state.partial, &mut state.entries)
+    ops::compress(exec, tokens, (&compressor.pooling, table), spec, batch, &mut state.partial, &mut state.entries)
 }

@@ -65,7 +65,8 @@ fn adjust(exec: &mut Exec, samples: &[SampleRow], logits: &mut Tensor) -> Result
     let packed = PackedAdjustments::new(samples.iter().map(|row| row.adjustment.as_ref()));
     let mut tensor = |name: &str, words: &[u32], width: usize| {
         let failed = |e: std::io::Error| OpError { op: "adjust_logits", message: format!("{name}: {e}") };
-        let mut tensor = exec.tensor(name, &[words.len() / width, width], DType::U32).map_err(failed)?;
+        // A step without masks has none, and no tensor has room for nothing.
+        let mut tensor = exec.tensor(name, &[(words.len() / width).max(1), width], DType::U32).map_err(failed)?;
         exec.fill_rows(&mut tensor, words).map(|()| tensor)
     };
     let spans = tensor("spans", &packed.spans, SPAN_WORDS)?;

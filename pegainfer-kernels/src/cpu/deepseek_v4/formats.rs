@@ -7,7 +7,21 @@ pub const E2M1_MAX: f32 = 6.0;
 
 /// The value of an e4m3 byte (1 sign, 4 exponent bits with bias 7, 3 mantissa bits; no infinity, 0x7f is NaN).
 pub fn e4m3(byte: u8) -> f32 {
-    let (exponent, mantissa) = (i32::from(byte >> 3 & 15), f32::from(byte & 7));
+    // A table: the weights of a product are decoded one by one.
+    static VALUES: [f32; 256] = {
+        let mut values = [0.0; 256];
+        let mut byte = 0;
+        while byte < 256 {
+            values[byte] = decode_e4m3(byte as u8);
+            byte += 1;
+        }
+        values
+    };
+    VALUES[usize::from(byte)]
+}
+
+const fn decode_e4m3(byte: u8) -> f32 {
+    let (exponent, mantissa) = ((byte >> 3 & 15) as i32, (byte & 7) as f32);
     let magnitude = match (exponent, byte & 7) {
         (15, 7) => f32::NAN,
         (0, _) => mantissa * power_of_two(-9),
@@ -18,9 +32,8 @@ pub fn e4m3(byte: u8) -> f32 {
 
 /// The value of an E2M1 code, bit 3 its sign: 0, 0.5, 1, 1.5, 2, 3, 4, 6.
 pub fn e2m1(code: u8) -> f32 {
-    const MAGNITUDES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
-    let magnitude = MAGNITUDES[usize::from(code & 7)];
-    if code & 8 == 0 { magnitude } else { -magnitude }
+    const VALUES: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+    VALUES[usize::from(code & 15)]
 }
 
 /// The value of an E8M0 byte: `2^(byte - 127)`, exact also where that is subnormal; 255 is NaN.
@@ -68,7 +81,7 @@ fn exponent(x: f32) -> i32 {
 }
 
 /// `2^n` for normal results.
-fn power_of_two(n: i32) -> f32 {
+const fn power_of_two(n: i32) -> f32 {
     f32::from_bits(((n + 127) as u32) << 23)
 }
 

@@ -68,8 +68,7 @@ pub struct CompressorState {
 pub fn compress(
     exec: &mut Exec,
     (values, scores): (&Tensor, &mut Tensor),
-    weights: &CompressorWeights,
-    table: &RopeTable,
+    (weights, table): (&CompressorWeights, &RopeTable),
     spec: CompressorSpec,
     batch: &Batch<'_>,
     state: &mut CompressorState,

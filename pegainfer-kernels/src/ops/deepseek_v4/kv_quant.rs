@@ -105,7 +105,7 @@ mod tests {
             assert!((dot(x.host()) - dot(&values)).abs() < 1e-4);
             // By the definition of the matrix.
             for (i, got) in x.host::<f32>()[..128].iter().enumerate() {
-                let sign = |j: usize| if (i & j).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+                let sign = |j: usize| if (i & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
                 let exact: f64 = (0..128).map(|j| sign(j) * f64::from(values[j])).sum::<f64>() / 128f64.sqrt();
                 assert!((f64::from(*got) - exact).abs() < 1e-5);
             }

@@ -110,7 +110,7 @@ mod tests {
         let (pairs, bytes) = (bytes(n * k / 2, 5), scales(n * k / 32, 6));
         let value = |i: usize| {
             let pair = pairs[i / 2];
-            f64::from(e2m1(if i % 2 == 0 { pair & 15 } else { pair >> 4 })) * f64::from(e8m0(bytes[i / 32]))
+            f64::from(e2m1(if i.is_multiple_of(2) { pair & 15 } else { pair >> 4 })) * f64::from(e8m0(bytes[i / 32]))
         };
         let values = (0..n * k).map(value).collect();
         (Matrix::Fp4 { weight: u8s(host, &[n, k / 2], &pairs), scale: u8s(host, &[n, k / 32], &bytes) }, values)
