@@ -92,9 +92,16 @@ fn bits_do_not_depend_on_scheduling() {
     let hits = batched.stats().prefix_hits - before;
     assert_eq!(hits, 206 / 128 * 128 + 128 + 128 + 256, "prompts of 206, 129, 250 and 300 tokens were not found");
 
-    let small = LoadOptions { max_num_batched_tokens: 48, ..base.clone() };
+    let small = LoadOptions { max_num_batched_tokens: 48, ..base };
     same("mixed steps", &alone, &run(&mut engine(1, &small), &requests));
-    // Four pages, of which the longest request needs three.
+}
+
+/// Four pages for requests that come to need three each.
+#[test]
+fn preempted_requests_give_the_same_bits() {
+    let base = options(Numerics::REFERENCE);
+    let requests = [greedy(&text()[..120], 150), greedy(&text()[50..170], 150)];
+    let alone = requests.clone().map(|request| run(&mut engine(1, &base), &[request]).remove(0));
     let tight = LoadOptions { kv_cache_bytes: Some(4 * 83_000), max_num_batched_tokens: 64, ..base };
     let mut preempting = engine(1, &tight);
     assert_eq!(preempting.limits().kv_blocks, 4);

@@ -31,40 +31,51 @@ fn text() -> Vec<u32> {
     cases.iter().find(|case| case.name == "long_stories").unwrap().prompt_ids[..140].to_vec()
 }
 
-/// Largest and mean difference between the engine's log-probabilities and the oracle's.
-fn compare(numerics: Numerics, mistake: Mistake) -> (f64, f64) {
+/// Log-probabilities behind the last `rows` tokens of `text`, by the oracle.
+fn expected(text: &[u32], quantize: bool, mistake: Mistake, rows: usize) -> Vec<Vec<f64>> {
     let weights = stored::read();
-    let oracle = Oracle { weights: &weights, quantize: numerics.quantize_kv, mistake };
-    let expected = oracle.logits(&text(), ROWS);
-    let got = logits(&mut engine(1, &options(numerics)), &text(), 33, ROWS);
-    let pairs = || expected.iter().flatten().zip(got.iter().flatten());
-    let off: Vec<f64> = pairs().map(|(e, g)| (e - f64::from(*g)).abs()).collect();
-    (off.iter().copied().fold(0.0, f64::max), off.iter().sum::<f64>() / off.len() as f64)
+    Oracle { weights: &weights, quantize, mistake }.logits(text, rows)
+}
+
+fn largest_difference(a: &[Vec<f64>], b: &[Vec<f32>]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let pairs = a.iter().flatten().zip(b.iter().flatten());
+    pairs.map(|(a, b)| (a - f64::from(*b)).abs()).fold(0.0, f64::max)
 }
 
 #[test]
 fn f32_semantics_equal_f64_to_f32_noise() {
-    let (max, _) = compare(Numerics::F32, Mistake::None);
-    assert!(max < 1e-3, "off by {max}");
+    let got = logits(&mut engine(1, &options(Numerics::F32)), &text(), 33, ROWS);
+    let off = largest_difference(&expected(&text(), false, Mistake::None, ROWS), &got);
+    println!("largest difference {off:.2e}");
+    assert!(off < 1e-3, "off by {off}");
 }
 
-/// A value that falls on the other side of a rounding moves everything after it a little, so not every bit is the same.
+/// A value that f32 noise moves across the border of a rounding takes everything after it along, so long texts drift
+/// apart by as much as the roundings matter. In short ones that is rare: most must agree to f32 noise. They have a
+/// compressed entry each, and every kind of rounding.
 #[test]
-fn quantised_semantics_equal_f64_but_for_roundings_that_fall_the_other_way() {
+fn quantised_semantics_equal_f64_where_no_rounding_falls_the_other_way() {
     let numerics = Numerics { activations: DType::F32, ..Numerics::REFERENCE };
-    let (max, mean) = compare(numerics, Mistake::None);
-    let (without, _) = compare(Numerics::F32, Mistake::None);
-    println!("f32 activations: max {max:.2e}, mean {mean:.2e}; without roundings {without:.2e}");
-    assert!(max < 0.05 && mean < 0.005, "off by {max}, {mean} on average");
-    let (max, mean) = compare(Numerics::REFERENCE, Mistake::None);
-    println!("bf16 activations: max {max:.2e}, mean {mean:.2e}");
-    assert!(mean < 0.1, "off by {max}, {mean} on average");
+    let mut engine = engine(1, &options(numerics));
+    let (mut exact, mut rounded) = (0, 0);
+    for slice in text().chunks(6).take(16) {
+        let got = logits(&mut engine, slice, 4, 2);
+        let off = largest_difference(&expected(slice, true, Mistake::None, 2), &got);
+        let without = largest_difference(&expected(slice, false, Mistake::None, 2), &got);
+        println!("with the oracle's roundings {off:.2e}, without {without:.2e}");
+        exact += usize::from(off < 1e-3);
+        rounded += usize::from(without > 0.02);
+    }
+    assert!(exact >= 10, "only {exact} of 16 texts agree");
+    assert!(rounded >= 15, "the roundings change {rounded} of 16 texts only: nothing is tested");
 }
 
 /// The comparison above would see the mistake.
 fn is_seen(mistake: Mistake) {
-    let (max, _) = compare(Numerics::F32, mistake);
-    assert!(max > 0.01, "{mistake:?} changes log-probabilities by {max} only");
+    let got = logits(&mut engine(1, &options(Numerics::F32)), &text(), 33, ROWS);
+    let off = largest_difference(&expected(&text(), false, mistake, ROWS), &got);
+    assert!(off > 0.01, "{mistake:?} changes log-probabilities by {off} only");
 }
 
 #[test]

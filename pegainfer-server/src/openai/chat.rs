@@ -97,7 +97,7 @@ impl Conversation {
         let mut reasoning = if format.reasoning { ReasoningStart::after(&prompt) } else { ReasoningStart::Never };
         if let Some(tools) = tools.filter(|_| self.tools.forced()) {
             // The call comes at once: there is no reasoning before it.
-            prompt = prompt + reasoning.close() + &self.tools.prefix.text(tools);
+            prompt = prompt + reasoning.close(tools) + &self.tools.prefix.text(tools);
             reasoning = ReasoningStart::Never;
         }
         let parser = |id_seed| {
