@@ -23,12 +23,12 @@ fn text() -> Vec<u32> {
 /// Traps 5 and 14: overlap, partial entries and window survive every boundary between steps. Chunks of 1 are decode.
 #[test]
 fn trap_05_chunks_and_decode_give_the_bits_of_the_whole() {
-    let text = text();
-    for numerics in [Numerics::F32, Numerics::REFERENCE] {
+    let text = &text()[..270];
+    for (numerics, chunks) in [(Numerics::REFERENCE, &[1, 3, 7, 33, 128, 160][..]), (Numerics::F32, &[7, 160])] {
         let mut engine = engine(1, &options(numerics));
-        let whole = logits(&mut engine, &text, 1024, 24);
-        for chunk in [1, 3, 7, 33, 128, 160] {
-            let chunked = logits(&mut engine, &text, chunk, 24);
+        let whole = logits(&mut engine, text, 1024, 24);
+        for &chunk in chunks {
+            let chunked = logits(&mut engine, text, chunk, 24);
             assert_eq!(difference(&whole, &chunked), 0.0, "{numerics:?}, chunks of {chunk}");
         }
     }
@@ -54,9 +54,9 @@ fn two_and_four_ranks_agree_with_one() {
 /// Prompts of awkward lengths, some sampled, some with rules.
 fn requests() -> Vec<GenerateRequest> {
     let cases = fixture().cases;
-    let mut requests: Vec<_> = [1, 2, 6, 8].iter().map(|i| greedy(&cases[*i].prompt_ids, 20)).collect();
+    let mut requests: Vec<_> = [1, 2, 6, 8].iter().map(|i| greedy(&cases[*i].prompt_ids, 12)).collect();
     let text = text();
-    requests.extend([127, 128, 129, 250, 300].map(|length| greedy(&text[..length], 12)));
+    requests.extend([127, 128, 129, 250, 300].map(|length| greedy(&text[..length], 8)));
     for (i, request) in requests.iter_mut().enumerate() {
         if i % 2 == 1 {
             request.sampling = SamplingParams::new(0.9, 40, 0.95, 0.01, i as u64).unwrap();

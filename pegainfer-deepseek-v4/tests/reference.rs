@@ -19,9 +19,13 @@ use pegainfer_deepseek_v4::numerics::Numerics;
 use pegainfer_deepseek_v4::shard::Shard;
 use pegainfer_deepseek_v4::weights::Weights;
 use pegainfer_kernels::ops::deepseek_v4::{Expert, Matrix};
+use std::collections::HashMap;
+use std::sync::LazyLock;
 use stored::Numbers;
 use support::{engine, fixture, logits, model_path, options};
 
+/// The checkpoint as numbers, decoded once.
+static WEIGHTS: LazyLock<HashMap<String, Numbers>> = LazyLock::new(stored::read);
 /// Rows that are compared.
 const ROWS: usize = 16;
 
@@ -33,8 +37,7 @@ fn text() -> Vec<u32> {
 
 /// Log-probabilities behind the last `rows` tokens of `text`, by the oracle.
 fn expected(text: &[u32], quantize: bool, mistake: Mistake, rows: usize) -> Vec<Vec<f64>> {
-    let weights = stored::read();
-    Oracle { weights: &weights, quantize, mistake }.logits(text, rows)
+    Oracle { weights: &WEIGHTS, quantize, mistake }.logits(text, rows)
 }
 
 fn largest_difference(a: &[Vec<f64>], b: &[Vec<f32>]) -> f64 {
@@ -64,10 +67,10 @@ fn quantised_semantics_equal_f64_where_no_rounding_falls_the_other_way() {
         let off = largest_difference(&expected(slice, true, Mistake::None, 2), &got);
         let without = largest_difference(&expected(slice, false, Mistake::None, 2), &got);
         println!("with the oracle's roundings {off:.2e}, without {without:.2e}");
-        exact += usize::from(off < 1e-3);
+        exact += usize::from(off < 1e-4);
         rounded += usize::from(without > 0.02);
     }
-    assert!(exact >= 10, "only {exact} of 16 texts agree");
+    assert!(exact >= 13, "only {exact} of 16 texts agree");
     assert!(rounded >= 15, "the roundings change {rounded} of 16 texts only: nothing is tested");
 }
 
@@ -120,7 +123,7 @@ fn bits_equal(name: &str, matrix: &Matrix, stored: &Numbers) {
 
 #[test]
 fn trap_08_dequantised_weights_equal_the_formulas_bit_for_bit() {
-    let (stored, mut exec) = (stored::read(), Exec::cpu(Isa::Portable, Some(2)).unwrap());
+    let (stored, mut exec) = (&*WEIGHTS, Exec::cpu(Isa::Portable, Some(2)).unwrap());
     let config = Config::load(&model_path()).unwrap();
     let checkpoint = Checkpoint::open(&model_path()).unwrap();
     let weights = Weights::load(&mut exec, &config, Shard::WHOLE, Some(&checkpoint), &mut |_| {}).unwrap();

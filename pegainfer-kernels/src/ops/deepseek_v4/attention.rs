@@ -133,3 +133,61 @@ fn record(
     let bytes = q.bytes() + out.bytes() + kv.bytes() + keys as u64;
     OpRecord::new("sparse_attention", "tokens", &reads, &[out], flops as u64).with_bytes(bytes)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Host, bf16s};
+
+    const DIM: usize = 32;
+
+    #[test]
+    fn window_entries_and_sink_by_the_formula() {
+        Host::each(|mut host| {
+            let f32s = |n: usize, seed| bf16s(n, seed).iter().map(|v| v.to_f32()).collect::<Vec<_>>();
+            let mut tensor = |shape: &[usize], values: &[f32]| {
+                let mut tensor = host.zeros("x", shape, DType::F32);
+                tensor.host_mut::<f32>().copy_from_slice(values);
+                tensor
+            };
+            // Positions 6 to 8 of a window of 4: the ring of slot 1 has 2 to 5, at p % 4.
+            let (q, fresh, old, entries) =
+                (f32s(3 * 2 * DIM, 1), f32s(3 * DIM, 2), f32s(8 * DIM, 3), f32s(64 * DIM, 4));
+            let (tq, kv, rings) = (tensor(&[3, 2, DIM], &q), tensor(&[3, DIM], &fresh), tensor(&[2, 4, DIM], &old));
+            let (pages, sink) = (tensor(&[2, 32, DIM], &entries), tensor(&[2], &[0.5, -3.0]));
+            let mut out = tensor(&[3, 2, DIM], &vec![0.0; 6 * DIM]);
+            let (indptr, positions) = (host.u32("indptr", &[0, 3]), host.u32("positions", &[6, 7, 8]));
+            let slots = host.u32("slots", &[1]);
+            let mut page_tables = host.zeros("tables", &[1, 1], DType::U32);
+            page_tables.host_mut::<u32>()[0] = 1;
+            let batch = Batch { qo_indptr: &indptr, positions: &positions, slots: &slots, page_tables: &page_tables };
+            let mut chosen = host.zeros("chosen", &[3, 2], DType::U32);
+            chosen.host_mut::<u32>().copy_from_slice(&[0, NO_ENTRY, 0, 1, NO_ENTRY, NO_ENTRY]);
+            let seen = [
+                (Visible::Nothing, [0, 0, 0]),
+                (Visible::All { entries: &pages, ratio: 4 }, [1, 2, 2]),
+                (Visible::Chosen { entries: &pages, chosen: &chosen }, [1, 2, 0]),
+            ];
+            for (visible, counts) in seen {
+                sparse_attention(&mut host.exec, &tq, (&kv, &rings), visible, &sink, &batch, &mut out).unwrap();
+                for (i, got) in out.host::<f32>().chunks(DIM).enumerate() {
+                    let (t, h) = (i / 2, i % 2);
+                    let window = (t + 3..t + 7).map(|p| match p {
+                        6.. => &fresh[(p - 6) * DIM..][..DIM],
+                        _ => &old[(4 + p % 4) * DIM..][..DIM],
+                    });
+                    let entry = |e: usize| &entries[(32 + e) * DIM..][..DIM];
+                    let keys: Vec<&[f32]> = window.chain((0..counts[t]).map(entry)).collect();
+                    let q = &q[i * DIM..][..DIM];
+                    let dot = |k: &[f32]| q.iter().zip(k).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+                    let weights: Vec<f64> = keys.iter().map(|k| (dot(k) / (DIM as f64).sqrt()).exp()).collect();
+                    let sum = weights.iter().sum::<f64>() + f64::from([0.5f32, -3.0][h]).exp();
+                    for (c, got) in got.iter().enumerate() {
+                        let exact = keys.iter().zip(&weights).map(|(k, w)| w * f64::from(k[c])).sum::<f64>() / sum;
+                        assert!((f64::from(*got) - exact).abs() < 1e-5, "token {t}, head {h}: {got} but {exact}");
+                    }
+                }
+            }
+        });
+    }
+}

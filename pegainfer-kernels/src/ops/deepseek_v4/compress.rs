@@ -143,3 +143,77 @@ pub fn compress(
     write_ring(rows, scores.host(), state.scores.host_mut::<f32>(), ring, width);
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Host, bf16s};
+
+    const DIM: usize = 128;
+    const SPEC: CompressorSpec = CompressorSpec { ratio: 4, index: false, quantize: false, eps: 1e-6 };
+
+    fn f32s(n: usize, seed: u64) -> Vec<f32> {
+        bf16s(n, seed).iter().map(|v| v.to_f32()).collect()
+    }
+
+    fn tensor(host: &mut Host, shape: &[usize], values: &[f32]) -> Tensor {
+        let mut tensor = host.zeros("x", shape, DType::F32);
+        tensor.host_mut::<f32>().copy_from_slice(values);
+        tensor
+    }
+
+    /// Entry `i` by the formula in f64, before it is rotated: values and scores are `[tokens, 2 dim]`.
+    fn pooled(values: &[f32], scores: &[f32], bias: &[f32], i: usize) -> Vec<f64> {
+        let channel = |c: usize| {
+            let token = |p: usize, half: usize| {
+                let at = p * 2 * DIM + half * DIM + c;
+                let score = f64::from(scores[at]) + f64::from(bias[p % 4 * 2 * DIM + half * DIM + c]);
+                (score.exp(), f64::from(values[at]))
+            };
+            let before = (4 * i).saturating_sub(4)..4 * i;
+            let pairs: Vec<(f64, f64)> =
+                before.map(|p| token(p, 0)).chain((4 * i..4 * i + 4).map(|p| token(p, 1))).collect();
+            pairs.iter().map(|(w, v)| w * v).sum::<f64>() / pairs.iter().map(|(w, _)| w).sum::<f64>()
+        };
+        let entry: Vec<f64> = (0..DIM).map(channel).collect();
+        let scale = (entry.iter().map(|v| v * v).sum::<f64>() / DIM as f64 + 1e-6).sqrt().recip();
+        entry.iter().map(|v| v * scale).collect()
+    }
+
+    #[test]
+    fn trap_02_entries_rotate_at_their_first_token_and_trap_05_overlap_crosses_steps() {
+        Host::each(|mut host| {
+            let (values, scores, bias) = (f32s(14 * 2 * DIM, 1), f32s(14 * 2 * DIM, 2), f32s(4 * 2 * DIM, 3));
+            let position_bias = tensor(&mut host, &[4, 2 * DIM], &bias);
+            let norm = host.bf16("norm", &[DIM], &vec![half::bf16::ONE; DIM]);
+            let weights = CompressorWeights { position_bias, norm };
+            let table = RopeTable::new(&mut host.exec, 64, 160_000.0, None).unwrap();
+            let ring = |host: &mut Host| host.zeros("ring", &[2, SPEC.ring(), 2 * DIM], DType::F32);
+            let mut state = CompressorState { values: ring(&mut host), scores: ring(&mut host) };
+            let mut entries = host.zeros("entries", &[3, 32, DIM], DType::F32);
+            let mut page_tables = host.zeros("tables", &[1, 1], DType::U32);
+            page_tables.host_mut::<u32>()[0] = 2;
+            // Cut inside of entries, at their ends, and through the overlap.
+            for (first, end) in [(0, 1), (1, 6), (6, 8), (8, 14)] {
+                let part = |all: &[f32]| all[first * 2 * DIM..end * 2 * DIM].to_vec();
+                let u = tensor(&mut host, &[end - first, 2 * DIM], &part(&values));
+                let mut s = tensor(&mut host, &[end - first, 2 * DIM], &part(&scores));
+                let positions = host.u32("positions", &(first as u32..end as u32).collect::<Vec<_>>());
+                let (qo_indptr, slots) = (host.u32("indptr", &[0, (end - first) as u32]), host.u32("slots", &[1]));
+                let batch =
+                    Batch { qo_indptr: &qo_indptr, positions: &positions, slots: &slots, page_tables: &page_tables };
+                let tokens = (&u, &mut s);
+                compress(&mut host.exec, tokens, (&weights, &table), SPEC, &batch, &mut state, &mut entries).unwrap();
+            }
+            let got = &entries.host::<f32>()[2 * 32 * DIM..];
+            for i in 0..3 {
+                let mut expected: Vec<f32> = pooled(&values, &scores, &bias, i).iter().map(|v| *v as f32).collect();
+                rope::rotate(&mut expected, 4 * i as u32, table.frequencies.host(), false);
+                for (got, expected) in got[i * DIM..][..DIM].iter().zip(&expected) {
+                    assert!((got - expected).abs() < 1e-4, "entry {i}: {got} but {expected}");
+                }
+            }
+            assert!(got[3 * DIM..].iter().all(|v| *v == 0.0), "the fourth entry is not complete");
+        });
+    }
+}
