@@ -46,6 +46,7 @@ impl StepEngine for Scripted {
             kv_blocks: 4,
             max_num_seqs: 8,
             eos_token_ids: vec![9],
+            unsupported: &[],
         }
     }
     fn add(&mut self, id: RequestId, request: GenerateRequest) {

@@ -321,6 +321,7 @@ fn episode(seed: u64, max_steps: usize) -> EngineStats {
         kv_blocks: blocks,
         max_num_seqs: 1 + rng.below(12),
         eos_token_ids: vec![EOS],
+        unsupported: &[],
     };
     let pool = BlockPool::new(blocks);
     let config = SchedulerConfig {
@@ -473,7 +474,7 @@ fn lower_numbers_run_first_and_what_runs_goes_on() {
         max_num_mixed_tokens: 64,
         eos_token_ids: vec![EOS],
     };
-    let mut scheduler = Scheduler::new(config, BlockPool::new(8));
+    let mut scheduler = Scheduler::new(config, BlockPool::new(8), ());
     let add = |scheduler: &mut Scheduler, id, priority| {
         scheduler.add(RequestId(id), GenerateRequest { priority, ..plain(3) });
     };
@@ -519,7 +520,7 @@ fn a_late_mask_holds_up_its_own_request_only_and_a_failure_ends_no_other() {
             max_num_mixed_tokens: 64,
             eos_token_ids: vec![EOS],
         };
-        let mut scheduler = Scheduler::new(config, BlockPool::new(64));
+        let mut scheduler = Scheduler::new(config, BlockPool::new(64), ());
         let barrier = Arc::new(std::sync::Barrier::new(2));
         let request = |grammar| GenerateRequest { grammar, ..plain(6) };
         scheduler.add(RequestId(0), request(Some(Arc::new(Held(barrier.clone())))));

@@ -108,6 +108,7 @@ pub fn load(
         kv_blocks: executor.kv_blocks(),
         max_num_seqs: bounds.rows,
         eos_token_ids: config.eos_token_ids.clone(),
+        unsupported: &[],
     };
     let tokens = (bounds.tokens, options.max_num_mixed_tokens);
     Ok(Loaded { engine: Engine::new(executor, limits, tokens, ()), config, weights_time })

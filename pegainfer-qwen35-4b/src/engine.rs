@@ -122,6 +122,7 @@ pub fn load(
         kv_blocks: bounds.kv_blocks,
         max_num_seqs: bounds.rows,
         eos_token_ids: config.eos_token_ids.clone(),
+        unsupported: &[],
     };
     let copies = bounds.slots - bounds.rows;
     let slots = StateSlots::new(bounds.slots, if copies > 0 { options.state_cache_interval } else { 0 });

@@ -72,6 +72,7 @@ impl StepEngine for InstantEngine {
             kv_blocks: CONTEXT / 16,
             max_num_seqs: 1024,
             eos_token_ids: vec![],
+            unsupported: &[],
         }
     }
 

@@ -95,7 +95,7 @@ impl Conversation {
         }
         let mut reasoning = if format.reasoning { ReasoningStart::after(&prompt) } else { ReasoningStart::Never };
         if let Some(Structured { field, source }) = &mut self.structured {
-            prompt += reasoning.close();
+            prompt += reasoning.close(format.tools);
             reasoning = ReasoningStart::Never;
             if let Some(format) = tools {
                 let Some(either) = grammar_or(source, format, &self.tools.definitions, self.tools.max_calls) else {
@@ -108,11 +108,11 @@ impl Conversation {
         }
         if let Some(tools) = tools.filter(|_| self.tools.forced()) {
             // The call comes at once: there is no reasoning before it.
-            prompt = prompt + reasoning.close() + &self.tools.prefix.text(tools);
+            prompt = prompt + reasoning.close(Some(tools)) + &self.tools.prefix.text(tools);
             reasoning = ReasoningStart::Never;
             let Tools { prefix, definitions, max_calls } = &self.tools;
-            let source = GrammarSource::Lark(forced_grammar(tools, prefix, definitions, *max_calls));
-            self.structured = Some(Structured { field: "tools", source });
+            let source = forced_grammar(tools, prefix, definitions, *max_calls).map(GrammarSource::Lark);
+            self.structured = source.map(|source| Structured { field: "tools", source });
         }
         let parser = |id_seed| {
             OutputParser::new(ParserOptions {

@@ -7,14 +7,15 @@ use crate::text::{GrammarSource, with_options};
 use serde_json::{Map, Value, json};
 
 /// A Lark grammar for the rest of the text after `prefix`, calls of `definitions` only, at most `max_calls`. Schemas that
-/// cannot be enforced whole are enforced as far as they can be, unless the function is `strict`.
-pub fn grammar(format: ToolFormat, prefix: &CallPrefix, definitions: &[Value], max_calls: usize) -> String {
+/// cannot be enforced whole are enforced as far as they can be, unless the function is `strict`. `None` for a format that
+/// has no grammar here.
+pub fn grammar(format: ToolFormat, prefix: &CallPrefix, definitions: &[Value], max_calls: usize) -> Option<String> {
     let mut rules = Rules::default();
-    let calls = rules.calls(format, prefix, definitions, max_calls);
-    rules.text + &format!("start: {calls}\n")
+    let calls = rules.calls(format, prefix, definitions, max_calls)?;
+    Some(rules.text + &format!("start: {calls}\n"))
 }
 
-/// A Lark grammar of an answer or of calls, whichever the model begins; `None` if the answer cannot be part of a grammar.
+/// A Lark grammar of an answer or of calls, whichever the model begins; `None` if one of them cannot be part of a grammar.
 pub fn grammar_or(
     answer: &GrammarSource,
     format: ToolFormat,
@@ -23,7 +24,7 @@ pub fn grammar_or(
 ) -> Option<String> {
     let mut rules = Rules::default();
     let (answer, any) = (rules.add(answer.rule()?), CallPrefix::AnyFunction);
-    let calls = rules.calls(format, &any, definitions, max_calls);
+    let calls = rules.calls(format, &any, definitions, max_calls)?;
     Some(rules.text + &format!("start: {answer} | {} {calls}\n", literal(&any.text(format))))
 }
 
@@ -47,24 +48,32 @@ impl Rules {
     }
 
     /// The calls that may follow `prefix`.
-    fn calls(&mut self, format: ToolFormat, prefix: &CallPrefix, definitions: &[Value], max_calls: usize) -> String {
+    fn calls(
+        &mut self,
+        format: ToolFormat,
+        prefix: &CallPrefix,
+        definitions: &[Value],
+        max_calls: usize,
+    ) -> Option<String> {
         let named = |tool: &&Value| match prefix {
             CallPrefix::Function(name) => tool["function"]["name"] == **name,
             CallPrefix::AnyFunction | CallPrefix::None => true,
         };
         let tools = definitions.iter().filter(named);
-        let calls: Vec<String> = tools.map(|tool| self.call(format, prefix, &tool["function"])).collect();
-        let call = self.add(calls.join(" | "));
+        let calls: Option<Vec<String>> = tools.map(|tool| self.call(format, prefix, &tool["function"])).collect();
+        let call = self.add(calls?.join(" | "));
         let next = literal(&format!("\n{}", CallPrefix::AnyFunction.text(format)));
-        if max_calls > 1 { format!("{call} ({next} {call})*") } else { call }
+        Some(if max_calls > 1 { format!("{call} ({next} {call})*") } else { call })
     }
 
-    fn call(&mut self, format: ToolFormat, prefix: &CallPrefix, function: &Value) -> String {
+    fn call(&mut self, format: ToolFormat, prefix: &CallPrefix, function: &Value) -> Option<String> {
         let name = function["name"].as_str().unwrap_or_default();
         let named = matches!(prefix, CallPrefix::Function(_));
         let schema = arguments(function);
         let lenient = function["strict"] != true;
-        match format {
+        Some(match format {
+            // Its marks are tokens of their own, which a grammar of text cannot name.
+            ToolFormat::Dsml => return None,
             ToolFormat::Hermes => {
                 let arguments = self.json(schema, lenient);
                 let before = if named {
@@ -84,7 +93,7 @@ impl Rules {
                 }
                 self.add(format!("{body} {}", literal(&format!("{FUNCTION_CLOSE}\n{CALL_CLOSE}"))))
             }
-        }
+        })
     }
 
     /// `<parameter=KEY>`, a value without quotes if it is text, `</parameter>`.
@@ -142,7 +151,7 @@ mod tests {
 
     /// Whether these calls may be written and then the text may end.
     fn accepts(format: ToolFormat, prefix: &CallPrefix, max_calls: usize, text: &str) -> bool {
-        takes(grammar(format, prefix, &tools(), max_calls), text)
+        takes(grammar(format, prefix, &tools(), max_calls).unwrap(), text)
     }
 
     fn takes(source: String, text: &str) -> bool {

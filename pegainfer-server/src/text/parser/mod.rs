@@ -7,10 +7,11 @@
 //!
 //! # Layout
 //! - [`reasoning`]: text inside `<think>` and the rest. [`tools`]: the rest, as content and calls.
-//! - [`hermes`] and [`qwen3_coder`]: the two ways to write a call. [`parameter`], [`typed`]: the latter's values.
+//! - [`hermes`], [`qwen3_coder`], [`dsml`]: the ways to write a call. [`parameter`], [`typed`]: the second's values.
 //! - [`forced`]: the grammar that a forced call follows. [`cursor`], [`output`]: what goes in and what comes out.
 
 mod cursor;
+mod dsml;
 mod forced;
 mod hermes;
 mod output;
