@@ -12,6 +12,7 @@ use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::sync::Semaphore;
 
 /// The served model: engine, text side and bookkeeping.
 pub struct AppState {
@@ -21,6 +22,8 @@ pub struct AppState {
     pub checkpoint: Checkpoint,
     /// What turns schemas into masks.
     pub grammars: GrammarCompiler,
+    /// Grammars that may be compiled at once.
+    pub compiling: Semaphore,
     /// Names that clients may use; the first one is the canonical name. Never empty.
     pub names: Vec<String>,
     /// Counters and histograms.
@@ -39,6 +42,9 @@ pub struct AppState {
 /// Bytes of text that are tokenized on the spot; more than that goes to a blocking thread.
 const INLINE_TEXT: usize = 16 << 10;
 
+/// Grammars that are compiled at once; most take milliseconds, so that a queue for it is short.
+const MAX_COMPILING: usize = 4;
+
 impl AppState {
     /// The state of a server that has not answered anything yet. An empty `names` becomes the checkpoint's own name.
     pub fn new(engine: EngineHandle, checkpoint: Checkpoint, mut names: Vec<String>, options: Options) -> Arc<Self> {
@@ -51,6 +57,7 @@ impl AppState {
         let grammars = GrammarCompiler::new(checkpoint.tokenizer.clone(), vocab_size, eos);
         Arc::new(Self {
             grammars,
+            compiling: Semaphore::new(MAX_COMPILING),
             engine,
             checkpoint,
             names,

@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 /// Entries of `structured_outputs.choice`.
 const MAX_CHOICES: usize = 1024;
+/// Bytes of `structured_outputs.regex`, `grammar` and all of `choice`: the time to compile them grows with their square.
+const MAX_PATTERN: usize = 16 << 10;
 /// Names that older vLLM clients send instead of `structured_outputs`; to drop them would give unconstrained text.
 const RENAMED: [(&str, &str); 4] =
     [("guided_json", "json"), ("guided_regex", "regex"), ("guided_choice", "choice"), ("guided_grammar", "grammar")];
@@ -44,6 +46,9 @@ impl Structured {
     /// Compiles it, if there is anything to, where that holds nobody up; 400 naming the field if it cannot be.
     pub async fn compile(this: Option<Self>, state: &Arc<AppState>) -> Result<Option<Arc<dyn Grammar>>, ApiError> {
         let Some(Self { field, source }) = this else { return Ok(None) };
+        // One client's large schemas leave threads for others.
+        let slot = state.compiling.acquire().await;
+        let _slot = slot.map_err(|e| ApiError::internal(format!("the grammar could not be compiled: {e}")))?;
         let compiler = state.clone();
         let compiled = tokio::task::spawn_blocking(move || compiler.grammars.compile(source)).await;
         let compiled = compiled.map_err(|e| ApiError::internal(format!("the grammar could not be compiled: {e}")))?;
@@ -85,6 +90,11 @@ fn structured_outputs(outputs: Map<String, Value>) -> Result<Option<GrammarSourc
     {
         match outputs.take(name) {
             None => {}
+            Some(Value::String(text)) if text.len() > MAX_PATTERN => {
+                let message =
+                    format!("structured_outputs.{name} has {} bytes, at most {MAX_PATTERN} are taken", text.len());
+                return Err(invalid(message));
+            }
             Some(Value::String(text)) => sources.push(source(text)),
             Some(other) => {
                 return Err(invalid(format!("structured_outputs.{name} must be a string, got {}", describe(&other))));
@@ -122,8 +132,11 @@ fn choice(choices: &Value) -> Result<Vec<String>, ApiError> {
     let texts = choices.as_array().filter(|list| (1..=MAX_CHOICES).contains(&list.len()));
     let texts: Option<Vec<String>> =
         texts.and_then(|list| list.iter().map(|text| text.as_str().map(str::to_owned)).collect());
+    let texts = texts.filter(|texts| texts.iter().map(String::len).sum::<usize>() <= MAX_PATTERN);
     texts.ok_or_else(|| {
-        let message = format!("structured_outputs.choice must be a list of 1 to {MAX_CHOICES} strings");
+        let message = format!(
+            "structured_outputs.choice must be a list of 1 to {MAX_CHOICES} strings of at most {MAX_PATTERN} bytes in all"
+        );
         ApiError::invalid("structured_outputs", message)
     })
 }
@@ -176,6 +189,8 @@ mod tests {
             (json!({"structured_outputs": {"json": 5}}), "structured_outputs", "got 5"),
             (json!({"structured_outputs": {"json": "{"}}), "structured_outputs", "not valid JSON"),
             (json!({"structured_outputs": {"regex": ["a"]}}), "structured_outputs", "must be a string"),
+            (json!({"structured_outputs": {"regex": "a".repeat(20_000)}}), "structured_outputs", "20000 bytes"),
+            (json!({"structured_outputs": {"choice": ["a".repeat(20_000)]}}), "structured_outputs", "16384 bytes"),
             (json!({"structured_outputs": {"choice": []}}), "structured_outputs", "list of 1"),
             (json!({"structured_outputs": {"choice": ["a", 1]}}), "structured_outputs", "strings"),
             (json!({"structured_outputs": {"structural_tag": "x"}}), "structured_outputs", "structural_tag"),

@@ -13,6 +13,12 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 /// White space between the parts of JSON: room for an indented document, not for a model that writes nothing else.
 const JSON_WHITESPACE: &str = "[ \\n\\r\\t]{1,40}";
 
+/// Bytes of a source.
+const MAX_SOURCE: usize = 512 << 10;
+/// The compiler recurses as deep as rules refer to each other. Sources within their limits need a part of this; what is
+/// not needed is never touched.
+const COMPILER_STACK: usize = 1 << 30;
+
 /// What a text must be.
 #[derive(Debug, Clone, PartialEq)]
 pub enum GrammarSource {
@@ -27,6 +33,14 @@ pub enum GrammarSource {
 }
 
 impl GrammarSource {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::JsonSchema(schema) => schema.to_string().len(),
+            Self::Regex(text) | Self::Lark(text) => text.len(),
+            Self::Choice(texts) => texts.iter().map(String::len).sum(),
+        }
+    }
+
     /// The body of a rule of a Lark grammar; `None` for a grammar, which has rules of its own.
     pub fn rule(&self) -> Option<String> {
         match self {
@@ -60,6 +74,18 @@ impl GrammarCompiler {
     /// # Errors
     /// What is wrong with the source, in one sentence.
     pub fn compile(&self, source: GrammarSource) -> Result<Arc<dyn Grammar>, String> {
+        if source.bytes() > MAX_SOURCE {
+            return Err(format!("it has {} bytes, at most {MAX_SOURCE} are compiled", source.bytes()));
+        }
+        std::thread::scope(|scope| {
+            let compiler = std::thread::Builder::new().name("grammar".into()).stack_size(COMPILER_STACK);
+            let compiler = compiler.spawn_scoped(scope, || self.compile_here(source));
+            let compiled = compiler.map_err(|e| format!("there is no thread to compile it: {e}"))?.join();
+            compiled.unwrap_or_else(|_| Err("the compiler panicked".into()))
+        })
+    }
+
+    fn compile_here(&self, source: GrammarSource) -> Result<Arc<dyn Grammar>, String> {
         let parsers = self.parsers.get_or_init(|| self.parsers()).as_ref().map_err(Clone::clone)?;
         let grammar = match source {
             GrammarSource::Lark(grammar) => grammar,
@@ -107,8 +133,12 @@ pub fn with_options(mut schema: Value, lenient: bool) -> Value {
 
 /// The tokens of a set, which has one bit for each, as a mask.
 fn mask(tokens: Result<SimpleVob, impl fmt::Display>, vocab_size: usize) -> Result<Arc<TokenMask>, String> {
-    // What follows a line break is the library's inner state.
-    let tokens = tokens.map_err(|e| e.to_string().lines().next().unwrap_or("unknown").to_owned())?;
+    let tokens = tokens.map_err(|e| {
+        let text = e.to_string();
+        // What follows a line break is the library's inner state.
+        let line = text.lines().next().unwrap_or_default();
+        if line.starts_with("NoExtension") { "no text fits it".to_owned() } else { line.to_owned() }
+    })?;
     if tokens.is_zero() {
         return Err("no token can come next".into());
     }
@@ -224,6 +254,66 @@ mod tests {
             let mask = matcher.next(EOS[1]).unwrap();
             let count: u32 = mask.words().iter().map(|word| word.count_ones()).sum();
             assert!(count == 2 && allows(&mask, EOS[0]) && allows(&mask, EOS[1]));
+        }
+    }
+
+    #[test]
+    fn hostile_sources_are_errors_or_grammars_and_no_crash() {
+        let nested = |open: &str, close: &str, n: usize| format!("{}\"a\"{}", open.repeat(n), close.repeat(n));
+        let lark = |body: String| GrammarSource::Lark(format!("start: {body}"));
+        let chain = |name: &str, more: &str, n: usize| {
+            let rules: String = (0..n).map(|i| format!("{name}{i}:{name}{}{more}\n", i + 1)).collect();
+            GrammarSource::Lark(format!("{rules}start:{name}0\n{name}{n}:\"a\""))
+        };
+        let refs = |join: &dyn Fn(usize) -> Value, n: usize| {
+            let defs: serde_json::Map<String, Value> = (0..n).map(|i| (format!("{i}"), join(i + 1))).collect();
+            let mut schema = json!({"$defs": defs, "$ref": "#/$defs/0"});
+            schema["$defs"][n.to_string()] = json!({"type": "integer"});
+            GrammarSource::JsonSchema(schema)
+        };
+        let to = |i: usize| json!({"$ref": format!("#/$defs/{i}")});
+        let mut deep = json!({"type": "string"});
+        for _ in 0..120 {
+            deep = json!({"type": "array", "items": deep});
+        }
+        for source in [
+            lark(nested("(", ")", 4_000)),
+            lark("start".into()),
+            lark("other\nother: start | other other".into()),
+            lark("\"a\"|".repeat(4_000) + "\"a\""),
+            lark("\"a\" ".repeat(4_000)),
+            lark("\"a\"{1000000}".into()),
+            chain("r", "", 1_500),
+            chain("r", " \"b\"?", 900),
+            chain("T", "", 1_500),
+            chain("T", "\"b\"?", 900),
+            GrammarSource::Regex(nested("(", ")", 4_000)),
+            GrammarSource::Regex("(a{1000}){1000}".into()),
+            GrammarSource::Regex("(a|b)*a(a|b){60}".into()),
+            GrammarSource::JsonSchema(deep),
+            GrammarSource::JsonSchema(json!({"$ref": "#"})),
+            GrammarSource::JsonSchema(json!({"enum": (0..20_000).map(|i| format!("{i}")).collect::<Vec<_>>()})),
+            GrammarSource::JsonSchema(json!({"anyOf": (0..5_000).map(|i| json!({"const": i})).collect::<Vec<_>>()})),
+            refs(&to, 5_000),
+            refs(&|i| json!({"allOf": [to(i), {"minimum": 1}]}), 3_000),
+            refs(&|i| json!({"anyOf": [to(i), {"type": "null"}]}), 3_000),
+            refs(&|i| json!({"type": "array", "items": to(i)}), 3_000),
+            refs(&|i| json!({"type": "object", "properties": {"a": to(i)}}), 3_000),
+            GrammarSource::JsonSchema(json!({"type": "array", "minItems": 1_000_000_000})),
+            GrammarSource::JsonSchema(json!({"type": "string", "minLength": 1_000_000_000})),
+        ] {
+            let begin = std::time::Instant::now();
+            let shown: String = format!("{source:?}").chars().take(100).collect();
+            println!("{shown}");
+            match compiler().compile(source) {
+                Err(error) => println!("   {:?} {}", begin.elapsed(), error.chars().take(90).collect::<String>()),
+                Ok(grammar) => {
+                    let (mut matcher, mask) = grammar.start();
+                    let id = (0..4096).find(|id| allows(&mask, *id)).unwrap();
+                    let next = std::thread::spawn(move || matcher.next(id).map(drop)).join().unwrap();
+                    println!("   {:?} ok {next:?}", begin.elapsed());
+                }
+            }
         }
     }
 
