@@ -1,6 +1,7 @@
 //! Text and tokens: everything between the request's strings and the engine's token ids.
 
 mod detokenizer;
+mod encoder;
 pub mod parser;
 mod stop;
 mod template;
@@ -8,6 +9,7 @@ mod tojson;
 mod tokenizer;
 
 pub use detokenizer::Detokenizer;
+pub use encoder::Encoder;
 pub use stop::StopScanner;
 pub use template::{ChatTemplate, TemplateError};
 pub use tokenizer::{Tokenizer, TokenizerError};
