@@ -1,6 +1,6 @@
 //! The text side of a checkpoint directory: tokenizer, chat template, sampling defaults.
 
-use crate::text::{ChatTemplate, Tokenizer};
+use crate::text::{ChatTemplate, Encoder, Tokenizer};
 use anyhow::{Context, Result, bail};
 use pegainfer_core::rules::{LogitRules, RuleFields};
 use pegainfer_core::sampling::{SamplingError, SamplingParams};
@@ -14,6 +14,8 @@ pub struct Checkpoint {
     pub name: String,
     /// Text to ids and back.
     pub tokenizer: Arc<Tokenizer>,
+    /// The same on threads of its own.
+    pub encoder: Encoder,
     /// Messages to prompt; base models have none.
     pub template: Option<ChatTemplate>,
     /// Sampling values for requests that give none.
@@ -47,8 +49,9 @@ impl Checkpoint {
         let absolute = dir.canonicalize().with_context(|| format!("{} cannot be read", dir.display()))?;
         let name = absolute.file_name().map_or("model".into(), |name| name.to_string_lossy().into_owned());
         let tokenizer = Arc::new(Tokenizer::load(dir)?);
+        let encoder = Encoder::start(tokenizer.clone()).context("the tokenizer's threads cannot be started")?;
         let template = ChatTemplate::load(dir)?;
-        Ok(Self { name, tokenizer, template, defaults: SamplingDefaults::load(dir)? })
+        Ok(Self { name, tokenizer, encoder, template, defaults: SamplingDefaults::load(dir)? })
     }
 }
 

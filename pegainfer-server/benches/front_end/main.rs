@@ -19,7 +19,8 @@ use pegainfer_core::engine::{EngineConfig, EngineHandle};
 use pegainfer_server::checkpoint::Checkpoint;
 use pegainfer_server::http::{Options, raise_open_files, serve};
 use pegainfer_server::openai::AppState;
-use serde_json::json;
+use pegainfer_server::trace::{ChromeFiles, Tracer};
+use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::mpsc::Receiver;
@@ -38,6 +39,9 @@ struct Args {
     /// Checkpoint directory whose tokenizer is used [default: the bundled models/qwen3-tiny]
     #[arg(long)]
     model_path: Option<PathBuf>,
+    /// Trace every request, to see what that costs
+    #[arg(long)]
+    trace_dir: Option<PathBuf>,
     /// What cargo says to every benchmark.
     #[arg(long, hide = true)]
     bench: bool,
@@ -92,7 +96,9 @@ impl Server {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         let listener = runtime.block_on(TcpListener::bind(("127.0.0.1", 0)))?;
         let address = listener.local_addr()?;
-        let state = AppState::new(engine, Checkpoint::load(&dir)?, vec![], Options::default());
+        let start_tracer = |dir: &PathBuf| Ok::<_, anyhow::Error>(Tracer::start(ChromeFiles::create(dir)?, 1.0)?);
+        let tracer = args.trace_dir.as_ref().map(start_tracer).transpose()?;
+        let state = AppState::new(engine, Checkpoint::load(&dir)?, vec![], Options { tracer, ..Options::default() });
         runtime.spawn(serve(listener, state, std::future::pending()));
         Ok(Self { address, arrivals, checkpoint, vocab_size, _runtime: runtime })
     }
@@ -163,16 +169,23 @@ fn ttft(args: &Args) -> Result<()> {
     Ok(())
 }
 
+/// First as fast as it goes, which sends many tokens at once; then as decode steps come, which sends each one alone.
 fn throughput(args: &Args) -> Result<()> {
-    let server = Server::start(args, Duration::ZERO)?;
-    for streams in [16, 64, 256] {
-        let completion = json!({"prompt": "Once upon a time", "max_tokens": 256, "stream": true, "temperature": 0});
-        let chat = json!({"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 256,
-            "stream": true, "temperature": 0});
-        for (path, body) in [(COMPLETIONS, completion), (CHAT, chat)] {
-            let load = server.load(streams, 2000 / streams, path, &body.to_string())?;
+    let body = |prompt: Value| {
+        let mut body = json!({"max_tokens": 256, "stream": true, "temperature": 0});
+        body.as_object_mut().into_iter().for_each(|body| body.extend(prompt.as_object().cloned().unwrap_or_default()));
+        body.to_string()
+    };
+    let completion = body(json!({"prompt": "Once upon a time"}));
+    let chat = body(json!({"messages": [{"role": "user", "content": "Tell me a story."}]}));
+    for (pace, streams) in [(0, 16), (0, 256), (5, 100), (5, 150), (5, 200), (5, 300)] {
+        let server = Server::start(args, Duration::from_millis(pace))?;
+        for (path, body) in [(COMPLETIONS, &completion), (CHAT, &chat)] {
+            let load = server.load(streams, 2000_usize.div_ceil(streams).min(6), path, body)?;
             let rate = load.chunks as f64 / load.wall.as_secs_f64();
-            println!("throughput: {streams} streams, {path}: {rate:.0} tokens/s");
+            let offered =
+                if pace == 0 { "no pause".into() } else { format!("{} offered", streams as u64 * 1000 / pace) };
+            println!("throughput: {streams} streams, {path}, {offered}: {rate:.0} chunks/s");
         }
     }
     Ok(())

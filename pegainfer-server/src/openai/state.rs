@@ -5,7 +5,7 @@ use super::policy::FieldPolicy;
 use crate::checkpoint::Checkpoint;
 use crate::http::{Lifecycle, Options};
 use crate::metrics::Metrics;
-use crate::text::GrammarCompiler;
+use crate::text::{GrammarCompiler, TokenizerError};
 use axum::http::StatusCode;
 use pegainfer_core::engine::EngineHandle;
 use std::collections::hash_map::RandomState;
@@ -38,9 +38,6 @@ pub struct AppState {
     pub created: u64,
     salt_hasher: RandomState,
 }
-
-/// Bytes of text that are tokenized on the spot; more than that goes to a blocking thread.
-const INLINE_TEXT: usize = 16 << 10;
 
 /// Grammars that are compiled at once; most take milliseconds, so that a queue for it is short.
 const MAX_COMPILING: usize = 4;
@@ -89,25 +86,17 @@ impl AppState {
         self.salt_hasher.hash_one(salt).max(1)
     }
 
-    /// Token ids of some texts. A long text would block a thread that serves connections, so it goes elsewhere.
+    /// Token ids of some texts.
     pub async fn encode(
-        self: &Arc<Self>,
+        &self,
         texts: Vec<String>,
         add_special_tokens: bool,
         field: &'static str,
     ) -> Result<Vec<Vec<u32>>, ApiError> {
-        let state = self.clone();
-        let long = texts.iter().map(String::len).sum::<usize>() > INLINE_TEXT;
-        let encode = move || -> Result<Vec<Vec<u32>>, ApiError> {
-            let one = |text: &String| state.checkpoint.tokenizer.encode(text, add_special_tokens);
-            texts.iter().map(one).collect::<Result<_, _>>().map_err(|e| ApiError::invalid(field, e.to_string()))
-        };
-        if !long {
-            return encode();
-        }
-        tokio::task::spawn_blocking(encode)
-            .await
-            .map_err(|e| ApiError::internal(format!("tokenization failed: {e}")))?
+        self.checkpoint.encoder.encode(texts, add_special_tokens).await.map_err(|error| match error {
+            TokenizerError::Panicked => ApiError::internal(error.to_string()),
+            _ => ApiError::invalid(field, error.to_string()),
+        })
     }
 }
 

@@ -3,6 +3,7 @@
 #[cfg(feature = "deepseek-v4")]
 mod deepseek_v4;
 mod detokenizer;
+mod encoder;
 mod grammar;
 pub mod parser;
 mod stop;
@@ -11,6 +12,7 @@ mod tojson;
 mod tokenizer;
 
 pub use detokenizer::Detokenizer;
+pub use encoder::Encoder;
 pub use grammar::{GrammarCompiler, GrammarSource, with_options};
 pub use stop::StopScanner;
 pub use template::{ChatTemplate, TemplateError};

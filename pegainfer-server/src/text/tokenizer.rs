@@ -41,6 +41,9 @@ pub enum TokenizerError {
     /// The text could not be encoded.
     #[error("the text cannot be tokenized: {0}")]
     Encode(String),
+    /// A bug in the encoder.
+    #[error("the tokenizer panicked; the server's log has the details")]
+    Panicked,
 }
 
 /// A byte-level BPE tokenizer.
@@ -77,15 +80,7 @@ impl Tokenizer {
         let special = added.iter().filter(|token| token.special).map(|token| token.id).collect();
         let highest_added = added.iter().map(|token| token.id as usize + 1).max().unwrap_or(0);
         let id_limit = highest_added.max(inner.model().vocab_size());
-        let tokenizer = Self { inner, special, byte_of: byte_alphabet(), id_limit };
-        tokenizer.warm_up()?;
-        Ok(tokenizer)
-    }
-
-    /// The encoder builds its tables on first use, which must not be a client's.
-    fn warm_up(&self) -> Result<(), TokenizerError> {
-        let text: String = (0..8192).map(|i| format!("{} word{i}\n", i * 7919)).collect();
-        self.encode(&text, true).map(drop)
+        Ok(Self { inner, special, byte_of: byte_alphabet(), id_limit })
     }
 
     /// Refuses a tokenizer whose ids do not all fit the model's embedding table. (Larger tables are usual: padding.)
