@@ -16,7 +16,6 @@ use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_kernels::ops::deepseek_v4::{RopeTable, YarnSpec};
 use pegainfer_kernels::ops::{REPORT_WORDS, token_logprobs};
-use std::sync::Arc;
 
 /// Largest step an executor is built for.
 #[derive(Debug, Clone, Copy)]
@@ -114,7 +113,7 @@ impl Rank {
 /// The model on all of its ranks.
 #[derive(Debug)]
 pub struct Executor {
-    config: Arc<Config>,
+    config: Config,
     numerics: Numerics,
     ranks: Vec<Rank>,
 }
@@ -132,7 +131,7 @@ impl Executor {
             Rank::new(exec, &config, numerics, (shard, weights), bounds, Box::new(end) as Box<dyn Communicator>)
         };
         let ranks = ranks.into_iter().zip(ends).map(rank).collect::<Result<_, _>>()?;
-        Ok(Self { config: Arc::new(config), numerics, ranks })
+        Ok(Self { config, numerics, ranks })
     }
 
     /// The model's numbers.
@@ -148,7 +147,7 @@ impl Executor {
     /// Runs a step on all ranks. After an error several ranks cannot go on: they may have stopped at different places.
     pub fn run(&mut self, step: &Step) -> Result<Outcome, OpError> {
         let Self { config, numerics, ranks } = self;
-        let (config, numerics) = (&**config, *numerics);
+        let (config, numerics) = (&*config, *numerics);
         if let [rank] = &mut ranks[..] {
             rank.run(config, numerics, step)?;
         } else {

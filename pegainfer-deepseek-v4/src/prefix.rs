@@ -159,7 +159,8 @@ impl PrefixCache {
             if let Some(page) = pool.allocate() {
                 return Some(page);
             }
-            if !self.evict() {
+            // Prefixes whose pages all belong to running sequences would free nothing.
+            if self.idle_pages() == 0 || !self.evict() {
                 return None;
             }
         }

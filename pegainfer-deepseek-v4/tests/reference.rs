@@ -14,6 +14,7 @@ use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
 use pegainfer_core::tensor::DType;
 use pegainfer_core::weights::Checkpoint;
+use pegainfer_deepseek_v4::LoadOptions;
 use pegainfer_deepseek_v4::config::Config;
 use pegainfer_deepseek_v4::numerics::Numerics;
 use pegainfer_deepseek_v4::shard::Shard;
@@ -22,7 +23,7 @@ use pegainfer_kernels::ops::deepseek_v4::{Expert, Matrix};
 use std::collections::HashMap;
 use std::sync::LazyLock;
 use stored::Numbers;
-use support::{engine, fixture, logits, model_path, options};
+use support::{difference, engine, fixture, logits, model_path, options};
 
 /// The checkpoint as numbers, decoded once.
 static WEIGHTS: LazyLock<HashMap<String, Numbers>> = LazyLock::new(stored::read);
@@ -52,6 +53,19 @@ fn f32_semantics_equal_f64_to_f32_noise() {
     let off = largest_difference(&expected(&text(), false, Mistake::None, ROWS), &got);
     println!("largest difference {off:.2e}");
     assert!(off < 1e-3, "off by {off}");
+}
+
+/// As training leaves a model, or a tool that dequantises one.
+#[test]
+fn a_bf16_checkpoint_gives_what_the_quantised_one_gives() {
+    let dir = std::env::temp_dir().join(format!("pegainfer-dsv4-bf16-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    stored::write_dequantised(&dir);
+    let dequantised = LoadOptions { model_path: dir.clone(), ..options(Numerics::F32) };
+    let got = logits(&mut engine(1, &dequantised), &text(), 33, ROWS);
+    std::fs::remove_dir_all(&dir).unwrap();
+    let off = difference(&logits(&mut engine(1, &options(Numerics::F32)), &text(), 33, ROWS), &got);
+    assert!(off < 1e-4, "off by {off}");
 }
 
 /// A value that f32 noise moves across the border of a rounding takes everything after it along, so long texts drift
@@ -139,8 +153,7 @@ fn trap_08_dequantised_weights_equal_the_formulas_bit_for_bit() {
         if let Some(indexer) = &attn.indexer {
             add("attn.indexer.wq_b".into(), &indexer.wq_b);
         }
-        let mut expert = |name: String, expert: &'_ _| {
-            let Expert { gate, up, down }: &Expert = expert;
+        let expert = |name: String, Expert { gate, up, down }: &Expert| {
             for (w, matrix) in [("w1", gate), ("w3", up), ("w2", down)] {
                 bits_equal(&name, matrix, &stored[&format!("layers.{i}.ffn.{name}.{w}.weight")]);
             }

@@ -4,8 +4,6 @@
 use super::stored::{Numbers, e2m1, e4m3};
 use std::collections::HashMap;
 
-const HIDDEN: usize = 256;
-const HEADS: usize = 8;
 const DIM: usize = 512;
 const RATIOS: [usize; 5] = [0, 0, 4, 128, 4];
 

@@ -1,6 +1,7 @@
 //! The bundled checkpoint as numbers, decoded by the formulas of the formats and by nothing of the engine.
 
 use half::bf16;
+use safetensors::tensor::{TensorView, serialize};
 use safetensors::{Dtype, SafeTensors};
 use std::collections::HashMap;
 
@@ -33,6 +34,32 @@ pub fn read() -> HashMap<String, Numbers> {
     let names: Vec<String> = file.names().iter().map(|name| name.to_string()).collect();
     let weights = names.iter().filter(|name| !name.ends_with(".scale"));
     weights.map(|name| (name.clone(), decode(&file, name))).collect()
+}
+
+/// The checkpoint with all matrices in bf16, which holds every value exactly, in a directory of its own.
+pub fn write_dequantised(dir: &std::path::Path) {
+    let source = super::model_path();
+    let bytes = std::fs::read(source.join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let tensor = |name: &&str| {
+        let view = file.tensor(name).unwrap();
+        if !matches!(view.dtype(), Dtype::F8_E4M3 | Dtype::I8) {
+            return (name.to_string(), view.dtype(), view.shape().to_vec(), view.data().to_vec());
+        }
+        let Numbers { shape, values } = decode(&file, name);
+        let bytes = values.iter().flat_map(|v| {
+            assert_eq!(bf16::from_f64(*v).to_f64(), *v, "{name}: bf16 does not hold {v}");
+            bf16::from_f64(*v).to_le_bytes()
+        });
+        (name.to_string(), Dtype::BF16, shape, bytes.collect())
+    };
+    let kept: Vec<_> = file.names().iter().filter(|name| !name.ends_with(".scale")).map(tensor).collect();
+    let views = kept.iter().map(|(n, d, s, b)| (n.as_str(), TensorView::new(*d, s.clone(), b).unwrap()));
+    std::fs::write(dir.join("model.safetensors"), serialize(views, None).unwrap()).unwrap();
+    let config = std::fs::read_to_string(source.join("config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&config).unwrap();
+    config.as_object_mut().unwrap().remove("quantization_config").unwrap();
+    std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
 }
 
 fn decode(file: &SafeTensors<'_>, name: &str) -> Numbers {

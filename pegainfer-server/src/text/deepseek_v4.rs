@@ -211,7 +211,6 @@ mod tests {
             eprintln!("skipped: PEGAINFER_TEST_DSV4_ENCODING names no directory");
             return;
         };
-        // The third pair of the release needs more than chats.
         for (n, thinking) in [(1, true), (2, true), (4, false)] {
             let read = |name: String| std::fs::read_to_string(dir.join(name)).unwrap();
             let input: Value = serde_json::from_str(&read(format!("test_input_{n}.json"))).unwrap();

@@ -1,6 +1,5 @@
 //! Text and tokens: everything between the request's strings and the engine's token ids.
 
-#[cfg(feature = "deepseek-v4")]
 mod deepseek_v4;
 mod detokenizer;
 mod encoder;

@@ -1,6 +1,5 @@
 //! The checkpoint's chat template: a Jinja program that turns messages into a prompt.
 
-#[cfg(feature = "deepseek-v4")]
 use super::deepseek_v4;
 use super::parser::OutputFormat;
 use super::tojson::tojson;
@@ -51,7 +50,6 @@ pub struct ChatTemplate {
 enum Program {
     Jinja(Box<Environment<'static>>),
     /// DeepSeek-V4 comes without a template.
-    #[cfg(feature = "deepseek-v4")]
     DeepSeekV4,
 }
 
@@ -79,16 +77,11 @@ impl ChatTemplate {
             .map_err(|e| TemplateError::File { path, reason: format!("the chat template does not compile: {e}") })
     }
 
-    #[cfg(feature = "deepseek-v4")]
+    /// What a model type has instead of a template.
     fn without_template(dir: &Path) -> Result<Option<Self>, TemplateError> {
         let is_deepseek_v4 = read_json(&dir.join("config.json"))?["model_type"] == "deepseek_v4";
         let (program, output_format) = (Program::DeepSeekV4, deepseek_v4::OUTPUT_FORMAT);
         Ok(is_deepseek_v4.then(|| Self { program, special_tokens: Map::new(), output_format }))
-    }
-
-    #[cfg(not(feature = "deepseek-v4"))]
-    fn without_template(_dir: &Path) -> Result<Option<Self>, TemplateError> {
-        Ok(None)
     }
 
     /// Compiles a template with the settings of transformers' `apply_chat_template`.
@@ -123,7 +116,6 @@ impl ChatTemplate {
     ) -> Result<String, TemplateError> {
         let env = match &self.program {
             Program::Jinja(env) => env,
-            #[cfg(feature = "deepseek-v4")]
             Program::DeepSeekV4 => {
                 return deepseek_v4::render(messages, tools, add_generation_prompt, kwargs)
                     .map_err(TemplateError::Refused);

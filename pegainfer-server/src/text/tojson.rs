@@ -34,7 +34,6 @@ pub fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
 }
 
 /// `json.dumps(value, ensure_ascii=False)`.
-#[cfg(feature = "deepseek-v4")]
 pub fn dumps(value: &serde_json::Value) -> String {
     let (item, key) = (", ".to_string(), ": ".to_string());
     let style = PythonStyle { item, key, indent: None, ensure_ascii: false, depth: 0, has_value: false };
