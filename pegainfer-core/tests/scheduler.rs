@@ -14,7 +14,7 @@
 use pegainfer_core::engine::{
     EngineLimits, EngineStats, FinishReason, GenerateRequest, RequestId, SubmitError, TokenEvent, TokenOut,
 };
-use pegainfer_core::kv::{BLOCK_SIZE, BlockPool};
+use pegainfer_core::kv::{BLOCK_SIZE, BlockPool, NO_SLOT};
 use pegainfer_core::rules::{Adjustment, LogitRules, RuleFields, TokenMask};
 use pegainfer_core::sampling::SamplingParams;
 use pegainfer_core::schedule::{FROM_PREVIOUS, Outcome, SampleRow, Scheduler, SchedulerConfig, Step};
@@ -100,6 +100,8 @@ struct Device {
 impl Device {
     fn run(&mut self, step: &Step) -> Outcome {
         let mut written = std::collections::HashSet::new();
+        // Where each token of the step has its slot.
+        let mut places = Vec::with_capacity(step.tokens.len());
         for (b, row) in step.rows.iter().enumerate() {
             let (from, to) = (step.qo_indptr[b] as usize, step.qo_indptr[b + 1] as usize);
             assert!(to > from, "an empty row");
@@ -110,14 +112,19 @@ impl Device {
             let mut hash = if before == 0 { 0 } else { self.kv[slot(before - 1)] };
             for (t, position) in (from..to).zip(before..) {
                 assert_eq!(step.positions[t] as usize, position);
-                assert_eq!(step.slots[t] as usize, slot(position));
-                assert!(written.insert(step.slots[t]), "two tokens of a step share a slot");
                 hash = kv_value(hash, self.input(step.tokens[t]));
-                self.kv[slot(position)] = hash;
+                places.push(slot(position));
+                if step.slots[t] == NO_SLOT {
+                    assert_eq!(self.kv[places[t]], hash, "a token that is not written has to be there");
+                    continue;
+                }
+                assert_eq!(step.slots[t] as usize, places[t]);
+                assert!(written.insert(step.slots[t]), "two tokens of a step share a slot");
+                self.kv[places[t]] = hash;
             }
         }
         let draw = |sample: &SampleRow| {
-            let prefix = self.kv[step.slots[sample.token as usize] as usize];
+            let prefix = self.kv[places[sample.token as usize]];
             next_token(prefix, |token, logit| adjusted(sample.adjustment.as_ref(), token, logit))
         };
         self.sampled = step.samples.iter().map(draw).collect();
@@ -271,6 +278,7 @@ fn episode(seed: u64, max_steps: usize) -> EngineStats {
     let config = SchedulerConfig {
         max_num_seqs: limits.max_num_seqs,
         max_num_batched_tokens: limits.max_num_seqs + rng.below(64),
+        max_num_mixed_tokens: rng.below(64),
         eos_token_ids: limits.eos_token_ids.clone(),
     };
     let mut scheduler = Scheduler::new(config, pool.clone(), ());

@@ -13,7 +13,7 @@
 //
 // Fused, for rows of one query: q comes straight from the QKV projection. The block normalises and rotates the queries;
 // the one with the row's last KV block also its key, puts key and value into its copy of that KV block, and writes
-// them to the cache. Nothing then has to wait for another kernel but the projection: KV blocks of earlier steps are
+// them to the cache, unless they are there. Nothing then has to wait for another kernel but the projection: KV blocks of earlier steps are
 // copied while it runs.
 #include "decode_parts.cuh"
 #include "rope.cuh"
@@ -23,6 +23,7 @@ struct Source {
     const bf16 *q;
     const bf16 *q_norm, *k_norm; // [D]
     const float *rope;           // [positions, D]: cosines, then sines
+    const uint32_t *slots;       // [tokens]: kNoSlot for a token that is in the cache already
     uint32_t positions;
     float eps;
 };
@@ -105,6 +106,7 @@ __device__ void decode(const Source &source, bf16 *k, bf16 *v, const Batch &batc
 
     // Blocks without a token of this step can come now. Fused, the new token's place is overwritten on arrival.
     bool last = end == total; // the row's last KV block is here
+    bool fresh = kFused && last && source.slots[pair.token0] != kNoSlot;
     uint32_t old = kFused ? total : (pair.kv_len - pair.tokens) / kBlock, n = 0;
     for (; n < kStages && n < ring.count && first + n * kWarps < old; ++n) ring.fetch(n);
     Pairs<D> q_norm, k_norm, angles;
@@ -117,7 +119,7 @@ __device__ void decode(const Source &source, bf16 *k, bf16 *v, const Batch &batc
     }
     wait_for_predecessor();
     for (; n < kStages && n < ring.count; ++n) ring.fetch(n);
-    if (kFused) stage_fused<D, N>(shared, source, pair, last, q_norm, k_norm, angles);
+    if (kFused) stage_fused<D, N>(shared, source, pair, fresh, q_norm, k_norm, angles);
     else stage_queries<D, N>(shared, source.q, pair);
     __syncthreads();
 
@@ -138,7 +140,7 @@ __device__ void decode(const Source &source, bf16 *k, bf16 *v, const Batch &batc
         uint32_t stage = n % kStages, token = (first + n * kWarps) * kBlock;
         wait(ring.barriers + stage, n / kStages % 2);
         if (token + kBlock >= pair.kv_len)
-            complete_tile<D>(ring.stages[stage], newest - token, kFused ? shared.fresh : nullptr, k + at, v + at);
+            complete_tile<D>(ring.stages[stage], newest - token, fresh ? shared.fresh : nullptr, k + at, v + at);
         attend<D, N>(part, q, ring.stages[stage], token, token + kBlock > pair.kv_len - pair.tokens, scale);
         __syncwarp(); // all lanes have read the stage
         if (n + kStages < ring.count) ring.fetch(n + kStages);
@@ -162,11 +164,11 @@ __device__ void decode(const Source &source, bf16 *k, bf16 *v, const Batch &batc
 // As above for rows of one query; qkv: [tokens, (heads + 2 kv_heads) * D].
 #define DECODE_FUSED(D)                                                                                                \
     extern "C" __global__ __launch_bounds__(32 * kWarps) void decode_fused_##D(                                        \
-        const bf16 *qkv, const bf16 *q_norm, const bf16 *k_norm, const float *rope, bf16 *k, bf16 *v,                  \
-        const uint32_t *qo_indptr, const uint32_t *kv_lens, const uint32_t *block_tables, bf16 *out, uint32_t heads,   \
-        uint32_t rows, uint32_t max_blocks, uint32_t blocks, uint32_t positions, float eps, float scale, float *parts, \
-        uint32_t *arrived) {                                                                                           \
-        DECODE_BODY((decode<D, 1, true>({qkv, q_norm, k_norm, rope, positions, eps}, k, v,                             \
+        const bf16 *qkv, const bf16 *q_norm, const bf16 *k_norm, const float *rope, const uint32_t *slots, bf16 *k,    \
+        bf16 *v, const uint32_t *qo_indptr, const uint32_t *kv_lens, const uint32_t *block_tables, bf16 *out,          \
+        uint32_t heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks, uint32_t positions, float eps,            \
+        float scale, float *parts, uint32_t *arrived) {                                                                \
+        DECODE_BODY((decode<D, 1, true>({qkv, q_norm, k_norm, rope, slots, positions, eps}, k, v,                      \
                                         {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks},                  \
                                         {parts, arrived}, out, heads, scale)))                                         \
     }

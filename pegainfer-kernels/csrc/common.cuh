@@ -5,7 +5,8 @@
 
 using bf16 = __nv_bfloat16;
 
-constexpr uint32_t kBlock = 16; // tokens of a KV block
+constexpr uint32_t kBlock = 16;           // tokens of a KV block
+constexpr uint32_t kNoSlot = 0xffffffffu; // of a token whose key and value are not written to the cache
 constexpr uint32_t kAll = 0xffffffffu;
 
 // The paged cache of one layer: K and V are [blocks, kv_heads, D / 64, 16, 64]. In each row of 64 dimensions, 128 bytes,

@@ -1,9 +1,52 @@
-// From the fused QKV projection to rotated queries and a written KV cache: one warp a head of a token.
+// From the fused QKV projection to rotated queries and a written KV cache: one block a token.
+//
+// A lane has the 8 elements of piece l of its head's lower half and the 8 that they rotate with, D / 2 further; the next
+// power of two from D / 16 lanes share a head. So every access to memory is of 16 bytes, and the angles, which are the
+// same for all heads of a token, are loaded once.
 #include "common.cuh"
 
-constexpr int kPairs = 4; // rotation pairs of a lane: heads up to 256 wide
+struct Eight {
+    float x[8];
+};
 
-constexpr uint32_t kNoSlot = 0xffffffffu; // a token that stays out of the cache
+__device__ __forceinline__ Eight widen8(uint4 piece) {
+    const uint32_t *v = reinterpret_cast<const uint32_t *>(&piece);
+    Eight out;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        float2 pair = widen(v[j]);
+        out.x[2 * j] = pair.x, out.x[2 * j + 1] = pair.y;
+    }
+    return out;
+}
+
+__device__ __forceinline__ uint4 narrow8(const Eight &v) {
+    return make_uint4(narrow(v.x[0], v.x[1]), narrow(v.x[2], v.x[3]), narrow(v.x[4], v.x[5]), narrow(v.x[6], v.x[7]));
+}
+
+__device__ __forceinline__ Eight load8(const float *from) {
+    Eight out;
+    *reinterpret_cast<float4 *>(out.x) = reinterpret_cast<const float4 *>(from)[0];
+    *reinterpret_cast<float4 *>(out.x + 4) = reinterpret_cast<const float4 *>(from)[1];
+    return out;
+}
+
+// Normalises a head of D elements, of which `lanes` neighbours have a part each, and rotates it.
+__device__ __forceinline__ void norm_rope(uint4 &low, uint4 &high, bool inside, uint32_t lanes, uint32_t head_dim,
+                                          float eps, uint4 low_weight, uint4 high_weight, const Eight &cosine,
+                                          const Eight &sine) {
+    float squares = inside ? sum_squares(low) + sum_squares(high) : 0.f;
+    for (uint32_t step = lanes / 2; step > 0; step /= 2) squares += __shfl_xor_sync(kAll, squares, step);
+    float scale = 1.f / sqrtf(squares / float(head_dim) + eps);
+    Eight a = widen8(scaled(low, scale, low_weight)), b = widen8(scaled(high, scale, high_weight));
+    Eight first, second;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+        first.x[j] = a.x[j] * cosine.x[j] - b.x[j] * sine.x[j];
+        second.x[j] = b.x[j] * cosine.x[j] + a.x[j] * sine.x[j];
+    }
+    low = narrow8(first), high = narrow8(second);
+}
 
 // A bad slot or position stops the kernel.
 extern "C" __global__ __launch_bounds__(256) void qk_norm_rope_write_kv(
@@ -15,47 +58,39 @@ extern "C" __global__ __launch_bounds__(256) void qk_norm_rope_write_kv(
     const uint32_t *__restrict__ slots,     // [tokens]
     bf16 *__restrict__ q,                   // [tokens, heads * head_dim]
     bf16 *__restrict__ k, bf16 *__restrict__ v, uint32_t heads, uint32_t kv_heads, uint32_t head_dim,
-    uint32_t max_position, uint32_t max_slot, float eps) {
+    uint32_t max_position, uint32_t max_slot, float eps, uint32_t lanes) {
     release_successor();
     wait_for_predecessor();
-    uint32_t token = blockIdx.x, lane = threadIdx.x % 32;
-    uint32_t head = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32;
-    if (head >= heads + 2 * kv_heads) return;
+    uint32_t token = blockIdx.x, all = heads + 2 * kv_heads, half = head_dim / 2, high_piece = half / 8;
     uint32_t position = positions[token], slot = slots[token];
     if (position >= max_position || (slot >= max_slot && slot != kNoSlot)) __trap();
-    if (slot == kNoSlot && head >= heads) return;
-    const bf16 *x = qkv + (size_t(token) * (heads + 2 * kv_heads) + head) * head_dim;
-    uint32_t block = slot / kBlock, offset = slot % kBlock, half = head_dim / 2;
-
-    if (head >= heads + kv_heads) {
-        bf16 *to = v + (size_t(block) * kv_heads + head - heads - kv_heads) * head_dim * kBlock;
-        for (uint32_t d = lane; d < head_dim; d += 32) to[cache_piece(offset, d / 8) + d % 8] = x[d];
-        return;
-    }
-    float low[kPairs], high[kPairs], squares = 0.f;
-#pragma unroll
-    for (int p = 0; p < kPairs; ++p) {
-        uint32_t d = lane + 32 * p;
-        low[p] = d < half ? __bfloat162float(x[d]) : 0.f;
-        high[p] = d < half ? __bfloat162float(x[d + half]) : 0.f;
-        squares += low[p] * low[p] + high[p] * high[p];
-    }
-    float scale = 1.f / sqrtf(warp_sum(squares) / float(head_dim) + eps);
-    const bf16 *weight = head < heads ? q_norm : k_norm;
-    bool query = head < heads;
-    bf16 *to = query ? q + (size_t(token) * heads + head) * head_dim
-                     : k + (size_t(block) * kv_heads + head - heads) * head_dim * kBlock;
-    const float *angles = rope + size_t(position) * head_dim;
-#pragma unroll
-    for (int p = 0; p < kPairs; ++p) {
-        uint32_t d = lane + 32 * p;
-        if (d >= half) break;
-        float a = round_bf16(round_bf16(low[p] * scale) * __bfloat162float(weight[d]));
-        float b = round_bf16(round_bf16(high[p] * scale) * __bfloat162float(weight[d + half]));
-        float cosine = angles[d], sine = angles[d + half];
-        uint32_t first = query ? d : cache_piece(offset, d / 8) + d % 8;
-        uint32_t second = query ? d + half : cache_piece(offset, (d + half) / 8) + (d + half) % 8;
-        to[first] = __float2bfloat16_rn(a * cosine - b * sine);
-        to[second] = __float2bfloat16_rn(b * cosine + a * sine);
+    uint32_t lane = threadIdx.x % lanes, d = 8 * lane;
+    bool inside = d < half;
+    if (!inside) d = 0;
+    const float *angles = rope + size_t(position) * head_dim + d;
+    Eight cosine = load8(angles), sine = load8(angles + half);
+    size_t block = slot / kBlock;
+    uint32_t offset = slot % kBlock;
+    // All lanes of a warp stay to the end: they add their squares.
+#pragma unroll 2
+    for (uint32_t first = 0; first < all; first += blockDim.x / lanes) {
+        uint32_t head = first + threadIdx.x / lanes;
+        bool there = inside && head < all, query = head < heads, key = !query && head < heads + kv_heads;
+        const bf16 *x = qkv + (size_t(token) * all + min(head, all - 1)) * head_dim + d;
+        const bf16 *weight = (query ? q_norm : k_norm) + d;
+        uint4 low = load16(x), high = load16(x + half), low_weight = load16(weight), high_weight = load16(weight + half);
+        uint4 low_value = low, high_value = high;
+        norm_rope(low, high, inside, lanes, head_dim, eps, low_weight, high_weight, cosine, sine);
+        if (!there || (!query && slot == kNoSlot)) continue;
+        if (query) {
+            bf16 *to = q + (size_t(token) * heads + head) * head_dim + d;
+            *reinterpret_cast<uint4 *>(to) = low;
+            *reinterpret_cast<uint4 *>(to + half) = high;
+            continue;
+        }
+        uint32_t kv_head = head - heads - (key ? 0 : kv_heads), piece = d / 8;
+        bf16 *to = (key ? k : v) + (block * kv_heads + kv_head) * head_dim * kBlock;
+        *reinterpret_cast<uint4 *>(to + cache_piece(offset, piece)) = key ? low : low_value;
+        *reinterpret_cast<uint4 *>(to + cache_piece(offset, piece + high_piece)) = key ? high : high_value;
     }
 }

@@ -10,9 +10,9 @@ extern "C" __global__ void swiglu(const bf16 *__restrict__ gate_up, // [rows, 2 
                                   uint32_t width) {
     release_successor();
     wait_for_predecessor();
-    uint32_t i = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
+    uint32_t i = 8 * (blockIdx.y * blockDim.x + threadIdx.x);
     if (i >= width) return;
-    const bf16 *row = gate_up + size_t(blockIdx.y) * 2 * width;
+    const bf16 *row = gate_up + size_t(blockIdx.x) * 2 * width;
     uint4 gate = load16(row + i), up = load16(row + width + i);
     uint32_t *g = reinterpret_cast<uint32_t *>(&gate), *u = reinterpret_cast<uint32_t *>(&up);
 #pragma unroll
@@ -20,5 +20,5 @@ extern "C" __global__ void swiglu(const bf16 *__restrict__ gate_up, // [rows, 2 
         float2 a = widen(g[j]), b = widen(u[j]);
         g[j] = narrow(gated(a.x, b.x), gated(a.y, b.y));
     }
-    *reinterpret_cast<uint4 *>(out + size_t(blockIdx.y) * width + i) = gate;
+    *reinterpret_cast<uint4 *>(out + size_t(blockIdx.x) * width + i) = gate;
 }

@@ -8,7 +8,7 @@ use pegainfer_core::engine::EngineLimits;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::record::OpRecord;
-use pegainfer_core::schedule;
+use pegainfer_core::schedule::{self, SchedulerConfig};
 use pegainfer_core::tensor::OpError;
 use pegainfer_core::weights::{Source, WeightsError};
 use pegainfer_kernels::ops;
@@ -32,6 +32,8 @@ pub struct LoadOptions {
     pub max_num_seqs: usize,
     /// Tokens of one step.
     pub max_num_batched_tokens: usize,
+    /// Tokens of a step in which requests decode while the prompts of a few others are computed.
+    pub max_num_mixed_tokens: usize,
     /// Whether a GPU replays decode steps as CUDA graphs.
     pub cuda_graph: bool,
     /// Bytes of the KV pool; `None` takes what `max_num_seqs` sequences of full length could use: on the CPU at most
@@ -107,7 +109,13 @@ pub fn load(
         max_num_seqs: bounds.rows,
         eos_token_ids: config.eos_token_ids.clone(),
     };
-    Ok(Loaded { engine: Engine::new(executor, limits, bounds.tokens, ()), config, weights_time })
+    let scheduler = SchedulerConfig {
+        max_num_seqs: bounds.rows,
+        max_num_batched_tokens: bounds.tokens,
+        max_num_mixed_tokens: options.max_num_mixed_tokens,
+        eos_token_ids: config.eos_token_ids.clone(),
+    };
+    Ok(Loaded { engine: Engine::new(executor, limits, scheduler, ()), config, weights_time })
 }
 
 /// The largest step these options allow on `device`.

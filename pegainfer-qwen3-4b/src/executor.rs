@@ -63,13 +63,13 @@ impl Executor {
         let StepBounds { tokens, rows, context, .. } = bounds;
         let inputs = Inputs::new(&mut exec, config.vocab_size, tokens, rows, context)?;
         let work = Workspace::new(&mut exec, &config, bounds)?;
-        let sampler = Sampler::new(&mut exec, config.hidden_size, config.vocab_size, rows)?;
+        let sampler = Sampler::new(&mut exec, config.vocab_size, rows)?;
         let results = [Results::new(&mut exec, rows)?, Results::new(&mut exec, rows)?];
         // Last, because what the rest has left may be what it gets.
         let kv_blocks = state::kv_blocks(&mut exec, &config, bounds)?;
         let kv = state::allocate_kv(&mut exec, &config, kv_blocks).map_err(LoadError::KvCache)?;
         let captures = bounds.graphs && exec.device() == Device::Cuda;
-        let graphs = Graphs::new(if captures { sampler.max_rows().min(tokens) } else { 0 });
+        let graphs = Graphs::new(if captures { sampler.max_rows() } else { 0 });
         let (launched, finished) = (0, 0);
         Ok(Self {
             exec,
@@ -197,24 +197,39 @@ impl Pass<'_> {
     fn compute(&mut self, kv: &mut [KvLayer]) -> Result<(), OpError> {
         self.forward(kv)?;
         let Self { exec, weights, inputs, work, sampler, step, .. } = self;
-        sampler.run(exec, &work.normed, weights.output(), inputs, &step.samples)
+        sampler.run(exec, &mut work.normed, weights.output(), inputs, &step.samples)
     }
 
-    /// From token ids to the normalised output of the last layer, in `work.normed`.
+    /// From token ids to the normalised output of the last layer, in `work.normed`: one row for each sample, because
+    /// after the keys and values of the last layer nothing else is wanted of the other tokens.
     fn forward(&mut self, kv: &mut [KvLayer]) -> Result<(), OpError> {
-        let (weights, eps) = (self.weights, self.config.rms_norm_eps);
-        let Self { exec, inputs, work, sampler, .. } = self;
+        let (layers, eps) = (&self.weights.layers, self.config.rms_norm_eps);
+        let Self { exec, weights, inputs, work, sampler, .. } = self;
         ops::embedding(exec, &inputs.tokens, &sampler.sampled, &weights.embedding, &mut work.residual)?;
-        ops::rms_norm(exec, &work.residual, &weights.layers[0].input_norm, eps, &mut work.normed)?;
-        for (i, (layer, kv)) in weights.layers.iter().zip(kv).enumerate() {
+        ops::rms_norm(exec, &work.residual, &layers[0].input_norm, eps, &mut work.normed)?;
+        for (i, (layer, kv)) in layers.iter().zip(kv).enumerate() {
             self.attention(layer, kv)?;
+            let next = layers.get(i + 1);
+            if next.is_none() && self.keep_samples()? == 0 {
+                return Ok(());
+            }
             // The MLP's end takes the next layer's input norm along.
-            self.mlp(layer, weights.layers.get(i + 1).map_or(&weights.norm, |next| &next.input_norm))?;
+            self.mlp(layer, next.map_or(&self.weights.norm, |next| &next.input_norm))?;
         }
         Ok(())
     }
 
-    /// The first half of a layer: `normed` becomes the input of the MLP.
+    /// Narrows the step to the rows that are sampled; says how many.
+    fn keep_samples(&mut self) -> Result<usize, OpError> {
+        let samples = self.step.samples.len();
+        if samples > 0 && samples < self.step.tokens.len() {
+            self.inputs.sample_rows.set_rows(samples);
+            self.work.keep_rows(self.exec, &self.inputs.sample_rows)?;
+        }
+        Ok(samples)
+    }
+
+    /// The first half of a layer, up to its output projection: `normed` becomes `attended`.
     fn attention(&mut self, layer: &Layer, kv: &mut KvLayer) -> Result<(), OpError> {
         let Self { exec, config, rope, inputs, work, step, .. } = self;
         let shape = config.shape;
@@ -224,21 +239,20 @@ impl Pass<'_> {
         let (eps, cache) = (config.rms_norm_eps, (&mut kv.k, &mut kv.v));
         let Workspace { qkv, q, attended, .. } = &mut **work;
         if batch.queries.1 == 1 {
-            ops::decode_attention(exec, qkv, norms, rope, at, &batch, shape, eps, cache, q, attended)?;
-        } else {
-            ops::qk_norm_rope_write_kv(exec, qkv, norms, rope, at, shape, eps, q, cache)?;
-            let scale = (shape.head_dim as f32).sqrt().recip();
-            ops::attention(exec, q, (&kv.k, &kv.v), &batch, shape, scale, attended)?;
+            return ops::decode_attention(exec, qkv, norms, rope, at, &batch, shape, eps, cache, q, attended);
         }
-        let Workspace { attended, residual, delta, normed, .. } = &mut **work;
-        ops::linear_add_norm(exec, attended, &layer.o, residual, &layer.post_norm, config.rms_norm_eps, delta, normed)
+        ops::qk_norm_rope_write_kv(exec, qkv, norms, rope, at, shape, eps, q, cache)?;
+        let scale = (shape.head_dim as f32).sqrt().recip();
+        ops::attention(exec, q, (&kv.k, &kv.v), &batch, shape, scale, attended)
     }
 
-    /// The second half: `normed` becomes the residual stream under the norm that comes `next`.
+    /// The rest: `attended` goes into the residual stream, and `normed` becomes that under the norm that comes `next`.
     fn mlp(&mut self, layer: &Layer, next: &Tensor) -> Result<(), OpError> {
         let Self { exec, config, work, .. } = self;
-        let Workspace { residual, delta, normed, gate_up, activated, .. } = &mut **work;
+        let eps = config.rms_norm_eps;
+        let Workspace { attended, residual, delta, normed, gate_up, activated, .. } = &mut **work;
+        ops::linear_add_norm(exec, attended, &layer.o, residual, &layer.post_norm, eps, delta, normed)?;
         ops::linear_swiglu(exec, normed, &layer.gate_up, gate_up, activated)?;
-        ops::linear_add_norm(exec, activated, &layer.down, residual, next, config.rms_norm_eps, delta, normed)
+        ops::linear_add_norm(exec, activated, &layer.down, residual, next, eps, delta, normed)
     }
 }

@@ -3,9 +3,10 @@
 use crate::config::Config;
 use crate::executor::StepBounds;
 use pegainfer_core::exec::Exec;
-use pegainfer_core::tensor::{DType, Tensor};
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+use pegainfer_kernels::ops;
 
-/// Activations, allocated once for the largest step.
+/// Activations, allocated once for the largest step. `tokens` rows, until [`keep_rows`](Self::keep_rows).
 #[derive(Debug)]
 pub(crate) struct Workspace {
     /// The residual stream, `[tokens, hidden]`.
@@ -41,6 +42,20 @@ impl Workspace {
             gate_up: bf16("gate_up", 2 * width)?,
             activated: bf16("activated", width)?,
         })
+    }
+
+    /// Goes on with `rows` (`[n]` u32) of the residual stream and of the output of attention.
+    pub fn keep_rows(&mut self, exec: &mut Exec, rows: &Tensor) -> Result<(), OpError> {
+        let Self { residual, delta, q, attended, .. } = self;
+        let kept = rows.elements();
+        delta.set_rows(kept);
+        q.set_rows(kept);
+        ops::gather_rows(exec, residual, rows, delta)?;
+        ops::gather_rows(exec, attended, rows, q)?;
+        std::mem::swap(residual, delta);
+        std::mem::swap(attended, q);
+        self.set_rows(kept);
+        Ok(())
     }
 
     pub fn set_rows(&mut self, tokens: usize) {

@@ -9,7 +9,7 @@ use pegainfer_core::engine::EngineLimits;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::record::OpRecord;
-use pegainfer_core::schedule;
+use pegainfer_core::schedule::{self, SchedulerConfig};
 use pegainfer_core::tensor::OpError;
 use pegainfer_core::weights::{Source, WeightsError};
 use pegainfer_kernels::ops;
@@ -33,6 +33,8 @@ pub struct LoadOptions {
     pub max_num_seqs: usize,
     /// Tokens of one step.
     pub max_num_batched_tokens: usize,
+    /// Tokens of a step in which requests decode while the prompts of a few others are computed.
+    pub max_num_mixed_tokens: usize,
     /// Bytes of the KV pool; `None` takes what `max_num_seqs` sequences of full length could use, at most
     /// [`DEFAULT_KV_BYTES`].
     pub kv_cache_bytes: Option<u64>,
@@ -128,7 +130,13 @@ pub fn load(
         config.slot_bytes() as f64 / 1e6,
         bounds.rows
     );
-    Ok(Loaded { engine: Engine::new(executor, limits, bounds.tokens, slots), config, weights_time })
+    let scheduler = SchedulerConfig {
+        max_num_seqs: bounds.rows,
+        max_num_batched_tokens: bounds.tokens,
+        max_num_mixed_tokens: options.max_num_mixed_tokens,
+        eos_token_ids: config.eos_token_ids.clone(),
+    };
+    Ok(Loaded { engine: Engine::new(executor, limits, scheduler, slots), config, weights_time })
 }
 
 /// The largest step these options allow.

@@ -2,9 +2,11 @@
 
 use crate::config::Config;
 use pegainfer_core::exec::Exec;
-use pegainfer_core::tensor::{DType, Tensor};
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+use pegainfer_kernels::ops;
 
-/// Activations, allocated once for the largest step; widths are those of `DeltaShape` and `HeadShape`.
+/// Activations, allocated once for the largest step; widths are those of `DeltaShape` and `HeadShape`. `tokens` rows, until
+/// [`keep_rows`](Self::keep_rows).
 #[derive(Debug)]
 pub(crate) struct Workspace {
     /// The residual stream, `[tokens, hidden]`.
@@ -52,6 +54,20 @@ impl Workspace {
             gate_up: room("gate_up", 2 * width, DType::Bf16)?,
             activated: room("activated", width, DType::Bf16)?,
         })
+    }
+
+    /// Goes on with `rows` (`[n]` u32) of the residual stream and of the output of full attention.
+    pub fn keep_rows(&mut self, exec: &mut Exec, rows: &Tensor) -> Result<(), OpError> {
+        let Self { residual, delta, q, attended, .. } = self;
+        let kept = rows.elements();
+        delta.set_rows(kept);
+        q.set_rows(kept);
+        ops::gather_rows(exec, residual, rows, delta)?;
+        ops::gather_rows(exec, attended, rows, q)?;
+        std::mem::swap(residual, delta);
+        std::mem::swap(attended, q);
+        self.set_rows(kept);
+        Ok(())
     }
 
     pub fn set_rows(&mut self, tokens: usize) {

@@ -155,8 +155,12 @@ fn episode(seed: u64) -> EngineStats {
         eos_token_ids: vec![],
     };
     let (pool, slots) = (BlockPool::new(blocks), rows + copies);
-    let config =
-        SchedulerConfig { max_num_seqs: rows, max_num_batched_tokens: rows + rng.below(100), eos_token_ids: vec![] };
+    let config = SchedulerConfig {
+        max_num_seqs: rows,
+        max_num_batched_tokens: rows + rng.below(100),
+        max_num_mixed_tokens: rng.below(100),
+        eos_token_ids: vec![],
+    };
     let scheduler = Scheduler::new(config, pool.clone(), StateSlots::new(slots, interval));
     let mut world = World { scheduler, open: HashMap::new(), finished: 0 };
     let mut device = Device { slots: vec![0; slots], drawn: vec![] };

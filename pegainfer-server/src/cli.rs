@@ -147,9 +147,13 @@ pub struct EngineArgs {
     /// Requests that run at once [default: 64; 256 on a GPU]
     #[arg(long, value_name = "N")]
     pub max_num_seqs: Option<NonZeroUsize>,
-    /// Tokens of one engine step [default: 512; 4096 on a GPU]
+    /// Tokens of one engine step [default: 512; 16384 on a GPU]
     #[arg(long, value_name = "TOKENS")]
     pub max_num_batched_tokens: Option<NonZeroUsize>,
+    /// Tokens of a step in which requests decode while prompts of others are computed: fewer keep tokens coming evenly,
+    /// more answer new requests sooner. It does not hold while many prompts wait
+    #[arg(long, value_name = "TOKENS", default_value = "512")]
+    pub max_num_mixed_tokens: NonZeroUsize,
     /// Size of the KV cache, such as 512M or 4G (powers of 1024) or 4GB (powers of 1000) [default: by model and flags]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub kv_cache_memory: Option<u64>,
@@ -163,8 +167,8 @@ pub struct EngineArgs {
     /// Share of the GPU's memory that weights, workspace and KV cache may take, with what other programs have of it
     #[arg(long, value_name = "SHARE", default_value = "0.9", value_parser = parse_share)]
     pub gpu_memory_utilization: f64,
-    /// Whether a GPU replays decode steps as CUDA graphs; off until it has been checked on one
-    #[arg(long, value_name = "BOOL", default_value = "false", action = clap::ArgAction::Set)]
+    /// Whether a GPU replays decode steps as CUDA graphs; false shows each launch to a debugger or profiler
+    #[arg(long, value_name = "BOOL", default_value = "true", action = clap::ArgAction::Set)]
     pub cuda_graph: bool,
     /// CPU threads of the engine [default: all cores]
     #[arg(long, value_name = "N")]

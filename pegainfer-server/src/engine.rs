@@ -115,14 +115,14 @@ fn open_gpu(ordinal: usize, args: &EngineArgs) -> Result<(Exec, String)> {
 }
 
 fn load_qwen3(exec: Exec, device: String, dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
-    // An H200 prefills 1,024 tokens of Qwen3-4B in 15 ms: larger steps hold up the other streams for a moment only.
-    let (rows, tokens) = if exec.device() == Device::Cuda { (256, 4096) } else { (64, 512) };
+    let (rows, tokens) = if exec.device() == Device::Cuda { (256, 16_384) } else { (64, 512) };
     let options = pegainfer_qwen3_4b::LoadOptions {
         model_path: dir.to_path_buf(),
         dummy_seed: (args.load_format == LoadFormat::Dummy).then_some(DUMMY_SEED),
         max_model_len: args.max_model_len.map(Into::into),
         max_num_seqs: args.max_num_seqs.map_or(rows, Into::into),
         max_num_batched_tokens: args.max_num_batched_tokens.map_or(tokens, Into::into),
+        max_num_mixed_tokens: args.max_num_mixed_tokens.into(),
         cuda_graph: args.cuda_graph,
         kv_cache_bytes: args.kv_cache_memory,
         gpu_memory_utilization: args.gpu_memory_utilization,
@@ -154,6 +154,7 @@ fn load_qwen35(exec: Exec, device: String, dir: &Path, args: &EngineArgs) -> Res
         max_model_len: args.max_model_len.map(Into::into),
         max_num_seqs: args.max_num_seqs.map_or(64, Into::into),
         max_num_batched_tokens: args.max_num_batched_tokens.map_or(512, Into::into),
+        max_num_mixed_tokens: args.max_num_mixed_tokens.into(),
         kv_cache_bytes: args.kv_cache_memory,
         state_cache_bytes: args.state_cache_memory,
         state_cache_interval: args.state_cache_interval.into(),

@@ -8,7 +8,7 @@ use super::{EngineLimits, EngineStats, GenerateRequest, RequestId, SubmitError, 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use thiserror::Error;
@@ -71,6 +71,8 @@ impl Default for EngineConfig {
 
 /// Without a finished step for this long while there is work, the engine counts as stuck.
 const STUCK_AFTER: Duration = Duration::from_secs(120);
+/// How long the last handle waits for the engine's end.
+const STOPS_WITHIN: Duration = Duration::from_secs(5);
 /// Steps whose events may wait for the demultiplexer before the engine waits for it.
 const DEMUX_STEPS: usize = 64;
 
@@ -105,11 +107,26 @@ impl Shared {
 }
 
 /// A cheap, cloneable way to reach a running engine. The engine stops when the last handle is dropped and its last
-/// request has ended.
+/// request has ended; the drop of the last handle waits for that, for a few seconds at most: a process must not end while
+/// the engine is still giving its device back.
 #[derive(Clone)]
 pub struct EngineHandle {
     commands: SyncSender<Command>,
     shared: Arc<Shared>,
+    /// After `commands`, so that the engine knows of the end before the last handle waits for it.
+    _stopped: Arc<Stopped>,
+}
+
+/// Disconnected once the engine is gone.
+struct Stopped(Mutex<Receiver<()>>);
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let stopped = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(STOPS_WITHIN) {
+            log::warn!("the engine does not stop; leaving it behind");
+        }
+    }
 }
 
 impl EngineHandle {
@@ -127,14 +144,17 @@ impl EngineHandle {
         });
         std::thread::Builder::new().name("demux".into()).spawn(move || demultiplex(&batches))?;
         let mut runtime = Runtime { engine, inbox, demux, shared: shared.clone(), open: HashMap::new() };
+        let (running, stopped) = channel::<()>();
         std::thread::Builder::new().name("engine".into()).spawn(move || {
             if catch_unwind(AssertUnwindSafe(|| runtime.run())).is_err() {
                 log::error!("the engine panicked; every open request fails and /health says so");
             }
             runtime.shared.alive.store(false, Ordering::Release);
-            // Dropping `runtime` drops the demultiplexer's sender, which closes every open stream.
+            // This drops the demultiplexer's sender, which closes every open stream, and the engine.
+            drop(runtime);
+            drop(running);
         })?;
-        Ok(Self { commands, shared })
+        Ok(Self { commands, shared, _stopped: Arc::new(Stopped(Mutex::new(stopped))) })
     }
 
     /// Queues a request. Every refusal is typed and immediate; nothing that can never run is queued.

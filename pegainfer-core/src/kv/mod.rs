@@ -12,9 +12,9 @@ pub use budget::DeviceMemory;
 pub use pool::{Block, BlockPool, BlockRef};
 pub use table::{BlockTable, OutOfBlocks};
 
-/// The slot of a token that a GPU keeps out of the cache: of the rows that pad a step to the shape of a CUDA graph. The
-/// CPU has no such steps.
-pub const NO_SLOT: u32 = u32::MAX;
-
 /// Tokens of one KV block.
 pub const BLOCK_SIZE: usize = 16;
+
+/// The slot of a token whose key and value stay out of the cache: because they are there already, in a block that other
+/// requests may be reading, or because the token only pads a step to the shape of a CUDA graph.
+pub const NO_SLOT: u32 = u32::MAX;

@@ -1,7 +1,7 @@
 //! One request's blocks.
 
 use super::pool::{Key, Node};
-use super::{BLOCK_SIZE, BlockPool, BlockRef};
+use super::{BLOCK_SIZE, BlockPool, BlockRef, NO_SLOT};
 use thiserror::Error;
 
 /// The pool has no block left.
@@ -16,26 +16,28 @@ pub struct BlockTable {
     blocks: Vec<BlockRef>,
     /// Of the blocks from the front that are in the prefix index.
     nodes: Vec<Node>,
+    /// Tokens whose KV other tables may read: it was in the cache before.
+    found: usize,
     salt: u64,
 }
 
 impl BlockTable {
     /// An empty table. Prefixes are shared between tables of the same `salt` only.
     pub fn new(pool: &BlockPool, salt: u64) -> Self {
-        Self { pool: pool.clone(), blocks: Vec::new(), nodes: Vec::new(), salt }
+        Self { pool: pool.clone(), blocks: Vec::new(), nodes: Vec::new(), found: 0, salt }
     }
 
-    /// Fills an empty table with the longest cached prefix of `tokens` and returns its length in tokens. At least the
-    /// last token is left to compute, for its logits.
+    /// Fills an empty table with the longest cached prefix of `tokens` and returns its length in tokens, or one less
+    /// than all: the last token is left to compute, for its logits, even if its KV is there.
     pub fn match_prefix(&mut self, tokens: &[u32]) -> usize {
         assert!(self.blocks.is_empty(), "a prefix can only be matched into an empty table");
-        let usable = tokens.len().saturating_sub(1);
-        for chunk in tokens[..usable].as_chunks::<BLOCK_SIZE>().0 {
+        for chunk in tokens.as_chunks::<BLOCK_SIZE>().0 {
             let Some((block, node)) = self.pool.lookup(&Key { parent: self.tip(), tokens: *chunk }) else { break };
             self.blocks.push(block);
             self.nodes.push(node);
         }
-        self.blocks.len() * BLOCK_SIZE
+        self.found = self.blocks.len() * BLOCK_SIZE;
+        self.found.min(tokens.len().saturating_sub(1))
     }
 
     /// Blocks missing for `tokens` tokens.
@@ -77,6 +79,7 @@ impl BlockTable {
             self.blocks.pop();
         }
         self.nodes.truncate(self.blocks.len());
+        self.found = self.found.min(self.blocks.len() * BLOCK_SIZE);
     }
 
     /// The node of the last block in the index.
@@ -89,8 +92,12 @@ impl BlockTable {
         &self.blocks
     }
 
-    /// Index into the device's KV buffer of token `position`: `block * BLOCK_SIZE + row`.
+    /// Where the KV of token `position` is to be written in the device's buffer: `block * BLOCK_SIZE + row`, or
+    /// [`NO_SLOT`] if it is there.
     pub fn slot(&self, position: usize) -> u32 {
+        if position < self.found {
+            return NO_SLOT;
+        }
         self.blocks[position / BLOCK_SIZE].id() * BLOCK_SIZE as u32 + (position % BLOCK_SIZE) as u32
     }
 
@@ -135,7 +142,10 @@ mod tests {
         assert_eq!(pool.available(), 8);
 
         let mut exact = BlockTable::new(&pool, 0);
-        assert_eq!(exact.match_prefix(&prompt[..32]), 16, "one token is left to compute");
+        assert_eq!(exact.match_prefix(&prompt[..32]), 31, "one token is left to compute");
+        exact.grow(33).unwrap();
+        assert_eq!(exact.slot(31), NO_SLOT, "its block is shared");
+        assert_eq!(exact.slot(32), exact.blocks()[2].id() * BLOCK_SIZE as u32);
     }
 
     #[test]

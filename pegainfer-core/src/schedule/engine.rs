@@ -48,13 +48,8 @@ pub struct Engine<E: StepExecutor> {
 type StepOf<E> = Step<<<E as StepExecutor>::Memory as Memory>::Row>;
 
 impl<E: StepExecutor> Engine<E> {
-    /// A loaded executor that serves within `limits`, at most `max_num_batched_tokens` tokens a step.
-    pub fn new(executor: E, limits: EngineLimits, max_num_batched_tokens: usize, memory: E::Memory) -> Self {
-        let config = SchedulerConfig {
-            max_num_seqs: limits.max_num_seqs,
-            max_num_batched_tokens,
-            eos_token_ids: limits.eos_token_ids.clone(),
-        };
+    /// A loaded executor that serves within `limits`.
+    pub fn new(executor: E, limits: EngineLimits, config: SchedulerConfig, memory: E::Memory) -> Self {
         let scheduler = Scheduler::new(config, BlockPool::new(limits.kv_blocks), memory);
         let depth = executor.useful_depth();
         Self { executor, scheduler, limits, depth, planned: Step::default(), in_flight: VecDeque::new() }

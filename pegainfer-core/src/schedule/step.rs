@@ -20,7 +20,7 @@ pub struct Step<M = ()> {
     pub tokens: Vec<u32>,
     /// Absolute position of each input token, `[T]`.
     pub positions: Vec<u32>,
-    /// Where each input token's K and V go: `block * BLOCK_SIZE + row`, `[T]`.
+    /// Where each input token's K and V go: `block * BLOCK_SIZE + row`, or [`NO_SLOT`], `[T]`.
     pub slots: Vec<u32>,
     /// Row `b` owns tokens `qo_indptr[b]..qo_indptr[b + 1]`, `[B + 1]`.
     pub qo_indptr: Vec<u32>,

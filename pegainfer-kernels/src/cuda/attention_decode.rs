@@ -117,6 +117,7 @@ pub(crate) fn decode_fused(
     qkv: &Tensor,
     (q_norm, k_norm): (&Tensor, &Tensor),
     rope: &Tensor,
+    slots: &Tensor,
     batch: &AttentionBatch<'_>,
     shape: HeadShape,
     eps: f32,
@@ -129,7 +130,8 @@ pub(crate) fn decode_fused(
     let (call, resources) = (Call { batch, shape, scale, n: 1 }, Resources::of(gpu));
     let blocks = k.rows_cols().0;
     let launch = gpu.launch("decode_attention", &images::ATTENTION_DECODE, kernel)?;
-    let launch = launch.input(qkv).input(q_norm).input(k_norm).input(rope).output(k).output(v);
+    let launch = launch.input(qkv).input(q_norm).input(k_norm).input(rope).input(slots);
+    let launch = launch.output(k).output(v);
     let launch = call.batch(launch, out, blocks).u32(rope.rows_cols().0).f32(eps);
     // SAFETY: matches csrc/attention_decode.cu; the op checked the shapes, the kernel checks block ids and positions.
     unsafe { call.run(launch, resources) }

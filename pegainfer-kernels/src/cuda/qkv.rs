@@ -1,4 +1,4 @@
-//! `ops::qk_norm_rope_write_kv`: one warp a head of a token.
+//! `ops::qk_norm_rope_write_kv`: one block a token.
 
 use super::images;
 use crate::ops::HeadShape;
@@ -6,8 +6,8 @@ use pegainfer_core::exec::Exec;
 use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::tensor::{OpError, Tensor};
 
-/// Warps of a block.
-const WARPS: usize = 8;
+/// Most threads of a block, as in csrc/qkv.cu.
+const MAX_THREADS: usize = 256;
 /// As in csrc/qkv.cu.
 const MAX_HEAD_DIM: usize = 256;
 
@@ -35,7 +35,12 @@ pub(crate) fn qk_norm_rope_write_kv(
     let launch = launch.input(qkv).input(q_norm).input(k_norm).input(rope).input(positions).input(slots);
     let launch = launch.output(q).output(k).output(v);
     let launch = launch.u32(shape.heads).u32(shape.kv_heads).u32(shape.head_dim).u32(max_position).u32(max_slot);
+    // Of a head.
+    let lanes = (shape.head_dim / 16).next_power_of_two();
     let heads = shape.heads + 2 * shape.kv_heads;
+    // In two passes over the heads, if the block has room for half of them.
+    let threads = (heads.div_ceil(2) * lanes).next_multiple_of(32).min(MAX_THREADS);
+    let launch = launch.f32(eps).u32(lanes).overlapped();
     // SAFETY: matches csrc/qkv.cu; the op checked the shapes, the kernel checks positions and slots.
-    unsafe { launch.f32(eps).overlapped().run([tokens, heads.div_ceil(WARPS), 1], 32 * WARPS) }
+    unsafe { launch.run([tokens, 1, 1], threads) }
 }

@@ -11,5 +11,5 @@ pub(crate) fn swiglu(exec: &mut Exec, gate_up: &Tensor, out: &mut Tensor) -> Res
     pieces("swiglu", width)?;
     let launch = exec.gpu()?.launch("swiglu", &images::SWIGLU, "swiglu")?.input(gate_up).output(out).u32(width);
     // SAFETY: matches csrc/swiglu.cu; the op checked the shapes.
-    unsafe { launch.overlapped().run([(width / 8).div_ceil(THREADS), rows, 1], THREADS) }
+    unsafe { launch.overlapped().run([rows, (width / 8).div_ceil(THREADS), 1], THREADS) }
 }

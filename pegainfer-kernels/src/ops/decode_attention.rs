@@ -12,12 +12,12 @@ use pegainfer_core::tensor::{OpError, Tensor};
 /// `1 / sqrt(head_dim)`, of rows that have one query each, or none.
 ///
 /// `qkv`, norms, `rope`, `at` (positions and slots), `k` and `v` as there; `batch`: the same tokens, so that the position
-/// of row `b` is `kv_lens[b] - 1` and its slot is the place of that position in the row's blocks; `q`:
+/// of row `b` is `kv_lens[b] - 1` and its slot, unless it is `NO_SLOT`, the place of that position in the row's blocks; `q`:
 /// `[tokens, heads * head_dim]` bf16, room for the queries, what it holds afterwards depends on the device; `out`:
 /// `[tokens, heads * head_dim]` bf16.
 ///
-/// A GPU of compute capability 9.0 runs one kernel, which takes positions and slots from `batch`. It reads `batch` and
-/// the cache's older tokens while the kernel before it still runs: no kernel of the same step may write them.
+/// A GPU of compute capability 9.0 runs one kernel, which takes positions from `batch`. It reads `batch`, slots and the
+/// cache's older tokens while the kernel before it still runs: no kernel of the same step may write them.
 #[expect(clippy::too_many_arguments, reason = "two ops in one")]
 pub fn decode_attention(
     exec: &mut Exec,
@@ -55,7 +55,7 @@ pub fn decode_attention(
             qkv::on_cpu(check, exec, qkv, norms, rope, at, shape, eps, q, (k, v))?;
             attention::on_cpu(check, exec, q, (k, v), batch, shape, scale, out)
         }
-        Device::Cuda if fused => cuda::decode_fused(exec, qkv, norms, rope, batch, shape, eps, (k, v), out),
+        Device::Cuda if fused => cuda::decode_fused(exec, qkv, norms, rope, at.1, batch, shape, eps, (k, v), out),
         Device::Cuda => {
             cuda::qk_norm_rope_write_kv(exec, qkv, norms, rope, at, shape, eps, q, (k, v))?;
             cuda::attention(exec, q, (k, v), batch, shape, scale, out)
@@ -70,7 +70,7 @@ mod tests {
     use crate::ops::{qk_norm_rope_write_kv, rope_table};
     use crate::testing::{Host, bf16s};
     use half::bf16;
-    use pegainfer_core::kv::BLOCK_SIZE;
+    use pegainfer_core::kv::{BLOCK_SIZE, NO_SLOT};
     use pegainfer_core::tensor::DType;
 
     #[test]
@@ -109,6 +109,15 @@ mod tests {
             assert_eq!(apart.host::<bf16>(), fused.host::<bf16>());
             assert_eq!(k0.host::<bf16>(), k1.host::<bf16>());
             assert_eq!(v0.host::<bf16>(), v1.host::<bf16>());
+            // Once the tokens are in the cache, they need not be written.
+            let (nowhere, mut again) =
+                (host.u32("slots", &[NO_SLOT; 2]), host.zeros("again", &[tokens, shape.q_width()], DType::Bf16));
+            let (exec, at_cache) = (&mut host.exec, (at.0, &nowhere));
+            decode_attention(exec, &qkv, norms, &rope, at_cache, &batch, shape, eps, (k1, v1), q, &mut again).unwrap();
+            assert_eq!(apart.host::<bf16>(), again.host::<bf16>());
+            assert_eq!(k0.host::<bf16>(), k1.host::<bf16>());
+            assert_eq!(v0.host::<bf16>(), v1.host::<bf16>());
+            let exec = &mut host.exec;
             let batch = AttentionBatch { queries: (1, 2), ..batch };
             let result = decode_attention(exec, &qkv, norms, &rope, at, &batch, shape, eps, (k1, v1), q, fused);
             assert!(result.unwrap_err().to_string().contains("more than one query"));

@@ -6,7 +6,7 @@ use crate::cuda;
 use crate::heads::HeadShape;
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
-use pegainfer_core::kv::BLOCK_SIZE;
+use pegainfer_core::kv::{BLOCK_SIZE, NO_SLOT};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
@@ -28,7 +28,7 @@ pub fn rope_table(exec: &mut Exec, positions: usize, head_dim: usize, theta: f64
 ///
 /// `qkv`: `[tokens, (heads + 2 kv_heads) * head_dim]` bf16, queries first, then keys, then values; `q_norm`, `k_norm`:
 /// `[head_dim]` bf16; `rope`: see [`rope_table`]; `positions`, `slots`: `[tokens]` u32, a slot being
-/// `block * 16 + row`, each at most once; `q`: `[tokens, heads * head_dim]` bf16; `k`, `v`: the cache of one layer,
+/// `block * 16 + row`, each at most once, or `NO_SLOT` for a token whose key and value are not written; `q`: `[tokens, heads * head_dim]` bf16; `k`, `v`: the cache of one layer,
 /// bf16, see [`HeadShape::cache`].
 ///
 /// The norm rounds as [`rms_norm`](super::rms_norm) does; the rotation is f32 with one rounding.
@@ -115,7 +115,8 @@ pub(super) fn on_cpu(
     let (max_position, max_slot) = (rope.rows_cols().0, k.rows_cols().0 * BLOCK_SIZE);
     let (positions, slots) = (positions.host::<u32>(), slots.host::<u32>());
     check.that(positions.iter().all(|&p| (p as usize) < max_position), "a position is beyond the RoPE table")?;
-    check.that(slots.iter().all(|&s| (s as usize) < max_slot), "a slot is outside the KV cache")?;
+    let inside = |&s: &u32| (s as usize) < max_slot || s == NO_SLOT;
+    check.that(slots.iter().all(inside), "a slot is outside the KV cache")?;
     // Threads write to their tokens' slots at once: that these differ is what makes it sound.
     check.that(distinct(slots), "two tokens share a slot")?;
     let norms = (q_norm.host::<bf16>(), k_norm.host::<bf16>());
@@ -124,9 +125,9 @@ pub(super) fn on_cpu(
     Ok(())
 }
 
-/// True when no value occurs twice.
-pub(super) fn distinct(values: &[u32]) -> bool {
-    let mut sorted = values.to_vec();
+/// True when no slot occurs twice.
+pub(super) fn distinct(slots: &[u32]) -> bool {
+    let mut sorted: Vec<u32> = slots.iter().copied().filter(|&s| s != NO_SLOT).collect();
     sorted.sort_unstable();
     sorted.is_sorted_by(|a, b| a < b)
 }

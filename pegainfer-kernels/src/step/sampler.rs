@@ -17,8 +17,6 @@ fn logits_rows(device: Device) -> usize {
 /// The last part of a step, with its activations, allocated once for the largest.
 #[derive(Debug)]
 pub struct Sampler {
-    /// Rows that need logits, `[logits_rows, hidden]`.
-    last: Tensor,
     /// `[logits_rows, vocab]` f32.
     logits: Tensor,
     /// What the samples of the last step drew, `[rows]` u32. At its full length outside of [`run`](Self::run).
@@ -29,10 +27,9 @@ pub struct Sampler {
 
 impl Sampler {
     /// For steps of at most `rows` samples.
-    pub fn new(exec: &mut Exec, hidden: usize, vocab: usize, rows: usize) -> std::io::Result<Self> {
+    pub fn new(exec: &mut Exec, vocab: usize, rows: usize) -> std::io::Result<Self> {
         let chunk = logits_rows(exec.device()).min(rows);
         Ok(Self {
-            last: exec.tensor("last", &[chunk, hidden], DType::Bf16)?,
             logits: exec.tensor("logits", &[chunk, vocab], DType::F32)?,
             sampled: exec.tensor("sampled", &[rows], DType::U32)?,
             logprobs: exec.tensor("logprobs", &[rows, REPORT_WORDS], DType::U32)?,
@@ -41,16 +38,16 @@ impl Sampler {
 
     /// Most samples whose logits are computed at once.
     pub fn max_rows(&self) -> usize {
-        self.last.max_rows()
+        self.logits.max_rows()
     }
 
     /// Logits, tokens and log-probabilities of the `samples` of a step, for which `inputs` was filled. `normed`: the
-    /// normalised output of the last layer, `[tokens, hidden]` bf16; `head`: the output matrix, `[vocab, hidden]` bf16. The
-    /// results stay on the device.
+    /// normalised output of the last layer, `[samples, hidden]` bf16, narrowed afterwards; `head`: the output matrix,
+    /// `[vocab, hidden]` bf16. The results stay on the device.
     pub fn run(
         &mut self,
         exec: &mut Exec,
-        normed: &Tensor,
+        normed: &mut Tensor,
         head: &Tensor,
         inputs: &mut Inputs,
         samples: &[SampleRow],
@@ -66,22 +63,19 @@ impl Sampler {
     fn draw(
         &mut self,
         exec: &mut Exec,
-        normed: &Tensor,
+        normed: &mut Tensor,
         head: &Tensor,
         inputs: &mut Inputs,
         first: usize,
         samples: &[SampleRow],
     ) -> Result<(), OpError> {
-        let Self { last, logits, sampled, logprobs } = self;
+        let Self { logits, sampled, logprobs } = self;
         let adjusted = |row: &SampleRow| row.adjustment.is_some();
-        for tensor in [&mut inputs.sample_rows, &mut inputs.draws, sampled, logprobs] {
+        for tensor in [&mut *normed, &mut inputs.draws, sampled, logprobs] {
             tensor.set_range(first, samples.len());
         }
-        for tensor in [&mut *last, &mut *logits] {
-            tensor.set_rows(samples.len());
-        }
-        ops::gather_rows(exec, normed, &inputs.sample_rows, last)?;
-        ops::linear(exec, last, head, logits)?;
+        logits.set_rows(samples.len());
+        ops::linear(exec, normed, head, logits)?;
         if samples.iter().any(adjusted) {
             let Adjustments { spans, edits, masks } = &mut inputs.adjustments;
             spans.set_range(first, samples.len());
@@ -91,7 +85,7 @@ impl Sampler {
         if samples.iter().any(|row| adjusted(row) && row.logprobs.is_some()) {
             // Reports are of the raw logits. Computing them again is slower than a copy, and needs no second buffer of
             // their size for the few requests that want both.
-            ops::linear(exec, last, head, logits)?;
+            ops::linear(exec, normed, head, logits)?;
         }
         if samples.iter().any(|row| row.logprobs.is_some()) {
             ops::logprobs(exec, logits, &inputs.draws, sampled, logprobs)?;

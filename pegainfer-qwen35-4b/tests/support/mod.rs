@@ -61,6 +61,7 @@ pub fn options() -> LoadOptions {
         max_model_len: Some(1024),
         max_num_seqs: 32,
         max_num_batched_tokens: 1024,
+        max_num_mixed_tokens: 512,
         kv_cache_bytes: Some(64 << 20),
         state_cache_bytes: Some(256 << 20),
         state_cache_interval: 64,

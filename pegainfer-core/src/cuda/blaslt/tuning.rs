@@ -19,8 +19,8 @@ const LARGEST: usize = 8192;
 const COLD_BYTES: usize = 192 << 20;
 /// Copies of the weights, at most: a model of small weights lives in the L2 anyway.
 const COPIES: usize = 24;
-/// Products of a measurement, at least.
-const CALLS: usize = 4;
+/// Rows of x of a measurement, at least: few rows are timed over many products, thousands over one.
+const ROWS: usize = 4096;
 /// Measurements, of which the best counts.
 const ROUNDS: usize = 3;
 /// A candidate must be this much faster than the heuristic's first: below that it is noise, and the results of a
@@ -143,7 +143,7 @@ impl<'a> Bench<'a> {
             }
         }
         let operands = |w: &u64| Operands { x: x_at, w: *w, out: x_at + x as u64 };
-        let calls = weights.iter().cycle().take(copies.max(CALLS)).map(operands).collect();
+        let calls = weights.iter().cycle().take((ROWS / m).clamp(1, copies.max(4))).map(operands).collect();
         Ok(Self { blaslt, calls, _memory: memory })
     }
 

@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+"""Makes a checkpoint of random weights with the shape of a Qwen3 config.json, and what transformers says of it.
+
+    tools/random-fixture.py CONFIG_DIR OUT_DIR
+    PEGAINFER_TEST_DEVICE=cuda PEGAINFER_TEST_MODEL_PATH=OUT_DIR cargo test --release -p pegainfer-qwen3-4b --test e2e -- \
+        every_step greedy
+
+OUT_DIR gets config.json, model.safetensors (bf16) and fixture.json: greedy continuations of random prompts, the margin
+between the two largest logits at each step, and the top 20 log-probabilities, computed in float32 from the bf16 weights.
+Needs torch, transformers, safetensors and, for large shapes, a GPU.
+"""
+import json
+import pathlib
+import sys
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+LENGTHS, EACH, STEPS, TOP = (5, 48, 300, 900), 2, 64, 20
+
+
+def main():
+    source, out = map(pathlib.Path, sys.argv[1:3])
+    out.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(1)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    config = Qwen3Config.from_pretrained(source)
+    with torch.device(device):
+        model = Qwen3ForCausalLM(config).to(torch.bfloat16).eval()
+    # Large embeddings keep the logits apart: the two largest of 150,000 would otherwise be within rounding.
+    for name, weight in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(weight, 0.5, 1.5)
+        else:
+            torch.nn.init.normal_(weight, std=0.1 if "embed" in name else 0.02)
+    model.save_pretrained(out)
+    model = model.float()
+    cases = [case for n in LENGTHS for case in continuations(model, config.vocab_size, n, device)]
+    fixture = {"model": "random", "dtype": "float32", "device": device, "cases": cases}
+    (out / "fixture.json").write_text(json.dumps(fixture))
+    margins = sorted(m for case in cases for m in case["margins"])
+    print(f"{len(margins)} steps, margin p10 {margins[len(margins) // 10]:.3f}, median {margins[len(margins) // 2]:.3f}")
+
+
+@torch.no_grad()
+def continuations(model, vocab, length, device):
+    prompts = torch.randint(0, vocab, (EACH, length), device=device)
+    cases = [
+        {"name": f"{length} tokens, {i}", "prompt_ids": p.tolist(), "greedy_ids": [], "margins": [], "top20": []}
+        for i, p in enumerate(prompts)
+    ]
+    ids, past = prompts, None
+    for _ in range(STEPS):
+        output = model(ids, past_key_values=past, use_cache=True, logits_to_keep=1)
+        past, logprobs = output.past_key_values, output.logits[:, -1].log_softmax(-1)
+        top = logprobs.topk(TOP)
+        ids = top.indices[:, :1]
+        for case, values, indices in zip(cases, top.values.tolist(), top.indices.tolist()):
+            case["greedy_ids"].append(indices[0])
+            case["margins"].append(values[0] - values[1])
+            case["top20"].append({"ids": indices, "logprobs": values})
+    return cases
+
+
+main()
