@@ -90,9 +90,8 @@ fn bits_do_not_depend_on_company_cache_or_preemption() {
     same("warm prefix cache", isa, &expected, &run(&mut batched, &copies));
     assert!(batched.stats().prefix_hits > before + 1000, "the cache was not warm");
     for depth in [1, 2] {
-        // Mixed steps: a budget that is smaller than the prompts together. Room for five copies.
-        let slot = 1_600_000;
-        let few = LoadOptions { max_num_batched_tokens: 48, state_cache_bytes: Some(5 * slot), ..options() };
+        // Mixed steps: a budget that is smaller than the prompts together. Room for four copies.
+        let few = LoadOptions { max_num_batched_tokens: 48, state_cache_bytes: Some(8_000_000), ..options() };
         let mut mixed = engine(isa, &few);
         mixed.set_depth(depth);
         same(&format!("mixed steps, depth {depth}"), isa, &expected, &run(&mut mixed, &copies));
