@@ -25,4 +25,6 @@ rm -rf .cuda
 python3 -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --only-binary=:all: \
     --target .cuda "${wheels[@]}"
 .cuda/nvidia/cu13/bin/nvcc --version | tail -n 2
+# Cargo cannot watch for a file that is not there yet.
+touch pegainfer-kernels/build.rs
 echo "${wheels[*]}" >"$stamp"

@@ -2,7 +2,7 @@
 //!
 //! # Layout
 //! - [`engine`]: the contract between the server and an engine, and the engine thread.
-//! - [`sampling`], [`rules`]: how tokens are drawn, valid by construction.
+//! - [`sampling`], [`rules`], [`grammar`]: how tokens are drawn, valid by construction.
 //! - [`kv`]: block pool, block tables, prefix index.
 //! - [`schedule`]: continuous batching, and the step that it hands to an executor.
 //! - [`exec`], [`tensor`], [`scratch`], [`isa`]: where ops run and what they run on.
@@ -15,6 +15,7 @@
 pub mod cuda;
 pub mod engine;
 pub mod exec;
+pub mod grammar;
 pub mod isa;
 pub mod kv;
 pub mod readback;

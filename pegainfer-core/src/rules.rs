@@ -98,6 +98,14 @@ impl LogitRules {
         Ok(any.then(|| Arc::new(Self { fields, allowed })))
     }
 
+    /// The field that takes tokens out, if one does: what is left may have nothing in common with a grammar.
+    pub fn ban(&self) -> Option<&'static str> {
+        let RuleFields { min_tokens, bad_words, .. } = &self.fields;
+        let bans = [("min_tokens", *min_tokens > 0), ("bad_words", !bad_words.is_empty())];
+        let bans = bans.into_iter().chain([("allowed_token_ids", self.allowed.is_some())]);
+        bans.filter(|(_, bans)| *bans).map(|(field, _)| field).next()
+    }
+
     /// Whether a row's adjustment depends on which tokens came before it, not only on how many.
     pub fn need_history(&self) -> bool {
         self.fields.has_penalties() || self.fields.bad_words.iter().any(|word| word.len() > 1)
@@ -115,6 +123,11 @@ impl TokenMask {
     pub fn new(ids: &[u32], vocab_size: usize) -> Self {
         let mut words = vec![0; vocab_size.div_ceil(32)];
         ids.iter().for_each(|id| words[*id as usize / 32] |= 1 << (id % 32));
+        Self { words }
+    }
+
+    /// Takes words as [`words`](Self::words) gives them.
+    pub fn from_words(words: Vec<u32>) -> Self {
         Self { words }
     }
 

@@ -16,6 +16,8 @@ pub enum DType {
     F32,
     /// Token ids, positions, block tables.
     U32,
+    /// Raw bytes of a packed format: FP8, FP4 pairs, E8M0 scales.
+    U8,
 }
 
 impl DType {
@@ -24,6 +26,7 @@ impl DType {
         match self {
             Self::Bf16 => 2,
             Self::F32 | Self::U32 => 4,
+            Self::U8 => 1,
         }
     }
 }
@@ -34,6 +37,7 @@ impl fmt::Display for DType {
             Self::Bf16 => "bf16",
             Self::F32 => "f32",
             Self::U32 => "u32",
+            Self::U8 => "u8",
         })
     }
 }
@@ -62,6 +66,9 @@ impl Element for f32 {
 }
 impl Element for u32 {
     const DTYPE: DType = DType::U32;
+}
+impl Element for u8 {
+    const DTYPE: DType = DType::U8;
 }
 
 /// Row-major tensor whose leading dimension can shrink and grow again within what was allocated, so that one

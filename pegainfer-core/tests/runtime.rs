@@ -46,6 +46,7 @@ impl StepEngine for Scripted {
             kv_blocks: 4,
             max_num_seqs: 8,
             eos_token_ids: vec![9],
+            unsupported: &[],
         }
     }
     fn add(&mut self, id: RequestId, request: GenerateRequest) {
@@ -135,6 +136,9 @@ fn request(prompt: usize, max_tokens: usize) -> GenerateRequest {
         max_tokens,
         sampling: SamplingParams::greedy(),
         rules: None,
+        grammar: None,
+        prompt_logprobs: None,
+        priority: 0,
         stop_token_ids: vec![],
         ignore_eos: false,
         logprobs: None,

@@ -7,19 +7,23 @@
 //! wrong continuation. The device runs a step
 //! as late as it can: when it is finished, after the next one was planned.
 //!
-//! The seed is printed; `PEGAINFER_TEST_SEED=n cargo test -p pegainfer-core --test scheduler` replays it.
+//! The seed is printed; `PEGAINFER_TEST_SEED=n cargo test -p pegainfer-core --test scheduler` replays it, but for the
+//! masks of grammars, which come when they come.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use pegainfer_core::engine::{
-    EngineLimits, EngineStats, FinishReason, GenerateRequest, RequestId, SubmitError, TokenEvent, TokenOut,
+    EngineLimits, EngineStats, FinishReason, GenerateRequest, RequestId, SubmitError, TokenEvent, TokenLogprobs,
+    TokenOut,
 };
+use pegainfer_core::grammar::{Grammar, Matcher};
 use pegainfer_core::kv::{BLOCK_SIZE, BlockPool, NO_SLOT};
 use pegainfer_core::rules::{Adjustment, LogitRules, RuleFields, TokenMask};
 use pegainfer_core::sampling::SamplingParams;
 use pegainfer_core::schedule::{FROM_PREVIOUS, Outcome, SampleRow, Scheduler, SchedulerConfig, Step};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 const VOCAB: u32 = 50;
 const EOS: u32 = 49;
@@ -62,14 +66,16 @@ fn next_token(prefix: u64, adjust: impl Fn(u32, f32) -> f32) -> u32 {
 }
 
 /// What a request's rules make of a logit, from their definitions and the whole text.
-fn ruled(rules: &RuleFields, prompt: &[u32], generated: &[u32], token: u32, logit: f32) -> f32 {
+fn ruled(request: &GenerateRequest, rules: &RuleFields, generated: &[u32], token: u32, logit: f32) -> f32 {
+    let prompt = &request.prompt;
     let count = generated.iter().filter(|t| **t == token).count() as f32;
     let repeated = count > 0.0 || prompt.contains(&token);
     let scale = if repeated { rules.repetition_penalty } else { 1.0 };
     let presence = if count > 0.0 { rules.presence_penalty + rules.frequency_penalty * count } else { 0.0 };
     let stops = generated.len() < rules.min_tokens && rules.stops.contains(&token);
     let bad = rules.bad_words.iter().any(|word| [generated, &[token]].concat().ends_with(word));
-    let allowed = rules.allowed_token_ids.as_ref().is_none_or(|ids| ids.contains(&token));
+    let allowed = rules.allowed_token_ids.as_ref().is_none_or(|ids| ids.contains(&token))
+        && (request.grammar.is_none() || Waltz::allows(generated.last().copied(), token));
     if stops || bad || !allowed {
         return f32::NEG_INFINITY;
     }
@@ -81,7 +87,7 @@ fn continuation(request: &GenerateRequest, rules: &RuleFields) -> Vec<u32> {
     let mut hash = request.prompt.iter().fold(0, |h, &t| kv_value(h, t));
     let mut out = Vec::new();
     while out.len() < request.max_tokens {
-        let token = next_token(hash, |token, logit| ruled(rules, &request.prompt, &out, token, logit));
+        let token = next_token(hash, |token, logit| ruled(request, rules, &out, token, logit));
         out.push(token);
         if (token == EOS && !request.ignore_eos) || request.stop_token_ids.contains(&token) {
             break;
@@ -128,7 +134,11 @@ impl Device {
             next_token(prefix, |token, logit| adjusted(sample.adjustment.as_ref(), token, logit))
         };
         self.sampled = step.samples.iter().map(draw).collect();
-        Outcome { tokens: self.sampled.clone(), logprobs: vec![None; step.samples.len()] }
+        // A report names its token.
+        let report = |token: u32| TokenLogprobs { logprob: token as f32, rank: 1, top: vec![] };
+        let rows = step.samples.iter().zip(&self.sampled);
+        let logprobs = rows.map(|(sample, token)| sample.logprobs.map(|_| report(*token))).collect();
+        Outcome { tokens: self.sampled.clone(), logprobs }
     }
 
     fn input(&self, token: u32) -> u32 {
@@ -157,6 +167,8 @@ struct Open {
     drawn: usize,
     admitted: bool,
     prompt_len: usize,
+    /// Tokens of the prompt that are to be reported.
+    reports: Option<Vec<u32>>,
     arrived: usize,
 }
 
@@ -178,6 +190,9 @@ fn random_request(rng: &mut Rng, limits: &EngineLimits) -> GenerateRequest {
         ignore_eos: rng.chance(60),
         logprobs: None,
         rules: None,
+        grammar: None,
+        prompt_logprobs: rng.chance(10).then_some(0),
+        priority: 0,
         cache_salt: rng.below(2) as u64,
     }
 }
@@ -215,13 +230,41 @@ fn random_rules(rng: &mut Rng, request: &GenerateRequest) -> RuleFields {
     rules
 }
 
+/// A grammar: neighbours differ modulo 3.
+#[derive(Debug)]
+struct Waltz;
+
+impl Waltz {
+    fn allows(last: Option<u32>, token: u32) -> bool {
+        last.is_none_or(|last| last % 3 != token % 3)
+    }
+
+    fn mask(last: Option<u32>) -> Arc<TokenMask> {
+        let ids: Vec<u32> = (0..VOCAB).filter(|token| Self::allows(last, *token)).collect();
+        Arc::new(TokenMask::new(&ids, VOCAB as usize))
+    }
+}
+
+impl Grammar for Waltz {
+    fn start(&self) -> (Box<dyn Matcher>, Arc<TokenMask>) {
+        (Box::new(Self), Self::mask(None))
+    }
+}
+
+impl Matcher for Waltz {
+    fn next(&mut self, token: u32) -> Result<Arc<TokenMask>, String> {
+        Ok(Self::mask(Some(token)))
+    }
+}
+
 /// A planned step is for open requests only, and its sample rows are counted.
 fn check_step(step: &Step, open: &mut HashMap<RequestId, Open>) {
     for row in &step.rows {
         assert!(open.contains_key(&row.id), "{:?} is planned after its end", row.id);
     }
     for sample in &step.samples {
-        open.get_mut(&sample.id).unwrap().drawn += 1;
+        let entry = open.get_mut(&sample.id).unwrap();
+        entry.drawn += usize::from(sample.position >= entry.prompt_len as u64);
     }
 }
 
@@ -239,8 +282,13 @@ fn check_events(
                 assert!(!std::mem::replace(&mut entry.admitted, true), "admitted twice");
                 assert!(cached_tokens < entry.prompt_len);
             }
+            TokenEvent::Prompt(reports) => {
+                assert!(entry.got.is_empty());
+                let reported: Vec<u32> = reports.iter().map(|report| report.logprob as u32).collect();
+                assert_eq!(Some(reported), entry.reports.take(), "{id:?} has other reports about its prompt");
+            }
             TokenEvent::Token(TokenOut { id: token, .. }) => {
-                assert!(entry.admitted);
+                assert!(entry.admitted && entry.reports.is_none());
                 entry.got.push(token);
                 assert_eq!(entry.got, entry.expected[..entry.got.len()], "{id:?} got a wrong token");
             }
@@ -273,6 +321,7 @@ fn episode(seed: u64, max_steps: usize) -> EngineStats {
         kv_blocks: blocks,
         max_num_seqs: 1 + rng.below(12),
         eos_token_ids: vec![EOS],
+        unsupported: &[],
     };
     let pool = BlockPool::new(blocks);
     let config = SchedulerConfig {
@@ -300,21 +349,28 @@ fn episode(seed: u64, max_steps: usize) -> EngineStats {
             cancelled += 1;
         }
     };
-    let mut steps = 0;
+    let (mut steps, mut idle) = (0, 0);
     while steps < max_steps || scheduler.has_work() {
         if steps < max_steps && open.len() < 40 && rng.chance(arrivals) {
             let mut request = random_request(&mut rng, &limits);
             let rules = random_rules(&mut rng, &request);
             request.rules = LogitRules::new(rules.clone(), limits.vocab_size).unwrap();
+            if rules.allowed_token_ids.is_none() && rng.chance(5) {
+                request.grammar = Some(Arc::new(Waltz));
+            }
             match limits.check(&request) {
                 Ok(()) => {
                     let id = RequestId(next_id);
                     next_id += 1;
                     submitted += 1;
                     let (expected, prompt_len) = (continuation(&request, &rules), request.prompt.len());
+                    let reports = request.prompt_logprobs.map(|_| request.prompt[1..].to_vec());
                     scheduler.add(id, request);
                     let got = vec![];
-                    open.insert(id, Open { expected, got, drawn: 0, admitted: false, prompt_len, arrived: steps });
+                    open.insert(
+                        id,
+                        Open { expected, got, drawn: 0, admitted: false, prompt_len, reports, arrived: steps },
+                    );
                 }
                 Err(SubmitError::QueueFull { .. } | SubmitError::EngineStopped) => unreachable!("check is pure"),
                 Err(_) => {}
@@ -326,10 +382,12 @@ fn episode(seed: u64, max_steps: usize) -> EngineStats {
             let (step, admissions) = scheduler.plan();
             check_events(admissions, false, &mut open, &mut finished);
             check_step(&step, &mut open);
+            assert!(step.samples.len() <= limits.max_num_seqs, "more samples than the executor has room for");
             assert!(step.tokens.len() <= limits.max_num_seqs + 64);
             planned = !step.is_empty();
             if planned {
                 in_flight.push_back(step);
+                idle = 0;
             }
         }
         // Cancels also come while the device runs.
@@ -347,7 +405,14 @@ fn episode(seed: u64, max_steps: usize) -> EngineStats {
                     let events = scheduler.commit(&step, device.run(&step));
                     check_events(events, !in_flight.is_empty(), &mut open, &mut finished);
                 }
-                None => assert!(!scheduler.has_work(), "work without a step: the scheduler hangs"),
+                None => {
+                    if let Some(grammar) = scheduler.masked_out() {
+                        grammar.wait(Duration::from_secs(10));
+                    }
+                    // A mask may come between the plan and the look at it, but not every time.
+                    idle += 1;
+                    assert!(!scheduler.has_work() || idle < 100, "work without a step: the scheduler hangs");
+                }
             }
         }
         pool.check(scheduler.held_blocks().len()).unwrap();
@@ -383,4 +448,110 @@ fn random_steps_leak_nothing_and_finish_every_request_once() {
     }
     println!("seed {seed}: {steps} steps, {episodes} episodes, {preemptions} preemptions, {hits} cached tokens");
     assert!(preemptions > STEPS as u64 / 1000 && hits > STEPS as u64 / 100, "the worlds are too easy");
+}
+
+fn plain(max_tokens: usize) -> GenerateRequest {
+    GenerateRequest {
+        prompt: vec![5; 20],
+        max_tokens,
+        sampling: SamplingParams::greedy(),
+        rules: None,
+        grammar: None,
+        stop_token_ids: vec![],
+        ignore_eos: true,
+        logprobs: None,
+        prompt_logprobs: None,
+        priority: 0,
+        cache_salt: 0,
+    }
+}
+
+#[test]
+fn lower_numbers_run_first_and_what_runs_goes_on() {
+    let config = SchedulerConfig {
+        max_num_seqs: 1,
+        max_num_batched_tokens: 64,
+        max_num_mixed_tokens: 64,
+        eos_token_ids: vec![EOS],
+    };
+    let mut scheduler = Scheduler::new(config, BlockPool::new(8), ());
+    let add = |scheduler: &mut Scheduler, id, priority| {
+        scheduler.add(RequestId(id), GenerateRequest { priority, ..plain(3) });
+    };
+    add(&mut scheduler, 0, 7);
+    let (mut order, mut steps) = (vec![], 0);
+    while scheduler.has_work() {
+        let (step, _) = scheduler.plan();
+        let tokens = vec![2; step.samples.len()];
+        let outcome = Outcome { logprobs: vec![None; tokens.len()], tokens };
+        let ended = |event: &TokenEvent| matches!(event, TokenEvent::Finished { .. });
+        order.extend(scheduler.commit(&step, outcome).iter().filter(|(_, event)| ended(event)).map(|(id, _)| id.0));
+        if steps == 0 {
+            [(1, 0), (2, 5), (3, -1), (4, 0)].into_iter().for_each(|(id, priority)| add(&mut scheduler, id, priority));
+        }
+        steps += 1;
+    }
+    assert_eq!(order, [0, 3, 1, 4, 2]);
+}
+
+/// A grammar whose second mask comes when the test says so, and is a failure for token 1.
+#[derive(Debug)]
+struct Held(Arc<std::sync::Barrier>);
+
+impl Grammar for Held {
+    fn start(&self) -> (Box<dyn Matcher>, Arc<TokenMask>) {
+        (Box::new(Self(self.0.clone())), Arc::new(TokenMask::new(&[1, 2], VOCAB as usize)))
+    }
+}
+
+impl Matcher for Held {
+    fn next(&mut self, token: u32) -> Result<Arc<TokenMask>, String> {
+        self.0.wait();
+        if token == 1 { Err("no token may follow 1".into()) } else { Ok(Waltz::mask(Some(token))) }
+    }
+}
+
+#[test]
+fn a_late_mask_holds_up_its_own_request_only_and_a_failure_ends_no_other() {
+    for first in [1, 2] {
+        let config = SchedulerConfig {
+            max_num_seqs: 4,
+            max_num_batched_tokens: 64,
+            max_num_mixed_tokens: 64,
+            eos_token_ids: vec![EOS],
+        };
+        let mut scheduler = Scheduler::new(config, BlockPool::new(64), ());
+        let barrier = Arc::new(std::sync::Barrier::new(2));
+        let request = |grammar| GenerateRequest { grammar, ..plain(6) };
+        scheduler.add(RequestId(0), request(Some(Arc::new(Held(barrier.clone())))));
+        scheduler.add(RequestId(1), request(None));
+        let step = |scheduler: &mut Scheduler| {
+            let (step, _) = scheduler.plan();
+            let rows = step.rows.len();
+            let tokens = vec![first; step.samples.len()];
+            let outcome = Outcome { logprobs: vec![None; tokens.len()], tokens };
+            (rows, if rows > 0 { scheduler.commit(&step, outcome) } else { scheduler.fail_broken() })
+        };
+        assert_eq!(step(&mut scheduler).0, 2);
+        for _ in 0..3 {
+            let (rows, events) = step(&mut scheduler);
+            assert_eq!((rows, events[0].0), (1, RequestId(1)), "the other one goes on");
+            assert_eq!(events.len(), 1);
+        }
+        let grammar = scheduler.masked_out().expect("the first request waits for its mask");
+        barrier.wait();
+        grammar.wait(Duration::from_secs(10));
+        let (rows, events) = step(&mut scheduler);
+        if first == 1 {
+            let failed = TokenEvent::Failed { error: "no token may follow 1".into() };
+            assert!(rows == 1 && events.contains(&(RequestId(0), failed)), "{events:?}");
+            assert_eq!(step(&mut scheduler).0, 1, "the other one ends as it would have");
+            assert!(!scheduler.has_work());
+        } else {
+            assert_eq!((rows, events.len()), (2, 2));
+            scheduler.cancel(RequestId(0));
+            scheduler.cancel(RequestId(1));
+            barrier.wait();
+        }
+    }
 }

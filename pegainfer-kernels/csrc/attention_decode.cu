@@ -35,8 +35,8 @@ template <int N> __device__ __forceinline__ uint32_t query_piece(uint32_t column
 }
 
 // Normalises and rotates the pair's queries into shared memory; with `owner` also the new key, and copies the value.
-template <int D, int N>
-__device__ void stage_fused(Shared<D, N> &shared, const Source &from, const Pair &pair, bool owner,
+template <int D, int N, int S>
+__device__ void stage_fused(Shared<D, N, S> &shared, const Source &from, const Pair &pair, bool owner,
                             const Pairs<D> &q_norm, const Pairs<D> &k_norm, const Pairs<D> &angles) {
     constexpr int kItems = (8 * N + kWarps) / kWarps; // heads of a warp: queries, then the key
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, items = pair.group + owner;
@@ -68,7 +68,8 @@ __device__ void stage_fused(Shared<D, N> &shared, const Source &from, const Pair
 }
 
 // Copies the pair's queries to shared memory.
-template <int D, int N> __device__ void stage_queries(Shared<D, N> &shared, const bf16 *q, const Pair &pair) {
+template <int D, int N, int S>
+__device__ void stage_queries(Shared<D, N, S> &shared, const bf16 *q, const Pair &pair) {
     for (uint32_t i = threadIdx.x; i < pair.columns * (D / 8); i += 32 * kWarps) {
         uint32_t column = i / (D / 8), piece = i % (D / 8);
         *reinterpret_cast<uint4 *>(shared.q + query_piece<N>(column, piece)) =
@@ -76,14 +77,14 @@ template <int D, int N> __device__ void stage_queries(Shared<D, N> &shared, cons
     }
 }
 
-template <int D, int N, bool kFused>
+template <int D, int N, int S, bool kFused>
 __device__ void decode(const Source &source, bf16 *k, bf16 *v, const Batch &batch, const Workspace &workspace,
                        bf16 *out, uint32_t heads, float scale) {
-    static_assert(sizeof(Shared<D, N>) ==
-                      (kWarps * kStages * (64 * D + 8) + 16 * N * D + 4 * D + 8 + 127) / 128 * 128,
+    static_assert(sizeof(Shared<D, N, S>) ==
+                      (kWarps * S * (64 * D + 8) + 16 * N * D + 4 * D + 8 + 127) / 128 * 128,
                   "as the launcher computes it");
     extern __shared__ __align__(128) uint8_t raw[];
-    Shared<D, N> &shared = *reinterpret_cast<Shared<D, N> *>(raw);
+    Shared<D, N, S> &shared = *reinterpret_cast<Shared<D, N, S> *>(raw);
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     release_successor();
     const Pair pair = find_pair(batch, heads / gridDim.y, 8 * N);
@@ -96,11 +97,11 @@ __device__ void decode(const Source &source, bf16 *k, bf16 *v, const Batch &batc
     uint32_t first = pair.part * total / pair.parts + warp, end = (pair.part + 1) * total / pair.parts;
     const uint32_t *table = batch.block_tables + size_t(pair.row) * batch.max_blocks;
     size_t stride = size_t(pair.kv_heads) * kBlock * D, slab = size_t(pair.kv_head) * kBlock * D;
-    Ring<D> ring = {shared.kv[warp], shared.barriers[warp], k + slab, v + slab, stride};
+    Ring<D, S> ring = {shared.kv[warp], shared.barriers[warp], k + slab, v + slab, stride};
     ring.table = table + first;
     ring.count = first < end ? (end - first + kWarps - 1) / kWarps : 0;
     ring.blocks = batch.blocks;
-    if (lane < kStages) barrier_init(ring.barriers + lane, 1);
+    if (lane < S) barrier_init(ring.barriers + lane, 1);
     barriers_ready();
     __syncwarp();
 
@@ -108,7 +109,7 @@ __device__ void decode(const Source &source, bf16 *k, bf16 *v, const Batch &batc
     bool last = end == total; // the row's last KV block is here
     bool fresh = kFused && last && source.slots[pair.token0] != kNoSlot;
     uint32_t old = kFused ? total : (pair.kv_len - pair.tokens) / kBlock, n = 0;
-    for (; n < kStages && n < ring.count && first + n * kWarps < old; ++n) ring.fetch(n);
+    for (; n < S && n < ring.count && first + n * kWarps < old; ++n) ring.fetch(n);
     Pairs<D> q_norm, k_norm, angles;
     size_t at = last ? table[newest / kBlock] * stride + slab : 0; // where that is in the cache
     if (kFused) {
@@ -118,9 +119,9 @@ __device__ void decode(const Source &source, bf16 *k, bf16 *v, const Batch &batc
         angles = load_pairs<D>(source.rope + size_t(newest) * D);
     }
     wait_for_predecessor();
-    for (; n < kStages && n < ring.count; ++n) ring.fetch(n);
-    if (kFused) stage_fused<D, N>(shared, source, pair, fresh, q_norm, k_norm, angles);
-    else stage_queries<D, N>(shared, source.q, pair);
+    for (; n < S && n < ring.count; ++n) ring.fetch(n);
+    if (kFused) stage_fused<D, N, S>(shared, source, pair, fresh, q_norm, k_norm, angles);
+    else stage_queries<D, N, S>(shared, source.q, pair);
     __syncthreads();
 
     uint4 q[N][D / 32];
@@ -137,17 +138,17 @@ __device__ void decode(const Source &source, bf16 *k, bf16 *v, const Batch &batc
         }
     }
     for (n = 0; n < ring.count; ++n) {
-        uint32_t stage = n % kStages, token = (first + n * kWarps) * kBlock;
-        wait(ring.barriers + stage, n / kStages % 2);
+        uint32_t stage = n % S, token = (first + n * kWarps) * kBlock;
+        wait(ring.barriers + stage, n / S % 2);
         if (token + kBlock >= pair.kv_len)
             complete_tile<D>(ring.stages[stage], newest - token, fresh ? shared.fresh : nullptr, k + at, v + at);
         attend<D, N>(part, q, ring.stages[stage], token, token + kBlock > pair.kv_len - pair.tokens, scale);
         __syncwarp(); // all lanes have read the stage
-        if (n + kStages < ring.count) ring.fetch(n + kStages);
+        if (n + S < ring.count) ring.fetch(n + S);
     }
     store_part<D, N>(part, reinterpret_cast<float *>(shared.kv[warp]), pair.columns);
     __syncthreads();
-    finish<D, N>(shared, pair, workspace, out);
+    finish<D, N, S>(shared, pair, workspace, out);
 }
 #endif
 
@@ -158,17 +159,17 @@ __device__ void decode(const Source &source, bf16 *k, bf16 *v, const Batch &batc
         const bf16 *q, bf16 *k, bf16 *v, const uint32_t *qo_indptr, const uint32_t *kv_lens,                           \
         const uint32_t *block_tables, bf16 *out, uint32_t heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks,  \
         float scale, float *parts, uint32_t *arrived) {                                                                \
-        DECODE_BODY((decode<D, N, false>({q}, k, v, {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks},      \
+        DECODE_BODY((decode<D, N, 2, false>({q}, k, v, {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks},   \
                                          {parts, arrived}, out, heads, scale)))                                        \
     }
 // As above for rows of one query; qkv: [tokens, (heads + 2 kv_heads) * D].
-#define DECODE_FUSED(D)                                                                                                \
-    extern "C" __global__ __launch_bounds__(32 * kWarps) void decode_fused_##D(                                        \
+#define DECODE_FUSED(D, S)                                                                                             \
+    extern "C" __global__ __launch_bounds__(32 * kWarps) void decode_fused_##D##_##S(                                  \
         const bf16 *qkv, const bf16 *q_norm, const bf16 *k_norm, const float *rope, const uint32_t *slots, bf16 *k,    \
         bf16 *v, const uint32_t *qo_indptr, const uint32_t *kv_lens, const uint32_t *block_tables, bf16 *out,          \
         uint32_t heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks, uint32_t positions, float eps,            \
         float scale, float *parts, uint32_t *arrived) {                                                                \
-        DECODE_BODY((decode<D, 1, true>({qkv, q_norm, k_norm, rope, slots, positions, eps}, k, v,                      \
+        DECODE_BODY((decode<D, 1, S, true>({qkv, q_norm, k_norm, rope, slots, positions, eps}, k, v,                   \
                                         {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks},                  \
                                         {parts, arrived}, out, heads, scale)))                                         \
     }
@@ -181,5 +182,6 @@ DECODE(64, 1)
 DECODE(64, 2)
 DECODE(128, 1)
 DECODE(128, 2)
-DECODE_FUSED(64)
-DECODE_FUSED(128)
+DECODE_FUSED(64, 2)
+DECODE_FUSED(128, 2)
+DECODE_FUSED(128, 3)

@@ -17,12 +17,12 @@ struct Workspace {
 };
 
 #if __CUDA_ARCH__ >= 900
-template <int D, int N> struct Shared {
-    alignas(128) Tile<D> kv[kWarps][kStages];
+template <int D, int N, int S> struct Shared {
+    alignas(128) Tile<D> kv[kWarps][S];
     bf16 q[8 * N * D];
     bf16 fresh[2][D];                  // fused: key and value of the new token
     uint32_t arrived;
-    uint64_t barriers[kWarps][kStages];
+    uint64_t barriers[kWarps][S];
 };
 
 // What a block works on.
@@ -149,8 +149,8 @@ __device__ __forceinline__ void store_output(bf16 *to, float4 o, float sum) {
 
 // Adds the parts of the block's warps; if the pair is shared, its last block to come here adds those of all. Pieces are
 // 4 dimensions.
-template <int D, int N>
-__device__ void finish(Shared<D, N> &shared, const Pair &pair, const Workspace &workspace, bf16 *out) {
+template <int D, int N, int S>
+__device__ void finish(Shared<D, N, S> &shared, const Pair &pair, const Workspace &workspace, bf16 *out) {
     constexpr uint32_t kPieces = D / 4, kStride = sizeof(shared.kv[0]) / sizeof(float);
     static_assert(8 * N * (D + 4) <= kStride, "a warp's part fits its ring");
     const float *warps = reinterpret_cast<const float *>(shared.kv);

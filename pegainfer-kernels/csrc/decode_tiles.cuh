@@ -7,7 +7,7 @@
 #pragma once
 #include "bulk.cuh"
 
-constexpr int kWarps = 4, kStages = 2; // of a block of threads, and of each of its warps' rings
+constexpr int kWarps = 4; // of a block of threads; each has a ring of S stages
 
 #if __CUDA_ARCH__ >= 900
 __device__ __forceinline__ float exp2_approx(float x) {
@@ -42,7 +42,7 @@ __device__ __forceinline__ uint32_t transposed(uint32_t pair) {
 template <int D> using Tile = bf16[2][kBlock * D];
 
 // The blocks of one warp, `count` of them, every kWarps-th of its row's, on their way through its stages.
-template <int D> struct Ring {
+template <int D, int S> struct Ring {
     Tile<D> *stages;
     uint64_t *barriers;
     const bf16 *k, *v; // this KV head's slabs of block 0
@@ -65,7 +65,7 @@ template <int D> struct Ring {
             ids = n == 0 ? load_id(0) : ahead;
             ahead = load_id(n + 32);
         }
-        uint32_t id = __shfl_sync(kAll, ids, n % 32), stage = n % kStages;
+        uint32_t id = __shfl_sync(kAll, ids, n % 32), stage = n % S;
         if (threadIdx.x % 32 != 0) return;
         constexpr uint32_t kBytes = kBlock * D * sizeof(bf16);
         arrive_expecting(barriers + stage, 2 * kBytes);

@@ -228,10 +228,7 @@ __device__ void stream(const bf16 *__restrict__ x, // [m, k], m <= 8 TILES
     }
 STREAM(stream_bf16_8, 1, kPlain, bf16)
 STREAM(stream_bf16_16, 2, kPlain, bf16)
-STREAM(stream_bf16_32, 4, kPlain, bf16)
 STREAM(stream_f32_8, 1, kPlain, float)
 STREAM(stream_f32_16, 2, kPlain, float)
-STREAM(stream_f32_32, 4, kPlain, float)
 STREAM(stream_gated_8, 1, kGated, bf16)
 STREAM(stream_gated_16, 2, kGated, bf16)
-STREAM(stream_gated_32, 4, kGated, bf16)

@@ -196,6 +196,9 @@ fn tensor(exec: &mut Exec, operand: &Operand, case: &Case, seed: u64) -> Result<
             let ids: Vec<u32> = (0..elements as u32).rev().collect();
             exec.fill_rows(&mut tensor, &ids)?;
         }
+        DType::U8 => exec.write(&mut tensor, 0..elements, |first, out: &mut [u8]| {
+            out.iter_mut().enumerate().for_each(|(i, v)| *v = (rng::bits(seed, (first + i) as u64) >> 56) as u8);
+        })?,
     }
     Ok(tensor)
 }
@@ -233,6 +236,11 @@ fn output(exec: &Exec, tensor: &Tensor, case: &Case) -> Result<Output, OpError> 
             let mut host = vec![0u32; n];
             exec.read(tensor, 0, &mut host)?;
             (EXACT, host.iter().map(|v| *v as f32).collect())
+        }
+        DType::U8 => {
+            let mut host = vec![0u8; n];
+            exec.read(tensor, 0, &mut host)?;
+            (EXACT, host.iter().map(|v| f32::from(*v)).collect())
         }
     };
     let place = cpu_order(exec, cache_index(tensor.name()), case);

@@ -8,7 +8,7 @@ use pegainfer_core::engine::EngineLimits;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::record::OpRecord;
-use pegainfer_core::schedule::{self, SchedulerConfig};
+use pegainfer_core::schedule;
 use pegainfer_core::tensor::OpError;
 use pegainfer_core::weights::{Source, WeightsError};
 use pegainfer_kernels::ops;
@@ -108,14 +108,10 @@ pub fn load(
         kv_blocks: executor.kv_blocks(),
         max_num_seqs: bounds.rows,
         eos_token_ids: config.eos_token_ids.clone(),
+        unsupported: &[],
     };
-    let scheduler = SchedulerConfig {
-        max_num_seqs: bounds.rows,
-        max_num_batched_tokens: bounds.tokens,
-        max_num_mixed_tokens: options.max_num_mixed_tokens,
-        eos_token_ids: config.eos_token_ids.clone(),
-    };
-    Ok(Loaded { engine: Engine::new(executor, limits, scheduler, ()), config, weights_time })
+    let tokens = (bounds.tokens, options.max_num_mixed_tokens);
+    Ok(Loaded { engine: Engine::new(executor, limits, tokens, ()), config, weights_time })
 }
 
 /// The largest step these options allow on `device`.

@@ -222,7 +222,7 @@ impl Pass<'_> {
     /// Narrows the step to the rows that are sampled; says how many.
     fn keep_samples(&mut self) -> Result<usize, OpError> {
         let samples = self.step.samples.len();
-        if samples > 0 && samples < self.step.tokens.len() {
+        if samples > 0 && !self.step.samples_every_token() {
             self.inputs.sample_rows.set_rows(samples);
             self.work.keep_rows(self.exec, &self.inputs.sample_rows)?;
         }

@@ -150,7 +150,7 @@ fn a_stop_is_a_stop_with_a_step_in_flight() {
         assert_eq!(request.stop_token_ids, [id]);
         assert_eq!(usage.completion_tokens, stopped.tokens.len());
         let length = free.ids().iter().position(|other| *other == id).unwrap() + 1;
-        let cut = Output { tokens: free.tokens[..length].to_vec(), end: None };
+        let cut = Output { tokens: free.tokens[..length].to_vec(), ..Output::default() };
         let same_length = stopped.tokens.len() == length;
         assert!(target == Target::Cuda || (same_length && stopped.bits() == cut.bits()), "{:?}", stopped.ids());
     }
@@ -168,4 +168,39 @@ fn a_seed_names_the_draw() {
     let outputs = run(&mut engine, &[request(1), request(2), request(1)]);
     assert_eq!(outputs[0].bits(), outputs[2].bits());
     assert_ne!(outputs[0].ids(), outputs[1].ids());
+}
+
+/// A report about a prompt's token is what a request gets that draws this token after the same prefix.
+#[test]
+fn prompts_are_reported_as_if_they_were_drawn() {
+    for target in targets() {
+        let prompt = fixture().cases[0].prompt_ids.clone();
+        let prefix = |length: usize| {
+            let bias = [(prompt[length], 100.0)].into();
+            let rules = LogitRules::new(RuleFields { logit_bias: bias, ..RuleFields::default() }, 4096).unwrap();
+            GenerateRequest { rules, ..greedy(&prompt[..length], 1) }
+        };
+        let drawn = alone(target, &(1..prompt.len()).map(prefix).collect::<Vec<_>>());
+        let whole = GenerateRequest { prompt_logprobs: Some(5), ..greedy(&prompt, 4) };
+        let mut small = options();
+        (small.max_num_seqs, small.max_num_batched_tokens) = (3, 7);
+        for options in [options(), small] {
+            let mut engine = engine(target, &options);
+            // Once cold, once with a prefix that is in the cache; and others beside it.
+            for _ in 0..2 {
+                let outputs =
+                    run(&mut engine, &[greedy(&prompt, 4), whole.clone(), greedy(&prompt[..9], 4), whole.clone()]);
+                assert_eq!((&outputs[0].prompt, outputs[1].end.unwrap().1.cached_tokens), (&None, 0));
+                assert!(target == Target::Cuda || outputs[1].bits() == outputs[0].bits());
+                let reports = outputs[1].prompt.as_ref().unwrap();
+                assert_eq!(reports.len(), prompt.len() - 1);
+                for (report, output) in reports.iter().zip(&drawn) {
+                    let expected = output.tokens[0].logprobs.as_ref().unwrap();
+                    let close = (report.logprob - expected.logprob).abs() < DRIFT && report.top.len() == 5;
+                    assert!(report == expected || (target == Target::Cuda && close), "{report:?} {expected:?}");
+                }
+                assert!(target == Target::Cuda || outputs[3].prompt == outputs[1].prompt);
+            }
+        }
+    }
 }

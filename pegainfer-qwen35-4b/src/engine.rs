@@ -9,7 +9,7 @@ use pegainfer_core::engine::EngineLimits;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::record::OpRecord;
-use pegainfer_core::schedule::{self, SchedulerConfig};
+use pegainfer_core::schedule;
 use pegainfer_core::tensor::OpError;
 use pegainfer_core::weights::{Source, WeightsError};
 use pegainfer_kernels::ops;
@@ -122,6 +122,7 @@ pub fn load(
         kv_blocks: bounds.kv_blocks,
         max_num_seqs: bounds.rows,
         eos_token_ids: config.eos_token_ids.clone(),
+        unsupported: &[],
     };
     let copies = bounds.slots - bounds.rows;
     let slots = StateSlots::new(bounds.slots, if copies > 0 { options.state_cache_interval } else { 0 });
@@ -130,13 +131,8 @@ pub fn load(
         config.slot_bytes() as f64 / 1e6,
         bounds.rows
     );
-    let scheduler = SchedulerConfig {
-        max_num_seqs: bounds.rows,
-        max_num_batched_tokens: bounds.tokens,
-        max_num_mixed_tokens: options.max_num_mixed_tokens,
-        eos_token_ids: config.eos_token_ids.clone(),
-    };
-    Ok(Loaded { engine: Engine::new(executor, limits, scheduler, slots), config, weights_time })
+    let tokens = (bounds.tokens, options.max_num_mixed_tokens);
+    Ok(Loaded { engine: Engine::new(executor, limits, tokens, slots), config, weights_time })
 }
 
 /// The largest step these options allow.

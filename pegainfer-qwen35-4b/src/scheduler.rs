@@ -137,8 +137,8 @@ impl Memory for StateSlots {
     type Held = Held;
     type Row = Segment;
 
-    fn resume(&mut self, held: &mut Held, table: &mut BlockTable, found: usize) -> usize {
-        let mut tokens = found / BLOCK_SIZE * BLOCK_SIZE;
+    fn resume(&mut self, held: &mut Held, table: &mut BlockTable, cached: usize) -> usize {
+        let mut tokens = cached / BLOCK_SIZE * BLOCK_SIZE;
         while tokens > 0 {
             if let Some(copy) = table.prefix(tokens).and_then(|prefix| self.copies.get_mut(&prefix)) {
                 self.clock += 1;

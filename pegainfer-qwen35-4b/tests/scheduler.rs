@@ -95,6 +95,9 @@ fn random_request(rng: &mut Rng, longest: usize) -> GenerateRequest {
         max_tokens: 1 + rng.below(60),
         sampling: SamplingParams::greedy(),
         rules: None,
+        grammar: None,
+        prompt_logprobs: None,
+        priority: 0,
         stop_token_ids: if rng.chance(50) { vec![rng.below(VOCAB as usize) as u32] } else { vec![] },
         ignore_eos: true,
         logprobs: None,
@@ -118,6 +121,7 @@ impl World {
                     assert_eq!(token.id, expected[*got], "{id:?} got a wrong token");
                     *got += 1;
                 }
+                TokenEvent::Prompt(_) => panic!("nobody asked for reports"),
                 TokenEvent::Finished { .. } => {
                     let (expected, got) = self.open.remove(&id).unwrap();
                     assert_eq!(expected.len(), got);
@@ -153,6 +157,7 @@ fn episode(seed: u64) -> EngineStats {
         kv_blocks: blocks,
         max_num_seqs: rows,
         eos_token_ids: vec![],
+        unsupported: &[],
     };
     let (pool, slots) = (BlockPool::new(blocks), rows + copies);
     let config = SchedulerConfig {

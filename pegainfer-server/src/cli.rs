@@ -30,6 +30,9 @@ pub enum Command {
     Plan(PlanArgs),
     /// Check every op on this machine's GPU against the CPU
     Doctor(DoctorArgs),
+    /// Compare a DeepSeek-V4 checkpoint's headers with its config.json, and print the memory it takes per GPU
+    #[cfg(feature = "deepseek-v4")]
+    Inspect(InspectArgs),
 }
 
 impl Cli {
@@ -120,6 +123,15 @@ pub struct DoctorArgs {
     /// Which GPU, counted from 0
     #[arg(long, default_value_t = 0)]
     pub gpu: usize,
+}
+
+/// Flags of `inspect`.
+#[cfg(feature = "deepseek-v4")]
+#[derive(Debug, Clone, Args)]
+pub struct InspectArgs {
+    /// Directory of the checkpoint; with config.json alone, what the weights will take
+    #[arg(value_name = "DIR")]
+    pub dir: std::path::PathBuf,
 }
 
 /// What a planned step does.

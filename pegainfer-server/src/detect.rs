@@ -13,6 +13,9 @@ pub enum Family {
     /// Dense Qwen3.5, 0.8B to 27B, text only.
     #[cfg(feature = "qwen35")]
     Qwen35,
+    /// DeepSeek-V4-Flash.
+    #[cfg(feature = "deepseek-v4")]
+    DeepSeekV4,
 }
 
 /// Every family, with the names that config.json gives it.
@@ -20,6 +23,8 @@ const FAMILIES: &[(Family, &str, &str)] = &[
     (Family::Qwen3, "Qwen3ForCausalLM", "qwen3"),
     #[cfg(feature = "qwen35")]
     (Family::Qwen35, "Qwen3_5ForConditionalGeneration", "qwen3_5"),
+    #[cfg(feature = "deepseek-v4")]
+    (Family::DeepSeekV4, "DeepseekV4ForCausalLM", "deepseek_v4"),
 ];
 
 impl Family {
@@ -35,6 +40,8 @@ impl fmt::Display for Family {
             Self::Qwen3 => f.write_str("Qwen3"),
             #[cfg(feature = "qwen35")]
             Self::Qwen35 => f.write_str("Qwen3.5"),
+            #[cfg(feature = "deepseek-v4")]
+            Self::DeepSeekV4 => f.write_str("DeepSeek-V4"),
         }
     }
 }

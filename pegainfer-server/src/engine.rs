@@ -1,5 +1,8 @@
 //! Loads the engine of a checkpoint's family.
 
+#[cfg(feature = "deepseek-v4")]
+mod deepseek_v4;
+
 use crate::cli::{DeviceArg, EngineArgs, LoadFormat};
 use crate::detect::{self, Family};
 use anyhow::{Context, Result, bail};
@@ -39,6 +42,8 @@ pub fn load(dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
         Family::Qwen3 => load_qwen3(exec, device, dir, args),
         #[cfg(feature = "qwen35")]
         Family::Qwen35 => load_qwen35(exec, device, dir, args),
+        #[cfg(feature = "deepseek-v4")]
+        Family::DeepSeekV4 => deepseek_v4::load(exec, device, dir, args),
     }
 }
 
@@ -48,6 +53,8 @@ pub fn weight_bytes(dir: &Path) -> Result<u64> {
         Family::Qwen3 => Ok(pegainfer_qwen3_4b::config::Config::load(dir)?.weight_bytes()),
         #[cfg(feature = "qwen35")]
         Family::Qwen35 => Ok(pegainfer_qwen35_4b::config::Config::load(dir)?.weight_bytes()),
+        #[cfg(feature = "deepseek-v4")]
+        Family::DeepSeekV4 => deepseek_v4::weight_bytes(dir),
     }
 }
 
@@ -57,6 +64,8 @@ pub fn vocab_size(dir: &Path) -> Result<usize> {
         Family::Qwen3 => Ok(pegainfer_qwen3_4b::config::Config::load(dir)?.vocab_size),
         #[cfg(feature = "qwen35")]
         Family::Qwen35 => Ok(pegainfer_qwen35_4b::config::Config::load(dir)?.vocab_size),
+        #[cfg(feature = "deepseek-v4")]
+        Family::DeepSeekV4 => Ok(pegainfer_deepseek_v4::config::Config::load(dir)?.vocab_size),
     }
 }
 
@@ -71,6 +80,11 @@ pub fn record(dir: &Path, batch: usize, tokens: usize, context: usize) -> Result
         Family::Qwen35 => {
             let config = pegainfer_qwen35_4b::config::Config::load(dir)?;
             Ok(pegainfer_qwen35_4b::record(&config, batch, tokens, context)?)
+        }
+        #[cfg(feature = "deepseek-v4")]
+        Family::DeepSeekV4 => {
+            let config = pegainfer_deepseek_v4::config::Config::load(dir)?;
+            Ok(pegainfer_deepseek_v4::record(&config, batch, tokens, context)?)
         }
     }
 }

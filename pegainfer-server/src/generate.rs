@@ -26,6 +26,9 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
         max_tokens: args.max_tokens.get().min(room),
         sampling,
         rules: checkpoint.defaults.rules(limits.vocab_size)?,
+        grammar: None,
+        prompt_logprobs: None,
+        priority: 0,
         stop_token_ids: vec![],
         ignore_eos: false,
         logprobs: None,
@@ -33,11 +36,11 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     };
     let started = Instant::now();
     let mut stream = engine.handle.submit(request)?;
-    let (mut detokenizer, mut first) = (Detokenizer::new(), None);
+    let (mut detokenizer, mut first) = (Detokenizer::new(false), None);
     loop {
         let mut text = String::new();
         match stream.blocking_recv() {
-            Some(TokenEvent::Admitted { .. }) => {}
+            Some(TokenEvent::Admitted { .. } | TokenEvent::Prompt(_)) => {}
             Some(TokenEvent::Token(token)) => {
                 first.get_or_insert_with(|| started.elapsed());
                 if !token.is_stop {

@@ -1,12 +1,12 @@
 //! The OpenAI-compatible server and command line, as a library, so that tests can start the real router.
 //!
 //! # Layout
-//! - [`cli`]: flags. [`serve`], [`generate`], [`bench`], [`plan`] and [`doctor`] are the commands.
+//! - [`cli`]: flags. [`serve`], [`generate`], [`bench`], [`plan`], [`doctor`] and `inspect` are the commands.
 //! - [`model_path`], [`hub`]: from `--model-path` to a directory. [`detect`], [`engine`]: from a directory to an engine.
 //! - [`checkpoint`]: the text side of a checkpoint directory. [`text`]: tokenizer, detokenizer, stop strings, template, parsers.
 //! - [`openai`]: the HTTP API: requests in, JSON and server-sent events out. [`http`]: what stands before it.
 //! - [`ui`]: the page at `/`.
-//! - [`metrics`], [`logging`]: what operators see.
+//! - [`metrics`], [`logging`], [`trace`]: what operators see.
 
 pub mod bench;
 pub mod checkpoint;
@@ -17,6 +17,8 @@ pub mod engine;
 pub mod generate;
 pub mod http;
 pub mod hub;
+#[cfg(feature = "deepseek-v4")]
+pub mod inspect;
 pub mod logging;
 pub mod metrics;
 pub mod model_path;
@@ -26,4 +28,5 @@ pub mod serve;
 #[cfg(test)]
 mod testing;
 pub mod text;
+pub mod trace;
 pub mod ui;

@@ -34,5 +34,7 @@ fn run(command: Command, started: Instant) -> Result<()> {
         }
         Command::Plan(args) => plan::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        #[cfg(feature = "deepseek-v4")]
+        Command::Inspect(args) => pegainfer_server::inspect::run(&args),
     }
 }

@@ -3,6 +3,7 @@
 //! Gauges and token counters come from the engine's own statistics at the time of the scrape; latencies are measured
 //! per request, from submit, by the times at which the engine emitted its tokens. Nothing is listed that nobody feeds.
 
+use crate::trace::{ChoiceTrace, Stages};
 use pegainfer_core::engine::EngineHandle;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -167,6 +168,7 @@ impl Metrics {
             first_token: None,
             last_token: submitted,
             ended: false,
+            trace: None,
         }
     }
 }
@@ -191,9 +193,27 @@ pub struct RequestRecord {
     first_token: Option<Instant>,
     last_token: Instant,
     ended: bool,
+    trace: Option<ChoiceTrace>,
 }
 
 impl RequestRecord {
+    /// Also keeps its stages.
+    pub fn trace(&mut self, trace: Option<ChoiceTrace>) {
+        self.trace = trace;
+    }
+
+    /// Whether its stages are kept.
+    pub fn is_traced(&self) -> bool {
+        self.trace.is_some()
+    }
+
+    /// It took this long to make text of a token.
+    pub fn detokenized(&mut self, time: Duration) {
+        if let Some(trace) = &mut self.trace {
+            trace.detokenized(time);
+        }
+    }
+
     /// The request left the queue at this time.
     pub fn admitted(&mut self, cached_tokens: usize, at: Instant) {
         self.cached_tokens = cached_tokens;
@@ -211,6 +231,9 @@ impl RequestRecord {
         }
         self.tokens += 1;
         self.last_token = at;
+        if let Some(trace) = &mut self.trace {
+            trace.token(at);
+        }
     }
 
     /// The request ended. Only the first call counts.
@@ -225,6 +248,19 @@ impl RequestRecord {
             self.complete(per_token);
         }
         self.log(ending, total, per_token);
+        if let Some(trace) = self.trace.take() {
+            trace.end(self.stages(), ending.name());
+        }
+    }
+
+    fn stages(&self) -> Stages {
+        Stages {
+            submitted: self.submitted,
+            admitted: self.admitted,
+            first_token: self.first_token,
+            last_token: self.last_token,
+            cached_tokens: self.cached_tokens,
+        }
     }
 
     fn complete(&self, per_token: Option<Duration>) {

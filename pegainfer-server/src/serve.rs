@@ -17,7 +17,9 @@ pub(crate) const BACKLOG: u32 = 1024;
 
 /// Runs until a signal comes. `started` is when the process began.
 pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
+    http::raise_open_files();
     let options = args.http.options(args.strict)?;
+    let (tracer, scheme) = (options.tracer.clone(), if options.tls.is_some() { "https" } else { "http" });
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no async runtime")?;
     // Taken before the model is loaded, so that a port in use is told at once. Nobody can connect before `listen`.
     let socket = runtime.block_on(reserve(&args.host, args.port))?;
@@ -43,12 +45,15 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
         let address = listener.local_addr().context("the server's address is unknown")?;
         let names = state.names.join(", ");
         let ready = started.elapsed().as_secs_f64();
-        log::info!("serving {names} on http://{address}, ready in {ready:.2} s: {costs}");
+        log::info!("serving {names} on {scheme}://{address}, ready in {ready:.2} s: {costs}");
         http::serve(listener, state, stop_signal()).await;
         Ok(())
     });
     // Blocking work that is left over must not hold the exit.
     runtime.shutdown_background();
+    if let Some(tracer) = tracer {
+        tracer.flush();
+    }
     served
 }
 

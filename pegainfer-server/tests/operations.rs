@@ -6,7 +6,9 @@ mod support;
 
 use pegainfer_server::http::{ApiKeys, Cors, Options, Secret};
 use pegainfer_server::text::Tokenizer;
+use pegainfer_server::trace::{ChromeFiles, Tracer};
 use serde_json::{Value, json};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use support::client::{get, post, post_ok, post_unread, post_with, send};
@@ -210,4 +212,48 @@ fn bad_tokenize_requests_name_the_field() {
     ] {
         assert_eq!(refusal(path, body.clone()), (status, Some(param.to_string())), "{path} {body}");
     }
+}
+
+/// The spans of the only trace file in a directory, by name.
+fn spans(dir: &Path, name: &str) -> Vec<Value> {
+    let file = std::fs::read_dir(dir).unwrap().next().unwrap().unwrap().path();
+    let events: Vec<Value> = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    events.into_iter().filter(|event| event["name"] == name).collect()
+}
+
+#[test]
+fn a_trace_has_the_stages_of_a_request_one_after_the_other() {
+    let dir = std::env::temp_dir().join(format!("pegainfer-trace-{}", std::process::id()));
+    let tracer = Tracer::start(ChromeFiles::create(&dir).unwrap(), 0.0).unwrap();
+    let (server, _) = server(Options { tracer: Some(tracer.clone()), ..Options::default() });
+    let body = json!({"prompt": "one two three four", "max_tokens": 7, "ignore_eos": true, "n": 2, "stream": true});
+    assert_eq!(post_with(server.address, COMPLETIONS, ("x-trace", "yes"), &body).status, 400);
+    assert_eq!(post(server.address, COMPLETIONS, &body).header("x-trace-id"), None, "none of them asked");
+    let response = post_with(server.address, COMPLETIONS, ("x-trace", "1"), &body);
+    let id = response.header("x-trace-id").unwrap().to_string();
+    assert_eq!(response.events().len(), 14);
+    server.wait_idle();
+    wait_until("the trace is written", || {
+        tracer.flush();
+        !spans(&dir, COMPLETIONS).is_empty()
+    });
+    let root = spans(&dir, COMPLETIONS).remove(0);
+    assert_eq!(root["args"]["trace_id"], id.as_str());
+    let end = |span: &Value| span["ts"].as_f64().unwrap() + span["dur"].as_f64().unwrap();
+    let choice = |name: &str| spans(&dir, name).into_iter().find(|span| span["args"]["choice"] == "1").unwrap();
+    let stages: Vec<Value> = [spans(&dir, "receive").remove(0), spans(&dir, "tokenize").remove(0)]
+        .into_iter()
+        .chain(["queue", "prefill", "decode", "detokenize"].map(choice))
+        .collect();
+    for pair in stages.windows(2) {
+        // Times in microseconds since 1970 have a quarter of one as their last digit.
+        assert!(end(&pair[0]) <= pair[1]["ts"].as_f64().unwrap() + 0.5, "{pair:?}");
+    }
+    assert!(end(&stages[5]) <= end(&root) + 0.5);
+    assert_eq!(
+        (&stages[3]["args"]["cached_tokens"], &stages[4]["args"]["finish_reason"]),
+        (&json!("2"), &json!("length"))
+    );
+    assert_eq!((spans(&dir, "token").len(), spans(&dir, "prefix hit").len()), (14, 2));
+    std::fs::remove_dir_all(dir).unwrap();
 }

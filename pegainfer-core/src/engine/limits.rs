@@ -96,6 +96,8 @@ pub struct EngineLimits {
     pub max_num_seqs: usize,
     /// The checkpoint's end-of-text ids.
     pub eos_token_ids: Vec<u32>,
+    /// API names of fields that this engine cannot honour, of `structured_outputs`, `prompt_logprobs` and `priority`.
+    pub unsupported: &'static [&'static str],
 }
 
 impl EngineLimits {
@@ -113,8 +115,17 @@ impl EngineLimits {
         if max_tokens == 0 {
             return Err(SubmitError::NothingToGenerate);
         }
-        if let Some(asked) = request.logprobs.filter(|&n| n > MAX_LOGPROBS) {
+        if let Some(asked) = request.logprobs.max(request.prompt_logprobs).filter(|&n| n > MAX_LOGPROBS) {
             return Err(SubmitError::TooManyLogprobs { asked });
+        }
+        let asked = |field: &str| match field {
+            "structured_outputs" => request.grammar.is_some(),
+            "prompt_logprobs" => request.prompt_logprobs.is_some(),
+            "priority" => request.priority != 0,
+            _ => false,
+        };
+        if let Some(field) = self.unsupported.iter().copied().find(|field| asked(field)) {
+            return Err(SubmitError::Unsupported { field });
         }
         if prompt >= self.max_model_len {
             return Err(SubmitError::PromptTooLong { prompt, max_model_len: self.max_model_len });

@@ -12,6 +12,7 @@ pub use limits::{EngineLimits, MAX_LOGPROBS, SubmitError};
 pub use runtime::{EngineConfig, EngineError, EngineHandle, EventBatch, StepEngine};
 pub use stream::TokenStream;
 
+use crate::grammar::Grammar;
 use crate::rules::LogitRules;
 use crate::sampling::SamplingParams;
 use std::sync::Arc;
@@ -31,6 +32,8 @@ pub struct GenerateRequest {
     pub sampling: SamplingParams,
     /// What changes the logits before that; most requests have none.
     pub rules: Option<Arc<LogitRules>>,
+    /// The texts that may be generated; `None` allows all. Its masks and those of `rules` must leave tokens in common.
+    pub grammar: Option<Arc<dyn Grammar>>,
     /// Token ids that end the request, besides the checkpoint's own end-of-text ids.
     pub stop_token_ids: Vec<u32>,
     /// Go on past the checkpoint's end-of-text ids (not past `stop_token_ids`).
@@ -38,11 +41,17 @@ pub struct GenerateRequest {
     /// `Some(n)`: report the log-probability of every generated token and of the `n` most likely ones, `n` from 0 to
     /// [`MAX_LOGPROBS`].
     pub logprobs: Option<usize>,
+    /// `Some(n)`: report the same about every token of the prompt but the first. The prompt is then computed whole,
+    /// without the prefix cache.
+    pub prompt_logprobs: Option<usize>,
+    /// Requests of lower numbers are taken from the queue first; those that run go on.
+    pub priority: i32,
     /// Requests share cached prefixes only with requests of the same salt.
     pub cache_salt: u64,
 }
 
-/// What a request's stream carries, in this order: `Admitted`, then `Token`s, then exactly one of `Finished`, `Failed`.
+/// What a request's stream carries, in this order: `Admitted`, `Prompt` if asked for, then `Token`s, then exactly one of `Finished`,
+/// `Failed`.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TokenEvent {
     /// The request left the queue; sent once, also when it is preempted and resumed later.
@@ -50,6 +59,8 @@ pub enum TokenEvent {
         /// Prompt tokens whose KV was found in the prefix cache.
         cached_tokens: usize,
     },
+    /// About the tokens of the prompt, from the second on.
+    Prompt(Vec<TokenLogprobs>),
     /// One generated token.
     Token(TokenOut),
     /// The request is complete; nothing follows.
@@ -77,10 +88,10 @@ pub struct TokenOut {
     pub logprobs: Option<TokenLogprobs>,
 }
 
-/// Log-probabilities (natural log, of the raw logits: before rules, temperature and truncation) at one generated position.
+/// Log-probabilities (natural log, of the raw logits: before rules, temperature and truncation) at one position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenLogprobs {
-    /// Of the generated token.
+    /// Of the token there.
     pub logprob: f32,
     /// Its rank, 1 = most likely.
     pub rank: u32,

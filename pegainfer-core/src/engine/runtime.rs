@@ -40,13 +40,13 @@ pub trait StepEngine: Send + 'static {
     /// True while any request is waiting or running, or a step is in flight.
     fn has_work(&self) -> bool;
     /// Chooses the next step and returns the admissions it makes; [`launch`](Self::launch) follows. `None` when a step
-    /// in flight has to finish first. Called only while there is work.
+    /// in flight has to finish first, or a grammar's mask. Called only while there is work.
     fn plan(&mut self) -> Option<EventBatch>;
     /// Starts the planned step; returns before the device is done with it. On an error the caller drops every request
     /// with [`abort_all`](Self::abort_all).
     fn launch(&mut self) -> Result<(), EngineError>;
-    /// Waits for the oldest step in flight and commits its outcome. Called only after `plan` gave `None`. Errors as in
-    /// [`launch`](Self::launch).
+    /// Waits for the oldest step in flight and commits its outcome; where there is none, for a mask, but not for long.
+    /// Called only after `plan` gave `None`. Errors as in [`launch`](Self::launch).
     fn finish(&mut self) -> Result<EventBatch, EngineError>;
     /// Drops every request and every step in flight, and frees the blocks; returns the ids of the requests.
     fn abort_all(&mut self) -> Vec<RequestId>;

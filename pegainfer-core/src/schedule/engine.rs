@@ -7,6 +7,10 @@ use crate::engine::{EngineError, EngineLimits, EngineStats, EventBatch, Generate
 use crate::kv::BlockPool;
 use crate::tensor::OpError;
 use std::collections::VecDeque;
+use std::time::Duration;
+
+/// How long to wait for a mask before new requests and cancellations are looked at again.
+const MASK_WAIT: Duration = Duration::from_millis(1);
 
 /// Steps that may be launched and not finished.
 pub const STEPS_IN_FLIGHT: usize = 2;
@@ -48,8 +52,15 @@ pub struct Engine<E: StepExecutor> {
 type StepOf<E> = Step<<<E as StepExecutor>::Memory as Memory>::Row>;
 
 impl<E: StepExecutor> Engine<E> {
-    /// A loaded executor that serves within `limits`.
-    pub fn new(executor: E, limits: EngineLimits, config: SchedulerConfig, memory: E::Memory) -> Self {
+    /// A loaded executor that serves within `limits`; a step has at most the first of `tokens`, see [`SchedulerConfig`] for
+    /// the second.
+    pub fn new(executor: E, limits: EngineLimits, tokens: (usize, usize), memory: E::Memory) -> Self {
+        let config = SchedulerConfig {
+            max_num_seqs: limits.max_num_seqs,
+            max_num_batched_tokens: tokens.0,
+            max_num_mixed_tokens: tokens.1,
+            eos_token_ids: limits.eos_token_ids.clone(),
+        };
         let scheduler = Scheduler::new(config, BlockPool::new(limits.kv_blocks), memory);
         let depth = executor.useful_depth();
         Self { executor, scheduler, limits, depth, planned: Step::default(), in_flight: VecDeque::new() }
@@ -106,7 +117,12 @@ impl<E: StepExecutor> StepEngine for Engine<E> {
     }
 
     fn finish(&mut self) -> Result<EventBatch, EngineError> {
-        let Some(step) = self.in_flight.pop_front() else { return Ok(EventBatch::new()) };
+        let Some(step) = self.in_flight.pop_front() else {
+            if let Some(grammar) = self.scheduler.masked_out() {
+                grammar.wait(MASK_WAIT);
+            }
+            return Ok(self.scheduler.fail_broken());
+        };
         let outcome = self.executor.finish().map_err(|error| self.failed(&error))?;
         Ok(self.scheduler.commit(&step, outcome))
     }

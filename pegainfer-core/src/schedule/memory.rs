@@ -21,9 +21,9 @@ pub trait Memory: Debug + Send + 'static {
     /// What a step tells the executor about it.
     type Row: Debug + Clone + Default + PartialEq + Send + 'static;
 
-    /// Goes on from the longest prefix that is remembered, of those that `table` holds the KV of, which is the first
-    /// `found` tokens: cuts the table to it and returns its length in tokens.
-    fn resume(&mut self, held: &mut Self::Held, table: &mut BlockTable, found: usize) -> usize;
+    /// Goes on from the longest prefix that is remembered, of at most `cached` tokens, whose KV is in the full blocks of
+    /// `table`: cuts the table to it and returns its length in tokens.
+    fn resume(&mut self, held: &mut Self::Held, table: &mut BlockTable, cached: usize) -> usize;
 
     /// Takes what the tokens at the positions `tokens` need, of a sequence with a prompt of `prompt_len` tokens.
     fn reserve(&mut self, held: &mut Self::Held, prompt_len: usize, tokens: Range<usize>) -> Result<(), OutOfMemory>;
@@ -42,8 +42,8 @@ impl Memory for () {
     type Held = ();
     type Row = ();
 
-    fn resume(&mut self, (): &mut (), _table: &mut BlockTable, found: usize) -> usize {
-        found
+    fn resume(&mut self, (): &mut (), _table: &mut BlockTable, cached: usize) -> usize {
+        cached
     }
 
     fn reserve(&mut self, (): &mut (), _prompt_len: usize, _tokens: Range<usize>) -> Result<(), OutOfMemory> {

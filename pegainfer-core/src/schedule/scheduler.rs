@@ -4,14 +4,15 @@
 //! I/O and no channel: a seeded test can drive it (tests/scheduler.rs).
 //!
 //! One step may be planned while the one before it is in flight: planned and not committed. Its sequences go on with
-//! tokens that are not known yet; one whose rules depend on them waits for the commit. That a request reaches its length
+//! tokens that are not known yet; one whose rules depend on them waits for the commit, and one under a grammar for its next
+//! mask, too, the only thing that comes from another thread. That a request reaches its length
 //! is known in advance; that it draws an end-of-text or stop token is not, and then it has one row too many in the later
 //! step, whose token is dropped. Blocks stay with their sequence until no step in flight uses them.
 //!
-//! Policy: sequences are served in order of arrival. Each step first gives one token to every decoding sequence, then
-//! fills the token budget with prefill chunks, oldest first, then admits waiting requests. The budget is small while
-//! sequences decode, so that their tokens keep coming, unless many prompts wait: then the wait is what clients feel, and
-//! large steps end it soonest. When the KV pool runs out,
+//! Policy: sequences are served in order of priority, then of arrival. Each step first gives one token to every decoding
+//! sequence, then fills the token budget with prefill chunks, oldest first, then admits waiting requests. The budget is
+//! small while sequences decode, so that their tokens keep coming, unless many prompts wait: then the wait is what
+//! clients feel, and large steps end it soonest. When the KV pool runs out,
 //! the youngest running sequence gives its blocks back and waits at the front of the queue; its tokens are recomputed
 //! later (mostly from the prefix cache). That happens only when nothing is in flight. The oldest sequence always progresses, so every request finishes.
 
@@ -19,6 +20,7 @@ use super::memory::Memory;
 use super::sequence::Sequence;
 use super::step::{Outcome, SampleRow, Step, StepRow};
 use crate::engine::{EngineStats, EventBatch, FinishReason, GenerateRequest, RequestId, TokenEvent, TokenOut};
+use crate::grammar::GrammarTracker;
 use crate::kv::BlockPool;
 use std::collections::VecDeque;
 
@@ -41,7 +43,7 @@ pub struct Scheduler<M: Memory = ()> {
     config: SchedulerConfig,
     pool: BlockPool,
     memory: M,
-    /// Not running, oldest first; preempted sequences are older than those that never ran.
+    /// Not running, in the order in which they will; preempted sequences come before those that never ran.
     waiting: VecDeque<Sequence<M::Held>>,
     /// Holding blocks, oldest first.
     running: Vec<Sequence<M::Held>>,
@@ -62,7 +64,10 @@ impl<M: Memory> Scheduler<M> {
 
     /// Queues a request that passed `EngineLimits::check`.
     pub fn add(&mut self, id: RequestId, request: GenerateRequest) {
-        self.waiting.push_back(Sequence::new(id, request, &self.pool));
+        // Behind what has run before: that is older, and is to end.
+        let later = |seq: &Sequence<M::Held>| !seq.admitted && seq.request.priority > request.priority;
+        let at = self.waiting.iter().position(later).unwrap_or(self.waiting.len());
+        self.waiting.insert(at, Sequence::new(id, request, &self.pool));
     }
 
     /// Drops a request. One that is in a step in flight keeps its blocks until that is committed.
@@ -120,6 +125,8 @@ impl<M: Memory> Scheduler<M> {
     pub fn plan(&mut self) -> (Step<M::Row>, EventBatch) {
         assert!(self.in_flight < 2, "an unknown token is one of the previous step");
         let mut budget = self.budget();
+        // A step has room for a sample of each sequence; what is not needed for that is for reports about prompts.
+        let mut spare = self.config.max_num_seqs - self.running.len();
         // Tokens each running sequence computes in this step.
         let mut share = vec![0; self.running.len()];
         let preemptions = self.stats.preemptions;
@@ -127,13 +134,14 @@ impl<M: Memory> Scheduler<M> {
             let mut i = 0;
             while i < self.running.len() && budget > 0 {
                 let seq = &self.running[i];
-                let tokens = seq.remaining().min(budget);
+                let tokens = seq.share(budget, spare);
                 if tokens > 0 && (seq.remaining() == 1) == decoding && share[i] == 0 {
                     let until = seq.planned + tokens;
                     match self.make_room(i, until, &mut share, &mut budget) {
                         Room::Made => {
                             share[i] = tokens;
                             budget -= tokens;
+                            spare -= self.running[i].spare(tokens);
                         }
                         Room::Wait => {}
                         Room::Preempt => return (Step::default(), EventBatch::new()),
@@ -144,7 +152,7 @@ impl<M: Memory> Scheduler<M> {
         }
         let mut events = EventBatch::new();
         if self.stats.preemptions == preemptions {
-            self.admit(&mut budget, &mut share, &mut events);
+            self.admit(&mut budget, &mut spare, &mut share, &mut events);
         }
         (self.build_step(&share), events)
     }
@@ -187,11 +195,12 @@ impl<M: Memory> Scheduler<M> {
         }
     }
 
-    fn admit(&mut self, budget: &mut usize, share: &mut Vec<usize>, events: &mut EventBatch) {
-        while *budget > 0 && self.running.len() < self.config.max_num_seqs {
+    fn admit(&mut self, budget: &mut usize, spare: &mut usize, share: &mut Vec<usize>, events: &mut EventBatch) {
+        while *budget > 0 && *spare > 0 {
             let Some(seq) = self.waiting.front_mut() else { return };
-            let found = seq.table.match_prefix(&seq.tokens);
-            let cached = self.memory.resume(&mut seq.held, &mut seq.table, found);
+            // What is remembered gives no reports.
+            let cached = if seq.reports.is_some() { 0 } else { seq.table.match_prefix(&seq.tokens) };
+            let cached = self.memory.resume(&mut seq.held, &mut seq.table, cached);
             // All of the known tokens must fit, and one block of growth for each running sequence: admitting a
             // request only to preempt it in the next step would waste its prefill.
             if seq.table.missing(seq.tokens.len()) + self.running.len() > self.pool.available() {
@@ -199,7 +208,7 @@ impl<M: Memory> Scheduler<M> {
                 return;
             }
             seq.planned = cached;
-            let tokens = seq.remaining().min(*budget);
+            let tokens = seq.share(*budget, *spare - 1);
             let reserved = self.memory.reserve(&mut seq.held, seq.prompt_len, cached..cached + tokens);
             if reserved.is_err() || seq.table.grow(cached + tokens).is_err() {
                 seq.release();
@@ -215,6 +224,7 @@ impl<M: Memory> Scheduler<M> {
                 events.push((seq.id, TokenEvent::Admitted { cached_tokens: cached }));
             }
             *budget -= tokens;
+            *spare -= 1 + seq.spare(tokens);
             share.push(tokens);
             self.running.push(seq);
         }
@@ -227,6 +237,13 @@ impl<M: Memory> Scheduler<M> {
         for (i, &tokens) in chosen() {
             let seq = &mut self.running[i];
             let range = seq.planned..seq.planned + tokens;
+            if seq.reports.is_some() {
+                let (first, tokens) = (step.tokens.len(), &seq.tokens[..seq.prompt_len]);
+                let known =
+                    range.clone().zip(first..).filter_map(|(p, t)| Some((t as u32, p + 1, *tokens.get(p + 1)?)));
+                let asked = seq.request.prompt_logprobs;
+                step.samples.extend(known.map(|(t, p, token)| SampleRow::report(seq.id, t, p, token, asked)));
+            }
             self.memory.plan(&mut seq.held, range.clone(), step.tokens.len() as u32, &mut step.memory);
             step.tokens.extend(range.clone().map(|p| seq.input(p)));
             step.positions.extend(range.clone().map(|p| p as u32));
@@ -257,6 +274,25 @@ impl<M: Memory> Scheduler<M> {
         step
     }
 
+    /// A running sequence that waits for nothing but its mask, if there is one.
+    pub fn masked_out(&self) -> Option<&GrammarTracker> {
+        let grammars = self.running.iter().filter(|seq| seq.unknown == 0).filter_map(|seq| seq.grammar.as_ref());
+        grammars.into_iter().find(|grammar| grammar.mask().is_none())
+    }
+
+    /// Ends the requests whose grammar failed.
+    pub fn fail_broken(&mut self) -> EventBatch {
+        let mut events = EventBatch::new();
+        for seq in self.running.iter_mut().filter(|seq| !seq.is_over()) {
+            if let Some(error) = seq.grammar.as_ref().and_then(GrammarTracker::failure) {
+                events.push((seq.id, TokenEvent::Failed { error }));
+                seq.finished = true;
+            }
+        }
+        self.drop_ended();
+        events
+    }
+
     /// Takes the outcome of the oldest step in flight: new tokens, finished requests, full blocks for the prefix index.
     pub fn commit(&mut self, step: &Step<M::Row>, outcome: Outcome) -> EventBatch {
         assert_eq!(outcome.tokens.len(), step.samples.len(), "one sampled token per sample row");
@@ -274,6 +310,13 @@ impl<M: Memory> Scheduler<M> {
         let sampled = step.samples.iter().zip(outcome.tokens).zip(outcome.logprobs);
         for ((row, token), logprobs) in sampled {
             let Some(seq) = self.running.iter_mut().find(|seq| seq.id == row.id && !seq.is_over()) else { continue };
+            if row.position < seq.prompt_len as u64 {
+                seq.reports.iter_mut().for_each(|reports| reports.extend(logprobs.clone()));
+                continue;
+            }
+            if let Some(reports) = seq.reports.take() {
+                events.push((row.id, TokenEvent::Prompt(reports)));
+            }
             self.stats.generation_tokens += 1;
             let finished = seq.push(token, &self.config.eos_token_ids);
             let is_stop = matches!(finished, Some(FinishReason::Stop(_)));
@@ -284,7 +327,7 @@ impl<M: Memory> Scheduler<M> {
             }
         }
         self.stats.steps += 1;
-        self.drop_ended();
+        events.extend(self.fail_broken());
         events
     }
 

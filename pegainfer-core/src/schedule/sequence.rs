@@ -4,7 +4,8 @@
 //! other token in what is planned; [`Sequence::input`] names it by where the device will find it.
 
 use super::step::FROM_PREVIOUS;
-use crate::engine::{FinishReason, GenerateRequest, RequestId, Usage};
+use crate::engine::{FinishReason, GenerateRequest, RequestId, TokenLogprobs, Usage};
+use crate::grammar::GrammarTracker;
 use crate::kv::{BlockPool, BlockTable};
 use crate::rules::{Adjustment, RuleTracker};
 
@@ -26,6 +27,10 @@ pub(super) struct Sequence<H> {
     pub held: H,
     /// Follows the tokens that are known; usually there are no rules.
     rules: Option<RuleTracker>,
+    /// As `rules`, and often a moment behind; usually there is no grammar.
+    pub grammar: Option<GrammarTracker>,
+    /// Reports about the prompt's tokens so far, while they are wanted and were not given out.
+    pub reports: Option<Vec<TokenLogprobs>>,
     /// It has run before, and its admission was reported.
     pub admitted: bool,
     /// Prompt tokens found in the prefix cache at the first admission.
@@ -42,7 +47,9 @@ impl<H: Default> Sequence<H> {
     pub fn new(id: RequestId, mut request: GenerateRequest, pool: &BlockPool) -> Self {
         let tokens = std::mem::take(&mut request.prompt);
         let table = BlockTable::new(pool, request.cache_salt);
+        let reports = request.prompt_logprobs.map(|_| Vec::new());
         let rules = request.rules.take().map(|rules| RuleTracker::new(rules, &tokens));
+        let grammar = request.grammar.take().map(|grammar| GrammarTracker::new(&*grammar));
         Self {
             id,
             prompt_len: tokens.len(),
@@ -54,6 +61,8 @@ impl<H: Default> Sequence<H> {
             table,
             held: H::default(),
             rules,
+            grammar,
+            reports,
             admitted: false,
             cached_tokens: 0,
             in_flight: 0,
@@ -73,11 +82,25 @@ impl<H: Default> Sequence<H> {
     }
 
     /// Tokens to compute before the next one can be sampled: 1 while decoding, 0 when there is no next one, or none yet
-    /// because the rules need to know the newest token first.
+    /// because the rules need to know the newest token first or the grammar has not got over it.
     pub fn remaining(&self) -> usize {
         let all_drawn = self.len() - self.prompt_len == self.request.max_tokens;
-        let waits = self.unknown > 0 && self.rules.as_ref().is_some_and(RuleTracker::needs_history);
+        let history = self.grammar.is_some() || self.rules.as_ref().is_some_and(RuleTracker::needs_history);
+        let masked = self.grammar.as_ref().is_none_or(|grammar| grammar.mask().is_some());
+        let waits = (self.unknown > 0 && history) || !masked;
         if all_drawn || waits || self.is_over() { 0 } else { self.len() - self.planned }
+    }
+
+    /// As [`remaining`](Self::remaining), with room for `tokens` tokens, and for `spare` reports besides the one sample
+    /// that every sequence may have.
+    pub fn share(&self, tokens: usize, spare: usize) -> usize {
+        let tokens = self.remaining().min(tokens);
+        if self.reports.is_some() { tokens.min(1 + spare) } else { tokens }
+    }
+
+    /// What `share` tokens take of the spare reports.
+    pub fn spare(&self, share: usize) -> usize {
+        if self.reports.is_some() { share.saturating_sub(1) } else { 0 }
     }
 
     /// The id of the token at `position`, or where the next step's device finds it.
@@ -85,10 +108,13 @@ impl<H: Default> Sequence<H> {
         self.tokens.get(position).copied().unwrap_or(FROM_PREVIOUS | self.sample as u32)
     }
 
-    /// What the rules do to the logits of the token after all so far.
+    /// What rules and grammar do to the logits of the token after all so far.
     pub fn adjustment(&self) -> Option<Adjustment> {
         let generated = self.len() - self.prompt_len;
-        self.rules.as_ref()?.adjustment(generated, &self.tokens[self.prompt_len..])
+        let rules = |rules: &RuleTracker| rules.adjustment(generated, &self.tokens[self.prompt_len..]);
+        let adjustment = self.rules.as_ref().and_then(rules);
+        let Some(allowed) = self.grammar.as_ref().and_then(GrammarTracker::mask) else { return adjustment };
+        Some(Adjustment { allowed: Some(allowed), ..adjustment.unwrap_or_default() })
     }
 
     /// Gives the blocks back; everything is computed again after the next admission.
@@ -97,6 +123,7 @@ impl<H: Default> Sequence<H> {
         self.table.clear();
         self.held = H::default();
         self.planned = 0;
+        self.reports.iter_mut().for_each(Vec::clear);
     }
 
     /// Appends the oldest unknown token, now that it is known; says whether it is the last one.
@@ -108,12 +135,15 @@ impl<H: Default> Sequence<H> {
         }
         let is_eos = !self.request.ignore_eos && eos.contains(&token);
         if is_eos || self.request.stop_token_ids.contains(&token) {
-            Some(FinishReason::Stop(token))
-        } else if self.tokens.len() - self.prompt_len == self.request.max_tokens {
-            Some(FinishReason::Length)
-        } else {
-            None
+            return Some(FinishReason::Stop(token));
         }
+        if self.tokens.len() - self.prompt_len == self.request.max_tokens {
+            return Some(FinishReason::Length);
+        }
+        if let Some(grammar) = &mut self.grammar {
+            grammar.push(token);
+        }
+        None
     }
 
     pub fn usage(&self) -> Usage {

@@ -2,7 +2,7 @@
 
 use crate::engine::{RequestId, TokenLogprobs};
 use crate::kv::{BLOCK_SIZE, NO_SLOT};
-use crate::rules::Adjustment;
+use crate::rules::{Adjustment, LogitEdit};
 use crate::sampling::SamplingParams;
 
 /// In place of an input id: `FROM_PREVIOUS | j` is the id that sample `j` of the step before draws. No vocabulary has
@@ -64,6 +64,17 @@ pub struct SampleRow {
     pub logprobs: Option<usize>,
 }
 
+impl SampleRow {
+    /// A sample that can only be `forced`, for the report about a token that is known: `forced` is at `position` of the
+    /// request's prompt, and index `token` of the step's tokens is the one before it.
+    pub fn report(id: RequestId, token: u32, position: usize, forced: u32, logprobs: Option<usize>) -> Self {
+        // No logit reaches this, and reports are of the raw ones.
+        let edit = LogitEdit { token: forced, scale: 1.0, add: f32::MAX };
+        let adjustment = Some(Adjustment { edits: vec![edit], allowed: None });
+        Self { id, token, position: position as u64, adjustment, params: SamplingParams::greedy(), logprobs }
+    }
+}
+
 /// What the executor returns: one entry per `Step::samples`, in order.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Outcome {
@@ -119,6 +130,12 @@ impl<M: Clone + Default> Step<M> {
         }
         step.block_tables.resize(rows * self.max_blocks, 0);
         step
+    }
+
+    /// Whether every token is sampled, in order: then the rows that need logits are where they are wanted.
+    pub fn samples_every_token(&self) -> bool {
+        let in_order = self.samples.iter().zip(0..).all(|(sample, token)| sample.token == token);
+        in_order && self.samples.len() == self.tokens.len()
     }
 
     /// Fewest and most tokens of a row.

@@ -164,15 +164,25 @@ impl Checkpoint {
         self.places.keys().map(String::as_str)
     }
 
+    /// Dtype and shape of a tensor, if there is one of this name.
+    pub fn describe(&self, name: &str) -> Option<(Dtype, &[usize])> {
+        self.places.get(name).map(|place| (place.dtype, place.shape.as_slice()))
+    }
+
     /// A bf16 tensor of exactly this shape.
     pub fn bf16(&self, name: &str, shape: &[usize]) -> Result<Stored<'_>, WeightsError> {
-        self.stored(name, shape, &[Dtype::BF16]).map(|(_, stored)| stored)
+        self.stored(name, Dtype::BF16, shape)
+    }
+
+    /// A tensor of exactly this dtype and shape. Its bytes come as they are stored, little-endian.
+    pub fn stored(&self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<Stored<'_>, WeightsError> {
+        self.one_of(name, shape, &[dtype]).map(|(_, stored)| stored)
     }
 
     /// The values of a small tensor of exactly this shape that may be stored as bf16 or as f32.
     pub fn widened(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, WeightsError> {
         let elements = shape.iter().product();
-        match self.stored(name, shape, &[Dtype::BF16, Dtype::F32])? {
+        match self.one_of(name, shape, &[Dtype::BF16, Dtype::F32])? {
             (Dtype::F32, stored) => {
                 let mut values = vec![0f32; elements];
                 stored.read(0, bytemuck::cast_slice_mut(&mut values))?;
@@ -187,7 +197,7 @@ impl Checkpoint {
     }
 
     /// A tensor of exactly this shape and one of these types.
-    fn stored(&self, name: &str, shape: &[usize], dtypes: &[Dtype]) -> Result<(Dtype, Stored<'_>), WeightsError> {
+    fn one_of(&self, name: &str, shape: &[usize], dtypes: &[Dtype]) -> Result<(Dtype, Stored<'_>), WeightsError> {
         let place = self.places.get(name).ok_or_else(|| WeightsError::MissingTensor { name: name.to_owned() })?;
         if !dtypes.contains(&place.dtype) || place.shape != shape {
             let dtypes: Vec<String> = dtypes.iter().map(|dtype| format!("{dtype:?}")).collect();

@@ -7,3 +7,4 @@ mod loader;
 pub use checkpoint::{Checkpoint, Stored, WeightsError};
 pub use dummy::uniform;
 pub use loader::{Loader, Part, Source, Uniform};
+pub use safetensors::Dtype as StoredDtype;

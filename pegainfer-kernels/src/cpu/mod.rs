@@ -3,6 +3,8 @@
 pub mod adjust;
 pub mod attention;
 pub mod causal_conv;
+#[cfg(feature = "deepseek-v4")]
+pub mod deepseek_v4;
 mod disjoint;
 pub mod gate;
 pub mod gated_delta;

@@ -79,7 +79,7 @@ pub(crate) fn linear_add_norm(
         linear(exec, x, w, delta)?;
         return add_rms_norm(exec, delta, residual, norm, eps, out);
     }
-    // At most 8 slices of 32 rows: 1 MiB for a hidden size of 1,024.
+    // At most 8 slices of 16 rows: 0.5 MiB for a hidden size of 1,024.
     let slices = gpu.workspace();
     let spread = stream(gpu, op, x, w, Output::Slices, |launch| launch.pointer(slices))?;
     add_slices_rms_norm(exec, (slices, spread.slices), residual, norm, eps, out)

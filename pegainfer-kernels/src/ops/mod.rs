@@ -7,6 +7,8 @@ mod attention_gate;
 mod causal_conv1d;
 mod check;
 mod decode_attention;
+#[cfg(feature = "deepseek-v4")]
+pub mod deepseek_v4;
 mod embedding;
 mod gated_delta_chunks;
 mod gated_delta_rule;

@@ -42,8 +42,8 @@ impl Sampler {
     }
 
     /// Logits, tokens and log-probabilities of the `samples` of a step, for which `inputs` was filled. `normed`: the
-    /// normalised output of the last layer, `[samples, hidden]` bf16, narrowed afterwards; `head`: the output matrix,
-    /// `[vocab, hidden]` bf16. The results stay on the device.
+    /// normalised output of the last layer, `[samples, hidden]` bf16; `head`: the output matrix, `[vocab, hidden]` bf16.
+    /// The results stay on the device.
     pub fn run(
         &mut self,
         exec: &mut Exec,

@@ -3,7 +3,9 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use pegainfer_core::engine::{FinishReason, GenerateRequest, RequestId, StepEngine, TokenEvent, TokenOut, Usage};
+use pegainfer_core::engine::{
+    FinishReason, GenerateRequest, RequestId, StepEngine, TokenEvent, TokenLogprobs, TokenOut, Usage,
+};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
 use pegainfer_core::sampling::SamplingParams;
@@ -116,6 +118,9 @@ pub fn greedy(prompt: &[u32], max_tokens: usize) -> GenerateRequest {
         max_tokens,
         sampling: SamplingParams::greedy(),
         rules: None,
+        grammar: None,
+        prompt_logprobs: None,
+        priority: 0,
         stop_token_ids: vec![],
         ignore_eos: true,
         logprobs: Some(5),
@@ -126,6 +131,7 @@ pub fn greedy(prompt: &[u32], max_tokens: usize) -> GenerateRequest {
 /// What one request gave.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Output {
+    pub prompt: Option<Vec<TokenLogprobs>>,
     pub tokens: Vec<TokenOut>,
     pub end: Option<(FinishReason, Usage)>,
 }
@@ -167,6 +173,7 @@ pub fn run(engine: &mut Engine, requests: &[GenerateRequest]) -> Vec<Output> {
             let output = outputs.get_mut(&id).unwrap();
             match event {
                 TokenEvent::Admitted { .. } => {}
+                TokenEvent::Prompt(reports) => output.prompt = Some(reports),
                 TokenEvent::Token(token) => output.tokens.push(token),
                 TokenEvent::Finished { reason, usage } => output.end = Some((reason, usage)),
                 TokenEvent::Failed { error } => panic!("{id:?}: {error}"),

@@ -85,6 +85,9 @@ pub fn greedy(prompt: &[u32], max_tokens: usize) -> GenerateRequest {
         max_tokens,
         sampling: SamplingParams::greedy(),
         rules: None,
+        grammar: None,
+        prompt_logprobs: None,
+        priority: 0,
         stop_token_ids: vec![],
         ignore_eos: true,
         logprobs: Some(5),
@@ -135,7 +138,7 @@ pub fn run(engine: &mut Engine, requests: &[GenerateRequest]) -> Vec<Output> {
         for (id, event) in events {
             let output = outputs.get_mut(&id).unwrap();
             match event {
-                TokenEvent::Admitted { .. } => {}
+                TokenEvent::Admitted { .. } | TokenEvent::Prompt(_) => {}
                 TokenEvent::Token(token) => output.tokens.push(token),
                 TokenEvent::Finished { reason, usage } => output.end = Some((reason, usage)),
                 TokenEvent::Failed { error } => panic!("{id:?}: {error}"),

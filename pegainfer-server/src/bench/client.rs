@@ -45,6 +45,9 @@ async fn submit(engine: &EngineHandle, prompt: &[u32], output_len: usize, salt: 
         max_tokens: output_len,
         sampling: SamplingParams::greedy(),
         rules: None,
+        grammar: None,
+        prompt_logprobs: None,
+        priority: 0,
         stop_token_ids: Vec::new(),
         ignore_eos: true,
         logprobs: None,
@@ -55,7 +58,7 @@ async fn submit(engine: &EngineHandle, prompt: &[u32], output_len: usize, salt: 
     let (mut stamps, mut end) = (Vec::with_capacity(output_len), None);
     while let Some(event) = stream.recv().await {
         match event {
-            TokenEvent::Admitted { .. } => {}
+            TokenEvent::Admitted { .. } | TokenEvent::Prompt(_) => {}
             TokenEvent::Token(_) => stamps.push(Instant::now()),
             TokenEvent::Finished { usage, .. } => end = Some(usage),
             TokenEvent::Failed { error } => bail!(error),

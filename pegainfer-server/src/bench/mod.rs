@@ -112,7 +112,7 @@ fn model_dir(common: &CommonArgs) -> Result<PathBuf> {
 fn open(workload: &Workload, points: &[Point], dir: &Path, runtime: &Runtime) -> Result<Target> {
     let common = workload.common();
     if let Some(url) = &common.url {
-        http::raise_open_files();
+        crate::http::raise_open_files();
         return Ok(Target::Http(runtime.block_on(Api::connect(url))?));
     }
     let most = points.iter().map(|point| match point.arrivals {
@@ -127,7 +127,7 @@ fn open(workload: &Workload, points: &[Point], dir: &Path, runtime: &Runtime) ->
     );
     match workload {
         Workload::Serve(_) => {
-            http::raise_open_files();
+            crate::http::raise_open_files();
             Ok(Target::Http(runtime.block_on(serve_here(engine, dir))?))
         }
         _ => Ok(Target::Engine(engine)),

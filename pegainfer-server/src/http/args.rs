@@ -1,11 +1,13 @@
 //! Flags of the HTTP side.
 
-use super::{ApiKeys, Cors, Options};
+use super::{ApiKeys, Cors, Options, Tls};
 use crate::cli::parse_bytes;
-use anyhow::Result;
+use crate::trace::{ChromeFiles, Tracer};
+use anyhow::{Context, Result};
 use clap::Args;
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A value that is never printed.
@@ -49,9 +51,27 @@ pub struct HttpArgs {
     /// After SIGTERM, open requests have this long to finish
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds)]
     pub drain_timeout: Duration,
+    /// Serve HTTPS with this certificate chain (PEM, the server's own certificate first)
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// Private key of the certificate (PEM, without password)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// Write the stages of each request (queue, prefill, decode, ..) into files here, which ui.perfetto.dev opens
+    #[arg(long, value_name = "DIR")]
+    pub trace_dir: Option<PathBuf>,
+    /// Trace only this share of the requests, and those that send `x-trace: 1`
+    #[arg(long, value_name = "SHARE", default_value = "1", value_parser = parse_trace_share, requires = "trace_dir")]
+    pub trace_share: f64,
 }
 
 impl HttpArgs {
+    fn tracer(&self) -> Result<Option<Arc<Tracer>>> {
+        let Some(dir) = &self.trace_dir else { return Ok(None) };
+        let tracer = Tracer::start(ChromeFiles::create(dir)?, self.trace_share);
+        Ok(Some(tracer.context("the thread that writes traces cannot be started")?))
+    }
+
     /// The flags, checked, with the keys read from their file.
     pub fn options(&self, strict: bool) -> Result<Options> {
         Ok(Options {
@@ -62,8 +82,16 @@ impl HttpArgs {
             request_timeout: self.request_timeout,
             client_timeout: self.client_timeout,
             drain_timeout: self.drain_timeout,
+            tls: self.tls_cert.as_deref().zip(self.tls_key.as_deref()).map(|(c, k)| Tls::load(c, k)).transpose()?,
+            tracer: self.tracer()?,
         })
     }
+}
+
+/// From 0 to 1.
+fn parse_trace_share(text: &str) -> Result<f64, String> {
+    let share = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+    share.ok_or_else(|| format!("{text:?} is not a share such as 0.01, from 0 to 1"))
 }
 
 /// A number of seconds above 0, perhaps with a fraction; at most a year.

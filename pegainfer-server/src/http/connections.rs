@@ -11,8 +11,10 @@ use hyper_util::service::TowerToHyperService;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 /// Cancelled requests may take this long to tell their clients.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -51,7 +53,7 @@ pub async fn serve(mut listener: TcpListener, state: Arc<AppState>, stop: impl F
     log::warn!("{} requests were still open and are cut off", open_requests(&state));
     state.lifecycle.advance(Phase::Closing);
     // What is left after that belongs to clients that do not read.
-    let _ = tokio::time::timeout(LAST_WORDS, async { while connections.join_next().await.is_some() {} }).await;
+    let _ = timeout(LAST_WORDS, async { while connections.join_next().await.is_some() {} }).await;
 }
 
 fn open_requests(state: &AppState) -> usize {
@@ -64,6 +66,16 @@ async fn connection(stream: TcpStream, app: Router, state: Arc<AppState>) {
     if let Err(error) = stream.set_nodelay(true) {
         log::debug!("TCP_NODELAY cannot be set: {error}");
     }
+    let Some(tls) = state.options.tls.clone() else { return exchange(stream, app, state).await };
+    match timeout(state.options.client_timeout, tls.acceptor().accept(stream)).await {
+        Ok(Ok(stream)) => exchange(stream, app, state).await,
+        Ok(Err(error)) => log::debug!("a client cannot agree on TLS: {error}"),
+        Err(_) => log::debug!("a client did not complete the TLS handshake in time"),
+    }
+}
+
+/// Requests and answers of one connection.
+async fn exchange(stream: impl AsyncRead + AsyncWrite + Unpin + Send, app: Router, state: Arc<AppState>) {
     let client_timeout = state.options.client_timeout;
     let late = state.lifecycle.phase() != Phase::Serving;
     let mut http = http1::Builder::new();

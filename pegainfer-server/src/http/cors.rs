@@ -18,7 +18,7 @@ pub struct Cors {
 /// A browser asks again after this many seconds.
 const MAX_AGE: &str = "600";
 /// Headers of ours that a page may read.
-const EXPOSED: &str = "x-request-id, x-ignored-fields, retry-after";
+const EXPOSED: &str = "x-request-id, x-ignored-fields, x-trace-id, retry-after";
 
 impl Cors {
     /// Each origin is `*` or a scheme and host, perhaps with a port, as browsers send it.

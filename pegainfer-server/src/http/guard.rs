@@ -49,16 +49,13 @@ impl ApiKeys {
         if self.0.is_empty() {
             return true;
         }
-        let Some((scheme, given)) = headers
-            .get(header::AUTHORIZATION)
-            .and_then(|value| value.to_str().ok())
-            .and_then(|value| value.split_once(' '))
-        else {
-            return false;
-        };
+        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        let bearer = text("authorization").and_then(|value| value.split_once(' '));
+        let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, key)| key);
+        // Anthropic's clients have a header of their own.
+        let Some(given) = bearer.or(text("x-api-key")) else { return false };
         let given = given.trim().as_bytes();
-        let found = self.0.iter().fold(Choice::from(0), |found, key| found | key.as_bytes().ct_eq(given));
-        scheme.eq_ignore_ascii_case("bearer") && bool::from(found)
+        self.0.iter().fold(Choice::from(0), |found, key| found | key.as_bytes().ct_eq(given)).into()
     }
 }
 

@@ -5,16 +5,21 @@ mod connections;
 mod cors;
 mod guard;
 mod lifecycle;
+mod open_files;
 pub mod request_id;
 mod stall;
+mod tls;
 
 pub use args::{HttpArgs, Secret, parse_seconds};
 pub use connections::serve;
 pub use cors::Cors;
 pub use guard::ApiKeys;
 pub use lifecycle::{Deadline, Lifecycle, Phase};
+pub use open_files::raise_open_files;
+pub use tls::Tls;
 
 use crate::openai::AppState;
+use crate::trace::{self, Tracer};
 use axum::Router;
 use axum::middleware::from_fn_with_state;
 use std::sync::Arc;
@@ -38,6 +43,10 @@ pub struct Options {
     pub client_timeout: Duration,
     /// Open requests may take this long after a signal to stop.
     pub drain_timeout: Duration,
+    /// Certificate and key; `None` serves plain HTTP.
+    pub tls: Option<Tls>,
+    /// Where the stages of requests go; `None` traces nothing.
+    pub tracer: Option<Arc<Tracer>>,
 }
 
 impl Default for Options {
@@ -50,13 +59,18 @@ impl Default for Options {
             request_timeout: None,
             client_timeout: Duration::from_secs(60),
             drain_timeout: Duration::from_secs(30),
+            tls: None,
+            tracer: None,
         }
     }
 }
 
 /// Puts the API behind its guards. The outermost layer runs first: every answer gets a request id, and a browser may read
 /// refusals, too.
-pub fn wrap(api: Router, state: &Arc<AppState>) -> Router {
+pub fn wrap(mut api: Router, state: &Arc<AppState>) -> Router {
+    if state.options.tracer.is_some() {
+        api = api.layer(from_fn_with_state(state.clone(), trace::attach));
+    }
     api.layer(from_fn_with_state(state.clone(), guard::guard))
         .layer(from_fn_with_state(state.clone(), cors::cors))
         .layer(axum::middleware::from_fn(request_id::attach))

@@ -3,11 +3,13 @@
 use super::errors::ApiError;
 use super::fields::Fields;
 use crate::http::Options;
+use crate::trace::Trace;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode, header};
 use futures_util::StreamExt;
 use serde_json::Value;
+use std::sync::Arc;
 use tokio::time::timeout;
 
 /// Of a larger body, this much is read and thrown away before the refusal, because many clients read no answer before
@@ -16,7 +18,8 @@ const MAX_DISCARD: usize = 64 << 20;
 
 /// The headers and fields of a JSON request.
 pub async fn read(request: Request, options: &Options) -> Result<(HeaderMap, Fields), ApiError> {
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
+    let trace: Option<Arc<Trace>> = parts.extensions.remove();
     let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or("none");
     let essence = content_type.split(';').next().unwrap_or_default().trim();
     if !essence.eq_ignore_ascii_case("application/json") {
@@ -24,7 +27,11 @@ pub async fn read(request: Request, options: &Options) -> Result<(HeaderMap, Fie
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
     let bytes = read_bounded(body, &parts.headers, options).await?;
-    Ok((parts.headers, parse(&bytes)?))
+    let fields = parse(&bytes)?;
+    if let Some(trace) = &trace {
+        trace.stage("receive");
+    }
+    Ok((parts.headers, fields.with_trace(trace)))
 }
 
 async fn read_bounded(body: Body, headers: &HeaderMap, options: &Options) -> Result<Vec<u8>, ApiError> {

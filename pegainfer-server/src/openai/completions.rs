@@ -3,11 +3,12 @@
 use super::errors::ApiError;
 use super::fields::{Fields, describe};
 use super::generation::{Generation, Piece};
-use super::logprobs::CompletionLogprobs;
+use super::logprobs::{CompletionLogprobs, TokenNames};
 use super::params::{MAX_LOGPROBS, Params, token_id};
 use super::sse::{self, ChunkFormat, Events};
 use super::state::{AppState, unix_time};
-use super::wire::{CompletionChoice, Envelope, Usage};
+use super::structured::Structured;
+use super::wire::{CompletionChoice, Envelope, PromptFields, Usage};
 use super::{body, with_ignored};
 use axum::Json;
 use axum::extract::{Request, State};
@@ -33,9 +34,11 @@ enum Prompt {
 /// The handler.
 pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
     let (headers, mut fields) = body::read(request, &state.options).await?;
-    let params = Params::take(&mut fields, &headers, &state)?;
+    let mut params = Params::take(&mut fields, &headers, &state)?;
+    params.echo = fields.bool("echo")?.unwrap_or(false);
     let prompt = take_prompt(&mut fields, state.engine.limits().vocab_size)?;
     let logprobs = fields.integer("logprobs", 0..=MAX_LOGPROBS)?.map(|n| n as usize);
+    let structured = Structured::take(&mut fields)?;
     let ignored = state.policy.judge(&fields.rest())?;
 
     let prompts = match prompt {
@@ -47,19 +50,20 @@ pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -
         let message = format!("n asks for {choices} choices of all prompts, at most {MAX_CHOICES} are given");
         return Err(ApiError::invalid("n", message));
     }
-    let requests = prompts.into_iter().map(|ids| params.requests(ids, DEFAULT_MAX_TOKENS, logprobs, &state));
+    let grammar = Structured::compile(structured, &state).await?;
+    let requests = prompts.into_iter();
+    let requests = requests.map(|ids| params.requests(ids, DEFAULT_MAX_TOKENS, logprobs, grammar.clone(), &state));
     let requests = requests.collect::<Result<Vec<_>, _>>()?.concat();
     let generations = Generation::submit_all(&state, &params, requests, "completions", "prompt")?;
     let format = Format {
         id: format!("cmpl-{}", params.request_id),
         created: unix_time(),
-        model: params.model,
         logprobs: logprobs.is_some(),
-        n: params.n,
+        params,
         state,
     };
-    let response = match params.stream {
-        Some(options) => sse::respond(generations, params.n, format, options).await?,
+    let response = match format.params.stream {
+        Some(options) => sse::respond(generations, format.params.n, format, options).await?,
         None => respond(generations, format).await?,
     };
     Ok(with_ignored(response, ignored))
@@ -95,28 +99,37 @@ fn take_prompt(fields: &mut Fields, vocab_size: usize) -> Result<Prompt, ApiErro
 struct Format {
     id: String,
     created: u64,
-    model: String,
     logprobs: bool,
-    /// Choices of each prompt.
-    n: usize,
+    params: Params,
     state: Arc<AppState>,
 }
 
 impl Format {
     fn envelope(&self, choices: Vec<CompletionChoice>, usage: Option<Option<Usage>>) -> Envelope<'_, CompletionChoice> {
-        Envelope { id: &self.id, object: "text_completion", created: self.created, model: &self.model, choices, usage }
+        let (object, model) = ("text_completion", self.params.model.as_str());
+        Envelope { id: &self.id, object, created: self.created, model, choices, prompt: None, usage }
     }
 
-    fn logprobs(&self, piece: &Piece) -> Option<CompletionLogprobs> {
-        self.logprobs.then(|| CompletionLogprobs::of(piece, &self.state.checkpoint.tokenizer))
+    /// The choice, as far as this piece goes.
+    fn choice(&self, index: usize, piece: Piece) -> CompletionChoice {
+        let tokenizer = &*self.state.checkpoint.tokenizer;
+        let names = TokenNames { tokenizer, by_id: self.params.ids_as_text };
+        let echoed = piece.prompt.as_ref().filter(|_| self.params.echo);
+        let text = echoed.map_or(String::new(), |prompt| tokenizer.decode_all(&prompt.ids)) + &piece.text;
+        let logprobs = self.logprobs.then(|| {
+            let mut logprobs = echoed.map(|prompt| CompletionLogprobs::of_prompt(prompt, &names)).unwrap_or_default();
+            logprobs.extend(CompletionLogprobs::of(&piece, &names));
+            logprobs
+        });
+        let prompt = piece.prompt.as_ref().and_then(|prompt| PromptFields::of(prompt, &self.params, tokenizer));
+        let token_ids = self.params.token_ids.then(|| piece.token.iter().map(|token| token.id).collect());
+        CompletionChoice { index, text, logprobs, prompt, end: piece.finish.into(), token_ids }
     }
 }
 
 impl ChunkFormat for Format {
     fn piece(&mut self, out: &mut Events, index: usize, piece: Piece, usage: Option<Option<Usage>>) {
-        let logprobs = self.logprobs(&piece);
-        let choice = CompletionChoice { index, text: piece.text, logprobs, end: piece.finish.into() };
-        out.push(&self.envelope(vec![choice], usage));
+        out.push(&self.envelope(vec![self.choice(index, piece)], usage));
     }
 
     fn usage(&mut self, out: &mut Events, usage: Usage) {
@@ -128,21 +141,20 @@ impl ChunkFormat for Format {
 async fn respond(mut generations: Vec<Generation>, format: Format) -> Result<Response, ApiError> {
     let collected = generations.iter_mut().enumerate().map(|(index, generation)| collect(index, generation, &format));
     let choices = try_join_all(collected).await?;
-    let usage = Usage::sum(generations.iter().map(Generation::counts), format.n);
+    let usage = Usage::sum(generations.iter().map(Generation::counts), format.params.n);
     Ok(Json(format.envelope(choices, Some(Some(usage)))).into_response())
 }
 
 async fn collect(index: usize, generation: &mut Generation, format: &Format) -> Result<CompletionChoice, ApiError> {
-    let mut choice = CompletionChoice { index, text: String::new(), logprobs: None, end: None.into() };
+    let mut choice: Option<CompletionChoice> = None;
     while let Some(piece) = generation.next().await {
-        let piece = piece?;
-        if let Some(logprobs) = format.logprobs(&piece) {
-            choice.logprobs.get_or_insert_default().extend(logprobs);
+        let next = format.choice(index, piece?);
+        match &mut choice {
+            Some(choice) => choice.extend(next),
+            None => choice = Some(next),
         }
-        choice.text += &piece.text;
-        choice.end = piece.finish.into();
     }
-    Ok(choice)
+    choice.ok_or_else(|| ApiError::internal("the engine ended a request without a token"))
 }
 
 #[cfg(test)]

@@ -78,6 +78,25 @@ impl ApiError {
         self
     }
 
+    /// The same about a field that the client knows by another name.
+    pub fn renamed(mut self, from: &str, to: &str) -> Self {
+        if self.param.as_deref() == Some(from) {
+            self.message = self.message.replace(from, to);
+            self.param = Some(to.to_owned());
+        }
+        self
+    }
+
+    /// The HTTP status.
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// One sentence for the client.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
     /// The refusal of a submit. `prompt_field` is what the client calls its prompt.
     pub fn from_submit(error: SubmitError, prompt_field: &'static str) -> Self {
         let message = error.to_string();

@@ -1,22 +1,39 @@
 //! The fields of a request body, taken one by one. JSON `null` means "absent", everywhere.
 
 use super::errors::ApiError;
+use crate::trace::Trace;
 use serde_json::{Map, Value};
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
-/// A request body. What has not been taken at the end was not understood.
-pub struct Fields(Map<String, Value>);
+/// A request body, and the trace of its request. What has not been taken at the end was not understood.
+pub struct Fields(Map<String, Value>, Option<Arc<Trace>>);
 
 impl Fields {
     /// Wraps a body; fields that are `null` count as absent.
     pub fn new(mut body: Map<String, Value>) -> Self {
         body.retain(|_, value| !value.is_null());
-        Self(body)
+        Self(body, None)
+    }
+
+    /// Adds the trace that the request's stages go to.
+    pub fn with_trace(self, trace: Option<Arc<Trace>>) -> Self {
+        Self(self.0, trace)
+    }
+
+    /// The trace of the request, if it has one.
+    pub fn trace(&self) -> Option<&Arc<Trace>> {
+        self.1.as_ref()
     }
 
     /// A field of any type.
     pub fn take(&mut self, name: &str) -> Option<Value> {
         self.0.shift_remove(name)
+    }
+
+    /// Adds a field, or replaces it.
+    pub fn put(&mut self, name: &str, value: Value) {
+        self.0.insert(name.to_owned(), value);
     }
 
     /// Whether a field is there.

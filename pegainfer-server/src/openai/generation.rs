@@ -6,8 +6,11 @@ use super::state::AppState;
 use crate::http::Deadline;
 use crate::metrics::{Ending, RequestRecord};
 use crate::text::{Detokenizer, StopScanner, Tokenizer};
+use crate::trace::ChoiceTrace;
 use futures_util::future::BoxFuture;
-use pegainfer_core::engine::{FinishReason, GenerateRequest, SubmitError, TokenEvent, TokenOut, TokenStream};
+use pegainfer_core::engine::{
+    FinishReason, GenerateRequest, SubmitError, TokenEvent, TokenLogprobs, TokenOut, TokenStream,
+};
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,6 +26,17 @@ pub struct Piece {
     pub offset: usize,
     /// Present on the last piece.
     pub finish: Option<Finish>,
+    /// Present on the first piece, if anything about the prompt was asked for.
+    pub prompt: Option<Prompt>,
+}
+
+/// What a client may want to know about its prompt.
+#[derive(Debug)]
+pub struct Prompt {
+    /// The prompt.
+    pub ids: Vec<u32>,
+    /// About all of its tokens but the first, if asked for.
+    pub reports: Option<Vec<TokenLogprobs>>,
 }
 
 /// How a choice ended.
@@ -63,11 +77,15 @@ pub struct Generation {
     detokenizer: Detokenizer,
     scanner: StopScanner,
     stops: Vec<String>,
+    /// What stops the text is part of it.
+    include_stop: bool,
     stop_token_ids: Vec<u32>,
     max_tokens: usize,
     min_tokens: usize,
     counts: Counts,
-    /// Characters decoded so far, held-back ones included.
+    /// Goes out with the first piece.
+    prompt: Option<Prompt>,
+    /// Characters decoded so far, held-back ones and an echoed prompt included.
     chars: usize,
     deadline: Option<Deadline>,
     /// Ready when the request has to end early.
@@ -87,8 +105,15 @@ impl Generation {
         for request in &requests {
             state.engine.limits().check(request).map_err(|e| ApiError::from_submit(e, prompt_field))?;
         }
-        let submit = |request| Self::submit(state, params, request, endpoint, prompt_field);
-        requests.into_iter().map(submit).collect()
+        if let Some(trace) = &params.trace {
+            trace.stage("tokenize");
+        }
+        let submit = |(choice, request)| {
+            let mut generation = Self::submit(state, params, request, endpoint, prompt_field)?;
+            generation.record.trace(params.trace.clone().map(|trace| ChoiceTrace::new(trace, choice)));
+            Ok(generation)
+        };
+        requests.into_iter().enumerate().map(submit).collect()
     }
 
     fn submit(
@@ -99,6 +124,9 @@ impl Generation {
         prompt_field: &'static str,
     ) -> Result<Self, ApiError> {
         let (prompt, max_tokens) = (request.prompt.len(), request.max_tokens);
+        let kept = params.keeps_prompt().then(|| Prompt { ids: request.prompt.clone(), reports: None });
+        let echoed = kept.as_ref().filter(|_| params.echo);
+        let chars = echoed.map_or(0, |kept| state.checkpoint.tokenizer.decode_all(&kept.ids).chars().count());
         let stream = state.engine.submit(request).map_err(|e| {
             if matches!(e, SubmitError::QueueFull { .. }) {
                 state.metrics.rejected("queue_full");
@@ -113,14 +141,16 @@ impl Generation {
         Ok(Self {
             stream: Some(stream),
             tokenizer: state.checkpoint.tokenizer.clone(),
-            detokenizer: Detokenizer::new(),
+            detokenizer: Detokenizer::new(params.show_special),
             scanner: StopScanner::new(&params.stop),
             stops: params.stop.clone(),
+            include_stop: params.include_stop,
             stop_token_ids: params.stop_token_ids.clone(),
             max_tokens,
             min_tokens: params.min_tokens,
             counts: Counts { prompt, ..Counts::default() },
-            chars: 0,
+            prompt: kept,
+            chars,
             deadline: params.deadline,
             cutoff: state.lifecycle.cutoff(params.deadline),
             record,
@@ -148,6 +178,11 @@ impl Generation {
                     self.counts.cached = cached_tokens;
                     self.record.admitted(cached_tokens, at);
                 }
+                Some(TokenEvent::Prompt(reports)) => {
+                    if let Some(prompt) = &mut self.prompt {
+                        prompt.reports = Some(reports);
+                    }
+                }
                 Some(TokenEvent::Token(token)) => {
                     let piece = self.token(token, at);
                     let is_last =
@@ -168,13 +203,17 @@ impl Generation {
     fn token(&mut self, token: TokenOut, at: Instant) -> Piece {
         self.counts.completion += 1;
         self.record.token(at);
+        let started = self.record.is_traced().then(Instant::now);
         let offset = self.chars;
         let mut decoded = String::new();
-        if !token.is_stop {
+        if !token.is_stop || self.include_stop {
             self.detokenizer.push(&self.tokenizer, token.id, &mut decoded);
         }
         let (text, finish) = self.scan(&decoded);
-        Piece { text, token: Some(token), offset, finish }
+        if let Some(started) = started {
+            self.record.detokenized(started.elapsed());
+        }
+        Piece { text, token: Some(token), offset, finish, prompt: self.prompt.take() }
     }
 
     /// Passes decoded text through the stop strings, except that of the first `min_tokens` tokens. A match ends the
@@ -190,13 +229,18 @@ impl Generation {
             self.record.end(Ending::Stop);
             Finish { reason: "stop", stop_reason: Some(StopReason::Text(self.stops[found].clone())) }
         });
+        if let Some(Finish { stop_reason: Some(StopReason::Text(stop)), .. }) =
+            finish.as_ref().filter(|_| self.include_stop)
+        {
+            text.push_str(stop);
+        }
         (text, finish)
     }
 
     /// Completes the last piece with the text that was held back.
     fn finish(&mut self, last: Option<Piece>, reason: FinishReason) -> Piece {
-        let mut piece =
-            last.unwrap_or_else(|| Piece { text: String::new(), token: None, offset: self.chars, finish: None });
+        let (text, offset) = (String::new(), self.chars);
+        let mut piece = last.unwrap_or(Piece { text, token: None, offset, finish: None, prompt: None });
         let mut rest = String::new();
         self.detokenizer.finish(&mut rest);
         let (text, stopped) = self.scan(&rest);

@@ -1,7 +1,8 @@
 //! Log-probabilities in the two shapes of OpenAI.
 
-use super::generation::Piece;
-use crate::text::Tokenizer;
+use super::generation::{Piece, Prompt};
+use crate::text::{Detokenizer, Tokenizer};
+use pegainfer_core::engine::{TokenLogprobs, TokenOut};
 use serde::{Serialize, Serializer};
 
 /// JSON has no infinity: a token that cannot be drawn gets the value that vLLM gives it.
@@ -11,9 +12,10 @@ const MIN_LOGPROB: f32 = -9999.0;
 #[derive(Serialize, Default, Debug)]
 pub struct CompletionLogprobs {
     text_offset: Vec<usize>,
-    token_logprobs: Vec<f32>,
+    /// `None` for the first token of an echoed prompt: nothing comes before it.
+    token_logprobs: Vec<Option<f32>>,
     tokens: Vec<String>,
-    top_logprobs: Vec<TokenMap>,
+    top_logprobs: Vec<Option<TokenMap>>,
 }
 
 /// Tokens by text, most likely first.
@@ -26,27 +28,59 @@ impl Serialize for TokenMap {
     }
 }
 
+/// How log-probabilities name tokens.
+pub struct TokenNames<'a> {
+    /// Knows their text.
+    pub tokenizer: &'a Tokenizer,
+    /// By id, as `token_id:5`.
+    pub by_id: bool,
+}
+
+impl TokenNames<'_> {
+    fn of(&self, id: u32) -> String {
+        if self.by_id { format!("token_id:{id}") } else { self.tokenizer.token_text(id) }
+    }
+}
+
 impl CompletionLogprobs {
     /// Of one piece; empty if no token caused it.
-    pub fn of(piece: &Piece, tokenizer: &Tokenizer) -> Self {
+    pub fn of(piece: &Piece, names: &TokenNames) -> Self {
         let mut lists = Self::default();
-        let Some((token, logprobs)) = piece.token.as_ref().and_then(|t| Some((t, t.logprobs.as_ref()?))) else {
-            return lists;
-        };
-        let text = tokenizer.token_text(token.id);
-        // Different tokens may show as the same text; the more likely one is kept. The drawn token is always listed.
-        let mut top: Vec<(String, f32)> = Vec::with_capacity(logprobs.top.len() + 1);
-        let listed = logprobs.top.iter().map(|&(id, logprob)| (tokenizer.token_text(id), logprob));
-        for (text, logprob) in listed.chain([(text.clone(), logprobs.logprob)]) {
-            if !top.iter().any(|(other, _)| *other == text) {
-                top.push((text, logprob.max(MIN_LOGPROB)));
-            }
+        if let Some(TokenOut { id, logprobs: Some(logprobs), .. }) = &piece.token {
+            lists.push(*id, piece.offset, Some(logprobs), names);
         }
-        lists.text_offset.push(piece.offset);
-        lists.token_logprobs.push(logprobs.logprob.max(MIN_LOGPROB));
-        lists.tokens.push(text);
-        lists.top_logprobs.push(TokenMap(top));
         lists
+    }
+
+    /// Of an echoed prompt.
+    pub fn of_prompt(prompt: &Prompt, names: &TokenNames) -> Self {
+        let (mut lists, mut text, mut chars) = (Self::default(), Detokenizer::new(true), 0);
+        let reports = std::iter::once(None).chain(prompt.reports.iter().flatten().map(Some));
+        for (id, report) in prompt.ids.iter().zip(reports) {
+            lists.push(*id, chars, report, names);
+            let mut piece = String::new();
+            text.push(names.tokenizer, *id, &mut piece);
+            chars += piece.chars().count();
+        }
+        lists
+    }
+
+    fn push(&mut self, id: u32, offset: usize, report: Option<&TokenLogprobs>, names: &TokenNames) {
+        let text = names.of(id);
+        self.text_offset.push(offset);
+        self.token_logprobs.push(report.map(|report| report.logprob.max(MIN_LOGPROB)));
+        self.top_logprobs.push(report.map(|report| {
+            // Different tokens may show as the same text; the more likely one is kept. The token itself is always listed.
+            let mut top: Vec<(String, f32)> = Vec::with_capacity(report.top.len() + 1);
+            let listed = report.top.iter().map(|&(id, logprob)| (names.of(id), logprob));
+            for (text, logprob) in listed.chain([(text.clone(), report.logprob)]) {
+                if !top.iter().any(|(other, _)| *other == text) {
+                    top.push((text, logprob.max(MIN_LOGPROB)));
+                }
+            }
+            TokenMap(top)
+        }));
+        self.tokens.push(text);
     }
 
     /// Appends the next piece's.
@@ -81,13 +115,13 @@ struct TopToken {
 
 impl ChatLogprobs {
     /// Of one piece; empty if no token caused it.
-    pub fn of(piece: &Piece, tokenizer: &Tokenizer) -> Self {
+    pub fn of(piece: &Piece, names: &TokenNames) -> Self {
         let Some((token, logprobs)) = piece.token.as_ref().and_then(|t| Some((t, t.logprobs.as_ref()?))) else {
             return Self::default();
         };
         let entry = |id: u32, logprob: f32| {
-            let bytes = tokenizer.token_bytes(id);
-            TopToken { token: String::from_utf8_lossy(&bytes).into_owned(), logprob: logprob.max(MIN_LOGPROB), bytes }
+            let bytes = names.tokenizer.token_bytes(id);
+            TopToken { token: names.of(id), logprob: logprob.max(MIN_LOGPROB), bytes }
         };
         let TopToken { token, logprob, bytes } = entry(token.id, logprobs.logprob);
         let top_logprobs = logprobs.top.iter().map(|&(id, logprob)| entry(id, logprob)).collect();
@@ -97,5 +131,41 @@ impl ChatLogprobs {
     /// Appends the next piece's.
     pub fn extend(&mut self, next: Self) {
         self.content.extend(next.content);
+    }
+}
+
+/// vLLM's `prompt_logprobs`: null for the first token, then for each one a map from token ids, its own first.
+#[derive(Serialize, Debug)]
+pub struct PromptLogprobs(Vec<Option<Position>>);
+
+#[derive(Debug)]
+struct Position(Vec<(u32, PromptToken)>);
+
+#[derive(Serialize, Debug)]
+struct PromptToken {
+    logprob: f32,
+    rank: u32,
+    decoded_token: String,
+}
+
+impl Serialize for Position {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(id, token)| (id, token)))
+    }
+}
+
+impl PromptLogprobs {
+    /// `reports` are about `ids` from the second on.
+    pub fn of(ids: &[u32], reports: &[TokenLogprobs], tokenizer: &Tokenizer) -> Self {
+        let position = |(id, report): (&u32, &TokenLogprobs)| {
+            let token = |id: u32, logprob: f32, rank: u32| {
+                (id, PromptToken { logprob: logprob.max(MIN_LOGPROB), rank, decoded_token: tokenizer.token_text(id) })
+            };
+            let others = report.top.iter().zip(1..).filter(|((other, _), _)| other != id);
+            let others = others.map(|(&(id, logprob), rank)| token(id, logprob, rank));
+            Some(Position(std::iter::once(token(*id, report.logprob, report.rank)).chain(others).collect()))
+        };
+        let rest = ids.iter().skip(1).zip(reports).map(position);
+        Self(std::iter::once(None).chain(rest).collect())
     }
 }

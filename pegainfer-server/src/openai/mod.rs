@@ -1,22 +1,39 @@
-//! The OpenAI-compatible HTTP API.
+//! The OpenAI-compatible HTTP API, and Anthropic's.
+//!
+//! # Layout
+//! - [`chat`], [`completions`]: the endpoints of OpenAI that everything else is made of. [`responses`], [`anthropic`]: other
+//!   shapes of a chat, translated into one and back.
+//! - [`params`], [`rules`], [`structured`], [`conversation`], [`messages`], [`tools`]: the fields. [`policy`]: all other fields.
+//! - [`generation`], [`exchange`]: what runs. [`answer`], [`blocks`], [`wire`], [`logprobs`], [`sse`]: what goes out.
+//! - [`info`], [`tokenize`]: the small endpoints. [`openapi`], [`fields_listed`]: what tells of all of them.
 
 mod answer;
+mod anthropic;
+mod blocks;
 mod body;
 mod chat;
 mod completions;
+mod conversation;
 mod errors;
+mod exchange;
 mod fields;
+mod fields_listed;
 mod generation;
 mod info;
 mod logprobs;
 mod messages;
+mod openapi;
 mod params;
 mod policy;
+mod responses;
 mod rules;
 mod sse;
 mod state;
+mod stop;
+mod structured;
 mod tokenize;
 mod tools;
+mod truncation;
 mod wire;
 
 pub use errors::{ApiError, echo};
@@ -37,6 +54,9 @@ pub fn router(state: Arc<AppState>) -> Router {
     Router::new()
         .route("/v1/completions", post(completions::completions))
         .route("/v1/chat/completions", post(chat::chat))
+        .route("/v1/responses", post(responses::responses))
+        .route("/v1/messages", post(anthropic::messages))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/v1/models", get(info::models))
         // A name may hold slashes, as in `Qwen/Qwen3-4B`.
         .route("/v1/models/{*name}", get(info::model))
@@ -46,6 +66,7 @@ pub fn router(state: Arc<AppState>) -> Router {
         .route("/reset_prefix_cache", post(info::reset_prefix_cache))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
+        .route("/openapi.json", get(openapi::openapi))
         .route("/version", get(info::version))
         .route("/metrics", get(info::metrics))
         .merge(crate::ui::router())

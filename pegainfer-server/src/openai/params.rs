@@ -4,20 +4,18 @@ use super::errors::ApiError;
 use super::fields::{Fields, describe};
 use super::rules;
 use super::state::AppState;
+use super::stop;
+use super::truncation::Truncation;
 use crate::http::{Deadline, parse_seconds, request_id};
+use crate::trace::Trace;
 use axum::http::HeaderMap;
 use pegainfer_core::engine::{self, GenerateRequest, SubmitError};
+use pegainfer_core::grammar::Grammar;
 use pegainfer_core::rules::LogitRules;
 use pegainfer_core::sampling::SamplingParams;
 use serde_json::Value;
 use std::sync::Arc;
 
-/// Stop strings of one request. OpenAI allows 4.
-const MAX_STOPS: usize = 16;
-/// Bytes of one stop string.
-const MAX_STOP_LENGTH: usize = 1024;
-/// Stop token ids of one request.
-const MAX_STOP_TOKENS: usize = 128;
 /// Choices for one prompt. OpenAI allows 128.
 const MAX_N: i64 = 128;
 /// Most likely tokens that may be asked for at each position, as in OpenAI's chat API.
@@ -53,12 +51,28 @@ pub struct Params {
     pub stop: Vec<String>,
     /// Token ids that end the text.
     pub stop_token_ids: Vec<u32>,
+    /// What stops the text is part of it.
+    pub include_stop: bool,
+    /// Special tokens are part of the text.
+    pub show_special: bool,
+    /// The text begins with the prompt. Only completions can have that.
+    pub echo: bool,
+    /// Most likely tokens to report at each position of the prompt.
+    pub prompt_logprobs: Option<usize>,
+    /// Token ids go out beside the text.
+    pub token_ids: bool,
+    /// Log-probabilities name tokens by their ids.
+    pub ids_as_text: bool,
     /// Run the tokenizer's post-processor (BOS) over the prompt.
     pub add_special_tokens: Option<bool>,
+    /// Where the stages of the request go.
+    pub trace: Option<Arc<Trace>>,
     sampling: Sampling,
     rules: Option<Arc<LogitRules>>,
     ignore_eos: bool,
+    priority: i32,
     cache_salt: u64,
+    truncation: Option<Truncation>,
 }
 
 /// Sampling values; the seed is chosen for each prompt if the client gave none.
@@ -76,11 +90,16 @@ impl Params {
     pub fn take(fields: &mut Fields, headers: &HeaderMap, state: &AppState) -> Result<Self, ApiError> {
         let model = fields.string("model")?;
         let stream = take_stream(fields)?;
+        let prompt_logprobs = fields.integer("prompt_logprobs", 0..=MAX_LOGPROBS)?.map(|n| n as usize);
+        if prompt_logprobs.is_some() && stream.is_some() {
+            let message = "prompt_logprobs cannot be streamed: leave out \"stream\": true";
+            return Err(ApiError::invalid("prompt_logprobs", message));
+        }
         // `max_completion_tokens` is the newer name and wins.
         let newer = fields.integer("max_completion_tokens", 1..=i32::MAX.into())?;
         let older = fields.integer("max_tokens", 1..=i32::MAX.into())?;
         let limits = state.engine.limits();
-        let stop_token_ids = take_stop_token_ids(fields, limits.vocab_size)?;
+        let stop_token_ids = stop::take_token_ids(fields, limits.vocab_size)?;
         let ignore_eos = fields.bool("ignore_eos")?.unwrap_or(false);
         let min_tokens = fields.integer("min_tokens", 0..=i32::MAX.into())?.unwrap_or(0) as usize;
         let eos = limits.eos_token_ids.iter().filter(|_| !ignore_eos);
@@ -93,26 +112,46 @@ impl Params {
             max_tokens: newer.or(older).map(|n| n as usize),
             n: take_n(fields)?,
             min_tokens,
-            stop: take_stop(fields)?,
+            stop: stop::take_strings(fields)?,
             stop_token_ids,
+            include_stop: fields.bool("include_stop_str_in_output")?.unwrap_or(false),
+            show_special: !fields.bool("skip_special_tokens")?.unwrap_or(true),
+            echo: false,
+            prompt_logprobs,
+            token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
+            ids_as_text: fields.bool("return_tokens_as_token_ids")?.unwrap_or(false),
             add_special_tokens: fields.bool("add_special_tokens")?,
+            trace: fields.trace().cloned(),
             sampling: Sampling::take(fields, state)?,
             rules: rules::take(fields, state, min_tokens, stops)?,
             ignore_eos,
+            priority: fields.integer("priority", i32::MIN.into()..=i32::MAX.into())?.unwrap_or(0) as i32,
             cache_salt: take_cache_salt(fields, state)?,
+            truncation: Truncation::take(fields)?,
         })
+    }
+
+    /// Whether the answer needs the prompt.
+    pub fn keeps_prompt(&self) -> bool {
+        self.echo || self.prompt_logprobs.is_some() || self.token_ids
     }
 
     /// The engine's requests for one prompt, one for each choice. `default_max_tokens`: what to generate when the client
     /// gave no number, as far as context and KV pool allow.
     pub fn requests(
         &self,
-        prompt: Vec<u32>,
+        mut prompt: Vec<u32>,
         default_max_tokens: usize,
         logprobs: Option<usize>,
+        grammar: Option<Arc<dyn Grammar>>,
         state: &AppState,
     ) -> Result<Vec<GenerateRequest>, ApiError> {
         let limits = state.engine.limits();
+        if let Some(truncation) = self.truncation {
+            truncation.apply(&mut prompt, limits.max_model_len.saturating_sub(self.max_tokens.unwrap_or(1)));
+        }
+        // An echoed prompt has log-probabilities like the text behind it.
+        let prompt_logprobs = self.prompt_logprobs.max(logprobs.filter(|_| self.echo));
         let context = limits.max_model_len.saturating_sub(prompt.len());
         let pool = (limits.kv_capacity_tokens() + 1).saturating_sub(prompt.len());
         // At least 1, so that the engine's own check words the refusal of a prompt that fills the context.
@@ -124,14 +163,21 @@ impl Params {
                 format!("min_tokens is {min_tokens}, but at most {max_tokens} are generated: raise max_tokens");
             return Err(ApiError::invalid("min_tokens", message));
         }
+        if let Some(field) = self.rules.as_ref().and_then(|rules| rules.ban()).filter(|_| grammar.is_some()) {
+            let message = format!("{field} cannot be combined with structured output or a forced call");
+            return Err(ApiError::invalid(field, message).with_code("unsupported_parameter"));
+        }
         let request = |choice| {
             Ok(GenerateRequest {
                 max_tokens,
                 sampling: self.sampling.build(choice)?,
                 rules: self.rules.clone(),
+                grammar: grammar.clone(),
                 stop_token_ids: self.stop_token_ids.clone(),
                 ignore_eos: self.ignore_eos,
                 logprobs,
+                prompt_logprobs,
+                priority: self.priority,
                 cache_salt: self.cache_salt,
                 prompt: prompt.clone(),
             })
@@ -226,44 +272,6 @@ fn take_deadline(headers: &HeaderMap, state: &AppState) -> Result<Option<Deadlin
         }
     };
     Ok(asked.into_iter().chain(state.options.request_timeout).min().map(Deadline::after))
-}
-
-fn take_stop(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
-    let invalid = |message: String| Err(ApiError::invalid("stop", message));
-    let stops = match fields.take("stop") {
-        None => return Ok(Vec::new()),
-        Some(Value::String(stop)) => vec![stop],
-        Some(Value::Array(list)) => {
-            if list.len() > MAX_STOPS {
-                return invalid(format!("stop may hold at most {MAX_STOPS} strings, got {}", list.len()));
-            }
-            let mut stops = Vec::with_capacity(list.len());
-            for value in list {
-                let Value::String(stop) = value else {
-                    return invalid(format!("stop must be a string or a list of strings, got {}", describe(&value)));
-                };
-                stops.push(stop);
-            }
-            stops
-        }
-        Some(other) => return invalid(format!("stop must be a string or a list of strings, got {}", describe(&other))),
-    };
-    if stops.iter().any(String::is_empty) {
-        return invalid("stop must not hold an empty string".into());
-    }
-    if stops.iter().any(|stop| stop.len() > MAX_STOP_LENGTH) {
-        return invalid(format!("a stop string may be at most {MAX_STOP_LENGTH} bytes long"));
-    }
-    Ok(stops)
-}
-
-fn take_stop_token_ids(fields: &mut Fields, vocab_size: usize) -> Result<Vec<u32>, ApiError> {
-    let list = fields.list("stop_token_ids")?.unwrap_or_default();
-    if list.len() > MAX_STOP_TOKENS {
-        let message = format!("stop_token_ids may hold at most {MAX_STOP_TOKENS} ids, got {}", list.len());
-        return Err(ApiError::invalid("stop_token_ids", message));
-    }
-    list.iter().map(|value| token_id(value, vocab_size, "stop_token_ids")).collect()
 }
 
 /// A token id of the vocabulary.

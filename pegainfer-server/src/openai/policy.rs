@@ -26,11 +26,9 @@ enum NoOp {
     Empty,
     /// One of these strings.
     OneOf(&'static [&'static str]),
-    /// `{"type": "text"}`.
-    TextFormat,
 }
 
-use NoOp::{Always, Bool, Empty, Never, Number, OneOf, TextFormat};
+use NoOp::{Always, Bool, Empty, Never, Number, OneOf};
 
 /// Fields of the OpenAI and vLLM schemas that one or both endpoints do not implement.
 const UNIMPLEMENTED: &[(&str, NoOp)] = &[
@@ -44,7 +42,6 @@ const UNIMPLEMENTED: &[(&str, NoOp)] = &[
     ("function_call", OneOf(&["none", "auto"])),
     ("functions", Empty),
     ("include_reasoning", Bool(true)),
-    ("include_stop_str_in_output", Bool(false)),
     ("kv_transfer_params", Never),
     ("length_penalty", Number(1.0)),
     ("logprob_token_ids", Empty),
@@ -52,34 +49,27 @@ const UNIMPLEMENTED: &[(&str, NoOp)] = &[
     ("metadata", Always),
     ("mm_processor_kwargs", Empty),
     ("modalities", Never),
+    ("moderation", Never),
     ("parallel_tool_calls", Always),
     ("prediction", Never),
-    ("priority", Number(0.0)),
     ("prompt", Never),
     ("prompt_cache_key", Always),
+    ("prompt_cache_options", Always),
     ("prompt_cache_retention", Always),
-    ("prompt_logprobs", Never),
     ("reasoning_effort", Never),
     ("repetition_detection", Never),
-    ("response_format", TextFormat),
     ("return_prompt_text", Bool(false)),
-    ("return_token_ids", Bool(false)),
-    ("return_tokens_as_token_ids", Bool(false)),
     ("safety_identifier", Always),
     ("service_tier", OneOf(&["auto", "default"])),
     ("session_id", Always),
-    ("skip_special_tokens", Bool(true)),
     ("spaces_between_special_tokens", Bool(true)),
     ("store", Bool(false)),
     ("stream_interval", Number(1.0)),
-    ("structured_outputs", Never),
     ("suffix", Empty),
     ("thinking_token_budget", Never),
     ("tool_choice", OneOf(&["none", "auto"])),
     ("tools", Empty),
     ("top_logprobs", Number(0.0)),
-    ("truncate_prompt_tokens", Never),
-    ("truncation_side", Never),
     ("use_beam_search", Bool(false)),
     ("user", Always),
     ("verbosity", Never),
@@ -102,7 +92,6 @@ impl NoOp {
                 _ => false,
             },
             OneOf(names) => value.as_str().is_some_and(|text| names.contains(&text)),
-            TextFormat => value["type"] == "text",
         }
     }
 
@@ -114,7 +103,6 @@ impl NoOp {
             Number(value) => format!(": only {value} is accepted"),
             Empty => ": only an empty value is accepted".into(),
             OneOf(names) => format!(": only {} is accepted", names.join(" or ")),
-            TextFormat => ": only {\"type\": \"text\"} is accepted".into(),
         }
     }
 }
@@ -207,11 +195,9 @@ mod tests {
             ("echo", json!(true), json!(false)),
             ("length_penalty", json!(1.1), json!(1.0)),
             ("documents", json!([{"text": "x"}]), json!([])),
-            ("response_format", json!({"type": "json_object"}), json!({"type": "text"})),
             ("tools", json!([{"type": "function"}]), json!([])),
             ("tool_choice", json!("required"), json!("auto")),
             ("user", json!(null), json!("someone")),
-            ("skip_special_tokens", json!(false), json!(true)),
         ] {
             assert_eq!(judge(true, json!({ field: no_op })).unwrap(), None, "{field}");
             if field != "user" {

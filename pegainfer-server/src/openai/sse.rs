@@ -1,4 +1,5 @@
-//! Server-sent events: `data: {json}\n\n` for each chunk, `data: [DONE]\n\n` at the end, also after an error.
+//! Server-sent events: `data: {json}\n\n` for each chunk, `data: [DONE]\n\n` at the end, also after an error. Some APIs
+//! name their events and need no end.
 
 use super::errors::ApiError;
 use super::generation::{Counts, Generation, Piece};
@@ -16,8 +17,16 @@ use std::convert::Infallible;
 pub trait ChunkFormat: Send + 'static {
     /// Writes the event or events of one piece. `usage` goes into the chunk as it is.
     fn piece(&mut self, out: &mut Events, index: usize, piece: Piece, usage: Option<Option<Usage>>);
-    /// Writes the extra chunk of `include_usage`: no choices, only token counts.
+    /// Writes what comes behind all pieces with `include_usage`: in OpenAI's older APIs a chunk of token counts only.
     fn usage(&mut self, out: &mut Events, usage: Usage);
+    /// Writes that the answer failed.
+    fn error(&mut self, out: &mut Events, error: &ApiError) {
+        out.push_text(&error.body());
+    }
+    /// Writes the end.
+    fn end(&mut self, out: &mut Events) {
+        out.push_text("[DONE]");
+    }
 }
 
 /// Bytes that are ready to be sent.
@@ -33,8 +42,14 @@ impl Events {
         self.0.extend_from_slice(b"\n\n");
     }
 
-    fn push_error(&mut self, error: &ApiError) {
-        self.0.extend_from_slice(format!("data: {}\n\n", error.body()).as_bytes());
+    /// Appends one event with a name.
+    pub fn push_named(&mut self, name: &str, chunk: &impl Serialize) {
+        self.0.extend_from_slice(format!("event: {name}\n").as_bytes());
+        self.push(chunk);
+    }
+
+    fn push_text(&mut self, data: &str) {
+        self.0.extend_from_slice(format!("data: {data}\n\n").as_bytes());
     }
 }
 
@@ -55,8 +70,8 @@ struct SseStream<F> {
     done: bool,
 }
 
-/// Answers with a stream of all choices, `n` of each prompt in a row. The head is sent with the first token, in one write; a failure before it is
-/// an ordinary error response.
+/// Answers with a stream of all choices, `n` of each prompt in a row. The head is sent with the first token, in one write;
+/// a failure before it is an ordinary error response.
 pub async fn respond<F: ChunkFormat>(
     generations: Vec<Generation>,
     n: usize,
@@ -123,7 +138,7 @@ impl<F: ChunkFormat> SseStream<F> {
                 self.format.piece(out, index, piece, usage);
             }
             Some((_, _, Err(error))) => {
-                out.push_error(&error);
+                self.format.error(out, &error);
                 self.end(out);
             }
             None => {
@@ -136,7 +151,7 @@ impl<F: ChunkFormat> SseStream<F> {
     }
 
     fn end(&mut self, out: &mut Events) {
-        out.0.extend_from_slice(b"data: [DONE]\n\n");
+        self.format.end(out);
         self.done = true;
         // Cancels what still runs after an error.
         self.pieces.clear();

@@ -5,12 +5,14 @@ use super::policy::FieldPolicy;
 use crate::checkpoint::Checkpoint;
 use crate::http::{Lifecycle, Options};
 use crate::metrics::Metrics;
+use crate::text::GrammarCompiler;
 use axum::http::StatusCode;
 use pegainfer_core::engine::EngineHandle;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::sync::Semaphore;
 
 /// The served model: engine, text side and bookkeeping.
 pub struct AppState {
@@ -18,6 +20,10 @@ pub struct AppState {
     pub engine: EngineHandle,
     /// Tokenizer, template and sampling defaults.
     pub checkpoint: Checkpoint,
+    /// What turns schemas into masks.
+    pub grammars: GrammarCompiler,
+    /// Grammars that may be compiled at once.
+    pub compiling: Semaphore,
     /// Names that clients may use; the first one is the canonical name. Never empty.
     pub names: Vec<String>,
     /// Counters and histograms.
@@ -36,6 +42,9 @@ pub struct AppState {
 /// Bytes of text that are tokenized on the spot; more than that goes to a blocking thread.
 const INLINE_TEXT: usize = 16 << 10;
 
+/// Grammars that are compiled at once; most take milliseconds, so that a queue for it is short.
+const MAX_COMPILING: usize = 4;
+
 impl AppState {
     /// The state of a server that has not answered anything yet. An empty `names` becomes the checkpoint's own name.
     pub fn new(engine: EngineHandle, checkpoint: Checkpoint, mut names: Vec<String>, options: Options) -> Arc<Self> {
@@ -43,7 +52,12 @@ impl AppState {
             names.push(checkpoint.name.clone());
         }
         let metrics = Arc::new(Metrics::new(engine.clone(), &names[0]));
+        let limits = engine.limits();
+        let (vocab_size, eos) = (limits.vocab_size, limits.eos_token_ids.clone());
+        let grammars = GrammarCompiler::new(checkpoint.tokenizer.clone(), vocab_size, eos);
         Arc::new(Self {
+            grammars,
+            compiling: Semaphore::new(MAX_COMPILING),
             engine,
             checkpoint,
             names,

@@ -1,6 +1,6 @@
 //! `POST /tokenize` and `POST /detokenize`, in the shapes of vLLM.
 
-use super::chat::Conversation;
+use super::conversation::Conversation;
 use super::errors::ApiError;
 use super::fields::Fields;
 use super::params::token_id;
@@ -39,7 +39,7 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
 fn take_text(fields: &mut Fields, state: &AppState) -> Result<(String, &'static str, bool), ApiError> {
     match fields.string("prompt")? {
         Some(text) => Ok((text, "prompt", true)),
-        None if fields.has("messages") => Ok((Conversation::take(fields)?.render(state, 0)?.0, "messages", false)),
+        None if fields.has("messages") => Ok((Conversation::take(fields)?.render(state, 0)?.prompt, "messages", false)),
         None => Err(ApiError::invalid("prompt", "send the text as prompt, or a conversation as messages")),
     }
 }

@@ -1,8 +1,10 @@
 //! The JSON that goes out. The order of the fields is the order on the wire.
 
 use super::answer::Message;
-use super::generation::{Counts, Finish, StopReason};
-use super::logprobs::{ChatLogprobs, CompletionLogprobs};
+use super::generation::{Counts, Finish, Prompt, StopReason};
+use super::logprobs::{ChatLogprobs, CompletionLogprobs, PromptLogprobs};
+use super::params::Params;
+use crate::text::Tokenizer;
 use serde::Serialize;
 
 /// A response, or a chunk of one.
@@ -18,6 +20,9 @@ pub struct Envelope<'a, C> {
     pub model: &'a str,
     /// `n` for each prompt, prompt by prompt.
     pub choices: Vec<C>,
+    /// Of a chat.
+    #[serde(flatten)]
+    pub prompt: Option<PromptFields>,
     /// Outer `None` leaves the field out; inner `None` writes null.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,
@@ -32,9 +37,29 @@ pub struct CompletionChoice {
     pub text: String,
     /// Present when asked for.
     pub logprobs: Option<CompletionLogprobs>,
+    /// Of this choice's prompt, on its first chunk.
+    #[serde(flatten)]
+    pub prompt: Option<PromptFields>,
     /// How it ended.
     #[serde(flatten)]
     pub end: End,
+    /// Present when asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<u32>>,
+}
+
+impl CompletionChoice {
+    /// Appends the next chunk.
+    pub fn extend(&mut self, next: Self) {
+        self.text += &next.text;
+        if let (Some(logprobs), Some(more)) = (&mut self.logprobs, next.logprobs) {
+            logprobs.extend(more);
+        }
+        if let (Some(ids), Some(more)) = (&mut self.token_ids, next.token_ids) {
+            ids.extend(more);
+        }
+        self.end = next.end;
+    }
 }
 
 /// A choice of a chat completion.
@@ -49,6 +74,9 @@ pub struct ChatChoice {
     /// How it ended.
     #[serde(flatten)]
     pub end: End,
+    /// Present when asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<u32>>,
 }
 
 /// A choice of a chat chunk.
@@ -63,6 +91,31 @@ pub struct ChatChunkChoice {
     /// How it ended.
     #[serde(flatten)]
     pub end: End,
+    /// Present when asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<u32>>,
+}
+
+/// What vLLM adds about the prompt; absent unless asked for.
+#[derive(Serialize)]
+pub struct PromptFields {
+    /// Of every token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<PromptLogprobs>,
+    /// The tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_token_ids: Option<Vec<u32>>,
+}
+
+impl PromptFields {
+    /// What of it was asked for.
+    pub fn of(prompt: &Prompt, params: &Params, tokenizer: &Tokenizer) -> Option<Self> {
+        let reports = prompt.reports.as_ref().filter(|_| params.prompt_logprobs.is_some());
+        let prompt_logprobs = reports.map(|reports| PromptLogprobs::of(&prompt.ids, reports, tokenizer));
+        let prompt_token_ids = params.token_ids.then(|| prompt.ids.clone());
+        let any = prompt_logprobs.is_some() || prompt_token_ids.is_some();
+        any.then_some(Self { prompt_logprobs, prompt_token_ids })
+    }
 }
 
 /// `finish_reason` and `stop_reason`; both null until the end.
@@ -84,9 +137,12 @@ impl From<Option<Finish>> for End {
 /// Token counts of a response.
 #[derive(Serialize)]
 pub struct Usage {
-    prompt_tokens: usize,
-    total_tokens: usize,
-    completion_tokens: usize,
+    /// Tokens of the prompts.
+    pub prompt_tokens: usize,
+    /// Both together.
+    pub total_tokens: usize,
+    /// Tokens generated.
+    pub completion_tokens: usize,
     prompt_tokens_details: PromptDetails,
 }
 
@@ -96,6 +152,11 @@ struct PromptDetails {
 }
 
 impl Usage {
+    /// Prompt tokens found in the prefix cache.
+    pub fn cached_tokens(&self) -> usize {
+        self.prompt_tokens_details.cached_tokens
+    }
+
     /// The sum over all choices, of which `n` in a row have the same prompt; that counts once, as in OpenAI's API.
     pub fn sum(counts: impl IntoIterator<Item = Counts>, n: usize) -> Self {
         let mut sum = Counts::default();

@@ -11,17 +11,19 @@ use super::Tokenizer;
 pub struct Detokenizer {
     /// Bytes of a code point that is not complete yet.
     pending: Vec<u8>,
+    /// Special tokens have text, too.
+    show_special: bool,
 }
 
 impl Detokenizer {
-    /// Nothing decoded yet.
-    pub fn new() -> Self {
-        Self::default()
+    /// Nothing decoded yet. Special tokens have no text unless `show_special`.
+    pub fn new(show_special: bool) -> Self {
+        Self { pending: Vec::new(), show_special }
     }
 
-    /// Appends the text that this token completes to `out`. Special tokens have no text.
+    /// Appends the text that this token completes to `out`.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32, out: &mut String) {
-        if tokenizer.is_special(id) {
+        if tokenizer.is_special(id) && !self.show_special {
             return;
         }
         self.pending.extend_from_slice(&tokenizer.token_bytes(id));
@@ -57,7 +59,7 @@ mod tests {
     use crate::testing::{self, Rng};
 
     fn increments(tokenizer: &Tokenizer, ids: &[u32]) -> String {
-        let (mut detokenizer, mut text) = (Detokenizer::new(), String::new());
+        let (mut detokenizer, mut text) = (Detokenizer::new(false), String::new());
         for &id in ids {
             detokenizer.push(tokenizer, id, &mut text);
             assert!(detokenizer.pending.len() <= 3, "more than a partial code point is held back");
@@ -85,7 +87,7 @@ mod tests {
         for text in ["héllo wörld", "日本語のテキスト", "🎉👩‍👩‍👧‍👦🏳️‍🌈", "a\u{2028}b", "\u{0}\u{7f}", "é"]
         {
             let ids = tokenizer.encode(text, false).unwrap();
-            let (mut detokenizer, mut all) = (Detokenizer::new(), String::new());
+            let (mut detokenizer, mut all) = (Detokenizer::new(false), String::new());
             for &id in &ids {
                 let mut piece = String::new();
                 detokenizer.push(&tokenizer, id, &mut piece);

@@ -1,6 +1,9 @@
 //! Text and tokens: everything between the request's strings and the engine's token ids.
 
+#[cfg(feature = "deepseek-v4")]
+mod deepseek_v4;
 mod detokenizer;
+mod grammar;
 pub mod parser;
 mod stop;
 mod template;
@@ -8,6 +11,7 @@ mod tojson;
 mod tokenizer;
 
 pub use detokenizer::Detokenizer;
+pub use grammar::{GrammarCompiler, GrammarSource, with_options};
 pub use stop::StopScanner;
 pub use template::{ChatTemplate, TemplateError};
 pub use tokenizer::{Tokenizer, TokenizerError};

@@ -1,5 +1,7 @@
 //! The checkpoint's chat template: a Jinja program that turns messages into a prompt.
 
+#[cfg(feature = "deepseek-v4")]
+use super::deepseek_v4;
 use super::parser::OutputFormat;
 use super::tojson::tojson;
 use minijinja::value::{Value, ValueKind};
@@ -40,13 +42,22 @@ struct Raised(String);
 
 /// A compiled chat template and the tokens it may name.
 pub struct ChatTemplate {
-    env: Environment<'static>,
+    program: Program,
     special_tokens: Map<String, Json>,
     output_format: OutputFormat,
 }
 
+/// What makes prompts.
+enum Program {
+    Jinja(Box<Environment<'static>>),
+    /// DeepSeek-V4 comes without a template.
+    #[cfg(feature = "deepseek-v4")]
+    DeepSeekV4,
+}
+
 impl ChatTemplate {
-    /// Loads `chat_template.jinja`, else the template inside `tokenizer_config.json`; `None` if there is neither.
+    /// Loads `chat_template.jinja`, else the template inside `tokenizer_config.json`, else the encoding that a model type
+    /// has without one; `None` if there is nothing.
     pub fn load(dir: &Path) -> Result<Option<Self>, TemplateError> {
         let config_path = dir.join("tokenizer_config.json");
         let config = read_json(&config_path)?;
@@ -58,7 +69,7 @@ impl ChatTemplate {
         } else {
             (embedded_template(&config), config_path)
         };
-        let Some(source) = source else { return Ok(None) };
+        let Some(source) = source else { return Self::without_template(dir) };
         let special_tokens = SPECIAL_TOKENS
             .iter()
             .filter_map(|&name| Some((name.to_string(), Json::from(token_text(&config[name])?))))
@@ -66,6 +77,18 @@ impl ChatTemplate {
         Self::new(source, special_tokens)
             .map(Some)
             .map_err(|e| TemplateError::File { path, reason: format!("the chat template does not compile: {e}") })
+    }
+
+    #[cfg(feature = "deepseek-v4")]
+    fn without_template(dir: &Path) -> Result<Option<Self>, TemplateError> {
+        let is_deepseek_v4 = read_json(&dir.join("config.json"))?["model_type"] == "deepseek_v4";
+        let (program, output_format) = (Program::DeepSeekV4, deepseek_v4::OUTPUT_FORMAT);
+        Ok(is_deepseek_v4.then(|| Self { program, special_tokens: Map::new(), output_format }))
+    }
+
+    #[cfg(not(feature = "deepseek-v4"))]
+    fn without_template(_dir: &Path) -> Result<Option<Self>, TemplateError> {
+        Ok(None)
     }
 
     /// Compiles a template with the settings of transformers' `apply_chat_template`.
@@ -82,7 +105,7 @@ impl ChatTemplate {
         env.add_function("strftime_now", strftime_now);
         let output_format = OutputFormat::of_template(&source);
         env.add_template_owned(NAME, source)?;
-        Ok(Self { env, special_tokens, output_format })
+        Ok(Self { program: Program::Jinja(Box::new(env)), special_tokens, output_format })
     }
 
     /// What the model writes, by its template.
@@ -98,12 +121,20 @@ impl ChatTemplate {
         add_generation_prompt: bool,
         kwargs: &Map<String, Json>,
     ) -> Result<String, TemplateError> {
+        let env = match &self.program {
+            Program::Jinja(env) => env,
+            #[cfg(feature = "deepseek-v4")]
+            Program::DeepSeekV4 => {
+                return deepseek_v4::render(messages, tools, add_generation_prompt, kwargs)
+                    .map_err(TemplateError::Refused);
+            }
+        };
         let mut context = self.special_tokens.clone();
         context.extend(kwargs.clone());
         context.insert("messages".into(), messages.into());
         context.insert("tools".into(), tools.map_or(Json::Null, Json::from));
         context.insert("add_generation_prompt".into(), add_generation_prompt.into());
-        let template = self.env.get_template(NAME).map_err(|e| explain(&e))?;
+        let template = env.get_template(NAME).map_err(|e| explain(&e))?;
         template.render(Value::from_serialize(context)).map_err(|e| explain(&e))
     }
 }

@@ -33,6 +33,18 @@ pub fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     Ok(Value::from_safe_string(text))
 }
 
+/// `json.dumps(value, ensure_ascii=False)`.
+#[cfg(feature = "deepseek-v4")]
+pub fn dumps(value: &serde_json::Value) -> String {
+    let (item, key) = (", ".to_string(), ": ".to_string());
+    let style = PythonStyle { item, key, indent: None, ensure_ascii: false, depth: 0, has_value: false };
+    let mut out = Vec::new();
+    // Writing to memory does not fail, and what is written is UTF-8.
+    let written = value.serialize(&mut Serializer::with_formatter(&mut out, style));
+    debug_assert!(written.is_ok(), "{written:?}");
+    String::from_utf8_lossy(&out).into_owned()
+}
+
 /// Writes JSON as CPython's encoder does.
 struct PythonStyle {
     item: String,

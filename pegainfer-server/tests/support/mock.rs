@@ -156,6 +156,7 @@ impl StepEngine for MockEngine {
             kv_blocks: 64,
             max_num_seqs: self.max_num_seqs,
             eos_token_ids: vec![EOS, EOS_2],
+            unsupported: &[],
         }
     }
 

@@ -42,8 +42,13 @@ pub struct Process {
 impl Process {
     /// Starts `command` on a free port and waits until it is ready.
     pub fn start(command: &mut Command) -> Self {
+        Self::start_on(0, command)
+    }
+
+    /// Starts `command` on this port and waits until it is ready.
+    pub fn start_on(port: u16, command: &mut Command) -> Self {
         let started = Instant::now();
-        let mut child = command.args(["--port", "0"]).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = command.args(["--port", &port.to_string()]).stderr(Stdio::piped()).spawn().unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap());
         let mut seen = String::new();
         while log.read_line(&mut seen).unwrap() > 0 {

@@ -7,10 +7,12 @@
 //!
 //! # Layout
 //! - [`reasoning`]: text inside `<think>` and the rest. [`tools`]: the rest, as content and calls.
-//! - [`hermes`] and [`qwen3_coder`]: the two ways to write a call. [`parameter`], [`typed`]: the latter's values.
-//! - [`cursor`], [`output`]: what goes in and what comes out.
+//! - [`hermes`], [`qwen3_coder`], [`dsml`]: the ways to write a call. [`parameter`], [`typed`]: the second's values.
+//! - [`forced`]: the grammar that a forced call follows. [`cursor`], [`output`]: what goes in and what comes out.
 
 mod cursor;
+mod dsml;
+mod forced;
 mod hermes;
 mod output;
 mod parameter;
@@ -21,6 +23,7 @@ mod tests;
 mod tools;
 mod typed;
 
+pub use forced::{grammar as forced_grammar, grammar_or};
 pub use output::Event;
 pub use reasoning::ReasoningStart;
 pub use tools::{CallPrefix, ToolFormat};
@@ -103,6 +106,11 @@ impl OutputParser {
             tools.finish(&mut self.out);
         }
         self.out.take()
+    }
+
+    /// True between the tags around the reasoning.
+    pub fn in_reasoning(&self) -> bool {
+        self.reasoning.is_inside()
     }
 
     /// True once a call was found.

@@ -8,7 +8,8 @@ use serde_json::Value;
 
 /// Begins a parameter.
 pub const PARAMETER: &str = "<parameter=";
-const PARAMETER_CLOSE: &str = "</parameter>";
+/// Ends it.
+pub const PARAMETER_CLOSE: &str = "</parameter>";
 /// Ends the function.
 pub const FUNCTION_CLOSE: &str = "</function>";
 

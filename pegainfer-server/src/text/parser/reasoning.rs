@@ -3,7 +3,7 @@
 use super::cursor::{Cursor, Next, Seek, begins_after_space};
 use super::output::Output;
 use super::qwen3_coder::FUNCTION;
-use super::tools::CALL_OPEN;
+use super::tools::{CALL_OPEN, ToolFormat};
 
 /// Opens the reasoning.
 const OPEN: &str = "<think>";
@@ -27,9 +27,13 @@ impl ReasoningStart {
         if prompt.trim_end().ends_with(OPEN) { Self::Opened } else { Self::IfOpened }
     }
 
-    /// What ends the reasoning that the prompt opened, written as the templates write an empty one.
-    pub fn close(self) -> &'static str {
-        if self == Self::Opened { "\n</think>\n\n" } else { "" }
+    /// What ends the reasoning that the prompt opened, written as the templates of this format write an empty one.
+    pub fn close(self, tools: Option<ToolFormat>) -> &'static str {
+        match (self, tools) {
+            (Self::Opened, Some(ToolFormat::Dsml)) => CLOSE,
+            (Self::Opened, _) => "\n</think>\n\n",
+            (Self::Never | Self::IfOpened, _) => "",
+        }
     }
 }
 
@@ -62,6 +66,11 @@ impl ReasoningParser {
             ReasoningStart::Opened => Step::Opened,
         };
         Self { cursor: Cursor::default(), step, call_ends_it }
+    }
+
+    /// True after `<think>` and before the end of `</think>`.
+    pub fn is_inside(&self) -> bool {
+        matches!(self.step, Step::Opened | Step::Reasoning)
     }
 
     /// Takes a piece of text; gives the part of it that belongs to the answer.

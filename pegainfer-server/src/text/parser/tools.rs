@@ -2,10 +2,10 @@
 
 use super::cursor::{Cursor, Seek, WHITESPACE};
 use super::output::Output;
-use super::{hermes, qwen3_coder};
+use super::{dsml, hermes, qwen3_coder};
 use serde_json::Value;
 
-/// Begins a call, in every format.
+/// Begins a call, in Qwen's formats.
 pub const CALL_OPEN: &str = "<tool_call>";
 /// Ends a call.
 pub const CALL_CLOSE: &str = "</tool_call>";
@@ -17,6 +17,18 @@ pub enum ToolFormat {
     Hermes,
     /// Qwen3.5: `<tool_call>\n<function=…>\n<parameter=…>\n…\n</parameter>\n</function>\n</tool_call>`.
     Qwen3Coder,
+    /// DeepSeek-V4: a block of invocations, see [`dsml`].
+    Dsml,
+}
+
+impl ToolFormat {
+    /// Begins a call, or a block of them.
+    fn open(self) -> &'static str {
+        match self {
+            Self::Hermes | Self::Qwen3Coder => CALL_OPEN,
+            Self::Dsml => dsml::OPEN,
+        }
+    }
 }
 
 /// What the prompt has of the first call already: that forces the model to make it.
@@ -42,6 +54,8 @@ impl CallPrefix {
                 format!("{CALL_OPEN}\n{{\"name\": {}, \"arguments\":", Value::from(name.as_str()))
             }
             (Self::Function(name), ToolFormat::Qwen3Coder) => format!("{CALL_OPEN}\n<function={name}>\n"),
+            (Self::AnyFunction, ToolFormat::Dsml) => format!("\n\n{}\n{}", dsml::OPEN, dsml::INVOKE),
+            (Self::Function(name), ToolFormat::Dsml) => format!("\n\n{}\n{}{name}\">\n", dsml::OPEN, dsml::INVOKE),
         }
     }
 }
@@ -61,11 +75,14 @@ pub enum Progress {
 enum Reader {
     Hermes(hermes::Reader),
     Qwen3Coder(qwen3_coder::Reader),
+    Dsml(dsml::Reader),
 }
 
 /// Splits calls from content. White space next to calls belongs to neither.
 pub struct ToolParser {
     cursor: Cursor,
+    /// Begins a call.
+    open: &'static str,
     reader: Reader,
     in_call: bool,
     after_call: bool,
@@ -78,8 +95,9 @@ impl ToolParser {
         let reader = match format {
             ToolFormat::Hermes => Reader::Hermes(hermes::Reader::new(prefix)),
             ToolFormat::Qwen3Coder => Reader::Qwen3Coder(qwen3_coder::Reader::new(prefix, definitions)),
+            ToolFormat::Dsml => Reader::Dsml(dsml::Reader::new(prefix)),
         };
-        Self { cursor: Cursor::default(), reader, in_call, after_call: false }
+        Self { cursor: Cursor::default(), open: format.open(), reader, in_call, after_call: false }
     }
 
     /// Takes a piece of text.
@@ -100,6 +118,7 @@ impl ToolParser {
             && match &mut self.reader {
                 Reader::Hermes(reader) => reader.finish(&self.cursor.text, out),
                 Reader::Qwen3Coder(reader) => reader.finish(&self.cursor.text, out),
+                Reader::Dsml(reader) => reader.finish(&self.cursor.text, out),
             };
         if !began {
             let text = self.cursor.take();
@@ -109,17 +128,18 @@ impl ToolParser {
 
     /// Gives out content up to the next call; true when there is one.
     fn before_call(&mut self, out: &mut Output) -> bool {
-        let tag = self.cursor.seek(CALL_OPEN);
+        let tag = self.cursor.seek(self.open);
         let text = self.cursor.take_but(tag.at(), &WHITESPACE);
         self.content(&text, out);
         if matches!(tag, Seek::Pending(_)) {
             return false;
         }
         // The tag stays in the text until this is certain to be a call.
-        self.cursor.at += CALL_OPEN.len();
+        self.cursor.at += self.open.len();
         match &mut self.reader {
             Reader::Hermes(reader) => reader.begin(),
             Reader::Qwen3Coder(reader) => reader.begin(),
+            Reader::Dsml(reader) => reader.begin(),
         }
         self.in_call = true;
         true
@@ -130,6 +150,7 @@ impl ToolParser {
         let progress = match &mut self.reader {
             Reader::Hermes(reader) => reader.read(&mut self.cursor, out),
             Reader::Qwen3Coder(reader) => reader.read(&mut self.cursor, out),
+            Reader::Dsml(reader) => reader.read(&mut self.cursor, out),
         };
         match progress {
             Progress::More => return false,

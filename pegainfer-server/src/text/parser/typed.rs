@@ -27,7 +27,8 @@ impl ParameterType {
         schema.map_or(Self { kind: Kind::Text, nullable: false }, Self::of_schema)
     }
 
-    fn of_schema(schema: &Value) -> Self {
+    /// The type that a schema gives.
+    pub fn of_schema(schema: &Value) -> Self {
         let mut names = Vec::new();
         type_names(schema, &mut names);
         let kind = names.iter().find(|&&name| name != "null").map_or(Kind::Text, |name| Kind::of(name));
@@ -37,6 +38,11 @@ impl ParameterType {
     /// True if every value is a string, so that its parts can be passed on as they come.
     pub fn is_text(&self) -> bool {
         self.kind == Kind::Text && !self.nullable
+    }
+
+    /// True if values are written as JSON.
+    pub fn is_json(&self) -> bool {
+        self.kind != Kind::Text
     }
 
     /// The value as JSON; what does not fit its type becomes a string.

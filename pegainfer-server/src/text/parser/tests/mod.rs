@@ -9,7 +9,7 @@ use recorded::{CODER, HERMES, Recorded};
 use serde_json::json;
 
 /// Events as short lines: `R` reasoning, `C` content, `T` the name of a call, `A` its arguments.
-fn describe(events: &[Event]) -> Vec<String> {
+pub(super) fn describe(events: &[Event]) -> Vec<String> {
     let line = |event: &Event| match event {
         Event::Reasoning(text) => format!("R {text}"),
         Event::Content(text) => format!("C {text}"),
@@ -52,7 +52,7 @@ fn options(tools: ToolFormat) -> ParserOptions {
     }
 }
 
-fn parse<'a>(options: ParserOptions, pieces: impl IntoIterator<Item = &'a str>) -> Vec<Event> {
+pub(super) fn parse<'a>(options: ParserOptions, pieces: impl IntoIterator<Item = &'a str>) -> Vec<Event> {
     let mut parser = OutputParser::new(options);
     let mut events = vec![];
     for piece in pieces {

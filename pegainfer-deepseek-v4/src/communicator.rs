@@ -1,0 +1,175 @@
+//! How ranks exchange what each has computed. The CPU's ranks are threads of one process.
+
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// One rank's end. Every rank calls the same operations in the same order; each call waits for all of them.
+pub trait Communicator: fmt::Debug + Send + Sync {
+    /// Replaces `x`, `[rows, width]` bf16 or f32 and of the same shape on all ranks, by the sum over the ranks. The sum is
+    /// f32, in the order of the ranks, and has the same bits on each.
+    fn all_reduce(&self, exec: &Exec, x: &mut Tensor) -> Result<(), OpError>;
+
+    /// Puts the columns of all ranks side by side: `part` is `[rows, width]` f32, `whole` is `[rows, ranks * width]`.
+    fn all_gather(&self, exec: &Exec, part: &Tensor, whole: &mut Tensor) -> Result<(), OpError>;
+
+    /// Makes every rank's current and later call fail: this one cannot take part any more. The others would wait forever.
+    fn abort(&self);
+}
+
+/// Threads of one process, through shared memory.
+#[derive(Debug)]
+pub struct Local {
+    rank: usize,
+    meeting: Arc<Meeting>,
+}
+
+#[derive(Debug)]
+struct Meeting {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    /// What each rank has brought to this exchange.
+    parts: Vec<Option<Arc<Vec<f32>>>>,
+    /// Of the last complete one: all parts, which some ranks may still have to take.
+    complete: Vec<Arc<Vec<f32>>>,
+    /// Exchanges so far.
+    generation: u64,
+    aborted: bool,
+}
+
+impl Local {
+    /// The ends of `ranks` ranks.
+    pub fn new(ranks: usize) -> Vec<Self> {
+        let state = State { parts: vec![None; ranks], complete: Vec::new(), generation: 0, aborted: false };
+        let meeting = Arc::new(Meeting { state: Mutex::new(state), changed: Condvar::new() });
+        (0..ranks).map(|rank| Self { rank, meeting: meeting.clone() }).collect()
+    }
+
+    /// Brings `mine` and waits for the others.
+    fn exchange(&self, mine: Vec<f32>) -> Result<Vec<Arc<Vec<f32>>>, OpError> {
+        let Meeting { state, changed } = &*self.meeting;
+        let mut state = lock(state);
+        state.parts[self.rank] = Some(Arc::new(mine));
+        let generation = state.generation;
+        if state.parts.iter().all(Option::is_some) {
+            let parts = state.parts.iter_mut().filter_map(Option::take).collect();
+            state.complete = parts;
+            state.generation += 1;
+            changed.notify_all();
+        }
+        // Nobody can complete the next exchange, and replace what is taken here, before this rank brings its part to it.
+        while state.generation == generation && !state.aborted {
+            state = changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        match state.aborted {
+            true => Err(OpError { op: "communicate", message: "another rank has failed".to_owned() }),
+            false => Ok(state.complete.clone()),
+        }
+    }
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    // A rank that panics leaves the lists as they were.
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Communicator for Local {
+    fn all_reduce(&self, exec: &Exec, x: &mut Tensor) -> Result<(), OpError> {
+        if exec.device() == Device::Meta {
+            return Ok(());
+        }
+        let mine = match x.dtype() {
+            DType::F32 => x.host::<f32>().to_vec(),
+            _ => x.host::<half::bf16>().iter().map(|v| v.to_f32()).collect(),
+        };
+        let parts = self.exchange(mine)?;
+        let sum = |i: usize| parts.iter().map(|part| part[i]).sum::<f32>();
+        match x.dtype() {
+            DType::F32 => x.host_mut::<f32>().iter_mut().enumerate().for_each(|(i, v)| *v = sum(i)),
+            _ => {
+                let values = x.host_mut::<half::bf16>().iter_mut().enumerate();
+                values.for_each(|(i, v)| *v = half::bf16::from_f32(sum(i)));
+            }
+        }
+        Ok(())
+    }
+
+    fn all_gather(&self, exec: &Exec, part: &Tensor, whole: &mut Tensor) -> Result<(), OpError> {
+        if exec.device() == Device::Meta {
+            return Ok(());
+        }
+        let width = part.rows_cols().1;
+        let parts = self.exchange(part.host::<f32>().to_vec())?;
+        for (i, row) in whole.host_mut::<f32>().chunks_exact_mut(parts.len() * width).enumerate() {
+            for (to, part) in row.chunks_exact_mut(width).zip(&parts) {
+                to.copy_from_slice(&part[i * width..][..width]);
+            }
+        }
+        Ok(())
+    }
+
+    fn abort(&self) {
+        lock(&self.meeting.state).aborted = true;
+        self.meeting.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pegainfer_core::isa::Isa;
+
+    fn tensor(exec: &mut Exec, rows: usize, values: &[f32]) -> Tensor {
+        let mut tensor = exec.tensor("x", &[rows, values.len() / rows], DType::F32).unwrap();
+        exec.fill_rows(&mut tensor, values).unwrap();
+        tensor
+    }
+
+    fn on_ranks<R: Send>(ranks: usize, f: impl Fn(usize, &Local, &mut Exec) -> R + Sync) -> Vec<R> {
+        let ends = Local::new(ranks);
+        let run = |(rank, end): (usize, Local)| f(rank, &end, &mut Exec::cpu(Isa::Portable, Some(1)).unwrap());
+        std::thread::scope(|scope| {
+            let run = &run;
+            let threads: Vec<_> = ends.into_iter().enumerate().map(|rank| scope.spawn(move || run(rank))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn every_rank_gets_the_same_sums_and_columns_many_times() {
+        let results = on_ranks(3, |rank, end, exec| {
+            let mut all = Vec::new();
+            for round in 0..200 {
+                let mut x = tensor(exec, 1, &[rank as f32 + 0.1, round as f32]);
+                end.all_reduce(exec, &mut x).unwrap();
+                let part = tensor(exec, 2, &[rank as f32, 10.0 * round as f32]);
+                let mut whole = tensor(exec, 2, &[0.0; 6]);
+                end.all_gather(exec, &part, &mut whole).unwrap();
+                assert_eq!(whole.host::<f32>()[..3], [0.0, 1.0, 2.0]);
+                assert_eq!(whole.host::<f32>()[3..], [10.0 * round as f32; 3]);
+                all.extend_from_slice(x.host::<f32>());
+            }
+            all
+        });
+        assert_eq!((results[0][0], results[0][1]), (0.1 + 1.1 + 2.1, 0.0));
+        assert!(results.iter().all(|r| *r == results[0]));
+    }
+
+    #[test]
+    fn a_rank_that_gives_up_frees_the_others() {
+        let results = on_ranks(3, |rank, end, exec| {
+            if rank == 1 {
+                end.abort();
+                return true;
+            }
+            let mut x = tensor(exec, 1, &[1.0]);
+            end.all_reduce(exec, &mut x).unwrap_err().message.contains("another rank")
+        });
+        assert_eq!(results, [true; 3]);
+    }
+}

@@ -1,0 +1,209 @@
+//! config.json of a DeepSeek-V4 checkpoint. What the engine does not implement is refused by name, never ignored.
+
+mod parse;
+
+use crate::numerics::Numerics;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// Why a checkpoint's configuration cannot be served.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// A file is missing or unreadable.
+    #[error("cannot read {}: {error}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// Not JSON, a field is missing, or a field has the wrong type.
+    #[error("{} is not a valid DeepSeek-V4 configuration: {message}", path.display())]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        message: String,
+    },
+    /// A valid configuration of something that this engine does not do.
+    #[error("config.json asks for {field} = {value}, which this engine does not implement; it serves {served}")]
+    Unsupported {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What would work.
+        served: &'static str,
+    },
+}
+
+/// What a layer attends to besides its window of 128 tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LayerKind {
+    /// Nothing (`compress_ratios` 0).
+    Window,
+    /// Compressed sparse attention (4): the best entries by an indexer, each made of 8 overlapping tokens.
+    Sparse,
+    /// Heavily compressed attention (128): every entry, each made of 128 tokens.
+    Heavy,
+}
+
+impl LayerKind {
+    /// Tokens from one compressed entry to the next; `None` without entries.
+    pub fn ratio(self) -> Option<usize> {
+        match self {
+            Self::Window => None,
+            Self::Sparse => Some(4),
+            Self::Heavy => Some(128),
+        }
+    }
+}
+
+/// YaRN's numbers (`rope_scaling`). There is no mscale in this model, neither on the angles nor on the scores.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Yarn {
+    /// Low frequencies are divided by this.
+    pub factor: f64,
+    /// Rotations within the original context above which a frequency stays.
+    pub beta_fast: f64,
+    /// Rotations below which it is divided.
+    pub beta_slow: f64,
+    /// Context length before the extension.
+    pub original_context: f64,
+}
+
+/// What a checkpoint has for speculative decoding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Drafts {
+    /// Nothing.
+    None,
+    /// Multi-token prediction (April).
+    Mtp {
+        /// Layers.
+        layers: usize,
+    },
+    /// DSpark (0731).
+    DSpark {
+        /// Stages.
+        layers: usize,
+        /// Layers of the backbone that feed the first stage.
+        targets: usize,
+        /// Rank of the Markov head.
+        markov_rank: usize,
+    },
+}
+
+/// The numbers of a DeepSeek-V4 model. Every matrix width is a multiple of 128.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    /// Rows of the embedding table.
+    pub vocab_size: usize,
+    /// Width of a residual stream.
+    pub hidden_size: usize,
+    /// One for each decoder layer.
+    pub layers: Vec<LayerKind>,
+    /// Draft layers of the checkpoint, which are recognised and not loaded.
+    pub drafts: Drafts,
+    /// Query heads; there is one head of keys, which are the values, too.
+    pub heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Its last dimensions that are rotated.
+    pub rope_dim: usize,
+    /// Rank of the query projection.
+    pub q_lora_rank: usize,
+    /// Groups of heads of the output projection.
+    pub o_groups: usize,
+    /// Rank of each group's output.
+    pub o_lora_rank: usize,
+    /// Query heads of the indexer.
+    pub index_heads: usize,
+    /// Width of one; a power of two.
+    pub index_head_dim: usize,
+    /// Entries that it chooses.
+    pub index_topk: usize,
+    /// First layers whose experts depend on the token id alone.
+    pub hash_layers: usize,
+    /// Routed experts of a layer.
+    pub experts: usize,
+    /// Experts that a token goes to, besides the shared one.
+    pub experts_per_token: usize,
+    /// Width of an expert.
+    pub expert_width: usize,
+    /// Factor of the routed experts' weights, which add up to 1 before.
+    pub routed_scaling: f32,
+    /// Bound of an expert's gate and up values.
+    pub swiglu_limit: f32,
+    /// Rounds of the Sinkhorn normalisation.
+    pub sinkhorn_iters: usize,
+    /// Added in it to every sum.
+    pub hc_eps: f32,
+    /// Of every RMS norm.
+    pub rms_norm_eps: f32,
+    /// Base of the rotary frequencies of window layers.
+    pub rope_theta: f64,
+    /// The same of compressed layers, which also have YaRN.
+    pub compress_rope_theta: f64,
+    /// Of compressed layers.
+    pub yarn: Yarn,
+    /// Context length the model was trained for.
+    pub max_position_embeddings: usize,
+    /// Weights are FP8 and FP4 with E8M0 scales; else all bf16.
+    pub quantized: bool,
+    /// Standard deviation of dummy weights.
+    pub initializer_range: f32,
+    /// End-of-text ids, from generation_config.json where there is one, else from config.json.
+    pub eos_token_ids: Vec<u32>,
+}
+
+/// Residual streams of the hyper-connections.
+pub const STREAMS: usize = 4;
+/// Tokens of the attention window.
+pub const WINDOW: usize = 128;
+
+impl Config {
+    /// Reads `config.json`, and the end-of-text ids of `generation_config.json` if it exists.
+    pub fn load(dir: &Path) -> Result<Self, ConfigError> {
+        let path = dir.join("config.json");
+        let mut config = Self::parse(&read(&path)?).map_err(|error| match error {
+            ConfigError::Invalid { message, .. } => ConfigError::Invalid { path, message },
+            other => other,
+        })?;
+        let path = dir.join("generation_config.json");
+        if path.is_file() {
+            let invalid = |message: String| ConfigError::Invalid { path: path.clone(), message };
+            let generation: Value = serde_json::from_str(&read(&path)?).map_err(|e| invalid(e.to_string()))?;
+            let ids = parse::token_ids(&generation["eos_token_id"]).map_err(invalid)?;
+            if !ids.is_empty() {
+                config.eos_token_ids = ids;
+            }
+        }
+        Ok(config)
+    }
+
+    /// Parses the text of a config.json.
+    pub fn parse(text: &str) -> Result<Self, ConfigError> {
+        parse::parse(text)
+    }
+
+    /// Bytes that one token adds to the compressed entries of all layers.
+    pub fn entry_bytes_per_token(&self, numerics: Numerics) -> usize {
+        let size = numerics.activations.size();
+        let layer = |kind: &LayerKind| match kind {
+            LayerKind::Window => 0,
+            LayerKind::Sparse => (self.head_dim + self.index_head_dim) * size / 4,
+            LayerKind::Heavy => self.head_dim * size / 128,
+        };
+        self.layers.iter().map(layer).sum()
+    }
+
+    /// Heads of one group of the output projection.
+    pub fn heads_per_group(&self) -> usize {
+        self.heads / self.o_groups
+    }
+}
+
+fn read(path: &Path) -> Result<String, ConfigError> {
+    std::fs::read_to_string(path).map_err(|error| ConfigError::Io { path: path.to_owned(), error })
+}

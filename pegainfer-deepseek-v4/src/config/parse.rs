@@ -1,0 +1,287 @@
+//! From the text of config.json to a [`Config`].
+
+use super::{Config, ConfigError, Drafts, LayerKind, STREAMS, WINDOW, Yarn};
+use serde::Deserialize;
+use serde_json::Value;
+
+#[derive(Deserialize)]
+struct Raw {
+    vocab_size: usize,
+    hidden_size: usize,
+    num_hidden_layers: usize,
+    compress_ratios: Vec<usize>,
+    num_attention_heads: usize,
+    head_dim: usize,
+    qk_rope_head_dim: usize,
+    q_lora_rank: usize,
+    o_groups: usize,
+    o_lora_rank: usize,
+    index_n_heads: usize,
+    index_head_dim: usize,
+    index_topk: usize,
+    num_hash_layers: usize,
+    n_routed_experts: usize,
+    num_experts_per_tok: usize,
+    moe_intermediate_size: usize,
+    routed_scaling_factor: f32,
+    swiglu_limit: f32,
+    hc_sinkhorn_iters: usize,
+    hc_eps: f32,
+    rms_norm_eps: f32,
+    rope_theta: f64,
+    compress_rope_theta: f64,
+    rope_scaling: RawYarn,
+    max_position_embeddings: usize,
+    #[serde(default)]
+    num_nextn_predict_layers: usize,
+    dspark_block_size: Option<usize>,
+    #[serde(default)]
+    dspark_markov_rank: usize,
+    #[serde(default)]
+    dspark_target_layer_ids: Vec<usize>,
+    #[serde(default)]
+    quantization_config: Value,
+    initializer_range: Option<f32>,
+    #[serde(default)]
+    eos_token_id: Value,
+}
+
+#[derive(Deserialize)]
+struct RawYarn {
+    factor: f64,
+    beta_fast: f64,
+    beta_slow: f64,
+    original_max_position_embeddings: f64,
+}
+
+/// Parses the text of a config.json.
+pub(super) fn parse(text: &str) -> Result<Config, ConfigError> {
+    let json: Value = serde_json::from_str(text).map_err(|e| invalid(e.to_string()))?;
+    refuse_unsupported(&json)?;
+    let raw = Raw::deserialize(&json).map_err(|e| invalid(e.to_string()))?;
+    raw.check()?;
+    let kind = |&ratio: &usize| match ratio {
+        0 => Ok(LayerKind::Window),
+        4 => Ok(LayerKind::Sparse),
+        128 => Ok(LayerKind::Heavy),
+        _ => {
+            Err(ConfigError::Unsupported { field: "compress_ratios", value: ratio.to_string(), served: "0, 4 and 128" })
+        }
+    };
+    let layers: Vec<LayerKind> = raw.compress_ratios.iter().map(kind).collect::<Result<_, _>>()?;
+    // The entries behind the backbone's are those of the draft layers.
+    let layers = layers.get(..raw.num_hidden_layers).ok_or_else(|| {
+        invalid(format!("compress_ratios has {} entries for {} layers", layers.len(), raw.num_hidden_layers))
+    })?;
+    let drafts = match (raw.dspark_block_size, raw.num_nextn_predict_layers) {
+        // DSpark's config still counts one MTP layer; its stages are the ratios that are left over.
+        (Some(_), _) => Drafts::DSpark {
+            layers: raw.compress_ratios.len() - raw.num_hidden_layers,
+            targets: raw.dspark_target_layer_ids.len(),
+            markov_rank: raw.dspark_markov_rank,
+        },
+        (None, 0) => Drafts::None,
+        (None, layers) => Drafts::Mtp { layers },
+    };
+    let yarn = &raw.rope_scaling;
+    Ok(Config {
+        vocab_size: raw.vocab_size,
+        hidden_size: raw.hidden_size,
+        layers: layers.to_vec(),
+        drafts,
+        heads: raw.num_attention_heads,
+        head_dim: raw.head_dim,
+        rope_dim: raw.qk_rope_head_dim,
+        q_lora_rank: raw.q_lora_rank,
+        o_groups: raw.o_groups,
+        o_lora_rank: raw.o_lora_rank,
+        index_heads: raw.index_n_heads,
+        index_head_dim: raw.index_head_dim,
+        index_topk: raw.index_topk,
+        hash_layers: raw.num_hash_layers,
+        experts: raw.n_routed_experts,
+        experts_per_token: raw.num_experts_per_tok,
+        expert_width: raw.moe_intermediate_size,
+        routed_scaling: raw.routed_scaling_factor,
+        swiglu_limit: raw.swiglu_limit,
+        sinkhorn_iters: raw.hc_sinkhorn_iters,
+        hc_eps: raw.hc_eps,
+        rms_norm_eps: raw.rms_norm_eps,
+        rope_theta: raw.rope_theta,
+        compress_rope_theta: raw.compress_rope_theta,
+        yarn: Yarn {
+            factor: yarn.factor,
+            beta_fast: yarn.beta_fast,
+            beta_slow: yarn.beta_slow,
+            original_context: yarn.original_max_position_embeddings,
+        },
+        max_position_embeddings: raw.max_position_embeddings,
+        quantized: !raw.quantization_config.is_null(),
+        initializer_range: raw.initializer_range.unwrap_or(0.02),
+        eos_token_ids: token_ids(&raw.eos_token_id).map_err(invalid)?,
+    })
+}
+
+fn invalid(message: String) -> ConfigError {
+    ConfigError::Invalid { path: "config.json".into(), message }
+}
+
+impl Raw {
+    fn check(&self) -> Result<(), ConfigError> {
+        for (field, value, unit) in [
+            ("vocab_size", self.vocab_size, 1),
+            ("hidden_size", self.hidden_size, 128),
+            ("num_hidden_layers", self.num_hidden_layers, 1),
+            ("num_attention_heads", self.num_attention_heads, 1),
+            ("head_dim", self.head_dim, 128),
+            ("qk_rope_head_dim", self.qk_rope_head_dim, 64),
+            ("q_lora_rank", self.q_lora_rank, 128),
+            ("o_groups", self.o_groups, 1),
+            ("o_lora_rank", self.o_lora_rank, 128),
+            ("index_n_heads", self.index_n_heads, 1),
+            ("index_head_dim", self.index_head_dim, 128),
+            ("index_topk", self.index_topk, 1),
+            ("n_routed_experts", self.n_routed_experts, 1),
+            ("num_experts_per_tok", self.num_experts_per_tok, 1),
+            ("moe_intermediate_size", self.moe_intermediate_size, 128),
+            ("hc_sinkhorn_iters", self.hc_sinkhorn_iters, 1),
+            ("max_position_embeddings", self.max_position_embeddings, 1),
+        ] {
+            if value == 0 || value > u32::MAX as usize || !value.is_multiple_of(unit) {
+                return Err(invalid(format!("{field} is {value}; it must be a multiple of {unit}")));
+            }
+        }
+        let yarn = &self.rope_scaling;
+        for (wrong, message) in [
+            (!self.num_attention_heads.is_multiple_of(self.o_groups), "num_attention_heads is no multiple of o_groups"),
+            (self.qk_rope_head_dim >= self.head_dim, "qk_rope_head_dim leaves nothing of head_dim"),
+            (self.qk_rope_head_dim >= self.index_head_dim, "qk_rope_head_dim leaves nothing of index_head_dim"),
+            (!self.index_head_dim.is_power_of_two(), "index_head_dim is no power of two"),
+            (self.num_experts_per_tok > self.n_routed_experts, "num_experts_per_tok exceeds n_routed_experts"),
+            (self.num_hash_layers > self.num_hidden_layers, "num_hash_layers exceeds num_hidden_layers"),
+            (!(self.rms_norm_eps > 0.0 && self.hc_eps > 0.0), "rms_norm_eps and hc_eps must be positive"),
+            (!(self.rope_theta > 1.0 && self.compress_rope_theta > 1.0), "the rope thetas must exceed 1"),
+            (!(yarn.factor >= 1.0 && yarn.beta_fast > yarn.beta_slow), "rope_scaling cannot be used"),
+            (self.swiglu_limit <= 0.0, "swiglu_limit must be positive"),
+        ] {
+            if wrong {
+                return Err(invalid(message.to_owned()));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A field, its value if it is given and is not the one that is served, and what is.
+fn refuse_unsupported(json: &Value) -> Result<(), ConfigError> {
+    let quantization = &json["quantization_config"];
+    let given = |value: &Value, served: Value| (!value.is_null() && *value != served).then(|| value.to_string());
+    let quantized =
+        |field: &str, served: Value| (!quantization.is_null()).then(|| given(&quantization[field], served)).flatten();
+    let rules: [(&'static str, Option<String>, &'static str); 20] = [
+        ("model_type", given(&json["model_type"], "deepseek_v4".into()), "deepseek_v4 (V4-Flash), not V4.1"),
+        ("vision_config", given(&json["vision_config"], Value::Null), "text models"),
+        ("num_key_value_heads", given(&json["num_key_value_heads"], 1.into()), "one key-value head"),
+        ("n_shared_experts", given(&json["n_shared_experts"], 1.into()), "one shared expert"),
+        ("hc_mult", given(&json["hc_mult"], STREAMS.into()), "4 residual streams"),
+        ("sliding_window", given(&json["sliding_window"], WINDOW.into()), "a window of 128 tokens"),
+        ("attention_bias", given(&json["attention_bias"], false.into()), "projections without bias"),
+        ("tie_word_embeddings", given(&json["tie_word_embeddings"], false.into()), "a separate output matrix"),
+        ("hidden_act", given(&json["hidden_act"], "silu".into()), "silu"),
+        ("scoring_func", given(&json["scoring_func"], "sqrtsoftplus".into()), "sqrtsoftplus"),
+        ("topk_method", given(&json["topk_method"], "noaux_tc".into()), "noaux_tc"),
+        ("norm_topk_prob", given(&json["norm_topk_prob"], true.into()), "normalised routing weights"),
+        ("rope_scaling.type", given(&json["rope_scaling"]["type"], "yarn".into()), "yarn"),
+        ("torch_dtype", given(&json["torch_dtype"], "bfloat16".into()), "bfloat16"),
+        ("quantization_config.quant_method", quantized("quant_method", "fp8".into()), "fp8"),
+        ("quantization_config.fmt", quantized("fmt", "e4m3".into()), "e4m3"),
+        ("quantization_config.scale_fmt", quantized("scale_fmt", "ue8m0".into()), "ue8m0 scales"),
+        (
+            "quantization_config.weight_block_size",
+            quantized("weight_block_size", vec![128, 128].into()),
+            "blocks of 128 x 128",
+        ),
+        ("expert_dtype", given(&json["expert_dtype"], "fp4".into()), "fp4 experts"),
+        ("engram_config", given(&json["engram_config"], Value::Null), "models without engram tables (not V4.1)"),
+    ];
+    for (field, value, served) in rules {
+        if let Some(value) = value {
+            return Err(ConfigError::Unsupported { field, value, served });
+        }
+    }
+    Ok(())
+}
+
+/// An id or a list of ids; null is none.
+pub(super) fn token_ids(value: &Value) -> Result<Vec<u32>, String> {
+    let one = |value: &Value| {
+        let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
+        id.ok_or_else(|| format!("eos_token_id {value} is not a token id"))
+    };
+    match value {
+        Value::Null => Ok(Vec::new()),
+        Value::Array(ids) => ids.iter().map(one).collect(),
+        id => Ok(vec![one(id)?]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{flash, tiny, tiny_dir};
+    use serde_json::json;
+
+    #[test]
+    fn reads_the_bundled_model() {
+        let config = Config::load(&tiny_dir()).unwrap();
+        use LayerKind::{Heavy, Sparse, Window};
+        assert_eq!(config.layers, [Window, Window, Sparse, Heavy, Sparse]);
+        assert_eq!((config.heads, config.head_dim, config.hash_layers, config.drafts), (8, 512, 2, Drafts::None));
+        assert!(config.quantized);
+        assert_eq!(config.eos_token_ids, [4089, 4087], "generation_config.json wins over config.json");
+    }
+
+    #[test]
+    fn the_april_and_the_0731_configuration_differ_in_their_draft_layers() {
+        let (april, july) = (flash(false), flash(true));
+        assert_eq!((april.layers.len(), april.drafts), (43, Drafts::Mtp { layers: 1 }));
+        assert_eq!(july.drafts, Drafts::DSpark { layers: 3, targets: 3, markov_rank: 256 });
+        assert_eq!(april.layers, july.layers);
+    }
+
+    #[test]
+    fn refuses_what_it_does_not_implement_by_name() {
+        for (field, value) in [
+            ("model_type", json!("deepseek_v41")),
+            ("vision_config", json!({"depth": 24})),
+            ("hc_mult", json!(2)),
+            ("sliding_window", json!(256)),
+            ("attention_bias", json!(true)),
+            ("tie_word_embeddings", json!(true)),
+            ("scoring_func", json!("sigmoid")),
+            ("expert_dtype", json!("fp8")),
+            ("compress_ratios", json!([0, 0, 2, 128, 4])),
+            ("quantization_config", json!({"quant_method": "fp8", "weight_block_size": [32, 32]})),
+        ] {
+            let mut config = tiny();
+            config[field] = value;
+            let error = Config::parse(&config.to_string()).unwrap_err().to_string();
+            assert!(error.contains(field) && error.contains("serves"), "{error}");
+        }
+    }
+
+    #[test]
+    fn names_the_field_that_is_missing_or_wrong() {
+        for field in ["head_dim", "compress_ratios", "o_groups", "compress_rope_theta", "rope_scaling"] {
+            let mut config = tiny();
+            config.as_object_mut().unwrap().remove(field);
+            let error = Config::parse(&config.to_string()).unwrap_err().to_string();
+            assert!(error.contains(field), "{error}");
+        }
+        let mut config = tiny();
+        config["compress_ratios"] = json!([0, 0, 4]);
+        assert!(Config::parse(&config.to_string()).unwrap_err().to_string().contains("3 entries for 5 layers"));
+        config["hidden_size"] = json!(250);
+        assert!(Config::parse(&config.to_string()).unwrap_err().to_string().contains("hidden_size"));
+    }
+}

@@ -1,0 +1,253 @@
+//! Loading, and scheduler plus executor as one engine.
+
+use crate::config::{Config, ConfigError};
+use crate::executor::{Executor, StepBounds};
+use crate::inventory;
+use crate::numerics::Numerics;
+use crate::plan::{Outcome, PAGE_TOKENS, Step};
+use crate::scheduler::{Scheduler, SchedulerConfig};
+use crate::shard::Shard;
+use crate::state;
+use crate::weights::Weights;
+use pegainfer_core::engine::{
+    EngineError, EngineLimits, EngineStats, EventBatch, GenerateRequest, RequestId, StepEngine,
+};
+use pegainfer_core::exec::Exec;
+use pegainfer_core::kv::BlockPool;
+use pegainfer_core::record::OpRecord;
+use pegainfer_core::tensor::OpError;
+use pegainfer_core::weights::{Checkpoint, WeightsError};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+/// What to load and how much of the machine to use.
+#[derive(Debug, Clone)]
+pub struct LoadOptions {
+    /// Directory of the checkpoint.
+    pub model_path: PathBuf,
+    /// Context length; `None` takes the model's.
+    pub max_model_len: Option<usize>,
+    /// Sequences that run at once.
+    pub max_num_seqs: usize,
+    /// Tokens of one step.
+    pub max_num_batched_tokens: usize,
+    /// Bytes of compressed entries; `None` takes what `max_num_seqs` sequences of full length could use, at most
+    /// [`DEFAULT_KV_BYTES`].
+    pub kv_cache_bytes: Option<u64>,
+    /// Which roundings a run has.
+    pub numerics: Numerics,
+}
+
+/// Upper bound of the default for compressed entries.
+pub const DEFAULT_KV_BYTES: u64 = 4 << 30;
+
+/// Why an engine cannot be loaded; one sentence for the user.
+#[derive(Debug, Error)]
+pub enum LoadError {
+    /// config.json.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The weights.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// An option does not fit the model or another option.
+    #[error("{0}")]
+    Option(String),
+    /// An op refused what the configuration asks for.
+    #[error("the model cannot run: {0}")]
+    Op(#[from] OpError),
+    /// Slots and pages.
+    #[error("cannot allocate the KV cache: {0}; lower --kv-cache-memory or --max-num-seqs")]
+    State(std::io::Error),
+    /// The workspace.
+    #[error("cannot allocate the activations: {0}; lower --max-num-batched-tokens or --max-num-seqs")]
+    Workspace(#[from] std::io::Error),
+}
+
+/// A loaded engine, ready for its thread, and what start-up prints about it.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The engine.
+    pub engine: Engine,
+    /// The model's numbers.
+    pub config: Config,
+    /// Bytes of the weights of all ranks.
+    pub weight_bytes: u64,
+    /// From the first weight to the last, on the device.
+    pub weights_time: Duration,
+    /// Bytes of pages and slots on each rank.
+    pub kv_bytes: u64,
+}
+
+/// Loads a DeepSeek-V4 checkpoint onto as many ranks as there are `execs`. `progress` is called with (bytes of this
+/// piece, bytes of all weights).
+pub fn load(
+    execs: Vec<Exec>,
+    options: &LoadOptions,
+    progress: &mut (dyn FnMut(u64, u64) + Send),
+) -> Result<Loaded, LoadError> {
+    let config = Config::load(&options.model_path)?;
+    let bounds = bounds(&config, options)?;
+    let shards = Shard::all(&config, execs.len()).map_err(LoadError::Option)?;
+    let checkpoint = Checkpoint::open(&options.model_path)?;
+    let entries = inventory::inventory(&config);
+    let of_rank = |shard: &Shard| entries.iter().map(|e| e.loaded_bytes(&config, *shard)).sum::<u64>();
+    let weight_bytes: u64 = shards.iter().map(of_rank).sum();
+    let start = Instant::now();
+    let mut ranks = Vec::new();
+    for (mut exec, shard) in execs.into_iter().zip(shards) {
+        let mut progress = |bytes| progress(bytes, weight_bytes);
+        let weights = Weights::load(&mut exec, &config, shard, Some(&checkpoint), &mut progress)?;
+        ranks.push((exec, shard, weights));
+    }
+    let weights_time = start.elapsed();
+    let mut executor = Executor::new(config.clone(), options.numerics, ranks, bounds)?;
+    // One token through the model: what it cannot run is refused here.
+    executor.run(&Step::uniform(1, 1, 1))?;
+    let limits = EngineLimits {
+        max_model_len: bounds.context,
+        vocab_size: config.vocab_size,
+        block_size: PAGE_TOKENS,
+        kv_blocks: bounds.pages,
+        max_num_seqs: bounds.rows,
+        eos_token_ids: config.eos_token_ids.clone(),
+        unsupported: &["structured_outputs", "prompt_logprobs", "priority"],
+    };
+    let pages = bounds.pages * state::page_bytes(&config, options.numerics);
+    let kv_bytes = (pages + bounds.slots * state::slot_bytes(&config, options.numerics)) as u64;
+    let engine = Engine::new(executor, limits, bounds);
+    Ok(Loaded { engine, config, weight_bytes, weights_time, kv_bytes })
+}
+
+/// The largest step these options allow.
+fn bounds(config: &Config, options: &LoadOptions) -> Result<StepBounds, LoadError> {
+    let context = options.max_model_len.unwrap_or(config.max_position_embeddings);
+    if context < 2 || context > config.max_position_embeddings {
+        return Err(LoadError::Option(format!(
+            "--max-model-len is {context}, but this model takes 2 to {} tokens",
+            config.max_position_embeddings
+        )));
+    }
+    let (rows, tokens) = (options.max_num_seqs, options.max_num_batched_tokens);
+    if rows == 0 || tokens < rows {
+        return Err(LoadError::Option(format!(
+            "--max-num-seqs is {rows} and --max-num-batched-tokens is {tokens}: there must be at least one sequence and \
+             at least one token per sequence"
+        )));
+    }
+    // A model of window layers alone needs pages only to count tokens.
+    let page_bytes = state::page_bytes(config, options.numerics).max(1) as u64;
+    let useful = (context.div_ceil(PAGE_TOKENS) * rows) as u64;
+    let pages = match options.kv_cache_bytes {
+        Some(bytes) => bytes / page_bytes,
+        None => useful.min(DEFAULT_KV_BYTES / page_bytes),
+    };
+    let most = u64::from(u32::MAX) / PAGE_TOKENS as u64;
+    if pages == 0 || pages > most {
+        return Err(LoadError::Option(format!(
+            "--kv-cache-memory gives {pages} pages of {page_bytes} bytes, but a pool has 1 to {most}"
+        )));
+    }
+    // A slot for each running sequence, and as many states of cached prefixes.
+    Ok(StepBounds { tokens, rows, context, slots: 2 * rows, pages: pages as usize })
+}
+
+/// The ops of one step on one rank, without weights or memory: `batch` rows that each add `tokens` tokens to a context
+/// of `context` tokens in all, and sample.
+pub fn record(config: &Config, batch: usize, tokens: usize, context: usize) -> Result<Vec<OpRecord>, LoadError> {
+    let mut exec = Exec::meta()?;
+    let step = Step::uniform(batch, tokens, context);
+    let weights = Weights::load(&mut exec, config, Shard::WHOLE, None, &mut |_| {})?;
+    let pages = batch * step.max_pages;
+    let bounds = StepBounds { tokens: batch * tokens, rows: batch, context, slots: batch, pages };
+    let ranks = vec![(exec, Shard::WHOLE, weights)];
+    let mut executor = Executor::new(config.clone(), Numerics::REFERENCE, ranks, bounds)?;
+    let (result, records) = executor.record(&step);
+    result?;
+    Ok(records)
+}
+
+/// Scheduler and executor as one [`StepEngine`]. A step is computed when it is launched.
+#[derive(Debug)]
+pub struct Engine {
+    executor: Executor,
+    scheduler: Scheduler,
+    limits: EngineLimits,
+    /// Not launched yet.
+    planned: Step,
+    /// Launched and not finished.
+    in_flight: Option<(Step, Outcome)>,
+}
+
+impl Engine {
+    fn new(executor: Executor, limits: EngineLimits, bounds: StepBounds) -> Self {
+        let config = SchedulerConfig {
+            max_num_seqs: bounds.rows,
+            cached_states: bounds.slots - bounds.rows,
+            max_num_batched_tokens: bounds.tokens,
+            eos_token_ids: limits.eos_token_ids.clone(),
+        };
+        let scheduler = Scheduler::new(config, BlockPool::new(limits.kv_blocks));
+        Self { executor, scheduler, limits, planned: Step::default(), in_flight: None }
+    }
+
+    /// The executor, to run single steps.
+    pub fn executor(&mut self) -> &mut Executor {
+        &mut self.executor
+    }
+}
+
+impl StepEngine for Engine {
+    fn limits(&self) -> EngineLimits {
+        self.limits.clone()
+    }
+
+    fn add(&mut self, id: RequestId, request: GenerateRequest) {
+        self.scheduler.add(id, request);
+    }
+
+    fn cancel(&mut self, id: RequestId) {
+        self.scheduler.cancel(id);
+    }
+
+    fn has_work(&self) -> bool {
+        self.scheduler.has_work()
+    }
+
+    fn plan(&mut self) -> Option<EventBatch> {
+        if self.in_flight.is_some() {
+            return None;
+        }
+        let (step, admitted) = self.scheduler.plan();
+        self.planned = step;
+        (!self.planned.is_empty()).then_some(admitted)
+    }
+
+    fn launch(&mut self) -> Result<(), EngineError> {
+        let step = std::mem::take(&mut self.planned);
+        // Several ranks may have stopped at different places of the step, and cannot go on together.
+        let fatal = self.executor.ranks() > 1;
+        let outcome = self.executor.run(&step).map_err(|error| EngineError { message: error.to_string(), fatal })?;
+        self.in_flight = Some((step, outcome));
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<EventBatch, EngineError> {
+        let Some((step, outcome)) = self.in_flight.take() else { return Ok(EventBatch::new()) };
+        Ok(self.scheduler.commit(&step, outcome))
+    }
+
+    fn abort_all(&mut self) -> Vec<RequestId> {
+        self.in_flight = None;
+        self.scheduler.abort_all()
+    }
+
+    fn reset_prefix_cache(&mut self) {
+        self.scheduler.reset_prefix_cache();
+    }
+
+    fn stats(&self) -> EngineStats {
+        self.scheduler.stats()
+    }
+}

@@ -1,0 +1,122 @@
+//! One rank's pass over a step: from token ids to sampled tokens.
+
+mod attention;
+mod sample;
+
+use crate::communicator::Communicator;
+use crate::config::{Config, LayerKind};
+use crate::executor::Rotations;
+use crate::inputs::Inputs;
+use crate::numerics::Numerics;
+use crate::plan::Step;
+use crate::shard::Shard;
+use crate::state::LayerState;
+use crate::weights::{Layer, Moe, Router, Weights};
+use crate::workspace::Workspace;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::tensor::OpError;
+use pegainfer_kernels::ops::deepseek_v4::{self as ops, ExpertMath, HyperSpec, HyperWeights, Routing, RoutingSpec};
+
+/// The borrowed parts of one run.
+pub(crate) struct Pass<'a> {
+    pub exec: &'a mut Exec,
+    pub config: &'a Config,
+    pub numerics: Numerics,
+    pub shard: Shard,
+    pub weights: &'a Weights,
+    pub rotations: &'a Rotations,
+    pub inputs: &'a mut Inputs,
+    pub work: &'a mut Workspace,
+    pub step: &'a Step,
+    pub communicator: &'a dyn Communicator,
+}
+
+impl Pass<'_> {
+    /// The whole step. Slots are copied before and after, as it asks.
+    pub fn run(&mut self, state: &mut [LayerState]) -> Result<(), OpError> {
+        self.copy_slots(state, &self.step.copies)?;
+        self.embed()?;
+        let weights = self.weights;
+        for (i, (layer, state)) in weights.layers.iter().zip(&mut *state).enumerate() {
+            self.attention_half(layer, self.config.layers[i], state)?;
+            self.expert_half(layer)?;
+        }
+        self.sample()?;
+        self.copy_slots(state, &self.step.snapshots)
+    }
+
+    fn copy_slots(&mut self, state: &mut [LayerState], copies: &[(u32, u32)]) -> Result<(), OpError> {
+        for &(from, to) in copies {
+            state.iter_mut().try_for_each(|layer| layer.copy_slot(self.exec, from, to))?;
+        }
+        Ok(())
+    }
+
+    /// True when there are other ranks to talk to.
+    fn is_shared(&self) -> bool {
+        self.shard.ranks > 1
+    }
+
+    fn embed(&mut self) -> Result<(), OpError> {
+        let first = self.shard.vocab(self.config).start;
+        let shared = self.is_shared();
+        let Self { exec, weights, inputs, work, .. } = self;
+        ops::embed(exec, &inputs.tokens, &weights.embedding, first, &mut work.embedded)?;
+        if shared {
+            // Exact: all but one of the ranks add zeros.
+            self.communicator.all_reduce(exec, &mut work.embedded)?;
+        }
+        ops::expand_streams(exec, &work.embedded, &mut work.streams)
+    }
+
+    fn hyper_spec(&self) -> HyperSpec {
+        let c = self.config;
+        HyperSpec { iters: c.sinkhorn_iters, eps: c.hc_eps, norm_eps: c.rms_norm_eps }
+    }
+
+    /// Streams to the normalised input of a block.
+    fn enter(&mut self, hyper: &HyperWeights, norm: &pegainfer_core::tensor::Tensor) -> Result<(), OpError> {
+        let (spec, eps) = (self.hyper_spec(), self.config.rms_norm_eps);
+        let Self { exec, work, .. } = self;
+        ops::hyper_mix(exec, &work.streams, hyper, spec, &mut work.mixed, (&mut work.post, &mut work.comb))?;
+        ops::norm(exec, &work.mixed, norm, eps, &mut work.normed)
+    }
+
+    /// A block's output to the streams.
+    fn leave(&mut self) -> Result<(), OpError> {
+        let Self { exec, work, .. } = self;
+        ops::hyper_merge(exec, &work.output, (&work.post, &work.comb), &mut work.streams)
+    }
+
+    fn attention_half(&mut self, layer: &Layer, kind: LayerKind, state: &mut LayerState) -> Result<(), OpError> {
+        self.enter(&layer.attn_hyper, &layer.attn_norm)?;
+        self.attention(&layer.attn, kind, state)?;
+        self.leave()
+    }
+
+    fn expert_half(&mut self, layer: &Layer) -> Result<(), OpError> {
+        self.enter(&layer.ffn_hyper, &layer.ffn_norm)?;
+        self.experts(&layer.moe)?;
+        self.leave()
+    }
+
+    /// `normed` to `output` through the experts of all ranks.
+    fn experts(&mut self, moe: &Moe) -> Result<(), OpError> {
+        let shared = self.is_shared();
+        let Self { exec, config, numerics, inputs, work, .. } = self;
+        ops::matmul(exec, &work.normed, &moe.gate, false, &mut work.gates)?;
+        let routing = match &moe.router {
+            Router::Hash(table) => Routing::Hash { table, ids: &inputs.tokens },
+            Router::Learned(bias) => Routing::Learned { bias },
+        };
+        let spec = RoutingSpec { scale: config.routed_scaling };
+        ops::route(exec, &work.gates, routing, spec, (&mut work.experts, &mut work.expert_weights))?;
+        let math = ExpertMath { limit: config.swiglu_limit, quantize: numerics.quantize_activations };
+        let (choice, experts) = ((&work.experts, &work.expert_weights), (&moe.experts[..], moe.first));
+        ops::routed_experts(exec, &work.normed, choice, experts, math, &mut work.partial)?;
+        if shared {
+            self.communicator.all_reduce(exec, &mut work.partial)?;
+        }
+        ops::shared_expert(exec, &work.normed, &moe.shared, math, &work.partial, &mut work.output)
+    }
+}

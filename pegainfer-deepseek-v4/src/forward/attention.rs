@@ -1,0 +1,128 @@
+//! Attention of one layer: window, compressed entries, and the projections around them.
+
+use super::Pass;
+use crate::config::LayerKind;
+use crate::state::{Compressed, LayerState, compressor_spec};
+use crate::weights::{Attention, Compressor, Indexer};
+use crate::workspace::Pair;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::tensor::{OpError, Tensor};
+use pegainfer_kernels::ops::deepseek_v4::{self as ops, Batch, CompressorSpec, RopeTable, Visible};
+
+impl Pass<'_> {
+    /// `normed` to `output`. The state is read before it is written: a chunk may replace all of a window.
+    pub(super) fn attention(
+        &mut self,
+        weights: &Attention,
+        kind: LayerKind,
+        state: &mut LayerState,
+    ) -> Result<(), OpError> {
+        self.queries_and_keys(weights, kind)?;
+        self.compress(weights, kind, state)?;
+        if let (Some(indexer), Some(index)) = (&weights.indexer, &state.index) {
+            self.choose(indexer, index, kind)?;
+        }
+        let Self { exec, rotations, inputs, work, .. } = self;
+        let batch = inputs.batch();
+        let visible = match (&state.compressed, kind.ratio()) {
+            (Some(Compressed { entries, .. }), _) if kind == LayerKind::Sparse => {
+                Visible::Chosen { entries, chosen: &work.chosen }
+            }
+            (Some(Compressed { entries, .. }), Some(ratio)) => Visible::All { entries, ratio },
+            _ => Visible::Nothing,
+        };
+        let keys = (&work.kv, &state.window);
+        ops::sparse_attention(exec, &work.q, keys, visible, &weights.sink, &batch, &mut work.attended)?;
+        ops::write_ring(exec, &work.kv, &batch, &mut state.window)?;
+        // Keys are values, so the output is rotated, too; back by the query's position only distances are left.
+        let table = rotations.of(kind);
+        ops::rope(exec, &mut work.attended, &inputs.positions, table, true)?;
+        self.project_output(weights)
+    }
+
+    fn queries_and_keys(&mut self, weights: &Attention, kind: LayerKind) -> Result<(), OpError> {
+        let Self { exec, config, numerics, rotations, inputs, work, .. } = self;
+        let (eps, quantize) = (config.rms_norm_eps, numerics.quantize_activations);
+        let table = rotations.of(kind);
+        ops::matmul(exec, &work.normed, &weights.wq_a, quantize, &mut work.qr_raw)?;
+        ops::norm(exec, &work.qr_raw, &weights.q_norm, eps, &mut work.qr)?;
+        ops::matmul(exec, &work.qr, &weights.wq_b, quantize, &mut work.q)?;
+        ops::head_norm(exec, &mut work.q, eps)?;
+        ops::rope(exec, &mut work.q, &inputs.positions, table, false)?;
+        ops::matmul(exec, &work.normed, &weights.wkv, quantize, &mut work.kv_raw)?;
+        ops::norm(exec, &work.kv_raw, &weights.kv_norm, eps, &mut work.kv)?;
+        ops::rope(exec, &mut work.kv, &inputs.positions, table, false)?;
+        match numerics.quantize_kv {
+            true => ops::quantize_kv(exec, &mut work.kv, config.rope_dim),
+            false => Ok(()),
+        }
+    }
+
+    /// New entries of the layer and of its indexer.
+    fn compress(&mut self, weights: &Attention, kind: LayerKind, state: &mut LayerState) -> Result<(), OpError> {
+        let (config, numerics) = (self.config, self.numerics);
+        let Self { exec, rotations, inputs, work, .. } = self;
+        let (table, batch) = (&rotations.compressed, inputs.batch());
+        let main = compressor_spec(config, kind, false, numerics);
+        if let (Some(spec), Some(compressor), Some(state)) = (main, &weights.compressor, &mut state.compressed) {
+            let pair = if kind == LayerKind::Sparse { &mut work.sparse } else { &mut work.heavy };
+            pool(exec, &work.normed, compressor, pair, table, spec, &batch, state)?;
+        }
+        let index = compressor_spec(config, kind, true, numerics);
+        if let (Some(spec), Some(indexer), Some(state)) = (index, &weights.indexer, &mut state.index) {
+            pool(exec, &work.normed, &indexer.compressor, &mut work.index, table, spec, &batch, state)?;
+        }
+        Ok(())
+    }
+
+    /// The entries that each token attends to.
+    fn choose(&mut self, indexer: &Indexer, index: &Compressed, kind: LayerKind) -> Result<(), OpError> {
+        let Self { exec, numerics, rotations, inputs, work, .. } = self;
+        let table = rotations.of(kind);
+        ops::matmul(exec, &work.qr, &indexer.wq_b, numerics.quantize_activations, &mut work.index_q)?;
+        ops::rope(exec, &mut work.index_q, &inputs.positions, table, false)?;
+        ops::quantize_index(exec, &mut work.index_q, numerics.quantize_kv)?;
+        // Constant positive factors of the scores, head_dim^-1/2 and heads^-1/2, do not change the choice.
+        ops::matmul(exec, &work.normed, &indexer.weights_proj, false, &mut work.index_weights)?;
+        let (entries, ratio) = (&index.entries, kind.ratio().unwrap_or(1));
+        let (q, weights, batch) = (&work.index_q, &work.index_weights, inputs.batch());
+        ops::select_entries(exec, q, weights, entries, ratio, &batch, &mut work.chosen)
+    }
+
+    /// `attended` to `output`, summed over the ranks.
+    fn project_output(&mut self, weights: &Attention) -> Result<(), OpError> {
+        let (shared, owner) = (self.is_shared(), self.shard.owns_heads(self.config));
+        let Self { exec, numerics, work, .. } = self;
+        let quantize = numerics.quantize_activations;
+        ops::grouped_matmul(exec, &work.attended, &weights.wo_a, &mut work.z)?;
+        if !shared {
+            return ops::matmul(exec, &work.z, &weights.wo_b, quantize, &mut work.output);
+        }
+        ops::matmul(exec, &work.z, &weights.wo_b, quantize, &mut work.partial)?;
+        if !owner {
+            // Another rank has the same heads.
+            let elements = work.partial.elements();
+            exec.write(&mut work.partial, 0..elements, |_, out: &mut [f32]| out.fill(0.0))?;
+        }
+        self.communicator.all_reduce(exec, &mut work.partial)?;
+        ops::store_sum(exec, &work.partial, &mut work.output)
+    }
+}
+
+/// One compressor over the step's tokens.
+#[expect(clippy::too_many_arguments, reason = "what it works on, with what, and where to")]
+fn pool(
+    exec: &mut Exec,
+    x: &Tensor,
+    compressor: &Compressor,
+    pair: &mut Pair,
+    table: &RopeTable,
+    spec: CompressorSpec,
+    batch: &Batch<'_>,
+    state: &mut Compressed,
+) -> Result<(), OpError> {
+    ops::matmul(exec, x, &compressor.wkv, false, &mut pair.values)?;
+    ops::matmul(exec, x, &compressor.wgate, false, &mut pair.scores)?;
+    let tokens = (&pair.values, &mut pair.scores);
+    ops::compress(exec, tokens, (&compressor.pooling, table), spec, batch, &mut state.partial, &mut state.entries)
+}

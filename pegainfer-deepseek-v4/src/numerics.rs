@@ -1,0 +1,23 @@
+//! Which roundings of the reference a run has.
+
+use pegainfer_core::tensor::DType;
+
+/// The precision of everything that the weights do not fix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Numerics {
+    /// Of activations and of what a request leaves behind: bf16 or f32.
+    pub activations: DType,
+    /// Inputs of FP8 and FP4 matrices are rounded to FP8, one scale for each 128 values of a token.
+    pub quantize_activations: bool,
+    /// Keys and compressed entries have the roundings that the model was trained with: FP8 outside of the rotated part,
+    /// FP4 in the indexer. Without, they are stored as computed.
+    pub quantize_kv: bool,
+}
+
+impl Numerics {
+    /// As DeepSeek's own inference code runs the model.
+    pub const REFERENCE: Self = Self { activations: DType::Bf16, quantize_activations: true, quantize_kv: true };
+
+    /// All in f32, without any rounding of activations: what transformers computes in f32.
+    pub const F32: Self = Self { activations: DType::F32, quantize_activations: false, quantize_kv: false };
+}

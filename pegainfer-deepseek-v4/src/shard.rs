@@ -1,0 +1,104 @@
+//! Which part of the model a rank holds: experts by their numbers, heads by groups of the output projection, the
+//! vocabulary by rows. Everything else is on every rank.
+
+use crate::config::Config;
+use std::ops::Range;
+
+/// One rank of several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shard {
+    /// From 0.
+    pub rank: usize,
+    /// Ranks in all.
+    pub ranks: usize,
+}
+
+impl Shard {
+    /// All of the model.
+    pub const WHOLE: Self = Self { rank: 0, ranks: 1 };
+
+    /// The shards of `ranks` ranks; the reason if the model cannot be cut into so many.
+    pub fn all(config: &Config, ranks: usize) -> Result<Vec<Self>, String> {
+        if ranks == 0 || !config.experts.is_multiple_of(ranks) || !config.vocab_size.is_multiple_of(ranks) {
+            return Err(format!(
+                "{ranks} ranks cannot share {} experts and a vocabulary of {}; choose a number that divides both",
+                config.experts, config.vocab_size
+            ));
+        }
+        Ok((0..ranks).map(|rank| Self { rank, ranks }).collect())
+    }
+
+    /// Ranks that share the heads: a group of the output projection is not cut. Where there are more ranks than groups,
+    /// the others compute the same heads again.
+    pub fn attention_ranks(self, config: &Config) -> usize {
+        (1..=self.ranks)
+            .rev()
+            .find(|n| self.ranks.is_multiple_of(*n) && config.o_groups.is_multiple_of(*n))
+            .unwrap_or(1)
+    }
+
+    /// False where the attention output of this rank is another's, too, and must not be added twice.
+    pub fn owns_heads(self, config: &Config) -> bool {
+        self.rank < self.attention_ranks(config)
+    }
+
+    /// Groups of heads.
+    pub fn groups(self, config: &Config) -> Range<usize> {
+        let ranks = self.attention_ranks(config);
+        part(config.o_groups, self.rank % ranks, ranks)
+    }
+
+    /// Query heads.
+    pub fn heads(self, config: &Config) -> Range<usize> {
+        let (groups, each) = (self.groups(config), config.heads_per_group());
+        groups.start * each..groups.end * each
+    }
+
+    /// Routed experts.
+    pub fn experts(self, config: &Config) -> Range<usize> {
+        part(config.experts, self.rank, self.ranks)
+    }
+
+    /// Rows of embedding and output matrix.
+    pub fn vocab(self, config: &Config) -> Range<usize> {
+        part(config.vocab_size, self.rank, self.ranks)
+    }
+}
+
+fn part(n: usize, rank: usize, ranks: usize) -> Range<usize> {
+    rank * n / ranks..(rank + 1) * n / ranks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{flash, tiny};
+
+    #[test]
+    fn every_part_is_held_once() {
+        let config = flash(false);
+        for ranks in [1, 2, 4, 8] {
+            let shards = Shard::all(&config, ranks).unwrap();
+            for (of, total) in [
+                (Shard::experts as fn(Shard, &Config) -> Range<usize>, 256),
+                (Shard::heads, 64),
+                (Shard::groups, 8),
+                (Shard::vocab, 129_280),
+            ] {
+                let all: Vec<usize> = shards.iter().flat_map(|s| of(*s, &config)).collect();
+                assert_eq!(all, (0..total).collect::<Vec<_>>());
+            }
+            assert!(shards.iter().all(|s| s.owns_heads(&config)));
+        }
+        assert!(Shard::all(&config, 3).unwrap_err().contains("divides both"));
+    }
+
+    #[test]
+    fn more_ranks_than_groups_repeat_heads_and_add_them_once() {
+        let config = Config::parse(&tiny().to_string()).unwrap();
+        let shards = Shard::all(&config, 4).unwrap();
+        let owners: Vec<bool> = shards.iter().map(|s| s.owns_heads(&config)).collect();
+        assert_eq!(owners, [true, true, false, false]);
+        assert_eq!((shards[0].heads(&config), shards[3].heads(&config)), (0..4, 4..8));
+    }
+}

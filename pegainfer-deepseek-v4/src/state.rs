@@ -1,0 +1,101 @@
+//! What a request leaves on the device between steps. Two kinds of memory:
+//!
+//! - A slot, of fixed size: the keys of the last 128 tokens, and for each compressor the tokens of entries that are not
+//!   complete yet. Everything in it is found by position (`p % ring`), so a slot needs no clearing for its next sequence.
+//! - Pages, which grow with the context: the compressed entries of 128 tokens each, of all layers.
+//!
+//! At a multiple of 128 tokens a slot and the pages before it are all that a sequence needs to go on; a copy of the slot
+//! is what the prefix cache keeps beside the pages.
+
+use crate::config::{Config, LayerKind, WINDOW};
+use crate::numerics::Numerics;
+use crate::plan::PAGE_TOKENS;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+use pegainfer_kernels::ops::deepseek_v4::{CompressorSpec, CompressorState, copy_slot};
+
+/// Entries of one compressor and what it remembers.
+#[derive(Debug)]
+pub struct Compressed {
+    /// `[pages, 128 / ratio, dim]`.
+    pub entries: Tensor,
+    /// Of incomplete entries.
+    pub partial: CompressorState,
+}
+
+/// One layer's part of every slot and page.
+#[derive(Debug)]
+pub struct LayerState {
+    /// Keys of the newest tokens, `[slots, 128, head_dim]`.
+    pub window: Tensor,
+    /// Of sparse and heavy layers.
+    pub compressed: Option<Compressed>,
+    /// The indexer's, of sparse layers.
+    pub index: Option<Compressed>,
+}
+
+/// The compressor of a layer of this kind, or of its indexer.
+pub fn compressor_spec(config: &Config, kind: LayerKind, index: bool, numerics: Numerics) -> Option<CompressorSpec> {
+    let ratio = kind.ratio().filter(|_| !index || kind == LayerKind::Sparse)?;
+    Some(CompressorSpec { ratio, index, quantize: numerics.quantize_kv, eps: config.rms_norm_eps })
+}
+
+/// Allocates the state of every layer. On the CPU a page costs memory when it is first written.
+pub fn allocate(
+    exec: &mut Exec,
+    config: &Config,
+    numerics: Numerics,
+    slots: usize,
+    pages: usize,
+) -> std::io::Result<Vec<LayerState>> {
+    let compressed = |exec: &mut Exec, spec: Option<CompressorSpec>, dim: usize| {
+        let Some(spec) = spec else { return Ok(None) };
+        let ring = [slots, spec.ring(), if spec.overlap() { 2 * dim } else { dim }];
+        Ok::<_, std::io::Error>(Some(Compressed {
+            entries: exec.tensor("entries", &[pages, PAGE_TOKENS / spec.ratio, dim], numerics.activations)?,
+            partial: CompressorState {
+                values: exec.tensor("partial.values", &ring, DType::F32)?,
+                scores: exec.tensor("partial.scores", &ring, DType::F32)?,
+            },
+        }))
+    };
+    let layer = |kind: &LayerKind| {
+        Ok(LayerState {
+            window: exec.tensor("window", &[slots, WINDOW, config.head_dim], numerics.activations)?,
+            compressed: compressed(exec, compressor_spec(config, *kind, false, numerics), config.head_dim)?,
+            index: compressed(exec, compressor_spec(config, *kind, true, numerics), config.index_head_dim)?,
+        })
+    };
+    config.layers.iter().map(layer).collect()
+}
+
+/// Bytes of one page.
+pub fn page_bytes(config: &Config, numerics: Numerics) -> usize {
+    config.entry_bytes_per_token(numerics) * PAGE_TOKENS
+}
+
+/// Bytes of one slot.
+pub fn slot_bytes(config: &Config, numerics: Numerics) -> usize {
+    let ring = |spec: Option<CompressorSpec>, dim: usize| {
+        let width = |spec: CompressorSpec| if spec.overlap() { 2 * dim } else { dim };
+        spec.map_or(0, |spec| 2 * 4 * spec.ring() * width(spec))
+    };
+    let layer = |kind: &LayerKind| {
+        WINDOW * config.head_dim * numerics.activations.size()
+            + ring(compressor_spec(config, *kind, false, numerics), config.head_dim)
+            + ring(compressor_spec(config, *kind, true, numerics), config.index_head_dim)
+    };
+    config.layers.iter().map(layer).sum()
+}
+
+impl LayerState {
+    /// Makes slot `to` equal to slot `from`.
+    pub fn copy_slot(&mut self, exec: &mut Exec, from: u32, to: u32) -> Result<(), OpError> {
+        copy_slot(exec, &mut self.window, from, to)?;
+        for Compressed { partial, .. } in self.compressed.iter_mut().chain(&mut self.index) {
+            copy_slot(exec, &mut partial.values, from, to)?;
+            copy_slot(exec, &mut partial.scores, from, to)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,160 @@
+//! The activations of a step, allocated once for the largest.
+
+use crate::config::{Config, LayerKind, STREAMS};
+use crate::executor::StepBounds;
+use crate::numerics::Numerics;
+use crate::shard::Shard;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::tensor::{DType, Tensor};
+use pegainfer_kernels::ops::REPORT_WORDS;
+
+/// Rows of logits computed at once: more take more memory, fewer read the output matrix more often.
+const LOGITS_ROWS: usize = 32;
+
+/// Products of a compressor's two matrices, `[tokens, width]` f32.
+#[derive(Debug)]
+pub(crate) struct Pair {
+    pub values: Tensor,
+    pub scores: Tensor,
+}
+
+/// Activations, allocated once for the largest step. Heads and groups are the rank's.
+#[derive(Debug)]
+pub(crate) struct Workspace {
+    /// `[tokens, hidden]`.
+    pub embedded: Tensor,
+    /// The residual streams, `[tokens, 4, hidden]`.
+    pub streams: Tensor,
+    /// Input of a block, `[tokens, hidden]`.
+    pub mixed: Tensor,
+    /// Normalised, `[tokens, hidden]`.
+    pub normed: Tensor,
+    /// How the block's output goes back, `[tokens, 4]` f32.
+    pub post: Tensor,
+    /// How the streams are mixed, `[tokens, 4, 4]` f32.
+    pub comb: Tensor,
+    /// Output of a block, `[tokens, hidden]`.
+    pub output: Tensor,
+    /// A rank's part of it, `[tokens, hidden]` f32.
+    pub partial: Tensor,
+    /// `[tokens, q_lora]`, before its norm.
+    pub qr_raw: Tensor,
+    /// `[tokens, q_lora]`.
+    pub qr: Tensor,
+    /// `[tokens, heads, head_dim]`.
+    pub q: Tensor,
+    /// `[tokens, head_dim]`, before its norm.
+    pub kv_raw: Tensor,
+    /// `[tokens, 1, head_dim]`.
+    pub kv: Tensor,
+    /// Of sparse layers, heavy layers and the indexer.
+    pub sparse: Pair,
+    pub heavy: Pair,
+    pub index: Pair,
+    /// `[tokens, index_heads, index_head_dim]`.
+    pub index_q: Tensor,
+    /// `[tokens, index_heads]`.
+    pub index_weights: Tensor,
+    /// `[tokens, index_topk]` u32.
+    pub chosen: Tensor,
+    /// `[tokens, heads, head_dim]`.
+    pub attended: Tensor,
+    /// `[tokens, groups * o_lora]`.
+    pub z: Tensor,
+    /// `[tokens, experts]` f32.
+    pub gates: Tensor,
+    /// `[tokens, k]` u32.
+    pub experts: Tensor,
+    /// `[tokens, k]` f32.
+    pub expert_weights: Tensor,
+    /// Streams of the rows that need logits, `[LOGITS_ROWS, 4, hidden]`.
+    pub last_streams: Tensor,
+    /// `[LOGITS_ROWS, hidden]`.
+    pub last: Tensor,
+    /// Normalised, `[LOGITS_ROWS, hidden]`.
+    pub last_normed: Tensor,
+    /// The rank's columns, `[LOGITS_ROWS, vocab / ranks]` f32.
+    pub logits_part: Tensor,
+    /// `[LOGITS_ROWS, vocab]` f32.
+    pub logits: Tensor,
+    /// `[tokens]` u32.
+    pub sampled: Tensor,
+    /// `[tokens, REPORT_WORDS]` u32.
+    pub logprobs: Tensor,
+}
+
+impl Workspace {
+    pub fn new(
+        exec: &mut Exec,
+        config: &Config,
+        shard: Shard,
+        numerics: Numerics,
+        bounds: StepBounds,
+    ) -> std::io::Result<Self> {
+        let (t, hidden, dim) = (bounds.tokens, config.hidden_size, config.head_dim);
+        let (heads, rows) = (shard.heads(config).len(), LOGITS_ROWS.min(t));
+        let mut tensor = |name: &str, shape: &[usize], dtype| exec.tensor(name, shape, dtype);
+        let act = numerics.activations;
+        let mut pair = |kind: LayerKind, dim: usize| {
+            let width = if kind == LayerKind::Sparse { 2 * dim } else { dim };
+            Ok::<_, std::io::Error>(Pair {
+                values: tensor("compressor.values", &[t, width], DType::F32)?,
+                scores: tensor("compressor.scores", &[t, width], DType::F32)?,
+            })
+        };
+        let (sparse, heavy) = (pair(LayerKind::Sparse, dim)?, pair(LayerKind::Heavy, dim)?);
+        let index = pair(LayerKind::Sparse, config.index_head_dim)?;
+        Ok(Self {
+            embedded: tensor("embedded", &[t, hidden], act)?,
+            streams: tensor("streams", &[t, STREAMS, hidden], act)?,
+            mixed: tensor("mixed", &[t, hidden], act)?,
+            normed: tensor("normed", &[t, hidden], act)?,
+            post: tensor("post", &[t, STREAMS], DType::F32)?,
+            comb: tensor("comb", &[t, STREAMS, STREAMS], DType::F32)?,
+            output: tensor("output", &[t, hidden], act)?,
+            partial: tensor("partial", &[t, hidden], DType::F32)?,
+            qr_raw: tensor("qr_raw", &[t, config.q_lora_rank], act)?,
+            qr: tensor("qr", &[t, config.q_lora_rank], act)?,
+            q: tensor("q", &[t, heads, dim], act)?,
+            kv_raw: tensor("kv_raw", &[t, dim], act)?,
+            kv: tensor("kv", &[t, 1, dim], act)?,
+            sparse,
+            heavy,
+            index,
+            index_q: tensor("index_q", &[t, config.index_heads, config.index_head_dim], act)?,
+            index_weights: tensor("index_weights", &[t, config.index_heads], act)?,
+            chosen: tensor("chosen", &[t, config.index_topk], DType::U32)?,
+            attended: tensor("attended", &[t, heads, dim], act)?,
+            z: tensor("z", &[t, shard.groups(config).len() * config.o_lora_rank], act)?,
+            gates: tensor("gates", &[t, config.experts], DType::F32)?,
+            experts: tensor("experts", &[t, config.experts_per_token], DType::U32)?,
+            expert_weights: tensor("expert_weights", &[t, config.experts_per_token], DType::F32)?,
+            last_streams: tensor("last_streams", &[rows, STREAMS, hidden], act)?,
+            last: tensor("last", &[rows, hidden], act)?,
+            last_normed: tensor("last_normed", &[rows, hidden], act)?,
+            logits_part: tensor("logits_part", &[rows, shard.vocab(config).len()], DType::F32)?,
+            logits: tensor("logits", &[rows, config.vocab_size], DType::F32)?,
+            sampled: tensor("sampled", &[t], DType::U32)?,
+            logprobs: tensor("logprobs", &[t, REPORT_WORDS], DType::U32)?,
+        })
+    }
+
+    /// Room for a step of `tokens` tokens.
+    pub fn set_rows(&mut self, tokens: usize) {
+        let Self { embedded, streams, mixed, normed, post, comb, output, partial, .. } = self;
+        for tensor in [embedded, streams, mixed, normed, post, comb, output, partial] {
+            tensor.set_rows(tokens);
+        }
+        let Self { qr_raw, qr, q, kv_raw, kv, index_q, index_weights, chosen, attended, z, .. } = self;
+        for tensor in [qr_raw, qr, q, kv_raw, kv, index_q, index_weights, chosen, attended, z] {
+            tensor.set_rows(tokens);
+        }
+        let Self { sparse, heavy, index, gates, experts, expert_weights, .. } = self;
+        for tensor in [sparse, heavy, index].into_iter().flat_map(|pair| [&mut pair.values, &mut pair.scores]) {
+            tensor.set_rows(tokens);
+        }
+        for tensor in [gates, experts, expert_weights] {
+            tensor.set_rows(tokens);
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! The same request gives the same bits however it is scheduled: whole or in chunks, as prefill or token by token, alone
+//! or in a batch, from a cold or a warm prefix cache, preempted or not. More ranks add in another order: there the tokens
+//! are the same, and the logits up to f32 noise.
+
+#![cfg(feature = "deepseek-v4")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use pegainfer_core::engine::{GenerateRequest, RequestId, StepEngine, TokenEvent};
+use pegainfer_core::rules::{LogitRules, RuleFields};
+use pegainfer_core::sampling::SamplingParams;
+use pegainfer_deepseek_v4::LoadOptions;
+use pegainfer_deepseek_v4::numerics::Numerics;
+use support::{Output, difference, engine, fixture, greedy, logits, options, run};
+
+/// A text with more entries than the indexer chooses, and more than two entries of the heavy layer.
+fn text() -> Vec<u32> {
+    let long = fixture().cases.into_iter().find(|case| case.name == "long_stories").unwrap();
+    long.prompt_ids[..330].to_vec()
+}
+
+/// Traps 5 and 14: overlap, partial entries and window survive every boundary between steps. Chunks of 1 are decode.
+#[test]
+fn trap_05_chunks_and_decode_give_the_bits_of_the_whole() {
+    let text = &text()[..270];
+    for (numerics, chunks) in [(Numerics::REFERENCE, &[1, 3, 7, 33, 128, 160][..]), (Numerics::F32, &[7, 160])] {
+        let mut engine = engine(1, &options(numerics));
+        let whole = logits(&mut engine, text, 1024, 24);
+        for &chunk in chunks {
+            let chunked = logits(&mut engine, text, chunk, 24);
+            assert_eq!(difference(&whole, &chunked), 0.0, "{numerics:?}, chunks of {chunk}");
+        }
+    }
+}
+
+#[test]
+fn two_and_four_ranks_agree_with_one() {
+    let text = text();
+    let cases = fixture().cases;
+    let requests: Vec<_> = cases.iter().take(3).map(|case| greedy(&case.prompt_ids, 16)).collect();
+    let mut alone = engine(1, &options(Numerics::F32));
+    let (expected, tokens) = (logits(&mut alone, &text, 1024, 16), run(&mut alone, &requests));
+    for ranks in [2, 4] {
+        let mut shared = engine(ranks, &options(Numerics::F32));
+        let off = difference(&expected, &logits(&mut shared, &text, 100, 16));
+        assert!(off < 1e-3, "{ranks} ranks: off by {off}");
+        for (i, (alone, shared)) in tokens.iter().zip(run(&mut shared, &requests)).enumerate() {
+            assert_eq!(alone.ids(), shared.ids(), "{ranks} ranks, {}", cases[i].name);
+        }
+    }
+}
+
+/// Prompts of awkward lengths, some sampled, some with rules.
+fn requests() -> Vec<GenerateRequest> {
+    let cases = fixture().cases;
+    let mut requests: Vec<_> = [1, 2, 6, 8].iter().map(|i| greedy(&cases[*i].prompt_ids, 12)).collect();
+    let text = text();
+    requests.extend([127, 128, 129, 250, 300].map(|length| greedy(&text[..length], 8)));
+    for (i, request) in requests.iter_mut().enumerate() {
+        if i % 2 == 1 {
+            request.sampling = SamplingParams::new(0.9, 40, 0.95, 0.01, i as u64).unwrap();
+        }
+        if i % 3 == 1 {
+            let fields = RuleFields { repetition_penalty: 1.5, bad_words: vec![vec![13]], ..RuleFields::default() };
+            request.rules = LogitRules::new(fields, 4096).unwrap();
+        }
+    }
+    requests
+}
+
+fn same(what: &str, expected: &[Output], got: &[Output]) {
+    for (i, (expected, got)) in expected.iter().zip(got).enumerate() {
+        assert!(expected.bits() == got.bits(), "{what}: request {i} gave\n{got:?}\nbut alone\n{expected:?}");
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_scheduling() {
+    let (requests, base) = (requests(), options(Numerics::REFERENCE));
+    let mut engine_alone = engine(1, &base);
+    // A salt of its own: every request starts with a cold cache.
+    let cold =
+        |(i, request): (usize, &GenerateRequest)| GenerateRequest { cache_salt: 1000 + i as u64, ..request.clone() };
+    let alone: Vec<Output> =
+        requests.iter().enumerate().map(|request| run(&mut engine_alone, &[cold(request)]).remove(0)).collect();
+
+    let mut batched = engine(1, &base);
+    same("batched", &alone, &run(&mut batched, &requests));
+    let before = batched.stats().prefix_hits;
+    same("warm prefix cache", &alone, &run(&mut batched, &requests));
+    let hits = batched.stats().prefix_hits - before;
+    assert_eq!(hits, 206 / 128 * 128 + 128 + 128 + 256, "prompts of 206, 129, 250 and 300 tokens were not found");
+
+    let small = LoadOptions { max_num_batched_tokens: 48, ..base };
+    same("mixed steps", &alone, &run(&mut engine(1, &small), &requests));
+}
+
+/// Four pages for requests that come to need three each.
+#[test]
+fn preempted_requests_give_the_same_bits() {
+    let base = options(Numerics::REFERENCE);
+    let requests = [greedy(&text()[..120], 150), greedy(&text()[50..170], 150)];
+    let alone = requests.clone().map(|request| run(&mut engine(1, &base), &[request]).remove(0));
+    let tight = LoadOptions { kv_cache_bytes: Some(4 * 83_000), max_num_batched_tokens: 64, ..base };
+    let mut preempting = engine(1, &tight);
+    assert_eq!(preempting.limits().kv_blocks, 4);
+    same("preemption", &alone, &run(&mut preempting, &requests));
+    let stats = preempting.stats();
+    assert!(stats.preemptions > 0, "nothing was preempted");
+    assert_eq!((stats.running, stats.kv_blocks_free), (0, 4));
+}
+
+/// A cancelled request leaves nothing behind, and does not disturb the one beside it.
+#[test]
+fn cancelling_frees_everything_and_changes_nothing() {
+    let (text, options) = (text(), options(Numerics::REFERENCE));
+    let mut engine = engine(1, &options);
+    let expected = run(&mut engine, &[greedy(&text[..40], 10)]).remove(0);
+    engine.add(RequestId(100), greedy(&text, 50));
+    engine.add(RequestId(101), greedy(&text[..40], 10));
+    let (mut steps, mut tokens) = (0, Vec::new());
+    while engine.has_work() {
+        engine.plan().unwrap();
+        engine.launch().unwrap();
+        if steps == 3 {
+            // While a step with it is in flight.
+            engine.cancel(RequestId(100));
+        }
+        steps += 1;
+        for (id, event) in engine.finish().unwrap() {
+            assert!(steps <= 3 || id == RequestId(101), "an event of a cancelled request");
+            if let (RequestId(101), TokenEvent::Token(token)) = (id, event) {
+                tokens.push(token);
+            }
+        }
+    }
+    assert!(steps > 5);
+    assert_eq!(expected.bits(), Output { tokens, end: None }.bits());
+    let stats = engine.stats();
+    assert_eq!((stats.running, stats.waiting, stats.kv_blocks_free), (0, 0, stats.kv_blocks_total));
+}

@@ -1,0 +1,371 @@
+//! The model in f64, token by token, in the plainest way: the history of every layer is kept whole, and nothing is shared
+//! with the engine. It can make the mistakes that others have made, to show that the comparison would see them.
+
+use super::stored::{Numbers, e2m1, e4m3};
+use std::collections::HashMap;
+
+const HIDDEN: usize = 256;
+const HEADS: usize = 8;
+const DIM: usize = 512;
+const RATIOS: [usize; 5] = [0, 0, 4, 128, 4];
+
+/// A known way to get the model wrong.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Mistake {
+    None,
+    /// Cosine and sine times YaRN's 0.1 ln(16) + 1.
+    Mscale,
+    /// Entries rotated by their number instead of the position of their first token.
+    EntryPosition,
+    /// Window frequencies in all layers.
+    OneTheta,
+    /// The attention output is left rotated.
+    Rotated,
+    /// The mixing of streams is not transposed.
+    Comb,
+    /// Before the first entry come scores of 0.
+    ZerosBefore,
+    /// The sink is left out.
+    NoSink,
+}
+
+/// What every layer remembers.
+#[derive(Default, Clone)]
+struct History {
+    keys: Vec<Vec<f64>>,
+    main: Vec<(Vec<f64>, Vec<f64>)>,
+    index: Vec<(Vec<f64>, Vec<f64>)>,
+    entries: Vec<Vec<f64>>,
+    index_entries: Vec<Vec<f64>>,
+}
+
+/// The model, with or without the roundings of activations and keys.
+pub struct Oracle<'a> {
+    pub weights: &'a HashMap<String, Numbers>,
+    pub quantize: bool,
+    pub mistake: Mistake,
+}
+
+impl Oracle<'_> {
+    /// Log-softmax of the logits behind each of the last `count` tokens.
+    pub fn logits(&self, tokens: &[u32], count: usize) -> Vec<Vec<f64>> {
+        let mut histories = vec![History::default(); RATIOS.len()];
+        let mut rows = Vec::new();
+        for (p, token) in tokens.iter().enumerate() {
+            let mut streams = vec![self.row("embed.weight", *token as usize); 4];
+            for (i, history) in histories.iter_mut().enumerate() {
+                let (x, post, comb) = self.mix(&streams, &format!("layers.{i}.hc_attn"));
+                let x = self.norm(&x, &format!("layers.{i}.attn_norm.weight"));
+                let f = self.attention(i, p, &x, history);
+                streams = self.merge(&streams, &f, &post, &comb);
+                let (x, post, comb) = self.mix(&streams, &format!("layers.{i}.hc_ffn"));
+                let x = self.norm(&x, &format!("layers.{i}.ffn_norm.weight"));
+                let f = self.experts(i, *token as usize, &x);
+                streams = self.merge(&streams, &f, &post, &comb);
+            }
+            if p + count >= tokens.len() {
+                rows.push(self.head(&streams));
+            }
+        }
+        rows
+    }
+
+    fn get(&self, name: &str) -> &Numbers {
+        self.weights.get(name).unwrap_or_else(|| panic!("no {name}"))
+    }
+
+    fn row(&self, name: &str, i: usize) -> Vec<f64> {
+        let w = self.get(name);
+        let width = w.shape[1];
+        w.values[i * width..][..width].to_vec()
+    }
+
+    fn matrix(&self, x: &[f64], name: &str) -> Vec<f64> {
+        self.get(name).values.chunks(x.len()).map(|row| dot(row, x)).collect()
+    }
+
+    /// A product whose input the reference rounds to FP8.
+    fn linear(&self, x: &[f64], name: &str) -> Vec<f64> {
+        let mut x = x.to_vec();
+        if self.quantize {
+            x.chunks_mut(128).for_each(|group| round_group(group, 448.0, 1e-4, &E4M3));
+        }
+        self.matrix(&x, &format!("{name}.weight"))
+    }
+
+    fn norm(&self, x: &[f64], name: &str) -> Vec<f64> {
+        let scale = inverse_rms(x);
+        x.iter().zip(&self.get(name).values).map(|(x, w)| x * scale * w).collect()
+    }
+
+    fn mixes(&self, streams: &[Vec<f64>], prefix: &str) -> Vec<f64> {
+        let x = streams.concat();
+        let scale = inverse_rms(&x);
+        self.matrix(&x, &format!("{prefix}_fn")).iter().map(|m| m * scale).collect()
+    }
+
+    fn mix(&self, streams: &[Vec<f64>], prefix: &str) -> (Vec<f64>, Vec<f64>, Vec<Vec<f64>>) {
+        let m = self.mixes(streams, prefix);
+        let (base, scale) = (&self.get(&format!("{prefix}_base")).values, &self.get(&format!("{prefix}_scale")).values);
+        let pre: Vec<f64> = (0..4).map(|j| sigmoid(m[j] * scale[0] + base[j]) + 1e-6).collect();
+        let post = (0..4).map(|j| 2.0 * sigmoid(m[4 + j] * scale[1] + base[4 + j])).collect();
+        let value = |j: usize, k: usize| m[8 + 4 * j + k] * scale[2] + base[8 + 4 * j + k];
+        let mut c: Vec<Vec<f64>> = (0..4).map(|j| softmax(&(0..4).map(|k| value(j, k)).collect::<Vec<_>>())).collect();
+        c.iter_mut().flatten().for_each(|v| *v += 1e-6);
+        for round in 0..20 {
+            for row in c.iter_mut().filter(|_| round > 0) {
+                let sum = row.iter().sum::<f64>() + 1e-6;
+                row.iter_mut().for_each(|v| *v /= sum);
+            }
+            for k in 0..4 {
+                let sum = c.iter().map(|row| row[k]).sum::<f64>() + 1e-6;
+                c.iter_mut().for_each(|row| row[k] /= sum);
+            }
+        }
+        (weighted(&pre, streams), post, c)
+    }
+
+    fn merge(&self, streams: &[Vec<f64>], f: &[f64], post: &[f64], comb: &[Vec<f64>]) -> Vec<Vec<f64>> {
+        let weight = |j: usize, k: usize| if self.mistake == Mistake::Comb { comb[k][j] } else { comb[j][k] };
+        let stream = |k: usize| {
+            let mixed = weighted(&(0..4).map(|j| weight(j, k)).collect::<Vec<_>>(), streams);
+            mixed.iter().zip(f).map(|(x, f)| x + post[k] * f).collect()
+        };
+        (0..4).map(stream).collect()
+    }
+
+    /// Rotates the last 64 values by the angles of a position.
+    fn rotate(&self, x: &mut [f64], position: usize, compressed: bool, back: bool) {
+        let compressed = compressed && self.mistake != Mistake::OneTheta;
+        let first = x.len() - 64;
+        for (i, pair) in x[first..].chunks_mut(2).enumerate() {
+            let theta: f64 = if compressed { 160_000.0 } else { 10_000.0 };
+            let mut frequency = theta.powf(-(i as f64) / 32.0);
+            if compressed {
+                let ramp = ((i as f64 - 15.0) / 10.0).clamp(0.0, 1.0);
+                frequency = frequency / 16.0 * ramp + frequency * (1.0 - ramp);
+            }
+            let (mut sin, mut cos) = (position as f64 * frequency).sin_cos();
+            if compressed && self.mistake == Mistake::Mscale {
+                let mscale = 0.1 * 16f64.ln() + 1.0;
+                (sin, cos) = (sin * mscale, cos * mscale);
+            }
+            let sin = if back { -sin } else { sin };
+            (pair[0], pair[1]) = (pair[0] * cos - pair[1] * sin, pair[0] * sin + pair[1] * cos);
+        }
+    }
+
+    fn attention(&self, i: usize, p: usize, x: &[f64], history: &mut History) -> Vec<f64> {
+        let (ratio, name) = (RATIOS[i], |tail: &str| format!("layers.{i}.attn.{tail}"));
+        let qr = self.norm(&self.linear(x, &name("wq_a")), &name("q_norm.weight"));
+        let mut q = self.linear(&qr, &name("wq_b"));
+        for head in q.chunks_mut(DIM) {
+            let scale = inverse_rms(head);
+            head.iter_mut().for_each(|v| *v *= scale);
+            self.rotate(head, p, ratio > 0, false);
+        }
+        let mut key = self.norm(&self.linear(x, &name("wkv")), &name("kv_norm.weight"));
+        self.rotate(&mut key, p, ratio > 0, false);
+        self.round_key(&mut key);
+        history.keys.push(key);
+        if ratio > 0 {
+            history.main.push(self.token(x, p, ratio, &name("compressor")));
+            if let Some(entry) = self.entry(p, ratio, DIM, &history.main, &name("compressor")) {
+                history.entries.push(entry);
+            }
+        }
+        if ratio == 4 {
+            history.index.push(self.token(x, p, ratio, &name("indexer.compressor")));
+            if let Some(entry) = self.entry(p, ratio, 128, &history.index, &name("indexer.compressor")) {
+                history.index_entries.push(entry);
+            }
+        }
+        let mut keys: Vec<&[f64]> = history.keys[(p + 1).saturating_sub(128)..].iter().map(Vec::as_slice).collect();
+        let chosen = if ratio == 4 {
+            self.choose(p, x, &qr, history, &name("indexer"))
+        } else {
+            (0..history.entries.len()).collect()
+        };
+        keys.extend(chosen.into_iter().map(|i| history.entries[i].as_slice()));
+        let sinks = &self.get(&name("attn_sink")).values;
+        let head = |(q, sink): (&[f64], &f64)| {
+            let scores = keys.iter().map(|key| dot(q, key) / (DIM as f64).sqrt());
+            let none = if self.mistake == Mistake::NoSink { f64::NEG_INFINITY } else { *sink };
+            let p = softmax(&scores.chain([none]).collect::<Vec<_>>());
+            weighted(&p[..keys.len()], &keys)
+        };
+        let mut o: Vec<f64> = q.chunks(DIM).zip(sinks).flat_map(head).collect();
+        if self.mistake != Mistake::Rotated {
+            o.chunks_mut(DIM).for_each(|head| self.rotate(head, p, ratio > 0, true));
+        }
+        let wo_a = self.get(&name("wo_a.weight"));
+        let group = wo_a.shape[1];
+        let z: Vec<f64> =
+            wo_a.values.chunks(group).enumerate().map(|(r, row)| dot(row, &o[r / 128 * group..][..group])).collect();
+        self.linear(&z, &name("wo_b"))
+    }
+
+    fn round_key(&self, key: &mut [f64]) {
+        if self.quantize {
+            let end = key.len() - 64;
+            key[..end].chunks_mut(64).for_each(|group| round_group(group, 448.0, 1e-4, &E4M3));
+        }
+    }
+
+    /// Values and scores of a token in a compressor.
+    fn token(&self, x: &[f64], p: usize, ratio: usize, prefix: &str) -> (Vec<f64>, Vec<f64>) {
+        let bias = self.row(&format!("{prefix}.ape"), p % ratio);
+        let scores = self.matrix(x, &format!("{prefix}.wgate.weight"));
+        (self.matrix(x, &format!("{prefix}.wkv.weight")), scores.iter().zip(bias).map(|(s, b)| s + b).collect())
+    }
+
+    /// The entry that the token at `p` completes.
+    fn entry(
+        &self,
+        p: usize,
+        ratio: usize,
+        dim: usize,
+        tokens: &[(Vec<f64>, Vec<f64>)],
+        prefix: &str,
+    ) -> Option<Vec<f64>> {
+        if !(p + 1).is_multiple_of(ratio) {
+            return None;
+        }
+        let own = p + 1 - ratio;
+        let channel = |c: usize| {
+            let mut pairs = Vec::new();
+            if ratio == 4 {
+                for j in 1..=4 {
+                    match own.checked_sub(j) {
+                        Some(q) => pairs.push((tokens[q].0[c], tokens[q].1[c])),
+                        None if self.mistake == Mistake::ZerosBefore => pairs.push((0.0, 0.0)),
+                        None => {}
+                    }
+                }
+            }
+            let half = if ratio == 4 { dim } else { 0 };
+            pairs.extend((own..=p).map(|q| (tokens[q].0[half + c], tokens[q].1[half + c])));
+            let weights = softmax(&pairs.iter().map(|pair| pair.1).collect::<Vec<_>>());
+            pairs.iter().zip(weights).map(|(pair, w)| pair.0 * w).sum()
+        };
+        let pooled: Vec<f64> = (0..dim).map(channel).collect();
+        let mut entry = self.norm(&pooled, &format!("{prefix}.norm.weight"));
+        let position = if self.mistake == Mistake::EntryPosition { own / ratio } else { own };
+        self.rotate(&mut entry, position, true, false);
+        if dim == 128 {
+            self.turn(&mut entry)
+        } else {
+            self.round_key(&mut entry)
+        }
+        Some(entry)
+    }
+
+    /// Hadamard and FP4.
+    fn turn(&self, x: &mut [f64]) {
+        let sign = |i: usize, j: usize| if (i & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
+        let n = x.len();
+        let turned: Vec<f64> =
+            (0..n).map(|i| (0..n).map(|j| sign(i, j) * x[j]).sum::<f64>() / (n as f64).sqrt()).collect();
+        x.copy_from_slice(&turned);
+        if self.quantize {
+            x.chunks_mut(32).for_each(|group| round_group(group, 6.0, 6.0 * 2f64.powi(-126), &E2M1));
+        }
+    }
+
+    fn choose(&self, p: usize, x: &[f64], qr: &[f64], history: &History, prefix: &str) -> Vec<usize> {
+        let mut q = self.linear(qr, &format!("{prefix}.wq_b"));
+        for head in q.chunks_mut(128) {
+            self.rotate(head, p, true, false);
+            self.turn(head);
+        }
+        let weights = self.matrix(x, &format!("{prefix}.weights_proj.weight"));
+        let score =
+            |entry: &Vec<f64>| -> f64 { q.chunks(128).zip(&weights).map(|(q, w)| w * dot(q, entry).max(0.0)).sum() };
+        let scores: Vec<f64> = history.index_entries.iter().map(score).collect();
+        let mut order: Vec<usize> = (0..scores.len()).collect();
+        order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
+        order.truncate(16);
+        order
+    }
+
+    fn experts(&self, i: usize, token: usize, x: &[f64]) -> Vec<f64> {
+        let name = |tail: &str| format!("layers.{i}.ffn.{tail}");
+        let softplus = |l: &f64| l.exp().ln_1p().sqrt();
+        let gates: Vec<f64> = self.matrix(x, &name("gate.weight")).iter().map(softplus).collect();
+        let chosen: Vec<usize> = match self.weights.get(&name("gate.tid2eid")) {
+            Some(_) => self.row(&name("gate.tid2eid"), token).iter().map(|e| *e as usize).collect(),
+            None => {
+                let bias = &self.get(&name("gate.bias")).values;
+                let mut order: Vec<usize> = (0..8).collect();
+                order.sort_by(|a, b| (gates[*b] + bias[*b]).total_cmp(&(gates[*a] + bias[*a])).then(a.cmp(b)));
+                order[..2].to_vec()
+            }
+        };
+        let sum: f64 = chosen.iter().map(|e| gates[*e]).sum();
+        let mut out = self.expert(x, &name("shared_experts"), 1.0);
+        for e in chosen {
+            let y = self.expert(x, &name(&format!("experts.{e}")), gates[e] / sum * 1.5);
+            out.iter_mut().zip(y).for_each(|(out, y)| *out += y);
+        }
+        out
+    }
+
+    fn expert(&self, x: &[f64], prefix: &str, weight: f64) -> Vec<f64> {
+        let (a, b) = (self.linear(x, &format!("{prefix}.w1")), self.linear(x, &format!("{prefix}.w3")));
+        let inner = |(a, b): (&f64, &f64)| weight * a.min(10.0) * sigmoid(a.min(10.0)) * b.clamp(-10.0, 10.0);
+        self.linear(&a.iter().zip(&b).map(inner).collect::<Vec<_>>(), &format!("{prefix}.w2"))
+    }
+
+    fn head(&self, streams: &[Vec<f64>]) -> Vec<f64> {
+        let m = self.mixes(streams, "hc_head");
+        let (base, scale) = (&self.get("hc_head_base").values, self.get("hc_head_scale").values[0]);
+        let pre: Vec<f64> = (0..4).map(|j| sigmoid(m[j] * scale + base[j]) + 1e-6).collect();
+        let logits = self.matrix(&self.norm(&weighted(&pre, streams), "norm.weight"), "head.weight");
+        softmax(&logits).iter().map(|p| p.ln()).collect()
+    }
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+fn softmax(x: &[f64]) -> Vec<f64> {
+    let max = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let sum: f64 = x.iter().map(|v| (v - max).exp()).sum();
+    x.iter().map(|v| (v - max).exp() / sum).collect()
+}
+
+fn inverse_rms(x: &[f64]) -> f64 {
+    (dot(x, x) / x.len() as f64 + 1e-6).sqrt().recip()
+}
+
+fn weighted<R: AsRef<[f64]>>(weights: &[f64], rows: &[R]) -> Vec<f64> {
+    let mut sum = vec![0.0; rows[0].as_ref().len()];
+    for (weight, row) in weights.iter().zip(rows) {
+        sum.iter_mut().zip(row.as_ref()).for_each(|(sum, x)| *sum += weight * x);
+    }
+    sum
+}
+
+/// Magnitudes of a format, ascending.
+type Codes = std::sync::LazyLock<Vec<f64>>;
+static E4M3: Codes = Codes::new(|| (0..0x7f).map(e4m3).collect());
+static E2M1: Codes = Codes::new(|| (0..8).map(e2m1).collect());
+
+/// Rounds a group to the nearest codes times `2^ceil(log2(amax / limit))`, ties to the even code.
+fn round_group(group: &mut [f64], limit: f64, smallest: f64, codes: &[f64]) {
+    let amax = group.iter().fold(smallest, |max, x| max.max(x.abs()));
+    let scale = (amax / limit).log2().ceil().exp2();
+    for x in group {
+        let magnitude = (x.abs() / scale).min(limit);
+        let above = codes.partition_point(|code| *code < magnitude).min(codes.len() - 1);
+        let below = above.saturating_sub(1);
+        let (up, down) = (codes[above] - magnitude, magnitude - codes[below]);
+        let nearest = if up < down || (up == down && above.is_multiple_of(2)) { above } else { below };
+        *x = (codes[nearest] * scale).copysign(*x);
+    }
+}

@@ -1,0 +1,58 @@
+//! CPU twin of `ops::deepseek_v4::{routed_experts, shared_expert}`.
+
+use super::matmul::{Activations, Weights, matmul};
+use crate::cpu::isa::Isa;
+
+/// An expert's three weights.
+#[derive(Clone, Copy)]
+pub struct ExpertWeights<'a> {
+    /// `[width, hidden]`.
+    pub gate: Weights<'a>,
+    /// `[width, hidden]`.
+    pub up: Weights<'a>,
+    /// `[hidden, width]`.
+    pub down: Weights<'a>,
+}
+
+/// Constants and roundings of an expert.
+#[derive(Clone, Copy)]
+pub struct Math {
+    /// Upper bound of gate values, bound of the magnitude of up values.
+    pub limit: f32,
+    /// Inputs of quantised matrices are rounded to FP8.
+    pub quantize: bool,
+    /// Products are rounded to bf16.
+    pub round: fn(&mut [f32]),
+}
+
+/// `down · (weight · silu(min(gate · x, limit)) · clamp(up · x, ±limit))` for each row; `x`: `[rows, hidden]`; `weights`:
+/// `[rows]`; `shape`: `(hidden, width)`.
+pub fn expert(
+    isa: Isa,
+    x: &[f32],
+    weights: &[f32],
+    expert: ExpertWeights<'_>,
+    (hidden, width): (usize, usize),
+    math: Math,
+) -> Vec<f32> {
+    let quantize = |w: Weights<'_>| math.quantize && !matches!(w, Weights::Bf16(_));
+    let product = |x: &[f32], w: Weights<'_>, n: usize, k: usize| {
+        let mut out = vec![0.0; x.len() / k * n];
+        matmul(isa, &Activations::new(x, quantize(w)), w, 0..n, k, &mut out);
+        (math.round)(&mut out);
+        out
+    };
+    let mut gate = product(x, expert.gate, width, hidden);
+    let up = product(x, expert.up, width, hidden);
+    for ((gate, up), weight) in gate.chunks_exact_mut(width).zip(up.chunks_exact(width)).zip(weights) {
+        gate.iter_mut().zip(up).for_each(|(a, b)| {
+            *a = weight * silu(a.min(math.limit)) * b.clamp(-math.limit, math.limit);
+        });
+    }
+    (math.round)(&mut gate);
+    product(&gate, expert.down, hidden, width)
+}
+
+fn silu(x: f32) -> f32 {
+    x / (1.0 + (-x).exp())
+}

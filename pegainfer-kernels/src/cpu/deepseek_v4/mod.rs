@@ -1,0 +1,15 @@
+//! CPU twins of `ops::deepseek_v4`: plain f32 loops in the order of the formulas. What is fast here is only the matrix
+//! product; the rest is the oracle of the GPU kernels.
+
+pub mod attention;
+pub mod batch;
+pub mod compress;
+pub mod experts;
+pub mod formats;
+pub mod hyper;
+pub mod index;
+pub mod kv_quant;
+pub mod matmul;
+pub mod norm;
+pub mod rope;
+pub mod route;

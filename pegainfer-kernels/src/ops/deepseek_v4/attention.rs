@@ -1,0 +1,193 @@
+//! Attention over a window and compressed entries, with a sink.
+
+use super::batch::{Batch, NO_ENTRY, PAGE_TOKENS};
+use super::values::{Rows, activation, cpu, read, rows, write};
+use crate::cpu::deepseek_v4::attention as twin;
+use crate::cpu::deepseek_v4::batch::Source;
+use crate::ops::check::Check;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::record::OpRecord;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+use rayon::prelude::*;
+use std::borrow::Cow;
+
+/// Which compressed entries a token sees besides its window.
+#[derive(Debug, Clone, Copy)]
+pub enum Visible<'a> {
+    /// None.
+    Nothing,
+    /// Every entry that is complete at its position: `i < (position + 1) / ratio`.
+    All {
+        /// `[pages, 128 / ratio, dim]`.
+        entries: &'a Tensor,
+        /// Tokens from one entry to the next.
+        ratio: usize,
+    },
+    /// Those that `select_entries` chose.
+    Chosen {
+        /// `[pages, 128 / ratio, dim]`.
+        entries: &'a Tensor,
+        /// `[T, k]` u32.
+        chosen: &'a Tensor,
+    },
+}
+
+impl<'a> Visible<'a> {
+    fn entries(self) -> Option<&'a Tensor> {
+        match self {
+            Self::Nothing => None,
+            Self::All { entries, .. } | Self::Chosen { entries, .. } => Some(entries),
+        }
+    }
+}
+
+/// Every query head over one set of keys, which are the values, too: `l[k] = q · key[k] / sqrt(dim)`,
+/// `out = Σ_k exp(l[k]) key[k] / (Σ_k exp(l[k]) + exp(sink))`.
+///
+/// The keys of a token at position `p` are those of the positions `p - window + 1` to `p`, of this step (`kv`) or before
+/// (`rings`), and the visible entries. `q`, `out`: `[T, heads, dim]`; `kv`: `[T, dim]`; `rings`: `[slots, window, dim]`,
+/// bf16 or f32; `sink`: `[heads]` f32. Both products, the softmax and the sum are f32; where `out` is bf16, `exp(l)` is
+/// rounded to bf16 before the second product and not in the sum, as in the reference. `dim` is a multiple of 32.
+pub fn sparse_attention(
+    exec: &mut Exec,
+    q: &Tensor,
+    (kv, rings): (&Tensor, &Tensor),
+    visible: Visible<'_>,
+    sink: &Tensor,
+    batch: &Batch<'_>,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    let check = Check("sparse_attention");
+    let &[tokens, heads, dim] = q.shape() else { return check.that(false, "q must be [tokens, heads, dim]") };
+    let &[slots, window, _] = rings.shape() else { return check.that(false, "rings must be [slots, window, dim]") };
+    batch.check(check, tokens)?;
+    activation(check, q, &[tokens, heads, dim])?;
+    rows(check, kv, (tokens, dim))?;
+    activation(check, rings, &[slots, window, dim])?;
+    activation(check, out, &[tokens, heads, dim])?;
+    check.is(sink, DType::F32, &[heads])?;
+    check.that(dim.is_multiple_of(32), "dim must be a multiple of 32")?;
+    if let Visible::Chosen { chosen, .. } = visible {
+        check.is(chosen, DType::U32, &[tokens, chosen.rows_cols().1])?;
+    }
+    exec.record(|_| record(q, (kv, rings), visible, sink, batch, out));
+    let Some(isa) = cpu(check, exec)? else { return Ok(()) };
+    let (queries, fresh, old) = (read(q), read(kv), Rows::of(rings));
+    let rows = batch.rows();
+    let entries = visible.entries().map(Rows::of);
+    let of_tokens = rows.of_tokens();
+    let mut result = vec![0.0; q.elements()];
+    let attend = |(t, out): (usize, &mut [f32])| {
+        let (b, p) = (of_tokens[t], rows.positions[t] as usize);
+        let recent = (p + 1).saturating_sub(window)..p + 1;
+        let mut keys: Vec<Cow<'_, [f32]>> = Vec::with_capacity(window);
+        keys.extend(recent.map(|p| match rows.source(b, p, window) {
+            Source::Fresh(t) => Cow::Borrowed(&fresh[t * dim..][..dim]),
+            Source::Ring(at) => old.row(at, dim),
+        }));
+        if let Some(entries) = entries {
+            let per_page = visible.entries().map_or(1, |e| e.shape()[1]);
+            let entry = |i: usize| entries.row(rows.entry(b, i, per_page), dim);
+            match visible {
+                Visible::Chosen { chosen, .. } => {
+                    let k = chosen.rows_cols().1;
+                    let row = &chosen.host::<u32>()[t * k..][..k];
+                    keys.extend(row.iter().take_while(|i| **i != NO_ENTRY).map(|i| entry(*i as usize)));
+                }
+                _ => keys.extend((0..(p + 1) / (PAGE_TOKENS / per_page)).map(entry)),
+            }
+        }
+        twin::attend(
+            isa,
+            &queries[t * heads * dim..][..heads * dim],
+            &keys,
+            sink.host(),
+            q.dtype() == DType::Bf16,
+            out,
+        );
+    };
+    result.par_chunks_exact_mut(heads * dim).enumerate().for_each(attend);
+    write(out, &result);
+    Ok(())
+}
+
+fn record(
+    q: &Tensor,
+    (kv, rings): (&Tensor, &Tensor),
+    visible: Visible<'_>,
+    sink: &Tensor,
+    batch: &Batch<'_>,
+    out: &Tensor,
+) -> OpRecord {
+    let (rows, pages) = batch.page_tables.rows_cols();
+    let (window, dim) = (rings.shape()[1], rings.shape()[2]);
+    // Of the entries, per token and over all rows: at most what the tables hold.
+    let (seen, held) = match visible {
+        Visible::Nothing => (0, 0),
+        Visible::All { ratio, .. } => (pages * PAGE_TOKENS / ratio, rows * pages * PAGE_TOKENS / ratio),
+        Visible::Chosen { chosen, .. } => (chosen.rows_cols().1, chosen.elements()),
+    };
+    let keys = (rows * window + held) * dim * kv.dtype().size();
+    let flops = 4 * q.elements() * (window + seen);
+    let reads: Vec<&Tensor> = [q, kv, rings, sink].into_iter().chain(visible.entries()).collect();
+    let bytes = q.bytes() + out.bytes() + kv.bytes() + keys as u64;
+    OpRecord::new("sparse_attention", "tokens", &reads, &[out], flops as u64).with_bytes(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Host, bf16s};
+
+    const DIM: usize = 32;
+
+    #[test]
+    fn window_entries_and_sink_by_the_formula() {
+        Host::each(|mut host| {
+            let f32s = |n: usize, seed| bf16s(n, seed).iter().map(|v| v.to_f32()).collect::<Vec<_>>();
+            let mut tensor = |shape: &[usize], values: &[f32]| {
+                let mut tensor = host.zeros("x", shape, DType::F32);
+                tensor.host_mut::<f32>().copy_from_slice(values);
+                tensor
+            };
+            // Positions 6 to 8 of a window of 4: the ring of slot 1 has 2 to 5, at p % 4.
+            let (q, fresh, old, entries) =
+                (f32s(3 * 2 * DIM, 1), f32s(3 * DIM, 2), f32s(8 * DIM, 3), f32s(64 * DIM, 4));
+            let (tq, kv, rings) = (tensor(&[3, 2, DIM], &q), tensor(&[3, DIM], &fresh), tensor(&[2, 4, DIM], &old));
+            let (pages, sink) = (tensor(&[2, 32, DIM], &entries), tensor(&[2], &[0.5, -3.0]));
+            let mut out = tensor(&[3, 2, DIM], &vec![0.0; 6 * DIM]);
+            let (indptr, positions) = (host.u32("indptr", &[0, 3]), host.u32("positions", &[6, 7, 8]));
+            let slots = host.u32("slots", &[1]);
+            let mut page_tables = host.zeros("tables", &[1, 1], DType::U32);
+            page_tables.host_mut::<u32>()[0] = 1;
+            let batch = Batch { qo_indptr: &indptr, positions: &positions, slots: &slots, page_tables: &page_tables };
+            let mut chosen = host.zeros("chosen", &[3, 2], DType::U32);
+            chosen.host_mut::<u32>().copy_from_slice(&[0, NO_ENTRY, 0, 1, NO_ENTRY, NO_ENTRY]);
+            let seen = [
+                (Visible::Nothing, [0, 0, 0]),
+                (Visible::All { entries: &pages, ratio: 4 }, [1, 2, 2]),
+                (Visible::Chosen { entries: &pages, chosen: &chosen }, [1, 2, 0]),
+            ];
+            for (visible, counts) in seen {
+                sparse_attention(&mut host.exec, &tq, (&kv, &rings), visible, &sink, &batch, &mut out).unwrap();
+                for (i, got) in out.host::<f32>().chunks(DIM).enumerate() {
+                    let (t, h) = (i / 2, i % 2);
+                    let window = (t + 3..t + 7).map(|p| match p {
+                        6.. => &fresh[(p - 6) * DIM..][..DIM],
+                        _ => &old[(4 + p % 4) * DIM..][..DIM],
+                    });
+                    let entry = |e: usize| &entries[(32 + e) * DIM..][..DIM];
+                    let keys: Vec<&[f32]> = window.chain((0..counts[t]).map(entry)).collect();
+                    let q = &q[i * DIM..][..DIM];
+                    let dot = |k: &[f32]| q.iter().zip(k).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+                    let weights: Vec<f64> = keys.iter().map(|k| (dot(k) / (DIM as f64).sqrt()).exp()).collect();
+                    let sum = weights.iter().sum::<f64>() + f64::from([0.5f32, -3.0][h]).exp();
+                    for (c, got) in got.iter().enumerate() {
+                        let exact = keys.iter().zip(&weights).map(|(k, w)| w * f64::from(k[c])).sum::<f64>() / sum;
+                        assert!((f64::from(*got) - exact).abs() < 1e-5, "token {t}, head {h}: {got} but {exact}");
+                    }
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,90 @@
+//! The ragged batch of a step, and the rings that carry recent tokens from one step to the next.
+
+use super::values::{activation, cpu};
+pub use crate::cpu::deepseek_v4::batch::PAGE_TOKENS;
+use crate::cpu::deepseek_v4::batch::{self as twin, Rows};
+use crate::ops::check::Check;
+use half::bf16;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::record::OpRecord;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+/// In a list of chosen entries: there is none here.
+pub const NO_ENTRY: u32 = u32::MAX;
+
+/// Whose tokens a step has and where its sequences keep what they remember. `T` tokens, `B` rows, all u32.
+///
+/// A row's positions follow each other. What a sequence knows of a position before its first token of the step is in its
+/// slot of a ring; the ops read rings before they are written, so a chunk of any length may replace them.
+#[derive(Debug, Clone, Copy)]
+pub struct Batch<'a> {
+    /// Row `b` owns tokens `qo_indptr[b]..qo_indptr[b + 1]`, at least one, `[B + 1]`.
+    pub qo_indptr: &'a Tensor,
+    /// Absolute position of each token, `[T]`.
+    pub positions: &'a Tensor,
+    /// The state slot of each row, `[B]`.
+    pub slots: &'a Tensor,
+    /// Pages of compressed entries of each row, `[B, pages]`; page `j` has those of tokens `128 j` to `128 j + 127`.
+    pub page_tables: &'a Tensor,
+}
+
+impl Batch<'_> {
+    pub(super) fn check(&self, check: Check, tokens: usize) -> Result<(), OpError> {
+        let (rows, pages) = self.page_tables.rows_cols();
+        check.is(self.qo_indptr, DType::U32, &[rows + 1])?;
+        check.is(self.positions, DType::U32, &[tokens])?;
+        check.is(self.slots, DType::U32, &[rows])?;
+        check.is(self.page_tables, DType::U32, &[rows, pages])
+    }
+
+    pub(super) fn rows(&self) -> Rows<'_> {
+        Rows {
+            indptr: self.qo_indptr.host(),
+            positions: self.positions.host(),
+            slots: self.slots.host(),
+            tables: self.page_tables.host(),
+            pages: self.page_tables.rows_cols().1,
+        }
+    }
+}
+
+/// Puts the newest tokens of each row into its ring, that of position `p` at row `p % ring` of its slot.
+///
+/// `fresh`: `[T, width]` bf16 or f32; `rings`: `[slots, ring, width]` of the same dtype. Values are copied.
+pub fn write_ring(exec: &mut Exec, fresh: &Tensor, batch: &Batch<'_>, rings: &mut Tensor) -> Result<(), OpError> {
+    let check = Check("write_ring");
+    let (tokens, width) = fresh.rows_cols();
+    let &[slots, ring, _] = rings.shape() else { return check.that(false, "rings must be [slots, ring, width]") };
+    batch.check(check, tokens)?;
+    check.is(rings, fresh.dtype(), &[slots, ring, width])?;
+    exec.record(|_| {
+        OpRecord::new("write_ring", "rows", &[fresh, batch.positions], &[rings], 0).with_bytes(2 * fresh.bytes())
+    });
+    if cpu(check, exec)?.is_some() {
+        match fresh.dtype() {
+            DType::F32 => twin::write_ring::<f32>(batch.rows(), fresh.host(), rings.host_mut(), ring, width),
+            _ => twin::write_ring::<bf16>(batch.rows(), fresh.host(), rings.host_mut(), ring, width),
+        }
+    }
+    Ok(())
+}
+
+/// Makes the ring of slot `to` equal to that of slot `from`. `rings`: `[slots, ring, width]` bf16 or f32.
+pub fn copy_slot(exec: &mut Exec, rings: &mut Tensor, from: u32, to: u32) -> Result<(), OpError> {
+    let check = Check("copy_slot");
+    let (slots, size) = rings.rows_cols();
+    let (from, to) = (from as usize, to as usize);
+    activation(check, rings, rings.shape())?;
+    check.that(from < slots && to < slots, "a slot is out of range")?;
+    exec.record(|_| {
+        let bytes = 2 * (size * rings.dtype().size()) as u64;
+        OpRecord::new("copy_slot", "copy", &[rings], &[rings], 0).with_bytes(bytes)
+    });
+    if cpu(check, exec)?.is_some() {
+        match rings.dtype() {
+            DType::F32 => rings.host_mut::<f32>().copy_within(from * size..(from + 1) * size, to * size),
+            _ => rings.host_mut::<bf16>().copy_within(from * size..(from + 1) * size, to * size),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,219 @@
+//! The compressors: several tokens become one entry.
+
+use super::batch::{Batch, PAGE_TOKENS};
+use super::kv_quant::{index_row, round};
+use super::rope::RopeTable;
+use super::values::{activation, cpu, read, write};
+use crate::cpu::deepseek_v4::batch::write_ring;
+use crate::cpu::deepseek_v4::compress::Pooling;
+use crate::cpu::deepseek_v4::{kv_quant, norm, rope};
+use crate::ops::check::Check;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::record::OpRecord;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+/// Which compressor.
+#[derive(Debug, Clone, Copy)]
+pub struct CompressorSpec {
+    /// Tokens from one entry to the next: 4 with overlap (CSA), 128 without (HCA).
+    pub ratio: usize,
+    /// Entries of the indexer: turned, and FP4 instead of FP8.
+    pub index: bool,
+    /// Whether entries have the low precision of training.
+    pub quantize: bool,
+    /// Of the entries' norm.
+    pub eps: f32,
+}
+
+impl CompressorSpec {
+    /// An entry also has the `ratio` tokens before its own.
+    pub fn overlap(self) -> bool {
+        self.ratio == 4
+    }
+
+    /// Tokens that the state must remember.
+    pub fn ring(self) -> usize {
+        if self.overlap() { 2 * self.ratio } else { self.ratio }
+    }
+}
+
+/// The small weights of a compressor; its two matrices come before the op.
+#[derive(Debug)]
+pub struct CompressorWeights {
+    /// Bias of the scores by position within an entry, `[ratio, width]` f32.
+    pub position_bias: Tensor,
+    /// `[dim]` bf16.
+    pub norm: Tensor,
+}
+
+/// What a compressor remembers: the newest tokens of each sequence, that of position `p` at row `p % ring`.
+#[derive(Debug)]
+pub struct CompressorState {
+    /// `[slots, ring, width]` f32.
+    pub values: Tensor,
+    /// The same of scores, position bias included.
+    pub scores: Tensor,
+}
+
+/// Adds the tokens of a step to the compressor's state, and every entry that they complete to `entries`.
+///
+/// `values` and `scores`: `[T, width]` f32, the products with the two matrices; `width` is `2 dim` with overlap, else
+/// `dim`. Scores get the bias of `position % ratio`, in place. Entry `i` belongs to the tokens `ratio · i` on and is
+/// complete with its last one. Per channel it is the softmax-weighted sum of their values (without overlap), or of the
+/// first half of the `ratio` tokens before and the second half of its own (with; the first entry has no tokens before).
+/// Then RMS norm, RoPE at the position of the entry's first token, and the rounding of keys: FP8 outside of the rotated
+/// part, or for the indexer the Hadamard turn and FP4. `entries`: `[pages, 128 / ratio, dim]` bf16 or f32.
+///
+/// f32 up to the pooled value, which is rounded to the dtype of `entries`, as are norm, RoPE and turn.
+pub fn compress(
+    exec: &mut Exec,
+    (values, scores): (&Tensor, &mut Tensor),
+    (weights, table): (&CompressorWeights, &RopeTable),
+    spec: CompressorSpec,
+    batch: &Batch<'_>,
+    state: &mut CompressorState,
+    entries: &mut Tensor,
+) -> Result<(), OpError> {
+    let check = Check("compress");
+    let (tokens, width) = values.rows_cols();
+    let (ratio, ring, dim) = (spec.ratio, spec.ring(), width / if spec.overlap() { 2 } else { 1 });
+    let (slots, pages) = (state.values.rows_cols().0, entries.rows_cols().0);
+    batch.check(check, tokens)?;
+    check.is(values, DType::F32, &[tokens, width])?;
+    check.is(scores, DType::F32, &[tokens, width])?;
+    check.is(&weights.position_bias, DType::F32, &[ratio, width])?;
+    check.is(&weights.norm, DType::Bf16, &[dim])?;
+    check.is(&state.values, DType::F32, &[slots, ring, width])?;
+    check.is(&state.scores, DType::F32, &[slots, ring, width])?;
+    activation(check, entries, &[pages, PAGE_TOKENS / ratio, dim])?;
+    exec.record(|_| {
+        let (reads, writes) = ([values, &*scores, &weights.position_bias], [&*entries, &state.values, &state.scores]);
+        let bytes = 6 * values.bytes() + (tokens / ratio * dim * entries.dtype().size()) as u64;
+        OpRecord::new("compress", "entries", &reads, &writes, 6 * (tokens * width) as u64).with_bytes(bytes)
+    });
+    if cpu(check, exec)?.is_none() {
+        return Ok(());
+    }
+    let rows = batch.rows();
+    let bias = weights.position_bias.host::<f32>();
+    for (score, position) in scores.host_mut::<f32>().chunks_exact_mut(width).zip(rows.positions) {
+        let bias = &bias[*position as usize % ratio * width..][..width];
+        score.iter_mut().zip(bias).for_each(|(s, b)| *s += b);
+    }
+    let pooling = Pooling {
+        values: values.host(),
+        scores: scores.host(),
+        value_rings: state.values.host(),
+        score_rings: state.scores.host(),
+        ring,
+        ratio,
+        dim,
+        overlap: spec.overlap(),
+    };
+    let (norm_weight, dtype) = (read(&weights.norm), entries.dtype());
+    let frequencies = table.frequencies.host::<f32>();
+    let mut done = Vec::new();
+    for (b, tokens) in rows.iter() {
+        let complete = tokens.filter(|&t| (rows.positions[t] as usize + 1).is_multiple_of(ratio));
+        for i in complete.map(|t| rows.positions[t] as usize / ratio) {
+            let mut entry = pooling.entry(rows, b, i);
+            round(&mut entry, dtype);
+            norm::norm(&mut entry, &norm_weight, spec.eps);
+            round(&mut entry, dtype);
+            rope::rotate(&mut entry, (i * ratio) as u32, frequencies, false);
+            round(&mut entry, dtype);
+            match (spec.index, spec.quantize) {
+                (true, quantize) => index_row(&mut entry, dtype, quantize),
+                (false, true) => kv_quant::fp8(&mut entry[..dim - 2 * frequencies.len()]),
+                (false, false) => {}
+            }
+            done.push((rows.entry(b, i, PAGE_TOKENS / ratio), entry));
+        }
+    }
+    let all = entries.max_rows();
+    for (at, entry) in done {
+        let (page, row) = (at / (PAGE_TOKENS / ratio), at % (PAGE_TOKENS / ratio));
+        entries.set_range(page, 1);
+        let mut values = read(entries).into_owned();
+        values[row * dim..][..dim].copy_from_slice(&entry);
+        write(entries, &values);
+    }
+    entries.set_rows(all);
+    write_ring(rows, values.host(), state.values.host_mut::<f32>(), ring, width);
+    write_ring(rows, scores.host(), state.scores.host_mut::<f32>(), ring, width);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Host, bf16s};
+
+    const DIM: usize = 128;
+    const SPEC: CompressorSpec = CompressorSpec { ratio: 4, index: false, quantize: false, eps: 1e-6 };
+
+    fn f32s(n: usize, seed: u64) -> Vec<f32> {
+        bf16s(n, seed).iter().map(|v| v.to_f32()).collect()
+    }
+
+    fn tensor(host: &mut Host, shape: &[usize], values: &[f32]) -> Tensor {
+        let mut tensor = host.zeros("x", shape, DType::F32);
+        tensor.host_mut::<f32>().copy_from_slice(values);
+        tensor
+    }
+
+    /// Entry `i` by the formula in f64, before it is rotated: values and scores are `[tokens, 2 dim]`.
+    fn pooled(values: &[f32], scores: &[f32], bias: &[f32], i: usize) -> Vec<f64> {
+        let channel = |c: usize| {
+            let token = |p: usize, half: usize| {
+                let at = p * 2 * DIM + half * DIM + c;
+                let score = f64::from(scores[at]) + f64::from(bias[p % 4 * 2 * DIM + half * DIM + c]);
+                (score.exp(), f64::from(values[at]))
+            };
+            let before = (4 * i).saturating_sub(4)..4 * i;
+            let pairs: Vec<(f64, f64)> =
+                before.map(|p| token(p, 0)).chain((4 * i..4 * i + 4).map(|p| token(p, 1))).collect();
+            pairs.iter().map(|(w, v)| w * v).sum::<f64>() / pairs.iter().map(|(w, _)| w).sum::<f64>()
+        };
+        let entry: Vec<f64> = (0..DIM).map(channel).collect();
+        let scale = (entry.iter().map(|v| v * v).sum::<f64>() / DIM as f64 + 1e-6).sqrt().recip();
+        entry.iter().map(|v| v * scale).collect()
+    }
+
+    #[test]
+    fn trap_02_entries_rotate_at_their_first_token_and_trap_05_overlap_crosses_steps() {
+        Host::each(|mut host| {
+            let (values, scores, bias) = (f32s(14 * 2 * DIM, 1), f32s(14 * 2 * DIM, 2), f32s(4 * 2 * DIM, 3));
+            let position_bias = tensor(&mut host, &[4, 2 * DIM], &bias);
+            let norm = host.bf16("norm", &[DIM], &vec![half::bf16::ONE; DIM]);
+            let weights = CompressorWeights { position_bias, norm };
+            let table = RopeTable::new(&mut host.exec, 64, 160_000.0, None).unwrap();
+            let ring = |host: &mut Host| host.zeros("ring", &[2, SPEC.ring(), 2 * DIM], DType::F32);
+            let mut state = CompressorState { values: ring(&mut host), scores: ring(&mut host) };
+            let mut entries = host.zeros("entries", &[3, 32, DIM], DType::F32);
+            let mut page_tables = host.zeros("tables", &[1, 1], DType::U32);
+            page_tables.host_mut::<u32>()[0] = 2;
+            // Cut inside of entries, at their ends, and through the overlap.
+            for (first, end) in [(0, 1), (1, 6), (6, 8), (8, 14)] {
+                let part = |all: &[f32]| all[first * 2 * DIM..end * 2 * DIM].to_vec();
+                let u = tensor(&mut host, &[end - first, 2 * DIM], &part(&values));
+                let mut s = tensor(&mut host, &[end - first, 2 * DIM], &part(&scores));
+                let positions = host.u32("positions", &(first as u32..end as u32).collect::<Vec<_>>());
+                let (qo_indptr, slots) = (host.u32("indptr", &[0, (end - first) as u32]), host.u32("slots", &[1]));
+                let batch =
+                    Batch { qo_indptr: &qo_indptr, positions: &positions, slots: &slots, page_tables: &page_tables };
+                let tokens = (&u, &mut s);
+                compress(&mut host.exec, tokens, (&weights, &table), SPEC, &batch, &mut state, &mut entries).unwrap();
+            }
+            let got = &entries.host::<f32>()[2 * 32 * DIM..];
+            for i in 0..3 {
+                let mut expected: Vec<f32> = pooled(&values, &scores, &bias, i).iter().map(|v| *v as f32).collect();
+                rope::rotate(&mut expected, 4 * i as u32, table.frequencies.host(), false);
+                for (got, expected) in got[i * DIM..][..DIM].iter().zip(&expected) {
+                    assert!((got - expected).abs() < 1e-4, "entry {i}: {got} but {expected}");
+                }
+            }
+            assert!(got[3 * DIM..].iter().all(|v| *v == 0.0), "the fourth entry is not complete");
+        });
+    }
+}

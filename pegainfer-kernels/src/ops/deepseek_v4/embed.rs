@@ -1,0 +1,60 @@
+//! From token ids to residual streams.
+
+use super::values::{activation, cpu, read, write};
+use crate::cpu::deepseek_v4::hyper::STREAMS;
+use crate::ops::check::Check;
+use half::bf16;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::record::OpRecord;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+/// The rows of a table that holds the ids from `first` on; zeros for ids that are elsewhere, so that the sum over the
+/// ranks of a sharded table is the whole embedding.
+///
+/// `ids`: `[T]` u32; `table`: `[rows, hidden]` bf16; `out`: `[T, hidden]` bf16 or f32. Values are copied.
+pub fn embed(exec: &mut Exec, ids: &Tensor, table: &Tensor, first: usize, out: &mut Tensor) -> Result<(), OpError> {
+    let check = Check("embed");
+    let (tokens, (rows, hidden)) = (ids.elements(), table.rows_cols());
+    check.is(ids, DType::U32, &[tokens])?;
+    check.is(table, DType::Bf16, &[rows, hidden])?;
+    activation(check, out, &[tokens, hidden])?;
+    exec.record(|_| OpRecord::new("embed", "copy", &[ids, table], &[out], 0).with_bytes(ids.bytes() + 2 * out.bytes()));
+    if cpu(check, exec)?.is_some() {
+        let mut values = vec![0.0; tokens * hidden];
+        for (id, row) in ids.host::<u32>().iter().zip(values.chunks_exact_mut(hidden)) {
+            let here = (*id as usize).checked_sub(first).filter(|at| *at < rows);
+            if let Some(at) = here {
+                let from = &table.host::<bf16>()[at * hidden..][..hidden];
+                row.iter_mut().zip(from).for_each(|(v, w)| *v = w.to_f32());
+            }
+        }
+        write(out, &values);
+    }
+    Ok(())
+}
+
+/// Starts every residual stream with the embedding. `x`: `[T, hidden]`; `streams`: `[T, 4, hidden]`, bf16 or f32.
+pub fn expand_streams(exec: &mut Exec, x: &Tensor, streams: &mut Tensor) -> Result<(), OpError> {
+    let check = Check("expand_streams");
+    let (tokens, hidden) = x.rows_cols();
+    activation(check, x, &[tokens, hidden])?;
+    activation(check, streams, &[tokens, STREAMS, hidden])?;
+    exec.record(|_| OpRecord::new("expand_streams", "copy", &[x], &[streams], 0));
+    if cpu(check, exec)?.is_some() {
+        let values: Vec<f32> = read(x).chunks_exact(hidden).flat_map(|row| row.repeat(STREAMS)).collect();
+        write(streams, &values);
+    }
+    Ok(())
+}
+
+/// Copies an f32 sum to an activation, rounded to nearest even where that is bf16. Both `[T, hidden]`.
+pub fn store_sum(exec: &mut Exec, sum: &Tensor, out: &mut Tensor) -> Result<(), OpError> {
+    let check = Check("store_sum");
+    check.is(sum, DType::F32, sum.shape())?;
+    activation(check, out, sum.shape())?;
+    exec.record(|_| OpRecord::new("store_sum", "copy", &[sum], &[out], 0));
+    if cpu(check, exec)?.is_some() {
+        write(out, sum.host());
+    }
+    Ok(())
+}

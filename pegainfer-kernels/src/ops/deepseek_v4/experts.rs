@@ -1,0 +1,231 @@
+//! The clamped SwiGLU of the routed experts and of the shared one.
+
+use super::kv_quant::round;
+use super::matrix::Matrix;
+use super::values::{activation, cpu, read, write};
+use crate::cpu::deepseek_v4::experts::{ExpertWeights, Math, expert};
+use crate::ops::check::Check;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::record::OpRecord;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+/// One expert.
+#[derive(Debug)]
+pub struct Expert {
+    /// `w1`, `[width, hidden]`.
+    pub gate: Matrix,
+    /// `w3`, `[width, hidden]`.
+    pub up: Matrix,
+    /// `w2`, `[hidden, width]`.
+    pub down: Matrix,
+}
+
+/// Constants of an expert.
+#[derive(Debug, Clone, Copy)]
+pub struct ExpertMath {
+    /// Bound of gate (from above) and up values (both sides), applied before the SiLU.
+    pub limit: f32,
+    /// Inputs of FP8 and FP4 matrices are rounded to FP8, see `matmul`.
+    pub quantize: bool,
+}
+
+impl ExpertMath {
+    fn twin(self, dtype: DType) -> Math {
+        let round: fn(&mut [f32]) = match dtype {
+            DType::Bf16 => |x| round(x, DType::Bf16),
+            _ => |_| {},
+        };
+        Math { limit: self.limit, quantize: self.quantize, round }
+    }
+}
+
+impl Expert {
+    fn check(&self, check: Check, hidden: usize) -> Result<usize, OpError> {
+        let width = self.gate.shape().0;
+        [&self.gate, &self.up, &self.down].into_iter().try_for_each(|w| w.check(check))?;
+        let fits = self.gate.shape() == (width, hidden)
+            && self.up.shape() == (width, hidden)
+            && self.down.shape() == (hidden, width);
+        check.that(fits, "an expert's matrices do not fit the activation or each other")?;
+        Ok(width)
+    }
+
+    fn weights(&self) -> ExpertWeights<'_> {
+        ExpertWeights { gate: self.gate.weights(), up: self.up.weights(), down: self.down.weights() }
+    }
+
+    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        [&self.gate, &self.up, &self.down].into_iter().flat_map(Matrix::tensors)
+    }
+}
+
+/// The sum of a token's experts, of those that are here: `out = Σ_e w2 · (weight[e] · silu(min(w1 · x, limit)) ·
+/// clamp(w3 · x, ±limit))`, in the order of the experts' numbers. The routing weight comes before `w2`, and so before the
+/// rounding of its input.
+///
+/// `x`: `[T, hidden]` bf16 or f32; `chosen`: `[T, k]` u32; `weights`: `[T, k]` f32; `experts` are those with the numbers
+/// from `first` on, others are left out; `out`: `[T, hidden]` f32. SwiGLU and the sum are f32; where `x` is bf16, every
+/// product and the input of `w2` are rounded to bf16.
+pub fn routed_experts(
+    exec: &mut Exec,
+    x: &Tensor,
+    (chosen, weights): (&Tensor, &Tensor),
+    (experts, first): (&[Expert], usize),
+    math: ExpertMath,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    let check = Check("routed_experts");
+    let (tokens, hidden) = x.rows_cols();
+    let k = chosen.rows_cols().1;
+    activation(check, x, &[tokens, hidden])?;
+    check.is(chosen, DType::U32, &[tokens, k])?;
+    check.is(weights, DType::F32, &[tokens, k])?;
+    check.is(out, DType::F32, &[tokens, hidden])?;
+    let widths: Vec<usize> = experts.iter().map(|e| e.check(check, hidden)).collect::<Result<_, _>>()?;
+    let width = widths.first().copied().unwrap_or(0);
+    exec.record(|_| {
+        // At most this many distinct experts are read.
+        let read = experts.len().min(tokens * k);
+        let expert: u64 = experts.first().map_or(0, |e| e.tensors().map(Tensor::bytes).sum());
+        let bytes = x.bytes() + out.bytes() + read as u64 * expert;
+        let flops = 6 * (tokens * k * hidden * width) as u64;
+        let reads: Vec<&Tensor> =
+            [x, chosen, weights].into_iter().chain(experts.iter().take(1).flat_map(Expert::tensors)).collect();
+        OpRecord::new("routed_experts", "experts", &reads, &[out], flops).with_bytes(bytes)
+    });
+    let Some(isa) = cpu(check, exec)? else { return Ok(()) };
+    let (values, sums) = (read(x), out.host_mut::<f32>());
+    sums.fill(0.0);
+    let places: Vec<(u32, f32)> = chosen.host().iter().copied().zip(weights.host().iter().copied()).collect();
+    for (e, (one, width)) in experts.iter().zip(widths).enumerate() {
+        let mine = |(_, (number, _)): &(usize, &(u32, f32))| *number as usize == first + e;
+        let (rows, weights): (Vec<usize>, Vec<f32>) =
+            places.iter().enumerate().filter(mine).map(|(i, (_, weight))| (i / k, *weight)).unzip();
+        let inputs: Vec<f32> = rows.iter().flat_map(|t| &values[t * hidden..][..hidden]).copied().collect();
+        let outputs = expert(isa, &inputs, &weights, one.weights(), (hidden, width), math.twin(x.dtype()));
+        for (t, output) in rows.iter().zip(outputs.chunks_exact(hidden)) {
+            sums[t * hidden..][..hidden].iter_mut().zip(output).for_each(|(sum, y)| *sum += y);
+        }
+    }
+    Ok(())
+}
+
+/// The shared expert's output and the routed sum: `out = routed + w2 · (silu(min(w1 · x, limit)) · clamp(w3 · x, ±limit))`.
+///
+/// `x`, `out`: `[T, hidden]` bf16 or f32; `routed`: `[T, hidden]` f32. Clamped as the routed ones are; the sum is f32 and
+/// rounded once.
+pub fn shared_expert(
+    exec: &mut Exec,
+    x: &Tensor,
+    one: &Expert,
+    math: ExpertMath,
+    routed: &Tensor,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    let check = Check("shared_expert");
+    let (tokens, hidden) = x.rows_cols();
+    activation(check, x, &[tokens, hidden])?;
+    check.is(routed, DType::F32, &[tokens, hidden])?;
+    activation(check, out, &[tokens, hidden])?;
+    let width = one.check(check, hidden)?;
+    exec.record(|_| {
+        let reads: Vec<&Tensor> = [x, routed].into_iter().chain(one.tensors()).collect();
+        OpRecord::new("shared_expert", "experts", &reads, &[out], 6 * (tokens * hidden * width) as u64)
+    });
+    let Some(isa) = cpu(check, exec)? else { return Ok(()) };
+    let (x, math) = (read(x), math.twin(x.dtype()));
+    let mut sum = expert(isa, &x, &vec![1.0; tokens], one.weights(), (hidden, width), math);
+    sum.iter_mut().zip(routed.host::<f32>()).for_each(|(sum, routed)| *sum += routed);
+    write(out, &sum);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Host, bf16s};
+    use half::bf16;
+
+    const HIDDEN: usize = 128;
+    const WIDTH: usize = 32;
+
+    fn values(seed: u64, factor: f32) -> Vec<bf16> {
+        bf16s(WIDTH * HIDDEN, seed).iter().map(|v| bf16::from_f32(v.to_f32() * factor)).collect()
+    }
+
+    fn make(host: &mut Host, seed: u64, factor: f32) -> Expert {
+        let mut matrix =
+            |seed, rows: usize| Matrix::Bf16(host.bf16("w", &[rows, WIDTH * HIDDEN / rows], &values(seed, factor)));
+        Expert { gate: matrix(seed, WIDTH), up: matrix(seed + 1, WIDTH), down: matrix(seed + 2, HIDDEN) }
+    }
+
+    /// The formula in f64, the clamp left out where `limit` is infinite.
+    fn reference(x: &[bf16], seed: u64, factor: f32, limit: f64) -> Vec<f64> {
+        let (w1, w3, w2) = (values(seed, factor), values(seed + 1, factor), values(seed + 2, factor));
+        let dot = |row: &[bf16]| row.iter().zip(x).map(|(a, b)| a.to_f64() * b.to_f64()).sum::<f64>();
+        let inner = |(g, u): (&[bf16], &[bf16])| {
+            let gate = dot(g).min(limit);
+            gate / (1.0 + (-gate).exp()) * dot(u).clamp(-limit, limit)
+        };
+        let h: Vec<f64> = w1.chunks(HIDDEN).zip(w3.chunks(HIDDEN)).map(inner).collect();
+        w2.chunks(WIDTH).map(|row| row.iter().zip(&h).map(|(a, b)| a.to_f64() * b).sum()).collect()
+    }
+
+    #[test]
+    fn trap_06_routed_and_shared_experts_are_clamped_and_gates_only_from_above() {
+        Host::each(|mut host| {
+            let x = bf16s(HIDDEN, 1);
+            let tx = host.bf16("x", &[1, HIDDEN], &x);
+            let math = ExpertMath { limit: 10.0, quantize: false };
+            let mut chosen = host.zeros("chosen", &[1, 1], DType::U32);
+            chosen.host_mut::<u32>()[0] = 3;
+            let mut weights = host.zeros("weights", &[1, 1], DType::F32);
+            weights.host_mut::<f32>()[0] = 0.5;
+            // Products up to ±60: far beyond the limit, gates far below -10, too.
+            let experts = [make(&mut host, 10, 1.0)];
+            let mut tx32 = host.zeros("x", &[1, HIDDEN], DType::F32);
+            tx32.host_mut::<f32>().iter_mut().zip(&x).for_each(|(t, x)| *t = x.to_f32());
+            let mut routed = host.zeros("routed", &[1, HIDDEN], DType::F32);
+            routed_experts(&mut host.exec, &tx32, (&chosen, &weights), (&experts, 3), math, &mut routed).unwrap();
+            let (clamped, free) = (reference(&x, 10, 1.0, 10.0), reference(&x, 10, 1.0, f64::INFINITY));
+            let size = clamped.iter().fold(0.0f64, |m, v| m.max(v.abs()));
+            assert!(clamped.iter().zip(&free).any(|(a, b)| (a - b).abs() > size), "the clamp is not tested");
+            for (got, expected) in routed.host::<f32>().iter().zip(&clamped) {
+                assert!((f64::from(*got) - 0.5 * expected).abs() < 1e-5 * size);
+            }
+            let mut out = host.zeros("out", &[1, HIDDEN], DType::F32);
+            shared_expert(&mut host.exec, &tx32, &experts[0], math, &routed, &mut out).unwrap();
+            for (got, expected) in out.host::<f32>().iter().zip(&clamped) {
+                assert!((f64::from(*got) - 1.5 * expected).abs() < 1e-5 * size);
+            }
+            // An expert of another rank adds nothing.
+            routed_experts(&mut host.exec, &tx, (&chosen, &weights), (&experts, 4), math, &mut routed).unwrap();
+            assert!(routed.host::<f32>().iter().all(|v| *v == 0.0));
+        });
+    }
+
+    #[test]
+    fn trap_07_the_routing_weight_is_applied_before_the_last_product() {
+        Host::each(|mut host| {
+            // bf16 rounds the input of w2: with a weight of 1/3 before it the bits differ from 1/3 after it.
+            let x = bf16s(HIDDEN, 1);
+            let tx = host.bf16("x", &[1, HIDDEN], &x);
+            let math = ExpertMath { limit: 10.0, quantize: false };
+            let chosen = host.zeros("chosen", &[1, 1], DType::U32);
+            let experts = [make(&mut host, 20, 0.1)];
+            let mut run = |weight: f32| {
+                let mut weights = host.zeros("weights", &[1, 1], DType::F32);
+                weights.host_mut::<f32>()[0] = weight;
+                let mut out = host.zeros("out", &[1, HIDDEN], DType::F32);
+                routed_experts(&mut host.exec, &tx, (&chosen, &weights), (&experts, 0), math, &mut out).unwrap();
+                out.host::<f32>().to_vec()
+            };
+            let (third, whole) = (run(1.0 / 3.0), run(1.0));
+            let after = |v: &f32| bf16::from_f32(v / 3.0).to_f32();
+            assert!(third.iter().zip(&whole).any(|(third, whole)| *third != after(whole)));
+            assert!(
+                third.iter().zip(&whole).all(|(third, whole)| (third - whole / 3.0).abs() < 0.02 * whole.abs() + 1e-3)
+            );
+        });
+    }
+}

@@ -1,0 +1,107 @@
+//! The indexer: which compressed entries a token attends to.
+
+use super::batch::{Batch, NO_ENTRY, PAGE_TOKENS};
+use super::values::{Rows, activation, cpu, read};
+use crate::cpu::deepseek_v4::index as twin;
+use crate::ops::check::Check;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::record::OpRecord;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+use rayon::prelude::*;
+
+/// The entries that each token sees and that score best: `score[i] = scale · Σ_h weights[h] · relu(q[h] · entry[i])` for
+/// the entries `i < (position + 1) / ratio`; all of them if there are no more than fit.
+///
+/// `q`: `[T, heads, dim]`, `weights`: `[T, heads]`, `entries`: `[pages, 128 / ratio, dim]`, bf16 or f32, all turned and
+/// rounded alike; `chosen`: `[T, k]` u32, indices ascending, then [`NO_ENTRY`]. Scores are f32 (the reference's are bf16,
+/// with many ties; vLLM and SGLang use f32). Equal scores: the lower index. `dim` is a multiple of 32.
+pub fn select_entries(
+    exec: &mut Exec,
+    q: &Tensor,
+    weights: &Tensor,
+    entries: &Tensor,
+    ratio: usize,
+    batch: &Batch<'_>,
+    chosen: &mut Tensor,
+) -> Result<(), OpError> {
+    let check = Check("select_entries");
+    let &[tokens, heads, dim] = q.shape() else { return check.that(false, "q must be [tokens, heads, dim]") };
+    let (pages, k) = (entries.rows_cols().0, chosen.rows_cols().1);
+    batch.check(check, tokens)?;
+    activation(check, q, &[tokens, heads, dim])?;
+    activation(check, weights, &[tokens, heads])?;
+    activation(check, entries, &[pages, PAGE_TOKENS / ratio, dim])?;
+    check.is(chosen, DType::U32, &[tokens, k])?;
+    check.that(dim.is_multiple_of(32), "dim must be a multiple of 32")?;
+    exec.record(|_| {
+        let visible = batch.page_tables.elements() * PAGE_TOKENS / ratio;
+        let bytes = q.bytes() + chosen.bytes() + (visible * dim * entries.dtype().size()) as u64;
+        let flops = 2 * (q.elements() * visible) as u64;
+        OpRecord::new("select_entries", "scores", &[q, weights, entries], &[chosen], flops).with_bytes(bytes)
+    });
+    let Some(isa) = cpu(check, exec)? else { return Ok(()) };
+    let (q, weights, entries, rows) = (read(q), read(weights), Rows::of(entries), batch.rows());
+    let of_tokens = rows.of_tokens();
+    let choose = |(t, chosen): (usize, &mut [u32])| {
+        let visible = (rows.positions[t] as usize + 1) / ratio;
+        let (q, weights) = (&q[t * heads * dim..][..heads * dim], &weights[t * heads..][..heads]);
+        let entry = |i: usize| entries.row(rows.entry(of_tokens[t], i, PAGE_TOKENS / ratio), dim);
+        let scores: Vec<f32> = match visible > k {
+            true => (0..visible).map(|i| twin::score(isa, q, weights, &entry(i))).collect(),
+            // Nothing to choose.
+            false => vec![0.0; visible],
+        };
+        let best = twin::top_k(&scores, k);
+        chosen.fill(NO_ENTRY);
+        chosen[..best.len()].copy_from_slice(&best);
+    };
+    chosen.host_mut::<u32>().par_chunks_exact_mut(k).enumerate().for_each(choose);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Host, bf16s};
+
+    #[test]
+    fn trap_09_ties_go_to_the_lower_index() {
+        assert_eq!(twin::top_k(&[0.0, 1.0, 0.0, 0.0, 2.0, 0.0], 4), [0, 1, 2, 4]);
+        assert_eq!(twin::top_k(&[-1.0, 0.0, -0.0, 0.0], 2), [1, 3], "the total order puts -0 below 0");
+        assert_eq!(twin::top_k(&[3.0, 1.0], 2), [0, 1]);
+    }
+
+    #[test]
+    fn every_token_chooses_among_what_it_sees_by_its_score() {
+        Host::each(|mut host| {
+            let (heads, dim, k) = (2, 32, 3);
+            // One row of tokens 20 to 39, its entries in pages 1 and 0.
+            let tokens = 20;
+            let q = host.bf16("q", &[tokens, heads, dim], &bf16s(tokens * heads * dim, 1));
+            let weights = host.bf16("w", &[tokens, heads], &bf16s(tokens * heads, 2));
+            let entries = host.bf16("entries", &[2, 32, dim], &bf16s(64 * dim, 3));
+            let positions = host.u32("positions", &(20..40).collect::<Vec<_>>());
+            let (indptr, slots) = (host.u32("qo_indptr", &[0, 20]), host.u32("slots", &[0]));
+            let mut tables = host.zeros("tables", &[1, 2], DType::U32);
+            tables.host_mut::<u32>().copy_from_slice(&[1, 0]);
+            let batch = Batch { qo_indptr: &indptr, positions: &positions, slots: &slots, page_tables: &tables };
+            let mut chosen = host.zeros("chosen", &[tokens, k], DType::U32);
+            select_entries(&mut host.exec, &q, &weights, &entries, 4, &batch, &mut chosen).unwrap();
+            let (q, w, e) = (read(&q), read(&weights), read(&entries));
+            for (t, got) in chosen.host::<u32>().chunks(k).enumerate() {
+                let score = |i: usize| -> f64 {
+                    let dot = |h: usize| -> f64 {
+                        let q = &q[(t * heads + h) * dim..][..dim];
+                        q.iter().zip(&e[(32 + i) * dim..]).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+                    };
+                    (0..heads).map(|h| f64::from(w[t * heads + h]) * dot(h).max(0.0)).sum()
+                };
+                let mut order: Vec<usize> = (0..(20 + t + 1) / 4).collect();
+                order.sort_by(|a, b| score(*b).total_cmp(&score(*a)).then(a.cmp(b)));
+                let mut expected: Vec<u32> = order[..k].iter().map(|i| *i as u32).collect();
+                expected.sort_unstable();
+                assert_eq!(got, expected, "token {t}");
+            }
+        });
+    }
+}

@@ -1,0 +1,126 @@
+//! The low-precision keys that the model was trained with, simulated: values are rounded and stored as numbers.
+
+use super::values::{activation, cpu, read, rows, write};
+use crate::cpu::deepseek_v4::kv_quant as twin;
+use crate::ops::check::Check;
+use half::bf16;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::record::OpRecord;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+/// Rounds the part of each key that is not rotated to FP8, in place: groups of 64 values, each with the scale
+/// `2^ceil(log2(max(amax, 1e-4) / 448))`, e4m3, to nearest even. The last `rope_dim` values stay.
+///
+/// `kv`: `[tokens, head_dim]` bf16 or f32, `head_dim - rope_dim` a multiple of 64.
+pub fn quantize_kv(exec: &mut Exec, kv: &mut Tensor, rope_dim: usize) -> Result<(), OpError> {
+    let check = Check("quantize_kv");
+    let (tokens, dim) = kv.rows_cols();
+    rows(check, kv, (tokens, dim))?;
+    check.that(rope_dim <= dim && (dim - rope_dim).is_multiple_of(64), "the rest must be groups of 64")?;
+    exec.record(|_| OpRecord::new("quantize_kv", "groups", &[kv], &[kv], 4 * kv.elements() as u64));
+    if cpu(check, exec)?.is_some() {
+        let mut values = read(kv).into_owned();
+        values.chunks_exact_mut(dim).for_each(|row| twin::fp8(&mut row[..dim - rope_dim]));
+        write(kv, &values);
+    }
+    Ok(())
+}
+
+/// Turns each head of the indexer's queries by the Hadamard matrix `H_ij = (-1)^popcount(i & j) / sqrt(dim)` and, with
+/// `quantize`, rounds it to FP4, in place: groups of 32 values, each with the scale
+/// `2^ceil(log2(max(amax, 6 · 2^-126) / 6))`, E2M1, to nearest even. Products of queries and entries that were both turned
+/// are those of before, but for rounding: the turn spreads outliers over the groups.
+///
+/// `x`: `[tokens, heads, dim]` bf16 or f32, `dim` a power of two, at least 32. Rounded to the dtype between the two.
+pub fn quantize_index(exec: &mut Exec, x: &mut Tensor, quantize: bool) -> Result<(), OpError> {
+    let check = Check("quantize_index");
+    let &[tokens, heads, dim] = x.shape() else { return check.that(false, "x must be [tokens, heads, dim]") };
+    activation(check, x, &[tokens, heads, dim])?;
+    check.that(dim.is_power_of_two() && dim >= 32, "dim must be a power of two, at least 32")?;
+    exec.record(|_| OpRecord::new("quantize_index", "heads", &[x], &[x], 12 * x.elements() as u64));
+    if cpu(check, exec)?.is_some() {
+        let mut values = read(x).into_owned();
+        let dtype = x.dtype();
+        values.chunks_exact_mut(dim).for_each(|head| index_row(head, dtype, quantize));
+        write(x, &values);
+    }
+    Ok(())
+}
+
+/// One head or entry of the indexer.
+pub(super) fn index_row(row: &mut [f32], dtype: DType, quantize: bool) {
+    twin::hadamard(row);
+    round(row, dtype);
+    if quantize {
+        twin::fp4(row);
+    }
+}
+
+/// Rounds to what a tensor of `dtype` would store.
+pub(super) fn round(row: &mut [f32], dtype: DType) {
+    if dtype == DType::Bf16 {
+        row.iter_mut().for_each(|v| *v = bf16::from_f32(*v).to_f32());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Host, bf16s};
+
+    fn tensor(host: &mut Host, shape: &[usize], values: &[f32]) -> Tensor {
+        let mut tensor = host.zeros("x", shape, DType::F32);
+        tensor.host_mut::<f32>().copy_from_slice(values);
+        tensor
+    }
+
+    #[test]
+    fn trap_16_keys_are_really_rounded_to_fp8() {
+        Host::each(|mut host| {
+            let values: Vec<f32> = bf16s(2 * 512, 1).iter().map(|v| v.to_f32()).collect();
+            let mut kv = tensor(&mut host, &[2, 512], &values);
+            quantize_kv(&mut host.exec, &mut kv, 64).unwrap();
+            let mut changed = 0;
+            for (got, value) in kv.host::<f32>().chunks(512).zip(values.chunks(512)) {
+                assert_eq!(got[448..], value[448..], "the rotated part stays");
+                for (got, value) in got.iter().zip(value).take(448) {
+                    // Four significant bits, or the spacing of the smallest codes of a group of values up to 2.
+                    assert!((got - value).abs() <= (value.abs() / 16.0).max(2f32.powi(-17)));
+                    assert_eq!(got.to_bits() << 12, 0, "{got} has more than 4 significant bits");
+                    changed += usize::from(got != value);
+                }
+            }
+            assert!(changed > 700, "only {changed} of 896 values were rounded");
+        });
+    }
+
+    #[test]
+    fn trap_10_the_hadamard_turn_keeps_products_and_fp4_follows_it() {
+        Host::each(|mut host| {
+            let values: Vec<f32> = bf16s(2 * 128, 1).iter().map(|v| v.to_f32()).collect();
+            let mut x = tensor(&mut host, &[1, 2, 128], &values);
+            quantize_index(&mut host.exec, &mut x, false).unwrap();
+            let dot =
+                |v: &[f32]| v[..128].iter().zip(&v[128..]).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+            assert!((dot(x.host()) - dot(&values)).abs() < 1e-4);
+            // By the definition of the matrix.
+            for (i, got) in x.host::<f32>()[..128].iter().enumerate() {
+                let sign = |j: usize| if (i & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
+                let exact: f64 = (0..128).map(|j| sign(j) * f64::from(values[j])).sum::<f64>() / 128f64.sqrt();
+                assert!((f64::from(*got) - exact).abs() < 1e-5);
+            }
+            let turned = x.host::<f32>().to_vec();
+            let mut y = tensor(&mut host, &[1, 2, 128], &values);
+            quantize_index(&mut host.exec, &mut y, true).unwrap();
+            for (got, group) in y.host::<f32>().chunks(32).zip(turned.chunks(32)) {
+                let amax = group.iter().fold(0f32, |m, v| m.max(v.abs()));
+                let scale = (amax / 6.0).log2().ceil().exp2();
+                for (got, value) in got.iter().zip(group) {
+                    let code = (got / scale).abs();
+                    assert!([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0].contains(&code), "{code} is no FP4 value");
+                    assert!((got - value).abs() <= scale, "{value} became {got}");
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,33 @@
+//! The ops of DeepSeek-V4. Activations are bf16 or f32, as their tensors say: every op computes in f32 and rounds when
+//! it stores, so that one executor serves the reference's precision and plain f32. CPU twins only so far.
+
+mod attention;
+mod batch;
+mod compress;
+mod embed;
+mod experts;
+mod hyper;
+mod index;
+mod kv_quant;
+mod matmul;
+mod matrix;
+mod norm;
+mod pick_rows;
+mod rope;
+mod route;
+mod values;
+
+pub use attention::{Visible, sparse_attention};
+pub use batch::{Batch, NO_ENTRY, PAGE_TOKENS, copy_slot, write_ring};
+pub use compress::{CompressorSpec, CompressorState, CompressorWeights, compress};
+pub use embed::{embed, expand_streams, store_sum};
+pub use experts::{Expert, ExpertMath, routed_experts, shared_expert};
+pub use hyper::{HyperSpec, HyperWeights, hyper_head, hyper_merge, hyper_mix};
+pub use index::select_entries;
+pub use kv_quant::{quantize_index, quantize_kv};
+pub use matmul::{grouped_matmul, matmul};
+pub use matrix::Matrix;
+pub use norm::{head_norm, norm};
+pub use pick_rows::pick_rows;
+pub use rope::{RopeTable, YarnSpec, rope};
+pub use route::{Routing, RoutingSpec, route};

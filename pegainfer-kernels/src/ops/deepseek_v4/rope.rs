@@ -1,0 +1,145 @@
+//! Partial interleaved RoPE, with YaRN in compressed layers, and its inverse on the output of attention.
+
+use super::values::{activation, cpu, read, write};
+use crate::cpu::deepseek_v4::rope as twin;
+use crate::ops::check::Check;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::record::OpRecord;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+use std::f64::consts::PI;
+
+/// YaRN's numbers, see `rope_scaling` of config.json.
+#[derive(Debug, Clone, Copy)]
+pub struct YarnSpec {
+    /// Low frequencies are divided by this.
+    pub factor: f64,
+    /// Rotations within the original context above which a frequency stays.
+    pub beta_fast: f64,
+    /// Rotations below which it is divided.
+    pub beta_slow: f64,
+    /// Context length before the extension.
+    pub original_context: f64,
+}
+
+/// The frequencies of one kind of layer, `[dim / 2]` f32.
+#[derive(Debug)]
+pub struct RopeTable {
+    pub(super) frequencies: Tensor,
+}
+
+impl RopeTable {
+    /// `theta^(-2i / dim)`; with YaRN those of few rotations are divided by its factor, over a linear ramp. YaRN's mscale
+    /// is not applied, neither here nor to the softmax: the reference has none.
+    pub fn new(exec: &mut Exec, dim: usize, theta: f64, yarn: Option<YarnSpec>) -> Result<Self, OpError> {
+        let failed = |e: std::io::Error| OpError { op: "rope", message: e.to_string() };
+        let mut table = exec.tensor("rope", &[dim / 2], DType::F32).map_err(failed)?;
+        let values: Vec<f32> = frequencies(dim, theta, yarn).iter().map(|f| *f as f32).collect();
+        exec.fill_rows(&mut table, &values)?;
+        Ok(Self { frequencies: table })
+    }
+}
+
+fn frequencies(dim: usize, theta: f64, yarn: Option<YarnSpec>) -> Vec<f64> {
+    let plain = |i: usize| theta.powf(-2.0 * i as f64 / dim as f64);
+    let Some(yarn) = yarn else { return (0..dim / 2).map(plain).collect() };
+    // The pair that rotates this often within the original context.
+    let pair = |rotations: f64| dim as f64 * (yarn.original_context / (rotations * 2.0 * PI)).ln() / (2.0 * theta.ln());
+    let low = pair(yarn.beta_fast).floor().max(0.0);
+    let high = pair(yarn.beta_slow).ceil().min(dim as f64 - 1.0);
+    let ramp = |i: usize| ((i as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
+    (0..dim / 2).map(|i| plain(i) / yarn.factor * ramp(i) + plain(i) * (1.0 - ramp(i))).collect()
+}
+
+/// Rotates the last dimensions of each head, in place, by its token's position, or back with `inverse`.
+///
+/// `x`: `[tokens, heads, dim]` bf16 or f32; `positions`: `[tokens]` u32. Neighbouring values are a pair:
+/// `(a, b) -> (a cos - b sin, a sin + b cos)`. f32 inside, the angle is `f32(position) * frequency`, sine and cosine are
+/// accurate at every position; one rounding at the end.
+pub fn rope(
+    exec: &mut Exec,
+    x: &mut Tensor,
+    positions: &Tensor,
+    table: &RopeTable,
+    inverse: bool,
+) -> Result<(), OpError> {
+    let check = Check("rope");
+    let &[tokens, heads, dim] = x.shape() else { return check.that(false, "x must be [tokens, heads, dim]") };
+    activation(check, x, &[tokens, heads, dim])?;
+    check.is(positions, DType::U32, &[tokens])?;
+    check.that(2 * table.frequencies.elements() <= dim, "more frequencies than pairs")?;
+    let rotated = 2 * table.frequencies.elements() * tokens * heads;
+    exec.record(|_| {
+        let bytes = 2 * (rotated * x.dtype().size()) as u64;
+        OpRecord::new("rope", "pairs", &[x, positions], &[x], 3 * rotated as u64).with_bytes(bytes)
+    });
+    if cpu(check, exec)?.is_some() {
+        let mut values = read(x).into_owned();
+        let rows = values.chunks_exact_mut(heads * dim).zip(positions.host::<u32>());
+        for (row, position) in rows {
+            for head in row.chunks_exact_mut(dim) {
+                twin::rotate(head, *position, table.frequencies.host(), inverse);
+            }
+        }
+        write(x, &values);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Host, bf16s};
+
+    const YARN: YarnSpec = YarnSpec { factor: 16.0, beta_fast: 32.0, beta_slow: 1.0, original_context: 65_536.0 };
+
+    #[test]
+    fn yarn_ramps_from_pair_15_to_pair_25() {
+        let (plain, yarn) = (frequencies(64, 160_000.0, None), frequencies(64, 160_000.0, Some(YARN)));
+        for i in 0..32 {
+            let expected = match i {
+                0..=15 => plain[i],
+                25.. => plain[i] / 16.0,
+                _ => plain[i] * (1.0 - (i as f64 - 15.0) / 10.0 * (15.0 / 16.0)),
+            };
+            assert!((yarn[i] / expected - 1.0).abs() < 1e-12, "pair {i}");
+        }
+    }
+
+    #[test]
+    fn trap_01_no_mscale_a_rotation_keeps_lengths() {
+        Host::each(|mut host| {
+            let table = RopeTable::new(&mut host.exec, 64, 160_000.0, Some(YARN)).unwrap();
+            let values: Vec<f32> = bf16s(2 * 512, 1).iter().map(|v| v.to_f32()).collect();
+            let mut x = host.zeros("x", &[1, 2, 512], DType::F32);
+            x.host_mut::<f32>().copy_from_slice(&values);
+            let positions = host.u32("positions", &[1_000_003]);
+            rope(&mut host.exec, &mut x, &positions, &table, false).unwrap();
+            let length = |v: &[f32]| v.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
+            assert_eq!(x.host::<f32>()[..448], values[..448], "only the last 64 of a head are rotated");
+            for (got, pair) in x.host::<f32>().chunks(2).zip(values.chunks(2)) {
+                assert!((length(got) / length(pair) - 1.0).abs() < 1e-5);
+            }
+            let rotated = x.host::<f32>()[448..].to_vec();
+            assert!(rotated.iter().zip(&values[448..]).any(|(a, b)| (a - b).abs() > 0.1));
+            rope(&mut host.exec, &mut x, &positions, &table, true).unwrap();
+            for (got, value) in x.host::<f32>().iter().zip(&values) {
+                assert!((got - value).abs() < 1e-5, "the inverse undoes it");
+            }
+        });
+    }
+
+    #[test]
+    fn pairs_are_neighbours_and_angles_f32_products() {
+        Host::each(|mut host| {
+            let table = RopeTable::new(&mut host.exec, 64, 10_000.0, None).unwrap();
+            let mut x = host.zeros("x", &[1, 1, 64], DType::F32);
+            x.host_mut::<f32>().iter_mut().step_by(2).for_each(|v| *v = 1.0);
+            let positions = host.u32("positions", &[777]);
+            rope(&mut host.exec, &mut x, &positions, &table, false).unwrap();
+            for (i, pair) in x.host::<f32>().chunks(2).enumerate() {
+                let angle = f64::from(777f32 * 10_000f64.powf(-(i as f64) / 32.0) as f32);
+                assert_eq!((pair[0], pair[1]), (angle.cos() as f32, angle.sin() as f32));
+            }
+        });
+    }
+}

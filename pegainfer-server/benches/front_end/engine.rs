@@ -1,0 +1,128 @@
+//! An engine that costs nothing: it answers at once, so that what is measured is everything else.
+
+use pegainfer_core::engine::{
+    EngineError, EngineLimits, EngineStats, EventBatch, FinishReason, GenerateRequest, RequestId, StepEngine,
+    TokenEvent, TokenOut, Usage,
+};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+/// Context length, and tokens of the KV pool.
+pub const CONTEXT: usize = 1 << 16;
+/// How long a paced engine sleeps before it looks again whether a request came.
+const NAP: Duration = Duration::from_micros(50);
+
+/// Gives the first token of a request as soon as it sees it, and one more of every request in each step.
+pub struct InstantEngine {
+    vocab_size: usize,
+    /// Token that is always generated.
+    token: u32,
+    /// Time from one decode step to the next.
+    pace: Duration,
+    next_step: Instant,
+    requests: Vec<Running>,
+    launched: bool,
+    /// Tells when each request arrived.
+    arrivals: Sender<Instant>,
+}
+
+struct Running {
+    id: RequestId,
+    prompt: usize,
+    max_tokens: usize,
+    generated: usize,
+}
+
+impl InstantEngine {
+    /// An engine that decodes every `pace`, and the times at which requests reach it.
+    pub fn new(vocab_size: usize, token: u32, pace: Duration) -> (Self, Receiver<Instant>) {
+        let (arrivals, seen) = channel();
+        let engine =
+            Self { vocab_size, token, pace, next_step: Instant::now(), requests: vec![], launched: false, arrivals };
+        (engine, seen)
+    }
+
+    fn decode(&mut self, only_new: bool) -> EventBatch {
+        let mut events = EventBatch::new();
+        let token = self.token;
+        self.requests.retain_mut(|request| {
+            if only_new && request.generated > 0 {
+                return true;
+            }
+            request.generated += 1;
+            events.push((request.id, TokenEvent::Token(TokenOut { id: token, is_stop: false, logprobs: None })));
+            let complete = request.generated == request.max_tokens;
+            if complete {
+                let usage =
+                    Usage { prompt_tokens: request.prompt, completion_tokens: request.generated, cached_tokens: 0 };
+                events.push((request.id, TokenEvent::Finished { reason: FinishReason::Length, usage }));
+            }
+            !complete
+        });
+        events
+    }
+}
+
+impl StepEngine for InstantEngine {
+    fn limits(&self) -> EngineLimits {
+        EngineLimits {
+            max_model_len: CONTEXT,
+            vocab_size: self.vocab_size,
+            block_size: 16,
+            kv_blocks: CONTEXT / 16,
+            max_num_seqs: 1024,
+            eos_token_ids: vec![],
+            unsupported: &[],
+        }
+    }
+
+    fn add(&mut self, id: RequestId, request: GenerateRequest) {
+        // Nobody has to listen.
+        let _ = self.arrivals.send(Instant::now());
+        let (prompt, max_tokens) = (request.prompt.len(), request.max_tokens);
+        self.requests.push(Running { id, prompt, max_tokens, generated: 0 });
+    }
+
+    fn cancel(&mut self, id: RequestId) {
+        self.requests.retain(|request| request.id != id);
+    }
+
+    fn has_work(&self) -> bool {
+        self.launched || !self.requests.is_empty()
+    }
+
+    fn plan(&mut self) -> Option<EventBatch> {
+        let new = self.requests.iter().filter(|request| request.generated == 0);
+        (!self.launched).then(|| new.map(|request| (request.id, TokenEvent::Admitted { cached_tokens: 0 })).collect())
+    }
+
+    fn launch(&mut self) -> Result<(), EngineError> {
+        self.launched = true;
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<EventBatch, EngineError> {
+        self.launched = false;
+        let now = Instant::now();
+        let due = self.next_step <= now;
+        if due {
+            self.next_step = now + self.pace;
+        }
+        let events = self.decode(!due);
+        if events.is_empty() {
+            std::thread::sleep(NAP);
+        }
+        Ok(events)
+    }
+
+    fn abort_all(&mut self) -> Vec<RequestId> {
+        self.launched = false;
+        self.requests.drain(..).map(|request| request.id).collect()
+    }
+
+    fn reset_prefix_cache(&mut self) {}
+
+    fn stats(&self) -> EngineStats {
+        EngineStats { running: self.requests.len(), ..EngineStats::default() }
+    }
+}

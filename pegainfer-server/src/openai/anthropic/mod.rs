@@ -1,0 +1,88 @@
+//! `POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's shape of a chat.
+//!
+//! # Layout
+//! - [`request`], [`history`]: a body becomes that of a chat request. [`answer`]: the answer, whole or streamed.
+
+mod answer;
+mod history;
+mod request;
+
+use super::body;
+use super::conversation::Conversation;
+use super::errors::ApiError;
+use super::exchange::Exchange;
+use super::fields::Fields;
+use super::sse;
+use super::state::AppState;
+use super::with_ignored;
+use answer::Format;
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// An error in Anthropic's shape.
+pub struct MessagesError(ApiError);
+
+impl MessagesError {
+    fn body(error: &ApiError) -> Value {
+        let kind = match error.status() {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::NOT_FOUND => "not_found_error",
+            StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+            StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+            StatusCode::GATEWAY_TIMEOUT => "timeout_error",
+            status if status.is_server_error() => "api_error",
+            _ => "invalid_request_error",
+        };
+        json!({"type": "error", "error": {"type": kind, "message": error.message()}})
+    }
+}
+
+impl IntoResponse for MessagesError {
+    fn into_response(self) -> Response {
+        let body = Self::body(&self.0);
+        let (mut parts, _) = self.0.into_response().into_parts();
+        parts.headers.remove("content-length");
+        (parts.status, parts.headers, body.to_string()).into_response()
+    }
+}
+
+/// The handler.
+pub async fn messages(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, MessagesError> {
+    let (headers, fields) = body::read(request, &state.options).await.map_err(MessagesError)?;
+    respond(&state, &headers, fields).await.map_err(|error| MessagesError(request::rename(error)))
+}
+
+async fn respond(state: &Arc<AppState>, headers: &HeaderMap, fields: Fields) -> Result<Response, ApiError> {
+    let chat = request::chat(fields, true)?;
+    let Exchange { params, mut generations, mut readers, ignored, .. } =
+        Exchange::start(chat, headers, state, "messages").await?;
+    let (Some(reader), 1) = (readers.pop(), generations.len()) else {
+        return Err(ApiError::internal("a message has one answer"));
+    };
+    let format = Format::new(&params.request_id, params.model, reader);
+    let response = match params.stream {
+        Some(options) => sse::respond(generations, 1, format, options).await?,
+        None => Json(format.whole(&mut generations[0]).await?).into_response(),
+    };
+    Ok(with_ignored(response, ignored))
+}
+
+/// The tokens that a body of `/v1/messages` would have as its prompt.
+pub async fn count_tokens(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, MessagesError> {
+    let (_, fields) = body::read(request, &state.options).await.map_err(MessagesError)?;
+    count(&state, fields).await.map_err(|error| MessagesError(request::rename(error)))
+}
+
+async fn count(state: &Arc<AppState>, fields: Fields) -> Result<Response, ApiError> {
+    let mut chat = request::chat(fields, false)?;
+    state.model_named(chat.string("model")?)?;
+    let prompt = Conversation::take(&mut chat)?.render(state, 0)?.prompt;
+    let ignored = state.policy.judge(&chat.rest())?;
+    let ids = state.encode(vec![prompt], false, "messages").await?;
+    let answer = json!({"input_tokens": ids.first().map_or(0, Vec::len)});
+    Ok(with_ignored(Json(answer).into_response(), ignored))
+}

@@ -1,0 +1,140 @@
+//! Messages, tools and template arguments: what becomes the prompt of a chat.
+
+use super::errors::ApiError;
+use super::fields::Fields;
+use super::messages;
+use super::state::AppState;
+use super::structured::Structured;
+use super::tools::Tools;
+use crate::http::request_id::random_u64;
+use crate::text::GrammarSource;
+use crate::text::parser::{OutputParser, ParserOptions, ReasoningStart, forced_grammar, grammar_or};
+use serde_json::{Map, Value};
+
+/// Template arguments that `chat_template_kwargs` must not replace.
+const RESERVED_KWARGS: [&str; 5] = ["messages", "tools", "add_generation_prompt", "chat_template", "tokenize"];
+
+/// The part of a body that the chat template turns into a prompt.
+pub struct Conversation {
+    messages: Vec<Value>,
+    tools: Tools,
+    include_reasoning: bool,
+    add_generation_prompt: bool,
+    /// The answer goes on with the last message.
+    continued: bool,
+    kwargs: Map<String, Value>,
+    structured: Option<Structured>,
+}
+
+/// What becomes of a conversation.
+pub struct Rendered {
+    /// The prompt.
+    pub prompt: String,
+    /// What reads each of the answers.
+    pub parsers: Vec<OutputParser>,
+    /// What the answers must be.
+    pub structured: Option<Structured>,
+}
+
+impl Conversation {
+    /// Takes it out of a body.
+    pub fn take(fields: &mut Fields) -> Result<Self, ApiError> {
+        let kwargs = fields.object("chat_template_kwargs")?.unwrap_or_default();
+        if let Some(name) = RESERVED_KWARGS.iter().find(|&&name| kwargs.contains_key(name)) {
+            let message = format!("chat_template_kwargs must not hold {name}");
+            return Err(ApiError::invalid("chat_template_kwargs", message));
+        }
+        let tools = Tools::take(fields)?;
+        let continued = fields.bool("continue_final_message")?.unwrap_or(false);
+        let add_generation_prompt = fields.bool("add_generation_prompt")?.unwrap_or(!continued);
+        if continued && add_generation_prompt {
+            let message = "continue_final_message needs \"add_generation_prompt\": false";
+            return Err(ApiError::invalid("continue_final_message", message));
+        }
+        if tools.forced() && !add_generation_prompt {
+            let message = "tool_choice can force a call only with \"add_generation_prompt\": true";
+            return Err(ApiError::invalid("tool_choice", message));
+        }
+        let structured = Structured::take(fields)?;
+        if let Some(Structured { field, .. }) = structured.as_ref().filter(|_| tools.forced()) {
+            let message = format!("{field} is the form of an answer, but tool_choice forces a call");
+            return Err(ApiError::invalid(field, message));
+        }
+        Ok(Self {
+            messages: messages::take(fields)?,
+            tools,
+            include_reasoning: fields.bool("include_reasoning")?.unwrap_or(true),
+            add_generation_prompt,
+            continued,
+            kwargs,
+            structured,
+        })
+    }
+
+    /// The prompt, and what reads each of its `n` answers.
+    pub fn render(mut self, state: &AppState, n: usize) -> Result<Rendered, ApiError> {
+        let Some(template) = &state.checkpoint.template else {
+            let message = "this model has no chat template: use /v1/completions";
+            return Err(ApiError::invalid("messages", message));
+        };
+        let format = template.output_format();
+        let tools = self.tools.format(format.tools)?;
+        let shown = tools.map(|_| self.tools.definitions.as_slice());
+        if self.structured.is_some() {
+            // The structure is that of the whole text: there is no reasoning before it.
+            if *self.kwargs.entry("enable_thinking").or_insert(false.into()) == true {
+                let message = "enable_thinking: the model does not reason before structured output";
+                return Err(ApiError::invalid("chat_template_kwargs", message).with_code("unsupported_parameter"));
+            }
+        }
+        let mut prompt = template
+            .render(&self.messages, shown, self.add_generation_prompt, &self.kwargs)
+            .map_err(|e| ApiError::invalid("messages", e.to_string()))?;
+        if self.continued {
+            prompt.truncate(self.end_of_last_message(&prompt)?);
+        }
+        let mut reasoning = if format.reasoning { ReasoningStart::after(&prompt) } else { ReasoningStart::Never };
+        if let Some(Structured { field, source }) = &mut self.structured {
+            prompt += reasoning.close(format.tools);
+            reasoning = ReasoningStart::Never;
+            if let Some(format) = tools {
+                let Some(either) = grammar_or(source, format, &self.tools.definitions, self.tools.max_calls) else {
+                    let message =
+                        format!("{field}.grammar cannot be combined with tools: send \"tool_choice\": \"none\"");
+                    return Err(ApiError::invalid(field, message).with_code("unsupported_parameter"));
+                };
+                *source = GrammarSource::Lark(either);
+            }
+        }
+        if let Some(tools) = tools.filter(|_| self.tools.forced()) {
+            // The call comes at once: there is no reasoning before it.
+            prompt = prompt + reasoning.close(Some(tools)) + &self.tools.prefix.text(tools);
+            reasoning = ReasoningStart::Never;
+            let Tools { prefix, definitions, max_calls } = &self.tools;
+            let source = forced_grammar(tools, prefix, definitions, *max_calls).map(GrammarSource::Lark);
+            self.structured = source.map(|source| Structured { field: "tools", source });
+        }
+        let parser = |id_seed| {
+            OutputParser::new(ParserOptions {
+                reasoning,
+                include_reasoning: self.include_reasoning,
+                tools,
+                prefix: self.tools.prefix.clone(),
+                definitions: self.tools.definitions.clone(),
+                max_calls: self.tools.max_calls,
+                id_seed,
+            })
+        };
+        let parsers = (0..n).map(|_| random_u64().map(parser)).collect::<Result<_, _>>()?;
+        Ok(Rendered { prompt, parsers, structured: self.structured })
+    }
+
+    /// Where in the prompt the text of the last message ends. Templates may trim it.
+    fn end_of_last_message(&self, prompt: &str) -> Result<usize, ApiError> {
+        let text = self.messages.last().and_then(|message| message["content"].as_str()).unwrap_or_default().trim();
+        match prompt.rfind(text) {
+            Some(at) if !text.is_empty() => Ok(at + text.len()),
+            _ => Err(ApiError::invalid("messages", "there is nothing to continue: the last message has no text")),
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! A body of `/v1/responses` as that of a chat request. What both have in common stays as it is.
+
+use super::super::errors::{ApiError, echo};
+use super::super::fields::{Fields, describe};
+use super::input;
+use serde_json::{Map, Value, json};
+
+/// Fields of a chat request that `/v1/responses` says in another way, or not at all.
+const CHAT_ONLY: [&str; 16] = [
+    "best_of",
+    "functions",
+    "function_call",
+    "include_reasoning",
+    "logprobs",
+    "max_completion_tokens",
+    "max_tokens",
+    "messages",
+    "n",
+    "prompt_logprobs",
+    "reasoning_effort",
+    "response_format",
+    "return_token_ids",
+    "stop",
+    "truncate_prompt_tokens",
+    "verbosity",
+];
+/// Fields that need a memory of responses, or tools that a vendor runs itself. Only their value for "no" is accepted.
+const UNIMPLEMENTED: [(&str, Value); 12] = [
+    ("access_programs", Value::Null),
+    ("background", Value::Bool(false)),
+    ("background_options", Value::Null),
+    ("context_management", Value::Null),
+    ("conversation", Value::Null),
+    ("image", Value::Null),
+    ("include", Value::Array(Vec::new())),
+    ("max_tool_calls", Value::Null),
+    ("moderation", Value::Null),
+    ("previous_response_id", Value::Null),
+    ("prompt", Value::Null),
+    ("store", Value::Bool(false)),
+];
+/// What fields of a chat request are called here.
+const NAMES: [(&str, &str); 3] =
+    [("messages", "input"), ("max_completion_tokens", "max_output_tokens"), ("response_format", "text")];
+/// Fields that a response repeats, and what they are if a request leaves them out.
+const ECHOED: [(&str, Value); 10] = [
+    ("instructions", Value::Null),
+    ("max_output_tokens", Value::Null),
+    ("metadata", Value::Null),
+    ("parallel_tool_calls", Value::Bool(true)),
+    ("reasoning", Value::Null),
+    ("temperature", Value::Null),
+    ("text", Value::Null),
+    ("tool_choice", Value::Null),
+    ("tools", Value::Array(Vec::new())),
+    ("top_p", Value::Null),
+];
+
+/// Says an error about a chat request in the words of this API.
+pub fn rename(error: ApiError) -> ApiError {
+    NAMES.iter().fold(error, |error, (from, to)| error.renamed(from, to))
+}
+
+/// Translates a body; gives also the fields that the response repeats.
+pub fn chat(fields: Fields) -> Result<(Fields, Map<String, Value>), ApiError> {
+    let body = fields.rest();
+    let value = |(name, default): &(&str, Value)| (name.to_string(), body.get(*name).unwrap_or(default).clone());
+    let mut echoed: Map<String, Value> = ECHOED.iter().map(value).collect();
+    for (name, default) in
+        [("metadata", json!({})), ("text", json!({"format": {"type": "text"}})), ("tool_choice", json!("auto"))]
+    {
+        echoed.entry(name).and_modify(|value| *value = if value.is_null() { default } else { value.take() });
+    }
+    Ok((translate(Fields::new(body))?, echoed))
+}
+
+fn translate(mut fields: Fields) -> Result<Fields, ApiError> {
+    let unsupported = |name: &str| {
+        let message = format!("{name} is not implemented by this endpoint");
+        Err(ApiError::invalid(name, message).with_code("unsupported_parameter"))
+    };
+    if let Some(name) = CHAT_ONLY.iter().find(|name| fields.has(name)) {
+        return unsupported(name);
+    }
+    for (name, no) in UNIMPLEMENTED {
+        if fields.take(name).is_some_and(|value| value != no) {
+            return unsupported(name);
+        }
+    }
+    if fields.string("truncation")?.is_some_and(|how| how != "disabled") {
+        return unsupported("truncation");
+    }
+    if fields.integer("top_logprobs", 0..=i64::MAX)?.is_some_and(|n| n > 0) {
+        return unsupported("top_logprobs");
+    }
+    let mut chat = Map::new();
+    chat.insert("messages".into(), input::take(&mut fields)?.into());
+    if let Some(tools) = fields.list("tools")? {
+        let tools: Vec<Value> = tools.into_iter().enumerate().map(tool).collect::<Result<_, _>>()?;
+        chat.insert("tools".into(), tools.into());
+    }
+    match fields.take("tool_choice") {
+        Some(Value::Object(choice)) => {
+            let name = choice.get("name").cloned().unwrap_or_default();
+            let kind = choice.get("type").cloned().unwrap_or_default();
+            chat.insert("tool_choice".into(), json!({"type": kind, "function": {"name": name}}));
+        }
+        other => chat.extend(other.map(|choice| ("tool_choice".to_string(), choice))),
+    }
+    if let Some(max) = fields.take("max_output_tokens") {
+        chat.insert("max_completion_tokens".into(), max);
+    }
+    if let Some(text) = fields.object("text")? {
+        chat.extend(text_format(text)?.map(|format| ("response_format".to_string(), format)));
+    }
+    if let Some(reasoning) = fields.object("reasoning")? {
+        reason(reasoning, &mut fields)?;
+    }
+    chat.extend(fields.rest());
+    Ok(Fields::new(chat))
+}
+
+/// A function, described without the `function` around it; tools that a vendor runs itself have another type.
+fn tool((i, tool): (usize, Value)) -> Result<Value, ApiError> {
+    match tool {
+        Value::Object(mut tool) => {
+            let kind = tool.remove("type").unwrap_or_default();
+            tool.retain(|_, value| !value.is_null());
+            Ok(json!({"type": kind, "function": tool}))
+        }
+        other => Err(ApiError::invalid("tools", format!("tools[{i}] must be an object, got {}", describe(&other)))),
+    }
+}
+
+/// `text`: its `format` has what `response_format` has, without the `json_schema` around it.
+fn text_format(text: Map<String, Value>) -> Result<Option<Value>, ApiError> {
+    let mut text = Fields::new(text);
+    let format = text.object("format").map_err(|error| error.with_param("text"))?;
+    if let Some(name) = text.rest().iter().find(|(_, value)| **value != "medium").map(|(name, _)| name) {
+        let message = format!("text.{} is not implemented", echo(name));
+        return Err(ApiError::invalid("text", message).with_code("unsupported_parameter"));
+    }
+    Ok(format.map(|mut format| {
+        let kind = format.remove("type").unwrap_or_default();
+        if kind == "json_schema" { json!({"type": kind, "json_schema": format}) } else { json!({"type": kind}) }
+    }))
+}
+
+/// `reasoning`: a model can be told to reason or not, not how much.
+fn reason(reasoning: Map<String, Value>, fields: &mut Fields) -> Result<(), ApiError> {
+    let mut reasoning = Fields::new(reasoning);
+    let effort = reasoning.string("effort").map_err(|error| error.with_param("reasoning"))?;
+    let unsupported = |what: String| {
+        Err(ApiError::invalid("reasoning", format!("{what} is not implemented")).with_code("unsupported_parameter"))
+    };
+    match effort.as_deref() {
+        None => {}
+        Some("none") => {
+            let mut kwargs = fields.object("chat_template_kwargs")?.unwrap_or_default();
+            kwargs.insert("enable_thinking".into(), false.into());
+            fields.put("chat_template_kwargs", kwargs.into());
+        }
+        Some(effort) => return unsupported(format!("reasoning.effort {:?}: only none is, which", echo(effort))),
+    }
+    match reasoning.rest().keys().next() {
+        Some(name) => unsupported(format!("reasoning.{}", echo(name))),
+        None => Ok(()),
+    }
+}

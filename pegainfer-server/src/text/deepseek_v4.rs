@@ -1,0 +1,225 @@
+//! DeepSeek-V4's chat encoding. The model has no Jinja template: messages become a prompt here.
+//!
+//! A turn of the assistant begins with `<think>` or, without reasoning, `</think>`. Reasoning of turns before the last
+//! message of the user is dropped, unless there are tools. Tool calls and results are written in the model's own markup.
+
+mod tools;
+
+use super::parser::{OutputFormat, ToolFormat};
+use serde_json::{Map, Value};
+use tools::{calls, in_order_of_calls, tools_text};
+
+const BOS: &str = "<｜begin▁of▁sentence｜>";
+const EOS: &str = "<｜end▁of▁sentence｜>";
+const USER: &str = "<｜User｜>";
+const ASSISTANT: &str = "<｜Assistant｜>";
+const REMINDER: &str = "<｜latest_reminder｜>";
+const THINK: &str = "<think>";
+const THINK_END: &str = "</think>";
+
+/// Short jobs that a message of the user can ask for in `task`; all but the first are answered without a turn.
+const TASKS: [&str; 6] = ["action", "query", "authority", "domain", "title", "read_url"];
+
+/// What this encoding teaches the model to write.
+pub const OUTPUT_FORMAT: OutputFormat = OutputFormat { reasoning: true, tools: Some(ToolFormat::Dsml) };
+
+/// How a conversation is to be answered.
+struct Options {
+    thinking: bool,
+    /// Leave out the reasoning of turns before the last message of the user.
+    drop_thinking: bool,
+}
+
+impl Options {
+    /// From `chat_template_kwargs`: `thinking` (or `enable_thinking`), `drop_thinking` and `reasoning_effort`.
+    fn take(kwargs: &Map<String, Value>, tools: bool) -> Result<Self, String> {
+        let flag = |name: &str| match kwargs.get(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::Bool(value)) => Ok(Some(*value)),
+            Some(other) => Err(format!("{name} must be true or false, got {other}")),
+        };
+        match kwargs.get("reasoning_effort").map(|effort| effort.as_str().unwrap_or_default()) {
+            // The levels that add no text to the prompt.
+            None | Some("low" | "high") => {}
+            Some(_) => return Err("reasoning_effort must be low or high: others are not supported".to_owned()),
+        }
+        let thinking = flag("thinking")?.or(flag("enable_thinking")?).unwrap_or(false);
+        Ok(Self { thinking, drop_thinking: flag("drop_thinking")?.unwrap_or(true) && !tools })
+    }
+}
+
+/// The prompt for `messages`, whose contents are strings. `tools` are in OpenAI's form.
+pub fn render(
+    messages: &[Value],
+    tools: Option<&[Value]>,
+    add_generation_prompt: bool,
+    kwargs: &Map<String, Value>,
+) -> Result<String, String> {
+    let tools = tools.filter(|tools| !tools.is_empty());
+    let options = Options::take(kwargs, tools.is_some())?;
+    let last_user = messages.iter().rposition(|m| matches!(role(m), "user" | "tool")).unwrap_or(0);
+    let mut prompt = BOS.to_owned();
+    // Tools follow the system prompt, or stand in its place.
+    let shown = tools.map(tools_text);
+    if messages.first().map(role) != Some("system") {
+        prompt.extend(shown.clone());
+    }
+    let mut i = 0;
+    while i < messages.len() {
+        let message = &messages[i];
+        match role(message) {
+            "system" => {
+                prompt.push_str(content(message));
+                prompt.extend(shown.clone().filter(|_| i == 0));
+            }
+            "latest_reminder" => prompt = prompt + REMINDER + content(message),
+            "user" => prompt = prompt + USER + content(message),
+            "tool" => {
+                let end = i + messages[i..].iter().take_while(|m| role(m) == "tool").count();
+                prompt = prompt + USER + &results(messages, i, end);
+                i = end - 1;
+                // What the user says beside the results is part of the same turn.
+                if messages.get(end).is_some_and(|next| role(next) == "user") {
+                    prompt = prompt + "\n\n" + content(&messages[end]);
+                    i = end;
+                }
+            }
+            "assistant" => prompt.push_str(&answer(message, &options, i > last_user)),
+            other => return Err(format!("the role {other:?} is unknown to this model")),
+        }
+        let next = messages.get(i + 1).map(role);
+        let answered = next == Some("assistant") || (next.is_none() && add_generation_prompt);
+        if answered && matches!(role(&messages[i]), "user" | "tool") {
+            prompt.push_str(&opening(&messages[i], &options, i >= last_user)?);
+        }
+        i += 1;
+    }
+    Ok(prompt)
+}
+
+/// What begins the answer to a message of the user.
+fn opening(message: &Value, options: &Options, last: bool) -> Result<String, String> {
+    let thinks = options.thinking && (last || !options.drop_thinking);
+    let turn = ASSISTANT.to_owned() + if thinks { THINK } else { THINK_END };
+    match &message["task"] {
+        Value::Null => Ok(turn),
+        Value::String(task) if TASKS.contains(&task.as_str()) => {
+            let mark = format!("<｜{task}｜>");
+            Ok(if task == "action" { turn + &mark } else { mark })
+        }
+        other => Err(format!("task {other} is unknown: there are {}", TASKS.join(", "))),
+    }
+}
+
+/// An answer of an earlier turn, behind its opening.
+fn answer(message: &Value, options: &Options, after_last_user: bool) -> String {
+    let mut text = String::new();
+    if options.thinking && (after_last_user || !options.drop_thinking) {
+        text = text + message["reasoning_content"].as_str().unwrap_or_default() + THINK_END;
+    }
+    text + content(message) + &calls(&message["tool_calls"]) + EOS
+}
+
+/// The results at `first..end`, in the order of the calls that they answer.
+fn results(messages: &[Value], first: usize, end: usize) -> String {
+    let made = messages[..first].iter().rev().find(|m| role(m) == "assistant").map(|m| &m["tool_calls"]);
+    let ordered = in_order_of_calls(&messages[first..end], made);
+    let blocks: Vec<String> = ordered.iter().map(|m| format!("<tool_result>{}</tool_result>", content(m))).collect();
+    blocks.join("\n\n")
+}
+
+fn role(message: &Value) -> &str {
+    message["role"].as_str().unwrap_or_default()
+}
+
+fn content(message: &Value) -> &str {
+    message["content"].as_str().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::path::PathBuf;
+
+    fn prompt(messages: Value, tools: Option<Value>, kwargs: Value) -> Result<String, String> {
+        let tools = tools.map(|tools| tools.as_array().unwrap().clone());
+        render(messages.as_array().unwrap(), tools.as_deref(), true, kwargs.as_object().unwrap())
+    }
+
+    #[test]
+    fn plain_turns() {
+        let messages = json!([{"role": "system", "content": "S"}, {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b", "reasoning_content": "hm"}, {"role": "user", "content": "c"}]);
+        let chat = prompt(messages.clone(), None, json!({})).unwrap();
+        let start = format!("{BOS}S{USER}a{ASSISTANT}</think>b{EOS}{USER}c{ASSISTANT}");
+        assert_eq!(chat, format!("{start}</think>"));
+        assert_eq!(prompt(messages.clone(), None, json!({"thinking": true})).unwrap(), format!("{start}<think>"));
+        let kept = prompt(messages, None, json!({"enable_thinking": true, "drop_thinking": false})).unwrap();
+        assert_eq!(kept, format!("{BOS}S{USER}a{ASSISTANT}<think>hm</think>b{EOS}{USER}c{ASSISTANT}<think>"));
+    }
+
+    #[test]
+    fn tools_calls_and_results() {
+        let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"b": "é"}}}]);
+        let call = |id: &str, arguments: Value| json!({"id": id, "function": {"name": "f", "arguments": arguments}});
+        let messages = json!([{"role": "user", "content": "a"},
+            {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [
+                call("1", json!({"k": "x", "n": [1, 2]})), call("2", json!("{\"k\": true}"))]},
+            {"role": "tool", "tool_call_id": "2", "content": "second"},
+            {"role": "tool", "tool_call_id": "1", "content": "first"},
+            {"role": "user", "content": "and?"}]);
+        let text = prompt(messages, Some(tools), json!({"thinking": true})).unwrap();
+        assert!(text.starts_with(&format!("{BOS}\n\n## Tools\n")), "{text}");
+        assert!(text.contains("\n\n{\"name\": \"f\", \"parameters\": {\"b\": \"é\"}}\n\n"), "{text}");
+        let turn = "<think>hm</think>\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n\
+            <｜DSML｜parameter name=\"k\" string=\"true\">x</｜DSML｜parameter>\n\
+            <｜DSML｜parameter name=\"n\" string=\"false\">[1, 2]</｜DSML｜parameter>\n</｜DSML｜invoke>\n\
+            <｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"k\" string=\"false\">true</｜DSML｜parameter>\n\
+            </｜DSML｜invoke>\n</｜DSML｜tool_calls>";
+        let end = format!(
+            "{turn}{EOS}{USER}<tool_result>first</tool_result>\n\n<tool_result>second</tool_result>\n\nand?{ASSISTANT}<think>"
+        );
+        assert!(text.ends_with(&end), "{text}");
+    }
+
+    #[test]
+    fn quick_tasks_and_reminders() {
+        let ask = |task: &str| prompt(json!([{"role": "user", "content": "a", "task": task}]), None, json!({}));
+        assert_eq!(ask("title").unwrap(), format!("{BOS}{USER}a<｜title｜>"));
+        assert_eq!(ask("action").unwrap(), format!("{BOS}{USER}a{ASSISTANT}</think><｜action｜>"));
+        assert!(ask("dance").unwrap_err().contains("there are action, query"));
+        let reminder = json!([{"role": "latest_reminder", "content": "now"}, {"role": "user", "content": "a"}]);
+        assert_eq!(prompt(reminder, None, json!({})).unwrap(), format!("{BOS}{REMINDER}now{USER}a{ASSISTANT}</think>"));
+    }
+
+    #[test]
+    fn what_is_not_supported_is_refused_by_name() {
+        let user = json!([{"role": "user", "content": "a"}]);
+        for (kwargs, name) in [
+            (json!({"reasoning_effort": "max"}), "reasoning_effort"),
+            (json!({"thinking": "yes"}), "thinking must be true or false"),
+        ] {
+            assert!(prompt(user.clone(), None, kwargs).unwrap_err().contains(name));
+        }
+    }
+
+    /// The official pairs of `PEGAINFER_TEST_DSV4_ENCODING`, a directory with test_input_N.json and test_output_N.txt.
+    #[test]
+    fn official_conversations() {
+        let Some(dir) = std::env::var_os("PEGAINFER_TEST_DSV4_ENCODING").map(PathBuf::from) else {
+            eprintln!("skipped: PEGAINFER_TEST_DSV4_ENCODING names no directory");
+            return;
+        };
+        // The third pair of the release needs more than chats.
+        for (n, thinking) in [(1, true), (2, true), (4, false)] {
+            let read = |name: String| std::fs::read_to_string(dir.join(name)).unwrap();
+            let input: Value = serde_json::from_str(&read(format!("test_input_{n}.json"))).unwrap();
+            let messages = if input.is_array() { &input } else { &input["messages"] };
+            let tools = input.get("tools").and_then(Value::as_array).map(Vec::as_slice);
+            let kwargs = json!({"thinking": thinking});
+            let text = render(messages.as_array().unwrap(), tools, false, kwargs.as_object().unwrap()).unwrap();
+            assert_eq!(text, read(format!("test_output_{n}.txt")), "pair {n}");
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! Structured output: schemas, regular expressions and grammars as masks over the vocabulary, by llguidance.
+
+use super::tokenizer::Tokenizer;
+use llguidance::api::TopLevelGrammar;
+use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{Matcher as Parser, ParserFactory, regex_to_lark};
+use pegainfer_core::grammar::{Grammar, Matcher};
+use pegainfer_core::rules::TokenMask;
+use serde_json::{Value, json};
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// White space between the parts of JSON: room for an indented document, not for a model that writes nothing else.
+const JSON_WHITESPACE: &str = "[ \\n\\r\\t]{1,40}";
+
+/// Bytes of a source.
+const MAX_SOURCE: usize = 512 << 10;
+/// The compiler recurses as deep as rules refer to each other. Sources within their limits need a part of this; what is
+/// not needed is never touched.
+const COMPILER_STACK: usize = 1 << 30;
+
+/// What a text must be.
+#[derive(Debug, Clone, PartialEq)]
+pub enum GrammarSource {
+    /// JSON of this schema.
+    JsonSchema(Value),
+    /// All of it matches, in the syntax of the `regex` crate.
+    Regex(String),
+    /// One of these.
+    Choice(Vec<String>),
+    /// A grammar in llguidance's variant of Lark.
+    Lark(String),
+}
+
+impl GrammarSource {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::JsonSchema(schema) => schema.to_string().len(),
+            Self::Regex(text) | Self::Lark(text) => text.len(),
+            Self::Choice(texts) => texts.iter().map(String::len).sum(),
+        }
+    }
+
+    /// The body of a rule of a Lark grammar; `None` for a grammar, which has rules of its own.
+    pub fn rule(&self) -> Option<String> {
+        match self {
+            Self::JsonSchema(schema) => Some(format!("%json {}", with_options(schema.clone(), false))),
+            Self::Regex(regex) => Some(format!("/{}/", regex_to_lark(regex, ""))),
+            Self::Choice(texts) => {
+                Some(texts.iter().map(|text| json!(text).to_string()).collect::<Vec<_>>().join(" | "))
+            }
+            Self::Lark(_) => None,
+        }
+    }
+}
+
+/// Turns sources into grammars over one vocabulary.
+pub struct GrammarCompiler {
+    tokenizer: Arc<Tokenizer>,
+    vocab_size: usize,
+    eos_token_ids: Vec<u32>,
+    /// Made when it is first needed: a large vocabulary takes a third of a second.
+    parsers: OnceLock<Result<ParserFactory, String>>,
+}
+
+impl GrammarCompiler {
+    /// `vocab_size`: of the model, whose logits the masks are for.
+    pub fn new(tokenizer: Arc<Tokenizer>, vocab_size: usize, eos_token_ids: Vec<u32>) -> Self {
+        Self { tokenizer, vocab_size, eos_token_ids, parsers: OnceLock::new() }
+    }
+
+    /// Compiles a source; takes milliseconds, of a large schema more.
+    ///
+    /// # Errors
+    /// What is wrong with the source, in one sentence.
+    pub fn compile(&self, source: GrammarSource) -> Result<Arc<dyn Grammar>, String> {
+        if source.bytes() > MAX_SOURCE {
+            return Err(format!("it has {} bytes, at most {MAX_SOURCE} are compiled", source.bytes()));
+        }
+        std::thread::scope(|scope| {
+            let compiler = std::thread::Builder::new().name("grammar".into()).stack_size(COMPILER_STACK);
+            let compiler = compiler.spawn_scoped(scope, || self.compile_here(source));
+            let compiled = compiler.map_err(|e| format!("there is no thread to compile it: {e}"))?.join();
+            compiled.unwrap_or_else(|_| Err("the compiler panicked".into()))
+        })
+    }
+
+    fn compile_here(&self, source: GrammarSource) -> Result<Arc<dyn Grammar>, String> {
+        let parsers = self.parsers.get_or_init(|| self.parsers()).as_ref().map_err(Clone::clone)?;
+        let grammar = match source {
+            GrammarSource::Lark(grammar) => grammar,
+            // Other sources are one rule.
+            source => format!("start: {}", source.rule().unwrap_or_default()),
+        };
+        let grammar = TopLevelGrammar::from_lark(grammar);
+        let mut parser = Parser::new(parsers.create_parser(grammar));
+        let first = mask(parser.compute_mask_or_eos(), self.vocab_size)?;
+        Ok(Arc::new(Compiled { parser: Mutex::new(parser), first, vocab_size: self.vocab_size }))
+    }
+
+    fn parsers(&self) -> Result<ParserFactory, String> {
+        let Some(&eos) = self.eos_token_ids.first() else {
+            return Err("this model has no end-of-text token, so that constrained text could not end".into());
+        };
+        let words: Vec<Vec<u8>> = (0..self.vocab_size as u32).map(|id| self.word(id)).collect();
+        let trie = TokTrie::from(&TokRxInfo::new(self.vocab_size as u32, eos), &words);
+        let trie = trie.with_eos_tokens(&self.eos_token_ids);
+        let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        let mut parsers = ParserFactory::new_simple(&environment).map_err(|e| e.to_string())?;
+        parsers.quiet().limits_mut().verbose_errors = false;
+        Ok(parsers)
+    }
+
+    /// A token's bytes; control tokens are marked, so that they are not taken for the text they are written as.
+    fn word(&self, id: u32) -> Vec<u8> {
+        let bytes = self.tokenizer.token_bytes(id);
+        match self.tokenizer.is_special(id) {
+            true => [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes.as_slice()].concat(),
+            // The marker is no part of any UTF-8 text.
+            false if bytes.contains(&TokTrie::SPECIAL_TOKEN_MARKER) => Vec::new(),
+            false => bytes,
+        }
+    }
+}
+
+/// A schema with our settings. `lenient` leaves out what cannot be enforced.
+pub fn with_options(mut schema: Value, lenient: bool) -> Value {
+    if let Some(schema) = schema.as_object_mut() {
+        schema.insert("x-guidance".into(), json!({"whitespace_pattern": JSON_WHITESPACE, "lenient": lenient}));
+    }
+    schema
+}
+
+/// The tokens of a set, which has one bit for each, as a mask.
+fn mask(tokens: Result<SimpleVob, impl fmt::Display>, vocab_size: usize) -> Result<Arc<TokenMask>, String> {
+    let tokens = tokens.map_err(|e| {
+        let text = e.to_string();
+        // What follows a line break is the library's inner state.
+        let line = text.lines().next().unwrap_or_default();
+        if line.starts_with("NoExtension") { "no text fits it".to_owned() } else { line.to_owned() }
+    })?;
+    if tokens.is_zero() {
+        return Err("no token can come next".into());
+    }
+    let mut words = tokens.as_slice().to_vec();
+    words.resize(vocab_size.div_ceil(32), 0);
+    Ok(Arc::new(TokenMask::from_words(words)))
+}
+
+struct Compiled {
+    parser: Mutex<Parser>,
+    first: Arc<TokenMask>,
+    vocab_size: usize,
+}
+
+impl fmt::Debug for Compiled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Compiled")
+    }
+}
+
+impl Grammar for Compiled {
+    fn start(&self) -> (Box<dyn Matcher>, Arc<TokenMask>) {
+        // Only cloned: a panic cannot leave it half-changed.
+        let parser = self.parser.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        (Box::new(Place { parser, vocab_size: self.vocab_size }), self.first.clone())
+    }
+}
+
+struct Place {
+    parser: Parser,
+    vocab_size: usize,
+}
+
+impl Matcher for Place {
+    fn next(&mut self, token: u32) -> Result<Arc<TokenMask>, String> {
+        // Past its end (`ignore_eos`) a text has only more ends.
+        let taken = if self.parser.is_stopped() { Ok(()) } else { self.parser.consume_token(token) };
+        mask(taken.and_then(|()| self.parser.compute_mask_or_eos()), self.vocab_size)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+
+    const EOS: [u32; 2] = [4089, 4087];
+
+    fn compiler() -> GrammarCompiler {
+        GrammarCompiler::new(Arc::new(testing::tokenizer()), 4100, EOS.to_vec())
+    }
+
+    fn allows(mask: &TokenMask, id: u32) -> bool {
+        mask.words()[id as usize / 32] >> (id % 32) & 1 == 1
+    }
+
+    /// Whether the text, as the tokenizer spells it, may be written and may end there.
+    fn accepts(source: &GrammarSource, text: &str) -> bool {
+        let compiler = compiler();
+        let (mut matcher, mut mask) = compiler.compile(source.clone()).unwrap().start();
+        for id in compiler.tokenizer.encode(text, false).unwrap() {
+            if !allows(&mask, id) {
+                return false;
+            }
+            mask = matcher.next(id).unwrap();
+        }
+        assert_eq!(allows(&mask, EOS[0]), allows(&mask, EOS[1]), "every end-of-text token is one");
+        allows(&mask, EOS[0])
+    }
+
+    #[test]
+    fn sources_accept_their_texts_and_no_others() {
+        let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "é"]}},
+            "required": ["a"], "additionalProperties": false});
+        let json = GrammarSource::JsonSchema(schema);
+        let regex = GrammarSource::Regex("[ab]+/\\d{2}".into());
+        let choice = GrammarSource::Choice(vec!["a \"b\"".into(), "ü\n".into()]);
+        let lark = GrammarSource::Lark("start: \"one\" | \"two\" start".into());
+        for (source, text, expected) in [
+            (&json, "{\"a\": 1}", true),
+            (&json, "{\"a\":-12,\"b\":\"é\"}", true),
+            (&json, "{\n  \"a\": 1,\n  \"b\": \"x\"\n}", true),
+            (&json, "{\"a\": 1", false),
+            (&json, "{\"a\": \"1\"}", false),
+            (&json, "{\"b\": \"x\"}", false),
+            (&json, "{\"a\": 1, \"c\": 2}", false),
+            (&json, "Sure: {\"a\": 1}", false),
+            (&regex, "abba/42", true),
+            (&regex, "abba/4", false),
+            (&regex, "abba/421", false),
+            (&choice, "a \"b\"", true),
+            (&choice, "ü\n", true),
+            (&choice, "ü", false),
+            (&lark, "twotwoone", true),
+            (&lark, "two", false),
+        ] {
+            assert_eq!(accepts(source, text), expected, "{source:?}: {text:?}");
+        }
+        let object = GrammarSource::JsonSchema(json!({"type": "object"}));
+        assert!(accepts(&object, "{\"any\": [1, {\"thing\": null}]}") && !accepts(&object, "[1]"));
+        let blank = format!("{{{}\"a\": 1}}", " ".repeat(60));
+        assert!(!accepts(&json, &blank), "a model cannot write white space for ever");
+    }
+
+    #[test]
+    fn control_tokens_are_no_text_and_the_end_goes_on() {
+        let compiler = compiler();
+        let (mut matcher, mask) = compiler.compile(GrammarSource::Regex(".*".into())).unwrap().start();
+        let start = compiler.tokenizer.encode("<|im_start|>", false).unwrap();
+        assert!(start.len() == 1 && !allows(&mask, start[0]), "{start:?}");
+        assert!(allows(&mask, EOS[0]) && !allows(&mask, 4099), "rows without a token are never allowed");
+        for _ in 0..3 {
+            let mask = matcher.next(EOS[1]).unwrap();
+            let count: u32 = mask.words().iter().map(|word| word.count_ones()).sum();
+            assert!(count == 2 && allows(&mask, EOS[0]) && allows(&mask, EOS[1]));
+        }
+    }
+
+    #[test]
+    fn hostile_sources_are_errors_or_grammars_and_no_crash() {
+        let nested = |open: &str, close: &str, n: usize| format!("{}\"a\"{}", open.repeat(n), close.repeat(n));
+        let lark = |body: String| GrammarSource::Lark(format!("start: {body}"));
+        let chain = |name: &str, more: &str, n: usize| {
+            let rules: String = (0..n).map(|i| format!("{name}{i}:{name}{}{more}\n", i + 1)).collect();
+            GrammarSource::Lark(format!("{rules}start:{name}0\n{name}{n}:\"a\""))
+        };
+        let refs = |join: &dyn Fn(usize) -> Value, n: usize| {
+            let defs: serde_json::Map<String, Value> = (0..n).map(|i| (format!("{i}"), join(i + 1))).collect();
+            let mut schema = json!({"$defs": defs, "$ref": "#/$defs/0"});
+            schema["$defs"][n.to_string()] = json!({"type": "integer"});
+            GrammarSource::JsonSchema(schema)
+        };
+        let to = |i: usize| json!({"$ref": format!("#/$defs/{i}")});
+        let mut deep = json!({"type": "string"});
+        for _ in 0..120 {
+            deep = json!({"type": "array", "items": deep});
+        }
+        for source in [
+            lark(nested("(", ")", 4_000)),
+            lark("start".into()),
+            lark("other\nother: start | other other".into()),
+            lark("\"a\"|".repeat(4_000) + "\"a\""),
+            lark("\"a\" ".repeat(4_000)),
+            lark("\"a\"{1000000}".into()),
+            chain("r", "", 1_500),
+            chain("r", " \"b\"?", 900),
+            chain("T", "", 1_500),
+            chain("T", "\"b\"?", 900),
+            GrammarSource::Regex(nested("(", ")", 4_000)),
+            GrammarSource::Regex("(a{1000}){1000}".into()),
+            GrammarSource::Regex("(a|b)*a(a|b){60}".into()),
+            GrammarSource::JsonSchema(deep),
+            GrammarSource::JsonSchema(json!({"$ref": "#"})),
+            GrammarSource::JsonSchema(json!({"enum": (0..20_000).map(|i| format!("{i}")).collect::<Vec<_>>()})),
+            GrammarSource::JsonSchema(json!({"anyOf": (0..5_000).map(|i| json!({"const": i})).collect::<Vec<_>>()})),
+            refs(&to, 5_000),
+            refs(&|i| json!({"allOf": [to(i), {"minimum": 1}]}), 3_000),
+            refs(&|i| json!({"anyOf": [to(i), {"type": "null"}]}), 3_000),
+            refs(&|i| json!({"type": "array", "items": to(i)}), 3_000),
+            refs(&|i| json!({"type": "object", "properties": {"a": to(i)}}), 3_000),
+            GrammarSource::JsonSchema(json!({"type": "array", "minItems": 1_000_000_000})),
+            GrammarSource::JsonSchema(json!({"type": "string", "minLength": 1_000_000_000})),
+        ] {
+            let begin = std::time::Instant::now();
+            let shown: String = format!("{source:?}").chars().take(100).collect();
+            println!("{shown}");
+            match compiler().compile(source) {
+                Err(error) => println!("   {:?} {}", begin.elapsed(), error.chars().take(90).collect::<String>()),
+                Ok(grammar) => {
+                    let (mut matcher, mask) = grammar.start();
+                    let id = (0..4096).find(|id| allows(&mask, *id)).unwrap();
+                    let next = std::thread::spawn(move || matcher.next(id).map(drop)).join().unwrap();
+                    println!("   {:?} ok {next:?}", begin.elapsed());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_enforced_is_an_error_of_one_line() {
+        for (source, expected) in [
+            (GrammarSource::JsonSchema(json!({"type": "rocket"})), "rocket"),
+            (GrammarSource::JsonSchema(json!({"type": "object", "if": {}, "then": {}})), "Unimplemented keys"),
+            (GrammarSource::JsonSchema(json!({"$ref": "#/nowhere"})), "nowhere"),
+            (GrammarSource::Regex("(".into()), "("),
+            (GrammarSource::Lark("begin: \"a\"".into()), "start"),
+            (GrammarSource::Lark(String::new()), ""),
+        ] {
+            let error = compiler().compile(source.clone()).unwrap_err();
+            assert!(error.contains(expected) && !error.contains('\n') && !error.is_empty(), "{source:?}: {error}");
+        }
+        let none = GrammarCompiler::new(Arc::new(testing::tokenizer()), 4096, vec![]);
+        assert!(none.compile(GrammarSource::Regex("a".into())).unwrap_err().contains("no end-of-text token"));
+    }
+}

@@ -1,0 +1,313 @@
+//! DeepSeek-V4's calls: a block of invocations, each value marked as a string or as JSON.
+//!
+//! ```text
+//! <｜DSML｜tool_calls>
+//! <｜DSML｜invoke name="NAME">
+//! <｜DSML｜parameter name="KEY" string="true|false">VALUE</｜DSML｜parameter>
+//! </｜DSML｜invoke>
+//! </｜DSML｜tool_calls>
+//! ```
+//!
+//! The arguments go out as a JSON object. Strings go out as they come; other values are needed whole.
+
+use super::cursor::{Cursor, Next, Seek};
+use super::output::Output;
+use super::tools::{CallPrefix, Progress};
+use serde_json::Value;
+
+/// Begins the block.
+pub const OPEN: &str = "<｜DSML｜tool_calls>";
+/// Begins an invocation, up to its name.
+pub const INVOKE: &str = "<｜DSML｜invoke name=\"";
+const CLOSE: &str = "</｜DSML｜tool_calls>";
+const INVOKE_CLOSE: &str = "</｜DSML｜invoke>";
+const PARAMETER: &str = "<｜DSML｜parameter name=\"";
+const PARAMETER_CLOSE: &str = "</｜DSML｜parameter>";
+/// Between a parameter's name and `true` or `false`.
+const STRING: &str = "\" string=\"";
+/// Names with what stands behind them are shorter; what is longer is no tag.
+const MAX_NAME: usize = 256;
+
+#[derive(Debug)]
+enum Step {
+    /// Before an invocation or the end of the block.
+    Block,
+    /// In a function's name.
+    Name,
+    /// The prompt has named the function.
+    Named(String),
+    /// Between parameters.
+    Body,
+    /// In a parameter's name and kind.
+    Key,
+    /// In a value that is a string.
+    Text,
+    /// In a value that is JSON.
+    Json,
+    /// In text where only tags belong: it becomes content.
+    Stray,
+}
+
+/// What to do after a step.
+enum Move {
+    To(Step),
+    Wait(Step),
+    NotACall,
+    Done,
+}
+
+use Move::{Done, NotACall, To, Wait};
+
+/// Reads one block after the other.
+#[derive(Debug)]
+pub struct Reader {
+    step: Step,
+    /// Parameters of this invocation given out.
+    parameters: usize,
+    /// Inside an invocation.
+    invoked: bool,
+    /// The block has given out an invocation.
+    started: bool,
+}
+
+impl Reader {
+    /// A reader that is where the prompt ends.
+    pub fn new(prefix: CallPrefix) -> Self {
+        let step = match prefix {
+            CallPrefix::None => Step::Block,
+            CallPrefix::AnyFunction => Step::Name,
+            CallPrefix::Function(name) => Step::Named(name),
+        };
+        Self { step, parameters: 0, invoked: false, started: false }
+    }
+
+    /// The next block begins.
+    pub fn begin(&mut self) {
+        *self = Self::new(CallPrefix::None);
+    }
+
+    /// Reads as far as the text goes.
+    pub fn read(&mut self, cursor: &mut Cursor, out: &mut Output) -> Progress {
+        loop {
+            let step = std::mem::replace(&mut self.step, Step::Block);
+            match self.advance(step, cursor, out) {
+                To(step) => self.step = step,
+                Wait(step) => {
+                    self.step = step;
+                    return Progress::More;
+                }
+                NotACall => return Progress::NotACall,
+                Done => return Progress::Done,
+            }
+        }
+    }
+
+    /// The text ends with `held`; true if that is part of a call. A value that is cut off goes out as far as it came.
+    pub fn finish(&mut self, held: &str, out: &mut Output) -> bool {
+        match self.step {
+            Step::Text => out.tool_arguments(&escaped(held)),
+            Step::Json => out.tool_arguments(held),
+            _ => {}
+        }
+        self.started
+    }
+
+    fn advance(&mut self, step: Step, cursor: &mut Cursor, out: &mut Output) -> Move {
+        match step {
+            Step::Block => self.block(cursor),
+            Step::Name => match cursor.rest().find(['>', '\n']) {
+                Some(end) if cursor.rest()[..end].ends_with('"') && (2..=MAX_NAME).contains(&end) => {
+                    let name = cursor.rest()[..end - 1].to_owned();
+                    cursor.at += end + 1;
+                    self.start(&name, cursor, out)
+                }
+                None if cursor.rest().len() <= MAX_NAME => Wait(Step::Name),
+                _ => self.stray(cursor, out),
+            },
+            Step::Named(_) if cursor.text.is_empty() => Wait(step),
+            Step::Named(name) => self.start(&name, cursor, out),
+            Step::Body => self.body(cursor, out),
+            Step::Key => self.key(cursor, out),
+            Step::Text => {
+                let close = cursor.seek(PARAMETER_CLOSE);
+                cursor.at = close.at();
+                out.tool_arguments(&escaped(&cursor.take()));
+                match close {
+                    Seek::Found(_) => self.value_ends("\"", cursor, out),
+                    Seek::Pending(_) => Wait(Step::Text),
+                }
+            }
+            Step::Json => match cursor.seek(PARAMETER_CLOSE) {
+                Seek::Found(at) => {
+                    cursor.at = at;
+                    let text = cursor.take();
+                    // What is no JSON becomes a string, so that the arguments can be read.
+                    let value = serde_json::from_str::<Value>(&text).unwrap_or(Value::String(text));
+                    self.value_ends(&value.to_string(), cursor, out)
+                }
+                Seek::Pending(_) => {
+                    cursor.at = 0;
+                    Wait(Step::Json)
+                }
+            },
+            Step::Stray => {
+                cursor.at += cursor.rest().find('<').unwrap_or(cursor.rest().len());
+                out.content(&cursor.take());
+                let next = if self.invoked { Step::Body } else { Step::Block };
+                if cursor.text.is_empty() { Wait(Step::Stray) } else { To(next) }
+            }
+        }
+    }
+
+    fn block(&mut self, cursor: &mut Cursor) -> Move {
+        cursor.skip_whitespace();
+        match [INVOKE, CLOSE].map(|tag| cursor.next_is(tag)) {
+            [Next::Yes, _] => {
+                cursor.at += INVOKE.len();
+                To(Step::Name)
+            }
+            [_, Next::Yes] if self.started => {
+                cursor.at += CLOSE.len();
+                Done
+            }
+            [Next::No, Next::No | Next::Yes] if !self.started => NotACall,
+            [Next::No, Next::No] => Done,
+            _ => Wait(Step::Block),
+        }
+    }
+
+    fn start(&mut self, name: &str, cursor: &mut Cursor, out: &mut Output) -> Move {
+        out.tool_start(name);
+        cursor.take();
+        (self.parameters, self.invoked, self.started) = (0, true, true);
+        To(Step::Body)
+    }
+
+    fn body(&mut self, cursor: &mut Cursor, out: &mut Output) -> Move {
+        cursor.skip_whitespace();
+        cursor.take();
+        match [PARAMETER, INVOKE_CLOSE].map(|tag| cursor.next_is(tag)) {
+            [Next::Yes, _] => {
+                cursor.at += PARAMETER.len();
+                To(Step::Key)
+            }
+            [_, Next::Yes] => {
+                cursor.at += INVOKE_CLOSE.len();
+                cursor.take();
+                out.tool_arguments(if self.parameters == 0 { "{}" } else { "}" });
+                self.invoked = false;
+                To(Step::Block)
+            }
+            [Next::No, Next::No] => self.stray(cursor, out),
+            _ => Wait(Step::Body),
+        }
+    }
+
+    fn key(&mut self, cursor: &mut Cursor, out: &mut Output) -> Move {
+        let rest = cursor.rest();
+        let Some(end) = rest.find(['>', '\n']) else {
+            return if rest.len() <= MAX_NAME { Wait(Step::Key) } else { self.stray(cursor, out) };
+        };
+        let parts = rest[..end].strip_suffix('"').and_then(|tag| tag.split_once(STRING));
+        let (key, is_string) = match parts {
+            Some((key, "true")) => (key.to_owned(), true),
+            Some((key, "false")) => (key.to_owned(), false),
+            _ => return self.stray(cursor, out),
+        };
+        cursor.at += end + 1;
+        cursor.take();
+        let separator = if self.parameters == 0 { "{" } else { ", " };
+        let quote = if is_string { "\"" } else { "" };
+        out.tool_arguments(&format!("{separator}{}: {quote}", Value::from(key)));
+        self.parameters += 1;
+        To(if is_string { Step::Text } else { Step::Json })
+    }
+
+    /// A value ends with `last`; its tag is next.
+    fn value_ends(&mut self, last: &str, cursor: &mut Cursor, out: &mut Output) -> Move {
+        out.tool_arguments(last);
+        cursor.at += PARAMETER_CLOSE.len();
+        cursor.take();
+        To(Step::Body)
+    }
+
+    /// One character at least is no tag.
+    fn stray(&mut self, cursor: &mut Cursor, out: &mut Output) -> Move {
+        if !self.started {
+            return NotACall;
+        }
+        cursor.at += cursor.rest().chars().next().map_or(0, char::len_utf8);
+        out.content(&cursor.take());
+        To(Step::Stray)
+    }
+}
+
+/// The inside of a JSON string.
+fn escaped(text: &str) -> String {
+    let quoted = Value::from(text).to_string();
+    quoted[1..quoted.len() - 1].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{describe, parse};
+    use super::super::{CallPrefix, ParserOptions, ReasoningStart, ToolFormat};
+
+    fn options(reasoning: ReasoningStart, prefix: CallPrefix) -> ParserOptions {
+        ParserOptions {
+            reasoning,
+            include_reasoning: true,
+            tools: Some(ToolFormat::Dsml),
+            prefix,
+            definitions: vec![],
+            max_calls: usize::MAX,
+            id_seed: 7,
+        }
+    }
+
+    const CALL: &str = "hm\n</think>I look.\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n\
+        <｜DSML｜parameter name=\"k\" string=\"true\">a \"b\" </x> é</｜DSML｜parameter>\n\
+        <｜DSML｜parameter name=\"n\" string=\"false\">[1, {\"x\": null}]</｜DSML｜parameter>\n</｜DSML｜invoke>\n\
+        <｜DSML｜invoke name=\"g\">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>";
+
+    fn expected() -> Vec<String> {
+        let arguments = "A0 {\"k\": \"a \\\"b\\\" </x> é\", \"n\": [1,{\"x\":null}]}";
+        ["R hm", "C I look.", "T0 f", arguments, "T1 g", "A1 {}"].map(str::to_owned).to_vec()
+    }
+
+    #[test]
+    fn every_cut_gives_the_same_events() {
+        let whole = describe(&parse(options(ReasoningStart::Opened, CallPrefix::None), [CALL]));
+        assert_eq!(whole, expected());
+        for (cut, _) in CALL.char_indices() {
+            let (a, b) = CALL.split_at(cut);
+            assert_eq!(
+                describe(&parse(options(ReasoningStart::Opened, CallPrefix::None), [a, b])),
+                whole,
+                "cut at {cut}"
+            );
+        }
+        let characters: Vec<String> = CALL.chars().map(String::from).collect();
+        let singly = parse(options(ReasoningStart::Opened, CallPrefix::None), characters.iter().map(String::as_str));
+        assert_eq!(describe(&singly), whole);
+    }
+
+    #[test]
+    fn what_is_no_call_becomes_content_and_what_is_cut_off_goes_out() {
+        let read = |prefix, text: &str| describe(&parse(options(ReasoningStart::Never, prefix), [text]));
+        let none = || CallPrefix::None;
+        assert_eq!(read(none(), "a <｜DSML｜tool_calls> b"), ["C a <｜DSML｜tool_calls> b"]);
+        assert_eq!(read(none(), "a <｜DSML｜tool"), ["C a <｜DSML｜tool"]);
+        let open = "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n";
+        let cut = format!("{open}<｜DSML｜parameter name=\"k\" string=\"true\">ab");
+        assert_eq!(read(none(), &cut), ["T0 f", "A0 {\"k\": \"ab"]);
+        let wrong = format!(
+            "{open}<｜DSML｜parameter name=\"k\" string=\"false\">yes</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜tool_calls>"
+        );
+        assert_eq!(read(none(), &wrong), ["T0 f", "A0 {\"k\": \"yes\"}"]);
+        let stray = format!("{open}oops</｜DSML｜invoke></｜DSML｜tool_calls> z");
+        assert_eq!(read(none(), &stray), ["T0 f", "C oops", "A0 {}", "C z"]);
+        assert_eq!(read(CallPrefix::AnyFunction, "g\">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>"), ["T0 g", "A0 {}"]);
+        assert_eq!(read(CallPrefix::Function("h".into()), "</｜DSML｜invoke>"), ["T0 h", "A0 {}"]);
+    }
+}

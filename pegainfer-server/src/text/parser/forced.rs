@@ -1,0 +1,259 @@
+//! The grammar of calls that are forced, or that are the only other way to answer than a structured one.
+
+use super::parameter::{FUNCTION_CLOSE, PARAMETER, PARAMETER_CLOSE};
+use super::tools::{CALL_CLOSE, CallPrefix, ToolFormat};
+use super::typed::ParameterType;
+use crate::text::{GrammarSource, with_options};
+use serde_json::{Map, Value, json};
+
+/// A Lark grammar for the rest of the text after `prefix`, calls of `definitions` only, at most `max_calls`. Schemas that
+/// cannot be enforced whole are enforced as far as they can be, unless the function is `strict`. `None` for a format that
+/// has no grammar here.
+pub fn grammar(format: ToolFormat, prefix: &CallPrefix, definitions: &[Value], max_calls: usize) -> Option<String> {
+    let mut rules = Rules::default();
+    let calls = rules.calls(format, prefix, definitions, max_calls)?;
+    Some(rules.text + &format!("start: {calls}\n"))
+}
+
+/// A Lark grammar of an answer or of calls, whichever the model begins; `None` if one of them cannot be part of a grammar.
+pub fn grammar_or(
+    answer: &GrammarSource,
+    format: ToolFormat,
+    definitions: &[Value],
+    max_calls: usize,
+) -> Option<String> {
+    let mut rules = Rules::default();
+    let (answer, any) = (rules.add(answer.rule()?), CallPrefix::AnyFunction);
+    let calls = rules.calls(format, &any, definitions, max_calls)?;
+    Some(rules.text + &format!("start: {answer} | {} {calls}\n", literal(&any.text(format))))
+}
+
+#[derive(Default)]
+struct Rules {
+    text: String,
+    count: usize,
+}
+
+impl Rules {
+    /// Adds a rule and gives its name.
+    fn add(&mut self, body: String) -> String {
+        self.named("", body)
+    }
+
+    fn named(&mut self, attributes: &str, body: String) -> String {
+        let name = format!("r{}", self.count);
+        self.count += 1;
+        self.text += &format!("{name}{attributes}: {body}\n");
+        name
+    }
+
+    /// The calls that may follow `prefix`.
+    fn calls(
+        &mut self,
+        format: ToolFormat,
+        prefix: &CallPrefix,
+        definitions: &[Value],
+        max_calls: usize,
+    ) -> Option<String> {
+        let named = |tool: &&Value| match prefix {
+            CallPrefix::Function(name) => tool["function"]["name"] == **name,
+            CallPrefix::AnyFunction | CallPrefix::None => true,
+        };
+        let tools = definitions.iter().filter(named);
+        let calls: Option<Vec<String>> = tools.map(|tool| self.call(format, prefix, &tool["function"])).collect();
+        let call = self.add(calls?.join(" | "));
+        let next = literal(&format!("\n{}", CallPrefix::AnyFunction.text(format)));
+        Some(if max_calls > 1 { format!("{call} ({next} {call})*") } else { call })
+    }
+
+    fn call(&mut self, format: ToolFormat, prefix: &CallPrefix, function: &Value) -> Option<String> {
+        let name = function["name"].as_str().unwrap_or_default();
+        let named = matches!(prefix, CallPrefix::Function(_));
+        let schema = arguments(function);
+        let lenient = function["strict"] != true;
+        Some(match format {
+            // Its marks are tokens of their own, which a grammar of text cannot name.
+            ToolFormat::Dsml => return None,
+            ToolFormat::Hermes => {
+                let arguments = self.json(schema, lenient);
+                let before = if named {
+                    format!("{}?", literal(" "))
+                } else {
+                    literal(&format!("{{\"name\": {}, \"arguments\": ", Value::from(name)))
+                };
+                self.add(format!("{before} {arguments} {}", literal(&format!("}}\n{CALL_CLOSE}"))))
+            }
+            ToolFormat::Qwen3Coder => {
+                let mut body = if named { String::new() } else { literal(&format!("{name}>\n")) };
+                let required = schema["required"].as_array().cloned().unwrap_or_default();
+                for (key, value) in schema["properties"].as_object().into_iter().flatten() {
+                    let parameter = self.parameter(&schema, key, value, lenient);
+                    let optional = if required.contains(&Value::from(key.as_str())) { "" } else { "?" };
+                    body += &format!(" {parameter}{optional}");
+                }
+                self.add(format!("{body} {}", literal(&format!("{FUNCTION_CLOSE}\n{CALL_CLOSE}"))))
+            }
+        })
+    }
+
+    /// `<parameter=KEY>`, a value without quotes if it is text, `</parameter>`.
+    fn parameter(&mut self, schema: &Value, key: &str, value: &Value, lenient: bool) -> String {
+        let (open, close) = (literal(&format!("{PARAMETER}{key}>\n")), format!("\n{PARAMETER_CLOSE}\n"));
+        let texts: Option<Vec<String>> =
+            value["enum"].as_array().and_then(|list| list.iter().map(|v| v.as_str().map(literal)).collect());
+        let value = match texts.filter(|texts| !texts.is_empty()) {
+            Some(texts) => format!("({}) {}", texts.join(" | "), literal(&close)),
+            None if ParameterType::of_schema(value).is_json() => {
+                let mut value = value.clone();
+                for name in ["$defs", "definitions"] {
+                    if let (Some(value), Some(shared)) = (value.as_object_mut(), schema.get(name)) {
+                        value.insert(name.into(), shared.clone());
+                    }
+                }
+                format!("{} {}", self.json(value, lenient), literal(&close))
+            }
+            None => self.named(&format!("[suffix={}]", literal(&close)), "/(?s:.*)/".into()),
+        };
+        self.add(format!("{open} {value}"))
+    }
+
+    fn json(&mut self, schema: Value, lenient: bool) -> String {
+        self.add(format!("%json {}", with_options(schema, lenient)))
+    }
+}
+
+/// A function's parameters as the schema of an object.
+fn arguments(function: &Value) -> Value {
+    let mut schema = function["parameters"].as_object().cloned().unwrap_or_else(Map::new);
+    schema.entry("type").or_insert(json!("object"));
+    Value::Object(schema)
+}
+
+/// A text in a grammar.
+fn literal(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+    use crate::text::GrammarCompiler;
+    use crate::text::parser::{Event, OutputParser, ParserOptions, ReasoningStart};
+    use std::sync::Arc;
+
+    fn tools() -> Vec<Value> {
+        let function = |name: &str, parameters: Value| json!({"type": "function", "function": {"name": name, "parameters": parameters}});
+        let weather = json!({"type": "object", "required": ["city", "days"], "$defs": {"d": {"type": "integer"}}, "properties": {
+            "city": {"type": "string"}, "days": {"$ref": "#/$defs/d", "type": "integer"}, "unit": {"enum": ["C", "F"]}}});
+        vec![function("weather", weather), function("time", Value::Null)]
+    }
+
+    /// Whether these calls may be written and then the text may end.
+    fn accepts(format: ToolFormat, prefix: &CallPrefix, max_calls: usize, text: &str) -> bool {
+        takes(grammar(format, prefix, &tools(), max_calls).unwrap(), text)
+    }
+
+    fn takes(source: String, text: &str) -> bool {
+        let tokenizer = Arc::new(testing::tokenizer());
+        let compiler = GrammarCompiler::new(tokenizer.clone(), 4096, vec![4089]);
+        let grammar = compiler.compile(GrammarSource::Lark(source.clone())).unwrap_or_else(|e| panic!("{e}: {source}"));
+        let (mut matcher, mut mask) = grammar.start();
+        let allows = |words: &[u32], id: u32| words[id as usize / 32] >> (id % 32) & 1 == 1;
+        for id in tokenizer.encode(text, false).unwrap() {
+            if !allows(mask.words(), id) {
+                return false;
+            }
+            mask = matcher.next(id).unwrap();
+        }
+        allows(mask.words(), 4089)
+    }
+
+    /// What the parser makes of a forced text: its calls as (name, arguments).
+    fn calls(format: ToolFormat, prefix: &CallPrefix, text: &str) -> Vec<(String, String)> {
+        let mut parser = OutputParser::new(ParserOptions {
+            reasoning: ReasoningStart::Never,
+            include_reasoning: true,
+            tools: Some(format),
+            prefix: prefix.clone(),
+            definitions: tools(),
+            max_calls: usize::MAX,
+            id_seed: 1,
+        });
+        let mut calls = Vec::new();
+        for event in parser.push(text).into_iter().chain(parser.finish()) {
+            match event {
+                Event::ToolStart { name, .. } => calls.push((name, String::new())),
+                Event::ToolArguments { delta, .. } => calls.last_mut().unwrap().1 += &delta,
+                Event::Content(text) | Event::Reasoning(text) => panic!("{text:?} is no call"),
+            }
+        }
+        calls
+    }
+
+    #[test]
+    fn what_the_grammar_accepts_the_parser_reads() {
+        let (any, named) = (CallPrefix::AnyFunction, CallPrefix::Function("weather".into()));
+        let weather = |arguments: &str| ("weather".to_string(), arguments.to_string());
+        let two = "{\"name\": \"time\", \"arguments\": {}}\n</tool_call>\n<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>";
+        let time = || ("time".to_string(), "{}".to_string());
+        let coder = "<parameter=city>\nBern\nOst </p>\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>";
+        for (format, prefix, max_calls, text, expected) in [
+            (
+                ToolFormat::Hermes,
+                &named,
+                1,
+                " {\"city\": \"Bern\", \"days\": 2}}\n</tool_call>",
+                vec![weather("{\"city\": \"Bern\", \"days\": 2}")],
+            ),
+            (ToolFormat::Hermes, &any, 9, two, vec![time(), time()]),
+            (ToolFormat::Qwen3Coder, &named, 1, coder, vec![weather("{\"city\": \"Bern\\nOst </p>\", \"days\": 3}")]),
+            (ToolFormat::Qwen3Coder, &any, 9, "time>\n</function>\n</tool_call>", vec![time()]),
+        ] {
+            assert!(accepts(format, prefix, max_calls, text), "{format:?} {text}");
+            assert_eq!(calls(format, prefix, text), expected);
+        }
+    }
+
+    #[test]
+    fn an_answer_may_be_the_alternative() {
+        let schema = GrammarSource::JsonSchema(
+            json!({"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}}),
+        );
+        let time = "<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>";
+        let source = |answer: &GrammarSource| grammar_or(answer, ToolFormat::Hermes, &tools(), 1);
+        let cases =
+            [("{\"a\": 5}", true), (time, true), ("{\"b\": 5}", false), ("{\"name\": \"time\"", false), ("5", false)];
+        for (text, expected) in cases {
+            assert_eq!(takes(source(&schema).unwrap(), text), expected, "{text}");
+        }
+        let others = [GrammarSource::Regex("a/b|c".into()), GrammarSource::Choice(vec!["a/b".into(), "x".into()])];
+        for other in others {
+            assert!(takes(source(&other).unwrap(), "a/b") && takes(source(&other).unwrap(), time), "{other:?}");
+        }
+        assert_eq!(source(&GrammarSource::Lark("start: \"a\"".into())), None);
+    }
+
+    #[test]
+    fn other_texts_are_not_accepted() {
+        let (any, named) = (CallPrefix::AnyFunction, CallPrefix::Function("weather".into()));
+        for (format, prefix, text) in [
+            (ToolFormat::Hermes, &named, " {\"city\": \"Bern\"}}\n</tool_call>"),
+            (ToolFormat::Hermes, &named, " {\"city\": 5, \"days\": 2}}\n</tool_call>"),
+            (ToolFormat::Hermes, &named, " {\"city\": \"Bern\", \"days\": 2}}"),
+            (ToolFormat::Hermes, &any, "{\"name\": \"other\", \"arguments\": {}}\n</tool_call>"),
+            (ToolFormat::Hermes, &any, "I think"),
+            (ToolFormat::Qwen3Coder, &named, "<parameter=city>\nBern\n</parameter>\n</function>\n</tool_call>"),
+            (
+                ToolFormat::Qwen3Coder,
+                &named,
+                "<parameter=city>\nBern\n</parameter>\n<parameter=days>\nmany\n</parameter>\n</function>\n</tool_call>",
+            ),
+            (ToolFormat::Qwen3Coder, &any, "weather>\n</function>\n</tool_call>"),
+        ] {
+            assert!(!accepts(format, prefix, 9, text), "{format:?} {text}");
+        }
+        let two = "{\"name\": \"time\", \"arguments\": {}}\n</tool_call>\n<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>";
+        assert!(!accepts(ToolFormat::Hermes, &any, 1, two), "one call at most");
+    }
+}

@@ -1,0 +1,75 @@
+//! The stages of one choice, in the engine's own times.
+
+use super::Trace;
+use fastrace::collector::EventRecord;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Tokens of one choice whose times are kept.
+const MAX_TOKENS: usize = 4096;
+
+/// Follows one choice of a traced request.
+#[derive(Debug)]
+pub struct ChoiceTrace {
+    trace: Arc<Trace>,
+    choice: usize,
+    tokens: Vec<Instant>,
+    detokenizing: Duration,
+}
+
+/// When a choice reached which stage.
+#[derive(Debug, Clone, Copy)]
+pub struct Stages {
+    /// It was given to the engine.
+    pub submitted: Instant,
+    /// It left the queue.
+    pub admitted: Option<Instant>,
+    /// The engine emitted its first token.
+    pub first_token: Option<Instant>,
+    /// The engine emitted its last token.
+    pub last_token: Instant,
+    /// Prompt tokens found in the prefix cache.
+    pub cached_tokens: usize,
+}
+
+impl ChoiceTrace {
+    /// Begins with the submit, which ends the stage before it.
+    pub fn new(trace: Arc<Trace>, choice: usize) -> Self {
+        Self { trace, choice, tokens: Vec::new(), detokenizing: Duration::ZERO }
+    }
+
+    /// The engine emitted a token at this time.
+    pub fn token(&mut self, at: Instant) {
+        if self.tokens.len() < MAX_TOKENS {
+            self.tokens.push(at);
+        }
+    }
+
+    /// It took this long to make text of a token.
+    pub fn detokenized(&mut self, time: Duration) {
+        self.detokenizing += time;
+    }
+
+    /// Adds what is known at the end of the choice: a stage that was not completed lasts until now.
+    pub fn end(self, stages: Stages, ending: &'static str) {
+        let now = Instant::now();
+        let choice = || ("choice".into(), self.choice.to_string().into());
+        let event = |name: &'static str, at: Instant, properties| EventRecord {
+            name: name.into(),
+            timestamp_unix_ns: self.trace.tracer.unix_ns(at),
+            properties,
+        };
+        self.trace.add("queue", stages.submitted, stages.admitted.unwrap_or(now), vec![choice()], vec![]);
+        let Some(admitted) = stages.admitted else { return };
+        let cached = ("cached_tokens".into(), stages.cached_tokens.to_string().into());
+        let hit = (stages.cached_tokens > 0).then(|| event("prefix hit", admitted, vec![cached.clone()]));
+        let prefilled = stages.first_token.unwrap_or(now);
+        self.trace.add("prefill", admitted, prefilled, vec![choice(), cached], hit.into_iter().collect());
+        let Some(first) = stages.first_token else { return };
+        let tokens = self.tokens.iter().map(|&at| event("token", at, vec![])).collect();
+        let ended = vec![choice(), ("finish_reason".into(), ending.into())];
+        self.trace.add("decode", first, stages.last_token, ended, tokens);
+        let total = ("total_us".into(), self.detokenizing.as_micros().to_string().into());
+        self.trace.add("detokenize", stages.last_token, now, vec![choice(), total], vec![]);
+    }
+}

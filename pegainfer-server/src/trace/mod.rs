@@ -1,0 +1,253 @@
+//! Where the time of a request goes: one span for each stage, written as a file that Perfetto opens.
+//!
+//! # Layout
+//! - [`Tracer`]: decides which requests are traced, and hands what they leave to a thread of its own.
+//! - [`Trace`]: the spans of one request. [`ChoiceTrace`]: those of one of its choices, in the engine's own times.
+//! - [`ChromeFiles`]: the files.
+//!
+//! Spans are `fastrace` records, so any of its reporters can take them. They are filled in with the times at which things
+//! happened in the engine, which is not when the front end came to look, and so do without that crate's collector.
+//! A request that is not traced costs one test of an `Option` per stage.
+
+mod choice;
+mod chrome;
+
+pub use choice::{ChoiceTrace, Stages};
+pub use chrome::ChromeFiles;
+
+use crate::openai::{ApiError, AppState};
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use fastrace::collector::{EventRecord, Reporter, SpanContext, SpanId, SpanRecord, TraceId};
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// 1 traces this request, 0 does not.
+const ASKED: HeaderName = HeaderName::from_static("x-trace");
+/// Tells the client the id of its trace.
+const TOLD: HeaderName = HeaderName::from_static("x-trace-id");
+/// Traces that may wait to be written; more are dropped.
+const MAX_WAITING: usize = 1024;
+/// How long the end of the server waits for the last traces.
+const FLUSH: Duration = Duration::from_secs(2);
+
+/// Names and values beside a span.
+pub type Properties = Vec<(Cow<'static, str>, Cow<'static, str>)>;
+
+enum Message {
+    Spans(Vec<SpanRecord>),
+    Flush(SyncSender<()>),
+}
+
+/// Decides which requests are traced, and keeps what they leave.
+pub struct Tracer {
+    writer: SyncSender<Message>,
+    /// Of the requests that do not say.
+    share: f64,
+    seen: AtomicU64,
+    /// Two names of one moment.
+    epoch: (Instant, u64),
+}
+
+impl fmt::Debug for Tracer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tracer({})", self.share)
+    }
+}
+
+impl Tracer {
+    /// Traces `share` (0 to 1) of the requests, evenly, and those that ask for it.
+    pub fn start(reporter: impl Reporter, share: f64) -> std::io::Result<Arc<Self>> {
+        let (writer, spans) = sync_channel(MAX_WAITING);
+        std::thread::Builder::new().name("trace".into()).spawn(move || write(reporter, &spans))?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let epoch = (Instant::now(), now.as_nanos() as u64);
+        Ok(Arc::new(Self { writer, share, seen: AtomicU64::new(0), epoch }))
+    }
+
+    /// Waits until everything so far is written.
+    pub fn flush(&self) {
+        let (done, waiting) = sync_channel(1);
+        if self.writer.send(Message::Flush(done)).is_ok() {
+            // Late traces are not worth more of the operator's time.
+            let _ = waiting.recv_timeout(FLUSH);
+        }
+    }
+
+    /// Begins a trace if this request is to have one.
+    fn begin(self: &Arc<Self>, headers: &HeaderMap, name: &str) -> Result<Option<Arc<Trace>>, ApiError> {
+        let wanted = match headers.get(ASKED).map(HeaderValue::as_bytes) {
+            None => self.is_next(),
+            Some(b"0") => false,
+            Some(b"1") => true,
+            Some(_) => return Err(ApiError::invalid("x-trace", "x-trace must be 0 or 1")),
+        };
+        if !wanted {
+            return Ok(None);
+        }
+        let given = headers.get("traceparent").and_then(|value| value.to_str().ok());
+        let parent = given.and_then(SpanContext::decode_w3c_traceparent);
+        let parent = parent.unwrap_or_else(|| SpanContext::new(TraceId::random(), SpanId::default()));
+        let request_id = headers.get("x-request-id").and_then(|value| value.to_str().ok()).unwrap_or_default();
+        Ok(Some(Arc::new(Trace {
+            tracer: self.clone(),
+            context: SpanContext::new(parent.trace_id, SpanId::random()),
+            parent: parent.span_id,
+            name: name.to_string(),
+            request_id: request_id.to_string(),
+            started: Instant::now(),
+            spans: Mutex::new(Vec::new()),
+        })))
+    }
+
+    /// True for `share` of the calls, as evenly as can be.
+    fn is_next(&self) -> bool {
+        let seen = self.seen.fetch_add(1, Ordering::Relaxed) as f64;
+        ((seen + 1.0) * self.share).floor() > (seen * self.share).floor()
+    }
+
+    fn unix_ns(&self, at: Instant) -> u64 {
+        let (instant, unix_ns) = self.epoch;
+        match at.checked_duration_since(instant) {
+            Some(after) => unix_ns + after.as_nanos() as u64,
+            None => unix_ns - (instant - at).as_nanos() as u64,
+        }
+    }
+}
+
+fn write(mut reporter: impl Reporter, spans: &Receiver<Message>) {
+    while let Ok(message) = spans.recv() {
+        match message {
+            Message::Spans(spans) => reporter.report(spans),
+            // Whoever waits may have given up.
+            Message::Flush(done) => drop(done.send(())),
+        }
+    }
+}
+
+/// The spans of one request. The last owner's drop ends the request and sends them off.
+pub struct Trace {
+    tracer: Arc<Tracer>,
+    /// Of the span of the whole request.
+    context: SpanContext,
+    /// The caller's span, from `traceparent`; 0 if there is none.
+    parent: SpanId,
+    name: String,
+    request_id: String,
+    started: Instant,
+    spans: Mutex<Vec<SpanRecord>>,
+}
+
+impl fmt::Debug for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Trace({})", self.context.trace_id)
+    }
+}
+
+impl Trace {
+    /// Adds the stage that ends now; it began where the one before it ended, or the request.
+    pub fn stage(&self, name: &'static str) {
+        let mut spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = spans.last().map(|span| span.begin_time_unix_ns + span.duration_ns);
+        let begin_time_unix_ns = ended.unwrap_or_else(|| self.tracer.unix_ns(self.started));
+        let duration_ns = self.tracer.unix_ns(Instant::now()).saturating_sub(begin_time_unix_ns);
+        spans.push(SpanRecord { begin_time_unix_ns, duration_ns, ..self.record(name) });
+    }
+
+    fn add(&self, name: &'static str, from: Instant, to: Instant, properties: Properties, events: Vec<EventRecord>) {
+        let begin_time_unix_ns = self.tracer.unix_ns(from);
+        let duration_ns = (to - from).as_nanos() as u64;
+        let span = SpanRecord { begin_time_unix_ns, duration_ns, properties, events, ..self.record(name) };
+        self.spans.lock().unwrap_or_else(PoisonError::into_inner).push(span);
+    }
+
+    fn record(&self, name: impl Into<Cow<'static, str>>) -> SpanRecord {
+        SpanRecord {
+            trace_id: self.context.trace_id,
+            span_id: SpanId::random(),
+            parent_id: self.context.span_id,
+            name: name.into(),
+            ..SpanRecord::default()
+        }
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        let name = std::mem::take(&mut self.name);
+        let root = SpanRecord {
+            span_id: self.context.span_id,
+            parent_id: self.parent,
+            begin_time_unix_ns: self.tracer.unix_ns(self.started),
+            duration_ns: self.started.elapsed().as_nanos() as u64,
+            properties: vec![("request_id".into(), std::mem::take(&mut self.request_id).into())],
+            ..self.record(name)
+        };
+        let mut spans = vec![root];
+        spans.append(self.spans.get_mut().unwrap_or_else(PoisonError::into_inner));
+        // A slow disk costs traces, not requests.
+        if self.tracer.writer.try_send(Message::Spans(spans)).is_err() {
+            log::debug!("a trace was dropped: the writer does not keep up");
+        }
+    }
+}
+
+/// The layer: begins a trace for each request to the API that is to have one, and tells the client its id.
+pub async fn attach(State(state): State<Arc<AppState>>, mut request: Request, next: Next) -> Response {
+    let path = request.uri().path();
+    let tracer = state.options.tracer.as_ref().filter(|_| path.starts_with("/v1/") && request.method() == Method::POST);
+    let Some(tracer) = tracer else { return next.run(request).await };
+    let trace = match tracer.begin(request.headers(), path) {
+        Ok(Some(trace)) => trace,
+        Ok(None) => return next.run(request).await,
+        Err(error) => return error.into_response(),
+    };
+    let id = HeaderValue::try_from(trace.context.trace_id.to_string());
+    request.extensions_mut().insert(trace);
+    let mut response = next.run(request).await;
+    if let Ok(id) = id {
+        response.headers_mut().insert(TOLD, id);
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Nowhere;
+
+    impl Reporter for Nowhere {
+        fn report(&mut self, _: Vec<SpanRecord>) {}
+    }
+
+    #[test]
+    fn a_share_is_spread_evenly_and_a_request_may_say_for_itself() {
+        let tracer = Tracer::start(Nowhere, 0.25).unwrap();
+        let traced: Vec<bool> = (0..8).map(|_| tracer.is_next()).collect();
+        assert_eq!(traced, [false, false, false, true, false, false, false, true]);
+        let asked = |value: &'static str| {
+            let headers = HeaderMap::from_iter([(ASKED, HeaderValue::from_static(value))]);
+            tracer.begin(&headers, "test").map(|trace| trace.is_some())
+        };
+        assert!(asked("1").unwrap());
+        assert!(!asked("0").unwrap());
+        assert!(asked("yes").is_err());
+    }
+
+    #[test]
+    fn a_caller_s_trace_is_continued() {
+        let tracer = Tracer::start(Nowhere, 1.0).unwrap();
+        let parent = HeaderValue::from_static("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01");
+        let headers = HeaderMap::from_iter([(HeaderName::from_static("traceparent"), parent)]);
+        let trace = tracer.begin(&headers, "test").unwrap().unwrap();
+        assert_eq!(trace.context.trace_id.to_string(), "0af7651916cd43dd8448eb211c80319c");
+        assert_eq!(trace.parent, SpanId(0xb7ad_6b71_6920_3331));
+    }
+}

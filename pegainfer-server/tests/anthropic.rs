@@ -1,0 +1,246 @@
+//! `/v1/messages` over HTTP, with a scripted engine that writes what models write.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use pegainfer_server::http::Options;
+use pegainfer_server::text::Tokenizer;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use support::client::{post, post_ok, post_with};
+use support::mock::{Control, MockEngine};
+use support::{Setup, TestServer, model_dir};
+
+const MESSAGES: &str = "/v1/messages";
+const CALL: &str = "I look.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Bern\"}}\n</tool_call>";
+
+fn server(reply: &str) -> (TestServer, Arc<Control>) {
+    let (engine, control) = MockEngine::replying(reply);
+    (TestServer::start(engine, Setup::default()), control)
+}
+
+fn prompt(control: &Control) -> String {
+    let tokenizer = Tokenizer::load(&model_dir()).unwrap();
+    tokenizer.decode_all(&control.last().prompt)
+}
+
+fn body(fields: Value) -> Value {
+    let mut body = json!({"model": "tiny", "max_tokens": 100, "messages": [{"role": "user", "content": "hi"}]});
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    body
+}
+
+fn weather() -> Value {
+    json!([{"name": "weather", "description": "Tells it.",
+        "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}])
+}
+
+/// The events of a stream, each checked to carry its own name.
+fn stream(server: &TestServer, body: &Value) -> Vec<Value> {
+    let text = post(server.address, MESSAGES, body).text();
+    let event = |event: &str| {
+        let (name, data) = event.split_once('\n').unwrap();
+        let data: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
+        assert_eq!(name.strip_prefix("event: "), data["type"].as_str());
+        data
+    };
+    text.trim_end().split("\n\n").map(event).collect()
+}
+
+/// The message that a client makes of the events.
+fn assemble(events: &[Value]) -> Value {
+    let mut message = events[0]["message"].clone();
+    let mut partial = String::new();
+    for event in &events[1..] {
+        let content = message["content"].as_array_mut().unwrap();
+        match event["type"].as_str().unwrap() {
+            "content_block_start" => {
+                assert_eq!(event["index"], content.len());
+                content.push(event["content_block"].clone());
+                partial.clear();
+            }
+            "content_block_delta" => {
+                assert_eq!(event["index"], content.len() - 1);
+                let (block, delta) = (content.last_mut().unwrap(), &event["delta"]);
+                let (field, text) = match delta["type"].as_str().unwrap() {
+                    "text_delta" => ("text", &delta["text"]),
+                    "thinking_delta" => ("thinking", &delta["thinking"]),
+                    "input_json_delta" => {
+                        partial += delta["partial_json"].as_str().unwrap();
+                        continue;
+                    }
+                    other => panic!("{other}"),
+                };
+                block[field] = (block[field].as_str().unwrap().to_string() + text.as_str().unwrap()).into();
+            }
+            "content_block_stop" if !partial.is_empty() => {
+                content.last_mut().unwrap()["input"] = serde_json::from_str(&partial).unwrap();
+                partial.clear();
+            }
+            "content_block_stop" => {}
+            "message_delta" => {
+                for (name, value) in event["delta"].as_object().unwrap() {
+                    message[name] = value.clone();
+                }
+                message["usage"] = event["usage"].clone();
+            }
+            "message_stop" => return message,
+            other => panic!("{other}"),
+        }
+    }
+    panic!("no message_stop in {events:?}")
+}
+
+/// The message, checked to be the same when streamed, but for its ids.
+fn answer(server: &TestServer, body: &Value) -> Value {
+    let without_ids = |mut message: Value| {
+        assert!(message["id"].as_str().unwrap().starts_with("msg_"));
+        message["id"] = "id".into();
+        for block in message["content"].as_array_mut().unwrap().iter_mut().filter(|block| block["type"] == "tool_use") {
+            assert!(block["id"].as_str().unwrap().starts_with("call_"));
+            block["id"] = "id".into();
+        }
+        message
+    };
+    let plain = without_ids(post_ok(server.address, MESSAGES, body));
+    let mut streamed = body.clone();
+    streamed["stream"] = true.into();
+    assert_eq!(without_ids(assemble(&stream(server, &streamed))), plain);
+    plain
+}
+
+#[test]
+fn a_message_has_the_shape_of_anthropic() {
+    let (server, control) = server(" a cat");
+    let system = json!([{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}]);
+    let content = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
+    let body = body(json!({"system": system, "messages": [{"role": "user", "content": content}], "metadata": {},
+        "temperature": 0.5, "top_k": 7}));
+    let message = answer(&server, &body);
+    let count = control.last().prompt.len();
+    let usage = json!({"input_tokens": count - count / 2, "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": count / 2, "output_tokens": 3});
+    let expected = json!({"id": "id", "type": "message", "role": "assistant", "model": "tiny",
+        "content": [{"type": "text", "text": " a cat"}], "stop_reason": "end_turn", "stop_sequence": null, "usage": usage});
+    assert_eq!(message, expected);
+    assert_eq!(control.last().sampling.top_k(), 7);
+    let prompt = prompt(&control);
+    assert!(prompt.contains("system\nBe kind.<|im_end|>\n<|im_start|>user\na\nb<|im_end|>"), "{prompt}");
+    let counted = post_ok(server.address, "/v1/messages/count_tokens", &body);
+    assert_eq!(counted, json!({"input_tokens": count}));
+}
+
+#[test]
+fn a_stream_has_the_events_in_their_order() {
+    let (server, _) = server(CALL);
+    let events = stream(&server, &body(json!({"stream": true, "tools": weather()})));
+    let mut names: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
+    names.dedup();
+    let block = ["content_block_start", "content_block_delta", "content_block_stop"];
+    let expected = [&["message_start"][..], &block, &block, &["message_delta", "message_stop"]].concat();
+    assert_eq!(names, expected);
+    assert_eq!(events[0]["message"]["content"], json!([]));
+    assert!(events[0]["message"]["usage"]["input_tokens"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn tools_and_their_results() {
+    let (server, control) = server(CALL);
+    let message = answer(&server, &body(json!({"tools": weather()})));
+    let call = json!({"type": "tool_use", "id": "id", "name": "weather", "input": {"city": "Bern"}});
+    assert_eq!(message["content"], json!([{"type": "text", "text": "I look."}, call]));
+    assert_eq!(message["stop_reason"], "tool_use");
+    assert!(
+        prompt(&control)
+            .contains("{\"type\": \"function\", \"function\": {\"name\": \"weather\", \"description\": \"Tells it.\"")
+    );
+    let result = json!([{"type": "tool_result", "tool_use_id": "id", "content": [{"type": "text", "text": "sunny"}]},
+        {"type": "text", "text": "And now?"}]);
+    let messages = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": message["content"]},
+        {"role": "user", "content": result}]);
+    answer(&server, &body(json!({"tools": weather(), "messages": messages})));
+    let history = format!(
+        "assistant\n{CALL}<|im_end|>\n<|im_start|>user\n<tool_response>\nsunny\n</tool_response>\
+        <|im_end|>\n<|im_start|>user\nAnd now?<|im_end|>"
+    );
+    assert!(prompt(&control).contains(&history), "{}", prompt(&control));
+
+    let none = answer(&server, &body(json!({"tools": weather(), "tool_choice": {"type": "none"}})));
+    assert_eq!(none["content"], json!([{"type": "text", "text": CALL}]));
+    post_ok(
+        server.address,
+        MESSAGES,
+        &body(json!({"tools": weather(), "tool_choice": {"type": "tool", "name": "weather"}})),
+    );
+    assert!(prompt(&control).ends_with("{\"name\": \"weather\", \"arguments\":"));
+    assert!(control.last().grammar.is_some());
+}
+
+#[test]
+fn reasoning_and_the_ways_to_stop() {
+    let (server, control) = server("<think>\nHm.\n</think>\n\nParis it is.");
+    let message = answer(&server, &body(json!({"thinking": {"type": "adaptive"}})));
+    let blocks =
+        json!([{"type": "thinking", "thinking": "Hm.", "signature": ""}, {"type": "text", "text": "Paris it is."}]);
+    assert_eq!(message["content"], blocks);
+    assert!(prompt(&control).ends_with("<|im_start|>assistant\n"), "{}", prompt(&control));
+    let history = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": blocks},
+        {"role": "user", "content": "go on"}]);
+    answer(&server, &body(json!({"messages": history})));
+    let stopped = answer(&server, &body(json!({"stop_sequences": [" it"], "thinking": {"type": "adaptive"}})));
+    assert_eq!((&stopped["stop_reason"], &stopped["stop_sequence"]), (&json!("stop_sequence"), &json!(" it")));
+    let short = answer(&server, &body(json!({"max_tokens": 5, "thinking": {"type": "adaptive"}})));
+    assert_eq!(short["stop_reason"], "max_tokens");
+    let format = json!({"format": {"type": "json_schema", "schema": {"type": "object"}}});
+    post_ok(server.address, MESSAGES, &body(json!({"output_config": format})));
+    assert!(control.last().grammar.is_some());
+}
+
+#[test]
+fn errors_have_the_shape_of_anthropic() {
+    let (server, control) = server("x");
+    for (fields, status, kind, expected) in [
+        (json!({"max_tokens": null}), 400, "invalid_request_error", "max_tokens is missing"),
+        (json!({"model": "gpt"}), 404, "not_found_error", "does not exist"),
+        (json!({"messages": []}), 400, "invalid_request_error", "messages is empty"),
+        (json!({"messages": [{"role": "system", "content": "x"}]}), 400, "invalid_request_error", "user or assistant"),
+        (
+            json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
+            400,
+            "invalid_request_error",
+            "type \"image\"",
+        ),
+        (json!({"stop_sequences": [""]}), 400, "invalid_request_error", "stop_sequences must not hold an empty"),
+        (json!({"n": 2}), 400, "invalid_request_error", "n is not implemented"),
+        (json!({"mcp_servers": []}), 400, "invalid_request_error", "mcp_servers is not implemented"),
+        (json!({"thinking": {"type": "enabled", "budget_tokens": 5}}), 400, "invalid_request_error", "budget_tokens"),
+        (json!({"tools": [{"type": "web_search_20250305", "name": "x"}]}), 400, "invalid_request_error", "only custom"),
+        (json!({"tools": [{"name": "x"}]}), 400, "invalid_request_error", "input_schema is missing"),
+        (json!({"tool_choice": {"type": "must"}}), 400, "invalid_request_error", "tool_choice.type"),
+        (json!({"output_config": {"effort": "high"}}), 400, "invalid_request_error", "output_config.effort"),
+        (json!({"temperature": "hot"}), 400, "invalid_request_error", "temperature must be a number"),
+    ] {
+        let response = post(server.address, MESSAGES, &body(fields.clone()));
+        let (got, error) = (response.status, response.json());
+        assert_eq!((got, &error["type"], &error["error"]["type"]), (status, &json!("error"), &json!(kind)), "{error}");
+        assert!(error["error"]["message"].as_str().unwrap().contains(expected), "{error}");
+    }
+    assert_eq!(control.added(), 0);
+    control.allow(2);
+    control.fail.store(true, std::sync::atomic::Ordering::SeqCst);
+    let (server, control) = self::server("one two three");
+    control.allow(2);
+    control.fail.store(true, std::sync::atomic::Ordering::SeqCst);
+    let events = stream(&server, &body(json!({"stream": true})));
+    let error = events.last().unwrap();
+    assert_eq!((&error["type"], &error["error"]["type"]), (&json!("error"), &json!("api_error")), "{error}");
+}
+
+#[test]
+fn a_key_may_come_in_anthropics_header() {
+    let keys = pegainfer_server::http::ApiKeys::load(&[pegainfer_server::http::Secret("k1".into())], None).unwrap();
+    let server = TestServer::with(MockEngine::replying("x").0, Options { api_keys: keys, ..Options::default() });
+    let status = |key: &str| post_with(server.address, MESSAGES, ("x-api-key", key), &body(json!({}))).status;
+    assert_eq!((status("k1"), status("k2")), (200, 401));
+}

@@ -1,0 +1,86 @@
+//! TLS: what the API does in the clear it does encrypted, and a client that cannot shake hands costs nobody anything.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use pegainfer_server::http::{Options, Tls};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use support::TestServer;
+use support::mock::MockEngine;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::CertificateDer;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tls").join(name)
+}
+
+fn server() -> TestServer {
+    let (engine, _) = MockEngine::replying(" a cat sat on a mat");
+    let tls = Some(Tls::load(&fixture("cert.pem"), &fixture("key.pem")).unwrap());
+    TestServer::with(engine, Options { tls, client_timeout: Duration::from_millis(500), ..Options::default() })
+}
+
+/// Sends a request over TLS and reads until the server closes the connection.
+fn ask(address: SocketAddr, method: &str, path: &str, body: &str) -> String {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(fixture("cert.pem")).unwrap()).unwrap();
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let client = ClientConnection::new(Arc::new(config), "localhost".try_into().unwrap()).unwrap();
+    let mut stream = StreamOwned::new(client, TcpStream::connect(address).unwrap());
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all((head + body).as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    // Some ends of TLS are abrupt; what came before is what counts.
+    let _ = stream.read_to_end(&mut answer);
+    String::from_utf8(answer).unwrap()
+}
+
+#[test]
+fn plain_and_streamed_answers_come_encrypted() {
+    let server = server();
+    assert!(ask(server.address, "GET", "/health", "").starts_with("HTTP/1.1 200"));
+    let body = r#"{"prompt": "x", "max_tokens": 300, "ignore_eos": true, "stream": true}"#;
+    let answer = ask(server.address, "POST", "/v1/completions", body);
+    assert_eq!(answer.matches("data: {").count(), 300);
+    assert!(answer.contains("data: [DONE]"));
+}
+
+#[test]
+fn a_client_without_tls_or_half_a_handshake_is_dropped() {
+    let server = server();
+    let mut plain = TcpStream::connect(server.address).unwrap();
+    plain.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let silent = TcpStream::connect(server.address).unwrap();
+    assert!(ask(server.address, "GET", "/health", "").starts_with("HTTP/1.1 200"), "others are served meanwhile");
+    for mut connection in [plain, silent] {
+        connection.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let (started, mut answer) = (Instant::now(), Vec::new());
+        if let Err(error) = connection.read_to_end(&mut answer) {
+            assert_eq!(error.kind(), ErrorKind::ConnectionReset, "after {:?}", started.elapsed());
+        }
+        assert!(!answer.starts_with(b"HTTP"), "answered in the clear");
+    }
+}
+
+#[test]
+fn files_that_cannot_be_used_are_named() {
+    let error = |cert: &str, key: &str| format!("{:#}", Tls::load(&fixture(cert), &fixture(key)).unwrap_err());
+    assert!(error("missing.pem", "key.pem").contains("missing.pem cannot be read as PEM"));
+    assert!(error("key.pem", "key.pem").contains("key.pem has no certificate"));
+    assert!(error("cert.pem", "cert.pem").contains("cert.pem cannot be read as a PEM key without password"));
+}

@@ -1,0 +1,209 @@
+//! Structured output over HTTP with the bundled checkpoint, which would write anything but JSON if it were let.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use clap::Parser;
+use pegainfer_server::cli::{Cli, EngineArgs};
+use pegainfer_server::engine;
+use pegainfer_server::text::Tokenizer;
+use serde_json::{Value, json};
+use support::client::{post, post_ok};
+use support::mock::MockEngine;
+use support::{Setup, TestServer, model_dir};
+
+const COMPLETIONS: &str = "/v1/completions";
+const CHAT: &str = "/v1/chat/completions";
+
+fn tiny() -> TestServer {
+    let args: EngineArgs = Cli::parse_from(["pegainfer"]).serve.engine;
+    TestServer::over(engine::load(&model_dir(), &args).unwrap().handle, Setup::default())
+}
+
+fn with(mut body: Value, fields: Value) -> Value {
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    body
+}
+
+fn completion(fields: Value) -> Value {
+    with(json!({"prompt": "Once upon a time", "max_tokens": 200, "temperature": 1.0, "seed": 5}), fields)
+}
+
+fn chat(fields: Value) -> Value {
+    let messages = json!([{"role": "user", "content": "Tell me about a cat."}]);
+    with(json!({"messages": messages, "max_tokens": 200, "temperature": 1.0, "seed": 5}), fields)
+}
+
+/// An object with a short name, an age and a colour.
+fn schema() -> Value {
+    json!({"type": "object", "additionalProperties": false, "required": ["name", "age", "colour"], "properties": {
+        "name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 1, "maximum": 30},
+        "colour": {"enum": ["black", "white"]}}})
+}
+
+fn check(text: &str) {
+    let value: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text:?}"));
+    assert_eq!(value.as_object().unwrap().len(), 3, "{text:?}");
+    assert!(value["name"].as_str().unwrap().chars().count() <= 12, "{text:?}");
+    assert!((1..=30).contains(&value["age"].as_i64().unwrap()), "{text:?}");
+    assert!(["black", "white"].contains(&value["colour"].as_str().unwrap()), "{text:?}");
+}
+
+#[test]
+fn every_choice_fits_the_schema_streamed_or_not() {
+    let server = tiny();
+    let format = json!({"type": "json_schema", "json_schema": {"name": "cat", "schema": schema()}});
+    let body = completion(json!({"response_format": format, "n": 4, "logprobs": 0}));
+    let plain = post_ok(server.address, COMPLETIONS, &body);
+    let texts: Vec<&str> =
+        plain["choices"].as_array().unwrap().iter().map(|choice| choice["text"].as_str().unwrap()).collect();
+    texts.iter().for_each(|text| check(text));
+    assert!(texts.iter().any(|text| text != &texts[0]), "sampled within the schema: {texts:?}");
+    assert!(plain["choices"].as_array().unwrap().iter().all(|choice| choice["finish_reason"] == "stop"));
+    let events = post(server.address, COMPLETIONS, &with(body, json!({"stream": true}))).events();
+    for (i, text) in texts.iter().enumerate() {
+        let of_choice = events.iter().filter(|event| event["choices"][0]["index"] == i);
+        let streamed: String = of_choice.map(|event| event["choices"][0]["text"].as_str().unwrap()).collect();
+        assert_eq!(streamed, *text);
+    }
+    let answer = post_ok(server.address, CHAT, &chat(json!({"response_format": format})));
+    check(answer["choices"][0]["message"]["content"].as_str().unwrap());
+}
+
+#[test]
+fn the_other_ways_to_say_what_is_wanted() {
+    let server = tiny();
+    let text = |outputs: Value| {
+        let answer = post_ok(server.address, COMPLETIONS, &completion(json!({"structured_outputs": outputs})));
+        assert_eq!(answer["choices"][0]["finish_reason"], "stop", "{answer}");
+        answer["choices"][0]["text"].as_str().unwrap().to_string()
+    };
+    check(&text(json!({"json": schema()})));
+    assert!(["red", "green, or so"].contains(&text(json!({"choice": ["red", "green, or so"]})).as_str()));
+    let date = text(json!({"regex": "(19|20)\\d\\d-[01]\\d"}));
+    assert!(date.len() == 7 && date.as_bytes()[4] == b'-', "{date:?}");
+    let sum = text(json!({"grammar": "start: N (\"+\" N){1,3}\nN: /[0-9]{1,3}/"}));
+    assert!(sum.contains('+') && sum.split('+').all(|n| n.parse::<u16>().is_ok_and(|n| n < 1000)), "{sum:?}");
+    // The tiny model does not end its objects; whatever it writes begins one.
+    let answer = post_ok(server.address, CHAT, &chat(json!({"response_format": {"type": "json_object"}})));
+    assert!(answer["choices"][0]["message"]["content"].as_str().unwrap().starts_with('{'), "{answer}");
+    let free = completion(json!({"response_format": {"type": "text"}, "structured_outputs": {}}));
+    let expected = post_ok(server.address, COMPLETIONS, &completion(json!({})));
+    assert_eq!(post_ok(server.address, COMPLETIONS, &free)["choices"], expected["choices"]);
+}
+
+#[test]
+fn forced_calls_fit_their_schema() {
+    let server = tiny();
+    let function = |name: &str| json!({"type": "function", "function": {"name": name, "parameters": schema()}});
+    for choice in [json!("required"), json!({"type": "function", "function": {"name": "draw"}})] {
+        let body = chat(json!({"tools": [function("feed"), function("draw")], "tool_choice": choice,
+            "parallel_tool_calls": false}));
+        let answer = post_ok(server.address, CHAT, &body);
+        let calls = answer["choices"][0]["message"]["tool_calls"].as_array().unwrap_or_else(|| panic!("{answer}"));
+        assert_eq!((calls.len(), &answer["choices"][0]["finish_reason"]), (1, &json!("tool_calls")));
+        let function = &calls[0]["function"];
+        check(function["arguments"].as_str().unwrap());
+        let names = if choice == "required" { &["feed", "draw"][..] } else { &["draw"] };
+        assert!(names.contains(&function["name"].as_str().unwrap()), "{function}");
+    }
+}
+
+#[test]
+fn beside_tools_an_answer_fits_its_schema_or_is_a_call() {
+    let server = tiny();
+    let parameters = json!({"type": "object", "properties": {}, "additionalProperties": false});
+    let tools = json!([{"type": "function", "function": {"name": "rest", "parameters": parameters}}]);
+    let format = json!({"type": "json_schema", "json_schema": {"name": "cat", "schema": schema()}});
+    let either = |fields: Value| {
+        let body = chat(json!({"tools": tools, "response_format": format, "parallel_tool_calls": false}));
+        post_ok(server.address, CHAT, &with(body, fields))["choices"][0].clone()
+    };
+    // Which of the two it is hangs on the first token.
+    let open = Tokenizer::load(&model_dir()).unwrap().encode("<tool_call>", false).unwrap()[0].to_string();
+    let answer = either(json!({"logit_bias": {&open: -100}}));
+    check(answer["message"]["content"].as_str().unwrap_or_else(|| panic!("{answer}")));
+    let call = either(json!({"logit_bias": {&open: 100}}));
+    let function = &call["message"]["tool_calls"][0]["function"];
+    let arguments: Value = serde_json::from_str(function["arguments"].as_str().unwrap()).unwrap();
+    assert_eq!((&function["name"], arguments), (&json!("rest"), json!({})), "{call}");
+    assert_eq!((&answer["finish_reason"], &call["finish_reason"]), (&json!("stop"), &json!("tool_calls")));
+}
+
+#[test]
+fn other_requests_give_what_they_give_alone() {
+    let server = tiny();
+    let free = |seed: u64| json!({"prompt": "The little dog", "max_tokens": 60, "temperature": 1.0, "seed": seed});
+    let text = |body: &Value| post_ok(server.address, COMPLETIONS, body)["choices"][0]["text"].clone();
+    let alone: Vec<Value> = (0..4).map(|seed| text(&free(seed))).collect();
+    let constrained = |seed: u64| completion(json!({"structured_outputs": {"json": schema()}, "seed": seed}));
+    let structured: Vec<Value> = (0..4).map(|seed| text(&constrained(seed))).collect();
+    std::thread::scope(|scope| {
+        for seed in 0..4 {
+            let (alone, structured) = (&alone[seed as usize], &structured[seed as usize]);
+            scope.spawn(move || assert_eq!(text(&free(seed)), *alone));
+            scope.spawn(move || assert_eq!(text(&constrained(seed)), *structured));
+        }
+    });
+    server.wait_idle();
+}
+
+#[test]
+fn what_cannot_be_done_is_refused_before_any_token() {
+    let (engine, control) = MockEngine::replying("x");
+    let server = TestServer::start(engine, Setup::default());
+    let regex = || json!({"regex": "a"});
+    let schema = |schema: Value| json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
+    let tool = json!({"type": "function", "function": {"name": "f", "strict": true,
+        "parameters": {"type": "object", "properties": {"a": {"type": "rocket"}}}}});
+    for (path, body, field, expected) in [
+        (
+            COMPLETIONS,
+            completion(json!({"response_format": schema(json!({"type": "rocket"}))})),
+            "response_format",
+            "rocket",
+        ),
+        (
+            CHAT,
+            chat(json!({"response_format": schema(json!({"if": {}, "type": "string"}))})),
+            "response_format",
+            "Unimpl",
+        ),
+        (
+            COMPLETIONS,
+            completion(json!({"structured_outputs": {"regex": "("}})),
+            "structured_outputs",
+            "cannot be used",
+        ),
+        (COMPLETIONS, completion(json!({"structured_outputs": {"grammar": "x"}})), "structured_outputs", "cannot be"),
+        (COMPLETIONS, completion(json!({"structured_outputs": regex(), "min_tokens": 3})), "min_tokens", "combined"),
+        (COMPLETIONS, completion(json!({"structured_outputs": regex(), "bad_words": ["a"]})), "bad_words", "combined"),
+        (COMPLETIONS, completion(json!({"guided_regex": "a"})), "guided_regex", "structured_outputs"),
+        (
+            CHAT,
+            chat(json!({"structured_outputs": {"grammar": "start: \"a\""}, "tools": [tool]})),
+            "structured_outputs",
+            "cannot be combined with tools",
+        ),
+        (
+            CHAT,
+            chat(json!({"structured_outputs": regex(), "tools": [tool], "tool_choice": "required"})),
+            "structured_outputs",
+            "forces a call",
+        ),
+        (CHAT, chat(json!({"tool_choice": "required", "tools": [tool]})), "tools", "rocket"),
+        (
+            CHAT,
+            chat(json!({"structured_outputs": regex(), "chat_template_kwargs": {"enable_thinking": true}})),
+            "chat_template_kwargs",
+            "does not reason",
+        ),
+    ] {
+        let response = post(server.address, path, &body);
+        let (status, error) = (response.status, response.json()["error"].clone());
+        assert_eq!((status, &error["param"]), (400, &json!(field)), "{body}: {error}");
+        assert!(error["message"].as_str().unwrap().contains(expected), "{error}");
+    }
+    assert_eq!(control.added(), 0);
+}

@@ -1,0 +1,250 @@
+#!/usr/bin/env python3
+"""Runs the OpenAI and Anthropic SDKs, unmodified, against the bundled model.
+
+    python3 -m venv /tmp/clients && /tmp/clients/bin/pip install openai anthropic
+    cargo build --release && /tmp/clients/bin/python tools/clients-test.py
+
+Prints a line for each check and the SDKs' versions; the exit code is 1 if one fails. The bundled model is too small to
+decide on a tool, so calls are forced, and what it says is not looked at: the shapes are, by the SDKs' own types.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import traceback
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+
+import anthropic
+import openai
+from pydantic import BaseModel
+
+ROOT = Path(__file__).resolve().parent.parent
+HI = [{"role": "user", "content": "What is the capital of France?"}]
+CITY = {"type": "object", "properties": {"city": {"enum": ["Bern", "Paris"]}}, "required": ["city"],
+        "additionalProperties": False}
+# The SDK has no argument for it any more.
+GREEDY = {"temperature": 0}
+CHECKS = []
+
+
+class Colour(Enum):
+    black = "black"
+    white = "white"
+
+
+class Cat(BaseModel):
+    colour: Colour
+    lives: int
+
+
+def check(function):
+    CHECKS.append(function)
+    return function
+
+
+def raises(kind, call):
+    try:
+        call()
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__}")
+
+
+@contextmanager
+def server(binary):
+    """The bundled model on a free port of this machine, behind a key; gives its address."""
+    command = [binary, "--port", "0", "--device", "cpu", "--api-key", "k1", "--model-path", ROOT / "models/qwen3-tiny"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        for line in process.stderr:
+            if found := re.search(r"on (http://[\d.:]+)", line):
+                yield found[1]
+                return
+        raise SystemExit(f"{binary} did not start")
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+@check
+def openai_models(client, _):
+    assert [model.id for model in client.models.list()] == ["qwen3-tiny"]
+
+
+@check
+def openai_chat(client, _):
+    answer = client.chat.completions.create(model="qwen3-tiny", messages=HI, temperature=0, logprobs=True, top_logprobs=2)
+    assert "Paris" in answer.choices[0].message.content, answer
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert len(answer.choices[0].logprobs.content[0].top_logprobs) == 2
+
+
+@check
+def openai_chat_stream(client, _):
+    options = {"include_usage": True}
+    stream = client.chat.completions.create(
+        model="qwen3-tiny", messages=HI, temperature=0, stream=True, stream_options=options)
+    chunks = list(stream)
+    assert "Paris" in "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert chunks[-1].usage.completion_tokens > 0 and not chunks[-1].choices
+
+
+@check
+def openai_completions(client, _):
+    answer = client.completions.create(model="qwen3-tiny", prompt=["Once upon", "The dog"], max_tokens=5, echo=True, logprobs=1, n=2)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert answer.choices[0].text.startswith("Once upon") and answer.choices[0].logprobs.token_logprobs[0] is None
+
+
+@check
+def openai_tools(client, _):
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": CITY, "strict": True}}]
+    ask = lambda **more: client.chat.completions.create(
+        model="qwen3-tiny", messages=HI, tools=tools, tool_choice="required", parallel_tool_calls=False, seed=1, **more)
+    answer = ask()
+    (call,) = answer.choices[0].message.tool_calls
+    assert answer.choices[0].finish_reason == "tool_calls" and call.function.name == "weather"
+    assert json.loads(call.function.arguments)["city"] in ("Bern", "Paris")
+    deltas = [chunk.choices[0].delta for chunk in ask(stream=True)]
+    parts = [part.function.arguments for delta in deltas for part in delta.tool_calls or []]
+    assert "".join(parts) == call.function.arguments, parts
+    result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+    client.chat.completions.create(model="qwen3-tiny", messages=HI + [answer.choices[0].message, result], tools=tools)
+
+
+@check
+def openai_structured_output(client, _):
+    answer = client.chat.completions.parse(model="qwen3-tiny", messages=HI, response_format=Cat, max_tokens=200)
+    assert isinstance(answer.choices[0].message.parsed, Cat)
+    with client.chat.completions.stream(model="qwen3-tiny", messages=HI, response_format=Cat, max_tokens=200) as stream:
+        assert isinstance(stream.get_final_completion().choices[0].message.parsed, Cat)
+    extra = {"structured_outputs": {"choice": ["yes", "no"]}}
+    answer = client.chat.completions.create(model="qwen3-tiny", messages=HI, extra_body=extra)
+    assert answer.choices[0].message.content in ("yes", "no")
+
+
+@check
+def openai_errors(client, _):
+    chat = lambda **fields: client.chat.completions.create(**{"model": "qwen3-tiny", "messages": HI} | fields)
+    error = raises(openai.BadRequestError, lambda: chat(temperature=-1))
+    assert error.param == "temperature" and error.type == "invalid_request_error", error
+    assert raises(openai.NotFoundError, lambda: chat(model="gpt")).code == "model_not_found"
+    assert raises(openai.BadRequestError, lambda: chat(messages=HI * 5000)).code == "context_length_exceeded"
+    raises(openai.AuthenticationError, lambda: client.with_options(api_key="wrong").models.list())
+
+
+@check
+def openai_responses(client, _):
+    answer = client.responses.create(model="qwen3-tiny", input="What is the capital of France?", temperature=0)
+    assert "Paris" in answer.output_text and answer.status == "completed", answer
+    assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens
+    again = [*HI, *answer.output, {"role": "user", "content": "And of Italy?"}]
+    short = client.responses.create(model="qwen3-tiny", input=again, instructions="Be brief.", max_output_tokens=2)
+    assert short.status == "incomplete" and short.incomplete_details.reason == "max_output_tokens"
+
+
+@check
+def openai_responses_stream(client, _):
+    with client.responses.stream(model="qwen3-tiny", input="What is the capital of France?", temperature=0) as stream:
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        final = stream.get_final_response()
+    assert "Paris" in text and final.output_text == text, final
+
+
+@check
+def openai_responses_tools(client, _):
+    tools = [{"type": "function", "name": "weather", "parameters": CITY, "strict": True}]
+    ask = {"model": "qwen3-tiny", "tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+    answer = client.responses.create(input=HI, **ask)
+    (call,) = answer.output
+    assert call.type == "function_call" and json.loads(call.arguments)["city"] in ("Bern", "Paris"), answer
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    client.responses.create(model="qwen3-tiny", input=[*HI, call, output], tools=tools, max_output_tokens=5)
+    with client.responses.stream(input=HI, **ask) as stream:
+        kinds = [event.type for event in stream]
+    assert "response.function_call_arguments.done" in kinds, kinds
+    parsed = client.responses.parse(model="qwen3-tiny", input=HI, text_format=Cat, max_output_tokens=200)
+    assert isinstance(parsed.output_parsed, Cat)
+    error = raises(openai.BadRequestError, lambda: client.responses.create(
+        model="qwen3-tiny", input="x", previous_response_id="resp_1"))
+    assert error.param == "previous_response_id"
+
+
+@check
+def anthropic_messages(_, client):
+    message = client.messages.create(
+        model="qwen3-tiny", max_tokens=50, messages=HI, system="You know facts.", extra_body=GREEDY)
+    assert message.content[0].type == "text" and message.stop_reason in ("end_turn", "max_tokens"), message
+    assert message.usage.output_tokens > 0
+    stopped = client.messages.create(model="qwen3-tiny", max_tokens=50, messages=HI, stop_sequences=["capital"], extra_body=GREEDY)
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "capital"), stopped
+    count = client.messages.count_tokens(model="qwen3-tiny", messages=HI)
+    assert count.input_tokens == stopped.usage.input_tokens + stopped.usage.cache_read_input_tokens
+
+
+@check
+def anthropic_stream(_, client):
+    with client.messages.stream(model="qwen3-tiny", max_tokens=50, messages=HI, extra_body=GREEDY) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert "Paris" in text and final.content[0].text == text and final.stop_reason == "end_turn", final
+
+
+@check
+def anthropic_tools(_, client):
+    ask = {"model": "qwen3-tiny", "max_tokens": 200, "messages": HI,
+           "tools": [{"name": "weather", "description": "Tells it.", "input_schema": CITY}],
+           "tool_choice": {"type": "tool", "name": "weather"}}
+    message = client.messages.create(**ask)
+    (call,) = message.content
+    assert message.stop_reason == "tool_use" and call.input["city"] in ("Bern", "Paris"), message
+    with client.messages.stream(**ask) as stream:
+        final = stream.get_final_message()
+    assert final.content[0].input["city"] in ("Bern", "Paris"), final
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "sunny"}]}
+    turns = [*HI, {"role": "assistant", "content": message.content}, result]
+    client.messages.create(model="qwen3-tiny", max_tokens=5, messages=turns, tools=ask["tools"])
+
+
+@check
+def anthropic_structured_output(_, client):
+    parsed = client.messages.parse(model="qwen3-tiny", max_tokens=200, messages=HI, output_format=Cat)
+    assert isinstance(parsed.parsed_output, Cat), parsed
+
+
+@check
+def anthropic_errors(_, client):
+    ask = lambda **fields: client.messages.create(**{"model": "qwen3-tiny", "max_tokens": 5, "messages": HI} | fields)
+    error = raises(anthropic.BadRequestError, lambda: ask(extra_body={"temperature": -1}))
+    assert error.body["error"]["type"] == "invalid_request_error" and "temperature" in error.body["error"]["message"]
+    raises(anthropic.NotFoundError, lambda: ask(model="claude"))
+    raises(anthropic.AuthenticationError, lambda: client.with_options(api_key="wrong").messages.create(
+        model="qwen3-tiny", max_tokens=5, messages=HI))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", type=Path, default=ROOT / "target/release/pegainfer")
+    binary = parser.parse_args().binary
+    print(f"openai {openai.__version__}, anthropic {anthropic.__version__}")
+    failed = 0
+    with server(binary) as url:
+        clients = (openai.OpenAI(base_url=f"{url}/v1", api_key="k1", max_retries=0),
+                   anthropic.Anthropic(base_url=url, api_key="k1", max_retries=0))
+        for function in CHECKS:
+            try:
+                function(*clients)
+                print(f"ok     {function.__name__}")
+            except Exception:
+                failed += 1
+                print(f"FAILED {function.__name__}\n{traceback.format_exc()}")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
