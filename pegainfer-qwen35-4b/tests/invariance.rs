@@ -15,14 +15,14 @@ use support::{Output, best, engine, fixture, greedy, options, run};
 
 /// The fixture's prompts, half of them sampled with a seed, and some random prompts of awkward lengths.
 fn requests() -> Vec<GenerateRequest> {
-    let mut requests: Vec<GenerateRequest> = fixture().cases.iter().map(|case| greedy(&case.prompt_ids, 16)).collect();
+    let mut requests: Vec<GenerateRequest> = fixture().cases.iter().map(|case| greedy(&case.prompt_ids, 24)).collect();
     let mut state = 1u64;
     for length in [1, 2, 3, 4, 15, 16, 17, 33, 64, 65, 130] {
         let mut id = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) as u32 % 4000
         };
-        requests.push(greedy(&(0..length).map(|_| id()).collect::<Vec<_>>(), 40));
+        requests.push(greedy(&(0..length).map(|_| id()).collect::<Vec<_>>(), 50));
     }
     for (i, request) in requests.iter_mut().enumerate() {
         if i % 2 == 1 {
