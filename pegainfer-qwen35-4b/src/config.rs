@@ -64,7 +64,7 @@ pub struct Config {
     pub hidden_size: usize,
     /// Width of the MLP.
     pub intermediate_size: usize,
-    /// Decoder layers, first to last.
+    /// Decoder layers, first to last; the last one is `Full`.
     pub layers: Vec<LayerKind>,
     /// Heads of full attention.
     pub shape: HeadShape,
@@ -124,6 +124,11 @@ impl Config {
         };
         let rotary_dim = (raw.head_dim as f64 * raw.rotary_factor()) as usize;
         raw.refuse_shapes(shape, delta, rotary_dim)?;
+        let layers = raw.layers().map_err(invalid)?;
+        if layers.last() == Some(&LayerKind::Linear) {
+            let (field, value) = ("the last of layer_types", "linear_attention".to_owned());
+            return Err(ConfigError::Unsupported { field, value, served: "models that end with full_attention" });
+        }
         let mut eos_token_ids = token_ids(&raw.eos_token_id).map_err(invalid)?;
         // The official checkpoints have no generation_config.json, and their config.json does not name it.
         if eos_token_ids == [END_OF_TEXT] {
@@ -133,7 +138,7 @@ impl Config {
             vocab_size: raw.vocab_size,
             hidden_size: raw.hidden_size,
             intermediate_size: raw.intermediate_size,
-            layers: raw.layers().map_err(invalid)?,
+            layers,
             shape,
             rotary_dim,
             delta,

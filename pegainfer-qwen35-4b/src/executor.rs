@@ -111,7 +111,6 @@ impl StepExecutor for Executor {
             work.set_rows(step.tokens.len());
             let mut pass = Pass { exec, config, rope, inputs, segments, work, step };
             pass.forward(weights, layers, &sampler.sampled)?;
-            work.keep_rows(exec, step, inputs)?;
             sampler.run(exec, &mut work.normed, weights.output(), inputs, &step.samples)?;
             sampler.report(exec, &step.samples, results)
         })??;
@@ -138,14 +137,15 @@ struct Pass<'a> {
     exec: &'a mut Exec,
     config: &'a Config,
     rope: &'a Tensor,
-    inputs: &'a Inputs,
+    inputs: &'a mut Inputs,
     segments: &'a Tensor,
     work: &'a mut Workspace,
     step: &'a Step,
 }
 
 impl Pass<'_> {
-    /// From token ids to the normalised output of the last layer, in `work.normed`.
+    /// From token ids to the normalised output of the last layer, in `work.normed`: one row for each sample, because
+    /// after the last layer's state is updated nothing else is wanted of the other tokens.
     fn forward(&mut self, weights: &Weights, states: &mut [LayerState], sampled: &Tensor) -> Result<(), OpError> {
         let Self { exec, config, inputs, work, .. } = self;
         ops::embedding(exec, &inputs.tokens, sampled, &weights.embedding, &mut work.residual)?;
@@ -154,30 +154,41 @@ impl Pass<'_> {
         for (i, (layer, state)) in weights.layers.iter().zip(states).enumerate() {
             match (&layer.mixer, state) {
                 (Mixer::Linear(mixer), LayerState::Linear { states, tails }) => {
-                    self.linear_attention(mixer, states, tails, &layer.post_norm)?;
+                    self.linear_attention(mixer, states, tails)?;
                 }
-                (Mixer::Full(mixer), LayerState::Full { k, v }) => {
-                    self.full_attention(mixer, (k, v), &layer.post_norm)?;
-                }
+                (Mixer::Full(mixer), LayerState::Full { k, v }) => self.full_attention(mixer, (k, v))?,
                 _ => unreachable!("weights and state were made for the same layers"),
             }
+            let next = weights.layers.get(i + 1);
+            if next.is_none() && self.keep_samples()? == 0 {
+                return Ok(());
+            }
             // The MLP's end takes the next layer's input norm along.
-            self.mlp(layer, weights.layers.get(i + 1).map_or(&weights.norm, |next| &next.input_norm))?;
+            self.mlp(layer, next.map_or(&weights.norm, |next| &next.input_norm))?;
         }
         Ok(())
     }
 
-    /// The first half of a gated delta rule layer: `normed` becomes the input of the MLP.
+    /// Narrows the step to the rows that are sampled; says how many. The last layer is one of full attention.
+    fn keep_samples(&mut self) -> Result<usize, OpError> {
+        let samples = self.step.samples.len();
+        if samples > 0 && !self.step.samples_every_token() {
+            self.inputs.sample_rows.set_rows(samples);
+            self.work.keep_rows(self.exec, &self.inputs.sample_rows)?;
+        }
+        Ok(samples)
+    }
+
+    /// A gated delta rule layer up to its output projection: `normed` becomes `gated`.
     fn linear_attention(
         &mut self,
         layer: &LinearAttention,
         states: &mut Tensor,
         tails: &mut Tensor,
-        next: &Tensor,
     ) -> Result<(), OpError> {
         let Self { exec, config, segments, work, step, .. } = self;
         let (shape, eps) = (config.delta, config.rms_norm_eps);
-        let Workspace { residual, normed, delta, projected, mixed, read, gated, .. } = &mut **work;
+        let Workspace { normed, projected, mixed, read, gated, .. } = &mut **work;
         ops::linear(exec, normed, &layer.projection, projected)?;
         ops::causal_conv1d(exec, projected, &layer.conv, segments, shape, tails, mixed)?;
         let inputs = DeltaInputs { mixed, projected, a_log: &layer.a_log, dt_bias: &layer.dt_bias, segments };
@@ -186,34 +197,33 @@ impl Pass<'_> {
         } else {
             ops::gated_delta_rule(exec, &inputs, shape, states, read)?;
         }
-        ops::gated_rms_norm(exec, read, projected, &layer.norm, shape, eps, gated)?;
-        ops::linear_add_norm(exec, gated, &layer.out, residual, next, eps, delta, normed)
+        ops::gated_rms_norm(exec, read, projected, &layer.norm, shape, eps, gated)
     }
 
-    /// The first half of a full attention layer: `normed` becomes the input of the MLP.
-    fn full_attention(
-        &mut self,
-        layer: &FullAttention,
-        (k, v): (&mut Tensor, &mut Tensor),
-        next: &Tensor,
-    ) -> Result<(), OpError> {
+    /// A full attention layer up to its output projection: `normed` becomes `attended`.
+    fn full_attention(&mut self, layer: &FullAttention, (k, v): (&mut Tensor, &mut Tensor)) -> Result<(), OpError> {
         let Self { exec, config, rope, inputs, work, step, .. } = self;
         let (shape, eps) = (config.shape, config.rms_norm_eps);
         let (norms, at) = ((&layer.q_norm, &layer.k_norm), (&inputs.positions, &inputs.slots));
-        let Workspace { residual, normed, delta, qkv, q, attended, .. } = &mut **work;
+        let Workspace { normed, qkv, q, attended, .. } = &mut **work;
         ops::linear(exec, normed, &layer.projection, qkv)?;
         ops::gated_qk_norm_rope_write_kv(exec, qkv, norms, rope, at, shape, eps, q, (&mut *k, &mut *v))?;
         let scale = (shape.head_dim as f32).sqrt().recip();
         ops::attention(exec, q, (k, v), &inputs.attention(step), shape, scale, attended)?;
-        ops::attention_gate(exec, qkv, shape, attended)?;
-        ops::linear_add_norm(exec, attended, &layer.out, residual, next, eps, delta, normed)
+        ops::attention_gate(exec, qkv, shape, attended)
     }
 
-    /// The second half: `normed` becomes the residual stream under the norm that comes `next`.
+    /// The rest: what was mixed goes into the residual stream, and `normed` becomes that under the norm that comes `next`.
     fn mlp(&mut self, layer: &Layer, next: &Tensor) -> Result<(), OpError> {
         let Self { exec, config, work, .. } = self;
-        let Workspace { residual, delta, normed, gate_up, activated, .. } = &mut **work;
+        let eps = config.rms_norm_eps;
+        let Workspace { residual, delta, normed, gated, attended, gate_up, activated, .. } = &mut **work;
+        let (mixed, out) = match &layer.mixer {
+            Mixer::Linear(mixer) => (gated, &mixer.out),
+            Mixer::Full(mixer) => (attended, &mixer.out),
+        };
+        ops::linear_add_norm(exec, mixed, out, residual, &layer.post_norm, eps, delta, normed)?;
         ops::linear_swiglu(exec, normed, &layer.gate_up, gate_up, activated)?;
-        ops::linear_add_norm(exec, activated, &layer.down, residual, next, config.rms_norm_eps, delta, normed)
+        ops::linear_add_norm(exec, activated, &layer.down, residual, next, eps, delta, normed)
     }
 }

@@ -1,13 +1,12 @@
 //! The activations of a step, allocated once for the largest.
 
 use crate::config::Config;
-use crate::plan::Step;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_kernels::ops;
-use pegainfer_kernels::step::Inputs;
 
-/// Activations, allocated once for the largest step; widths are those of `DeltaShape` and `HeadShape`.
+/// Activations, allocated once for the largest step; widths are those of `DeltaShape` and `HeadShape`. `tokens` rows, until
+/// [`keep_rows`](Self::keep_rows).
 #[derive(Debug)]
 pub(crate) struct Workspace {
     /// The residual stream, `[tokens, hidden]`.
@@ -57,14 +56,17 @@ impl Workspace {
         })
     }
 
-    /// Narrows `normed` to the rows that are sampled.
-    pub fn keep_rows(&mut self, exec: &mut Exec, step: &Step, inputs: &mut Inputs) -> Result<(), OpError> {
-        if !step.samples_every_token() {
-            inputs.sample_rows.set_rows(step.samples.len());
-            self.delta.set_rows(step.samples.len());
-            ops::gather_rows(exec, &self.normed, &inputs.sample_rows, &mut self.delta)?;
-            std::mem::swap(&mut self.normed, &mut self.delta);
-        }
+    /// Goes on with `rows` (`[n]` u32) of the residual stream and of the output of full attention.
+    pub fn keep_rows(&mut self, exec: &mut Exec, rows: &Tensor) -> Result<(), OpError> {
+        let Self { residual, delta, q, attended, .. } = self;
+        let kept = rows.elements();
+        delta.set_rows(kept);
+        q.set_rows(kept);
+        ops::gather_rows(exec, residual, rows, delta)?;
+        ops::gather_rows(exec, attended, rows, q)?;
+        std::mem::swap(residual, delta);
+        std::mem::swap(attended, q);
+        self.set_rows(kept);
         Ok(())
     }
 

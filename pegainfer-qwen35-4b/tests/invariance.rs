@@ -15,14 +15,14 @@ use support::{Output, best, engine, fixture, greedy, options, run};
 
 /// The fixture's prompts, half of them sampled with a seed, and some random prompts of awkward lengths.
 fn requests() -> Vec<GenerateRequest> {
-    let mut requests: Vec<GenerateRequest> = fixture().cases.iter().map(|case| greedy(&case.prompt_ids, 16)).collect();
+    let mut requests: Vec<GenerateRequest> = fixture().cases.iter().map(|case| greedy(&case.prompt_ids, 24)).collect();
     let mut state = 1u64;
     for length in [1, 2, 3, 4, 15, 16, 17, 33, 64, 65, 130] {
         let mut id = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) as u32 % 4000
         };
-        requests.push(greedy(&(0..length).map(|_| id()).collect::<Vec<_>>(), 40));
+        requests.push(greedy(&(0..length).map(|_| id()).collect::<Vec<_>>(), 50));
     }
     for (i, request) in requests.iter_mut().enumerate() {
         if i % 2 == 1 {
@@ -90,9 +90,8 @@ fn bits_do_not_depend_on_company_cache_or_preemption() {
     same("warm prefix cache", isa, &expected, &run(&mut batched, &copies));
     assert!(batched.stats().prefix_hits > before + 1000, "the cache was not warm");
     for depth in [1, 2] {
-        // Mixed steps: a budget that is smaller than the prompts together. Room for five copies.
-        let slot = 1_600_000;
-        let few = LoadOptions { max_num_batched_tokens: 48, state_cache_bytes: Some(5 * slot), ..options() };
+        // Mixed steps: a budget that is smaller than the prompts together. Room for four copies.
+        let few = LoadOptions { max_num_batched_tokens: 48, state_cache_bytes: Some(8_000_000), ..options() };
         let mut mixed = engine(isa, &few);
         mixed.set_depth(depth);
         same(&format!("mixed steps, depth {depth}"), isa, &expected, &run(&mut mixed, &copies));

@@ -56,9 +56,9 @@ impl BlockTable {
     /// Enters every block that is now full in the prefix index: the KV of `computed` (all tokens so far) is written.
     pub fn register(&mut self, computed: &[u32]) {
         let full = computed.as_chunks::<BLOCK_SIZE>().0;
-        for i in self.nodes.len()..full.len().min(self.blocks.len()) {
-            let key = Key { parent: self.tip(), tokens: full[i] };
-            self.nodes.push(self.pool.register(&self.blocks[i], key));
+        for (block, tokens) in self.blocks.iter().zip(full).skip(self.nodes.len()) {
+            let parent = self.nodes.last().copied().unwrap_or(Node::Root(self.salt));
+            self.nodes.push(self.pool.register(block, Key { parent, tokens: *tokens }));
         }
     }
 

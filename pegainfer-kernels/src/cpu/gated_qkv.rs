@@ -7,7 +7,7 @@ use super::norm::Scale;
 use super::rows::per_task;
 use crate::heads::{HeadShape, MAX_HEAD_DIM};
 use half::bf16;
-use pegainfer_core::kv::BLOCK_SIZE;
+use pegainfer_core::kv::{BLOCK_SIZE, NO_SLOT};
 use rayon::prelude::*;
 
 /// Operands that are only read; see the op.
@@ -22,7 +22,7 @@ pub struct Inputs<'a> {
     pub rotary_dim: usize,
     /// `[tokens]`.
     pub positions: &'a [u32],
-    /// `[tokens]`, distinct.
+    /// `[tokens]`, distinct but for `NO_SLOT`.
     pub slots: &'a [u32],
     /// Heads.
     pub shape: HeadShape,
@@ -62,10 +62,13 @@ impl Kernel for Tokens<'_> {
         for (t, q) in (self.first..).zip(self.q.chunks_exact_mut(shape.q_width())) {
             let row = &projected[t * shape.gated_qkv_width()..][..shape.gated_qkv_width()];
             let rope = &rope[positions[t] as usize * rotary_dim..][..rotary_dim];
-            let slot = slots[t] as usize;
             for (x, out) in row.chunks_exact(2 * head_dim).zip(q.chunks_exact_mut(head_dim)) {
                 norm_rope(s, &x[..head_dim], norms.0, eps, rope, out);
             }
+            if slots[t] == NO_SLOT {
+                continue;
+            }
+            let slot = slots[t] as usize;
             for h in 0..kv_heads {
                 norm_rope(s, &row[(2 * heads + h) * head_dim..][..head_dim], norms.1, eps, rope, key);
                 let value = &row[(2 * heads + kv_heads + h) * head_dim..][..head_dim];

@@ -5,7 +5,7 @@ use super::qkv::distinct;
 use crate::cpu::gated_qkv::{self, Inputs};
 use crate::heads::HeadShape;
 use pegainfer_core::exec::{Device, Exec};
-use pegainfer_core::kv::BLOCK_SIZE;
+use pegainfer_core::kv::{BLOCK_SIZE, NO_SLOT};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
@@ -59,7 +59,8 @@ pub fn gated_qk_norm_rope_write_kv(
     let max_slot = blocks * BLOCK_SIZE;
     let (positions, slots) = (positions.host::<u32>(), slots.host::<u32>());
     c.that(positions.iter().all(|&p| (p as usize) < max_position), "a position is beyond the RoPE table")?;
-    c.that(slots.iter().all(|&s| (s as usize) < max_slot), "a slot is outside the KV cache")?;
+    let inside = |&s: &u32| (s as usize) < max_slot || s == NO_SLOT;
+    c.that(slots.iter().all(inside), "a slot is outside the KV cache")?;
     // Threads write to their tokens' slots at once: that these differ is what makes it sound.
     c.that(distinct(slots), "two tokens share a slot")?;
     let norms = (norms.0.host::<f32>(), norms.1.host::<f32>());
@@ -144,6 +145,22 @@ mod tests {
                         assert_eq!(got, value);
                     }
                 }
+                let before = v.host::<bf16>().to_vec();
+                let nowhere = host.u32("slots", &[NO_SLOT; 7]);
+                let (at_slots, cache) = ((&positions, &nowhere), (&mut k, &mut v));
+                gated_qk_norm_rope_write_kv(
+                    &mut host.exec,
+                    &projected,
+                    norms,
+                    &rope,
+                    at_slots,
+                    shape,
+                    1e-6,
+                    &mut q,
+                    cache,
+                )
+                .unwrap();
+                assert_eq!(v.host::<bf16>(), before, "a token without a slot is not written");
                 let twice = host.u32("slots", &[47, 0, 1, 17, 18, 31, 17]);
                 let (at, cache) = ((&positions, &twice), (&mut k, &mut v));
                 let exec = &mut host.exec;

@@ -65,6 +65,10 @@ fn refuses_what_it_does_not_implement_by_name() {
         assert!(error.contains(field) && error.contains("serves"), "{error}");
     }
     let mut config = tiny();
+    config["text_config"]["layer_types"][7] = json!("linear_attention");
+    let error = Config::parse(&config.to_string()).unwrap_err().to_string();
+    assert!(error.contains("layer_types") && error.contains("end with full_attention"), "{error}");
+    let mut config = tiny();
     config["quantization_config"] = json!({"quant_method": "fp8"});
     assert!(Config::parse(&config.to_string()).unwrap_err().to_string().contains("quantization_config"));
 }
