@@ -259,6 +259,7 @@ mod tests {
 
     #[test]
     fn hostile_sources_are_errors_or_grammars_and_no_crash() {
+        let (compiler, mut accepted) = (compiler(), 0);
         let nested = |open: &str, close: &str, n: usize| format!("{}\"a\"{}", open.repeat(n), close.repeat(n));
         let lark = |body: String| GrammarSource::Lark(format!("start: {body}"));
         let chain = |name: &str, more: &str, n: usize| {
@@ -302,19 +303,17 @@ mod tests {
             GrammarSource::JsonSchema(json!({"type": "array", "minItems": 1_000_000_000})),
             GrammarSource::JsonSchema(json!({"type": "string", "minLength": 1_000_000_000})),
         ] {
-            let begin = std::time::Instant::now();
-            let shown: String = format!("{source:?}").chars().take(100).collect();
-            println!("{shown}");
-            match compiler().compile(source) {
-                Err(error) => println!("   {:?} {}", begin.elapsed(), error.chars().take(90).collect::<String>()),
-                Ok(grammar) => {
-                    let (mut matcher, mask) = grammar.start();
-                    let id = (0..4096).find(|id| allows(&mask, *id)).unwrap();
-                    let next = std::thread::spawn(move || matcher.next(id).map(drop)).join().unwrap();
-                    println!("   {:?} ok {next:?}", begin.elapsed());
-                }
-            }
+            let shown: String = format!("{source:?}").chars().take(60).collect();
+            let outcome = compiler.compile(source).and_then(|grammar| {
+                let (mut matcher, mask) = grammar.start();
+                let id = (0..4096).find(|id| allows(&mask, *id)).unwrap();
+                // Masks come from threads with a stack of the usual size.
+                std::thread::spawn(move || matcher.next(id).map(drop)).join().unwrap()
+            });
+            assert!(outcome.as_ref().err().is_none_or(|error| !error.is_empty()), "{shown}: {outcome:?}");
+            accepted += usize::from(outcome.is_ok());
         }
+        assert!(accepted > 5, "{accepted} of them are large, not wrong");
     }
 
     #[test]
