@@ -259,6 +259,7 @@ mod tests {
 
     #[test]
     fn hostile_sources_are_errors_or_grammars_and_no_crash() {
+        let (compiler, mut accepted) = (compiler(), 0);
         let nested = |open: &str, close: &str, n: usize| format!("{}\"a\"{}", open.repeat(n), close.repeat(n));
         let lark = |body: String| GrammarSource::Lark(format!("start: {body}"));
         let chain = |name: &str, more: &str, n: usize| {
@@ -280,41 +281,39 @@ mod tests {
             lark(nested("(", ")", 4_000)),
             lark("start".into()),
             lark("other\nother: start | other other".into()),
-            lark("\"a\"|".repeat(4_000) + "\"a\""),
-            lark("\"a\" ".repeat(4_000)),
+            lark("\"a\"|".repeat(1_500) + "\"a\""),
+            lark("\"a\" ".repeat(1_500)),
             lark("\"a\"{1000000}".into()),
             chain("r", "", 1_500),
-            chain("r", " \"b\"?", 900),
+            chain("r", " \"b\"?", 400),
             chain("T", "", 1_500),
-            chain("T", "\"b\"?", 900),
+            chain("T", "\"b\"?", 200),
             GrammarSource::Regex(nested("(", ")", 4_000)),
             GrammarSource::Regex("(a{1000}){1000}".into()),
             GrammarSource::Regex("(a|b)*a(a|b){60}".into()),
             GrammarSource::JsonSchema(deep),
             GrammarSource::JsonSchema(json!({"$ref": "#"})),
-            GrammarSource::JsonSchema(json!({"enum": (0..20_000).map(|i| format!("{i}")).collect::<Vec<_>>()})),
-            GrammarSource::JsonSchema(json!({"anyOf": (0..5_000).map(|i| json!({"const": i})).collect::<Vec<_>>()})),
-            refs(&to, 5_000),
-            refs(&|i| json!({"allOf": [to(i), {"minimum": 1}]}), 3_000),
-            refs(&|i| json!({"anyOf": [to(i), {"type": "null"}]}), 3_000),
-            refs(&|i| json!({"type": "array", "items": to(i)}), 3_000),
-            refs(&|i| json!({"type": "object", "properties": {"a": to(i)}}), 3_000),
+            GrammarSource::JsonSchema(json!({"enum": (0..2_000).map(|i| format!("{i}")).collect::<Vec<_>>()})),
+            GrammarSource::JsonSchema(json!({"anyOf": (0..500).map(|i| json!({"const": i})).collect::<Vec<_>>()})),
+            refs(&to, 2_000),
+            refs(&|i| json!({"allOf": [to(i), {"minimum": 1}]}), 500),
+            refs(&|i| json!({"anyOf": [to(i), {"type": "null"}]}), 500),
+            refs(&|i| json!({"type": "array", "items": to(i)}), 500),
+            refs(&|i| json!({"type": "object", "properties": {"a": to(i)}}), 500),
             GrammarSource::JsonSchema(json!({"type": "array", "minItems": 1_000_000_000})),
             GrammarSource::JsonSchema(json!({"type": "string", "minLength": 1_000_000_000})),
         ] {
-            let begin = std::time::Instant::now();
-            let shown: String = format!("{source:?}").chars().take(100).collect();
-            println!("{shown}");
-            match compiler().compile(source) {
-                Err(error) => println!("   {:?} {}", begin.elapsed(), error.chars().take(90).collect::<String>()),
-                Ok(grammar) => {
-                    let (mut matcher, mask) = grammar.start();
-                    let id = (0..4096).find(|id| allows(&mask, *id)).unwrap();
-                    let next = std::thread::spawn(move || matcher.next(id).map(drop)).join().unwrap();
-                    println!("   {:?} ok {next:?}", begin.elapsed());
-                }
-            }
+            let shown: String = format!("{source:?}").chars().take(60).collect();
+            let outcome = compiler.compile(source).and_then(|grammar| {
+                let (mut matcher, mask) = grammar.start();
+                let id = (0..4096).find(|id| allows(&mask, *id)).unwrap();
+                // Masks come from threads with a stack of the usual size.
+                std::thread::spawn(move || matcher.next(id).map(drop)).join().unwrap()
+            });
+            assert!(outcome.as_ref().err().is_none_or(|error| !error.is_empty()), "{shown}: {outcome:?}");
+            accepted += usize::from(outcome.is_ok());
         }
+        assert!(accepted > 5, "{accepted} of them are large, not wrong");
     }
 
     #[test]
