@@ -96,7 +96,8 @@ impl Server {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         let listener = runtime.block_on(TcpListener::bind(("127.0.0.1", 0)))?;
         let address = listener.local_addr()?;
-        let start_tracer = |dir: &PathBuf| Ok::<_, anyhow::Error>(Tracer::start(ChromeFiles::create(dir)?, 1.0)?);
+        let start_tracer =
+            |dir: &PathBuf| Ok::<_, anyhow::Error>(Tracer::start(vec![Box::new(ChromeFiles::create(dir)?)], 1.0)?);
         let tracer = args.trace_dir.as_ref().map(start_tracer).transpose()?;
         let state = AppState::new(engine, Checkpoint::load(&dir)?, vec![], Options { tracer, ..Options::default() });
         runtime.spawn(serve(listener, state, std::future::pending()));
@@ -183,8 +184,8 @@ fn throughput(args: &Args) -> Result<()> {
         for (path, body) in [(COMPLETIONS, &completion), (CHAT, &chat)] {
             let load = server.load(streams, 2000_usize.div_ceil(streams).min(6), path, body)?;
             let rate = load.chunks as f64 / load.wall.as_secs_f64();
-            let offered =
-                if pace == 0 { "no pause".into() } else { format!("{} offered", streams as u64 * 1000 / pace) };
+            let offered = (streams as u64 * 1000).checked_div(pace);
+            let offered = offered.map_or("no pause".into(), |rate| format!("{rate} offered"));
             println!("throughput: {streams} streams, {path}, {offered}: {rate:.0} chunks/s");
         }
     }

@@ -2,9 +2,10 @@
 
 use super::{ApiKeys, Cors, Options, Tls};
 use crate::cli::parse_bytes;
-use crate::trace::{ChromeFiles, Tracer};
+use crate::trace::{ChromeFiles, Otlp, Tracer};
 use anyhow::{Context, Result};
 use clap::Args;
+use fastrace::collector::Reporter;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -60,15 +61,27 @@ pub struct HttpArgs {
     /// Write the stages of each request (queue, prefill, decode, ..) into files here, which ui.perfetto.dev opens
     #[arg(long, value_name = "DIR")]
     pub trace_dir: Option<PathBuf>,
+    /// Send the same to an OpenTelemetry collector, such as http://127.0.0.1:4318 (OTLP, JSON over HTTP)
+    #[arg(long, value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
     /// Trace only this share of the requests, and those that send `x-trace: 1`
-    #[arg(long, value_name = "SHARE", default_value = "1", value_parser = parse_trace_share, requires = "trace_dir")]
+    #[arg(long, value_name = "SHARE", default_value = "1", value_parser = parse_trace_share)]
     pub trace_share: f64,
 }
 
 impl HttpArgs {
     fn tracer(&self) -> Result<Option<Arc<Tracer>>> {
-        let Some(dir) = &self.trace_dir else { return Ok(None) };
-        let tracer = Tracer::start(ChromeFiles::create(dir)?, self.trace_share);
+        let mut reporters: Vec<Box<dyn Reporter>> = Vec::new();
+        if let Some(dir) = &self.trace_dir {
+            reporters.push(Box::new(ChromeFiles::create(dir)?));
+        }
+        if let Some(endpoint) = &self.otlp_endpoint {
+            reporters.push(Box::new(Otlp::new(endpoint)?));
+        }
+        if reporters.is_empty() {
+            return Ok(None);
+        }
+        let tracer = Tracer::start(reporters, self.trace_share);
         Ok(Some(tracer.context("the thread that writes traces cannot be started")?))
     }
 

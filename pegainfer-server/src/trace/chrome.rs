@@ -50,16 +50,18 @@ impl ChromeFiles {
         Ok(())
     }
 
-    /// The first span is that of the whole request.
+    /// Each request begins with the span of the whole of it, which has the request's id.
     fn events(&mut self, spans: &[SpanRecord]) -> Vec<Value> {
-        let first_row = self.rows;
+        let (mut first_row, mut title) = (self.rows, String::new());
         let mut events = Vec::new();
         for span in spans {
+            if let Some((_, id)) = span.properties.iter().find(|(name, _)| name == "request_id") {
+                (first_row, title) = (self.rows, format!("{} {id}", span.name));
+            }
             let choice = span.properties.iter().find(|(name, _)| name == "choice");
             let row = first_row + choice.and_then(|(_, choice)| choice.parse().ok()).unwrap_or(0);
             while self.rows <= row {
-                let id = spans[0].properties.first().map_or("", |(_, id)| id);
-                let args = json!({"name": format!("{} {id}", spans[0].name)});
+                let args = json!({"name": title});
                 events.push(json!({"name": "thread_name", "ph": "M", "pid": 1, "tid": self.rows, "args": args}));
                 self.rows += 1;
             }
@@ -119,21 +121,21 @@ mod tests {
         let path = std::fs::read_dir(dir.path()).unwrap().next().unwrap().unwrap().path();
         let read = || serde_json::from_slice::<Vec<Value>>(&std::fs::read(&path).unwrap()).unwrap();
         assert!(read().is_empty());
-        let span = |choice: &str| SpanRecord {
+        let span = |name: &'static str, value: &str| SpanRecord {
             name: "queue".into(),
             begin_time_unix_ns: 1_795_262_750_123_456_789,
             duration_ns: 1500,
-            properties: vec![("choice".into(), choice.to_string().into())],
+            properties: vec![(name.into(), value.to_string().into())],
             events: vec![EventRecord { name: "token".into(), ..EventRecord::default() }],
             ..SpanRecord::default()
         };
-        files.report(vec![span("0"), span("1")]);
-        files.report(vec![span("0")]);
+        files.report(vec![span("request_id", "a"), span("choice", "0"), span("choice", "1"), span("request_id", "b")]);
+        files.report(vec![span("request_id", "c")]);
         let events = read();
         let of = |phase: &str| events.iter().filter(|event| event["ph"] == phase).collect::<Vec<_>>();
         let rows: Vec<_> = of("X").iter().map(|event| event["tid"].as_u64().unwrap()).collect();
-        assert_eq!(rows, [0, 1, 2], "requests and choices have rows of their own");
-        assert_eq!((of("M").len(), of("i").len()), (3, 3));
+        assert_eq!(rows, [0, 0, 1, 2, 3], "requests and choices have rows of their own");
+        assert_eq!((of("M").len(), of("i").len()), (4, 5));
         assert_eq!(of("X")[0]["dur"], 1.5);
     }
 

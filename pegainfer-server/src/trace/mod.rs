@@ -1,9 +1,9 @@
-//! Where the time of a request goes: one span for each stage, written as a file that Perfetto opens.
+//! Where the time of a request goes: one span for each stage, as a file that Perfetto opens, or for a collector.
 //!
 //! # Layout
 //! - [`Tracer`]: decides which requests are traced, and hands what they leave to a thread of its own.
 //! - [`Trace`]: the spans of one request. [`ChoiceTrace`]: those of one of its choices, in the engine's own times.
-//! - [`ChromeFiles`]: the files.
+//! - [`ChromeFiles`]: the files. [`Otlp`]: the same for an OpenTelemetry collector.
 //!
 //! Spans are `fastrace` records, so any of its reporters can take them. They are filled in with the times at which things
 //! happened in the engine, which is not when the front end came to look, and so do without that crate's collector.
@@ -11,9 +11,11 @@
 
 mod choice;
 mod chrome;
+mod otlp;
 
 pub use choice::{ChoiceTrace, Stages};
 pub use chrome::ChromeFiles;
+pub use otlp::Otlp;
 
 use crate::openai::{ApiError, AppState};
 use axum::extract::{Request, State};
@@ -34,6 +36,8 @@ const ASKED: HeaderName = HeaderName::from_static("x-trace");
 const TOLD: HeaderName = HeaderName::from_static("x-trace-id");
 /// Traces that may wait to be written; more are dropped.
 const MAX_WAITING: usize = 1024;
+/// Spans that are handed over at once.
+const MAX_BATCH: usize = 512;
 /// How long the end of the server waits for the last traces.
 const FLUSH: Duration = Duration::from_secs(2);
 
@@ -63,9 +67,9 @@ impl fmt::Debug for Tracer {
 
 impl Tracer {
     /// Traces `share` (0 to 1) of the requests, evenly, and those that ask for it.
-    pub fn start(reporter: impl Reporter, share: f64) -> std::io::Result<Arc<Self>> {
+    pub fn start(reporters: Vec<Box<dyn Reporter>>, share: f64) -> std::io::Result<Arc<Self>> {
         let (writer, spans) = sync_channel(MAX_WAITING);
-        std::thread::Builder::new().name("trace".into()).spawn(move || write(reporter, &spans))?;
+        std::thread::Builder::new().name("trace".into()).spawn(move || write(reporters, &spans))?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let epoch = (Instant::now(), now.as_nanos() as u64);
         Ok(Arc::new(Self { writer, share, seen: AtomicU64::new(0), epoch }))
@@ -121,12 +125,25 @@ impl Tracer {
     }
 }
 
-fn write(mut reporter: impl Reporter, spans: &Receiver<Message>) {
-    while let Ok(message) = spans.recv() {
-        match message {
-            Message::Spans(spans) => reporter.report(spans),
+/// Hands over what has gathered, in one piece: a collector takes a request for each.
+fn write(mut reporters: Vec<Box<dyn Reporter>>, messages: &Receiver<Message>) {
+    while let Ok(first) = messages.recv() {
+        let (mut spans, mut waiting) = (Vec::new(), None);
+        for message in std::iter::once(first).chain(messages.try_iter()) {
+            match message {
+                Message::Spans(more) => spans.extend(more),
+                Message::Flush(done) => waiting = Some(done),
+            }
+            if waiting.is_some() || spans.len() >= MAX_BATCH {
+                break;
+            }
+        }
+        if !spans.is_empty() {
+            reporters.iter_mut().for_each(|reporter| reporter.report(spans.clone()));
+        }
+        if let Some(done) = waiting {
             // Whoever waits may have given up.
-            Message::Flush(done) => drop(done.send(())),
+            let _ = done.send(());
         }
     }
 }
@@ -221,15 +238,9 @@ pub async fn attach(State(state): State<Arc<AppState>>, mut request: Request, ne
 mod tests {
     use super::*;
 
-    struct Nowhere;
-
-    impl Reporter for Nowhere {
-        fn report(&mut self, _: Vec<SpanRecord>) {}
-    }
-
     #[test]
     fn a_share_is_spread_evenly_and_a_request_may_say_for_itself() {
-        let tracer = Tracer::start(Nowhere, 0.25).unwrap();
+        let tracer = Tracer::start(vec![], 0.25).unwrap();
         let traced: Vec<bool> = (0..8).map(|_| tracer.is_next()).collect();
         assert_eq!(traced, [false, false, false, true, false, false, false, true]);
         let asked = |value: &'static str| {
@@ -243,7 +254,7 @@ mod tests {
 
     #[test]
     fn a_caller_s_trace_is_continued() {
-        let tracer = Tracer::start(Nowhere, 1.0).unwrap();
+        let tracer = Tracer::start(vec![], 1.0).unwrap();
         let parent = HeaderValue::from_static("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01");
         let headers = HeaderMap::from_iter([(HeaderName::from_static("traceparent"), parent)]);
         let trace = tracer.begin(&headers, "test").unwrap().unwrap();

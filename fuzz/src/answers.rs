@@ -1,0 +1,80 @@
+//! What a model writes gives the same events wherever it is cut, and calls begin before their arguments.
+
+use pegainfer_server::text::parser::{CallPrefix, Event, OutputParser, ParserOptions, ReasoningStart, ToolFormat};
+use serde_json::json;
+
+/// The first byte chooses the format, the second the cuts, the rest is the text.
+pub fn check(data: &[u8]) {
+    let [format, cuts, text @ ..] = data else { return };
+    let text = String::from_utf8_lossy(text);
+    let whole = read(*format, [text.as_ref()].into_iter());
+    let characters = text.char_indices().map(|(at, c)| &text[at..at + c.len_utf8()]);
+    assert_eq!(read(*format, characters), whole, "{text:?} one by one");
+    assert_eq!(read(*format, pieces(&text, *cuts).into_iter()), whole, "{text:?} cut by {cuts}");
+    let mut open = None;
+    for event in &whole {
+        match event {
+            Event::ToolStart { index, .. } => open = Some(*index),
+            Event::ToolArguments { index, .. } => assert_eq!(open, Some(*index), "{text:?}"),
+            Event::Reasoning(_) | Event::Content(_) => {}
+        }
+    }
+}
+
+/// Cut at every character whose position shares a bit with the pattern.
+fn pieces(text: &str, pattern: u8) -> Vec<&str> {
+    let (mut pieces, mut start) = (vec![], 0);
+    for (at, _) in text.char_indices().skip(1).filter(|(at, _)| *at as u8 & pattern & 0x1f != 0) {
+        pieces.push(&text[start..at]);
+        start = at;
+    }
+    pieces.push(&text[start..]);
+    pieces
+}
+
+fn read<'a>(format: u8, pieces: impl Iterator<Item = &'a str>) -> Vec<Event> {
+    let mut parser = OutputParser::new(ParserOptions {
+        reasoning: [ReasoningStart::Never, ReasoningStart::IfOpened, ReasoningStart::Opened][format as usize % 3],
+        include_reasoning: format & 64 == 0,
+        tools: [None, Some(ToolFormat::Hermes), Some(ToolFormat::Qwen3Coder)][format as usize / 3 % 3],
+        prefix: match format / 9 % 3 {
+            0 => CallPrefix::None,
+            1 => CallPrefix::AnyFunction,
+            _ => CallPrefix::Function("f".into()),
+        },
+        definitions: vec![json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object",
+            "properties": {"n": {"type": "integer"}, "text": {"type": "string"}}}}})],
+        max_calls: if format & 128 == 0 { usize::MAX } else { 1 },
+        id_seed: 1,
+    });
+    let mut joined: Vec<Event> = Vec::new();
+    let mut events: Vec<Event> = pieces.flat_map(|piece| parser.push(piece)).collect();
+    events.extend(parser.finish());
+    for event in events {
+        match (joined.last_mut(), event) {
+            (Some(Event::Reasoning(sum)), Event::Reasoning(more)) => *sum += &more,
+            (Some(Event::Content(sum)), Event::Content(more)) => *sum += &more,
+            (Some(Event::ToolArguments { index, delta }), Event::ToolArguments { index: same, delta: more })
+                if *index == same =>
+            {
+                *delta += &more;
+            }
+            (_, event) => joined.push(event),
+        }
+    }
+    joined
+}
+
+/// Answers in both formats, with every format byte that means something.
+pub fn seeds() -> Vec<Vec<u8>> {
+    let texts = [
+        "<think>\nhm\n</think>\n\nThe answer is <b>4</b>.",
+        "Let me look.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": 4, \"text\": \"é \\\" }\"}}\n</tool_call>\n\
+         <tool_call>\n{\"arguments\": {}, \"name\": \"g\"}\n</tool_call>",
+        "<tool_call>\n<function=f>\n<parameter=n>\n4\n</parameter>\n<parameter=text>\n</para\n</parameter>\n</function>\n\
+         </tool_call>",
+        "\n{\"name\": \"f\", \"arguments\": {\"n\": [1, {\"a\": null}]}}\n</tool_call> and more",
+    ];
+    let seed = |format: u8, text: &str| [&[format, format.wrapping_mul(37)], text.as_bytes()].concat();
+    texts.iter().flat_map(|text| (0..27).map(move |format| seed(format, text))).collect()
+}

@@ -1,0 +1,137 @@
+//! Any body gets an answer of the API's own: success or a refusal that says why, never a 500, never half a stream. A
+//! stream holds the same text as the answer in one piece.
+
+use crate::server::post;
+use serde_json::{Map, Value, json};
+
+const PATHS: [&str; 4] = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"];
+
+/// The first byte chooses the endpoint, the rest is the body.
+pub fn check(data: &[u8]) {
+    let Some((&first, body)) = data.split_first() else { return };
+    let path = PATHS[first as usize % PATHS.len()];
+    let (status, answer) = post(path, body);
+    let shown = || format!("{path} {}: {status} {answer}", String::from_utf8_lossy(body));
+    if status.as_u16() != 200 {
+        assert!(status.is_client_error(), "{}", shown());
+        let error: Value = serde_json::from_str(&answer).unwrap_or_else(|e| panic!("{e}: {}", shown()));
+        assert!(error["error"]["message"].as_str().is_some_and(|message| !message.is_empty()), "{}", shown());
+        assert!(answer.len() < 2000, "a refusal repeats the request: {}", shown());
+        return;
+    }
+    let request: Value = serde_json::from_slice(body).unwrap_or_else(|e| panic!("{e} was accepted: {}", shown()));
+    if !path.starts_with("/v1/") || request["stream"] != true {
+        serde_json::from_str::<Value>(&answer).unwrap_or_else(|e| panic!("{e}: {}", shown()));
+        return;
+    }
+    let streamed = collect(&answer).unwrap_or_else(|e| panic!("{e}: {}", shown()));
+    let mut plain = request.as_object().cloned().unwrap_or_default();
+    plain.shift_remove("stream");
+    plain.shift_remove("stream_options");
+    let (status, answer) = post(path, Value::from(plain).to_string().as_bytes());
+    let whole: Value = serde_json::from_str(&answer).unwrap_or_else(|e| panic!("{e}: {status} {}", shown()));
+    let choices = whole["choices"].as_array().unwrap_or_else(|| panic!("{status} {whole}: {}", shown()));
+    assert_eq!(choices.len(), streamed.len(), "{}", shown());
+    for (choice, streamed) in choices.iter().zip(&streamed) {
+        assert_eq!(&said(choice), streamed, "{}", shown());
+    }
+}
+
+/// Text, reasoning, calls and the reason of the end.
+fn said(choice: &Value) -> [String; 4] {
+    let message = if choice["message"].is_object() { &choice["message"] } else { choice };
+    let text = |name: &str| message[name].as_str().unwrap_or_default().to_string();
+    let calls = message["tool_calls"].as_array().into_iter().flatten();
+    let calls = calls.map(|call| {
+        format!("{}{}", call["function"]["name"], call["function"]["arguments"].as_str().unwrap_or_default())
+    });
+    [text("content") + &text("text"), text("reasoning"), calls.collect(), choice["finish_reason"].to_string()]
+}
+
+/// Puts a stream together, one entry for each choice.
+fn collect(answer: &str) -> Result<Vec<[String; 4]>, String> {
+    let events = answer.strip_suffix("data: [DONE]\n\n").ok_or("no [DONE]")?;
+    let mut choices: Vec<[String; 4]> = Vec::new();
+    for event in events.split_terminator("\n\n") {
+        let json = event.strip_prefix("data: ").ok_or_else(|| format!("{event:?} is no event"))?;
+        let chunk: Value = serde_json::from_str(json).map_err(|e| e.to_string())?;
+        if chunk["error"].is_object() {
+            return Err("the stream broke off".into());
+        }
+        for choice in chunk["choices"].as_array().ok_or("a chunk without choices")? {
+            let index = choice["index"].as_u64().ok_or("no index")? as usize;
+            choices.resize_with(choices.len().max(index + 1), Default::default);
+            add(&mut choices[index], choice);
+        }
+    }
+    Ok(choices)
+}
+
+fn add(sum: &mut [String; 4], choice: &Value) {
+    let delta = if choice["delta"].is_object() { &choice["delta"] } else { choice };
+    let text = |name: &str| delta[name].as_str().unwrap_or_default();
+    sum[0] += text("content");
+    sum[0] += text("text");
+    sum[1] += text("reasoning");
+    for call in delta["tool_calls"].as_array().into_iter().flatten() {
+        if call["function"]["name"].is_string() {
+            sum[2] += &call["function"]["name"].to_string();
+        }
+        sum[2] += call["function"]["arguments"].as_str().unwrap_or_default();
+    }
+    if !choice["finish_reason"].is_null() {
+        assert!(sum[3].is_empty(), "a choice ended twice");
+        sum[3] = choice["finish_reason"].to_string();
+    }
+}
+
+/// Bodies with every field that the endpoints take.
+pub fn seeds() -> Vec<Vec<u8>> {
+    let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": [1, \"a\"]}}\n</tool_call>";
+    let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]);
+    let user = |content: Value| json!([{"role": "user", "content": content}]);
+    let bodies = [
+        (0, json!({"prompt": "Once upon a time", "max_tokens": 20, "stream": true, "stop": ["upon", "e"], "n": 2})),
+        (
+            0,
+            json!({"prompt": ["a", "é🎉"], "max_tokens": 9, "logprobs": 3, "stream": true, "seed": -1,
+            "stream_options": {"include_usage": true, "continuous_usage_stats": true}}),
+        ),
+        (
+            0,
+            json!({"prompt": [[1, 2, 300, 4000], [200, 201]], "ignore_eos": true, "max_tokens": 8, "min_tokens": 2,
+            "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "logit_bias": {"5": -100}}),
+        ),
+        (
+            0,
+            json!({"prompt": [220, 130, 131, 4095], "stop_token_ids": [131], "stream": true, "max_tokens": 30,
+            "presence_penalty": 1, "frequency_penalty": -1, "repetition_penalty": 1.5, "user": "u", "cache_salt": "s"}),
+        ),
+        (1, json!({"messages": user(json!("<think>\nhm\n</think>\n\nHello")), "stream": true, "max_tokens": 60})),
+        (
+            1,
+            json!({"messages": user(json!(call)), "tools": tools, "stream": true, "logprobs": true, "top_logprobs": 2}),
+        ),
+        (
+            1,
+            json!({"messages": user(json!([{"type": "text", "text": "x"}])), "tools": tools, "n": 2,
+            "tool_choice": {"type": "function", "function": {"name": "f"}}, "max_completion_tokens": 9}),
+        ),
+        (
+            1,
+            json!({"messages": [{"role": "system", "content": "s"}, {"role": "assistant", "content": null, "tool_calls":
+            [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+            {"role": "tool", "tool_call_id": "1", "content": "4"}], "chat_template_kwargs": {"enable_thinking": false}}),
+        ),
+        (2, json!({"prompt": "Once <|im_end|> upon", "add_special_tokens": true, "return_token_strs": true})),
+        (2, json!({"messages": user(json!("hi")), "add_generation_prompt": false})),
+        (3, json!({"tokens": [1, 2, 3, 4095]})),
+    ];
+    bodies.into_iter().map(|(path, body)| [vec![path], body.to_string().into_bytes()].concat()).collect()
+}
+
+/// An object as a body, for targets that make requests up.
+pub fn object(entries: impl IntoIterator<Item = (&'static str, Value)>) -> Vec<u8> {
+    let entries: Map<String, Value> = entries.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
+    Value::from(entries).to_string().into_bytes()
+}

@@ -1,0 +1,128 @@
+//! The real router over an engine that repeats its prompt, so that the input decides what the model writes.
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::http::{Request, StatusCode};
+use pegainfer_core::engine::{
+    EngineConfig, EngineError, EngineHandle, EngineLimits, EngineStats, EventBatch, FinishReason, GenerateRequest,
+    RequestId, StepEngine, TokenEvent, TokenLogprobs, TokenOut, Usage,
+};
+use pegainfer_server::checkpoint::Checkpoint;
+use pegainfer_server::http::Options;
+use pegainfer_server::openai::{self, AppState};
+use std::path::Path;
+use std::sync::OnceLock;
+use tokio::runtime::Runtime;
+use tower::ServiceExt;
+
+/// `<|im_end|>` of the bundled tokenizer.
+const EOS: u32 = 4089;
+const VOCABULARY: usize = 4096;
+
+struct Fixture {
+    router: Router,
+    runtime: Runtime,
+}
+
+/// Built once: a fuzzer calls its target millions of times.
+fn fixture() -> &'static Fixture {
+    static FIXTURE: OnceLock<Fixture> = OnceLock::new();
+    FIXTURE.get_or_init(|| {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/qwen3-tiny");
+        let checkpoint = Checkpoint::load(&dir).expect("the bundled checkpoint");
+        let engine = EngineHandle::spawn(Echo::default(), EngineConfig::default()).expect("threads");
+        let router = openai::router(AppState::new(engine, checkpoint, vec![], Options::default()));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        Fixture { router, runtime }
+    })
+}
+
+/// Posts a body; gives the status and the answer.
+pub fn post(path: &str, body: &[u8]) -> (StatusCode, String) {
+    let fixture = fixture();
+    let request = Request::post(path).header("content-type", "application/json").body(Body::from(body.to_vec()));
+    fixture.runtime.block_on(async {
+        let answer = fixture.router.clone().oneshot(request.expect("a request")).await.expect("infallible");
+        let status = answer.status();
+        let bytes = to_bytes(answer.into_body(), usize::MAX).await.expect("a body");
+        (status, String::from_utf8(bytes.into()).expect("UTF-8"))
+    })
+}
+
+/// Generates the prompt again, then the end of the text.
+#[derive(Default)]
+struct Echo {
+    requests: Vec<(RequestId, GenerateRequest, usize)>,
+    launched: bool,
+}
+
+/// One token; true at the end.
+fn step(id: RequestId, request: &GenerateRequest, generated: &mut usize, events: &mut EventBatch) -> bool {
+    let token = request.prompt.get(*generated).copied().unwrap_or(EOS);
+    *generated += 1;
+    let is_stop = request.stop_token_ids.contains(&token) || (token == EOS && !request.ignore_eos);
+    let top = |n| (0..n as u32).map(|i| ((token + i) % VOCABULARY as u32, -1.0 - i as f32)).collect();
+    let logprobs = request.logprobs.map(|n| TokenLogprobs { logprob: -1.0, rank: 1, top: top(n) });
+    events.push((id, TokenEvent::Token(TokenOut { id: token, is_stop, logprobs })));
+    let reason = match (is_stop, *generated == request.max_tokens) {
+        (true, _) => FinishReason::Stop(token),
+        (false, true) => FinishReason::Length,
+        (false, false) => return false,
+    };
+    let usage = Usage { prompt_tokens: request.prompt.len(), completion_tokens: *generated, cached_tokens: 0 };
+    events.push((id, TokenEvent::Finished { reason, usage }));
+    true
+}
+
+impl StepEngine for Echo {
+    fn limits(&self) -> EngineLimits {
+        EngineLimits {
+            max_model_len: 512,
+            vocab_size: VOCABULARY,
+            block_size: 16,
+            kv_blocks: 64,
+            max_num_seqs: 1024,
+            eos_token_ids: vec![EOS],
+        }
+    }
+
+    fn add(&mut self, id: RequestId, request: GenerateRequest) {
+        self.requests.push((id, request, 0));
+    }
+
+    fn cancel(&mut self, id: RequestId) {
+        self.requests.retain(|(other, ..)| *other != id);
+    }
+
+    fn has_work(&self) -> bool {
+        self.launched || !self.requests.is_empty()
+    }
+
+    fn plan(&mut self) -> Option<EventBatch> {
+        let new = self.requests.iter().filter(|(.., generated)| *generated == 0);
+        (!self.launched).then(|| new.map(|(id, ..)| (*id, TokenEvent::Admitted { cached_tokens: 0 })).collect())
+    }
+
+    fn launch(&mut self) -> Result<(), EngineError> {
+        self.launched = true;
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<EventBatch, EngineError> {
+        self.launched = false;
+        let mut events = EventBatch::new();
+        self.requests.retain_mut(|(id, request, generated)| !step(*id, request, generated, &mut events));
+        Ok(events)
+    }
+
+    fn abort_all(&mut self) -> Vec<RequestId> {
+        self.launched = false;
+        self.requests.drain(..).map(|(id, ..)| id).collect()
+    }
+
+    fn reset_prefix_cache(&mut self) {}
+
+    fn stats(&self) -> EngineStats {
+        EngineStats { running: self.requests.len(), ..EngineStats::default() }
+    }
+}
