@@ -6,9 +6,11 @@
         every_step greedy
 
 OUT_DIR gets config.json, model.safetensors (bf16) and fixture.json: greedy continuations of random prompts, the margin
-between the two largest logits at each step, and the top 20 log-probabilities, computed in float32 from the bf16 weights.
+between the two largest logits at each step, and the top 20 log-probabilities, computed in float32 from the bf16 weights. Its
+limits are taken from what transformers itself differs by in bf16: random layers amplify rounding more than trained ones.
 Needs torch, transformers, safetensors and, for large shapes, a GPU.
 """
+import copy
 import json
 import pathlib
 import sys
@@ -35,9 +37,13 @@ def main():
         else:
             torch.nn.init.normal_(weight, std=0.1 if "embed" in name else 0.02)
     model.save_pretrained(out)
-    model = model.float()
-    cases = [case for n in LENGTHS for case in continuations(model, config.vocab_size, n, device)]
-    fixture = {"model": "random", "dtype": "float32", "device": device, "cases": cases}
+    exact = copy.deepcopy(model).float()
+    cases = [case for n in LENGTHS for case in continuations(exact, config.vocab_size, n, device)]
+    errors = [error for case in cases for error in rounding(model, case, device)]
+    mean, most = sum(errors) / len(errors), max(errors)
+    print(f"transformers in bf16: log-probability error mean {mean:.4f}, max {most:.4f}")
+    limits = {"margin": 2 * most, "mean": 1.25 * mean, "max": 1.25 * most, "close": 0.9}
+    fixture = {"model": "random", "dtype": "float32", "device": device, "limits": limits, "cases": cases}
     (out / "fixture.json").write_text(json.dumps(fixture))
     margins = sorted(m for case in cases for m in case["margins"])
     print(f"{len(margins)} steps, margin p10 {margins[len(margins) // 10]:.3f}, median {margins[len(margins) // 2]:.3f}")
@@ -61,6 +67,16 @@ def continuations(model, vocab, length, device):
             case["margins"].append(values[0] - values[1])
             case["top20"].append({"ids": indices, "logprobs": values})
     return cases
+
+
+@torch.no_grad()
+def rounding(model, case, device):
+    """Errors of the top five log-probabilities at each step, in the precision of `model`."""
+    ids = torch.tensor([case["prompt_ids"] + case["greedy_ids"][:-1]], device=device)
+    logprobs = model(ids, logits_to_keep=STEPS).logits[0].float().log_softmax(-1)
+    for ours, top in zip(logprobs, case["top20"]):
+        for i, reference in zip(top["ids"][:5], top["logprobs"][:5]):
+            yield abs(ours[i].item() - reference)
 
 
 main()

@@ -5,13 +5,15 @@
 // Weights wait in shared memory, kRing steps deep, where each lane reads back what it fetched itself: the warps wait for
 // each other only for x, which they share. A row of out does not depend on how many rows there are.
 //
-// The first steps are fetched before the kernels that produce x are done. A block leaves no room for a second one of its
-// kernel on a multiprocessor: the launcher asks for more than half of the shared memory, because blocks that start while
-// the kernel before ends would otherwise crowd where it ended first.
+// The first steps are fetched before the kernels that produce x are done, but for the last: what is in flight delays
+// whatever those kernels wait for (a read from the L2 takes 0.2 us when the memory is idle, 2 with a full ring). A block
+// leaves no room for a second one of its kernel on a multiprocessor: the launcher asks for more than half of the shared
+// memory, because blocks that start while the kernel before ends would otherwise crowd where it ended first.
 #include "common.cuh"
 
 constexpr int kMaxWarps = 12;   // of a block; the launcher chooses how many, so that their rows fill whole tiles
 constexpr int kRing = 3;        // steps of weights under way
+constexpr int kAhead = 2;       // of them before the kernels that produce x are done
 constexpr uint32_t kGroups = 4; // of 32 columns, in a step
 constexpr uint32_t kStep = 32 * kGroups;
 constexpr uint32_t kChunk = 2; // steps of a chunk of x
@@ -167,10 +169,13 @@ __device__ void stream(const bf16 *__restrict__ x, // [m, k], m <= 8 TILES
     release_successor();
     const Share<E> share(shape);
     Weights<E> weights(w, shape, share);
-    for (int s = 0; s < kRing; ++s) {
-        weights.fetch(ring + s * kGroups * 64);
-        commit();
-    }
+    auto fill = [&](int first, int end) {
+        for (int s = first; s < end; ++s) {
+            weights.fetch(ring + s * kGroups * 64);
+            commit();
+        }
+    };
+    fill(0, kAhead);
     const uint32_t chunks = (share.steps + kChunk - 1) / kChunk, all_chunks = chunks * share.tiles;
     const bool resident = shape.slots >= chunks;
     auto next_input = [&](uint32_t c) {
@@ -181,6 +186,7 @@ __device__ void stream(const bf16 *__restrict__ x, // [m, k], m <= 8 TILES
     if (resident) fetch_all<TILES>(x, shape, share, inputs);
     for (uint32_t c = 0; !resident && c + 1 < shape.slots; ++c) next_input(c);
     commit();
+    fill(kAhead, kRing);
     if (sizeof(T) == 4) out += size_t(blockIdx.y) * shape.m * shape.n;
 
     uint32_t slot = 0, chunk = 0;
@@ -190,7 +196,8 @@ __device__ void stream(const bf16 *__restrict__ x, // [m, k], m <= 8 TILES
         for (uint32_t step = 0; step < share.steps; ++step) {
             if (step % kChunk == 0 && (chunk == 0 || !resident)) {
                 // The copies of this chunk are older than those of the weights, unless chunks are single steps.
-                if (chunk > 0 && share.steps > 1) wait_copies<kRing - 1>();
+                if (chunk == 0) wait_copies<kRing - kAhead>();
+                else if (share.steps > 1) wait_copies<kRing - 1>();
                 else wait_copies<0>();
                 __syncthreads(); // everybody's part of the chunk is there, and the one before is done with
                 if (!resident) {

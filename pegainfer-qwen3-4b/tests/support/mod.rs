@@ -27,6 +27,28 @@ pub fn model_path() -> PathBuf {
 #[derive(Deserialize)]
 pub struct Fixture {
     pub cases: Vec<Case>,
+    /// What an engine in bf16 may differ by; by default what the bundled model's may.
+    #[serde(default)]
+    pub limits: Limits,
+}
+
+/// Bounds of the difference from a reference in f32, nats.
+#[derive(Clone, Copy, Deserialize)]
+pub struct Limits {
+    /// Between the reference's best two tokens, above which the engine must agree.
+    pub margin: f64,
+    /// Mean error of a log-probability among the reference's top five.
+    pub mean: f64,
+    /// Largest such error.
+    pub max: f64,
+    /// Share of the steps that may be within the margin.
+    pub close: f64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { margin: 0.05, mean: 0.03, max: 0.30, close: 0.1 }
+    }
 }
 
 /// One prompt and its greedy continuation in f32.
