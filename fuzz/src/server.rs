@@ -83,6 +83,7 @@ impl StepEngine for Echo {
             kv_blocks: 64,
             max_num_seqs: 1024,
             eos_token_ids: vec![EOS],
+            unsupported: &["structured_outputs", "prompt_logprobs", "priority"],
         }
     }
 

@@ -255,5 +255,20 @@ fn a_trace_has_the_stages_of_a_request_one_after_the_other() {
         (&json!("2"), &json!("length"))
     );
     assert_eq!((spans(&dir, "token").len(), spans(&dir, "prefix hit").len()), (14, 2));
+    for (path, prompt) in [
+        ("/v1/chat/completions", json!({"messages": [{"role": "user", "content": "x"}]})),
+        ("/v1/responses", json!({"input": "x", "store": false})),
+        ("/v1/messages", json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 9})),
+    ] {
+        let before = spans(&dir, "decode").len();
+        let response = post_with(server.address, path, ("x-trace", "1"), &prompt);
+        assert_eq!(response.status, 200, "{path}");
+        response.text();
+        wait_until("the trace is written", || {
+            tracer.flush();
+            !spans(&dir, path).is_empty()
+        });
+        assert_eq!(spans(&dir, "decode").len(), before + 1, "{path}");
+    }
     std::fs::remove_dir_all(dir).unwrap();
 }

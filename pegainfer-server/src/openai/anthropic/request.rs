@@ -81,13 +81,14 @@ pub fn chat(mut fields: Fields, whole: bool) -> Result<Fields, ApiError> {
             return Err(ApiError::invalid("service_tier", message));
         }
     }
+    let trace = fields.trace().cloned();
     let mut rest = fields.rest();
     // A stream always tells its counts.
     if rest.get("stream") == Some(&json!(true)) {
         rest.insert("stream_options".into(), json!({"include_usage": true, "continuous_usage_stats": true}));
     }
     chat.extend(rest);
-    Ok(Fields::new(chat))
+    Ok(Fields::new(chat).with_trace(trace))
 }
 
 /// `{"name", "description", "input_schema"}`; tools that a vendor runs itself have another type.
