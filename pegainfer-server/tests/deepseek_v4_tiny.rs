@@ -89,6 +89,8 @@ impl Official {
 
     fn server(&self, reply: &str) -> TestServer {
         let (engine, _) = MockEngine::replying(reply);
+        // What the prompt says about tools is long.
+        let engine = engine.with_max_model_len(1024);
         TestServer::start(engine, Setup { model_dir: self.0.clone(), ..Setup::default() })
     }
 }

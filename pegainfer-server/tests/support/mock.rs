@@ -64,6 +64,7 @@ pub struct MockEngine {
     control: Arc<Control>,
     reply: Vec<u32>,
     max_num_seqs: usize,
+    max_model_len: usize,
     waiting: VecDeque<Running>,
     running: Vec<Running>,
     launched: bool,
@@ -91,6 +92,7 @@ impl MockEngine {
             control: control.clone(),
             reply,
             max_num_seqs: 64,
+            max_model_len: 512,
             waiting: VecDeque::new(),
             running: vec![],
             launched: false,
@@ -102,6 +104,12 @@ impl MockEngine {
     /// Runs fewer requests at once.
     pub fn with_max_num_seqs(mut self, n: usize) -> Self {
         self.max_num_seqs = n;
+        self
+    }
+
+    /// Takes longer conversations.
+    pub fn with_max_model_len(mut self, tokens: usize) -> Self {
+        self.max_model_len = tokens;
         self
     }
 
@@ -150,7 +158,7 @@ fn cached(request: &GenerateRequest) -> usize {
 impl StepEngine for MockEngine {
     fn limits(&self) -> EngineLimits {
         EngineLimits {
-            max_model_len: 512,
+            max_model_len: self.max_model_len,
             vocab_size: 4096,
             block_size: 16,
             kv_blocks: 64,
