@@ -10,7 +10,6 @@ between the two largest logits at each step, and the top 20 log-probabilities, c
 limits are taken from what transformers itself differs by in bf16: random layers amplify rounding more than trained ones.
 Needs torch, transformers, safetensors and, for large shapes, a GPU.
 """
-import copy
 import json
 import pathlib
 import sys
@@ -29,15 +28,17 @@ def main():
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = Qwen3Config.from_pretrained(source)
     with torch.device(device):
-        model = Qwen3ForCausalLM(config).to(torch.bfloat16).eval()
+        model = Qwen3ForCausalLM(config)
     # Large embeddings keep the logits apart: the two largest of 150,000 would otherwise be within rounding.
     for name, weight in model.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(weight, 0.5, 1.5)
         else:
             torch.nn.init.normal_(weight, std=0.1 if "embed" in name else 0.02)
-    model.save_pretrained(out)
-    exact = copy.deepcopy(model).float()
+    model.to(torch.bfloat16).save_pretrained(out)
+    # Loaded again, because the cast has rounded the frequencies of the rotation, too.
+    load = lambda dtype: Qwen3ForCausalLM.from_pretrained(out, dtype=dtype).to(device).eval()
+    model, exact = load(torch.bfloat16), load(torch.float32)
     cases = [case for n in LENGTHS for case in continuations(exact, config.vocab_size, n, device)]
     errors = [error for case in cases for error in rounding(model, case, device)]
     mean, most = sum(errors) / len(errors), max(errors)

@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(lines.iter().map(|l| l.count).sum::<usize>(), records.len());
         assert!(lines.len() <= 15, "{} lines for {} nodes", lines.len(), records.len());
         let text = table(&records);
-        assert!(text.contains("attention") && text.contains("total: 35 nodes"), "{text}");
+        assert!(text.contains("attention") && text.contains("total: 34 nodes"), "{text}");
         let json = json(&records);
         assert_eq!(json["nodes"].as_array().unwrap().len(), records.len());
         // Every node but the first reads what an earlier one wrote.
