@@ -71,7 +71,9 @@ fn user(i: usize, blocks: &[Value], chat: &mut Vec<Value>) -> Result<(), ApiErro
                 let Some(id) = block["tool_use_id"].as_str() else {
                     return Err(invalid(format!("messages[{i}].content has a tool_result without tool_use_id")));
                 };
-                chat.push(json!({"role": "tool", "tool_call_id": id, "content": block["content"]}));
+                let content =
+                    if block["is_error"] == true { failed(&block["content"]) } else { block["content"].clone() };
+                chat.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
             }
             _ => return Err(unknown(i, block)),
         }
@@ -80,6 +82,15 @@ fn user(i: usize, blocks: &[Value], chat: &mut Vec<Value>) -> Result<(), ApiErro
         chat.push(json!({"role": "user", "content": parts}));
     }
     Ok(())
+}
+
+/// What a call that failed gave. Chat templates have no place for the failure but the text.
+fn failed(content: &Value) -> Value {
+    match content {
+        Value::String(text) => format!("Error: {text}").into(),
+        Value::Array(blocks) => [&[json!({"type": "text", "text": "Error: "})], blocks.as_slice()].concat().into(),
+        _ => "Error".into(),
+    }
 }
 
 fn assistant(i: usize, blocks: &[Value], chat: &mut Vec<Value>) -> Result<(), ApiError> {
@@ -104,4 +115,22 @@ fn assistant(i: usize, blocks: &[Value], chat: &mut Vec<Value>) -> Result<(), Ap
     }
     chat.push(message);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_call_says_so() {
+        let result =
+            |content: Value| json!({"type": "tool_result", "tool_use_id": "t", "is_error": true, "content": content});
+        let mut chat = Vec::new();
+        let blocks =
+            [result(json!("no such city")), result(json!([{"type": "text", "text": "gone"}])), result(Value::Null)];
+        user(0, &blocks, &mut chat).unwrap();
+        assert_eq!(chat[0]["content"], "Error: no such city");
+        assert_eq!(chat[1]["content"], json!([{"type": "text", "text": "Error: "}, {"type": "text", "text": "gone"}]));
+        assert_eq!(chat[2]["content"], "Error");
+    }
 }
