@@ -191,7 +191,7 @@ fn random_traffic_gives_every_request_its_own_continuation() {
     }
     let stats = scheduler.stats();
     println!("{finished} finished, {cancelled} cancelled, {idle} idle steps, {stats:?}");
-    assert!(finished > 1000 && cancelled > 100 && stats.preemptions > 50 && stats.prefix_hits > 10_000);
+    assert!(finished > 1000 && cancelled > 100 && stats.preemptions > 30 && stats.prefix_hits > 10_000);
     for id in open.keys() {
         scheduler.cancel(*id);
     }

@@ -6,10 +6,12 @@
 
 mod limits;
 mod runtime;
+mod step_engine;
 mod stream;
 
 pub use limits::{EngineLimits, MAX_LOGPROBS, SubmitError};
-pub use runtime::{EngineConfig, EngineError, EngineHandle, EventBatch, StepEngine};
+pub use runtime::{EngineConfig, EngineHandle};
+pub use step_engine::{EngineError, EventBatch, StepEngine};
 pub use stream::TokenStream;
 
 use crate::grammar::Grammar;

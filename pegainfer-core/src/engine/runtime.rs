@@ -4,57 +4,17 @@
 //! launches as long as the engine plans, and otherwise waits for the oldest step in flight.
 
 use super::stream::{Cancellation, Stamped};
-use super::{EngineLimits, EngineStats, GenerateRequest, RequestId, SubmitError, TokenEvent, TokenStream};
+use super::{
+    EngineError, EngineLimits, EngineStats, EventBatch, GenerateRequest, RequestId, StepEngine, SubmitError,
+    TokenEvent, TokenStream,
+};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use thiserror::Error;
 use tokio::sync::{mpsc as events, oneshot};
-
-/// Events of several requests, in the order they happened.
-pub type EventBatch = Vec<(RequestId, TokenEvent)>;
-
-/// A step failed.
-#[derive(Debug, Error)]
-#[error("{message}")]
-pub struct EngineError {
-    /// What went wrong, with the name of the op.
-    pub message: String,
-    /// No later step can succeed either, because the device is lost: the engine stops and `/health` says so. Otherwise
-    /// only the requests of now fail.
-    pub fatal: bool,
-}
-
-/// What a model crate gives to the engine thread: scheduler and executor behind `plan`, `launch` and `finish`.
-pub trait StepEngine: Send + 'static {
-    /// Fixed properties; asked once.
-    fn limits(&self) -> EngineLimits;
-    /// Queues a request that passed [`EngineLimits::check`].
-    fn add(&mut self, id: RequestId, request: GenerateRequest);
-    /// Forgets a request and frees its blocks once no step in flight uses them; unknown ids are ignored (it may have
-    /// finished just now).
-    fn cancel(&mut self, id: RequestId);
-    /// True while any request is waiting or running, or a step is in flight.
-    fn has_work(&self) -> bool;
-    /// Chooses the next step and returns the admissions it makes; [`launch`](Self::launch) follows. `None` when a step
-    /// in flight has to finish first, or a grammar's mask. Called only while there is work.
-    fn plan(&mut self) -> Option<EventBatch>;
-    /// Starts the planned step; returns before the device is done with it. On an error the caller drops every request
-    /// with [`abort_all`](Self::abort_all).
-    fn launch(&mut self) -> Result<(), EngineError>;
-    /// Waits for the oldest step in flight and commits its outcome; where there is none, for a mask, but not for long.
-    /// Called only after `plan` gave `None`. Errors as in [`launch`](Self::launch).
-    fn finish(&mut self) -> Result<EventBatch, EngineError>;
-    /// Drops every request and every step in flight, and frees the blocks; returns the ids of the requests.
-    fn abort_all(&mut self) -> Vec<RequestId>;
-    /// Forgets every cached prefix. Blocks that requests hold stay with them.
-    fn reset_prefix_cache(&mut self);
-    /// Gauges and counters now.
-    fn stats(&self) -> EngineStats;
-}
 
 /// Bounds of the engine's queues.
 #[derive(Debug, Clone, Copy)]
