@@ -39,9 +39,11 @@ impl Options {
             Some(other) => Err(format!("{name} must be true or false, got {other}")),
         };
         match kwargs.get("reasoning_effort").map(|effort| effort.as_str().unwrap_or_default()) {
-            // The levels that add no text to the prompt.
-            None | Some("low" | "high") => {}
-            Some(_) => return Err("reasoning_effort must be low or high: others are not supported".to_owned()),
+            // The one level that adds no text to the prompt in every release.
+            None | Some("low") => {}
+            Some(_) => {
+                return Err("reasoning_effort must be low: the texts of other levels are not included".to_owned());
+            }
         }
         let thinking = flag("thinking")?.or(flag("enable_thinking")?).unwrap_or(false);
         Ok(Self { thinking, drop_thinking: flag("drop_thinking")?.unwrap_or(true) && !tools })
