@@ -4,17 +4,17 @@
 //! I/O and no channel: a seeded test can drive it (tests/scheduler.rs).
 //!
 //! One step may be planned while the one before it is in flight: planned and not committed. Its sequences go on with
-//! tokens that are not known yet; one whose rules depend on them waits for the commit, and one under a grammar for its next
-//! mask, too, the only thing that comes from another thread. That a request reaches its length
-//! is known in advance; that it draws an end-of-text or stop token is not, and then it has one row too many in the later
-//! step, whose token is dropped. Blocks stay with their sequence until no step in flight uses them.
+//! tokens that are not known yet; one whose rules depend on them waits for the commit, and one under a grammar for its
+//! next mask, too, the only thing that comes from another thread. That a request reaches its length is known in advance;
+//! that it draws an end-of-text or stop token is not, and then it has one row too many in the later step, whose token is
+//! dropped. Blocks stay with their sequence until no step in flight uses them.
 //!
 //! Policy: sequences are served in order of priority, then of arrival. Each step first gives one token to every decoding
 //! sequence, then fills the token budget with prefill chunks, oldest first, then admits waiting requests. The budget is
 //! small while sequences decode, so that their tokens keep coming, unless many prompts wait: then the wait is what
-//! clients feel, and large steps end it soonest. When the KV pool runs out,
-//! the youngest running sequence gives its blocks back and waits at the front of the queue; its tokens are recomputed
-//! later (mostly from the prefix cache). That happens only when nothing is in flight. The oldest sequence always progresses, so every request finishes.
+//! clients feel, and large steps end it soonest. When the KV pool runs out, the youngest running sequence gives its
+//! blocks back and waits at the front of the queue; its tokens are recomputed later (mostly from the prefix cache). That
+//! happens only when nothing is in flight. The oldest sequence always progresses, so every request finishes.
 
 use super::memory::Memory;
 use super::sequence::Sequence;
