@@ -21,9 +21,10 @@ fn kernels(head_dim: usize) -> Result<[&'static str; 2], OpError> {
     match head_dim {
         64 => Ok(["decode_64", "combine_64"]),
         128 => Ok(["decode_128", "combine_128"]),
+        256 => Ok(["decode_256", "combine_256"]),
         _ => Err(OpError {
             op: "attention",
-            message: format!("head_dim {head_dim}: the GPU kernels are built for 64 and 128"),
+            message: format!("head_dim {head_dim}: the GPU kernels are built for 64, 128 and 256"),
         }),
     }
 }

@@ -10,6 +10,7 @@ mod decode_attention;
 #[cfg(feature = "deepseek-v4")]
 pub mod deepseek_v4;
 mod embedding;
+mod gated_decode_attention;
 mod gated_delta_chunks;
 mod gated_delta_rule;
 mod gated_qkv;
@@ -33,6 +34,7 @@ pub use attention_gate::attention_gate;
 pub use causal_conv1d::causal_conv1d;
 pub use decode_attention::decode_attention;
 pub use embedding::embedding;
+pub use gated_decode_attention::gated_decode_attention;
 pub use gated_delta_chunks::gated_delta_chunks;
 pub use gated_delta_rule::{DeltaInputs, gated_delta_rule};
 pub use gated_qkv::gated_qk_norm_rope_write_kv;
