@@ -21,15 +21,21 @@ constexpr uint32_t kBands = kChunk / 16, kBlocks = kBands * (kBands + 1) / 2; //
 
 // What the walk needs of a chunk and head. Block (i, j) of a triangle is at i (i + 1) / 2 + j, as the operands b of two
 // products: lane 4 r + c holds rows r and r + 8 at columns 2 c, 2 c + 1 and 8 further.
-struct Part {
-    uint4 solve[kBlocks][32];   // T
-    uint4 weights[kBlocks][32]; // P
-    float keys[kChunk];         // exp(G) a
-    float queries[kChunk];      // exp(G) c
-    float carry[kChunk];        // exp(G_last - G) a
-    float decay[kChunk];        // exp(G_last) in the first; the rest is unused
+struct CarryPart {
+    uint4 solve[kBlocks][32]; // T
+    float keys[kChunk];       // exp(G) a
+    float carry[kChunk];      // exp(G_last - G) a
+    float decay[4];           // exp(G_last) in the first; the rest is unused
 };
-static_assert(sizeof(Part) == 11264, "DeltaShape::chunk_scratch");
+struct ReadPart {
+    uint4 weights[kBlocks][32]; // P
+    float queries[kChunk];      // exp(G) c
+};
+struct Part {
+    CarryPart carry;
+    ReadPart read;
+};
+static_assert(sizeof(Part) == 11024, "DeltaShape::chunk_scratch");
 
 __device__ __forceinline__ uint32_t block_index(uint32_t i, uint32_t j) { return i * (i + 1) / 2 + j; }
 

@@ -7,7 +7,7 @@ constexpr uint32_t kGroup = 4;  // most value heads per key head
 constexpr uint32_t kPitch = 68; // floats from row to row: banks apart for the lanes of an operand
 constexpr float kLog2E = 1.4426950408889634f;
 
-struct Shared {
+struct PartsShared {
     union {
         struct {
             uint4 q[kChunk * kTilePieces], k[kChunk * kTilePieces];
@@ -17,25 +17,35 @@ struct Shared {
     float sum[kGroup][kChunk]; // G in units of ln 2
     float beta[kGroup][kChunk];
     float queries[kChunk], keys[kChunk]; // c, a
+    float columns[kChunk];               // a, decayed to the end of the band
 };
 
-__device__ __forceinline__ uint32_t tf32(float x) {
+// Rounded for the products in tf32.
+__device__ __forceinline__ float tf32(float x) {
     uint32_t out;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(out) : "f"(x));
-    return out;
+    return __uint_as_float(out);
 }
 
-// d[16, 8] += a[16, 8] b[8, 8]; a0, a1 hold rows group and group + 8 at column quad, a2, a3 at quad + 4, b0, b1 column
-// group at rows quad and quad + 4.
+// d[16, 8] += a[16, 8] b[8, 8] of rounded operands; a0, a1 hold rows group and group + 8 at column quad, a2, a3 at
+// quad + 4, b0, b1 column group at rows quad and quad + 4.
 __device__ __forceinline__ void mma_tf32(float (&d)[4], float a0, float a1, float a2, float a3, float b0, float b1) {
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                  "{%0, %1, %2, %3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(tf32(a0)), "r"(tf32(a1)), "r"(tf32(a2)), "r"(tf32(a3)), "r"(tf32(b0)), "r"(tf32(b1)));
+                 : "r"(__float_as_uint(a0)), "r"(__float_as_uint(a1)), "r"(__float_as_uint(a2)),
+                   "r"(__float_as_uint(a3)), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
+}
+
+// 2^x for x <= 0; what is denormal is 0.
+__device__ __forceinline__ float power(float x) {
+    float out;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+    return out;
 }
 
 // Gates of the chunk's tokens for the heads of a group: G and beta.
-__device__ void load_gates(Shared &s, const bf16 *b, const bf16 *a, size_t width, uint32_t tokens, const float *a_log,
+__device__ void load_gates(PartsShared &s, const bf16 *b, const bf16 *a, size_t width, uint32_t tokens, const float *a_log,
                            const float *dt_bias, uint32_t group) {
     for (uint32_t i = threadIdx.x; i < group * kChunk; i += kThreads) {
         uint32_t head = i / kChunk, t = i % kChunk;
@@ -63,7 +73,7 @@ __device__ void load_gates(Shared &s, const bf16 *b, const bf16 *a, size_t width
 }
 
 // 1 / |q| and 1 / |k| of each token, times 128^-1/2 for q: one row a thread.
-__device__ void load_lengths(Shared &s) {
+__device__ void load_lengths(PartsShared &s) {
     uint32_t t = threadIdx.x % kChunk;
     bool key = threadIdx.x >= kChunk;
     const uint4 *tile = key ? s.tiles.k : s.tiles.q;
@@ -79,7 +89,7 @@ __device__ void load_lengths(Shared &s) {
 }
 
 // Blocks of the lower triangles of Q Kᵀ and K Kᵀ, 5 a warp: of Q Kᵀ band `warp`, of K Kᵀ band 3 - warp.
-__device__ __forceinline__ void multiply(const Shared &s, float (&d)[kBands + 1][2][4]) {
+__device__ __forceinline__ void multiply(const PartsShared &s, float (&d)[kBands + 1][2][4]) {
     uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
     for (uint32_t c = 0; c < kTilePieces; c += 2) {
@@ -104,34 +114,92 @@ __device__ __forceinline__ uint4 as_operand(const float (&d)[2][4], const float 
                       narrow(d[0][2] * low.x, d[0][3] * low.y), narrow(d[1][2] * high.x, d[1][3] * high.y));
 }
 
+// A block of the matrix from and to the layout of products. Off the diagonal it is only multiplied: rounded for that.
+__device__ __forceinline__ float *block_rows(float *matrix, uint32_t i, uint32_t j) {
+    uint32_t lane = threadIdx.x % 32;
+    return matrix + (16 * i + lane / 4) * kPitch + 16 * j + lane % 4 * 2;
+}
+
+__device__ __forceinline__ void load_block(float (&d)[2][4], float *matrix, uint32_t i, uint32_t j) {
+    const float *at = block_rows(matrix, i, j);
+#pragma unroll
+    for (int e = 0; e < 8; e += 2) {
+        float2 pair = *reinterpret_cast<const float2 *>(at + e / 2 % 2 * 8 * kPitch + e / 4 * 8);
+        d[e / 4][e % 4] = pair.x, d[e / 4][e % 4 + 1] = pair.y;
+    }
+}
+
+__device__ __forceinline__ void store_block(float *matrix, uint32_t i, uint32_t j, const float (&d)[2][4]) {
+    float *at = block_rows(matrix, i, j);
+#pragma unroll
+    for (int e = 0; e < 8; e += 2) {
+        float low = d[e / 4][e % 4], high = d[e / 4][e % 4 + 1];
+        if (i != j) low = tf32(low), high = tf32(high);
+        *reinterpret_cast<float2 *>(at + e / 2 % 2 * 8 * kPitch + e / 4 * 8) = make_float2(low, high);
+    }
+}
+
+// What the columns of a head's decays have in common, and the vectors that scale the walk's sums.
+__device__ __forceinline__ void scale_columns(PartsShared &s, const float *sum, Part *part) {
+    uint32_t t = threadIdx.x;
+    if (t >= kChunk) return;
+    float last = sum[kChunk - 1];
+    s.columns[t] = s.keys[t] * power(sum[t | 15] - sum[t]);
+    part->carry.keys[t] = power(sum[t]) * s.keys[t];
+    part->carry.carry[t] = power(last - sum[t]) * s.keys[t];
+    part->read.queries[t] = power(sum[t]) * s.queries[t];
+    if (t == 0) part->carry.decay[0] = power(last);
+}
+
+// One block of products under the decays: of P with its diagonal, of A without. `scale`: of rows lane / 4 and 8 further.
+__device__ __forceinline__ void decay_block(float (&d)[2][4], const PartsShared &s, const float *sum, uint32_t band,
+                                            uint32_t column, const float (&scale)[2], uint32_t diagonal) {
+    uint32_t row = threadIdx.x % 32 / 4, first = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+        uint32_t at = 16 * column + 8 * n + first;
+        // Below the diagonal the decay is one of the row times one of the column, from the column's last token.
+        float2 factor = *reinterpret_cast<const float2 *>(band == column ? &s.keys[at] : &s.columns[at]);
+        float2 base = *reinterpret_cast<const float2 *>(&sum[at]);
+        if (band != column) base.x = base.y = sum[16 * column + 15];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float sum_i = sum[16 * band + row + 8 * r];
+            float low = scale[r] * power(sum_i - base.x), high = band == column ? scale[r] * power(sum_i - base.y) : low;
+            // A power that is not wanted may be infinite, so it is chosen, not multiplied.
+            bool all = band != column;
+            uint32_t end = row + 8 * r + diagonal, j = 8 * n + first;
+            d[n][2 * r] = all || j < end ? d[n][2 * r] * low * factor.x : 0.f;
+            d[n][2 * r + 1] = all || j + 1 < end ? d[n][2 * r + 1] * high * factor.y : 0.f;
+        }
+    }
+}
+
 // From products to P, which is written, and A, which goes to shared memory.
-__device__ __forceinline__ void decay(Shared &s, const float (&d)[kBands + 1][2][4], const float *sum,
+__device__ __forceinline__ void decay(PartsShared &s, const float (&products)[kBands + 1][2][4], const float *sum,
                                       const float *beta, Part *part) {
-    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, other = kBands - 1 - warp;
+    float query[2], key[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        uint32_t i = 16 * other + lane / 4 + 8 * r;
+        query[r] = s.queries[16 * warp + lane / 4 + 8 * r];
+        key[r] = beta[i] * s.keys[i];
+    }
 #pragma unroll
     for (uint32_t n = 0; n <= kBands; ++n) {
-        bool read = n <= warp;
-        uint32_t band = read ? warp : kBands - 1 - warp, column = read ? n : n - warp - 1;
-        float block[2][4];
+        float d[2][4];
 #pragma unroll
-        for (int e = 0; e < 8; ++e) {
-            uint32_t i = 16 * band + lane / 4 + e / 2 % 2 * 8, j = 16 * column + e / 4 * 8 + lane % 4 * 2 + e % 2;
-            float scale = read ? s.queries[i] : beta[i] * s.keys[i];
-            // A difference that is not wanted may overflow, so it is chosen, not multiplied.
-            float weight = d[n][e / 4][e % 4] * scale * s.keys[j] * exp2f(sum[i] - sum[j]);
-            block[e / 4][e % 4] = (read ? j <= i : j < i) ? weight : 0.f;
-        }
-        if (read) {
-            part->weights[block_index(band, column)][lane] =
-                make_uint4(narrow(block[0][0], block[0][1]), narrow(block[1][0], block[1][1]),
-                           narrow(block[0][2], block[0][3]), narrow(block[1][2], block[1][3]));
+        for (int e = 0; e < 8; ++e) d[e / 4][e % 4] = products[n][e / 4][e % 4];
+        if (n <= warp) {
+            decay_block(d, s, sum, warp, n, query, 1);
+            part->read.weights[block_index(warp, n)][lane] =
+                make_uint4(narrow(d[0][0], d[0][1]), narrow(d[1][0], d[1][1]), narrow(d[0][2], d[0][3]),
+                           narrow(d[1][2], d[1][3]));
         } else {
-            float *to = &s.matrix[(16 * band + lane / 4) * kPitch + 16 * column + lane % 4 * 2];
-#pragma unroll
-            for (int n = 0; n < 2; ++n) {
-                *reinterpret_cast<float2 *>(to + 8 * n) = make_float2(block[n][0], block[n][1]);
-                *reinterpret_cast<float2 *>(to + 8 * kPitch + 8 * n) = make_float2(block[n][2], block[n][3]);
-            }
+            uint32_t column = n - warp - 1;
+            decay_block(d, s, sum, other, column, key, 0);
+            store_block(s.matrix, other, column, d);
         }
     }
 }
@@ -157,71 +225,66 @@ __device__ __forceinline__ void invert_diagonal(float *matrix) {
     }
     __syncwarp();
 #pragma unroll
-    for (uint32_t i = 0; i < 16; ++i) block[i * kPitch + lane % 16] = column[i];
+    for (uint32_t i = 0; i < 16; ++i) block[i * kPitch + lane % 16] = tf32(column[i]);
     __syncwarp();
 }
 
-// Block (i, j) of the inverse where bands j to split - 1 and split to i are inverted: minus the inverse of the lower
-// ones times A times the inverse of the upper ones. The first product's columns enter the second one's sum in the order
-// in which they lie in registers.
+// Block (i, j) of the inverse where bands split - N to split - 1 and split to split + N - 1 are inverted: minus the
+// inverse of the lower ones times A times the inverse of the upper ones. The first product's columns enter the second
+// one's sum in the order in which they lie in registers.
+template <int N>
 __device__ __forceinline__ void corner(const float *matrix, uint32_t i, uint32_t j, uint32_t split,
                                        float (&d)[2][4]) {
     uint32_t group = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
     auto at = [&](uint32_t row, uint32_t column) { return matrix[row * kPitch + column]; };
+    float p[N][2][4] = {};
 #pragma unroll
-    for (int e = 0; e < 8; ++e) d[e / 4][e % 4] = 0.f;
-    for (uint32_t k = j; k < split; ++k) {
-        float p[2][4] = {};
-        for (uint32_t m = 16 * split; m <= 16 * i + 8; m += 8) {
-            uint32_t row = 16 * i + group;
-            float a0 = at(row, m + quad), a1 = at(row + 8, m + quad);
-            float a2 = at(row, m + quad + 4), a3 = at(row + 8, m + quad + 4);
+    for (uint32_t m = 0; m < 2 * N; ++m) {
+        uint32_t row = 16 * i + group, middle = 16 * split + 8 * m + quad;
+        if (split + m / 2 > i) break;
+        float a0 = at(row, middle), a1 = at(row + 8, middle);
+        float a2 = at(row, middle + 4), a3 = at(row + 8, middle + 4);
 #pragma unroll
-            for (int n = 0; n < 2; ++n) {
-                uint32_t column = 16 * k + 8 * n + group;
-                mma_tf32(p[n], a0, a1, a2, a3, at(m + quad, column), at(m + quad + 4, column));
-            }
-        }
-#pragma unroll
-        for (int n = 0; n < 2; ++n) {
-            uint32_t row = 16 * k + 8 * n + 2 * quad;
-#pragma unroll
-            for (int c = 0; c < 2; ++c) {
-                uint32_t column = 16 * j + 8 * c + group;
-                mma_tf32(d[c], -p[n][0], -p[n][2], -p[n][1], -p[n][3], at(row, column), at(row + 1, column));
-            }
+        for (uint32_t n = 0; n < 2 * N; ++n) {
+            uint32_t column = 16 * (split - N) + 8 * n + group;
+            mma_tf32(p[n / 2][n % 2], a0, a1, a2, a3, at(middle, column), at(middle + 4, column));
         }
     }
-}
-
-// Block (i, j) of the matrix in the layout of products, or back.
-__device__ __forceinline__ float *block_element(float *matrix, uint32_t i, uint32_t j, int e) {
-    uint32_t lane = threadIdx.x % 32;
-    uint32_t row = 16 * i + lane / 4 + e / 2 % 2 * 8, column = 16 * j + e / 4 * 8 + lane % 4 * 2 + e % 2;
-    return matrix + row * kPitch + column;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) d[e / 4][e % 4] = 0.f;
+#pragma unroll
+    for (uint32_t n = 0; n < 2 * N; ++n) {
+        uint32_t row = 16 * (split - N) + 8 * n + 2 * quad;
+        if (split - N + n / 2 < j) continue;
+        const float(&a)[4] = p[n / 2][n % 2];
+        float a0 = tf32(-a[0]), a1 = tf32(-a[2]), a2 = tf32(-a[1]), a3 = tf32(-a[3]);
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            uint32_t column = 16 * j + 8 * c + group;
+            mma_tf32(d[c], a0, a1, a2, a3, at(row, column), at(row + 1, column));
+        }
+    }
 }
 
 // (I + A)^-1 diag(beta), from A in shared memory: diagonal blocks, then the corners of 2 x 2 blocks, then that of 4 x 4.
-__device__ void solve(Shared &s, const float *beta, Part *part) {
+__device__ void solve(PartsShared &s, const float *beta, Part *part) {
     uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float block[2][4];
     invert_diagonal(s.matrix);
-#pragma unroll
-    for (int e = 0; e < 8; ++e) block[e / 4][e % 4] = *block_element(s.matrix, warp, warp, e);
-    part->solve[block_index(warp, warp)][lane] = as_operand(block, beta + 16 * warp);
+    load_block(block, s.matrix, warp, warp);
+    part->carry.solve[block_index(warp, warp)][lane] = as_operand(block, beta + 16 * warp);
     __syncthreads();
     if (warp < 2) {
         uint32_t i = 2 * warp + 1, j = 2 * warp;
-        corner(s.matrix, i, j, i, block);
+        corner<1>(s.matrix, i, j, i, block);
         __syncwarp();
-#pragma unroll
-        for (int e = 0; e < 8; ++e) *block_element(s.matrix, i, j, e) = block[e / 4][e % 4];
-        part->solve[block_index(i, j)][lane] = as_operand(block, beta + 16 * j);
+        store_block(s.matrix, i, j, block);
+        part->carry.solve[block_index(i, j)][lane] = as_operand(block, beta + 16 * j);
     }
     __syncthreads();
     uint32_t i = 2 + warp / 2, j = warp % 2;
-    corner(s.matrix, i, j, 2, block);
-    part->solve[block_index(i, j)][lane] = as_operand(block, beta + 16 * j);
+    corner<2>(s.matrix, i, j, 2, block);
+    part->carry.solve[block_index(i, j)][lane] = as_operand(block, beta + 16 * j);
 }
 
 // grid: (chunk numbers, key heads).
@@ -230,7 +293,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
                       const uint32_t *segments, Part *parts, uint32_t tokens, uint32_t count, uint32_t key_heads,
                       uint32_t value_heads, uint32_t longest) {
     release_successor();
-    __shared__ __align__(16) Shared s;
+    __shared__ __align__(16) PartsShared s;
     wait_for_predecessor();
     uint32_t begun = 0;
     for (uint32_t base = 0; base < count; base += kThreads) {
@@ -259,20 +322,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
     copies_wait_until<0>();
     __syncthreads();
     load_lengths(s);
+    __syncthreads();
     float products[kBands + 1][2][4] = {};
     multiply(s, products);
     for (uint32_t h = 0; h < group; ++h) {
         Part *part = parts + size_t(blockIdx.x) * value_heads + head * group + h;
         const float *sum = s.sum[h], *beta = s.beta[h];
+        scale_columns(s, sum, part);
         __syncthreads();
         decay(s, products, sum, beta, part);
-        if (uint32_t t = threadIdx.x; t < kChunk) {
-            float last = sum[kChunk - 1];
-            part->keys[t] = exp2f(sum[t]) * s.keys[t];
-            part->queries[t] = exp2f(sum[t]) * s.queries[t];
-            part->carry[t] = exp2f(last - sum[t]) * s.keys[t];
-            part->decay[t] = exp2f(last);
-        }
         __syncthreads();
         solve(s, beta, part);
     }

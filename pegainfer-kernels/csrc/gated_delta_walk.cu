@@ -1,8 +1,9 @@
 // ops::gated_delta_chunks, second kernel: walks through the chunks of each chain with the state in registers.
 //
 // A warp has 16 rows of a head's state, which are elements of v, and all of k. With these as the rows of every product
-// (the transposes of the formulas), each product's result is in registers what the next one takes: the warps that
-// multiply never wait for each other, only for chunks, which other warps of the block fetch ahead.
+// (the transposes of the formulas), each product's result is in registers what the next one takes: the warps that carry
+// the state never wait for each other, only for chunks, which other warps of the block fetch ahead. Where there is
+// enough shared memory, further warps compute the outputs, one chunk behind.
 #include "gated_delta_chunks.cuh"
 
 constexpr uint32_t kFetchers = 64; // threads
@@ -10,18 +11,38 @@ constexpr uint32_t kFetchers = 64; // threads
 // One stop of a walk.
 struct Item {
     uint32_t first, tokens; // at most kChunk; none of an empty segment
-    uint32_t to;            // slot of the state after it, or kNoState
-    uint32_t last;
+    uint32_t chunk;
+    uint32_t to; // slot of the state after it, or kNoState
+    bool last;
 };
 
-// Rows: of the state, elements of v.
-template <int Rows> struct Stage {
+// What carries the state over a chunk. Rows: of the state, elements of v.
+template <int Rows> struct Carry {
     // Rows of values are 16 bytes apart from multiples of 32 words: tokens 2 c and elements 2 r touch all banks.
     static constexpr uint32_t kValues = Rows / 8 + 1;
-    uint4 q[kChunk * kTilePieces], k[kChunk * kTilePieces];
-    Part part;
+    uint4 k[kChunk * kTilePieces];
     uint4 v[kChunk * kValues];
-    Item item;
+    CarryPart part;
+};
+
+// What gives the outputs of a chunk.
+struct Read {
+    uint4 q[kChunk * kTilePieces];
+    ReadPart part;
+};
+
+// Operands of products from the warps that carry to those that read: the state before the chunk, and N.
+struct Passed {
+    uint4 state[kHead / 16][32], news[kBands][32];
+};
+
+template <int Rows, bool Split> struct Shared {
+    // Chunks that are fetched ahead.
+    static constexpr int kAhead = Split ? 2 : 1;
+    Carry<Rows> carry[kAhead + 1];
+    Read read[kAhead + 1];
+    Passed passed[Split ? 2 : 0][Rows / 16];
+    Item items[4];
 };
 
 struct Operands {
@@ -32,54 +53,65 @@ struct Operands {
     uint32_t head, row; // of v: the block's first row of the state
 
     __device__ __forceinline__ size_t channels() const { return size_t(2 * key_heads + value_heads) * kHead; }
+    // A head of q of the first token of a chunk; k is key_heads further.
+    __device__ __forceinline__ const bf16 *query(const Item &item) const {
+        return mixed + item.first * channels() + head / (value_heads / key_heads) * kHead;
+    }
+    __device__ __forceinline__ const Part *part(const Item &item) const {
+        return parts + size_t(item.chunk) * value_heads + head;
+    }
 };
 
-// The fetching threads' place.
-struct Walk {
+// The fetching threads' way through the segments of a chain.
+struct Way {
     uint32_t segment, end, at; // segments; token
     Segment now;
+
+    __device__ __forceinline__ Item next(const Operands &x) {
+        uint32_t here = min(now.end - at, kChunk), chunk = first_chunk(now, segment) + (at - now.first) / kChunk;
+        bool done = at + here == now.end;
+        Item item = {at, here, chunk, done ? now.to : kNoState, done && segment + 1 == end};
+        at += here;
+        if (done && ++segment < end) {
+            check_segment(x.segments, segment, x.tokens, x.slots);
+            now = load_segment(x.segments, segment);
+        }
+        return item;
+    }
 };
 
-template <int Rows> __device__ __forceinline__ void fetch(Stage<Rows> &stage, const Operands &x, Walk &walk) {
-    uint32_t thread = threadIdx.x % kFetchers;
-    const Segment now = walk.now;
-    uint32_t first = walk.at, here = min(now.end - first, kChunk);
-    uint32_t chunk = first_chunk(now, walk.segment) + (first - now.first) / kChunk;
-    bool done = first + here == now.end;
-    if (here > 0) {
-        size_t channels = x.channels();
-        const bf16 *rows = x.mixed + first * channels;
-        const bf16 *q = rows + x.head / (x.value_heads / x.key_heads) * kHead + thread % kTilePieces * 8;
+// Rows of 8 * Pieces elements, one a token, to Pitch pieces apart; zeros after the last token.
+template <uint32_t Pieces, class Place>
+__device__ __forceinline__ void fetch_rows(uint4 *to, const bf16 *from, size_t stride, uint32_t tokens, Place place) {
+    uint32_t thread = threadIdx.x % kFetchers, piece = thread % Pieces;
 #pragma unroll
-        for (uint32_t i = 0; i < kChunk * kTilePieces / kFetchers; ++i) {
-            uint32_t t = thread / kTilePieces + i * (kFetchers / kTilePieces);
-            uint32_t to = tile_piece(t, thread % kTilePieces);
-            const bf16 *from = q + (t < here ? t * channels : 0);
-            copy16_or_zero(&stage.q[to], from, t < here);
-            copy16_or_zero(&stage.k[to], from + x.key_heads * kHead, t < here);
-        }
-        constexpr uint32_t kPieces = Rows / 8;
-        const bf16 *v = rows + (2 * x.key_heads + x.head) * kHead + x.row + thread % kPieces * 8;
-#pragma unroll
-        for (uint32_t i = 0; i < kChunk * kPieces / kFetchers; ++i) {
-            uint32_t t = thread / kPieces + i * (kFetchers / kPieces);
-            copy16_or_zero(&stage.v[t * Stage<Rows>::kValues + thread % kPieces], v + (t < here ? t * channels : 0),
-                           t < here);
-        }
-        const uint4 *part = reinterpret_cast<const uint4 *>(x.parts + size_t(chunk) * x.value_heads + x.head);
-        uint4 *to = reinterpret_cast<uint4 *>(&stage.part);
-#pragma unroll
-        for (uint32_t i = 0; i < sizeof(Part) / 16 / kFetchers; ++i) {
-            copy16_or_zero(to + i * kFetchers + thread, part + i * kFetchers + thread, true);
-        }
+    for (uint32_t i = 0; i < kChunk * Pieces / kFetchers; ++i) {
+        uint32_t t = thread / Pieces + i * (kFetchers / Pieces);
+        copy16_or_zero(to + place(t, piece), from + (t < tokens ? t * stride : 0) + 8 * piece, t < tokens);
     }
-    walk.at = first + here;
-    if (done) ++walk.segment;
-    if (thread == 0) stage.item = {first, here, done ? now.to : kNoState, walk.segment == walk.end};
-    if (done && walk.segment < walk.end) {
-        check_segment(x.segments, walk.segment, x.tokens, x.slots);
-        walk.now = load_segment(x.segments, walk.segment);
+}
+
+template <class T> __device__ __forceinline__ void fetch_part(T &to, const T &from) {
+    constexpr uint32_t kPieces = sizeof(T) / 16;
+    const uint4 *source = reinterpret_cast<const uint4 *>(&from);
+    for (uint32_t i = threadIdx.x % kFetchers; i < kPieces; i += kFetchers) {
+        copy16_or_zero(reinterpret_cast<uint4 *>(&to) + i, source + i, true);
     }
+}
+
+template <int Rows>
+__device__ __forceinline__ void fetch(Carry<Rows> &to, const Operands &x, const Item &item) {
+    const bf16 *k = x.query(item) + x.key_heads * kHead;
+    fetch_rows<kTilePieces>(to.k, k, x.channels(), item.tokens, tile_piece);
+    const bf16 *v = x.mixed + item.first * x.channels() + (2 * x.key_heads + x.head) * kHead + x.row;
+    auto place = [](uint32_t t, uint32_t piece) { return t * Carry<Rows>::kValues + piece; };
+    fetch_rows<Rows / 8>(to.v, v, x.channels(), item.tokens, place);
+    fetch_part(to.part, x.part(item)->carry);
+}
+
+__device__ __forceinline__ void fetch(Read &to, const Operands &x, const Item &item) {
+    fetch_rows<kTilePieces>(to.q, x.query(item), x.channels(), item.tokens, tile_piece);
+    fetch_part(to.part, x.part(item)->read);
 }
 
 // 16 rows of the state, as the results of products: elements 0, 1 of tile t are row 2 r at columns 8 t + 2 c, + 1, those
@@ -143,43 +175,38 @@ __device__ __forceinline__ void multiply_triangle(float (&d)[kChunk / 8][4], con
     }
 }
 
-// One chunk for 16 rows: the outputs, and the state after it. `row`: first of the warp's rows in the stage, of v.
+// The state as operand a of all products of a chunk.
+using StateOperand = uint32_t[kHead / 16][4];
+using NewsOperand = uint32_t[kBands][4];
+
+// Carries 16 rows of the state over a chunk; gives N. `row`: first of the warp's rows in the block's.
 template <int Rows>
-__device__ __forceinline__ void step(State &state, const Stage<Rows> &stage, uint32_t row, float *out, size_t width) {
+__device__ __forceinline__ void carry(State &state, const StateOperand &before, NewsOperand &news,
+                                      const Carry<Rows> &chunk, uint32_t row) {
     uint32_t lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
-    const Part &part = stage.part;
-    float news[kChunk / 8][4] = {}, read[kChunk / 8][4] = {};
-    {
-        uint32_t a[kHead / 16][4];
-#pragma unroll
-        for (uint32_t c = 0; c < kHead / 16; ++c) as_operand(a[c], state[2 * c], state[2 * c + 1]);
-        multiply_tile(news, a, stage.k);
-        multiply_tile(read, a, stage.q);
-    }
+    float d[kChunk / 8][4] = {};
+    multiply_tile(d, before, chunk.k);
     // What the state does not yet say of the values.
-    const uint32_t *v = reinterpret_cast<const uint32_t *>(stage.v) + row / 2 + group;
-    uint32_t a[kBands][4];
+    const uint32_t *v = reinterpret_cast<const uint32_t *>(chunk.v) + row / 2 + group;
+    constexpr uint32_t kPitch = Carry<Rows>::kValues * 4;
 #pragma unroll
     for (uint32_t t = 0; t < kChunk / 8; ++t) {
         uint32_t token = 8 * t + 2 * quad;
-        float2 key = *reinterpret_cast<const float2 *>(&part.keys[token]);
-        float2 query = *reinterpret_cast<const float2 *>(&part.queries[token]);
-        float2 v0 = widen(v[token * Stage<Rows>::kValues * 4]), v1 = widen(v[(token + 1) * Stage<Rows>::kValues * 4]);
-        news[t][0] = v0.x - key.x * news[t][0], news[t][1] = v1.x - key.y * news[t][1];
-        news[t][2] = v0.y - key.x * news[t][2], news[t][3] = v1.y - key.y * news[t][3];
-        read[t][0] *= query.x, read[t][1] *= query.y, read[t][2] *= query.x, read[t][3] *= query.y;
+        float2 key = *reinterpret_cast<const float2 *>(&chunk.part.keys[token]);
+        float2 v0 = widen(v[token * kPitch]), v1 = widen(v[(token + 1) * kPitch]);
+        d[t][0] = v0.x - key.x * d[t][0], d[t][1] = v1.x - key.y * d[t][1];
+        d[t][2] = v0.y - key.x * d[t][2], d[t][3] = v1.y - key.y * d[t][3];
     }
 #pragma unroll
     for (uint32_t j = 0; j < kBands; ++j) {
-        as_operand(a[j], news[2 * j], news[2 * j + 1]);
+        as_operand(news[j], d[2 * j], d[2 * j + 1]);
 #pragma unroll
-        for (int e = 0; e < 8; ++e) news[2 * j + e / 4][e % 4] = 0.f;
+        for (int e = 0; e < 8; ++e) d[2 * j + e / 4][e % 4] = 0.f;
     }
-    multiply_triangle(news, a, part.solve);
+    multiply_triangle(d, news, chunk.part.solve);
 #pragma unroll
-    for (uint32_t j = 0; j < kBands; ++j) as_operand(a[j], news[2 * j], news[2 * j + 1]);
-    multiply_triangle(read, a, part.weights);
-    float decay = part.decay[0];
+    for (uint32_t j = 0; j < kBands; ++j) as_operand(news[j], d[2 * j], d[2 * j + 1]);
+    float decay = chunk.part.decay[0];
 #pragma unroll
     for (uint32_t t = 0; t < kHead / 8; ++t) {
 #pragma unroll
@@ -189,36 +216,65 @@ __device__ __forceinline__ void step(State &state, const Stage<Rows> &stage, uin
     for (uint32_t j = 0; j < kBands; ++j) {
 #pragma unroll
         for (uint32_t t = 2 * j; t < 2 * j + 2; ++t) {
-            float2 carry = *reinterpret_cast<const float2 *>(&part.carry[8 * t + 2 * quad]);
-            news[t][0] *= carry.x, news[t][1] *= carry.y, news[t][2] *= carry.x, news[t][3] *= carry.y;
+            float2 scale = *reinterpret_cast<const float2 *>(&chunk.part.carry[8 * t + 2 * quad]);
+            d[t][0] *= scale.x, d[t][1] *= scale.y, d[t][2] *= scale.x, d[t][3] *= scale.y;
         }
-        as_operand(a[j], news[2 * j], news[2 * j + 1]);
+        uint32_t a[4];
+        as_operand(a, d[2 * j], d[2 * j + 1]);
 #pragma unroll
         for (uint32_t c = 0; c < kHead / 16; ++c) {
             uint32_t token = 16 * j + lane / 8 % 2 * 8 + lane % 8;
-            uint4 b = load_transposed(&stage.k[tile_piece(token, 2 * c + lane / 16)]);
-            mma(state[2 * c], a[j][0], a[j][1], a[j][2], a[j][3], b.x, b.y);
-            mma(state[2 * c + 1], a[j][0], a[j][1], a[j][2], a[j][3], b.z, b.w);
+            uint4 b = load_transposed(&chunk.k[tile_piece(token, 2 * c + lane / 16)]);
+            mma(state[2 * c], a[0], a[1], a[2], a[3], b.x, b.y);
+            mma(state[2 * c + 1], a[0], a[1], a[2], a[3], b.z, b.w);
         }
-    }
-#pragma unroll
-    for (uint32_t t = 0; t < kChunk / 8; ++t) {
-        uint32_t token = 8 * t + 2 * quad;
-        float *to = out + (stage.item.first + token) * width + 2 * group;
-        if (token < stage.item.tokens) *reinterpret_cast<float2 *>(to) = make_float2(read[t][0], read[t][2]);
-        if (token + 1 < stage.item.tokens) *reinterpret_cast<float2 *>(to + width) = make_float2(read[t][1], read[t][3]);
     }
 }
 
-// grid: (value heads * 128 / Rows, segments); Rows / 16 warps that multiply, then those that fetch.
-template <int Rows, int Stages>
+// The outputs of a chunk, 16 elements of v. `out`: at the warp's elements of the first token.
+__device__ __forceinline__ void read(const StateOperand &before, const NewsOperand &news, const Read &chunk, float *out,
+                                     size_t width, uint32_t tokens) {
+    uint32_t group = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
+    float d[kChunk / 8][4] = {};
+    multiply_tile(d, before, chunk.q);
+#pragma unroll
+    for (uint32_t t = 0; t < kChunk / 8; ++t) {
+        float2 query = *reinterpret_cast<const float2 *>(&chunk.part.queries[8 * t + 2 * quad]);
+        d[t][0] *= query.x, d[t][1] *= query.y, d[t][2] *= query.x, d[t][3] *= query.y;
+    }
+    multiply_triangle(d, news, chunk.part.weights);
+#pragma unroll
+    for (uint32_t t = 0; t < kChunk / 8; ++t) {
+        uint32_t token = 8 * t + 2 * quad;
+        float *to = out + token * width + 2 * group;
+        if (token < tokens) *reinterpret_cast<float2 *>(to) = make_float2(d[t][0], d[t][2]);
+        if (token + 1 < tokens) *reinterpret_cast<float2 *>(to + width) = make_float2(d[t][1], d[t][3]);
+    }
+}
+
+template <uint32_t N> __device__ __forceinline__ void pass(uint4 (&to)[N][32], const uint32_t (&a)[N][4]) {
+#pragma unroll
+    for (uint32_t i = 0; i < N; ++i) to[i][threadIdx.x % 32] = make_uint4(a[i][0], a[i][1], a[i][2], a[i][3]);
+}
+
+template <uint32_t N> __device__ __forceinline__ void receive(uint32_t (&a)[N][4], const uint4 (&from)[N][32]) {
+#pragma unroll
+    for (uint32_t i = 0; i < N; ++i) {
+        uint4 v = from[i][threadIdx.x % 32];
+        a[i][0] = v.x, a[i][1] = v.y, a[i][2] = v.z, a[i][3] = v.w;
+    }
+}
+
+// grid: (value heads * 128 / Rows, segments); the warps that fetch, Rows / 16 that carry, and as many that read if Split.
+template <int Rows, bool Split>
 __device__ __forceinline__ void walk(const bf16 *mixed, const Part *parts, const uint32_t *segments, float *states,
                                      float *out, uint32_t tokens, uint32_t slots, uint32_t count, uint32_t key_heads,
                                      uint32_t value_heads, uint32_t longest) {
     release_successor();
     extern __shared__ __align__(16) unsigned char memory[];
-    Stage<Rows> *stages = reinterpret_cast<Stage<Rows> *>(memory);
-    constexpr uint32_t kMultipliers = Rows * 2, kSlices = kHead / Rows;
+    using S = Shared<Rows, Split>;
+    S &s = *reinterpret_cast<S *>(memory);
+    constexpr uint32_t kSlices = kHead / Rows, kWarps = Rows / 16, kRing = S::kAhead + 1;
     wait_for_predecessor();
     uint32_t begin = blockIdx.y;
     if (!begins_chain(segments, begin)) return;
@@ -229,49 +285,76 @@ __device__ __forceinline__ void walk(const bf16 *mixed, const Part *parts, const
     Operands x = {mixed, parts, segments, tokens, slots, key_heads, value_heads, blockIdx.x / kSlices,
                   blockIdx.x % kSlices * Rows};
 
-    bool fetches = threadIdx.x >= kMultipliers;
-    Walk walk = {begin, end, now.first, now};
+    uint32_t warp = threadIdx.x / 32 - kFetchers / 32; // of those that multiply
+    bool fetches = threadIdx.x < kFetchers, reads = warp >= kWarps;
+    warp %= kWarps;
+    Way way = {begin, end, now.first, now};
+    Item behind = {}; // what was fetched for carrying but not for reading
+    // Fetches chunk i, in a split kernel for reading the one before it.
+    auto fetch_next = [&](uint32_t i) {
+        Item item = {};
+        if (way.segment < end) {
+            item = way.next(x);
+            if (threadIdx.x == 0) s.items[i % 4] = item;
+            if (item.tokens > 0) fetch(s.carry[i % kRing], x, item);
+        }
+        if (!Split) behind = item;
+        if (behind.tokens > 0) fetch(s.read[(i - Split) % kRing], x, behind);
+        behind = item;
+        copies_commit();
+    };
     State state = {};
-    uint32_t row = threadIdx.x / 32 * 16; // of the block's
-    uint32_t lane_row = x.row + row + threadIdx.x % 32 / 4 * 2;
+    uint32_t row = x.row + 16 * warp + threadIdx.x % 32 / 4 * 2;
     if (fetches) {
 #pragma unroll
-        for (int i = 0; i < Stages - 1; ++i) {
-            if (walk.segment < end) fetch(stages[i], x, walk);
-            copies_commit();
-        }
-    } else if (now.from != kNoState) {
-        load_state(state, state_row(states, value_heads, now.from, x.head, lane_row));
+        for (uint32_t i = 0; i < S::kAhead; ++i) fetch_next(i);
+    } else if (!reads && now.from != kNoState) {
+        load_state(state, state_row(states, value_heads, now.from, x.head, row));
     }
     size_t width = size_t(value_heads) * kHead;
-    out += x.head * kHead + x.row + row;
-    uint32_t stage = 0, free = Stages - 1;
-    for (bool last = false; !last;) {
-        if (fetches) copies_wait_until<Stages - 2>();
+    out += x.head * kHead + x.row + 16 * warp;
+    Item item = {};
+    for (uint32_t i = 0;; ++i) {
+        if (fetches) copies_wait_until<S::kAhead - 1>();
         __syncthreads();
-        const Item item = stages[stage].item;
+        const Item before = item;
+        if (!before.last) item = s.items[i % 4];
+        StateOperand a;
+        NewsOperand news;
         if (fetches) {
-            if (walk.segment < end) fetch(stages[free], x, walk);
-            copies_commit();
-        } else {
-            if (item.tokens > 0) step(state, stages[stage], row, out, width);
-            if (item.to != kNoState) store_state(state, state_row(states, value_heads, item.to, x.head, lane_row));
+            fetch_next(i + S::kAhead);
+        } else if (reads) {
+            if (before.tokens > 0) {
+                const Passed &passed = s.passed[(i - 1) % 2][warp];
+                receive(a, passed.state);
+                receive(news, passed.news);
+                read(a, news, s.read[(i - 1) % kRing], out + before.first * width, width, before.tokens);
+            }
+        } else if (!before.last) {
+            if (item.tokens > 0) {
+#pragma unroll
+                for (uint32_t c = 0; c < kHead / 16; ++c) as_operand(a[c], state[2 * c], state[2 * c + 1]);
+                if (Split) pass(s.passed[i % 2][warp].state, a);
+                carry(state, a, news, s.carry[i % kRing], 16 * warp);
+                if (Split) {
+                    pass(s.passed[i % 2][warp].news, news);
+                } else {
+                    read(a, news, s.read[i % kRing], out + item.first * width, width, item.tokens);
+                }
+            }
+            if (item.to != kNoState) store_state(state, state_row(states, value_heads, item.to, x.head, row));
         }
-        last = item.last;
-        free = stage;
-        stage = stage + 1 == Stages ? 0 : stage + 1;
+        if (Split ? before.last : item.last) break;
     }
 }
 
-#define WALK(name, rows, stages, blocks)                                                                               \
-    extern "C" __global__ void __launch_bounds__(rows * 2 + kFetchers, blocks)                                         \
+#define WALK(name, rows, split)                                                                                        \
+    extern "C" __global__ void __launch_bounds__(kFetchers + rows * 2 * (1 + split), split ? 1 : 2)                    \
         name(const bf16 *mixed, const Part *parts, const uint32_t *segments, float *states, float *out,               \
              uint32_t tokens, uint32_t slots, uint32_t count, uint32_t key_heads, uint32_t value_heads,                \
              uint32_t longest) {                                                                                       \
-        walk<rows, stages>(mixed, parts, segments, states, out, tokens, slots, count, key_heads, value_heads,          \
-                           longest);                                                                                   \
+        walk<rows, split>(mixed, parts, segments, states, out, tokens, slots, count, key_heads, value_heads, longest); \
     }
-WALK(gated_delta_walk_32, 32, 2, 2)
-WALK(gated_delta_walk_32_deep, 32, 4, 1)
-WALK(gated_delta_walk_64, 64, 2, 1)
-WALK(gated_delta_walk_64_deep, 64, 4, 1)
+WALK(gated_delta_walk_32, 32, false)
+WALK(gated_delta_walk_32_split, 32, true)
+WALK(gated_delta_walk_64_split, 64, true)
