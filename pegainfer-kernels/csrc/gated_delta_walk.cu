@@ -50,12 +50,16 @@ struct Operands {
     const Part *parts;
     const uint32_t *segments;
     uint32_t tokens, slots, key_heads, value_heads;
-    uint32_t head, row; // of v: the block's first row of the state
+    uint32_t head, key_head, row; // of v: the block's first row of the state
 
     __device__ __forceinline__ size_t channels() const { return size_t(2 * key_heads + value_heads) * kHead; }
     // A head of q of the first token of a chunk; k is key_heads further.
     __device__ __forceinline__ const bf16 *query(const Item &item) const {
-        return mixed + item.first * channels() + head / (value_heads / key_heads) * kHead;
+        return mixed + item.first * channels() + key_head * kHead;
+    }
+    // The block's elements of v.
+    __device__ __forceinline__ const bf16 *value(const Item &item) const {
+        return mixed + item.first * channels() + (2 * key_heads + head) * kHead + row;
     }
     __device__ __forceinline__ const Part *part(const Item &item) const {
         return parts + size_t(item.chunk) * value_heads + head;
@@ -80,37 +84,56 @@ struct Way {
     }
 };
 
-// Rows of 8 * Pieces elements, one a token, to Pitch pieces apart; zeros after the last token.
-template <uint32_t Pieces, class Place>
-__device__ __forceinline__ void fetch_rows(uint4 *to, const bf16 *from, size_t stride, uint32_t tokens, Place place) {
-    uint32_t thread = threadIdx.x % kFetchers, piece = thread % Pieces;
+// What fetching costs is addresses: it is the warps with the fewest instructions that keep up.
+
+// 64 rows of a head, one a token; zeros after the last token.
+__device__ __forceinline__ void fetch_tile(uint4 *to, const bf16 *from, size_t channels, uint32_t tokens) {
+    constexpr uint32_t kRows = kFetchers / kTilePieces; // at once
+    uint32_t t = threadIdx.x % kFetchers / kTilePieces, piece = threadIdx.x % kTilePieces;
+    from += t * channels + 8 * piece;
+    int32_t left = int32_t(tokens) - int32_t(t);
+    uint4 *even = to + tile_piece(t, piece), *odd = to + tile_piece(t + kRows, piece);
 #pragma unroll
-    for (uint32_t i = 0; i < kChunk * Pieces / kFetchers; ++i) {
-        uint32_t t = thread / Pieces + i * (kFetchers / Pieces);
-        copy16_or_zero(to + place(t, piece), from + (t < tokens ? t * stride : 0) + 8 * piece, t < tokens);
+    for (int32_t i = 0; i < int32_t(kChunk / kRows); ++i) {
+        copy16_or_zero((i % 2 ? odd : even) + i / 2 * 8 * kTilePieces, from, i * int32_t(kRows) < left);
+        from += kRows * channels;
+    }
+}
+
+// The block's elements of v, as above.
+template <int Rows>
+__device__ __forceinline__ void fetch_values(uint4 *to, const bf16 *from, size_t channels, uint32_t tokens) {
+    constexpr uint32_t kPieces = Rows / 8, kRows = kFetchers / kPieces;
+    uint32_t t = threadIdx.x % kFetchers / kPieces, piece = threadIdx.x % kPieces;
+    from += t * channels + 8 * piece;
+    to += t * Carry<Rows>::kValues + piece;
+    int32_t left = int32_t(tokens) - int32_t(t);
+#pragma unroll
+    for (int32_t i = 0; i < int32_t(kChunk / kRows); ++i) {
+        copy16_or_zero(to + i * kRows * Carry<Rows>::kValues, from, i * int32_t(kRows) < left);
+        from += kRows * channels;
     }
 }
 
 template <class T> __device__ __forceinline__ void fetch_part(T &to, const T &from) {
     constexpr uint32_t kPieces = sizeof(T) / 16;
-    const uint4 *source = reinterpret_cast<const uint4 *>(&from);
-    for (uint32_t i = threadIdx.x % kFetchers; i < kPieces; i += kFetchers) {
-        copy16_or_zero(reinterpret_cast<uint4 *>(&to) + i, source + i, true);
-    }
+    const uint4 *source = reinterpret_cast<const uint4 *>(&from) + threadIdx.x % kFetchers;
+    uint4 *sink = reinterpret_cast<uint4 *>(&to) + threadIdx.x % kFetchers;
+#pragma unroll
+    for (uint32_t i = 0; i < kPieces / kFetchers; ++i) copy16_or_zero(sink + i * kFetchers, source + i * kFetchers, true);
+    constexpr uint32_t kDone = kPieces / kFetchers * kFetchers;
+    if (threadIdx.x % kFetchers < kPieces - kDone) copy16_or_zero(sink + kDone, source + kDone, true);
 }
 
 template <int Rows>
 __device__ __forceinline__ void fetch(Carry<Rows> &to, const Operands &x, const Item &item) {
-    const bf16 *k = x.query(item) + x.key_heads * kHead;
-    fetch_rows<kTilePieces>(to.k, k, x.channels(), item.tokens, tile_piece);
-    const bf16 *v = x.mixed + item.first * x.channels() + (2 * x.key_heads + x.head) * kHead + x.row;
-    auto place = [](uint32_t t, uint32_t piece) { return t * Carry<Rows>::kValues + piece; };
-    fetch_rows<Rows / 8>(to.v, v, x.channels(), item.tokens, place);
+    fetch_tile(to.k, x.query(item) + x.key_heads * kHead, x.channels(), item.tokens);
+    fetch_values<Rows>(to.v, x.value(item), x.channels(), item.tokens);
     fetch_part(to.part, x.part(item)->carry);
 }
 
 __device__ __forceinline__ void fetch(Read &to, const Operands &x, const Item &item) {
-    fetch_rows<kTilePieces>(to.q, x.query(item), x.channels(), item.tokens, tile_piece);
+    fetch_tile(to.q, x.query(item), x.channels(), item.tokens);
     fetch_part(to.part, x.part(item)->read);
 }
 
@@ -275,14 +298,14 @@ __device__ __forceinline__ void walk(const bf16 *mixed, const Part *parts, const
     using S = Shared<Rows, Split>;
     S &s = *reinterpret_cast<S *>(memory);
     constexpr uint32_t kSlices = kHead / Rows, kWarps = Rows / 16, kRing = S::kAhead + 1;
-    wait_for_predecessor();
     uint32_t begin = blockIdx.y;
     if (!begins_chain(segments, begin)) return;
     uint32_t end = chain_end(segments, count, begin);
     check_segment(segments, begin, tokens, slots);
     Segment now = load_segment(segments, begin);
     if (load_segment(segments, end - 1).end - now.first <= longest) return;
-    Operands x = {mixed, parts, segments, tokens, slots, key_heads, value_heads, blockIdx.x / kSlices,
+    uint32_t head = blockIdx.x / kSlices;
+    Operands x = {mixed, parts, segments, tokens, slots, key_heads, value_heads, head, head / (value_heads / key_heads),
                   blockIdx.x % kSlices * Rows};
 
     uint32_t warp = threadIdx.x / 32 - kFetchers / 32; // of those that multiply
@@ -303,13 +326,16 @@ __device__ __forceinline__ void walk(const bf16 *mixed, const Part *parts, const
         behind = item;
         copies_commit();
     };
+    // No other kernel of a step writes segments, nor states of this chain.
     State state = {};
     uint32_t row = x.row + 16 * warp + threadIdx.x % 32 / 4 * 2;
+    if (!fetches && !reads && now.from != kNoState) {
+        load_state(state, state_row(states, value_heads, now.from, x.head, row));
+    }
+    wait_for_predecessor();
     if (fetches) {
 #pragma unroll
         for (uint32_t i = 0; i < S::kAhead; ++i) fetch_next(i);
-    } else if (!reads && now.from != kNoState) {
-        load_state(state, state_row(states, value_heads, now.from, x.head, row));
     }
     size_t width = size_t(value_heads) * kHead;
     out += x.head * kHead + x.row + 16 * warp;
@@ -354,7 +380,7 @@ __device__ __forceinline__ void walk(const bf16 *mixed, const Part *parts, const
              uint32_t tokens, uint32_t slots, uint32_t count, uint32_t key_heads, uint32_t value_heads,                \
              uint32_t longest) {                                                                                       \
         walk<rows, split>(mixed, parts, segments, states, out, tokens, slots, count, key_heads, value_heads, longest); \
-    }
-WALK(gated_delta_walk_32, 32, false)
-WALK(gated_delta_walk_32_split, 32, true)
-WALK(gated_delta_walk_64_split, 64, true)
+    }                                                                                                                  \
+    static_assert(sizeof(Shared<rows, split>) == (split ? 171392 : 97904), "shared_memory in cuda/delta_chunks.rs");
+WALK(gated_delta_walk, 32, false)
+WALK(gated_delta_walk_split, 32, true)
