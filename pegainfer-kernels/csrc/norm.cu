@@ -7,7 +7,8 @@ constexpr int kPieces = 2; // of 8 elements a thread: rows up to 16,384 wide wit
 enum Source { kNone, kMatrix, kSlices };
 
 template <Source S>
-__device__ __forceinline__ uint4 load_row(const void *x, const bf16 *residual, size_t at, uint32_t count, size_t slice) {
+__device__ __forceinline__ uint4 load_row(const void *x, const bf16 *residual, size_t at, uint32_t count,
+                                          size_t slice) {
     if (S == kSlices) return add_slices(load16(residual + at), static_cast<const float *>(x) + at, count, slice);
     uint4 row = load16(static_cast<const bf16 *>(x) + at);
     if (S == kNone) return row;
@@ -21,21 +22,42 @@ __device__ __forceinline__ uint4 load_row(const void *x, const bf16 *residual, s
     return row;
 }
 
-template <Source S>
-__device__ void norm(const void *__restrict__ x,      // [rows, hidden] bf16, or [count, rows, hidden] f32
-                     bf16 *__restrict__ residual,     // [rows, hidden], unless S is kNone
-                     const bf16 *__restrict__ weight, // [hidden]
-                     bf16 *__restrict__ out,          // [rows, hidden]
+// Eight weights. With those in bf16 the normalised value is rounded before the product, with those in f32 it is not.
+template <typename W> struct Weights;
+template <> struct Weights<bf16> {
+    uint4 w;
+    __device__ void load(const bf16 *from) { w = load16(from); }
+    __device__ uint4 times(uint4 row, float scale) const { return scaled(row, scale, w); }
+};
+template <> struct Weights<float> {
+    float4 low, high;
+    __device__ void load(const float *from) {
+        low = reinterpret_cast<const float4 *>(from)[0], high = reinterpret_cast<const float4 *>(from)[1];
+    }
+    __device__ uint4 times(uint4 row, float scale) const {
+        float2 a = widen(row.x), b = widen(row.y), c = widen(row.z), d = widen(row.w);
+        return make_uint4(
+            narrow(a.x * scale * low.x, a.y * scale * low.y), narrow(b.x * scale * low.z, b.y * scale * low.w),
+            narrow(c.x * scale * high.x, c.y * scale * high.y), narrow(d.x * scale * high.z, d.y * scale * high.w));
+    }
+};
+
+template <Source S, typename W>
+__device__ void norm(const void *__restrict__ x,   // [rows, hidden] bf16, or [count, rows, hidden] f32
+                     bf16 *__restrict__ residual,  // [rows, hidden], unless S is kNone
+                     const W *__restrict__ weight, // [hidden]
+                     bf16 *__restrict__ out,       // [rows, hidden]
                      uint32_t hidden, float eps, uint32_t count) {
     __shared__ float parts[32];
     size_t first = size_t(blockIdx.x) * hidden;
-    uint4 row[kPieces], scales[kPieces];
+    uint4 row[kPieces];
+    Weights<W> scales[kPieces];
     float squares = 0.f;
     release_successor();
 #pragma unroll
     for (int p = 0; p < kPieces; ++p) {
         uint32_t i = 8 * (threadIdx.x + p * blockDim.x);
-        if (i < hidden) scales[p] = load16(weight + i);
+        if (i < hidden) scales[p].load(weight + i);
     }
     wait_for_predecessor();
 #pragma unroll
@@ -50,22 +72,22 @@ __device__ void norm(const void *__restrict__ x,      // [rows, hidden] bf16, or
 #pragma unroll
     for (int p = 0; p < kPieces; ++p) {
         uint32_t i = 8 * (threadIdx.x + p * blockDim.x);
-        if (i < hidden) *reinterpret_cast<uint4 *>(out + first + i) = scaled(row[p], scale, scales[p]);
+        if (i < hidden) *reinterpret_cast<uint4 *>(out + first + i) = scales[p].times(row[p], scale);
     }
 }
 
-extern "C" __global__ __launch_bounds__(1024) void rms_norm(const bf16 *x, const bf16 *weight, bf16 *out,
-                                                            uint32_t hidden, float eps) {
-    norm<kNone>(x, nullptr, weight, out, hidden, eps, 0);
-}
-
-extern "C" __global__ __launch_bounds__(1024) void add_rms_norm(const bf16 *x, bf16 *residual, const bf16 *weight,
-                                                                bf16 *out, uint32_t hidden, float eps) {
-    norm<kMatrix>(x, residual, weight, out, hidden, eps, 0);
-}
-
-extern "C" __global__ __launch_bounds__(1024) void add_slices_rms_norm(const float *slices, bf16 *residual,
-                                                                       const bf16 *weight, bf16 *out, uint32_t hidden,
-                                                                       float eps, uint32_t count) {
-    norm<kSlices>(slices, residual, weight, out, hidden, eps, count);
-}
+#define NORMS(SUFFIX, W)                                                                                               \
+    extern "C" __global__ __launch_bounds__(1024) void rms_norm##SUFFIX(const bf16 *x, const W *weight, bf16 *out,     \
+                                                                        uint32_t hidden, float eps) {                  \
+        norm<kNone>(x, nullptr, weight, out, hidden, eps, 0);                                                          \
+    }                                                                                                                  \
+    extern "C" __global__ __launch_bounds__(1024) void add_rms_norm##SUFFIX(                                           \
+        const bf16 *x, bf16 *residual, const W *weight, bf16 *out, uint32_t hidden, float eps) {                       \
+        norm<kMatrix>(x, residual, weight, out, hidden, eps, 0);                                                       \
+    }                                                                                                                  \
+    extern "C" __global__ __launch_bounds__(1024) void add_slices_rms_norm##SUFFIX(                                    \
+        const float *slices, bf16 *residual, const W *weight, bf16 *out, uint32_t hidden, float eps, uint32_t count) { \
+        norm<kSlices>(slices, residual, weight, out, hidden, eps, count);                                              \
+    }
+NORMS(, bf16)
+NORMS(_f32, float)

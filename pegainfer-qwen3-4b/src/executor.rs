@@ -6,14 +6,13 @@
 
 use crate::config::Config;
 use crate::engine::LoadError;
-use crate::graphs::{Graphs, Run};
 use crate::plan::{Outcome, Step};
 use crate::state::{self, KvLayer};
 use crate::weights::{Layer, Weights};
 use crate::workspace::Workspace;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
-use pegainfer_core::schedule::{STEPS_IN_FLIGHT, StepExecutor};
+use pegainfer_core::schedule::{Graphs, Launches, STEPS_IN_FLIGHT, StepExecutor};
 use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_kernels::ops;
 use pegainfer_kernels::step::{Inputs, Results, Sampler};
@@ -137,8 +136,7 @@ impl StepExecutor for Executor {
         exec.install(|exec| {
             inputs.fill(exec, step)?;
             work.set_rows(step.tokens.len());
-            let mut pass = Pass { exec, config, weights, rope, inputs, work, sampler, step };
-            pass.run(kv, graphs, size)?;
+            graphs.run(size, &mut Pass { exec, config, weights, kv, rope, inputs, work, sampler, step })?;
             sampler.report(exec, samples, results)
         })??;
         self.launched += 1;
@@ -164,6 +162,7 @@ struct Pass<'a> {
     exec: &'a mut Exec,
     config: &'a Config,
     weights: &'a Weights,
+    kv: &'a mut [KvLayer],
     rope: &'a Tensor,
     inputs: &'a mut Inputs,
     work: &'a mut Workspace,
@@ -171,44 +170,28 @@ struct Pass<'a> {
     step: &'a Step,
 }
 
-impl Pass<'_> {
-    /// Everything between the inputs and the tokens, as a graph of `size` rows where there is one.
-    fn run(&mut self, kv: &mut [KvLayer], graphs: &mut Graphs, size: Option<usize>) -> Result<(), OpError> {
-        match (graphs.next(size), size) {
-            (Run::Replay(graph), _) => return self.exec.replay(graph),
-            (Run::Capture, Some(size)) => {
-                self.exec.begin_capture()?;
-                let launched = self.compute(kv);
-                let graph = self.exec.end_capture().and_then(|graph| launched.map(|()| graph));
-                if let Ok(graph) = &graph {
-                    self.exec.replay(graph)?;
-                }
-                let captured = graph.is_ok();
-                graphs.captured(size, graph);
-                if captured {
-                    return Ok(());
-                }
-            }
-            _ => {}
-        }
-        self.compute(kv)
+impl Launches for Pass<'_> {
+    fn exec(&mut self) -> &mut Exec {
+        self.exec
     }
 
-    fn compute(&mut self, kv: &mut [KvLayer]) -> Result<(), OpError> {
-        self.forward(kv)?;
+    fn launch(&mut self) -> Result<(), OpError> {
+        self.forward()?;
         let Self { exec, weights, inputs, work, sampler, step, .. } = self;
         sampler.run(exec, &mut work.normed, weights.output(), inputs, &step.samples)
     }
+}
 
+impl Pass<'_> {
     /// From token ids to the normalised output of the last layer, in `work.normed`: one row for each sample, because
     /// after the keys and values of the last layer nothing else is wanted of the other tokens.
-    fn forward(&mut self, kv: &mut [KvLayer]) -> Result<(), OpError> {
+    fn forward(&mut self) -> Result<(), OpError> {
         let (layers, eps) = (&self.weights.layers, self.config.rms_norm_eps);
         let Self { exec, weights, inputs, work, sampler, .. } = self;
         ops::embedding(exec, &inputs.tokens, &sampler.sampled, &weights.embedding, &mut work.residual)?;
         ops::rms_norm(exec, &work.residual, &layers[0].input_norm, eps, &mut work.normed)?;
-        for (i, (layer, kv)) in layers.iter().zip(kv).enumerate() {
-            self.attention(layer, kv)?;
+        for (i, layer) in layers.iter().enumerate() {
+            self.attention(layer, i)?;
             let next = layers.get(i + 1);
             if next.is_none() && self.keep_samples()? == 0 {
                 return Ok(());
@@ -229,10 +212,10 @@ impl Pass<'_> {
         Ok(samples)
     }
 
-    /// The first half of a layer, up to its output projection: `normed` becomes `attended`.
-    fn attention(&mut self, layer: &Layer, kv: &mut KvLayer) -> Result<(), OpError> {
-        let Self { exec, config, rope, inputs, work, step, .. } = self;
-        let shape = config.shape;
+    /// The first half of layer `i`, up to its output projection: `normed` becomes `attended`.
+    fn attention(&mut self, layer: &Layer, i: usize) -> Result<(), OpError> {
+        let Self { exec, config, kv, rope, inputs, work, step, .. } = self;
+        let (shape, kv) = (config.shape, &mut kv[i]);
         ops::linear(exec, &work.normed, &layer.qkv, &mut work.qkv)?;
         let (norms, at) = ((&layer.q_norm, &layer.k_norm), (&inputs.positions, &inputs.slots));
         let batch = inputs.attention(step);

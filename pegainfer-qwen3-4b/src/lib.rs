@@ -9,7 +9,6 @@
 pub mod config;
 mod engine;
 pub mod executor;
-mod graphs;
 pub mod plan;
 pub mod state;
 pub mod weights;

@@ -4,6 +4,7 @@ mod raw;
 #[cfg(test)]
 mod tests;
 
+use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_kernels::ops::{DeltaShape, HeadShape};
 use raw::Raw;
 use serde_json::Value;
@@ -159,6 +160,11 @@ impl Config {
     /// Bytes of K and V of one token over all layers.
     pub fn kv_bytes_per_token(&self) -> usize {
         2 * 2 * self.count(LayerKind::Full) * self.shape.kv_heads * self.shape.head_dim
+    }
+
+    /// Bytes of a KV block over all layers. A model without full attention would need none; a block of nothing still counts.
+    pub fn block_bytes(&self) -> u64 {
+        ((self.kv_bytes_per_token() * BLOCK_SIZE) as u64).max(1)
     }
 
     /// Bytes of one slot of recurrent state over all layers.

@@ -35,11 +35,16 @@ pub struct LoadOptions {
     pub max_num_batched_tokens: usize,
     /// Tokens of a step in which requests decode while the prompts of a few others are computed.
     pub max_num_mixed_tokens: usize,
-    /// Bytes of the KV pool; `None` takes what `max_num_seqs` sequences of full length could use, at most
-    /// [`DEFAULT_KV_BYTES`].
+    /// Whether a GPU replays decode steps as CUDA graphs.
+    pub cuda_graph: bool,
+    /// Bytes of the KV pool; `None` takes what `max_num_seqs` sequences of full length could use: on the CPU at most
+    /// [`DEFAULT_KV_BYTES`], on a GPU at most what the rest leaves of `gpu_memory_utilization`.
     pub kv_cache_bytes: Option<u64>,
+    /// Share of a GPU's memory that may be in use when the engine is loaded, 0 to 1.
+    pub gpu_memory_utilization: f64,
     /// Bytes of the copies of recurrent state that the prefix cache goes on from, beside the state of running sequences;
-    /// less than one copy keeps none, and then there is no prefix cache. `None` takes [`DEFAULT_STATE_BYTES`].
+    /// less than one copy keeps none, and then there is no prefix cache. `None` takes [`DEFAULT_STATE_BYTES`], or on a GPU
+    /// a [`STATE_SHARE`]th of its memory.
     pub state_cache_bytes: Option<u64>,
     /// Tokens between copies, a multiple of [`BLOCK_SIZE`]; one more is made where a prompt's last full block ends.
     pub state_cache_interval: usize,
@@ -49,15 +54,14 @@ pub struct LoadOptions {
 pub const DEFAULT_KV_BYTES: u64 = 4 << 30;
 /// Default of [`LoadOptions::state_cache_bytes`].
 pub const DEFAULT_STATE_BYTES: u64 = 1 << 30;
+/// Inverse of the same on a GPU.
+pub const STATE_SHARE: u64 = 20;
 /// Copies of state that are worth keeping track of.
 const MOST_COPIES: u64 = 4096;
 
 /// Why an engine cannot be loaded; one sentence for the user.
 #[derive(Debug, Error)]
 pub enum LoadError {
-    /// There are no kernels for the device.
-    #[error("Qwen3.5 has no CUDA kernels yet: use --device cpu")]
-    NoKernels,
     /// config.json.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -98,11 +102,8 @@ pub fn load(
     options: &LoadOptions,
     progress: &mut (dyn FnMut(u64, u64) + Send),
 ) -> Result<Loaded, LoadError> {
-    if exec.device() == Device::Cuda {
-        return Err(LoadError::NoKernels);
-    }
     let config = Config::load(&options.model_path)?;
-    let bounds = bounds(&config, options)?;
+    let bounds = bounds(&config, options, &mut exec)?;
     let source = match options.dummy_seed {
         Some(seed) => Source::Dummy { seed, std: config.initializer_range, uniform: ops::uniform },
         None => Source::open(&options.model_path)?,
@@ -110,6 +111,7 @@ pub fn load(
     let total = config.weight_bytes();
     let start = Instant::now();
     let weights = Weights::load(&mut exec, &config, &source, &mut |bytes| progress(bytes, total))?;
+    exec.synchronize()?;
     let weights_time = start.elapsed();
     let mut executor = Executor::new(exec, config.clone(), weights, bounds)?;
     // One token through the model: what it cannot run is refused here, and its first pages are touched before the
@@ -119,7 +121,7 @@ pub fn load(
         max_model_len: bounds.context,
         vocab_size: config.vocab_size,
         block_size: BLOCK_SIZE,
-        kv_blocks: bounds.kv_blocks,
+        kv_blocks: executor.kv_blocks(),
         max_num_seqs: bounds.rows,
         eos_token_ids: config.eos_token_ids.clone(),
         unsupported: &[],
@@ -136,7 +138,7 @@ pub fn load(
 }
 
 /// The largest step these options allow.
-fn bounds(config: &Config, options: &LoadOptions) -> Result<StepBounds, LoadError> {
+fn bounds(config: &Config, options: &LoadOptions, exec: &mut Exec) -> Result<StepBounds, LoadError> {
     let context = options.max_model_len.unwrap_or(config.max_position_embeddings);
     if context < 2 || context > config.max_position_embeddings {
         return Err(LoadError::Option(format!(
@@ -157,13 +159,13 @@ fn bounds(config: &Config, options: &LoadOptions) -> Result<StepBounds, LoadErro
             "--state-cache-interval is {interval}, but copies are made at multiples of {BLOCK_SIZE} tokens"
         )));
     }
-    // A model without full attention layers would need none; a block of nothing is still counted.
-    let block_bytes = ((config.kv_bytes_per_token() * BLOCK_SIZE) as u64).max(1);
+    let block_bytes = config.block_bytes();
     let useful = (context.div_ceil(BLOCK_SIZE) * options.max_num_seqs) as u64;
     let most = u64::from(u32::MAX) / BLOCK_SIZE as u64;
-    let kv_blocks = match options.kv_cache_bytes {
-        Some(bytes) => bytes / block_bytes,
-        None => useful.min(DEFAULT_KV_BYTES / block_bytes),
+    let (kv_blocks, gpu_memory_share) = match (options.kv_cache_bytes, exec.device()) {
+        (Some(bytes), _) => (bytes / block_bytes, None),
+        (None, Device::Cuda) => (useful.min(most), Some(options.gpu_memory_utilization)),
+        (None, _) => (useful.min(DEFAULT_KV_BYTES / block_bytes), None),
     };
     if kv_blocks == 0 || kv_blocks > most {
         return Err(LoadError::Option(format!(
@@ -171,12 +173,19 @@ fn bounds(config: &Config, options: &LoadOptions) -> Result<StepBounds, LoadErro
         )));
     }
     let slot_bytes = (config.slot_bytes() as u64).max(1);
-    let copies = (options.state_cache_bytes.unwrap_or(DEFAULT_STATE_BYTES) / slot_bytes).min(MOST_COPIES);
+    let state_bytes = match (options.state_cache_bytes, exec.device()) {
+        (Some(bytes), _) => bytes,
+        (None, Device::Cuda) => exec.gpu()?.info()?.memory as u64 / STATE_SHARE,
+        (None, _) => DEFAULT_STATE_BYTES,
+    };
+    let copies = (state_bytes / slot_bytes).min(MOST_COPIES);
     Ok(StepBounds {
         tokens: options.max_num_batched_tokens,
         rows: options.max_num_seqs,
         context,
         kv_blocks: kv_blocks as usize,
+        gpu_memory_share,
+        graphs: options.cuda_graph,
         slots: options.max_num_seqs + copies as usize,
     })
 }
@@ -184,14 +193,20 @@ fn bounds(config: &Config, options: &LoadOptions) -> Result<StepBounds, LoadErro
 /// The ops of one step, without weights or memory: `batch` rows that each add `tokens` tokens to a context of
 /// `context` tokens in all, and sample.
 pub fn record(config: &Config, batch: usize, tokens: usize, context: usize) -> Result<Vec<OpRecord>, LoadError> {
-    let step: Step = plan::uniform(batch, tokens, context);
+    record_step(config, &plan::uniform(batch, tokens, context))
+}
+
+/// The ops of `step`, whose blocks and slots are numbered through, without weights or memory.
+pub fn record_step(config: &Config, step: &Step) -> Result<Vec<OpRecord>, LoadError> {
     let mut exec = Exec::meta()?;
     let source = Source::Dummy { seed: 0, std: 0.0, uniform: ops::uniform };
     let weights = Weights::load(&mut exec, config, &source, &mut |_| {})?;
-    let kv_blocks = batch * step.max_blocks;
-    let bounds = StepBounds { tokens: step.tokens.len(), rows: batch, context, kv_blocks, slots: batch };
+    let (tokens, rows) = (step.tokens.len(), step.rows.len());
+    let context = step.kv_lens.iter().copied().max().unwrap_or(0) as usize;
+    let kv_blocks = rows * step.max_blocks;
+    let bounds = StepBounds { tokens, rows, context, kv_blocks, gpu_memory_share: None, slots: rows, graphs: false };
     let mut executor = Executor::new(exec, config.clone(), weights, bounds)?;
-    let (result, records) = executor.record(&step);
+    let (result, records) = executor.record(step);
     result?;
     Ok(records)
 }

@@ -10,7 +10,7 @@ use crate::workspace::Workspace;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::record::OpRecord;
-use pegainfer_core::schedule::{STEPS_IN_FLIGHT, StepExecutor};
+use pegainfer_core::schedule::{Graphs, Launches, STEPS_IN_FLIGHT, StepExecutor};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_kernels::ops::{self, DeltaInputs, SEGMENT_WORDS};
 use pegainfer_kernels::step::{Inputs, Results, Sampler};
@@ -26,8 +26,12 @@ pub struct StepBounds {
     pub context: usize,
     /// KV blocks of the pool.
     pub kv_blocks: usize,
+    /// Fewer blocks, if a GPU has no room for as many in this share of its memory. `None` insists.
+    pub gpu_memory_share: Option<f64>,
     /// Slots of recurrent state.
     pub slots: usize,
+    /// Whether a GPU replays decode steps as graphs.
+    pub graphs: bool,
 }
 
 impl StepBounds {
@@ -44,12 +48,14 @@ pub struct Executor {
     config: Config,
     weights: Weights,
     layers: Vec<LayerState>,
+    kv_blocks: usize,
     rope: Tensor,
     inputs: Inputs,
     /// `[segments, SEGMENT_WORDS]`.
     segments: Tensor,
     work: Workspace,
     sampler: Sampler,
+    graphs: Graphs,
     /// Used in turn.
     results: [Results; STEPS_IN_FLIGHT],
     /// Steps so far.
@@ -68,14 +74,43 @@ impl Executor {
         let work = Workspace::new(&mut exec, &config, tokens)?;
         let sampler = Sampler::new(&mut exec, config.vocab_size, rows)?;
         let results = [Results::new(&mut exec, rows)?, Results::new(&mut exec, rows)?];
-        let layers = state::allocate(&mut exec, &config, bounds).map_err(LoadError::State)?;
+        // Last, because what the rest has left may be what it gets.
+        let kv_blocks = state::kv_blocks(&mut exec, &config, bounds)?;
+        let layers = state::allocate(&mut exec, &config, kv_blocks, bounds.slots).map_err(LoadError::State)?;
+        let captures = bounds.graphs && exec.device() == Device::Cuda;
+        let graphs = Graphs::new(if captures { sampler.max_rows() } else { 0 });
         let (launched, finished) = (0, 0);
-        Ok(Self { exec, config, weights, layers, rope, inputs, segments, work, sampler, results, launched, finished })
+        Ok(Self {
+            exec,
+            config,
+            weights,
+            layers,
+            kv_blocks,
+            rope,
+            inputs,
+            segments,
+            work,
+            sampler,
+            graphs,
+            results,
+            launched,
+            finished,
+        })
     }
 
     /// The model's numbers.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// The execution context, to record or to ask about the device.
+    pub fn exec(&mut self) -> &mut Exec {
+        &mut self.exec
+    }
+
+    /// Blocks of the KV pool.
+    pub fn kv_blocks(&self) -> usize {
+        self.kv_blocks
     }
 
     /// Launches one step and waits for it.
@@ -102,17 +137,21 @@ impl StepExecutor for Executor {
 
     fn launch(&mut self, step: &Step) -> Result<(), OpError> {
         assert!(self.launched - self.finished < STEPS_IN_FLIGHT, "too many steps in flight");
-        let Self { exec, config, weights, layers, rope, inputs, segments, work, sampler, results, .. } = self;
+        let Self { exec, config, weights, layers, rope, inputs, segments, work, sampler, graphs, results, .. } = self;
         let results = &mut results[self.launched % STEPS_IN_FLIGHT];
+        let samples = &step.samples;
+        // A record is of the ops themselves.
+        let size = graphs.size(step).filter(|_| !exec.is_recording());
+        let padded = size.filter(|size| *size > step.rows.len()).map(|size| plan::padded(step, size));
+        let step = padded.as_ref().unwrap_or(step);
         exec.install(|exec| {
             inputs.fill(exec, step)?;
             let words: Vec<u32> = step.memory.iter().flat_map(Segment::words).collect();
             exec.fill_rows(segments, &words)?;
             work.set_rows(step.tokens.len());
-            let mut pass = Pass { exec, config, rope, inputs, segments, work, step };
-            pass.forward(weights, layers, &sampler.sampled)?;
-            sampler.run(exec, &mut work.normed, weights.output(), inputs, &step.samples)?;
-            sampler.report(exec, &step.samples, results)
+            let mut pass = Pass { exec, config, weights, layers, rope, inputs, segments, work, sampler, step };
+            graphs.run(size, &mut pass)?;
+            sampler.report(exec, samples, results)
         })??;
         self.launched += 1;
         Ok(())
@@ -136,35 +175,47 @@ impl StepExecutor for Executor {
 struct Pass<'a> {
     exec: &'a mut Exec,
     config: &'a Config,
+    weights: &'a Weights,
+    layers: &'a mut [LayerState],
     rope: &'a Tensor,
     inputs: &'a mut Inputs,
     segments: &'a Tensor,
     work: &'a mut Workspace,
+    sampler: &'a mut Sampler,
     step: &'a Step,
+}
+
+impl Launches for Pass<'_> {
+    fn exec(&mut self) -> &mut Exec {
+        self.exec
+    }
+
+    fn launch(&mut self) -> Result<(), OpError> {
+        self.forward()?;
+        let Self { exec, weights, inputs, work, sampler, step, .. } = self;
+        sampler.run(exec, &mut work.normed, weights.output(), inputs, &step.samples)
+    }
 }
 
 impl Pass<'_> {
     /// From token ids to the normalised output of the last layer, in `work.normed`: one row for each sample, because
     /// after the last layer's state is updated nothing else is wanted of the other tokens.
-    fn forward(&mut self, weights: &Weights, states: &mut [LayerState], sampled: &Tensor) -> Result<(), OpError> {
-        let Self { exec, config, inputs, work, .. } = self;
-        ops::embedding(exec, &inputs.tokens, sampled, &weights.embedding, &mut work.residual)?;
-        let first = &weights.layers[0].input_norm;
-        ops::rms_norm(exec, &work.residual, first, config.rms_norm_eps, &mut work.normed)?;
-        for (i, (layer, state)) in weights.layers.iter().zip(states).enumerate() {
-            match (&layer.mixer, state) {
-                (Mixer::Linear(mixer), LayerState::Linear { states, tails }) => {
-                    self.linear_attention(mixer, states, tails)?;
-                }
-                (Mixer::Full(mixer), LayerState::Full { k, v }) => self.full_attention(mixer, (k, v))?,
-                _ => unreachable!("weights and state were made for the same layers"),
+    fn forward(&mut self) -> Result<(), OpError> {
+        let Self { exec, config, weights, inputs, work, sampler, .. } = self;
+        let (layers, eps) = (&weights.layers, config.rms_norm_eps);
+        ops::embedding(exec, &inputs.tokens, &sampler.sampled, &weights.embedding, &mut work.residual)?;
+        ops::rms_norm(exec, &work.residual, &layers[0].input_norm, eps, &mut work.normed)?;
+        for (i, layer) in layers.iter().enumerate() {
+            match &layer.mixer {
+                Mixer::Linear(mixer) => self.linear_attention(mixer, i)?,
+                Mixer::Full(mixer) => self.full_attention(mixer, i)?,
             }
-            let next = weights.layers.get(i + 1);
+            let next = layers.get(i + 1);
             if next.is_none() && self.keep_samples()? == 0 {
                 return Ok(());
             }
             // The MLP's end takes the next layer's input norm along.
-            self.mlp(layer, next.map_or(&weights.norm, |next| &next.input_norm))?;
+            self.mlp(layer, next.map_or(&self.weights.norm, |next| &next.input_norm))?;
         }
         Ok(())
     }
@@ -179,14 +230,10 @@ impl Pass<'_> {
         Ok(samples)
     }
 
-    /// A gated delta rule layer up to its output projection: `normed` becomes `gated`.
-    fn linear_attention(
-        &mut self,
-        layer: &LinearAttention,
-        states: &mut Tensor,
-        tails: &mut Tensor,
-    ) -> Result<(), OpError> {
-        let Self { exec, config, segments, work, step, .. } = self;
+    /// Layer `i` of the gated delta rule up to its output projection: `normed` becomes `gated`.
+    fn linear_attention(&mut self, layer: &LinearAttention, i: usize) -> Result<(), OpError> {
+        let Self { exec, config, layers, segments, work, step, .. } = self;
+        let LayerState::Linear { states, tails } = &mut layers[i] else { unreachable!("state of another kind") };
         let (shape, eps) = (config.delta, config.rms_norm_eps);
         let Workspace { normed, projected, mixed, read, gated, .. } = &mut **work;
         ops::linear(exec, normed, &layer.projection, projected)?;
@@ -200,9 +247,10 @@ impl Pass<'_> {
         ops::gated_rms_norm(exec, read, projected, &layer.norm, shape, eps, gated)
     }
 
-    /// A full attention layer up to its output projection: `normed` becomes `attended`.
-    fn full_attention(&mut self, layer: &FullAttention, (k, v): (&mut Tensor, &mut Tensor)) -> Result<(), OpError> {
-        let Self { exec, config, rope, inputs, work, step, .. } = self;
+    /// Layer `i` of full attention up to its output projection: `normed` becomes `attended`.
+    fn full_attention(&mut self, layer: &FullAttention, i: usize) -> Result<(), OpError> {
+        let Self { exec, config, layers, rope, inputs, work, step, .. } = self;
+        let LayerState::Full { k, v } = &mut layers[i] else { unreachable!("state of another kind") };
         let (shape, eps) = (config.shape, config.rms_norm_eps);
         let (norms, at) = ((&layer.q_norm, &layer.k_norm), (&inputs.positions, &inputs.slots));
         let Workspace { normed, qkv, q, attended, .. } = &mut **work;

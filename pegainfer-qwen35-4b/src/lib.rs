@@ -17,4 +17,4 @@ pub mod state;
 pub mod weights;
 mod workspace;
 
-pub use engine::{Engine, LoadError, LoadOptions, Loaded, load, record};
+pub use engine::{Engine, LoadError, LoadOptions, Loaded, load, record, record_step};

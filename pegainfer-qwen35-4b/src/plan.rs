@@ -19,6 +19,14 @@ pub fn uniform(batch: usize, tokens: usize, context: usize) -> Step {
     step
 }
 
+/// As `schedule::Step::padded`; the state of an added row is kept nowhere.
+pub fn padded(step: &Step, rows: usize) -> Step {
+    let mut padded = step.padded(rows);
+    let added = step.rows.len() as u32..rows as u32;
+    padded.memory.extend(added.map(|t| Segment { first: t, end: t + 1, from: NO_STATE, to: NO_STATE }));
+    padded
+}
+
 /// Whether the delta rule runs in chunks in a step whose longest row has `longest` tokens. A CPU always takes the
 /// recurrence: it needs fewer operations, and its bits do not depend on how a prompt is cut.
 pub fn runs_in_chunks(device: Device, longest: usize) -> bool {

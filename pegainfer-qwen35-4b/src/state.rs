@@ -2,8 +2,10 @@
 //! layers in a slot.
 
 use crate::config::{Config, LayerKind};
+use crate::engine::LoadError;
 use crate::executor::StepBounds;
 use pegainfer_core::exec::Exec;
+use pegainfer_core::kv::DeviceMemory;
 use pegainfer_core::tensor::{DType, Tensor};
 
 /// What one layer remembers.
@@ -25,10 +27,20 @@ pub enum LayerState {
     },
 }
 
+/// Blocks of the pool: as many as `bounds` asks for, or as fit what is left on the GPU, beside the slots, of the share it
+/// allows.
+pub fn kv_blocks(exec: &mut Exec, config: &Config, bounds: StepBounds) -> Result<usize, LoadError> {
+    let Some(share) = bounds.gpu_memory_share else { return Ok(bounds.kv_blocks) };
+    let info = exec.gpu()?.info()?;
+    let slots = (bounds.slots * config.slot_bytes()) as u64;
+    let memory = DeviceMemory { total: info.memory as u64, free: (info.free as u64).saturating_sub(slots) };
+    memory.blocks(share, config.block_bytes(), bounds.kv_blocks).map_err(LoadError::Option)
+}
+
 /// Allocates the state of every layer. On the CPU a page costs memory when it is first written.
-pub fn allocate(exec: &mut Exec, config: &Config, bounds: StepBounds) -> std::io::Result<Vec<LayerState>> {
-    let [k, v] = config.shape.cache(exec.device(), bounds.kv_blocks);
-    let (states, tails) = (config.delta.states(bounds.slots), config.delta.tails(bounds.slots));
+pub fn allocate(exec: &mut Exec, config: &Config, blocks: usize, slots: usize) -> std::io::Result<Vec<LayerState>> {
+    let [k, v] = config.shape.cache(exec.device(), blocks);
+    let (states, tails) = (config.delta.states(slots), config.delta.tails(slots));
     let mut layer = |kind: &LayerKind| {
         Ok(match kind {
             LayerKind::Linear => LayerState::Linear {

@@ -170,7 +170,7 @@ pub struct EngineArgs {
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub kv_cache_memory: Option<u64>,
     /// Qwen3.5: memory for copies of recurrent state, without which its prefix cache finds nothing; 0 switches that cache
-    /// off [default: 1G]
+    /// off [default: 1G on the CPU, a twentieth of a GPU's memory]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes_or_none)]
     pub state_cache_memory: Option<u64>,
     /// Qwen3.5: tokens between these copies, a multiple of 16; each prompt's last full block gets one, too

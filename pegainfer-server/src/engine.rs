@@ -128,8 +128,13 @@ fn open_gpu(ordinal: usize, args: &EngineArgs) -> Result<(Exec, String)> {
     Ok((exec, format!("cuda:{ordinal} ({name})")))
 }
 
+/// Sequences that run at once and tokens of a step, unless flags say otherwise.
+fn default_step(exec: &Exec) -> (usize, usize) {
+    if exec.device() == Device::Cuda { (256, 16_384) } else { (64, 512) }
+}
+
 fn load_qwen3(exec: Exec, device: String, dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
-    let (rows, tokens) = if exec.device() == Device::Cuda { (256, 16_384) } else { (64, 512) };
+    let (rows, tokens) = default_step(&exec);
     let options = pegainfer_qwen3_4b::LoadOptions {
         model_path: dir.to_path_buf(),
         dummy_seed: (args.load_format == LoadFormat::Dummy).then_some(DUMMY_SEED),
@@ -162,14 +167,17 @@ fn load_qwen3(exec: Exec, device: String, dir: &Path, args: &EngineArgs) -> Resu
 
 #[cfg(feature = "qwen35")]
 fn load_qwen35(exec: Exec, device: String, dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
+    let (rows, tokens) = default_step(&exec);
     let options = pegainfer_qwen35_4b::LoadOptions {
         model_path: dir.to_path_buf(),
         dummy_seed: (args.load_format == LoadFormat::Dummy).then_some(DUMMY_SEED),
         max_model_len: args.max_model_len.map(Into::into),
-        max_num_seqs: args.max_num_seqs.map_or(64, Into::into),
-        max_num_batched_tokens: args.max_num_batched_tokens.map_or(512, Into::into),
+        max_num_seqs: args.max_num_seqs.map_or(rows, Into::into),
+        max_num_batched_tokens: args.max_num_batched_tokens.map_or(tokens, Into::into),
         max_num_mixed_tokens: args.max_num_mixed_tokens.into(),
+        cuda_graph: args.cuda_graph,
         kv_cache_bytes: args.kv_cache_memory,
+        gpu_memory_utilization: args.gpu_memory_utilization,
         state_cache_bytes: args.state_cache_memory,
         state_cache_interval: args.state_cache_interval.into(),
     };

@@ -15,6 +15,19 @@ impl DeviceMemory {
         let used = self.total - self.free.min(self.total);
         ((self.total as f64 * share) as u64).saturating_sub(used)
     }
+
+    /// Blocks of `block_bytes` that fit what is left of `share`, at most `useful`; a sentence for the user if none does.
+    pub fn blocks(self, share: f64, block_bytes: u64, useful: usize) -> Result<usize, String> {
+        match self.left_of(share) / block_bytes {
+            0 => Err(format!(
+                "--gpu-memory-utilization {share} of the GPU's {:.1} GB leaves nothing for the KV cache: {:.1} GB are in \
+                 use, by this model or other programs; raise it, or lower --max-num-batched-tokens or --max-num-seqs",
+                self.total as f64 / 1e9,
+                (self.total - self.free) as f64 / 1e9
+            )),
+            fitting => Ok(usize::try_from(fitting).unwrap_or(useful).min(useful)),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -31,5 +44,15 @@ mod tests {
         assert_eq!(left(1000, 50, 0.9), 0);
         // An H200 with Qwen3-4B: 150.1 GB, of which weights, workspace and context take 10.
         assert_eq!(left(150_100_000_000, 140_100_000_000, 0.9), 125_090_000_000);
+    }
+
+    #[test]
+    fn the_pool_takes_what_is_left_but_no_more_than_is_useful() {
+        let fit = |free, useful| DeviceMemory { total: 10_000, free }.blocks(0.9, 10, useful);
+        assert_eq!(fit(10_000, 5000), Ok(900));
+        assert_eq!(fit(4005, 5000), Ok(300));
+        assert_eq!(fit(4000, 64), Ok(64));
+        let error = fit(1000, 64).unwrap_err();
+        assert!(error.contains("--gpu-memory-utilization 0.9") && !error.contains('\n'), "{error}");
     }
 }

@@ -2,12 +2,14 @@
 //! an executor, and both as one engine.
 
 mod engine;
+mod graphs;
 mod memory;
 mod scheduler;
 mod sequence;
 mod step;
 
 pub use engine::{Engine, STEPS_IN_FLIGHT, StepExecutor};
+pub use graphs::{Graphs, Launches};
 pub use memory::{Memory, OutOfMemory};
 pub use scheduler::{Scheduler, SchedulerConfig};
 pub use step::{FROM_PREVIOUS, Outcome, SampleRow, Step, StepRow};

@@ -3,18 +3,26 @@
 use super::{images, pieces};
 use pegainfer_core::cuda::Launch;
 use pegainfer_core::exec::Exec;
-use pegainfer_core::tensor::{OpError, Tensor};
+use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// As in csrc/norm.cu: pieces of 8 elements that a thread takes.
 const PIECES: usize = 2;
 const MAX_THREADS: usize = 1024;
 
-fn launch(exec: &mut Exec, op: &'static str, kernel: &'static str, hidden: usize) -> Result<Launch, OpError> {
+/// `kernels`: for a weight in bf16, and in f32.
+fn launch(
+    exec: &mut Exec,
+    op: &'static str,
+    kernels: [&'static str; 2],
+    weight: &Tensor,
+    hidden: usize,
+) -> Result<Launch, OpError> {
     pieces(op, hidden)?;
     let most = MAX_THREADS * PIECES * 8;
     if hidden > most {
         return Err(OpError { op, message: format!("rows of {hidden} elements: the GPU kernel takes {most}") });
     }
+    let kernel = kernels[usize::from(weight.dtype() == DType::F32)];
     Ok(exec.gpu()?.launch(op, &images::NORM, kernel)?.overlapped())
 }
 
@@ -33,7 +41,7 @@ pub(crate) fn rms_norm(
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let shape = x.rows_cols();
-    let launch = launch(exec, "rms_norm", "rms_norm", shape.1)?;
+    let launch = launch(exec, "rms_norm", ["rms_norm", "rms_norm_f32"], weight, shape.1)?;
     run(launch.input(x).input(weight).output(out).u32(shape.1).f32(eps), shape)
 }
 
@@ -46,7 +54,7 @@ pub(super) fn add_rms_norm(
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let shape = x.rows_cols();
-    let launch = launch(exec, "linear_add_norm", "add_rms_norm", shape.1)?;
+    let launch = launch(exec, "linear_add_norm", ["add_rms_norm", "add_rms_norm_f32"], weight, shape.1)?;
     run(launch.input(x).output(residual).input(weight).output(out).u32(shape.1).f32(eps), shape)
 }
 
@@ -60,7 +68,8 @@ pub(super) fn add_slices_rms_norm(
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let shape = residual.rows_cols();
-    let launch = launch(exec, "linear_add_norm", "add_slices_rms_norm", shape.1)?;
+    let kernels = ["add_slices_rms_norm", "add_slices_rms_norm_f32"];
+    let launch = launch(exec, "linear_add_norm", kernels, weight, shape.1)?;
     let launch = launch.pointer(slices).output(residual).input(weight).output(out);
     run(launch.u32(shape.1).f32(eps).u32(count), shape)
 }

@@ -33,7 +33,7 @@ pub fn linear_add_norm(
     for tensor in [&*residual, &*delta, &*out] {
         check.is(tensor, DType::Bf16, &[m, n])?;
     }
-    check.is_norm(norm, n, exec.device())?;
+    check.is_norm(norm, n)?;
     let cuda_kernel = exec.gpu().map_or("", |gpu| cuda::linear_kernel(gpu, m, n, DType::Bf16));
     exec.record(|device| {
         let kernel = match device {

@@ -11,12 +11,12 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 ///
 /// `x`, `out`: `[rows, hidden]` bf16; `weight`: `[hidden]` bf16 or f32. The mean and product are f32. With a bf16 weight
 /// the normalised value is rounded to bf16 before the product (transformers `Qwen3RMSNorm`). With an f32 weight only the
-/// product is rounded (`Qwen3_5RMSNorm`, whose weight is `1 + w` for the `w` of the checkpoint); not on a GPU.
+/// product is rounded (`Qwen3_5RMSNorm`, whose weight is `1 + w` for the `w` of the checkpoint).
 pub fn rms_norm(exec: &mut Exec, x: &Tensor, weight: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), OpError> {
     let check = Check("rms_norm");
     let (rows, hidden) = x.rows_cols();
     check.is(x, DType::Bf16, &[rows, hidden])?;
-    check.is_norm(weight, hidden, exec.device())?;
+    check.is_norm(weight, hidden)?;
     check.is(out, DType::Bf16, &[rows, hidden])?;
     exec.record(|_| OpRecord::new("rms_norm", "rows", &[x, weight], &[out], 4 * x.elements() as u64));
     match exec.device() {

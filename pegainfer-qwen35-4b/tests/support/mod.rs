@@ -1,56 +1,24 @@
-//! Shared by the tests of the real engine: the checkpoint, its reference outputs, and a driver without threads.
+//! Shared by the tests of the real engine: the checkpoint and its reference outputs.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use pegainfer_core::engine::{FinishReason, GenerateRequest, RequestId, StepEngine, TokenEvent, TokenOut, Usage};
-use pegainfer_core::exec::Exec;
-use pegainfer_core::isa::Isa;
-use pegainfer_core::sampling::SamplingParams;
+#[path = "../../../pegainfer-core/tests/engines/mod.rs"]
+mod engines;
+
+pub use engines::*;
 use pegainfer_qwen35_4b::{Engine, LoadOptions, load};
-use serde::Deserialize;
-use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-/// The checkpoint under test: `PEGAINFER_TEST_MODEL_PATH`, or the bundled one.
+/// The checkpoint under test.
 pub fn model_path() -> PathBuf {
-    match std::env::var_os("PEGAINFER_TEST_MODEL_PATH") {
-        Some(path) => path.into(),
-        None => PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/qwen35-tiny"),
-    }
+    other_model().unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/qwen35-tiny"))
 }
 
-/// Reference outputs, see tests/fixtures/README.md.
-#[derive(Deserialize)]
-pub struct Fixture {
-    pub cases: Vec<Case>,
-}
-
-/// One prompt and its greedy continuation in f32.
-#[derive(Deserialize)]
-pub struct Case {
-    pub name: String,
-    pub prompt_ids: Vec<u32>,
-    pub greedy_ids: Vec<u32>,
-    pub margins: Vec<f64>,
-    pub top20: Vec<Top>,
-}
-
-/// The twenty most likely tokens at one position.
-#[derive(Deserialize)]
-pub struct Top {
-    pub ids: Vec<u32>,
-    pub logprobs: Vec<f64>,
-}
-
-/// The reference of the checkpoint under test: `fixture.json` beside the weights, or the bundled model's.
+/// Its reference outputs, see tests/fixtures/README.md.
 pub fn fixture() -> Fixture {
-    let path = match std::env::var_os("PEGAINFER_TEST_MODEL_PATH") {
-        Some(path) => PathBuf::from(path).join("fixture.json"),
-        None => PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen35-tiny.json"),
-    };
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    serde_json::from_str(&text).unwrap()
+    let bundled = || Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen35-tiny.json");
+    Fixture::read(&other_model().map_or_else(bundled, |path| path.join("fixture.json")))
 }
 
 /// Defaults that leave every invariant to the test.
@@ -62,88 +30,16 @@ pub fn options() -> LoadOptions {
         max_num_seqs: 32,
         max_num_batched_tokens: 1024,
         max_num_mixed_tokens: 512,
-        kv_cache_bytes: Some(64 << 20),
-        state_cache_bytes: Some(256 << 20),
+        cuda_graph: cuda_graph(),
+        // The bundled model's is small, so that tests see it full; another one's is what it needs.
+        kv_cache_bytes: other_model().is_none().then_some(64 << 20),
+        gpu_memory_utilization: 0.9,
+        state_cache_bytes: other_model().is_none().then_some(256 << 20),
         state_cache_interval: 64,
     }
 }
 
-/// The fastest instruction set of this machine.
-pub fn best() -> Isa {
-    Isa::best()
-}
-
 /// A loaded engine.
-pub fn engine(isa: Isa, options: &LoadOptions) -> Engine {
-    load(Exec::cpu(isa, Some(2)).unwrap(), options, &mut |_, _| {}).unwrap().engine
-}
-
-/// A greedy request.
-pub fn greedy(prompt: &[u32], max_tokens: usize) -> GenerateRequest {
-    GenerateRequest {
-        prompt: prompt.to_vec(),
-        max_tokens,
-        sampling: SamplingParams::greedy(),
-        rules: None,
-        grammar: None,
-        prompt_logprobs: None,
-        priority: 0,
-        stop_token_ids: vec![],
-        ignore_eos: true,
-        logprobs: Some(5),
-        cache_salt: 0,
-    }
-}
-
-/// What one request gave.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct Output {
-    pub tokens: Vec<TokenOut>,
-    pub end: Option<(FinishReason, Usage)>,
-}
-
-impl Output {
-    pub fn ids(&self) -> Vec<u32> {
-        self.tokens.iter().map(|t| t.id).collect()
-    }
-    /// Tokens and the bits of every log-probability: all that must not depend on scheduling.
-    pub fn bits(&self) -> Vec<Vec<u32>> {
-        let bits = |t: &TokenOut| {
-            let logprobs = t.logprobs.iter().flat_map(|l| {
-                let top = l.top.iter().flat_map(|(id, p)| [*id, p.to_bits()]);
-                [l.logprob.to_bits(), l.rank].into_iter().chain(top)
-            });
-            std::iter::once(t.id).chain(logprobs).collect()
-        };
-        self.tokens.iter().map(bits).collect()
-    }
-}
-
-/// Runs all requests, submitted at once, to their end.
-pub fn run(engine: &mut Engine, requests: &[GenerateRequest]) -> Vec<Output> {
-    let mut outputs: HashMap<RequestId, Output> = HashMap::new();
-    for (i, request) in requests.iter().enumerate() {
-        engine.limits().check(request).unwrap();
-        outputs.insert(RequestId(i as u64), Output::default());
-        engine.add(RequestId(i as u64), request.clone());
-    }
-    while engine.has_work() {
-        let events = match engine.plan() {
-            Some(admitted) => {
-                engine.launch().unwrap();
-                admitted
-            }
-            None => engine.finish().unwrap(),
-        };
-        for (id, event) in events {
-            let output = outputs.get_mut(&id).unwrap();
-            match event {
-                TokenEvent::Admitted { .. } | TokenEvent::Prompt(_) => {}
-                TokenEvent::Token(token) => output.tokens.push(token),
-                TokenEvent::Finished { reason, usage } => output.end = Some((reason, usage)),
-                TokenEvent::Failed { error } => panic!("{id:?}: {error}"),
-            }
-        }
-    }
-    (0..requests.len()).map(|i| outputs.remove(&RequestId(i as u64)).unwrap()).collect()
+pub fn engine(target: Target, options: &LoadOptions) -> Engine {
+    load(target.exec(), options, &mut |_, _| {}).unwrap().engine
 }

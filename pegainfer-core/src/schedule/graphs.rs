@@ -3,17 +3,27 @@
 //! A graph has fixed shapes, so a step is padded to the next of a few batch sizes. The first step of a size runs launch
 //! by launch, which loads its kernels and lets cuBLASLt choose; the second is captured; later ones are replays.
 
-use crate::plan::Step;
-use pegainfer_core::cuda::Graph;
-use pegainfer_core::tensor::OpError;
+use super::step::Step;
+use crate::cuda::Graph;
+use crate::exec::Exec;
+use crate::tensor::OpError;
 use std::collections::HashMap;
 
 /// Batch sizes that have a graph.
 const SIZES: [usize; 20] = [1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 48, 64, 96, 128, 160, 192, 224, 256];
 
+/// What a graph is made of: the launches of a step between its inputs and its tokens.
+pub trait Launches {
+    /// Where they are launched.
+    fn exec(&mut self) -> &mut Exec;
+
+    /// Launches them.
+    fn launch(&mut self) -> Result<(), OpError>;
+}
+
 /// The graphs so far.
 #[derive(Debug)]
-pub(crate) struct Graphs {
+pub struct Graphs {
     /// Rows of the largest graph; 0 for none.
     max_rows: usize,
     /// By size; `None` after its first step.
@@ -21,7 +31,7 @@ pub(crate) struct Graphs {
 }
 
 /// How a step of a size runs.
-pub(crate) enum Run<'a> {
+enum Run<'a> {
     /// Launch by launch.
     Eager,
     /// Launch by launch, recorded: see [`Graphs::captured`].
@@ -38,7 +48,7 @@ impl Graphs {
 
     /// The size to pad `step` to; `None` when it runs launch by launch: not every row is one token that is sampled, a
     /// row asks for log-probabilities or has rules, or it is too large.
-    pub fn size(&self, step: &Step) -> Option<usize> {
+    pub fn size<M: Clone + Default>(&self, step: &Step<M>) -> Option<usize> {
         let rows = step.rows.len();
         let decodes = rows > 0 && step.tokens.len() == rows && step.samples.len() == rows;
         let plain = step.samples.iter().all(|sample| sample.logprobs.is_none() && sample.adjustment.is_none());
@@ -46,8 +56,30 @@ impl Graphs {
         size.filter(|_| decodes && plain)
     }
 
+    /// Runs `pass`, a step of `size`, or of any if that is `None`: then launch by launch.
+    pub fn run(&mut self, size: Option<usize>, pass: &mut impl Launches) -> Result<(), OpError> {
+        match (self.next(size), size) {
+            (Run::Replay(graph), _) => return pass.exec().replay(graph),
+            (Run::Capture, Some(size)) => {
+                pass.exec().begin_capture()?;
+                let launched = pass.launch();
+                let graph = pass.exec().end_capture().and_then(|graph| launched.map(|()| graph));
+                if let Ok(graph) = &graph {
+                    pass.exec().replay(graph)?;
+                }
+                let captured = graph.is_ok();
+                self.captured(size, graph);
+                if captured {
+                    return Ok(());
+                }
+            }
+            _ => {}
+        }
+        pass.launch()
+    }
+
     /// How the next step of `size` runs; `None` is a step without a graph.
-    pub fn next(&mut self, size: Option<usize>) -> Run<'_> {
+    fn next(&mut self, size: Option<usize>) -> Run<'_> {
         let Some(size) = size else { return Run::Eager };
         let seen = self.graphs.contains_key(&size);
         match self.graphs.entry(size).or_insert(None) {
@@ -58,7 +90,7 @@ impl Graphs {
     }
 
     /// Keeps what [`Run::Capture`] gave. Where capturing fails, steps run without graphs from now on.
-    pub fn captured(&mut self, size: usize, graph: Result<Graph, OpError>) {
+    fn captured(&mut self, size: usize, graph: Result<Graph, OpError>) {
         match graph {
             Ok(graph) => {
                 self.graphs.insert(size, Some(graph));
@@ -74,23 +106,23 @@ impl Graphs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pegainfer_core::rules::Adjustment;
+    use crate::rules::Adjustment;
 
     #[test]
     fn only_plain_decode_steps_are_padded() {
         let graphs = Graphs::new(64);
-        let size = |step: &Step| graphs.size(step);
-        assert_eq!(size(&Step::uniform(1, 1, 100)), Some(1));
-        assert_eq!(size(&Step::uniform(33, 1, 100)), Some(48));
-        assert_eq!(size(&Step::uniform(65, 1, 100)), None, "larger than the largest graph");
-        assert_eq!(size(&Step::uniform(2, 3, 100)), None, "prefill");
-        let mut reported = Step::uniform(2, 1, 100);
+        let size = |step: &Step<()>| graphs.size(step);
+        assert_eq!(size(&Step::<()>::uniform(1, 1, 100)), Some(1));
+        assert_eq!(size(&Step::<()>::uniform(33, 1, 100)), Some(48));
+        assert_eq!(size(&Step::<()>::uniform(65, 1, 100)), None, "larger than the largest graph");
+        assert_eq!(size(&Step::<()>::uniform(2, 3, 100)), None, "prefill");
+        let mut reported = Step::<()>::uniform(2, 1, 100);
         reported.samples[1].logprobs = Some(1);
         assert_eq!(size(&reported), None);
-        let mut ruled = Step::uniform(2, 1, 100);
+        let mut ruled = Step::<()>::uniform(2, 1, 100);
         ruled.samples[0].adjustment = Some(Adjustment::default());
         assert_eq!(size(&ruled), None);
-        assert_eq!(Graphs::new(0).size(&Step::uniform(1, 1, 100)), None, "switched off");
+        assert_eq!(Graphs::new(0).size(&Step::<()>::uniform(1, 1, 100)), None, "switched off");
     }
 
     #[test]
@@ -101,6 +133,6 @@ mod tests {
         assert!(matches!(graphs.next(Some(8)), Run::Capture));
         assert!(matches!(graphs.next(Some(4)), Run::Eager));
         graphs.captured(8, Err(OpError { op: "graph", message: "no".to_owned() }));
-        assert_eq!(graphs.size(&Step::uniform(8, 1, 100)), None);
+        assert_eq!(graphs.size(&Step::<()>::uniform(8, 1, 100)), None);
     }
 }
