@@ -80,6 +80,18 @@ impl DeltaShape {
         [slots, self.taps - 1, self.channels()]
     }
 
+    /// Most chunks of 64 tokens, each within a segment, of `tokens` tokens in `segments` segments.
+    pub(crate) fn chunks(tokens: usize, segments: usize) -> usize {
+        tokens / 64 + segments
+    }
+
+    /// Bytes of working memory that `ops::gated_delta_chunks` wants on a GPU for steps of at most `tokens` tokens in
+    /// `segments` segments: matrices of `[64, 64]`, lower halves in bf16, for solving and for reading.
+    pub fn chunk_scratch(&self, tokens: usize, segments: usize) -> usize {
+        // `Part` in csrc/gated_delta_chunks.cuh.
+        Self::chunks(tokens, segments) * self.value_heads * 11_024
+    }
+
     /// Bytes of a slot.
     pub fn slot_bytes(&self) -> usize {
         4 * self.states(1).iter().product::<usize>() + 2 * self.tails(1).iter().product::<usize>()

@@ -71,7 +71,7 @@ impl Executor {
         let rope = ops::rope_table(&mut exec, context, config.rotary_dim, config.rope_theta)?;
         let inputs = Inputs::new(&mut exec, config.vocab_size, tokens, rows, context)?;
         let segments = exec.tensor("segments", &[bounds.segments(), SEGMENT_WORDS], DType::U32)?;
-        let work = Workspace::new(&mut exec, &config, tokens)?;
+        let work = Workspace::new(&mut exec, &config, tokens, bounds.segments())?;
         let sampler = Sampler::new(&mut exec, config.vocab_size, rows)?;
         let results = [Results::new(&mut exec, rows)?, Results::new(&mut exec, rows)?];
         // Last, because what the rest has left may be what it gets.
@@ -235,12 +235,12 @@ impl Pass<'_> {
         let Self { exec, config, layers, segments, work, step, .. } = self;
         let LayerState::Linear { states, tails } = &mut layers[i] else { unreachable!("state of another kind") };
         let (shape, eps) = (config.delta, config.rms_norm_eps);
-        let Workspace { normed, projected, mixed, read, gated, .. } = &mut **work;
+        let Workspace { normed, projected, mixed, chunks, read, gated, .. } = &mut **work;
         ops::linear(exec, normed, &layer.projection, projected)?;
         ops::causal_conv1d(exec, projected, &layer.conv, segments, shape, tails, mixed)?;
         let inputs = DeltaInputs { mixed, projected, a_log: &layer.a_log, dt_bias: &layer.dt_bias, segments };
         if plan::runs_in_chunks(exec.device(), step.queries().1) {
-            ops::gated_delta_chunks(exec, &inputs, shape, states, read)?;
+            ops::gated_delta_chunks(exec, &inputs, shape, states, chunks, read)?;
         } else {
             ops::gated_delta_rule(exec, &inputs, shape, states, read)?;
         }

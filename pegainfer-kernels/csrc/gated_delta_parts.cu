@@ -1,0 +1,337 @@
+// ops::gated_delta_chunks, first kernel: what the chunks need besides the state. A block of four warps takes one chunk
+// and key head, with all value heads of the group.
+#include "gated_delta_chunks.cuh"
+
+constexpr int kThreads = 128;
+constexpr uint32_t kGroup = 4;  // most value heads per key head
+constexpr uint32_t kPitch = 68; // floats from row to row: banks apart for the lanes of an operand
+constexpr float kLog2E = 1.4426950408889634f;
+
+struct PartsShared {
+    union {
+        struct {
+            uint4 q[kChunk * kTilePieces], k[kChunk * kTilePieces];
+        } tiles;
+        float matrix[kChunk * kPitch]; // A, and in its place the inverse of I + A
+    };
+    float sum[kGroup][kChunk]; // G in units of ln 2
+    float beta[kGroup][kChunk];
+    float queries[kChunk], keys[kChunk]; // c, a
+    float columns[kChunk];               // a, decayed to the end of the band
+};
+
+// Rounded for the products in tf32.
+__device__ __forceinline__ float tf32(float x) {
+    uint32_t out;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(out) : "f"(x));
+    return __uint_as_float(out);
+}
+
+// d[16, 8] += a[16, 8] b[8, 8] of rounded operands; a0, a1 hold rows group and group + 8 at column quad, a2, a3 at
+// quad + 4, b0, b1 column group at rows quad and quad + 4.
+__device__ __forceinline__ void mma_tf32(float (&d)[4], float a0, float a1, float a2, float a3, float b0, float b1) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(__float_as_uint(a0)), "r"(__float_as_uint(a1)), "r"(__float_as_uint(a2)),
+                   "r"(__float_as_uint(a3)), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
+}
+
+// 2^x for x <= 0; what is denormal is 0.
+__device__ __forceinline__ float power(float x) {
+    float out;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+    return out;
+}
+
+// Gates of the chunk's tokens for the heads of a group: G and beta.
+__device__ void load_gates(PartsShared &s, const bf16 *b, const bf16 *a, size_t width, uint32_t tokens, const float *a_log,
+                           const float *dt_bias, uint32_t group) {
+    for (uint32_t i = threadIdx.x; i < group * kChunk; i += kThreads) {
+        uint32_t head = i / kChunk, t = i % kChunk;
+        float g = 0.f, beta = 0.f;
+        if (t < tokens) {
+            float x = __bfloat162float(a[t * width + head]) + dt_bias[head];
+            float softplus = x > 20.f ? x : log1pf(expf(x));
+            g = -kLog2E * expf(a_log[head]) * softplus;
+            beta = 1.f / (1.f + expf(-__bfloat162float(b[t * width + head])));
+        }
+        s.sum[head][t] = g;
+        s.beta[head][t] = beta;
+    }
+    __syncthreads();
+    uint32_t head = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (head < group) {
+        float2 &pair = reinterpret_cast<float2 *>(s.sum[head])[lane];
+        float sum = pair.x + pair.y;
+        for (int step = 1; step < 32; step *= 2) {
+            float other = __shfl_up_sync(kAll, sum, step);
+            if (lane >= step) sum += other;
+        }
+        pair = make_float2(sum - pair.y, sum);
+    }
+}
+
+// 1 / |q| and 1 / |k| of each token, times 128^-1/2 for q: one row a thread.
+__device__ void load_lengths(PartsShared &s) {
+    uint32_t t = threadIdx.x % kChunk;
+    bool key = threadIdx.x >= kChunk;
+    const uint4 *tile = key ? s.tiles.k : s.tiles.q;
+    float squares = 0.f;
+#pragma unroll
+    for (uint32_t p = 0; p < kTilePieces; ++p) squares += sum_squares(tile[tile_piece(t, p)]);
+    float scale = rsqrtf(squares + 1e-6f);
+    if (key) {
+        s.keys[t] = scale;
+    } else {
+        s.queries[t] = scale * rsqrtf(float(kHead));
+    }
+}
+
+// Blocks of the lower triangles of Q Kᵀ and K Kᵀ, 5 a warp: of Q Kᵀ band `warp`, of K Kᵀ band 3 - warp.
+__device__ __forceinline__ void multiply(const PartsShared &s, float (&d)[kBands + 1][2][4]) {
+    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (uint32_t c = 0; c < kTilePieces; c += 2) {
+        uint4 q = load_matrices(&s.tiles.q[tile_piece(16 * warp + lane % 16, c + lane / 16)]);
+        uint4 k = load_matrices(&s.tiles.k[tile_piece(16 * (kBands - 1 - warp) + lane % 16, c + lane / 16)]);
+#pragma unroll
+        for (uint32_t i = 0; i <= kBands; ++i) {
+            uint4 a = i <= warp ? q : k;
+            uint32_t row = 16 * (i <= warp ? i : i - warp - 1) + lane / 16 * 8 + lane % 8;
+            uint4 b = load_matrices(&s.tiles.k[tile_piece(row, c + lane / 8 % 2)]);
+            mma(d[i][0], a.x, a.y, a.z, a.w, b.x, b.y);
+            mma(d[i][1], a.x, a.y, a.z, a.w, b.z, b.w);
+        }
+    }
+}
+
+// A block of 16 x 16, in the layout of products, as operand b; columns scaled.
+__device__ __forceinline__ uint4 as_operand(const float (&d)[2][4], const float *scale) {
+    float2 low = reinterpret_cast<const float2 *>(scale)[threadIdx.x % 4];
+    float2 high = reinterpret_cast<const float2 *>(scale)[threadIdx.x % 4 + 4];
+    return make_uint4(narrow(d[0][0] * low.x, d[0][1] * low.y), narrow(d[1][0] * high.x, d[1][1] * high.y),
+                      narrow(d[0][2] * low.x, d[0][3] * low.y), narrow(d[1][2] * high.x, d[1][3] * high.y));
+}
+
+// A block of the matrix from and to the layout of products. Off the diagonal it is only multiplied: rounded for that.
+__device__ __forceinline__ float *block_rows(float *matrix, uint32_t i, uint32_t j) {
+    uint32_t lane = threadIdx.x % 32;
+    return matrix + (16 * i + lane / 4) * kPitch + 16 * j + lane % 4 * 2;
+}
+
+__device__ __forceinline__ void load_block(float (&d)[2][4], float *matrix, uint32_t i, uint32_t j) {
+    const float *at = block_rows(matrix, i, j);
+#pragma unroll
+    for (int e = 0; e < 8; e += 2) {
+        float2 pair = *reinterpret_cast<const float2 *>(at + e / 2 % 2 * 8 * kPitch + e / 4 * 8);
+        d[e / 4][e % 4] = pair.x, d[e / 4][e % 4 + 1] = pair.y;
+    }
+}
+
+__device__ __forceinline__ void store_block(float *matrix, uint32_t i, uint32_t j, const float (&d)[2][4]) {
+    float *at = block_rows(matrix, i, j);
+#pragma unroll
+    for (int e = 0; e < 8; e += 2) {
+        float low = d[e / 4][e % 4], high = d[e / 4][e % 4 + 1];
+        if (i != j) low = tf32(low), high = tf32(high);
+        *reinterpret_cast<float2 *>(at + e / 2 % 2 * 8 * kPitch + e / 4 * 8) = make_float2(low, high);
+    }
+}
+
+// What the columns of a head's decays have in common, and the vectors that scale the walk's sums.
+__device__ __forceinline__ void scale_columns(PartsShared &s, const float *sum, Part *part) {
+    uint32_t t = threadIdx.x;
+    if (t >= kChunk) return;
+    float last = sum[kChunk - 1];
+    s.columns[t] = s.keys[t] * power(sum[t | 15] - sum[t]);
+    part->carry.keys[t] = power(sum[t]) * s.keys[t];
+    part->carry.carry[t] = power(last - sum[t]) * s.keys[t];
+    part->read.queries[t] = power(sum[t]) * s.queries[t];
+    if (t == 0) part->carry.decay[0] = power(last);
+}
+
+// One block of products under the decays: of P with its diagonal, of A without. `scale`: of rows lane / 4 and 8 further.
+__device__ __forceinline__ void decay_block(float (&d)[2][4], const PartsShared &s, const float *sum, uint32_t band,
+                                            uint32_t column, const float (&scale)[2], uint32_t diagonal) {
+    uint32_t row = threadIdx.x % 32 / 4, first = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+        uint32_t at = 16 * column + 8 * n + first;
+        // Below the diagonal the decay is one of the row times one of the column, from the column's last token.
+        float2 factor = *reinterpret_cast<const float2 *>(band == column ? &s.keys[at] : &s.columns[at]);
+        float2 base = *reinterpret_cast<const float2 *>(&sum[at]);
+        if (band != column) base.x = base.y = sum[16 * column + 15];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float sum_i = sum[16 * band + row + 8 * r];
+            float low = scale[r] * power(sum_i - base.x), high = band == column ? scale[r] * power(sum_i - base.y) : low;
+            // A power that is not wanted may be infinite, so it is chosen, not multiplied.
+            bool all = band != column;
+            uint32_t end = row + 8 * r + diagonal, j = 8 * n + first;
+            d[n][2 * r] = all || j < end ? d[n][2 * r] * low * factor.x : 0.f;
+            d[n][2 * r + 1] = all || j + 1 < end ? d[n][2 * r + 1] * high * factor.y : 0.f;
+        }
+    }
+}
+
+// From products to P, which is written, and A, which goes to shared memory.
+__device__ __forceinline__ void decay(PartsShared &s, const float (&products)[kBands + 1][2][4], const float *sum,
+                                      const float *beta, Part *part) {
+    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, other = kBands - 1 - warp;
+    float query[2], key[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        uint32_t i = 16 * other + lane / 4 + 8 * r;
+        query[r] = s.queries[16 * warp + lane / 4 + 8 * r];
+        key[r] = beta[i] * s.keys[i];
+    }
+#pragma unroll
+    for (uint32_t n = 0; n <= kBands; ++n) {
+        float d[2][4];
+#pragma unroll
+        for (int e = 0; e < 8; ++e) d[e / 4][e % 4] = products[n][e / 4][e % 4];
+        if (n <= warp) {
+            decay_block(d, s, sum, warp, n, query, 1);
+            part->read.weights[block_index(warp, n)][lane] =
+                make_uint4(narrow(d[0][0], d[0][1]), narrow(d[1][0], d[1][1]), narrow(d[0][2], d[0][3]),
+                           narrow(d[1][2], d[1][3]));
+        } else {
+            uint32_t column = n - warp - 1;
+            decay_block(d, s, sum, other, column, key, 0);
+            store_block(s.matrix, other, column, d);
+        }
+    }
+}
+
+// Inverts the diagonal block of each warp, in place, by forward substitution: a lane has a column.
+__device__ __forceinline__ void invert_diagonal(float *matrix) {
+    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float *block = matrix + 16 * warp * (kPitch + 1);
+    float column[16];
+#pragma unroll
+    for (uint32_t i = 0; i < 16; ++i) {
+        float4 sum = make_float4(i == lane % 16, 0.f, 0.f, 0.f);
+#pragma unroll
+        for (uint32_t j = 0; j < i; j += 4) {
+            // Beyond the diagonal A is zero.
+            float4 a = *reinterpret_cast<const float4 *>(block + i * kPitch + j);
+            sum.x -= a.x * column[j];
+            if (j + 1 < i) sum.y -= a.y * column[j + 1];
+            if (j + 2 < i) sum.z -= a.z * column[j + 2];
+            if (j + 3 < i) sum.w -= a.w * column[j + 3];
+        }
+        column[i] = (sum.x + sum.y) + (sum.z + sum.w);
+    }
+    __syncwarp();
+#pragma unroll
+    for (uint32_t i = 0; i < 16; ++i) block[i * kPitch + lane % 16] = tf32(column[i]);
+    __syncwarp();
+}
+
+// Block (i, j) of the inverse where bands split - N to split - 1 and split to split + N - 1 are inverted: minus the
+// inverse of the lower ones times A times the inverse of the upper ones. The first product's columns enter the second
+// one's sum in the order in which they lie in registers.
+template <int N>
+__device__ __forceinline__ void corner(const float *matrix, uint32_t i, uint32_t j, uint32_t split,
+                                       float (&d)[2][4]) {
+    uint32_t group = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
+    auto at = [&](uint32_t row, uint32_t column) { return matrix[row * kPitch + column]; };
+    float p[N][2][4] = {};
+#pragma unroll
+    for (uint32_t m = 0; m < 2 * N; ++m) {
+        uint32_t row = 16 * i + group, middle = 16 * split + 8 * m + quad;
+        if (split + m / 2 > i) break;
+        float a0 = at(row, middle), a1 = at(row + 8, middle);
+        float a2 = at(row, middle + 4), a3 = at(row + 8, middle + 4);
+#pragma unroll
+        for (uint32_t n = 0; n < 2 * N; ++n) {
+            uint32_t column = 16 * (split - N) + 8 * n + group;
+            mma_tf32(p[n / 2][n % 2], a0, a1, a2, a3, at(middle, column), at(middle + 4, column));
+        }
+    }
+#pragma unroll
+    for (int e = 0; e < 8; ++e) d[e / 4][e % 4] = 0.f;
+#pragma unroll
+    for (uint32_t n = 0; n < 2 * N; ++n) {
+        uint32_t row = 16 * (split - N) + 8 * n + 2 * quad;
+        if (split - N + n / 2 < j) continue;
+        const float(&a)[4] = p[n / 2][n % 2];
+        float a0 = tf32(-a[0]), a1 = tf32(-a[2]), a2 = tf32(-a[1]), a3 = tf32(-a[3]);
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            uint32_t column = 16 * j + 8 * c + group;
+            mma_tf32(d[c], a0, a1, a2, a3, at(row, column), at(row + 1, column));
+        }
+    }
+}
+
+// (I + A)^-1 diag(beta), from A in shared memory: diagonal blocks, then the corners of 2 x 2 blocks, then that of 4 x 4.
+__device__ void solve(PartsShared &s, const float *beta, Part *part) {
+    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float block[2][4];
+    invert_diagonal(s.matrix);
+    load_block(block, s.matrix, warp, warp);
+    part->carry.solve[block_index(warp, warp)][lane] = as_operand(block, beta + 16 * warp);
+    __syncthreads();
+    if (warp < 2) {
+        uint32_t i = 2 * warp + 1, j = 2 * warp;
+        corner<1>(s.matrix, i, j, i, block);
+        __syncwarp();
+        store_block(s.matrix, i, j, block);
+        part->carry.solve[block_index(i, j)][lane] = as_operand(block, beta + 16 * j);
+    }
+    __syncthreads();
+    uint32_t i = 2 + warp / 2, j = warp % 2;
+    corner<2>(s.matrix, i, j, 2, block);
+    part->carry.solve[block_index(i, j)][lane] = as_operand(block, beta + 16 * j);
+}
+
+// grid: (chunk numbers, key heads).
+extern "C" __global__ void __launch_bounds__(kThreads, 4)
+    gated_delta_parts(const bf16 *mixed, const bf16 *projected, const float *a_log, const float *dt_bias,
+                      const uint32_t *segments, Part *parts, uint32_t tokens, uint32_t count, uint32_t key_heads,
+                      uint32_t value_heads, uint32_t longest) {
+    release_successor();
+    __shared__ __align__(16) PartsShared s;
+    wait_for_predecessor();
+    uint32_t begun = 0;
+    for (uint32_t base = 0; base < count; base += kThreads) {
+        uint32_t i = base + threadIdx.x;
+        begun += __syncthreads_count(i < count && first_chunk(load_segment(segments, i), i) <= blockIdx.x);
+    }
+    if (begun == 0) __trap();
+    uint32_t index = begun - 1;
+    Segment segment = load_segment(segments, index);
+    uint32_t first = segment.first + (blockIdx.x - first_chunk(segment, index)) * kChunk;
+    if (segment.end > tokens) __trap();
+    if (first >= segment.end || short_chain(segments, count, index, longest)) return;
+    uint32_t here = min(segment.end - first, kChunk), group = value_heads / key_heads, head = blockIdx.y;
+
+    size_t channels = size_t(2 * key_heads + value_heads) * kHead;
+    size_t width = channels + size_t(value_heads) * kHead + 2 * value_heads;
+    for (uint32_t i = threadIdx.x; i < kChunk * kTilePieces; i += kThreads) {
+        uint32_t t = i / kTilePieces, piece = i % kTilePieces;
+        const bf16 *from = mixed + (first + (t < here ? t : 0)) * channels + head * kHead + 8 * piece;
+        copy16_or_zero(&s.tiles.q[tile_piece(t, piece)], from, t < here);
+        copy16_or_zero(&s.tiles.k[tile_piece(t, piece)], from + key_heads * kHead, t < here);
+    }
+    copies_commit();
+    const bf16 *b = projected + first * width + width - 2 * value_heads + head * group;
+    load_gates(s, b, b + value_heads, width, here, a_log + head * group, dt_bias + head * group, group);
+    copies_wait_until<0>();
+    __syncthreads();
+    load_lengths(s);
+    __syncthreads();
+    float products[kBands + 1][2][4] = {};
+    multiply(s, products);
+    for (uint32_t h = 0; h < group; ++h) {
+        Part *part = parts + size_t(blockIdx.x) * value_heads + head * group + h;
+        const float *sum = s.sum[h], *beta = s.beta[h];
+        scale_columns(s, sum, part);
+        __syncthreads();
+        decay(s, products, sum, beta, part);
+        __syncthreads();
+        solve(s, beta, part);
+    }
+}
