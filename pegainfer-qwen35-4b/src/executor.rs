@@ -255,9 +255,13 @@ impl Pass<'_> {
         let (norms, at) = ((&layer.q_norm, &layer.k_norm), (&inputs.positions, &inputs.slots));
         let Workspace { normed, qkv, q, attended, .. } = &mut **work;
         ops::linear(exec, normed, &layer.projection, qkv)?;
+        let batch = inputs.attention(step);
+        if batch.queries.1 == 1 {
+            return ops::gated_decode_attention(exec, qkv, norms, rope, at, &batch, shape, eps, (k, v), q, attended);
+        }
         ops::gated_qk_norm_rope_write_kv(exec, qkv, norms, rope, at, shape, eps, q, (&mut *k, &mut *v))?;
         let scale = (shape.head_dim as f32).sqrt().recip();
-        ops::attention(exec, q, (k, v), &inputs.attention(step), shape, scale, attended)?;
+        ops::attention(exec, q, (k, v), &batch, shape, scale, attended)?;
         ops::attention_gate(exec, qkv, shape, attended)
     }
 
