@@ -28,13 +28,14 @@ struct Tile {
 };
 
 template <int D> struct Sizes {
-    static constexpr int kTokens = D > 128 ? 80 : 128;  // tokens of a KV tile
-    static constexpr int kColumns = D / 64;             // columns of 128 bytes
+    // Tokens of a KV tile. A product of 64 columns would want more of the shared memory than it gives.
+    static constexpr int kTokens = D > 128 ? 80 : 128;
+    static constexpr int kColumns = D / 64;                       // columns of 128 bytes
     static constexpr int kSlots = D == 64 ? 8 : D == 128 ? 5 : 4; // KV tiles, K or V, in flight
-    static constexpr int kBuffers = D > 128 ? 1 : 2;    // tiles of queries in flight
-    static constexpr int kSlab = int(kBlock) * D * 2;   // bytes of a KV block's keys, or values, of one head
-    static constexpr int kPiece = int(kBlock) * 128;    // bytes of a slab's column
-    static constexpr int kPart = D > 128 ? 64 : D / 2;  // accumulators of a thread in one product with V
+    static constexpr int kBuffers = D > 128 ? 1 : 2;              // tiles of queries in flight
+    static constexpr int kSlab = int(kBlock) * D * 2;             // bytes of a KV block's keys, or values, of one head
+    static constexpr int kPiece = int(kBlock) * 128;              // bytes of a slab's column
+    static constexpr int kPart = D > 128 ? 64 : D / 2;            // accumulators of a thread in one product with V
     static constexpr int kParts = D / 2 / kPart;
 };
 

@@ -38,7 +38,7 @@ __device__ __forceinline__ uint32_t transposed(uint32_t pair) {
     return out;
 }
 
-// Keys or values of a block of the cache.
+// Keys or values of one head in a block of the cache.
 template <int D> using Slab = bf16[kBlock * D];
 // Slabs of a stage: of a KV block the keys and the values. Of large heads one of them, so that as many blocks of threads
 // fit a multiprocessor.
@@ -186,8 +186,8 @@ __device__ __forceinline__ void add_values(Part<D, N> &part, const uint32_t (&p)
 }
 
 // The row's last tile, in which the row ends with token `end`: clears the values behind it, which may be anything, and
-// 0 * NaN is NaN. With `fresh`, token `end` comes from there, and goes to the slabs of its block in the cache too. Of keys
-// (0) and values (1), the stage has those from First to Last.
+// 0 * NaN is NaN. With `fresh`, token `end` comes from there, and goes to the slabs of its block in the cache too. Of
+// keys (0) and values (1), the stage has those from First to Last.
 template <int D, int First, int Last>
 __device__ void complete_tile(Slab<D> *stage, uint32_t end, const bf16 (*fresh)[D], bf16 *k, bf16 *v) {
     uint32_t lane = threadIdx.x % 32;

@@ -1,5 +1,5 @@
-// Decode attention (csrc/decode.cuh) of a projection with gates, for heads of 256: norms, partial rotation, the write to
-// the cache, attention and its gate in one launch.
+// Decode attention (csrc/decode.cuh) of a projection with gates, for heads of 256: norms, partial rotation, the write
+// to the cache, attention and its gate in one launch.
 #include "decode.cuh"
 #include "gated_head.cuh"
 

@@ -20,14 +20,15 @@ struct Factors {
 // `angles`: cosines, then sines, of `rotary` elements, a multiple of 32.
 __device__ __forceinline__ Factors load_factors(const float *weight, const float *angles, uint32_t lane,
                                                 uint32_t rotary) {
-    uint32_t d = 8 * lane, half = rotary / 2, at = d < rotary ? d % half : 0;
-    Eight own = load8(weight + d), other = load8(weight + 8 * rotates_with(lane, rotary));
-    Eight cosine = load8(angles + at), sine = load8(angles + half + at);
-    Factors out;
+    uint32_t d = 8 * lane, half = rotary / 2;
+    Factors out = {load8(weight + d), {}};
+    if (d >= rotary) return out;
+    Eight other = load8(weight + 8 * rotates_with(lane, rotary));
+    Eight cosine = load8(angles + d % half), sine = load8(angles + half + d % half);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-        out.own.x[j] = d < rotary ? own.x[j] * cosine.x[j] : own.x[j];
-        out.other.x[j] = d < rotary ? other.x[j] * (d < half ? -sine.x[j] : sine.x[j]) : 0.f;
+        out.own.x[j] *= cosine.x[j];
+        out.other.x[j] = other.x[j] * (d < half ? -sine.x[j] : sine.x[j]);
     }
     return out;
 }
@@ -43,8 +44,8 @@ __device__ __forceinline__ Factors select(bool first, const Factors &a, const Fa
     return out;
 }
 
-// Normalises and rotates a head of which `lanes` neighbours, a power of two, have a piece each; those behind its end have
-// zeros. All lanes of the warp take part.
+// Normalises and rotates a head of which `lanes` neighbours, a power of two, have a piece each; those behind its end
+// have zeros. All lanes of the warp take part.
 __device__ __forceinline__ uint4 norm_rope(uint4 piece, const Factors &by, uint32_t other, uint32_t lanes,
                                            uint32_t head_dim, float eps) {
     float squares = sum_squares(piece);

@@ -1,5 +1,5 @@
-// From the fused projection with gates to rotated queries and a written KV cache, one block a token; and the gates on the
-// output of attention. Every access to memory is of 16 bytes.
+// From the fused projection with gates to rotated queries and a written KV cache, one block a token; and the gates on
+// the output of attention. Every access to memory is of 16 bytes.
 #include "gated_head.cuh"
 
 constexpr uint32_t kPasses = 6; // over the heads of a token, whose loads go out together

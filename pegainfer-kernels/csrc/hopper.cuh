@@ -73,11 +73,10 @@ template <int N> __device__ __forceinline__ void wgmma_wait() {
 #define NAMES_64                                                                                                       \
     NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, "       \
              "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-
 #define NAMES_40 NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 
-// d[64, n] = (first ? 0 : d) + a[64, 16] b[n, 16]ᵀ for a warpgroup, n = 64, 80 or 128, both operands in shared memory with
-// the sum along their rows. Warp w holds rows 16 w to 16 w + 15 of d, laid out as the d of `mma` for each 8 columns.
+// d[64, n] = (first ? 0 : d) + a[64, 16] b[n, 16]ᵀ for a warpgroup, n = 64, 80 or 128, both operands in shared memory
+// with the sum along their rows. Warp w holds rows 16 w to 16 w + 15 of d, laid out as the d of `mma` for each 8 columns.
 template <bool First> __device__ __forceinline__ void wgmma(float (&d)[32], uint64_t a, uint64_t b) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES_32 "}, %32, %33, p, 1, 1, 0, 0;\n}"

@@ -2,6 +2,8 @@
 //! checks each op on the user's GPU against its CPU twin with it.
 
 mod batch;
+#[cfg(test)]
+mod gated;
 mod sampling;
 
 use crate::ops::{self, FROM_PREVIOUS, HeadShape};
