@@ -15,7 +15,7 @@
 #include "segments.cuh"
 #include "tiles.cuh"
 
-constexpr uint32_t kChunk = 64;                                // tokens
+constexpr uint32_t kChunk = kTileRows;                         // tokens
 constexpr uint32_t kHead = kTileWidth;                         // elements of a head
 constexpr uint32_t kBands = kChunk / 16, kBlocks = kBands * (kBands + 1) / 2; // of lower triangles, 16 x 16
 
@@ -43,6 +43,24 @@ __device__ __forceinline__ uint32_t block_index(uint32_t i, uint32_t j) { return
 // numbers from this one on. Some stay unused.
 __device__ __forceinline__ uint32_t first_chunk(const Segment &segment, uint32_t i) {
     return segment.first / kChunk + i;
+}
+
+// Fetches a head of 64 tokens by `Threads` threads, of which this is `thread`; zeros after the last token. `channels`:
+// elements from one token to the next. Few instructions a copy, because few warps copy for many.
+template <uint32_t Threads>
+__device__ __forceinline__ void fetch_tile(uint4 *to, const bf16 *from, size_t channels, uint32_t tokens,
+                                           uint32_t thread) {
+    constexpr uint32_t kRows = Threads / kTilePieces; // at once; rows 8 apart have their pieces in the same order
+    static_assert(kRows == 4 || kRows == 8);
+    uint32_t t = thread / kTilePieces, piece = thread % kTilePieces;
+    from += t * channels + 8 * piece;
+    int32_t left = int32_t(tokens) - int32_t(t);
+    uint4 *even = to + tile_piece(t, piece), *odd = to + tile_piece(t + kRows, piece);
+#pragma unroll
+    for (uint32_t i = 0; i < kChunk / kRows; ++i) {
+        copy16_or_zero((i % 2 ? odd : even) + i / 2 * 2 * kRows * kRowPieces, from, int32_t(i * kRows) < left);
+        from += kRows * channels;
+    }
 }
 
 // Whether the chain of segment i has at most `longest` tokens: then the recurrence takes it.

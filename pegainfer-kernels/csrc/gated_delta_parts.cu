@@ -1,6 +1,7 @@
 // ops::gated_delta_chunks, first kernel: what the chunks need besides the state. A block of four warps takes one chunk
 // and key head, with all value heads of the group.
 #include "gated_delta_chunks.cuh"
+#include <type_traits>
 
 constexpr int kThreads = 128;
 constexpr uint32_t kGroup = 4;  // most value heads per key head
@@ -10,7 +11,7 @@ constexpr float kLog2E = 1.4426950408889634f;
 struct PartsShared {
     union {
         struct {
-            uint4 q[kChunk * kTilePieces], k[kChunk * kTilePieces];
+            Tile q, k;
         } tiles;
         float matrix[kChunk * kPitch]; // A, and in its place the inverse of I + A
     };
@@ -44,25 +45,41 @@ __device__ __forceinline__ float power(float x) {
     return out;
 }
 
-// Gates of the chunk's tokens for the heads of a group: G and beta.
-__device__ void load_gates(PartsShared &s, const bf16 *b, const bf16 *a, size_t width, uint32_t tokens, const float *a_log,
-                           const float *dt_bias, uint32_t group) {
-    for (uint32_t i = threadIdx.x; i < group * kChunk; i += kThreads) {
-        uint32_t head = i / kChunk, t = i % kChunk;
-        float g = 0.f, beta = 0.f;
-        if (t < tokens) {
-            float x = __bfloat162float(a[t * width + head]) + dt_bias[head];
-            float softplus = x > 20.f ? x : log1pf(expf(x));
-            g = -kLog2E * expf(a_log[head]) * softplus;
-            beta = 1.f / (1.f + expf(-__bfloat162float(b[t * width + head])));
-        }
-        s.sum[head][t] = g;
-        s.beta[head][t] = beta;
+// b and a of the tokens that a thread has, two heads apart.
+struct RawGates {
+    float b[kGroup / 2], a[kGroup / 2];
+};
+
+// `b`: of the chunk's first token and the group's first head, a being value_heads further.
+__device__ __forceinline__ RawGates load_gates(const bf16 *b, uint32_t value_heads, size_t width, uint32_t tokens,
+                                               uint32_t group) {
+    RawGates raw = {};
+    uint32_t t = threadIdx.x % kChunk;
+#pragma unroll
+    for (uint32_t i = 0; i < kGroup / 2; ++i) {
+        uint32_t head = 2 * i + threadIdx.x / kChunk;
+        if (head >= group || t >= tokens) continue;
+        raw.b[i] = __bfloat162float(b[t * width + head]);
+        raw.a[i] = __bfloat162float(b[t * width + head + value_heads]);
+    }
+    return raw;
+}
+
+// G and beta of the chunk's tokens for the heads of a group; beyond the last token G stays and beta is 0.
+__device__ __forceinline__ void sum_gates(PartsShared &s, const RawGates &raw, const float *a_log, const float *dt_bias,
+                                          uint32_t tokens, uint32_t group) {
+    uint32_t t = threadIdx.x % kChunk, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (uint32_t i = 0; i < kGroup / 2; ++i) {
+        uint32_t head = 2 * i + threadIdx.x / kChunk;
+        if (head >= group) continue;
+        float x = raw.a[i] + dt_bias[head], softplus = x > 20.f ? x : log1pf(expf(x));
+        s.sum[head][t] = t < tokens ? -kLog2E * expf(a_log[head]) * softplus : 0.f;
+        s.beta[head][t] = t < tokens ? 1.f / (1.f + expf(-raw.b[i])) : 0.f;
     }
     __syncthreads();
-    uint32_t head = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (head < group) {
-        float2 &pair = reinterpret_cast<float2 *>(s.sum[head])[lane];
+    if (warp < group) {
+        float2 &pair = reinterpret_cast<float2 *>(s.sum[warp])[lane];
         float sum = pair.x + pair.y;
         for (int step = 1; step < 32; step *= 2) {
             float other = __shfl_up_sync(kAll, sum, step);
@@ -88,20 +105,42 @@ __device__ void load_lengths(PartsShared &s) {
     }
 }
 
-// Blocks of the lower triangles of Q Kᵀ and K Kᵀ, 5 a warp: of Q Kᵀ band `warp`, of K Kᵀ band 3 - warp.
-__device__ __forceinline__ void multiply(const PartsShared &s, float (&d)[kBands + 1][2][4]) {
-    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+// Calls f with the warp as a constant: which blocks a warp has is then no arithmetic.
+template <class F> __device__ __forceinline__ void as_constant(uint32_t warp, F f) {
+    switch (warp) {
+    case 0: f(std::integral_constant<uint32_t, 0>()); break;
+    case 1: f(std::integral_constant<uint32_t, 1>()); break;
+    case 2: f(std::integral_constant<uint32_t, 2>()); break;
+    default: f(std::integral_constant<uint32_t, 3>());
+    }
+}
+
+// Five blocks of 16 x 16, in the layout of products: of Q Kᵀ band Warp up to the diagonal, then of K Kᵀ band 3 - Warp.
+using Products = float[kBands + 1][2][4];
+
+template <uint32_t Warp> __device__ __forceinline__ void multiply(const PartsShared &s, Products &d) {
+    constexpr uint32_t kOther = kBands - 1 - Warp;
+    uint32_t lane = threadIdx.x % 32, row = lane % 8;
+    const uint4 *q = &s.tiles.q[(16 * Warp + lane % 16) * kRowPieces];
+    const uint4 *k = &s.tiles.k[(16 * kOther + lane % 16) * kRowPieces];
+    const uint4 *columns = &s.tiles.k[(lane / 16 * 8 + row) * kRowPieces];
 #pragma unroll
     for (uint32_t c = 0; c < kTilePieces; c += 2) {
-        uint4 q = load_matrices(&s.tiles.q[tile_piece(16 * warp + lane % 16, c + lane / 16)]);
-        uint4 k = load_matrices(&s.tiles.k[tile_piece(16 * (kBands - 1 - warp) + lane % 16, c + lane / 16)]);
+        uint32_t column = c / kRowPieces * kColumnPieces, piece = c % kRowPieces;
+        uint32_t at = column + (piece + lane / 16 ^ row), beside = column + (piece + lane / 8 % 2 ^ row);
+        uint4 a = load_matrices(q + at), other = load_matrices(k + at);
 #pragma unroll
-        for (uint32_t i = 0; i <= kBands; ++i) {
-            uint4 a = i <= warp ? q : k;
-            uint32_t row = 16 * (i <= warp ? i : i - warp - 1) + lane / 16 * 8 + lane % 8;
-            uint4 b = load_matrices(&s.tiles.k[tile_piece(row, c + lane / 8 % 2)]);
-            mma(d[i][0], a.x, a.y, a.z, a.w, b.x, b.y);
-            mma(d[i][1], a.x, a.y, a.z, a.w, b.z, b.w);
+        for (uint32_t j = 0; j < kBands; ++j) {
+            if (j > Warp && j > kOther) continue;
+            uint4 b = load_matrices(columns + 16 * j * kRowPieces + beside);
+            if (j <= Warp) {
+                mma(d[j][0], a.x, a.y, a.z, a.w, b.x, b.y);
+                mma(d[j][1], a.x, a.y, a.z, a.w, b.z, b.w);
+            }
+            if (j <= kOther) {
+                mma(d[Warp + 1 + j][0], other.x, other.y, other.z, other.w, b.x, b.y);
+                mma(d[Warp + 1 + j][1], other.x, other.y, other.z, other.w, b.z, b.w);
+            }
         }
     }
 }
@@ -152,55 +191,59 @@ __device__ __forceinline__ void scale_columns(PartsShared &s, const float *sum, 
 }
 
 // One block of products under the decays: of P with its diagonal, of A without. `scale`: of rows lane / 4 and 8 further.
-__device__ __forceinline__ void decay_block(float (&d)[2][4], const PartsShared &s, const float *sum, uint32_t band,
-                                            uint32_t column, const float (&scale)[2], uint32_t diagonal) {
+template <bool Diagonal, bool Strict>
+__device__ __forceinline__ void decay_block(float (&to)[2][4], const float (&d)[2][4], const PartsShared &s,
+                                            const float *sum, uint32_t band, uint32_t column, const float (&scale)[2]) {
     uint32_t row = threadIdx.x % 32 / 4, first = threadIdx.x % 4 * 2;
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
         uint32_t at = 16 * column + 8 * n + first;
-        // Below the diagonal the decay is one of the row times one of the column, from the column's last token.
-        float2 factor = *reinterpret_cast<const float2 *>(band == column ? &s.keys[at] : &s.columns[at]);
+        float2 factor = *reinterpret_cast<const float2 *>(Diagonal ? &s.keys[at] : &s.columns[at]);
         float2 base = *reinterpret_cast<const float2 *>(&sum[at]);
-        if (band != column) base.x = base.y = sum[16 * column + 15];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            float sum_i = sum[16 * band + row + 8 * r];
-            float low = scale[r] * power(sum_i - base.x), high = band == column ? scale[r] * power(sum_i - base.y) : low;
+            float here = sum[16 * band + row + 8 * r];
+            float &low = to[n][2 * r], &high = to[n][2 * r + 1];
+            if (!Diagonal) {
+                // A decay of the row times one of the column, from and to the column's last token.
+                float weight = scale[r] * power(here - sum[16 * column + 15]);
+                low = d[n][2 * r] * weight * factor.x, high = d[n][2 * r + 1] * weight * factor.y;
+                continue;
+            }
             // A power that is not wanted may be infinite, so it is chosen, not multiplied.
-            bool all = band != column;
-            uint32_t end = row + 8 * r + diagonal, j = 8 * n + first;
-            d[n][2 * r] = all || j < end ? d[n][2 * r] * low * factor.x : 0.f;
-            d[n][2 * r + 1] = all || j + 1 < end ? d[n][2 * r + 1] * high * factor.y : 0.f;
+            low = first + Strict <= row || n < r ? d[n][2 * r] * scale[r] * power(here - base.x) * factor.x : 0.f;
+            high = first + 1 + Strict <= row || n < r ? d[n][2 * r + 1] * scale[r] * power(here - base.y) * factor.y : 0.f;
+            if (n > r) low = high = 0.f;
         }
     }
 }
 
 // From products to P, which is written, and A, which goes to shared memory.
-__device__ __forceinline__ void decay(PartsShared &s, const float (&products)[kBands + 1][2][4], const float *sum,
-                                      const float *beta, Part *part) {
-    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, other = kBands - 1 - warp;
-    float query[2], key[2];
+template <uint32_t Warp>
+__device__ __forceinline__ void decay(PartsShared &s, const Products &products, const float *sum, const float *beta,
+                                      Part *part) {
+    constexpr uint32_t kOther = kBands - 1 - Warp;
+    uint32_t lane = threadIdx.x % 32;
+    float query[2], key[2], d[2][4];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        uint32_t i = 16 * other + lane / 4 + 8 * r;
-        query[r] = s.queries[16 * warp + lane / 4 + 8 * r];
+        uint32_t i = 16 * kOther + lane / 4 + 8 * r;
+        query[r] = s.queries[16 * Warp + lane / 4 + 8 * r];
         key[r] = beta[i] * s.keys[i];
     }
 #pragma unroll
-    for (uint32_t n = 0; n <= kBands; ++n) {
-        float d[2][4];
+    for (uint32_t j = 0; j <= Warp; ++j) {
+        if (j < Warp) decay_block<false, false>(d, products[j], s, sum, Warp, j, query);
+        else decay_block<true, false>(d, products[j], s, sum, Warp, j, query);
+        part->read.weights[block_index(Warp, j)][lane] =
+            make_uint4(narrow(d[0][0], d[0][1]), narrow(d[1][0], d[1][1]), narrow(d[0][2], d[0][3]),
+                       narrow(d[1][2], d[1][3]));
+    }
 #pragma unroll
-        for (int e = 0; e < 8; ++e) d[e / 4][e % 4] = products[n][e / 4][e % 4];
-        if (n <= warp) {
-            decay_block(d, s, sum, warp, n, query, 1);
-            part->read.weights[block_index(warp, n)][lane] =
-                make_uint4(narrow(d[0][0], d[0][1]), narrow(d[1][0], d[1][1]), narrow(d[0][2], d[0][3]),
-                           narrow(d[1][2], d[1][3]));
-        } else {
-            uint32_t column = n - warp - 1;
-            decay_block(d, s, sum, other, column, key, 0);
-            store_block(s.matrix, other, column, d);
-        }
+    for (uint32_t j = 0; j <= kOther; ++j) {
+        if (j < kOther) decay_block<false, true>(d, products[Warp + 1 + j], s, sum, kOther, j, key);
+        else decay_block<true, true>(d, products[Warp + 1 + j], s, sum, kOther, j, key);
+        store_block(s.matrix, kOther, j, d);
     }
 }
 
@@ -294,7 +337,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
                       uint32_t value_heads, uint32_t longest) {
     release_successor();
     __shared__ __align__(16) PartsShared s;
-    wait_for_predecessor();
+    // No kernel of a step writes segments.
     uint32_t begun = 0;
     for (uint32_t base = 0; base < count; base += kThreads) {
         uint32_t i = base + threadIdx.x;
@@ -307,30 +350,30 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
     if (segment.end > tokens) __trap();
     if (first >= segment.end || short_chain(segments, count, index, longest)) return;
     uint32_t here = min(segment.end - first, kChunk), group = value_heads / key_heads, head = blockIdx.y;
-
     size_t channels = size_t(2 * key_heads + value_heads) * kHead;
     size_t width = channels + size_t(value_heads) * kHead + 2 * value_heads;
-    for (uint32_t i = threadIdx.x; i < kChunk * kTilePieces; i += kThreads) {
-        uint32_t t = i / kTilePieces, piece = i % kTilePieces;
-        const bf16 *from = mixed + (first + (t < here ? t : 0)) * channels + head * kHead + 8 * piece;
-        copy16_or_zero(&s.tiles.q[tile_piece(t, piece)], from, t < here);
-        copy16_or_zero(&s.tiles.k[tile_piece(t, piece)], from + key_heads * kHead, t < here);
-    }
-    copies_commit();
+
+    wait_for_predecessor();
     const bf16 *b = projected + first * width + width - 2 * value_heads + head * group;
-    load_gates(s, b, b + value_heads, width, here, a_log + head * group, dt_bias + head * group, group);
+    RawGates gates = load_gates(b, value_heads, width, here, group);
+    const bf16 *q = mixed + first * channels + head * kHead;
+    fetch_tile<kThreads>(s.tiles.q, q, channels, here, threadIdx.x);
+    fetch_tile<kThreads>(s.tiles.k, q + key_heads * kHead, channels, here, threadIdx.x);
+    copies_commit();
+    sum_gates(s, gates, a_log + head * group, dt_bias + head * group, here, group);
     copies_wait_until<0>();
     __syncthreads();
     load_lengths(s);
     __syncthreads();
-    float products[kBands + 1][2][4] = {};
-    multiply(s, products);
+    Products products = {};
+    uint32_t warp = threadIdx.x / 32;
+    as_constant(warp, [&](auto w) { multiply<w>(s, products); });
     for (uint32_t h = 0; h < group; ++h) {
         Part *part = parts + size_t(blockIdx.x) * value_heads + head * group + h;
         const float *sum = s.sum[h], *beta = s.beta[h];
         scale_columns(s, sum, part);
         __syncthreads();
-        decay(s, products, sum, beta, part);
+        as_constant(warp, [&](auto w) { decay<w>(s, products, sum, beta, part); });
         __syncthreads();
         solve(s, beta, part);
     }

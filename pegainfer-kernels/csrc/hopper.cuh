@@ -96,6 +96,15 @@ template <bool First> __device__ __forceinline__ void wgmma(float (&d)[64], uint
                  : "l"(a), "l"(b), "n"(int(!First)));
 }
 
+// As above with a in registers, laid out as the a of `mma`.
+template <bool First> __device__ __forceinline__ void wgmma(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES_32 "}, {%32, %33, %34, %35}, %36, "
+                 "p, 1, 1, 0;\n}"
+                 : ACCUMULATORS_32(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(!First)));
+}
+
 // d[64, n] += a[64, 16] b[16, n] with a in registers, laid out as the a of `mma`, and b in shared memory row by row.
 __device__ __forceinline__ void wgmma_transposed(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
