@@ -12,7 +12,7 @@ use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::schedule::{Graphs, Launches, STEPS_IN_FLIGHT, StepExecutor};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-use pegainfer_kernels::ops::{self, DeltaInputs, SEGMENT_WORDS};
+use pegainfer_kernels::ops::{self, DeltaInputs, DeltaWeights, SEGMENT_WORDS};
 use pegainfer_kernels::step::{Inputs, Results, Sampler};
 
 /// Largest step an executor is built for, and how much it remembers.
@@ -237,14 +237,20 @@ impl Pass<'_> {
         let (shape, eps) = (config.delta, config.rms_norm_eps);
         let Workspace { normed, projected, mixed, chunks, read, gated, .. } = &mut **work;
         ops::linear(exec, normed, &layer.projection, projected)?;
-        ops::causal_conv1d(exec, projected, &layer.conv, segments, shape, tails, mixed)?;
-        let inputs = DeltaInputs { mixed, projected, a_log: &layer.a_log, dt_bias: &layer.dt_bias, segments };
-        if plan::runs_in_chunks(exec.device(), step.queries().1) {
+        let weights =
+            DeltaWeights { conv: &layer.conv, a_log: &layer.a_log, dt_bias: &layer.dt_bias, norm: &layer.norm };
+        if step.queries().1 == 1 {
+            let (slots, room) = ((states, tails), (mixed, read));
+            return ops::decode_delta(exec, projected, &weights, segments, shape, eps, slots, room, gated);
+        }
+        ops::causal_conv1d(exec, projected, weights.conv, segments, shape, tails, mixed)?;
+        let inputs = DeltaInputs { mixed, projected, a_log: weights.a_log, dt_bias: weights.dt_bias, segments };
+        if plan::runs_in_chunks(exec.device()) {
             ops::gated_delta_chunks(exec, &inputs, shape, states, chunks, read)?;
         } else {
             ops::gated_delta_rule(exec, &inputs, shape, states, read)?;
         }
-        ops::gated_rms_norm(exec, read, projected, &layer.norm, shape, eps, gated)
+        ops::gated_rms_norm(exec, read, projected, weights.norm, shape, eps, gated)
     }
 
     /// Layer `i` of full attention up to its output projection: `normed` becomes `attended`.

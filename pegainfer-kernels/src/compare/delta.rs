@@ -61,6 +61,15 @@ pub(super) fn run(
             let inputs = DeltaInputs { mixed, projected, a_log, dt_bias, segments };
             ops::gated_delta_rule(exec, &inputs, shape, states, out)?;
         }
+        ("gated_delta_chunks", [mixed, projected, a_log, dt_bias, like, _], [out, states]) => {
+            let (tokens, channels) = mixed.rows_cols();
+            let shape = shape(projected.rows_cols().1, channels);
+            let segments = &upload(exec, like, tokens, states.rows_cols().0)?;
+            let room = shape.chunk_scratch(tokens, segments.rows_cols().0);
+            let mut scratch = allocate(exec, "scratch", &[room], DType::U8)?;
+            let inputs = DeltaInputs { mixed, projected, a_log, dt_bias, segments };
+            ops::gated_delta_chunks(exec, &inputs, shape, states, &mut scratch, out)?;
+        }
         ("gated_rms_norm", [x, projected, weight], [out]) => {
             let (width, columns) = (x.rows_cols().1, projected.rows_cols().1);
             let shape = shape(columns, columns - width / DIM * (DIM + 2));
@@ -78,6 +87,10 @@ pub(super) fn run(
         _ => return Ok(None),
     }
     let mut outputs = written.iter().map(|tensor| output(exec, tensor, case)).collect::<Result<Vec<_>, _>>()?;
+    if op == "gated_delta_chunks" {
+        // Each output is a sum of products of operands that a GPU has rounded to bf16.
+        outputs.iter_mut().for_each(|output| output.tolerance = 1.0 / 32.0);
+    }
     if op == "decode_delta" {
         // What goes into the states was rounded to bf16 on the way, which two devices may do differently.
         outputs[1].tolerance = outputs[0].tolerance;

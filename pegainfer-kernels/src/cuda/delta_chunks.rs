@@ -1,6 +1,7 @@
 //! `ops::gated_delta_chunks`: a kernel for what the chunks need besides the state, all at once, and one that walks through
 //! the chunks of each chain of segments.
 
+use super::delta_rule::delta_recurrent;
 use super::images;
 use crate::delta::DeltaShape;
 use crate::ops::DeltaInputs;
@@ -15,6 +16,9 @@ const PARTS_THREADS: usize = 128;
 /// As in csrc/gated_delta_walk.cu: rows of the state that a block has, and threads that fetch.
 const ROWS: usize = 32;
 const FETCHERS: usize = 64;
+
+/// Tokens of a chain that the recurrence takes: the decoding rows of a mixed step, and ends of prompts.
+const RECURRENT: usize = 15;
 
 /// A kernel that walks: name, threads, bytes of `Shared` in csrc/gated_delta_walk.cu.
 type Walk = (&'static str, usize, usize);
@@ -55,17 +59,20 @@ pub(crate) fn gated_delta_chunks(
     if tokens == 0 {
         return Ok(());
     }
+    if count > 1 || tokens <= RECURRENT {
+        delta_recurrent(exec, inputs, shape, states, out, RECURRENT)?;
+    }
     let gpu = exec.gpu()?;
     let launch = gpu.launch(op, &images::GATED_DELTA_PARTS, "gated_delta_parts")?.input(mixed).input(projected);
     let launch = launch.input(a_log).input(dt_bias).input(segments).output(scratch);
-    let launch = launch.u32(tokens).u32(count).u32(key_heads).u32(value_heads).u32(0).overlapped();
+    let launch = launch.u32(tokens).u32(count).u32(key_heads).u32(value_heads).u32(RECURRENT).overlapped();
     // SAFETY: matches csrc/gated_delta_parts.cu; the op checked the shapes, the kernel checks the segments.
     unsafe { launch.run([DeltaShape::chunks(tokens, count), key_heads, 1], PARTS_THREADS)? };
 
     let (kernel, threads, shared) = walk(gpu.shared_memory());
     let launch = gpu.launch(op, &images::GATED_DELTA_WALK, kernel)?.input(mixed).input(scratch).input(segments);
     let launch = launch.output(states).output(out).u32(tokens).u32(states.rows_cols().0).u32(count);
-    let launch = launch.u32(key_heads).u32(value_heads).u32(0).shared(shared).overlapped();
+    let launch = launch.u32(key_heads).u32(value_heads).u32(RECURRENT).shared(shared).overlapped();
     // SAFETY: matches csrc/gated_delta_walk.cu; as above.
     unsafe { launch.run([value_heads * (DIM / ROWS), count, 1], threads) }
 }

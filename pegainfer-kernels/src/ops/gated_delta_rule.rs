@@ -46,7 +46,9 @@ pub fn gated_delta_rule(
     states: &mut Tensor,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
-    run(Check("gated_delta_rule"), exec, Form::Recurrent, step_flops(shape), inputs, shape, states, out)
+    let (c, form) = (Check("gated_delta_rule"), Form::Recurrent);
+    report(c, exec, form, step_flops(shape), inputs, shape, states, out)?;
+    dispatch(c, exec, form, inputs, shape, states, out)
 }
 
 /// Of a token and head: decay, product with k, update, product with q.
@@ -54,17 +56,17 @@ pub(super) fn step_flops(shape: DeltaShape) -> usize {
     7 * shape.key_dim * shape.value_dim
 }
 
-/// [`gated_delta_rule`] in the given form, at `flops` operations per token and head.
+/// Checks and records a call in the given form, at `flops` operations per token and head.
 #[expect(clippy::too_many_arguments, reason = "the operands of the op, and what two ops differ in")]
-pub(super) fn run(
+pub(super) fn report(
     c: Check,
     exec: &mut Exec,
     form: Form,
     flops: usize,
     inputs: &DeltaInputs<'_>,
     shape: DeltaShape,
-    states: &mut Tensor,
-    out: &mut Tensor,
+    states: &Tensor,
+    out: &Tensor,
 ) -> Result<(), OpError> {
     let DeltaInputs { mixed, projected, a_log, dt_bias, segments } = *inputs;
     check(c, inputs, shape, states, out)?;
@@ -78,7 +80,7 @@ pub(super) fn run(
         let flops = (mixed.rows_cols().0 * shape.value_heads * flops) as u64;
         OpRecord::new(c.0, kernel, &reads, &[out, states], flops).with_bytes(bytes(inputs, shape, out))
     });
-    dispatch(c, exec, form, inputs, shape, states, out)
+    Ok(())
 }
 
 pub(super) fn check(
@@ -110,7 +112,7 @@ pub(super) fn state_bytes(segments: &Tensor, shape: DeltaShape) -> usize {
     matrices + segments.bytes() as usize
 }
 
-/// Runs the op on checked operands.
+/// Runs the op on checked operands; a GPU only takes the recurrent form.
 pub(super) fn dispatch(
     c: Check,
     exec: &mut Exec,
@@ -135,7 +137,7 @@ pub(super) fn dispatch(
             gated_delta::run(isa, form, &inputs, &mut exec.scratch, states.host_mut(), out.host_mut());
             Ok(())
         }
-        (Device::Cuda, Form::Recurrent) => cuda::delta_recurrent(exec, inputs, shape, states, out, usize::MAX),
-        (device, _) => c.no_gpu(device),
+        (Device::Cuda, _) => cuda::delta_recurrent(exec, inputs, shape, states, out, usize::MAX),
+        (Device::Meta, _) => Ok(()),
     }
 }
