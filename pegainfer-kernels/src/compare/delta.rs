@@ -101,6 +101,9 @@ pub(super) fn run(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::compare::compare;
+    use crate::ops::HeadShape;
+    use pegainfer_core::isa::Isa;
 
     #[test]
     fn widths_say_which_heads() {
@@ -119,6 +122,42 @@ mod tests {
             assert!(words.windows(2).all(|pair| pair[0][1] == pair[1][0]));
             let writes = |slot: u32| words.iter().filter(|segment| segment[3] == slot).count();
             assert!((0..slots as u32).all(|slot| writes(slot) <= 1));
+        }
+    }
+
+    #[test]
+    fn a_recorded_step_can_be_compared() {
+        let shape = DeltaShape { key_heads: 1, value_heads: 2, key_dim: DIM, value_dim: DIM, taps: TAPS };
+        let (rows, slots) = (5, 6);
+        let mut meta = Exec::meta().unwrap();
+        let mut tensor = |name: &str, shape: &[usize], dtype| meta.tensor(name, shape, dtype).unwrap();
+        let projected = &tensor("projected", &[rows, shape.projected_width()], DType::Bf16);
+        let conv = &tensor("conv", &[TAPS, shape.channels()], DType::F32);
+        let [a_log, dt_bias] = &["a_log", "dt_bias"].map(|name| tensor(name, &[shape.value_heads], DType::F32));
+        let norm = &tensor("norm", &[DIM], DType::F32);
+        let segments = &tensor("segments", &[rows, SEGMENT_WORDS], DType::U32);
+        let mut states = tensor("states", &shape.states(slots), DType::F32);
+        let mut tails = tensor("tails", &shape.tails(slots), DType::Bf16);
+        let mut mixed = tensor("mixed", &[rows, shape.channels()], DType::Bf16);
+        let mut read = tensor("read", &[rows, shape.v_width()], DType::F32);
+        let mut out = tensor("out", &[rows, shape.v_width()], DType::Bf16);
+        let ((), records) = meta.recording(|exec| {
+            ops::causal_conv1d(exec, projected, conv, segments, shape, &mut tails, &mut mixed).unwrap();
+            let inputs = DeltaInputs { mixed: &mixed, projected, a_log, dt_bias, segments };
+            ops::gated_delta_rule(exec, &inputs, shape, &mut states, &mut read).unwrap();
+            ops::gated_rms_norm(exec, &read, projected, norm, shape, EPS, &mut out).unwrap();
+            let weights = DeltaWeights { conv, a_log, dt_bias, norm };
+            let (memory, room) = ((&mut states, &mut tails), (&mut mixed, &mut read));
+            ops::decode_delta(exec, projected, &weights, segments, shape, EPS, memory, room, &mut out).unwrap();
+        });
+        let heads = HeadShape { heads: 1, kv_heads: 1, head_dim: 64 };
+        let case = Case { shape: heads, context: 1, rope_theta: 1e4 };
+        let mut cpus = [1, 2].map(|threads| Exec::cpu(Isa::available()[0], Some(threads)).unwrap());
+        let [one, other] = &mut cpus;
+        assert_eq!(records.len(), 4);
+        for record in records {
+            let result = compare(one, other, &record, &case).unwrap().unwrap();
+            assert!(result.ok && result.absolute == 0.0, "{}: {result:?}", record.op);
         }
     }
 }
