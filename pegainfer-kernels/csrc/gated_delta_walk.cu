@@ -439,11 +439,12 @@ __device__ __forceinline__ void walk(Operands x, float *states, float *out, uint
     S &s = *reinterpret_cast<S *>(memory);
     constexpr uint32_t kSlices = kHead / S::kRows;
     uint32_t begin = blockIdx.y;
-    if (!begins_chain(x.segments, begin)) return;
+    // Blocks without work wait too: the kernel is complete when it and those before it are.
+    if (!begins_chain(x.segments, begin)) return wait_for_predecessor();
     uint32_t end = chain_end(x.segments, count, begin);
     check_segment(x.segments, begin, x.tokens, x.slots);
     Segment now = load_segment(x.segments, begin);
-    if (load_segment(x.segments, end - 1).end - now.first <= longest) return;
+    if (load_segment(x.segments, end - 1).end - now.first <= longest) return wait_for_predecessor();
     x.head = blockIdx.x / kSlices;
     x.key_head = x.head / (x.value_heads / x.key_heads);
     x.row = blockIdx.x % kSlices * S::kRows;
@@ -486,3 +487,5 @@ constexpr bool kHopper = false; // the launcher takes gated_delta_walk
     }
 WALK(gated_delta_walk, false)
 WALK(gated_delta_walk_hopper, true)
+static_assert(sizeof(Shared<false>) == 97904 && sizeof(Shared<true>) == 208256, "cuda/delta_chunks.rs");
+static_assert(Shared<false>::kThreads == 128 && Shared<true>::kThreads == 384, "cuda/delta_chunks.rs");

@@ -2,6 +2,7 @@
 //! checks each op on the user's GPU against its CPU twin with it.
 
 mod batch;
+mod delta;
 mod sampling;
 
 use crate::ops::{self, FROM_PREVIOUS, HeadShape};
@@ -157,7 +158,7 @@ fn run(exec: &mut Exec, record: &OpRecord, case: &Case) -> Result<Option<Vec<Out
             return Ok(Some(vec![Output { tolerance: EXACT, ..output(exec, out, case)? }]));
         }
         ("logprobs", [logits, _, sampled], [out]) => return sampling::logprobs(exec, logits, sampled, out).map(Some),
-        _ => return Ok(None),
+        (op, read, written) => return delta::run(exec, op, read, written, case),
     }
     written.iter().map(|tensor| output(exec, tensor, case)).collect::<Result<_, _>>().map(Some)
 }

@@ -3,7 +3,7 @@
 /// Most taps of the convolution.
 pub(crate) const MAX_TAPS: usize = 8;
 
-/// In place of the slot that a segment's state comes from: the sequence begins here, with a state of zeros.
+/// In place of a slot: as `from`, the sequence begins here, with a state of zeros; as `to`, the state is not kept.
 pub const NO_STATE: u32 = u32::MAX;
 
 /// Words of a packed [`Segment`].
@@ -98,8 +98,9 @@ impl DeltaShape {
     }
 }
 
-/// Consecutive tokens of one sequence in a step. Segments run in order, so one may go on from the slot that an earlier
-/// one of the same step went to: that is how a step leaves a copy of the state in the middle of a prompt.
+/// Consecutive tokens of one sequence in a step. A segment may go on from the slot that the one before it went to: that is
+/// how a step leaves a copy of the state in the middle of a prompt. Segments joined so run in order, all others at once:
+/// they must not read or write a slot that another one writes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Segment {
     /// First token, an index into the step's tokens.
@@ -108,7 +109,7 @@ pub struct Segment {
     pub end: u32,
     /// Slot of the state before the first token, or [`NO_STATE`].
     pub from: u32,
-    /// Slot of the state after the last token; may be `from`.
+    /// Slot of the state after the last token, or [`NO_STATE`]; may be `from`.
     pub to: u32,
 }
 

@@ -204,4 +204,17 @@ mod tests {
             assert!(states[states.len() / 2..] == whole.1[states.len() / 2..]);
         });
     }
+
+    #[test]
+    fn a_state_that_is_not_kept_changes_nothing_else() {
+        Host::each(|host| {
+            let mut step = Step::new(host, SHAPE, 70, 9);
+            for op in [gated_delta_rule as Op, gated_delta_chunks] {
+                let (kept, _) = step.run(op, &[[0, 30, 1, 0], [30, 70, NO_STATE, 1]]);
+                let (out, states) = step.run(op, &[[0, 30, 1, NO_STATE], [30, 70, NO_STATE, NO_STATE]]);
+                assert!(out == kept);
+                assert!(states == step.states);
+            }
+        });
+    }
 }
