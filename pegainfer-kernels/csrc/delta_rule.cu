@@ -38,10 +38,11 @@ extern "C" __global__ __launch_bounds__(kRuleThreads) void delta_recurrent(
     uint32_t key_head = head / (value_heads / key_heads), channels = (2 * key_heads + value_heads) * kDim;
     release_successor();
     check_segment(segments, segment, tokens, slots);
-    if (!begins_chain(segments, segment)) return;
+    // Blocks without work wait too: the kernel is complete when it and those before it are.
+    if (!begins_chain(segments, segment)) return wait_for_predecessor();
     uint32_t end = chain_end(segments, gridDim.z, segment);
     uint32_t token = load_segment(segments, segment).first, last = load_segment(segments, end - 1).end;
-    if (last - token > longest) return;
+    if (last - token > longest) return wait_for_predecessor();
     auto state = [&](uint32_t slot) {
         return states + ((size_t(slot) * value_heads + head) * kDim + row) * kDim + 4 * lane;
     };

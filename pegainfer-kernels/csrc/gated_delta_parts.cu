@@ -348,7 +348,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
     Segment segment = load_segment(segments, index);
     uint32_t first = segment.first + (blockIdx.x - first_chunk(segment, index)) * kChunk;
     if (segment.end > tokens) __trap();
-    if (first >= segment.end || short_chain(segments, count, index, longest)) return;
+    // Blocks without work wait too: the kernel is complete when it and those before it are.
+    if (first >= segment.end || short_chain(segments, count, index, longest)) return wait_for_predecessor();
     uint32_t here = min(segment.end - first, kChunk), group = value_heads / key_heads, head = blockIdx.y;
     size_t channels = size_t(2 * key_heads + value_heads) * kHead;
     size_t width = channels + size_t(value_heads) * kHead + 2 * value_heads;

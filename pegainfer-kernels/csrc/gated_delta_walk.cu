@@ -3,11 +3,10 @@
 // A warp has 16 rows of a head's state, which are elements of v, and all of k. With these as the rows of every product
 // (the transposes of the formulas), each product's result is in registers what the next one takes: the warps that carry
 // the state never wait for each other, only for chunks, which other warps of the block fetch ahead. Where there is
-// enough shared memory, further warps compute the outputs, one chunk behind.
+// enough shared memory, on Hopper, further warps compute the outputs, one chunk behind, and a warpgroup's warps multiply
+// together.
 #include "gated_delta_chunks.cuh"
 #include "hopper.cuh"
-
-constexpr uint32_t kFetchers = 64; // threads
 
 // One stop of a walk.
 struct Item {
@@ -22,17 +21,20 @@ struct Passed {
     uint4 state[kHead / 16][32], news[kBands][32];
 };
 
-// Rows: of the state, elements of v.
-template <int Rows, bool Split> struct Shared {
-    static constexpr int kAhead = Split ? 2 : 1; // chunks that are fetched ahead
-    static constexpr int kRing = kAhead + 1;
+template <bool Hopper> struct Shared {
+    static constexpr uint32_t kRows = Hopper ? 64 : 32;      // of the state, elements of v
+    static constexpr uint32_t kWarps = kRows / 16;           // that carry; as many read if others do
+    static constexpr uint32_t kFetchers = Hopper ? 128 : 64; // threads
+    static constexpr uint32_t kThreads = (Hopper ? 2 : 1) * kWarps * 32 + kFetchers;
+    static constexpr uint32_t kAhead = Hopper ? 2 : 1; // chunks that are fetched ahead
+    static constexpr uint32_t kRing = kAhead + 1;
     // Rows of values are 16 bytes apart from multiples of 32 words: tokens 2 c and elements 2 r touch all banks.
-    static constexpr uint32_t kValues = Rows / 8 + 1;
+    static constexpr uint32_t kValues = kRows / 8 + 1;
     Tile k[kRing], q[kRing];
     uint4 v[kRing][kChunk * kValues];
     CarryPart carry[kRing];
     ReadPart read[kRing];
-    Passed passed[Split ? 2 : 0][Rows / 16];
+    Passed passed[Hopper ? 2 : 0][kWarps];
     Item items[4];
 };
 
@@ -81,44 +83,49 @@ struct Way {
 };
 
 // The block's elements of v, as a tile is fetched.
-template <int Rows>
-__device__ __forceinline__ void fetch_values(uint4 *to, const bf16 *from, size_t channels, uint32_t tokens) {
-    constexpr uint32_t kPieces = Rows / 8, kRows = kFetchers / kPieces, kPitch = Shared<Rows, false>::kValues;
-    uint32_t t = threadIdx.x % kFetchers / kPieces, piece = threadIdx.x % kPieces;
+template <bool Hopper>
+__device__ __forceinline__ void fetch_values(uint4 *to, const bf16 *from, size_t channels, uint32_t tokens,
+                                             uint32_t thread) {
+    using S = Shared<Hopper>;
+    constexpr uint32_t kPieces = S::kRows / 8, kAtOnce = S::kFetchers / kPieces;
+    uint32_t t = thread / kPieces, piece = thread % kPieces;
     from += t * channels + 8 * piece;
-    to += t * kPitch + piece;
+    to += t * S::kValues + piece;
     int32_t left = int32_t(tokens) - int32_t(t);
 #pragma unroll
-    for (uint32_t i = 0; i < kChunk / kRows; ++i) {
-        copy16_or_zero(to + i * kRows * kPitch, from, int32_t(i * kRows) < left);
-        from += kRows * channels;
+    for (uint32_t i = 0; i < kChunk / kAtOnce; ++i) {
+        copy16_or_zero(to + i * kAtOnce * S::kValues, from, int32_t(i * kAtOnce) < left);
+        from += kAtOnce * channels;
     }
 }
 
-template <class T> __device__ __forceinline__ void fetch_part(T &to, const T &from) {
-    constexpr uint32_t kPieces = sizeof(T) / 16;
-    const uint4 *source = reinterpret_cast<const uint4 *>(&from) + threadIdx.x % kFetchers;
-    uint4 *sink = reinterpret_cast<uint4 *>(&to) + threadIdx.x % kFetchers;
+template <uint32_t Threads, class T>
+__device__ __forceinline__ void fetch_part(T &to, const T &from, uint32_t thread) {
+    constexpr uint32_t kPieces = sizeof(T) / 16, kRounds = kPieces / Threads;
+    const uint4 *source = reinterpret_cast<const uint4 *>(&from) + thread;
+    uint4 *sink = reinterpret_cast<uint4 *>(&to) + thread;
 #pragma unroll
-    for (uint32_t i = 0; i < kPieces / kFetchers; ++i) copy16_or_zero(sink + i * kFetchers, source + i * kFetchers, true);
-    constexpr uint32_t kDone = kPieces / kFetchers * kFetchers;
-    if (threadIdx.x % kFetchers < kPieces - kDone) copy16_or_zero(sink + kDone, source + kDone, true);
+    for (uint32_t i = 0; i < kRounds; ++i) copy16_or_zero(sink + i * Threads, source + i * Threads, true);
+    if (thread < kPieces - kRounds * Threads) copy16_or_zero(sink + kRounds * Threads, source + kRounds * Threads, true);
 }
 
 // What carries the state over a chunk.
-template <int Rows, bool Split>
-__device__ __forceinline__ void fetch_carry(Shared<Rows, Split> &s, uint32_t slot, const Operands &x, const Item &item) {
-    const bf16 *k = x.query(item) + x.key_heads * kHead;
-    fetch_tile<kFetchers>(s.k[slot], k, x.channels(), item.tokens, threadIdx.x % kFetchers);
-    fetch_values<Rows>(s.v[slot], x.value(item), x.channels(), item.tokens);
-    fetch_part(s.carry[slot], x.part(item)->carry);
+template <bool Hopper>
+__device__ __forceinline__ void fetch_carry(Shared<Hopper> &s, uint32_t slot, const Operands &x, const Item &item,
+                                            uint32_t thread) {
+    constexpr uint32_t kFetchers = Shared<Hopper>::kFetchers;
+    fetch_tile<kFetchers>(s.k[slot], x.query(item) + x.key_heads * kHead, x.channels(), item.tokens, thread);
+    fetch_values<Hopper>(s.v[slot], x.value(item), x.channels(), item.tokens, thread);
+    fetch_part<kFetchers>(s.carry[slot], x.part(item)->carry, thread);
 }
 
 // What gives the outputs of a chunk.
-template <int Rows, bool Split>
-__device__ __forceinline__ void fetch_read(Shared<Rows, Split> &s, uint32_t slot, const Operands &x, const Item &item) {
-    fetch_tile<kFetchers>(s.q[slot], x.query(item), x.channels(), item.tokens, threadIdx.x % kFetchers);
-    fetch_part(s.read[slot], x.part(item)->read);
+template <bool Hopper>
+__device__ __forceinline__ void fetch_read(Shared<Hopper> &s, uint32_t slot, const Operands &x, const Item &item,
+                                           uint32_t thread) {
+    constexpr uint32_t kFetchers = Shared<Hopper>::kFetchers;
+    fetch_tile<kFetchers>(s.q[slot], x.query(item), x.channels(), item.tokens, thread);
+    fetch_part<kFetchers>(s.read[slot], x.part(item)->read, thread);
 }
 
 // 16 rows of the state, as the results of products: elements 0, 1 of tile t are row 2 r at columns 8 t + 2 c, + 1, those
@@ -148,10 +155,20 @@ __device__ __forceinline__ void as_operand(uint32_t (&a)[4], const float (&low)[
     a[2] = narrow(high[0], high[1]), a[3] = narrow(high[2], high[3]);
 }
 
-// d[16, 64] += a[16, 128] tileᵀ for each warp; a warpgroup's four do it at once on Hopper.
-template <bool Hopper>
-__device__ __forceinline__ void multiply_tile(float (&d)[kChunk / 8][4], uint32_t (&a)[kHead / 16][4],
-                                              const Tile &tile) {
+// The state, and N, as operands a of all products of a chunk.
+using StateOperand = uint32_t[kHead / 16][4];
+using NewsOperand = uint32_t[kBands][4];
+
+__device__ __forceinline__ void clear(float (&d)[kChunk / 8][4]) {
+#pragma unroll
+    for (uint32_t t = 0; t < kChunk / 8; ++t) d[t][0] = d[t][1] = d[t][2] = d[t][3] = 0.f;
+}
+
+// d[16, 64] = a[16, 128] tileᵀ for each warp, and `meanwhile`; a warpgroup's four do it at once on Hopper.
+template <bool Hopper, class F>
+__device__ __forceinline__ void multiply_tile(float (&d)[kChunk / 8][4], StateOperand &a, const Tile &tile,
+                                              F meanwhile) {
+    clear(d);
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     if constexpr (Hopper) {
         uint64_t b = operand(shared_address(tile), 0, 1024);
@@ -168,10 +185,12 @@ __device__ __forceinline__ void multiply_tile(float (&d)[kChunk / 8][4], uint32_
             else wgmma<false>(reinterpret_cast<float(&)[kChunk / 2]>(d), a[c], at);
         }
         wgmma_commit();
+        meanwhile();
         wgmma_wait<0>();
         return;
     }
 #endif
+    meanwhile();
     uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (uint32_t c = 0; c < kHead / 16; ++c) {
@@ -185,8 +204,8 @@ __device__ __forceinline__ void multiply_tile(float (&d)[kChunk / 8][4], uint32_
 }
 
 // d[16, 128] += a[16, 64] tile, as above.
-template <bool Hopper>
-__device__ __forceinline__ void multiply_by_rows(State &d, const uint32_t (&a)[kBands][4], const Tile &tile) {
+template <bool Hopper, class F>
+__device__ __forceinline__ void multiply_by_rows(State &d, NewsOperand &a, const Tile &tile, F meanwhile) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     if constexpr (Hopper) {
         uint64_t b = operand(shared_address(tile), kColumnPieces * 16, 1024);
@@ -196,10 +215,12 @@ __device__ __forceinline__ void multiply_by_rows(State &d, const uint32_t (&a)[k
             wgmma_transposed(reinterpret_cast<float(&)[kHead / 2]>(d), a[j], b + j * 16 * 128 / 16);
         }
         wgmma_commit();
+        meanwhile();
         wgmma_wait<0>();
         return;
     }
 #endif
+    meanwhile();
     uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (uint32_t j = 0; j < kBands; ++j) {
@@ -214,7 +235,7 @@ __device__ __forceinline__ void multiply_by_rows(State &d, const uint32_t (&a)[k
 }
 
 // d[16, 64] += a[16, 64] triangleᵀ
-__device__ __forceinline__ void multiply_triangle(float (&d)[kChunk / 8][4], const uint32_t (&a)[kBands][4],
+__device__ __forceinline__ void multiply_triangle(float (&d)[kChunk / 8][4], const NewsOperand &a,
                                                   const uint4 (*triangle)[32]) {
 #pragma unroll
     for (uint32_t j = 0; j < kBands; ++j) {
@@ -226,10 +247,6 @@ __device__ __forceinline__ void multiply_triangle(float (&d)[kChunk / 8][4], con
         }
     }
 }
-
-// The state as operand a of all products of a chunk.
-using StateOperand = uint32_t[kHead / 16][4];
-using NewsOperand = uint32_t[kBands][4];
 
 template <uint32_t N> __device__ __forceinline__ void pass(uint4 (&to)[N][32], const uint32_t (&a)[N][4]) {
 #pragma unroll
@@ -244,36 +261,40 @@ template <uint32_t N> __device__ __forceinline__ void receive(uint32_t (&a)[N][4
     }
 }
 
-// Carries 16 rows of the state over a chunk. Gives the state before it and N, in registers and, if split, to the warps
-// that read. `row`: first of the warp's rows in the block's.
-template <bool Hopper, int Rows, bool Split>
-__device__ __forceinline__ void carry(State &state, StateOperand &before, NewsOperand &news, const Shared<Rows, Split> &s,
+// Carries 16 rows of the state over a chunk. Gives the state before it and N, in registers, or to the warps that read.
+// `row`: first of the warp's rows in the block's.
+template <bool Hopper>
+__device__ __forceinline__ void carry(State &state, StateOperand &before, NewsOperand &news, const Shared<Hopper> &s,
                                       uint32_t slot, uint32_t row, Passed *passed) {
-    uint32_t group = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
+    constexpr uint32_t kPitch = Shared<Hopper>::kValues * 4;
+    uint32_t quad = threadIdx.x % 4;
+    const uint32_t *v = reinterpret_cast<const uint32_t *>(s.v[slot]) + row / 2 + threadIdx.x % 32 / 4;
     const CarryPart &part = s.carry[slot];
+    float d[kChunk / 8][4];
+    float2 keys[kChunk / 8];
+    uint32_t values[kChunk / 8][2];
 #pragma unroll
     for (uint32_t c = 0; c < kHead / 16; ++c) as_operand(before[c], state[2 * c], state[2 * c + 1]);
-    float d[kChunk / 8][4] = {};
-    multiply_tile<Hopper>(d, before, s.k[slot]);
-    if (Split) pass(passed->state, before);
+    multiply_tile<Hopper>(d, before, s.k[slot], [&] {
+#pragma unroll
+        for (uint32_t t = 0; t < kChunk / 8; ++t) {
+            uint32_t token = 8 * t + 2 * quad;
+            keys[t] = *reinterpret_cast<const float2 *>(&part.keys[token]);
+            values[t][0] = v[token * kPitch], values[t][1] = v[(token + 1) * kPitch];
+        }
+        if (Hopper) pass(passed->state, before);
+    });
     // What the state does not yet say of the values.
-    const uint32_t *v = reinterpret_cast<const uint32_t *>(s.v[slot]) + row / 2 + group;
-    constexpr uint32_t kPitch = Shared<Rows, Split>::kValues * 4;
 #pragma unroll
     for (uint32_t t = 0; t < kChunk / 8; ++t) {
-        uint32_t token = 8 * t + 2 * quad;
-        float2 key = *reinterpret_cast<const float2 *>(&part.keys[token]);
-        float2 v0 = widen(v[token * kPitch]), v1 = widen(v[(token + 1) * kPitch]);
-        d[t][0] = v0.x - key.x * d[t][0], d[t][1] = v1.x - key.y * d[t][1];
-        d[t][2] = v0.y - key.x * d[t][2], d[t][3] = v1.y - key.y * d[t][3];
+        float2 v0 = widen(values[t][0]), v1 = widen(values[t][1]);
+        d[t][0] = v0.x - keys[t].x * d[t][0], d[t][1] = v1.x - keys[t].y * d[t][1];
+        d[t][2] = v0.y - keys[t].x * d[t][2], d[t][3] = v1.y - keys[t].y * d[t][3];
     }
     NewsOperand a;
 #pragma unroll
-    for (uint32_t j = 0; j < kBands; ++j) {
-        as_operand(a[j], d[2 * j], d[2 * j + 1]);
-#pragma unroll
-        for (int e = 0; e < 8; ++e) d[2 * j + e / 4][e % 4] = 0.f;
-    }
+    for (uint32_t j = 0; j < kBands; ++j) as_operand(a[j], d[2 * j], d[2 * j + 1]);
+    clear(d);
     multiply_triangle(d, a, part.solve);
     float decay = part.decay[0];
 #pragma unroll
@@ -291,21 +312,27 @@ __device__ __forceinline__ void carry(State &state, StateOperand &before, NewsOp
         }
         as_operand(a[j], d[2 * j], d[2 * j + 1]);
     }
-    if (Split) pass(passed->news, news);
-    multiply_by_rows<Hopper>(state, a, s.k[slot]);
+    multiply_by_rows<Hopper>(state, a, s.k[slot], [&] {
+        if (Hopper) pass(passed->news, news);
+    });
 }
 
 // The outputs of a chunk, 16 elements of v. `out`: at the warp's elements of the first token.
 template <bool Hopper>
-__device__ __forceinline__ void read(StateOperand &before, const NewsOperand &news, const Tile &q,
-                                     const ReadPart &part, float *out, size_t width, uint32_t tokens) {
+__device__ __forceinline__ void read(StateOperand &before, const NewsOperand &news, const Tile &q, const ReadPart &part,
+                                     float *out, size_t width, uint32_t tokens) {
     uint32_t group = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
-    float d[kChunk / 8][4] = {};
-    multiply_tile<Hopper>(d, before, q);
+    float d[kChunk / 8][4];
+    float2 queries[kChunk / 8];
+    multiply_tile<Hopper>(d, before, q, [&] {
+#pragma unroll
+        for (uint32_t t = 0; t < kChunk / 8; ++t) {
+            queries[t] = *reinterpret_cast<const float2 *>(&part.queries[8 * t + 2 * quad]);
+        }
+    });
 #pragma unroll
     for (uint32_t t = 0; t < kChunk / 8; ++t) {
-        float2 query = *reinterpret_cast<const float2 *>(&part.queries[8 * t + 2 * quad]);
-        d[t][0] *= query.x, d[t][1] *= query.y, d[t][2] *= query.x, d[t][3] *= query.y;
+        d[t][0] *= queries[t].x, d[t][1] *= queries[t].y, d[t][2] *= queries[t].x, d[t][3] *= queries[t].y;
     }
     multiply_triangle(d, news, part.weights);
 #pragma unroll
@@ -317,130 +344,148 @@ __device__ __forceinline__ void read(StateOperand &before, const NewsOperand &ne
     }
 }
 
-// All threads of the block, which take part in different places.
-__device__ __forceinline__ void meet() { asm volatile("bar.sync 0;" ::: "memory"); }
+// All threads of the block meet in different places: once a chunk, and once more where a chunk is read after the next one
+// began. What was copied by threads is then there for the warpgroups' products too.
+template <bool Hopper> __device__ __forceinline__ void meet() {
+    asm volatile("bar.sync 0;" ::: "memory");
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    if (Hopper) fence_shared_for_async();
+#endif
+}
 
-// The three kinds of warps. They meet once a chunk, and once more where chunks are read one later than carried.
-template <bool Hopper, int Rows, bool Split>
-__device__ __forceinline__ void run_fetch(Shared<Rows, Split> &s, const Operands &x, Way way) {
-    using S = Shared<Rows, Split>;
+template <bool Hopper> __device__ __forceinline__ void run_fetch(Shared<Hopper> &s, const Operands &x, Way way) {
+    using S = Shared<Hopper>;
+    uint32_t thread = threadIdx.x % S::kFetchers;
     Item behind = {}; // fetched for carrying but not for reading
     auto next = [&](uint32_t i) {
         Item item = {};
         if (way.segment < way.end) {
             item = way.next(x);
-            if (threadIdx.x % kFetchers == 0) s.items[i % 4] = item;
-            if (item.tokens > 0) fetch_carry(s, i % S::kRing, x, item);
+            if (thread == 0) s.items[i % 4] = item;
+            if (item.tokens > 0) fetch_carry(s, i % S::kRing, x, item, thread);
         }
-        if (!Split) behind = item;
-        if (behind.tokens > 0) fetch_read(s, (i - Split) % S::kRing, x, behind);
+        if (!Hopper) behind = item;
+        if (behind.tokens > 0) fetch_read(s, (i - Hopper) % S::kRing, x, behind, thread);
         behind = item;
         copies_commit();
     };
-    auto arrived = [&] {
-        copies_wait_until<S::kAhead - 1>();
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-        if (Hopper) fence_shared_for_async();
-#endif
-        meet();
-    };
     for (uint32_t i = 0; i < S::kAhead; ++i) next(i);
     for (uint32_t i = 0;; ++i) {
-        arrived();
+        copies_wait_until<S::kAhead - 1>();
+        meet<false>();
         bool last = s.items[i % 4].last;
         next(i + S::kAhead);
         if (last) break;
     }
-    if (Split) arrived();
+    if (Hopper) {
+        copies_wait_until<0>();
+        meet<false>();
+    }
 }
 
 // `row`: first of the warp's rows in the block's.
-template <bool Hopper, int Rows, bool Split>
-__device__ __forceinline__ void run_carry(Shared<Rows, Split> &s, const Operands &x, State &state, float *states,
-                                          float *out, uint32_t row) {
+template <bool Hopper>
+__device__ __forceinline__ void run_carry(Shared<Hopper> &s, const Operands &x, State &state, float *states, float *out,
+                                          uint32_t row) {
     size_t width = size_t(x.value_heads) * kHead;
     for (uint32_t i = 0;; ++i) {
-        meet();
+        meet<Hopper>();
         const Item item = s.items[i % 4];
         if (item.tokens > 0) {
-            uint32_t slot = i % Shared<Rows, Split>::kRing;
+            uint32_t slot = i % Shared<Hopper>::kRing;
             StateOperand before;
             NewsOperand news;
-            carry<Hopper>(state, before, news, s, slot, row, Split ? &s.passed[i % 2][row / 16] : nullptr);
+            carry(state, before, news, s, slot, row, Hopper ? &s.passed[i % 2][row / 16] : nullptr);
             float *to = out + item.first * width;
-            if (!Split) read<Hopper>(before, news, s.q[slot], s.read[slot], to, width, item.tokens);
+            if (!Hopper) read<false>(before, news, s.q[slot], s.read[slot], to, width, item.tokens);
         }
         if (item.to != kNoState) store_state(state, x.state_row(states, item.to, row));
         if (item.last) break;
     }
-    if (Split) meet();
+    if (Hopper) meet<Hopper>();
 }
 
-template <bool Hopper, int Rows>
-__device__ __forceinline__ void run_read(Shared<Rows, true> &s, const Operands &x, float *out, uint32_t warp) {
+__device__ __forceinline__ void run_read(Shared<true> &s, const Operands &x, float *out, uint32_t warp) {
     size_t width = size_t(x.value_heads) * kHead;
-    meet();
+    meet<true>();
     for (uint32_t i = 0;; ++i) {
         const Item item = s.items[i % 4];
-        meet();
+        meet<true>();
         if (item.tokens > 0) {
-            uint32_t slot = i % Shared<Rows, true>::kRing;
+            uint32_t slot = i % Shared<true>::kRing;
             StateOperand before;
             NewsOperand news;
             receive(before, s.passed[i % 2][warp].state);
             receive(news, s.passed[i % 2][warp].news);
-            read<Hopper>(before, news, s.q[slot], s.read[slot], out + item.first * width, width, item.tokens);
+            read<true>(before, news, s.q[slot], s.read[slot], out + item.first * width, width, item.tokens);
         }
         if (item.last) break;
     }
 }
 
-// grid: (value heads * 128 / Rows, segments); Rows / 16 warps that carry, as many that read if Split, those that fetch.
-template <int Rows, bool Split, bool Hopper>
+// Registers go from the warpgroup that fetches to those that multiply.
+template <bool Hopper, bool Many> __device__ __forceinline__ void registers() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    if constexpr (Hopper && Many) registers_raise<224>();
+    if constexpr (Hopper && !Many) registers_lower<56>();
+#endif
+}
+
+template <bool Hopper>
 __device__ __forceinline__ void walk(Operands x, float *states, float *out, uint32_t count, uint32_t longest) {
+    using S = Shared<Hopper>;
     release_successor();
     extern __shared__ __align__(1024) unsigned char memory[];
-    Shared<Rows, Split> &s = *reinterpret_cast<Shared<Rows, Split> *>(memory);
-    constexpr uint32_t kSlices = kHead / Rows, kWarps = Rows / 16;
+    S &s = *reinterpret_cast<S *>(memory);
+    constexpr uint32_t kSlices = kHead / S::kRows;
     uint32_t begin = blockIdx.y;
-    if (!begins_chain(x.segments, begin)) return;
+    // Blocks without work wait too: the kernel is complete when it and those before it are.
+    if (!begins_chain(x.segments, begin)) return wait_for_predecessor();
     uint32_t end = chain_end(x.segments, count, begin);
     check_segment(x.segments, begin, x.tokens, x.slots);
     Segment now = load_segment(x.segments, begin);
-    if (load_segment(x.segments, end - 1).end - now.first <= longest) return;
+    if (load_segment(x.segments, end - 1).end - now.first <= longest) return wait_for_predecessor();
     x.head = blockIdx.x / kSlices;
     x.key_head = x.head / (x.value_heads / x.key_heads);
-    x.row = blockIdx.x % kSlices * Rows;
+    x.row = blockIdx.x % kSlices * S::kRows;
 
-    uint32_t warp = threadIdx.x / 32;
-    if (warp < kWarps) {
+    uint32_t warp = threadIdx.x / 32, row = warp % S::kWarps * 16;
+    out += x.head * kHead + x.row + row;
+    if (warp < S::kWarps) {
+        registers<Hopper, true>();
         // No other kernel of a step writes segments, nor states of this chain.
         State state = {};
-        uint32_t row = 16 * warp;
         if (now.from != kNoState) load_state(state, x.state_row(states, now.from, row));
         wait_for_predecessor();
-        run_carry<Hopper>(s, x, state, states, out + x.head * kHead + x.row + row, row);
-        return;
+        run_carry(s, x, state, states, out, row);
+    } else if (Hopper && warp < 2 * S::kWarps) {
+        registers<Hopper, true>();
+        wait_for_predecessor();
+        if constexpr (Hopper) run_read(s, x, out, warp - S::kWarps);
+    } else {
+        registers<Hopper, false>();
+        wait_for_predecessor();
+        run_fetch(s, x, {begin, end, now.first, now});
     }
-    wait_for_predecessor();
-    if constexpr (Split) {
-        if (warp < 2 * kWarps) {
-            warp -= kWarps;
-            run_read<Hopper>(s, x, out + x.head * kHead + x.row + 16 * warp, warp);
-            return;
-        }
-    }
-    run_fetch<Hopper>(s, x, {begin, end, now.first, now});
 }
 
-#define WALK(name, rows, split, hopper)                                                                                \
-    extern "C" __global__ void __launch_bounds__(kFetchers + rows * 2 * (1 + split), split ? 1 : 2)                    \
-        name(const bf16 *mixed, const Part *parts, const uint32_t *segments, float *states, float *out,               \
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+constexpr bool kHopper = true;
+#else
+constexpr bool kHopper = false; // the launcher takes gated_delta_walk
+#endif
+
+// grid: (value heads * 128 / kRows, segments).
+#define WALK(name, hopper)                                                                                             \
+    extern "C" __global__ void __launch_bounds__(Shared<hopper>::kThreads, hopper ? 1 : 2)                             \
+        name(const bf16 *mixed, const Part *parts, const uint32_t *segments, float *states, float *out,                \
              uint32_t tokens, uint32_t slots, uint32_t count, uint32_t key_heads, uint32_t value_heads,                \
              uint32_t longest) {                                                                                       \
-        walk<rows, split, hopper>({mixed, parts, segments, tokens, slots, key_heads, value_heads}, states, out, count, \
-                                  longest);                                                                            \
+        Operands x = {mixed, parts, segments, tokens, slots, key_heads, value_heads};                                  \
+        if constexpr (hopper && !kHopper) __trap();                                                                    \
+        else walk<hopper>(x, states, out, count, longest);                                                             \
     }
-WALK(gated_delta_walk, 32, false, false)
-WALK(gated_delta_walk_split, 32, true, false)
-WALK(gated_delta_walk_hopper, 64, true, true)
+WALK(gated_delta_walk, false)
+WALK(gated_delta_walk_hopper, true)
+static_assert(sizeof(Shared<false>) == 97904 && sizeof(Shared<true>) == 208256, "cuda/delta_chunks.rs");
+static_assert(Shared<false>::kThreads == 128 && Shared<true>::kThreads == 384, "cuda/delta_chunks.rs");

@@ -8,6 +8,9 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// Elements of a head of q, k and v, and taps: a record does not say them, and GPU kernels are built for no others.
 const DIM: usize = 128;
 const TAPS: usize = 4;
+/// Tolerance of products whose operands were rounded to bf16: of sums, the errors are 0.3% on average, but the largest of
+/// many are measured in terms of a row's mean.
+const CHUNKS: f64 = 1.0 / 16.0;
 
 /// The heads of a layer whose projection and convolution are so wide.
 fn shape(projected_width: usize, channels: usize) -> DeltaShape {
@@ -62,12 +65,11 @@ pub(super) fn run(
             ops::gated_delta_rule(exec, &inputs, shape, states, out)?;
         }
         ("gated_delta_chunks", [mixed, projected, a_log, dt_bias, like, _], [out, states]) => {
-            let (tokens, channels) = mixed.rows_cols();
-            let shape = shape(projected.rows_cols().1, channels);
+            let (shape, tokens) = (shape(projected.rows_cols().1, mixed.rows_cols().1), mixed.rows_cols().0);
             let segments = &upload(exec, like, tokens, states.rows_cols().0)?;
+            let inputs = DeltaInputs { mixed, projected, a_log, dt_bias, segments };
             let room = shape.chunk_scratch(tokens, segments.rows_cols().0);
             let mut scratch = allocate(exec, "scratch", &[room], DType::U8)?;
-            let inputs = DeltaInputs { mixed, projected, a_log, dt_bias, segments };
             ops::gated_delta_chunks(exec, &inputs, shape, states, &mut scratch, out)?;
         }
         ("gated_rms_norm", [x, projected, weight], [out]) => {
@@ -88,8 +90,7 @@ pub(super) fn run(
     }
     let mut outputs = written.iter().map(|tensor| output(exec, tensor, case)).collect::<Result<Vec<_>, _>>()?;
     if op == "gated_delta_chunks" {
-        // Each output is a sum of products of operands that a GPU has rounded to bf16.
-        outputs.iter_mut().for_each(|output| output.tolerance = 1.0 / 32.0);
+        outputs.iter_mut().for_each(|output| output.tolerance = CHUNKS);
     }
     if op == "decode_delta" {
         // What goes into the states was rounded to bf16 on the way, which two devices may do differently.

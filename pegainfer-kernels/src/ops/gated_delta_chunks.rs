@@ -1,7 +1,7 @@
 //! The gated delta rule for prompts.
 
 use super::check::Check;
-use super::gated_delta_rule::{DeltaInputs, dispatch, report};
+use super::gated_delta_rule::{DeltaInputs, run};
 use crate::cpu::gated_delta::Form;
 use crate::cuda;
 use crate::delta::DeltaShape;
@@ -19,7 +19,7 @@ use pegainfer_core::tensor::{OpError, Tensor};
 /// On a CPU all is f32. The CUDA kernels take heads of 128 elements. Their products have operands in bf16 and sums in f32;
 /// state, gates, lengths and decays are f32, the inverse tf32. An output is then off by 0.3% on average, as with one
 /// rounding to bf16. The kernels read `segments` and `states` while the kernel before them still runs: no other kernel of
-/// the same step may write them. Sequences of few tokens take the recurrence.
+/// the same step may write them.
 pub fn gated_delta_chunks(
     exec: &mut Exec,
     inputs: &DeltaInputs<'_>,
@@ -31,11 +31,10 @@ pub fn gated_delta_chunks(
     let (k, v, chunk) = (shape.key_dim, shape.value_dim, 64);
     // Products of a chunk, by token: three with [chunk, chunk], two of them half empty, and three with the state.
     let flops = 2 * chunk * (2 * k + v) / 2 + 2 * chunk * (k + v) / 2 + 6 * k * v;
-    let (c, form) = (Check("gated_delta_chunks"), Form::Chunked);
-    report(c, exec, form, flops, inputs, shape, states, out)?;
+    run(Check("gated_delta_chunks"), exec, Form::Chunked, flops, inputs, shape, states, out)?;
     match exec.device() {
         Device::Cuda => cuda::gated_delta_chunks(exec, inputs, shape, states, scratch, out),
-        _ => dispatch(c, exec, form, inputs, shape, states, out),
+        _ => Ok(()),
     }
 }
 

@@ -46,9 +46,7 @@ pub fn gated_delta_rule(
     states: &mut Tensor,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
-    let (c, form) = (Check("gated_delta_rule"), Form::Recurrent);
-    report(c, exec, form, step_flops(shape), inputs, shape, states, out)?;
-    dispatch(c, exec, form, inputs, shape, states, out)
+    run(Check("gated_delta_rule"), exec, Form::Recurrent, step_flops(shape), inputs, shape, states, out)
 }
 
 /// Of a token and head: decay, product with k, update, product with q.
@@ -56,17 +54,17 @@ pub(super) fn step_flops(shape: DeltaShape) -> usize {
     7 * shape.key_dim * shape.value_dim
 }
 
-/// Checks and records a call in the given form, at `flops` operations per token and head.
+/// [`gated_delta_rule`] in the given form, at `flops` operations per token and head.
 #[expect(clippy::too_many_arguments, reason = "the operands of the op, and what two ops differ in")]
-pub(super) fn report(
+pub(super) fn run(
     c: Check,
     exec: &mut Exec,
     form: Form,
     flops: usize,
     inputs: &DeltaInputs<'_>,
     shape: DeltaShape,
-    states: &Tensor,
-    out: &Tensor,
+    states: &mut Tensor,
+    out: &mut Tensor,
 ) -> Result<(), OpError> {
     let DeltaInputs { mixed, projected, a_log, dt_bias, segments } = *inputs;
     check(c, inputs, shape, states, out)?;
@@ -80,7 +78,7 @@ pub(super) fn report(
         let flops = (mixed.rows_cols().0 * shape.value_heads * flops) as u64;
         OpRecord::new(c.0, kernel, &reads, &[out, states], flops).with_bytes(bytes(inputs, shape, out))
     });
-    Ok(())
+    dispatch(c, exec, form, inputs, shape, states, out)
 }
 
 pub(super) fn check(
@@ -112,7 +110,7 @@ pub(super) fn state_bytes(segments: &Tensor, shape: DeltaShape) -> usize {
     matrices + segments.bytes() as usize
 }
 
-/// Runs the op on checked operands; a GPU only takes the recurrent form.
+/// Runs the op on checked operands.
 pub(super) fn dispatch(
     c: Check,
     exec: &mut Exec,
@@ -137,7 +135,8 @@ pub(super) fn dispatch(
             gated_delta::run(isa, form, &inputs, &mut exec.scratch, states.host_mut(), out.host_mut());
             Ok(())
         }
-        (Device::Cuda, _) => cuda::delta_recurrent(exec, inputs, shape, states, out, usize::MAX),
-        (Device::Meta, _) => Ok(()),
+        (Device::Cuda, Form::Recurrent) => cuda::delta_recurrent(exec, inputs, shape, states, out, usize::MAX),
+        // `gated_delta_chunks` launches its kernels itself: they want room.
+        (Device::Meta, _) | (Device::Cuda, Form::Chunked) => Ok(()),
     }
 }
