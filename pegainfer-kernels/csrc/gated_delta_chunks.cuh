@@ -15,9 +15,10 @@
 #include "segments.cuh"
 #include "tiles.cuh"
 
-constexpr uint32_t kChunk = kTileRows;                         // tokens
-constexpr uint32_t kHead = kTileWidth;                         // elements of a head
-constexpr uint32_t kBands = kChunk / 16, kBlocks = kBands * (kBands + 1) / 2; // of lower triangles, 16 x 16
+constexpr uint32_t kChunk = kTileRows; // tokens
+constexpr uint32_t kHead = kTileWidth; // elements of a head
+// Of 16 rows, and of 16 x 16 elements of a lower triangle.
+constexpr uint32_t kBands = kChunk / 16, kBlocks = kBands * (kBands + 1) / 2;
 
 // What the walk needs of a chunk and head. Block (i, j) of a triangle is at i (i + 1) / 2 + j, as the operands b of two
 // products: lane 4 r + c holds rows r and r + 8 at columns 2 c, 2 c + 1 and 8 further.

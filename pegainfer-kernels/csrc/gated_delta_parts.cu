@@ -1,14 +1,13 @@
 // ops::gated_delta_chunks, first kernel: what the chunks need besides the state. A block of four warps takes one chunk
 // and key head, with all value heads of the group.
-#include "gated_delta_chunks.cuh"
+#include "gated_delta_solve.cuh"
 #include <type_traits>
 
 constexpr int kThreads = 128;
-constexpr uint32_t kGroup = 4;  // most value heads per key head
-constexpr uint32_t kPitch = 68; // floats from row to row: banks apart for the lanes of an operand
+constexpr uint32_t kGroup = 4; // most value heads per key head
 constexpr float kLog2E = 1.4426950408889634f;
 
-struct PartsShared {
+struct Shared {
     union {
         struct {
             Tile q, k;
@@ -20,23 +19,6 @@ struct PartsShared {
     float queries[kChunk], keys[kChunk]; // c, a
     float columns[kChunk];               // a, decayed to the end of the band
 };
-
-// Rounded for the products in tf32.
-__device__ __forceinline__ float tf32(float x) {
-    uint32_t out;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(out) : "f"(x));
-    return __uint_as_float(out);
-}
-
-// d[16, 8] += a[16, 8] b[8, 8] of rounded operands; a0, a1 hold rows group and group + 8 at column quad, a2, a3 at
-// quad + 4, b0, b1 column group at rows quad and quad + 4.
-__device__ __forceinline__ void mma_tf32(float (&d)[4], float a0, float a1, float a2, float a3, float b0, float b1) {
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(__float_as_uint(a0)), "r"(__float_as_uint(a1)), "r"(__float_as_uint(a2)),
-                   "r"(__float_as_uint(a3)), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
-}
 
 // 2^x for x <= 0; what is denormal is 0.
 __device__ __forceinline__ float power(float x) {
@@ -66,7 +48,7 @@ __device__ __forceinline__ RawGates load_gates(const bf16 *b, uint32_t value_hea
 }
 
 // G and beta of the chunk's tokens for the heads of a group; beyond the last token G stays and beta is 0.
-__device__ __forceinline__ void sum_gates(PartsShared &s, const RawGates &raw, const float *a_log, const float *dt_bias,
+__device__ __forceinline__ void sum_gates(Shared &s, const RawGates &raw, const float *a_log, const float *dt_bias,
                                           uint32_t tokens, uint32_t group) {
     uint32_t t = threadIdx.x % kChunk, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
@@ -90,7 +72,7 @@ __device__ __forceinline__ void sum_gates(PartsShared &s, const RawGates &raw, c
 }
 
 // 1 / |q| and 1 / |k| of each token, times 128^-1/2 for q: one row a thread.
-__device__ void load_lengths(PartsShared &s) {
+__device__ void load_lengths(Shared &s) {
     uint32_t t = threadIdx.x % kChunk;
     bool key = threadIdx.x >= kChunk;
     const uint4 *tile = key ? s.tiles.k : s.tiles.q;
@@ -108,18 +90,18 @@ __device__ void load_lengths(PartsShared &s) {
 // Calls f with the warp as a constant: which blocks a warp has is then no arithmetic.
 template <class F> __device__ __forceinline__ void as_constant(uint32_t warp, F f) {
     switch (warp) {
-    case 0: f(std::integral_constant<uint32_t, 0>()); break;
-    case 1: f(std::integral_constant<uint32_t, 1>()); break;
-    case 2: f(std::integral_constant<uint32_t, 2>()); break;
-    default: f(std::integral_constant<uint32_t, 3>());
+    case 0: f(std::integral_constant<int, 0>()); break;
+    case 1: f(std::integral_constant<int, 1>()); break;
+    case 2: f(std::integral_constant<int, 2>()); break;
+    default: f(std::integral_constant<int, 3>());
     }
 }
 
 // Five blocks of 16 x 16, in the layout of products: of Q Kᵀ band Warp up to the diagonal, then of K Kᵀ band 3 - Warp.
 using Products = float[kBands + 1][2][4];
 
-template <uint32_t Warp> __device__ __forceinline__ void multiply(const PartsShared &s, Products &d) {
-    constexpr uint32_t kOther = kBands - 1 - Warp;
+template <int Warp> __device__ __forceinline__ void multiply(const Shared &s, Products &d) {
+    constexpr int kOther = kBands - 1 - Warp;
     uint32_t lane = threadIdx.x % 32, row = lane % 8;
     const uint4 *q = &s.tiles.q[(16 * Warp + lane % 16) * kRowPieces];
     const uint4 *k = &s.tiles.k[(16 * kOther + lane % 16) * kRowPieces];
@@ -130,7 +112,7 @@ template <uint32_t Warp> __device__ __forceinline__ void multiply(const PartsSha
         uint32_t at = column + (piece + lane / 16 ^ row), beside = column + (piece + lane / 8 % 2 ^ row);
         uint4 a = load_matrices(q + at), other = load_matrices(k + at);
 #pragma unroll
-        for (uint32_t j = 0; j < kBands; ++j) {
+        for (int j = 0; j < int(kBands); ++j) {
             if (j > Warp && j > kOther) continue;
             uint4 b = load_matrices(columns + 16 * j * kRowPieces + beside);
             if (j <= Warp) {
@@ -145,41 +127,8 @@ template <uint32_t Warp> __device__ __forceinline__ void multiply(const PartsSha
     }
 }
 
-// A block of 16 x 16, in the layout of products, as operand b; columns scaled.
-__device__ __forceinline__ uint4 as_operand(const float (&d)[2][4], const float *scale) {
-    float2 low = reinterpret_cast<const float2 *>(scale)[threadIdx.x % 4];
-    float2 high = reinterpret_cast<const float2 *>(scale)[threadIdx.x % 4 + 4];
-    return make_uint4(narrow(d[0][0] * low.x, d[0][1] * low.y), narrow(d[1][0] * high.x, d[1][1] * high.y),
-                      narrow(d[0][2] * low.x, d[0][3] * low.y), narrow(d[1][2] * high.x, d[1][3] * high.y));
-}
-
-// A block of the matrix from and to the layout of products. Off the diagonal it is only multiplied: rounded for that.
-__device__ __forceinline__ float *block_rows(float *matrix, uint32_t i, uint32_t j) {
-    uint32_t lane = threadIdx.x % 32;
-    return matrix + (16 * i + lane / 4) * kPitch + 16 * j + lane % 4 * 2;
-}
-
-__device__ __forceinline__ void load_block(float (&d)[2][4], float *matrix, uint32_t i, uint32_t j) {
-    const float *at = block_rows(matrix, i, j);
-#pragma unroll
-    for (int e = 0; e < 8; e += 2) {
-        float2 pair = *reinterpret_cast<const float2 *>(at + e / 2 % 2 * 8 * kPitch + e / 4 * 8);
-        d[e / 4][e % 4] = pair.x, d[e / 4][e % 4 + 1] = pair.y;
-    }
-}
-
-__device__ __forceinline__ void store_block(float *matrix, uint32_t i, uint32_t j, const float (&d)[2][4]) {
-    float *at = block_rows(matrix, i, j);
-#pragma unroll
-    for (int e = 0; e < 8; e += 2) {
-        float low = d[e / 4][e % 4], high = d[e / 4][e % 4 + 1];
-        if (i != j) low = tf32(low), high = tf32(high);
-        *reinterpret_cast<float2 *>(at + e / 2 % 2 * 8 * kPitch + e / 4 * 8) = make_float2(low, high);
-    }
-}
-
 // What the columns of a head's decays have in common, and the vectors that scale the walk's sums.
-__device__ __forceinline__ void scale_columns(PartsShared &s, const float *sum, Part *part) {
+__device__ __forceinline__ void scale_columns(Shared &s, const float *sum, Part *part) {
     uint32_t t = threadIdx.x;
     if (t >= kChunk) return;
     float last = sum[kChunk - 1];
@@ -192,7 +141,7 @@ __device__ __forceinline__ void scale_columns(PartsShared &s, const float *sum, 
 
 // One block of products under the decays: of P with its diagonal, of A without. `scale`: of rows lane / 4 and 8 further.
 template <bool Diagonal, bool Strict>
-__device__ __forceinline__ void decay_block(float (&to)[2][4], const float (&d)[2][4], const PartsShared &s,
+__device__ __forceinline__ void decay_block(float (&to)[2][4], const float (&d)[2][4], const Shared &s,
                                             const float *sum, uint32_t band, uint32_t column, const float (&scale)[2]) {
     uint32_t row = threadIdx.x % 32 / 4, first = threadIdx.x % 4 * 2;
 #pragma unroll
@@ -219,10 +168,10 @@ __device__ __forceinline__ void decay_block(float (&to)[2][4], const float (&d)[
 }
 
 // From products to P, which is written, and A, which goes to shared memory.
-template <uint32_t Warp>
-__device__ __forceinline__ void decay(PartsShared &s, const Products &products, const float *sum, const float *beta,
+template <int Warp>
+__device__ __forceinline__ void decay(Shared &s, const Products &products, const float *sum, const float *beta,
                                       Part *part) {
-    constexpr uint32_t kOther = kBands - 1 - Warp;
+    constexpr int kOther = kBands - 1 - Warp;
     uint32_t lane = threadIdx.x % 32;
     float query[2], key[2], d[2][4];
 #pragma unroll
@@ -232,7 +181,7 @@ __device__ __forceinline__ void decay(PartsShared &s, const Products &products, 
         key[r] = beta[i] * s.keys[i];
     }
 #pragma unroll
-    for (uint32_t j = 0; j <= Warp; ++j) {
+    for (int j = 0; j <= Warp; ++j) {
         if (j < Warp) decay_block<false, false>(d, products[j], s, sum, Warp, j, query);
         else decay_block<true, false>(d, products[j], s, sum, Warp, j, query);
         part->read.weights[block_index(Warp, j)][lane] =
@@ -240,94 +189,11 @@ __device__ __forceinline__ void decay(PartsShared &s, const Products &products, 
                        narrow(d[1][2], d[1][3]));
     }
 #pragma unroll
-    for (uint32_t j = 0; j <= kOther; ++j) {
+    for (int j = 0; j <= kOther; ++j) {
         if (j < kOther) decay_block<false, true>(d, products[Warp + 1 + j], s, sum, kOther, j, key);
         else decay_block<true, true>(d, products[Warp + 1 + j], s, sum, kOther, j, key);
         store_block(s.matrix, kOther, j, d);
     }
-}
-
-// Inverts the diagonal block of each warp, in place, by forward substitution: a lane has a column.
-__device__ __forceinline__ void invert_diagonal(float *matrix) {
-    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    float *block = matrix + 16 * warp * (kPitch + 1);
-    float column[16];
-#pragma unroll
-    for (uint32_t i = 0; i < 16; ++i) {
-        float4 sum = make_float4(i == lane % 16, 0.f, 0.f, 0.f);
-#pragma unroll
-        for (uint32_t j = 0; j < i; j += 4) {
-            // Beyond the diagonal A is zero.
-            float4 a = *reinterpret_cast<const float4 *>(block + i * kPitch + j);
-            sum.x -= a.x * column[j];
-            if (j + 1 < i) sum.y -= a.y * column[j + 1];
-            if (j + 2 < i) sum.z -= a.z * column[j + 2];
-            if (j + 3 < i) sum.w -= a.w * column[j + 3];
-        }
-        column[i] = (sum.x + sum.y) + (sum.z + sum.w);
-    }
-    __syncwarp();
-#pragma unroll
-    for (uint32_t i = 0; i < 16; ++i) block[i * kPitch + lane % 16] = tf32(column[i]);
-    __syncwarp();
-}
-
-// Block (i, j) of the inverse where bands split - N to split - 1 and split to split + N - 1 are inverted: minus the
-// inverse of the lower ones times A times the inverse of the upper ones. The first product's columns enter the second
-// one's sum in the order in which they lie in registers.
-template <int N>
-__device__ __forceinline__ void corner(const float *matrix, uint32_t i, uint32_t j, uint32_t split,
-                                       float (&d)[2][4]) {
-    uint32_t group = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
-    auto at = [&](uint32_t row, uint32_t column) { return matrix[row * kPitch + column]; };
-    float p[N][2][4] = {};
-#pragma unroll
-    for (uint32_t m = 0; m < 2 * N; ++m) {
-        uint32_t row = 16 * i + group, middle = 16 * split + 8 * m + quad;
-        if (split + m / 2 > i) break;
-        float a0 = at(row, middle), a1 = at(row + 8, middle);
-        float a2 = at(row, middle + 4), a3 = at(row + 8, middle + 4);
-#pragma unroll
-        for (uint32_t n = 0; n < 2 * N; ++n) {
-            uint32_t column = 16 * (split - N) + 8 * n + group;
-            mma_tf32(p[n / 2][n % 2], a0, a1, a2, a3, at(middle, column), at(middle + 4, column));
-        }
-    }
-#pragma unroll
-    for (int e = 0; e < 8; ++e) d[e / 4][e % 4] = 0.f;
-#pragma unroll
-    for (uint32_t n = 0; n < 2 * N; ++n) {
-        uint32_t row = 16 * (split - N) + 8 * n + 2 * quad;
-        if (split - N + n / 2 < j) continue;
-        const float(&a)[4] = p[n / 2][n % 2];
-        float a0 = tf32(-a[0]), a1 = tf32(-a[2]), a2 = tf32(-a[1]), a3 = tf32(-a[3]);
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-            uint32_t column = 16 * j + 8 * c + group;
-            mma_tf32(d[c], a0, a1, a2, a3, at(row, column), at(row + 1, column));
-        }
-    }
-}
-
-// (I + A)^-1 diag(beta), from A in shared memory: diagonal blocks, then the corners of 2 x 2 blocks, then that of 4 x 4.
-__device__ void solve(PartsShared &s, const float *beta, Part *part) {
-    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    float block[2][4];
-    invert_diagonal(s.matrix);
-    load_block(block, s.matrix, warp, warp);
-    part->carry.solve[block_index(warp, warp)][lane] = as_operand(block, beta + 16 * warp);
-    __syncthreads();
-    if (warp < 2) {
-        uint32_t i = 2 * warp + 1, j = 2 * warp;
-        corner<1>(s.matrix, i, j, i, block);
-        __syncwarp();
-        store_block(s.matrix, i, j, block);
-        part->carry.solve[block_index(i, j)][lane] = as_operand(block, beta + 16 * j);
-    }
-    __syncthreads();
-    uint32_t i = 2 + warp / 2, j = warp % 2;
-    corner<2>(s.matrix, i, j, 2, block);
-    part->carry.solve[block_index(i, j)][lane] = as_operand(block, beta + 16 * j);
 }
 
 // grid: (chunk numbers, key heads).
@@ -336,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
                       const uint32_t *segments, Part *parts, uint32_t tokens, uint32_t count, uint32_t key_heads,
                       uint32_t value_heads, uint32_t longest) {
     release_successor();
-    __shared__ __align__(16) PartsShared s;
+    __shared__ __align__(16) Shared s;
     // No kernel of a step writes segments.
     uint32_t begun = 0;
     for (uint32_t base = 0; base < count; base += kThreads) {
@@ -376,6 +242,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
         __syncthreads();
         as_constant(warp, [&](auto w) { decay<w>(s, products, sum, beta, part); });
         __syncthreads();
-        solve(s, beta, part);
+        solve(s.matrix, beta, part);
     }
 }

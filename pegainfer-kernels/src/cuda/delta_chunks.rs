@@ -10,7 +10,7 @@ use pegainfer_core::tensor::{OpError, Tensor};
 
 /// Most tokens of a chain that the recurrence takes: decode rows beside prompts.
 const SHORT: usize = 16;
-/// As in csrc/gated_delta_parts.cu: most value heads of a key head.
+/// As in csrc/gated_delta_parts.cu: most value heads per key head.
 const MAX_GROUP: usize = 4;
 const PARTS_THREADS: usize = 128;
 /// The only GPUs that run code for sm_90a.
@@ -23,7 +23,7 @@ struct Walk {
     /// Blocks that share a head.
     slices: usize,
     threads: usize,
-    /// Bytes of `Shared` in csrc/gated_delta_walk.cu.
+    /// Bytes of `Shared` in csrc/gated_delta_fetch.cuh.
     shared: usize,
 }
 
