@@ -50,7 +50,7 @@ pub struct ChatTemplate {
 enum Program {
     Jinja(Box<Environment<'static>>),
     /// DeepSeek-V4 comes without a template.
-    DeepSeekV4,
+    DeepSeekV4(deepseek_v4::Efforts),
 }
 
 impl ChatTemplate {
@@ -80,8 +80,11 @@ impl ChatTemplate {
     /// What a model type has instead of a template.
     fn without_template(dir: &Path) -> Result<Option<Self>, TemplateError> {
         let is_deepseek_v4 = read_json(&dir.join("config.json"))?["model_type"] == "deepseek_v4";
-        let (program, output_format) = (Program::DeepSeekV4, deepseek_v4::OUTPUT_FORMAT);
-        Ok(is_deepseek_v4.then(|| Self { program, special_tokens: Map::new(), output_format }))
+        Ok(is_deepseek_v4.then(|| Self {
+            program: Program::DeepSeekV4(deepseek_v4::Efforts::load(dir)),
+            special_tokens: Map::new(),
+            output_format: deepseek_v4::OUTPUT_FORMAT,
+        }))
     }
 
     /// Compiles a template with the settings of transformers' `apply_chat_template`.
@@ -116,8 +119,8 @@ impl ChatTemplate {
     ) -> Result<String, TemplateError> {
         let env = match &self.program {
             Program::Jinja(env) => env,
-            Program::DeepSeekV4 => {
-                return deepseek_v4::render(messages, tools, add_generation_prompt, kwargs)
+            Program::DeepSeekV4(efforts) => {
+                return deepseek_v4::render(efforts, messages, tools, add_generation_prompt, kwargs)
                     .map_err(TemplateError::Refused);
             }
         };
