@@ -147,8 +147,7 @@ fn the_text_of_a_reasoning_effort_comes_from_the_models_directory() {
     let source = "REASONING_EFFORT_MAX = (\n    \"Think \"\n    'well.\\n'\n)\n";
     std::fs::write(official.0.join("encoding/encoding_dsv4.py"), source).unwrap();
     let server = official.server("hello");
-    let body = json!({"messages": [{"role": "user", "content": "hi"}],
-        "chat_template_kwargs": {"reasoning_effort": "max"}});
+    let body = json!({"messages": [{"role": "user", "content": "hi"}], "reasoning_effort": "max"});
     let ids = post_ok(server.address, "/tokenize", &body)["tokens"].clone();
     let prompt = post_ok(server.address, "/detokenize", &json!({"tokens": ids}))["prompt"].clone();
     assert_eq!(prompt, "<｜begin▁of▁sentence｜>Think well.\n<｜User｜>hi<｜Assistant｜><think>");

@@ -1,7 +1,7 @@
 //! Messages, tools and template arguments: what becomes the prompt of a chat.
 
 use super::errors::ApiError;
-use super::fields::Fields;
+use super::fields::{Fields, describe};
 use super::messages;
 use super::state::AppState;
 use super::structured::Structured;
@@ -14,6 +14,9 @@ use serde_json::{Map, Value};
 /// Template arguments that `chat_template_kwargs` must not replace.
 const RESERVED_KWARGS: [&str; 5] = ["messages", "tools", "add_generation_prompt", "chat_template", "tokenize"];
 
+/// Values of `reasoning_effort`, OpenAI's and DeepSeek's `max`. What they mean is the model's affair.
+const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+
 /// The part of a body that the chat template turns into a prompt.
 pub struct Conversation {
     messages: Vec<Value>,
@@ -23,6 +26,7 @@ pub struct Conversation {
     /// The answer goes on with the last message.
     continued: bool,
     kwargs: Map<String, Value>,
+    effort: Option<&'static str>,
     structured: Option<Structured>,
 }
 
@@ -67,6 +71,7 @@ impl Conversation {
             add_generation_prompt,
             continued,
             kwargs,
+            effort: take_effort(fields)?,
             structured,
         })
     }
@@ -77,6 +82,10 @@ impl Conversation {
             let message = "this model has no chat template: use /v1/completions";
             return Err(ApiError::invalid("messages", message));
         };
+        if let Some(effort) = self.effort {
+            let unsupported = |e| ApiError::invalid("reasoning_effort", e).with_code("unsupported_parameter");
+            template.set_effort(effort, &mut self.kwargs).map_err(unsupported)?;
+        }
         let format = template.output_format();
         let tools = self.tools.format(format.tools)?;
         let shown = tools.map(|_| self.tools.definitions.as_slice());
@@ -137,4 +146,13 @@ impl Conversation {
             _ => Err(ApiError::invalid("messages", "there is nothing to continue: the last message has no text")),
         }
     }
+}
+
+fn take_effort(fields: &mut Fields) -> Result<Option<&'static str>, ApiError> {
+    let Some(value) = fields.take("reasoning_effort") else { return Ok(None) };
+    let effort = EFFORTS.into_iter().find(|effort| value == *effort);
+    effort.map(Some).ok_or_else(|| {
+        let message = format!("reasoning_effort must be one of {}, got {}", EFFORTS.join(", "), describe(&value));
+        ApiError::invalid("reasoning_effort", message)
+    })
 }

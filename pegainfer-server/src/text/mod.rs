@@ -2,6 +2,7 @@
 
 mod deepseek_v4;
 mod detokenizer;
+mod effort;
 mod encoder;
 mod grammar;
 pub mod parser;

@@ -1,6 +1,7 @@
 //! The checkpoint's chat template: a Jinja program that turns messages into a prompt.
 
 use super::deepseek_v4;
+use super::effort::Switches;
 use super::parser::OutputFormat;
 use super::tojson::tojson;
 use minijinja::value::{Value, ValueKind};
@@ -48,7 +49,7 @@ pub struct ChatTemplate {
 
 /// What makes prompts.
 enum Program {
-    Jinja(Box<Environment<'static>>),
+    Jinja(Box<Environment<'static>>, Switches),
     /// DeepSeek-V4 comes without a template.
     DeepSeekV4(deepseek_v4::Efforts),
 }
@@ -100,13 +101,25 @@ impl ChatTemplate {
         env.add_function("raise_exception", raise_exception);
         env.add_function("strftime_now", strftime_now);
         let output_format = OutputFormat::of_template(&source);
+        let switches = Switches::of_template(&source, output_format.reasoning);
         env.add_template_owned(NAME, source)?;
-        Ok(Self { program: Program::Jinja(Box::new(env)), special_tokens, output_format })
+        Ok(Self { program: Program::Jinja(Box::new(env), switches), special_tokens, output_format })
     }
 
     /// What the model writes, by its template.
     pub fn output_format(&self) -> OutputFormat {
         self.output_format
+    }
+
+    /// Adds to the client's `kwargs` what tells the template of this `reasoning_effort`.
+    ///
+    /// # Errors
+    /// One sentence for the client: this model has no such effort.
+    pub fn set_effort(&self, effort: &str, kwargs: &mut Map<String, Json>) -> Result<(), String> {
+        match &self.program {
+            Program::Jinja(_, switches) => switches.set(effort, kwargs),
+            Program::DeepSeekV4(efforts) => efforts.set(effort, kwargs),
+        }
     }
 
     /// The prompt for `messages`. `kwargs` are the client's `chat_template_kwargs`; the arguments proper win over them.
@@ -118,7 +131,7 @@ impl ChatTemplate {
         kwargs: &Map<String, Json>,
     ) -> Result<String, TemplateError> {
         let env = match &self.program {
-            Program::Jinja(env) => env,
+            Program::Jinja(env, _) => env,
             Program::DeepSeekV4(efforts) => {
                 return deepseek_v4::render(efforts, messages, tools, add_generation_prompt, kwargs)
                     .map_err(TemplateError::Refused);

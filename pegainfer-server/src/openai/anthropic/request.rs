@@ -37,8 +37,12 @@ const UNIMPLEMENTED: [&str; 8] = [
     "workspace_id",
 ];
 /// What fields of a chat request are called here.
-const NAMES: [(&str, &str); 3] =
-    [("stop", "stop_sequences"), ("response_format", "output_config"), ("chat_template_kwargs", "thinking")];
+const NAMES: [(&str, &str); 4] = [
+    ("stop", "stop_sequences"),
+    ("response_format", "output_config"),
+    ("reasoning_effort", "output_config"),
+    ("chat_template_kwargs", "thinking"),
+];
 
 /// Says an error about a chat request in the words of this API.
 pub fn rename(error: ApiError) -> ApiError {
@@ -152,6 +156,7 @@ fn output_config(config: Map<String, Value>, chat: &mut Map<String, Value>) -> R
         let inner = json!({"name": "output", "schema": schema});
         chat.insert("response_format".into(), json!({"type": "json_schema", "json_schema": inner}));
     }
+    chat.extend(config.take("effort").map(|effort| ("reasoning_effort".to_string(), effort)));
     match config.rest().keys().next() {
         Some(name) => {
             let message = format!("output_config.{} is not implemented", echo(name));

@@ -3,6 +3,7 @@
 //! The texts are not part of this program. They are read from the encoding that the official checkpoints carry.
 
 use super::python::{Constant, constant};
+use serde_json::{Map, Value};
 use std::path::Path;
 
 /// The encoding, in the model's directory.
@@ -44,6 +45,18 @@ impl Efforts {
             _ => Err(format!("{FILE} has neither {APRIL} nor {JULY} in the form of a known release")),
         };
         Self(texts)
+    }
+
+    /// Adds the argument that says `effort`; what `kwargs` hold already stays.
+    ///
+    /// # Errors
+    /// As of [`text`](Self::text).
+    pub fn set(&self, effort: &str, kwargs: &mut Map<String, Value>) -> Result<(), String> {
+        if effort != "none" {
+            self.text(Some(effort))?;
+        }
+        kwargs.entry("reasoning_effort").or_insert(effort.into());
+        Ok(())
     }
 
     /// What stands before the conversation of a request that reasons.
