@@ -132,6 +132,37 @@ fn beside_tools_an_answer_fits_its_schema_or_is_a_call() {
 }
 
 #[test]
+fn reasoning_comes_before_the_structure() {
+    let server = tiny();
+    let format = json!({"type": "json_schema", "json_schema": {"name": "cat", "schema": schema()}});
+    let ask = |fields: Value| {
+        let body = json!({"messages": [{"role": "user", "content": "What is the capital of Norway?"}], "temperature": 0,
+            "chat_template_kwargs": {"enable_thinking": true}, "response_format": format, "max_tokens": 200});
+        post_ok(server.address, CHAT, &with(body, fields))["choices"][0]["message"].clone()
+    };
+    let free = ask(json!({"response_format": null}));
+    let message = ask(json!({}));
+    assert_eq!((&message["reasoning"], message["reasoning"].is_string()), (&free["reasoning"], true), "{message}");
+    check(message["content"].as_str().unwrap());
+    // The model may also answer at once, and does where it is told not to reason.
+    let [open, close, call] = ["4090", "4091", "4092"];
+    for fields in [json!({"logit_bias": {open: -100}}), json!({"chat_template_kwargs": {}, "logit_bias": {open: 100}})]
+    {
+        let message = ask(fields);
+        check(message["content"].as_str().unwrap());
+        assert!(message.get("reasoning").is_none(), "{message}");
+    }
+    // Reasoning that is cut off is no answer.
+    assert_eq!(ask(json!({"max_tokens": 20, "logit_bias": {close: -100}}))["content"], json!(null));
+    // Beside tools, the answer behind the reasoning may still be a call.
+    let tools = json!([{"type": "function", "function": {"name": "rest", "strict": true,
+        "parameters": {"type": "object", "properties": {}, "additionalProperties": false}}}]);
+    let bias = json!({open: 60, close: 100, call: 20});
+    let message = ask(json!({"tools": tools, "parallel_tool_calls": false, "logit_bias": bias}));
+    assert_eq!(message["tool_calls"][0]["function"]["name"], "rest", "{message}");
+}
+
+#[test]
 fn other_requests_give_what_they_give_alone() {
     let server = tiny();
     let free = |seed: u64| json!({"prompt": "The little dog", "max_tokens": 60, "temperature": 1.0, "seed": seed});
@@ -193,12 +224,6 @@ fn what_cannot_be_done_is_refused_before_any_token() {
             "forces a call",
         ),
         (CHAT, chat(json!({"tool_choice": "required", "tools": [tool]})), "tools", "rocket"),
-        (
-            CHAT,
-            chat(json!({"structured_outputs": regex(), "chat_template_kwargs": {"enable_thinking": true}})),
-            "chat_template_kwargs",
-            "does not reason",
-        ),
     ] {
         let response = post(server.address, path, &body);
         let (status, error) = (response.status, response.json()["error"].clone());

@@ -7,8 +7,8 @@ use super::state::AppState;
 use super::structured::Structured;
 use super::tools::Tools;
 use crate::http::request_id::random_u64;
-use crate::text::GrammarSource;
-use crate::text::parser::{OutputParser, ParserOptions, ReasoningStart, forced_grammar, grammar_or};
+use crate::text::parser::{OutputParser, ParserOptions, ReasoningStart, ToolFormat, forced_grammar, grammar_or};
+use crate::text::{GrammarSource, Thinking};
 use serde_json::{Map, Value};
 
 /// Template arguments that `chat_template_kwargs` must not replace.
@@ -38,6 +38,8 @@ pub struct Rendered {
     pub parsers: Vec<OutputParser>,
     /// What the answers must be.
     pub structured: Option<Structured>,
+    /// The reasoning before that.
+    pub thinking: Option<Thinking>,
 }
 
 impl Conversation {
@@ -89,10 +91,11 @@ impl Conversation {
         let format = template.output_format();
         let tools = self.tools.format(format.tools)?;
         let shown = tools.map(|_| self.tools.definitions.as_slice());
-        if self.structured.is_some() {
+        let tells_reasoning = format.reasoning && state.grammars.knows_reasoning();
+        if self.structured.is_some() && !tells_reasoning {
             // The structure is that of the whole text: there is no reasoning before it.
             if *self.kwargs.entry("enable_thinking").or_insert(false.into()) == true {
-                let message = "enable_thinking: the model does not reason before structured output";
+                let message = "enable_thinking: this model cannot reason before structured output";
                 return Err(ApiError::invalid("chat_template_kwargs", message).with_code("unsupported_parameter"));
             }
         }
@@ -103,9 +106,14 @@ impl Conversation {
             prompt.truncate(self.end_of_last_message(&prompt)?);
         }
         let mut reasoning = if format.reasoning { ReasoningStart::after(&prompt) } else { ReasoningStart::Never };
+        let may_reason = tells_reasoning && reasoning.may_follow(&prompt, self.continued);
+        let call_ends_it = tools == Some(ToolFormat::Qwen3Coder);
+        let thinking = (may_reason && self.structured.is_some()).then_some(Thinking { start: reasoning, call_ends_it });
         if let Some(Structured { field, source }) = &mut self.structured {
-            prompt += reasoning.close(format.tools);
-            reasoning = ReasoningStart::Never;
+            if thinking.is_none() {
+                prompt += reasoning.close(format.tools);
+                reasoning = ReasoningStart::Never;
+            }
             if let Some(format) = tools {
                 let Some(either) = grammar_or(source, format, &self.tools.definitions, self.tools.max_calls) else {
                     let message =
@@ -135,7 +143,7 @@ impl Conversation {
             })
         };
         let parsers = (0..n).map(|_| random_u64().map(parser)).collect::<Result<_, _>>()?;
-        Ok(Rendered { prompt, parsers, structured: self.structured })
+        Ok(Rendered { prompt, parsers, structured: self.structured, thinking })
     }
 
     /// Where in the prompt the text of the last message ends. Templates may trim it.
