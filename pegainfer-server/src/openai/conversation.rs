@@ -27,6 +27,8 @@ pub struct Conversation {
     continued: bool,
     kwargs: Map<String, Value>,
     effort: Option<&'static str>,
+    /// Tokens of reasoning at most.
+    budget: Option<usize>,
     structured: Option<Structured>,
 }
 
@@ -38,7 +40,7 @@ pub struct Rendered {
     pub parsers: Vec<OutputParser>,
     /// What the answers must be.
     pub structured: Option<Structured>,
-    /// The reasoning before that.
+    /// The reasoning before that, or its limit.
     pub thinking: Option<Thinking>,
 }
 
@@ -74,6 +76,7 @@ impl Conversation {
             continued,
             kwargs,
             effort: take_effort(fields)?,
+            budget: fields.integer("thinking_token_budget", 0..=i32::MAX.into())?.map(|n| n as usize),
             structured,
         })
     }
@@ -106,9 +109,13 @@ impl Conversation {
             prompt.truncate(self.end_of_last_message(&prompt)?);
         }
         let mut reasoning = if format.reasoning { ReasoningStart::after(&prompt) } else { ReasoningStart::Never };
-        let may_reason = tells_reasoning && reasoning.may_follow(&prompt, self.continued);
+        let may_reason = !self.tools.forced() && format.reasoning && reasoning.may_follow(&prompt, self.continued);
+        if self.budget.is_some() && may_reason {
+            check_budget(state)?;
+        }
+        let followed = may_reason && tells_reasoning && (self.structured.is_some() || self.budget.is_some());
         let call_ends_it = tools == Some(ToolFormat::Qwen3Coder);
-        let thinking = (may_reason && self.structured.is_some()).then_some(Thinking { start: reasoning, call_ends_it });
+        let thinking = followed.then_some(Thinking { start: reasoning, call_ends_it, budget: self.budget });
         if let Some(Structured { field, source }) = &mut self.structured {
             if thinking.is_none() {
                 prompt += reasoning.close(format.tools);
@@ -163,4 +170,14 @@ fn take_effort(fields: &mut Fields) -> Result<Option<&'static str>, ApiError> {
         let message = format!("reasoning_effort must be one of {}, got {}", EFFORTS.join(", "), describe(&value));
         ApiError::invalid("reasoning_effort", message)
     })
+}
+
+/// Whether `thinking_token_budget` can be kept.
+fn check_budget(state: &AppState) -> Result<(), ApiError> {
+    let masks = !state.engine.limits().unsupported.contains(&"structured_outputs");
+    if masks && state.grammars.knows_reasoning() {
+        return Ok(());
+    }
+    let message = "thinking_token_budget is not implemented for this model";
+    Err(ApiError::invalid("thinking_token_budget", message).with_code("unsupported_parameter"))
 }

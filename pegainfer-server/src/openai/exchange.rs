@@ -41,8 +41,7 @@ impl Exchange {
         let Rendered { prompt, parsers, structured, thinking } = conversation.render(state, params.n)?;
         let mut ids = state.encode(vec![prompt], params.add_special_tokens.unwrap_or(false), "messages").await?;
         let answer = Structured::compile(structured, state).await?;
-        let reasoned = answer.clone().zip(thinking);
-        let reasoned = reasoned.and_then(|(answer, thinking)| state.grammars.after_reasoning(thinking, answer));
+        let reasoned = thinking.and_then(|thinking| state.grammars.after_reasoning(thinking, answer.clone()));
         let grammar = reasoned.or(answer);
         let requests = params.requests(ids.pop().unwrap_or_default(), usize::MAX, logprobs, grammar, state)?;
         let generations = Generation::submit_all(state, &params, requests, endpoint, "messages")?;

@@ -59,6 +59,7 @@ pub const CHAT: &[Field] = &[
     ("parallel_tool_calls", "boolean", "False takes one call only."),
     ("chat_template_kwargs", "object", "Arguments of the chat template, such as enable_thinking."),
     ("reasoning_effort", "string", "none, minimal, low, medium, high, xhigh or max."),
+    ("thinking_token_budget", "integer", "Tokens of reasoning at most."),
     ("include_reasoning", "boolean", "False leaves the reasoning out."),
     ("add_generation_prompt", "boolean", "Begin the answer in the prompt."),
     ("continue_final_message", "boolean", "Go on with the last message."),
@@ -95,7 +96,7 @@ pub const MESSAGES: &[Field] = &[
     ("stream", "boolean", "Send events."),
     ("tools", "array", "Functions that the model may call."),
     ("tool_choice", "object", "auto, any, none, or a tool."),
-    ("thinking", "object", "adaptive, enabled or disabled."),
+    ("thinking", "object", "adaptive, enabled (budget_tokens) or disabled."),
     ("output_config", "object", "format: json_schema; effort."),
     ("metadata", "object", "Has no effect."),
 ];

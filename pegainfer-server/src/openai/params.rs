@@ -164,7 +164,8 @@ impl Params {
             return Err(ApiError::invalid("min_tokens", message));
         }
         if let Some(field) = self.rules.as_ref().and_then(|rules| rules.ban()).filter(|_| grammar.is_some()) {
-            let message = format!("{field} cannot be combined with structured output or a forced call");
+            let message =
+                format!("{field} cannot be combined with structured output, a forced call or thinking_token_budget");
             return Err(ApiError::invalid(field, message).with_code("unsupported_parameter"));
         }
         let request = |choice| {

@@ -77,8 +77,9 @@ impl GrammarCompiler {
         self.think.is_some()
     }
 
-    /// A grammar that begins after the model's reasoning; `None` if its tags are no tokens.
-    pub fn after_reasoning(&self, thinking: Thinking, answer: Arc<dyn Grammar>) -> Option<Arc<dyn Grammar>> {
+    /// A grammar of reasoning and the answer after it, which without a grammar of its own is any text; `None` if the tags
+    /// are no tokens.
+    pub fn after_reasoning(&self, thinking: Thinking, answer: Option<Arc<dyn Grammar>>) -> Option<Arc<dyn Grammar>> {
         let think = self.think.clone()?;
         Some(Arc::new(Reasoned::new(think, thinking, answer, self.vocab_size, &self.eos_token_ids)))
     }

@@ -1,4 +1,4 @@
-//! Reasoning before a text of a grammar: the grammar holds from `</think>` on.
+//! Reasoning before a text of a grammar, and its length: the grammar holds from `</think>` on.
 
 use super::parser::{CALL_OPEN, ReasoningStart, THINK_CLOSE, THINK_OPEN};
 use super::tokenizer::Tokenizer;
@@ -36,25 +36,31 @@ impl ThinkTokens {
 pub struct Thinking {
     /// Whether the prompt has begun the reasoning, or the model may.
     pub start: ReasoningStart,
-    /// A call would end the reasoning, see [`ReasoningStart`]'s parser: none may begin inside it.
+    /// A call ends the reasoning, too, as Qwen3.5 may write it.
     pub call_ends_it: bool,
+    /// Tokens between the tags at most; then `</think>` is the only token that may come.
+    pub budget: Option<usize>,
 }
 
-/// Reasoning, then a text of `answer`.
+/// Reasoning, then a text of `answer`, or any text.
 #[derive(Debug)]
 pub struct Reasoned(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
     tokens: ThinkTokens,
-    start: ReasoningStart,
-    answer: Arc<dyn Grammar>,
-    /// Of the reasoning: all that does not end the text.
-    thinking: Arc<TokenMask>,
+    thinking: Thinking,
+    answer: Option<Arc<dyn Grammar>>,
+    /// Of the reasoning. Before an answer that has to come, it holds nothing that would take its place.
+    inside: Arc<TokenMask>,
+    /// Where the budget is used up.
+    close: Arc<TokenMask>,
     /// Of the beginning: the answer's, and `<think>`.
     first: Arc<TokenMask>,
     /// After `</think>`: the answer's, and line breaks.
     closed: Arc<TokenMask>,
+    /// Of the answer.
+    plain: Arc<TokenMask>,
 }
 
 impl Reasoned {
@@ -62,21 +68,25 @@ impl Reasoned {
     pub fn new(
         tokens: ThinkTokens,
         thinking: Thinking,
-        answer: Arc<dyn Grammar>,
+        answer: Option<Arc<dyn Grammar>>,
         vocab_size: usize,
         ends: &[u32],
     ) -> Self {
         let call = tokens.call.filter(|_| thinking.call_ends_it);
-        let inside = (0..vocab_size as u32).filter(|id| !ends.contains(id) && call != Some(*id));
-        let inside: Vec<u32> = inside.collect();
-        let (_, first) = answer.start();
+        let kept = |id: &u32| answer.is_none() || !(ends.contains(id) || call == Some(*id));
+        let inside: Vec<u32> = (0..vocab_size as u32).filter(kept).collect();
+        let inside = Arc::new(TokenMask::new(&inside, vocab_size));
+        // Without a grammar for the answer, nothing was left out: it may be any text, too.
+        let plain = answer.as_ref().map_or_else(|| inside.clone(), |answer| answer.start().1);
         Self(Arc::new(Shared {
-            start: thinking.start,
-            thinking: Arc::new(TokenMask::new(&inside, vocab_size)),
-            first: Arc::new(with(&first, &[tokens.open])),
-            closed: Arc::new(with(&first, &tokens.breaks)),
+            close: Arc::new(TokenMask::new(&[tokens.close], vocab_size)),
+            first: Arc::new(with(&plain, &[tokens.open])),
+            closed: Arc::new(with(&plain, &tokens.breaks)),
             tokens,
+            thinking,
             answer,
+            inside,
+            plain,
         }))
     }
 }
@@ -88,11 +98,27 @@ fn with(mask: &TokenMask, ids: &[u32]) -> TokenMask {
     TokenMask::from_words(words)
 }
 
+impl Shared {
+    /// Inside the reasoning, after so many tokens.
+    fn reasoning(&self, used: usize) -> (At, Arc<TokenMask>) {
+        let out = self.thinking.budget == Some(used);
+        (At::Reasoning(used), if out { self.close.clone() } else { self.inside.clone() })
+    }
+
+    /// After the first token of the answer.
+    fn answer(&self, token: u32) -> Result<(At, Arc<TokenMask>), String> {
+        let Some(answer) = &self.answer else { return Ok((At::Free, self.plain.clone())) };
+        let (mut matcher, _) = answer.start();
+        let mask = matcher.next(token)?;
+        Ok((At::Answer(matcher), mask))
+    }
+}
+
 impl Grammar for Reasoned {
     fn start(&self) -> (Box<dyn Matcher>, Arc<TokenMask>) {
         let shared = self.0.clone();
-        let (at, mask) = match shared.start {
-            ReasoningStart::Opened => (At::Reasoning, shared.thinking.clone()),
+        let (at, mask) = match shared.thinking.start {
+            ReasoningStart::Opened => shared.reasoning(0),
             ReasoningStart::IfOpened | ReasoningStart::Never => (At::Start, shared.first.clone()),
         };
         (Box::new(Place { shared, at }), mask)
@@ -107,29 +133,31 @@ struct Place {
 enum At {
     /// Before `<think>`, if it comes.
     Start,
-    Reasoning,
+    /// After so many tokens of it.
+    Reasoning(usize),
     /// After `</think>` and so many tokens of line breaks.
     Closed(usize),
     Answer(Box<dyn Matcher>),
+    Free,
 }
 
 impl Matcher for Place {
     fn next(&mut self, token: u32) -> Result<Arc<TokenMask>, String> {
         let shared = &*self.shared;
+        let ThinkTokens { open, close, call, breaks } = &shared.tokens;
         let (at, mask) = match &mut self.at {
             At::Answer(matcher) => return matcher.next(token),
-            At::Start if token == shared.tokens.open => (At::Reasoning, shared.thinking.clone()),
-            At::Reasoning if token == shared.tokens.close => (At::Closed(0), shared.closed.clone()),
-            At::Reasoning => (At::Reasoning, shared.thinking.clone()),
-            At::Closed(breaks) if *breaks < MAX_BREAKS && shared.tokens.breaks.contains(&token) => {
-                let last = *breaks + 1 == MAX_BREAKS;
-                (At::Closed(*breaks + 1), if last { shared.answer.start().1 } else { shared.closed.clone() })
+            At::Free => return Ok(shared.plain.clone()),
+            At::Start if token == *open => shared.reasoning(0),
+            At::Start if shared.answer.is_none() && breaks.contains(&token) => (At::Start, shared.first.clone()),
+            At::Reasoning(_) if token == *close => (At::Closed(0), shared.closed.clone()),
+            At::Reasoning(_) if shared.thinking.call_ends_it && *call == Some(token) => shared.answer(token)?,
+            At::Reasoning(used) => shared.reasoning(*used + 1),
+            At::Closed(n) if *n < MAX_BREAKS && breaks.contains(&token) => {
+                let mask = if *n + 1 == MAX_BREAKS { &shared.plain } else { &shared.closed };
+                (At::Closed(*n + 1), mask.clone())
             }
-            At::Start | At::Closed(_) => {
-                let (mut matcher, _) = shared.answer.start();
-                let mask = matcher.next(token)?;
-                (At::Answer(matcher), mask)
-            }
+            At::Start | At::Closed(_) => shared.answer(token)?,
         };
         self.at = at;
         Ok(mask)
@@ -153,7 +181,8 @@ mod tests {
         let tokenizer = Arc::new(testing::tokenizer());
         let compiler = GrammarCompiler::new(tokenizer.clone(), 4100, EOS.to_vec());
         let answer = compiler.compile(GrammarSource::Regex("[ab]+".into())).unwrap();
-        let grammar = compiler.after_reasoning(Thinking { start, call_ends_it }, answer).unwrap();
+        let thinking = Thinking { start, call_ends_it, budget: None };
+        let grammar = compiler.after_reasoning(thinking, Some(answer)).unwrap();
         let (mut matcher, mut mask) = grammar.start();
         for id in tokenizer.encode(text, false).unwrap() {
             if !allows(&mask, id) {
@@ -188,5 +217,41 @@ mod tests {
         }
         assert_eq!(takes(Opened, false, "x <tool_call>"), (true, false));
         assert_eq!(takes(Opened, true, "x <tool_call>"), (false, false), "it would begin a call");
+    }
+
+    /// Where in a text only `</think>` may come: before which of its tokens.
+    fn forced(start: ReasoningStart, call_ends_it: bool, budget: usize, text: &str) -> Vec<usize> {
+        let tokenizer = Arc::new(testing::tokenizer());
+        let close = tokenizer.encode("</think>", false).unwrap()[0];
+        let compiler = GrammarCompiler::new(tokenizer.clone(), 4100, EOS.to_vec());
+        let thinking = Thinking { start, call_ends_it, budget: Some(budget) };
+        let (mut matcher, mut mask) = compiler.after_reasoning(thinking, None).unwrap().start();
+        let mut forced = Vec::new();
+        for (i, id) in tokenizer.encode(text, false).unwrap().into_iter().enumerate() {
+            let allowed: u32 = mask.words().iter().map(|word| word.count_ones()).sum();
+            match allowed {
+                1 => forced.push(i),
+                _ => assert_eq!(allowed, 4100, "before token {i} of {text:?}"),
+            }
+            assert!(allowed > 1 || (allows(&mask, close) && id == close), "before token {i} of {text:?}");
+            mask = matcher.next(id).unwrap();
+        }
+        forced
+    }
+
+    #[test]
+    fn a_budget_forces_the_end_and_nothing_else() {
+        use ReasoningStart::{IfOpened, Opened};
+        for (start, budget, text, expected) in [
+            (Opened, 0, "</think>\n\nany thing </think> at all", vec![0]),
+            (Opened, 2, " the cat</think> sat", vec![2]),
+            (Opened, 9, " the cat</think> sat on the mat and sat and sat", vec![]),
+            (IfOpened, 1, "<think> the</think> cat", vec![2]),
+            (IfOpened, 1, "\n<think> the</think> cat", vec![3]),
+            (IfOpened, 1, " the<think> cat sat on the mat", vec![]),
+        ] {
+            assert_eq!(forced(start, false, budget, text), expected, "{start:?} {budget} {text:?}");
+        }
+        assert!(forced(Opened, true, 2, " the<tool_call> cat sat on").is_empty(), "a call is no reasoning");
     }
 }

@@ -37,11 +37,12 @@ const UNIMPLEMENTED: [&str; 8] = [
     "workspace_id",
 ];
 /// What fields of a chat request are called here.
-const NAMES: [(&str, &str); 4] = [
+const NAMES: [(&str, &str); 5] = [
     ("stop", "stop_sequences"),
     ("response_format", "output_config"),
     ("reasoning_effort", "output_config"),
     ("chat_template_kwargs", "thinking"),
+    ("thinking_token_budget", "thinking.budget_tokens"),
 ];
 
 /// Says an error about a chat request in the words of this API.
@@ -73,7 +74,7 @@ pub fn chat(mut fields: Fields, whole: bool) -> Result<Fields, ApiError> {
         chat.insert("stop".into(), stops.into());
     }
     if let Some(thinking) = fields.object("thinking")? {
-        chat.insert("chat_template_kwargs".into(), json!({"enable_thinking": thinks(thinking)?}));
+        think(thinking, &mut chat)?;
     }
     if let Some(config) = fields.object("output_config")? {
         output_config(config, &mut chat)?;
@@ -132,17 +133,22 @@ fn tool_choice(choice: Map<String, Value>, chat: &mut Map<String, Value>) -> Res
     Ok(())
 }
 
-/// Whether the model is to reason. It cannot be told for how long.
-fn thinks(mut thinking: Map<String, Value>) -> Result<bool, ApiError> {
-    if thinking.remove("budget_tokens").is_some_and(|budget| !budget.is_null()) {
-        let message = "thinking.budget_tokens is not implemented: send {\"type\": \"adaptive\"}";
-        return Err(ApiError::invalid("thinking", message).with_code("unsupported_parameter"));
-    }
-    match thinking.get("type").and_then(Value::as_str) {
-        Some("enabled" | "adaptive") => Ok(true),
-        Some("disabled") => Ok(false),
-        _ => Err(ApiError::invalid("thinking", "thinking.type must be adaptive, enabled or disabled")),
-    }
+/// `thinking`: whether the model is to reason, and for how many tokens at most.
+fn think(thinking: Map<String, Value>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
+    let mut thinking = Fields::new(thinking);
+    let budget = thinking.take("budget_tokens");
+    let reason = match (thinking.string("type")?.as_deref(), &budget) {
+        (Some("enabled"), _) | (Some("adaptive"), None) => true,
+        (Some("disabled"), None) => false,
+        (Some("adaptive" | "disabled"), Some(_)) => {
+            let message = "thinking.budget_tokens needs thinking.type \"enabled\"";
+            return Err(ApiError::invalid("thinking", message));
+        }
+        _ => return Err(ApiError::invalid("thinking", "thinking.type must be adaptive, enabled or disabled")),
+    };
+    chat.insert("chat_template_kwargs".into(), json!({"enable_thinking": reason}));
+    chat.extend(budget.map(|budget| ("thinking_token_budget".to_string(), budget)));
+    Ok(())
 }
 
 fn output_config(config: Map<String, Value>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
