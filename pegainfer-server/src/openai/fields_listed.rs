@@ -40,6 +40,7 @@ pub const GENERATION: &[Field] = &[
     ("priority", "integer", "Lower numbers leave the queue first."),
     ("cache_salt", "string", "Share cached prefixes only with requests of the same salt."),
     ("request_id", "string", "Becomes part of the response's id."),
+    ("include_metrics", "boolean", "Tell where the time went, beside the token counts."),
 ];
 
 /// Of completions only.

@@ -6,11 +6,12 @@ use super::history;
 use serde_json::{Map, Value, json};
 
 /// Fields of a chat request that `/v1/messages` says in another way, or not at all.
-const CHAT_ONLY: [&str; 17] = [
+const CHAT_ONLY: [&str; 18] = [
     "best_of",
     "chat_template_kwargs",
     "functions",
     "function_call",
+    "include_metrics",
     "include_reasoning",
     "logprobs",
     "max_completion_tokens",

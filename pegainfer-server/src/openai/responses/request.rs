@@ -6,10 +6,11 @@ use super::input;
 use serde_json::{Map, Value, json};
 
 /// Fields of a chat request that `/v1/responses` says in another way, or not at all.
-const CHAT_ONLY: [&str; 16] = [
+const CHAT_ONLY: [&str; 17] = [
     "best_of",
     "functions",
     "function_call",
+    "include_metrics",
     "include_reasoning",
     "logprobs",
     "max_completion_tokens",
