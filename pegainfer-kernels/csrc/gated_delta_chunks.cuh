@@ -8,9 +8,9 @@
 //   O = diag(exp(G) c) Q S^T + P N           P_ij = c_i a_j (q_i . k_j) D_ij
 //   S' = exp(G_last) S + (diag(exp(G_last - G) a) N)^T K
 //
-// which is the WY form with U = T V and W = T diag(exp(G) a) K never formed: the walk over the chunks reads T, and K once
-// for two products. The lengths scale sums, so that the tensor cores see q, k and v unrounded. T and P do not depend on
-// the state: one kernel makes them for all chunks, then one walks through the chunks of each sequence.
+// which is the WY form with U = T V and W = T diag(exp(G) a) K never formed: the walk over the chunks reads T, and K
+// once for two products. The lengths scale sums, so that the tensor cores see q, k and v unrounded. T and P do not
+// depend on the state: one kernel makes them for all chunks, then one walks through the chunks of each sequence.
 #pragma once
 #include "segments.cuh"
 #include "tiles.cuh"

@@ -97,7 +97,8 @@ template <class F> __device__ __forceinline__ void as_constant(uint32_t warp, F 
     }
 }
 
-// Five blocks of 16 x 16, in the layout of products: of Q Kᵀ band Warp up to the diagonal, then of K Kᵀ band 3 - Warp.
+// Five blocks of 16 x 16, in the layout of products: of Q Kᵀ band Warp up to the diagonal, then of K Kᵀ that of
+// 3 - Warp.
 using Products = float[kBands + 1][2][4];
 
 template <int Warp> __device__ __forceinline__ void multiply(const Shared &s, Products &d) {
@@ -139,7 +140,8 @@ __device__ __forceinline__ void scale_columns(Shared &s, const float *sum, Part 
     if (t == 0) part->carry.decay[0] = power(last);
 }
 
-// One block of products under the decays: of P with its diagonal, of A without. `scale`: of rows lane / 4 and 8 further.
+// One block of products under the decays: of P with its diagonal, of A without. `scale`: of rows lane / 4 and 8
+// further.
 template <bool Diagonal, bool Strict>
 __device__ __forceinline__ void decay_block(float (&to)[2][4], const float (&d)[2][4], const Shared &s,
                                             const float *sum, uint32_t band, uint32_t column, const float (&scale)[2]) {
@@ -160,8 +162,10 @@ __device__ __forceinline__ void decay_block(float (&to)[2][4], const float (&d)[
                 continue;
             }
             // A power that is not wanted may be infinite, so it is chosen, not multiplied.
-            low = first + Strict <= row || n < r ? d[n][2 * r] * scale[r] * power(here - base.x) * factor.x : 0.f;
-            high = first + 1 + Strict <= row || n < r ? d[n][2 * r + 1] * scale[r] * power(here - base.y) * factor.y : 0.f;
+            bool below = n < r;
+            float x = d[n][2 * r] * scale[r], y = d[n][2 * r + 1] * scale[r];
+            low = below || first + Strict <= row ? x * power(here - base.x) * factor.x : 0.f;
+            high = below || first + 1 + Strict <= row ? y * power(here - base.y) * factor.y : 0.f;
             if (n > r) low = high = 0.f;
         }
     }

@@ -3,12 +3,12 @@
 // A warp has 16 rows of a head's state, which are elements of v, and all of k. With these as the rows of every product
 // (the transposes of the formulas), each product's result is in registers what the next one takes: the warps that carry
 // the state never wait for each other, only for chunks, which other warps of the block fetch ahead. Where there is
-// enough shared memory, on Hopper, further warps compute the outputs, one chunk behind, and a warpgroup's warps multiply
-// together.
+// enough shared memory, on Hopper, further warps compute the outputs, one chunk behind, and a warpgroup's warps
+// multiply together.
 #include "gated_delta_step.cuh"
 
-// All threads of the block meet in different places: once a chunk, and once more where a chunk is read after the next one
-// began. What was copied by threads is then there for the warpgroups' products too.
+// All threads of the block meet in different places: once a chunk, and once more where a chunk is read after the next
+// one began. What was copied by threads is then there for the warpgroups' products too.
 template <bool Hopper> __device__ __forceinline__ void meet() {
     asm volatile("bar.sync 0;" ::: "memory");
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
