@@ -31,6 +31,7 @@ template <bool Hopper> struct Shared {
     ReadPart read[kRing];
     Passed passed[Hopper ? 2 : 0][kWarps];
     Item items[4];
+    uint32_t walk; // the block's present one
 };
 
 struct Operands {

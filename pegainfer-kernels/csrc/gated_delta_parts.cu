@@ -200,6 +200,19 @@ __device__ __forceinline__ void decay(Shared &s, const Products &products, const
     }
 }
 
+// Lists the chains to walk through.
+__device__ void list_chains(Chains *chains, const uint32_t *segments, uint32_t count, uint32_t longest) {
+    __shared__ uint32_t listed;
+    if (threadIdx.x == 0) listed = 0;
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < count; i += kThreads) {
+        bool walked = begins_chain(segments, i) && !short_chain(segments, count, i, longest);
+        if (walked) chains->begin[atomicAdd(&listed, 1)] = i;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) chains->count = listed, chains->taken = 0;
+}
+
 // grid: (chunk numbers, key heads).
 extern "C" __global__ void __launch_bounds__(kThreads, 4)
     gated_delta_parts(const bf16 *mixed, const bf16 *projected, const float *a_log, const float *dt_bias,
@@ -207,6 +220,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
                       uint32_t value_heads, uint32_t longest) {
     release_successor();
     __shared__ __align__(16) Shared s;
+    if (blockIdx.x == 0 && blockIdx.y == 0) {
+        wait_for_predecessor();
+        list_chains(chains_behind(parts, tokens, count, value_heads), segments, count, longest);
+    }
     // No kernel of a step writes segments.
     uint32_t begun = 0;
     for (uint32_t base = 0; base < count; base += kThreads) {
