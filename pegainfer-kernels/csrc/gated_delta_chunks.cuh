@@ -8,9 +8,9 @@
 //   O = diag(exp(G) c) Q S^T + P N           P_ij = c_i a_j (q_i . k_j) D_ij
 //   S' = exp(G_last) S + (diag(exp(G_last - G) a) N)^T K
 //
-// which is the WY form with U = T V and W = T diag(exp(G) a) K never formed: the walk over the chunks reads T, and K once
-// for two products. The lengths scale sums, so that the tensor cores see q, k and v unrounded. T and P do not depend on
-// the state: one kernel makes them for all chunks, then one walks through the chunks of each sequence.
+// which is the WY form with U = T V and W = T diag(exp(G) a) K never formed: the walk over the chunks reads T, and K
+// once for two products. The lengths scale sums, so that the tensor cores see q, k and v unrounded. T and P do not
+// depend on the state: one kernel makes them for all chunks, then one walks through the chunks of each sequence.
 #pragma once
 #include "segments.cuh"
 #include "tiles.cuh"
@@ -38,12 +38,24 @@ struct Part {
 };
 static_assert(sizeof(Part) == 11024, "DeltaShape::chunk_scratch");
 
+// The chains that are walked through, which lie behind the parts: those of more than `longest` tokens, in any order.
+struct Chains {
+    uint32_t taken; // walks so far
+    uint32_t count;
+    uint32_t begin[]; // first segments
+};
+
 __device__ __forceinline__ uint32_t block_index(uint32_t i, uint32_t j) { return i * (i + 1) / 2 + j; }
 
 // Chunks are numbered without counting those of earlier segments: segment i takes at most end / 64 - first / 64 + 1
 // numbers from this one on. Some stay unused.
 __device__ __forceinline__ uint32_t first_chunk(const Segment &segment, uint32_t i) {
     return segment.first / kChunk + i;
+}
+
+__device__ __forceinline__ Chains *chains_behind(const Part *parts, uint32_t tokens, uint32_t count,
+                                                 uint32_t value_heads) {
+    return reinterpret_cast<Chains *>(const_cast<Part *>(parts) + size_t(tokens / kChunk + count) * value_heads);
 }
 
 // Fetches a head of 64 tokens by `Threads` threads, of which this is `thread`; zeros after the last token. `channels`:

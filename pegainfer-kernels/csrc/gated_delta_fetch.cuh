@@ -31,6 +31,7 @@ template <bool Hopper> struct Shared {
     ReadPart read[kRing];
     Passed passed[Hopper ? 2 : 0][kWarps];
     Item items[4];
+    uint32_t walk; // the block's present one
 };
 
 struct Operands {
@@ -101,7 +102,8 @@ __device__ __forceinline__ void fetch_part(T &to, const T &from, uint32_t thread
     uint4 *sink = reinterpret_cast<uint4 *>(&to) + thread;
 #pragma unroll
     for (uint32_t i = 0; i < kRounds; ++i) copy16_or_zero(sink + i * Threads, source + i * Threads, true);
-    if (thread < kPieces - kRounds * Threads) copy16_or_zero(sink + kRounds * Threads, source + kRounds * Threads, true);
+    constexpr uint32_t kDone = kRounds * Threads;
+    if (thread < kPieces - kDone) copy16_or_zero(sink + kDone, source + kDone, true);
 }
 
 // What carries the state over a chunk.

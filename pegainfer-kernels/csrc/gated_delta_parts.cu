@@ -97,7 +97,8 @@ template <class F> __device__ __forceinline__ void as_constant(uint32_t warp, F 
     }
 }
 
-// Five blocks of 16 x 16, in the layout of products: of Q Kᵀ band Warp up to the diagonal, then of K Kᵀ band 3 - Warp.
+// Five blocks of 16 x 16, in the layout of products: of Q Kᵀ band Warp up to the diagonal, then of K Kᵀ that of
+// 3 - Warp.
 using Products = float[kBands + 1][2][4];
 
 template <int Warp> __device__ __forceinline__ void multiply(const Shared &s, Products &d) {
@@ -139,7 +140,8 @@ __device__ __forceinline__ void scale_columns(Shared &s, const float *sum, Part 
     if (t == 0) part->carry.decay[0] = power(last);
 }
 
-// One block of products under the decays: of P with its diagonal, of A without. `scale`: of rows lane / 4 and 8 further.
+// One block of products under the decays: of P with its diagonal, of A without. `scale`: of rows lane / 4 and 8
+// further.
 template <bool Diagonal, bool Strict>
 __device__ __forceinline__ void decay_block(float (&to)[2][4], const float (&d)[2][4], const Shared &s,
                                             const float *sum, uint32_t band, uint32_t column, const float (&scale)[2]) {
@@ -160,8 +162,10 @@ __device__ __forceinline__ void decay_block(float (&to)[2][4], const float (&d)[
                 continue;
             }
             // A power that is not wanted may be infinite, so it is chosen, not multiplied.
-            low = first + Strict <= row || n < r ? d[n][2 * r] * scale[r] * power(here - base.x) * factor.x : 0.f;
-            high = first + 1 + Strict <= row || n < r ? d[n][2 * r + 1] * scale[r] * power(here - base.y) * factor.y : 0.f;
+            bool below = n < r;
+            float x = d[n][2 * r] * scale[r], y = d[n][2 * r + 1] * scale[r];
+            low = below || first + Strict <= row ? x * power(here - base.x) * factor.x : 0.f;
+            high = below || first + 1 + Strict <= row ? y * power(here - base.y) * factor.y : 0.f;
             if (n > r) low = high = 0.f;
         }
     }
@@ -196,6 +200,19 @@ __device__ __forceinline__ void decay(Shared &s, const Products &products, const
     }
 }
 
+// Lists the chains to walk through.
+__device__ void list_chains(Chains *chains, const uint32_t *segments, uint32_t count, uint32_t longest) {
+    __shared__ uint32_t listed;
+    if (threadIdx.x == 0) listed = 0;
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < count; i += kThreads) {
+        bool walked = begins_chain(segments, i) && !short_chain(segments, count, i, longest);
+        if (walked) chains->begin[atomicAdd(&listed, 1)] = i;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) chains->count = listed, chains->taken = 0;
+}
+
 // grid: (chunk numbers, key heads).
 extern "C" __global__ void __launch_bounds__(kThreads, 4)
     gated_delta_parts(const bf16 *mixed, const bf16 *projected, const float *a_log, const float *dt_bias,
@@ -203,6 +220,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
                       uint32_t value_heads, uint32_t longest) {
     release_successor();
     __shared__ __align__(16) Shared s;
+    if (blockIdx.x == 0 && blockIdx.y == 0) {
+        wait_for_predecessor();
+        list_chains(chains_behind(parts, tokens, count, value_heads), segments, count, longest);
+    }
     // No kernel of a step writes segments.
     uint32_t begun = 0;
     for (uint32_t base = 0; base < count; base += kThreads) {

@@ -117,7 +117,8 @@ __device__ __forceinline__ void corner(const float *matrix, uint32_t i, uint32_t
     }
 }
 
-// (I + A)^-1 diag(beta), from A in shared memory: diagonal blocks, then the corners of 2 x 2 blocks, then that of 4 x 4.
+// (I + A)^-1 diag(beta), from A in shared memory: diagonal blocks, then the corners of 2 x 2 blocks, then that of
+// 4 x 4.
 __device__ void solve(float *matrix, const float *beta, Part *part) {
     uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float block[2][4];

@@ -3,8 +3,9 @@
 #include "gated_delta_fetch.cuh"
 #include "hopper.cuh"
 
-// 16 rows of the state, as the results of products: elements 0, 1 of tile t are row 2 r at columns 8 t + 2 c, + 1, those
-// at 2, 3 are row 2 r + 1, for lane 4 r + c. Neighbouring rows in a lane make pairs of what is read and written by row.
+// 16 rows of the state, as the results of products: elements 0, 1 of tile t are row 2 r at columns 8 t + 2 c, + 1,
+// those at 2, 3 are row 2 r + 1, for lane 4 r + c. Neighbouring rows in a lane make pairs of what is read and written
+// by row.
 using State = float[kHead / 8][4];
 
 __device__ __forceinline__ void load_state(State &state, const float *row) {

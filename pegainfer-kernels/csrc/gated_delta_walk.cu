@@ -3,17 +3,35 @@
 // A warp has 16 rows of a head's state, which are elements of v, and all of k. With these as the rows of every product
 // (the transposes of the formulas), each product's result is in registers what the next one takes: the warps that carry
 // the state never wait for each other, only for chunks, which other warps of the block fetch ahead. Where there is
-// enough shared memory, on Hopper, further warps compute the outputs, one chunk behind, and a warpgroup's warps multiply
-// together.
+// enough shared memory, on Hopper, further warps compute the outputs, one chunk behind, and a warpgroup's warps
+// multiply together.
 #include "gated_delta_step.cuh"
 
-// All threads of the block meet in different places: once a chunk, and once more where a chunk is read after the next one
-// began. What was copied by threads is then there for the warpgroups' products too.
+// All threads of the block meet in different places: once a chunk, and once more where a chunk is read after the next
+// one began. What was copied by threads is then there for the warpgroups' products too.
 template <bool Hopper> __device__ __forceinline__ void meet() {
     asm volatile("bar.sync 0;" ::: "memory");
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     if (Hopper) fence_shared_for_async();
 #endif
+}
+
+// One walk is a chain's for some rows of one head's state. False after the last one.
+template <bool Hopper>
+__device__ __forceinline__ bool next_walk(const Shared<Hopper> &s, Operands &x, Way &way, const Chains *chains,
+                                          uint32_t count) {
+    constexpr uint32_t kSlices = kHead / Shared<Hopper>::kRows;
+    meet<Hopper>();
+    uint32_t chain = s.walk / (x.value_heads * kSlices), slice = s.walk % (x.value_heads * kSlices);
+    if (chain >= chains->count) return false;
+    x.head = slice / kSlices;
+    x.key_head = x.head / (x.value_heads / x.key_heads);
+    x.row = slice % kSlices * Shared<Hopper>::kRows;
+    uint32_t begin = chains->begin[chain];
+    check_segment(x.segments, begin, x.tokens, x.slots);
+    Segment now = load_segment(x.segments, begin);
+    way = {begin, chain_end(x.segments, count, begin), now.first, now};
+    return true;
 }
 
 template <bool Hopper> __device__ __forceinline__ void run_fetch(Shared<Hopper> &s, const Operands &x, Way way) {
@@ -95,40 +113,34 @@ template <bool Hopper, bool Many> __device__ __forceinline__ void registers() {
 }
 
 template <bool Hopper>
-__device__ __forceinline__ void walk(Operands x, float *states, float *out, uint32_t count, uint32_t longest) {
+__device__ __forceinline__ void walk(Operands x, float *states, float *out, uint32_t count) {
     using S = Shared<Hopper>;
     release_successor();
     extern __shared__ __align__(1024) unsigned char memory[];
     S &s = *reinterpret_cast<S *>(memory);
-    constexpr uint32_t kSlices = kHead / S::kRows;
-    uint32_t begin = blockIdx.y;
-    // Blocks without work wait too: the kernel is complete when it and those before it are.
-    if (!begins_chain(x.segments, begin)) return wait_for_predecessor();
-    uint32_t end = chain_end(x.segments, count, begin);
-    check_segment(x.segments, begin, x.tokens, x.slots);
-    Segment now = load_segment(x.segments, begin);
-    if (load_segment(x.segments, end - 1).end - now.first <= longest) return wait_for_predecessor();
-    x.head = blockIdx.x / kSlices;
-    x.key_head = x.head / (x.value_heads / x.key_heads);
-    x.row = blockIdx.x % kSlices * S::kRows;
-
+    wait_for_predecessor();
+    Chains *chains = chains_behind(x.parts, x.tokens, count, x.value_heads);
     uint32_t warp = threadIdx.x / 32, row = warp % S::kWarps * 16;
-    out += x.head * kHead + x.row + row;
+    auto columns = [&] { return out + x.head * kHead + x.row + row; };
+    Way way;
     if (warp < S::kWarps) {
         registers<Hopper, true>();
-        // No other kernel of a step writes segments, nor states of this chain.
-        State state = {};
-        if (now.from != kNoState) load_state(state, x.state_row(states, now.from, row));
-        wait_for_predecessor();
-        run_carry(s, x, state, states, out, row);
+        while (next_walk(s, x, way, chains, count)) {
+            State state = {};
+            if (way.now.from != kNoState) load_state(state, x.state_row(states, way.now.from, row));
+            run_carry(s, x, state, states, columns(), row);
+        }
     } else if (Hopper && warp < 2 * S::kWarps) {
         registers<Hopper, true>();
-        wait_for_predecessor();
-        if constexpr (Hopper) run_read(s, x, out, warp - S::kWarps);
+        while (next_walk(s, x, way, chains, count)) {
+            if constexpr (Hopper) run_read(s, x, columns(), warp - S::kWarps);
+        }
     } else {
         registers<Hopper, false>();
-        wait_for_predecessor();
-        run_fetch(s, x, {begin, end, now.first, now});
+        auto take = [&] {
+            if (threadIdx.x % S::kFetchers == 0) s.walk = atomicAdd(&chains->taken, 1);
+        };
+        for (take(); next_walk(s, x, way, chains, count); take()) run_fetch(s, x, way);
     }
 }
 
@@ -138,17 +150,16 @@ constexpr bool kHopper = true;
 constexpr bool kHopper = false; // the launcher takes gated_delta_walk
 #endif
 
-// grid: (value heads * 128 / kRows, segments).
+// grid: as many blocks as run at once, or fewer; they share the walks.
 #define WALK(name, hopper)                                                                                             \
     extern "C" __global__ void __launch_bounds__(Shared<hopper>::kThreads, hopper ? 1 : 2)                             \
         name(const bf16 *mixed, const Part *parts, const uint32_t *segments, float *states, float *out,                \
-             uint32_t tokens, uint32_t slots, uint32_t count, uint32_t key_heads, uint32_t value_heads,                \
-             uint32_t longest) {                                                                                       \
+             uint32_t tokens, uint32_t slots, uint32_t count, uint32_t key_heads, uint32_t value_heads) {              \
         Operands x = {mixed, parts, segments, tokens, slots, key_heads, value_heads};                                  \
         if constexpr (hopper && !kHopper) __trap();                                                                    \
-        else walk<hopper>(x, states, out, count, longest);                                                             \
+        else walk<hopper>(x, states, out, count);                                                                      \
     }
 WALK(gated_delta_walk, false)
 WALK(gated_delta_walk_hopper, true)
-static_assert(sizeof(Shared<false>) == 97904 && sizeof(Shared<true>) == 208256, "cuda/delta_chunks.rs");
+static_assert(sizeof(Shared<false>) == 97920 && sizeof(Shared<true>) == 208272, "cuda/delta_chunks.rs");
 static_assert(Shared<false>::kThreads == 128 && Shared<true>::kThreads == 384, "cuda/delta_chunks.rs");

@@ -88,8 +88,8 @@ impl DeltaShape {
     /// Bytes of working memory that `ops::gated_delta_chunks` wants on a GPU for steps of at most `tokens` tokens in
     /// `segments` segments: matrices of `[64, 64]`, lower halves in bf16, for solving and for reading.
     pub fn chunk_scratch(&self, tokens: usize, segments: usize) -> usize {
-        // `Part` in csrc/gated_delta_chunks.cuh.
-        Self::chunks(tokens, segments) * self.value_heads * 11_024
+        // `Part` and `Chains` in csrc/gated_delta_chunks.cuh.
+        Self::chunks(tokens, segments) * self.value_heads * 11_024 + 4 * (2 + segments)
     }
 
     /// Bytes of a slot.
@@ -127,5 +127,27 @@ impl Segment {
     /// The tokens.
     pub(crate) fn tokens(&self) -> std::ops::Range<usize> {
         self.first as usize..self.end as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pegainfer_core::rng;
+
+    #[test]
+    fn chunks_have_numbers_of_their_own() {
+        for case in 0..200 {
+            let cut = |i: usize| (rng::bits(case, i as u64) % 150) as usize;
+            let (mut first, mut free, segments) = (0, 0, 1 + cut(0) % 40);
+            for i in 0..segments {
+                let end = first + cut(i + 1);
+                // As csrc/gated_delta_chunks.cuh numbers them.
+                let number = first / 64 + i;
+                assert!(number >= free);
+                (first, free) = (end, number + (end - first).div_ceil(64));
+            }
+            assert!(free <= DeltaShape::chunks(first, segments));
+        }
     }
 }

@@ -22,6 +22,8 @@ struct Walk {
     name: &'static str,
     /// Blocks that share a head.
     slices: usize,
+    /// Blocks that a multiprocessor holds.
+    resident: usize,
     threads: usize,
     /// Bytes of `Shared` in csrc/gated_delta_fetch.cuh.
     shared: usize,
@@ -29,9 +31,9 @@ struct Walk {
 
 fn walk(capability: (i32, i32)) -> Walk {
     if capability == HOPPER {
-        Walk { name: "gated_delta_walk_hopper", slices: 2, threads: 384, shared: 208_256 }
+        Walk { name: "gated_delta_walk_hopper", slices: 2, resident: 1, threads: 384, shared: 208_272 }
     } else {
-        Walk { name: "gated_delta_walk", slices: 4, threads: 128, shared: 97_904 }
+        Walk { name: "gated_delta_walk", slices: 4, resident: 2, threads: 128, shared: 97_920 }
     }
 }
 
@@ -71,12 +73,13 @@ pub(crate) fn gated_delta_chunks(
     // SAFETY: matches csrc/gated_delta_parts.cu; the op checked the shapes, the kernel checks the segments.
     unsafe { launch.run([DeltaShape::chunks(tokens, count), key_heads, 1], PARTS_THREADS)? };
 
-    let Walk { name, slices, threads, shared } = walk(gpu.capability());
+    let Walk { name, slices, resident, threads, shared } = walk(gpu.capability());
     let launch = gpu.launch(op, &images::GATED_DELTA_WALK, name)?.input(mixed).input(scratch).input(segments);
     let launch = launch.output(states).output(out).u32(tokens).u32(states.rows_cols().0).u32(count);
-    let launch = launch.u32(key_heads).u32(value_heads).u32(SHORT).shared(shared).overlapped();
+    let launch = launch.u32(key_heads).u32(value_heads).shared(shared).overlapped();
+    let walks = value_heads * slices * count.min(tokens / (SHORT + 1));
     // SAFETY: matches csrc/gated_delta_walk.cu; as above.
-    unsafe { launch.run([value_heads * slices, count, 1], threads) }
+    unsafe { launch.run([walks.min(resident * gpu.multiprocessors()), 1, 1], threads) }
 }
 
 #[cfg(test)]
