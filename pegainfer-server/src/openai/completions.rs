@@ -35,7 +35,7 @@ enum Prompt {
 /// The handler.
 pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
     let (headers, mut fields) = body::read(request, &state.options).await?;
-    let mut params = Params::take(&mut fields, &headers, &state)?;
+    let mut params = Params::take(&mut fields, &headers, &state).await?;
     params.echo = fields.bool("echo")?.unwrap_or(false);
     let prompt = take_prompt(&mut fields, state.engine.limits().vocab_size)?;
     let logprobs = fields.integer("logprobs", 0..=MAX_LOGPROBS)?.map(|n| n as usize);

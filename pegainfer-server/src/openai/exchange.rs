@@ -33,7 +33,7 @@ impl Exchange {
         state: &Arc<AppState>,
         endpoint: &'static str,
     ) -> Result<Self, ApiError> {
-        let params = Params::take(&mut fields, headers, state)?;
+        let params = Params::take(&mut fields, headers, state).await?;
         let conversation = Conversation::take(&mut fields)?;
         let logprobs = take_logprobs(&mut fields)?;
         let ignored = state.policy.judge(&fields.rest())?;

@@ -92,7 +92,7 @@ struct Sampling {
 
 impl Params {
     /// Takes the shared fields out of a body.
-    pub fn take(fields: &mut Fields, headers: &HeaderMap, state: &AppState) -> Result<Self, ApiError> {
+    pub async fn take(fields: &mut Fields, headers: &HeaderMap, state: &AppState) -> Result<Self, ApiError> {
         let received = Instant::now();
         let model = fields.string("model")?;
         let stream = take_stream(fields)?;
@@ -131,7 +131,7 @@ impl Params {
             received,
             trace: fields.trace().cloned(),
             sampling: Sampling::take(fields, state)?,
-            rules: rules::take(fields, state, min_tokens, stops)?,
+            rules: rules::take(fields, state, min_tokens, stops).await?,
             ignore_eos,
             priority: fields.integer("priority", i32::MIN.into()..=i32::MAX.into())?.unwrap_or(0) as i32,
             cache_salt: take_cache_salt(fields, state)?,
