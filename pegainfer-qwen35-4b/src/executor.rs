@@ -8,7 +8,6 @@ use crate::state::{self, LayerState};
 use crate::weights::{FullAttention, Layer, LinearAttention, Mixer, Weights};
 use crate::workspace::Workspace;
 use pegainfer_core::exec::{Device, Exec};
-use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::schedule::{Graphs, Launches, STEPS_IN_FLIGHT, StepExecutor};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -30,15 +29,10 @@ pub struct StepBounds {
     pub gpu_memory_share: Option<f64>,
     /// Slots of recurrent state.
     pub slots: usize,
+    /// Segments.
+    pub segments: usize,
     /// Whether a GPU replays decode steps as graphs.
     pub graphs: bool,
-}
-
-impl StepBounds {
-    /// Most segments of a step: each ends with its row, at a block boundary, or where a prompt's last full block does.
-    fn segments(&self) -> usize {
-        self.tokens / BLOCK_SIZE + 2 * self.rows
-    }
 }
 
 /// Model, KV cache, recurrent state and workspace on one device.
@@ -70,8 +64,8 @@ impl Executor {
         let StepBounds { tokens, rows, context, .. } = bounds;
         let rope = ops::rope_table(&mut exec, context, config.rotary_dim, config.rope_theta)?;
         let inputs = Inputs::new(&mut exec, config.vocab_size, tokens, rows, context)?;
-        let segments = exec.tensor("segments", &[bounds.segments(), SEGMENT_WORDS], DType::U32)?;
-        let work = Workspace::new(&mut exec, &config, tokens, bounds.segments())?;
+        let segments = exec.tensor("segments", &[bounds.segments, SEGMENT_WORDS], DType::U32)?;
+        let work = Workspace::new(&mut exec, &config, tokens, bounds.segments)?;
         let sampler = Sampler::new(&mut exec, config.vocab_size, rows)?;
         let results = [Results::new(&mut exec, rows)?, Results::new(&mut exec, rows)?];
         // Last, because what the rest has left may be what it gets.
