@@ -3,6 +3,11 @@
 #pragma once
 #include "bulk.cuh"
 
+// A CUtensorMap: a matrix of bf16 in memory, and the box of it that a copy takes.
+struct alignas(128) TensorMap {
+    uint64_t words[16];
+};
+
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 // The place in a ring of N buffers, each with its barriers, and the parity of the present round.
@@ -37,6 +42,16 @@ __device__ __forceinline__ void copy16(void *to, const void *from) {
 
 __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+// Starts the copy of the box at this column and row, with zeros for what lies outside the matrix. `barrier` counts its
+// bytes, those too.
+__device__ __forceinline__ void copy_box(uint32_t to, const TensorMap &map, uint32_t column, uint32_t row,
+                                         uint64_t *barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
+                 "[%4];" ::"r"(to),
+                 "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier))
+                 : "memory");
+}
+
 // ---- Warpgroups
 
 // Registers of a thread from here on; all warps of the warpgroup call it.
@@ -67,6 +82,8 @@ template <int N> __device__ __forceinline__ void wgmma_wait() {
         "+f"(d[i + 7])
 #define ACCUMULATORS_32(d, i)                                                                                          \
     ACCUMULATORS_8(d, i), ACCUMULATORS_8(d, i + 8), ACCUMULATORS_8(d, i + 16), ACCUMULATORS_8(d, i + 24)
+#define ACCUMULATORS_16(d, i) ACCUMULATORS_8(d, i), ACCUMULATORS_8(d, i + 8)
+#define NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define NAMES_32                                                                                                       \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "   \
     "%24, %25, %26, %27, %28, %29, %30, %31"
@@ -74,9 +91,18 @@ template <int N> __device__ __forceinline__ void wgmma_wait() {
     NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, "       \
              "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define NAMES_40 NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define NAMES_48                                                                                                       \
+    NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 
-// d[64, n] = (first ? 0 : d) + a[64, 16] b[n, 16]ᵀ for a warpgroup, n = 64, 80 or 128, both operands in shared memory
-// with the sum along their rows. Warp w holds rows 16 w to 16 w + 15 of d, laid out as the d of `mma` for each 8 columns.
+// d[64, n] = (first ? 0 : d) + a[64, 16] b[n, 16]ᵀ for a warpgroup, n = 32, 64, 80, 96 or 128, both operands in shared
+// memory with the sum along their rows. Warp w holds rows 16 w to 16 w + 15 of d, laid out as the d of `mma` for each 8
+// columns.
+template <bool First> __device__ __forceinline__ void wgmma(float (&d)[16], uint64_t a, uint64_t b) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" NAMES_16 "}, %16, %17, p, 1, 1, 0, 0;\n}"
+                 : ACCUMULATORS_16(d, 0)
+                 : "l"(a), "l"(b), "n"(int(!First)));
+}
 template <bool First> __device__ __forceinline__ void wgmma(float (&d)[32], uint64_t a, uint64_t b) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES_32 "}, %32, %33, p, 1, 1, 0, 0;\n}"
@@ -87,6 +113,12 @@ template <bool First> __device__ __forceinline__ void wgmma(float (&d)[40], uint
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %42, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {" NAMES_40 "}, %40, %41, p, 1, 1, 0, 0;\n}"
                  : ACCUMULATORS_32(d, 0), ACCUMULATORS_8(d, 32)
+                 : "l"(a), "l"(b), "n"(int(!First)));
+}
+template <bool First> __device__ __forceinline__ void wgmma(float (&d)[48], uint64_t a, uint64_t b) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %50, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {" NAMES_48 "}, %48, %49, p, 1, 1, 0, 0;\n}"
+                 : ACCUMULATORS_32(d, 0), ACCUMULATORS_16(d, 32)
                  : "l"(a), "l"(b), "n"(int(!First)));
 }
 template <bool First> __device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b) {

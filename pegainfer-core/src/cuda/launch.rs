@@ -1,6 +1,6 @@
 //! Kernels from images that the build embeds, and their launch.
 
-use super::error;
+use super::{TensorMap, error};
 use crate::tensor::{OpError, Tensor};
 use cudarc::driver::{DriverError, result, sys};
 use std::collections::HashMap;
@@ -77,6 +77,9 @@ impl Modules {
 /// Most arguments a kernel takes.
 const MAX_ARGUMENTS: usize = 24;
 
+/// Most tensor maps, before the others.
+const MAX_MAPS: usize = 2;
+
 /// A launch being put together: arguments in the order of the kernel's parameters, then [`run`](Self::run).
 pub struct Launch {
     op: &'static str,
@@ -86,6 +89,8 @@ pub struct Launch {
     /// Each argument in its own eight bytes: the driver reads as many as the parameter has, the low ones first.
     arguments: [u64; MAX_ARGUMENTS],
     count: usize,
+    /// The parameters before `arguments`.
+    maps: Vec<TensorMap>,
     shared: u32,
     cluster: u32,
     overlapped: bool,
@@ -101,12 +106,30 @@ impl Launch {
         hopper: bool,
     ) -> Self {
         let arguments = [0; MAX_ARGUMENTS];
-        Self { op, kernel, function, stream, arguments, count: 0, shared: 0, cluster: 1, overlapped: false, hopper }
+        Self {
+            op,
+            kernel,
+            function,
+            stream,
+            arguments,
+            count: 0,
+            maps: Vec::new(),
+            shared: 0,
+            cluster: 1,
+            overlapped: false,
+            hopper,
+        }
     }
 
     fn push(mut self, bits: u64) -> Self {
         self.arguments[self.count] = bits;
         self.count += 1;
+        self
+    }
+
+    /// A `const __grid_constant__` tensor map. The kernel's parameters begin with all of them.
+    pub fn map(mut self, map: TensorMap) -> Self {
+        self.maps.push(map);
         self
     }
 
@@ -168,9 +191,12 @@ impl Launch {
     /// The arguments must match the kernel's parameters in number, order and type, and the kernel must stay within the
     /// tensors it is given.
     pub unsafe fn run(mut self, grid: [usize; 3], threads: usize) -> Result<(), OpError> {
-        let mut parameters: [*mut c_void; MAX_ARGUMENTS] = [std::ptr::null_mut(); MAX_ARGUMENTS];
-        for (parameter, argument) in parameters.iter_mut().zip(&mut self.arguments) {
-            *parameter = std::ptr::from_mut(argument).cast();
+        let mut parameters: [*mut c_void; MAX_MAPS + MAX_ARGUMENTS] = [std::ptr::null_mut(); MAX_MAPS + MAX_ARGUMENTS];
+        debug_assert!(self.maps.len() <= MAX_MAPS);
+        let maps = self.maps.iter_mut().map(|map| std::ptr::from_mut(&mut map.0).cast());
+        let arguments = self.arguments.iter_mut().map(|argument| std::ptr::from_mut(argument).cast());
+        for (parameter, argument) in parameters.iter_mut().zip(maps.chain(arguments)) {
+            *parameter = argument;
         }
         let (mut attributes, count) = self.attributes();
         let config = sys::CUlaunchConfig {

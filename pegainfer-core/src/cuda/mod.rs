@@ -10,12 +10,14 @@ mod landing;
 mod launch;
 mod memory;
 mod staging;
+mod tensor_map;
 mod upload;
 
 pub use graph::Graph;
 pub(crate) use landing::Landing;
 pub use launch::{Image, Launch};
 pub use memory::DeviceBuffer;
+pub use tensor_map::{BOX_COLUMNS, TensorMap};
 pub(crate) use upload::Target;
 
 use crate::tensor::{Element, OpError};

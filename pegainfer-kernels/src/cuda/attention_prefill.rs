@@ -6,7 +6,7 @@ use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// The only GPUs that run code for sm_90a.
-const HOPPER: (i32, i32) = (9, 0);
+pub(super) const HOPPER: (i32, i32) = (9, 0);
 /// As in csrc/attention_prefill.cu: a warpgroup that fetches and two that multiply.
 const HOPPER_THREADS: usize = 3 * 128;
 /// As in csrc/attention_prefill_mma.cu.

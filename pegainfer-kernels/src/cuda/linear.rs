@@ -1,11 +1,12 @@
-//! `ops::linear` and the ops that fuse it with what follows: weights streamed past the tensor cores for few rows, cuBLASLt
-//! for many, or tiles in shared memory where that library is missing.
+//! `ops::linear` and the ops that fuse it with what follows: weights streamed past the tensor cores for few rows (on
+//! Hopper up to 96), cuBLASLt for many, or tiles in shared memory where that library is missing.
 
 use super::norm::{add_rms_norm, add_slices_rms_norm, rms_norm};
 use super::stream::{Output, STREAM_ROWS, stream};
 use super::swiglu::swiglu;
+use super::wide::{is_wide, wide};
 use super::{images, pieces};
-use pegainfer_core::cuda::Cuda;
+use pegainfer_core::cuda::{Cuda, Launch};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
@@ -19,16 +20,33 @@ fn tile(gpu: &Cuda, m: usize, n: usize) -> usize {
     if m.div_ceil(128) * n.div_ceil(128) >= gpu.multiprocessors() { 128 } else { 64 }
 }
 
-/// Whether a product of `m` rows runs on cuBLASLt.
-fn on_blaslt(gpu: &mut Cuda, m: usize) -> bool {
-    m > STREAM_ROWS && gpu.has_blaslt()
+/// Whether weights stream for a product of `m` rows.
+fn streams(gpu: &Cuda, m: usize) -> bool {
+    m <= STREAM_ROWS || is_wide(gpu, m)
+}
+
+/// Launches a product whose weights stream. `out` takes the results as the kernel's output argument. Returns the number
+/// of slices.
+fn streamed(
+    gpu: &mut Cuda,
+    op: &'static str,
+    x: &Tensor,
+    w: &Tensor,
+    output: Output,
+    out: impl FnOnce(Launch) -> Launch,
+) -> Result<usize, OpError> {
+    match is_wide(gpu, x.rows_cols().0) {
+        true => wide(gpu, op, x, w, output, out),
+        false => stream(gpu, op, x, w, output, out),
+    }
 }
 
 /// Name of the kernel that takes `m` rows to `n` columns, for the record.
 pub(crate) fn linear_kernel(gpu: &mut Cuda, m: usize, n: usize, dtype: DType) -> &'static str {
     match (dtype, tile(gpu, m, n)) {
+        _ if is_wide(gpu, m) => "wide",
         _ if m <= STREAM_ROWS => "stream",
-        _ if on_blaslt(gpu, m) => "cublaslt",
+        _ if gpu.has_blaslt() => "cublaslt",
         (DType::F32, 64) => "tiled_f32_64",
         (DType::F32, _) => "tiled_f32_128",
         (_, 64) => "tiled_bf16_64",
@@ -42,11 +60,11 @@ pub(crate) fn linear(exec: &mut Exec, x: &Tensor, w: &Tensor, out: &mut Tensor) 
     pieces(op, k)?;
     pieces(op, n)?;
     let gpu = exec.gpu()?;
-    if m <= STREAM_ROWS {
+    if streams(gpu, m) {
         let output = if out.dtype() == DType::F32 { Output::F32 } else { Output::Bf16 };
-        return stream(gpu, op, x, w, output, |launch| launch.output(out)).map(|_| ());
+        return streamed(gpu, op, x, w, output, |launch| launch.output(out)).map(|_| ());
     }
-    if on_blaslt(gpu, m) {
+    if gpu.has_blaslt() {
         return gpu.matmul(op, x, w, false, out);
     }
     let (tile, kernel) = (tile(gpu, m, n), linear_kernel(gpu, m, n, out.dtype()));
@@ -71,18 +89,18 @@ pub(crate) fn linear_add_norm(
     pieces(op, k)?;
     pieces(op, w.rows_cols().0)?;
     let gpu = exec.gpu()?;
-    if on_blaslt(gpu, m) {
+    if streams(gpu, m) {
+        // At most 8 slices of 16 rows, or 64 rows of w for each multiprocessor: a few MB of the workspace's 64.
+        let slices = gpu.workspace();
+        let count = streamed(gpu, op, x, w, Output::Slices, |launch| launch.pointer(slices))?;
+        return add_slices_rms_norm(exec, (slices, count), residual, norm, eps, out);
+    }
+    if gpu.has_blaslt() {
         gpu.matmul(op, x, w, true, residual)?;
         return rms_norm(exec, residual, norm, eps, out);
     }
-    if m > STREAM_ROWS {
-        linear(exec, x, w, delta)?;
-        return add_rms_norm(exec, delta, residual, norm, eps, out);
-    }
-    // At most 8 slices of 16 rows: 0.5 MiB for a hidden size of 1,024.
-    let slices = gpu.workspace();
-    let spread = stream(gpu, op, x, w, Output::Slices, |launch| launch.pointer(slices))?;
-    add_slices_rms_norm(exec, (slices, spread.slices), residual, norm, eps, out)
+    linear(exec, x, w, delta)?;
+    add_rms_norm(exec, delta, residual, norm, eps, out)
 }
 
 pub(crate) fn linear_swiglu(
@@ -93,11 +111,13 @@ pub(crate) fn linear_swiglu(
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let op = "linear_swiglu";
-    if x.rows_cols().0 > STREAM_ROWS {
-        linear(exec, x, w, gate_up)?;
-        return swiglu(exec, gate_up, out);
-    }
-    pieces(op, x.rows_cols().1)?;
+    let (m, k) = x.rows_cols();
+    pieces(op, k)?;
     pieces(op, w.rows_cols().0)?;
-    stream(exec.gpu()?, op, x, w, Output::Gated, |launch| launch.output(out)).map(|_| ())
+    let gpu = exec.gpu()?;
+    if streams(gpu, m) {
+        return streamed(gpu, op, x, w, Output::Gated, |launch| launch.output(out)).map(|_| ());
+    }
+    linear(exec, x, w, gate_up)?;
+    swiglu(exec, gate_up, out)
 }

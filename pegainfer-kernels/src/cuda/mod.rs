@@ -21,6 +21,7 @@ mod read;
 mod sample;
 mod stream;
 mod swiglu;
+mod wide;
 
 pub(crate) use adjust::adjust_logits;
 pub(crate) use attention::attention;

@@ -5,7 +5,7 @@ use pegainfer_core::cuda::{Cuda, Launch};
 use pegainfer_core::tensor::{OpError, Tensor};
 
 /// Most rows of x: from about 20 on, cuBLASLt is faster (a decode step of 32 rows of Qwen3-4B on an H200 by 0.2 of 4.6
-/// ms).
+/// ms). Hopper takes these kernels for one row only.
 pub(super) const STREAM_ROWS: usize = 16;
 
 /// As in csrc/linear_stream.cu.
@@ -37,9 +37,9 @@ pub(super) enum Output {
 
 /// How a product is spread over the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Spread {
+struct Spread {
     /// Parts of the columns.
-    pub slices: usize,
+    slices: usize,
     slice: usize,
     blocks: usize,
     warps: usize,
@@ -54,7 +54,7 @@ fn tiles(m: usize) -> usize {
 
 /// Spreads `n` rows of `k` columns so that every multiprocessor has one block and every block an even share, and warps
 /// take whole tiles of rows where they can.
-pub(super) fn spread(m: usize, n: usize, k: usize, output: Output, gpu: (usize, usize)) -> Spread {
+fn spread(m: usize, n: usize, k: usize, output: Output, gpu: (usize, usize)) -> Spread {
     let (multiprocessors, shared) = gpu;
     let (rows, tile) = if output == Output::Gated { (n / 2, 8) } else { (n, 16) };
     let enough = |slices: &usize| n * slices >= BUSY_ROWS * multiprocessors || k / (slices + 1) < MIN_SLICE;
@@ -77,7 +77,8 @@ pub(super) fn spread(m: usize, n: usize, k: usize, output: Output, gpu: (usize, 
     Spread { slices, slice, blocks, warps, slots, shared }
 }
 
-/// Launches the product of `x` and `w`, whose results `out` takes as the kernel's output argument.
+/// Launches the product of `x` and `w`, whose results `out` takes as the kernel's output argument. Returns the number of
+/// slices.
 pub(super) fn stream(
     gpu: &mut Cuda,
     op: &'static str,
@@ -85,7 +86,7 @@ pub(super) fn stream(
     w: &Tensor,
     output: Output,
     out: impl FnOnce(Launch) -> Launch,
-) -> Result<Spread, OpError> {
+) -> Result<usize, OpError> {
     let ((m, k), n) = (x.rows_cols(), w.rows_cols().0);
     let kernels = match output {
         Output::Bf16 => ["stream_bf16_8", "stream_bf16_16"],
@@ -98,7 +99,7 @@ pub(super) fn stream(
     let launch = launch.u32(m).u32(n).u32(k).u32(spread.slice).u32(spread.slots).overlapped();
     // SAFETY: matches csrc/linear_stream.cu; the op checked the shapes, and `spread` covers all rows and columns.
     unsafe { launch.shared(spread.shared).run([spread.blocks, spread.slices, 1], 32 * spread.warps)? };
-    Ok(spread)
+    Ok(spread.slices)
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// `x`: `[rows, k]`, `w`: `[hidden, k]`, `residual`, `delta`, `out`: `[rows, hidden]`, all bf16; `norm`: `[hidden]`
 /// bf16 or f32, as in [`rms_norm`](super::rms_norm). `delta` is room for the product; what it holds afterwards depends
 /// on the device. The product is rounded to bf16 before it is added, and the sum before it is normalised, as in
-/// transformers; a GPU rounds only the sum of more than a few rows.
+/// transformers; a GPU rounds only the sum where there are many rows.
 #[expect(clippy::too_many_arguments, reason = "the operands of the op")]
 pub fn linear_add_norm(
     exec: &mut Exec,
