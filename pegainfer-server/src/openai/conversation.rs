@@ -109,13 +109,10 @@ impl Conversation {
             prompt.truncate(self.end_of_last_message(&prompt)?);
         }
         let mut reasoning = if format.reasoning { ReasoningStart::after(&prompt) } else { ReasoningStart::Never };
-        let may_reason = !self.tools.forced() && format.reasoning && reasoning.may_follow(&prompt, self.continued);
-        if self.budget.is_some() && may_reason {
-            check_budget(state)?;
-        }
-        let followed = may_reason && tells_reasoning && (self.structured.is_some() || self.budget.is_some());
-        let call_ends_it = tools == Some(ToolFormat::Qwen3Coder);
-        let thinking = followed.then_some(Thinking { start: reasoning, call_ends_it, budget: self.budget });
+        let thinking = match format.reasoning && reasoning.may_follow(&prompt, self.continued) {
+            true => self.thinking(reasoning, tools == Some(ToolFormat::Qwen3Coder), state)?,
+            false => None,
+        };
         if let Some(Structured { field, source }) = &mut self.structured {
             if thinking.is_none() {
                 prompt += reasoning.close(format.tools);
@@ -151,6 +148,23 @@ impl Conversation {
         };
         let parsers = (0..n).map(|_| random_u64().map(parser)).collect::<Result<_, _>>()?;
         Ok(Rendered { prompt, parsers, structured: self.structured, thinking })
+    }
+
+    /// How the model may reason before its answer, if anybody has to follow that.
+    fn thinking(
+        &self,
+        start: ReasoningStart,
+        call_ends_it: bool,
+        state: &AppState,
+    ) -> Result<Option<Thinking>, ApiError> {
+        if self.tools.forced() || (self.structured.is_none() && self.budget.is_none()) {
+            return Ok(None);
+        }
+        if self.budget.is_some() {
+            check_budget(state)?;
+        }
+        let thinking = Thinking { start, call_ends_it, budget: self.budget };
+        Ok(state.grammars.knows_reasoning().then_some(thinking))
     }
 
     /// Where in the prompt the text of the last message ends. Templates may trim it.
