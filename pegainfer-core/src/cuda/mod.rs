@@ -96,6 +96,10 @@ impl Cuda {
             return Err(fail(format!("there is no GPU {ordinal}: this machine has {count}")));
         }
         let context = CudaContext::new(ordinal).map_err(error("cuda: context"))?;
+        // Made for cudarc's own buffers, of which there are none here. With it, a first stream waits for the whole GPU,
+        // which fails while another engine of this process captures a graph.
+        // SAFETY: nothing relies on the events.
+        unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(error("cuda: stream"))?;
         let staging = Staging::new(&context, PIECE_BYTES).map_err(error("cuda: pinned memory"))?;
         let workspace = DeviceBuffer::zeroed(&context, &stream, WORKSPACE_BYTES).map_err(error("cuda: workspace"))?;
