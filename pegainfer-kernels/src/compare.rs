@@ -2,6 +2,7 @@
 //! checks each op on the user's GPU against its CPU twin with it.
 
 mod batch;
+mod layers;
 mod sampling;
 
 use crate::ops::{self, FROM_PREVIOUS, HeadShape};
@@ -148,6 +149,7 @@ fn run(exec: &mut Exec, record: &OpRecord, case: &Case) -> Result<Option<Vec<Out
             let (norms, at, batch) = ((q_norm, k_norm), (&positions, &slots), tables.batch());
             ops::decode_attention(exec, qkv, norms, rope, at, &batch, case.shape, EPS, (k, v), &mut q, out)?;
         }
+        ("decode_layers", ..) => return layers::decode_layers(exec, record, &read, &mut written, case).map(Some),
         ("adjust_logits", [_, spans, edits, masks], [logits]) => {
             return sampling::adjust(exec, logits, spans, edits, masks).map(Some);
         }

@@ -7,6 +7,7 @@ mod attention_gate;
 mod causal_conv1d;
 mod check;
 mod decode_attention;
+mod decode_layers;
 #[cfg(feature = "deepseek-v4")]
 pub mod deepseek_v4;
 mod embedding;
@@ -32,6 +33,7 @@ pub use attention::{AttentionBatch, attention};
 pub use attention_gate::attention_gate;
 pub use causal_conv1d::causal_conv1d;
 pub use decode_attention::decode_attention;
+pub use decode_layers::{DECODE_LAYERS_ROWS, DecodeLayer, DecodeModel, DecodeScratch, DecodeState, decode_layers};
 pub use embedding::embedding;
 pub use gated_delta_chunks::gated_delta_chunks;
 pub use gated_delta_rule::{DeltaInputs, gated_delta_rule};
