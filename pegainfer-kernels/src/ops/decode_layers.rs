@@ -198,3 +198,119 @@ fn record(
     let bytes = (elements * DType::Bf16.size()) as u64;
     OpRecord::new("decode_layers", kernel, &reads, &writes, flops).with_bytes(bytes)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::rope_table;
+    use crate::testing::{Host, bf16s};
+    use half::bf16;
+
+    const SHAPE: HeadShape = HeadShape { heads: 4, kv_heads: 2, head_dim: 64 };
+    const HIDDEN: usize = 96;
+    const WIDTH: usize = 160;
+    const BLOCKS: usize = 4;
+
+    /// A layer's weights, in the order of [`DecodeLayer`], then its caches.
+    fn layer(host: &mut Host, seed: u64) -> ([Tensor; 8], [Tensor; 2]) {
+        let weights: [&[usize]; 8] = [
+            &[HIDDEN],
+            &[SHAPE.qkv_width(), HIDDEN],
+            &[SHAPE.head_dim],
+            &[SHAPE.head_dim],
+            &[HIDDEN, SHAPE.q_width()],
+            &[HIDDEN],
+            &[2 * WIDTH, HIDDEN],
+            &[HIDDEN, WIDTH],
+        ];
+        let mut tensor = |shape: &[usize], seed| host.bf16("layer", shape, &bf16s(shape.iter().product(), seed));
+        let weights = std::array::from_fn(|i| tensor(weights[i], 10 * seed + i as u64));
+        (weights, SHAPE.cache(Device::Meta, BLOCKS).map(|shape| tensor(&shape, seed)))
+    }
+
+    /// Every operand of two rows.
+    struct Operands {
+        layers: Vec<([Tensor; 8], [Tensor; 2])>,
+        room: [Tensor; 6],
+        residual: Tensor,
+        normed: Tensor,
+    }
+
+    impl Operands {
+        fn new(host: &mut Host) -> Self {
+            let layers = (1..3).map(|seed| layer(host, seed)).collect();
+            let (qkv, q) = (SHAPE.qkv_width(), SHAPE.q_width());
+            let widths = [HIDDEN, qkv, q, q, 2 * WIDTH, WIDTH];
+            let room = widths.map(|width| host.zeros("room", &[2, width], DType::Bf16));
+            let residual = host.bf16("residual", &[2, HIDDEN], &bf16s(2 * HIDDEN, 5));
+            Self { layers, room, residual, normed: host.zeros("normed", &[2, HIDDEN], DType::Bf16) }
+        }
+
+        fn results(&self) -> Vec<&[bf16]> {
+            let caches = self.layers.iter().flat_map(|(_, caches)| caches.iter().map(Tensor::host));
+            caches.chain([self.residual.host(), self.normed.host()]).collect()
+        }
+    }
+
+    #[test]
+    fn it_is_the_separate_ops_and_one_record() {
+        Host::each(|mut host| {
+            let rope = rope_table(&mut host.exec, 64, SHAPE.head_dim, 1e6).unwrap();
+            let (eps, final_norm) = (1e-6, host.bf16("final_norm", &[HIDDEN], &bf16s(HIDDEN, 7)));
+            let at = (&host.u32("positions", &[19, 4]), &host.u32("slots", &[16 + 3, 2 * 16 + 4]));
+            let mut block_tables = host.zeros("block_tables", &[2, 2], DType::U32);
+            block_tables.host_mut::<u32>().copy_from_slice(&[3, 1, 2, 0]);
+            let batch = AttentionBatch {
+                qo_indptr: &host.u32("qo_indptr", &[0, 1, 2]),
+                kv_lens: &host.u32("kv_lens", &[20, 5]),
+                block_tables: &block_tables,
+                queries: (1, 1),
+                longest: 20,
+                attended: 25,
+                cached: 25,
+            };
+            let mut one = Operands::new(&mut host);
+            let mut apart = Operands::new(&mut host);
+            let exec = &mut host.exec;
+
+            let Operands { layers, room, residual, normed } = &mut one;
+            let mut model = DecodeModel {
+                layers: layers.iter_mut().map(decode_layer).collect(),
+                final_norm: &final_norm,
+                rope: &rope,
+                shape: SHAPE,
+                eps,
+            };
+            let [delta, qkv, q, attended, gate_up, activated] = room;
+            let mut scratch = DecodeScratch { delta, qkv, q, attended, gate_up, activated };
+            let (done, records) = exec
+                .recording(|exec| decode_layers(exec, &mut model, None, at, &batch, &mut scratch, residual, normed));
+            done.unwrap();
+
+            let Operands { layers, room, residual, normed } = &mut apart;
+            let [delta, qkv, q, attended, gate_up, activated] = room;
+            rms_norm(exec, residual, &layers[0].0[0], eps, normed).unwrap();
+            for l in 0..2 {
+                let (before, after) = layers.split_at_mut(l + 1);
+                let ([_, qkv_w, q_norm, k_norm, o, post_norm, gate_up_w, down], [k, v]) = &mut before[l];
+                let next = after.first().map_or(&final_norm, |(next, _)| &next[0]);
+                linear(exec, normed, qkv_w, qkv).unwrap();
+                let norms = (&*q_norm, &*k_norm);
+                decode_attention(exec, qkv, norms, &rope, at, &batch, SHAPE, eps, (k, v), q, attended).unwrap();
+                linear_add_norm(exec, attended, o, residual, post_norm, eps, delta, normed).unwrap();
+                linear_swiglu(exec, normed, gate_up_w, gate_up, activated).unwrap();
+                linear_add_norm(exec, activated, down, residual, next, eps, delta, normed).unwrap();
+            }
+            assert!(one.results() == apart.results());
+            let weights: u64 = apart.layers.iter().flat_map(|(weights, _)| weights).map(Tensor::bytes).sum();
+            let [record] = &records[..] else { panic!("{records:?}") };
+            assert!(record.bytes > weights && record.bytes < 2 * weights);
+        });
+    }
+
+    fn decode_layer((weights, caches): &mut ([Tensor; 8], [Tensor; 2])) -> DecodeLayer<'_> {
+        let [input_norm, qkv, q_norm, k_norm, o, post_norm, gate_up, down] = &*weights;
+        let [k, v] = caches;
+        DecodeLayer { input_norm, qkv, head_norms: (q_norm, k_norm), cache: (k, v), o, post_norm, gate_up, down }
+    }
+}
