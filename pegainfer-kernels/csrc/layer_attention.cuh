@@ -123,6 +123,9 @@ template <int M, int D> struct Attention {
             uint32_t item = min(warp + j * kWarps, items - 1);
             x[j] = await_head<D>(item < pair.group ? q + item * (D / 2) : k, tag);
         }
+        // What lies in columns without a query would raise the reference of all columns' softmax, and so change roundings.
+        for (uint32_t i = threadIdx.x; i < (8 - pair.group) * (D / 8); i += kConsumers)
+            *reinterpret_cast<uint4 *>(room.q + query_piece<1>(pair.group + i / (D / 8), i % (D / 8))) = {};
         if (last && warp == kWarps - 1) {
             static_assert(D == 128, "four elements a lane");
             uint2 value[1];
