@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Runs the OpenAI and Anthropic SDKs, unmodified, against the bundled model.
+"""Runs the OpenAI and Anthropic SDKs and schemathesis, unmodified, against the bundled model.
 
-    python3 -m venv /tmp/clients && /tmp/clients/bin/pip install openai anthropic
+    python3 -m venv /tmp/clients && /tmp/clients/bin/pip install openai anthropic schemathesis
     cargo build --release && /tmp/clients/bin/python tools/clients-test.py
 
 Prints a line for each check and the SDKs' versions; the exit code is 1 if one fails. The bundled model is too small to
@@ -13,6 +13,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 import traceback
 from contextlib import contextmanager
 from enum import Enum
@@ -229,6 +230,20 @@ def anthropic_errors(_, client):
     raises(anthropic.NotFoundError, lambda: ask(model="claude"))
     raises(anthropic.AuthenticationError, lambda: client.with_options(api_key="wrong").messages.create(
         model="qwen3-tiny", max_tokens=5, messages=HI))
+
+
+@check
+def schemathesis_openapi(client, _):
+    """Made-up requests after /openapi.json: no 5xx, no answer that the document does not describe."""
+    checks = ["not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance",
+              "response_headers_conformance", "unsupported_method"]
+    command = [Path(sys.executable).with_name("schemathesis"), "run", str(client.base_url.join("/openapi.json")),
+               "--header", f"Authorization: Bearer {client.api_key}", "--checks", ",".join(checks), "--max-examples", "30",
+               "--seed", "1", "--request-timeout", "20", "--no-color"]
+    with tempfile.TemporaryDirectory() as directory:
+        run = subprocess.run(command, cwd=directory, stdout=subprocess.PIPE, text=True, timeout=60)
+    assert run.returncode == 0, run.stdout
+    print(re.search(r"\d+ generated.*", run.stdout)[0])
 
 
 def main():

@@ -31,8 +31,8 @@ def main():
     config = AutoConfig.from_pretrained(source)
     text = config.get_text_config()
     # Made in their dtypes: a cast would round the frequencies of the rotation, too.
-    make = lambda dtype: AutoModelForCausalLM.from_config(text, dtype=dtype).to(device).eval()
-    exact = make(torch.float32)
+    with torch.device(device):
+        exact, model = (AutoModelForCausalLM.from_config(text, dtype=d).eval() for d in (torch.float32, torch.bfloat16))
     for name, weight in exact.named_parameters():
         initialise(name, weight, text)
         weight.data = weight.data.bfloat16().float()
@@ -44,7 +44,6 @@ def main():
     save_file({to: exact.state_dict()[name].bfloat16().contiguous().cpu() for name, to in names.items()},
               out / "model.safetensors")
     shutil.copy(source / "config.json", out)
-    model = make(torch.bfloat16)
     model.load_state_dict(exact.state_dict())
     cases = [case for n in LENGTHS for case in continuations(exact, text.vocab_size, n, device)]
     errors = [error for case in cases for error in rounding(model, case, device)]

@@ -53,7 +53,7 @@ __device__ void decode(const bf16 *q, const bf16 *k, const bf16 *v, Batch batch,
         }
         if (splits == 1) {
             out[(size_t(token0 + row / group) * heads + kv_head * group + row % group) * D + d] =
-                __float2bfloat16_rn(o / sum);
+                __float2bfloat16_rn(sum == 0.f ? 0.f : o / sum);
             continue;
         }
         float *to = parts + (((size_t(b) * kv_heads + kv_head) * splits + blockIdx.x) * max_rows + row) * (D + 2);
@@ -81,7 +81,8 @@ __device__ void combine(const float *parts, // [batch, kv_heads, splits, max_row
         sum += weight * from[s * stride + D + 1];
         o += weight * from[s * stride + d];
     }
-    out[(size_t(token0 + row / group) * heads + kv_head * group + row % group) * D + d] = __float2bfloat16_rn(o / sum);
+    out[(size_t(token0 + row / group) * heads + kv_head * group + row % group) * D + d] =
+        __float2bfloat16_rn(sum == 0.f ? 0.f : o / sum);
 }
 
 // q, out: [tokens, heads * D]; scale includes log2(e).
@@ -103,3 +104,4 @@ __device__ void combine(const float *parts, // [batch, kv_heads, splits, max_row
     }
 ATTENTION(64)
 ATTENTION(128)
+ATTENTION(256)

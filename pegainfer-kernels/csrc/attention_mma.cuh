@@ -60,6 +60,7 @@ template <int D>
 __device__ Part<D> attend(const Queries<D> &q, const bf16 *k, const bf16 *v, const uint32_t *table, uint32_t blocks,
                           uint32_t kv_heads, uint32_t kv_head, uint32_t kv_len, uint32_t first, uint32_t end,
                           uint32_t step, float scale) {
+    constexpr bool kAhead = D <= 128; // registers for the loads of a whole block
     Part<D> part = {};
     part.max[0] = part.max[1] = -INFINITY;
     uint32_t lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
@@ -68,25 +69,23 @@ __device__ Part<D> attend(const Queries<D> &q, const bf16 *k, const bf16 *v, con
         uint32_t id = table[i];
         if (id >= blocks) __trap();
         size_t base = (size_t(id) * kv_heads + kv_head) * kBlock * D;
+        auto load_key = [&](int r, int c) { return load16(k + base + cache_piece(row + 2 * r, 4 * c + quad)); };
+        auto load_value = [&](int r, int c) {
+            uint4 x = load16(v + base + cache_piece(row + 2 * r, 4 * c + quad));
+            // Beyond the end the cache may hold anything, and 0 * NaN is NaN.
+            return i * kBlock + row + 2 * r < kv_len ? x : make_uint4(0, 0, 0, 0);
+        };
         uint4 key[2][D / 32], value[2][D / 32];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
 #pragma unroll
-            for (int c = 0; c < D / 32; ++c) {
-                key[r][c] = load16(k + base + cache_piece(row + 2 * r, 4 * c + quad));
-                value[r][c] = load16(v + base + cache_piece(row + 2 * r, 4 * c + quad));
-            }
-            // Beyond the end the cache may hold anything, and 0 * NaN is NaN.
-            if (i * kBlock + row + 2 * r >= kv_len) {
-#pragma unroll
-                for (int c = 0; c < D / 32; ++c) value[r][c] = make_uint4(0, 0, 0, 0);
-            }
+            for (int c = 0; c < D / 32 && kAhead; ++c) key[r][c] = load_key(r, c), value[r][c] = load_value(r, c);
         }
         float s[2][4] = {};
 #pragma unroll
         for (int c = 0; c < D / 32; ++c) {
-            mma32(s[0], q.low[c], q.high[c], key[0][c]);
-            mma32(s[1], q.low[c], q.high[c], key[1][c]);
+#pragma unroll
+            for (int r = 0; r < 2; ++r) mma32(s[r], q.low[c], q.high[c], kAhead ? key[r][c] : load_key(r, c));
         }
         uint32_t token = i * kBlock + 4 * quad;
 #pragma unroll
@@ -121,6 +120,7 @@ __device__ Part<D> attend(const Queries<D> &q, const bf16 *k, const bf16 *v, con
         uint32_t a2 = narrow(s[1][0], s[1][1]), a3 = narrow(s[1][2], s[1][3]);
 #pragma unroll
         for (int t = 0; t < D / 8; ++t) {
+            if (!kAhead && t % 4 == 0) value[0][t / 4] = load_value(0, t / 4), value[1][t / 4] = load_value(1, t / 4);
             const uint32_t *first = reinterpret_cast<const uint32_t *>(&value[0][t / 4]);
             const uint32_t *second = reinterpret_cast<const uint32_t *>(&value[1][t / 4]);
             mma(part.o[t], a0, a1, a2, a3, transposed(first[t % 4]), transposed(second[t % 4]));

@@ -284,3 +284,4 @@ __device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, const Batch
     }
 PREFILL(64)
 PREFILL(128)
+PREFILL(256)

@@ -28,13 +28,14 @@ struct Tile {
 };
 
 template <int D> struct Sizes {
-    static constexpr int kTokens = D > 128 ? 64 : 128;  // tokens of a KV tile
-    static constexpr int kColumns = D / 64;             // columns of 128 bytes
-    static constexpr int kSlots = D == 64 ? 8 : 5;      // KV tiles, K or V, in flight
-    static constexpr int kBuffers = D > 128 ? 1 : 2;    // tiles of queries in flight
-    static constexpr int kSlab = int(kBlock) * D * 2;   // bytes of a KV block's keys, or values, of one head
-    static constexpr int kPiece = int(kBlock) * 128;    // bytes of a slab's column
-    static constexpr int kPart = D > 128 ? 64 : D / 2;  // accumulators of a thread in one product with V
+    // Tokens of a KV tile. A product of 64 columns would want more of the shared memory than it gives.
+    static constexpr int kTokens = D > 128 ? 80 : 128;
+    static constexpr int kColumns = D / 64;                       // columns of 128 bytes
+    static constexpr int kSlots = D == 64 ? 8 : D == 128 ? 5 : 4; // KV tiles, K or V, in flight
+    static constexpr int kBuffers = D > 128 ? 1 : 2;              // tiles of queries in flight
+    static constexpr int kSlab = int(kBlock) * D * 2;             // bytes of a KV block's keys, or values, of one head
+    static constexpr int kPiece = int(kBlock) * 128;              // bytes of a slab's column
+    static constexpr int kPart = D > 128 ? 64 : D / 2;            // accumulators of a thread in one product with V
     static constexpr int kParts = D / 2 / kPart;
 };
 
@@ -99,7 +100,7 @@ template <int D, bool Values> struct Fetcher {
 
     // Looks up the slabs of a KV tile. A bad block stops the kernel.
     __device__ __forceinline__ void look_up(const Batch &batch, const Tile &tile, uint32_t index) {
-        uint32_t block = index * kBlocks + threadIdx.x % kBlocks;
+        uint32_t block = index * kBlocks + threadIdx.x % 32 % kBlocks;
         if (block * kBlock >= tile.kv_len) return;
         uint32_t id = batch.block_tables[size_t(tile.batch_row) * batch.max_blocks + block];
         if (id >= batch.blocks) __trap();

@@ -43,3 +43,4 @@ __device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, Batch batch
     }
 PREFILL(64)
 PREFILL(128)
+PREFILL(256)

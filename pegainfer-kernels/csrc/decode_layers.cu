@@ -16,10 +16,10 @@
 constexpr int kWarps = 8; // that multiply and attend
 #include "layer_attention.cuh"
 
-constexpr int kHead = 128;
-constexpr uint32_t kMaxOwn = 64;   // elements of a row of the residual stream that a block adds to
-
 #if __CUDA_ARCH__ >= 900
+constexpr int kHead = 128;
+constexpr uint32_t kMaxOwn = 64; // elements of a row of the residual stream that a block adds to
+
 // The block's small things in shared memory.
 template <int M> struct Small {
     uint64_t full[kMaxStages], empty[kMaxStages], kv[kWarps]; // barriers
@@ -81,7 +81,8 @@ template <int M, int kQuads> struct Layers {
                 uint4 y = scaled(make_uint4(rows[t][i].x, rows[t][i].y, 0, 0), scale,
                                  make_uint4(scales[i].x, scales[i].y, 0, 0));
                 *multiplier.input(t, step.hidden, quad) = make_uint2(y.x, y.y);
-                if (out && blockIdx.x == t) reinterpret_cast<uint2 *>(out + t * step.hidden)[quad] = make_uint2(y.x, y.y);
+                if (out && blockIdx.x == t)
+                    reinterpret_cast<uint2 *>(out + t * step.hidden)[quad] = make_uint2(y.x, y.y);
             }
         }
         consumers_sync();
@@ -168,7 +169,7 @@ template <int M, int kQuads> __device__ void decode_layers(const Step &step) {
             for (uint32_t i = kQkv; i <= kDown; ++i) producer.run(product_of<kHead>(step, step.layers[l], i));
         return;
     }
-    static_assert(sizeof(AttentionRoom<kHead>) == 64 * kHead * kWarps + 20 * kHead + 128, "as the launcher computes it");
+    static_assert(sizeof(AttentionRoom<kHead>) == 64 * kHead * kWarps + 20 * kHead + 128, "as in the launcher");
     uint8_t *x = raw + step.stages * kStageBytes;
     uint32_t widest = max(max(step.hidden, step.heads * kHead), step.intermediate);
     float *sums = reinterpret_cast<float *>(x + M * (2 * widest + kInputPad));

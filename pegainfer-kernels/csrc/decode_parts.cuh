@@ -18,7 +18,7 @@ struct Workspace {
 
 #if __CUDA_ARCH__ >= 900
 template <int D, int N, int S> struct Shared {
-    alignas(128) Tile<D> kv[kWarps][S];
+    alignas(128) Stage<D> kv[kWarps][S];
     bf16 q[8 * N * D];
     bf16 fresh[2][D];                  // fused: key and value of the new token
     uint32_t arrived;
@@ -117,50 +117,62 @@ template <int D, int N> __device__ void store_part(Part<D, N> &part, float *to, 
     }
 }
 
-// Adds parts of a softmax: maxima and sums at `stats`, numerators at `from`, both `stride` further for each part. Loads
-// go out in groups, to wait for memory once a group.
-template <uint32_t kGroup>
-__device__ __forceinline__ float4 add_parts(const float *stats, uint32_t stats_stride, const float *from,
-                                            uint32_t stride, uint32_t parts, float2 &total) {
-    total = make_float2(-INFINITY, 0.f);
-    float4 o = make_float4(0.f, 0.f, 0.f, 0.f);
+// Adds parts of a softmax: maxima and sums at `stats`, numerators of P pieces of 4 dimensions from `from` on, `apart`
+// elements apart, all `stride` further for each part. Loads go out in groups, to wait for memory once a group.
+template <uint32_t kGroup, int P>
+__device__ __forceinline__ float2 add_parts(float4 (&o)[P], const float *stats, uint32_t stats_stride,
+                                            const float *from, uint32_t apart, uint32_t stride, uint32_t parts) {
+    float2 total = make_float2(-INFINITY, 0.f);
+#pragma unroll
+    for (int p = 0; p < P; ++p) o[p] = make_float4(0.f, 0.f, 0.f, 0.f);
     for (uint32_t first = 0; first < parts; first += kGroup) {
         float2 part[kGroup];
-        float4 x[kGroup];
+        float4 x[kGroup][P];
         float top = total.x;
 #pragma unroll
         for (uint32_t j = 0; j < kGroup; ++j) {
             uint32_t i = min(first + j, parts - 1);
             part[j] = *reinterpret_cast<const float2 *>(stats + i * stats_stride);
-            x[j] = *reinterpret_cast<const float4 *>(from + i * stride);
+#pragma unroll
+            for (int p = 0; p < P; ++p) x[j][p] = *reinterpret_cast<const float4 *>(from + i * stride + p * apart);
             if (first + j >= parts) part[j].x = -INFINITY;
         }
 #pragma unroll
         for (uint32_t j = 0; j < kGroup; ++j) top = fmaxf(top, part[j].x);
         float zero = top == -INFINITY ? 0.f : top, shrink = exp2_approx(total.x - zero);
         total = make_float2(top, total.y * shrink);
-        o.x *= shrink, o.y *= shrink, o.z *= shrink, o.w *= shrink;
+#pragma unroll
+        for (int p = 0; p < P; ++p) o[p].x *= shrink, o[p].y *= shrink, o[p].z *= shrink, o[p].w *= shrink;
 #pragma unroll
         for (uint32_t j = 0; j < kGroup; ++j) {
             float weight = exp2_approx(part[j].x - zero);
             total.y += weight * part[j].y;
-            o.x += weight * x[j].x, o.y += weight * x[j].y, o.z += weight * x[j].z, o.w += weight * x[j].w;
+#pragma unroll
+            for (int p = 0; p < P; ++p) {
+                o[p].x += weight * x[j][p].x, o[p].y += weight * x[j][p].y;
+                o[p].z += weight * x[j][p].z, o[p].w += weight * x[j][p].w;
+            }
         }
     }
-    return o;
+    return total;
 }
 
-__device__ __forceinline__ void store_output(bf16 *to, float4 o, float sum) {
+// Four elements of the output, for which the source has gates number p.
+template <typename Gates>
+__device__ __forceinline__ void store_output(bf16 *to, float4 o, float sum, const Gates &gates, int p) {
     float inverse = __fdividef(1.f, sum);
     *reinterpret_cast<uint2 *>(to) =
-        make_uint2(narrow(o.x * inverse, o.y * inverse), narrow(o.z * inverse, o.w * inverse));
+        gates.apply(p, make_uint2(narrow(o.x * inverse, o.y * inverse), narrow(o.z * inverse, o.w * inverse)));
 }
 
 // Adds the parts of the block's warps; if the pair is shared, its last block to come here adds those of all. Pieces are
-// 4 dimensions.
-template <int D, int N, int S>
-__device__ void finish(Shared<D, N, S> &shared, const Pair &pair, const Workspace &workspace, bf16 *out) {
-    constexpr uint32_t kPieces = D / 4, kStride = sizeof(shared.kv[0]) / sizeof(float);
+// 4 dimensions; a thread has as many of them as keep the loads of few threads together.
+template <int D, int N, int S, typename Source>
+__device__ void finish(Shared<D, N, S> &shared, const Source &source, const Pair &pair, const Workspace &workspace,
+                       bf16 *out) {
+    constexpr uint32_t kStride = sizeof(shared.kv[0]) / sizeof(float);
+    constexpr int kEach = D > 32 * kWarps ? D / (32 * kWarps) : 1;
+    constexpr uint32_t kPieces = D / 4 / kEach, kApart = D / kEach; // pieces of a column for different threads
     static_assert(8 * N * (D + 4) <= kStride, "a warp's part fits its ring");
     const float *warps = reinterpret_cast<const float *>(shared.kv);
     // Items of a pair are neighbours, counted from the end of the grid.
@@ -168,18 +180,23 @@ __device__ void finish(Shared<D, N, S> &shared, const Pair &pair, const Workspac
     uint32_t *arrived = workspace.arrived + index;
     const uint32_t size = 8 * N * (D + 4);
     float *parts = workspace.parts + (index - pair.parts + 1) * size;
+    float4 o[kEach];
     for (uint32_t i = threadIdx.x; i < pair.columns * kPieces; i += 32 * kWarps) {
-        uint32_t column = i / kPieces, piece = i % kPieces;
+        uint32_t column = i / kPieces, d = i % kPieces * 4;
         const float *from = warps + column * (D + 4);
-        float2 total;
-        float4 o = add_parts<kWarps>(from + D, kStride, from + 4 * piece, kStride, kWarps, total);
         if (pair.parts == 1) {
-            store_output(out + pair.head(column) * D + 4 * piece, o, total.y);
+            auto gates = source.template gates<D, kEach>(pair, column, d);
+            float2 total = add_parts<kWarps>(o, from + D, kStride, from + d, kApart, kStride, kWarps);
+#pragma unroll
+            for (int p = 0; p < kEach; ++p)
+                store_output(out + pair.head(column) * D + d + p * kApart, o[p], total.y, gates, p);
             continue;
         }
+        float2 total = add_parts<kWarps>(o, from + D, kStride, from + d, kApart, kStride, kWarps);
         float *to = parts + pair.part * size + column * (D + 4);
-        *reinterpret_cast<float4 *>(to + 4 * piece) = o;
-        if (piece == 0) *reinterpret_cast<float2 *>(to + D) = total;
+#pragma unroll
+        for (int p = 0; p < kEach; ++p) *reinterpret_cast<float4 *>(to + d + p * kApart) = o[p];
+        if (d == 0) *reinterpret_cast<float2 *>(to + D) = total;
     }
     if (pair.parts == 1) return;
     __syncthreads();
@@ -188,11 +205,14 @@ __device__ void finish(Shared<D, N, S> &shared, const Pair &pair, const Workspac
     if (shared.arrived != pair.parts - 1) return;
     if (threadIdx.x == 0) *arrived = 0; // for the next launch
     for (uint32_t i = threadIdx.x; i < pair.columns * kPieces; i += 32 * kWarps) {
-        uint32_t column = i / kPieces, piece = i % kPieces;
+        uint32_t column = i / kPieces, d = i % kPieces * 4;
         const float *from = parts + column * (D + 4);
-        float2 total;
-        float4 o = add_parts<16>(from + D, size, from + 4 * piece, size, pair.parts, total);
-        store_output(out + pair.head(column) * D + 4 * piece, o, total.y);
+        auto gates = source.template gates<D, kEach>(pair, column, d);
+        constexpr uint32_t kGroup = kEach == 1 ? 16 : 12;
+        float2 total = add_parts<kGroup>(o, from + D, size, from + d, kApart, size, pair.parts);
+#pragma unroll
+        for (int p = 0; p < kEach; ++p)
+            store_output(out + pair.head(column) * D + d + p * kApart, o[p], total.y, gates, p);
     }
 }
 #endif

@@ -39,12 +39,17 @@ __device__ __forceinline__ uint32_t transposed(uint32_t pair) {
     return out;
 }
 
-// A block of the cache in shared memory: the slab of keys, then of values.
-template <int D> using Tile = bf16[2][kBlock * D];
+// Keys or values of one head in a block of the cache.
+template <int D> using Slab = bf16[kBlock * D];
+// Slabs of a stage: of a KV block the keys and the values. Of large heads one of them, so that as many blocks of threads
+// fit a multiprocessor.
+template <int D> constexpr int kSlabs = D > 128 ? 1 : 2;
+template <int D> using Stage = Slab<D>[kSlabs<D>];
 
 // The blocks of one warp, `count` of them, every kWarps-th of its row's, on their way through its stages.
 template <int D, int S> struct Ring {
-    Tile<D> *stages;
+    static constexpr uint32_t kStages = 2 / kSlabs<D>; // of a KV block
+    Stage<D> *stages;
     uint64_t *barriers;
     const bf16 *k, *v; // this KV head's slabs of block 0
     size_t stride;     // elements from one block's slab to the next block's
@@ -60,21 +65,34 @@ template <int D, int S> struct Ring {
         return id;
     }
 
-    // Before the first block.
+    // Before the first copies.
     __device__ void load_ids() { ids = load_id(0), ahead = load_id(32); }
 
-    // Starts the copies of block n; called in order, by the whole warp.
+    // Starts the copies that fill stage number n; called in order, by the whole warp.
     __device__ void fetch(uint32_t n) {
-        if (n % 32 == 0 && n > 0) {
+        uint32_t block = n / kStages;
+        if (n > 0 && n % (32 * kStages) == 0) {
             ids = ahead;
-            ahead = load_id(n + 32);
+            ahead = load_id(block + 32);
         }
-        uint32_t id = __shfl_sync(kAll, ids, n % 32), stage = n % S;
+        uint32_t id = __shfl_sync(kAll, ids, block % 32), stage = n % S;
         if (threadIdx.x % 32 != 0) return;
         constexpr uint32_t kBytes = kBlock * D * sizeof(bf16);
-        arrive_expecting(barriers + stage, 2 * kBytes);
-        copy_bulk(stages[stage][0], k + id * stride, kBytes, barriers + stage);
-        copy_bulk(stages[stage][1], v + id * stride, kBytes, barriers + stage);
+        arrive_expecting(barriers + stage, kSlabs<D> * kBytes);
+        copy_bulk(stages[stage][0], (n % kStages == 0 ? k : v) + id * stride, kBytes, barriers + stage);
+        if constexpr (kStages == 1) copy_bulk(stages[stage][1], v + id * stride, kBytes, barriers + stage);
+    }
+
+    // What came with stage number n.
+    __device__ Slab<D> *await(uint32_t n) {
+        wait(barriers + n % S, n / S % 2);
+        return stages[n % S];
+    }
+
+    // Gives stage number n to the next copies.
+    __device__ void refill(uint32_t n) {
+        __syncwarp(); // all lanes have read it
+        if (n + S < count * kStages) fetch(n + S);
     }
 };
 
@@ -89,12 +107,12 @@ template <int D, int N> struct Part {
 // 8 t + 2 (lane % 4) + j. Those that the column does not see are -infinity.
 template <int D, int N>
 __device__ __forceinline__ void scores(float (&x)[N][2][2], const Part<D, N> &part, const uint4 (&q)[N][D / 32],
-                                       const Tile<D> &tile, uint32_t token, bool masked, float scale) {
+                                       const Slab<D> &keys, uint32_t token, bool masked, float scale) {
     uint32_t lane = threadIdx.x % 32;
     float s[2][N][4] = {}; // two sums, so that each waits for every other product only
 #pragma unroll
     for (int c = 0; c < D / 16; ++c) {
-        uint4 a = load_matrices<false>(tile[0] + cache_piece(lane % 16, 2 * c + lane / 16));
+        uint4 a = load_matrices<false>(keys + cache_piece(lane % 16, 2 * c + lane / 16));
 #pragma unroll
         for (int t = 0; t < N; ++t) {
             const uint4 &b = q[t][c / 2];
@@ -131,19 +149,17 @@ template <int D, int N> __device__ __forceinline__ void raise(Part<D, N> &part, 
     }
 }
 
-// Attends to a tile that begins at `token`.
+// The weights of a tile that begins at `token`, as the b of the product with the values.
 template <int D, int N>
-__device__ __forceinline__ void attend(Part<D, N> &part, const uint4 (&q)[N][D / 32], const Tile<D> &tile,
-                                       uint32_t token, bool masked, float scale) {
-    uint32_t lane = threadIdx.x % 32;
+__device__ __forceinline__ void weigh(uint32_t (&p)[N][2], Part<D, N> &part, const uint4 (&q)[N][D / 32],
+                                      const Slab<D> &keys, uint32_t token, bool masked, float scale) {
     float x[N][2][2];
-    scores<D, N>(x, part, q, tile, token, masked, scale);
+    scores<D, N>(x, part, q, keys, token, masked, scale);
     // Weights up to 2^8 do no harm in f32 and bf16, so that the reference seldom has to follow.
     bool above = false;
 #pragma unroll
     for (int i = 0; i < 4 * N; ++i) above |= x[i / 4][i / 2 % 2][i % 2] > part.max[i / 4][i % 2] + 8.f;
     if (__any_sync(kAll, above)) raise<D, N>(part, x);
-    uint32_t p[N][2];
 #pragma unroll
     for (int t = 0; t < N; ++t) {
 #pragma unroll
@@ -159,25 +175,32 @@ __device__ __forceinline__ void attend(Part<D, N> &part, const uint4 (&q)[N][D /
             p[t][i] = transposed(narrow(x[t][i][0], x[t][i][1]));
         }
     }
+}
+
+// Adds the values of a tile by their weights.
+template <int D, int N>
+__device__ __forceinline__ void add_values(Part<D, N> &part, const uint32_t (&p)[N][2], const Slab<D> &values) {
+    uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int m = 0; m < D / 16; ++m) {
-        uint4 a = load_matrices<true>(tile[1] + cache_piece(lane / 16 * 8 + lane % 8, 2 * m + lane / 8 % 2));
+        uint4 a = load_matrices<true>(values + cache_piece(lane / 16 * 8 + lane % 8, 2 * m + lane / 8 % 2));
 #pragma unroll
         for (int t = 0; t < N; ++t) mma(part.o[t][m], a.x, a.y, a.z, a.w, p[t][0], p[t][1]);
     }
 }
 
 // The row's last tile, in which the row ends with token `end`: clears the values behind it, which may be anything, and
-// 0 * NaN is NaN. With `fresh`, token `end` comes from there, and goes to the slabs of its block in the cache too.
-template <int D>
-__device__ void complete_tile(Tile<D> &tile, uint32_t end, const bf16 (*fresh)[D], bf16 *k, bf16 *v) {
+// 0 * NaN is NaN. With `fresh`, token `end` comes from there, and goes to the slabs of its block in the cache too. Of
+// keys (0) and values (1), the stage has those from First to Last.
+template <int D, int First, int Last>
+__device__ void complete_tile(Slab<D> *stage, uint32_t end, const bf16 (*fresh)[D], bf16 *k, bf16 *v) {
     uint32_t lane = threadIdx.x % 32;
-    for (uint32_t i = (end + 1) * (D / 8) + lane; i < kBlock * (D / 8); i += 32)
-        *reinterpret_cast<uint4 *>(tile[1] + cache_piece(i / (D / 8), i % (D / 8))) = make_uint4(0, 0, 0, 0);
-    for (uint32_t i = lane; fresh && i < 2 * (D / 8); i += 32) {
-        uint32_t value = i / (D / 8), piece = i % (D / 8), at = cache_piece(end, piece);
+    for (uint32_t i = (end + 1) * (D / 8) + lane; Last == 1 && i < kBlock * (D / 8); i += 32)
+        *reinterpret_cast<uint4 *>(stage[1 - First] + cache_piece(i / (D / 8), i % (D / 8))) = make_uint4(0, 0, 0, 0);
+    for (uint32_t i = lane; fresh && i < (Last - First + 1) * (D / 8); i += 32) {
+        uint32_t value = First + i / (D / 8), piece = i % (D / 8), at = cache_piece(end, piece);
         uint4 x = *reinterpret_cast<const uint4 *>(fresh[value] + 8 * piece);
-        *reinterpret_cast<uint4 *>(tile[value] + at) = x;
+        *reinterpret_cast<uint4 *>(stage[value - First] + at) = x;
         *reinterpret_cast<uint4 *>((value ? v : k) + at) = x;
     }
     __syncwarp();

@@ -73,13 +73,20 @@ template <int N> __device__ __forceinline__ void wgmma_wait() {
 #define NAMES_64                                                                                                       \
     NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, "       \
              "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define NAMES_40 NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 
-// d[64, n] = (first ? 0 : d) + a[64, 16] b[n, 16]ᵀ for a warpgroup, n = 64 or 128, both operands in shared memory with
-// the sum along their rows. Warp w holds rows 16 w to 16 w + 15 of d, laid out as the d of `mma` for each 8 columns.
+// d[64, n] = (first ? 0 : d) + a[64, 16] b[n, 16]ᵀ for a warpgroup, n = 64, 80 or 128, both operands in shared memory
+// with the sum along their rows. Warp w holds rows 16 w to 16 w + 15 of d, laid out as the d of `mma` for each 8 columns.
 template <bool First> __device__ __forceinline__ void wgmma(float (&d)[32], uint64_t a, uint64_t b) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES_32 "}, %32, %33, p, 1, 1, 0, 0;\n}"
                  : ACCUMULATORS_32(d, 0)
+                 : "l"(a), "l"(b), "n"(int(!First)));
+}
+template <bool First> __device__ __forceinline__ void wgmma(float (&d)[40], uint64_t a, uint64_t b) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %42, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {" NAMES_40 "}, %40, %41, p, 1, 1, 0, 0;\n}"
+                 : ACCUMULATORS_32(d, 0), ACCUMULATORS_8(d, 32)
                  : "l"(a), "l"(b), "n"(int(!First)));
 }
 template <bool First> __device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b) {
@@ -87,6 +94,15 @@ template <bool First> __device__ __forceinline__ void wgmma(float (&d)[64], uint
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NAMES_64 "}, %64, %65, p, 1, 1, 0, 0;\n}"
                  : ACCUMULATORS_32(d, 0), ACCUMULATORS_32(d, 32)
                  : "l"(a), "l"(b), "n"(int(!First)));
+}
+
+// As above with a in registers, laid out as the a of `mma`.
+template <bool First> __device__ __forceinline__ void wgmma(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES_32 "}, {%32, %33, %34, %35}, %36, "
+                 "p, 1, 1, 0;\n}"
+                 : ACCUMULATORS_32(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(!First)));
 }
 
 // d[64, n] += a[64, 16] b[16, n] with a in registers, laid out as the a of `mma`, and b in shared memory row by row.

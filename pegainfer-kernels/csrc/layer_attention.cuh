@@ -1,5 +1,5 @@
-// Decode attention as a phase of decode_layers.cu: from the words of the QKV projection to those of the attended values.
-// The tiles, the softmax and how blocks share a row are those of attention_decode.cu.
+// Decode attention as a phase of decode_layers.cu: from the words of the QKV projection to those of attended values.
+// The tiles, the softmax and how blocks share a row are those of decode.cuh.
 #pragma once
 #include "decode_parts.cuh"
 #include "layer_products.cuh"
@@ -8,7 +8,7 @@
 #if __CUDA_ARCH__ >= 900
 // Takes the place of x and of the sums of a product.
 template <int D> struct AttentionRoom {
-    alignas(128) Tile<D> kv[kWarps];
+    alignas(128) Stage<D> kv[kWarps][1];
     bf16 q[8 * D];
     bf16 fresh[2][D]; // key and value of the new token
     uint32_t arrived;
@@ -18,7 +18,10 @@ template <int D> struct AttentionRoom {
 // zero again after it.
 __device__ __forceinline__ bool arrive_last(uint32_t *counter, uint32_t all) {
     uint32_t before;
-    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(all - 1) : "memory");
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(counter), "r"(all - 1)
+                 : "memory");
     return before == all - 1;
 }
 
@@ -72,7 +75,7 @@ template <int M, int D> struct Attention {
         uint32_t first = pair.part * total / pair.parts + warp, end = (pair.part + 1) * total / pair.parts;
         const uint32_t *table = step.block_tables + size_t(pair.row) * step.max_blocks;
         if (newest >= step.positions || pair.tokens != 1 || table[newest / kBlock] >= step.blocks) __trap();
-        ring.stages = &room.kv[warp];
+        ring.stages = room.kv[warp];
         ring.barriers = barrier;
         ring.stride = size_t(pair.kv_heads) * kBlock * D;
         ring.table = table + first;
@@ -123,9 +126,9 @@ template <int M, int D> struct Attention {
             uint32_t item = min(warp + j * kWarps, items - 1);
             x[j] = await_head<D>(item < pair.group ? q + item * (D / 2) : k, tag);
         }
-        // What lies in columns without a query would raise the reference of all columns' softmax, and so change roundings.
-        for (uint32_t i = threadIdx.x; i < (8 - pair.group) * (D / 8); i += kConsumers)
-            *reinterpret_cast<uint4 *>(room.q + query_piece<1>(pair.group + i / (D / 8), i % (D / 8))) = {};
+        // Columns without a query: as in decode.cuh.
+        for (uint32_t i = pair.group * (D / 8) + threadIdx.x; i < D; i += kConsumers)
+            *reinterpret_cast<uint4 *>(room.q + query_piece<1>(i / (D / 8), i % (D / 8))) = make_uint4(0, 0, 0, 0);
         if (last && warp == kWarps - 1) {
             static_assert(D == 128, "four elements a lane");
             uint2 value[1];
@@ -172,17 +175,19 @@ template <int M, int D> struct Attention {
         uint4 q[1][D / 32];
         Part<D, 1> part = {};
 #pragma unroll
-        for (int c = 0; c < D / 32; ++c) q[0][c] = load_matrices<false>(room.q + query_piece<1>(lane % 8, 4 * c + lane / 8));
+        for (int c = 0; c < D / 32; ++c)
+            q[0][c] = load_matrices<false>(room.q + query_piece<1>(lane % 8, 4 * c + lane / 8));
 #pragma unroll
         for (int j = 0; j < 2; ++j) part.max[0][j] = -INFINITY, part.last[0][j] = newest;
+        const bf16(*added)[D] = fresh ? room.fresh : nullptr;
+        Slab<D> *tile = room.kv[warp][0];
         for (uint32_t n = 0; n < ring.count; ++n) {
-            uint32_t token = (first + n * kWarps) * kBlock;
+            uint32_t token = (first + n * kWarps) * kBlock, weights[1][2];
             wait(ring.barriers, (fetched + n) % 2);
             bool end = token + kBlock >= pair.kv_len;
-            if (end)
-                complete_tile<D>(room.kv[warp], newest - token, fresh ? room.fresh : nullptr, layer.k + newest_slab,
-                                 layer.v + newest_slab);
-            attend<D, 1>(part, q, room.kv[warp], token, end, step.scale);
+            if (end) complete_tile<D, 0, 1>(tile, newest - token, added, layer.k + newest_slab, layer.v + newest_slab);
+            weigh<D, 1>(weights, part, q, tile[0], token, end, step.scale);
+            add_values<D, 1>(part, weights, tile[1]);
             if (n + 1 < ring.count) fetch(n + 1);
         }
         fetched += ring.count;
@@ -201,14 +206,14 @@ template <int M, int D> struct Attention {
         for (uint32_t i = threadIdx.x; i < pair.columns * kPieces; i += kConsumers) {
             uint32_t column = i / kPieces, piece = i % kPieces;
             const float *from = warps + column * (D + 4);
-            float2 total;
-            float4 o = add_parts<kWarps>(from + D, kStride, from + 4 * piece, kStride, kWarps, total);
+            float4 o[1];
+            float2 total = add_parts<kWarps>(o, from + D, kStride, from + 4 * piece, 0, kStride, kWarps);
             if (pair.parts == 1) {
-                output(column, piece, o, total.y, tag);
+                output(column, piece, o[0], total.y, tag);
                 continue;
             }
             float *to = parts + pair.part * kPart + column * (D + 4);
-            *reinterpret_cast<float4 *>(to + 4 * piece) = o;
+            *reinterpret_cast<float4 *>(to + 4 * piece) = o[0];
             if (piece == 0) *reinterpret_cast<float2 *>(to + D) = total;
         }
         if (pair.parts == 1) return;
@@ -219,9 +224,9 @@ template <int M, int D> struct Attention {
         for (uint32_t i = threadIdx.x; i < pair.columns * kPieces; i += kConsumers) {
             uint32_t column = i / kPieces, piece = i % kPieces;
             const float *from = parts + column * (D + 4);
-            float2 total;
-            float4 o = add_parts<16>(from + D, kPart, from + 4 * piece, kPart, pair.parts, total);
-            output(column, piece, o, total.y, tag);
+            float4 o[1];
+            float2 total = add_parts<16>(o, from + D, kPart, from + 4 * piece, 0, kPart, pair.parts);
+            output(column, piece, o[0], total.y, tag);
         }
     }
 

@@ -1,5 +1,5 @@
-// The products of decode_layers.cu: out = x wᵀ for M rows of x, with all of x in shared memory and the weights on their
-// way through a ring.
+// The products of decode_layers.cu: out = x wᵀ for M rows of x, with x in shared memory and the weights on their way
+// through a ring.
 //
 // Every block has an even share of the rows of each matrix. Four warps do nothing but start copies by the copy engine,
 // through all products of all layers: while the block waits for x, the ring fills with the weights of the next product.
@@ -51,8 +51,8 @@ template <int D> __device__ __forceinline__ Product product_of(const Step &step,
     }
 }
 
-// Stages of 8 rows and up to kStageColumns columns. `full` completes when the copies of all producers are there, `empty`
-// when all warps that multiply have read them.
+// Stages of 8 rows and up to kStageColumns columns. `full` completes when the copies of all producers are there,
+// `empty` when all warps that multiply have read them.
 struct WeightRing {
     uint64_t *full, *empty; // [kMaxStages]
     uint8_t *bytes;         // [stages, kStageRows, kPitch]
@@ -150,8 +150,8 @@ template <int M> struct Multiplier {
         consumers_sync();
     }
 
-    // Adds a stage of `groups` groups of 32 columns. Rows of x are the rows of the tensor core's a, rows of w the columns
-    // of its b.
+    // Adds a stage of `groups` groups of 32 columns. Rows of x are the rows of the tensor core's a, rows of w the
+    // columns of its b.
     __device__ __forceinline__ void stage_product(float (&d)[4][4], const uint8_t *in, uint32_t groups) {
         uint4 w[kGroups], v[kGroups];
         const uint8_t *at = ring.bytes + next.stage * kStageBytes + lane / 4 * kPitch + lane % 4 * 16 + warp * 64;
@@ -187,7 +187,8 @@ template <int M> struct Multiplier {
     __device__ void publish(const Product &p, uint64_t *words, uint32_t tag, const F &value) const {
         for (uint32_t i = threadIdx.x; i < M * p.out / 2; i += kConsumers) {
             uint32_t token = i / (p.out / 2), r = 2 * (i - token * (p.out / 2));
-            put_word(words + (size_t(token) * p.n + p.first + r) / 2, narrow(value(token, r), value(token, r + 1)), tag);
+            uint64_t *to = words + (size_t(token) * p.n + p.first + r) / 2;
+            put_word(to, narrow(value(token, r), value(token, r + 1)), tag);
         }
     }
 };

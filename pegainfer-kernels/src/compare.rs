@@ -2,6 +2,9 @@
 //! checks each op on the user's GPU against its CPU twin with it.
 
 mod batch;
+mod delta;
+#[cfg(test)]
+mod gated;
 mod layers;
 mod sampling;
 
@@ -149,6 +152,32 @@ fn run(exec: &mut Exec, record: &OpRecord, case: &Case) -> Result<Option<Vec<Out
             let (norms, at, batch) = ((q_norm, k_norm), (&positions, &slots), tables.batch());
             ops::decode_attention(exec, qkv, norms, rope, at, &batch, case.shape, EPS, (k, v), &mut q, out)?;
         }
+        ("gated_qk_norm_rope_write_kv", [projected, q_norm, k_norm, rope, positions, slots], [q, k, v]) => {
+            let (norms, at) = ((q_norm, k_norm), (positions, slots));
+            ops::gated_qk_norm_rope_write_kv(exec, projected, norms, rope, at, case.shape, EPS, q, (k, v))?;
+        }
+        ("attention_gate", [projected, _], [attended]) => {
+            ops::attention_gate(exec, projected, case.shape, attended)?;
+        }
+        ("gated_decode_attention", [projected, q_norm, k_norm, rope, ..], [out, k, v]) => {
+            let rows = Rows::new(projected.rows_cols().0, &reads[10], k.rows_cols().0, case);
+            let ((positions, slots), tables) = (rows.newest(exec)?, rows.upload(exec)?);
+            let mut q = allocate(exec, "q", out.shape(), DType::Bf16)?;
+            let (norms, at, batch) = ((q_norm, k_norm), (&positions, &slots), tables.batch());
+            ops::gated_decode_attention(
+                exec,
+                projected,
+                norms,
+                rope,
+                at,
+                &batch,
+                case.shape,
+                EPS,
+                (k, v),
+                &mut q,
+                out,
+            )?;
+        }
         ("decode_layers", ..) => return layers::decode_layers(exec, record, &read, &mut written, case).map(Some),
         ("adjust_logits", [_, spans, edits, masks], [logits]) => {
             return sampling::adjust(exec, logits, spans, edits, masks).map(Some);
@@ -159,7 +188,7 @@ fn run(exec: &mut Exec, record: &OpRecord, case: &Case) -> Result<Option<Vec<Out
             return Ok(Some(vec![Output { tolerance: EXACT, ..output(exec, out, case)? }]));
         }
         ("logprobs", [logits, _, sampled], [out]) => return sampling::logprobs(exec, logits, sampled, out).map(Some),
-        _ => return Ok(None),
+        (op, read, written) => return delta::run(exec, op, read, written, case),
     }
     written.iter().map(|tensor| output(exec, tensor, case)).collect::<Result<_, _>>().map(Some)
 }

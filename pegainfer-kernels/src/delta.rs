@@ -3,7 +3,7 @@
 /// Most taps of the convolution.
 pub(crate) const MAX_TAPS: usize = 8;
 
-/// In place of the slot that a segment's state comes from: the sequence begins here, with a state of zeros.
+/// In place of a slot: as `from`, the sequence begins here, with a state of zeros; as `to`, the state is not kept.
 pub const NO_STATE: u32 = u32::MAX;
 
 /// Words of a packed [`Segment`].
@@ -80,14 +80,27 @@ impl DeltaShape {
         [slots, self.taps - 1, self.channels()]
     }
 
+    /// Most chunks of 64 tokens, each within a segment, of `tokens` tokens in `segments` segments.
+    pub(crate) fn chunks(tokens: usize, segments: usize) -> usize {
+        tokens / 64 + segments
+    }
+
+    /// Bytes of working memory that `ops::gated_delta_chunks` wants on a GPU for steps of at most `tokens` tokens in
+    /// `segments` segments: matrices of `[64, 64]`, lower halves in bf16, for solving and for reading.
+    pub fn chunk_scratch(&self, tokens: usize, segments: usize) -> usize {
+        // `Part` and `Chains` in csrc/gated_delta_chunks.cuh.
+        Self::chunks(tokens, segments) * self.value_heads * 11_024 + 4 * (2 + segments)
+    }
+
     /// Bytes of a slot.
     pub fn slot_bytes(&self) -> usize {
         4 * self.states(1).iter().product::<usize>() + 2 * self.tails(1).iter().product::<usize>()
     }
 }
 
-/// Consecutive tokens of one sequence in a step. Segments run in order, so one may go on from the slot that an earlier
-/// one of the same step went to: that is how a step leaves a copy of the state in the middle of a prompt.
+/// Consecutive tokens of one sequence in a step. A segment may go on from the slot that the one before it went to: that is
+/// how a step leaves a copy of the state in the middle of a prompt. Segments joined so run in order, all others at once:
+/// they must not read or write a slot that another one writes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Segment {
     /// First token, an index into the step's tokens.
@@ -96,7 +109,7 @@ pub struct Segment {
     pub end: u32,
     /// Slot of the state before the first token, or [`NO_STATE`].
     pub from: u32,
-    /// Slot of the state after the last token; may be `from`.
+    /// Slot of the state after the last token, or [`NO_STATE`]; may be `from`.
     pub to: u32,
 }
 
@@ -114,5 +127,27 @@ impl Segment {
     /// The tokens.
     pub(crate) fn tokens(&self) -> std::ops::Range<usize> {
         self.first as usize..self.end as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pegainfer_core::rng;
+
+    #[test]
+    fn chunks_have_numbers_of_their_own() {
+        for case in 0..200 {
+            let cut = |i: usize| (rng::bits(case, i as u64) % 150) as usize;
+            let (mut first, mut free, segments) = (0, 0, 1 + cut(0) % 40);
+            for i in 0..segments {
+                let end = first + cut(i + 1);
+                // As csrc/gated_delta_chunks.cuh numbers them.
+                let number = first / 64 + i;
+                assert!(number >= free);
+                (first, free) = (end, number + (end - first).div_ceil(64));
+            }
+            assert!(free <= DeltaShape::chunks(first, segments));
+        }
     }
 }

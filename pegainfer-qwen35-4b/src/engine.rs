@@ -187,6 +187,9 @@ fn bounds(config: &Config, options: &LoadOptions, exec: &mut Exec) -> Result<Ste
         gpu_memory_share,
         graphs: options.cuda_graph,
         slots: options.max_num_seqs + copies as usize,
+        // Each ends where a copy is made (one more than whole intervals fit, and one at the end of a prompt), or with its
+        // row.
+        segments: options.max_num_batched_tokens / interval + 3 * options.max_num_seqs,
     })
 }
 
@@ -201,10 +204,11 @@ pub fn record_step(config: &Config, step: &Step) -> Result<Vec<OpRecord>, LoadEr
     let mut exec = Exec::meta()?;
     let source = Source::Dummy { seed: 0, std: 0.0, uniform: ops::uniform };
     let weights = Weights::load(&mut exec, config, &source, &mut |_| {})?;
-    let (tokens, rows) = (step.tokens.len(), step.rows.len());
+    let (tokens, rows, segments) = (step.tokens.len(), step.rows.len(), step.memory.len());
     let context = step.kv_lens.iter().copied().max().unwrap_or(0) as usize;
     let kv_blocks = rows * step.max_blocks;
-    let bounds = StepBounds { tokens, rows, context, kv_blocks, gpu_memory_share: None, slots: rows, graphs: false };
+    let bounds =
+        StepBounds { tokens, rows, context, kv_blocks, gpu_memory_share: None, slots: rows, segments, graphs: false };
     let mut executor = Executor::new(exec, config.clone(), weights, bounds)?;
     let (result, records) = executor.record(step);
     result?;

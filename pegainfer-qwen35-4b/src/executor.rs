@@ -8,11 +8,10 @@ use crate::state::{self, LayerState};
 use crate::weights::{FullAttention, Layer, LinearAttention, Mixer, Weights};
 use crate::workspace::Workspace;
 use pegainfer_core::exec::{Device, Exec};
-use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::schedule::{Graphs, Launches, STEPS_IN_FLIGHT, StepExecutor};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-use pegainfer_kernels::ops::{self, DeltaInputs, SEGMENT_WORDS};
+use pegainfer_kernels::ops::{self, DeltaInputs, DeltaWeights, SEGMENT_WORDS};
 use pegainfer_kernels::step::{Inputs, Results, Sampler};
 
 /// Largest step an executor is built for, and how much it remembers.
@@ -30,15 +29,10 @@ pub struct StepBounds {
     pub gpu_memory_share: Option<f64>,
     /// Slots of recurrent state.
     pub slots: usize,
+    /// Segments.
+    pub segments: usize,
     /// Whether a GPU replays decode steps as graphs.
     pub graphs: bool,
-}
-
-impl StepBounds {
-    /// Most segments of a step: each ends with its row, at a block boundary, or where a prompt's last full block does.
-    fn segments(&self) -> usize {
-        self.tokens / BLOCK_SIZE + 2 * self.rows
-    }
 }
 
 /// Model, KV cache, recurrent state and workspace on one device.
@@ -70,8 +64,8 @@ impl Executor {
         let StepBounds { tokens, rows, context, .. } = bounds;
         let rope = ops::rope_table(&mut exec, context, config.rotary_dim, config.rope_theta)?;
         let inputs = Inputs::new(&mut exec, config.vocab_size, tokens, rows, context)?;
-        let segments = exec.tensor("segments", &[bounds.segments(), SEGMENT_WORDS], DType::U32)?;
-        let work = Workspace::new(&mut exec, &config, tokens)?;
+        let segments = exec.tensor("segments", &[bounds.segments, SEGMENT_WORDS], DType::U32)?;
+        let work = Workspace::new(&mut exec, &config, tokens, bounds.segments)?;
         let sampler = Sampler::new(&mut exec, config.vocab_size, rows)?;
         let results = [Results::new(&mut exec, rows)?, Results::new(&mut exec, rows)?];
         // Last, because what the rest has left may be what it gets.
@@ -235,16 +229,22 @@ impl Pass<'_> {
         let Self { exec, config, layers, segments, work, step, .. } = self;
         let LayerState::Linear { states, tails } = &mut layers[i] else { unreachable!("state of another kind") };
         let (shape, eps) = (config.delta, config.rms_norm_eps);
-        let Workspace { normed, projected, mixed, read, gated, .. } = &mut **work;
+        let Workspace { normed, projected, mixed, chunks, read, gated, .. } = &mut **work;
         ops::linear(exec, normed, &layer.projection, projected)?;
-        ops::causal_conv1d(exec, projected, &layer.conv, segments, shape, tails, mixed)?;
-        let inputs = DeltaInputs { mixed, projected, a_log: &layer.a_log, dt_bias: &layer.dt_bias, segments };
-        if plan::runs_in_chunks(exec.device(), step.queries().1) {
-            ops::gated_delta_chunks(exec, &inputs, shape, states, read)?;
+        let weights =
+            DeltaWeights { conv: &layer.conv, a_log: &layer.a_log, dt_bias: &layer.dt_bias, norm: &layer.norm };
+        if step.queries().1 == 1 {
+            let (slots, room) = ((states, tails), (mixed, read));
+            return ops::decode_delta(exec, projected, &weights, segments, shape, eps, slots, room, gated);
+        }
+        ops::causal_conv1d(exec, projected, weights.conv, segments, shape, tails, mixed)?;
+        let inputs = DeltaInputs { mixed, projected, a_log: weights.a_log, dt_bias: weights.dt_bias, segments };
+        if plan::runs_in_chunks(exec.device()) {
+            ops::gated_delta_chunks(exec, &inputs, shape, states, chunks, read)?;
         } else {
             ops::gated_delta_rule(exec, &inputs, shape, states, read)?;
         }
-        ops::gated_rms_norm(exec, read, projected, &layer.norm, shape, eps, gated)
+        ops::gated_rms_norm(exec, read, projected, weights.norm, shape, eps, gated)
     }
 
     /// Layer `i` of full attention up to its output projection: `normed` becomes `attended`.
@@ -255,9 +255,13 @@ impl Pass<'_> {
         let (norms, at) = ((&layer.q_norm, &layer.k_norm), (&inputs.positions, &inputs.slots));
         let Workspace { normed, qkv, q, attended, .. } = &mut **work;
         ops::linear(exec, normed, &layer.projection, qkv)?;
+        let batch = inputs.attention(step);
+        if batch.queries.1 == 1 {
+            return ops::gated_decode_attention(exec, qkv, norms, rope, at, &batch, shape, eps, (k, v), q, attended);
+        }
         ops::gated_qk_norm_rope_write_kv(exec, qkv, norms, rope, at, shape, eps, q, (&mut *k, &mut *v))?;
         let scale = (shape.head_dim as f32).sqrt().recip();
-        ops::attention(exec, q, (k, v), &inputs.attention(step), shape, scale, attended)?;
+        ops::attention(exec, q, (k, v), &batch, shape, scale, attended)?;
         ops::attention_gate(exec, qkv, shape, attended)
     }
 

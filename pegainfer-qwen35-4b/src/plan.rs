@@ -27,8 +27,8 @@ pub fn padded(step: &Step, rows: usize) -> Step {
     padded
 }
 
-/// Whether the delta rule runs in chunks in a step whose longest row has `longest` tokens. A CPU always takes the
-/// recurrence: it needs fewer operations, and its bits do not depend on how a prompt is cut.
-pub fn runs_in_chunks(device: Device, longest: usize) -> bool {
-    !matches!(device, Device::Cpu(_)) && longest > 1
+/// Whether the delta rule of a step with prompts runs in chunks. A CPU always takes the recurrence: it needs fewer
+/// operations, and its bits do not depend on how a prompt is cut.
+pub fn runs_in_chunks(device: Device) -> bool {
+    !matches!(device, Device::Cpu(_))
 }

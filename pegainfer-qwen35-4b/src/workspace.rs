@@ -1,7 +1,7 @@
 //! The activations of a step, allocated once for the largest.
 
 use crate::config::Config;
-use pegainfer_core::exec::Exec;
+use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_kernels::ops;
 
@@ -19,6 +19,8 @@ pub(crate) struct Workspace {
     pub projected: Tensor,
     /// `[tokens, channels]`.
     pub mixed: Tensor,
+    /// Room for the delta rule in chunks, bytes; not on a CPU.
+    pub chunks: Tensor,
     /// What the queries read, `[tokens, v_width]` f32.
     pub read: Tensor,
     /// `[tokens, v_width]`.
@@ -36,7 +38,10 @@ pub(crate) struct Workspace {
 }
 
 impl Workspace {
-    pub fn new(exec: &mut Exec, config: &Config, tokens: usize) -> std::io::Result<Self> {
+    pub fn new(exec: &mut Exec, config: &Config, tokens: usize, segments: usize) -> std::io::Result<Self> {
+        let gpu = exec.device() == Device::Cuda;
+        let chunks = if gpu { config.delta.chunk_scratch(tokens, segments) } else { 0 };
+        let chunks = exec.tensor("chunks", &[chunks], DType::U8)?;
         let mut room = |name: &str, width: usize, dtype| exec.tensor(name, &[tokens, width], dtype);
         let (hidden, width) = (config.hidden_size, config.intermediate_size);
         let (shape, delta) = (config.shape, config.delta);
@@ -46,6 +51,7 @@ impl Workspace {
             delta: room("delta", hidden, DType::Bf16)?,
             projected: room("projected", delta.projected_width(), DType::Bf16)?,
             mixed: room("mixed", delta.channels(), DType::Bf16)?,
+            chunks,
             read: room("read", delta.v_width(), DType::F32)?,
             gated: room("gated", delta.v_width(), DType::Bf16)?,
             qkv: room("qkv", shape.gated_qkv_width(), DType::Bf16)?,

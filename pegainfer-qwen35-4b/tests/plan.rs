@@ -107,8 +107,8 @@ fn a_decode_step_reads_every_weight_and_moves_the_state_once() {
         let floor = 2 * (size.parameters - untied) + kv + states;
         let bytes = total(&records, |r| r.bytes);
         assert!(bytes >= floor && bytes < floor + floor / 20, "{bytes} bytes, floor {floor}");
-        assert!(records.iter().filter(|r| r.op == "gated_delta_rule").count() == linear);
-        assert_eq!(records.len(), 2 + 7 * size.layers + 2, "nodes do not grow with the batch");
+        assert!(records.iter().filter(|r| r.op == "decode_delta").count() == linear);
+        assert_eq!(records.len(), 2 + 5 * size.layers + 2, "nodes do not grow with the batch");
     }
 }
 

@@ -13,7 +13,7 @@ use pegainfer_core::kv::{BLOCK_SIZE, BlockPool};
 use pegainfer_core::rng;
 use pegainfer_core::sampling::SamplingParams;
 use pegainfer_core::schedule::{FROM_PREVIOUS, Outcome, Scheduler, SchedulerConfig};
-use pegainfer_qwen35_4b::plan::{NO_STATE, Step};
+use pegainfer_qwen35_4b::plan::{NO_STATE, Segment, Step};
 use pegainfer_qwen35_4b::scheduler::StateSlots;
 use std::collections::{HashMap, VecDeque};
 
@@ -81,8 +81,24 @@ impl Device {
             self.slots[segment.to as usize] = state;
         }
         assert_eq!(covered as usize, step.tokens.len(), "segments cover the step");
+        check_chains(&step.memory);
         self.drawn = step.samples.iter().map(|sample| draw(states[sample.token as usize])).collect();
         Outcome { tokens: self.drawn.clone(), logprobs: vec![None; self.drawn.len()] }
+    }
+}
+
+/// Segments that do not follow from each other run at once: none may touch a slot that another one writes.
+fn check_chains(segments: &[Segment]) {
+    let chains: Vec<_> = segments.chunk_by(|before, next| next.from == before.to).collect();
+    let mut writer = HashMap::new();
+    for (i, chain) in chains.iter().enumerate() {
+        for segment in *chain {
+            assert_eq!(*writer.entry(segment.to).or_insert(i), i, "two sequences write slot {}", segment.to);
+        }
+    }
+    for (i, chain) in chains.iter().enumerate() {
+        let other = writer.get(&chain[0].from).is_some_and(|writer| *writer != i);
+        assert!(!other, "a sequence reads slot {}, which another one writes", chain[0].from);
     }
 }
 

@@ -65,8 +65,15 @@ pub enum HubError {
 }
 
 /// Small files, fetched where they exist.
-const TEXT_FILES: [&str; 5] =
-    ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"];
+const TEXT_FILES: [&str; 6] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    // DeepSeek-V4's, for texts in it.
+    "encoding/encoding_dsv4.py",
+];
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
 /// How often one file is tried again before the start fails.

@@ -167,6 +167,7 @@ impl Metrics {
             admitted: None,
             first_token: None,
             last_token: submitted,
+            detokenizing: Duration::ZERO,
             ended: false,
             trace: None,
         }
@@ -192,6 +193,7 @@ pub struct RequestRecord {
     admitted: Option<Instant>,
     first_token: Option<Instant>,
     last_token: Instant,
+    detokenizing: Duration,
     ended: bool,
     trace: Option<ChoiceTrace>,
 }
@@ -209,9 +211,7 @@ impl RequestRecord {
 
     /// It took this long to make text of a token.
     pub fn detokenized(&mut self, time: Duration) {
-        if let Some(trace) = &mut self.trace {
-            trace.detokenized(time);
-        }
+        self.detokenizing += time;
     }
 
     /// The request left the queue at this time.
@@ -253,13 +253,15 @@ impl RequestRecord {
         }
     }
 
-    fn stages(&self) -> Stages {
+    /// When it reached which stage, so far.
+    pub fn stages(&self) -> Stages {
         Stages {
             submitted: self.submitted,
             admitted: self.admitted,
             first_token: self.first_token,
             last_token: self.last_token,
             cached_tokens: self.cached_tokens,
+            detokenizing: self.detokenizing,
         }
     }
 

@@ -185,6 +185,13 @@ fn reasoning_and_the_ways_to_stop() {
         json!([{"type": "thinking", "thinking": "Hm.", "signature": ""}, {"type": "text", "text": "Paris it is."}]);
     assert_eq!(message["content"], blocks);
     assert!(prompt(&control).ends_with("<|im_start|>assistant\n"), "{}", prompt(&control));
+    assert!(control.last().grammar.is_none());
+    answer(&server, &body(json!({"thinking": {"type": "enabled", "budget_tokens": 1024}})));
+    assert!(control.last().grammar.is_some(), "which counts the tokens");
+    answer(&server, &body(json!({"output_config": {"effort": "low"}})));
+    assert!(prompt(&control).ends_with("<|im_start|>assistant\n"), "{}", prompt(&control));
+    answer(&server, &body(json!({"output_config": {"effort": "max"}, "thinking": {"type": "disabled"}})));
+    assert!(prompt(&control).ends_with("</think>\n\n"), "{}", prompt(&control));
     let history = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": blocks},
         {"role": "user", "content": "go on"}]);
     answer(&server, &body(json!({"messages": history})));
@@ -214,11 +221,27 @@ fn errors_have_the_shape_of_anthropic() {
         (json!({"stop_sequences": [""]}), 400, "invalid_request_error", "stop_sequences must not hold an empty"),
         (json!({"n": 2}), 400, "invalid_request_error", "n is not implemented"),
         (json!({"mcp_servers": []}), 400, "invalid_request_error", "mcp_servers is not implemented"),
-        (json!({"thinking": {"type": "enabled", "budget_tokens": 5}}), 400, "invalid_request_error", "budget_tokens"),
+        (
+            json!({"thinking": {"type": "enabled", "budget_tokens": -5}}),
+            400,
+            "invalid_request_error",
+            "budget_tokens must be",
+        ),
+        (
+            json!({"thinking": {"type": "adaptive", "budget_tokens": 5}}),
+            400,
+            "invalid_request_error",
+            "budget_tokens needs",
+        ),
         (json!({"tools": [{"type": "web_search_20250305", "name": "x"}]}), 400, "invalid_request_error", "only custom"),
         (json!({"tools": [{"name": "x"}]}), 400, "invalid_request_error", "input_schema is missing"),
         (json!({"tool_choice": {"type": "must"}}), 400, "invalid_request_error", "tool_choice.type"),
-        (json!({"output_config": {"effort": "high"}}), 400, "invalid_request_error", "output_config.effort"),
+        (
+            json!({"output_config": {"effort": "most"}}),
+            400,
+            "invalid_request_error",
+            "output_config must be one of none",
+        ),
         (json!({"temperature": "hot"}), 400, "invalid_request_error", "temperature must be a number"),
     ] {
         let response = post(server.address, MESSAGES, &body(fields.clone()));

@@ -174,6 +174,7 @@ fn hub_files() -> BTreeMap<String, Vec<u8>> {
     let read = |name: &str| std::fs::read(model_dir().join(name)).unwrap();
     let mut files: BTreeMap<_, _> = names.iter().map(|name| (name.to_string(), read(name))).collect();
     files.insert("README.md".into(), b"not needed".to_vec());
+    files.insert("encoding/encoding_dsv4.py".into(), b"REASONING_EFFORT_MAX = ''".to_vec());
     files
 }
 
@@ -201,6 +202,7 @@ fn a_checkpoint_is_fetched_from_the_hub_resumed_and_kept() {
     let seen = hub.seen();
     assert!(seen.iter().all(|line| line.ends_with(" Bearer secret")), "{seen:?}");
     assert!(!seen.iter().any(|line| line.contains("README")), "only what is needed: {seen:?}");
+    assert!(seen.iter().any(|line| line.contains("encoding/encoding_dsv4.py")), "{seen:?}");
     let starts: Vec<usize> = seen
         .iter()
         .filter(|line| line.contains("model.safetensors") && !line.contains(" 0-0 "))

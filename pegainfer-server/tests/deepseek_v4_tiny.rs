@@ -132,8 +132,23 @@ fn the_prompt_is_deepseeks_own() {
     };
     assert_eq!(rendered(json!({})), "<｜begin▁of▁sentence｜>S<｜User｜>hi<｜Assistant｜></think>");
     assert_eq!(rendered(json!({"thinking": true})), "<｜begin▁of▁sentence｜>S<｜User｜>hi<｜Assistant｜><think>");
-    let wrong = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1,
+    let body = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1,
         "chat_template_kwargs": {"reasoning_effort": "max"}});
-    let answer = post(server.address, CHAT, &wrong);
-    assert_eq!(answer.status, 400);
+    let refused = post(server.address, CHAT, &body);
+    assert_eq!(refused.status, 400);
+    let error = refused.json()["error"]["message"].to_string();
+    assert!(error.contains("put encoding/encoding_dsv4.py"), "{error}");
+}
+
+#[test]
+fn the_text_of_a_reasoning_effort_comes_from_the_models_directory() {
+    let official = Official::new("effort");
+    std::fs::create_dir_all(official.0.join("encoding")).unwrap();
+    let source = "REASONING_EFFORT_MAX = (\n    \"Think \"\n    'well.\\n'\n)\n";
+    std::fs::write(official.0.join("encoding/encoding_dsv4.py"), source).unwrap();
+    let server = official.server("hello");
+    let body = json!({"messages": [{"role": "user", "content": "hi"}], "reasoning_effort": "max"});
+    let ids = post_ok(server.address, "/tokenize", &body)["tokens"].clone();
+    let prompt = post_ok(server.address, "/detokenize", &json!({"tokens": ids}))["prompt"].clone();
+    assert_eq!(prompt, "<｜begin▁of▁sentence｜>Think well.\n<｜User｜>hi<｜Assistant｜><think>");
 }

@@ -7,7 +7,7 @@ mod support;
 use pegainfer_server::http::Options;
 use serde_json::{Value, json};
 use support::TestServer;
-use support::client::{get, post};
+use support::client::{get, post, post_ok};
 use support::mock::MockEngine;
 
 #[test]
@@ -21,7 +21,13 @@ fn every_listed_path_and_field_is_known() {
             assert_eq!(get(server.address, path).status, 200, "{path}");
         }
         let Some(body) = methods["post"].get("requestBody") else { continue };
-        let schema = &body["content"]["application/json"]["schema"];
+        let (schema, example) =
+            (&body["content"]["application/json"]["schema"], &body["content"]["application/json"]["example"]);
+        let answer = post_ok(server.address, path, example);
+        let described = &methods["post"]["responses"]["200"]["content"]["application/json"]["schema"]["required"];
+        for name in described.as_array().unwrap() {
+            assert!(answer.get(name.as_str().unwrap()).is_some(), "{path}: {name} of {answer}");
+        }
         let properties = schema["properties"].as_object().unwrap();
         for name in schema["required"].as_array().unwrap() {
             assert!(properties.contains_key(name.as_str().unwrap()), "{path}: {name}");

@@ -204,6 +204,8 @@ fn reasoning_is_an_item_and_a_cut_answer_is_incomplete() {
     assert_eq!(response["incomplete_details"], json!({"reason": "max_output_tokens"}));
     answer(&server, body(json!({"reasoning": {"effort": "none"}})));
     assert!(prompt(&control).ends_with("</think>\n\n"));
+    answer(&server, body(json!({"reasoning": {"effort": "medium"}})));
+    assert!(prompt(&control).ends_with("<|im_start|>assistant\n"));
     let format = json!({"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}});
     post_ok(server.address, RESPONSES, &body(json!({"text": format})));
     assert!(control.last().grammar.is_some());
@@ -218,7 +220,7 @@ fn what_is_not_implemented_is_refused_by_its_own_name() {
         (json!({"background": true}), "background"),
         (json!({"include": ["reasoning.encrypted_content"]}), "include"),
         (json!({"truncation": "auto"}), "truncation"),
-        (json!({"reasoning": {"effort": "high"}}), "reasoning"),
+        (json!({"reasoning": {"effort": "most"}}), "reasoning"),
         (json!({"reasoning": {"summary": "auto"}}), "reasoning"),
         (json!({"text": {"verbosity": "low"}}), "text"),
         (json!({"text": {"format": {"type": "json_schema", "schema": {"type": "rocket"}}}}), "text"),

@@ -132,6 +132,66 @@ fn beside_tools_an_answer_fits_its_schema_or_is_a_call() {
 }
 
 #[test]
+fn reasoning_comes_before_the_structure() {
+    let server = tiny();
+    let format = json!({"type": "json_schema", "json_schema": {"name": "cat", "schema": schema()}});
+    let ask = |fields: Value| {
+        let body = json!({"messages": [{"role": "user", "content": "What is the capital of Norway?"}], "temperature": 0,
+            "chat_template_kwargs": {"enable_thinking": true}, "response_format": format, "max_tokens": 200});
+        post_ok(server.address, CHAT, &with(body, fields))["choices"][0]["message"].clone()
+    };
+    let free = ask(json!({"response_format": null}));
+    let message = ask(json!({}));
+    assert_eq!((&message["reasoning"], message["reasoning"].is_string()), (&free["reasoning"], true), "{message}");
+    check(message["content"].as_str().unwrap());
+    // The model may also answer at once, and does where it is told not to reason.
+    let [open, close, call] = ["4090", "4091", "4092"];
+    for fields in [json!({"logit_bias": {open: -100}}), json!({"chat_template_kwargs": {}, "logit_bias": {open: 100}})]
+    {
+        let message = ask(fields);
+        check(message["content"].as_str().unwrap());
+        assert!(message.get("reasoning").is_none(), "{message}");
+    }
+    // Reasoning that is cut off is no answer.
+    assert_eq!(ask(json!({"max_tokens": 20, "logit_bias": {close: -100}}))["content"], json!(null));
+    // Beside tools, the answer behind the reasoning may still be a call.
+    let tools = json!([{"type": "function", "function": {"name": "rest", "strict": true,
+        "parameters": {"type": "object", "properties": {}, "additionalProperties": false}}}]);
+    let bias = json!({open: 60, close: 100, call: 20});
+    let message = ask(json!({"tools": tools, "parallel_tool_calls": false, "logit_bias": bias}));
+    assert_eq!(message["tool_calls"][0]["function"]["name"], "rest", "{message}");
+}
+
+#[test]
+fn reasoning_ends_when_its_budget_is_used_up() {
+    let server = tiny();
+    let ask = |fields: Value| {
+        let body = json!({"messages": [{"role": "user", "content": "What is the capital of Norway?"}], "temperature": 0,
+            "chat_template_kwargs": {"enable_thinking": true}, "return_token_ids": true, "max_tokens": 200});
+        let choice = post_ok(server.address, CHAT, &with(body, fields))["choices"][0].clone();
+        let ids: Vec<u64> = choice["token_ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect();
+        let closes = ids.iter().position(|id| *id == 4091);
+        (choice["message"].clone(), closes.map(|at| at - 1), ids)
+    };
+    let (free, length, ids) = ask(json!({}));
+    let length = length.unwrap();
+    assert!(length > 5 && ids[0] == 4090 && free["content"].as_str().unwrap().contains("Oslo"), "{free}");
+    for budget in [0, 1, 5] {
+        let (message, used, _) = ask(json!({"thinking_token_budget": budget}));
+        assert_eq!(used, Some(budget), "{message}");
+        let reasoning = message["reasoning"].as_str().unwrap_or_default();
+        assert!(free["reasoning"].as_str().unwrap().starts_with(reasoning), "{message}");
+    }
+    assert_eq!(ask(json!({"thinking_token_budget": length + 1})), (free, Some(length), ids), "as if there were none");
+    let format = json!({"type": "json_schema", "json_schema": {"name": "cat", "schema": schema()}});
+    let (message, used, _) = ask(json!({"thinking_token_budget": 3, "response_format": format}));
+    assert_eq!(used, Some(3));
+    check(message["content"].as_str().unwrap());
+    let bounded = json!({"thinking_token_budget": 3, "chat_template_kwargs": {}});
+    assert_eq!(ask(bounded).1, None, "there is no reasoning to end");
+}
+
+#[test]
 fn other_requests_give_what_they_give_alone() {
     let server = tiny();
     let free = |seed: u64| json!({"prompt": "The little dog", "max_tokens": 60, "temperature": 1.0, "seed": seed});
@@ -179,6 +239,14 @@ fn what_cannot_be_done_is_refused_before_any_token() {
         (COMPLETIONS, completion(json!({"structured_outputs": {"grammar": "x"}})), "structured_outputs", "cannot be"),
         (COMPLETIONS, completion(json!({"structured_outputs": regex(), "min_tokens": 3})), "min_tokens", "combined"),
         (COMPLETIONS, completion(json!({"structured_outputs": regex(), "bad_words": ["a"]})), "bad_words", "combined"),
+        (COMPLETIONS, completion(json!({"thinking_token_budget": 5})), "thinking_token_budget", "not implemented"),
+        (CHAT, chat(json!({"thinking_token_budget": -1})), "thinking_token_budget", "from 0"),
+        (
+            CHAT,
+            chat(json!({"thinking_token_budget": 5, "reasoning_effort": "low", "bad_words": ["a"]})),
+            "bad_words",
+            "thinking_token_budget",
+        ),
         (COMPLETIONS, completion(json!({"guided_regex": "a"})), "guided_regex", "structured_outputs"),
         (
             CHAT,
@@ -193,12 +261,6 @@ fn what_cannot_be_done_is_refused_before_any_token() {
             "forces a call",
         ),
         (CHAT, chat(json!({"tool_choice": "required", "tools": [tool]})), "tools", "rocket"),
-        (
-            CHAT,
-            chat(json!({"structured_outputs": regex(), "chat_template_kwargs": {"enable_thinking": true}})),
-            "chat_template_kwargs",
-            "does not reason",
-        ),
     ] {
         let response = post(server.address, path, &body);
         let (status, error) = (response.status, response.json()["error"].clone());

@@ -147,6 +147,15 @@ fn reasoning_goes_out_under_both_names() {
     assert_eq!(answer(&server, body.clone()), (message, json!("stop")));
     assert!(prompt(&control).ends_with("<|im_start|>assistant\n"));
 
+    for (effort, end) in [("high", "<|im_start|>assistant\n"), ("none", "</think>\n\n")] {
+        post_ok(server.address, CHAT, &json!({"messages": body["messages"], "reasoning_effort": effort}));
+        assert!(prompt(&control).ends_with(end), "{effort}");
+    }
+    let mut conflict = body.clone();
+    conflict["reasoning_effort"] = "none".into();
+    let refused = post(server.address, CHAT, &conflict);
+    assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("reasoning_effort")));
+
     let mut without = body.clone();
     without["include_reasoning"] = false.into();
     assert_eq!(answer(&server, without).0, json!({"role": "assistant", "content": "Paris."}));

@@ -117,9 +117,12 @@ impl Columns<'_> {
         }
     }
 
-    /// Leaves the last inputs of the segment in its slot.
+    /// Leaves the last inputs of the segment in its slot, if it has one.
     #[inline(always)]
     fn keep(&self, segment: &Segment, history: &[[bf16; BLOCK]; MAX_TAPS]) {
+        if segment.to == NO_STATE {
+            return;
+        }
         for i in 0..self.inputs.shape.taps - 1 {
             let row = self.input(segment, history, segment.end as usize + i);
             // SAFETY: these channels of every slot belong to this task.

@@ -21,11 +21,17 @@ fn kernels(head_dim: usize) -> Result<[&'static str; 2], OpError> {
     match head_dim {
         64 => Ok(["decode_64", "combine_64"]),
         128 => Ok(["decode_128", "combine_128"]),
+        256 => Ok(["decode_256", "combine_256"]),
         _ => Err(OpError {
             op: "attention",
-            message: format!("head_dim {head_dim}: the GPU kernels are built for 64 and 128"),
+            message: format!("head_dim {head_dim}: the GPU kernels are built for 64, 128 and 256"),
         }),
     }
+}
+
+/// Bytes of a warp's part, or a split's: numerators, maximum and sum of `rows` matrix rows.
+fn part_bytes(rows: usize, head_dim: usize) -> usize {
+    rows * (head_dim + 2) * size_of::<f32>()
 }
 
 /// Splits of each (row, KV head), chosen by how many blocks of threads fill the GPU, never by the context alone.
@@ -65,7 +71,7 @@ pub(crate) fn attention(
     }
     // Matrix rows of the longest row that `decode` takes.
     let max_rows = most.min(MATRIX_ROWS);
-    let part_bytes = max_rows * (head_dim + 2) * size_of::<f32>();
+    let part_bytes = part_bytes(max_rows, head_dim);
     let kv_blocks = batch.longest.div_ceil(BLOCK_SIZE);
     let splits = splits(gpu.multiprocessors(), rows * kv_heads, kv_blocks, part_bytes);
     let workspace = gpu.workspace();
@@ -85,6 +91,12 @@ pub(crate) fn attention(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_parts_of_large_heads_fit_every_gpu() {
+        // Compute capability 8.6, 8.9 and 12.0 give a block 99 KB.
+        assert!(WARPS * part_bytes(MATRIX_ROWS, 256) <= 99 << 10);
+    }
 
     #[test]
     fn splits_fill_the_gpu_and_fit_the_workspace() {

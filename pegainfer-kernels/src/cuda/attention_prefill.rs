@@ -18,19 +18,25 @@ fn kernel(head_dim: usize, hopper: bool) -> Result<&'static str, OpError> {
     match (head_dim, hopper) {
         (64, true) => Ok("prefill_64"),
         (128, true) => Ok("prefill_128"),
+        (256, true) => Ok("prefill_256"),
         (64, false) => Ok("prefill_mma_64"),
         (128, false) => Ok("prefill_mma_128"),
+        (256, false) => Ok("prefill_mma_256"),
         _ => Err(OpError {
             op: "attention",
-            message: format!("head_dim {head_dim}: the GPU kernels are built for 64 and 128"),
+            message: format!("head_dim {head_dim}: the GPU kernels are built for 64, 128 and 256"),
         }),
     }
 }
 
 /// Bytes of `Shared<D>` in csrc/attention_prefill.cuh: KV tiles, tiles of queries, and less than a kilobyte of barriers.
 fn hopper_shared(head_dim: usize) -> usize {
-    let tokens = if head_dim == 64 { 8 * 128 + 2 * 128 } else { 5 * 128 + 2 * 128 };
-    tokens * head_dim * DType::Bf16.size() + 1024
+    let (tiles, queries) = match head_dim {
+        64 => (8 * 128, 2 * 128),
+        128 => (5 * 128, 2 * 128),
+        _ => (4 * 80, 128),
+    };
+    (tiles + queries) * head_dim * DType::Bf16.size() + 1024
 }
 
 /// Attention of the rows with more than 16 matrix rows (queries times heads of a group); the other rows of `out` stay as
@@ -73,7 +79,7 @@ mod tests {
 
     #[test]
     fn the_shared_memory_fits_a_hopper_block() {
-        for head_dim in [64, 128] {
+        for head_dim in [64, 128, 256] {
             assert!(hopper_shared(head_dim) <= 227 << 10, "head_dim {head_dim}");
         }
     }

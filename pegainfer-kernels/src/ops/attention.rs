@@ -33,7 +33,8 @@ pub struct AttentionBatch<'a> {
 /// [`qk_norm_rope_write_kv`](super::qk_norm_rope_write_kv). The last query of a row sits at position `kv_lens - 1`.
 /// Scores, softmax and sums are f32 (online softmax over fixed tiles of positions, so that a row's result depends
 /// neither on how its prompt was chunked nor on the other rows); one rounding to bf16 at the end. On a GPU weights are
-/// rounded to bf16 before the product with `v`, and the tiles depend on the batch; `head_dim` is 64 or 128.
+/// rounded to bf16 before the product with `v`, and the tiles depend on the batch; `head_dim` is 64, 128
+/// or 256.
 pub fn attention(
     exec: &mut Exec,
     q: &Tensor,

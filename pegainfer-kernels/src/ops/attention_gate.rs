@@ -2,6 +2,7 @@
 
 use super::check::Check;
 use crate::cpu::gate;
+use crate::cuda;
 use crate::heads::HeadShape;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
@@ -10,7 +11,7 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// `attended *= sigmoid(gate)`, elementwise (transformers `Qwen3_5Attention`).
 ///
 /// `projected`: `[tokens, gated_qkv_width]` bf16, where each head has `head_dim` columns of query, then as many of gate;
-/// `attended`: `[tokens, heads * head_dim]` bf16. f32, one rounding at the end. No CUDA kernel yet.
+/// `attended`: `[tokens, heads * head_dim]` bf16. f32, one rounding at the end. On a GPU `head_dim` is a multiple of 64.
 pub fn attention_gate(
     exec: &mut Exec,
     projected: &Tensor,
@@ -19,17 +20,33 @@ pub fn attention_gate(
 ) -> Result<(), OpError> {
     let check = Check("attention_gate");
     let tokens = attended.rows_cols().0;
-    check.no_gpu(exec.device())?;
     check.that(shape.is_supported(), "heads do not group, or head_dim is no multiple of 16 from 32 to 256")?;
     check.is(projected, DType::Bf16, &[tokens, shape.gated_qkv_width()])?;
     check.is(attended, DType::Bf16, &[tokens, shape.q_width()])?;
     exec.record(|_| {
-        let (bytes, flops) = (3 * attended.bytes(), 5 * attended.elements() as u64);
-        OpRecord::new("attention_gate", "rows", &[projected, attended], &[attended], flops).with_bytes(bytes)
+        let reads = [projected, attended];
+        OpRecord::new("attention_gate", "rows", &reads, &[attended], flops(attended)).with_bytes(3 * attended.bytes())
     });
-    let Device::Cpu(isa) = exec.device() else { return Ok(()) };
-    gate::run(isa, projected.host(), shape, attended.host_mut());
-    Ok(())
+    match exec.device() {
+        Device::Cpu(_) => {
+            on_cpu(exec, projected, shape, attended);
+            Ok(())
+        }
+        Device::Cuda => cuda::attention_gate(exec, projected, shape, attended),
+        Device::Meta => Ok(()),
+    }
+}
+
+/// Floating-point operations of the call.
+pub(super) fn flops(attended: &Tensor) -> u64 {
+    5 * attended.elements() as u64
+}
+
+/// The CPU twin, on operands whose shapes were checked.
+pub(super) fn on_cpu(exec: &Exec, projected: &Tensor, shape: HeadShape, attended: &mut Tensor) {
+    if let Device::Cpu(isa) = exec.device() {
+        gate::run(isa, projected.host(), shape, attended.host_mut());
+    }
 }
 
 #[cfg(test)]

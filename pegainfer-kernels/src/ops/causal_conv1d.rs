@@ -2,6 +2,7 @@
 
 use super::check::Check;
 use crate::cpu::causal_conv::{self, Inputs};
+use crate::cuda;
 use crate::delta::{DeltaShape, NO_STATE, SEGMENT_WORDS, Segment};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
@@ -14,7 +15,8 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// `[taps, channels]` f32; `segments`: `[segments, SEGMENT_WORDS]` u32, packed [`Segment`]s that follow each other and
 /// cover the tokens; `tails`: bf16, see [`DeltaShape::tails`], where a segment finds the inputs before its first token and
 /// leaves its last ones; `out`: `[tokens, channels]` bf16. Sums and SiLU are f32, one rounding at the end. A token's bits do
-/// not depend on how its sequence is cut into segments. No CUDA kernel yet.
+/// not depend on how its sequence is cut into segments. The CUDA kernel reads `segments` and `weight` while the kernel
+/// before it still runs: no kernel of the same step may write them.
 pub fn causal_conv1d(
     exec: &mut Exec,
     projected: &Tensor,
@@ -25,29 +27,67 @@ pub fn causal_conv1d(
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let c = Check("causal_conv1d");
+    check(c, projected, weight, segments, shape, tails, out)?;
+    exec.record(|device| {
+        let kernel = if let Device::Cpu(isa) = device { isa.name() } else { "conv" };
+        let [bytes, flops] = cost(weight, segments, shape, out);
+        OpRecord::new(c.0, kernel, &[projected, weight, segments, tails], &[out, tails], flops).with_bytes(bytes)
+    });
+    dispatch(c, exec, projected, weight, segments, shape, tails, out)
+}
+
+pub(super) fn check(
+    c: Check,
+    projected: &Tensor,
+    weight: &Tensor,
+    segments: &Tensor,
+    shape: DeltaShape,
+    tails: &Tensor,
+    out: &Tensor,
+) -> Result<(), OpError> {
     let (tokens, slots, channels) = (projected.rows_cols().0, tails.rows_cols().0, shape.channels());
-    check(c, exec.device(), segments, shape)?;
+    check_layer(c, segments, shape)?;
     c.is(projected, DType::Bf16, &[tokens, shape.projected_width()])?;
     c.is(weight, DType::F32, &[shape.taps, channels])?;
     c.is(tails, DType::Bf16, &shape.tails(slots))?;
-    c.is(out, DType::Bf16, &[tokens, channels])?;
-    exec.record(|device| {
-        let kernel = if let Device::Cpu(isa) = device { isa.name() } else { "conv" };
-        let rows = 2 * tokens + 2 * segments.rows_cols().0 * (shape.taps - 1);
-        let bytes = (rows * channels * DType::Bf16.size()) as u64 + weight.bytes() + segments.bytes();
-        let flops = (tokens * channels * (2 * shape.taps + 4)) as u64;
-        OpRecord::new(c.0, kernel, &[projected, weight, segments, tails], &[out, tails], flops).with_bytes(bytes)
-    });
-    let Device::Cpu(isa) = exec.device() else { return Ok(()) };
-    check_segments(c, segments.host(), tokens, slots)?;
-    let inputs = Inputs { projected: projected.host(), weight: weight.host(), segments: segments.host(), shape };
-    causal_conv::run(isa, &inputs, tails.host_mut(), out.host_mut());
-    Ok(())
+    c.is(out, DType::Bf16, &[tokens, channels])
+}
+
+/// Bytes and floating-point operations.
+pub(super) fn cost(weight: &Tensor, segments: &Tensor, shape: DeltaShape, out: &Tensor) -> [u64; 2] {
+    let (tokens, channels) = out.rows_cols();
+    let tails = 2 * segments.rows_cols().0 * (shape.taps - 1) * channels * DType::Bf16.size();
+    let bytes = 2 * out.bytes() + tails as u64 + weight.bytes() + segments.bytes();
+    [bytes, (tokens * channels * (2 * shape.taps + 4)) as u64]
+}
+
+/// Runs the op on checked operands.
+#[expect(clippy::too_many_arguments, reason = "the operands of the op")]
+pub(super) fn dispatch(
+    c: Check,
+    exec: &mut Exec,
+    projected: &Tensor,
+    weight: &Tensor,
+    segments: &Tensor,
+    shape: DeltaShape,
+    tails: &mut Tensor,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    match exec.device() {
+        Device::Cpu(isa) => {
+            check_segments(c, segments.host(), projected.rows_cols().0, tails.rows_cols().0)?;
+            let inputs =
+                Inputs { projected: projected.host(), weight: weight.host(), segments: segments.host(), shape };
+            causal_conv::run(isa, &inputs, tails.host_mut(), out.host_mut());
+            Ok(())
+        }
+        Device::Cuda => cuda::causal_conv1d(exec, projected, weight, segments, shape, tails, out),
+        Device::Meta => Ok(()),
+    }
 }
 
 /// Checks what the ops of a gated delta rule layer have in common.
-pub(super) fn check(check: Check, device: Device, segments: &Tensor, shape: DeltaShape) -> Result<(), OpError> {
-    check.no_gpu(device)?;
+pub(super) fn check_layer(check: Check, segments: &Tensor, shape: DeltaShape) -> Result<(), OpError> {
     check.that(shape.is_supported(), "heads do not group, a head is no multiple of 16, or taps are not 2 to 8")?;
     check.is(segments, DType::U32, &[segments.rows_cols().0, SEGMENT_WORDS])
 }
@@ -57,8 +97,8 @@ pub(super) fn check_segments(check: Check, words: &[u32], tokens: usize, slots: 
     let mut end = 0;
     for segment in Segment::unpack(words) {
         check.that(segment.first == end && segment.end >= end, "segments do not follow each other")?;
-        let known = |slot: u32| (slot as usize) < slots;
-        check.that(known(segment.to) && (segment.from == NO_STATE || known(segment.from)), "a slot is out of range")?;
+        let known = |slot: u32| slot == NO_STATE || (slot as usize) < slots;
+        check.that(known(segment.from) && known(segment.to), "a slot is out of range")?;
         end = segment.end;
     }
     check.that(end as usize == tokens, "segments do not cover the tokens")
@@ -146,7 +186,7 @@ mod tests {
                 (out.host::<bf16>().to_vec(), tail)
             };
             let whole = run(&[[0, 12, NO_STATE, 1]]);
-            assert!(run(&[[0, 1, NO_STATE, 0], [1, 3, 0, 0], [3, 3, 0, 1], [3, 10, 0, 1], [10, 12, 1, 1]]) == whole);
+            assert!(run(&[[0, 1, NO_STATE, 0], [1, 3, 0, 0], [3, 3, 0, 1], [3, 10, 1, 0], [10, 12, 0, 1]]) == whole);
         });
     }
 
@@ -163,12 +203,32 @@ mod tests {
                 ([0, 2, 0, 0], "segments do not cover the tokens"),
                 ([1, 3, 0, 0], "segments do not follow each other"),
                 ([0, 3, 2, 0], "a slot is out of range"),
-                ([0, 3, 0, NO_STATE], "a slot is out of range"),
+                ([0, 3, NO_STATE, 2], "a slot is out of range"),
             ] {
                 let cut = segments(&mut host, &[cut]);
                 let result = causal_conv1d(&mut host.exec, &projected, &w, &cut, shape, &mut tails, &mut out);
                 assert_eq!(result.unwrap_err().message, message);
             }
+        });
+    }
+
+    #[test]
+    fn a_tail_that_is_not_kept_changes_nothing_else() {
+        Host::each(|mut host| {
+            let (shape, tokens) = (SHAPES[0], 6);
+            let (channels, width) = (shape.channels(), shape.projected_width());
+            let projected = host.bf16("projected", &[tokens, width], &bf16s(tokens * width, 3));
+            let (w, past) = (weight(&mut host, shape), bf16s(2 * (shape.taps - 1) * channels, 4));
+            let mut run = |to: [u32; 2]| {
+                let mut tails = host.bf16("tails", &shape.tails(2), &past);
+                let mut out = host.zeros("out", &[tokens, channels], DType::Bf16);
+                let cuts = segments(&mut host, &[[0, 4, 0, to[0]], [4, 6, NO_STATE, to[1]]]);
+                causal_conv1d(&mut host.exec, &projected, &w, &cuts, shape, &mut tails, &mut out).unwrap();
+                (out.host::<bf16>().to_vec(), tails.host::<bf16>().to_vec())
+            };
+            let (out, tails) = run([NO_STATE; 2]);
+            assert_eq!(tails, past);
+            assert!(out == run([0, 1]).0);
         });
     }
 }

@@ -1,6 +1,5 @@
 //! Shape and dtype checks shared by the ops: a wrong call is an error that names the op and the operand.
 
-use pegainfer_core::exec::Device;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// Checks of one op call.
@@ -25,11 +24,6 @@ impl Check {
     pub fn is_norm(self, weight: &Tensor, hidden: usize) -> Result<(), OpError> {
         let dtype = if weight.dtype() == DType::F32 { DType::F32 } else { DType::Bf16 };
         self.is(weight, dtype, &[hidden])
-    }
-
-    /// The device must not be a GPU: the op has no CUDA kernel.
-    pub fn no_gpu(self, device: Device) -> Result<(), OpError> {
-        self.that(device != Device::Cuda, "there is no CUDA kernel for this op")
     }
 
     /// `condition` must hold; `message` says what is wrong otherwise.

@@ -1,8 +1,9 @@
 //! The gated delta rule, token by token.
 
-use super::causal_conv1d::{check as check_layer, check_segments};
+use super::causal_conv1d::{check_layer, check_segments};
 use super::check::Check;
 use crate::cpu::gated_delta::{self, Form, Inputs};
+use crate::cuda;
 use crate::delta::DeltaShape;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
@@ -36,7 +37,8 @@ pub struct DeltaInputs<'a> {
 ///
 /// `inputs`: see [`DeltaInputs`]; `states`: f32, see [`DeltaShape::states`]; `out`: `[tokens, v_width]` f32, which the norm
 /// that follows reads once. All of it is f32. On the CPU a token's bits do not depend on how its sequence is cut into
-/// segments, nor on the other sequences. No CUDA kernel yet.
+/// segments, nor on the other sequences. The CUDA kernel is for few tokens a sequence. It reads `segments` and `states`
+/// while the kernel before it still runs: no other kernel of the same step may write them.
 pub fn gated_delta_rule(
     exec: &mut Exec,
     inputs: &DeltaInputs<'_>,
@@ -44,9 +46,12 @@ pub fn gated_delta_rule(
     states: &mut Tensor,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
-    // Decay, product with k, update, product with q.
-    let flops = 7 * shape.key_dim * shape.value_dim;
-    run(Check("gated_delta_rule"), exec, Form::Recurrent, flops, inputs, shape, states, out)
+    run(Check("gated_delta_rule"), exec, Form::Recurrent, step_flops(shape), inputs, shape, states, out)
+}
+
+/// Of a token and head: decay, product with k, update, product with q.
+pub(super) fn step_flops(shape: DeltaShape) -> usize {
+    7 * shape.key_dim * shape.value_dim
 }
 
 /// [`gated_delta_rule`] in the given form, at `flops` operations per token and head.
@@ -62,37 +67,76 @@ pub(super) fn run(
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let DeltaInputs { mixed, projected, a_log, dt_bias, segments } = *inputs;
-    let (tokens, slots) = (mixed.rows_cols().0, states.rows_cols().0);
-    check_layer(c, exec.device(), segments, shape)?;
-    c.is(mixed, DType::Bf16, &[tokens, shape.channels()])?;
-    c.is(projected, DType::Bf16, &[tokens, shape.projected_width()])?;
-    c.is(a_log, DType::F32, &[shape.value_heads])?;
-    c.is(dt_bias, DType::F32, &[shape.value_heads])?;
-    c.is(states, DType::F32, &shape.states(slots))?;
-    c.is(out, DType::F32, &[tokens, shape.v_width()])?;
+    check(c, inputs, shape, states, out)?;
     exec.record(|device| {
         let kernel = match (device, form) {
             (Device::Cpu(isa), _) => isa.name(),
             (_, Form::Recurrent) => "recurrent",
             (_, Form::Chunked) => "chunked",
         };
-        let state = 2 * segments.rows_cols().0 * shape.v_width() * shape.key_dim * DType::F32.size();
-        let gates = 2 * tokens * shape.value_heads * DType::Bf16.size();
-        let bytes = mixed.bytes() + out.bytes() + segments.bytes() + (state + gates) as u64;
         let reads = [mixed, projected, a_log, dt_bias, segments, states];
-        let flops = (tokens * shape.value_heads * flops) as u64;
-        OpRecord::new(c.0, kernel, &reads, &[out, states], flops).with_bytes(bytes)
+        let flops = (mixed.rows_cols().0 * shape.value_heads * flops) as u64;
+        OpRecord::new(c.0, kernel, &reads, &[out, states], flops).with_bytes(bytes(inputs, shape, out))
     });
-    let Device::Cpu(isa) = exec.device() else { return Ok(()) };
-    check_segments(c, segments.host(), tokens, slots)?;
-    let inputs = Inputs {
-        mixed: mixed.host(),
-        projected: projected.host(),
-        a_log: a_log.host(),
-        dt_bias: dt_bias.host(),
-        segments: segments.host(),
-        shape,
-    };
-    gated_delta::run(isa, form, &inputs, &mut exec.scratch, states.host_mut(), out.host_mut());
-    Ok(())
+    dispatch(c, exec, form, inputs, shape, states, out)
+}
+
+pub(super) fn check(
+    c: Check,
+    inputs: &DeltaInputs<'_>,
+    shape: DeltaShape,
+    states: &Tensor,
+    out: &Tensor,
+) -> Result<(), OpError> {
+    let (tokens, slots) = (inputs.mixed.rows_cols().0, states.rows_cols().0);
+    check_layer(c, inputs.segments, shape)?;
+    c.is(inputs.mixed, DType::Bf16, &[tokens, shape.channels()])?;
+    c.is(inputs.projected, DType::Bf16, &[tokens, shape.projected_width()])?;
+    c.is(inputs.a_log, DType::F32, &[shape.value_heads])?;
+    c.is(inputs.dt_bias, DType::F32, &[shape.value_heads])?;
+    c.is(states, DType::F32, &shape.states(slots))?;
+    c.is(out, DType::F32, &[tokens, shape.v_width()])
+}
+
+/// Bytes that the rule reads and writes.
+pub(super) fn bytes(inputs: &DeltaInputs<'_>, shape: DeltaShape, out: &Tensor) -> u64 {
+    let gates = 2 * out.rows_cols().0 * shape.value_heads * DType::Bf16.size();
+    inputs.mixed.bytes() + out.bytes() + (state_bytes(inputs.segments, shape) + gates) as u64
+}
+
+/// Bytes of the segments, and of the matrices that they read and write.
+pub(super) fn state_bytes(segments: &Tensor, shape: DeltaShape) -> usize {
+    let matrices = 2 * segments.rows_cols().0 * shape.v_width() * shape.key_dim * DType::F32.size();
+    matrices + segments.bytes() as usize
+}
+
+/// Runs the op on checked operands.
+pub(super) fn dispatch(
+    c: Check,
+    exec: &mut Exec,
+    form: Form,
+    inputs: &DeltaInputs<'_>,
+    shape: DeltaShape,
+    states: &mut Tensor,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    match (exec.device(), form) {
+        (Device::Cpu(isa), _) => {
+            let DeltaInputs { mixed, projected, a_log, dt_bias, segments } = *inputs;
+            check_segments(c, segments.host(), mixed.rows_cols().0, states.rows_cols().0)?;
+            let inputs = Inputs {
+                mixed: mixed.host(),
+                projected: projected.host(),
+                a_log: a_log.host(),
+                dt_bias: dt_bias.host(),
+                segments: segments.host(),
+                shape,
+            };
+            gated_delta::run(isa, form, &inputs, &mut exec.scratch, states.host_mut(), out.host_mut());
+            Ok(())
+        }
+        (Device::Cuda, Form::Recurrent) => cuda::delta_recurrent(exec, inputs, shape, states, out, usize::MAX),
+        // `gated_delta_chunks` launches its kernels itself: they want room.
+        (Device::Meta, _) | (Device::Cuda, Form::Chunked) => Ok(()),
+    }
 }

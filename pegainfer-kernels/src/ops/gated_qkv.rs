@@ -3,6 +3,7 @@
 use super::check::Check;
 use super::qkv::distinct;
 use crate::cpu::gated_qkv::{self, Inputs};
+use crate::cuda;
 use crate::heads::HeadShape;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::kv::{BLOCK_SIZE, NO_SLOT};
@@ -16,10 +17,80 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// [`attention_gate`](super::attention_gate)), then keys, then values; norms: `[head_dim]` f32; `rope`: a
 /// [`rope_table`](super::rope_table) of `rotary_dim` columns, a multiple of 32, at most `head_dim`: the elements behind
 /// them are not rotated; `positions`, `slots`, `q`, `k`, `v`: as in
-/// [`qk_norm_rope_write_kv`](super::qk_norm_rope_write_kv). f32 from the projection to the one rounding of the result. No
-/// CUDA kernel yet.
+/// [`qk_norm_rope_write_kv`](super::qk_norm_rope_write_kv). f32 from the projection to the one rounding of the result. On a
+/// GPU `head_dim` is a multiple of 64.
 #[expect(clippy::too_many_arguments, reason = "one fused pass over five operands and two caches")]
 pub fn gated_qk_norm_rope_write_kv(
+    exec: &mut Exec,
+    projected: &Tensor,
+    norms: (&Tensor, &Tensor),
+    rope: &Tensor,
+    at: (&Tensor, &Tensor),
+    shape: HeadShape,
+    eps: f32,
+    q: &mut Tensor,
+    (k, v): (&mut Tensor, &mut Tensor),
+) -> Result<(), OpError> {
+    let c = Check("gated_qk_norm_rope_write_kv");
+    check(c, exec.device(), projected, norms, rope, at, shape, q, (k, v))?;
+    exec.record(|_| {
+        let reads = [projected, norms.0, norms.1, rope, at.0, at.1];
+        let (flops, bytes) = (flops(projected, rope, shape), bytes(projected, rope, shape));
+        OpRecord::new(c.0, "rows", &reads, &[q, k, v], flops).with_bytes(bytes)
+    });
+    match exec.device() {
+        Device::Cpu(_) => on_cpu(c, exec, projected, norms, rope, at, shape, eps, q, (k, v)),
+        Device::Cuda => cuda::gated_qk_norm_rope_write_kv(exec, projected, norms, rope, at, shape, eps, q, (k, v)),
+        Device::Meta => Ok(()),
+    }
+}
+
+/// Checks shapes and dtypes of the operands.
+#[expect(clippy::too_many_arguments, reason = "the operands of the op")]
+pub(super) fn check(
+    check: Check,
+    device: Device,
+    projected: &Tensor,
+    norms: (&Tensor, &Tensor),
+    rope: &Tensor,
+    (positions, slots): (&Tensor, &Tensor),
+    shape: HeadShape,
+    q: &Tensor,
+    (k, v): (&Tensor, &Tensor),
+) -> Result<(), OpError> {
+    let (tokens, blocks, (max_position, rotary_dim)) = (projected.rows_cols().0, k.rows_cols().0, rope.rows_cols());
+    check.that(shape.is_supported(), "heads do not group, or head_dim is no multiple of 16 from 32 to 256")?;
+    let rotates = rotary_dim.is_multiple_of(32) && rotary_dim <= shape.head_dim;
+    check.that(rotates, "the rotated elements are no multiple of 32, or more than a head has")?;
+    check.is(projected, DType::Bf16, &[tokens, shape.gated_qkv_width()])?;
+    for norm in [norms.0, norms.1] {
+        check.is(norm, DType::F32, &[shape.head_dim])?;
+    }
+    check.is(rope, DType::F32, &[max_position, rotary_dim])?;
+    check.is(positions, DType::U32, &[tokens])?;
+    check.is(slots, DType::U32, &[tokens])?;
+    check.is(q, DType::Bf16, &[tokens, shape.q_width()])?;
+    let [k_shape, v_shape] = shape.cache(device, blocks);
+    check.is(k, DType::Bf16, &k_shape)?;
+    check.is(v, DType::Bf16, &v_shape)
+}
+
+/// Floating-point operations of the call.
+pub(super) fn flops(projected: &Tensor, rope: &Tensor, shape: HeadShape) -> u64 {
+    let normed = projected.rows_cols().0 * (shape.heads + shape.kv_heads);
+    (normed * (4 * shape.head_dim + 3 * rope.rows_cols().1)) as u64
+}
+
+/// Bytes of the call: everything but the gates is read once and written once; so is one row of the RoPE table per token.
+pub(super) fn bytes(projected: &Tensor, rope: &Tensor, shape: HeadShape) -> u64 {
+    let token = 2 * shape.qkv_width() * DType::Bf16.size() + rope.rows_cols().1 * DType::F32.size();
+    (projected.rows_cols().0 * token) as u64
+}
+
+/// The CPU twin, on operands whose shapes were checked.
+#[expect(clippy::too_many_arguments, reason = "the operands of the op")]
+pub(super) fn on_cpu(
+    check: Check,
     exec: &mut Exec,
     projected: &Tensor,
     norms: (&Tensor, &Tensor),
@@ -30,39 +101,14 @@ pub fn gated_qk_norm_rope_write_kv(
     q: &mut Tensor,
     (k, v): (&mut Tensor, &mut Tensor),
 ) -> Result<(), OpError> {
-    let c = Check("gated_qk_norm_rope_write_kv");
-    let (tokens, blocks, (max_position, rotary_dim)) = (projected.rows_cols().0, k.rows_cols().0, rope.rows_cols());
-    c.no_gpu(exec.device())?;
-    c.that(shape.is_supported(), "heads do not group, or head_dim is no multiple of 16 from 32 to 256")?;
-    let rotates = rotary_dim.is_multiple_of(32) && rotary_dim <= shape.head_dim;
-    c.that(rotates, "the rotated elements are no multiple of 32, or more than a head has")?;
-    c.is(projected, DType::Bf16, &[tokens, shape.gated_qkv_width()])?;
-    for norm in [norms.0, norms.1] {
-        c.is(norm, DType::F32, &[shape.head_dim])?;
-    }
-    c.is(rope, DType::F32, &[max_position, rotary_dim])?;
-    c.is(positions, DType::U32, &[tokens])?;
-    c.is(slots, DType::U32, &[tokens])?;
-    c.is(q, DType::Bf16, &[tokens, shape.q_width()])?;
-    let [k_shape, v_shape] = shape.cache(exec.device(), blocks);
-    c.is(k, DType::Bf16, &k_shape)?;
-    c.is(v, DType::Bf16, &v_shape)?;
-    exec.record(|_| {
-        let reads = [projected, norms.0, norms.1, rope, positions, slots];
-        // Everything but the gates is read once and written once; so is one row of the RoPE table per token.
-        let bytes = 2 * (tokens * shape.qkv_width() * DType::Bf16.size()) + tokens * rotary_dim * DType::F32.size();
-        let normed = tokens * (shape.heads + shape.kv_heads);
-        let flops = (normed * (4 * shape.head_dim + 3 * rotary_dim)) as u64;
-        OpRecord::new(c.0, "rows", &reads, &[q, k, v], flops).with_bytes(bytes as u64)
-    });
     let Device::Cpu(isa) = exec.device() else { return Ok(()) };
-    let max_slot = blocks * BLOCK_SIZE;
+    let ((max_position, rotary_dim), max_slot) = (rope.rows_cols(), k.rows_cols().0 * BLOCK_SIZE);
     let (positions, slots) = (positions.host::<u32>(), slots.host::<u32>());
-    c.that(positions.iter().all(|&p| (p as usize) < max_position), "a position is beyond the RoPE table")?;
+    check.that(positions.iter().all(|&p| (p as usize) < max_position), "a position is beyond the RoPE table")?;
     let inside = |&s: &u32| (s as usize) < max_slot || s == NO_SLOT;
-    c.that(slots.iter().all(inside), "a slot is outside the KV cache")?;
+    check.that(slots.iter().all(inside), "a slot is outside the KV cache")?;
     // Threads write to their tokens' slots at once: that these differ is what makes it sound.
-    c.that(distinct(slots), "two tokens share a slot")?;
+    check.that(distinct(slots), "two tokens share a slot")?;
     let norms = (norms.0.host::<f32>(), norms.1.host::<f32>());
     let (projected, rope) = (projected.host(), rope.host());
     let inputs = Inputs { projected, norms, rope, rotary_dim, positions, slots, shape, eps };

@@ -2,6 +2,7 @@
 
 use super::check::Check;
 use crate::cpu::gated_norm::{self, Inputs};
+use crate::cuda;
 use crate::delta::DeltaShape;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
@@ -11,7 +12,7 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 ///
 /// `x`: `[tokens, v_width]` f32; `projected`: `[tokens, projected_width]` bf16, of which `z` is read; `weight`:
 /// `[value_dim]` f32, the same for every head; `out`: `[tokens, v_width]` bf16. All of it is f32, with one rounding at the
-/// end. No CUDA kernel yet.
+/// end.
 pub fn gated_rms_norm(
     exec: &mut Exec,
     x: &Tensor,
@@ -21,24 +22,56 @@ pub fn gated_rms_norm(
     eps: f32,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
-    let check = Check("gated_rms_norm");
-    let tokens = x.rows_cols().0;
-    check.no_gpu(exec.device())?;
-    check.that(shape.is_supported(), "heads do not group, or a head is no multiple of 16")?;
-    check.is(x, DType::F32, &[tokens, shape.v_width()])?;
-    check.is(projected, DType::Bf16, &[tokens, shape.projected_width()])?;
-    check.is(weight, DType::F32, &[shape.value_dim])?;
-    check.is(out, DType::Bf16, &[tokens, shape.v_width()])?;
+    let c = Check("gated_rms_norm");
+    check(c, x, projected, weight, shape, out)?;
     exec.record(|_| {
-        // z has as many bytes as the output.
-        let bytes = x.bytes() + 2 * out.bytes() + weight.bytes();
-        let flops = 10 * x.elements() as u64;
-        OpRecord::new("gated_rms_norm", "rows", &[x, projected, weight], &[out], flops).with_bytes(bytes)
+        let [bytes, flops] = cost(x, weight, out);
+        OpRecord::new(c.0, "rows", &[x, projected, weight], &[out], flops).with_bytes(bytes)
     });
-    let Device::Cpu(isa) = exec.device() else { return Ok(()) };
-    let inputs = Inputs { x: x.host(), projected: projected.host(), weight: weight.host(), shape, eps };
-    gated_norm::run(isa, &inputs, out.host_mut());
-    Ok(())
+    dispatch(exec, x, projected, weight, shape, eps, out)
+}
+
+pub(super) fn check(
+    c: Check,
+    x: &Tensor,
+    projected: &Tensor,
+    weight: &Tensor,
+    shape: DeltaShape,
+    out: &Tensor,
+) -> Result<(), OpError> {
+    let tokens = x.rows_cols().0;
+    c.that(shape.is_supported(), "heads do not group, or a head is no multiple of 16")?;
+    c.is(x, DType::F32, &[tokens, shape.v_width()])?;
+    c.is(projected, DType::Bf16, &[tokens, shape.projected_width()])?;
+    c.is(weight, DType::F32, &[shape.value_dim])?;
+    c.is(out, DType::Bf16, &[tokens, shape.v_width()])
+}
+
+/// Bytes and floating-point operations.
+pub(super) fn cost(x: &Tensor, weight: &Tensor, out: &Tensor) -> [u64; 2] {
+    // z has as many bytes as the output.
+    [x.bytes() + 2 * out.bytes() + weight.bytes(), 10 * x.elements() as u64]
+}
+
+/// Runs the op on checked operands.
+pub(super) fn dispatch(
+    exec: &mut Exec,
+    x: &Tensor,
+    projected: &Tensor,
+    weight: &Tensor,
+    shape: DeltaShape,
+    eps: f32,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    match exec.device() {
+        Device::Cpu(isa) => {
+            let inputs = Inputs { x: x.host(), projected: projected.host(), weight: weight.host(), shape, eps };
+            gated_norm::run(isa, &inputs, out.host_mut());
+            Ok(())
+        }
+        Device::Cuda => cuda::gated_rms_norm(exec, x, projected, weight, shape, eps, out),
+        Device::Meta => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -75,7 +75,7 @@ struct Report {
 
 impl Report {
     fn model(&mut self, cpu: &mut Exec, gpu: &mut Exec, model: &Model) -> Result<()> {
-        println!("{:<22} {:<22} {:<44} {:>10} {:>10}  verdict", "op", "kernel", "shapes", "max error", "relative");
+        println!("{:<27} {:<22} {:<44} {:>10} {:>10}  verdict", "op", "kernel", "shapes", "max error", "relative");
         for (batch, tokens, context) in STEPS {
             let case = model.case(context);
             for record in model.records(batch, tokens, context)? {
@@ -93,7 +93,7 @@ impl Report {
         let Some(result) = compared else { bail!("{} has no comparison", record.op) };
         self.failed += usize::from(!result.ok);
         println!(
-            "{:<22} {:<22} {:<44} {:>10.2e} {:>10.2e}  {}",
+            "{:<27} {:<22} {:<44} {:>10.2e} {:>10.2e}  {}",
             record.op,
             result.kernel,
             shapes(record),

@@ -8,6 +8,7 @@ use super::logprobs::{ChatLogprobs, TokenNames};
 use super::params::Params;
 use super::sse::{self, ChunkFormat, Events};
 use super::state::{AppState, unix_time};
+use super::timings::Timings;
 use super::wire::{ChatChoice, ChatChunkChoice, Envelope, PromptFields, Usage};
 use super::{body, with_ignored};
 use axum::Json;
@@ -49,7 +50,7 @@ struct Format {
 impl Format {
     fn envelope<C>(&self, object: &'static str, choices: Vec<C>, usage: Option<Option<Usage>>) -> Envelope<'_, C> {
         let model = self.params.model.as_str();
-        Envelope { id: &self.id, object, created: self.created, model, choices, prompt: None, usage }
+        Envelope { id: &self.id, object, created: self.created, model, choices, prompt: None, usage, metrics: None }
     }
 
     fn chunk(&self, out: &mut Events, choice: ChatChunkChoice, prompt: Option<Prompt>, usage: Option<Option<Usage>>) {
@@ -84,8 +85,9 @@ impl ChunkFormat for Format {
         self.chunk(out, ChatChunkChoice { index, delta, logprobs, end: piece.finish.into(), token_ids }, None, usage);
     }
 
-    fn usage(&mut self, out: &mut Events, usage: Usage) {
-        out.push(&self.envelope::<ChatChunkChoice>("chat.completion.chunk", vec![], Some(Some(usage))));
+    fn usage(&mut self, out: &mut Events, usage: Usage, metrics: Option<Timings>) {
+        let envelope = self.envelope::<ChatChunkChoice>("chat.completion.chunk", vec![], Some(Some(usage)));
+        out.push(&Envelope { metrics, ..envelope });
     }
 }
 
@@ -98,7 +100,8 @@ async fn respond(mut generations: Vec<Generation>, mut format: Format) -> Result
     let usage = Usage::sum(generations.iter().map(Generation::counts), choices.len());
     let prompt = prompts.first().and_then(|prompt| format.prompt(prompt.as_ref()));
     let envelope = format.envelope("chat.completion", choices, Some(Some(usage)));
-    Ok(Json(Envelope { prompt, ..envelope }).into_response())
+    let metrics = generations.first().and_then(Generation::timings);
+    Ok(Json(Envelope { prompt, metrics, ..envelope }).into_response())
 }
 
 async fn collect(

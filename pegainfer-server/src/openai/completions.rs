@@ -8,6 +8,7 @@ use super::params::{MAX_LOGPROBS, Params, token_id};
 use super::sse::{self, ChunkFormat, Events};
 use super::state::{AppState, unix_time};
 use super::structured::Structured;
+use super::timings::Timings;
 use super::wire::{CompletionChoice, Envelope, PromptFields, Usage};
 use super::{body, with_ignored};
 use axum::Json;
@@ -34,7 +35,7 @@ enum Prompt {
 /// The handler.
 pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
     let (headers, mut fields) = body::read(request, &state.options).await?;
-    let mut params = Params::take(&mut fields, &headers, &state)?;
+    let mut params = Params::take(&mut fields, &headers, &state).await?;
     params.echo = fields.bool("echo")?.unwrap_or(false);
     let prompt = take_prompt(&mut fields, state.engine.limits().vocab_size)?;
     let logprobs = fields.integer("logprobs", 0..=MAX_LOGPROBS)?.map(|n| n as usize);
@@ -107,7 +108,7 @@ struct Format {
 impl Format {
     fn envelope(&self, choices: Vec<CompletionChoice>, usage: Option<Option<Usage>>) -> Envelope<'_, CompletionChoice> {
         let (object, model) = ("text_completion", self.params.model.as_str());
-        Envelope { id: &self.id, object, created: self.created, model, choices, prompt: None, usage }
+        Envelope { id: &self.id, object, created: self.created, model, choices, prompt: None, usage, metrics: None }
     }
 
     /// The choice, as far as this piece goes.
@@ -132,8 +133,8 @@ impl ChunkFormat for Format {
         out.push(&self.envelope(vec![self.choice(index, piece)], usage));
     }
 
-    fn usage(&mut self, out: &mut Events, usage: Usage) {
-        out.push(&self.envelope(vec![], Some(Some(usage))));
+    fn usage(&mut self, out: &mut Events, usage: Usage, metrics: Option<Timings>) {
+        out.push(&Envelope { metrics, ..self.envelope(vec![], Some(Some(usage))) });
     }
 }
 
@@ -142,7 +143,8 @@ async fn respond(mut generations: Vec<Generation>, format: Format) -> Result<Res
     let collected = generations.iter_mut().enumerate().map(|(index, generation)| collect(index, generation, &format));
     let choices = try_join_all(collected).await?;
     let usage = Usage::sum(generations.iter().map(Generation::counts), format.params.n);
-    Ok(Json(format.envelope(choices, Some(Some(usage)))).into_response())
+    let metrics = generations.first().and_then(Generation::timings);
+    Ok(Json(Envelope { metrics, ..format.envelope(choices, Some(Some(usage))) }).into_response())
 }
 
 async fn collect(index: usize, generation: &mut Generation, format: &Format) -> Result<CompletionChoice, ApiError> {

@@ -1,18 +1,21 @@
 //! Messages, tools and template arguments: what becomes the prompt of a chat.
 
 use super::errors::ApiError;
-use super::fields::Fields;
+use super::fields::{Fields, describe};
 use super::messages;
 use super::state::AppState;
 use super::structured::Structured;
 use super::tools::Tools;
 use crate::http::request_id::random_u64;
-use crate::text::GrammarSource;
-use crate::text::parser::{OutputParser, ParserOptions, ReasoningStart, forced_grammar, grammar_or};
+use crate::text::parser::{OutputParser, ParserOptions, ReasoningStart, ToolFormat, forced_grammar, grammar_or};
+use crate::text::{GrammarSource, Thinking};
 use serde_json::{Map, Value};
 
 /// Template arguments that `chat_template_kwargs` must not replace.
 const RESERVED_KWARGS: [&str; 5] = ["messages", "tools", "add_generation_prompt", "chat_template", "tokenize"];
+
+/// Values of `reasoning_effort`, OpenAI's and DeepSeek's `max`. What they mean is the model's affair.
+const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 /// The part of a body that the chat template turns into a prompt.
 pub struct Conversation {
@@ -23,6 +26,9 @@ pub struct Conversation {
     /// The answer goes on with the last message.
     continued: bool,
     kwargs: Map<String, Value>,
+    effort: Option<&'static str>,
+    /// Tokens of reasoning at most.
+    budget: Option<usize>,
     structured: Option<Structured>,
 }
 
@@ -34,6 +40,8 @@ pub struct Rendered {
     pub parsers: Vec<OutputParser>,
     /// What the answers must be.
     pub structured: Option<Structured>,
+    /// The reasoning before that, or its limit.
+    pub thinking: Option<Thinking>,
 }
 
 impl Conversation {
@@ -67,6 +75,8 @@ impl Conversation {
             add_generation_prompt,
             continued,
             kwargs,
+            effort: take_effort(fields)?,
+            budget: fields.integer("thinking_token_budget", 0..=i32::MAX.into())?.map(|n| n as usize),
             structured,
         })
     }
@@ -77,13 +87,18 @@ impl Conversation {
             let message = "this model has no chat template: use /v1/completions";
             return Err(ApiError::invalid("messages", message));
         };
+        if let Some(effort) = self.effort {
+            let unsupported = |e| ApiError::invalid("reasoning_effort", e).with_code("unsupported_parameter");
+            template.set_effort(effort, &mut self.kwargs).map_err(unsupported)?;
+        }
         let format = template.output_format();
         let tools = self.tools.format(format.tools)?;
         let shown = tools.map(|_| self.tools.definitions.as_slice());
-        if self.structured.is_some() {
+        let tells_reasoning = format.reasoning && state.grammars.knows_reasoning();
+        if self.structured.is_some() && !tells_reasoning {
             // The structure is that of the whole text: there is no reasoning before it.
             if *self.kwargs.entry("enable_thinking").or_insert(false.into()) == true {
-                let message = "enable_thinking: the model does not reason before structured output";
+                let message = "enable_thinking: this model cannot reason before structured output";
                 return Err(ApiError::invalid("chat_template_kwargs", message).with_code("unsupported_parameter"));
             }
         }
@@ -94,9 +109,18 @@ impl Conversation {
             prompt.truncate(self.end_of_last_message(&prompt)?);
         }
         let mut reasoning = if format.reasoning { ReasoningStart::after(&prompt) } else { ReasoningStart::Never };
+        let may_reason = !self.tools.forced() && format.reasoning && reasoning.may_follow(&prompt, self.continued);
+        if self.budget.is_some() && may_reason {
+            check_budget(state)?;
+        }
+        let followed = may_reason && tells_reasoning && (self.structured.is_some() || self.budget.is_some());
+        let call_ends_it = tools == Some(ToolFormat::Qwen3Coder);
+        let thinking = followed.then_some(Thinking { start: reasoning, call_ends_it, budget: self.budget });
         if let Some(Structured { field, source }) = &mut self.structured {
-            prompt += reasoning.close(format.tools);
-            reasoning = ReasoningStart::Never;
+            if thinking.is_none() {
+                prompt += reasoning.close(format.tools);
+                reasoning = ReasoningStart::Never;
+            }
             if let Some(format) = tools {
                 let Some(either) = grammar_or(source, format, &self.tools.definitions, self.tools.max_calls) else {
                     let message =
@@ -126,7 +150,7 @@ impl Conversation {
             })
         };
         let parsers = (0..n).map(|_| random_u64().map(parser)).collect::<Result<_, _>>()?;
-        Ok(Rendered { prompt, parsers, structured: self.structured })
+        Ok(Rendered { prompt, parsers, structured: self.structured, thinking })
     }
 
     /// Where in the prompt the text of the last message ends. Templates may trim it.
@@ -137,4 +161,23 @@ impl Conversation {
             _ => Err(ApiError::invalid("messages", "there is nothing to continue: the last message has no text")),
         }
     }
+}
+
+fn take_effort(fields: &mut Fields) -> Result<Option<&'static str>, ApiError> {
+    let Some(value) = fields.take("reasoning_effort") else { return Ok(None) };
+    let effort = EFFORTS.into_iter().find(|effort| value == *effort);
+    effort.map(Some).ok_or_else(|| {
+        let message = format!("reasoning_effort must be one of {}, got {}", EFFORTS.join(", "), describe(&value));
+        ApiError::invalid("reasoning_effort", message)
+    })
+}
+
+/// Whether `thinking_token_budget` can be kept.
+fn check_budget(state: &AppState) -> Result<(), ApiError> {
+    let masks = !state.engine.limits().unsupported.contains(&"structured_outputs");
+    if masks && state.grammars.knows_reasoning() {
+        return Ok(());
+    }
+    let message = "thinking_token_budget is not implemented for this model";
+    Err(ApiError::invalid("thinking_token_budget", message).with_code("unsupported_parameter"))
 }

@@ -33,14 +33,16 @@ impl Exchange {
         state: &Arc<AppState>,
         endpoint: &'static str,
     ) -> Result<Self, ApiError> {
-        let params = Params::take(&mut fields, headers, state)?;
+        let params = Params::take(&mut fields, headers, state).await?;
         let conversation = Conversation::take(&mut fields)?;
         let logprobs = take_logprobs(&mut fields)?;
         let ignored = state.policy.judge(&fields.rest())?;
 
-        let Rendered { prompt, parsers, structured } = conversation.render(state, params.n)?;
+        let Rendered { prompt, parsers, structured, thinking } = conversation.render(state, params.n)?;
         let mut ids = state.encode(vec![prompt], params.add_special_tokens.unwrap_or(false), "messages").await?;
-        let grammar = Structured::compile(structured, state).await?;
+        let answer = Structured::compile(structured, state).await?;
+        let reasoned = thinking.and_then(|thinking| state.grammars.after_reasoning(thinking, answer.clone()));
+        let grammar = reasoned.or(answer);
         let requests = params.requests(ids.pop().unwrap_or_default(), usize::MAX, logprobs, grammar, state)?;
         let generations = Generation::submit_all(state, &params, requests, endpoint, "messages")?;
         let readers = parsers.into_iter().map(|parser| Reader { parser, reasoning_tokens: 0 }).collect();

@@ -31,11 +31,6 @@ impl Fields {
         self.0.shift_remove(name)
     }
 
-    /// Adds a field, or replaces it.
-    pub fn put(&mut self, name: &str, value: Value) {
-        self.0.insert(name.to_owned(), value);
-    }
-
     /// Whether a field is there.
     pub fn has(&self, name: &str) -> bool {
         self.0.contains_key(name)

@@ -40,6 +40,7 @@ pub const GENERATION: &[Field] = &[
     ("priority", "integer", "Lower numbers leave the queue first."),
     ("cache_salt", "string", "Share cached prefixes only with requests of the same salt."),
     ("request_id", "string", "Becomes part of the response's id."),
+    ("include_metrics", "boolean", "Tell where the time went, beside the token counts."),
 ];
 
 /// Of completions only.
@@ -58,6 +59,8 @@ pub const CHAT: &[Field] = &[
     ("tool_choice", "string|object", "none, auto, required, or a function."),
     ("parallel_tool_calls", "boolean", "False takes one call only."),
     ("chat_template_kwargs", "object", "Arguments of the chat template, such as enable_thinking."),
+    ("reasoning_effort", "string", "none, minimal, low, medium, high, xhigh or max."),
+    ("thinking_token_budget", "integer", "Tokens of reasoning at most."),
     ("include_reasoning", "boolean", "False leaves the reasoning out."),
     ("add_generation_prompt", "boolean", "Begin the answer in the prompt."),
     ("continue_final_message", "boolean", "Go on with the last message."),
@@ -76,7 +79,7 @@ pub const RESPONSES: &[Field] = &[
     ("tool_choice", "string|object", "none, auto, required, or a function."),
     ("parallel_tool_calls", "boolean", "False takes one call only."),
     ("text", "object", "format: text, json_object or json_schema."),
-    ("reasoning", "object", "effort: none."),
+    ("reasoning", "object", "effort, as reasoning_effort of chats."),
     ("metadata", "object", "Comes back in the response."),
     ("store", "boolean", "Only false: responses are not kept."),
 ];
@@ -94,8 +97,8 @@ pub const MESSAGES: &[Field] = &[
     ("stream", "boolean", "Send events."),
     ("tools", "array", "Functions that the model may call."),
     ("tool_choice", "object", "auto, any, none, or a tool."),
-    ("thinking", "object", "adaptive, enabled or disabled."),
-    ("output_config", "object", "format: json_schema."),
+    ("thinking", "object", "adaptive, enabled (budget_tokens) or disabled."),
+    ("output_config", "object", "format: json_schema; effort."),
     ("metadata", "object", "Has no effect."),
 ];
 

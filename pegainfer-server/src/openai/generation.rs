@@ -3,6 +3,7 @@
 use super::errors::ApiError;
 use super::params::Params;
 use super::state::AppState;
+use super::timings::Timings;
 use crate::http::Deadline;
 use crate::metrics::{Ending, RequestRecord};
 use crate::text::{Detokenizer, StopScanner, Tokenizer};
@@ -91,6 +92,8 @@ pub struct Generation {
     /// Ready when the request has to end early.
     cutoff: BoxFuture<'static, ApiError>,
     record: RequestRecord,
+    /// When the body was there, if the answer tells where the time went.
+    timed_from: Option<Instant>,
 }
 
 impl Generation {
@@ -102,6 +105,10 @@ impl Generation {
         endpoint: &'static str,
         prompt_field: &'static str,
     ) -> Result<Vec<Self>, ApiError> {
+        if params.include_metrics && requests.len() != 1 {
+            let message = format!("include_metrics is about one choice of one prompt, not about {}", requests.len());
+            return Err(ApiError::invalid("include_metrics", message));
+        }
         for request in &requests {
             state.engine.limits().check(request).map_err(|e| ApiError::from_submit(e, prompt_field))?;
         }
@@ -154,12 +161,18 @@ impl Generation {
             deadline: params.deadline,
             cutoff: state.lifecycle.cutoff(params.deadline),
             record,
+            timed_from: params.include_metrics.then_some(params.received),
         })
     }
 
     /// Token counts so far.
     pub fn counts(&self) -> Counts {
         self.counts
+    }
+
+    /// Where the time went so far, if that was asked for.
+    pub fn timings(&self) -> Option<Timings> {
+        Some(Timings::of(self.record.stages(), self.timed_from?, self.counts.completion))
     }
 
     /// The next piece; `None` after the last one. One piece per token: the last token's carries the finish.
@@ -203,7 +216,7 @@ impl Generation {
     fn token(&mut self, token: TokenOut, at: Instant) -> Piece {
         self.counts.completion += 1;
         self.record.token(at);
-        let started = self.record.is_traced().then(Instant::now);
+        let started = (self.timed_from.is_some() || self.record.is_traced()).then(Instant::now);
         let offset = self.chars;
         let mut decoded = String::new();
         if !token.is_stop || self.include_stop {

@@ -4,7 +4,8 @@
 //! - [`chat`], [`completions`]: the endpoints of OpenAI that everything else is made of. [`responses`], [`anthropic`]: other
 //!   shapes of a chat, translated into one and back.
 //! - [`params`], [`rules`], [`structured`], [`conversation`], [`messages`], [`tools`]: the fields. [`policy`]: all other fields.
-//! - [`generation`], [`exchange`]: what runs. [`answer`], [`blocks`], [`wire`], [`logprobs`], [`sse`]: what goes out.
+//! - [`generation`], [`exchange`]: what runs. [`answer`], [`blocks`], [`wire`], [`logprobs`], [`timings`], [`sse`]: what goes
+//!   out.
 //! - [`info`], [`tokenize`]: the small endpoints. [`openapi`], [`fields_listed`]: what tells of all of them.
 
 mod answer;
@@ -31,6 +32,7 @@ mod sse;
 mod state;
 mod stop;
 mod structured;
+mod timings;
 mod tokenize;
 mod tools;
 mod truncation;

@@ -27,29 +27,89 @@ pub async fn openapi() -> Json<Value> {
     Json(document())
 }
 
+/// An endpoint that takes a body.
+struct Endpoint {
+    path: &'static str,
+    summary: &'static str,
+    required: &'static [&'static str],
+    fields: Vec<Field>,
+    /// A body that gets 200.
+    example: Value,
+    /// Fields that its answer always has.
+    answer: &'static [&'static str],
+}
+
+fn endpoints() -> [Endpoint; 7] {
+    let hello = || json!([{"role": "user", "content": "Hello!"}]);
+    let counted = MESSAGES.iter().filter(|field| COUNTED.contains(&field.0)).copied().collect();
+    [
+        Endpoint {
+            path: "/v1/completions",
+            summary: "Continue a text",
+            required: &["prompt"],
+            fields: [GENERATION, COMPLETIONS].concat(),
+            example: json!({"prompt": "Once upon a time", "max_tokens": 8}),
+            answer: &["id", "object", "created", "model", "choices", "usage"],
+        },
+        Endpoint {
+            path: "/v1/chat/completions",
+            summary: "Answer messages",
+            required: &["messages"],
+            fields: [GENERATION, CHAT].concat(),
+            example: json!({"messages": hello(), "max_tokens": 8}),
+            answer: &["id", "object", "created", "model", "choices", "usage"],
+        },
+        Endpoint {
+            path: "/v1/responses",
+            summary: "Answer items",
+            required: &["input"],
+            fields: RESPONSES.to_vec(),
+            example: json!({"input": "Hello!", "max_output_tokens": 8}),
+            answer: &["id", "object", "created_at", "model", "status", "output", "usage"],
+        },
+        Endpoint {
+            path: "/v1/messages",
+            summary: "Answer messages, as Anthropic's API",
+            required: &["messages", "max_tokens"],
+            fields: MESSAGES.to_vec(),
+            example: json!({"messages": hello(), "max_tokens": 8}),
+            answer: &["id", "type", "role", "content", "model", "stop_reason", "usage"],
+        },
+        Endpoint {
+            path: "/v1/messages/count_tokens",
+            summary: "Tokens of such a prompt",
+            required: &["messages"],
+            fields: counted,
+            example: json!({"messages": hello()}),
+            answer: &["input_tokens"],
+        },
+        Endpoint {
+            path: "/tokenize",
+            summary: "Token ids of a text or of messages",
+            required: &[],
+            fields: TOKENIZE.to_vec(),
+            example: json!({"prompt": "Once upon a time"}),
+            answer: &["count", "max_model_len", "tokens"],
+        },
+        Endpoint {
+            path: "/detokenize",
+            summary: "The text of token ids",
+            required: &["tokens"],
+            fields: vec![("model", "string", ""), ("tokens", "array", "Token ids.")],
+            example: json!({"tokens": [1, 2, 3]}),
+            answer: &["prompt"],
+        },
+    ]
+}
+
 fn document() -> Value {
     let mut paths = Map::new();
-    let counted = MESSAGES.iter().filter(|field| COUNTED.contains(&field.0)).copied().collect();
-    for (path, summary, required, fields) in [
-        ("/v1/completions", "Continue a text", &["prompt"][..], [GENERATION, COMPLETIONS].concat()),
-        ("/v1/chat/completions", "Answer messages", &["messages"], [GENERATION, CHAT].concat()),
-        ("/v1/responses", "Answer items", &["input"], RESPONSES.to_vec()),
-        ("/v1/messages", "Answer messages, as Anthropic's API", &["messages", "max_tokens"], MESSAGES.to_vec()),
-        ("/v1/messages/count_tokens", "Tokens of such a prompt", &["messages"], counted),
-        ("/tokenize", "Token ids of a text or of messages", &[], TOKENIZE.to_vec()),
-        (
-            "/detokenize",
-            "The text of token ids",
-            &["tokens"],
-            vec![("model", "string", ""), ("tokens", "array", "Token ids.")],
-        ),
-    ] {
-        paths.insert(path.into(), json!({"post": with_body(path, summary, required, &fields)}));
+    for endpoint in endpoints() {
+        paths.insert(endpoint.path.into(), json!({"post": with_body(&endpoint)}));
     }
     for (path, method, summary) in [
         ("/v1/models", "get", "The served names"),
         ("/health", "get", "200 while the engine makes progress and takes requests"),
-        ("/ping", "get", "As /health"),
         ("/load", "get", "Requests that run and wait"),
         ("/version", "get", "Version of the server"),
         ("/metrics", "get", "Metrics, in Prometheus' format"),
@@ -60,6 +120,9 @@ fn document() -> Value {
             "503": {"description": "The server is not ready."}});
         paths.insert(path.into(), json!({method: {"summary": summary, "responses": answers}}));
     }
+    let mut ping = paths["/health"].clone();
+    ping["post"] = ping["get"].clone();
+    paths.insert("/ping".into(), ping);
     json!({
         "openapi": "3.1.0",
         "info": {"title": "PegaInfer", "version": env!("CARGO_PKG_VERSION")},
@@ -69,19 +132,22 @@ fn document() -> Value {
     })
 }
 
-fn with_body(path: &str, summary: &str, required: &[&str], fields: &[Field]) -> Value {
+fn with_body(endpoint: &Endpoint) -> Value {
+    let Endpoint { path, summary, required, fields, example, answer } = endpoint;
     let schema = json!({"type": "object", "required": required, "properties": properties(fields)});
-    let any = json!({"type": "object"});
-    let mut content = json!({"application/json": {"schema": any}});
+    let mut content = json!({"application/json": {"schema": {"type": "object", "required": answer}}});
     if path.starts_with("/v1/") && !path.ends_with("count_tokens") {
-        content["text/event-stream"] = json!({"schema": {"type": "string"}});
+        content["text/event-stream"] = json!({});
     }
     let mut responses = json!({"200": {"description": "OK", "content": content}});
+    let error =
+        json!({"type": "object", "required": ["message", "type"], "properties": {"message": {"type": "string"}}});
+    let error = json!({"type": "object", "required": ["error"], "properties": {"error": error}});
     for (status, description) in REFUSALS {
-        responses[status] = json!({"description": description, "content": {"application/json": {"schema": any}}});
+        responses[status] = json!({"description": description, "content": {"application/json": {"schema": error}}});
     }
     json!({"summary": summary, "responses": responses,
-        "requestBody": {"required": true, "content": {"application/json": {"schema": schema}}}})
+        "requestBody": {"required": true, "content": {"application/json": {"schema": schema, "example": example}}}})
 }
 
 /// Each field may also be null, which means absent.

@@ -15,6 +15,7 @@ use pegainfer_core::rules::LogitRules;
 use pegainfer_core::sampling::SamplingParams;
 use serde_json::Value;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Choices for one prompt. OpenAI allows 128.
 const MAX_N: i64 = 128;
@@ -65,6 +66,10 @@ pub struct Params {
     pub ids_as_text: bool,
     /// Run the tokenizer's post-processor (BOS) over the prompt.
     pub add_special_tokens: Option<bool>,
+    /// The answer tells where the time went.
+    pub include_metrics: bool,
+    /// When the body was there.
+    pub received: Instant,
     /// Where the stages of the request go.
     pub trace: Option<Arc<Trace>>,
     sampling: Sampling,
@@ -87,7 +92,8 @@ struct Sampling {
 
 impl Params {
     /// Takes the shared fields out of a body.
-    pub fn take(fields: &mut Fields, headers: &HeaderMap, state: &AppState) -> Result<Self, ApiError> {
+    pub async fn take(fields: &mut Fields, headers: &HeaderMap, state: &AppState) -> Result<Self, ApiError> {
+        let received = Instant::now();
         let model = fields.string("model")?;
         let stream = take_stream(fields)?;
         let prompt_logprobs = fields.integer("prompt_logprobs", 0..=MAX_LOGPROBS)?.map(|n| n as usize);
@@ -121,9 +127,11 @@ impl Params {
             token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
             ids_as_text: fields.bool("return_tokens_as_token_ids")?.unwrap_or(false),
             add_special_tokens: fields.bool("add_special_tokens")?,
+            include_metrics: fields.bool("include_metrics")?.unwrap_or(false),
+            received,
             trace: fields.trace().cloned(),
             sampling: Sampling::take(fields, state)?,
-            rules: rules::take(fields, state, min_tokens, stops)?,
+            rules: rules::take(fields, state, min_tokens, stops).await?,
             ignore_eos,
             priority: fields.integer("priority", i32::MIN.into()..=i32::MAX.into())?.unwrap_or(0) as i32,
             cache_salt: take_cache_salt(fields, state)?,
@@ -164,7 +172,8 @@ impl Params {
             return Err(ApiError::invalid("min_tokens", message));
         }
         if let Some(field) = self.rules.as_ref().and_then(|rules| rules.ban()).filter(|_| grammar.is_some()) {
-            let message = format!("{field} cannot be combined with structured output or a forced call");
+            let message =
+                format!("{field} cannot be combined with structured output, a forced call or thinking_token_budget");
             return Err(ApiError::invalid(field, message).with_code("unsupported_parameter"));
         }
         let request = |choice| {

@@ -16,7 +16,7 @@ const MAX_BAD_WORDS: usize = 128;
 const MAX_BAD_WORD_LENGTH: usize = 128;
 
 /// Takes the fields. `stops`: the token ids that end the request, none of which may come before `min_tokens` others.
-pub fn take(
+pub async fn take(
     fields: &mut Fields,
     state: &AppState,
     min_tokens: usize,
@@ -31,7 +31,7 @@ pub fn take(
         min_tokens,
         stops,
         allowed_token_ids: take_allowed(fields)?,
-        bad_words: take_bad_words(fields, state)?,
+        bad_words: take_bad_words(fields, state).await?,
     };
     Ok(LogitRules::new(rules, state.engine.limits().vocab_size)?)
 }
@@ -67,13 +67,13 @@ fn take_allowed(fields: &mut Fields) -> Result<Option<Vec<u32>>, ApiError> {
 }
 
 /// Each word as tokens, at the start of a text and after a space: most vocabularies spell the two differently.
-fn take_bad_words(fields: &mut Fields, state: &AppState) -> Result<Vec<Vec<u32>>, ApiError> {
+async fn take_bad_words(fields: &mut Fields, state: &AppState) -> Result<Vec<Vec<u32>>, ApiError> {
     let list = fields.list("bad_words")?.unwrap_or_default();
     let invalid = |message: String| ApiError::invalid("bad_words", message);
     if list.len() > MAX_BAD_WORDS {
         return Err(invalid(format!("bad_words may hold at most {MAX_BAD_WORDS} words, got {}", list.len())));
     }
-    let mut words = BTreeSet::new();
+    let mut spellings = Vec::new();
     for value in &list {
         let Some(word) = value.as_str() else {
             return Err(invalid(format!("bad_words must hold strings, got {}", describe(value))));
@@ -82,9 +82,11 @@ fn take_bad_words(fields: &mut Fields, state: &AppState) -> Result<Vec<Vec<u32>>
         if bare.is_empty() || word.len() > MAX_BAD_WORD_LENGTH {
             return Err(invalid(format!("a bad word must have 1 to {MAX_BAD_WORD_LENGTH} bytes and not be blank")));
         }
-        for spelling in [bare.to_string(), format!(" {bare}")] {
-            words.insert(state.checkpoint.tokenizer.encode(&spelling, false).map_err(|e| invalid(e.to_string()))?);
-        }
+        spellings.extend([bare.to_string(), format!(" {bare}")]);
     }
+    if spellings.is_empty() {
+        return Ok(Vec::new());
+    }
+    let words: BTreeSet<Vec<u32>> = state.encode(spellings, false, "bad_words").await?.into_iter().collect();
     Ok(words.into_iter().collect())
 }

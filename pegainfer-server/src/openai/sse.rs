@@ -4,6 +4,7 @@
 use super::errors::ApiError;
 use super::generation::{Counts, Generation, Piece};
 use super::params::StreamOptions;
+use super::timings::Timings;
 use super::wire::Usage;
 use axum::body::{Body, Bytes};
 use axum::http::header;
@@ -17,8 +18,9 @@ use std::convert::Infallible;
 pub trait ChunkFormat: Send + 'static {
     /// Writes the event or events of one piece. `usage` goes into the chunk as it is.
     fn piece(&mut self, out: &mut Events, index: usize, piece: Piece, usage: Option<Option<Usage>>);
-    /// Writes what comes behind all pieces with `include_usage`: in OpenAI's older APIs a chunk of token counts only.
-    fn usage(&mut self, out: &mut Events, usage: Usage);
+    /// Writes what comes behind all pieces with `include_usage` or `include_metrics`: in OpenAI's older APIs a chunk of
+    /// token counts only.
+    fn usage(&mut self, out: &mut Events, usage: Usage, metrics: Option<Timings>);
     /// Writes that the answer failed.
     fn error(&mut self, out: &mut Events, error: &ApiError) {
         out.push_text(&error.body());
@@ -56,11 +58,12 @@ impl Events {
 /// Events under load are gathered up to this many bytes before they are handed to the connection.
 const MAX_GATHER: usize = 16 << 10;
 
-type Item = (usize, Counts, Result<Piece, ApiError>);
+type Item = (usize, Counts, Option<Timings>, Result<Piece, ApiError>);
 
 struct SseStream<F> {
     pieces: SelectAll<BoxStream<'static, Item>>,
     counts: Vec<Counts>,
+    timings: Option<Timings>,
     /// Choices of each prompt.
     n: usize,
     options: StreamOptions,
@@ -81,10 +84,10 @@ pub async fn respond<F: ChunkFormat>(
     let counts = generations.iter().map(Generation::counts).collect();
     let mut pieces: SelectAll<_> = generations.into_iter().enumerate().map(pieces_of).collect();
     let first = pieces.next().await;
-    if let Some((_, _, Err(error))) = first {
+    if let Some((_, _, _, Err(error))) = first {
         return Err(error);
     }
-    let sse = SseStream { pieces, counts, n, options, format, first, done: false };
+    let sse = SseStream { pieces, counts, timings: None, n, options, format, first, done: false };
     let bytes = stream::unfold(sse, |mut sse| async move {
         let bytes = sse.gather().await?;
         Some((Ok::<_, Infallible>(bytes), sse))
@@ -96,7 +99,7 @@ pub async fn respond<F: ChunkFormat>(
 fn pieces_of((index, generation): (usize, Generation)) -> BoxStream<'static, Item> {
     stream::unfold(generation, move |mut generation| async move {
         let piece = generation.next().await?;
-        Some(((index, generation.counts(), piece), generation))
+        Some(((index, generation.counts(), generation.timings(), piece), generation))
     })
     .boxed()
 }
@@ -127,8 +130,9 @@ impl<F: ChunkFormat> SseStream<F> {
 
     fn write(&mut self, out: &mut Events, item: Option<Item>) {
         match item {
-            Some((index, counts, Ok(piece))) => {
+            Some((index, counts, timings, Ok(piece))) => {
                 self.counts[index] = counts;
+                self.timings = timings;
                 let usage = if self.options.continuous_usage {
                     Some(Some(Usage::sum([counts], 1)))
                 } else {
@@ -137,13 +141,14 @@ impl<F: ChunkFormat> SseStream<F> {
                 };
                 self.format.piece(out, index, piece, usage);
             }
-            Some((_, _, Err(error))) => {
+            Some((_, _, _, Err(error))) => {
                 self.format.error(out, &error);
                 self.end(out);
             }
             None => {
-                if self.options.include_usage {
-                    self.format.usage(out, Usage::sum(self.counts.iter().copied(), self.n));
+                if self.options.include_usage || self.timings.is_some() {
+                    let usage = Usage::sum(self.counts.iter().copied(), self.n);
+                    self.format.usage(out, usage, self.timings);
                 }
                 self.end(out);
             }

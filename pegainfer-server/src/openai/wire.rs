@@ -4,6 +4,7 @@ use super::answer::Message;
 use super::generation::{Counts, Finish, Prompt, StopReason};
 use super::logprobs::{ChatLogprobs, CompletionLogprobs, PromptLogprobs};
 use super::params::Params;
+use super::timings::Timings;
 use crate::text::Tokenizer;
 use serde::Serialize;
 
@@ -26,6 +27,9 @@ pub struct Envelope<'a, C> {
     /// Outer `None` leaves the field out; inner `None` writes null.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,
+    /// Present when asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<Timings>,
 }
 
 /// A choice of a completion, whole or as a chunk.

@@ -3,7 +3,11 @@
 //! A turn of the assistant begins with `<think>` or, without reasoning, `</think>`. Reasoning of turns before the last
 //! message of the user is dropped, unless there are tools. Tool calls and results are written in the model's own markup.
 
+mod effort;
+mod python;
 mod tools;
+
+pub use effort::Efforts;
 
 use super::parser::{OutputFormat, ToolFormat};
 use serde_json::{Map, Value};
@@ -24,43 +28,49 @@ const TASKS: [&str; 6] = ["action", "query", "authority", "domain", "title", "re
 pub const OUTPUT_FORMAT: OutputFormat = OutputFormat { reasoning: true, tools: Some(ToolFormat::Dsml) };
 
 /// How a conversation is to be answered.
-struct Options {
+struct Options<'a> {
     thinking: bool,
     /// Leave out the reasoning of turns before the last message of the user.
     drop_thinking: bool,
+    /// Stands before everything.
+    effort: &'a str,
 }
 
-impl Options {
+impl<'a> Options<'a> {
     /// From `chat_template_kwargs`: `thinking` (or `enable_thinking`), `drop_thinking` and `reasoning_effort`.
-    fn take(kwargs: &Map<String, Value>, tools: bool) -> Result<Self, String> {
+    fn take(kwargs: &Map<String, Value>, tools: bool, efforts: &'a Efforts) -> Result<Self, String> {
         let flag = |name: &str| match kwargs.get(name) {
             None | Some(Value::Null) => Ok(None),
             Some(Value::Bool(value)) => Ok(Some(*value)),
             Some(other) => Err(format!("{name} must be true or false, got {other}")),
         };
-        match kwargs.get("reasoning_effort").map(|effort| effort.as_str().unwrap_or_default()) {
-            // The one level that adds no text to the prompt in every release.
-            None | Some("low") => {}
-            Some(_) => {
-                return Err("reasoning_effort must be low: the texts of other levels are not included".to_owned());
-            }
-        }
-        let thinking = flag("thinking")?.or(flag("enable_thinking")?).unwrap_or(false);
-        Ok(Self { thinking, drop_thinking: flag("drop_thinking")?.unwrap_or(true) && !tools })
+        let asked = match kwargs.get("reasoning_effort") {
+            None | Some(Value::Null) => None,
+            Some(Value::String(level)) => Some(level.as_str()),
+            Some(other) => return Err(format!("reasoning_effort must be a string, got {other}")),
+        };
+        let thinking = match (flag("thinking")?.or(flag("enable_thinking")?), asked) {
+            (Some(true), Some("none")) => return Err("reasoning_effort is none, but thinking is true".to_owned()),
+            (Some(thinking), _) => thinking,
+            (None, asked) => asked.is_some_and(|level| level != "none"),
+        };
+        let effort = if thinking { efforts.text(asked)? } else { "" };
+        Ok(Self { thinking, drop_thinking: flag("drop_thinking")?.unwrap_or(true) && !tools, effort })
     }
 }
 
 /// The prompt for `messages`, whose contents are strings. `tools` are in OpenAI's form.
 pub fn render(
+    efforts: &Efforts,
     messages: &[Value],
     tools: Option<&[Value]>,
     add_generation_prompt: bool,
     kwargs: &Map<String, Value>,
 ) -> Result<String, String> {
     let tools = tools.filter(|tools| !tools.is_empty());
-    let options = Options::take(kwargs, tools.is_some())?;
+    let options = Options::take(kwargs, tools.is_some(), efforts)?;
     let last_user = messages.iter().rposition(|m| matches!(role(m), "user" | "tool")).unwrap_or(0);
-    let mut prompt = BOS.to_owned();
+    let mut prompt = BOS.to_owned() + options.effort;
     // Tools follow the system prompt, or stand in its place.
     let shown = tools.map(tools_text);
     if messages.first().map(role) != Some("system") {
@@ -100,7 +110,7 @@ pub fn render(
 }
 
 /// What begins the answer to a message of the user.
-fn opening(message: &Value, options: &Options, last: bool) -> Result<String, String> {
+fn opening(message: &Value, options: &Options<'_>, last: bool) -> Result<String, String> {
     let thinks = options.thinking && (last || !options.drop_thinking);
     let turn = ASSISTANT.to_owned() + if thinks { THINK } else { THINK_END };
     match &message["task"] {
@@ -114,7 +124,7 @@ fn opening(message: &Value, options: &Options, last: bool) -> Result<String, Str
 }
 
 /// An answer of an earlier turn, behind its opening.
-fn answer(message: &Value, options: &Options, after_last_user: bool) -> String {
+fn answer(message: &Value, options: &Options<'_>, after_last_user: bool) -> String {
     let mut text = String::new();
     if options.thinking && (after_last_user || !options.drop_thinking) {
         text = text + message["reasoning_content"].as_str().unwrap_or_default() + THINK_END;
@@ -141,12 +151,42 @@ fn content(message: &Value) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::TempDir;
     use serde_json::json;
     use std::path::PathBuf;
 
     fn prompt(messages: Value, tools: Option<Value>, kwargs: Value) -> Result<String, String> {
         let tools = tools.map(|tools| tools.as_array().unwrap().clone());
-        render(messages.as_array().unwrap(), tools.as_deref(), true, kwargs.as_object().unwrap())
+        let efforts = Efforts::load(&PathBuf::new());
+        render(&efforts, messages.as_array().unwrap(), tools.as_deref(), true, kwargs.as_object().unwrap())
+    }
+
+    #[test]
+    fn the_text_of_an_effort_stands_before_everything() {
+        let dir = TempDir::new("effort");
+        std::fs::create_dir(dir.path().join("encoding")).unwrap();
+        let source = "REASONING_EFFORT_PROMPTS = {'low': '', 'high': 'Well! ', 'max': 'Very well! '}\n";
+        std::fs::write(dir.path().join("encoding/encoding_dsv4.py"), source).unwrap();
+        let efforts = Efforts::load(dir.path());
+        let messages = [json!({"role": "system", "content": "S"}), json!({"role": "user", "content": "a"})];
+        let prompt = |tools: Option<&[Value]>, kwargs: Value| {
+            render(&efforts, &messages, tools, true, kwargs.as_object().unwrap()).unwrap()
+        };
+        let expected = |text: &str, mark: &str| format!("{BOS}{text}S{USER}a{ASSISTANT}{mark}");
+        for (kwargs, text, mark) in [
+            (json!({}), "", THINK_END),
+            (json!({"thinking": true}), "Well! ", THINK),
+            (json!({"reasoning_effort": "max"}), "Very well! ", THINK),
+            (json!({"reasoning_effort": "low", "thinking": true}), "", THINK),
+            (json!({"reasoning_effort": "max", "thinking": false}), "", THINK_END),
+            (json!({"reasoning_effort": "none"}), "", THINK_END),
+        ] {
+            assert_eq!(prompt(None, kwargs.clone()), expected(text, mark), "{kwargs}");
+        }
+        let tools = [json!({"type": "function", "function": {"name": "f"}})];
+        let with_tools =
+            render(&efforts, &messages[1..], Some(&tools), true, json!({"thinking": true}).as_object().unwrap());
+        assert!(with_tools.unwrap().starts_with(&format!("{BOS}Well! \n\n## Tools")));
     }
 
     #[test]
@@ -199,7 +239,9 @@ mod tests {
     fn what_is_not_supported_is_refused_by_name() {
         let user = json!([{"role": "user", "content": "a"}]);
         for (kwargs, name) in [
-            (json!({"reasoning_effort": "max"}), "reasoning_effort"),
+            (json!({"reasoning_effort": "max"}), "encoding/encoding_dsv4.py"),
+            (json!({"reasoning_effort": 5}), "reasoning_effort must be a string"),
+            (json!({"reasoning_effort": "none", "thinking": true}), "reasoning_effort is none"),
             (json!({"thinking": "yes"}), "thinking must be true or false"),
         ] {
             assert!(prompt(user.clone(), None, kwargs).unwrap_err().contains(name));
@@ -219,7 +261,9 @@ mod tests {
             let messages = if input.is_array() { &input } else { &input["messages"] };
             let tools = input.get("tools").and_then(Value::as_array).map(Vec::as_slice);
             let kwargs = json!({"thinking": thinking});
-            let text = render(messages.as_array().unwrap(), tools, false, kwargs.as_object().unwrap()).unwrap();
+            let efforts = Efforts::load(&dir);
+            let text =
+                render(&efforts, messages.as_array().unwrap(), tools, false, kwargs.as_object().unwrap()).unwrap();
             assert_eq!(text, read(format!("test_output_{n}.txt")), "pair {n}");
         }
     }

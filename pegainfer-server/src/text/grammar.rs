@@ -1,5 +1,6 @@
 //! Structured output: schemas, regular expressions and grammars as masks over the vocabulary, by llguidance.
 
+use super::reasoned::{Reasoned, ThinkTokens, Thinking};
 use super::tokenizer::Tokenizer;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
@@ -59,6 +60,7 @@ pub struct GrammarCompiler {
     tokenizer: Arc<Tokenizer>,
     vocab_size: usize,
     eos_token_ids: Vec<u32>,
+    think: Option<ThinkTokens>,
     /// Made when it is first needed: a large vocabulary takes a third of a second.
     parsers: OnceLock<Result<ParserFactory, String>>,
 }
@@ -66,7 +68,20 @@ pub struct GrammarCompiler {
 impl GrammarCompiler {
     /// `vocab_size`: of the model, whose logits the masks are for.
     pub fn new(tokenizer: Arc<Tokenizer>, vocab_size: usize, eos_token_ids: Vec<u32>) -> Self {
-        Self { tokenizer, vocab_size, eos_token_ids, parsers: OnceLock::new() }
+        let think = ThinkTokens::of(&tokenizer);
+        Self { tokenizer, vocab_size, eos_token_ids, think, parsers: OnceLock::new() }
+    }
+
+    /// Whether [`after_reasoning`](Self::after_reasoning) can tell reasoning from an answer.
+    pub fn knows_reasoning(&self) -> bool {
+        self.think.is_some()
+    }
+
+    /// A grammar of reasoning and the answer after it, which without a grammar of its own is any text; `None` if the tags
+    /// are no tokens.
+    pub fn after_reasoning(&self, thinking: Thinking, answer: Option<Arc<dyn Grammar>>) -> Option<Arc<dyn Grammar>> {
+        let think = self.think.clone()?;
+        Some(Arc::new(Reasoned::new(think, thinking, answer, self.vocab_size, &self.eos_token_ids)))
     }
 
     /// Compiles a source; takes milliseconds, of a large schema more.

@@ -2,9 +2,11 @@
 
 mod deepseek_v4;
 mod detokenizer;
+mod effort;
 mod encoder;
 mod grammar;
 pub mod parser;
+mod reasoned;
 mod stop;
 mod template;
 mod tojson;
@@ -13,6 +15,7 @@ mod tokenizer;
 pub use detokenizer::Detokenizer;
 pub use encoder::Encoder;
 pub use grammar::{GrammarCompiler, GrammarSource, with_options};
+pub use reasoned::Thinking;
 pub use stop::StopScanner;
 pub use template::{ChatTemplate, TemplateError};
 pub use tokenizer::{Tokenizer, TokenizerError};

@@ -1,6 +1,7 @@
 //! The checkpoint's chat template: a Jinja program that turns messages into a prompt.
 
 use super::deepseek_v4;
+use super::effort::Switches;
 use super::parser::OutputFormat;
 use super::tojson::tojson;
 use minijinja::value::{Value, ValueKind};
@@ -48,9 +49,9 @@ pub struct ChatTemplate {
 
 /// What makes prompts.
 enum Program {
-    Jinja(Box<Environment<'static>>),
+    Jinja(Box<Environment<'static>>, Switches),
     /// DeepSeek-V4 comes without a template.
-    DeepSeekV4,
+    DeepSeekV4(deepseek_v4::Efforts),
 }
 
 impl ChatTemplate {
@@ -80,8 +81,11 @@ impl ChatTemplate {
     /// What a model type has instead of a template.
     fn without_template(dir: &Path) -> Result<Option<Self>, TemplateError> {
         let is_deepseek_v4 = read_json(&dir.join("config.json"))?["model_type"] == "deepseek_v4";
-        let (program, output_format) = (Program::DeepSeekV4, deepseek_v4::OUTPUT_FORMAT);
-        Ok(is_deepseek_v4.then(|| Self { program, special_tokens: Map::new(), output_format }))
+        Ok(is_deepseek_v4.then(|| Self {
+            program: Program::DeepSeekV4(deepseek_v4::Efforts::load(dir)),
+            special_tokens: Map::new(),
+            output_format: deepseek_v4::OUTPUT_FORMAT,
+        }))
     }
 
     /// Compiles a template with the settings of transformers' `apply_chat_template`.
@@ -97,13 +101,25 @@ impl ChatTemplate {
         env.add_function("raise_exception", raise_exception);
         env.add_function("strftime_now", strftime_now);
         let output_format = OutputFormat::of_template(&source);
+        let switches = Switches::of_template(&source, output_format.reasoning);
         env.add_template_owned(NAME, source)?;
-        Ok(Self { program: Program::Jinja(Box::new(env)), special_tokens, output_format })
+        Ok(Self { program: Program::Jinja(Box::new(env), switches), special_tokens, output_format })
     }
 
     /// What the model writes, by its template.
     pub fn output_format(&self) -> OutputFormat {
         self.output_format
+    }
+
+    /// Adds to the client's `kwargs` what tells the template of this `reasoning_effort`.
+    ///
+    /// # Errors
+    /// One sentence for the client: this model has no such effort.
+    pub fn set_effort(&self, effort: &str, kwargs: &mut Map<String, Json>) -> Result<(), String> {
+        match &self.program {
+            Program::Jinja(_, switches) => switches.set(effort, kwargs),
+            Program::DeepSeekV4(efforts) => efforts.set(effort, kwargs),
+        }
     }
 
     /// The prompt for `messages`. `kwargs` are the client's `chat_template_kwargs`; the arguments proper win over them.
@@ -115,9 +131,9 @@ impl ChatTemplate {
         kwargs: &Map<String, Json>,
     ) -> Result<String, TemplateError> {
         let env = match &self.program {
-            Program::Jinja(env) => env,
-            Program::DeepSeekV4 => {
-                return deepseek_v4::render(messages, tools, add_generation_prompt, kwargs)
+            Program::Jinja(env, _) => env,
+            Program::DeepSeekV4(efforts) => {
+                return deepseek_v4::render(efforts, messages, tools, add_generation_prompt, kwargs)
                     .map_err(TemplateError::Refused);
             }
         };

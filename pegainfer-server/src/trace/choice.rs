@@ -14,7 +14,6 @@ pub struct ChoiceTrace {
     trace: Arc<Trace>,
     choice: usize,
     tokens: Vec<Instant>,
-    detokenizing: Duration,
 }
 
 /// When a choice reached which stage.
@@ -30,12 +29,14 @@ pub struct Stages {
     pub last_token: Instant,
     /// Prompt tokens found in the prefix cache.
     pub cached_tokens: usize,
+    /// Time spent on making text of tokens.
+    pub detokenizing: Duration,
 }
 
 impl ChoiceTrace {
     /// Begins with the submit, which ends the stage before it.
     pub fn new(trace: Arc<Trace>, choice: usize) -> Self {
-        Self { trace, choice, tokens: Vec::new(), detokenizing: Duration::ZERO }
+        Self { trace, choice, tokens: Vec::new() }
     }
 
     /// The engine emitted a token at this time.
@@ -43,11 +44,6 @@ impl ChoiceTrace {
         if self.tokens.len() < MAX_TOKENS {
             self.tokens.push(at);
         }
-    }
-
-    /// It took this long to make text of a token.
-    pub fn detokenized(&mut self, time: Duration) {
-        self.detokenizing += time;
     }
 
     /// Adds what is known at the end of the choice: a stage that was not completed lasts until now.
@@ -69,7 +65,7 @@ impl ChoiceTrace {
         let tokens = self.tokens.iter().map(|&at| event("token", at, vec![])).collect();
         let ended = vec![choice(), ("finish_reason".into(), ending.into())];
         self.trace.add("decode", first, stages.last_token, ended, tokens);
-        let total = ("total_us".into(), self.detokenizing.as_micros().to_string().into());
+        let total = ("total_us".into(), stages.detokenizing.as_micros().to_string().into());
         self.trace.add("detokenize", stages.last_token, now, vec![choice(), total], vec![]);
     }
 }

@@ -16,7 +16,7 @@
 
 use super::{Call, Gates, axpy, dot};
 use crate::cpu::lanes::{Kernel, Lanes};
-use crate::delta::{NO_STATE, Segment};
+use crate::delta::Segment;
 
 /// Tokens of a chunk; the last one of a segment may have fewer.
 const CHUNK: usize = 64;
@@ -47,15 +47,10 @@ impl Kernel for Head<'_> {
         let len = shape.value_dim * shape.key_dim;
         let mut room =
             Room { g: [0.0; CHUNK], u: vec![0.0; CHUNK * shape.value_dim], w: vec![0.0; CHUNK * shape.key_dim] };
+        let mut unkept = Vec::new();
         for segment in Segment::unpack(call.inputs.segments) {
             // SAFETY: this head's matrices of every slot belong to this task, and `state` is dropped before the next segment.
-            let state = unsafe { call.states.slice(call.state(segment.to, head), len) };
-            if segment.from == NO_STATE {
-                state.fill(0.0);
-            } else if segment.from != segment.to {
-                // SAFETY: as above; another slot than that of `state`.
-                state.copy_from_slice(unsafe { call.states.slice(call.state(segment.from, head), len) });
-            }
+            let state = unsafe { call.begin(&segment, head, 0..len, &mut unkept) };
             let tokens = segment.tokens();
             for first in tokens.clone().step_by(CHUNK) {
                 let n = CHUNK.min(tokens.end - first);

@@ -11,10 +11,11 @@ use super::disjoint::Disjoint;
 use super::isa::Isa;
 use super::lanes::{Kernel, Lanes, dispatch};
 use super::rows::per_task;
-use crate::delta::DeltaShape;
+use crate::delta::{DeltaShape, NO_STATE, Segment};
 use half::bf16;
 use pegainfer_core::scratch::Scratch;
 use rayon::prelude::*;
+use std::ops::Range;
 
 /// Of the normalisation of queries and keys.
 const L2_EPS: f32 = 1e-6;
@@ -108,10 +109,36 @@ impl Call<'_> {
         self.gates[token * self.inputs.shape.value_heads + head]
     }
 
-    /// First element of a head's matrix in `states`.
-    fn state(&self, slot: u32, head: usize) -> usize {
+    /// Elements `part` of a head's matrix as they are before a segment, for it to update: in the slot that it goes to, or
+    /// in `room` if its state is not kept.
+    ///
+    /// # Safety
+    /// This part of every slot belongs to the task, and none of it is in use.
+    #[inline(always)]
+    unsafe fn begin<'b>(
+        &'b self,
+        segment: &Segment,
+        head: usize,
+        part: Range<usize>,
+        room: &'b mut Vec<f32>,
+    ) -> &'b mut [f32] {
         let shape = self.inputs.shape;
-        (slot as usize * shape.value_heads + head) * shape.value_dim * shape.key_dim
+        let len = shape.value_dim * shape.key_dim;
+        let at = |slot: u32| (slot as usize * shape.value_heads + head) * len + part.start;
+        let state = if segment.to == NO_STATE {
+            room.resize(part.len(), 0.0);
+            &mut room[..]
+        } else {
+            // SAFETY: the caller's promise.
+            unsafe { self.states.slice(at(segment.to), part.len()) }
+        };
+        if segment.from == NO_STATE {
+            state.fill(0.0);
+        } else if segment.from != segment.to {
+            // SAFETY: as above; another slot than that of `state`.
+            state.copy_from_slice(unsafe { self.states.slice(at(segment.from), part.len()) });
+        }
+        state
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::Call;
 use crate::cpu::lanes::{Kernel, Lanes};
-use crate::delta::{NO_STATE, Segment};
+use crate::delta::Segment;
 
 /// Rows of a head's matrix that one task owns: 8 KiB of state at 128 columns, which stays in the L1 cache over all tokens.
 pub(super) const ROWS: usize = 16;
@@ -22,16 +22,11 @@ impl Kernel for Rows<'_> {
     fn run<S: Lanes>(self, s: S) {
         let Self { call, head, first } = self;
         let shape = call.inputs.shape;
-        let rows = |slot: u32| call.state(slot, head) + first * shape.key_dim;
+        let rows = first * shape.key_dim..(first + ROWS) * shape.key_dim;
+        let mut room = Vec::new();
         for segment in Segment::unpack(call.inputs.segments) {
             // SAFETY: these rows of every slot belong to this task, and `state` is dropped before the next segment.
-            let state = unsafe { call.states.slice(rows(segment.to), ROWS * shape.key_dim) };
-            if segment.from == NO_STATE {
-                state.fill(0.0);
-            } else if segment.from != segment.to {
-                // SAFETY: as above; another slot than that of `state`.
-                state.copy_from_slice(unsafe { call.states.slice(rows(segment.from), ROWS * shape.key_dim) });
-            }
+            let state = unsafe { call.begin(&segment, head, rows.clone(), &mut room) };
             for token in segment.tokens() {
                 // SAFETY: these columns of the output belong to this task.
                 let out = unsafe { call.out.slice(token * shape.v_width() + head * shape.value_dim + first, ROWS) };

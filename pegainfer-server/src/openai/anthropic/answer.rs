@@ -5,6 +5,7 @@ use super::super::errors::ApiError;
 use super::super::exchange::Reader;
 use super::super::generation::{Finish, Generation, Piece, StopReason};
 use super::super::sse::{ChunkFormat, Events};
+use super::super::timings::Timings;
 use super::super::wire::Usage;
 use super::MessagesError;
 use serde_json::{Value, json};
@@ -71,7 +72,7 @@ impl ChunkFormat for Format {
         self.finish = piece.finish.or(self.finish.take());
     }
 
-    fn usage(&mut self, out: &mut Events, counts: Usage) {
+    fn usage(&mut self, out: &mut Events, counts: Usage, _: Option<Timings>) {
         if let Some(change) = self.blocks.close() {
             self.change(out, change);
         }

@@ -6,11 +6,12 @@ use super::history;
 use serde_json::{Map, Value, json};
 
 /// Fields of a chat request that `/v1/messages` says in another way, or not at all.
-const CHAT_ONLY: [&str; 17] = [
+const CHAT_ONLY: [&str; 18] = [
     "best_of",
     "chat_template_kwargs",
     "functions",
     "function_call",
+    "include_metrics",
     "include_reasoning",
     "logprobs",
     "max_completion_tokens",
@@ -37,8 +38,13 @@ const UNIMPLEMENTED: [&str; 8] = [
     "workspace_id",
 ];
 /// What fields of a chat request are called here.
-const NAMES: [(&str, &str); 3] =
-    [("stop", "stop_sequences"), ("response_format", "output_config"), ("chat_template_kwargs", "thinking")];
+const NAMES: [(&str, &str); 5] = [
+    ("stop", "stop_sequences"),
+    ("response_format", "output_config"),
+    ("reasoning_effort", "output_config"),
+    ("chat_template_kwargs", "thinking"),
+    ("thinking_token_budget", "thinking.budget_tokens"),
+];
 
 /// Says an error about a chat request in the words of this API.
 pub fn rename(error: ApiError) -> ApiError {
@@ -69,7 +75,7 @@ pub fn chat(mut fields: Fields, whole: bool) -> Result<Fields, ApiError> {
         chat.insert("stop".into(), stops.into());
     }
     if let Some(thinking) = fields.object("thinking")? {
-        chat.insert("chat_template_kwargs".into(), json!({"enable_thinking": thinks(thinking)?}));
+        think(thinking, &mut chat)?;
     }
     if let Some(config) = fields.object("output_config")? {
         output_config(config, &mut chat)?;
@@ -128,17 +134,22 @@ fn tool_choice(choice: Map<String, Value>, chat: &mut Map<String, Value>) -> Res
     Ok(())
 }
 
-/// Whether the model is to reason. It cannot be told for how long.
-fn thinks(mut thinking: Map<String, Value>) -> Result<bool, ApiError> {
-    if thinking.remove("budget_tokens").is_some_and(|budget| !budget.is_null()) {
-        let message = "thinking.budget_tokens is not implemented: send {\"type\": \"adaptive\"}";
-        return Err(ApiError::invalid("thinking", message).with_code("unsupported_parameter"));
-    }
-    match thinking.get("type").and_then(Value::as_str) {
-        Some("enabled" | "adaptive") => Ok(true),
-        Some("disabled") => Ok(false),
-        _ => Err(ApiError::invalid("thinking", "thinking.type must be adaptive, enabled or disabled")),
-    }
+/// `thinking`: whether the model is to reason, and for how many tokens at most.
+fn think(thinking: Map<String, Value>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
+    let mut thinking = Fields::new(thinking);
+    let budget = thinking.take("budget_tokens");
+    let reason = match (thinking.string("type")?.as_deref(), &budget) {
+        (Some("enabled"), _) | (Some("adaptive"), None) => true,
+        (Some("disabled"), None) => false,
+        (Some("adaptive" | "disabled"), Some(_)) => {
+            let message = "thinking.budget_tokens needs thinking.type \"enabled\"";
+            return Err(ApiError::invalid("thinking", message));
+        }
+        _ => return Err(ApiError::invalid("thinking", "thinking.type must be adaptive, enabled or disabled")),
+    };
+    chat.insert("chat_template_kwargs".into(), json!({"enable_thinking": reason}));
+    chat.extend(budget.map(|budget| ("thinking_token_budget".to_string(), budget)));
+    Ok(())
 }
 
 fn output_config(config: Map<String, Value>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
@@ -152,6 +163,7 @@ fn output_config(config: Map<String, Value>, chat: &mut Map<String, Value>) -> R
         let inner = json!({"name": "output", "schema": schema});
         chat.insert("response_format".into(), json!({"type": "json_schema", "json_schema": inner}));
     }
+    chat.extend(config.take("effort").map(|effort| ("reasoning_effort".to_string(), effort)));
     match config.rest().keys().next() {
         Some(name) => {
             let message = format!("output_config.{} is not implemented", echo(name));

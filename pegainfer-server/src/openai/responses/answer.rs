@@ -6,6 +6,7 @@ use super::super::exchange::Reader;
 use super::super::generation::{Finish, Generation, Piece};
 use super::super::params::Params;
 use super::super::sse::{ChunkFormat, Events};
+use super::super::timings::Timings;
 use super::super::wire::Usage;
 use serde_json::{Map, Value, json};
 
@@ -196,7 +197,7 @@ impl ChunkFormat for Format {
         self.finish = piece.finish.or(self.finish.take());
     }
 
-    fn usage(&mut self, out: &mut Events, usage: Usage) {
+    fn usage(&mut self, out: &mut Events, usage: Usage, _: Option<Timings>) {
         if let Some(change) = self.blocks.close() {
             self.change(out, change);
         }

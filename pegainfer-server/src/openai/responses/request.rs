@@ -6,10 +6,11 @@ use super::input;
 use serde_json::{Map, Value, json};
 
 /// Fields of a chat request that `/v1/responses` says in another way, or not at all.
-const CHAT_ONLY: [&str; 16] = [
+const CHAT_ONLY: [&str; 17] = [
     "best_of",
     "functions",
     "function_call",
+    "include_metrics",
     "include_reasoning",
     "logprobs",
     "max_completion_tokens",
@@ -40,8 +41,12 @@ const UNIMPLEMENTED: [(&str, Value); 12] = [
     ("store", Value::Bool(false)),
 ];
 /// What fields of a chat request are called here.
-const NAMES: [(&str, &str); 3] =
-    [("messages", "input"), ("max_completion_tokens", "max_output_tokens"), ("response_format", "text")];
+const NAMES: [(&str, &str); 4] = [
+    ("messages", "input"),
+    ("max_completion_tokens", "max_output_tokens"),
+    ("response_format", "text"),
+    ("reasoning_effort", "reasoning"),
+];
 /// Fields that a response repeats, and what they are if a request leaves them out.
 const ECHOED: [(&str, Value); 10] = [
     ("instructions", Value::Null),
@@ -115,7 +120,7 @@ fn translate(mut fields: Fields) -> Result<Fields, ApiError> {
         chat.extend(text_format(text)?.map(|format| ("response_format".to_string(), format)));
     }
     if let Some(reasoning) = fields.object("reasoning")? {
-        reason(reasoning, &mut fields)?;
+        reason(reasoning, &mut chat)?;
     }
     chat.extend(fields.rest());
     Ok(Fields::new(chat))
@@ -147,24 +152,15 @@ fn text_format(text: Map<String, Value>) -> Result<Option<Value>, ApiError> {
     }))
 }
 
-/// `reasoning`: a model can be told to reason or not, not how much.
-fn reason(reasoning: Map<String, Value>, fields: &mut Fields) -> Result<(), ApiError> {
+/// `reasoning`: its `effort` is `reasoning_effort`.
+fn reason(reasoning: Map<String, Value>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
     let mut reasoning = Fields::new(reasoning);
-    let effort = reasoning.string("effort").map_err(|error| error.with_param("reasoning"))?;
-    let unsupported = |what: String| {
-        Err(ApiError::invalid("reasoning", format!("{what} is not implemented")).with_code("unsupported_parameter"))
-    };
-    match effort.as_deref() {
-        None => {}
-        Some("none") => {
-            let mut kwargs = fields.object("chat_template_kwargs")?.unwrap_or_default();
-            kwargs.insert("enable_thinking".into(), false.into());
-            fields.put("chat_template_kwargs", kwargs.into());
-        }
-        Some(effort) => return unsupported(format!("reasoning.effort {:?}: only none is, which", echo(effort))),
-    }
+    chat.extend(reasoning.take("effort").map(|effort| ("reasoning_effort".to_string(), effort)));
     match reasoning.rest().keys().next() {
-        Some(name) => unsupported(format!("reasoning.{}", echo(name))),
+        Some(name) => {
+            let message = format!("reasoning.{} is not implemented", echo(name));
+            Err(ApiError::invalid("reasoning", message).with_code("unsupported_parameter"))
+        }
         None => Ok(()),
     }
 }

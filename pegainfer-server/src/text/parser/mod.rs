@@ -25,8 +25,8 @@ mod typed;
 
 pub use forced::{grammar as forced_grammar, grammar_or};
 pub use output::Event;
-pub use reasoning::ReasoningStart;
-pub use tools::{CallPrefix, ToolFormat};
+pub use reasoning::{CLOSE as THINK_CLOSE, OPEN as THINK_OPEN, ReasoningStart};
+pub use tools::{CALL_OPEN, CallPrefix, ToolFormat};
 
 use output::Output;
 use reasoning::ReasoningParser;

@@ -6,7 +6,7 @@ use super::qwen3_coder::FUNCTION;
 use super::tools::{CALL_OPEN, ToolFormat};
 
 /// Opens the reasoning.
-const OPEN: &str = "<think>";
+pub const OPEN: &str = "<think>";
 /// Ends it.
 pub const CLOSE: &str = "</think>";
 
@@ -25,6 +25,12 @@ impl ReasoningStart {
     /// Reads it off the end of the prompt of a model that reasons.
     pub fn after(prompt: &str) -> Self {
         if prompt.trim_end().ends_with(OPEN) { Self::Opened } else { Self::IfOpened }
+    }
+
+    /// Whether reasoning can follow this prompt: not where it goes on with an answer, nor where it holds an empty one, as
+    /// templates write it that were told not to reason.
+    pub fn may_follow(self, prompt: &str, continued: bool) -> bool {
+        self == Self::Opened || (self == Self::IfOpened && !continued && !prompt.trim_end().ends_with(CLOSE))
     }
 
     /// What ends the reasoning that the prompt opened, written as the templates of this format write an empty one.

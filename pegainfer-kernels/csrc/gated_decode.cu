@@ -1,0 +1,95 @@
+// Decode attention (csrc/decode.cuh) of a projection with gates, for heads of 256: norms, partial rotation, the write
+// to the cache, attention and its gate in one launch.
+#include "decode.cuh"
+#include "gated_head.cuh"
+
+// Of P times four elements.
+template <int P> struct Gates {
+    uint2 of[P];
+    __device__ __forceinline__ uint2 apply(int p, uint2 x) const {
+        return make_uint2(gated(x.x, of[p].x), gated(x.y, of[p].y));
+    }
+};
+
+// projected: [tokens, (2 heads + 2 kv_heads) * D].
+struct GatedProjection {
+    const bf16 *projected;
+    const float *q_norm, *k_norm; // [D]
+    const float *rope;            // [positions, rotary]: cosines, then sines
+    const uint32_t *slots;        // [tokens]: kNoSlot for a token that is in the cache already
+    uint32_t positions, rotary;
+    float eps;
+#if __CUDA_ARCH__ >= 900
+    static constexpr bool kFused = true;
+    template <int D> struct Early {
+        Factors q, k;
+    };
+    template <int D> __device__ Early<D> early(uint32_t newest) const {
+        static_assert(D == 256, "a head is one piece for each lane of a warp");
+        if (newest >= positions) __trap();
+        uint32_t lane = threadIdx.x % 32;
+        const float *angles = rope + size_t(newest) * rotary;
+        return {load_factors(q_norm, angles, lane, rotary), load_factors(k_norm, angles, lane, rotary)};
+    }
+    __device__ bool fresh(const Pair &pair) const { return slots[pair.token0] != kNoSlot; }
+
+    // The projection of the pair's token, from its first query head on.
+    template <int D> __device__ __forceinline__ const bf16 *token(const Pair &pair) const {
+        return projected + size_t(pair.token0) * (2 * pair.group + 2) * pair.kv_heads * D;
+    }
+    template <int D, int P> __device__ Gates<P> gates(const Pair &pair, uint32_t column, uint32_t d) const {
+        uint32_t head = pair.kv_head * pair.group + column;
+        Gates<P> out;
+#pragma unroll
+        for (int p = 0; p < P; ++p)
+            out.of[p] = *reinterpret_cast<const uint2 *>(token<D>(pair) + (2 * head + 1) * D + d + p * (D / P));
+        return out;
+    }
+
+    template <int D, int N, int S>
+    __device__ void stage(Shared<D, N, S> &shared, const Pair &pair, bool fresh, const Early<D> &early) const {
+        constexpr int kItems = (8 * N + kWarps) / kWarps; // heads of a warp: queries, then the key
+        uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, items = pair.group + fresh;
+        uint32_t heads = pair.kv_heads * pair.group;
+        const bf16 *q = token<D>(pair) + size_t(2 * pair.kv_head * pair.group) * D + 8 * lane;
+        const bf16 *k = token<D>(pair) + size_t(2 * heads + pair.kv_head) * D + 8 * lane;
+        uint4 x[kItems];
+#pragma unroll
+        for (int j = 0; j < kItems; ++j) { // without branches, so that all loads go out together
+            uint32_t item = min(warp + j * kWarps, items - 1);
+            x[j] = load16(item < pair.group ? q + 2 * item * D : k);
+        }
+        if (fresh && warp == kWarps - 1)
+            *reinterpret_cast<uint4 *>(shared.fresh[1] + 8 * lane) = load16(k + size_t(pair.kv_heads) * D);
+#pragma unroll
+        for (int j = 0; j < kItems; ++j) {
+            uint32_t item = warp + j * kWarps;
+            if (item >= items) break;
+            bool query = item < pair.group;
+            bf16 *to = query ? shared.q + query_piece<N>(item, lane) : shared.fresh[0] + 8 * lane;
+            *reinterpret_cast<uint4 *>(to) =
+                norm_rope(x[j], select(query, early.q, early.k), rotates_with(lane, rotary), 32, D, eps);
+        }
+    }
+#endif
+};
+
+// As `decode_fused` of csrc/attention_decode.cu, with S stages of 16 tokens' keys or values for each warp.
+#define GATED_DECODE(D, S)                                                                                             \
+    extern "C" __global__ __launch_bounds__(32 * kWarps) void gated_decode_##D##_##S(                                  \
+        const bf16 *projected, const float *q_norm, const float *k_norm, const float *rope, const uint32_t *slots,     \
+        bf16 *k, bf16 *v, const uint32_t *qo_indptr, const uint32_t *kv_lens, const uint32_t *block_tables, bf16 *out, \
+        uint32_t heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks, uint32_t positions, uint32_t rotary,      \
+        float eps, float scale, float *parts, uint32_t *arrived) {                                                     \
+        GATED_DECODE_BODY(                                                                                             \
+            (decode<D, 1, S>(GatedProjection{projected, q_norm, k_norm, rope, slots, positions, rotary, eps}, k, v,    \
+                             {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks}, {parts, arrived}, out,      \
+                             heads, scale)))                                                                           \
+    }
+#if __CUDA_ARCH__ >= 900
+#define GATED_DECODE_BODY(CALL) CALL;
+#else
+#define GATED_DECODE_BODY(CALL)
+#endif
+GATED_DECODE(256, 3)
+GATED_DECODE(256, 4)

@@ -1,0 +1,268 @@
+// ops::gated_delta_chunks, first kernel: what the chunks need besides the state. A block of four warps takes one chunk
+// and key head, with all value heads of the group.
+#include "gated_delta_solve.cuh"
+#include <type_traits>
+
+constexpr int kThreads = 128;
+constexpr uint32_t kGroup = 4; // most value heads per key head
+constexpr float kLog2E = 1.4426950408889634f;
+
+struct Shared {
+    union {
+        struct {
+            Tile q, k;
+        } tiles;
+        float matrix[kChunk * kPitch]; // A, and in its place the inverse of I + A
+    };
+    float sum[kGroup][kChunk]; // G in units of ln 2
+    float beta[kGroup][kChunk];
+    float queries[kChunk], keys[kChunk]; // c, a
+    float columns[kChunk];               // a, decayed to the end of the band
+};
+
+// 2^x for x <= 0; what is denormal is 0.
+__device__ __forceinline__ float power(float x) {
+    float out;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+    return out;
+}
+
+// b and a of the tokens that a thread has, two heads apart.
+struct RawGates {
+    float b[kGroup / 2], a[kGroup / 2];
+};
+
+// `b`: of the chunk's first token and the group's first head, a being value_heads further.
+__device__ __forceinline__ RawGates load_gates(const bf16 *b, uint32_t value_heads, size_t width, uint32_t tokens,
+                                               uint32_t group) {
+    RawGates raw = {};
+    uint32_t t = threadIdx.x % kChunk;
+#pragma unroll
+    for (uint32_t i = 0; i < kGroup / 2; ++i) {
+        uint32_t head = 2 * i + threadIdx.x / kChunk;
+        if (head >= group || t >= tokens) continue;
+        raw.b[i] = __bfloat162float(b[t * width + head]);
+        raw.a[i] = __bfloat162float(b[t * width + head + value_heads]);
+    }
+    return raw;
+}
+
+// G and beta of the chunk's tokens for the heads of a group; beyond the last token G stays and beta is 0.
+__device__ __forceinline__ void sum_gates(Shared &s, const RawGates &raw, const float *a_log, const float *dt_bias,
+                                          uint32_t tokens, uint32_t group) {
+    uint32_t t = threadIdx.x % kChunk, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (uint32_t i = 0; i < kGroup / 2; ++i) {
+        uint32_t head = 2 * i + threadIdx.x / kChunk;
+        if (head >= group) continue;
+        float x = raw.a[i] + dt_bias[head], softplus = x > 20.f ? x : log1pf(expf(x));
+        s.sum[head][t] = t < tokens ? -kLog2E * expf(a_log[head]) * softplus : 0.f;
+        s.beta[head][t] = t < tokens ? 1.f / (1.f + expf(-raw.b[i])) : 0.f;
+    }
+    __syncthreads();
+    if (warp < group) {
+        float2 &pair = reinterpret_cast<float2 *>(s.sum[warp])[lane];
+        float sum = pair.x + pair.y;
+        for (int step = 1; step < 32; step *= 2) {
+            float other = __shfl_up_sync(kAll, sum, step);
+            if (lane >= step) sum += other;
+        }
+        pair = make_float2(sum - pair.y, sum);
+    }
+}
+
+// 1 / |q| and 1 / |k| of each token, times 128^-1/2 for q: one row a thread.
+__device__ void load_lengths(Shared &s) {
+    uint32_t t = threadIdx.x % kChunk;
+    bool key = threadIdx.x >= kChunk;
+    const uint4 *tile = key ? s.tiles.k : s.tiles.q;
+    float squares = 0.f;
+#pragma unroll
+    for (uint32_t p = 0; p < kTilePieces; ++p) squares += sum_squares(tile[tile_piece(t, p)]);
+    float scale = rsqrtf(squares + 1e-6f);
+    if (key) {
+        s.keys[t] = scale;
+    } else {
+        s.queries[t] = scale * rsqrtf(float(kHead));
+    }
+}
+
+// Calls f with the warp as a constant: which blocks a warp has is then no arithmetic.
+template <class F> __device__ __forceinline__ void as_constant(uint32_t warp, F f) {
+    switch (warp) {
+    case 0: f(std::integral_constant<int, 0>()); break;
+    case 1: f(std::integral_constant<int, 1>()); break;
+    case 2: f(std::integral_constant<int, 2>()); break;
+    default: f(std::integral_constant<int, 3>());
+    }
+}
+
+// Five blocks of 16 x 16, in the layout of products: of Q Kᵀ band Warp up to the diagonal, then of K Kᵀ that of
+// 3 - Warp.
+using Products = float[kBands + 1][2][4];
+
+template <int Warp> __device__ __forceinline__ void multiply(const Shared &s, Products &d) {
+    constexpr int kOther = kBands - 1 - Warp;
+    uint32_t lane = threadIdx.x % 32, row = lane % 8;
+    const uint4 *q = &s.tiles.q[(16 * Warp + lane % 16) * kRowPieces];
+    const uint4 *k = &s.tiles.k[(16 * kOther + lane % 16) * kRowPieces];
+    const uint4 *columns = &s.tiles.k[(lane / 16 * 8 + row) * kRowPieces];
+#pragma unroll
+    for (uint32_t c = 0; c < kTilePieces; c += 2) {
+        uint32_t column = c / kRowPieces * kColumnPieces, piece = c % kRowPieces;
+        uint32_t at = column + (piece + lane / 16 ^ row), beside = column + (piece + lane / 8 % 2 ^ row);
+        uint4 a = load_matrices(q + at), other = load_matrices(k + at);
+#pragma unroll
+        for (int j = 0; j < int(kBands); ++j) {
+            if (j > Warp && j > kOther) continue;
+            uint4 b = load_matrices(columns + 16 * j * kRowPieces + beside);
+            if (j <= Warp) {
+                mma(d[j][0], a.x, a.y, a.z, a.w, b.x, b.y);
+                mma(d[j][1], a.x, a.y, a.z, a.w, b.z, b.w);
+            }
+            if (j <= kOther) {
+                mma(d[Warp + 1 + j][0], other.x, other.y, other.z, other.w, b.x, b.y);
+                mma(d[Warp + 1 + j][1], other.x, other.y, other.z, other.w, b.z, b.w);
+            }
+        }
+    }
+}
+
+// What the columns of a head's decays have in common, and the vectors that scale the walk's sums.
+__device__ __forceinline__ void scale_columns(Shared &s, const float *sum, Part *part) {
+    uint32_t t = threadIdx.x;
+    if (t >= kChunk) return;
+    float last = sum[kChunk - 1];
+    s.columns[t] = s.keys[t] * power(sum[t | 15] - sum[t]);
+    part->carry.keys[t] = power(sum[t]) * s.keys[t];
+    part->carry.carry[t] = power(last - sum[t]) * s.keys[t];
+    part->read.queries[t] = power(sum[t]) * s.queries[t];
+    if (t == 0) part->carry.decay[0] = power(last);
+}
+
+// One block of products under the decays: of P with its diagonal, of A without. `scale`: of rows lane / 4 and 8
+// further.
+template <bool Diagonal, bool Strict>
+__device__ __forceinline__ void decay_block(float (&to)[2][4], const float (&d)[2][4], const Shared &s,
+                                            const float *sum, uint32_t band, uint32_t column, const float (&scale)[2]) {
+    uint32_t row = threadIdx.x % 32 / 4, first = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+        uint32_t at = 16 * column + 8 * n + first;
+        float2 factor = *reinterpret_cast<const float2 *>(Diagonal ? &s.keys[at] : &s.columns[at]);
+        float2 base = *reinterpret_cast<const float2 *>(&sum[at]);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float here = sum[16 * band + row + 8 * r];
+            float &low = to[n][2 * r], &high = to[n][2 * r + 1];
+            if (!Diagonal) {
+                // A decay of the row times one of the column, from and to the column's last token.
+                float weight = scale[r] * power(here - sum[16 * column + 15]);
+                low = d[n][2 * r] * weight * factor.x, high = d[n][2 * r + 1] * weight * factor.y;
+                continue;
+            }
+            // A power that is not wanted may be infinite, so it is chosen, not multiplied.
+            bool below = n < r;
+            float x = d[n][2 * r] * scale[r], y = d[n][2 * r + 1] * scale[r];
+            low = below || first + Strict <= row ? x * power(here - base.x) * factor.x : 0.f;
+            high = below || first + 1 + Strict <= row ? y * power(here - base.y) * factor.y : 0.f;
+            if (n > r) low = high = 0.f;
+        }
+    }
+}
+
+// From products to P, which is written, and A, which goes to shared memory.
+template <int Warp>
+__device__ __forceinline__ void decay(Shared &s, const Products &products, const float *sum, const float *beta,
+                                      Part *part) {
+    constexpr int kOther = kBands - 1 - Warp;
+    uint32_t lane = threadIdx.x % 32;
+    float query[2], key[2], d[2][4];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        uint32_t i = 16 * kOther + lane / 4 + 8 * r;
+        query[r] = s.queries[16 * Warp + lane / 4 + 8 * r];
+        key[r] = beta[i] * s.keys[i];
+    }
+#pragma unroll
+    for (int j = 0; j <= Warp; ++j) {
+        if (j < Warp) decay_block<false, false>(d, products[j], s, sum, Warp, j, query);
+        else decay_block<true, false>(d, products[j], s, sum, Warp, j, query);
+        part->read.weights[block_index(Warp, j)][lane] =
+            make_uint4(narrow(d[0][0], d[0][1]), narrow(d[1][0], d[1][1]), narrow(d[0][2], d[0][3]),
+                       narrow(d[1][2], d[1][3]));
+    }
+#pragma unroll
+    for (int j = 0; j <= kOther; ++j) {
+        if (j < kOther) decay_block<false, true>(d, products[Warp + 1 + j], s, sum, kOther, j, key);
+        else decay_block<true, true>(d, products[Warp + 1 + j], s, sum, kOther, j, key);
+        store_block(s.matrix, kOther, j, d);
+    }
+}
+
+// Lists the chains to walk through.
+__device__ void list_chains(Chains *chains, const uint32_t *segments, uint32_t count, uint32_t longest) {
+    __shared__ uint32_t listed;
+    if (threadIdx.x == 0) listed = 0;
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < count; i += kThreads) {
+        bool walked = begins_chain(segments, i) && !short_chain(segments, count, i, longest);
+        if (walked) chains->begin[atomicAdd(&listed, 1)] = i;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) chains->count = listed, chains->taken = 0;
+}
+
+// grid: (chunk numbers, key heads).
+extern "C" __global__ void __launch_bounds__(kThreads, 4)
+    gated_delta_parts(const bf16 *mixed, const bf16 *projected, const float *a_log, const float *dt_bias,
+                      const uint32_t *segments, Part *parts, uint32_t tokens, uint32_t count, uint32_t key_heads,
+                      uint32_t value_heads, uint32_t longest) {
+    release_successor();
+    __shared__ __align__(16) Shared s;
+    if (blockIdx.x == 0 && blockIdx.y == 0) {
+        wait_for_predecessor();
+        list_chains(chains_behind(parts, tokens, count, value_heads), segments, count, longest);
+    }
+    // No kernel of a step writes segments.
+    uint32_t begun = 0;
+    for (uint32_t base = 0; base < count; base += kThreads) {
+        uint32_t i = base + threadIdx.x;
+        begun += __syncthreads_count(i < count && first_chunk(load_segment(segments, i), i) <= blockIdx.x);
+    }
+    if (begun == 0) __trap();
+    uint32_t index = begun - 1;
+    Segment segment = load_segment(segments, index);
+    uint32_t first = segment.first + (blockIdx.x - first_chunk(segment, index)) * kChunk;
+    if (segment.end > tokens) __trap();
+    // Blocks without work wait too: the kernel is complete when it and those before it are.
+    if (first >= segment.end || short_chain(segments, count, index, longest)) return wait_for_predecessor();
+    uint32_t here = min(segment.end - first, kChunk), group = value_heads / key_heads, head = blockIdx.y;
+    size_t channels = size_t(2 * key_heads + value_heads) * kHead;
+    size_t width = channels + size_t(value_heads) * kHead + 2 * value_heads;
+
+    wait_for_predecessor();
+    const bf16 *b = projected + first * width + width - 2 * value_heads + head * group;
+    RawGates gates = load_gates(b, value_heads, width, here, group);
+    const bf16 *q = mixed + first * channels + head * kHead;
+    fetch_tile<kThreads>(s.tiles.q, q, channels, here, threadIdx.x);
+    fetch_tile<kThreads>(s.tiles.k, q + key_heads * kHead, channels, here, threadIdx.x);
+    copies_commit();
+    sum_gates(s, gates, a_log + head * group, dt_bias + head * group, here, group);
+    copies_wait_until<0>();
+    __syncthreads();
+    load_lengths(s);
+    __syncthreads();
+    Products products = {};
+    uint32_t warp = threadIdx.x / 32;
+    as_constant(warp, [&](auto w) { multiply<w>(s, products); });
+    for (uint32_t h = 0; h < group; ++h) {
+        Part *part = parts + size_t(blockIdx.x) * value_heads + head * group + h;
+        const float *sum = s.sum[h], *beta = s.beta[h];
+        scale_columns(s, sum, part);
+        __syncthreads();
+        as_constant(warp, [&](auto w) { decay<w>(s, products, sum, beta, part); });
+        __syncthreads();
+        solve(s.matrix, beta, part);
+    }
+}

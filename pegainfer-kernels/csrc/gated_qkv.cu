@@ -1,0 +1,71 @@
+// From the fused projection with gates to rotated queries and a written KV cache, one block a token; and the gates on
+// the output of attention. Every access to memory is of 16 bytes.
+#include "gated_head.cuh"
+
+constexpr uint32_t kPasses = 6; // over the heads of a token, whose loads go out together
+
+// `lanes` of a head: the next power of two from head_dim / 8. A bad slot or position stops the kernel.
+extern "C" __global__ __launch_bounds__(256) void gated_qk_norm_rope_write_kv(
+    const bf16 *__restrict__ projected,     // [tokens, (2 heads + 2 kv_heads) * head_dim]
+    const float *__restrict__ q_norm,       // [head_dim]
+    const float *__restrict__ k_norm,       // [head_dim]
+    const float *__restrict__ rope,         // [positions, rotary]: cosines, then sines
+    const uint32_t *__restrict__ positions, // [tokens]
+    const uint32_t *__restrict__ slots,     // [tokens]
+    bf16 *__restrict__ q,                   // [tokens, heads * head_dim]
+    bf16 *__restrict__ k, bf16 *__restrict__ v, uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t rotary,
+    uint32_t max_position, uint32_t max_slot, float eps, uint32_t lanes) {
+    release_successor();
+    wait_for_predecessor();
+    uint32_t token = blockIdx.x, all = heads + 2 * kv_heads, position = positions[token], slot = slots[token];
+    uint32_t lane = threadIdx.x % lanes, at_once = blockDim.x / lanes, other = rotates_with(lane, rotary);
+    bool inside = 8 * lane < head_dim;
+    uint32_t piece = inside ? lane : 0;
+    const bf16 *row = projected + size_t(token) * (2 * heads + 2 * kv_heads) * head_dim + 8 * piece;
+    Factors by_q, by_k;
+    // All lanes of a warp stay to the end: they add their squares.
+    for (uint32_t first = 0; first < all; first += kPasses * at_once) {
+        uint32_t head = first + threadIdx.x / lanes;
+        uint4 x[kPasses];
+#pragma unroll
+        for (uint32_t i = 0; i < kPasses; ++i) {
+            uint32_t from = min(head + i * at_once, all - 1);
+            x[i] = load16(row + size_t(from < heads ? 2 * from : heads + from) * head_dim);
+            if (!inside) x[i] = make_uint4(0, 0, 0, 0);
+        }
+        if (first == 0) { // behind the first loads
+            if (position >= max_position || (slot >= max_slot && slot != kNoSlot)) __trap();
+            by_q = load_factors(q_norm, rope + size_t(position) * rotary, piece, rotary);
+            by_k = load_factors(k_norm, rope + size_t(position) * rotary, piece, rotary);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < kPasses; ++i) {
+            uint32_t h = head + i * at_once;
+            bool query = h < heads, key = !query && h < heads + kv_heads;
+            uint4 y = norm_rope(x[i], select(query, by_q, by_k), other, lanes, head_dim, eps);
+            if (!inside || h >= all || (!query && slot == kNoSlot)) continue;
+            if (query) {
+                *reinterpret_cast<uint4 *>(q + (size_t(token) * heads + h) * head_dim + 8 * piece) = y;
+                continue;
+            }
+            size_t slab = size_t(slot / kBlock) * kv_heads + h - heads - (key ? 0 : kv_heads);
+            bf16 *to = (key ? k : v) + slab * head_dim * kBlock + cache_piece(slot % kBlock, piece);
+            *reinterpret_cast<uint4 *>(to) = key ? y : x[i];
+        }
+    }
+}
+
+// attended *= sigmoid(gate), 8 elements a thread. Grid: tokens, then enough blocks for a row.
+extern "C" __global__ __launch_bounds__(128) void attention_gate(
+    const bf16 *__restrict__ projected, // [tokens, (2 heads + 2 kv_heads) * head_dim]
+    bf16 *__restrict__ attended,        // [tokens, heads * head_dim]
+    uint32_t heads, uint32_t kv_heads, uint32_t head_dim) {
+    release_successor();
+    wait_for_predecessor();
+    uint32_t column = 8 * (blockIdx.y * blockDim.x + threadIdx.x), head = column / head_dim;
+    if (head >= heads) return;
+    const bf16 *row = projected + size_t(blockIdx.x) * (2 * heads + 2 * kv_heads) * head_dim;
+    uint4 gate = load16(row + column + (head + 1) * head_dim);
+    uint4 *to = reinterpret_cast<uint4 *>(attended + size_t(blockIdx.x) * heads * head_dim + column), x = *to;
+    *to = make_uint4(gated(x.x, gate.x), gated(x.y, gate.y), gated(x.z, gate.z), gated(x.w, gate.w));
+}

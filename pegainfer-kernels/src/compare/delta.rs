@@ -1,0 +1,166 @@
+//! The ops of a gated delta rule layer, and a ragged step of segments for them.
+
+use super::{Case, EPS, Output, allocate, output};
+use crate::ops::{self, DeltaInputs, DeltaShape, DeltaWeights, NO_STATE, SEGMENT_WORDS};
+use pegainfer_core::exec::Exec;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+/// Elements of a head of q, k and v, and taps: a record does not say them, and GPU kernels are built for no others.
+const DIM: usize = 128;
+const TAPS: usize = 4;
+/// Tolerance of products whose operands were rounded to bf16: errors are 0.3% on average, and the largest of many, against
+/// a recurrence in f64 with keys of any likeness, 3% of the root mean square of a row.
+const CHUNKS: f64 = 1.0 / 16.0;
+
+/// The heads of a layer whose projection and convolution are so wide.
+fn shape(projected_width: usize, channels: usize) -> DeltaShape {
+    // The projection has z, b and a beside the channels.
+    let value_heads = (projected_width - channels) / (DIM + 2);
+    let key_heads = (channels - value_heads * DIM) / (2 * DIM);
+    DeltaShape { key_heads, value_heads, key_dim: DIM, value_dim: DIM, taps: TAPS }
+}
+
+/// Segments of about equal length, in turn: one that goes on in its slot and one that goes on from there, unless each has
+/// one token; one that begins a sequence; one whose state is not kept. Those beyond the slots have no state at all.
+fn segments(count: usize, tokens: usize, slots: usize) -> Vec<u32> {
+    let slot = |i: usize| if i < slots { i as u32 } else { NO_STATE };
+    let joined = tokens > count;
+    let segment = |i: usize| {
+        let (from, to) = match i % 4 {
+            1 if joined => (slot(i - 1), slot(i)),
+            2 => (NO_STATE, slot(i)),
+            3 => (slot(i), NO_STATE),
+            _ => (slot(i), slot(i)),
+        };
+        [(i * tokens / count) as u32, ((i + 1) * tokens / count) as u32, from, to]
+    };
+    (0..count).flat_map(segment).collect()
+}
+
+fn upload(exec: &mut Exec, like: &Tensor, tokens: usize, slots: usize) -> Result<Tensor, OpError> {
+    let count = like.rows_cols().0;
+    let mut tensor = allocate(exec, "segments", &[count, SEGMENT_WORDS], DType::U32)?;
+    exec.fill_rows(&mut tensor, &segments(count, tokens, slots))?;
+    Ok(tensor)
+}
+
+/// Calls `op`, if it is one of these.
+pub(super) fn run(
+    exec: &mut Exec,
+    op: &str,
+    read: &[Tensor],
+    written: &mut [Tensor],
+    case: &Case,
+) -> Result<Option<Vec<Output>>, OpError> {
+    match (op, read, &mut written[..]) {
+        ("causal_conv1d", [projected, weight, like, _], [out, tails]) => {
+            let (shape, slots) = (shape(projected.rows_cols().1, out.rows_cols().1), tails.rows_cols().0);
+            let segments = upload(exec, like, out.rows_cols().0, slots)?;
+            ops::causal_conv1d(exec, projected, weight, &segments, shape, tails, out)?;
+        }
+        ("gated_delta_rule", [mixed, projected, a_log, dt_bias, like, _], [out, states]) => {
+            let shape = shape(projected.rows_cols().1, mixed.rows_cols().1);
+            let segments = &upload(exec, like, mixed.rows_cols().0, states.rows_cols().0)?;
+            let inputs = DeltaInputs { mixed, projected, a_log, dt_bias, segments };
+            ops::gated_delta_rule(exec, &inputs, shape, states, out)?;
+        }
+        ("gated_delta_chunks", [mixed, projected, a_log, dt_bias, like, _], [out, states]) => {
+            let (shape, tokens) = (shape(projected.rows_cols().1, mixed.rows_cols().1), mixed.rows_cols().0);
+            let segments = &upload(exec, like, tokens, states.rows_cols().0)?;
+            let inputs = DeltaInputs { mixed, projected, a_log, dt_bias, segments };
+            let room = shape.chunk_scratch(tokens, segments.rows_cols().0);
+            let mut scratch = allocate(exec, "scratch", &[room], DType::U8)?;
+            ops::gated_delta_chunks(exec, &inputs, shape, states, &mut scratch, out)?;
+        }
+        ("gated_rms_norm", [x, projected, weight], [out]) => {
+            let (width, columns) = (x.rows_cols().1, projected.rows_cols().1);
+            let shape = shape(columns, columns - width / DIM * (DIM + 2));
+            ops::gated_rms_norm(exec, x, projected, weight, shape, EPS, out)?;
+        }
+        ("decode_delta", [projected, conv, a_log, dt_bias, norm, like, ..], [out, states, tails]) => {
+            let ((rows, columns), channels) = (projected.rows_cols(), conv.rows_cols().1);
+            let shape = shape(columns, channels);
+            let segments = upload(exec, like, rows, states.rows_cols().0)?;
+            let mut mixed = allocate(exec, "mixed", &[rows, channels], DType::Bf16)?;
+            let mut between = allocate(exec, "read", &[rows, shape.v_width()], DType::F32)?;
+            let (weights, room) = (DeltaWeights { conv, a_log, dt_bias, norm }, (&mut mixed, &mut between));
+            ops::decode_delta(exec, projected, &weights, &segments, shape, EPS, (states, tails), room, out)?;
+        }
+        _ => return Ok(None),
+    }
+    let mut outputs = written.iter().map(|tensor| output(exec, tensor, case)).collect::<Result<Vec<_>, _>>()?;
+    if op == "gated_delta_chunks" {
+        outputs.iter_mut().for_each(|output| output.tolerance = CHUNKS);
+    }
+    if op == "decode_delta" {
+        // What goes into the states was rounded to bf16 on the way, which two devices may do differently.
+        outputs[1].tolerance = outputs[0].tolerance;
+    }
+    Ok(Some(outputs))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compare::compare;
+    use crate::ops::HeadShape;
+    use pegainfer_core::isa::Isa;
+
+    #[test]
+    fn widths_say_which_heads() {
+        for (key_heads, value_heads) in [(16, 32), (2, 4), (16, 16), (16, 48)] {
+            let expected = DeltaShape { key_heads, value_heads, key_dim: DIM, value_dim: DIM, taps: TAPS };
+            assert_eq!(shape(expected.projected_width(), expected.channels()), expected);
+        }
+    }
+
+    #[test]
+    fn segments_cover_the_tokens() {
+        for (count, tokens, slots) in [(1, 1, 1), (5, 5, 9), (7, 100, 5), (8, 9, 8)] {
+            let words = segments(count, tokens, slots);
+            let words = words.as_chunks::<SEGMENT_WORDS>().0;
+            assert_eq!((words[0][0], words[count - 1][1]), (0, tokens as u32));
+            assert!(words.windows(2).all(|pair| pair[0][1] == pair[1][0]));
+            let writes = |slot: u32| words.iter().filter(|segment| segment[3] == slot).count();
+            assert!((0..slots as u32).all(|slot| writes(slot) <= 1));
+        }
+    }
+
+    #[test]
+    fn a_recorded_step_can_be_compared() {
+        let shape = DeltaShape { key_heads: 1, value_heads: 2, key_dim: DIM, value_dim: DIM, taps: TAPS };
+        let (rows, slots) = (5, 6);
+        let mut meta = Exec::meta().unwrap();
+        let mut tensor = |name: &str, shape: &[usize], dtype| meta.tensor(name, shape, dtype).unwrap();
+        let projected = &tensor("projected", &[rows, shape.projected_width()], DType::Bf16);
+        let conv = &tensor("conv", &[TAPS, shape.channels()], DType::F32);
+        let [a_log, dt_bias] = &["a_log", "dt_bias"].map(|name| tensor(name, &[shape.value_heads], DType::F32));
+        let norm = &tensor("norm", &[DIM], DType::F32);
+        let segments = &tensor("segments", &[rows, SEGMENT_WORDS], DType::U32);
+        let mut states = tensor("states", &shape.states(slots), DType::F32);
+        let mut tails = tensor("tails", &shape.tails(slots), DType::Bf16);
+        let mut mixed = tensor("mixed", &[rows, shape.channels()], DType::Bf16);
+        let mut read = tensor("read", &[rows, shape.v_width()], DType::F32);
+        let mut out = tensor("out", &[rows, shape.v_width()], DType::Bf16);
+        let ((), records) = meta.recording(|exec| {
+            ops::causal_conv1d(exec, projected, conv, segments, shape, &mut tails, &mut mixed).unwrap();
+            let inputs = DeltaInputs { mixed: &mixed, projected, a_log, dt_bias, segments };
+            ops::gated_delta_rule(exec, &inputs, shape, &mut states, &mut read).unwrap();
+            let mut scratch = exec.tensor("scratch", &[0], DType::U8).unwrap();
+            ops::gated_delta_chunks(exec, &inputs, shape, &mut states, &mut scratch, &mut read).unwrap();
+            ops::gated_rms_norm(exec, &read, projected, norm, shape, EPS, &mut out).unwrap();
+            let weights = DeltaWeights { conv, a_log, dt_bias, norm };
+            let (memory, room) = ((&mut states, &mut tails), (&mut mixed, &mut read));
+            ops::decode_delta(exec, projected, &weights, segments, shape, EPS, memory, room, &mut out).unwrap();
+        });
+        let heads = HeadShape { heads: 1, kv_heads: 1, head_dim: 64 };
+        let case = Case { shape: heads, context: 1, rope_theta: 1e4 };
+        let mut cpus = [1, 2].map(|threads| Exec::cpu(Isa::available()[0], Some(threads)).unwrap());
+        let [one, other] = &mut cpus;
+        assert_eq!(records.len(), 5);
+        for record in records {
+            let result = compare(one, other, &record, &case).unwrap().unwrap();
+            assert!(result.ok && result.absolute == 0.0, "{}: {result:?}", record.op);
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! `ops::causal_conv1d`: a tile of tokens and channels a block.
+
+use super::delta_rule::check_shape;
+use super::images;
+use crate::ops::DeltaShape;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::tensor::{OpError, Tensor};
+
+/// As in csrc/causal_conv.cu.
+const THREADS: usize = 128;
+const CHANNELS: usize = 8 * THREADS; // of a block
+const SHORT: usize = 4; // tokens of a tile
+const LONG: usize = 16;
+/// Below so many tokens tiles are short: only then are there enough of them, and the tokens of a tile that begin their
+/// segments wait for their tails one after the other (640 tokens, 128 of them such, take 11 us on an H200 instead of 15).
+const MANY: usize = 1024;
+
+pub(crate) fn causal_conv1d(
+    exec: &mut Exec,
+    projected: &Tensor,
+    weight: &Tensor,
+    segments: &Tensor,
+    shape: DeltaShape,
+    tails: &mut Tensor,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    let op = "causal_conv1d";
+    check_shape(op, shape)?;
+    let ((tokens, channels), slots) = (out.rows_cols(), tails.rows_cols().0);
+    let (kernel, tile) = if tokens < MANY { ("causal_conv1d_4", SHORT) } else { ("causal_conv1d_16", LONG) };
+    let launch = exec.gpu()?.launch(op, &images::CAUSAL_CONV, kernel)?;
+    let launch = launch.input(projected).input(weight).input(segments).output(tails).output(out);
+    let launch = launch.u32(channels).u32(shape.projected_width()).u32(tokens).u32(segments.rows_cols().0).u32(slots);
+    let grid = [channels.div_ceil(CHANNELS), tokens.div_ceil(tile).max(1), 1];
+    // SAFETY: matches csrc/causal_conv.cu; the op checked the shapes, the kernel checks the segments.
+    unsafe { launch.overlapped().run(grid, THREADS) }
+}

@@ -1,0 +1,49 @@
+//! `ops::gated_delta_rule`: half a head's matrix a block, which walks through a chain of segments.
+
+use super::{images, pieces};
+use crate::ops::{DeltaInputs, DeltaShape};
+use pegainfer_core::exec::Exec;
+use pegainfer_core::tensor::{OpError, Tensor};
+
+/// As in csrc/delta.cuh: elements of a head.
+pub(super) const DIM: usize = 128;
+/// As in csrc/delta_rule.cu.
+const THREADS: usize = 128;
+const PARTS: usize = 2; // of a head
+
+/// The shapes that the kernels of a gated delta rule layer are built for.
+pub(super) fn check_shape(op: &'static str, shape: DeltaShape) -> Result<(), OpError> {
+    let DeltaShape { key_dim, value_dim, taps, .. } = shape;
+    if (key_dim, value_dim, taps) != (DIM, DIM, 4) {
+        let message = format!(
+            "heads of {key_dim} and {value_dim}, {taps} taps: the GPU kernels are built for {DIM}, {DIM} and 4"
+        );
+        return Err(OpError { op, message });
+    }
+    pieces(op, shape.projected_width())
+}
+
+/// The rule, token by token, on the chains of segments (csrc/segments.cuh) that have at most `longest` tokens; what belongs
+/// to the others stays as it is.
+pub(crate) fn delta_recurrent(
+    exec: &mut Exec,
+    inputs: &DeltaInputs<'_>,
+    shape: DeltaShape,
+    states: &mut Tensor,
+    out: &mut Tensor,
+    longest: usize,
+) -> Result<(), OpError> {
+    let op = "gated_delta_rule";
+    check_shape(op, shape)?;
+    let (segments, slots) = (inputs.segments.rows_cols().0, states.rows_cols().0);
+    if segments == 0 {
+        return Ok(());
+    }
+    let launch = exec.gpu()?.launch(op, &images::DELTA_RULE, "delta_recurrent")?.input(inputs.mixed);
+    let launch = launch.input(inputs.projected).input(inputs.a_log).input(inputs.dt_bias).input(inputs.segments);
+    let launch = launch.output(states).output(out);
+    let launch = launch.u32(shape.key_heads).u32(shape.projected_width()).u32(inputs.mixed.rows_cols().0).u32(slots);
+    let launch = launch.u32(longest.min(u32::MAX as usize)).overlapped();
+    // SAFETY: matches csrc/delta_rule.cu; the op checked the shapes, the kernel checks the segments.
+    unsafe { launch.run([PARTS, shape.value_heads, segments], THREADS) }
+}

@@ -1,0 +1,65 @@
+//! `ops::gated_qk_norm_rope_write_kv`, one block a token, and `ops::attention_gate`.
+
+use super::images;
+use crate::ops::HeadShape;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::kv::BLOCK_SIZE;
+use pegainfer_core::tensor::{OpError, Tensor};
+
+/// Most threads of a block, and passes over the heads whose loads go out together, as in csrc/gated_qkv.cu.
+const MAX_THREADS: usize = 256;
+const PASSES: usize = 6;
+/// Of a block of `attention_gate`, 8 elements each.
+const GATE_THREADS: usize = 128;
+
+/// The GPU's cache has rows of 64 dimensions.
+fn check(op: &'static str, shape: HeadShape) -> Result<(), OpError> {
+    if shape.head_dim.is_multiple_of(64) {
+        return Ok(());
+    }
+    Err(OpError { op, message: format!("head_dim {}: the GPU kernels take multiples of 64", shape.head_dim) })
+}
+
+#[expect(clippy::too_many_arguments, reason = "the operands of the op")]
+pub(crate) fn gated_qk_norm_rope_write_kv(
+    exec: &mut Exec,
+    projected: &Tensor,
+    (q_norm, k_norm): (&Tensor, &Tensor),
+    rope: &Tensor,
+    (positions, slots): (&Tensor, &Tensor),
+    shape: HeadShape,
+    eps: f32,
+    q: &mut Tensor,
+    (k, v): (&mut Tensor, &mut Tensor),
+) -> Result<(), OpError> {
+    let op = "gated_qk_norm_rope_write_kv";
+    check(op, shape)?;
+    let (tokens, (max_position, rotary_dim)) = (projected.rows_cols().0, rope.rows_cols());
+    let max_slot = k.rows_cols().0 * BLOCK_SIZE;
+    let launch = exec.gpu()?.launch(op, &images::GATED_QKV, op)?;
+    let launch = launch.input(projected).input(q_norm).input(k_norm).input(rope).input(positions).input(slots);
+    let launch = launch.output(q).output(k).output(v);
+    let launch = launch.u32(shape.heads).u32(shape.kv_heads).u32(shape.head_dim).u32(rotary_dim);
+    // Of a head.
+    let lanes = (shape.head_dim / 8).next_power_of_two();
+    let heads = shape.heads + 2 * shape.kv_heads;
+    let threads = (heads.div_ceil(PASSES) * lanes).next_multiple_of(32).min(MAX_THREADS);
+    let launch = launch.u32(max_position).u32(max_slot).f32(eps).u32(lanes).overlapped();
+    // SAFETY: matches csrc/gated_qkv.cu; the op checked the shapes, the kernel checks positions and slots.
+    unsafe { launch.run([tokens, 1, 1], threads) }
+}
+
+pub(crate) fn attention_gate(
+    exec: &mut Exec,
+    projected: &Tensor,
+    shape: HeadShape,
+    attended: &mut Tensor,
+) -> Result<(), OpError> {
+    let op = "attention_gate";
+    check(op, shape)?;
+    let (tokens, width) = attended.rows_cols();
+    let launch = exec.gpu()?.launch(op, &images::GATED_QKV, op)?.input(projected).output(attended);
+    let launch = launch.u32(shape.heads).u32(shape.kv_heads).u32(shape.head_dim).overlapped();
+    // SAFETY: matches csrc/gated_qkv.cu; the op checked the shapes.
+    unsafe { launch.run([tokens, (width / 8).div_ceil(GATE_THREADS), 1], GATE_THREADS) }
+}

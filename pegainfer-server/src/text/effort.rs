@@ -1,0 +1,81 @@
+//! `reasoning_effort` as arguments of a chat template.
+
+use serde_json::{Map, Value};
+
+/// What a template lets its caller say about reasoning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Switches {
+    /// It reads `enable_thinking`, which turns reasoning on and off.
+    thinking: bool,
+    /// It reads `reasoning_effort` itself.
+    effort: bool,
+    /// The model reasons.
+    reasons: bool,
+}
+
+impl Switches {
+    /// Reads them off a template.
+    pub fn of_template(source: &str, reasons: bool) -> Self {
+        Self { thinking: source.contains("enable_thinking"), effort: source.contains("reasoning_effort"), reasons }
+    }
+
+    /// Adds the arguments that say `effort`; what `kwargs` hold already stays. A template without levels of effort can only
+    /// be told to reason or not: `none` turns it off, all others turn it on.
+    ///
+    /// # Errors
+    /// One sentence: the template cannot be told, or was told otherwise.
+    pub fn set(self, effort: &str, kwargs: &mut Map<String, Value>) -> Result<(), String> {
+        let reason = effort != "none";
+        if !reason && kwargs.get("enable_thinking") == Some(&Value::Bool(true)) {
+            return Err("reasoning_effort is none, but enable_thinking is true".into());
+        }
+        if self.effort {
+            kwargs.entry("reasoning_effort").or_insert(effort.into());
+        }
+        if self.thinking {
+            kwargs.entry("enable_thinking").or_insert(reason.into());
+        }
+        match (self.effort || self.thinking, reason) {
+            (true, _) => Ok(()),
+            (false, true) if !self.reasons => {
+                Err("reasoning_effort can only be none: this model does not reason".into())
+            }
+            (false, false) if self.reasons => {
+                Err("reasoning_effort cannot be none: this model's chat template has no switch for its reasoning"
+                    .into())
+            }
+            // What the model does anyway.
+            (false, _) => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn an_effort_becomes_what_the_template_knows() {
+        let switch = "{% if enable_thinking %}<think>{% else %}</think>{% endif %}";
+        for (source, effort, kwargs, expected) in [
+            (switch, "none", json!({}), Ok(json!({"enable_thinking": false}))),
+            (switch, "low", json!({"a": 1}), Ok(json!({"a": 1, "enable_thinking": true}))),
+            (switch, "max", json!({"enable_thinking": false}), Ok(json!({"enable_thinking": false}))),
+            (switch, "none", json!({"enable_thinking": true}), Err("enable_thinking is true")),
+            ("{{ reasoning_effort }}</think>", "high", json!({}), Ok(json!({"reasoning_effort": "high"}))),
+            ("{{ reasoning_effort }}", "low", json!({"reasoning_effort": "x"}), Ok(json!({"reasoning_effort": "x"}))),
+            ("no reasoning", "none", json!({}), Ok(json!({}))),
+            ("no reasoning", "low", json!({}), Err("does not reason")),
+            ("always </think>", "low", json!({}), Ok(json!({}))),
+            ("always </think>", "none", json!({}), Err("no switch")),
+        ] {
+            let mut set = kwargs.as_object().unwrap().clone();
+            let outcome = Switches::of_template(source, source.contains("</think>")).set(effort, &mut set);
+            match expected {
+                Ok(expected) => assert_eq!((outcome, Value::Object(set)), (Ok(()), expected), "{source} {effort}"),
+                Err(expected) => assert!(outcome.unwrap_err().contains(expected), "{source} {effort}"),
+            }
+        }
+    }
+}
