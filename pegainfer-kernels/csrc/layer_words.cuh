@@ -43,6 +43,7 @@ struct Step {
     alignas(8) float eps;
     alignas(8) float scale;                    // of the scores, with log2(e)
 };
+static_assert(sizeof(Step) == 24 * 8, "as many as the launcher has");
 
 #if __CUDA_ARCH__ >= 900
 // Where each exchange writes, [M, width / 2] words. Each number of rows has words and epochs of its own, and every
