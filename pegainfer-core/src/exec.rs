@@ -300,6 +300,14 @@ impl Exec {
         self.records.take().unwrap_or_default()
     }
 
+    /// Runs `f` without reports: for an op that is made of others and reports itself.
+    pub fn unrecorded<R>(&mut self, f: impl FnOnce(&mut Self) -> R) -> R {
+        let records = self.records.take();
+        let result = f(self);
+        self.records = records;
+        result
+    }
+
     /// The records of every op that `f` calls.
     pub fn recording<R>(&mut self, f: impl FnOnce(&mut Self) -> R) -> (R, Vec<OpRecord>) {
         self.start_recording();

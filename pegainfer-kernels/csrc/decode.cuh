@@ -16,14 +16,10 @@
 // them to the cache, unless they are there. Nothing then has to wait for another kernel but the projection: KV blocks of
 // earlier steps are copied while it runs.
 #pragma once
+constexpr int kWarps = 4;
 #include "decode_parts.cuh"
 
 #if __CUDA_ARCH__ >= 900
-// Element of the first of dimensions 8 piece ... of a column of the matrix of queries, swizzled as the cache is.
-template <int N> __device__ __forceinline__ uint32_t query_piece(uint32_t column, uint32_t piece) {
-    return ((piece / 8 * 8 * N + column) * 8 + (piece % 8 ^ column % 8)) * 8;
-}
-
 // Of an output without gates.
 struct Ungated {
     __device__ __forceinline__ uint2 apply(int, uint2 x) const { return x; }
@@ -47,7 +43,9 @@ __device__ void decode(const Source &source, bf16 *k, bf16 *v, const Batch &batc
     Shared<D, N, S> &shared = *reinterpret_cast<Shared<D, N, S> *>(raw);
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     release_successor();
-    const Pair pair = find_pair(batch, heads / gridDim.y, 8 * N);
+    // From the end: blocks that find nothing come first and make room while the kernel before this one still runs.
+    const Place place = {gridDim.x - 1 - blockIdx.x, gridDim.x, blockIdx.y, gridDim.y};
+    const Pair pair = find_pair(batch, place, heads / gridDim.y, 8 * N);
     if (pair.parts == 0) {
         // The next kernel takes the end of this one for the end of all before it, so one block has to see that.
         if (blockIdx.x == 0) wait_for_predecessor();
@@ -61,6 +59,7 @@ __device__ void decode(const Source &source, bf16 *k, bf16 *v, const Batch &batc
     ring.table = table + first;
     ring.count = first < end ? (end - first + kWarps - 1) / kWarps : 0;
     ring.blocks = batch.blocks;
+    ring.load_ids();
     if (lane < S) barrier_init(ring.barriers + lane, 1);
     barriers_ready();
     __syncwarp();

@@ -45,12 +45,16 @@ __device__ __forceinline__ uint32_t row_blocks(const Batch &batch, uint32_t row,
     return row >= batch.rows || columns == 0 || columns > most ? 0 : (len + kBlock - 1) / kBlock;
 }
 
+// A block of threads among all that attend for a KV head.
+struct Place {
+    uint32_t item, items, kv_head, kv_heads;
+};
+
 // Finds the row and part of the block's item: each row has one part, and those that the grid has beyond the number of
 // rows go to the rows by their share of all blocks, as long as every warp gets one. Parts are 0 if there is no item.
-__device__ Pair find_pair(const Batch &batch, uint32_t group, uint32_t most) {
-    // From the end: blocks that find nothing come first and make room while the kernel before this one still runs.
-    uint32_t lane = threadIdx.x % 32, item = gridDim.x - 1 - blockIdx.x, spare = gridDim.x - batch.rows, total = 0;
-    Pair pair = {0, blockIdx.y, gridDim.y, group};
+__device__ Pair find_pair(const Batch &batch, const Place &place, uint32_t group, uint32_t most) {
+    uint32_t lane = threadIdx.x % 32, item = place.item, spare = place.items - batch.rows, total = 0;
+    Pair pair = {0, place.kv_head, place.kv_heads, group};
 #pragma unroll 4
     for (uint32_t first = 0; first < batch.rows; first += 32) total += row_blocks(batch, first + lane, group, most);
     total = __reduce_add_sync(kAll, total);
@@ -84,6 +88,11 @@ __device__ __forceinline__ uint32_t add_acq_rel(uint32_t *counter, uint32_t x) {
     uint32_t out;
     asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(out) : "l"(counter), "r"(x) : "memory");
     return out;
+}
+
+// Element of the first of dimensions 8 piece ... of a column of the matrix of queries, swizzled as the cache is.
+template <int N> __device__ __forceinline__ uint32_t query_piece(uint32_t column, uint32_t piece) {
+    return ((piece / 8 * 8 * N + column) * 8 + (piece % 8 ^ column % 8)) * 8;
 }
 
 // Writes a warp's part to shared memory: of each column D numerators, the maximum and the sum.

@@ -4,10 +4,11 @@
 // S[16 tokens, 8 N] = k qᵀ, online softmax in f32 down the columns, O[D, 8 N] += vᵀ p: the 16 rows that a tensor core
 // wants are tokens or dimensions, never idle queries. A block of the cache has the order that ldmatrix reads without bank
 // conflicts.
+//
+// Whoever includes this has defined kWarps before: how many warps of a block of threads attend, each with a ring of S
+// stages.
 #pragma once
 #include "bulk.cuh"
-
-constexpr int kWarps = 4; // of a block of threads; each has a ring of S stages
 
 #if __CUDA_ARCH__ >= 900
 __device__ __forceinline__ float exp2_approx(float x) {
@@ -64,11 +65,14 @@ template <int D, int S> struct Ring {
         return id;
     }
 
+    // Before the first copies.
+    __device__ void load_ids() { ids = load_id(0), ahead = load_id(32); }
+
     // Starts the copies that fill stage number n; called in order, by the whole warp.
     __device__ void fetch(uint32_t n) {
         uint32_t block = n / kStages;
-        if (n % (32 * kStages) == 0) {
-            ids = n == 0 ? load_id(0) : ahead;
+        if (n > 0 && n % (32 * kStages) == 0) {
+            ids = ahead;
             ahead = load_id(block + 32);
         }
         uint32_t id = __shfl_sync(kAll, ids, block % 32), stage = n % S;

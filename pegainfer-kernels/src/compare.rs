@@ -5,6 +5,7 @@ mod batch;
 mod delta;
 #[cfg(test)]
 mod gated;
+mod layers;
 mod sampling;
 
 use crate::ops::{self, FROM_PREVIOUS, HeadShape};
@@ -177,6 +178,7 @@ fn run(exec: &mut Exec, record: &OpRecord, case: &Case) -> Result<Option<Vec<Out
                 out,
             )?;
         }
+        ("decode_layers", ..) => return layers::decode_layers(exec, record, &read, &mut written, case).map(Some),
         ("adjust_logits", [_, spans, edits, masks], [logits]) => {
             return sampling::adjust(exec, logits, spans, edits, masks).map(Some);
         }

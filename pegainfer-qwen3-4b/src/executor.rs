@@ -5,6 +5,7 @@
 //! them; a copy of them is on its way to the host.
 
 use crate::config::Config;
+use crate::decode;
 use crate::engine::LoadError;
 use crate::plan::{Outcome, Step};
 use crate::state::{self, KvLayer};
@@ -14,7 +15,7 @@ use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::schedule::{Graphs, Launches, STEPS_IN_FLIGHT, StepExecutor};
 use pegainfer_core::tensor::{OpError, Tensor};
-use pegainfer_kernels::ops;
+use pegainfer_kernels::ops::{self, DecodeState};
 use pegainfer_kernels::step::{Inputs, Results, Sampler};
 
 /// Largest step an executor is built for.
@@ -43,6 +44,8 @@ pub struct Executor {
     kv: Vec<KvLayer>,
     kv_blocks: usize,
     rope: Tensor,
+    /// Where steps of few rows run all layers at once.
+    decode: Option<DecodeState>,
     inputs: Inputs,
     work: Workspace,
     sampler: Sampler,
@@ -66,7 +69,8 @@ impl Executor {
         let results = [Results::new(&mut exec, rows)?, Results::new(&mut exec, rows)?];
         // Last, because what the rest has left may be what it gets.
         let kv_blocks = state::kv_blocks(&mut exec, &config, bounds)?;
-        let kv = state::allocate_kv(&mut exec, &config, kv_blocks).map_err(LoadError::KvCache)?;
+        let mut kv = state::allocate_kv(&mut exec, &config, kv_blocks).map_err(LoadError::KvCache)?;
+        let decode = DecodeState::new(&mut exec, &decode::model(&config, &weights, &mut kv, &rope))?;
         let captures = bounds.graphs && exec.device() == Device::Cuda;
         let graphs = Graphs::new(if captures { sampler.max_rows() } else { 0 });
         let (launched, finished) = (0, 0);
@@ -77,6 +81,7 @@ impl Executor {
             kv,
             kv_blocks,
             rope,
+            decode,
             inputs,
             work,
             sampler,
@@ -126,7 +131,8 @@ impl StepExecutor for Executor {
 
     fn launch(&mut self, step: &Step) -> Result<(), OpError> {
         assert!(self.launched - self.finished < STEPS_IN_FLIGHT, "too many steps in flight");
-        let Self { exec, config, weights, kv, rope, inputs, work, sampler, graphs, results, .. } = self;
+        let Self { exec, config, weights, kv, rope, decode, inputs, work, sampler, graphs, results, .. } = self;
+        let decode = decode.as_mut();
         let results = &mut results[self.launched % STEPS_IN_FLIGHT];
         let samples = &step.samples;
         // A record is of the ops themselves.
@@ -136,7 +142,7 @@ impl StepExecutor for Executor {
         exec.install(|exec| {
             inputs.fill(exec, step)?;
             work.set_rows(step.tokens.len());
-            graphs.run(size, &mut Pass { exec, config, weights, kv, rope, inputs, work, sampler, step })?;
+            graphs.run(size, &mut Pass { exec, config, weights, kv, rope, decode, inputs, work, sampler, step })?;
             sampler.report(exec, samples, results)
         })??;
         self.launched += 1;
@@ -164,6 +170,7 @@ struct Pass<'a> {
     weights: &'a Weights,
     kv: &'a mut [KvLayer],
     rope: &'a Tensor,
+    decode: Option<&'a mut DecodeState>,
     inputs: &'a mut Inputs,
     work: &'a mut Workspace,
     sampler: &'a mut Sampler,
@@ -187,8 +194,13 @@ impl Pass<'_> {
     /// after the keys and values of the last layer nothing else is wanted of the other tokens.
     fn forward(&mut self) -> Result<(), OpError> {
         let (layers, eps) = (&self.weights.layers, self.config.rms_norm_eps);
-        let Self { exec, weights, inputs, work, sampler, .. } = self;
+        let Self { exec, config, weights, kv, rope, decode, inputs, work, sampler, step } = self;
         ops::embedding(exec, &inputs.tokens, &sampler.sampled, &weights.embedding, &mut work.residual)?;
+        if let Some(state) = decode.as_deref_mut().filter(|_| decode::takes(step)) {
+            let (mut model, batch) = (decode::model(config, weights, kv, rope), inputs.attention(step));
+            let ((mut scratch, residual, normed), at) = (decode::room(work), (&inputs.positions, &inputs.slots));
+            return ops::decode_layers(exec, &mut model, Some(state), at, &batch, &mut scratch, residual, normed);
+        }
         ops::rms_norm(exec, &work.residual, &layers[0].input_norm, eps, &mut work.normed)?;
         for (i, layer) in layers.iter().enumerate() {
             self.attention(layer, i)?;

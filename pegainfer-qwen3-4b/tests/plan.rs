@@ -59,6 +59,31 @@ fn a_decode_step_reads_every_weight_once() {
 }
 
 #[test]
+fn one_op_takes_all_layers_of_few_rows() {
+    for (size, one) in SIZES.into_iter().zip([true, true, true, true, false, false]) {
+        for rows in [1, 2, 3] {
+            let config = config(size);
+            let records = record(&config, rows, 1, 1024).unwrap();
+            let layers: Vec<_> = records.iter().filter(|r| r.op == "decode_layers").collect();
+            if !one || rows > 2 {
+                assert!(layers.is_empty(), "too wide, or too many rows");
+                continue;
+            }
+            let ops: Vec<_> = records.iter().map(|r| r.op).collect();
+            assert_eq!(ops, ["embedding", "decode_layers", "linear", "sample"]);
+            assert_eq!(layers[0].kernel, "one_kernel");
+            let ends = if size.4 { 1 } else { 2 } * config.vocab_size * config.hidden_size;
+            let floor = 2 * (size.5 - ends as u64) + (rows * 1024 * config.kv_bytes_per_token()) as u64;
+            let bytes = layers[0].bytes;
+            assert!(bytes >= floor && bytes < floor + floor / 100, "{bytes} bytes, floor {floor}");
+            let apart = total(&record(&config, 3, 1, 1024).unwrap(), |r| r.flops) * rows as u64 / 3;
+            let flops = total(&records, |r| r.flops);
+            assert!(flops.abs_diff(apart) < apart / 10_000, "{flops} FLOPs, of separate ops {apart}");
+        }
+    }
+}
+
+#[test]
 fn prefill_flops_are_dense_plus_causal_attention() {
     let config = config(SIZES[2]);
     let records = record(&config, 1, 1024, 1024).unwrap();

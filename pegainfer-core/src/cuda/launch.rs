@@ -75,12 +75,13 @@ impl Modules {
 }
 
 /// Most arguments a kernel takes.
-const MAX_ARGUMENTS: usize = 24;
+const MAX_ARGUMENTS: usize = 32;
 
 /// Most tensor maps, before the others.
 const MAX_MAPS: usize = 2;
 
-/// A launch being put together: arguments in the order of the kernel's parameters, then [`run`](Self::run).
+/// A launch being put together: arguments in the order of the kernel's parameters, then [`run`](Self::run). A kernel with
+/// one parameter, a struct whose members take eight bytes each, gets the arguments as its members.
 pub struct Launch {
     op: &'static str,
     kernel: &'static str,
@@ -94,6 +95,7 @@ pub struct Launch {
     shared: u32,
     cluster: u32,
     overlapped: bool,
+    cooperative: bool,
     hopper: bool,
 }
 
@@ -117,6 +119,7 @@ impl Launch {
             shared: 0,
             cluster: 1,
             overlapped: false,
+            cooperative: false,
             hopper,
         }
     }
@@ -185,6 +188,12 @@ impl Launch {
         self
     }
 
+    /// All blocks run at once, whatever else runs on the GPU, or the launch fails: for blocks that wait for each other.
+    pub fn cooperative(mut self) -> Self {
+        self.cooperative = true;
+        self
+    }
+
     /// Launches `grid` blocks of `threads` threads.
     ///
     /// # Safety
@@ -221,23 +230,22 @@ impl Launch {
     }
 
     /// The launch attributes, and how many of them count.
-    fn attributes(&self) -> ([sys::CUlaunchAttribute; 2], u32) {
+    fn attributes(&self) -> ([sys::CUlaunchAttribute; 3], u32) {
+        use sys::{CUlaunchAttributeID as Id, CUlaunchAttributeValue as Value};
         let attribute = |id, value| sys::CUlaunchAttribute { id, pad: [0; 4], value };
-        let cluster = attribute(
-            sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
-            sys::CUlaunchAttributeValue {
-                clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: self.cluster, y: 1, z: 1 },
-            },
-        );
-        let overlap = attribute(
-            sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-        );
-        match (self.overlapped, self.cluster > 1) {
-            (true, true) => ([overlap, cluster], 2),
-            (true, false) => ([overlap, cluster], 1),
-            (false, true) => ([cluster, overlap], 1),
-            (false, false) => ([cluster, overlap], 0),
+        let size = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: self.cluster, y: 1, z: 1 };
+        let cluster = attribute(Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, Value { clusterDim: size });
+        let mut attributes = [cluster; 3];
+        let mut count = usize::from(self.cluster > 1);
+        if self.overlapped {
+            let allowed = Value { programmaticStreamSerializationAllowed: 1 };
+            attributes[count] = attribute(Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, allowed);
+            count += 1;
         }
+        if self.cooperative {
+            attributes[count] = attribute(Id::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, Value { cooperative: 1 });
+            count += 1;
+        }
+        (attributes, count as u32)
     }
 }

@@ -6,7 +6,7 @@ use pegainfer_core::cuda::{COUNTERS, Cuda, Launch, WORKSPACE_BYTES};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 
-/// As in csrc/decode_tiles.cuh.
+/// As in csrc/attention_decode.cu.
 const WARPS: usize = 4;
 /// Columns of the matrix of a row's queries that share a KV head; a kernel takes once or twice as many.
 pub(super) const COLUMNS: usize = 8;

@@ -8,6 +8,7 @@ mod causal_conv1d;
 mod check;
 mod decode_attention;
 mod decode_delta;
+mod decode_layers;
 #[cfg(feature = "deepseek-v4")]
 pub mod deepseek_v4;
 mod embedding;
@@ -35,6 +36,7 @@ pub use attention_gate::attention_gate;
 pub use causal_conv1d::causal_conv1d;
 pub use decode_attention::decode_attention;
 pub use decode_delta::{DeltaWeights, decode_delta};
+pub use decode_layers::{DECODE_LAYERS_ROWS, DecodeLayer, DecodeModel, DecodeScratch, DecodeState, decode_layers};
 pub use embedding::embedding;
 pub use gated_decode_attention::gated_decode_attention;
 pub use gated_delta_chunks::gated_delta_chunks;

@@ -14,8 +14,9 @@ use pegainfer_kernels::cuda;
 use std::collections::HashSet;
 
 /// Steps whose ops are checked: rows, new tokens of each, context. Every kernel that a batch size chooses is among them.
-const STEPS: [(usize, usize, usize); 10] = [
+const STEPS: [(usize, usize, usize); 11] = [
     (1, 1, 1024),
+    (2, 1, 300),
     (3, 1, 100),
     (8, 1, 1024),
     (16, 1, 300),
@@ -106,7 +107,7 @@ impl Report {
 
 /// Calls with the same key are the same call with other values.
 fn key(record: &OpRecord, context: usize) -> String {
-    let context = if matches!(record.op, "attention" | "decode_attention") { context } else { 0 };
+    let context = if matches!(record.op, "attention" | "decode_attention" | "decode_layers") { context } else { 0 };
     let shapes: Vec<_> = record.reads.iter().chain(&record.writes).map(|o| (&o.shape, o.dtype)).collect();
     format!("{} {context} {shapes:?}", record.op)
 }
@@ -137,7 +138,7 @@ mod tests {
         let mut report = Report::default();
         for model in BUNDLED.map(|model| crate::testing::model_dir().with_file_name(model)) {
             let model = Model::load(&model).unwrap();
-            for (batch, tokens, context) in [(3, 1, 20), (2, 3, 50)] {
+            for (batch, tokens, context) in [(1, 1, 40), (3, 1, 20), (2, 3, 50)] {
                 for record in model.records(batch, tokens, context).unwrap() {
                     if report.seen.insert(key(&record, context)) {
                         report.op(&mut cpu, &mut portable, &record, &model.case(context)).unwrap();

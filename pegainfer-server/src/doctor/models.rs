@@ -23,6 +23,9 @@ pub enum Model {
     Qwen35(qwen35::config::Config),
 }
 
+/// Layers that are checked: the second one finds what the first one hands on.
+const LAYERS: usize = 2;
+
 /// Shapes that people use, each with as many layers as have ops of different shapes.
 pub fn typical() -> impl Iterator<Item = (&'static str, Model)> {
     let models = [
@@ -37,7 +40,10 @@ impl Model {
     /// Of the checkpoint in `dir`.
     pub fn load(dir: &Path) -> Result<Self> {
         match detect::detect(dir)? {
-            Family::Qwen3 => Ok(Self::Qwen3(qwen3::config::Config::load(dir)?)),
+            Family::Qwen3 => {
+                let config = qwen3::config::Config::load(dir)?;
+                Ok(Self::Qwen3(qwen3::config::Config { layers: config.layers.min(LAYERS), ..config }))
+            }
             #[cfg(feature = "qwen35")]
             Family::Qwen35 => Ok(Self::Qwen35(qwen35::config::Config::load(dir)?)),
             #[cfg(feature = "deepseek-v4")]
@@ -94,7 +100,7 @@ fn qwen3_4b() -> qwen3::config::Config {
         vocab_size: 151_936,
         hidden_size: 2560,
         intermediate_size: 9728,
-        layers: 1,
+        layers: LAYERS,
         shape: HeadShape { heads: 32, kv_heads: 8, head_dim: 128 },
         rms_norm_eps: 1e-6,
         rope_theta: 1e6,

@@ -1,0 +1,195 @@
+// The products of decode_layers.cu: out = x wᵀ for M rows of x, with x in shared memory and the weights on their way
+// through a ring.
+//
+// Every block has an even share of the rows of each matrix. Four warps do nothing but start copies by the copy engine,
+// through all products of all layers: while the block waits for x, the ring fills with the weights of the next product.
+// (Copies of a whole piece of a row read 4.6 TB/s on an H200, where 16 bytes a thread read 4.2.) Eight warps multiply,
+// each with an eighth of the columns of every stage; their sums meet in shared memory.
+#pragma once
+#include "layer_words.cuh"
+
+constexpr uint32_t kStageRows = 8, kStageColumns = 1280;  // at most
+constexpr uint32_t kPitch = 2 * kStageColumns + 64;       // bytes of a row, so that two rows have different banks
+constexpr uint32_t kStageBytes = kStageRows * kPitch;
+constexpr uint32_t kMaxStages = 16;
+constexpr uint32_t kInFlight = 2; // stages whose copies are under way: more delay what other blocks wait for
+constexpr uint32_t kProducers = 4;
+constexpr uint32_t kConsumers = 32 * kWarps;
+constexpr uint32_t kGroups = kStageColumns / 32 / kWarps; // of 32 columns, of a warp in a stage
+constexpr uint32_t kInputPad = 64;                        // bytes after each row of x, as above
+
+#if __CUDA_ARCH__ >= 900
+// Of the warps that multiply.
+__device__ __forceinline__ void consumers_sync() { asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory"); }
+
+// The block's share of a product: `out` results for each row of x from result `first` on, which are sums of `rows` rows
+// of w. Gated: the rows of the gate, then those of up, which are `n` rows further in w. Columns come in equal chunks.
+struct Product {
+    const bf16 *w;
+    uint32_t n, k, first, out, rows, chunks, chunk;
+
+    __device__ Product(const bf16 *w, uint32_t n, uint32_t k, bool gated) : w(w), n(n), k(k) {
+        first = n / 2 * blockIdx.x / gridDim.x * 2; // pairs, which make a word
+        out = n / 2 * (blockIdx.x + 1) / gridDim.x * 2 - first;
+        rows = gated ? 2 * out : out;
+        chunks = (k + kStageColumns - 1) / kStageColumns;
+        chunk = (k / 32 + chunks - 1) / chunks * 32;
+    }
+    __device__ const bf16 *row(uint32_t r) const { return w + size_t(r < out ? first + r : n + first + r - out) * k; }
+    __device__ uint32_t width(uint32_t c) const { return min(chunk, k - c * chunk); }
+    __device__ uint32_t padded_rows() const { return (rows + kStageRows - 1) / kStageRows * kStageRows; }
+};
+
+enum Projection { kQkv, kOutput, kGateUp, kDown };
+
+template <int D> __device__ __forceinline__ Product product_of(const Step &step, const Layer &layer, uint32_t i) {
+    switch (i) {
+    case kQkv: return Product(layer.qkv, (step.heads + 2 * step.kv_heads) * D, step.hidden, false);
+    case kOutput: return Product(layer.o, step.hidden, step.heads * D, false);
+    case kGateUp: return Product(layer.gate_up, step.intermediate, step.hidden, true);
+    default: return Product(layer.down, step.hidden, step.intermediate, false);
+    }
+}
+
+// Stages of 8 rows and up to kStageColumns columns. `full` completes when the copies of all producers are there,
+// `empty` when all warps that multiply have read them.
+struct WeightRing {
+    uint64_t *full, *empty; // [kMaxStages]
+    uint8_t *bytes;         // [stages, kStageRows, kPitch]
+    uint32_t stages;
+};
+
+// A place in the ring that goes round it.
+struct Cursor {
+    uint32_t stage = 0, parity = 0;
+    __device__ __forceinline__ void next(uint32_t stages) {
+        if (++stage == stages) stage = 0, parity ^= 1;
+    }
+};
+
+// One of the threads that start copies, of rows `sub` and `sub` + kProducers of each stage.
+struct Producer {
+    const WeightRing &ring;
+    uint32_t sub;
+    Cursor next, oldest; // the oldest whose copies may be under way
+    uint32_t started = 0;
+
+    __device__ void run(const Product &p) {
+        constexpr uint32_t kEach = kStageRows / kProducers;
+        for (uint32_t row = sub; row < p.rows + sub; row += kStageRows) {
+            const bf16 *from[kEach];
+            uint32_t mine = 0;
+#pragma unroll
+            for (uint32_t j = 0; j < kEach; ++j) {
+                bool has = row + j * kProducers < p.rows;
+                from[j] = p.row(has ? row + j * kProducers : 0), mine += has;
+            }
+            for (uint32_t c = 0; c < p.chunks; ++c) {
+                if (started >= kInFlight) {
+                    wait(ring.full + oldest.stage, oldest.parity);
+                    oldest.next(ring.stages);
+                }
+                ++started;
+                uint32_t bytes = p.width(c) * sizeof(bf16);
+                wait(ring.empty + next.stage, next.parity ^ 1);
+                arrive_expecting(ring.full + next.stage, mine * bytes);
+                uint8_t *to = ring.bytes + next.stage * kStageBytes + sub * kPitch;
+#pragma unroll
+                for (uint32_t j = 0; j < kEach; ++j) {
+                    if (j < mine) copy_bulk(to + j * kProducers * kPitch, from[j], bytes, ring.full + next.stage);
+                    from[j] += p.chunk;
+                }
+                next.next(ring.stages);
+            }
+        }
+    }
+};
+
+// The warps that multiply: x to shared memory, the sums of a product, and its results.
+template <int M> struct Multiplier {
+    const WeightRing &ring;
+    uint8_t *x;  // [M, k bf16 and kInputPad bytes]
+    float *sums; // [kWarps, M, rows of the product in whole stages]
+    Cursor next;
+    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+
+    __device__ uint2 *input(uint32_t row, uint32_t k, uint32_t quad) const {
+        return reinterpret_cast<uint2 *>(x + row * (2 * k + kInputPad) + 8 * quad);
+    }
+
+    // x = the values of an exchange, [M, k]
+    __device__ void stage(const uint64_t *words, uint32_t k, uint32_t tag) const {
+        constexpr int kBatch = 5; // loads under way
+        for (uint32_t row = 0; row < M; ++row)
+            for (uint32_t first = threadIdx.x; first < k / 4; first += kBatch * kConsumers) {
+                uint2 v[kBatch];
+                const uint64_t *from = words + (size_t(row) * k + 4 * first) / 2;
+                auto inside = [&](int i) { return first + i * kConsumers < k / 4; };
+                await_quads<kBatch>(v, tag, [&](int i) { return inside(i) ? from + 2 * i * kConsumers : nullptr; });
+#pragma unroll
+                for (int i = 0; i < kBatch; ++i)
+                    if (inside(i)) *input(row, k, first + i * kConsumers) = v[i];
+            }
+        consumers_sync();
+    }
+
+    // sums = x wᵀ, a part from each warp
+    __device__ void multiply(const Product &p) {
+        uint32_t pad = p.padded_rows();
+        const uint8_t *columns = x + lane / 4 * (2 * p.k + kInputPad) + lane % 4 * 16 + warp * 64;
+#pragma unroll 1
+        for (uint32_t row = 0; row < pad; row += kStageRows) {
+            float d[4][4] = {}; // products that do not wait for each other
+            const uint8_t *in = columns;
+#pragma unroll 1
+            for (uint32_t c = 0; c < p.chunks; ++c, in += 2 * p.chunk) stage_product(d, in, p.width(c) / 32);
+            if (lane / 4 < M)
+                *reinterpret_cast<float2 *>(sums + (warp * M + lane / 4) * pad + row + lane % 4 * 2) =
+                    make_float2((d[0][0] + d[1][0]) + (d[2][0] + d[3][0]), (d[0][1] + d[1][1]) + (d[2][1] + d[3][1]));
+        }
+        consumers_sync();
+    }
+
+    // Adds a stage of `groups` groups of 32 columns. Rows of x are the rows of the tensor core's a, rows of w the
+    // columns of its b.
+    __device__ __forceinline__ void stage_product(float (&d)[4][4], const uint8_t *in, uint32_t groups) {
+        uint4 w[kGroups], v[kGroups];
+        const uint8_t *at = ring.bytes + next.stage * kStageBytes + lane / 4 * kPitch + lane % 4 * 16 + warp * 64;
+        wait(ring.full + next.stage, next.parity);
+#pragma unroll
+        for (uint32_t j = 0; j < kGroups; ++j) {
+            bool inside = warp + kWarps * j < groups;
+            w[j] = v[j] = make_uint4(0, 0, 0, 0);
+            if (inside) w[j] = *reinterpret_cast<const uint4 *>(at + 64 * kWarps * j);
+            if (inside && lane / 4 < M) v[j] = *reinterpret_cast<const uint4 *>(in + 64 * kWarps * j);
+        }
+#pragma unroll
+        for (uint32_t j = 0; j < kGroups; ++j) {
+            mma(d[2 * j % 4], v[j].x, 0, v[j].y, 0, w[j].x, w[j].y);
+            mma(d[(2 * j + 1) % 4], v[j].z, 0, v[j].w, 0, w[j].z, w[j].w);
+        }
+        __syncwarp();
+        if (lane == 0) arrive(ring.empty + next.stage);
+        next.next(ring.stages);
+    }
+
+    // Row `row` of the block's rows of w with row `token` of x.
+    __device__ float sum(const Product &p, uint32_t token, uint32_t row) const {
+        const float *from = sums + token * p.padded_rows() + row;
+        float s = 0.f;
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) s += from[w * M * p.padded_rows()];
+        return s;
+    }
+
+    // Tells all blocks value(row of x, result of the block) of all results.
+    template <typename F>
+    __device__ void publish(const Product &p, uint64_t *words, uint32_t tag, const F &value) const {
+        for (uint32_t i = threadIdx.x; i < M * p.out / 2; i += kConsumers) {
+            uint32_t token = i / (p.out / 2), r = 2 * (i - token * (p.out / 2));
+            uint64_t *to = words + (size_t(token) * p.n + p.first + r) / 2;
+            put_word(to, narrow(value(token, r), value(token, r + 1)), tag);
+        }
+    }
+};
+#endif

@@ -1,0 +1,227 @@
+//! `ops::decode_layers` in one kernel: csrc/decode_layers.cu.
+
+use super::images;
+use crate::ops::{AttentionBatch, DecodeModel, HeadShape};
+use pegainfer_core::cuda::{COUNTERS, Cuda, WORKSPACE_BYTES};
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+/// Most rows that the kernel takes: from four on, a chain of kernels is faster.
+pub const DECODE_LAYERS_ROWS: usize = 2;
+
+/// As in csrc/decode_layers.cu and the files it includes.
+const HEAD: usize = 128;
+const GROUP: usize = 8;
+const MAX_HIDDEN: usize = 4096;
+/// Elements of the residual stream that a block adds to.
+const MAX_OWN: usize = 64;
+const WARPS: usize = 8;
+const THREADS: usize = 32 * (WARPS + 4);
+const STAGE_ROWS: usize = 8;
+const STAGE_BYTES: usize = STAGE_ROWS * (2 * 1280 + 64);
+const MAX_STAGES: usize = 16;
+/// Fewer would not let weights wait for x.
+const MIN_STAGES: usize = 4;
+const INPUT_PAD: usize = 64;
+/// More than the shared memory that the kernel has without asking.
+const FIXED_BYTES: usize = 1024;
+/// Of `AttentionRoom<128>`.
+const ATTENTION_BYTES: usize = WARPS * 64 * HEAD + 16 * HEAD + 4 * HEAD + 128;
+const PART_BYTES: usize = GROUP * (HEAD + 4) * size_of::<f32>();
+
+/// What a launch depends on.
+#[derive(Debug, Clone, Copy)]
+struct Dims {
+    hidden: usize,
+    intermediate: usize,
+    shape: HeadShape,
+    multiprocessors: usize,
+    /// Bytes of shared memory that a block can have.
+    shared: usize,
+}
+
+impl Dims {
+    /// Of an H200, for plans without a GPU.
+    const PLANNED: (usize, usize) = (132, 232_448);
+
+    fn new(model: &DecodeModel<'_>, (multiprocessors, shared): (usize, usize)) -> Self {
+        let (hidden, intermediate) = model.widths();
+        Self { hidden, intermediate, shape: model.shape, multiprocessors, shared }
+    }
+
+    /// Blocks of threads: every one needs a part in every product.
+    fn blocks(&self) -> usize {
+        let least = self.hidden.min(self.intermediate).min(self.shape.qkv_width());
+        self.multiprocessors.min(least / 2)
+    }
+
+    /// Bytes of x and of the sums of a product, or of attention, which takes their place.
+    fn room(&self, rows: usize) -> usize {
+        let Self { hidden, intermediate, shape, .. } = *self;
+        let widest = hidden.max(shape.q_width()).max(intermediate);
+        let share = |n: usize| 2 * (n / 2).div_ceil(self.blocks());
+        let most = share(hidden).max(share(shape.qkv_width())).max(2 * share(intermediate));
+        let sums = WARPS * rows * most.next_multiple_of(STAGE_ROWS) * size_of::<f32>();
+        (rows * (2 * widest + INPUT_PAD) + sums).max(ATTENTION_BYTES).next_multiple_of(128)
+    }
+
+    /// Stages of the ring of weights.
+    fn stages(&self, rows: usize) -> usize {
+        (self.shared.saturating_sub(FIXED_BYTES + self.room(rows)) / STAGE_BYTES).min(MAX_STAGES)
+    }
+
+    fn fit(&self) -> bool {
+        let Self { hidden, intermediate, shape, .. } = *self;
+        let heads = shape.is_supported() && shape.head_dim == HEAD && shape.group() <= GROUP;
+        let widths = [hidden, intermediate].iter().all(|n| *n > 0 && n.is_multiple_of(32)) && hidden <= MAX_HIDDEN;
+        if !heads || !widths {
+            return false;
+        }
+        let blocks = self.blocks();
+        let attends = blocks / shape.kv_heads >= DECODE_LAYERS_ROWS;
+        let counted = blocks <= COUNTERS && blocks * PART_BYTES <= WORKSPACE_BYTES;
+        let owns = 2 * (hidden / 2).div_ceil(blocks) <= MAX_OWN;
+        attends && counted && owns && self.stages(DECODE_LAYERS_ROWS) >= MIN_STAGES
+    }
+
+    /// Words of two elements of all exchanges, for each row.
+    fn words(&self) -> usize {
+        (self.hidden + self.shape.qkv_width() + self.shape.q_width() + self.intermediate) / 2
+    }
+}
+
+/// What the kernel finds on a GPU from step to step: where weights and caches are, and how far its exchanges are. It
+/// belongs to one model and stays valid as long as the model's tensors live.
+#[derive(Debug)]
+pub struct DecodeState {
+    /// Of the tensors of all layers, in the order of `Layer` in csrc/layer_words.cuh.
+    addresses: Vec<u64>,
+    table: Tensor,
+    /// For each number of rows: exchanges so far, of every block.
+    epochs: Tensor,
+    /// For each number of rows: words of eight bytes.
+    words: Tensor,
+}
+
+impl DecodeState {
+    /// `None` where the kernel cannot run: on another GPU than Hopper, on a CPU, or with another shape than the kernel
+    /// was written for. Without a device, as on an H200.
+    pub fn new(exec: &mut Exec, model: &DecodeModel<'_>) -> std::io::Result<Option<Self>> {
+        let gpu = match exec.device() {
+            Device::Cpu(_) => return Ok(None),
+            Device::Meta => Dims::PLANNED,
+            Device::Cuda => {
+                let gpu = exec.gpu().map_err(std::io::Error::other)?;
+                if gpu.capability() != (9, 0) {
+                    return Ok(None);
+                }
+                (gpu.multiprocessors(), gpu.shared_memory())
+            }
+        };
+        let dims = Dims::new(model, gpu);
+        if model.layers.is_empty() || !dims.fit() {
+            return Ok(None);
+        }
+        let addresses = if exec.device() == Device::Cuda { addresses(model) } else { Vec::new() };
+        let mut table = exec.tensor("decode table", &[model.layers.len(), 20], DType::U32)?;
+        let halves: Vec<u32> = addresses.iter().flat_map(|at| [*at as u32, (*at >> 32) as u32]).collect();
+        if !halves.is_empty() {
+            exec.fill_rows(&mut table, &halves).map_err(std::io::Error::other)?;
+        }
+        let epochs = exec.tensor("decode epochs", &[DECODE_LAYERS_ROWS, dims.blocks()], DType::U32)?;
+        let sets = DECODE_LAYERS_ROWS * (DECODE_LAYERS_ROWS + 1) / 2;
+        let words = exec.tensor("decode words", &[sets, dims.words(), 2], DType::U32)?;
+        Ok(Some(Self { addresses, table, epochs, words }))
+    }
+}
+
+/// In the order of `Layer` in csrc/layer_words.cuh.
+fn addresses(model: &DecodeModel<'_>) -> Vec<u64> {
+    let layer = |layer: &crate::ops::DecodeLayer<'_>| {
+        let (norms, cache) = (layer.head_norms, &layer.cache);
+        let attention = [layer.input_norm, layer.qkv, norms.0, norms.1, &*cache.0, &*cache.1];
+        let rest = [layer.o, layer.post_norm, layer.gate_up, layer.down];
+        attention.into_iter().chain(rest).map(Tensor::device).collect::<Vec<_>>()
+    };
+    model.layers.iter().flat_map(layer).collect()
+}
+
+/// All layers of up to [`DECODE_LAYERS_ROWS`] rows; the op checked the shapes.
+pub(crate) fn decode_layers(
+    exec: &mut Exec,
+    model: &mut DecodeModel<'_>,
+    state: &mut DecodeState,
+    slots: &Tensor,
+    batch: &AttentionBatch<'_>,
+    residual: &mut Tensor,
+    normed: &mut Tensor,
+) -> Result<(), OpError> {
+    let op = "decode_layers";
+    let gpu: &mut Cuda = exec.gpu()?;
+    let dims = Dims::new(model, (gpu.multiprocessors(), gpu.shared_memory()));
+    if addresses(model) != state.addresses || !dims.fit() {
+        return Err(OpError { op, message: "the state was made for another model".to_owned() });
+    }
+    let (rows, max_blocks) = batch.block_tables.rows_cols();
+    let kernel = match (rows, dims.hidden) {
+        (1, ..=3072) => "decode_layers_1_3072",
+        (1, _) => "decode_layers_1_4096",
+        (_, ..=3072) => "decode_layers_2_3072",
+        _ => "decode_layers_2_4096",
+    };
+    let (workspace, counters) = (gpu.workspace(), gpu.counters());
+    let epochs = state.epochs.device() + ((rows - 1) * dims.blocks() * size_of::<u32>()) as u64;
+    // The sets of fewer rows come before.
+    let words = state.words.device() + (rows * (rows - 1) / 2 * dims.words() * size_of::<u64>()) as u64;
+    let blocks = model.layers[0].cache.0.rows_cols().0;
+    let scale = (HEAD as f32).sqrt().recip() * std::f32::consts::LOG2_E;
+    let launch = gpu.launch(op, &images::DECODE_LAYERS, kernel)?;
+    let launch = launch.input(&state.table).input(model.final_norm).input(model.rope).input(slots);
+    let launch = launch.input(batch.qo_indptr).input(batch.kv_lens).input(batch.block_tables);
+    let launch = launch.output(residual).output(normed).pointer(epochs).pointer(words);
+    let launch = launch.pointer(workspace).pointer(counters);
+    let launch = launch.u32(model.layers.len()).u32(dims.hidden).u32(dims.shape.heads).u32(dims.shape.kv_heads);
+    let launch = launch.u32(dims.intermediate).u32(model.rope.rows_cols().0).u32(max_blocks).u32(blocks);
+    let launch = launch.u32(dims.stages(rows)).f32(model.eps).f32(scale).overlapped().cooperative();
+    let launch = launch.shared(dims.stages(rows) * STAGE_BYTES + dims.room(rows));
+    // SAFETY: matches `Step` in csrc/layer_words.cuh. The op checked the shapes, the table is of these layers, and the
+    // kernel checks block ids and positions.
+    unsafe { launch.run([dims.blocks(), 1, 1], THREADS) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dims(hidden: usize, intermediate: usize, heads: usize, kv_heads: usize, gpu: (usize, usize)) -> Dims {
+        let shape = HeadShape { heads, kv_heads, head_dim: HEAD };
+        Dims { hidden, intermediate, shape, multiprocessors: gpu.0, shared: gpu.1 }
+    }
+
+    #[test]
+    fn dense_models_of_up_to_8b_fit_an_h200() {
+        let on = |hidden, width, heads, kv_heads| dims(hidden, width, heads, kv_heads, Dims::PLANNED);
+        for (hidden, width, heads, kv_heads) in
+            [(320, 896, 4, 2), (1024, 3072, 16, 8), (2560, 9728, 32, 8), (4096, 12_288, 32, 8)]
+        {
+            let dims = on(hidden, width, heads, kv_heads);
+            assert!(dims.fit() && dims.blocks() == 132, "{dims:?}");
+            for rows in 1..=DECODE_LAYERS_ROWS {
+                let shared = FIXED_BYTES + dims.stages(rows) * STAGE_BYTES + dims.room(rows);
+                assert!(shared <= Dims::PLANNED.1, "{dims:?}");
+            }
+        }
+        assert_eq!(on(2560, 9728, 32, 8).stages(1), 7);
+        assert!(!on(5120, 17_408, 40, 8).fit(), "too wide for the norm");
+        assert!(!on(2560, 9728, 32, 2).fit(), "16 heads share a KV head");
+        assert!(!on(2560, 9720, 32, 8).fit(), "rows are no multiple of 32");
+        assert!(!dims(2560, 9728, 32, 8, (132, 101_376)).fit(), "too little shared memory");
+    }
+
+    #[test]
+    fn every_block_has_a_part_in_every_product() {
+        let small = dims(128, 256, 1, 1, Dims::PLANNED);
+        assert_eq!(small.blocks(), 64);
+        assert!(small.fit());
+    }
+}

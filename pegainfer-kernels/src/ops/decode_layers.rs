@@ -1,0 +1,316 @@
+//! All layers of a decode step of few rows.
+
+use super::check::Check;
+use super::{AttentionBatch, attention, decode_attention, linear, linear_add_norm, linear_swiglu, qkv, rms_norm};
+use crate::cuda;
+use crate::heads::HeadShape;
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::record::OpRecord;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+pub use crate::cuda::{DECODE_LAYERS_ROWS, DecodeState};
+
+/// One layer of a [`DecodeModel`], all bf16.
+#[derive(Debug)]
+pub struct DecodeLayer<'a> {
+    /// `[hidden]`.
+    pub input_norm: &'a Tensor,
+    /// Queries, keys, values: `[(heads + 2 kv_heads) * head_dim, hidden]`.
+    pub qkv: &'a Tensor,
+    /// Of queries and of keys, `[head_dim]`.
+    pub head_norms: (&'a Tensor, &'a Tensor),
+    /// Keys and values, see [`HeadShape::cache`].
+    pub cache: (&'a mut Tensor, &'a mut Tensor),
+    /// `[hidden, heads * head_dim]`.
+    pub o: &'a Tensor,
+    /// `[hidden]`.
+    pub post_norm: &'a Tensor,
+    /// Gate, then up: `[2 * intermediate, hidden]`.
+    pub gate_up: &'a Tensor,
+    /// `[hidden, intermediate]`.
+    pub down: &'a Tensor,
+}
+
+/// What is the same in every step.
+#[derive(Debug)]
+pub struct DecodeModel<'a> {
+    /// First to last, at least one.
+    pub layers: Vec<DecodeLayer<'a>>,
+    /// `[hidden]` bf16.
+    pub final_norm: &'a Tensor,
+    /// See [`rope_table`](super::rope_table).
+    pub rope: &'a Tensor,
+    /// Heads of all layers.
+    pub shape: HeadShape,
+    /// Of all norms.
+    pub eps: f32,
+}
+
+impl DecodeModel<'_> {
+    /// Hidden and intermediate size.
+    pub(crate) fn widths(&self) -> (usize, usize) {
+        (self.final_norm.elements(), self.layers.first().map_or(0, |layer| layer.down.rows_cols().1))
+    }
+}
+
+/// Room for what the separate ops hand on, shaped as there. What it holds afterwards depends on the device.
+#[derive(Debug)]
+pub struct DecodeScratch<'a> {
+    /// `[rows, hidden]`.
+    pub delta: &'a mut Tensor,
+    /// `[rows, (heads + 2 kv_heads) * head_dim]`.
+    pub qkv: &'a mut Tensor,
+    /// `[rows, heads * head_dim]`.
+    pub q: &'a mut Tensor,
+    /// `[rows, heads * head_dim]`.
+    pub attended: &'a mut Tensor,
+    /// `[rows, 2 * intermediate]`.
+    pub gate_up: &'a mut Tensor,
+    /// `[rows, intermediate]`.
+    pub activated: &'a mut Tensor,
+}
+
+/// From the residual stream after the embedding to `normed`, its value under the final norm, for rows of one token each.
+///
+/// It is [`rms_norm`], and for each layer [`linear`], [`decode_attention`], [`linear_add_norm`], [`linear_swiglu`] and
+/// [`linear_add_norm`], in their roundings. `residual`, `normed`: `[rows, hidden]` bf16; `at` (positions and slots) and
+/// `batch` as in `decode_attention`. With `state`, a GPU takes up to [`DECODE_LAYERS_ROWS`] rows in one kernel, whose sums
+/// have another order; otherwise these ops run.
+#[expect(clippy::too_many_arguments, reason = "the operands of a whole model")]
+pub fn decode_layers(
+    exec: &mut Exec,
+    model: &mut DecodeModel<'_>,
+    state: Option<&mut DecodeState>,
+    at: (&Tensor, &Tensor),
+    batch: &AttentionBatch<'_>,
+    scratch: &mut DecodeScratch<'_>,
+    residual: &mut Tensor,
+    normed: &mut Tensor,
+) -> Result<(), OpError> {
+    check(exec.device(), model, at, batch, scratch, residual, normed)?;
+    let state = state.filter(|_| residual.rows_cols().0 <= DECODE_LAYERS_ROWS);
+    exec.record(|device| {
+        let kernel = match device {
+            Device::Cpu(isa) => isa.name(),
+            Device::Cuda | Device::Meta if state.is_some() => "one_kernel",
+            Device::Cuda | Device::Meta => "separate",
+        };
+        record(kernel, model, at, batch, residual, normed)
+    });
+    match (exec.device(), state) {
+        (Device::Cuda, Some(state)) => cuda::decode_layers(exec, model, state, at.1, batch, residual, normed),
+        _ => exec.unrecorded(|exec| separately(exec, model, at, batch, scratch, residual, normed)),
+    }
+}
+
+/// The ops that it is made of.
+fn separately(
+    exec: &mut Exec,
+    model: &mut DecodeModel<'_>,
+    at: (&Tensor, &Tensor),
+    batch: &AttentionBatch<'_>,
+    scratch: &mut DecodeScratch<'_>,
+    residual: &mut Tensor,
+    normed: &mut Tensor,
+) -> Result<(), OpError> {
+    let (shape, eps, rope) = (model.shape, model.eps, model.rope);
+    let DecodeScratch { delta, qkv, q, attended, gate_up, activated } = scratch;
+    let mut layers = model.layers.iter_mut().peekable();
+    if let Some(first) = layers.peek() {
+        rms_norm(exec, residual, first.input_norm, eps, normed)?;
+    }
+    while let Some(layer) = layers.next() {
+        let cache = (&mut *layer.cache.0, &mut *layer.cache.1);
+        linear(exec, normed, layer.qkv, qkv)?;
+        decode_attention(exec, qkv, layer.head_norms, rope, at, batch, shape, eps, cache, q, attended)?;
+        linear_add_norm(exec, attended, layer.o, residual, layer.post_norm, eps, delta, normed)?;
+        linear_swiglu(exec, normed, layer.gate_up, gate_up, activated)?;
+        let next = layers.peek().map_or(model.final_norm, |next| next.input_norm);
+        linear_add_norm(exec, activated, layer.down, residual, next, eps, delta, normed)?;
+    }
+    Ok(())
+}
+
+/// Checks shapes and dtypes of the operands.
+fn check(
+    device: Device,
+    model: &DecodeModel<'_>,
+    at: (&Tensor, &Tensor),
+    batch: &AttentionBatch<'_>,
+    scratch: &DecodeScratch<'_>,
+    residual: &Tensor,
+    normed: &Tensor,
+) -> Result<(), OpError> {
+    let check = Check("decode_layers");
+    let (shape, (hidden, width)) = (model.shape, model.widths());
+    let rows = residual.rows_cols().0;
+    check.that(!model.layers.is_empty(), "there are no layers")?;
+    check.that(batch.queries == (1, 1), "a row has another number of queries than one")?;
+    check.that(batch.block_tables.rows_cols().0 == rows, "rows and tokens differ in number")?;
+    for tensor in [residual, normed, &*scratch.delta] {
+        check.is(tensor, DType::Bf16, &[rows, hidden])?;
+    }
+    check.is(scratch.gate_up, DType::Bf16, &[rows, 2 * width])?;
+    check.is(scratch.activated, DType::Bf16, &[rows, width])?;
+    check.is(model.final_norm, DType::Bf16, &[hidden])?;
+    for layer in &model.layers {
+        let cache = (&*layer.cache.0, &*layer.cache.1);
+        qkv::check(check, device, scratch.qkv, layer.head_norms, model.rope, at, shape, scratch.q, cache)?;
+        attention::check(check, device, scratch.q, cache, batch, shape, scratch.attended)?;
+        check.is(layer.input_norm, DType::Bf16, &[hidden])?;
+        check.is(layer.post_norm, DType::Bf16, &[hidden])?;
+        check.is(layer.qkv, DType::Bf16, &[shape.qkv_width(), hidden])?;
+        check.is(layer.o, DType::Bf16, &[hidden, shape.q_width()])?;
+        check.is(layer.gate_up, DType::Bf16, &[2 * width, hidden])?;
+        check.is(layer.down, DType::Bf16, &[hidden, width])?;
+    }
+    Ok(())
+}
+
+/// Reads weights, the tokens that rows attend to, and a few rows; activations stay in caches.
+fn record(
+    kernel: &'static str,
+    model: &DecodeModel<'_>,
+    at: (&Tensor, &Tensor),
+    batch: &AttentionBatch<'_>,
+    residual: &Tensor,
+    normed: &Tensor,
+) -> OpRecord {
+    let (rows, (hidden, width), shape) = (residual.rows_cols().0, model.widths(), model.shape);
+    let tables = [batch.qo_indptr, batch.kv_lens, batch.block_tables];
+    let mut reads = vec![residual, model.final_norm, model.rope, at.0, at.1, tables[0], tables[1], tables[2]];
+    let mut writes = vec![residual, normed];
+    let rotated = 10 * rows * (shape.heads + shape.kv_heads) * shape.head_dim;
+    let token = 2 * shape.kv_heads * shape.head_dim; // elements of a token's keys and values
+    let mut elements = (3 * rows + 1) * hidden + rows * 2 * shape.head_dim; // a row of rope is f32
+    let mut flops = 4 * (rows * hidden) as u64;
+    for layer in &model.layers {
+        let matrices = [layer.qkv, layer.o, layer.gate_up, layer.down];
+        let weights: usize = matrices.iter().map(|w| w.elements()).sum();
+        elements += weights + 2 * hidden + 2 * shape.head_dim + (batch.cached as usize + rows) * token;
+        flops += (2 * rows * weights + rotated + 5 * rows * width + 10 * rows * hidden) as u64;
+        flops += attention::flops(batch, shape);
+        let (cache, norms) = (&layer.cache, layer.head_norms);
+        reads.extend([layer.input_norm, layer.qkv, norms.0, norms.1, cache.0, cache.1]);
+        reads.extend([layer.o, layer.post_norm, layer.gate_up, layer.down]);
+        writes.extend([&*cache.0, &*cache.1]);
+    }
+    let bytes = (elements * DType::Bf16.size()) as u64;
+    OpRecord::new("decode_layers", kernel, &reads, &writes, flops).with_bytes(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::rope_table;
+    use crate::testing::{Host, bf16s};
+    use half::bf16;
+
+    const SHAPE: HeadShape = HeadShape { heads: 4, kv_heads: 2, head_dim: 64 };
+    const HIDDEN: usize = 96;
+    const WIDTH: usize = 160;
+    const BLOCKS: usize = 4;
+
+    /// A layer's weights, in the order of [`DecodeLayer`], then its caches.
+    fn layer(host: &mut Host, seed: u64) -> ([Tensor; 8], [Tensor; 2]) {
+        let weights: [&[usize]; 8] = [
+            &[HIDDEN],
+            &[SHAPE.qkv_width(), HIDDEN],
+            &[SHAPE.head_dim],
+            &[SHAPE.head_dim],
+            &[HIDDEN, SHAPE.q_width()],
+            &[HIDDEN],
+            &[2 * WIDTH, HIDDEN],
+            &[HIDDEN, WIDTH],
+        ];
+        let mut tensor = |shape: &[usize], seed| host.bf16("layer", shape, &bf16s(shape.iter().product(), seed));
+        let weights = std::array::from_fn(|i| tensor(weights[i], 10 * seed + i as u64));
+        (weights, SHAPE.cache(Device::Meta, BLOCKS).map(|shape| tensor(&shape, seed)))
+    }
+
+    /// Every operand of two rows.
+    struct Operands {
+        layers: Vec<([Tensor; 8], [Tensor; 2])>,
+        room: [Tensor; 6],
+        residual: Tensor,
+        normed: Tensor,
+    }
+
+    impl Operands {
+        fn new(host: &mut Host) -> Self {
+            let layers = (1..3).map(|seed| layer(host, seed)).collect();
+            let (qkv, q) = (SHAPE.qkv_width(), SHAPE.q_width());
+            let widths = [HIDDEN, qkv, q, q, 2 * WIDTH, WIDTH];
+            let room = widths.map(|width| host.zeros("room", &[2, width], DType::Bf16));
+            let residual = host.bf16("residual", &[2, HIDDEN], &bf16s(2 * HIDDEN, 5));
+            Self { layers, room, residual, normed: host.zeros("normed", &[2, HIDDEN], DType::Bf16) }
+        }
+
+        fn results(&self) -> Vec<&[bf16]> {
+            let caches = self.layers.iter().flat_map(|(_, caches)| caches.iter().map(Tensor::host));
+            caches.chain([self.residual.host(), self.normed.host()]).collect()
+        }
+    }
+
+    #[test]
+    fn it_is_the_separate_ops_and_one_record() {
+        Host::each(|mut host| {
+            let rope = rope_table(&mut host.exec, 64, SHAPE.head_dim, 1e6).unwrap();
+            let (eps, final_norm) = (1e-6, host.bf16("final_norm", &[HIDDEN], &bf16s(HIDDEN, 7)));
+            let at = (&host.u32("positions", &[19, 4]), &host.u32("slots", &[16 + 3, 2 * 16 + 4]));
+            let mut block_tables = host.zeros("block_tables", &[2, 2], DType::U32);
+            block_tables.host_mut::<u32>().copy_from_slice(&[3, 1, 2, 0]);
+            let batch = AttentionBatch {
+                qo_indptr: &host.u32("qo_indptr", &[0, 1, 2]),
+                kv_lens: &host.u32("kv_lens", &[20, 5]),
+                block_tables: &block_tables,
+                queries: (1, 1),
+                longest: 20,
+                attended: 25,
+                cached: 25,
+            };
+            let mut one = Operands::new(&mut host);
+            let mut apart = Operands::new(&mut host);
+            let exec = &mut host.exec;
+
+            let Operands { layers, room, residual, normed } = &mut one;
+            let mut model = DecodeModel {
+                layers: layers.iter_mut().map(decode_layer).collect(),
+                final_norm: &final_norm,
+                rope: &rope,
+                shape: SHAPE,
+                eps,
+            };
+            let [delta, qkv, q, attended, gate_up, activated] = room;
+            let mut scratch = DecodeScratch { delta, qkv, q, attended, gate_up, activated };
+            let (done, records) = exec
+                .recording(|exec| decode_layers(exec, &mut model, None, at, &batch, &mut scratch, residual, normed));
+            done.unwrap();
+
+            let Operands { layers, room, residual, normed } = &mut apart;
+            let [delta, qkv, q, attended, gate_up, activated] = room;
+            rms_norm(exec, residual, &layers[0].0[0], eps, normed).unwrap();
+            for l in 0..2 {
+                let (before, after) = layers.split_at_mut(l + 1);
+                let ([_, qkv_w, q_norm, k_norm, o, post_norm, gate_up_w, down], [k, v]) = &mut before[l];
+                let next = after.first().map_or(&final_norm, |(next, _)| &next[0]);
+                linear(exec, normed, qkv_w, qkv).unwrap();
+                let norms = (&*q_norm, &*k_norm);
+                decode_attention(exec, qkv, norms, &rope, at, &batch, SHAPE, eps, (k, v), q, attended).unwrap();
+                linear_add_norm(exec, attended, o, residual, post_norm, eps, delta, normed).unwrap();
+                linear_swiglu(exec, normed, gate_up_w, gate_up, activated).unwrap();
+                linear_add_norm(exec, activated, down, residual, next, eps, delta, normed).unwrap();
+            }
+            assert!(one.results() == apart.results());
+            let weights: u64 = apart.layers.iter().flat_map(|(weights, _)| weights).map(Tensor::bytes).sum();
+            let [record] = &records[..] else { panic!("{records:?}") };
+            assert!(record.bytes > weights && record.bytes < 2 * weights);
+        });
+    }
+
+    fn decode_layer((weights, caches): &mut ([Tensor; 8], [Tensor; 2])) -> DecodeLayer<'_> {
+        let [input_norm, qkv, q_norm, k_norm, o, post_norm, gate_up, down] = &*weights;
+        let [k, v] = caches;
+        DecodeLayer { input_norm, qkv, head_norms: (q_norm, k_norm), cache: (k, v), o, post_norm, gate_up, down }
+    }
+}
