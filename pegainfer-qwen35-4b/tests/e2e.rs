@@ -62,22 +62,30 @@ fn every_step_agrees_with_the_reference() {
     }
 }
 
-/// The engine's own greedy text, up to where the reference is undecided.
+/// The engine's own greedy text, and its log-probabilities, up to where the reference is undecided: all requests together,
+/// and each alone, where a GPU may decode with other kernels.
 #[test]
 fn greedy_text_equals_the_reference_up_to_its_first_close_call() {
     let fixture = fixture();
-    let margin = fixture.limits.margin;
-    let decided = |case: &Case| case.margins.iter().position(|&m| m <= margin).unwrap_or(case.margins.len());
-    let mut engine = engine(best(), &options());
+    let limits = fixture.limits;
+    let decided = |case: &Case| case.margins.iter().position(|&m| m <= limits.margin).unwrap_or(case.margins.len());
     let requests: Vec<_> = fixture.cases.iter().map(|c| greedy(&c.prompt_ids, c.greedy_ids.len())).collect();
-    let mut compared = 0;
-    for (case, output) in fixture.cases.iter().zip(run(&mut engine, &requests)) {
-        let n = decided(case);
-        assert_eq!(output.ids()[..n], case.greedy_ids[..n], "{}", case.name);
-        assert_eq!(output.end.unwrap().0, FinishReason::Length);
-        compared += n;
+    for rows in [requests.len(), 1] {
+        let mut engine = engine(best(), &options());
+        let outputs = requests.chunks(rows).flat_map(|requests| run(&mut engine, requests));
+        let mut compared = 0;
+        for (case, output) in fixture.cases.iter().zip(outputs) {
+            let n = decided(case);
+            assert_eq!(output.ids()[..n], case.greedy_ids[..n], "{rows} rows, {}", case.name);
+            assert_eq!(output.end.unwrap().0, FinishReason::Length);
+            for (i, (token, top)) in output.tokens[..n].iter().zip(&case.top20).enumerate() {
+                let error = (f64::from(token.logprobs.as_ref().unwrap().logprob) - top.logprobs[0]).abs();
+                assert!(error <= limits.max, "{rows} rows, {}, step {i}: off by {error}", case.name);
+            }
+            compared += n;
+        }
+        assert!(compared >= 100, "only {compared} tokens were compared");
     }
-    assert!(compared >= 100, "only {compared} tokens were compared");
 }
 
 /// Through the engine thread: end-of-text ends a request and is counted, cancelled requests leave nothing behind.

@@ -9,6 +9,8 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// Operands of a record before those of the layers: read, and written.
 const COMMON: (usize, usize) = (8, 2);
+/// Tolerances of one op that a layer may differ by.
+const ROUNDINGS: f64 = 4.0;
 /// Tensors of a layer.
 const READ: usize = 10;
 
@@ -61,7 +63,8 @@ pub(super) fn decode_layers(
         let (state, batch) = (state.as_mut(), tables.batch());
         ops::decode_layers(exec, &mut model, state, at, &batch, &mut scratch, residual, normed)?;
     }
-    // Each layer adds its roundings to those before it.
-    let add = |output: Output| Output { tolerance: output.tolerance * layers as f64, ..output };
+    // Each layer adds its roundings to those before it: over two layers of Qwen3-4B's shape, two instruction sets of a CPU
+    // differ by up to 0.05 of the residual's root mean square.
+    let add = |output: Output| Output { tolerance: ROUNDINGS * output.tolerance * layers as f64, ..output };
     written.iter().map(|tensor| output(exec, tensor, case).map(add)).collect()
 }
