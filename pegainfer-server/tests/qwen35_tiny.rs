@@ -102,11 +102,9 @@ fn a_repeated_prompt_is_cached_and_gives_the_same_bytes() {
 }
 
 #[test]
-fn the_plan_needs_no_weights_and_a_gpu_is_refused() {
+fn the_plan_needs_no_weights() {
     let records = engine::record(&tiny(), 2, 1, 100).unwrap();
-    assert!(records.iter().any(|r| r.op == "gated_delta_rule") && records.iter().any(|r| r.op == "attention"));
-    let error = engine::load(&tiny(), &args(&["--device", "cuda"])).err().unwrap().to_string();
-    assert_eq!(error, "--device cuda: Qwen3.5 has no CUDA kernels yet; use --device cpu");
-    let loaded = engine::load(&tiny(), &args(&["--device", "auto", "--load-format", "dummy"])).unwrap();
+    assert!(["decode_delta", "gated_decode_attention"].iter().all(|op| records.iter().any(|r| r.op == *op)));
+    let loaded = engine::load(&tiny(), &args(&["--device", "cpu", "--load-format", "dummy"])).unwrap();
     assert!(loaded.device.starts_with("cpu"), "{}", loaded.device);
 }
