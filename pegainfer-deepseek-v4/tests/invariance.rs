@@ -8,11 +8,13 @@
 mod support;
 
 use pegainfer_core::engine::{GenerateRequest, RequestId, StepEngine, TokenEvent};
+use pegainfer_core::isa::Isa;
 use pegainfer_core::rules::{LogitRules, RuleFields};
 use pegainfer_core::sampling::SamplingParams;
 use pegainfer_deepseek_v4::LoadOptions;
 use pegainfer_deepseek_v4::numerics::Numerics;
-use support::{Output, difference, engine, fixture, greedy, logits, options, run};
+use support::invariance::Alone;
+use support::{Output, Target, difference, engine, fixture, greedy, logits, options, run};
 
 /// A text with more entries than the indexer chooses, and more than two entries of the heavy layer.
 fn text() -> Vec<u32> {
@@ -69,44 +71,36 @@ fn requests() -> Vec<GenerateRequest> {
     requests
 }
 
-fn same(what: &str, expected: &[Output], got: &[Output]) {
-    for (i, (expected, got)) in expected.iter().zip(got).enumerate() {
-        assert!(expected.bits() == got.bits(), "{what}: request {i} gave\n{got:?}\nbut alone\n{expected:?}");
-    }
+/// What each of `requests` gives alone.
+fn alone(requests: Vec<GenerateRequest>) -> Alone {
+    let mut engine = engine(1, &options(Numerics::REFERENCE));
+    Alone::new(&mut engine, Target::Cpu(Isa::best()), requests)
 }
 
 /// Trap 14 among them: a prefix from the cache brings its window along.
 #[test]
 fn trap_14_bits_do_not_depend_on_scheduling_or_a_warm_cache() {
-    let (requests, base) = (requests(), options(Numerics::REFERENCE));
-    let mut engine_alone = engine(1, &base);
-    // A salt of its own: every request starts with a cold cache.
-    let cold =
-        |(i, request): (usize, &GenerateRequest)| GenerateRequest { cache_salt: 1000 + i as u64, ..request.clone() };
-    let alone: Vec<Output> =
-        requests.iter().enumerate().map(|request| run(&mut engine_alone, &[cold(request)]).remove(0)).collect();
-
+    let (alone, base) = (alone(requests()), options(Numerics::REFERENCE));
     let mut batched = engine(1, &base);
-    same("batched", &alone, &run(&mut batched, &requests));
+    alone.holds("batched", &mut batched);
     let before = batched.stats().prefix_hits;
-    same("warm prefix cache", &alone, &run(&mut batched, &requests));
+    alone.holds("warm prefix cache", &mut batched);
     let hits = batched.stats().prefix_hits - before;
     assert_eq!(hits, 3 * 128 + 256, "prompts of 206, 129, 250 and 300 tokens were not found");
 
     let small = LoadOptions { max_num_batched_tokens: 48, ..base };
-    same("mixed steps", &alone, &run(&mut engine(1, &small), &requests));
+    alone.holds("mixed steps", &mut engine(1, &small));
 }
 
 /// Four pages for requests that come to need three each.
 #[test]
 fn preempted_requests_give_the_same_bits() {
+    let alone = alone(vec![greedy(&text()[..120], 150), greedy(&text()[50..170], 150)]);
     let base = options(Numerics::REFERENCE);
-    let requests = [greedy(&text()[..120], 150), greedy(&text()[50..170], 150)];
-    let alone = requests.clone().map(|request| run(&mut engine(1, &base), &[request]).remove(0));
     let tight = LoadOptions { kv_cache_bytes: Some(4 * 83_000), max_num_batched_tokens: 64, ..base };
     let mut preempting = engine(1, &tight);
     assert_eq!(preempting.limits().kv_blocks, 4);
-    same("preemption", &alone, &run(&mut preempting, &requests));
+    alone.holds("preemption", &mut preempting);
     let stats = preempting.stats();
     assert!(stats.preemptions > 0, "nothing was preempted");
     assert_eq!((stats.running, stats.kv_blocks_free), (0, 4));
@@ -137,7 +131,7 @@ fn cancelling_frees_everything_and_changes_nothing() {
         }
     }
     assert!(steps > 5);
-    assert_eq!(expected.bits(), Output { tokens, end: None }.bits());
+    assert_eq!(expected.bits(), Output { tokens, ..Output::default() }.bits());
     let stats = engine.stats();
     assert_eq!((stats.running, stats.waiting, stats.kv_blocks_free), (0, 0, stats.kv_blocks_total));
 }

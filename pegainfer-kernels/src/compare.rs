@@ -1,20 +1,21 @@
 //! Compares an op on two devices: the same seeded operands, of the shapes that an executor recorded. `pegainfer doctor`
 //! checks each op on the user's GPU against its CPU twin with it.
 
+mod attention;
 mod batch;
 mod delta;
+mod dense;
 #[cfg(test)]
 mod gated;
 mod layers;
+mod operands;
 mod sampling;
 
-use crate::ops::{self, FROM_PREVIOUS, HeadShape};
-use batch::Rows;
-use half::bf16;
-use pegainfer_core::exec::{Device, Exec};
-use pegainfer_core::record::{OpRecord, Operand};
-use pegainfer_core::rng;
-use pegainfer_core::tensor::{DType, OpError, Tensor};
+use crate::ops::HeadShape;
+use operands::{allocate, output, tensor, unit};
+use pegainfer_core::exec::Exec;
+use pegainfer_core::record::OpRecord;
+use pegainfer_core::tensor::{OpError, Tensor};
 use rayon::prelude::*;
 
 /// What a recorded call does not say in shapes.
@@ -104,180 +105,51 @@ fn larger(a: f64, b: f64) -> f64 {
     if a > b || a.is_nan() { a } else { b }
 }
 
+/// A recorded call with its operands on one device.
+struct Call<'a> {
+    record: &'a OpRecord,
+    case: &'a Case,
+    read: Vec<Tensor>,
+    written: Vec<Tensor>,
+}
+
+impl<'a> Call<'a> {
+    fn new(exec: &mut Exec, record: &'a OpRecord, case: &'a Case) -> Result<Self, OpError> {
+        let (reads, writes) = (&record.reads, &record.writes);
+        let mut read = Vec::new();
+        for (i, operand) in reads.iter().enumerate() {
+            read.push(tensor(exec, operand, case, i as u64)?);
+        }
+        let mut written = Vec::new();
+        for operand in writes {
+            // What is read and written begins as what is read.
+            let seed = reads.iter().position(|o| o.id == operand.id).map(|i| i as u64);
+            written.push(tensor(exec, operand, case, seed.unwrap_or(1 << 16))?);
+        }
+        Ok(Self { record, case, read, written })
+    }
+
+    /// All that was written.
+    fn outputs(&self, exec: &Exec) -> Result<Vec<Output>, OpError> {
+        self.written.iter().map(|tensor| output(exec, tensor, self.case)).collect()
+    }
+}
+
+/// Calls an op if it is one of a family, and gives what it wrote.
+type Family = fn(&mut Exec, &mut Call<'_>) -> Result<Option<Vec<Output>>, OpError>;
+
+const FAMILIES: [Family; 5] = [dense::run, attention::run, delta::run, layers::run, sampling::run];
+
 /// Runs one op on one device.
 fn run(exec: &mut Exec, record: &OpRecord, case: &Case) -> Result<Option<Vec<Output>>, OpError> {
-    let (reads, writes) = (&record.reads, &record.writes);
-    let mut read = Vec::new();
-    for (i, operand) in reads.iter().enumerate() {
-        read.push(tensor(exec, operand, case, i as u64)?);
+    let mut call = Call::new(exec, record, case)?;
+    for family in FAMILIES {
+        let outputs = family(exec, &mut call)?;
+        if outputs.is_some() {
+            return Ok(outputs);
+        }
     }
-    if record.op == "embedding" {
-        // Every other token is one that the previous step drew.
-        let (tokens, drawn) = (read[0].elements() as u32, read[2].elements() as u32);
-        let ids: Vec<u32> = (0..tokens).map(|i| if i % 2 == 0 { i } else { FROM_PREVIOUS | (i % drawn) }).collect();
-        exec.fill_rows(&mut read[0], &ids)?;
-    }
-    let mut written = Vec::new();
-    for operand in writes {
-        // What is read and written begins as what is read.
-        let seed = reads.iter().position(|o| o.id == operand.id).map(|i| i as u64);
-        written.push(tensor(exec, operand, case, seed.unwrap_or(1 << 16))?);
-    }
-    match (record.op, &read[..], &mut written[..]) {
-        ("embedding", [ids, table, previous], [out]) => ops::embedding(exec, ids, previous, table, out)?,
-        ("gather_rows", [x, rows], [out]) => ops::gather_rows(exec, x, rows, out)?,
-        ("rms_norm", [x, weight], [out]) => ops::rms_norm(exec, x, weight, EPS, out)?,
-        ("linear_add_norm", [x, w, _, norm], [residual, out]) => {
-            let mut delta = allocate(exec, "delta", out.shape(), DType::Bf16)?;
-            ops::linear_add_norm(exec, x, w, residual, norm, EPS, &mut delta, out)?;
-        }
-        ("linear", [x, w], [out]) => ops::linear(exec, x, w, out)?,
-        ("linear_swiglu", [x, w], [out]) => {
-            let mut gate_up = allocate(exec, "gate_up", &[x.rows_cols().0, w.rows_cols().0], DType::Bf16)?;
-            ops::linear_swiglu(exec, x, w, &mut gate_up, out)?;
-        }
-        ("qk_norm_rope_write_kv", [qkv, q_norm, k_norm, rope, positions, slots], [q, k, v]) => {
-            let (norms, at) = ((q_norm, k_norm), (positions, slots));
-            ops::qk_norm_rope_write_kv(exec, qkv, norms, rope, at, case.shape, EPS, q, (k, v))?;
-        }
-        ("attention", [q, k, v, ..], [out]) => {
-            let tables = Rows::new(q.rows_cols().0, &reads[5], k.rows_cols().0, case).upload(exec)?;
-            let scale = (case.shape.head_dim as f32).sqrt().recip();
-            ops::attention(exec, q, (k, v), &tables.batch(), case.shape, scale, out)?;
-        }
-        ("decode_attention", [qkv, q_norm, k_norm, rope, ..], [out, k, v]) => {
-            let rows = Rows::new(qkv.rows_cols().0, &reads[10], k.rows_cols().0, case);
-            let ((positions, slots), tables) = (rows.newest(exec)?, rows.upload(exec)?);
-            let mut q = allocate(exec, "q", out.shape(), DType::Bf16)?;
-            let (norms, at, batch) = ((q_norm, k_norm), (&positions, &slots), tables.batch());
-            ops::decode_attention(exec, qkv, norms, rope, at, &batch, case.shape, EPS, (k, v), &mut q, out)?;
-        }
-        ("gated_qk_norm_rope_write_kv", [projected, q_norm, k_norm, rope, positions, slots], [q, k, v]) => {
-            let (norms, at) = ((q_norm, k_norm), (positions, slots));
-            ops::gated_qk_norm_rope_write_kv(exec, projected, norms, rope, at, case.shape, EPS, q, (k, v))?;
-        }
-        ("attention_gate", [projected, _], [attended]) => {
-            ops::attention_gate(exec, projected, case.shape, attended)?;
-        }
-        ("gated_decode_attention", [projected, q_norm, k_norm, rope, ..], [out, k, v]) => {
-            let rows = Rows::new(projected.rows_cols().0, &reads[10], k.rows_cols().0, case);
-            let ((positions, slots), tables) = (rows.newest(exec)?, rows.upload(exec)?);
-            let mut q = allocate(exec, "q", out.shape(), DType::Bf16)?;
-            let (norms, at, batch) = ((q_norm, k_norm), (&positions, &slots), tables.batch());
-            ops::gated_decode_attention(
-                exec,
-                projected,
-                norms,
-                rope,
-                at,
-                &batch,
-                case.shape,
-                EPS,
-                (k, v),
-                &mut q,
-                out,
-            )?;
-        }
-        ("decode_layers", ..) => return layers::decode_layers(exec, record, &read, &mut written, case).map(Some),
-        ("adjust_logits", [_, spans, edits, masks], [logits]) => {
-            return sampling::adjust(exec, logits, spans, edits, masks).map(Some);
-        }
-        ("sample", [logits, _], [out]) => return sampling::sample(exec, logits, out).map(Some),
-        ("uniform", [], [out]) => {
-            ops::uniform(exec, 5, 0.02, out)?;
-            return Ok(Some(vec![Output { tolerance: EXACT, ..output(exec, out, case)? }]));
-        }
-        ("logprobs", [logits, _, sampled], [out]) => return sampling::logprobs(exec, logits, sampled, out).map(Some),
-        (op, read, written) => return delta::run(exec, op, read, written, case),
-    }
-    written.iter().map(|tensor| output(exec, tensor, case)).collect::<Result<_, _>>().map(Some)
-}
-
-fn allocate(exec: &mut Exec, name: &str, shape: &[usize], dtype: DType) -> Result<Tensor, OpError> {
-    exec.tensor(name, shape, dtype).map_err(|e| OpError { op: "compare", message: format!("{name}: {e}") })
-}
-
-/// A tensor like `operand`, the same values on every device for the same seed.
-fn tensor(exec: &mut Exec, operand: &Operand, case: &Case, seed: u64) -> Result<Tensor, OpError> {
-    if operand.name == "rope" {
-        let failed = |e: std::io::Error| OpError { op: "compare", message: e.to_string() };
-        return ops::rope_table(exec, operand.shape[0], operand.shape[1], case.rope_theta).map_err(failed);
-    }
-    let cache = cache_index(&operand.name);
-    let shape = cache.map(|i| case.shape.cache(exec.device(), operand.shape[0])[i]);
-    let shape = shape.as_ref().map_or(operand.shape.as_slice(), |shape| shape);
-    let mut tensor = allocate(exec, &operand.name, shape, operand.dtype)?;
-    let elements = tensor.elements();
-    match operand.dtype {
-        DType::Bf16 => {
-            let place = cpu_order(exec, cache, case);
-            exec.write(&mut tensor, 0..elements, |first, out: &mut [bf16]| {
-                let value = |i: usize| bf16::from_f32(unit(seed, place(i)));
-                out.par_iter_mut().enumerate().for_each(|(i, v)| *v = value(first + i));
-            })?;
-        }
-        DType::F32 => exec.write(&mut tensor, 0..elements, |first, out: &mut [f32]| {
-            let vocab = operand.shape.last().copied().unwrap_or(1);
-            let logits = operand.name == "logits";
-            let value = |i: usize| if logits { sampling::logit(seed, i, vocab) } else { unit(seed, i) };
-            out.par_iter_mut().enumerate().for_each(|(i, v)| *v = value(first + i));
-        })?,
-        DType::U32 => {
-            // Ids, positions, slots and rows all count from 0; distinct, because slots must be.
-            let ids: Vec<u32> = (0..elements as u32).rev().collect();
-            exec.fill_rows(&mut tensor, &ids)?;
-        }
-        DType::U8 => exec.write(&mut tensor, 0..elements, |first, out: &mut [u8]| {
-            out.iter_mut().enumerate().for_each(|(i, v)| *v = (rng::bits(seed, (first + i) as u64) >> 56) as u8);
-        })?,
-    }
-    Ok(tensor)
-}
-
-/// Which of the two caches a tensor of this name is.
-fn cache_index(name: &str) -> Option<usize> {
-    ["kv.k", "kv.v"].iter().position(|cache| *cache == name)
-}
-
-/// Where an element of this device's tensor lies in the CPU's.
-fn cpu_order(exec: &Exec, cache: Option<usize>, case: &Case) -> impl Fn(usize) -> usize + Sync + use<> {
-    let (shape, cache) = (case.shape, cache.filter(|_| exec.device() == Device::Cuda));
-    move |i| cache.map_or(i, |cache| shape.cpu_index(cache == 0, i))
-}
-
-/// In [-1, 1).
-fn unit(seed: u64, i: usize) -> f32 {
-    (rng::bits(seed, i as u64) >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-}
-
-fn output(exec: &Exec, tensor: &Tensor, case: &Case) -> Result<Output, OpError> {
-    let n = tensor.elements();
-    let (tolerance, values): (f64, Vec<f32>) = match tensor.dtype() {
-        DType::Bf16 => {
-            let mut host = vec![bf16::ZERO; n];
-            exec.read(tensor, 0, &mut host)?;
-            (1.0 / 64.0, host.par_iter().map(|v| v.to_f32()).collect())
-        }
-        DType::F32 => {
-            let mut host = vec![0f32; n];
-            exec.read(tensor, 0, &mut host)?;
-            (1.0 / 1024.0, host)
-        }
-        DType::U32 => {
-            let mut host = vec![0u32; n];
-            exec.read(tensor, 0, &mut host)?;
-            (EXACT, host.iter().map(|v| *v as f32).collect())
-        }
-        DType::U8 => {
-            let mut host = vec![0u8; n];
-            exec.read(tensor, 0, &mut host)?;
-            (EXACT, host.iter().map(|v| f32::from(*v)).collect())
-        }
-    };
-    let place = cpu_order(exec, cache_index(tensor.name()), case);
-    let mut ordered = vec![0.0; n];
-    values.iter().enumerate().for_each(|(i, v)| ordered[place(i)] = *v);
-    Ok(Output { tolerance, row: tensor.rows_cols().1, values: ordered })
+    Ok(None)
 }
 
 #[cfg(test)]

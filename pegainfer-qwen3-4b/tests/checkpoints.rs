@@ -11,8 +11,8 @@ use safetensors::tensor::TensorView;
 use safetensors::{SafeTensors, serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use support::{greedy, options, run};
+use std::path::PathBuf;
+use support::{BUNDLED, bundled_model, greedy, options, run};
 
 const HEAD: &str = "lm_head.weight";
 const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -69,7 +69,7 @@ impl Drop for Copy {
 }
 
 fn bundled() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/qwen3-tiny")
+    bundled_model(BUNDLED)
 }
 
 fn generate(options: &LoadOptions) -> Vec<u32> {

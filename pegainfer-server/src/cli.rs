@@ -1,9 +1,14 @@
 //! The command line.
 
+mod values;
+
 use crate::bench::args::BenchArgs;
 use crate::http::HttpArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::num::NonZeroUsize;
+pub use values::DeviceArg;
+pub(crate) use values::parse_bytes;
+use values::{parse_bytes_or_none, parse_device, parse_share};
 
 /// Serves language models behind an OpenAI-compatible API.
 #[derive(Debug, Parser)]
@@ -193,17 +198,6 @@ pub struct EngineArgs {
     pub log_level: String,
 }
 
-/// Where to run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeviceArg {
-    /// The first GPU if this build and this machine have one, else the CPU.
-    Auto,
-    /// The CPU.
-    Cpu,
-    /// This NVIDIA GPU.
-    Cuda(usize),
-}
-
 /// Where the weights come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LoadFormat {
@@ -211,53 +205,6 @@ pub enum LoadFormat {
     Auto,
     /// Seeded random numbers.
     Dummy,
-}
-
-fn parse_device(text: &str) -> Result<DeviceArg, String> {
-    let wrong = || format!("{text:?} is no device: expected auto, cpu, cuda or cuda:N");
-    match text.split_once(':') {
-        None if text == "auto" => Ok(DeviceArg::Auto),
-        None if text == "cpu" => Ok(DeviceArg::Cpu),
-        None if text == "cuda" => Ok(DeviceArg::Cuda(0)),
-        Some(("cuda", ordinal)) => ordinal.parse().map(DeviceArg::Cuda).map_err(|_| wrong()),
-        _ => Err(wrong()),
-    }
-}
-
-/// Above 0 and at most 1.
-fn parse_share(text: &str) -> Result<f64, String> {
-    let share = text.parse().ok().filter(|share| *share > 0.0 && *share <= 1.0);
-    share.ok_or_else(|| format!("{text:?} is not a share such as 0.9, above 0 and at most 1"))
-}
-
-/// Reads a size: digits, perhaps a fraction, perhaps a suffix.
-pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
-    let text = text.trim();
-    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, suffix) = text.split_at(split);
-    let unit: f64 = match suffix.trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 1.0,
-        "k" | "ki" | "kib" => 1024.0,
-        "m" | "mi" | "mib" => 1024f64.powi(2),
-        "g" | "gi" | "gib" => 1024f64.powi(3),
-        "t" | "ti" | "tib" => 1024f64.powi(4),
-        "kb" => 1e3,
-        "mb" => 1e6,
-        "gb" => 1e9,
-        "tb" => 1e12,
-        _ => return Err(format!("unknown unit {suffix:?}: use K, M, G, T, KB, MB, GB or TB")),
-    };
-    let number: f64 = number.parse().map_err(|_| format!("{text:?} is not a size such as 512M or 4G"))?;
-    let bytes = number * unit;
-    if bytes < 1.0 || bytes >= u64::MAX as f64 {
-        return Err(format!("{text:?} is out of range"));
-    }
-    Ok(bytes as u64)
-}
-
-/// As [`parse_bytes`], where 0 is a size, too.
-fn parse_bytes_or_none(text: &str) -> Result<u64, String> {
-    if text.trim() == "0" { Ok(0) } else { parse_bytes(text) }
 }
 
 #[cfg(test)]
@@ -293,48 +240,14 @@ mod tests {
     }
 
     #[test]
-    fn sizes() {
-        for (text, bytes) in [
-            ("512M", 512 << 20),
-            ("4G", 4 << 30),
-            ("1GiB", 1 << 30),
-            ("1.5k", 1536),
-            ("2GB", 2_000_000_000),
-            ("100", 100),
-            ("7 mib", 7 << 20),
-        ] {
-            assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
-        }
-        for bad in ["", "M", "4X", "-1G", "1..5G", "0", "1e30", "99999999T"] {
-            assert!(parse_bytes(bad).is_err(), "{bad}");
-        }
+    fn values_are_checked() {
         assert!(parse(&["--max-num-seqs", "0"]).is_err());
-        let Command::Serve(serve) = parse(&["--state-cache-memory", "0"]).unwrap() else { panic!() };
-        assert_eq!(serve.engine.state_cache_memory, Some(0));
-    }
-
-    #[test]
-    fn devices_and_shares() {
-        let device = |text: &str| match parse(&["--device", text]) {
-            Ok(Command::Serve(serve)) => Ok(serve.engine.device),
-            other => Err(other.unwrap_err().to_string()),
+        let Command::Serve(serve) = parse(&["--state-cache-memory", "0", "--device", "cuda:1"]).unwrap() else {
+            panic!()
         };
-        for (text, expected) in [
-            ("auto", DeviceArg::Auto),
-            ("cpu", DeviceArg::Cpu),
-            ("cuda", DeviceArg::Cuda(0)),
-            ("cuda:0", DeviceArg::Cuda(0)),
-            ("cuda:11", DeviceArg::Cuda(11)),
-        ] {
-            assert_eq!(device(text), Ok(expected), "{text}");
-        }
-        for bad in ["tpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0", "1", ""] {
-            let error = device(bad).unwrap_err();
-            assert!(error.contains("expected auto, cpu, cuda or cuda:N"), "{bad}: {error}");
-        }
-        for (text, good) in [("0.9", true), ("1", true), ("0", false), ("1.01", false), ("90%", false), ("NaN", false)]
-        {
-            assert_eq!(parse(&["--gpu-memory-utilization", text]).is_ok(), good, "{text}");
-        }
+        assert_eq!((serve.engine.state_cache_memory, serve.engine.device), (Some(0), DeviceArg::Cuda(1)));
+        let error = parse(&["--device", "tpu"]).unwrap_err().to_string();
+        assert!(error.contains("expected auto, cpu, cuda or cuda:N"), "{error}");
+        assert!(parse(&["--gpu-memory-utilization", "1.01"]).is_err());
     }
 }

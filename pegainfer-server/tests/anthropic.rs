@@ -5,30 +5,16 @@
 mod support;
 
 use pegainfer_server::http::Options;
-use pegainfer_server::text::Tokenizer;
 use serde_json::{Value, json};
-use std::sync::Arc;
-use support::client::{post, post_ok, post_with};
-use support::mock::{Control, MockEngine};
-use support::{Setup, TestServer, model_dir};
+use support::TestServer;
+use support::client::{post, post_ok, post_with, with};
+use support::mock::MockEngine;
 
 const MESSAGES: &str = "/v1/messages";
 const CALL: &str = "I look.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Bern\"}}\n</tool_call>";
 
-fn server(reply: &str) -> (TestServer, Arc<Control>) {
-    let (engine, control) = MockEngine::replying(reply);
-    (TestServer::start(engine, Setup::default()), control)
-}
-
-fn prompt(control: &Control) -> String {
-    let tokenizer = Tokenizer::load(&model_dir()).unwrap();
-    tokenizer.decode_all(&control.last().prompt)
-}
-
 fn body(fields: Value) -> Value {
-    let mut body = json!({"model": "tiny", "max_tokens": 100, "messages": [{"role": "user", "content": "hi"}]});
-    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    body
+    with(json!({"model": "tiny", "max_tokens": 100, "messages": [{"role": "user", "content": "hi"}]}), fields)
 }
 
 fn weather() -> Value {
@@ -112,7 +98,7 @@ fn answer(server: &TestServer, body: &Value) -> Value {
 
 #[test]
 fn a_message_has_the_shape_of_anthropic() {
-    let (server, control) = server(" a cat");
+    let (server, control) = TestServer::replying(" a cat");
     let system = json!([{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}]);
     let content = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
     let body = body(json!({"system": system, "messages": [{"role": "user", "content": content}], "metadata": {},
@@ -125,7 +111,7 @@ fn a_message_has_the_shape_of_anthropic() {
         "content": [{"type": "text", "text": " a cat"}], "stop_reason": "end_turn", "stop_sequence": null, "usage": usage});
     assert_eq!(message, expected);
     assert_eq!(control.last().sampling.top_k(), 7);
-    let prompt = prompt(&control);
+    let prompt = control.prompt_text();
     assert!(prompt.contains("system\nBe kind.<|im_end|>\n<|im_start|>user\na\nb<|im_end|>"), "{prompt}");
     let counted = post_ok(server.address, "/v1/messages/count_tokens", &body);
     assert_eq!(counted, json!({"input_tokens": count}));
@@ -133,7 +119,7 @@ fn a_message_has_the_shape_of_anthropic() {
 
 #[test]
 fn a_stream_has_the_events_in_their_order() {
-    let (server, _) = server(CALL);
+    let (server, _) = TestServer::replying(CALL);
     let events = stream(&server, &body(json!({"stream": true, "tools": weather()})));
     let mut names: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
     names.dedup();
@@ -146,13 +132,14 @@ fn a_stream_has_the_events_in_their_order() {
 
 #[test]
 fn tools_and_their_results() {
-    let (server, control) = server(CALL);
+    let (server, control) = TestServer::replying(CALL);
     let message = answer(&server, &body(json!({"tools": weather()})));
     let call = json!({"type": "tool_use", "id": "id", "name": "weather", "input": {"city": "Bern"}});
     assert_eq!(message["content"], json!([{"type": "text", "text": "I look."}, call]));
     assert_eq!(message["stop_reason"], "tool_use");
     assert!(
-        prompt(&control)
+        control
+            .prompt_text()
             .contains("{\"type\": \"function\", \"function\": {\"name\": \"weather\", \"description\": \"Tells it.\"")
     );
     let result = json!([{"type": "tool_result", "tool_use_id": "id", "content": [{"type": "text", "text": "sunny"}]},
@@ -164,7 +151,7 @@ fn tools_and_their_results() {
         "assistant\n{CALL}<|im_end|>\n<|im_start|>user\n<tool_response>\nsunny\n</tool_response>\
         <|im_end|>\n<|im_start|>user\nAnd now?<|im_end|>"
     );
-    assert!(prompt(&control).contains(&history), "{}", prompt(&control));
+    assert!(control.prompt_text().contains(&history), "{}", control.prompt_text());
 
     let none = answer(&server, &body(json!({"tools": weather(), "tool_choice": {"type": "none"}})));
     assert_eq!(none["content"], json!([{"type": "text", "text": CALL}]));
@@ -173,25 +160,25 @@ fn tools_and_their_results() {
         MESSAGES,
         &body(json!({"tools": weather(), "tool_choice": {"type": "tool", "name": "weather"}})),
     );
-    assert!(prompt(&control).ends_with("{\"name\": \"weather\", \"arguments\":"));
+    assert!(control.prompt_text().ends_with("{\"name\": \"weather\", \"arguments\":"));
     assert!(control.last().grammar.is_some());
 }
 
 #[test]
 fn reasoning_and_the_ways_to_stop() {
-    let (server, control) = server("<think>\nHm.\n</think>\n\nParis it is.");
+    let (server, control) = TestServer::replying("<think>\nHm.\n</think>\n\nParis it is.");
     let message = answer(&server, &body(json!({"thinking": {"type": "adaptive"}})));
     let blocks =
         json!([{"type": "thinking", "thinking": "Hm.", "signature": ""}, {"type": "text", "text": "Paris it is."}]);
     assert_eq!(message["content"], blocks);
-    assert!(prompt(&control).ends_with("<|im_start|>assistant\n"), "{}", prompt(&control));
+    assert!(control.prompt_text().ends_with("<|im_start|>assistant\n"), "{}", control.prompt_text());
     assert!(control.last().grammar.is_none());
     answer(&server, &body(json!({"thinking": {"type": "enabled", "budget_tokens": 1024}})));
     assert!(control.last().grammar.is_some(), "which counts the tokens");
     answer(&server, &body(json!({"output_config": {"effort": "low"}})));
-    assert!(prompt(&control).ends_with("<|im_start|>assistant\n"), "{}", prompt(&control));
+    assert!(control.prompt_text().ends_with("<|im_start|>assistant\n"), "{}", control.prompt_text());
     answer(&server, &body(json!({"output_config": {"effort": "max"}, "thinking": {"type": "disabled"}})));
-    assert!(prompt(&control).ends_with("</think>\n\n"), "{}", prompt(&control));
+    assert!(control.prompt_text().ends_with("</think>\n\n"), "{}", control.prompt_text());
     let history = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": blocks},
         {"role": "user", "content": "go on"}]);
     answer(&server, &body(json!({"messages": history})));
@@ -206,7 +193,7 @@ fn reasoning_and_the_ways_to_stop() {
 
 #[test]
 fn errors_have_the_shape_of_anthropic() {
-    let (server, control) = server("x");
+    let (server, control) = TestServer::replying("x");
     for (fields, status, kind, expected) in [
         (json!({"max_tokens": null}), 400, "invalid_request_error", "max_tokens is missing"),
         (json!({"model": "gpt"}), 404, "not_found_error", "does not exist"),
@@ -252,7 +239,7 @@ fn errors_have_the_shape_of_anthropic() {
     assert_eq!(control.added(), 0);
     control.allow(2);
     control.fail.store(true, std::sync::atomic::Ordering::SeqCst);
-    let (server, control) = self::server("one two three");
+    let (server, control) = TestServer::replying("one two three");
     control.allow(2);
     control.fail.store(true, std::sync::atomic::Ordering::SeqCst);
     let events = stream(&server, &body(json!({"stream": true})));

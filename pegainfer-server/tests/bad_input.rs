@@ -6,7 +6,7 @@ mod support;
 
 use serde_json::{Value, json};
 use std::io::Write;
-use support::client::{self, Response, post, post_ok, send};
+use support::client::{self, Response, post, post_ok, send, with};
 use support::mock::MockEngine;
 use support::{Setup, TestServer};
 
@@ -218,8 +218,7 @@ fn tools_that_cannot_be_used() {
             "tool_choice",
         ),
     ] {
-        let mut body = json!({"messages": [{"role": "user", "content": "x"}]});
-        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let body = with(json!({"messages": [{"role": "user", "content": "x"}]}), fields);
         expect(post(server.address, CHAT, &body), 400, message, Some(param));
     }
     let body = json!({"prompt": "x", "tools": fine});

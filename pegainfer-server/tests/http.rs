@@ -6,28 +6,16 @@ mod support;
 
 use pegainfer_server::http::Options;
 use serde_json::{Value, json};
-use std::sync::Arc;
 use std::time::Instant;
-use support::client::{get, post, post_ok, send};
-use support::mock::{Control, EOS, MockEngine};
-use support::{Setup, TestServer};
+use support::client::{get, post, post_ok, send, with};
+use support::mock::{EOS, MockEngine};
+use support::{Setup, TestServer, tokenizer};
 
 const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
 
-fn server(reply: &str) -> (TestServer, Arc<Control>) {
-    let (engine, control) = MockEngine::replying(reply);
-    (TestServer::start(engine, Setup::default()), control)
-}
-
 fn chat(content: &str) -> Value {
     json!({"messages": [{"role": "user", "content": content}]})
-}
-
-/// `base` with more fields.
-fn with(mut base: Value, fields: Value) -> Value {
-    base.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    base
 }
 
 /// The text with the time of its creation replaced.
@@ -45,7 +33,7 @@ fn without_time(text: &str) -> String {
 
 #[test]
 fn a_completion_has_the_shape_of_openai() {
-    let (server, control) = server(" a cat");
+    let (server, control) = TestServer::replying(" a cat");
     let body = json!({"prompt": "once", "max_tokens": 8, "request_id": "r1"});
     let answer = without_time(&post(server.address, COMPLETIONS, &body).text());
     let prompt = control.last().prompt.len();
@@ -61,7 +49,7 @@ fn a_completion_has_the_shape_of_openai() {
 
 #[test]
 fn a_chat_completion_has_the_shape_of_openai() {
-    let (server, _) = server(" a cat");
+    let (server, _) = TestServer::replying(" a cat");
     let answer = post_ok(server.address, CHAT, &with(chat("hi"), json!({"model": "tiny"})));
     assert_eq!(answer["object"], "chat.completion");
     assert!(answer["id"].as_str().unwrap().starts_with("chatcmpl-"));
@@ -72,7 +60,7 @@ fn a_chat_completion_has_the_shape_of_openai() {
 
 #[test]
 fn a_streamed_completion_is_exact_to_the_byte() {
-    let (server, _) = server(" a cat");
+    let (server, _) = TestServer::replying(" a cat");
     let body = json!({"prompt": "once", "max_tokens": 2, "stream": true, "request_id": "r1"});
     let response = post(server.address, COMPLETIONS, &body);
     assert_eq!(response.header("content-type"), Some("text/event-stream; charset=utf-8"));
@@ -87,7 +75,7 @@ fn a_streamed_completion_is_exact_to_the_byte() {
 
 #[test]
 fn a_streamed_chat_is_exact_to_the_byte() {
-    let (server, control) = server(" a");
+    let (server, control) = TestServer::replying(" a");
     let options = json!({"stream": true, "request_id": "r1", "stream_options": {"include_usage": true}});
     let text = without_time(&post(server.address, CHAT, &with(chat("hi"), options)).text());
     let prompt = control.last().prompt.len();
@@ -114,7 +102,7 @@ fn a_streamed_chat_is_exact_to_the_byte() {
 
 #[test]
 fn continuous_usage_counts_on_every_chunk() {
-    let (server, _) = server(" a cat sat");
+    let (server, _) = TestServer::replying(" a cat sat");
     let options = json!({"prompt": [1, 2], "stream": true, "stream_options": {"continuous_usage_stats": true}});
     let events = post(server.address, COMPLETIONS, &options).events();
     let counts: Vec<_> = events.iter().map(|e| e["usage"]["completion_tokens"].as_u64().unwrap()).collect();
@@ -124,7 +112,7 @@ fn continuous_usage_counts_on_every_chunk() {
 
 #[test]
 fn a_stop_string_ends_the_text_before_it_and_cancels_the_rest() {
-    let (server, control) = server(" one two three four five six seven eight nine ten");
+    let (server, control) = TestServer::replying(" one two three four five six seven eight nine ten");
     // Enough for the match, not for the end: only the cancellation ends the request.
     control.allow(20);
     let body = json!({"prompt": "count", "max_tokens": 100, "stop": ["zzz", "ee fo"], "ignore_eos": true});
@@ -139,7 +127,7 @@ fn a_stop_string_ends_the_text_before_it_and_cancels_the_rest() {
 
 #[test]
 fn a_stream_holds_back_what_may_become_a_stop_string_and_sends_a_chunk_for_every_token() {
-    let (server, _) = server(" one two three");
+    let (server, _) = TestServer::replying(" one two three");
     let body = json!({"prompt": "count", "max_tokens": 100, "stop": " two three four", "stream": true});
     let events = post(server.address, COMPLETIONS, &body).events();
     let texts: Vec<_> = events.iter().map(|e| e["choices"][0]["text"].as_str().unwrap()).collect();
@@ -151,7 +139,7 @@ fn a_stream_holds_back_what_may_become_a_stop_string_and_sends_a_chunk_for_every
 
 #[test]
 fn characters_are_never_cut() {
-    let (server, _) = server("日本🎉é");
+    let (server, _) = TestServer::replying("日本🎉é");
     let body = json!({"prompt": "x", "max_tokens": 100, "stream": true});
     let events = post(server.address, COMPLETIONS, &body).events();
     let texts: Vec<_> = events.iter().map(|e| e["choices"][0]["text"].as_str().unwrap()).collect();
@@ -161,7 +149,7 @@ fn characters_are_never_cut() {
 
 #[test]
 fn stop_tokens_and_the_end_of_the_text() {
-    let (server, control) = server(" a cat");
+    let (server, control) = TestServer::replying(" a cat");
     let ids: Vec<u32> = vec![control_reply_token(&server)];
     let stop = post_ok(server.address, COMPLETIONS, &json!({"prompt": "x", "stop_token_ids": ids}));
     assert_eq!(stop["choices"][0]["text"], " a");
@@ -179,14 +167,14 @@ fn stop_tokens_and_the_end_of_the_text() {
 
 /// The id of " cat", asked of the server itself.
 fn control_reply_token(server: &TestServer) -> u32 {
-    let tokenizer = pegainfer_server::text::Tokenizer::load(&support::model_dir()).unwrap();
+    let tokenizer = tokenizer();
     assert_eq!(get(server.address, "/health").status, 200);
     tokenizer.encode(" cat", false).unwrap()[0]
 }
 
 #[test]
 fn several_prompts_give_several_choices() {
-    let (server, control) = server(" a cat");
+    let (server, control) = TestServer::replying(" a cat");
     for prompt in [json!(["one", "two", "three"]), json!([[1, 2], [3], [4, 5, 6]])] {
         let answer = post_ok(server.address, COMPLETIONS, &json!({"prompt": prompt}));
         let choices = answer["choices"].as_array().unwrap();
@@ -209,7 +197,7 @@ fn several_prompts_give_several_choices() {
 
 #[test]
 fn completion_logprobs() {
-    let (server, _) = server(" a cat");
+    let (server, _) = TestServer::replying(" a cat");
     let body = json!({"prompt": "x", "logprobs": 1, "max_tokens": 2});
     let plain = post_ok(server.address, COMPLETIONS, &body);
     let expected = json!({"text_offset": [0, 2], "token_logprobs": [-0.5, -0.5], "tokens": [" a", " cat"],
@@ -223,7 +211,7 @@ fn completion_logprobs() {
 
 #[test]
 fn chat_logprobs() {
-    let (server, _) = server("é");
+    let (server, _) = TestServer::replying("é");
     let body = with(chat("hi"), json!({"logprobs": true, "top_logprobs": 2}));
     let answer = post_ok(server.address, CHAT, &body);
     let content = answer["choices"][0]["logprobs"]["content"].as_array().unwrap();
@@ -242,7 +230,7 @@ fn chat_logprobs() {
 
 #[test]
 fn parameters_reach_the_engine() {
-    let (server, control) = server(" a");
+    let (server, control) = TestServer::replying(" a");
     post_ok(server.address, COMPLETIONS, &json!({"prompt": "x"}));
     let defaults = control.last();
     let sampling = defaults.sampling;
@@ -270,11 +258,11 @@ fn parameters_reach_the_engine() {
 
 #[test]
 fn a_chat_may_use_the_rest_of_the_context() {
-    let (server, control) = server(" a");
+    let (server, control) = TestServer::replying(" a");
     post_ok(server.address, CHAT, &chat("hi"));
     let request = control.last();
     assert_eq!(request.max_tokens, 512 - request.prompt.len());
-    let tokenizer = pegainfer_server::text::Tokenizer::load(&support::model_dir()).unwrap();
+    let tokenizer = tokenizer();
     let prompt = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n";
     assert_eq!(request.prompt, tokenizer.encode(prompt, false).unwrap());
 
@@ -289,7 +277,7 @@ fn a_chat_may_use_the_rest_of_the_context() {
 
 #[test]
 fn null_means_absent_everywhere() {
-    let (server, _) = server(" a");
+    let (server, _) = TestServer::replying(" a");
     let nulls = json!({"model": null, "stop": null, "logprobs": null, "stream": null, "stream_options": null, "n": null,
         "seed": null, "temperature": null, "max_tokens": null, "echo": null, "tools": null, "unknown": null});
     let response = post(server.address, COMPLETIONS, &with(json!({"prompt": "x"}), nulls.clone()));
@@ -300,7 +288,7 @@ fn null_means_absent_everywhere() {
 
 #[test]
 fn unknown_fields_are_named_in_a_header_and_refused_under_strict() {
-    let (server, _) = server(" a");
+    let (server, _) = TestServer::replying(" a");
     let body = json!({"prompt": "x", "foo": 1, "bar": {}, "user": "u", "n": 1});
     for stream in [false, true] {
         let response = post(server.address, COMPLETIONS, &with(body.clone(), json!({"stream": stream})));
@@ -341,7 +329,7 @@ fn models_health_and_version() {
 
 #[test]
 fn metrics_add_up() {
-    let (server, _) = server(" a cat");
+    let (server, _) = TestServer::replying(" a cat");
     post_ok(server.address, COMPLETIONS, &json!({"prompt": [[1, 2], [3, 4]]}));
     post_ok(server.address, COMPLETIONS, &json!({"prompt": [5, 6], "max_tokens": 1}));
     server.wait_idle();
@@ -388,7 +376,7 @@ fn the_end_of_text_token_is_counted_and_not_shown() {
 
 #[test]
 fn metrics_tell_where_the_time_went() {
-    let (server, control) = server(" a b c d");
+    let (server, control) = TestServer::replying(" a b c d");
     const STAGES: [&str; 4] = ["tokenize_time_ms", "queue_time_ms", "time_to_first_token_ms", "generation_time_ms"];
     for (path, body) in [(COMPLETIONS, json!({"prompt": "x"})), (CHAT, chat("x"))] {
         let started = Instant::now();

@@ -5,7 +5,6 @@
 mod support;
 
 use pegainfer_server::http::{ApiKeys, Cors, Options, Secret};
-use pegainfer_server::text::Tokenizer;
 use pegainfer_server::trace::{ChromeFiles, Tracer};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -13,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use support::client::{get, post, post_ok, post_unread, post_with, send};
 use support::mock::{Control, MockEngine};
-use support::{Setup, TestServer, model_dir, wait_until};
+use support::{Setup, TestServer, tokenizer, wait_until};
 
 const COMPLETIONS: &str = "/v1/completions";
 
@@ -155,7 +154,7 @@ fn the_prefix_cache_is_reset_on_request_only() {
 }
 
 fn ids(text: &str) -> Vec<u32> {
-    Tokenizer::load(&model_dir()).unwrap().encode(text, false).unwrap()
+    tokenizer().encode(text, false).unwrap()
 }
 
 #[test]

@@ -4,40 +4,22 @@
 
 mod support;
 
-use clap::Parser;
-use pegainfer_server::cli::{Cli, EngineArgs};
-use pegainfer_server::engine;
-use pegainfer_server::text::Tokenizer;
 use serde_json::{Value, json};
-use support::client::{post, post_ok};
+use support::client::{post, post_ok, with};
 use support::mock::{EOS, MockEngine};
-use support::{Setup, TestServer, model_dir};
+use support::{Setup, TestServer, tokenizer};
 
 const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "Once upon a time, in a café,";
 
-fn tiny() -> TestServer {
-    let args: EngineArgs = Cli::parse_from(["pegainfer"]).serve.engine;
-    TestServer::over(engine::load(&model_dir(), &args).unwrap().handle, Setup::default())
-}
-
-fn with(mut body: Value, fields: Value) -> Value {
-    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    body
-}
-
 fn completion(fields: Value) -> Value {
     with(json!({"prompt": TEXT, "max_tokens": 4, "temperature": 0, "seed": 0}), fields)
 }
 
-fn tokenizer() -> Tokenizer {
-    Tokenizer::load(&model_dir()).unwrap()
-}
-
 #[test]
 fn an_echoed_prompt_has_text_and_log_probabilities_like_what_follows() {
-    let server = tiny();
+    let server = TestServer::bundled();
     let choice = |body: &Value| post_ok(server.address, COMPLETIONS, body)["choices"][0].clone();
     let plain = choice(&completion(json!({"logprobs": 2})));
     let echoed = choice(&completion(json!({"logprobs": 2, "echo": true})));
@@ -84,7 +66,7 @@ fn an_echoed_prompt_has_text_and_log_probabilities_like_what_follows() {
 
 #[test]
 fn prompt_logprobs_have_ranks_and_token_ids() {
-    let server = tiny();
+    let server = TestServer::bundled();
     let ids = tokenizer().encode(TEXT, false).unwrap();
     let body = completion(json!({"prompt_logprobs": 2, "return_token_ids": true, "echo": true, "logprobs": 0}));
     let choice = post_ok(server.address, COMPLETIONS, &body)["choices"][0].clone();
@@ -120,8 +102,7 @@ fn prompt_logprobs_have_ranks_and_token_ids() {
 
 #[test]
 fn long_prompts_are_cut_where_the_client_says() {
-    let (engine, control) = MockEngine::replying("x");
-    let server = TestServer::start(engine, Setup::default());
+    let (server, control) = TestServer::replying("x");
     let ids: Vec<u32> = (300..900).collect();
     let cut = |fields: Value| {
         post_ok(server.address, COMPLETIONS, &with(json!({"prompt": ids, "max_tokens": 12}), fields));
@@ -171,8 +152,7 @@ fn stops_and_special_tokens_can_be_part_of_the_text() {
 
 #[test]
 fn a_message_can_be_continued() {
-    let (engine, control) = MockEngine::replying(" cat.");
-    let server = TestServer::start(engine, Setup::default());
+    let (server, control) = TestServer::replying(" cat.");
     let messages = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "I am a"}]);
     let body = json!({"messages": messages, "continue_final_message": true, "add_generation_prompt": false});
     let answer = post_ok(server.address, CHAT, &body);

@@ -10,7 +10,7 @@ use pegainfer_server::engine;
 use serde_json::{Value, json};
 use std::path::Path;
 use support::client::{post, post_ok};
-use support::{Setup, TestServer, model_dir};
+use support::{Setup, TestServer, model_dir, tokenizer};
 
 const COMPLETIONS: &str = "/v1/completions";
 
@@ -35,7 +35,7 @@ fn certain_tokens(case: &Value) -> usize {
 #[test]
 fn greedy_text_equals_the_reference_plain_and_streamed() {
     let server = server(&[]);
-    let tokenizer = pegainfer_server::text::Tokenizer::load(&model_dir()).unwrap();
+    let tokenizer = tokenizer();
     let mut compared = 0;
     for case in fixture_cases() {
         let certain = certain_tokens(&case);

@@ -4,31 +4,16 @@
 
 mod support;
 
-use pegainfer_server::text::Tokenizer;
 use serde_json::{Value, json};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use support::client::{post, post_ok};
-use support::mock::{Control, MockEngine};
-use support::{Setup, TestServer, model_dir};
+use support::TestServer;
+use support::client::{post, post_ok, with};
 
 const RESPONSES: &str = "/v1/responses";
 const CALL: &str = "I look.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Bern\"}}\n</tool_call>";
 
-fn server(reply: &str) -> (TestServer, Arc<Control>) {
-    let (engine, control) = MockEngine::replying(reply);
-    (TestServer::start(engine, Setup::default()), control)
-}
-
-fn prompt(control: &Control) -> String {
-    let tokenizer = Tokenizer::load(&model_dir()).unwrap();
-    tokenizer.decode_all(&control.last().prompt)
-}
-
 fn body(fields: Value) -> Value {
-    let mut body = json!({"model": "tiny", "input": "hi", "store": false});
-    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    body
+    with(json!({"model": "tiny", "input": "hi", "store": false}), fields)
 }
 
 fn weather() -> Value {
@@ -111,7 +96,7 @@ fn answer(server: &TestServer, mut body: Value) -> Value {
 
 #[test]
 fn a_response_has_the_shape_of_openai() {
-    let (server, control) = server(" a cat");
+    let (server, control) = TestServer::replying(" a cat");
     let fields =
         json!({"instructions": "Be kind.", "max_output_tokens": 50, "temperature": 0.5, "metadata": {"a": "b"}});
     let response = answer(&server, body(fields));
@@ -127,13 +112,13 @@ fn a_response_has_the_shape_of_openai() {
         "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [], "top_p": null});
     assert_eq!(response, expected);
     assert_eq!(control.last().max_tokens, 50);
-    let prompt = prompt(&control);
+    let prompt = control.prompt_text();
     assert!(prompt.contains("system\nBe kind.<|im_end|>\n<|im_start|>user\nhi<|im_end|>"), "{prompt}");
 }
 
 #[test]
 fn a_stream_begins_and_ends_with_the_response() {
-    let (server, _) = server(" a cat");
+    let (server, _) = TestServer::replying(" a cat");
     let events = stream(&server, &body(json!({"stream": true})));
     let mut names: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
     names.dedup();
@@ -159,7 +144,7 @@ fn a_stream_begins_and_ends_with_the_response() {
 
 #[test]
 fn tools_and_their_results() {
-    let (server, control) = server(CALL);
+    let (server, control) = TestServer::replying(CALL);
     let response = answer(&server, body(json!({"tools": weather()})));
     let call = json!({"id": "fc_r1_1", "type": "function_call", "status": "completed", "call_id": "id",
         "name": "weather", "arguments": "{\"city\": \"Bern\"}"});
@@ -173,16 +158,16 @@ fn tools_and_their_results() {
         "user\nhi<|im_end|>\n<|im_start|>assistant\n{CALL}<|im_end|>\n<|im_start|>user\n\
         <tool_response>\nsunny\n</tool_response><|im_end|>"
     );
-    assert!(prompt(&control).contains(&history), "{}", prompt(&control));
+    assert!(control.prompt_text().contains(&history), "{}", control.prompt_text());
     let named = json!({"type": "function", "name": "weather"});
     post_ok(server.address, RESPONSES, &body(json!({"tools": weather(), "tool_choice": named})));
-    assert!(prompt(&control).ends_with("{\"name\": \"weather\", \"arguments\":"));
+    assert!(control.prompt_text().ends_with("{\"name\": \"weather\", \"arguments\":"));
     assert!(control.last().grammar.is_some());
 }
 
 #[test]
 fn reasoning_is_an_item_and_a_cut_answer_is_incomplete() {
-    let (server, control) = server("<think>\nHm, so.\n</think>\n\nParis it is.");
+    let (server, control) = TestServer::replying("<think>\nHm, so.\n</think>\n\nParis it is.");
     let thinking = json!({"chat_template_kwargs": {"enable_thinking": true}});
     let response = answer(&server, body(thinking.clone()));
     let output = &response["output"];
@@ -195,7 +180,7 @@ fn reasoning_is_an_item_and_a_cut_answer_is_incomplete() {
         body(json!({"input": [{"role": "user", "content": "hi"}, output[0], output[1],
         {"role": "user", "content": "go on"}]})),
     );
-    let prompt_now = prompt(&control);
+    let prompt_now = control.prompt_text();
     assert!(prompt_now.contains("assistant\nParis it is.<|im_end|>"), "{prompt_now}");
     let mut short = thinking;
     short["max_output_tokens"] = 4.into();
@@ -203,9 +188,9 @@ fn reasoning_is_an_item_and_a_cut_answer_is_incomplete() {
     assert_eq!((&response["status"], &response["output"][0]["status"]), (&json!("incomplete"), &json!("incomplete")));
     assert_eq!(response["incomplete_details"], json!({"reason": "max_output_tokens"}));
     answer(&server, body(json!({"reasoning": {"effort": "none"}})));
-    assert!(prompt(&control).ends_with("</think>\n\n"));
+    assert!(control.prompt_text().ends_with("</think>\n\n"));
     answer(&server, body(json!({"reasoning": {"effort": "medium"}})));
-    assert!(prompt(&control).ends_with("<|im_start|>assistant\n"));
+    assert!(control.prompt_text().ends_with("<|im_start|>assistant\n"));
     let format = json!({"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}});
     post_ok(server.address, RESPONSES, &body(json!({"text": format})));
     assert!(control.last().grammar.is_some());
@@ -213,7 +198,7 @@ fn reasoning_is_an_item_and_a_cut_answer_is_incomplete() {
 
 #[test]
 fn what_is_not_implemented_is_refused_by_its_own_name() {
-    let (server, control) = server("one two three");
+    let (server, control) = TestServer::replying("one two three");
     for (fields, param) in [
         (json!({"previous_response_id": "resp_1"}), "previous_response_id"),
         (json!({"store": true}), "store"),

@@ -4,15 +4,11 @@
 
 mod support;
 
-use clap::Parser;
-use pegainfer_server::cli::{Cli, EngineArgs};
-use pegainfer_server::engine;
 use pegainfer_server::text::Tokenizer;
 use serde_json::{Value, json};
 use std::collections::{HashMap, HashSet};
-use support::client::{post, post_ok};
-use support::mock::MockEngine;
-use support::{Setup, TestServer, model_dir};
+use support::client::{post, post_ok, with};
+use support::{TestServer, tokenizer};
 
 const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
@@ -24,16 +20,12 @@ struct Tiny {
 
 impl Tiny {
     fn start() -> Self {
-        let args: EngineArgs = Cli::parse_from(["pegainfer"]).serve.engine;
-        let engine = engine::load(&model_dir(), &args).unwrap();
-        let server = TestServer::over(engine.handle, Setup::default());
-        Self { server, tokenizer: Tokenizer::load(&model_dir()).unwrap() }
+        Self { server: TestServer::bundled(), tokenizer: tokenizer() }
     }
 
     /// A greedy completion of 24 tokens, unless `fields` say otherwise.
     fn complete(&self, prompt: &str, fields: Value) -> Value {
-        let mut body = json!({"prompt": prompt, "temperature": 0, "max_tokens": 24, "ignore_eos": true});
-        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let body = with(json!({"prompt": prompt, "temperature": 0, "max_tokens": 24, "ignore_eos": true}), fields);
         post_ok(self.server.address, COMPLETIONS, &body)
     }
 
@@ -71,8 +63,7 @@ fn min_tokens_holds_back_every_end() {
     let tiny = Tiny::start();
     let chat = |fields: Value| {
         let messages = json!([{"role": "user", "content": "What is the capital of France?"}]);
-        let mut body = json!({"messages": messages, "temperature": 0, "max_tokens": 40});
-        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let body = with(json!({"messages": messages, "temperature": 0, "max_tokens": 40}), fields);
         post_ok(tiny.server.address, CHAT, &body)
     };
     let tokens = |answer: &Value| answer["usage"]["completion_tokens"].as_u64().unwrap();
@@ -185,8 +176,7 @@ fn n_choices_are_what_requests_with_neighbouring_seeds_give() {
 
 #[test]
 fn a_chat_has_n_choices_each_with_its_role() {
-    let (engine, control) = MockEngine::replying(" a cat");
-    let server = TestServer::start(engine, Setup::default());
+    let (server, control) = TestServer::replying(" a cat");
     let mut body = json!({"messages": [{"role": "user", "content": "hi"}], "n": 3, "seed": 5});
     let plain = post_ok(server.address, CHAT, &body);
     let indices: Vec<u64> = plain["choices"].as_array().unwrap().iter().map(|c| c["index"].as_u64().unwrap()).collect();

@@ -4,27 +4,12 @@
 
 mod support;
 
-use clap::Parser;
-use pegainfer_server::cli::{Cli, EngineArgs};
-use pegainfer_server::engine;
-use pegainfer_server::text::Tokenizer;
 use serde_json::{Value, json};
-use support::client::{post, post_ok};
-use support::mock::MockEngine;
-use support::{Setup, TestServer, model_dir};
+use support::client::{post, post_ok, with};
+use support::{TestServer, tokenizer};
 
 const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
-
-fn tiny() -> TestServer {
-    let args: EngineArgs = Cli::parse_from(["pegainfer"]).serve.engine;
-    TestServer::over(engine::load(&model_dir(), &args).unwrap().handle, Setup::default())
-}
-
-fn with(mut body: Value, fields: Value) -> Value {
-    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    body
-}
 
 fn completion(fields: Value) -> Value {
     with(json!({"prompt": "Once upon a time", "max_tokens": 200, "temperature": 1.0, "seed": 5}), fields)
@@ -52,7 +37,7 @@ fn check(text: &str) {
 
 #[test]
 fn every_choice_fits_the_schema_streamed_or_not() {
-    let server = tiny();
+    let server = TestServer::bundled();
     let format = json!({"type": "json_schema", "json_schema": {"name": "cat", "schema": schema()}});
     let body = completion(json!({"response_format": format, "n": 4, "logprobs": 0}));
     let plain = post_ok(server.address, COMPLETIONS, &body);
@@ -73,7 +58,7 @@ fn every_choice_fits_the_schema_streamed_or_not() {
 
 #[test]
 fn the_other_ways_to_say_what_is_wanted() {
-    let server = tiny();
+    let server = TestServer::bundled();
     let text = |outputs: Value| {
         let answer = post_ok(server.address, COMPLETIONS, &completion(json!({"structured_outputs": outputs})));
         assert_eq!(answer["choices"][0]["finish_reason"], "stop", "{answer}");
@@ -95,7 +80,7 @@ fn the_other_ways_to_say_what_is_wanted() {
 
 #[test]
 fn forced_calls_fit_their_schema() {
-    let server = tiny();
+    let server = TestServer::bundled();
     let function = |name: &str| json!({"type": "function", "function": {"name": name, "parameters": schema()}});
     for choice in [json!("required"), json!({"type": "function", "function": {"name": "draw"}})] {
         let body = chat(json!({"tools": [function("feed"), function("draw")], "tool_choice": choice,
@@ -112,7 +97,7 @@ fn forced_calls_fit_their_schema() {
 
 #[test]
 fn beside_tools_an_answer_fits_its_schema_or_is_a_call() {
-    let server = tiny();
+    let server = TestServer::bundled();
     let parameters = json!({"type": "object", "properties": {}, "additionalProperties": false});
     let tools = json!([{"type": "function", "function": {"name": "rest", "parameters": parameters}}]);
     let format = json!({"type": "json_schema", "json_schema": {"name": "cat", "schema": schema()}});
@@ -121,7 +106,7 @@ fn beside_tools_an_answer_fits_its_schema_or_is_a_call() {
         post_ok(server.address, CHAT, &with(body, fields))["choices"][0].clone()
     };
     // Which of the two it is hangs on the first token.
-    let open = Tokenizer::load(&model_dir()).unwrap().encode("<tool_call>", false).unwrap()[0].to_string();
+    let open = tokenizer().encode("<tool_call>", false).unwrap()[0].to_string();
     let answer = either(json!({"logit_bias": {&open: -100}}));
     check(answer["message"]["content"].as_str().unwrap_or_else(|| panic!("{answer}")));
     let call = either(json!({"logit_bias": {&open: 100}}));
@@ -133,7 +118,7 @@ fn beside_tools_an_answer_fits_its_schema_or_is_a_call() {
 
 #[test]
 fn reasoning_comes_before_the_structure() {
-    let server = tiny();
+    let server = TestServer::bundled();
     let format = json!({"type": "json_schema", "json_schema": {"name": "cat", "schema": schema()}});
     let ask = |fields: Value| {
         let body = json!({"messages": [{"role": "user", "content": "What is the capital of Norway?"}], "temperature": 0,
@@ -164,7 +149,7 @@ fn reasoning_comes_before_the_structure() {
 
 #[test]
 fn reasoning_ends_when_its_budget_is_used_up() {
-    let server = tiny();
+    let server = TestServer::bundled();
     let ask = |fields: Value| {
         let body = json!({"messages": [{"role": "user", "content": "What is the capital of Norway?"}], "temperature": 0,
             "chat_template_kwargs": {"enable_thinking": true}, "return_token_ids": true, "max_tokens": 200});
@@ -193,7 +178,7 @@ fn reasoning_ends_when_its_budget_is_used_up() {
 
 #[test]
 fn other_requests_give_what_they_give_alone() {
-    let server = tiny();
+    let server = TestServer::bundled();
     let free = |seed: u64| json!({"prompt": "The little dog", "max_tokens": 60, "temperature": 1.0, "seed": seed});
     let text = |body: &Value| post_ok(server.address, COMPLETIONS, body)["choices"][0]["text"].clone();
     let alone: Vec<Value> = (0..4).map(|seed| text(&free(seed))).collect();
@@ -211,8 +196,7 @@ fn other_requests_give_what_they_give_alone() {
 
 #[test]
 fn what_cannot_be_done_is_refused_before_any_token() {
-    let (engine, control) = MockEngine::replying("x");
-    let server = TestServer::start(engine, Setup::default());
+    let (server, control) = TestServer::replying("x");
     let regex = || json!({"regex": "a"});
     let schema = |schema: Value| json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
     let tool = json!({"type": "function", "function": {"name": "f", "strict": true,

@@ -4,23 +4,16 @@
 
 mod support;
 
-use pegainfer_server::text::Tokenizer;
 use serde_json::{Value, json};
 use std::path::PathBuf;
-use std::sync::Arc;
-use support::client::{post, post_ok};
-use support::mock::{Control, MockEngine};
+use support::client::{post, post_ok, with};
+use support::mock::MockEngine;
 use support::{Setup, TestServer, model_dir};
 
 const CHAT: &str = "/v1/chat/completions";
 
 const CALLS: &str = "I look.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Zürich \\\"Süd\\\" 🎉\"}}\n</tool_call>\n\
     <tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>";
-
-fn server(reply: &str) -> (TestServer, Arc<Control>) {
-    let (engine, control) = MockEngine::replying(reply);
-    (TestServer::start(engine, Setup::default()), control)
-}
 
 /// A chat with two tools and these fields.
 fn chat(fields: Value) -> Value {
@@ -30,14 +23,7 @@ fn chat(fields: Value) -> Value {
     };
     let tools =
         [tool("weather", json!({"city": {"type": "string"}, "days": {"type": "integer"}})), tool("time", json!({}))];
-    let mut body = json!({"messages": [{"role": "user", "content": "hi"}], "tools": tools});
-    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    body
-}
-
-fn prompt(control: &Control) -> String {
-    let tokenizer = Tokenizer::load(&model_dir()).unwrap();
-    String::from_utf8(control.last().prompt.iter().flat_map(|&id| tokenizer.token_bytes(id)).collect()).unwrap()
+    with(json!({"messages": [{"role": "user", "content": "hi"}], "tools": tools}), fields)
 }
 
 /// The message that a client makes of the chunks, and how it ended.
@@ -100,19 +86,20 @@ fn call(name: &str, arguments: &str) -> Value {
 
 #[test]
 fn calls_are_fields_of_the_message() {
-    let (server, control) = server(CALLS);
+    let (server, control) = TestServer::replying(CALLS);
     let (message, finish) = answer(&server, chat(json!({})));
     let calls = [call("weather", "{\"city\": \"Zürich \\\"Süd\\\" 🎉\"}"), call("time", "{}")];
     assert_eq!(message, json!({"role": "assistant", "content": "I look.", "tool_calls": calls}));
     assert_eq!(finish, "tool_calls");
-    let prompt = prompt(&control);
+    let prompt = control.prompt_text();
     assert!(prompt.contains("{\"type\": \"function\", \"function\": {\"name\": \"weather\", "), "{prompt}");
     assert!(prompt.ends_with("<|im_start|>assistant\n<think>\n\n</think>\n\n"), "{prompt}");
 }
 
 #[test]
 fn a_streamed_call_has_the_shape_of_openai() {
-    let (server, _) = server("<tool_call>\n{\"name\": \"time\", \"arguments\": {\"a\": 1}}\n</tool_call>");
+    let (server, _) =
+        TestServer::replying("<tool_call>\n{\"name\": \"time\", \"arguments\": {\"a\": 1}}\n</tool_call>");
     let events =
         post(server.address, CHAT, &chat(json!({"stream": true, "stream_options": {"include_usage": true}}))).events();
     let calls: Vec<&Value> = events.iter().filter_map(|e| e["choices"][0]["delta"].get("tool_calls")).collect();
@@ -129,7 +116,7 @@ fn a_streamed_call_has_the_shape_of_openai() {
 
 #[test]
 fn content_is_null_beside_calls() {
-    let (server, _) = server("\n<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>\n");
+    let (server, _) = TestServer::replying("\n<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>\n");
     let plain = post_ok(server.address, CHAT, &chat(json!({})));
     let message = plain["choices"][0]["message"].as_object().unwrap();
     assert_eq!(message.keys().collect::<Vec<_>>(), ["role", "content", "tool_calls"]);
@@ -138,18 +125,18 @@ fn content_is_null_beside_calls() {
 
 #[test]
 fn reasoning_goes_out_under_both_names() {
-    let (server, control) = server("<think>\nHm <tool_call>.\n</think>\n\nParis.");
+    let (server, control) = TestServer::replying("<think>\nHm <tool_call>.\n</think>\n\nParis.");
     let body =
         json!({"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {"enable_thinking": true}});
     let reasoning = "Hm <tool_call>.";
     let message =
         json!({"role": "assistant", "content": "Paris.", "reasoning": reasoning, "reasoning_content": reasoning});
     assert_eq!(answer(&server, body.clone()), (message, json!("stop")));
-    assert!(prompt(&control).ends_with("<|im_start|>assistant\n"));
+    assert!(control.prompt_text().ends_with("<|im_start|>assistant\n"));
 
     for (effort, end) in [("high", "<|im_start|>assistant\n"), ("none", "</think>\n\n")] {
         post_ok(server.address, CHAT, &json!({"messages": body["messages"], "reasoning_effort": effort}));
-        assert!(prompt(&control).ends_with(end), "{effort}");
+        assert!(control.prompt_text().ends_with(end), "{effort}");
     }
     let mut conflict = body.clone();
     conflict["reasoning_effort"] = "none".into();
@@ -168,10 +155,10 @@ fn reasoning_goes_out_under_both_names() {
 
 #[test]
 fn the_choice_of_tools() {
-    let (server, control) = server(CALLS);
+    let (server, control) = TestServer::replying(CALLS);
     let (message, finish) = answer(&server, chat(json!({"tool_choice": "none"})));
     assert_eq!((message["content"].as_str(), finish), (Some(CALLS), json!("stop")));
-    assert!(!prompt(&control).contains("weather"), "nothing to call");
+    assert!(!control.prompt_text().contains("weather"), "nothing to call");
     let (message, _) = answer(&server, chat(json!({"parallel_tool_calls": false})));
     assert_eq!(message["tool_calls"].as_array().unwrap().len(), 1);
     let (message, _) = answer(&server, chat(json!({"tools": [], "tool_choice": "auto"})));
@@ -181,34 +168,35 @@ fn the_choice_of_tools() {
 #[test]
 fn a_call_can_be_forced() {
     let required = "{\"name\": \"time\", \"arguments\": {\"a\": [1]}}\n</tool_call>";
-    let (server_required, control) = server(required);
+    let (server_required, control) = TestServer::replying(required);
     let (message, finish) = answer(&server_required, chat(json!({"tool_choice": "required"})));
     assert_eq!(message, json!({"role": "assistant", "tool_calls": [call("time", "{\"a\": [1]}")]}));
     assert_eq!(finish, "tool_calls");
-    assert!(prompt(&control).ends_with("</think>\n\n<tool_call>\n"));
+    assert!(control.prompt_text().ends_with("</think>\n\n<tool_call>\n"));
 
     let (server_named, control) =
-        server(" {\"city\": \"Bern\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"time\"}\n</tool_call>");
+        TestServer::replying(" {\"city\": \"Bern\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"time\"}\n</tool_call>");
     let choice = json!({"type": "function", "function": {"name": "weather"}});
     let (message, finish) = answer(&server_named, chat(json!({"tool_choice": choice})));
     assert_eq!(message["tool_calls"], json!([call("weather", "{\"city\": \"Bern\"}")]));
     assert_eq!(finish, "tool_calls");
-    assert!(prompt(&control).ends_with("<tool_call>\n{\"name\": \"weather\", \"arguments\":"));
+    assert!(control.prompt_text().ends_with("<tool_call>\n{\"name\": \"weather\", \"arguments\":"));
 }
 
 #[test]
 fn calls_that_are_cut_off_or_wrong() {
-    let (long, _) = server(
+    let (long, _) = TestServer::replying(
         "<tool_call>\n{\"name\": \"time\", \"arguments\": {\"a\": \"one two three four five six\"}}\n</tool_call>",
     );
     let (message, finish) = answer(&long, chat(json!({"max_tokens": 20})));
     let arguments = message["tool_calls"][0]["function"]["arguments"].as_str().unwrap();
     assert!(arguments.starts_with("{\"a\": \"") && !arguments.ends_with('}'), "{arguments}");
     assert_eq!(finish, "length");
-    let (stopped, _) = server("Call.\n<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>");
+    let (stopped, _) =
+        TestServer::replying("Call.\n<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>");
     let (message, finish) = answer(&stopped, chat(json!({"stop": "\"name\""})));
     assert_eq!((message, finish), (json!({"role": "assistant", "content": "Call.\n<tool_call>\n{"}), json!("stop")));
-    let (wrong, _) = server("<tool_call>\n{\"name\": time}\n</tool_call>");
+    let (wrong, _) = TestServer::replying("<tool_call>\n{\"name\": time}\n</tool_call>");
     let (message, finish) = answer(&wrong, chat(json!({})));
     assert_eq!(
         (message["content"].as_str(), finish),
@@ -218,8 +206,8 @@ fn calls_that_are_cut_off_or_wrong() {
 
 #[test]
 fn the_history_may_have_calls_and_their_results() {
-    let (server, control) = server("Sunny.");
-    let (first, _) = answer(&self::server(CALLS).0, chat(json!({})));
+    let (server, control) = TestServer::replying("Sunny.");
+    let (first, _) = answer(&TestServer::replying(CALLS).0, chat(json!({})));
     let messages = json!([{"role": "user", "content": "hi"}, first,
         {"role": "tool", "tool_call_id": "id", "content": "sunny"}, {"role": "tool", "tool_call_id": "id", "content": "12:00"}]);
     let (message, finish) = answer(&server, chat(json!({"messages": messages})));
@@ -228,7 +216,7 @@ fn the_history_may_have_calls_and_their_results() {
         "<|im_start|>assistant\n{CALLS}<|im_end|>\n<|im_start|>user\n<tool_response>\nsunny\n</tool_response>\n\
         <tool_response>\n12:00\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     );
-    assert!(prompt(&control).contains(&history), "{}", prompt(&control));
+    assert!(control.prompt_text().contains(&history), "{}", control.prompt_text());
 }
 
 /// A directory with the bundled tokenizer and a template of its own.
@@ -261,7 +249,7 @@ fn the_template_decides_how_calls_are_written() {
     let choice = json!({"type": "function", "function": {"name": "weather"}});
     let (message, _) = answer(&server, chat(json!({"tool_choice": choice})));
     assert_eq!(message, json!({"role": "assistant", "tool_calls": [weather]}));
-    assert_eq!(prompt(&control), "hi<think>\n\n</think>\n\n<tool_call>\n<function=weather>\n");
+    assert_eq!(control.prompt_text(), "hi<think>\n\n</think>\n\n<tool_call>\n<function=weather>\n");
 
     let plain = checkpoint("plain", "{{ messages[0].content }}");
     let (engine, _) = MockEngine::replying("x");

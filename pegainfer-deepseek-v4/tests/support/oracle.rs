@@ -1,7 +1,11 @@
 //! The model in f64, token by token, in the plainest way: the history of every layer is kept whole, and nothing is shared
 //! with the engine. It can make the mistakes that others have made, to show that the comparison would see them.
 
-use super::stored::{Numbers, e2m1, e4m3};
+mod arithmetic;
+mod entries;
+
+use super::stored::Numbers;
+use arithmetic::{E4M3, dot, inverse_rms, round_group, sigmoid, softmax, weighted};
 use std::collections::HashMap;
 
 const DIM: usize = 512;
@@ -210,82 +214,6 @@ impl Oracle<'_> {
         }
     }
 
-    /// Values and scores of a token in a compressor.
-    fn token(&self, x: &[f64], p: usize, ratio: usize, prefix: &str) -> (Vec<f64>, Vec<f64>) {
-        let bias = self.row(&format!("{prefix}.ape"), p % ratio);
-        let scores = self.matrix(x, &format!("{prefix}.wgate.weight"));
-        (self.matrix(x, &format!("{prefix}.wkv.weight")), scores.iter().zip(bias).map(|(s, b)| s + b).collect())
-    }
-
-    /// The entry that the token at `p` completes.
-    fn entry(
-        &self,
-        p: usize,
-        ratio: usize,
-        dim: usize,
-        tokens: &[(Vec<f64>, Vec<f64>)],
-        prefix: &str,
-    ) -> Option<Vec<f64>> {
-        if !(p + 1).is_multiple_of(ratio) {
-            return None;
-        }
-        let own = p + 1 - ratio;
-        let channel = |c: usize| {
-            let mut pairs = Vec::new();
-            if ratio == 4 {
-                for j in 1..=4 {
-                    match own.checked_sub(j) {
-                        Some(q) => pairs.push((tokens[q].0[c], tokens[q].1[c])),
-                        None if self.mistake == Mistake::ZerosBefore => pairs.push((0.0, 0.0)),
-                        None => {}
-                    }
-                }
-            }
-            let half = if ratio == 4 { dim } else { 0 };
-            pairs.extend((own..=p).map(|q| (tokens[q].0[half + c], tokens[q].1[half + c])));
-            let weights = softmax(&pairs.iter().map(|pair| pair.1).collect::<Vec<_>>());
-            pairs.iter().zip(weights).map(|(pair, w)| pair.0 * w).sum()
-        };
-        let pooled: Vec<f64> = (0..dim).map(channel).collect();
-        let mut entry = self.norm(&pooled, &format!("{prefix}.norm.weight"));
-        let position = if self.mistake == Mistake::EntryPosition { own / ratio } else { own };
-        self.rotate(&mut entry, position, true, false);
-        if dim == 128 {
-            self.turn(&mut entry)
-        } else {
-            self.round_key(&mut entry)
-        }
-        Some(entry)
-    }
-
-    /// Hadamard and FP4.
-    fn turn(&self, x: &mut [f64]) {
-        let sign = |i: usize, j: usize| if (i & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
-        let n = x.len();
-        let turned: Vec<f64> =
-            (0..n).map(|i| (0..n).map(|j| sign(i, j) * x[j]).sum::<f64>() / (n as f64).sqrt()).collect();
-        x.copy_from_slice(&turned);
-        if self.quantize {
-            x.chunks_mut(32).for_each(|group| round_group(group, 6.0, 6.0 * 2f64.powi(-126), &E2M1));
-        }
-    }
-
-    fn choose(&self, p: usize, x: &[f64], qr: &[f64], history: &History, prefix: &str) -> Vec<usize> {
-        let mut q = self.linear(qr, &format!("{prefix}.wq_b"));
-        for head in q.chunks_mut(128) {
-            self.rotate(head, p, true, false);
-            self.turn(head);
-        }
-        let weights = self.matrix(x, &format!("{prefix}.weights_proj.weight"));
-        let score =
-            |entry: &Vec<f64>| -> f64 { q.chunks(128).zip(&weights).map(|(q, w)| w * dot(q, entry).max(0.0)).sum() };
-        let scores: Vec<f64> = history.index_entries.iter().map(score).collect();
-        let mut order: Vec<usize> = (0..scores.len()).collect();
-        order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
-        order.truncate(16);
-        order
-    }
-
     fn experts(&self, i: usize, token: usize, x: &[f64]) -> Vec<f64> {
         let name = |tail: &str| format!("layers.{i}.ffn.{tail}");
         let softplus = |l: &f64| l.exp().ln_1p().sqrt();
@@ -320,50 +248,5 @@ impl Oracle<'_> {
         let pre: Vec<f64> = (0..4).map(|j| sigmoid(m[j] * scale + base[j]) + 1e-6).collect();
         let logits = self.matrix(&self.norm(&weighted(&pre, streams), "norm.weight"), "head.weight");
         softmax(&logits).iter().map(|p| p.ln()).collect()
-    }
-}
-
-fn dot(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
-}
-
-fn sigmoid(x: f64) -> f64 {
-    1.0 / (1.0 + (-x).exp())
-}
-
-fn softmax(x: &[f64]) -> Vec<f64> {
-    let max = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let sum: f64 = x.iter().map(|v| (v - max).exp()).sum();
-    x.iter().map(|v| (v - max).exp() / sum).collect()
-}
-
-fn inverse_rms(x: &[f64]) -> f64 {
-    (dot(x, x) / x.len() as f64 + 1e-6).sqrt().recip()
-}
-
-fn weighted<R: AsRef<[f64]>>(weights: &[f64], rows: &[R]) -> Vec<f64> {
-    let mut sum = vec![0.0; rows[0].as_ref().len()];
-    for (weight, row) in weights.iter().zip(rows) {
-        sum.iter_mut().zip(row.as_ref()).for_each(|(sum, x)| *sum += weight * x);
-    }
-    sum
-}
-
-/// Magnitudes of a format, ascending.
-type Codes = std::sync::LazyLock<Vec<f64>>;
-static E4M3: Codes = Codes::new(|| (0..0x7f).map(e4m3).collect());
-static E2M1: Codes = Codes::new(|| (0..8).map(e2m1).collect());
-
-/// Rounds a group to the nearest codes times `2^ceil(log2(amax / limit))`, ties to the even code.
-fn round_group(group: &mut [f64], limit: f64, smallest: f64, codes: &[f64]) {
-    let amax = group.iter().fold(smallest, |max, x| max.max(x.abs()));
-    let scale = (amax / limit).log2().ceil().exp2();
-    for x in group {
-        let magnitude = (x.abs() / scale).min(limit);
-        let above = codes.partition_point(|code| *code < magnitude).min(codes.len() - 1);
-        let below = above.saturating_sub(1);
-        let (up, down) = (codes[above] - magnitude, magnitude - codes[below]);
-        let nearest = if up < down || (up == down && above.is_multiple_of(2)) { above } else { below };
-        *x = (codes[nearest] * scale).copysign(*x);
     }
 }

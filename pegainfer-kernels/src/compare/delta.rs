@@ -1,6 +1,6 @@
 //! The ops of a gated delta rule layer, and a ragged step of segments for them.
 
-use super::{Case, EPS, Output, allocate, output};
+use super::{Call, EPS, Output, allocate};
 use crate::ops::{self, DeltaInputs, DeltaShape, DeltaWeights, NO_STATE, SEGMENT_WORDS};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -44,15 +44,9 @@ fn upload(exec: &mut Exec, like: &Tensor, tokens: usize, slots: usize) -> Result
     Ok(tensor)
 }
 
-/// Calls `op`, if it is one of these.
-pub(super) fn run(
-    exec: &mut Exec,
-    op: &str,
-    read: &[Tensor],
-    written: &mut [Tensor],
-    case: &Case,
-) -> Result<Option<Vec<Output>>, OpError> {
-    match (op, read, &mut written[..]) {
+/// Calls the op, if it is one of these.
+pub(super) fn run(exec: &mut Exec, call: &mut Call<'_>) -> Result<Option<Vec<Output>>, OpError> {
+    match (call.record.op, &call.read[..], &mut call.written[..]) {
         ("causal_conv1d", [projected, weight, like, _], [out, tails]) => {
             let (shape, slots) = (shape(projected.rows_cols().1, out.rows_cols().1), tails.rows_cols().0);
             let segments = upload(exec, like, out.rows_cols().0, slots)?;
@@ -88,11 +82,11 @@ pub(super) fn run(
         }
         _ => return Ok(None),
     }
-    let mut outputs = written.iter().map(|tensor| output(exec, tensor, case)).collect::<Result<Vec<_>, _>>()?;
-    if op == "gated_delta_chunks" {
+    let mut outputs = call.outputs(exec)?;
+    if call.record.op == "gated_delta_chunks" {
         outputs.iter_mut().for_each(|output| output.tolerance = CHUNKS);
     }
-    if op == "decode_delta" {
+    if call.record.op == "decode_delta" {
         // What goes into the states was rounded to bf16 on the way, which two devices may do differently.
         outputs[1].tolerance = outputs[0].tolerance;
     }
@@ -102,7 +96,7 @@ pub(super) fn run(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::compare::compare;
+    use crate::compare::{Case, compare};
     use crate::ops::HeadShape;
     use pegainfer_core::isa::Isa;
 

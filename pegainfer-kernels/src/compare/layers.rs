@@ -1,10 +1,9 @@
 //! `ops::decode_layers`: its operands are a whole model.
 
 use super::batch::Rows;
-use super::{Case, EPS, Output, allocate, output, tensor};
+use super::{Call, EPS, Output, allocate, tensor};
 use crate::ops::{self, DecodeLayer, DecodeModel, DecodeScratch, DecodeState};
 use pegainfer_core::exec::Exec;
-use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// Operands of a record before those of the layers: read, and written.
@@ -22,17 +21,15 @@ fn layer<'a>(read: &'a [Tensor], cache: &'a mut [Tensor]) -> Option<DecodeLayer<
     Some(DecodeLayer { input_norm, qkv, head_norms, cache: (k, v), o, post_norm, gate_up, down })
 }
 
-/// Runs the op; `read` and `written` are the operands of `record`.
-pub(super) fn decode_layers(
-    exec: &mut Exec,
-    record: &OpRecord,
-    read: &[Tensor],
-    written: &mut [Tensor],
-    case: &Case,
-) -> Result<Vec<Output>, OpError> {
+/// Calls the op, if it is this one.
+pub(super) fn run(exec: &mut Exec, call: &mut Call<'_>) -> Result<Option<Vec<Output>>, OpError> {
+    let Call { record, case, read, written } = call;
+    if record.op != "decode_layers" {
+        return Ok(None);
+    }
     let layers = (read.len() - COMMON.0) / READ;
     let (common, caches) = written.split_at_mut(COMMON.1);
-    let [residual, normed] = common else { return Ok(Vec::new()) };
+    let [residual, normed] = common else { return Ok(None) };
     let (rows, blocks) = (residual.rows_cols().0, caches[0].rows_cols().0);
     let tables = Rows::new(rows, &record.reads[7], blocks, case);
     let ((positions, slots), tables) = (tables.newest(exec)?, tables.upload(exec)?);
@@ -66,5 +63,5 @@ pub(super) fn decode_layers(
     // Each layer adds its roundings to those before it: over two layers of Qwen3-4B's shape, two instruction sets of a CPU
     // differ by up to 0.05 of the residual's root mean square.
     let add = |output: Output| Output { tolerance: ROUNDINGS * output.tolerance * layers as f64, ..output };
-    written.iter().map(|tensor| output(exec, tensor, case).map(add)).collect()
+    Ok(Some(call.outputs(exec)?.into_iter().map(add).collect()))
 }

@@ -1,7 +1,7 @@
 //! Comparisons of `adjust_logits`, `sample` and `logprobs`: rules of every kind, every way to sample on every row, and
 //! reports taken apart.
 
-use super::{EXACT, Output, allocate, unit};
+use super::{Call, EXACT, Output, allocate, unit};
 use crate::ops::{self, DRAW_WORDS, Draw, NO_MASK, REPORT_WORDS};
 use pegainfer_core::engine::MAX_LOGPROBS;
 use pegainfer_core::exec::Exec;
@@ -25,6 +25,17 @@ const REPORTS: [Option<usize>; 4] = [Some(MAX_LOGPROBS), None, Some(0), Some(5)]
 /// Relative to the size of a row's log-probabilities, about 12: well within 1e-4.
 const LOGPROB: f64 = 1e-6;
 
+/// Calls the op, if it is one of these.
+pub(super) fn run(exec: &mut Exec, call: &mut Call<'_>) -> Result<Option<Vec<Output>>, OpError> {
+    let outputs = match (call.record.op, &call.read[..], &mut call.written[..]) {
+        ("adjust_logits", [_, spans, edits, masks], [logits]) => adjust(exec, logits, spans, edits, masks)?,
+        ("sample", [logits, _], [out]) => sample(exec, logits, out)?,
+        ("logprobs", [logits, _, sampled], [out]) => logprobs(exec, logits, sampled, out)?,
+        _ => return Ok(None),
+    };
+    Ok(Some(outputs))
+}
+
 /// A logit in [-1, 1); odd rows have ties.
 pub(super) fn logit(seed: u64, i: usize, vocab: usize) -> f32 {
     let x = unit(seed, i);
@@ -47,7 +58,7 @@ fn draws(exec: &mut Exec, rows: usize, turn: usize) -> Result<Tensor, OpError> {
 
 /// Logits under edits and masks of every kind, which the rows share out. A banned token shows as -100: infinities have no
 /// difference.
-pub(super) fn adjust(
+fn adjust(
     exec: &mut Exec,
     logits: &mut Tensor,
     spans: &Tensor,
@@ -79,7 +90,7 @@ pub(super) fn adjust(
 }
 
 /// The tokens that each row draws in each way. They must be equal: devices agree on weights bit by bit.
-pub(super) fn sample(exec: &mut Exec, logits: &Tensor, out: &mut Tensor) -> Result<Vec<Output>, OpError> {
+fn sample(exec: &mut Exec, logits: &Tensor, out: &mut Tensor) -> Result<Vec<Output>, OpError> {
     let rows = logits.rows_cols().0;
     let mut outputs = Vec::new();
     for turn in 0..WAYS.len() {
@@ -93,12 +104,7 @@ pub(super) fn sample(exec: &mut Exec, logits: &Tensor, out: &mut Tensor) -> Resu
 }
 
 /// Ranks and ids, which must be equal, and log-probabilities of each row's report of every length.
-pub(super) fn logprobs(
-    exec: &mut Exec,
-    logits: &Tensor,
-    sampled: &Tensor,
-    out: &mut Tensor,
-) -> Result<Vec<Output>, OpError> {
+fn logprobs(exec: &mut Exec, logits: &Tensor, sampled: &Tensor, out: &mut Tensor) -> Result<Vec<Output>, OpError> {
     let rows = logits.rows_cols().0;
     let mut outputs = Vec::new();
     for turn in 0..REPORTS.len() {

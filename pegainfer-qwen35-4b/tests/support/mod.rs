@@ -8,17 +8,19 @@ mod engines;
 
 pub use engines::*;
 use pegainfer_qwen35_4b::{Engine, LoadOptions, load};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+
+/// Tested unless another checkpoint is named.
+const BUNDLED: &str = "qwen35-tiny";
 
 /// The checkpoint under test.
 pub fn model_path() -> PathBuf {
-    other_model().unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/qwen35-tiny"))
+    other_model().unwrap_or_else(|| bundled_model(BUNDLED))
 }
 
 /// Its reference outputs, see tests/fixtures/README.md.
 pub fn fixture() -> Fixture {
-    let bundled = || Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen35-tiny.json");
-    Fixture::read(&other_model().map_or_else(bundled, |path| path.join("fixture.json")))
+    Fixture::under_test(BUNDLED)
 }
 
 /// Defaults that leave every invariant to the test.
@@ -31,10 +33,9 @@ pub fn options() -> LoadOptions {
         max_num_batched_tokens: 1024,
         max_num_mixed_tokens: 512,
         cuda_graph: cuda_graph(),
-        // The bundled model's is small, so that tests see it full; another one's is what it needs.
-        kv_cache_bytes: other_model().is_none().then_some(64 << 20),
+        kv_cache_bytes: small_cache(64 << 20),
         gpu_memory_utilization: 0.9,
-        state_cache_bytes: other_model().is_none().then_some(256 << 20),
+        state_cache_bytes: small_cache(256 << 20),
         state_cache_interval: 64,
     }
 }

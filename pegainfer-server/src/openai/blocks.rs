@@ -2,7 +2,8 @@
 
 use super::errors::ApiError;
 use super::exchange::Reader;
-use super::generation::{Finish, Generation};
+use super::generation::Generation;
+use super::piece::Finish;
 use crate::text::parser::Event;
 
 /// A part of an answer.

@@ -3,9 +3,10 @@
 use super::answer::Message;
 use super::errors::ApiError;
 use super::exchange::{Exchange, Reader};
-use super::generation::{Generation, Piece, Prompt};
+use super::generation::Generation;
 use super::logprobs::{ChatLogprobs, TokenNames};
 use super::params::Params;
+use super::piece::{Piece, Prompt};
 use super::sse::{self, ChunkFormat, Events};
 use super::state::{AppState, unix_time};
 use super::timings::Timings;

@@ -2,9 +2,10 @@
 
 use super::errors::ApiError;
 use super::fields::{Fields, describe};
-use super::generation::{Generation, Piece};
+use super::generation::Generation;
 use super::logprobs::{CompletionLogprobs, TokenNames};
 use super::params::{MAX_LOGPROBS, Params, token_id};
+use super::piece::Piece;
 use super::sse::{self, ChunkFormat, Events};
 use super::state::{AppState, unix_time};
 use super::structured::Structured;

@@ -3,8 +3,9 @@
 use super::conversation::{Conversation, Rendered};
 use super::errors::ApiError;
 use super::fields::Fields;
-use super::generation::{Generation, Piece};
+use super::generation::Generation;
 use super::params::{MAX_LOGPROBS, Params};
+use super::piece::Piece;
 use super::state::AppState;
 use super::structured::Structured;
 use crate::text::parser::{Event, OutputParser};

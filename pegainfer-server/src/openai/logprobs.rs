@@ -1,6 +1,6 @@
 //! Log-probabilities in the two shapes of OpenAI.
 
-use super::generation::{Piece, Prompt};
+use super::piece::{Piece, Prompt};
 use crate::text::{Detokenizer, Tokenizer};
 use pegainfer_core::engine::{TokenLogprobs, TokenOut};
 use serde::{Serialize, Serializer};

@@ -3,9 +3,10 @@
 //! # Layout
 //! - [`chat`], [`completions`]: the endpoints of OpenAI that everything else is made of. [`responses`], [`anthropic`]: other
 //!   shapes of a chat, translated into one and back.
-//! - [`params`], [`rules`], [`structured`], [`conversation`], [`messages`], [`tools`]: the fields. [`policy`]: all other fields.
-//! - [`generation`], [`exchange`]: what runs. [`answer`], [`blocks`], [`wire`], [`logprobs`], [`timings`], [`sse`]: what goes
-//!   out.
+//! - [`params`], [`sampling`], [`rules`], [`stop`], [`stream_options`], [`truncation`], [`structured`], [`conversation`],
+//!   [`messages`], [`tools`]: the fields. [`policy`]: all other fields.
+//! - [`generation`], [`exchange`]: what runs, [`piece`] by piece. [`answer`], [`blocks`], [`wire`], [`logprobs`],
+//!   [`timings`], [`sse`]: what goes out.
 //! - [`info`], [`tokenize`]: the small endpoints. [`openapi`], [`fields_listed`]: what tells of all of them.
 
 mod answer;
@@ -25,12 +26,15 @@ mod logprobs;
 mod messages;
 mod openapi;
 mod params;
+mod piece;
 mod policy;
 mod responses;
 mod rules;
+mod sampling;
 mod sse;
 mod state;
 mod stop;
+mod stream_options;
 mod structured;
 mod timings;
 mod tokenize;

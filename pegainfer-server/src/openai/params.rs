@@ -3,8 +3,10 @@
 use super::errors::ApiError;
 use super::fields::{Fields, describe};
 use super::rules;
+use super::sampling::Sampling;
 use super::state::AppState;
 use super::stop;
+use super::stream_options::StreamOptions;
 use super::truncation::Truncation;
 use crate::http::{Deadline, parse_seconds, request_id};
 use crate::trace::Trace;
@@ -12,7 +14,6 @@ use axum::http::HeaderMap;
 use pegainfer_core::engine::{self, GenerateRequest, SubmitError};
 use pegainfer_core::grammar::Grammar;
 use pegainfer_core::rules::LogitRules;
-use pegainfer_core::sampling::SamplingParams;
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,15 +22,6 @@ use std::time::Instant;
 const MAX_N: i64 = 128;
 /// Most likely tokens that may be asked for at each position, as in OpenAI's chat API.
 pub const MAX_LOGPROBS: i64 = engine::MAX_LOGPROBS as i64;
-
-/// What may be asked of a stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct StreamOptions {
-    /// One more chunk at the end, with the token counts.
-    pub include_usage: bool,
-    /// Token counts so far on every chunk.
-    pub continuous_usage: bool,
-}
 
 /// How to continue a prompt, whichever endpoint it came through.
 #[derive(Debug, Clone)]
@@ -80,22 +72,12 @@ pub struct Params {
     truncation: Option<Truncation>,
 }
 
-/// Sampling values; the seed is chosen for each prompt if the client gave none.
-#[derive(Debug, Clone)]
-struct Sampling {
-    temperature: f32,
-    top_k: u32,
-    top_p: f32,
-    min_p: f32,
-    seed: Option<u64>,
-}
-
 impl Params {
     /// Takes the shared fields out of a body.
     pub async fn take(fields: &mut Fields, headers: &HeaderMap, state: &AppState) -> Result<Self, ApiError> {
         let received = Instant::now();
         let model = fields.string("model")?;
-        let stream = take_stream(fields)?;
+        let stream = StreamOptions::take(fields)?;
         let prompt_logprobs = fields.integer("prompt_logprobs", 0..=MAX_LOGPROBS)?.map(|n| n as usize);
         if prompt_logprobs.is_some() && stream.is_some() {
             let message = "prompt_logprobs cannot be streamed: leave out \"stream\": true";
@@ -192,61 +174,6 @@ impl Params {
             })
         };
         (0..self.n as u64).map(request).collect()
-    }
-}
-
-impl Sampling {
-    fn take(fields: &mut Fields, state: &AppState) -> Result<Self, ApiError> {
-        let defaults = state.checkpoint.defaults;
-        let sampling = Self {
-            temperature: fields.number("temperature")?.map_or(defaults.temperature, |n| n as f32),
-            top_p: fields.number("top_p")?.map_or(defaults.top_p, |n| n as f32),
-            min_p: fields.number("min_p")?.map_or(defaults.min_p, |n| n as f32),
-            // -1 is vLLM's way to say "all"; the engine's is 0.
-            top_k: fields.integer("top_k", -1..=i32::MAX.into())?.map_or(defaults.top_k, |n| n.max(0) as u32),
-            // Any 64 bits do; negative seeds are as good as others.
-            seed: fields.integer("seed", i64::MIN..=i64::MAX)?.map(|n| n as u64),
-        };
-        sampling.build(0)?;
-        Ok(sampling)
-    }
-
-    /// Choices of one prompt have consecutive seeds.
-    fn build(&self, choice: u64) -> Result<SamplingParams, ApiError> {
-        let seed = match self.seed {
-            Some(seed) => seed.wrapping_add(choice),
-            None => request_id::random_u64()?,
-        };
-        Ok(SamplingParams::new(self.temperature, self.top_k, self.top_p, self.min_p, seed)?)
-    }
-}
-
-fn take_stream(fields: &mut Fields) -> Result<Option<StreamOptions>, ApiError> {
-    let stream = fields.bool("stream")?.unwrap_or(false);
-    let Some(options) = fields.object("stream_options")? else {
-        return Ok(stream.then(StreamOptions::default));
-    };
-    if !stream {
-        return Err(ApiError::invalid(
-            "stream_options",
-            "stream_options is only allowed together with \"stream\": true",
-        ));
-    }
-    let mut options = Fields::new(options);
-    let parsed = StreamOptions {
-        include_usage: options.bool("include_usage")?.unwrap_or(false),
-        continuous_usage: options.bool("continuous_usage_stats")?.unwrap_or(false),
-    };
-    // OpenAI pads chunks against traffic analysis by default; ours never are.
-    if options.bool("include_obfuscation")?.unwrap_or(false) {
-        return Err(ApiError::invalid("stream_options", "stream_options.include_obfuscation is not implemented"));
-    }
-    match options.rest().keys().next() {
-        Some(name) => Err(ApiError::invalid(
-            "stream_options",
-            format!("unknown field stream_options.{}", super::errors::echo(name)),
-        )),
-        None => Ok(Some(parsed)),
     }
 }
 

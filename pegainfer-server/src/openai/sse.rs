@@ -2,8 +2,9 @@
 //! name their events and need no end.
 
 use super::errors::ApiError;
-use super::generation::{Counts, Generation, Piece};
-use super::params::StreamOptions;
+use super::generation::Generation;
+use super::piece::{Counts, Piece};
+use super::stream_options::StreamOptions;
 use super::timings::Timings;
 use super::wire::Usage;
 use axum::body::{Body, Bytes};

@@ -1,9 +1,9 @@
 //! The JSON that goes out. The order of the fields is the order on the wire.
 
 use super::answer::Message;
-use super::generation::{Counts, Finish, Prompt, StopReason};
 use super::logprobs::{ChatLogprobs, CompletionLogprobs, PromptLogprobs};
 use super::params::Params;
+use super::piece::{Counts, Finish, Prompt, StopReason};
 use super::timings::Timings;
 use crate::text::Tokenizer;
 use serde::Serialize;

@@ -1,59 +1,23 @@
 //! Structured output: schemas, regular expressions and grammars as masks over the vocabulary, by llguidance.
 
+mod compiled;
+mod source;
+
 use super::reasoned::{Reasoned, ThinkTokens, Thinking};
 use super::tokenizer::Tokenizer;
+use compiled::Compiled;
 use llguidance::api::TopLevelGrammar;
-use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
-use llguidance::{Matcher as Parser, ParserFactory, regex_to_lark};
-use pegainfer_core::grammar::{Grammar, Matcher};
-use pegainfer_core::rules::TokenMask;
-use serde_json::{Value, json};
-use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-
-/// White space between the parts of JSON: room for an indented document, not for a model that writes nothing else.
-const JSON_WHITESPACE: &str = "[ \\n\\r\\t]{1,40}";
+use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{Matcher as Parser, ParserFactory};
+use pegainfer_core::grammar::Grammar;
+pub use source::{GrammarSource, with_options};
+use std::sync::{Arc, OnceLock};
 
 /// Bytes of a source.
 const MAX_SOURCE: usize = 512 << 10;
 /// The compiler recurses as deep as rules refer to each other. Sources within their limits need a part of this; what is
 /// not needed is never touched.
 const COMPILER_STACK: usize = 1 << 30;
-
-/// What a text must be.
-#[derive(Debug, Clone, PartialEq)]
-pub enum GrammarSource {
-    /// JSON of this schema.
-    JsonSchema(Value),
-    /// All of it matches, in the syntax of the `regex` crate.
-    Regex(String),
-    /// One of these.
-    Choice(Vec<String>),
-    /// A grammar in llguidance's variant of Lark.
-    Lark(String),
-}
-
-impl GrammarSource {
-    fn bytes(&self) -> usize {
-        match self {
-            Self::JsonSchema(schema) => schema.to_string().len(),
-            Self::Regex(text) | Self::Lark(text) => text.len(),
-            Self::Choice(texts) => texts.iter().map(String::len).sum(),
-        }
-    }
-
-    /// The body of a rule of a Lark grammar; `None` for a grammar, which has rules of its own.
-    pub fn rule(&self) -> Option<String> {
-        match self {
-            Self::JsonSchema(schema) => Some(format!("%json {}", with_options(schema.clone(), false))),
-            Self::Regex(regex) => Some(format!("/{}/", regex_to_lark(regex, ""))),
-            Self::Choice(texts) => {
-                Some(texts.iter().map(|text| json!(text).to_string()).collect::<Vec<_>>().join(" | "))
-            }
-            Self::Lark(_) => None,
-        }
-    }
-}
 
 /// Turns sources into grammars over one vocabulary.
 pub struct GrammarCompiler {
@@ -108,9 +72,8 @@ impl GrammarCompiler {
             source => format!("start: {}", source.rule().unwrap_or_default()),
         };
         let grammar = TopLevelGrammar::from_lark(grammar);
-        let mut parser = Parser::new(parsers.create_parser(grammar));
-        let first = mask(parser.compute_mask_or_eos(), self.vocab_size)?;
-        Ok(Arc::new(Compiled { parser: Mutex::new(parser), first, vocab_size: self.vocab_size }))
+        let parser = Parser::new(parsers.create_parser(grammar));
+        Ok(Arc::new(Compiled::new(parser, self.vocab_size)?))
     }
 
     fn parsers(&self) -> Result<ParserFactory, String> {
@@ -138,67 +101,12 @@ impl GrammarCompiler {
     }
 }
 
-/// A schema with our settings. `lenient` leaves out what cannot be enforced.
-pub fn with_options(mut schema: Value, lenient: bool) -> Value {
-    if let Some(schema) = schema.as_object_mut() {
-        schema.insert("x-guidance".into(), json!({"whitespace_pattern": JSON_WHITESPACE, "lenient": lenient}));
-    }
-    schema
-}
-
-/// The tokens of a set, which has one bit for each, as a mask.
-fn mask(tokens: Result<SimpleVob, impl fmt::Display>, vocab_size: usize) -> Result<Arc<TokenMask>, String> {
-    let tokens = tokens.map_err(|e| {
-        let text = e.to_string();
-        // What follows a line break is the library's inner state.
-        let line = text.lines().next().unwrap_or_default();
-        if line.starts_with("NoExtension") { "no text fits it".to_owned() } else { line.to_owned() }
-    })?;
-    if tokens.is_zero() {
-        return Err("no token can come next".into());
-    }
-    let mut words = tokens.as_slice().to_vec();
-    words.resize(vocab_size.div_ceil(32), 0);
-    Ok(Arc::new(TokenMask::from_words(words)))
-}
-
-struct Compiled {
-    parser: Mutex<Parser>,
-    first: Arc<TokenMask>,
-    vocab_size: usize,
-}
-
-impl fmt::Debug for Compiled {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Compiled")
-    }
-}
-
-impl Grammar for Compiled {
-    fn start(&self) -> (Box<dyn Matcher>, Arc<TokenMask>) {
-        // Only cloned: a panic cannot leave it half-changed.
-        let parser = self.parser.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        (Box::new(Place { parser, vocab_size: self.vocab_size }), self.first.clone())
-    }
-}
-
-struct Place {
-    parser: Parser,
-    vocab_size: usize,
-}
-
-impl Matcher for Place {
-    fn next(&mut self, token: u32) -> Result<Arc<TokenMask>, String> {
-        // Past its end (`ignore_eos`) a text has only more ends.
-        let taken = if self.parser.is_stopped() { Ok(()) } else { self.parser.consume_token(token) };
-        mask(taken.and_then(|()| self.parser.compute_mask_or_eos()), self.vocab_size)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::testing;
+    use pegainfer_core::rules::TokenMask;
+    use serde_json::{Value, json};
 
     const EOS: [u32; 2] = [4089, 4087];
 

@@ -1,11 +1,12 @@
 //! The checkpoint's chat template: a Jinja program that turns messages into a prompt.
 
+mod dialect;
+
 use super::deepseek_v4;
 use super::effort::Switches;
 use super::parser::OutputFormat;
-use super::tojson::tojson;
-use minijinja::value::{Value, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, State, UndefinedBehavior};
+use minijinja::value::Value;
+use minijinja::{Environment, Error};
 use serde_json::{Map, Value as Json};
 use std::path::{Path, PathBuf};
 use thiserror::Error as ThisError;
@@ -34,11 +35,6 @@ pub enum TemplateError {
     #[error("the chat template cannot render these messages: {0}")]
     Render(String),
 }
-
-/// Marks an error that the template raised itself.
-#[derive(Debug, ThisError)]
-#[error("{0}")]
-struct Raised(String);
 
 /// A compiled chat template and the tokens it may name.
 pub struct ChatTemplate {
@@ -88,20 +84,11 @@ impl ChatTemplate {
         }))
     }
 
-    /// Compiles a template with the settings of transformers' `apply_chat_template`.
+    /// Compiles a template.
     fn new(source: String, special_tokens: Map<String, Json>) -> Result<Self, Error> {
-        let mut env = Environment::new();
-        env.set_trim_blocks(true);
-        env.set_lstrip_blocks(true);
-        env.set_undefined_behavior(UndefinedBehavior::Lenient);
-        env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-        env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        env.set_formatter(format_like_python);
-        env.add_filter("tojson", tojson);
-        env.add_function("raise_exception", raise_exception);
-        env.add_function("strftime_now", strftime_now);
         let output_format = OutputFormat::of_template(&source);
         let switches = Switches::of_template(&source, output_format.reasoning);
+        let mut env = dialect::environment();
         env.add_template_owned(NAME, source)?;
         Ok(Self { program: Program::Jinja(Box::new(env), switches), special_tokens, output_format })
     }
@@ -173,33 +160,11 @@ fn token_text(token: &Json) -> Option<&str> {
     token.as_str().or_else(|| token["content"].as_str())
 }
 
-fn raise_exception(message: String) -> Result<Value, Error> {
-    Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
-}
-
-fn strftime_now(format: &str) -> Result<String, Error> {
-    jiff::fmt::strtime::format(format, &jiff::Zoned::now())
-        .map_err(|e| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {e}")))
-}
-
-/// `{{ true }}` and `{{ none }}` print as in Python.
-fn format_like_python(out: &mut minijinja::Output, state: &State, value: &Value) -> Result<(), Error> {
-    match value.kind() {
-        ValueKind::Bool => out.write_str(if value.is_true() { "True" } else { "False" }).map_err(Error::from),
-        ValueKind::None => out.write_str("None").map_err(Error::from),
-        _ => minijinja::escape_formatter(out, state, value),
-    }
-}
-
 fn explain(error: &Error) -> TemplateError {
-    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(inner) = source {
-        if let Some(Raised(message)) = inner.downcast_ref() {
-            return TemplateError::Refused(message.clone());
-        }
-        source = inner.source();
+    match dialect::raised(error) {
+        Some(message) => TemplateError::Refused(message.to_owned()),
+        None => TemplateError::Render(error.to_string()),
     }
-    TemplateError::Render(error.to_string())
 }
 
 #[cfg(test)]
@@ -258,31 +223,6 @@ mod tests {
         let messages = [json!({"content": "hi"})];
         let text = template.render(&messages, None, true, kwargs.as_object().unwrap()).unwrap();
         assert_eq!(text, "hi False ");
-    }
-
-    #[test]
-    fn the_python_dialect_is_understood() {
-        let cases = [
-            ("{{ 'a,b'.split(',')[-1] }}{{ ' x '.strip() }}{{ 'xy'.startswith('x') }}", "bxTrue"),
-            (
-                "{% for m in messages[::-1] %}{{ m.content }}{% if loop.index0 == 0 %}{% continue %}{% endif %}{% endfor %}",
-                "ba",
-            ),
-            (
-                "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
-                "2",
-            ),
-            ("{% for k, v in {'z': 1, 'a': none}.items() %}{{ k }}={{ v }};{% endfor %}", "z=1;a=None;"),
-            ("{%- macro m(x, y='d') %}{{ x }}{{ y }}{% endmacro %}{{ m('q') }}", "qd"),
-            ("    {% if true %}\n  kept\n    {% endif %}\n", "  kept\n"),
-            ("{{ messages is iterable }}{{ messages[0] is mapping }}{{ 'é' ~ 1 }}", "TrueTrueé1"),
-        ];
-        let messages = json!([{"content": "a"}, {"content": "b"}]);
-        for (source, expected) in cases {
-            assert_eq!(render(&template(source), messages.clone()).unwrap(), expected, "{source}");
-        }
-        let year = render(&template("{{ strftime_now('%Y') }}"), messages).unwrap();
-        assert!(year.parse::<u32>().unwrap() >= 2026);
     }
 
     #[test]

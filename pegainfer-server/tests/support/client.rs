@@ -12,6 +12,12 @@ pub struct Response {
     reader: BufReader<TcpStream>,
 }
 
+/// `body` with more fields.
+pub fn with(mut body: Value, fields: Value) -> Value {
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    body
+}
+
 /// Sends a request and reads the head of the answer.
 pub fn send(address: SocketAddr, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Response {
     read_head(write(address, method, path, headers, body))

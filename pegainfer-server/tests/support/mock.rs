@@ -1,11 +1,10 @@
 //! An engine that follows a script: one token per step and request, always the same reply.
 
-use super::model_dir;
+use super::tokenizer;
 use pegainfer_core::engine::{
     EngineError, EngineLimits, EngineStats, EventBatch, FinishReason, GenerateRequest, RequestId, StepEngine,
     TokenEvent, TokenLogprobs, TokenOut, Usage,
 };
-use pegainfer_server::text::Tokenizer;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -41,6 +40,11 @@ impl Control {
     /// The request that came last.
     pub fn last(&self) -> GenerateRequest {
         self.added.lock().unwrap().last().unwrap().clone()
+    }
+
+    /// Its prompt, special tokens included.
+    pub fn prompt_text(&self) -> String {
+        tokenizer().decode_all(&self.last().prompt)
     }
 
     /// How many requests came.
@@ -80,7 +84,7 @@ struct Running {
 impl MockEngine {
     /// An engine that answers everything with `reply` and the end of the text, as fast as it can.
     pub fn replying(reply: &str) -> (Self, Arc<Control>) {
-        let ids = Tokenizer::load(&model_dir()).unwrap().encode(reply, false).unwrap();
+        let ids = tokenizer().encode(reply, false).unwrap();
         Self::replying_ids(ids)
     }
 

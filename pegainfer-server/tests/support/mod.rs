@@ -8,10 +8,15 @@ pub mod hub;
 pub mod mock;
 pub mod process;
 
+use clap::Parser;
+use mock::{Control, MockEngine};
 use pegainfer_core::engine::{EngineConfig, EngineHandle, StepEngine};
 use pegainfer_server::checkpoint::Checkpoint;
+use pegainfer_server::cli::Cli;
+use pegainfer_server::engine;
 use pegainfer_server::http::{Options, serve};
 use pegainfer_server::openai::AppState;
+use pegainfer_server::text::Tokenizer;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,6 +29,11 @@ use tokio::task::JoinHandle;
 /// The bundled checkpoint.
 pub fn model_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/qwen3-tiny")
+}
+
+/// Its tokenizer.
+pub fn tokenizer() -> Tokenizer {
+    Tokenizer::load(&model_dir()).unwrap()
 }
 
 /// A server on a free port of this machine.
@@ -56,6 +66,18 @@ impl TestServer {
     pub fn start<E: StepEngine>(engine: E, setup: Setup) -> Self {
         let engine = EngineHandle::spawn(engine, EngineConfig { max_queued: setup.max_queued }).unwrap();
         Self::over(engine, setup)
+    }
+
+    /// Starts the real router over an engine that answers everything with `reply`.
+    pub fn replying(reply: &str) -> (Self, Arc<Control>) {
+        let (engine, control) = MockEngine::replying(reply);
+        (Self::start(engine, Setup::default()), control)
+    }
+
+    /// Serves the bundled checkpoint as without flags.
+    pub fn bundled() -> Self {
+        let args = Cli::parse_from(["pegainfer"]).serve.engine;
+        Self::over(engine::load(&model_dir(), &args).unwrap().handle, Setup::default())
     }
 
     /// Starts the real router over a running engine.

@@ -3,7 +3,8 @@
 use super::super::blocks::{self, Answer, Block, Blocks, Change};
 use super::super::errors::ApiError;
 use super::super::exchange::Reader;
-use super::super::generation::{Finish, Generation, Piece, StopReason};
+use super::super::generation::Generation;
+use super::super::piece::{Finish, Piece, StopReason};
 use super::super::sse::{ChunkFormat, Events};
 use super::super::timings::Timings;
 use super::super::wire::Usage;

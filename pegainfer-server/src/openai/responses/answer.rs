@@ -3,8 +3,9 @@
 use super::super::blocks::{self, Answer, Block, Blocks, Change};
 use super::super::errors::ApiError;
 use super::super::exchange::Reader;
-use super::super::generation::{Finish, Generation, Piece};
+use super::super::generation::Generation;
 use super::super::params::Params;
+use super::super::piece::{Finish, Piece};
 use super::super::sse::{ChunkFormat, Events};
 use super::super::timings::Timings;
 use super::super::wire::Usage;

@@ -1,0 +1,108 @@
+//! A driver of engines without threads.
+
+use super::Target;
+use pegainfer_core::engine::{
+    FinishReason, GenerateRequest, RequestId, StepEngine, TokenEvent, TokenLogprobs, TokenOut, Usage,
+};
+use pegainfer_core::sampling::SamplingParams;
+use pegainfer_core::schedule::{Engine, StepExecutor};
+use std::collections::HashMap;
+
+/// A greedy request.
+pub fn greedy(prompt: &[u32], max_tokens: usize) -> GenerateRequest {
+    GenerateRequest {
+        prompt: prompt.to_vec(),
+        max_tokens,
+        sampling: SamplingParams::greedy(),
+        rules: None,
+        grammar: None,
+        prompt_logprobs: None,
+        priority: 0,
+        stop_token_ids: vec![],
+        ignore_eos: true,
+        logprobs: Some(5),
+        cache_salt: 0,
+    }
+}
+
+/// What one request gave.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Output {
+    pub prompt: Option<Vec<TokenLogprobs>>,
+    pub tokens: Vec<TokenOut>,
+    pub end: Option<(FinishReason, Usage)>,
+}
+
+impl Output {
+    pub fn ids(&self) -> Vec<u32> {
+        self.tokens.iter().map(|t| t.id).collect()
+    }
+    /// Tokens and the bits of every log-probability: all that must not depend on scheduling.
+    pub fn bits(&self) -> Vec<Vec<u32>> {
+        let bits = |t: &TokenOut| {
+            let logprobs = t.logprobs.iter().flat_map(|l| {
+                let top = l.top.iter().flat_map(|(id, p)| [*id, p.to_bits()]);
+                [l.logprob.to_bits(), l.rank].into_iter().chain(top)
+            });
+            std::iter::once(t.id).chain(logprobs).collect()
+        };
+        self.tokens.iter().map(bits).collect()
+    }
+}
+
+/// Runs all requests, submitted at once, to their end.
+pub fn run(engine: &mut impl StepEngine, requests: &[GenerateRequest]) -> Vec<Output> {
+    let mut outputs: HashMap<RequestId, Output> = HashMap::new();
+    for (i, request) in requests.iter().enumerate() {
+        engine.limits().check(request).unwrap();
+        outputs.insert(RequestId(i as u64), Output::default());
+        engine.add(RequestId(i as u64), request.clone());
+    }
+    while engine.has_work() {
+        let events = match engine.plan() {
+            Some(admitted) => {
+                engine.launch().unwrap();
+                admitted
+            }
+            None => engine.finish().unwrap(),
+        };
+        for (id, event) in events {
+            let output = outputs.get_mut(&id).unwrap();
+            match event {
+                TokenEvent::Admitted { .. } => {}
+                TokenEvent::Prompt(reports) => output.prompt = Some(reports),
+                TokenEvent::Token(token) => output.tokens.push(token),
+                TokenEvent::Finished { reason, usage } => output.end = Some((reason, usage)),
+                TokenEvent::Failed { error } => panic!("{id:?}: {error}"),
+            }
+        }
+    }
+    (0..requests.len()).map(|i| outputs.remove(&RequestId(i as u64)).unwrap()).collect()
+}
+
+/// A step that fails: on the CPU its requests fail and the engine goes on; on a GPU a kernel that stops takes the context
+/// with it, so no later step can succeed. To be run in a process of its own, because the context is lost for all of it.
+pub fn fails_a_step<E: StepExecutor>(engine: &mut Engine<E>, target: Target) {
+    engine.set_depth(2);
+    let limits = engine.limits();
+    // No vocabulary has this id; `EngineLimits::check` would refuse it.
+    engine.add(RequestId(0), greedy(&[1, limits.vocab_size as u32, 2], 4));
+    engine.add(RequestId(1), greedy(&[1, 2, 3], 4));
+    let error = loop {
+        let result = match engine.plan() {
+            Some(_) => engine.launch(),
+            None => engine.finish().map(drop),
+        };
+        if let Err(error) = result {
+            break error;
+        }
+    };
+    assert_eq!(error.fatal, target == Target::Cuda, "{error}");
+    assert!(error.fatal || error.message.contains("vocabulary"), "{error}");
+    assert_eq!(engine.abort_all(), [RequestId(0), RequestId(1)]);
+    assert!(!engine.has_work());
+    assert_eq!(engine.stats().kv_blocks_free, engine.stats().kv_blocks_total);
+    if !error.fatal {
+        assert_eq!(run(engine, &[greedy(&[1, 2, 3], 4)])[0].tokens.len(), 4);
+    }
+}

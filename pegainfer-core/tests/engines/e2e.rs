@@ -1,0 +1,155 @@
+//! An engine against reference outputs.
+//!
+//! The rule, stated once: the reference is f32, the engine is bf16, so the engine may choose another token only where
+//! the reference's top two are closer than the fixture's margin; and its log-probabilities of the reference's five most
+//! likely tokens stay within the fixture's bounds, each and on average.
+
+use super::{Case, Fixture, Limits, Target, best, greedy, run, targets};
+use pegainfer_core::engine::{
+    EngineConfig, EngineHandle, FinishReason, GenerateRequest, MAX_LOGPROBS, StepEngine, TokenEvent, TokenStream,
+};
+use pegainfer_core::schedule::{Engine, StepExecutor};
+use std::time::{Duration, Instant};
+
+/// Log-probabilities compared at each position.
+const TOP: usize = 5;
+
+/// Steps with the reference's own tokens before each of them (the prefix cache makes that cheap).
+///
+/// `steps`: how many of a case a target takes. Fewer than `least` of all cases test nothing.
+pub fn every_step_agrees<E: StepEngine>(
+    fixture: &Fixture,
+    load: impl Fn(Target) -> E,
+    steps: impl Fn(Target, &Case) -> usize,
+    least: usize,
+) {
+    for target in targets() {
+        let mut engine = load(target);
+        let mut tally = Tally { target, limits: fixture.limits, steps: 0, close: 0, errors: Vec::new() };
+        for case in &fixture.cases {
+            for i in 0..steps(target, case) {
+                tally.step(&mut engine, case, i);
+            }
+        }
+        tally.judge(least);
+    }
+}
+
+/// What the steps of all cases gave.
+struct Tally {
+    target: Target,
+    limits: Limits,
+    steps: usize,
+    /// Steps at which the reference is undecided.
+    close: usize,
+    /// Of log-probabilities, nats.
+    errors: Vec<f64>,
+}
+
+impl Tally {
+    fn step(&mut self, engine: &mut impl StepEngine, case: &Case, i: usize) {
+        let prefix = [&case.prompt_ids, &case.greedy_ids[..i]].concat();
+        // The engine's top must contain the reference's top five, in whatever order.
+        let request = GenerateRequest { logprobs: Some(MAX_LOGPROBS), ..greedy(&prefix, 1) };
+        let token = run(engine, &[request]).remove(0).tokens.remove(0);
+        self.steps += 1;
+        if case.margins[i] > self.limits.margin {
+            assert_eq!(token.id, case.greedy_ids[i], "{}, {}, step {i}", self.target, case.name);
+        } else {
+            self.close += 1;
+        }
+        let Some(top) = case.top20.get(i) else { return };
+        let ours = token.logprobs.unwrap().top;
+        for (id, reference) in top.ids.iter().zip(&top.logprobs).take(TOP) {
+            let our = ours.iter().find(|(ours, _)| ours == id);
+            let our = our.unwrap_or_else(|| panic!("{}, step {i}: token {id} is not near the top", case.name));
+            self.errors.push((f64::from(our.1) - reference).abs());
+        }
+    }
+
+    fn judge(&self, least: usize) {
+        let Self { target, limits, steps, close, .. } = *self;
+        let max = self.errors.iter().copied().fold(0.0, f64::max);
+        let mean = self.errors.iter().sum::<f64>() / self.errors.len() as f64;
+        println!(
+            "{target}: {steps} steps, {close} within the margin; log-probability error mean {mean:.4}, max {max:.4}"
+        );
+        assert!(steps >= least && (close as f64) < steps as f64 * limits.close, "the fixture tests nothing");
+        assert!(max <= limits.max && mean <= limits.mean, "{target}: mean {mean}, max {max}");
+    }
+}
+
+/// The engine's own greedy text, and its log-probabilities, up to where the reference is undecided: all requests together,
+/// and each alone, where a GPU may decode with other kernels.
+pub fn greedy_text_equals_the_reference<E: StepEngine>(fixture: &Fixture, load: impl Fn(Target) -> E) {
+    let limits = fixture.limits;
+    let decided = |case: &Case| case.margins.iter().position(|&m| m <= limits.margin).unwrap_or(case.margins.len());
+    let requests: Vec<_> = fixture.cases.iter().map(|c| greedy(&c.prompt_ids, c.greedy_ids.len())).collect();
+    for rows in [requests.len(), 1] {
+        let mut engine = load(best());
+        let outputs = requests.chunks(rows).flat_map(|requests| run(&mut engine, requests));
+        let mut compared = 0;
+        for (case, output) in fixture.cases.iter().zip(outputs) {
+            let n = decided(case);
+            assert_eq!(output.ids()[..n], case.greedy_ids[..n], "{rows} rows, {}", case.name);
+            assert_eq!(output.end.unwrap().0, FinishReason::Length);
+            for (i, (token, top)) in output.tokens[..n].iter().zip(&case.top20).enumerate() {
+                let error = (f64::from(token.logprobs.as_ref().unwrap().logprob) - top.logprobs[0]).abs();
+                assert!(error <= limits.max, "{rows} rows, {}, step {i}: off by {error}", case.name);
+            }
+            compared += n;
+        }
+        assert!(compared >= 100, "only {compared} tokens were compared");
+    }
+}
+
+/// Through the engine thread, with one or two steps in flight: end-of-text ends a request and is counted, cancelled
+/// requests leave nothing behind.
+pub fn stops_at_end_of_text_and_forgets_cancelled_requests<E: StepExecutor>(
+    fixture: &Fixture,
+    load: impl Fn(Target) -> Engine<E>,
+) {
+    for depth in [1, 2] {
+        let mut engine = load(best());
+        engine.set_depth(depth);
+        let eos = engine.limits().eos_token_ids;
+        let handle = EngineHandle::spawn(engine, EngineConfig::default()).unwrap();
+        let mut stopped = 0;
+        for case in &fixture.cases {
+            let request = GenerateRequest { ignore_eos: false, ..greedy(&case.prompt_ids, 200) };
+            let mut abandoned = handle.submit(request.clone()).unwrap();
+            assert!(matches!(abandoned.blocking_recv(), Some(TokenEvent::Admitted { .. })));
+            drop(abandoned);
+            stopped += usize::from(reaches_end_of_text(handle.submit(request).unwrap(), case, &eos));
+        }
+        assert!(stopped >= fixture.cases.len() / 2, "only {stopped} cases reached their end-of-text");
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while handle.stats().running + handle.stats().waiting > 0 {
+            assert!(Instant::now() < deadline, "a cancelled request goes on: {:?}", handle.stats());
+            std::thread::yield_now();
+        }
+        assert_eq!(handle.stats().kv_blocks_free, handle.stats().kv_blocks_total);
+        assert!(handle.is_healthy());
+    }
+}
+
+/// Reads a stream to its end. Whether end-of-text ended it, which is then the only stop among its tokens.
+fn reaches_end_of_text(mut stream: TokenStream, case: &Case, eos: &[u32]) -> bool {
+    let (mut tokens, mut stopped) = (Vec::new(), false);
+    while let Some(event) = stream.blocking_recv() {
+        match event {
+            TokenEvent::Token(token) => tokens.push(token),
+            TokenEvent::Finished { reason, usage } => {
+                assert_eq!(usage.completion_tokens, tokens.len());
+                assert_eq!(usage.prompt_tokens, case.prompt_ids.len());
+                if let FinishReason::Stop(id) = reason {
+                    assert!(eos.contains(&id) && tokens.last().unwrap().is_stop);
+                    stopped = true;
+                }
+            }
+            _ => {}
+        }
+    }
+    assert!(tokens.iter().rev().skip(1).all(|t| !t.is_stop));
+    stopped
+}

@@ -1,0 +1,89 @@
+//! Reference outputs, and the checkpoints that they are of.
+
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+
+/// Another checkpoint to test than the bundled one.
+pub fn other_model() -> Option<PathBuf> {
+    std::env::var_os("PEGAINFER_TEST_MODEL_PATH").map(PathBuf::from)
+}
+
+/// The checkpoint `name` of the repository.
+pub fn bundled_model(name: &str) -> PathBuf {
+    // The crate whose tests include this file.
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models").join(name)
+}
+
+/// The size of a cache: `bytes` for the bundled model, small, so that tests see it full; for another one what it needs.
+pub fn small_cache(bytes: u64) -> Option<u64> {
+    other_model().is_none().then_some(bytes)
+}
+
+/// Reference outputs, see tests/fixtures/README.md.
+#[derive(Deserialize)]
+pub struct Fixture {
+    pub cases: Vec<Case>,
+    /// What an engine in bf16 may differ by; by default what the bundled model's may.
+    #[serde(default)]
+    pub limits: Limits,
+}
+
+impl Fixture {
+    /// Of the bundled checkpoint `name`.
+    pub fn bundled(name: &str) -> Self {
+        Self::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/{name}.json")))
+    }
+
+    /// Of the other checkpoint if there is one, else of the bundled one.
+    pub fn under_test(bundled: &str) -> Self {
+        other_model().map_or_else(|| Self::bundled(bundled), |path| Self::read(&path.join("fixture.json")))
+    }
+
+    fn read(path: &Path) -> Self {
+        let text = std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        serde_json::from_str(&text).unwrap()
+    }
+}
+
+/// Bounds of the difference from a reference in f32, nats.
+#[derive(Clone, Copy, Deserialize)]
+pub struct Limits {
+    /// Between the reference's best two tokens, above which the engine must agree.
+    pub margin: f64,
+    /// Mean error of a log-probability among the reference's top five.
+    pub mean: f64,
+    /// Largest such error.
+    pub max: f64,
+    /// Share of the steps that may be within the margin.
+    pub close: f64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { margin: 0.05, mean: 0.03, max: 0.30, close: 0.1 }
+    }
+}
+
+/// One prompt and its greedy continuation in f32.
+#[derive(Deserialize)]
+pub struct Case {
+    pub name: String,
+    pub prompt_ids: Vec<u32>,
+    pub greedy_ids: Vec<u32>,
+    pub margins: Vec<f64>,
+    pub top20: Vec<Top>,
+}
+
+impl Case {
+    /// Prompt and continuation.
+    pub fn text(&self) -> Vec<u32> {
+        [&self.prompt_ids[..], &self.greedy_ids].concat()
+    }
+}
+
+/// The twenty most likely tokens at one position.
+#[derive(Deserialize)]
+pub struct Top {
+    pub ids: Vec<u32>,
+    pub logprobs: Vec<f64>,
+}

@@ -1,0 +1,50 @@
+//! Where an engine under test runs.
+
+use pegainfer_core::exec::Exec;
+use pegainfer_core::isa::Isa;
+use std::fmt;
+
+/// Where an engine under test runs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Target {
+    Cpu(Isa),
+    Cuda,
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu(isa) => write!(f, "{isa}"),
+            Self::Cuda => f.write_str("cuda"),
+        }
+    }
+}
+
+/// Whether a GPU may replay graphs.
+pub fn cuda_graph() -> bool {
+    std::env::var("PEGAINFER_TEST_CUDA_GRAPH").as_deref() != Ok("false")
+}
+
+/// Every instruction-set path of this machine, worst first; or its GPU with `PEGAINFER_TEST_DEVICE=cuda`.
+pub fn targets() -> Vec<Target> {
+    match std::env::var("PEGAINFER_TEST_DEVICE").as_deref() {
+        Ok("cuda") => vec![Target::Cuda],
+        Err(_) | Ok("cpu") => Isa::available().into_iter().map(Target::Cpu).collect(),
+        Ok(other) => panic!("PEGAINFER_TEST_DEVICE={other}: expected cpu or cuda"),
+    }
+}
+
+impl Target {
+    /// A device to load an engine on.
+    pub fn exec(self) -> Exec {
+        match self {
+            Self::Cpu(isa) => Exec::cpu(isa, Some(2)).unwrap(),
+            Self::Cuda => Exec::cuda(0, None).unwrap(),
+        }
+    }
+}
+
+/// The fastest of [`targets`].
+pub fn best() -> Target {
+    *targets().last().unwrap()
+}

@@ -1,0 +1,99 @@
+//! Seeded operands like recorded ones, and what is read back of them.
+
+use super::{Case, EXACT, Output, sampling};
+use crate::ops;
+use half::bf16;
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::record::Operand;
+use pegainfer_core::rng;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+use rayon::prelude::*;
+
+/// A tensor whose values do not matter.
+pub(super) fn allocate(exec: &mut Exec, name: &str, shape: &[usize], dtype: DType) -> Result<Tensor, OpError> {
+    exec.tensor(name, shape, dtype).map_err(|e| OpError { op: "compare", message: format!("{name}: {e}") })
+}
+
+/// A tensor like `operand`, the same values on every device for the same seed.
+pub(super) fn tensor(exec: &mut Exec, operand: &Operand, case: &Case, seed: u64) -> Result<Tensor, OpError> {
+    if operand.name == "rope" {
+        let failed = |e: std::io::Error| OpError { op: "compare", message: e.to_string() };
+        return ops::rope_table(exec, operand.shape[0], operand.shape[1], case.rope_theta).map_err(failed);
+    }
+    let cache = cache_index(&operand.name);
+    let shape = cache.map(|i| case.shape.cache(exec.device(), operand.shape[0])[i]);
+    let shape = shape.as_ref().map_or(operand.shape.as_slice(), |shape| shape);
+    let mut tensor = allocate(exec, &operand.name, shape, operand.dtype)?;
+    let elements = tensor.elements();
+    match operand.dtype {
+        DType::Bf16 => {
+            let place = cpu_order(exec, cache, case);
+            exec.write(&mut tensor, 0..elements, |first, out: &mut [bf16]| {
+                let value = |i: usize| bf16::from_f32(unit(seed, place(i)));
+                out.par_iter_mut().enumerate().for_each(|(i, v)| *v = value(first + i));
+            })?;
+        }
+        DType::F32 => exec.write(&mut tensor, 0..elements, |first, out: &mut [f32]| {
+            let vocab = operand.shape.last().copied().unwrap_or(1);
+            let logits = operand.name == "logits";
+            let value = |i: usize| if logits { sampling::logit(seed, i, vocab) } else { unit(seed, i) };
+            out.par_iter_mut().enumerate().for_each(|(i, v)| *v = value(first + i));
+        })?,
+        DType::U32 => {
+            // Ids, positions, slots and rows all count from 0; distinct, because slots must be.
+            let ids: Vec<u32> = (0..elements as u32).rev().collect();
+            exec.fill_rows(&mut tensor, &ids)?;
+        }
+        DType::U8 => exec.write(&mut tensor, 0..elements, |first, out: &mut [u8]| {
+            out.iter_mut().enumerate().for_each(|(i, v)| *v = (rng::bits(seed, (first + i) as u64) >> 56) as u8);
+        })?,
+    }
+    Ok(tensor)
+}
+
+/// Which of the two caches a tensor of this name is.
+fn cache_index(name: &str) -> Option<usize> {
+    ["kv.k", "kv.v"].iter().position(|cache| *cache == name)
+}
+
+/// Where an element of this device's tensor lies in the CPU's.
+fn cpu_order(exec: &Exec, cache: Option<usize>, case: &Case) -> impl Fn(usize) -> usize + Sync + use<> {
+    let (shape, cache) = (case.shape, cache.filter(|_| exec.device() == Device::Cuda));
+    move |i| cache.map_or(i, |cache| shape.cpu_index(cache == 0, i))
+}
+
+/// In [-1, 1).
+pub(super) fn unit(seed: u64, i: usize) -> f32 {
+    (rng::bits(seed, i as u64) >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+}
+
+/// What a tensor holds, as f32 and in the CPU's layout.
+pub(super) fn output(exec: &Exec, tensor: &Tensor, case: &Case) -> Result<Output, OpError> {
+    let n = tensor.elements();
+    let (tolerance, values): (f64, Vec<f32>) = match tensor.dtype() {
+        DType::Bf16 => {
+            let mut host = vec![bf16::ZERO; n];
+            exec.read(tensor, 0, &mut host)?;
+            (1.0 / 64.0, host.par_iter().map(|v| v.to_f32()).collect())
+        }
+        DType::F32 => {
+            let mut host = vec![0f32; n];
+            exec.read(tensor, 0, &mut host)?;
+            (1.0 / 1024.0, host)
+        }
+        DType::U32 => {
+            let mut host = vec![0u32; n];
+            exec.read(tensor, 0, &mut host)?;
+            (EXACT, host.iter().map(|v| *v as f32).collect())
+        }
+        DType::U8 => {
+            let mut host = vec![0u8; n];
+            exec.read(tensor, 0, &mut host)?;
+            (EXACT, host.iter().map(|v| f32::from(*v)).collect())
+        }
+    };
+    let place = cpu_order(exec, cache_index(tensor.name()), case);
+    let mut ordered = vec![0.0; n];
+    values.iter().enumerate().for_each(|(i, v)| ordered[place(i)] = *v);
+    Ok(Output { tolerance, row: tensor.rows_cols().1, values: ordered })
+}

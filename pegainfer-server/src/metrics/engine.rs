@@ -1,0 +1,49 @@
+//! Gauges and counters of the engine.
+
+use pegainfer_core::engine::EngineHandle;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use std::fmt;
+
+/// Reads the engine's statistics at each scrape.
+pub(super) struct EngineCollector(pub EngineHandle);
+
+impl fmt::Debug for EngineCollector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("EngineCollector")
+    }
+}
+
+impl Collector for EngineCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
+        let (stats, limits) = (self.0.stats(), self.0.limits());
+        let used = stats.kv_blocks_total.saturating_sub(stats.kv_blocks_free);
+        let usage = used as f64 / stats.kv_blocks_total.max(1) as f64;
+        for (name, help, value) in [
+            ("vllm:num_requests_running", "Requests that hold KV blocks", stats.running as f64),
+            ("vllm:num_requests_waiting", "Requests accepted and not yet running", stats.waiting as f64),
+            ("vllm:kv_cache_usage_perc", "Share of the KV blocks that requests hold, 0 to 1", usage),
+        ] {
+            let gauge = ConstGauge::new(value);
+            gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
+        }
+        for (name, help, value) in [
+            ("vllm:prompt_tokens", "Prompt tokens of admitted requests", stats.prompt_tokens),
+            ("vllm:generation_tokens", "Tokens generated", stats.generation_tokens),
+            ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", stats.prefix_queries),
+            ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", stats.prefix_hits),
+            ("vllm:prompt_tokens_cached", "Prompt tokens that were not computed again", stats.prefix_hits),
+            ("vllm:num_preemptions", "Requests that lost their KV blocks and were queued again", stats.preemptions),
+        ] {
+            let counter = ConstCounter::new(value);
+            counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
+        }
+        let labels = [("block_size", limits.block_size.to_string()), ("num_gpu_blocks", limits.kv_blocks.to_string())];
+        let info = ConstGauge::new(1i64);
+        let mut family =
+            encoder.encode_descriptor("vllm:cache_config_info", "Size of the KV cache", None, info.metric_type())?;
+        info.encode(family.encode_family(&labels)?)
+    }
+}

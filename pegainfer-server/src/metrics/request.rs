@@ -1,0 +1,195 @@
+//! Latencies and counts of one request.
+
+use super::Metrics;
+use crate::trace::{ChoiceTrace, Stages};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Why a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// End of text, stop token or stop string.
+    Stop,
+    /// `max_tokens` or the context.
+    Length,
+    /// The client went away, or time ran out.
+    Abort,
+    /// The engine failed.
+    Error,
+}
+
+impl Ending {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Abort => "abort",
+            Self::Error => "error",
+        }
+    }
+}
+
+impl Metrics {
+    /// Begins to follow a request that was just submitted.
+    pub fn request(
+        self: &Arc<Self>,
+        id: &str,
+        endpoint: &'static str,
+        prompt_tokens: usize,
+        max_tokens: usize,
+        submitted: Instant,
+    ) -> RequestRecord {
+        RequestRecord {
+            metrics: self.clone(),
+            id: id.to_string(),
+            endpoint,
+            prompt_tokens,
+            cached_tokens: 0,
+            tokens: 0,
+            max_tokens,
+            submitted,
+            admitted: None,
+            first_token: None,
+            last_token: submitted,
+            detokenizing: Duration::ZERO,
+            ended: false,
+            trace: None,
+        }
+    }
+}
+
+/// Follows one request. Dropped before its end, it counts as aborted.
+pub struct RequestRecord {
+    metrics: Arc<Metrics>,
+    id: String,
+    endpoint: &'static str,
+    prompt_tokens: usize,
+    cached_tokens: usize,
+    tokens: usize,
+    max_tokens: usize,
+    submitted: Instant,
+    admitted: Option<Instant>,
+    first_token: Option<Instant>,
+    last_token: Instant,
+    detokenizing: Duration,
+    ended: bool,
+    trace: Option<ChoiceTrace>,
+}
+
+impl RequestRecord {
+    /// Also keeps its stages.
+    pub fn trace(&mut self, trace: Option<ChoiceTrace>) {
+        self.trace = trace;
+    }
+
+    /// Whether its stages are kept.
+    pub fn is_traced(&self) -> bool {
+        self.trace.is_some()
+    }
+
+    /// It took this long to make text of a token.
+    pub fn detokenized(&mut self, time: Duration) {
+        self.detokenizing += time;
+    }
+
+    /// The request left the queue at this time.
+    pub fn admitted(&mut self, cached_tokens: usize, at: Instant) {
+        self.cached_tokens = cached_tokens;
+        self.admitted = Some(at);
+        self.metrics.queue.observe((at - self.submitted).as_secs_f64());
+    }
+
+    /// The engine emitted a token at this time.
+    pub fn token(&mut self, at: Instant) {
+        if self.first_token.is_none() {
+            self.first_token = Some(at);
+            self.metrics.time_to_first_token.observe((at - self.submitted).as_secs_f64());
+        } else {
+            self.metrics.inter_token.observe((at - self.last_token).as_secs_f64());
+        }
+        self.tokens += 1;
+        self.last_token = at;
+        if let Some(trace) = &mut self.trace {
+            trace.token(at);
+        }
+    }
+
+    /// The request ended. Only the first call counts.
+    pub fn end(&mut self, ending: Ending) {
+        if std::mem::replace(&mut self.ended, true) {
+            return;
+        }
+        let total = self.submitted.elapsed();
+        let per_token = self.time_per_token();
+        self.metrics.finished.get_or_create(&[("finished_reason", ending.name())]).inc();
+        if matches!(ending, Ending::Stop | Ending::Length) {
+            self.complete(per_token);
+        }
+        self.log(ending, total, per_token);
+        if let Some(trace) = self.trace.take() {
+            trace.end(self.stages(), ending.name());
+        }
+    }
+
+    /// When it reached which stage, so far.
+    pub fn stages(&self) -> Stages {
+        Stages {
+            submitted: self.submitted,
+            admitted: self.admitted,
+            first_token: self.first_token,
+            last_token: self.last_token,
+            cached_tokens: self.cached_tokens,
+            detokenizing: self.detokenizing,
+        }
+    }
+
+    fn complete(&self, per_token: Option<Duration>) {
+        let metrics = &self.metrics;
+        let until_last = |from: Instant| (self.last_token - from).as_secs_f64();
+        metrics.e2e.observe(until_last(self.submitted));
+        metrics.prompt_tokens.observe(self.prompt_tokens as f64);
+        metrics.generation_tokens.observe(self.tokens as f64);
+        metrics.max_tokens.observe(self.max_tokens as f64);
+        if let (Some(admitted), Some(first)) = (self.admitted, self.first_token) {
+            metrics.prefill.observe((first - admitted).as_secs_f64());
+            metrics.decode.observe(until_last(first));
+            metrics.inference.observe(until_last(admitted));
+        }
+        if let Some(time) = per_token {
+            metrics.time_per_output_token.observe(time.as_secs_f64());
+        }
+    }
+
+    fn time_per_token(&self) -> Option<Duration> {
+        let first = self.first_token?;
+        let steps = u32::try_from(self.tokens.checked_sub(1)?).ok().filter(|&n| n > 0)?;
+        Some((self.last_token - first) / steps)
+    }
+
+    fn log(&self, ending: Ending, total: Duration, per_token: Option<Duration>) {
+        let since = |at: Option<Instant>| milliseconds(at.map(|at| at - self.submitted));
+        log::info!(
+            "{} {}: {} prompt tokens ({} cached), {} generated, {}; queued {}, first token {}, per token {}, total {}",
+            self.endpoint,
+            self.id,
+            self.prompt_tokens,
+            self.cached_tokens,
+            self.tokens,
+            ending.name(),
+            since(self.admitted),
+            since(self.first_token),
+            milliseconds(per_token),
+            milliseconds(Some(total)),
+        );
+    }
+}
+
+impl Drop for RequestRecord {
+    fn drop(&mut self) {
+        self.end(Ending::Abort);
+    }
+}
+
+fn milliseconds(time: Option<Duration>) -> String {
+    time.map_or("-".into(), |time| format!("{:.1} ms", time.as_secs_f64() * 1e3))
+}

@@ -1,0 +1,88 @@
+//! Jinja as chat templates are written in it: the settings of transformers' `apply_chat_template`, and Python's ways.
+
+use crate::text::tojson::tojson;
+use minijinja::value::{Value, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, State, UndefinedBehavior};
+use thiserror::Error as ThisError;
+
+/// Marks an error that the template raised itself.
+#[derive(Debug, ThisError)]
+#[error("{0}")]
+struct Raised(String);
+
+/// What runs templates.
+pub(super) fn environment() -> Environment<'static> {
+    let mut env = Environment::new();
+    env.set_trim_blocks(true);
+    env.set_lstrip_blocks(true);
+    env.set_undefined_behavior(UndefinedBehavior::Lenient);
+    env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    env.set_formatter(format_like_python);
+    env.add_filter("tojson", tojson);
+    env.add_function("raise_exception", raise_exception);
+    env.add_function("strftime_now", strftime_now);
+    env
+}
+
+/// The message of an error that the template raised itself.
+pub(super) fn raised(error: &Error) -> Option<&str> {
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(inner) = source {
+        if let Some(Raised(message)) = inner.downcast_ref() {
+            return Some(message);
+        }
+        source = inner.source();
+    }
+    None
+}
+
+fn raise_exception(message: String) -> Result<Value, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
+}
+
+fn strftime_now(format: &str) -> Result<String, Error> {
+    jiff::fmt::strtime::format(format, &jiff::Zoned::now())
+        .map_err(|e| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {e}")))
+}
+
+/// `{{ true }}` and `{{ none }}` print as in Python.
+fn format_like_python(out: &mut minijinja::Output, state: &State, value: &Value) -> Result<(), Error> {
+    match value.kind() {
+        ValueKind::Bool => out.write_str(if value.is_true() { "True" } else { "False" }).map_err(Error::from),
+        ValueKind::None => out.write_str("None").map_err(Error::from),
+        _ => minijinja::escape_formatter(out, state, value),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_python_dialect_is_understood() {
+        let cases = [
+            ("{{ 'a,b'.split(',')[-1] }}{{ ' x '.strip() }}{{ 'xy'.startswith('x') }}", "bxTrue"),
+            (
+                "{% for m in messages[::-1] %}{{ m.content }}{% if loop.index0 == 0 %}{% continue %}{% endif %}{% endfor %}",
+                "ba",
+            ),
+            (
+                "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+                "2",
+            ),
+            ("{% for k, v in {'z': 1, 'a': none}.items() %}{{ k }}={{ v }};{% endfor %}", "z=1;a=None;"),
+            ("{%- macro m(x, y='d') %}{{ x }}{{ y }}{% endmacro %}{{ m('q') }}", "qd"),
+            ("    {% if true %}\n  kept\n    {% endif %}\n", "  kept\n"),
+            ("{{ messages is iterable }}{{ messages[0] is mapping }}{{ 'é' ~ 1 }}", "TrueTrueé1"),
+        ];
+        let context = json!({"messages": [{"content": "a"}, {"content": "b"}]});
+        let render = |source: &str| environment().render_str(source, &context).unwrap();
+        for (source, expected) in cases {
+            assert_eq!(render(source), expected, "{source}");
+        }
+        let year = render("{{ strftime_now('%Y') }}");
+        assert!(year.parse::<u32>().unwrap() >= 2026);
+    }
+}
