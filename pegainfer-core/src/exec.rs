@@ -202,10 +202,7 @@ impl Exec {
             let in_place = tensor.device() == first + i as u64 * (second - first);
             assert!(in_place && tensor.dtype() == T::DTYPE, "{} is not adjacent", tensor.name());
         }
-        let fill = |to: &mut [T]| {
-            let rows = to.chunks_exact_mut(width).zip(values);
-            rows.for_each(|(to, values)| to[..values.len()].copy_from_slice(values));
-        };
+        let fill = |row: usize, to: &mut [T]| to[..values[row].len()].copy_from_slice(values[row]);
         let stride = (second - first) as usize / size_of::<T>();
         cuda.upload_columns(first, (N, width, stride), fill).map_err(cuda::error("upload"))
     }
@@ -219,7 +216,7 @@ impl Exec {
         tensor.set_rows(rows);
         match (&mut self.cuda, self.device) {
             (Some(cuda), _) => {
-                let fill = |to: &mut [T]| to.copy_from_slice(values);
+                let fill = |row: usize, to: &mut [T]| to.copy_from_slice(&values[row * width..][..width]);
                 cuda.upload_columns(tensor.device(), (rows, width, stride), fill).map_err(cuda::error("upload"))
             }
             (None, Device::Meta) => Ok(()),

@@ -9,6 +9,7 @@ use crate::scheduler::{Scheduler, SchedulerConfig};
 use crate::shard::Shard;
 use crate::state;
 use crate::weights::Weights;
+use pegainfer_core::engine::options::{check_step, context_len, pool_blocks};
 use pegainfer_core::engine::{
     EngineError, EngineLimits, EngineStats, EventBatch, GenerateRequest, RequestId, StepEngine,
 };
@@ -122,20 +123,9 @@ pub fn load(
 
 /// The largest step these options allow.
 fn bounds(config: &Config, options: &LoadOptions) -> Result<StepBounds, LoadError> {
-    let context = options.max_model_len.unwrap_or(config.max_position_embeddings);
-    if context < 2 || context > config.max_position_embeddings {
-        return Err(LoadError::Option(format!(
-            "--max-model-len is {context}, but this model takes 2 to {} tokens",
-            config.max_position_embeddings
-        )));
-    }
+    let context = context_len(options.max_model_len, config.max_position_embeddings).map_err(LoadError::Option)?;
     let (rows, tokens) = (options.max_num_seqs, options.max_num_batched_tokens);
-    if rows == 0 || tokens < rows {
-        return Err(LoadError::Option(format!(
-            "--max-num-seqs is {rows} and --max-num-batched-tokens is {tokens}: there must be at least one sequence and \
-             at least one token per sequence"
-        )));
-    }
+    check_step(rows, tokens).map_err(LoadError::Option)?;
     // A model of window layers alone needs pages only to count tokens.
     let page_bytes = state::page_bytes(config, options.numerics).max(1) as u64;
     let useful = (context.div_ceil(PAGE_TOKENS) * rows) as u64;
@@ -143,14 +133,9 @@ fn bounds(config: &Config, options: &LoadOptions) -> Result<StepBounds, LoadErro
         Some(bytes) => bytes / page_bytes,
         None => useful.min(DEFAULT_KV_BYTES / page_bytes),
     };
-    let most = u64::from(u32::MAX) / PAGE_TOKENS as u64;
-    if pages == 0 || pages > most {
-        return Err(LoadError::Option(format!(
-            "--kv-cache-memory gives {pages} pages of {page_bytes} bytes, but a pool has 1 to {most}"
-        )));
-    }
+    let pages = pool_blocks(pages, PAGE_TOKENS, page_bytes).map_err(LoadError::Option)?;
     // A slot for each running sequence, and as many states of cached prefixes.
-    Ok(StepBounds { tokens, rows, context, slots: 2 * rows, pages: pages as usize })
+    Ok(StepBounds { tokens, rows, context, slots: 2 * rows, pages })
 }
 
 /// The ops of one step on one rank, without weights or memory: `batch` rows that each add `tokens` tokens to a context

@@ -9,6 +9,7 @@ use pegainfer_core::isa::Isa;
 use pegainfer_core::tensor::{DType, Tensor};
 use pegainfer_core::weights::Source;
 use pegainfer_kernels::ops::{self, HeadShape};
+use pegainfer_kernels::step::StepSize;
 use pegainfer_qwen3_4b::config::Config;
 use pegainfer_qwen3_4b::executor::{Executor, StepBounds};
 use pegainfer_qwen3_4b::plan::Step;
@@ -38,7 +39,8 @@ fn executor() -> Executor {
     let source = Source::Dummy { seed: 1, std: config.initializer_range, uniform: ops::uniform };
     let weights = Weights::load(&mut exec, &config, &source, &mut |_| {}).expect("dummy weights");
     let (kv_blocks, gpu_memory_share) = (32 * 16, None);
-    let bounds = StepBounds { tokens: 512, rows: 32, context: 1024, kv_blocks, gpu_memory_share, graphs: true };
+    let size = StepSize { tokens: 512, rows: 32, context: 1024 };
+    let bounds = StepBounds { size, kv_blocks, gpu_memory_share, graphs: true };
     Executor::new(exec, config, weights, bounds).expect("workspace")
 }
 

@@ -11,22 +11,18 @@ use crate::plan::{Outcome, Step};
 use crate::state::{self, KvLayer};
 use crate::weights::{Layer, Weights};
 use crate::workspace::Workspace;
-use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
-use pegainfer_core::schedule::{Graphs, Launches, STEPS_IN_FLIGHT, StepExecutor};
+use pegainfer_core::schedule::{Launches, StepExecutor};
 use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_kernels::ops::{self, DecodeState};
-use pegainfer_kernels::step::{Inputs, Results, Sampler};
+use pegainfer_kernels::step::{Inputs, Sampler, StepSize, StepState};
 
 /// Largest step an executor is built for.
 #[derive(Debug, Clone, Copy)]
 pub struct StepBounds {
-    /// Input tokens.
-    pub tokens: usize,
-    /// Rows.
-    pub rows: usize,
-    /// Tokens of context.
-    pub context: usize,
+    /// What its tensors hold.
+    pub size: StepSize,
     /// KV blocks of the pool.
     pub kv_blocks: usize,
     /// Fewer blocks, if a GPU has no room for as many in this share of its memory. `None` insists.
@@ -38,7 +34,7 @@ pub struct StepBounds {
 /// Model, KV cache and workspace on one device.
 #[derive(Debug)]
 pub struct Executor {
-    exec: Exec,
+    state: StepState<Workspace>,
     config: Config,
     weights: Weights,
     kv: Vec<KvLayer>,
@@ -46,55 +42,25 @@ pub struct Executor {
     rope: Tensor,
     /// Where steps of few rows run all layers at once.
     decode: Option<DecodeState>,
-    inputs: Inputs,
-    work: Workspace,
-    sampler: Sampler,
-    graphs: Graphs,
-    /// Used in turn.
-    results: [Results; STEPS_IN_FLIGHT],
-    /// Steps so far.
-    launched: usize,
-    /// Steps so far.
-    finished: usize,
 }
 
 impl Executor {
     /// Allocates workspace and KV beside loaded weights.
     pub fn new(mut exec: Exec, config: Config, weights: Weights, bounds: StepBounds) -> Result<Self, LoadError> {
-        let rope = ops::rope_table(&mut exec, bounds.context, config.shape.head_dim, config.rope_theta)?;
-        let StepBounds { tokens, rows, context, .. } = bounds;
-        let inputs = Inputs::new(&mut exec, config.vocab_size, tokens, rows, context)?;
-        let work = Workspace::new(&mut exec, &config, bounds)?;
-        let sampler = Sampler::new(&mut exec, config.vocab_size, rows)?;
-        let results = [Results::new(&mut exec, rows)?, Results::new(&mut exec, rows)?];
+        let StepBounds { size, graphs, .. } = bounds;
+        let rope = ops::rope_table(&mut exec, size.context, config.shape.head_dim, config.rope_theta)?;
+        let work = Workspace::new(&mut exec, &config, size.tokens)?;
+        let mut state = StepState::new(exec, config.vocab_size, size, graphs, work)?;
         // Last, because what the rest has left may be what it gets.
-        let kv_blocks = state::kv_blocks(&mut exec, &config, bounds)?;
-        let mut kv = state::allocate_kv(&mut exec, &config, kv_blocks).map_err(LoadError::KvCache)?;
-        let decode = DecodeState::new(&mut exec, &decode::model(&config, &weights, &mut kv, &rope))?;
-        let captures = bounds.graphs && exec.device() == Device::Cuda;
-        let graphs = Graphs::new(if captures { sampler.max_rows() } else { 0 });
-        let (launched, finished) = (0, 0);
-        Ok(Self {
-            exec,
-            config,
-            weights,
-            kv,
-            kv_blocks,
-            rope,
-            decode,
-            inputs,
-            work,
-            sampler,
-            graphs,
-            results,
-            launched,
-            finished,
-        })
+        let kv_blocks = state::kv_blocks(&mut state.exec, &config, bounds)?;
+        let mut kv = state::allocate_kv(&mut state.exec, &config, kv_blocks).map_err(LoadError::KvCache)?;
+        let decode = DecodeState::new(&mut state.exec, &decode::model(&config, &weights, &mut kv, &rope))?;
+        Ok(Self { state, config, weights, kv, kv_blocks, rope, decode })
     }
 
     /// The execution context, to record or to ask about the device.
     pub fn exec(&mut self) -> &mut Exec {
-        &mut self.exec
+        &mut self.state.exec
     }
 
     /// The model's numbers.
@@ -115,26 +81,23 @@ impl Executor {
 
     /// As [`run`](Self::run), with the record of every op.
     pub fn record(&mut self, step: &Step) -> (Result<Outcome, OpError>, Vec<OpRecord>) {
-        self.exec.start_recording();
+        self.state.exec.start_recording();
         let outcome = self.run(step);
-        (outcome, self.exec.stop_recording())
+        (outcome, self.state.exec.stop_recording())
     }
 }
 
 impl StepExecutor for Executor {
     type Memory = ();
 
-    /// A device that computes beside the host can have the next step waiting.
     fn useful_depth(&self) -> usize {
-        if self.exec.device() == Device::Cuda { STEPS_IN_FLIGHT } else { 1 }
+        self.state.useful_depth()
     }
 
     fn launch(&mut self, step: &Step) -> Result<(), OpError> {
-        assert!(self.launched - self.finished < STEPS_IN_FLIGHT, "too many steps in flight");
-        let Self { exec, config, weights, kv, rope, decode, inputs, work, sampler, graphs, results, .. } = self;
-        let decode = decode.as_mut();
-        let results = &mut results[self.launched % STEPS_IN_FLIGHT];
-        let samples = &step.samples;
+        let Self { state, config, weights, kv, rope, decode, .. } = self;
+        let (decode, samples) = (decode.as_mut(), &step.samples);
+        let StepState { exec, inputs, work, sampler, graphs, .. } = state;
         // A record is of the ops themselves.
         let size = graphs.size(step).filter(|_| !exec.is_recording());
         let padded = size.filter(|size| *size > step.rows.len()).map(|size| step.padded(size));
@@ -142,24 +105,17 @@ impl StepExecutor for Executor {
         exec.install(|exec| {
             inputs.fill(exec, step)?;
             work.set_rows(step.tokens.len());
-            graphs.run(size, &mut Pass { exec, config, weights, kv, rope, decode, inputs, work, sampler, step })?;
-            sampler.report(exec, samples, results)
+            graphs.run(size, &mut Pass { exec, config, weights, kv, rope, decode, inputs, work, sampler, step })
         })??;
-        self.launched += 1;
-        Ok(())
+        state.launched(samples)
     }
 
     fn finish(&mut self) -> Result<Outcome, OpError> {
-        assert!(self.finished < self.launched, "no step is in flight");
-        let results = &mut self.results[self.finished % STEPS_IN_FLIGHT];
-        let outcome = results.wait()?;
-        self.finished += 1;
-        Ok(outcome)
+        self.state.finish()
     }
 
     fn abandon(&mut self) -> Result<(), OpError> {
-        self.finished = self.launched;
-        self.exec.synchronize()
+        self.state.abandon()
     }
 }
 

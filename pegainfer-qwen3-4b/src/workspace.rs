@@ -1,7 +1,6 @@
 //! The activations of a step, allocated once for the largest.
 
 use crate::config::Config;
-use crate::executor::StepBounds;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_kernels::ops;
@@ -28,8 +27,7 @@ pub(crate) struct Workspace {
 }
 
 impl Workspace {
-    pub fn new(exec: &mut Exec, config: &Config, bounds: StepBounds) -> std::io::Result<Self> {
-        let tokens = bounds.tokens;
+    pub fn new(exec: &mut Exec, config: &Config, tokens: usize) -> std::io::Result<Self> {
         let mut bf16 = |name: &str, width: usize| exec.tensor(name, &[tokens, width], DType::Bf16);
         let (hidden, width, shape) = (config.hidden_size, config.intermediate_size, config.shape);
         Ok(Self {

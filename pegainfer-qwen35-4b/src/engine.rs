@@ -6,6 +6,7 @@ use crate::plan::{self, Step};
 use crate::scheduler::StateSlots;
 use crate::weights::Weights;
 use pegainfer_core::engine::EngineLimits;
+use pegainfer_core::engine::options::{check_step, context_len, most_blocks, pool_blocks};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::record::OpRecord;
@@ -13,6 +14,7 @@ use pegainfer_core::schedule;
 use pegainfer_core::tensor::OpError;
 use pegainfer_core::weights::{Source, WeightsError};
 use pegainfer_kernels::ops;
+use pegainfer_kernels::step::StepSize;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use thiserror::Error;
@@ -118,41 +120,29 @@ pub fn load(
     // first request would wait for them.
     executor.run(&plan::uniform(1, 1, 1))?;
     let limits = EngineLimits {
-        max_model_len: bounds.context,
+        max_model_len: bounds.size.context,
         vocab_size: config.vocab_size,
         block_size: BLOCK_SIZE,
         kv_blocks: executor.kv_blocks(),
-        max_num_seqs: bounds.rows,
+        max_num_seqs: bounds.size.rows,
         eos_token_ids: config.eos_token_ids.clone(),
         unsupported: &[],
     };
-    let copies = bounds.slots - bounds.rows;
+    let copies = bounds.slots - bounds.size.rows;
     let slots = StateSlots::new(bounds.slots, if copies > 0 { options.state_cache_interval } else { 0 });
     log::info!(
         "recurrent state: {:.1} MB for each of up to {} requests, and room for {copies} copies in the prefix cache",
         config.slot_bytes() as f64 / 1e6,
-        bounds.rows
+        bounds.size.rows
     );
-    let tokens = (bounds.tokens, options.max_num_mixed_tokens);
+    let tokens = (bounds.size.tokens, options.max_num_mixed_tokens);
     Ok(Loaded { engine: Engine::new(executor, limits, tokens, slots), config, weights_time })
 }
 
 /// The largest step these options allow.
 fn bounds(config: &Config, options: &LoadOptions, exec: &mut Exec) -> Result<StepBounds, LoadError> {
-    let context = options.max_model_len.unwrap_or(config.max_position_embeddings);
-    if context < 2 || context > config.max_position_embeddings {
-        return Err(LoadError::Option(format!(
-            "--max-model-len is {context}, but this model takes 2 to {} tokens",
-            config.max_position_embeddings
-        )));
-    }
-    if options.max_num_seqs == 0 || options.max_num_batched_tokens < options.max_num_seqs {
-        return Err(LoadError::Option(format!(
-            "--max-num-seqs is {} and --max-num-batched-tokens is {}: there must be at least one sequence and at least \
-             one token per sequence",
-            options.max_num_seqs, options.max_num_batched_tokens
-        )));
-    }
+    let context = context_len(options.max_model_len, config.max_position_embeddings).map_err(LoadError::Option)?;
+    check_step(options.max_num_seqs, options.max_num_batched_tokens).map_err(LoadError::Option)?;
     let interval = options.state_cache_interval;
     if interval == 0 || !interval.is_multiple_of(BLOCK_SIZE) {
         return Err(LoadError::Option(format!(
@@ -161,17 +151,12 @@ fn bounds(config: &Config, options: &LoadOptions, exec: &mut Exec) -> Result<Ste
     }
     let block_bytes = config.block_bytes();
     let useful = (context.div_ceil(BLOCK_SIZE) * options.max_num_seqs) as u64;
-    let most = u64::from(u32::MAX) / BLOCK_SIZE as u64;
     let (kv_blocks, gpu_memory_share) = match (options.kv_cache_bytes, exec.device()) {
         (Some(bytes), _) => (bytes / block_bytes, None),
-        (None, Device::Cuda) => (useful.min(most), Some(options.gpu_memory_utilization)),
+        (None, Device::Cuda) => (useful.min(most_blocks(BLOCK_SIZE)), Some(options.gpu_memory_utilization)),
         (None, _) => (useful.min(DEFAULT_KV_BYTES / block_bytes), None),
     };
-    if kv_blocks == 0 || kv_blocks > most {
-        return Err(LoadError::Option(format!(
-            "--kv-cache-memory gives {kv_blocks} KV blocks of {block_bytes} bytes, but a pool has 1 to {most}"
-        )));
-    }
+    let kv_blocks = pool_blocks(kv_blocks, BLOCK_SIZE, block_bytes).map_err(LoadError::Option)?;
     let slot_bytes = (config.slot_bytes() as u64).max(1);
     let state_bytes = match (options.state_cache_bytes, exec.device()) {
         (Some(bytes), _) => bytes,
@@ -180,10 +165,8 @@ fn bounds(config: &Config, options: &LoadOptions, exec: &mut Exec) -> Result<Ste
     };
     let copies = (state_bytes / slot_bytes).min(MOST_COPIES);
     Ok(StepBounds {
-        tokens: options.max_num_batched_tokens,
-        rows: options.max_num_seqs,
-        context,
-        kv_blocks: kv_blocks as usize,
+        size: StepSize { tokens: options.max_num_batched_tokens, rows: options.max_num_seqs, context },
+        kv_blocks,
         gpu_memory_share,
         graphs: options.cuda_graph,
         slots: options.max_num_seqs + copies as usize,
@@ -207,8 +190,8 @@ pub fn record_step(config: &Config, step: &Step) -> Result<Vec<OpRecord>, LoadEr
     let (tokens, rows, segments) = (step.tokens.len(), step.rows.len(), step.memory.len());
     let context = step.kv_lens.iter().copied().max().unwrap_or(0) as usize;
     let kv_blocks = rows * step.max_blocks;
-    let bounds =
-        StepBounds { tokens, rows, context, kv_blocks, gpu_memory_share: None, slots: rows, segments, graphs: false };
+    let size = StepSize { tokens, rows, context };
+    let bounds = StepBounds { size, kv_blocks, gpu_memory_share: None, slots: rows, segments, graphs: false };
     let mut executor = Executor::new(exec, config.clone(), weights, bounds)?;
     let (result, records) = executor.record(step);
     result?;

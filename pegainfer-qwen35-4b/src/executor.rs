@@ -7,22 +7,18 @@ use crate::scheduler::StateSlots;
 use crate::state::{self, LayerState};
 use crate::weights::{FullAttention, Layer, LinearAttention, Mixer, Weights};
 use crate::workspace::Workspace;
-use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
-use pegainfer_core::schedule::{Graphs, Launches, STEPS_IN_FLIGHT, StepExecutor};
+use pegainfer_core::schedule::{Launches, StepExecutor};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_kernels::ops::{self, DeltaInputs, DeltaWeights, SEGMENT_WORDS};
-use pegainfer_kernels::step::{Inputs, Results, Sampler};
+use pegainfer_kernels::step::{Inputs, Sampler, StepSize, StepState};
 
 /// Largest step an executor is built for, and how much it remembers.
 #[derive(Debug, Clone, Copy)]
 pub struct StepBounds {
-    /// Input tokens.
-    pub tokens: usize,
-    /// Rows.
-    pub rows: usize,
-    /// Tokens of context.
-    pub context: usize,
+    /// What its tensors hold.
+    pub size: StepSize,
     /// KV blocks of the pool.
     pub kv_blocks: usize,
     /// Fewer blocks, if a GPU has no room for as many in this share of its memory. `None` insists.
@@ -38,58 +34,28 @@ pub struct StepBounds {
 /// Model, KV cache, recurrent state and workspace on one device.
 #[derive(Debug)]
 pub struct Executor {
-    exec: Exec,
+    state: StepState<Workspace>,
+    /// `[segments, SEGMENT_WORDS]`.
+    segments: Tensor,
     config: Config,
     weights: Weights,
     layers: Vec<LayerState>,
     kv_blocks: usize,
     rope: Tensor,
-    inputs: Inputs,
-    /// `[segments, SEGMENT_WORDS]`.
-    segments: Tensor,
-    work: Workspace,
-    sampler: Sampler,
-    graphs: Graphs,
-    /// Used in turn.
-    results: [Results; STEPS_IN_FLIGHT],
-    /// Steps so far.
-    launched: usize,
-    /// Steps so far.
-    finished: usize,
 }
 
 impl Executor {
     /// Allocates workspace, KV cache and state beside loaded weights.
     pub fn new(mut exec: Exec, config: Config, weights: Weights, bounds: StepBounds) -> Result<Self, LoadError> {
-        let StepBounds { tokens, rows, context, .. } = bounds;
-        let rope = ops::rope_table(&mut exec, context, config.rotary_dim, config.rope_theta)?;
-        let inputs = Inputs::new(&mut exec, config.vocab_size, tokens, rows, context)?;
-        let segments = exec.tensor("segments", &[bounds.segments, SEGMENT_WORDS], DType::U32)?;
-        let work = Workspace::new(&mut exec, &config, tokens, bounds.segments)?;
-        let sampler = Sampler::new(&mut exec, config.vocab_size, rows)?;
-        let results = [Results::new(&mut exec, rows)?, Results::new(&mut exec, rows)?];
+        let StepBounds { size, segments, graphs, .. } = bounds;
+        let rope = ops::rope_table(&mut exec, size.context, config.rotary_dim, config.rope_theta)?;
+        let work = Workspace::new(&mut exec, &config, size.tokens, segments)?;
+        let segments = exec.tensor("segments", &[segments, SEGMENT_WORDS], DType::U32)?;
+        let mut state = StepState::new(exec, config.vocab_size, size, graphs, work)?;
         // Last, because what the rest has left may be what it gets.
-        let kv_blocks = state::kv_blocks(&mut exec, &config, bounds)?;
-        let layers = state::allocate(&mut exec, &config, kv_blocks, bounds.slots).map_err(LoadError::State)?;
-        let captures = bounds.graphs && exec.device() == Device::Cuda;
-        let graphs = Graphs::new(if captures { sampler.max_rows() } else { 0 });
-        let (launched, finished) = (0, 0);
-        Ok(Self {
-            exec,
-            config,
-            weights,
-            layers,
-            kv_blocks,
-            rope,
-            inputs,
-            segments,
-            work,
-            sampler,
-            graphs,
-            results,
-            launched,
-            finished,
-        })
+        let kv_blocks = state::kv_blocks(&mut state.exec, &config, bounds)?;
+        let layers = state::allocate(&mut state.exec, &config, kv_blocks, bounds.slots).map_err(LoadError::State)?;
+        Ok(Self { state, segments, config, weights, layers, kv_blocks, rope })
     }
 
     /// The model's numbers.
@@ -99,7 +65,7 @@ impl Executor {
 
     /// The execution context, to record or to ask about the device.
     pub fn exec(&mut self) -> &mut Exec {
-        &mut self.exec
+        &mut self.state.exec
     }
 
     /// Blocks of the KV pool.
@@ -115,24 +81,22 @@ impl Executor {
 
     /// As [`run`](Self::run), with the record of every op.
     pub fn record(&mut self, step: &Step) -> (Result<Outcome, OpError>, Vec<OpRecord>) {
-        self.exec.start_recording();
+        self.state.exec.start_recording();
         let outcome = self.run(step);
-        (outcome, self.exec.stop_recording())
+        (outcome, self.state.exec.stop_recording())
     }
 }
 
 impl StepExecutor for Executor {
     type Memory = StateSlots;
 
-    /// A device that computes beside the host can have the next step waiting.
     fn useful_depth(&self) -> usize {
-        if self.exec.device() == Device::Cuda { STEPS_IN_FLIGHT } else { 1 }
+        self.state.useful_depth()
     }
 
     fn launch(&mut self, step: &Step) -> Result<(), OpError> {
-        assert!(self.launched - self.finished < STEPS_IN_FLIGHT, "too many steps in flight");
-        let Self { exec, config, weights, layers, rope, inputs, segments, work, sampler, graphs, results, .. } = self;
-        let results = &mut results[self.launched % STEPS_IN_FLIGHT];
+        let Self { state, segments, config, weights, layers, rope, .. } = self;
+        let StepState { exec, inputs, work, sampler, graphs, .. } = state;
         let samples = &step.samples;
         // A record is of the ops themselves.
         let size = graphs.size(step).filter(|_| !exec.is_recording());
@@ -144,24 +108,17 @@ impl StepExecutor for Executor {
             exec.fill_rows(segments, &words)?;
             work.set_rows(step.tokens.len());
             let mut pass = Pass { exec, config, weights, layers, rope, inputs, segments, work, sampler, step };
-            graphs.run(size, &mut pass)?;
-            sampler.report(exec, samples, results)
+            graphs.run(size, &mut pass)
         })??;
-        self.launched += 1;
-        Ok(())
+        state.launched(samples)
     }
 
     fn finish(&mut self) -> Result<Outcome, OpError> {
-        assert!(self.finished < self.launched, "no step is in flight");
-        let results = &mut self.results[self.finished % STEPS_IN_FLIGHT];
-        let outcome = results.wait()?;
-        self.finished += 1;
-        Ok(outcome)
+        self.state.finish()
     }
 
     fn abandon(&mut self) -> Result<(), OpError> {
-        self.finished = self.launched;
-        self.exec.synchronize()
+        self.state.abandon()
     }
 }
 

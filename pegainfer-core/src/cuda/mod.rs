@@ -34,8 +34,9 @@ use std::sync::Arc;
 /// splits to fit; it never grows, so that captured graphs can hold its address.
 pub const WORKSPACE_BYTES: usize = 64 << 20;
 
-/// Bytes of the largest single copy of a step's inputs, of which two may be on their way.
-const PIECE_BYTES: usize = 16 << 20;
+/// Bytes of the largest single copy of a step's inputs, of which two may be on their way: as much as a row of them takes in
+/// a step of a million tokens.
+const PIECE_BYTES: usize = 4 << 20;
 
 /// Counters at which the blocks of a kernel meet: `u32`, zero whenever no kernel runs. A kernel leaves them so.
 pub const COUNTERS: usize = 16 << 10;
@@ -212,24 +213,31 @@ impl Cuda {
         Ok(())
     }
 
-    /// Copies `width` elements to the front of each of `rows` rows, `stride` elements apart. `fill` gets room for the
-    /// packed rows, with whatever an earlier copy left there.
+    /// Copies `width` elements to the front of each of `rows` rows, `stride` elements apart. `fill(row, elements)` gives
+    /// those of a row, in room that holds whatever an earlier copy left there.
     ///
     /// `address` must be the start of `rows * stride` elements in a live [`DeviceBuffer`].
     pub(crate) fn upload_columns<T: Element>(
         &mut self,
         address: u64,
         (rows, width, stride): (usize, usize, usize),
-        fill: impl FnOnce(&mut [T]),
+        fill: impl Fn(usize, &mut [T]),
     ) -> Result<(), DriverError> {
-        if rows * width == 0 {
+        let (width_bytes, stride_bytes) = (width * size_of::<T>(), stride * size_of::<T>());
+        if width_bytes == 0 {
             return Ok(());
         }
-        let pinned = self.staging.take(&self.stream, rows * width * size_of::<T>())?;
-        fill(bytemuck::cast_slice_mut(pinned));
-        let copy = staging::columns(pinned, address, width * size_of::<T>(), stride * size_of::<T>());
-        // SAFETY: as in `upload`; `copy` names `rows` rows of `width` elements on both sides.
-        unsafe { cudarc::driver::sys::cuMemcpy2DAsync_v2(&copy, self.stream.cu_stream()) }.result()
+        let at_once = (PIECE_BYTES / width_bytes).max(1);
+        for first in (0..rows).step_by(at_once) {
+            let rows = at_once.min(rows - first);
+            let pinned = self.staging.take(&self.stream, rows * width_bytes)?;
+            let to = bytemuck::cast_slice_mut(pinned).chunks_exact_mut(width);
+            (first..).zip(to).for_each(|(row, elements)| fill(row, elements));
+            let copy = staging::columns(pinned, address + (first * stride_bytes) as u64, width_bytes, stride_bytes);
+            // SAFETY: as in `upload`; `copy` names `rows` rows of `width` elements on both sides.
+            unsafe { cudarc::driver::sys::cuMemcpy2DAsync_v2(&copy, self.stream.cu_stream()) }.result()?;
+        }
+        Ok(())
     }
 
     /// Pinned memory for [`land`](Self::land).

@@ -5,6 +5,7 @@
 //! owns its device; see [`runtime`] for the loop.
 
 mod limits;
+pub mod options;
 mod runtime;
 mod step_engine;
 mod stream;

@@ -4,7 +4,9 @@ mod adjustments;
 mod inputs;
 mod results;
 mod sampler;
+mod state;
 
 pub use inputs::Inputs;
-pub use results::Results;
+use results::Results;
 pub use sampler::Sampler;
+pub use state::{StepSize, StepState};

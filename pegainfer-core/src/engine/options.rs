@@ -1,0 +1,57 @@
+//! What every engine checks of the options it is loaded with. An error is a sentence for the user that names the flag.
+
+/// The context length: what was `asked` for, or the model's `most`.
+pub fn context_len(asked: Option<usize>, most: usize) -> Result<usize, String> {
+    let context = asked.unwrap_or(most);
+    if context < 2 || context > most {
+        return Err(format!("--max-model-len is {context}, but this model takes 2 to {most} tokens"));
+    }
+    Ok(context)
+}
+
+/// That steps of `tokens` tokens have room for one of each of `seqs` sequences.
+pub fn check_step(seqs: usize, tokens: usize) -> Result<(), String> {
+    if seqs == 0 || tokens < seqs {
+        return Err(format!(
+            "--max-num-seqs is {seqs} and --max-num-batched-tokens is {tokens}: there must be at least one sequence and at \
+             least one token per sequence"
+        ));
+    }
+    Ok(())
+}
+
+/// Most KV blocks of `block_tokens` tokens: the number of a token's place in the pool has 32 bits.
+pub fn most_blocks(block_tokens: usize) -> u64 {
+    u64::from(u32::MAX) / block_tokens as u64
+}
+
+/// `blocks` as the size of a pool of blocks of `block_tokens` tokens and `block_bytes` bytes.
+pub fn pool_blocks(blocks: u64, block_tokens: usize, block_bytes: u64) -> Result<usize, String> {
+    let most = most_blocks(block_tokens);
+    if blocks == 0 || blocks > most {
+        return Err(format!(
+            "--kv-cache-memory gives {blocks} KV blocks of {block_bytes} bytes, but a pool has 1 to {most}"
+        ));
+    }
+    Ok(blocks as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_are_inclusive_and_errors_name_the_flag() {
+        assert_eq!(context_len(None, 100), Ok(100));
+        assert_eq!(context_len(Some(2), 100), Ok(2));
+        assert!(context_len(Some(101), 100).unwrap_err().contains("--max-model-len is 101"));
+        assert!(context_len(Some(1), 100).is_err());
+        assert_eq!(check_step(4, 4), Ok(()));
+        assert!(check_step(4, 3).unwrap_err().contains("--max-num-batched-tokens is 3"));
+        assert!(check_step(0, 3).is_err());
+        let most = most_blocks(16);
+        assert_eq!(pool_blocks(most, 16, 1), Ok(most as usize));
+        assert!(pool_blocks(most + 1, 16, 1).is_err());
+        assert!(pool_blocks(0, 16, 7).unwrap_err().contains("0 KV blocks of 7 bytes"));
+    }
+}
