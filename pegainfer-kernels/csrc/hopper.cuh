@@ -52,6 +52,29 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap &map, uint
                  : "memory");
 }
 
+// Four 8x8 matrices of bf16, laid out as the a of `mma`, to shared memory: lanes 8 i to 8 i + 7 say where the rows of
+// matrix i go, 16 bytes each.
+__device__ __forceinline__ void store_matrices(uint32_t to, const uint32_t (&words)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]),
+                 "r"(words[1]), "r"(words[2]), "r"(words[3])
+                 : "memory");
+}
+
+// Starts the copy of a box from shared memory, without what lies outside the matrix. This thread waits for it with
+// `stores_wait`.
+__device__ __forceinline__ void store_box(const TensorMap &map, uint32_t column, uint32_t row, uint32_t from) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];\n"
+                 "cp.async.bulk.commit_group;" ::"l"(&map),
+                 "r"(column), "r"(row), "r"(from)
+                 : "memory");
+}
+
+// Until shared memory was read, or, `Done`, what this thread stores is written.
+template <bool Done> __device__ __forceinline__ void stores_wait() {
+    if (Done) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+    else asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
 // ---- Warpgroups
 
 // Registers of a thread from here on; all warps of the warpgroup call it.
@@ -90,13 +113,18 @@ template <int N> __device__ __forceinline__ void wgmma_wait() {
 #define NAMES_64                                                                                                       \
     NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, "       \
              "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define NAMES_128                                                                                                      \
+    NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, "  \
+             "%84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, "      \
+             "%103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, "  \
+             "%120, %121, %122, %123, %124, %125, %126, %127"
 #define NAMES_40 NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define NAMES_48                                                                                                       \
     NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 
-// d[64, n] = (first ? 0 : d) + a[64, 16] b[n, 16]ᵀ for a warpgroup, n = 32, 64, 80, 96 or 128, both operands in shared
-// memory with the sum along their rows. Warp w holds rows 16 w to 16 w + 15 of d, laid out as the d of `mma` for each 8
-// columns.
+// d[64, n] = (first ? 0 : d) + a[64, 16] b[n, 16]ᵀ for a warpgroup, n = 32, 64, 80, 96, 128 or 256, both operands in
+// shared memory with the sum along their rows. Warp w holds rows 16 w to 16 w + 15 of d, laid out as the d of `mma` for
+// each 8 columns.
 template <bool First> __device__ __forceinline__ void wgmma(float (&d)[16], uint64_t a, uint64_t b) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" NAMES_16 "}, %16, %17, p, 1, 1, 0, 0;\n}"
@@ -125,6 +153,13 @@ template <bool First> __device__ __forceinline__ void wgmma(float (&d)[64], uint
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NAMES_64 "}, %64, %65, p, 1, 1, 0, 0;\n}"
                  : ACCUMULATORS_32(d, 0), ACCUMULATORS_32(d, 32)
+                 : "l"(a), "l"(b), "n"(int(!First)));
+}
+
+template <bool First> __device__ __forceinline__ void wgmma(float (&d)[128], uint64_t a, uint64_t b) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" NAMES_128 "}, %128, %129, p, 1, 1, 0, 0;\n}"
+                 : ACCUMULATORS_32(d, 0), ACCUMULATORS_32(d, 32), ACCUMULATORS_32(d, 64), ACCUMULATORS_32(d, 96)
                  : "l"(a), "l"(b), "n"(int(!First)));
 }
 

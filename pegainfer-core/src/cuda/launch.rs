@@ -78,7 +78,7 @@ impl Modules {
 const MAX_ARGUMENTS: usize = 32;
 
 /// Most tensor maps, before the others.
-const MAX_MAPS: usize = 2;
+const MAX_MAPS: usize = 3;
 
 /// A launch being put together: arguments in the order of the kernel's parameters, then [`run`](Self::run). A kernel with
 /// one parameter, a struct whose members take eight bytes each, gets the arguments as its members.

@@ -1,6 +1,7 @@
 //! `ops::linear` and the ops that fuse it with what follows: weights streamed past the tensor cores for few rows (on
 //! Hopper up to 96), cuBLASLt for many, or tiles in shared memory where that library is missing.
 
+use super::linear_swiglu::{fused, is_fused};
 use super::norm::{add_rms_norm, add_slices_rms_norm, rms_norm};
 use super::stream::{Output, STREAM_ROWS, stream};
 use super::swiglu::swiglu;
@@ -52,6 +53,11 @@ pub(crate) fn linear_kernel(gpu: &mut Cuda, m: usize, n: usize, dtype: DType) ->
         (_, 64) => "tiled_bf16_64",
         (_, _) => "tiled_bf16_128",
     }
+}
+
+/// As [`linear_kernel`], of [`linear_swiglu`] with rows of `k` columns.
+pub(crate) fn swiglu_kernel(gpu: &mut Cuda, m: usize, n: usize, k: usize) -> &'static str {
+    if is_fused(gpu, m, k) { "swiglu" } else { linear_kernel(gpu, m, n, DType::Bf16) }
 }
 
 pub(crate) fn linear(exec: &mut Exec, x: &Tensor, w: &Tensor, out: &mut Tensor) -> Result<(), OpError> {
@@ -117,6 +123,9 @@ pub(crate) fn linear_swiglu(
     let gpu = exec.gpu()?;
     if streams(gpu, m) {
         return streamed(gpu, op, x, w, Output::Gated, |launch| launch.output(out)).map(|_| ());
+    }
+    if is_fused(gpu, m, k) {
+        return fused(gpu, op, x, w, out);
     }
     linear(exec, x, w, gate_up)?;
     swiglu(exec, gate_up, out)

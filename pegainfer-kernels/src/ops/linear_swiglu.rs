@@ -29,7 +29,7 @@ pub fn linear_swiglu(
     check.is(w, DType::Bf16, &[2 * width, k])?;
     check.is(gate_up, DType::Bf16, &[m, 2 * width])?;
     check.is(out, DType::Bf16, &[m, width])?;
-    let cuda_kernel = exec.gpu().map_or("", |gpu| cuda::linear_kernel(gpu, m, 2 * width, DType::Bf16));
+    let cuda_kernel = exec.gpu().map_or("", |gpu| cuda::swiglu_kernel(gpu, m, 2 * width, k));
     exec.record(|device| {
         let kernel = match device {
             Device::Cpu(isa) => isa.name(),
