@@ -31,33 +31,18 @@ def merge(x, a, N: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit
-def invert_pairs(a, N: tl.constexpr):
-    """(I + a)^-1 as far as blocks of 2 go."""
-    at = tl.arange(0, N)
+def invert(a, N: tl.constexpr):
+    """(I + a)^-1 of a strictly lower triangular [N, N]: diagonal blocks of 16 on their own, then all at once."""
+    i, at = tl.arange(0, N // 16), tl.arange(0, 16)
+    diagonal = (i[:, None] == i[None, :])[:, None, :, None]
+    small = tl.sum(tl.where(diagonal, tl.reshape(a, (N // 16, 16, N // 16, 16)), 0.0), axis=2)
     pair = (at[:, None] == at[None, :] + 1) & (at[:, None] % 2 == 1)
     unit = tl.where(at[:, None] == at[None, :], 1.0, 0.0)
-    if len(a.shape) == 3:
-        return unit[None, :, :] - tl.where(pair[None, :, :], a, 0.0)
-    return unit - tl.where(pair, a, 0.0)
-
-
-@triton.jit
-def invert(a, N: tl.constexpr, SMALL: tl.constexpr):
-    """(I + a)^-1 of a strictly lower triangular [N, N]; SMALL: diagonal blocks of 16 on their own, first."""
-    if SMALL:
-        i = tl.arange(0, N // 16)
-        diagonal = (i[:, None] == i[None, :])[:, None, :, None]
-        small = tl.sum(tl.where(diagonal, tl.reshape(a, (N // 16, 16, N // 16, 16)), 0.0), axis=2)
-        x = invert_pairs(small, 16)
-        x = merge(x, small, 16, 4)
-        x = merge(x, small, 16, 8)
-        x = merge(x, small, 16, 16)
-        x = tl.reshape(tl.where(diagonal, x[:, :, None, :], 0.0), (N, N))
-    else:
-        x = invert_pairs(a, N)
-        x = merge(x, a, N, 4)
-        x = merge(x, a, N, 8)
-        x = merge(x, a, N, 16)
+    x = unit[None, :, :] - tl.where(pair[None, :, :], small, 0.0)
+    x = merge(x, small, 16, 4)
+    x = merge(x, small, 16, 8)
+    x = merge(x, small, 16, 16)
+    x = tl.reshape(tl.where(diagonal, x[:, :, None, :], 0.0), (N, N))
     x = merge(x, a, N, 32)
     return merge(x, a, N, 64)
 
@@ -70,7 +55,7 @@ def power(x):
 
 @triton.jit
 def parts_kernel(qk, projected, a_log, dt_bias, segments, solve, weights, scales, count, COUNT: tl.constexpr,
-                 SMALL: tl.constexpr, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr,
+                 KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr,
                  HEAD: tl.constexpr, CHUNK: tl.constexpr):
     """grid: (value heads, chunk numbers). Chunks are numbered from first / 64 + i on for segment i."""
     GROUP: tl.constexpr = VALUE_HEADS // KEY_HEADS
@@ -80,8 +65,9 @@ def parts_kernel(qk, projected, a_log, dt_bias, segments, solve, weights, scales
     head, chunk = tl.program_id(0), tl.program_id(1)
     i = tl.arange(0, COUNT)
     firsts = tl.load(segments + 4 * i, mask=i < count, other=1 << 30)
+    ends = tl.load(segments + 4 * i + 1, mask=i < count, other=0)
     index = tl.sum((firsts // CHUNK + i <= chunk).to(tl.int32), axis=0) - 1
-    first, end = tl.load(segments + 4 * index), tl.load(segments + 4 * index + 1)
+    first, end = tl.sum(tl.where(i == index, firsts, 0), axis=0), tl.sum(tl.where(i == index, ends, 0), axis=0)
     first += (chunk - first // CHUNK - index) * CHUNK
     gdc_wait()
     if first < end:
@@ -117,15 +103,14 @@ def parts_kernel(qk, projected, a_log, dt_bias, segments, solve, weights, scales
         p = tl.dot(q, tl.trans(k)) * decay * c[:, None]
         weights.store([part * CHUNK, 0], tl.where(t[:, None] >= t[None, :], p, 0.0).to(tl.bfloat16))
         x = kk * decay * (beta * a)[:, None]
-        x = invert(tl.where(t[:, None] > t[None, :], x, 0.0), CHUNK, SMALL) * beta[None, :]
+        x = invert(tl.where(t[:, None] > t[None, :], x, 0.0), CHUNK) * beta[None, :]
         solve.store([part * CHUNK, 0], x.to(tl.bfloat16))
 
 
 @triton.jit
 def walk_kernel(qk, values, solve, weights, scales, segments, states, out, ROWS: tl.constexpr,
-                WIDE: tl.constexpr, STAGES: tl.constexpr,
-                STREAM: tl.constexpr,
-                KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, HEAD: tl.constexpr, CHUNK: tl.constexpr):
+                WIDE: tl.constexpr, STAGES: tl.constexpr, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr,
+                HEAD: tl.constexpr, CHUNK: tl.constexpr):
     """grid: (slices of ROWS rows of all heads' states, segments). WIDE: the rows are those of every product, so that
     its first operand is in registers; else tokens or elements of k are."""
     GROUP: tl.constexpr = VALUE_HEADS // KEY_HEADS
@@ -170,8 +155,7 @@ def walk_kernel(qk, values, solve, weights, scales, segments, states, out, ROWS:
             o = tl.dot(n, tl.trans(p), queries[None, :] * tl.dot(b, tl.trans(q)))
         else:
             o = tl.dot(p, n, queries[:, None] * tl.dot(q, b))
-        tl.store(out + (at + token).to(tl.int64) * (VALUE_HEADS * HEAD) + column, o, mask=at + token < end,
-                 eviction_policy=STREAM)
+        tl.store(out + (at + token).to(tl.int64) * (VALUE_HEADS * HEAD) + column, o, mask=at + token < end)
         if WIDE:
             s = tl.dot(c, k, s * decay)
         else:
