@@ -177,8 +177,8 @@ def check_all(device):
         results = [check(step, expected, way) for way in ways]
         good &= all(good for good, _ in results)
         worst = [max(errors[i] for _, errors in results) for i in range(4)]
-        print("{} configurations, shift {}, alike {}: output off by {:.1e} on average, {:.1e} at most, state {:.1e}, {:.1e}"
-              .format(len(ways), shift, alike, *worst))
+        print("{} pairs, shift {}, alike {}: output off by {:.1e} on average, {:.1e} at most, state {:.1e}, {:.1e}".format(
+            len(ways), shift, alike, *worst))
     return good
 
 
