@@ -1,7 +1,7 @@
 //! Who runs next: continuous batching with chunked prefill, mixed steps and preemption by recompute.
 //!
 //! A pure state machine. `plan` chooses a [`Step`], the executor runs it, `commit` takes its [`Outcome`]. No clock, no
-//! I/O and no channel: a seeded test can drive it (tests/scheduler.rs).
+//! I/O and no channel: a seeded test can drive it (tests/scheduler).
 //!
 //! One step may be planned while the one before it is in flight: planned and not committed. Its sequences go on with
 //! tokens that are not known yet; one whose rules depend on them waits for the commit, and one under a grammar for its

@@ -1,0 +1,87 @@
+//! The simulated device.
+
+use super::VOCAB;
+use super::requests::mix;
+use pegainfer_core::engine::TokenLogprobs;
+use pegainfer_core::kv::{BLOCK_SIZE, NO_SLOT};
+use pegainfer_core::rules::{Adjustment, TokenMask};
+use pegainfer_core::schedule::{FROM_PREVIOUS, Outcome, SampleRow, Step};
+use std::sync::Arc;
+
+/// The hash that token `token` leaves in the KV cache after the prefix `before`.
+pub fn kv_value(before: u64, token: u32) -> u64 {
+    mix(before ^ (u64::from(token) + 1))
+}
+
+pub fn logit(prefix: u64, token: u32) -> f32 {
+    (mix(prefix ^ u64::from(token)) >> 40) as f32 / (1 << 22) as f32 - 2.0
+}
+
+/// The token of the largest logit after `adjust`. About one token in 50 is end-of-text.
+pub fn next_token(prefix: u64, adjust: impl Fn(u32, f32) -> f32) -> u32 {
+    let logits = (0..VOCAB).map(|token| (adjust(token, logit(prefix, token)), token));
+    logits.max_by(|a, b| a.0.total_cmp(&b.0)).unwrap().1
+}
+
+/// The simulated device: what each KV slot holds, and the tokens that the last step drew.
+pub struct Device {
+    pub kv: Vec<u64>,
+    pub sampled: Vec<u32>,
+}
+
+impl Device {
+    pub fn run(&mut self, step: &Step) -> Outcome {
+        let mut written = std::collections::HashSet::new();
+        // Where each token of the step has its slot.
+        let mut places = Vec::with_capacity(step.tokens.len());
+        for (b, row) in step.rows.iter().enumerate() {
+            let (from, to) = (step.qo_indptr[b] as usize, step.qo_indptr[b + 1] as usize);
+            assert!(to > from, "an empty row");
+            assert_eq!(row.computed, step.kv_lens[b] as usize);
+            let table = &step.block_tables[b * step.max_blocks..(b + 1) * step.max_blocks];
+            let slot = |p: usize| table[p / BLOCK_SIZE] as usize * BLOCK_SIZE + p % BLOCK_SIZE;
+            let before = row.computed - (to - from);
+            let mut hash = if before == 0 { 0 } else { self.kv[slot(before - 1)] };
+            for (t, position) in (from..to).zip(before..) {
+                assert_eq!(step.positions[t] as usize, position);
+                hash = kv_value(hash, self.input(step.tokens[t]));
+                places.push(slot(position));
+                if step.slots[t] == NO_SLOT {
+                    assert_eq!(self.kv[places[t]], hash, "a token that is not written has to be there");
+                    continue;
+                }
+                assert_eq!(step.slots[t] as usize, places[t]);
+                assert!(written.insert(step.slots[t]), "two tokens of a step share a slot");
+                self.kv[places[t]] = hash;
+            }
+        }
+        let draw = |sample: &SampleRow| {
+            let prefix = self.kv[places[sample.token as usize]];
+            next_token(prefix, |token, logit| adjusted(sample.adjustment.as_ref(), token, logit))
+        };
+        self.sampled = step.samples.iter().map(draw).collect();
+        // A report names its token.
+        let report = |token: u32| TokenLogprobs { logprob: token as f32, rank: 1, top: vec![] };
+        let rows = step.samples.iter().zip(&self.sampled);
+        let logprobs = rows.map(|(sample, token)| sample.logprobs.map(|_| report(*token))).collect();
+        Outcome { tokens: self.sampled.clone(), logprobs }
+    }
+
+    fn input(&self, token: u32) -> u32 {
+        if token & FROM_PREVIOUS == 0 { token } else { self.sampled[(token ^ FROM_PREVIOUS) as usize] }
+    }
+}
+
+fn adjusted(adjustment: Option<&Adjustment>, token: u32, logit: f32) -> f32 {
+    let Some(Adjustment { edits, allowed }) = adjustment else { return logit };
+    let edit = edits.iter().find(|edit| edit.token == token);
+    let logit = edit.map_or(logit, |edit| edit.apply(logit));
+    let bit = |mask: &Arc<TokenMask>| mask.words()[token as usize / 32] >> (token % 32) & 1 == 1;
+    if allowed.as_ref().is_none_or(bit) { logit } else { f32::NEG_INFINITY }
+}
+
+/// The blocks that a step reads or writes.
+pub fn blocks_of(step: &Step) -> impl Iterator<Item = u32> {
+    let tables = step.block_tables.chunks(step.max_blocks.max(1)).zip(&step.kv_lens);
+    tables.flat_map(|(table, tokens)| &table[..(*tokens as usize).div_ceil(BLOCK_SIZE)]).copied()
+}

@@ -1,0 +1,161 @@
+//! Drives the scheduler through random arrivals, cancels, cache resets and tiny KV pools, over a simulated device, with one or two
+//! steps in flight as chance has it.
+//!
+//! The simulated device writes, for every token, a hash of the whole prefix into the token's KV slot, and reads every
+//! slot of the row's block table before it "samples". A block that was shared wrongly, freed early or overwritten
+//! shows up as a wrong hash; a token that depends on scheduling, or rules that do not know the whole text, show up as a
+//! wrong continuation. The device runs a step as late as it can: when it is finished, after the next one was planned.
+//!
+//! The seed is printed; `PEGAINFER_TEST_SEED=n cargo test -p pegainfer-core --test scheduler` replays it, but for the
+//! masks of grammars, which come when they come.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod device;
+mod requests;
+mod world;
+
+use pegainfer_core::engine::{GenerateRequest, RequestId, TokenEvent};
+use pegainfer_core::grammar::{Grammar, Matcher};
+use pegainfer_core::kv::BlockPool;
+use pegainfer_core::rules::TokenMask;
+use pegainfer_core::sampling::SamplingParams;
+use pegainfer_core::schedule::{Outcome, Scheduler, SchedulerConfig};
+use requests::Waltz;
+use std::sync::Arc;
+use std::time::Duration;
+use world::World;
+
+const VOCAB: u32 = 50;
+const EOS: u32 = 49;
+const STEPS: usize = 1_000_000;
+
+#[test]
+fn random_steps_leak_nothing_and_finish_every_request_once() {
+    let seed = match std::env::var("PEGAINFER_TEST_SEED") {
+        Ok(seed) => seed.parse().expect("PEGAINFER_TEST_SEED is a number"),
+        Err(_) => std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64,
+    };
+    let (mut steps, mut episodes, mut preemptions, mut hits) = (0, 0, 0, 0);
+    while steps < STEPS {
+        let episode_seed = seed.wrapping_add(episodes);
+        let world = std::panic::AssertUnwindSafe(|| World::new(episode_seed).run(600));
+        match std::panic::catch_unwind(world) {
+            Ok(stats) => {
+                steps += stats.steps as usize;
+                preemptions += stats.preemptions;
+                hits += stats.prefix_hits;
+            }
+            Err(_) => panic!("replay with PEGAINFER_TEST_SEED={episode_seed}"),
+        }
+        episodes += 1;
+    }
+    println!("seed {seed}: {steps} steps, {episodes} episodes, {preemptions} preemptions, {hits} cached tokens");
+    assert!(preemptions > STEPS as u64 / 1000 && hits > STEPS as u64 / 100, "the worlds are too easy");
+}
+
+fn plain(max_tokens: usize) -> GenerateRequest {
+    GenerateRequest {
+        prompt: vec![5; 20],
+        max_tokens,
+        sampling: SamplingParams::greedy(),
+        rules: None,
+        grammar: None,
+        stop_token_ids: vec![],
+        ignore_eos: true,
+        logprobs: None,
+        prompt_logprobs: None,
+        priority: 0,
+        cache_salt: 0,
+    }
+}
+
+#[test]
+fn lower_numbers_run_first_and_what_runs_goes_on() {
+    let config = SchedulerConfig {
+        max_num_seqs: 1,
+        max_num_batched_tokens: 64,
+        max_num_mixed_tokens: 64,
+        eos_token_ids: vec![EOS],
+    };
+    let mut scheduler = Scheduler::new(config, BlockPool::new(8), ());
+    let add = |scheduler: &mut Scheduler, id, priority| {
+        scheduler.add(RequestId(id), GenerateRequest { priority, ..plain(3) });
+    };
+    add(&mut scheduler, 0, 7);
+    let (mut order, mut steps) = (vec![], 0);
+    while scheduler.has_work() {
+        let (step, _) = scheduler.plan();
+        let tokens = vec![2; step.samples.len()];
+        let outcome = Outcome { logprobs: vec![None; tokens.len()], tokens };
+        let ended = |event: &TokenEvent| matches!(event, TokenEvent::Finished { .. });
+        order.extend(scheduler.commit(&step, outcome).iter().filter(|(_, event)| ended(event)).map(|(id, _)| id.0));
+        if steps == 0 {
+            [(1, 0), (2, 5), (3, -1), (4, 0)].into_iter().for_each(|(id, priority)| add(&mut scheduler, id, priority));
+        }
+        steps += 1;
+    }
+    assert_eq!(order, [0, 3, 1, 4, 2]);
+}
+
+/// A grammar whose second mask comes when the test says so, and is a failure for token 1.
+#[derive(Debug)]
+struct Held(Arc<std::sync::Barrier>);
+
+impl Grammar for Held {
+    fn start(&self) -> (Box<dyn Matcher>, Arc<TokenMask>) {
+        (Box::new(Self(self.0.clone())), Arc::new(TokenMask::new(&[1, 2], VOCAB as usize)))
+    }
+}
+
+impl Matcher for Held {
+    fn next(&mut self, token: u32) -> Result<Arc<TokenMask>, String> {
+        self.0.wait();
+        if token == 1 { Err("no token may follow 1".into()) } else { Ok(Waltz::mask(Some(token))) }
+    }
+}
+
+#[test]
+fn a_late_mask_holds_up_its_own_request_only_and_a_failure_ends_no_other() {
+    for first in [1, 2] {
+        let config = SchedulerConfig {
+            max_num_seqs: 4,
+            max_num_batched_tokens: 64,
+            max_num_mixed_tokens: 64,
+            eos_token_ids: vec![EOS],
+        };
+        let mut scheduler = Scheduler::new(config, BlockPool::new(64), ());
+        let barrier = Arc::new(std::sync::Barrier::new(2));
+        let request = |grammar| GenerateRequest { grammar, ..plain(6) };
+        scheduler.add(RequestId(0), request(Some(Arc::new(Held(barrier.clone())))));
+        scheduler.add(RequestId(1), request(None));
+        let step = |scheduler: &mut Scheduler| {
+            let (step, _) = scheduler.plan();
+            let rows = step.rows.len();
+            let tokens = vec![first; step.samples.len()];
+            let outcome = Outcome { logprobs: vec![None; tokens.len()], tokens };
+            (rows, if rows > 0 { scheduler.commit(&step, outcome) } else { scheduler.fail_broken() })
+        };
+        assert_eq!(step(&mut scheduler).0, 2);
+        for _ in 0..3 {
+            let (rows, events) = step(&mut scheduler);
+            assert_eq!((rows, events[0].0), (1, RequestId(1)), "the other one goes on");
+            assert_eq!(events.len(), 1);
+        }
+        let grammar = scheduler.masked_out().expect("the first request waits for its mask");
+        barrier.wait();
+        grammar.wait(Duration::from_secs(10));
+        let (rows, events) = step(&mut scheduler);
+        if first == 1 {
+            let failed = TokenEvent::Failed { error: "no token may follow 1".into() };
+            assert!(rows == 1 && events.contains(&(RequestId(0), failed)), "{events:?}");
+            assert_eq!(step(&mut scheduler).0, 1, "the other one ends as it would have");
+            assert!(!scheduler.has_work());
+        } else {
+            assert_eq!((rows, events.len()), (2, 2));
+            scheduler.cancel(RequestId(0));
+            scheduler.cancel(RequestId(1));
+            barrier.wait();
+        }
+    }
+}

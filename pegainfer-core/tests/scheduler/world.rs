@@ -1,0 +1,248 @@
+//! One random world: a scheduler, the requests that are open, and a device with what is in flight.
+
+use super::device::{Device, blocks_of};
+use super::requests::{Rng, Waltz, continuation, random_request, random_rules};
+use super::{EOS, VOCAB};
+use pegainfer_core::engine::{
+    EngineLimits, EngineStats, EventBatch, FinishReason, RequestId, SubmitError, TokenEvent, TokenOut,
+};
+use pegainfer_core::kv::{BLOCK_SIZE, BlockPool};
+use pegainfer_core::rules::LogitRules;
+use pegainfer_core::schedule::{Scheduler, SchedulerConfig, Step};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A request that has not ended.
+struct Open {
+    expected: Vec<u32>,
+    got: Vec<u32>,
+    /// Sample rows that were planned for it.
+    drawn: usize,
+    admitted: bool,
+    prompt_len: usize,
+    /// Tokens of the prompt that are to be reported.
+    reports: Option<Vec<u32>>,
+    arrived: usize,
+}
+
+/// Pool size, step bounds and load are drawn from the seed.
+pub struct World {
+    rng: Rng,
+    limits: EngineLimits,
+    pool: BlockPool,
+    scheduler: Scheduler,
+    device: Device,
+    /// Planned and not committed.
+    in_flight: VecDeque<Step>,
+    open: HashMap<RequestId, Open>,
+    submitted: u64,
+    finished: u64,
+    cancelled: u64,
+    /// Percent: how often the host plans ahead instead of waiting for the step in flight.
+    eager: usize,
+    /// Percent: how often a request comes.
+    arrivals: usize,
+    steps: usize,
+    /// Times in a row that nothing could be planned while nothing was in flight.
+    idle: usize,
+}
+
+impl World {
+    pub fn new(seed: u64) -> Self {
+        let mut rng = Rng(seed);
+        let blocks = 2 + rng.below(20);
+        let limits = EngineLimits {
+            max_model_len: 16 + rng.below(200),
+            vocab_size: VOCAB as usize,
+            block_size: BLOCK_SIZE,
+            kv_blocks: blocks,
+            max_num_seqs: 1 + rng.below(12),
+            eos_token_ids: vec![EOS],
+            unsupported: &[],
+        };
+        let pool = BlockPool::new(blocks);
+        let config = SchedulerConfig {
+            max_num_seqs: limits.max_num_seqs,
+            max_num_batched_tokens: limits.max_num_seqs + rng.below(64),
+            max_num_mixed_tokens: rng.below(64),
+            eos_token_ids: limits.eos_token_ids.clone(),
+        };
+        Self {
+            scheduler: Scheduler::new(config, pool.clone(), ()),
+            device: Device { kv: vec![0; blocks * BLOCK_SIZE], sampled: vec![] },
+            in_flight: VecDeque::new(),
+            open: HashMap::new(),
+            submitted: 0,
+            finished: 0,
+            cancelled: 0,
+            eager: [0, 50, 100][rng.below(3)],
+            arrivals: 5 + rng.below(60),
+            steps: 0,
+            idle: 0,
+            rng,
+            limits,
+            pool,
+        }
+    }
+
+    /// Requests come for `max_steps` turns, and then all that came end. Returns the scheduler's counters.
+    pub fn run(mut self, max_steps: usize) -> EngineStats {
+        while self.steps < max_steps || self.scheduler.has_work() {
+            if self.steps < max_steps && self.open.len() < 40 && self.rng.chance(self.arrivals) {
+                self.arrive();
+            }
+            self.cancel();
+            let planned = self.plan();
+            // Cancels also come while the device runs.
+            self.cancel();
+            if self.rng.chance(1) {
+                self.scheduler.reset_prefix_cache();
+            }
+            self.check_blocks();
+            if self.in_flight.len() == 2 || !planned || !self.rng.chance(self.eager) {
+                self.finish();
+            }
+            self.pool.check(self.scheduler.held_blocks().len()).unwrap();
+            if let Some((id, _)) = self.open.iter().find(|(_, o)| self.steps - o.arrived > 40 * 400) {
+                panic!("{id:?} starves");
+            }
+            self.steps += 1;
+        }
+        assert!(self.open.is_empty() && self.in_flight.is_empty() && self.submitted == self.finished + self.cancelled);
+        assert_eq!(self.pool.available(), self.limits.kv_blocks, "blocks leaked");
+        self.scheduler.stats()
+    }
+
+    /// A request comes; one that can never run is refused.
+    fn arrive(&mut self) {
+        let mut request = random_request(&mut self.rng, &self.limits);
+        let rules = random_rules(&mut self.rng, &request);
+        request.rules = LogitRules::new(rules.clone(), self.limits.vocab_size).unwrap();
+        if rules.allowed_token_ids.is_none() && self.rng.chance(5) {
+            request.grammar = Some(Arc::new(Waltz));
+        }
+        match self.limits.check(&request) {
+            Ok(()) => {}
+            Err(SubmitError::QueueFull { .. } | SubmitError::EngineStopped) => unreachable!("check is pure"),
+            Err(_) => return,
+        }
+        let id = RequestId(self.submitted);
+        self.submitted += 1;
+        let (expected, prompt_len) = (continuation(&request, &rules), request.prompt.len());
+        let reports = request.prompt_logprobs.map(|_| request.prompt[1..].to_vec());
+        self.scheduler.add(id, request);
+        let (got, arrived) = (vec![], self.steps);
+        self.open.insert(id, Open { expected, got, drawn: 0, admitted: false, prompt_len, reports, arrived });
+    }
+
+    /// Drops some open request, now and then; a second time changes nothing.
+    fn cancel(&mut self) {
+        let mut ids: Vec<RequestId> = self.open.keys().copied().collect();
+        ids.sort_unstable();
+        if !ids.is_empty() && self.rng.chance(4) {
+            let id = ids[self.rng.below(ids.len())];
+            self.scheduler.cancel(id);
+            self.scheduler.cancel(id);
+            self.open.remove(&id);
+            self.cancelled += 1;
+        }
+    }
+
+    /// Whether a step was planned.
+    fn plan(&mut self) -> bool {
+        if self.in_flight.len() == 2 || (self.in_flight.len() == 1 && !self.rng.chance(self.eager)) {
+            return false;
+        }
+        let (step, admissions) = self.scheduler.plan();
+        self.take(admissions, false);
+        self.check_step(&step);
+        if step.is_empty() {
+            return false;
+        }
+        self.in_flight.push_back(step);
+        self.idle = 0;
+        true
+    }
+
+    /// The device ends its oldest step; without one, a mask may be what is waited for.
+    fn finish(&mut self) {
+        if let Some(step) = self.in_flight.pop_front() {
+            let events = self.scheduler.commit(&step, self.device.run(&step));
+            return self.take(events, !self.in_flight.is_empty());
+        }
+        if let Some(grammar) = self.scheduler.masked_out() {
+            grammar.wait(Duration::from_secs(10));
+        }
+        // A mask may come between the plan and the look at it, but not every time.
+        self.idle += 1;
+        assert!(!self.scheduler.has_work() || self.idle < 100, "work without a step: the scheduler hangs");
+    }
+
+    /// A planned step has room in the executor and is for open requests only; its sample rows are counted.
+    fn check_step(&mut self, step: &Step) {
+        assert!(step.samples.len() <= self.limits.max_num_seqs, "more samples than the executor has room for");
+        assert!(step.tokens.len() <= self.limits.max_num_seqs + 64);
+        for row in &step.rows {
+            assert!(self.open.contains_key(&row.id), "{:?} is planned after its end", row.id);
+        }
+        for sample in &step.samples {
+            let entry = self.open.get_mut(&sample.id).unwrap();
+            entry.drawn += usize::from(sample.position >= entry.prompt_len as u64);
+        }
+    }
+
+    /// Every block is either free or held, and what is in flight is held.
+    fn check_blocks(&self) {
+        let held = self.scheduler.held_blocks();
+        self.pool.check(held.len()).unwrap();
+        let free = |block: &u32| held.binary_search(block).is_err();
+        assert!(!self.in_flight.iter().flat_map(blocks_of).any(|b| free(&b)), "a step in flight uses a free block");
+    }
+
+    /// `ahead`: a step is in flight that was planned before these events were known.
+    fn take(&mut self, events: EventBatch, ahead: bool) {
+        for (id, event) in events {
+            let entry = self.open.get_mut(&id).unwrap_or_else(|| panic!("{id:?} got {event:?} after its end"));
+            let ended = matches!(event, TokenEvent::Finished { .. });
+            entry.take(id, event, ahead);
+            if ended {
+                self.open.remove(&id);
+                self.finished += 1;
+            }
+        }
+    }
+}
+
+impl Open {
+    fn take(&mut self, id: RequestId, event: TokenEvent, ahead: bool) {
+        match event {
+            TokenEvent::Admitted { cached_tokens } => {
+                assert!(!std::mem::replace(&mut self.admitted, true), "admitted twice");
+                assert!(cached_tokens < self.prompt_len);
+            }
+            TokenEvent::Prompt(reports) => {
+                assert!(self.got.is_empty());
+                let reported: Vec<u32> = reports.iter().map(|report| report.logprob as u32).collect();
+                assert_eq!(Some(reported), self.reports.take(), "{id:?} has other reports about its prompt");
+            }
+            TokenEvent::Token(TokenOut { id: token, .. }) => {
+                assert!(self.admitted && self.reports.is_none());
+                self.got.push(token);
+                assert_eq!(self.got, self.expected[..self.got.len()], "{id:?} got a wrong token");
+            }
+            TokenEvent::Finished { reason, usage } => {
+                assert_eq!(self.got, self.expected, "{id:?} ended early");
+                assert_eq!(usage.completion_tokens, self.got.len());
+                assert_eq!(usage.prompt_tokens, self.prompt_len);
+                let mut overshoot = 0;
+                if let FinishReason::Stop(token) = reason {
+                    assert_eq!(self.got.last(), Some(&token));
+                    overshoot = usize::from(ahead);
+                }
+                assert!(self.drawn - self.got.len() <= overshoot, "{id:?} ran on after its end");
+            }
+            TokenEvent::Failed { error } => panic!("{id:?} failed: {error}"),
+        }
+    }
+}
