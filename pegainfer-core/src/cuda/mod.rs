@@ -35,7 +35,7 @@ use std::sync::Arc;
 pub const WORKSPACE_BYTES: usize = 64 << 20;
 
 /// Bytes of the largest single copy of a step's inputs, of which two may be on their way: as much as a row of them takes in
-/// a step of a million tokens.
+/// the largest step that an engine may have, see `engine::options`.
 const PIECE_BYTES: usize = 4 << 20;
 
 /// Counters at which the blocks of a kernel meet: `u32`, zero whenever no kernel runs. A kernel leaves them so.

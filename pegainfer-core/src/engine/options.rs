@@ -9,13 +9,17 @@ pub fn context_len(asked: Option<usize>, most: usize) -> Result<usize, String> {
     Ok(context)
 }
 
+/// Most sequences, and most tokens of a step: what any input of a step takes then fits a copy to a GPU.
+pub const MOST: (usize, usize) = (1 << 16, 1 << 20);
+
 /// That steps of `tokens` tokens have room for one of each of `seqs` sequences.
 pub fn check_step(seqs: usize, tokens: usize) -> Result<(), String> {
+    let given = || format!("--max-num-seqs is {seqs} and --max-num-batched-tokens is {tokens}");
     if seqs == 0 || tokens < seqs {
-        return Err(format!(
-            "--max-num-seqs is {seqs} and --max-num-batched-tokens is {tokens}: there must be at least one sequence and at \
-             least one token per sequence"
-        ));
+        return Err(format!("{}: there must be at least one sequence and at least one token per sequence", given()));
+    }
+    if seqs > MOST.0 || tokens > MOST.1 {
+        return Err(format!("{}: there may be at most {} sequences and {} tokens", given(), MOST.0, MOST.1));
     }
     Ok(())
 }
@@ -49,6 +53,8 @@ mod tests {
         assert_eq!(check_step(4, 4), Ok(()));
         assert!(check_step(4, 3).unwrap_err().contains("--max-num-batched-tokens is 3"));
         assert!(check_step(0, 3).is_err());
+        assert_eq!(check_step(MOST.0, MOST.1), Ok(()));
+        assert!(check_step(1, MOST.1 + 1).unwrap_err().contains("at most"));
         let most = most_blocks(16);
         assert_eq!(pool_blocks(most, 16, 1), Ok(most as usize));
         assert!(pool_blocks(most + 1, 16, 1).is_err());
