@@ -9,8 +9,10 @@ pub fn context_len(asked: Option<usize>, most: usize) -> Result<usize, String> {
     Ok(context)
 }
 
-/// Most sequences, and most tokens of a step: what any input of a step takes then fits a copy to a GPU.
-pub const MOST: (usize, usize) = (1 << 16, 1 << 20);
+/// Most sequences, which with [`MOST_TOKENS`] makes every input of a step fit a copy to a GPU.
+const MOST_SEQS: usize = 1 << 16;
+/// Most tokens of a step.
+const MOST_TOKENS: usize = 1 << 20;
 
 /// That steps of `tokens` tokens have room for one of each of `seqs` sequences.
 pub fn check_step(seqs: usize, tokens: usize) -> Result<(), String> {
@@ -18,8 +20,8 @@ pub fn check_step(seqs: usize, tokens: usize) -> Result<(), String> {
     if seqs == 0 || tokens < seqs {
         return Err(format!("{}: there must be at least one sequence and at least one token per sequence", given()));
     }
-    if seqs > MOST.0 || tokens > MOST.1 {
-        return Err(format!("{}: there may be at most {} sequences and {} tokens", given(), MOST.0, MOST.1));
+    if seqs > MOST_SEQS || tokens > MOST_TOKENS {
+        return Err(format!("{}: there may be at most {MOST_SEQS} sequences and {MOST_TOKENS} tokens", given()));
     }
     Ok(())
 }
@@ -53,8 +55,8 @@ mod tests {
         assert_eq!(check_step(4, 4), Ok(()));
         assert!(check_step(4, 3).unwrap_err().contains("--max-num-batched-tokens is 3"));
         assert!(check_step(0, 3).is_err());
-        assert_eq!(check_step(MOST.0, MOST.1), Ok(()));
-        assert!(check_step(1, MOST.1 + 1).unwrap_err().contains("at most"));
+        assert_eq!(check_step(MOST_SEQS, MOST_TOKENS), Ok(()));
+        assert!(check_step(1, MOST_TOKENS + 1).unwrap_err().contains("at most"));
         let most = most_blocks(16);
         assert_eq!(pool_blocks(most, 16, 1), Ok(most as usize));
         assert!(pool_blocks(most + 1, 16, 1).is_err());
