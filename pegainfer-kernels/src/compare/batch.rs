@@ -22,6 +22,7 @@ pub(super) struct Tables {
     block_tables: Tensor,
     queries: (usize, usize),
     longest: usize,
+    decoding: (usize, u64),
 }
 
 impl Rows {
@@ -58,12 +59,14 @@ impl Rows {
         });
         let indptr: Vec<u32> = std::iter::once(0).chain(ends).collect();
         let rows = self.lens.len();
+        let decoding = || self.lens.iter().zip(&self.queries).filter(|(_, n)| **n == 1).map(|(len, _)| u64::from(*len));
         Ok(Tables {
             qo_indptr: ids(exec, "qo_indptr", &[rows + 1], &indptr)?,
             kv_lens: ids(exec, "kv_lens", &[rows], &self.lens)?,
             block_tables: ids(exec, "block_tables", &[rows, self.max_blocks], &self.table)?,
             queries: (*self.queries.iter().min().unwrap_or(&0), *self.queries.iter().max().unwrap_or(&0)),
             longest: self.lens.iter().copied().max().unwrap_or(0) as usize,
+            decoding: (decoding().count(), decoding().sum()),
         })
     }
 }
@@ -79,6 +82,7 @@ impl Tables {
             longest: self.longest,
             attended: 0,
             cached: 0,
+            decoding: self.decoding,
         }
     }
 }

@@ -30,6 +30,7 @@ fn records() -> Vec<OpRecord> {
         longest: CONTEXT,
         attended: 0,
         cached: 0,
+        decoding: (0, 0),
     };
     let (norms, at, cache) = ((&norms[0], &norms[1]), (&at[0], &at[1]), (&mut k, &mut v));
     let (result, records) = exec.recording(|exec| {

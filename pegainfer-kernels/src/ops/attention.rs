@@ -25,6 +25,8 @@ pub struct AttentionBatch<'a> {
     pub attended: u64,
     /// Sum over rows of `kv_lens`, for the record.
     pub cached: u64,
+    /// Rows of one query, and the sum of their `kv_lens`: a GPU divides itself between them and the other rows.
+    pub decoding: (usize, u64),
 }
 
 /// `out = softmax(q kᵀ * scale) v`, causal.

@@ -98,6 +98,7 @@ mod tests {
                 longest: 20,
                 attended: 25,
                 cached: 25,
+                decoding: (2, 25),
             };
             let mut room = ["q", "apart", "fused"].map(|n| host.zeros(n, &[tokens, shape.q_width()], DType::Bf16));
             let [q, apart, fused] = &mut room;

@@ -268,6 +268,7 @@ mod tests {
                 longest: 20,
                 attended: 25,
                 cached: 25,
+                decoding: (2, 25),
             };
             let mut one = Operands::new(&mut host);
             let mut apart = Operands::new(&mut host);

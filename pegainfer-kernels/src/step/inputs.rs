@@ -77,6 +77,8 @@ impl Inputs {
 
     /// What attention reads of `step`, with which this was filled.
     pub fn attention<M: Clone + Default>(&self, step: &Step<M>) -> AttentionBatch<'_> {
+        let rows = || step.kv_lens.iter().zip(step.qo_indptr.windows(2));
+        let decoding = || rows().filter(|(_, ends)| ends[1] - ends[0] == 1).map(|(&n, _)| u64::from(n));
         AttentionBatch {
             qo_indptr: &self.qo_indptr,
             kv_lens: &self.kv_lens,
@@ -85,6 +87,7 @@ impl Inputs {
             longest: step.kv_lens.iter().copied().max().unwrap_or(0) as usize,
             attended: step.positions.iter().map(|&p| u64::from(p) + 1).sum(),
             cached: step.kv_lens.iter().map(|&n| u64::from(n)).sum(),
+            decoding: (decoding().count(), decoding().sum()),
         }
     }
 }
