@@ -27,6 +27,7 @@ fn records() -> Vec<OpRecord> {
         kv_lens: &tensor("kv_lens", &[rows], DType::U32),
         block_tables: &tensor("block_tables", &[rows, max_blocks], DType::U32),
         queries: (1, 1),
+        few: 1,
         longest: CONTEXT,
         attended: 0,
         cached: 0,

@@ -3,14 +3,14 @@
 
 use super::attention_prefill::{self, Prefill};
 use super::{attention_decode, images};
-use crate::ops::{AttentionBatch, HeadShape};
+use crate::ops::{AttentionBatch, FEW_QUERIES, HeadShape};
 use pegainfer_core::cuda::WORKSPACE_BYTES;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::tensor::{OpError, Tensor};
 
 /// As in csrc/attention.cu: queries times heads of a group that one warp takes.
-const MATRIX_ROWS: usize = 16;
+const MATRIX_ROWS: usize = FEW_QUERIES;
 const WARPS: usize = 4;
 /// Blocks of threads that a multiprocessor should have: two fit, by registers.
 const OCCUPANCY: usize = 2;

@@ -9,7 +9,7 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 pub(super) const HOPPER: (i32, i32) = (9, 0);
 /// As in csrc/attention_prefill.cu: a warpgroup that fetches and two that multiply.
 const HOPPER_THREADS: usize = 3 * 128;
-/// Queries times heads of a group that are one tile.
+/// As in csrc/attention_prefill.cuh: queries times heads of a group that are a tile.
 const HOPPER_ROWS: usize = 128;
 /// What an H200 does a second in prefill attention, and reads in decode attention.
 const FLOPS: f64 = 5e14;
@@ -164,6 +164,7 @@ mod tests {
             kv_lens: &lens,
             block_tables: &exec.tensor("tables", &[rows, 1], DType::U32).unwrap(),
             queries: (1, tokens as usize),
+            few: 1,
             longest: 0,
             attended,
             cached: 0,

@@ -8,6 +8,9 @@ use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
+/// Most queries of a row that a GPU may decode, as those of one head.
+pub const FEW_QUERIES: usize = 16;
+
 /// Which rows attend to which blocks: a ragged batch of prefill chunks and decode tokens.
 #[derive(Debug)]
 pub struct AttentionBatch<'a> {
@@ -19,6 +22,8 @@ pub struct AttentionBatch<'a> {
     pub block_tables: &'a Tensor,
     /// Fewest and most queries of a row: a GPU chooses its kernels by them.
     pub queries: (usize, usize),
+    /// Most queries of a row that has [`FEW_QUERIES`] at most; 0 without such rows.
+    pub few: usize,
     /// The largest of `kv_lens`.
     pub longest: usize,
     /// Sum over queries of the tokens they attend to, for the record.

@@ -265,6 +265,7 @@ mod tests {
                 kv_lens: &host.u32("kv_lens", &[20, 5]),
                 block_tables: &block_tables,
                 queries: (1, 1),
+                few: 1,
                 longest: 20,
                 attended: 25,
                 cached: 25,

@@ -107,6 +107,7 @@ mod tests {
                 kv_lens: &host.u32("kv_lens", &lens),
                 block_tables: &tables,
                 queries: (1, 1),
+                few: 1,
                 longest: 20,
                 attended: 25,
                 cached: 25,
