@@ -18,6 +18,7 @@ struct Queries {
     __device__ void stage(Shared<D, N, S> &shared, const Pair &pair, bool, const Early<D> &) const {
         for (uint32_t i = threadIdx.x; i < pair.columns * (D / 8); i += 32 * kWarps) {
             uint32_t column = i / (D / 8), piece = i % (D / 8);
+            // Past the L1: without a wait, nothing says that it has forgotten the queries of the layer before.
             *reinterpret_cast<uint4 *>(shared.q + query_piece<N>(column, piece)) =
                 __ldcg(reinterpret_cast<const uint4 *>(q + pair.head(column) * D + 8 * piece));
         }

@@ -20,7 +20,7 @@ __device__ __forceinline__ uint32_t cache_piece(uint32_t token, uint32_t piece) 
 
 // Programmatic dependent launch. A kernel of a step first lets the next one start: its blocks become resident as soon
 // as there is room, and can fetch weights. Before a kernel touches anything that another kernel of the step writes or
-// reads, it waits until the ones before it are complete.
+// reads, it waits until the ones before it are complete. (Decode attention beside prefill: see csrc/decode.cuh.)
 __device__ __forceinline__ void release_successor() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

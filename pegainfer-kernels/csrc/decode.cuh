@@ -85,6 +85,7 @@ __device__ void decode(const Source &source, bf16 *k, bf16 *v, const Batch &batc
     for (uint32_t i = pair.columns * (D / 8) + threadIdx.x; i < N * D; i += 32 * kWarps)
         *reinterpret_cast<uint4 *>(shared.q + query_piece<N>(i / (D / 8), i % (D / 8))) = make_uint4(0, 0, 0, 0);
     typename Source::template Early<D> early = source.template early<D>(newest);
+    // Beside another kernel, the one that wrote what comes now is complete already, and the end has to wait instead.
     if (!source.beside()) wait_for_predecessor();
     for (; n < S && n < ring.count * kStages; ++n) ring.fetch(n);
     source.stage(shared, pair, fresh, early);

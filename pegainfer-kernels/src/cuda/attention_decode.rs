@@ -131,7 +131,8 @@ pub(super) fn decode(
     let (call, resources) = (Call { batch, shape, scale, n, stages }, Resources::of(gpu));
     let launch = gpu.launch("attention", &images::ATTENTION_DECODE, kernel)?.input(q).input(k).input(v);
     let launch = call.batch(launch, out, k.rows_cols().0).u32(usize::from(prefill == Prefill::Beside));
-    // SAFETY: matches csrc/attention_decode.cu; `prefill` says which kernel came before; the op checked the shapes, the kernel checks the block ids.
+    // SAFETY: matches csrc/attention_decode.cu, and `prefill` says what was launched before; the op checked the shapes, the
+    // kernel checks the block ids.
     unsafe { call.run(launch, resources) }
 }
 

@@ -151,7 +151,8 @@ mod tests {
         }
     }
 
-    /// Of Qwen3-4B on an H200: 40 rows of 1,100 tokens, or as said, beside prompts of so many tokens, the first after `after`.
+    /// Of Qwen3-4B on an H200, for rows that decode, with the sum of their contexts, and prompts of so many tokens, the
+    /// first of them after `after` cached ones.
     fn blocks(decoding: (usize, u64), prompts: &[u64], after: u64) -> usize {
         let mut exec = Exec::meta().unwrap();
         let shape = HeadShape { heads: 32, kv_heads: 8, head_dim: 128 };
