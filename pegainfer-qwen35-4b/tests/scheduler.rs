@@ -202,7 +202,7 @@ fn episode(seed: u64) -> EngineStats {
         }
         let mut planned = false;
         if in_flight.is_empty() || (in_flight.len() == 1 && rng.chance(eager)) {
-            let (step, admitted) = world.scheduler.plan();
+            let (step, admitted) = world.scheduler.plan(false);
             world.take(admitted);
             planned = !step.is_empty();
             in_flight.extend(planned.then_some(step));
