@@ -130,7 +130,8 @@ pub fn load(
         unsupported: &[],
     };
     let copies = bounds.slots - bounds.size.rows;
-    let slots = StateSlots::new(bounds.slots, if copies > 0 { options.state_cache_interval } else { 0 });
+    let interval = if copies > 0 { options.state_cache_interval } else { 0 };
+    let slots = StateSlots::new(bounds.size.rows, copies, interval);
     log::info!(
         "recurrent state: {:.1} MB for each of up to {} requests, and room for {copies} copies in the prefix cache",
         config.slot_bytes() as f64 / 1e6,

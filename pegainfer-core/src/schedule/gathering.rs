@@ -39,7 +39,8 @@ impl Gathering {
     /// The device took `time` for a step of `tokens` tokens.
     pub fn computed(&mut self, tokens: usize, time: Duration) {
         if tokens >= TELLING {
-            self.pace = time.as_secs_f64() / tokens as f64;
+            // One step may have had to wait for something else.
+            self.pace += (time.as_secs_f64() / tokens as f64 - self.pace) / 4.0;
         }
     }
 
@@ -64,7 +65,7 @@ mod tests {
     fn a_crowd_is_held_back_while_it_grows_and_no_longer_than_is_worth_it() {
         let (mut gathering, start) = (Gathering::new(), Instant::now());
         let at = |us| start + Duration::from_micros(us);
-        gathering.computed(1000, Duration::from_millis(16));
+        (0..40).for_each(|_| gathering.computed(1000, Duration::from_millis(16)));
         gathering.computed(1, Duration::from_secs(1));
         gathering.arrived(at(0));
         assert!(!gathering.holds(None, at(0)), "one alone begins");
@@ -74,7 +75,7 @@ mod tests {
         assert!(!gathering.holds(Some(2000), at(2500)), "no more came for 2 ms");
         gathering.arrived(at(2600));
         assert!(gathering.holds(Some(500), at(2600)));
-        assert!(!gathering.holds(Some(500), at(3600)), "500 tokens take 8 ms, of which an eighth is over");
+        assert!(!gathering.holds(Some(500), at(3600)), "500 tokens take 8 ms, and an eighth of that is over");
         gathering.arrived(at(3700));
         assert!(gathering.holds(Some(1000), at(3700)), "with another prompt there is more to gain");
     }
