@@ -1,5 +1,6 @@
 //! `pegainfer serve`: start, serve, drain.
 
+use crate::allocator;
 use crate::checkpoint::Checkpoint;
 use crate::cli::ServeArgs;
 use crate::engine::{self, LoadedEngine};
@@ -20,6 +21,7 @@ const IDLE: Duration = Duration::from_secs(1);
 
 /// Runs until a signal comes. `started` is when the process began.
 pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
+    allocator::few_arenas();
     http::raise_open_files();
     let options = args.http.options(args.strict)?;
     let (tracer, scheme) = (options.tracer.clone(), if options.tls.is_some() { "https" } else { "http" });
@@ -48,7 +50,7 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
         let listener = socket.listen(BACKLOG).context("the server cannot listen")?;
         let address = listener.local_addr().context("the server's address is unknown")?;
         let names = state.names.join(", ");
-        return_freed_memory();
+        allocator::return_freed();
         let ready = started.elapsed().as_secs_f64();
         log::info!("serving {names} on {scheme}://{address}, ready in {ready:.2} s: {costs}");
         tokio::select! {
@@ -75,17 +77,8 @@ async fn tidy(engine: EngineHandle) {
         if steps == before && steps != tidied && running + waiting == 0 {
             tidied = steps;
             // It cannot fail but by a panic, of which there is none in it.
-            let _ = tokio::task::spawn_blocking(return_freed_memory).await;
+            let _ = tokio::task::spawn_blocking(allocator::return_freed).await;
         }
-    }
-}
-
-/// Gives back to the system what was taken and freed: the allocator keeps it apart for every thread.
-fn return_freed_memory() {
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: the call has no conditions.
-    unsafe {
-        libc::malloc_trim(0);
     }
 }
 

@@ -10,9 +10,9 @@ pub fn context_len(asked: Option<usize>, most: usize) -> Result<usize, String> {
 }
 
 /// Most sequences, which with [`MOST_TOKENS`] makes every input of a step fit a copy to a GPU.
-const MOST_SEQS: usize = 1 << 16;
+const MOST_SEQS: usize = 1 << 14;
 /// Most tokens of a step.
-const MOST_TOKENS: usize = 1 << 20;
+const MOST_TOKENS: usize = 1 << 18;
 
 /// Tokens of a step on the CPU, unless the user says.
 const CPU_TOKENS: usize = 512;
