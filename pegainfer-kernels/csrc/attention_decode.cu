@@ -5,8 +5,10 @@
 // q: [tokens, heads * D].
 struct Queries {
     const bf16 *q;
+    uint32_t prefill_before; // the kernel before this one is that of csrc/attention_prefill.cu, for the other rows
 #if __CUDA_ARCH__ >= 900
     static constexpr bool kFused = false;
+    __device__ bool beside() const { return prefill_before; }
     template <int D> struct Early {};
     template <int D> __device__ Early<D> early(uint32_t) const { return {}; }
     __device__ bool fresh(const Pair &) const { return false; }
@@ -17,7 +19,7 @@ struct Queries {
         for (uint32_t i = threadIdx.x; i < pair.columns * (D / 8); i += 32 * kWarps) {
             uint32_t column = i / (D / 8), piece = i % (D / 8);
             *reinterpret_cast<uint4 *>(shared.q + query_piece<N>(column, piece)) =
-                load16(q + pair.head(column) * D + 8 * piece);
+                __ldcg(reinterpret_cast<const uint4 *>(q + pair.head(column) * D + 8 * piece));
         }
     }
 #endif
@@ -33,6 +35,7 @@ struct Projection {
     float eps;
 #if __CUDA_ARCH__ >= 900
     static constexpr bool kFused = true;
+    __device__ bool beside() const { return false; }
     template <int D> struct Early {
         Pairs<D> q_norm, k_norm, angles;
     };
@@ -77,14 +80,15 @@ struct Projection {
 };
 
 // Grid: rows + spare parts, kv_heads. k, v: the cache of common.cuh; out: [tokens, heads * D]; scale includes log2(e).
-// Rows without queries or context, and rows of more than 8 N columns, are left alone.
+// Rows without queries or context, and rows of more than 8 N columns, are left alone. beside: see `Queries`.
 #define DECODE(D, N, S)                                                                                                \
     extern "C" __global__ __launch_bounds__(32 * kWarps) void decode_##D##_##N(                                        \
         const bf16 *q, bf16 *k, bf16 *v, const uint32_t *qo_indptr, const uint32_t *kv_lens,                           \
         const uint32_t *block_tables, bf16 *out, uint32_t heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks,  \
-        float scale, float *parts, uint32_t *arrived) {                                                                \
-        DECODE_BODY((decode<D, N, S>(Queries{q}, k, v, {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks},   \
-                                     {parts, arrived}, out, heads, scale)))                                            \
+        uint32_t beside, float scale, float *parts, uint32_t *arrived) {                                               \
+        DECODE_BODY((decode<D, N, S>(Queries{q, beside}, k, v,                                                         \
+                                     {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks}, {parts, arrived},   \
+                                     out, heads, scale)))                                                              \
     }
 // As above for rows of one query.
 #define DECODE_FUSED(D, S)                                                                                             \

@@ -252,9 +252,10 @@ __device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, const Batch
         }
         barriers_ready();
     }
-    release_successor();
     __syncthreads();
     wait_for_predecessor();
+    // Only now: decode attention, if that is next, takes its start for the end of all before this kernel.
+    release_successor();
     uint32_t warpgroup = threadIdx.x / kWarpgroup, warp = threadIdx.x / 32;
     if (warpgroup == 0) {
         registers_lower<56>();

@@ -29,6 +29,8 @@ struct Ungated {
 //   Early<D> early<D>(newest)               loads what no kernel of the step writes, for the token at position `newest`
 //   bool fresh(pair)                        whether the row's newest token is not in the cache yet
 //   stage(shared, pair, fresh, early)       puts queries, and with `fresh` the new key and value, into shared memory
+//   bool beside()                           whether the kernel before this one has released it only once all before that
+//                                           were complete, and writes nothing that this one reads: they run together
 //   gates<D, P>(pair, column, d)            of P times four elements of the output, from dimension d on, D / P apart;
 //                                           uint2 apply(p, uint2) gates four of them
 template <int D, int N, int S, typename Source>
@@ -43,12 +45,19 @@ __device__ void decode(const Source &source, bf16 *k, bf16 *v, const Batch &batc
     Shared<D, N, S> &shared = *reinterpret_cast<Shared<D, N, S> *>(raw);
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     release_successor();
-    // From the end: blocks that find nothing come first and make room while the kernel before this one still runs.
-    const Place place = {gridDim.x - 1 - blockIdx.x, gridDim.x, blockIdx.y, gridDim.y};
+    // From the end: blocks that find nothing come first and make room while the kernel before this one still runs. Beside
+    // it they come last, when there is room.
+    Place place = {gridDim.x - 1 - blockIdx.x, gridDim.x, blockIdx.y, gridDim.y};
+    if (source.beside()) {
+        uint32_t block = blockIdx.y * gridDim.x + blockIdx.x;
+        place.item = block / gridDim.y, place.kv_head = block % gridDim.y;
+    }
     const Pair pair = find_pair(batch, place, heads / gridDim.y, 8 * N);
+    // The next kernel takes the end of this one for the end of all before it, so one block has to see that: the last,
+    // whose place no other waits for.
+    bool closes = blockIdx.x == gridDim.x - 1 && blockIdx.y == gridDim.y - 1;
     if (pair.parts == 0) {
-        // The next kernel takes the end of this one for the end of all before it, so one block has to see that.
-        if (blockIdx.x == 0) wait_for_predecessor();
+        if (closes) wait_for_predecessor();
         return;
     }
     uint32_t total = (pair.kv_len + kBlock - 1) / kBlock, newest = pair.kv_len - 1;
@@ -76,7 +85,7 @@ __device__ void decode(const Source &source, bf16 *k, bf16 *v, const Batch &batc
     for (uint32_t i = pair.columns * (D / 8) + threadIdx.x; i < N * D; i += 32 * kWarps)
         *reinterpret_cast<uint4 *>(shared.q + query_piece<N>(i / (D / 8), i % (D / 8))) = make_uint4(0, 0, 0, 0);
     typename Source::template Early<D> early = source.template early<D>(newest);
-    wait_for_predecessor();
+    if (!source.beside()) wait_for_predecessor();
     for (; n < S && n < ring.count * kStages; ++n) ring.fetch(n);
     source.stage(shared, pair, fresh, early);
     __syncthreads();
@@ -111,6 +120,7 @@ __device__ void decode(const Source &source, bf16 *k, bf16 *v, const Batch &batc
     }
     store_part<D, N>(part, reinterpret_cast<float *>(shared.kv[warp]), pair.columns);
     __syncthreads();
-    finish<D, N, S>(shared, source, pair, workspace, out);
+    finish<D, N, S>(shared, source, pair, place.item - pair.part, workspace, out);
+    if (source.beside() && closes) wait_for_predecessor();
 }
 #endif

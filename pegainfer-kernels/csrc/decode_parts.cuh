@@ -166,20 +166,19 @@ __device__ __forceinline__ void store_output(bf16 *to, float4 o, float sum, cons
 }
 
 // Adds the parts of the block's warps; if the pair is shared, its last block to come here adds those of all. Pieces are
-// 4 dimensions; a thread has as many of them as keep the loads of few threads together.
+// 4 dimensions; a thread has as many of them as keep the loads of few threads together. `first`: item of the first part.
 template <int D, int N, int S, typename Source>
-__device__ void finish(Shared<D, N, S> &shared, const Source &source, const Pair &pair, const Workspace &workspace,
-                       bf16 *out) {
+__device__ void finish(Shared<D, N, S> &shared, const Source &source, const Pair &pair, uint32_t first,
+                       const Workspace &workspace, bf16 *out) {
     constexpr uint32_t kStride = sizeof(shared.kv[0]) / sizeof(float);
     constexpr int kEach = D > 32 * kWarps ? D / (32 * kWarps) : 1;
     constexpr uint32_t kPieces = D / 4 / kEach, kApart = D / kEach; // pieces of a column for different threads
     static_assert(8 * N * (D + 4) <= kStride, "a warp's part fits its ring");
     const float *warps = reinterpret_cast<const float *>(shared.kv);
-    // Items of a pair are neighbours, counted from the end of the grid.
-    size_t index = size_t(pair.kv_head) * gridDim.x + blockIdx.x + pair.part;
+    size_t index = size_t(pair.kv_head) * gridDim.x + first; // items of a pair are neighbours
     uint32_t *arrived = workspace.arrived + index;
     const uint32_t size = 8 * N * (D + 4);
-    float *parts = workspace.parts + (index - pair.parts + 1) * size;
+    float *parts = workspace.parts + index * size;
     float4 o[kEach];
     for (uint32_t i = threadIdx.x; i < pair.columns * kPieces; i += 32 * kWarps) {
         uint32_t column = i / kPieces, d = i % kPieces * 4;

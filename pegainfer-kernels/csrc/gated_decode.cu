@@ -21,6 +21,7 @@ struct GatedProjection {
     float eps;
 #if __CUDA_ARCH__ >= 900
     static constexpr bool kFused = true;
+    __device__ bool beside() const { return false; }
     template <int D> struct Early {
         Factors q, k;
     };

@@ -1,7 +1,7 @@
 //! A ragged batch for the attention ops: what a record does not say.
 
 use super::{Case, allocate};
-use crate::ops::AttentionBatch;
+use crate::ops::{AttentionBatch, FEW_QUERIES};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::record::Operand;
@@ -21,7 +21,9 @@ pub(super) struct Tables {
     kv_lens: Tensor,
     block_tables: Tensor,
     queries: (usize, usize),
+    few: usize,
     longest: usize,
+    decoding: (usize, u64),
 }
 
 impl Rows {
@@ -58,12 +60,15 @@ impl Rows {
         });
         let indptr: Vec<u32> = std::iter::once(0).chain(ends).collect();
         let rows = self.lens.len();
+        let decoding = || self.lens.iter().zip(&self.queries).filter(|(_, n)| **n == 1).map(|(len, _)| u64::from(*len));
         Ok(Tables {
             qo_indptr: ids(exec, "qo_indptr", &[rows + 1], &indptr)?,
             kv_lens: ids(exec, "kv_lens", &[rows], &self.lens)?,
             block_tables: ids(exec, "block_tables", &[rows, self.max_blocks], &self.table)?,
             queries: (*self.queries.iter().min().unwrap_or(&0), *self.queries.iter().max().unwrap_or(&0)),
+            few: self.queries.iter().copied().filter(|n| *n <= FEW_QUERIES).max().unwrap_or(0),
             longest: self.lens.iter().copied().max().unwrap_or(0) as usize,
+            decoding: (decoding().count(), decoding().sum()),
         })
     }
 }
@@ -76,9 +81,11 @@ impl Tables {
             kv_lens: &self.kv_lens,
             block_tables: &self.block_tables,
             queries: self.queries,
+            few: self.few,
             longest: self.longest,
             attended: 0,
             cached: 0,
+            decoding: self.decoding,
         }
     }
 }

@@ -27,9 +27,11 @@ fn records() -> Vec<OpRecord> {
         kv_lens: &tensor("kv_lens", &[rows], DType::U32),
         block_tables: &tensor("block_tables", &[rows, max_blocks], DType::U32),
         queries: (1, 1),
+        few: 1,
         longest: CONTEXT,
         attended: 0,
         cached: 0,
+        decoding: (0, 0),
     };
     let (norms, at, cache) = ((&norms[0], &norms[1]), (&at[0], &at[1]), (&mut k, &mut v));
     let (result, records) = exec.recording(|exec| {

@@ -1,15 +1,16 @@
 //! `ops::attention`: rows of few queries split their KV over warps and blocks, unless `attention_decode` takes them; for
 //! the others see `attention_prefill`.
 
-use super::{attention_decode, attention_prefill, images};
-use crate::ops::{AttentionBatch, HeadShape};
+use super::attention_prefill::{self, Prefill};
+use super::{attention_decode, images};
+use crate::ops::{AttentionBatch, FEW_QUERIES, HeadShape};
 use pegainfer_core::cuda::WORKSPACE_BYTES;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::tensor::{OpError, Tensor};
 
 /// As in csrc/attention.cu: queries times heads of a group that one warp takes.
-const MATRIX_ROWS: usize = 16;
+const MATRIX_ROWS: usize = FEW_QUERIES;
 const WARPS: usize = 4;
 /// Blocks of threads that a multiprocessor should have: two fit, by registers.
 const OCCUPANCY: usize = 2;
@@ -59,15 +60,16 @@ pub(crate) fn attention(
     // exp2 instead of exp.
     let scale = scale * std::f32::consts::LOG2_E;
     let (few, most) = (batch.queries.0 * group <= MATRIX_ROWS, batch.queries.1 * group);
-    if most > MATRIX_ROWS {
-        attention_prefill::prefill(exec, q, (k, v), batch, shape, scale, out)?;
-    }
+    let prefill = match most > MATRIX_ROWS {
+        true => attention_prefill::prefill(exec, q, (k, v), batch, shape, scale, few, out)?,
+        false => Prefill::Before,
+    };
     if !few {
         return Ok(());
     }
     let gpu = exec.gpu()?;
     if attention_decode::available(gpu, shape) {
-        return attention_decode::decode(gpu, q, (k, v), batch, shape, scale, out);
+        return attention_decode::decode(gpu, q, (k, v), batch, shape, scale, prefill, out);
     }
     // Matrix rows of the longest row that `decode` takes.
     let max_rows = most.min(MATRIX_ROWS);

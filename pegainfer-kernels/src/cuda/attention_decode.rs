@@ -1,5 +1,6 @@
 //! Rows of few queries on Hopper and later: csrc/attention_decode.cu, and what csrc/gated_decode.cu shares with it.
 
+use super::attention_prefill::Prefill;
 use super::images;
 use crate::ops::{AttentionBatch, HeadShape};
 use pegainfer_core::cuda::{COUNTERS, Cuda, Launch, WORKSPACE_BYTES};
@@ -104,7 +105,9 @@ impl Resources {
     }
 }
 
-/// Attention of the rows with at most 16 queries times heads of a group. `scale` includes log2(e).
+/// Attention of the rows with at most 16 queries times heads of a group. `scale` includes log2(e); `prefill`: that of the
+/// other rows.
+#[expect(clippy::too_many_arguments, reason = "the operands of the op")]
 pub(super) fn decode(
     gpu: &mut Cuda,
     q: &Tensor,
@@ -112,9 +115,11 @@ pub(super) fn decode(
     batch: &AttentionBatch<'_>,
     shape: HeadShape,
     scale: f32,
+    prefill: Prefill,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
-    let n = if batch.queries.1 * shape.group() <= COLUMNS { 1 } else { 2 };
+    // Rows that only prefill takes count for nothing here: twice the columns cost 3 us of 65 a layer.
+    let n = if batch.few * shape.group() <= COLUMNS { 1 } else { 2 };
     let (kernel, stages) = match (shape.head_dim, n) {
         (64, 1) => ("decode_64_1", 2),
         (64, _) => ("decode_64_2", 2),
@@ -125,8 +130,8 @@ pub(super) fn decode(
     };
     let (call, resources) = (Call { batch, shape, scale, n, stages }, Resources::of(gpu));
     let launch = gpu.launch("attention", &images::ATTENTION_DECODE, kernel)?.input(q).input(k).input(v);
-    let launch = call.batch(launch, out, k.rows_cols().0);
-    // SAFETY: matches csrc/attention_decode.cu; the op checked the shapes, the kernel checks the block ids.
+    let launch = call.batch(launch, out, k.rows_cols().0).u32(usize::from(prefill == Prefill::Beside));
+    // SAFETY: matches csrc/attention_decode.cu; `prefill` says which kernel came before; the op checked the shapes, the kernel checks the block ids.
     unsafe { call.run(launch, resources) }
 }
 

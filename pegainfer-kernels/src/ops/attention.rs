@@ -8,6 +8,9 @@ use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
+/// Most queries of a row that a GPU may decode, as those of one head.
+pub const FEW_QUERIES: usize = 16;
+
 /// Which rows attend to which blocks: a ragged batch of prefill chunks and decode tokens.
 #[derive(Debug)]
 pub struct AttentionBatch<'a> {
@@ -19,12 +22,16 @@ pub struct AttentionBatch<'a> {
     pub block_tables: &'a Tensor,
     /// Fewest and most queries of a row: a GPU chooses its kernels by them.
     pub queries: (usize, usize),
+    /// Most queries of a row that has [`FEW_QUERIES`] at most; 0 without such rows.
+    pub few: usize,
     /// The largest of `kv_lens`.
     pub longest: usize,
     /// Sum over queries of the tokens they attend to, for the record.
     pub attended: u64,
     /// Sum over rows of `kv_lens`, for the record.
     pub cached: u64,
+    /// Rows of one query, and the sum of their `kv_lens`: a GPU divides itself between them and the other rows.
+    pub decoding: (usize, u64),
 }
 
 /// `out = softmax(q kᵀ * scale) v`, causal.

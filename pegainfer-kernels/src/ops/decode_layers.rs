@@ -265,9 +265,11 @@ mod tests {
                 kv_lens: &host.u32("kv_lens", &[20, 5]),
                 block_tables: &block_tables,
                 queries: (1, 1),
+                few: 1,
                 longest: 20,
                 attended: 25,
                 cached: 25,
+                decoding: (2, 25),
             };
             let mut one = Operands::new(&mut host);
             let mut apart = Operands::new(&mut host);

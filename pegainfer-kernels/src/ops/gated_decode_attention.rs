@@ -107,9 +107,11 @@ mod tests {
                 kv_lens: &host.u32("kv_lens", &lens),
                 block_tables: &tables,
                 queries: (1, 1),
+                few: 1,
                 longest: 20,
                 attended: 25,
                 cached: 25,
+                decoding: (2, 25),
             };
             let mut room = ["q", "apart", "fused"].map(|n| host.zeros(n, &[tokens, shape.q_width()], DType::Bf16));
             let [q, apart, fused] = &mut room;

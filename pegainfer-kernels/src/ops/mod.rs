@@ -31,7 +31,7 @@ pub use crate::delta::{DeltaShape, NO_STATE, SEGMENT_WORDS, Segment};
 pub use crate::draw::{DRAW_WORDS, Draw};
 pub use crate::heads::HeadShape;
 pub use adjust_logits::{EDIT_WORDS, NO_MASK, PackedAdjustments, SPAN_WORDS, adjust_logits};
-pub use attention::{AttentionBatch, attention};
+pub use attention::{AttentionBatch, FEW_QUERIES, attention};
 pub use attention_gate::attention_gate;
 pub use causal_conv1d::causal_conv1d;
 pub use decode_attention::decode_attention;

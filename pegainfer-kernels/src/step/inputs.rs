@@ -1,7 +1,7 @@
 //! A step's metadata on the device, at addresses that stay.
 
 use super::adjustments::Adjustments;
-use crate::ops::{AttentionBatch, DRAW_WORDS, Draw};
+use crate::ops::{AttentionBatch, DRAW_WORDS, Draw, FEW_QUERIES};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::schedule::{SampleRow, Step};
@@ -77,14 +77,18 @@ impl Inputs {
 
     /// What attention reads of `step`, with which this was filled.
     pub fn attention<M: Clone + Default>(&self, step: &Step<M>) -> AttentionBatch<'_> {
+        let queries = || step.qo_indptr.windows(2).map(|ends| (ends[1] - ends[0]) as usize);
+        let decoding = || step.kv_lens.iter().zip(queries()).filter(|(_, n)| *n == 1).map(|(&len, _)| u64::from(len));
         AttentionBatch {
             qo_indptr: &self.qo_indptr,
             kv_lens: &self.kv_lens,
             block_tables: &self.block_tables,
             queries: step.queries(),
+            few: queries().filter(|n| *n <= FEW_QUERIES).max().unwrap_or(0),
             longest: step.kv_lens.iter().copied().max().unwrap_or(0) as usize,
             attended: step.positions.iter().map(|&p| u64::from(p) + 1).sum(),
             cached: step.kv_lens.iter().map(|&n| u64::from(n)).sum(),
+            decoding: (decoding().count(), decoding().sum()),
         }
     }
 }
@@ -112,5 +116,15 @@ mod tests {
             assert_eq!(held(&inputs, &step), step.block_tables);
             assert_eq!(inputs.kv_lens.host::<u32>(), step.kv_lens);
         }
+    }
+
+    #[test]
+    fn attention_knows_the_rows_that_decode_from_the_prompts() {
+        let mut exec = Exec::cpu(Isa::best(), Some(1)).unwrap();
+        let inputs = Inputs::new(&mut exec, 64, 36, 3, 100).unwrap();
+        let step = Step::<()> { qo_indptr: vec![0, 1, 4, 36], kv_lens: vec![40, 9, 50], ..Step::uniform(3, 1, 50) };
+        let batch = inputs.attention(&step);
+        assert_eq!((batch.queries, batch.few, batch.longest), ((1, 32), 3, 50));
+        assert_eq!((batch.decoding, batch.cached), ((1, 40), 99));
     }
 }
