@@ -104,6 +104,12 @@ pub fn load(
     // One token through the model: what it cannot run is refused here, and its first pages are touched before the
     // first request would wait for them.
     executor.run(&Step::uniform(1, 1, 1))?;
+    if executor.exec().device() == Device::Cuda {
+        // The commonest step with prompts: it loads its kernels, and cuBLASLt chooses, 0.3 s that no request should wait for.
+        let most = bounds.size.tokens.min(bounds.size.context).min(executor.kv_blocks() * BLOCK_SIZE);
+        let tokens = options.max_num_mixed_tokens.min(most);
+        executor.run(&Step::uniform(1, tokens, tokens))?;
+    }
     let limits = EngineLimits {
         max_model_len: bounds.size.context,
         vocab_size: config.vocab_size,
