@@ -4,8 +4,9 @@ use crate::config::{Config, ConfigError};
 use crate::executor::{Executor, StepBounds};
 use crate::plan::Step;
 use crate::weights::Weights;
+use crate::workspace::Workspace;
 use pegainfer_core::engine::EngineLimits;
-use pegainfer_core::engine::options::{check_step, context_len, most_blocks, pool_blocks};
+use pegainfer_core::engine::options::{check_step, context_len, most_blocks, pool_blocks, step_tokens};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::record::OpRecord;
@@ -32,8 +33,8 @@ pub struct LoadOptions {
     pub max_model_len: Option<usize>,
     /// Sequences that run at once.
     pub max_num_seqs: usize,
-    /// Tokens of one step.
-    pub max_num_batched_tokens: usize,
+    /// Tokens of one step; `None` takes 512 on the CPU, and on a GPU up to 131,072, as a twelfth of its memory has room for.
+    pub max_num_batched_tokens: Option<usize>,
     /// Tokens of a step in which requests decode while the prompts of a few others are computed.
     pub max_num_mixed_tokens: usize,
     /// Whether a GPU replays decode steps as CUDA graphs.
@@ -89,7 +90,7 @@ pub fn load(
     progress: &mut (dyn FnMut(u64, u64) + Send),
 ) -> Result<Loaded, LoadError> {
     let config = Config::load(&options.model_path)?;
-    let bounds = bounds(&config, options, exec.device())?;
+    let bounds = bounds(&config, options, &mut exec)?;
     let source = match options.dummy_seed {
         Some(seed) => Source::Dummy { seed, std: config.initializer_range, uniform: ops::uniform },
         None => Source::open(&options.model_path)?,
@@ -103,6 +104,12 @@ pub fn load(
     // One token through the model: what it cannot run is refused here, and its first pages are touched before the
     // first request would wait for them.
     executor.run(&Step::uniform(1, 1, 1))?;
+    if executor.exec().device() == Device::Cuda {
+        // The commonest step with prompts: it loads its kernels, and cuBLASLt chooses, 0.3 s that no request should wait for.
+        let most = bounds.size.tokens.min(bounds.size.context).min(executor.kv_blocks() * BLOCK_SIZE);
+        let tokens = options.max_num_mixed_tokens.min(most);
+        executor.run(&Step::uniform(1, tokens, tokens))?;
+    }
     let limits = EngineLimits {
         max_model_len: bounds.size.context,
         vocab_size: config.vocab_size,
@@ -116,20 +123,22 @@ pub fn load(
     Ok(Loaded { engine: Engine::new(executor, limits, tokens, ()), config, weights_time })
 }
 
-/// The largest step these options allow on `device`.
-fn bounds(config: &Config, options: &LoadOptions, device: Device) -> Result<StepBounds, LoadError> {
+/// The largest step these options allow.
+fn bounds(config: &Config, options: &LoadOptions, exec: &mut Exec) -> Result<StepBounds, LoadError> {
     let context = context_len(options.max_model_len, config.max_position_embeddings).map_err(LoadError::Option)?;
-    check_step(options.max_num_seqs, options.max_num_batched_tokens).map_err(LoadError::Option)?;
+    let memory = if exec.device() == Device::Cuda { Some(exec.gpu()?.info()?.memory as u64) } else { None };
+    let tokens = step_tokens(options.max_num_batched_tokens, memory, Workspace::token_bytes(config));
+    check_step(options.max_num_seqs, tokens).map_err(LoadError::Option)?;
     let block_bytes = (config.kv_bytes_per_token() * BLOCK_SIZE) as u64;
     let useful = (context.div_ceil(BLOCK_SIZE) * options.max_num_seqs) as u64;
-    let (kv_blocks, gpu_memory_share) = match (options.kv_cache_bytes, device) {
+    let (kv_blocks, gpu_memory_share) = match (options.kv_cache_bytes, exec.device()) {
         (Some(bytes), _) => (bytes / block_bytes, None),
         (None, Device::Cuda) => (useful.min(most_blocks(BLOCK_SIZE)), Some(options.gpu_memory_utilization)),
         (None, _) => (useful.min(DEFAULT_KV_BYTES / block_bytes), None),
     };
     let kv_blocks = pool_blocks(kv_blocks, BLOCK_SIZE, block_bytes).map_err(LoadError::Option)?;
     Ok(StepBounds {
-        size: StepSize { tokens: options.max_num_batched_tokens, rows: options.max_num_seqs, context },
+        size: StepSize { tokens, rows: options.max_num_seqs, context },
         kv_blocks,
         gpu_memory_share,
         graphs: options.cuda_graph,

@@ -1,7 +1,7 @@
 //! The activations of a step, allocated once for the largest.
 
 use crate::config::Config;
-use pegainfer_core::exec::Exec;
+use pegainfer_core::exec::{Exec, Room, turns_bytes};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_kernels::ops;
 
@@ -28,18 +28,17 @@ pub(crate) struct Workspace {
 
 impl Workspace {
     pub fn new(exec: &mut Exec, config: &Config, tokens: usize) -> std::io::Result<Self> {
-        let mut bf16 = |name: &str, width: usize| exec.tensor(name, &[tokens, width], DType::Bf16);
-        let (hidden, width, shape) = (config.hidden_size, config.intermediate_size, config.shape);
-        Ok(Self {
-            residual: bf16("residual", hidden)?,
-            normed: bf16("normed", hidden)?,
-            delta: bf16("delta", hidden)?,
-            qkv: bf16("qkv", shape.qkv_width())?,
-            q: bf16("q", shape.q_width())?,
-            attended: bf16("attended", shape.q_width())?,
-            gate_up: bf16("gate_up", 2 * width)?,
-            activated: bf16("activated", width)?,
-        })
+        let mut hidden = |name: &str| exec.tensor(name, &[tokens, config.hidden_size], DType::Bf16);
+        let (residual, normed, delta) = (hidden("residual")?, hidden("normed")?, hidden("delta")?);
+        let (attention, mlp) = turns(config, tokens);
+        let [qkv, q, attended, gate_up, activated] = exec.in_turns(&[&attention, &mlp])?;
+        Ok(Self { residual, normed, delta, qkv, q, attended, gate_up, activated })
+    }
+
+    /// Bytes for each token on a GPU.
+    pub fn token_bytes(config: &Config) -> u64 {
+        let (attention, mlp) = turns(config, 1);
+        (3 * config.hidden_size * DType::Bf16.size() + turns_bytes(&[&attention, &mlp])) as u64
     }
 
     /// Goes on with `rows` (`[n]` u32) of the residual stream and of the output of attention.
@@ -62,4 +61,14 @@ impl Workspace {
             tensor.set_rows(tokens);
         }
     }
+}
+
+/// What attention has for `tokens` tokens, and what the MLP has.
+fn turns(config: &Config, tokens: usize) -> ([Room<'static>; 3], [Room<'static>; 2]) {
+    let (shape, width) = (config.shape, config.intermediate_size);
+    let bf16 = |name, width| (name, [tokens, width], DType::Bf16);
+    (
+        [bf16("qkv", shape.qkv_width()), bf16("q", shape.q_width()), bf16("attended", shape.q_width())],
+        [bf16("gate_up", 2 * width), bf16("activated", width)],
+    )
 }

@@ -152,6 +152,8 @@ fn options_that_cannot_work_say_so() {
     };
     assert!(refusal(LoadOptions { max_model_len: Some(5000), ..options() }).contains("--max-model-len is 5000"));
     assert!(refusal(LoadOptions { max_num_seqs: 0, ..options() }).contains("--max-num-seqs is 0"));
-    assert!(refusal(LoadOptions { max_num_batched_tokens: 8, ..options() }).contains("--max-num-batched-tokens is 8"));
+    assert!(
+        refusal(LoadOptions { max_num_batched_tokens: Some(8), ..options() }).contains("--max-num-batched-tokens is 8")
+    );
     assert!(refusal(LoadOptions { kv_cache_bytes: Some(10), ..options() }).contains("--kv-cache-memory gives 0"));
 }

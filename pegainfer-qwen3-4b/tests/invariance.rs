@@ -24,13 +24,13 @@ fn bits_do_not_depend_on_scheduling() {
         let alone = Alone::new(&mut engine(target, &options()), target, requests());
         // One after another; token by token, only the short ones.
         for (budget, first) in [(1, 12), (7, 0), (16, 0), (50, 0)] {
-            let options = LoadOptions { max_num_seqs: 1, max_num_batched_tokens: budget, ..options() };
+            let options = LoadOptions { max_num_seqs: 1, max_num_batched_tokens: Some(budget), ..options() };
             alone.skip(first).holds(&format!("chunks of {budget}"), &mut engine(target, &options));
         }
         let crowd = alone.cycle(32);
         crowd.holds_cold_and_warm(&mut engine(target, &options()));
-        let mixed = LoadOptions { max_num_batched_tokens: 48, ..options() };
-        let tight = LoadOptions { kv_cache_bytes: Some(52 * 16 * 6144), max_num_batched_tokens: 64, ..options() };
+        let mixed = LoadOptions { max_num_batched_tokens: Some(48), ..options() };
+        let tight = LoadOptions { kv_cache_bytes: Some(52 * 16 * 6144), max_num_batched_tokens: Some(64), ..options() };
         crowd.holds_mixed_and_preempted(|| engine(target, &mixed), || engine(target, &tight));
     }
 }
@@ -91,7 +91,7 @@ fn prompts_are_reported_as_if_they_were_drawn() {
         let drawn = Alone::new(&mut engine(target, &options()), target, prefixes).outputs;
         let whole = GenerateRequest { prompt_logprobs: Some(5), ..greedy(&prompt, 4) };
         let mut small = options();
-        (small.max_num_seqs, small.max_num_batched_tokens) = (3, 7);
+        (small.max_num_seqs, small.max_num_batched_tokens) = (3, Some(7));
         for options in [options(), small] {
             let mut engine = engine(target, &options);
             // Once cold, once with a prefix that is in the cache; and others beside it.

@@ -5,8 +5,9 @@ use crate::executor::{Executor, StepBounds};
 use crate::plan::{self, Step};
 use crate::scheduler::StateSlots;
 use crate::weights::Weights;
+use crate::workspace::Workspace;
 use pegainfer_core::engine::EngineLimits;
-use pegainfer_core::engine::options::{check_step, context_len, most_blocks, pool_blocks};
+use pegainfer_core::engine::options::{check_step, context_len, most_blocks, pool_blocks, step_tokens};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::record::OpRecord;
@@ -33,8 +34,8 @@ pub struct LoadOptions {
     pub max_model_len: Option<usize>,
     /// Sequences that run at once.
     pub max_num_seqs: usize,
-    /// Tokens of one step.
-    pub max_num_batched_tokens: usize,
+    /// Tokens of one step; `None` takes 512 on the CPU, and on a GPU up to 131,072, as a twelfth of its memory has room for.
+    pub max_num_batched_tokens: Option<usize>,
     /// Tokens of a step in which requests decode while the prompts of a few others are computed.
     pub max_num_mixed_tokens: usize,
     /// Whether a GPU replays decode steps as CUDA graphs.
@@ -119,6 +120,12 @@ pub fn load(
     // One token through the model: what it cannot run is refused here, and its first pages are touched before the
     // first request would wait for them.
     executor.run(&plan::uniform(1, 1, 1))?;
+    if executor.exec().device() == Device::Cuda {
+        // The commonest step with prompts: it loads its kernels, and cuBLASLt chooses, 0.3 s that no request should wait for.
+        let most = bounds.size.tokens.min(bounds.size.context).min(executor.kv_blocks() * BLOCK_SIZE);
+        let tokens = options.max_num_mixed_tokens.min(most);
+        executor.run(&plan::uniform(1, tokens, tokens))?;
+    }
     let limits = EngineLimits {
         max_model_len: bounds.size.context,
         vocab_size: config.vocab_size,
@@ -129,7 +136,8 @@ pub fn load(
         unsupported: &[],
     };
     let copies = bounds.slots - bounds.size.rows;
-    let slots = StateSlots::new(bounds.slots, if copies > 0 { options.state_cache_interval } else { 0 });
+    let interval = if copies > 0 { options.state_cache_interval } else { 0 };
+    let slots = StateSlots::new(bounds.size.rows, copies, interval);
     log::info!(
         "recurrent state: {:.1} MB for each of up to {} requests, and room for {copies} copies in the prefix cache",
         config.slot_bytes() as f64 / 1e6,
@@ -142,7 +150,9 @@ pub fn load(
 /// The largest step these options allow.
 fn bounds(config: &Config, options: &LoadOptions, exec: &mut Exec) -> Result<StepBounds, LoadError> {
     let context = context_len(options.max_model_len, config.max_position_embeddings).map_err(LoadError::Option)?;
-    check_step(options.max_num_seqs, options.max_num_batched_tokens).map_err(LoadError::Option)?;
+    let memory = if exec.device() == Device::Cuda { Some(exec.gpu()?.info()?.memory as u64) } else { None };
+    let tokens = step_tokens(options.max_num_batched_tokens, memory, Workspace::token_bytes(config));
+    check_step(options.max_num_seqs, tokens).map_err(LoadError::Option)?;
     let interval = options.state_cache_interval;
     if interval == 0 || !interval.is_multiple_of(BLOCK_SIZE) {
         return Err(LoadError::Option(format!(
@@ -158,21 +168,21 @@ fn bounds(config: &Config, options: &LoadOptions, exec: &mut Exec) -> Result<Ste
     };
     let kv_blocks = pool_blocks(kv_blocks, BLOCK_SIZE, block_bytes).map_err(LoadError::Option)?;
     let slot_bytes = (config.slot_bytes() as u64).max(1);
-    let state_bytes = match (options.state_cache_bytes, exec.device()) {
+    let state_bytes = match (options.state_cache_bytes, memory) {
         (Some(bytes), _) => bytes,
-        (None, Device::Cuda) => exec.gpu()?.info()?.memory as u64 / STATE_SHARE,
-        (None, _) => DEFAULT_STATE_BYTES,
+        (None, Some(memory)) => memory / STATE_SHARE,
+        (None, None) => DEFAULT_STATE_BYTES,
     };
     let copies = (state_bytes / slot_bytes).min(MOST_COPIES);
     Ok(StepBounds {
-        size: StepSize { tokens: options.max_num_batched_tokens, rows: options.max_num_seqs, context },
+        size: StepSize { tokens, rows: options.max_num_seqs, context },
         kv_blocks,
         gpu_memory_share,
         graphs: options.cuda_graph,
         slots: options.max_num_seqs + copies as usize,
         // Each ends where a copy is made (one more than whole intervals fit, and one at the end of a prompt), or with its
         // row.
-        segments: options.max_num_batched_tokens / interval + 3 * options.max_num_seqs,
+        segments: tokens / interval + 3 * options.max_num_seqs,
     })
 }
 

@@ -7,9 +7,10 @@
 //! boundary; its step has a segment more.
 //!
 //! Copies are found by the name of their prefix in the KV pool, and a prefix hit is as long as the longest copy allows.
-//! Slots that neither a sequence nor a copy holds are free; the least recently used copy goes first. A sequence that gets
-//! no slot waits for the next step. That cannot last: sequences hold at most a slot each between steps, and there is at
-//! least one more.
+//! Slots that neither a sequence nor a copy holds are free; the least recently used copy goes first. No copy takes a slot
+//! that a sequence may want which has none yet, so that copies do not keep prompts out of a step. A sequence that gets no
+//! slot all the same waits for the next step. That cannot last: sequences hold at most a slot each between steps, and
+//! there is at least one more.
 
 use crate::plan::{NO_STATE, Segment};
 use pegainfer_core::kv::{BLOCK_SIZE, BlockTable};
@@ -45,6 +46,10 @@ struct Copy {
 pub struct StateSlots {
     free: Arc<Mutex<Vec<u32>>>,
     total: usize,
+    /// Sequences that may run.
+    rows: usize,
+    /// Held once more by every sequence that has a slot.
+    seats: Arc<()>,
     /// Tokens between copies; 0 keeps none.
     interval: usize,
     /// By `BlockTable::prefix`.
@@ -57,6 +62,8 @@ pub struct StateSlots {
 pub struct Held {
     /// The state after every planned token; `None` before the first.
     current: Option<Arc<Slot>>,
+    /// That the sequence has a slot.
+    seat: Option<Arc<()>>,
     /// Where the tokens that are reserved leave their state, in order.
     targets: Vec<Target>,
     /// Copies that steps in flight make, by the number of tokens.
@@ -74,13 +81,14 @@ struct Target {
 }
 
 impl StateSlots {
-    /// `slots` free slots: one for each sequence that may run, and those that copies may have. `interval`: tokens between
-    /// copies, a multiple of [`BLOCK_SIZE`]; 0 keeps none, so that no prefix is ever found.
-    pub fn new(slots: usize, interval: usize) -> Self {
+    /// Free slots: one for each of `rows` sequences that may run, and `copies` more. `interval`: tokens between copies, a
+    /// multiple of [`BLOCK_SIZE`]; 0 keeps none, so that no prefix is ever found.
+    pub fn new(rows: usize, copies: usize, interval: usize) -> Self {
         assert!(interval.is_multiple_of(BLOCK_SIZE), "a copy belongs to full blocks");
         // Popped from the end: hand out low ids first.
-        let free = Arc::new(Mutex::new((0..slots as u32).rev().collect()));
-        Self { free, total: slots, interval, copies: HashMap::new(), clock: 0 }
+        let total = rows + copies;
+        let free = Arc::new(Mutex::new((0..total as u32).rev().collect()));
+        Self { free, total, rows, seats: Arc::new(()), interval, copies: HashMap::new(), clock: 0 }
     }
 
     /// Copies that are kept now.
@@ -88,7 +96,7 @@ impl StateSlots {
         self.copies.len()
     }
 
-    /// Slots that neither a sequence nor a copy holds, of how many; for tests of the accounting.
+    /// Slots that neither a sequence nor a copy holds, of how many.
     pub fn free(&self) -> (usize, usize) {
         (self.free.lock().unwrap_or_else(PoisonError::into_inner).len(), self.total)
     }
@@ -109,6 +117,13 @@ impl StateSlots {
             pop(&self.free)
         })?;
         Some(Arc::new(Slot { id, free: self.free.clone() }))
+    }
+
+    /// A slot for a copy, unless the sequences without a slot may want all that can be had.
+    fn allocate_copy(&mut self) -> Option<Arc<Slot>> {
+        let unused = self.copies.values().filter(|copy| Arc::strong_count(&copy.slot) == 1).count();
+        let wanted = self.rows.saturating_sub(Arc::strong_count(&self.seats) - 1);
+        if self.free().0 + unused > wanted { self.allocate() } else { None }
     }
 
     /// The slot that the sequence goes on in: its own, if nobody else needs what is in it, else another one.
@@ -156,11 +171,12 @@ impl Memory for StateSlots {
         held.targets.clear();
         // Before the copies: without it nothing can run.
         let slot = self.next(held).ok_or(OutOfMemory)?;
+        held.seat.get_or_insert_with(|| self.seats.clone());
         let first = (tokens.start / BLOCK_SIZE + 1) * BLOCK_SIZE;
         for end in
             (first..tokens.end).step_by(BLOCK_SIZE).filter(|end| self.keeps(prompt_len, *end)).collect::<Vec<_>>()
         {
-            let Some(slot) = self.allocate() else { break };
+            let Some(slot) = self.allocate_copy() else { break };
             held.targets.push(Target { end, slot, is_copy: true });
         }
         held.targets.push(Target { end: tokens.end, slot, is_copy: self.keeps(prompt_len, tokens.end) });

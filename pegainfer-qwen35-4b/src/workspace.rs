@@ -1,7 +1,7 @@
 //! The activations of a step, allocated once for the largest.
 
 use crate::config::Config;
-use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::exec::{Device, Exec, Room, turns_bytes};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_kernels::ops;
 
@@ -42,24 +42,34 @@ impl Workspace {
         let gpu = exec.device() == Device::Cuda;
         let chunks = if gpu { config.delta.chunk_scratch(tokens, segments) } else { 0 };
         let chunks = exec.tensor("chunks", &[chunks], DType::U8)?;
-        let mut room = |name: &str, width: usize, dtype| exec.tensor(name, &[tokens, width], dtype);
-        let (hidden, width) = (config.hidden_size, config.intermediate_size);
-        let (shape, delta) = (config.shape, config.delta);
+        let mut hidden = |name: &str| exec.tensor(name, &[tokens, config.hidden_size], DType::Bf16);
+        let (residual, normed, delta) = (hidden("residual")?, hidden("normed")?, hidden("delta")?);
+        let (rule, attention, mlp) = turns(config, tokens);
+        let [projected, mixed, read, gated, qkv, q, attended, gate_up, activated] =
+            exec.in_turns(&[&rule, &attention, &mlp])?;
         Ok(Self {
-            residual: room("residual", hidden, DType::Bf16)?,
-            normed: room("normed", hidden, DType::Bf16)?,
-            delta: room("delta", hidden, DType::Bf16)?,
-            projected: room("projected", delta.projected_width(), DType::Bf16)?,
-            mixed: room("mixed", delta.channels(), DType::Bf16)?,
+            residual,
+            normed,
+            delta,
+            projected,
+            mixed,
             chunks,
-            read: room("read", delta.v_width(), DType::F32)?,
-            gated: room("gated", delta.v_width(), DType::Bf16)?,
-            qkv: room("qkv", shape.gated_qkv_width(), DType::Bf16)?,
-            q: room("q", shape.q_width(), DType::Bf16)?,
-            attended: room("attended", shape.q_width(), DType::Bf16)?,
-            gate_up: room("gate_up", 2 * width, DType::Bf16)?,
-            activated: room("activated", width, DType::Bf16)?,
+            read,
+            gated,
+            qkv,
+            q,
+            attended,
+            gate_up,
+            activated,
         })
+    }
+
+    /// Bytes for each token on a GPU, without what each segment takes.
+    pub fn token_bytes(config: &Config) -> u64 {
+        const MANY: usize = 1 << 10;
+        let (rule, attention, mlp) = turns(config, 1);
+        let chunks = config.delta.chunk_scratch(MANY, 0) / MANY;
+        (3 * config.hidden_size * DType::Bf16.size() + turns_bytes(&[&rule, &attention, &mlp]) + chunks) as u64
     }
 
     /// Goes on with `rows` (`[n]` u32) of the residual stream and of the output of full attention.
@@ -86,4 +96,20 @@ impl Workspace {
             tensor.set_rows(tokens);
         }
     }
+}
+
+/// What the gated delta rule has for `tokens` tokens, what full attention has, and what the MLP has.
+fn turns(config: &Config, tokens: usize) -> ([Room<'static>; 4], [Room<'static>; 3], [Room<'static>; 2]) {
+    let (shape, delta, width) = (config.shape, config.delta, config.intermediate_size);
+    let bf16 = |name, width| (name, [tokens, width], DType::Bf16);
+    (
+        [
+            bf16("projected", delta.projected_width()),
+            bf16("mixed", delta.channels()),
+            ("read", [tokens, delta.v_width()], DType::F32),
+            bf16("gated", delta.v_width()),
+        ],
+        [bf16("qkv", shape.gated_qkv_width()), bf16("q", shape.q_width()), bf16("attended", shape.q_width())],
+        [bf16("gate_up", 2 * width), bf16("activated", width)],
+    )
 }

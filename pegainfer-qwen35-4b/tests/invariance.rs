@@ -23,7 +23,7 @@ fn bits_do_not_depend_on_chunks() {
     let alone = alone();
     // Token by token, only the short ones.
     for (budget, first) in [(1, 12), (7, 0), (50, 0)] {
-        let options = LoadOptions { max_num_seqs: 1, max_num_batched_tokens: budget, ..options() };
+        let options = LoadOptions { max_num_seqs: 1, max_num_batched_tokens: Some(budget), ..options() };
         alone.skip(first).holds(&format!("chunks of {budget}"), &mut engine(best(), &options));
     }
 }
@@ -33,8 +33,8 @@ fn bits_do_not_depend_on_company_cache_or_preemption() {
     let crowd = alone().cycle(32);
     crowd.holds_cold_and_warm(&mut engine(best(), &options()));
     // Room for four copies.
-    let mixed = LoadOptions { max_num_batched_tokens: 48, state_cache_bytes: Some(8_000_000), ..options() };
-    let tight = LoadOptions { kv_cache_bytes: Some(50 * 16 * 2048), max_num_batched_tokens: 64, ..options() };
+    let mixed = LoadOptions { max_num_batched_tokens: Some(48), state_cache_bytes: Some(8_000_000), ..options() };
+    let tight = LoadOptions { kv_cache_bytes: Some(50 * 16 * 2048), max_num_batched_tokens: Some(64), ..options() };
     crowd.holds_mixed_and_preempted(|| engine(best(), &mixed), || engine(best(), &tight));
 }
 

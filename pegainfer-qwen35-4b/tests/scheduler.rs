@@ -182,7 +182,7 @@ fn episode(seed: u64) -> EngineStats {
         max_num_mixed_tokens: rng.below(100),
         eos_token_ids: vec![],
     };
-    let scheduler = Scheduler::new(config, pool.clone(), StateSlots::new(slots, interval));
+    let scheduler = Scheduler::new(config, pool.clone(), StateSlots::new(rows, copies, interval));
     let mut world = World { scheduler, open: HashMap::new(), finished: 0 };
     let mut device = Device { slots: vec![0; slots], drawn: vec![] };
     let mut in_flight: VecDeque<Step> = VecDeque::new();
@@ -202,7 +202,7 @@ fn episode(seed: u64) -> EngineStats {
         }
         let mut planned = false;
         if in_flight.is_empty() || (in_flight.len() == 1 && rng.chance(eager)) {
-            let (step, admitted) = world.scheduler.plan();
+            let (step, admitted) = world.scheduler.plan(false);
             world.take(admitted);
             planned = !step.is_empty();
             in_flight.extend(planned.then_some(step));
@@ -251,4 +251,28 @@ fn random_steps_never_mix_up_states_and_leak_no_slot() {
     }
     println!("seed {seed}: {steps} steps, {episodes} worlds, {preemptions} preemptions, {hits} cached tokens");
     assert!(preemptions > STEPS / 2000 && hits > STEPS / 10, "the worlds are too easy");
+}
+
+#[test]
+fn copies_leave_a_slot_for_every_sequence() {
+    let (rows, copies) = (6, 3);
+    let config = SchedulerConfig {
+        max_num_seqs: rows,
+        max_num_batched_tokens: 999,
+        max_num_mixed_tokens: 99,
+        eos_token_ids: vec![],
+    };
+    let mut scheduler = Scheduler::new(config, BlockPool::new(99), StateSlots::new(rows, copies, BLOCK_SIZE));
+    for id in 0..rows as u64 {
+        let prompt = (0..100).map(|i| (7 * id as u32 + i) % VOCAB as u32).collect();
+        scheduler.add(RequestId(id), GenerateRequest { prompt, ..random_request(&mut Rng(1, 1), 9) });
+    }
+    let (step, admitted) = scheduler.plan(false);
+    assert_eq!(
+        (step.rows.len(), admitted.len()),
+        (rows, rows),
+        "six copies of each would take all slots from the second"
+    );
+    assert_eq!(step.memory.len(), rows + copies, "the first has three copies");
+    assert_eq!(scheduler.memory().free(), (0, rows + copies));
 }

@@ -128,19 +128,19 @@ fn open_gpu(ordinal: usize, args: &EngineArgs) -> Result<(Exec, String)> {
     Ok((exec, format!("cuda:{ordinal} ({name})")))
 }
 
-/// Sequences that run at once and tokens of a step, unless flags say otherwise.
-fn default_step(exec: &Exec) -> (usize, usize) {
-    if exec.device() == Device::Cuda { (256, 16_384) } else { (64, 512) }
+/// Sequences that run at once, unless a flag says otherwise.
+fn default_rows(exec: &Exec) -> usize {
+    if exec.device() == Device::Cuda { 256 } else { 64 }
 }
 
 fn load_qwen3(exec: Exec, device: String, dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
-    let (rows, tokens) = default_step(&exec);
+    let rows = default_rows(&exec);
     let options = pegainfer_qwen3_4b::LoadOptions {
         model_path: dir.to_path_buf(),
         dummy_seed: (args.load_format == LoadFormat::Dummy).then_some(DUMMY_SEED),
         max_model_len: args.max_model_len.map(Into::into),
         max_num_seqs: args.max_num_seqs.map_or(rows, Into::into),
-        max_num_batched_tokens: args.max_num_batched_tokens.map_or(tokens, Into::into),
+        max_num_batched_tokens: args.max_num_batched_tokens.map(Into::into),
         max_num_mixed_tokens: args.max_num_mixed_tokens.into(),
         cuda_graph: args.cuda_graph,
         kv_cache_bytes: args.kv_cache_memory,
@@ -167,13 +167,13 @@ fn load_qwen3(exec: Exec, device: String, dir: &Path, args: &EngineArgs) -> Resu
 
 #[cfg(feature = "qwen35")]
 fn load_qwen35(exec: Exec, device: String, dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
-    let (rows, tokens) = default_step(&exec);
+    let rows = default_rows(&exec);
     let options = pegainfer_qwen35_4b::LoadOptions {
         model_path: dir.to_path_buf(),
         dummy_seed: (args.load_format == LoadFormat::Dummy).then_some(DUMMY_SEED),
         max_model_len: args.max_model_len.map(Into::into),
         max_num_seqs: args.max_num_seqs.map_or(rows, Into::into),
-        max_num_batched_tokens: args.max_num_batched_tokens.map_or(tokens, Into::into),
+        max_num_batched_tokens: args.max_num_batched_tokens.map(Into::into),
         max_num_mixed_tokens: args.max_num_mixed_tokens.into(),
         cuda_graph: args.cuda_graph,
         kv_cache_bytes: args.kv_cache_memory,

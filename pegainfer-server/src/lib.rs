@@ -8,6 +8,7 @@
 //! - [`ui`]: the page at `/`.
 //! - [`metrics`], [`logging`], [`trace`]: what operators see.
 
+mod allocator;
 pub mod bench;
 pub mod checkpoint;
 pub mod cli;

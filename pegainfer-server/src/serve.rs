@@ -1,5 +1,6 @@
 //! `pegainfer serve`: start, serve, drain.
 
+use crate::allocator;
 use crate::checkpoint::Checkpoint;
 use crate::cli::ServeArgs;
 use crate::engine::{self, LoadedEngine};
@@ -7,16 +8,20 @@ use crate::http;
 use crate::model_path;
 use crate::openai::AppState;
 use anyhow::{Context, Result, bail};
+use pegainfer_core::engine::{EngineHandle, EngineStats};
 use std::io::ErrorKind;
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::net::TcpSocket;
 
 /// Connections that may wait to be accepted.
 pub(crate) const BACKLOG: u32 = 1024;
+/// How long the engine is idle before freed memory goes back to the system.
+const IDLE: Duration = Duration::from_secs(1);
 
 /// Runs until a signal comes. `started` is when the process began.
 pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
+    allocator::few_arenas();
     http::raise_open_files();
     let options = args.http.options(args.strict)?;
     let (tracer, scheme) = (options.tracer.clone(), if options.tls.is_some() { "https" } else { "http" });
@@ -39,15 +44,19 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
     }
     announce(&engine, &model.dir.display().to_string());
     let costs = costs(&engine);
+    let tidy = tidy(engine.handle.clone());
     let state = AppState::new(engine.handle, checkpoint, args.served_model_name.clone(), options);
     let served: Result<()> = runtime.block_on(async {
         let listener = socket.listen(BACKLOG).context("the server cannot listen")?;
         let address = listener.local_addr().context("the server's address is unknown")?;
         let names = state.names.join(", ");
-        return_freed_memory();
+        allocator::return_freed();
         let ready = started.elapsed().as_secs_f64();
         log::info!("serving {names} on {scheme}://{address}, ready in {ready:.2} s: {costs}");
-        http::serve(listener, state, stop_signal()).await;
+        tokio::select! {
+            () = http::serve(listener, state, stop_signal()) => {}
+            () = tidy => {}
+        }
         Ok(())
     });
     // Blocking work that is left over must not hold the exit.
@@ -58,12 +67,18 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
     served
 }
 
-/// Gives back to the system what loading took and freed: the allocator keeps it apart for every thread that loaded.
-fn return_freed_memory() {
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: the call has no conditions.
-    unsafe {
-        libc::malloc_trim(0);
+/// Gives freed memory back to the system once the engine has been idle for a while, after each time it worked.
+async fn tidy(engine: EngineHandle) {
+    let mut tidied = engine.stats().steps;
+    loop {
+        let before = engine.stats().steps;
+        tokio::time::sleep(IDLE).await;
+        let EngineStats { steps, running, waiting, .. } = engine.stats();
+        if steps == before && steps != tidied && running + waiting == 0 {
+            tidied = steps;
+            // It cannot fail but by a panic, of which there is none in it.
+            let _ = tokio::task::spawn_blocking(allocator::return_freed).await;
+        }
     }
 }
 

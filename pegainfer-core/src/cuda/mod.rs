@@ -36,7 +36,7 @@ pub const WORKSPACE_BYTES: usize = 64 << 20;
 
 /// Bytes of the largest single copy of a step's inputs, of which two may be on their way: as much as a row of them takes in
 /// the largest step that an engine may have, see `engine::options`.
-const PIECE_BYTES: usize = 4 << 20;
+const PIECE_BYTES: usize = 1 << 20;
 
 /// Counters at which the blocks of a kernel meet: `u32`, zero whenever no kernel runs. A kernel leaves them so.
 pub const COUNTERS: usize = 16 << 10;

@@ -10,9 +10,23 @@ pub fn context_len(asked: Option<usize>, most: usize) -> Result<usize, String> {
 }
 
 /// Most sequences, which with [`MOST_TOKENS`] makes every input of a step fit a copy to a GPU.
-const MOST_SEQS: usize = 1 << 16;
+const MOST_SEQS: usize = 1 << 14;
 /// Most tokens of a step.
-const MOST_TOKENS: usize = 1 << 20;
+const MOST_TOKENS: usize = 1 << 18;
+
+/// Tokens of a step on the CPU, unless the user says.
+const CPU_TOKENS: usize = 512;
+/// Most tokens of a step on a GPU, unless the user says: 128 prompts of 1,024.
+const GPU_TOKENS: u64 = 1 << 17;
+/// Part of a GPU's memory that a step's activations may take, unless the user says.
+const ACTIVATIONS: u64 = 12;
+
+/// Tokens of a step: what was `asked` for; or on a GPU of `memory` bytes, whose activations take `token_bytes` a token, a
+/// power of two that is no burden to it.
+pub fn step_tokens(asked: Option<usize>, memory: Option<u64>, token_bytes: u64) -> usize {
+    let fitting = |memory: u64| (memory / ACTIVATIONS / token_bytes.max(1)).clamp(1, GPU_TOKENS).ilog2();
+    asked.unwrap_or_else(|| memory.map_or(CPU_TOKENS, |memory| 1 << fitting(memory)))
+}
 
 /// That steps of `tokens` tokens have room for one of each of `seqs` sequences.
 pub fn check_step(seqs: usize, tokens: usize) -> Result<(), String> {
@@ -57,6 +71,10 @@ mod tests {
         assert!(check_step(0, 3).is_err());
         assert_eq!(check_step(MOST_SEQS, MOST_TOKENS), Ok(()));
         assert!(check_step(1, MOST_TOKENS + 1).unwrap_err().contains("at most"));
+        assert_eq!(step_tokens(Some(7), Some(1 << 40), 1), 7);
+        assert_eq!(step_tokens(None, None, 73_728), 512);
+        assert_eq!(step_tokens(None, Some(150_000_000_000), 73_728), 131_072, "Qwen3-4B on an H200: 9.7 GB");
+        assert_eq!(step_tokens(None, Some(25_000_000_000), 73_728), 16_384, "on a GPU of 24 GB");
         let most = most_blocks(16);
         assert_eq!(pool_blocks(most, 16, 1), Ok(most as usize));
         assert!(pool_blocks(most + 1, 16, 1).is_err());

@@ -1,5 +1,6 @@
 //! Scheduler plus executor as one engine.
 
+use super::gathering::Gathering;
 use super::memory::Memory;
 use super::scheduler::{Scheduler, SchedulerConfig};
 use super::step::{Outcome, Step};
@@ -7,10 +8,13 @@ use crate::engine::{EngineError, EngineLimits, EngineStats, EventBatch, Generate
 use crate::kv::BlockPool;
 use crate::tensor::OpError;
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long to wait for a mask before new requests and cancellations are looked at again.
 const MASK_WAIT: Duration = Duration::from_millis(1);
+
+/// How long an idle device waits for more prompts before the crowd is looked at again.
+const CROWD_WAIT: Duration = Duration::from_micros(100);
 
 /// Steps that may be launched and not finished.
 pub const STEPS_IN_FLIGHT: usize = 2;
@@ -44,8 +48,11 @@ pub struct Engine<E: StepExecutor> {
     depth: usize,
     /// Not launched yet.
     planned: StepOf<E>,
-    /// Launched and not finished, oldest first.
-    in_flight: VecDeque<StepOf<E>>,
+    /// Launched and not finished, oldest first, and when each began at the earliest.
+    in_flight: VecDeque<(StepOf<E>, Instant)>,
+    gathering: Gathering,
+    /// Prompts were held back in the last plan.
+    holding: bool,
 }
 
 /// The steps that an executor runs.
@@ -63,7 +70,9 @@ impl<E: StepExecutor> Engine<E> {
         };
         let scheduler = Scheduler::new(config, BlockPool::new(limits.kv_blocks), memory);
         let depth = executor.useful_depth();
-        Self { executor, scheduler, limits, depth, planned: Step::default(), in_flight: VecDeque::new() }
+        let (planned, in_flight) = (Step::default(), VecDeque::new());
+        let (gathering, holding) = (Gathering::new(), false);
+        Self { executor, scheduler, limits, depth, planned, in_flight, gathering, holding }
     }
 
     /// Lets `depth` steps be in flight at once, 1 or 2. The default is what helps on the device; results are the same.
@@ -89,6 +98,7 @@ impl<E: StepExecutor> StepEngine for Engine<E> {
     }
 
     fn add(&mut self, id: RequestId, request: GenerateRequest) {
+        self.gathering.arrived(Instant::now());
         self.scheduler.add(id, request);
     }
 
@@ -104,7 +114,8 @@ impl<E: StepExecutor> StepEngine for Engine<E> {
         if self.in_flight.len() == self.depth {
             return None;
         }
-        let (step, admitted) = self.scheduler.plan();
+        self.holding = self.gathering.holds(self.scheduler.crowd(), Instant::now());
+        let (step, admitted) = self.scheduler.plan(self.holding);
         self.planned = step;
         (!self.planned.is_empty()).then_some(admitted)
     }
@@ -112,18 +123,25 @@ impl<E: StepExecutor> StepEngine for Engine<E> {
     fn launch(&mut self) -> Result<(), EngineError> {
         let step = std::mem::take(&mut self.planned);
         self.executor.launch(&step).map_err(|error| self.failed(&error))?;
-        self.in_flight.push_back(step);
+        self.in_flight.push_back((step, Instant::now()));
         Ok(())
     }
 
     fn finish(&mut self) -> Result<EventBatch, EngineError> {
-        let Some(step) = self.in_flight.pop_front() else {
-            if let Some(grammar) = self.scheduler.masked_out() {
+        let Some((step, began)) = self.in_flight.pop_front() else {
+            if self.holding {
+                std::thread::sleep(CROWD_WAIT);
+            } else if let Some(grammar) = self.scheduler.masked_out() {
                 grammar.wait(MASK_WAIT);
             }
             return Ok(self.scheduler.fail_broken());
         };
         let outcome = self.executor.finish().map_err(|error| self.failed(&error))?;
+        let now = Instant::now();
+        self.gathering.computed(step.tokens.len(), now - began);
+        if let Some((_, began)) = self.in_flight.front_mut() {
+            *began = now;
+        }
         Ok(self.scheduler.commit(&step, outcome))
     }
 

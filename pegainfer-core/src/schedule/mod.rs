@@ -2,6 +2,7 @@
 //! an executor, and both as one engine.
 
 mod engine;
+mod gathering;
 mod graphs;
 mod memory;
 mod scheduler;

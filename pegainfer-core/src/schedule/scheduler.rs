@@ -12,7 +12,8 @@
 //! Policy: sequences are served in order of priority, then of arrival. Each step first gives one token to every decoding
 //! sequence, then fills the token budget with prefill chunks, oldest first, then admits waiting requests. The budget is
 //! small while sequences decode, so that their tokens keep coming, unless many prompts wait: then the wait is what
-//! clients feel, and large steps end it soonest. When the KV pool runs out, the youngest running sequence gives its
+//! clients feel, and large steps end it soonest. A crowd of prompts that is still arriving can be held back, to be
+//! computed together. When the KV pool runs out, the youngest running sequence gives its
 //! blocks back and waits at the front of the queue; its tokens are recomputed later (mostly from the prefix cache). That
 //! happens only when nothing is in flight. The oldest sequence always progresses, so every request finishes.
 
@@ -120,9 +121,21 @@ impl<M: Memory> Scheduler<M> {
         ids
     }
 
-    /// Chooses the next step and reports the requests it admits. The step is empty when there is nothing to run before
-    /// the step in flight is committed; an empty step is not run and not committed.
-    pub fn plan(&mut self) -> (Step<M::Row>, EventBatch) {
+    /// Tokens of the requests that wait, if they are a crowd and the next step has room for more of them.
+    pub fn crowd(&self) -> Option<usize> {
+        let SchedulerConfig { max_num_seqs, max_num_batched_tokens, .. } = self.config;
+        let waiting = self.waiting.len();
+        if waiting < CROWD || self.running.len() + waiting >= max_num_seqs {
+            return None;
+        }
+        let tokens = self.waiting.iter().map(Sequence::remaining).sum();
+        (tokens < max_num_batched_tokens).then_some(tokens)
+    }
+
+    /// Chooses the next step and reports the requests it admits, of which there are none if they are to be held `back`. The
+    /// step is empty when there is nothing to run before the step in flight is committed; an empty step is not run and not
+    /// committed.
+    pub fn plan(&mut self, back: bool) -> (Step<M::Row>, EventBatch) {
         assert!(self.in_flight < 2, "an unknown token is one of the previous step");
         let mut budget = self.budget();
         // A step has room for a sample of each sequence; what is not needed for that is for reports about prompts.
@@ -151,7 +164,7 @@ impl<M: Memory> Scheduler<M> {
             }
         }
         let mut events = EventBatch::new();
-        if self.stats.preemptions == preemptions {
+        if self.stats.preemptions == preemptions && !back {
             self.admit(&mut budget, &mut spare, &mut share, &mut events);
         }
         (self.build_step(&share), events)
@@ -159,14 +172,18 @@ impl<M: Memory> Scheduler<M> {
 
     /// Tokens of the next step. Its prompts hold up every sequence that decodes, so it is small if there are any; but
     /// once a quarter as many prompts wait as sequences decode, and until none does, larger steps make the sum of all
-    /// waits smaller. (Simulated and measured with Qwen3-4B on an H200, docs/benchmarks.)
+    /// waits smaller. (Simulated and measured with Qwen3-4B on an H200, docs/benchmarks.) With twice as many prompts one
+    /// step for all of them holds up fewer than many steps would: in those, the first prompts wait for the last as
+    /// sequences that decode.
     fn budget(&mut self) -> usize {
         let count = |matches: fn(usize) -> bool| self.running.iter().filter(|seq| matches(seq.remaining())).count();
         let (decoding, prompts) = (count(|n| n == 1), self.waiting.len() + count(|n| n > 1));
         self.crowded = prompts >= if self.crowded { 1 } else { CROWD.max(decoding / 4) };
         let most = self.config.max_num_batched_tokens;
-        if decoding == 0 || self.crowded {
+        if 2 * decoding <= prompts {
             most
+        } else if self.crowded {
+            MOST_HELD_UP.max(decoding + MIN_CHUNK).min(most)
         } else {
             self.config.max_num_mixed_tokens.max(decoding + MIN_CHUNK).min(most)
         }
@@ -339,6 +356,8 @@ impl<M: Memory> Scheduler<M> {
 
 /// Prompts that wait before they count as many.
 const CROWD: usize = 2;
+/// Tokens of a step that holds up more than half as many sequences as it has prompts.
+const MOST_HELD_UP: usize = 16_384;
 /// Tokens for prompts that every step has room for.
 const MIN_CHUNK: usize = 16;
 

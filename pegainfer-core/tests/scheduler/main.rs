@@ -85,7 +85,7 @@ fn lower_numbers_run_first_and_what_runs_goes_on() {
     add(&mut scheduler, 0, 7);
     let (mut order, mut steps) = (vec![], 0);
     while scheduler.has_work() {
-        let (step, _) = scheduler.plan();
+        let (step, _) = scheduler.plan(false);
         let tokens = vec![2; step.samples.len()];
         let outcome = Outcome { logprobs: vec![None; tokens.len()], tokens };
         let ended = |event: &TokenEvent| matches!(event, TokenEvent::Finished { .. });
@@ -130,7 +130,7 @@ fn a_late_mask_holds_up_its_own_request_only_and_a_failure_ends_no_other() {
         scheduler.add(RequestId(0), request(Some(Arc::new(Held(barrier.clone())))));
         scheduler.add(RequestId(1), request(None));
         let step = |scheduler: &mut Scheduler| {
-            let (step, _) = scheduler.plan();
+            let (step, _) = scheduler.plan(false);
             let rows = step.rows.len();
             let tokens = vec![first; step.samples.len()];
             let outcome = Outcome { logprobs: vec![None; tokens.len()], tokens };
@@ -157,5 +157,40 @@ fn a_late_mask_holds_up_its_own_request_only_and_a_failure_ends_no_other() {
             scheduler.cancel(RequestId(1));
             barrier.wait();
         }
+    }
+}
+
+#[test]
+fn a_crowd_can_be_held_back_and_is_one_step_unless_many_decode() {
+    for (decoding, tokens, left) in [(0, 24_000, None), (2, 24_002, None), (8, 16_384, Some(6000))] {
+        let config = SchedulerConfig {
+            max_num_seqs: 64,
+            max_num_batched_tokens: 30_000,
+            max_num_mixed_tokens: 64,
+            eos_token_ids: vec![EOS],
+        };
+        let mut scheduler = Scheduler::new(config, BlockPool::new(4000), ());
+        for id in 0..decoding {
+            scheduler.add(RequestId(id), plain(9));
+        }
+        if decoding > 0 {
+            let (step, _) = scheduler.plan(false);
+            let tokens = vec![2; step.samples.len()];
+            scheduler.commit(&step, Outcome { logprobs: vec![None; tokens.len()], tokens });
+        }
+        scheduler.add(RequestId(100), GenerateRequest { prompt: vec![6; 2000], ..plain(9) });
+        assert_eq!(scheduler.crowd(), None, "one is no crowd");
+        for id in 101..112 {
+            scheduler.add(RequestId(id), GenerateRequest { prompt: vec![id as u32; 2000], ..plain(9) });
+        }
+        assert_eq!(scheduler.crowd(), Some(24_000));
+        if decoding > 0 {
+            let (step, admitted) = scheduler.plan(true);
+            assert_eq!((step.tokens.len(), admitted.len()), (decoding as usize, 0), "only what runs goes on");
+            let tokens = vec![2; step.samples.len()];
+            scheduler.commit(&step, Outcome { logprobs: vec![None; tokens.len()], tokens });
+        }
+        assert_eq!(scheduler.plan(false).0.tokens.len(), tokens);
+        assert_eq!(scheduler.crowd(), left, "the others have been admitted");
     }
 }

@@ -43,8 +43,10 @@ pub struct World {
     eager: usize,
     /// Percent: how often a request comes.
     arrivals: usize,
+    /// Percent: how often requests are held back.
+    holds: usize,
     steps: usize,
-    /// Times in a row that nothing could be planned while nothing was in flight.
+    /// Times in a row that nothing could be planned of the work there was, while nothing was in flight.
     idle: usize,
 }
 
@@ -78,6 +80,7 @@ impl World {
             cancelled: 0,
             eager: [0, 50, 100][rng.below(3)],
             arrivals: 5 + rng.below(60),
+            holds: [0, 20, 80][rng.below(3)],
             steps: 0,
             idle: 0,
             rng,
@@ -154,7 +157,9 @@ impl World {
         if self.in_flight.len() == 2 || (self.in_flight.len() == 1 && !self.rng.chance(self.eager)) {
             return false;
         }
-        let (step, admissions) = self.scheduler.plan();
+        let back = self.rng.chance(self.holds);
+        let (step, admissions) = self.scheduler.plan(back);
+        assert!(!back || admissions.is_empty(), "admitted although held back");
         self.take(admissions, false);
         self.check_step(&step);
         if step.is_empty() {
@@ -174,9 +179,9 @@ impl World {
         if let Some(grammar) = self.scheduler.masked_out() {
             grammar.wait(Duration::from_secs(10));
         }
-        // A mask may come between the plan and the look at it, but not every time.
-        self.idle += 1;
-        assert!(!self.scheduler.has_work() || self.idle < 100, "work without a step: the scheduler hangs");
+        // A mask may come between the plan and the look at it, and requests may be held back, but not every time.
+        self.idle = if self.scheduler.has_work() { self.idle + 1 } else { 0 };
+        assert!(self.idle < 200, "work without a step: the scheduler hangs");
     }
 
     /// A planned step has room in the executor and is for open requests only; its sample rows are counted.

@@ -1,0 +1,213 @@
+//! The tensors of an [`Exec`]: allocated, filled and read.
+
+use super::{Device, Exec};
+use crate::cuda::{self, DeviceBuffer, Target};
+use crate::tensor::{DType, Element, OpError, Storage, Tensor};
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Name, shape and element type of a tensor that is to be allocated.
+pub type Room<'a> = (&'a str, [usize; 2], DType);
+
+/// Tensors that share a buffer begin at multiples of these bytes.
+const ALIGNMENT: usize = 256;
+
+/// Bytes that [`Exec::in_turns`] takes on a GPU.
+pub fn turns_bytes(turns: &[&[Room<'_>]]) -> usize {
+    let bytes = |(_, shape, dtype): &Room<'_>| (shape[0] * shape[1] * dtype.size()).next_multiple_of(ALIGNMENT);
+    turns.iter().map(|rooms| rooms.iter().map(bytes).sum()).max().unwrap_or(0)
+}
+
+impl Exec {
+    /// A zero-filled tensor on this device.
+    pub fn tensor(&mut self, name: &str, shape: &[usize], dtype: DType) -> io::Result<Tensor> {
+        let id = self.next_tensor;
+        self.next_tensor += 1;
+        let bytes = shape.iter().product::<usize>() * dtype.size();
+        let storage = match (&self.cuda, self.device) {
+            (Some(cuda), _) => Storage::Device(Arc::new(cuda.zeroed(bytes).map_err(io::Error::other)?), 0),
+            (None, Device::Meta) => Storage::Meta,
+            (None, _) => Storage::host(bytes)?,
+        };
+        Ok(Tensor::new(name, id, shape, dtype, storage))
+    }
+
+    /// Zero-filled tensors for work that takes turns: the tensors of one turn hold no values that are wanted after the
+    /// next turn begins. On a GPU all turns share one buffer, as large as the largest needs; elsewhere each tensor has
+    /// memory of its own. They come in the order given, all turns in one array.
+    pub fn in_turns<const N: usize>(&mut self, turns: &[&[Room<'_>]]) -> io::Result<[Tensor; N]> {
+        let shared = self.shared(turns_bytes(turns))?;
+        let mut tensors = Vec::with_capacity(N);
+        for rooms in turns {
+            let mut offset = 0;
+            for (name, shape, dtype) in *rooms {
+                tensors.push(self.tensor_in(shared.as_ref(), offset, name, shape, *dtype)?);
+                offset += turns_bytes(&[&[(*name, *shape, *dtype)]]);
+            }
+        }
+        tensors.try_into().map_err(|_| io::Error::other("one tensor for each room"))
+    }
+
+    /// Zero-filled tensors of these names and shapes. On a GPU they lie at equal distances in one buffer, so that one copy
+    /// fills them: see [`fill_adjacent`](Self::fill_adjacent).
+    pub fn adjacent<const N: usize>(
+        &mut self,
+        tensors: [(&str, &[usize]); N],
+        dtype: DType,
+    ) -> io::Result<[Tensor; N]> {
+        let elements = tensors.iter().map(|(_, shape)| shape.iter().product::<usize>()).max().unwrap_or(0);
+        let distance = (elements * dtype.size()).next_multiple_of(ALIGNMENT);
+        let shared = self.shared(N * distance)?;
+        let tensor = |(i, (name, shape)): (usize, (&str, &[usize]))| {
+            self.tensor_in(shared.as_ref(), i * distance, name, shape, dtype)
+        };
+        let tensors: Vec<Tensor> = tensors.into_iter().enumerate().map(tensor).collect::<io::Result<_>>()?;
+        tensors.try_into().map_err(|_| io::Error::other("one tensor for each name"))
+    }
+
+    /// A zero-filled buffer for several tensors; none where each has memory of its own.
+    fn shared(&self, bytes: usize) -> io::Result<Option<Arc<DeviceBuffer>>> {
+        let buffer = self.cuda.as_ref().map(|cuda| cuda.zeroed(bytes).map(Arc::new).map_err(io::Error::other));
+        buffer.transpose()
+    }
+
+    /// A tensor from byte `offset` of `shared` on, or in memory of its own.
+    fn tensor_in(
+        &mut self,
+        shared: Option<&Arc<DeviceBuffer>>,
+        offset: usize,
+        name: &str,
+        shape: &[usize],
+        dtype: DType,
+    ) -> io::Result<Tensor> {
+        let Some(buffer) = shared else { return self.tensor(name, shape, dtype) };
+        self.next_tensor += 1;
+        Ok(Tensor::new(name, self.next_tensor - 1, shape, dtype, Storage::Device(buffer.clone(), offset)))
+    }
+
+    /// Writes `range` of the elements of `tensor`: `fill(first, piece)` gives the elements that begin at `first` of the
+    /// range, on the host's threads. A GPU is fed in pieces that begin at multiples of 65,536 elements; otherwise there
+    /// is one piece. Nothing happens on `Meta`.
+    pub fn write<T: Element>(
+        &mut self,
+        tensor: &mut Tensor,
+        range: Range<usize>,
+        fill: impl Fn(usize, &mut [T]) + Sync,
+    ) -> Result<(), OpError> {
+        assert!(tensor.dtype() == T::DTYPE && range.end <= tensor.elements(), "{}", tensor.name());
+        let pool = self.pool.clone();
+        let fill = |first: usize, piece: &mut [T]| pool.install(|| fill(first, piece));
+        match (&mut self.cuda, self.device) {
+            (Some(cuda), _) => {
+                cuda.bind()?;
+                let address = tensor.device() + (range.start * size_of::<T>()) as u64;
+                cuda.upload(address, range.len(), fill).map_err(cuda::error("upload"))?;
+            }
+            (None, Device::Meta) => {}
+            (None, _) => fill(0, &mut tensor.host_mut()[range]),
+        }
+        Ok(())
+    }
+
+    /// Fills `targets` on the GPU and waits for it. `fill(i, first, bytes)` gives the bytes of target `i` that begin at
+    /// byte `first`, for pieces in no particular order, on the host's threads. Nothing happens without targets.
+    pub(crate) fn upload<E: From<OpError> + Send>(
+        &mut self,
+        targets: &[Target],
+        fill: impl Fn(usize, usize, &mut [u8]) -> Result<(), E> + Send + Sync,
+    ) -> Result<(), E> {
+        if targets.is_empty() {
+            return Ok(());
+        }
+        let pool = self.pool.clone();
+        let gpu = self.gpu()?;
+        pool.install(|| gpu.upload_all(targets, fill))
+    }
+
+    /// Copies `values` in and sets the leading dimension to fit; the other dimensions stay. On a GPU the copy is
+    /// asynchronous, and `values` may be reused at once.
+    pub fn fill_rows<T: Element>(&mut self, tensor: &mut Tensor, values: &[T]) -> Result<(), OpError> {
+        let cols = tensor.rows_cols().1;
+        tensor.set_rows(values.len() / cols.max(1));
+        self.write_packed(tensor, values)
+    }
+
+    /// As [`fill_rows`](Self::fill_rows) for all the tensors of one [`adjacent`](Self::adjacent), in its order, at least
+    /// two. On a GPU that is one copy; what lies behind the values of a tensor is undefined afterwards.
+    pub fn fill_adjacent<const N: usize, T: Element>(
+        &mut self,
+        mut tensors: [&mut Tensor; N],
+        values: [&[T]; N],
+    ) -> Result<(), OpError> {
+        let Some(cuda) = &mut self.cuda else {
+            let mut pairs = tensors.into_iter().zip(values);
+            return pairs.try_for_each(|(tensor, values)| self.fill_rows(tensor, values));
+        };
+        for (tensor, values) in tensors.iter_mut().zip(values) {
+            tensor.set_rows(values.len() / tensor.rows_cols().1.max(1));
+        }
+        let width = values.iter().map(|values| values.len()).max().unwrap_or(0);
+        let tensors = tensors.map(|tensor| &*tensor);
+        let (first, second) = (tensors[0].device(), tensors[1].device());
+        for (i, tensor) in tensors.into_iter().enumerate() {
+            let in_place = tensor.device() == first + i as u64 * (second - first);
+            assert!(in_place && tensor.dtype() == T::DTYPE, "{} is not adjacent", tensor.name());
+        }
+        let fill = |row: usize, to: &mut [T]| to[..values[row].len()].copy_from_slice(values[row]);
+        let stride = (second - first) as usize / size_of::<T>();
+        cuda.upload_columns(first, (N, width, stride), fill).map_err(cuda::error("upload"))
+    }
+
+    /// Copies packed rows of `width` elements to the front of each row; the rest of a row stays. Sets the leading
+    /// dimension to fit.
+    pub fn fill_columns<T: Element>(&mut self, tensor: &mut Tensor, width: usize, values: &[T]) -> Result<(), OpError> {
+        let stride = tensor.rows_cols().1;
+        assert!(width <= stride && tensor.dtype() == T::DTYPE, "{}", tensor.name());
+        let rows = values.len() / width.max(1);
+        tensor.set_rows(rows);
+        match (&mut self.cuda, self.device) {
+            (Some(cuda), _) => {
+                let fill = |row: usize, to: &mut [T]| to.copy_from_slice(&values[row * width..][..width]);
+                cuda.upload_columns(tensor.device(), (rows, width, stride), fill).map_err(cuda::error("upload"))
+            }
+            (None, Device::Meta) => Ok(()),
+            (None, _) => {
+                let rows = tensor.host_mut::<T>().chunks_exact_mut(stride).zip(values.chunks_exact(width.max(1)));
+                rows.for_each(|(to, from)| to[..width].copy_from_slice(from));
+                Ok(())
+            }
+        }
+    }
+
+    fn write_packed<T: Element>(&mut self, tensor: &mut Tensor, values: &[T]) -> Result<(), OpError> {
+        assert_eq!(tensor.dtype(), T::DTYPE, "{}", tensor.name());
+        match (&mut self.cuda, self.device) {
+            (Some(cuda), _) => {
+                let copy = |first: usize, piece: &mut [T]| piece.copy_from_slice(&values[first..][..piece.len()]);
+                cuda.upload(tensor.device(), values.len(), copy).map_err(cuda::error("upload"))
+            }
+            (None, Device::Meta) => Ok(()),
+            (None, _) => {
+                tensor.host_mut::<T>().copy_from_slice(values);
+                Ok(())
+            }
+        }
+    }
+
+    /// Copies elements of `tensor`, from element `first` on, to `out`; waits for a GPU. On `Meta` `out` stays.
+    pub fn read<T: Element>(&self, tensor: &Tensor, first: usize, out: &mut [T]) -> Result<(), OpError> {
+        assert!(tensor.dtype() == T::DTYPE && first + out.len() <= tensor.elements(), "{}", tensor.name());
+        match (&self.cuda, self.device) {
+            (Some(cuda), _) => {
+                let address = tensor.device() + (first * size_of::<T>()) as u64;
+                cuda.download(address, out).map_err(cuda::error("read"))
+            }
+            (None, Device::Meta) => Ok(()),
+            (None, _) => {
+                out.copy_from_slice(&tensor.host()[first..][..out.len()]);
+                Ok(())
+            }
+        }
+    }
+}
