@@ -7,7 +7,7 @@ use crate::scheduler::StateSlots;
 use crate::weights::Weights;
 use crate::workspace::Workspace;
 use pegainfer_core::engine::EngineLimits;
-use pegainfer_core::engine::options::{check_step, context_len, most_blocks, pool_blocks, step_tokens};
+use pegainfer_core::engine::options::{check_step, context_len, most_blocks, pool_blocks, step_tokens, warm_up};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::record::OpRecord;
@@ -121,10 +121,10 @@ pub fn load(
     // first request would wait for them.
     executor.run(&plan::uniform(1, 1, 1))?;
     if executor.exec().device() == Device::Cuda {
-        // The commonest step with prompts: it loads its kernels, and cuBLASLt chooses, 0.3 s that no request should wait for.
         let most = bounds.size.tokens.min(bounds.size.context).min(executor.kv_blocks() * BLOCK_SIZE);
-        let tokens = options.max_num_mixed_tokens.min(most);
-        executor.run(&plan::uniform(1, tokens, tokens))?;
+        for tokens in warm_up(options.max_num_mixed_tokens, most) {
+            executor.run(&plan::uniform(1, tokens, tokens))?;
+        }
     }
     let limits = EngineLimits {
         max_model_len: bounds.size.context,

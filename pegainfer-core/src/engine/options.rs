@@ -28,6 +28,15 @@ pub fn step_tokens(asked: Option<usize>, memory: Option<u64>, token_bytes: u64) 
     asked.unwrap_or_else(|| memory.map_or(CPU_TOKENS, |memory| 1 << fitting(memory)))
 }
 
+/// Tokens of the prompts that an engine computes before it serves on a GPU: of a mixed step and of usual prompts, as far as
+/// `most` allows. That loads kernels and lets cuBLASLt choose, which takes up to a quarter of a second for each; requests
+/// would wait for it, and those that come meanwhile pile up behind them.
+pub fn warm_up(mixed: usize, most: usize) -> Vec<usize> {
+    let mut lengths: Vec<usize> = [mixed, 1024, 2048, 4096].map(|tokens| tokens.min(most)).into();
+    lengths.dedup();
+    lengths
+}
+
 /// That steps of `tokens` tokens have room for one of each of `seqs` sequences.
 pub fn check_step(seqs: usize, tokens: usize) -> Result<(), String> {
     let given = || format!("--max-num-seqs is {seqs} and --max-num-batched-tokens is {tokens}");
@@ -75,6 +84,8 @@ mod tests {
         assert_eq!(step_tokens(None, None, 73_728), 512);
         assert_eq!(step_tokens(None, Some(150_000_000_000), 73_728), 131_072, "Qwen3-4B on an H200: 9.7 GB");
         assert_eq!(step_tokens(None, Some(25_000_000_000), 73_728), 16_384, "on a GPU of 24 GB");
+        assert_eq!(warm_up(512, 131_072), [512, 1024, 2048, 4096]);
+        assert_eq!(warm_up(512, 300), [300]);
         let most = most_blocks(16);
         assert_eq!(pool_blocks(most, 16, 1), Ok(most as usize));
         assert!(pool_blocks(most + 1, 16, 1).is_err());

@@ -13,8 +13,8 @@ use std::time::Instant;
 /// best tile for 256 rows loses a fifth at 200.
 const SMALL: usize = 128;
 const STEP: usize = 16;
-/// Largest row count that is timed.
-const LARGEST: usize = 16_384;
+/// Larger row counts that are timed are powers of two from the first to the second.
+const LARGE: [usize; 2] = [512, 16_384];
 /// Bytes of weights that are read in turn: several times the L2 of any GPU.
 const COLD_BYTES: usize = 192 << 20;
 /// Copies of the weights, at most: a model of small weights lives in the L2 anyway.
@@ -27,13 +27,13 @@ const ROUNDS: usize = 3;
 /// product should not change with noise.
 const GAIN: f64 = 1.03;
 
-/// The row count whose choice serves `m` rows: round numbers come often, as decode batches and as prefill chunks. None
-/// for other large ones, where the heuristic's first is as good.
+/// The row count whose choice serves `m` rows: round numbers come often, as decode batches and as prefill chunks, and
+/// engines compute such chunks before they serve. None for other large ones, where the heuristic's first is as good:
+/// timing takes 0.1 s, in which requests would wait.
 fn timed_rows(m: usize) -> Option<usize> {
-    let round = m.is_power_of_two() || (m.is_multiple_of(3) && (m / 3).is_power_of_two());
     match m {
         0..=SMALL => Some(m.next_multiple_of(STEP)),
-        _ if m <= LARGEST && round => Some(m),
+        _ if m.is_power_of_two() && (LARGE[0]..=LARGE[1]).contains(&m) => Some(m),
         _ => None,
     }
 }
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn row_counts_that_come_often_are_timed() {
         assert_eq!([33, 48, 49, 128].map(timed_rows), [Some(48), Some(48), Some(64), Some(128)]);
-        assert_eq!([192, 256, 768, 6144, 8192].map(timed_rows), [192, 256, 768, 6144, 8192].map(Some));
-        assert_eq!([129, 200, 320, 1000, 10_000, 32_768].map(timed_rows), [None; 6]);
+        assert_eq!([512, 1024, 16_384].map(timed_rows), [512, 1024, 16_384].map(Some));
+        assert_eq!([129, 192, 256, 1000, 10_000, 32_768].map(timed_rows), [None; 6]);
     }
 }
