@@ -23,6 +23,7 @@ constexpr uint32_t kMaxOwn = 64; // elements of a row of the residual stream tha
 // The block's small things in shared memory.
 template <int M> struct Small {
     uint64_t full[kMaxStages], empty[kMaxStages], kv[kWarps]; // barriers
+    bool waiting;
     float squares[M][kWarps];
     bf16 own[M][kMaxOwn]; // the residual stream, where the block adds to it
 };
@@ -47,6 +48,7 @@ template <int M, int kQuads> struct Layers {
 
     // x = norm(residual stream), which is in memory before the first layer, then in the newest exchange.
     __device__ void stage_norm(const Scales &scales, bool from_memory, bf16 *out) {
+        if (!from_memory) await_first(words.residual, step.hidden, epoch);
         uint2 rows[M][kQuads] = {};
         auto inside = [&](int i) { return 4 * (threadIdx.x + i * kConsumers) < step.hidden; };
 #pragma unroll
@@ -150,7 +152,7 @@ template <int M, int kQuads> struct Layers {
 template <int M, int kQuads> __device__ void decode_layers(const Step &step) {
     extern __shared__ __align__(128) uint8_t raw[]; // the ring, then x and the sums, or the room of attention
     __shared__ Small<M> small;
-    const WeightRing ring = {small.full, small.empty, raw, step.stages};
+    const WeightRing ring = {small.full, small.empty, raw, step.stages, &small.waiting};
     uint32_t warp = threadIdx.x / 32;
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < kMaxStages; ++i) {
@@ -158,6 +160,7 @@ template <int M, int kQuads> __device__ void decode_layers(const Step &step) {
             barrier_init(small.empty + i, kWarps);
         }
         for (int i = 0; i < kWarps; ++i) barrier_init(small.kv + i, 1);
+        small.waiting = false;
         barriers_ready();
     }
     release_successor();

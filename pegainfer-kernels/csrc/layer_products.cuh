@@ -12,7 +12,9 @@ constexpr uint32_t kStageRows = 8, kStageColumns = 1280;  // at most
 constexpr uint32_t kPitch = 2 * kStageColumns + 64;       // bytes of a row, so that two rows have different banks
 constexpr uint32_t kStageBytes = kStageRows * kPitch;
 constexpr uint32_t kMaxStages = 16;
-constexpr uint32_t kInFlight = 2; // stages whose copies are under way: more delay what other blocks wait for
+// Stages of 8 rows whose copies are under way, while the block multiplies and while it waits for x: more delay the words
+// that blocks wait for.
+constexpr uint32_t kInFlight = 3, kInFlightWaiting = 1;
 constexpr uint32_t kProducers = 4;
 constexpr uint32_t kConsumers = 32 * kWarps;
 constexpr uint32_t kGroups = kStageColumns / 32 / kWarps; // of 32 columns, of a warp in a stage
@@ -52,11 +54,12 @@ template <int D> __device__ __forceinline__ Product product_of(const Step &step,
 }
 
 // Stages of 8 rows and up to kStageColumns columns. `full` completes when the copies of all producers are there,
-// `empty` when all warps that multiply have read them.
+// `empty` when all warps that multiply have read them. `waiting` is a hint that may be seen late.
 struct WeightRing {
     uint64_t *full, *empty; // [kMaxStages]
     uint8_t *bytes;         // [stages, kStageRows, kPitch]
     uint32_t stages;
+    volatile bool *waiting; // for x
 };
 
 // A place in the ring that goes round it.
@@ -72,7 +75,7 @@ struct Producer {
     const WeightRing &ring;
     uint32_t sub;
     Cursor next, oldest; // the oldest whose copies may be under way
-    uint32_t started = 0;
+    uint32_t flying = 0; // stages from it on, at most
 
     __device__ void run(const Product &p) {
         constexpr uint32_t kEach = kStageRows / kProducers;
@@ -84,12 +87,15 @@ struct Producer {
                 bool has = row + j * kProducers < p.rows;
                 from[j] = p.row(has ? row + j * kProducers : 0), mine += has;
             }
+            // As many bytes of stages with fewer rows; never the whole ring, whose parities would be ambiguous.
+            uint32_t most = min(kInFlight * kStageRows / min(p.rows - (row - sub), kStageRows), ring.stages - 1);
             for (uint32_t c = 0; c < p.chunks; ++c) {
-                if (started >= kInFlight) {
+                uint32_t allowed = *ring.waiting ? kInFlightWaiting : most;
+                for (; flying >= allowed; --flying) {
                     wait(ring.full + oldest.stage, oldest.parity);
                     oldest.next(ring.stages);
                 }
-                ++started;
+                ++flying;
                 uint32_t bytes = p.width(c) * sizeof(bf16);
                 wait(ring.empty + next.stage, next.parity ^ 1);
                 arrive_expecting(ring.full + next.stage, mine * bytes);
@@ -120,6 +126,7 @@ template <int M> struct Multiplier {
     // x = the values of an exchange, [M, k]
     __device__ void stage(const uint64_t *words, uint32_t k, uint32_t tag) const {
         constexpr int kBatch = 5; // loads under way
+        await_first(words, k, tag);
         for (uint32_t row = 0; row < M; ++row)
             for (uint32_t first = threadIdx.x; first < k / 4; first += kBatch * kConsumers) {
                 uint2 v[kBatch];
@@ -135,6 +142,7 @@ template <int M> struct Multiplier {
 
     // sums = x wᵀ, a part from each warp
     __device__ void multiply(const Product &p) {
+        if (threadIdx.x == 0) *ring.waiting = false;
         uint32_t pad = p.padded_rows();
         const uint8_t *columns = x + lane / 4 * (2 * p.k + kInputPad) + lane % 4 * 16 + warp * 64;
 #pragma unroll 1
@@ -147,6 +155,7 @@ template <int M> struct Multiplier {
                 *reinterpret_cast<float2 *>(sums + (warp * M + lane / 4) * pad + row + lane % 4 * 2) =
                     make_float2((d[0][0] + d[1][0]) + (d[2][0] + d[3][0]), (d[0][1] + d[1][1]) + (d[2][1] + d[3][1]));
         }
+        if (threadIdx.x == 0) *ring.waiting = true;
         consumers_sync();
     }
 

@@ -87,6 +87,14 @@ class Patience {
     }
 };
 
+// Waits for the first word that a warp will load of a row of `width` values, before it asks for all of them: what blocks
+// ask for in vain delays what others wait for.
+__device__ __forceinline__ void await_first(const uint64_t *words, uint32_t width, uint32_t tag) {
+    uint32_t warp = threadIdx.x / 32;
+    if (4 * 32 * warp >= width) return;
+    for (Patience patience; !has_tag(get_word(words + 2 * 32 * warp), tag); patience.poll()) {}
+}
+
 // Loads four values from each of N places, as soon as they have the tag; `at(i)` is null where there is none.
 template <int N, typename At>
 __device__ __forceinline__ void await_quads(uint2 (&out)[N], uint32_t tag, const At &at) {
