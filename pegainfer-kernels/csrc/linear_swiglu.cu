@@ -4,10 +4,10 @@
 // thread has the products of the gate and of up for the same elements.
 #include "many.cuh"
 
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 constexpr uint32_t kColumns = kWeights / 2; // of out, a tile
 constexpr int kParts = 8;                   // in which a tile is activated
 
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.f + __expf(-x)); }
 
 struct Consumer : Multiplier {
@@ -42,7 +42,7 @@ struct Consumer : Multiplier {
 
     // Multiplies this tile and activates the one before. Half: its first kColumns / 2 columns.
     template <bool Half> __device__ __forceinline__ void run(const Tiles<kColumns> &next) {
-        tile<Half, kParts, true>([&](int part) { activate(part); });
+        tile<Half, kParts>([&](int part) { activate(part); });
         constexpr int kWords = Half ? 16 : 32;
 #pragma unroll
         for (int i = 0; i < kWords; ++i) {

@@ -36,8 +36,8 @@ struct Shared {
     }
 };
 
-// The tiles of this block, of `Columns` columns of results: every so many-th. If the last round has work for at most half
-// of the blocks, all of it is dealt in halves, of half the columns.
+// The tiles of this block, of `Columns` columns of results: every so many-th. If the last round has work for at most
+// half of the blocks, all of it is dealt in halves, of half the columns.
 template <uint32_t Columns> struct Tiles {
     uint32_t rows, columns, group, whole, count, at;
     uint32_t row, column; // of the present tile's results
@@ -67,8 +67,8 @@ template <uint32_t Columns> struct Tiles {
     }
 };
 
-// Fetches the steps of all tiles, w in boxes of 64 rows; box i of a tile begins at row `place(tiles, i)`. Weights need not
-// wait for the kernel before.
+// Fetches the steps of all tiles, w in boxes of 64 rows; box i of a tile begins at row `place(tiles, i)`. Weights need
+// not wait for the kernel before.
 template <uint32_t Columns, typename Place>
 __device__ void fetch(const TensorMap &x, const TensorMap &w, Tiles<Columns> tiles, uint32_t columns, Shared &shared,
                       Place place) {
@@ -79,10 +79,8 @@ __device__ void fetch(const TensorMap &x, const TensorMap &w, Tiles<Columns> til
     };
     uint32_t begun = 0;
     bool more = tiles.next();
-#ifndef NOAHEAD
     if (more)
         for (; begun < kStages && begun * kBox < columns; ++begun) begin(begun, begun * kBox);
-#endif
     wait_for_predecessor();
     for (Ring<kStages> slot; more; more = tiles.next()) {
         for (uint32_t k = 0; k < columns; k += kBox, slot.next()) {
@@ -131,22 +129,15 @@ struct Multiplier {
         if (thread() % 32 == 0) arrive(&shared.empty[(slot.index + kStages - 1 - Left) % kStages]);
     }
 
-    // A tile, with `part(i)` while the first `Parts` steps are multiplied. `Unroll`: where a part needs its number at
-    // compile time, to address registers.
-    template <bool Half, int Parts, bool Unroll, typename Part> __device__ __forceinline__ void tile(Part part) {
+    // A tile, with `part(i)` while each of the first `Parts` steps is multiplied.
+    template <bool Half, int Parts, typename Part> __device__ __forceinline__ void tile(Part part) {
         begin<true, Half>();
         part(0);
-        constexpr int kUnroll = Unroll ? Parts : 1;
-#pragma unroll kUnroll
+#pragma unroll
         for (int i = 1; i < Parts; ++i) {
             begin<false, Half>();
-#ifdef LATE
             end<1>();
             part(i);
-#else
-            part(i);
-            end<1>();
-#endif
         }
         for (uint32_t step = Parts; step < steps; ++step) {
             begin<false, Half>();
@@ -156,20 +147,22 @@ struct Multiplier {
     }
 
     // First row of this warp in a tile.
-    __device__ __forceinline__ uint32_t first_row() const {
-        return (thread() / 32 - 4) * kStoreRows;
-    }
+    __device__ __forceinline__ uint32_t first_row() const { return (thread() / 32 - 4) * kStoreRows; }
     // Where this warp's results go on their way to memory.
-    __device__ __forceinline__ uint32_t box(int i) const {
-        return shared_address(shared.out[thread() / 32 - 4][i]);
-    }
+    __device__ __forceinline__ uint32_t box(int i) const { return shared_address(shared.out[thread() / 32 - 4][i]); }
 };
 
-// Of 16 rows and 64 columns in shared memory, with the swizzle: the 16-byte piece of a row.
+// Address of a 16-byte piece of a row, of 16 rows and 64 columns in shared memory with the swizzle.
 __device__ __forceinline__ uint32_t piece_at(uint32_t box, uint32_t row, uint32_t piece) {
     return box + row * 128 + (piece ^ row % 8) * 16;
 }
 
+// 8 and 16 bytes of shared memory.
+__device__ __forceinline__ float2 load_pair(uint32_t from) {
+    float2 v;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(from) : "memory");
+    return v;
+}
 __device__ __forceinline__ uint4 load_shared(uint32_t from) {
     uint4 v;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"

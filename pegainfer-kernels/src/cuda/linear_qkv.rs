@@ -11,11 +11,11 @@ use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// Rows of x from which the kernel is faster than cuBLASLt and csrc/qkv.cu; see docs/benchmarks/h200-qwen3-4b.md.
-const MIN_ROWS: usize = 512;
+const MIN_ROWS: usize = 1024;
 
 /// As in csrc/linear_qkv.cu.
 const HEAD_DIM: usize = 128;
-const PARTS: usize = 9;
+const PARTS: usize = 12;
 /// Bytes of `SharedHeads`: the two norms, too.
 const HEADS_SHARED: usize = SHARED + 2 * HEAD_DIM * ELEMENT;
 const _: () = assert!(HEADS_SHARED <= MAX_SHARED);
