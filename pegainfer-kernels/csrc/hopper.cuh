@@ -36,9 +36,10 @@ __device__ __forceinline__ void fence_shared_for_async() {
 }
 
 // 16 bytes, global to shared, by the thread itself; complete after `copies_wait`.
-__device__ __forceinline__ void copy16(void *to, const void *from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+__device__ __forceinline__ void copy16(uint32_t to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
+__device__ __forceinline__ void copy16(void *to, const void *from) { copy16(shared_address(to), from); }
 
 __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 

@@ -184,15 +184,15 @@ impl Pass<'_> {
     fn attention(&mut self, layer: &Layer, i: usize) -> Result<(), OpError> {
         let Self { exec, config, kv, rope, inputs, work, step, .. } = self;
         let (shape, kv) = (config.shape, &mut kv[i]);
-        ops::linear(exec, &work.normed, &layer.qkv, &mut work.qkv)?;
         let (norms, at) = ((&layer.q_norm, &layer.k_norm), (&inputs.positions, &inputs.slots));
         let batch = inputs.attention(step);
         let (eps, cache) = (config.rms_norm_eps, (&mut kv.k, &mut kv.v));
-        let Workspace { qkv, q, attended, .. } = &mut **work;
+        let Workspace { normed, qkv, q, attended, .. } = &mut **work;
         if batch.queries.1 == 1 {
+            ops::linear(exec, normed, &layer.qkv, qkv)?;
             return ops::decode_attention(exec, qkv, norms, rope, at, &batch, shape, eps, cache, q, attended);
         }
-        ops::qk_norm_rope_write_kv(exec, qkv, norms, rope, at, shape, eps, q, cache)?;
+        ops::linear_qkv(exec, (normed, &layer.qkv), norms, rope, at, shape, eps, qkv, q, cache)?;
         let scale = (shape.head_dim as f32).sqrt().recip();
         ops::attention(exec, q, (&kv.k, &kv.v), &batch, shape, scale, attended)
     }

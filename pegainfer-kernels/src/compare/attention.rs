@@ -14,6 +14,11 @@ pub(super) fn run(exec: &mut Exec, call: &mut Call<'_>) -> Result<Option<Vec<Out
             let (norms, at) = ((q_norm, k_norm), (positions, slots));
             ops::qk_norm_rope_write_kv(exec, qkv, norms, rope, at, shape, EPS, q, (k, v))?;
         }
+        ("linear_qkv", [x, w, q_norm, k_norm, rope, positions, slots], [q, k, v]) => {
+            let mut qkv = allocate(exec, "qkv", &[x.rows_cols().0, shape.qkv_width()], DType::Bf16)?;
+            let (norms, at) = ((q_norm, k_norm), (positions, slots));
+            ops::linear_qkv(exec, (x, w), norms, rope, at, shape, EPS, &mut qkv, q, (k, v))?;
+        }
         ("gated_qk_norm_rope_write_kv", [projected, q_norm, k_norm, rope, positions, slots], [q, k, v]) => {
             let (norms, at) = ((q_norm, k_norm), (positions, slots));
             ops::gated_qk_norm_rope_write_kv(exec, projected, norms, rope, at, shape, EPS, q, (k, v))?;

@@ -1,33 +1,19 @@
 //! Launch of csrc/linear_swiglu.cu: the gated product of many rows on Hopper's warpgroups.
 
-use super::attention_prefill::HOPPER;
 use super::images;
-use pegainfer_core::cuda::{BOX_COLUMNS, Cuda, TensorMap};
+use super::many::{BOX_ROWS, GROUP, ROWS, SHARED, STORE_ROWS, THREADS, takes};
+use pegainfer_core::cuda::{Cuda, TensorMap};
 use pegainfer_core::tensor::{OpError, Tensor};
 
 /// Rows of x from which the kernel is faster than cuBLASLt and csrc/swiglu.cu; see docs/benchmarks/h200-qwen3-4b.md.
 const MIN_ROWS: usize = 512;
 
 /// As in csrc/linear_swiglu.cu.
-const ROWS: usize = 128;
-const COLUMNS: usize = 128;
-const BOX_ROWS: usize = 64;
-const STORE_ROWS: usize = 16;
-const STAGES: usize = 4;
 const PARTS: usize = 8;
-const THREADS: usize = 3 * 128;
-/// Bytes of a bf16.
-const ELEMENT: usize = 2;
-/// Bytes of `Shared`: steps of x and w, a tile of out, and two barriers a step.
-const SHARED: usize =
-    STAGES * (ROWS + 2 * COLUMNS) * BOX_COLUMNS * ELEMENT + ROWS * COLUMNS * ELEMENT + STAGES * 2 * size_of::<u64>();
-const _: () = assert!(SHARED <= 227 << 10, "what a block has on Hopper");
-/// Tiles along the rows that are done before the next columns: 4,096 rows of x stay in an H200's L2.
-const GROUP: usize = 32;
 
 /// Whether `gpu` runs this kernel for `m` rows of `k` columns.
 pub(super) fn is_fused(gpu: &Cuda, m: usize, k: usize) -> bool {
-    gpu.capability() == HOPPER && m >= MIN_ROWS && k >= PARTS * BOX_COLUMNS
+    m >= MIN_ROWS && takes(gpu, k, PARTS)
 }
 
 /// Launches `out = silu(gate) * up` with `[gate, up] = x · wᵀ`. The operands are those of
