@@ -4,6 +4,7 @@
 //! stream cancels the request: its KV blocks are free after the steps in flight. The engine runs on one OS thread that
 //! owns its device; see [`runtime`] for the loop.
 
+mod demux;
 mod limits;
 pub mod options;
 mod runtime;

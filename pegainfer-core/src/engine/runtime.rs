@@ -3,6 +3,7 @@
 //! The engine plans and launches steps while older ones run, so that a device never waits for the host: the loop
 //! launches as long as the engine plans, and otherwise waits for the oldest step in flight.
 
+use super::demux::{Demux, demultiplex, is_last};
 use super::stream::{Cancellation, Stamped};
 use super::{
     EngineError, EngineLimits, EngineStats, EventBatch, GenerateRequest, RequestId, StepEngine, SubmitError,
@@ -172,13 +173,6 @@ impl EngineHandle {
     }
 }
 
-enum Demux {
-    Open(RequestId, events::Sender<Stamped>),
-    /// What happened at this time.
-    Events(Instant, EventBatch),
-    Close(RequestId),
-}
-
 struct Runtime<E> {
     engine: E,
     inbox: Receiver<Command>,
@@ -295,36 +289,5 @@ impl<E: StepEngine> Runtime<E> {
     fn send(&self, message: Demux) {
         // The demultiplexer lives as long as this sender; a failed send means the process is going down.
         let _ = self.demux.send(message);
-    }
-}
-
-fn is_last(event: &TokenEvent) -> bool {
-    matches!(event, TokenEvent::Finished { .. } | TokenEvent::Failed { .. })
-}
-
-/// Routes each step's events to the streams of their requests. Never waits: a stream has room for all its events.
-fn demultiplex(batches: &Receiver<Demux>) {
-    let mut streams = HashMap::new();
-    while let Ok(message) = batches.recv() {
-        match message {
-            Demux::Open(id, sender) => {
-                streams.insert(id, sender);
-            }
-            Demux::Close(id) => {
-                streams.remove(&id);
-            }
-            Demux::Events(at, batch) => {
-                for (id, event) in batch {
-                    let last = is_last(&event);
-                    if let Some(sender) = streams.get(&id) {
-                        // An error means that the client is gone; the engine sees its flag before the next step.
-                        let _: Result<(), events::error::TrySendError<Stamped>> = sender.try_send((at, event));
-                    }
-                    if last {
-                        streams.remove(&id);
-                    }
-                }
-            }
-        }
     }
 }
