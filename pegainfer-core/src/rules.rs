@@ -3,6 +3,10 @@
 //! [`LogitRules`] is what a request asks for, a [`RuleTracker`] follows one sequence under it, and an [`Adjustment`] is
 //! what the rules do to one row of logits.
 
+mod adjustment;
+
+pub use adjustment::{Adjustment, LogitEdit, TokenMask};
+
 use crate::sampling::SamplingError;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -110,58 +114,6 @@ impl LogitRules {
     pub fn need_history(&self) -> bool {
         self.fields.has_penalties() || self.fields.bad_words.iter().any(|word| word.len() > 1)
     }
-}
-
-/// The tokens that may be drawn, one bit each.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TokenMask {
-    words: Vec<u32>,
-}
-
-impl TokenMask {
-    /// Allows `ids`, all of them below `vocab_size`.
-    pub fn new(ids: &[u32], vocab_size: usize) -> Self {
-        let mut words = vec![0; vocab_size.div_ceil(32)];
-        ids.iter().for_each(|id| words[*id as usize / 32] |= 1 << (id % 32));
-        Self { words }
-    }
-
-    /// Takes words as [`words`](Self::words) gives them.
-    pub fn from_words(words: Vec<u32>) -> Self {
-        Self { words }
-    }
-
-    /// `[vocab / 32, rounded up]`; token `t` is bit `t % 32` of word `t / 32`.
-    pub fn words(&self) -> &[u32] {
-        &self.words
-    }
-}
-
-/// What the rules do to the logit of one token.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct LogitEdit {
-    /// The token.
-    pub token: u32,
-    /// Divides a logit above 0, multiplies another.
-    pub scale: f32,
-    /// Added afterwards; -inf is a ban.
-    pub add: f32,
-}
-
-impl LogitEdit {
-    /// The new logit, in f32 with every operation rounded.
-    pub fn apply(self, logit: f32) -> f32 {
-        (if logit > 0.0 { logit / self.scale } else { logit * self.scale }) + self.add
-    }
-}
-
-/// What the rules do to one row of logits.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct Adjustment {
-    /// At most one for each token.
-    pub edits: Vec<LogitEdit>,
-    /// All other tokens become -inf; `None` allows all.
-    pub allowed: Option<Arc<TokenMask>>,
 }
 
 /// The rules of one sequence and what they need to know of its tokens. A new token costs the same however long the
