@@ -121,9 +121,10 @@ impl StateSlots {
 
     /// A slot for a copy, unless the sequences without a slot may want all that can be had.
     fn allocate_copy(&mut self) -> Option<Arc<Slot>> {
-        let unused = self.copies.values().filter(|copy| Arc::strong_count(&copy.slot) == 1).count();
         let wanted = self.rows.saturating_sub(Arc::strong_count(&self.seats) - 1);
-        if self.free().0 + unused > wanted { self.allocate() } else { None }
+        let free = self.free().0;
+        let unused = || self.copies.values().filter(|copy| Arc::strong_count(&copy.slot) == 1).count();
+        if free > wanted || free + unused() > wanted { self.allocate() } else { None }
     }
 
     /// The slot that the sequence goes on in: its own, if nobody else needs what is in it, else another one.

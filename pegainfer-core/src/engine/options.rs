@@ -29,8 +29,7 @@ pub fn step_tokens(asked: Option<usize>, memory: Option<u64>, token_bytes: u64) 
 }
 
 /// Tokens of the prompts that an engine computes before it serves on a GPU: of a mixed step and of usual prompts, as far as
-/// `most` allows. That loads kernels and lets cuBLASLt choose, which takes up to a quarter of a second for each; requests
-/// would wait for it, and those that come meanwhile pile up behind them.
+/// `most` allows. That loads kernels and lets cuBLASLt choose, for which the first requests would have to wait.
 pub fn warm_up(mixed: usize, most: usize) -> Vec<usize> {
     let mut lengths: Vec<usize> = [mixed, 1024, 2048, 4096].map(|tokens| tokens.min(most)).into();
     lengths.dedup();

@@ -13,10 +13,14 @@ pub type Room<'a> = (&'a str, [usize; 2], DType);
 /// Tensors that share a buffer begin at multiples of these bytes.
 const ALIGNMENT: usize = 256;
 
+/// Bytes of a room among others.
+fn room_bytes((_, shape, dtype): &Room<'_>) -> usize {
+    (shape[0] * shape[1] * dtype.size()).next_multiple_of(ALIGNMENT)
+}
+
 /// Bytes that [`Exec::in_turns`] takes on a GPU.
 pub fn turns_bytes(turns: &[&[Room<'_>]]) -> usize {
-    let bytes = |(_, shape, dtype): &Room<'_>| (shape[0] * shape[1] * dtype.size()).next_multiple_of(ALIGNMENT);
-    turns.iter().map(|rooms| rooms.iter().map(bytes).sum()).max().unwrap_or(0)
+    turns.iter().map(|rooms| rooms.iter().map(room_bytes).sum()).max().unwrap_or(0)
 }
 
 impl Exec {
@@ -41,9 +45,9 @@ impl Exec {
         let mut tensors = Vec::with_capacity(N);
         for rooms in turns {
             let mut offset = 0;
-            for (name, shape, dtype) in *rooms {
+            for room @ (name, shape, dtype) in *rooms {
                 tensors.push(self.tensor_in(shared.as_ref(), offset, name, shape, *dtype)?);
-                offset += turns_bytes(&[&[(*name, *shape, *dtype)]]);
+                offset += room_bytes(room);
             }
         }
         tensors.try_into().map_err(|_| io::Error::other("one tensor for each room"))

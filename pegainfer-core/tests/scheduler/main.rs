@@ -54,6 +54,17 @@ fn random_steps_leak_nothing_and_finish_every_request_once() {
     assert!(preemptions > STEPS as u64 / 1000 && hits > STEPS as u64 / 100, "the worlds are too easy");
 }
 
+/// One for `seqs` sequences and steps of `tokens` tokens, mixed ones of 64, over `blocks` blocks.
+fn scheduler(seqs: usize, tokens: usize, blocks: usize) -> Scheduler {
+    let config = SchedulerConfig {
+        max_num_seqs: seqs,
+        max_num_batched_tokens: tokens,
+        max_num_mixed_tokens: 64,
+        eos_token_ids: vec![EOS],
+    };
+    Scheduler::new(config, BlockPool::new(blocks), ())
+}
+
 fn plain(max_tokens: usize) -> GenerateRequest {
     GenerateRequest {
         prompt: vec![5; 20],
@@ -72,13 +83,7 @@ fn plain(max_tokens: usize) -> GenerateRequest {
 
 #[test]
 fn lower_numbers_run_first_and_what_runs_goes_on() {
-    let config = SchedulerConfig {
-        max_num_seqs: 1,
-        max_num_batched_tokens: 64,
-        max_num_mixed_tokens: 64,
-        eos_token_ids: vec![EOS],
-    };
-    let mut scheduler = Scheduler::new(config, BlockPool::new(8), ());
+    let mut scheduler = scheduler(1, 64, 8);
     let add = |scheduler: &mut Scheduler, id, priority| {
         scheduler.add(RequestId(id), GenerateRequest { priority, ..plain(3) });
     };
@@ -118,13 +123,7 @@ impl Matcher for Held {
 #[test]
 fn a_late_mask_holds_up_its_own_request_only_and_a_failure_ends_no_other() {
     for first in [1, 2] {
-        let config = SchedulerConfig {
-            max_num_seqs: 4,
-            max_num_batched_tokens: 64,
-            max_num_mixed_tokens: 64,
-            eos_token_ids: vec![EOS],
-        };
-        let mut scheduler = Scheduler::new(config, BlockPool::new(64), ());
+        let mut scheduler = scheduler(4, 64, 64);
         let barrier = Arc::new(std::sync::Barrier::new(2));
         let request = |grammar| GenerateRequest { grammar, ..plain(6) };
         scheduler.add(RequestId(0), request(Some(Arc::new(Held(barrier.clone())))));
@@ -163,13 +162,7 @@ fn a_late_mask_holds_up_its_own_request_only_and_a_failure_ends_no_other() {
 #[test]
 fn a_crowd_can_be_held_back_and_is_one_step_unless_many_decode() {
     for (decoding, tokens, left) in [(0, 24_000, None), (2, 24_002, None), (8, 16_384, Some(6000))] {
-        let config = SchedulerConfig {
-            max_num_seqs: 64,
-            max_num_batched_tokens: 30_000,
-            max_num_mixed_tokens: 64,
-            eos_token_ids: vec![EOS],
-        };
-        let mut scheduler = Scheduler::new(config, BlockPool::new(4000), ());
+        let mut scheduler = scheduler(64, 30_000, 4000);
         for id in 0..decoding {
             scheduler.add(RequestId(id), plain(9));
         }

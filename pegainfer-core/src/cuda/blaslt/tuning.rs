@@ -28,8 +28,8 @@ const ROUNDS: usize = 3;
 const GAIN: f64 = 1.03;
 
 /// The row count whose choice serves `m` rows: round numbers come often, as decode batches and as prefill chunks, and
-/// engines compute such chunks before they serve. None for other large ones, where the heuristic's first is as good:
-/// timing takes 0.1 s, in which requests would wait.
+/// engines compute such chunks before they serve. None for other large ones, where the heuristic's first is mostly as good:
+/// requests would wait while they are timed.
 fn timed_rows(m: usize) -> Option<usize> {
     match m {
         0..=SMALL => Some(m.next_multiple_of(STEP)),

@@ -18,10 +18,10 @@ impl<M: Memory> Scheduler<M> {
         (tokens < max_num_batched_tokens).then_some(tokens)
     }
 
-    /// Chooses the next step and reports the requests it admits, of which there are none if they are to be held `back`. The
+    /// Chooses the next step and reports the requests it admits, of which there are none with `hold`. The
     /// step is empty when there is nothing to run before the step in flight is committed; an empty step is not run and not
     /// committed.
-    pub fn plan(&mut self, back: bool) -> (Step<M::Row>, EventBatch) {
+    pub fn plan(&mut self, hold: bool) -> (Step<M::Row>, EventBatch) {
         assert!(self.in_flight < 2, "an unknown token is one of the previous step");
         let mut budget = self.budget();
         // A step has room for a sample of each sequence; what is not needed for that is for reports about prompts.
@@ -50,7 +50,7 @@ impl<M: Memory> Scheduler<M> {
             }
         }
         let mut events = EventBatch::new();
-        if self.stats.preemptions == preemptions && !back {
+        if self.stats.preemptions == preemptions && !hold {
             self.admit(&mut budget, &mut spare, &mut share, &mut events);
         }
         (self.build_step(&share), events)
