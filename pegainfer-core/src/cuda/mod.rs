@@ -14,6 +14,7 @@ mod staging;
 mod tensor_map;
 mod upload;
 
+pub(crate) use blaslt::served_rows;
 pub use graph::Graph;
 pub(crate) use landing::Landing;
 pub use launch::{Image, Launch};

@@ -1,5 +1,8 @@
 //! What every engine checks of the options it is loaded with. An error is a sentence for the user that names the flag.
 
+use crate::cuda::served_rows;
+use std::iter::successors;
+
 /// The context length: what was `asked` for, or the model's `most`.
 pub fn context_len(asked: Option<usize>, most: usize) -> Result<usize, String> {
     let context = asked.unwrap_or(most);
@@ -13,6 +16,9 @@ pub fn context_len(asked: Option<usize>, most: usize) -> Result<usize, String> {
 const MOST_SEQS: usize = 1 << 14;
 /// Most tokens of a step.
 const MOST_TOKENS: usize = 1 << 18;
+
+/// Steps of so few tokens have kernels that need no choice.
+const STREAMED: usize = 96;
 
 /// Tokens of a step on the CPU, unless the user says.
 const CPU_TOKENS: usize = 512;
@@ -28,10 +34,13 @@ pub fn step_tokens(asked: Option<usize>, memory: Option<u64>, token_bytes: u64) 
     asked.unwrap_or_else(|| memory.map_or(CPU_TOKENS, |memory| 1 << fitting(memory)))
 }
 
-/// Tokens of the prompts that an engine computes before it serves on a GPU: of a mixed step and of usual prompts, as far as
-/// `most` allows. That loads kernels and lets cuBLASLt choose, for which the first requests would have to wait.
+/// Tokens of the prompts that an engine computes before it serves on a GPU, as far as `most` allows: of usual prompts, and
+/// one for each choice that cuBLASLt makes for mixed steps of up to `mixed` tokens. That loads kernels and times candidates,
+/// for which the first requests would have to wait.
 pub fn warm_up(mixed: usize, most: usize) -> Vec<usize> {
-    let mut lengths: Vec<usize> = [mixed, 1024, 2048, 4096].map(|tokens| tokens.min(most)).into();
+    let next = |tokens: &usize| Some(served_rows(tokens + 1)).filter(|next| *next < mixed);
+    let steps = successors(Some(served_rows(1)), next).skip_while(|tokens| *tokens <= STREAMED);
+    let mut lengths: Vec<usize> = steps.chain([mixed, 1024, 2048, 4096]).map(|tokens| tokens.min(most)).collect();
     lengths.dedup();
     lengths
 }
@@ -83,8 +92,11 @@ mod tests {
         assert_eq!(step_tokens(None, None, 73_728), 512);
         assert_eq!(step_tokens(None, Some(150_000_000_000), 73_728), 131_072, "Qwen3-4B on an H200: 9.7 GB");
         assert_eq!(step_tokens(None, Some(25_000_000_000), 73_728), 16_384, "on a GPU of 24 GB");
-        assert_eq!(warm_up(512, 131_072), [512, 1024, 2048, 4096]);
-        assert_eq!(warm_up(512, 300), [300]);
+        let lengths = warm_up(512, 131_072);
+        assert_eq!(lengths[..4], [112, 128, 144, 160]);
+        assert_eq!(lengths[15..], [448, 480, 512, 1024, 2048, 4096]);
+        assert_eq!(warm_up(512, 150), [112, 128, 144, 150]);
+        assert_eq!(warm_up(64, 4096), [64, 1024, 2048, 4096]);
         let most = most_blocks(16);
         assert_eq!(pool_blocks(most, 16, 1), Ok(most as usize));
         assert!(pool_blocks(most + 1, 16, 1).is_err());

@@ -27,6 +27,12 @@ use std::thread::{Builder, JoinHandle};
 /// Candidates that the heuristic is asked for. It has no more for most products.
 const CANDIDATES: usize = 8;
 
+/// The row count whose choice serves `m` rows: the next of 8 for each power of two, and up to 128 the next multiple of 16.
+/// (What is best for 256 rows loses a fifth at 200.)
+pub(crate) fn served_rows(m: usize) -> usize {
+    m.next_multiple_of((m.next_power_of_two() / 16).max(16))
+}
+
 /// `[m, n] = [m, k] [n, k]ᵀ` of bf16, with this output. `+ out` needs no other plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Product {

@@ -1,6 +1,7 @@
 //! On a GPU only (`PEGAINFER_TEST_DEVICE=cuda`). Operands are small whole numbers, so sums are exact in f32 and every
 //! element must come out as the exact value, rounded once; or twice where it is added to bf16.
 
+use super::served_rows;
 use crate::cuda::Cuda;
 use crate::exec::Exec;
 use crate::rng;
@@ -84,6 +85,12 @@ impl Case {
 fn exec() -> Option<Exec> {
     let wanted = std::env::var("PEGAINFER_TEST_DEVICE").is_ok_and(|device| device == "cuda");
     wanted.then(|| Exec::cuda(0, Some(2)).unwrap())
+}
+
+#[test]
+fn few_choices_serve_all_row_counts() {
+    assert_eq!([1, 17, 97, 128].map(served_rows), [16, 32, 112, 128]);
+    assert_eq!([129, 200, 256, 257, 500, 513, 131_072].map(served_rows), [144, 208, 256, 288, 512, 576, 131_072]);
 }
 
 #[test]
