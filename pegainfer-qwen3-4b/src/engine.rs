@@ -105,9 +105,10 @@ pub fn load(
     // first request would wait for them.
     executor.run(&Step::uniform(1, 1, 1))?;
     if executor.exec().device() == Device::Cuda {
-        let most = bounds.size.tokens.min(bounds.size.context).min(executor.kv_blocks() * BLOCK_SIZE);
-        for tokens in warm_up(options.max_num_mixed_tokens, most) {
-            executor.run(&Step::uniform(1, tokens, tokens))?;
+        let blocks = executor.kv_blocks();
+        let most = (bounds.size.rows.min(blocks), bounds.size.tokens.min(bounds.size.context).min(blocks * BLOCK_SIZE));
+        for rows in warm_up(options.max_num_mixed_tokens, most) {
+            executor.run(&Step::ragged(&rows))?;
         }
     }
     let limits = EngineLimits {

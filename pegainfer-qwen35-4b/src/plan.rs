@@ -11,11 +11,18 @@ pub type Step = schedule::Step<Segment>;
 
 /// As `schedule::Step::uniform`, row `b` with its state in slot `b`.
 pub fn uniform(batch: usize, tokens: usize, context: usize) -> Step {
-    let mut step = Step::uniform(batch, tokens, context);
-    let slot = |b: usize| if tokens == context { NO_STATE } else { b as u32 };
-    let segment =
-        |b: usize| Segment { first: (b * tokens) as u32, end: ((b + 1) * tokens) as u32, from: slot(b), to: b as u32 };
-    step.memory = (0..batch).map(segment).collect();
+    ragged(&vec![(tokens, context); batch])
+}
+
+/// As `schedule::Step::ragged`, row `b` with its state in slot `b`.
+pub fn ragged(rows: &[(usize, usize)]) -> Step {
+    let mut step = Step::ragged(rows);
+    let ends = step.qo_indptr.windows(2);
+    let segment = |(b, ((tokens, context), ends)): (usize, (&(usize, usize), &[u32]))| {
+        let from = if tokens == context { NO_STATE } else { b as u32 };
+        Segment { first: ends[0], end: ends[1], from, to: b as u32 }
+    };
+    step.memory = rows.iter().zip(ends).enumerate().map(segment).collect();
     step
 }
 

@@ -1,6 +1,7 @@
 //! What every engine checks of the options it is loaded with. An error is a sentence for the user that names the flag.
 
 use crate::cuda::served_rows;
+use crate::schedule::GRAPH_SIZES;
 use std::iter::successors;
 
 /// The context length: what was `asked` for, or the model's `most`.
@@ -17,8 +18,8 @@ const MOST_SEQS: usize = 1 << 14;
 /// Most tokens of a step.
 const MOST_TOKENS: usize = 1 << 18;
 
-/// Steps of so few tokens have kernels that need no choice.
-const STREAMED: usize = 96;
+/// Products of so many rows are cuBLASLt's, which has to choose how. There are kernels for fewer.
+const CHOSEN: usize = 97;
 
 /// Tokens of a step on the CPU, unless the user says.
 const CPU_TOKENS: usize = 512;
@@ -34,15 +35,18 @@ pub fn step_tokens(asked: Option<usize>, memory: Option<u64>, token_bytes: u64) 
     asked.unwrap_or_else(|| memory.map_or(CPU_TOKENS, |memory| 1 << fitting(memory)))
 }
 
-/// Tokens of the prompts that an engine computes before it serves on a GPU, as far as `most` allows: of usual prompts, and
-/// one for each choice that cuBLASLt makes for mixed steps of up to `mixed` tokens. That loads kernels and times candidates,
-/// for which the first requests would have to wait.
-pub fn warm_up(mixed: usize, most: usize) -> Vec<usize> {
-    let next = |tokens: &usize| Some(served_rows(tokens + 1)).filter(|next| *next < mixed);
-    let steps = successors(Some(served_rows(1)), next).skip_while(|tokens| *tokens <= STREAMED);
-    let mut lengths: Vec<usize> = steps.chain([mixed, 1024, 2048, 4096]).map(|tokens| tokens.min(most)).collect();
-    lengths.dedup();
-    lengths
+/// Steps that an engine computes before it serves on a GPU, each as its rows' tokens and contexts: what loads kernels and
+/// lets cuBLASLt choose. The first requests would have to wait for that, and those before them, because the device has to
+/// be idle for it. `mixed`: tokens of a mixed step; `most`: rows and tokens of the largest step.
+pub fn warm_up(mixed: usize, most: (usize, usize)) -> Vec<Vec<(usize, usize)>> {
+    let decoding = GRAPH_SIZES.into_iter().filter(|rows| *rows <= most.0).map(|rows| vec![(1, 1); rows]);
+    let choices = successors(Some(served_rows(CHOSEN)), |rows| Some(served_rows(rows + 1)));
+    let pieces = choices.take_while(|tokens| *tokens <= mixed);
+    let mut prompts: Vec<usize> = pieces.chain([mixed, 1024, 2048, 4096]).map(|tokens| tokens.min(most.1)).collect();
+    prompts.dedup();
+    let prompts = prompts.into_iter().map(|tokens| vec![(tokens, tokens)]);
+    let both = (1 < mixed && 1 < most.0 && 2 * mixed <= most.1).then(|| vec![(1, 1), (mixed - 1, mixed - 1)]);
+    decoding.chain(prompts).chain(both).collect()
 }
 
 /// That steps of `tokens` tokens have room for one of each of `seqs` sequences.
@@ -92,14 +96,14 @@ mod tests {
         assert_eq!(step_tokens(None, None, 73_728), 512);
         assert_eq!(step_tokens(None, Some(150_000_000_000), 73_728), 131_072, "Qwen3-4B on an H200: 9.7 GB");
         assert_eq!(step_tokens(None, Some(25_000_000_000), 73_728), 16_384, "on a GPU of 24 GB");
-        let lengths = warm_up(512, 131_072);
-        assert_eq!(lengths[..4], [112, 128, 144, 160]);
-        assert_eq!(lengths[15..], [448, 480, 512, 1024, 2048, 4096]);
-        assert_eq!(warm_up(512, 150), [112, 128, 144, 150]);
-        assert_eq!(warm_up(64, 4096), [64, 1024, 2048, 4096]);
-        let most = most_blocks(16);
-        assert_eq!(pool_blocks(most, 16, 1), Ok(most as usize));
-        assert!(pool_blocks(most + 1, 16, 1).is_err());
-        assert!(pool_blocks(0, 16, 7).unwrap_err().contains("0 KV blocks of 7 bytes"));
+        let steps = warm_up(512, (256, 131_072));
+        assert_eq!(steps[..3], [vec![(1, 1)], vec![(1, 1); 2], vec![(1, 1); 3]]);
+        let prompts: Vec<usize> = steps.iter().filter(|rows| rows.len() == 1).map(|rows| rows[0].0).collect();
+        assert_eq!(prompts[..4], [1, 112, 128, 144]);
+        assert_eq!(prompts[16..], [448, 480, 512, 1024, 2048, 4096]);
+        assert_eq!(steps.iter().map(Vec::len).max(), Some(256));
+        assert_eq!(steps.last(), Some(&vec![(1, 1), (511, 511)]));
+        let few = warm_up(64, (1, 150));
+        assert_eq!(few, [1, 64, 150].map(|tokens| vec![(tokens, tokens)]));
     }
 }

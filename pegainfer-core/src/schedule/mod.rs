@@ -10,6 +10,7 @@ mod sequence;
 mod step;
 
 pub use engine::{Engine, STEPS_IN_FLIGHT, StepExecutor};
+pub(crate) use graphs::GRAPH_SIZES;
 pub use graphs::{Graphs, Launches};
 pub use memory::{Memory, OutOfMemory};
 pub use scheduler::{Scheduler, SchedulerConfig};

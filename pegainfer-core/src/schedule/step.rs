@@ -85,13 +85,19 @@ pub struct Outcome {
 }
 
 impl<M: Clone + Default> Step<M> {
-    /// A step of `batch` equal rows that each add `tokens` tokens to `context - tokens` cached ones, and sample. Blocks
-    /// are numbered through; `memory` is empty. For plans and benchmarks: no scheduler is asked.
+    /// A step of `batch` equal rows that each add `tokens` tokens to `context - tokens` cached ones, see
+    /// [`ragged`](Self::ragged).
     pub fn uniform(batch: usize, tokens: usize, context: usize) -> Self {
-        assert!(batch > 0 && 0 < tokens && tokens <= context);
-        let max_blocks = context.div_ceil(BLOCK_SIZE);
+        Self::ragged(&vec![(tokens, context); batch])
+    }
+
+    /// A step of `rows`, of tokens that a row adds and of its context, these included; each samples once. Blocks are
+    /// numbered through; `memory` is empty. For plans and benchmarks: no scheduler is asked.
+    pub fn ragged(rows: &[(usize, usize)]) -> Self {
+        let max_blocks = rows.iter().map(|(_, context)| context.div_ceil(BLOCK_SIZE)).max().unwrap_or(0);
         let mut step = Self { qo_indptr: vec![0], max_blocks, ..Self::default() };
-        for b in 0..batch {
+        for (b, &(tokens, context)) in rows.iter().enumerate() {
+            assert!(0 < tokens && tokens <= context);
             let (id, first) = (RequestId(b as u64), (b * max_blocks * BLOCK_SIZE) as u32);
             step.positions.extend((context - tokens..context).map(|p| p as u32));
             step.slots.extend((context - tokens..context).map(|p| first + p as u32));
