@@ -159,9 +159,10 @@ impl Pass<'_> {
         }
         ops::rms_norm(exec, &work.residual, &layers[0].input_norm, eps, &mut work.normed)?;
         for (i, layer) in layers.iter().enumerate() {
-            self.attention(layer, i)?;
             let next = layers.get(i + 1);
-            if next.is_none() && self.keep_samples()? == 0 {
+            if next.is_some() || self.step.samples_every_token() {
+                self.attention(layer, i)?;
+            } else if !self.attention_of_samples(layer, i)? {
                 return Ok(());
             }
             // The MLP's end takes the next layer's input norm along.
@@ -170,31 +171,53 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Narrows the step to the rows that are sampled; says how many.
-    fn keep_samples(&mut self) -> Result<usize, OpError> {
-        let samples = self.step.samples.len();
-        if samples > 0 && !self.step.samples_every_token() {
-            self.inputs.sample_rows.set_rows(samples);
-            self.work.keep_rows(self.exec, &self.inputs.sample_rows)?;
-        }
-        Ok(samples)
-    }
-
     /// The first half of layer `i`, up to its output projection: `normed` becomes `attended`.
     fn attention(&mut self, layer: &Layer, i: usize) -> Result<(), OpError> {
-        let Self { exec, config, kv, rope, inputs, work, step, .. } = self;
-        let (shape, kv) = (config.shape, &mut kv[i]);
-        let (norms, at) = ((&layer.q_norm, &layer.k_norm), (&inputs.positions, &inputs.slots));
-        let batch = inputs.attention(step);
-        let (eps, cache) = (config.rms_norm_eps, (&mut kv.k, &mut kv.v));
-        let Workspace { normed, qkv, q, attended, .. } = &mut **work;
-        if batch.queries.1 == 1 {
-            ops::linear(exec, normed, &layer.qkv, qkv)?;
-            return ops::decode_attention(exec, qkv, norms, rope, at, &batch, shape, eps, cache, q, attended);
+        if self.step.queries().1 > 1 {
+            self.queries(layer, i)?;
+            return self.attend(i, false);
         }
-        ops::linear_qkv(exec, (normed, &layer.qkv), norms, rope, at, shape, eps, qkv, q, cache)?;
+        let Self { exec, config, kv, rope, inputs, work, step, .. } = self;
+        let (norms, at) = ((&layer.q_norm, &layer.k_norm), (&inputs.positions, &inputs.slots));
+        let (eps, cache) = (config.rms_norm_eps, (&mut kv[i].k, &mut kv[i].v));
+        let Workspace { normed, qkv, q, attended, .. } = &mut **work;
+        let batch = inputs.attention(step);
+        ops::linear(exec, normed, &layer.qkv, qkv)?;
+        ops::decode_attention(exec, qkv, norms, rope, at, &batch, config.shape, eps, cache, q, attended)
+    }
+
+    /// As [`attention`](Self::attention) for the last layer, narrowed to what is sampled; says whether anything is.
+    fn attention_of_samples(&mut self, layer: &Layer, i: usize) -> Result<bool, OpError> {
+        if self.step.sampled_indptr().is_none() {
+            self.attention(layer, i)?;
+            self.work.keep_outputs(self.exec, &self.inputs.sample_rows)?;
+            return Ok(true);
+        }
+        self.queries(layer, i)?;
+        if self.step.samples.is_empty() {
+            return Ok(false);
+        }
+        self.work.keep_queries(self.exec, &self.inputs.sample_rows)?;
+        self.attend(i, true)?;
+        Ok(true)
+    }
+
+    /// The projections of layer `i`: `normed` becomes `q`, and keys and values in the cache.
+    fn queries(&mut self, layer: &Layer, i: usize) -> Result<(), OpError> {
+        let Self { exec, config, kv, rope, inputs, work, .. } = self;
+        let (norms, at) = ((&layer.q_norm, &layer.k_norm), (&inputs.positions, &inputs.slots));
+        let cache = (&mut kv[i].k, &mut kv[i].v);
+        let Workspace { normed, qkv, q, .. } = &mut **work;
+        ops::linear_qkv(exec, (normed, &layer.qkv), norms, rope, at, config.shape, config.rms_norm_eps, qkv, q, cache)
+    }
+
+    /// What the queries of layer `i` find in its cache: `q` becomes `attended`, of the sampled tokens or of all.
+    fn attend(&mut self, i: usize, sampled: bool) -> Result<(), OpError> {
+        let Self { exec, config, kv, inputs, work, step, .. } = self;
+        let (shape, cache) = (config.shape, (&kv[i].k, &kv[i].v));
+        let batch = if sampled { inputs.sampled_attention(step) } else { inputs.attention(step) };
         let scale = (shape.head_dim as f32).sqrt().recip();
-        ops::attention(exec, q, (&kv.k, &kv.v), &batch, shape, scale, attended)
+        ops::attention(exec, &work.q, cache, &batch, shape, scale, &mut work.attended)
     }
 
     /// The rest: `attended` goes into the residual stream, and `normed` becomes that under the norm that comes `next`.

@@ -3,9 +3,9 @@
 use crate::config::Config;
 use pegainfer_core::exec::{Exec, Room, turns_bytes};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-use pegainfer_kernels::ops;
+use pegainfer_kernels::step::keep_rows;
 
-/// Activations, allocated once for the largest step. `tokens` rows, until [`keep_rows`](Self::keep_rows).
+/// Activations, allocated once for the largest step. `tokens` rows, until the last layer narrows them.
 #[derive(Debug)]
 pub(crate) struct Workspace {
     /// The residual stream, `[tokens, hidden]`.
@@ -41,17 +41,19 @@ impl Workspace {
         (3 * config.hidden_size * DType::Bf16.size() + turns_bytes(&[&attention, &mlp])) as u64
     }
 
-    /// Goes on with `rows` (`[n]` u32) of the residual stream and of the output of attention.
-    pub fn keep_rows(&mut self, exec: &mut Exec, rows: &Tensor) -> Result<(), OpError> {
+    /// Goes on with `rows` (`[n]` u32) of the residual stream and of the queries, before attention.
+    pub fn keep_queries(&mut self, exec: &mut Exec, rows: &Tensor) -> Result<(), OpError> {
         let Self { residual, delta, q, attended, .. } = self;
-        let kept = rows.elements();
-        delta.set_rows(kept);
-        q.set_rows(kept);
-        ops::gather_rows(exec, residual, rows, delta)?;
-        ops::gather_rows(exec, attended, rows, q)?;
-        std::mem::swap(residual, delta);
-        std::mem::swap(attended, q);
-        self.set_rows(kept);
+        keep_rows(exec, rows, [(residual, delta), (q, attended)])?;
+        self.set_rows(rows.elements());
+        Ok(())
+    }
+
+    /// Goes on with `rows` (`[n]` u32) of the residual stream and of the output of attention.
+    pub fn keep_outputs(&mut self, exec: &mut Exec, rows: &Tensor) -> Result<(), OpError> {
+        let Self { residual, delta, q, attended, .. } = self;
+        keep_rows(exec, rows, [(residual, delta), (attended, q)])?;
+        self.set_rows(rows.elements());
         Ok(())
     }
 

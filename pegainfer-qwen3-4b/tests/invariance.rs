@@ -9,9 +9,16 @@ mod support;
 use pegainfer_core::engine::{FinishReason, GenerateRequest, StepEngine};
 use pegainfer_core::rules::{LogitRules, RuleFields};
 use pegainfer_core::sampling::SamplingParams;
+use pegainfer_core::weights::Source;
+use pegainfer_kernels::step::StepSize;
 use pegainfer_qwen3_4b::LoadOptions;
+use pegainfer_qwen3_4b::config::Config;
+use pegainfer_qwen3_4b::executor::{Executor, StepBounds};
+use pegainfer_qwen3_4b::plan::Step;
+use pegainfer_qwen3_4b::weights::Weights;
 use support::invariance::{self, Alone, DRIFT};
-use support::{Output, Target, best, engine, fixture, greedy, options, run, targets};
+use support::samples;
+use support::{Output, Target, best, engine, fixture, greedy, model_path, options, run, targets};
 
 /// With random prompts of awkward lengths.
 fn requests() -> Vec<GenerateRequest> {
@@ -109,6 +116,23 @@ fn prompts_are_reported_as_if_they_were_drawn() {
                 }
                 assert!(target == Target::Cuda || outputs[3].prompt == outputs[1].prompt);
             }
+        }
+    }
+}
+
+/// The last layer goes on with what is sampled.
+#[test]
+fn what_is_drawn_does_not_depend_on_what_else_is() {
+    for target in targets() {
+        let mut exec = target.exec();
+        let config = Config::load(&model_path()).unwrap();
+        let source = Source::open(&model_path()).unwrap();
+        let weights = Weights::load(&mut exec, &config, &source, &mut |_| {}).unwrap();
+        let size = StepSize { tokens: 120, rows: 120, context: 40 };
+        let bounds = StepBounds { size, kv_blocks: 9, gpu_memory_share: None, graphs: false };
+        let mut executor = Executor::new(exec, config, weights, bounds).unwrap();
+        for step in [Step::uniform(3, 40, 40), Step::uniform(4, 1, 1)] {
+            samples::hold(target, &mut executor, &step);
         }
     }
 }

@@ -5,7 +5,8 @@
 use pegainfer_core::record::OpRecord;
 use pegainfer_kernels::ops::HeadShape;
 use pegainfer_qwen3_4b::config::Config;
-use pegainfer_qwen3_4b::record;
+use pegainfer_qwen3_4b::plan::Step;
+use pegainfer_qwen3_4b::{record, record_step};
 
 /// (hidden, intermediate, layers, heads, tied, parameters) of the official Qwen3 models.
 const SIZES: [(usize, usize, usize, usize, bool, u64); 6] = [
@@ -88,7 +89,7 @@ fn prefill_flops_are_dense_plus_causal_attention() {
     let config = config(SIZES[2]);
     let records = record(&config, 1, 1024, 1024).unwrap();
     let attention = total(&records, |r| if r.op == "attention" { r.flops } else { 0 });
-    assert_eq!(attention, 4 * 36 * 4096 * (1024 * 1025 / 2));
+    assert_eq!(attention, 4 * 4096 * (35 * 1024 * 1025 / 2 + 1024), "one query in the last layer");
     assert_eq!(
         records.len(),
         2 + 36 * 5 + 4,
@@ -99,6 +100,13 @@ fn prefill_flops_are_dense_plus_causal_attention() {
 }
 
 #[test]
+fn a_step_without_samples_ends_with_the_last_keys_and_values() {
+    let step = Step { samples: Vec::new(), ..Step::uniform(1, 1024, 2048) };
+    let records = record_step(&config(SIZES[2]), &step).unwrap();
+    assert_eq!((records.len(), records.last().unwrap().op), (2 + 35 * 5 + 1, "linear_qkv"));
+}
+
+#[test]
 fn every_input_was_written_before_or_is_a_weight() {
     let records = record(&config(SIZES[0]), 2, 3, 40).unwrap();
     let mut written: Vec<u32> = Vec::new();
@@ -106,7 +114,8 @@ fn every_input_was_written_before_or_is_a_weight() {
         for read in &record.reads {
             let given = read.name.starts_with("model.") || read.name.starts_with("kv.");
             let host = ["sampled", "tokens", "positions", "slots", "qo_indptr", "kv_lens", "block_tables", "rope"];
-            let host = host.contains(&read.name.as_str()) || ["sample_rows", "draws"].contains(&read.name.as_str());
+            let samples = ["sample_rows", "sampled_indptr", "draws"];
+            let host = host.contains(&read.name.as_str()) || samples.contains(&read.name.as_str());
             let previous = read.name == "sampled";
             assert!(given || host || previous || written.contains(&read.id), "{}", read.name);
         }

@@ -157,28 +157,21 @@ impl Pass<'_> {
         ops::embedding(exec, &inputs.tokens, &sampler.sampled, &weights.embedding, &mut work.residual)?;
         ops::rms_norm(exec, &work.residual, &layers[0].input_norm, eps, &mut work.normed)?;
         for (i, layer) in layers.iter().enumerate() {
+            let next = layers.get(i + 1);
             match &layer.mixer {
                 Mixer::Linear(mixer) => self.linear_attention(mixer, i)?,
+                // The last layer is one of full attention.
+                Mixer::Full(mixer) if next.is_none() && !self.step.samples_every_token() => {
+                    if !self.attention_of_samples(mixer, i)? {
+                        return Ok(());
+                    }
+                }
                 Mixer::Full(mixer) => self.full_attention(mixer, i)?,
-            }
-            let next = layers.get(i + 1);
-            if next.is_none() && self.keep_samples()? == 0 {
-                return Ok(());
             }
             // The MLP's end takes the next layer's input norm along.
             self.mlp(layer, next.map_or(&self.weights.norm, |next| &next.input_norm))?;
         }
         Ok(())
-    }
-
-    /// Narrows the step to the rows that are sampled; says how many. The last layer is one of full attention.
-    fn keep_samples(&mut self) -> Result<usize, OpError> {
-        let samples = self.step.samples.len();
-        if samples > 0 && !self.step.samples_every_token() {
-            self.inputs.sample_rows.set_rows(samples);
-            self.work.keep_rows(self.exec, &self.inputs.sample_rows)?;
-        }
-        Ok(samples)
     }
 
     /// Layer `i` of the gated delta rule up to its output projection: `normed` becomes `gated`.
@@ -206,17 +199,52 @@ impl Pass<'_> {
 
     /// Layer `i` of full attention up to its output projection: `normed` becomes `attended`.
     fn full_attention(&mut self, layer: &FullAttention, i: usize) -> Result<(), OpError> {
-        let Self { exec, config, layers, rope, inputs, work, step, .. } = self;
-        let LayerState::Full { k, v } = &mut layers[i] else { unreachable!("state of another kind") };
-        let (shape, eps) = (config.shape, config.rms_norm_eps);
-        let (norms, at) = ((&layer.q_norm, &layer.k_norm), (&inputs.positions, &inputs.slots));
-        let Workspace { normed, qkv, q, attended, .. } = &mut **work;
-        ops::linear(exec, normed, &layer.projection, qkv)?;
-        let batch = inputs.attention(step);
-        if batch.queries.1 == 1 {
-            return ops::gated_decode_attention(exec, qkv, norms, rope, at, &batch, shape, eps, (k, v), q, attended);
+        if self.step.queries().1 > 1 {
+            self.queries(layer, i)?;
+            return self.attend(i, false);
         }
-        ops::gated_qk_norm_rope_write_kv(exec, qkv, norms, rope, at, shape, eps, q, (&mut *k, &mut *v))?;
+        let Self { exec, config, layers, rope, inputs, work, step, .. } = self;
+        let (norms, at) = ((&layer.q_norm, &layer.k_norm), (&inputs.positions, &inputs.slots));
+        let (shape, eps, cache) = (config.shape, config.rms_norm_eps, layers[i].cache());
+        let Workspace { normed, qkv, q, attended, .. } = &mut **work;
+        let batch = inputs.attention(step);
+        ops::linear(exec, normed, &layer.projection, qkv)?;
+        ops::gated_decode_attention(exec, qkv, norms, rope, at, &batch, shape, eps, cache, q, attended)
+    }
+
+    /// As [`full_attention`](Self::full_attention) for the last layer, narrowed to what is sampled; says whether anything
+    /// is.
+    fn attention_of_samples(&mut self, layer: &FullAttention, i: usize) -> Result<bool, OpError> {
+        if self.step.sampled_indptr().is_none() {
+            self.full_attention(layer, i)?;
+            self.work.keep_outputs(self.exec, &self.inputs.sample_rows)?;
+            return Ok(true);
+        }
+        self.queries(layer, i)?;
+        if self.step.samples.is_empty() {
+            return Ok(false);
+        }
+        self.work.keep_queries(self.exec, &self.inputs.sample_rows)?;
+        self.attend(i, true)?;
+        Ok(true)
+    }
+
+    /// The projections of layer `i`: `normed` becomes `q`, the gates in `qkv`, and keys and values in the cache.
+    fn queries(&mut self, layer: &FullAttention, i: usize) -> Result<(), OpError> {
+        let Self { exec, config, layers, rope, inputs, work, .. } = self;
+        let (norms, at) = ((&layer.q_norm, &layer.k_norm), (&inputs.positions, &inputs.slots));
+        let (shape, eps, cache) = (config.shape, config.rms_norm_eps, layers[i].cache());
+        let Workspace { normed, qkv, q, .. } = &mut **work;
+        ops::linear(exec, normed, &layer.projection, qkv)?;
+        ops::gated_qk_norm_rope_write_kv(exec, qkv, norms, rope, at, shape, eps, q, cache)
+    }
+
+    /// What the queries of layer `i` find in its cache: `q` becomes `attended`, of the sampled tokens or of all.
+    fn attend(&mut self, i: usize, sampled: bool) -> Result<(), OpError> {
+        let Self { exec, config, layers, inputs, work, step, .. } = self;
+        let (shape, (k, v)) = (config.shape, layers[i].cache());
+        let Workspace { qkv, q, attended, .. } = &mut **work;
+        let batch = if sampled { inputs.sampled_attention(step) } else { inputs.attention(step) };
         let scale = (shape.head_dim as f32).sqrt().recip();
         ops::attention(exec, q, (k, v), &batch, shape, scale, attended)?;
         ops::attention_gate(exec, qkv, shape, attended)

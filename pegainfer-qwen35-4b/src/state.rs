@@ -27,6 +27,14 @@ pub enum LayerState {
     },
 }
 
+impl LayerState {
+    /// Keys and values of a full attention layer.
+    pub fn cache(&mut self) -> (&mut Tensor, &mut Tensor) {
+        let Self::Full { k, v } = self else { unreachable!("state of another kind") };
+        (k, v)
+    }
+}
+
 /// Blocks of the pool: as many as `bounds` asks for, or as fit what is left on the GPU, beside the slots, of the share it
 /// allows.
 pub fn kv_blocks(exec: &mut Exec, config: &Config, bounds: StepBounds) -> Result<usize, LoadError> {

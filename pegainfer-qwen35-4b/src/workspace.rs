@@ -3,10 +3,10 @@
 use crate::config::Config;
 use pegainfer_core::exec::{Device, Exec, Room, turns_bytes};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-use pegainfer_kernels::ops;
+use pegainfer_kernels::step::keep_rows;
 
 /// Activations, allocated once for the largest step; widths are those of `DeltaShape` and `HeadShape`. `tokens` rows, until
-/// [`keep_rows`](Self::keep_rows).
+/// the last layer narrows them.
 #[derive(Debug)]
 pub(crate) struct Workspace {
     /// The residual stream, `[tokens, hidden]`.
@@ -27,6 +27,8 @@ pub(crate) struct Workspace {
     pub gated: Tensor,
     /// Of a full attention layer, `[tokens, gated_qkv_width]`.
     pub qkv: Tensor,
+    /// Room for the rows of `qkv` that the last layer goes on with, of its shape.
+    pub kept: Tensor,
     /// `[tokens, heads * head_dim]`.
     pub q: Tensor,
     /// `[tokens, heads * head_dim]`.
@@ -45,7 +47,7 @@ impl Workspace {
         let mut hidden = |name: &str| exec.tensor(name, &[tokens, config.hidden_size], DType::Bf16);
         let (residual, normed, delta) = (hidden("residual")?, hidden("normed")?, hidden("delta")?);
         let (rule, attention, mlp) = turns(config, tokens);
-        let [projected, mixed, read, gated, qkv, q, attended, gate_up, activated] =
+        let [projected, mixed, read, gated, qkv, kept, q, attended, gate_up, activated] =
             exec.in_turns(&[&rule, &attention, &mlp])?;
         Ok(Self {
             residual,
@@ -57,6 +59,7 @@ impl Workspace {
             read,
             gated,
             qkv,
+            kept,
             q,
             attended,
             gate_up,
@@ -72,17 +75,19 @@ impl Workspace {
         (3 * config.hidden_size * DType::Bf16.size() + turns_bytes(&[&rule, &attention, &mlp]) + chunks) as u64
     }
 
+    /// Goes on with `rows` (`[n]` u32) of the residual stream and of the queries with their gates, before full attention.
+    pub fn keep_queries(&mut self, exec: &mut Exec, rows: &Tensor) -> Result<(), OpError> {
+        let Self { residual, delta, q, attended, qkv, kept, .. } = self;
+        keep_rows(exec, rows, [(residual, delta), (q, attended), (qkv, kept)])?;
+        self.set_rows(rows.elements());
+        Ok(())
+    }
+
     /// Goes on with `rows` (`[n]` u32) of the residual stream and of the output of full attention.
-    pub fn keep_rows(&mut self, exec: &mut Exec, rows: &Tensor) -> Result<(), OpError> {
+    pub fn keep_outputs(&mut self, exec: &mut Exec, rows: &Tensor) -> Result<(), OpError> {
         let Self { residual, delta, q, attended, .. } = self;
-        let kept = rows.elements();
-        delta.set_rows(kept);
-        q.set_rows(kept);
-        ops::gather_rows(exec, residual, rows, delta)?;
-        ops::gather_rows(exec, attended, rows, q)?;
-        std::mem::swap(residual, delta);
-        std::mem::swap(attended, q);
-        self.set_rows(kept);
+        keep_rows(exec, rows, [(residual, delta), (attended, q)])?;
+        self.set_rows(rows.elements());
         Ok(())
     }
 
@@ -91,15 +96,15 @@ impl Workspace {
         for tensor in [residual, normed, delta, projected, mixed, read, gated] {
             tensor.set_rows(tokens);
         }
-        let Self { qkv, q, attended, gate_up, activated, .. } = self;
-        for tensor in [qkv, q, attended, gate_up, activated] {
+        let Self { qkv, kept, q, attended, gate_up, activated, .. } = self;
+        for tensor in [qkv, kept, q, attended, gate_up, activated] {
             tensor.set_rows(tokens);
         }
     }
 }
 
 /// What the gated delta rule has for `tokens` tokens, what full attention has, and what the MLP has.
-fn turns(config: &Config, tokens: usize) -> ([Room<'static>; 4], [Room<'static>; 3], [Room<'static>; 2]) {
+fn turns(config: &Config, tokens: usize) -> ([Room<'static>; 4], [Room<'static>; 4], [Room<'static>; 2]) {
     let (shape, delta, width) = (config.shape, config.delta, config.intermediate_size);
     let bf16 = |name, width| (name, [tokens, width], DType::Bf16);
     (
@@ -109,7 +114,12 @@ fn turns(config: &Config, tokens: usize) -> ([Room<'static>; 4], [Room<'static>;
             ("read", [tokens, delta.v_width()], DType::F32),
             bf16("gated", delta.v_width()),
         ],
-        [bf16("qkv", shape.gated_qkv_width()), bf16("q", shape.q_width()), bf16("attended", shape.q_width())],
+        [
+            bf16("qkv", shape.gated_qkv_width()),
+            bf16("kept", shape.gated_qkv_width()),
+            bf16("q", shape.q_width()),
+            bf16("attended", shape.q_width()),
+        ],
         [bf16("gate_up", 2 * width), bf16("activated", width)],
     )
 }

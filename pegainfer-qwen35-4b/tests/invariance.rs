@@ -7,9 +7,16 @@
 mod support;
 
 use pegainfer_core::engine::StepEngine;
+use pegainfer_core::weights::Source;
+use pegainfer_kernels::step::StepSize;
 use pegainfer_qwen35_4b::LoadOptions;
+use pegainfer_qwen35_4b::config::Config;
+use pegainfer_qwen35_4b::executor::{Executor, StepBounds};
+use pegainfer_qwen35_4b::plan;
+use pegainfer_qwen35_4b::weights::Weights;
 use support::invariance::{self, Alone};
-use support::{best, engine, fixture, greedy, options, run};
+use support::samples;
+use support::{best, engine, fixture, greedy, model_path, options, run, targets};
 
 /// With random prompts of awkward lengths.
 fn alone() -> Alone {
@@ -62,4 +69,21 @@ fn a_prefix_is_found_where_its_state_was_kept() {
     assert_eq!(cached(&[&prompt[..280], &[7; 30]].concat()), 256);
     assert_eq!(cached(&prompt[..100]), 64);
     assert_eq!(cached(&prompt[..100]), 96);
+}
+
+/// The last layer goes on with what is sampled.
+#[test]
+fn what_is_drawn_does_not_depend_on_what_else_is() {
+    for target in targets() {
+        let mut exec = target.exec();
+        let config = Config::load(&model_path()).unwrap();
+        let source = Source::open(&model_path()).unwrap();
+        let weights = Weights::load(&mut exec, &config, &source, &mut |_| {}).unwrap();
+        let size = StepSize { tokens: 120, rows: 120, context: 40 };
+        let bounds = StepBounds { size, kv_blocks: 9, gpu_memory_share: None, slots: 4, segments: 4, graphs: false };
+        let mut executor = Executor::new(exec, config, weights, bounds).unwrap();
+        for step in [plan::uniform(3, 40, 40), plan::uniform(4, 1, 1)] {
+            samples::hold(target, &mut executor, &step);
+        }
+    }
 }

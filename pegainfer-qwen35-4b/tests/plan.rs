@@ -4,7 +4,8 @@
 
 use pegainfer_core::record::OpRecord;
 use pegainfer_qwen35_4b::config::{Config, LayerKind};
-use pegainfer_qwen35_4b::record;
+use pegainfer_qwen35_4b::plan::{self, Step};
+use pegainfer_qwen35_4b::{record, record_step};
 use serde_json::{Value, json};
 
 /// An official model: what differs between the sizes, and published totals of its text part.
@@ -120,4 +121,14 @@ fn a_prompt_runs_in_chunks_where_there_are_tensor_cores() {
     assert_eq!((count("gated_delta_chunks"), count("gated_delta_rule"), count("attention")), (24, 0, 8));
     let end = records.iter().rev().find(|r| r.op == "linear_swiglu").unwrap();
     assert_eq!(end.writes[0].shape, [2, 9216], "of the last layer only the sampled rows are wanted");
+    let end = records.iter().rev().find(|r| r.op == "attention").unwrap();
+    assert_eq!(end.reads[0].shape, [2, 4096], "one query each");
+    assert_eq!(records.len(), 2 + 32 * 7 + 3 + 2, "seven ops a layer, three for its rows in the last");
+}
+
+#[test]
+fn a_step_without_samples_ends_with_the_last_keys_and_values() {
+    let step = Step { samples: Vec::new(), ..plan::uniform(1, 512, 1024) };
+    let records = record_step(&config(&SIZES[2]), &step).unwrap();
+    assert_eq!((records.len(), records.last().unwrap().op), (2 + 31 * 7 + 2, "gated_qk_norm_rope_write_kv"));
 }

@@ -144,6 +144,17 @@ impl<M: Clone + Default> Step<M> {
         in_order && self.samples.len() == self.tokens.len()
     }
 
+    /// As `qo_indptr`, of the sampled tokens alone, `[B + 1]`. `None` unless each of them is the last one of its row.
+    pub fn sampled_indptr(&self) -> Option<Vec<u32>> {
+        let mut samples = self.samples.iter().peekable();
+        let mut indptr = vec![0];
+        for &end in self.qo_indptr.iter().skip(1) {
+            let sampled = samples.next_if(|sample| sample.token + 1 == end).is_some();
+            indptr.push(indptr[indptr.len() - 1] + u32::from(sampled));
+        }
+        samples.next().is_none().then_some(indptr)
+    }
+
     /// Fewest and most tokens of a row.
     pub fn queries(&self) -> (usize, usize) {
         let lengths = || self.qo_indptr.windows(2).map(|pair| (pair[1] - pair[0]) as usize);
@@ -153,5 +164,26 @@ impl<M: Clone + Default> Step<M> {
     /// True when there is nothing to run.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_that_end_their_rows_are_a_ragged_batch_of_their_own() {
+        let indptr = |tokens: &[usize]| {
+            let mut step = Step::<()>::uniform(4, 3, 3);
+            let sample = step.samples[0].clone();
+            step.samples = tokens.iter().map(|&token| SampleRow { token: token as u32, ..sample.clone() }).collect();
+            step.sampled_indptr()
+        };
+        assert_eq!(indptr(&[2, 5, 8, 11]), Some(vec![0, 1, 2, 3, 4]));
+        assert_eq!(indptr(&[5, 11]), Some(vec![0, 0, 1, 1, 2]), "two rows are cut short");
+        assert_eq!(indptr(&[]), Some(vec![0; 5]));
+        assert_eq!(indptr(&[2, 4, 5]), None, "a report");
+        assert_eq!(indptr(&[5, 2]), None, "out of order");
+        assert_eq!(indptr(&[5, 5]), None, "twice");
     }
 }

@@ -11,6 +11,7 @@ mod drive;
 pub mod e2e;
 mod fixture;
 pub mod invariance;
+pub mod samples;
 mod target;
 
 pub use drive::*;

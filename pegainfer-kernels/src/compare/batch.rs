@@ -86,6 +86,7 @@ impl Tables {
             attended: 0,
             cached: 0,
             decoding: self.decoding,
+            narrowed: false,
         }
     }
 }

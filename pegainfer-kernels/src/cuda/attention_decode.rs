@@ -87,7 +87,9 @@ impl Call<'_, '_> {
         let slots = occupancy(self.stages) * gpu.multiprocessors;
         let blocks = blocks(slots, self.batch.block_tables.rows_cols().0, kv_heads, part_bytes);
         let launch = launch.f32(self.scale).pointer(gpu.workspace).pointer(gpu.counters);
-        let launch = launch.shared(shared_bytes(head_dim, self.n, self.stages)).overlapped();
+        let launch = launch.shared(shared_bytes(head_dim, self.n, self.stages));
+        // Overlapped, the kernel fetches what lies before a row's queries while those in front of it still run.
+        let launch = if self.batch.narrowed { launch } else { launch.overlapped() };
         // SAFETY: the caller's promise; `blocks` was chosen so that the parts fit the workspace.
         unsafe { launch.run([blocks, kv_heads, 1], 32 * WARPS) }
     }

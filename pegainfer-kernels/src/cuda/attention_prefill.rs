@@ -170,6 +170,7 @@ mod tests {
             attended,
             cached: 0,
             decoding,
+            narrowed: false,
         };
         Load::of(&batch, tokens as usize + decoding.0, shape).blocks(132)
     }

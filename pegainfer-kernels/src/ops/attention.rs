@@ -32,6 +32,9 @@ pub struct AttentionBatch<'a> {
     pub cached: u64,
     /// Rows of one query, and the sum of their `kv_lens`: a GPU divides itself between them and the other rows.
     pub decoding: (usize, u64),
+    /// Whether the step wrote keys and values of more tokens than the queries': a GPU then fetches none of them before the
+    /// kernels in front are complete.
+    pub narrowed: bool,
 }
 
 /// `out = softmax(q kᵀ * scale) v`, causal.

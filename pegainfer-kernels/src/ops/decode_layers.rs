@@ -270,6 +270,7 @@ mod tests {
                 attended: 25,
                 cached: 25,
                 decoding: (2, 25),
+                narrowed: false,
             };
             let mut one = Operands::new(&mut host);
             let mut apart = Operands::new(&mut host);

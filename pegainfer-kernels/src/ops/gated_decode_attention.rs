@@ -112,6 +112,7 @@ mod tests {
                 attended: 25,
                 cached: 25,
                 decoding: (2, 25),
+                narrowed: false,
             };
             let mut room = ["q", "apart", "fused"].map(|n| host.zeros(n, &[tokens, shape.q_width()], DType::Bf16));
             let [q, apart, fused] = &mut room;

@@ -22,7 +22,10 @@ pub struct Inputs {
     pub kv_lens: Tensor,
     /// Tokens that need logits, `[samples]`.
     pub sample_rows: Tensor,
-    /// How each of them is sampled and reported, `[samples, DRAW_WORDS]`.
+    /// Row `b` owns samples `sampled_indptr[b]..sampled_indptr[b + 1]`, `[rows + 1]`; empty if
+    /// [`Step::sampled_indptr`] is `None`.
+    pub sampled_indptr: Tensor,
+    /// How each sample is drawn and reported, `[samples, DRAW_WORDS]`.
     pub draws: Tensor,
     /// `[rows, max_blocks]`, as wide as the longest context.
     pub block_tables: Tensor,
@@ -36,37 +39,52 @@ impl Inputs {
     /// Room for steps of at most `tokens` tokens in `rows` rows that attend to at most `context` tokens each.
     pub fn new(exec: &mut Exec, vocab: usize, tokens: usize, rows: usize, context: usize) -> std::io::Result<Self> {
         let adjustments = Adjustments::new(exec, rows, vocab)?;
-        let shapes: [(&str, &[usize]); 7] = [
+        let shapes: [(&str, &[usize]); 8] = [
             ("tokens", &[tokens]),
             ("positions", &[tokens]),
             ("slots", &[tokens]),
             ("qo_indptr", &[rows + 1]),
             ("kv_lens", &[rows]),
             ("sample_rows", &[rows]),
+            ("sampled_indptr", &[rows + 1]),
             ("draws", &[rows, DRAW_WORDS]),
         ];
-        let [tokens, positions, slots, qo_indptr, kv_lens, sample_rows, draws] = exec.adjacent(shapes, DType::U32)?;
+        let [tokens, positions, slots, qo_indptr, kv_lens, sample_rows, sampled_indptr, draws] =
+            exec.adjacent(shapes, DType::U32)?;
         let block_tables = exec.tensor("block_tables", &[rows, context.div_ceil(BLOCK_SIZE)], DType::U32)?;
         let tables = (Vec::new(), 0);
-        Ok(Self { tokens, positions, slots, qo_indptr, kv_lens, sample_rows, draws, block_tables, tables, adjustments })
+        Ok(Self {
+            tokens,
+            positions,
+            slots,
+            qo_indptr,
+            kv_lens,
+            sample_rows,
+            sampled_indptr,
+            draws,
+            block_tables,
+            tables,
+            adjustments,
+        })
     }
 
     /// Takes a step over: on a GPU one copy, another one if a row has got a block since the step before, as one in 16 does
     /// that decodes, and up to three for rules. What an earlier step still reads is not
     /// disturbed, because they come behind it.
-    pub fn fill<M>(&mut self, exec: &mut Exec, step: &Step<M>) -> Result<(), OpError> {
+    pub fn fill<M: Clone + Default>(&mut self, exec: &mut Exec, step: &Step<M>) -> Result<(), OpError> {
         let rows: Vec<u32> = step.samples.iter().map(|row| row.token).collect();
+        let sampled = step.sampled_indptr().unwrap_or_default();
         let draw = |row: &SampleRow| Draw::new(&row.params, row.position, row.logprobs).words();
         let words: Vec<u32> = step.samples.iter().flat_map(draw).collect();
         self.adjustments.fill(exec, &step.samples)?;
-        let Self { tokens, positions, slots, qo_indptr, kv_lens, sample_rows, draws, block_tables, .. } = self;
+        let Self { tokens, positions, slots, qo_indptr, kv_lens, sample_rows, sampled_indptr, draws, .. } = self;
         exec.fill_adjacent(
-            [tokens, positions, slots, qo_indptr, kv_lens, sample_rows, draws],
-            [&step.tokens, &step.positions, &step.slots, &step.qo_indptr, &step.kv_lens, &rows, &words],
+            [tokens, positions, slots, qo_indptr, kv_lens, sample_rows, sampled_indptr, draws],
+            [&step.tokens, &step.positions, &step.slots, &step.qo_indptr, &step.kv_lens, &rows, &sampled, &words],
         )?;
         // What lies behind a row's blocks is not read.
+        let (block_tables, (ids, width)) = (&mut self.block_tables, &mut self.tables);
         block_tables.set_rows(step.rows.len());
-        let (ids, width) = &mut self.tables;
         if *width != step.max_blocks || *ids != step.block_tables {
             exec.fill_columns(block_tables, step.max_blocks, &step.block_tables)?;
             ids.clone_from(&step.block_tables);
@@ -89,6 +107,26 @@ impl Inputs {
             attended: step.positions.iter().map(|&p| u64::from(p) + 1).sum(),
             cached: step.kv_lens.iter().map(|&n| u64::from(n)).sum(),
             decoding: (decoding().count(), decoding().sum()),
+            narrowed: false,
+        }
+    }
+
+    /// The same of the sampled tokens alone, after the keys and values of all. Each of them is the last one of its row: see
+    /// [`Step::sampled_indptr`].
+    pub fn sampled_attention<M>(&self, step: &Step<M>) -> AttentionBatch<'_> {
+        let lens = || step.samples.iter().map(|sample| u64::from(step.positions[sample.token as usize]) + 1);
+        let attended = lens().sum();
+        AttentionBatch {
+            qo_indptr: &self.sampled_indptr,
+            kv_lens: &self.kv_lens,
+            block_tables: &self.block_tables,
+            queries: (1, 1),
+            few: 1,
+            longest: lens().max().unwrap_or(0) as usize,
+            attended,
+            cached: attended,
+            decoding: (step.samples.len(), attended),
+            narrowed: true,
         }
     }
 }
@@ -126,5 +164,18 @@ mod tests {
         let batch = inputs.attention(&step);
         assert_eq!((batch.queries, batch.few, batch.longest), ((1, 32), 3, 50));
         assert_eq!((batch.decoding, batch.cached), ((1, 40), 99));
+    }
+
+    #[test]
+    fn attention_of_samples_is_one_query_of_a_row() {
+        let mut exec = Exec::cpu(Isa::best(), Some(1)).unwrap();
+        let mut inputs = Inputs::new(&mut exec, 64, 36, 3, 100).unwrap();
+        let mut step = Step::<()>::uniform(3, 4, 50);
+        step.samples.remove(1);
+        inputs.fill(&mut exec, &step).unwrap();
+        let batch = inputs.sampled_attention(&step);
+        assert_eq!(batch.qo_indptr.host::<u32>(), [0, 1, 1, 2]);
+        assert_eq!((batch.queries, batch.longest, batch.attended), ((1, 1), 50, 100));
+        assert_eq!((batch.decoding, batch.cached), ((2, 100), 100));
     }
 }

@@ -2,11 +2,13 @@
 
 mod adjustments;
 mod inputs;
+mod keep;
 mod results;
 mod sampler;
 mod state;
 
 pub use inputs::Inputs;
+pub use keep::keep_rows;
 use results::Results;
 pub use sampler::Sampler;
 pub use state::{StepSize, StepState};
