@@ -5,6 +5,7 @@
 //! block that nobody holds stays there until it is evicted, least recently used first.
 
 mod budget;
+mod index;
 mod pool;
 mod table;
 

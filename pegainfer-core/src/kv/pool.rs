@@ -1,37 +1,13 @@
-//! The block pool and its prefix index.
+//! The block pool.
 
-use super::BLOCK_SIZE;
-use std::collections::{BTreeMap, HashMap};
+use super::index::{Index, Key, Node};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-
-/// Identity of an indexed block: never reused, so a child entry can never be reached through another parent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Node {
-    /// Start of every sequence with this salt.
-    Root(u64),
-    /// The block registered with this serial number.
-    Block(u64),
-}
-
-/// What a block holds: its tokens, and what comes before them. Keys are compared whole, so that unlike with a hash
-/// chain no collision can serve one prompt the KV of another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Key {
-    pub parent: Node,
-    pub tokens: [u32; BLOCK_SIZE],
-}
-
-#[derive(Debug)]
-struct Entry {
-    key: Key,
-    node: u64,
-    /// Position in the eviction order while nobody holds the block.
-    idle_since: Option<u64>,
-}
 
 #[derive(Debug)]
 struct Slot {
-    entry: Option<Entry>,
+    /// Position in the eviction order while the block is indexed and nobody holds it.
+    idle_since: Option<u64>,
     held: Weak<Block>,
 }
 
@@ -39,11 +15,10 @@ struct Slot {
 struct Inner {
     slots: Vec<Slot>,
     free: Vec<u32>,
-    index: HashMap<Key, u32>,
+    index: Index,
     /// Indexed blocks that nobody holds, least recently used first.
     idle: BTreeMap<u64, u32>,
     clock: u64,
-    next_node: u64,
 }
 
 /// A fixed number of KV blocks, shared by every request of an engine. Clones are handles to the same pool.
@@ -74,14 +49,13 @@ impl Drop for Block {
     fn drop(&mut self) {
         let inner = &mut *lock(&self.pool);
         inner.clock += 1;
-        let slot = &mut inner.slots[self.id as usize];
-        match &mut slot.entry {
-            Some(entry) => {
-                debug_assert!(entry.idle_since.is_none(), "a held block was idle");
-                entry.idle_since = Some(inner.clock);
-                inner.idle.insert(inner.clock, self.id);
-            }
-            None => inner.free.push(self.id),
+        if inner.index.has(self.id) {
+            let slot = &mut inner.slots[self.id as usize];
+            debug_assert!(slot.idle_since.is_none(), "a held block was idle");
+            slot.idle_since = Some(inner.clock);
+            inner.idle.insert(inner.clock, self.id);
+        } else {
+            inner.free.push(self.id);
         }
     }
 }
@@ -95,13 +69,12 @@ impl BlockPool {
     /// A pool of `total` free blocks.
     pub fn new(total: usize) -> Self {
         let inner = Inner {
-            slots: (0..total).map(|_| Slot { entry: None, held: Weak::new() }).collect(),
+            slots: (0..total).map(|_| Slot { idle_since: None, held: Weak::new() }).collect(),
             // Popped from the end: hand out low ids first.
             free: (0..total as u32).rev().collect(),
-            index: HashMap::new(),
+            index: Index::new(total),
             idle: BTreeMap::new(),
             clock: 0,
-            next_node: 0,
         };
         Self { inner: Arc::new(Mutex::new(inner)), total }
     }
@@ -125,10 +98,8 @@ impl BlockPool {
             Some(id) => id,
             None => {
                 let (_, id) = inner.idle.pop_first()?;
-                let entry = inner.slots[id as usize].entry.take();
-                if let Some(entry) = entry {
-                    inner.index.remove(&entry.key);
-                }
+                inner.slots[id as usize].idle_since = None;
+                inner.index.remove(id);
                 id
             }
         };
@@ -139,11 +110,9 @@ impl BlockPool {
     pub(super) fn lookup(&self, key: &Key) -> Option<(BlockRef, Node)> {
         let mut guard = lock(&self.inner);
         let inner = &mut *guard;
-        let id = *inner.index.get(key)?;
+        let (id, node) = inner.index.find(key)?;
         let slot = &mut inner.slots[id as usize];
-        let entry = slot.entry.as_mut()?;
-        let node = Node::Block(entry.node);
-        match entry.idle_since.take() {
+        match slot.idle_since.take() {
             Some(since) => {
                 inner.idle.remove(&since);
                 Some((self.hold(inner, id), node))
@@ -155,20 +124,7 @@ impl BlockPool {
     /// Enters a full, computed block in the index and returns its node. When another block already holds the same
     /// tokens, that one stays the indexed one.
     pub(super) fn register(&self, block: &BlockRef, key: Key) -> Node {
-        let mut guard = lock(&self.inner);
-        let inner = &mut *guard;
-        if let Some(&id) = inner.index.get(&key)
-            && let Some(entry) = &inner.slots[id as usize].entry
-        {
-            return Node::Block(entry.node);
-        }
-        let node = inner.next_node;
-        inner.next_node += 1;
-        inner.index.insert(key, block.id);
-        let slot = &mut inner.slots[block.id as usize];
-        debug_assert!(slot.entry.is_none(), "a block was registered twice");
-        slot.entry = Some(Entry { key, node, idle_since: None });
-        Node::Block(node)
+        lock(&self.inner).index.enter(block.id, key)
     }
 
     /// Empties the prefix index: no prefix entered before is found again. Blocks that are held stay with their holders
@@ -179,7 +135,7 @@ impl BlockPool {
         inner.index.clear();
         inner.free.extend(std::mem::take(&mut inner.idle).into_values());
         for slot in &mut inner.slots {
-            slot.entry = None;
+            slot.idle_since = None;
         }
     }
 
@@ -207,9 +163,12 @@ impl BlockPool {
                 return fail(&format!("block {id} was freed twice"));
             }
         }
-        let registered = inner.slots.iter().filter(|s| s.entry.is_some()).count();
-        if registered != inner.index.len() {
+        let marked = inner.slots.iter().filter(|s| s.idle_since.is_some()).count();
+        if marked != inner.idle.len() || !inner.idle.values().all(|&id| inner.index.has(id)) {
             return fail("the index and the blocks disagree");
+        }
+        if !inner.index.is_consistent() {
+            return fail("the index lost a block");
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! One request's blocks.
 
-use super::pool::{Key, Node};
+use super::index::{Key, Node};
 use super::{BLOCK_SIZE, BlockPool, BlockRef, NO_SLOT};
 use thiserror::Error;
 
