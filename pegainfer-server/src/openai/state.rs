@@ -51,7 +51,7 @@ impl AppState {
         let metrics = Arc::new(Metrics::new(engine.clone(), &names[0]));
         let limits = engine.limits();
         let (vocab_size, eos) = (limits.vocab_size, limits.eos_token_ids.clone());
-        let grammars = GrammarCompiler::new(checkpoint.tokenizer.clone(), vocab_size, eos);
+        let grammars = checkpoint.encoder.run(|tokenizer| GrammarCompiler::new(tokenizer.clone(), vocab_size, eos));
         Arc::new(Self {
             grammars,
             compiling: Semaphore::new(MAX_COMPILING),

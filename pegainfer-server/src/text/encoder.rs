@@ -33,6 +33,11 @@ impl Encoder {
         Ok(Self { tokenizer, threads })
     }
 
+    /// Runs something short that encodes on one of the threads, so that the caller's gets no tables for it.
+    pub fn run<T: Send>(&self, work: impl FnOnce(&Arc<Tokenizer>) -> T + Send) -> T {
+        self.threads.install(|| work(&self.tokenizer))
+    }
+
     /// Token ids of some texts, see [`Tokenizer::encode`].
     pub async fn encode(&self, texts: Vec<String>, add_special_tokens: bool) -> Result<Vec<Vec<u32>>, TokenizerError> {
         let (done, encoded) = oneshot::channel();
@@ -46,10 +51,11 @@ impl Encoder {
     }
 }
 
-/// Short and long texts take different ways through the encoder. What comes out, an error too, is nobody's.
+/// What comes out, an error too, is nobody's. No text here is long: the encoder shares those of 64 KiB or more among all
+/// cores, each with tables of 2 MB and all with one of 32 MB. The first such text can wait the milliseconds these take.
 fn warm_up(tokenizer: &Tokenizer) {
-    let long: String = (0..8192).map(|i| format!("{} word{i}\n", i * 7919)).collect();
-    for text in ["Once upon a time", &long] {
+    let words: String = (0..1024).map(|i| format!("{} word{i}\n", i * 7919)).collect();
+    for text in ["Once upon a time", &words] {
         let _ = tokenizer.encode(text, true);
     }
 }
