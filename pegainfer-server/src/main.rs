@@ -9,6 +9,8 @@ use std::time::Instant;
 
 fn main() -> ExitCode {
     let started = Instant::now();
+    // SAFETY: no other thread runs yet.
+    unsafe { pegainfer_core::cuda::use_one_queue() };
     match run(Cli::parse().into_command(), started) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

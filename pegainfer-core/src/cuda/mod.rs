@@ -73,6 +73,19 @@ pub struct Cuda {
     blaslt: Result<BlasLt, String>,
 }
 
+/// Asks the driver for one hardware queue instead of eight, before it is opened: an engine has one stream, and each queue
+/// takes 7 MB of host memory. What the user has set stays.
+///
+/// # Safety
+/// No other thread may run: the variable is the process's.
+pub unsafe fn use_one_queue() {
+    const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+    if std::env::var_os(QUEUES).is_none() {
+        // SAFETY: the caller's promise.
+        unsafe { std::env::set_var(QUEUES, "1") };
+    }
+}
+
 /// GPUs of this machine, or why there is none, for people.
 pub fn device_count() -> Result<usize, String> {
     // SAFETY: it only tries to open the library, whose constructors are the driver's.

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::thread::available_parallelism;
 use tokio::sync::oneshot;
 
-/// One encodes 16,000 tokens in half a millisecond; the second is there while the first has megabytes. Each has tables of
-/// 50 MB for a vocabulary of 150,000.
+/// One encodes 16,000 tokens in half a millisecond; the second is there while the first has megabytes. Each has a table
+/// of 16 MB for a vocabulary of 150,000.
 const MAX_THREADS: usize = 2;
 
 /// A tokenizer and its threads, which have seen texts before.
