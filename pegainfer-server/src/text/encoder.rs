@@ -52,7 +52,8 @@ impl Encoder {
 }
 
 /// What comes out, an error too, is nobody's. No text here is long: the encoder shares those of 64 KiB or more among all
-/// cores, each with tables of 2 MB and all with one of 32 MB. The first such text can wait the milliseconds these take.
+/// cores, each with tables of 2 MB and all with one of 32 MB. Few servers need them, and the first such text, whose prompt
+/// takes the model longer by far, can wait the 30 ms.
 fn warm_up(tokenizer: &Tokenizer) {
     let words: String = (0..1024).map(|i| format!("{} word{i}\n", i * 7919)).collect();
     for text in ["Once upon a time", &words] {
