@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 struct Slot {
     /// Position in the eviction order while the block is indexed and nobody holds it.
     idle_since: Option<u64>,
+    /// Empty while nobody holds the block: a weak reference would keep its allocation.
     held: Weak<Block>,
 }
 
@@ -49,8 +50,9 @@ impl Drop for Block {
     fn drop(&mut self) {
         let inner = &mut *lock(&self.pool);
         inner.clock += 1;
+        let slot = &mut inner.slots[self.id as usize];
+        slot.held = Weak::new();
         if inner.index.has(self.id) {
-            let slot = &mut inner.slots[self.id as usize];
             debug_assert!(slot.idle_since.is_none(), "a held block was idle");
             slot.idle_since = Some(inner.clock);
             inner.idle.insert(inner.clock, self.id);
