@@ -36,6 +36,18 @@ __device__ __forceinline__ void wait(uint64_t *barrier, uint32_t parity) {
     } while (!done);
 }
 
+// Whether the phase with this parity, the present one or the one before it, is over.
+__device__ __forceinline__ bool is_over(uint64_t *barrier, uint32_t parity) {
+    uint32_t over;
+    asm volatile("{\n.reg .pred p;\n"
+                 "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(over)
+                 : "r"(shared_address(barrier)), "r"(parity)
+                 : "memory");
+    return over;
+}
+
 // Starts a copy of `bytes` bytes, a multiple of 16; `barrier` counts them.
 __device__ __forceinline__ void copy_bulk(void *to, const void *from, uint32_t bytes, uint64_t *barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(

@@ -22,8 +22,7 @@ constexpr uint32_t kMaxOwn = 64; // elements of a row of the residual stream tha
 
 // The block's small things in shared memory.
 template <int M> struct Small {
-    uint64_t full[kMaxStages], empty[kMaxStages], kv[kWarps]; // barriers
-    bool waiting;
+    uint64_t full[kMaxStages], empty[kMaxStages], kv[kWarps], turns; // barriers
     float squares[M][kWarps];
     bf16 own[M][kMaxOwn]; // the residual stream, where the block adds to it
 };
@@ -152,16 +151,17 @@ template <int M, int kQuads> struct Layers {
 template <int M, int kQuads> __device__ void decode_layers(const Step &step) {
     extern __shared__ __align__(128) uint8_t raw[]; // the ring, then x and the sums, or the room of attention
     __shared__ Small<M> small;
-    const WeightRing ring = {small.full, small.empty, raw, step.stages, &small.waiting};
+    const WeightRing ring = {small.full, small.empty, raw, step.stages, &small.turns};
     uint32_t warp = threadIdx.x / 32;
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < kMaxStages; ++i) {
             barrier_init(small.full + i, kProducers);
-            barrier_init(small.empty + i, kWarps);
+            barrier_init(small.empty + i, kConsumers);
         }
         for (int i = 0; i < kWarps; ++i) barrier_init(small.kv + i, 1);
-        small.waiting = false;
+        barrier_init(&small.turns, 1);
         barriers_ready();
+        arrive(&small.turns);
     }
     release_successor();
     __syncthreads();

@@ -54,12 +54,13 @@ template <int D> __device__ __forceinline__ Product product_of(const Step &step,
 }
 
 // Stages of 8 rows and up to kStageColumns columns. `full` completes when the copies of all producers are there,
-// `empty` when all warps that multiply have read them. `waiting` is a hint that may be seen late.
+// `empty` when all threads that multiply have read them: each arrives for itself, so that racecheck can follow. The phases
+// of `turns` are in turn waiting for x and multiplying, a hint to producers that may be seen late.
 struct WeightRing {
     uint64_t *full, *empty; // [kMaxStages]
     uint8_t *bytes;         // [stages, kStageRows, kPitch]
     uint32_t stages;
-    volatile bool *waiting; // for x
+    uint64_t *turns;
 };
 
 // A place in the ring that goes round it.
@@ -90,7 +91,7 @@ struct Producer {
             // As many bytes of stages with fewer rows; never the whole ring, whose parities would be ambiguous.
             uint32_t most = min(kInFlight * kStageRows / min(p.rows - (row - sub), kStageRows), ring.stages - 1);
             for (uint32_t c = 0; c < p.chunks; ++c) {
-                uint32_t allowed = *ring.waiting ? kInFlightWaiting : most;
+                uint32_t allowed = is_over(ring.turns, 0) ? most : kInFlightWaiting;
                 for (; flying >= allowed; --flying) {
                     wait(ring.full + oldest.stage, oldest.parity);
                     oldest.next(ring.stages);
@@ -117,6 +118,7 @@ template <int M> struct Multiplier {
     uint8_t *x;  // [M, k bf16 and kInputPad bytes]
     float *sums; // [kWarps, M, rows of the product in whole stages]
     Cursor next;
+    bool multiplying = true; // or about to: the first product's weights may come before x does
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
     __device__ uint2 *input(uint32_t row, uint32_t k, uint32_t quad) const {
@@ -142,7 +144,7 @@ template <int M> struct Multiplier {
 
     // sums = x wᵀ, a part from each warp
     __device__ void multiply(const Product &p) {
-        if (threadIdx.x == 0) *ring.waiting = false;
+        if (threadIdx.x == 0 && !multiplying) arrive(ring.turns);
         uint32_t pad = p.padded_rows();
         const uint8_t *columns = x + lane / 4 * (2 * p.k + kInputPad) + lane % 4 * 16 + warp * 64;
 #pragma unroll 1
@@ -155,7 +157,8 @@ template <int M> struct Multiplier {
                 *reinterpret_cast<float2 *>(sums + (warp * M + lane / 4) * pad + row + lane % 4 * 2) =
                     make_float2((d[0][0] + d[1][0]) + (d[2][0] + d[3][0]), (d[0][1] + d[1][1]) + (d[2][1] + d[3][1]));
         }
-        if (threadIdx.x == 0) *ring.waiting = true;
+        if (threadIdx.x == 0) arrive(ring.turns);
+        multiplying = false;
         consumers_sync();
     }
 
@@ -177,8 +180,7 @@ template <int M> struct Multiplier {
             mma(d[2 * j % 4], v[j].x, 0, v[j].y, 0, w[j].x, w[j].y);
             mma(d[(2 * j + 1) % 4], v[j].z, 0, v[j].w, 0, w[j].z, w[j].w);
         }
-        __syncwarp();
-        if (lane == 0) arrive(ring.empty + next.stage);
+        arrive(ring.empty + next.stage);
         next.next(ring.stages);
     }
 
