@@ -18,8 +18,10 @@ const MOST_SEQS: usize = 1 << 14;
 /// Most tokens of a step.
 const MOST_TOKENS: usize = 1 << 18;
 
-/// Products of so many rows are cuBLASLt's, which has to choose how. There are kernels for fewer.
+/// Products of so many rows are cuBLASLt's on Hopper, which has to choose how. There are kernels for fewer.
 const CHOSEN: usize = 97;
+/// Tokens of usual prompts.
+const USUAL: [usize; 3] = [1024, 2048, 4096];
 
 /// Tokens of a step on the CPU, unless the user says.
 const CPU_TOKENS: usize = 512;
@@ -41,8 +43,8 @@ pub fn step_tokens(asked: Option<usize>, memory: Option<u64>, token_bytes: u64) 
 pub fn warm_up(mixed: usize, most: (usize, usize)) -> Vec<Vec<(usize, usize)>> {
     let decoding = GRAPH_SIZES.into_iter().filter(|rows| *rows <= most.0).map(|rows| vec![(1, 1); rows]);
     let choices = successors(Some(served_rows(CHOSEN)), |rows| Some(served_rows(rows + 1)));
-    let pieces = choices.take_while(|tokens| *tokens <= mixed);
-    let mut prompts: Vec<usize> = pieces.chain([mixed, 1024, 2048, 4096]).map(|tokens| tokens.min(most.1)).collect();
+    let pieces = choices.take_while(|tokens| *tokens <= mixed.min(USUAL[0])).chain([mixed]);
+    let mut prompts: Vec<usize> = pieces.chain(USUAL).map(|tokens| tokens.min(most.1)).collect();
     prompts.dedup();
     let prompts = prompts.into_iter().map(|tokens| vec![(tokens, tokens)]);
     let both = (1 < mixed && 1 < most.0 && 2 * mixed <= most.1).then(|| vec![(1, 1), (mixed - 1, mixed - 1)]);
@@ -103,6 +105,11 @@ mod tests {
         assert_eq!(prompts[16..], [448, 480, 512, 1024, 2048, 4096]);
         assert_eq!(steps.iter().map(Vec::len).max(), Some(256));
         assert_eq!(steps.last(), Some(&vec![(1, 1), (511, 511)]));
+        assert_eq!(
+            warm_up(8192, (1, 131_072)).len(),
+            1 + 26 + 4,
+            "one row, pieces of up to 1,024 tokens, and longer ones"
+        );
         let few = warm_up(64, (1, 150));
         assert_eq!(few, [1, 64, 150].map(|tokens| vec![(tokens, tokens)]));
     }
