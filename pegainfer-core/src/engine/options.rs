@@ -98,6 +98,14 @@ mod tests {
         assert_eq!(step_tokens(None, None, 73_728), 512);
         assert_eq!(step_tokens(None, Some(150_000_000_000), 73_728), 131_072, "Qwen3-4B on an H200: 9.7 GB");
         assert_eq!(step_tokens(None, Some(25_000_000_000), 73_728), 16_384, "on a GPU of 24 GB");
+        let most = most_blocks(16);
+        assert_eq!(pool_blocks(most, 16, 1), Ok(most as usize));
+        assert!(pool_blocks(most + 1, 16, 1).is_err());
+        assert!(pool_blocks(0, 16, 7).unwrap_err().contains("0 KV blocks of 7 bytes"));
+    }
+
+    #[test]
+    fn what_a_server_will_meet_is_warm() {
         let steps = warm_up(512, (256, 131_072));
         assert_eq!(steps[..3], [vec![(1, 1)], vec![(1, 1); 2], vec![(1, 1); 3]]);
         let prompts: Vec<usize> = steps.iter().filter(|rows| rows.len() == 1).map(|rows| rows[0].0).collect();
