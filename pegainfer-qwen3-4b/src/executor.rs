@@ -188,7 +188,7 @@ impl Pass<'_> {
 
     /// As [`attention`](Self::attention) for the last layer, narrowed to what is sampled; says whether anything is.
     fn attention_of_samples(&mut self, layer: &Layer, i: usize) -> Result<bool, OpError> {
-        if self.step.sampled_indptr().is_none() {
+        if !self.inputs.samples_end_rows() {
             self.attention(layer, i)?;
             self.work.keep_outputs(self.exec, &self.inputs.sample_rows)?;
             return Ok(true);

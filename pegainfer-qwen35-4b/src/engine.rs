@@ -7,7 +7,7 @@ use crate::scheduler::StateSlots;
 use crate::weights::Weights;
 use crate::workspace::Workspace;
 use pegainfer_core::engine::EngineLimits;
-use pegainfer_core::engine::options::{check_step, context_len, most_blocks, pool_blocks, step_tokens, warm_up};
+use pegainfer_core::engine::options::{check_step, context_len, most_blocks, pool_blocks, step_tokens};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::record::OpRecord;
@@ -123,7 +123,7 @@ pub fn load(
     if executor.exec().device() == Device::Cuda {
         let blocks = executor.kv_blocks();
         let most = (bounds.size.rows.min(blocks), bounds.size.tokens.min(bounds.size.context).min(blocks * BLOCK_SIZE));
-        for rows in warm_up(options.max_num_mixed_tokens, most) {
+        for rows in schedule::warm_up(options.max_num_mixed_tokens, most) {
             executor.run(&plan::ragged(&rows))?;
         }
     }

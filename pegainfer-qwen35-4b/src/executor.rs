@@ -215,7 +215,7 @@ impl Pass<'_> {
     /// As [`full_attention`](Self::full_attention) for the last layer, narrowed to what is sampled; says whether anything
     /// is.
     fn attention_of_samples(&mut self, layer: &FullAttention, i: usize) -> Result<bool, OpError> {
-        if self.step.sampled_indptr().is_none() {
+        if !self.inputs.samples_end_rows() {
             self.full_attention(layer, i)?;
             self.work.keep_outputs(self.exec, &self.inputs.sample_rows)?;
             return Ok(true);

@@ -1,9 +1,5 @@
 //! What every engine checks of the options it is loaded with. An error is a sentence for the user that names the flag.
 
-use crate::cuda::served_rows;
-use crate::schedule::GRAPH_SIZES;
-use std::iter::successors;
-
 /// The context length: what was `asked` for, or the model's `most`.
 pub fn context_len(asked: Option<usize>, most: usize) -> Result<usize, String> {
     let context = asked.unwrap_or(most);
@@ -18,11 +14,6 @@ const MOST_SEQS: usize = 1 << 14;
 /// Most tokens of a step.
 const MOST_TOKENS: usize = 1 << 18;
 
-/// Products of so many rows are cuBLASLt's on Hopper, which has to choose how. There are kernels for fewer.
-const CHOSEN: usize = 97;
-/// Tokens of usual prompts.
-const USUAL: [usize; 3] = [1024, 2048, 4096];
-
 /// Tokens of a step on the CPU, unless the user says.
 const CPU_TOKENS: usize = 512;
 /// Most tokens of a step on a GPU, unless the user says: 128 prompts of 1,024.
@@ -35,20 +26,6 @@ const ACTIVATIONS: u64 = 12;
 pub fn step_tokens(asked: Option<usize>, memory: Option<u64>, token_bytes: u64) -> usize {
     let fitting = |memory: u64| (memory / ACTIVATIONS / token_bytes.max(1)).clamp(1, GPU_TOKENS).ilog2();
     asked.unwrap_or_else(|| memory.map_or(CPU_TOKENS, |memory| 1 << fitting(memory)))
-}
-
-/// Steps that an engine computes before it serves on a GPU, each as its rows' tokens and contexts: what loads kernels and
-/// lets cuBLASLt choose. The first requests would have to wait for that, and those before them, because the device has to
-/// be idle for it. `mixed`: tokens of a mixed step; `most`: rows and tokens of the largest step.
-pub fn warm_up(mixed: usize, most: (usize, usize)) -> Vec<Vec<(usize, usize)>> {
-    let decoding = GRAPH_SIZES.into_iter().filter(|rows| *rows <= most.0).map(|rows| vec![(1, 1); rows]);
-    let choices = successors(Some(served_rows(CHOSEN)), |rows| Some(served_rows(rows + 1)));
-    let pieces = choices.take_while(|tokens| *tokens <= mixed.min(USUAL[0])).chain([mixed]);
-    let mut prompts: Vec<usize> = pieces.chain(USUAL).map(|tokens| tokens.min(most.1)).collect();
-    prompts.dedup();
-    let prompts = prompts.into_iter().map(|tokens| vec![(tokens, tokens)]);
-    let both = (1 < mixed && 1 < most.0 && 2 * mixed <= most.1).then(|| vec![(1, 1), (mixed - 1, mixed - 1)]);
-    decoding.chain(prompts).chain(both).collect()
 }
 
 /// That steps of `tokens` tokens have room for one of each of `seqs` sequences.
@@ -102,23 +79,5 @@ mod tests {
         assert_eq!(pool_blocks(most, 16, 1), Ok(most as usize));
         assert!(pool_blocks(most + 1, 16, 1).is_err());
         assert!(pool_blocks(0, 16, 7).unwrap_err().contains("0 KV blocks of 7 bytes"));
-    }
-
-    #[test]
-    fn what_a_server_will_meet_is_warm() {
-        let steps = warm_up(512, (256, 131_072));
-        assert_eq!(steps[..3], [vec![(1, 1)], vec![(1, 1); 2], vec![(1, 1); 3]]);
-        let prompts: Vec<usize> = steps.iter().filter(|rows| rows.len() == 1).map(|rows| rows[0].0).collect();
-        assert_eq!(prompts[..4], [1, 112, 128, 144]);
-        assert_eq!(prompts[16..], [448, 480, 512, 1024, 2048, 4096]);
-        assert_eq!(steps.iter().map(Vec::len).max(), Some(256));
-        assert_eq!(steps.last(), Some(&vec![(1, 1), (511, 511)]));
-        assert_eq!(
-            warm_up(8192, (1, 131_072)).len(),
-            1 + 26 + 4,
-            "one row, pieces of up to 1,024 tokens, and longer ones"
-        );
-        let few = warm_up(64, (1, 150));
-        assert_eq!(few, [1, 64, 150].map(|tokens| vec![(tokens, tokens)]));
     }
 }

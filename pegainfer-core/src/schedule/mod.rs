@@ -8,10 +8,11 @@ mod memory;
 mod scheduler;
 mod sequence;
 mod step;
+mod warm_up;
 
 pub use engine::{Engine, STEPS_IN_FLIGHT, StepExecutor};
-pub(crate) use graphs::GRAPH_SIZES;
 pub use graphs::{Graphs, Launches};
 pub use memory::{Memory, OutOfMemory};
 pub use scheduler::{Scheduler, SchedulerConfig};
 pub use step::{FROM_PREVIOUS, Outcome, SampleRow, Step, StepRow};
+pub use warm_up::warm_up;

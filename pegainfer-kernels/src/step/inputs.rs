@@ -111,8 +111,13 @@ impl Inputs {
         }
     }
 
-    /// The same of the sampled tokens alone, after the keys and values of all. Each of them is the last one of its row: see
-    /// [`Step::sampled_indptr`].
+    /// Whether each sampled token of the step is the last one of its row.
+    pub fn samples_end_rows(&self) -> bool {
+        self.sampled_indptr.elements() > 0
+    }
+
+    /// As [`attention`](Self::attention), of the sampled tokens alone, after the keys and values of all, where
+    /// [`samples_end_rows`](Self::samples_end_rows).
     pub fn sampled_attention<M>(&self, step: &Step<M>) -> AttentionBatch<'_> {
         let lens = || step.samples.iter().map(|sample| u64::from(step.positions[sample.token as usize]) + 1);
         let attended = lens().sum();
@@ -173,9 +178,13 @@ mod tests {
         let mut step = Step::<()>::uniform(3, 4, 50);
         step.samples.remove(1);
         inputs.fill(&mut exec, &step).unwrap();
+        assert!(inputs.samples_end_rows());
         let batch = inputs.sampled_attention(&step);
         assert_eq!(batch.qo_indptr.host::<u32>(), [0, 1, 1, 2]);
         assert_eq!((batch.queries, batch.longest, batch.attended), ((1, 1), 50, 100));
         assert_eq!((batch.decoding, batch.cached), ((2, 100), 100));
+        step.samples[0].token -= 1;
+        inputs.fill(&mut exec, &step).unwrap();
+        assert!(!inputs.samples_end_rows(), "a report");
     }
 }

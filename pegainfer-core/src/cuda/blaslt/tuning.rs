@@ -25,8 +25,8 @@ const ROUNDS: usize = 3;
 /// product should not change with noise.
 const GAIN: f64 = 1.03;
 
-/// Whether the candidates for `rows` rows are timed: those of up to 4,096 before an engine serves, the largest two when
-/// they first come. For others the heuristic's first is mostly as good.
+/// Whether the candidates for `rows` rows are timed: with usual options before an engine serves, but for the largest two,
+/// which are when they first come. For others the heuristic's first is mostly as good.
 fn is_timed(rows: usize) -> bool {
     rows <= SMALL || rows.is_power_of_two() && (LARGE[0]..=LARGE[1]).contains(&rows)
 }
