@@ -14,7 +14,7 @@ use pegainfer_kernels::cuda;
 use std::collections::HashSet;
 
 /// Steps whose ops are checked: rows, new tokens of each, context. Every kernel that a batch size chooses is among them.
-const STEPS: [(usize, usize, usize); 11] = [
+const STEPS: [(usize, usize, usize); 12] = [
     (1, 1, 1024),
     (2, 1, 300),
     (3, 1, 100),
@@ -26,6 +26,7 @@ const STEPS: [(usize, usize, usize); 11] = [
     (4, 40, 200),
     (1, 512, 512),
     (1, 300, 1500),
+    (1, 1100, 1100),
 ];
 
 /// Runs the command.
