@@ -20,7 +20,7 @@ pub struct Readback {
 
 #[derive(Debug)]
 enum Memory {
-    /// Pinned; the GPU copies behind its kernels.
+    /// Pinned; the GPU writes to it behind its kernels.
     Gpu(Landing),
     /// The CPU has computed when it is asked to copy.
     Host(Scratch),
@@ -60,7 +60,7 @@ impl Readback {
         match &mut self.memory {
             Memory::Gpu(landing) => {
                 let copies = tensors.iter().map(|tensor| tensor.device()).zip(self.parts.iter().cloned());
-                exec.gpu()?.land(landing, copies).map_err(cuda::error("read back"))
+                exec.gpu()?.land(landing, copies)
             }
             Memory::Host(memory) => {
                 let bytes = memory.slice::<u8>(end);

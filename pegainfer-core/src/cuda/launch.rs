@@ -96,7 +96,8 @@ pub struct Launch {
     cluster: u32,
     overlapped: bool,
     cooperative: bool,
-    hopper: bool,
+    /// Whether `overlapped` has an effect.
+    may_overlap: bool,
 }
 
 impl Launch {
@@ -105,7 +106,7 @@ impl Launch {
         kernel: &'static str,
         function: sys::CUfunction,
         stream: sys::CUstream,
-        hopper: bool,
+        may_overlap: bool,
     ) -> Self {
         let arguments = [0; MAX_ARGUMENTS];
         Self {
@@ -120,7 +121,7 @@ impl Launch {
             cluster: 1,
             overlapped: false,
             cooperative: false,
-            hopper,
+            may_overlap,
         }
     }
 
@@ -146,7 +147,7 @@ impl Launch {
         self.push(tensor.device())
     }
 
-    /// A pointer parameter into the workspace.
+    /// A pointer parameter into memory that is no tensor's.
     pub fn pointer(self, address: u64) -> Self {
         self.push(address)
     }
@@ -181,10 +182,10 @@ impl Launch {
     }
 
     /// Lets the kernel's blocks start while the kernel before it still runs (programmatic dependent launch). The kernel
-    /// must call `wait_for_predecessor` before it touches what another kernel of the stream writes or reads. No effect
-    /// below compute capability 9.0.
+    /// must call `wait_for_predecessor` before it touches what another kernel of the step writes or reads. No effect
+    /// below compute capability 9.0, nor for the kernel that follows an upload.
     pub fn overlapped(mut self) -> Self {
-        self.overlapped = self.hopper;
+        self.overlapped = self.may_overlap;
         self
     }
 

@@ -1,7 +1,7 @@
 //! Pinned memory through which everything from the host to the device passes.
 
 use super::memory::PinnedBuffer;
-use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, sys};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
 use std::sync::Arc;
 
 /// Pieces begin at a cache line.
@@ -58,28 +58,6 @@ impl Halves {
         let first = self.half * self.bytes + self.used;
         self.used += bytes.next_multiple_of(ALIGN);
         Ok(first)
-    }
-}
-
-/// A copy of packed host rows of `width` bytes to device rows that are `stride` bytes apart.
-pub(super) fn columns(from: &[u8], to: sys::CUdeviceptr, width: usize, stride: usize) -> sys::CUDA_MEMCPY2D {
-    sys::CUDA_MEMCPY2D_st {
-        srcXInBytes: 0,
-        srcY: 0,
-        srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
-        srcHost: from.as_ptr().cast(),
-        srcDevice: 0,
-        srcArray: std::ptr::null_mut(),
-        srcPitch: width,
-        dstXInBytes: 0,
-        dstY: 0,
-        dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
-        dstHost: std::ptr::null_mut(),
-        dstDevice: to,
-        dstArray: std::ptr::null_mut(),
-        dstPitch: stride,
-        WidthInBytes: width,
-        Height: from.len() / width,
     }
 }
 

@@ -106,7 +106,7 @@ impl Exec {
             (Some(cuda), _) => {
                 cuda.bind()?;
                 let address = tensor.device() + (range.start * size_of::<T>()) as u64;
-                cuda.upload(address, range.len(), fill).map_err(cuda::error("upload"))?;
+                cuda.upload(address, range.len(), fill)?;
             }
             (None, Device::Meta) => {}
             (None, _) => fill(0, &mut tensor.host_mut()[range]),
@@ -160,7 +160,7 @@ impl Exec {
         }
         let fill = |row: usize, to: &mut [T]| to[..values[row].len()].copy_from_slice(values[row]);
         let stride = (second - first) as usize / size_of::<T>();
-        cuda.upload_columns(first, (N, width, stride), fill).map_err(cuda::error("upload"))
+        cuda.upload_columns(first, (N, width, stride), fill)
     }
 
     /// Copies packed rows of `width` elements to the front of each row; the rest of a row stays. Sets the leading
@@ -173,7 +173,7 @@ impl Exec {
         match (&mut self.cuda, self.device) {
             (Some(cuda), _) => {
                 let fill = |row: usize, to: &mut [T]| to.copy_from_slice(&values[row * width..][..width]);
-                cuda.upload_columns(tensor.device(), (rows, width, stride), fill).map_err(cuda::error("upload"))
+                cuda.upload_columns(tensor.device(), (rows, width, stride), fill)
             }
             (None, Device::Meta) => Ok(()),
             (None, _) => {
@@ -189,7 +189,7 @@ impl Exec {
         match (&mut self.cuda, self.device) {
             (Some(cuda), _) => {
                 let copy = |first: usize, piece: &mut [T]| piece.copy_from_slice(&values[first..][..piece.len()]);
-                cuda.upload(tensor.device(), values.len(), copy).map_err(cuda::error("upload"))
+                cuda.upload(tensor.device(), values.len(), copy)
             }
             (None, Device::Meta) => Ok(()),
             (None, _) => {

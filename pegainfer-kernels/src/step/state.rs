@@ -1,6 +1,7 @@
 //! What an executor keeps from step to step, whatever the model.
 
 use super::{Inputs, Results, Sampler};
+use crate::cuda;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::schedule::{Graphs, Outcome, STEPS_IN_FLIGHT, SampleRow};
 use pegainfer_core::tensor::OpError;
@@ -41,6 +42,9 @@ impl<W> StepState<W> {
     /// Allocates everything but the workspace. `vocab`: ids of the vocabulary; `graphs`: whether a GPU replays decode
     /// steps.
     pub fn new(mut exec: Exec, vocab: usize, size: StepSize, graphs: bool, work: W) -> std::io::Result<Self> {
+        if exec.device() == Device::Cuda {
+            cuda::copy_by_kernels(&mut exec).map_err(std::io::Error::other)?;
+        }
         let StepSize { tokens, rows, context } = size;
         let inputs = Inputs::new(&mut exec, vocab, tokens, rows, context)?;
         let sampler = Sampler::new(&mut exec, vocab, rows)?;
