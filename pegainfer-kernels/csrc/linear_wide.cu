@@ -8,8 +8,9 @@
 // the other x, which all warpgroups share. A step has as many columns as that because waiting for it and giving it back
 // costs a warpgroup as much time as 128 columns of products of 32 rows.
 #include "hopper.cuh"
+#include "token.cuh"
 
-enum Epilogue { kPlain, kGated };
+enum Epilogue { kPlain, kGated, kLogits };
 
 constexpr int kMaxWarpgroups = 2; // that multiply
 constexpr int kFetchers = 64;     // threads
@@ -137,7 +138,7 @@ __device__ __forceinline__ void put(bf16 *at, float value) { *at = __float2bfloa
 // Writes a tile whose rows are `row` to before `end`, at most 64; `other`: the products with the up rows, if gated.
 template <int N, Epilogue E, typename O>
 __device__ __forceinline__ void write(const float (&acc)[N / 2], const float (&other)[N / 2], const Shape &shape,
-                                      uint32_t row, uint32_t end, O *out) {
+                                      uint32_t row, uint32_t end, Best (&best)[N / 4], O *out) {
     uint32_t lane = threadIdx.x % 32, width = E == kGated ? shape.n / 2 : shape.n;
     row += threadIdx.x % 128 / 32 * 16 + lane / 4;
     uint32_t token = lane % 4 * 2;
@@ -148,6 +149,8 @@ __device__ __forceinline__ void write(const float (&acc)[N / 2], const float (&o
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             int at = 4 * j + i;
+            if (E == kLogits && low) best[2 * j + i].see(acc[at], row);
+            if (E == kLogits && high) best[2 * j + i].see(acc[at + 2], row + 8);
             if (token + i < shape.m && low) put(out, E == kGated ? gated(acc[at], other[at]) : acc[at]);
             if (token + i < shape.m && high)
                 put(out + 8, E == kGated ? gated(acc[at + 2], other[at + 2]) : acc[at + 2]);
@@ -158,12 +161,13 @@ __device__ __forceinline__ void write(const float (&acc)[N / 2], const float (&o
 }
 
 template <int N, int T, Epilogue E, typename O>
-__device__ void multiply(const Shape &shape, const Share<T, E> &share, const Rings<N> &rings, O *out) {
+__device__ void multiply(const Shape &shape, const Share<T, E> &share, const Rings<N> &rings, O *out, uint64_t *keys) {
     uint32_t warpgroup = __shfl_sync(kAll, threadIdx.x / 128, 0); // the compiler then knows that it is the warp's
     Place place{warpgroup}, x_place{0};
     uint64_t *w_held = nullptr, *x_held = nullptr; // barriers of the slots that unfinished products read
     const uint64_t a0 = operand(rings.w, 0, 1024), b0 = operand(rings.x, 0, 1024);
     const uint32_t a_box = rings.w_box / 16, b_box = N * 128 / 16; // of operands
+    Best best[N / 4];
     auto release = [](uint64_t *barrier) {
         if (threadIdx.x % 32 == 0) arrive(barrier);
     };
@@ -202,14 +206,16 @@ __device__ void multiply(const Shape &shape, const Share<T, E> &share, const Rin
 #pragma unroll
         for (int t = 0; t < (E == kGated ? 1 : T); ++t) {
             uint32_t row = share.tile_row(shape, pass, t, warpgroup), end = min(row + shape.rows, share.end);
-            write<N, E>(acc[t], acc[E == kGated ? T - 1 : t], shape, row, end, out);
+            write<N, E>(acc[t], acc[E == kGated ? T - 1 : t], shape, row, end, best, out);
         }
     }
+    if (E == kLogits && keys) raise_keys<4 * kMaxWarpgroups, N / 8>(best, share.warpgroups * 4, shape.m, keys);
 }
 
-// out: [m, n], gated [m, n / 2], or, of O float, one such matrix for each slice of the columns.
+// out: [m, n], gated [m, n / 2], or, of O float, one such matrix for each slice of the columns. keys: [m] or null, of
+// logits.
 template <int N, int T, Epilogue E, typename O>
-__device__ void wide(const TensorMap &x, const TensorMap &w, O *out, const Shape &shape) {
+__device__ void wide(const TensorMap &x, const TensorMap &w, O *out, uint64_t *keys, const Shape &shape) {
     extern __shared__ __align__(1024) uint8_t shared[];
     const Share<T, E> share(shape);
     Rings<N> rings(shared, shape);
@@ -218,27 +224,28 @@ __device__ void wide(const TensorMap &x, const TensorMap &w, O *out, const Shape
     rings.init(shape, share.warpgroups);
     __syncthreads();
     if (sizeof(O) == 4) out += size_t(blockIdx.y) * shape.m * shape.n;
-    if (warp < fetcher) multiply<N, T, E>(shape, share, rings, out);
+    if (warp < fetcher) multiply<N, T, E>(shape, share, rings, out, keys);
     else if (warp == fetcher && elected()) fetch_weights<N, T, E>(w, shape, share, rings);
     else if (warp == fetcher + 1 && elected()) fetch_inputs<N, T, E>(x, shape, share, rings);
 }
-#define BODY(...) wide<__VA_ARGS__>(x, w, out, {m, n, k, slice, rows, passes, slots, x_slots, ahead})
+#define BODY(N, T, E, O, keys)                                                                                         \
+    wide<N, T, E, O>(x, w, out, keys, {m, n, k, slice, rows, passes, slots, x_slots, ahead})
 #else
 #define BODY(...) __trap() // the launcher takes another kernel
 #endif
 
-#define WIDE(name, N, T, E, O)                                                                                         \
-    extern "C" __global__ __launch_bounds__(kMaxWarpgroups * 128 + kFetchers, 1) void name##_##N(                      \
-        const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, O *out, uint32_t m, uint32_t n,      \
-        uint32_t k, uint32_t slice, uint32_t rows, uint32_t passes, uint32_t slots, uint32_t x_slots,                  \
-        uint32_t ahead) {                                                                                              \
-        BODY(N, T, E, O);                                                                                              \
-    }
+#define WIDE(name, N)                                                                                                  \
+    extern "C" __global__ __launch_bounds__(kMaxWarpgroups * 128 + kFetchers, 1) void name##_##N
+#define MAPS const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w
+#define SHAPE                                                                                                          \
+    uint32_t m, uint32_t n, uint32_t k, uint32_t slice, uint32_t rows, uint32_t passes, uint32_t slots,                \
+        uint32_t x_slots, uint32_t ahead
+// Logits have many rows of w: LONG tiles at once.
 #define KERNELS(N, LONG)                                                                                               \
-    WIDE(wide_bf16, N, 1, kPlain, bf16)                                                                                \
-    WIDE(wide_f32, N, 1, kPlain, float)                                                                                \
-    WIDE(wide_gated, N, 2, kGated, bf16)                                                                               \
-    WIDE(wide_long, N, LONG, kPlain, float) // for many rows of w
+    WIDE(wide_bf16, N)(MAPS, bf16 *out, SHAPE) { BODY(N, 1, kPlain, bf16, nullptr); }                                  \
+    WIDE(wide_f32, N)(MAPS, float *out, SHAPE) { BODY(N, 1, kPlain, float, nullptr); }                                 \
+    WIDE(wide_gated, N)(MAPS, bf16 *out, SHAPE) { BODY(N, 2, kGated, bf16, nullptr); }                                 \
+    WIDE(wide_logits, N)(MAPS, float *out, uint64_t *keys, SHAPE) { BODY(N, LONG, kLogits, float, keys); }
 KERNELS(32, 4)
 KERNELS(64, 2)
 KERNELS(96, 2)

@@ -1,5 +1,5 @@
 // Draws one token per row: temperature, min-p, top-k, top-p, one random number. A cluster of blocks a row; a greedy row
-// ends after the first pass.
+// ends after the first pass, or before it, if the product that wrote the logits knows their best.
 #include "cut.cuh"
 
 struct Draw {
@@ -71,7 +71,8 @@ __device__ void pick(Exchange &shared, uint32_t &turn, const Row &row, const Wei
 
 extern "C" __global__ __launch_bounds__(kThreads, 2) void sample(const float *__restrict__ logits,   // [rows, vocab]
                                                               const uint32_t *__restrict__ draws, // [rows, kDrawWords]
-                                                              uint32_t *__restrict__ out,         // [rows]
+                                                              uint64_t *keys,             // [rows], of the best, or 0; or null
+                                                              uint32_t *__restrict__ out, // [rows]
                                                               uint32_t vocab) {
     __shared__ Exchange slots;
     __shared__ Histogram histogram;
@@ -79,15 +80,22 @@ extern "C" __global__ __launch_bounds__(kThreads, 2) void sample(const float *__
     release_successor();
     histogram.clear();
     wait_for_predecessor();
-    // Every block must have started before another one writes to it.
-    cluster_sync();
     Draw draw(draws + kDrawWords * index);
+    bool first = threadIdx.x == 0 && block_rank() == 0;
+    uint64_t known = keys ? keys[index] : 0;
+    // Every block must have started before another one writes to it, and have read the key before it is taken back.
+    cluster_sync();
+    if (known && first) keys[index] = 0;
+    if (known && draw.scale == 0.f) {
+        if (first) out[index] = key_id(known);
+        return;
+    }
     Row row(logits, vocab);
     Extent extent = own_extent(row);
     extent.best = reduce(slots, turn, extent.best, Max());
     float best = key_logit(extent.best);
     if (draw.scale == 0.f || !(best > -INFINITY)) {
-        if (threadIdx.x == 0 && block_rank() == 0) out[index] = key_id(extent.best);
+        if (first) out[index] = key_id(extent.best);
         return;
     }
     Weight weight = {best, draw.scale};

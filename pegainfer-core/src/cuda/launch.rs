@@ -147,7 +147,7 @@ impl Launch {
         self.push(tensor.device())
     }
 
-    /// A pointer parameter into memory that is no tensor's.
+    /// A pointer parameter into memory that is no tensor's, or null.
     pub fn pointer(self, address: u64) -> Self {
         self.push(address)
     }

@@ -26,8 +26,8 @@ fn streams(gpu: &Cuda, m: usize) -> bool {
     m <= STREAM_ROWS || is_wide(gpu, m)
 }
 
-/// Launches a product whose weights stream. `out` takes the results as the kernel's output argument. Returns the number
-/// of slices.
+/// Launches a product whose weights stream. `out` takes the results as the kernel's output argument, for logits with the
+/// keys as the next. Returns the number of slices.
 fn streamed(
     gpu: &mut Cuda,
     op: &'static str,
@@ -67,8 +67,11 @@ pub(crate) fn linear(exec: &mut Exec, x: &Tensor, w: &Tensor, out: &mut Tensor) 
     pieces(op, n)?;
     let gpu = exec.gpu()?;
     if streams(gpu, m) {
-        let output = if out.dtype() == DType::F32 { Output::F32 } else { Output::Bf16 };
-        return streamed(gpu, op, x, w, output, |launch| launch.output(out)).map(|_| ());
+        let launched = match out.dtype() {
+            DType::F32 => streamed(gpu, op, x, w, Output::Logits, |launch| launch.output(out).pointer(0)),
+            _ => streamed(gpu, op, x, w, Output::Bf16, |launch| launch.output(out)),
+        };
+        return launched.map(|_| ());
     }
     if gpu.has_blaslt() {
         return gpu.matmul(op, x, w, false, out);
@@ -77,6 +80,24 @@ pub(crate) fn linear(exec: &mut Exec, x: &Tensor, w: &Tensor, out: &mut Tensor) 
     let launch = gpu.launch(op, &images::LINEAR_TILED, kernel)?.input(x).input(w).output(out).u32(m).u32(n).u32(k);
     // SAFETY: matches csrc/linear_tiled.cu; the op checked the shapes.
     unsafe { launch.shared(STAGES * 2 * tile * DEPTH_BYTES).run([m.div_ceil(tile), n.div_ceil(tile), 1], THREADS) }
+}
+
+pub(crate) fn linear_argmax(
+    exec: &mut Exec,
+    x: &Tensor,
+    w: &Tensor,
+    out: &mut Tensor,
+    keys: &mut Tensor,
+) -> Result<(), OpError> {
+    let op = "linear_argmax";
+    let ((m, k), n) = (x.rows_cols(), w.rows_cols().0);
+    pieces(op, k)?;
+    pieces(op, n)?;
+    let gpu = exec.gpu()?;
+    if streams(gpu, m) {
+        return streamed(gpu, op, x, w, Output::Logits, |launch| launch.output(out).output(keys)).map(|_| ());
+    }
+    linear(exec, x, w, out)
 }
 
 #[expect(clippy::too_many_arguments, reason = "the operands of the op")]

@@ -19,13 +19,24 @@ fn blocks(rows: usize, multiprocessors: usize, capability: (i32, i32)) -> usize 
     }
 }
 
-pub(crate) fn sample(exec: &mut Exec, logits: &Tensor, draws: &Tensor, out: &mut Tensor) -> Result<(), OpError> {
+pub(crate) fn sample(
+    exec: &mut Exec,
+    logits: &Tensor,
+    draws: &Tensor,
+    keys: Option<&mut Tensor>,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
     let (rows, vocab) = logits.rows_cols();
     pieces("sample", vocab)?;
     let gpu = exec.gpu()?;
     let blocks = blocks(rows, gpu.multiprocessors(), gpu.capability());
     let launch = gpu.launch("sample", &images::SAMPLE, "sample")?.cluster(blocks).overlapped();
-    let launch = launch.input(logits).input(draws).output(out).u32(vocab);
+    let launch = launch.input(logits).input(draws);
+    let launch = match keys {
+        Some(keys) => launch.output(keys),
+        None => launch.pointer(0),
+    };
+    let launch = launch.output(out).u32(vocab);
     // SAFETY: matches csrc/sample.cu; the op checked the shapes.
     unsafe { launch.run([rows * blocks, 1, 1], THREADS) }
 }

@@ -60,7 +60,7 @@ fn tiles(m: usize, output: Output) -> usize {
     match output {
         Output::Bf16 | Output::Slices => 1,
         Output::Gated => 2,
-        Output::F32 => [4, 2, 2][width(m)],
+        Output::Logits => [4, 2, 2][width(m)],
     }
 }
 
@@ -89,8 +89,8 @@ fn plan(m: usize, n: usize, k: usize, output: Output, multiprocessors: usize) ->
     Plan { slices, slice, blocks, warpgroups, passes, rows, slots, input_slots, shared }
 }
 
-/// Launches the product of `x` and `w`, whose results `out` takes as the kernel's output argument. Returns the number of
-/// slices.
+/// Launches the product of `x` and `w`, whose results `out` takes as the kernel's output argument, for logits with the
+/// keys as the next. Returns the number of slices.
 pub(super) fn wide(
     gpu: &mut Cuda,
     op: &'static str,
@@ -103,7 +103,7 @@ pub(super) fn wide(
     let kernels = match output {
         Output::Bf16 => ["wide_bf16_32", "wide_bf16_64", "wide_bf16_96"],
         Output::Slices => ["wide_f32_32", "wide_f32_64", "wide_f32_96"],
-        Output::F32 => ["wide_long_32", "wide_long_64", "wide_long_96"],
+        Output::Logits => ["wide_logits_32", "wide_logits_64", "wide_logits_96"],
         Output::Gated => ["wide_gated_32", "wide_gated_64", "wide_gated_96"],
     };
     let plan = plan(m, n, k, output, gpu.multiprocessors());
@@ -141,7 +141,7 @@ mod tests {
             [(2560, 4096), (16, 96), (1024, 3072), (320, 896), (5120, 17_408), (8, 8), (151_936, 2560), (248, 64)];
         for (n, k) in shapes {
             for m in WIDE_ROWS {
-                for output in [Output::Bf16, Output::F32, Output::Slices, Output::Gated] {
+                for output in [Output::Bf16, Output::Logits, Output::Slices, Output::Gated] {
                     let p = plan(m, n, k, output, H200.0);
                     assert!(p.slices * p.slice >= k && (p.slices - 1) * p.slice < k, "{p:?}");
                     let (rows, each) = if output == Output::Gated { (n / 2, 1) } else { (n, tiles(m, output)) };
@@ -149,7 +149,8 @@ mod tests {
                     assert!(p.blocks * p.passes * p.warpgroups * each * p.rows >= rows, "{p:?}");
                     assert!(p.slots >= 2 * p.warpgroups && p.slots.is_multiple_of(p.warpgroups), "{p:?}");
                     // One block a multiprocessor, as in csrc/linear_stream.cu.
-                    assert!(p.shared <= H200.1 && p.shared > H200.1 / 2, "{p:?}");
+                    let keys = MAX_WARPGROUPS * 4 * 32 * (width(m) + 1) * 8;
+                    assert!(p.shared + keys <= H200.1 && p.shared > H200.1 / 2, "{p:?}");
                     // The tensor cores read whole tiles, also of the last slot.
                     assert!(p.input_slots * 32 * (width(m) + 1) >= TILE_ROWS, "{p:?}");
                 }

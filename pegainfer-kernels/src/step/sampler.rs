@@ -3,7 +3,7 @@
 use super::adjustments::Adjustments;
 use super::inputs::Inputs;
 use super::results::Results;
-use crate::ops::{self, REPORT_WORDS};
+use crate::ops::{self, KEY_WORDS, REPORT_WORDS};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::schedule::SampleRow;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -19,6 +19,8 @@ fn logits_rows(device: Device) -> usize {
 pub struct Sampler {
     /// `[logits_rows, vocab]` f32.
     logits: Tensor,
+    /// Of the most likely tokens, `[logits_rows, KEY_WORDS]` u32; zeros between steps.
+    keys: Tensor,
     /// What the samples of the last step drew, `[rows]` u32. At its full length outside of [`run`](Self::run).
     pub sampled: Tensor,
     /// Of the sampled tokens, `[rows, REPORT_WORDS]` u32.
@@ -31,6 +33,7 @@ impl Sampler {
         let chunk = logits_rows(exec.device()).min(rows);
         Ok(Self {
             logits: exec.tensor("logits", &[chunk, vocab], DType::F32)?,
+            keys: exec.tensor("keys", &[chunk, KEY_WORDS], DType::U32)?,
             sampled: exec.tensor("sampled", &[rows], DType::U32)?,
             logprobs: exec.tensor("logprobs", &[rows, REPORT_WORDS], DType::U32)?,
         })
@@ -69,19 +72,23 @@ impl Sampler {
         first: usize,
         samples: &[SampleRow],
     ) -> Result<(), OpError> {
-        let Self { logits, sampled, logprobs } = self;
+        let Self { logits, keys, sampled, logprobs } = self;
         let adjusted = |row: &SampleRow| row.adjustment.is_some();
         for tensor in [&mut *normed, &mut inputs.draws, sampled, logprobs] {
             tensor.set_range(first, samples.len());
         }
         logits.set_rows(samples.len());
-        ops::linear(exec, normed, head, logits)?;
+        keys.set_rows(samples.len());
         if samples.iter().any(adjusted) {
+            // Rules change which token is the most likely one.
+            ops::linear(exec, normed, head, logits)?;
             let Adjustments { spans, edits, masks } = &mut inputs.adjustments;
             spans.set_range(first, samples.len());
             ops::adjust_logits(exec, logits, spans, edits, masks)?;
+        } else {
+            ops::linear_argmax(exec, normed, head, logits, keys)?;
         }
-        ops::sample(exec, logits, &inputs.draws, sampled)?;
+        ops::sample(exec, logits, &inputs.draws, Some(keys), sampled)?;
         if samples.iter().any(|row| adjusted(row) && row.logprobs.is_some()) {
             // Reports are of the raw logits. Computing them again is slower than a copy, and needs no second buffer of
             // their size for the few requests that want both.
