@@ -1,7 +1,7 @@
 //! The OpenAI-compatible server and command line, as a library, so that tests can start the real router.
 //!
 //! # Layout
-//! - [`cli`]: flags. [`serve`], [`generate`], [`bench`], [`plan`], [`doctor`] and `inspect` are the commands.
+//! - [`cli`]: flags. [`serve`], [`generate`], [`mod@bench`], [`plan`], [`doctor`] and `inspect` are the commands.
 //! - [`model_path`], [`hub`]: from `--model-path` to a directory. [`detect`], [`engine`]: from a directory to an engine.
 //! - [`checkpoint`]: the text side of a checkpoint directory. [`text`]: tokenizer, detokenizer, stop strings, template, parsers.
 //! - [`openai`]: the HTTP API: requests in, JSON and server-sent events out. [`http`]: what stands before it.
