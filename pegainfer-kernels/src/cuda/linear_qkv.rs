@@ -10,7 +10,7 @@ use pegainfer_core::exec::Exec;
 use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// Rows of x from which the kernel is faster than cuBLASLt and csrc/qkv.cu; see docs/benchmarks/h200-qwen3-4b.md.
+/// Rows of x from which the kernel is faster than cuBLASLt and csrc/qkv.cu; see docs/benchmarks/h200-kernels.md.
 const MIN_ROWS: usize = 1024;
 
 /// As in csrc/linear_qkv.cu.

@@ -5,7 +5,7 @@ use super::many::{BOX_ROWS, GROUP, ROWS, SHARED, STORE_ROWS, THREADS, takes};
 use pegainfer_core::cuda::{Cuda, TensorMap};
 use pegainfer_core::tensor::{OpError, Tensor};
 
-/// Rows of x from which the kernel is faster than cuBLASLt and csrc/swiglu.cu; see docs/benchmarks/h200-qwen3-4b.md.
+/// Rows of x from which the kernel is faster than cuBLASLt and csrc/swiglu.cu; see docs/benchmarks/h200-kernels.md.
 const MIN_ROWS: usize = 512;
 
 /// As in csrc/linear_swiglu.cu.

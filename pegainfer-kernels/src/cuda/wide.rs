@@ -8,7 +8,7 @@ use pegainfer_core::tensor::{OpError, Tensor};
 use std::ops::RangeInclusive;
 
 /// Rows of x: those for which these kernels are faster than those of csrc/linear_stream.cu and than cuBLASLt; see
-/// docs/benchmarks/h200-qwen3-4b.md.
+/// docs/benchmarks/h200-kernels.md.
 const WIDE_ROWS: RangeInclusive<usize> = 2..=96;
 
 /// As in csrc/linear_wide.cu.
