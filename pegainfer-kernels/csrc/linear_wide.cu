@@ -70,9 +70,11 @@ template <int T, Epilogue E> struct Share {
     uint32_t first, end, column, steps, warpgroups;
     __device__ Share(const Shape &shape) {
         uint32_t rows = E == kGated ? shape.n / 2 : shape.n;
-        uint32_t each = rows / gridDim.x, more = rows % gridDim.x;
-        first = each * blockIdx.x + min(blockIdx.x, more);
-        end = first + each + (blockIdx.x < more ? 1 : 0);
+        // Logits come in whole pieces of 32 bytes: written in parts, they keep the memory busy for longer.
+        const uint32_t unit = E == kLogits ? 8 : 1;
+        uint32_t each = rows / unit / gridDim.x, more = rows / unit % gridDim.x;
+        first = (each * blockIdx.x + min(blockIdx.x, more)) * unit;
+        end = first + (each + (blockIdx.x < more ? 1 : 0)) * unit;
         column = blockIdx.y * shape.slice;
         steps = (min(shape.slice, shape.k - column) + kStep - 1) / kStep;
         warpgroups = (blockDim.x - kFetchers) / 128;
@@ -81,6 +83,10 @@ template <int T, Epilogue E> struct Share {
     __device__ uint32_t tile_row(const Shape &shape, uint32_t pass, uint32_t t, uint32_t warpgroup) const {
         uint32_t tile = E == kGated ? pass : pass * T + t;
         return first + (tile * warpgroups + warpgroup) * shape.rows;
+    }
+    // Whether the last pass ends before tile t, for all warpgroups: with the rows of tiles rounded up, it may.
+    __device__ bool is_over(const Shape &shape, uint32_t pass, uint32_t t) const {
+        return E == kLogits && t > 0 && tile_row(shape, pass, t, 0) >= end;
     }
 };
 
@@ -94,7 +100,7 @@ __device__ void fetch_weights(const TensorMap &map, const Shape &shape, const Sh
         for (uint32_t step = 0; step < share.steps; ++step)
 #pragma unroll
             for (int t = 0; t < T; ++t)
-                for (uint32_t g = 0; g < share.warpgroups; ++g) {
+                for (uint32_t g = 0; g < share.warpgroups && !share.is_over(shape, pass, t); ++g) {
                     if (fetched++ == shape.ahead) wait_for_predecessor();
                     uint32_t row = share.tile_row(shape, pass, t, g) + (E == kGated && t > 0 ? shape.n / 2 : 0);
                     uint64_t *full = rings.w_full + place.index;
@@ -182,6 +188,7 @@ __device__ void multiply(const Shape &shape, const Share<T, E> &share, const Rin
             uint64_t b = b0 + x_place.index * (kBoxes * b_box);
 #pragma unroll
             for (int t = 0; t < T; ++t) {
+                if (share.is_over(shape, pass, t)) continue;
                 wait(rings.w_full + place.index, place.parity);
                 uint64_t a = a0 + place.index * (kBoxes * a_box);
                 wgmma_fence();

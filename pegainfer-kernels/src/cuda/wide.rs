@@ -75,13 +75,15 @@ fn plan(m: usize, n: usize, k: usize, output: Output, multiprocessors: usize) ->
     let slice = k.div_ceil(STEP).div_ceil(slices) * STEP;
     let slices = k.div_ceil(slice);
     let blocks = (multiprocessors / slices).clamp(1, rows.div_ceil(8));
-    let share = rows.div_ceil(blocks);
+    // Tiles of logits begin at whole pieces of 32 bytes.
+    let unit = if output == Output::Logits { 8 } else { 1 };
+    let share = rows.div_ceil(unit).div_ceil(blocks) * unit;
     // A gated tile has its two halves in two sums of the same warpgroup.
     let each = if output == Output::Gated { 1 } else { tiles(m, output) };
     let wanted = share.div_ceil(TILE_ROWS);
     let warpgroups = wanted.div_ceil(each).min(MAX_WARPGROUPS);
     let passes = wanted.div_ceil(each * warpgroups);
-    let rows = share.div_ceil(each * warpgroups * passes);
+    let rows = share.div_ceil(each * warpgroups * passes).next_multiple_of(unit);
     let (slot, input_slot) = (rows.next_multiple_of(8) * ROW_BYTES, 32 * (width(m) + 1) * ROW_BYTES);
     // A slot is always of the same warpgroup: another one's would pass a barrier of which it missed a round.
     let (slots, input_slots) = (RING_BYTES / slot / warpgroups * warpgroups, INPUT_RING_BYTES[width(m)] / input_slot);
@@ -146,6 +148,7 @@ mod tests {
                     assert!(p.slices * p.slice >= k && (p.slices - 1) * p.slice < k, "{p:?}");
                     let (rows, each) = if output == Output::Gated { (n / 2, 1) } else { (n, tiles(m, output)) };
                     assert!(p.blocks * p.slices <= H200.0 && p.rows <= TILE_ROWS, "{p:?}");
+                    assert!(output != Output::Logits || p.rows.is_multiple_of(8), "{p:?}");
                     assert!(p.blocks * p.passes * p.warpgroups * each * p.rows >= rows, "{p:?}");
                     assert!(p.slots >= 2 * p.warpgroups && p.slots.is_multiple_of(p.warpgroups), "{p:?}");
                     // One block a multiprocessor, as in csrc/linear_stream.cu.
