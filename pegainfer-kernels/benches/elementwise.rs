@@ -6,7 +6,7 @@ use half::bf16;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-use pegainfer_kernels::ops::{self, HeadShape};
+use pegainfer_kernels::ops::{self, HeadShape, Heads};
 use std::time::Duration;
 
 const HIDDEN: usize = 1024;
@@ -79,8 +79,9 @@ fn qkv(bench: &mut Bench<'_>) {
     let (mut k, mut v) =
         (values(exec, &[blocks, kv_heads, head_dim, 16]), values(exec, &[blocks, kv_heads, 16, head_dim]));
     bench.time("qk_norm_rope_write_kv", 2 * x.bytes() + rope.bytes(), |exec| {
-        let (norms, at) = ((&norms.0, &norms.1), (&at.0, &at.1));
-        ops::qk_norm_rope_write_kv(exec, &x, norms, &rope, at, SHAPE, EPS, &mut q, (&mut k, &mut v))
+        let norms = (&norms.0, &norms.1);
+        let heads = Heads { shape: SHAPE, norms, eps: EPS, rope: &rope, positions: &at.0, slots: &at.1 };
+        ops::qk_norm_rope_write_kv(exec, &x, &heads, &mut q, (&mut k, &mut v))
     });
 }
 

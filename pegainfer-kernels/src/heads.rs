@@ -2,6 +2,7 @@
 
 use pegainfer_core::exec::Device;
 use pegainfer_core::kv::BLOCK_SIZE;
+use pegainfer_core::tensor::Tensor;
 
 /// Largest supported head, elements.
 pub(crate) const MAX_HEAD_DIM: usize = 256;
@@ -21,6 +22,24 @@ pub struct HeadShape {
     pub kv_heads: usize,
     /// Elements of a head: a multiple of 16 from 32 to 256.
     pub head_dim: usize,
+}
+
+/// What makes a layer's queries, keys and values of the projections of some tokens, and where the latter two go.
+#[derive(Debug, Clone, Copy)]
+pub struct Heads<'a> {
+    /// How many there are.
+    pub shape: HeadShape,
+    /// Weights of the RMS norms of a query and of a key, each `[head_dim]`.
+    pub norms: (&'a Tensor, &'a Tensor),
+    /// Added to the mean of the squares.
+    pub eps: f32,
+    /// Angles, see [`rope_table`](crate::ops::rope_table()).
+    pub rope: &'a Tensor,
+    /// Places of the tokens in their sequences, `[tokens]` u32.
+    pub positions: &'a Tensor,
+    /// Slots of the tokens in the cache, `[tokens]` u32, each at most once, or `NO_SLOT` for a token whose key and value
+    /// are not written.
+    pub slots: &'a Tensor,
 }
 
 impl HeadShape {

@@ -15,7 +15,7 @@ use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::schedule::{Launches, StepExecutor};
 use pegainfer_core::tensor::{OpError, Tensor};
-use pegainfer_kernels::ops::{self, DecodeState};
+use pegainfer_kernels::ops::{self, DecodeState, Heads};
 use pegainfer_kernels::step::{Inputs, Sampler, StepSize, StepState};
 
 /// Largest step an executor is built for.
@@ -178,12 +178,10 @@ impl Pass<'_> {
             return self.attend(i, false);
         }
         let Self { exec, config, kv, rope, inputs, work, step, .. } = self;
-        let (norms, at) = ((&layer.q_norm, &layer.k_norm), (&inputs.positions, &inputs.slots));
-        let (eps, cache) = (config.rms_norm_eps, (&mut kv[i].k, &mut kv[i].v));
+        let (heads, cache) = (heads(config, layer, rope, inputs), (&mut kv[i].k, &mut kv[i].v));
         let Workspace { normed, qkv, q, attended, .. } = &mut **work;
-        let batch = inputs.attention(step);
         ops::linear(exec, normed, &layer.qkv, qkv)?;
-        ops::decode_attention(exec, qkv, norms, rope, at, &batch, config.shape, eps, cache, q, attended)
+        ops::decode_attention(exec, qkv, &heads, &inputs.attention(step), cache, q, attended)
     }
 
     /// As [`attention`](Self::attention) for the last layer, narrowed to what is sampled; says whether anything is.
@@ -205,10 +203,9 @@ impl Pass<'_> {
     /// The projections of layer `i`: `normed` becomes `q`, and keys and values in the cache.
     fn queries(&mut self, layer: &Layer, i: usize) -> Result<(), OpError> {
         let Self { exec, config, kv, rope, inputs, work, .. } = self;
-        let (norms, at) = ((&layer.q_norm, &layer.k_norm), (&inputs.positions, &inputs.slots));
-        let cache = (&mut kv[i].k, &mut kv[i].v);
+        let (heads, cache) = (heads(config, layer, rope, inputs), (&mut kv[i].k, &mut kv[i].v));
         let Workspace { normed, qkv, q, .. } = &mut **work;
-        ops::linear_qkv(exec, (normed, &layer.qkv), norms, rope, at, config.shape, config.rms_norm_eps, qkv, q, cache)
+        ops::linear_qkv(exec, (normed, &layer.qkv), &heads, qkv, q, cache)
     }
 
     /// What the queries of layer `i` find in its cache: `q` becomes `attended`, of the sampled tokens or of all.
@@ -229,4 +226,10 @@ impl Pass<'_> {
         ops::linear_swiglu(exec, normed, &layer.gate_up, gate_up, activated)?;
         ops::linear_add_norm(exec, activated, &layer.down, residual, next, eps, delta, normed)
     }
+}
+
+/// The heads of a layer, for the tokens of a step.
+fn heads<'a>(config: &Config, layer: &'a Layer, rope: &'a Tensor, inputs: &'a Inputs) -> Heads<'a> {
+    let (norms, eps) = ((&layer.q_norm, &layer.k_norm), config.rms_norm_eps);
+    Heads { shape: config.shape, norms, eps, rope, positions: &inputs.positions, slots: &inputs.slots }
 }

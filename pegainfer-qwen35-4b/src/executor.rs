@@ -11,7 +11,7 @@ use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::schedule::{Launches, StepExecutor};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-use pegainfer_kernels::ops::{self, DeltaInputs, DeltaWeights, SEGMENT_WORDS};
+use pegainfer_kernels::ops::{self, DeltaInputs, DeltaWeights, Heads, SEGMENT_WORDS};
 use pegainfer_kernels::step::{Inputs, Sampler, StepSize, StepState};
 
 /// Largest step an executor is built for, and how much it remembers.
@@ -204,12 +204,10 @@ impl Pass<'_> {
             return self.attend(i, false);
         }
         let Self { exec, config, layers, rope, inputs, work, step, .. } = self;
-        let (norms, at) = ((&layer.q_norm, &layer.k_norm), (&inputs.positions, &inputs.slots));
-        let (shape, eps, cache) = (config.shape, config.rms_norm_eps, layers[i].cache());
+        let (heads, cache) = (heads(config, layer, rope, inputs), layers[i].cache());
         let Workspace { normed, qkv, q, attended, .. } = &mut **work;
-        let batch = inputs.attention(step);
         ops::linear(exec, normed, &layer.projection, qkv)?;
-        ops::gated_decode_attention(exec, qkv, norms, rope, at, &batch, shape, eps, cache, q, attended)
+        ops::gated_decode_attention(exec, qkv, &heads, &inputs.attention(step), cache, q, attended)
     }
 
     /// As [`full_attention`](Self::full_attention) for the last layer, narrowed to what is sampled; says whether anything
@@ -232,11 +230,10 @@ impl Pass<'_> {
     /// The projections of layer `i`: `normed` becomes `q`, the gates in `qkv`, and keys and values in the cache.
     fn queries(&mut self, layer: &FullAttention, i: usize) -> Result<(), OpError> {
         let Self { exec, config, layers, rope, inputs, work, .. } = self;
-        let (norms, at) = ((&layer.q_norm, &layer.k_norm), (&inputs.positions, &inputs.slots));
-        let (shape, eps, cache) = (config.shape, config.rms_norm_eps, layers[i].cache());
+        let (heads, cache) = (heads(config, layer, rope, inputs), layers[i].cache());
         let Workspace { normed, qkv, q, .. } = &mut **work;
         ops::linear(exec, normed, &layer.projection, qkv)?;
-        ops::gated_qk_norm_rope_write_kv(exec, qkv, norms, rope, at, shape, eps, q, cache)
+        ops::gated_qk_norm_rope_write_kv(exec, qkv, &heads, q, cache)
     }
 
     /// What the queries of layer `i` find in its cache: `q` becomes `attended`, of the sampled tokens or of all.
@@ -263,4 +260,10 @@ impl Pass<'_> {
         ops::linear_swiglu(exec, normed, &layer.gate_up, gate_up, activated)?;
         ops::linear_add_norm(exec, activated, &layer.down, residual, next, eps, delta, normed)
     }
+}
+
+/// The heads of a layer of full attention, for the tokens of a step.
+fn heads<'a>(config: &Config, layer: &'a FullAttention, rope: &'a Tensor, inputs: &'a Inputs) -> Heads<'a> {
+    let (norms, eps) = ((&layer.q_norm, &layer.k_norm), config.rms_norm_eps);
+    Heads { shape: config.shape, norms, eps, rope, positions: &inputs.positions, slots: &inputs.slots }
 }

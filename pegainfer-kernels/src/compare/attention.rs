@@ -2,7 +2,7 @@
 
 use super::batch::Rows;
 use super::{Call, EPS, Output, allocate};
-use crate::ops;
+use crate::ops::{self, Heads};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError};
 
@@ -11,17 +11,17 @@ pub(super) fn run(exec: &mut Exec, call: &mut Call<'_>) -> Result<Option<Vec<Out
     let (shape, reads) = (call.case.shape, &call.record.reads);
     match (call.record.op, &call.read[..], &mut call.written[..]) {
         ("qk_norm_rope_write_kv", [qkv, q_norm, k_norm, rope, positions, slots], [q, k, v]) => {
-            let (norms, at) = ((q_norm, k_norm), (positions, slots));
-            ops::qk_norm_rope_write_kv(exec, qkv, norms, rope, at, shape, EPS, q, (k, v))?;
+            let heads = Heads { shape, norms: (q_norm, k_norm), eps: EPS, rope, positions, slots };
+            ops::qk_norm_rope_write_kv(exec, qkv, &heads, q, (k, v))?;
         }
         ("linear_qkv", [x, w, q_norm, k_norm, rope, positions, slots], [q, k, v]) => {
             let mut qkv = allocate(exec, "qkv", &[x.rows_cols().0, shape.qkv_width()], DType::Bf16)?;
-            let (norms, at) = ((q_norm, k_norm), (positions, slots));
-            ops::linear_qkv(exec, (x, w), norms, rope, at, shape, EPS, &mut qkv, q, (k, v))?;
+            let heads = Heads { shape, norms: (q_norm, k_norm), eps: EPS, rope, positions, slots };
+            ops::linear_qkv(exec, (x, w), &heads, &mut qkv, q, (k, v))?;
         }
         ("gated_qk_norm_rope_write_kv", [projected, q_norm, k_norm, rope, positions, slots], [q, k, v]) => {
-            let (norms, at) = ((q_norm, k_norm), (positions, slots));
-            ops::gated_qk_norm_rope_write_kv(exec, projected, norms, rope, at, shape, EPS, q, (k, v))?;
+            let heads = Heads { shape, norms: (q_norm, k_norm), eps: EPS, rope, positions, slots };
+            ops::gated_qk_norm_rope_write_kv(exec, projected, &heads, q, (k, v))?;
         }
         ("attention", [q, k, v, ..], [out]) => {
             let tables = Rows::new(q.rows_cols().0, &reads[5], k.rows_cols().0, call.case).upload(exec)?;
@@ -33,9 +33,10 @@ pub(super) fn run(exec: &mut Exec, call: &mut Call<'_>) -> Result<Option<Vec<Out
             let rows = Rows::new(x.rows_cols().0, &reads[10], k.rows_cols().0, call.case);
             let ((positions, slots), tables) = (rows.newest(exec)?, rows.upload(exec)?);
             let mut q = allocate(exec, "q", out.shape(), DType::Bf16)?;
-            let (norms, at, batch) = ((q_norm, k_norm), (&positions, &slots), tables.batch());
+            let norms = (q_norm, k_norm);
+            let heads = Heads { shape, norms, eps: EPS, rope, positions: &positions, slots: &slots };
             let decode = if op == "decode_attention" { ops::decode_attention } else { ops::gated_decode_attention };
-            decode(exec, x, norms, rope, at, &batch, shape, EPS, (k, v), &mut q, out)?;
+            decode(exec, x, &heads, &tables.batch(), (k, v), &mut q, out)?;
         }
         _ => return Ok(None),
     }

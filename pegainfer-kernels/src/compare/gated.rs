@@ -1,7 +1,7 @@
 //! Test: the ops of attention with gates are known here, and agree between the CPU's instruction sets.
 
 use super::{Case, compare};
-use crate::ops::{self, AttentionBatch, HeadShape};
+use crate::ops::{self, AttentionBatch, HeadShape, Heads};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::isa::Isa;
 use pegainfer_core::record::OpRecord;
@@ -12,7 +12,7 @@ const CONTEXT: usize = 40;
 
 /// What an executor records of a layer, together and apart.
 fn records() -> Vec<OpRecord> {
-    let (rows, max_blocks, blocks, rotary_dim, eps) = (3, 3, 9, 64, 1e-6);
+    let (rows, max_blocks, blocks, rotary_dim) = (3, 3, 9, 64);
     let exec = &mut Exec::meta().unwrap();
     let mut tensor = |name: &str, shape: &[usize], dtype: DType| -> Tensor { exec.tensor(name, shape, dtype).unwrap() };
     let projected = tensor("qkv", &[rows, SHAPE.gated_qkv_width()], DType::Bf16);
@@ -34,13 +34,15 @@ fn records() -> Vec<OpRecord> {
         decoding: (0, 0),
         narrowed: false,
     };
-    let (norms, at, cache) = ((&norms[0], &norms[1]), (&at[0], &at[1]), (&mut k, &mut v));
+    let norms = (&norms[0], &norms[1]);
+    let heads = Heads { shape: SHAPE, norms, eps: 1e-6, rope: &rope, positions: &at[0], slots: &at[1] };
+    let cache = (&mut k, &mut v);
     let (result, records) = exec.recording(|exec| {
         let (k, v) = cache;
-        ops::gated_qk_norm_rope_write_kv(exec, &projected, norms, &rope, at, SHAPE, eps, &mut q, (k, v))?;
+        ops::gated_qk_norm_rope_write_kv(exec, &projected, &heads, &mut q, (k, v))?;
         ops::attention(exec, &q, (k, v), &batch, SHAPE, 1.0 / 16.0, &mut out)?;
         ops::attention_gate(exec, &projected, SHAPE, &mut out)?;
-        ops::gated_decode_attention(exec, &projected, norms, &rope, at, &batch, SHAPE, eps, (k, v), &mut q, &mut out)
+        ops::gated_decode_attention(exec, &projected, &heads, &batch, (k, v), &mut q, &mut out)
     });
     result.unwrap();
     records

@@ -2,7 +2,7 @@
 
 use super::attention_prefill::Prefill;
 use super::images;
-use crate::ops::{AttentionBatch, HeadShape};
+use crate::ops::{AttentionBatch, HeadShape, Heads};
 use pegainfer_core::cuda::{COUNTERS, Cuda, Launch, WORKSPACE_BYTES};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
@@ -141,19 +141,15 @@ pub(super) fn decode(
 }
 
 /// `ops::decode_attention` in one kernel, for shapes that [`fused`] accepts.
-#[expect(clippy::too_many_arguments, reason = "the operands of the op")]
 pub(crate) fn decode_fused(
     exec: &mut Exec,
     qkv: &Tensor,
-    (q_norm, k_norm): (&Tensor, &Tensor),
-    rope: &Tensor,
-    slots: &Tensor,
+    heads: &Heads<'_>,
     batch: &AttentionBatch<'_>,
-    shape: HeadShape,
-    eps: f32,
     (k, v): (&mut Tensor, &mut Tensor),
     out: &mut Tensor,
 ) -> Result<(), OpError> {
+    let Heads { shape, norms, eps, rope, slots, .. } = *heads;
     let scale = (shape.head_dim as f32).sqrt().recip() * std::f32::consts::LOG2_E;
     let gpu = exec.gpu()?;
     let pairs = batch.block_tables.rows_cols().0 * shape.kv_heads;
@@ -166,7 +162,7 @@ pub(crate) fn decode_fused(
     let (call, resources) = (Call { batch, shape, scale, n: 1, stages }, Resources::of(gpu));
     let blocks = k.rows_cols().0;
     let launch = gpu.launch("decode_attention", &images::ATTENTION_DECODE, kernel)?;
-    let launch = launch.input(qkv).input(q_norm).input(k_norm).input(rope).input(slots);
+    let launch = launch.input(qkv).input(norms.0).input(norms.1).input(rope).input(slots);
     let launch = launch.output(k).output(v);
     let launch = call.batch(launch, out, blocks).u32(rope.rows_cols().0).f32(eps);
     // SAFETY: matches csrc/attention_decode.cu; the op checked the shapes, the kernel checks block ids and positions.

@@ -1,7 +1,7 @@
 //! `ops::gated_qk_norm_rope_write_kv`, one block a token, and `ops::attention_gate`.
 
 use super::images;
-use crate::ops::HeadShape;
+use crate::ops::{HeadShape, Heads};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::tensor::{OpError, Tensor};
@@ -20,24 +20,20 @@ fn check(op: &'static str, shape: HeadShape) -> Result<(), OpError> {
     Err(OpError { op, message: format!("head_dim {}: the GPU kernels take multiples of 64", shape.head_dim) })
 }
 
-#[expect(clippy::too_many_arguments, reason = "the operands of the op")]
 pub(crate) fn gated_qk_norm_rope_write_kv(
     exec: &mut Exec,
     projected: &Tensor,
-    (q_norm, k_norm): (&Tensor, &Tensor),
-    rope: &Tensor,
-    (positions, slots): (&Tensor, &Tensor),
-    shape: HeadShape,
-    eps: f32,
+    heads: &Heads<'_>,
     q: &mut Tensor,
     (k, v): (&mut Tensor, &mut Tensor),
 ) -> Result<(), OpError> {
     let op = "gated_qk_norm_rope_write_kv";
+    let Heads { shape, norms, eps, rope, positions, slots } = *heads;
     check(op, shape)?;
     let (tokens, (max_position, rotary_dim)) = (projected.rows_cols().0, rope.rows_cols());
     let max_slot = k.rows_cols().0 * BLOCK_SIZE;
     let launch = exec.gpu()?.launch(op, &images::GATED_QKV, op)?;
-    let launch = launch.input(projected).input(q_norm).input(k_norm).input(rope).input(positions).input(slots);
+    let launch = launch.input(projected).input(norms.0).input(norms.1).input(rope).input(positions).input(slots);
     let launch = launch.output(q).output(k).output(v);
     let launch = launch.u32(shape.heads).u32(shape.kv_heads).u32(shape.head_dim).u32(rotary_dim);
     // Of a head.

@@ -4,7 +4,7 @@ use super::linear::{linear, linear_kernel};
 use super::many::{BOX_ROWS, ELEMENT, GROUP, MAX_SHARED, ROWS, SHARED, THREADS, takes};
 use super::qkv::qk_norm_rope_write_kv;
 use super::{images, pieces};
-use crate::ops::HeadShape;
+use crate::ops::{HeadShape, Heads};
 use pegainfer_core::cuda::{Cuda, TensorMap};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::kv::BLOCK_SIZE;
@@ -30,31 +30,28 @@ pub(crate) fn qkv_kernel(gpu: &mut Cuda, m: usize, k: usize, shape: HeadShape) -
     if is_fused(gpu, m, k, shape) { "qkv" } else { linear_kernel(gpu, m, shape.qkv_width(), DType::Bf16) }
 }
 
-#[expect(clippy::too_many_arguments, reason = "the operands of the op")]
 pub(crate) fn linear_qkv(
     exec: &mut Exec,
     (x, w): (&Tensor, &Tensor),
-    norms: (&Tensor, &Tensor),
-    rope: &Tensor,
-    at: (&Tensor, &Tensor),
-    shape: HeadShape,
-    eps: f32,
+    heads: &Heads<'_>,
     qkv: &mut Tensor,
     q: &mut Tensor,
     (k, v): (&mut Tensor, &mut Tensor),
 ) -> Result<(), OpError> {
     let (op, (m, columns)) = ("linear_qkv", x.rows_cols());
+    let Heads { shape, norms, eps, rope, positions, slots } = *heads;
     pieces(op, columns)?;
     let gpu = exec.gpu()?;
     if !is_fused(gpu, m, columns, shape) {
         linear(exec, x, w, qkv)?;
-        return qk_norm_rope_write_kv(exec, qkv, norms, rope, at, shape, eps, q, (k, v));
+        return qk_norm_rope_write_kv(exec, qkv, heads, q, (k, v));
     }
     let grid = [gpu.multiprocessors(), 1, 1];
     let (max_position, max_slot) = (rope.rows_cols().0, k.rows_cols().0 * BLOCK_SIZE);
     let (x, w) = (TensorMap::new(op, x, ROWS)?, TensorMap::new(op, w, BOX_ROWS)?);
     let launch = gpu.launch(op, &images::LINEAR_QKV, "linear_qkv_many")?.map(x).map(w);
-    let launch = launch.input(norms.0).input(norms.1).input(rope).input(at.0).input(at.1).output(q).output(k).output(v);
+    let launch = launch.input(norms.0).input(norms.1).input(rope).input(positions).input(slots);
+    let launch = launch.output(q).output(k).output(v);
     let launch = launch.u32(m).u32(columns).u32(shape.heads).u32(shape.kv_heads).u32(max_position).u32(max_slot);
     let launch = launch.f32(eps).u32(GROUP).shared(HEADS_SHARED).overlapped();
     // SAFETY: matches csrc/linear_qkv.cu; the op checked the shapes, the kernel checks positions and slots.

@@ -1,7 +1,7 @@
 //! `ops::qk_norm_rope_write_kv`: one block a token.
 
 use super::images;
-use crate::ops::HeadShape;
+use crate::ops::Heads;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::tensor::{OpError, Tensor};
@@ -11,19 +11,15 @@ const MAX_THREADS: usize = 256;
 /// As in csrc/qkv.cu.
 const MAX_HEAD_DIM: usize = 256;
 
-#[expect(clippy::too_many_arguments, reason = "the operands of the op")]
 pub(crate) fn qk_norm_rope_write_kv(
     exec: &mut Exec,
     qkv: &Tensor,
-    (q_norm, k_norm): (&Tensor, &Tensor),
-    rope: &Tensor,
-    (positions, slots): (&Tensor, &Tensor),
-    shape: HeadShape,
-    eps: f32,
+    heads: &Heads<'_>,
     q: &mut Tensor,
     (k, v): (&mut Tensor, &mut Tensor),
 ) -> Result<(), OpError> {
     let op = "qk_norm_rope_write_kv";
+    let Heads { shape, norms, eps, rope, positions, slots } = *heads;
     if shape.head_dim > MAX_HEAD_DIM || !shape.head_dim.is_multiple_of(64) {
         let message =
             format!("head_dim {}: the GPU's cache takes multiples of 64 up to {MAX_HEAD_DIM}", shape.head_dim);
@@ -32,7 +28,7 @@ pub(crate) fn qk_norm_rope_write_kv(
     let tokens = qkv.rows_cols().0;
     let (max_position, max_slot) = (rope.rows_cols().0, k.rows_cols().0 * BLOCK_SIZE);
     let launch = exec.gpu()?.launch(op, &images::QKV, "qk_norm_rope_write_kv")?;
-    let launch = launch.input(qkv).input(q_norm).input(k_norm).input(rope).input(positions).input(slots);
+    let launch = launch.input(qkv).input(norms.0).input(norms.1).input(rope).input(positions).input(slots);
     let launch = launch.output(q).output(k).output(v);
     let launch = launch.u32(shape.heads).u32(shape.kv_heads).u32(shape.head_dim).u32(max_position).u32(max_slot);
     // Of a head.

@@ -3,7 +3,7 @@
 use super::check::Check;
 use super::{AttentionBatch, attention, qkv};
 use crate::cuda;
-use crate::heads::HeadShape;
+use crate::heads::Heads;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{OpError, Tensor};
@@ -11,30 +11,26 @@ use pegainfer_core::tensor::{OpError, Tensor};
 /// [`qk_norm_rope_write_kv`](super::qk_norm_rope_write_kv), then [`attention`](super::attention) with a scale of
 /// `1 / sqrt(head_dim)`, of rows that have one query each, or none.
 ///
-/// `qkv`, norms, `rope`, `at` (positions and slots), `k` and `v` as there; `batch`: the same tokens, so that the position
+/// `qkv`, `heads`, `k` and `v` as there; `batch`: the same tokens, so that the position
 /// of row `b` is `kv_lens[b] - 1` and its slot, unless it is `NO_SLOT`, the place of that position in the row's blocks; `q`:
 /// `[tokens, heads * head_dim]` bf16, room for the queries, what it holds afterwards depends on the device; `out`:
 /// `[tokens, heads * head_dim]` bf16.
 ///
 /// A GPU of compute capability 9.0 runs one kernel, which takes positions from `batch`. It reads `batch`, slots and the
 /// cache's older tokens while the kernel before it still runs: no kernel of the same step may write them.
-#[expect(clippy::too_many_arguments, reason = "two ops in one")]
 pub fn decode_attention(
     exec: &mut Exec,
     qkv: &Tensor,
-    norms: (&Tensor, &Tensor),
-    rope: &Tensor,
-    at: (&Tensor, &Tensor),
+    heads: &Heads<'_>,
     batch: &AttentionBatch<'_>,
-    shape: HeadShape,
-    eps: f32,
     (k, v): (&mut Tensor, &mut Tensor),
     q: &mut Tensor,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let check = Check("decode_attention");
+    let Heads { shape, norms, rope, positions, slots, .. } = *heads;
     check.that(batch.queries.1 == 1, "a row has more than one query")?;
-    qkv::check(check, exec.device(), qkv, norms, rope, at, shape, q, (k, v))?;
+    qkv::check(check, exec.device(), qkv, heads, q, (k, v))?;
     attention::check(check, exec.device(), q, (k, v), batch, shape, out)?;
     let fused = exec.gpu().is_ok_and(|gpu| cuda::fused(gpu, shape));
     exec.record(|device| {
@@ -44,7 +40,7 @@ pub fn decode_attention(
             Device::Cuda | Device::Meta => "paged",
         };
         let tables = [batch.qo_indptr, batch.kv_lens, batch.block_tables];
-        let reads = [qkv, norms.0, norms.1, rope, at.0, at.1, k, v, tables[0], tables[1], tables[2]];
+        let reads = [qkv, norms.0, norms.1, rope, positions, slots, k, v, tables[0], tables[1], tables[2]];
         let flops = qkv::flops(qkv, shape) + attention::flops(batch, shape);
         let bytes = qkv::bytes(qkv, shape) + attention::bytes(q, batch, shape);
         OpRecord::new("decode_attention", kernel, &reads, &[out, k, v], flops).with_bytes(bytes)
@@ -52,12 +48,12 @@ pub fn decode_attention(
     let scale = (shape.head_dim as f32).sqrt().recip();
     match exec.device() {
         Device::Cpu(_) => {
-            qkv::on_cpu(check, exec, qkv, norms, rope, at, shape, eps, q, (k, v))?;
+            qkv::on_cpu(check, exec, qkv, heads, q, (k, v))?;
             attention::on_cpu(check, exec, q, (k, v), batch, shape, scale, out)
         }
-        Device::Cuda if fused => cuda::decode_fused(exec, qkv, norms, rope, at.1, batch, shape, eps, (k, v), out),
+        Device::Cuda if fused => cuda::decode_fused(exec, qkv, heads, batch, (k, v), out),
         Device::Cuda => {
-            cuda::qk_norm_rope_write_kv(exec, qkv, norms, rope, at, shape, eps, q, (k, v))?;
+            cuda::qk_norm_rope_write_kv(exec, qkv, heads, q, (k, v))?;
             cuda::attention(exec, q, (k, v), batch, shape, scale, out)
         }
         Device::Meta => Ok(()),
@@ -67,6 +63,7 @@ pub fn decode_attention(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::heads::HeadShape;
     use crate::ops::{qk_norm_rope_write_kv, rope_table};
     use crate::testing::{Host, bf16s};
     use half::bf16;
@@ -82,14 +79,15 @@ mod tests {
             let rope = rope_table(exec, 64, shape.head_dim, 1e6).unwrap();
             let qkv = host.bf16("qkv", &[tokens, shape.qkv_width()], &bf16s(tokens * shape.qkv_width(), 1));
             let norms = ["q_norm", "k_norm"].map(|name| host.bf16(name, &[shape.head_dim], &bf16s(shape.head_dim, 2)));
-            let (norms, eps) = ((&norms[0], &norms[1]), 1e-6);
+            let norms = (&norms[0], &norms[1]);
             let [k_shape, v_shape] = shape.cache(host.exec.device(), blocks);
             let cache = bf16s(blocks * shape.block_len(), 3);
             let mut caches = [0, 1].map(|_| (host.bf16("k", &k_shape, &cache), host.bf16("v", &v_shape, &cache)));
             let mut tables = host.zeros("block_tables", &[tokens, 2], DType::U32);
             tables.host_mut::<u32>().copy_from_slice(&[3, 1, 2, 0]);
             let slots = [BLOCK_SIZE as u32 + 3, 2 * BLOCK_SIZE as u32 + 4];
-            let at = (&host.u32("positions", &lens.map(|n| n - 1)), &host.u32("slots", &slots));
+            let (positions, slots) = (&host.u32("positions", &lens.map(|n| n - 1)), &host.u32("slots", &slots));
+            let heads = &Heads { shape, norms, eps: 1e-6, rope: &rope, positions, slots };
             let batch = AttentionBatch {
                 qo_indptr: &host.u32("qo_indptr", &[0, 1, 2]),
                 kv_lens: &host.u32("kv_lens", &lens),
@@ -106,23 +104,23 @@ mod tests {
             let [q, apart, fused] = &mut room;
             let [(k0, v0), (k1, v1)] = &mut caches;
             let exec = &mut host.exec;
-            qk_norm_rope_write_kv(exec, &qkv, norms, &rope, at, shape, eps, q, (k0, v0)).unwrap();
+            qk_norm_rope_write_kv(exec, &qkv, heads, q, (k0, v0)).unwrap();
             attention::attention(exec, q, (k0, v0), &batch, shape, 0.125, apart).unwrap();
-            decode_attention(exec, &qkv, norms, &rope, at, &batch, shape, eps, (k1, v1), q, fused).unwrap();
+            decode_attention(exec, &qkv, heads, &batch, (k1, v1), q, fused).unwrap();
             assert_eq!(apart.host::<bf16>(), fused.host::<bf16>());
             assert_eq!(k0.host::<bf16>(), k1.host::<bf16>());
             assert_eq!(v0.host::<bf16>(), v1.host::<bf16>());
             // Once the tokens are in the cache, they need not be written.
             let (nowhere, mut again) =
                 (host.u32("slots", &[NO_SLOT; 2]), host.zeros("again", &[tokens, shape.q_width()], DType::Bf16));
-            let (exec, at_cache) = (&mut host.exec, (at.0, &nowhere));
-            decode_attention(exec, &qkv, norms, &rope, at_cache, &batch, shape, eps, (k1, v1), q, &mut again).unwrap();
+            let (exec, cached) = (&mut host.exec, &Heads { slots: &nowhere, ..*heads });
+            decode_attention(exec, &qkv, cached, &batch, (k1, v1), q, &mut again).unwrap();
             assert_eq!(apart.host::<bf16>(), again.host::<bf16>());
             assert_eq!(k0.host::<bf16>(), k1.host::<bf16>());
             assert_eq!(v0.host::<bf16>(), v1.host::<bf16>());
             let exec = &mut host.exec;
             let batch = AttentionBatch { queries: (1, 2), ..batch };
-            let result = decode_attention(exec, &qkv, norms, &rope, at, &batch, shape, eps, (k1, v1), q, fused);
+            let result = decode_attention(exec, &qkv, heads, &batch, (k1, v1), q, fused);
             assert!(result.unwrap_err().to_string().contains("more than one query"));
         });
     }

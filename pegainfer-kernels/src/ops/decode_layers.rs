@@ -3,7 +3,7 @@
 use super::check::Check;
 use super::{AttentionBatch, attention, decode_attention, linear, linear_add_norm, linear_swiglu, qkv, rms_norm};
 use crate::cuda;
-use crate::heads::HeadShape;
+use crate::heads::{HeadShape, Heads};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -122,7 +122,8 @@ fn separately(
     while let Some(layer) = layers.next() {
         let cache = (&mut *layer.cache.0, &mut *layer.cache.1);
         linear(exec, normed, layer.qkv, qkv)?;
-        decode_attention(exec, qkv, layer.head_norms, rope, at, batch, shape, eps, cache, q, attended)?;
+        let heads = Heads { shape, norms: layer.head_norms, eps, rope, positions: at.0, slots: at.1 };
+        decode_attention(exec, qkv, &heads, batch, cache, q, attended)?;
         linear_add_norm(exec, attended, layer.o, residual, layer.post_norm, eps, delta, normed)?;
         linear_swiglu(exec, normed, layer.gate_up, gate_up, activated)?;
         let next = layers.peek().map_or(model.final_norm, |next| next.input_norm);
@@ -155,7 +156,9 @@ fn check(
     check.is(model.final_norm, DType::Bf16, &[hidden])?;
     for layer in &model.layers {
         let cache = (&*layer.cache.0, &*layer.cache.1);
-        qkv::check(check, device, scratch.qkv, layer.head_norms, model.rope, at, shape, scratch.q, cache)?;
+        let (norms, (positions, slots)) = (layer.head_norms, at);
+        let heads = Heads { shape, norms, eps: model.eps, rope: model.rope, positions, slots };
+        qkv::check(check, device, scratch.qkv, &heads, scratch.q, cache)?;
         attention::check(check, device, scratch.q, cache, batch, shape, scratch.attended)?;
         check.is(layer.input_norm, DType::Bf16, &[hidden])?;
         check.is(layer.post_norm, DType::Bf16, &[hidden])?;
@@ -299,7 +302,8 @@ mod tests {
                 let next = after.first().map_or(&final_norm, |(next, _)| &next[0]);
                 linear(exec, normed, qkv_w, qkv).unwrap();
                 let norms = (&*q_norm, &*k_norm);
-                decode_attention(exec, qkv, norms, &rope, at, &batch, SHAPE, eps, (k, v), q, attended).unwrap();
+                let heads = Heads { shape: SHAPE, norms, eps, rope: &rope, positions: at.0, slots: at.1 };
+                decode_attention(exec, qkv, &heads, &batch, (k, v), q, attended).unwrap();
                 linear_add_norm(exec, attended, o, residual, post_norm, eps, delta, normed).unwrap();
                 linear_swiglu(exec, normed, gate_up_w, gate_up, activated).unwrap();
                 linear_add_norm(exec, activated, down, residual, next, eps, delta, normed).unwrap();

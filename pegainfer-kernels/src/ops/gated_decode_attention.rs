@@ -3,7 +3,7 @@
 use super::check::Check;
 use super::{AttentionBatch, attention, attention_gate, gated_qkv};
 use crate::cuda;
-use crate::heads::HeadShape;
+use crate::heads::Heads;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{OpError, Tensor};
@@ -11,7 +11,7 @@ use pegainfer_core::tensor::{OpError, Tensor};
 /// [`gated_qk_norm_rope_write_kv`](super::gated_qk_norm_rope_write_kv), then [`attention`](super::attention) with a scale
 /// of `1 / sqrt(head_dim)`, then [`attention_gate`](super::attention_gate), of rows that have one query each, or none.
 ///
-/// `projected`, norms, `rope`, `at` (positions and slots), `k` and `v` as there; `batch`: the same tokens, so that the
+/// `projected`, `heads`, `k` and `v` as there; `batch`: the same tokens, so that the
 /// position of row `b` is `kv_lens[b] - 1` and its slot, unless it is `NO_SLOT`, the place of that position in the row's
 /// blocks; `q`: `[tokens, heads * head_dim]` bf16, room for the queries, what it holds afterwards depends on the device;
 /// `out`: `[tokens, heads * head_dim]` bf16.
@@ -19,23 +19,19 @@ use pegainfer_core::tensor::{OpError, Tensor};
 /// A GPU of compute capability 9.0 or 10.0 runs one kernel for heads of 256, which takes positions from `batch`. It reads
 /// `batch`, slots and the cache's older tokens while the kernel before it still runs: no kernel of the same step may write
 /// them. It leaves the output of rows with a `kv_lens` of 0 as it is.
-#[expect(clippy::too_many_arguments, reason = "three ops in one")]
 pub fn gated_decode_attention(
     exec: &mut Exec,
     projected: &Tensor,
-    norms: (&Tensor, &Tensor),
-    rope: &Tensor,
-    at: (&Tensor, &Tensor),
+    heads: &Heads<'_>,
     batch: &AttentionBatch<'_>,
-    shape: HeadShape,
-    eps: f32,
     (k, v): (&mut Tensor, &mut Tensor),
     q: &mut Tensor,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let check = Check("gated_decode_attention");
+    let Heads { shape, norms, rope, positions, slots, .. } = *heads;
     check.that(batch.queries.1 == 1, "a row has more than one query")?;
-    gated_qkv::check(check, exec.device(), projected, norms, rope, at, shape, q, (k, v))?;
+    gated_qkv::check(check, exec.device(), projected, heads, q, (k, v))?;
     attention::check(check, exec.device(), q, (k, v), batch, shape, out)?;
     let fused = exec.gpu().is_ok_and(|gpu| cuda::gated_fused(gpu, shape));
     exec.record(|device| {
@@ -45,25 +41,23 @@ pub fn gated_decode_attention(
             Device::Cuda | Device::Meta => "paged",
         };
         let tables = [batch.qo_indptr, batch.kv_lens, batch.block_tables];
-        let reads = [projected, norms.0, norms.1, rope, at.0, at.1, k, v, tables[0], tables[1], tables[2]];
-        let qkv = gated_qkv::flops(projected, rope, shape);
+        let reads = [projected, norms.0, norms.1, rope, positions, slots, k, v, tables[0], tables[1], tables[2]];
+        let qkv = gated_qkv::flops(projected, heads);
         let flops = qkv + attention::flops(batch, shape) + attention_gate::flops(out);
-        let bytes = gated_qkv::bytes(projected, rope, shape) + attention::bytes(q, batch, shape) + out.bytes();
+        let bytes = gated_qkv::bytes(projected, heads) + attention::bytes(q, batch, shape) + out.bytes();
         OpRecord::new("gated_decode_attention", kernel, &reads, &[out, k, v], flops).with_bytes(bytes)
     });
     let scale = (shape.head_dim as f32).sqrt().recip();
     match exec.device() {
         Device::Cpu(_) => {
-            gated_qkv::on_cpu(check, exec, projected, norms, rope, at, shape, eps, q, (k, v))?;
+            gated_qkv::on_cpu(check, exec, projected, heads, q, (k, v))?;
             attention::on_cpu(check, exec, q, (k, v), batch, shape, scale, out)?;
             attention_gate::on_cpu(exec, projected, shape, out);
             Ok(())
         }
-        Device::Cuda if fused => {
-            cuda::gated_decode_fused(exec, projected, norms, rope, at.1, batch, shape, eps, (k, v), out)
-        }
+        Device::Cuda if fused => cuda::gated_decode_fused(exec, projected, heads, batch, (k, v), out),
         Device::Cuda => {
-            cuda::gated_qk_norm_rope_write_kv(exec, projected, norms, rope, at, shape, eps, q, (k, v))?;
+            cuda::gated_qk_norm_rope_write_kv(exec, projected, heads, q, (k, v))?;
             cuda::attention(exec, q, (k, v), batch, shape, scale, out)?;
             cuda::attention_gate(exec, projected, shape, out)
         }
@@ -74,6 +68,7 @@ pub fn gated_decode_attention(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::heads::HeadShape;
     use crate::ops::{gated_qk_norm_rope_write_kv, rope_table};
     use crate::testing::{Host, bf16s};
     use half::bf16;
@@ -94,14 +89,15 @@ mod tests {
                 norm.host_mut::<f32>().iter_mut().zip(values).for_each(|(to, w)| *to = w.to_f32());
                 norm
             });
-            let (norms, eps) = ((&norms[0], &norms[1]), 1e-6);
+            let norms = (&norms[0], &norms[1]);
             let [k_shape, v_shape] = shape.cache(host.exec.device(), blocks);
             let cache = bf16s(blocks * shape.block_len(), 3);
             let mut caches = [0, 1].map(|_| (host.bf16("k", &k_shape, &cache), host.bf16("v", &v_shape, &cache)));
             let mut tables = host.zeros("block_tables", &[tokens, 2], DType::U32);
             tables.host_mut::<u32>().copy_from_slice(&[3, 1, 2, 0]);
             let slots = [BLOCK_SIZE as u32 + 3, 2 * BLOCK_SIZE as u32 + 4];
-            let at = (&host.u32("positions", &lens.map(|n| n - 1)), &host.u32("slots", &slots));
+            let (positions, slots) = (&host.u32("positions", &lens.map(|n| n - 1)), &host.u32("slots", &slots));
+            let heads = &Heads { shape, norms, eps: 1e-6, rope: &rope, positions, slots };
             let batch = AttentionBatch {
                 qo_indptr: &host.u32("qo_indptr", &[0, 1, 2]),
                 kv_lens: &host.u32("kv_lens", &lens),
@@ -118,24 +114,22 @@ mod tests {
             let [q, apart, fused] = &mut room;
             let [(k0, v0), (k1, v1)] = &mut caches;
             let exec = &mut host.exec;
-            gated_qk_norm_rope_write_kv(exec, &projected, norms, &rope, at, shape, eps, q, (k0, v0)).unwrap();
+            gated_qk_norm_rope_write_kv(exec, &projected, heads, q, (k0, v0)).unwrap();
             attention::attention(exec, q, (k0, v0), &batch, shape, 1.0 / 16.0, apart).unwrap();
             attention_gate::attention_gate(exec, &projected, shape, apart).unwrap();
-            gated_decode_attention(exec, &projected, norms, &rope, at, &batch, shape, eps, (k1, v1), q, fused).unwrap();
+            gated_decode_attention(exec, &projected, heads, &batch, (k1, v1), q, fused).unwrap();
             assert_eq!(apart.host::<bf16>(), fused.host::<bf16>());
             assert_eq!(k0.host::<bf16>(), k1.host::<bf16>());
             assert_eq!(v0.host::<bf16>(), v1.host::<bf16>());
             // Once the tokens are in the cache, they need not be written.
             let nowhere = host.u32("slots", &[NO_SLOT; 2]);
             let mut again = host.zeros("again", &[tokens, shape.q_width()], DType::Bf16);
-            let (exec, cached) = (&mut host.exec, (at.0, &nowhere));
-            gated_decode_attention(exec, &projected, norms, &rope, cached, &batch, shape, eps, (k1, v1), q, &mut again)
-                .unwrap();
+            let (exec, cached) = (&mut host.exec, &Heads { slots: &nowhere, ..*heads });
+            gated_decode_attention(exec, &projected, cached, &batch, (k1, v1), q, &mut again).unwrap();
             assert_eq!(apart.host::<bf16>(), again.host::<bf16>());
             assert_eq!(k0.host::<bf16>(), k1.host::<bf16>());
             let batch = AttentionBatch { queries: (1, 2), ..batch };
-            let result =
-                gated_decode_attention(exec, &projected, norms, &rope, at, &batch, shape, eps, (k1, v1), q, fused);
+            let result = gated_decode_attention(exec, &projected, heads, &batch, (k1, v1), q, fused);
             assert!(result.unwrap_err().to_string().contains("more than one query"));
         });
     }

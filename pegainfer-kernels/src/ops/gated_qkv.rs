@@ -4,7 +4,7 @@ use super::check::Check;
 use super::qkv::distinct;
 use crate::cpu::gated_qkv::{self, Inputs};
 use crate::cuda;
-use crate::heads::HeadShape;
+use crate::heads::Heads;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::kv::{BLOCK_SIZE, NO_SLOT};
 use pegainfer_core::record::OpRecord;
@@ -14,50 +14,41 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// cache (transformers `Qwen3_5Attention`).
 ///
 /// `projected`: `[tokens, gated_qkv_width]` bf16: for each head its query, then its gate (for
-/// [`attention_gate`](super::attention_gate)), then keys, then values; norms: `[head_dim]` f32; `rope`: a
-/// [`rope_table`](super::rope_table) of `rotary_dim` columns, a multiple of 32, at most `head_dim`: the elements behind
-/// them are not rotated; `positions`, `slots`, `q`, `k`, `v`: as in
+/// [`attention_gate`](super::attention_gate)), then keys, then values; norms f32; the RoPE table has `rotary_dim` columns,
+/// a multiple of 32, at most `head_dim`: the elements behind them are not rotated; `q`, `k`, `v`: as in
 /// [`qk_norm_rope_write_kv`](super::qk_norm_rope_write_kv). f32 from the projection to the one rounding of the result. On a
 /// GPU `head_dim` is a multiple of 64.
-#[expect(clippy::too_many_arguments, reason = "one fused pass over five operands and two caches")]
 pub fn gated_qk_norm_rope_write_kv(
     exec: &mut Exec,
     projected: &Tensor,
-    norms: (&Tensor, &Tensor),
-    rope: &Tensor,
-    at: (&Tensor, &Tensor),
-    shape: HeadShape,
-    eps: f32,
+    heads: &Heads<'_>,
     q: &mut Tensor,
     (k, v): (&mut Tensor, &mut Tensor),
 ) -> Result<(), OpError> {
     let c = Check("gated_qk_norm_rope_write_kv");
-    check(c, exec.device(), projected, norms, rope, at, shape, q, (k, v))?;
+    check(c, exec.device(), projected, heads, q, (k, v))?;
     exec.record(|_| {
-        let reads = [projected, norms.0, norms.1, rope, at.0, at.1];
-        let (flops, bytes) = (flops(projected, rope, shape), bytes(projected, rope, shape));
-        OpRecord::new(c.0, "rows", &reads, &[q, k, v], flops).with_bytes(bytes)
+        let Heads { norms, rope, positions, slots, .. } = *heads;
+        let reads = [projected, norms.0, norms.1, rope, positions, slots];
+        OpRecord::new(c.0, "rows", &reads, &[q, k, v], flops(projected, heads)).with_bytes(bytes(projected, heads))
     });
     match exec.device() {
-        Device::Cpu(_) => on_cpu(c, exec, projected, norms, rope, at, shape, eps, q, (k, v)),
-        Device::Cuda => cuda::gated_qk_norm_rope_write_kv(exec, projected, norms, rope, at, shape, eps, q, (k, v)),
+        Device::Cpu(_) => on_cpu(c, exec, projected, heads, q, (k, v)),
+        Device::Cuda => cuda::gated_qk_norm_rope_write_kv(exec, projected, heads, q, (k, v)),
         Device::Meta => Ok(()),
     }
 }
 
 /// Checks shapes and dtypes of the operands.
-#[expect(clippy::too_many_arguments, reason = "the operands of the op")]
 pub(super) fn check(
     check: Check,
     device: Device,
     projected: &Tensor,
-    norms: (&Tensor, &Tensor),
-    rope: &Tensor,
-    (positions, slots): (&Tensor, &Tensor),
-    shape: HeadShape,
+    heads: &Heads<'_>,
     q: &Tensor,
     (k, v): (&Tensor, &Tensor),
 ) -> Result<(), OpError> {
+    let Heads { shape, norms, rope, positions, slots, .. } = *heads;
     let (tokens, blocks, (max_position, rotary_dim)) = (projected.rows_cols().0, k.rows_cols().0, rope.rows_cols());
     check.that(shape.is_supported(), "heads do not group, or head_dim is no multiple of 16 from 32 to 256")?;
     let rotates = rotary_dim.is_multiple_of(32) && rotary_dim <= shape.head_dim;
@@ -76,31 +67,29 @@ pub(super) fn check(
 }
 
 /// Floating-point operations of the call.
-pub(super) fn flops(projected: &Tensor, rope: &Tensor, shape: HeadShape) -> u64 {
+pub(super) fn flops(projected: &Tensor, heads: &Heads<'_>) -> u64 {
+    let Heads { shape, rope, .. } = heads;
     let normed = projected.rows_cols().0 * (shape.heads + shape.kv_heads);
     (normed * (4 * shape.head_dim + 3 * rope.rows_cols().1)) as u64
 }
 
 /// Bytes of the call: everything but the gates is read once and written once; so is one row of the RoPE table per token.
-pub(super) fn bytes(projected: &Tensor, rope: &Tensor, shape: HeadShape) -> u64 {
+pub(super) fn bytes(projected: &Tensor, heads: &Heads<'_>) -> u64 {
+    let Heads { shape, rope, .. } = heads;
     let token = 2 * shape.qkv_width() * DType::Bf16.size() + rope.rows_cols().1 * DType::F32.size();
     (projected.rows_cols().0 * token) as u64
 }
 
 /// The CPU twin, on operands whose shapes were checked.
-#[expect(clippy::too_many_arguments, reason = "the operands of the op")]
 pub(super) fn on_cpu(
     check: Check,
     exec: &mut Exec,
     projected: &Tensor,
-    norms: (&Tensor, &Tensor),
-    rope: &Tensor,
-    (positions, slots): (&Tensor, &Tensor),
-    shape: HeadShape,
-    eps: f32,
+    heads: &Heads<'_>,
     q: &mut Tensor,
     (k, v): (&mut Tensor, &mut Tensor),
 ) -> Result<(), OpError> {
+    let Heads { shape, norms, eps, rope, positions, slots } = *heads;
     let Device::Cpu(isa) = exec.device() else { return Ok(()) };
     let ((max_position, rotary_dim), max_slot) = (rope.rows_cols(), k.rows_cols().0 * BLOCK_SIZE);
     let (positions, slots) = (positions.host::<u32>(), slots.host::<u32>());
@@ -119,6 +108,7 @@ pub(super) fn on_cpu(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::heads::HeadShape;
     use crate::ops::rope_table;
     use crate::testing::{Host, bf16s, close};
     use half::bf16;
@@ -160,20 +150,10 @@ mod tests {
                 let [k_shape, v_shape] = shape.cache(host.exec.device(), blocks);
                 let mut k = host.zeros("k", &k_shape, DType::Bf16);
                 let mut v = host.zeros("v", &v_shape, DType::Bf16);
-                let (norms, at_slots) = ((&norms[0], &norms[1]), (&positions, &slots));
+                let norms = (&norms[0], &norms[1]);
+                let made = Heads { shape, norms, eps: 1e-6, rope: &rope, positions: &positions, slots: &slots };
                 let exec = &mut host.exec;
-                gated_qk_norm_rope_write_kv(
-                    exec,
-                    &projected,
-                    norms,
-                    &rope,
-                    at_slots,
-                    shape,
-                    1e-6,
-                    &mut q,
-                    (&mut k, &mut v),
-                )
-                .unwrap();
+                gated_qk_norm_rope_write_kv(exec, &projected, &made, &mut q, (&mut k, &mut v)).unwrap();
                 for t in 0..tokens {
                     let row = &row[t * width..][..width];
                     for h in 0..heads {
@@ -193,24 +173,13 @@ mod tests {
                 }
                 let before = v.host::<bf16>().to_vec();
                 let nowhere = host.u32("slots", &[NO_SLOT; 7]);
-                let (at_slots, cache) = ((&positions, &nowhere), (&mut k, &mut v));
-                gated_qk_norm_rope_write_kv(
-                    &mut host.exec,
-                    &projected,
-                    norms,
-                    &rope,
-                    at_slots,
-                    shape,
-                    1e-6,
-                    &mut q,
-                    cache,
-                )
-                .unwrap();
+                let unwritten = Heads { slots: &nowhere, ..made };
+                let exec = &mut host.exec;
+                gated_qk_norm_rope_write_kv(exec, &projected, &unwritten, &mut q, (&mut k, &mut v)).unwrap();
                 assert_eq!(v.host::<bf16>(), before, "a token without a slot is not written");
                 let twice = host.u32("slots", &[47, 0, 1, 17, 18, 31, 17]);
-                let (at, cache) = ((&positions, &twice), (&mut k, &mut v));
-                let exec = &mut host.exec;
-                let error = gated_qk_norm_rope_write_kv(exec, &projected, norms, &rope, at, shape, 1e-6, &mut q, cache);
+                let (made, exec) = (Heads { slots: &twice, ..made }, &mut host.exec);
+                let error = gated_qk_norm_rope_write_kv(exec, &projected, &made, &mut q, (&mut k, &mut v));
                 assert!(error.unwrap_err().to_string().contains("share a slot"));
             }
         });

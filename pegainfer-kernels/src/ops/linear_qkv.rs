@@ -4,7 +4,7 @@ use super::check::Check;
 use super::qkv as rest;
 use crate::cpu::linear::{LinearOut, linear as cpu_linear};
 use crate::cuda;
-use crate::heads::HeadShape;
+use crate::heads::Heads;
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
@@ -15,28 +15,24 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 ///
 /// `x`: `[tokens, k]` bf16; `w`: `[(heads + 2 kv_heads) * head_dim, k]` bf16, queries first, then keys, then values;
 /// `qkv`: `[tokens, (heads + 2 kv_heads) * head_dim]` bf16, room for the products, what it holds afterwards depends on
-/// the device; norms, `rope`, `at` (positions and slots), `q` and the cache as there. The products are rounded to bf16.
+/// the device; `heads`, `q` and the cache as there. The products are rounded to bf16.
 ///
 /// A GPU of compute capability 9.0 runs one kernel for many rows if `head_dim` is 128.
-#[expect(clippy::too_many_arguments, reason = "two ops in one")]
 pub fn linear_qkv(
     exec: &mut Exec,
     (x, w): (&Tensor, &Tensor),
-    norms: (&Tensor, &Tensor),
-    rope: &Tensor,
-    at: (&Tensor, &Tensor),
-    shape: HeadShape,
-    eps: f32,
+    heads: &Heads<'_>,
     qkv: &mut Tensor,
     q: &mut Tensor,
     (k, v): (&mut Tensor, &mut Tensor),
 ) -> Result<(), OpError> {
     let check = Check("linear_qkv");
+    let Heads { shape, norms, rope, positions, slots, .. } = *heads;
     let ((m, columns), n) = (x.rows_cols(), shape.qkv_width());
     check.is(x, DType::Bf16, &[m, columns])?;
     check.is(w, DType::Bf16, &[n, columns])?;
     check.is(qkv, DType::Bf16, &[m, n])?;
-    rest::check(check, exec.device(), qkv, norms, rope, at, shape, q, (k, v))?;
+    rest::check(check, exec.device(), qkv, heads, q, (k, v))?;
     let cuda_kernel = exec.gpu().map_or("", |gpu| cuda::qkv_kernel(gpu, m, columns, shape));
     exec.record(|device| {
         let kernel = match device {
@@ -47,16 +43,16 @@ pub fn linear_qkv(
         let flops = 2 * (m * n * columns) as u64 + rest::flops(qkv, shape);
         // The products themselves need not go through memory.
         let bytes = x.bytes() + w.bytes() + rest::bytes(qkv, shape) - qkv.bytes();
-        let reads = [x, w, norms.0, norms.1, rope, at.0, at.1];
+        let reads = [x, w, norms.0, norms.1, rope, positions, slots];
         OpRecord::new(check.0, kernel, &reads, &[q, k, v], flops).with_bytes(bytes)
     });
     match exec.device() {
         Device::Cpu(isa) => {
             let products = LinearOut::Bf16(qkv.host_mut());
             cpu_linear(isa, x.host::<bf16>(), w.host(), m, n, columns, products, &mut exec.scratch);
-            rest::on_cpu(check, exec, qkv, norms, rope, at, shape, eps, q, (k, v))
+            rest::on_cpu(check, exec, qkv, heads, q, (k, v))
         }
-        Device::Cuda => cuda::linear_qkv(exec, (x, w), norms, rope, at, shape, eps, qkv, q, (k, v)),
+        Device::Cuda => cuda::linear_qkv(exec, (x, w), heads, qkv, q, (k, v)),
         Device::Meta => Ok(()),
     }
 }
@@ -64,6 +60,7 @@ pub fn linear_qkv(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::heads::HeadShape;
     use crate::ops::{linear, qk_norm_rope_write_kv, rope_table};
     use crate::testing::{Host, bf16s};
     use pegainfer_core::kv::NO_SLOT;
@@ -73,7 +70,7 @@ mod tests {
         Host::each(|mut host| {
             for (heads, kv_heads, head_dim) in [(4, 2, 128), (3, 1, 64)] {
                 let shape = HeadShape { heads, kv_heads, head_dim };
-                let (tokens, columns, blocks, eps) = (5, 96, 3, 1e-6);
+                let (tokens, columns, blocks) = (5, 96, 3);
                 let x = host.bf16("x", &[tokens, columns], &bf16s(tokens * columns, 1));
                 let n = shape.qkv_width();
                 let w = host.bf16("w", &[n, columns], &bf16s(n * columns, 2));
@@ -85,16 +82,18 @@ mod tests {
                 let mut caches = [0, 1].map(|_| (host.bf16("k", &k_shape, &cache), host.bf16("v", &v_shape, &cache)));
                 let mut q = ["apart", "one"].map(|name| host.zeros(name, &[tokens, shape.q_width()], DType::Bf16));
                 let mut qkv = host.zeros("qkv", &[tokens, n], DType::Bf16);
-                let (norms, at, exec) = ((&norms[0], &norms[1]), (&at.0, &at.1), &mut host.exec);
+                let norms = (&norms[0], &norms[1]);
+                let made = Heads { shape, norms, eps: 1e-6, rope: &rope, positions: &at.0, slots: &at.1 };
+                let exec = &mut host.exec;
                 let ([(k0, v0), (k1, v1)], [q0, q1]) = (&mut caches, &mut q);
                 linear(exec, &x, &w, &mut qkv).unwrap();
-                qk_norm_rope_write_kv(exec, &qkv, norms, &rope, at, shape, eps, q0, (k0, v0)).unwrap();
-                linear_qkv(exec, (&x, &w), norms, &rope, at, shape, eps, &mut qkv, q1, (k1, v1)).unwrap();
+                qk_norm_rope_write_kv(exec, &qkv, &made, q0, (k0, v0)).unwrap();
+                linear_qkv(exec, (&x, &w), &made, &mut qkv, q1, (k1, v1)).unwrap();
                 for (apart, one) in [(&*q0, &*q1), (k0, k1), (v0, v1)] {
                     assert_eq!(apart.host::<bf16>(), one.host::<bf16>());
                 }
                 assert_ne!(k0.host::<bf16>(), cache, "something was written");
-                let result = linear_qkv(exec, (&x, &x), norms, &rope, at, shape, eps, &mut qkv, q1, (k1, v1));
+                let result = linear_qkv(exec, (&x, &x), &made, &mut qkv, q1, (k1, v1));
                 assert!(result.unwrap_err().to_string().contains("linear_qkv"));
             }
         });

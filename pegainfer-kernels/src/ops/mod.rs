@@ -31,7 +31,7 @@ mod uniform;
 
 pub use crate::delta::{DeltaShape, NO_STATE, SEGMENT_WORDS, Segment};
 pub use crate::draw::{DRAW_WORDS, Draw};
-pub use crate::heads::HeadShape;
+pub use crate::heads::{HeadShape, Heads};
 pub use adjust_logits::{EDIT_WORDS, NO_MASK, PackedAdjustments, SPAN_WORDS, adjust_logits};
 pub use attention::{AttentionBatch, FEW_QUERIES, attention};
 pub use attention_gate::attention_gate;

@@ -3,7 +3,7 @@
 use super::check::Check;
 use crate::cpu::qkv as cpu;
 use crate::cuda;
-use crate::heads::HeadShape;
+use crate::heads::{HeadShape, Heads};
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::kv::{BLOCK_SIZE, NO_SLOT};
@@ -26,52 +26,41 @@ pub fn rope_table(exec: &mut Exec, positions: usize, head_dim: usize, theta: f64
 
 /// Per-head RMS norm of queries and keys, RoPE on both, and the write of keys and values to the paged cache.
 ///
-/// `qkv`: `[tokens, (heads + 2 kv_heads) * head_dim]` bf16, queries first, then keys, then values; `q_norm`, `k_norm`:
-/// `[head_dim]` bf16; `rope`: see [`rope_table`]; `positions`, `slots`: `[tokens]` u32, a slot being
-/// `block * 16 + row`, each at most once, or `NO_SLOT` for a token whose key and value are not written; `q`: `[tokens, heads * head_dim]` bf16; `k`, `v`: the cache of one layer,
-/// bf16, see [`HeadShape::cache`].
+/// `qkv`: `[tokens, (heads + 2 kv_heads) * head_dim]` bf16, queries first, then keys, then values; norms bf16; `q`:
+/// `[tokens, heads * head_dim]` bf16; `k`, `v`: the cache of one layer, bf16, see [`HeadShape::cache`].
 ///
 /// The norm rounds as [`rms_norm`](super::rms_norm) does; the rotation is f32 with one rounding.
-#[expect(clippy::too_many_arguments, reason = "one fused pass over five operands and two caches")]
 pub fn qk_norm_rope_write_kv(
     exec: &mut Exec,
     qkv: &Tensor,
-    (q_norm, k_norm): (&Tensor, &Tensor),
-    rope: &Tensor,
-    (positions, slots): (&Tensor, &Tensor),
-    shape: HeadShape,
-    eps: f32,
+    heads: &Heads<'_>,
     q: &mut Tensor,
     (k, v): (&mut Tensor, &mut Tensor),
 ) -> Result<(), OpError> {
     let c = Check("qk_norm_rope_write_kv");
-    check(c, exec.device(), qkv, (q_norm, k_norm), rope, (positions, slots), shape, q, (k, v))?;
+    check(c, exec.device(), qkv, heads, q, (k, v))?;
     exec.record(|_| {
-        let reads = [qkv, q_norm, k_norm, rope, positions, slots];
+        let Heads { shape, norms, rope, positions, slots, .. } = *heads;
+        let reads = [qkv, norms.0, norms.1, rope, positions, slots];
         OpRecord::new(c.0, "rows", &reads, &[q, k, v], flops(qkv, shape)).with_bytes(bytes(qkv, shape))
     });
     match exec.device() {
-        Device::Cpu(_) => on_cpu(c, exec, qkv, (q_norm, k_norm), rope, (positions, slots), shape, eps, q, (k, v)),
-        Device::Cuda => {
-            cuda::qk_norm_rope_write_kv(exec, qkv, (q_norm, k_norm), rope, (positions, slots), shape, eps, q, (k, v))
-        }
+        Device::Cpu(_) => on_cpu(c, exec, qkv, heads, q, (k, v)),
+        Device::Cuda => cuda::qk_norm_rope_write_kv(exec, qkv, heads, q, (k, v)),
         Device::Meta => Ok(()),
     }
 }
 
 /// Checks shapes and dtypes of the operands.
-#[expect(clippy::too_many_arguments, reason = "the operands of the op")]
 pub(super) fn check(
     check: Check,
     device: Device,
     qkv: &Tensor,
-    (q_norm, k_norm): (&Tensor, &Tensor),
-    rope: &Tensor,
-    (positions, slots): (&Tensor, &Tensor),
-    shape: HeadShape,
+    heads: &Heads<'_>,
     q: &Tensor,
     (k, v): (&Tensor, &Tensor),
 ) -> Result<(), OpError> {
+    let Heads { shape, norms: (q_norm, k_norm), rope, positions, slots, .. } = *heads;
     let tokens = qkv.rows_cols().0;
     let (head_dim, blocks) = (shape.head_dim, k.rows_cols().0);
     check.that(shape.is_supported(), "heads do not group, or head_dim is no multiple of 16 from 32 to 256")?;
@@ -98,19 +87,15 @@ pub(super) fn bytes(qkv: &Tensor, shape: HeadShape) -> u64 {
 }
 
 /// The CPU twin, on operands whose shapes were checked.
-#[expect(clippy::too_many_arguments, reason = "the operands of the op")]
 pub(super) fn on_cpu(
     check: Check,
     exec: &mut Exec,
     qkv: &Tensor,
-    (q_norm, k_norm): (&Tensor, &Tensor),
-    rope: &Tensor,
-    (positions, slots): (&Tensor, &Tensor),
-    shape: HeadShape,
-    eps: f32,
+    heads: &Heads<'_>,
     q: &mut Tensor,
     (k, v): (&mut Tensor, &mut Tensor),
 ) -> Result<(), OpError> {
+    let Heads { shape, norms, eps, rope, positions, slots } = *heads;
     let Device::Cpu(isa) = exec.device() else { return Ok(()) };
     let (max_position, max_slot) = (rope.rows_cols().0, k.rows_cols().0 * BLOCK_SIZE);
     let (positions, slots) = (positions.host::<u32>(), slots.host::<u32>());
@@ -119,7 +104,7 @@ pub(super) fn on_cpu(
     check.that(slots.iter().all(inside), "a slot is outside the KV cache")?;
     // Threads write to their tokens' slots at once: that these differ is what makes it sound.
     check.that(distinct(slots), "two tokens share a slot")?;
-    let norms = (q_norm.host::<bf16>(), k_norm.host::<bf16>());
+    let norms = (norms.0.host::<bf16>(), norms.1.host::<bf16>());
     let inputs = cpu::Inputs { qkv: qkv.host(), norms, rope: rope.host(), positions, slots, shape, eps };
     cpu::run(isa, &inputs, q.host_mut(), k.host_mut(), v.host_mut());
     Ok(())
@@ -170,9 +155,9 @@ mod tests {
                 let mut q = host.zeros("q", &[tokens, shape.q_width()], DType::Bf16);
                 let mut k = host.zeros("k", &[blocks, kv_heads, head_dim, BLOCK_SIZE], DType::Bf16);
                 let mut v = host.zeros("v", &[blocks, kv_heads, BLOCK_SIZE, head_dim], DType::Bf16);
-                let (norms, at) = ((&norms.0, &norms.1), (&at.0, &at.1));
-                let cache = (&mut k, &mut v);
-                qk_norm_rope_write_kv(&mut host.exec, &qkv, norms, &rope, at, shape, 1e-6, &mut q, cache).unwrap();
+                let (norms, (positions_of, slots_of)) = ((&norms.0, &norms.1), (&at.0, &at.1));
+                let made = Heads { shape, norms, eps: 1e-6, rope: &rope, positions: positions_of, slots: slots_of };
+                qk_norm_rope_write_kv(&mut host.exec, &qkv, &made, &mut q, (&mut k, &mut v)).unwrap();
                 for t in 0..tokens {
                     let row = &x[t * shape.qkv_width()..][..shape.qkv_width()];
                     let (block, offset) = (slots[t] as usize / BLOCK_SIZE, slots[t] as usize % BLOCK_SIZE);
@@ -194,8 +179,8 @@ mod tests {
                     }
                 }
                 let twice = host.u32("slots", &[47, 0, 1, 17, 18, 31, 17]);
-                let (at, cache) = ((at.0, &twice), (&mut k, &mut v));
-                let error = qk_norm_rope_write_kv(&mut host.exec, &qkv, norms, &rope, at, shape, 1e-6, &mut q, cache);
+                let made = Heads { slots: &twice, ..made };
+                let error = qk_norm_rope_write_kv(&mut host.exec, &qkv, &made, &mut q, (&mut k, &mut v));
                 assert!(error.unwrap_err().to_string().contains("share a slot"));
             }
         });
