@@ -61,14 +61,35 @@ pub(crate) fn swiglu_kernel(gpu: &mut Cuda, m: usize, n: usize, k: usize) -> &'s
 }
 
 pub(crate) fn linear(exec: &mut Exec, x: &Tensor, w: &Tensor, out: &mut Tensor) -> Result<(), OpError> {
-    let op = "linear";
+    product(exec, "linear", x, w, out, None)
+}
+
+pub(crate) fn linear_argmax(
+    exec: &mut Exec,
+    x: &Tensor,
+    w: &Tensor,
+    out: &mut Tensor,
+    keys: &mut Tensor,
+) -> Result<(), OpError> {
+    product(exec, "linear_argmax", x, w, out, Some(keys))
+}
+
+/// What both of the above launch. `keys` of f32 products take those that the kernel finds on its way.
+fn product(
+    exec: &mut Exec,
+    op: &'static str,
+    x: &Tensor,
+    w: &Tensor,
+    out: &mut Tensor,
+    keys: Option<&mut Tensor>,
+) -> Result<(), OpError> {
     let ((m, k), n) = (x.rows_cols(), w.rows_cols().0);
     pieces(op, k)?;
     pieces(op, n)?;
     let gpu = exec.gpu()?;
     if streams(gpu, m) {
         let launched = match out.dtype() {
-            DType::F32 => streamed(gpu, op, x, w, Output::Logits, |launch| launch.output(out).pointer(0)),
+            DType::F32 => streamed(gpu, op, x, w, Output::Logits, |launch| launch.output(out).optional_output(keys)),
             _ => streamed(gpu, op, x, w, Output::Bf16, |launch| launch.output(out)),
         };
         return launched.map(|_| ());
@@ -80,24 +101,6 @@ pub(crate) fn linear(exec: &mut Exec, x: &Tensor, w: &Tensor, out: &mut Tensor) 
     let launch = gpu.launch(op, &images::LINEAR_TILED, kernel)?.input(x).input(w).output(out).u32(m).u32(n).u32(k);
     // SAFETY: matches csrc/linear_tiled.cu; the op checked the shapes.
     unsafe { launch.shared(STAGES * 2 * tile * DEPTH_BYTES).run([m.div_ceil(tile), n.div_ceil(tile), 1], THREADS) }
-}
-
-pub(crate) fn linear_argmax(
-    exec: &mut Exec,
-    x: &Tensor,
-    w: &Tensor,
-    out: &mut Tensor,
-    keys: &mut Tensor,
-) -> Result<(), OpError> {
-    let op = "linear_argmax";
-    let ((m, k), n) = (x.rows_cols(), w.rows_cols().0);
-    pieces(op, k)?;
-    pieces(op, n)?;
-    let gpu = exec.gpu()?;
-    if streams(gpu, m) {
-        return streamed(gpu, op, x, w, Output::Logits, |launch| launch.output(out).output(keys)).map(|_| ());
-    }
-    linear(exec, x, w, out)
 }
 
 #[expect(clippy::too_many_arguments, reason = "the operands of the op")]

@@ -31,12 +31,7 @@ pub(crate) fn sample(
     let gpu = exec.gpu()?;
     let blocks = blocks(rows, gpu.multiprocessors(), gpu.capability());
     let launch = gpu.launch("sample", &images::SAMPLE, "sample")?.cluster(blocks).overlapped();
-    let launch = launch.input(logits).input(draws);
-    let launch = match keys {
-        Some(keys) => launch.output(keys),
-        None => launch.pointer(0),
-    };
-    let launch = launch.output(out).u32(vocab);
+    let launch = launch.input(logits).input(draws).optional_output(keys).output(out).u32(vocab);
     // SAFETY: matches csrc/sample.cu; the op checked the shapes.
     unsafe { launch.run([rows * blocks, 1, 1], THREADS) }
 }

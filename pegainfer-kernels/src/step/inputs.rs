@@ -69,8 +69,8 @@ impl Inputs {
     }
 
     /// Takes a step over: on a GPU one launch, another one if a row has got a block since the step before, as one in 16
-    /// does that decodes, and up to three for rules. What an earlier step still reads is not
-    /// disturbed, because they come behind it.
+    /// does that decodes, and up to three for rules. What an earlier step still reads is not disturbed, because they come
+    /// behind it.
     pub fn fill<M: Clone + Default>(&mut self, exec: &mut Exec, step: &Step<M>) -> Result<(), OpError> {
         let rows: Vec<u32> = step.samples.iter().map(|row| row.token).collect();
         let sampled = step.sampled_indptr().unwrap_or_default();
