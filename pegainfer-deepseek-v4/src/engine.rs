@@ -173,7 +173,7 @@ impl Engine {
             max_num_batched_tokens: bounds.tokens,
             eos_token_ids: limits.eos_token_ids.clone(),
         };
-        let scheduler = Scheduler::new(config, BlockPool::new(limits.kv_blocks));
+        let scheduler = Scheduler::new(config, BlockPool::new(limits.kv_blocks, PAGE_TOKENS));
         Self { executor, scheduler, limits, planned: Step::default(), in_flight: None }
     }
 

@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn a_match_ends_at_a_copy_and_leaves_a_token() {
-        let (pool, mut cache) = (BlockPool::new(8), PrefixCache::new(4..6));
+        let (pool, mut cache) = (BlockPool::new(8, PAGE_TOKENS), PrefixCache::new(4..6));
         let prompt = tokens(1, 400);
         let held = pages(&pool, 3);
         let slot = cache.take_slot().unwrap();
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_prefix_goes_first_and_nothing_leaks() {
-        let (pool, mut cache) = (BlockPool::new(4), PrefixCache::new(0..2));
+        let (pool, mut cache) = (BlockPool::new(4, PAGE_TOKENS), PrefixCache::new(0..2));
         let (a, b) = (tokens(1, 300), tokens(2, 300));
         for prompt in [&a, &b] {
             let slot = cache.take_slot().unwrap();
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn the_same_prefix_twice_keeps_one_copy() {
-        let (pool, mut cache) = (BlockPool::new(4), PrefixCache::new(0..2));
+        let (pool, mut cache) = (BlockPool::new(4, PAGE_TOKENS), PrefixCache::new(0..2));
         let prompt = tokens(1, 128);
         for _ in 0..2 {
             let slot = cache.take_slot().unwrap();

@@ -142,7 +142,7 @@ fn random_traffic_gives_every_request_its_own_continuation() {
         max_num_batched_tokens: BUDGET,
         eos_token_ids: vec![EOS],
     };
-    let pool = BlockPool::new(PAGES);
+    let pool = BlockPool::new(PAGES, PAGE_TOKENS);
     let mut scheduler = Scheduler::new(config, pool.clone());
     let mut device = Device { slots: vec![Slot::default(); SEQUENCES + STATES], pages: vec![0; PAGES] };
     let mut open: HashMap<RequestId, (Vec<u32>, usize)> = HashMap::new();

@@ -1,7 +1,7 @@
 // Rows by index: embedding and gather_rows.
 #include "common.cuh"
 
-constexpr uint32_t kFromPrevious = 1u << 31; // ops::FROM_PREVIOUS
+constexpr uint32_t kFromPrevious = 1u << 31; // ops::PLACEHOLDER
 
 // Row `id` of a table of `rows` rows, 16 bytes a thread at a time. An index outside it stops the kernel with an error.
 __device__ __forceinline__ void copy_row(const bf16 *__restrict__ from, bf16 *__restrict__ to, uint32_t id,

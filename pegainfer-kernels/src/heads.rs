@@ -1,8 +1,10 @@
 //! The heads of an attention layer, and where their keys and values lie in the paged cache.
 
 use pegainfer_core::exec::Device;
-use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::tensor::Tensor;
+
+/// Tokens of one KV block in the cache of every attention kernel.
+pub const BLOCK_SIZE: usize = 16;
 
 /// Largest supported head, elements.
 pub(crate) const MAX_HEAD_DIM: usize = 256;

@@ -12,7 +12,7 @@ use pegainfer_kernels::ops::{self, HeadShape};
 use pegainfer_kernels::step::StepSize;
 use pegainfer_qwen3_4b::config::Config;
 use pegainfer_qwen3_4b::executor::{Executor, StepBounds};
-use pegainfer_qwen3_4b::plan::Step;
+use pegainfer_qwen3_4b::plan;
 use pegainfer_qwen3_4b::weights::Weights;
 use rayon::prelude::*;
 use std::time::Duration;
@@ -71,11 +71,11 @@ fn engine(c: &mut Criterion) {
     group.bench_function("read", |b| b.iter(|| read(executor.exec(), &data)));
     drop(data);
     for batch in [1, 8, 32] {
-        let step = Step::uniform(batch, 1, 128);
+        let step = plan::uniform(batch, 1, 128);
         group.throughput(Throughput::Bytes(bytes));
         group.bench_function(BenchmarkId::new("decode", batch), |b| b.iter(|| executor.run(&step).expect("a step")));
     }
-    let step = Step::uniform(1, 512, 512);
+    let step = plan::uniform(1, 512, 512);
     // 2 FLOPs for each weight that is not the embedding, and causal attention.
     let config = executor.config();
     let dense = config.weight_bytes() - (2 * config.vocab_size * config.hidden_size) as u64;

@@ -2,25 +2,25 @@
 
 use crate::config::{Config, ConfigError};
 use crate::executor::{Executor, StepBounds};
-use crate::plan::Step;
+use crate::plan::{self, Step};
 use crate::weights::Weights;
 use crate::workspace::Workspace;
 use pegainfer_core::engine::EngineLimits;
 use pegainfer_core::engine::options::{check_step, context_len, most_blocks, pool_blocks, step_tokens};
 use pegainfer_core::exec::{Device, Exec};
-use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::record::OpRecord;
-use pegainfer_core::schedule;
+use pegainfer_core::schedule::{self, TokenBudget};
 use pegainfer_core::tensor::OpError;
 use pegainfer_core::weights::{Source, WeightsError};
 use pegainfer_kernels::ops;
+use pegainfer_kernels::ops::BLOCK_SIZE;
 use pegainfer_kernels::step::StepSize;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
 /// The Qwen3 engine.
-pub type Engine = schedule::Engine<Executor>;
+pub type Engine = schedule::EngineCore<Executor>;
 
 /// What to load and how much of the machine to use.
 #[derive(Debug, Clone)]
@@ -103,12 +103,12 @@ pub fn load(
     let mut executor = Executor::new(exec, config.clone(), weights, bounds)?;
     // One token through the model: what it cannot run is refused here, and its first pages are touched before the
     // first request would wait for them.
-    executor.run(&Step::uniform(1, 1, 1))?;
+    executor.run(&plan::uniform(1, 1, 1))?;
     if executor.exec().device() == Device::Cuda {
         let blocks = executor.kv_blocks();
         let most = (bounds.size.rows.min(blocks), bounds.size.tokens.min(bounds.size.context).min(blocks * BLOCK_SIZE));
         for rows in schedule::warm_up(options.max_num_mixed_tokens, most) {
-            executor.run(&Step::ragged(&rows))?;
+            executor.run(&plan::ragged(&rows))?;
         }
     }
     let limits = EngineLimits {
@@ -120,7 +120,7 @@ pub fn load(
         eos_token_ids: config.eos_token_ids.clone(),
         unsupported: &[],
     };
-    let tokens = (bounds.size.tokens, options.max_num_mixed_tokens);
+    let tokens = TokenBudget { step: bounds.size.tokens, mixed: options.max_num_mixed_tokens };
     Ok(Loaded { engine: Engine::new(executor, limits, tokens, ()), config, weights_time })
 }
 
@@ -149,7 +149,7 @@ fn bounds(config: &Config, options: &LoadOptions, exec: &mut Exec) -> Result<Ste
 /// The ops of one step, without weights or memory: `batch` rows that each add `tokens` tokens to a context of
 /// `context` tokens in all, and sample.
 pub fn record(config: &Config, batch: usize, tokens: usize, context: usize) -> Result<Vec<OpRecord>, LoadError> {
-    record_step(config, &Step::uniform(batch, tokens, context))
+    record_step(config, &plan::uniform(batch, tokens, context))
 }
 
 /// The ops of `step`, whose blocks are numbered through, without weights or memory.

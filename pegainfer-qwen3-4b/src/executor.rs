@@ -1,7 +1,7 @@
 //! Runs a step: the Qwen3 forward pass, written once over ops.
 //!
 //! A step is launched and finished: on a GPU `launch` only enqueues it, and the next one may be launched before the host
-//! has seen the tokens of this one. They stay on the device, where [`FROM_PREVIOUS`](crate::plan::FROM_PREVIOUS) finds
+//! has seen the tokens of this one. They stay on the device, where [`PLACEHOLDER`](crate::plan::PLACEHOLDER) finds
 //! them; a copy of them is on its way to the host.
 
 use crate::config::Config;
@@ -88,7 +88,7 @@ impl Executor {
 }
 
 impl StepExecutor for Executor {
-    type Memory = ();
+    type State = ();
 
     fn useful_depth(&self) -> usize {
         self.state.useful_depth()

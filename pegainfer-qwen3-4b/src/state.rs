@@ -4,8 +4,9 @@ use crate::config::Config;
 use crate::engine::LoadError;
 use crate::executor::StepBounds;
 use pegainfer_core::exec::Exec;
-use pegainfer_core::kv::{BLOCK_SIZE, DeviceMemory};
+use pegainfer_core::kv::DeviceMemory;
 use pegainfer_core::tensor::{DType, Tensor};
+use pegainfer_kernels::ops::BLOCK_SIZE;
 
 /// The paged cache of one layer; see `HeadShape::cache` for the layout.
 #[derive(Debug)]

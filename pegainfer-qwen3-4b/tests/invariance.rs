@@ -14,7 +14,7 @@ use pegainfer_kernels::step::StepSize;
 use pegainfer_qwen3_4b::LoadOptions;
 use pegainfer_qwen3_4b::config::Config;
 use pegainfer_qwen3_4b::executor::{Executor, StepBounds};
-use pegainfer_qwen3_4b::plan::Step;
+use pegainfer_qwen3_4b::plan;
 use pegainfer_qwen3_4b::weights::Weights;
 use support::invariance::{self, Alone, DRIFT};
 use support::samples;
@@ -131,7 +131,7 @@ fn what_is_drawn_does_not_depend_on_what_else_is() {
         let size = StepSize { tokens: 120, rows: 120, context: 40 };
         let bounds = StepBounds { size, kv_blocks: 9, gpu_memory_share: None, graphs: false };
         let mut executor = Executor::new(exec, config, weights, bounds).unwrap();
-        for step in [Step::uniform(3, 40, 40), Step::uniform(4, 1, 1)] {
+        for step in [plan::uniform(3, 40, 40), plan::uniform(4, 1, 1)] {
             samples::hold(target, &mut executor, &step);
         }
     }

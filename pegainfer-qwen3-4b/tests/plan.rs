@@ -5,7 +5,7 @@
 use pegainfer_core::record::OpRecord;
 use pegainfer_kernels::ops::HeadShape;
 use pegainfer_qwen3_4b::config::Config;
-use pegainfer_qwen3_4b::plan::Step;
+use pegainfer_qwen3_4b::plan::{self, Step};
 use pegainfer_qwen3_4b::{record, record_step};
 
 /// (hidden, intermediate, layers, heads, tied, parameters) of the official Qwen3 models.
@@ -101,7 +101,7 @@ fn prefill_flops_are_dense_plus_causal_attention() {
 
 #[test]
 fn a_step_without_samples_ends_with_the_last_keys_and_values() {
-    let step = Step { samples: Vec::new(), ..Step::uniform(1, 1024, 2048) };
+    let step = Step { samples: Vec::new(), ..plan::uniform(1, 1024, 2048) };
     let records = record_step(&config(SIZES[2]), &step).unwrap();
     assert_eq!((records.len(), records.last().unwrap().op), (2 + 35 * 5 + 1, "linear_qkv"));
 }

@@ -4,7 +4,7 @@ mod raw;
 #[cfg(test)]
 mod tests;
 
-use pegainfer_core::kv::BLOCK_SIZE;
+use pegainfer_kernels::ops::BLOCK_SIZE;
 use pegainfer_kernels::ops::{DeltaShape, HeadShape};
 use raw::Raw;
 use serde_json::Value;

@@ -9,19 +9,19 @@ use crate::workspace::Workspace;
 use pegainfer_core::engine::EngineLimits;
 use pegainfer_core::engine::options::{check_step, context_len, most_blocks, pool_blocks, step_tokens};
 use pegainfer_core::exec::{Device, Exec};
-use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::record::OpRecord;
-use pegainfer_core::schedule;
+use pegainfer_core::schedule::{self, TokenBudget};
 use pegainfer_core::tensor::OpError;
 use pegainfer_core::weights::{Source, WeightsError};
 use pegainfer_kernels::ops;
+use pegainfer_kernels::ops::BLOCK_SIZE;
 use pegainfer_kernels::step::StepSize;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
 /// The Qwen3.5 engine.
-pub type Engine = schedule::Engine<Executor>;
+pub type Engine = schedule::EngineCore<Executor>;
 
 /// What to load and how much of the machine to use.
 #[derive(Debug, Clone)]
@@ -144,7 +144,7 @@ pub fn load(
         config.slot_bytes() as f64 / 1e6,
         bounds.size.rows
     );
-    let tokens = (bounds.size.tokens, options.max_num_mixed_tokens);
+    let tokens = TokenBudget { step: bounds.size.tokens, mixed: options.max_num_mixed_tokens };
     Ok(Loaded { engine: Engine::new(executor, limits, tokens, slots), config, weights_time })
 }
 
@@ -198,7 +198,7 @@ pub fn record_step(config: &Config, step: &Step) -> Result<Vec<OpRecord>, LoadEr
     let mut exec = Exec::meta()?;
     let source = Source::Dummy { seed: 0, std: 0.0, uniform: ops::uniform };
     let weights = Weights::load(&mut exec, config, &source, &mut |_| {})?;
-    let (tokens, rows, segments) = (step.tokens.len(), step.rows.len(), step.memory.len());
+    let (tokens, rows, segments) = (step.tokens.len(), step.rows.len(), step.state.len());
     let context = step.kv_lens.iter().copied().max().unwrap_or(0) as usize;
     let kv_blocks = rows * step.max_blocks;
     let size = StepSize { tokens, rows, context };

@@ -88,7 +88,7 @@ impl Executor {
 }
 
 impl StepExecutor for Executor {
-    type Memory = StateSlots;
+    type State = StateSlots;
 
     fn useful_depth(&self) -> usize {
         self.state.useful_depth()
@@ -104,7 +104,7 @@ impl StepExecutor for Executor {
         let step = padded.as_ref().unwrap_or(step);
         exec.install(|exec| {
             inputs.fill(exec, step)?;
-            let words: Vec<u32> = step.memory.iter().flat_map(Segment::words).collect();
+            let words: Vec<u32> = step.state.iter().flat_map(Segment::words).collect();
             exec.fill_rows(segments, &words)?;
             work.set_rows(step.tokens.len());
             let mut pass = Pass { exec, config, weights, layers, rope, inputs, segments, work, sampler, step };

@@ -3,9 +3,10 @@
 use pegainfer_core::exec::Device;
 use pegainfer_core::schedule;
 pub use pegainfer_core::schedule::{Outcome, SampleRow, StepRow};
+use pegainfer_kernels::ops::BLOCK_SIZE;
 pub use pegainfer_kernels::ops::{NO_STATE, Segment};
 
-/// One step's work, as the scheduler hands it to the executor: its `memory` says where the recurrent state of each run of
+/// One step's work, as the scheduler hands it to the executor: its `state` says where the recurrent state of each run of
 /// tokens comes from and where it goes.
 pub type Step = schedule::Step<Segment>;
 
@@ -16,13 +17,13 @@ pub fn uniform(batch: usize, tokens: usize, context: usize) -> Step {
 
 /// As `schedule::Step::ragged`, row `b` with its state in slot `b`.
 pub fn ragged(rows: &[(usize, usize)]) -> Step {
-    let mut step = Step::ragged(rows);
+    let mut step = Step::ragged(BLOCK_SIZE, rows);
     let ends = step.qo_indptr.windows(2);
     let segment = |(b, ((tokens, context), ends)): (usize, (&(usize, usize), &[u32]))| {
         let from = if tokens == context { NO_STATE } else { b as u32 };
         Segment { first: ends[0], end: ends[1], from, to: b as u32 }
     };
-    step.memory = rows.iter().zip(ends).enumerate().map(segment).collect();
+    step.state = rows.iter().zip(ends).enumerate().map(segment).collect();
     step
 }
 
@@ -30,7 +31,7 @@ pub fn ragged(rows: &[(usize, usize)]) -> Step {
 pub fn padded(step: &Step, rows: usize) -> Step {
     let mut padded = step.padded(rows);
     let added = step.rows.len() as u32..rows as u32;
-    padded.memory.extend(added.map(|t| Segment { first: t, end: t + 1, from: NO_STATE, to: NO_STATE }));
+    padded.state.extend(added.map(|t| Segment { first: t, end: t + 1, from: NO_STATE, to: NO_STATE }));
     padded
 }
 

@@ -13,8 +13,9 @@
 //! there is at least one more.
 
 use crate::plan::{NO_STATE, Segment};
-use pegainfer_core::kv::{BLOCK_SIZE, BlockTable};
-use pegainfer_core::schedule::{Memory, OutOfMemory};
+use pegainfer_core::kv::BlockTable;
+use pegainfer_core::schedule::{OutOfSlots, SequenceState};
+use pegainfer_kernels::ops::BLOCK_SIZE;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -149,8 +150,8 @@ impl StateSlots {
     }
 }
 
-impl Memory for StateSlots {
-    type Held = Held;
+impl SequenceState for StateSlots {
+    type Slot = Held;
     type Row = Segment;
 
     fn resume(&mut self, held: &mut Held, table: &mut BlockTable, cached: usize) -> usize {
@@ -168,10 +169,10 @@ impl Memory for StateSlots {
         tokens
     }
 
-    fn reserve(&mut self, held: &mut Held, prompt_len: usize, tokens: Range<usize>) -> Result<(), OutOfMemory> {
+    fn reserve(&mut self, held: &mut Held, prompt_len: usize, tokens: Range<usize>) -> Result<(), OutOfSlots> {
         held.targets.clear();
         // Before the copies: without it nothing can run.
-        let slot = self.next(held).ok_or(OutOfMemory)?;
+        let slot = self.next(held).ok_or(OutOfSlots)?;
         held.seat.get_or_insert_with(|| self.seats.clone());
         let first = (tokens.start / BLOCK_SIZE + 1) * BLOCK_SIZE;
         for end in

@@ -9,10 +9,11 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use pegainfer_core::engine::{EngineLimits, EngineStats, EventBatch, GenerateRequest, RequestId, TokenEvent};
-use pegainfer_core::kv::{BLOCK_SIZE, BlockPool};
+use pegainfer_core::kv::BlockPool;
 use pegainfer_core::rng;
 use pegainfer_core::sampling::SamplingParams;
-use pegainfer_core::schedule::{FROM_PREVIOUS, Outcome, Scheduler, SchedulerConfig};
+use pegainfer_core::schedule::{Outcome, PLACEHOLDER, Scheduler, SchedulerConfig};
+use pegainfer_kernels::ops::BLOCK_SIZE;
 use pegainfer_qwen35_4b::plan::{NO_STATE, Segment, Step};
 use pegainfer_qwen35_4b::scheduler::StateSlots;
 use std::collections::{HashMap, VecDeque};
@@ -65,7 +66,7 @@ impl Device {
     fn run(&mut self, step: &Step) -> Outcome {
         let mut states = vec![0; step.tokens.len()];
         let mut covered = 0;
-        for segment in &step.memory {
+        for segment in &step.state {
             assert_eq!(segment.first, covered, "segments follow each other");
             covered = segment.end;
             let begins = step.positions[segment.first as usize] == 0;
@@ -73,15 +74,15 @@ impl Device {
             let mut state = if begins { 0 } else { self.slots[segment.from as usize] };
             for t in segment.first..segment.end {
                 let token = step.tokens[t as usize];
-                let known = token & FROM_PREVIOUS == 0;
-                let token = if known { token } else { self.drawn[(token ^ FROM_PREVIOUS) as usize] };
+                let known = token & PLACEHOLDER == 0;
+                let token = if known { token } else { self.drawn[(token ^ PLACEHOLDER) as usize] };
                 state = advance(state, token);
                 states[t as usize] = state;
             }
             self.slots[segment.to as usize] = state;
         }
         assert_eq!(covered as usize, step.tokens.len(), "segments cover the step");
-        check_chains(&step.memory);
+        check_chains(&step.state);
         self.drawn = step.samples.iter().map(|sample| draw(states[sample.token as usize])).collect();
         Outcome { tokens: self.drawn.clone(), logprobs: vec![None; self.drawn.len()] }
     }
@@ -175,7 +176,7 @@ fn episode(seed: u64) -> EngineStats {
         eos_token_ids: vec![],
         unsupported: &[],
     };
-    let (pool, slots) = (BlockPool::new(blocks), rows + copies);
+    let (pool, slots) = (BlockPool::new(blocks, BLOCK_SIZE), rows + copies);
     let config = SchedulerConfig {
         max_num_seqs: rows,
         max_num_batched_tokens: rows + rng.below(100),
@@ -227,7 +228,7 @@ fn episode(seed: u64) -> EngineStats {
         assert!(turn < 100_000, "a request starves; {idle} idle turns");
     }
     assert!(world.open.is_empty() && in_flight.is_empty() && world.finished > 0);
-    let memory = world.scheduler.memory();
+    let memory = world.scheduler.state();
     assert_eq!(memory.free(), (slots - memory.copies(), slots), "slots leaked");
     world.scheduler.stats()
 }
@@ -262,7 +263,8 @@ fn copies_leave_a_slot_for_every_sequence() {
         max_num_mixed_tokens: 99,
         eos_token_ids: vec![],
     };
-    let mut scheduler = Scheduler::new(config, BlockPool::new(99), StateSlots::new(rows, copies, BLOCK_SIZE));
+    let mut scheduler =
+        Scheduler::new(config, BlockPool::new(99, BLOCK_SIZE), StateSlots::new(rows, copies, BLOCK_SIZE));
     for id in 0..rows as u64 {
         let prompt = (0..100).map(|i| (7 * id as u32 + i) % VOCAB as u32).collect();
         scheduler.add(RequestId(id), GenerateRequest { prompt, ..random_request(&mut Rng(1, 1), 9) });
@@ -273,6 +275,6 @@ fn copies_leave_a_slot_for_every_sequence() {
         (rows, rows),
         "six copies of each would take all slots from the second"
     );
-    assert_eq!(step.memory.len(), rows + copies, "the first has three copies");
-    assert_eq!(scheduler.memory().free(), (0, rows + copies));
+    assert_eq!(step.state.len(), rows + copies, "the first has three copies");
+    assert_eq!(scheduler.state().free(), (0, rows + copies));
 }

@@ -54,6 +54,25 @@ pub struct GenerateRequest {
     pub cache_salt: u64,
 }
 
+impl GenerateRequest {
+    /// A request for up to `max_tokens` tokens, each the most likely one, that asks for nothing else.
+    pub fn greedy(prompt: Vec<u32>, max_tokens: usize) -> Self {
+        Self {
+            prompt,
+            max_tokens,
+            sampling: SamplingParams::greedy(),
+            rules: None,
+            grammar: None,
+            stop_token_ids: Vec::new(),
+            ignore_eos: false,
+            logprobs: None,
+            prompt_logprobs: None,
+            priority: 0,
+            cache_salt: 0,
+        }
+    }
+}
+
 /// What a request's stream carries, in this order: `Admitted`, `Prompt` if asked for, then `Token`s, then exactly one of `Finished`,
 /// `Failed`.
 #[derive(Debug, Clone, PartialEq)]

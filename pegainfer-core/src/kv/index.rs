@@ -1,6 +1,5 @@
 //! The prefix index: which block holds which tokens.
 
-use super::BLOCK_SIZE;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 
@@ -16,14 +15,15 @@ pub(super) enum Node {
 /// What a block holds: its tokens, and what comes before them. Keys are compared whole, so that unlike with a hash
 /// chain no collision can serve one prompt the KV of another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Key {
+pub(super) struct Key<'a> {
     pub parent: Node,
-    pub tokens: [u32; BLOCK_SIZE],
+    /// As many as a block has.
+    pub tokens: &'a [u32],
 }
 
 #[derive(Debug)]
 struct Entry {
-    key: Key,
+    parent: Node,
     serial: u64,
     bucket: usize,
 }
@@ -42,25 +42,30 @@ pub(super) struct Index {
     buckets: Vec<u32>,
     /// By block.
     entries: Vec<Option<Entry>>,
+    /// Tokens of the entries, `[blocks, block_tokens]`.
+    tokens: Vec<u32>,
+    block_tokens: usize,
     /// By block with an entry: the next one of its bucket, or [`NONE`].
     next: Vec<u32>,
     next_serial: u64,
 }
 
 impl Index {
-    /// An empty index of a pool of `blocks` blocks.
-    pub fn new(blocks: usize) -> Self {
+    /// An empty index of a pool of `blocks` blocks of `block_tokens` tokens.
+    pub fn new(blocks: usize, block_tokens: usize) -> Self {
         Self {
             hasher: RandomState::new(),
             buckets: vec![NONE; blocks.next_power_of_two()],
             entries: (0..blocks).map(|_| None).collect(),
+            tokens: vec![0; blocks * block_tokens],
+            block_tokens,
             next: vec![NONE; blocks],
             next_serial: 0,
         }
     }
 
     /// The block with this key, and its node.
-    pub fn find(&self, key: &Key) -> Option<(u32, Node)> {
+    pub fn find(&self, key: Key<'_>) -> Option<(u32, Node)> {
         self.search(self.bucket(key), key)
     }
 
@@ -70,15 +75,16 @@ impl Index {
     }
 
     /// Enters `block`, which must not have an entry, and returns its node; or that of another block with this key.
-    pub fn enter(&mut self, block: u32, key: Key) -> Node {
-        let bucket = self.bucket(&key);
-        if let Some((_, node)) = self.search(bucket, &key) {
+    pub fn enter(&mut self, block: u32, key: Key<'_>) -> Node {
+        let bucket = self.bucket(key);
+        if let Some((_, node)) = self.search(bucket, key) {
             return node;
         }
         debug_assert!(!self.has(block), "a block was registered twice");
         let serial = self.next_serial;
         self.next_serial += 1;
-        self.entries[block as usize] = Some(Entry { key, serial, bucket });
+        self.entries[block as usize] = Some(Entry { parent: key.parent, serial, bucket });
+        self.tokens[block as usize * self.block_tokens..][..self.block_tokens].copy_from_slice(key.tokens);
         self.next[block as usize] = std::mem::replace(&mut self.buckets[bucket], block);
         Node::Block(serial)
     }
@@ -111,12 +117,14 @@ impl Index {
         placed == self.entries.iter().flatten().count()
     }
 
-    fn bucket(&self, key: &Key) -> usize {
+    fn bucket(&self, key: Key<'_>) -> usize {
         self.hasher.hash_one(key) as usize & (self.buckets.len() - 1)
     }
 
-    fn search(&self, bucket: usize, key: &Key) -> Option<(u32, Node)> {
-        let (block, entry) = self.chain(bucket).find(|(_, entry)| entry.key == *key)?;
+    fn search(&self, bucket: usize, key: Key<'_>) -> Option<(u32, Node)> {
+        let tokens = |block: u32| &self.tokens[block as usize * self.block_tokens..][..self.block_tokens];
+        let holds = |(block, entry): &(u32, &Entry)| entry.parent == key.parent && tokens(*block) == key.tokens;
+        let (block, entry) = self.chain(bucket).find(holds)?;
         Some((block, Node::Block(entry.serial)))
     }
 
@@ -136,14 +144,15 @@ mod tests {
     #[test]
     fn it_has_what_a_map_has() {
         const BLOCKS: u32 = 64;
-        let mut index = Index::new(BLOCKS as usize);
+        let mut index = Index::new(BLOCKS as usize, 3);
         // Few buckets, so that chains are long.
         index.buckets.truncate(4);
-        let mut expected: HashMap<Key, (u32, Node)> = HashMap::new();
-        let key = |i: u64| Key { parent: Node::Root(i % 3), tokens: [i as u32 / 3; BLOCK_SIZE] };
+        let mut expected: HashMap<Key<'_>, (u32, Node)> = HashMap::new();
+        let tokens: Vec<[u32; 3]> = (0..300).map(|i| [i / 3; 3]).collect();
+        let key = |i: u64| Key { parent: Node::Root(i % 3), tokens: &tokens[i as usize] };
         for i in 0..20_000 {
             let (block, key) = (rng::bits(1, i) as u32 % BLOCKS, key(rng::bits(2, i) % 300));
-            assert_eq!(index.find(&key), expected.get(&key).copied());
+            assert_eq!(index.find(key), expected.get(&key).copied());
             if index.has(block) {
                 index.remove(block);
                 expected.retain(|_, (held, _)| *held != block);
@@ -156,7 +165,7 @@ mod tests {
         }
         assert!(expected.len() > BLOCKS as usize / 4, "{} entries are no test", expected.len());
         index.clear();
-        assert!(index.is_consistent() && expected.keys().all(|key| index.find(key).is_none()));
+        assert!(index.is_consistent() && expected.keys().all(|key| index.find(*key).is_none()));
         let before = index.next_serial - 1;
         assert_ne!(index.enter(0, key(0)), Node::Block(before), "names are not used again");
     }

@@ -1,6 +1,6 @@
 //! Paged KV: which blocks hold which tokens. Pure bookkeeping; the bytes live in a model's `state.rs`.
 //!
-//! A [`BlockPool`] hands out blocks of [`BLOCK_SIZE`] tokens as reference-counted [`BlockRef`]s. A [`BlockTable`] is one
+//! A [`BlockPool`] hands out blocks of a fixed number of tokens as reference-counted [`BlockRef`]s. A [`BlockTable`] is one
 //! request's list of blocks. Full blocks are entered in the pool's prefix index, where later requests find them; a
 //! block that nobody holds stays there until it is evicted, least recently used first.
 
@@ -12,9 +12,6 @@ mod table;
 pub use budget::DeviceMemory;
 pub use pool::{Block, BlockPool, BlockRef};
 pub use table::{BlockTable, OutOfBlocks};
-
-/// Tokens of one KV block.
-pub const BLOCK_SIZE: usize = 16;
 
 /// The slot of a token whose key and value stay out of the cache: because they are there already, in a block that other
 /// requests may be reading, or because the token only pads a step to the shape of a CUDA graph.

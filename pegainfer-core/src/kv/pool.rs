@@ -27,6 +27,7 @@ struct Inner {
 pub struct BlockPool {
     inner: Arc<Mutex<Inner>>,
     total: usize,
+    block_tokens: usize,
 }
 
 /// A held block. It goes back to the pool when the last reference is dropped.
@@ -68,22 +69,28 @@ fn lock(inner: &Mutex<Inner>) -> MutexGuard<'_, Inner> {
 }
 
 impl BlockPool {
-    /// A pool of `total` free blocks.
-    pub fn new(total: usize) -> Self {
+    /// A pool of `total` free blocks of `block_tokens` tokens, at least 1.
+    pub fn new(total: usize, block_tokens: usize) -> Self {
+        assert!(block_tokens > 0, "a block has tokens");
         let inner = Inner {
             slots: (0..total).map(|_| Slot { idle_since: None, held: Weak::new() }).collect(),
             // Popped from the end: hand out low ids first.
             free: (0..total as u32).rev().collect(),
-            index: Index::new(total),
+            index: Index::new(total, block_tokens),
             idle: BTreeMap::new(),
             clock: 0,
         };
-        Self { inner: Arc::new(Mutex::new(inner)), total }
+        Self { inner: Arc::new(Mutex::new(inner)), total, block_tokens }
     }
 
     /// Blocks of the pool.
     pub fn total(&self) -> usize {
         self.total
+    }
+
+    /// Tokens of a block.
+    pub fn block_tokens(&self) -> usize {
+        self.block_tokens
     }
 
     /// Blocks that can be allocated now, cached prefixes that nobody holds included.
@@ -109,7 +116,7 @@ impl BlockPool {
     }
 
     /// The indexed block with this key, held, and its node.
-    pub(super) fn lookup(&self, key: &Key) -> Option<(BlockRef, Node)> {
+    pub(super) fn lookup(&self, key: Key<'_>) -> Option<(BlockRef, Node)> {
         let mut guard = lock(&self.inner);
         let inner = &mut *guard;
         let (id, node) = inner.index.find(key)?;
@@ -125,7 +132,7 @@ impl BlockPool {
 
     /// Enters a full, computed block in the index and returns its node. When another block already holds the same
     /// tokens, that one stays the indexed one.
-    pub(super) fn register(&self, block: &BlockRef, key: Key) -> Node {
+    pub(super) fn register(&self, block: &BlockRef, key: Key<'_>) -> Node {
         lock(&self.inner).index.enter(block.id, key)
     }
 

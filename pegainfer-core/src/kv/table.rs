@@ -1,7 +1,7 @@
 //! One request's blocks.
 
 use super::index::{Key, Node};
-use super::{BLOCK_SIZE, BlockPool, BlockRef, NO_SLOT};
+use super::{BlockPool, BlockRef, NO_SLOT};
 use thiserror::Error;
 
 /// The pool has no block left.
@@ -9,7 +9,8 @@ use thiserror::Error;
 #[error("the KV pool is out of blocks")]
 pub struct OutOfBlocks;
 
-/// The blocks of one sequence, in token order: token `i` lives in block `i / BLOCK_SIZE`, row `i % BLOCK_SIZE`.
+/// The blocks of one sequence, in token order: token `i` lives in block `i / n`, row `i % n`, where the pool's blocks have `n`
+/// tokens.
 #[derive(Debug)]
 pub struct BlockTable {
     pool: BlockPool,
@@ -31,18 +32,18 @@ impl BlockTable {
     /// than all: the last token is left to compute, for its logits, even if its KV is there.
     pub fn match_prefix(&mut self, tokens: &[u32]) -> usize {
         assert!(self.blocks.is_empty(), "a prefix can only be matched into an empty table");
-        for chunk in tokens.as_chunks::<BLOCK_SIZE>().0 {
-            let Some((block, node)) = self.pool.lookup(&Key { parent: self.tip(), tokens: *chunk }) else { break };
+        for tokens in tokens.chunks_exact(self.block_tokens()) {
+            let Some((block, node)) = self.pool.lookup(Key { parent: self.tip(), tokens }) else { break };
             self.blocks.push(block);
             self.nodes.push(node);
         }
-        self.found = self.blocks.len() * BLOCK_SIZE;
+        self.found = self.blocks.len() * self.block_tokens();
         self.found.min(tokens.len().saturating_sub(1))
     }
 
     /// Blocks missing for `tokens` tokens.
     pub fn missing(&self, tokens: usize) -> usize {
-        tokens.div_ceil(BLOCK_SIZE).saturating_sub(self.blocks.len())
+        tokens.div_ceil(self.block_tokens()).saturating_sub(self.blocks.len())
     }
 
     /// Allocates until `tokens` tokens fit. On failure the blocks allocated so far stay in the table.
@@ -55,31 +56,31 @@ impl BlockTable {
 
     /// Enters every block that is now full in the prefix index: the KV of `computed` (all tokens so far) is written.
     pub fn register(&mut self, computed: &[u32]) {
-        let full = computed.as_chunks::<BLOCK_SIZE>().0;
+        let full = computed.chunks_exact(self.block_tokens());
         for (block, tokens) in self.blocks.iter().zip(full).skip(self.nodes.len()) {
             let parent = self.nodes.last().copied().unwrap_or(Node::Root(self.salt));
-            self.nodes.push(self.pool.register(block, Key { parent, tokens: *tokens }));
+            self.nodes.push(self.pool.register(block, Key { parent, tokens }));
         }
     }
 
-    /// A name for the prefix of `tokens` tokens, a multiple of [`BLOCK_SIZE`], for what a model keeps beside its KV: equal
+    /// A name for the prefix of `tokens` tokens, whole blocks of them, for what a model keeps besides its KV: equal
     /// for equal prefixes of one salt, as long as their blocks are in the index, and never used again for another.
     /// `None` while the prefix is not in the index.
     pub fn prefix(&self, tokens: usize) -> Option<u64> {
-        match self.nodes.get((tokens / BLOCK_SIZE).checked_sub(1)?)? {
+        match self.nodes.get((tokens / self.block_tokens()).checked_sub(1)?)? {
             Node::Block(serial) => Some(*serial),
             Node::Root(_) => None,
         }
     }
 
-    /// Gives back the blocks behind the first `tokens` tokens, a multiple of [`BLOCK_SIZE`].
+    /// Gives back the blocks behind the first `tokens` tokens, which are whole blocks.
     pub fn truncate(&mut self, tokens: usize) {
         // Last block first, so that eviction takes the tail of a prefix before its head.
-        while self.blocks.len() > tokens / BLOCK_SIZE {
+        while self.blocks.len() > tokens / self.block_tokens() {
             self.blocks.pop();
         }
         self.nodes.truncate(self.blocks.len());
-        self.found = self.found.min(self.blocks.len() * BLOCK_SIZE);
+        self.found = self.found.min(self.blocks.len() * self.block_tokens());
     }
 
     /// The node of the last block in the index.
@@ -87,18 +88,24 @@ impl BlockTable {
         self.nodes.last().copied().unwrap_or(Node::Root(self.salt))
     }
 
+    /// Tokens of a block.
+    pub fn block_tokens(&self) -> usize {
+        self.pool.block_tokens()
+    }
+
     /// The blocks, in token order.
     pub fn blocks(&self) -> &[BlockRef] {
         &self.blocks
     }
 
-    /// Where the KV of token `position` is to be written in the device's buffer: `block * BLOCK_SIZE + row`, or
+    /// Where the KV of token `position` is to be written in the device's buffer: `block * n + row` for blocks of `n` tokens, or
     /// [`NO_SLOT`] if it is there.
     pub fn slot(&self, position: usize) -> u32 {
         if position < self.found {
             return NO_SLOT;
         }
-        self.blocks[position / BLOCK_SIZE].id() * BLOCK_SIZE as u32 + (position % BLOCK_SIZE) as u32
+        let size = self.block_tokens();
+        self.blocks[position / size].id() * size as u32 + (position % size) as u32
     }
 
     /// Gives every block back.
@@ -123,7 +130,7 @@ mod tests {
 
     #[test]
     fn a_second_request_finds_the_full_blocks_of_the_first() {
-        let pool = BlockPool::new(8);
+        let pool = BlockPool::new(8, 16);
         let prompt = tokens(1, 40);
         let mut first = BlockTable::new(&pool, 0);
         assert_eq!(first.match_prefix(&prompt), 0);
@@ -145,12 +152,12 @@ mod tests {
         assert_eq!(exact.match_prefix(&prompt[..32]), 31, "one token is left to compute");
         exact.grow(33).unwrap();
         assert_eq!(exact.slot(31), NO_SLOT, "its block is shared");
-        assert_eq!(exact.slot(32), exact.blocks()[2].id() * BLOCK_SIZE as u32);
+        assert_eq!(exact.slot(32), exact.blocks()[2].id() * 16);
     }
 
     #[test]
     fn a_prefix_has_a_name_and_can_be_cut() {
-        let pool = BlockPool::new(8);
+        let pool = BlockPool::new(8, 16);
         let prompt = tokens(1, 49);
         let mut first = BlockTable::new(&pool, 0);
         first.grow(49).unwrap();
@@ -174,7 +181,7 @@ mod tests {
 
     #[test]
     fn eviction_takes_the_tail_of_the_oldest_prefix_first() {
-        let pool = BlockPool::new(4);
+        let pool = BlockPool::new(4, 16);
         for seed in [1, 2] {
             let prompt = tokens(seed, 32);
             let mut table = BlockTable::new(&pool, 0);
@@ -192,7 +199,7 @@ mod tests {
 
     #[test]
     fn a_pool_that_is_out_of_blocks_says_so_and_leaks_nothing() {
-        let pool = BlockPool::new(2);
+        let pool = BlockPool::new(2, 16);
         let mut table = BlockTable::new(&pool, 0);
         assert_eq!(table.grow(33), Err(OutOfBlocks));
         pool.check(2).unwrap();
@@ -202,7 +209,7 @@ mod tests {
 
     #[test]
     fn forgotten_prefixes_are_not_found_and_held_blocks_stay() {
-        let pool = BlockPool::new(8);
+        let pool = BlockPool::new(8, 16);
         let (held, idle) = (tokens(1, 48), tokens(2, 32));
         let mut holder = BlockTable::new(&pool, 0);
         holder.grow(48).unwrap();
@@ -224,13 +231,13 @@ mod tests {
         drop(holder);
         pool.check(0).unwrap();
         let mut taker = BlockTable::new(&pool, 0);
-        taker.grow(8 * BLOCK_SIZE).unwrap();
+        taker.grow(8 * 16).unwrap();
         pool.check(8).unwrap();
     }
 
     #[test]
     fn equal_blocks_computed_twice_share_one_entry() {
-        let pool = BlockPool::new(8);
+        let pool = BlockPool::new(8, 16);
         let prompt = tokens(3, 32);
         let mut a = BlockTable::new(&pool, 0);
         let mut b = BlockTable::new(&pool, 0);
@@ -243,7 +250,7 @@ mod tests {
         pool.check(0).unwrap();
         // Every block can be taken again, the indexed ones too.
         let mut taker = BlockTable::new(&pool, 0);
-        taker.grow(8 * BLOCK_SIZE).unwrap();
+        taker.grow(8 * 16).unwrap();
         pool.check(8).unwrap();
     }
 }

@@ -113,17 +113,17 @@ mod tests {
     fn only_plain_decode_steps_are_padded() {
         let graphs = Graphs::new(64);
         let size = |step: &Step<()>| graphs.size(step);
-        assert_eq!(size(&Step::<()>::uniform(1, 1, 100)), Some(1));
-        assert_eq!(size(&Step::<()>::uniform(33, 1, 100)), Some(40));
-        assert_eq!(size(&Step::<()>::uniform(65, 1, 100)), None, "larger than the largest graph");
-        assert_eq!(size(&Step::<()>::uniform(2, 3, 100)), None, "prefill");
-        let mut reported = Step::<()>::uniform(2, 1, 100);
+        assert_eq!(size(&Step::<()>::uniform(16, 1, 1, 100)), Some(1));
+        assert_eq!(size(&Step::<()>::uniform(16, 33, 1, 100)), Some(40));
+        assert_eq!(size(&Step::<()>::uniform(16, 65, 1, 100)), None, "larger than the largest graph");
+        assert_eq!(size(&Step::<()>::uniform(16, 2, 3, 100)), None, "prefill");
+        let mut reported = Step::<()>::uniform(16, 2, 1, 100);
         reported.samples[1].logprobs = Some(1);
         assert_eq!(size(&reported), None);
-        let mut ruled = Step::<()>::uniform(2, 1, 100);
+        let mut ruled = Step::<()>::uniform(16, 2, 1, 100);
         ruled.samples[0].adjustment = Some(Adjustment::default());
         assert_eq!(size(&ruled), None);
-        assert_eq!(Graphs::new(0).size(&Step::<()>::uniform(1, 1, 100)), None, "switched off");
+        assert_eq!(Graphs::new(0).size(&Step::<()>::uniform(16, 1, 1, 100)), None, "switched off");
     }
 
     #[test]
@@ -134,6 +134,6 @@ mod tests {
         assert!(matches!(graphs.next(Some(8)), Run::Capture));
         assert!(matches!(graphs.next(Some(4)), Run::Eager));
         graphs.captured(8, Err(OpError { op: "graph", message: "no".to_owned() }));
-        assert_eq!(graphs.size(&Step::<()>::uniform(8, 1, 100)), None);
+        assert_eq!(graphs.size(&Step::<()>::uniform(16, 8, 1, 100)), None);
     }
 }

@@ -1,18 +1,18 @@
 //! Who runs next, for every engine that computes ragged batches over paged KV: the scheduler, the step that it hands to
 //! an executor, and both as one engine.
 
-mod engine;
+mod engine_core;
 mod gathering;
 mod graphs;
-mod memory;
 mod scheduler;
 mod sequence;
+mod state;
 mod step;
 mod warm_up;
 
-pub use engine::{Engine, STEPS_IN_FLIGHT, StepExecutor};
+pub use engine_core::{EngineCore, STEPS_IN_FLIGHT, StepExecutor, TokenBudget};
 pub use graphs::{Graphs, Launches};
-pub use memory::{Memory, OutOfMemory};
 pub use scheduler::{Scheduler, SchedulerConfig};
-pub use step::{FROM_PREVIOUS, Outcome, SampleRow, Step, StepRow};
+pub use state::{OutOfSlots, SequenceState};
+pub use step::{Outcome, PLACEHOLDER, SampleRow, Step, StepRow};
 pub use warm_up::warm_up;

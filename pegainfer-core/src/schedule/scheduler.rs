@@ -19,8 +19,8 @@
 
 mod planning;
 
-use super::memory::Memory;
 use super::sequence::Sequence;
+use super::state::SequenceState;
 use super::step::{Outcome, Step};
 use crate::engine::{EngineStats, EventBatch, FinishReason, GenerateRequest, RequestId, TokenEvent, TokenOut};
 use crate::grammar::GrammarTracker;
@@ -42,14 +42,14 @@ pub struct SchedulerConfig {
 
 /// Queue, running set and counters.
 #[derive(Debug)]
-pub struct Scheduler<M: Memory = ()> {
+pub struct Scheduler<S: SequenceState = ()> {
     config: SchedulerConfig,
     pool: BlockPool,
-    memory: M,
+    state: S,
     /// Not running, in the order in which they will; preempted sequences come before those that never ran.
-    waiting: VecDeque<Sequence<M::Held>>,
+    waiting: VecDeque<Sequence<S::Slot>>,
     /// Holding blocks, oldest first.
-    running: Vec<Sequence<M::Held>>,
+    running: Vec<Sequence<S::Slot>>,
     /// Steps planned and not committed.
     in_flight: usize,
     /// Many prompts have been waiting, and some still are.
@@ -57,18 +57,18 @@ pub struct Scheduler<M: Memory = ()> {
     stats: EngineStats,
 }
 
-impl<M: Memory> Scheduler<M> {
+impl<S: SequenceState> Scheduler<S> {
     /// A scheduler without requests over an unused pool, and an unused memory where the model has one.
-    pub fn new(config: SchedulerConfig, pool: BlockPool, memory: M) -> Self {
+    pub fn new(config: SchedulerConfig, pool: BlockPool, state: S) -> Self {
         assert!(config.max_num_seqs >= 1 && config.max_num_batched_tokens >= config.max_num_seqs);
         let (waiting, running) = (VecDeque::new(), Vec::new());
-        Self { config, pool, memory, waiting, running, in_flight: 0, crowded: false, stats: EngineStats::default() }
+        Self { config, pool, state, waiting, running, in_flight: 0, crowded: false, stats: EngineStats::default() }
     }
 
     /// Queues a request that passed `EngineLimits::check`.
     pub fn add(&mut self, id: RequestId, request: GenerateRequest) {
         // Behind what has run before: that is older, and is to end.
-        let later = |seq: &Sequence<M::Held>| !seq.admitted && seq.request.priority > request.priority;
+        let later = |seq: &Sequence<S::Slot>| !seq.admitted && seq.request.priority > request.priority;
         let at = self.waiting.iter().position(later).unwrap_or(self.waiting.len());
         self.waiting.insert(at, Sequence::new(id, request, &self.pool));
     }
@@ -91,7 +91,7 @@ impl<M: Memory> Scheduler<M> {
     /// Forgets every cached prefix; blocks of running sequences stay with them.
     pub fn reset_prefix_cache(&mut self) {
         self.pool.forget_prefixes();
-        self.memory.forget_prefixes();
+        self.state.forget_prefixes();
     }
 
     /// True while any request is waiting or running.
@@ -111,8 +111,8 @@ impl<M: Memory> Scheduler<M> {
     }
 
     /// What the model remembers beside its KV blocks; for tests of its accounting.
-    pub fn memory(&self) -> &M {
-        &self.memory
+    pub fn state(&self) -> &S {
+        &self.state
     }
 
     /// Ids of the distinct blocks held by running sequences, ascending; for tests of the pool's accounting.
@@ -143,7 +143,7 @@ impl<M: Memory> Scheduler<M> {
     }
 
     /// Takes the outcome of the oldest step in flight: new tokens, finished requests, full blocks for the prefix index.
-    pub fn commit(&mut self, step: &Step<M::Row>, outcome: Outcome) -> EventBatch {
+    pub fn commit(&mut self, step: &Step<S::Row>, outcome: Outcome) -> EventBatch {
         assert_eq!(outcome.tokens.len(), step.samples.len(), "one sampled token per sample row");
         self.in_flight -= 1;
         for row in &step.rows {
@@ -152,7 +152,7 @@ impl<M: Memory> Scheduler<M> {
                 // A row too many may have computed a token that nobody knows.
                 let known = row.computed.min(seq.tokens.len());
                 seq.table.register(&seq.tokens[..known]);
-                self.memory.commit(&mut seq.held, &seq.table, known);
+                self.state.commit(&mut seq.slot, &seq.table, known);
             }
         }
         let mut events = EventBatch::new();

@@ -3,15 +3,15 @@
 //! While a step that samples for it is in flight, a sequence has a token whose id is not known yet. It counts like any
 //! other token in what is planned; [`Sequence::input`] names it by where the device will find it.
 
-use super::step::FROM_PREVIOUS;
+use super::step::PLACEHOLDER;
 use crate::engine::{FinishReason, GenerateRequest, RequestId, TokenLogprobs, Usage};
 use crate::grammar::GrammarTracker;
 use crate::kv::{BlockPool, BlockTable};
 use crate::rules::{Adjustment, RuleTracker};
 
-/// A request's tokens, blocks and progress; `H` is what the model keeps for it beside its blocks.
+/// A request's tokens, blocks and progress; `L` is its state slot.
 #[derive(Debug)]
-pub(super) struct Sequence<H> {
+pub(super) struct Sequence<L> {
     pub id: RequestId,
     pub request: GenerateRequest,
     /// Prompt, then what was generated, as far as it is known.
@@ -24,7 +24,7 @@ pub(super) struct Sequence<H> {
     /// Tokens whose KV is in the cache after every step in flight; the rest are this sequence's input.
     pub planned: usize,
     pub table: BlockTable,
-    pub held: H,
+    pub slot: L,
     /// Follows the tokens that are known; usually there are no rules.
     rules: Option<RuleTracker>,
     /// As `rules`, and often a moment behind; usually there is no grammar.
@@ -43,7 +43,7 @@ pub(super) struct Sequence<H> {
     pub finished: bool,
 }
 
-impl<H: Default> Sequence<H> {
+impl<L: Default> Sequence<L> {
     pub fn new(id: RequestId, mut request: GenerateRequest, pool: &BlockPool) -> Self {
         let tokens = std::mem::take(&mut request.prompt);
         let table = BlockTable::new(pool, request.cache_salt);
@@ -59,7 +59,7 @@ impl<H: Default> Sequence<H> {
             sample: 0,
             planned: 0,
             table,
-            held: H::default(),
+            slot: L::default(),
             rules,
             grammar,
             reports,
@@ -105,7 +105,7 @@ impl<H: Default> Sequence<H> {
 
     /// The id of the token at `position`, or where the next step's device finds it.
     pub fn input(&self, position: usize) -> u32 {
-        self.tokens.get(position).copied().unwrap_or(FROM_PREVIOUS | self.sample as u32)
+        self.tokens.get(position).copied().unwrap_or(PLACEHOLDER | self.sample as u32)
     }
 
     /// What rules and grammar do to the logits of the token after all so far.
@@ -121,7 +121,7 @@ impl<H: Default> Sequence<H> {
     pub fn release(&mut self) {
         assert!(self.in_flight == 0, "a step in flight writes to this sequence's blocks");
         self.table.clear();
-        self.held = H::default();
+        self.slot = L::default();
         self.planned = 0;
         self.reports.iter_mut().for_each(Vec::clear);
     }

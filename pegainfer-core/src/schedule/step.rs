@@ -1,26 +1,26 @@
 //! One step's work, as the scheduler hands it to the executor.
 
 use crate::engine::{RequestId, TokenLogprobs};
-use crate::kv::{BLOCK_SIZE, NO_SLOT};
+use crate::kv::NO_SLOT;
 use crate::rules::{Adjustment, LogitEdit};
 use crate::sampling::SamplingParams;
 
-/// In place of an input id: `FROM_PREVIOUS | j` is the id that sample `j` of the step before draws. No vocabulary has
-/// ids with this bit.
-pub const FROM_PREVIOUS: u32 = 1 << 31;
+/// Placeholder token id: `PLACEHOLDER | j` stands for the id that sample `j` of the step before draws, and the device
+/// resolves it. No vocabulary has ids with this bit.
+pub const PLACEHOLDER: u32 = 1 << 31;
 
 /// A ragged batch: every row is one sequence's next tokens, prefill chunks and decode tokens alike.
 ///
-/// `T` = tokens of the step, `B` = rows. Only what the rows need is here: the executor knows no request. `M` is what the
-/// model's [`Memory`](super::Memory) adds.
+/// `T` = tokens of the step, `B` = rows. Only what the rows need is here: the executor knows no request. `R` is what the
+/// model's [`SequenceState`](super::SequenceState) adds.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Step<M = ()> {
-    /// Input ids, `[T]`. `FROM_PREVIOUS | j` stands for the token that sample `j` of the step before draws: that step
+pub struct Step<R = ()> {
+    /// Input ids, `[T]`. `PLACEHOLDER | j` stands for the token that sample `j` of the step before draws: that step
     /// may still run, and its tokens are on the device only.
     pub tokens: Vec<u32>,
     /// Absolute position of each input token, `[T]`.
     pub positions: Vec<u32>,
-    /// Where each input token's K and V go: `block * BLOCK_SIZE + row`, or [`NO_SLOT`], `[T]`.
+    /// Where each input token's K and V go: `block * block_tokens + row`, or [`NO_SLOT`], `[T]`.
     pub slots: Vec<u32>,
     /// Row `b` owns tokens `qo_indptr[b]..qo_indptr[b + 1]`, `[B + 1]`.
     pub qo_indptr: Vec<u32>,
@@ -34,8 +34,8 @@ pub struct Step<M = ()> {
     pub rows: Vec<StepRow>,
     /// Which tokens of the step need logits and how to sample them.
     pub samples: Vec<SampleRow>,
-    /// What the model needs to know beside the KV cache, in the order of the rows.
-    pub memory: Vec<M>,
+    /// What the model needs to know besides the KV cache, in the order of the rows.
+    pub state: Vec<R>,
 }
 
 /// One sequence's share of a step.
@@ -84,21 +84,21 @@ pub struct Outcome {
     pub logprobs: Vec<Option<TokenLogprobs>>,
 }
 
-impl<M: Clone + Default> Step<M> {
-    /// A step of `batch` equal rows that each add `tokens` tokens to `context - tokens` cached ones, see
+impl<R: Clone + Default> Step<R> {
+    /// A step over KV blocks of `block_tokens` tokens, of `batch` equal rows that each add `tokens` tokens to `context - tokens` cached ones, see
     /// [`ragged`](Self::ragged).
-    pub fn uniform(batch: usize, tokens: usize, context: usize) -> Self {
-        Self::ragged(&vec![(tokens, context); batch])
+    pub fn uniform(block_tokens: usize, batch: usize, tokens: usize, context: usize) -> Self {
+        Self::ragged(block_tokens, &vec![(tokens, context); batch])
     }
 
-    /// A step of `rows`, of tokens that a row adds and of its context, these included; each samples once. Blocks are
-    /// numbered through; `memory` is empty. For plans and benchmarks: no scheduler is asked.
-    pub fn ragged(rows: &[(usize, usize)]) -> Self {
-        let max_blocks = rows.iter().map(|(_, context)| context.div_ceil(BLOCK_SIZE)).max().unwrap_or(0);
+    /// A step over KV blocks of `block_tokens` tokens. Each of `rows` is the number of tokens that a row adds and its
+    /// context, these included; each row samples once. Blocks are numbered through; `state` is empty. For plans and benchmarks: no scheduler is asked.
+    pub fn ragged(block_tokens: usize, rows: &[(usize, usize)]) -> Self {
+        let max_blocks = rows.iter().map(|(_, context)| context.div_ceil(block_tokens)).max().unwrap_or(0);
         let mut step = Self { qo_indptr: vec![0], max_blocks, ..Self::default() };
         for (b, &(tokens, context)) in rows.iter().enumerate() {
             assert!(0 < tokens && tokens <= context);
-            let (id, first) = (RequestId(b as u64), (b * max_blocks * BLOCK_SIZE) as u32);
+            let (id, first) = (RequestId(b as u64), (b * max_blocks * block_tokens) as u32);
             step.positions.extend((context - tokens..context).map(|p| p as u32));
             step.slots.extend((context - tokens..context).map(|p| first + p as u32));
             // Ids that any vocabulary has, not all the same.
@@ -120,7 +120,7 @@ impl<M: Clone + Default> Step<M> {
     }
 
     /// This step with rows added until there are `rows`, for a graph of fixed shape. An added row has one token, attends
-    /// to nothing, writes no KV, adds no `memory`, and draws a token that nobody reads.
+    /// to nothing, writes no KV, adds no `state`, and draws a token that nobody reads.
     pub fn padded(&self, rows: usize) -> Self {
         let mut step = self.clone();
         for row in self.rows.len()..rows {
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn samples_that_end_their_rows_are_a_ragged_batch_of_their_own() {
         let indptr = |tokens: &[usize]| {
-            let mut step = Step::<()>::uniform(4, 3, 3);
+            let mut step = Step::<()>::uniform(16, 4, 3, 3);
             let sample = step.samples[0].clone();
             step.samples = tokens.iter().map(|&token| SampleRow { token: token as u32, ..sample.clone() }).collect();
             step.sampled_indptr()

@@ -5,7 +5,7 @@ use pegainfer_core::engine::{
     FinishReason, GenerateRequest, RequestId, StepEngine, TokenEvent, TokenLogprobs, TokenOut, Usage,
 };
 use pegainfer_core::sampling::SamplingParams;
-use pegainfer_core::schedule::{Engine, StepExecutor};
+use pegainfer_core::schedule::{EngineCore, StepExecutor};
 use std::collections::HashMap;
 
 /// A greedy request.
@@ -82,7 +82,7 @@ pub fn run(engine: &mut impl StepEngine, requests: &[GenerateRequest]) -> Vec<Ou
 
 /// A step that fails: on the CPU its requests fail and the engine goes on; on a GPU a kernel that stops takes the context
 /// with it, so no later step can succeed. To be run in a process of its own, because the context is lost for all of it.
-pub fn fails_a_step<E: StepExecutor>(engine: &mut Engine<E>, target: Target) {
+pub fn fails_a_step<E: StepExecutor>(engine: &mut EngineCore<E>, target: Target) {
     engine.set_depth(2);
     let limits = engine.limits();
     // No vocabulary has this id; `EngineLimits::check` would refuse it.

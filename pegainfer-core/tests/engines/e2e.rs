@@ -8,7 +8,7 @@ use super::{Case, Fixture, Limits, Target, best, greedy, run, targets};
 use pegainfer_core::engine::{
     EngineConfig, EngineHandle, FinishReason, GenerateRequest, MAX_LOGPROBS, StepEngine, TokenEvent, TokenStream,
 };
-use pegainfer_core::schedule::{Engine, StepExecutor};
+use pegainfer_core::schedule::{EngineCore, StepExecutor};
 use std::time::{Duration, Instant};
 
 /// Log-probabilities compared at each position.
@@ -107,7 +107,7 @@ pub fn greedy_text_equals_the_reference<E: StepEngine>(fixture: &Fixture, load: 
 /// requests leave nothing behind.
 pub fn stops_at_end_of_text_and_forgets_cancelled_requests<E: StepExecutor>(
     fixture: &Fixture,
-    load: impl Fn(Target) -> Engine<E>,
+    load: impl Fn(Target) -> EngineCore<E>,
 ) {
     for depth in [1, 2] {
         let mut engine = load(best());

@@ -4,7 +4,7 @@ use super::{Case, Output, Target, greedy, run};
 use pegainfer_core::engine::{GenerateRequest, StepEngine};
 use pegainfer_core::rules::{LogitRules, RuleFields};
 use pegainfer_core::sampling::SamplingParams;
-use pegainfer_core::schedule::{Engine, StepExecutor};
+use pegainfer_core::schedule::{EngineCore, StepExecutor};
 
 /// The prompts of `cases`, and random ones of `lengths` that go on for `max_tokens`; every other one is sampled with a seed,
 /// every third has rules.
@@ -89,8 +89,8 @@ impl Alone {
     /// pool holds little more than the longest request.
     pub fn holds_mixed_and_preempted<E: StepExecutor>(
         &self,
-        mixed: impl Fn() -> Engine<E>,
-        tight: impl Fn() -> Engine<E>,
+        mixed: impl Fn() -> EngineCore<E>,
+        tight: impl Fn() -> EngineCore<E>,
     ) {
         for depth in [1, 2] {
             let mut mixed = mixed();

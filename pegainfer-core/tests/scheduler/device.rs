@@ -1,11 +1,11 @@
 //! The simulated device.
 
-use super::VOCAB;
 use super::requests::mix;
+use super::{BLOCK_TOKENS, VOCAB};
 use pegainfer_core::engine::TokenLogprobs;
-use pegainfer_core::kv::{BLOCK_SIZE, NO_SLOT};
+use pegainfer_core::kv::NO_SLOT;
 use pegainfer_core::rules::{Adjustment, TokenMask};
-use pegainfer_core::schedule::{FROM_PREVIOUS, Outcome, SampleRow, Step};
+use pegainfer_core::schedule::{Outcome, PLACEHOLDER, SampleRow, Step};
 use std::sync::Arc;
 
 /// The hash that token `token` leaves in the KV cache after the prefix `before`.
@@ -39,7 +39,7 @@ impl Device {
             assert!(to > from, "an empty row");
             assert_eq!(row.computed, step.kv_lens[b] as usize);
             let table = &step.block_tables[b * step.max_blocks..(b + 1) * step.max_blocks];
-            let slot = |p: usize| table[p / BLOCK_SIZE] as usize * BLOCK_SIZE + p % BLOCK_SIZE;
+            let slot = |p: usize| table[p / BLOCK_TOKENS] as usize * BLOCK_TOKENS + p % BLOCK_TOKENS;
             let before = row.computed - (to - from);
             let mut hash = if before == 0 { 0 } else { self.kv[slot(before - 1)] };
             for (t, position) in (from..to).zip(before..) {
@@ -68,7 +68,7 @@ impl Device {
     }
 
     fn input(&self, token: u32) -> u32 {
-        if token & FROM_PREVIOUS == 0 { token } else { self.sampled[(token ^ FROM_PREVIOUS) as usize] }
+        if token & PLACEHOLDER == 0 { token } else { self.sampled[(token ^ PLACEHOLDER) as usize] }
     }
 }
 
@@ -83,5 +83,5 @@ fn adjusted(adjustment: Option<&Adjustment>, token: u32, logit: f32) -> f32 {
 /// The blocks that a step reads or writes.
 pub fn blocks_of(step: &Step) -> impl Iterator<Item = u32> {
     let tables = step.block_tables.chunks(step.max_blocks.max(1)).zip(&step.kv_lens);
-    tables.flat_map(|(table, tokens)| &table[..(*tokens as usize).div_ceil(BLOCK_SIZE)]).copied()
+    tables.flat_map(|(table, tokens)| &table[..(*tokens as usize).div_ceil(BLOCK_TOKENS)]).copied()
 }

@@ -26,6 +26,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use world::World;
 
+/// Tokens of a KV block.
+const BLOCK_TOKENS: usize = 16;
 const VOCAB: u32 = 50;
 const EOS: u32 = 49;
 const STEPS: usize = 1_000_000;
@@ -62,7 +64,7 @@ fn scheduler(seqs: usize, tokens: usize, blocks: usize) -> Scheduler {
         max_num_mixed_tokens: 64,
         eos_token_ids: vec![EOS],
     };
-    Scheduler::new(config, BlockPool::new(blocks), ())
+    Scheduler::new(config, BlockPool::new(blocks, BLOCK_TOKENS), ())
 }
 
 fn plain(max_tokens: usize) -> GenerateRequest {

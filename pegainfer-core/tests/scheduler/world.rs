@@ -2,11 +2,11 @@
 
 use super::device::{Device, blocks_of};
 use super::requests::{Rng, Waltz, continuation, random_request, random_rules};
-use super::{EOS, VOCAB};
+use super::{BLOCK_TOKENS, EOS, VOCAB};
 use pegainfer_core::engine::{
     EngineLimits, EngineStats, EventBatch, FinishReason, RequestId, SubmitError, TokenEvent, TokenOut,
 };
-use pegainfer_core::kv::{BLOCK_SIZE, BlockPool};
+use pegainfer_core::kv::BlockPool;
 use pegainfer_core::rules::LogitRules;
 use pegainfer_core::schedule::{Scheduler, SchedulerConfig, Step};
 use std::collections::{HashMap, VecDeque};
@@ -57,13 +57,13 @@ impl World {
         let limits = EngineLimits {
             max_model_len: 16 + rng.below(200),
             vocab_size: VOCAB as usize,
-            block_size: BLOCK_SIZE,
+            block_size: BLOCK_TOKENS,
             kv_blocks: blocks,
             max_num_seqs: 1 + rng.below(12),
             eos_token_ids: vec![EOS],
             unsupported: &[],
         };
-        let pool = BlockPool::new(blocks);
+        let pool = BlockPool::new(blocks, BLOCK_TOKENS);
         let config = SchedulerConfig {
             max_num_seqs: limits.max_num_seqs,
             max_num_batched_tokens: limits.max_num_seqs + rng.below(64),
@@ -72,7 +72,7 @@ impl World {
         };
         Self {
             scheduler: Scheduler::new(config, pool.clone(), ()),
-            device: Device { kv: vec![0; blocks * BLOCK_SIZE], sampled: vec![] },
+            device: Device { kv: vec![0; blocks * BLOCK_TOKENS], sampled: vec![] },
             in_flight: VecDeque::new(),
             open: HashMap::new(),
             submitted: 0,

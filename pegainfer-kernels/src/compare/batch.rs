@@ -1,9 +1,9 @@
 //! A ragged batch for the attention ops: what a record does not say.
 
 use super::{Case, allocate};
+use crate::heads::BLOCK_SIZE;
 use crate::ops::{AttentionBatch, FEW_QUERIES};
 use pegainfer_core::exec::Exec;
-use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::record::Operand;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 

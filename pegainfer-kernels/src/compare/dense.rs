@@ -1,7 +1,7 @@
 //! Ops of dense layers: embedding, norms and products; and dummy weights.
 
 use super::{Call, EPS, EXACT, Output, allocate};
-use crate::ops::{self, FROM_PREVIOUS};
+use crate::ops::{self, PLACEHOLDER};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError};
 
@@ -11,7 +11,7 @@ pub(super) fn run(exec: &mut Exec, call: &mut Call<'_>) -> Result<Option<Vec<Out
         ("embedding", [ids, table, previous], [out]) => {
             // Every other token is one that the previous step drew.
             let (tokens, drawn) = (ids.elements() as u32, previous.elements() as u32);
-            let token = |i: u32| if i.is_multiple_of(2) { i } else { FROM_PREVIOUS | (i % drawn) };
+            let token = |i: u32| if i.is_multiple_of(2) { i } else { PLACEHOLDER | (i % drawn) };
             exec.fill_rows(ids, &(0..tokens).map(token).collect::<Vec<u32>>())?;
             ops::embedding(exec, ids, previous, table, out)?;
         }

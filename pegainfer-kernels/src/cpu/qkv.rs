@@ -5,9 +5,10 @@ use super::isa::Isa;
 use super::lanes::{Binary, Kernel, Lanes, chunk, chunk_mut, dispatch};
 use super::norm::Scale;
 use super::rows::per_task;
+use crate::heads::BLOCK_SIZE;
 use crate::heads::{HeadShape, MAX_HEAD_DIM};
 use half::bf16;
-use pegainfer_core::kv::{BLOCK_SIZE, NO_SLOT};
+use pegainfer_core::kv::NO_SLOT;
 use rayon::prelude::*;
 
 /// Operands that are only read; see the op.

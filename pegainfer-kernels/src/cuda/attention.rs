@@ -3,10 +3,10 @@
 
 use super::attention_prefill::{self, Prefill};
 use super::{attention_decode, images};
+use crate::heads::BLOCK_SIZE;
 use crate::ops::{AttentionBatch, FEW_QUERIES, HeadShape};
 use pegainfer_core::cuda::WORKSPACE_BYTES;
 use pegainfer_core::exec::Exec;
-use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::tensor::{OpError, Tensor};
 
 /// As in csrc/attention.cu: queries times heads of a group that one warp takes.

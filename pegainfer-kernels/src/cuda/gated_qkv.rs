@@ -1,9 +1,9 @@
 //! `ops::gated_qk_norm_rope_write_kv`, one block a token, and `ops::attention_gate`.
 
 use super::images;
+use crate::heads::BLOCK_SIZE;
 use crate::ops::{HeadShape, Heads};
 use pegainfer_core::exec::Exec;
-use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::tensor::{OpError, Tensor};
 
 /// Most threads of a block, and passes over the heads whose loads go out together, as in csrc/gated_qkv.cu.

@@ -4,10 +4,10 @@ use super::linear::{linear, linear_kernel};
 use super::many::{BOX_ROWS, ELEMENT, GROUP, MAX_SHARED, ROWS, SHARED, THREADS, takes};
 use super::qkv::qk_norm_rope_write_kv;
 use super::{images, pieces};
+use crate::heads::BLOCK_SIZE;
 use crate::ops::{HeadShape, Heads};
 use pegainfer_core::cuda::{Cuda, TensorMap};
 use pegainfer_core::exec::Exec;
-use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// Rows of x from which the kernel is faster than cuBLASLt and csrc/qkv.cu; see docs/benchmarks/h200-kernels.md.

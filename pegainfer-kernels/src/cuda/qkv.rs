@@ -1,9 +1,9 @@
 //! `ops::qk_norm_rope_write_kv`: one block a token.
 
 use super::images;
+use crate::heads::BLOCK_SIZE;
 use crate::ops::Heads;
 use pegainfer_core::exec::Exec;
-use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::tensor::{OpError, Tensor};
 
 /// Most threads of a block, as in csrc/qkv.cu.

@@ -5,10 +5,10 @@ use crate::{cpu, cuda};
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
-use pegainfer_core::schedule::FROM_PREVIOUS;
+use pegainfer_core::schedule::PLACEHOLDER;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// `out[t] = table[ids[t]]`, where an id with the bit [`FROM_PREVIOUS`] is looked up in `previous`: the tokens that the
+/// `out[t] = table[ids[t]]`, where an id with the bit [`PLACEHOLDER`] is looked up in `previous`: the tokens that the
 /// step before has drawn, which the host need not know yet.
 ///
 /// `ids`: `[tokens]` u32; `previous`: `[n]` u32; `table`: `[vocab, hidden]` bf16; `out`: `[tokens, hidden]` bf16. Every
@@ -46,9 +46,9 @@ pub fn embedding(
 
 /// The id that stands for itself or in `previous`; one that no vocabulary has where there is none.
 fn resolve(id: u32, previous: &[u32]) -> u32 {
-    match id & FROM_PREVIOUS {
+    match id & PLACEHOLDER {
         0 => id,
-        _ => previous.get((id ^ FROM_PREVIOUS) as usize).copied().unwrap_or(u32::MAX),
+        _ => previous.get((id ^ PLACEHOLDER) as usize).copied().unwrap_or(u32::MAX),
     }
 }
 
@@ -62,12 +62,12 @@ mod tests {
         Host::each(|mut host| {
             let table = host.bf16("table", &[5, 3], &bf16s(15, 1));
             let previous = host.u32("previous", &[7, 0]);
-            let idx = host.u32("ids", &[4, FROM_PREVIOUS | 1, 4]);
+            let idx = host.u32("ids", &[4, PLACEHOLDER | 1, 4]);
             let mut out = host.zeros("out", &[3, 3], DType::Bf16);
             embedding(&mut host.exec, &idx, &previous, &table, &mut out).unwrap();
             let (t, o) = (table.host::<bf16>(), out.host::<bf16>());
             assert_eq!((&o[..3], &o[3..6], &o[6..]), (&t[12..15], &t[..3], &t[12..15]));
-            for bad in [5, FROM_PREVIOUS, FROM_PREVIOUS | 2] {
+            for bad in [5, PLACEHOLDER, PLACEHOLDER | 2] {
                 let bad = host.u32("ids", &[bad, 0, 0]);
                 assert!(embedding(&mut host.exec, &bad, &previous, &table, &mut out).is_err());
             }

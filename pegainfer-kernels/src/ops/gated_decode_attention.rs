@@ -68,11 +68,12 @@ pub fn gated_decode_attention(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::heads::BLOCK_SIZE;
     use crate::heads::HeadShape;
     use crate::ops::{gated_qk_norm_rope_write_kv, rope_table};
     use crate::testing::{Host, bf16s};
     use half::bf16;
-    use pegainfer_core::kv::{BLOCK_SIZE, NO_SLOT};
+    use pegainfer_core::kv::NO_SLOT;
     use pegainfer_core::tensor::DType;
 
     #[test]

@@ -4,9 +4,10 @@ use super::check::Check;
 use super::qkv::distinct;
 use crate::cpu::gated_qkv::{self, Inputs};
 use crate::cuda;
+use crate::heads::BLOCK_SIZE;
 use crate::heads::Heads;
 use pegainfer_core::exec::{Device, Exec};
-use pegainfer_core::kv::{BLOCK_SIZE, NO_SLOT};
+use pegainfer_core::kv::NO_SLOT;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 

@@ -31,7 +31,7 @@ mod uniform;
 
 pub use crate::delta::{DeltaShape, NO_STATE, SEGMENT_WORDS, Segment};
 pub use crate::draw::{DRAW_WORDS, Draw};
-pub use crate::heads::{HeadShape, Heads};
+pub use crate::heads::{BLOCK_SIZE, HeadShape, Heads};
 pub use adjust_logits::{EDIT_WORDS, NO_MASK, PackedAdjustments, SPAN_WORDS, adjust_logits};
 pub use attention::{AttentionBatch, FEW_QUERIES, attention};
 pub use attention_gate::attention_gate;
@@ -57,4 +57,4 @@ pub use rms_norm::rms_norm;
 pub use sample::sample;
 pub use uniform::uniform;
 
-pub use pegainfer_core::schedule::FROM_PREVIOUS;
+pub use pegainfer_core::schedule::PLACEHOLDER;

@@ -3,10 +3,11 @@
 use super::check::Check;
 use crate::cpu::qkv as cpu;
 use crate::cuda;
+use crate::heads::BLOCK_SIZE;
 use crate::heads::{HeadShape, Heads};
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
-use pegainfer_core::kv::{BLOCK_SIZE, NO_SLOT};
+use pegainfer_core::kv::NO_SLOT;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 

@@ -1,9 +1,9 @@
 //! A step's metadata on the device, at addresses that stay.
 
 use super::adjustments::Adjustments;
+use crate::heads::BLOCK_SIZE;
 use crate::ops::{AttentionBatch, DRAW_WORDS, Draw, FEW_QUERIES};
 use pegainfer_core::exec::Exec;
-use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::schedule::{SampleRow, Step};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
@@ -151,10 +151,16 @@ mod tests {
             let ids = inputs.block_tables.host::<u32>().chunks_exact(stride);
             ids.flat_map(|row| &row[..step.max_blocks]).copied().collect::<Vec<u32>>()
         };
-        let mut other = Step::uniform(2, 1, 40);
+        let mut other = Step::uniform(BLOCK_SIZE, 2, 1, 40);
         other.block_tables[4] = 9;
-        let longer = Step::uniform(2, 1, 41);
-        for step in [Step::uniform(2, 1, 40), longer, other, Step::uniform(1, 1, 90), Step::uniform(2, 1, 40)] {
+        let longer = Step::uniform(BLOCK_SIZE, 2, 1, 41);
+        for step in [
+            Step::uniform(BLOCK_SIZE, 2, 1, 40),
+            longer,
+            other,
+            Step::uniform(BLOCK_SIZE, 1, 1, 90),
+            Step::uniform(BLOCK_SIZE, 2, 1, 40),
+        ] {
             inputs.fill(&mut exec, &step).unwrap();
             assert_eq!(held(&inputs, &step), step.block_tables);
             assert_eq!(inputs.kv_lens.host::<u32>(), step.kv_lens);
@@ -165,7 +171,11 @@ mod tests {
     fn attention_knows_the_rows_that_decode_from_the_prompts() {
         let mut exec = Exec::cpu(Isa::best(), Some(1)).unwrap();
         let inputs = Inputs::new(&mut exec, 64, 36, 3, 100).unwrap();
-        let step = Step::<()> { qo_indptr: vec![0, 1, 4, 36], kv_lens: vec![40, 9, 50], ..Step::uniform(3, 1, 50) };
+        let step = Step::<()> {
+            qo_indptr: vec![0, 1, 4, 36],
+            kv_lens: vec![40, 9, 50],
+            ..Step::uniform(BLOCK_SIZE, 3, 1, 50)
+        };
         let batch = inputs.attention(&step);
         assert_eq!((batch.queries, batch.few, batch.longest), ((1, 32), 3, 50));
         assert_eq!((batch.decoding, batch.cached), ((1, 40), 99));
@@ -175,7 +185,7 @@ mod tests {
     fn attention_of_samples_is_one_query_of_a_row() {
         let mut exec = Exec::cpu(Isa::best(), Some(1)).unwrap();
         let mut inputs = Inputs::new(&mut exec, 64, 36, 3, 100).unwrap();
-        let mut step = Step::<()>::uniform(3, 4, 50);
+        let mut step = Step::<()>::uniform(BLOCK_SIZE, 3, 4, 50);
         step.samples.remove(1);
         inputs.fill(&mut exec, &step).unwrap();
         assert!(inputs.samples_end_rows());

@@ -64,7 +64,7 @@ impl Model {
     pub fn records(&self, batch: usize, tokens: usize, context: usize) -> Result<Vec<OpRecord>> {
         let (mut records, matrix) = match self {
             Self::Qwen3(config) => {
-                let mut step = qwen3::plan::Step::uniform(batch, tokens, context);
+                let mut step = qwen3::plan::uniform(batch, tokens, context);
                 ask_for_all(&mut step.samples, config.vocab_size);
                 (qwen3::record_step(config, &step)?, [config.hidden_size, config.intermediate_size])
             }

@@ -2,11 +2,11 @@
 
 use super::{Scheduler, SchedulerConfig};
 use crate::engine::{EventBatch, TokenEvent};
-use crate::schedule::memory::Memory;
 use crate::schedule::sequence::Sequence;
+use crate::schedule::state::SequenceState;
 use crate::schedule::step::{SampleRow, Step, StepRow};
 
-impl<M: Memory> Scheduler<M> {
+impl<S: SequenceState> Scheduler<S> {
     /// Tokens of the requests that wait, if they are a crowd and the next step has room for more of them.
     pub fn crowd(&self) -> Option<usize> {
         let SchedulerConfig { max_num_seqs, max_num_batched_tokens, .. } = self.config;
@@ -21,7 +21,7 @@ impl<M: Memory> Scheduler<M> {
     /// Chooses the next step and reports the requests it admits, of which there are none with `hold`. The
     /// step is empty when there is nothing to run before the step in flight is committed; an empty step is not run and not
     /// committed.
-    pub fn plan(&mut self, hold: bool) -> (Step<M::Row>, EventBatch) {
+    pub fn plan(&mut self, hold: bool) -> (Step<S::Row>, EventBatch) {
         assert!(self.in_flight < 2, "an unknown token is one of the previous step");
         let mut budget = self.budget();
         // A step has room for a sample of each sequence; what is not needed for that is for reports about prompts.
@@ -92,7 +92,7 @@ impl<M: Memory> Scheduler<M> {
             self.stats.preemptions += 1;
         }
         let seq = &mut self.running[i];
-        match self.memory.reserve(&mut seq.held, seq.prompt_len, seq.planned..tokens) {
+        match self.state.reserve(&mut seq.slot, seq.prompt_len, seq.planned..tokens) {
             Ok(()) => Room::Made,
             Err(_) => Room::Wait,
         }
@@ -103,7 +103,7 @@ impl<M: Memory> Scheduler<M> {
             let Some(seq) = self.waiting.front_mut() else { return };
             // What is remembered gives no reports.
             let cached = if seq.reports.is_some() { 0 } else { seq.table.match_prefix(&seq.tokens) };
-            let cached = self.memory.resume(&mut seq.held, &mut seq.table, cached);
+            let cached = self.state.resume(&mut seq.slot, &mut seq.table, cached);
             // All of the known tokens must fit, and one block of growth for each running sequence: admitting a
             // request only to preempt it in the next step would waste its prefill.
             if seq.table.missing(seq.tokens.len()) + self.running.len() > self.pool.available() {
@@ -112,7 +112,7 @@ impl<M: Memory> Scheduler<M> {
             }
             seq.planned = cached;
             let tokens = seq.share(*budget, *spare - 1);
-            let reserved = self.memory.reserve(&mut seq.held, seq.prompt_len, cached..cached + tokens);
+            let reserved = self.state.reserve(&mut seq.slot, seq.prompt_len, cached..cached + tokens);
             if reserved.is_err() || seq.table.grow(cached + tokens).is_err() {
                 seq.release();
                 return;
@@ -133,7 +133,7 @@ impl<M: Memory> Scheduler<M> {
         }
     }
 
-    fn build_step(&mut self, share: &[usize]) -> Step<M::Row> {
+    fn build_step(&mut self, share: &[usize]) -> Step<S::Row> {
         let chosen = || share.iter().enumerate().filter(|(_, tokens)| **tokens > 0);
         let max_blocks = chosen().map(|(i, _)| self.running[i].table.blocks().len()).max().unwrap_or(0);
         let mut step = Step { qo_indptr: vec![0], max_blocks, ..Step::default() };
@@ -147,7 +147,7 @@ impl<M: Memory> Scheduler<M> {
                 let asked = seq.request.prompt_logprobs;
                 step.samples.extend(known.map(|(t, p, token)| SampleRow::report(seq.id, t, p, token, asked)));
             }
-            self.memory.plan(&mut seq.held, range.clone(), step.tokens.len() as u32, &mut step.memory);
+            self.state.plan(&mut seq.slot, range.clone(), step.tokens.len() as u32, &mut step.state);
             step.tokens.extend(range.clone().map(|p| seq.input(p)));
             step.positions.extend(range.clone().map(|p| p as u32));
             step.slots.extend(range.clone().map(|p| seq.table.slot(p)));

@@ -8,8 +8,8 @@
 //! Loops fill arrays in place where `array::from_fn` would read better: its closure can stay a call, and a call is
 //! compiled without the instructions of the path.
 
+use crate::heads::BLOCK_SIZE;
 use half::bf16;
-use pegainfer_core::kv::BLOCK_SIZE;
 
 use super::state::{Call, Item, LineState, finish};
 use crate::cpu::lanes::{Lanes, chunk, exp2};

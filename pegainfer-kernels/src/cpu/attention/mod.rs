@@ -7,8 +7,8 @@ mod tests;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::heads::BLOCK_SIZE;
 use half::bf16;
-use pegainfer_core::kv::BLOCK_SIZE;
 use pegainfer_core::scratch::Scratch;
 
 use self::kernel::run_item;

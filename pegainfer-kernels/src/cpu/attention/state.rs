@@ -1,7 +1,7 @@
 //! What a work item of paged attention reads, keeps and writes.
 
+use crate::heads::BLOCK_SIZE;
 use half::bf16;
-use pegainfer_core::kv::BLOCK_SIZE;
 
 use crate::cpu::disjoint::Disjoint;
 use crate::cpu::lanes::Lanes;

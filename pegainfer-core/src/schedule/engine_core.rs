@@ -1,8 +1,8 @@
 //! Scheduler plus executor as one engine.
 
 use super::gathering::Gathering;
-use super::memory::Memory;
 use super::scheduler::{Scheduler, SchedulerConfig};
+use super::state::SequenceState;
 use super::step::{Outcome, Step};
 use crate::engine::{EngineError, EngineLimits, EngineStats, EventBatch, GenerateRequest, RequestId, StepEngine};
 use crate::kv::BlockPool;
@@ -19,17 +19,26 @@ const CROWD_WAIT: Duration = Duration::from_micros(100);
 /// Steps that may be launched and not finished.
 pub const STEPS_IN_FLIGHT: usize = 2;
 
+/// Tokens of a step.
+#[derive(Debug, Clone, Copy)]
+pub struct TokenBudget {
+    /// Most tokens of any step.
+    pub step: usize,
+    /// Most tokens of a mixed step, see [`SchedulerConfig::max_num_mixed_tokens`].
+    pub mixed: usize,
+}
+
 /// Runs the steps of a scheduler. A step is launched and finished: on a GPU `launch` only enqueues it, and the next one may
 /// be launched before the host has seen the tokens of this one.
 pub trait StepExecutor: Send + 'static {
-    /// What the model keeps beside the KV cache.
-    type Memory: Memory;
+    /// What the model keeps besides the KV cache.
+    type State: SequenceState;
 
     /// Steps that it helps to have in flight, at most [`STEPS_IN_FLIGHT`].
     fn useful_depth(&self) -> usize;
 
     /// Starts a step; at most [`STEPS_IN_FLIGHT`] may be in flight. The CPU computes at once.
-    fn launch(&mut self, step: &Step<<Self::Memory as Memory>::Row>) -> Result<(), OpError>;
+    fn launch(&mut self, step: &Step<<Self::State as SequenceState>::Row>) -> Result<(), OpError>;
 
     /// Waits for the oldest step in flight. On `Meta` the outcome has no tokens.
     fn finish(&mut self) -> Result<Outcome, OpError>;
@@ -40,9 +49,9 @@ pub trait StepExecutor: Send + 'static {
 
 /// Scheduler and executor as one [`StepEngine`].
 #[derive(Debug)]
-pub struct Engine<E: StepExecutor> {
+pub struct EngineCore<E: StepExecutor> {
     executor: E,
-    scheduler: Scheduler<E::Memory>,
+    scheduler: Scheduler<E::State>,
     limits: EngineLimits,
     /// Steps that may be in flight.
     depth: usize,
@@ -56,19 +65,18 @@ pub struct Engine<E: StepExecutor> {
 }
 
 /// The steps that an executor runs.
-type StepOf<E> = Step<<<E as StepExecutor>::Memory as Memory>::Row>;
+type StepOf<E> = Step<<<E as StepExecutor>::State as SequenceState>::Row>;
 
-impl<E: StepExecutor> Engine<E> {
-    /// A loaded executor that serves within `limits`; a step has at most the first of `tokens`, see [`SchedulerConfig`] for
-    /// the second.
-    pub fn new(executor: E, limits: EngineLimits, tokens: (usize, usize), memory: E::Memory) -> Self {
+impl<E: StepExecutor> EngineCore<E> {
+    /// A loaded executor that serves within `limits`, and the unused `state` of its sequences.
+    pub fn new(executor: E, limits: EngineLimits, tokens: TokenBudget, state: E::State) -> Self {
         let config = SchedulerConfig {
             max_num_seqs: limits.max_num_seqs,
-            max_num_batched_tokens: tokens.0,
-            max_num_mixed_tokens: tokens.1,
+            max_num_batched_tokens: tokens.step,
+            max_num_mixed_tokens: tokens.mixed,
             eos_token_ids: limits.eos_token_ids.clone(),
         };
-        let scheduler = Scheduler::new(config, BlockPool::new(limits.kv_blocks), memory);
+        let scheduler = Scheduler::new(config, BlockPool::new(limits.kv_blocks, limits.block_size), state);
         let depth = executor.useful_depth();
         let (planned, in_flight) = (Step::default(), VecDeque::new());
         let (gathering, holding) = (Gathering::new(), false);
@@ -92,7 +100,7 @@ impl<E: StepExecutor> Engine<E> {
     }
 }
 
-impl<E: StepExecutor> StepEngine for Engine<E> {
+impl<E: StepExecutor> StepEngine for EngineCore<E> {
     fn limits(&self) -> EngineLimits {
         self.limits.clone()
     }
