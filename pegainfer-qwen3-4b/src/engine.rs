@@ -33,7 +33,7 @@ pub struct LoadOptions {
     pub max_model_len: Option<usize>,
     /// Sequences that run at once.
     pub max_num_seqs: usize,
-    /// Tokens of one step; `None` takes 512 on the CPU, and on a GPU up to 131,072, as a twelfth of its memory has room for.
+    /// Tokens of one step; `None` takes 512 on the CPU, and on a GPU up to 40,960, as a twelfth of its memory has room for.
     pub max_num_batched_tokens: Option<usize>,
     /// Tokens of a step in which requests decode while the prompts of a few others are computed.
     pub max_num_mixed_tokens: usize,

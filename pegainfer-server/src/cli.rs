@@ -164,7 +164,7 @@ pub struct EngineArgs {
     /// Requests that run at once [default: 64; 256 on a GPU]
     #[arg(long, value_name = "N")]
     pub max_num_seqs: Option<NonZeroUsize>,
-    /// Tokens of one engine step [default: 512; on a GPU up to 131072, as a twelfth of its memory has room for]
+    /// Tokens of one engine step [default: 512; on a GPU up to 40960, as a twelfth of its memory has room for]
     #[arg(long, value_name = "TOKENS")]
     pub max_num_batched_tokens: Option<NonZeroUsize>,
     /// Tokens of a step in which requests decode while prompts of others are computed: fewer keep tokens coming evenly,

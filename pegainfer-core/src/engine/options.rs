@@ -16,16 +16,23 @@ const MOST_TOKENS: usize = 1 << 18;
 
 /// Tokens of a step on the CPU, unless the user says.
 const CPU_TOKENS: usize = 512;
-/// Most tokens of a step on a GPU, unless the user says: 128 prompts of 1,024.
-const GPU_TOKENS: u64 = 1 << 17;
+/// Most tokens of a step on a GPU, unless the user says: 40 prompts of 1,024, under half a second for a 4B model on an
+/// H200. Where 128 such prompts come at once, larger steps would delay the first tokens, smaller ones those that follow
+/// (docs/benchmarks/h200-qwen3-4b.md).
+const GPU_TOKENS: u64 = 40 << 10;
+/// A default is a multiple of this.
+const TOKENS_UNIT: u64 = 1 << 10;
 /// Part of a GPU's memory that a step's activations may take, unless the user says.
 const ACTIVATIONS: u64 = 12;
 
-/// Tokens of a step: what was `asked` for; or on a GPU of `memory` bytes, whose activations take `token_bytes` a token, a
-/// power of two that is no burden to it.
+/// Tokens of a step: what was `asked` for; or on a GPU of `memory` bytes, whose activations take `token_bytes` a token, as
+/// many as fit an [`ACTIVATIONS`]th of the memory, up to [`GPU_TOKENS`].
 pub fn step_tokens(asked: Option<usize>, memory: Option<u64>, token_bytes: u64) -> usize {
-    let fitting = |memory: u64| (memory / ACTIVATIONS / token_bytes.max(1)).clamp(1, GPU_TOKENS).ilog2();
-    asked.unwrap_or_else(|| memory.map_or(CPU_TOKENS, |memory| 1 << fitting(memory)))
+    let fitting = |memory: u64| {
+        let units = memory / ACTIVATIONS / token_bytes.max(1) / TOKENS_UNIT;
+        (units * TOKENS_UNIT).clamp(TOKENS_UNIT, GPU_TOKENS) as usize
+    };
+    asked.unwrap_or_else(|| memory.map_or(CPU_TOKENS, fitting))
 }
 
 /// That steps of `tokens` tokens have room for one of each of `seqs` sequences.
@@ -73,8 +80,8 @@ mod tests {
         assert!(check_step(1, MOST_TOKENS + 1).unwrap_err().contains("at most"));
         assert_eq!(step_tokens(Some(7), Some(1 << 40), 1), 7);
         assert_eq!(step_tokens(None, None, 73_728), 512);
-        assert_eq!(step_tokens(None, Some(150_000_000_000), 73_728), 131_072, "Qwen3-4B on an H200: 9.7 GB");
-        assert_eq!(step_tokens(None, Some(25_000_000_000), 73_728), 16_384, "on a GPU of 24 GB");
+        assert_eq!(step_tokens(None, Some(150_000_000_000), 73_728), 40_960, "Qwen3-4B on an H200: 3.0 GB");
+        assert_eq!(step_tokens(None, Some(25_000_000_000), 73_728), 27_648, "on a GPU of 24 GB");
         let most = most_blocks(16);
         assert_eq!(pool_blocks(most, 16, 1), Ok(most as usize));
         assert!(pool_blocks(most + 1, 16, 1).is_err());

@@ -1,6 +1,6 @@
 //! Scheduler plus executor as one engine.
 
-use super::gathering::Gathering;
+use super::policy::BatchingDelay;
 use super::scheduler::{Scheduler, SchedulerConfig};
 use super::state::SequenceState;
 use super::step::{Outcome, Step};
@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 /// How long to wait for a mask before new requests and cancellations are looked at again.
 const MASK_WAIT: Duration = Duration::from_millis(1);
 
-/// How long an idle device waits for more prompts before the crowd is looked at again.
-const CROWD_WAIT: Duration = Duration::from_micros(100);
+/// How long an idle engine sleeps during a batching delay before it looks at the queue again.
+const DELAY_POLL: Duration = Duration::from_micros(100);
 
 /// Steps that may be launched and not finished.
 pub const STEPS_IN_FLIGHT: usize = 2;
@@ -59,9 +59,9 @@ pub struct EngineCore<E: StepExecutor> {
     planned: StepOf<E>,
     /// Launched and not finished, oldest first, and when each began at the earliest.
     in_flight: VecDeque<(StepOf<E>, Instant)>,
-    gathering: Gathering,
-    /// Prompts were held back in the last plan.
-    holding: bool,
+    delay: BatchingDelay,
+    /// The last plan admitted nobody because of the batching delay.
+    delaying: bool,
 }
 
 /// The steps that an executor runs.
@@ -79,8 +79,8 @@ impl<E: StepExecutor> EngineCore<E> {
         let scheduler = Scheduler::new(config, BlockPool::new(limits.kv_blocks, limits.block_size), state);
         let depth = executor.useful_depth();
         let (planned, in_flight) = (Step::default(), VecDeque::new());
-        let (gathering, holding) = (Gathering::new(), false);
-        Self { executor, scheduler, limits, depth, planned, in_flight, gathering, holding }
+        let (delay, delaying) = (BatchingDelay::new(), false);
+        Self { executor, scheduler, limits, depth, planned, in_flight, delay, delaying }
     }
 
     /// Lets `depth` steps be in flight at once, 1 or 2. The default is what helps on the device; results are the same.
@@ -106,7 +106,7 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
     }
 
     fn add(&mut self, id: RequestId, request: GenerateRequest) {
-        self.gathering.arrived(Instant::now());
+        self.delay.arrived(Instant::now());
         self.scheduler.add(id, request);
     }
 
@@ -122,8 +122,8 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
         if self.in_flight.len() == self.depth {
             return None;
         }
-        self.holding = self.gathering.holds(self.scheduler.crowd(), Instant::now());
-        let (step, admitted) = self.scheduler.plan(self.holding);
+        self.delaying = self.delay.should_wait(self.scheduler.delayable_tokens(), Instant::now());
+        let (step, admitted) = self.scheduler.plan(self.delaying);
         self.planned = step;
         (!self.planned.is_empty()).then_some(admitted)
     }
@@ -137,8 +137,8 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
 
     fn finish(&mut self) -> Result<EventBatch, EngineError> {
         let Some((step, began)) = self.in_flight.pop_front() else {
-            if self.holding {
-                std::thread::sleep(CROWD_WAIT);
+            if self.delaying {
+                std::thread::sleep(DELAY_POLL);
             } else if let Some(grammar) = self.scheduler.masked_out() {
                 grammar.wait(MASK_WAIT);
             }
@@ -146,7 +146,7 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
         };
         let outcome = self.executor.finish().map_err(|error| self.failed(&error))?;
         let now = Instant::now();
-        self.gathering.computed(step.tokens.len(), now - began);
+        self.delay.measured(step.tokens.len(), now - began);
         if let Some((_, began)) = self.in_flight.front_mut() {
             *began = now;
         }

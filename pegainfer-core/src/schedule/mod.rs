@@ -2,8 +2,8 @@
 //! an executor, and both as one engine.
 
 mod engine_core;
-mod gathering;
 mod graphs;
+mod policy;
 mod scheduler;
 mod sequence;
 mod state;

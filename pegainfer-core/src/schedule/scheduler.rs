@@ -9,13 +9,12 @@
 //! that it draws an end-of-text or stop token is not, and then it has one row too many in the later step, whose token is
 //! dropped. Blocks stay with their sequence until no step in flight uses them.
 //!
-//! Policy: sequences are served in order of priority, then of arrival. Each step first gives one token to every decoding
-//! sequence, then fills the token budget with prefill chunks, oldest first, then admits waiting requests. The budget is
-//! small while sequences decode, so that their tokens keep coming, unless many prompts wait: then the wait is what
-//! clients feel, and large steps end it soonest. A crowd of prompts that is still arriving can be held back, to be
-//! computed together. When the KV pool runs out, the youngest running sequence gives its blocks back and waits at the
-//! front of the queue; its tokens are recomputed later (mostly from the prefix cache). That happens only when nothing is
-//! in flight. The oldest sequence always progresses, so every request finishes.
+//! Order: sequences are served by priority, then by arrival. Each step first gives one token to every decoding sequence,
+//! then fills the token budget with prefill chunks, oldest first, then admits waiting requests. How large the budget is and
+//! whether admission waits for more requests is the admission policy (policy.rs). When the KV pool runs out, the youngest
+//! running sequence gives its blocks back and waits at the front of the queue; its tokens are recomputed later (mostly
+//! from the prefix cache). That happens only when nothing is in flight. The oldest sequence always progresses, so every
+//! request finishes.
 
 mod planning;
 
@@ -34,7 +33,7 @@ pub struct SchedulerConfig {
     pub max_num_seqs: usize,
     /// Tokens of one step, at least `max_num_seqs`: every decoding sequence gets its token in every step.
     pub max_num_batched_tokens: usize,
-    /// Tokens of a step that has both decoding sequences and prompts, unless many prompts wait.
+    /// Tokens of a step in which many sequences decode beside a few prompts; the policy says when a step has more.
     pub max_num_mixed_tokens: usize,
     /// End-of-text ids of the checkpoint.
     pub eos_token_ids: Vec<u32>,
@@ -52,8 +51,6 @@ pub struct Scheduler<S: SequenceState = ()> {
     running: Vec<Sequence<S::Slot>>,
     /// Steps planned and not committed.
     in_flight: usize,
-    /// Many prompts have been waiting, and some still are.
-    crowded: bool,
     stats: EngineStats,
 }
 
@@ -62,7 +59,7 @@ impl<S: SequenceState> Scheduler<S> {
     pub fn new(config: SchedulerConfig, pool: BlockPool, state: S) -> Self {
         assert!(config.max_num_seqs >= 1 && config.max_num_batched_tokens >= config.max_num_seqs);
         let (waiting, running) = (VecDeque::new(), Vec::new());
-        Self { config, pool, state, waiting, running, in_flight: 0, crowded: false, stats: EngineStats::default() }
+        Self { config, pool, state, waiting, running, in_flight: 0, stats: EngineStats::default() }
     }
 
     /// Queues a request that passed `EngineLimits::check`.

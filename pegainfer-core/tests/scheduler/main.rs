@@ -162,8 +162,8 @@ fn a_late_mask_holds_up_its_own_request_only_and_a_failure_ends_no_other() {
 }
 
 #[test]
-fn a_crowd_can_be_held_back_and_is_one_step_unless_many_decode() {
-    for (decoding, tokens, left) in [(0, 24_000, None), (2, 24_002, None), (8, 16_384, Some(6000))] {
+fn admission_can_be_delayed_and_a_step_takes_all_prompts_unless_many_decode() {
+    for (decoding, tokens, left) in [(0, 24_000, None), (24, 24_024, None), (40, 1792, Some(22_000))] {
         let mut scheduler = scheduler(64, 30_000, 4000);
         for id in 0..decoding {
             scheduler.add(RequestId(id), plain(9));
@@ -174,18 +174,18 @@ fn a_crowd_can_be_held_back_and_is_one_step_unless_many_decode() {
             scheduler.commit(&step, Outcome { logprobs: vec![None; tokens.len()], tokens });
         }
         scheduler.add(RequestId(100), GenerateRequest { prompt: vec![6; 2000], ..plain(9) });
-        assert_eq!(scheduler.crowd(), None, "one is no crowd");
+        assert_eq!(scheduler.delayable_tokens(), None, "one alone does not wait");
         for id in 101..112 {
             scheduler.add(RequestId(id), GenerateRequest { prompt: vec![id as u32; 2000], ..plain(9) });
         }
-        assert_eq!(scheduler.crowd(), Some(24_000));
+        assert_eq!(scheduler.delayable_tokens(), Some(24_000));
         if decoding > 0 {
             let (step, admitted) = scheduler.plan(true);
-            assert_eq!((step.tokens.len(), admitted.len()), (decoding as usize, 0), "only what runs goes on");
+            assert_eq!((step.tokens.len(), admitted.len()), (decoding as usize, 0), "decoding sequences go on");
             let tokens = vec![2; step.samples.len()];
             scheduler.commit(&step, Outcome { logprobs: vec![None; tokens.len()], tokens });
         }
         assert_eq!(scheduler.plan(false).0.tokens.len(), tokens);
-        assert_eq!(scheduler.crowd(), left, "the others have been admitted");
+        assert_eq!(scheduler.delayable_tokens(), left, "the others have been admitted");
     }
 }

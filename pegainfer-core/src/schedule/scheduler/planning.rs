@@ -2,16 +2,18 @@
 
 use super::{Scheduler, SchedulerConfig};
 use crate::engine::{EventBatch, TokenEvent};
+use crate::schedule::policy::{Load, MIN_DELAYED_PROMPTS, token_budget};
 use crate::schedule::sequence::Sequence;
 use crate::schedule::state::SequenceState;
 use crate::schedule::step::{SampleRow, Step, StepRow};
 
 impl<S: SequenceState> Scheduler<S> {
-    /// Tokens of the requests that wait, if they are a crowd and the next step has room for more of them.
-    pub fn crowd(&self) -> Option<usize> {
+    /// Tokens of the waiting requests, if a batching delay could gain something: several wait, and the next step has
+    /// capacity for more of them.
+    pub fn delayable_tokens(&self) -> Option<usize> {
         let SchedulerConfig { max_num_seqs, max_num_batched_tokens, .. } = self.config;
         let waiting = self.waiting.len();
-        if waiting < CROWD || self.running.len() + waiting >= max_num_seqs {
+        if waiting < MIN_DELAYED_PROMPTS || self.running.len() + waiting >= max_num_seqs {
             return None;
         }
         let tokens = self.waiting.iter().map(Sequence::remaining).sum();
@@ -23,7 +25,7 @@ impl<S: SequenceState> Scheduler<S> {
     /// committed.
     pub fn plan(&mut self, hold: bool) -> (Step<S::Row>, EventBatch) {
         assert!(self.in_flight < 2, "an unknown token is one of the previous step");
-        let mut budget = self.budget();
+        let mut budget = token_budget(&self.config, self.load());
         // A step has room for a sample of each sequence; what is not needed for that is for reports about prompts.
         let mut spare = self.config.max_num_seqs - self.running.len();
         // Tokens each running sequence computes in this step.
@@ -56,23 +58,21 @@ impl<S: SequenceState> Scheduler<S> {
         (self.build_step(&share), events)
     }
 
-    /// Tokens of the next step. Its prompts hold up every sequence that decodes, so it is small if there are any; but
-    /// once a quarter as many prompts wait as sequences decode, and until none does, larger steps make the sum of all
-    /// waits smaller. (Simulated and measured with Qwen3-4B on an H200, docs/benchmarks.) With twice as many prompts one
-    /// step for all of them holds up fewer than many steps would: in those, the first prompts wait for the last as
-    /// sequences that decode.
-    fn budget(&mut self) -> usize {
-        let count = |matches: fn(usize) -> bool| self.running.iter().filter(|seq| matches(seq.remaining())).count();
-        let (decoding, prompts) = (count(|n| n == 1), self.waiting.len() + count(|n| n > 1));
-        self.crowded = prompts >= if self.crowded { 1 } else { CROWD.max(decoding / 4) };
-        let most = self.config.max_num_batched_tokens;
-        if 2 * decoding <= prompts {
-            most
-        } else if self.crowded {
-            MOST_HELD_UP.max(decoding + MIN_CHUNK).min(most)
-        } else {
-            self.config.max_num_mixed_tokens.max(decoding + MIN_CHUNK).min(most)
+    /// What the next step can choose from. Requests for which there is no slot do not count: they cannot run yet.
+    fn load(&self) -> Load {
+        let admissible = self.config.max_num_seqs.saturating_sub(self.running.len());
+        let mut load = Load { decoding: 0, prompts: 0, backlog: 0 };
+        for tokens in self.running.iter().chain(self.waiting.iter().take(admissible)).map(Sequence::remaining) {
+            match tokens {
+                0 => {}
+                1 => load.decoding += 1,
+                _ => {
+                    load.prompts += 1;
+                    load.backlog += tokens;
+                }
+            }
         }
+        load
     }
 
     /// Grows the table of running sequence `i` to `tokens` tokens, preempting younger sequences if the pool is empty, and
@@ -177,13 +177,6 @@ impl<S: SequenceState> Scheduler<S> {
         step
     }
 }
-
-/// Prompts that wait before they count as many.
-const CROWD: usize = 2;
-/// Tokens of a step that holds up more than half as many sequences as it has prompts.
-const MOST_HELD_UP: usize = 16_384;
-/// Tokens for prompts that every step has room for.
-const MIN_CHUNK: usize = 16;
 
 /// What became of a sequence that wants blocks.
 enum Room {

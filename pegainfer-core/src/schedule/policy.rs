@@ -1,0 +1,154 @@
+//! Admission policy: how many tokens a step may have, and how long new prompts wait for each other.
+//!
+//! Objective: first tokens as early as the device can give them, and no decoding sequence that waits longer between two
+//! tokens than that needs. Prefill costs the same time per token in a step of any size, about 10 us for a 4B model on an
+//! H200, so the size of steps decides only who waits:
+//!
+//! - While few sequences decode, prompts go first: [`token_budget`] is the whole step.
+//! - While many decode, prefill tokens delay all of them, so the budget is small. It grows with the backlog of prompts:
+//!   a step takes the [`DRAIN_STEPS`]th part of it. A short queue costs the decoding sequences next to nothing, and a
+//!   long one cannot grow without end, as it would with a fixed budget whose rate is below the arrival rate.
+//! - While requests keep arriving and the step has capacity for more, [`BatchingDelay`] holds them for a moment. A step
+//!   that starts with the first few of them delays those that came too late for it.
+//!
+//! The constants were chosen by simulating these rules with measured step times and the arrival times of the benchmark,
+//! then measured with Qwen3-4B on an H200: docs/benchmarks/h200-qwen3-4b.md.
+
+use super::scheduler::SchedulerConfig;
+use std::time::{Duration, Instant};
+
+/// Fewest waiting prompts that are worth a batching delay.
+pub(super) const MIN_DELAYED_PROMPTS: usize = 2;
+/// Decoding sequences for each prompt up to which prompts take the whole step.
+const MAX_DECODING_PER_PROMPT: usize = 2;
+/// Steps in which the prompts that wait are to be computed while many sequences decode.
+const DRAIN_STEPS: usize = 16;
+/// Tokens to which a budget is rounded up: rows of a large GEMM's tile.
+const BUDGET_UNIT: usize = 256;
+/// Prefill tokens that every step has capacity for, however many sequences decode.
+const MIN_CHUNK: usize = 16;
+
+/// Work that the next step can choose from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Load {
+    /// Sequences with one token to compute.
+    pub decoding: usize,
+    /// Sequences with more, running or about to be admitted.
+    pub prompts: usize,
+    /// Tokens of these prompts that are not computed.
+    pub backlog: usize,
+}
+
+/// Tokens of the next step, decoding sequences included: at most `config.max_num_batched_tokens`.
+pub(super) fn token_budget(config: &SchedulerConfig, load: Load) -> usize {
+    let Load { decoding, prompts, backlog } = load;
+    if decoding <= MAX_DECODING_PER_PROMPT * prompts {
+        return config.max_num_batched_tokens;
+    }
+    let draining = decoding + backlog / DRAIN_STEPS;
+    let budget = if draining > config.max_num_mixed_tokens {
+        draining.next_multiple_of(BUDGET_UNIT)
+    } else {
+        config.max_num_mixed_tokens.max(decoding + MIN_CHUNK)
+    };
+    budget.min(config.max_num_batched_tokens)
+}
+
+/// Requests whose arrivals are closer than this belong together.
+const MAX_ARRIVAL_GAP: Duration = Duration::from_millis(2);
+/// Longest delay, as a part of the prefill time of the prompts that wait.
+const MAX_DELAY: f64 = 0.125;
+/// Prefill time per token before the first measurement, in seconds.
+const INITIAL_TOKEN_SECONDS: f64 = 1e-5;
+/// Fewest tokens of a step whose duration says how long prefill takes per token.
+const MIN_MEASURED_TOKENS: usize = 512;
+/// Weight of a new measurement in the moving average.
+const AVERAGE_WEIGHT: f64 = 0.25;
+
+/// Batching delay: holds admission for a few milliseconds while requests keep arriving. Decoding sequences go on.
+#[derive(Debug)]
+pub(super) struct BatchingDelay {
+    /// When the newest request arrived.
+    newest: Option<Instant>,
+    /// When the current delay began.
+    since: Option<Instant>,
+    /// Measured prefill time per token, in seconds.
+    token_seconds: f64,
+}
+
+impl BatchingDelay {
+    pub fn new() -> Self {
+        Self { newest: None, since: None, token_seconds: INITIAL_TOKEN_SECONDS }
+    }
+
+    /// A request arrived at `now`.
+    pub fn arrived(&mut self, now: Instant) {
+        self.newest = Some(now);
+    }
+
+    /// The device took `time` for a step of `tokens` tokens.
+    pub fn measured(&mut self, tokens: usize, time: Duration) {
+        if tokens >= MIN_MEASURED_TOKENS {
+            // An average, because a single step may have waited for something else.
+            self.token_seconds += (time.as_secs_f64() / tokens as f64 - self.token_seconds) * AVERAGE_WEIGHT;
+        }
+    }
+
+    /// Whether to admit nobody yet. `waiting` are the tokens of the requests that could be admitted together, or `None`
+    /// where waiting for more gains nothing.
+    pub fn should_wait(&mut self, waiting: Option<usize>, now: Instant) -> bool {
+        let arriving = self.newest.is_some_and(|newest| now.duration_since(newest) < MAX_ARRIVAL_GAP);
+        let Some(tokens) = waiting.filter(|_| arriving) else {
+            self.since = None;
+            return false;
+        };
+        let since = *self.since.get_or_insert(now);
+        now.duration_since(since).as_secs_f64() < tokens as f64 * self.token_seconds * MAX_DELAY
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn budget(decoding: usize, prompts: usize, backlog: usize) -> usize {
+        let config = SchedulerConfig {
+            max_num_seqs: 256,
+            max_num_batched_tokens: 40_960,
+            max_num_mixed_tokens: 512,
+            eos_token_ids: Vec::new(),
+        };
+        token_budget(&config, Load { decoding, prompts, backlog })
+    }
+
+    #[test]
+    fn the_budget_is_small_while_many_decode_and_grows_with_the_backlog() {
+        assert_eq!(budget(0, 1, 100_000), 40_960, "nobody decodes");
+        assert_eq!(budget(64, 32, 32_000), 40_960, "as many first tokens as two decoding sequences wait for");
+        assert_eq!(budget(65, 32, 1000), 512);
+        assert_eq!(budget(40, 4, 4 * 1024), 512, "a short queue");
+        assert_eq!(budget(40, 16, 16 * 1024), 1280, "a sixteenth of the queue, and a token for each sequence");
+        assert_eq!(budget(200, 20, 1 << 20), 40_960, "never more than a step has");
+        assert_eq!(budget(600, 0, 0), 768, "every decoding sequence has its token");
+        assert_eq!(budget(510, 1, 16), 526, "some prefill always goes on");
+    }
+
+    #[test]
+    fn arrivals_delay_admission_while_they_go_on_and_no_longer_than_it_gains() {
+        let (mut delay, start) = (BatchingDelay::new(), Instant::now());
+        let at = |us| start + Duration::from_micros(us);
+        (0..40).for_each(|_| delay.measured(1000, Duration::from_millis(16)));
+        delay.measured(1, Duration::from_secs(1));
+        delay.arrived(at(0));
+        assert!(!delay.should_wait(None, at(0)), "one alone begins");
+        delay.arrived(at(500));
+        assert!(delay.should_wait(Some(2000), at(500)));
+        assert!(delay.should_wait(Some(2000), at(2400)));
+        assert!(!delay.should_wait(Some(2000), at(2500)), "no more came for 2 ms");
+        delay.arrived(at(2600));
+        assert!(delay.should_wait(Some(500), at(2600)));
+        assert!(!delay.should_wait(Some(500), at(3600)), "500 tokens take 8 ms, and an eighth of that is over");
+        delay.arrived(at(3700));
+        assert!(delay.should_wait(Some(1000), at(3700)), "with another prompt there is more to gain");
+    }
+}
