@@ -1,13 +1,9 @@
 //! The heads of a gated delta rule layer (linear attention), and what they remember of a sequence.
 
+pub use pegainfer_core::schedule::{NO_STATE, SEGMENT_WORDS, Segment};
+
 /// Most taps of the convolution.
 pub(crate) const MAX_TAPS: usize = 8;
-
-/// In place of a slot: as `from`, the sequence begins here, with a state of zeros; as `to`, the state is not kept.
-pub const NO_STATE: u32 = u32::MAX;
-
-/// Words of a packed [`Segment`].
-pub const SEGMENT_WORDS: usize = 4;
 
 /// Head counts and sizes of a gated delta rule layer.
 ///
@@ -95,38 +91,6 @@ impl DeltaShape {
     /// Bytes of a slot.
     pub fn slot_bytes(&self) -> usize {
         4 * self.states(1).iter().product::<usize>() + 2 * self.tails(1).iter().product::<usize>()
-    }
-}
-
-/// Consecutive tokens of one sequence in a step. A segment may go on from the slot that the one before it went to: that is
-/// how a step leaves a copy of the state in the middle of a prompt. Segments joined so run in order, all others at once:
-/// they must not read or write a slot that another one writes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Segment {
-    /// First token, an index into the step's tokens.
-    pub first: u32,
-    /// End of the tokens.
-    pub end: u32,
-    /// Slot of the state before the first token, or [`NO_STATE`].
-    pub from: u32,
-    /// Slot of the state after the last token, or [`NO_STATE`]; may be `from`.
-    pub to: u32,
-}
-
-impl Segment {
-    /// As the kernels read it.
-    pub fn words(&self) -> [u32; SEGMENT_WORDS] {
-        [self.first, self.end, self.from, self.to]
-    }
-
-    /// The segments of a packed tensor.
-    pub(crate) fn unpack(words: &[u32]) -> impl Iterator<Item = Self> + Clone + '_ {
-        words.as_chunks().0.iter().map(|&[first, end, from, to]: &[u32; SEGMENT_WORDS]| Self { first, end, from, to })
-    }
-
-    /// The tokens.
-    pub(crate) fn tokens(&self) -> std::ops::Range<usize> {
-        self.first as usize..self.end as usize
     }
 }
 

@@ -3,14 +3,13 @@
 use crate::config::{Config, ConfigError};
 use crate::executor::{Executor, StepBounds};
 use crate::plan::{self, Step};
-use crate::scheduler::StateSlots;
 use crate::weights::Weights;
 use crate::workspace::Workspace;
 use pegainfer_core::engine::EngineLimits;
 use pegainfer_core::engine::options::{check_step, context_len, most_blocks, pool_blocks, step_tokens};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
-use pegainfer_core::schedule::{self, TokenBudget};
+use pegainfer_core::schedule::{self, StateConfig, StateSlots, TokenBudget};
 use pegainfer_core::tensor::OpError;
 use pegainfer_core::weights::{Source, WeightsError};
 use pegainfer_kernels::ops;
@@ -136,11 +135,16 @@ pub fn load(
         eos_token_ids: config.eos_token_ids.clone(),
         unsupported: &[],
     };
-    let copies = bounds.slots - bounds.size.rows;
-    let interval = if copies > 0 { options.state_cache_interval } else { 0 };
-    let slots = StateSlots::new(bounds.size.rows, copies, interval);
+    let snapshots = bounds.slots - bounds.size.rows;
+    let slots = StateSlots::new(StateConfig {
+        sequences: bounds.size.rows,
+        snapshots,
+        interval: if snapshots > 0 { options.state_cache_interval } else { 0 },
+        block_tokens: BLOCK_SIZE,
+        within_chunks: true,
+    });
     log::info!(
-        "recurrent state: {:.1} MB for each of up to {} requests, and room for {copies} copies in the prefix cache",
+        "recurrent state: {:.1} MB for each of up to {} requests, and room for {snapshots} snapshots in the prefix cache",
         config.slot_bytes() as f64 / 1e6,
         bounds.size.rows
     );

@@ -3,13 +3,12 @@
 use crate::config::Config;
 use crate::engine::LoadError;
 use crate::plan::{self, Outcome, Segment, Step};
-use crate::scheduler::StateSlots;
 use crate::state::{self, LayerState};
 use crate::weights::{FullAttention, Layer, LinearAttention, Mixer, Weights};
 use crate::workspace::Workspace;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
-use pegainfer_core::schedule::{Launches, StepExecutor};
+use pegainfer_core::schedule::{Launches, StateSlots, StepExecutor};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_kernels::ops::{self, DeltaInputs, DeltaWeights, Heads, SEGMENT_WORDS};
 use pegainfer_kernels::step::{Inputs, Sampler, StepSize, StepState};

@@ -5,14 +5,12 @@
 //! - [`config`]: config.json, refused where it asks for something else.
 //! - [`weights`], [`state`]: what lives on the device.
 //! - [`plan`]: one step's work. The scheduler of pegainfer-core makes it, [`executor`] runs it.
-//! - [`scheduler`]: which slot holds the recurrent state of which tokens.
 //! - `engine`: loading.
 
 pub mod config;
 mod engine;
 pub mod executor;
 pub mod plan;
-pub mod scheduler;
 pub mod state;
 pub mod weights;
 mod workspace;

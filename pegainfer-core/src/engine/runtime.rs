@@ -243,6 +243,9 @@ impl<E: StepEngine> Runtime<E> {
                 self.engine.launch()
             }
             None => {
+                if let Some(wait) = self.engine.waits_for() {
+                    wait.wait();
+                }
                 let events = self.engine.finish()?;
                 self.forward(events);
                 Ok(())

@@ -4,17 +4,11 @@ use super::policy::BatchingDelay;
 use super::scheduler::{Scheduler, SchedulerConfig};
 use super::state::SequenceState;
 use super::step::{Outcome, Step};
-use crate::engine::{EngineError, EngineLimits, EngineStats, EventBatch, GenerateRequest, RequestId, StepEngine};
+use crate::engine::{EngineError, EngineLimits, EngineStats, EventBatch, GenerateRequest, RequestId, StepEngine, Wait};
 use crate::kv::BlockPool;
 use crate::tensor::OpError;
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
-
-/// How long to wait for a mask before new requests and cancellations are looked at again.
-const MASK_WAIT: Duration = Duration::from_millis(1);
-
-/// How long an idle engine sleeps during a batching delay before it looks at the queue again.
-const DELAY_POLL: Duration = Duration::from_micros(100);
+use std::time::Instant;
 
 /// Steps that may be launched and not finished.
 pub const STEPS_IN_FLIGHT: usize = 2;
@@ -135,15 +129,15 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
         Ok(())
     }
 
+    fn waits_for(&self) -> Option<Wait<'_>> {
+        if !self.in_flight.is_empty() {
+            return None;
+        }
+        if self.delaying { Some(Wait::Arrivals) } else { self.scheduler.waiting_for_mask().map(Wait::Mask) }
+    }
+
     fn finish(&mut self) -> Result<EventBatch, EngineError> {
-        let Some((step, began)) = self.in_flight.pop_front() else {
-            if self.delaying {
-                std::thread::sleep(DELAY_POLL);
-            } else if let Some(grammar) = self.scheduler.masked_out() {
-                grammar.wait(MASK_WAIT);
-            }
-            return Ok(self.scheduler.fail_broken());
-        };
+        let Some((step, began)) = self.in_flight.pop_front() else { return Ok(self.scheduler.fail_errored()) };
         let outcome = self.executor.finish().map_err(|error| self.failed(&error))?;
         let now = Instant::now();
         self.delay.measured(step.tokens.len(), now - began);

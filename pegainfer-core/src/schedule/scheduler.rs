@@ -17,13 +17,15 @@
 //! request finishes.
 
 mod planning;
+mod running;
 
 use super::sequence::Sequence;
 use super::state::SequenceState;
 use super::step::{Outcome, Step};
-use crate::engine::{EngineStats, EventBatch, FinishReason, GenerateRequest, RequestId, TokenEvent, TokenOut};
+use crate::engine::{EngineStats, EventBatch, GenerateRequest, RequestId, TokenEvent};
 use crate::grammar::GrammarTracker;
 use crate::kv::BlockPool;
+use running::Running;
 use std::collections::VecDeque;
 
 /// Bounds of a step.
@@ -48,17 +50,17 @@ pub struct Scheduler<S: SequenceState = ()> {
     /// Not running, in the order in which they will; preempted sequences come before those that never ran.
     waiting: VecDeque<Sequence<S::Slot>>,
     /// Holding blocks, oldest first.
-    running: Vec<Sequence<S::Slot>>,
+    running: Running<S::Slot>,
     /// Steps planned and not committed.
     in_flight: usize,
     stats: EngineStats,
 }
 
 impl<S: SequenceState> Scheduler<S> {
-    /// A scheduler without requests over an unused pool, and an unused memory where the model has one.
+    /// A scheduler without requests over an unused pool, and an unused `state`.
     pub fn new(config: SchedulerConfig, pool: BlockPool, state: S) -> Self {
         assert!(config.max_num_seqs >= 1 && config.max_num_batched_tokens >= config.max_num_seqs);
-        let (waiting, running) = (VecDeque::new(), Vec::new());
+        let (waiting, running) = (VecDeque::new(), Running::new());
         Self { config, pool, state, waiting, running, in_flight: 0, stats: EngineStats::default() }
     }
 
@@ -82,7 +84,8 @@ impl<S: SequenceState> Scheduler<S> {
     /// Drops everything, the steps in flight included, which must not run any more; returns the ids.
     pub fn abort_all(&mut self) -> Vec<RequestId> {
         self.in_flight = 0;
-        self.running.drain(..).chain(self.waiting.drain(..)).filter(|seq| !seq.is_over()).map(|seq| seq.id).collect()
+        let dropped = self.running.take().into_iter().chain(self.waiting.drain(..));
+        dropped.filter(|seq| !seq.is_finished()).map(|seq| seq.id).collect()
     }
 
     /// Forgets every cached prefix; blocks of running sequences stay with them.
@@ -107,7 +110,7 @@ impl<S: SequenceState> Scheduler<S> {
         }
     }
 
-    /// What the model remembers beside its KV blocks; for tests of its accounting.
+    /// What the model keeps besides its KV blocks; for tests of its accounting.
     pub fn state(&self) -> &S {
         &self.state
     }
@@ -121,15 +124,15 @@ impl<S: SequenceState> Scheduler<S> {
     }
 
     /// A running sequence that waits for nothing but its mask, if there is one.
-    pub fn masked_out(&self) -> Option<&GrammarTracker> {
+    pub fn waiting_for_mask(&self) -> Option<&GrammarTracker> {
         let grammars = self.running.iter().filter(|seq| seq.unknown == 0).filter_map(|seq| seq.grammar.as_ref());
         grammars.into_iter().find(|grammar| grammar.mask().is_none())
     }
 
     /// Ends the requests whose grammar failed.
-    pub fn fail_broken(&mut self) -> EventBatch {
+    pub fn fail_errored(&mut self) -> EventBatch {
         let mut events = EventBatch::new();
-        for seq in self.running.iter_mut().filter(|seq| !seq.is_over()) {
+        for seq in self.running.iter_mut().filter(|seq| !seq.is_finished()) {
             if let Some(error) = seq.grammar.as_ref().and_then(GrammarTracker::failure) {
                 events.push((seq.id, TokenEvent::Failed { error }));
                 seq.finished = true;
@@ -143,42 +146,36 @@ impl<S: SequenceState> Scheduler<S> {
     pub fn commit(&mut self, step: &Step<S::Row>, outcome: Outcome) -> EventBatch {
         assert_eq!(outcome.tokens.len(), step.samples.len(), "one sampled token per sample row");
         self.in_flight -= 1;
-        for row in &step.rows {
-            if let Some(seq) = self.running.iter_mut().find(|seq| seq.id == row.id) {
+        let mut events = EventBatch::new();
+        let mut sampled = step.samples.iter().zip(outcome.tokens).zip(outcome.logprobs).peekable();
+        for (row, &end) in step.rows.iter().zip(step.qo_indptr.iter().skip(1)) {
+            let mut seq = self.running.at_index(row.sequence).filter(|seq| seq.id == row.id);
+            if let Some(seq) = &mut seq {
                 seq.in_flight -= 1;
                 // A row too many may have computed a token that nobody knows.
                 let known = row.computed.min(seq.tokens.len());
                 seq.table.register(&seq.tokens[..known]);
                 self.state.commit(&mut seq.slot, &seq.table, known);
             }
-        }
-        let mut events = EventBatch::new();
-        let sampled = step.samples.iter().zip(outcome.tokens).zip(outcome.logprobs);
-        for ((row, token), logprobs) in sampled {
-            let Some(seq) = self.running.iter_mut().find(|seq| seq.id == row.id && !seq.is_over()) else { continue };
-            if row.position < seq.prompt_len as u64 {
-                seq.reports.iter_mut().for_each(|reports| reports.extend(logprobs.clone()));
-                continue;
-            }
-            if let Some(reports) = seq.reports.take() {
-                events.push((row.id, TokenEvent::Prompt(reports)));
-            }
-            self.stats.generation_tokens += 1;
-            let finished = seq.push(token, &self.config.eos_token_ids);
-            let is_stop = matches!(finished, Some(FinishReason::Stop(_)));
-            events.push((row.id, TokenEvent::Token(TokenOut { id: token, is_stop, logprobs })));
-            if let Some(reason) = finished {
-                events.push((row.id, TokenEvent::Finished { reason, usage: seq.usage() }));
-                seq.finished = true;
+            while let Some(((sample, token), logprobs)) = sampled.next_if(|((sample, _), _)| sample.token < end) {
+                let Some(seq) = seq.as_mut().filter(|seq| !seq.is_finished()) else { continue };
+                if sample.position < seq.prompt_len as u64 {
+                    if let Some(prompt) = &mut seq.prompt_logprobs {
+                        prompt.extend(logprobs);
+                    }
+                    continue;
+                }
+                self.stats.generation_tokens += 1;
+                seq.accept(token, logprobs, &self.config.eos_token_ids, &mut events);
             }
         }
         self.stats.steps += 1;
-        events.extend(self.fail_broken());
+        events.extend(self.fail_errored());
         events
     }
 
     /// Drops the sequences that have ended and that no step in flight uses; their blocks are free.
     fn drop_ended(&mut self) {
-        self.running.retain(|seq| !seq.is_over() || seq.in_flight > 0);
+        self.running.retain(|seq| !seq.is_finished() || seq.in_flight > 0);
     }
 }

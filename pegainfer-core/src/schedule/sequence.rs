@@ -4,7 +4,7 @@
 //! other token in what is planned; [`Sequence::input`] names it by where the device will find it.
 
 use super::step::PLACEHOLDER;
-use crate::engine::{FinishReason, GenerateRequest, RequestId, TokenLogprobs, Usage};
+use crate::engine::{EventBatch, FinishReason, GenerateRequest, RequestId, TokenEvent, TokenLogprobs, TokenOut, Usage};
 use crate::grammar::GrammarTracker;
 use crate::kv::{BlockPool, BlockTable};
 use crate::rules::{Adjustment, RuleTracker};
@@ -13,6 +13,8 @@ use crate::rules::{Adjustment, RuleTracker};
 #[derive(Debug)]
 pub(super) struct Sequence<L> {
     pub id: RequestId,
+    /// While it runs: its index among the running sequences.
+    pub index: usize,
     pub request: GenerateRequest,
     /// Prompt, then what was generated, as far as it is known.
     pub tokens: Vec<u32>,
@@ -29,8 +31,8 @@ pub(super) struct Sequence<L> {
     rules: Option<RuleTracker>,
     /// As `rules`, and often a moment behind; usually there is no grammar.
     pub grammar: Option<GrammarTracker>,
-    /// Reports about the prompt's tokens so far, while they are wanted and were not given out.
-    pub reports: Option<Vec<TokenLogprobs>>,
+    /// Log-probabilities of the prompt's tokens so far, while they are wanted and were not given out.
+    pub prompt_logprobs: Option<Vec<TokenLogprobs>>,
     /// It has run before, and its admission was reported.
     pub admitted: bool,
     /// Prompt tokens found in the prefix cache at the first admission.
@@ -47,11 +49,12 @@ impl<L: Default> Sequence<L> {
     pub fn new(id: RequestId, mut request: GenerateRequest, pool: &BlockPool) -> Self {
         let tokens = std::mem::take(&mut request.prompt);
         let table = BlockTable::new(pool, request.cache_salt);
-        let reports = request.prompt_logprobs.map(|_| Vec::new());
+        let prompt_logprobs = request.prompt_logprobs.map(|_| Vec::new());
         let rules = request.rules.take().map(|rules| RuleTracker::new(rules, &tokens));
         let grammar = request.grammar.take().map(|grammar| GrammarTracker::new(&*grammar));
         Self {
             id,
+            index: 0,
             prompt_len: tokens.len(),
             tokens,
             request,
@@ -62,7 +65,7 @@ impl<L: Default> Sequence<L> {
             slot: L::default(),
             rules,
             grammar,
-            reports,
+            prompt_logprobs,
             admitted: false,
             cached_tokens: 0,
             in_flight: 0,
@@ -72,7 +75,7 @@ impl<L: Default> Sequence<L> {
     }
 
     /// True when no step may be planned with it any more.
-    pub fn is_over(&self) -> bool {
+    pub fn is_finished(&self) -> bool {
         self.cancelled || self.finished
     }
 
@@ -88,19 +91,19 @@ impl<L: Default> Sequence<L> {
         let history = self.grammar.is_some() || self.rules.as_ref().is_some_and(RuleTracker::needs_history);
         let masked = self.grammar.as_ref().is_none_or(|grammar| grammar.mask().is_some());
         let waits = (self.unknown > 0 && history) || !masked;
-        if all_drawn || waits || self.is_over() { 0 } else { self.len() - self.planned }
+        if all_drawn || waits || self.is_finished() { 0 } else { self.len() - self.planned }
     }
 
-    /// As [`remaining`](Self::remaining), with room for `tokens` tokens, and for `spare` reports besides the one sample
-    /// that every sequence may have.
-    pub fn share(&self, tokens: usize, spare: usize) -> usize {
+    /// Tokens of its next chunk: at most `tokens`, and with prompt logprobs at most what `sample_slots` allow besides the
+    /// sample slot that every running sequence has.
+    pub fn chunk(&self, tokens: usize, sample_slots: usize) -> usize {
         let tokens = self.remaining().min(tokens);
-        if self.reports.is_some() { tokens.min(1 + spare) } else { tokens }
+        if self.prompt_logprobs.is_some() { tokens.min(1 + sample_slots) } else { tokens }
     }
 
-    /// What `share` tokens take of the spare reports.
-    pub fn spare(&self, share: usize) -> usize {
-        if self.reports.is_some() { share.saturating_sub(1) } else { 0 }
+    /// Sample slots that a chunk of `tokens` tokens takes besides the sequence's own: those of its prompt logprobs.
+    pub fn sample_slots(&self, tokens: usize) -> usize {
+        if self.prompt_logprobs.is_some() { tokens.saturating_sub(1) } else { 0 }
     }
 
     /// The id of the token at `position`, or where the next step's device finds it.
@@ -123,11 +126,26 @@ impl<L: Default> Sequence<L> {
         self.table.clear();
         self.slot = L::default();
         self.planned = 0;
-        self.reports.iter_mut().for_each(Vec::clear);
+        self.prompt_logprobs.iter_mut().for_each(Vec::clear);
+    }
+
+    /// Takes the token that a sample drew, and reports it, the prompt's log-probabilities before the first one, and the end
+    /// of the request.
+    pub fn accept(&mut self, token: u32, logprobs: Option<TokenLogprobs>, eos: &[u32], events: &mut EventBatch) {
+        if let Some(prompt) = self.prompt_logprobs.take() {
+            events.push((self.id, TokenEvent::Prompt(prompt)));
+        }
+        let end = self.push(token, eos);
+        let is_stop = matches!(end, Some(FinishReason::Stop(_)));
+        events.push((self.id, TokenEvent::Token(TokenOut { id: token, is_stop, logprobs })));
+        if let Some(reason) = end {
+            events.push((self.id, TokenEvent::Finished { reason, usage: self.usage() }));
+            self.finished = true;
+        }
     }
 
     /// Appends the oldest unknown token, now that it is known; says whether it is the last one.
-    pub fn push(&mut self, token: u32, eos: &[u32]) -> Option<FinishReason> {
+    fn push(&mut self, token: u32, eos: &[u32]) -> Option<FinishReason> {
         self.unknown -= 1;
         self.tokens.push(token);
         if let Some(rules) = &mut self.rules {
@@ -146,7 +164,7 @@ impl<L: Default> Sequence<L> {
         None
     }
 
-    pub fn usage(&self) -> Usage {
+    fn usage(&self) -> Usage {
         Usage {
             prompt_tokens: self.prompt_len,
             completion_tokens: self.tokens.len() - self.prompt_len,

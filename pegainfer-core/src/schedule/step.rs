@@ -38,11 +38,13 @@ pub struct Step<R = ()> {
     pub state: Vec<R>,
 }
 
-/// One sequence's share of a step.
+/// One sequence's chunk in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepRow {
     /// The request.
     pub id: RequestId,
+    /// Where the scheduler finds its sequence.
+    pub sequence: usize,
     /// Tokens whose KV is in the cache after this step.
     pub computed: usize,
 }
@@ -65,10 +67,10 @@ pub struct SampleRow {
 }
 
 impl SampleRow {
-    /// A sample that can only be `forced`, for the report about a token that is known: `forced` is at `position` of the
-    /// request's prompt, and index `token` of the step's tokens is the one before it.
-    pub fn report(id: RequestId, token: u32, position: usize, forced: u32, logprobs: Option<usize>) -> Self {
-        // No logit reaches this, and reports are of the raw ones.
+    /// A sample that can only be `forced`, for the log-probabilities of a token that is known: `forced` is at `position` of
+    /// the request's prompt, and index `token` of the step's tokens is the one before it.
+    pub fn of_prompt(id: RequestId, token: u32, position: usize, forced: u32, logprobs: Option<usize>) -> Self {
+        // No logit reaches this, and log-probabilities are of the raw ones.
         let edit = LogitEdit { token: forced, scale: 1.0, add: f32::MAX };
         let adjustment = Some(Adjustment { edits: vec![edit], allowed: None });
         Self { id, token, position: position as u64, adjustment, params: SamplingParams::greedy(), logprobs }
@@ -106,7 +108,7 @@ impl<R: Clone + Default> Step<R> {
             step.qo_indptr.push(step.tokens.len() as u32);
             step.kv_lens.push(context as u32);
             step.block_tables.extend((0..max_blocks).map(|i| (b * max_blocks + i) as u32));
-            step.rows.push(StepRow { id, computed: context });
+            step.rows.push(StepRow { id, sequence: b, computed: context });
             step.samples.push(SampleRow {
                 id,
                 token: step.tokens.len() as u32 - 1,
@@ -130,7 +132,7 @@ impl<R: Clone + Default> Step<R> {
             step.qo_indptr.push(row as u32 + 1);
             step.kv_lens.push(0);
             let id = RequestId(u64::MAX);
-            step.rows.push(StepRow { id, computed: 0 });
+            step.rows.push(StepRow { id, sequence: row, computed: 0 });
             let (token, params) = (row as u32, SamplingParams::greedy());
             step.samples.push(SampleRow { id, token, position: 0, adjustment: None, params, logprobs: None });
         }

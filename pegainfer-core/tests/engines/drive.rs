@@ -64,7 +64,12 @@ pub fn run(engine: &mut impl StepEngine, requests: &[GenerateRequest]) -> Vec<Ou
                 engine.launch().unwrap();
                 admitted
             }
-            None => engine.finish().unwrap(),
+            None => {
+                if let Some(wait) = engine.waits_for() {
+                    wait.wait();
+                }
+                engine.finish().unwrap()
+            }
         };
         for (id, event) in events {
             let output = outputs.get_mut(&id).unwrap();

@@ -1,7 +1,8 @@
 //! The simulated device.
 
+use super::VOCAB;
+use super::kinds::{Kind, StepOf};
 use super::requests::mix;
-use super::{BLOCK_TOKENS, VOCAB};
 use pegainfer_core::engine::TokenLogprobs;
 use pegainfer_core::kv::NO_SLOT;
 use pegainfer_core::rules::{Adjustment, TokenMask};
@@ -23,40 +24,43 @@ pub fn next_token(prefix: u64, adjust: impl Fn(u32, f32) -> f32) -> u32 {
     logits.max_by(|a, b| a.0.total_cmp(&b.0)).unwrap().1
 }
 
-/// The simulated device: what each KV slot holds, and the tokens that the last step drew.
-pub struct Device {
+/// The simulated device: what each KV slot holds, what else the model keeps, and the tokens that the last step drew.
+pub struct Device<K> {
     pub kv: Vec<u64>,
+    pub states: K,
     pub sampled: Vec<u32>,
 }
 
-impl Device {
-    pub fn run(&mut self, step: &Step) -> Outcome {
+impl<K: Kind> Device<K> {
+    pub fn run(&mut self, step: &StepOf<K>) -> Outcome {
         let mut written = std::collections::HashSet::new();
-        // Where each token of the step has its slot.
-        let mut places = Vec::with_capacity(step.tokens.len());
+        let tokens: Vec<u32> = step.tokens.iter().map(|token| self.input(*token)).collect();
+        // The hash of the prefix that ends with each token of the step.
+        let mut prefixes = Vec::with_capacity(tokens.len());
         for (b, row) in step.rows.iter().enumerate() {
             let (from, to) = (step.qo_indptr[b] as usize, step.qo_indptr[b + 1] as usize);
             assert!(to > from, "an empty row");
             assert_eq!(row.computed, step.kv_lens[b] as usize);
             let table = &step.block_tables[b * step.max_blocks..(b + 1) * step.max_blocks];
-            let slot = |p: usize| table[p / BLOCK_TOKENS] as usize * BLOCK_TOKENS + p % BLOCK_TOKENS;
+            let slot = |p: usize| table[p / K::BLOCK_TOKENS] as usize * K::BLOCK_TOKENS + p % K::BLOCK_TOKENS;
             let before = row.computed - (to - from);
             let mut hash = if before == 0 { 0 } else { self.kv[slot(before - 1)] };
             for (t, position) in (from..to).zip(before..) {
                 assert_eq!(step.positions[t] as usize, position);
-                hash = kv_value(hash, self.input(step.tokens[t]));
-                places.push(slot(position));
+                hash = kv_value(hash, tokens[t]);
+                prefixes.push(hash);
                 if step.slots[t] == NO_SLOT {
-                    assert_eq!(self.kv[places[t]], hash, "a token that is not written has to be there");
+                    assert_eq!(self.kv[slot(position)], hash, "a token that is not written has to be there");
                     continue;
                 }
-                assert_eq!(step.slots[t] as usize, places[t]);
+                assert_eq!(step.slots[t] as usize, slot(position));
                 assert!(written.insert(step.slots[t]), "two tokens of a step share a slot");
-                self.kv[places[t]] = hash;
+                self.kv[slot(position)] = hash;
             }
         }
+        self.states.run(step, &tokens, &prefixes);
         let draw = |sample: &SampleRow| {
-            let prefix = self.kv[places[sample.token as usize]];
+            let prefix = prefixes[sample.token as usize];
             next_token(prefix, |token, logit| adjusted(sample.adjustment.as_ref(), token, logit))
         };
         self.sampled = step.samples.iter().map(draw).collect();
@@ -81,7 +85,7 @@ fn adjusted(adjustment: Option<&Adjustment>, token: u32, logit: f32) -> f32 {
 }
 
 /// The blocks that a step reads or writes.
-pub fn blocks_of(step: &Step) -> impl Iterator<Item = u32> {
+pub fn blocks_of<R>(step: &Step<R>, block_tokens: usize) -> impl Iterator<Item = u32> {
     let tables = step.block_tables.chunks(step.max_blocks.max(1)).zip(&step.kv_lens);
-    tables.flat_map(|(table, tokens)| &table[..(*tokens as usize).div_ceil(BLOCK_TOKENS)]).copied()
+    tables.flat_map(move |(table, tokens)| &table[..(*tokens as usize).div_ceil(block_tokens)]).copied()
 }

@@ -1,5 +1,6 @@
-//! Drives the scheduler through random arrivals, cancels, cache resets and tiny KV pools, over a simulated device, with one or two
-//! steps in flight as chance has it.
+//! Drives the scheduler through random arrivals, cancels, cache resets, tiny KV pools and too few state slots, over a simulated
+//! device, with one or two steps in flight as chance has it. There are three kinds of models: all state in KV blocks, state
+//! slots that one kernel reads and another one writes, and state slots that are updated in place.
 //!
 //! The simulated device writes, for every token, a hash of the whole prefix into the token's KV slot, and reads every
 //! slot of the row's block table before it "samples". A block that was shared wrongly, freed early or overwritten
@@ -12,15 +13,16 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod device;
+mod kinds;
 mod requests;
 mod world;
 
+use kinds::{InPlace, Kind, KvOnly, Recurrent};
 use pegainfer_core::engine::{GenerateRequest, RequestId, TokenEvent};
 use pegainfer_core::grammar::{Grammar, Matcher};
 use pegainfer_core::kv::BlockPool;
 use pegainfer_core::rules::TokenMask;
-use pegainfer_core::sampling::SamplingParams;
-use pegainfer_core::schedule::{Outcome, Scheduler, SchedulerConfig};
+use pegainfer_core::schedule::{Outcome, Scheduler, SchedulerConfig, StateConfig, StateSlots};
 use requests::Waltz;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,10 +32,10 @@ use world::World;
 const BLOCK_TOKENS: usize = 16;
 const VOCAB: u32 = 50;
 const EOS: u32 = 49;
-const STEPS: usize = 1_000_000;
+const STEPS: u64 = 1_000_000;
 
-#[test]
-fn random_steps_leak_nothing_and_finish_every_request_once() {
+/// A million steps of random worlds of one kind.
+fn simulate<K: Kind>() {
     let seed = match std::env::var("PEGAINFER_TEST_SEED") {
         Ok(seed) => seed.parse().expect("PEGAINFER_TEST_SEED is a number"),
         Err(_) => std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64,
@@ -41,10 +43,10 @@ fn random_steps_leak_nothing_and_finish_every_request_once() {
     let (mut steps, mut episodes, mut preemptions, mut hits) = (0, 0, 0, 0);
     while steps < STEPS {
         let episode_seed = seed.wrapping_add(episodes);
-        let world = std::panic::AssertUnwindSafe(|| World::new(episode_seed).run(600));
+        let world = std::panic::AssertUnwindSafe(|| World::<K>::new(episode_seed).run(600));
         match std::panic::catch_unwind(world) {
             Ok(stats) => {
-                steps += stats.steps as usize;
+                steps += stats.steps;
                 preemptions += stats.preemptions;
                 hits += stats.prefix_hits;
             }
@@ -53,7 +55,45 @@ fn random_steps_leak_nothing_and_finish_every_request_once() {
         episodes += 1;
     }
     println!("seed {seed}: {steps} steps, {episodes} episodes, {preemptions} preemptions, {hits} cached tokens");
-    assert!(preemptions > STEPS as u64 / 1000 && hits > STEPS as u64 / 100, "the worlds are too easy");
+    assert!(preemptions > STEPS / K::STEPS_PER_PREEMPTION && hits > STEPS / 100, "the worlds are too easy");
+}
+
+#[test]
+fn random_steps_leak_nothing_and_finish_every_request_once() {
+    simulate::<KvOnly>();
+}
+
+#[test]
+fn recurrent_states_are_never_mixed_up_and_leak_no_slot() {
+    simulate::<Recurrent>();
+}
+
+#[test]
+fn states_updated_in_place_end_their_chunks_where_they_are_kept() {
+    simulate::<InPlace>();
+}
+
+#[test]
+fn snapshots_leave_a_slot_for_every_sequence() {
+    let (sequences, snapshots) = (6, 3);
+    let block_tokens = BLOCK_TOKENS;
+    let slots = StateConfig { sequences, snapshots, interval: block_tokens, block_tokens, within_chunks: true };
+    let config = SchedulerConfig {
+        max_num_seqs: sequences,
+        max_num_batched_tokens: 999,
+        max_num_mixed_tokens: 99,
+        eos_token_ids: vec![],
+    };
+    let mut scheduler = Scheduler::new(config, BlockPool::new(99, block_tokens), StateSlots::new(slots));
+    for id in 0..sequences as u64 {
+        let prompt = (0..100).map(|i| (7 * id as u32 + i) % VOCAB).collect();
+        scheduler.add(RequestId(id), GenerateRequest::greedy(prompt, 9));
+    }
+    let (step, admitted) = scheduler.plan(false);
+    let admissions = (step.rows.len(), admitted.len());
+    assert_eq!(admissions, (sequences, sequences), "six snapshots of each would take all slots from the second");
+    assert_eq!(step.state.len(), sequences + snapshots, "the first has three snapshots");
+    assert_eq!(scheduler.state().available(), 0);
 }
 
 /// One for `seqs` sequences and steps of `tokens` tokens, mixed ones of 64, over `blocks` blocks.
@@ -68,19 +108,7 @@ fn scheduler(seqs: usize, tokens: usize, blocks: usize) -> Scheduler {
 }
 
 fn plain(max_tokens: usize) -> GenerateRequest {
-    GenerateRequest {
-        prompt: vec![5; 20],
-        max_tokens,
-        sampling: SamplingParams::greedy(),
-        rules: None,
-        grammar: None,
-        stop_token_ids: vec![],
-        ignore_eos: true,
-        logprobs: None,
-        prompt_logprobs: None,
-        priority: 0,
-        cache_salt: 0,
-    }
+    GenerateRequest { ignore_eos: true, ..GenerateRequest::greedy(vec![5; 20], max_tokens) }
 }
 
 #[test]
@@ -107,15 +135,15 @@ fn lower_numbers_run_first_and_what_runs_goes_on() {
 
 /// A grammar whose second mask comes when the test says so, and is a failure for token 1.
 #[derive(Debug)]
-struct Held(Arc<std::sync::Barrier>);
+struct Late(Arc<std::sync::Barrier>);
 
-impl Grammar for Held {
+impl Grammar for Late {
     fn start(&self) -> (Box<dyn Matcher>, Arc<TokenMask>) {
         (Box::new(Self(self.0.clone())), Arc::new(TokenMask::new(&[1, 2], VOCAB as usize)))
     }
 }
 
-impl Matcher for Held {
+impl Matcher for Late {
     fn next(&mut self, token: u32) -> Result<Arc<TokenMask>, String> {
         self.0.wait();
         if token == 1 { Err("no token may follow 1".into()) } else { Ok(Waltz::mask(Some(token))) }
@@ -128,14 +156,14 @@ fn a_late_mask_holds_up_its_own_request_only_and_a_failure_ends_no_other() {
         let mut scheduler = scheduler(4, 64, 64);
         let barrier = Arc::new(std::sync::Barrier::new(2));
         let request = |grammar| GenerateRequest { grammar, ..plain(6) };
-        scheduler.add(RequestId(0), request(Some(Arc::new(Held(barrier.clone())))));
+        scheduler.add(RequestId(0), request(Some(Arc::new(Late(barrier.clone())))));
         scheduler.add(RequestId(1), request(None));
         let step = |scheduler: &mut Scheduler| {
             let (step, _) = scheduler.plan(false);
             let rows = step.rows.len();
             let tokens = vec![first; step.samples.len()];
             let outcome = Outcome { logprobs: vec![None; tokens.len()], tokens };
-            (rows, if rows > 0 { scheduler.commit(&step, outcome) } else { scheduler.fail_broken() })
+            (rows, if rows > 0 { scheduler.commit(&step, outcome) } else { scheduler.fail_errored() })
         };
         assert_eq!(step(&mut scheduler).0, 2);
         for _ in 0..3 {
@@ -143,7 +171,7 @@ fn a_late_mask_holds_up_its_own_request_only_and_a_failure_ends_no_other() {
             assert_eq!((rows, events[0].0), (1, RequestId(1)), "the other one goes on");
             assert_eq!(events.len(), 1);
         }
-        let grammar = scheduler.masked_out().expect("the first request waits for its mask");
+        let grammar = scheduler.waiting_for_mask().expect("the first request waits for its mask");
         barrier.wait();
         grammar.wait(Duration::from_secs(10));
         let (rows, events) = step(&mut scheduler);

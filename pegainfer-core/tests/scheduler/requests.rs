@@ -5,7 +5,6 @@ use super::{EOS, VOCAB};
 use pegainfer_core::engine::{EngineLimits, GenerateRequest};
 use pegainfer_core::grammar::{Grammar, Matcher};
 use pegainfer_core::rules::{RuleFields, TokenMask};
-use pegainfer_core::sampling::SamplingParams;
 use std::sync::Arc;
 
 pub struct Rng(pub u64);
@@ -32,12 +31,15 @@ pub fn mix(mut x: u64) -> u64 {
 /// What a request's rules make of a logit, from their definitions and the whole text.
 fn ruled(request: &GenerateRequest, rules: &RuleFields, generated: &[u32], token: u32, logit: f32) -> f32 {
     let prompt = &request.prompt;
-    let count = generated.iter().filter(|t| **t == token).count() as f32;
-    let repeated = count > 0.0 || prompt.contains(&token);
+    let penalised = (rules.presence_penalty, rules.frequency_penalty, rules.repetition_penalty) != (0.0, 0.0, 1.0);
+    let count = if penalised { generated.iter().filter(|t| **t == token).count() as f32 } else { 0.0 };
+    let repeated = penalised && (count > 0.0 || prompt.contains(&token));
     let scale = if repeated { rules.repetition_penalty } else { 1.0 };
     let presence = if count > 0.0 { rules.presence_penalty + rules.frequency_penalty * count } else { 0.0 };
     let stops = generated.len() < rules.min_tokens && rules.stops.contains(&token);
-    let bad = rules.bad_words.iter().any(|word| [generated, &[token]].concat().ends_with(word));
+    let ends =
+        |word: &Vec<u32>| word.split_last().is_some_and(|(last, rest)| *last == token && generated.ends_with(rest));
+    let bad = rules.bad_words.iter().any(ends);
     let allowed = rules.allowed_token_ids.as_ref().is_none_or(|ids| ids.contains(&token))
         && (request.grammar.is_none() || Waltz::allows(generated.last().copied(), token));
     if stops || bad || !allowed {
@@ -61,28 +63,24 @@ pub fn continuation(request: &GenerateRequest, rules: &RuleFields) -> Vec<u32> {
     out
 }
 
-pub fn random_request(rng: &mut Rng, limits: &EngineLimits) -> GenerateRequest {
+/// Prompts are mostly shorter than `40 * scale` tokens, continuations shorter than `80 * scale`.
+pub fn random_request(rng: &mut Rng, limits: &EngineLimits, scale: usize) -> GenerateRequest {
     let long = rng.chance(10);
-    let prompt_len = rng.below(if long { limits.max_model_len + 8 } else { 40 });
+    let prompt_len = rng.below(if long { limits.max_model_len + 8 } else { 40 * scale });
     // Few distinct prefixes, so that requests share blocks.
     let family = rng.below(4) as u64;
-    let own_from = rng.below(60);
+    let own_from = rng.below(60 * scale);
     let own = rng.next();
     let prompt = (0..prompt_len)
         .map(|i| (mix(if i < own_from { family } else { own } ^ i as u64) % u64::from(VOCAB)) as u32)
         .collect();
+    let max_tokens = rng.below(if long { limits.max_model_len } else { 80 * scale });
     GenerateRequest {
-        prompt,
-        max_tokens: rng.below(if long { limits.max_model_len } else { 80 }),
-        sampling: SamplingParams::greedy(),
         stop_token_ids: if rng.chance(20) { vec![rng.below(VOCAB as usize) as u32] } else { vec![] },
         ignore_eos: rng.chance(60),
-        logprobs: None,
-        rules: None,
-        grammar: None,
         prompt_logprobs: rng.chance(10).then_some(0),
-        priority: 0,
         cache_salt: rng.below(2) as u64,
+        ..GenerateRequest::greedy(prompt, max_tokens)
     }
 }
 

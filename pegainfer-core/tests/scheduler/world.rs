@@ -1,14 +1,15 @@
 //! One random world: a scheduler, the requests that are open, and a device with what is in flight.
 
 use super::device::{Device, blocks_of};
+use super::kinds::{Kind, StepOf};
 use super::requests::{Rng, Waltz, continuation, random_request, random_rules};
-use super::{BLOCK_TOKENS, EOS, VOCAB};
+use super::{EOS, VOCAB};
 use pegainfer_core::engine::{
     EngineLimits, EngineStats, EventBatch, FinishReason, RequestId, SubmitError, TokenEvent, TokenOut,
 };
 use pegainfer_core::kv::BlockPool;
 use pegainfer_core::rules::LogitRules;
-use pegainfer_core::schedule::{Scheduler, SchedulerConfig, Step};
+use pegainfer_core::schedule::{Scheduler, SchedulerConfig};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,20 +22,20 @@ struct Open {
     drawn: usize,
     admitted: bool,
     prompt_len: usize,
-    /// Tokens of the prompt that are to be reported.
-    reports: Option<Vec<u32>>,
+    /// Tokens of the prompt whose log-probabilities are to come.
+    prompt_logprobs: Option<Vec<u32>>,
     arrived: usize,
 }
 
 /// Pool size, step bounds and load are drawn from the seed.
-pub struct World {
+pub struct World<K: Kind> {
     rng: Rng,
     limits: EngineLimits,
     pool: BlockPool,
-    scheduler: Scheduler,
-    device: Device,
+    scheduler: Scheduler<K::State>,
+    device: Device<K>,
     /// Planned and not committed.
-    in_flight: VecDeque<Step>,
+    in_flight: VecDeque<StepOf<K>>,
     open: HashMap<RequestId, Open>,
     submitted: u64,
     finished: u64,
@@ -50,29 +51,30 @@ pub struct World {
     idle: usize,
 }
 
-impl World {
+impl<K: Kind> World<K> {
     pub fn new(seed: u64) -> Self {
         let mut rng = Rng(seed);
-        let blocks = 2 + rng.below(20);
+        let blocks = 2 + rng.below(K::BLOCKS - 2);
         let limits = EngineLimits {
-            max_model_len: 16 + rng.below(200),
+            max_model_len: 16 + rng.below(200 * K::SCALE),
             vocab_size: VOCAB as usize,
-            block_size: BLOCK_TOKENS,
+            block_size: K::BLOCK_TOKENS,
             kv_blocks: blocks,
             max_num_seqs: 1 + rng.below(12),
             eos_token_ids: vec![EOS],
             unsupported: &[],
         };
-        let pool = BlockPool::new(blocks, BLOCK_TOKENS);
+        let pool = BlockPool::new(blocks, K::BLOCK_TOKENS);
         let config = SchedulerConfig {
             max_num_seqs: limits.max_num_seqs,
-            max_num_batched_tokens: limits.max_num_seqs + rng.below(64),
-            max_num_mixed_tokens: rng.below(64),
+            max_num_batched_tokens: limits.max_num_seqs + rng.below(64 * K::SCALE),
+            max_num_mixed_tokens: rng.below(64 * K::SCALE),
             eos_token_ids: limits.eos_token_ids.clone(),
         };
+        let (state, states) = K::new(&mut rng, limits.max_num_seqs);
         Self {
-            scheduler: Scheduler::new(config, pool.clone(), ()),
-            device: Device { kv: vec![0; blocks * BLOCK_TOKENS], sampled: vec![] },
+            scheduler: Scheduler::new(config, pool.clone(), state),
+            device: Device { kv: vec![0; blocks * K::BLOCK_TOKENS], states, sampled: vec![] },
             in_flight: VecDeque::new(),
             open: HashMap::new(),
             submitted: 0,
@@ -107,6 +109,7 @@ impl World {
                 self.finish();
             }
             self.pool.check(self.scheduler.held_blocks().len()).unwrap();
+            K::check(self.scheduler.state());
             if let Some((id, _)) = self.open.iter().find(|(_, o)| self.steps - o.arrived > 40 * 400) {
                 panic!("{id:?} starves");
             }
@@ -114,12 +117,13 @@ impl World {
         }
         assert!(self.open.is_empty() && self.in_flight.is_empty() && self.submitted == self.finished + self.cancelled);
         assert_eq!(self.pool.available(), self.limits.kv_blocks, "blocks leaked");
+        K::check_idle(self.scheduler.state());
         self.scheduler.stats()
     }
 
     /// A request comes; one that can never run is refused.
     fn arrive(&mut self) {
-        let mut request = random_request(&mut self.rng, &self.limits);
+        let mut request = random_request(&mut self.rng, &self.limits, K::SCALE);
         let rules = random_rules(&mut self.rng, &request);
         request.rules = LogitRules::new(rules.clone(), self.limits.vocab_size).unwrap();
         if rules.allowed_token_ids.is_none() && self.rng.chance(5) {
@@ -133,10 +137,10 @@ impl World {
         let id = RequestId(self.submitted);
         self.submitted += 1;
         let (expected, prompt_len) = (continuation(&request, &rules), request.prompt.len());
-        let reports = request.prompt_logprobs.map(|_| request.prompt[1..].to_vec());
+        let prompt_logprobs = request.prompt_logprobs.map(|_| request.prompt[1..].to_vec());
         self.scheduler.add(id, request);
         let (got, arrived) = (vec![], self.steps);
-        self.open.insert(id, Open { expected, got, drawn: 0, admitted: false, prompt_len, reports, arrived });
+        self.open.insert(id, Open { expected, got, drawn: 0, admitted: false, prompt_len, prompt_logprobs, arrived });
     }
 
     /// Drops some open request, now and then; a second time changes nothing.
@@ -176,7 +180,7 @@ impl World {
             let events = self.scheduler.commit(&step, self.device.run(&step));
             return self.take(events, !self.in_flight.is_empty());
         }
-        if let Some(grammar) = self.scheduler.masked_out() {
+        if let Some(grammar) = self.scheduler.waiting_for_mask() {
             grammar.wait(Duration::from_secs(10));
         }
         // A mask may come between the plan and the look at it, and requests may be held back, but not every time.
@@ -185,9 +189,9 @@ impl World {
     }
 
     /// A planned step has room in the executor and is for open requests only; its sample rows are counted.
-    fn check_step(&mut self, step: &Step) {
+    fn check_step(&mut self, step: &StepOf<K>) {
         assert!(step.samples.len() <= self.limits.max_num_seqs, "more samples than the executor has room for");
-        assert!(step.tokens.len() <= self.limits.max_num_seqs + 64);
+        assert!(step.tokens.len() <= self.limits.max_num_seqs + 64 * K::SCALE);
         for row in &step.rows {
             assert!(self.open.contains_key(&row.id), "{:?} is planned after its end", row.id);
         }
@@ -202,7 +206,10 @@ impl World {
         let held = self.scheduler.held_blocks();
         self.pool.check(held.len()).unwrap();
         let free = |block: &u32| held.binary_search(block).is_err();
-        assert!(!self.in_flight.iter().flat_map(blocks_of).any(|b| free(&b)), "a step in flight uses a free block");
+        assert!(
+            !self.in_flight.iter().flat_map(|step| blocks_of(step, K::BLOCK_TOKENS)).any(|b| free(&b)),
+            "a step in flight uses a free block"
+        );
     }
 
     /// `ahead`: a step is in flight that was planned before these events were known.
@@ -226,13 +233,13 @@ impl Open {
                 assert!(!std::mem::replace(&mut self.admitted, true), "admitted twice");
                 assert!(cached_tokens < self.prompt_len);
             }
-            TokenEvent::Prompt(reports) => {
+            TokenEvent::Prompt(logprobs) => {
                 assert!(self.got.is_empty());
-                let reported: Vec<u32> = reports.iter().map(|report| report.logprob as u32).collect();
-                assert_eq!(Some(reported), self.reports.take(), "{id:?} has other reports about its prompt");
+                let reported: Vec<u32> = logprobs.iter().map(|logprobs| logprobs.logprob as u32).collect();
+                assert_eq!(Some(reported), self.prompt_logprobs.take(), "{id:?} has those of another prompt");
             }
             TokenEvent::Token(TokenOut { id: token, .. }) => {
-                assert!(self.admitted && self.reports.is_none());
+                assert!(self.admitted && self.prompt_logprobs.is_none());
                 self.got.push(token);
                 assert_eq!(self.got, self.expected[..self.got.len()], "{id:?} got a wrong token");
             }

@@ -1,11 +1,54 @@
-//! What a step has: how many tokens, of whom, and who has to make room.
+//! What a step has: how many tokens, of whom, and who has to give blocks back for it.
 
 use super::{Scheduler, SchedulerConfig};
 use crate::engine::{EventBatch, TokenEvent};
+use crate::schedule::engine_core::STEPS_IN_FLIGHT;
 use crate::schedule::policy::{Load, MIN_DELAYED_PROMPTS, token_budget};
 use crate::schedule::sequence::Sequence;
 use crate::schedule::state::SequenceState;
 use crate::schedule::step::{SampleRow, Step, StepRow};
+
+/// A step while it is planned: what its sequences get, and what is left.
+struct Plan {
+    /// Tokens that are left.
+    tokens: usize,
+    /// Sample slots that are left, for admitted sequences and for prompt logprobs: each running sequence has one.
+    sample_slots: usize,
+    /// Tokens of each running sequence's chunk, oldest first; 0 where it sits this step out.
+    chunks: Vec<usize>,
+}
+
+impl Plan {
+    /// The next chunk of `seq`, in tokens, and the position of its end.
+    fn chunk<S: SequenceState>(&self, state: &S, seq: &Sequence<S::Slot>, sample_slots: usize) -> (usize, usize) {
+        let tokens = seq.chunk(self.tokens, sample_slots);
+        let end = if tokens == 0 { seq.planned } else { state.chunk_end(seq.planned, seq.planned + tokens) };
+        (end - seq.planned, end)
+    }
+
+    /// Takes `tokens` tokens of `seq` and the sample slots that they need.
+    fn take<L: Default>(&mut self, seq: &Sequence<L>, tokens: usize) {
+        self.tokens -= tokens;
+        self.sample_slots -= seq.sample_slots(tokens);
+    }
+
+    /// Gives back what the youngest running sequence, `seq`, had.
+    fn give_back<L: Default>(&mut self, seq: &Sequence<L>) {
+        let tokens = self.chunks.pop().unwrap_or(0);
+        self.tokens += tokens;
+        self.sample_slots += 1 + seq.sample_slots(tokens);
+    }
+}
+
+/// What became of a sequence that wants blocks and state slots.
+enum Reservation {
+    /// It has them.
+    Made,
+    /// Only older sequences could give some: it waits for a later step.
+    Wait,
+    /// Younger ones have to give theirs, but a step in flight may use them: it has to end first.
+    Drain,
+}
 
 impl<S: SequenceState> Scheduler<S> {
     /// Tokens of the waiting requests, if a batching delay could gain something: several wait, and the next step has
@@ -24,28 +67,26 @@ impl<S: SequenceState> Scheduler<S> {
     /// step is empty when there is nothing to run before the step in flight is committed; an empty step is not run and not
     /// committed.
     pub fn plan(&mut self, hold: bool) -> (Step<S::Row>, EventBatch) {
-        assert!(self.in_flight < 2, "an unknown token is one of the previous step");
-        let mut budget = token_budget(&self.config, self.load());
-        // A step has room for a sample of each sequence; what is not needed for that is for reports about prompts.
-        let mut spare = self.config.max_num_seqs - self.running.len();
-        // Tokens each running sequence computes in this step.
-        let mut share = vec![0; self.running.len()];
+        assert!(self.in_flight < STEPS_IN_FLIGHT, "a placeholder stands for a token of the step before");
+        let mut plan = Plan {
+            tokens: token_budget(&self.config, self.load()),
+            sample_slots: self.config.max_num_seqs - self.running.len(),
+            chunks: vec![0; self.running.len()],
+        };
         let preemptions = self.stats.preemptions;
         for decoding in [true, false] {
             let mut i = 0;
-            while i < self.running.len() && budget > 0 {
+            while i < self.running.len() && plan.tokens > 0 {
                 let seq = &self.running[i];
-                let tokens = seq.share(budget, spare);
-                if tokens > 0 && (seq.remaining() == 1) == decoding && share[i] == 0 {
-                    let until = seq.planned + tokens;
-                    match self.make_room(i, until, &mut share, &mut budget) {
-                        Room::Made => {
-                            share[i] = tokens;
-                            budget -= tokens;
-                            spare -= self.running[i].spare(tokens);
+                let (tokens, end) = plan.chunk(&self.state, seq, plan.sample_slots);
+                if tokens > 0 && (seq.remaining() == 1) == decoding && plan.chunks[i] == 0 {
+                    match self.reserve(i, end, &mut plan) {
+                        Reservation::Made => {
+                            plan.chunks[i] = tokens;
+                            plan.take(&self.running[i], tokens);
                         }
-                        Room::Wait => {}
-                        Room::Preempt => return (Step::default(), EventBatch::new()),
+                        Reservation::Wait => {}
+                        Reservation::Drain => return (Step::default(), EventBatch::new()),
                     }
                 }
                 i += 1;
@@ -53,9 +94,9 @@ impl<S: SequenceState> Scheduler<S> {
         }
         let mut events = EventBatch::new();
         if self.stats.preemptions == preemptions && !hold {
-            self.admit(&mut budget, &mut spare, &mut share, &mut events);
+            self.admit(&mut plan, &mut events);
         }
-        (self.build_step(&share), events)
+        (self.build_step(&plan.chunks), events)
     }
 
     /// What the next step can choose from. Requests for which there is no slot do not count: they cannot run yet.
@@ -76,33 +117,34 @@ impl<S: SequenceState> Scheduler<S> {
     }
 
     /// Grows the table of running sequence `i` to `tokens` tokens, preempting younger sequences if the pool is empty, and
-    /// reserves what the model remembers of them.
-    fn make_room(&mut self, i: usize, tokens: usize, share: &mut Vec<usize>, budget: &mut usize) -> Room {
+    /// reserves the state slots of the new ones.
+    fn reserve(&mut self, i: usize, tokens: usize, plan: &mut Plan) -> Reservation {
         while self.running[i].table.grow(tokens).is_err() {
             if self.running.len() - 1 == i {
-                return Room::Wait;
+                return Reservation::Wait;
             }
             if self.in_flight > 0 {
-                return Room::Preempt;
+                return Reservation::Drain;
             }
-            let Some(mut victim) = self.running.pop() else { return Room::Wait };
-            *budget += share.pop().unwrap_or(0);
+            let Some(mut victim) = self.running.pop() else { return Reservation::Wait };
+            plan.give_back(&victim);
             victim.release();
             self.waiting.push_front(victim);
             self.stats.preemptions += 1;
         }
         let seq = &mut self.running[i];
         match self.state.reserve(&mut seq.slot, seq.prompt_len, seq.planned..tokens) {
-            Ok(()) => Room::Made,
-            Err(_) => Room::Wait,
+            Ok(()) => Reservation::Made,
+            Err(_) => Reservation::Wait,
         }
     }
 
-    fn admit(&mut self, budget: &mut usize, spare: &mut usize, share: &mut Vec<usize>, events: &mut EventBatch) {
-        while *budget > 0 && *spare > 0 {
+    /// Admits waiting requests, in their order, until one does not fit.
+    fn admit(&mut self, plan: &mut Plan, events: &mut EventBatch) {
+        while plan.tokens > 0 && plan.sample_slots > 0 {
             let Some(seq) = self.waiting.front_mut() else { return };
-            // What is remembered gives no reports.
-            let cached = if seq.reports.is_some() { 0 } else { seq.table.match_prefix(&seq.tokens) };
+            // What is cached gives no prompt logprobs.
+            let cached = if seq.prompt_logprobs.is_some() { 0 } else { seq.table.match_prefix(&seq.tokens) };
             let cached = self.state.resume(&mut seq.slot, &mut seq.table, cached);
             // All of the known tokens must fit, and one block of growth for each running sequence: admitting a
             // request only to preempt it in the next step would waste its prefill.
@@ -111,9 +153,9 @@ impl<S: SequenceState> Scheduler<S> {
                 return;
             }
             seq.planned = cached;
-            let tokens = seq.share(*budget, *spare - 1);
-            let reserved = self.state.reserve(&mut seq.slot, seq.prompt_len, cached..cached + tokens);
-            if reserved.is_err() || seq.table.grow(cached + tokens).is_err() {
+            let (tokens, end) = plan.chunk(&self.state, seq, plan.sample_slots - 1);
+            let reserved = self.state.reserve(&mut seq.slot, seq.prompt_len, cached..end);
+            if reserved.is_err() || seq.table.grow(end).is_err() {
                 seq.release();
                 return;
             }
@@ -126,26 +168,27 @@ impl<S: SequenceState> Scheduler<S> {
                 self.stats.prompt_tokens += seq.prompt_len as u64;
                 events.push((seq.id, TokenEvent::Admitted { cached_tokens: cached }));
             }
-            *budget -= tokens;
-            *spare -= 1 + seq.spare(tokens);
-            share.push(tokens);
+            plan.sample_slots -= 1;
+            plan.take(&seq, tokens);
+            plan.chunks.push(tokens);
             self.running.push(seq);
         }
     }
 
-    fn build_step(&mut self, share: &[usize]) -> Step<S::Row> {
-        let chosen = || share.iter().enumerate().filter(|(_, tokens)| **tokens > 0);
+    /// The step in which each running sequence, oldest first, has as many tokens as `chunks` says.
+    fn build_step(&mut self, chunks: &[usize]) -> Step<S::Row> {
+        let chosen = || chunks.iter().enumerate().filter(|(_, tokens)| **tokens > 0);
         let max_blocks = chosen().map(|(i, _)| self.running[i].table.blocks().len()).max().unwrap_or(0);
         let mut step = Step { qo_indptr: vec![0], max_blocks, ..Step::default() };
         for (i, &tokens) in chosen() {
             let seq = &mut self.running[i];
             let range = seq.planned..seq.planned + tokens;
-            if seq.reports.is_some() {
+            if seq.prompt_logprobs.is_some() {
                 let (first, tokens) = (step.tokens.len(), &seq.tokens[..seq.prompt_len]);
                 let known =
                     range.clone().zip(first..).filter_map(|(p, t)| Some((t as u32, p + 1, *tokens.get(p + 1)?)));
                 let asked = seq.request.prompt_logprobs;
-                step.samples.extend(known.map(|(t, p, token)| SampleRow::report(seq.id, t, p, token, asked)));
+                step.samples.extend(known.map(|(t, p, token)| SampleRow::of_prompt(seq.id, t, p, token, asked)));
             }
             self.state.plan(&mut seq.slot, range.clone(), step.tokens.len() as u32, &mut step.state);
             step.tokens.extend(range.clone().map(|p| seq.input(p)));
@@ -156,7 +199,7 @@ impl<S: SequenceState> Scheduler<S> {
             let blocks = seq.table.blocks();
             step.block_tables.extend(blocks.iter().map(|b| b.id()));
             step.block_tables.resize(step.kv_lens.len() * max_blocks, 0);
-            step.rows.push(StepRow { id: seq.id, computed: range.end });
+            step.rows.push(StepRow { id: seq.id, sequence: seq.index, computed: range.end });
             seq.planned = range.end;
             seq.in_flight += 1;
             if range.end == seq.len() {
@@ -176,14 +219,4 @@ impl<S: SequenceState> Scheduler<S> {
         self.in_flight += usize::from(!step.is_empty());
         step
     }
-}
-
-/// What became of a sequence that wants blocks.
-enum Room {
-    /// It has them.
-    Made,
-    /// Only older sequences could give some: it waits for a later step.
-    Wait,
-    /// Younger ones have to give theirs, but a step in flight may use them.
-    Preempt,
 }

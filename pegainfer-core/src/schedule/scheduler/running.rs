@@ -1,0 +1,88 @@
+//! The running sequences, in the order of their age.
+
+use crate::schedule::sequence::Sequence;
+use std::ops::{Deref, Index, IndexMut};
+
+/// The running sequences, oldest first. Besides its place, which changes when older ones end, each has an index that stays,
+/// by which the rows of a step find it.
+#[derive(Debug)]
+pub(super) struct Running<L> {
+    sequences: Vec<Sequence<L>>,
+    /// By index: the place of its sequence.
+    places: Vec<usize>,
+    /// Indices of no sequence.
+    free: Vec<usize>,
+}
+
+impl<L> Running<L> {
+    pub fn new() -> Self {
+        Self { sequences: Vec::new(), places: Vec::new(), free: Vec::new() }
+    }
+
+    /// Adds the youngest.
+    pub fn push(&mut self, mut sequence: Sequence<L>) {
+        sequence.index = self.free.pop().unwrap_or_else(|| {
+            self.places.push(0);
+            self.places.len() - 1
+        });
+        self.places[sequence.index] = self.sequences.len();
+        self.sequences.push(sequence);
+    }
+
+    /// Takes the youngest out.
+    pub fn pop(&mut self) -> Option<Sequence<L>> {
+        let sequence = self.sequences.pop()?;
+        self.free.push(sequence.index);
+        Some(sequence)
+    }
+
+    /// The sequence that has this index.
+    pub fn at_index(&mut self, index: usize) -> Option<&mut Sequence<L>> {
+        let place = *self.places.get(index)?;
+        self.sequences.get_mut(place).filter(|sequence| sequence.index == index)
+    }
+
+    /// Drops those that `keep` does not want.
+    pub fn retain(&mut self, keep: impl Fn(&Sequence<L>) -> bool) {
+        let before = self.sequences.len();
+        self.free.extend(self.sequences.iter().filter(|sequence| !keep(sequence)).map(|sequence| sequence.index));
+        self.sequences.retain(keep);
+        if self.sequences.len() < before {
+            for (place, sequence) in self.sequences.iter().enumerate() {
+                self.places[sequence.index] = place;
+            }
+        }
+    }
+
+    /// Takes all out.
+    pub fn take(&mut self) -> Vec<Sequence<L>> {
+        self.free.extend(self.sequences.iter().map(|sequence| sequence.index));
+        std::mem::take(&mut self.sequences)
+    }
+
+    pub fn iter_mut(&mut self) -> std::slice::IterMut<'_, Sequence<L>> {
+        self.sequences.iter_mut()
+    }
+}
+
+impl<L> Deref for Running<L> {
+    type Target = [Sequence<L>];
+
+    fn deref(&self) -> &[Sequence<L>] {
+        &self.sequences
+    }
+}
+
+impl<L> IndexMut<usize> for Running<L> {
+    fn index_mut(&mut self, place: usize) -> &mut Sequence<L> {
+        &mut self.sequences[place]
+    }
+}
+
+impl<L> Index<usize> for Running<L> {
+    type Output = Sequence<L>;
+
+    fn index(&self, place: usize) -> &Sequence<L> {
+        &self.sequences[place]
+    }
+}

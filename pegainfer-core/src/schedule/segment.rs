@@ -1,0 +1,39 @@
+//! Which state slots the tokens of a step read and write.
+
+/// In place of a slot: as `from`, the sequence begins here, with a state of zeros; as `to`, the state is not kept.
+pub const NO_STATE: u32 = u32::MAX;
+
+/// Words of a packed [`Segment`].
+pub const SEGMENT_WORDS: usize = 4;
+
+/// Consecutive tokens of one sequence in a step. A segment may go on from the slot that the one before it went to: that is
+/// how a step leaves a snapshot of the state in the middle of a prompt. Segments joined so run in order, all others at
+/// once: they must not read or write a slot that another one writes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Segment {
+    /// First token, an index into the step's tokens.
+    pub first: u32,
+    /// End of the tokens.
+    pub end: u32,
+    /// Slot of the state before the first token, or [`NO_STATE`].
+    pub from: u32,
+    /// Slot of the state after the last token, or [`NO_STATE`]; may be `from`.
+    pub to: u32,
+}
+
+impl Segment {
+    /// As the kernels read it.
+    pub fn words(&self) -> [u32; SEGMENT_WORDS] {
+        [self.first, self.end, self.from, self.to]
+    }
+
+    /// The segments of a packed tensor.
+    pub fn unpack(words: &[u32]) -> impl Iterator<Item = Self> + Clone + '_ {
+        words.as_chunks().0.iter().map(|&[first, end, from, to]: &[u32; SEGMENT_WORDS]| Self { first, end, from, to })
+    }
+
+    /// The tokens.
+    pub fn tokens(&self) -> std::ops::Range<usize> {
+        self.first as usize..self.end as usize
+    }
+}

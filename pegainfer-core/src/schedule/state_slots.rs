@@ -1,0 +1,206 @@
+//! State slots and snapshots: the [`SequenceState`] of models whose state has a fixed size for each sequence.
+//!
+//! Every running sequence has the state after its newest token in a slot. At some block boundaries the state is worth
+//! keeping as a snapshot, because later requests may go on from there: at every `interval` tokens, and where the last full
+//! block of a prompt ends. There the sequence leaves its slot behind as the snapshot and goes on in another one, so that a
+//! kernel that reads the one and writes the other copies nothing; an executor whose kernels update a slot in place copies
+//! it before the step.
+//!
+//! Snapshots are found by the name of their prefix in the KV pool, and a prefix hit is as long as the longest snapshot
+//! allows. Slots that neither a sequence nor a snapshot holds are free; the least recently used snapshot goes first. No
+//! snapshot takes a slot that a sequence may want which has none yet, so that snapshots do not keep prompts out of a step.
+//! A sequence that gets no slot all the same waits for the next step. That cannot last: sequences hold at most a slot each
+//! between steps, and there is at least one more.
+
+use super::segment::{NO_STATE, Segment};
+use super::slot_pool::{SlotPool, SlotRef};
+use super::state::{OutOfSlots, SequenceState};
+use crate::kv::BlockTable;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// How many slots a model has, and which states are kept.
+#[derive(Debug, Clone, Copy)]
+pub struct StateConfig {
+    /// Sequences that may run, each with a slot.
+    pub sequences: usize,
+    /// Slots besides these, for snapshots.
+    pub snapshots: usize,
+    /// Tokens between snapshots, a multiple of `block_tokens`; 0 keeps none, so that no prefix is ever found.
+    pub interval: usize,
+    /// Tokens of a KV block.
+    pub block_tokens: usize,
+    /// Whether a step can leave snapshots in the middle of a chunk. If not, a chunk that reaches a multiple of `interval`
+    /// ends at the last one that it reaches, and only ends of chunks are kept.
+    pub within_chunks: bool,
+}
+
+/// The slots of an engine.
+#[derive(Debug)]
+pub struct StateSlots {
+    config: StateConfig,
+    pool: SlotPool,
+    /// Held once more by every sequence that has a slot.
+    seated: Arc<()>,
+}
+
+/// The slots of one sequence.
+#[derive(Debug, Default)]
+pub struct SequenceSlots {
+    /// The state after every planned token; `None` before the first.
+    current: Option<SlotRef>,
+    /// That the sequence has a slot.
+    seat: Option<Arc<()>>,
+    /// Where the tokens that are reserved leave their state, in order.
+    targets: Vec<Target>,
+    /// Snapshots that steps in flight make, by the number of tokens.
+    pending: Vec<(usize, SlotRef)>,
+}
+
+/// The end of a segment.
+#[derive(Debug)]
+struct Target {
+    /// Position of the token after the segment.
+    end: usize,
+    slot: SlotRef,
+    /// Whether it is to be kept.
+    is_snapshot: bool,
+}
+
+impl StateSlots {
+    /// Free slots without snapshots.
+    pub fn new(config: StateConfig) -> Self {
+        assert!(config.interval.is_multiple_of(config.block_tokens), "a snapshot belongs to full blocks");
+        Self { config, pool: SlotPool::new(config.sequences + config.snapshots), seated: Arc::new(()) }
+    }
+
+    /// Slots of the engine.
+    pub fn total(&self) -> usize {
+        self.config.sequences + self.config.snapshots
+    }
+
+    /// Slots that no sequence holds.
+    pub fn available(&self) -> usize {
+        self.pool.available()
+    }
+
+    /// Snapshots that are kept now.
+    pub fn snapshots(&self) -> usize {
+        self.pool.snapshots()
+    }
+
+    /// Checks the bookkeeping; for tests.
+    pub fn check(&self) -> Result<(), String> {
+        self.pool.check()
+    }
+
+    /// Whether the state after `tokens` tokens is kept.
+    fn keeps(&self, prompt_len: usize, tokens: usize) -> bool {
+        let StateConfig { interval, block_tokens, .. } = self.config;
+        let end_of_prompt = prompt_len.saturating_sub(1) / block_tokens * block_tokens;
+        interval > 0 && tokens > 0 && (tokens.is_multiple_of(interval) || tokens == end_of_prompt)
+    }
+
+    /// A slot for a snapshot, unless the sequences without a slot may want all that can be had.
+    fn allocate_snapshot(&self) -> Option<SlotRef> {
+        let wanted = self.config.sequences.saturating_sub(Arc::strong_count(&self.seated) - 1);
+        if self.pool.available() > wanted { self.pool.allocate() } else { None }
+    }
+
+    /// The slot that the sequence goes on in: its own, if nobody else needs what is in it, else another one.
+    fn next(&self, slots: &mut SequenceSlots) -> Option<SlotRef> {
+        let Some(current) = slots.current.clone() else { return self.pool.allocate() };
+        // `current` and `slots.current` hold it.
+        let (holders, has_snapshot) = current.uses();
+        if holders == 2 && !has_snapshot {
+            return Some(current);
+        }
+        if let Some(slot) = self.pool.allocate() {
+            return Some(slot);
+        }
+        // No slot is left for a snapshot: this one is given up, unless another sequence goes on from it.
+        let pending = slots.pending.iter().filter(|(_, slot)| slot.id() == current.id()).count();
+        if holders > 2 + pending {
+            return None;
+        }
+        slots.pending.retain(|(_, slot)| slot.id() != current.id());
+        current.forget();
+        Some(current)
+    }
+}
+
+impl SequenceState for StateSlots {
+    type Slot = SequenceSlots;
+    type Row = Segment;
+
+    fn chunk_end(&self, computed: usize, end: usize) -> usize {
+        let StateConfig { interval, within_chunks, .. } = self.config;
+        if within_chunks || interval == 0 {
+            return end;
+        }
+        let boundary = end / interval * interval;
+        if boundary > computed { boundary } else { end }
+    }
+
+    fn resume(&mut self, slots: &mut SequenceSlots, table: &mut BlockTable, cached: usize) -> usize {
+        let size = self.config.block_tokens;
+        let mut tokens = cached / size * size;
+        while tokens > 0 {
+            slots.current = table.prefix(tokens).and_then(|prefix| self.pool.find(prefix));
+            if slots.current.is_some() {
+                break;
+            }
+            tokens -= size;
+        }
+        table.truncate(tokens);
+        tokens
+    }
+
+    fn reserve(
+        &mut self,
+        slots: &mut SequenceSlots,
+        prompt_len: usize,
+        tokens: Range<usize>,
+    ) -> Result<(), OutOfSlots> {
+        slots.targets.clear();
+        // Before the snapshots: without it nothing can run.
+        let slot = self.next(slots).ok_or(OutOfSlots)?;
+        slots.seat.get_or_insert_with(|| self.seated.clone());
+        if self.config.within_chunks {
+            let size = self.config.block_tokens;
+            let boundaries = ((tokens.start / size + 1) * size..tokens.end).step_by(size);
+            for end in boundaries.filter(|end| self.keeps(prompt_len, *end)) {
+                let Some(slot) = self.allocate_snapshot() else { break };
+                slots.targets.push(Target { end, slot, is_snapshot: true });
+            }
+        }
+        slots.targets.push(Target { end: tokens.end, slot, is_snapshot: self.keeps(prompt_len, tokens.end) });
+        Ok(())
+    }
+
+    fn plan(&mut self, slots: &mut SequenceSlots, tokens: Range<usize>, first: u32, rows: &mut Vec<Segment>) {
+        let at = |position: usize| first + (position - tokens.start) as u32;
+        let (mut begin, mut from) = (tokens.start, slots.current.as_ref().map_or(NO_STATE, SlotRef::id));
+        for Target { end, slot, is_snapshot } in std::mem::take(&mut slots.targets) {
+            rows.push(Segment { first: at(begin), end: at(end), from, to: slot.id() });
+            (begin, from) = (end, slot.id());
+            if is_snapshot {
+                slots.pending.push((end, slot.clone()));
+            }
+            slots.current = Some(slot);
+        }
+        assert_eq!(begin, tokens.end, "the tokens were not reserved");
+    }
+
+    fn commit(&mut self, slots: &mut SequenceSlots, table: &BlockTable, computed: usize) {
+        for (tokens, slot) in slots.pending.extract_if(.., |(tokens, _)| *tokens <= computed) {
+            if let Some(prefix) = table.prefix(tokens) {
+                self.pool.keep(prefix, &slot);
+            }
+        }
+    }
+
+    fn forget_prefixes(&mut self) {
+        self.pool.clear();
+    }
+}
