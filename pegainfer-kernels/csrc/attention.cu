@@ -25,7 +25,7 @@ __device__ void decode(const bf16 *q, const bf16 *k, const bf16 *v, Batch batch,
                              kDecodeWarps, scale);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        uint32_t row = lane / 4 + 8 * r;
+        uint32_t row = Accumulator::row(lane, 2 * r);
         if (row >= rows) continue;
         float *to = shared + (warp * max_rows + row) * (D + 2);
 #pragma unroll
@@ -93,7 +93,7 @@ __device__ void combine(const float *parts, // [batch, kv_heads, splits, max_row
         float *parts, uint32_t max_rows) {                                                                             \
         release_successor();                                                                                           \
         wait_for_predecessor();                                                                                        \
-        decode<D>(q, k, v, {qo_indptr, kv_lens, block_tables, max_blocks, blocks}, out, parts, heads, max_rows,        \
+        decode<D>(q, k, v, {qo_indptr, kv_lens, block_tables, gridDim.z, max_blocks, blocks}, out, parts, heads, max_rows,        \
                   scale);                                                                                              \
     }                                                                                                                  \
     extern "C" __global__ __launch_bounds__(D) void combine_##D(const float *parts, const uint32_t *qo_indptr,         \

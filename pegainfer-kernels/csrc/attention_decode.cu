@@ -1,6 +1,6 @@
 // Decode attention (csrc/decode.cuh) of queries that lie ready, and fused with what makes them of the QKV projection.
 #include "decode.cuh"
-#include "rope.cuh"
+#include "norm_rope.cuh"
 
 // q: [tokens, heads * D].
 struct Queries {
@@ -19,7 +19,7 @@ struct Queries {
         for (uint32_t i = threadIdx.x; i < pair.columns * (D / 8); i += 32 * kWarps) {
             uint32_t column = i / (D / 8), piece = i % (D / 8);
             // Past the L1: without a wait, nothing says that it has forgotten the queries of the layer before.
-            *reinterpret_cast<uint4 *>(shared.q + query_piece<N>(column, piece)) =
+            *reinterpret_cast<uint4 *>(shared.q + query_vector<N>(column, piece)) =
                 __ldcg(reinterpret_cast<const uint4 *>(q + pair.head(column) * D + 8 * piece));
         }
     }
@@ -72,8 +72,8 @@ struct Projection {
 #pragma unroll
             for (int p = 0; p < D / 64; ++p) {
                 uint32_t low = lane + 32 * p, high = low + D / 2;
-                to[query ? query_piece<N>(item, low / 8) + low % 8 : low] = __float2bfloat16_rn(y.low[p]);
-                to[query ? query_piece<N>(item, high / 8) + high % 8 : high] = __float2bfloat16_rn(y.high[p]);
+                to[query ? query_vector<N>(item, low / 8) + low % 8 : low] = __float2bfloat16_rn(y.low[p]);
+                to[query ? query_vector<N>(item, high / 8) + high % 8 : high] = __float2bfloat16_rn(y.high[p]);
             }
         }
     }

@@ -8,29 +8,18 @@
 // product wants V by columns: the tensor core transposes 8 x 8 pieces, whose columns 2j, 2j + 1 are then dimensions
 // 8j + 2i, 8j + 2i + 1 of 32, for piece i of 4.
 #pragma once
-#include "common.cuh"
-
-struct Batch {
-    const uint32_t *qo_indptr;    // [rows + 1]
-    const uint32_t *kv_lens;      // [rows]
-    const uint32_t *block_tables; // [rows, max_blocks]
-    uint32_t max_blocks, blocks;
-};
+#include "frag.cuh"
+#include "kv_cache.cuh"
+#include "warp.cuh"
 
 // Part of a softmax: numerator and denominator relative to exp2(max), for rows lane / 4 and lane / 4 + 8.
 template <int D> struct Part {
-    float o[D / 8][4]; // dimensions dimension(t), + 1 of the first row, then of the second
+    Accumulator o[D / 8]; // dimensions dimension(t), + 1 of the first row, then of the second
     float max[2], sum[2];
 };
 
 // Dimension of the first of the two columns that a lane has in tile t of the output.
 __device__ __forceinline__ uint32_t dimension(int t) { return t / 4 * 32 + threadIdx.x % 4 * 8 + t % 4 * 2; }
-
-__device__ __forceinline__ uint32_t transposed(uint32_t pair) {
-    uint32_t out;
-    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
-    return out;
-}
 
 // Queries of 16 rows as the tensor core's a, 32 columns a piece.
 template <int D> struct Queries {
@@ -46,7 +35,7 @@ __device__ Queries<D> load_queries(const bf16 *q, uint32_t token0, uint32_t toke
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         // Rows beyond the end repeat the last one; what they give is not written.
-        uint32_t row = min(row0 + lane / 4 + 8 * i, tokens * group - 1), token = row / group;
+        uint32_t row = min(row0 + Accumulator::row(lane, 2 * i), tokens * group - 1), token = row / group;
         const bf16 *from = q + (size_t(token0 + token) * heads + head0 + row % group) * D + lane % 4 * 8;
         out.last[i] = kv_len - tokens + token;
 #pragma unroll
@@ -69,9 +58,9 @@ __device__ Part<D> attend(const Queries<D> &q, const bf16 *k, const bf16 *v, con
         uint32_t id = table[i];
         if (id >= blocks) __trap();
         size_t base = (size_t(id) * kv_heads + kv_head) * kBlock * D;
-        auto load_key = [&](int r, int c) { return load16(k + base + cache_piece(row + 2 * r, 4 * c + quad)); };
+        auto load_key = [&](int r, int c) { return load16(k + base + cache_vector(row + 2 * r, 4 * c + quad)); };
         auto load_value = [&](int r, int c) {
-            uint4 x = load16(v + base + cache_piece(row + 2 * r, 4 * c + quad));
+            uint4 x = load16(v + base + cache_vector(row + 2 * r, 4 * c + quad));
             // Beyond the end the cache may hold anything, and 0 * NaN is NaN.
             return i * kBlock + row + 2 * r < kv_len ? x : make_uint4(0, 0, 0, 0);
         };
@@ -81,7 +70,7 @@ __device__ Part<D> attend(const Queries<D> &q, const bf16 *k, const bf16 *v, con
 #pragma unroll
             for (int c = 0; c < D / 32 && kAhead; ++c) key[r][c] = load_key(r, c), value[r][c] = load_value(r, c);
         }
-        float s[2][4] = {};
+        Accumulator s[2] = {};
 #pragma unroll
         for (int c = 0; c < D / 32; ++c) {
 #pragma unroll
@@ -97,8 +86,7 @@ __device__ Part<D> attend(const Queries<D> &q, const bf16 *k, const bf16 *v, con
                 p[j] = token + j <= q.last[r] ? s[j / 2][2 * r + j % 2] * scale : -INFINITY;
                 top = fmaxf(top, p[j]);
             }
-            top = fmaxf(top, __shfl_xor_sync(kAll, top, 1));
-            top = fmaxf(top, __shfl_xor_sync(kAll, top, 2));
+            top = reduce_quad(top, Max());
             float zero = top == -INFINITY ? 0.f : top; // nothing visible yet: all weights are 0
             float shrink = exp2f(part.max[r] - zero);
             part.max[r] = top;
@@ -116,20 +104,16 @@ __device__ Part<D> attend(const Queries<D> &q, const bf16 *k, const bf16 *v, con
                 part.o[t][2 * r + 1] *= shrink;
             }
         }
-        uint32_t a0 = narrow(s[0][0], s[0][1]), a1 = narrow(s[0][2], s[0][3]);
-        uint32_t a2 = narrow(s[1][0], s[1][1]), a3 = narrow(s[1][2], s[1][3]);
+        uint4 p = operand_a(s[0], s[1]);
 #pragma unroll
         for (int t = 0; t < D / 8; ++t) {
             if (!kAhead && t % 4 == 0) value[0][t / 4] = load_value(0, t / 4), value[1][t / 4] = load_value(1, t / 4);
             const uint32_t *first = reinterpret_cast<const uint32_t *>(&value[0][t / 4]);
             const uint32_t *second = reinterpret_cast<const uint32_t *>(&value[1][t / 4]);
-            mma(part.o[t], a0, a1, a2, a3, transposed(first[t % 4]), transposed(second[t % 4]));
+            mma(part.o[t], p, transposed(first[t % 4]), transposed(second[t % 4]));
         }
     }
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        part.sum[r] += __shfl_xor_sync(kAll, part.sum[r], 1);
-        part.sum[r] += __shfl_xor_sync(kAll, part.sum[r], 2);
-    }
+    for (int r = 0; r < 2; ++r) part.sum[r] = reduce_quad(part.sum[r], Add());
     return part;
 }

@@ -9,12 +9,6 @@
 #include "attention_prefill.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // Running softmax of a lane's two rows, lane / 4 and lane / 4 + 8 of its warp: the largest score, and the sum of the
 // weights, relative to exp2(max * scale), of its own columns.
 struct Softmax {
@@ -36,10 +30,9 @@ struct Softmax {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             float top = fmaxf(tops[r][0], tops[r][1]);
-            top = fmaxf(top, __shfl_xor_sync(kAll, top, 1));
-            top = fmaxf(top, __shfl_xor_sync(kAll, top, 2));
+            top = reduce_quad(top, Max());
             zero[r] = Masked && top == -INFINITY ? 0.f : top * scale; // nothing visible yet: all weights are 0
-            shrink[r] = exp2_fast(max[r] * scale - zero[r]);
+            shrink[r] = exp2_approx(max[r] * scale - zero[r]);
             max[r] = top;
         }
 #pragma unroll
@@ -47,7 +40,7 @@ struct Softmax {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 float &x = s[4 * j + i];
-                x = exp2_fast(x * scale - zero[i / 2]);
+                x = exp2_approx(x * scale - zero[i / 2]);
                 sums[i / 2][i % 2] += x;
             }
         }
@@ -66,7 +59,7 @@ template <int D> struct Consumer {
     Ring<Size::kSlots> slot;
     Ring<Size::kBuffers> buffer;
     float s[Size::kTokens / 2], o[Size::kParts][Size::kPart];
-    uint32_t p[Size::kTokens / 16][4];
+    uint4 p[Size::kTokens / 16];
     int last[2]; // the last token that each of a lane's rows sees, less the columns before the lane's first
     Softmax softmax;
 
@@ -76,8 +69,8 @@ template <int D> struct Consumer {
 
     // s = q kᵀ, begun.
     __device__ __forceinline__ void scores(uint32_t keys) {
-        uint64_t a = operand(shared_address(shared.q[buffer.index][consumer]), 0, 1024);
-        uint64_t b = operand(shared_address(shared.kv[keys]), 0, 1024);
+        uint64_t a = descriptor(shared_address(shared.q[buffer.index][consumer]), 0, 1024);
+        uint64_t b = descriptor(shared_address(shared.kv[keys]), 0, 1024);
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < D / 16; ++i) {
@@ -92,7 +85,7 @@ template <int D> struct Consumer {
 
     // o += p v, begun.
     __device__ __forceinline__ void add_values(uint32_t values) {
-        uint64_t b = operand(shared_address(shared.kv[values]), Size::kTokens * 128, 1024);
+        uint64_t b = descriptor(shared_address(shared.kv[values]), Size::kTokens * 128, 1024);
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < Size::kTokens / 16; ++i) {
@@ -111,10 +104,9 @@ template <int D> struct Consumer {
 
     __device__ __forceinline__ void narrow_weights() {
 #pragma unroll
-        for (int i = 0; i < Size::kTokens / 16; ++i) {
-#pragma unroll
-            for (int j = 0; j < 4; ++j) p[i][j] = narrow(s[8 * i + 2 * j], s[8 * i + 2 * j + 1]);
-        }
+        for (int i = 0; i < Size::kTokens / 16; ++i)
+            p[i] = make_uint4(narrow(s[8 * i], s[8 * i + 1]), narrow(s[8 * i + 2], s[8 * i + 3]),
+                              narrow(s[8 * i + 4], s[8 * i + 5]), narrow(s[8 * i + 6], s[8 * i + 7]));
     }
 
     // The last KV tile, which is the first of a walk: `buffer` has the queries, `slot` will have the keys.
@@ -171,15 +163,12 @@ template <int D> struct Consumer {
 
 // Writes o / sum. The lanes of a quad exchange what they hold so that each writes 16 bytes.
 template <int D>
-__device__ void write(Consumer<D> &c, const Batch &batch, const Tile &tile, uint32_t row0, bf16 *out) {
+__device__ void write(Consumer<D> &c, const HeadBatch &batch, const Tile &tile, uint32_t row0, bf16 *out) {
     using Size = Sizes<D>;
     uint32_t group = batch.heads / batch.kv_heads, quad = threadIdx.x % 4;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        float sum = c.softmax.sum[r];
-        sum += __shfl_xor_sync(kAll, sum, 1);
-        sum += __shfl_xor_sync(kAll, sum, 2);
-        float inverse = 1.f / sum;
+        float inverse = 1.f / reduce_quad(c.softmax.sum[r], Add());
         uint32_t row = row0 + 8 * r, token = tile.token0 + row / group;
         bf16 *to = out + (size_t(token) * batch.heads + tile.kv_head * group + row % group) * D + 8 * quad;
 #pragma unroll
@@ -207,17 +196,17 @@ __device__ void write(Consumer<D> &c, const Batch &batch, const Tile &tile, uint
 }
 
 template <int D>
-__device__ void consume(Shared<D> &shared, const Batch &batch, bf16 *out, float scale, uint32_t consumer) {
+__device__ void consume(Shared<D> &shared, const HeadBatch &batch, bf16 *out, float scale, uint32_t consumer) {
     Consumer<D> c = {shared, consumer, scale};
     Ring<2> place;
     uint32_t lane = threadIdx.x % 32, group = batch.heads / batch.kv_heads;
     for (;; c.buffer.next()) {
         Tile tile = next_tile<D>(shared, place);
         if (tile.rows == 0) break;
-        uint32_t first_row = tile.row0 + 64 * consumer, row0 = first_row + threadIdx.x / 32 % 4 * 16 + lane / 4;
+        uint32_t first_row = tile.row0 + 64 * consumer, row0 = first_row + threadIdx.x / 32 % 4 * 16 + Accumulator::row(lane, 0);
 #pragma unroll
         for (int r = 0; r < 2; ++r)
-            c.last[r] = tile.first + min(row0 + 8 * r, tile.rows - 1) / group - 2 * (lane % 4);
+            c.last[r] = tile.first + min(row0 + 8 * r, tile.rows - 1) / group - Accumulator::column(lane, 0);
         // KV tiles that all rows see whole.
         uint32_t clear = (tile.first + min(first_row, tile.rows - 1) / group + 1) / Sizes<D>::kTokens;
         uint32_t kv = tile.kv_tiles - 1;
@@ -232,7 +221,7 @@ __device__ void consume(Shared<D> &shared, const Batch &batch, bf16 *out, float 
 }
 
 template <int D>
-__device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, const Batch &batch, bf16 *out, float scale) {
+__device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, const HeadBatch &batch, bf16 *out, float scale) {
     using Size = Sizes<D>;
     extern __shared__ __align__(1024) uint8_t bytes[];
     Shared<D> &shared = *reinterpret_cast<Shared<D> *>(bytes);
@@ -269,7 +258,7 @@ __device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, const Batch
 }
 
 #define BODY(D)                                                                                                        \
-    prefill<D>(q, k, v, {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks, heads, kv_heads}, out, scale)
+    prefill<D>(q, k, v, {{qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks}, heads, kv_heads}, out, scale)
 #else
 #define BODY(D) __trap() // the launcher takes csrc/attention_prefill_mma.cu
 #endif

@@ -7,17 +7,17 @@
 // as bulk copies of 16 tokens by 128 bytes.
 #pragma once
 #include "hopper.cuh"
+#include "kv_cache.cuh"
+#include "math.cuh"
+#include "warp.cuh"
 
 constexpr int kWarpgroup = 128;
 constexpr int kConsumers = 2;
 constexpr uint32_t kRows = 64 * kConsumers; // matrix rows of a tile
 constexpr uint32_t kDecodeRows = 16;        // matrix rows that the decode kernel takes
 
-struct Batch {
-    const uint32_t *qo_indptr;    // [rows + 1]
-    const uint32_t *kv_lens;      // [rows]
-    const uint32_t *block_tables; // [rows, max_blocks]
-    uint32_t rows, max_blocks, blocks, heads, kv_heads;
+struct HeadBatch : Batch {
+    uint32_t heads, kv_heads;
 };
 
 struct Tile {
@@ -55,19 +55,14 @@ __device__ uint32_t tickets[2];
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // Tile number `ticket` of the batch, by a whole warp. Tiles are ordered by batch row, then from the last queries, which
 // see most, to the first, then by KV head.
-template <int D> __device__ Tile find_tile(const Batch &batch, uint32_t ticket) {
+template <int D> __device__ Tile find_tile(const HeadBatch &batch, uint32_t ticket) {
     uint32_t lane = threadIdx.x % 32, group = batch.heads / batch.kv_heads;
     for (uint32_t base = 0; base < batch.rows; base += 32) {
         uint32_t b = min(base + lane, batch.rows - 1), token0 = batch.qo_indptr[b];
         uint32_t rows = (batch.qo_indptr[b + 1] - token0) * group, kv_len = batch.kv_lens[b];
         uint32_t here = (rows + kRows - 1) / kRows * batch.kv_heads;
         if (base + lane >= batch.rows || rows <= kDecodeRows) here = 0;
-        uint32_t through = here;
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            uint32_t before = __shfl_up_sync(kAll, through, step);
-            if (lane >= step) through += before;
-        }
+        uint32_t through = inclusive_scan(here);
         uint32_t found = __ballot_sync(kAll, ticket < through);
         if (found == 0) {
             ticket -= __shfl_sync(kAll, through, 31);
@@ -99,7 +94,7 @@ template <int D, bool Values> struct Fetcher {
     uint32_t slab; // that lane i copies, of block i of the next tile
 
     // Looks up the slabs of a KV tile. A bad block stops the kernel.
-    __device__ __forceinline__ void look_up(const Batch &batch, const Tile &tile, uint32_t index) {
+    __device__ __forceinline__ void look_up(const HeadBatch &batch, const Tile &tile, uint32_t index) {
         uint32_t block = index * kBlocks + threadIdx.x % 32 % kBlocks;
         if (block * kBlock >= tile.kv_len) return;
         uint32_t id = batch.block_tables[size_t(tile.batch_row) * batch.max_blocks + block];
@@ -108,7 +103,7 @@ template <int D, bool Values> struct Fetcher {
     }
 
     // Copies the KV tile that was looked up, and looks up the one before it.
-    __device__ __forceinline__ void fetch(Shared<D> &shared, const bf16 *cache, const Batch &batch, const Tile &tile,
+    __device__ __forceinline__ void fetch(Shared<D> &shared, const bf16 *cache, const HeadBatch &batch, const Tile &tile,
                                           uint32_t index) {
         uint32_t tokens = min(tile.kv_len - index * Size::kTokens, uint32_t(Size::kTokens));
         uint32_t whole = Values ? tokens / kBlock : (tokens + kBlock - 1) / kBlock; // blocks to copy as they are
@@ -167,7 +162,7 @@ template <int D> __device__ __forceinline__ Tile next_tile(Shared<D> &shared, Ri
 
 // Draws tiles, tells the others, and fetches keys. The ring has a tile's first keys, then keys and values in turn, then
 // its last values.
-template <int D> __device__ void fetch_keys(Shared<D> &shared, const bf16 *k, const Batch &batch) {
+template <int D> __device__ void fetch_keys(Shared<D> &shared, const bf16 *k, const HeadBatch &batch) {
     Fetcher<D, false> fetcher;
     Ring<2> place;
     uint32_t lane = threadIdx.x % 32, ticket = blockIdx.x;
@@ -192,7 +187,7 @@ template <int D> __device__ void fetch_keys(Shared<D> &shared, const bf16 *k, co
     if (lane == 0 && atomicAdd(&tickets[1], 1) == gridDim.x - 1) tickets[0] = tickets[1] = 0;
 }
 
-template <int D> __device__ void fetch_values(Shared<D> &shared, const bf16 *v, const Batch &batch) {
+template <int D> __device__ void fetch_values(Shared<D> &shared, const bf16 *v, const HeadBatch &batch) {
     Fetcher<D, true> fetcher;
     Ring<2> place;
     for (;;) {
@@ -209,7 +204,7 @@ template <int D> __device__ void fetch_values(Shared<D> &shared, const bf16 *v, 
 
 // Fetches the queries of one consumer, by one warp; rows beyond the end repeat the last.
 template <int D>
-__device__ void fetch_queries(Shared<D> &shared, const bf16 *q, const Batch &batch, uint32_t consumer) {
+__device__ void fetch_queries(Shared<D> &shared, const bf16 *q, const HeadBatch &batch, uint32_t consumer) {
     constexpr uint32_t kPieces = D / 8;
     Ring<2> place;
     Ring<Sizes<D>::kBuffers> buffer;
@@ -224,7 +219,7 @@ __device__ void fetch_queries(Shared<D> &shared, const bf16 *q, const Batch &bat
             const bf16 *from = q + (size_t(token) * batch.heads + tile.kv_head * group + row % group) * D + 8 * piece;
             copy16(shared.q[buffer.index][consumer][piece / 8] + r * 128 + (piece % 8 ^ r % 8) * 16, from);
         }
-        copies_wait();
+        copies_wait_all();
         fence_shared_for_async();
         __syncwarp();
         if (lane == 0) arrive(&shared.q_full[buffer.index][consumer]);

@@ -21,7 +21,7 @@ __device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, Batch batch
     uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        uint32_t row = row0 + lane / 4 + 8 * r;
+        uint32_t row = row0 + Accumulator::row(lane, 2 * r);
         if (row >= rows) continue;
         bf16 *to = out + (size_t(token0 + row / group) * heads + kv_head * group + row % group) * D;
         float inverse = 1.f / part.sum[r];
@@ -39,7 +39,7 @@ __device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, Batch batch
         const uint32_t *block_tables, bf16 *out, uint32_t heads, uint32_t max_blocks, uint32_t blocks, float scale) {  \
         release_successor();                                                                                           \
         wait_for_predecessor();                                                                                        \
-        prefill<D>(q, k, v, {qo_indptr, kv_lens, block_tables, max_blocks, blocks}, out, heads, scale);                \
+        prefill<D>(q, k, v, {qo_indptr, kv_lens, block_tables, gridDim.z, max_blocks, blocks}, out, heads, scale);                \
     }
 PREFILL(64)
 PREFILL(128)

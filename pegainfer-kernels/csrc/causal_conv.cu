@@ -6,28 +6,15 @@
 // tokens that still see the tail, and then leaves the tails of the chain's segments. Each thread reads its channels of the
 // tail before it writes them, so a chain may end in the slot that it began with.
 #include "delta.cuh"
+#include "vec8.cuh"
 
 constexpr uint32_t kConvThreads = 128;
 constexpr uint32_t kTaps = 4;
 constexpr uint32_t kBack = kTaps - 1; // tokens that see the tail
 
-// Eight channels of a token.
-struct Eight {
-    float x[8];
-
-    __device__ __forceinline__ void widen8(uint4 piece) {
-        const uint32_t *v = reinterpret_cast<const uint32_t *>(&piece);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            float2 pair = widen(v[j]);
-            x[2 * j] = pair.x, x[2 * j + 1] = pair.y;
-        }
-    }
-};
-
 // The newest inputs, that of token i at i % kTaps, and the weights.
 struct Window {
-    Eight input[kTaps], weight[kTaps];
+    Vec8 input[kTaps], weight[kTaps];
 
     __device__ __forceinline__ void load_weights(const float *at, uint32_t channels) {
 #pragma unroll
@@ -135,7 +122,7 @@ __device__ __forceinline__ void convolve(Operands at, const float *__restrict__ 
     at.projected = written(at.projected);
     if (first > 0) // a tile is longer than a window
 #pragma unroll
-        for (uint32_t i = 1; i < kTaps; ++i) window.input[i].widen8(at.input(first - kTaps + i));
+        for (uint32_t i = 1; i < kTaps; ++i) window.input[i] = widen8(at.input(first - kTaps + i));
     // Tokens since the chain began, as far as that matters, and whether it began in this tile.
     uint32_t age = plan.begins_at(-1) ? 1 : plan.begins_at(-2) ? 2 : kBack;
     bool mine = false;
@@ -143,10 +130,10 @@ __device__ __forceinline__ void convolve(Operands at, const float *__restrict__ 
         if (uint32_t begins = plan.begins_at(i)) {
             uint32_t from = load_segment(at.segments, begins - 1).from;
 #pragma unroll
-            for (uint32_t r = 0; r < kBack; ++r) window.input[(i + 1 + r) % kTaps].widen8(at.tail_or_zeros(from, r));
+            for (uint32_t r = 0; r < kBack; ++r) window.input[(i + 1 + r) % kTaps] = widen8(at.tail_or_zeros(from, r));
             age = 0, mine = true;
         }
-        window.input[i % kTaps].widen8(newest);
+        window.input[i % kTaps] = widen8(newest);
         if (i < TILE ? mine || age >= kBack : age < kBack)
             *reinterpret_cast<uint4 *>(out + size_t(first + i) * at.channels + at.channel) = window.convolve(i);
         ++age;

@@ -60,11 +60,8 @@ __device__ void accumulate(Histogram &shared) {
         mass += uint64_t(*in_block(&shared.high[threadIdx.x], i)) << 32;
         mass += *in_block(&shared.low[threadIdx.x], i);
     }
-    for (uint32_t step = 1; step < 32; step *= 2) {
-        uint32_t n_before = __shfl_up_sync(kAll, n, step);
-        uint64_t mass_before = __shfl_up_sync(kAll, mass, step);
-        if (lane >= step) n += n_before, mass += mass_before;
-    }
+    n = inclusive_scan(n);
+    mass = inclusive_scan(mass);
     if (lane == 31) shared.warp_counts[warp] = n, shared.warp_masses[warp] = mass;
     __syncthreads();
     for (uint32_t i = 0; i < warp; ++i) n += shared.warp_counts[i], mass += shared.warp_masses[i];

@@ -40,7 +40,7 @@ __device__ void decode(const Source &source, bf16 *k, bf16 *v, const Batch &batc
                       (kWarps * S * (kSlabs<D> * 32 * D + 8) + 16 * N * D + 4 * D + 8 + 127) / 128 * 128,
                   "as the launcher computes it");
     constexpr bool kFused = Source::kFused;
-    constexpr uint32_t kStages = Ring<D, S>::kStages;
+    constexpr uint32_t kStages = KvRing<D, S>::kStages;
     extern __shared__ __align__(128) uint8_t raw[];
     Shared<D, N, S> &shared = *reinterpret_cast<Shared<D, N, S> *>(raw);
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -64,7 +64,7 @@ __device__ void decode(const Source &source, bf16 *k, bf16 *v, const Batch &batc
     uint32_t first = pair.part * total / pair.parts + warp, end = (pair.part + 1) * total / pair.parts;
     const uint32_t *table = batch.block_tables + size_t(pair.row) * batch.max_blocks;
     size_t stride = size_t(pair.kv_heads) * kBlock * D, slab = size_t(pair.kv_head) * kBlock * D;
-    Ring<D, S> ring = {shared.kv[warp], shared.barriers[warp], k + slab, v + slab, stride};
+    KvRing<D, S> ring = {shared.kv[warp], shared.barriers[warp], k + slab, v + slab, stride};
     ring.table = table + first;
     ring.count = first < end ? (end - first + kWarps - 1) / kWarps : 0;
     ring.blocks = batch.blocks;
@@ -83,7 +83,7 @@ __device__ void decode(const Source &source, bf16 *k, bf16 *v, const Batch &batc
     // Columns without a query: what they score must not depend on what lay here before, because all columns change the
     // reference of their softmax together.
     for (uint32_t i = pair.columns * (D / 8) + threadIdx.x; i < N * D; i += 32 * kWarps)
-        *reinterpret_cast<uint4 *>(shared.q + query_piece<N>(i / (D / 8), i % (D / 8))) = make_uint4(0, 0, 0, 0);
+        *reinterpret_cast<uint4 *>(shared.q + query_vector<N>(i / (D / 8), i % (D / 8))) = make_uint4(0, 0, 0, 0);
     typename Source::template Early<D> early = source.template early<D>(newest);
     // Beside another kernel, the one that wrote what comes now is complete already, and the end has to wait instead.
     if (!source.beside()) wait_for_predecessor();
@@ -97,11 +97,11 @@ __device__ void decode(const Source &source, bf16 *k, bf16 *v, const Batch &batc
     for (int t = 0; t < N; ++t) {
 #pragma unroll
         for (int c = 0; c < D / 32; ++c)
-            q[t][c] = load_matrices<false>(shared.q + query_piece<N>(8 * t + lane % 8, 4 * c + lane / 8));
+            q[t][c] = load_matrices(shared.q + query_vector<N>(8 * t + lane % 8, 4 * c + lane / 8));
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
             part.max[t][j] = -INFINITY;
-            part.last[t][j] = pair.kv_len - pair.tokens + pair.token(8 * t + lane % 4 * 2 + j);
+            part.last[t][j] = pair.kv_len - pair.tokens + pair.token(8 * t + Accumulator::column(lane, j));
         }
     }
     const bf16(*added)[D] = fresh ? shared.fresh : nullptr;

@@ -3,13 +3,6 @@
 #pragma once
 #include "decode_tiles.cuh"
 
-struct Batch {
-    const uint32_t *qo_indptr;    // [rows + 1]
-    const uint32_t *kv_lens;      // [rows]
-    const uint32_t *block_tables; // [rows, max_blocks]
-    uint32_t rows, max_blocks, blocks;
-};
-
 // Where blocks that share a pair leave their parts.
 struct Workspace {
     float *parts;      // [kv_heads, gridDim.x, 8 N, D + 4]
@@ -61,15 +54,12 @@ __device__ Pair find_pair(const Batch &batch, const Place &place, uint32_t group
     for (uint32_t first = 0; first < batch.rows; first += 32) {
         uint32_t blocks = row_blocks(batch, first + lane, group, most);
         uint32_t parts = blocks ? min(1 + blocks * spare / total, (blocks + kWarps - 1) / kWarps) : 0;
-        uint32_t sum = __reduce_add_sync(kAll, parts), end = parts;
+        uint32_t sum = __reduce_add_sync(kAll, parts);
         if (item >= sum) {
             item -= sum;
             continue;
         }
-        for (uint32_t step = 1; step < 32; step *= 2) {
-            uint32_t before = __shfl_up_sync(kAll, end, step);
-            if (lane >= step) end += before;
-        }
+        uint32_t end = inclusive_scan(parts);
         uint32_t source = __ffs(__ballot_sync(kAll, end > item)) - 1;
         pair.row = first + source;
         pair.parts = __shfl_sync(kAll, parts, source);
@@ -91,7 +81,7 @@ __device__ __forceinline__ uint32_t add_acq_rel(uint32_t *counter, uint32_t x) {
 }
 
 // Element of the first of dimensions 8 piece ... of a column of the matrix of queries, swizzled as the cache is.
-template <int N> __device__ __forceinline__ uint32_t query_piece(uint32_t column, uint32_t piece) {
+template <int N> __device__ __forceinline__ uint32_t query_vector(uint32_t column, uint32_t piece) {
     return ((piece / 8 * 8 * N + column) * 8 + (piece % 8 ^ column % 8)) * 8;
 }
 
@@ -102,15 +92,14 @@ template <int D, int N> __device__ void store_part(Part<D, N> &part, float *to, 
     for (int t = 0; t < N; ++t) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-            float sum = part.sum[t][j];
-            for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(kAll, sum, step);
-            uint32_t column = 8 * t + lane % 4 * 2 + j;
+            float sum = reduce_column(part.sum[t][j], Add());
+            uint32_t column = 8 * t + Accumulator::column(lane, j);
             if (column >= columns) continue;
             float *row = to + column * (D + 4);
 #pragma unroll
             for (int m = 0; m < D / 16; ++m) {
-                row[16 * m + lane / 4] = part.o[t][m][j];
-                row[16 * m + lane / 4 + 8] = part.o[t][m][j + 2];
+                row[16 * m + Accumulator::row(lane, 0)] = part.o[t][m][j];
+                row[16 * m + Accumulator::row(lane, 2)] = part.o[t][m][j + 2];
             }
             if (lane < 4) *reinterpret_cast<float2 *>(row + D) = make_float2(part.max[t][j], sum);
         }

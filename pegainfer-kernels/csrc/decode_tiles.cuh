@@ -8,37 +8,12 @@
 // Whoever includes this has defined kWarps before: how many warps of a block of threads attend, each with a ring of S
 // stages.
 #pragma once
-#include "bulk.cuh"
+#include "async.cuh"
+#include "kv_cache.cuh"
+#include "math.cuh"
+#include "warp.cuh"
 
 #if __CUDA_ARCH__ >= 900
-__device__ __forceinline__ float exp2_approx(float x) {
-    float out;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
-    return out;
-}
-
-// Four 8 x 8 matrices of bf16; each lane gives the address of a row of 16 bytes, 8 lanes a matrix.
-template <bool kTransposed> __device__ __forceinline__ uint4 load_matrices(const bf16 *row) {
-    uint4 v;
-    if (kTransposed)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                     : "r"(shared_address(row))
-                     : "memory");
-    else
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                     : "r"(shared_address(row))
-                     : "memory");
-    return v;
-}
-
-__device__ __forceinline__ uint32_t transposed(uint32_t pair) {
-    uint32_t out;
-    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
-    return out;
-}
-
 // Keys or values of one head in a block of the cache.
 template <int D> using Slab = bf16[kBlock * D];
 // Slabs of a stage: of a KV block the keys and the values. Of large heads one of them, so that as many blocks of threads
@@ -47,7 +22,7 @@ template <int D> constexpr int kSlabs = D > 128 ? 1 : 2;
 template <int D> using Stage = Slab<D>[kSlabs<D>];
 
 // The blocks of one warp, `count` of them, every kWarps-th of its row's, on their way through its stages.
-template <int D, int S> struct Ring {
+template <int D, int S> struct KvRing {
     static constexpr uint32_t kStages = 2 / kSlabs<D>; // of a KV block
     Stage<D> *stages;
     uint64_t *barriers;
@@ -98,7 +73,7 @@ template <int D, int S> struct Ring {
 
 // A warp's part of the softmax: numerators and denominator relative to exp2(max), for columns 8 t + 2 (lane % 4), + 1.
 template <int D, int N> struct Part {
-    float o[N][D / 16][4]; // dimension 16 m + lane / 4 of both columns, then dimension + 8
+    Accumulator o[N][D / 16]; // dimension 16 m + lane / 4 of both columns, then dimension + 8
     float max[N][2], sum[N][2];
     uint32_t last[N][2]; // the last token that a column sees
 };
@@ -109,21 +84,21 @@ template <int D, int N>
 __device__ __forceinline__ void scores(float (&x)[N][2][2], const Part<D, N> &part, const uint4 (&q)[N][D / 32],
                                        const Slab<D> &keys, uint32_t token, bool masked, float scale) {
     uint32_t lane = threadIdx.x % 32;
-    float s[2][N][4] = {}; // two sums, so that each waits for every other product only
+    Accumulator s[2][N] = {}; // two sums, so that each waits for every other product only
 #pragma unroll
     for (int c = 0; c < D / 16; ++c) {
-        uint4 a = load_matrices<false>(keys + cache_piece(lane % 16, 2 * c + lane / 16));
+        uint4 a = load_matrices(keys + cache_vector(lane % 16, 2 * c + lane / 16));
 #pragma unroll
         for (int t = 0; t < N; ++t) {
             const uint4 &b = q[t][c / 2];
-            mma(s[c % 2][t], a.x, a.y, a.z, a.w, c % 2 ? b.z : b.x, c % 2 ? b.w : b.y);
+            mma(s[c % 2][t], a, c % 2 ? b.z : b.x, c % 2 ? b.w : b.y);
         }
     }
 #pragma unroll
     for (int t = 0; t < N; ++t) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            bool seen = !masked || token + lane / 4 + j / 2 * 8 <= part.last[t][j % 2];
+            bool seen = !masked || token + Accumulator::row(lane, j) <= part.last[t][j % 2];
             x[t][j / 2][j % 2] = seen ? (s[0][t][j] + s[1][t][j]) * scale : -INFINITY;
         }
     }
@@ -136,7 +111,7 @@ template <int D, int N> __device__ __forceinline__ void raise(Part<D, N> &part, 
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
             float top = fmaxf(part.max[t][j], fmaxf(x[t][0][j], x[t][1][j]));
-            for (int step = 4; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(kAll, top, step));
+            top = reduce_column(top, Max());
             float shrink = part.max[t][j] == top ? 1.f : exp2_approx(part.max[t][j] - top);
             part.max[t][j] = top;
             part.sum[t][j] *= shrink;
@@ -183,9 +158,9 @@ __device__ __forceinline__ void add_values(Part<D, N> &part, const uint32_t (&p)
     uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int m = 0; m < D / 16; ++m) {
-        uint4 a = load_matrices<true>(values + cache_piece(lane / 16 * 8 + lane % 8, 2 * m + lane / 8 % 2));
+        uint4 a = load_matrices<true>(values + cache_vector(lane / 16 * 8 + lane % 8, 2 * m + lane / 8 % 2));
 #pragma unroll
-        for (int t = 0; t < N; ++t) mma(part.o[t][m], a.x, a.y, a.z, a.w, p[t][0], p[t][1]);
+        for (int t = 0; t < N; ++t) mma(part.o[t][m], a, p[t][0], p[t][1]);
     }
 }
 
@@ -196,9 +171,9 @@ template <int D, int First, int Last>
 __device__ void complete_tile(Slab<D> *stage, uint32_t end, const bf16 (*fresh)[D], bf16 *k, bf16 *v) {
     uint32_t lane = threadIdx.x % 32;
     for (uint32_t i = (end + 1) * (D / 8) + lane; Last == 1 && i < kBlock * (D / 8); i += 32)
-        *reinterpret_cast<uint4 *>(stage[1 - First] + cache_piece(i / (D / 8), i % (D / 8))) = make_uint4(0, 0, 0, 0);
+        *reinterpret_cast<uint4 *>(stage[1 - First] + cache_vector(i / (D / 8), i % (D / 8))) = make_uint4(0, 0, 0, 0);
     for (uint32_t i = lane; fresh && i < (Last - First + 1) * (D / 8); i += 32) {
-        uint32_t value = First + i / (D / 8), piece = i % (D / 8), at = cache_piece(end, piece);
+        uint32_t value = First + i / (D / 8), piece = i % (D / 8), at = cache_vector(end, piece);
         uint4 x = *reinterpret_cast<const uint4 *>(fresh[value] + 8 * piece);
         *reinterpret_cast<uint4 *>(stage[value - First] + at) = x;
         *reinterpret_cast<uint4 *>((value ? v : k) + at) = x;

@@ -1,22 +1,15 @@
 // The gated delta rule on some rows of a head's matrix, which stay in registers: see ops::gated_delta_rule.
 //
-// Eight neighbouring lanes share R rows of 128 columns. Lane l of them has columns 4 l ... 4 l + 3 of each quarter of a
+// Vec8 neighbouring lanes share R rows of 128 columns. Lane l of them has columns 4 l ... 4 l + 3 of each quarter of a
 // row, so that every access to memory is of 16 bytes and eight lanes touch whole lines.
 #pragma once
 #include "segments.cuh"
+#include "warp.cuh"
 
 constexpr uint32_t kDim = 128;   // of a head of q, k and v
 constexpr uint32_t kLanes = 8;   // of a row
 constexpr float kL2Eps = 1e-6f;  // of the normalisation of queries and keys
 constexpr float kQueryScale = 0.08838834764831845f; // kDim^-1/2
-
-// A pointer to what the kernel before wrote, once that is complete. Through one that is __restrict__ and const the
-// compiler may read earlier, because it takes for constant what this kernel does not write.
-template <typename T> __device__ __forceinline__ const T *written(const T *at) {
-    asm volatile("" : "+l"(at)::"memory");
-    __builtin_assume(__isGlobal(at));
-    return at;
-}
 
 // The columns of a lane.
 struct Columns {
@@ -35,10 +28,7 @@ __device__ __forceinline__ float dot(const Columns &a, const Columns &b) {
 }
 
 // The sum over the lanes of a row; each gets it.
-__device__ __forceinline__ float row_sum(float x) {
-    for (uint32_t step = kLanes / 2; step > 0; step /= 2) x += __shfl_xor_sync(kAll, x, step);
-    return x;
-}
+__device__ __forceinline__ float row_sum(float x) { return reduce_lanes(x, kLanes, Add()); }
 
 __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.f + __expf(-x)); }
 

@@ -67,7 +67,7 @@ struct GatedProjection {
             uint32_t item = warp + j * kWarps;
             if (item >= items) break;
             bool query = item < pair.group;
-            bf16 *to = query ? shared.q + query_piece<N>(item, lane) : shared.fresh[0] + 8 * lane;
+            bf16 *to = query ? shared.q + query_vector<N>(item, lane) : shared.fresh[0] + 8 * lane;
             *reinterpret_cast<uint4 *>(to) =
                 norm_rope(x[j], select(query, early.q, early.k), rotates_with(lane, rotary), 32, D, eps);
         }

@@ -68,7 +68,7 @@ __device__ __forceinline__ void fetch_tile(uint4 *to, const bf16 *from, size_t c
     uint32_t t = thread / kTilePieces, piece = thread % kTilePieces;
     from += t * channels + 8 * piece;
     int32_t left = int32_t(tokens) - int32_t(t);
-    uint4 *even = to + tile_piece(t, piece), *odd = to + tile_piece(t + kRows, piece);
+    uint4 *even = to + tile_vector(t, piece), *odd = to + tile_vector(t + kRows, piece);
 #pragma unroll
     for (uint32_t i = 0; i < kChunk / kRows; ++i) {
         copy16_or_zero((i % 2 ? odd : even) + i / 2 * 2 * kRows * kRowPieces, from, int32_t(i * kRows) < left);

@@ -1,6 +1,8 @@
 // ops::gated_delta_chunks, first kernel: what the chunks need besides the state. A block of four warps takes one chunk
 // and key head, with all value heads of the group.
 #include "gated_delta_solve.cuh"
+#include "math.cuh"
+#include "norm_rope.cuh"
 #include <type_traits>
 
 constexpr int kThreads = 128;
@@ -19,13 +21,6 @@ struct Shared {
     float queries[kChunk], keys[kChunk]; // c, a
     float columns[kChunk];               // a, decayed to the end of the band
 };
-
-// 2^x for x <= 0; what is denormal is 0.
-__device__ __forceinline__ float power(float x) {
-    float out;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
-    return out;
-}
 
 // b and a of the tokens that a thread has, two heads apart.
 struct RawGates {
@@ -62,11 +57,7 @@ __device__ __forceinline__ void sum_gates(Shared &s, const RawGates &raw, const 
     __syncthreads();
     if (warp < group) {
         float2 &pair = reinterpret_cast<float2 *>(s.sum[warp])[lane];
-        float sum = pair.x + pair.y;
-        for (int step = 1; step < 32; step *= 2) {
-            float other = __shfl_up_sync(kAll, sum, step);
-            if (lane >= step) sum += other;
-        }
+        float sum = inclusive_scan(pair.x + pair.y);
         pair = make_float2(sum - pair.y, sum);
     }
 }
@@ -78,7 +69,7 @@ __device__ void load_lengths(Shared &s) {
     const uint4 *tile = key ? s.tiles.k : s.tiles.q;
     float squares = 0.f;
 #pragma unroll
-    for (uint32_t p = 0; p < kTilePieces; ++p) squares += sum_squares(tile[tile_piece(t, p)]);
+    for (uint32_t p = 0; p < kTilePieces; ++p) squares += sum_squares(tile[tile_vector(t, p)]);
     float scale = rsqrtf(squares + 1e-6f);
     if (key) {
         s.keys[t] = scale;
@@ -99,7 +90,7 @@ template <class F> __device__ __forceinline__ void as_constant(uint32_t warp, F 
 
 // Five blocks of 16 x 16, in the layout of products: of Q Kᵀ band Warp up to the diagonal, then of K Kᵀ that of
 // 3 - Warp.
-using Products = float[kBands + 1][2][4];
+using Products = Accumulator[kBands + 1][2];
 
 template <int Warp> __device__ __forceinline__ void multiply(const Shared &s, Products &d) {
     constexpr int kOther = kBands - 1 - Warp;
@@ -117,12 +108,12 @@ template <int Warp> __device__ __forceinline__ void multiply(const Shared &s, Pr
             if (j > Warp && j > kOther) continue;
             uint4 b = load_matrices(columns + 16 * j * kRowPieces + beside);
             if (j <= Warp) {
-                mma(d[j][0], a.x, a.y, a.z, a.w, b.x, b.y);
-                mma(d[j][1], a.x, a.y, a.z, a.w, b.z, b.w);
+                mma(d[j][0], a, b.x, b.y);
+                mma(d[j][1], a, b.z, b.w);
             }
             if (j <= kOther) {
-                mma(d[Warp + 1 + j][0], other.x, other.y, other.z, other.w, b.x, b.y);
-                mma(d[Warp + 1 + j][1], other.x, other.y, other.z, other.w, b.z, b.w);
+                mma(d[Warp + 1 + j][0], other, b.x, b.y);
+                mma(d[Warp + 1 + j][1], other, b.z, b.w);
             }
         }
     }
@@ -133,19 +124,19 @@ __device__ __forceinline__ void scale_columns(Shared &s, const float *sum, Part 
     uint32_t t = threadIdx.x;
     if (t >= kChunk) return;
     float last = sum[kChunk - 1];
-    s.columns[t] = s.keys[t] * power(sum[t | 15] - sum[t]);
-    part->carry.keys[t] = power(sum[t]) * s.keys[t];
-    part->carry.carry[t] = power(last - sum[t]) * s.keys[t];
-    part->read.queries[t] = power(sum[t]) * s.queries[t];
-    if (t == 0) part->carry.decay[0] = power(last);
+    s.columns[t] = s.keys[t] * exp2_approx(sum[t | 15] - sum[t]);
+    part->carry.keys[t] = exp2_approx(sum[t]) * s.keys[t];
+    part->carry.carry[t] = exp2_approx(last - sum[t]) * s.keys[t];
+    part->read.queries[t] = exp2_approx(sum[t]) * s.queries[t];
+    if (t == 0) part->carry.decay[0] = exp2_approx(last);
 }
 
 // One block of products under the decays: of P with its diagonal, of A without. `scale`: of rows lane / 4 and 8
 // further.
 template <bool Diagonal, bool Strict>
-__device__ __forceinline__ void decay_block(float (&to)[2][4], const float (&d)[2][4], const Shared &s,
+__device__ __forceinline__ void decay_block(Accumulator (&to)[2], const Accumulator (&d)[2], const Shared &s,
                                             const float *sum, uint32_t band, uint32_t column, const float (&scale)[2]) {
-    uint32_t row = threadIdx.x % 32 / 4, first = threadIdx.x % 4 * 2;
+    uint32_t lane = threadIdx.x % 32, row = Accumulator::row(lane, 0), first = Accumulator::column(lane, 0);
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
         uint32_t at = 16 * column + 8 * n + first;
@@ -157,15 +148,15 @@ __device__ __forceinline__ void decay_block(float (&to)[2][4], const float (&d)[
             float &low = to[n][2 * r], &high = to[n][2 * r + 1];
             if (!Diagonal) {
                 // A decay of the row times one of the column, from and to the column's last token.
-                float weight = scale[r] * power(here - sum[16 * column + 15]);
+                float weight = scale[r] * exp2_approx(here - sum[16 * column + 15]);
                 low = d[n][2 * r] * weight * factor.x, high = d[n][2 * r + 1] * weight * factor.y;
                 continue;
             }
             // A power that is not wanted may be infinite, so it is chosen, not multiplied.
             bool below = n < r;
             float x = d[n][2 * r] * scale[r], y = d[n][2 * r + 1] * scale[r];
-            low = below || first + Strict <= row ? x * power(here - base.x) * factor.x : 0.f;
-            high = below || first + 1 + Strict <= row ? y * power(here - base.y) * factor.y : 0.f;
+            low = below || first + Strict <= row ? x * exp2_approx(here - base.x) * factor.x : 0.f;
+            high = below || first + 1 + Strict <= row ? y * exp2_approx(here - base.y) * factor.y : 0.f;
             if (n > r) low = high = 0.f;
         }
     }
@@ -177,11 +168,12 @@ __device__ __forceinline__ void decay(Shared &s, const Products &products, const
                                       Part *part) {
     constexpr int kOther = kBands - 1 - Warp;
     uint32_t lane = threadIdx.x % 32;
-    float query[2], key[2], d[2][4];
+    float query[2], key[2];
+    Accumulator d[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        uint32_t i = 16 * kOther + lane / 4 + 8 * r;
-        query[r] = s.queries[16 * Warp + lane / 4 + 8 * r];
+        uint32_t row = Accumulator::row(lane, 2 * r), i = 16 * kOther + row;
+        query[r] = s.queries[16 * Warp + row];
         key[r] = beta[i] * s.keys[i];
     }
 #pragma unroll
@@ -249,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
     fetch_tile<kThreads>(s.tiles.k, q + key_heads * kHead, channels, here, threadIdx.x);
     copies_commit();
     sum_gates(s, gates, a_log + head * group, dt_bias + head * group, here, group);
-    copies_wait_until<0>();
+    copies_wait<0>();
     __syncthreads();
     load_lengths(s);
     __syncthreads();

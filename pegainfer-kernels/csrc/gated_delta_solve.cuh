@@ -14,7 +14,7 @@ __device__ __forceinline__ float tf32(float x) {
 
 // d[16, 8] += a[16, 8] b[8, 8] of rounded operands; a0, a1 hold rows group and group + 8 at column quad, a2, a3 at
 // quad + 4, b0, b1 column group at rows quad and quad + 4.
-__device__ __forceinline__ void mma_tf32(float (&d)[4], float a0, float a1, float a2, float a3, float b0, float b1) {
+__device__ __forceinline__ void mma_tf32(Accumulator &d, float a0, float a1, float a2, float a3, float b0, float b1) {
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                  "{%0, %1, %2, %3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
@@ -23,7 +23,7 @@ __device__ __forceinline__ void mma_tf32(float (&d)[4], float a0, float a1, floa
 }
 
 // A block of 16 x 16, in the layout of products, as operand b; columns scaled.
-__device__ __forceinline__ uint4 as_operand(const float (&d)[2][4], const float *scale) {
+__device__ __forceinline__ uint4 as_operand(const Accumulator (&d)[2], const float *scale) {
     float2 low = reinterpret_cast<const float2 *>(scale)[threadIdx.x % 4];
     float2 high = reinterpret_cast<const float2 *>(scale)[threadIdx.x % 4 + 4];
     return make_uint4(narrow(d[0][0] * low.x, d[0][1] * low.y), narrow(d[1][0] * high.x, d[1][1] * high.y),
@@ -33,10 +33,10 @@ __device__ __forceinline__ uint4 as_operand(const float (&d)[2][4], const float 
 // A block of the matrix from and to the layout of products. Off the diagonal it is only multiplied: rounded for that.
 __device__ __forceinline__ float *block_rows(float *matrix, uint32_t i, uint32_t j) {
     uint32_t lane = threadIdx.x % 32;
-    return matrix + (16 * i + lane / 4) * kPitch + 16 * j + lane % 4 * 2;
+    return matrix + (16 * i + Accumulator::row(lane, 0)) * kPitch + 16 * j + Accumulator::column(lane, 0);
 }
 
-__device__ __forceinline__ void load_block(float (&d)[2][4], float *matrix, uint32_t i, uint32_t j) {
+__device__ __forceinline__ void load_block(Accumulator (&d)[2], float *matrix, uint32_t i, uint32_t j) {
     const float *at = block_rows(matrix, i, j);
 #pragma unroll
     for (int e = 0; e < 8; e += 2) {
@@ -45,7 +45,7 @@ __device__ __forceinline__ void load_block(float (&d)[2][4], float *matrix, uint
     }
 }
 
-__device__ __forceinline__ void store_block(float *matrix, uint32_t i, uint32_t j, const float (&d)[2][4]) {
+__device__ __forceinline__ void store_block(float *matrix, uint32_t i, uint32_t j, const Accumulator (&d)[2]) {
     float *at = block_rows(matrix, i, j);
 #pragma unroll
     for (int e = 0; e < 8; e += 2) {
@@ -85,10 +85,10 @@ __device__ __forceinline__ void invert_diagonal(float *matrix) {
 // one's sum in the order in which they lie in registers.
 template <int N>
 __device__ __forceinline__ void corner(const float *matrix, uint32_t i, uint32_t j, uint32_t split,
-                                       float (&d)[2][4]) {
+                                       Accumulator (&d)[2]) {
     uint32_t group = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
     auto at = [&](uint32_t row, uint32_t column) { return matrix[row * kPitch + column]; };
-    float p[N][2][4] = {};
+    Accumulator p[N][2] = {};
 #pragma unroll
     for (uint32_t m = 0; m < 2 * N; ++m) {
         uint32_t row = 16 * i + group, middle = 16 * split + 8 * m + quad;
@@ -107,7 +107,7 @@ __device__ __forceinline__ void corner(const float *matrix, uint32_t i, uint32_t
     for (uint32_t n = 0; n < 2 * N; ++n) {
         uint32_t row = 16 * (split - N) + 8 * n + 2 * quad;
         if (split - N + n / 2 < j) continue;
-        const float(&a)[4] = p[n / 2][n % 2];
+        const Accumulator &a = p[n / 2][n % 2];
         float a0 = tf32(-a[0]), a1 = tf32(-a[2]), a2 = tf32(-a[1]), a3 = tf32(-a[3]);
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
@@ -121,7 +121,7 @@ __device__ __forceinline__ void corner(const float *matrix, uint32_t i, uint32_t
 // 4 x 4.
 __device__ void solve(float *matrix, const float *beta, Part *part) {
     uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    float block[2][4];
+    Accumulator block[2];
     invert_diagonal(matrix);
     load_block(block, matrix, warp, warp);
     part->carry.solve[block_index(warp, warp)][lane] = as_operand(block, beta + 16 * warp);

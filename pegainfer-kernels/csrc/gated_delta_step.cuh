@@ -6,7 +6,7 @@
 // 16 rows of the state, as the results of products: elements 0, 1 of tile t are row 2 r at columns 8 t + 2 c, + 1,
 // those at 2, 3 are row 2 r + 1, for lane 4 r + c. Neighbouring rows in a lane make pairs of what is read and written
 // by row.
-using State = float[kHead / 8][4];
+using State = Accumulator[kHead / 8];
 
 __device__ __forceinline__ void load_state(State &state, const float *row) {
 #pragma unroll
@@ -25,33 +25,27 @@ __device__ __forceinline__ void store_state(const State &state, float *row) {
     }
 }
 
-// Two tiles of results, 16 columns, as operand a.
-__device__ __forceinline__ void as_operand(uint32_t (&a)[4], const float (&low)[4], const float (&high)[4]) {
-    a[0] = narrow(low[0], low[1]), a[1] = narrow(low[2], low[3]);
-    a[2] = narrow(high[0], high[1]), a[3] = narrow(high[2], high[3]);
-}
-
 // The state, and N, as operands a of all products of a chunk.
-using StateOperand = uint32_t[kHead / 16][4];
-using NewsOperand = uint32_t[kBands][4];
+using StateOperand = uint4[kHead / 16];
+using NewsOperand = uint4[kBands];
 
-__device__ __forceinline__ void clear(float (&d)[kChunk / 8][4]) {
+__device__ __forceinline__ void clear(Accumulator (&d)[kChunk / 8]) {
 #pragma unroll
     for (uint32_t t = 0; t < kChunk / 8; ++t) d[t][0] = d[t][1] = d[t][2] = d[t][3] = 0.f;
 }
 
 // d[16, 64] = a[16, 128] tileᵀ for each warp, and `meanwhile`; a warpgroup's four do it at once on Hopper.
 template <bool Hopper, class F>
-__device__ __forceinline__ void multiply_tile(float (&d)[kChunk / 8][4], StateOperand &a, const Tile &tile,
+__device__ __forceinline__ void multiply_tile(Accumulator (&d)[kChunk / 8], StateOperand &a, const Tile &tile,
                                               F meanwhile) {
     clear(d);
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     if constexpr (Hopper) {
-        uint64_t b = operand(shared_address(tile), 0, 1024);
+        uint64_t b = descriptor(shared_address(tile), 0, 1024);
         // All operands are in registers before the first product: what is moved in between serialises them.
 #pragma unroll
         for (uint32_t c = 0; c < kHead / 16; ++c) {
-            asm volatile("" : "+r"(a[c][0]), "+r"(a[c][1]), "+r"(a[c][2]), "+r"(a[c][3]));
+            asm volatile("" : "+r"(a[c].x), "+r"(a[c].y), "+r"(a[c].z), "+r"(a[c].w));
         }
         wgmma_fence();
 #pragma unroll
@@ -72,9 +66,9 @@ __device__ __forceinline__ void multiply_tile(float (&d)[kChunk / 8][4], StateOp
     for (uint32_t c = 0; c < kHead / 16; ++c) {
 #pragma unroll
         for (uint32_t t = 0; t < kBands; ++t) {
-            uint4 b = load_matrices(&tile[tile_piece(16 * t + lane / 16 * 8 + lane % 8, 2 * c + lane / 8 % 2)]);
-            mma(d[2 * t], a[c][0], a[c][1], a[c][2], a[c][3], b.x, b.y);
-            mma(d[2 * t + 1], a[c][0], a[c][1], a[c][2], a[c][3], b.z, b.w);
+            uint4 b = load_matrices(&tile[tile_vector(16 * t + lane / 16 * 8 + lane % 8, 2 * c + lane / 8 % 2)]);
+            mma(d[2 * t], a[c], b.x, b.y);
+            mma(d[2 * t + 1], a[c], b.z, b.w);
         }
     }
 }
@@ -84,7 +78,7 @@ template <bool Hopper, class F>
 __device__ __forceinline__ void multiply_by_rows(State &d, NewsOperand &a, const Tile &tile, F meanwhile) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     if constexpr (Hopper) {
-        uint64_t b = operand(shared_address(tile), kColumnPieces * 16, 1024);
+        uint64_t b = descriptor(shared_address(tile), kColumnPieces * 16, 1024);
         wgmma_fence();
 #pragma unroll
         for (uint32_t j = 0; j < kBands; ++j) {
@@ -103,38 +97,35 @@ __device__ __forceinline__ void multiply_by_rows(State &d, NewsOperand &a, const
 #pragma unroll
         for (uint32_t c = 0; c < kHead / 16; ++c) {
             uint32_t token = 16 * j + lane / 8 % 2 * 8 + lane % 8;
-            uint4 b = load_transposed(&tile[tile_piece(token, 2 * c + lane / 16)]);
-            mma(d[2 * c], a[j][0], a[j][1], a[j][2], a[j][3], b.x, b.y);
-            mma(d[2 * c + 1], a[j][0], a[j][1], a[j][2], a[j][3], b.z, b.w);
+            uint4 b = load_matrices<true>(&tile[tile_vector(token, 2 * c + lane / 16)]);
+            mma(d[2 * c], a[j], b.x, b.y);
+            mma(d[2 * c + 1], a[j], b.z, b.w);
         }
     }
 }
 
 // d[16, 64] += a[16, 64] triangleᵀ
-__device__ __forceinline__ void multiply_triangle(float (&d)[kChunk / 8][4], const NewsOperand &a,
+__device__ __forceinline__ void multiply_triangle(Accumulator (&d)[kChunk / 8], const NewsOperand &a,
                                                   const uint4 (*triangle)[32]) {
 #pragma unroll
     for (uint32_t j = 0; j < kBands; ++j) {
 #pragma unroll
         for (uint32_t i = j; i < kBands; ++i) {
             uint4 b = triangle[block_index(i, j)][threadIdx.x % 32];
-            mma(d[2 * i], a[j][0], a[j][1], a[j][2], a[j][3], b.x, b.y);
-            mma(d[2 * i + 1], a[j][0], a[j][1], a[j][2], a[j][3], b.z, b.w);
+            mma(d[2 * i], a[j], b.x, b.y);
+            mma(d[2 * i + 1], a[j], b.z, b.w);
         }
     }
 }
 
-template <uint32_t N> __device__ __forceinline__ void pass(uint4 (&to)[N][32], const uint32_t (&a)[N][4]) {
+template <uint32_t N> __device__ __forceinline__ void pass(uint4 (&to)[N][32], const uint4 (&a)[N]) {
 #pragma unroll
-    for (uint32_t i = 0; i < N; ++i) to[i][threadIdx.x % 32] = make_uint4(a[i][0], a[i][1], a[i][2], a[i][3]);
+    for (uint32_t i = 0; i < N; ++i) to[i][threadIdx.x % 32] = a[i];
 }
 
-template <uint32_t N> __device__ __forceinline__ void receive(uint32_t (&a)[N][4], const uint4 (&from)[N][32]) {
+template <uint32_t N> __device__ __forceinline__ void receive(uint4 (&a)[N], const uint4 (&from)[N][32]) {
 #pragma unroll
-    for (uint32_t i = 0; i < N; ++i) {
-        uint4 v = from[i][threadIdx.x % 32];
-        a[i][0] = v.x, a[i][1] = v.y, a[i][2] = v.z, a[i][3] = v.w;
-    }
+    for (uint32_t i = 0; i < N; ++i) a[i] = from[i][threadIdx.x % 32];
 }
 
 // Carries 16 rows of the state over a chunk. Gives the state before it and N, in registers, or to the warps that read.
@@ -143,18 +134,18 @@ template <bool Hopper>
 __device__ __forceinline__ void carry(State &state, StateOperand &before, NewsOperand &news, const Shared<Hopper> &s,
                                       uint32_t slot, uint32_t row, Passed *passed) {
     constexpr uint32_t kPitch = Shared<Hopper>::kValues * 4;
-    uint32_t quad = threadIdx.x % 4;
-    const uint32_t *v = reinterpret_cast<const uint32_t *>(s.v[slot]) + row / 2 + threadIdx.x % 32 / 4;
+    uint32_t lane = threadIdx.x % 32;
+    const uint32_t *v = reinterpret_cast<const uint32_t *>(s.v[slot]) + row / 2 + Accumulator::row(lane, 0);
     const CarryPart &part = s.carry[slot];
-    float d[kChunk / 8][4];
+    Accumulator d[kChunk / 8];
     float2 keys[kChunk / 8];
     uint32_t values[kChunk / 8][2];
 #pragma unroll
-    for (uint32_t c = 0; c < kHead / 16; ++c) as_operand(before[c], state[2 * c], state[2 * c + 1]);
+    for (uint32_t c = 0; c < kHead / 16; ++c) before[c] = operand_a(state[2 * c], state[2 * c + 1]);
     multiply_tile<Hopper>(d, before, s.k[slot], [&] {
 #pragma unroll
         for (uint32_t t = 0; t < kChunk / 8; ++t) {
-            uint32_t token = 8 * t + 2 * quad;
+            uint32_t token = 8 * t + Accumulator::column(lane, 0);
             keys[t] = *reinterpret_cast<const float2 *>(&part.keys[token]);
             values[t][0] = v[token * kPitch], values[t][1] = v[(token + 1) * kPitch];
         }
@@ -169,7 +160,7 @@ __device__ __forceinline__ void carry(State &state, StateOperand &before, NewsOp
     }
     NewsOperand a;
 #pragma unroll
-    for (uint32_t j = 0; j < kBands; ++j) as_operand(a[j], d[2 * j], d[2 * j + 1]);
+    for (uint32_t j = 0; j < kBands; ++j) a[j] = operand_a(d[2 * j], d[2 * j + 1]);
     clear(d);
     multiply_triangle(d, a, part.solve);
     float decay = part.decay[0];
@@ -180,13 +171,13 @@ __device__ __forceinline__ void carry(State &state, StateOperand &before, NewsOp
     }
 #pragma unroll
     for (uint32_t j = 0; j < kBands; ++j) {
-        as_operand(news[j], d[2 * j], d[2 * j + 1]);
+        news[j] = operand_a(d[2 * j], d[2 * j + 1]);
 #pragma unroll
         for (uint32_t t = 2 * j; t < 2 * j + 2; ++t) {
-            float2 scale = *reinterpret_cast<const float2 *>(&part.carry[8 * t + 2 * quad]);
+            float2 scale = *reinterpret_cast<const float2 *>(&part.carry[8 * t + Accumulator::column(lane, 0)]);
             d[t][0] *= scale.x, d[t][1] *= scale.y, d[t][2] *= scale.x, d[t][3] *= scale.y;
         }
-        as_operand(a[j], d[2 * j], d[2 * j + 1]);
+        a[j] = operand_a(d[2 * j], d[2 * j + 1]);
     }
     multiply_by_rows<Hopper>(state, a, s.k[slot], [&] {
         if (Hopper) pass(passed->news, news);
@@ -197,13 +188,13 @@ __device__ __forceinline__ void carry(State &state, StateOperand &before, NewsOp
 template <bool Hopper>
 __device__ __forceinline__ void read(StateOperand &before, const NewsOperand &news, const Tile &q, const ReadPart &part,
                                      float *out, size_t width, uint32_t tokens) {
-    uint32_t group = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
-    float d[kChunk / 8][4];
+    uint32_t lane = threadIdx.x % 32;
+    Accumulator d[kChunk / 8];
     float2 queries[kChunk / 8];
     multiply_tile<Hopper>(d, before, q, [&] {
 #pragma unroll
         for (uint32_t t = 0; t < kChunk / 8; ++t) {
-            queries[t] = *reinterpret_cast<const float2 *>(&part.queries[8 * t + 2 * quad]);
+            queries[t] = *reinterpret_cast<const float2 *>(&part.queries[8 * t + Accumulator::column(lane, 0)]);
         }
     });
 #pragma unroll
@@ -213,8 +204,8 @@ __device__ __forceinline__ void read(StateOperand &before, const NewsOperand &ne
     multiply_triangle(d, news, part.weights);
 #pragma unroll
     for (uint32_t t = 0; t < kChunk / 8; ++t) {
-        uint32_t token = 8 * t + 2 * quad;
-        float *to = out + token * width + 2 * group;
+        uint32_t token = 8 * t + Accumulator::column(lane, 0);
+        float *to = out + token * width + 2 * Accumulator::row(lane, 0);
         if (token < tokens) *reinterpret_cast<float2 *>(to) = make_float2(d[t][0], d[t][2]);
         if (token + 1 < tokens) *reinterpret_cast<float2 *>(to + width) = make_float2(d[t][1], d[t][3]);
     }

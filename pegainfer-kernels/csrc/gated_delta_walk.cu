@@ -52,14 +52,14 @@ template <bool Hopper> __device__ __forceinline__ void run_fetch(Shared<Hopper> 
     };
     for (uint32_t i = 0; i < S::kAhead; ++i) next(i);
     for (uint32_t i = 0;; ++i) {
-        copies_wait_until<S::kAhead - 1>();
+        copies_wait<S::kAhead - 1>();
         meet<false>();
         bool last = s.items[i % 4].last;
         next(i + S::kAhead);
         if (last) break;
     }
     if (Hopper) {
-        copies_wait_until<0>();
+        copies_wait<0>();
         meet<false>();
     }
 }

@@ -3,7 +3,8 @@
 // The columns of the projection are, for each head, its query and its gate; then keys; then values. A lane has piece
 // `lane` of a head, 8 elements, and gets the ones that they rotate with from another lane.
 #pragma once
-#include "eight.cuh"
+#include "norm_rope.cuh"
+#include "vec8.cuh"
 
 // The lane that has what the elements of `lane` rotate with, among `rotary`; itself, if they don't.
 __device__ __forceinline__ uint32_t rotates_with(uint32_t lane, uint32_t rotary) {
@@ -14,7 +15,7 @@ __device__ __forceinline__ uint32_t rotates_with(uint32_t lane, uint32_t rotary)
 // By what a lane's elements, and those that they rotate with, enter the result: the norm's weights, times cosines, and
 // sines with their sign.
 struct Factors {
-    Eight own, other;
+    Vec8 own, other;
 };
 
 // `angles`: cosines, then sines, of `rotary` elements, a multiple of 32.
@@ -23,8 +24,8 @@ __device__ __forceinline__ Factors load_factors(const float *weight, const float
     uint32_t d = 8 * lane, half = rotary / 2;
     Factors out = {load8(weight + d), {}};
     if (d >= rotary) return out;
-    Eight other = load8(weight + 8 * rotates_with(lane, rotary));
-    Eight cosine = load8(angles + d % half), sine = load8(angles + half + d % half);
+    Vec8 other = load8(weight + 8 * rotates_with(lane, rotary));
+    Vec8 cosine = load8(angles + d % half), sine = load8(angles + half + d % half);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
         out.own.x[j] *= cosine.x[j];
@@ -48,12 +49,11 @@ __device__ __forceinline__ Factors select(bool first, const Factors &a, const Fa
 // have zeros. All lanes of the warp take part.
 __device__ __forceinline__ uint4 norm_rope(uint4 piece, const Factors &by, uint32_t other, uint32_t lanes,
                                            uint32_t head_dim, float eps) {
-    float squares = sum_squares(piece);
-    for (uint32_t step = lanes / 2; step > 0; step /= 2) squares += __shfl_xor_sync(kAll, squares, step);
+    float squares = reduce_lanes(sum_squares(piece), lanes, Add());
     float scale = rsqrtf(squares / float(head_dim) + eps);
     uint4 far = make_uint4(__shfl_sync(kAll, piece.x, other, lanes), __shfl_sync(kAll, piece.y, other, lanes),
                            __shfl_sync(kAll, piece.z, other, lanes), __shfl_sync(kAll, piece.w, other, lanes));
-    Eight x = widen8(piece), y = widen8(far);
+    Vec8 x = widen8(piece), y = widen8(far);
 #pragma unroll
     for (int j = 0; j < 8; ++j) x.x[j] = (x.x[j] * by.own.x[j] + y.x[j] * by.other.x[j]) * scale;
     return narrow8(x);

@@ -28,7 +28,7 @@ extern "C" __global__ __launch_bounds__(256) void gated_rms_norm(
     float4 a = from[0], b = from[1];
     uint4 z = load16(projected + size_t(token) * width + gate + head * kHead + d);
     float squares = a.x * a.x + a.y * a.y + a.z * a.z + a.w * a.w + b.x * b.x + b.y * b.y + b.z * b.z + b.w * b.w;
-    for (uint32_t step = kHeadLanes / 2; step > 0; step /= 2) squares += __shfl_xor_sync(kAll, squares, step);
+    squares = reduce_lanes(squares, kHeadLanes, Add());
     if (!inside) return;
     float r = rsqrtf(squares / float(kHead) + eps);
     float2 z0 = widen(z.x), z1 = widen(z.y), z2 = widen(z.z), z3 = widen(z.w);

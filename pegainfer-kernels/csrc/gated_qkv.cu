@@ -1,6 +1,7 @@
 // From the fused projection with gates to rotated queries and a written KV cache, one block a token; and the gates on
 // the output of attention. Every access to memory is of 16 bytes.
 #include "gated_head.cuh"
+#include "kv_cache.cuh"
 
 constexpr uint32_t kPasses = 6; // over the heads of a token, whose loads go out together
 
@@ -49,7 +50,7 @@ extern "C" __global__ __launch_bounds__(256) void gated_qk_norm_rope_write_kv(
                 continue;
             }
             size_t slab = size_t(slot / kBlock) * kv_heads + h - heads - (key ? 0 : kv_heads);
-            bf16 *to = (key ? k : v) + slab * head_dim * kBlock + cache_piece(slot % kBlock, piece);
+            bf16 *to = (key ? k : v) + slab * head_dim * kBlock + cache_vector(slot % kBlock, piece);
             *reinterpret_cast<uint4 *>(to) = key ? y : x[i];
         }
     }

@@ -1,82 +1,9 @@
 // What only Hopper has: products of whole warpgroups with operands in shared memory, and registers that move from one
 // warpgroup to another. Both exist in code for sm_90a alone.
 #pragma once
-#include "bulk.cuh"
-
-// A CUtensorMap: a matrix of bf16 in memory, and the box of it that a copy takes.
-struct alignas(128) TensorMap {
-    uint64_t words[16];
-};
+#include "async.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
-// The place in a ring of N buffers, each with its barriers, and the parity of the present round.
-template <int N> struct Ring {
-    uint32_t index = 0, parity = 0;
-    __device__ __forceinline__ void next() {
-        if (++index == N) {
-            index = 0;
-            parity ^= 1;
-        }
-    }
-};
-
-// True for one lane of a converged warp.
-__device__ __forceinline__ bool elected() {
-    uint32_t one;
-    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(one));
-    return one;
-}
-
-// ---- Copies
-
-// Makes what this thread wrote to shared memory visible to wgmma and bulk copies that are ordered after it.
-__device__ __forceinline__ void fence_shared_for_async() {
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-// 16 bytes, global to shared, by the thread itself; complete after `copies_wait`.
-__device__ __forceinline__ void copy16(uint32_t to, const void *from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-__device__ __forceinline__ void copy16(void *to, const void *from) { copy16(shared_address(to), from); }
-
-__device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-// Starts the copy of the box at this column and row, with zeros for what lies outside the matrix. `barrier` counts its
-// bytes, those too.
-__device__ __forceinline__ void copy_box(uint32_t to, const TensorMap &map, uint32_t column, uint32_t row,
-                                         uint64_t *barrier) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
-                 "[%4];" ::"r"(to),
-                 "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier))
-                 : "memory");
-}
-
-// Four 8x8 matrices of bf16, laid out as the a of `mma`, to shared memory: lanes 8 i to 8 i + 7 say where the rows of
-// matrix i go, 16 bytes each.
-__device__ __forceinline__ void store_matrices(uint32_t to, const uint32_t (&words)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]),
-                 "r"(words[1]), "r"(words[2]), "r"(words[3])
-                 : "memory");
-}
-
-// Starts the copy of a box from shared memory, without what lies outside the matrix. This thread waits for it with
-// `stores_wait`.
-__device__ __forceinline__ void store_box(const TensorMap &map, uint32_t column, uint32_t row, uint32_t from) {
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];\n"
-                 "cp.async.bulk.commit_group;" ::"l"(&map),
-                 "r"(column), "r"(row), "r"(from)
-                 : "memory");
-}
-
-// Until shared memory was read, or, `Done`, what this thread stores is written.
-template <bool Done> __device__ __forceinline__ void stores_wait() {
-    if (Done) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-    else asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-}
-
-// ---- Warpgroups
 
 // Registers of a thread from here on; all warps of the warpgroup call it.
 template <int N> __device__ __forceinline__ void registers_lower() {
@@ -89,7 +16,7 @@ template <int N> __device__ __forceinline__ void registers_raise() {
 // Operand in shared memory with the 128-byte swizzle: rows of 128 bytes, whose 16-byte piece p lies at p ^ (row % 8).
 // `stride`: bytes between groups of 8 rows. `leading`: bytes between columns of 128 bytes where these run along the
 // operand's rows (the transposed operand below), else unused. The columns start at multiples of 1024 bytes.
-__device__ __forceinline__ uint64_t operand(uint32_t address, uint32_t leading, uint32_t stride) {
+__device__ __forceinline__ uint64_t descriptor(uint32_t address, uint32_t leading, uint32_t stride) {
     return uint64_t((address & 0x3ffff) >> 4) | uint64_t(leading >> 4) << 16 | uint64_t(stride >> 4) << 32 |
            uint64_t(1) << 62;
 }
@@ -165,27 +92,27 @@ template <bool First> __device__ __forceinline__ void wgmma(float (&d)[128], uin
 }
 
 // As above with a in registers, laid out as the a of `mma`.
-template <bool First> __device__ __forceinline__ void wgmma(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
+template <bool First> __device__ __forceinline__ void wgmma(float (&d)[32], const uint4 &a, uint64_t b) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES_32 "}, {%32, %33, %34, %35}, %36, "
                  "p, 1, 1, 0;\n}"
                  : ACCUMULATORS_32(d, 0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(!First)));
+                 : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "n"(int(!First)));
 }
 
 // d[64, n] += a[64, 16] b[16, n] with a in registers, laid out as the a of `mma`, and b in shared memory row by row.
-__device__ __forceinline__ void wgmma_transposed(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
+__device__ __forceinline__ void wgmma_transposed(float (&d)[32], const uint4 &a, uint64_t b) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES_32 "}, {%32, %33, %34, %35}, %36, "
                  "p, 1, 1, 1;\n}"
                  : ACCUMULATORS_32(d, 0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                 : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b));
 }
-__device__ __forceinline__ void wgmma_transposed(float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
+__device__ __forceinline__ void wgmma_transposed(float (&d)[64], const uint4 &a, uint64_t b) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NAMES_64 "}, {%64, %65, %66, %67}, %68, "
                  "p, 1, 1, 1;\n}"
                  : ACCUMULATORS_32(d, 0), ACCUMULATORS_32(d, 32)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                 : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b));
 }
 #endif

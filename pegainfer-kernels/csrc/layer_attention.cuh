@@ -3,7 +3,7 @@
 #pragma once
 #include "decode_parts.cuh"
 #include "layer_products.cuh"
-#include "rope.cuh"
+#include "norm_rope.cuh"
 
 #if __CUDA_ARCH__ >= 900
 // Takes the place of x and of the sums of a product.
@@ -56,7 +56,7 @@ template <int M, int D> struct Attention {
     const Words<M, D> &words;
     Pair pair;
     Place place;
-    Ring<D, 1> ring; // of this warp
+    KvRing<D, 1> ring; // of this warp
     uint32_t ids, ahead; // the ring's before its first block
     uint32_t fetched = 0; // blocks of this warp in the layers so far
     bool fresh, last; // the new token has to be written; the row's last KV block is this block's
@@ -107,7 +107,7 @@ template <int M, int D> struct Attention {
 
     // Copies write where this warp and others have read and written.
     __device__ __forceinline__ void fetch(uint32_t n) {
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        fence_shared_for_async();
         __syncwarp();
         if (n < ring.count) ring.fetch(n);
     }
@@ -128,7 +128,7 @@ template <int M, int D> struct Attention {
         }
         // Columns without a query: as in decode.cuh.
         for (uint32_t i = pair.group * (D / 8) + threadIdx.x; i < D; i += kConsumers)
-            *reinterpret_cast<uint4 *>(room.q + query_piece<1>(i / (D / 8), i % (D / 8))) = make_uint4(0, 0, 0, 0);
+            *reinterpret_cast<uint4 *>(room.q + query_vector<1>(i / (D / 8), i % (D / 8))) = make_uint4(0, 0, 0, 0);
         if (last && warp == kWarps - 1) {
             static_assert(D == 128, "four elements a lane");
             uint2 value[1];
@@ -145,8 +145,8 @@ template <int M, int D> struct Attention {
 #pragma unroll
             for (int p = 0; p < D / 64; ++p) {
                 uint32_t low = lane + 32 * p, high = low + D / 2;
-                to[query ? query_piece<1>(item, low / 8) + low % 8 : low] = __float2bfloat16_rn(y.low[p]);
-                to[query ? query_piece<1>(item, high / 8) + high % 8 : high] = __float2bfloat16_rn(y.high[p]);
+                to[query ? query_vector<1>(item, low / 8) + low % 8 : low] = __float2bfloat16_rn(y.low[p]);
+                to[query ? query_vector<1>(item, high / 8) + high % 8 : high] = __float2bfloat16_rn(y.high[p]);
             }
         }
         consumers_sync();
@@ -176,7 +176,7 @@ template <int M, int D> struct Attention {
         Part<D, 1> part = {};
 #pragma unroll
         for (int c = 0; c < D / 32; ++c)
-            q[0][c] = load_matrices<false>(room.q + query_piece<1>(lane % 8, 4 * c + lane / 8));
+            q[0][c] = load_matrices(room.q + query_vector<1>(lane % 8, 4 * c + lane / 8));
 #pragma unroll
         for (int j = 0; j < 2; ++j) part.max[0][j] = -INFINITY, part.last[0][j] = newest;
         const bf16(*added)[D] = fresh ? room.fresh : nullptr;

@@ -3,7 +3,7 @@
 //
 // Every block has an even share of the rows of each matrix. Four warps do nothing but start copies by the copy engine,
 // through all products of all layers: while the block waits for x, the ring fills with the weights of the next product.
-// (Copies of a whole piece of a row read 4.6 TB/s on an H200, where 16 bytes a thread read 4.2.) Eight warps multiply,
+// (Copies of a whole piece of a row read 4.6 TB/s on an H200, where 16 bytes a thread read 4.2.) Vec8 warps multiply,
 // each with an eighth of the columns of every stage; their sums meet in shared memory.
 #pragma once
 #include "layer_words.cuh"
@@ -63,19 +63,11 @@ struct WeightRing {
     uint64_t *turns;
 };
 
-// A place in the ring that goes round it.
-struct Cursor {
-    uint32_t stage = 0, parity = 0;
-    __device__ __forceinline__ void next(uint32_t stages) {
-        if (++stage == stages) stage = 0, parity ^= 1;
-    }
-};
-
 // One of the threads that start copies, of rows `sub` and `sub` + kProducers of each stage.
 struct Producer {
     const WeightRing &ring;
     uint32_t sub;
-    Cursor next, oldest; // the oldest whose copies may be under way
+    RingCursor next, oldest; // the oldest whose copies may be under way
     uint32_t flying = 0; // stages from it on, at most
 
     __device__ void run(const Product &p) {
@@ -91,19 +83,19 @@ struct Producer {
             // As many bytes of stages with fewer rows; never the whole ring, whose parities would be ambiguous.
             uint32_t most = min(kInFlight * kStageRows / min(p.rows - (row - sub), kStageRows), ring.stages - 1);
             for (uint32_t c = 0; c < p.chunks; ++c) {
-                uint32_t allowed = is_over(ring.turns, 0) ? most : kInFlightWaiting;
+                uint32_t allowed = phase_over(ring.turns, 0) ? most : kInFlightWaiting;
                 for (; flying >= allowed; --flying) {
-                    wait(ring.full + oldest.stage, oldest.parity);
+                    wait(ring.full + oldest.index, oldest.parity);
                     oldest.next(ring.stages);
                 }
                 ++flying;
                 uint32_t bytes = p.width(c) * sizeof(bf16);
-                wait(ring.empty + next.stage, next.parity ^ 1);
-                arrive_expecting(ring.full + next.stage, mine * bytes);
-                uint8_t *to = ring.bytes + next.stage * kStageBytes + sub * kPitch;
+                wait(ring.empty + next.index, next.parity ^ 1);
+                arrive_expecting(ring.full + next.index, mine * bytes);
+                uint8_t *to = ring.bytes + next.index * kStageBytes + sub * kPitch;
 #pragma unroll
                 for (uint32_t j = 0; j < kEach; ++j) {
-                    if (j < mine) copy_bulk(to + j * kProducers * kPitch, from[j], bytes, ring.full + next.stage);
+                    if (j < mine) copy_bulk(to + j * kProducers * kPitch, from[j], bytes, ring.full + next.index);
                     from[j] += p.chunk;
                 }
                 next.next(ring.stages);
@@ -117,7 +109,7 @@ template <int M> struct Multiplier {
     const WeightRing &ring;
     uint8_t *x;  // [M, k bf16 and kInputPad bytes]
     float *sums; // [kWarps, M, rows of the product in whole stages]
-    Cursor next;
+    RingCursor next;
     bool multiplying = true; // or about to: the first product's weights may come before x does
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
@@ -149,12 +141,12 @@ template <int M> struct Multiplier {
         const uint8_t *columns = x + lane / 4 * (2 * p.k + kInputPad) + lane % 4 * 16 + warp * 64;
 #pragma unroll 1
         for (uint32_t row = 0; row < pad; row += kStageRows) {
-            float d[4][4] = {}; // products that do not wait for each other
+            Accumulator d[4] = {}; // products that do not wait for each other
             const uint8_t *in = columns;
 #pragma unroll 1
             for (uint32_t c = 0; c < p.chunks; ++c, in += 2 * p.chunk) stage_product(d, in, p.width(c) / 32);
             if (lane / 4 < M)
-                *reinterpret_cast<float2 *>(sums + (warp * M + lane / 4) * pad + row + lane % 4 * 2) =
+                *reinterpret_cast<float2 *>(sums + (warp * M + lane / 4) * pad + row + Accumulator::column(lane, 0)) =
                     make_float2((d[0][0] + d[1][0]) + (d[2][0] + d[3][0]), (d[0][1] + d[1][1]) + (d[2][1] + d[3][1]));
         }
         if (threadIdx.x == 0) arrive(ring.turns);
@@ -164,10 +156,10 @@ template <int M> struct Multiplier {
 
     // Adds a stage of `groups` groups of 32 columns. Rows of x are the rows of the tensor core's a, rows of w the
     // columns of its b.
-    __device__ __forceinline__ void stage_product(float (&d)[4][4], const uint8_t *in, uint32_t groups) {
+    __device__ __forceinline__ void stage_product(Accumulator (&d)[4], const uint8_t *in, uint32_t groups) {
         uint4 w[kGroups], v[kGroups];
-        const uint8_t *at = ring.bytes + next.stage * kStageBytes + lane / 4 * kPitch + lane % 4 * 16 + warp * 64;
-        wait(ring.full + next.stage, next.parity);
+        const uint8_t *at = ring.bytes + next.index * kStageBytes + lane / 4 * kPitch + lane % 4 * 16 + warp * 64;
+        wait(ring.full + next.index, next.parity);
 #pragma unroll
         for (uint32_t j = 0; j < kGroups; ++j) {
             bool inside = warp + kWarps * j < groups;
@@ -177,10 +169,10 @@ template <int M> struct Multiplier {
         }
 #pragma unroll
         for (uint32_t j = 0; j < kGroups; ++j) {
-            mma(d[2 * j % 4], v[j].x, 0, v[j].y, 0, w[j].x, w[j].y);
-            mma(d[(2 * j + 1) % 4], v[j].z, 0, v[j].w, 0, w[j].z, w[j].w);
+            mma(d[2 * j % 4], make_uint4(v[j].x, 0, v[j].y, 0), w[j].x, w[j].y);
+            mma(d[(2 * j + 1) % 4], make_uint4(v[j].z, 0, v[j].w, 0), w[j].z, w[j].w);
         }
-        arrive(ring.empty + next.stage);
+        arrive(ring.empty + next.index);
         next.next(ring.stages);
     }
 

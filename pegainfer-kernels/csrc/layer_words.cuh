@@ -9,7 +9,8 @@
 // part, and gives it after it has read what is overwritten. (Attended values are the work of some blocks, but they need
 // all of the projection before them, in which every block has a part.)
 #pragma once
-#include "bulk.cuh"
+#include "async.cuh"
+#include "kv_cache.cuh"
 
 // Device pointers of a layer. Matrices are [rows, columns], gate_up with all rows of the gate first.
 struct Layer {

@@ -3,6 +3,7 @@
 //
 // A tile (csrc/many.cuh) has two heads. All of a row that a head's norm sums is in the four lanes of a quad, and what
 // rotates together, 64 columns apart, is in one of them.
+#include "kv_cache.cuh"
 #include "many.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -61,8 +62,7 @@ struct Consumer : Multiplier {
         // Each lane of a quad finds one of them.
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            squares[i] += __shfl_xor_sync(kAll, squares[i], 1);
-            squares[i] += __shfl_xor_sync(kAll, squares[i], 2);
+            squares[i] = reduce_quad(squares[i], Add());
             if (thread() % 4 == i) own = squares[i];
         }
         own = 1.f / sqrtf(own / float(kHead) + op.eps);
@@ -87,15 +87,15 @@ struct Consumer : Multiplier {
         for (int i = 0; i < 4; ++i) {
             uint32_t own = 4 * i + lane / 8;
             const float *from = op.rope + __shfl_sync(kAll, angles, own) + half * (kHead / 4) + 4 * piece;
-            copy16(piece_at(box(0), own, piece), from);
-            copy16(piece_at(box(1), own, piece), from + kHead / 2);
+            copy16(vector_at(box(0), own, piece), from);
+            copy16(vector_at(box(1), own, piece), from + kHead / 2);
         }
     }
 
     // Of 8 columns.
     __device__ __forceinline__ Angles fetched_angles(int group) {
         uint32_t own = thread() % 32 / 4, quad = thread() % 4;
-        uint32_t at = piece_at(box(0), own, group % (kGroups / 2) * 2 + quad / 2) + quad % 2 * 8;
+        uint32_t at = vector_at(box(0), own, group % (kGroups / 2) * 2 + quad / 2) + quad % 2 * 8;
         uint32_t sines = kStoreRows * 128, below = 8 * 128;
         return {{load_pair(at), load_pair(at + below)}, {load_pair(at + sines), load_pair(at + sines + below)}};
     }
@@ -138,7 +138,7 @@ struct Consumer : Multiplier {
         if (h >= heads) return;
         uint32_t lane = thread() % 32, piece = lane % 8, all = head + h;
         __syncwarp(); // what was there was read
-        uint32_t to = piece_at(box(0), lane % 16, lane / 16);
+        uint32_t to = vector_at(box(0), lane % 16, lane / 16);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             uint32_t four[4] = {words[h][4 * i], words[h][4 * i + 1], words[h][4 * i + 2], words[h][4 * i + 3]};
@@ -158,11 +158,11 @@ struct Consumer : Multiplier {
             // Of the head's first element in `out`, in heads, and of the piece in it.
             size_t first = query ? size_t(token) * op.heads + all
                                  : (size_t(place / kBlock) * op.kv_heads + kv_head) * kBlock;
-            uint32_t then = query ? piece : cache_piece(place % kBlock, piece) / 8;
+            uint32_t then = query ? piece : cache_vector(place % kBlock, piece) / 8;
             // No slot is beyond the last, too.
             if (token >= op.m || (!query && place >= op.max_slot)) continue;
             uint4 *at = reinterpret_cast<uint4 *>(out) + first * (kHead / 8) + then;
-            uint32_t from = piece_at(box(0), own, piece);
+            uint32_t from = vector_at(box(0), own, piece);
             at[0] = load_shared(from);
             at[high] = load_shared(from + kStoreRows * 128);
         }
@@ -178,7 +178,7 @@ struct Consumer : Multiplier {
             } else if (i <= kGroups + 1 && i != kHalf + 1) {
                 int group = i <= kHalf ? i - 1 : i - 2;
                 if (group % kHalf == 0) {
-                    copies_wait();
+                    copies_wait_all();
                     __syncwarp();
                 }
                 rotate(group, fetched_angles(group));
@@ -212,7 +212,7 @@ struct Consumer : Multiplier {
         for (int i = 0; i < kHalf; ++i) late[i] = load_angles(kHalf + i);
         find_slots();
         measure();
-        copies_wait();
+        copies_wait_all();
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < kHalf; ++i) rotate(i, fetched_angles(i));

@@ -9,6 +9,7 @@
 // whatever those kernels wait for (a read from the L2 takes 0.2 us when the memory is idle, 2 with a full ring). A block
 // leaves no room for a second one of its kernel on a multiprocessor: the launcher asks for more than half of the shared
 // memory, because blocks that start while the kernel before ends would otherwise crowd where it ended first.
+#include "async.cuh"
 #include "token.cuh"
 
 constexpr int kMaxWarps = 12;   // of a block; the launcher chooses how many, so that their rows fill whole tiles
@@ -25,22 +26,6 @@ struct Shape {
     uint32_t slice; // columns of a block, a multiple of kStep; blockIdx.y says which
     uint32_t slots; // chunks of x in shared memory: all of a slice, or at least 3
 };
-
-// 16 bytes, or zeros. Weights are read once and in order: L2 fetches the neighbours, too.
-__device__ __forceinline__ void fetch_input16(void *to, const bf16 *from, bool inside) {
-    uint32_t at = uint32_t(__cvta_generic_to_shared(to));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(inside ? 16 : 0) : "memory");
-}
-__device__ __forceinline__ void fetch_weight16(void *to, const bf16 *from, bool inside) {
-    uint32_t at = uint32_t(__cvta_generic_to_shared(to));
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(inside ? 16 : 0)
-                 : "memory");
-}
-
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int LEFT> __device__ __forceinline__ void wait_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-}
 
 // The rows of a warp, dealt out in tiles of at most 16 (gated: 8 pairs), and its columns.
 template <Epilogue E> struct Share {
@@ -88,8 +73,8 @@ template <Epilogue E> struct Weights {
 #pragma unroll
         for (int j = 0; j < int(kGroups); ++j) {
             bool inside = 32 * j < left;
-            fetch_weight16(to + 64 * j, inside ? low + 32 * j : w, has_low && inside);
-            fetch_weight16(to + 64 * j + 32, inside ? high + 32 * j : w, has_high && inside);
+            stream16_or_zero(to + 64 * j, inside ? low + 32 * j : w, has_low && inside);
+            stream16_or_zero(to + 64 * j + 32, inside ? high + 32 * j : w, has_high && inside);
         }
         low += kStep, high += kStep, left -= kStep;
         if (left <= 0 && ++tile < share.tiles) enter();
@@ -105,7 +90,7 @@ __device__ __forceinline__ void fetch_input(const bf16 *x, const Shape &shape, c
         uint32_t lane = i % 32, row = i / 32 % TILES * 8 + lane / 4;
         uint32_t at = (chunk * kChunk * kGroups + i / (32 * TILES)) * 32 + lane % 4 * 8;
         bool inside = row < shape.m && at < share.width;
-        fetch_input16(to + i, inside ? x + size_t(row) * shape.k + share.column + at : x, inside);
+        copy16_or_zero(to + i, inside ? x + size_t(row) * shape.k + share.column + at : x, inside);
     }
 }
 
@@ -125,7 +110,7 @@ __device__ void fetch_all(const bf16 *x, const Shape &shape, const Share<E> &sha
         uint4 *to = inputs + row / 8 * 32 + row % 8 * 4;
 #pragma unroll 4
         for (uint32_t i = threadIdx.x; i < share.width / 8; i += blockDim.x)
-            fetch_input16(to + i / 4 * (TILES * 32) + i % 4, from + 8 * i, true);
+            copy16_or_zero(to + i / 4 * (TILES * 32) + i % 4, from + 8 * i, true);
     }
 }
 
@@ -138,14 +123,14 @@ __device__ __forceinline__ void put(float *at, float value) { *at = value; }
 __device__ __forceinline__ void put(bf16 *at, float value) { *at = __float2bfloat16_rn(value); }
 
 template <int TILES, Epilogue E, typename T>
-__device__ __forceinline__ void write(const float (&acc)[TILES][4], const Shape &shape, uint32_t row, uint32_t end,
+__device__ __forceinline__ void write(const Accumulator (&acc)[TILES], const Shape &shape, uint32_t row, uint32_t end,
                                       Best (&best)[2 * TILES], T *out) {
-    uint32_t group = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
+    uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int t = 0; t < TILES; ++t)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            uint32_t token = 8 * t + 2 * quad + i, at = row + group;
+            uint32_t token = 8 * t + Accumulator::column(lane, i), at = row + Accumulator::row(lane, 0);
             if (token >= shape.m) continue;
             if (E == kLogits && at < end) best[2 * t + i].see(acc[t][i], at);
             if (E == kLogits && at + 8 < end) best[2 * t + i].see(acc[t][2 + i], at + 8);
@@ -175,7 +160,7 @@ __device__ void stream(const bf16 *__restrict__ x, // [m, k], m <= 8 TILES
     auto fill = [&](int first, int end) {
         for (int s = first; s < end; ++s) {
             weights.fetch(ring + s * kGroups * 64);
-            commit();
+            copies_commit();
         }
     };
     fill(0, kAhead);
@@ -188,21 +173,22 @@ __device__ void stream(const bf16 *__restrict__ x, // [m, k], m <= 8 TILES
     wait_for_predecessor();
     if (resident) fetch_all<TILES>(x, shape, share, inputs);
     for (uint32_t c = 0; !resident && c + 1 < shape.slots; ++c) next_input(c);
-    commit();
+    copies_commit();
     fill(kAhead, kRing);
     if (sizeof(T) == 4) out += size_t(blockIdx.y) * shape.m * shape.n;
 
     Best best[2 * TILES];
-    uint32_t slot = 0, chunk = 0;
+    uint32_t chunk = 0;
+    Ring<kRing> slot;
     for (uint32_t tile = 0; tile < share.tiles; ++tile) {
-        float acc[kSets][TILES][4] = {};
+        Accumulator acc[kSets][TILES] = {};
         const uint4 *input = inputs + threadIdx.x % 32;
         for (uint32_t step = 0; step < share.steps; ++step) {
             if (step % kChunk == 0 && (chunk == 0 || !resident)) {
                 // The copies of this chunk are older than those of the weights, unless chunks are single steps.
-                if (chunk == 0) wait_copies<kRing - kAhead>();
-                else if (share.steps > 1) wait_copies<kRing - 1>();
-                else wait_copies<0>();
+                if (chunk == 0) copies_wait<kRing - kAhead>();
+                else if (share.steps > 1) copies_wait<kRing - 1>();
+                else copies_wait<0>();
                 __syncthreads(); // everybody's part of the chunk is there, and the one before is done with
                 if (!resident) {
                     input = inputs + chunk % shape.slots * kInput + threadIdx.x % 32;
@@ -210,14 +196,14 @@ __device__ void stream(const bf16 *__restrict__ x, // [m, k], m <= 8 TILES
                 }
                 ++chunk;
             } else {
-                wait_copies<kRing - 1>();
+                copies_wait<kRing - 1>();
             }
-            uint4 *at = ring + slot * kGroups * 64, low[kGroups], high[kGroups];
+            uint4 *at = ring + slot.index * kGroups * 64, low[kGroups], high[kGroups];
 #pragma unroll
             for (int j = 0; j < int(kGroups); ++j) low[j] = at[64 * j], high[j] = at[64 * j + 32];
             weights.fetch(at);
-            commit();
-            slot = slot + 1 == kRing ? 0 : slot + 1;
+            copies_commit();
+            slot.next();
 #pragma unroll
             for (int j = 0; j < int(kGroups); ++j)
 #pragma unroll

@@ -31,7 +31,7 @@ struct Consumer : Multiplier {
             __syncwarp();
         }
         uint32_t to = box(part / kPerBox);
-        store_matrices(piece_at(to, lane % 16, part % kPerBox * 2 + lane / 16), words);
+        store_matrices(vector_at(to, lane % 16, part % kPerBox * 2 + lane / 16), words);
         if (part % kPerBox == kPerBox - 1) {
             fence_shared_for_async();
             __syncwarp();

@@ -56,15 +56,6 @@ template <int N> struct Rings {
     }
 };
 
-// The place in a ring of so many buffers, and the parity of the present round.
-struct Place {
-    uint32_t index, parity = 0;
-    __device__ __forceinline__ void advance(uint32_t by, uint32_t slots) {
-        index += by;
-        if (index >= slots) index -= slots, parity ^= 1;
-    }
-};
-
 // What a block multiplies: rows from `first` to before `end`, if gated those of the gate.
 template <int T, Epilogue E> struct Share {
     uint32_t first, end, column, steps, warpgroups;
@@ -94,7 +85,7 @@ template <int T, Epilogue E> struct Share {
 template <int N, int T, Epilogue E>
 __device__ void fetch_weights(const TensorMap &map, const Shape &shape, const Share<T, E> &share,
                               const Rings<N> &rings) {
-    Place place{0};
+    RingCursor place{0};
     uint32_t fetched = 0;
     for (uint32_t pass = 0; pass < shape.passes; ++pass)
         for (uint32_t step = 0; step < share.steps; ++step)
@@ -118,7 +109,7 @@ __device__ void fetch_weights(const TensorMap &map, const Shape &shape, const Sh
 template <int N, int T, Epilogue E>
 __device__ void fetch_inputs(const TensorMap &map, const Shape &shape, const Share<T, E> &share,
                              const Rings<N> &rings) {
-    Place place{0};
+    RingCursor place{0};
     wait_for_predecessor();
     for (uint32_t pass = 0; pass < shape.passes; ++pass)
         for (uint32_t step = 0; step < share.steps; ++step) {
@@ -146,8 +137,8 @@ template <int N, Epilogue E, typename O>
 __device__ __forceinline__ void write(const float (&acc)[N / 2], const float (&other)[N / 2], const Shape &shape,
                                       uint32_t row, uint32_t end, Best (&best)[N / 4], O *out) {
     uint32_t lane = threadIdx.x % 32, width = E == kGated ? shape.n / 2 : shape.n;
-    row += threadIdx.x % 128 / 32 * 16 + lane / 4;
-    uint32_t token = lane % 4 * 2;
+    row += threadIdx.x % 128 / 32 * 16 + Accumulator::row(lane, 0);
+    uint32_t token = Accumulator::column(lane, 0);
     out += size_t(token) * width + row;
     bool low = row < end, high = row + 8 < end;
 #pragma unroll
@@ -169,9 +160,9 @@ __device__ __forceinline__ void write(const float (&acc)[N / 2], const float (&o
 template <int N, int T, Epilogue E, typename O>
 __device__ void multiply(const Shape &shape, const Share<T, E> &share, const Rings<N> &rings, O *out, uint64_t *keys) {
     uint32_t warpgroup = __shfl_sync(kAll, threadIdx.x / 128, 0); // the compiler then knows that it is the warp's
-    Place place{warpgroup}, x_place{0};
+    RingCursor place{warpgroup}, x_place{0};
     uint64_t *w_held = nullptr, *x_held = nullptr; // barriers of the slots that unfinished products read
-    const uint64_t a0 = operand(rings.w, 0, 1024), b0 = operand(rings.x, 0, 1024);
+    const uint64_t a0 = descriptor(rings.w, 0, 1024), b0 = descriptor(rings.x, 0, 1024);
     const uint32_t a_box = rings.w_box / 16, b_box = N * 128 / 16; // of operands
     Best best[N / 4];
     auto release = [](uint64_t *barrier) {

@@ -7,6 +7,7 @@
 // begins the next tile, and does a part of the rest after each of the first steps of that one.
 #pragma once
 #include "hopper.cuh"
+#include "warp.cuh"
 
 constexpr uint32_t kRows = 128, kWeights = 256; // of x and of w, a tile
 constexpr uint32_t kBox = 64;                   // columns of a box: 128 bytes, what the swizzle spans
@@ -111,8 +112,8 @@ struct Multiplier {
 
     // Begins a step. Half: only the first half of the rows of w.
     template <bool First, bool Half> __device__ __forceinline__ void begin() {
-        uint64_t a = operand(shared_address(shared.x[slot.index]) + warpgroup * (64 * 128), 0, 1024);
-        uint64_t b = operand(shared_address(shared.w[slot.index]), 0, 1024);
+        uint64_t a = descriptor(shared_address(shared.x[slot.index]) + warpgroup * (64 * 128), 0, 1024);
+        uint64_t b = descriptor(shared_address(shared.w[slot.index]), 0, 1024);
         auto &d = reinterpret_cast<float(&)[Half ? kWeights / 4 : kWeights / 2]>(acc);
         wait(&shared.full[slot.index], slot.parity);
         wgmma_fence();
@@ -153,7 +154,7 @@ struct Multiplier {
 };
 
 // Address of a 16-byte piece of a row, of 16 rows and 64 columns in shared memory with the swizzle.
-__device__ __forceinline__ uint32_t piece_at(uint32_t box, uint32_t row, uint32_t piece) {
+__device__ __forceinline__ uint32_t vector_at(uint32_t box, uint32_t row, uint32_t piece) {
     return box + row * 128 + (piece ^ row % 8) * 16;
 }
 

@@ -1,10 +1,30 @@
 // RMS norm, alone and fused with the residual add before it. One block a row; the row stays in registers.
-#include "common.cuh"
+#include "norm_rope.cuh"
 
 constexpr int kPieces = 2; // of 8 elements a thread: rows up to 16,384 wide with 1,024 threads
 
 // What is added to the residual stream: nothing, one matrix, or the sum of several, the slices of a product.
 enum Source { kNone, kMatrix, kSlices };
+
+// Vec8 elements of the residual stream plus those of the slices of a product, `stride` apart. The product is rounded
+// once, then the sum.
+__device__ __forceinline__ uint4 add_slices(uint4 residual, const float *slices, uint32_t count, size_t stride) {
+    float sum[8] = {};
+#pragma unroll 4
+    for (uint32_t s = 0; s < count; ++s) {
+        float4 a = reinterpret_cast<const float4 *>(slices + s * stride)[0];
+        float4 b = reinterpret_cast<const float4 *>(slices + s * stride)[1];
+        sum[0] += a.x, sum[1] += a.y, sum[2] += a.z, sum[3] += a.w;
+        sum[4] += b.x, sum[5] += b.y, sum[6] += b.z, sum[7] += b.w;
+    }
+    uint32_t *v = reinterpret_cast<uint32_t *>(&residual);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        float2 r = widen(v[j]), d = widen(narrow(sum[2 * j], sum[2 * j + 1]));
+        v[j] = narrow(r.x + d.x, r.y + d.y);
+    }
+    return residual;
+}
 
 template <Source S>
 __device__ __forceinline__ uint4 load_row(const void *x, const bf16 *residual, size_t at, uint32_t count,
@@ -22,7 +42,7 @@ __device__ __forceinline__ uint4 load_row(const void *x, const bf16 *residual, s
     return row;
 }
 
-// Eight weights. With those in bf16 the normalised value is rounded before the product, with those in f32 it is not.
+// Vec8 weights. With those in bf16 the normalised value is rounded before the product, with those in f32 it is not.
 template <typename W> struct Weights;
 template <> struct Weights<bf16> {
     uint4 w;

@@ -3,17 +3,18 @@
 // A lane has the 8 elements of piece l of its head's lower half and the 8 that they rotate with, D / 2 further; the next
 // power of two from D / 16 lanes share a head. So every access to memory is of 16 bytes, and the angles, which are the
 // same for all heads of a token, are loaded once.
-#include "eight.cuh"
+#include "kv_cache.cuh"
+#include "norm_rope.cuh"
+#include "vec8.cuh"
 
 // Normalises a head of D elements, of which `lanes` neighbours have a part each, and rotates it.
 __device__ __forceinline__ void norm_rope(uint4 &low, uint4 &high, bool inside, uint32_t lanes, uint32_t head_dim,
-                                          float eps, uint4 low_weight, uint4 high_weight, const Eight &cosine,
-                                          const Eight &sine) {
-    float squares = inside ? sum_squares(low) + sum_squares(high) : 0.f;
-    for (uint32_t step = lanes / 2; step > 0; step /= 2) squares += __shfl_xor_sync(kAll, squares, step);
+                                          float eps, uint4 low_weight, uint4 high_weight, const Vec8 &cosine,
+                                          const Vec8 &sine) {
+    float squares = reduce_lanes(inside ? sum_squares(low) + sum_squares(high) : 0.f, lanes, Add());
     float scale = 1.f / sqrtf(squares / float(head_dim) + eps);
-    Eight a = widen8(scaled(low, scale, low_weight)), b = widen8(scaled(high, scale, high_weight));
-    Eight first, second;
+    Vec8 a = widen8(scaled(low, scale, low_weight)), b = widen8(scaled(high, scale, high_weight));
+    Vec8 first, second;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
         first.x[j] = a.x[j] * cosine.x[j] - b.x[j] * sine.x[j];
@@ -42,7 +43,7 @@ extern "C" __global__ __launch_bounds__(256) void qk_norm_rope_write_kv(
     bool inside = d < half;
     if (!inside) d = 0;
     const float *angles = rope + size_t(position) * head_dim + d;
-    Eight cosine = load8(angles), sine = load8(angles + half);
+    Vec8 cosine = load8(angles), sine = load8(angles + half);
     size_t block = slot / kBlock;
     uint32_t offset = slot % kBlock;
     // All lanes of a warp stay to the end: they add their squares.
@@ -64,7 +65,7 @@ extern "C" __global__ __launch_bounds__(256) void qk_norm_rope_write_kv(
         }
         uint32_t kv_head = head - heads - (key ? 0 : kv_heads), piece = d / 8;
         bf16 *to = (key ? k : v) + (block * kv_heads + kv_head) * head_dim * kBlock;
-        *reinterpret_cast<uint4 *>(to + cache_piece(offset, piece)) = key ? low : low_value;
-        *reinterpret_cast<uint4 *>(to + cache_piece(offset, piece + high_piece)) = key ? high : high_value;
+        *reinterpret_cast<uint4 *>(to + cache_vector(offset, piece)) = key ? low : low_value;
+        *reinterpret_cast<uint4 *>(to + cache_vector(offset, piece + high_piece)) = key ? high : high_value;
     }
 }

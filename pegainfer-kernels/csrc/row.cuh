@@ -108,13 +108,6 @@ struct Row {
     }
 };
 
-struct Add {
-    __device__ uint64_t operator()(uint64_t a, uint64_t b) const { return a + b; }
-};
-struct Max {
-    __device__ uint64_t operator()(uint64_t a, uint64_t b) const { return a > b ? a : b; }
-};
-
 // Sums and maxima over a cluster. Two sets of slots, so that one exchange can begin while another block still reads what
 // came in the one before.
 struct Exchange {
@@ -124,13 +117,11 @@ struct Exchange {
 
 // The reduction of `v` over the block; all threads of the first warp get it. `warps` keeps each warp's own.
 template <typename Op> __device__ uint64_t block_reduce(Exchange &shared, uint64_t v, Op op) {
-    for (int step = 16; step > 0; step /= 2) v = op(v, __shfl_xor_sync(kAll, v, step));
+    v = reduce_lanes(v, 32, op);
     if (threadIdx.x % 32 == 0) shared.warps[threadIdx.x / 32] = v;
     __syncthreads();
     if (threadIdx.x >= 32) return v;
-    v = shared.warps[threadIdx.x % kWarps];
-    for (int step = kWarps / 2; step > 0; step /= 2) v = op(v, __shfl_xor_sync(kAll, v, step));
-    return v;
+    return reduce_lanes(shared.warps[threadIdx.x % kWarps], kWarps, op);
 }
 
 // Each block's reduction of `v`, by rank. `turn` counts the exchanges.

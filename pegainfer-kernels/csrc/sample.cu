@@ -56,10 +56,7 @@ __device__ void pick(Exchange &shared, uint32_t &turn, const Row &row, const Wei
         float4 x = id < row.end ? row.load(id) : make_float4(NAN, NAN, NAN, NAN);
         uint64_t w[4] = {kept(x.x, id), kept(x.y, id + 1), kept(x.z, id + 2), kept(x.w, id + 3)};
         uint64_t sum = w[0] + w[1] + w[2] + w[3];
-        for (uint32_t step = 1; step < 32; step *= 2) {
-            uint64_t other = __shfl_up_sync(kAll, sum, step);
-            if (lane >= step) sum += other;
-        }
+        sum = inclusive_scan(sum);
         uint64_t all = __shfl_sync(kAll, sum, 31);
         if (target >= all) {
             target -= all;

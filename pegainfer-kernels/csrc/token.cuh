@@ -1,6 +1,7 @@
 // The order of tokens, and the first in it of those that a block writes.
 #pragma once
 #include "common.cuh"
+#include "warp.cuh"
 
 // Rises with the logit; -0 and 0 are equal, NaN comes before all.
 __device__ __forceinline__ uint32_t ordered(float logit) {
@@ -37,8 +38,7 @@ __device__ __forceinline__ void raise_keys(const Best (&best)[2 * TILES], uint32
     uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int j = 0; j < 2 * TILES; ++j) {
-        uint64_t key = best[j].key();
-        for (int step = 4; step < 32; step *= 2) key = max(key, __shfl_xor_sync(kAll, key, step));
+        uint64_t key = reduce_column(best[j].key(), Max());
         if (lane < 4) found[threadIdx.x / 32][j / 2 * 8 + 2 * lane + j % 2] = key;
     }
     asm volatile("bar.sync 1, %0;" ::"r"(32 * warps) : "memory");

@@ -1,6 +1,29 @@
 // RMS norm and rotary embedding of one head by one warp.
 #pragma once
 #include "common.cuh"
+#include "warp.cuh"
+
+__device__ __forceinline__ float sum_squares(uint4 row) {
+    const uint32_t *v = reinterpret_cast<const uint32_t *>(&row);
+    float squares = 0.f;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        float2 a = widen(v[j]);
+        squares += a.x * a.x + a.y * a.y;
+    }
+    return squares;
+}
+
+// Vec8 elements of a norm: scaled, rounded, and multiplied by the weight.
+__device__ __forceinline__ uint4 scaled(uint4 row, float scale, uint4 weight) {
+    uint32_t *v = reinterpret_cast<uint32_t *>(&row), *w = reinterpret_cast<uint32_t *>(&weight);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        float2 a = widen(v[j]), b = widen(w[j]);
+        v[j] = narrow(round_bf16(a.x * scale) * b.x, round_bf16(a.y * scale) * b.y);
+    }
+    return row;
+}
 
 // The elements of a head of D that a lane has: pairs that rotate together, dimensions lane + 32 p and D / 2 further.
 template <int D> struct Pairs {

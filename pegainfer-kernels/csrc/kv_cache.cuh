@@ -1,0 +1,29 @@
+// The paged KV cache, and which of it a step reads and writes.
+//
+// K and V of one layer are [blocks, kv_heads, D / 64, 16, 64] bf16: for each KV block (PagedAttention, arXiv 2309.06180)
+// and KV head a slab of 16 tokens, in columns of 64 dimensions. A row of a column is 128 bytes, in which vector p of token
+// t lies at p ^ t % 8. So a plain copy of 2 KB gives the 128-byte swizzle that wgmma wants in shared memory, and that
+// ldmatrix reads without bank conflicts.
+#pragma once
+#include "common.cuh"
+
+constexpr uint32_t kBlock = 16;                                // tokens of a KV block
+constexpr uint32_t kCacheColumn = 64;                          // dimensions of a column: 128 bytes
+constexpr uint32_t kCacheVectors = kCacheColumn / kVector;     // of a row of a column
+constexpr uint32_t kNoSlot = 0xffffffffu;                      // of a token whose key and value are not written
+
+// The first element of a vector of a token, relative to the slab of its KV block and head.
+__device__ __forceinline__ uint32_t cache_vector(uint32_t token, uint32_t vector) {
+    uint32_t row = vector / kCacheVectors * kBlock + token;
+    return (row * kCacheVectors + (vector % kCacheVectors ^ token % kCacheVectors)) * kVector;
+}
+
+// The sequences of a step: row b has the queries of tokens qo_indptr[b] to before qo_indptr[b + 1], and they are the last
+// of its kv_lens[b] tokens.
+struct Batch {
+    const uint32_t *qo_indptr;    // [rows + 1]
+    const uint32_t *kv_lens;      // [rows]
+    const uint32_t *block_tables; // [rows, max_blocks]: ids of KV blocks
+    uint32_t rows, max_blocks;
+    uint32_t blocks; // of the cache; a larger id stops the kernel
+};
