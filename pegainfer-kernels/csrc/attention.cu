@@ -47,7 +47,7 @@ __device__ void decode(const bf16 *q, const bf16 *k, const bf16 *v, Batch batch,
 #pragma unroll
         for (int w = 0; w < kDecodeWarps; ++w) {
             const float *from = shared + (w * max_rows + row) * (D + 2);
-            float weight = from[D] == -INFINITY ? 0.f : exp2f(from[D] - top);
+            float weight = from[D] == -INFINITY ? 0.f : exp2_approx(from[D] - top);
             sum += weight * from[D + 1];
             o += weight * from[d];
         }
@@ -77,7 +77,7 @@ __device__ void combine(const float *parts, // [batch, kv_heads, splits, max_row
     float top = -INFINITY, sum = 0.f, o = 0.f;
     for (uint32_t s = 0; s < splits; ++s) top = fmaxf(top, from[s * stride + D]);
     for (uint32_t s = 0; s < splits; ++s) {
-        float max = from[s * stride + D], weight = max == -INFINITY ? 0.f : exp2f(max - top);
+        float max = from[s * stride + D], weight = max == -INFINITY ? 0.f : exp2_approx(max - top);
         sum += weight * from[s * stride + D + 1];
         o += weight * from[s * stride + d];
     }

@@ -10,6 +10,7 @@
 #pragma once
 #include "frag.cuh"
 #include "kv_cache.cuh"
+#include "math.cuh"
 #include "warp.cuh"
 
 // Part of a softmax: numerator and denominator relative to exp2(max), for rows lane / 4 and lane / 4 + 8.
@@ -88,13 +89,13 @@ __device__ Part<D> attend(const Queries<D> &q, const bf16 *k, const bf16 *v, con
             }
             top = reduce_quad(top, Max());
             float zero = top == -INFINITY ? 0.f : top; // nothing visible yet: all weights are 0
-            float shrink = exp2f(part.max[r] - zero);
+            float shrink = exp2_approx(part.max[r] - zero);
             part.max[r] = top;
             part.sum[r] *= shrink;
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 // The sum takes the weight as the product does, so that rounding does not tilt the mean.
-                p[j] = round_bf16(exp2f(p[j] - zero));
+                p[j] = round_bf16(exp2_approx(p[j] - zero));
                 part.sum[r] += p[j];
                 s[j / 2][2 * r + j % 2] = p[j];
             }

@@ -56,3 +56,9 @@ __device__ __forceinline__ uint4 stream16(const bf16 *at) {
                  : "l"(at));
     return v;
 }
+
+// Results, in the type of the output: one element, and two neighbours.
+__device__ __forceinline__ void put(float *at, float value) { *at = value; }
+__device__ __forceinline__ void put(bf16 *at, float value) { *at = __float2bfloat16_rn(value); }
+__device__ __forceinline__ void put(bf16 *at, float a, float b) { *reinterpret_cast<uint32_t *>(at) = narrow(a, b); }
+__device__ __forceinline__ void put(float *at, float a, float b) { *reinterpret_cast<float2 *>(at) = make_float2(a, b); }

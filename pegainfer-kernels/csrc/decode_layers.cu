@@ -74,7 +74,7 @@ template <int M, int kQuads> struct Layers {
             float squares = 0.f;
 #pragma unroll
             for (int w = 0; w < kWarps; ++w) squares += small.squares[t][w];
-            float scale = 1.f / sqrtf(squares / float(step.hidden) + step.eps);
+            float scale = inverse_rms(squares, step.hidden, step.eps);
 #pragma unroll
             for (int i = 0; i < kQuads; ++i) {
                 if (!inside(i)) continue;
@@ -118,7 +118,7 @@ template <int M, int kQuads> struct Layers {
         multiplier.multiply(p);
         multiplier.publish(p, words.activated, ++epoch, [&](uint32_t t, uint32_t r) {
             float gate = round_bf16(multiplier.sum(p, t, r)), up = round_bf16(multiplier.sum(p, t, p.out + r));
-            return round_bf16(gate / (1.f + __expf(-gate))) * up;
+            return silu_times(gate, up);
         });
     }
 

@@ -1,8 +1,9 @@
 // The gated delta rule on some rows of a head's matrix, which stay in registers: see ops::gated_delta_rule.
 //
-// Vec8 neighbouring lanes share R rows of 128 columns. Lane l of them has columns 4 l ... 4 l + 3 of each quarter of a
+// Eight neighbouring lanes share R rows of 128 columns. Lane l of them has columns 4 l ... 4 l + 3 of each quarter of a
 // row, so that every access to memory is of 16 bytes and eight lanes touch whole lines.
 #pragma once
+#include "math.cuh"
 #include "segments.cuh"
 #include "warp.cuh"
 
@@ -30,17 +31,14 @@ __device__ __forceinline__ float dot(const Columns &a, const Columns &b) {
 // The sum over the lanes of a row; each gets it.
 __device__ __forceinline__ float row_sum(float x) { return reduce_lanes(x, kLanes, Add()); }
 
-__device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.f + __expf(-x)); }
-
 // Of a token and a head.
 struct Gates {
     float decay, beta;
     Gates() = default;
     // a_log and dt_bias are the head's, b and a the token's.
     __device__ __forceinline__ Gates(float b, float a, float a_log, float dt_bias) {
-        float x = a + dt_bias, softplus = x > 20.f ? x : log1pf(expf(x));
-        decay = expf(-expf(a_log) * softplus);
-        beta = 1.f / (1.f + expf(-b));
+        decay = expf(log_decay(a, a_log, dt_bias));
+        beta = sigmoid(b);
     }
 };
 

@@ -123,7 +123,7 @@ extern "C" __global__ __launch_bounds__(kDecodeThreads, 2) void decode_delta(
         float sum = 0.f;
 #pragma unroll
         for (uint32_t w = 0; w < kWarps; ++w) sum += squares[w];
-        float normed = read[threadIdx.x] * rsqrtf(sum / float(kDim) + eps) * scale;
+        float normed = read[threadIdx.x] * inverse_rms(sum, kDim, eps) * scale;
         out[(size_t(row) * value_heads + head) * kDim + threadIdx.x] =
             __float2bfloat16_rn(normed * silu(__bfloat162float(z)));
     }

@@ -7,7 +7,6 @@
 
 constexpr int kThreads = 128;
 constexpr uint32_t kGroup = 4; // most value heads per key head
-constexpr float kLog2E = 1.4426950408889634f;
 
 struct Shared {
     union {
@@ -50,9 +49,8 @@ __device__ __forceinline__ void sum_gates(Shared &s, const RawGates &raw, const 
     for (uint32_t i = 0; i < kGroup / 2; ++i) {
         uint32_t head = 2 * i + threadIdx.x / kChunk;
         if (head >= group) continue;
-        float x = raw.a[i] + dt_bias[head], softplus = x > 20.f ? x : log1pf(expf(x));
-        s.sum[head][t] = t < tokens ? -kLog2E * expf(a_log[head]) * softplus : 0.f;
-        s.beta[head][t] = t < tokens ? 1.f / (1.f + expf(-raw.b[i])) : 0.f;
+        s.sum[head][t] = t < tokens ? kLog2E * log_decay(raw.a[i], a_log[head], dt_bias[head]) : 0.f;
+        s.beta[head][t] = t < tokens ? sigmoid(raw.b[i]) : 0.f;
     }
     __syncthreads();
     if (warp < group) {

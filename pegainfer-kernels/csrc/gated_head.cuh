@@ -50,7 +50,7 @@ __device__ __forceinline__ Factors select(bool first, const Factors &a, const Fa
 __device__ __forceinline__ uint4 norm_rope(uint4 piece, const Factors &by, uint32_t other, uint32_t lanes,
                                            uint32_t head_dim, float eps) {
     float squares = reduce_lanes(sum_squares(piece), lanes, Add());
-    float scale = rsqrtf(squares / float(head_dim) + eps);
+    float scale = inverse_rms(squares, head_dim, eps);
     uint4 far = make_uint4(__shfl_sync(kAll, piece.x, other, lanes), __shfl_sync(kAll, piece.y, other, lanes),
                            __shfl_sync(kAll, piece.z, other, lanes), __shfl_sync(kAll, piece.w, other, lanes));
     Vec8 x = widen8(piece), y = widen8(far);
@@ -62,5 +62,5 @@ __device__ __forceinline__ uint4 norm_rope(uint4 piece, const Factors &by, uint3
 // x * sigmoid(gate), rounded once, of two elements each.
 __device__ __forceinline__ uint32_t gated(uint32_t x, uint32_t gate) {
     float2 a = widen(x), g = widen(gate);
-    return narrow(__fdividef(a.x, 1.f + __expf(-g.x)), __fdividef(a.y, 1.f + __expf(-g.y)));
+    return narrow(times_sigmoid(a.x, g.x), times_sigmoid(a.y, g.y));
 }

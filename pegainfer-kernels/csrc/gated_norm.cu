@@ -5,7 +5,7 @@ constexpr uint32_t kHead = 128;
 constexpr uint32_t kHeadLanes = kHead / 8;
 
 __device__ __forceinline__ float gated(float x, float weight, float z) {
-    return x * weight * __fdividef(z, 1.f + __expf(-z));
+    return x * weight * silu(z);
 }
 
 extern "C" __global__ __launch_bounds__(256) void gated_rms_norm(
@@ -30,7 +30,7 @@ extern "C" __global__ __launch_bounds__(256) void gated_rms_norm(
     float squares = a.x * a.x + a.y * a.y + a.z * a.z + a.w * a.w + b.x * b.x + b.y * b.y + b.z * b.z + b.w * b.w;
     squares = reduce_lanes(squares, kHeadLanes, Add());
     if (!inside) return;
-    float r = rsqrtf(squares / float(kHead) + eps);
+    float r = inverse_rms(squares, kHead, eps);
     float2 z0 = widen(z.x), z1 = widen(z.y), z2 = widen(z.z), z3 = widen(z.w);
     uint4 result = {narrow(gated(r * a.x, scale[0].x, z0.x), gated(r * a.y, scale[0].y, z0.y)),
                     narrow(gated(r * a.z, scale[0].z, z1.x), gated(r * a.w, scale[0].w, z1.y)),

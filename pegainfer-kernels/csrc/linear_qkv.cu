@@ -5,6 +5,7 @@
 // rotates together, 64 columns apart, is in one of them.
 #include "kv_cache.cuh"
 #include "many.cuh"
+#include "norm_rope.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 constexpr uint32_t kHead = 128;        // dimensions
@@ -30,14 +31,9 @@ struct Angles {
     float2 cosine[2], sine[2];
 };
 
-// Two elements of a norm: scaled, rounded, multiplied by the weight, and rounded. A product of two bf16 is exact in
-// f32, so rounding it is one instruction with the multiplication.
-__device__ __forceinline__ float2 normed(uint32_t pair, float scale, __nv_bfloat162 weight) {
-    float2 a = widen(pair);
-    uint32_t rounded = narrow(a.x * scale, a.y * scale);
-    __nv_bfloat162 product = __hmul2(reinterpret_cast<__nv_bfloat162 &>(rounded), weight);
-    return widen(reinterpret_cast<uint32_t &>(product));
-}
+// `inverse_rms` of a head. A call: inlined, it makes the compiler move addresses from uniform registers to those of the
+// threads, and spill 112 bytes.
+__device__ __noinline__ float head_scale(float squares, float eps) { return inverse_rms(squares, kHead, eps); }
 
 struct Consumer : Multiplier {
     const Operands &op;
@@ -65,7 +61,7 @@ struct Consumer : Multiplier {
             squares[i] = reduce_quad(squares[i], Add());
             if (thread() % 4 == i) own = squares[i];
         }
-        own = 1.f / sqrtf(own / float(kHead) + op.eps);
+        own = head_scale(own, op.eps);
 #pragma unroll
         for (int i = 0; i < 4; ++i) scale[i / 2][i % 2] = __shfl_sync(kAll, own, i, 4);
     }
@@ -120,15 +116,15 @@ struct Consumer : Multiplier {
         for (int h = 0; h < 2; ++h) {
             if (head + h >= op.heads + op.kv_heads) continue;
             const bf16 *weight = &norms[head + h >= op.heads][column];
-            __nv_bfloat162 low_weight = *reinterpret_cast<const __nv_bfloat162 *>(weight);
-            __nv_bfloat162 high_weight = *reinterpret_cast<const __nv_bfloat162 *>(weight + kHead / 2);
+            uint32_t low_weight = *reinterpret_cast<const uint32_t *>(weight);
+            uint32_t high_weight = *reinterpret_cast<const uint32_t *>(weight + kHead / 2);
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 uint32_t &low = words[h][2 * group + r], &high = words[h][16 + 2 * group + r];
-                float2 a = normed(low, scale[h][r], low_weight), b = normed(high, scale[h][r], high_weight);
-                float2 c = by.cosine[r], s = by.sine[r];
-                low = narrow(a.x * c.x - b.x * s.x, a.y * c.y - b.y * s.y);
-                high = narrow(b.x * c.x + a.x * s.x, b.y * c.y + a.y * s.y);
+                float2 a = widen(norm2(low, scale[h][r], low_weight)), b = widen(norm2(high, scale[h][r], high_weight));
+                float2 first = ::rotate(a.x, b.x, by.cosine[r].x, by.sine[r].x);
+                float2 second = ::rotate(a.y, b.y, by.cosine[r].y, by.sine[r].y);
+                low = narrow(first.x, second.x), high = narrow(first.y, second.y);
             }
         }
     }

@@ -10,6 +10,7 @@
 // leaves no room for a second one of its kernel on a multiprocessor: the launcher asks for more than half of the shared
 // memory, because blocks that start while the kernel before ends would otherwise crowd where it ended first.
 #include "async.cuh"
+#include "math.cuh"
 #include "token.cuh"
 
 constexpr int kMaxWarps = 12;   // of a block; the launcher chooses how many, so that their rows fill whole tiles
@@ -114,14 +115,6 @@ __device__ void fetch_all(const bf16 *x, const Shape &shape, const Share<E> &sha
     }
 }
 
-__device__ __forceinline__ float gated(float gate, float up) {
-    gate = round_bf16(gate);
-    return round_bf16(gate / (1.f + __expf(-gate))) * round_bf16(up);
-}
-
-__device__ __forceinline__ void put(float *at, float value) { *at = value; }
-__device__ __forceinline__ void put(bf16 *at, float value) { *at = __float2bfloat16_rn(value); }
-
 template <int TILES, Epilogue E, typename T>
 __device__ __forceinline__ void write(const Accumulator (&acc)[TILES], const Shape &shape, uint32_t row, uint32_t end,
                                       Best (&best)[2 * TILES], T *out) {
@@ -135,7 +128,7 @@ __device__ __forceinline__ void write(const Accumulator (&acc)[TILES], const Sha
             if (E == kLogits && at < end) best[2 * t + i].see(acc[t][i], at);
             if (E == kLogits && at + 8 < end) best[2 * t + i].see(acc[t][2 + i], at + 8);
             if (E == kGated) {
-                if (at < end) put(out + size_t(token) * (shape.n / 2) + at, gated(acc[t][i], acc[t][2 + i]));
+                if (at < end) put(out + size_t(token) * (shape.n / 2) + at, silu_times(round_bf16(acc[t][i]), round_bf16(acc[t][2 + i])));
             } else {
                 if (at < end) put(out + size_t(token) * shape.n + at, acc[t][i]);
                 if (at + 8 < end) put(out + size_t(token) * shape.n + at + 8, acc[t][2 + i]);

@@ -3,12 +3,11 @@
 // A tile (csrc/many.cuh) has 128 rows of the gate and the 128 rows of up that belong to them: 128 columns of out. So a
 // thread has the products of the gate and of up for the same elements.
 #include "many.cuh"
+#include "math.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 constexpr uint32_t kColumns = kWeights / 2; // of out, a tile
 constexpr int kParts = 8;                   // in which a tile is activated
-
-__device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.f + __expf(-x)); }
 
 struct Consumer : Multiplier {
     const TensorMap &out;
@@ -21,11 +20,7 @@ struct Consumer : Multiplier {
         constexpr int kPerBox = kBox / 16;
         uint32_t lane = threadIdx.x % 32, words[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            float2 g = widen(gate[4 * part + i]), u = widen(up[4 * part + i]);
-            g = widen(narrow(silu(g.x), silu(g.y)));
-            words[i] = narrow(g.x * u.x, g.y * u.y);
-        }
+        for (int i = 0; i < 4; ++i) words[i] = silu_times2(gate[4 * part + i], up[4 * part + i]);
         if (part == 0) {
             if (lane == 0) stores_wait<false>();
             __syncwarp();

@@ -10,9 +10,6 @@ __device__ __forceinline__ uint32_t place(uint32_t row, uint32_t piece) {
     return row * 64 + ((piece ^ (row / 2 % 4)) * 16);
 }
 
-__device__ __forceinline__ void put(bf16 *at, float a, float b) { *reinterpret_cast<uint32_t *>(at) = narrow(a, b); }
-__device__ __forceinline__ void put(float *at, float a, float b) { *reinterpret_cast<float2 *>(at) = make_float2(a, b); }
-
 // Starts the copies of `ROWS` rows x kDepth columns to shared memory; what lies outside becomes 0.
 template <int ROWS>
 __device__ __forceinline__ void fetch(uint32_t to, const bf16 *from, uint32_t first, uint32_t rows, uint32_t k,

@@ -8,6 +8,7 @@
 // the other x, which all warpgroups share. A step has as many columns as that because waiting for it and giving it back
 // costs a warpgroup as much time as 128 columns of products of 32 rows.
 #include "hopper.cuh"
+#include "math.cuh"
 #include "token.cuh"
 
 enum Epilogue { kPlain, kGated, kLogits };
@@ -124,14 +125,6 @@ __device__ void fetch_inputs(const TensorMap &map, const Shape &shape, const Sha
         }
 }
 
-__device__ __forceinline__ float gated(float gate, float up) {
-    gate = round_bf16(gate);
-    return round_bf16(gate / (1.f + __expf(-gate))) * round_bf16(up);
-}
-
-__device__ __forceinline__ void put(float *at, float value) { *at = value; }
-__device__ __forceinline__ void put(bf16 *at, float value) { *at = __float2bfloat16_rn(value); }
-
 // Writes a tile whose rows are `row` to before `end`, at most 64; `other`: the products with the up rows, if gated.
 template <int N, Epilogue E, typename O>
 __device__ __forceinline__ void write(const float (&acc)[N / 2], const float (&other)[N / 2], const Shape &shape,
@@ -148,9 +141,11 @@ __device__ __forceinline__ void write(const float (&acc)[N / 2], const float (&o
             int at = 4 * j + i;
             if (E == kLogits && low) best[2 * j + i].see(acc[at], row);
             if (E == kLogits && high) best[2 * j + i].see(acc[at + 2], row + 8);
-            if (token + i < shape.m && low) put(out, E == kGated ? gated(acc[at], other[at]) : acc[at]);
-            if (token + i < shape.m && high)
-                put(out + 8, E == kGated ? gated(acc[at + 2], other[at + 2]) : acc[at + 2]);
+            auto value = [&](int a) {
+                return E == kGated ? silu_times(round_bf16(acc[a]), round_bf16(other[a])) : acc[a];
+            };
+            if (token + i < shape.m && low) put(out, value(at));
+            if (token + i < shape.m && high) put(out + 8, value(at + 2));
             out += width;
         }
         token += 8, out += 6 * size_t(width);

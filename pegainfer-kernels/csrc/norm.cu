@@ -6,7 +6,7 @@ constexpr int kPieces = 2; // of 8 elements a thread: rows up to 16,384 wide wit
 // What is added to the residual stream: nothing, one matrix, or the sum of several, the slices of a product.
 enum Source { kNone, kMatrix, kSlices };
 
-// Vec8 elements of the residual stream plus those of the slices of a product, `stride` apart. The product is rounded
+// Eight elements of the residual stream plus those of the slices of a product, `stride` apart. The product is rounded
 // once, then the sum.
 __device__ __forceinline__ uint4 add_slices(uint4 residual, const float *slices, uint32_t count, size_t stride) {
     float sum[8] = {};
@@ -42,7 +42,7 @@ __device__ __forceinline__ uint4 load_row(const void *x, const bf16 *residual, s
     return row;
 }
 
-// Vec8 weights. With those in bf16 the normalised value is rounded before the product, with those in f32 it is not.
+// Eight weights. With those in bf16 the normalised value is rounded before the product, with those in f32 it is not.
 template <typename W> struct Weights;
 template <> struct Weights<bf16> {
     uint4 w;
@@ -88,7 +88,7 @@ __device__ void norm(const void *__restrict__ x,   // [rows, hidden] bf16, or [c
         squares += sum_squares(row[p]);
         if (S != kNone) *reinterpret_cast<uint4 *>(residual + first + i) = row[p];
     }
-    float scale = 1.f / sqrtf(block_sum(squares, parts) / float(hidden) + eps);
+    float scale = inverse_rms(block_sum(squares, parts), hidden, eps);
 #pragma unroll
     for (int p = 0; p < kPieces; ++p) {
         uint32_t i = 8 * (threadIdx.x + p * blockDim.x);

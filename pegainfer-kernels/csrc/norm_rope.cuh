@@ -1,6 +1,6 @@
 // RMS norm and rotary embedding of one head by one warp.
 #pragma once
-#include "common.cuh"
+#include "math.cuh"
 #include "warp.cuh"
 
 __device__ __forceinline__ float sum_squares(uint4 row) {
@@ -14,14 +14,30 @@ __device__ __forceinline__ float sum_squares(uint4 row) {
     return squares;
 }
 
-// Vec8 elements of a norm: scaled, rounded, and multiplied by the weight.
+// Two elements of a norm: scaled, rounded, multiplied by the weight, and rounded. A product of two bf16 is exact in f32, so
+// rounding it is one instruction with the multiplication.
+__device__ __forceinline__ uint32_t norm2(uint32_t pair, float scale, uint32_t weight) {
+    float2 a = widen(pair);
+    uint32_t rounded = narrow(a.x * scale, a.y * scale);
+    __nv_bfloat162 product =
+        __hmul2(reinterpret_cast<__nv_bfloat162 &>(rounded), reinterpret_cast<__nv_bfloat162 &>(weight));
+    return reinterpret_cast<uint32_t &>(product);
+}
+// One of them.
+__device__ __forceinline__ float norm1(float x, float scale, float weight) {
+    return round_bf16(round_bf16(x * scale) * weight);
+}
+
+// Rotary embedding of two elements D / 2 apart, `low` first: one product of each sum is rounded, the other is fused.
+__device__ __forceinline__ float2 rotate(float low, float high, float cosine, float sine) {
+    return make_float2(fmaf(low, cosine, -__fmul_rn(high, sine)), fmaf(high, cosine, __fmul_rn(low, sine)));
+}
+
+// Eight elements of a norm.
 __device__ __forceinline__ uint4 scaled(uint4 row, float scale, uint4 weight) {
     uint32_t *v = reinterpret_cast<uint32_t *>(&row), *w = reinterpret_cast<uint32_t *>(&weight);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        float2 a = widen(v[j]), b = widen(w[j]);
-        v[j] = narrow(round_bf16(a.x * scale) * b.x, round_bf16(a.y * scale) * b.y);
-    }
+    for (int j = 0; j < 4; ++j) v[j] = norm2(v[j], scale, w[j]);
     return row;
 }
 
@@ -61,14 +77,14 @@ __device__ __forceinline__ Pairs<D> norm_rope(const Pairs<D> &x, const Pairs<D> 
     float squares = 0.f;
 #pragma unroll
     for (int p = 0; p < D / 64; ++p) squares += x.low[p] * x.low[p] + x.high[p] * x.high[p];
-    float scale = rsqrtf(warp_sum(squares) / float(D) + eps);
+    float scale = inverse_rms(warp_sum(squares), D, eps);
     Pairs<D> out;
 #pragma unroll
     for (int p = 0; p < D / 64; ++p) {
-        float a = round_bf16(round_bf16(x.low[p] * scale) * weight.low[p]);
-        float b = round_bf16(round_bf16(x.high[p] * scale) * weight.high[p]);
-        out.low[p] = a * angles.low[p] - b * angles.high[p];
-        out.high[p] = b * angles.low[p] + a * angles.high[p];
+        float a = norm1(x.low[p], scale, weight.low[p]);
+        float b = norm1(x.high[p], scale, weight.high[p]);
+        float2 rotated = rotate(a, b, angles.low[p], angles.high[p]);
+        out.low[p] = rotated.x, out.high[p] = rotated.y;
     }
     return out;
 }

@@ -12,13 +12,13 @@ __device__ __forceinline__ void norm_rope(uint4 &low, uint4 &high, bool inside, 
                                           float eps, uint4 low_weight, uint4 high_weight, const Vec8 &cosine,
                                           const Vec8 &sine) {
     float squares = reduce_lanes(inside ? sum_squares(low) + sum_squares(high) : 0.f, lanes, Add());
-    float scale = 1.f / sqrtf(squares / float(head_dim) + eps);
+    float scale = inverse_rms(squares, head_dim, eps);
     Vec8 a = widen8(scaled(low, scale, low_weight)), b = widen8(scaled(high, scale, high_weight));
     Vec8 first, second;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-        first.x[j] = a.x[j] * cosine.x[j] - b.x[j] * sine.x[j];
-        second.x[j] = b.x[j] * cosine.x[j] + a.x[j] * sine.x[j];
+        float2 rotated = rotate(a.x[j], b.x[j], cosine.x[j], sine.x[j]);
+        first.x[j] = rotated.x, second.x[j] = rotated.y;
     }
     low = narrow8(first), high = narrow8(second);
 }

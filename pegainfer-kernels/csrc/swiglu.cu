@@ -1,9 +1,5 @@
 // The gated activation: eight elements a thread.
-#include "common.cuh"
-
-__device__ __forceinline__ float gated(float gate, float up) {
-    return round_bf16(gate / (1.f + __expf(-gate))) * up;
-}
+#include "math.cuh"
 
 extern "C" __global__ void swiglu(const bf16 *__restrict__ gate_up, // [rows, 2 * width]
                                   bf16 *__restrict__ out,           // [rows, width]
@@ -16,9 +12,6 @@ extern "C" __global__ void swiglu(const bf16 *__restrict__ gate_up, // [rows, 2 
     uint4 gate = load16(row + i), up = load16(row + width + i);
     uint32_t *g = reinterpret_cast<uint32_t *>(&gate), *u = reinterpret_cast<uint32_t *>(&up);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        float2 a = widen(g[j]), b = widen(u[j]);
-        g[j] = narrow(gated(a.x, b.x), gated(a.y, b.y));
-    }
+    for (int j = 0; j < 4; ++j) g[j] = silu_times2(g[j], u[j]);
     *reinterpret_cast<uint4 *>(out + size_t(blockIdx.x) * width + i) = gate;
 }

@@ -1,4 +1,4 @@
-// Vec8 neighbouring elements in f32: a vector of bf16, widened.
+// Eight neighbouring elements in f32: a vector of bf16, widened.
 #pragma once
 #include "common.cuh"
 
