@@ -2,7 +2,7 @@
 
 mod tensors;
 
-pub use tensors::{Room, turns_bytes};
+pub use tensors::{AliasedTensor, aliased_bytes};
 
 use crate::cuda::{Cuda, Graph};
 use crate::isa::Isa;

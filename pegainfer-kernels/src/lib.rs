@@ -1,5 +1,6 @@
 //! Kernels: one op is one file in [`ops`], with its CPU twin in [`cpu`], its launcher in [`cuda`] and the test that
-//! checks them. [`compare`] runs an op on two devices. [`step`] is what the steps of every engine begin and end with.
+//! checks them. [`compare`] runs an op on two devices. [`runtime`] is what the model
+//! crates share: it loads, runs and records a model that is written over the ops.
 
 pub mod compare;
 pub mod cpu;
@@ -8,6 +9,6 @@ mod delta;
 mod draw;
 mod heads;
 pub mod ops;
-pub mod step;
+pub mod runtime;
 #[cfg(test)]
 mod testing;

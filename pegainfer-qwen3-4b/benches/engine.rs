@@ -9,11 +9,9 @@ use pegainfer_core::isa::Isa;
 use pegainfer_core::tensor::{DType, Tensor};
 use pegainfer_core::weights::Source;
 use pegainfer_kernels::ops::{self, HeadShape};
-use pegainfer_kernels::step::StepSize;
+use pegainfer_kernels::runtime::{Bounds, Executor, StepSize, load_weights, uniform};
+use pegainfer_qwen3_4b::Qwen3;
 use pegainfer_qwen3_4b::config::Config;
-use pegainfer_qwen3_4b::executor::{Executor, StepBounds};
-use pegainfer_qwen3_4b::plan;
-use pegainfer_qwen3_4b::weights::Weights;
 use rayon::prelude::*;
 use std::time::Duration;
 
@@ -33,15 +31,13 @@ fn qwen3_0_6b() -> Config {
     }
 }
 
-fn executor() -> Executor {
+fn executor() -> Executor<Qwen3> {
     let config = qwen3_0_6b();
     let mut exec = Exec::cpu(Isa::best(), None).expect("threads");
     let source = Source::Dummy { seed: 1, std: config.initializer_range, uniform: ops::uniform };
-    let weights = Weights::load(&mut exec, &config, &source, &mut |_| {}).expect("dummy weights");
-    let (kv_blocks, gpu_memory_share) = (32 * 16, None);
+    let weights = load_weights::<Qwen3>(&mut exec, &config, &source, &mut |_| {}).expect("dummy weights");
     let size = StepSize { tokens: 512, rows: 32, context: 1024 };
-    let bounds = StepBounds { size, kv_blocks, gpu_memory_share, graphs: true };
-    Executor::new(exec, config, weights, bounds).expect("workspace")
+    Executor::new(exec, config, weights, &Bounds::exact(size, 32 * 16)).expect("workspace")
 }
 
 /// Reads every byte once, on all threads: the rate that a decode step is measured against.
@@ -71,11 +67,11 @@ fn engine(c: &mut Criterion) {
     group.bench_function("read", |b| b.iter(|| read(executor.exec(), &data)));
     drop(data);
     for batch in [1, 8, 32] {
-        let step = plan::uniform(batch, 1, 128);
+        let step = uniform::<Qwen3>(batch, 1, 128);
         group.throughput(Throughput::Bytes(bytes));
         group.bench_function(BenchmarkId::new("decode", batch), |b| b.iter(|| executor.run(&step).expect("a step")));
     }
-    let step = plan::uniform(1, 512, 512);
+    let step = uniform::<Qwen3>(1, 512, 512);
     // 2 FLOPs for each weight that is not the embedding, and causal attention.
     let config = executor.config();
     let dense = config.weight_bytes() - (2 * config.vocab_size * config.hidden_size) as u64;

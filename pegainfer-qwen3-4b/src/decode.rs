@@ -1,34 +1,73 @@
 //! Steps of few rows with one token each: all layers as one op.
 
 use crate::config::Config;
-use crate::plan::Step;
-use crate::state::KvLayer;
 use crate::weights::{Layer, Weights};
 use crate::workspace::Workspace;
-use pegainfer_core::tensor::Tensor;
-use pegainfer_kernels::ops::{DECODE_LAYERS_ROWS, DecodeLayer, DecodeModel, DecodeScratch};
+use pegainfer_core::exec::Exec;
+use pegainfer_core::schedule::Step;
+use pegainfer_core::tensor::{OpError, Tensor};
+use pegainfer_kernels::ops::{self, DECODE_LAYERS_ROWS, DecodeLayer, DecodeModel, DecodeScratch, DecodeState};
+use pegainfer_kernels::runtime::{Activations, Inputs, KvLayer, LoadError};
+
+/// What outlives a step on the device.
+#[derive(Debug)]
+pub struct Cache {
+    /// Keys and values of each layer.
+    pub layers: Vec<KvLayer>,
+    /// Where a GPU runs all layers at once; `None` if the op does not support the model's shape.
+    decode: Option<DecodeState>,
+}
+
+impl Cache {
+    pub(crate) fn new(
+        exec: &mut Exec,
+        config: &Config,
+        weights: &Weights,
+        rope: &Tensor,
+        blocks: usize,
+    ) -> Result<Self, LoadError> {
+        let layers = (0..config.layers).map(|_| KvLayer::new(exec, config.shape, blocks)).collect::<Result<_, _>>();
+        let mut layers: Vec<KvLayer> = layers.map_err(LoadError::State)?;
+        let decode = DecodeState::new(exec, &decode_model(config, weights, &mut layers, rope))?;
+        Ok(Self { layers, decode })
+    }
+}
 
 /// Whether the op takes all layers of `step`.
-pub(crate) fn takes(step: &Step) -> bool {
-    step.rows.len() <= DECODE_LAYERS_ROWS && step.queries() == (1, 1) && step.samples_every_token()
+pub(crate) fn supports(cache: &Cache, step: &Step) -> bool {
+    let one_each = step.queries() == (1, 1) && step.samples_every_token();
+    cache.decode.is_some() && step.rows.len() <= DECODE_LAYERS_ROWS && one_each
+}
+
+/// From the residual stream after the embedding to its normalised value under the final norm.
+pub(crate) fn run(
+    exec: &mut Exec,
+    (config, weights): (&Config, &Weights),
+    cache: &mut Cache,
+    work: &mut Workspace,
+    inputs: &Inputs,
+    step: &Step,
+) -> Result<(), OpError> {
+    let Cache { layers, decode } = cache;
+    let Workspace { rope, activations, qkv, q, attended } = work;
+    let Activations { residual, normed, delta, gate_up, activated } = activations;
+    let (mut model, batch) = (decode_model(config, weights, layers, rope), inputs.attention(step));
+    let mut scratch = DecodeScratch { delta, qkv, q, attended, gate_up, activated };
+    let at = (&inputs.positions, &inputs.slots);
+    ops::decode_layers(exec, &mut model, decode.as_mut(), at, &batch, &mut scratch, residual, normed)
 }
 
 /// The model as the op wants it.
-pub(crate) fn model<'a>(
-    config: &Config,
-    weights: &'a Weights,
-    kv: &'a mut [KvLayer],
-    rope: &'a Tensor,
-) -> DecodeModel<'a> {
+fn decode_model<'a>(config: &Config, weights: &'a Weights, kv: &'a mut [KvLayer], rope: &'a Tensor) -> DecodeModel<'a> {
     let layer = |(layer, kv): (&'a Layer, &'a mut KvLayer)| DecodeLayer {
         input_norm: &layer.input_norm,
         qkv: &layer.qkv,
-        head_norms: (&layer.q_norm, &layer.k_norm),
-        cache: (&mut kv.k, &mut kv.v),
+        head_norms: layer.head_norms(),
+        cache: kv.both_mut(),
         o: &layer.o,
-        post_norm: &layer.post_norm,
-        gate_up: &layer.gate_up,
-        down: &layer.down,
+        post_norm: &layer.mlp.norm,
+        gate_up: &layer.mlp.gate_up,
+        down: &layer.mlp.down,
     };
     DecodeModel {
         layers: weights.layers.iter().zip(kv).map(layer).collect(),
@@ -37,10 +76,4 @@ pub(crate) fn model<'a>(
         shape: config.shape,
         eps: config.rms_norm_eps,
     }
-}
-
-/// The op's room, and the tensors that it reads and writes: the residual stream and its normalised value.
-pub(crate) fn room(work: &mut Workspace) -> (DecodeScratch<'_>, &mut Tensor, &mut Tensor) {
-    let Workspace { residual, normed, delta, qkv, q, attended, gate_up, activated } = work;
-    (DecodeScratch { delta, qkv, q, attended, gate_up, activated }, residual, normed)
 }

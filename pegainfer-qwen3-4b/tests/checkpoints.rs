@@ -6,7 +6,8 @@ mod support;
 
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
-use pegainfer_qwen3_4b::{LoadOptions, load};
+use pegainfer_kernels::runtime::{LoadOptions, load};
+use pegainfer_qwen3_4b::Qwen3;
 use safetensors::tensor::TensorView;
 use safetensors::{SafeTensors, serialize};
 use serde_json::{Value, json};
@@ -58,7 +59,7 @@ impl Copy {
 
     fn refusal(&self) -> String {
         let exec = Exec::cpu(Isa::best(), Some(2)).unwrap();
-        load(exec, &self.options(), &mut |_, _| {}).unwrap_err().to_string()
+        load::<Qwen3>(exec, &self.options(), &mut |_, _| {}).unwrap_err().to_string()
     }
 }
 
@@ -148,7 +149,7 @@ fn a_config_of_other_weights_names_the_tensor() {
 fn options_that_cannot_work_say_so() {
     let refusal = |options: LoadOptions| {
         let exec = Exec::cpu(Isa::best(), Some(1)).unwrap();
-        load(exec, &options, &mut |_, _| {}).unwrap_err().to_string()
+        load::<Qwen3>(exec, &options, &mut |_, _| {}).unwrap_err().to_string()
     };
     assert!(refusal(LoadOptions { max_model_len: Some(5000), ..options() }).contains("--max-model-len is 5000"));
     assert!(refusal(LoadOptions { max_num_seqs: 0, ..options() }).contains("--max-num-seqs is 0"));

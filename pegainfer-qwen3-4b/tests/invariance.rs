@@ -10,12 +10,8 @@ use pegainfer_core::engine::{FinishReason, GenerateRequest, StepEngine};
 use pegainfer_core::rules::{LogitRules, RuleFields};
 use pegainfer_core::sampling::SamplingParams;
 use pegainfer_core::weights::Source;
-use pegainfer_kernels::step::StepSize;
-use pegainfer_qwen3_4b::LoadOptions;
-use pegainfer_qwen3_4b::config::Config;
-use pegainfer_qwen3_4b::executor::{Executor, StepBounds};
-use pegainfer_qwen3_4b::plan;
-use pegainfer_qwen3_4b::weights::Weights;
+use pegainfer_kernels::runtime::{Bounds, Executor, LoadOptions, Model, StepSize, load_weights, uniform};
+use pegainfer_qwen3_4b::Qwen3;
 use support::invariance::{self, Alone, DRIFT};
 use support::samples;
 use support::{Output, Target, best, engine, fixture, greedy, model_path, options, run, targets};
@@ -125,13 +121,12 @@ fn prompts_are_reported_as_if_they_were_drawn() {
 fn what_is_drawn_does_not_depend_on_what_else_is() {
     for target in targets() {
         let mut exec = target.exec();
-        let config = Config::load(&model_path()).unwrap();
+        let config = Qwen3::load_config(&model_path()).unwrap();
         let source = Source::open(&model_path()).unwrap();
-        let weights = Weights::load(&mut exec, &config, &source, &mut |_| {}).unwrap();
+        let weights = load_weights::<Qwen3>(&mut exec, &config, &source, &mut |_| {}).unwrap();
         let size = StepSize { tokens: 120, rows: 120, context: 40 };
-        let bounds = StepBounds { size, kv_blocks: 9, gpu_memory_share: None, graphs: false };
-        let mut executor = Executor::new(exec, config, weights, bounds).unwrap();
-        for step in [plan::uniform(3, 40, 40), plan::uniform(4, 1, 1)] {
+        let mut executor = Executor::<Qwen3>::new(exec, config, weights, &Bounds::exact(size, 9)).unwrap();
+        for step in [uniform::<Qwen3>(3, 40, 40), uniform::<Qwen3>(4, 1, 1)] {
             samples::hold(target, &mut executor, &step);
         }
     }

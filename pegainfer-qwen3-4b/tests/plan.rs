@@ -4,9 +4,10 @@
 
 use pegainfer_core::record::OpRecord;
 use pegainfer_kernels::ops::HeadShape;
+use pegainfer_kernels::runtime::{record, record_step, uniform};
+use pegainfer_qwen3_4b::Qwen3;
+use pegainfer_qwen3_4b::Step;
 use pegainfer_qwen3_4b::config::Config;
-use pegainfer_qwen3_4b::plan::{self, Step};
-use pegainfer_qwen3_4b::{record, record_step};
 
 /// (hidden, intermediate, layers, heads, tied, parameters) of the official Qwen3 models.
 const SIZES: [(usize, usize, usize, usize, bool, u64); 6] = [
@@ -43,7 +44,7 @@ fn a_decode_step_reads_every_weight_once() {
     for size in SIZES {
         let config = config(size);
         assert_eq!(config.weight_bytes(), 2 * size.5);
-        let records = record(&config, 8, 1, 1024).unwrap();
+        let records = record::<Qwen3>(&config, 8, 1, 1024).unwrap();
         let untied = if size.4 { 0 } else { (config.vocab_size * config.hidden_size) as u64 };
         let products = |r: &OpRecord| match r.op.starts_with("linear") {
             true => 2 * 8 * r.reads[1].shape.iter().product::<usize>() as u64,
@@ -64,7 +65,7 @@ fn one_op_takes_all_layers_of_few_rows() {
     for (size, one) in SIZES.into_iter().zip([true, true, true, true, false, false]) {
         for rows in [1, 2, 3] {
             let config = config(size);
-            let records = record(&config, rows, 1, 1024).unwrap();
+            let records = record::<Qwen3>(&config, rows, 1, 1024).unwrap();
             let layers: Vec<_> = records.iter().filter(|r| r.op == "decode_layers").collect();
             if !one || rows > 2 {
                 assert!(layers.is_empty(), "too wide, or too many rows");
@@ -77,7 +78,7 @@ fn one_op_takes_all_layers_of_few_rows() {
             let floor = 2 * (size.5 - ends as u64) + (rows * 1024 * config.kv_bytes_per_token()) as u64;
             let bytes = layers[0].bytes;
             assert!(bytes >= floor && bytes < floor + floor / 100, "{bytes} bytes, floor {floor}");
-            let apart = total(&record(&config, 3, 1, 1024).unwrap(), |r| r.flops) * rows as u64 / 3;
+            let apart = total(&record::<Qwen3>(&config, 3, 1, 1024).unwrap(), |r| r.flops) * rows as u64 / 3;
             let flops = total(&records, |r| r.flops);
             assert!(flops.abs_diff(apart) < apart / 10_000, "{flops} FLOPs, of separate ops {apart}");
         }
@@ -87,7 +88,7 @@ fn one_op_takes_all_layers_of_few_rows() {
 #[test]
 fn prefill_flops_are_dense_plus_causal_attention() {
     let config = config(SIZES[2]);
-    let records = record(&config, 1, 1024, 1024).unwrap();
+    let records = record::<Qwen3>(&config, 1, 1024, 1024).unwrap();
     let attention = total(&records, |r| if r.op == "attention" { r.flops } else { 0 });
     assert_eq!(attention, 4 * 4096 * (35 * 1024 * 1025 / 2 + 1024), "one query in the last layer");
     assert_eq!(
@@ -101,14 +102,14 @@ fn prefill_flops_are_dense_plus_causal_attention() {
 
 #[test]
 fn a_step_without_samples_ends_with_the_last_keys_and_values() {
-    let step = Step { samples: Vec::new(), ..plan::uniform(1, 1024, 2048) };
-    let records = record_step(&config(SIZES[2]), &step).unwrap();
+    let step = Step { samples: Vec::new(), ..uniform::<Qwen3>(1, 1024, 2048) };
+    let records = record_step::<Qwen3>(&config(SIZES[2]), &step).unwrap();
     assert_eq!((records.len(), records.last().unwrap().op), (2 + 35 * 5 + 1, "linear_qkv"));
 }
 
 #[test]
 fn every_input_was_written_before_or_is_a_weight() {
-    let records = record(&config(SIZES[0]), 2, 3, 40).unwrap();
+    let records = record::<Qwen3>(&config(SIZES[0]), 2, 3, 40).unwrap();
     let mut written: Vec<u32> = Vec::new();
     for record in &records {
         for read in &record.reads {

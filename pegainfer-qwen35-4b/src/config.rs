@@ -1,51 +1,16 @@
 //! config.json of a Qwen3.5 checkpoint. What the engine does not implement is refused by name, never ignored.
 
-mod raw;
 #[cfg(test)]
 mod tests;
 
-use pegainfer_kernels::ops::BLOCK_SIZE;
 use pegainfer_kernels::ops::{DeltaShape, HeadShape};
-use raw::Raw;
-use serde_json::Value;
-use std::path::{Path, PathBuf};
-use thiserror::Error;
+use pegainfer_kernels::runtime::{ConfigError, ConfigFile, unsupported};
+use serde_json::{Value, json};
 
 /// `<|endoftext|>` of the family's tokenizer, the one end-of-text id that its config.json names.
 const END_OF_TEXT: u32 = 248_044;
 /// `<|im_end|>`, with which a chat turn ends.
 const END_OF_TURN: u32 = 248_046;
-
-/// Why a checkpoint's configuration cannot be served.
-#[derive(Debug, Error)]
-pub enum ConfigError {
-    /// A file is missing or unreadable.
-    #[error("cannot read {}: {error}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        error: std::io::Error,
-    },
-    /// Not JSON, a field is missing, or a field has the wrong type.
-    #[error("{} is not a valid Qwen3.5 configuration: {message}", path.display())]
-    Invalid {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        message: String,
-    },
-    /// A valid configuration of something that this engine does not do.
-    #[error("config.json asks for {field} = {value}, which this engine does not implement; it serves {served}")]
-    Unsupported {
-        /// The field.
-        field: &'static str,
-        /// Its value.
-        value: String,
-        /// What would work.
-        served: &'static str,
-    },
-}
 
 /// What mixes the tokens in a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,7 +38,7 @@ pub struct Config {
     pub rotary_dim: usize,
     /// Heads of the gated delta rule.
     pub delta: DeltaShape,
-    /// Of every RMS norm.
+    /// Epsilon of every RMSNorm.
     pub rms_norm_eps: f32,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
@@ -88,66 +53,35 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads `config.json`, and the end-of-text ids of `generation_config.json` if it exists.
-    pub fn load(dir: &Path) -> Result<Self, ConfigError> {
-        let path = dir.join("config.json");
-        let mut config = Self::parse(&read(&path)?).map_err(|error| match error {
-            ConfigError::Invalid { message, .. } => ConfigError::Invalid { path, message },
-            other => other,
-        })?;
-        let path = dir.join("generation_config.json");
-        if path.is_file() {
-            let invalid = |message: String| ConfigError::Invalid { path: path.clone(), message };
-            let generation: Value = serde_json::from_str(&read(&path)?).map_err(|e| invalid(e.to_string()))?;
-            let ids = token_ids(&generation["eos_token_id"]).map_err(invalid)?;
-            if !ids.is_empty() {
-                config.eos_token_ids = ids;
-            }
-        }
-        Ok(config)
-    }
-
-    /// Parses the text of a config.json: of the whole model with a `text_config`, or of the text model alone.
-    pub fn parse(text: &str) -> Result<Self, ConfigError> {
-        let invalid = |message: String| ConfigError::Invalid { path: "config.json".into(), message };
-        let root: Value = serde_json::from_str(text).map_err(|e| invalid(e.to_string()))?;
-        let raw = Raw::parse(&root).map_err(invalid)?;
-        raw.refuse_unsupported(&root)?;
-        raw.check().map_err(invalid)?;
-        let shape =
-            HeadShape { heads: raw.num_attention_heads, kv_heads: raw.num_key_value_heads, head_dim: raw.head_dim };
-        let delta = DeltaShape {
-            key_heads: raw.linear_num_key_heads,
-            value_heads: raw.linear_num_value_heads,
-            key_dim: raw.linear_key_head_dim,
-            value_dim: raw.linear_value_head_dim,
-            taps: raw.linear_conv_kernel_dim,
-        };
-        let rotary_dim = (raw.head_dim as f64 * raw.rotary_factor()) as usize;
-        raw.refuse_shapes(shape, delta, rotary_dim)?;
-        let layers = raw.layers().map_err(invalid)?;
-        if layers.last() == Some(&LayerKind::Linear) {
-            let (field, value) = ("the last of layer_types", "linear_attention".to_owned());
-            return Err(ConfigError::Unsupported { field, value, served: "models that end with full_attention" });
-        }
-        let mut eos_token_ids = token_ids(&raw.eos_token_id).map_err(invalid)?;
+    /// Reads the fields of config.json.
+    pub fn read(file: &ConfigFile) -> Result<Self, ConfigError> {
+        file.serves([
+            ("quantization_config", Value::Null, "bf16 weights"),
+            ("attn_output_gate", json!(true), "gated attention"),
+            ("attention_bias", json!(false), "projections without bias"),
+            ("hidden_act", json!("silu"), "silu"),
+            ("dtype", json!("bfloat16"), "bfloat16"),
+            ("torch_dtype", json!("bfloat16"), "bfloat16"),
+        ])?;
+        let shape = file.heads()?;
+        let mut eos_token_ids = file.eos_token_ids()?;
         // The official checkpoints have no generation_config.json, and their config.json does not name it.
         if eos_token_ids == [END_OF_TEXT] {
             eos_token_ids.push(END_OF_TURN);
         }
         Ok(Self {
-            vocab_size: raw.vocab_size,
-            hidden_size: raw.hidden_size,
-            intermediate_size: raw.intermediate_size,
-            layers,
+            vocab_size: file.size("vocab_size")?,
+            hidden_size: file.size("hidden_size")?,
+            intermediate_size: file.size("intermediate_size")?,
+            layers: layers(file)?,
             shape,
-            rotary_dim,
-            delta,
-            rms_norm_eps: raw.rms_norm_eps as f32,
-            rope_theta: raw.rope_theta().ok_or_else(|| invalid("rope_theta is missing".to_owned()))?,
-            max_position_embeddings: raw.max_position_embeddings,
-            tie_word_embeddings: raw.tie_word_embeddings.or(root["tie_word_embeddings"].as_bool()).unwrap_or(false),
-            initializer_range: raw.initializer_range.unwrap_or(0.02),
+            rotary_dim: rotary_dim(file, shape.head_dim)?,
+            delta: delta_shape(file)?,
+            rms_norm_eps: file.positive("rms_norm_eps")? as f32,
+            rope_theta: file.rope_theta()?,
+            max_position_embeddings: file.size("max_position_embeddings")?,
+            tie_word_embeddings: file.flag("tie_word_embeddings")?,
+            initializer_range: file.initializer_range(),
             eos_token_ids,
         })
     }
@@ -160,11 +94,6 @@ impl Config {
     /// Bytes of K and V of one token over all layers.
     pub fn kv_bytes_per_token(&self) -> usize {
         2 * 2 * self.count(LayerKind::Full) * self.shape.kv_heads * self.shape.head_dim
-    }
-
-    /// Bytes of a KV block over all layers. A model without full attention would need none; a block of nothing still counts.
-    pub fn block_bytes(&self) -> u64 {
-        ((self.kv_bytes_per_token() * BLOCK_SIZE) as u64).max(1)
     }
 
     /// Bytes of one slot of recurrent state over all layers.
@@ -202,19 +131,61 @@ impl Config {
     }
 }
 
-fn read(path: &Path) -> Result<String, ConfigError> {
-    std::fs::read_to_string(path).map_err(|error| ConfigError::Io { path: path.to_owned(), error })
+/// The kind of each layer: as listed, or full attention in every `full_attention_interval`th.
+fn layers(file: &ConfigFile) -> Result<Vec<LayerKind>, ConfigError> {
+    let count = file.size("num_hidden_layers")?;
+    let layers: Vec<LayerKind> = match file.get("layer_types") {
+        Value::Array(types) if types.len() != count => {
+            return Err(file.invalid(format!("layer_types has {} of {count} layers", types.len())));
+        }
+        Value::Array(types) => {
+            let kind = |name: &Value| match name.as_str() {
+                Some("linear_attention") => Ok(LayerKind::Linear),
+                Some("full_attention") => Ok(LayerKind::Full),
+                _ => Err(file.invalid(format!("layer_types has {name}, which is no kind of layer"))),
+            };
+            types.iter().map(kind).collect::<Result<_, _>>()?
+        }
+        _ => {
+            let interval = file.size_or("full_attention_interval", 4)?;
+            let kind = |i: usize| if i.is_multiple_of(interval) { LayerKind::Full } else { LayerKind::Linear };
+            (1..=count).map(kind).collect()
+        }
+    };
+    match layers.last() {
+        Some(LayerKind::Full) => Ok(layers),
+        _ => Err(unsupported("the last of layer_types", "linear_attention", "models that end with full_attention")),
+    }
 }
 
-/// An id or a list of ids; null is none.
-fn token_ids(value: &Value) -> Result<Vec<u32>, String> {
-    let one = |value: &Value| {
-        let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
-        id.ok_or_else(|| format!("eos_token_id {value} is not a token id"))
-    };
-    match value {
-        Value::Null => Ok(Vec::new()),
-        Value::Array(ids) => ids.iter().map(one).collect(),
-        id => Ok(vec![one(id)?]),
+/// Leading elements of a head that RoPE rotates.
+fn rotary_dim(file: &ConfigFile, head_dim: usize) -> Result<usize, ConfigError> {
+    let field = "partial_rotary_factor";
+    let factor = file.get("rope_parameters.partial_rotary_factor").as_f64().or(file.get(field).as_f64());
+    let factor = factor.unwrap_or(0.25);
+    let dim = (head_dim as f64 * factor) as usize;
+    if dim == 0 || !dim.is_multiple_of(32) || dim > head_dim {
+        return Err(unsupported(field, factor, "rotations of multiples of 32 elements"));
     }
+    Ok(dim)
+}
+
+/// Heads of the gated delta rule.
+fn delta_shape(file: &ConfigFile) -> Result<DeltaShape, ConfigError> {
+    let shape = DeltaShape {
+        key_heads: file.size("linear_num_key_heads")?,
+        value_heads: file.size("linear_num_value_heads")?,
+        key_dim: file.size("linear_key_head_dim")?,
+        value_dim: file.size("linear_value_head_dim")?,
+        taps: file.size("linear_conv_kernel_dim")?,
+    };
+    if !shape.value_heads.is_multiple_of(shape.key_heads) {
+        return Err(file.invalid("linear_num_value_heads is not a multiple of linear_num_key_heads"));
+    }
+    if !shape.is_supported() {
+        let value = format!("{} x {}", shape.key_dim, shape.value_dim);
+        let field = "linear_key_head_dim x linear_value_head_dim";
+        return Err(unsupported(field, value, "multiples of 16, a convolution of width 2 to 8"));
+    }
+    Ok(shape)
 }

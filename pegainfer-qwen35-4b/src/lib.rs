@@ -3,16 +3,15 @@
 //!
 //! # Layout
 //! - [`config`]: config.json, refused where it asks for something else.
-//! - [`weights`], [`state`]: what lives on the device.
-//! - [`plan`]: one step's work. The scheduler of pegainfer-core makes it, [`executor`] runs it.
-//! - `engine`: loading.
+//! - [`weights`], `workspace`, [`state`]: what lives on the device.
+//! - `model`: the forward pass, and what the runtime of pegainfer-kernels needs to load the model and run its steps.
+//! - [`plan`]: one step's work, and which kernel runs it.
 
 pub mod config;
-mod engine;
-pub mod executor;
+mod model;
 pub mod plan;
 pub mod state;
 pub mod weights;
 mod workspace;
 
-pub use engine::{Engine, LoadError, LoadOptions, Loaded, load, record, record_step};
+pub use model::{Engine, Qwen35};

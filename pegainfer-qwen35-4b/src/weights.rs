@@ -1,9 +1,9 @@
 //! The weights of a Qwen3.5 model on a device, projections that share an input fused.
 
 use crate::config::{Config, LayerKind};
-use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::Tensor;
 use pegainfer_core::weights::{Loader, Part, Source, WeightsError};
+use pegainfer_kernels::runtime::{DecoderWeights, Mlp, load_head};
 
 /// Parts of a checkpoint that a text engine does not run: the image encoder, and the head that predicts a second token.
 const SKIPPED: [&str; 2] = ["model.visual.", "mtp."];
@@ -22,7 +22,7 @@ pub enum Mixer {
 pub struct LinearAttention {
     /// q, k, v, z, b, a: `[projected_width, hidden]`.
     pub projection: Tensor,
-    /// `[taps, channels]` f32.
+    /// `[conv_width, channels]` f32.
     pub conv: Tensor,
     /// `[value_heads]` f32.
     pub a_log: Tensor,
@@ -54,59 +54,31 @@ pub struct Layer {
     pub input_norm: Tensor,
     /// The first half.
     pub mixer: Mixer,
-    /// `1 + w`, `[hidden]` f32.
-    pub post_norm: Tensor,
-    /// Gate, then up: `[2 * intermediate, hidden]`.
-    pub gate_up: Tensor,
-    /// `[hidden, intermediate]`.
-    pub down: Tensor,
+    /// The second half; its norm is `1 + w`, f32.
+    pub mlp: Mlp,
 }
 
-/// All weights.
-#[derive(Debug)]
-pub struct Weights {
-    /// `[vocab, hidden]`.
-    pub embedding: Tensor,
-    /// Decoder layers, first to last.
-    pub layers: Vec<Layer>,
-    /// `1 + w`, `[hidden]` f32.
-    pub norm: Tensor,
-    /// `[vocab, hidden]`; `None` when tied to the embedding.
-    pub head: Option<Tensor>,
+/// All weights; the final norm is `1 + w`, f32.
+pub type Weights = DecoderWeights<Layer>;
+
+/// Says what a text engine does not load.
+pub(crate) fn log_skipped(source: &Source) {
+    let skipped = source.names().filter(|name| SKIPPED.iter().any(|prefix| name.starts_with(prefix))).count();
+    if skipped > 0 {
+        log::info!("{skipped} tensors of the image encoder and of multi-token prediction are not loaded: text only");
+    }
 }
 
-impl Weights {
-    /// Loads every tensor of the text model; `progress` is called with the bytes of each piece.
-    pub fn load(
-        exec: &mut Exec,
-        config: &Config,
-        source: &Source,
-        progress: &mut (dyn FnMut(u64) + Send),
-    ) -> Result<Self, WeightsError> {
-        let skipped = source.names().filter(|name| SKIPPED.iter().any(|prefix| name.starts_with(prefix))).count();
-        if skipped > 0 {
-            log::info!(
-                "{skipped} tensors of the image encoder and of multi-token prediction are not loaded: text only"
-            );
-        }
-        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
-        Loader::run(exec, source, progress, |loader| {
-            let embedding = loader.matrix("model.language_model.embed_tokens.weight".to_owned(), vocab, hidden)?;
-            let layers = config.layers.iter().enumerate();
-            let layers = layers.map(|(i, kind)| Layer::load(loader, config, i, *kind)).collect::<Result<_, _>>()?;
-            let norm = scale(loader, "model.language_model.norm.weight".to_owned(), hidden)?;
-            let head = match config.tie_word_embeddings {
-                true => None,
-                false => Some(loader.matrix("lm_head.weight".to_owned(), vocab, hidden)?),
-            };
-            Ok(Self { embedding, layers, norm, head })
-        })
-    }
-
-    /// The matrix that gives logits.
-    pub fn output(&self) -> &Tensor {
-        self.head.as_ref().unwrap_or(&self.embedding)
-    }
+/// Loads every tensor of the text model.
+pub(crate) fn load(loader: &mut Loader<'_>, config: &Config) -> Result<Weights, WeightsError> {
+    let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+    let layers = config.layers.iter().enumerate();
+    Ok(Weights {
+        embedding: loader.matrix("model.language_model.embed_tokens.weight".to_owned(), vocab, hidden)?,
+        layers: layers.map(|(i, kind)| Layer::load(loader, config, i, *kind)).collect::<Result<_, _>>()?,
+        norm: scale(loader, "model.language_model.norm.weight".to_owned(), hidden)?,
+        head: load_head(loader, config.tie_word_embeddings, vocab, hidden)?,
+    })
 }
 
 /// The weight of a norm that is stored as its difference from 1. The sum is kept in f32: bf16 would round it.
@@ -119,24 +91,23 @@ fn vector(loader: &mut Loader<'_>, name: String, len: usize) -> Result<Tensor, W
     loader.converted(name, &[len], 1.0, &[len], |values| values)
 }
 
-fn name(i: usize, tail: &str) -> String {
-    format!("model.language_model.layers.{i}.{tail}")
+fn prefix(i: usize) -> String {
+    format!("model.language_model.layers.{i}")
 }
 
 impl Layer {
     fn load(loader: &mut Loader<'_>, config: &Config, i: usize, kind: LayerKind) -> Result<Self, WeightsError> {
-        let (hidden, width) = (config.hidden_size, config.intermediate_size);
-        let part = |tail: &str, rows| Part { name: name(i, tail), rows };
-        let gate_up = [part("mlp.gate_proj.weight", width), part("mlp.up_proj.weight", width)];
+        let (prefix, hidden) = (prefix(i), config.hidden_size);
         Ok(Self {
-            input_norm: scale(loader, name(i, "input_layernorm.weight"), hidden)?,
+            input_norm: scale(loader, format!("{prefix}.input_layernorm.weight"), hidden)?,
             mixer: match kind {
                 LayerKind::Linear => Mixer::Linear(LinearAttention::load(loader, config, i)?),
                 LayerKind::Full => Mixer::Full(FullAttention::load(loader, config, i)?),
             },
-            post_norm: scale(loader, name(i, "post_attention_layernorm.weight"), hidden)?,
-            gate_up: loader.stacked(&name(i, "mlp.gate_up_proj.weight"), &gate_up, hidden)?,
-            down: loader.matrix(name(i, "mlp.down_proj.weight"), hidden, width)?,
+            mlp: {
+                let norm = scale(loader, format!("{prefix}.post_attention_layernorm.weight"), hidden)?;
+                Mlp::load(loader, &prefix, norm, hidden, config.intermediate_size)?
+            },
         })
     }
 }
@@ -144,7 +115,7 @@ impl Layer {
 impl LinearAttention {
     fn load(loader: &mut Loader<'_>, config: &Config, i: usize) -> Result<Self, WeightsError> {
         let (hidden, shape) = (config.hidden_size, config.delta);
-        let name = |tail: &str| name(i, &format!("linear_attn.{tail}"));
+        let name = |tail: &str| format!("{}.linear_attn.{tail}", prefix(i));
         let part = |tail: &str, rows| Part { name: name(tail), rows };
         let parts = [
             part("in_proj_qkv.weight", shape.channels()),
@@ -152,17 +123,18 @@ impl LinearAttention {
             part("in_proj_b.weight", shape.value_heads),
             part("in_proj_a.weight", shape.value_heads),
         ];
-        let (taps, channels) = (shape.taps, shape.channels());
-        // Stored by channel; the kernels take neighbouring channels of one tap at once.
-        let transpose = |w: Vec<f32>| (0..taps * channels).map(|at| w[at % channels * taps + at / channels]).collect();
-        let average = 1.0 / taps as f32;
+        let (width, channels) = (shape.taps, shape.channels());
+        // Stored by channel; the kernels take neighbouring channels of one of the `width` inputs at once.
+        let transpose =
+            |w: Vec<f32>| (0..width * channels).map(|at| w[at % channels * width + at / channels]).collect();
+        let average = 1.0 / width as f32;
         Ok(Self {
             projection: loader.stacked(&name("in_proj.weight"), &parts, hidden)?,
             conv: loader.converted(
                 name("conv1d.weight"),
-                &[channels, 1, taps],
+                &[channels, 1, width],
                 average,
-                &[taps, channels],
+                &[width, channels],
                 transpose,
             )?,
             a_log: vector(loader, name("A_log"), shape.value_heads)?,
@@ -176,7 +148,7 @@ impl LinearAttention {
 impl FullAttention {
     fn load(loader: &mut Loader<'_>, config: &Config, i: usize) -> Result<Self, WeightsError> {
         let (hidden, shape) = (config.hidden_size, config.shape);
-        let name = |tail: &str| name(i, &format!("self_attn.{tail}.weight"));
+        let name = |tail: &str| format!("{}.self_attn.{tail}.weight", prefix(i));
         let part = |tail: &str, rows| Part { name: name(tail), rows };
         let kv = shape.kv_heads * shape.head_dim;
         let parts = [part("q_proj", 2 * shape.q_width()), part("k_proj", kv), part("v_proj", kv)];

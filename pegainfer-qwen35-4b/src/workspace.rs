@@ -1,25 +1,26 @@
 //! The activations of a step, allocated once for the largest.
 
 use crate::config::Config;
-use pegainfer_core::exec::{Device, Exec, Room, turns_bytes};
+use pegainfer_core::exec::{AliasedTensor, Device, Exec};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-use pegainfer_kernels::step::keep_rows;
+use pegainfer_kernels::ops::{self, SEGMENT_WORDS};
+use pegainfer_kernels::runtime::{Activations, Bounds, gather_rows};
 
-/// Activations, allocated once for the largest step; widths are those of `DeltaShape` and `HeadShape`. `tokens` rows, until
-/// the last layer narrows them.
+/// Activations of a step, bf16 unless they say otherwise, of `tokens` rows until the last layer gathers the sampled ones.
+/// Widths are those of `DeltaShape` and `HeadShape`.
 #[derive(Debug)]
-pub(crate) struct Workspace {
-    /// The residual stream, `[tokens, hidden]`.
-    pub residual: Tensor,
-    /// Its normalised value, input of the projections, `[tokens, hidden]`.
-    pub normed: Tensor,
-    /// Room for the output of a block before it is added to the residual, `[tokens, hidden]`.
-    pub delta: Tensor,
+pub struct Workspace {
+    /// Rotary angles, see [`ops::rope_table`]; written when it is allocated.
+    pub rope: Tensor,
+    /// Where the recurrent state of each run of tokens comes from and goes, `[segments, SEGMENT_WORDS]` u32.
+    pub segments: Tensor,
+    /// The residual stream and the MLP's.
+    pub activations: Activations,
     /// Of a gated delta rule layer, `[tokens, projected_width]`.
     pub projected: Tensor,
     /// `[tokens, channels]`.
     pub mixed: Tensor,
-    /// Room for the delta rule in chunks, bytes; not on a CPU.
+    /// Scratch for the delta rule in chunks, bytes; empty on a CPU.
     pub chunks: Tensor,
     /// What the queries read, `[tokens, v_width]` f32.
     pub read: Tensor,
@@ -27,85 +28,72 @@ pub(crate) struct Workspace {
     pub gated: Tensor,
     /// Of a full attention layer, `[tokens, gated_qkv_width]`.
     pub qkv: Tensor,
-    /// Room for the rows of `qkv` that the last layer goes on with, of its shape.
-    pub kept: Tensor,
+    /// Scratch for the sampled rows of `qkv`, of its shape.
+    pub sampled_qkv: Tensor,
     /// `[tokens, heads * head_dim]`.
     pub q: Tensor,
     /// `[tokens, heads * head_dim]`.
     pub attended: Tensor,
-    /// Room for the MLP's products, `[tokens, 2 * intermediate]`.
-    pub gate_up: Tensor,
-    /// `[tokens, intermediate]`.
-    pub activated: Tensor,
 }
 
 impl Workspace {
-    pub fn new(exec: &mut Exec, config: &Config, tokens: usize, segments: usize) -> std::io::Result<Self> {
+    pub(crate) fn new(exec: &mut Exec, config: &Config, bounds: &Bounds) -> std::io::Result<Self> {
+        let (tokens, segments) = (bounds.size.tokens, max_segments(bounds));
+        let rope = ops::rope_table(exec, bounds.size.context, config.rotary_dim, config.rope_theta)?;
         let gpu = exec.device() == Device::Cuda;
         let chunks = if gpu { config.delta.chunk_scratch(tokens, segments) } else { 0 };
         let chunks = exec.tensor("chunks", &[chunks], DType::U8)?;
-        let mut hidden = |name: &str| exec.tensor(name, &[tokens, config.hidden_size], DType::Bf16);
-        let (residual, normed, delta) = (hidden("residual")?, hidden("normed")?, hidden("delta")?);
-        let (rule, attention, mlp) = turns(config, tokens);
-        let [projected, mixed, read, gated, qkv, kept, q, attended, gate_up, activated] =
-            exec.in_turns(&[&rule, &attention, &mlp])?;
-        Ok(Self {
-            residual,
-            normed,
-            delta,
-            projected,
-            mixed,
-            chunks,
-            read,
-            gated,
-            qkv,
-            kept,
-            q,
-            attended,
-            gate_up,
-            activated,
-        })
+        let widths = (config.hidden_size, config.intermediate_size);
+        let (rule, attention) = mixer_scratch(config, tokens);
+        let (activations, [projected, mixed, read, gated, qkv, sampled_qkv, q, attended]) =
+            Activations::new(exec, widths, tokens, &[&rule, &attention])?;
+        let segments = exec.tensor("segments", &[segments, SEGMENT_WORDS], DType::U32)?;
+        Ok(Self { rope, segments, activations, projected, mixed, chunks, read, gated, qkv, sampled_qkv, q, attended })
     }
 
     /// Bytes for each token on a GPU, without what each segment takes.
-    pub fn token_bytes(config: &Config) -> u64 {
+    pub(crate) fn bytes_per_token(config: &Config) -> u64 {
         const MANY: usize = 1 << 10;
-        let (rule, attention, mlp) = turns(config, 1);
+        let (rule, attention) = mixer_scratch(config, 1);
         let chunks = config.delta.chunk_scratch(MANY, 0) / MANY;
-        (3 * config.hidden_size * DType::Bf16.size() + turns_bytes(&[&rule, &attention, &mlp]) + chunks) as u64
+        let widths = (config.hidden_size, config.intermediate_size);
+        Activations::bytes_per_token(widths, &[&rule, &attention]) + chunks as u64
     }
 
     /// Goes on with `rows` (`[n]` u32) of the residual stream and of the queries with their gates, before full attention.
-    pub fn keep_queries(&mut self, exec: &mut Exec, rows: &Tensor) -> Result<(), OpError> {
-        let Self { residual, delta, q, attended, qkv, kept, .. } = self;
-        keep_rows(exec, rows, [(residual, delta), (q, attended), (qkv, kept)])?;
+    pub(crate) fn gather_queries(&mut self, exec: &mut Exec, rows: &Tensor) -> Result<(), OpError> {
+        let Self { activations: Activations { residual, delta, .. }, q, attended, qkv, sampled_qkv, .. } = self;
+        gather_rows(exec, rows, [(residual, delta), (q, attended), (qkv, sampled_qkv)])?;
         self.set_rows(rows.elements());
         Ok(())
     }
 
     /// Goes on with `rows` (`[n]` u32) of the residual stream and of the output of full attention.
-    pub fn keep_outputs(&mut self, exec: &mut Exec, rows: &Tensor) -> Result<(), OpError> {
-        let Self { residual, delta, q, attended, .. } = self;
-        keep_rows(exec, rows, [(residual, delta), (attended, q)])?;
+    pub(crate) fn gather_outputs(&mut self, exec: &mut Exec, rows: &Tensor) -> Result<(), OpError> {
+        let Self { activations: Activations { residual, delta, .. }, q, attended, .. } = self;
+        gather_rows(exec, rows, [(residual, delta), (attended, q)])?;
         self.set_rows(rows.elements());
         Ok(())
     }
 
-    pub fn set_rows(&mut self, tokens: usize) {
-        let Self { residual, normed, delta, projected, mixed, read, gated, .. } = self;
-        for tensor in [residual, normed, delta, projected, mixed, read, gated] {
-            tensor.set_rows(tokens);
-        }
-        let Self { qkv, kept, q, attended, gate_up, activated, .. } = self;
-        for tensor in [qkv, kept, q, attended, gate_up, activated] {
+    pub(crate) fn set_rows(&mut self, tokens: usize) {
+        self.activations.set_rows(tokens);
+        let Self { projected, mixed, read, gated, qkv, sampled_qkv, q, attended, .. } = self;
+        for tensor in [projected, mixed, read, gated, qkv, sampled_qkv, q, attended] {
             tensor.set_rows(tokens);
         }
     }
 }
 
-/// What the gated delta rule has for `tokens` tokens, what full attention has, and what the MLP has.
-fn turns(config: &Config, tokens: usize) -> ([Room<'static>; 4], [Room<'static>; 4], [Room<'static>; 2]) {
-    let (shape, delta, width) = (config.shape, config.delta, config.intermediate_size);
+/// Segments of the largest step. Each ends where a snapshot is made (one more than whole intervals fit, and one at the end
+/// of a prompt), or with its row.
+fn max_segments(bounds: &Bounds) -> usize {
+    bounds.size.tokens / bounds.snapshot_interval + 3 * bounds.size.rows
+}
+
+/// Scratch of the gated delta rule for `tokens` tokens, and of full attention.
+fn mixer_scratch(config: &Config, tokens: usize) -> ([AliasedTensor<'static>; 4], [AliasedTensor<'static>; 4]) {
+    let (shape, delta) = (config.shape, config.delta);
     let bf16 = |name, width| (name, [tokens, width], DType::Bf16);
     (
         [
@@ -116,10 +104,9 @@ fn turns(config: &Config, tokens: usize) -> ([Room<'static>; 4], [Room<'static>;
         ],
         [
             bf16("qkv", shape.gated_qkv_width()),
-            bf16("kept", shape.gated_qkv_width()),
+            bf16("sampled_qkv", shape.gated_qkv_width()),
             bf16("q", shape.q_width()),
             bf16("attended", shape.q_width()),
         ],
-        [bf16("gate_up", 2 * width), bf16("activated", width)],
     )
 }

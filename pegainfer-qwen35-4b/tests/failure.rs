@@ -5,7 +5,8 @@
 mod support;
 
 use pegainfer_core::isa::Isa;
-use pegainfer_qwen35_4b::{LoadOptions, load};
+use pegainfer_kernels::runtime::{LoadOptions, load};
+use pegainfer_qwen35_4b::Qwen35;
 use support::{Target, best, engine, fails_a_step, options};
 
 #[test]
@@ -23,7 +24,7 @@ fn options_that_do_not_fit_are_refused_by_name() {
         (LoadOptions { model_path: "/nowhere".into(), ..options() }, "cannot read /nowhere/config.json"),
     ] {
         let exec = Target::Cpu(Isa::best()).exec();
-        let error = load(exec, &options, &mut |_, _| {}).unwrap_err().to_string();
+        let error = load::<Qwen35>(exec, &options, &mut |_, _| {}).unwrap_err().to_string();
         assert!(error.contains(expected) && !error.contains('\n'), "{error}");
     }
 }

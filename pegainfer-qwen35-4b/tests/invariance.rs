@@ -8,12 +8,8 @@ mod support;
 
 use pegainfer_core::engine::StepEngine;
 use pegainfer_core::weights::Source;
-use pegainfer_kernels::step::StepSize;
-use pegainfer_qwen35_4b::LoadOptions;
-use pegainfer_qwen35_4b::config::Config;
-use pegainfer_qwen35_4b::executor::{Executor, StepBounds};
-use pegainfer_qwen35_4b::plan;
-use pegainfer_qwen35_4b::weights::Weights;
+use pegainfer_kernels::runtime::{Bounds, Executor, LoadOptions, Model, StepSize, load_weights, uniform};
+use pegainfer_qwen35_4b::Qwen35;
 use support::invariance::{self, Alone};
 use support::samples;
 use support::{best, engine, fixture, greedy, model_path, options, run, targets};
@@ -76,13 +72,12 @@ fn a_prefix_is_found_where_its_state_was_kept() {
 fn what_is_drawn_does_not_depend_on_what_else_is() {
     for target in targets() {
         let mut exec = target.exec();
-        let config = Config::load(&model_path()).unwrap();
+        let config = Qwen35::load_config(&model_path()).unwrap();
         let source = Source::open(&model_path()).unwrap();
-        let weights = Weights::load(&mut exec, &config, &source, &mut |_| {}).unwrap();
+        let weights = load_weights::<Qwen35>(&mut exec, &config, &source, &mut |_| {}).unwrap();
         let size = StepSize { tokens: 120, rows: 120, context: 40 };
-        let bounds = StepBounds { size, kv_blocks: 9, gpu_memory_share: None, slots: 4, segments: 4, graphs: false };
-        let mut executor = Executor::new(exec, config, weights, bounds).unwrap();
-        for step in [plan::uniform(3, 40, 40), plan::uniform(4, 1, 1)] {
+        let mut executor = Executor::<Qwen35>::new(exec, config, weights, &Bounds::exact(size, 9)).unwrap();
+        for step in [uniform::<Qwen35>(3, 40, 40), uniform::<Qwen35>(4, 1, 1)] {
             samples::hold(target, &mut executor, &step);
         }
     }

@@ -3,9 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use pegainfer_core::record::OpRecord;
+use pegainfer_kernels::runtime::{Model, record, record_step, uniform};
+use pegainfer_qwen35_4b::Qwen35;
 use pegainfer_qwen35_4b::config::{Config, LayerKind};
-use pegainfer_qwen35_4b::plan::{self, Step};
-use pegainfer_qwen35_4b::{record, record_step};
+use pegainfer_qwen35_4b::plan::Step;
 use serde_json::{Value, json};
 
 /// An official model: what differs between the sizes, and published totals of its text part.
@@ -71,7 +72,7 @@ fn json(size: &Size) -> Value {
 }
 
 fn config(size: &Size) -> Config {
-    Config::parse(&json(size).to_string()).unwrap()
+    Qwen35::parse_config(&json(size).to_string()).unwrap()
 }
 
 fn total(records: &[OpRecord], of: impl Fn(&OpRecord) -> u64) -> u64 {
@@ -94,7 +95,7 @@ fn every_official_size_has_its_published_totals() {
 fn a_decode_step_reads_every_weight_and_moves_the_state_once() {
     for size in &SIZES {
         let (config, batch, context) = (config(size), 8, 1024);
-        let records = record(&config, batch, 1, context).unwrap();
+        let records = record::<Qwen35>(&config, batch, 1, context).unwrap();
         let untied = if size.tied { 0 } else { (config.vocab_size * config.hidden_size) as u64 };
         let products = |r: &OpRecord| match r.op.starts_with("linear") {
             true => 2 * (batch * r.reads[1].shape.iter().product::<usize>()) as u64,
@@ -116,7 +117,7 @@ fn a_decode_step_reads_every_weight_and_moves_the_state_once() {
 #[test]
 fn a_prompt_runs_in_chunks_where_there_are_tensor_cores() {
     let config = config(&SIZES[2]);
-    let records = record(&config, 2, 100, 100).unwrap();
+    let records = record::<Qwen35>(&config, 2, 100, 100).unwrap();
     let count = |op: &str| records.iter().filter(|r| r.op == op).count();
     assert_eq!((count("gated_delta_chunks"), count("gated_delta_rule"), count("attention")), (24, 0, 8));
     let end = records.iter().rev().find(|r| r.op == "linear_swiglu").unwrap();
@@ -128,7 +129,7 @@ fn a_prompt_runs_in_chunks_where_there_are_tensor_cores() {
 
 #[test]
 fn a_step_without_samples_ends_with_the_last_keys_and_values() {
-    let step = Step { samples: Vec::new(), ..plan::uniform(1, 512, 1024) };
-    let records = record_step(&config(&SIZES[2]), &step).unwrap();
+    let step = Step { samples: Vec::new(), ..uniform::<Qwen35>(1, 512, 1024) };
+    let records = record_step::<Qwen35>(&config(&SIZES[2]), &step).unwrap();
     assert_eq!((records.len(), records.last().unwrap().op), (2 + 31 * 7 + 2, "gated_qk_norm_rope_write_kv"));
 }

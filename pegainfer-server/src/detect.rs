@@ -1,56 +1,18 @@
 //! Which model family a checkpoint belongs to.
 
+use crate::engine::family::Family;
 use serde_json::Value;
-use std::fmt;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// A model family that has an engine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Family {
-    /// Dense Qwen3, 0.6B to 32B.
-    Qwen3,
-    /// Dense Qwen3.5, 0.8B to 27B, text only.
+/// Every family.
+static FAMILIES: &[Family] = &[
+    Family::of::<pegainfer_qwen3_4b::Qwen3>(),
     #[cfg(feature = "qwen35")]
-    Qwen35,
-    /// DeepSeek-V4-Flash.
+    Family::of::<pegainfer_qwen35_4b::Qwen35>(),
     #[cfg(feature = "deepseek-v4")]
-    DeepSeekV4,
-}
-
-/// Every family, with the names that config.json gives it.
-const FAMILIES: &[(Family, &str, &str)] = &[
-    (Family::Qwen3, "Qwen3ForCausalLM", "qwen3"),
-    #[cfg(feature = "qwen35")]
-    (Family::Qwen35, "Qwen3_5ForConditionalGeneration", "qwen3_5"),
-    #[cfg(feature = "deepseek-v4")]
-    (Family::DeepSeekV4, "DeepseekV4ForCausalLM", "deepseek_v4"),
+    crate::engine::deepseek_v4::FAMILY,
 ];
-
-impl Family {
-    /// Whether its engine runs on a GPU.
-    pub fn has_cuda_kernels(self) -> bool {
-        match self {
-            Self::Qwen3 => true,
-            #[cfg(feature = "qwen35")]
-            Self::Qwen35 => true,
-            #[cfg(feature = "deepseek-v4")]
-            Self::DeepSeekV4 => false,
-        }
-    }
-}
-
-impl fmt::Display for Family {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Qwen3 => f.write_str("Qwen3"),
-            #[cfg(feature = "qwen35")]
-            Self::Qwen35 => f.write_str("Qwen3.5"),
-            #[cfg(feature = "deepseek-v4")]
-            Self::DeepSeekV4 => f.write_str("DeepSeek-V4"),
-        }
-    }
-}
 
 /// Why no engine fits a directory.
 #[derive(Debug, Error)]
@@ -80,13 +42,12 @@ pub enum DetectError {
 }
 
 fn supported() -> String {
-    let names =
-        FAMILIES.iter().map(|(_, architecture, model_type)| format!("{architecture} (model_type {model_type})"));
+    let names = FAMILIES.iter().map(|family| format!("{} (model_type {})", family.architecture, family.model_type));
     names.collect::<Vec<_>>().join(", ")
 }
 
 /// Reads `config.json`: `architectures` decides, `model_type` where there are none.
-pub fn detect(dir: &Path) -> Result<Family, DetectError> {
+pub fn detect(dir: &Path) -> Result<&'static Family, DetectError> {
     let path = dir.join("config.json");
     if !path.is_file() {
         return Err(DetectError::Missing { path });
@@ -99,12 +60,12 @@ pub fn detect(dir: &Path) -> Result<Family, DetectError> {
     }
     let architecture = config["architectures"][0].as_str();
     let model_type = config["model_type"].as_str();
-    let family = FAMILIES.iter().find(|(_, known_architecture, known_type)| match architecture {
-        Some(name) => name == *known_architecture,
-        None => model_type == Some(known_type),
+    let family = FAMILIES.iter().find(|family| match architecture {
+        Some(name) => name == family.architecture,
+        None => model_type == Some(family.model_type),
     });
     match (family, architecture.or(model_type)) {
-        (Some((family, ..)), _) => Ok(*family),
+        (Some(family), _) => Ok(family),
         (None, Some(found)) => Err(DetectError::Unknown { path, found: found.to_string() }),
         (None, None) => Err(malformed("it names neither architectures nor model_type".into())),
     }
@@ -115,24 +76,24 @@ mod tests {
     use super::*;
     use crate::testing::{self, TempDir};
 
-    fn detect_config(config: &str) -> Result<Family, String> {
+    fn detect_config(config: &str) -> Result<&'static str, String> {
         let dir = TempDir::new("detect");
         std::fs::write(dir.path().join("config.json"), config).unwrap();
-        detect(dir.path()).map_err(|e| e.to_string())
+        detect(dir.path()).map(|family| family.name).map_err(|e| e.to_string())
     }
 
     #[test]
     fn families_are_found_by_architecture_or_type() {
-        assert_eq!(detect(&testing::model_dir()).unwrap(), Family::Qwen3);
-        assert_eq!(detect_config(r#"{"model_type": "qwen3"}"#).unwrap(), Family::Qwen3);
-        assert_eq!(detect_config(r#"{"architectures": ["Qwen3ForCausalLM"]}"#).unwrap(), Family::Qwen3);
+        assert_eq!(detect(&testing::model_dir()).unwrap().name, "Qwen3");
+        assert_eq!(detect_config(r#"{"model_type": "qwen3"}"#).unwrap(), "Qwen3");
+        assert_eq!(detect_config(r#"{"architectures": ["Qwen3ForCausalLM"]}"#).unwrap(), "Qwen3");
     }
 
     #[cfg(feature = "qwen35")]
     #[test]
     fn a_multimodal_checkpoint_is_its_text_model() {
-        assert_eq!(detect(&testing::model_dir().with_file_name("qwen35-tiny")).unwrap(), Family::Qwen35);
-        assert_eq!(detect_config(r#"{"model_type": "qwen3_5"}"#).unwrap(), Family::Qwen35);
+        assert_eq!(detect(&testing::model_dir().with_file_name("qwen35-tiny")).unwrap().name, "Qwen3.5");
+        assert_eq!(detect_config(r#"{"model_type": "qwen3_5"}"#).unwrap(), "Qwen3.5");
     }
 
     #[test]

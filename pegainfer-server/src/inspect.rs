@@ -1,13 +1,14 @@
 //! `pegainfer inspect`: what a DeepSeek-V4 checkpoint holds, by its headers.
 
 use crate::cli::InspectArgs;
-use crate::detect::{self, Family};
+use crate::detect;
+use crate::engine::deepseek_v4::FAMILY;
 use anyhow::{Result, bail, ensure};
 
 /// Runs the command. A checkpoint that cannot be loaded is an error, after the report.
 pub fn run(args: &InspectArgs) -> Result<()> {
     let family = detect::detect(&args.dir)?;
-    ensure!(family == Family::DeepSeekV4, "inspect knows DeepSeek-V4 checkpoints, and this one is {family}");
+    ensure!(*family == FAMILY, "inspect knows DeepSeek-V4 checkpoints, and this one is {family}");
     let report = pegainfer_deepseek_v4::inspect::inspect(&args.dir)?;
     print!("{report}");
     if report.files > 0 && !report.is_complete() {

@@ -157,11 +157,12 @@ fn shapes(record: &OpRecord) -> String {
 mod tests {
     use super::*;
     use crate::testing::model_dir;
-    use pegainfer_qwen3_4b::{config::Config, record};
+    use pegainfer_kernels::runtime::{Model, record};
+    use pegainfer_qwen3_4b::Qwen3;
 
     #[test]
     fn layers_fold_and_nothing_is_lost() {
-        let records = record(&Config::load(&model_dir()).unwrap(), 8, 1, 1024).unwrap();
+        let records = record::<Qwen3>(&Qwen3::load_config(&model_dir()).unwrap(), 8, 1, 1024).unwrap();
         let lines = fold(&records);
         assert_eq!(lines.iter().map(|l| l.count).sum::<usize>(), records.len());
         assert!(lines.len() <= 15, "{} lines for {} nodes", lines.len(), records.len());

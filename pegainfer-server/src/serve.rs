@@ -3,7 +3,8 @@
 use crate::allocator;
 use crate::checkpoint::Checkpoint;
 use crate::cli::ServeArgs;
-use crate::engine::{self, LoadedEngine};
+use crate::engine;
+use crate::engine::family::LoadedEngine;
 use crate::http;
 use crate::model_path;
 use crate::openai::AppState;

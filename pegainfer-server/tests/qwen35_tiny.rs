@@ -7,7 +7,6 @@ mod support;
 
 use clap::Parser;
 use pegainfer_server::cli::{Cli, EngineArgs};
-use pegainfer_server::detect::Family;
 use pegainfer_server::engine;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -26,7 +25,7 @@ fn args(flags: &[&str]) -> EngineArgs {
 
 fn server() -> TestServer {
     let engine = engine::load(&tiny(), &args(&["--device", "cpu"])).unwrap();
-    assert_eq!(engine.family, Family::Qwen35);
+    assert_eq!(engine.family, "Qwen3.5");
     TestServer::over(engine.handle, Setup { max_queued: 1024, model_dir: tiny(), ..Setup::default() })
 }
 

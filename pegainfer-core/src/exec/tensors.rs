@@ -7,20 +7,20 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Name, shape and element type of a tensor that is to be allocated.
-pub type Room<'a> = (&'a str, [usize; 2], DType);
+/// Name, shape and element type of a tensor of [`Exec::aliased`].
+pub type AliasedTensor<'a> = (&'a str, [usize; 2], DType);
 
 /// Tensors that share a buffer begin at multiples of these bytes.
 const ALIGNMENT: usize = 256;
 
-/// Bytes of a room among others.
-fn room_bytes((_, shape, dtype): &Room<'_>) -> usize {
+/// Bytes of a tensor in a shared buffer.
+fn tensor_bytes((_, shape, dtype): &AliasedTensor<'_>) -> usize {
     (shape[0] * shape[1] * dtype.size()).next_multiple_of(ALIGNMENT)
 }
 
-/// Bytes that [`Exec::in_turns`] takes on a GPU.
-pub fn turns_bytes(turns: &[&[Room<'_>]]) -> usize {
-    turns.iter().map(|rooms| rooms.iter().map(room_bytes).sum()).max().unwrap_or(0)
+/// Bytes that [`Exec::aliased`] takes on a GPU.
+pub fn aliased_bytes(groups: &[&[AliasedTensor<'_>]]) -> usize {
+    groups.iter().map(|group| group.iter().map(tensor_bytes).sum()).max().unwrap_or(0)
 }
 
 impl Exec {
@@ -37,20 +37,20 @@ impl Exec {
         Ok(Tensor::new(name, id, shape, dtype, storage))
     }
 
-    /// Zero-filled tensors for work that takes turns: the tensors of one turn hold no values that are wanted after the
-    /// next turn begins. On a GPU all turns share one buffer, as large as the largest needs; elsewhere each tensor has
-    /// memory of its own. They come in the order given, all turns in one array.
-    pub fn in_turns<const N: usize>(&mut self, turns: &[&[Room<'_>]]) -> io::Result<[Tensor; N]> {
-        let shared = self.shared(turns_bytes(turns))?;
-        let mut tensors = Vec::with_capacity(N);
-        for rooms in turns {
+    /// Zero-filled tensors in groups of which only one is in use at a time: the values of a group are lost when the
+    /// next one is written. On a GPU the groups alias one buffer, as large as the largest needs; elsewhere each tensor
+    /// has memory of its own. They come in the order given, all groups in one list.
+    pub fn aliased(&mut self, groups: &[&[AliasedTensor<'_>]]) -> io::Result<Vec<Tensor>> {
+        let shared = self.shared(aliased_bytes(groups))?;
+        let mut tensors = Vec::new();
+        for group in groups {
             let mut offset = 0;
-            for room @ (name, shape, dtype) in *rooms {
+            for tensor @ (name, shape, dtype) in *group {
                 tensors.push(self.tensor_in(shared.as_ref(), offset, name, shape, *dtype)?);
-                offset += room_bytes(room);
+                offset += tensor_bytes(tensor);
             }
         }
-        tensors.try_into().map_err(|_| io::Error::other("one tensor for each room"))
+        Ok(tensors)
     }
 
     /// Zero-filled tensors of these names and shapes. On a GPU they lie at equal distances in one buffer, so that one copy

@@ -19,7 +19,7 @@ pub trait SequenceState: Debug + Send + 'static {
     /// The state slots of one sequence; the default is that of a sequence without tokens.
     type Slot: Debug + Default + Send + 'static;
     /// What a step tells the executor about them.
-    type Row: Debug + Clone + Default + PartialEq + Send + 'static;
+    type Row: Debug + Clone + Default + PartialEq + Send + Sync + 'static;
 
     /// Where a chunk must end that begins at position `computed` and may end at `end` at most: a position in
     /// `computed + 1..=end`. Anywhere, by default.

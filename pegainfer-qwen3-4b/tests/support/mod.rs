@@ -7,7 +7,8 @@
 mod engines;
 
 pub use engines::*;
-use pegainfer_qwen3_4b::{Engine, LoadOptions, load};
+use pegainfer_kernels::runtime::{LoadOptions, load};
+use pegainfer_qwen3_4b::Engine;
 use std::path::PathBuf;
 
 /// Tested unless another checkpoint is named.
@@ -35,6 +36,8 @@ pub fn options() -> LoadOptions {
         cuda_graph: cuda_graph(),
         kv_cache_bytes: small_cache(64 << 20),
         gpu_memory_utilization: 0.9,
+        state_cache_bytes: None,
+        state_cache_interval: 64,
     }
 }
 

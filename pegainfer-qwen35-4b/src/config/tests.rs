@@ -1,7 +1,9 @@
 //! Tests of config.json.
 
 use super::*;
-use serde_json::json;
+use crate::Qwen35;
+use pegainfer_kernels::runtime::Model;
+use std::path::Path;
 
 fn tiny() -> Value {
     serde_json::from_str(include_str!("../../../models/qwen35-tiny/config.json")).unwrap()
@@ -10,7 +12,7 @@ fn tiny() -> Value {
 #[test]
 fn reads_the_tiny_model() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/qwen35-tiny");
-    let config = Config::load(&dir).unwrap();
+    let config = Qwen35::load_config(&dir).unwrap();
     assert_eq!((config.layers.len(), config.hidden_size, config.shape.heads), (8, 256, 2));
     assert_eq!((config.count(LayerKind::Full), config.layers[3], config.rotary_dim), (2, LayerKind::Full, 64));
     assert_eq!(config.eos_token_ids, [4089, 4087], "generation_config.json wins over config.json");
@@ -22,7 +24,7 @@ fn reads_the_tiny_model() {
 fn a_chat_turn_ends_where_only_the_end_of_text_is_named() {
     let mut config = tiny();
     config["text_config"]["eos_token_id"] = json!(248_044);
-    assert_eq!(Config::parse(&config.to_string()).unwrap().eos_token_ids, [248_044, 248_046]);
+    assert_eq!(Qwen35::parse_config(&config.to_string()).unwrap().eos_token_ids, [248_044, 248_046]);
 }
 
 #[test]
@@ -32,18 +34,18 @@ fn the_text_model_alone_and_older_fields_are_read_too() {
     text["rope_theta"] = json!(5e5);
     text["partial_rotary_factor"] = json!(0.5);
     text.as_object_mut().unwrap().remove("layer_types");
-    let config = Config::parse(&text.to_string()).unwrap();
+    let config = Qwen35::parse_config(&text.to_string()).unwrap();
     assert_eq!((config.rope_theta, config.rotary_dim), (5e5, 128));
-    assert_eq!(config.layers, Config::parse(&tiny().to_string()).unwrap().layers);
+    assert_eq!(config.layers, Qwen35::parse_config(&tiny().to_string()).unwrap().layers);
 }
 
 #[test]
 fn tying_is_asked_of_the_text_first() {
     let mut config = tiny();
     config["tie_word_embeddings"] = json!(false);
-    assert!(Config::parse(&config.to_string()).unwrap().tie_word_embeddings);
+    assert!(Qwen35::parse_config(&config.to_string()).unwrap().tie_word_embeddings);
     config["text_config"].as_object_mut().unwrap().remove("tie_word_embeddings");
-    assert!(!Config::parse(&config.to_string()).unwrap().tie_word_embeddings);
+    assert!(!Qwen35::parse_config(&config.to_string()).unwrap().tie_word_embeddings);
 }
 
 #[test]
@@ -61,16 +63,16 @@ fn refuses_what_it_does_not_implement_by_name() {
     ] {
         let mut config = tiny();
         config["text_config"][field] = value;
-        let error = Config::parse(&config.to_string()).unwrap_err().to_string();
+        let error = Qwen35::parse_config(&config.to_string()).unwrap_err().to_string();
         assert!(error.contains(field) && error.contains("serves"), "{error}");
     }
     let mut config = tiny();
     config["text_config"]["layer_types"][7] = json!("linear_attention");
-    let error = Config::parse(&config.to_string()).unwrap_err().to_string();
+    let error = Qwen35::parse_config(&config.to_string()).unwrap_err().to_string();
     assert!(error.contains("layer_types") && error.contains("end with full_attention"), "{error}");
     let mut config = tiny();
     config["quantization_config"] = json!({"quant_method": "fp8"});
-    assert!(Config::parse(&config.to_string()).unwrap_err().to_string().contains("quantization_config"));
+    assert!(Qwen35::parse_config(&config.to_string()).unwrap_err().to_string().contains("quantization_config"));
 }
 
 #[test]
@@ -78,7 +80,7 @@ fn names_the_field_that_is_missing_or_wrong() {
     for field in ["head_dim", "vocab_size", "linear_num_value_heads", "linear_conv_kernel_dim", "rms_norm_eps"] {
         let mut config = tiny();
         config["text_config"].as_object_mut().unwrap().remove(field);
-        let error = Config::parse(&config.to_string()).unwrap_err().to_string();
+        let error = Qwen35::parse_config(&config.to_string()).unwrap_err().to_string();
         assert!(error.contains(field), "{error}");
     }
     for (field, value) in [
@@ -89,8 +91,8 @@ fn names_the_field_that_is_missing_or_wrong() {
     ] {
         let mut config = tiny();
         config["text_config"][field] = value;
-        let error = Config::parse(&config.to_string()).unwrap_err().to_string();
+        let error = Qwen35::parse_config(&config.to_string()).unwrap_err().to_string();
         assert!(error.contains(field), "{error}");
     }
-    assert!(Config::parse("{").unwrap_err().to_string().contains("config.json"));
+    assert!(Qwen35::parse_config("{").unwrap_err().to_string().contains("config.json"));
 }

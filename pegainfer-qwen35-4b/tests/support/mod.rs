@@ -7,7 +7,8 @@
 mod engines;
 
 pub use engines::*;
-use pegainfer_qwen35_4b::{Engine, LoadOptions, load};
+use pegainfer_kernels::runtime::{LoadOptions, load};
+use pegainfer_qwen35_4b::Engine;
 use std::path::PathBuf;
 
 /// Tested unless another checkpoint is named.

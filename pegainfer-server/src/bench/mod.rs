@@ -18,6 +18,7 @@ pub mod svg;
 pub mod workload;
 
 use crate::checkpoint::Checkpoint;
+use crate::engine::family::OpenDevice;
 use crate::http::Options;
 use crate::openai::AppState;
 use crate::{detect, engine, model_path, serve};
@@ -66,7 +67,7 @@ pub fn bench(workload: &Workload) -> Result<Report> {
     let common = workload.common();
     let points = workload.points();
     let dir = model_dir(common)?;
-    let (exec, device) = engine::open_device(detect::detect(&dir)?, &common.engine)?;
+    let OpenDevice { exec, name: device } = engine::open_device(detect::detect(&dir)?, &common.engine)?;
     let (read, peak) = (common.read_gbs.map(|n| n * 1e9), common.peak_tflops.map(|n| n * 1e12));
     let roofline = Roofline::new(&dir, exec, &device, read, peak)?;
     let vocab = engine::vocab_size(&dir)?;

@@ -1,6 +1,6 @@
 //! The models whose ops are checked, and the steps that show them.
 
-use crate::detect::{self, Family};
+use crate::detect;
 use anyhow::{Result, bail};
 use pegainfer_core::engine::MAX_LOGPROBS;
 use pegainfer_core::exec::Exec;
@@ -10,17 +10,22 @@ use pegainfer_core::schedule::SampleRow;
 use pegainfer_core::tensor::DType;
 use pegainfer_kernels::compare::Case;
 use pegainfer_kernels::ops::{self, HeadShape};
-use pegainfer_qwen3_4b as qwen3;
+use pegainfer_kernels::runtime::{self, Model as _};
+use pegainfer_qwen3_4b::{self as qwen3, Qwen3};
 #[cfg(feature = "qwen35")]
-use pegainfer_qwen35_4b as qwen35;
+use pegainfer_qwen35_4b::{self as qwen35, Qwen35};
 use std::path::Path;
 use std::sync::Arc;
 
 /// A model of a family that runs on a GPU.
-pub enum Model {
-    Qwen3(qwen3::config::Config),
-    #[cfg(feature = "qwen35")]
-    Qwen35(qwen35::config::Config),
+pub struct Model {
+    /// Heads of full attention.
+    shape: HeadShape,
+    rope_theta: f64,
+    /// Rows and columns of a matrix of dummy weights.
+    matrix: [usize; 2],
+    /// The ops of a step of rows, tokens that each adds, and tokens of its context, see [`records`].
+    records: Box<dyn Fn(usize, usize, usize) -> Result<Vec<OpRecord>>>,
 }
 
 /// Layers that are checked: the second one finds what the first one hands on.
@@ -29,9 +34,9 @@ const LAYERS: usize = 2;
 /// Shapes that people use, each with as many layers as have ops of different shapes.
 pub fn typical() -> impl Iterator<Item = (&'static str, Model)> {
     let models = [
-        ("a model of Qwen3-4B's shape", Model::Qwen3(qwen3_4b())),
+        ("a model of Qwen3-4B's shape", Model::qwen3(qwen3_4b())),
         #[cfg(feature = "qwen35")]
-        ("a model of Qwen3.5-4B's shape", Model::Qwen35(qwen35_4b())),
+        ("a model of Qwen3.5-4B's shape", Model::qwen35(qwen35_4b())),
     ];
     models.into_iter()
 }
@@ -39,49 +44,54 @@ pub fn typical() -> impl Iterator<Item = (&'static str, Model)> {
 impl Model {
     /// Of the checkpoint in `dir`.
     pub fn load(dir: &Path) -> Result<Self> {
-        match detect::detect(dir)? {
-            Family::Qwen3 => {
-                let config = qwen3::config::Config::load(dir)?;
-                Ok(Self::Qwen3(qwen3::config::Config { layers: config.layers.min(LAYERS), ..config }))
+        match detect::detect(dir)?.name {
+            Qwen3::NAME => {
+                let config = Qwen3::load_config(dir)?;
+                Ok(Self::qwen3(qwen3::config::Config { layers: config.layers.min(LAYERS), ..config }))
             }
             #[cfg(feature = "qwen35")]
-            Family::Qwen35 => Ok(Self::Qwen35(qwen35::config::Config::load(dir)?)),
-            #[cfg(feature = "deepseek-v4")]
+            Qwen35::NAME => Ok(Self::qwen35(Qwen35::load_config(dir)?)),
             family => bail!("{family} has no CUDA kernels yet: there is nothing to check"),
         }
     }
 
+    fn qwen3(config: qwen3::config::Config) -> Self {
+        let (shape, rope_theta) = (config.shape, config.rope_theta);
+        let matrix = [config.hidden_size, config.intermediate_size];
+        Self { shape, rope_theta, matrix, records: records::<Qwen3>(config) }
+    }
+
+    #[cfg(feature = "qwen35")]
+    fn qwen35(config: qwen35::config::Config) -> Self {
+        let (shape, rope_theta) = (config.shape, config.rope_theta);
+        let matrix = [config.hidden_size, config.intermediate_size];
+        Self { shape, rope_theta, matrix, records: records::<Qwen35>(config) }
+    }
+
     /// What its calls do not say in shapes.
     pub fn case(&self, context: usize) -> Case {
-        match self {
-            Self::Qwen3(config) => Case { shape: config.shape, context, rope_theta: config.rope_theta },
-            #[cfg(feature = "qwen35")]
-            Self::Qwen35(config) => Case { shape: config.shape, context, rope_theta: config.rope_theta },
-        }
+        Case { shape: self.shape, context, rope_theta: self.rope_theta }
     }
 
     /// The ops of a step whose rows all want log-probabilities and have rules, and the one that makes dummy weights.
     pub fn records(&self, batch: usize, tokens: usize, context: usize) -> Result<Vec<OpRecord>> {
-        let (mut records, matrix) = match self {
-            Self::Qwen3(config) => {
-                let mut step = qwen3::plan::uniform(batch, tokens, context);
-                ask_for_all(&mut step.samples, config.vocab_size);
-                (qwen3::record_step(config, &step)?, [config.hidden_size, config.intermediate_size])
-            }
-            #[cfg(feature = "qwen35")]
-            Self::Qwen35(config) => {
-                let mut step = qwen35::plan::uniform(batch, tokens, context);
-                ask_for_all(&mut step.samples, config.vocab_size);
-                (qwen35::record_step(config, &step)?, [config.hidden_size, config.intermediate_size])
-            }
-        };
+        let mut records = (self.records)(batch, tokens, context)?;
         let mut meta = Exec::meta()?;
-        let mut matrix = meta.tensor("dummy weights", &matrix, DType::Bf16)?;
+        let mut matrix = meta.tensor("dummy weights", &self.matrix, DType::Bf16)?;
         let (filled, dummy) = meta.recording(|exec| ops::uniform(exec, 0, 0.0, &mut matrix));
         filled?;
         records.extend(dummy);
         Ok(records)
     }
+}
+
+/// Records steps of a model whose rows all want log-probabilities and have rules.
+fn records<M: runtime::Model>(config: M::Config) -> Box<dyn Fn(usize, usize, usize) -> Result<Vec<OpRecord>>> {
+    Box::new(move |batch, tokens, context| {
+        let mut step = runtime::uniform::<M>(batch, tokens, context);
+        ask_for_all(&mut step.samples, M::info(&config).vocab_size);
+        Ok(runtime::record_step::<M>(&config, &step)?)
+    })
 }
 
 /// Every row with log-probabilities and rules.

@@ -1,11 +1,8 @@
-//! Loads DeepSeek-V4.
+//! DeepSeek-V4 as a family.
 
-use super::{LoadedEngine, progress_bar};
+use super::family::{Family, LoadedEngine, OpenDevice, spawn, with_progress_bar};
 use crate::cli::{EngineArgs, LoadFormat};
-use crate::detect::Family;
-use anyhow::{Context, Result, bail};
-use pegainfer_core::engine::{EngineConfig, EngineHandle};
-use pegainfer_core::exec::Exec;
+use anyhow::{Result, bail};
 use pegainfer_deepseek_v4::config::Config;
 use pegainfer_deepseek_v4::numerics::Numerics;
 use pegainfer_deepseek_v4::{LoadOptions, Loaded, inventory};
@@ -14,8 +11,23 @@ use std::path::Path;
 /// Requests that run at once, and tokens of a step.
 const DEFAULTS: (usize, usize) = (64, 512);
 
+/// DeepSeek-V4-Flash.
+pub const FAMILY: Family = Family {
+    name: "DeepSeek-V4",
+    architecture: "DeepseekV4ForCausalLM",
+    model_type: "deepseek_v4",
+    has_cuda_kernels: false,
+    load,
+    // Draft layers are left out.
+    weight_bytes: |dir| inventory::weight_bytes(&Config::load(dir)?, 1).map_err(anyhow::Error::msg),
+    vocab_size: |dir| Ok(Config::load(dir)?.vocab_size),
+    record: |dir, batch, tokens, context| {
+        Ok(pegainfer_deepseek_v4::record(&Config::load(dir)?, batch, tokens, context)?)
+    },
+};
+
 /// Loads the checkpoint in `dir` and starts its engine, with the precision of DeepSeek's own code.
-pub fn load(exec: Exec, device: String, dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
+fn load(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
     if args.load_format == LoadFormat::Dummy {
         bail!("--load-format dummy: DeepSeek-V4 has no dummy weights; give a checkpoint");
     }
@@ -27,18 +39,8 @@ pub fn load(exec: Exec, device: String, dir: &Path, args: &EngineArgs) -> Result
         kv_cache_bytes: args.kv_cache_memory,
         numerics: Numerics::REFERENCE,
     };
-    let bar = progress_bar();
-    let loaded = pegainfer_deepseek_v4::load(vec![exec], &options, &mut |bytes, total| {
-        bar.set_length(total);
-        bar.inc(bytes);
-    });
-    bar.finish_and_clear();
-    let Loaded { engine, weight_bytes, weights_time, kv_bytes, .. } = loaded?;
-    let handle = EngineHandle::spawn(engine, EngineConfig::default()).context("the engine thread cannot be started")?;
-    Ok(LoadedEngine { handle, family: Family::DeepSeekV4, device, weight_bytes, weights_time, kv_bytes })
-}
-
-/// Bytes of the weights, draft layers left out.
-pub fn weight_bytes(dir: &Path) -> Result<u64> {
-    inventory::weight_bytes(&Config::load(dir)?, 1).map_err(anyhow::Error::msg)
+    let loaded = with_progress_bar(|progress| pegainfer_deepseek_v4::load(vec![device.exec], &options, progress))?;
+    let Loaded { engine, weight_bytes, weights_time, kv_bytes, .. } = loaded;
+    let (handle, family) = (spawn(engine)?, FAMILY.name);
+    Ok(LoadedEngine { handle, family, device: device.name, weight_bytes, weights_time, kv_bytes })
 }

@@ -1,7 +1,7 @@
 //! From hidden states to tokens.
 
-use super::adjustments::Adjustments;
 use super::inputs::Inputs;
+use super::logits_processors::LogitsProcessors;
 use super::results::Results;
 use crate::ops::{self, KEY_WORDS, REPORT_WORDS};
 use pegainfer_core::exec::{Device, Exec};
@@ -73,24 +73,24 @@ impl Sampler {
         samples: &[SampleRow],
     ) -> Result<(), OpError> {
         let Self { logits, keys, sampled, logprobs } = self;
-        let adjusted = |row: &SampleRow| row.adjustment.is_some();
+        let processed = |row: &SampleRow| row.adjustment.is_some();
         for tensor in [&mut *normed, &mut inputs.draws, sampled, logprobs] {
             tensor.set_range(first, samples.len());
         }
         logits.set_rows(samples.len());
         keys.set_rows(samples.len());
-        if samples.iter().any(adjusted) {
-            // Rules change which token is the most likely one.
+        if samples.iter().any(processed) {
+            // Logits processors change which token is the most likely one.
             ops::linear(exec, normed, head, logits)?;
-            let Adjustments { spans, edits, masks } = &mut inputs.adjustments;
+            let LogitsProcessors { spans, edits, masks } = &mut inputs.processors;
             spans.set_range(first, samples.len());
             ops::adjust_logits(exec, logits, spans, edits, masks)?;
         } else {
             ops::linear_argmax(exec, normed, head, logits, keys)?;
         }
         ops::sample(exec, logits, &inputs.draws, Some(keys), sampled)?;
-        if samples.iter().any(|row| adjusted(row) && row.logprobs.is_some()) {
-            // Reports are of the raw logits. Computing them again is slower than a copy, and needs no second buffer of
+        if samples.iter().any(|row| processed(row) && row.logprobs.is_some()) {
+            // Log-probabilities are of the raw logits. Computing them again is slower than a copy, and needs no second buffer of
             // their size for the few requests that want both.
             ops::linear(exec, normed, head, logits)?;
         }
@@ -100,8 +100,13 @@ impl Sampler {
         Ok(())
     }
 
-    /// Begins to copy what `samples` drew to the host.
-    pub fn report(&mut self, exec: &mut Exec, samples: &[SampleRow], results: &mut Results) -> Result<(), OpError> {
+    /// Starts the readback of what `samples` drew.
+    pub(super) fn start_readback(
+        &mut self,
+        exec: &mut Exec,
+        samples: &[SampleRow],
+        results: &mut Results,
+    ) -> Result<(), OpError> {
         for tensor in [&mut self.sampled, &mut self.logprobs] {
             tensor.set_rows(samples.len());
         }

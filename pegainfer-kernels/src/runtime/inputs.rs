@@ -1,6 +1,7 @@
 //! A step's metadata on the device, at addresses that stay.
 
-use super::adjustments::Adjustments;
+use super::bounds::StepSize;
+use super::logits_processors::LogitsProcessors;
 use crate::heads::BLOCK_SIZE;
 use crate::ops::{AttentionBatch, DRAW_WORDS, Draw, FEW_QUERIES};
 use pegainfer_core::exec::Exec;
@@ -25,20 +26,21 @@ pub struct Inputs {
     /// Row `b` owns samples `sampled_indptr[b]..sampled_indptr[b + 1]`, `[rows + 1]`; empty if
     /// [`Step::sampled_indptr`] is `None`.
     pub sampled_indptr: Tensor,
-    /// How each sample is drawn and reported, `[samples, DRAW_WORDS]`.
+    /// How each sample is drawn, and which log-probabilities are wanted, `[samples, DRAW_WORDS]`.
     pub draws: Tensor,
     /// `[rows, max_blocks]`, as wide as the longest context.
     pub block_tables: Tensor,
     /// What is in `block_tables`, and how many columns of it.
     tables: (Vec<u32>, usize),
-    /// Rules of the samples.
-    pub(super) adjustments: Adjustments,
+    /// Logits processors of the samples.
+    pub(super) processors: LogitsProcessors,
 }
 
 impl Inputs {
-    /// Room for steps of at most `tokens` tokens in `rows` rows that attend to at most `context` tokens each.
-    pub fn new(exec: &mut Exec, vocab: usize, tokens: usize, rows: usize, context: usize) -> std::io::Result<Self> {
-        let adjustments = Adjustments::new(exec, rows, vocab)?;
+    /// For steps of at most this size, of a model with `vocab` token ids.
+    pub fn new(exec: &mut Exec, vocab: usize, size: StepSize) -> std::io::Result<Self> {
+        let StepSize { tokens, rows, context } = size;
+        let processors = LogitsProcessors::new(exec, rows, vocab)?;
         let shapes: [(&str, &[usize]); 8] = [
             ("tokens", &[tokens]),
             ("positions", &[tokens]),
@@ -64,19 +66,19 @@ impl Inputs {
             draws,
             block_tables,
             tables,
-            adjustments,
+            processors,
         })
     }
 
     /// Takes a step over: on a GPU one launch, another one if a row has got a block since the step before, as one in 16
-    /// does that decodes, and up to three for rules. What an earlier step still reads is not disturbed, because they come
-    /// behind it.
+    /// does that decodes, and up to three for logits processors. What an earlier step still reads is not disturbed,
+    /// because they come behind it.
     pub fn fill<M: Clone + Default>(&mut self, exec: &mut Exec, step: &Step<M>) -> Result<(), OpError> {
         let rows: Vec<u32> = step.samples.iter().map(|row| row.token).collect();
         let sampled = step.sampled_indptr().unwrap_or_default();
         let draw = |row: &SampleRow| Draw::new(&row.params, row.position, row.logprobs).words();
         let words: Vec<u32> = step.samples.iter().flat_map(draw).collect();
-        self.adjustments.fill(exec, &step.samples)?;
+        self.processors.fill(exec, &step.samples)?;
         let Self { tokens, positions, slots, qo_indptr, kv_lens, sample_rows, sampled_indptr, draws, .. } = self;
         exec.fill_adjacent(
             [tokens, positions, slots, qo_indptr, kv_lens, sample_rows, sampled_indptr, draws],
@@ -144,7 +146,7 @@ mod tests {
     #[test]
     fn block_tables_are_those_of_the_step_whether_they_changed_or_not() {
         let mut exec = Exec::cpu(Isa::best(), Some(1)).unwrap();
-        let mut inputs = Inputs::new(&mut exec, 64, 8, 4, 100).unwrap();
+        let mut inputs = Inputs::new(&mut exec, 64, StepSize { tokens: 8, rows: 4, context: 100 }).unwrap();
         let held = |inputs: &Inputs, step: &Step| {
             let (rows, stride) = inputs.block_tables.rows_cols();
             assert_eq!(rows, step.rows.len());
@@ -170,7 +172,7 @@ mod tests {
     #[test]
     fn attention_knows_the_rows_that_decode_from_the_prompts() {
         let mut exec = Exec::cpu(Isa::best(), Some(1)).unwrap();
-        let inputs = Inputs::new(&mut exec, 64, 36, 3, 100).unwrap();
+        let inputs = Inputs::new(&mut exec, 64, StepSize { tokens: 36, rows: 3, context: 100 }).unwrap();
         let step = Step::<()> {
             qo_indptr: vec![0, 1, 4, 36],
             kv_lens: vec![40, 9, 50],
@@ -184,7 +186,7 @@ mod tests {
     #[test]
     fn attention_of_samples_is_one_query_of_a_row() {
         let mut exec = Exec::cpu(Isa::best(), Some(1)).unwrap();
-        let mut inputs = Inputs::new(&mut exec, 64, 36, 3, 100).unwrap();
+        let mut inputs = Inputs::new(&mut exec, 64, StepSize { tokens: 36, rows: 3, context: 100 }).unwrap();
         let mut step = Step::<()>::uniform(BLOCK_SIZE, 3, 4, 50);
         step.samples.remove(1);
         inputs.fill(&mut exec, &step).unwrap();
@@ -195,6 +197,6 @@ mod tests {
         assert_eq!((batch.decoding, batch.cached), ((2, 100), 100));
         step.samples[0].token -= 1;
         inputs.fill(&mut exec, &step).unwrap();
-        assert!(!inputs.samples_end_rows(), "a report");
+        assert!(!inputs.samples_end_rows(), "a prompt logprob");
     }
 }

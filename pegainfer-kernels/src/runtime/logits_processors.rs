@@ -1,4 +1,4 @@
-//! The rules of a step's samples on the device. Most steps have none.
+//! The logits processors of a step's samples on the device. Most steps have none.
 
 use crate::ops::{EDIT_WORDS, PackedAdjustments, SPAN_WORDS};
 use pegainfer_core::exec::Exec;
@@ -7,7 +7,7 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// What `ops::adjust_logits` reads, for all samples of a step.
 #[derive(Debug)]
-pub(super) struct Adjustments {
+pub(super) struct LogitsProcessors {
     /// `[samples, SPAN_WORDS]`.
     pub spans: Tensor,
     /// `[edits, EDIT_WORDS]`.
@@ -16,8 +16,8 @@ pub(super) struct Adjustments {
     pub masks: Tensor,
 }
 
-impl Adjustments {
-    /// For steps of at most `rows` samples. There may be as many edits as tokens in the prompts, so their room grows
+impl LogitsProcessors {
+    /// For steps of at most `rows` samples. There may be as many edits as tokens in the prompts, so their tensor grows
     /// with what requests ask for.
     pub fn new(exec: &mut Exec, rows: usize, vocab: usize) -> std::io::Result<Self> {
         Ok(Self {
@@ -27,7 +27,7 @@ impl Adjustments {
         })
     }
 
-    /// Takes the rules of a step over, if it has any.
+    /// Takes over the logits processors of a step, if it has any.
     pub fn fill(&mut self, exec: &mut Exec, samples: &[SampleRow]) -> Result<(), OpError> {
         if samples.iter().all(|row| row.adjustment.is_none()) {
             return Ok(());

@@ -1,0 +1,101 @@
+//! The largest step of an engine and the sizes of its pools, from the options it is loaded with.
+
+use super::load_error::LoadError;
+use super::load_options::{DEFAULT_KV_BYTES, DEFAULT_STATE_BYTES, LoadOptions, STATE_SHARE};
+use super::model_info::ModelInfo;
+use crate::heads::BLOCK_SIZE;
+use pegainfer_core::engine::options::{check_step, context_len, most_blocks, pool_blocks, step_tokens};
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::kv::DeviceMemory;
+
+/// Most state snapshots: more are not worth keeping track of.
+const MAX_SNAPSHOTS: u64 = 4096;
+
+/// Largest step.
+#[derive(Debug, Clone, Copy)]
+pub struct StepSize {
+    /// Input tokens.
+    pub tokens: usize,
+    /// Rows.
+    pub rows: usize,
+    /// Tokens of context.
+    pub context: usize,
+}
+
+/// Largest step that an executor is built for, and the sizes of its pools.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// What its tensors hold.
+    pub size: StepSize,
+    /// KV blocks of the pool.
+    pub kv_blocks: usize,
+    /// Fewer blocks, if that is all that fits this fraction of a GPU's memory. `None` insists on `kv_blocks`.
+    pub gpu_memory_share: Option<f64>,
+    /// Slots of state beside the KV cache, one for each row and one for each snapshot.
+    pub slots: usize,
+    /// Tokens between snapshots, a multiple of the KV block size.
+    pub snapshot_interval: usize,
+    /// Whether a GPU replays decode steps as CUDA graphs.
+    pub graphs: bool,
+}
+
+impl Bounds {
+    /// Steps of `size` over `kv_blocks` blocks, a slot for each row, launch by launch: for plans, benchmarks and tests.
+    pub fn exact(size: StepSize, kv_blocks: usize) -> Self {
+        let snapshot_interval = BLOCK_SIZE;
+        Self { size, kv_blocks, gpu_memory_share: None, slots: size.rows, snapshot_interval, graphs: false }
+    }
+
+    /// What `options` allow a model on the device of `exec`.
+    pub fn new(info: &ModelInfo, options: &LoadOptions, exec: &mut Exec) -> Result<Self, LoadError> {
+        let rows = options.max_num_seqs;
+        let context = context_len(options.max_model_len, info.max_position_embeddings).map_err(LoadError::Option)?;
+        let memory = if exec.device() == Device::Cuda { Some(exec.gpu()?.info()?.memory as u64) } else { None };
+        let tokens = step_tokens(options.max_num_batched_tokens, memory, info.workspace_bytes_per_token);
+        check_step(rows, tokens).map_err(LoadError::Option)?;
+        let snapshots = snapshots(info, options, memory)?;
+        let useful = (context.div_ceil(BLOCK_SIZE) * rows) as u64;
+        let (kv_blocks, gpu_memory_share) = match (options.kv_cache_bytes, memory) {
+            (Some(bytes), _) => (bytes / info.block_bytes(), None),
+            (None, Some(_)) => (useful.min(most_blocks(BLOCK_SIZE)), Some(options.gpu_memory_utilization)),
+            (None, None) => (useful.min(DEFAULT_KV_BYTES / info.block_bytes()), None),
+        };
+        Ok(Self {
+            size: StepSize { tokens, rows, context },
+            kv_blocks: pool_blocks(kv_blocks, BLOCK_SIZE, info.block_bytes()).map_err(LoadError::Option)?,
+            gpu_memory_share,
+            slots: rows + snapshots,
+            snapshot_interval: options.state_cache_interval,
+            graphs: options.cuda_graph,
+        })
+    }
+
+    /// State snapshots that there are slots for.
+    pub fn snapshots(&self) -> usize {
+        self.slots - self.size.rows
+    }
+
+    /// Blocks of the pool: as many as asked for, or as fit what is left of the GPU beside the slots. To be asked when
+    /// all else is allocated.
+    pub(super) fn fitting_blocks(&self, info: &ModelInfo, exec: &mut Exec) -> Result<usize, LoadError> {
+        let Some(share) = self.gpu_memory_share else { return Ok(self.kv_blocks) };
+        let gpu = exec.gpu()?.info()?;
+        let slots = self.slots as u64 * info.state_slot_bytes.unwrap_or(0);
+        let memory = DeviceMemory { total: gpu.memory as u64, free: (gpu.free as u64).saturating_sub(slots) };
+        memory.blocks(share, info.block_bytes(), self.kv_blocks).map_err(LoadError::Option)
+    }
+}
+
+/// State snapshots that fit the options; none for a model whose state is all in KV blocks.
+fn snapshots(info: &ModelInfo, options: &LoadOptions, memory: Option<u64>) -> Result<usize, LoadError> {
+    let Some(slot_bytes) = info.state_slot_bytes else { return Ok(0) };
+    let interval = options.state_cache_interval;
+    if interval == 0 || !interval.is_multiple_of(BLOCK_SIZE) {
+        return Err(LoadError::Option(format!(
+            "--state-cache-interval is {interval}, but snapshots are made at multiples of {BLOCK_SIZE} tokens"
+        )));
+    }
+    let default = memory.map_or(DEFAULT_STATE_BYTES, |memory| memory / STATE_SHARE);
+    let bytes = options.state_cache_bytes.unwrap_or(default);
+    Ok((bytes / slot_bytes.max(1)).min(MAX_SNAPSHOTS) as usize)
+}

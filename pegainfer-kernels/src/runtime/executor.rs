@@ -1,0 +1,159 @@
+//! Runs the steps of a model on one device.
+//!
+//! A step is launched and finished: on a GPU `launch` only enqueues it, and the next one may be launched before the host
+//! has seen the tokens of this one. They stay on the device, where the next step's placeholder ids find them; a readback of
+//! them is on its way to the host.
+
+use super::bounds::Bounds;
+use super::inputs::Inputs;
+use super::load_error::LoadError;
+use super::model::{Model, Parts, Pass, StepOf};
+use super::results::Results;
+use super::sampler::Sampler;
+use crate::cuda;
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::record::OpRecord;
+use pegainfer_core::schedule::{Graphs, Launches, Outcome, STEPS_IN_FLIGHT, StepExecutor};
+use pegainfer_core::tensor::OpError;
+
+/// Model, KV cache and workspace on one device.
+#[derive(Debug)]
+pub struct Executor<M: Model> {
+    exec: Exec,
+    config: M::Config,
+    weights: M::Weights,
+    work: M::Workspace,
+    cache: M::Cache,
+    kv_blocks: usize,
+    /// Inputs of the newest step.
+    inputs: Inputs,
+    sampler: Sampler,
+    /// Of decode steps.
+    graphs: Graphs,
+    /// Of the steps in flight; step `n` has number `n % STEPS_IN_FLIGHT`.
+    results: [Results; STEPS_IN_FLIGHT],
+    /// Steps that were launched so far.
+    launched: usize,
+    /// Steps that were finished or abandoned so far.
+    finished: usize,
+}
+
+impl<M: Model> Executor<M> {
+    /// Allocates workspace and KV cache beside loaded weights.
+    pub fn new(mut exec: Exec, config: M::Config, weights: M::Weights, bounds: &Bounds) -> Result<Self, LoadError> {
+        let info = M::info(&config);
+        let work = M::workspace(&mut exec, &config, bounds)?;
+        if exec.device() == Device::Cuda {
+            cuda::copy_by_kernels(&mut exec).map_err(std::io::Error::other)?;
+        }
+        let inputs = Inputs::new(&mut exec, info.vocab_size, bounds.size)?;
+        let sampler = Sampler::new(&mut exec, info.vocab_size, bounds.size.rows)?;
+        let results = [Results::new(&mut exec, bounds.size.rows)?, Results::new(&mut exec, bounds.size.rows)?];
+        let graphs = Graphs::new(if bounds.graphs && exec.device() == Device::Cuda { sampler.max_rows() } else { 0 });
+        let kv_blocks = bounds.fitting_blocks(&info, &mut exec)?;
+        let parts = Parts { exec: &mut exec, config: &config, weights: &weights, work: &work };
+        let cache = M::cache(parts, bounds, kv_blocks)?;
+        let (launched, finished) = (0, 0);
+        Ok(Self { exec, config, weights, work, cache, kv_blocks, inputs, sampler, graphs, results, launched, finished })
+    }
+
+    /// The execution context, to ask about the device.
+    pub fn exec(&mut self) -> &mut Exec {
+        &mut self.exec
+    }
+
+    /// The model's numbers.
+    pub fn config(&self) -> &M::Config {
+        &self.config
+    }
+
+    /// Blocks of the KV pool.
+    pub fn kv_blocks(&self) -> usize {
+        self.kv_blocks
+    }
+
+    /// Launches one step and waits for it.
+    pub fn run(&mut self, step: &StepOf<M>) -> Result<Outcome, OpError> {
+        self.launch(step)?;
+        self.finish()
+    }
+
+    /// As [`run`](Self::run), with the record of every op.
+    pub fn record(&mut self, step: &StepOf<M>) -> (Result<Outcome, OpError>, Vec<OpRecord>) {
+        self.exec.start_recording();
+        let outcome = self.run(step);
+        (outcome, self.exec.stop_recording())
+    }
+}
+
+impl<M: Model> StepExecutor for Executor<M> {
+    type State = M::State;
+
+    /// A device that computes beside the host can have the next step waiting.
+    fn useful_depth(&self) -> usize {
+        if self.exec.device() == Device::Cuda { STEPS_IN_FLIGHT } else { 1 }
+    }
+
+    fn launch(&mut self, step: &StepOf<M>) -> Result<(), OpError> {
+        assert!(self.launched - self.finished < STEPS_IN_FLIGHT, "too many steps in flight");
+        let Self { exec, config, weights, work, cache, inputs, sampler, graphs, results, .. } = self;
+        let samples = &step.samples;
+        // A record is of the ops themselves.
+        let size = graphs.size(step).filter(|_| !exec.is_recording());
+        let padded = size.filter(|size| *size > step.rows.len()).map(|size| padded::<M>(step, size));
+        let step = padded.as_ref().unwrap_or(step);
+        exec.install(|exec| {
+            inputs.fill(exec, step)?;
+            M::begin(exec, work, step)?;
+            graphs.run(size, &mut Launch::<M> { exec, config, weights, cache, work, inputs, sampler, step })
+        })??;
+        sampler.start_readback(exec, samples, &mut results[self.launched % STEPS_IN_FLIGHT])?;
+        self.launched += 1;
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<Outcome, OpError> {
+        assert!(self.finished < self.launched, "no step is in flight");
+        let outcome = self.results[self.finished % STEPS_IN_FLIGHT].wait()?;
+        self.finished += 1;
+        Ok(outcome)
+    }
+
+    fn abandon(&mut self) -> Result<(), OpError> {
+        self.finished = self.launched;
+        self.exec.synchronize()
+    }
+}
+
+/// `step` with rows added that attend to nothing, until there are `rows`.
+fn padded<M: Model>(step: &StepOf<M>, rows: usize) -> StepOf<M> {
+    let mut padded = step.padded(rows);
+    M::add_state_rows(&mut padded, step.rows.len());
+    padded
+}
+
+/// The launches of one step between its inputs and its results: what a CUDA graph holds.
+struct Launch<'a, M: Model> {
+    exec: &'a mut Exec,
+    config: &'a M::Config,
+    weights: &'a M::Weights,
+    cache: &'a mut M::Cache,
+    work: &'a mut M::Workspace,
+    inputs: &'a mut Inputs,
+    sampler: &'a mut Sampler,
+    step: &'a StepOf<M>,
+}
+
+impl<M: Model> Launches for Launch<'_, M> {
+    fn exec(&mut self) -> &mut Exec {
+        self.exec
+    }
+
+    fn launch(&mut self) -> Result<(), OpError> {
+        let Self { exec, config, weights, cache, work, inputs, sampler, step } = self;
+        let previous = &sampler.sampled;
+        M::forward(&mut Pass { exec, config, weights, cache, work, inputs, previous, step })?;
+        let (normed, head) = M::output(work, weights);
+        sampler.run(exec, normed, head, inputs, &step.samples)
+    }
+}

@@ -1,0 +1,40 @@
+//! What the model crates share: loading a checkpoint, running steps on a device, and recording kernel plans. A model crate
+//! implements [`Model`].
+//!
+//! # Layout
+//! - `model`: the trait; `model_info`: the numbers that the rest needs of a model.
+//! - `config_file`, `load_options`, `load_error`, `bounds`: from config.json and flags to the sizes of an engine.
+//! - `load`, `record`: an engine from a checkpoint, a kernel plan from a configuration.
+//! - `executor`: steps in flight and CUDA graphs; `inputs`, `logits_processors`, `sampler`, `results`: what every step
+//!   begins and ends with.
+//! - `decoder`, `sampled_rows`: parts of forward passes that dense decoders share.
+
+mod bounds;
+mod config_file;
+mod decoder;
+mod executor;
+mod inputs;
+mod load;
+mod load_error;
+mod load_options;
+mod logits_processors;
+mod model;
+mod model_info;
+mod record;
+mod results;
+mod sampled_rows;
+mod sampler;
+
+pub use bounds::{Bounds, StepSize};
+pub use config_file::{ConfigError, ConfigFile, Served, unsupported};
+pub use decoder::{Activations, DecoderWeights, KvLayer, Mlp, load_head};
+pub use executor::Executor;
+pub use inputs::Inputs;
+pub use load::{Engine, Loaded, load, load_weights};
+pub use load_error::LoadError;
+pub use load_options::{DEFAULT_KV_BYTES, DEFAULT_STATE_BYTES, LoadOptions, STATE_SHARE};
+pub use model::{Model, Parts, Pass, StepOf, ragged, uniform};
+pub use model_info::ModelInfo;
+pub use record::{record, record_step};
+pub use sampled_rows::{SampledRows, gather_rows};
+pub use sampler::Sampler;

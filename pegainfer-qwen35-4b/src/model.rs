@@ -1,0 +1,212 @@
+//! Qwen3.5 as a model of the runtime: what it allocates, and its forward pass.
+
+use crate::config::Config;
+use crate::plan::{self, Segment, Step};
+use crate::state::{self, LayerState};
+use crate::weights::{self, FullAttention, LinearAttention, Mixer, Weights};
+use crate::workspace::Workspace;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::schedule::{StateConfig, StateSlots};
+use pegainfer_core::tensor::{OpError, Tensor};
+use pegainfer_core::weights::{Loader, Source, WeightsError};
+use pegainfer_kernels::ops::{self, BLOCK_SIZE, DeltaInputs, DeltaWeights, Heads};
+use pegainfer_kernels::runtime::{
+    self, Bounds, ConfigError, ConfigFile, Inputs, LoadError, Model, ModelInfo, Parts, SampledRows,
+};
+
+/// Dense Qwen3.5, 0.8B to 27B, text only.
+#[derive(Debug)]
+pub struct Qwen35;
+
+/// The Qwen3.5 engine.
+pub type Engine = runtime::Engine<Qwen35>;
+
+type Pass<'a> = runtime::Pass<'a, Qwen35>;
+
+impl Model for Qwen35 {
+    const NAME: &'static str = "Qwen3.5";
+    const ARCHITECTURE: &'static str = "Qwen3_5ForConditionalGeneration";
+    const MODEL_TYPE: &'static str = "qwen3_5";
+
+    type Config = Config;
+    type Weights = Weights;
+    type Workspace = Workspace;
+    type Cache = Vec<LayerState>;
+    type State = StateSlots;
+
+    fn config(file: ConfigFile) -> Result<Config, ConfigError> {
+        Config::read(&file.with_section("text_config"))
+    }
+
+    fn info(config: &Config) -> ModelInfo {
+        ModelInfo {
+            vocab_size: config.vocab_size,
+            max_position_embeddings: config.max_position_embeddings,
+            eos_token_ids: config.eos_token_ids.clone(),
+            initializer_range: config.initializer_range,
+            weight_bytes: config.weight_bytes(),
+            workspace_bytes_per_token: Workspace::bytes_per_token(config),
+            kv_bytes_per_token: config.kv_bytes_per_token(),
+            state_slot_bytes: Some(config.slot_bytes() as u64),
+        }
+    }
+
+    fn log_skipped(source: &Source) {
+        weights::log_skipped(source);
+    }
+
+    fn weights(loader: &mut Loader<'_>, config: &Config) -> Result<Weights, WeightsError> {
+        weights::load(loader, config)
+    }
+
+    fn workspace(exec: &mut Exec, config: &Config, bounds: &Bounds) -> std::io::Result<Workspace> {
+        Workspace::new(exec, config, bounds)
+    }
+
+    fn cache(parts: Parts<'_, Self>, bounds: &Bounds, blocks: usize) -> Result<Vec<LayerState>, LoadError> {
+        state::allocate(parts.exec, parts.config, blocks, bounds.slots).map_err(LoadError::State)
+    }
+
+    fn state(config: &Config, bounds: &Bounds) -> StateSlots {
+        let (rows, snapshots) = (bounds.size.rows, bounds.snapshots());
+        log::info!(
+            "recurrent state: {:.1} MB for each of up to {rows} requests, and {snapshots} snapshots in the prefix cache",
+            config.slot_bytes() as f64 / 1e6,
+        );
+        StateSlots::new(StateConfig {
+            sequences: rows,
+            snapshots,
+            interval: if snapshots > 0 { bounds.snapshot_interval } else { 0 },
+            block_tokens: BLOCK_SIZE,
+            within_chunks: true,
+        })
+    }
+
+    fn add_state_rows(step: &mut Step, first: usize) {
+        plan::add_segments(step, first);
+    }
+
+    fn begin(exec: &mut Exec, work: &mut Workspace, step: &Step) -> Result<(), OpError> {
+        let words: Vec<u32> = step.state.iter().flat_map(Segment::words).collect();
+        exec.fill_rows(&mut work.segments, &words)?;
+        work.set_rows(step.tokens.len());
+        Ok(())
+    }
+
+    fn forward(pass: &mut Pass<'_>) -> Result<(), OpError> {
+        let (weights, eps) = (pass.weights, pass.config.rms_norm_eps);
+        let Pass { exec, work, inputs, previous, .. } = pass;
+        let (residual, normed) = (&mut work.activations.residual, &mut work.activations.normed);
+        ops::embedding(exec, &inputs.tokens, previous, &weights.embedding, residual)?;
+        ops::rms_norm(exec, residual, &weights.layers[0].input_norm, eps, normed)?;
+        for (i, layer) in weights.layers.iter().enumerate() {
+            let next = weights.layers.get(i + 1);
+            match &layer.mixer {
+                Mixer::Linear(mixer) => linear_attention(pass, mixer, i)?,
+                Mixer::Full(mixer) if next.is_some() => full_attention(pass, mixer, i)?,
+                // The last layer is one of full attention.
+                Mixer::Full(mixer) => {
+                    if !last_attention(pass, mixer, i)? {
+                        return Ok(());
+                    }
+                }
+            }
+            // The MLP's end takes the next layer's input norm along.
+            let next = next.map_or(&weights.norm, |next| &next.input_norm);
+            let Workspace { activations, gated, attended, .. } = &mut *pass.work;
+            let mixed: (&Tensor, &Tensor) = match &layer.mixer {
+                Mixer::Linear(mixer) => (gated, &mixer.out),
+                Mixer::Full(mixer) => (attended, &mixer.out),
+            };
+            activations.finish_layer(pass.exec, mixed, &layer.mlp, next, eps)?;
+        }
+        Ok(())
+    }
+
+    fn output<'a>(work: &'a mut Workspace, weights: &'a Weights) -> (&'a mut Tensor, &'a Tensor) {
+        (&mut work.activations.normed, weights.output())
+    }
+}
+
+/// Layer `i` of the gated delta rule up to its output projection: `normed` becomes `gated`.
+fn linear_attention(pass: &mut Pass<'_>, layer: &LinearAttention, i: usize) -> Result<(), OpError> {
+    let Pass { exec, config, cache, work, step, .. } = pass;
+    let (states, conv) = cache[i].recurrent();
+    let (shape, eps) = (config.delta, config.rms_norm_eps);
+    let Workspace { activations, segments, projected, mixed, chunks, read, gated, .. } = &mut **work;
+    ops::linear(exec, &activations.normed, &layer.projection, projected)?;
+    let weights = DeltaWeights { conv: &layer.conv, a_log: &layer.a_log, dt_bias: &layer.dt_bias, norm: &layer.norm };
+    if step.queries().1 == 1 {
+        let (slots, scratch) = ((states, conv), (mixed, read));
+        return ops::decode_delta(exec, projected, &weights, segments, shape, eps, slots, scratch, gated);
+    }
+    ops::causal_conv1d(exec, projected, weights.conv, segments, shape, conv, mixed)?;
+    let inputs = DeltaInputs { mixed, projected, a_log: weights.a_log, dt_bias: weights.dt_bias, segments };
+    if plan::runs_in_chunks(exec.device()) {
+        ops::gated_delta_chunks(exec, &inputs, shape, states, chunks, read)?;
+    } else {
+        ops::gated_delta_rule(exec, &inputs, shape, states, read)?;
+    }
+    ops::gated_rms_norm(exec, read, projected, weights.norm, shape, eps, gated)
+}
+
+/// Layer `i` of full attention up to its output projection: `normed` becomes `attended`.
+fn full_attention(pass: &mut Pass<'_>, layer: &FullAttention, i: usize) -> Result<(), OpError> {
+    if pass.step.queries().1 > 1 {
+        project(pass, layer, i)?;
+        return attend(pass, i, false);
+    }
+    let Pass { exec, config, cache, work, inputs, step, .. } = pass;
+    let Workspace { rope, activations, qkv, q, attended, .. } = &mut **work;
+    let (heads, kv) = (heads(config, layer, rope, inputs), cache[i].kv().both_mut());
+    ops::linear(exec, &activations.normed, &layer.projection, qkv)?;
+    ops::gated_decode_attention(exec, qkv, &heads, &inputs.attention(step), kv, q, attended)
+}
+
+/// As [`full_attention`] for the last layer, which goes on with the sampled rows only. Returns false if none is sampled.
+fn last_attention(pass: &mut Pass<'_>, layer: &FullAttention, i: usize) -> Result<bool, OpError> {
+    let rows = &pass.inputs.sample_rows;
+    match SampledRows::of(pass.step, pass.inputs) {
+        SampledRows::All => full_attention(pass, layer, i)?,
+        SampledRows::None => {
+            project(pass, layer, i)?;
+            return Ok(false);
+        }
+        SampledRows::RowEnds => {
+            project(pass, layer, i)?;
+            pass.work.gather_queries(pass.exec, rows)?;
+            attend(pass, i, true)?;
+        }
+        SampledRows::Some => {
+            full_attention(pass, layer, i)?;
+            pass.work.gather_outputs(pass.exec, rows)?;
+        }
+    }
+    Ok(true)
+}
+
+/// The projections of layer `i`: `normed` becomes `q`, the gates in `qkv`, and keys and values in the cache.
+fn project(pass: &mut Pass<'_>, layer: &FullAttention, i: usize) -> Result<(), OpError> {
+    let Pass { exec, config, cache, work, inputs, .. } = pass;
+    let Workspace { rope, activations, qkv, q, .. } = &mut **work;
+    let (heads, kv) = (heads(config, layer, rope, inputs), cache[i].kv().both_mut());
+    ops::linear(exec, &activations.normed, &layer.projection, qkv)?;
+    ops::gated_qk_norm_rope_write_kv(exec, qkv, &heads, q, kv)
+}
+
+/// Attention of the queries of layer `i` over its cache: `q` becomes `attended`, of the sampled tokens or of all.
+fn attend(pass: &mut Pass<'_>, i: usize, sampled: bool) -> Result<(), OpError> {
+    let Pass { exec, config, cache, work, inputs, step, .. } = pass;
+    let (shape, kv) = (config.shape, cache[i].kv());
+    let Workspace { qkv, q, attended, .. } = &mut **work;
+    let batch = if sampled { inputs.sampled_attention(step) } else { inputs.attention(step) };
+    let scale = (shape.head_dim as f32).sqrt().recip();
+    ops::attention(exec, q, (&kv.k, &kv.v), &batch, shape, scale, attended)?;
+    ops::attention_gate(exec, qkv, shape, attended)
+}
+
+/// The heads of a layer of full attention, for the tokens of a step.
+fn heads<'a>(config: &Config, layer: &'a FullAttention, rope: &'a Tensor, inputs: &'a Inputs) -> Heads<'a> {
+    let (shape, norms, eps) = (config.shape, (&layer.q_norm, &layer.k_norm), config.rms_norm_eps);
+    Heads { shape, norms, eps, rope, positions: &inputs.positions, slots: &inputs.slots }
+}
