@@ -1,26 +1,33 @@
-// Decode attention (csrc/decode.cuh) of queries that lie ready, and fused with what makes them of the QKV projection.
+// Decode attention (csrc/decode.cuh: formula, techniques, limit) of queries that lie ready, and fused with the QK norm,
+// the rotary embedding and the cache write before it (decode_fused).
+//
+// decode_D_N: sequences of at most 8 N columns (queries times heads of a group); D of 64, 128 and 256. Two stages for
+// each warp's ring, three of D = 256. decode_fused_D_S: sequences of one query, S stages; D of 64 and 128, at most 8
+// heads a group. The launcher (src/cuda/attention_decode.rs) takes three stages where the pairs of sequence and KV head
+// nearly fill one or two rounds of two blocks a multiprocessor, else two. Reference: src/cpu/attention/mod.rs,
+// src/cpu/qkv.rs.
 #include "decode.cuh"
 #include "norm_rope.cuh"
 
 // q: [tokens, heads * D].
 struct Queries {
     const bf16 *q;
-    uint32_t prefill_before; // the kernel before this one is that of csrc/attention_prefill.cu, for the other rows
+    uint32_t overlapped; // with the kernel before this one: csrc/attention_prefill.cu for the other rows
 #if __CUDA_ARCH__ >= 900
     static constexpr bool kFused = false;
-    __device__ bool beside() const { return prefill_before; }
+    __device__ bool overlaps_prefill() const { return overlapped; }
     template <int D> struct Early {};
     template <int D> __device__ Early<D> early(uint32_t) const { return {}; }
     __device__ bool fresh(const Pair &) const { return false; }
     template <int D, int P> __device__ Ungated gates(const Pair &, uint32_t, uint32_t) const { return {}; }
 
     template <int D, int N, int S>
-    __device__ void stage(Shared<D, N, S> &shared, const Pair &pair, bool, const Early<D> &) const {
-        for (uint32_t i = threadIdx.x; i < pair.columns * (D / 8); i += 32 * kWarps) {
-            uint32_t column = i / (D / 8), piece = i % (D / 8);
+    __device__ void stage(DecodeShared<D, N, S> &shared, const Pair &pair, bool, const Early<D> &) const {
+        for (uint32_t i = threadIdx.x; i < pair.columns * (D / kVector); i += 32 * kDecodeWarps) {
+            uint32_t column = i / (D / kVector), vector = i % (D / kVector);
             // Past the L1: without a wait, nothing says that it has forgotten the queries of the layer before.
-            *reinterpret_cast<uint4 *>(shared.q + query_vector<N>(column, piece)) =
-                __ldcg(reinterpret_cast<const uint4 *>(q + pair.head(column) * D + 8 * piece));
+            *reinterpret_cast<uint4 *>(shared.q + query_vector<N>(column, vector)) =
+                __ldcg(reinterpret_cast<const uint4 *>(q + pair.head(column) * D + kVector * vector));
         }
     }
 #endif
@@ -36,7 +43,7 @@ struct Projection {
     float eps;
 #if __CUDA_ARCH__ >= 900
     static constexpr bool kFused = true;
-    __device__ bool beside() const { return false; }
+    __device__ bool overlaps_prefill() const { return false; }
     template <int D> struct Early {
         Pairs<D> q_norm, k_norm, angles;
     };
@@ -48,8 +55,8 @@ struct Projection {
     template <int D, int P> __device__ Ungated gates(const Pair &, uint32_t, uint32_t) const { return {}; }
 
     template <int D, int N, int S>
-    __device__ void stage(Shared<D, N, S> &shared, const Pair &pair, bool fresh, const Early<D> &early) const {
-        constexpr int kItems = (8 * N + kWarps) / kWarps; // heads of a warp: queries, then the key
+    __device__ void stage(DecodeShared<D, N, S> &shared, const Pair &pair, bool fresh, const Early<D> &early) const {
+        constexpr int kItems = (8 * N + kDecodeWarps) / kDecodeWarps; // heads of a warp: queries, then the key
         uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, items = pair.group + fresh;
         uint32_t heads = pair.kv_heads * pair.group;
         const bf16 *token = qkv + size_t(pair.token0) * (heads + 2 * pair.kv_heads) * D;
@@ -57,14 +64,14 @@ struct Projection {
         Pairs<D> x[kItems];
 #pragma unroll
         for (int j = 0; j < kItems; ++j) { // without branches, so that all loads go out together
-            uint32_t item = min(warp + j * kWarps, items - 1);
+            uint32_t item = min(warp + j * kDecodeWarps, items - 1);
             x[j] = load_pairs<D>(item < pair.group ? q + item * D : k);
         }
-        if (fresh && warp == kWarps - 1 && lane < D / 8)
+        if (fresh && warp == kDecodeWarps - 1 && lane < D / 8)
             *reinterpret_cast<uint4 *>(shared.fresh[1] + 8 * lane) = load16(k + size_t(pair.kv_heads) * D + 8 * lane);
 #pragma unroll
         for (int j = 0; j < kItems; ++j) {
-            uint32_t item = warp + j * kWarps;
+            uint32_t item = warp + j * kDecodeWarps;
             if (item >= items) break;
             bool query = item < pair.group;
             Pairs<D> y = norm_rope<D>(x[j], select(query, early.q_norm, early.k_norm), early.angles, eps);
@@ -80,33 +87,51 @@ struct Projection {
 #endif
 };
 
-// Grid: rows + spare parts, kv_heads. k, v: the cache of common.cuh; out: [tokens, heads * D]; scale includes log2(e).
-// Rows without queries or context, and rows of more than 8 N columns, are left alone. beside: see `Queries`.
-#define DECODE(D, N, S)                                                                                                \
-    extern "C" __global__ __launch_bounds__(32 * kWarps) void decode_##D##_##N(                                        \
-        const bf16 *q, bf16 *k, bf16 *v, const uint32_t *qo_indptr, const uint32_t *kv_lens,                           \
-        const uint32_t *block_tables, bf16 *out, uint32_t heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks,  \
-        uint32_t beside, float scale, float *parts, uint32_t *arrived) {                                               \
-        DECODE_BODY((decode<D, N, S>(Queries{q, beside}, k, v,                                                         \
-                                     {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks}, {parts, arrived},   \
-                                     out, heads, scale)))                                                              \
-    }
-// As above for rows of one query.
-#define DECODE_FUSED(D, S)                                                                                             \
-    extern "C" __global__ __launch_bounds__(32 * kWarps) void decode_fused_##D##_##S(                                  \
-        const bf16 *qkv, const bf16 *q_norm, const bf16 *k_norm, const float *rope, const uint32_t *slots, bf16 *k,    \
-        bf16 *v, const uint32_t *qo_indptr, const uint32_t *kv_lens, const uint32_t *block_tables, bf16 *out,          \
-        uint32_t heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks, uint32_t positions, float eps,            \
-        float scale, float *parts, uint32_t *arrived) {                                                                \
-        DECODE_BODY((decode<D, 1, S>(Projection{qkv, q_norm, k_norm, rope, slots, positions, eps}, k, v,               \
-                                     {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks}, {parts, arrived},   \
-                                     out, heads, scale)))                                                              \
-    }
 #if __CUDA_ARCH__ >= 900
 #define DECODE_BODY(CALL) CALL;
 #else
-#define DECODE_BODY(CALL)
+#define DECODE_BODY(CALL) // the launcher takes csrc/attention.cu
 #endif
+
+// Grid: rows + spare splits, kv_heads. Sequences without queries or context, and those of more than 8 N columns, are
+// left alone. A bad block id, and fused a bad position, stops the kernel.
+#define DECODE(D, N, S)                                                                                                \
+    extern "C" __global__ __launch_bounds__(32 * kDecodeWarps) void decode_##D##_##N(                                  \
+        const bf16 *q,                /* [tokens, heads * D] */                                                        \
+        bf16 *k, bf16 *v,             /* [blocks, kv_heads, D / 64, 16, 64], csrc/kv_cache.cuh */                      \
+        const uint32_t *qo_indptr,    /* [rows + 1] */                                                                 \
+        const uint32_t *kv_lens,      /* [rows] */                                                                     \
+        const uint32_t *block_tables, /* [rows, max_blocks] */                                                         \
+        bf16 *out,                    /* [tokens, heads * D] */                                                        \
+        uint32_t heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks,                                           \
+        uint32_t overlapped,          /* 1: with prefill attention, see `Queries` */                                   \
+        float scale,                  /* of the scores, with log2(e) */                                                \
+        float *partials,              /* [kv_heads, gridDim.x, 8 N, D + 4] */                                          \
+        uint32_t *arrived) {          /* [kv_heads, gridDim.x], zero between launches */                               \
+        DECODE_BODY((decode<D, N, S>(Queries{q, overlapped}, k, v,                                                     \
+                                     {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks},                     \
+                                     {partials, arrived}, out, heads, scale)))                                         \
+    }
+#define DECODE_FUSED(D, S)                                                                                             \
+    extern "C" __global__ __launch_bounds__(32 * kDecodeWarps) void decode_fused_##D##_##S(                            \
+        const bf16 *qkv,              /* [tokens, (heads + 2 kv_heads) * D] */                                         \
+        const bf16 *q_norm,           /* [D] */                                                                        \
+        const bf16 *k_norm,           /* [D] */                                                                        \
+        const float *rope,            /* [positions, D]: cosines, then sines */                                        \
+        const uint32_t *slots,        /* [tokens], or kNoSlot */                                                       \
+        bf16 *k, bf16 *v,             /* as above; the new token is written */                                         \
+        const uint32_t *qo_indptr,    /* [rows + 1] */                                                                 \
+        const uint32_t *kv_lens,      /* [rows] */                                                                     \
+        const uint32_t *block_tables, /* [rows, max_blocks] */                                                         \
+        bf16 *out,                    /* [tokens, heads * D] */                                                        \
+        uint32_t heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks, uint32_t positions, float eps,            \
+        float scale,                  /* of the scores, with log2(e) */                                                \
+        float *partials,              /* [kv_heads, gridDim.x, 8, D + 4] */                                            \
+        uint32_t *arrived) {          /* [kv_heads, gridDim.x], zero between launches */                               \
+        DECODE_BODY((decode<D, 1, S>(Projection{qkv, q_norm, k_norm, rope, slots, positions, eps}, k, v,               \
+                                     {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks},                     \
+                                     {partials, arrived}, out, heads, scale)))                                         \
+    }
 DECODE(64, 1, 2)
 DECODE(64, 2, 2)
 DECODE(128, 1, 2)

@@ -1,20 +1,25 @@
-// Attention of one warp over the paged KV cache, for the kernels without Hopper's warpgroup products.
+// FlashAttention of one warp over the paged KV cache by mma.sync, for the kernels without Hopper's wgmma.
 //
-// The queries of a row that share a KV head are one matrix: row r of it is query r / group, head r % group of the
-// group. A warp takes 16 such rows and walks KV blocks of 16 tokens: S[16, 16] = q kᵀ, online softmax in f32,
-// O[16, D] += p v. K and V go from memory straight to the tensor cores' registers, 16 bytes a load (the layout is in
-// common.cuh); the columns of S stand for tokens in an order that makes the registers of p what the second product
-// wants: columns 2j, 2j + 1 of tile 0 are tokens 4j, 4j + 1, those of tile 1 are tokens 4j + 2, 4j + 3. The second
-// product wants V by columns: the tensor core transposes 8 x 8 pieces, whose columns 2j, 2j + 1 are then dimensions
-// 8j + 2i, 8j + 2i + 1 of 32, for piece i of 4.
+// With scale including log2(e), for each of 16 rows r of a matrix of queries and the tokens t that r sees:
+//   S = q kᵀ scale;  p = 2^(S - max S);  out = sum_t p_t v_t / sum_t p_t
+// Technique: FlashAttention-2 (arXiv 2307.08691): S[16, 16] = q kᵀ, online softmax in f32 with a running max (arXiv
+// 1805.02867), O[16, D] += p v, one KV block of 16 tokens an iteration. Grouped-query attention: the queries of a
+// sequence that share a KV head are one matrix; row r of it is query r / group, head r % group of the group, so that K
+// and V are read once for the group.
+//
+// K and V go from memory straight to the tensor cores' registers, a vector a load (layout: csrc/kv_cache.cuh). The
+// columns of S stand for tokens in an order that makes the accumulators of S the operand A of the second GEMM: columns
+// 2 j, 2 j + 1 of tile 0 are tokens 4 j, 4 j + 1, those of tile 1 are tokens 4 j + 2, 4 j + 3. The second GEMM wants V
+// by columns: movmatrix transposes 8 x 8 matrices, whose columns 2 j, 2 j + 1 are then dimensions 8 j + 2 i, 8 j + 2 i
+// + 1 of 32, for matrix i of 4.
 #pragma once
 #include "frag.cuh"
 #include "kv_cache.cuh"
 #include "math.cuh"
 #include "warp.cuh"
 
-// Part of a softmax: numerator and denominator relative to exp2(max), for rows lane / 4 and lane / 4 + 8.
-template <int D> struct Part {
+// A partial softmax: numerators and denominators relative to 2^max, for the two rows of an accumulator.
+template <int D> struct Partial {
     Accumulator o[D / 8]; // dimensions dimension(t), + 1 of the first row, then of the second
     float max[2], sum[2];
 };
@@ -22,7 +27,7 @@ template <int D> struct Part {
 // Dimension of the first of the two columns that a lane has in tile t of the output.
 __device__ __forceinline__ uint32_t dimension(int t) { return t / 4 * 32 + threadIdx.x % 4 * 8 + t % 4 * 2; }
 
-// Queries of 16 rows as the tensor core's a, 32 columns a piece.
+// 16 rows of queries as operand A of `mma32`, 32 columns a vector of each lane.
 template <int D> struct Queries {
     uint4 low[D / 32], high[D / 32];
     uint32_t last[2]; // the last token that each row sees
@@ -45,14 +50,14 @@ __device__ Queries<D> load_queries(const bf16 *q, uint32_t token0, uint32_t toke
     return out;
 }
 
-// Attends to KV blocks first, first + step, ... below end.
+// Attends to KV blocks first, first + step, ... below end of `table`, the block ids of the sequence.
 template <int D>
-__device__ Part<D> attend(const Queries<D> &q, const bf16 *k, const bf16 *v, const uint32_t *table, uint32_t blocks,
+__device__ Partial<D> attend(const Queries<D> &q, const bf16 *k, const bf16 *v, const uint32_t *table, uint32_t blocks,
                           uint32_t kv_heads, uint32_t kv_head, uint32_t kv_len, uint32_t first, uint32_t end,
                           uint32_t step, float scale) {
     constexpr bool kAhead = D <= 128; // registers for the loads of a whole block
-    Part<D> part = {};
-    part.max[0] = part.max[1] = -INFINITY;
+    Partial<D> partial = {};
+    partial.max[0] = partial.max[1] = -INFINITY;
     uint32_t lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
     uint32_t row = 4 * (group / 2) + group % 2; // token of a block whose key this lane loads first
     for (uint32_t i = first; i < end; i += step) {
@@ -81,28 +86,28 @@ __device__ Part<D> attend(const Queries<D> &q, const bf16 *k, const bf16 *v, con
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             float p[4];
-            float top = part.max[r];
+            float new_max = partial.max[r];
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 p[j] = token + j <= q.last[r] ? s[j / 2][2 * r + j % 2] * scale : -INFINITY;
-                top = fmaxf(top, p[j]);
+                new_max = fmaxf(new_max, p[j]);
             }
-            top = reduce_quad(top, Max());
-            float zero = top == -INFINITY ? 0.f : top; // nothing visible yet: all weights are 0
-            float shrink = exp2_approx(part.max[r] - zero);
-            part.max[r] = top;
-            part.sum[r] *= shrink;
+            new_max = reduce_quad(new_max, Max());
+            float base = new_max == -INFINITY ? 0.f : new_max; // no token seen yet: all weights are 0
+            float rescale = exp2_approx(partial.max[r] - base);
+            partial.max[r] = new_max;
+            partial.sum[r] *= rescale;
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 // The sum takes the weight as the product does, so that rounding does not tilt the mean.
-                p[j] = round_bf16(exp2_approx(p[j] - zero));
-                part.sum[r] += p[j];
+                p[j] = round_bf16(exp2_approx(p[j] - base));
+                partial.sum[r] += p[j];
                 s[j / 2][2 * r + j % 2] = p[j];
             }
 #pragma unroll
             for (int t = 0; t < D / 8; ++t) {
-                part.o[t][2 * r] *= shrink;
-                part.o[t][2 * r + 1] *= shrink;
+                partial.o[t][2 * r] *= rescale;
+                partial.o[t][2 * r + 1] *= rescale;
             }
         }
         uint4 p = operand_a(s[0], s[1]);
@@ -111,10 +116,10 @@ __device__ Part<D> attend(const Queries<D> &q, const bf16 *k, const bf16 *v, con
             if (!kAhead && t % 4 == 0) value[0][t / 4] = load_value(0, t / 4), value[1][t / 4] = load_value(1, t / 4);
             const uint32_t *first = reinterpret_cast<const uint32_t *>(&value[0][t / 4]);
             const uint32_t *second = reinterpret_cast<const uint32_t *>(&value[1][t / 4]);
-            mma(part.o[t], p, transposed(first[t % 4]), transposed(second[t % 4]));
+            mma(partial.o[t], p, transposed(first[t % 4]), transposed(second[t % 4]));
         }
     }
 #pragma unroll
-    for (int r = 0; r < 2; ++r) part.sum[r] = reduce_quad(part.sum[r], Add());
-    return part;
+    for (int r = 0; r < 2; ++r) partial.sum[r] = reduce_quad(partial.sum[r], Add());
+    return partial;
 }

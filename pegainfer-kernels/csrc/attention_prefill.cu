@@ -1,59 +1,72 @@
-// Causal attention over the paged KV cache for rows of many queries, on Hopper's warpgroup products.
+// Causal attention over the paged KV cache for sequences of many queries (prefill), on Hopper.
 //
-// The queries of a row that share a KV head are one matrix: row r of it is query r / group, head r % group of the
+//   out = softmax(q kᵀ scale) v over the tokens that each query sees; scale includes log2(e), for base 2
+// q, out: [tokens, heads * D] bf16; k, v: csrc/kv_cache.cuh. Compute capability 9.0 (sm_90a), D of 64, 128 and 256,
+// sequences of more than 16 matrix rows; the others of the batch are left to csrc/attention_decode.cu. Reference:
+// src/cpu/attention/mod.rs. Other GPUs: csrc/attention_prefill_mma.cu.
+//
+// Techniques: FlashAttention-3 (arXiv 2407.08608): warp specialisation with register reallocation, wgmma, the softmax
+// of one KV tile overlapped with the GEMM of the one before; bulk copies by the copy engine (TMA); persistent blocks
+// that draw tiles from a counter, the longest first. Bound by the tensor cores: 635 TFLOP/s at 4k tokens, 681 at 8k, on
+// an H200 with 700 W (docs/benchmarks/h200-kernels.md, Prefill attention), of about 800 that large GEMMs reach.
+//
+// The queries of a sequence that share a KV head are one matrix: row r of it is query r / group, head r % group of the
 // group, so that K and V are read once for the whole group. A tile is 128 such rows, 64 for each of two consumer
-// warpgroups; a third warpgroup fetches (csrc/attention_prefill.cuh) and leaves its registers to the others.
+// warpgroups; a third warpgroup, the producer, fetches (csrc/attention_prefill.cuh) and leaves its registers to the
+// others.
 //
-// A consumer walks the KV tiles from the last, which causality masks, to the first. It keeps two products in flight,
-// S = q kᵀ of this KV tile and O += p v of the one before, and does the softmax of S while O is still being added.
+// A consumer goes through the KV tiles from the last, which causality masks, to the first. It keeps two GEMMs in
+// flight, S = q kᵀ of this KV tile and O += p v of the one before, and does the softmax of S while O is still being
+// added.
 #include "attention_prefill.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// Running softmax of a lane's two rows, lane / 4 and lane / 4 + 8 of its warp: the largest score, and the sum of the
-// weights, relative to exp2(max * scale), of its own columns.
+// Online softmax of a lane's two rows, those of an accumulator: the running max of the scores, and the sum of the
+// weights of its own columns, relative to 2^(max * scale).
 struct Softmax {
     float max[2] = {-INFINITY, -INFINITY}, sum[2] = {0.f, 0.f};
 
-    // From scores to weights. `limits`: the last column that each row sees. Returns by what earlier weights shrink.
+    // From scores to weights. `limits`: the last column that each row sees. Returns what earlier weights are rescaled
+    // by.
     template <bool Masked, int N> __device__ float2 apply(float (&s)[N], const int (&limits)[2], float scale) {
         // Two chains a row, of one operation each: the next instruction need not wait for the last.
-        float tops[2][2] = {{max[0], max[0]}, {max[1], max[1]}}, sums[2][2] = {}, shrink[2], zero[2];
+        float maxima[2][2] = {{max[0], max[0]}, {max[1], max[1]}}, sums[2][2] = {}, rescale[2], base[2];
 #pragma unroll
         for (int j = 0; j < N / 4; ++j) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 float &x = s[4 * j + i];
                 if (Masked && 8 * j + i % 2 > limits[i / 2]) x = -INFINITY;
-                tops[i / 2][i % 2] = fmaxf(tops[i / 2][i % 2], x);
+                maxima[i / 2][i % 2] = fmaxf(maxima[i / 2][i % 2], x);
             }
         }
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            float top = fmaxf(tops[r][0], tops[r][1]);
-            top = reduce_quad(top, Max());
-            zero[r] = Masked && top == -INFINITY ? 0.f : top * scale; // nothing visible yet: all weights are 0
-            shrink[r] = exp2_approx(max[r] * scale - zero[r]);
-            max[r] = top;
+            float new_max = fmaxf(maxima[r][0], maxima[r][1]);
+            new_max = reduce_quad(new_max, Max());
+            base[r] = Masked && new_max == -INFINITY ? 0.f : new_max * scale; // no token seen yet: all weights are 0
+            rescale[r] = exp2_approx(max[r] * scale - base[r]);
+            max[r] = new_max;
         }
 #pragma unroll
         for (int j = 0; j < N / 4; ++j) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 float &x = s[4 * j + i];
-                x = exp2_approx(x * scale - zero[i / 2]);
+                x = exp2_approx(x * scale - base[i / 2]);
                 sums[i / 2][i % 2] += x;
             }
         }
 #pragma unroll
-        for (int r = 0; r < 2; ++r) sum[r] = sum[r] * shrink[r] + (sums[r][0] + sums[r][1]);
-        return make_float2(shrink[0], shrink[1]);
+        for (int r = 0; r < 2; ++r) sum[r] = sum[r] * rescale[r] + (sums[r][0] + sums[r][1]);
+        return make_float2(rescale[0], rescale[1]);
     }
 };
 
 // A consumer: one warpgroup, 64 rows of each tile.
 template <int D> struct Consumer {
     using Size = Sizes<D>;
-    Shared<D> &shared;
+    PrefillShared<D> &shared;
     uint32_t consumer;
     float scale;
     Ring<Size::kSlots> slot;
@@ -96,7 +109,7 @@ template <int D> struct Consumer {
         wgmma_commit();
     }
 
-    // Weights of KV tile `kv` from its scores. Returns by what earlier weights shrink.
+    // Weights of KV tile `kv` from its scores. Returns what earlier weights are rescaled by.
     template <bool Masked> __device__ __forceinline__ float2 weigh(uint32_t kv) {
         int limits[2] = {last[0] - int(kv * Size::kTokens), last[1] - int(kv * Size::kTokens)};
         return softmax.template apply<Masked>(s, limits, scale);
@@ -163,7 +176,7 @@ template <int D> struct Consumer {
 
 // Writes o / sum. The lanes of a quad exchange what they hold so that each writes 16 bytes.
 template <int D>
-__device__ void write(Consumer<D> &c, const HeadBatch &batch, const Tile &tile, uint32_t row0, bf16 *out) {
+__device__ void write(Consumer<D> &c, const PrefillBatch &batch, const Tile &tile, uint32_t row0, bf16 *out) {
     using Size = Sizes<D>;
     uint32_t group = batch.heads / batch.kv_heads, quad = threadIdx.x % 4;
 #pragma unroll
@@ -195,15 +208,16 @@ __device__ void write(Consumer<D> &c, const HeadBatch &batch, const Tile &tile, 
     }
 }
 
-template <int D>
-__device__ void consume(Shared<D> &shared, const HeadBatch &batch, bf16 *out, float scale, uint32_t consumer) {
+template <int D> __device__ void consume(PrefillShared<D> &shared, const PrefillBatch &batch, bf16 *out, float scale,
+                                         uint32_t consumer) {
     Consumer<D> c = {shared, consumer, scale};
     Ring<2> place;
     uint32_t lane = threadIdx.x % 32, group = batch.heads / batch.kv_heads;
     for (;; c.buffer.next()) {
         Tile tile = next_tile<D>(shared, place);
         if (tile.rows == 0) break;
-        uint32_t first_row = tile.row0 + 64 * consumer, row0 = first_row + threadIdx.x / 32 % 4 * 16 + Accumulator::row(lane, 0);
+        uint32_t first_row = tile.row0 + 64 * consumer,
+                 row0 = first_row + threadIdx.x / 32 % 4 * 16 + Accumulator::row(lane, 0);
 #pragma unroll
         for (int r = 0; r < 2; ++r)
             c.last[r] = tile.first + min(row0 + 8 * r, tile.rows - 1) / group - Accumulator::column(lane, 0);
@@ -220,11 +234,11 @@ __device__ void consume(Shared<D> &shared, const HeadBatch &batch, bf16 *out, fl
     }
 }
 
-template <int D>
-__device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, const HeadBatch &batch, bf16 *out, float scale) {
+template <int D> __device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, const PrefillBatch &batch,
+                                         bf16 *out, float scale) {
     using Size = Sizes<D>;
     extern __shared__ __align__(1024) uint8_t bytes[];
-    Shared<D> &shared = *reinterpret_cast<Shared<D> *>(bytes);
+    PrefillShared<D> &shared = *reinterpret_cast<PrefillShared<D> *>(bytes);
     if (threadIdx.x == 0) {
         constexpr uint32_t kWarps = kWarpgroup / 32;
         for (int i = 0; i < Size::kSlots; ++i) {
@@ -243,16 +257,17 @@ __device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, const HeadB
     }
     __syncthreads();
     wait_for_predecessor();
-    // Only now: decode attention, if that is next, takes its start for the end of all before this kernel.
+    // Only now: decode attention, if that is next and overlapped, takes its start for the end of all kernels before
+    // this one.
     release_successor();
     uint32_t warpgroup = threadIdx.x / kWarpgroup, warp = threadIdx.x / 32;
     if (warpgroup == 0) {
-        registers_lower<56>();
+        registers_lower<kProducerRegisters>();
         if (warp == 0) fetch_keys<D>(shared, k, batch);
         else if (warp == 1) fetch_values<D>(shared, v, batch);
         else fetch_queries<D>(shared, q, batch, warp - 2);
     } else {
-        registers_raise<224>();
+        registers_raise<kConsumerRegisters>();
         consume<D>(shared, batch, out, scale, warpgroup - 1);
     }
 }
@@ -263,13 +278,18 @@ __device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, const HeadB
 #define BODY(D) __trap() // the launcher takes csrc/attention_prefill_mma.cu
 #endif
 
-// Grid: as many blocks as multiprocessors, whatever the batch. Rows of the batch with at most 16 matrix rows are left
-// to the decode kernel. q, out: [tokens, heads * D]; scale includes log2(e).
+// Grid: as many blocks as multiprocessors, fewer where decode attention is overlapped. A bad block id stops the kernel.
 #define PREFILL(D)                                                                                                     \
     extern "C" __global__ __launch_bounds__((1 + kConsumers) * kWarpgroup, 1) void prefill_##D(                        \
-        const bf16 *q, const bf16 *k, const bf16 *v, const uint32_t *qo_indptr, const uint32_t *kv_lens,               \
-        const uint32_t *block_tables, bf16 *out, uint32_t heads, uint32_t kv_heads, uint32_t rows,                     \
-        uint32_t max_blocks, uint32_t blocks, float scale) {                                                           \
+        const bf16 *q,                /* [tokens, heads * D] */                                                        \
+        const bf16 *k,                /* [blocks, kv_heads, D / 64, 16, 64], csrc/kv_cache.cuh */                      \
+        const bf16 *v,                /* as k */                                                                       \
+        const uint32_t *qo_indptr,    /* [rows + 1] */                                                                 \
+        const uint32_t *kv_lens,      /* [rows] */                                                                     \
+        const uint32_t *block_tables, /* [rows, max_blocks] */                                                         \
+        bf16 *out,                    /* [tokens, heads * D] */                                                        \
+        uint32_t heads, uint32_t kv_heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks,                        \
+        float scale) {                /* of the scores, with log2(e) */                                                \
         BODY(D);                                                                                                       \
     }
 PREFILL(64)

@@ -1,10 +1,10 @@
-// What the warps of csrc/attention_prefill.cu share, and those of them that fetch.
+// What the warps of csrc/attention_prefill.cu share, and its producer warps.
 //
 // A tile is 128 rows of queries (a row: one query, one head of a KV head's group) against the KV tiles that they see.
-// Blocks draw tiles from a counter, the most expensive first. One warp draws, tells the others and fetches keys, one
-// fetches values, and one for each consumer fetches queries; buffers go round between fetchers and consumers with two
-// barriers each, full and empty. The cache's layout is the one that the tensor cores want, so that keys and values come
-// as bulk copies of 16 tokens by 128 bytes.
+// Blocks draw tiles from a counter, the longest first. One warp draws, tells the others and fetches keys, one fetches
+// values, and one for each consumer fetches queries; buffers go round between producers and consumers with two
+// mbarriers each, full and empty. The cache's layout is the one that wgmma wants, so that keys and values come as bulk
+// copies of 16 tokens by 128 bytes.
 #pragma once
 #include "hopper.cuh"
 #include "kv_cache.cuh"
@@ -13,10 +13,12 @@
 
 constexpr int kWarpgroup = 128;
 constexpr int kConsumers = 2;
+// Of a thread after setmaxnreg: 128 * 56 + 256 * 224 of the 65,536 of a multiprocessor.
+constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
 constexpr uint32_t kRows = 64 * kConsumers; // matrix rows of a tile
 constexpr uint32_t kDecodeRows = 16;        // matrix rows that the decode kernel takes
 
-struct HeadBatch : Batch {
+struct PrefillBatch : Batch {
     uint32_t heads, kv_heads;
 };
 
@@ -28,18 +30,18 @@ struct Tile {
 };
 
 template <int D> struct Sizes {
-    // Tokens of a KV tile. A product of 64 columns would want more of the shared memory than it gives.
+    // Tokens of a KV tile. A GEMM of 64 columns would want more of the shared memory than it gives.
     static constexpr int kTokens = D > 128 ? 80 : 128;
     static constexpr int kColumns = D / 64;                       // columns of 128 bytes
     static constexpr int kSlots = D == 64 ? 8 : D == 128 ? 5 : 4; // KV tiles, K or V, in flight
     static constexpr int kBuffers = D > 128 ? 1 : 2;              // tiles of queries in flight
     static constexpr int kSlab = int(kBlock) * D * 2;             // bytes of a KV block's keys, or values, of one head
-    static constexpr int kPiece = int(kBlock) * 128;              // bytes of a slab's column
-    static constexpr int kPart = D > 128 ? 64 : D / 2;            // accumulators of a thread in one product with V
+    static constexpr int kColumnBytes = int(kBlock) * 128;              // bytes of a slab's column
+    static constexpr int kPart = D > 128 ? 64 : D / 2;            // accumulators of a thread in one wgmma with V
     static constexpr int kParts = D / 2 / kPart;
 };
 
-template <int D> struct Shared {
+template <int D> struct PrefillShared {
     using Size = Sizes<D>;
     uint8_t kv[Size::kSlots][Size::kColumns][Size::kTokens * 128];
     uint8_t q[Size::kBuffers][kConsumers][Size::kColumns][64 * 128];
@@ -55,7 +57,7 @@ __device__ uint32_t tickets[2];
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // Tile number `ticket` of the batch, by a whole warp. Tiles are ordered by batch row, then from the last queries, which
 // see most, to the first, then by KV head.
-template <int D> __device__ Tile find_tile(const HeadBatch &batch, uint32_t ticket) {
+template <int D> __device__ Tile find_tile(const PrefillBatch &batch, uint32_t ticket) {
     uint32_t lane = threadIdx.x % 32, group = batch.heads / batch.kv_heads;
     for (uint32_t base = 0; base < batch.rows; base += 32) {
         uint32_t b = min(base + lane, batch.rows - 1), token0 = batch.qo_indptr[b];
@@ -94,7 +96,7 @@ template <int D, bool Values> struct Fetcher {
     uint32_t slab; // that lane i copies, of block i of the next tile
 
     // Looks up the slabs of a KV tile. A bad block stops the kernel.
-    __device__ __forceinline__ void look_up(const HeadBatch &batch, const Tile &tile, uint32_t index) {
+    __device__ __forceinline__ void look_up(const PrefillBatch &batch, const Tile &tile, uint32_t index) {
         uint32_t block = index * kBlocks + threadIdx.x % 32 % kBlocks;
         if (block * kBlock >= tile.kv_len) return;
         uint32_t id = batch.block_tables[size_t(tile.batch_row) * batch.max_blocks + block];
@@ -103,8 +105,8 @@ template <int D, bool Values> struct Fetcher {
     }
 
     // Copies the KV tile that was looked up, and looks up the one before it.
-    __device__ __forceinline__ void fetch(Shared<D> &shared, const bf16 *cache, const HeadBatch &batch, const Tile &tile,
-                                          uint32_t index) {
+    __device__ __forceinline__ void fetch(PrefillShared<D> &shared, const bf16 *cache, const PrefillBatch &batch,
+                                          const Tile &tile, uint32_t index) {
         uint32_t tokens = min(tile.kv_len - index * Size::kTokens, uint32_t(Size::kTokens));
         uint32_t whole = Values ? tokens / kBlock : (tokens + kBlock - 1) / kBlock; // blocks to copy as they are
         uint32_t now = slab;
@@ -125,8 +127,8 @@ template <int D, bool Values> struct Fetcher {
                 const uint8_t *from = reinterpret_cast<const uint8_t *>(cache) + size_t(slabs[i]) * Size::kSlab;
 #pragma unroll
                 for (int column = 0; column < Size::kColumns; ++column)
-                    copy_bulk(shared.kv[slot.index][column] + i * Size::kPiece, from + column * Size::kPiece,
-                              Size::kPiece, full);
+                    copy_bulk(shared.kv[slot.index][column] + i * Size::kColumnBytes,
+                              from + column * Size::kColumnBytes, Size::kColumnBytes, full);
             }
         }
         __syncwarp();
@@ -134,15 +136,16 @@ template <int D, bool Values> struct Fetcher {
     }
 
     // Values behind kv_len may be anything, and 0 * NaN is NaN: clears them, and copies the block that they begin in.
-    __device__ void fill(Shared<D> &shared, const bf16 *cache, uint32_t tokens, uint32_t whole, uint32_t now) {
+    __device__ void fill(PrefillShared<D> &shared, const bf16 *cache, uint32_t tokens, uint32_t whole, uint32_t now) {
         uint32_t last = __shfl_sync(kAll, now, whole);
         const uint8_t *from = reinterpret_cast<const uint8_t *>(cache) + size_t(last) * Size::kSlab;
         for (uint32_t i = threadIdx.x % 32; i < (kBlocks - whole) * (Size::kSlab / 16); i += 32) {
             uint32_t block = whole + i / (Size::kSlab / 16), at = i % (Size::kSlab / 16) * 16;
-            uint32_t token = block * kBlock + at % Size::kPiece / 128;
+            uint32_t token = block * kBlock + at % Size::kColumnBytes / 128;
             uint4 v = make_uint4(0, 0, 0, 0);
             if (token < tokens) v = *reinterpret_cast<const uint4 *>(from + at);
-            uint8_t *to = shared.kv[slot.index][at / Size::kPiece] + block * Size::kPiece + at % Size::kPiece;
+            uint8_t *to =
+                shared.kv[slot.index][at / Size::kColumnBytes] + block * Size::kColumnBytes + at % Size::kColumnBytes;
             *reinterpret_cast<uint4 *>(to) = v;
         }
         fence_shared_for_async();
@@ -151,7 +154,7 @@ template <int D, bool Values> struct Fetcher {
 };
 
 // Waits for the next tile and frees its place.
-template <int D> __device__ __forceinline__ Tile next_tile(Shared<D> &shared, Ring<2> &place) {
+template <int D> __device__ __forceinline__ Tile next_tile(PrefillShared<D> &shared, Ring<2> &place) {
     wait(&shared.tile_full[place.index], place.parity);
     Tile tile = shared.tiles[place.index];
     __syncwarp();
@@ -162,7 +165,7 @@ template <int D> __device__ __forceinline__ Tile next_tile(Shared<D> &shared, Ri
 
 // Draws tiles, tells the others, and fetches keys. The ring has a tile's first keys, then keys and values in turn, then
 // its last values.
-template <int D> __device__ void fetch_keys(Shared<D> &shared, const bf16 *k, const HeadBatch &batch) {
+template <int D> __device__ void fetch_keys(PrefillShared<D> &shared, const bf16 *k, const PrefillBatch &batch) {
     Fetcher<D, false> fetcher;
     Ring<2> place;
     uint32_t lane = threadIdx.x % 32, ticket = blockIdx.x;
@@ -187,7 +190,7 @@ template <int D> __device__ void fetch_keys(Shared<D> &shared, const bf16 *k, co
     if (lane == 0 && atomicAdd(&tickets[1], 1) == gridDim.x - 1) tickets[0] = tickets[1] = 0;
 }
 
-template <int D> __device__ void fetch_values(Shared<D> &shared, const bf16 *v, const HeadBatch &batch) {
+template <int D> __device__ void fetch_values(PrefillShared<D> &shared, const bf16 *v, const PrefillBatch &batch) {
     Fetcher<D, true> fetcher;
     Ring<2> place;
     for (;;) {
@@ -204,8 +207,8 @@ template <int D> __device__ void fetch_values(Shared<D> &shared, const bf16 *v, 
 
 // Fetches the queries of one consumer, by one warp; rows beyond the end repeat the last.
 template <int D>
-__device__ void fetch_queries(Shared<D> &shared, const bf16 *q, const HeadBatch &batch, uint32_t consumer) {
-    constexpr uint32_t kPieces = D / 8;
+__device__ void fetch_queries(PrefillShared<D> &shared, const bf16 *q, const PrefillBatch &batch, uint32_t consumer) {
+    constexpr uint32_t kVectors = D / 8;
     Ring<2> place;
     Ring<Sizes<D>::kBuffers> buffer;
     uint32_t lane = threadIdx.x % 32, group = batch.heads / batch.kv_heads;
@@ -213,11 +216,11 @@ __device__ void fetch_queries(Shared<D> &shared, const bf16 *q, const HeadBatch 
         Tile tile = next_tile<D>(shared, place);
         if (tile.rows == 0) return;
         wait(&shared.q_empty[buffer.index][consumer], buffer.parity ^ 1);
-        for (uint32_t i = lane; i < 64 * kPieces; i += 32) {
-            uint32_t r = i / kPieces, piece = i % kPieces;
+        for (uint32_t i = lane; i < 64 * kVectors; i += 32) {
+            uint32_t r = i / kVectors, vector = i % kVectors;
             uint32_t row = min(tile.row0 + 64 * consumer + r, tile.rows - 1), token = tile.token0 + row / group;
-            const bf16 *from = q + (size_t(token) * batch.heads + tile.kv_head * group + row % group) * D + 8 * piece;
-            copy16(shared.q[buffer.index][consumer][piece / 8] + r * 128 + (piece % 8 ^ r % 8) * 16, from);
+            const bf16 *from = q + (size_t(token) * batch.heads + tile.kv_head * group + row % group) * D + 8 * vector;
+            copy16(shared.q[buffer.index][consumer][vector / 8] + r * 128 + (vector % 8 ^ r % 8) * 16, from);
         }
         copies_wait_all();
         fence_shared_for_async();

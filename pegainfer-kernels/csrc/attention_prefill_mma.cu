@@ -1,33 +1,40 @@
-// Causal attention over the paged KV cache for rows of many queries, on every GPU but Hopper, which has
-// csrc/attention_prefill.cu: each warp has its own 16 rows, and the warps of a block read the same KV.
+// Causal attention over the paged KV cache for sequences of many queries (prefill), on every GPU but Hopper, which has
+// csrc/attention_prefill.cu.
+//
+// Formula, layouts and technique (FlashAttention-2 by mma.sync): csrc/attention_mma.cuh. Head sizes 64, 128 and 256;
+// sequences with more than 16 matrix rows, the others are left to the decode kernels. Each warp has 16 matrix rows of
+// its own, and the warps of a block read the same K and V, from the L1. Bound by arithmetic and by loads that no copy
+// engine makes: 72 TFLOP/s of the H200's 800 at 4k tokens. Reference: src/cpu/attention/mod.rs.
 #include "attention_mma.cuh"
 
 constexpr int kWarps = 4;
+constexpr uint32_t kWarpRows = 16;   // matrix rows of a warp: those of one fragment
+constexpr uint32_t kDecodeRows = 16; // matrix rows of a sequence that the decode kernels take
 
 // Grid: tiles of 64 matrix rows (the last ones first: they see most), kv_heads, rows of the batch. Rows of the batch
-// with at most 16 matrix rows are left to `decode`.
+// with at most kDecodeRows matrix rows are left to `decode`.
 template <int D>
 __device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, Batch batch, bf16 *out, uint32_t heads,
                         float scale) {
     uint32_t kv_heads = gridDim.y, kv_head = blockIdx.y, group = heads / kv_heads, b = blockIdx.z;
     uint32_t token0 = batch.qo_indptr[b], tokens = batch.qo_indptr[b + 1] - token0, kv_len = batch.kv_lens[b];
-    uint32_t row0 = (gridDim.x - 1 - blockIdx.x) * 16 * kWarps + threadIdx.x / 32 * 16;
+    uint32_t row0 = (gridDim.x - 1 - blockIdx.x) * kWarpRows * kWarps + threadIdx.x / 32 * kWarpRows;
     uint32_t rows = tokens * group;
-    if (rows <= 16 || row0 >= rows) return;
+    if (rows <= kDecodeRows || row0 >= rows) return;
     Queries<D> queries = load_queries<D>(q, token0, tokens, kv_len, row0, heads, kv_head * group, group);
-    uint32_t end = (kv_len - tokens + min(row0 + 15, rows - 1) / group) / kBlock + 1;
+    uint32_t end = (kv_len - tokens + min(row0 + kWarpRows - 1, rows - 1) / group) / kBlock + 1;
     const uint32_t *table = batch.block_tables + size_t(b) * batch.max_blocks;
-    Part<D> part = attend<D>(queries, k, v, table, batch.blocks, kv_heads, kv_head, kv_len, 0, end, 1, scale);
+    Partial<D> partial = attend<D>(queries, k, v, table, batch.blocks, kv_heads, kv_head, kv_len, 0, end, 1, scale);
     uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         uint32_t row = row0 + Accumulator::row(lane, 2 * r);
         if (row >= rows) continue;
         bf16 *to = out + (size_t(token0 + row / group) * heads + kv_head * group + row % group) * D;
-        float inverse = 1.f / part.sum[r];
+        float inverse = 1.f / partial.sum[r];
 #pragma unroll
         for (int t = 0; t < D / 8; ++t) {
-            uint32_t pair = narrow(part.o[t][2 * r] * inverse, part.o[t][2 * r + 1] * inverse);
+            uint32_t pair = narrow(partial.o[t][2 * r] * inverse, partial.o[t][2 * r + 1] * inverse);
             *reinterpret_cast<uint32_t *>(to + dimension(t)) = pair;
         }
     }
@@ -35,11 +42,18 @@ __device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, Batch batch
 
 #define PREFILL(D)                                                                                                     \
     extern "C" __global__ __launch_bounds__(32 * kWarps) void prefill_mma_##D(                                         \
-        const bf16 *q, const bf16 *k, const bf16 *v, const uint32_t *qo_indptr, const uint32_t *kv_lens,               \
-        const uint32_t *block_tables, bf16 *out, uint32_t heads, uint32_t max_blocks, uint32_t blocks, float scale) {  \
+        const bf16 *q,                /* [tokens, heads * D] */                                                        \
+        const bf16 *k,                /* [blocks, kv_heads, D / 64, 16, 64], csrc/kv_cache.cuh */                      \
+        const bf16 *v,                /* as k */                                                                       \
+        const uint32_t *qo_indptr,    /* [gridDim.z + 1] */                                                            \
+        const uint32_t *kv_lens,      /* [gridDim.z] */                                                                \
+        const uint32_t *block_tables, /* [gridDim.z, max_blocks] */                                                    \
+        bf16 *out,                    /* [tokens, heads * D] */                                                        \
+        uint32_t heads, uint32_t max_blocks, uint32_t blocks,                                                          \
+        float scale) {                /* of the scores, with log2(e) */                                                \
         release_successor();                                                                                           \
         wait_for_predecessor();                                                                                        \
-        prefill<D>(q, k, v, {qo_indptr, kv_lens, block_tables, gridDim.z, max_blocks, blocks}, out, heads, scale);                \
+        prefill<D>(q, k, v, {qo_indptr, kv_lens, block_tables, gridDim.z, max_blocks, blocks}, out, heads, scale);     \
     }
 PREFILL(64)
 PREFILL(128)

@@ -1,10 +1,10 @@
-// The short convolution before the gated delta rule, for segments of any length. A thread takes eight channels of a tile
-// of tokens, and keeps the last inputs in registers.
+// The short convolution before the gated delta rule, for segments of any length. A thread takes eight channels of a
+// tile of tokens, and keeps the last inputs in registers.
 //
 // Blocks run in any order, so within a chain of segments the inputs come from the projection, and only before its first
 // token from the tail in a slot. The tile in which a chain begins does all that has to do with slots: it computes the
-// tokens that still see the tail, and then leaves the tails of the chain's segments. Each thread reads its channels of the
-// tail before it writes them, so a chain may end in the slot that it began with.
+// tokens that still see the tail, and then leaves the tails of the chain's segments. Each thread reads its channels of
+// the tail before it writes them, so a chain may end in the slot that it began with.
 #include "delta.cuh"
 #include "vec8.cuh"
 

@@ -10,10 +10,10 @@ using bf16 = __nv_bfloat16;
 constexpr uint32_t kVector = 8; // elements of a vector
 
 // Programmatic dependent launch (PDL; CUDA programming guide, "Programmatic Dependent Launch and Synchronization"). A
-// kernel of a step first releases its successor: the successor's blocks become resident as soon as blocks of this kernel
-// leave room, and may fetch what no kernel of the step writes (weights, segments, KV blocks of earlier steps). Before a
-// kernel touches anything that another kernel of the step writes or reads, it waits until all kernels before it are
-// complete. Decode attention overlapped with prefill attention is the one exception: see csrc/decode.cuh.
+// kernel of a step first releases its successor: the successor's blocks become resident as soon as blocks of this
+// kernel leave room, and may fetch what no kernel of the step writes (weights, segments, KV blocks of earlier steps).
+// Before a kernel touches anything that another kernel of the step writes or reads, it waits until all kernels before
+// it are complete. Decode attention overlapped with prefill attention is the one exception: see csrc/decode.cuh.
 __device__ __forceinline__ void release_successor() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -61,4 +61,6 @@ __device__ __forceinline__ uint4 stream16(const bf16 *at) {
 __device__ __forceinline__ void put(float *at, float value) { *at = value; }
 __device__ __forceinline__ void put(bf16 *at, float value) { *at = __float2bfloat16_rn(value); }
 __device__ __forceinline__ void put(bf16 *at, float a, float b) { *reinterpret_cast<uint32_t *>(at) = narrow(a, b); }
-__device__ __forceinline__ void put(float *at, float a, float b) { *reinterpret_cast<float2 *>(at) = make_float2(a, b); }
+__device__ __forceinline__ void put(float *at, float a, float b) {
+    *reinterpret_cast<float2 *>(at) = make_float2(a, b);
+}

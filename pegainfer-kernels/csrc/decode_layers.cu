@@ -13,7 +13,6 @@
 //
 // The launch is cooperative: it fails, or all blocks are resident. The successor may start at once, because its blocks
 // can become resident only after all of this kernel's have.
-constexpr int kWarps = 8; // that multiply and attend
 #include "layer_attention.cuh"
 
 #if __CUDA_ARCH__ >= 900

@@ -1,12 +1,10 @@
-// The tiles of decode attention: KV blocks of 16 tokens that a warp gets through its own ring of stages in shared memory,
-// and the softmax over them.
+// The tiles of decode attention: KV blocks of 16 tokens that a warp gets through its own ring of stages in shared
+// memory, and the online softmax over them.
 //
-// S[16 tokens, 8 N] = k qᵀ, online softmax in f32 down the columns, O[D, 8 N] += vᵀ p: the 16 rows that a tensor core
-// wants are tokens or dimensions, never idle queries. A block of the cache has the order that ldmatrix reads without bank
-// conflicts.
-//
-// Whoever includes this has defined kWarps before: how many warps of a block of threads attend, each with a ring of S
-// stages.
+// Technique: FlashAttention with the operands swapped, as swap-AB GEMMs do for few rows. S[16 tokens, 8 N] = k qᵀ,
+// online softmax in f32 down the columns, O[D, 8 N] += vᵀ p: the 16 rows that a tensor core wants are tokens or
+// dimensions, never idle queries. The running max follows only when a score exceeds it by more than 8,
+// FlashAttention-4's lazy rescaling.
 #pragma once
 #include "async.cuh"
 #include "kv_cache.cuh"
@@ -14,15 +12,18 @@
 #include "warp.cuh"
 
 #if __CUDA_ARCH__ >= 900
+constexpr float kLazy = 8.f; // excess over the running max, in powers of two, that does not rescale
+
 // Keys or values of one head in a block of the cache.
 template <int D> using Slab = bf16[kBlock * D];
-// Slabs of a stage: of a KV block the keys and the values. Of large heads one of them, so that as many blocks of threads
-// fit a multiprocessor.
-template <int D> constexpr int kSlabs = D > 128 ? 1 : 2;
+// Slabs of a stage: of a KV block the keys and the values. Of large heads one of them, so that as many blocks of
+// threads fit a multiprocessor.
+constexpr int kLargeHead = 128; // head sizes above it have stages of keys or values, not of both
+template <int D> constexpr int kSlabs = D > kLargeHead ? 1 : 2;
 template <int D> using Stage = Slab<D>[kSlabs<D>];
 
-// The blocks of one warp, `count` of them, every kWarps-th of its row's, on their way through its stages.
-template <int D, int S> struct KvRing {
+// The KV blocks of one warp, `count` of them, one in `Warps` of its row's, on their way through its stages.
+template <int D, int S, uint32_t Warps> struct KvRing {
     static constexpr uint32_t kStages = 2 / kSlabs<D>; // of a KV block
     Stage<D> *stages;
     uint64_t *barriers;
@@ -35,7 +36,7 @@ template <int D, int S> struct KvRing {
     __device__ uint32_t load_id(uint32_t n) const {
         n += threadIdx.x % 32;
         if (n >= count) return 0;
-        uint32_t id = table[n * kWarps];
+        uint32_t id = table[n * Warps];
         if (id >= blocks) __trap();
         return id;
     }
@@ -71,20 +72,20 @@ template <int D, int S> struct KvRing {
     }
 };
 
-// A warp's part of the softmax: numerators and denominator relative to exp2(max), for columns 8 t + 2 (lane % 4), + 1.
-template <int D, int N> struct Part {
-    Accumulator o[N][D / 16]; // dimension 16 m + lane / 4 of both columns, then dimension + 8
+// A warp's partial softmax: numerators and denominators relative to 2^max, for columns 8 t + Accumulator::column.
+template <int D, int N> struct Partial {
+    Accumulator o[N][D / 16]; // dimensions 16 m + Accumulator::row of both columns
     float max[N][2], sum[N][2];
     uint32_t last[N][2]; // the last token that a column sees
 };
 
 // Scores of a tile that begins at `token`, times `scale`: x[t][i][j] for token 8 i + lane / 4 and column
-// 8 t + 2 (lane % 4) + j. Those that the column does not see are -infinity.
+// 8 t + Accumulator::column(lane, j). Those that the column does not see are -infinity.
 template <int D, int N>
-__device__ __forceinline__ void scores(float (&x)[N][2][2], const Part<D, N> &part, const uint4 (&q)[N][D / 32],
+__device__ __forceinline__ void scores(float (&x)[N][2][2], const Partial<D, N> &part, const uint4 (&q)[N][D / 32],
                                        const Slab<D> &keys, uint32_t token, bool masked, float scale) {
     uint32_t lane = threadIdx.x % 32;
-    Accumulator s[2][N] = {}; // two sums, so that each waits for every other product only
+    Accumulator s[2][N] = {}; // two sums, so that each waits for every other mma only
 #pragma unroll
     for (int c = 0; c < D / 16; ++c) {
         uint4 a = load_matrices(keys + cache_vector(lane % 16, 2 * c + lane / 16));
@@ -104,36 +105,36 @@ __device__ __forceinline__ void scores(float (&x)[N][2][2], const Part<D, N> &pa
     }
 }
 
-// Raises the reference of the softmax to the largest score so far.
-template <int D, int N> __device__ __forceinline__ void raise(Part<D, N> &part, const float (&x)[N][2][2]) {
+// Raises the running max to the largest score so far, and rescales what was summed relative to the old one.
+template <int D, int N> __device__ __forceinline__ void raise(Partial<D, N> &part, const float (&x)[N][2][2]) {
 #pragma unroll
     for (int t = 0; t < N; ++t) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-            float top = fmaxf(part.max[t][j], fmaxf(x[t][0][j], x[t][1][j]));
-            top = reduce_column(top, Max());
-            float shrink = part.max[t][j] == top ? 1.f : exp2_approx(part.max[t][j] - top);
-            part.max[t][j] = top;
-            part.sum[t][j] *= shrink;
+            float new_max = fmaxf(part.max[t][j], fmaxf(x[t][0][j], x[t][1][j]));
+            new_max = reduce_column(new_max, Max());
+            float rescale = part.max[t][j] == new_max ? 1.f : exp2_approx(part.max[t][j] - new_max);
+            part.max[t][j] = new_max;
+            part.sum[t][j] *= rescale;
 #pragma unroll
             for (int m = 0; m < D / 16; ++m) {
-                part.o[t][m][j] *= shrink;
-                part.o[t][m][j + 2] *= shrink;
+                part.o[t][m][j] *= rescale;
+                part.o[t][m][j + 2] *= rescale;
             }
         }
     }
 }
 
-// The weights of a tile that begins at `token`, as the b of the product with the values.
+// The weights of a tile that begins at `token`, as operand B of the GEMM with the values.
 template <int D, int N>
-__device__ __forceinline__ void weigh(uint32_t (&p)[N][2], Part<D, N> &part, const uint4 (&q)[N][D / 32],
+__device__ __forceinline__ void weigh(uint32_t (&p)[N][2], Partial<D, N> &part, const uint4 (&q)[N][D / 32],
                                       const Slab<D> &keys, uint32_t token, bool masked, float scale) {
     float x[N][2][2];
     scores<D, N>(x, part, q, keys, token, masked, scale);
-    // Weights up to 2^8 do no harm in f32 and bf16, so that the reference seldom has to follow.
+    // Weights up to 2^kLazy do no harm in f32 and bf16, so that the running max seldom has to follow.
     bool above = false;
 #pragma unroll
-    for (int i = 0; i < 4 * N; ++i) above |= x[i / 4][i / 2 % 2][i % 2] > part.max[i / 4][i % 2] + 8.f;
+    for (int i = 0; i < 4 * N; ++i) above |= x[i / 4][i / 2 % 2][i % 2] > part.max[i / 4][i % 2] + kLazy;
     if (__any_sync(kAll, above)) raise<D, N>(part, x);
 #pragma unroll
     for (int t = 0; t < N; ++t) {
@@ -141,10 +142,10 @@ __device__ __forceinline__ void weigh(uint32_t (&p)[N][2], Part<D, N> &part, con
         for (int i = 0; i < 2; ++i) {
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
-                // Nothing visible yet: all weights are 0. The sum takes the weights as the product does, so that
+                // No token seen yet: all weights are 0. The sum takes the weights rounded as the GEMM does, so that
                 // rounding does not tilt the mean.
-                float zero = part.max[t][j] == -INFINITY ? 0.f : part.max[t][j];
-                x[t][i][j] = round_bf16(exp2_approx(x[t][i][j] - zero));
+                float base = part.max[t][j] == -INFINITY ? 0.f : part.max[t][j];
+                x[t][i][j] = round_bf16(exp2_approx(x[t][i][j] - base));
                 part.sum[t][j] += x[t][i][j];
             }
             p[t][i] = transposed(narrow(x[t][i][0], x[t][i][1]));
@@ -154,7 +155,7 @@ __device__ __forceinline__ void weigh(uint32_t (&p)[N][2], Part<D, N> &part, con
 
 // Adds the values of a tile by their weights.
 template <int D, int N>
-__device__ __forceinline__ void add_values(Part<D, N> &part, const uint32_t (&p)[N][2], const Slab<D> &values) {
+__device__ __forceinline__ void add_values(Partial<D, N> &part, const uint32_t (&p)[N][2], const Slab<D> &values) {
     uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int m = 0; m < D / 16; ++m) {

@@ -64,8 +64,8 @@ template <int R> struct Rows {
     }
 
     // One token: decay, correct by the difference between the value and what the key reads, read by the query. `q` and
-    // `k` are not normalised yet. With S' = decay S + delta k^T, S' q = decay S q + delta k·q: all sums are over what is
-    // there before, so they are added up together.
+    // `k` are not normalised yet. With S' = decay S + delta k^T, S' q = decay S q + delta k·q: all sums are over what
+    // is there before, so they are added up together.
     __device__ __forceinline__ void step(const Columns &q, const Columns &k, const float (&v)[R], Gates gates,
                                          float (&out)[R]) {
         float read[R], old[R];

@@ -2,8 +2,8 @@
 //
 // A block has a value head of a row, with the whole matrix in registers: all of it is under way from memory while the
 // kernel before still computes the projection. Its warps stay independent of each other but for q and k, and the norm.
-// The value heads that share a key head each compute the convolution of its q and k; the last of them to have read their
-// tail, by a counter, overwrites it.
+// The value heads that share a key head each compute the convolution of its q and k; the last of them to have read
+// their tail, by a counter, overwrites it.
 #include "delta.cuh"
 
 constexpr int kRows = 4; // of a thread

@@ -1,5 +1,5 @@
-// The gated delta rule token by token, for chains of few tokens: a block has half a head's matrix, and walks through the
-// segments of one chain.
+// The gated delta rule token by token, for chains of few tokens: a block has half a head's matrix, and walks through
+// the segments of one chain.
 #include "delta.cuh"
 
 constexpr int kRows = 4; // of a thread

@@ -1,5 +1,11 @@
-// Decode attention (csrc/decode.cuh) of a projection with gates, for heads of 256: norms, partial rotation, the write
-// to the cache, attention and its gate in one launch.
+// Decode attention (csrc/decode.cuh) of a projection with output gates, fused with what is around it: QK norms, partial
+// rotary embedding, the write to the cache, attention, and its gate, in one launch.
+//
+//   out = softmax(q kᵀ scale) v * sigmoid(gate), with q, k = rope(norm(projection))
+// Sequences of one query, heads of 256, at most 8 heads a KV head; compute capability 9.0 and 10.x. Four stages for
+// each warp's ring where at most one pair of sequence and KV head falls on 32 multiprocessors, else three. Bound by
+// memory, as csrc/decode.cuh; figures: docs/benchmarks/h200-qwen35-4b.md. Reference: src/cpu/gated_qkv.rs,
+// src/cpu/attention/mod.rs, src/cpu/gate.rs.
 #include "decode.cuh"
 #include "gated_head.cuh"
 
@@ -21,12 +27,12 @@ struct GatedProjection {
     float eps;
 #if __CUDA_ARCH__ >= 900
     static constexpr bool kFused = true;
-    __device__ bool beside() const { return false; }
+    __device__ bool overlaps_prefill() const { return false; }
     template <int D> struct Early {
         Factors q, k;
     };
     template <int D> __device__ Early<D> early(uint32_t newest) const {
-        static_assert(D == 256, "a head is one piece for each lane of a warp");
+        static_assert(D == 256, "a head is one vector for each lane of a warp");
         if (newest >= positions) __trap();
         uint32_t lane = threadIdx.x % 32;
         const float *angles = rope + size_t(newest) * rotary;
@@ -48,8 +54,8 @@ struct GatedProjection {
     }
 
     template <int D, int N, int S>
-    __device__ void stage(Shared<D, N, S> &shared, const Pair &pair, bool fresh, const Early<D> &early) const {
-        constexpr int kItems = (8 * N + kWarps) / kWarps; // heads of a warp: queries, then the key
+    __device__ void stage(DecodeShared<D, N, S> &shared, const Pair &pair, bool fresh, const Early<D> &early) const {
+        constexpr int kItems = (8 * N + kDecodeWarps) / kDecodeWarps; // heads of a warp: queries, then the key
         uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, items = pair.group + fresh;
         uint32_t heads = pair.kv_heads * pair.group;
         const bf16 *q = token<D>(pair) + size_t(2 * pair.kv_head * pair.group) * D + 8 * lane;
@@ -57,14 +63,14 @@ struct GatedProjection {
         uint4 x[kItems];
 #pragma unroll
         for (int j = 0; j < kItems; ++j) { // without branches, so that all loads go out together
-            uint32_t item = min(warp + j * kWarps, items - 1);
+            uint32_t item = min(warp + j * kDecodeWarps, items - 1);
             x[j] = load16(item < pair.group ? q + 2 * item * D : k);
         }
-        if (fresh && warp == kWarps - 1)
+        if (fresh && warp == kDecodeWarps - 1)
             *reinterpret_cast<uint4 *>(shared.fresh[1] + 8 * lane) = load16(k + size_t(pair.kv_heads) * D);
 #pragma unroll
         for (int j = 0; j < kItems; ++j) {
-            uint32_t item = warp + j * kWarps;
+            uint32_t item = warp + j * kDecodeWarps;
             if (item >= items) break;
             bool query = item < pair.group;
             bf16 *to = query ? shared.q + query_vector<N>(item, lane) : shared.fresh[0] + 8 * lane;
@@ -75,22 +81,34 @@ struct GatedProjection {
 #endif
 };
 
-// As `decode_fused` of csrc/attention_decode.cu, with S stages of 16 tokens' keys or values for each warp.
-#define GATED_DECODE(D, S)                                                                                             \
-    extern "C" __global__ __launch_bounds__(32 * kWarps) void gated_decode_##D##_##S(                                  \
-        const bf16 *projected, const float *q_norm, const float *k_norm, const float *rope, const uint32_t *slots,     \
-        bf16 *k, bf16 *v, const uint32_t *qo_indptr, const uint32_t *kv_lens, const uint32_t *block_tables, bf16 *out, \
-        uint32_t heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks, uint32_t positions, uint32_t rotary,      \
-        float eps, float scale, float *parts, uint32_t *arrived) {                                                     \
-        GATED_DECODE_BODY(                                                                                             \
-            (decode<D, 1, S>(GatedProjection{projected, q_norm, k_norm, rope, slots, positions, rotary, eps}, k, v,    \
-                             {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks}, {parts, arrived}, out,      \
-                             heads, scale)))                                                                           \
-    }
 #if __CUDA_ARCH__ >= 900
-#define GATED_DECODE_BODY(CALL) CALL;
+#define DECODE_BODY(CALL) CALL;
 #else
-#define GATED_DECODE_BODY(CALL)
+#define DECODE_BODY(CALL) // the launcher takes csrc/gated_qkv.cu and csrc/attention.cu
 #endif
+
+// Grid: rows + spare splits, kv_heads. S stages of 16 tokens' keys or values for each warp. A bad block id or position
+// stops the kernel.
+#define GATED_DECODE(D, S)                                                                                             \
+    extern "C" __global__ __launch_bounds__(32 * kDecodeWarps) void gated_decode_##D##_##S(                            \
+        const bf16 *projected,        /* [tokens, (2 heads + 2 kv_heads) * D], csrc/gated_head.cuh */                  \
+        const float *q_norm,          /* [D] */                                                                        \
+        const float *k_norm,          /* [D] */                                                                        \
+        const float *rope,            /* [positions, rotary]: cosines, then sines */                                   \
+        const uint32_t *slots,        /* [tokens], or kNoSlot */                                                       \
+        bf16 *k, bf16 *v,             /* [blocks, kv_heads, D / 64, 16, 64]; the new token is written */               \
+        const uint32_t *qo_indptr,    /* [rows + 1] */                                                                 \
+        const uint32_t *kv_lens,      /* [rows] */                                                                     \
+        const uint32_t *block_tables, /* [rows, max_blocks] */                                                         \
+        bf16 *out,                    /* [tokens, heads * D] */                                                        \
+        uint32_t heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks, uint32_t positions, uint32_t rotary,      \
+        float eps,                                                                                                     \
+        float scale,                  /* of the scores, with log2(e) */                                                \
+        float *partials,              /* [kv_heads, gridDim.x, 8, D + 4] */                                            \
+        uint32_t *arrived) {          /* [kv_heads, gridDim.x], zero between launches */                               \
+        DECODE_BODY((decode<D, 1, S>(                                                                                  \
+            GatedProjection{projected, q_norm, k_norm, rope, slots, positions, rotary, eps}, k, v,                     \
+            {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks}, {partials, arrived}, out, heads, scale)))    \
+    }
 GATED_DECODE(256, 3)
 GATED_DECODE(256, 4)

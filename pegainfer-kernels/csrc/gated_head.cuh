@@ -1,7 +1,9 @@
-// Heads of attention with gates: RMS norm with one rounding, and rotary embedding of the leading elements.
+// Heads of attention with output gates (Qwen3.5): RMS norm with f32 weights and one rounding, and rotary embedding of
+// the leading `rotary` elements.
 //
-// The columns of the projection are, for each head, its query and its gate; then keys; then values. A lane has piece
-// `lane` of a head, 8 elements, and gets the ones that they rotate with from another lane.
+//   x = (x w cos ± x' w' sin) / rms(x), rounded once to bf16; x' is the element that x rotates with, rotary / 2 away
+// The columns of the projection are, for each head, its query and its gate; then keys; then values. Lane l has vector l
+// of a head, 8 elements, and gets the ones that they rotate with from another lane. Reference: src/cpu/gated_qkv.rs.
 #pragma once
 #include "norm_rope.cuh"
 #include "vec8.cuh"
@@ -45,15 +47,15 @@ __device__ __forceinline__ Factors select(bool first, const Factors &a, const Fa
     return out;
 }
 
-// Normalises and rotates a head of which `lanes` neighbours, a power of two, have a piece each; those behind its end
+// Normalises and rotates a head of which `lanes` neighbours, a power of two, have a vector each; those behind its end
 // have zeros. All lanes of the warp take part.
-__device__ __forceinline__ uint4 norm_rope(uint4 piece, const Factors &by, uint32_t other, uint32_t lanes,
+__device__ __forceinline__ uint4 norm_rope(uint4 vector, const Factors &by, uint32_t other, uint32_t lanes,
                                            uint32_t head_dim, float eps) {
-    float squares = reduce_lanes(sum_squares(piece), lanes, Add());
+    float squares = reduce_lanes(sum_squares(vector), lanes, Add());
     float scale = inverse_rms(squares, head_dim, eps);
-    uint4 far = make_uint4(__shfl_sync(kAll, piece.x, other, lanes), __shfl_sync(kAll, piece.y, other, lanes),
-                           __shfl_sync(kAll, piece.z, other, lanes), __shfl_sync(kAll, piece.w, other, lanes));
-    Vec8 x = widen8(piece), y = widen8(far);
+    uint4 far = make_uint4(__shfl_sync(kAll, vector.x, other, lanes), __shfl_sync(kAll, vector.y, other, lanes),
+                           __shfl_sync(kAll, vector.z, other, lanes), __shfl_sync(kAll, vector.w, other, lanes));
+    Vec8 x = widen8(vector), y = widen8(far);
 #pragma unroll
     for (int j = 0; j < 8; ++j) x.x[j] = (x.x[j] * by.own.x[j] + y.x[j] * by.other.x[j]) * scale;
     return narrow8(x);

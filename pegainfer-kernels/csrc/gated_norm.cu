@@ -15,7 +15,8 @@ extern "C" __global__ __launch_bounds__(256) void gated_rms_norm(
     bf16 *__restrict__ out,             // [tokens, heads * 128]
     uint32_t tokens, uint32_t heads, uint32_t gate, uint32_t width, float eps) {
     release_successor();
-    uint32_t unit = blockIdx.x * (blockDim.x / kHeadLanes) + threadIdx.x / kHeadLanes, d = 8 * (threadIdx.x % kHeadLanes);
+    uint32_t unit = blockIdx.x * (blockDim.x / kHeadLanes) + threadIdx.x / kHeadLanes,
+             d = 8 * (threadIdx.x % kHeadLanes);
     // All lanes of a warp stay to the end: they add their squares.
     bool inside = unit < tokens * heads;
     uint32_t token = inside ? unit / heads : 0, head = inside ? unit % heads : 0;

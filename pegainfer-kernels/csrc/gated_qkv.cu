@@ -1,5 +1,9 @@
-// From the fused projection with gates to rotated queries and a written KV cache, one block a token; and the gates on
-// the output of attention. Every access to memory is of 16 bytes.
+// Two ops around attention with output gates, where csrc/gated_decode.cu does not fuse them: all GPUs, any number of
+// tokens.
+//
+// gated_qk_norm_rope_write_kv: QK norm, partial rotary embedding (csrc/gated_head.cuh: formula) and the write to the
+// cache; one block a token. attention_gate: attended *= sigmoid(gate). All accesses are vectors; bound by memory.
+// Reference: src/cpu/gated_qkv.rs, src/cpu/gate.rs.
 #include "gated_head.cuh"
 #include "kv_cache.cuh"
 
@@ -14,15 +18,16 @@ extern "C" __global__ __launch_bounds__(256) void gated_qk_norm_rope_write_kv(
     const uint32_t *__restrict__ positions, // [tokens]
     const uint32_t *__restrict__ slots,     // [tokens]
     bf16 *__restrict__ q,                   // [tokens, heads * head_dim]
-    bf16 *__restrict__ k, bf16 *__restrict__ v, uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t rotary,
+    bf16 *__restrict__ k, bf16 *__restrict__ v, // [blocks, kv_heads, head_dim / 64, 16, 64], csrc/kv_cache.cuh
+    uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t rotary,
     uint32_t max_position, uint32_t max_slot, float eps, uint32_t lanes) {
     release_successor();
     wait_for_predecessor();
     uint32_t token = blockIdx.x, all = heads + 2 * kv_heads, position = positions[token], slot = slots[token];
     uint32_t lane = threadIdx.x % lanes, at_once = blockDim.x / lanes, other = rotates_with(lane, rotary);
     bool inside = 8 * lane < head_dim;
-    uint32_t piece = inside ? lane : 0;
-    const bf16 *row = projected + size_t(token) * (2 * heads + 2 * kv_heads) * head_dim + 8 * piece;
+    uint32_t vector = inside ? lane : 0;
+    const bf16 *row = projected + size_t(token) * (2 * heads + 2 * kv_heads) * head_dim + 8 * vector;
     Factors by_q, by_k;
     // All lanes of a warp stay to the end: they add their squares.
     for (uint32_t first = 0; first < all; first += kPasses * at_once) {
@@ -36,8 +41,8 @@ extern "C" __global__ __launch_bounds__(256) void gated_qk_norm_rope_write_kv(
         }
         if (first == 0) { // behind the first loads
             if (position >= max_position || (slot >= max_slot && slot != kNoSlot)) __trap();
-            by_q = load_factors(q_norm, rope + size_t(position) * rotary, piece, rotary);
-            by_k = load_factors(k_norm, rope + size_t(position) * rotary, piece, rotary);
+            by_q = load_factors(q_norm, rope + size_t(position) * rotary, vector, rotary);
+            by_k = load_factors(k_norm, rope + size_t(position) * rotary, vector, rotary);
         }
 #pragma unroll
         for (uint32_t i = 0; i < kPasses; ++i) {
@@ -46,11 +51,11 @@ extern "C" __global__ __launch_bounds__(256) void gated_qk_norm_rope_write_kv(
             uint4 y = norm_rope(x[i], select(query, by_q, by_k), other, lanes, head_dim, eps);
             if (!inside || h >= all || (!query && slot == kNoSlot)) continue;
             if (query) {
-                *reinterpret_cast<uint4 *>(q + (size_t(token) * heads + h) * head_dim + 8 * piece) = y;
+                *reinterpret_cast<uint4 *>(q + (size_t(token) * heads + h) * head_dim + 8 * vector) = y;
                 continue;
             }
             size_t slab = size_t(slot / kBlock) * kv_heads + h - heads - (key ? 0 : kv_heads);
-            bf16 *to = (key ? k : v) + slab * head_dim * kBlock + cache_vector(slot % kBlock, piece);
+            bf16 *to = (key ? k : v) + slab * head_dim * kBlock + cache_vector(slot % kBlock, vector);
             *reinterpret_cast<uint4 *>(to) = key ? y : x[i];
         }
     }

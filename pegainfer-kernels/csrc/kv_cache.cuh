@@ -1,9 +1,9 @@
 // The paged KV cache, and which of it a step reads and writes.
 //
-// K and V of one layer are [blocks, kv_heads, D / 64, 16, 64] bf16: for each KV block (PagedAttention, arXiv 2309.06180)
-// and KV head a slab of 16 tokens, in columns of 64 dimensions. A row of a column is 128 bytes, in which vector p of token
-// t lies at p ^ t % 8. So a plain copy of 2 KB gives the 128-byte swizzle that wgmma wants in shared memory, and that
-// ldmatrix reads without bank conflicts.
+// K and V of one layer are [blocks, kv_heads, D / 64, 16, 64] bf16: for each KV block (PagedAttention, arXiv
+// 2309.06180) and KV head a slab of 16 tokens, in columns of 64 dimensions. A row of a column is 128 bytes, in which
+// vector p of token t lies at p ^ t % 8. So a plain copy of 2 KB gives the 128-byte swizzle that wgmma wants in shared
+// memory, and that ldmatrix reads without bank conflicts.
 #pragma once
 #include "common.cuh"
 
@@ -18,8 +18,8 @@ __device__ __forceinline__ uint32_t cache_vector(uint32_t token, uint32_t vector
     return (row * kCacheVectors + (vector % kCacheVectors ^ token % kCacheVectors)) * kVector;
 }
 
-// The sequences of a step: row b has the queries of tokens qo_indptr[b] to before qo_indptr[b + 1], and they are the last
-// of its kv_lens[b] tokens.
+// The sequences of a step: row b has the queries of tokens qo_indptr[b] to before qo_indptr[b + 1], and they are the
+// last of its kv_lens[b] tokens.
 struct Batch {
     const uint32_t *qo_indptr;    // [rows + 1]
     const uint32_t *kv_lens;      // [rows]

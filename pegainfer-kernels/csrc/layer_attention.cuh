@@ -56,7 +56,7 @@ template <int M, int D> struct Attention {
     const Words<M, D> &words;
     Pair pair;
     Place place;
-    KvRing<D, 1> ring; // of this warp
+    KvRing<D, 1, kWarps> ring; // of this warp
     uint32_t ids, ahead; // the ring's before its first block
     uint32_t fetched = 0; // blocks of this warp in the layers so far
     bool fresh, last; // the new token has to be written; the row's last KV block is this block's
@@ -68,11 +68,11 @@ template <int M, int D> struct Attention {
         : step(step), room(room), words(words) {
         uint32_t group = step.heads / step.kv_heads, warp = threadIdx.x / 32;
         place = {blockIdx.x / step.kv_heads, gridDim.x / step.kv_heads, blockIdx.x % step.kv_heads, step.kv_heads};
-        pair = find_pair({step.qo_indptr, step.kv_lens, step.block_tables, M, step.max_blocks, step.blocks}, place,
-                         group, 8);
-        if (pair.parts == 0) return;
+        pair = find_pair<kWarps>({step.qo_indptr, step.kv_lens, step.block_tables, M, step.max_blocks, step.blocks},
+                                 place, group, 8);
+        if (pair.splits == 0) return;
         uint32_t total = (pair.kv_len + kBlock - 1) / kBlock, newest = pair.kv_len - 1;
-        uint32_t first = pair.part * total / pair.parts + warp, end = (pair.part + 1) * total / pair.parts;
+        uint32_t first = pair.split * total / pair.splits + warp, end = (pair.split + 1) * total / pair.splits;
         const uint32_t *table = step.block_tables + size_t(pair.row) * step.max_blocks;
         if (newest >= step.positions || pair.tokens != 1 || table[newest / kBlock] >= step.blocks) __trap();
         ring.stages = room.kv[warp];
@@ -91,14 +91,14 @@ template <int M, int D> struct Attention {
 
     // The weights of a layer that this will want.
     __device__ void load_norms(const Layer &layer) {
-        if (pair.parts == 0) return;
+        if (pair.splits == 0) return;
         q_norm = load_pairs<D>(layer.q_norm);
         k_norm = load_pairs<D>(layer.k_norm);
     }
 
     // Starts the copies of each warp's first KV block; the room is free.
     __device__ void begin(const Layer &layer) {
-        if (pair.parts == 0) return;
+        if (pair.splits == 0) return;
         size_t slab = size_t(pair.kv_head) * kBlock * D;
         ring.k = layer.k + slab, ring.v = layer.v + slab;
         ring.ids = ids, ring.ahead = ahead;
@@ -168,12 +168,12 @@ template <int M, int D> struct Attention {
     // The projection has `tag`; the attended values get the next.
     __device__ void run(const Layer &layer, uint32_t tag) {
         if (blockIdx.x < M && step.kv_lens[blockIdx.x] == 0) attend_to_nothing(blockIdx.x, tag);
-        if (pair.parts == 0) return;
+        if (pair.splits == 0) return;
         stage(tag);
         uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, newest = pair.kv_len - 1;
         uint32_t first = uint32_t(ring.table - step.block_tables) - pair.row * step.max_blocks;
         uint4 q[1][D / 32];
-        Part<D, 1> part = {};
+        Partial<D, 1> part = {};
 #pragma unroll
         for (int c = 0; c < D / 32; ++c)
             q[0][c] = load_matrices(room.q + query_vector<1>(lane % 8, 4 * c + lane / 8));
@@ -192,7 +192,7 @@ template <int M, int D> struct Attention {
         }
         fetched += ring.count;
         __syncwarp();
-        store_part<D, 1>(part, reinterpret_cast<float *>(room.kv[warp]), pair.columns);
+        store_partial<D, 1>(part, reinterpret_cast<float *>(room.kv[warp]), pair.columns);
         consumers_sync();
         finish(tag + 1);
     }
@@ -201,31 +201,31 @@ template <int M, int D> struct Attention {
     __device__ void finish(uint32_t tag) {
         constexpr uint32_t kPieces = D / 4, kStride = sizeof(room.kv[0]) / sizeof(float), kPart = 8 * (D + 4);
         const float *warps = reinterpret_cast<const float *>(room.kv);
-        size_t index = size_t(pair.kv_head) * place.items + place.item - pair.part; // of the pair's first block
+        size_t index = size_t(pair.kv_head) * place.items + place.item - pair.split; // of the pair's first block
         float *parts = step.parts + index * kPart;
         for (uint32_t i = threadIdx.x; i < pair.columns * kPieces; i += kConsumers) {
             uint32_t column = i / kPieces, piece = i % kPieces;
             const float *from = warps + column * (D + 4);
             float4 o[1];
-            float2 total = add_parts<kWarps>(o, from + D, kStride, from + 4 * piece, 0, kStride, kWarps);
-            if (pair.parts == 1) {
+            float2 total = merge_partials<kWarps>(o, from + D, kStride, from + 4 * piece, 0, kStride, kWarps);
+            if (pair.splits == 1) {
                 output(column, piece, o[0], total.y, tag);
                 continue;
             }
-            float *to = parts + pair.part * kPart + column * (D + 4);
+            float *to = parts + pair.split * kPart + column * (D + 4);
             *reinterpret_cast<float4 *>(to + 4 * piece) = o[0];
             if (piece == 0) *reinterpret_cast<float2 *>(to + D) = total;
         }
-        if (pair.parts == 1) return;
+        if (pair.splits == 1) return;
         consumers_sync();
-        if (threadIdx.x == 0) room.arrived = arrive_last(step.arrived + index, pair.parts);
+        if (threadIdx.x == 0) room.arrived = arrive_last(step.arrived + index, pair.splits);
         consumers_sync();
         if (!room.arrived) return;
         for (uint32_t i = threadIdx.x; i < pair.columns * kPieces; i += kConsumers) {
             uint32_t column = i / kPieces, piece = i % kPieces;
             const float *from = parts + column * (D + 4);
             float4 o[1];
-            float2 total = add_parts<16>(o, from + D, kPart, from + 4 * piece, 0, kPart, pair.parts);
+            float2 total = merge_partials<16>(o, from + D, kPart, from + 4 * piece, 0, kPart, pair.splits);
             output(column, piece, o[0], total.y, tag);
         }
     }

@@ -8,12 +8,13 @@
 #pragma once
 #include "layer_words.cuh"
 
+constexpr int kWarps = 8; // of a block that multiply and attend
 constexpr uint32_t kStageRows = 8, kStageColumns = 1280;  // at most
 constexpr uint32_t kPitch = 2 * kStageColumns + 64;       // bytes of a row, so that two rows have different banks
 constexpr uint32_t kStageBytes = kStageRows * kPitch;
 constexpr uint32_t kMaxStages = 16;
-// Stages of 8 rows whose copies are under way, while the block multiplies and while it waits for x: more delay the words
-// that blocks wait for.
+// Stages of 8 rows whose copies are under way, while the block multiplies and while it waits for x: more delay the
+// words that blocks wait for.
 constexpr uint32_t kInFlight = 3, kInFlightWaiting = 1;
 constexpr uint32_t kProducers = 4;
 constexpr uint32_t kConsumers = 32 * kWarps;
@@ -54,8 +55,8 @@ template <int D> __device__ __forceinline__ Product product_of(const Step &step,
 }
 
 // Stages of 8 rows and up to kStageColumns columns. `full` completes when the copies of all producers are there,
-// `empty` when all threads that multiply have read them: each arrives for itself, so that racecheck can follow. The phases
-// of `turns` are in turn waiting for x and multiplying, a hint to producers that may be seen late.
+// `empty` when all threads that multiply have read them: each arrives for itself, so that racecheck can follow. The
+// phases of `turns` are in turn waiting for x and multiplying, a hint to producers that may be seen late.
 struct WeightRing {
     uint64_t *full, *empty; // [kMaxStages]
     uint8_t *bytes;         // [stages, kStageRows, kPitch]

@@ -88,8 +88,8 @@ class Patience {
     }
 };
 
-// Waits for the first word that a warp will load of a row of `width` values, before it asks for all of them: what blocks
-// ask for in vain delays what others wait for.
+// Waits for the first word that a warp will load of a row of `width` values, before it asks for all of them: what
+// blocks ask for in vain delays what others wait for.
 __device__ __forceinline__ void await_first(const uint64_t *words, uint32_t width, uint32_t tag) {
     uint32_t warp = threadIdx.x / 32;
     if (4 * 32 * warp >= width) return;

@@ -56,7 +56,8 @@ __device__ void tiled(const bf16 *__restrict__ x, // [m, k]
         for (int half = 0; half < 2; ++half) {
             uint4 a[kM], b[kN / 2];
 #pragma unroll
-            for (int i = 0; i < kM; ++i) a[i] = load_matrices(xs + place(row0 + 16 * i + lane % 16, 2 * half + lane / 16));
+            for (int i = 0; i < kM; ++i)
+                a[i] = load_matrices(xs + place(row0 + 16 * i + lane % 16, 2 * half + lane / 16));
 #pragma unroll
             for (int j = 0; j < kN / 2; ++j) {
                 uint32_t row = col0 + 16 * j + lane % 8 + lane / 16 * 8;

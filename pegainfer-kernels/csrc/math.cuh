@@ -1,7 +1,7 @@
 // Scalar functions of more than one kernel: one formula and one rounding for all of them.
 //
-// Divisions are __fdividef and exponentials ex2.approx: 2 units in the last place of f32 each, a hundredth of the rounding
-// to bf16 that follows. Reference: src/cpu/sigmoid.rs (both functions to 4e-7).
+// Divisions are __fdividef and exponentials ex2.approx: 2 units in the last place of f32 each, a hundredth of the
+// rounding to bf16 that follows. Reference: src/cpu/sigmoid.rs (both functions to 4e-7).
 #pragma once
 #include "common.cuh"
 

@@ -1,4 +1,10 @@
-// RMS norm and rotary embedding of one head by one warp.
+// RMS norm (of rows, and of attention heads: QK norm) and rotary embedding: the arithmetic that all kernels share, and
+// the layout in which one warp has one head.
+//
+//   y = bf16(bf16(x * rsqrt(mean(x²) + eps)) * weight);  low' = low cos - high sin, high' = high cos + low sin
+// Users: csrc/norm.cu (rows), qkv.cu (vectors), linear_qkv.cu (accumulators), decode.cuh and layer_attention.cuh
+// (`Pairs`). Sums of squares are added in each layout's order, everything else rounds the same way. Reference:
+// src/cpu/norm.rs, src/cpu/qkv.rs.
 #pragma once
 #include "math.cuh"
 #include "warp.cuh"
@@ -14,8 +20,8 @@ __device__ __forceinline__ float sum_squares(uint4 row) {
     return squares;
 }
 
-// Two elements of a norm: scaled, rounded, multiplied by the weight, and rounded. A product of two bf16 is exact in f32, so
-// rounding it is one instruction with the multiplication.
+// Two elements of a norm: scaled, rounded, multiplied by the weight, and rounded. A product of two bf16 is exact in
+// f32, so rounding it is one instruction with the multiplication.
 __device__ __forceinline__ uint32_t norm2(uint32_t pair, float scale, uint32_t weight) {
     float2 a = widen(pair);
     uint32_t rounded = narrow(a.x * scale, a.y * scale);

@@ -1,8 +1,12 @@
-// From the fused QKV projection to rotated queries and a written KV cache: one block a token.
+// QK norm, rotary embedding and KV cache write, from the fused QKV projection: one block a token, all GPUs.
 //
-// A lane has the 8 elements of piece l of its head's lower half and the 8 that they rotate with, D / 2 further; the next
-// power of two from D / 16 lanes share a head. So every access to memory is of 16 bytes, and the angles, which are the
-// same for all heads of a token, are loaded once.
+//   q, k = rope(bf16(bf16(x / rms(x)) * weight)) for each head; v as it is; csrc/norm_rope.cuh: rounding
+// Runs where neither csrc/linear_qkv.cu nor csrc/attention_decode.cu fuses it: prefill below 1,024 rows or off Hopper.
+// Bound by memory. Reference: src/cpu/qkv.rs.
+//
+// A lane has the 8 elements of vector l of its head's lower half and the 8 that they rotate with, D / 2 further; the
+// next power of two from D / 16 lanes share a head. So every access to memory is a vector, and the angles, which are
+// the same for all heads of a token, are loaded once.
 #include "kv_cache.cuh"
 #include "norm_rope.cuh"
 #include "vec8.cuh"
@@ -25,18 +29,19 @@ __device__ __forceinline__ void norm_rope(uint4 &low, uint4 &high, bool inside, 
 
 // A bad slot or position stops the kernel.
 extern "C" __global__ __launch_bounds__(256) void qk_norm_rope_write_kv(
-    const bf16 *__restrict__ qkv,           // [tokens, (heads + 2 kv_heads) * head_dim]
-    const bf16 *__restrict__ q_norm,        // [head_dim]
-    const bf16 *__restrict__ k_norm,        // [head_dim]
-    const float *__restrict__ rope,         // [positions, head_dim]: cosines, then sines
-    const uint32_t *__restrict__ positions, // [tokens]
-    const uint32_t *__restrict__ slots,     // [tokens]
-    bf16 *__restrict__ q,                   // [tokens, heads * head_dim]
-    bf16 *__restrict__ k, bf16 *__restrict__ v, uint32_t heads, uint32_t kv_heads, uint32_t head_dim,
-    uint32_t max_position, uint32_t max_slot, float eps, uint32_t lanes) {
+    const bf16 *__restrict__ qkv,               // [tokens, (heads + 2 kv_heads) * head_dim]
+    const bf16 *__restrict__ q_norm,            // [head_dim]
+    const bf16 *__restrict__ k_norm,            // [head_dim]
+    const float *__restrict__ rope,             // [positions, head_dim]: cosines, then sines
+    const uint32_t *__restrict__ positions,     // [tokens]
+    const uint32_t *__restrict__ slots,         // [tokens]
+    bf16 *__restrict__ q,                       // [tokens, heads * head_dim]
+    bf16 *__restrict__ k, bf16 *__restrict__ v, // [blocks, kv_heads, head_dim / 64, 16, 64], csrc/kv_cache.cuh
+    uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t max_position, uint32_t max_slot, float eps,
+    uint32_t lanes) {
     release_successor();
     wait_for_predecessor();
-    uint32_t token = blockIdx.x, all = heads + 2 * kv_heads, half = head_dim / 2, high_piece = half / 8;
+    uint32_t token = blockIdx.x, all = heads + 2 * kv_heads, half = head_dim / 2, high_vector = half / 8;
     uint32_t position = positions[token], slot = slots[token];
     if (position >= max_position || (slot >= max_slot && slot != kNoSlot)) __trap();
     uint32_t lane = threadIdx.x % lanes, d = 8 * lane;
@@ -53,7 +58,8 @@ extern "C" __global__ __launch_bounds__(256) void qk_norm_rope_write_kv(
         bool there = inside && head < all, query = head < heads, key = !query && head < heads + kv_heads;
         const bf16 *x = qkv + (size_t(token) * all + min(head, all - 1)) * head_dim + d;
         const bf16 *weight = (query ? q_norm : k_norm) + d;
-        uint4 low = load16(x), high = load16(x + half), low_weight = load16(weight), high_weight = load16(weight + half);
+        uint4 low = load16(x), high = load16(x + half), low_weight = load16(weight),
+              high_weight = load16(weight + half);
         uint4 low_value = low, high_value = high;
         norm_rope(low, high, inside, lanes, head_dim, eps, low_weight, high_weight, cosine, sine);
         if (!there || (!query && slot == kNoSlot)) continue;
@@ -63,9 +69,9 @@ extern "C" __global__ __launch_bounds__(256) void qk_norm_rope_write_kv(
             *reinterpret_cast<uint4 *>(to + half) = high;
             continue;
         }
-        uint32_t kv_head = head - heads - (key ? 0 : kv_heads), piece = d / 8;
+        uint32_t kv_head = head - heads - (key ? 0 : kv_heads), vector = d / 8;
         bf16 *to = (key ? k : v) + (block * kv_heads + kv_head) * head_dim * kBlock;
-        *reinterpret_cast<uint4 *>(to + cache_vector(offset, piece)) = key ? low : low_value;
-        *reinterpret_cast<uint4 *>(to + cache_vector(offset, piece + high_piece)) = key ? high : high_value;
+        *reinterpret_cast<uint4 *>(to + cache_vector(offset, vector)) = key ? low : low_value;
+        *reinterpret_cast<uint4 *>(to + cache_vector(offset, vector + high_vector)) = key ? high : high_value;
     }
 }
