@@ -12,9 +12,10 @@ use pegainfer_core::sampling::SamplingParams;
 use pegainfer_core::weights::Source;
 use pegainfer_kernels::runtime::{Bounds, Executor, LoadOptions, Model, StepSize, load_weights, uniform};
 use pegainfer_qwen3_4b::Qwen3;
+use support::distribution::samples_follow_their_probabilities as samples_follow;
 use support::invariance::{self, Alone, DRIFT};
 use support::samples;
-use support::{Output, Target, best, engine, fixture, greedy, model_path, options, run, targets};
+use support::{Output, Target, best, engine, fixture, greedy, model_path, options, run, targets, with_logprobs};
 
 /// With random prompts of awkward lengths.
 fn requests() -> Vec<GenerateRequest> {
@@ -75,9 +76,17 @@ fn a_seed_names_the_draw() {
         ..greedy(&fixture().cases[0].prompt_ids, 24)
     };
     let mut engine = engine(best(), &options());
-    let outputs = run(&mut engine, &[request(1), request(2), request(1)]);
-    assert_eq!(outputs[0].bits(), outputs[2].bits());
-    assert_ne!(outputs[0].ids(), outputs[1].ids());
+    let requests = [1, 2, 1].map(request);
+    for requests in [requests.clone().map(with_logprobs), requests] {
+        let outputs = run(&mut engine, &requests);
+        assert_eq!(outputs[0].bits(), outputs[2].bits());
+        assert_ne!(outputs[0].ids(), outputs[1].ids());
+    }
+}
+
+#[test]
+fn samples_follow_their_probabilities() {
+    samples_follow(&mut engine(best(), &options()), &fixture().cases);
 }
 
 /// A report about a prompt's token is what a request gets that draws this token after the same prefix.
@@ -92,15 +101,16 @@ fn prompts_are_reported_as_if_they_were_drawn() {
         };
         let prefixes = (1..prompt.len()).map(prefix).collect();
         let drawn = Alone::new(&mut engine(target, &options()), target, prefixes).outputs;
-        let whole = GenerateRequest { prompt_logprobs: Some(5), ..greedy(&prompt, 4) };
+        let whole = GenerateRequest { prompt_logprobs: Some(5), ..with_logprobs(greedy(&prompt, 4)) };
+        let plain = with_logprobs(greedy(&prompt, 4));
         let mut small = options();
         (small.max_num_seqs, small.max_num_batched_tokens) = (3, Some(7));
         for options in [options(), small] {
             let mut engine = engine(target, &options);
             // Once cold, once with a prefix that is in the cache; and others beside it.
             for _ in 0..2 {
-                let outputs =
-                    run(&mut engine, &[greedy(&prompt, 4), whole.clone(), greedy(&prompt[..9], 4), whole.clone()]);
+                let requests = [plain.clone(), whole.clone(), greedy(&prompt[..9], 4), whole.clone()];
+                let outputs = run(&mut engine, &requests);
                 assert_eq!((&outputs[0].prompt, outputs[1].end.unwrap().1.cached_tokens), (&None, 0));
                 assert!(target == Target::Cuda || outputs[1].bits() == outputs[0].bits());
                 let reports = outputs[1].prompt.as_ref().unwrap();

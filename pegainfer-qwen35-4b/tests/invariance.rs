@@ -10,6 +10,7 @@ use pegainfer_core::engine::StepEngine;
 use pegainfer_core::weights::Source;
 use pegainfer_kernels::runtime::{Bounds, Executor, LoadOptions, Model, StepSize, load_weights, uniform};
 use pegainfer_qwen35_4b::Qwen35;
+use support::distribution::samples_follow_their_probabilities as samples_follow;
 use support::invariance::{self, Alone};
 use support::samples;
 use support::{best, engine, fixture, greedy, model_path, options, run, targets};
@@ -39,6 +40,11 @@ fn bits_do_not_depend_on_company_cache_or_preemption() {
     let mixed = LoadOptions { max_num_batched_tokens: Some(48), state_cache_bytes: Some(8_000_000), ..options() };
     let tight = LoadOptions { kv_cache_bytes: Some(50 * 16 * 2048), max_num_batched_tokens: Some(64), ..options() };
     crowd.holds_mixed_and_preempted(|| engine(best(), &mixed), || engine(best(), &tight));
+}
+
+#[test]
+fn samples_follow_their_probabilities() {
+    samples_follow(&mut engine(best(), &options()), &fixture().cases);
 }
 
 /// Without room for copies there is no prefix cache, and nothing says otherwise.

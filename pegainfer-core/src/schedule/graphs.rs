@@ -29,6 +29,8 @@ pub struct Graphs {
     max_rows: usize,
     /// By size; `None` after its first step.
     graphs: HashMap<usize, Option<Graph>>,
+    /// Launches of graphs.
+    replays: u64,
 }
 
 /// How a step of a size runs.
@@ -44,7 +46,12 @@ enum Run<'a> {
 impl Graphs {
     /// Graphs for steps of up to `max_rows` rows.
     pub fn new(max_rows: usize) -> Self {
-        Self { max_rows, graphs: HashMap::new() }
+        Self { max_rows, graphs: HashMap::new(), replays: 0 }
+    }
+
+    /// Steps that ran as a graph so far.
+    pub fn replays(&self) -> u64 {
+        self.replays
     }
 
     /// The size to pad `step` to; `None` when it runs launch by launch: not every row is one token that is sampled, a
@@ -67,6 +74,7 @@ impl Graphs {
                 let graph = pass.exec().end_capture().and_then(|graph| launched.map(|()| graph));
                 if let Ok(graph) = &graph {
                     pass.exec().replay(graph)?;
+                    self.replays += 1;
                 }
                 let captured = graph.is_ok();
                 self.captured(size, graph);
@@ -84,7 +92,10 @@ impl Graphs {
         let Some(size) = size else { return Run::Eager };
         let seen = self.graphs.contains_key(&size);
         match self.graphs.entry(size).or_insert(None) {
-            Some(graph) => Run::Replay(graph),
+            Some(graph) => {
+                self.replays += 1;
+                Run::Replay(graph)
+            }
             None if seen => Run::Capture,
             None => Run::Eager,
         }

@@ -8,7 +8,7 @@ use pegainfer_core::sampling::SamplingParams;
 use pegainfer_core::schedule::{EngineCore, StepExecutor};
 use std::collections::HashMap;
 
-/// A greedy request.
+/// A greedy request without log-probabilities: on a GPU its decode steps replay CUDA graphs.
 pub fn greedy(prompt: &[u32], max_tokens: usize) -> GenerateRequest {
     GenerateRequest {
         prompt: prompt.to_vec(),
@@ -20,9 +20,14 @@ pub fn greedy(prompt: &[u32], max_tokens: usize) -> GenerateRequest {
         priority: 0,
         stop_token_ids: vec![],
         ignore_eos: true,
-        logprobs: Some(5),
+        logprobs: None,
         cache_salt: 0,
     }
+}
+
+/// `request` with the log-probabilities of each token and of the five most likely ones. Steps with them run without graphs.
+pub fn with_logprobs(request: GenerateRequest) -> GenerateRequest {
+    GenerateRequest { logprobs: Some(5), ..request }
 }
 
 /// What one request gave.

@@ -10,8 +10,12 @@ pub fn other_model() -> Option<PathBuf> {
 
 /// The checkpoint `name` of the repository.
 pub fn bundled_model(name: &str) -> PathBuf {
-    // The crate whose tests include this file.
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models").join(name)
+    crate_dir().join("../models").join(name)
+}
+
+/// The crate whose tests include this file: where cargo runs it, or where it was built.
+fn crate_dir() -> PathBuf {
+    std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
 }
 
 /// The size of a cache: `bytes` for the bundled model, small, so that tests see it full; for another one what it needs.
@@ -31,7 +35,7 @@ pub struct Fixture {
 impl Fixture {
     /// Of the bundled checkpoint `name`.
     pub fn bundled(name: &str) -> Self {
-        Self::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/{name}.json")))
+        Self::read(&crate_dir().join(format!("tests/fixtures/{name}.json")))
     }
 
     /// Of the other checkpoint if there is one, else of the bundled one.

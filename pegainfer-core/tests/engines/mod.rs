@@ -7,9 +7,11 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+pub mod distribution;
 mod drive;
 pub mod e2e;
 mod fixture;
+pub mod graphs;
 pub mod invariance;
 pub mod samples;
 mod target;

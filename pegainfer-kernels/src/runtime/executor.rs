@@ -7,7 +7,7 @@
 use super::bounds::Bounds;
 use super::inputs::Inputs;
 use super::load_error::LoadError;
-use super::model::{Model, Parts, Pass, StepOf};
+use super::model::{Model, Parts, Pass, StepOf, padded};
 use super::results::Results;
 use super::sampler::Sampler;
 use crate::cuda;
@@ -72,6 +72,11 @@ impl<M: Model> Executor<M> {
         self.kv_blocks
     }
 
+    /// Steps that ran as a CUDA graph so far.
+    pub fn graph_replays(&self) -> u64 {
+        self.graphs.replays()
+    }
+
     /// Launches one step and waits for it.
     pub fn run(&mut self, step: &StepOf<M>) -> Result<Outcome, OpError> {
         self.launch(step)?;
@@ -123,13 +128,6 @@ impl<M: Model> StepExecutor for Executor<M> {
         self.finished = self.launched;
         self.exec.synchronize()
     }
-}
-
-/// `step` with rows added that attend to nothing, until there are `rows`.
-fn padded<M: Model>(step: &StepOf<M>, rows: usize) -> StepOf<M> {
-    let mut padded = step.padded(rows);
-    M::add_state_rows(&mut padded, step.rows.len());
-    padded
 }
 
 /// The launches of one step between its inputs and its results: what a CUDA graph holds.

@@ -33,7 +33,7 @@ pub use inputs::Inputs;
 pub use load::{Engine, Loaded, load, load_weights};
 pub use load_error::LoadError;
 pub use load_options::{DEFAULT_KV_BYTES, DEFAULT_STATE_BYTES, LoadOptions, STATE_SHARE};
-pub use model::{Model, Parts, Pass, StepOf, ragged, uniform};
+pub use model::{Model, Parts, Pass, StepOf, padded, ragged, uniform};
 pub use model_info::ModelInfo;
 pub use record::{record, record_step};
 pub use sampled_rows::{SampledRows, gather_rows};

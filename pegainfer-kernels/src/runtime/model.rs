@@ -132,3 +132,10 @@ pub fn ragged<M: Model>(rows: &[(usize, usize)]) -> StepOf<M> {
 pub fn uniform<M: Model>(batch: usize, tokens: usize, context: usize) -> StepOf<M> {
     ragged::<M>(&vec![(tokens, context); batch])
 }
+
+/// `step` with rows added that attend to nothing, until there are `rows`: the shape of a CUDA graph.
+pub fn padded<M: Model>(step: &StepOf<M>, rows: usize) -> StepOf<M> {
+    let mut padded = step.padded(rows);
+    M::add_state_rows(&mut padded, step.rows.len());
+    padded
+}

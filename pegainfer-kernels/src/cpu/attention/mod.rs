@@ -46,7 +46,8 @@ pub struct Batch<'a> {
 /// arXiv 1805.02867; FlashAttention, arXiv 2205.14135), in base 2, `exp2` within 1.5e-7.
 ///
 /// The bits of an output row depend on its q row, its position and the K and V of the positions it sees, on one `isa`:
-/// not on the chunk, the batch, the block ids or the number of threads. Unused slots may hold anything.
+/// not on the chunk, the batch, the block ids or the number of threads. Unused slots may hold anything. A sequence of length 0
+/// pads the batch to the shape of a CUDA graph: the output of its queries stays as it is.
 ///
 /// # Panics
 /// If a length does not fit the shape, or if the CPU lacks `isa`.
@@ -86,6 +87,9 @@ fn plan<'a>(shape: HeadShape, batch: &Batch<'a>) -> Vec<Item<'a>> {
     let mut items = Vec::new();
     for (b, &kv_len) in kv_lens.iter().enumerate() {
         let (begin, end, kv_len) = (qo_indptr[b] as usize, qo_indptr[b + 1] as usize, kv_len as usize);
+        if kv_len == 0 {
+            continue;
+        }
         assert!(begin <= end && end - begin <= kv_len && kv_len <= max_blocks * BLOCK_SIZE, "sequence {b}");
         let table = &block_tables[b * max_blocks..][..max_blocks];
         for row in (begin..end).step_by(rows_per_item) {

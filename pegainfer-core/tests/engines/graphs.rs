@@ -1,0 +1,121 @@
+//! Padded decode steps and CUDA graphs give what the steps themselves give, launch by launch.
+
+use super::invariance::same;
+use super::{Fixture, Target, best, greedy, run, with_logprobs};
+use pegainfer_core::engine::{GenerateRequest, MAX_LOGPROBS};
+use pegainfer_core::sampling::SamplingParams;
+use pegainfer_core::schedule::{EngineCore, Graphs, Outcome, PLACEHOLDER, SequenceState, Step, StepExecutor};
+
+/// Rows of the largest step: steps of 1 to so many rows have every number of padded rows that graphs of these sizes have.
+pub const ROWS: usize = 40;
+/// Decode steps of a chain. The first one of a size may be captured, the others are replays.
+const DECODES: usize = 6;
+/// Prompt tokens of the first row, which is the longest: all steps of a chain have equally many blocks a row, and no context
+/// passes 64 tokens, where kernels of older GPUs would divide a row otherwise than in the step that was captured.
+const LONGEST: usize = 33;
+
+/// The steps that `E` takes.
+type StepOf<E> = Step<<<E as StepExecutor>::State as SequenceState>::Row>;
+
+/// What the tests need of a model.
+pub struct Model<E: StepExecutor> {
+    /// As `Step::ragged`.
+    pub ragged: fn(&[(usize, usize)]) -> StepOf<E>,
+    /// As `Step::padded`.
+    pub padded: fn(&StepOf<E>, usize) -> StepOf<E>,
+    /// Graphs that were launched so far.
+    pub replays: fn(&E) -> u64,
+}
+
+/// Steps of 1 to [`ROWS`] rows, greedy and sampled, each with placeholder ids for what the step before draws, with one and
+/// with two steps in flight. `load(graphs)` gives an engine that may or may not replay graphs.
+///
+/// On a GPU one engine replays graphs and the other one is given the padded steps, which it runs launch by launch: the same
+/// kernels on the same shapes, so all ids are equal. Then the bits of a step's log-probabilities are, which depend on all
+/// keys, values and states that the steps wrote. On a CPU one engine is given the padded steps and the other one the steps
+/// as they are: padded rows change no bit of the others.
+pub fn graph_equals_eager<E: StepExecutor>(load: impl Fn(bool) -> EngineCore<E>, model: &Model<E>) {
+    let target = best();
+    let (mut graphs, mut eager) = (load(true), load(false));
+    let (graphs, eager) = (graphs.executor(), eager.executor());
+    let before = (model.replays)(graphs);
+    for rows in 1..=ROWS {
+        let size = Graphs::new(ROWS).size(&(model.ragged)(&vec![(1, 1); rows])).unwrap();
+        let mut steps = chain(model, rows);
+        let mut reported = steps.pop().unwrap();
+        reported.samples.iter_mut().for_each(|sample| sample.logprobs = Some(MAX_LOGPROBS));
+        let pad = |step: &StepOf<E>| (model.padded)(step, size);
+        let padded: Vec<_> = steps[..1].iter().cloned().chain(steps[1..].iter().map(pad)).collect();
+        let (given, reference) = match target {
+            Target::Cuda => ((&steps, reported.clone()), &padded),
+            Target::Cpu(_) => ((&padded, pad(&reported)), &steps),
+        };
+        let depth = 1 + rows % 2;
+        let found = outcomes(graphs, given.0, depth).into_iter().chain(outcomes(graphs, &[given.1], 1));
+        let expected = outcomes(eager, reference, depth).into_iter().chain(outcomes(eager, &[reported], 1));
+        for (i, (found, expected)) in found.zip(expected).enumerate() {
+            let what = format!("{target}, {rows} rows, step {i}");
+            assert_eq!(found.tokens[..rows], expected.tokens[..rows], "{what}");
+            assert!(found.logprobs[..rows] == expected.logprobs[..rows], "{what}: log-probabilities differ");
+        }
+    }
+    let launched = (model.replays)(graphs) - before;
+    println!("{target}: {launched} graphs were launched");
+    let least = if target == Target::Cuda { ROWS * (DECODES - 1) } else { 0 };
+    assert!(launched >= least as u64, "graphs were launched {launched} times");
+    assert_eq!((model.replays)(eager), 0);
+}
+
+/// Prompts of `rows` rows in one step, then steps of a token each, whose input is what the step before draws: one step more
+/// than [`DECODES`].
+///
+/// There are at most 96 prompt tokens: larger products are cuBLASLt's, which two engines may run by other algorithms.
+fn chain<E: StepExecutor>(model: &Model<E>, rows: usize) -> Vec<StepOf<E>> {
+    let spread = if rows <= 8 { 20 } else { 2 };
+    let length = |b: usize| if b == 0 { LONGEST } else { 1 + 7 * b % spread };
+    let step = |decoded: usize| {
+        let row = |b: usize| if decoded == 0 { (length(b), length(b)) } else { (1, length(b) + decoded) };
+        let mut step = (model.ragged)(&(0..rows).map(row).collect::<Vec<_>>());
+        if decoded > 0 {
+            step.tokens = (0..rows as u32).map(|b| PLACEHOLDER | b).collect();
+        }
+        for (b, sample) in step.samples.iter_mut().enumerate().filter(|(b, _)| b % 3 == 1) {
+            sample.params = SamplingParams::new(0.9, 40, 0.95, 0.01, b as u64).unwrap();
+        }
+        step
+    };
+    let steps: Vec<_> = (0..DECODES + 2).map(step).collect();
+    assert!(steps[0].tokens.len() <= 96 && steps.iter().all(|step| step.max_blocks == steps[0].max_blocks));
+    steps
+}
+
+/// What `steps` give with `depth` of them in flight.
+fn outcomes<E: StepExecutor>(executor: &mut E, steps: &[StepOf<E>], depth: usize) -> Vec<Outcome> {
+    let mut outcomes = Vec::new();
+    for (i, step) in steps.iter().enumerate() {
+        executor.launch(step).unwrap();
+        if i + 1 >= depth {
+            outcomes.push(executor.finish().unwrap());
+        }
+    }
+    outcomes.extend((outcomes.len()..steps.len()).map(|_| executor.finish().unwrap()));
+    outcomes
+}
+
+/// Through the scheduler: [`ROWS`] requests that end one after another, so that decode steps of every number of rows follow
+/// each other, give without log-probabilities what an engine without graphs gives with them, with one or two steps in flight.
+pub fn served_text_is_that_without_graphs<E: StepExecutor>(fixture: &Fixture, load: impl Fn(bool) -> EngineCore<E>) {
+    let request = |i: usize| {
+        let request = greedy(&fixture.cases[i % fixture.cases.len()].prompt_ids, 2 + 2 * i);
+        let sampling = SamplingParams::new(0.9, 40, 0.95, 0.01, i as u64).unwrap();
+        if i % 3 == 1 { GenerateRequest { sampling, ..request } } else { request }
+    };
+    let requests: Vec<_> = (0..ROWS).map(request).collect();
+    let reported: Vec<_> = requests.iter().cloned().map(with_logprobs).collect();
+    let expected = run(&mut load(false), &reported);
+    for depth in [1, 2] {
+        let mut engine = load(true);
+        engine.set_depth(depth);
+        same(&format!("graphs, depth {depth}"), best(), &requests, &expected, &run(&mut engine, &requests));
+    }
+}

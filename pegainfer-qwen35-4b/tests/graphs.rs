@@ -1,0 +1,23 @@
+//! Padded decode steps and CUDA graphs give what the steps give launch by launch, see [`support::graphs`].
+
+mod support;
+
+use pegainfer_kernels::runtime::{Executor, LoadOptions, padded, ragged};
+use pegainfer_qwen35_4b::{Engine, Qwen35};
+use support::graphs::{self, Model, ROWS};
+use support::{best, engine, fixture, options};
+
+fn load(cuda_graph: bool) -> Engine {
+    engine(best(), &LoadOptions { cuda_graph, max_num_seqs: ROWS, ..options() })
+}
+
+#[test]
+fn graph_equals_eager() {
+    let model = Model { ragged: ragged::<Qwen35>, padded: padded::<Qwen35>, replays: Executor::graph_replays };
+    graphs::graph_equals_eager(load, &model);
+}
+
+#[test]
+fn served_text_is_that_without_graphs() {
+    graphs::served_text_is_that_without_graphs(&fixture(), load);
+}
