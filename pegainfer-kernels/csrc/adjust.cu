@@ -1,4 +1,8 @@
-// The rules of requests on their rows of logits, in place. A block a row; not on the path of requests without rules.
+// Logits processors of requests (repetition penalty, bias, grammar mask) on their rows of logits, in place. A block a
+// row; not on the path of requests without any.
+//
+//   logit = (logit > 0 ? logit / scale : logit * scale) + add for each edit, then -inf where the mask has no bit
+// All GPUs, f32. Reference: src/cpu/adjust.rs, bit for bit.
 #include "common.cuh"
 
 constexpr uint32_t kNoMask = 0xffffffffu;

@@ -34,7 +34,8 @@ struct Ungated {
 //   Early<D> early<D>(newest)               loads what no kernel of the step writes, for the token at position `newest`
 //   bool fresh(pair)                        whether the row's newest token is not in the cache yet
 //   stage(shared, pair, fresh, early)       puts queries, and with `fresh` the new key and value, into shared memory
-//   bool overlaps_prefill()                 whether this kernel runs together with the one before it, prefill attention,
+//   bool overlaps_prefill()                 whether this kernel runs together with the one before it, prefill
+//   attention,
 //                                           which has released this one only once all kernels before it were complete,
 //                                           and writes nothing that this one reads
 //   gates<D, P>(pair, column, d)            of P times four elements of the output, from dimension d on, D / P apart;

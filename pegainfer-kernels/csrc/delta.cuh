@@ -1,7 +1,10 @@
-// The gated delta rule on some rows of a head's matrix, which stay in registers: see ops::gated_delta_rule.
+// The recurrent gated delta rule on some rows of a head's matrix, which stay in registers (ops::gated_delta_rule).
 //
+//   S' = decay S + beta (v - decay S k) kᵀ;  out = S' q, with q and k divided by their lengths, q also by sqrt(128)
+//   decay = exp(-exp(a_log) softplus(a + dt_bias)), beta = sigmoid(b)
 // Eight neighbouring lanes share R rows of 128 columns. Lane l of them has columns 4 l ... 4 l + 3 of each quarter of a
-// row, so that every access to memory is of 16 bytes and eight lanes touch whole lines.
+// row, so that every access to memory is of 16 bytes and eight lanes touch whole lines. Reference:
+// src/cpu/gated_delta/recurrent.rs.
 #pragma once
 #include "math.cuh"
 #include "segments.cuh"

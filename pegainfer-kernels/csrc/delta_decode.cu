@@ -1,43 +1,51 @@
-// A gated delta rule layer between its two products, for rows of one token: convolution, gates, rule, norm.
+// A gated delta rule layer between its two GEMMs, for sequences of one token: convolution, gates, rule, gated norm, in
+// one launch.
 //
-// A block has a value head of a row, with the whole matrix in registers: all of it is under way from memory while the
-// kernel before still computes the projection. Its warps stay independent of each other but for q and k, and the norm.
-// The value heads that share a key head each compute the convolution of its q and k; the last of them to have read
-// their tail, by a counter, overwrites it.
+//   x = silu(conv(q, k, v));  rule: csrc/delta.cuh;  out = rms_norm(read) * weight * silu(z)
+// All GPUs, heads of 128, convolution width 4. Bound by memory, the states: 140 us for 128 sequences on an H200, 129 at
+// its 4.3 TB/s (92 %); 3.0 us for one (docs/benchmarks/h200-qwen35-4b.md). Reference: src/cpu/causal_conv.rs,
+// src/cpu/gated_delta/recurrent.rs, src/cpu/gated_norm.rs.
+//
+// A block has a value head of a sequence, with the whole matrix in registers: all of it is under way from memory while
+// the kernel before still computes the projection (programmatic dependent launch). Its warps stay independent of each
+// other but for q and k, and the norm. The value heads that share a key head each compute the convolution of its q and
+// k; the last of them to have read their convolution state, by a counter, overwrites it.
 #include "delta.cuh"
 
 constexpr int kRows = 4; // of a thread
 constexpr uint32_t kDecodeThreads = kDim / kRows * kLanes;
 constexpr uint32_t kWarps = kDecodeThreads / 32;
-constexpr uint32_t kTaps = 4;
+constexpr uint32_t kWidth = 4;
 constexpr uint32_t kFours = kDim / 4; // of channels: q is one warp's, k the next one's, v the third's
 
 // Four neighbouring channels of the convolution: the inputs, the newest one last, and the weights.
 struct Channels {
-    uint2 x[kTaps];
-    float4 weight[kTaps];
+    uint2 x[kWidth];
+    float4 weight[kWidth];
 
-    // `tail`: [3, channels], or nullptr for zeros; `conv`: [4, channels]; both from the first of these channels on.
-    __device__ __forceinline__ void load(const bf16 *tail, const float *conv, uint32_t channels) {
+    // `conv_state`: [3, channels], or nullptr for zeros; `conv`: [4, channels]; both from the first of these channels
+    // on.
+    __device__ __forceinline__ void load(const bf16 *conv_state, const float *conv, uint32_t channels) {
 #pragma unroll
-        for (uint32_t tap = 0; tap < kTaps - 1; ++tap)
-            x[tap] = tail ? *reinterpret_cast<const uint2 *>(tail + tap * channels) : make_uint2(0, 0);
+        for (uint32_t step = 0; step < kWidth - 1; ++step)
+            x[step] = conv_state ? *reinterpret_cast<const uint2 *>(conv_state + step * channels) : make_uint2(0, 0);
 #pragma unroll
-        for (uint32_t tap = 0; tap < kTaps; ++tap)
-            weight[tap] = *reinterpret_cast<const float4 *>(conv + tap * channels);
+        for (uint32_t step = 0; step < kWidth; ++step)
+            weight[step] = *reinterpret_cast<const float4 *>(conv + step * channels);
     }
 
-    __device__ __forceinline__ void keep(bf16 *tail, uint32_t channels) const {
+    __device__ __forceinline__ void keep(bf16 *conv_state, uint32_t channels) const {
 #pragma unroll
-        for (uint32_t tap = 0; tap < kTaps - 1; ++tap) *reinterpret_cast<uint2 *>(tail + tap * channels) = x[tap + 1];
+        for (uint32_t step = 0; step < kWidth - 1; ++step)
+            *reinterpret_cast<uint2 *>(conv_state + step * channels) = x[step + 1];
     }
 
     __device__ __forceinline__ float4 convolve() const {
         float sum[4] = {};
 #pragma unroll
-        for (uint32_t tap = 0; tap < kTaps; ++tap) {
-            float2 low = widen(x[tap].x), high = widen(x[tap].y);
-            const float4 &w = weight[tap];
+        for (uint32_t step = 0; step < kWidth; ++step) {
+            float2 low = widen(x[step].x), high = widen(x[step].y);
+            const float4 &w = weight[step];
             sum[0] = fmaf(low.x, w.x, sum[0]), sum[1] = fmaf(low.y, w.y, sum[1]);
             sum[2] = fmaf(high.x, w.z, sum[2]), sum[3] = fmaf(high.y, w.w, sum[3]);
         }
@@ -55,7 +63,7 @@ extern "C" __global__ __launch_bounds__(kDecodeThreads, 2) void decode_delta(
     const float *__restrict__ norm,        // [128]
     const uint32_t *__restrict__ segments, // [rows, 4]
     float *states,                         // [slots, value_heads, 128, 128]
-    bf16 *tails,                           // [slots, 3, channels]
+    bf16 *conv_states,                     // [slots, 3, channels]
     bf16 *__restrict__ out,                // [rows, value_heads * 128]
     uint32_t *counters,                    // [rows, key_heads, 2], all 0
     uint32_t key_heads, uint32_t slots, float eps) {
@@ -68,7 +76,7 @@ extern "C" __global__ __launch_bounds__(kDecodeThreads, 2) void decode_delta(
     uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % kLanes, first = threadIdx.x / kLanes * kRows;
     release_successor();
 
-    // No other kernel of the step writes segments, states and tails: they need not wait.
+    // No other kernel of the step writes segments, states and convolution states: they need not wait.
     Segment segment = load_segment(segments, row);
     check_segment(segments, row, gridDim.y, slots);
     if (segment.first != row || segment.end != row + 1 || !begins_chain(segments, row)) __trap();
@@ -79,9 +87,9 @@ extern "C" __global__ __launch_bounds__(kDecodeThreads, 2) void decode_delta(
     bool convolves = warp < 3;
     uint32_t part = warp == 0 ? key_head : warp == 1 ? key_heads + key_head : 2 * key_heads + head;
     uint32_t channel = part * kDim + threadIdx.x % 32 * 4;
-    auto tail = [&](uint32_t slot) { return tails + size_t(slot) * (kTaps - 1) * channels + channel; };
+    auto conv_state = [&](uint32_t slot) { return conv_states + size_t(slot) * (kWidth - 1) * channels + channel; };
     Channels c;
-    if (convolves) c.load(zeros ? nullptr : tail(segment.from), conv + channel, channels);
+    if (convolves) c.load(zeros ? nullptr : conv_state(segment.from), conv + channel, channels);
     Rows<kRows> matrix;
     matrix.load(zeros ? nullptr : state(segment.from));
     bool writes = threadIdx.x < kDim, opens = threadIdx.x == kDecodeThreads - 1; // an output, and the gates
@@ -91,17 +99,17 @@ extern "C" __global__ __launch_bounds__(kDecodeThreads, 2) void decode_delta(
 
     wait_for_predecessor();
     const bf16 *token = written(projected) + size_t(row) * width, *gate = token + channels + value_heads * kDim + head;
-    if (convolves) c.x[kTaps - 1] = *reinterpret_cast<const uint2 *>(token + channel);
+    if (convolves) c.x[kWidth - 1] = *reinterpret_cast<const uint2 *>(token + channel);
     bf16 z = writes ? token[channels + head * kDim + threadIdx.x] : bf16();
     if (opens) gates = Gates(__bfloat162float(gate[0]), __bfloat162float(gate[value_heads]), rate, bias);
-    bool shares = warp < 2 && group > 1; // a tail, with other blocks
+    bool shares = warp < 2 && group > 1; // a convolution state, with other blocks
     uint32_t *counter = counters + (row * key_heads + key_head) * 2 + warp, before = 0;
     if (convolves) {
         qkv[threadIdx.x] = c.convolve();
         __syncwarp();
-        // The tail has been read: it has been used.
+        // The convolution state has been read: it has been used.
         if (shares && threadIdx.x % 32 == 0) before = atomicAdd(counter, 1);
-        if (kept && !shares) c.keep(tail(segment.to), channels);
+        if (kept && !shares) c.keep(conv_state(segment.to), channels);
     }
     __syncthreads();
 
@@ -128,6 +136,6 @@ extern "C" __global__ __launch_bounds__(kDecodeThreads, 2) void decode_delta(
             __float2bfloat16_rn(normed * silu(__bfloat162float(z)));
     }
     if (!shares || __shfl_sync(kAll, before, 0) < group - 1) return;
-    if (kept) c.keep(tail(segment.to), channels);
+    if (kept) c.keep(conv_state(segment.to), channels);
     if (threadIdx.x % 32 == 0) *counter = 0;
 }

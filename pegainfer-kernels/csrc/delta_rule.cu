@@ -1,5 +1,9 @@
-// The gated delta rule token by token, for chains of few tokens: a block has half a head's matrix, and walks through
-// the segments of one chain.
+// The gated delta rule token by token (csrc/delta.cuh: formula), for chains of few tokens: a block has half a head's
+// matrix in registers, and goes through the segments of one chain.
+//
+// All GPUs, heads of 128. ops::gated_delta_rule takes it for chains of any length, ops::gated_delta_chunks for chains
+// of up to 16 tokens beside longer ones. Bound by memory (the state) at one token, by latency beyond. Reference:
+// src/cpu/gated_delta/recurrent.rs.
 #include "delta.cuh"
 
 constexpr int kRows = 4; // of a thread

@@ -1,4 +1,7 @@
-// Seeded random weights (--load-format dummy), on every device the same: pegainfer-core/src/weights/dummy.rs.
+// Seeded random weights (--load-format dummy), the same on every device: pegainfer-core/src/weights/dummy.rs.
+//
+// A counter-based generator on the finaliser of SplitMix64: element i depends on seed and i alone. All GPUs; bound by
+// memory.
 #include "common.cuh"
 
 constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ull; // rng::GOLDEN

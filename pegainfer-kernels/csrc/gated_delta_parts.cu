@@ -1,5 +1,10 @@
-// ops::gated_delta_chunks, first kernel: what the chunks need besides the state. A block of four warps takes one chunk
-// and key head, with all value heads of the group.
+// The chunked gated delta rule, first kernel: intra-chunk parts, for all chunks at once.
+//
+//   G = running sum of log decays;  a = 1 / |k|;  c = 128^-1/2 / |q|;  T = (I + A)^-1 diag(beta);  P
+// Names: csrc/gated_delta_chunks.cuh. Heads of 128, at most 4 value heads a key head, all GPUs. A block of four warps
+// takes one chunk and key head, with all value heads of the group, which share Q Kᵀ and K Kᵀ. GEMMs by mma.sync in
+// bf16, the inverse by blocks in f32 and tf32 (csrc/gated_delta_solve.cuh). 12.9 us at 1k tokens, 32 at 4k, 103 at 16k
+// on an H200 (docs/benchmarks/h200-qwen35-4b.md). Reference: src/cpu/gated_delta/chunked.rs.
 #include "gated_delta_solve.cuh"
 #include "math.cuh"
 #include "norm_rope.cuh"
@@ -8,7 +13,7 @@
 constexpr int kThreads = 128;
 constexpr uint32_t kGroup = 4; // most value heads per key head
 
-struct Shared {
+struct IntraShared {
     union {
         struct {
             Tile q, k;
@@ -42,7 +47,7 @@ __device__ __forceinline__ RawGates load_gates(const bf16 *b, uint32_t value_hea
 }
 
 // G and beta of the chunk's tokens for the heads of a group; beyond the last token G stays and beta is 0.
-__device__ __forceinline__ void sum_gates(Shared &s, const RawGates &raw, const float *a_log, const float *dt_bias,
+__device__ __forceinline__ void sum_gates(IntraShared &s, const RawGates &raw, const float *a_log, const float *dt_bias,
                                           uint32_t tokens, uint32_t group) {
     uint32_t t = threadIdx.x % kChunk, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
@@ -61,13 +66,13 @@ __device__ __forceinline__ void sum_gates(Shared &s, const RawGates &raw, const 
 }
 
 // 1 / |q| and 1 / |k| of each token, times 128^-1/2 for q: one row a thread.
-__device__ void load_lengths(Shared &s) {
+__device__ void load_lengths(IntraShared &s) {
     uint32_t t = threadIdx.x % kChunk;
     bool key = threadIdx.x >= kChunk;
     const uint4 *tile = key ? s.tiles.k : s.tiles.q;
     float squares = 0.f;
 #pragma unroll
-    for (uint32_t p = 0; p < kTilePieces; ++p) squares += sum_squares(tile[tile_vector(t, p)]);
+    for (uint32_t p = 0; p < kTileVectors; ++p) squares += sum_squares(tile[tile_vector(t, p)]);
     float scale = rsqrtf(squares + 1e-6f);
     if (key) {
         s.keys[t] = scale;
@@ -86,25 +91,25 @@ template <class F> __device__ __forceinline__ void as_constant(uint32_t warp, F 
     }
 }
 
-// Five blocks of 16 x 16, in the layout of products: of Q Kᵀ band Warp up to the diagonal, then of K Kᵀ that of
+// Five blocks of 16 x 16, as accumulators: of Q Kᵀ band Warp up to the diagonal, then of K Kᵀ that of
 // 3 - Warp.
 using Products = Accumulator[kBands + 1][2];
 
-template <int Warp> __device__ __forceinline__ void multiply(const Shared &s, Products &d) {
+template <int Warp> __device__ __forceinline__ void multiply(const IntraShared &s, Products &d) {
     constexpr int kOther = kBands - 1 - Warp;
     uint32_t lane = threadIdx.x % 32, row = lane % 8;
-    const uint4 *q = &s.tiles.q[(16 * Warp + lane % 16) * kRowPieces];
-    const uint4 *k = &s.tiles.k[(16 * kOther + lane % 16) * kRowPieces];
-    const uint4 *columns = &s.tiles.k[(lane / 16 * 8 + row) * kRowPieces];
+    const uint4 *q = &s.tiles.q[(16 * Warp + lane % 16) * kRowVectors];
+    const uint4 *k = &s.tiles.k[(16 * kOther + lane % 16) * kRowVectors];
+    const uint4 *columns = &s.tiles.k[(lane / 16 * 8 + row) * kRowVectors];
 #pragma unroll
-    for (uint32_t c = 0; c < kTilePieces; c += 2) {
-        uint32_t column = c / kRowPieces * kColumnPieces, piece = c % kRowPieces;
-        uint32_t at = column + (piece + lane / 16 ^ row), beside = column + (piece + lane / 8 % 2 ^ row);
+    for (uint32_t c = 0; c < kTileVectors; c += 2) {
+        uint32_t column = c / kRowVectors * kColumnVectors, vector = c % kRowVectors;
+        uint32_t at = column + (vector + lane / 16 ^ row), other_half = column + (vector + lane / 8 % 2 ^ row);
         uint4 a = load_matrices(q + at), other = load_matrices(k + at);
 #pragma unroll
         for (int j = 0; j < int(kBands); ++j) {
             if (j > Warp && j > kOther) continue;
-            uint4 b = load_matrices(columns + 16 * j * kRowPieces + beside);
+            uint4 b = load_matrices(columns + 16 * j * kRowVectors + other_half);
             if (j <= Warp) {
                 mma(d[j][0], a, b.x, b.y);
                 mma(d[j][1], a, b.z, b.w);
@@ -117,22 +122,22 @@ template <int Warp> __device__ __forceinline__ void multiply(const Shared &s, Pr
     }
 }
 
-// What the columns of a head's decays have in common, and the vectors that scale the walk's sums.
-__device__ __forceinline__ void scale_columns(Shared &s, const float *sum, Part *part) {
+// What the columns of a head's decays have in common, and the vectors that scale the scan's sums.
+__device__ __forceinline__ void scale_columns(IntraShared &s, const float *sum, IntraChunk *part) {
     uint32_t t = threadIdx.x;
     if (t >= kChunk) return;
     float last = sum[kChunk - 1];
     s.columns[t] = s.keys[t] * exp2_approx(sum[t | 15] - sum[t]);
-    part->carry.keys[t] = exp2_approx(sum[t]) * s.keys[t];
-    part->carry.carry[t] = exp2_approx(last - sum[t]) * s.keys[t];
-    part->read.queries[t] = exp2_approx(sum[t]) * s.queries[t];
-    if (t == 0) part->carry.decay[0] = exp2_approx(last);
+    part->state.keys[t] = exp2_approx(sum[t]) * s.keys[t];
+    part->state.keys_to_end[t] = exp2_approx(last - sum[t]) * s.keys[t];
+    part->output.queries[t] = exp2_approx(sum[t]) * s.queries[t];
+    if (t == 0) part->state.decay[0] = exp2_approx(last);
 }
 
-// One block of products under the decays: of P with its diagonal, of A without. `scale`: of rows lane / 4 and 8
+// One block of Q Kᵀ or K Kᵀ under the decays: of P with its diagonal, of A without. `scale`: of rows lane / 4 and 8
 // further.
 template <bool Diagonal, bool Strict>
-__device__ __forceinline__ void decay_block(Accumulator (&to)[2], const Accumulator (&d)[2], const Shared &s,
+__device__ __forceinline__ void decay_block(Accumulator (&to)[2], const Accumulator (&d)[2], const IntraShared &s,
                                             const float *sum, uint32_t band, uint32_t column, const float (&scale)[2]) {
     uint32_t lane = threadIdx.x % 32, row = Accumulator::row(lane, 0), first = Accumulator::column(lane, 0);
 #pragma unroll
@@ -160,10 +165,10 @@ __device__ __forceinline__ void decay_block(Accumulator (&to)[2], const Accumula
     }
 }
 
-// From products to P, which is written, and A, which goes to shared memory.
+// From Q Kᵀ and K Kᵀ to P, which is written, and A, which goes to shared memory.
 template <int Warp>
-__device__ __forceinline__ void decay(Shared &s, const Products &products, const float *sum, const float *beta,
-                                      Part *part) {
+__device__ __forceinline__ void decay(IntraShared &s, const Products &products, const float *sum, const float *beta,
+                                      IntraChunk *part) {
     constexpr int kOther = kBands - 1 - Warp;
     uint32_t lane = threadIdx.x % 32;
     float query[2], key[2];
@@ -178,7 +183,7 @@ __device__ __forceinline__ void decay(Shared &s, const Products &products, const
     for (int j = 0; j <= Warp; ++j) {
         if (j < Warp) decay_block<false, false>(d, products[j], s, sum, Warp, j, query);
         else decay_block<true, false>(d, products[j], s, sum, Warp, j, query);
-        part->read.weights[block_index(Warp, j)][lane] =
+        part->output.weights[block_index(Warp, j)][lane] =
             make_uint4(narrow(d[0][0], d[0][1]), narrow(d[1][0], d[1][1]), narrow(d[0][2], d[0][3]),
                        narrow(d[1][2], d[1][3]));
     }
@@ -190,26 +195,30 @@ __device__ __forceinline__ void decay(Shared &s, const Products &products, const
     }
 }
 
-// Lists the chains to walk through.
+// Lists the chains to scan.
 __device__ void list_chains(Chains *chains, const uint32_t *segments, uint32_t count, uint32_t longest) {
     __shared__ uint32_t listed;
     if (threadIdx.x == 0) listed = 0;
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < count; i += kThreads) {
-        bool walked = begins_chain(segments, i) && !short_chain(segments, count, i, longest);
-        if (walked) chains->begin[atomicAdd(&listed, 1)] = i;
+        bool scanned = begins_chain(segments, i) && !short_chain(segments, count, i, longest);
+        if (scanned) chains->begin[atomicAdd(&listed, 1)] = i;
     }
     __syncthreads();
     if (threadIdx.x == 0) chains->count = listed, chains->taken = 0;
 }
 
-// grid: (chunk numbers, key heads).
-extern "C" __global__ void __launch_bounds__(kThreads, 4)
-    gated_delta_parts(const bf16 *mixed, const bf16 *projected, const float *a_log, const float *dt_bias,
-                      const uint32_t *segments, Part *parts, uint32_t tokens, uint32_t count, uint32_t key_heads,
-                      uint32_t value_heads, uint32_t longest) {
+// Grid: chunk numbers, key heads. Chains of at most `longest` tokens are left to csrc/delta_rule.cu.
+extern "C" __global__ void __launch_bounds__(kThreads, 4) gated_delta_parts(
+    const bf16 *mixed,        // [tokens, (2 key_heads + value_heads) * 128]: q, k, v after the convolution
+    const bf16 *projected,    // [tokens, width]: b and a are its last 2 value_heads columns
+    const float *a_log,       // [value_heads]
+    const float *dt_bias,     // [value_heads]
+    const uint32_t *segments, // [count, 4], csrc/segments.cuh
+    IntraChunk *parts,        // [gridDim.x, value_heads], then `Chains`
+    uint32_t tokens, uint32_t count, uint32_t key_heads, uint32_t value_heads, uint32_t longest) {
     release_successor();
-    __shared__ __align__(16) Shared s;
+    __shared__ __align__(16) IntraShared s;
     if (blockIdx.x == 0 && blockIdx.y == 0) {
         wait_for_predecessor();
         list_chains(chains_behind(parts, tokens, count, value_heads), segments, count, longest);
@@ -247,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
     uint32_t warp = threadIdx.x / 32;
     as_constant(warp, [&](auto w) { multiply<w>(s, products); });
     for (uint32_t h = 0; h < group; ++h) {
-        Part *part = parts + size_t(blockIdx.x) * value_heads + head * group + h;
+        IntraChunk *part = parts + size_t(blockIdx.x) * value_heads + head * group + h;
         const float *sum = s.sum[h], *beta = s.beta[h];
         scale_columns(s, sum, part);
         __syncthreads();

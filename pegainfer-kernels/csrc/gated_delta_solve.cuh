@@ -1,11 +1,12 @@
-// The inverse of I + A for a chunk, 64 x 64 and strictly lower triangular A, by a block of four warps: the part of
-// gated_delta_parts.cu that solves. Diagonal blocks are inverted in f32, the others are products in tf32.
+// The inverse of I + A for a chunk, 64 x 64 and strictly lower triangular A, by a block of four warps, in
+// csrc/gated_delta_parts.cu: block forward substitution. Diagonal blocks of 16 x 16 are inverted in f32, the others are
+// GEMMs in tf32 (mma.m16n8k8).
 #pragma once
 #include "gated_delta_chunks.cuh"
 
 constexpr uint32_t kPitch = 68; // floats from row to row: banks apart for the lanes of an operand
 
-// Rounded for the products in tf32.
+// Rounded to tf32.
 __device__ __forceinline__ float tf32(float x) {
     uint32_t out;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(out) : "f"(x));
@@ -22,15 +23,15 @@ __device__ __forceinline__ void mma_tf32(Accumulator &d, float a0, float a1, flo
                    "r"(__float_as_uint(a3)), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
 
-// A block of 16 x 16, in the layout of products, as operand b; columns scaled.
-__device__ __forceinline__ uint4 as_operand(const Accumulator (&d)[2], const float *scale) {
+// A block of 16 x 16, as accumulators, to operand B; columns scaled.
+__device__ __forceinline__ uint4 operand_b(const Accumulator (&d)[2], const float *scale) {
     float2 low = reinterpret_cast<const float2 *>(scale)[threadIdx.x % 4];
     float2 high = reinterpret_cast<const float2 *>(scale)[threadIdx.x % 4 + 4];
     return make_uint4(narrow(d[0][0] * low.x, d[0][1] * low.y), narrow(d[1][0] * high.x, d[1][1] * high.y),
                       narrow(d[0][2] * low.x, d[0][3] * low.y), narrow(d[1][2] * high.x, d[1][3] * high.y));
 }
 
-// A block of the matrix from and to the layout of products. Off the diagonal it is only multiplied: rounded for that.
+// A block of the matrix from and to accumulators. Off the diagonal it is only an operand: rounded to tf32.
 __device__ __forceinline__ float *block_rows(float *matrix, uint32_t i, uint32_t j) {
     uint32_t lane = threadIdx.x % 32;
     return matrix + (16 * i + Accumulator::row(lane, 0)) * kPitch + 16 * j + Accumulator::column(lane, 0);
@@ -81,7 +82,7 @@ __device__ __forceinline__ void invert_diagonal(float *matrix) {
 }
 
 // Block (i, j) of the inverse where bands split - N to split - 1 and split to split + N - 1 are inverted: minus the
-// inverse of the lower ones times A times the inverse of the upper ones. The first product's columns enter the second
+// inverse of the lower ones times A times the inverse of the upper ones. The first GEMM's columns enter the second
 // one's sum in the order in which they lie in registers.
 template <int N>
 __device__ __forceinline__ void corner(const float *matrix, uint32_t i, uint32_t j, uint32_t split,
@@ -119,22 +120,22 @@ __device__ __forceinline__ void corner(const float *matrix, uint32_t i, uint32_t
 
 // (I + A)^-1 diag(beta), from A in shared memory: diagonal blocks, then the corners of 2 x 2 blocks, then that of
 // 4 x 4.
-__device__ void solve(float *matrix, const float *beta, Part *part) {
+__device__ void solve(float *matrix, const float *beta, IntraChunk *part) {
     uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Accumulator block[2];
     invert_diagonal(matrix);
     load_block(block, matrix, warp, warp);
-    part->carry.solve[block_index(warp, warp)][lane] = as_operand(block, beta + 16 * warp);
+    part->state.solve[block_index(warp, warp)][lane] = operand_b(block, beta + 16 * warp);
     __syncthreads();
     if (warp < 2) {
         uint32_t i = 2 * warp + 1, j = 2 * warp;
         corner<1>(matrix, i, j, i, block);
         __syncwarp();
         store_block(matrix, i, j, block);
-        part->carry.solve[block_index(i, j)][lane] = as_operand(block, beta + 16 * j);
+        part->state.solve[block_index(i, j)][lane] = operand_b(block, beta + 16 * j);
     }
     __syncthreads();
     uint32_t i = 2 + warp / 2, j = warp % 2;
     corner<2>(matrix, i, j, 2, block);
-    part->carry.solve[block_index(i, j)][lane] = as_operand(block, beta + 16 * j);
+    part->state.solve[block_index(i, j)][lane] = operand_b(block, beta + 16 * j);
 }

@@ -1,9 +1,10 @@
-// One chunk of a walk, for the 16 rows of the state that a warp has: the part of gated_delta_walk.cu that multiplies.
+// One chunk of the inter-chunk scan, for the 16 rows of the state that a warp has: the GEMMs of
+// csrc/gated_delta_walk.cu.
 #pragma once
 #include "gated_delta_fetch.cuh"
 #include "hopper.cuh"
 
-// 16 rows of the state, as the results of products: elements 0, 1 of tile t are row 2 r at columns 8 t + 2 c, + 1,
+// 16 rows of the state, as accumulators: elements 0, 1 of tile t are row 2 r at columns 8 t + 2 c, + 1,
 // those at 2, 3 are row 2 r + 1, for lane 4 r + c. Neighbouring rows in a lane make pairs of what is read and written
 // by row.
 using State = Accumulator[kHead / 8];
@@ -25,9 +26,9 @@ __device__ __forceinline__ void store_state(const State &state, float *row) {
     }
 }
 
-// The state, and N, as operands a of all products of a chunk.
+// The state, and N, as operands A of all GEMMs of a chunk.
 using StateOperand = uint4[kHead / 16];
-using NewsOperand = uint4[kBands];
+using NewValuesOperand = uint4[kBands];
 
 __device__ __forceinline__ void clear(Accumulator (&d)[kChunk / 8]) {
 #pragma unroll
@@ -42,7 +43,7 @@ __device__ __forceinline__ void multiply_tile(Accumulator (&d)[kChunk / 8], Stat
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     if constexpr (Hopper) {
         uint64_t b = descriptor(shared_address(tile), 0, 1024);
-        // All operands are in registers before the first product: what is moved in between serialises them.
+        // All operands are in registers before the first wgmma: what is moved in between serialises them.
 #pragma unroll
         for (uint32_t c = 0; c < kHead / 16; ++c) {
             asm volatile("" : "+r"(a[c].x), "+r"(a[c].y), "+r"(a[c].z), "+r"(a[c].w));
@@ -50,7 +51,7 @@ __device__ __forceinline__ void multiply_tile(Accumulator (&d)[kChunk / 8], Stat
         wgmma_fence();
 #pragma unroll
         for (uint32_t c = 0; c < kHead / 16; ++c) {
-            uint64_t at = b + (c / 4 * kColumnPieces * 16 + c % 4 * 32) / 16;
+            uint64_t at = b + (c / 4 * kColumnVectors * 16 + c % 4 * 32) / 16;
             if (c == 0) wgmma<true>(reinterpret_cast<float(&)[kChunk / 2]>(d), a[c], at);
             else wgmma<false>(reinterpret_cast<float(&)[kChunk / 2]>(d), a[c], at);
         }
@@ -75,10 +76,10 @@ __device__ __forceinline__ void multiply_tile(Accumulator (&d)[kChunk / 8], Stat
 
 // d[16, 128] += a[16, 64] tile, as above.
 template <bool Hopper, class F>
-__device__ __forceinline__ void multiply_by_rows(State &d, NewsOperand &a, const Tile &tile, F meanwhile) {
+__device__ __forceinline__ void multiply_by_rows(State &d, NewValuesOperand &a, const Tile &tile, F meanwhile) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     if constexpr (Hopper) {
-        uint64_t b = descriptor(shared_address(tile), kColumnPieces * 16, 1024);
+        uint64_t b = descriptor(shared_address(tile), kColumnVectors * 16, 1024);
         wgmma_fence();
 #pragma unroll
         for (uint32_t j = 0; j < kBands; ++j) {
@@ -105,7 +106,7 @@ __device__ __forceinline__ void multiply_by_rows(State &d, NewsOperand &a, const
 }
 
 // d[16, 64] += a[16, 64] triangleᵀ
-__device__ __forceinline__ void multiply_triangle(Accumulator (&d)[kChunk / 8], const NewsOperand &a,
+__device__ __forceinline__ void multiply_triangle(Accumulator (&d)[kChunk / 8], const NewValuesOperand &a,
                                                   const uint4 (*triangle)[32]) {
 #pragma unroll
     for (uint32_t j = 0; j < kBands; ++j) {
@@ -118,7 +119,7 @@ __device__ __forceinline__ void multiply_triangle(Accumulator (&d)[kChunk / 8], 
     }
 }
 
-template <uint32_t N> __device__ __forceinline__ void pass(uint4 (&to)[N][32], const uint4 (&a)[N]) {
+template <uint32_t N> __device__ __forceinline__ void hand_over(uint4 (&to)[N][32], const uint4 (&a)[N]) {
 #pragma unroll
     for (uint32_t i = 0; i < N; ++i) to[i][threadIdx.x % 32] = a[i];
 }
@@ -128,15 +129,16 @@ template <uint32_t N> __device__ __forceinline__ void receive(uint4 (&a)[N], con
     for (uint32_t i = 0; i < N; ++i) a[i] = from[i][threadIdx.x % 32];
 }
 
-// Carries 16 rows of the state over a chunk. Gives the state before it and N, in registers, or to the warps that read.
-// `row`: first of the warp's rows in the block's.
-template <bool Hopper>
-__device__ __forceinline__ void carry(State &state, StateOperand &before, NewsOperand &news, const Shared<Hopper> &s,
-                                      uint32_t slot, uint32_t row, Passed *passed) {
-    constexpr uint32_t kPitch = Shared<Hopper>::kValues * 4;
+// Updates 16 rows of the state over a chunk. Gives the state before it and N, in registers, or to the warps that
+// compute outputs. `row`: first of the warp's rows in the block's.
+template <bool Hopper> __device__ __forceinline__ void update_state(State &state, StateOperand &before,
+                                                                    NewValuesOperand &new_values,
+                                                                    const ScanShared<Hopper> &s, uint32_t slot,
+                                                                    uint32_t row, Handoff *handoff) {
+    constexpr uint32_t kPitch = ScanShared<Hopper>::kValues * 4;
     uint32_t lane = threadIdx.x % 32;
     const uint32_t *v = reinterpret_cast<const uint32_t *>(s.v[slot]) + row / 2 + Accumulator::row(lane, 0);
-    const CarryPart &part = s.carry[slot];
+    const StateTerms &part = s.state_terms[slot];
     Accumulator d[kChunk / 8];
     float2 keys[kChunk / 8];
     uint32_t values[kChunk / 8][2];
@@ -149,16 +151,16 @@ __device__ __forceinline__ void carry(State &state, StateOperand &before, NewsOp
             keys[t] = *reinterpret_cast<const float2 *>(&part.keys[token]);
             values[t][0] = v[token * kPitch], values[t][1] = v[(token + 1) * kPitch];
         }
-        if (Hopper) pass(passed->state, before);
+        if (Hopper) hand_over(handoff->state, before);
     });
-    // What the state does not yet say of the values.
+    // The values, less what the state already gives for their keys.
 #pragma unroll
     for (uint32_t t = 0; t < kChunk / 8; ++t) {
         float2 v0 = widen(values[t][0]), v1 = widen(values[t][1]);
         d[t][0] = v0.x - keys[t].x * d[t][0], d[t][1] = v1.x - keys[t].y * d[t][1];
         d[t][2] = v0.y - keys[t].x * d[t][2], d[t][3] = v1.y - keys[t].y * d[t][3];
     }
-    NewsOperand a;
+    NewValuesOperand a;
 #pragma unroll
     for (uint32_t j = 0; j < kBands; ++j) a[j] = operand_a(d[2 * j], d[2 * j + 1]);
     clear(d);
@@ -171,23 +173,23 @@ __device__ __forceinline__ void carry(State &state, StateOperand &before, NewsOp
     }
 #pragma unroll
     for (uint32_t j = 0; j < kBands; ++j) {
-        news[j] = operand_a(d[2 * j], d[2 * j + 1]);
+        new_values[j] = operand_a(d[2 * j], d[2 * j + 1]);
 #pragma unroll
         for (uint32_t t = 2 * j; t < 2 * j + 2; ++t) {
-            float2 scale = *reinterpret_cast<const float2 *>(&part.carry[8 * t + Accumulator::column(lane, 0)]);
+            float2 scale = *reinterpret_cast<const float2 *>(&part.keys_to_end[8 * t + Accumulator::column(lane, 0)]);
             d[t][0] *= scale.x, d[t][1] *= scale.y, d[t][2] *= scale.x, d[t][3] *= scale.y;
         }
         a[j] = operand_a(d[2 * j], d[2 * j + 1]);
     }
     multiply_by_rows<Hopper>(state, a, s.k[slot], [&] {
-        if (Hopper) pass(passed->news, news);
+        if (Hopper) hand_over(handoff->new_values, new_values);
     });
 }
 
 // The outputs of a chunk, 16 elements of v. `out`: at the warp's elements of the first token.
-template <bool Hopper>
-__device__ __forceinline__ void read(StateOperand &before, const NewsOperand &news, const Tile &q, const ReadPart &part,
-                                     float *out, size_t width, uint32_t tokens) {
+template <bool Hopper> __device__ __forceinline__ void output(StateOperand &before, const NewValuesOperand &new_values,
+                                                              const Tile &q, const OutputTerms &part, float *out,
+                                                              size_t width, uint32_t tokens) {
     uint32_t lane = threadIdx.x % 32;
     Accumulator d[kChunk / 8];
     float2 queries[kChunk / 8];
@@ -201,7 +203,7 @@ __device__ __forceinline__ void read(StateOperand &before, const NewsOperand &ne
     for (uint32_t t = 0; t < kChunk / 8; ++t) {
         d[t][0] *= queries[t].x, d[t][1] *= queries[t].y, d[t][2] *= queries[t].x, d[t][3] *= queries[t].y;
     }
-    multiply_triangle(d, news, part.weights);
+    multiply_triangle(d, new_values, part.weights);
 #pragma unroll
     for (uint32_t t = 0; t < kChunk / 8; ++t) {
         uint32_t token = 8 * t + Accumulator::column(lane, 0);

@@ -1,4 +1,9 @@
-// The norm and gate at the end of a gated delta rule layer: sixteen lanes a head of 128, eight elements each.
+// The gated RMS norm at the end of a gated delta rule layer: out = x / rms(x) * weight * silu(z), rounded once to bf16,
+// for each head of 128.
+//
+// All GPUs; csrc/delta_decode.cu fuses it for sequences of one token. Sixteen lanes a head, eight elements each. Bound
+// by memory: 6.3 us for 1k tokens, 123 for 16k on an H200 (docs/benchmarks/h200-qwen35-4b.md). Reference:
+// src/cpu/gated_norm.rs.
 #include "delta.cuh"
 
 constexpr uint32_t kHead = 128;

@@ -1,4 +1,6 @@
-// Rows by index: embedding and gather_rows.
+// Rows by index: `embedding`, and `gather`, which keeps the rows that are sampled. One block a row, a vector a thread.
+//
+// All GPUs. Bound by memory. Reference: src/ops/embedding.rs, src/ops/gather_rows.rs.
 #include "common.cuh"
 
 constexpr uint32_t kFromPrevious = 1u << 31; // ops::PLACEHOLDER
@@ -22,8 +24,8 @@ extern "C" __global__ void gather(const bf16 *__restrict__ from,    // [from_row
     copy_row(from, out + size_t(blockIdx.x) * width, ids[blockIdx.x], from_rows, width);
 }
 
-// One block a token. An id with the top bit is an index into the tokens that the previous step drew: the host launches
-// a step before it knows them.
+// One block a token. An id with the top bit is a placeholder: an index into the tokens that the previous step drew,
+// because the host launches a step before it knows them.
 extern "C" __global__ void embedding(const bf16 *__restrict__ table,        // [vocab, width]
                                      const uint32_t *__restrict__ ids,      // [gridDim.x]
                                      const uint32_t *__restrict__ previous, // [previous_rows]

@@ -1,19 +1,23 @@
-// RMS norm, alone and fused with the residual add before it. One block a row; the row stays in registers.
+// RMS norm of rows, alone and fused with the residual add before it: one block a row, which stays in registers.
+//
+//   residual += x (or the sum of split-K partials);  out = bf16(bf16(residual * rsqrt(mean(residual²) + eps)) * weight)
+// With weights in f32 the product is rounded once: csrc/norm_rope.cuh. All GPUs, rows up to 16,384 wide, bf16. Bound by
+// memory at many rows, by latency at few. Reference: src/cpu/norm.rs.
 #include "norm_rope.cuh"
 
-constexpr int kPieces = 2; // of 8 elements a thread: rows up to 16,384 wide with 1,024 threads
+constexpr int kVectors = 2; // of a thread: rows up to 16,384 wide with 1,024 threads
 
-// What is added to the residual stream: nothing, one matrix, or the sum of several, the slices of a product.
-enum Source { kNone, kMatrix, kSlices };
+// What is added to the residual stream: nothing, one matrix, or the split-K partials of a GEMM.
+enum Source { kNone, kMatrix, kPartials };
 
-// Eight elements of the residual stream plus those of the slices of a product, `stride` apart. The product is rounded
-// once, then the sum.
-__device__ __forceinline__ uint4 add_slices(uint4 residual, const float *slices, uint32_t count, size_t stride) {
+// Eight elements of the residual stream plus those of `count` split-K partials, `stride` apart. The GEMM's sum is
+// rounded once, then the residual.
+__device__ __forceinline__ uint4 add_partials(uint4 residual, const float *partials, uint32_t count, size_t stride) {
     float sum[8] = {};
 #pragma unroll 4
     for (uint32_t s = 0; s < count; ++s) {
-        float4 a = reinterpret_cast<const float4 *>(slices + s * stride)[0];
-        float4 b = reinterpret_cast<const float4 *>(slices + s * stride)[1];
+        float4 a = reinterpret_cast<const float4 *>(partials + s * stride)[0];
+        float4 b = reinterpret_cast<const float4 *>(partials + s * stride)[1];
         sum[0] += a.x, sum[1] += a.y, sum[2] += a.z, sum[3] += a.w;
         sum[4] += b.x, sum[5] += b.y, sum[6] += b.z, sum[7] += b.w;
     }
@@ -28,8 +32,8 @@ __device__ __forceinline__ uint4 add_slices(uint4 residual, const float *slices,
 
 template <Source S>
 __device__ __forceinline__ uint4 load_row(const void *x, const bf16 *residual, size_t at, uint32_t count,
-                                          size_t slice) {
-    if (S == kSlices) return add_slices(load16(residual + at), static_cast<const float *>(x) + at, count, slice);
+                                          size_t stride) {
+    if (S == kPartials) return add_partials(load16(residual + at), static_cast<const float *>(x) + at, count, stride);
     uint4 row = load16(static_cast<const bf16 *>(x) + at);
     if (S == kNone) return row;
     uint4 r = load16(residual + at);
@@ -68,46 +72,58 @@ __device__ void norm(const void *__restrict__ x,   // [rows, hidden] bf16, or [c
                      const W *__restrict__ weight, // [hidden]
                      bf16 *__restrict__ out,       // [rows, hidden]
                      uint32_t hidden, float eps, uint32_t count) {
-    __shared__ float parts[32];
+    __shared__ float warps[32];
     size_t first = size_t(blockIdx.x) * hidden;
-    uint4 row[kPieces];
-    Weights<W> scales[kPieces];
+    uint4 row[kVectors];
+    Weights<W> scales[kVectors];
     float squares = 0.f;
     release_successor();
 #pragma unroll
-    for (int p = 0; p < kPieces; ++p) {
+    for (int p = 0; p < kVectors; ++p) {
         uint32_t i = 8 * (threadIdx.x + p * blockDim.x);
         if (i < hidden) scales[p].load(weight + i);
     }
     wait_for_predecessor();
 #pragma unroll
-    for (int p = 0; p < kPieces; ++p) {
+    for (int p = 0; p < kVectors; ++p) {
         uint32_t i = 8 * (threadIdx.x + p * blockDim.x);
         if (i >= hidden) break;
         row[p] = load_row<S>(x, residual, first + i, count, size_t(gridDim.x) * hidden);
         squares += sum_squares(row[p]);
         if (S != kNone) *reinterpret_cast<uint4 *>(residual + first + i) = row[p];
     }
-    float scale = inverse_rms(block_sum(squares, parts), hidden, eps);
+    float scale = inverse_rms(block_sum(squares, warps), hidden, eps);
 #pragma unroll
-    for (int p = 0; p < kPieces; ++p) {
+    for (int p = 0; p < kVectors; ++p) {
         uint32_t i = 8 * (threadIdx.x + p * blockDim.x);
         if (i < hidden) *reinterpret_cast<uint4 *>(out + first + i) = scales[p].times(row[p], scale);
     }
 }
 
+// Grid: rows. SUFFIX _f32: weights in f32.
 #define NORMS(SUFFIX, W)                                                                                               \
-    extern "C" __global__ __launch_bounds__(1024) void rms_norm##SUFFIX(const bf16 *x, const W *weight, bf16 *out,     \
-                                                                        uint32_t hidden, float eps) {                  \
+    extern "C" __global__ __launch_bounds__(1024) void rms_norm##SUFFIX(                                               \
+        const bf16 *x,         /* [rows, hidden] */                                                                    \
+        const W *weight,       /* [hidden] */                                                                          \
+        bf16 *out,             /* [rows, hidden] */                                                                    \
+        uint32_t hidden, float eps) {                                                                                  \
         norm<kNone>(x, nullptr, weight, out, hidden, eps, 0);                                                          \
     }                                                                                                                  \
     extern "C" __global__ __launch_bounds__(1024) void add_rms_norm##SUFFIX(                                           \
-        const bf16 *x, bf16 *residual, const W *weight, bf16 *out, uint32_t hidden, float eps) {                       \
+        const bf16 *x,         /* [rows, hidden] */                                                                    \
+        bf16 *residual,        /* [rows, hidden], in place */                                                          \
+        const W *weight,       /* [hidden] */                                                                          \
+        bf16 *out,             /* [rows, hidden] */                                                                    \
+        uint32_t hidden, float eps) {                                                                                  \
         norm<kMatrix>(x, residual, weight, out, hidden, eps, 0);                                                       \
     }                                                                                                                  \
     extern "C" __global__ __launch_bounds__(1024) void add_slices_rms_norm##SUFFIX(                                    \
-        const float *slices, bf16 *residual, const W *weight, bf16 *out, uint32_t hidden, float eps, uint32_t count) { \
-        norm<kSlices>(slices, residual, weight, out, hidden, eps, count);                                              \
+        const float *partials, /* [count, rows, hidden] */                                                             \
+        bf16 *residual,        /* [rows, hidden], in place */                                                          \
+        const W *weight,       /* [hidden] */                                                                          \
+        bf16 *out,             /* [rows, hidden] */                                                                    \
+        uint32_t hidden, float eps, uint32_t count) {                                                                  \
+        norm<kPartials>(partials, residual, weight, out, hidden, eps, count);                                          \
     }
 NORMS(, bf16)
 NORMS(_f32, float)

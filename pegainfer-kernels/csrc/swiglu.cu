@@ -1,4 +1,6 @@
-// The gated activation: eight elements a thread.
+// SwiGLU: out = bf16(silu(gate)) * up, one vector a thread (csrc/math.cuh: rounding).
+//
+// All GPUs, after a GEMM whose kernel does not fuse it. Bound by memory. Reference: src/cpu/swiglu.rs.
 #include "math.cuh"
 
 extern "C" __global__ void swiglu(const bf16 *__restrict__ gate_up, // [rows, 2 * width]
