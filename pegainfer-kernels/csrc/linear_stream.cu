@@ -10,8 +10,8 @@
 // leaves no room for a second one of its kernel on a multiprocessor: the launcher asks for more than half of the shared
 // memory, because blocks that start while the kernel before ends would otherwise crowd where it ended first.
 #include "async.cuh"
+#include "common.cuh"
 #include "math.cuh"
-#include "token.cuh"
 
 constexpr int kMaxWarps = 12;   // of a block; the launcher chooses how many, so that their rows fill whole tiles
 constexpr int kRing = 3;        // steps of weights under way
@@ -20,7 +20,7 @@ constexpr uint32_t kGroups = 4; // of 32 columns, in a step
 constexpr uint32_t kStep = 32 * kGroups;
 constexpr uint32_t kChunk = 2; // steps of a chunk of x
 
-enum Epilogue { kPlain, kGated, kLogits };
+enum Epilogue { kPlain, kGated };
 
 struct Shape {
     uint32_t m, n, k;
@@ -117,7 +117,7 @@ __device__ void fetch_all(const bf16 *x, const Shape &shape, const Share<E> &sha
 
 template <int TILES, Epilogue E, typename T>
 __device__ __forceinline__ void write(const Accumulator (&acc)[TILES], const Shape &shape, uint32_t row, uint32_t end,
-                                      Best (&best)[2 * TILES], T *out) {
+                                      T *out) {
     uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int t = 0; t < TILES; ++t)
@@ -125,8 +125,6 @@ __device__ __forceinline__ void write(const Accumulator (&acc)[TILES], const Sha
         for (int i = 0; i < 2; ++i) {
             uint32_t token = 8 * t + Accumulator::column(lane, i), at = row + Accumulator::row(lane, 0);
             if (token >= shape.m) continue;
-            if (E == kLogits && at < end) best[2 * t + i].see(acc[t][i], at);
-            if (E == kLogits && at + 8 < end) best[2 * t + i].see(acc[t][2 + i], at + 8);
             if (E == kGated) {
                 if (at < end) put(out + size_t(token) * (shape.n / 2) + at, silu_times(round_bf16(acc[t][i]), round_bf16(acc[t][2 + i])));
             } else {
@@ -136,12 +134,11 @@ __device__ __forceinline__ void write(const Accumulator (&acc)[TILES], const Sha
         }
 }
 
-// out: [m, n], gated [m, n / 2], or, of T float, one such matrix for each slice of the columns. keys: [m] or null, of
-// logits.
+// out: [m, n], gated [m, n / 2], or, of T float, one such matrix for each slice of the columns.
 template <int TILES, Epilogue E, typename T>
 __device__ void stream(const bf16 *__restrict__ x, // [m, k], m <= 8 TILES
                        const bf16 *__restrict__ w, // [n, k]
-                       T *__restrict__ out, uint64_t *keys, const Shape &shape) {
+                       T *__restrict__ out, const Shape &shape) {
     constexpr uint32_t kInput = kChunk * kGroups * TILES * 32; // pieces of a chunk of x
     constexpr int kSets = TILES == 1 ? 2 : 1;                  // of sums: products that do not wait for each other
     extern __shared__ uint4 shared[];
@@ -170,7 +167,6 @@ __device__ void stream(const bf16 *__restrict__ x, // [m, k], m <= 8 TILES
     fill(kAhead, kRing);
     if (sizeof(T) == 4) out += size_t(blockIdx.y) * shape.m * shape.n;
 
-    Best best[2 * TILES];
     uint32_t chunk = 0;
     Ring<kRing> slot;
     for (uint32_t tile = 0; tile < share.tiles; ++tile) {
@@ -207,19 +203,18 @@ __device__ void stream(const bf16 *__restrict__ x, // [m, k], m <= 8 TILES
         for (int t = 0; t < TILES && kSets > 1; ++t)
 #pragma unroll
             for (int i = 0; i < 4; ++i) acc[0][t][i] += acc[kSets - 1][t][i];
-        write<TILES, E>(acc[0], shape, share.tile_row(tile), share.tile_row(tile + 1), best, out);
+        write<TILES, E>(acc[0], shape, share.tile_row(tile), share.tile_row(tile + 1), out);
     }
-    if (E == kLogits && keys) raise_keys<kMaxWarps, TILES>(best, blockDim.x / 32, shape.m, keys);
 }
 
-#define STREAM(name) extern "C" __global__ __launch_bounds__(32 * kMaxWarps) void name
-#define INPUTS const bf16 *x, const bf16 *w
-#define SHAPE uint32_t m, uint32_t n, uint32_t k, uint32_t slice, uint32_t slots
-#define BODY(tiles, epilogue, keys) stream<tiles, epilogue>(x, w, out, keys, {m, n, k, slice, slots})
+#define STREAM(name, tiles, epilogue, type)                                                                            \
+    extern "C" __global__ __launch_bounds__(32 * kMaxWarps) void name(                                                 \
+        const bf16 *x, const bf16 *w, type *out, uint32_t m, uint32_t n, uint32_t k, uint32_t slice, uint32_t slots) { \
+        stream<tiles, epilogue, type>(x, w, out, {m, n, k, slice, slots});                                             \
+    }
 #define KERNELS(rows, tiles)                                                                                           \
-    STREAM(stream_bf16_##rows)(INPUTS, bf16 *out, SHAPE) { BODY(tiles, kPlain, nullptr); }                             \
-    STREAM(stream_f32_##rows)(INPUTS, float *out, SHAPE) { BODY(tiles, kPlain, nullptr); }                             \
-    STREAM(stream_gated_##rows)(INPUTS, bf16 *out, SHAPE) { BODY(tiles, kGated, nullptr); }                            \
-    STREAM(stream_logits_##rows)(INPUTS, float *out, uint64_t *keys, SHAPE) { BODY(tiles, kLogits, keys); }
+    STREAM(stream_bf16_##rows, tiles, kPlain, bf16)                                                                    \
+    STREAM(stream_f32_##rows, tiles, kPlain, float)                                                                    \
+    STREAM(stream_gated_##rows, tiles, kGated, bf16)
 KERNELS(8, 1)
 KERNELS(16, 2)

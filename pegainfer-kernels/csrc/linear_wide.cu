@@ -9,7 +9,6 @@
 // costs a warpgroup as much time as 128 columns of products of 32 rows.
 #include "hopper.cuh"
 #include "math.cuh"
-#include "token.cuh"
 
 enum Epilogue { kPlain, kGated, kLogits };
 
@@ -128,7 +127,7 @@ __device__ void fetch_inputs(const TensorMap &map, const Shape &shape, const Sha
 // Writes a tile whose rows are `row` to before `end`, at most 64; `other`: the products with the up rows, if gated.
 template <int N, Epilogue E, typename O>
 __device__ __forceinline__ void write(const float (&acc)[N / 2], const float (&other)[N / 2], const Shape &shape,
-                                      uint32_t row, uint32_t end, Best (&best)[N / 4], O *out) {
+                                      uint32_t row, uint32_t end, O *out) {
     uint32_t lane = threadIdx.x % 32, width = E == kGated ? shape.n / 2 : shape.n;
     row += threadIdx.x % 128 / 32 * 16 + Accumulator::row(lane, 0);
     uint32_t token = Accumulator::column(lane, 0);
@@ -139,8 +138,6 @@ __device__ __forceinline__ void write(const float (&acc)[N / 2], const float (&o
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             int at = 4 * j + i;
-            if (E == kLogits && low) best[2 * j + i].see(acc[at], row);
-            if (E == kLogits && high) best[2 * j + i].see(acc[at + 2], row + 8);
             auto value = [&](int a) {
                 return E == kGated ? silu_times(round_bf16(acc[a]), round_bf16(other[a])) : acc[a];
             };
@@ -153,13 +150,12 @@ __device__ __forceinline__ void write(const float (&acc)[N / 2], const float (&o
 }
 
 template <int N, int T, Epilogue E, typename O>
-__device__ void multiply(const Shape &shape, const Share<T, E> &share, const Rings<N> &rings, O *out, uint64_t *keys) {
+__device__ void multiply(const Shape &shape, const Share<T, E> &share, const Rings<N> &rings, O *out) {
     uint32_t warpgroup = __shfl_sync(kAll, threadIdx.x / 128, 0); // the compiler then knows that it is the warp's
     RingCursor place{warpgroup}, x_place{0};
     uint64_t *w_held = nullptr, *x_held = nullptr; // barriers of the slots that unfinished products read
     const uint64_t a0 = descriptor(rings.w, 0, 1024), b0 = descriptor(rings.x, 0, 1024);
     const uint32_t a_box = rings.w_box / 16, b_box = N * 128 / 16; // of operands
-    Best best[N / 4];
     auto release = [](uint64_t *barrier) {
         if (threadIdx.x % 32 == 0) arrive(barrier);
     };
@@ -199,16 +195,14 @@ __device__ void multiply(const Shape &shape, const Share<T, E> &share, const Rin
 #pragma unroll
         for (int t = 0; t < (E == kGated ? 1 : T); ++t) {
             uint32_t row = share.tile_row(shape, pass, t, warpgroup), end = min(row + shape.rows, share.end);
-            write<N, E>(acc[t], acc[E == kGated ? T - 1 : t], shape, row, end, best, out);
+            write<N, E>(acc[t], acc[E == kGated ? T - 1 : t], shape, row, end, out);
         }
     }
-    if (E == kLogits && keys) raise_keys<4 * kMaxWarpgroups, N / 8>(best, share.warpgroups * 4, shape.m, keys);
 }
 
-// out: [m, n], gated [m, n / 2], or, of O float, one such matrix for each slice of the columns. keys: [m] or null, of
-// logits.
+// out: [m, n], gated [m, n / 2], or, of O float, one such matrix for each slice of the columns.
 template <int N, int T, Epilogue E, typename O>
-__device__ void wide(const TensorMap &x, const TensorMap &w, O *out, uint64_t *keys, const Shape &shape) {
+__device__ void wide(const TensorMap &x, const TensorMap &w, O *out, const Shape &shape) {
     extern __shared__ __align__(1024) uint8_t shared[];
     const Share<T, E> share(shape);
     Rings<N> rings(shared, shape);
@@ -217,28 +211,28 @@ __device__ void wide(const TensorMap &x, const TensorMap &w, O *out, uint64_t *k
     rings.init(shape, share.warpgroups);
     __syncthreads();
     if (sizeof(O) == 4) out += size_t(blockIdx.y) * shape.m * shape.n;
-    if (warp < fetcher) multiply<N, T, E>(shape, share, rings, out, keys);
+    if (warp < fetcher) multiply<N, T, E>(shape, share, rings, out);
     else if (warp == fetcher && elected()) fetch_weights<N, T, E>(w, shape, share, rings);
     else if (warp == fetcher + 1 && elected()) fetch_inputs<N, T, E>(x, shape, share, rings);
 }
-#define BODY(N, T, E, O, keys)                                                                                         \
-    wide<N, T, E, O>(x, w, out, keys, {m, n, k, slice, rows, passes, slots, x_slots, ahead})
+#define BODY(...) wide<__VA_ARGS__>(x, w, out, {m, n, k, slice, rows, passes, slots, x_slots, ahead})
 #else
 #define BODY(...) __trap() // the launcher takes another kernel
 #endif
 
-#define WIDE(name, N)                                                                                                  \
-    extern "C" __global__ __launch_bounds__(kMaxWarpgroups * 128 + kFetchers, 1) void name##_##N
-#define MAPS const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w
-#define SHAPE                                                                                                          \
-    uint32_t m, uint32_t n, uint32_t k, uint32_t slice, uint32_t rows, uint32_t passes, uint32_t slots,                \
-        uint32_t x_slots, uint32_t ahead
+#define WIDE(name, N, T, E, O)                                                                                         \
+    extern "C" __global__ __launch_bounds__(kMaxWarpgroups * 128 + kFetchers, 1) void name##_##N(                      \
+        const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, O *out, uint32_t m, uint32_t n,      \
+        uint32_t k, uint32_t slice, uint32_t rows, uint32_t passes, uint32_t slots, uint32_t x_slots,                  \
+        uint32_t ahead) {                                                                                              \
+        BODY(N, T, E, O);                                                                                              \
+    }
 // Logits have many rows of w: LONG tiles at once.
 #define KERNELS(N, LONG)                                                                                               \
-    WIDE(wide_bf16, N)(MAPS, bf16 *out, SHAPE) { BODY(N, 1, kPlain, bf16, nullptr); }                                  \
-    WIDE(wide_f32, N)(MAPS, float *out, SHAPE) { BODY(N, 1, kPlain, float, nullptr); }                                 \
-    WIDE(wide_gated, N)(MAPS, bf16 *out, SHAPE) { BODY(N, 2, kGated, bf16, nullptr); }                                 \
-    WIDE(wide_logits, N)(MAPS, float *out, uint64_t *keys, SHAPE) { BODY(N, LONG, kLogits, float, keys); }
+    WIDE(wide_bf16, N, 1, kPlain, bf16)                                                                                \
+    WIDE(wide_f32, N, 1, kPlain, float)                                                                                \
+    WIDE(wide_gated, N, 2, kGated, bf16)                                                                               \
+    WIDE(wide_logits, N, LONG, kLogits, float)
 KERNELS(32, 4)
 KERNELS(64, 2)
 KERNELS(96, 2)

@@ -4,7 +4,8 @@
 // others from the L1, where the share of a block fits. Weights are whole numbers, with the same steps to them as in
 // src/cpu/sampling/weight.rs, so that sums do not depend on their order: every grid, and the CPU, cuts and draws the same.
 #pragma once
-#include "token.cuh"
+#include "common.cuh"
+#include "warp.cuh"
 
 constexpr uint32_t kThreads = 512; // of a block
 constexpr uint32_t kWarps = kThreads / 32;
@@ -48,6 +49,22 @@ template <typename T> __device__ __forceinline__ T *in_block(T *shared, uint32_t
     return shared;
 #endif
 }
+
+// Rises with the logit; -0 and 0 are equal, NaN comes before all.
+__device__ __forceinline__ uint32_t ordered(float logit) {
+    uint32_t bits = __float_as_uint(logit + 0.f);
+    return isnan(logit) ? 0 : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+// The inverse of `ordered`.
+__device__ __forceinline__ float logit_of(uint32_t order) {
+    return __uint_as_float(order & 0x80000000u ? order ^ 0x80000000u : ~order);
+}
+
+// The order of tokens: a larger key is the better one. Larger logit first, then the lower id.
+__device__ __forceinline__ uint64_t token_key(float logit, uint32_t id) { return uint64_t(ordered(logit)) << 32 | ~id; }
+__device__ __forceinline__ float key_logit(uint64_t key) { return logit_of(uint32_t(key >> 32)); }
+__device__ __forceinline__ uint32_t key_id(uint64_t key) { return ~uint32_t(key); }
 
 // Below the key of every token with a logit of at least `floor`, above all others.
 __device__ __forceinline__ uint64_t floor_key(float floor) { return uint64_t(ordered(floor)) << 32; }

@@ -1,5 +1,5 @@
 // Draws one token per row: temperature, min-p, top-k, top-p, one random number. A cluster of blocks a row; a greedy row
-// ends after the first pass, which is not needed where the product that wrote the logits has found their best.
+// ends after the first pass.
 #include "cut.cuh"
 
 struct Draw {
@@ -17,9 +17,6 @@ struct Draw {
         top_p = __uint_as_float(words[6]);
     }
 };
-
-// Scales below it are of temperatures above 2.9, at which logits 84 below the best still weigh something.
-constexpr float kHot = 0.5f;
 
 // The smallest f32 that is not below max + offset.
 __device__ float min_p_floor(float max, double offset) {
@@ -71,8 +68,7 @@ __device__ void pick(Exchange &shared, uint32_t &turn, const Row &row, const Wei
 
 extern "C" __global__ __launch_bounds__(kThreads, 2) void sample(const float *__restrict__ logits,   // [rows, vocab]
                                                               const uint32_t *__restrict__ draws, // [rows, kDrawWords]
-                                                              uint64_t *keys,             // [rows], of the best, or 0; or null
-                                                              uint32_t *__restrict__ out, // [rows]
+                                                              uint32_t *__restrict__ out,         // [rows]
                                                               uint32_t vocab) {
     __shared__ Exchange slots;
     __shared__ Histogram histogram;
@@ -80,23 +76,15 @@ extern "C" __global__ __launch_bounds__(kThreads, 2) void sample(const float *__
     release_successor();
     histogram.clear();
     wait_for_predecessor();
-    Draw draw(draws + kDrawWords * index);
-    bool first = threadIdx.x == 0 && block_rank() == 0;
-    uint64_t known = keys ? keys[index] : 0;
-    // Every block must have started before another one writes to it, and have read the key before it is taken back.
+    // Every block must have started before another one writes to it.
     cluster_sync();
-    if (known && first) keys[index] = 0;
-    // Where the best is known, the first pass could only narrow the histogram: worth it for hot draws.
-    bool measured = !known || (0.f < draw.scale && draw.scale < kHot);
+    Draw draw(draws + kDrawWords * index);
     Row row(logits, vocab);
-    Extent extent = {known, -INFINITY};
-    if (measured) {
-        extent = own_extent(row);
-        extent.best = reduce(slots, turn, extent.best, Max());
-    }
+    Extent extent = own_extent(row);
+    extent.best = reduce(slots, turn, extent.best, Max());
     float best = key_logit(extent.best);
     if (draw.scale == 0.f || !(best > -INFINITY)) {
-        if (first) out[index] = key_id(extent.best);
+        if (threadIdx.x == 0 && block_rank() == 0) out[index] = key_id(extent.best);
         return;
     }
     Weight weight = {best, draw.scale};
@@ -104,8 +92,7 @@ extern "C" __global__ __launch_bounds__(kThreads, 2) void sample(const float *__
     uint64_t last = floor_key(floor);
     bool top_k = 0 < draw.top_k && draw.top_k < vocab;
     if (top_k || draw.top_p < 1.f) {
-        float least = extent.least;
-        if (measured) least = key_logit(~reduce(slots, turn, ~uint64_t(ordered(least)) << 32, Max()));
+        float least = key_logit(~reduce(slots, turn, ~uint64_t(ordered(extent.least)) << 32, Max()));
         // What weighs nothing is not drawn, so it need not be in the front either.
         Bins bins(best, fmaxf(fmaxf(floor, least), best + kNegligible / draw.scale));
         build(histogram, row, bins, weight);

@@ -72,7 +72,7 @@ fn one_op_takes_all_layers_of_few_rows() {
                 continue;
             }
             let ops: Vec<_> = records.iter().map(|r| r.op).collect();
-            assert_eq!(ops, ["embedding", "decode_layers", "linear_argmax", "sample"]);
+            assert_eq!(ops, ["embedding", "decode_layers", "linear", "sample"]);
             assert_eq!(layers[0].kernel, "one_kernel");
             let ends = if size.4 { 1 } else { 2 } * config.vocab_size * config.hidden_size;
             let floor = 2 * (size.5 - ends as u64) + (rows * 1024 * config.kv_bytes_per_token()) as u64;

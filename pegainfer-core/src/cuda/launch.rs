@@ -147,11 +147,6 @@ impl Launch {
         self.push(tensor.device())
     }
 
-    /// As [`output`](Self::output), or null.
-    pub fn optional_output(self, tensor: Option<&mut Tensor>) -> Self {
-        self.push(tensor.map_or(0, |tensor| tensor.device()))
-    }
-
     /// A pointer parameter into memory that is no tensor's.
     pub fn pointer(self, address: u64) -> Self {
         self.push(address)

@@ -31,7 +31,7 @@ impl Pass<'_> {
         if samples.iter().any(adjusted) {
             adjust(self.exec, samples, &mut self.work.logits)?;
         }
-        ops::sample(self.exec, &self.work.logits, &self.inputs.draws, None, &mut self.work.sampled)?;
+        ops::sample(self.exec, &self.work.logits, &self.inputs.draws, &mut self.work.sampled)?;
         if samples.iter().any(|row| adjusted(row) && row.logprobs.is_some()) {
             // Reports are of the raw logits.
             self.logits(rows)?;

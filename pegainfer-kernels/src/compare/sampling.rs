@@ -1,8 +1,8 @@
-//! Comparisons of `adjust_logits`, `linear_argmax`, `sample` and `logprobs`: rules of every kind, keys beside the logits
-//! they are of, every way to sample on every row, and reports taken apart.
+//! Comparisons of `adjust_logits`, `sample` and `logprobs`: rules of every kind, every way to sample on every row, and
+//! reports taken apart.
 
-use super::{Call, EXACT, Output, allocate, output, unit};
-use crate::ops::{self, DRAW_WORDS, Draw, KEY_WORDS, NO_MASK, REPORT_WORDS};
+use super::{Call, EXACT, Output, allocate, unit};
+use crate::ops::{self, DRAW_WORDS, Draw, NO_MASK, REPORT_WORDS};
 use pegainfer_core::engine::MAX_LOGPROBS;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::rng;
@@ -29,12 +29,7 @@ const LOGPROB: f64 = 1e-6;
 pub(super) fn run(exec: &mut Exec, call: &mut Call<'_>) -> Result<Option<Vec<Output>>, OpError> {
     let outputs = match (call.record.op, &call.read[..], &mut call.written[..]) {
         ("adjust_logits", [_, spans, edits, masks], [logits]) => adjust(exec, logits, spans, edits, masks)?,
-        ("linear_argmax", [x, w], [logits, keys]) => {
-            exec.fill_rows(keys, &vec![0u32; x.rows_cols().0 * KEY_WORDS])?;
-            ops::linear_argmax(exec, x, w, logits, keys)?;
-            vec![output(exec, logits, call.case)?, judge_keys(exec, logits, keys)?]
-        }
-        ("sample", [logits, _, _], [keys, out]) => sample(exec, logits, keys, out)?,
+        ("sample", [logits, _], [out]) => sample(exec, logits, out)?,
         ("logprobs", [logits, _, sampled], [out]) => logprobs(exec, logits, sampled, out)?,
         _ => return Ok(None),
     };
@@ -94,44 +89,16 @@ fn adjust(
     Ok(vec![Output { tolerance: EXACT, row: vocab, values }])
 }
 
-/// The keys of the best token of each row of logits.
-fn best_keys(exec: &Exec, logits: &Tensor) -> Result<Vec<[u32; KEY_WORDS]>, OpError> {
-    let mut values = vec![0f32; logits.elements()];
-    exec.read(logits, 0, &mut values)?;
-    let key = |row: &[f32]| {
-        let better = |best: usize, (id, x): (usize, &f32)| if *x > row[best] { id } else { best };
-        let id = row.iter().enumerate().fold(0, better);
-        let bits = (row[id] + 0.0).to_bits();
-        [!(id as u32), if bits >> 31 == 1 { !bits } else { bits | 1 << 31 }]
-    };
-    Ok(values.chunks(logits.rows_cols().1).map(key).collect())
-}
-
-/// Whether each key is that of the logits beside it, or 0.
-fn judge_keys(exec: &Exec, logits: &Tensor, keys: &Tensor) -> Result<Output, OpError> {
-    let mut words = vec![0u32; keys.elements()];
-    exec.read(keys, 0, &mut words)?;
-    let best = best_keys(exec, logits)?.into_iter();
-    let right = best.zip(words.as_chunks().0).map(|(best, key)| *key == [0; KEY_WORDS] || *key == best);
-    Ok(Output { tolerance: EXACT, row: 1, values: right.map(|right| f32::from(u8::from(right))).collect() })
-}
-
-/// The tokens that each row draws in each way. They must be equal: devices agree on weights bit by bit. A row comes
-/// with its key, which is taken back, and without.
-fn sample(exec: &mut Exec, logits: &Tensor, keys: &mut Tensor, out: &mut Tensor) -> Result<Vec<Output>, OpError> {
-    let (rows, best) = (logits.rows_cols().0, best_keys(exec, logits)?);
+/// The tokens that each row draws in each way. They must be equal: devices agree on weights bit by bit.
+fn sample(exec: &mut Exec, logits: &Tensor, out: &mut Tensor) -> Result<Vec<Output>, OpError> {
+    let rows = logits.rows_cols().0;
     let mut outputs = Vec::new();
-    for turn in 0..2 * WAYS.len() {
+    for turn in 0..WAYS.len() {
         let draws = draws(exec, rows, turn)?;
-        let known = |row: usize| (row + turn / WAYS.len()).is_multiple_of(2);
-        let key = |row: usize| if known(row) { best[row] } else { [0; KEY_WORDS] };
-        exec.fill_rows(keys, &(0..rows).flat_map(key).collect::<Vec<_>>())?;
-        ops::sample(exec, logits, &draws, Some(keys), out)?;
-        for tensor in [&*keys, &*out] {
-            let mut words = vec![0u32; tensor.elements()];
-            exec.read(tensor, 0, &mut words)?;
-            outputs.push(Output { tolerance: EXACT, row: 1, values: words.iter().map(|&word| word as f32).collect() });
-        }
+        ops::sample(exec, logits, &draws, out)?;
+        let mut tokens = vec![0u32; rows];
+        exec.read(out, 0, &mut tokens)?;
+        outputs.push(Output { tolerance: EXACT, row: 1, values: tokens.iter().map(|&token| token as f32).collect() });
     }
     Ok(outputs)
 }

@@ -26,8 +26,8 @@ fn streams(gpu: &Cuda, m: usize) -> bool {
     m <= STREAM_ROWS || is_wide(gpu, m)
 }
 
-/// Launches a product whose weights stream. `out` takes the results as the kernel's output argument, for logits with the
-/// keys as the next. Returns the number of slices.
+/// Launches a product whose weights stream. `out` takes the results as the kernel's output argument. Returns the number
+/// of slices.
 fn streamed(
     gpu: &mut Cuda,
     op: &'static str,
@@ -61,38 +61,14 @@ pub(crate) fn swiglu_kernel(gpu: &mut Cuda, m: usize, n: usize, k: usize) -> &'s
 }
 
 pub(crate) fn linear(exec: &mut Exec, x: &Tensor, w: &Tensor, out: &mut Tensor) -> Result<(), OpError> {
-    product(exec, "linear", x, w, out, None)
-}
-
-pub(crate) fn linear_argmax(
-    exec: &mut Exec,
-    x: &Tensor,
-    w: &Tensor,
-    out: &mut Tensor,
-    keys: &mut Tensor,
-) -> Result<(), OpError> {
-    product(exec, "linear_argmax", x, w, out, Some(keys))
-}
-
-/// What both of the above launch. `keys` of f32 products take those that the kernel finds on its way.
-fn product(
-    exec: &mut Exec,
-    op: &'static str,
-    x: &Tensor,
-    w: &Tensor,
-    out: &mut Tensor,
-    keys: Option<&mut Tensor>,
-) -> Result<(), OpError> {
+    let op = "linear";
     let ((m, k), n) = (x.rows_cols(), w.rows_cols().0);
     pieces(op, k)?;
     pieces(op, n)?;
     let gpu = exec.gpu()?;
     if streams(gpu, m) {
-        let launched = match out.dtype() {
-            DType::F32 => streamed(gpu, op, x, w, Output::Logits, |launch| launch.output(out).optional_output(keys)),
-            _ => streamed(gpu, op, x, w, Output::Bf16, |launch| launch.output(out)),
-        };
-        return launched.map(|_| ());
+        let output = if out.dtype() == DType::F32 { Output::Logits } else { Output::Bf16 };
+        return streamed(gpu, op, x, w, output, |launch| launch.output(out)).map(|_| ());
     }
     if gpu.has_blaslt() {
         return gpu.matmul(op, x, w, false, out);

@@ -43,7 +43,7 @@ pub(crate) use gated_decode::{gated_decode_fused, gated_fused};
 pub(crate) use gated_norm::gated_rms_norm;
 pub(crate) use gated_qkv::{attention_gate, gated_qk_norm_rope_write_kv};
 pub(crate) use gather::{embedding, gather};
-pub(crate) use linear::{linear, linear_add_norm, linear_argmax, linear_kernel, linear_swiglu, swiglu_kernel};
+pub(crate) use linear::{linear, linear_add_norm, linear_kernel, linear_swiglu, swiglu_kernel};
 pub(crate) use linear_qkv::{linear_qkv, qkv_kernel};
 pub(crate) use norm::rms_norm;
 pub(crate) use qkv::qk_norm_rope_write_kv;

@@ -23,7 +23,6 @@ pub(crate) fn sample(
     exec: &mut Exec,
     logits: &Tensor,
     draws: &Tensor,
-    keys: Option<&mut Tensor>,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let (rows, vocab) = logits.rows_cols();
@@ -31,7 +30,7 @@ pub(crate) fn sample(
     let gpu = exec.gpu()?;
     let blocks = blocks(rows, gpu.multiprocessors(), gpu.capability());
     let launch = gpu.launch("sample", &images::SAMPLE, "sample")?.cluster(blocks).overlapped();
-    let launch = launch.input(logits).input(draws).optional_output(keys).output(out).u32(vocab);
+    let launch = launch.input(logits).input(draws).output(out).u32(vocab);
     // SAFETY: matches csrc/sample.cu; the op checked the shapes.
     unsafe { launch.run([rows * blocks, 1, 1], THREADS) }
 }

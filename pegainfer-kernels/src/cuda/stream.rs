@@ -14,8 +14,6 @@ const RING_BYTES: usize = 3 * 4096; // of a warp
 const STEP: usize = 128;
 const CHUNK: usize = 256; // columns
 const CHUNK_BYTES: usize = 4096; // for eight rows of x
-/// Most shared memory that finding keys takes beside the above.
-const KEY_BYTES: usize = MAX_WARPS * STREAM_ROWS * 8;
 /// Chunks of x that must fit when not all of them do.
 const MIN_SLOTS: usize = 3;
 /// Rows of w whose copies keep the memory busy, a block.
@@ -29,7 +27,7 @@ const MAX_SLICES: usize = 8;
 pub(super) enum Output {
     /// Writes them, rounded to bf16.
     Bf16,
-    /// Writes them as f32, and keys, as in csrc/token.cuh, if their pointer is not null.
+    /// Writes them as f32.
     Logits,
     /// Writes those of each slice of the columns as f32: the reader adds them. A matrix with few rows fills the GPU.
     Slices,
@@ -79,8 +77,8 @@ fn spread(m: usize, n: usize, k: usize, output: Output, gpu: (usize, usize)) -> 
     Spread { slices, slice, blocks, warps, slots, shared }
 }
 
-/// Launches the product of `x` and `w`, whose results `out` takes as the kernel's output argument, for logits with the
-/// keys as the next. Returns the number of slices.
+/// Launches the product of `x` and `w`, whose results `out` takes as the kernel's output argument. Returns the number of
+/// slices.
 pub(super) fn stream(
     gpu: &mut Cuda,
     op: &'static str,
@@ -92,11 +90,10 @@ pub(super) fn stream(
     let ((m, k), n) = (x.rows_cols(), w.rows_cols().0);
     let kernels = match output {
         Output::Bf16 => ["stream_bf16_8", "stream_bf16_16"],
-        Output::Slices => ["stream_f32_8", "stream_f32_16"],
-        Output::Logits => ["stream_logits_8", "stream_logits_16"],
+        Output::Logits | Output::Slices => ["stream_f32_8", "stream_f32_16"],
         Output::Gated => ["stream_gated_8", "stream_gated_16"],
     };
-    let spread = spread(m, n, k, output, (gpu.multiprocessors(), gpu.shared_memory() - KEY_BYTES));
+    let spread = spread(m, n, k, output, (gpu.multiprocessors(), gpu.shared_memory()));
     let kernel = kernels[tiles(m).ilog2() as usize];
     let launch = out(gpu.launch(op, &images::LINEAR_STREAM, kernel)?.input(x).input(w));
     let launch = launch.u32(m).u32(n).u32(k).u32(spread.slice).u32(spread.slots).overlapped();

@@ -92,7 +92,7 @@ mod tests {
             draws.host_mut::<u32>().copy_from_slice(&packed.collect::<Vec<_>>());
             let mut sampled = host.zeros("sampled", &[rows], DType::U32);
             let mut out = host.zeros("logprobs", &[rows, REPORT_WORDS], DType::U32);
-            ops::sample(&mut host.exec, &x, &draws, None, &mut sampled).unwrap();
+            ops::sample(&mut host.exec, &x, &draws, &mut sampled).unwrap();
             assert_eq!(sampled.host::<u32>(), [1, 2, 0]);
             logprobs(&mut host.exec, &x, &draws, &sampled, &mut out).unwrap();
             let reports: Vec<&[u32]> = out.host::<u32>().chunks(REPORT_WORDS).collect();

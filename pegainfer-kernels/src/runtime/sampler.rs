@@ -3,7 +3,7 @@
 use super::inputs::Inputs;
 use super::logits_processors::LogitsProcessors;
 use super::results::Results;
-use crate::ops::{self, KEY_WORDS, REPORT_WORDS};
+use crate::ops::{self, REPORT_WORDS};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::schedule::SampleRow;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -19,8 +19,6 @@ fn logits_rows(device: Device) -> usize {
 pub struct Sampler {
     /// `[logits_rows, vocab]` f32.
     logits: Tensor,
-    /// Of the most likely tokens, `[logits_rows, KEY_WORDS]` u32; zeros between steps.
-    keys: Tensor,
     /// What the samples of the last step drew, `[rows]` u32. At its full length outside of [`run`](Self::run).
     pub sampled: Tensor,
     /// Of the sampled tokens, `[rows, REPORT_WORDS]` u32.
@@ -33,7 +31,6 @@ impl Sampler {
         let chunk = logits_rows(exec.device()).min(rows);
         Ok(Self {
             logits: exec.tensor("logits", &[chunk, vocab], DType::F32)?,
-            keys: exec.tensor("keys", &[chunk, KEY_WORDS], DType::U32)?,
             sampled: exec.tensor("sampled", &[rows], DType::U32)?,
             logprobs: exec.tensor("logprobs", &[rows, REPORT_WORDS], DType::U32)?,
         })
@@ -72,23 +69,19 @@ impl Sampler {
         first: usize,
         samples: &[SampleRow],
     ) -> Result<(), OpError> {
-        let Self { logits, keys, sampled, logprobs } = self;
+        let Self { logits, sampled, logprobs } = self;
         let processed = |row: &SampleRow| row.adjustment.is_some();
         for tensor in [&mut *normed, &mut inputs.draws, sampled, logprobs] {
             tensor.set_range(first, samples.len());
         }
         logits.set_rows(samples.len());
-        keys.set_rows(samples.len());
+        ops::linear(exec, normed, head, logits)?;
         if samples.iter().any(processed) {
-            // Logits processors change which token is the most likely one.
-            ops::linear(exec, normed, head, logits)?;
             let LogitsProcessors { spans, edits, masks } = &mut inputs.processors;
             spans.set_range(first, samples.len());
             ops::adjust_logits(exec, logits, spans, edits, masks)?;
-        } else {
-            ops::linear_argmax(exec, normed, head, logits, keys)?;
         }
-        ops::sample(exec, logits, &inputs.draws, Some(keys), sampled)?;
+        ops::sample(exec, logits, &inputs.draws, sampled)?;
         if samples.iter().any(|row| processed(row) && row.logprobs.is_some()) {
             // Log-probabilities are of the raw logits. Computing them again is slower than a copy, and needs no second buffer of
             // their size for the few requests that want both.
