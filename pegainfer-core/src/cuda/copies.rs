@@ -1,7 +1,11 @@
 //! Copies between the host and the device, in the order of launches.
+//!
+//! They are asynchronous copies on the stream of the kernels. A kernel that is launched behind one with programmatic
+//! dependent launch starts when the copy is complete, because only a kernel can release its successor early; so what a
+//! step's first kernel reads before it waits for its predecessor has arrived, and what the later ones read, too.
 
 use super::landing::Landing;
-use super::{Cuda, Image, error};
+use super::{Cuda, error};
 use crate::tensor::{Element, OpError};
 use cudarc::driver::{DriverError, result, sys};
 use std::ops::Range;
@@ -10,46 +14,11 @@ use std::ops::Range;
 /// the largest step that an engine may have, see `engine::options`.
 pub(super) const PIECE_BYTES: usize = 1 << 20;
 
-/// Bytes of what [`CopyKernels`] copy at once.
-const WORD: usize = 4;
+/// Names of the two directions in errors.
+const UPLOAD: &str = "upload";
+const READ_BACK: &str = "read back";
 
-/// Kernels that copy rows of 4-byte words between pinned memory and the device: see [`Cuda::copy_by`].
-///
-/// Both take `(const uint32_t *from, uint32_t *to, uint32_t width, uint64_t from_stride, uint64_t to_stride)`: rows of
-/// `width` words, which begin so many words apart. Block `(x, y)` copies `threads * words` words of row `x`, from word
-/// `y * threads * words` on, and waits for its predecessors before it touches device memory.
-#[derive(Debug, Clone, Copy)]
-pub struct CopyKernels {
-    /// Where they are.
-    pub image: &'static Image,
-    /// From pinned memory to the device.
-    pub upload: &'static str,
-    /// From the device to pinned memory.
-    pub land: &'static str,
-    /// Of a block.
-    pub threads: usize,
-    /// Words that a thread copies.
-    pub words: usize,
-}
-
-/// Which way a copy goes.
-#[derive(Debug, Clone, Copy)]
-enum Way {
-    Upload,
-    Land,
-}
-
-impl Way {
-    fn op(self) -> &'static str {
-        match self {
-            Self::Upload => "upload",
-            Self::Land => "read back",
-        }
-    }
-}
-
-/// What a copy takes: `count` rows of `width` bytes. A side is the address of its first row, and the bytes from one row to
-/// the next.
+/// `count` rows of `width` bytes each. A side is the address of its first row, and the bytes from one row to the next.
 #[derive(Debug, Clone, Copy)]
 struct Rows {
     count: usize,
@@ -59,19 +28,8 @@ struct Rows {
 }
 
 impl Rows {
-    fn one(from: u64, to: u64, bytes: usize) -> Self {
-        Self { count: 1, width: bytes, from: (from, bytes), to: (to, bytes) }
-    }
-
-    /// Whether they are made of aligned words.
-    fn of_words(&self) -> bool {
-        let Self { width, from, to, .. } = *self;
-        [from.0, to.0].iter().all(|address| address.is_multiple_of(WORD as u64))
-            && [width, from.1, to.1].iter().all(|bytes| bytes.is_multiple_of(WORD))
-    }
-
     /// As the driver wants them. Addresses of the host and of devices have one space.
-    fn for_engine(&self) -> sys::CUDA_MEMCPY2D {
+    fn descriptor(&self) -> sys::CUDA_MEMCPY2D {
         let Self { count, width, from, to } = *self;
         sys::CUDA_MEMCPY2D_st {
             srcXInBytes: 0,
@@ -95,48 +53,6 @@ impl Rows {
 }
 
 impl Cuda {
-    /// Lets `kernels` copy from now on, where a copy engine does otherwise. The engine and the kernels around it wait for
-    /// each other through memory: on an H200 a small copy sets two kernels 6 to 8 us further apart, and a megabyte 28,
-    /// where a kernel takes 2 to 4 us, and 21.
-    pub fn copy_by(&mut self, kernels: CopyKernels) -> Result<(), OpError> {
-        self.bind()?;
-        for (way, kernel) in [(Way::Upload, kernels.upload), (Way::Land, kernels.land)] {
-            // Loads it now, so that what is wrong with it is known before there are steps.
-            self.launch(way.op(), kernels.image, kernel)?;
-        }
-        self.copy_kernels = Some(kernels);
-        Ok(())
-    }
-
-    /// Copies rows behind everything that was launched, without waiting.
-    ///
-    /// # Safety
-    /// Both sides must have the rows, one in pinned memory and one on this device, until the copy is done, and nothing
-    /// else may write to either until then or read what is written.
-    unsafe fn copy(&mut self, way: Way, rows: &Rows) -> Result<(), OpError> {
-        let Rows { count, width, from, to } = *rows;
-        let Some(kernels) = self.copy_kernels.filter(|_| rows.of_words()) else {
-            // SAFETY: the caller's promise.
-            let status = unsafe { sys::cuMemcpy2DAsync_v2(&rows.for_engine(), self.stream.cu_stream()) };
-            return status.result().map_err(error(way.op()));
-        };
-        let kernel = match way {
-            Way::Upload => kernels.upload,
-            Way::Land => kernels.land,
-        };
-        let words = |bytes: usize| bytes / WORD;
-        // This kernel reads nothing of the device before it has waited; the one that follows may.
-        let uploading = std::mem::take(&mut self.uploading) || matches!(way, Way::Upload);
-        let launch = self.launch(way.op(), kernels.image, kernel)?.pointer(from.0).pointer(to.0);
-        let launch = launch.u32(words(width)).u64(words(from.1) as u64).u64(words(to.1) as u64);
-        let pieces = words(width).div_ceil(kernels.threads * kernels.words);
-        // SAFETY: the kernel is as `CopyKernels` says; the rows are the caller's promise. Kernels address pinned memory as
-        // the host does.
-        unsafe { launch.overlapped().run([count, pieces, 1], kernels.threads)? };
-        self.uploading = uploading;
-        Ok(())
-    }
-
     /// Copies `elements` elements to `address` in pieces: `fill(first, piece)` writes the piece that begins at element
     /// `first` to pinned memory while the piece before it travels. Pieces begin at multiples of 65,536 elements.
     ///
@@ -150,13 +66,12 @@ impl Cuda {
         let piece = PIECE_BYTES / size_of::<T>();
         for first in (0..elements).step_by(piece) {
             let bytes = piece.min(elements - first) * size_of::<T>();
-            let pinned = self.staging.take(&self.stream, bytes).map_err(error(Way::Upload.op()))?;
+            let pinned = self.staging.take(&self.stream, bytes).map_err(error(UPLOAD))?;
             fill(first, bytemuck::cast_slice_mut(pinned));
             let to = address + (first * size_of::<T>()) as u64;
-            let rows = Rows::one(pinned.as_ptr() as u64, to, bytes);
-            // SAFETY: the room is there (see above); the pinned bytes stay untouched until the copy is done, because
-            // `Staging` waits before it hands them out again.
-            unsafe { self.copy(Way::Upload, &rows)? };
+            // SAFETY: the destination has that much space (see above); the pinned bytes stay untouched until the copy is
+            // done, because `Staging` waits before it hands them out again.
+            unsafe { result::memcpy_htod_async(to, pinned, self.stream.cu_stream()) }.map_err(error(UPLOAD))?;
         }
         Ok(())
     }
@@ -178,13 +93,15 @@ impl Cuda {
         let at_once = (PIECE_BYTES / width_bytes).max(1);
         for first in (0..rows).step_by(at_once) {
             let count = at_once.min(rows - first);
-            let pinned = self.staging.take(&self.stream, count * width_bytes).map_err(error(Way::Upload.op()))?;
+            let pinned = self.staging.take(&self.stream, count * width_bytes).map_err(error(UPLOAD))?;
             let to = bytemuck::cast_slice_mut(pinned).chunks_exact_mut(width);
             (first..).zip(to).for_each(|(row, elements)| fill(row, elements));
             let from = (pinned.as_ptr() as u64, width_bytes);
             let to = (address + (first * stride_bytes) as u64, stride_bytes);
+            let rows = Rows { count, width: width_bytes, from, to };
             // SAFETY: as in `upload`; there are `count` rows of `width` elements on both sides.
-            unsafe { self.copy(Way::Upload, &Rows { count, width: width_bytes, from, to })? };
+            let status = unsafe { sys::cuMemcpy2DAsync_v2(&rows.descriptor(), self.stream.cu_stream()) };
+            status.result().map_err(error(UPLOAD))?;
         }
         Ok(())
     }
@@ -205,12 +122,12 @@ impl Cuda {
         copies: impl Iterator<Item = (u64, Range<usize>)>,
     ) -> Result<(), OpError> {
         for (address, place) in copies.filter(|(_, place)| !place.is_empty()) {
-            let room = &mut landing.bytes_mut()[place];
-            let rows = Rows::one(address, room.as_mut_ptr() as u64, room.len());
-            // SAFETY: the room is there (see above); nothing reads or frees the bytes of a landing before it has waited.
-            unsafe { self.copy(Way::Land, &rows)? };
+            let to = &mut landing.bytes_mut()[place];
+            // SAFETY: the address has that many bytes (see above); nothing reads or frees the bytes of a landing before it
+            // has waited.
+            unsafe { result::memcpy_dtoh_async(to, address, self.stream.cu_stream()) }.map_err(error(READ_BACK))?;
         }
-        landing.record(&self.stream).map_err(error(Way::Land.op()))
+        landing.record(&self.stream).map_err(error(READ_BACK))
     }
 
     /// Copies from the device and waits for it, and so for all earlier work.
@@ -218,5 +135,68 @@ impl Cuda {
         // SAFETY: the caller gives an address with that much room; the wait below ends before `out` can move.
         unsafe { result::memcpy_dtoh_async(out, address, self.stream.cu_stream())? };
         self.stream.synchronize()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::exec::Exec;
+    use crate::readback::Readback;
+    use crate::rng;
+    use crate::tensor::{DType, Tensor};
+    use half::bf16;
+
+    fn words(n: usize, seed: u64) -> Vec<u32> {
+        (0..n as u64).map(|i| rng::bits(seed, i) as u32).collect()
+    }
+
+    /// All words of a tensor.
+    fn contents(exec: &Exec, tensor: &mut Tensor) -> Vec<u32> {
+        tensor.set_rows(tensor.max_rows());
+        let mut words = vec![0; tensor.elements()];
+        exec.read(tensor, 0, &mut words).unwrap();
+        words
+    }
+
+    #[test]
+    #[ignore = "needs a GPU"]
+    fn every_shape_arrives_and_nothing_else_is_written() {
+        let mut exec = Exec::cuda(0, Some(2)).unwrap();
+        let mut table = exec.tensor("table", &[300, 999], DType::U32).unwrap();
+        let mut expected = vec![0; table.elements()];
+        // The last ones take several staging buffers.
+        for (i, (rows, width)) in [(1, 1), (3, 7), (256, 8), (300, 257), (2, 999), (300, 999)].into_iter().enumerate() {
+            let values = words(rows * width, i as u64);
+            exec.fill_columns(&mut table, width, &values).unwrap();
+            let to = expected.chunks_exact_mut(999).zip(values.chunks_exact(width));
+            to.for_each(|(to, from)| to[..width].copy_from_slice(from));
+            assert!(contents(&exec, &mut table) == expected, "{rows} rows of {width}");
+        }
+        let mut halves = exec.tensor("halves", &[5], DType::Bf16).unwrap();
+        let values = [1.0, 2.0, 3.0].map(bf16::from_f32);
+        exec.fill_rows(&mut halves, &values).unwrap();
+        let mut read = [bf16::ZERO; 3];
+        exec.read(&halves, 0, &mut read).unwrap();
+        assert_eq!(read, values, "not a multiple of 4 bytes");
+    }
+
+    #[test]
+    #[ignore = "needs a GPU"]
+    fn steps_in_flight_keep_their_inputs_and_their_results() {
+        let mut exec = Exec::cuda(0, Some(2)).unwrap();
+        let shapes: [(&str, &[usize]); 2] = [("a", &[70_000]), ("b", &[5_000, 8])];
+        let [mut a, mut b] = exec.adjacent(shapes, DType::U32).unwrap();
+        let mut readbacks = [0, 1].map(|_| Readback::new(&mut exec, 500_000).unwrap());
+        let step = |i: usize| (words(1 + i * 9973 % 70_000, i as u64), words(8 * (1 + i * 37 % 5_000), !i as u64));
+        for i in 0..60 {
+            let (first, second) = step(i);
+            exec.fill_adjacent([&mut a, &mut b], [&first, &second]).unwrap();
+            readbacks[i % 2].start(&mut exec, &[&a, &b]).unwrap();
+            if let Some(before) = i.checked_sub(1) {
+                let arrived = readbacks[before % 2].wait().unwrap();
+                let (first, second) = step(before);
+                assert!(arrived.tensor::<u32>(0) == first && arrived.tensor::<u32>(1) == second, "step {before}");
+            }
+        }
     }
 }

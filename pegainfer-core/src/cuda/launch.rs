@@ -21,16 +21,17 @@ pub(super) struct Modules {
     functions: HashMap<(&'static str, &'static str), sys::CUfunction>,
     /// Shared memory that a block may have when its kernel asks for it.
     shared: i32,
-    /// Whether kernels may be launched in clusters and before their predecessors end (compute capability 9.0).
-    hopper: bool,
+    /// Whether kernels may be launched in clusters and with programmatic dependent launch (compute capability 9.0 and
+    /// later).
+    pdl: bool,
 }
 
 // SAFETY: the handles are the driver's, valid on every thread that has the context bound.
 unsafe impl Send for Modules {}
 
 impl Modules {
-    pub fn new(shared: i32, hopper: bool) -> Self {
-        Self { modules: HashMap::new(), functions: HashMap::new(), shared, hopper }
+    pub fn new(shared: i32, pdl: bool) -> Self {
+        Self { modules: HashMap::new(), functions: HashMap::new(), shared, pdl }
     }
 
     pub fn function(&mut self, image: &Image, kernel: &'static str) -> Result<sys::CUfunction, DriverError> {
@@ -61,7 +62,7 @@ impl Modules {
             sys::cuFuncGetAttribute(&mut fixed, Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function).result()?;
             let most = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             result::function::set_function_attribute(function, most, self.shared - fixed)?;
-            if self.hopper {
+            if self.pdl {
                 let large = Attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
                 result::function::set_function_attribute(function, large, 1)?;
             }
@@ -69,8 +70,8 @@ impl Modules {
         Ok(())
     }
 
-    pub fn hopper(&self) -> bool {
-        self.hopper
+    pub fn pdl(&self) -> bool {
+        self.pdl
     }
 }
 
@@ -97,7 +98,7 @@ pub struct Launch {
     overlapped: bool,
     cooperative: bool,
     /// Whether `overlapped` has an effect.
-    may_overlap: bool,
+    pdl: bool,
 }
 
 impl Launch {
@@ -106,7 +107,7 @@ impl Launch {
         kernel: &'static str,
         function: sys::CUfunction,
         stream: sys::CUstream,
-        may_overlap: bool,
+        pdl: bool,
     ) -> Self {
         let arguments = [0; MAX_ARGUMENTS];
         Self {
@@ -121,7 +122,7 @@ impl Launch {
             cluster: 1,
             overlapped: false,
             cooperative: false,
-            may_overlap,
+            pdl,
         }
     }
 
@@ -183,9 +184,9 @@ impl Launch {
 
     /// Lets the kernel's blocks start while the kernel before it still runs (programmatic dependent launch). The kernel
     /// must call `wait_for_predecessor` before it touches what another kernel of the step writes or reads. No effect
-    /// below compute capability 9.0, nor for the kernel that follows an upload.
+    /// below compute capability 9.0, nor for the kernel that follows a copy.
     pub fn overlapped(mut self) -> Self {
-        self.overlapped = self.may_overlap;
+        self.overlapped = self.pdl;
         self
     }
 

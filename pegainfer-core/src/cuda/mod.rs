@@ -15,7 +15,6 @@ mod tensor_map;
 mod upload;
 
 pub(crate) use blaslt::served_rows;
-pub use copies::CopyKernels;
 pub use graph::Graph;
 pub(crate) use landing::Landing;
 pub use launch::{Image, Launch};
@@ -62,10 +61,6 @@ pub struct Cuda {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     staging: Staging,
-    /// What copies between `staging` or a landing and the device; a copy engine without.
-    copy_kernels: Option<CopyKernels>,
-    /// Whether one of `copy_kernels` may still write to the device when the next kernel is launched.
-    uploading: bool,
     modules: Modules,
     workspace: DeviceBuffer,
     counters: DeviceBuffer,
@@ -133,8 +128,6 @@ impl Cuda {
             context,
             stream,
             staging,
-            copy_kernels: None,
-            uploading: false,
             modules,
             workspace,
             counters,
@@ -211,10 +204,7 @@ impl Cuda {
     /// Prepares the launch of `kernel` of `image` on behalf of `op`. The image is loaded on first use.
     pub fn launch(&mut self, op: &'static str, image: &'static Image, kernel: &'static str) -> Result<Launch, OpError> {
         let function = self.modules.function(image, kernel).map_err(|e| launch_error(op, kernel, e))?;
-        // Before it waits for its predecessors, a kernel may read what no other one of its step writes: the step's inputs,
-        // or what the step before left. So the first one starts when the uploads are complete, and the others after it.
-        let may_overlap = self.modules.hopper() && !std::mem::take(&mut self.uploading);
-        Ok(Launch::new(op, kernel, function, self.stream.cu_stream(), may_overlap))
+        Ok(Launch::new(op, kernel, function, self.stream.cu_stream(), self.modules.pdl()))
     }
 }
 

@@ -10,7 +10,6 @@ use super::load_error::LoadError;
 use super::model::{Model, Parts, Pass, StepOf, padded};
 use super::results::Results;
 use super::sampler::Sampler;
-use crate::cuda;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::schedule::{Graphs, Launches, Outcome, STEPS_IN_FLIGHT, StepExecutor};
@@ -43,9 +42,6 @@ impl<M: Model> Executor<M> {
     pub fn new(mut exec: Exec, config: M::Config, weights: M::Weights, bounds: &Bounds) -> Result<Self, LoadError> {
         let info = M::info(&config);
         let work = M::workspace(&mut exec, &config, bounds)?;
-        if exec.device() == Device::Cuda {
-            cuda::copy_by_kernels(&mut exec).map_err(std::io::Error::other)?;
-        }
         let inputs = Inputs::new(&mut exec, info.vocab_size, bounds.size)?;
         let sampler = Sampler::new(&mut exec, info.vocab_size, bounds.size.rows)?;
         let results = [Results::new(&mut exec, bounds.size.rows)?, Results::new(&mut exec, bounds.size.rows)?];

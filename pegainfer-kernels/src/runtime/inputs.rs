@@ -70,7 +70,7 @@ impl Inputs {
         })
     }
 
-    /// Takes a step over: on a GPU one launch, another one if a row has got a block since the step before, as one in 16
+    /// Takes a step over: on a GPU one copy, another one if a row has got a block since the step before, as one in 16
     /// does that decodes, and up to three for logits processors. What an earlier step still reads is not disturbed,
     /// because they come behind it.
     pub fn fill<M: Clone + Default>(&mut self, exec: &mut Exec, step: &Step<M>) -> Result<(), OpError> {
