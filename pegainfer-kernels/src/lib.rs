@@ -8,6 +8,7 @@ pub mod cuda;
 mod delta;
 mod draw;
 mod heads;
+mod load;
 pub mod ops;
 pub mod runtime;
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use super::{Case, allocate};
 use crate::heads::BLOCK_SIZE;
-use crate::ops::{AttentionBatch, FEW_QUERIES};
+use crate::ops::{AttentionBatch, AttentionLoad};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::Operand;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -20,10 +20,7 @@ pub(super) struct Tables {
     qo_indptr: Tensor,
     kv_lens: Tensor,
     block_tables: Tensor,
-    queries: (usize, usize),
-    few: usize,
-    longest: usize,
-    decoding: (usize, u64),
+    load: AttentionLoad,
 }
 
 impl Rows {
@@ -60,15 +57,12 @@ impl Rows {
         });
         let indptr: Vec<u32> = std::iter::once(0).chain(ends).collect();
         let rows = self.lens.len();
-        let decoding = || self.lens.iter().zip(&self.queries).filter(|(_, n)| **n == 1).map(|(len, _)| u64::from(*len));
+        let load = AttentionLoad::of(self.queries.iter().zip(&self.lens).map(|(n, len)| (*n, *len as usize)));
         Ok(Tables {
             qo_indptr: ids(exec, "qo_indptr", &[rows + 1], &indptr)?,
             kv_lens: ids(exec, "kv_lens", &[rows], &self.lens)?,
             block_tables: ids(exec, "block_tables", &[rows, self.max_blocks], &self.table)?,
-            queries: (*self.queries.iter().min().unwrap_or(&0), *self.queries.iter().max().unwrap_or(&0)),
-            few: self.queries.iter().copied().filter(|n| *n <= FEW_QUERIES).max().unwrap_or(0),
-            longest: self.lens.iter().copied().max().unwrap_or(0) as usize,
-            decoding: (decoding().count(), decoding().sum()),
+            load,
         })
     }
 }
@@ -80,13 +74,7 @@ impl Tables {
             qo_indptr: &self.qo_indptr,
             kv_lens: &self.kv_lens,
             block_tables: &self.block_tables,
-            queries: self.queries,
-            few: self.few,
-            longest: self.longest,
-            attended: 0,
-            cached: 0,
-            decoding: self.decoding,
-            narrowed: false,
+            load: self.load,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Test: the ops of attention with gates are known here, and agree between the CPU's instruction sets.
 
 use super::{Case, compare};
-use crate::ops::{self, AttentionBatch, HeadShape, Heads};
+use crate::ops::{self, AttentionBatch, AttentionLoad, HeadShape, Heads};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::isa::Isa;
 use pegainfer_core::record::OpRecord;
@@ -26,13 +26,7 @@ fn records() -> Vec<OpRecord> {
         qo_indptr: &tensor("qo_indptr", &[rows + 1], DType::U32),
         kv_lens: &tensor("kv_lens", &[rows], DType::U32),
         block_tables: &tensor("block_tables", &[rows, max_blocks], DType::U32),
-        queries: (1, 1),
-        few: 1,
-        longest: CONTEXT,
-        attended: 0,
-        cached: 0,
-        decoding: (0, 0),
-        narrowed: false,
+        load: AttentionLoad::of([(1, CONTEXT); 3]),
     };
     let norms = (&norms[0], &norms[1]);
     let heads = Heads { shape: SHAPE, norms, eps: 1e-6, rope: &rope, positions: &at[0], slots: &at[1] };

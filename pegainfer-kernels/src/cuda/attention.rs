@@ -4,13 +4,13 @@
 use super::attention_prefill::{self, Prefill};
 use super::{attention_decode, images};
 use crate::heads::BLOCK_SIZE;
-use crate::ops::{AttentionBatch, FEW_QUERIES, HeadShape};
+use crate::ops::{AttentionBatch, DECODE_QUERIES, HeadShape};
 use pegainfer_core::cuda::WORKSPACE_BYTES;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 
 /// As in csrc/attention.cu: queries times heads of a group that one warp takes.
-const MATRIX_ROWS: usize = FEW_QUERIES;
+const MATRIX_ROWS: usize = DECODE_QUERIES;
 const WARPS: usize = 4;
 /// Blocks of threads that a multiprocessor should have: two fit, by registers.
 const OCCUPANCY: usize = 2;
@@ -59,7 +59,7 @@ pub(crate) fn attention(
     let blocks = k.rows_cols().0;
     // exp2 instead of exp.
     let scale = scale * std::f32::consts::LOG2_E;
-    let (few, most) = (batch.queries.0 * group <= MATRIX_ROWS, batch.queries.1 * group);
+    let (few, most) = (batch.load.min_queries * group <= MATRIX_ROWS, batch.load.max_queries * group);
     let prefill = match most > MATRIX_ROWS {
         true => attention_prefill::prefill(exec, q, (k, v), batch, shape, scale, few, out)?,
         false => Prefill::Before,
@@ -74,7 +74,7 @@ pub(crate) fn attention(
     // Matrix rows of the longest row that `decode` takes.
     let max_rows = most.min(MATRIX_ROWS);
     let part_bytes = part_bytes(max_rows, head_dim);
-    let kv_blocks = batch.longest.div_ceil(BLOCK_SIZE);
+    let kv_blocks = batch.load.max_context.div_ceil(BLOCK_SIZE);
     let splits = splits(gpu.multiprocessors(), rows * kv_heads, kv_blocks, part_bytes);
     let workspace = gpu.workspace();
     let launch = gpu.launch(op, &images::ATTENTION, decode)?.input(q).input(k).input(v);

@@ -89,7 +89,7 @@ impl Call<'_, '_> {
         let launch = launch.f32(self.scale).pointer(gpu.workspace).pointer(gpu.counters);
         let launch = launch.shared(shared_bytes(head_dim, self.n, self.stages));
         // Overlapped, the kernel fetches what lies before a row's queries while those in front of it still run.
-        let launch = if self.batch.narrowed { launch } else { launch.overlapped() };
+        let launch = if self.batch.load.sampled_only { launch } else { launch.overlapped() };
         // SAFETY: the caller's promise; `blocks` was chosen so that the parts fit the workspace.
         unsafe { launch.run([blocks, kv_heads, 1], 32 * WARPS) }
     }
@@ -123,7 +123,7 @@ pub(super) fn decode(
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     // Rows that only prefill takes count for nothing here: twice the columns cost 3 us of 65 a layer.
-    let n = if batch.few * shape.group() <= COLUMNS { 1 } else { 2 };
+    let n = if batch.load.max_decode_queries * shape.group() <= COLUMNS { 1 } else { 2 };
     let (kernel, stages) = match (shape.head_dim, n) {
         (64, 1) => ("decode_64_1", 2),
         (64, _) => ("decode_64_2", 2),

@@ -58,13 +58,13 @@ struct Load {
 impl Load {
     fn of(batch: &AttentionBatch<'_>, tokens: usize, shape: HeadShape) -> Self {
         let HeadShape { heads, kv_heads, head_dim } = shape;
-        let (decoding, context) = batch.decoding;
+        let (decoding, context) = (batch.load.decode_rows, batch.load.decode_context);
         let prompts = (batch.block_tables.rows_cols().0 - decoding).max(1);
         // Each prompt ends within a tile.
         let row_tiles = ((tokens - decoding) * shape.group()).div_ceil(HOPPER_ROWS) + prompts - 1;
         Self {
             tiles: kv_heads * row_tiles.max(1),
-            flops: 4 * batch.attended.saturating_sub(context) * (heads * head_dim) as u64,
+            flops: 4 * batch.load.attended.saturating_sub(context) * (heads * head_dim) as u64,
             bytes: context * (2 * kv_heads * head_dim * DType::Bf16.size()) as u64,
         }
     }
@@ -131,7 +131,7 @@ pub(super) fn prefill(
         unsafe { launch.shared(hopper_shared(head_dim)).overlapped().run([grid, 1, 1], HOPPER_THREADS)? };
         return Ok(Prefill::Beside);
     }
-    let grid = [(batch.queries.1 * shape.group()).div_ceil(MMA_ROWS), kv_heads, rows];
+    let grid = [(batch.load.max_queries * shape.group()).div_ceil(MMA_ROWS), kv_heads, rows];
     let launch = gpu.launch(op, &images::ATTENTION_PREFILL_MMA, kernel)?.input(q).input(k).input(v);
     let launch = launch.input(batch.qo_indptr).input(batch.kv_lens).input(batch.block_tables).output(out);
     let launch = launch.u32(heads).u32(max_blocks).u32(blocks).f32(scale);
@@ -143,6 +143,7 @@ pub(super) fn prefill(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::AttentionLoad;
 
     #[test]
     fn the_shared_memory_fits_a_hopper_block() {
@@ -160,17 +161,13 @@ mod tests {
         let [indptr, lens] = [rows + 1, rows].map(|n| exec.tensor("rows", &[n], DType::U32).unwrap());
         let tokens: u64 = prompts.iter().sum();
         let attended = prompts[0] * after + prompts.iter().map(|n| n * (n + 1) / 2).sum::<u64>() + decoding.1;
+        let (decode_rows, decode_context) = decoding;
+        let load = AttentionLoad { attended, decode_rows, decode_context, ..AttentionLoad::default() };
         let batch = AttentionBatch {
             qo_indptr: &indptr,
             kv_lens: &lens,
             block_tables: &exec.tensor("tables", &[rows, 1], DType::U32).unwrap(),
-            queries: (1, tokens as usize),
-            few: 1,
-            longest: 0,
-            attended,
-            cached: 0,
-            decoding,
-            narrowed: false,
+            load,
         };
         Load::of(&batch, tokens as usize + decoding.0, shape).blocks(132)
     }

@@ -19,12 +19,7 @@ fn blocks(rows: usize, multiprocessors: usize, capability: (i32, i32)) -> usize 
     }
 }
 
-pub(crate) fn sample(
-    exec: &mut Exec,
-    logits: &Tensor,
-    draws: &Tensor,
-    out: &mut Tensor,
-) -> Result<(), OpError> {
+pub(crate) fn sample(exec: &mut Exec, logits: &Tensor, draws: &Tensor, out: &mut Tensor) -> Result<(), OpError> {
     let (rows, vocab) = logits.rows_cols();
     pieces("sample", vocab)?;
     let gpu = exec.gpu()?;

@@ -4,12 +4,10 @@ use super::check::Check;
 use crate::cpu::attention::{self as cpu, Batch};
 use crate::cuda;
 use crate::heads::HeadShape;
+use crate::load::AttentionLoad;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-
-/// Most queries of a row that a GPU may decode, as those of one head.
-pub const FEW_QUERIES: usize = 16;
 
 /// Which rows attend to which blocks: a ragged batch of prefill chunks and decode tokens.
 #[derive(Debug)]
@@ -20,21 +18,8 @@ pub struct AttentionBatch<'a> {
     pub kv_lens: &'a Tensor,
     /// Blocks of each row in token order; `[batch, max_blocks]` u32.
     pub block_tables: &'a Tensor,
-    /// Fewest and most queries of a row: a GPU chooses its kernels by them.
-    pub queries: (usize, usize),
-    /// Most queries of a row that has [`FEW_QUERIES`] at most; 0 without such rows.
-    pub few: usize,
-    /// The largest of `kv_lens`.
-    pub longest: usize,
-    /// Sum over queries of the tokens they attend to, for the record.
-    pub attended: u64,
-    /// Sum over rows of `kv_lens`, for the record.
-    pub cached: u64,
-    /// Rows of one query, and the sum of their `kv_lens`: a GPU divides itself between them and the other rows.
-    pub decoding: (usize, u64),
-    /// Whether the step wrote keys and values of more tokens than the queries': a GPU then fetches none of them before the
-    /// kernels in front are complete.
-    pub narrowed: bool,
+    /// The same rows in numbers that the host knows.
+    pub load: AttentionLoad,
 }
 
 /// `out = softmax(q kᵀ * scale) v`, causal.
@@ -96,12 +81,12 @@ pub(super) fn check(
 
 /// Floating-point operations of the call.
 pub(super) fn flops(batch: &AttentionBatch<'_>, shape: HeadShape) -> u64 {
-    4 * batch.attended * shape.q_width() as u64
+    4 * batch.load.attended * shape.q_width() as u64
 }
 
 /// Bytes of the call: queries, output, and the part of the cache that is attended to.
 pub(super) fn bytes(q: &Tensor, batch: &AttentionBatch<'_>, shape: HeadShape) -> u64 {
-    2 * q.bytes() + batch.cached * (2 * shape.kv_heads * shape.head_dim * DType::Bf16.size()) as u64
+    2 * q.bytes() + batch.load.cached * (2 * shape.kv_heads * shape.head_dim * DType::Bf16.size()) as u64
 }
 
 /// The CPU twin, on operands whose shapes were checked.

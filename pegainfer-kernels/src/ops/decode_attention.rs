@@ -28,7 +28,7 @@ pub fn decode_attention(
 ) -> Result<(), OpError> {
     let check = Check("decode_attention");
     let Heads { shape, norms, rope, positions, slots, .. } = *heads;
-    check.that(batch.queries.1 == 1, "a row has more than one query")?;
+    check.that(batch.load.max_queries == 1, "a row has more than one query")?;
     qkv::check(check, exec.device(), qkv, heads, q, (k, v))?;
     attention::check(check, exec.device(), q, (k, v), batch, shape, out)?;
     let fused = exec.gpu().is_ok_and(|gpu| cuda::fused(gpu, shape));
@@ -64,6 +64,7 @@ mod tests {
     use super::*;
     use crate::heads::BLOCK_SIZE;
     use crate::heads::HeadShape;
+    use crate::load::AttentionLoad;
     use crate::ops::{qk_norm_rope_write_kv, rope_table};
     use crate::testing::{Host, bf16s};
     use half::bf16;
@@ -92,13 +93,7 @@ mod tests {
                 qo_indptr: &host.u32("qo_indptr", &[0, 1, 2]),
                 kv_lens: &host.u32("kv_lens", &lens),
                 block_tables: &tables,
-                queries: (1, 1),
-                few: 1,
-                longest: 20,
-                attended: 25,
-                cached: 25,
-                decoding: (2, 25),
-                narrowed: false,
+                load: AttentionLoad::of([(1, 20), (1, 5)]),
             };
             let mut room = ["q", "apart", "fused"].map(|n| host.zeros(n, &[tokens, shape.q_width()], DType::Bf16));
             let [q, apart, fused] = &mut room;
@@ -119,7 +114,7 @@ mod tests {
             assert_eq!(k0.host::<bf16>(), k1.host::<bf16>());
             assert_eq!(v0.host::<bf16>(), v1.host::<bf16>());
             let exec = &mut host.exec;
-            let batch = AttentionBatch { queries: (1, 2), ..batch };
+            let batch = AttentionBatch { load: AttentionLoad::of([(1, 20), (2, 5)]), ..batch };
             let result = decode_attention(exec, &qkv, heads, &batch, (k1, v1), q, fused);
             assert!(result.unwrap_err().to_string().contains("more than one query"));
         });

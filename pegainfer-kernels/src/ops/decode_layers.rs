@@ -146,7 +146,8 @@ fn check(
     let (shape, (hidden, width)) = (model.shape, model.widths());
     let rows = residual.rows_cols().0;
     check.that(!model.layers.is_empty(), "there are no layers")?;
-    check.that(batch.queries == (1, 1), "a row has another number of queries than one")?;
+    let (load, one) = (batch.load, (1, 1));
+    check.that((load.min_queries, load.max_queries) == one, "a row has another number of queries than one")?;
     check.that(batch.block_tables.rows_cols().0 == rows, "rows and tokens differ in number")?;
     for tensor in [residual, normed, &*scratch.delta] {
         check.is(tensor, DType::Bf16, &[rows, hidden])?;
@@ -190,7 +191,7 @@ fn record(
     for layer in &model.layers {
         let matrices = [layer.qkv, layer.o, layer.gate_up, layer.down];
         let weights: usize = matrices.iter().map(|w| w.elements()).sum();
-        elements += weights + 2 * hidden + 2 * shape.head_dim + (batch.cached as usize + rows) * token;
+        elements += weights + 2 * hidden + 2 * shape.head_dim + (batch.load.cached as usize + rows) * token;
         flops += (2 * rows * weights + rotated + 5 * rows * width + 10 * rows * hidden) as u64;
         flops += attention::flops(batch, shape);
         let (cache, norms) = (&layer.cache, layer.head_norms);
@@ -205,6 +206,7 @@ fn record(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::load::AttentionLoad;
     use crate::ops::rope_table;
     use crate::testing::{Host, bf16s};
     use half::bf16;
@@ -267,13 +269,7 @@ mod tests {
                 qo_indptr: &host.u32("qo_indptr", &[0, 1, 2]),
                 kv_lens: &host.u32("kv_lens", &[20, 5]),
                 block_tables: &block_tables,
-                queries: (1, 1),
-                few: 1,
-                longest: 20,
-                attended: 25,
-                cached: 25,
-                decoding: (2, 25),
-                narrowed: false,
+                load: AttentionLoad::of([(1, 20), (1, 5)]),
             };
             let mut one = Operands::new(&mut host);
             let mut apart = Operands::new(&mut host);

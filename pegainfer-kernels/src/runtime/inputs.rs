@@ -3,7 +3,7 @@
 use super::bounds::StepSize;
 use super::logits_processors::LogitsProcessors;
 use crate::heads::BLOCK_SIZE;
-use crate::ops::{AttentionBatch, DRAW_WORDS, Draw, FEW_QUERIES};
+use crate::ops::{AttentionBatch, AttentionLoad, DRAW_WORDS, Draw};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::schedule::{SampleRow, Step};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -97,20 +97,13 @@ impl Inputs {
 
     /// What attention reads of `step`, with which this was filled.
     pub fn attention<M: Clone + Default>(&self, step: &Step<M>) -> AttentionBatch<'_> {
-        let queries = || step.qo_indptr.windows(2).map(|ends| (ends[1] - ends[0]) as usize);
-        let decoding = || step.kv_lens.iter().zip(queries()).filter(|(_, n)| *n == 1).map(|(&len, _)| u64::from(len));
-        AttentionBatch {
-            qo_indptr: &self.qo_indptr,
-            kv_lens: &self.kv_lens,
-            block_tables: &self.block_tables,
-            queries: step.queries(),
-            few: queries().filter(|n| *n <= FEW_QUERIES).max().unwrap_or(0),
-            longest: step.kv_lens.iter().copied().max().unwrap_or(0) as usize,
-            attended: step.positions.iter().map(|&p| u64::from(p) + 1).sum(),
-            cached: step.kv_lens.iter().map(|&n| u64::from(n)).sum(),
-            decoding: (decoding().count(), decoding().sum()),
-            narrowed: false,
-        }
+        let queries = step.qo_indptr.windows(2).map(|ends| (ends[1] - ends[0]) as usize);
+        let rows = queries.zip(&step.kv_lens).map(|(queries, context)| (queries, *context as usize));
+        self.batch(&self.qo_indptr, AttentionLoad::of(rows))
+    }
+
+    fn batch<'a>(&'a self, qo_indptr: &'a Tensor, load: AttentionLoad) -> AttentionBatch<'a> {
+        AttentionBatch { qo_indptr, kv_lens: &self.kv_lens, block_tables: &self.block_tables, load }
     }
 
     /// Whether each sampled token of the step is the last one of its row.
@@ -121,20 +114,8 @@ impl Inputs {
     /// As [`attention`](Self::attention), of the sampled tokens alone, after the keys and values of all, where
     /// [`samples_end_rows`](Self::samples_end_rows).
     pub fn sampled_attention<M>(&self, step: &Step<M>) -> AttentionBatch<'_> {
-        let lens = || step.samples.iter().map(|sample| u64::from(step.positions[sample.token as usize]) + 1);
-        let attended = lens().sum();
-        AttentionBatch {
-            qo_indptr: &self.sampled_indptr,
-            kv_lens: &self.kv_lens,
-            block_tables: &self.block_tables,
-            queries: (1, 1),
-            few: 1,
-            longest: lens().max().unwrap_or(0) as usize,
-            attended,
-            cached: attended,
-            decoding: (step.samples.len(), attended),
-            narrowed: true,
-        }
+        let rows = step.samples.iter().map(|sample| (1, step.positions[sample.token as usize] as usize + 1));
+        self.batch(&self.sampled_indptr, AttentionLoad { sampled_only: true, ..AttentionLoad::of(rows) })
     }
 }
 
@@ -178,9 +159,7 @@ mod tests {
             kv_lens: vec![40, 9, 50],
             ..Step::uniform(BLOCK_SIZE, 3, 1, 50)
         };
-        let batch = inputs.attention(&step);
-        assert_eq!((batch.queries, batch.few, batch.longest), ((1, 32), 3, 50));
-        assert_eq!((batch.decoding, batch.cached), ((1, 40), 99));
+        assert_eq!(inputs.attention(&step).load, AttentionLoad::of([(1, 40), (3, 9), (32, 50)]));
     }
 
     #[test]
@@ -193,8 +172,7 @@ mod tests {
         assert!(inputs.samples_end_rows());
         let batch = inputs.sampled_attention(&step);
         assert_eq!(batch.qo_indptr.host::<u32>(), [0, 1, 1, 2]);
-        assert_eq!((batch.queries, batch.longest, batch.attended), ((1, 1), 50, 100));
-        assert_eq!((batch.decoding, batch.cached), ((2, 100), 100));
+        assert_eq!(batch.load, AttentionLoad { sampled_only: true, ..AttentionLoad::of([(1, 50), (1, 50)]) });
         step.samples[0].token -= 1;
         inputs.fill(&mut exec, &step).unwrap();
         assert!(!inputs.samples_end_rows(), "a prompt logprob");
