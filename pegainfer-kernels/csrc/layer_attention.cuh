@@ -113,7 +113,8 @@ template <int M, int D> struct Attention {
     }
 
     // Normalises and rotates the queries of the projection with `tag`, and, with the row's last KV block, the new key;
-    // copies the value. Waits for both even if they are in the cache already: see `attend_to_nothing`.
+    // copies the value. Waits for both even if they are in the cache already: whoever has the attended values of all rows
+    // knows that no block still reads the residual stream.
     __device__ void stage(uint32_t tag) {
         constexpr int kItems = (8 + kWarps) / kWarps; // heads of a warp: queries, then the key
         uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, items = pair.group + last;
@@ -152,22 +153,8 @@ template <int M, int D> struct Attention {
         consumers_sync();
     }
 
-    // The attended values of a row without context. They come after all words of its projection have come, as those of
-    // other rows do: whoever has them knows that no block still reads the residual stream.
-    __device__ void attend_to_nothing(uint32_t row, uint32_t tag) const {
-        uint32_t projected = (step.heads + 2 * step.kv_heads) * D, attended = step.heads * D;
-        for (uint32_t i = threadIdx.x; i < projected / 4; i += kConsumers) {
-            uint2 ignored[1];
-            await_quads<1>(ignored, tag, [&](int) { return words.qkv + size_t(row) * projected / 2 + 2 * i; });
-        }
-        consumers_sync();
-        for (uint32_t i = threadIdx.x; i < attended / 2; i += kConsumers)
-            put_word(words.attended + size_t(row) * attended / 2 + i, 0, tag + 1);
-    }
-
     // The projection has `tag`; the attended values get the next.
     __device__ void run(const Layer &layer, uint32_t tag) {
-        if (blockIdx.x < M && step.kv_lens[blockIdx.x] == 0) attend_to_nothing(blockIdx.x, tag);
         if (pair.splits == 0) return;
         stage(tag);
         uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, newest = pair.kv_len - 1;

@@ -74,8 +74,8 @@ pub struct DecodeScratch<'a> {
 ///
 /// It is [`rms_norm`], and for each layer [`linear`], [`decode_attention`], [`linear_add_norm`], [`linear_swiglu`] and
 /// [`linear_add_norm`], in their roundings. `residual`, `normed`: `[rows, hidden]` bf16; `at` (positions and slots) and
-/// `batch` as in `decode_attention`. With `state`, a GPU takes up to [`DECODE_LAYERS_ROWS`] rows in one kernel, whose sums
-/// have another order; otherwise these ops run.
+/// `batch` as in `decode_attention`, of rows that attend to their own token at least. With `state`, a GPU takes up to
+/// [`DECODE_LAYERS_ROWS`] rows in one kernel, whose sums have another order; otherwise these ops run.
 #[expect(clippy::too_many_arguments, reason = "the operands of a whole model")]
 pub fn decode_layers(
     exec: &mut Exec,
@@ -148,6 +148,7 @@ fn check(
     check.that(!model.layers.is_empty(), "there are no layers")?;
     let (load, one) = (batch.load, (1, 1));
     check.that((load.min_queries, load.max_queries) == one, "a row has another number of queries than one")?;
+    check.that(load.min_context > 0, "a row attends to nothing")?;
     check.that(batch.block_tables.rows_cols().0 == rows, "rows and tokens differ in number")?;
     for tensor in [residual, normed, &*scratch.delta] {
         check.is(tensor, DType::Bf16, &[rows, hidden])?;
