@@ -5,7 +5,7 @@ use pegainfer_core::cuda::{Cuda, Launch};
 use pegainfer_core::tensor::{OpError, Tensor};
 
 /// Most rows of x: from about 20 on, cuBLASLt is faster (a decode step of 32 rows of Qwen3-4B on an H200 by 0.2 of 4.6
-/// ms). Hopper takes these kernels for one row only.
+/// ms). Hopper does without these kernels.
 pub(super) const STREAM_ROWS: usize = 16;
 
 /// As in csrc/linear_stream.cu.
