@@ -1,5 +1,6 @@
 //! Where ops run: a device, its threads, a scratch area and the recorder.
 
+mod attached;
 mod tensors;
 
 pub use tensors::{AliasedTensor, aliased_bytes};
@@ -9,6 +10,7 @@ use crate::isa::Isa;
 use crate::record::OpRecord;
 use crate::scratch::Scratch;
 use crate::tensor::OpError;
+use attached::Attached;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::io;
 use std::sync::Arc;
@@ -29,6 +31,8 @@ pub enum Device {
 pub struct Exec {
     device: Device,
     pool: Arc<ThreadPool>,
+    /// Dropped before the GPU, which it may use.
+    attached: Attached,
     /// Present on `Device::Cuda`.
     cuda: Option<Cuda>,
     records: Option<Vec<OpRecord>>,
@@ -61,7 +65,8 @@ impl Exec {
         };
         let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("cpu-{i}")).build();
         let pool = Arc::new(pool.map_err(io::Error::other)?);
-        Ok(Self { device, pool, cuda, records: None, next_tensor: 0, scratch: Scratch::default() })
+        let (attached, scratch) = (Attached::default(), Scratch::default());
+        Ok(Self { device, pool, attached, cuda, records: None, next_tensor: 0, scratch })
     }
 
     /// The device ops dispatch on.

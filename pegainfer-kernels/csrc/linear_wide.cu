@@ -9,6 +9,7 @@
 // costs a warpgroup as much time as 128 columns of products of 32 rows.
 #include "hopper.cuh"
 #include "math.cuh"
+#include "warp.cuh"
 
 enum Epilogue { kPlain, kGated, kLogits };
 

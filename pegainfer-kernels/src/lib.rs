@@ -2,6 +2,7 @@
 //! checks them. [`compare`] runs an op on two devices. [`runtime`] is what the model
 //! crates share: it loads, runs and records a model that is written over the ops.
 
+pub mod choice;
 pub mod compare;
 pub mod cpu;
 pub mod cuda;

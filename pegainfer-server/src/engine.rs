@@ -68,7 +68,7 @@ fn without_gpu(family: &Family, asked: DeviceArg) -> Result<DeviceArg> {
 }
 
 fn open_gpu(ordinal: usize, args: &EngineArgs) -> Result<OpenDevice> {
-    let opened = Exec::cuda(ordinal, args.threads.map(Into::into));
+    let opened = cuda::open(ordinal, args.threads.map(Into::into));
     let mut exec = opened.with_context(|| format!("GPU {ordinal} cannot be used; try --device cpu"))?;
     let name = exec.gpu()?.info()?.name;
     Ok(OpenDevice { exec, name: format!("cuda:{ordinal} ({name})") })

@@ -13,7 +13,7 @@ pub struct DeviceBuffer {
 
 impl DeviceBuffer {
     /// Allocates and clears. Allocation waits for the device: not for the step loop.
-    pub(super) fn zeroed(context: &Arc<CudaContext>, stream: &CudaStream, bytes: usize) -> Result<Self, DriverError> {
+    pub fn zeroed(context: &Arc<CudaContext>, stream: &CudaStream, bytes: usize) -> Result<Self, DriverError> {
         let bytes = bytes.max(1);
         // SAFETY: the memory is cleared before anything can read it: the stream is the only one that uses it.
         let address = unsafe { result::malloc_sync(bytes)? };

@@ -4,7 +4,6 @@
 //! driver is. Ops of one [`Cuda`] run in order on one stream; an error that a kernel causes is seen at the next
 //! [`Cuda::synchronize`] or read, and stays: the context is lost with it.
 
-mod blaslt;
 mod copies;
 mod graph;
 mod landing;
@@ -14,7 +13,6 @@ mod staging;
 mod tensor_map;
 mod upload;
 
-pub(crate) use blaslt::served_rows;
 pub use graph::Graph;
 pub(crate) use landing::Landing;
 pub use launch::{Image, Launch};
@@ -23,7 +21,6 @@ pub use tensor_map::{BOX_COLUMNS, TensorMap};
 pub(crate) use upload::Target;
 
 use crate::tensor::OpError;
-use blaslt::BlasLt;
 use copies::PIECE_BYTES;
 use cudarc::driver::sys::{CUdevice_attribute as Attribute, is_culib_present};
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
@@ -40,7 +37,7 @@ pub const WORKSPACE_BYTES: usize = 64 << 20;
 pub const COUNTERS: usize = 16 << 10;
 
 /// What a GPU is, as the driver says.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct GpuInfo {
     /// Product name.
     pub name: String,
@@ -54,6 +51,14 @@ pub struct GpuInfo {
     pub free: usize,
     /// CUDA version that the driver speaks, as 13000 for 13.0.
     pub driver: i32,
+    /// Bytes of shared memory that a block can have.
+    pub shared_memory: usize,
+    /// Bytes of the L2 cache.
+    pub l2: usize,
+    /// Highest clock of the multiprocessors, Hz.
+    pub clock: f64,
+    /// Bytes a second that the memory's bus carries at its highest clock, two transfers a cycle.
+    pub bandwidth: f64,
 }
 
 /// A GPU that ops run on.
@@ -67,10 +72,6 @@ pub struct Cuda {
     multiprocessors: usize,
     shared: usize,
     capability: (i32, i32),
-    /// Until the library is first wanted.
-    opening: Option<blaslt::Opening>,
-    /// The library, or why there is none.
-    blaslt: Result<BlasLt, String>,
 }
 
 /// Asks the driver for one hardware queue instead of eight, before it is opened: an engine has one stream, and each queue
@@ -123,23 +124,7 @@ impl Cuda {
         let shared = attribute(&context, Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         let modules = Modules::new(shared, capability.0 >= 9);
         let shared = shared as usize;
-        let blaslt = Err("cuBLASLt is not open yet".to_owned());
-        let mut gpu = Self {
-            context,
-            stream,
-            staging,
-            modules,
-            workspace,
-            counters,
-            multiprocessors,
-            shared,
-            capability,
-            opening: None,
-            blaslt,
-        };
-        let opening = blaslt::open(gpu.info()?, gpu.stream.clone(), gpu.workspace());
-        gpu.opening = Some(opening.map_err(|e| fail(format!("the thread for cuBLASLt cannot be started: {e}")))?);
-        Ok(gpu)
+        Ok(Self { context, stream, staging, modules, workspace, counters, multiprocessors, shared, capability })
     }
 
     /// Makes the GPU current for the calling thread; every entry point of an executor begins with it.
@@ -154,6 +139,10 @@ impl Cuda {
         let mut driver = 0;
         // SAFETY: the driver writes one int to a valid place.
         unsafe { cudarc::driver::sys::cuDriverGetVersion(&mut driver) }.result().map_err(error("cuda: info"))?;
+        let number = |kind| attribute(&self.context, kind).map(f64::from);
+        let clock = 1e3 * number(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?;
+        let memory_clock = 1e3 * number(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?;
+        let bus_bits = number(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?;
         Ok(GpuInfo {
             name: self.context.name().map_err(error("cuda: info"))?,
             capability: self.capability,
@@ -161,6 +150,10 @@ impl Cuda {
             memory,
             free,
             driver,
+            shared_memory: self.shared,
+            l2: attribute(&self.context, Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?.max(0) as usize,
+            clock,
+            bandwidth: 2.0 * memory_clock * bus_bits / 8.0,
         })
     }
 
@@ -177,6 +170,11 @@ impl Cuda {
     /// Compute capability, major and minor: which kernels can run.
     pub fn capability(&self) -> (i32, i32) {
         self.capability
+    }
+
+    /// The stream on which everything runs in order, for a library that launches itself.
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
     }
 
     /// Waits for everything that was launched, and reports what went wrong in it.
@@ -211,9 +209,6 @@ impl Cuda {
 impl Drop for Cuda {
     fn drop(&mut self) {
         // Buffers and modules go with their fields; nothing may run that uses them.
-        if let Some(opening) = self.opening.take() {
-            drop(opening.join());
-        }
         if let Err(error) = self.stream.synchronize() {
             log::debug!("the GPU was left with an error: {}", describe(error));
         }
@@ -246,7 +241,7 @@ fn launch_error(op: &'static str, kernel: &str, error: DriverError) -> OpError {
 }
 
 /// The driver's name and sentence for a status.
-fn describe(error: DriverError) -> String {
+pub fn describe(error: DriverError) -> String {
     let text = |s: Result<&std::ffi::CStr, _>| s.map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
     format!("{} ({})", text(error.error_name()), text(error.error_string()))
 }

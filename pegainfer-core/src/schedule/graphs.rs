@@ -10,7 +10,7 @@ use crate::tensor::OpError;
 use std::collections::HashMap;
 
 /// Batch sizes that have a graph.
-pub(super) const SIZES: [usize; 22] =
+pub const GRAPH_SIZES: [usize; 22] =
     [1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96, 128, 160, 192, 224, 256];
 
 /// What a graph is made of: the launches of a step between its inputs and its tokens.
@@ -60,7 +60,7 @@ impl Graphs {
         let rows = step.rows.len();
         let decodes = rows > 0 && step.tokens.len() == rows && step.samples.len() == rows;
         let plain = step.samples.iter().all(|sample| sample.logprobs.is_none() && sample.adjustment.is_none());
-        let size = SIZES.into_iter().find(|size| *size >= rows).filter(|size| *size <= self.max_rows);
+        let size = GRAPH_SIZES.into_iter().find(|size| *size >= rows).filter(|size| *size <= self.max_rows);
         size.filter(|_| decodes && plain)
     }
 

@@ -11,13 +11,11 @@ mod slot_pool;
 mod state;
 mod state_slots;
 mod step;
-mod warm_up;
 
 pub use engine_core::{EngineCore, STEPS_IN_FLIGHT, StepExecutor, TokenBudget};
-pub use graphs::{Graphs, Launches};
+pub use graphs::{GRAPH_SIZES, Graphs, Launches};
 pub use scheduler::{Scheduler, SchedulerConfig};
 pub use segment::{NO_STATE, SEGMENT_WORDS, Segment};
 pub use state::{OutOfSlots, SequenceState};
 pub use state_slots::{StateConfig, StateSlots};
 pub use step::{Outcome, PLACEHOLDER, SampleRow, Step, StepRow};
-pub use warm_up::warm_up;

@@ -2,6 +2,7 @@
 
 use super::delta_rule::check_shape;
 use super::images;
+use crate::choice::Conv;
 use crate::ops::DeltaShape;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
@@ -9,14 +10,11 @@ use pegainfer_core::tensor::{OpError, Tensor};
 /// As in csrc/causal_conv.cu.
 const THREADS: usize = 128;
 const CHANNELS: usize = 8 * THREADS; // of a block
-const SHORT: usize = 4; // tokens of a tile
-const LONG: usize = 16;
-/// Below so many tokens tiles are short: only then are there enough of them, and the tokens of a tile that begin their
-/// segments wait for their tails one after the other (640 tokens, 128 of them such, take 11 us on an H200 instead of 15).
-const MANY: usize = 1024;
 
+#[expect(clippy::too_many_arguments, reason = "the operands of the op")]
 pub(crate) fn causal_conv1d(
     exec: &mut Exec,
+    choice: Conv,
     projected: &Tensor,
     weight: &Tensor,
     segments: &Tensor,
@@ -27,7 +25,10 @@ pub(crate) fn causal_conv1d(
     let op = "causal_conv1d";
     check_shape(op, shape)?;
     let ((tokens, channels), slots) = (out.rows_cols(), tails.rows_cols().0);
-    let (kernel, tile) = if tokens < MANY { ("causal_conv1d_4", SHORT) } else { ("causal_conv1d_16", LONG) };
+    let (kernel, tile) = match choice {
+        Conv::Short => ("causal_conv1d_4", 4),
+        Conv::Long => ("causal_conv1d_16", 16),
+    };
     let launch = exec.gpu()?.launch(op, &images::CAUSAL_CONV, kernel)?;
     let launch = launch.input(projected).input(weight).input(segments).output(tails).output(out);
     let launch = launch.u32(channels).u32(shape.projected_width()).u32(tokens).u32(segments.rows_cols().0).u32(slots);

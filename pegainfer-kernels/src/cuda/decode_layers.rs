@@ -1,6 +1,7 @@
 //! `ops::decode_layers` in one kernel: csrc/decode_layers.cu.
 
 use super::images;
+use crate::choice::{self, Gpu};
 use crate::ops::{AttentionBatch, DecodeModel, HeadShape};
 use pegainfer_core::cuda::{COUNTERS, Cuda, WORKSPACE_BYTES};
 use pegainfer_core::exec::{Device, Exec};
@@ -41,11 +42,9 @@ struct Dims {
 }
 
 impl Dims {
-    /// Of an H200, for plans without a GPU.
-    const PLANNED: (usize, usize) = (132, 232_448);
-
-    fn new(model: &DecodeModel<'_>, (multiprocessors, shared): (usize, usize)) -> Self {
+    fn new(model: &DecodeModel<'_>, gpu: &Gpu) -> Self {
         let (hidden, intermediate) = model.widths();
+        let (multiprocessors, shared) = (gpu.multiprocessors, gpu.shared_memory);
         Self { hidden, intermediate, shape: model.shape, multiprocessors, shared }
     }
 
@@ -105,20 +104,11 @@ pub struct DecodeState {
 
 impl DecodeState {
     /// `None` where the kernel cannot run: on another GPU than Hopper, on a CPU, or with another shape than the kernel
-    /// was written for. Without a device, as on an H200.
+    /// was written for.
     pub fn new(exec: &mut Exec, model: &DecodeModel<'_>) -> std::io::Result<Option<Self>> {
-        let gpu = match exec.device() {
-            Device::Cpu(_) => return Ok(None),
-            Device::Meta => Dims::PLANNED,
-            Device::Cuda => {
-                let gpu = exec.gpu().map_err(std::io::Error::other)?;
-                if gpu.capability() != (9, 0) {
-                    return Ok(None);
-                }
-                (gpu.multiprocessors(), gpu.shared_memory())
-            }
-        };
-        let dims = Dims::new(model, gpu);
+        let gpu = choice::gpu(exec).map_err(std::io::Error::other)?.filter(Gpu::is_hopper);
+        let Some(gpu) = gpu else { return Ok(None) };
+        let dims = Dims::new(model, &gpu);
         if model.layers.is_empty() || !dims.fit() {
             return Ok(None);
         }
@@ -157,8 +147,9 @@ pub(crate) fn decode_layers(
     normed: &mut Tensor,
 ) -> Result<(), OpError> {
     let op = "decode_layers";
+    let dims = choice::gpu(exec)?.map(|gpu| Dims::new(model, &gpu));
+    let dims = dims.ok_or_else(|| OpError { op, message: "there is no GPU".to_owned() })?;
     let gpu: &mut Cuda = exec.gpu()?;
-    let dims = Dims::new(model, (gpu.multiprocessors(), gpu.shared_memory()));
     if addresses(model) != state.addresses || !dims.fit() {
         return Err(OpError { op, message: "the state was made for another model".to_owned() });
     }
@@ -193,14 +184,14 @@ pub(crate) fn decode_layers(
 mod tests {
     use super::*;
 
-    fn dims(hidden: usize, intermediate: usize, heads: usize, kv_heads: usize, gpu: (usize, usize)) -> Dims {
+    fn dims(hidden: usize, intermediate: usize, heads: usize, kv_heads: usize, gpu: &Gpu) -> Dims {
         let shape = HeadShape { heads, kv_heads, head_dim: HEAD };
-        Dims { hidden, intermediate, shape, multiprocessors: gpu.0, shared: gpu.1 }
+        Dims { hidden, intermediate, shape, multiprocessors: gpu.multiprocessors, shared: gpu.shared_memory }
     }
 
     #[test]
     fn dense_models_of_up_to_8b_fit_an_h200() {
-        let on = |hidden, width, heads, kv_heads| dims(hidden, width, heads, kv_heads, Dims::PLANNED);
+        let on = |hidden, width, heads, kv_heads| dims(hidden, width, heads, kv_heads, &Gpu::PLANNED);
         for (hidden, width, heads, kv_heads) in
             [(320, 896, 4, 2), (1024, 3072, 16, 8), (2560, 9728, 32, 8), (4096, 12_288, 32, 8)]
         {
@@ -208,19 +199,20 @@ mod tests {
             assert!(dims.fit() && dims.blocks() == 132, "{dims:?}");
             for rows in 1..=DECODE_LAYERS_ROWS {
                 let shared = FIXED_BYTES + dims.stages(rows) * STAGE_BYTES + dims.room(rows);
-                assert!(shared <= Dims::PLANNED.1, "{dims:?}");
+                assert!(shared <= Gpu::PLANNED.shared_memory, "{dims:?}");
             }
         }
+        let small = Gpu { shared_memory: 101_376, ..Gpu::PLANNED };
         assert_eq!(on(2560, 9728, 32, 8).stages(1), 7);
         assert!(!on(5120, 17_408, 40, 8).fit(), "too wide for the norm");
         assert!(!on(2560, 9728, 32, 2).fit(), "16 heads share a KV head");
         assert!(!on(2560, 9720, 32, 8).fit(), "rows are no multiple of 32");
-        assert!(!dims(2560, 9728, 32, 8, (132, 101_376)).fit(), "too little shared memory");
+        assert!(!dims(2560, 9728, 32, 8, &small).fit(), "too little shared memory");
     }
 
     #[test]
     fn every_block_has_a_part_in_every_product() {
-        let small = dims(128, 256, 1, 1, Dims::PLANNED);
+        let small = dims(128, 256, 1, 1, &Gpu::PLANNED);
         assert_eq!(small.blocks(), 64);
         assert!(small.fit());
     }

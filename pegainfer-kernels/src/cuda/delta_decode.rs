@@ -3,19 +3,11 @@
 use super::delta_rule::{DIM, check_shape};
 use super::images;
 use crate::ops::{DeltaShape, DeltaWeights};
-use pegainfer_core::cuda::COUNTERS;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 
 /// As in csrc/delta_decode.cu.
 const THREADS: usize = 2 * DIM;
-/// Counters of a row's key head.
-const READERS: usize = 2;
-
-/// Whether [`decode_delta`] takes so many rows: each counts the blocks that have read its tail.
-pub(crate) fn decodes_delta(rows: usize, shape: DeltaShape) -> bool {
-    rows * shape.key_heads * READERS <= COUNTERS
-}
 
 #[expect(clippy::too_many_arguments, reason = "the operands of the op")]
 pub(crate) fn decode_delta(
@@ -43,16 +35,4 @@ pub(crate) fn decode_delta(
     // SAFETY: matches csrc/delta_decode.cu; the op checked the shapes and that there are counters enough, the kernel checks
     // the segments.
     unsafe { launch.run([shape.value_heads, rows, 1], THREADS) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn there_are_counters_for_a_large_batch() {
-        let shape = DeltaShape { key_heads: 16, value_heads: 32, key_dim: DIM, value_dim: DIM, taps: 4 };
-        assert!(decodes_delta(512, shape));
-        assert!(!decodes_delta(513, shape));
-    }
 }

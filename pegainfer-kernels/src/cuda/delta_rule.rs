@@ -1,6 +1,6 @@
 //! `ops::gated_delta_rule`: half a head's matrix a block, which walks through a chain of segments.
 
-use super::{images, pieces};
+use super::{images, vectors};
 use crate::ops::{DeltaInputs, DeltaShape};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
@@ -20,7 +20,7 @@ pub(super) fn check_shape(op: &'static str, shape: DeltaShape) -> Result<(), OpE
         );
         return Err(OpError { op, message });
     }
-    pieces(op, shape.projected_width())
+    vectors(op, shape.projected_width())
 }
 
 /// The rule, token by token, on the chains of segments (csrc/segments.cuh) that have at most `longest` tokens; what belongs

@@ -1,6 +1,6 @@
 //! Dummy weights: `ops::uniform`.
 
-use super::{images, pieces};
+use super::{images, vectors};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 
@@ -8,7 +8,7 @@ const THREADS: usize = 256;
 
 pub(crate) fn uniform(exec: &mut Exec, seed: u64, limit: f32, out: &mut Tensor) -> Result<(), OpError> {
     let op = "uniform";
-    pieces(op, out.rows_cols().1)?;
+    vectors(op, out.rows_cols().1)?;
     let groups = out.elements() / 4;
     let launch = exec.gpu()?.launch(op, &images::DUMMY, "uniform")?;
     let launch = launch.output(out).u64(seed).u32(groups).f32(limit);

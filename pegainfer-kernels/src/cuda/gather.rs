@@ -1,6 +1,6 @@
 //! Row copies: `ops::embedding`, `ops::gather_rows`.
 
-use super::{images, pieces};
+use super::{images, vectors};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 
@@ -13,7 +13,7 @@ pub(crate) fn gather(
 ) -> Result<(), OpError> {
     let (rows, width) = out.rows_cols();
     let from_rows = from.rows_cols().0;
-    pieces(op, width)?;
+    vectors(op, width)?;
     let launch = exec.gpu()?.launch(op, &images::GATHER, "gather")?;
     let launch = launch.input(from).input(ids).output(out).u32(from_rows).u32(width);
     // SAFETY: matches csrc/gather.cu; the op checked the shapes, the kernel checks the ids.
@@ -28,7 +28,7 @@ pub(crate) fn embedding(
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let (op, (rows, width)) = ("embedding", out.rows_cols());
-    pieces(op, width)?;
+    vectors(op, width)?;
     let launch = exec.gpu()?.launch(op, &images::GATHER, "embedding")?;
     let launch = launch.input(table).input(ids).input(previous).output(out);
     let launch = launch.u32(table.rows_cols().0).u32(previous.elements()).u32(width);

@@ -1,10 +1,11 @@
-//! Launchers: one file an op. Each is called by its op after the operands were checked, chooses a kernel and a grid, and
-//! launches. The kernels are in csrc/.
+//! Launchers: one file an op or a family of kernels. Each is called by its op after the operands were checked, with the
+//! kernel and grid that [`choice`](crate::choice) gave, and launches. The kernels are in csrc/.
 
 mod adjust;
 mod attention;
 mod attention_decode;
 mod attention_prefill;
+mod blaslt;
 mod causal_conv;
 mod decode_layers;
 mod delta_chunks;
@@ -15,39 +16,41 @@ mod gated_decode;
 mod gated_norm;
 mod gated_qkv;
 mod gather;
+mod gemm_wgmma;
+mod gemv_splitk;
 mod linear;
 mod linear_qkv;
-mod linear_swiglu;
-mod many;
 mod norm;
 mod qkv;
 mod read;
 mod sample;
-mod stream;
+mod skinny_wgmma;
 mod swiglu;
-mod wide;
 
 pub(crate) use adjust::adjust_logits;
 pub(crate) use attention::attention;
-pub(crate) use attention_decode::{decode_fused, fused};
+pub(crate) use attention_decode::decode_fused;
+pub use blaslt::blaslt;
+pub(crate) use blaslt::served_rows;
 pub(crate) use causal_conv::causal_conv1d;
 pub(crate) use decode_layers::decode_layers;
 pub use decode_layers::{DECODE_LAYERS_ROWS, DecodeState};
 pub(crate) use delta_chunks::gated_delta_chunks;
-pub(crate) use delta_decode::{decode_delta, decodes_delta};
+pub(crate) use delta_decode::decode_delta;
 pub(crate) use delta_rule::delta_recurrent;
 pub(crate) use dummy::uniform;
-pub(crate) use gated_decode::{gated_decode_fused, gated_fused};
+pub(crate) use gated_decode::gated_decode_fused;
 pub(crate) use gated_norm::gated_rms_norm;
 pub(crate) use gated_qkv::{attention_gate, gated_qk_norm_rope_write_kv};
 pub(crate) use gather::{embedding, gather};
-pub(crate) use linear::{linear, linear_add_norm, linear_kernel, linear_swiglu, swiglu_kernel};
-pub(crate) use linear_qkv::{linear_qkv, qkv_kernel};
+pub(crate) use linear::{linear, linear_add_norm, linear_swiglu};
+pub(crate) use linear_qkv::linear_qkv;
 pub(crate) use norm::rms_norm;
 pub(crate) use qkv::qk_norm_rope_write_kv;
 pub use read::read_bandwidth;
 pub(crate) use sample::{logprobs, sample};
 
+use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::OpError;
 
 /// The kernels, compiled.
@@ -70,8 +73,16 @@ pub fn available() -> Result<usize, String> {
     pegainfer_core::cuda::device_count()
 }
 
-/// Kernels load 16 bytes at a time, so rows must be whole pieces of 8 bf16.
-fn pieces(op: &'static str, width: usize) -> Result<(), OpError> {
+/// Takes GPU `ordinal`, with `threads` host threads, and begins to open cuBLASLt, which takes a quarter of a second, on a
+/// thread of its own.
+pub fn open(ordinal: usize, threads: Option<usize>) -> std::io::Result<Exec> {
+    let mut exec = Exec::cuda(ordinal, threads)?;
+    blaslt::begin(&mut exec);
+    Ok(exec)
+}
+
+/// Kernels load 16 bytes at a time, so rows must be whole vectors of 8 bf16.
+fn vectors(op: &'static str, width: usize) -> Result<(), OpError> {
     if width > 0 && width.is_multiple_of(8) {
         return Ok(());
     }

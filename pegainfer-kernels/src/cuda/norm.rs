@@ -1,12 +1,12 @@
 //! `ops::rms_norm`, and the norm of `ops::linear_add_norm`: one block a row.
 
-use super::{images, pieces};
+use super::{images, vectors};
 use pegainfer_core::cuda::Launch;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// As in csrc/norm.cu: pieces of 8 elements that a thread takes.
-const PIECES: usize = 2;
+/// As in csrc/norm.cu: vectors of 8 elements that a thread takes.
+const VECTORS: usize = 2;
 const MAX_THREADS: usize = 1024;
 
 /// `kernels`: for a weight in bf16, and in f32.
@@ -17,8 +17,8 @@ fn launch(
     weight: &Tensor,
     hidden: usize,
 ) -> Result<Launch, OpError> {
-    pieces(op, hidden)?;
-    let most = MAX_THREADS * PIECES * 8;
+    vectors(op, hidden)?;
+    let most = MAX_THREADS * VECTORS * 8;
     if hidden > most {
         return Err(OpError { op, message: format!("rows of {hidden} elements: the GPU kernel takes {most}") });
     }
@@ -26,7 +26,7 @@ fn launch(
     Ok(exec.gpu()?.launch(op, &images::NORM, kernel)?.overlapped())
 }
 
-/// One block a row, as many threads as the row has pieces.
+/// One block a row, as many threads as the row has vectors.
 fn run(launch: Launch, (rows, hidden): (usize, usize)) -> Result<(), OpError> {
     let threads = (hidden / 8).next_multiple_of(32).min(MAX_THREADS);
     // SAFETY: the callers' arguments match csrc/norm.cu; the ops checked the shapes.
@@ -58,10 +58,10 @@ pub(super) fn add_rms_norm(
     run(launch.input(x).output(residual).input(weight).output(out).u32(shape.1).f32(eps), shape)
 }
 
-/// Adds `count` slices of f32 at `slices`, each of the residual's shape.
-pub(super) fn add_slices_rms_norm(
+/// Adds `count` partial sums of f32 at `partials`, each of the residual's shape.
+pub(super) fn add_partials_rms_norm(
     exec: &mut Exec,
-    (slices, count): (u64, usize),
+    (partials, count): (u64, usize),
     residual: &mut Tensor,
     weight: &Tensor,
     eps: f32,
@@ -70,6 +70,6 @@ pub(super) fn add_slices_rms_norm(
     let shape = residual.rows_cols();
     let kernels = ["add_slices_rms_norm", "add_slices_rms_norm_f32"];
     let launch = launch(exec, "linear_add_norm", kernels, weight, shape.1)?;
-    let launch = launch.pointer(slices).output(residual).input(weight).output(out);
+    let launch = launch.pointer(partials).output(residual).input(weight).output(out);
     run(launch.u32(shape.1).f32(eps).u32(count), shape)
 }

@@ -1,6 +1,7 @@
 //! Causal attention over the paged KV cache.
 
 use super::check::Check;
+use crate::choice::{self, Attention};
 use crate::cpu::attention::{self as cpu, Batch};
 use crate::cuda;
 use crate::heads::HeadShape;
@@ -41,18 +42,17 @@ pub fn attention(
 ) -> Result<(), OpError> {
     let c = Check("attention");
     check(c, exec.device(), q, (k, v), batch, shape, out)?;
+    let size = (batch.block_tables.rows_cols().0, q.rows_cols().0);
+    let choice = choice::gpu(exec)?.map(|gpu| Attention::choose(&gpu, shape, &batch.load, size));
     exec.record(|device| {
-        let kernel = match device {
-            Device::Cpu(isa) => isa.name(),
-            Device::Cuda | Device::Meta => "paged",
-        };
+        let kernel = choice::name(device, &choice, Attention::name);
         let reads = [q, k, v, batch.qo_indptr, batch.kv_lens, batch.block_tables];
         OpRecord::new(c.0, kernel, &reads, &[out], flops(batch, shape)).with_bytes(bytes(q, batch, shape))
     });
-    match exec.device() {
-        Device::Cpu(_) => on_cpu(c, exec, q, (k, v), batch, shape, scale, out),
-        Device::Cuda => cuda::attention(exec, q, (k, v), batch, shape, scale, out),
-        Device::Meta => Ok(()),
+    match (exec.device(), &choice) {
+        (Device::Cpu(_), _) => on_cpu(c, exec, q, (k, v), batch, shape, scale, out),
+        (Device::Cuda, Some(choice)) => cuda::attention(exec, choice, q, (k, v), batch, shape, scale, out),
+        _ => Ok(()),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The short convolution before the gated delta rule.
 
 use super::check::Check;
+use crate::choice::Conv;
 use crate::cpu::causal_conv::{self, Inputs};
 use crate::cuda;
 use crate::delta::{DeltaShape, NO_STATE, SEGMENT_WORDS, Segment};
@@ -29,7 +30,7 @@ pub fn causal_conv1d(
     let c = Check("causal_conv1d");
     check(c, projected, weight, segments, shape, tails, out)?;
     exec.record(|device| {
-        let kernel = if let Device::Cpu(isa) = device { isa.name() } else { "conv" };
+        let kernel = if let Device::Cpu(isa) = device { isa.name() } else { Conv::choose(out.rows_cols().0).name() };
         let [bytes, flops] = cost(weight, segments, shape, out);
         OpRecord::new(c.0, kernel, &[projected, weight, segments, tails], &[out, tails], flops).with_bytes(bytes)
     });
@@ -81,7 +82,9 @@ pub(super) fn dispatch(
             causal_conv::run(isa, &inputs, tails.host_mut(), out.host_mut());
             Ok(())
         }
-        Device::Cuda => cuda::causal_conv1d(exec, projected, weight, segments, shape, tails, out),
+        Device::Cuda => {
+            cuda::causal_conv1d(exec, Conv::choose(out.rows_cols().0), projected, weight, segments, shape, tails, out)
+        }
         Device::Meta => Ok(()),
     }
 }

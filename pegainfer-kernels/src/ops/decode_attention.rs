@@ -2,6 +2,7 @@
 
 use super::check::Check;
 use super::{AttentionBatch, attention, qkv};
+use crate::choice::{self, DecodeStep};
 use crate::cuda;
 use crate::heads::Heads;
 use pegainfer_core::exec::{Device, Exec};
@@ -31,13 +32,10 @@ pub fn decode_attention(
     check.that(batch.load.max_queries == 1, "a row has more than one query")?;
     qkv::check(check, exec.device(), qkv, heads, q, (k, v))?;
     attention::check(check, exec.device(), q, (k, v), batch, shape, out)?;
-    let fused = exec.gpu().is_ok_and(|gpu| cuda::fused(gpu, shape));
+    let rows = batch.block_tables.rows_cols().0;
+    let choice = choice::gpu(exec)?.map(|gpu| DecodeStep::choose(&gpu, shape, &batch.load, rows));
     exec.record(|device| {
-        let kernel = match device {
-            Device::Cpu(isa) => isa.name(),
-            Device::Cuda if fused => "paged_fused",
-            Device::Cuda | Device::Meta => "paged",
-        };
+        let kernel = choice::name(device, &choice, DecodeStep::name);
         let tables = [batch.qo_indptr, batch.kv_lens, batch.block_tables];
         let reads = [qkv, norms.0, norms.1, rope, positions, slots, k, v, tables[0], tables[1], tables[2]];
         let flops = qkv::flops(qkv, shape) + attention::flops(batch, shape);
@@ -45,17 +43,17 @@ pub fn decode_attention(
         OpRecord::new("decode_attention", kernel, &reads, &[out, k, v], flops).with_bytes(bytes)
     });
     let scale = (shape.head_dim as f32).sqrt().recip();
-    match exec.device() {
-        Device::Cpu(_) => {
+    match (exec.device(), &choice) {
+        (Device::Cpu(_), _) => {
             qkv::on_cpu(check, exec, qkv, heads, q, (k, v))?;
             attention::on_cpu(check, exec, q, (k, v), batch, shape, scale, out)
         }
-        Device::Cuda if fused => cuda::decode_fused(exec, qkv, heads, batch, (k, v), out),
-        Device::Cuda => {
+        (Device::Cuda, Some(DecodeStep::Fused(grid))) => cuda::decode_fused(exec, grid, qkv, heads, batch, (k, v), out),
+        (Device::Cuda, Some(DecodeStep::Separate(choice))) => {
             cuda::qk_norm_rope_write_kv(exec, qkv, heads, q, (k, v))?;
-            cuda::attention(exec, q, (k, v), batch, shape, scale, out)
+            cuda::attention(exec, choice, q, (k, v), batch, shape, scale, out)
         }
-        Device::Meta => Ok(()),
+        _ => Ok(()),
     }
 }
 

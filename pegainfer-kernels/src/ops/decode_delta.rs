@@ -3,6 +3,7 @@
 use super::check::Check;
 use super::gated_delta_rule::{self, DeltaInputs};
 use super::{causal_conv1d, gated_rms_norm};
+use crate::choice::DecodeDelta;
 use crate::cpu::gated_delta::Form;
 use crate::cuda;
 use crate::delta::DeltaShape;
@@ -53,8 +54,9 @@ pub fn decode_delta(
     gated_rms_norm::check(c, read, projected, norm, shape, out)?;
     c.that(segments.rows_cols().0 == rows, "a row has no segment, or more than one token")?;
     c.that(states.rows_cols().0 == tails.rows_cols().0, "there are not as many tails as states")?;
+    let choice = DecodeDelta::choose(shape, rows);
     exec.record(|device| {
-        let kernel = if let Device::Cpu(isa) = device { isa.name() } else { "delta_fused" };
+        let kernel = if let Device::Cpu(isa) = device { isa.name() } else { choice.name() };
         let reads = [projected, conv, a_log, dt_bias, norm, segments, states, tails];
         // What lies between does not leave the kernel.
         let parts = [causal_conv1d::cost(conv, segments, shape, mixed), gated_rms_norm::cost(read, norm, out)];
@@ -63,8 +65,8 @@ pub fn decode_delta(
         let bytes = bytes - mixed.bytes() - read.bytes();
         OpRecord::new(c.0, kernel, &reads, &[out, states, tails], parts[0][1] + steps + parts[1][1]).with_bytes(bytes)
     });
-    match exec.device() {
-        Device::Cuda if cuda::decodes_delta(rows, shape) => {
+    match (exec.device(), choice) {
+        (Device::Cuda, DecodeDelta::Fused) => {
             cuda::decode_delta(exec, projected, weights, segments, shape, eps, (states, tails), out)
         }
         _ => {

@@ -2,6 +2,7 @@
 
 use super::check::Check;
 use super::{AttentionBatch, attention, attention_gate, gated_qkv};
+use crate::choice::{self, DecodeStep};
 use crate::cuda;
 use crate::heads::Heads;
 use pegainfer_core::exec::{Device, Exec};
@@ -33,13 +34,10 @@ pub fn gated_decode_attention(
     check.that(batch.load.max_queries == 1, "a row has more than one query")?;
     gated_qkv::check(check, exec.device(), projected, heads, q, (k, v))?;
     attention::check(check, exec.device(), q, (k, v), batch, shape, out)?;
-    let fused = exec.gpu().is_ok_and(|gpu| cuda::gated_fused(gpu, shape));
+    let rows = batch.block_tables.rows_cols().0;
+    let choice = choice::gpu(exec)?.map(|gpu| DecodeStep::choose_gated(&gpu, shape, &batch.load, rows));
     exec.record(|device| {
-        let kernel = match device {
-            Device::Cpu(isa) => isa.name(),
-            Device::Cuda if fused => "paged_fused",
-            Device::Cuda | Device::Meta => "paged",
-        };
+        let kernel = choice::name(device, &choice, DecodeStep::name);
         let tables = [batch.qo_indptr, batch.kv_lens, batch.block_tables];
         let reads = [projected, norms.0, norms.1, rope, positions, slots, k, v, tables[0], tables[1], tables[2]];
         let qkv = gated_qkv::flops(projected, heads);
@@ -48,20 +46,22 @@ pub fn gated_decode_attention(
         OpRecord::new("gated_decode_attention", kernel, &reads, &[out, k, v], flops).with_bytes(bytes)
     });
     let scale = (shape.head_dim as f32).sqrt().recip();
-    match exec.device() {
-        Device::Cpu(_) => {
+    match (exec.device(), &choice) {
+        (Device::Cpu(_), _) => {
             gated_qkv::on_cpu(check, exec, projected, heads, q, (k, v))?;
             attention::on_cpu(check, exec, q, (k, v), batch, shape, scale, out)?;
             attention_gate::on_cpu(exec, projected, shape, out);
             Ok(())
         }
-        Device::Cuda if fused => cuda::gated_decode_fused(exec, projected, heads, batch, (k, v), out),
-        Device::Cuda => {
+        (Device::Cuda, Some(DecodeStep::Fused(grid))) => {
+            cuda::gated_decode_fused(exec, grid, projected, heads, batch, (k, v), out)
+        }
+        (Device::Cuda, Some(DecodeStep::Separate(choice))) => {
             cuda::gated_qk_norm_rope_write_kv(exec, projected, heads, q, (k, v))?;
-            cuda::attention(exec, q, (k, v), batch, shape, scale, out)?;
+            cuda::attention(exec, choice, q, (k, v), batch, shape, scale, out)?;
             cuda::attention_gate(exec, projected, shape, out)
         }
-        Device::Meta => Ok(()),
+        _ => Ok(()),
     }
 }
 

@@ -1,7 +1,8 @@
 //! The gated delta rule for prompts.
 
 use super::check::Check;
-use super::gated_delta_rule::{DeltaInputs, run};
+use super::gated_delta_rule::{DeltaInputs, run, step_flops};
+use crate::choice::{self, DeltaChunks};
 use crate::cpu::gated_delta::Form;
 use crate::cuda;
 use crate::delta::DeltaShape;
@@ -31,9 +32,13 @@ pub fn gated_delta_chunks(
     let (k, v, chunk) = (shape.key_dim, shape.value_dim, 64);
     // Products of a chunk, by token: three with [chunk, chunk], two of them half empty, and three with the state.
     let flops = 2 * chunk * (2 * k + v) / 2 + 2 * chunk * (k + v) / 2 + 6 * k * v;
-    run(Check("gated_delta_chunks"), exec, Form::Chunked, flops, inputs, shape, states, out)?;
-    match exec.device() {
-        Device::Cuda => cuda::gated_delta_chunks(exec, inputs, shape, states, scratch, out),
+    let (tokens, segments) = (inputs.mixed.rows_cols().0, inputs.segments.rows_cols().0);
+    let choice = choice::gpu(exec)?.map(|gpu| DeltaChunks::choose(&gpu, shape, tokens, segments));
+    let flops = if choice == Some(DeltaChunks::Recurrent) { step_flops(shape) } else { flops };
+    let form = (Form::Chunked, choice.as_ref().map_or("", DeltaChunks::name));
+    run(Check("gated_delta_chunks"), exec, form, flops, inputs, shape, states, out)?;
+    match (exec.device(), &choice) {
+        (Device::Cuda, Some(choice)) => cuda::gated_delta_chunks(exec, choice, inputs, shape, states, scratch, out),
         _ => Ok(()),
     }
 }

@@ -46,7 +46,8 @@ pub fn gated_delta_rule(
     states: &mut Tensor,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
-    run(Check("gated_delta_rule"), exec, Form::Recurrent, step_flops(shape), inputs, shape, states, out)
+    let form = (Form::Recurrent, "recurrent");
+    run(Check("gated_delta_rule"), exec, form, step_flops(shape), inputs, shape, states, out)
 }
 
 /// Of a token and head: decay, product with k, update, product with q.
@@ -54,12 +55,12 @@ pub(super) fn step_flops(shape: DeltaShape) -> usize {
     7 * shape.key_dim * shape.value_dim
 }
 
-/// [`gated_delta_rule`] in the given form, at `flops` operations per token and head.
+/// [`gated_delta_rule`] in the given form, by a GPU's kernel of this name, at `flops` operations per token and head.
 #[expect(clippy::too_many_arguments, reason = "the operands of the op, and what two ops differ in")]
 pub(super) fn run(
     c: Check,
     exec: &mut Exec,
-    form: Form,
+    (form, kernel): (Form, &'static str),
     flops: usize,
     inputs: &DeltaInputs<'_>,
     shape: DeltaShape,
@@ -69,11 +70,7 @@ pub(super) fn run(
     let DeltaInputs { mixed, projected, a_log, dt_bias, segments } = *inputs;
     check(c, inputs, shape, states, out)?;
     exec.record(|device| {
-        let kernel = match (device, form) {
-            (Device::Cpu(isa), _) => isa.name(),
-            (_, Form::Recurrent) => "recurrent",
-            (_, Form::Chunked) => "chunked",
-        };
+        let kernel = if let Device::Cpu(isa) = device { isa.name() } else { kernel };
         let reads = [mixed, projected, a_log, dt_bias, segments, states];
         let flops = (mixed.rows_cols().0 * shape.value_heads * flops) as u64;
         OpRecord::new(c.0, kernel, &reads, &[out, states], flops).with_bytes(bytes(inputs, shape, out))
@@ -136,7 +133,7 @@ pub(super) fn dispatch(
             Ok(())
         }
         (Device::Cuda, Form::Recurrent) => cuda::delta_recurrent(exec, inputs, shape, states, out, usize::MAX),
-        // `gated_delta_chunks` launches its kernels itself: they want room.
+        // `gated_delta_chunks` launches its kernels itself: they want scratch.
         (Device::Meta, _) | (Device::Cuda, Form::Chunked) => Ok(()),
     }
 }

@@ -1,6 +1,7 @@
 //! Matrix product with a weight of the checkpoint.
 
 use super::check::Check;
+use crate::choice::{self, Gemm, GemmShape, Output};
 use crate::cpu::linear::{LinearOut, linear as cpu_linear};
 use crate::cuda;
 use half::bf16;
@@ -22,17 +23,14 @@ pub fn linear(exec: &mut Exec, x: &Tensor, w: &Tensor, out: &mut Tensor) -> Resu
     check.is(w, DType::Bf16, &[n, k])?;
     check.that(matches!(out.dtype(), DType::Bf16 | DType::F32), "out must be bf16 or f32")?;
     check.is(out, out.dtype(), &[m, n])?;
-    let cuda_kernel = exec.gpu().map_or("", |gpu| cuda::linear_kernel(gpu, m, n, out.dtype()));
+    let output = if out.dtype() == DType::F32 { Output::F32 } else { Output::Bf16 };
+    let gemm = choice::gpu(exec)?.map(|gpu| Gemm::choose(&gpu, GemmShape { m, n, k, output }));
     exec.record(|device| {
-        let kernel = match device {
-            Device::Cpu(isa) => isa.name(),
-            Device::Cuda => cuda_kernel,
-            Device::Meta => "gemm",
-        };
+        let kernel = choice::name(device, &gemm, Gemm::name);
         OpRecord::new("linear", kernel, &[x, w], &[out], 2 * (m * n * k) as u64)
     });
-    match exec.device() {
-        Device::Cpu(isa) => {
+    match (exec.device(), &gemm) {
+        (Device::Cpu(isa), _) => {
             let (x, w) = (x.host::<bf16>(), w.host::<bf16>());
             let out = match out.dtype() {
                 DType::F32 => LinearOut::F32(out.host_mut()),
@@ -40,8 +38,8 @@ pub fn linear(exec: &mut Exec, x: &Tensor, w: &Tensor, out: &mut Tensor) -> Resu
             };
             cpu_linear(isa, x, w, m, n, k, out, &mut exec.scratch);
         }
-        Device::Cuda => cuda::linear(exec, x, w, out)?,
-        Device::Meta => {}
+        (Device::Cuda, Some(gemm)) => cuda::linear(exec, "linear", gemm, x, w, out)?,
+        _ => {}
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! The end of a block: its last projection, the residual add, and the norm before the next block.
 
 use super::check::Check;
+use crate::choice::{self, AddNorm};
 use crate::cpu::linear::{LinearOut, linear as cpu_linear};
 use crate::cpu::norm::{self, NormWeight};
 use crate::cuda;
@@ -34,23 +35,21 @@ pub fn linear_add_norm(
         check.is(tensor, DType::Bf16, &[m, n])?;
     }
     check.is_norm(norm, n)?;
-    let cuda_kernel = exec.gpu().map_or("", |gpu| cuda::linear_kernel(gpu, m, n, DType::Bf16));
+    let choice = choice::gpu(exec)?.map(|gpu| AddNorm::choose(&gpu, (m, n, k)));
     exec.record(|device| {
-        let kernel = match device {
-            Device::Cpu(isa) => isa.name(),
-            Device::Cuda => cuda_kernel,
-            Device::Meta => "gemm",
-        };
+        let kernel = choice::name(device, &choice, AddNorm::name);
         let flops = 2 * (m * n * k) as u64 + 5 * (m * n) as u64;
         OpRecord::new("linear_add_norm", kernel, &[x, w, residual, norm], &[residual, out], flops)
     });
-    match exec.device() {
-        Device::Cpu(isa) => {
+    match (exec.device(), &choice) {
+        (Device::Cpu(isa), _) => {
             cpu_linear(isa, x.host(), w.host(), m, n, k, LinearOut::Bf16(delta.host_mut()), &mut exec.scratch);
             norm::add_rms_norm(isa, delta.host(), residual.host_mut(), NormWeight::of(norm), eps, out.host_mut());
         }
-        Device::Cuda => cuda::linear_add_norm(exec, x, w, residual, norm, eps, delta, out)?,
-        Device::Meta => {}
+        (Device::Cuda, Some(choice)) => {
+            cuda::linear_add_norm(exec, choice, x, w, residual, norm, eps, delta, out)?;
+        }
+        _ => {}
     }
     Ok(())
 }

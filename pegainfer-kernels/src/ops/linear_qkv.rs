@@ -2,6 +2,7 @@
 
 use super::check::Check;
 use super::qkv as rest;
+use crate::choice::{self, Qkv};
 use crate::cpu::linear::{LinearOut, linear as cpu_linear};
 use crate::cuda;
 use crate::heads::Heads;
@@ -33,27 +34,23 @@ pub fn linear_qkv(
     check.is(w, DType::Bf16, &[n, columns])?;
     check.is(qkv, DType::Bf16, &[m, n])?;
     rest::check(check, exec.device(), qkv, heads, q, (k, v))?;
-    let cuda_kernel = exec.gpu().map_or("", |gpu| cuda::qkv_kernel(gpu, m, columns, shape));
+    let choice = choice::gpu(exec)?.map(|gpu| Qkv::choose(&gpu, m, columns, shape));
     exec.record(|device| {
-        let kernel = match device {
-            Device::Cpu(isa) => isa.name(),
-            Device::Cuda => cuda_kernel,
-            Device::Meta => "gemm",
-        };
+        let kernel = choice::name(device, &choice, Qkv::name);
         let flops = 2 * (m * n * columns) as u64 + rest::flops(qkv, shape);
         // The products themselves need not go through memory.
         let bytes = x.bytes() + w.bytes() + rest::bytes(qkv, shape) - qkv.bytes();
         let reads = [x, w, norms.0, norms.1, rope, positions, slots];
         OpRecord::new(check.0, kernel, &reads, &[q, k, v], flops).with_bytes(bytes)
     });
-    match exec.device() {
-        Device::Cpu(isa) => {
+    match (exec.device(), &choice) {
+        (Device::Cpu(isa), _) => {
             let products = LinearOut::Bf16(qkv.host_mut());
             cpu_linear(isa, x.host::<bf16>(), w.host(), m, n, columns, products, &mut exec.scratch);
             rest::on_cpu(check, exec, qkv, heads, q, (k, v))
         }
-        Device::Cuda => cuda::linear_qkv(exec, (x, w), heads, qkv, q, (k, v)),
-        Device::Meta => Ok(()),
+        (Device::Cuda, Some(choice)) => cuda::linear_qkv(exec, choice, (x, w), heads, qkv, q, (k, v)),
+        _ => Ok(()),
     }
 }
 

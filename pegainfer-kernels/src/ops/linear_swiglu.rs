@@ -1,6 +1,7 @@
 //! The first half of the MLP: gate and up projections and the gated activation.
 
 use super::check::Check;
+use crate::choice::{self, Swiglu};
 use crate::cpu::linear::{LinearOut, linear as cpu_linear};
 use crate::cpu::swiglu::swiglu;
 use crate::cuda;
@@ -29,24 +30,20 @@ pub fn linear_swiglu(
     check.is(w, DType::Bf16, &[2 * width, k])?;
     check.is(gate_up, DType::Bf16, &[m, 2 * width])?;
     check.is(out, DType::Bf16, &[m, width])?;
-    let cuda_kernel = exec.gpu().map_or("", |gpu| cuda::swiglu_kernel(gpu, m, 2 * width, k));
+    let choice = choice::gpu(exec)?.map(|gpu| Swiglu::choose(&gpu, (m, 2 * width, k)));
     exec.record(|device| {
-        let kernel = match device {
-            Device::Cpu(isa) => isa.name(),
-            Device::Cuda => cuda_kernel,
-            Device::Meta => "gemm",
-        };
+        let kernel = choice::name(device, &choice, Swiglu::name);
         let flops = 4 * (m * width * k) as u64 + 5 * (m * width) as u64;
         OpRecord::new("linear_swiglu", kernel, &[x, w], &[out], flops)
     });
-    match exec.device() {
-        Device::Cpu(isa) => {
+    match (exec.device(), &choice) {
+        (Device::Cpu(isa), _) => {
             let products = LinearOut::Bf16(gate_up.host_mut());
             cpu_linear(isa, x.host(), w.host(), m, 2 * width, k, products, &mut exec.scratch);
             swiglu(isa, gate_up.host::<bf16>(), width, out.host_mut());
         }
-        Device::Cuda => cuda::linear_swiglu(exec, x, w, gate_up, out)?,
-        Device::Meta => {}
+        (Device::Cuda, Some(choice)) => cuda::linear_swiglu(exec, choice, x, w, gate_up, out)?,
+        _ => {}
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! Log-probabilities of sampled tokens and of the most likely ones.
 
 use super::check::Check;
+use crate::choice::{self, sample_cluster};
 use crate::cpu::sampling;
 use crate::cuda;
 use crate::draw::{DRAW_WORDS, Draw};
@@ -35,12 +36,13 @@ pub fn logprobs(
     check.is(draws, DType::U32, &[rows, DRAW_WORDS])?;
     check.is(sampled, DType::U32, &[rows])?;
     check.is(out, DType::U32, &[rows, REPORT_WORDS])?;
+    let cluster = choice::gpu(exec)?.map(|gpu| sample_cluster(&gpu, rows));
     exec.record(|device| {
         let kernel = if device == Device::Cuda { "logprobs" } else { "rows" };
         OpRecord::new("logprobs", kernel, &[logits, draws, sampled], &[out], 3 * logits.elements() as u64)
     });
-    match exec.device() {
-        Device::Cpu(_) => {
+    match (exec.device(), cluster) {
+        (Device::Cpu(_), _) => {
             let (tokens, draws) = (sampled.host::<u32>(), draws.host::<u32>().as_chunks::<DRAW_WORDS>().0);
             check.that(tokens.iter().all(|&token| (token as usize) < vocab), "a token is not in the vocabulary")?;
             let reports = out.host_mut::<u32>().par_chunks_exact_mut(REPORT_WORDS);
@@ -51,8 +53,8 @@ pub fn logprobs(
                 }
             });
         }
-        Device::Cuda => cuda::logprobs(exec, logits, draws, sampled, out)?,
-        Device::Meta => {}
+        (Device::Cuda, Some(blocks)) => cuda::logprobs(exec, blocks, logits, draws, sampled, out)?,
+        _ => {}
     }
     Ok(())
 }

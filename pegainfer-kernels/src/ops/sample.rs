@@ -1,6 +1,7 @@
 //! Draws one token per row of logits.
 
 use super::check::Check;
+use crate::choice::{self, sample_cluster};
 use crate::cpu::sampling::{self, SampleScratch};
 use crate::cuda;
 use crate::draw::DRAW_WORDS;
@@ -20,17 +21,18 @@ pub fn sample(exec: &mut Exec, logits: &Tensor, draws: &Tensor, out: &mut Tensor
     check.is(draws, DType::U32, &[rows, DRAW_WORDS])?;
     check.is(out, DType::U32, &[rows])?;
     check.that(vocab > 0, "there is no vocabulary")?;
+    let cluster = choice::gpu(exec)?.map(|gpu| sample_cluster(&gpu, rows));
     exec.record(|device| {
         let kernel = if device == Device::Cuda { "sample" } else { "rows" };
         OpRecord::new("sample", kernel, &[logits, draws], &[out], 2 * logits.elements() as u64)
     });
-    match exec.device() {
-        Device::Cpu(_) => {
+    match (exec.device(), cluster) {
+        (Device::Cpu(_), _) => {
             let mut scratch: Vec<SampleScratch> = (0..exec.threads()).map(|_| SampleScratch::default()).collect();
             sampling::sample_rows(logits.host(), vocab, draws.host(), &mut scratch, out.host_mut());
         }
-        Device::Cuda => cuda::sample(exec, logits, draws, out)?,
-        Device::Meta => {}
+        (Device::Cuda, Some(blocks)) => cuda::sample(exec, blocks, logits, draws, out)?,
+        _ => {}
     }
     Ok(())
 }

@@ -5,11 +5,12 @@ use super::executor::Executor;
 use super::load_error::LoadError;
 use super::load_options::LoadOptions;
 use super::model::{Model, ragged, uniform};
+use crate::choice;
 use crate::heads::BLOCK_SIZE;
 use crate::ops;
 use pegainfer_core::engine::EngineLimits;
-use pegainfer_core::exec::{Device, Exec};
-use pegainfer_core::schedule::{EngineCore, TokenBudget, warm_up};
+use pegainfer_core::exec::Exec;
+use pegainfer_core::schedule::{EngineCore, TokenBudget};
 use pegainfer_core::weights::{Loader, Source, WeightsError};
 use std::time::{Duration, Instant};
 
@@ -78,12 +79,10 @@ pub fn load_weights<M: Model>(
 /// the steps that load kernels and let cuBLASLt choose.
 fn warm<M: Model>(executor: &mut Executor<M>, bounds: &Bounds, mixed_tokens: usize) -> Result<(), LoadError> {
     executor.run(&uniform::<M>(1, 1, 1))?;
-    if executor.exec().device() == Device::Cuda {
-        let (blocks, size) = (executor.kv_blocks(), bounds.size);
-        let most = (size.rows.min(blocks), size.tokens.min(size.context).min(blocks * BLOCK_SIZE));
-        for rows in warm_up(mixed_tokens, most) {
-            executor.run(&ragged::<M>(&rows))?;
-        }
+    let (blocks, size) = (executor.kv_blocks(), bounds.size);
+    let most = (size.rows.min(blocks), size.tokens.min(size.context).min(blocks * BLOCK_SIZE));
+    for rows in choice::warm_up(executor.exec(), mixed_tokens, most)? {
+        executor.run(&ragged::<M>(&rows))?;
     }
     Ok(())
 }

@@ -33,7 +33,7 @@ const STEPS: [(usize, usize, usize); 12] = [
 pub fn run(args: &DoctorArgs) -> Result<()> {
     println!("build: {}", if cuda::images::BUILT { "with CUDA kernels" } else { "CPU-only" });
     cuda::available().map_err(anyhow::Error::msg)?;
-    let mut gpu = Exec::cuda(args.gpu, None)?;
+    let mut gpu = cuda::open(args.gpu, None)?;
     let info = gpu.gpu()?.info()?;
     println!(
         "driver: speaks CUDA {}.{}\nGPU {}: {}, compute capability {}.{}, {} multiprocessors, {:.1} GB, {:.1} GB free",
@@ -47,7 +47,7 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
         info.memory as f64 / 1e9,
         info.free as f64 / 1e9
     );
-    match gpu.gpu()?.blaslt() {
+    match cuda::blaslt(&mut gpu) {
         Ok(found) => println!("cuBLASLt {found}"),
         Err(why) => println!("cuBLASLt: {why}"),
     }

@@ -5,7 +5,7 @@
 //! appended, each in one write, so that processes can share the file; the last line of a product counts.
 
 use super::Product;
-use crate::tensor::DType;
+use pegainfer_core::tensor::DType;
 use std::collections::HashMap;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};

@@ -1,13 +1,12 @@
 //! Operands are small whole numbers, so sums are exact in f32 and every element must come out as the exact value, rounded
 //! once; or twice where it is added to bf16.
 
-use super::served_rows;
-use crate::cuda::Cuda;
-use crate::exec::Exec;
-use crate::rng;
-use crate::tensor::{DType, Tensor};
+use super::{blaslt, matmul, served_rows};
 use cudarc::driver::sys;
 use half::bf16;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::rng;
+use pegainfer_core::tensor::{DType, Tensor};
 
 /// A product whose output begins as whole numbers, and what it must come to with and without them.
 struct Case {
@@ -51,8 +50,8 @@ impl Case {
         .unwrap();
     }
 
-    fn run(&mut self, gpu: &mut Cuda, accumulate: bool) {
-        gpu.matmul("test", &self.x, &self.w, accumulate, &mut self.out).unwrap();
+    fn run(&mut self, exec: &mut Exec, accumulate: bool) {
+        matmul(exec, "test", &self.x, &self.w, accumulate, &mut self.out).unwrap();
     }
 
     fn check(&self, exec: &Exec, accumulate: bool) {
@@ -92,13 +91,13 @@ fn few_choices_serve_all_row_counts() {
 #[ignore = "needs a GPU"]
 fn products_are_exact_on_ragged_shapes() {
     let mut exec = Exec::cuda(0, Some(2)).unwrap();
-    println!("cuBLASLt {}", exec.gpu().unwrap().blaslt().unwrap());
+    println!("cuBLASLt {}", blaslt(&mut exec).unwrap());
     for (m, n, k) in [(1, 8, 8), (33, 72, 64), (48, 64, 1000), (130, 264, 320), (192, 2560, 64), (300, 128, 2560)] {
         for dtype in [DType::Bf16, DType::F32] {
             let mut case = Case::new(&mut exec, m, n, k, dtype);
             for accumulate in [false, true] {
                 case.reset(&mut exec);
-                case.run(exec.gpu().unwrap(), accumulate);
+                case.run(&mut exec, accumulate);
                 case.check(&exec, accumulate);
             }
         }
@@ -110,11 +109,10 @@ fn products_are_exact_on_ragged_shapes() {
 fn a_new_product_can_be_captured() {
     let mut exec = Exec::cuda(0, Some(2)).unwrap();
     let mut case = Case::new(&mut exec, 64, 392, 136, DType::Bf16);
-    let gpu = exec.gpu().unwrap();
-    let stream = gpu.stream.clone();
-    gpu.blaslt().unwrap();
+    let stream = exec.gpu().unwrap().stream().clone();
+    blaslt(&mut exec).unwrap();
     stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
-    case.run(gpu, true);
+    case.run(&mut exec, true);
     let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0)).unwrap().unwrap();
     for _ in 0..2 {
         case.reset(&mut exec);

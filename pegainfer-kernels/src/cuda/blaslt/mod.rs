@@ -11,13 +11,14 @@ mod library;
 mod tests;
 mod tuning;
 
-use super::{Cuda, GpuInfo, WORKSPACE_BYTES};
-use crate::tensor::{DType, OpError, Tensor};
 use choices::Choices;
 use cudarc::cublaslt::result::CublasError;
 use cudarc::cublaslt::sys;
 use cudarc::driver::CudaStream;
 use library::Library;
+use pegainfer_core::cuda::{GpuInfo, WORKSPACE_BYTES, describe};
+use pegainfer_core::exec::Exec;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::ptr::{from_ref, null_mut};
@@ -60,7 +61,7 @@ struct Plan {
 }
 
 /// The library and what was made with it. Plans are kept for good: 1 KB for each row count that ever came.
-pub(super) struct BlasLt {
+struct BlasLt {
     library: Library,
     handle: sys::cublasLtHandle_t,
     operation: sys::cublasLtMatmulDesc_t,
@@ -74,71 +75,97 @@ pub(super) struct BlasLt {
 // SAFETY: the handles belong to this object alone, and the library lets any thread use them.
 unsafe impl Send for BlasLt {}
 
-/// The thread that opens the library.
-pub(super) type Opening = JoinHandle<Result<BlasLt, String>>;
-
-/// Begins to open the library, which takes a quarter of a second, to run on `stream` with this workspace.
-pub(super) fn open(info: GpuInfo, stream: Arc<CudaStream>, workspace: u64) -> std::io::Result<Opening> {
-    Builder::new().name("cublaslt".to_owned()).spawn(move || BlasLt::open(&info, stream, workspace))
+/// cuBLASLt of an [`Exec`].
+struct State {
+    /// The thread that opens the library, until it is first wanted.
+    opening: Option<JoinHandle<Result<BlasLt, String>>>,
+    /// The library, or why there is none.
+    blaslt: Result<BlasLt, String>,
 }
 
-impl Cuda {
-    /// The cuBLASLt that [`matmul`](Self::matmul) runs on, as its version and path; or why there is none, for people.
-    /// The first call waits until it is open, and warns if it cannot be.
-    pub fn blaslt(&mut self) -> Result<String, String> {
-        let blaslt = self.opened_blaslt().as_ref().map_err(String::clone)?;
-        Ok(format!("{} ({})", blaslt.library.version(), blaslt.library.path.display()))
+impl State {
+    /// Begins to open the library, which takes a quarter of a second.
+    fn begin(exec: &mut Exec) -> Self {
+        let missing = |why: String| Self { opening: None, blaslt: Err(why) };
+        let (info, stream, workspace) =
+            match exec.gpu().and_then(|gpu| Ok((gpu.info()?, gpu.stream().clone(), gpu.workspace()))) {
+                Ok(gpu) => gpu,
+                Err(error) => return missing(error.to_string()),
+            };
+        let open = move || BlasLt::open(&info, stream, workspace);
+        match Builder::new().name("cublaslt".to_owned()).spawn(open) {
+            Ok(opening) => Self { opening: Some(opening), blaslt: Err("cuBLASLt is not open yet".to_owned()) },
+            Err(error) => missing(format!("the thread for cuBLASLt cannot be started: {error}")),
+        }
     }
 
-    /// Whether [`matmul`](Self::matmul) can be called. Waits for the library like [`blaslt`](Self::blaslt).
-    pub fn has_blaslt(&mut self) -> bool {
-        self.opened_blaslt().is_ok()
-    }
-
-    /// `out = x · wᵀ`, or with `accumulate` `out += x · wᵀ`.
-    ///
-    /// `x`: `[m, k]` bf16; `w`: `[n, k]` bf16; `out`: `[m, n]` bf16 or f32; `k` and `n` in multiples of 8, all on this
-    /// GPU. f32 accumulation and one rounding at the end; but the library rounds a product to bf16 before it adds it to
-    /// a bf16 `out`, unless its algorithm splits the sum.
-    ///
-    /// The first product of a row count that comes often takes up to 0.1 s more, in which algorithms are timed, unless
-    /// the stream is captured: then the heuristic's choice is taken, and kept. So run what is to be captured once before.
-    /// Uses the workspace.
-    pub fn matmul(
-        &mut self,
-        op: &'static str,
-        x: &Tensor,
-        w: &Tensor,
-        accumulate: bool,
-        out: &mut Tensor,
-    ) -> Result<(), OpError> {
-        let ((m, k), n) = (x.rows_cols(), w.rows_cols().0);
-        let product = Product { m, n, k, out: out.dtype() };
-        let bf16 = [x.dtype(), w.dtype()] == [DType::Bf16; 2];
-        let fits = w.rows_cols().1 == k && out.rows_cols() == (m, n) && out.dtype() != DType::U32;
-        assert!(bf16 && fits, "{op}: {product:?} of {} and {}", x.name(), w.name());
-        let at = Operands { x: x.device(), w: w.device(), out: out.device() };
-        let blaslt = self.opened_blaslt().as_mut().map_err(|message| OpError { op, message: message.clone() })?;
-        let failed = |e| OpError { op, message: format!("cuBLASLt, {m} rows of {k} to {n}: {e}") };
-        let plan = blaslt.plan(product, at).map_err(failed)?;
-        blaslt.run(&plan, at, accumulate).map_err(failed)
-    }
-
-    fn opened_blaslt(&mut self) -> &mut Result<BlasLt, String> {
+    /// Waits for the thread that opens the library.
+    fn opened(&mut self) -> Result<&mut BlasLt, &str> {
         if let Some(opening) = self.opening.take() {
             self.blaslt = opening.join().unwrap_or_else(|_| Err("opening cuBLASLt panicked".to_owned()));
             match &self.blaslt {
                 Ok(blaslt) => log::debug!("cuBLASLt {} ({})", blaslt.library.version(), blaslt.library.path.display()),
-                Err(why) => log::warn!("products of many rows will be slow: {why}"),
+                Err(why) => log::warn!("large-M GEMMs will be slow: {why}"),
             }
         }
-        &mut self.blaslt
+        self.blaslt.as_mut().map_err(|why| why.as_str())
     }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        if let Some(opening) = self.opening.take() {
+            drop(opening.join());
+        }
+    }
+}
+
+/// Begins to open cuBLASLt for the GPU of `exec` on a thread of its own, for instance while weights are loaded. Without
+/// this the first call of another function here does, and waits.
+pub(super) fn begin(exec: &mut Exec) {
+    exec.attached(State::begin);
+}
+
+/// The cuBLASLt that [`matmul`] runs on, as its version and path; or why there is none, for people. Waits until it is
+/// open; the first call warns if it cannot be.
+pub fn blaslt(exec: &mut Exec) -> Result<String, String> {
+    let blaslt = exec.attached(State::begin).opened()?;
+    Ok(format!("{} ({})", blaslt.library.version(), blaslt.library.path.display()))
+}
+
+/// `out = x · wᵀ`, or with `accumulate` `out += x · wᵀ`.
+///
+/// `x`: `[m, k]` bf16; `w`: `[n, k]` bf16; `out`: `[m, n]` bf16 or f32; `k` and `n` in multiples of 8, all on this
+/// GPU. f32 accumulation and one rounding at the end; but the library rounds the GEMM to bf16 before it adds it to
+/// a bf16 `out`, unless its algorithm splits the sum.
+///
+/// The first GEMM of a row count that comes often takes up to 0.1 s more, in which algorithms are timed, unless
+/// the stream is captured: then the heuristic's choice is taken, and kept. So run what is to be captured once before.
+/// Uses the workspace.
+pub(super) fn matmul(
+    exec: &mut Exec,
+    op: &'static str,
+    x: &Tensor,
+    w: &Tensor,
+    accumulate: bool,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    let ((m, k), n) = (x.rows_cols(), w.rows_cols().0);
+    let product = Product { m, n, k, out: out.dtype() };
+    let bf16 = [x.dtype(), w.dtype()] == [DType::Bf16; 2];
+    let fits = w.rows_cols().1 == k && out.rows_cols() == (m, n) && out.dtype() != DType::U32;
+    assert!(bf16 && fits, "{op}: {product:?} of {} and {}", x.name(), w.name());
+    let at = Operands { x: x.device(), w: w.device(), out: out.device() };
+    let blaslt = exec.attached(State::begin).opened();
+    let blaslt = blaslt.map_err(|message| OpError { op, message: message.to_owned() })?;
+    let failed = |e| OpError { op, message: format!("cuBLASLt, {m} rows of {k} to {n}: {e}") };
+    let plan = blaslt.plan(product, at).map_err(failed)?;
+    blaslt.run(&plan, at, accumulate).map_err(failed)
 }
 
 impl BlasLt {
     fn open(info: &GpuInfo, stream: Arc<CudaStream>, workspace: u64) -> Result<Self, String> {
-        stream.context().bind_to_thread().map_err(super::describe)?;
+        stream.context().bind_to_thread().map_err(describe)?;
         let library = Library::open(info.driver)?;
         let place = format!("{}, CUDA {}, cuBLASLt {}", info.name, info.driver, library.version());
         let mut opened = Self {
@@ -296,6 +323,10 @@ impl BlasLt {
 
 impl Drop for BlasLt {
     fn drop(&mut self) {
+        // Nothing may run that was made here.
+        if let Err(error) = self.stream.synchronize() {
+            log::debug!("the GPU was left with an error: {}", describe(error));
+        }
         self.plans.values().for_each(|plan| self.release(plan));
         let lt = &self.library.functions;
         // SAFETY: each was made once, is destroyed once, and no call is under way; null was never made.

@@ -2,11 +2,11 @@
 //! the cache.
 
 use super::{BlasLt, Operands, Plan, Product, served_rows};
-use crate::cuda::DeviceBuffer;
-use crate::tensor::DType;
 use cudarc::cublaslt::result::CublasError;
 use cudarc::cublaslt::sys;
 use cudarc::driver::{DriverError, result, sys as driver};
+use pegainfer_core::cuda::DeviceBuffer;
+use pegainfer_core::tensor::DType;
 use std::time::Instant;
 
 /// Row counts up to here come often, as decode batches, and are timed.

@@ -1,0 +1,322 @@
+//! Attention over the paged KV cache: the kernels for rows of many and of few queries, and their grids.
+
+use super::Gpu;
+use crate::heads::BLOCK_SIZE;
+use crate::heads::HeadShape;
+use crate::load::{AttentionLoad, DECODE_QUERIES};
+use pegainfer_core::cuda::{COUNTERS, WORKSPACE_BYTES};
+use pegainfer_core::tensor::DType;
+
+/// Queries times heads of a group that decode attention takes: columns of two tiles.
+const DECODE_COLUMNS: usize = DECODE_QUERIES;
+/// Columns of a tile of the decode kernels of csrc/attention_decode.cu.
+const COLUMNS: usize = 8;
+/// Warps of a block, as in csrc/attention_decode.cu and csrc/attention.cu.
+pub(crate) const WARPS: usize = 4;
+/// Head sizes above it have stages of keys or values, not of both.
+pub(crate) const LARGE: usize = 128;
+
+/// The kernel for rows of many queries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Prefill {
+    /// csrc/attention_prefill.cu: FlashAttention with warpgroup products, on so many blocks. Decode attention may run beside
+    /// it: it releases its successor only once all kernels before it are complete, see csrc/decode.cuh.
+    Wgmma {
+        /// Blocks, each of which takes tiles in turn.
+        blocks: usize,
+    },
+    /// csrc/attention_prefill_mma.cu: FlashAttention with products of a warp. It is complete before decode attention begins.
+    Mma,
+}
+
+/// The kernel for rows of few queries: FlashDecoding, the KV of a row split over blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decode {
+    /// csrc/attention_decode.cu: KV fetched by bulk copies into a ring for each warp; the last block of a row adds the
+    /// partial results. See [`DecodeGrid`].
+    Bulk(DecodeGrid),
+    /// csrc/attention.cu: KV fetched by cp.async; a second kernel adds the partial results of so many splits, if there are
+    /// several.
+    Async {
+        /// Splits of each row and KV head.
+        splits: usize,
+    },
+}
+
+/// The grid of csrc/attention_decode.cu and csrc/gated_decode.cu.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DecodeGrid {
+    /// Tiles of [`COLUMNS`] queries times heads of a group: 1 or 2.
+    pub column_tiles: usize,
+    /// Stages of a warp's ring.
+    pub stages: usize,
+    /// Blocks of a KV head: one for each row, and more that go to long rows.
+    pub blocks: usize,
+}
+
+/// What `ops::attention` launches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attention {
+    /// For the rows of many queries, if there are any.
+    pub prefill: Option<Prefill>,
+    /// For the rows of few queries, if there are any.
+    pub decode: Option<Decode>,
+}
+
+/// What `ops::decode_attention` and `ops::gated_decode_attention` launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DecodeStep {
+    /// Norms, rotation, write to the cache and attention in one kernel.
+    Fused(DecodeGrid),
+    /// Each in a kernel.
+    Separate(Attention),
+}
+
+impl Attention {
+    /// Chooses for `rows` rows, `tokens` queries in all.
+    pub fn choose(gpu: &Gpu, shape: HeadShape, load: &AttentionLoad, (rows, tokens): (usize, usize)) -> Self {
+        let (few, most) = (load.min_queries * shape.group(), load.max_queries * shape.group());
+        let decodes = few <= DECODE_COLUMNS;
+        let prefill = (most > DECODE_COLUMNS).then(|| match gpu.is_hopper() {
+            true if decodes => Prefill::Wgmma { blocks: PrefillShare::of(load, rows, tokens, shape).blocks(gpu) },
+            true => Prefill::Wgmma { blocks: gpu.multiprocessors },
+            false => Prefill::Mma,
+        });
+        let decode = decodes.then(|| Decode::choose(gpu, shape, load, rows));
+        Self { prefill, decode }
+    }
+
+    /// Its name in records.
+    pub fn name(&self) -> &'static str {
+        match (self.prefill, self.decode) {
+            (Some(Prefill::Wgmma { .. }), None) => "flash_wgmma",
+            (Some(Prefill::Wgmma { .. }), Some(_)) => "flash_wgmma+split_kv_bulk",
+            (Some(Prefill::Mma), None) => "flash_mma",
+            (Some(Prefill::Mma), Some(Decode::Bulk(_))) => "flash_mma+split_kv_bulk",
+            (Some(Prefill::Mma), Some(Decode::Async { .. })) => "flash_mma+split_kv_async",
+            (None, Some(Decode::Bulk(_))) => "split_kv_bulk",
+            (None, Some(Decode::Async { .. })) => "split_kv_async",
+            (None, None) => "none",
+        }
+    }
+}
+
+/// Whether csrc/attention_decode.cu and csrc/gated_decode.cu run. They were written for 228 KB of shared memory a
+/// multiprocessor, which consumer GPUs lack.
+fn bulk_serves(gpu: &Gpu, shape: HeadShape) -> bool {
+    gpu.is_data_centre() && matches!(shape.head_dim, 64 | 128 | 256)
+}
+
+impl Decode {
+    fn choose(gpu: &Gpu, shape: HeadShape, load: &AttentionLoad, rows: usize) -> Self {
+        if bulk_serves(gpu, shape) {
+            // Rows that only prefill takes count for nothing here: twice the columns cost 3 us of 65 a layer.
+            let column_tiles = if load.max_decode_queries * shape.group() <= COLUMNS { 1 } else { 2 };
+            let stages = if shape.head_dim > LARGE { 3 } else { 2 };
+            return Self::Bulk(DecodeGrid::new(gpu, shape, rows, column_tiles, stages));
+        }
+        let most = (load.max_queries * shape.group()).min(DECODE_COLUMNS);
+        let kv_blocks = load.max_context.div_ceil(BLOCK_SIZE);
+        let partial = async_partial_bytes(most, shape.head_dim);
+        Self::Async { splits: async_splits(gpu.multiprocessors, rows * shape.kv_heads, kv_blocks, partial) }
+    }
+}
+
+impl DecodeStep {
+    /// Chooses `ops::decode_attention` for `rows` rows of one query.
+    pub fn choose(gpu: &Gpu, shape: HeadShape, load: &AttentionLoad, rows: usize) -> Self {
+        Self::fused(gpu, shape, load, rows, shape.head_dim <= LARGE)
+    }
+
+    /// Chooses `ops::gated_decode_attention`.
+    pub fn choose_gated(gpu: &Gpu, shape: HeadShape, load: &AttentionLoad, rows: usize) -> Self {
+        Self::fused(gpu, shape, load, rows, shape.head_dim == 256)
+    }
+
+    fn fused(gpu: &Gpu, shape: HeadShape, load: &AttentionLoad, rows: usize, built: bool) -> Self {
+        if built && bulk_serves(gpu, shape) && shape.group() <= COLUMNS {
+            let stages = fused_stages(gpu.multiprocessors, rows * shape.kv_heads, shape.head_dim);
+            return Self::Fused(DecodeGrid::new(gpu, shape, rows, 1, stages));
+        }
+        Self::Separate(Attention::choose(gpu, shape, load, (rows, rows)))
+    }
+
+    /// Its name in records.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Fused(_) => "split_kv_bulk_fused",
+            Self::Separate(attention) => attention.name(),
+        }
+    }
+}
+
+impl DecodeGrid {
+    fn new(gpu: &Gpu, shape: HeadShape, rows: usize, column_tiles: usize, stages: usize) -> Self {
+        let partial = COLUMNS * column_tiles * (shape.head_dim + 4) * size_of::<f32>();
+        let slots = occupancy(stages) * gpu.multiprocessors;
+        Self { column_tiles, stages, blocks: decode_blocks(slots, rows, shape.kv_heads, partial) }
+    }
+}
+
+/// Blocks of a multiprocessor, by shared memory and registers, with `stages` stages in each warp's ring.
+pub(crate) fn occupancy(stages: usize) -> usize {
+    5usize.saturating_sub(stages).max(1)
+}
+
+/// Stages of a warp's ring for `pairs` pairs of row and KV head. With three, a multiprocessor has room for two blocks, with
+/// two for three: deep rings keep the memory busy where pairs nearly fill one or two rounds of two blocks and would leave
+/// more of three idle: on an H200 35 us instead of 44 for 32 rows of 1,100 tokens, 60 instead of 65 for 52. A stage of
+/// heads of 256 has keys or values, and three keep the memory busy. One row alone has all of a multiprocessor for a block:
+/// it is then in fewer splits, which take less long to add (23.6 us instead of 25.8 for 16k tokens).
+fn fused_stages(multiprocessors: usize, pairs: usize, head_dim: usize) -> usize {
+    if head_dim > LARGE {
+        return if 32 * pairs <= multiprocessors { 4 } else { 3 };
+    }
+    let nearly_fill = |blocks: usize| 3 * blocks < 4 * pairs && pairs <= blocks;
+    let deep = nearly_fill(2 * multiprocessors) || nearly_fill(4 * multiprocessors);
+    if deep && head_dim == 128 { 3 } else { 2 }
+}
+
+/// Blocks along x: one for each row, and spare ones that go to long rows. They depend on nothing but the number of rows, so
+/// that a graph fits every context. All are resident at once, in `slots`, if the rows leave room, but some are spare in any
+/// case: rows differ in length.
+fn decode_blocks(slots: usize, rows: usize, kv_heads: usize, partial_bytes: usize) -> usize {
+    let resident = slots / kv_heads;
+    let blocks = rows + resident.saturating_sub(rows).max(resident / 2);
+    let fits = blocks * kv_heads <= COUNTERS && blocks * kv_heads * partial_bytes <= WORKSPACE_BYTES;
+    if fits { blocks } else { rows }
+}
+
+/// Bytes of a partial result of csrc/attention.cu, of a warp or a split: numerators, maximum and sum of `rows` matrix rows.
+pub(crate) fn async_partial_bytes(rows: usize, head_dim: usize) -> usize {
+    rows * (head_dim + 2) * size_of::<f32>()
+}
+
+/// Blocks of csrc/attention.cu that a multiprocessor should have: two fit, by registers.
+const ASYNC_OCCUPANCY: usize = 2;
+/// KV blocks that make a split worth its part of the sum: one for each warp.
+const MIN_SPLIT: usize = WARPS;
+
+/// Splits of each (row, KV head), chosen by how many blocks of threads fill the GPU, never by the context alone.
+fn async_splits(multiprocessors: usize, pairs: usize, kv_blocks: usize, partial_bytes: usize) -> usize {
+    let wanted = (ASYNC_OCCUPANCY * multiprocessors).div_ceil(pairs).min(kv_blocks.div_ceil(MIN_SPLIT));
+    let fits = WORKSPACE_BYTES / (pairs * partial_bytes);
+    wanted.min(fits).max(1)
+}
+
+/// Queries times heads of a group that are a tile of csrc/attention_prefill.cu.
+const PREFILL_ROWS: usize = 128;
+/// Share of the peak rate that csrc/attention_prefill.cu reaches (500 TFLOP/s on an H200).
+const PREFILL_EFFICIENCY: f64 = 0.505;
+/// Share of the memory's rate that decode attention reaches (4.2 TB/s on an H200).
+const DECODE_EFFICIENCY: f64 = 0.875;
+
+/// A mixed step's attention as the division of the GPU between prefill and decode sees it.
+#[derive(Debug, Clone, Copy)]
+struct PrefillShare {
+    /// Tiles of prefill, taken for equal.
+    tiles: usize,
+    /// FLOPs of prefill.
+    flops: u64,
+    /// Bytes of the cache that decode attention reads.
+    bytes: u64,
+}
+
+impl PrefillShare {
+    fn of(load: &AttentionLoad, rows: usize, tokens: usize, shape: HeadShape) -> Self {
+        let HeadShape { heads, kv_heads, head_dim } = shape;
+        let prompts = (rows - load.decode_rows).max(1);
+        // Each prompt ends within a tile.
+        let row_tiles = ((tokens - load.decode_rows) * shape.group()).div_ceil(PREFILL_ROWS) + prompts - 1;
+        Self {
+            tiles: kv_heads * row_tiles.max(1),
+            flops: 4 * load.attended.saturating_sub(load.decode_context) * (heads * head_dim) as u64,
+            bytes: load.decode_context * (2 * kv_heads * head_dim * DType::Bf16.size()) as u64,
+        }
+    }
+
+    /// Blocks of prefill: one on each multiprocessor, unless decode attention runs beside it. Prefill is bound by
+    /// arithmetic, so its time goes with its share; decoding is bound by memory, which half of the multiprocessors keep
+    /// busy. Of the shares in which every block has as many tiles, the one that ends first, whichever is last.
+    fn blocks(self, gpu: &Gpu) -> usize {
+        let multiprocessors = gpu.multiprocessors;
+        if self.bytes == 0 {
+            return multiprocessors;
+        }
+        let (flops, bandwidth) = (PREFILL_EFFICIENCY * gpu.flops, DECODE_EFFICIENCY * gpu.bandwidth);
+        let tile = self.flops as f64 / self.tiles as f64 / flops * multiprocessors as f64;
+        let end = |rounds: usize| {
+            let prefill = rounds as f64 * tile;
+            let left = 1.0 - self.tiles.div_ceil(rounds) as f64 / multiprocessors as f64;
+            let read = prefill * (2.0 * left).min(1.0);
+            prefill + (self.bytes as f64 / bandwidth - read).max(0.0)
+        };
+        let rounds = self.tiles.div_ceil(multiprocessors)..=self.tiles.div_ceil(multiprocessors / 2);
+        let best = rounds.min_by(|&a, &b| end(a).total_cmp(&end(b)));
+        best.map_or(multiprocessors, |rounds| self.tiles.div_ceil(rounds))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_decode_grid_fills_the_gpu_and_fits_the_workspace() {
+        let partial = COLUMNS * 132 * 4;
+        let slots = occupancy(2) * 132;
+        assert_eq!(decode_blocks(slots, 1, 8, partial), 49, "one row may have the whole GPU");
+        assert_eq!(decode_blocks(slots, 8, 8, partial), 49);
+        assert_eq!(decode_blocks(slots, 128, 8, partial), 152, "some are spare for long rows");
+        assert_eq!(
+            decode_blocks(slots, 100_000, 8, partial),
+            100_000,
+            "no room for partial results: every row has one"
+        );
+    }
+
+    #[test]
+    fn the_ring_is_deep_where_two_blocks_are_enough() {
+        assert_eq!([1, 24, 28, 33, 34, 128].map(|rows| fused_stages(132, 8 * rows, 128)), [2, 2, 3, 3, 2, 2]);
+        assert_eq!([48, 52, 64, 80].map(|rows| fused_stages(132, 8 * rows, 128)), [2, 3, 3, 2]);
+        assert_eq!([1, 2, 128].map(|rows| fused_stages(132, 4 * rows, 256)), [4, 3, 3]);
+    }
+
+    #[test]
+    fn splits_fill_the_gpu_and_fit_the_workspace() {
+        let partial = 4 * 130 * 4;
+        assert_eq!(async_splits(132, 8, 64, partial), 16, "one stream at 1k: one KV block a warp");
+        assert_eq!(async_splits(132, 8, 4096, partial), 33, "one stream at 64k: as many as fill the GPU");
+        assert_eq!(async_splits(132, 64 * 8, 4096, partial), 1, "many streams fill it without splits");
+        assert_eq!(async_splits(132, 8, 1, partial), 1);
+        assert!(async_splits(100_000, 100, 100_000, 16 * partial) * 100 * 16 * partial <= WORKSPACE_BYTES);
+    }
+
+    #[test]
+    fn the_partial_results_of_large_heads_fit_every_gpu() {
+        let small = Gpu::named("L4").unwrap().shared_memory;
+        assert!(WARPS * async_partial_bytes(DECODE_COLUMNS, 256) <= small);
+    }
+
+    /// Blocks for Qwen3-4B on an H200, for rows that decode, with the sum of their contexts, and prompts of so many tokens,
+    /// the first of them after `after` cached ones.
+    fn blocks((decode_rows, decode_context): (usize, u64), prompts: &[u64], after: u64) -> usize {
+        let shape = HeadShape { heads: 32, kv_heads: 8, head_dim: 128 };
+        let (rows, tokens) = (decode_rows + prompts.len(), prompts.iter().sum::<u64>() as usize);
+        let attended = prompts[0] * after + prompts.iter().map(|n| n * (n + 1) / 2).sum::<u64>() + decode_context;
+        let load = AttentionLoad { attended, decode_rows, decode_context, ..AttentionLoad::default() };
+        PrefillShare::of(&load, rows, tokens + decode_rows, shape).blocks(&Gpu::PLANNED)
+    }
+
+    #[test]
+    fn prefill_leaves_multiprocessors_to_rows_that_decode() {
+        let many = (40, 44_000);
+        assert_eq!(blocks((0, 0), &[512], 0), 132, "nothing to leave them to");
+        assert_eq!(blocks(many, &[472], 0), 60, "decoding takes longer: two tiles a block");
+        assert_eq!(blocks(many, &[64], 448), 16, "no more than tiles");
+        assert_eq!(blocks(many, &[1000, 1000], 0), 86, "both end together");
+        assert_eq!(blocks((1, 1100), &[511], 0), 128, "decoding is nothing beside a second round");
+        assert_eq!(blocks(many, &[472], 4096), 120, "nor is it much beside one of long tiles");
+        assert!(blocks((100, 1_000_000), &[1, 2, 3], 0) <= 132);
+    }
+}

@@ -1,0 +1,145 @@
+//! The gated delta rule and the convolution before it.
+
+use super::Gpu;
+use crate::delta::DeltaShape;
+use pegainfer_core::cuda::COUNTERS;
+
+/// Most tokens of a chain of segments that the recurrence takes: decode rows beside prompts.
+pub(crate) const RECURRENT_TOKENS: usize = 16;
+
+/// What `ops::gated_delta_chunks` launches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeltaChunks {
+    /// csrc/delta_rule.cu, token by token: no chain is longer than [`RECURRENT_TOKENS`].
+    Recurrent,
+    /// Matrix products of chunks (csrc/gated_delta_parts.cu), then a scan over the chunks.
+    Chunked {
+        /// Whether the recurrence runs, too, for short chains of segments.
+        recurrent: bool,
+        /// The scan.
+        scan: InterChunkScan,
+    },
+}
+
+/// The kernel that carries the state from chunk to chunk (csrc/gated_delta_walk.cu).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InterChunkScan {
+    /// Whether it multiplies by warpgroups.
+    pub wgmma: bool,
+    /// Blocks that share a head.
+    pub slices: usize,
+    /// Blocks of the grid, each of which takes (head, slice, chain) in turn.
+    pub blocks: usize,
+    /// Threads of a block.
+    pub threads: usize,
+    /// Bytes of `Shared` in csrc/gated_delta_fetch.cuh.
+    pub shared: usize,
+}
+
+impl DeltaChunks {
+    /// Chooses for `tokens` tokens in `segments` segments.
+    pub fn choose(gpu: &Gpu, shape: DeltaShape, tokens: usize, segments: usize) -> Self {
+        if tokens <= RECURRENT_TOKENS {
+            return Self::Recurrent;
+        }
+        // One segment of many tokens has no short chain.
+        Self::Chunked { recurrent: segments > 1, scan: InterChunkScan::choose(gpu, shape, tokens, segments) }
+    }
+
+    /// Its name in records.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Recurrent => "recurrent",
+            Self::Chunked { scan: InterChunkScan { wgmma: true, .. }, .. } => "chunked_wgmma",
+            Self::Chunked { .. } => "chunked_mma",
+        }
+    }
+}
+
+impl InterChunkScan {
+    fn choose(gpu: &Gpu, shape: DeltaShape, tokens: usize, segments: usize) -> Self {
+        let wgmma = gpu.is_hopper();
+        // Blocks of a multiprocessor.
+        let (slices, resident, threads, shared) = if wgmma { (2, 1, 384, 208_272) } else { (4, 2, 128, 97_920) };
+        let chains = segments.min(tokens / (RECURRENT_TOKENS + 1));
+        let blocks = (shape.value_heads * slices * chains).min(resident * gpu.multiprocessors);
+        Self { wgmma, slices, blocks, threads, shared }
+    }
+}
+
+/// What `ops::decode_delta` launches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DecodeDelta {
+    /// csrc/delta_decode.cu: convolution, rule and norm in one kernel.
+    Fused,
+    /// Each in a kernel.
+    Separate,
+}
+
+impl DecodeDelta {
+    /// Counters of a row's key head in csrc/delta_decode.cu: the blocks that have read its convolution state.
+    const READERS: usize = 2;
+
+    /// Chooses for `rows` rows of one token: the fused kernel wants counters for each.
+    pub fn choose(shape: DeltaShape, rows: usize) -> Self {
+        if rows * shape.key_heads * Self::READERS <= COUNTERS { Self::Fused } else { Self::Separate }
+    }
+
+    /// Its name in records.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Fused => "delta_fused",
+            Self::Separate => "delta_separate",
+        }
+    }
+}
+
+/// Tokens of a tile of csrc/causal_conv.cu.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Conv {
+    /// 4.
+    Short,
+    /// 16.
+    Long,
+}
+
+impl Conv {
+    /// Below so many tokens tiles are short: only then are there enough of them, and the tokens of a tile that begin their
+    /// segments wait for their convolution states one after the other (640 tokens, 128 of them such, take 11 us on an H200
+    /// instead of 15).
+    const MIN_TOKENS: usize = 1024;
+
+    /// Chooses for `tokens` tokens.
+    pub fn choose(tokens: usize) -> Self {
+        if tokens < Self::MIN_TOKENS { Self::Short } else { Self::Long }
+    }
+
+    /// Its name in records.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Short => "conv_4",
+            Self::Long => "conv_16",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: DeltaShape = DeltaShape { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, taps: 4 };
+
+    #[test]
+    fn there_are_counters_for_a_large_batch() {
+        assert_eq!(DecodeDelta::choose(SHAPE, 512), DecodeDelta::Fused);
+        assert_eq!(DecodeDelta::choose(SHAPE, 513), DecodeDelta::Separate);
+    }
+
+    #[test]
+    fn every_gpu_has_the_shared_memory_of_the_scan() {
+        for name in ["H200", "A100", "L4", "RTX 4090", "B200", "RTX 5090"] {
+            let gpu = Gpu::named(name).unwrap();
+            assert!(InterChunkScan::choose(&gpu, SHAPE, 512, 1).shared <= gpu.shared_memory, "{name}");
+        }
+    }
+}

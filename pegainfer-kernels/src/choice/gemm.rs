@@ -1,0 +1,223 @@
+//! GEMMs with a weight of the checkpoint: the kernel and its grid, alone and with what follows it.
+
+use super::Gpu;
+use super::gemv_splitk::{self, GemvPlan};
+use super::skinny_wgmma::{self, SkinnyPlan};
+use crate::heads::HeadShape;
+use pegainfer_core::cuda::BOX_COLUMNS;
+
+/// What the kernels that read each weight once do with the sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Output {
+    /// Write them, rounded to bf16.
+    Bf16,
+    /// Write them as f32.
+    F32,
+    /// Write those of each split of the columns as f32, for a reader that adds them: a matrix with few rows fills the GPU.
+    SplitK,
+    /// Gate one half of them with the other: SwiGLU.
+    Gated,
+}
+
+/// `[m, n] = [m, k] [n, k]ᵀ`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GemmShape {
+    /// Rows of x: tokens.
+    pub m: usize,
+    /// Rows of the weight: output features; gated, those of both halves.
+    pub n: usize,
+    /// Columns of both.
+    pub k: usize,
+    /// Epilogue.
+    pub output: Output,
+}
+
+/// The kernel of a skinny GEMM, which reads each weight once and may have an epilogue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Skinny {
+    /// csrc/gemv_splitk.cu: products of a warp (mma.sync), for up to 16 rows on any GPU but Hopper.
+    GemvSplitK(GemvPlan),
+    /// csrc/skinny_wgmma.cu: products of a warpgroup, for up to 96 rows on Hopper.
+    Wgmma(SkinnyPlan),
+}
+
+impl Skinny {
+    /// The kernel that is faster than cuBLASLt here, if there is one.
+    pub fn choose(gpu: &Gpu, shape: GemmShape) -> Option<Self> {
+        if skinny_wgmma::serves(gpu, shape.m) {
+            Some(Self::Wgmma(skinny_wgmma::plan(gpu, shape)))
+        } else if gemv_splitk::serves(shape.m) {
+            Some(Self::GemvSplitK(gemv_splitk::plan(gpu, shape)))
+        } else {
+            None
+        }
+    }
+
+    /// Its name in records.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::GemvSplitK(_) => "gemv_splitk",
+            Self::Wgmma(_) => "skinny_wgmma",
+        }
+    }
+
+    /// Splits of the columns, each of which leaves sums.
+    pub fn splits(&self) -> usize {
+        match self {
+            Self::GemvSplitK(plan) => plan.splits,
+            Self::Wgmma(plan) => plan.splits,
+        }
+    }
+}
+
+/// The kernel of a GEMM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gemm {
+    /// For few rows.
+    Skinny(Skinny),
+    /// The library.
+    CublasLt,
+    /// csrc/gemm_mma.cu: tiles of so many rows and columns in shared memory, where the library is missing.
+    TiledMma(usize),
+}
+
+/// Rows and columns of the tiles of csrc/gemm_mma.cu: large ones reuse more, if there are enough of them to fill the GPU.
+const TILES: [usize; 2] = [64, 128];
+
+impl Gemm {
+    /// The fastest kernel that the GPU runs, see docs/benchmarks/h200-kernels.md.
+    pub fn choose(gpu: &Gpu, shape: GemmShape) -> Self {
+        match Skinny::choose(gpu, shape) {
+            Some(skinny) => Self::Skinny(skinny),
+            None => Self::large(gpu, shape.m, shape.n),
+        }
+    }
+
+    /// The kernel for many rows.
+    fn large(gpu: &Gpu, m: usize, n: usize) -> Self {
+        if gpu.cublaslt {
+            return Self::CublasLt;
+        }
+        let fill = m.div_ceil(TILES[1]) * n.div_ceil(TILES[1]) >= gpu.multiprocessors;
+        Self::TiledMma(TILES[usize::from(fill)])
+    }
+
+    /// Its name in records.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Skinny(skinny) => skinny.name(),
+            Self::CublasLt => "cublaslt",
+            Self::TiledMma(64) => "gemm_mma_64",
+            Self::TiledMma(_) => "gemm_mma_128",
+        }
+    }
+}
+
+/// How `ops::linear_add_norm` runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AddNorm {
+    /// A GEMM that leaves the partial sums of its splits; the norm adds them.
+    Partials(Skinny),
+    /// cuBLASLt adds to the residual stream; then the norm.
+    Accumulated,
+    /// csrc/gemm_mma.cu with tiles of this size; then residual add and norm.
+    Separate(usize),
+}
+
+impl AddNorm {
+    /// Chooses for `m` rows of `k` columns and a residual stream of `n`.
+    pub fn choose(gpu: &Gpu, (m, n, k): (usize, usize, usize)) -> Self {
+        match Gemm::choose(gpu, GemmShape { m, n, k, output: Output::SplitK }) {
+            Gemm::Skinny(skinny) => Self::Partials(skinny),
+            Gemm::CublasLt => Self::Accumulated,
+            Gemm::TiledMma(tile) => Self::Separate(tile),
+        }
+    }
+
+    /// Its name in records: that of the GEMM.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Partials(skinny) => skinny.name(),
+            Self::Accumulated => Gemm::CublasLt.name(),
+            Self::Separate(tile) => Gemm::TiledMma(*tile).name(),
+        }
+    }
+}
+
+/// Whether the large-M warpgroup kernels (csrc/gemm_wgmma.cuh) run: they do `parts` parts of a finished tile between the
+/// steps of the next, which has `k` columns.
+fn gemm_wgmma_serves(gpu: &Gpu, k: usize, parts: usize) -> bool {
+    gpu.is_hopper() && k >= parts * BOX_COLUMNS
+}
+
+/// How `ops::linear_swiglu` runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Swiglu {
+    /// A GEMM whose epilogue gates.
+    Gated(Skinny),
+    /// csrc/linear_swiglu.cu: a large-M warpgroup GEMM whose epilogue gates.
+    Wgmma,
+    /// A GEMM; then csrc/swiglu.cu.
+    Separate(Gemm),
+}
+
+impl Swiglu {
+    /// Rows of x from which csrc/linear_swiglu.cu is faster than cuBLASLt and csrc/swiglu.cu: by 7 % of the GEMM.
+    const MIN_ROWS: usize = 512;
+    /// Parts of a tile in csrc/linear_swiglu.cu.
+    const PARTS: usize = 8;
+
+    /// Chooses for `m` rows of `k` columns and a weight of `n` rows, both halves.
+    pub fn choose(gpu: &Gpu, (m, n, k): (usize, usize, usize)) -> Self {
+        match Gemm::choose(gpu, GemmShape { m, n, k, output: Output::Gated }) {
+            Gemm::Skinny(skinny) => Self::Gated(skinny),
+            _ if m >= Self::MIN_ROWS && gemm_wgmma_serves(gpu, k, Self::PARTS) => Self::Wgmma,
+            gemm => Self::Separate(gemm),
+        }
+    }
+
+    /// Its name in records.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Gated(skinny) => skinny.name(),
+            Self::Separate(gemm) => gemm.name(),
+            Self::Wgmma => "gemm_wgmma_swiglu",
+        }
+    }
+}
+
+/// How `ops::linear_qkv` runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Qkv {
+    /// csrc/linear_qkv.cu: a large-M warpgroup GEMM whose epilogue normalises, rotates and writes the cache.
+    Wgmma,
+    /// A GEMM; then csrc/qkv.cu.
+    Separate(Gemm),
+}
+
+impl Qkv {
+    /// Rows of x from which csrc/linear_qkv.cu is faster than cuBLASLt and csrc/qkv.cu: by 2 % of the time to the first token
+    /// of a prompt of 4,096.
+    const MIN_ROWS: usize = 1024;
+    /// The size of heads that csrc/linear_qkv.cu is built for.
+    const HEAD_DIM: usize = 128;
+    /// Parts of a tile in csrc/linear_qkv.cu.
+    const PARTS: usize = 12;
+
+    /// Chooses for `m` rows of `k` columns.
+    pub fn choose(gpu: &Gpu, m: usize, k: usize, heads: HeadShape) -> Self {
+        let fused = m >= Self::MIN_ROWS && heads.head_dim == Self::HEAD_DIM && gemm_wgmma_serves(gpu, k, Self::PARTS);
+        match fused {
+            true => Self::Wgmma,
+            false => Self::Separate(Gemm::choose(gpu, GemmShape { m, n: heads.qkv_width(), k, output: Output::Bf16 })),
+        }
+    }
+
+    /// Its name in records.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Wgmma => "gemm_wgmma_qkv",
+            Self::Separate(gemm) => gemm.name(),
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Which kernel runs: one value for each family of ops, computed from a [`Gpu`] and the shape of a call.
+//!
+//! An op chooses once. The value names the kernel in the op's record, is what the launcher in [`cuda`](crate::cuda)
+//! launches, and tells [`warm_up`] which row counts are autotuned. Nothing here needs a device: a plan chooses for a card
+//! by its name. table.txt lists the choices of seven cards for the shapes of the models, and a test holds it against the
+//! code.
+
+mod attention;
+mod delta;
+mod gemm;
+mod gemv_splitk;
+mod gpu;
+mod sample;
+mod skinny_wgmma;
+#[cfg(test)]
+mod tests;
+mod warm_up;
+
+#[cfg(test)]
+pub(crate) use attention::occupancy;
+pub use attention::{Attention, Decode, DecodeGrid, DecodeStep, Prefill};
+pub(crate) use attention::{LARGE, WARPS, async_partial_bytes};
+pub(crate) use delta::RECURRENT_TOKENS;
+pub use delta::{Conv, DecodeDelta, DeltaChunks, InterChunkScan};
+pub use gemm::{AddNorm, Gemm, GemmShape, Output, Qkv, Skinny, Swiglu};
+pub use gemv_splitk::GemvPlan;
+pub(crate) use gemv_splitk::tiles as gemv_tiles;
+pub use gpu::{Architecture, Gpu};
+pub(crate) use sample::sample_cluster;
+pub use skinny_wgmma::SkinnyPlan;
+pub(crate) use skinny_wgmma::width as skinny_width;
+pub use warm_up::warm_up;
+
+use crate::cuda;
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::tensor::OpError;
+
+/// The GPU that a plan without a device is for.
+struct Planned(Gpu);
+
+/// The GPU in use, or why it cannot be described.
+struct Opened(Result<Gpu, OpError>);
+
+/// Lets the ops of an [`Exec`] on `Device::Meta` choose for this card, instead of [`Gpu::PLANNED`].
+pub fn plan_for(exec: &mut Exec, gpu: Gpu) {
+    exec.attach(Planned(gpu));
+}
+
+/// The GPU that kernels are chosen for: the one in use, on `Device::Meta` the planned one, on a CPU none. The first call on a
+/// GPU waits until cuBLASLt is open.
+pub fn gpu(exec: &mut Exec) -> Result<Option<Gpu>, OpError> {
+    match exec.device() {
+        Device::Cpu(_) => Ok(None),
+        Device::Meta => Ok(Some(exec.attached(|_| Planned(Gpu::PLANNED)).0)),
+        Device::Cuda => {
+            let open = |exec: &mut Exec| {
+                let cublaslt = cuda::blaslt(exec).is_ok();
+                Opened(exec.gpu().and_then(|gpu| gpu.info()).map(|info| Gpu::of(&info, cublaslt)))
+            };
+            exec.attached(open).0.clone().map(Some)
+        }
+    }
+}
+
+/// The kernel's name for a record: the CPU's instruction set, or what was chosen.
+pub(crate) fn name<T>(device: Device, choice: &Option<T>, name: fn(&T) -> &'static str) -> &'static str {
+    match (device, choice) {
+        (Device::Cpu(isa), _) => isa.name(),
+        (Device::Cuda | Device::Meta, Some(choice)) => name(choice),
+        (Device::Cuda | Device::Meta, None) => "none",
+    }
+}

@@ -1,0 +1,141 @@
+//! The grid of csrc/skinny_wgmma.cu: GEMMs of up to about a hundred rows of x on Hopper's warpgroups.
+
+use super::Gpu;
+use super::gemm::{GemmShape, Output};
+use pegainfer_core::cuda::BOX_COLUMNS;
+
+/// Most rows of x: up to here the kernel is faster than cuBLASLt; see docs/benchmarks/h200-kernels.md.
+const MAX_ROWS: usize = 96;
+
+/// As in csrc/skinny_wgmma.cu: rows of a tile of w.
+const TILE_ROWS: usize = 64;
+/// Warpgroups that multiply.
+const MAX_WARPGROUPS: usize = 2;
+/// Boxes of a step.
+const BOXES: usize = 2;
+/// Columns of a step.
+const STEP: usize = BOXES * BOX_COLUMNS;
+/// Bytes of a step's columns.
+const ROW_BYTES: usize = STEP * 2;
+/// Bytes of the two barriers of a slot.
+const BARRIER_BYTES: usize = 16;
+/// Bytes of weights in flight in a block.
+const RING_BYTES: usize = 112 << 10;
+/// Bytes of x, for up to 32, 64 and 96 rows.
+const INPUT_RING_BYTES: [usize; 3] = [64 << 10, 96 << 10, 96 << 10];
+/// Columns below which a split is not worth its part of the sum.
+const MIN_SPLIT: usize = 512;
+const MAX_SPLITS: usize = 8;
+
+/// How a GEMM is spread over the GPU; as the parameters of the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SkinnyPlan {
+    /// Splits of the columns.
+    pub splits: usize,
+    /// Columns of a split.
+    pub split_columns: usize,
+    /// Blocks of a split.
+    pub blocks: usize,
+    /// Warpgroups of a block that multiply.
+    pub warpgroups: usize,
+    /// Passes over the columns.
+    pub passes: usize,
+    /// Rows of w of a tile.
+    pub rows: usize,
+    /// Steps of w in shared memory.
+    pub slots: usize,
+    /// Steps of x in shared memory.
+    pub input_slots: usize,
+    /// Bytes of shared memory.
+    pub shared: usize,
+}
+
+/// Whether `gpu` runs the kernel, for `m` rows of x.
+pub(super) fn serves(gpu: &Gpu, m: usize) -> bool {
+    gpu.is_hopper() && (1..=MAX_ROWS).contains(&m)
+}
+
+/// The kernel for `m` rows of x, as the place in a list of those for 32, 64 and 96.
+pub(crate) fn width(m: usize) -> usize {
+    m.div_ceil(32) - 1
+}
+
+/// Tiles that a warpgroup sums at once: more read x less often, where there are many.
+fn tiles(m: usize, output: Output) -> usize {
+    match output {
+        Output::Bf16 | Output::SplitK => 1,
+        Output::Gated => 2,
+        Output::F32 => [4, 2, 2][width(m)],
+    }
+}
+
+/// Deals the rows of w to blocks in even shares, and each share to warpgroups in even tiles.
+pub(super) fn plan(gpu: &Gpu, GemmShape { m, n, k, output }: GemmShape) -> SkinnyPlan {
+    let multiprocessors = gpu.multiprocessors;
+    let rows = if output == Output::Gated { n / 2 } else { n };
+    let splits = match output {
+        // As many as leave a block one tile.
+        Output::SplitK => (multiprocessors * TILE_ROWS / n).min(k / MIN_SPLIT).clamp(1, MAX_SPLITS),
+        _ => 1,
+    };
+    let split_columns = k.div_ceil(STEP).div_ceil(splits) * STEP;
+    let splits = k.div_ceil(split_columns);
+    let blocks = (multiprocessors / splits).clamp(1, rows.div_ceil(8));
+    // Tiles of logits begin at whole vectors of 32 bytes.
+    let unit = if output == Output::F32 { 8 } else { 1 };
+    let share = rows.div_ceil(unit).div_ceil(blocks) * unit;
+    // A gated tile has its two halves in two sums of the same warpgroup.
+    let each = if output == Output::Gated { 1 } else { tiles(m, output) };
+    let wanted = share.div_ceil(TILE_ROWS);
+    let warpgroups = wanted.div_ceil(each).min(MAX_WARPGROUPS);
+    let passes = wanted.div_ceil(each * warpgroups);
+    let rows = share.div_ceil(each * warpgroups * passes).next_multiple_of(unit);
+    let (slot, input_slot) = (rows.next_multiple_of(8) * ROW_BYTES, 32 * (width(m) + 1) * ROW_BYTES);
+    // A slot is always of the same warpgroup: another one's would pass a barrier of which it missed a round.
+    let (slots, input_slots) = (RING_BYTES / slot / warpgroups * warpgroups, INPUT_RING_BYTES[width(m)] / input_slot);
+    let shared = slots * slot + input_slots * input_slot + (slots + input_slots) * BARRIER_BYTES;
+    SkinnyPlan { splits, split_columns, blocks, warpgroups, passes, rows, slots, input_slots, shared }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const H200: Gpu = Gpu::PLANNED;
+
+    #[test]
+    fn a_qwen3_4b_layer_fills_an_h200() {
+        let of = |n, k, output| {
+            let p = plan(&H200, GemmShape { m: 64, n, k, output });
+            (p.splits, p.blocks, p.warpgroups, p.passes, p.rows)
+        };
+        assert_eq!(of(6144, 2560, Output::Bf16), (1, 132, 1, 1, 47));
+        assert_eq!(of(2560, 4096, Output::SplitK), (3, 44, 1, 1, 59));
+        assert_eq!(of(19456, 2560, Output::Gated), (1, 132, 2, 1, 37));
+        assert_eq!(of(2560, 9728, Output::SplitK), (3, 44, 1, 1, 59));
+        assert_eq!(of(12_352, 2560, Output::Bf16), (1, 132, 2, 1, 47));
+    }
+
+    #[test]
+    fn everything_is_covered_and_fits() {
+        let shapes =
+            [(2560, 4096), (16, 96), (1024, 3072), (320, 896), (5120, 17_408), (8, 8), (151_936, 2560), (248, 64)];
+        for (n, k) in shapes {
+            for m in 1..=MAX_ROWS {
+                for output in [Output::Bf16, Output::F32, Output::SplitK, Output::Gated] {
+                    let p = plan(&H200, GemmShape { m, n, k, output });
+                    assert!(p.splits * p.split_columns >= k && (p.splits - 1) * p.split_columns < k, "{p:?}");
+                    let (rows, each) = if output == Output::Gated { (n / 2, 1) } else { (n, tiles(m, output)) };
+                    assert!(p.blocks * p.splits <= H200.multiprocessors && p.rows <= TILE_ROWS, "{p:?}");
+                    assert!(output != Output::F32 || p.rows.is_multiple_of(8), "{p:?}");
+                    assert!(p.blocks * p.passes * p.warpgroups * each * p.rows >= rows, "{p:?}");
+                    assert!(p.slots >= 2 * p.warpgroups && p.slots.is_multiple_of(p.warpgroups), "{p:?}");
+                    // One block a multiprocessor, as with csrc/gemv_splitk.cu.
+                    assert!(p.shared <= H200.shared_memory && p.shared > H200.shared_memory / 2, "{p:?}");
+                    // The tensor cores read whole tiles, also of the last slot.
+                    assert!(p.input_slots * 32 * (width(m) + 1) >= TILE_ROWS, "{p:?}");
+                }
+            }
+        }
+    }
+}

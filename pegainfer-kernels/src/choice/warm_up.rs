@@ -1,0 +1,68 @@
+//! What an engine computes before it serves on a GPU.
+
+use super::{GemmShape, Gpu, Output, Skinny};
+use crate::cuda::served_rows;
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::schedule::GRAPH_SIZES;
+use pegainfer_core::tensor::OpError;
+use std::iter::successors;
+
+/// Tokens of usual prompts.
+const USUAL: [usize; 3] = [1024, 2048, 4096];
+
+/// Steps, each as its rows' tokens and contexts, see [`Step::ragged`](pegainfer_core::schedule::Step::ragged): what loads
+/// kernels and lets cuBLASLt choose. The first requests would have to wait for that, and those before them, because the
+/// device has to be idle for it. `mixed`: tokens of a mixed step; `most`: rows and tokens of the largest step, each at most
+/// what the KV pool has room for. Without a GPU there are none.
+pub fn warm_up(exec: &mut Exec, mixed: usize, most: (usize, usize)) -> Result<Vec<Vec<(usize, usize)>>, OpError> {
+    let gpu = super::gpu(exec)?.filter(|_| exec.device() == Device::Cuda);
+    Ok(gpu.map_or(Vec::new(), |gpu| steps(&gpu, mixed, most)))
+}
+
+fn steps(gpu: &Gpu, mixed: usize, most: (usize, usize)) -> Vec<Vec<(usize, usize)>> {
+    let decoding = GRAPH_SIZES.into_iter().filter(|rows| *rows <= most.0).map(|rows| vec![(1, 1); rows]);
+    let autotuned = successors(Some(served_rows(first_autotuned(gpu))), |rows| Some(served_rows(rows + 1)));
+    let chunks = autotuned.take_while(|tokens| *tokens <= mixed.min(USUAL[0])).chain([mixed]);
+    let mut prompts: Vec<usize> = chunks.chain(USUAL).map(|tokens| tokens.min(most.1)).collect();
+    prompts.dedup();
+    let prompts = prompts.into_iter().map(|tokens| vec![(tokens, tokens)]);
+    // In such a step every row has as many blocks as the longest.
+    let both = (1 < mixed && 1 < most.0 && 2 * mixed <= most.1).then(|| vec![(1, 1), (mixed - 1, mixed - 1)]);
+    decoding.chain(prompts).chain(both).collect()
+}
+
+/// Fewest rows of a GEMM that no skinny kernel takes, whatever its weight: there cuBLASLt's algorithms have to be timed.
+fn first_autotuned(gpu: &Gpu) -> usize {
+    let weight = GemmShape { m: 0, n: 4096, k: 4096, output: Output::Bf16 };
+    let large = |m: &usize| Skinny::choose(gpu, GemmShape { m: *m, ..weight }).is_none();
+    (1..).find(large).unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_server_will_meet_is_warm() {
+        let steps = steps(&Gpu::PLANNED, 512, (256, 131_072));
+        assert_eq!(steps[..3], [vec![(1, 1)], vec![(1, 1); 2], vec![(1, 1); 3]]);
+        let prompts: Vec<usize> = steps.iter().filter(|rows| rows.len() == 1).map(|rows| rows[0].0).collect();
+        assert_eq!(prompts[..4], [1, 112, 128, 144]);
+        assert_eq!(prompts[16..], [448, 480, 512, 1024, 2048, 4096]);
+        assert_eq!(steps.iter().map(Vec::len).max(), Some(256));
+        assert_eq!(steps.last(), Some(&vec![(1, 1), (511, 511)]));
+        assert_eq!(
+            super::steps(&Gpu::PLANNED, 8192, (1, 131_072)).len(),
+            1 + 26 + 4,
+            "one row, chunks of up to 1,024 tokens, and longer ones"
+        );
+        let few = super::steps(&Gpu::PLANNED, 64, (1, 150));
+        assert_eq!(few, [1, 64, 150].map(|tokens| vec![(tokens, tokens)]));
+    }
+
+    #[test]
+    fn gpus_without_warpgroups_have_more_row_counts_autotuned() {
+        let first = |name: &str| first_autotuned(&Gpu::named(name).unwrap());
+        assert_eq!(["H200", "A100", "L4", "B200", "RTX 5090"].map(first), [97, 17, 17, 17, 17]);
+    }
+}
