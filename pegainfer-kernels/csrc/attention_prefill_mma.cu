@@ -1,5 +1,5 @@
 // Causal attention over the paged KV cache for sequences of many queries (prefill), on every GPU but Hopper, which has
-// csrc/attention_prefill.cu.
+// csrc/attention_prefill_wgmma.cu.
 //
 // Formula, layouts and technique (FlashAttention-2 by mma.sync): csrc/attention_mma.cuh. Head sizes 64, 128 and 256;
 // sequences with more than 16 matrix rows, the others are left to the decode kernels. Each warp has 16 matrix rows of

@@ -22,7 +22,7 @@
 // and writes them to the cache, unless they are there. Nothing then has to wait for another kernel but the projection:
 // KV blocks of earlier steps are copied while it runs.
 #pragma once
-#include "decode_parts.cuh"
+#include "decode_partials.cuh"
 
 #if __CUDA_ARCH__ >= 900
 // Of an output without gates.

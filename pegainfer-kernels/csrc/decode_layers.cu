@@ -1,9 +1,9 @@
 // All layers of a decode step of one or two rows in one launch, on Hopper: from the residual stream after the embedding
 // to its value under the final norm.
 //
-// One block on every multiprocessor, all of them resident. A layer is five exchanges between them (layer_words.cuh):
+// One block on every multiprocessor, all of them resident. A layer is five exchanges between them (layer_ll.cuh):
 // queries, keys and values; attended values; the residual stream; the activated MLP; the residual stream. Each block
-// computes its rows of the four products (layer_products.cuh), whose weights its ring fetches without a pause from the
+// computes its rows of the four products (layer_gemv.cuh), whose weights its ring fetches without a pause from the
 // first layer to the last, and its part of attention (layer_attention.cuh). Every block computes the norms for itself.
 // Values are rounded where the separate ops round them.
 //

@@ -10,8 +10,8 @@
 //
 // This is the WY form with U = T V and W = T diag(exp(G) a) K never formed: the inter-chunk scan reads T, and K once
 // for two GEMMs; N are the chunk's new values. The lengths scale sums, so that the tensor cores see q, k and v
-// unrounded. T and P do not depend on the state: the first kernel (csrc/gated_delta_parts.cu, intra-chunk) makes them
-// for all chunks at once, the second (csrc/gated_delta_walk.cu, inter-chunk scan) then goes through the chunks of each
+// unrounded. T and P do not depend on the state: the first kernel (csrc/gated_delta_intra.cu, intra-chunk) makes them
+// for all chunks at once, the second (csrc/gated_delta_scan.cu, inter-chunk scan) then goes through the chunks of each
 // chain of segments.
 #pragma once
 #include "segments.cuh"

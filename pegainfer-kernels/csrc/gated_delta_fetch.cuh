@@ -1,5 +1,5 @@
 // What a block of the inter-chunk scan has in shared memory, and the cp.async copies that bring it there: the producer
-// half of csrc/gated_delta_walk.cu.
+// half of csrc/gated_delta_scan.cu.
 #pragma once
 #include "gated_delta_chunks.cuh"
 

@@ -1,5 +1,5 @@
 // The inverse of I + A for a chunk, 64 x 64 and strictly lower triangular A, by a block of four warps, in
-// csrc/gated_delta_parts.cu: block forward substitution. Diagonal blocks of 16 x 16 are inverted in f32, the others are
+// csrc/gated_delta_intra.cu: block forward substitution. Diagonal blocks of 16 x 16 are inverted in f32, the others are
 // GEMMs in tf32 (mma.m16n8k8).
 #pragma once
 #include "gated_delta_chunks.cuh"

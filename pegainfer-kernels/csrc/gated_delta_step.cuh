@@ -1,5 +1,5 @@
 // One chunk of the inter-chunk scan, for the 16 rows of the state that a warp has: the GEMMs of
-// csrc/gated_delta_walk.cu.
+// csrc/gated_delta_scan.cu.
 #pragma once
 #include "gated_delta_fetch.cuh"
 #include "hopper.cuh"

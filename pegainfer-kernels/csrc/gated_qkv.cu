@@ -1,4 +1,4 @@
-// Two ops around attention with output gates, where csrc/gated_decode.cu does not fuse them: all GPUs, any number of
+// Two ops around attention with output gates, where csrc/attention_decode_gated.cu does not fuse them: all GPUs, any number of
 // tokens.
 //
 // gated_qk_norm_rope_write_kv: QK norm, partial rotary embedding (csrc/gated_head.cuh: formula) and the write to the

@@ -1,8 +1,8 @@
 // Decode attention as a phase of decode_layers.cu: from the words of the QKV projection to those of attended values.
 // The tiles, the softmax and how blocks share a row are those of decode.cuh.
 #pragma once
-#include "decode_parts.cuh"
-#include "layer_products.cuh"
+#include "decode_partials.cuh"
+#include "layer_gemv.cuh"
 #include "norm_rope.cuh"
 
 #if __CUDA_ARCH__ >= 900

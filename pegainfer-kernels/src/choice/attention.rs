@@ -9,9 +9,9 @@ use pegainfer_core::tensor::DType;
 
 /// Queries times heads of a group that decode attention takes: columns of two tiles.
 const DECODE_COLUMNS: usize = DECODE_QUERIES;
-/// Columns of a tile of the decode kernels of csrc/attention_decode.cu.
+/// Columns of a tile of the decode kernels of csrc/attention_decode_bulk.cu.
 const COLUMNS: usize = 8;
-/// Warps of a block, as in csrc/attention_decode.cu and csrc/attention.cu.
+/// Warps of a block, as in csrc/attention_decode_bulk.cu and csrc/attention_decode_async.cu.
 pub(crate) const WARPS: usize = 4;
 /// Head sizes above it have stages of keys or values, not of both.
 pub(crate) const LARGE: usize = 128;
@@ -19,7 +19,7 @@ pub(crate) const LARGE: usize = 128;
 /// The kernel for rows of many queries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Prefill {
-    /// csrc/attention_prefill.cu: FlashAttention with warpgroup products, on so many blocks. Decode attention may run beside
+    /// csrc/attention_prefill_wgmma.cu: FlashAttention with warpgroup products, on so many blocks. Decode attention may run beside
     /// it: it releases its successor only once all kernels before it are complete, see csrc/decode.cuh.
     Wgmma {
         /// Blocks, each of which takes tiles in turn.
@@ -32,10 +32,10 @@ pub enum Prefill {
 /// The kernel for rows of few queries: FlashDecoding, the KV of a row split over blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decode {
-    /// csrc/attention_decode.cu: KV fetched by bulk copies into a ring for each warp; the last block of a row adds the
+    /// csrc/attention_decode_bulk.cu: KV fetched by bulk copies into a ring for each warp; the last block of a row adds the
     /// partial results. See [`DecodeGrid`].
     Bulk(DecodeGrid),
-    /// csrc/attention.cu: KV fetched by cp.async; a second kernel adds the partial results of so many splits, if there are
+    /// csrc/attention_decode_async.cu: KV fetched by cp.async; a second kernel adds the partial results of so many splits, if there are
     /// several.
     Async {
         /// Splits of each row and KV head.
@@ -43,7 +43,7 @@ pub enum Decode {
     },
 }
 
-/// The grid of csrc/attention_decode.cu and csrc/gated_decode.cu.
+/// The grid of csrc/attention_decode_bulk.cu and csrc/attention_decode_gated.cu.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecodeGrid {
     /// Tiles of [`COLUMNS`] queries times heads of a group: 1 or 2.
@@ -101,7 +101,7 @@ impl Attention {
     }
 }
 
-/// Whether csrc/attention_decode.cu and csrc/gated_decode.cu run. They were written for 228 KB of shared memory a
+/// Whether csrc/attention_decode_bulk.cu and csrc/attention_decode_gated.cu run. They were written for 228 KB of shared memory a
 /// multiprocessor, which consumer GPUs lack.
 fn bulk_serves(gpu: &Gpu, shape: HeadShape) -> bool {
     gpu.is_data_centre() && matches!(shape.head_dim, 64 | 128 | 256)
@@ -187,12 +187,12 @@ fn decode_blocks(slots: usize, rows: usize, kv_heads: usize, partial_bytes: usiz
     if fits { blocks } else { rows }
 }
 
-/// Bytes of a partial result of csrc/attention.cu, of a warp or a split: numerators, maximum and sum of `rows` matrix rows.
+/// Bytes of a partial result of csrc/attention_decode_async.cu, of a warp or a split: numerators, maximum and sum of `rows` matrix rows.
 pub(crate) fn async_partial_bytes(rows: usize, head_dim: usize) -> usize {
     rows * (head_dim + 2) * size_of::<f32>()
 }
 
-/// Blocks of csrc/attention.cu that a multiprocessor should have: two fit, by registers.
+/// Blocks of csrc/attention_decode_async.cu that a multiprocessor should have: two fit, by registers.
 const ASYNC_OCCUPANCY: usize = 2;
 /// KV blocks that make a split worth its part of the sum: one for each warp.
 const MIN_SPLIT: usize = WARPS;
@@ -204,9 +204,9 @@ fn async_splits(multiprocessors: usize, pairs: usize, kv_blocks: usize, partial_
     wanted.min(fits).max(1)
 }
 
-/// Queries times heads of a group that are a tile of csrc/attention_prefill.cu.
+/// Queries times heads of a group that are a tile of csrc/attention_prefill_wgmma.cu.
 const PREFILL_ROWS: usize = 128;
-/// Share of the peak rate that csrc/attention_prefill.cu reaches (500 TFLOP/s on an H200).
+/// Share of the peak rate that csrc/attention_prefill_wgmma.cu reaches (500 TFLOP/s on an H200).
 const PREFILL_EFFICIENCY: f64 = 0.505;
 /// Share of the memory's rate that decode attention reaches (4.2 TB/s on an H200).
 const DECODE_EFFICIENCY: f64 = 0.875;

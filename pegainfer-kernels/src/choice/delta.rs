@@ -12,7 +12,7 @@ pub(crate) const RECURRENT_TOKENS: usize = 16;
 pub enum DeltaChunks {
     /// csrc/delta_rule.cu, token by token: no chain is longer than [`RECURRENT_TOKENS`].
     Recurrent,
-    /// Matrix products of chunks (csrc/gated_delta_parts.cu), then a scan over the chunks.
+    /// Matrix products of chunks (csrc/gated_delta_intra.cu), then a scan over the chunks.
     Chunked {
         /// Whether the recurrence runs, too, for short chains of segments.
         recurrent: bool,
@@ -21,7 +21,7 @@ pub enum DeltaChunks {
     },
 }
 
-/// The kernel that carries the state from chunk to chunk (csrc/gated_delta_walk.cu).
+/// The kernel that carries the state from chunk to chunk (csrc/gated_delta_scan.cu).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InterChunkScan {
     /// Whether it multiplies by warpgroups.

@@ -155,16 +155,16 @@ fn gemm_wgmma_serves(gpu: &Gpu, k: usize, parts: usize) -> bool {
 pub enum Swiglu {
     /// A GEMM whose epilogue gates.
     Gated(Skinny),
-    /// csrc/linear_swiglu.cu: a large-M warpgroup GEMM whose epilogue gates.
+    /// csrc/gemm_wgmma_swiglu.cu: a large-M warpgroup GEMM whose epilogue gates.
     Wgmma,
     /// A GEMM; then csrc/swiglu.cu.
     Separate(Gemm),
 }
 
 impl Swiglu {
-    /// Rows of x from which csrc/linear_swiglu.cu is faster than cuBLASLt and csrc/swiglu.cu: by 7 % of the GEMM.
+    /// Rows of x from which csrc/gemm_wgmma_swiglu.cu is faster than cuBLASLt and csrc/swiglu.cu: by 7 % of the GEMM.
     const MIN_ROWS: usize = 512;
-    /// Parts of a tile in csrc/linear_swiglu.cu.
+    /// Parts of a tile in csrc/gemm_wgmma_swiglu.cu.
     const PARTS: usize = 8;
 
     /// Chooses for `m` rows of `k` columns and a weight of `n` rows, both halves.
@@ -189,19 +189,19 @@ impl Swiglu {
 /// How `ops::linear_qkv` runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Qkv {
-    /// csrc/linear_qkv.cu: a large-M warpgroup GEMM whose epilogue normalises, rotates and writes the cache.
+    /// csrc/gemm_wgmma_qkv.cu: a large-M warpgroup GEMM whose epilogue normalises, rotates and writes the cache.
     Wgmma,
     /// A GEMM; then csrc/qkv.cu.
     Separate(Gemm),
 }
 
 impl Qkv {
-    /// Rows of x from which csrc/linear_qkv.cu is faster than cuBLASLt and csrc/qkv.cu: by 2 % of the time to the first token
+    /// Rows of x from which csrc/gemm_wgmma_qkv.cu is faster than cuBLASLt and csrc/qkv.cu: by 2 % of the time to the first token
     /// of a prompt of 4,096.
     const MIN_ROWS: usize = 1024;
-    /// The size of heads that csrc/linear_qkv.cu is built for.
+    /// The size of heads that csrc/gemm_wgmma_qkv.cu is built for.
     const HEAD_DIM: usize = 128;
-    /// Parts of a tile in csrc/linear_qkv.cu.
+    /// Parts of a tile in csrc/gemm_wgmma_qkv.cu.
     const PARTS: usize = 12;
 
     /// Chooses for `m` rows of `k` columns.

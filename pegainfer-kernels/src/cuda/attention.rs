@@ -1,4 +1,4 @@
-//! `ops::attention`, as it was chosen, and csrc/attention.cu: rows of few queries on GPUs without bulk copies, their KV
+//! `ops::attention`, as it was chosen, and csrc/attention_decode_async.cu: rows of few queries on GPUs without bulk copies, their KV
 //! split over warps and blocks.
 
 use super::attention_decode::{Prefilled, decode_bulk};
@@ -66,15 +66,16 @@ fn decode_async(exec: &mut Exec, splits: usize, operands: Operands<'_, '_>, out:
     let max_rows = (batch.load.max_queries * shape.group()).min(DECODE_QUERIES);
     let gpu = exec.gpu()?;
     let workspace = gpu.workspace();
-    let launch = gpu.launch(op, &images::ATTENTION, decode)?.input(q).input(k).input(v);
+    let launch = gpu.launch(op, &images::ATTENTION_DECODE_ASYNC, decode)?.input(q).input(k).input(v);
     let launch = launch.input(batch.qo_indptr).input(batch.kv_lens).input(batch.block_tables).output(out);
     let launch = launch.u32(heads).u32(max_blocks).u32(blocks).f32(scale).pointer(workspace).u32(max_rows);
     let launch = launch.shared(WARPS * async_partial_bytes(max_rows, head_dim)).overlapped();
-    // SAFETY: matches csrc/attention.cu; the op checked the shapes, the kernel checks the block ids, and the splits were
+    // SAFETY: matches csrc/attention_decode_async.cu; the op checked the shapes, the kernel checks the block ids, and the splits were
     // chosen so that the partial results fit the workspace.
     unsafe { launch.run([splits, kv_heads, rows], 32 * WARPS)? };
     if splits > 1 {
-        let launch = gpu.launch(op, &images::ATTENTION, combine)?.pointer(workspace).input(batch.qo_indptr);
+        let launch =
+            gpu.launch(op, &images::ATTENTION_DECODE_ASYNC, combine)?.pointer(workspace).input(batch.qo_indptr);
         // SAFETY: as above.
         unsafe { launch.output(out).u32(heads).u32(splits).overlapped().run([max_rows, kv_heads, rows], head_dim)? };
     }

@@ -1,4 +1,4 @@
-//! Rows of few queries on Hopper and later: csrc/attention_decode.cu, and what csrc/gated_decode.cu shares with it.
+//! Rows of few queries on Hopper and later: csrc/attention_decode_bulk.cu, and what csrc/attention_decode_gated.cu shares with it.
 
 use super::attention::Operands;
 use super::images;
@@ -17,7 +17,7 @@ pub(super) enum Prefilled {
     Overlapped,
 }
 
-/// Size of `Shared<D, N, S>` in csrc/decode_parts.cuh.
+/// Size of `Shared<D, N, S>` in csrc/decode_partials.cuh.
 fn shared_bytes(head_dim: usize, column_tiles: usize, stages: usize) -> usize {
     let slabs = if head_dim > LARGE { 1 } else { 2 };
     let bytes = WARPS * stages * (slabs * 32 * head_dim + 8) + 16 * column_tiles * head_dim + 4 * head_dim + 8;
@@ -87,10 +87,10 @@ pub(super) fn decode_bulk(
     };
     let gpu = exec.gpu()?;
     let (call, scratch) = (Call { batch, shape, scale, grid }, Scratch::of(gpu));
-    let launch = gpu.launch("attention", &images::ATTENTION_DECODE, kernel)?.input(q).input(k).input(v);
+    let launch = gpu.launch("attention", &images::ATTENTION_DECODE_BULK, kernel)?.input(q).input(k).input(v);
     let overlapped = usize::from(prefilled == Prefilled::Overlapped);
     let launch = call.batch(launch, out, k.rows_cols().0).u32(overlapped);
-    // SAFETY: matches csrc/attention_decode.cu, and `prefilled` says what was launched before; the op checked the shapes,
+    // SAFETY: matches csrc/attention_decode_bulk.cu, and `prefilled` says what was launched before; the op checked the shapes,
     // the kernel checks the block ids.
     unsafe { call.run(launch, scratch) }
 }
@@ -115,11 +115,11 @@ pub(crate) fn decode_fused(
     let gpu = exec.gpu()?;
     let (call, scratch) = (Call { batch, shape, scale, grid }, Scratch::of(gpu));
     let blocks = k.rows_cols().0;
-    let launch = gpu.launch("decode_attention", &images::ATTENTION_DECODE, kernel)?;
+    let launch = gpu.launch("decode_attention", &images::ATTENTION_DECODE_BULK, kernel)?;
     let launch = launch.input(qkv).input(norms.0).input(norms.1).input(rope).input(slots);
     let launch = launch.output(k).output(v);
     let launch = call.batch(launch, out, blocks).u32(rope.rows_cols().0).f32(eps);
-    // SAFETY: matches csrc/attention_decode.cu; the op checked the shapes, the kernel checks block ids and positions.
+    // SAFETY: matches csrc/attention_decode_bulk.cu; the op checked the shapes, the kernel checks block ids and positions.
     unsafe { call.run(launch, scratch) }
 }
 

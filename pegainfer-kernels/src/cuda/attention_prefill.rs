@@ -8,13 +8,13 @@ use crate::ops::HeadShape;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// As in csrc/attention_prefill.cu: a warpgroup that fetches and two that multiply.
+/// As in csrc/attention_prefill_wgmma.cu: a warpgroup that fetches and two that multiply.
 const WGMMA_THREADS: usize = 3 * 128;
 /// As in csrc/attention_prefill_mma.cu.
 const MMA_WARPS: usize = 4;
 const MMA_ROWS: usize = 16 * MMA_WARPS;
 
-/// Bytes of `Shared<D>` in csrc/attention_prefill.cuh: KV tiles, tiles of queries, and less than a kilobyte of barriers.
+/// Bytes of `Shared<D>` in csrc/attention_prefill_wgmma.cuh: KV tiles, tiles of queries, and less than a kilobyte of barriers.
 fn wgmma_shared(head_dim: usize) -> usize {
     let (tiles, queries) = match head_dim {
         64 => (8 * 128, 2 * 128),
@@ -38,9 +38,9 @@ pub(super) fn prefill(
     let ((rows, max_blocks), blocks) = (batch.block_tables.rows_cols(), k.rows_cols().0);
     let gpu = exec.gpu()?;
     let launch = match (kernel, head_dim) {
-        (Prefill::Wgmma { .. }, 64) => gpu.launch(op, &images::ATTENTION_PREFILL, "prefill_64"),
-        (Prefill::Wgmma { .. }, 128) => gpu.launch(op, &images::ATTENTION_PREFILL, "prefill_128"),
-        (Prefill::Wgmma { .. }, _) => gpu.launch(op, &images::ATTENTION_PREFILL, "prefill_256"),
+        (Prefill::Wgmma { .. }, 64) => gpu.launch(op, &images::ATTENTION_PREFILL_WGMMA, "prefill_64"),
+        (Prefill::Wgmma { .. }, 128) => gpu.launch(op, &images::ATTENTION_PREFILL_WGMMA, "prefill_128"),
+        (Prefill::Wgmma { .. }, _) => gpu.launch(op, &images::ATTENTION_PREFILL_WGMMA, "prefill_256"),
         (Prefill::Mma, 64) => gpu.launch(op, &images::ATTENTION_PREFILL_MMA, "prefill_mma_64"),
         (Prefill::Mma, 128) => gpu.launch(op, &images::ATTENTION_PREFILL_MMA, "prefill_mma_128"),
         (Prefill::Mma, _) => gpu.launch(op, &images::ATTENTION_PREFILL_MMA, "prefill_mma_256"),
@@ -50,7 +50,7 @@ pub(super) fn prefill(
     match kernel {
         Prefill::Wgmma { blocks: grid } => {
             let launch = launch.u32(kv_heads).u32(rows).u32(max_blocks).u32(blocks).f32(scale);
-            // SAFETY: matches csrc/attention_prefill.cu; the op checked the shapes, the kernel checks the block ids.
+            // SAFETY: matches csrc/attention_prefill_wgmma.cu; the op checked the shapes, the kernel checks the block ids.
             unsafe { launch.shared(wgmma_shared(head_dim)).overlapped().run([*grid, 1, 1], WGMMA_THREADS) }
         }
         Prefill::Mma => {

@@ -93,7 +93,7 @@ impl Dims {
 /// belongs to one model and stays valid as long as the model's tensors live.
 #[derive(Debug)]
 pub struct DecodeState {
-    /// Of the tensors of all layers, in the order of `Layer` in csrc/layer_words.cuh.
+    /// Of the tensors of all layers, in the order of `Layer` in csrc/layer_ll.cuh.
     addresses: Vec<u64>,
     table: Tensor,
     /// For each number of rows: exchanges so far, of every block.
@@ -125,7 +125,7 @@ impl DecodeState {
     }
 }
 
-/// In the order of `Layer` in csrc/layer_words.cuh.
+/// In the order of `Layer` in csrc/layer_ll.cuh.
 fn addresses(model: &DecodeModel<'_>) -> Vec<u64> {
     let layer = |layer: &crate::ops::DecodeLayer<'_>| {
         let (norms, cache) = (layer.head_norms, &layer.cache);
@@ -175,7 +175,7 @@ pub(crate) fn decode_layers(
     let launch = launch.u32(dims.intermediate).u32(model.rope.rows_cols().0).u32(max_blocks).u32(blocks);
     let launch = launch.u32(dims.stages(rows)).f32(model.eps).f32(scale).overlapped().cooperative();
     let launch = launch.shared(dims.stages(rows) * STAGE_BYTES + dims.room(rows));
-    // SAFETY: matches `Step` in csrc/layer_words.cuh. The op checked the shapes, the table is of these layers, and the
+    // SAFETY: matches `Step` in csrc/layer_ll.cuh. The op checked the shapes, the table is of these layers, and the
     // kernel checks block ids and positions.
     unsafe { launch.run([dims.blocks(), 1, 1], THREADS) }
 }

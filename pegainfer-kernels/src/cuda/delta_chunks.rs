@@ -10,7 +10,7 @@ use crate::ops::DeltaInputs;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 
-/// As in csrc/gated_delta_parts.cu: most value heads per key head.
+/// As in csrc/gated_delta_intra.cu: most value heads per key head.
 const MAX_GROUP: usize = 4;
 const PARTS_THREADS: usize = 128;
 pub(crate) fn gated_delta_chunks(
@@ -43,16 +43,16 @@ pub(crate) fn gated_delta_chunks(
         delta_recurrent(exec, inputs, shape, states, out, RECURRENT_TOKENS)?;
     }
     let gpu = exec.gpu()?;
-    let launch = gpu.launch(op, &images::GATED_DELTA_PARTS, "gated_delta_parts")?.input(mixed).input(projected);
+    let launch = gpu.launch(op, &images::GATED_DELTA_INTRA, "gated_delta_intra")?.input(mixed).input(projected);
     let launch = launch.input(a_log).input(dt_bias).input(segments).output(scratch);
     let launch = launch.u32(tokens).u32(count).u32(key_heads).u32(value_heads).u32(RECURRENT_TOKENS).overlapped();
-    // SAFETY: matches csrc/gated_delta_parts.cu; the op checked the shapes, the kernel checks the segments.
+    // SAFETY: matches csrc/gated_delta_intra.cu; the op checked the shapes, the kernel checks the segments.
     unsafe { launch.run([DeltaShape::chunks(tokens, count), key_heads, 1], PARTS_THREADS)? };
 
-    let name = if scan.wgmma { "gated_delta_walk_hopper" } else { "gated_delta_walk" };
-    let launch = gpu.launch(op, &images::GATED_DELTA_WALK, name)?.input(mixed).input(scratch).input(segments);
+    let name = if scan.wgmma { "gated_delta_scan_wgmma" } else { "gated_delta_scan_mma" };
+    let launch = gpu.launch(op, &images::GATED_DELTA_SCAN, name)?.input(mixed).input(scratch).input(segments);
     let launch = launch.output(states).output(out).u32(tokens).u32(states.rows_cols().0).u32(count);
     let launch = launch.u32(key_heads).u32(value_heads).shared(scan.shared).overlapped();
-    // SAFETY: matches csrc/gated_delta_walk.cu; as above.
+    // SAFETY: matches csrc/gated_delta_scan.cu; as above.
     unsafe { launch.run([scan.blocks, 1, 1], scan.threads) }
 }

@@ -1,4 +1,4 @@
-//! `ops::gated_decode_attention` in one kernel: csrc/gated_decode.cu.
+//! `ops::gated_decode_attention` in one kernel: csrc/attention_decode_gated.cu.
 
 use super::attention_decode::{Call, Scratch};
 use super::images;
@@ -23,10 +23,10 @@ pub(crate) fn gated_decode_fused(
     let kernel = if grid.stages == 4 { "gated_decode_256_4" } else { "gated_decode_256_3" };
     let (call, scratch) = (Call { batch, shape, scale, grid }, Scratch::of(gpu));
     let (blocks, (positions, rotary_dim)) = (k.rows_cols().0, rope.rows_cols());
-    let launch = gpu.launch("gated_decode_attention", &images::GATED_DECODE, kernel)?;
+    let launch = gpu.launch("gated_decode_attention", &images::ATTENTION_DECODE_GATED, kernel)?;
     let launch = launch.input(projected).input(norms.0).input(norms.1).input(rope).input(slots);
     let launch = launch.output(k).output(v);
     let launch = call.batch(launch, out, blocks).u32(positions).u32(rotary_dim).f32(eps);
-    // SAFETY: matches csrc/gated_decode.cu; the op checked the shapes, the kernel checks block ids and positions.
+    // SAFETY: matches csrc/attention_decode_gated.cu; the op checked the shapes, the kernel checks block ids and positions.
     unsafe { call.run(launch, scratch) }
 }

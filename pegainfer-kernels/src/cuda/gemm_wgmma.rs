@@ -1,5 +1,5 @@
-//! Launches of what includes csrc/many.cuh: large-M GEMMs on Hopper's warpgroups with an epilogue, csrc/linear_swiglu.cu and
-//! csrc/linear_qkv.cu.
+//! Launches of what includes csrc/gemm_wgmma.cuh: large-M GEMMs on Hopper's warpgroups with an epilogue, csrc/gemm_wgmma_swiglu.cu and
+//! csrc/gemm_wgmma_qkv.cu.
 
 use super::images;
 use crate::heads::BLOCK_SIZE;
@@ -7,7 +7,7 @@ use crate::ops::Heads;
 use pegainfer_core::cuda::{BOX_COLUMNS, Cuda, TensorMap};
 use pegainfer_core::tensor::{OpError, Tensor};
 
-/// As in csrc/many.cuh: rows of x, and of the weights, of a tile.
+/// As in csrc/gemm_wgmma.cuh: rows of x, and of the weights, of a tile.
 const ROWS: usize = 128;
 const WEIGHTS: usize = 256;
 /// Rows of a box of the weights.
@@ -23,9 +23,9 @@ const ELEMENT: usize = 2;
 const SHARED: usize = STAGES * (ROWS + WEIGHTS) * BOX_COLUMNS * ELEMENT
     + WARPS * 2 * STORE_ROWS * BOX_COLUMNS * ELEMENT
     + STAGES * 2 * size_of::<u64>();
-/// The head size that csrc/linear_qkv.cu is built for.
+/// The head size that csrc/gemm_wgmma_qkv.cu is built for.
 const HEAD_DIM: usize = 128;
-/// Bytes of `SharedHeads` in csrc/linear_qkv.cu: the two norms, too.
+/// Bytes of `SharedHeads` in csrc/gemm_wgmma_qkv.cu: the two norms, too.
 const HEADS_SHARED: usize = SHARED + 2 * HEAD_DIM * ELEMENT;
 /// What a block has on Hopper.
 const MAX_SHARED: usize = 227 << 10;
@@ -46,9 +46,9 @@ pub(super) fn linear_swiglu_wgmma(
     let grid = [gpu.multiprocessors(), 1, 1];
     let (x, w) = (TensorMap::new(op, x, ROWS)?, TensorMap::new(op, w, BOX_ROWS)?);
     let out = TensorMap::new(op, out, STORE_ROWS)?;
-    let launch = gpu.launch(op, &images::LINEAR_SWIGLU, "linear_swiglu_many")?.map(x).map(w).map(out);
+    let launch = gpu.launch(op, &images::GEMM_WGMMA_SWIGLU, "gemm_wgmma_swiglu")?.map(x).map(w).map(out);
     let launch = launch.u32(m).u32(width).u32(k).u32(GROUP).shared(SHARED).overlapped();
-    // SAFETY: matches csrc/linear_swiglu.cu; the op checked the shapes, and copies end where the matrices do.
+    // SAFETY: matches csrc/gemm_wgmma_swiglu.cu; the op checked the shapes, and copies end where the matrices do.
     unsafe { launch.run(grid, THREADS) }
 }
 
@@ -67,11 +67,11 @@ pub(super) fn linear_qkv_wgmma(
     let grid = [gpu.multiprocessors(), 1, 1];
     let (max_position, max_slot) = (rope.rows_cols().0, k.rows_cols().0 * BLOCK_SIZE);
     let (x, w) = (TensorMap::new(op, x, ROWS)?, TensorMap::new(op, w, BOX_ROWS)?);
-    let launch = gpu.launch(op, &images::LINEAR_QKV, "linear_qkv_many")?.map(x).map(w);
+    let launch = gpu.launch(op, &images::GEMM_WGMMA_QKV, "gemm_wgmma_qkv")?.map(x).map(w);
     let launch = launch.input(norms.0).input(norms.1).input(rope).input(positions).input(slots);
     let launch = launch.output(q).output(k).output(v);
     let launch = launch.u32(m).u32(columns).u32(shape.heads).u32(shape.kv_heads).u32(max_position).u32(max_slot);
     let launch = launch.f32(eps).u32(GROUP).shared(HEADS_SHARED).overlapped();
-    // SAFETY: matches csrc/linear_qkv.cu; the op checked the shapes, the kernel checks positions and slots.
+    // SAFETY: matches csrc/gemm_wgmma_qkv.cu; the op checked the shapes, the kernel checks positions and slots.
     unsafe { launch.run(grid, THREADS) }
 }

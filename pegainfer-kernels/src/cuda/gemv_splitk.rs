@@ -1,4 +1,4 @@
-//! Launch of csrc/linear_stream.cu: GEMMs of few rows of x, whose weights pass the tensor cores once.
+//! Launch of csrc/gemv_splitk.cu: GEMMs of few rows of x, whose weights pass the tensor cores once.
 
 use super::images;
 use crate::choice::{GemvPlan, Output, gemv_tiles};
@@ -15,13 +15,13 @@ pub(super) fn gemv_splitk(
 ) -> Result<(), OpError> {
     let ((m, k), n) = (x.rows_cols(), w.rows_cols().0);
     let kernels = match output {
-        Output::Bf16 => ["stream_bf16_8", "stream_bf16_16"],
-        Output::F32 | Output::SplitK => ["stream_f32_8", "stream_f32_16"],
-        Output::Gated => ["stream_gated_8", "stream_gated_16"],
+        Output::Bf16 => ["gemv_splitk_bf16_8", "gemv_splitk_bf16_16"],
+        Output::F32 | Output::SplitK => ["gemv_splitk_f32_8", "gemv_splitk_f32_16"],
+        Output::Gated => ["gemv_splitk_gated_8", "gemv_splitk_gated_16"],
     };
     let kernel = kernels[gemv_tiles(m).ilog2() as usize];
-    let launch = out(gpu.launch(op, &images::LINEAR_STREAM, kernel)?.input(x).input(w));
+    let launch = out(gpu.launch(op, &images::GEMV_SPLITK, kernel)?.input(x).input(w));
     let launch = launch.u32(m).u32(n).u32(k).u32(plan.split_columns).u32(plan.slots).overlapped();
-    // SAFETY: matches csrc/linear_stream.cu; the op checked the shapes, and the plan covers all rows and columns.
+    // SAFETY: matches csrc/gemv_splitk.cu; the op checked the shapes, and the plan covers all rows and columns.
     unsafe { launch.shared(plan.shared).run([plan.blocks, plan.splits, 1], 32 * plan.warps) }
 }

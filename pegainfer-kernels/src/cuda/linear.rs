@@ -11,7 +11,7 @@ use pegainfer_core::cuda::{Cuda, Launch};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// As in csrc/linear_tiled.cu.
+/// As in csrc/gemm_mma.cu.
 const THREADS: usize = 256;
 const STAGES: usize = 4;
 const DEPTH_BYTES: usize = 64;
@@ -30,7 +30,7 @@ fn skinny(
     }
 }
 
-/// Launches csrc/linear_tiled.cu with tiles of `tile` rows and columns.
+/// Launches csrc/gemm_mma.cu with tiles of `tile` rows and columns.
 fn tiled(
     gpu: &mut Cuda,
     op: &'static str,
@@ -41,13 +41,13 @@ fn tiled(
 ) -> Result<(), OpError> {
     let ((m, k), n) = (x.rows_cols(), w.rows_cols().0);
     let kernel = match (out.dtype(), tile) {
-        (DType::F32, 64) => "tiled_f32_64",
-        (DType::F32, _) => "tiled_f32_128",
-        (_, 64) => "tiled_bf16_64",
-        (_, _) => "tiled_bf16_128",
+        (DType::F32, 64) => "gemm_mma_f32_64",
+        (DType::F32, _) => "gemm_mma_f32_128",
+        (_, 64) => "gemm_mma_bf16_64",
+        (_, _) => "gemm_mma_bf16_128",
     };
-    let launch = gpu.launch(op, &images::LINEAR_TILED, kernel)?.input(x).input(w).output(out).u32(m).u32(n).u32(k);
-    // SAFETY: matches csrc/linear_tiled.cu; the op checked the shapes.
+    let launch = gpu.launch(op, &images::GEMM_MMA, kernel)?.input(x).input(w).output(out).u32(m).u32(n).u32(k);
+    // SAFETY: matches csrc/gemm_mma.cu; the op checked the shapes.
     unsafe { launch.shared(STAGES * 2 * tile * DEPTH_BYTES).run([m.div_ceil(tile), n.div_ceil(tile), 1], THREADS) }
 }
 

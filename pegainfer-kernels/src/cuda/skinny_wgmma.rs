@@ -1,11 +1,11 @@
-//! Launch of csrc/linear_wide.cu: GEMMs of up to about a hundred rows of x on Hopper's warpgroups.
+//! Launch of csrc/skinny_wgmma.cu: GEMMs of up to about a hundred rows of x on Hopper's warpgroups.
 
 use super::images;
 use crate::choice::{Output, SkinnyPlan, skinny_width};
 use pegainfer_core::cuda::{Cuda, Launch, TensorMap};
 use pegainfer_core::tensor::{OpError, Tensor};
 
-/// As in csrc/linear_wide.cu: threads that fetch.
+/// As in csrc/skinny_wgmma.cu: threads that fetch.
 const FETCHERS: usize = 64;
 /// Steps of tiles that a block fetches before the kernels that produce x are done: more delays what those wait for.
 const AHEAD: usize = 4;
@@ -20,15 +20,15 @@ pub(super) fn skinny_wgmma(
 ) -> Result<(), OpError> {
     let ((m, k), n) = (x.rows_cols(), w.rows_cols().0);
     let kernels = match output {
-        Output::Bf16 => ["wide_bf16_32", "wide_bf16_64", "wide_bf16_96"],
-        Output::SplitK => ["wide_f32_32", "wide_f32_64", "wide_f32_96"],
-        Output::F32 => ["wide_logits_32", "wide_logits_64", "wide_logits_96"],
-        Output::Gated => ["wide_gated_32", "wide_gated_64", "wide_gated_96"],
+        Output::Bf16 => ["skinny_wgmma_bf16_32", "skinny_wgmma_bf16_64", "skinny_wgmma_bf16_96"],
+        Output::SplitK => ["skinny_wgmma_f32_32", "skinny_wgmma_f32_64", "skinny_wgmma_f32_96"],
+        Output::F32 => ["skinny_wgmma_logits_32", "skinny_wgmma_logits_64", "skinny_wgmma_logits_96"],
+        Output::Gated => ["skinny_wgmma_gated_32", "skinny_wgmma_gated_64", "skinny_wgmma_gated_96"],
     };
     let (x, w) = (TensorMap::new(op, x, m)?, TensorMap::new(op, w, plan.rows)?);
-    let launch = out(gpu.launch(op, &images::LINEAR_WIDE, kernels[skinny_width(m)])?.map(x).map(w)).overlapped();
+    let launch = out(gpu.launch(op, &images::SKINNY_WGMMA, kernels[skinny_width(m)])?.map(x).map(w)).overlapped();
     let launch = launch.u32(m).u32(n).u32(k).u32(plan.split_columns).u32(plan.rows).u32(plan.passes);
     let launch = launch.u32(plan.slots).u32(plan.input_slots).u32(AHEAD).shared(plan.shared);
-    // SAFETY: matches csrc/linear_wide.cu; the op checked the shapes, and the plan covers all rows and columns.
+    // SAFETY: matches csrc/skinny_wgmma.cu; the op checked the shapes, and the plan covers all rows and columns.
     unsafe { launch.run([plan.blocks, plan.splits, 1], 128 * plan.warpgroups + FETCHERS) }
 }

@@ -1,4 +1,4 @@
-// What the warps of csrc/attention_prefill.cu share, and its producer warps.
+// What the warps of csrc/attention_prefill_wgmma.cu share, and its producer warps.
 //
 // A tile is 128 rows of queries (a row: one query, one head of a KV head's group) against the KV tiles that they see.
 // Blocks draw tiles from a counter, the longest first. One warp draws, tells the others and fetches keys, one fetches

@@ -3,8 +3,8 @@
 //
 //   N = T (V - diag(exp(G) a) K Sᵀ);  O = diag(exp(G) c) Q Sᵀ + P N
 //   S' = exp(G_last) S + (diag(exp(G_last - G) a) N)ᵀ K
-// Names and terms: csrc/gated_delta_chunks.cuh. Chains of more than 16 tokens, heads of 128; `gated_delta_walk_hopper`
-// on compute capability 9.0, `gated_delta_walk` elsewhere. Reference: src/cpu/gated_delta/chunked.rs. Technique: warp
+// Names and terms: csrc/gated_delta_chunks.cuh. Chains of more than 16 tokens, heads of 128; `gated_delta_scan_wgmma`
+// on compute capability 9.0, `gated_delta_scan_mma` elsewhere. Reference: src/cpu/gated_delta/chunked.rs. Technique: warp
 // specialisation (producers copy by cp.async; Hopper: register reallocation, wgmma with A in registers, outputs one
 // chunk behind on warps of their own), persistent blocks that draw work items from a counter. Bound by the latency of
 // the scan: with the first kernel 43 us at 1k tokens, 134 at 4k, 499 at 16k on an H200, 1.9 us a chunk
@@ -157,7 +157,7 @@ __device__ __forceinline__ void scan(ScanOperands x, float *states, float *out, 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 constexpr bool kHopper = true;
 #else
-constexpr bool kHopper = false; // the launcher takes gated_delta_walk
+constexpr bool kHopper = false; // the launcher takes gated_delta_scan_mma
 #endif
 
 // Grid: as many blocks as are resident at once, or fewer; they share the work items. A bad segment stops the kernel.
@@ -173,7 +173,7 @@ constexpr bool kHopper = false; // the launcher takes gated_delta_walk
         if constexpr (hopper && !kHopper) __trap();                                                                    \
         else scan<hopper>(x, states, out, count);                                                                      \
     }
-SCAN(gated_delta_walk, false)
-SCAN(gated_delta_walk_hopper, true)
+SCAN(gated_delta_scan_mma, false)
+SCAN(gated_delta_scan_wgmma, true)
 static_assert(sizeof(ScanShared<false>) == 97920 && sizeof(ScanShared<true>) == 208272, "cuda/delta_chunks.rs");
 static_assert(ScanShared<false>::kThreads == 128 && ScanShared<true>::kThreads == 384, "cuda/delta_chunks.rs");

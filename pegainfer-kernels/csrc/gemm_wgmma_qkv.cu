@@ -1,10 +1,10 @@
 // The QKV projection of many rows with what follows it, on Hopper's warpgroups: per-head norm and rotation of queries
 // and keys, and the write of keys and values to the paged cache. Heads of 128.
 //
-// A tile (csrc/many.cuh) has two heads. All of a row that a head's norm sums is in the four lanes of a quad, and what
+// A tile (csrc/gemm_wgmma.cuh) has two heads. All of a row that a head's norm sums is in the four lanes of a quad, and what
 // rotates together, 64 columns apart, is in one of them.
 #include "kv_cache.cuh"
-#include "many.cuh"
+#include "gemm_wgmma.cuh"
 #include "norm_rope.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -278,7 +278,7 @@ __device__ void linear_qkv(const TensorMap &x, const TensorMap &w, const Operand
 // Grid: as many blocks as multiprocessors, whatever the shape. x: [m, columns] in boxes of 128 rows, w: [(heads + 2
 // kv_heads) * 128, columns] in boxes of 64 rows, columns: at least kParts steps; the others as in csrc/qkv.cu. A bad
 // slot or position stops the kernel.
-extern "C" __global__ __launch_bounds__(kThreads, 1) void linear_qkv_many(
+extern "C" __global__ __launch_bounds__(kThreads, 1) void gemm_wgmma_qkv(
     const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const bf16 *__restrict__ q_norm,
     const bf16 *__restrict__ k_norm, const float *__restrict__ rope, const uint32_t *__restrict__ positions,
     const uint32_t *__restrict__ slots, bf16 *__restrict__ q, bf16 *__restrict__ k, bf16 *__restrict__ v, uint32_t m,

@@ -88,7 +88,7 @@ __device__ void tiled(const bf16 *__restrict__ x, // [m, k]
                                                                 uint32_t n, uint32_t k) {                              \
         tiled<rows, cols, type>(x, w, out, m, n, k);                                                                   \
     }
-TILED(tiled_bf16_64, 64, 64, bf16)
-TILED(tiled_bf16_128, 128, 128, bf16)
-TILED(tiled_f32_64, 64, 64, float)
-TILED(tiled_f32_128, 128, 128, float)
+TILED(gemm_mma_bf16_64, 64, 64, bf16)
+TILED(gemm_mma_bf16_128, 128, 128, bf16)
+TILED(gemm_mma_f32_64, 64, 64, float)
+TILED(gemm_mma_f32_128, 128, 128, float)

@@ -209,7 +209,7 @@ __device__ void list_chains(Chains *chains, const uint32_t *segments, uint32_t c
 }
 
 // Grid: chunk numbers, key heads. Chains of at most `longest` tokens are left to csrc/delta_rule.cu.
-extern "C" __global__ void __launch_bounds__(kThreads, 4) gated_delta_parts(
+extern "C" __global__ void __launch_bounds__(kThreads, 4) gated_delta_intra(
     const bf16 *mixed,        // [tokens, (2 key_heads + value_heads) * 128]: q, k, v after the convolution
     const bf16 *projected,    // [tokens, width]: b and a are its last 2 value_heads columns
     const float *a_log,       // [value_heads]

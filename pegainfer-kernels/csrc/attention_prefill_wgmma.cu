@@ -2,7 +2,7 @@
 //
 //   out = softmax(q kᵀ scale) v over the tokens that each query sees; scale includes log2(e), for base 2
 // q, out: [tokens, heads * D] bf16; k, v: csrc/kv_cache.cuh. Compute capability 9.0 (sm_90a), D of 64, 128 and 256,
-// sequences of more than 16 matrix rows; the others of the batch are left to csrc/attention_decode.cu. Reference:
+// sequences of more than 16 matrix rows; the others of the batch are left to csrc/attention_decode_bulk.cu. Reference:
 // src/cpu/attention/mod.rs. Other GPUs: csrc/attention_prefill_mma.cu.
 //
 // Techniques: FlashAttention-3 (arXiv 2407.08608): warp specialisation with register reallocation, wgmma, the softmax
@@ -12,13 +12,13 @@
 //
 // The queries of a sequence that share a KV head are one matrix: row r of it is query r / group, head r % group of the
 // group, so that K and V are read once for the whole group. A tile is 128 such rows, 64 for each of two consumer
-// warpgroups; a third warpgroup, the producer, fetches (csrc/attention_prefill.cuh) and leaves its registers to the
+// warpgroups; a third warpgroup, the producer, fetches (csrc/attention_prefill_wgmma.cuh) and leaves its registers to the
 // others.
 //
 // A consumer goes through the KV tiles from the last, which causality masks, to the first. It keeps two GEMMs in
 // flight, S = q kᵀ of this KV tile and O += p v of the one before, and does the softmax of S while O is still being
 // added.
-#include "attention_prefill.cuh"
+#include "attention_prefill_wgmma.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // Online softmax of a lane's two rows, those of an accumulator: the running max of the scores, and the sum of the

@@ -213,8 +213,8 @@ __device__ void stream(const bf16 *__restrict__ x, // [m, k], m <= 8 TILES
         stream<tiles, epilogue, type>(x, w, out, {m, n, k, slice, slots});                                             \
     }
 #define KERNELS(rows, tiles)                                                                                           \
-    STREAM(stream_bf16_##rows, tiles, kPlain, bf16)                                                                    \
-    STREAM(stream_f32_##rows, tiles, kPlain, float)                                                                    \
-    STREAM(stream_gated_##rows, tiles, kGated, bf16)
+    STREAM(gemv_splitk_bf16_##rows, tiles, kPlain, bf16)                                                                    \
+    STREAM(gemv_splitk_f32_##rows, tiles, kPlain, float)                                                                    \
+    STREAM(gemv_splitk_gated_##rows, tiles, kGated, bf16)
 KERNELS(8, 1)
 KERNELS(16, 2)

@@ -12,7 +12,7 @@
 // q: [tokens, heads * D].
 struct Queries {
     const bf16 *q;
-    uint32_t overlapped; // with the kernel before this one: csrc/attention_prefill.cu for the other rows
+    uint32_t overlapped; // with the kernel before this one: csrc/attention_prefill_wgmma.cu for the other rows
 #if __CUDA_ARCH__ >= 900
     static constexpr bool kFused = false;
     __device__ bool overlaps_prefill() const { return overlapped; }
@@ -90,7 +90,7 @@ struct Projection {
 #if __CUDA_ARCH__ >= 900
 #define DECODE_BODY(CALL) CALL;
 #else
-#define DECODE_BODY(CALL) // the launcher takes csrc/attention.cu
+#define DECODE_BODY(CALL) // the launcher takes csrc/attention_decode_async.cu
 #endif
 
 // Grid: rows + spare splits, kv_heads. Sequences without queries or context, and those of more than 8 N columns, are

@@ -1,8 +1,8 @@
 // out = silu(x gateᵀ) * (x upᵀ) for many rows, on Hopper's warpgroup products.
 //
-// A tile (csrc/many.cuh) has 128 rows of the gate and the 128 rows of up that belong to them: 128 columns of out. So a
+// A tile (csrc/gemm_wgmma.cuh) has 128 rows of the gate and the 128 rows of up that belong to them: 128 columns of out. So a
 // thread has the products of the gate and of up for the same elements.
-#include "many.cuh"
+#include "gemm_wgmma.cuh"
 #include "math.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -97,7 +97,7 @@ __device__ void linear_swiglu(const TensorMap &x, const TensorMap &w, const Tens
 
 // Grid: as many blocks as multiprocessors, whatever the shape. x: [m, k] in boxes of 128 rows, w: [2 * width, k], the
 // rows of the gate first, in boxes of 64 rows, out: [m, width] in boxes of 16 rows. k: at least kParts steps.
-extern "C" __global__ __launch_bounds__(kThreads, 1) void linear_swiglu_many(
+extern "C" __global__ __launch_bounds__(kThreads, 1) void gemm_wgmma_swiglu(
     const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap out,
     uint32_t m, uint32_t width, uint32_t k, uint32_t group) {
     BODY();

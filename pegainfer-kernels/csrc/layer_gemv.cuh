@@ -6,7 +6,7 @@
 // (Copies of a whole piece of a row read 4.6 TB/s on an H200, where 16 bytes a thread read 4.2.) Vec8 warps multiply,
 // each with an eighth of the columns of every stage; their sums meet in shared memory.
 #pragma once
-#include "layer_words.cuh"
+#include "layer_ll.cuh"
 
 constexpr int kWarps = 8; // of a block that multiply and attend
 constexpr uint32_t kStageRows = 8, kStageColumns = 1280;  // at most

@@ -230,10 +230,10 @@ __device__ void wide(const TensorMap &x, const TensorMap &w, O *out, const Shape
     }
 // Logits have many rows of w: LONG tiles at once.
 #define KERNELS(N, LONG)                                                                                               \
-    WIDE(wide_bf16, N, 1, kPlain, bf16)                                                                                \
-    WIDE(wide_f32, N, 1, kPlain, float)                                                                                \
-    WIDE(wide_gated, N, 2, kGated, bf16)                                                                               \
-    WIDE(wide_logits, N, LONG, kLogits, float)
+    WIDE(skinny_wgmma_bf16, N, 1, kPlain, bf16)                                                                                \
+    WIDE(skinny_wgmma_f32, N, 1, kPlain, float)                                                                                \
+    WIDE(skinny_wgmma_gated, N, 2, kGated, bf16)                                                                               \
+    WIDE(skinny_wgmma_logits, N, LONG, kLogits, float)
 KERNELS(32, 4)
 KERNELS(64, 2)
 KERNELS(96, 2)

@@ -1,5 +1,5 @@
 // Causal attention over the paged KV cache, for sequences of few queries (decode), on GPUs without
-// csrc/attention_decode.cu.
+// csrc/attention_decode_bulk.cu.
 //
 // Formula and layouts: csrc/attention_mma.cuh. Serves compute capability 8.0 to 8.9 and 12.x, head sizes 64, 128 and
 // 256, sequences with at most 16 matrix rows (queries times heads of a group); the others of the batch are left to

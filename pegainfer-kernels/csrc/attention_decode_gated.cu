@@ -84,7 +84,7 @@ struct GatedProjection {
 #if __CUDA_ARCH__ >= 900
 #define DECODE_BODY(CALL) CALL;
 #else
-#define DECODE_BODY(CALL) // the launcher takes csrc/gated_qkv.cu and csrc/attention.cu
+#define DECODE_BODY(CALL) // the launcher takes csrc/gated_qkv.cu and csrc/attention_decode_async.cu
 #endif
 
 // Grid: rows + spare splits, kv_heads. S stages of 16 tokens' keys or values for each warp. A bad block id or position
