@@ -73,6 +73,7 @@ impl Cuda {
             // done, because `Staging` waits before it hands them out again.
             unsafe { result::memcpy_htod_async(to, pinned, self.stream.cu_stream()) }.map_err(error(UPLOAD))?;
         }
+        self.completes_pending();
         Ok(())
     }
 
@@ -103,6 +104,7 @@ impl Cuda {
             let status = unsafe { sys::cuMemcpy2DAsync_v2(&rows.descriptor(), self.stream.cu_stream()) };
             status.result().map_err(error(UPLOAD))?;
         }
+        self.completes_pending();
         Ok(())
     }
 
@@ -127,6 +129,7 @@ impl Cuda {
             // has waited.
             unsafe { result::memcpy_dtoh_async(to, address, self.stream.cu_stream()) }.map_err(error(READ_BACK))?;
         }
+        self.completes_pending();
         landing.record(&self.stream).map_err(error(READ_BACK))
     }
 

@@ -39,6 +39,7 @@ impl Cuda {
 
     /// Runs a graph behind what was launched before.
     pub(crate) fn replay(&mut self, graph: &Graph) -> Result<(), OpError> {
+        self.completes_pending();
         // SAFETY: graph and stream are alive.
         unsafe { result::graph::launch(graph.exec, self.stream.cu_stream()) }.map_err(error("graph: launch"))
     }

@@ -1,5 +1,6 @@
 //! Kernels from images that the build embeds, and their launch.
 
+use super::overlap::{OverlapCheck, Span, Start};
 use super::{TensorMap, error};
 use crate::tensor::{OpError, Tensor};
 use cudarc::driver::{DriverError, result, sys};
@@ -95,10 +96,15 @@ pub struct Launch {
     maps: Vec<TensorMap>,
     shared: u32,
     cluster: u32,
-    overlapped: bool,
+    start: Start,
     cooperative: bool,
-    /// Whether `overlapped` has an effect.
+    /// Whether the GPU overlaps kernels.
     pdl: bool,
+    /// Where the next two are checked; they are empty without.
+    check: OverlapCheck,
+    /// Read before the kernel waits for its predecessors.
+    early: Vec<Span>,
+    writes: Vec<Span>,
 }
 
 impl Launch {
@@ -108,6 +114,7 @@ impl Launch {
         function: sys::CUfunction,
         stream: sys::CUstream,
         pdl: bool,
+        check: OverlapCheck,
     ) -> Self {
         let arguments = [0; MAX_ARGUMENTS];
         Self {
@@ -120,9 +127,12 @@ impl Launch {
             maps: Vec::new(),
             shared: 0,
             cluster: 1,
-            overlapped: false,
+            start: Start::Serialised,
             cooperative: false,
             pdl,
+            check,
+            early: Vec::new(),
+            writes: Vec::new(),
         }
     }
 
@@ -145,7 +155,7 @@ impl Launch {
 
     /// A pointer parameter that the kernel writes.
     pub fn output(self, tensor: &mut Tensor) -> Self {
-        self.push(tensor.device())
+        self.writes(tensor).push(tensor.device())
     }
 
     /// A pointer parameter into memory that is no tensor's.
@@ -182,11 +192,36 @@ impl Launch {
         self
     }
 
-    /// Lets the kernel's blocks start while the kernel before it still runs (programmatic dependent launch). The kernel
-    /// must call `wait_for_predecessor` before it touches what another kernel of the step writes or reads. No effect
-    /// below compute capability 9.0, nor for the kernel that follows a copy.
+    /// Lets the kernel's blocks start while the kernels before it still run (programmatic dependent launch). The kernel
+    /// must call `wait_for_predecessor` before it touches what another kernel of the step writes or reads; what it reads
+    /// before that is declared with [`early`](Self::early). No effect below compute capability 9.0, nor for the kernel
+    /// that follows a copy.
     pub fn overlapped(mut self) -> Self {
-        self.overlapped = self.pdl;
+        self.start = if self.pdl { Start::Overlapped } else { Start::Serialised };
+        self
+    }
+
+    /// As [`overlapped`](Self::overlapped), for a kernel that calls `release_successor` only after its own wait: once the
+    /// next kernel starts, all kernels before this one have ended.
+    pub fn overlapped_late_release(mut self) -> Self {
+        self.start = if self.pdl { Start::OverlappedLateRelease } else { Start::Serialised };
+        self
+    }
+
+    /// Declares that the kernel reads `tensor` before it waits for its predecessors. Debug builds panic if one of them
+    /// writes it.
+    pub fn early(mut self, tensor: &Tensor) -> Self {
+        if self.check.is_on() {
+            self.early.push(Span::of(tensor));
+        }
+        self
+    }
+
+    /// Declares that the kernel writes `tensor`, where that is no pointer parameter.
+    pub fn writes(mut self, tensor: &Tensor) -> Self {
+        if self.check.is_on() {
+            self.writes.push(Span::of(tensor));
+        }
         self
     }
 
@@ -204,6 +239,9 @@ impl Launch {
     pub unsafe fn run(mut self, grid: [usize; 3], threads: usize) -> Result<(), OpError> {
         let mut parameters: [*mut c_void; MAX_MAPS + MAX_ARGUMENTS] = [std::ptr::null_mut(); MAX_MAPS + MAX_ARGUMENTS];
         debug_assert!(self.maps.len() <= MAX_MAPS);
+        if let Some(mut pending) = self.check.pending() {
+            pending.launch(self.kernel, self.start, &self.early, std::mem::take(&mut self.writes));
+        }
         let maps = self.maps.iter_mut().map(|map| std::ptr::from_mut(&mut map.0).cast());
         let arguments = self.arguments.iter_mut().map(|argument| std::ptr::from_mut(argument).cast());
         for (parameter, argument) in parameters.iter_mut().zip(maps.chain(arguments)) {
@@ -239,7 +277,7 @@ impl Launch {
         let cluster = attribute(Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, Value { clusterDim: size });
         let mut attributes = [cluster; 3];
         let mut count = usize::from(self.cluster > 1);
-        if self.overlapped {
+        if self.start != Start::Serialised {
             let allowed = Value { programmaticStreamSerializationAllowed: 1 };
             attributes[count] = attribute(Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, allowed);
             count += 1;

@@ -9,6 +9,7 @@ mod graph;
 mod landing;
 mod launch;
 mod memory;
+mod overlap;
 mod staging;
 mod tensor_map;
 mod upload;
@@ -20,11 +21,12 @@ pub use memory::DeviceBuffer;
 pub use tensor_map::{BOX_COLUMNS, TensorMap};
 pub(crate) use upload::Target;
 
-use crate::tensor::OpError;
+use crate::tensor::{OpError, Tensor};
 use copies::PIECE_BYTES;
 use cudarc::driver::sys::{CUdevice_attribute as Attribute, is_culib_present};
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
 use launch::Modules;
+use overlap::{OverlapCheck, Span, Start};
 use staging::Staging;
 use std::fmt;
 use std::sync::Arc;
@@ -67,6 +69,7 @@ pub struct Cuda {
     stream: Arc<CudaStream>,
     staging: Staging,
     modules: Modules,
+    overlap: OverlapCheck,
     workspace: DeviceBuffer,
     counters: DeviceBuffer,
     multiprocessors: usize,
@@ -124,7 +127,19 @@ impl Cuda {
         let shared = attribute(&context, Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         let modules = Modules::new(shared, capability.0 >= 9);
         let shared = shared as usize;
-        Ok(Self { context, stream, staging, modules, workspace, counters, multiprocessors, shared, capability })
+        let overlap = OverlapCheck::new();
+        Ok(Self {
+            context,
+            stream,
+            staging,
+            modules,
+            overlap,
+            workspace,
+            counters,
+            multiprocessors,
+            shared,
+            capability,
+        })
     }
 
     /// Makes the GPU current for the calling thread; every entry point of an executor begins with it.
@@ -202,7 +217,22 @@ impl Cuda {
     /// Prepares the launch of `kernel` of `image` on behalf of `op`. The image is loaded on first use.
     pub fn launch(&mut self, op: &'static str, image: &'static Image, kernel: &'static str) -> Result<Launch, OpError> {
         let function = self.modules.function(image, kernel).map_err(|e| launch_error(op, kernel, e))?;
-        Ok(Launch::new(op, kernel, function, self.stream.cu_stream(), self.modules.pdl()))
+        Ok(Launch::new(op, kernel, function, self.stream.cu_stream(), self.modules.pdl(), self.overlap.clone()))
+    }
+
+    /// Declares that a library's kernel, which starts when all before it have ended, was put into the stream and writes
+    /// `tensor`.
+    pub fn library_kernel(&self, op: &'static str, tensor: &Tensor) {
+        if let Some(mut pending) = self.overlap.pending() {
+            pending.launch(op, Start::Serialised, &[], vec![Span::of(tensor)]);
+        }
+    }
+
+    /// A copy or a graph was put into the stream: it starts when all kernels have ended, and the next kernel behind it.
+    fn completes_pending(&self) {
+        if let Some(mut pending) = self.overlap.pending() {
+            pending.complete();
+        }
     }
 }
 

@@ -37,7 +37,9 @@ impl Call<'_, '_> {
     /// Appends the batch and the output to the operands that come before them.
     pub fn batch(&self, launch: Launch, out: &mut Tensor, blocks: usize) -> Launch {
         let (rows, max_blocks) = self.batch.block_tables.rows_cols();
-        let launch = launch.input(self.batch.qo_indptr).input(self.batch.kv_lens).input(self.batch.block_tables);
+        let AttentionBatch { qo_indptr, kv_lens, block_tables, .. } = *self.batch;
+        let launch = launch.early(qo_indptr).early(kv_lens).early(block_tables);
+        let launch = launch.input(qo_indptr).input(kv_lens).input(block_tables);
         launch.output(out).u32(self.shape.heads).u32(rows).u32(max_blocks).u32(blocks)
     }
 
@@ -48,7 +50,8 @@ impl Call<'_, '_> {
         let DecodeGrid { column_tiles, stages, blocks } = *self.grid;
         let launch = launch.f32(self.scale).pointer(scratch.workspace).pointer(scratch.counters);
         let launch = launch.shared(shared_bytes(head_dim, column_tiles, stages));
-        // Overlapped, the kernel fetches what lies before a row's queries while those in front of it still run.
+        // Overlapped, the kernel fetches the keys and values before a row's queries early. They are those of earlier steps
+        // if the queries are all that the step adds to the row.
         let launch = if self.batch.load.sampled_only { launch } else { launch.overlapped() };
         // SAFETY: the caller's promise; the blocks were chosen so that the partial results fit the workspace.
         unsafe { launch.run([blocks, kv_heads, 1], 32 * WARPS) }
@@ -88,8 +91,10 @@ pub(super) fn decode_bulk(
     let gpu = exec.gpu()?;
     let (call, scratch) = (Call { batch, shape, scale, grid }, Scratch::of(gpu));
     let launch = gpu.launch("attention", &images::ATTENTION_DECODE_BULK, kernel)?.input(q).input(k).input(v);
-    let overlapped = usize::from(prefilled == Prefilled::Overlapped);
-    let launch = call.batch(launch, out, k.rows_cols().0).u32(overlapped);
+    let overlapped = prefilled == Prefilled::Overlapped;
+    // Beside prefill the kernel waits for nothing before it reads.
+    let launch = if overlapped { launch.early(q).early(k).early(v) } else { launch };
+    let launch = call.batch(launch, out, k.rows_cols().0).u32(usize::from(overlapped));
     // SAFETY: matches csrc/attention_decode_bulk.cu, and `prefilled` says what was launched before; the op checked the shapes,
     // the kernel checks the block ids.
     unsafe { call.run(launch, scratch) }
@@ -116,6 +121,7 @@ pub(crate) fn decode_fused(
     let (call, scratch) = (Call { batch, shape, scale, grid }, Scratch::of(gpu));
     let blocks = k.rows_cols().0;
     let launch = gpu.launch("decode_attention", &images::ATTENTION_DECODE_BULK, kernel)?;
+    let launch = launch.early(norms.0).early(norms.1).early(rope).early(slots).early(k).early(v);
     let launch = launch.input(qkv).input(norms.0).input(norms.1).input(rope).input(slots);
     let launch = launch.output(k).output(v);
     let launch = call.batch(launch, out, blocks).u32(rope.rows_cols().0).f32(eps);

@@ -51,7 +51,7 @@ pub(super) fn prefill(
         Prefill::Wgmma { blocks: grid } => {
             let launch = launch.u32(kv_heads).u32(rows).u32(max_blocks).u32(blocks).f32(scale);
             // SAFETY: matches csrc/attention_prefill_wgmma.cu; the op checked the shapes, the kernel checks the block ids.
-            unsafe { launch.shared(wgmma_shared(head_dim)).overlapped().run([*grid, 1, 1], WGMMA_THREADS) }
+            unsafe { launch.shared(wgmma_shared(head_dim)).overlapped_late_release().run([*grid, 1, 1], WGMMA_THREADS) }
         }
         Prefill::Mma => {
             let grid = [(batch.load.max_queries * shape.group()).div_ceil(MMA_ROWS), kv_heads, rows];

@@ -34,5 +34,5 @@ pub(crate) fn causal_conv1d(
     let launch = launch.u32(channels).u32(shape.projected_width()).u32(tokens).u32(segments.rows_cols().0).u32(slots);
     let grid = [channels.div_ceil(CHANNELS), tokens.div_ceil(tile).max(1), 1];
     // SAFETY: matches csrc/causal_conv.cu; the op checked the shapes, the kernel checks the segments.
-    unsafe { launch.overlapped().run(grid, THREADS) }
+    unsafe { launch.early(weight).early(segments).overlapped().run(grid, THREADS) }
 }

@@ -174,6 +174,8 @@ pub(crate) fn decode_layers(
     let launch = launch.u32(model.layers.len()).u32(dims.hidden).u32(dims.shape.heads).u32(dims.shape.kv_heads);
     let launch = launch.u32(dims.intermediate).u32(model.rope.rows_cols().0).u32(max_blocks).u32(blocks);
     let launch = launch.u32(dims.stages(rows)).f32(model.eps).f32(scale).overlapped().cooperative();
+    // And the weights of all layers, and the keys and values of earlier steps, whose addresses are in the table.
+    let launch = launch.early(&state.table).early(batch.qo_indptr).early(batch.kv_lens).early(batch.block_tables);
     let launch = launch.shared(dims.stages(rows) * STAGE_BYTES + dims.room(rows));
     // SAFETY: matches `Step` in csrc/layer_ll.cuh. The op checked the shapes, the table is of these layers, and the
     // kernel checks block ids and positions.

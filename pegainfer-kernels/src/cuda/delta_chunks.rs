@@ -45,7 +45,8 @@ pub(crate) fn gated_delta_chunks(
     let gpu = exec.gpu()?;
     let launch = gpu.launch(op, &images::GATED_DELTA_INTRA, "gated_delta_intra")?.input(mixed).input(projected);
     let launch = launch.input(a_log).input(dt_bias).input(segments).output(scratch);
-    let launch = launch.u32(tokens).u32(count).u32(key_heads).u32(value_heads).u32(RECURRENT_TOKENS).overlapped();
+    let launch = launch.u32(tokens).u32(count).u32(key_heads).u32(value_heads).u32(RECURRENT_TOKENS);
+    let launch = launch.early(segments).overlapped();
     // SAFETY: matches csrc/gated_delta_intra.cu; the op checked the shapes, the kernel checks the segments.
     unsafe { launch.run([DeltaShape::chunks(tokens, count), key_heads, 1], PARTS_THREADS)? };
 

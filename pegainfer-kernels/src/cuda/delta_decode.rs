@@ -32,6 +32,9 @@ pub(crate) fn decode_delta(
     let launch = launch.input(weights.a_log).input(weights.dt_bias).input(weights.norm).input(segments);
     let launch = launch.output(states).output(tails).output(out).pointer(counters);
     let launch = launch.u32(shape.key_heads).u32(slots).f32(eps).overlapped();
+    // No other kernel of the step writes the state.
+    let launch = launch.early(weights.conv).early(weights.a_log).early(weights.dt_bias).early(weights.norm);
+    let launch = launch.early(segments).early(states).early(tails);
     // SAFETY: matches csrc/delta_decode.cu; the op checked the shapes and that there are counters enough, the kernel checks
     // the segments.
     unsafe { launch.run([shape.value_heads, rows, 1], THREADS) }

@@ -44,6 +44,8 @@ pub(crate) fn delta_recurrent(
     let launch = launch.output(states).output(out);
     let launch = launch.u32(shape.key_heads).u32(shape.projected_width()).u32(inputs.mixed.rows_cols().0).u32(slots);
     let launch = launch.u32(longest.min(u32::MAX as usize)).overlapped();
+    // And of `states` the slots of its own chains, which the inter-chunk scan before it leaves alone.
+    let launch = launch.early(inputs.segments).early(inputs.a_log).early(inputs.dt_bias);
     // SAFETY: matches csrc/delta_rule.cu; the op checked the shapes, the kernel checks the segments.
     unsafe { launch.run([PARTS, shape.value_heads, segments], THREADS) }
 }

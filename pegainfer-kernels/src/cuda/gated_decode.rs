@@ -24,6 +24,7 @@ pub(crate) fn gated_decode_fused(
     let (call, scratch) = (Call { batch, shape, scale, grid }, Scratch::of(gpu));
     let (blocks, (positions, rotary_dim)) = (k.rows_cols().0, rope.rows_cols());
     let launch = gpu.launch("gated_decode_attention", &images::ATTENTION_DECODE_GATED, kernel)?;
+    let launch = launch.early(norms.0).early(norms.1).early(rope).early(slots).early(k).early(v);
     let launch = launch.input(projected).input(norms.0).input(norms.1).input(rope).input(slots);
     let launch = launch.output(k).output(v);
     let launch = call.batch(launch, out, blocks).u32(positions).u32(rotary_dim).f32(eps);

@@ -29,5 +29,5 @@ pub(crate) fn gated_rms_norm(
         return Ok(());
     }
     // SAFETY: matches csrc/gated_norm.cu; the op checked the shapes.
-    unsafe { launch.overlapped().run([blocks, 1, 1], THREADS) }
+    unsafe { launch.early(weight).overlapped().run([blocks, 1, 1], THREADS) }
 }

@@ -44,9 +44,9 @@ pub(super) fn linear_swiglu_wgmma(
 ) -> Result<(), OpError> {
     let ((m, k), width) = (x.rows_cols(), out.rows_cols().1);
     let grid = [gpu.multiprocessors(), 1, 1];
-    let (x, w) = (TensorMap::new(op, x, ROWS)?, TensorMap::new(op, w, BOX_ROWS)?);
-    let out = TensorMap::new(op, out, STORE_ROWS)?;
-    let launch = gpu.launch(op, &images::GEMM_WGMMA_SWIGLU, "gemm_wgmma_swiglu")?.map(x).map(w).map(out);
+    let maps = [TensorMap::new(op, x, ROWS)?, TensorMap::new(op, w, BOX_ROWS)?, TensorMap::new(op, out, STORE_ROWS)?];
+    let launch = gpu.launch(op, &images::GEMM_WGMMA_SWIGLU, "gemm_wgmma_swiglu")?.early(w).writes(out);
+    let launch = maps.into_iter().fold(launch, |launch, map| launch.map(map));
     let launch = launch.u32(m).u32(width).u32(k).u32(GROUP).shared(SHARED).overlapped();
     // SAFETY: matches csrc/gemm_wgmma_swiglu.cu; the op checked the shapes, and copies end where the matrices do.
     unsafe { launch.run(grid, THREADS) }
@@ -66,8 +66,9 @@ pub(super) fn linear_qkv_wgmma(
     let Heads { shape, norms, eps, rope, positions, slots } = *heads;
     let grid = [gpu.multiprocessors(), 1, 1];
     let (max_position, max_slot) = (rope.rows_cols().0, k.rows_cols().0 * BLOCK_SIZE);
-    let (x, w) = (TensorMap::new(op, x, ROWS)?, TensorMap::new(op, w, BOX_ROWS)?);
-    let launch = gpu.launch(op, &images::GEMM_WGMMA_QKV, "gemm_wgmma_qkv")?.map(x).map(w);
+    let maps = (TensorMap::new(op, x, ROWS)?, TensorMap::new(op, w, BOX_ROWS)?);
+    let launch = gpu.launch(op, &images::GEMM_WGMMA_QKV, "gemm_wgmma_qkv")?.map(maps.0).map(maps.1);
+    let launch = launch.early(w).early(norms.0).early(norms.1);
     let launch = launch.input(norms.0).input(norms.1).input(rope).input(positions).input(slots);
     let launch = launch.output(q).output(k).output(v);
     let launch = launch.u32(m).u32(columns).u32(shape.heads).u32(shape.kv_heads).u32(max_position).u32(max_slot);

@@ -21,7 +21,7 @@ pub(super) fn gemv_splitk(
     };
     let kernel = kernels[gemv_tiles(m).ilog2() as usize];
     let launch = out(gpu.launch(op, &images::GEMV_SPLITK, kernel)?.input(x).input(w));
-    let launch = launch.u32(m).u32(n).u32(k).u32(plan.split_columns).u32(plan.slots).overlapped();
+    let launch = launch.u32(m).u32(n).u32(k).u32(plan.split_columns).u32(plan.slots).early(w).overlapped();
     // SAFETY: matches csrc/gemv_splitk.cu; the op checked the shapes, and the plan covers all rows and columns.
     unsafe { launch.shared(plan.shared).run([plan.blocks, plan.splits, 1], 32 * plan.warps) }
 }

@@ -23,7 +23,7 @@ fn launch(
         return Err(OpError { op, message: format!("rows of {hidden} elements: the GPU kernel takes {most}") });
     }
     let kernel = kernels[usize::from(weight.dtype() == DType::F32)];
-    Ok(exec.gpu()?.launch(op, &images::NORM, kernel)?.overlapped())
+    Ok(exec.gpu()?.launch(op, &images::NORM, kernel)?.early(weight).overlapped())
 }
 
 /// One block a row, as many threads as the row has vectors.

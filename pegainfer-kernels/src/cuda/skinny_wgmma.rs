@@ -25,8 +25,9 @@ pub(super) fn skinny_wgmma(
         Output::F32 => ["skinny_wgmma_logits_32", "skinny_wgmma_logits_64", "skinny_wgmma_logits_96"],
         Output::Gated => ["skinny_wgmma_gated_32", "skinny_wgmma_gated_64", "skinny_wgmma_gated_96"],
     };
-    let (x, w) = (TensorMap::new(op, x, m)?, TensorMap::new(op, w, plan.rows)?);
-    let launch = out(gpu.launch(op, &images::SKINNY_WGMMA, kernels[skinny_width(m)])?.map(x).map(w)).overlapped();
+    let maps = (TensorMap::new(op, x, m)?, TensorMap::new(op, w, plan.rows)?);
+    let launch = gpu.launch(op, &images::SKINNY_WGMMA, kernels[skinny_width(m)])?.early(w).overlapped();
+    let launch = out(launch.map(maps.0).map(maps.1));
     let launch = launch.u32(m).u32(n).u32(k).u32(plan.split_columns).u32(plan.rows).u32(plan.passes);
     let launch = launch.u32(plan.slots).u32(plan.input_slots).u32(AHEAD).shared(plan.shared);
     // SAFETY: matches csrc/skinny_wgmma.cu; the op checked the shapes, and the plan covers all rows and columns.

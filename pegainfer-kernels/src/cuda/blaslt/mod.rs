@@ -160,7 +160,9 @@ pub(super) fn matmul(
     let blaslt = blaslt.map_err(|message| OpError { op, message: message.to_owned() })?;
     let failed = |e| OpError { op, message: format!("cuBLASLt, {m} rows of {k} to {n}: {e}") };
     let plan = blaslt.plan(product, at).map_err(failed)?;
-    blaslt.run(&plan, at, accumulate).map_err(failed)
+    blaslt.run(&plan, at, accumulate).map_err(failed)?;
+    exec.gpu()?.library_kernel(op, out);
+    Ok(())
 }
 
 impl BlasLt {
