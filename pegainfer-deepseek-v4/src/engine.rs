@@ -1,26 +1,26 @@
-//! Loading, and scheduler plus executor as one engine.
+//! Loading.
 
-use crate::config::{Config, ConfigError};
-use crate::executor::{Executor, StepBounds};
+use crate::bounds::StepBounds;
+use crate::config::Config;
+use crate::executor::Executor;
 use crate::inventory;
+use crate::load_error::LoadError;
 use crate::numerics::Numerics;
-use crate::plan::{Outcome, PAGE_TOKENS, Step};
-use crate::scheduler::{Scheduler, SchedulerConfig};
+use crate::plan::{self, PAGE_TOKENS};
 use crate::shard::Shard;
 use crate::state;
 use crate::weights::Weights;
+use pegainfer_core::engine::EngineLimits;
 use pegainfer_core::engine::options::{check_step, context_len, pool_blocks};
-use pegainfer_core::engine::{
-    EngineError, EngineLimits, EngineStats, EventBatch, GenerateRequest, RequestId, StepEngine,
-};
 use pegainfer_core::exec::Exec;
-use pegainfer_core::kv::BlockPool;
 use pegainfer_core::record::OpRecord;
-use pegainfer_core::tensor::OpError;
-use pegainfer_core::weights::{Checkpoint, WeightsError};
+use pegainfer_core::schedule::{EngineCore, StateConfig, StateSlots, TokenBudget};
+use pegainfer_core::weights::Checkpoint;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use thiserror::Error;
+
+/// The DeepSeek-V4 engine.
+pub type Engine = EngineCore<Executor>;
 
 /// What to load and how much of the machine to use.
 #[derive(Debug, Clone)]
@@ -33,6 +33,8 @@ pub struct LoadOptions {
     pub max_num_seqs: usize,
     /// Tokens of one step.
     pub max_num_batched_tokens: usize,
+    /// Tokens of a step in which many requests decode beside the prompts of a few others.
+    pub max_num_mixed_tokens: usize,
     /// Bytes of compressed entries; `None` takes what `max_num_seqs` sequences of full length could use, at most
     /// [`DEFAULT_KV_BYTES`].
     pub kv_cache_bytes: Option<u64>,
@@ -42,29 +44,6 @@ pub struct LoadOptions {
 
 /// Upper bound of the default for compressed entries.
 pub const DEFAULT_KV_BYTES: u64 = 4 << 30;
-
-/// Why an engine cannot be loaded; one sentence for the user.
-#[derive(Debug, Error)]
-pub enum LoadError {
-    /// config.json.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// The weights.
-    #[error(transparent)]
-    Weights(#[from] WeightsError),
-    /// An option does not fit the model or another option.
-    #[error("{0}")]
-    Option(String),
-    /// An op refused what the configuration asks for.
-    #[error("the model cannot run: {0}")]
-    Op(#[from] OpError),
-    /// Slots and pages.
-    #[error("cannot allocate the KV cache: {0}; lower --kv-cache-memory or --max-num-seqs")]
-    State(std::io::Error),
-    /// The workspace.
-    #[error("cannot allocate the activations: {0}; lower --max-num-batched-tokens or --max-num-seqs")]
-    Workspace(#[from] std::io::Error),
-}
 
 /// A loaded engine, ready for its thread, and what start-up prints about it.
 #[derive(Debug)]
@@ -105,7 +84,7 @@ pub fn load(
     let weights_time = start.elapsed();
     let mut executor = Executor::new(config.clone(), options.numerics, ranks, bounds)?;
     // One token through the model: what it cannot run is refused here.
-    executor.run(&Step::uniform(1, 1, 1))?;
+    executor.run(&plan::uniform(1, 1, 1))?;
     let limits = EngineLimits {
         max_model_len: bounds.context,
         vocab_size: config.vocab_size,
@@ -113,11 +92,20 @@ pub fn load(
         kv_blocks: bounds.pages,
         max_num_seqs: bounds.rows,
         eos_token_ids: config.eos_token_ids.clone(),
-        unsupported: &["structured_outputs", "prompt_logprobs", "priority"],
+        unsupported: &[],
     };
     let pages = bounds.pages * state::page_bytes(&config, options.numerics);
     let kv_bytes = (pages + bounds.slots * state::slot_bytes(&config, options.numerics)) as u64;
-    let engine = Engine::new(executor, limits, bounds);
+    let tokens = TokenBudget { step: bounds.tokens, mixed: options.max_num_mixed_tokens };
+    let slots = StateSlots::new(StateConfig {
+        sequences: bounds.rows,
+        snapshots: bounds.slots - bounds.rows,
+        interval: PAGE_TOKENS,
+        block_tokens: PAGE_TOKENS,
+        // The ops update a slot in place.
+        within_chunks: false,
+    });
+    let engine = Engine::new(executor, limits, tokens, slots);
     Ok(Loaded { engine, config, weight_bytes, weights_time, kv_bytes })
 }
 
@@ -134,7 +122,7 @@ fn bounds(config: &Config, options: &LoadOptions) -> Result<StepBounds, LoadErro
         None => useful.min(DEFAULT_KV_BYTES / page_bytes),
     };
     let pages = pool_blocks(pages, PAGE_TOKENS, page_bytes).map_err(LoadError::Option)?;
-    // A slot for each running sequence, and as many states of cached prefixes.
+    // A slot for each running sequence, and as many for snapshots.
     Ok(StepBounds { tokens, rows, context, slots: 2 * rows, pages })
 }
 
@@ -142,97 +130,13 @@ fn bounds(config: &Config, options: &LoadOptions) -> Result<StepBounds, LoadErro
 /// of `context` tokens in all, and sample.
 pub fn record(config: &Config, batch: usize, tokens: usize, context: usize) -> Result<Vec<OpRecord>, LoadError> {
     let mut exec = Exec::meta()?;
-    let step = Step::uniform(batch, tokens, context);
+    let step = plan::uniform(batch, tokens, context);
     let weights = Weights::load(&mut exec, config, Shard::WHOLE, None, &mut |_| {})?;
-    let pages = batch * step.max_pages;
+    let pages = batch * step.max_blocks;
     let bounds = StepBounds { tokens: batch * tokens, rows: batch, context, slots: batch, pages };
     let ranks = vec![(exec, Shard::WHOLE, weights)];
     let mut executor = Executor::new(config.clone(), Numerics::REFERENCE, ranks, bounds)?;
     let (result, records) = executor.record(&step);
     result?;
     Ok(records)
-}
-
-/// Scheduler and executor as one [`StepEngine`]. A step is computed when it is launched.
-#[derive(Debug)]
-pub struct Engine {
-    executor: Executor,
-    scheduler: Scheduler,
-    limits: EngineLimits,
-    /// Not launched yet.
-    planned: Step,
-    /// Launched and not finished.
-    in_flight: Option<(Step, Outcome)>,
-}
-
-impl Engine {
-    fn new(executor: Executor, limits: EngineLimits, bounds: StepBounds) -> Self {
-        let config = SchedulerConfig {
-            max_num_seqs: bounds.rows,
-            cached_states: bounds.slots - bounds.rows,
-            max_num_batched_tokens: bounds.tokens,
-            eos_token_ids: limits.eos_token_ids.clone(),
-        };
-        let scheduler = Scheduler::new(config, BlockPool::new(limits.kv_blocks, PAGE_TOKENS));
-        Self { executor, scheduler, limits, planned: Step::default(), in_flight: None }
-    }
-
-    /// The executor, to run single steps.
-    pub fn executor(&mut self) -> &mut Executor {
-        &mut self.executor
-    }
-}
-
-impl StepEngine for Engine {
-    fn limits(&self) -> EngineLimits {
-        self.limits.clone()
-    }
-
-    fn add(&mut self, id: RequestId, request: GenerateRequest) {
-        self.scheduler.add(id, request);
-    }
-
-    fn cancel(&mut self, id: RequestId) {
-        self.scheduler.cancel(id);
-    }
-
-    fn has_work(&self) -> bool {
-        self.scheduler.has_work()
-    }
-
-    fn plan(&mut self) -> Option<EventBatch> {
-        if self.in_flight.is_some() {
-            return None;
-        }
-        let (step, admitted) = self.scheduler.plan();
-        self.planned = step;
-        (!self.planned.is_empty()).then_some(admitted)
-    }
-
-    fn launch(&mut self) -> Result<(), EngineError> {
-        let step = std::mem::take(&mut self.planned);
-        // Several ranks may have stopped at different places of the step, and cannot go on together.
-        let fatal = self.executor.ranks() > 1;
-        let outcome = self.executor.run(&step).map_err(|error| EngineError { message: error.to_string(), fatal })?;
-        self.in_flight = Some((step, outcome));
-        Ok(())
-    }
-
-    fn finish(&mut self) -> Result<EventBatch, EngineError> {
-        let Some((step, outcome)) = self.in_flight.take() else { return Ok(EventBatch::new()) };
-        Ok(self.scheduler.commit(&step, outcome))
-    }
-
-    fn abort_all(&mut self) -> Vec<RequestId> {
-        self.in_flight = None;
-        self.scheduler.abort_all()
-    }
-
-    fn reset_prefix_cache(&mut self) {
-        self.scheduler.reset_prefix_cache();
-    }
-
-    fn stats(&self) -> EngineStats {
-        self.scheduler.stats()
-    }
 }

@@ -1,66 +1,23 @@
 //! Runs a step: the DeepSeek-V4 forward pass on every rank, written once over ops.
 
+use crate::bounds::StepBounds;
 use crate::communicator::{Communicator, Local};
-use crate::config::{Config, LayerKind};
-use crate::engine::LoadError;
-use crate::forward::Pass;
+use crate::config::Config;
+use crate::forward::{Head, Pass};
 use crate::inputs::Inputs;
+use crate::load_error::LoadError;
 use crate::numerics::Numerics;
 use crate::plan::{Outcome, Step};
+use crate::rotations::Rotations;
 use crate::shard::Shard;
 use crate::state::{self, LayerState};
 use crate::weights::Weights;
 use crate::workspace::Workspace;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
+use pegainfer_core::schedule::{StateSlots, StepExecutor};
 use pegainfer_core::tensor::{OpError, Tensor};
-use pegainfer_kernels::ops::deepseek_v4::{RopeTable, YarnSpec};
-use pegainfer_kernels::ops::{REPORT_WORDS, token_logprobs};
-
-/// Largest step an executor is built for.
-#[derive(Debug, Clone, Copy)]
-pub struct StepBounds {
-    /// Input tokens, and samples.
-    pub tokens: usize,
-    /// Rows.
-    pub rows: usize,
-    /// Tokens of context.
-    pub context: usize,
-    /// Slots of recent tokens.
-    pub slots: usize,
-    /// Pages of compressed entries.
-    pub pages: usize,
-}
-
-/// Rotations of the two kinds of layers.
-#[derive(Debug)]
-pub(crate) struct Rotations {
-    /// Of window layers.
-    pub window: RopeTable,
-    /// Of compressed layers, for everything in them.
-    pub compressed: RopeTable,
-}
-
-impl Rotations {
-    /// Those of a layer.
-    pub fn of(&self, kind: LayerKind) -> &RopeTable {
-        if kind == LayerKind::Window { &self.window } else { &self.compressed }
-    }
-
-    fn new(exec: &mut Exec, config: &Config) -> Result<Self, OpError> {
-        let yarn = config.yarn;
-        let spec = YarnSpec {
-            factor: yarn.factor,
-            beta_fast: yarn.beta_fast,
-            beta_slow: yarn.beta_slow,
-            original_context: yarn.original_context,
-        };
-        Ok(Self {
-            window: RopeTable::new(exec, config.rope_dim, config.rope_theta, None)?,
-            compressed: RopeTable::new(exec, config.rope_dim, config.compress_rope_theta, Some(spec))?,
-        })
-    }
-}
+use pegainfer_kernels::runtime::{Readbacks, Sampler};
 
 /// One rank: its part of the model, and its device.
 #[derive(Debug)]
@@ -72,6 +29,7 @@ struct Rank {
     rotations: Rotations,
     inputs: Inputs,
     work: Workspace,
+    sampler: Sampler,
     communicator: Box<dyn Communicator>,
 }
 
@@ -85,22 +43,27 @@ impl Rank {
         communicator: Box<dyn Communicator>,
     ) -> Result<Self, LoadError> {
         let rotations = Rotations::new(&mut exec, config)?;
-        let inputs = Inputs::new(&mut exec, bounds)?;
-        let work = Workspace::new(&mut exec, config, shard, numerics, bounds)?;
+        let inputs = Inputs::new(&mut exec, config.vocab_size, bounds)?;
+        let sampler = Sampler::new(&mut exec, config.vocab_size, bounds.rows)?;
+        let work = Workspace::new(&mut exec, config, shard, numerics, bounds, sampler.max_rows())?;
         let state = state::allocate(&mut exec, config, numerics, bounds.slots, bounds.pages);
         let state = state.map_err(LoadError::State)?;
-        Ok(Self { exec, shard, weights, state, rotations, inputs, work, communicator })
+        Ok(Self { exec, shard, weights, state, rotations, inputs, work, sampler, communicator })
     }
 
     fn run(&mut self, config: &Config, numerics: Numerics, step: &Step) -> Result<(), OpError> {
-        let Self { exec, shard, weights, state, rotations, inputs, work, communicator } = self;
+        let Self { exec, shard, weights, state, rotations, inputs, work, sampler, communicator } = self;
         let result = exec.install(|exec| {
-            inputs.fill(exec, step)?;
+            inputs.fill(exec, step, &sampler.sampled)?;
             work.set_rows(step.tokens.len());
             let communicator = &**communicator;
             let shard = *shard;
             let mut pass = Pass { exec, config, numerics, shard, weights, rotations, inputs, work, step, communicator };
-            pass.run(state)
+            pass.run(state)?;
+            let communicator = (shard.ranks > 1).then_some(communicator);
+            let (normed, part) = (&mut work.last_normed, &mut work.logits_part);
+            let mut head = Head { normed, matrix: &weights.head, part, communicator };
+            sampler.run_with(exec, &mut head, &mut inputs.common, &step.samples)
         });
         let result = result.and_then(|inner| inner);
         if result.is_err() {
@@ -116,6 +79,10 @@ pub struct Executor {
     config: Config,
     numerics: Numerics,
     ranks: Vec<Rank>,
+    /// Of rank 0.
+    readbacks: Readbacks,
+    /// Several ranks cannot go on after an error: they may have stopped at different places.
+    lost: bool,
 }
 
 impl Executor {
@@ -130,8 +97,9 @@ impl Executor {
         let rank = |((exec, shard, weights), end)| {
             Rank::new(exec, &config, numerics, (shard, weights), bounds, Box::new(end) as Box<dyn Communicator>)
         };
-        let ranks = ranks.into_iter().zip(ends).map(rank).collect::<Result<_, _>>()?;
-        Ok(Self { config, numerics, ranks })
+        let mut ranks: Vec<Rank> = ranks.into_iter().zip(ends).map(rank).collect::<Result<_, _>>()?;
+        let readbacks = Readbacks::new(&mut ranks[0].exec, bounds.rows)?;
+        Ok(Self { config, numerics, ranks, readbacks, lost: false })
     }
 
     /// The model's numbers.
@@ -139,30 +107,10 @@ impl Executor {
         &self.config
     }
 
-    /// Ranks that compute together.
-    pub fn ranks(&self) -> usize {
-        self.ranks.len()
-    }
-
-    /// Runs a step on all ranks. After an error several ranks cannot go on: they may have stopped at different places.
+    /// Launches a step on all ranks and waits for it.
     pub fn run(&mut self, step: &Step) -> Result<Outcome, OpError> {
-        let Self { config, numerics, ranks } = self;
-        let (config, numerics) = (&*config, *numerics);
-        if let [rank] = &mut ranks[..] {
-            rank.run(config, numerics, step)?;
-        } else {
-            // The first error tells most; the other ranks say that another one has failed.
-            let results: Vec<Result<(), OpError>> = std::thread::scope(|scope| {
-                let start = |rank| scope.spawn(move || Rank::run(rank, config, numerics, step));
-                let threads: Vec<_> = ranks.iter_mut().map(start).collect();
-                threads.into_iter().map(join).collect()
-            });
-            let errors = || results.iter().filter_map(|result| result.as_ref().err());
-            if let Some(error) = errors().find(|e| e.op != "communicate").or(errors().next()) {
-                return Err(error.clone());
-            }
-        }
-        self.outcome(step)
+        self.launch(step)?;
+        self.finish()
     }
 
     /// As [`run`](Self::run), with the record of every op of rank 0.
@@ -172,21 +120,57 @@ impl Executor {
         (outcome, self.ranks[0].exec.stop_recording())
     }
 
-    /// Logits of the last step's last samples, at most 32, as rules left them: `[samples, vocab]`.
+    /// Logits of the last step's last samples, at most 32, as logits processors left them: `[samples, vocab]`.
     pub fn logits(&self) -> &Tensor {
-        &self.ranks[0].work.logits
+        self.ranks[0].sampler.logits()
     }
 
-    /// Tokens and log-probabilities. Nothing on `Meta` but zeros.
-    fn outcome(&self, step: &Step) -> Result<Outcome, OpError> {
-        let Rank { exec, work, .. } = &self.ranks[0];
-        let mut tokens = vec![0u32; step.samples.len()];
-        exec.read(&work.sampled, 0, &mut tokens)?;
-        let mut reports = vec![0u32; step.samples.len() * REPORT_WORDS];
-        exec.read(&work.logprobs, 0, &mut reports)?;
-        let reports = reports.chunks_exact(REPORT_WORDS).zip(&step.samples);
-        let logprobs = reports.map(|(report, row)| row.logprobs.map(|top| token_logprobs(report, top))).collect();
-        Ok(Outcome { tokens, logprobs })
+    /// Computes a step on all ranks.
+    fn compute(&mut self, step: &Step) -> Result<(), OpError> {
+        let Self { config, numerics, ranks, .. } = self;
+        let (config, numerics) = (&*config, *numerics);
+        if let [rank] = &mut ranks[..] {
+            return rank.run(config, numerics, step);
+        }
+        // The first error tells most; the other ranks say that another one has failed.
+        let results: Vec<Result<(), OpError>> = std::thread::scope(|scope| {
+            let start = |rank| scope.spawn(move || Rank::run(rank, config, numerics, step));
+            let threads: Vec<_> = ranks.iter_mut().map(start).collect();
+            threads.into_iter().map(join).collect()
+        });
+        let errors = || results.iter().filter_map(|result| result.as_ref().err());
+        match errors().find(|e| e.op != "communicate").or(errors().next()) {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+}
+
+impl StepExecutor for Executor {
+    type State = StateSlots;
+
+    /// The host computes: a second step would wait for nothing.
+    fn useful_depth(&self) -> usize {
+        1
+    }
+
+    fn launch(&mut self, step: &Step) -> Result<(), OpError> {
+        let ranks = self.ranks.len();
+        self.compute(step).inspect_err(|_| self.lost = ranks > 1)?;
+        let Rank { exec, sampler, .. } = &mut self.ranks[0];
+        self.readbacks.start(exec, sampler, &step.samples)
+    }
+
+    fn finish(&mut self) -> Result<Outcome, OpError> {
+        self.readbacks.finish()
+    }
+
+    fn abandon(&mut self) -> Result<(), OpError> {
+        self.readbacks.abandon();
+        if self.lost {
+            return Err(OpError { op: "communicate", message: "the ranks stopped at different places".to_owned() });
+        }
+        Ok(())
     }
 }
 

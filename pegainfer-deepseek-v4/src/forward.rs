@@ -1,14 +1,16 @@
-//! One rank's pass over a step: from token ids to sampled tokens.
+//! One rank's pass over a step: from token ids to the logits of the sampled tokens.
 
 mod attention;
-mod sample;
+mod head;
+
+pub(crate) use head::Head;
 
 use crate::communicator::Communicator;
 use crate::config::{Config, LayerKind};
-use crate::executor::Rotations;
 use crate::inputs::Inputs;
 use crate::numerics::Numerics;
-use crate::plan::Step;
+use crate::plan::{NO_STATE, Step};
+use crate::rotations::Rotations;
 use crate::shard::Shard;
 use crate::state::LayerState;
 use crate::weights::{Layer, Moe, Router, Weights};
@@ -32,22 +34,21 @@ pub(crate) struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    /// The whole step. Slots are copied before and after, as it asks.
+    /// From token ids to `last_normed`. A row that changes its slot takes over what is in the old one first.
     pub fn run(&mut self, state: &mut [LayerState]) -> Result<(), OpError> {
-        self.copy_slots(state, &self.step.copies)?;
+        self.copy_slots(state)?;
         self.embed()?;
         let weights = self.weights;
         for (i, (layer, state)) in weights.layers.iter().zip(&mut *state).enumerate() {
             self.attention_half(layer, self.config.layers[i], state)?;
             self.expert_half(layer)?;
         }
-        self.sample()?;
-        self.copy_slots(state, &self.step.snapshots)
+        self.sampled_rows()
     }
 
-    fn copy_slots(&mut self, state: &mut [LayerState], copies: &[(u32, u32)]) -> Result<(), OpError> {
-        for &(from, to) in copies {
-            state.iter_mut().try_for_each(|layer| layer.copy_slot(self.exec, from, to))?;
+    fn copy_slots(&mut self, state: &mut [LayerState]) -> Result<(), OpError> {
+        for segment in self.step.state.iter().filter(|segment| segment.from != NO_STATE && segment.from != segment.to) {
+            state.iter_mut().try_for_each(|layer| layer.copy_slot(self.exec, segment.from, segment.to))?;
         }
         Ok(())
     }
@@ -61,7 +62,7 @@ impl Pass<'_> {
         let first = self.shard.vocab(self.config).start;
         let shared = self.is_shared();
         let Self { exec, weights, inputs, work, .. } = self;
-        ops::embed(exec, &inputs.tokens, &weights.embedding, first, &mut work.embedded)?;
+        ops::embed(exec, &inputs.common.tokens, &weights.embedding, first, &mut work.embedded)?;
         if shared {
             // Exact: all but one of the ranks add zeros.
             self.communicator.all_reduce(exec, &mut work.embedded)?;
@@ -106,7 +107,7 @@ impl Pass<'_> {
         let Self { exec, config, numerics, inputs, work, .. } = self;
         ops::matmul(exec, &work.normed, &moe.gate, false, &mut work.gates)?;
         let routing = match &moe.router {
-            Router::Hash(table) => Routing::Hash { table, ids: &inputs.tokens },
+            Router::Hash(table) => Routing::Hash { table, ids: &inputs.common.tokens },
             Router::Learned(bias) => Routing::Learned { bias },
         };
         let spec = RoutingSpec { scale: config.routed_scaling };

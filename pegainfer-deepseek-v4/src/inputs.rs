@@ -1,65 +1,57 @@
 //! A step's metadata on the device, at addresses that stay.
 
-use crate::executor::StepBounds;
-use crate::plan::{PAGE_TOKENS, SampleRow, Step};
+use crate::bounds::StepBounds;
+use crate::plan::{PAGE_TOKENS, Step};
 use pegainfer_core::exec::Exec;
+use pegainfer_core::schedule::PLACEHOLDER;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_kernels::ops::deepseek_v4::Batch;
-use pegainfer_kernels::ops::{DRAW_WORDS, Draw};
+use pegainfer_kernels::runtime::{self, StepSize};
+use std::borrow::Cow;
 
 /// The fields of a [`Step`] as tensors of u32, allocated once for the largest step.
 #[derive(Debug)]
 pub(crate) struct Inputs {
-    pub tokens: Tensor,
-    pub positions: Tensor,
-    pub qo_indptr: Tensor,
-    pub slots: Tensor,
-    /// Tokens that need logits, `[samples]`.
-    pub sample_rows: Tensor,
-    /// How each of them is sampled and reported, `[samples, DRAW_WORDS]`.
-    pub draws: Tensor,
-    /// `[rows, max_pages]`, as wide as the longest context.
-    pub page_tables: Tensor,
+    /// What every model has; its block tables are page tables.
+    pub common: runtime::Inputs,
+    /// State slot of each row, `[rows]`.
+    slots: Tensor,
 }
 
 impl Inputs {
-    pub fn new(exec: &mut Exec, bounds: StepBounds) -> std::io::Result<Self> {
+    /// For the vocabulary's `vocab` ids.
+    pub fn new(exec: &mut Exec, vocab: usize, bounds: StepBounds) -> std::io::Result<Self> {
         let StepBounds { tokens, rows, context, .. } = bounds;
-        let mut tensor = |name: &str, shape: &[usize]| exec.tensor(name, shape, DType::U32);
-        Ok(Self {
-            tokens: tensor("tokens", &[tokens])?,
-            positions: tensor("positions", &[tokens])?,
-            qo_indptr: tensor("qo_indptr", &[rows + 1])?,
-            slots: tensor("slots", &[rows])?,
-            sample_rows: tensor("sample_rows", &[tokens])?,
-            draws: tensor("draws", &[tokens, DRAW_WORDS])?,
-            page_tables: tensor("page_tables", &[rows, context.div_ceil(PAGE_TOKENS)])?,
-        })
+        let common = runtime::Inputs::new(exec, vocab, PAGE_TOKENS, StepSize { tokens, rows, context })?;
+        Ok(Self { common, slots: exec.tensor("state_slots", &[rows], DType::U32)? })
     }
 
-    /// Takes a step over.
-    pub fn fill(&mut self, exec: &mut Exec, step: &Step) -> Result<(), OpError> {
-        let rows: Vec<u32> = step.samples.iter().map(|row| row.token).collect();
-        let draw = |row: &SampleRow| Draw::new(&row.params, row.position, row.logprobs).words();
-        let words: Vec<u32> = step.samples.iter().flat_map(draw).collect();
-        exec.fill_rows(&mut self.tokens, &step.tokens)?;
-        exec.fill_rows(&mut self.positions, &step.positions)?;
-        exec.fill_rows(&mut self.qo_indptr, &step.qo_indptr)?;
-        exec.fill_rows(&mut self.slots, &step.slots)?;
-        exec.fill_rows(&mut self.sample_rows, &rows)?;
-        exec.fill_rows(&mut self.draws, &words)?;
-        // What lies behind a row's pages is not read.
-        self.page_tables.set_rows(step.rows.len());
-        exec.fill_columns(&mut self.page_tables, step.max_pages, &step.page_tables)
+    /// Takes a step over. `previous`: what the samples of the step before drew, `[samples]` u32.
+    pub fn fill(&mut self, exec: &mut Exec, step: &Step, previous: &Tensor) -> Result<(), OpError> {
+        self.common.fill(exec, &resolved(step, previous))?;
+        let slots: Vec<u32> = step.state.iter().map(|segment| segment.to).collect();
+        exec.fill_rows(&mut self.slots, &slots)
     }
 
     /// What the ops of the layers ask about the step.
     pub fn batch(&self) -> Batch<'_> {
         Batch {
-            qo_indptr: &self.qo_indptr,
-            positions: &self.positions,
+            qo_indptr: &self.common.qo_indptr,
+            positions: &self.common.positions,
             slots: &self.slots,
-            page_tables: &self.page_tables,
+            page_tables: &self.common.block_tables,
         }
     }
+}
+
+/// The step with ids in place of its placeholder ids. Experts are found by ids, so they have to be known before the step.
+fn resolved<'a>(step: &'a Step, previous: &Tensor) -> Cow<'a, Step> {
+    if step.tokens.iter().all(|id| id & PLACEHOLDER == 0) {
+        return Cow::Borrowed(step);
+    }
+    let sampled = previous.host::<u32>();
+    // No vocabulary has the id of a sample that does not exist.
+    let drawn = |id: u32| sampled.get((id ^ PLACEHOLDER) as usize).copied().unwrap_or(u32::MAX);
+    let tokens = step.tokens.iter().map(|&id| if id & PLACEHOLDER == 0 { id } else { drawn(id) }).collect();
+    Cow::Owned(Step { tokens, ..step.clone() })
 }

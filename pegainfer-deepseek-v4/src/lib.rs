@@ -5,10 +5,11 @@
 //! - [`inventory`]: every tensor of a checkpoint. [`shard`]: which part of it a rank holds.
 //! - [`inspect`]: what a checkpoint holds, without loading it.
 //! - [`weights`], [`state`]: what lives on the device. [`communicator`]: how ranks exchange what they computed.
-//! - [`plan`]: one step's work. [`scheduler`] makes it, with the prefix cache; [`executor`] runs it.
-//! - `engine`: loading, and the glue that makes scheduler and executor one engine.
+//! - [`plan`]: one step's work. The scheduler of pegainfer-core makes it, [`executor`] runs it.
+//! - `engine`: loading.
 #![cfg(feature = "deepseek-v4")]
 
+pub mod bounds;
 pub mod communicator;
 pub mod config;
 mod engine;
@@ -17,11 +18,10 @@ mod forward;
 mod inputs;
 pub mod inspect;
 pub mod inventory;
+mod load_error;
 pub mod numerics;
 pub mod plan;
-mod prefix;
-pub mod scheduler;
-mod sequence;
+mod rotations;
 pub mod shard;
 pub mod state;
 #[cfg(test)]
@@ -29,4 +29,5 @@ mod testing;
 pub mod weights;
 mod workspace;
 
-pub use engine::{DEFAULT_KV_BYTES, Engine, LoadError, LoadOptions, Loaded, load, record};
+pub use engine::{DEFAULT_KV_BYTES, Engine, LoadOptions, Loaded, load, record};
+pub use load_error::LoadError;

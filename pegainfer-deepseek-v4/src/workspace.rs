@@ -1,15 +1,11 @@
 //! The activations of a step, allocated once for the largest.
 
+use crate::bounds::StepBounds;
 use crate::config::{Config, LayerKind, STREAMS};
-use crate::executor::StepBounds;
 use crate::numerics::Numerics;
 use crate::shard::Shard;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, Tensor};
-use pegainfer_kernels::ops::REPORT_WORDS;
-
-/// Rows of logits computed at once: more take more memory, fewer read the output matrix more often.
-const LOGITS_ROWS: usize = 32;
 
 /// Products of a compressor's two matrices, `[tokens, width]` f32.
 #[derive(Debug)]
@@ -67,32 +63,28 @@ pub(crate) struct Workspace {
     pub experts: Tensor,
     /// `[tokens, k]` f32.
     pub expert_weights: Tensor,
-    /// Streams of the rows that need logits, `[LOGITS_ROWS, 4, hidden]`.
+    /// Streams of the sampled tokens, `[samples, 4, hidden]`.
     pub last_streams: Tensor,
-    /// `[LOGITS_ROWS, hidden]`.
+    /// `[samples, hidden]`.
     pub last: Tensor,
-    /// Normalised, `[LOGITS_ROWS, hidden]`.
+    /// Normalised, `[samples, hidden]`.
     pub last_normed: Tensor,
-    /// The rank's columns, `[LOGITS_ROWS, vocab / ranks]` f32.
+    /// The rank's columns of the logits that are computed at once, `[logits_rows, vocab / ranks]` f32.
     pub logits_part: Tensor,
-    /// `[LOGITS_ROWS, vocab]` f32.
-    pub logits: Tensor,
-    /// `[tokens]` u32.
-    pub sampled: Tensor,
-    /// `[tokens, REPORT_WORDS]` u32.
-    pub logprobs: Tensor,
 }
 
 impl Workspace {
+    /// `logits_rows`: rows of logits that the sampler computes at once.
     pub fn new(
         exec: &mut Exec,
         config: &Config,
         shard: Shard,
         numerics: Numerics,
         bounds: StepBounds,
+        logits_rows: usize,
     ) -> std::io::Result<Self> {
         let (t, hidden, dim) = (bounds.tokens, config.hidden_size, config.head_dim);
-        let (heads, rows) = (shard.heads(config).len(), LOGITS_ROWS.min(t));
+        let (heads, rows) = (shard.heads(config).len(), bounds.rows);
         let mut tensor = |name: &str, shape: &[usize], dtype| exec.tensor(name, shape, dtype);
         let act = numerics.activations;
         let mut pair = |kind: LayerKind, dim: usize| {
@@ -132,10 +124,7 @@ impl Workspace {
             last_streams: tensor("last_streams", &[rows, STREAMS, hidden], act)?,
             last: tensor("last", &[rows, hidden], act)?,
             last_normed: tensor("last_normed", &[rows, hidden], act)?,
-            logits_part: tensor("logits_part", &[rows, shard.vocab(config).len()], DType::F32)?,
-            logits: tensor("logits", &[rows, config.vocab_size], DType::F32)?,
-            sampled: tensor("sampled", &[t], DType::U32)?,
-            logprobs: tensor("logprobs", &[t, REPORT_WORDS], DType::U32)?,
+            logits_part: tensor("logits_part", &[logits_rows, shard.vocab(config).len()], DType::F32)?,
         })
     }
 

@@ -36,7 +36,7 @@ impl Pass<'_> {
         ops::write_ring(exec, &work.kv, &batch, &mut state.window)?;
         // Keys are values, so the output is rotated, too; back by the query's position only distances are left.
         let table = rotations.of(kind);
-        ops::rope(exec, &mut work.attended, &inputs.positions, table, true)?;
+        ops::rope(exec, &mut work.attended, &inputs.common.positions, table, true)?;
         self.project_output(weights)
     }
 
@@ -48,10 +48,10 @@ impl Pass<'_> {
         ops::norm(exec, &work.qr_raw, &weights.q_norm, eps, &mut work.qr)?;
         ops::matmul(exec, &work.qr, &weights.wq_b, quantize, &mut work.q)?;
         ops::head_norm(exec, &mut work.q, eps)?;
-        ops::rope(exec, &mut work.q, &inputs.positions, table, false)?;
+        ops::rope(exec, &mut work.q, &inputs.common.positions, table, false)?;
         ops::matmul(exec, &work.normed, &weights.wkv, quantize, &mut work.kv_raw)?;
         ops::norm(exec, &work.kv_raw, &weights.kv_norm, eps, &mut work.kv)?;
-        ops::rope(exec, &mut work.kv, &inputs.positions, table, false)?;
+        ops::rope(exec, &mut work.kv, &inputs.common.positions, table, false)?;
         match numerics.quantize_kv {
             true => ops::quantize_kv(exec, &mut work.kv, config.rope_dim),
             false => Ok(()),
@@ -80,7 +80,7 @@ impl Pass<'_> {
         let Self { exec, numerics, rotations, inputs, work, .. } = self;
         let table = rotations.of(kind);
         ops::matmul(exec, &work.qr, &indexer.wq_b, numerics.quantize_activations, &mut work.index_q)?;
-        ops::rope(exec, &mut work.index_q, &inputs.positions, table, false)?;
+        ops::rope(exec, &mut work.index_q, &inputs.common.positions, table, false)?;
         ops::quantize_index(exec, &mut work.index_q, numerics.quantize_kv)?;
         // Constant positive factors of the scores, head_dim^-1/2 and heads^-1/2, do not change the choice.
         ops::matmul(exec, &work.normed, &indexer.weights_proj, false, &mut work.index_weights)?;

@@ -7,12 +7,10 @@
 mod engines;
 
 pub use engines::*;
-use pegainfer_core::engine::RequestId;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
-use pegainfer_core::sampling::SamplingParams;
 use pegainfer_deepseek_v4::numerics::Numerics;
-use pegainfer_deepseek_v4::plan::{PAGE_TOKENS, SampleRow, Step};
+use pegainfer_deepseek_v4::plan::{self, SampleRow};
 use pegainfer_deepseek_v4::{Engine, LoadOptions, load};
 use std::path::PathBuf;
 
@@ -33,6 +31,7 @@ pub fn options(numerics: Numerics) -> LoadOptions {
         max_model_len: Some(1024),
         max_num_seqs: 16,
         max_num_batched_tokens: 1024,
+        max_num_mixed_tokens: 1024,
         kv_cache_bytes: Some(64 << 20),
         numerics,
     }
@@ -48,7 +47,6 @@ pub fn engine(ranks: usize, options: &LoadOptions) -> Engine {
 /// Log-softmax of the logits behind each of the last `count` tokens of `text`, computed in chunks of `chunk` tokens in
 /// slot 0 and pages from 0 on.
 pub fn logits(engine: &mut Engine, text: &[u32], chunk: usize, count: usize) -> Vec<Vec<f32>> {
-    let pages: Vec<u32> = (0..text.len().div_ceil(PAGE_TOKENS) as u32).collect();
     let mut rows = Vec::new();
     let mut first = 0;
     while first < text.len() {
@@ -58,13 +56,10 @@ pub fn logits(engine: &mut Engine, text: &[u32], chunk: usize, count: usize) -> 
         if end > wanted + 16 {
             end = wanted + 16;
         }
-        let mut step = Step { qo_indptr: vec![0], max_pages: pages.len(), ..Step::default() };
-        step.push(RequestId(0), &text[first..end], first, 0, &pages);
-        for position in wanted..end {
-            let (token, params) = ((position - first) as u32, SamplingParams::greedy());
-            let row = SampleRow { id: RequestId(0), token, position: 0, adjustment: None, params, logprobs: None };
-            step.samples.push(row);
-        }
+        let mut step = plan::uniform(1, end - first, end);
+        step.tokens = text[first..end].to_vec();
+        let sample = |position: usize| SampleRow { token: (position - first) as u32, ..step.samples[0].clone() };
+        step.samples = (wanted..end).map(sample).collect();
         engine.executor().run(&step).unwrap();
         if !step.samples.is_empty() {
             let logits = engine.executor().logits();

@@ -8,8 +8,9 @@ use super::bounds::Bounds;
 use super::inputs::Inputs;
 use super::load_error::LoadError;
 use super::model::{Model, Parts, Pass, StepOf, padded};
-use super::results::Results;
+use super::readbacks::Readbacks;
 use super::sampler::Sampler;
+use crate::heads::BLOCK_SIZE;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::schedule::{Graphs, Launches, Outcome, STEPS_IN_FLIGHT, StepExecutor};
@@ -29,12 +30,8 @@ pub struct Executor<M: Model> {
     sampler: Sampler,
     /// Of decode steps.
     graphs: Graphs,
-    /// Of the steps in flight; step `n` has number `n % STEPS_IN_FLIGHT`.
-    results: [Results; STEPS_IN_FLIGHT],
-    /// Steps that were launched so far.
-    launched: usize,
-    /// Steps that were finished or abandoned so far.
-    finished: usize,
+    /// Of the steps in flight.
+    readbacks: Readbacks,
 }
 
 impl<M: Model> Executor<M> {
@@ -42,15 +39,14 @@ impl<M: Model> Executor<M> {
     pub fn new(mut exec: Exec, config: M::Config, weights: M::Weights, bounds: &Bounds) -> Result<Self, LoadError> {
         let info = M::info(&config);
         let work = M::workspace(&mut exec, &config, bounds)?;
-        let inputs = Inputs::new(&mut exec, info.vocab_size, bounds.size)?;
+        let inputs = Inputs::new(&mut exec, info.vocab_size, BLOCK_SIZE, bounds.size)?;
         let sampler = Sampler::new(&mut exec, info.vocab_size, bounds.size.rows)?;
-        let results = [Results::new(&mut exec, bounds.size.rows)?, Results::new(&mut exec, bounds.size.rows)?];
+        let readbacks = Readbacks::new(&mut exec, bounds.size.rows)?;
         let graphs = Graphs::new(if bounds.graphs && exec.device() == Device::Cuda { sampler.max_rows() } else { 0 });
         let kv_blocks = bounds.fitting_blocks(&info, &mut exec)?;
         let parts = Parts { exec: &mut exec, config: &config, weights: &weights, work: &work };
         let cache = M::cache(parts, bounds, kv_blocks)?;
-        let (launched, finished) = (0, 0);
-        Ok(Self { exec, config, weights, work, cache, kv_blocks, inputs, sampler, graphs, results, launched, finished })
+        Ok(Self { exec, config, weights, work, cache, kv_blocks, inputs, sampler, graphs, readbacks })
     }
 
     /// The execution context, to ask about the device.
@@ -96,8 +92,7 @@ impl<M: Model> StepExecutor for Executor<M> {
     }
 
     fn launch(&mut self, step: &StepOf<M>) -> Result<(), OpError> {
-        assert!(self.launched - self.finished < STEPS_IN_FLIGHT, "too many steps in flight");
-        let Self { exec, config, weights, work, cache, inputs, sampler, graphs, results, .. } = self;
+        let Self { exec, config, weights, work, cache, inputs, sampler, graphs, readbacks, .. } = self;
         let samples = &step.samples;
         // A record is of the ops themselves.
         let size = graphs.size(step).filter(|_| !exec.is_recording());
@@ -108,20 +103,15 @@ impl<M: Model> StepExecutor for Executor<M> {
             M::begin(exec, work, step)?;
             graphs.run(size, &mut Launch::<M> { exec, config, weights, cache, work, inputs, sampler, step })
         })??;
-        sampler.start_readback(exec, samples, &mut results[self.launched % STEPS_IN_FLIGHT])?;
-        self.launched += 1;
-        Ok(())
+        readbacks.start(exec, sampler, samples)
     }
 
     fn finish(&mut self) -> Result<Outcome, OpError> {
-        assert!(self.finished < self.launched, "no step is in flight");
-        let outcome = self.results[self.finished % STEPS_IN_FLIGHT].wait()?;
-        self.finished += 1;
-        Ok(outcome)
+        self.readbacks.finish()
     }
 
     fn abandon(&mut self) -> Result<(), OpError> {
-        self.finished = self.launched;
+        self.readbacks.abandon();
         self.exec.synchronize()
     }
 }

@@ -5,7 +5,7 @@
 //! - `model`: the trait; `model_info`: the numbers that the rest needs of a model.
 //! - `config_file`, `load_options`, `load_error`, `bounds`: from config.json and flags to the sizes of an engine.
 //! - `load`, `record`: an engine from a checkpoint, a kernel plan from a configuration.
-//! - `executor`: steps in flight and CUDA graphs; `inputs`, `logits_processors`, `sampler`, `results`: what every step
+//! - `executor`: steps in flight and CUDA graphs; `inputs`, `logits_processors`, `sampler`, `results`, `readbacks`: what every step
 //!   begins and ends with.
 //! - `decoder`, `sampled_rows`: parts of forward passes that dense decoders share.
 
@@ -20,6 +20,7 @@ mod load_options;
 mod logits_processors;
 mod model;
 mod model_info;
+mod readbacks;
 mod record;
 mod results;
 mod sampled_rows;
@@ -35,6 +36,7 @@ pub use load_error::LoadError;
 pub use load_options::{DEFAULT_KV_BYTES, DEFAULT_STATE_BYTES, LoadOptions, STATE_SHARE};
 pub use model::{Model, Parts, Pass, StepOf, padded, ragged, uniform};
 pub use model_info::ModelInfo;
+pub use readbacks::Readbacks;
 pub use record::{record, record_step};
 pub use sampled_rows::{SampledRows, gather_rows};
-pub use sampler::Sampler;
+pub use sampler::{LogitsSource, Sampler};

@@ -7,11 +7,33 @@ use crate::ops::{self, REPORT_WORDS};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::schedule::SampleRow;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
+use std::ops::Range;
 
 /// Rows of logits computed at once: more rows take more memory (0.6 MB each for Qwen3's vocabulary), fewer stream the
 /// output matrix more often.
 fn logits_rows(device: Device) -> usize {
     if device == Device::Cuda { 256 } else { 32 }
+}
+
+/// Computes the logits of a step's samples.
+pub trait LogitsSource {
+    /// Logits of `samples`, by their numbers: `logits`, `[samples, vocab]` f32.
+    fn logits(&mut self, exec: &mut Exec, samples: Range<usize>, logits: &mut Tensor) -> Result<(), OpError>;
+}
+
+/// One GEMM with the output matrix.
+struct Projection<'a> {
+    /// `[samples, hidden]` bf16.
+    normed: &'a mut Tensor,
+    /// `[vocab, hidden]` bf16.
+    head: &'a Tensor,
+}
+
+impl LogitsSource for Projection<'_> {
+    fn logits(&mut self, exec: &mut Exec, samples: Range<usize>, logits: &mut Tensor) -> Result<(), OpError> {
+        self.normed.set_range(samples.start, samples.len());
+        ops::linear(exec, self.normed, self.head, logits)
+    }
 }
 
 /// The last part of a step, with its activations, allocated once for the largest.
@@ -41,6 +63,11 @@ impl Sampler {
         self.logits.max_rows()
     }
 
+    /// Logits of the last samples that were computed at once, as logits processors left them: `[n, vocab]` f32.
+    pub fn logits(&self) -> &Tensor {
+        &self.logits
+    }
+
     /// Logits, tokens and log-probabilities of the `samples` of a step, for which `inputs` was filled. `normed`: the
     /// normalised output of the last layer, `[samples, hidden]` bf16; `head`: the output matrix, `[vocab, hidden]` bf16.
     /// The results stay on the device.
@@ -52,30 +79,41 @@ impl Sampler {
         inputs: &mut Inputs,
         samples: &[SampleRow],
     ) -> Result<(), OpError> {
+        self.run_with(exec, &mut Projection { normed, head }, inputs, samples)
+    }
+
+    /// As [`run`](Self::run), with logits from `source`.
+    pub fn run_with(
+        &mut self,
+        exec: &mut Exec,
+        source: &mut impl LogitsSource,
+        inputs: &mut Inputs,
+        samples: &[SampleRow],
+    ) -> Result<(), OpError> {
         let chunk = self.max_rows();
         (0..samples.len()).step_by(chunk).try_for_each(|first| {
             let rows = &samples[first..samples.len().min(first + chunk)];
-            self.draw(exec, normed, head, inputs, first, rows)
+            self.draw(exec, source, inputs, first, rows)
         })
     }
 
-    /// From `normed` to what `samples`, from number `first` on, draw. Does not wait for a GPU.
+    /// From the source to what `samples`, from number `first` on, draw. Does not wait for a GPU.
     fn draw(
         &mut self,
         exec: &mut Exec,
-        normed: &mut Tensor,
-        head: &Tensor,
+        source: &mut impl LogitsSource,
         inputs: &mut Inputs,
         first: usize,
         samples: &[SampleRow],
     ) -> Result<(), OpError> {
         let Self { logits, sampled, logprobs } = self;
         let processed = |row: &SampleRow| row.adjustment.is_some();
-        for tensor in [&mut *normed, &mut inputs.draws, sampled, logprobs] {
+        let range = first..first + samples.len();
+        for tensor in [&mut inputs.draws, sampled, logprobs] {
             tensor.set_range(first, samples.len());
         }
         logits.set_rows(samples.len());
-        ops::linear(exec, normed, head, logits)?;
+        source.logits(exec, range.clone(), logits)?;
         if samples.iter().any(processed) {
             let LogitsProcessors { spans, edits, masks } = &mut inputs.processors;
             spans.set_range(first, samples.len());
@@ -83,9 +121,9 @@ impl Sampler {
         }
         ops::sample(exec, logits, &inputs.draws, sampled)?;
         if samples.iter().any(|row| processed(row) && row.logprobs.is_some()) {
-            // Log-probabilities are of the raw logits. Computing them again is slower than a copy, and needs no second buffer of
-            // their size for the few requests that want both.
-            ops::linear(exec, normed, head, logits)?;
+            // Log-probabilities are of the raw logits. Computing them again is slower than a copy, and needs no second
+            // buffer of their size for the few requests that want both.
+            source.logits(exec, range, logits)?;
         }
         if samples.iter().any(|row| row.logprobs.is_some()) {
             ops::logprobs(exec, logits, &inputs.draws, sampled, logprobs)?;

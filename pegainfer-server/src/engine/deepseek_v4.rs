@@ -36,6 +36,7 @@ fn load(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<LoadedEngin
         max_model_len: args.max_model_len.map(Into::into),
         max_num_seqs: args.max_num_seqs.map_or(DEFAULTS.0, Into::into),
         max_num_batched_tokens: args.max_num_batched_tokens.map_or(DEFAULTS.1, Into::into),
+        max_num_mixed_tokens: args.max_num_mixed_tokens.into(),
         kv_cache_bytes: args.kv_cache_memory,
         numerics: Numerics::REFERENCE,
     };

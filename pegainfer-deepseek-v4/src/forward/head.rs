@@ -1,0 +1,50 @@
+//! From the residual streams of the sampled tokens to their logits.
+
+use super::Pass;
+use crate::communicator::Communicator;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::tensor::{OpError, Tensor};
+use pegainfer_kernels::ops::deepseek_v4::{self as ops, Matrix};
+use pegainfer_kernels::runtime::LogitsSource;
+use std::ops::Range;
+
+impl Pass<'_> {
+    /// `streams` to `last_normed`, of the tokens that are sampled.
+    pub(super) fn sampled_rows(&mut self) -> Result<(), OpError> {
+        let (rows, spec, eps) = (self.step.samples.len(), self.hyper_spec(), self.config.rms_norm_eps);
+        let Self { exec, weights, inputs, work, .. } = self;
+        for tensor in [&mut work.last_streams, &mut work.last, &mut work.last_normed] {
+            tensor.set_rows(rows);
+        }
+        if rows == 0 {
+            return Ok(());
+        }
+        ops::pick_rows(exec, &work.streams, &inputs.common.sample_rows, &mut work.last_streams)?;
+        ops::hyper_head(exec, &work.last_streams, &weights.head_hyper, spec, &mut work.last)?;
+        ops::norm(exec, &work.last, &weights.norm, eps, &mut work.last_normed)
+    }
+}
+
+/// The output matrix of a rank. Every rank has whole logits, and samples the same tokens from them.
+pub(crate) struct Head<'a> {
+    /// `[samples, hidden]`.
+    pub normed: &'a mut Tensor,
+    /// The rank's rows, `[vocab / ranks, hidden]`.
+    pub matrix: &'a Matrix,
+    /// The rank's columns, of the samples that are computed at once, `[logits_rows, vocab / ranks]` f32.
+    pub part: &'a mut Tensor,
+    /// The other ranks, if there are any.
+    pub communicator: Option<&'a dyn Communicator>,
+}
+
+impl LogitsSource for Head<'_> {
+    fn logits(&mut self, exec: &mut Exec, samples: Range<usize>, logits: &mut Tensor) -> Result<(), OpError> {
+        self.normed.set_range(samples.start, samples.len());
+        let Some(communicator) = self.communicator else {
+            return ops::matmul(exec, self.normed, self.matrix, false, logits);
+        };
+        self.part.set_rows(samples.len());
+        ops::matmul(exec, self.normed, self.matrix, false, self.part)?;
+        communicator.all_gather(exec, self.part, logits)
+    }
+}

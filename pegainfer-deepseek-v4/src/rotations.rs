@@ -1,0 +1,36 @@
+//! Rotary position embeddings of the two kinds of layers.
+
+use crate::config::{Config, LayerKind};
+use pegainfer_core::exec::Exec;
+use pegainfer_core::tensor::OpError;
+use pegainfer_kernels::ops::deepseek_v4::{RopeTable, YarnSpec};
+
+/// Rotations of the two kinds of layers.
+#[derive(Debug)]
+pub(crate) struct Rotations {
+    /// Of window layers.
+    pub window: RopeTable,
+    /// Of compressed layers, for everything in them.
+    pub compressed: RopeTable,
+}
+
+impl Rotations {
+    pub fn new(exec: &mut Exec, config: &Config) -> Result<Self, OpError> {
+        let yarn = config.yarn;
+        let spec = YarnSpec {
+            factor: yarn.factor,
+            beta_fast: yarn.beta_fast,
+            beta_slow: yarn.beta_slow,
+            original_context: yarn.original_context,
+        };
+        Ok(Self {
+            window: RopeTable::new(exec, config.rope_dim, config.rope_theta, None)?,
+            compressed: RopeTable::new(exec, config.rope_dim, config.compress_rope_theta, Some(spec))?,
+        })
+    }
+
+    /// Those of a layer.
+    pub fn of(&self, kind: LayerKind) -> &RopeTable {
+        if kind == LayerKind::Window { &self.window } else { &self.compressed }
+    }
+}
