@@ -12,6 +12,7 @@ use crate::scratch::Scratch;
 use crate::tensor::OpError;
 use attached::Attached;
 use rayon::{ThreadPool, ThreadPoolBuilder};
+use std::any::Any;
 use std::io;
 use std::sync::Arc;
 
@@ -78,6 +79,21 @@ impl Exec {
     pub fn gpu(&mut self) -> Result<&mut Cuda, OpError> {
         let missing = || OpError { op: "cuda", message: "this Exec has no GPU".to_owned() };
         self.cuda.as_mut().ok_or_else(missing)
+    }
+
+    /// The value of type `T` that was attached, made by `make` if none was: what a library or a table of kernels keeps for
+    /// as long as the device is open. Attached values are dropped before the device is.
+    pub fn attached<T: Any + Send>(&mut self, make: impl FnOnce(&mut Self) -> T) -> &mut T {
+        if self.attached.get::<T>().is_none() {
+            let value = make(self);
+            self.attach(value);
+        }
+        self.attached.get().expect("it was attached above")
+    }
+
+    /// Attaches a value in place of one of its type.
+    pub fn attach<T: Any + Send>(&mut self, value: T) {
+        self.attached.set(value);
     }
 
     /// Threads of the host.

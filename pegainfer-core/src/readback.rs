@@ -1,6 +1,6 @@
 //! Results on their way from the device to the host, while later steps run.
 
-use crate::cuda::{self, Landing};
+use crate::cuda::{self, ReadbackBuffer};
 use crate::exec::{Device, Exec};
 use crate::scratch::Scratch;
 use crate::tensor::{Element, OpError, Tensor};
@@ -21,7 +21,7 @@ pub struct Readback {
 #[derive(Debug)]
 enum Memory {
     /// Pinned; the GPU writes to it behind its kernels.
-    Gpu(Landing),
+    Gpu(ReadbackBuffer),
     /// The CPU has computed when it is asked to copy.
     Host(Scratch),
 }
@@ -34,12 +34,12 @@ pub struct Arrived<'a> {
 }
 
 impl Readback {
-    /// Room for tensors whose sizes, rounded up to 64 bytes each, add up to `capacity` bytes.
+    /// Holds tensors whose sizes, rounded up to 64 bytes each, add up to `capacity` bytes.
     pub fn new(exec: &mut Exec, capacity: usize) -> std::io::Result<Self> {
         let memory = match exec.device() {
             Device::Cuda => {
-                let landing = exec.gpu().and_then(|gpu| gpu.landing(capacity)).map_err(std::io::Error::other)?;
-                Memory::Gpu(landing)
+                let buffer = exec.gpu().and_then(|gpu| gpu.readback_buffer(capacity)).map_err(std::io::Error::other)?;
+                Memory::Gpu(buffer)
             }
             Device::Cpu(_) | Device::Meta => Memory::Host(Scratch::new()),
         };
@@ -58,9 +58,9 @@ impl Readback {
         }
         assert!(end <= self.capacity, "{end} bytes do not fit a read-back of {}", self.capacity);
         match &mut self.memory {
-            Memory::Gpu(landing) => {
+            Memory::Gpu(buffer) => {
                 let copies = tensors.iter().map(|tensor| tensor.device()).zip(self.parts.iter().cloned());
-                exec.gpu()?.land(landing, copies)
+                exec.gpu()?.read_back(buffer, copies)
             }
             Memory::Host(memory) => {
                 let bytes = memory.slice::<u8>(end);
@@ -74,7 +74,7 @@ impl Readback {
     /// Waits for the copies of the last [`start`](Self::start), not for what was launched after it.
     pub fn wait(&mut self) -> Result<Arrived<'_>, OpError> {
         let bytes = match &mut self.memory {
-            Memory::Gpu(landing) => landing.wait().map_err(cuda::error("read back"))?,
+            Memory::Gpu(buffer) => buffer.wait().map_err(cuda::error("read back"))?,
             Memory::Host(memory) => memory.slice(self.parts.last().map_or(0, |part| part.end)),
         };
         Ok(Arrived { bytes, parts: &self.parts })

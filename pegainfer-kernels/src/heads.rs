@@ -124,7 +124,7 @@ mod tests {
             (0..elements).for_each(|i| seen[shape.cpu_index(keys, i)] = true);
             assert!(seen.iter().all(|&s| s));
         }
-        // Token 1, dimension 64 of the second head of block 0: half 1, row 1, piece 0 at place 1.
+        // Token 1, dimension 64 of the second head of block 0: half 1, row 1, vector 0 at place 1.
         let i = shape.block_len() / 2 + 16 * 64 + 64 + 8;
         assert_eq!(shape.cpu_index(true, i), shape.key(1, 1) + 64 * BLOCK_SIZE);
         assert_eq!(shape.cpu_index(false, i), shape.value(1, 1) + 64);

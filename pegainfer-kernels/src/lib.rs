@@ -6,6 +6,7 @@ pub mod choice;
 pub mod compare;
 pub mod cpu;
 pub mod cuda;
+mod decode_model;
 mod delta;
 mod draw;
 mod heads;

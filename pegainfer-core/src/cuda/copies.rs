@@ -4,7 +4,7 @@
 //! dependent launch starts when the copy is complete, because only a kernel can release its successor early; so what a
 //! step's first kernel reads before it waits for its predecessor has arrived, and what the later ones read, too.
 
-use super::landing::Landing;
+use super::readback_buffer::ReadbackBuffer;
 use super::{Cuda, error};
 use crate::tensor::{Element, OpError};
 use cudarc::driver::{DriverError, result, sys};
@@ -12,7 +12,7 @@ use std::ops::Range;
 
 /// Bytes of the largest single copy of a step's inputs, of which two may be on their way: as much as a row of them takes in
 /// the largest step that an engine may have, see `engine::options`.
-pub(super) const PIECE_BYTES: usize = 1 << 20;
+pub(super) const STAGING_BYTES: usize = 1 << 20;
 
 /// Names of the two directions in errors.
 const UPLOAD: &str = "upload";
@@ -53,19 +53,19 @@ impl Rows {
 }
 
 impl Cuda {
-    /// Copies `elements` elements to `address` in pieces: `fill(first, piece)` writes the piece that begins at element
-    /// `first` to pinned memory while the piece before it travels. Pieces begin at multiples of 65,536 elements.
+    /// Copies `elements` elements to `address` in chunks: `fill(first, chunk)` writes the chunk that begins at element
+    /// `first` to pinned memory while the chunk before it travels. Chunks begin at multiples of 65,536 elements.
     ///
-    /// `address` must be the start of that much room in a live [`DeviceBuffer`].
+    /// `address` must be the start of that much space in a live [`DeviceBuffer`].
     pub(crate) fn upload<T: Element>(
         &mut self,
         address: u64,
         elements: usize,
         mut fill: impl FnMut(usize, &mut [T]),
     ) -> Result<(), OpError> {
-        let piece = PIECE_BYTES / size_of::<T>();
-        for first in (0..elements).step_by(piece) {
-            let bytes = piece.min(elements - first) * size_of::<T>();
+        let chunk = STAGING_BYTES / size_of::<T>();
+        for first in (0..elements).step_by(chunk) {
+            let bytes = chunk.min(elements - first) * size_of::<T>();
             let pinned = self.staging.take(&self.stream, bytes).map_err(error(UPLOAD))?;
             fill(first, bytemuck::cast_slice_mut(pinned));
             let to = address + (first * size_of::<T>()) as u64;
@@ -78,7 +78,7 @@ impl Cuda {
     }
 
     /// Copies `width` elements to the front of each of `rows` rows, `stride` elements apart. `fill(row, elements)` gives
-    /// those of a row, in room that holds whatever an earlier copy left there.
+    /// those of a row, in memory that holds whatever an earlier copy left there.
     ///
     /// `address` must be the start of `rows * stride` elements in a live [`DeviceBuffer`].
     pub(crate) fn upload_columns<T: Element>(
@@ -91,7 +91,7 @@ impl Cuda {
         if width_bytes == 0 {
             return Ok(());
         }
-        let at_once = (PIECE_BYTES / width_bytes).max(1);
+        let at_once = (STAGING_BYTES / width_bytes).max(1);
         for first in (0..rows).step_by(at_once) {
             let count = at_once.min(rows - first);
             let pinned = self.staging.take(&self.stream, count * width_bytes).map_err(error(UPLOAD))?;
@@ -108,34 +108,34 @@ impl Cuda {
         Ok(())
     }
 
-    /// Pinned memory for [`land`](Self::land).
-    pub(crate) fn landing(&self, bytes: usize) -> Result<Landing, OpError> {
+    /// Pinned memory for [`land`]x).
+    pub(crate) fn readback_buffer(&self, bytes: usize) -> Result<ReadbackBuffer, OpError> {
         self.bind()?;
-        Landing::new(&self.context, bytes).map_err(error("cuda: pinned memory"))
+        ReadbackBuffer::new(&self.context, bytes).map_err(error("cuda: pinned memory"))
     }
 
     /// Copies device memory behind everything that was launched, without waiting: `(address, place)` gives where to
-    /// copy from and the range of bytes of `landing` to copy to.
+    /// copy from and the range of bytes of `buffer` to copy to.
     ///
     /// Each address must be the start of that many bytes in a live [`DeviceBuffer`].
-    pub(crate) fn land(
+    pub(crate) fn read_back(
         &mut self,
-        landing: &mut Landing,
+        buffer: &mut ReadbackBuffer,
         copies: impl Iterator<Item = (u64, Range<usize>)>,
     ) -> Result<(), OpError> {
         for (address, place) in copies.filter(|(_, place)| !place.is_empty()) {
-            let to = &mut landing.bytes_mut()[place];
-            // SAFETY: the address has that many bytes (see above); nothing reads or frees the bytes of a landing before it
+            let to = &mut buffer.bytes_mut()[place];
+            // SAFETY: the address has that many bytes (see above); nothing reads or frees the bytes of a readback buffer before it
             // has waited.
             unsafe { result::memcpy_dtoh_async(to, address, self.stream.cu_stream()) }.map_err(error(READ_BACK))?;
         }
         self.completes_pending();
-        landing.record(&self.stream).map_err(error(READ_BACK))
+        buffer.record(&self.stream).map_err(error(READ_BACK))
     }
 
     /// Copies from the device and waits for it, and so for all earlier work.
     pub(crate) fn download<T: Element>(&self, address: u64, out: &mut [T]) -> Result<(), DriverError> {
-        // SAFETY: the caller gives an address with that much room; the wait below ends before `out` can move.
+        // SAFETY: the caller gives an address with that much space; the wait below ends before `out` can move.
         unsafe { result::memcpy_dtoh_async(out, address, self.stream.cu_stream())? };
         self.stream.synchronize()
     }

@@ -6,23 +6,23 @@
 
 mod copies;
 mod graph;
-mod landing;
 mod launch;
 mod memory;
 mod overlap;
+mod readback_buffer;
 mod staging;
 mod tensor_map;
 mod upload;
 
 pub use graph::Graph;
-pub(crate) use landing::Landing;
 pub use launch::{Image, Launch};
 pub use memory::DeviceBuffer;
+pub(crate) use readback_buffer::ReadbackBuffer;
 pub use tensor_map::{BOX_COLUMNS, TensorMap};
 pub(crate) use upload::Target;
 
 use crate::tensor::{OpError, Tensor};
-use copies::PIECE_BYTES;
+use copies::STAGING_BYTES;
 use cudarc::driver::sys::{CUdevice_attribute as Attribute, is_culib_present};
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
 use launch::Modules;
@@ -117,7 +117,7 @@ impl Cuda {
         // SAFETY: nothing relies on the events.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(error("cuda: stream"))?;
-        let staging = Staging::new(&context, PIECE_BYTES).map_err(error("cuda: pinned memory"))?;
+        let staging = Staging::new(&context, STAGING_BYTES).map_err(error("cuda: pinned memory"))?;
         let workspace = DeviceBuffer::zeroed(&context, &stream, WORKSPACE_BYTES).map_err(error("cuda: workspace"))?;
         let counters = DeviceBuffer::zeroed(&context, &stream, COUNTERS * size_of::<u32>());
         let counters = counters.map_err(error("cuda: counters"))?;

@@ -1,6 +1,5 @@
-//! What other crates keep with an [`Exec`].
+//! What other crates keep with an `Exec`.
 
-use super::Exec;
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::fmt;
@@ -15,27 +14,21 @@ impl fmt::Debug for Attached {
     }
 }
 
-impl Exec {
-    /// The value of type `T` that was attached, made by `make` if none was: what a library or a table of kernels keeps for
-    /// as long as the device is open.
-    pub fn attached<T: Any + Send>(&mut self, make: impl FnOnce(&mut Self) -> T) -> &mut T {
-        if !self.attached.0.contains_key(&TypeId::of::<T>()) {
-            let value = make(self);
-            self.attach(value);
-        }
-        let value = self.attached.0.get_mut(&TypeId::of::<T>()).and_then(|value| value.downcast_mut());
-        value.expect("a value of each type is kept under the type's id")
+impl Attached {
+    /// The value of type `T`, if one was set.
+    pub fn get<T: Any + Send>(&mut self) -> Option<&mut T> {
+        self.0.get_mut(&TypeId::of::<T>()).and_then(|value| value.downcast_mut())
     }
 
-    /// Attaches a value in place of one of its type.
-    pub fn attach<T: Any + Send>(&mut self, value: T) {
-        self.attached.0.insert(TypeId::of::<T>(), Box::new(value));
+    /// Sets a value in place of one of its type.
+    pub fn set<T: Any + Send>(&mut self, value: T) {
+        self.0.insert(TypeId::of::<T>(), Box::new(value));
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::exec::Exec;
 
     #[test]
     fn a_value_is_made_once_and_can_be_replaced() {

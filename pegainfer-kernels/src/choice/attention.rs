@@ -19,13 +19,13 @@ pub(crate) const LARGE: usize = 128;
 /// The kernel for rows of many queries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Prefill {
-    /// csrc/attention_prefill_wgmma.cu: FlashAttention with warpgroup products, on so many blocks. Decode attention may run beside
+    /// csrc/attention_prefill_wgmma.cu: FlashAttention by wgmma, on so many blocks. Decode attention may run beside
     /// it: it releases its successor only once all kernels before it are complete, see csrc/decode.cuh.
     Wgmma {
         /// Blocks, each of which takes tiles in turn.
         blocks: usize,
     },
-    /// csrc/attention_prefill_mma.cu: FlashAttention with products of a warp. It is complete before decode attention begins.
+    /// csrc/attention_prefill_mma.cu: FlashAttention by mma.sync. It is complete before decode attention begins.
     Mma,
 }
 
@@ -163,7 +163,7 @@ pub(crate) fn occupancy(stages: usize) -> usize {
     5usize.saturating_sub(stages).max(1)
 }
 
-/// Stages of a warp's ring for `pairs` pairs of row and KV head. With three, a multiprocessor has room for two blocks, with
+/// Stages of a warp's ring for `pairs` pairs of row and KV head. With three, a multiprocessor holds two blocks, with
 /// two for three: deep rings keep the memory busy where pairs nearly fill one or two rounds of two blocks and would leave
 /// more of three idle: on an H200 35 us instead of 44 for 32 rows of 1,100 tokens, 60 instead of 65 for 52. A stage of
 /// heads of 256 has keys or values, and three keep the memory busy. One row alone has all of a multiprocessor for a block:
@@ -178,7 +178,7 @@ fn fused_stages(multiprocessors: usize, pairs: usize, head_dim: usize) -> usize 
 }
 
 /// Blocks along x: one for each row, and spare ones that go to long rows. They depend on nothing but the number of rows, so
-/// that a graph fits every context. All are resident at once, in `slots`, if the rows leave room, but some are spare in any
+/// that a graph fits every context. All are resident at once, in `slots`, if the rows leave any, but some are spare in any
 /// case: rows differ in length.
 fn decode_blocks(slots: usize, rows: usize, kv_heads: usize, partial_bytes: usize) -> usize {
     let resident = slots / kv_heads;
@@ -271,7 +271,7 @@ mod tests {
         assert_eq!(
             decode_blocks(slots, 100_000, 8, partial),
             100_000,
-            "no room for partial results: every row has one"
+            "partial results would not fit: every row has one block"
         );
     }
 

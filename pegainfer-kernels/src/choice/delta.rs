@@ -12,7 +12,7 @@ pub(crate) const RECURRENT_TOKENS: usize = 16;
 pub enum DeltaChunks {
     /// csrc/delta_rule.cu, token by token: no chain is longer than [`RECURRENT_TOKENS`].
     Recurrent,
-    /// Matrix products of chunks (csrc/gated_delta_intra.cu), then a scan over the chunks.
+    /// GEMMs of chunks (csrc/gated_delta_intra.cu), then a scan over the chunks.
     Chunked {
         /// Whether the recurrence runs, too, for short chains of segments.
         recurrent: bool,

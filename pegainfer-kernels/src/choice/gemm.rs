@@ -1,43 +1,18 @@
 //! GEMMs with a weight of the checkpoint: the kernel and its grid, alone and with what follows it.
 
-use super::Gpu;
+use super::gemm_shape::{GemmShape, Output};
 use super::gemv_splitk::{self, GemvPlan};
+use super::gpu::Gpu;
 use super::skinny_wgmma::{self, SkinnyPlan};
 use crate::heads::HeadShape;
 use pegainfer_core::cuda::BOX_COLUMNS;
 
-/// What the kernels that read each weight once do with the sums.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Output {
-    /// Write them, rounded to bf16.
-    Bf16,
-    /// Write them as f32.
-    F32,
-    /// Write those of each split of the columns as f32, for a reader that adds them: a matrix with few rows fills the GPU.
-    SplitK,
-    /// Gate one half of them with the other: SwiGLU.
-    Gated,
-}
-
-/// `[m, n] = [m, k] [n, k]ᵀ`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct GemmShape {
-    /// Rows of x: tokens.
-    pub m: usize,
-    /// Rows of the weight: output features; gated, those of both halves.
-    pub n: usize,
-    /// Columns of both.
-    pub k: usize,
-    /// Epilogue.
-    pub output: Output,
-}
-
 /// The kernel of a skinny GEMM, which reads each weight once and may have an epilogue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Skinny {
-    /// csrc/gemv_splitk.cu: products of a warp (mma.sync), for up to 16 rows on any GPU but Hopper.
+    /// csrc/gemv_splitk.cu: mma.sync, for up to 16 rows on any GPU but Hopper.
     GemvSplitK(GemvPlan),
-    /// csrc/skinny_wgmma.cu: products of a warpgroup, for up to 96 rows on Hopper.
+    /// csrc/skinny_wgmma.cu: wgmma, swap-AB (the weight is operand A), for up to 96 rows on Hopper.
     Wgmma(SkinnyPlan),
 }
 

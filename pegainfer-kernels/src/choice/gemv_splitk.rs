@@ -1,7 +1,7 @@
 //! The grid of csrc/gemv_splitk.cu: GEMMs of few rows of x, whose weights are read once.
 
-use super::Gpu;
-use super::gemm::{GemmShape, Output};
+use super::gemm_shape::{GemmShape, Output};
+use super::gpu::Gpu;
 
 /// Most rows of x: from about 20 on, cuBLASLt is faster (a decode step of 32 rows of Qwen3-4B on an H200 by 0.2 of 4.6
 /// ms).

@@ -11,7 +11,7 @@ pub enum Architecture {
     AmpereGeForce,
     /// 8.9: L4, L40, GeForce 40.
     Ada,
-    /// 9.0: H100, H200. The only one that runs code for sm_90a: warpgroup products (wgmma).
+    /// 9.0: H100, H200. The only one that runs code for sm_90a (wgmma).
     Hopper,
     /// 10.x: B200, B300.
     Blackwell,
@@ -32,7 +32,7 @@ impl Architecture {
         }
     }
 
-    /// FLOPs of one multiprocessor in a cycle: dense products of bf16, sums in f32.
+    /// FLOPs of one multiprocessor in a cycle: dense GEMMs of bf16, sums in f32.
     fn flops_a_cycle(self) -> f64 {
         match self {
             Self::Ampere => 2048.0,
@@ -56,7 +56,7 @@ pub struct Gpu {
     pub shared_memory: usize,
     /// Bytes of the L2 cache.
     pub l2: usize,
-    /// Peak FLOP/s of dense bf16 products with sums in f32.
+    /// Peak FLOP/s of dense bf16 GEMMs with sums in f32.
     pub flops: f64,
     /// Peak bytes a second of the memory.
     pub bandwidth: f64,

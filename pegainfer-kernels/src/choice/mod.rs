@@ -8,6 +8,7 @@
 mod attention;
 mod delta;
 mod gemm;
+mod gemm_shape;
 mod gemv_splitk;
 mod gpu;
 mod sample;
@@ -22,7 +23,8 @@ pub use attention::{Attention, Decode, DecodeGrid, DecodeStep, Prefill};
 pub(crate) use attention::{LARGE, WARPS, async_partial_bytes};
 pub(crate) use delta::RECURRENT_TOKENS;
 pub use delta::{Conv, DecodeDelta, DeltaChunks, InterChunkScan};
-pub use gemm::{AddNorm, Gemm, GemmShape, Output, Qkv, Skinny, Swiglu};
+pub use gemm::{AddNorm, Gemm, Qkv, Skinny, Swiglu};
+pub use gemm_shape::{GemmShape, Output};
 pub use gemv_splitk::GemvPlan;
 pub(crate) use gemv_splitk::tiles as gemv_tiles;
 pub use gpu::{Architecture, Gpu};

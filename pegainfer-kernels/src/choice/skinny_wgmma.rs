@@ -1,7 +1,7 @@
 //! The grid of csrc/skinny_wgmma.cu: GEMMs of up to about a hundred rows of x on Hopper's warpgroups.
 
-use super::Gpu;
-use super::gemm::{GemmShape, Output};
+use super::gemm_shape::{GemmShape, Output};
+use super::gpu::Gpu;
 use pegainfer_core::cuda::BOX_COLUMNS;
 
 /// Most rows of x: up to here the kernel is faster than cuBLASLt; see docs/benchmarks/h200-kernels.md.

@@ -1,7 +1,7 @@
 //! What an engine computes before it serves on a GPU.
 
 use super::{GemmShape, Gpu, Output, Skinny};
-use crate::cuda::served_rows;
+use crate::cuda::m_bucket;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::schedule::GRAPH_SIZES;
 use pegainfer_core::tensor::OpError;
@@ -13,7 +13,7 @@ const USUAL: [usize; 3] = [1024, 2048, 4096];
 /// Steps, each as its rows' tokens and contexts, see [`Step::ragged`](pegainfer_core::schedule::Step::ragged): what loads
 /// kernels and lets cuBLASLt choose. The first requests would have to wait for that, and those before them, because the
 /// device has to be idle for it. `mixed`: tokens of a mixed step; `most`: rows and tokens of the largest step, each at most
-/// what the KV pool has room for. Without a GPU there are none.
+/// what the KV pool holds. Without a GPU there are none.
 pub fn warm_up(exec: &mut Exec, mixed: usize, most: (usize, usize)) -> Result<Vec<Vec<(usize, usize)>>, OpError> {
     let gpu = super::gpu(exec)?.filter(|_| exec.device() == Device::Cuda);
     Ok(gpu.map_or(Vec::new(), |gpu| steps(&gpu, mixed, most)))
@@ -21,7 +21,7 @@ pub fn warm_up(exec: &mut Exec, mixed: usize, most: (usize, usize)) -> Result<Ve
 
 fn steps(gpu: &Gpu, mixed: usize, most: (usize, usize)) -> Vec<Vec<(usize, usize)>> {
     let decoding = GRAPH_SIZES.into_iter().filter(|rows| *rows <= most.0).map(|rows| vec![(1, 1); rows]);
-    let autotuned = successors(Some(served_rows(first_autotuned(gpu))), |rows| Some(served_rows(rows + 1)));
+    let autotuned = successors(Some(m_bucket(first_autotuned(gpu))), |rows| Some(m_bucket(rows + 1)));
     let chunks = autotuned.take_while(|tokens| *tokens <= mixed.min(USUAL[0])).chain([mixed]);
     let mut prompts: Vec<usize> = chunks.chain(USUAL).map(|tokens| tokens.min(most.1)).collect();
     prompts.dedup();

@@ -2,23 +2,13 @@
 //! split over warps and blocks.
 
 use super::attention_decode::{Prefilled, decode_bulk};
+use super::attention_operands::Operands;
 use super::attention_prefill::prefill;
 use super::images;
 use crate::choice::{Attention, Decode, Prefill, WARPS, async_partial_bytes};
 use crate::ops::{AttentionBatch, DECODE_QUERIES, HeadShape};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
-
-/// The operands of [`ops::attention`](crate::ops::attention), checked there; `scale` is for exp2.
-#[derive(Clone, Copy)]
-pub(super) struct Operands<'a, 'b> {
-    pub q: &'a Tensor,
-    pub k: &'a Tensor,
-    pub v: &'a Tensor,
-    pub batch: &'a AttentionBatch<'b>,
-    pub shape: HeadShape,
-    pub scale: f32,
-}
 
 #[expect(clippy::too_many_arguments, reason = "the operands of the op")]
 pub(crate) fn attention(

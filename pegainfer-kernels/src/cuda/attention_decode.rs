@@ -1,6 +1,6 @@
 //! Rows of few queries on Hopper and later: csrc/attention_decode_bulk.cu, and what csrc/attention_decode_gated.cu shares with it.
 
-use super::attention::Operands;
+use super::attention_operands::Operands;
 use super::images;
 use crate::choice::{DecodeGrid, LARGE, WARPS};
 use crate::ops::{AttentionBatch, HeadShape, Heads};

@@ -1,7 +1,6 @@
-//! `ops::attention` for rows of many queries: FlashAttention with warpgroup products on Hopper, with a warp's products
-//! elsewhere.
+//! `ops::attention` for rows of many queries: FlashAttention by wgmma on Hopper, by mma.sync elsewhere.
 
-use super::attention::Operands;
+use super::attention_operands::Operands;
 use super::images;
 use crate::choice::Prefill;
 use crate::ops::HeadShape;

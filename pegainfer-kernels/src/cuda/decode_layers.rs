@@ -2,7 +2,8 @@
 
 use super::images;
 use crate::choice::{self, Gpu};
-use crate::ops::{AttentionBatch, DecodeModel, HeadShape};
+use crate::decode_model::{DecodeLayer, DecodeModel};
+use crate::ops::{AttentionBatch, HeadShape};
 use pegainfer_core::cuda::{COUNTERS, Cuda, WORKSPACE_BYTES};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -48,14 +49,14 @@ impl Dims {
         Self { hidden, intermediate, shape: model.shape, multiprocessors, shared }
     }
 
-    /// Blocks of threads: every one needs a part in every product.
+    /// Blocks of threads: every one needs a part in every GEMM.
     fn blocks(&self) -> usize {
         let least = self.hidden.min(self.intermediate).min(self.shape.qkv_width());
         self.multiprocessors.min(least / 2)
     }
 
-    /// Bytes of x and of the sums of a product, or of attention, which takes their place.
-    fn room(&self, rows: usize) -> usize {
+    /// Bytes of x and of the sums of a GEMM, or of attention, which takes their place.
+    fn scratch(&self, rows: usize) -> usize {
         let Self { hidden, intermediate, shape, .. } = *self;
         let widest = hidden.max(shape.q_width()).max(intermediate);
         let share = |n: usize| 2 * (n / 2).div_ceil(self.blocks());
@@ -66,7 +67,7 @@ impl Dims {
 
     /// Stages of the ring of weights.
     fn stages(&self, rows: usize) -> usize {
-        (self.shared.saturating_sub(FIXED_BYTES + self.room(rows)) / STAGE_BYTES).min(MAX_STAGES)
+        (self.shared.saturating_sub(FIXED_BYTES + self.scratch(rows)) / STAGE_BYTES).min(MAX_STAGES)
     }
 
     fn fit(&self) -> bool {
@@ -127,7 +128,7 @@ impl DecodeState {
 
 /// In the order of `Layer` in csrc/layer_ll.cuh.
 fn addresses(model: &DecodeModel<'_>) -> Vec<u64> {
-    let layer = |layer: &crate::ops::DecodeLayer<'_>| {
+    let layer = |layer: &DecodeLayer<'_>| {
         let (norms, cache) = (layer.head_norms, &layer.cache);
         let attention = [layer.input_norm, layer.qkv, norms.0, norms.1, &*cache.0, &*cache.1];
         let rest = [layer.o, layer.post_norm, layer.gate_up, layer.down];
@@ -176,7 +177,7 @@ pub(crate) fn decode_layers(
     let launch = launch.u32(dims.stages(rows)).f32(model.eps).f32(scale).overlapped().cooperative();
     // And the weights of all layers, and the keys and values of earlier steps, whose addresses are in the table.
     let launch = launch.early(&state.table).early(batch.qo_indptr).early(batch.kv_lens).early(batch.block_tables);
-    let launch = launch.shared(dims.stages(rows) * STAGE_BYTES + dims.room(rows));
+    let launch = launch.shared(dims.stages(rows) * STAGE_BYTES + dims.scratch(rows));
     // SAFETY: matches `Step` in csrc/layer_ll.cuh. The op checked the shapes, the table is of these layers, and the
     // kernel checks block ids and positions.
     unsafe { launch.run([dims.blocks(), 1, 1], THREADS) }
@@ -200,7 +201,7 @@ mod tests {
             let dims = on(hidden, width, heads, kv_heads);
             assert!(dims.fit() && dims.blocks() == 132, "{dims:?}");
             for rows in 1..=DECODE_LAYERS_ROWS {
-                let shared = FIXED_BYTES + dims.stages(rows) * STAGE_BYTES + dims.room(rows);
+                let shared = FIXED_BYTES + dims.stages(rows) * STAGE_BYTES + dims.scratch(rows);
                 assert!(shared <= Gpu::PLANNED.shared_memory, "{dims:?}");
             }
         }

@@ -31,9 +31,9 @@ pub(crate) fn gated_delta_chunks(
     }
     let DeltaInputs { mixed, projected, a_log, dt_bias, segments } = *inputs;
     let (tokens, count) = (mixed.rows_cols().0, segments.rows_cols().0);
-    let room = shape.chunk_scratch(tokens, count);
-    if (scratch.bytes() as usize) < room {
-        let message = format!("scratch has {} bytes, this step wants {room}", scratch.bytes());
+    let wanted = shape.chunk_scratch(tokens, count);
+    if (scratch.bytes() as usize) < wanted {
+        let message = format!("scratch has {} bytes, this step wants {wanted}", scratch.bytes());
         return Err(OpError { op, message });
     }
     let DeltaChunks::Chunked { recurrent, scan } = choice else {

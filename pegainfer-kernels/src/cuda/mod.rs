@@ -4,6 +4,7 @@
 mod adjust;
 mod attention;
 mod attention_decode;
+mod attention_operands;
 mod attention_prefill;
 mod blaslt;
 mod causal_conv;
@@ -31,7 +32,7 @@ pub(crate) use adjust::adjust_logits;
 pub(crate) use attention::attention;
 pub(crate) use attention_decode::decode_fused;
 pub use blaslt::blaslt;
-pub(crate) use blaslt::served_rows;
+pub(crate) use blaslt::m_bucket;
 pub(crate) use causal_conv::causal_conv1d;
 pub(crate) use decode_layers::decode_layers;
 pub use decode_layers::{DECODE_LAYERS_ROWS, DecodeState};

@@ -34,7 +34,7 @@ pub(crate) fn qk_norm_rope_write_kv(
     // Of a head.
     let lanes = (shape.head_dim / 16).next_power_of_two();
     let heads = shape.heads + 2 * shape.kv_heads;
-    // In two passes over the heads, if the block has room for half of them.
+    // In two passes over the heads, if half of them fit the block.
     let threads = (heads.div_ceil(2) * lanes).next_multiple_of(32).min(MAX_THREADS);
     let launch = launch.f32(eps).u32(lanes).overlapped();
     // SAFETY: matches csrc/qkv.cu; the op checked the shapes, the kernel checks positions and slots.

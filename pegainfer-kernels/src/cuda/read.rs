@@ -12,9 +12,9 @@ const BLOCKS: usize = 4;
 /// Bytes a second of a plain read of `bytes` bytes, the best of five.
 pub fn read_bandwidth(exec: &mut Exec, bytes: u64) -> Result<f64, OpError> {
     let op = "read";
-    let pieces = (bytes / 16) as usize;
+    let vectors = (bytes / 16) as usize;
     let allocated = |e: std::io::Error| OpError { op, message: e.to_string() };
-    let data = exec.tensor("read", &[8 * pieces], DType::Bf16).map_err(allocated)?;
+    let data = exec.tensor("read", &[8 * vectors], DType::Bf16).map_err(allocated)?;
     let mut out = exec.tensor("out", &[1], DType::Bf16).map_err(allocated)?;
     let gpu = exec.gpu()?;
     let grid = [gpu.multiprocessors() * BLOCKS, 1, 1];
@@ -22,11 +22,11 @@ pub fn read_bandwidth(exec: &mut Exec, bytes: u64) -> Result<f64, OpError> {
     for _ in 0..5 {
         gpu.synchronize(op)?;
         let start = Instant::now();
-        let launch = gpu.launch(op, &images::READ, "read_all")?.input(&data).output(&mut out).u32(pieces);
-        // SAFETY: matches csrc/read.cu; `data` has `pieces` pieces of 8.
+        let launch = gpu.launch(op, &images::READ, "read_all")?.input(&data).output(&mut out).u32(vectors);
+        // SAFETY: matches csrc/read.cu; `data` has `vectors` vectors of 8.
         unsafe { launch.run(grid, THREADS)? };
         gpu.synchronize(op)?;
         best = best.min(start.elapsed().as_secs_f64());
     }
-    Ok((16 * pieces) as f64 / best)
+    Ok((16 * vectors) as f64 / best)
 }

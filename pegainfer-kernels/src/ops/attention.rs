@@ -29,7 +29,7 @@ pub struct AttentionBatch<'a> {
 /// [`qk_norm_rope_write_kv`](super::qk_norm_rope_write_kv). The last query of a row sits at position `kv_lens - 1`.
 /// Scores, softmax and sums are f32 (online softmax over fixed tiles of positions, so that a row's result depends
 /// neither on how its prompt was chunked nor on the other rows); one rounding to bf16 at the end. On a GPU weights are
-/// rounded to bf16 before the product with `v`, and the tiles depend on the batch; `head_dim` is 64, 128
+/// rounded to bf16 before they are multiplied with `v`, and the tiles depend on the batch; `head_dim` is 64, 128
 /// or 256.
 pub fn attention(
     exec: &mut Exec,
@@ -89,7 +89,7 @@ pub(super) fn bytes(q: &Tensor, batch: &AttentionBatch<'_>, shape: HeadShape) ->
     2 * q.bytes() + batch.load.cached * (2 * shape.kv_heads * shape.head_dim * DType::Bf16.size()) as u64
 }
 
-/// The CPU twin, on operands whose shapes were checked.
+/// The reference kernel, on operands whose shapes were checked.
 #[expect(clippy::too_many_arguments, reason = "the operands of the op")]
 pub(super) fn on_cpu(
     check: Check,

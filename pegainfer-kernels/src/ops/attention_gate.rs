@@ -42,7 +42,7 @@ pub(super) fn flops(attended: &Tensor) -> u64 {
     5 * attended.elements() as u64
 }
 
-/// The CPU twin, on operands whose shapes were checked.
+/// The reference kernel, on operands whose shapes were checked.
 pub(super) fn on_cpu(exec: &Exec, projected: &Tensor, shape: HeadShape, attended: &mut Tensor) {
     if let Device::Cpu(isa) = exec.device() {
         gate::run(isa, projected.host(), shape, attended.host_mut());

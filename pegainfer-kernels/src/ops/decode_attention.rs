@@ -14,7 +14,7 @@ use pegainfer_core::tensor::{OpError, Tensor};
 ///
 /// `qkv`, `heads`, `k` and `v` as there; `batch`: the same tokens, so that the position of row `b` is `kv_lens[b] - 1` and
 /// its slot, unless it is `NO_SLOT`, the place of that position in the row's blocks; `q`: `[tokens, heads * head_dim]`
-/// bf16, room for the queries, what it holds afterwards depends on the device; `out`: `[tokens, heads * head_dim]` bf16.
+/// bf16, scratch for the queries, what it holds afterwards depends on the device; `out`: `[tokens, heads * head_dim]` bf16.
 ///
 /// A GPU of compute capability 9.0 runs one kernel, which takes positions from `batch`. It reads `batch`, slots and the
 /// cache's older tokens while the kernel before it still runs: no kernel of the same step may write them.
@@ -93,8 +93,8 @@ mod tests {
                 block_tables: &tables,
                 load: AttentionLoad::of([(1, 20), (1, 5)]),
             };
-            let mut room = ["q", "apart", "fused"].map(|n| host.zeros(n, &[tokens, shape.q_width()], DType::Bf16));
-            let [q, apart, fused] = &mut room;
+            let mut scratch = ["q", "apart", "fused"].map(|n| host.zeros(n, &[tokens, shape.q_width()], DType::Bf16));
+            let [q, apart, fused] = &mut scratch;
             let [(k0, v0), (k1, v1)] = &mut caches;
             let exec = &mut host.exec;
             qk_norm_rope_write_kv(exec, &qkv, heads, q, (k0, v0)).unwrap();

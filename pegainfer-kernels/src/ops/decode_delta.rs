@@ -1,4 +1,4 @@
-//! A gated delta rule layer between its two products, for rows of one token.
+//! A gated delta rule layer between its two GEMMs, for rows of one token.
 
 use super::check::Check;
 use super::gated_delta_rule::{self, DeltaInputs};
@@ -29,7 +29,7 @@ pub struct DeltaWeights<'a> {
 ///
 /// `projected`: `[rows, projected_width]` bf16; `segments`: `[rows, SEGMENT_WORDS]` u32, segment `b` is token `b`, and none
 /// goes on from another; `states` and `tails` as there; `mixed`: `[rows, channels]` bf16 and `read`: `[rows, v_width]` f32,
-/// room for what lies between, what they hold afterwards depends on the device; `out`: `[rows, v_width]` bf16. The rounding
+/// scratch for what lies between, what they hold afterwards depends on the device; `out`: `[rows, v_width]` bf16. The rounding
 /// is that of the three ops.
 ///
 /// A GPU runs one kernel, which reads segments, states and tails while the kernel before it still runs: no other kernel of
@@ -137,8 +137,8 @@ mod tests {
             let inputs = DeltaInputs { mixed: &mixed, projected: &projected, a_log, dt_bias, segments: &segments };
             ops::gated_delta_rule(exec, &inputs, shape, states, &mut read).unwrap();
             ops::gated_rms_norm(exec, &read, &projected, &norm, shape, eps, &mut apart).unwrap();
-            let (memory, room) = ((&mut *fused_states, &mut *fused_tails), (&mut mixed, &mut read));
-            decode_delta(exec, &projected, &weights, &segments, shape, eps, memory, room, &mut fused).unwrap();
+            let (memory, scratch) = ((&mut *fused_states, &mut *fused_tails), (&mut mixed, &mut read));
+            decode_delta(exec, &projected, &weights, &segments, shape, eps, memory, scratch, &mut fused).unwrap();
             assert_eq!(apart.host::<bf16>(), fused.host::<bf16>());
             assert_eq!(states.host::<f32>(), fused_states.host::<f32>());
             assert_eq!(tails.host::<bf16>(), fused_tails.host::<bf16>());
@@ -164,9 +164,9 @@ mod tests {
             let mut mixed = host.zeros("mixed", &[rows, shape.channels()], DType::Bf16);
             let mut read = host.zeros("read", &[rows, shape.v_width()], DType::F32);
             let mut out = host.zeros("out", &[rows, shape.v_width()], DType::Bf16);
-            let (memory, room) = ((&mut states, &mut tails), (&mut mixed, &mut read));
+            let (memory, scratch) = ((&mut states, &mut tails), (&mut mixed, &mut read));
             let exec = &mut host.exec;
-            let result = decode_delta(exec, &projected, &weights, &segments, shape, 1e-6, memory, room, &mut out);
+            let result = decode_delta(exec, &projected, &weights, &segments, shape, 1e-6, memory, scratch, &mut out);
             assert!(result.unwrap_err().to_string().contains("more than one token"));
         });
     }

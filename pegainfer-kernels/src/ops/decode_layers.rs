@@ -3,57 +3,15 @@
 use super::check::Check;
 use super::{AttentionBatch, attention, decode_attention, linear, linear_add_norm, linear_swiglu, qkv, rms_norm};
 use crate::cuda;
-use crate::heads::{HeadShape, Heads};
+use crate::decode_model::DecodeModel;
+use crate::heads::Heads;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-pub use crate::cuda::{DECODE_LAYERS_ROWS, DecodeState};
+use crate::cuda::{DECODE_LAYERS_ROWS, DecodeState};
 
-/// One layer of a [`DecodeModel`], all bf16.
-#[derive(Debug)]
-pub struct DecodeLayer<'a> {
-    /// `[hidden]`.
-    pub input_norm: &'a Tensor,
-    /// Queries, keys, values: `[(heads + 2 kv_heads) * head_dim, hidden]`.
-    pub qkv: &'a Tensor,
-    /// Of queries and of keys, `[head_dim]`.
-    pub head_norms: (&'a Tensor, &'a Tensor),
-    /// Keys and values, see [`HeadShape::cache`].
-    pub cache: (&'a mut Tensor, &'a mut Tensor),
-    /// `[hidden, heads * head_dim]`.
-    pub o: &'a Tensor,
-    /// `[hidden]`.
-    pub post_norm: &'a Tensor,
-    /// Gate, then up: `[2 * intermediate, hidden]`.
-    pub gate_up: &'a Tensor,
-    /// `[hidden, intermediate]`.
-    pub down: &'a Tensor,
-}
-
-/// What is the same in every step.
-#[derive(Debug)]
-pub struct DecodeModel<'a> {
-    /// First to last, at least one.
-    pub layers: Vec<DecodeLayer<'a>>,
-    /// `[hidden]` bf16.
-    pub final_norm: &'a Tensor,
-    /// See [`rope_table`](super::rope_table).
-    pub rope: &'a Tensor,
-    /// Heads of all layers.
-    pub shape: HeadShape,
-    /// Of all norms.
-    pub eps: f32,
-}
-
-impl DecodeModel<'_> {
-    /// Hidden and intermediate size.
-    pub(crate) fn widths(&self) -> (usize, usize) {
-        (self.final_norm.elements(), self.layers.first().map_or(0, |layer| layer.down.rows_cols().1))
-    }
-}
-
-/// Room for what the separate ops hand on, shaped as there. What it holds afterwards depends on the device.
+/// Scratch for what the separate ops hand on, shaped as there. What it holds afterwards depends on the device.
 #[derive(Debug)]
 pub struct DecodeScratch<'a> {
     /// `[rows, hidden]`.
@@ -207,8 +165,9 @@ fn record(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::heads::HeadShape;
     use crate::load::AttentionLoad;
-    use crate::ops::rope_table;
+    use crate::ops::{DecodeLayer, rope_table};
     use crate::testing::{Host, bf16s};
     use half::bf16;
 
@@ -237,7 +196,7 @@ mod tests {
     /// Every operand of two rows.
     struct Operands {
         layers: Vec<([Tensor; 8], [Tensor; 2])>,
-        room: [Tensor; 6],
+        scratch: [Tensor; 6],
         residual: Tensor,
         normed: Tensor,
     }
@@ -247,9 +206,9 @@ mod tests {
             let layers = (1..3).map(|seed| layer(host, seed)).collect();
             let (qkv, q) = (SHAPE.qkv_width(), SHAPE.q_width());
             let widths = [HIDDEN, qkv, q, q, 2 * WIDTH, WIDTH];
-            let room = widths.map(|width| host.zeros("room", &[2, width], DType::Bf16));
+            let scratch = widths.map(|width| host.zeros("scratch", &[2, width], DType::Bf16));
             let residual = host.bf16("residual", &[2, HIDDEN], &bf16s(2 * HIDDEN, 5));
-            Self { layers, room, residual, normed: host.zeros("normed", &[2, HIDDEN], DType::Bf16) }
+            Self { layers, scratch, residual, normed: host.zeros("normed", &[2, HIDDEN], DType::Bf16) }
         }
 
         fn results(&self) -> Vec<&[bf16]> {
@@ -276,7 +235,7 @@ mod tests {
             let mut apart = Operands::new(&mut host);
             let exec = &mut host.exec;
 
-            let Operands { layers, room, residual, normed } = &mut one;
+            let Operands { layers, scratch, residual, normed } = &mut one;
             let mut model = DecodeModel {
                 layers: layers.iter_mut().map(decode_layer).collect(),
                 final_norm: &final_norm,
@@ -284,14 +243,14 @@ mod tests {
                 shape: SHAPE,
                 eps,
             };
-            let [delta, qkv, q, attended, gate_up, activated] = room;
+            let [delta, qkv, q, attended, gate_up, activated] = scratch;
             let mut scratch = DecodeScratch { delta, qkv, q, attended, gate_up, activated };
             let (done, records) = exec
                 .recording(|exec| decode_layers(exec, &mut model, None, at, &batch, &mut scratch, residual, normed));
             done.unwrap();
 
-            let Operands { layers, room, residual, normed } = &mut apart;
-            let [delta, qkv, q, attended, gate_up, activated] = room;
+            let Operands { layers, scratch, residual, normed } = &mut apart;
+            let [delta, qkv, q, attended, gate_up, activated] = scratch;
             rms_norm(exec, residual, &layers[0].0[0], eps, normed).unwrap();
             for l in 0..2 {
                 let (before, after) = layers.split_at_mut(l + 1);

@@ -50,7 +50,7 @@ pub fn gated_delta_rule(
     run(Check("gated_delta_rule"), exec, form, step_flops(shape), inputs, shape, states, out)
 }
 
-/// Of a token and head: decay, product with k, update, product with q.
+/// Of a token and head: decay, S k, update, S q.
 pub(super) fn step_flops(shape: DeltaShape) -> usize {
     7 * shape.key_dim * shape.value_dim
 }

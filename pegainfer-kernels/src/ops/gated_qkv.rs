@@ -81,7 +81,7 @@ pub(super) fn bytes(projected: &Tensor, heads: &Heads<'_>) -> u64 {
     (projected.rows_cols().0 * token) as u64
 }
 
-/// The CPU twin, on operands whose shapes were checked.
+/// The reference kernel, on operands whose shapes were checked.
 pub(super) fn on_cpu(
     check: Check,
     exec: &mut Exec,

@@ -1,4 +1,4 @@
-//! Matrix product with a weight of the checkpoint.
+//! GEMM with a weight of the checkpoint.
 
 use super::check::Check;
 use crate::choice::{self, Gemm, GemmShape, Output};

@@ -12,8 +12,8 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// `residual += x · wᵀ`, then `out = rms_norm(residual) * norm`.
 ///
 /// `x`: `[rows, k]`, `w`: `[hidden, k]`, `residual`, `delta`, `out`: `[rows, hidden]`, all bf16; `norm`: `[hidden]`
-/// bf16 or f32, as in [`rms_norm`](super::rms_norm). `delta` is room for the product; what it holds afterwards depends
-/// on the device. The product is rounded to bf16 before it is added, and the sum before it is normalised, as in
+/// bf16 or f32, as in [`rms_norm`](super::rms_norm). `delta` is scratch for the GEMM; what it holds afterwards depends
+/// on the device. The GEMM is rounded to bf16 before it is added, and the sum before it is normalised, as in
 /// transformers; a GPU rounds only the sum where there are many rows.
 #[expect(clippy::too_many_arguments, reason = "the operands of the op")]
 pub fn linear_add_norm(
@@ -62,7 +62,7 @@ mod tests {
     use half::bf16;
 
     #[test]
-    fn it_is_a_product_an_add_and_a_norm() {
+    fn it_is_a_gemm_an_add_and_a_norm() {
         Host::each(|mut host| {
             let (m, n, k) = (4, 136, 72);
             let (x, w) = (host.bf16("x", &[m, k], &bf16s(m * k, 3)), host.bf16("w", &[n, k], &bf16s(n * k, 4)));
@@ -71,10 +71,10 @@ mod tests {
             let mut delta = host.zeros("delta", &[m, n], DType::Bf16);
             let mut out = host.zeros("out", &[m, n], DType::Bf16);
             linear_add_norm(&mut host.exec, &x, &w, &mut residual, &norm, 1e-6, &mut delta, &mut out).unwrap();
-            let mut product = host.zeros("product", &[m, n], DType::Bf16);
-            linear(&mut host.exec, &x, &w, &mut product).unwrap();
+            let mut gemm = host.zeros("gemm", &[m, n], DType::Bf16);
+            linear(&mut host.exec, &x, &w, &mut gemm).unwrap();
             let add = |(a, b): (&bf16, &bf16)| bf16::from_f32(a.to_f32() + b.to_f32());
-            let sum: Vec<bf16> = product.host::<bf16>().iter().zip(&before).map(add).collect();
+            let sum: Vec<bf16> = gemm.host::<bf16>().iter().zip(&before).map(add).collect();
             assert_eq!(residual.host::<bf16>(), sum);
             let mut plain = host.zeros("plain", &[m, n], DType::Bf16);
             rms_norm(&mut host.exec, &residual, &norm, 1e-6, &mut plain).unwrap();

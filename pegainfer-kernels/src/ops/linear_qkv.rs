@@ -15,8 +15,8 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// [`qk_norm_rope_write_kv`](super::qk_norm_rope_write_kv).
 ///
 /// `x`: `[tokens, k]` bf16; `w`: `[(heads + 2 kv_heads) * head_dim, k]` bf16, queries first, then keys, then values;
-/// `qkv`: `[tokens, (heads + 2 kv_heads) * head_dim]` bf16, room for the products, what it holds afterwards depends on
-/// the device; `heads`, `q` and the cache as there. The products are rounded to bf16.
+/// `qkv`: `[tokens, (heads + 2 kv_heads) * head_dim]` bf16, scratch for the GEMM, what it holds afterwards depends on
+/// the device; `heads`, `q` and the cache as there. The GEMM is rounded to bf16.
 ///
 /// A GPU of compute capability 9.0 runs one kernel for many rows if `head_dim` is 128.
 pub fn linear_qkv(
@@ -38,15 +38,15 @@ pub fn linear_qkv(
     exec.record(|device| {
         let kernel = choice::name(device, &choice, Qkv::name);
         let flops = 2 * (m * n * columns) as u64 + rest::flops(qkv, shape);
-        // The products themselves need not go through memory.
+        // The GEMM's results need not go through memory.
         let bytes = x.bytes() + w.bytes() + rest::bytes(qkv, shape) - qkv.bytes();
         let reads = [x, w, norms.0, norms.1, rope, positions, slots];
         OpRecord::new(check.0, kernel, &reads, &[q, k, v], flops).with_bytes(bytes)
     });
     match (exec.device(), &choice) {
         (Device::Cpu(isa), _) => {
-            let products = LinearOut::Bf16(qkv.host_mut());
-            cpu_linear(isa, x.host::<bf16>(), w.host(), m, n, columns, products, &mut exec.scratch);
+            let gemm = LinearOut::Bf16(qkv.host_mut());
+            cpu_linear(isa, x.host::<bf16>(), w.host(), m, n, columns, gemm, &mut exec.scratch);
             rest::on_cpu(check, exec, qkv, heads, q, (k, v))
         }
         (Device::Cuda, Some(choice)) => cuda::linear_qkv(exec, choice, (x, w), heads, qkv, q, (k, v)),
@@ -63,7 +63,7 @@ mod tests {
     use pegainfer_core::kv::NO_SLOT;
 
     #[test]
-    fn it_is_a_product_and_what_follows_it() {
+    fn it_is_a_gemm_and_what_follows_it() {
         Host::each(|mut host| {
             for (heads, kv_heads, head_dim) in [(4, 2, 128), (3, 1, 64)] {
                 let shape = HeadShape { heads, kv_heads, head_dim };

@@ -13,8 +13,8 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// `out = silu(gate) * up` with `[gate, up] = x · wᵀ` and `silu(z) = z / (1 + exp(-z))`.
 ///
 /// `x`: `[rows, k]`, `w`: `[2 * width, k]`, the rows of the gate first, `gate_up`: `[rows, 2 * width]`, `out`:
-/// `[rows, width]`, all bf16. `gate_up` is room for the products; what it holds afterwards depends on the device. The
-/// products are rounded to bf16, silu is computed in f32 and rounded, and the result once more (transformers `Qwen3MLP`
+/// `[rows, width]`, all bf16. `gate_up` is scratch for the GEMM; what it holds afterwards depends on the device. The
+/// GEMM is rounded to bf16, silu is computed in f32 and rounded, and the result once more (transformers `Qwen3MLP`
 /// in bf16).
 pub fn linear_swiglu(
     exec: &mut Exec,
@@ -38,8 +38,8 @@ pub fn linear_swiglu(
     });
     match (exec.device(), &choice) {
         (Device::Cpu(isa), _) => {
-            let products = LinearOut::Bf16(gate_up.host_mut());
-            cpu_linear(isa, x.host(), w.host(), m, 2 * width, k, products, &mut exec.scratch);
+            let gemm = LinearOut::Bf16(gate_up.host_mut());
+            cpu_linear(isa, x.host(), w.host(), m, 2 * width, k, gemm, &mut exec.scratch);
             swiglu(isa, gate_up.host::<bf16>(), width, out.host_mut());
         }
         (Device::Cuda, Some(choice)) => cuda::linear_swiglu(exec, choice, x, w, gate_up, out)?,
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
     use crate::testing::{Host, bf16s, close};
 
-    /// One column, so that the products are the rows of `w` times one number.
+    /// One column, so that the GEMM gives the rows of `w` times one number.
     #[test]
     fn matches_f64_on_ragged_shapes() {
         Host::each(|mut host| {
@@ -65,9 +65,9 @@ mod tests {
                 let mut gate_up = host.zeros("gate_up", &[m, 2 * width], DType::Bf16);
                 let mut out = host.zeros("out", &[m, width], DType::Bf16);
                 linear_swiglu(&mut host.exec, &tx, &tw, &mut gate_up, &mut out).unwrap();
-                let product = |x: bf16, w: bf16| bf16::from_f32(x.to_f32() * w.to_f32()).to_f64();
+                let rounded = |x: bf16, w: bf16| bf16::from_f32(x.to_f32() * w.to_f32()).to_f64();
                 let silu = |z: f64| z / (1.0 + (-z).exp());
-                let value = |row: usize, i: usize| silu(product(x[row], w[i])) * product(x[row], w[width + i]);
+                let value = |row: usize, i: usize| silu(rounded(x[row], w[i])) * rounded(x[row], w[width + i]);
                 let expected: Vec<f64> = (0..m * width).map(|i| value(i / width, i % width)).collect();
                 close(out.host::<bf16>(), &expected, 2.0 / 256.0, 1e-6);
             }

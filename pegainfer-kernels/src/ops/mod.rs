@@ -1,5 +1,5 @@
 //! The ops. Each takes the execution context first, checks its operands, reports an `OpRecord` and dispatches on the
-//! device: a CPU twin, a CUDA launcher, or on `Meta` nothing at all.
+//! device: a reference kernel on the CPU, a CUDA launcher, or on `Meta` nothing at all.
 
 mod adjust_logits;
 mod attention;
@@ -28,6 +28,8 @@ mod rms_norm;
 mod sample;
 mod uniform;
 
+pub use crate::cuda::{DECODE_LAYERS_ROWS, DecodeState};
+pub use crate::decode_model::{DecodeLayer, DecodeModel};
 pub use crate::delta::{DeltaShape, NO_STATE, SEGMENT_WORDS, Segment};
 pub use crate::draw::{DRAW_WORDS, Draw};
 pub use crate::heads::{BLOCK_SIZE, HeadShape, Heads};
@@ -38,7 +40,7 @@ pub use attention_gate::attention_gate;
 pub use causal_conv1d::causal_conv1d;
 pub use decode_attention::decode_attention;
 pub use decode_delta::{DeltaWeights, decode_delta};
-pub use decode_layers::{DECODE_LAYERS_ROWS, DecodeLayer, DecodeModel, DecodeScratch, DecodeState, decode_layers};
+pub use decode_layers::{DecodeScratch, decode_layers};
 pub use embedding::embedding;
 pub use gated_decode_attention::gated_decode_attention;
 pub use gated_delta_chunks::gated_delta_chunks;

@@ -14,7 +14,7 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// Cosines and sines of every position, `[positions, head_dim]` f32: row `p` holds `cos(p * f_i)` for `i < head_dim/2`,
 /// then the sines, with `f_i = theta^(-2i / head_dim)` (RoPE, Su et al. 2021; full rotary, half-split as in GPT-NeoX).
 ///
-/// Angles are f32 products of f32 factors, as in transformers: f64 would differ at positions beyond about 1e5.
+/// Angles are f32 factors multiplied in f32, as in transformers: f64 would differ at positions beyond about 1e5.
 pub fn rope_table(exec: &mut Exec, positions: usize, head_dim: usize, theta: f64) -> std::io::Result<Tensor> {
     let mut table = exec.tensor("rope", &[positions, head_dim], DType::F32)?;
     let mut host = vec![0f32; table.elements()];
@@ -87,7 +87,7 @@ pub(super) fn bytes(qkv: &Tensor, shape: HeadShape) -> u64 {
     2 * qkv.bytes() + (qkv.rows_cols().0 * shape.head_dim * 4) as u64
 }
 
-/// The CPU twin, on operands whose shapes were checked.
+/// The reference kernel, on operands whose shapes were checked.
 pub(super) fn on_cpu(
     check: Check,
     exec: &mut Exec,

@@ -9,9 +9,9 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// RMS normalisation over the last dimension: `out = x * rsqrt(mean(x²) + eps) * weight`.
 ///
-/// `x`, `out`: `[rows, hidden]` bf16; `weight`: `[hidden]` bf16 or f32. The mean and product are f32. With a bf16 weight
-/// the normalised value is rounded to bf16 before the product (transformers `Qwen3RMSNorm`). With an f32 weight only the
-/// product is rounded (`Qwen3_5RMSNorm`, whose weight is `1 + w` for the `w` of the checkpoint).
+/// `x`, `out`: `[rows, hidden]` bf16; `weight`: `[hidden]` bf16 or f32. The mean and the scaling are f32. With a bf16 weight
+/// the normalised value is rounded to bf16 before the weight is applied (transformers `Qwen3RMSNorm`). With an f32 weight only the
+/// result is rounded (`Qwen3_5RMSNorm`, whose weight is `1 + w` for the `w` of the checkpoint).
 pub fn rms_norm(exec: &mut Exec, x: &Tensor, weight: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), OpError> {
     let check = Check("rms_norm");
     let (rows, hidden) = x.rows_cols();
@@ -52,7 +52,7 @@ mod tests {
                 let (tx, tw) = (host.bf16("x", &[rows, hidden], &x), host.bf16("w", &[hidden], &w));
                 let mut out = host.zeros("out", &[rows, hidden], DType::Bf16);
                 rms_norm(&mut host.exec, &tx, &tw, 1e-6, &mut out).unwrap();
-                // Two roundings to bf16: of the normalised value and of the product.
+                // Two roundings to bf16: of the normalised value and of the result.
                 close(out.host::<bf16>(), &reference(&x, &w, 1e-6), 2.0 / 256.0, 1e-6);
             }
         });

@@ -1,20 +1,22 @@
-//! Products of many rows on cuBLASLt, which a thread of its own opens while weights are loaded.
+//! Large-M GEMMs on cuBLASLt, which a thread of its own opens while weights are loaded.
 //!
-//! Each product gets a plan once: layouts, and the algorithm. The library's heuristic ranks candidates in 0.1 ms and its
+//! Each GEMM gets a plan once: layouts, and the algorithm. The library's heuristic ranks candidates in 0.1 ms and its
 //! first is mostly within 3 % of the best; for row counts that come often the candidates are timed instead (see
 //! `tuning`), because the weights of a layer are never in the cache when their turn comes, which the heuristic does
 //! not know, and because it is up to 20 % off where it is wrong.
 
-mod choices;
+mod autotuned;
+mod gemm_size;
 mod library;
 #[cfg(test)]
 mod tests;
 mod tuning;
 
-use choices::Choices;
+use autotuned::Autotuned;
 use cudarc::cublaslt::result::CublasError;
 use cudarc::cublaslt::sys;
 use cudarc::driver::CudaStream;
+use gemm_size::GemmSize;
 use library::Library;
 use pegainfer_core::cuda::{GpuInfo, WORKSPACE_BYTES, describe};
 use pegainfer_core::exec::Exec;
@@ -25,25 +27,16 @@ use std::ptr::{from_ref, null_mut};
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
-/// Candidates that the heuristic is asked for. It has no more for most products.
+/// Candidates that the heuristic is asked for. It has no more for most GEMMs.
 const CANDIDATES: usize = 8;
 
 /// The row count whose choice serves `m` rows: the next of 8 for each power of two, and up to 128 the next multiple of 16.
 /// (What is best for 256 rows loses a fifth at 200.)
-pub(crate) fn served_rows(m: usize) -> usize {
+pub(crate) fn m_bucket(m: usize) -> usize {
     m.next_multiple_of((m.next_power_of_two() / 16).max(16))
 }
 
-/// `[m, n] = [m, k] [n, k]ᵀ` of bf16, with this output. `+ out` needs no other plan.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Product {
-    m: usize,
-    n: usize,
-    k: usize,
-    out: DType,
-}
-
-/// Addresses of the operands of a product.
+/// Addresses of the operands of a GEMM.
 #[derive(Debug, Clone, Copy)]
 struct Operands {
     x: u64,
@@ -51,7 +44,7 @@ struct Operands {
     out: u64,
 }
 
-/// How a product is computed.
+/// How a GEMM is computed.
 #[derive(Clone, Copy)]
 struct Plan {
     x: sys::cublasLtMatrixLayout_t,
@@ -66,8 +59,8 @@ struct BlasLt {
     handle: sys::cublasLtHandle_t,
     operation: sys::cublasLtMatmulDesc_t,
     preference: sys::cublasLtMatmulPreference_t,
-    plans: HashMap<Product, Plan>,
-    choices: Choices,
+    plans: HashMap<GemmSize, Plan>,
+    autotuned: Autotuned,
     stream: Arc<CudaStream>,
     workspace: u64,
 }
@@ -151,15 +144,15 @@ pub(super) fn matmul(
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let ((m, k), n) = (x.rows_cols(), w.rows_cols().0);
-    let product = Product { m, n, k, out: out.dtype() };
+    let gemm = GemmSize { m, n, k, out: out.dtype() };
     let bf16 = [x.dtype(), w.dtype()] == [DType::Bf16; 2];
     let fits = w.rows_cols().1 == k && out.rows_cols() == (m, n) && out.dtype() != DType::U32;
-    assert!(bf16 && fits, "{op}: {product:?} of {} and {}", x.name(), w.name());
+    assert!(bf16 && fits, "{op}: {gemm:?} of {} and {}", x.name(), w.name());
     let at = Operands { x: x.device(), w: w.device(), out: out.device() };
     let blaslt = exec.attached(State::begin).opened();
     let blaslt = blaslt.map_err(|message| OpError { op, message: message.to_owned() })?;
     let failed = |e| OpError { op, message: format!("cuBLASLt, {m} rows of {k} to {n}: {e}") };
-    let plan = blaslt.plan(product, at).map_err(failed)?;
+    let plan = blaslt.plan(gemm, at).map_err(failed)?;
     blaslt.run(&plan, at, accumulate).map_err(failed)?;
     exec.gpu()?.library_kernel(op, out);
     Ok(())
@@ -176,7 +169,7 @@ impl BlasLt {
             operation: null_mut(),
             preference: null_mut(),
             plans: HashMap::new(),
-            choices: Choices::load(choices::file(), place),
+            autotuned: Autotuned::load(autotuned::file(), place),
             stream,
             workspace,
         };
@@ -211,28 +204,28 @@ impl BlasLt {
         }
     }
 
-    /// Asks the heuristic once, about any product: its first answer takes 0.1 s longer than later ones.
+    /// Asks the heuristic once, about any GEMM: its first answer takes 0.1 s longer than later ones.
     fn warm_up(&self) -> Result<(), CublasError> {
-        let plan = self.layouts(Product { m: 256, n: 1024, k: 1024, out: DType::Bf16 })?;
+        let plan = self.layouts(GemmSize { m: 256, n: 1024, k: 1024, out: DType::Bf16 })?;
         let asked = self.candidates(&plan);
         self.release(&plan);
         asked.map(drop)
     }
 
-    /// The plan of `product`, made now if it is new. `at` are operands to time it with.
-    fn plan(&mut self, product: Product, at: Operands) -> Result<Plan, CublasError> {
-        if let Some(plan) = self.plans.get(&product) {
+    /// The plan of `gemm`, made now if it is new. `at` are operands to time it with.
+    fn plan(&mut self, gemm: GemmSize, at: Operands) -> Result<Plan, CublasError> {
+        if let Some(plan) = self.plans.get(&gemm) {
             return Ok(*plan);
         }
-        let mut plan = self.layouts(product)?;
-        match self.algorithm(product, &plan, at) {
+        let mut plan = self.layouts(gemm)?;
+        match self.algorithm(gemm, &plan, at) {
             Ok(algorithm) => plan.algorithm = algorithm,
             Err(error) => {
                 self.release(&plan);
                 return Err(error);
             }
         }
-        self.plans.insert(product, plan);
+        self.plans.insert(gemm, plan);
         Ok(plan)
     }
 
@@ -244,7 +237,7 @@ impl BlasLt {
         }
     }
 
-    fn layouts(&self, Product { m, n, k, out }: Product) -> Result<Plan, CublasError> {
+    fn layouts(&self, GemmSize { m, n, k, out }: GemmSize) -> Result<Plan, CublasError> {
         let out_type = if out == DType::F32 { sys::cudaDataType::CUDA_R_32F } else { sys::cudaDataType::CUDA_R_16BF };
         // A row-major matrix is column-major with rows and columns swapped; rows lie one after the other.
         let layout = |dtype, rows: usize, cols: usize| {
@@ -265,7 +258,7 @@ impl BlasLt {
         let mut found: [sys::cublasLtMatmulHeuristicResult_t; CANDIDATES] = unsafe { std::mem::zeroed() };
         let mut count: c_int = 0;
         let lt = &self.library.functions;
-        // SAFETY: handles are alive, and `found` has room for as many as are asked for.
+        // SAFETY: handles are alive, and `found` has space for as many as are asked for.
         unsafe {
             let (w, x, out, wanted) = (plan.w, plan.x, plan.out, CANDIDATES as c_int);
             let list = found.as_mut_ptr();

@@ -1,20 +1,20 @@
 //! Operands are small whole numbers, so sums are exact in f32 and every element must come out as the exact value, rounded
 //! once; or twice where it is added to bf16.
 
-use super::{blaslt, matmul, served_rows};
+use super::{blaslt, m_bucket, matmul};
 use cudarc::driver::sys;
 use half::bf16;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::rng;
 use pegainfer_core::tensor::{DType, Tensor};
 
-/// A product whose output begins as whole numbers, and what it must come to with and without them.
+/// A GEMM whose output begins as whole numbers, and what it must come to with and without them.
 struct Case {
     x: Tensor,
     w: Tensor,
     out: Tensor,
     before: Vec<f32>,
-    product: Vec<f32>,
+    gemm: Vec<f32>,
 }
 
 impl Case {
@@ -22,8 +22,8 @@ impl Case {
         let whole = |seed: u64, i: usize| (rng::bits(seed, i as u64) % 5) as f32 - 2.0;
         let mut bf16_tensor = |name: &str, rows: usize, cols: usize, seed: u64| {
             let mut tensor = exec.tensor(name, &[rows, cols], DType::Bf16).unwrap();
-            let fill = |first: usize, piece: &mut [bf16]| {
-                piece.iter_mut().enumerate().for_each(|(i, v)| *v = bf16::from_f32(whole(seed, first + i)));
+            let fill = |first: usize, chunk: &mut [bf16]| {
+                chunk.iter_mut().enumerate().for_each(|(i, v)| *v = bf16::from_f32(whole(seed, first + i)));
             };
             exec.write(&mut tensor, 0..rows * cols, fill).unwrap();
             tensor
@@ -31,20 +31,20 @@ impl Case {
         let (x, w) = (bf16_tensor("x", m, k, 1), bf16_tensor("w", n, k, 2));
         let before = (0..m * n).map(|i| whole(3, i)).collect();
         let dot = |i: usize| (0..k).map(|j| whole(1, i / n * k + j) * whole(2, i % n * k + j)).sum::<f32>();
-        let product = (0..m * n).map(dot).collect();
+        let gemm = (0..m * n).map(dot).collect();
         let out = exec.tensor("out", &[m, n], dtype).unwrap();
-        Self { x, w, out, before, product }
+        Self { x, w, out, before, gemm }
     }
 
     fn reset(&mut self, exec: &mut Exec) {
         let before = &self.before;
         let all = 0..before.len();
         match self.out.dtype() {
-            DType::F32 => exec.write(&mut self.out, all, |first, piece: &mut [f32]| {
-                piece.copy_from_slice(&before[first..][..piece.len()]);
+            DType::F32 => exec.write(&mut self.out, all, |first, chunk: &mut [f32]| {
+                chunk.copy_from_slice(&before[first..][..chunk.len()]);
             }),
-            _ => exec.write(&mut self.out, all, |first, piece: &mut [bf16]| {
-                piece.iter_mut().zip(&before[first..]).for_each(|(to, from)| *to = bf16::from_f32(*from));
+            _ => exec.write(&mut self.out, all, |first, chunk: &mut [bf16]| {
+                chunk.iter_mut().zip(&before[first..]).for_each(|(to, from)| *to = bf16::from_f32(*from));
             }),
         }
         .unwrap();
@@ -56,7 +56,7 @@ impl Case {
 
     fn check(&self, exec: &Exec, accumulate: bool) {
         let rounded = |v: f32| if self.out.dtype() == DType::F32 { v } else { bf16::from_f32(v).to_f32() };
-        let expected = self.product.iter().zip(&self.before).map(|(p, b)| match accumulate {
+        let expected = self.gemm.iter().zip(&self.before).map(|(p, b)| match accumulate {
             true => [rounded(p + b), rounded(rounded(*p) + b)],
             false => [rounded(*p); 2],
         });
@@ -82,14 +82,14 @@ impl Case {
 }
 
 #[test]
-fn few_choices_serve_all_row_counts() {
-    assert_eq!([1, 17, 97, 128].map(served_rows), [16, 32, 112, 128]);
-    assert_eq!([129, 200, 256, 257, 500, 513, 131_072].map(served_rows), [144, 208, 256, 288, 512, 576, 131_072]);
+fn few_algorithms_serve_all_row_counts() {
+    assert_eq!([1, 17, 97, 128].map(m_bucket), [16, 32, 112, 128]);
+    assert_eq!([129, 200, 256, 257, 500, 513, 131_072].map(m_bucket), [144, 208, 256, 288, 512, 576, 131_072]);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn products_are_exact_on_ragged_shapes() {
+fn gemms_are_exact_on_ragged_shapes() {
     let mut exec = Exec::cuda(0, Some(2)).unwrap();
     println!("cuBLASLt {}", blaslt(&mut exec).unwrap());
     for (m, n, k) in [(1, 8, 8), (33, 72, 64), (48, 64, 1000), (130, 264, 320), (192, 2560, 64), (300, 128, 2560)] {

@@ -1,7 +1,8 @@
 //! The choice among the heuristic's candidates, by timing them as a step would run them: with weights that are not in
 //! the cache.
 
-use super::{BlasLt, Operands, Plan, Product, served_rows};
+use super::gemm_size::GemmSize;
+use super::{BlasLt, Operands, Plan, m_bucket};
 use cudarc::cublaslt::result::CublasError;
 use cudarc::cublaslt::sys;
 use cudarc::driver::{DriverError, result, sys as driver};
@@ -17,12 +18,12 @@ const LARGE: [usize; 2] = [512, 16_384];
 const COLD_BYTES: usize = 192 << 20;
 /// Copies of the weights, at most: a model of small weights lives in the L2 anyway.
 const COPIES: usize = 24;
-/// Rows of x of a measurement, at least: few rows are timed over many products, thousands over one.
+/// Rows of x of a measurement, at least: few rows are timed over many GEMMs, thousands over one.
 const ROWS: usize = 4096;
 /// Measurements, of which the best counts.
 const ROUNDS: usize = 3;
 /// A candidate must be this much faster than the heuristic's first: below that it is noise, and the results of a
-/// product should not change with noise.
+/// GEMM should not change with noise.
 const GAIN: f64 = 1.03;
 
 /// Whether the candidates for `rows` rows are timed: with usual options before an engine serves, but for the largest two,
@@ -32,34 +33,28 @@ fn is_timed(rows: usize) -> bool {
 }
 
 impl BlasLt {
-    /// The algorithm for a product that has no plan yet.
+    /// The algorithm for a GEMM that has no plan yet.
     pub(super) fn algorithm(
         &mut self,
-        product: Product,
+        gemm: GemmSize,
         plan: &Plan,
         at: Operands,
     ) -> Result<sys::cublasLtMatmulAlgo_t, CublasError> {
-        let rows = served_rows(product.m);
-        if rows != product.m {
+        let rows = m_bucket(gemm.m);
+        if rows != gemm.m {
             // There are fewer rows of x than that plan has, so none are read.
-            let served = self.plan(Product { m: rows, ..product }, Operands { x: 0, ..at })?.algorithm;
+            let served = self.plan(GemmSize { m: rows, ..gemm }, Operands { x: 0, ..at })?.algorithm;
             return Ok(if self.accepts(plan, &served) { served } else { self.candidates(plan)?[0] });
         }
         let candidates = self.candidates(plan)?;
-        let chosen = if is_timed(rows) { self.chosen(product, plan, at, &candidates) } else { 0 };
+        let chosen = if is_timed(rows) { self.chosen(gemm, plan, at, &candidates) } else { 0 };
         Ok(*candidates.get(chosen).unwrap_or(&candidates[0]))
     }
 
     /// The candidate that earlier runs or a measurement found the best. The heuristic's first if nothing can be
     /// measured now.
-    fn chosen(
-        &mut self,
-        product: Product,
-        plan: &Plan,
-        at: Operands,
-        candidates: &[sys::cublasLtMatmulAlgo_t],
-    ) -> usize {
-        if let Some(known) = self.choices.get(product) {
+    fn chosen(&mut self, gemm: GemmSize, plan: &Plan, at: Operands, candidates: &[sys::cublasLtMatmulAlgo_t]) -> usize {
+        if let Some(known) = self.autotuned.get(gemm) {
             return known;
         }
         match self.stream.capture_status() {
@@ -67,15 +62,15 @@ impl BlasLt {
             _ => return 0,
         }
         let start = Instant::now();
-        match self.fastest(product, plan, at, candidates) {
+        match self.fastest(gemm, plan, at, candidates) {
             Ok((chosen, gain)) => {
                 let spent = start.elapsed();
-                log::debug!("cuBLASLt {product:?}: candidate {chosen}, {gain:.2} times as fast, found in {spent:.1?}");
-                self.choices.add(product, chosen);
+                log::debug!("cuBLASLt {gemm:?}: candidate {chosen}, {gain:.2} times as fast, found in {spent:.1?}");
+                self.autotuned.add(gemm, chosen);
                 chosen
             }
             Err(error) => {
-                log::debug!("cuBLASLt {product:?} was not measured: {error}");
+                log::debug!("cuBLASLt {gemm:?} was not measured: {error}");
                 0
             }
         }
@@ -84,12 +79,12 @@ impl BlasLt {
     /// The fastest candidate, and how many times as fast as the first it is.
     fn fastest(
         &self,
-        product: Product,
+        gemm: GemmSize,
         plan: &Plan,
         at: Operands,
         candidates: &[sys::cublasLtMatmulAlgo_t],
     ) -> Result<(usize, f64), DriverError> {
-        let bench = Bench::new(self, product, at)?;
+        let bench = Bench::new(self, gemm, at)?;
         let mut times = Vec::new();
         for algorithm in candidates {
             times.push(bench.time(&Plan { algorithm: *algorithm, ..*plan })?);
@@ -100,7 +95,7 @@ impl BlasLt {
     }
 }
 
-/// Operands to measure with, in memory of their own: a product may be asked to add to its output.
+/// Operands to measure with, in memory of their own: a GEMM may be asked to add to its output.
 struct Bench<'a> {
     blaslt: &'a BlasLt,
     calls: Vec<Operands>,
@@ -110,7 +105,7 @@ struct Bench<'a> {
 impl<'a> Bench<'a> {
     /// Copies the weights often enough that none is in the cache when its turn comes again. x is copied if `at` has it
     /// (not 0), and else zero.
-    fn new(blaslt: &'a BlasLt, Product { m, n, k, out }: Product, at: Operands) -> Result<Self, DriverError> {
+    fn new(blaslt: &'a BlasLt, GemmSize { m, n, k, out }: GemmSize, at: Operands) -> Result<Self, DriverError> {
         let stream = &blaslt.stream;
         let aligned = |bytes: usize| bytes.next_multiple_of(256);
         let (x, w, out) =

@@ -1,10 +1,10 @@
-//! Which candidate was the fastest for a product: known from earlier runs through a small text file.
+//! Which candidate was the fastest for a GEMM: known from earlier runs through a small text file.
 //!
 //! A line is `CANDIDATE M N K DTYPE GPU AND LIBRARY`. The candidate is its place in the heuristic's list, which depends
-//! on nothing but the product, the GPU and the library; so a wrong file can cost speed and nothing else. Lines are only
-//! appended, each in one write, so that processes can share the file; the last line of a product counts.
+//! on nothing but the GEMM, the GPU and the library; so a wrong file can cost speed and nothing else. Lines are only
+//! appended, each in one write, so that processes can share the file; the last line of a GEMM counts.
 
-use super::Product;
+use super::gemm_size::GemmSize;
 use pegainfer_core::tensor::DType;
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -14,16 +14,16 @@ use std::{env, fs};
 /// Changes when the list that the heuristic is asked for does.
 const FILE: &str = "pegainfer/blaslt-1.txt";
 
-/// Choices made on one GPU with one library.
-pub(super) struct Choices {
+/// Autotuned made on one GPU with one library.
+pub(super) struct Autotuned {
     /// Where they are kept, if anywhere.
     path: Option<PathBuf>,
     /// GPU, driver and library.
     place: String,
-    known: HashMap<Product, usize>,
+    known: HashMap<GemmSize, usize>,
 }
 
-impl Choices {
+impl Autotuned {
     /// What `path` knows about `place`.
     pub fn load(path: Option<PathBuf>, place: String) -> Self {
         let text = path.as_deref().map_or(Ok(String::new()), read).unwrap_or_else(|error| {
@@ -36,19 +36,19 @@ impl Choices {
             log::warn!("{}: {broken} lines that say nothing are ignored", path.display());
         }
         let here = lines.into_iter().flatten().filter(|(_, _, at)| *at == place);
-        let known = here.map(|(product, candidate, _)| (product, candidate)).collect();
+        let known = here.map(|(gemm, candidate, _)| (gemm, candidate)).collect();
         Self { path, place, known }
     }
 
     /// The candidate to take.
-    pub fn get(&self, product: Product) -> Option<usize> {
-        self.known.get(&product).copied()
+    pub fn get(&self, gemm: GemmSize) -> Option<usize> {
+        self.known.get(&gemm).copied()
     }
 
     /// Remembers a choice here and, if that is possible, for later runs.
-    pub fn add(&mut self, product: Product, candidate: usize) {
-        self.known.insert(product, candidate);
-        let Product { m, n, k, out } = product;
+    pub fn add(&mut self, gemm: GemmSize, candidate: usize) {
+        self.known.insert(gemm, candidate);
+        let GemmSize { m, n, k, out } = gemm;
         let line = format!("{candidate} {m} {n} {k} {out} {}\n", self.place);
         if let Some(path) = &self.path
             && let Err(error) = append(path, &line)
@@ -81,8 +81,8 @@ fn append(path: &Path, line: &str) -> io::Result<()> {
     fs::OpenOptions::new().create(true).append(true).open(path)?.write_all(line.as_bytes())
 }
 
-/// Product, candidate, place.
-fn parse(line: &str) -> Option<(Product, usize, &str)> {
+/// GemmSize, candidate, place.
+fn parse(line: &str) -> Option<(GemmSize, usize, &str)> {
     let mut fields = line.splitn(6, ' ');
     let mut number = || fields.next()?.parse::<usize>().ok();
     let (candidate, m, n, k) = (number()?, number()?, number()?, number()?);
@@ -91,7 +91,7 @@ fn parse(line: &str) -> Option<(Product, usize, &str)> {
         "f32" => DType::F32,
         _ => return None,
     };
-    Some((Product { m, n, k, out }, candidate, fields.next()?))
+    Some((GemmSize { m, n, k, out }, candidate, fields.next()?))
 }
 
 #[cfg(test)]
@@ -99,28 +99,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn choices_are_found_again_and_a_broken_file_is_not_fatal() {
-        let dir = env::temp_dir().join(format!("pegainfer-choices-{}", std::process::id()));
+    fn algorithms_are_found_again_and_a_broken_file_is_not_fatal() {
+        let dir = env::temp_dir().join(format!("pegainfer-autotuned-{}", std::process::id()));
         let path = dir.join(FILE);
-        let product = Product { m: 64, n: 2560, k: 4096, out: DType::Bf16 };
-        let load = |place: &str| Choices::load(Some(path.clone()), place.to_owned());
-        load("GPU A, lib 1").add(product, 3);
-        load("GPU B, lib 1").add(product, 5);
+        let gemm = GemmSize { m: 64, n: 2560, k: 4096, out: DType::Bf16 };
+        let load = |place: &str| Autotuned::load(Some(path.clone()), place.to_owned());
+        load("GPU A, lib 1").add(gemm, 3);
+        load("GPU B, lib 1").add(gemm, 5);
         append(&path, "64 bits of noise\n\u{0}\n3 1 2\n").unwrap();
-        assert_eq!(load("GPU A, lib 1").get(product), Some(3));
-        assert_eq!(load("GPU A, lib 2").get(product), None);
-        assert_eq!(load("GPU A, lib 1").get(Product { out: DType::F32, ..product }), None);
-        load("GPU A, lib 1").add(product, 0);
-        assert_eq!(load("GPU A, lib 1").get(product), Some(0));
-        assert_eq!(load("GPU B, lib 1").get(product), Some(5));
+        assert_eq!(load("GPU A, lib 1").get(gemm), Some(3));
+        assert_eq!(load("GPU A, lib 2").get(gemm), None);
+        assert_eq!(load("GPU A, lib 1").get(GemmSize { out: DType::F32, ..gemm }), None);
+        load("GPU A, lib 1").add(gemm, 0);
+        assert_eq!(load("GPU A, lib 1").get(gemm), Some(0));
+        assert_eq!(load("GPU B, lib 1").get(gemm), Some(5));
         fs::remove_dir_all(dir).unwrap();
     }
 
     #[test]
     fn a_place_that_cannot_be_written_is_left_alone() {
-        let mut choices = Choices::load(Some(PathBuf::from("/dev/null/pegainfer")), "here".to_owned());
-        let product = Product { m: 64, n: 8, k: 8, out: DType::F32 };
-        choices.add(product, 2);
-        assert_eq!((choices.get(product), choices.path), (Some(2), None));
+        let mut autotuned = Autotuned::load(Some(PathBuf::from("/dev/null/pegainfer")), "here".to_owned());
+        let gemm = GemmSize { m: 64, n: 8, k: 8, out: DType::F32 };
+        autotuned.add(gemm, 2);
+        assert_eq!((autotuned.get(gemm), autotuned.path), (Some(2), None));
     }
 }

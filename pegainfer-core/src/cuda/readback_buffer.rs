@@ -6,12 +6,12 @@ use std::fmt;
 use std::sync::Arc;
 
 /// Pinned memory and the event behind the copies into it.
-pub(crate) struct Landing {
+pub(crate) struct ReadbackBuffer {
     pinned: PinnedBuffer,
     done: CudaEvent,
 }
 
-impl Landing {
+impl ReadbackBuffer {
     pub(super) fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self, DriverError> {
         Ok(Self { pinned: PinnedBuffer::new(context, bytes.max(1))?, done: context.new_event(None)? })
     }
@@ -33,7 +33,7 @@ impl Landing {
     }
 }
 
-impl Drop for Landing {
+impl Drop for ReadbackBuffer {
     fn drop(&mut self) {
         // A copy in flight must not write to freed memory.
         if let Err(error) = self.done.synchronize() {
@@ -42,8 +42,8 @@ impl Drop for Landing {
     }
 }
 
-impl fmt::Debug for Landing {
+impl fmt::Debug for ReadbackBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Landing({} bytes)", self.pinned.slice().len())
+        write!(f, "ReadbackBuffer({} bytes)", self.pinned.slice().len())
     }
 }
