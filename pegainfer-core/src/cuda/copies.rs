@@ -5,14 +5,11 @@
 //! step's first kernel reads before it waits for its predecessor has arrived, and what the later ones read, too.
 
 use super::readback_buffer::ReadbackBuffer;
+use super::staging::STAGING_BYTES;
 use super::{Cuda, error};
 use crate::tensor::{Element, OpError};
 use cudarc::driver::{DriverError, result, sys};
 use std::ops::Range;
-
-/// Bytes of the largest single copy of a step's inputs, of which two may be on their way: as much as a row of them takes in
-/// the largest step that an engine may have, see `engine::options`.
-pub(super) const STAGING_BYTES: usize = 1 << 20;
 
 /// Names of the two directions in errors.
 const UPLOAD: &str = "upload";

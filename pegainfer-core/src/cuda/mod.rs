@@ -22,12 +22,11 @@ pub use tensor_map::{BOX_COLUMNS, TensorMap};
 pub(crate) use upload::Target;
 
 use crate::tensor::{OpError, Tensor};
-use copies::STAGING_BYTES;
 use cudarc::driver::sys::{CUdevice_attribute as Attribute, is_culib_present};
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
 use launch::Modules;
 use overlap::{OverlapCheck, Span, Start};
-use staging::Staging;
+use staging::{STAGING_BYTES, Staging};
 use std::fmt;
 use std::sync::Arc;
 
@@ -175,16 +174,6 @@ impl Cuda {
     /// Streaming multiprocessors: what a launch should fill.
     pub fn multiprocessors(&self) -> usize {
         self.multiprocessors
-    }
-
-    /// Bytes of shared memory that a block can have.
-    pub fn shared_memory(&self) -> usize {
-        self.shared
-    }
-
-    /// Compute capability, major and minor: which kernels can run.
-    pub fn capability(&self) -> (i32, i32) {
-        self.capability
     }
 
     /// The stream on which everything runs in order, for a library that launches itself.

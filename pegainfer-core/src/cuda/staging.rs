@@ -4,6 +4,10 @@ use super::memory::PinnedBuffer;
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
 use std::sync::Arc;
 
+/// Bytes of the largest single copy of a step's inputs, of which two may be on their way: as much as a row of them takes in
+/// the largest step that an engine may have, see `engine::options`.
+pub(super) const STAGING_BYTES: usize = 1 << 20;
+
 /// Pieces begin at a cache line.
 const ALIGN: usize = 64;
 
