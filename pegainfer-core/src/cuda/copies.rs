@@ -53,7 +53,7 @@ impl Cuda {
     /// Copies `elements` elements to `address` in chunks: `fill(first, chunk)` writes the chunk that begins at element
     /// `first` to pinned memory while the chunk before it travels. Chunks begin at multiples of 65,536 elements.
     ///
-    /// `address` must be the start of that much space in a live [`DeviceBuffer`].
+    /// `address` must be the start of that much space in a live [`DeviceBuffer`](super::DeviceBuffer).
     pub(crate) fn upload<T: Element>(
         &mut self,
         address: u64,
@@ -77,7 +77,7 @@ impl Cuda {
     /// Copies `width` elements to the front of each of `rows` rows, `stride` elements apart. `fill(row, elements)` gives
     /// those of a row, in memory that holds whatever an earlier copy left there.
     ///
-    /// `address` must be the start of `rows * stride` elements in a live [`DeviceBuffer`].
+    /// `address` must be the start of `rows * stride` elements in a live [`DeviceBuffer`](super::DeviceBuffer).
     pub(crate) fn upload_columns<T: Element>(
         &mut self,
         address: u64,
@@ -105,7 +105,7 @@ impl Cuda {
         Ok(())
     }
 
-    /// Pinned memory for [`land`]x).
+    /// Pinned memory for [`read_back`](Self::read_back).
     pub(crate) fn readback_buffer(&self, bytes: usize) -> Result<ReadbackBuffer, OpError> {
         self.bind()?;
         ReadbackBuffer::new(&self.context, bytes).map_err(error("cuda: pinned memory"))
@@ -114,7 +114,7 @@ impl Cuda {
     /// Copies device memory behind everything that was launched, without waiting: `(address, place)` gives where to
     /// copy from and the range of bytes of `buffer` to copy to.
     ///
-    /// Each address must be the start of that many bytes in a live [`DeviceBuffer`].
+    /// Each address must be the start of that many bytes in a live [`DeviceBuffer`](super::DeviceBuffer).
     pub(crate) fn read_back(
         &mut self,
         buffer: &mut ReadbackBuffer,

@@ -1,6 +1,6 @@
 //! Which kernel runs: one value for each family of ops, computed from a [`Gpu`] and the shape of a call.
 //!
-//! An op chooses once. The value names the kernel in the op's record, is what the launcher in [`cuda`](crate::cuda)
+//! An op chooses once. The value names the kernel in the op's record, is what the launcher in [`cuda`]
 //! launches, and tells [`warm_up`] which row counts are autotuned. Nothing here needs a device: a plan chooses for a card
 //! by its name. table.txt lists the choices of seven cards for the shapes of the models, and a test holds it against the
 //! code.
