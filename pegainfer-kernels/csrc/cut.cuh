@@ -1,8 +1,9 @@
-// Where the front of a row ends that holds so many tokens, or so much weight.
+// Where the head of a row ends that holds so many tokens (top-k), or so much weight (top-p): a selection without a
+// sort.
 //
-// The order is "larger logit first, then the lower id". A histogram over equal stretches of logits, built once, says in
-// which stretch the front ends; the few tokens of that stretch are gathered in one block and compared with each other. A
-// stretch with too many of them (ties, or a flat row) is halved by keys first.
+// The order is "larger logit first, then the lower id". A histogram over equal ranges of logits, built once, says in
+// which range the head ends; the few tokens of that range are gathered in one block and compared with each other. A
+// range with too many of them (ties, or a flat row) is halved by keys first (binary search).
 #pragma once
 #include "row.cuh"
 
@@ -10,7 +11,7 @@
 constexpr uint32_t kBins = kThreads; // of the histogram
 constexpr uint32_t kList = kThreads; // tokens that are compared with each other
 
-// The last token of a front, and the weight of the front.
+// The last token of a head, and the weight of the head.
 struct Cut {
     uint64_t key;
     uint64_t mass;
@@ -36,7 +37,7 @@ struct Histogram {
     }
 };
 
-// Equal stretches of logits from `max` down to `floor`; what is below is in no bin, nor is NaN.
+// Equal ranges of logits from `max` down to `floor`; what is below is in no bin, nor is NaN.
 struct Bins {
     float max, floor, scale;
     __device__ Bins(float max, float floor) : max(max), floor(floor) {
@@ -96,22 +97,22 @@ struct Range {
 
 // Halves the range by keys until the list can hold it.
 template <typename In>
-__device__ void halve(Exchange &slots, uint32_t &turn, const Row &row, const Weight &weight, In in, bool by_count,
+__device__ void halve(Exchange &slots, uint32_t &exchanges, const Row &row, const Weight &weight, In in, bool by_count,
                       uint64_t goal, Range &range) {
     uint64_t low = ~0ull, high = 0;
     row.each([&](float x, uint32_t id) {
         if (in(x)) low = min(low, token_key(x, id)), high = max(high, token_key(x, id));
     });
-    range.low = ~reduce(slots, turn, ~low, Max());
-    range.high = reduce(slots, turn, high, Max());
+    range.low = ~reduce(slots, exchanges, ~low, Max());
+    range.high = reduce(slots, exchanges, high, Max());
     while (range.n > kList) {
         uint64_t middle = range.low + (range.high - range.low) / 2 + 1, n = 0, mass = 0;
         row.each([&](float x, uint32_t id) {
             uint64_t key = token_key(x, id);
             if (in(x) && middle <= key && key <= range.high) n += 1, mass += weight.of(x);
         });
-        n = reduce(slots, turn, n, Add());
-        mass = reduce(slots, turn, mass, Add());
+        n = reduce(slots, exchanges, n, Add());
+        mass = reduce(slots, exchanges, mass, Add());
         if (goal <= (by_count ? range.count_before + n : range.mass_before + mass)) {
             range.low = middle;
             range.n = uint32_t(n);
@@ -124,7 +125,7 @@ __device__ void halve(Exchange &slots, uint32_t &turn, const Row &row, const Wei
     }
 }
 
-// Compares the listed tokens with each other; the thread that has the one at which the front reaches `goal` tells all.
+// Compares the listed tokens with each other; the thread that has the one at which the head reaches `goal` tells all.
 __device__ void choose(Histogram &shared, const Weight &weight, bool by_count, uint64_t goal, const Range &range) {
     uint64_t own = threadIdx.x < range.n ? shared.list[threadIdx.x] : 0;
     uint64_t own_weight = weight.of(key_logit(own));
@@ -141,9 +142,9 @@ __device__ void choose(Histogram &shared, const Weight &weight, bool by_count, u
     for (uint32_t i = 0; i < cluster_blocks(); ++i) *in_block(&shared.cut, i) = cut;
 }
 
-// The shortest front of what the histogram has that reaches `goal`: so many tokens with `by_count`, so much weight without.
-// `goal` is from 1 to what all of it has.
-__device__ Cut find(Histogram &shared, Exchange &slots, uint32_t &turn, const Row &row, const Bins &bins,
+// The shortest head of what the histogram has that reaches `goal`: so many tokens with `by_count`, so much weight
+// without. `goal` is from 1 to what all of it has.
+__device__ Cut find(Histogram &shared, Exchange &slots, uint32_t &exchanges, const Row &row, const Bins &bins,
                     const Weight &weight, bool by_count, uint64_t goal) {
     auto reached = [&](uint32_t bin) { return by_count ? uint64_t(shared.counts[bin]) : shared.masses[bin]; };
     uint32_t before = threadIdx.x - 1;
@@ -157,7 +158,7 @@ __device__ Cut find(Histogram &shared, Exchange &slots, uint32_t &turn, const Ro
         range.mass_before = shared.masses[bin - 1];
         range.n -= shared.counts[bin - 1];
     }
-    if (range.n > kList) halve(slots, turn, row, weight, in, by_count, goal, range);
+    if (range.n > kList) halve(slots, exchanges, row, weight, in, by_count, goal, range);
     row.each([&](float x, uint32_t id) {
         uint64_t key = token_key(x, id);
         if (!in(x) || key < range.low || key > range.high) return;

@@ -1,15 +1,19 @@
-// All layers of a decode step of one or two rows in one launch, on Hopper: from the residual stream after the embedding
-// to its value under the final norm.
+// All layers of a decode step of one or two rows in one launch (a megakernel), on Hopper: from the residual stream
+// after the embedding to its value under the final norm.
 //
-// One block on every multiprocessor, all of them resident. A layer is five exchanges between them (layer_ll.cuh):
-// queries, keys and values; attended values; the residual stream; the activated MLP; the residual stream. Each block
-// computes its rows of the four products (layer_gemv.cuh), whose weights its ring fetches without a pause from the
-// first layer to the last, and its part of attention (layer_attention.cuh). Every block computes the norms for itself.
-// Values are rounded where the separate ops round them.
+// Qwen3's layers: heads of 128, at most 8 heads a KV head, hidden up to 4,096, bf16. Each op and its rounding are those
+// of the separate kernels (csrc/norm.cu, skinny_wgmma.cu, decode.cuh). Techniques: cooperative persistent blocks; LL
+// flag protocol between them (csrc/layer_ll.cuh); weights streamed across GEMVs and layers by bulk copies
+// (csrc/layer_gemv.cuh); FlashDecoding split-KV (csrc/layer_attention.cuh). Bound by memory: 2.07 ms a step of
+// Qwen3-4B at 1,100 tokens on an H200, where a chain of kernels takes 2.38 and the plain read of its 7.26 GB 1.63
+// (docs/benchmarks/h200-kernels.md). Reference: the ops' (src/cpu/linear, norm.rs, qkv.rs, attention, swiglu.rs).
 //
-// A chain of kernels loses about 13 us a layer of Qwen3-4B, while the memory is idle between a product and the next:
-// one row takes 2.1 ms here and 2.35 ms there. Every block reads all of x as words, twice its size, which is why the
-// chain is faster from four rows on.
+// One block on every multiprocessor, all of them resident. A layer is five exchanges between them: queries, keys and
+// values; attended values; the residual stream; the activated MLP; the residual stream. Each block computes its rows of
+// the four GEMVs, and its split of attention. Every block computes the norms for itself.
+//
+// A chain of kernels loses about 13 us a layer of Qwen3-4B, while the memory is idle between a GEMV and the next. Every
+// block reads all of x with its flags, twice its size, which is why the chain is faster from four rows on.
 //
 // The launch is cooperative: it fails, or all blocks are resident. The successor may start at once, because its blocks
 // can become resident only after all of this kernel's have.
@@ -19,9 +23,9 @@
 constexpr int kHead = 128;
 constexpr uint32_t kMaxOwn = 64; // elements of a row of the residual stream that a block adds to
 
-// The block's small things in shared memory.
+// The block's statically allocated shared memory.
 template <int M> struct Small {
-    uint64_t full[kMaxStages], empty[kMaxStages], kv[kWarps], turns; // barriers
+    uint64_t full[kMaxStages], empty[kMaxStages], kv[kWarps], phases; // barriers
     float squares[M][kWarps];
     bf16 own[M][kMaxOwn]; // the residual stream, where the block adds to it
 };
@@ -30,8 +34,8 @@ template <int M> struct Small {
 template <int M, int kQuads> struct Layers {
     const Step &step;
     Small<M> &small;
-    Multiplier<M> multiplier;
-    const Words<M, kHead> &words;
+    GemvConsumer<M> consumer;
+    const ExchangeBuffers<M, kHead> &flagged;
     uint32_t epoch; // exchanges so far
 
     // The weights of a norm for the thread's elements; fetched while the block waits for other things.
@@ -46,13 +50,13 @@ template <int M, int kQuads> struct Layers {
 
     // x = norm(residual stream), which is in memory before the first layer, then in the newest exchange.
     __device__ void stage_norm(const Scales &scales, bool from_memory, bf16 *out) {
-        if (!from_memory) await_first(words.residual, step.hidden, epoch);
+        if (!from_memory) await_first(flagged.residual, step.hidden, epoch);
         uint2 rows[M][kQuads] = {};
         auto inside = [&](int i) { return 4 * (threadIdx.x + i * kConsumers) < step.hidden; };
 #pragma unroll
         for (int t = 0; t < M; ++t) {
             const uint2 *memory = reinterpret_cast<const uint2 *>(step.residual + t * step.hidden) + threadIdx.x;
-            const uint64_t *from = words.residual + t * step.hidden / 2 + 2 * threadIdx.x;
+            const uint64_t *from = flagged.residual + t * step.hidden / 2 + 2 * threadIdx.x;
             if (from_memory) {
 #pragma unroll
                 for (int i = 0; i < kQuads; ++i)
@@ -80,7 +84,7 @@ template <int M, int kQuads> struct Layers {
                 uint32_t quad = threadIdx.x + i * kConsumers;
                 uint4 y = scaled(make_uint4(rows[t][i].x, rows[t][i].y, 0, 0), scale,
                                  make_uint4(scales[i].x, scales[i].y, 0, 0));
-                *multiplier.input(t, step.hidden, quad) = make_uint2(y.x, y.y);
+                *consumer.input(t, step.hidden, quad) = make_uint2(y.x, y.y);
                 if (out && blockIdx.x == t)
                     reinterpret_cast<uint2 *>(out + t * step.hidden)[quad] = make_uint2(y.x, y.y);
             }
@@ -88,42 +92,42 @@ template <int M, int kQuads> struct Layers {
         consumers_sync();
     }
 
-    __device__ void load_own(const Product &p) {
+    __device__ void load_own(const Gemv &p) {
         for (uint32_t i = threadIdx.x; i < M * p.out; i += kConsumers)
             small.own[i / p.out][i % p.out] = step.residual[i / p.out * step.hidden + p.first + i % p.out];
     }
 
     __device__ void project_qkv(const Layer &layer) {
-        const Product p = product_of<kHead>(step, layer, kQkv);
-        multiplier.multiply(p);
-        multiplier.publish(p, words.qkv, ++epoch, [&](uint32_t t, uint32_t r) { return multiplier.sum(p, t, r); });
+        const Gemv p = gemv_of<kHead>(step, layer, kQkv);
+        consumer.compute(p);
+        consumer.publish(p, flagged.qkv, ++epoch, [&](uint32_t t, uint32_t r) { return consumer.sum(p, t, r); });
         consumers_sync(); // the sums are read: attention takes their place
     }
 
-    // Adds a product to the residual stream.
+    // Adds a GEMV to the residual stream.
     __device__ void add(const Layer &layer, Projection projection, bool to_memory) {
-        const Product p = product_of<kHead>(step, layer, projection);
-        multiplier.multiply(p);
-        multiplier.publish(p, words.residual, ++epoch, [&](uint32_t t, uint32_t r) {
+        const Gemv p = gemv_of<kHead>(step, layer, projection);
+        consumer.compute(p);
+        consumer.publish(p, flagged.residual, ++epoch, [&](uint32_t t, uint32_t r) {
             bf16 &own = small.own[t][r];
-            own = __float2bfloat16_rn(__bfloat162float(own) + round_bf16(multiplier.sum(p, t, r)));
+            own = __float2bfloat16_rn(__bfloat162float(own) + round_bf16(consumer.sum(p, t, r)));
             if (to_memory) step.residual[t * step.hidden + p.first + r] = own;
             return __bfloat162float(own);
         });
     }
 
     __device__ void activate(const Layer &layer) {
-        const Product p = product_of<kHead>(step, layer, kGateUp);
-        multiplier.multiply(p);
-        multiplier.publish(p, words.activated, ++epoch, [&](uint32_t t, uint32_t r) {
-            float gate = round_bf16(multiplier.sum(p, t, r)), up = round_bf16(multiplier.sum(p, t, p.out + r));
+        const Gemv p = gemv_of<kHead>(step, layer, kGateUp);
+        consumer.compute(p);
+        consumer.publish(p, flagged.activated, ++epoch, [&](uint32_t t, uint32_t r) {
+            float gate = round_bf16(consumer.sum(p, t, r)), up = round_bf16(consumer.sum(p, t, p.out + r));
             return silu_times(gate, up);
         });
     }
 
     __device__ void run(Attention<M, kHead> &attention) {
         Scales scales = {};
-        load_own(product_of<kHead>(step, step.layers[0], kOutput));
+        load_own(gemv_of<kHead>(step, step.layers[0], kOutput));
         load_scales(scales, step.layers[0].input_norm);
         for (uint32_t l = 0; l < step.n_layers; ++l) {
             const Layer &layer = step.layers[l];
@@ -134,12 +138,12 @@ template <int M, int kQuads> struct Layers {
             attention.begin(layer);
             attention.run(layer, epoch++);
             load_scales(scales, layer.post_norm);
-            consumers_sync(); // attention is done with its room: x comes back
-            multiplier.stage(words.attended, step.heads * kHead, epoch);
+            consumers_sync(); // attention is done with its scratch: x comes back
+            consumer.stage(flagged.attended, step.heads * kHead, epoch);
             add(layer, kOutput, false);
             stage_norm(scales, false, nullptr);
             activate(layer);
-            multiplier.stage(words.activated, step.intermediate, epoch);
+            consumer.stage(flagged.activated, step.intermediate, epoch);
             add(layer, kDown, end);
             load_scales(scales, end ? step.final_norm : step.layers[l + 1].input_norm);
         }
@@ -148,9 +152,9 @@ template <int M, int kQuads> struct Layers {
 };
 
 template <int M, int kQuads> __device__ void decode_layers(const Step &step) {
-    extern __shared__ __align__(128) uint8_t raw[]; // the ring, then x and the sums, or the room of attention
+    extern __shared__ __align__(128) uint8_t raw[]; // the ring, then x and the sums, or the scratch of attention
     __shared__ Small<M> small;
-    const WeightRing ring = {small.full, small.empty, raw, step.stages, &small.turns};
+    const WeightRing ring = {small.full, small.empty, raw, step.stages, &small.phases};
     uint32_t warp = threadIdx.x / 32;
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < kMaxStages; ++i) {
@@ -158,9 +162,9 @@ template <int M, int kQuads> __device__ void decode_layers(const Step &step) {
             barrier_init(small.empty + i, kConsumers);
         }
         for (int i = 0; i < kWarps; ++i) barrier_init(small.kv + i, 1);
-        barrier_init(&small.turns, 1);
+        barrier_init(&small.phases, 1);
         barriers_ready();
-        arrive(&small.turns);
+        arrive(&small.phases);
     }
     release_successor();
     __syncthreads();
@@ -168,17 +172,17 @@ template <int M, int kQuads> __device__ void decode_layers(const Step &step) {
         if (threadIdx.x % 32 != 0) return;
         Producer producer = {ring, warp - kWarps};
         for (uint32_t l = 0; l < step.n_layers; ++l)
-            for (uint32_t i = kQkv; i <= kDown; ++i) producer.run(product_of<kHead>(step, step.layers[l], i));
+            for (uint32_t i = kQkv; i <= kDown; ++i) producer.run(gemv_of<kHead>(step, step.layers[l], i));
         return;
     }
-    static_assert(sizeof(AttentionRoom<kHead>) == 64 * kHead * kWarps + 20 * kHead + 128, "as in the launcher");
+    static_assert(sizeof(AttentionScratch<kHead>) == 64 * kHead * kWarps + 20 * kHead + 128, "as in the launcher");
     uint8_t *x = raw + step.stages * kStageBytes;
     uint32_t widest = max(max(step.hidden, step.heads * kHead), step.intermediate);
     float *sums = reinterpret_cast<float *>(x + M * (2 * widest + kInputPad));
-    const Words<M, kHead> words(step);
-    Attention<M, kHead> attention(step, *reinterpret_cast<AttentionRoom<kHead> *>(x), words, small.kv + warp);
+    const ExchangeBuffers<M, kHead> flagged(step);
+    Attention<M, kHead> attention(step, *reinterpret_cast<AttentionScratch<kHead> *>(x), flagged, small.kv + warp);
     wait_for_predecessor();
-    Layers<M, kQuads> layers = {step, small, {ring, x, sums}, words, step.epochs[blockIdx.x]};
+    Layers<M, kQuads> layers = {step, small, {ring, x, sums}, flagged, step.epochs[blockIdx.x]};
     layers.run(attention);
     if (threadIdx.x == 0) step.epochs[blockIdx.x] = layers.epoch;
 }

@@ -85,8 +85,8 @@ __device__ __forceinline__ uint32_t add_acq_rel(uint32_t *counter, uint32_t x) {
 }
 
 // The first element of a vector of a column of the matrix of queries, swizzled as the cache is.
-template <int N> __device__ __forceinline__ uint32_t query_vector(uint32_t column, uint32_t piece) {
-    return ((piece / 8 * 8 * N + column) * 8 + (piece % 8 ^ column % 8)) * 8;
+template <int N> __device__ __forceinline__ uint32_t query_vector(uint32_t column, uint32_t vector) {
+    return ((vector / 8 * 8 * N + column) * 8 + (vector % 8 ^ column % 8)) * 8;
 }
 
 // Writes a warp's partial softmax to shared memory: of each column D numerators, the maximum and the sum.

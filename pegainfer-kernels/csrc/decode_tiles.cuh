@@ -174,8 +174,8 @@ __device__ void complete_tile(Slab<D> *stage, uint32_t end, const bf16 (*fresh)[
     for (uint32_t i = (end + 1) * (D / 8) + lane; Last == 1 && i < kBlock * (D / 8); i += 32)
         *reinterpret_cast<uint4 *>(stage[1 - First] + cache_vector(i / (D / 8), i % (D / 8))) = make_uint4(0, 0, 0, 0);
     for (uint32_t i = lane; fresh && i < (Last - First + 1) * (D / 8); i += 32) {
-        uint32_t value = First + i / (D / 8), piece = i % (D / 8), at = cache_vector(end, piece);
-        uint4 x = *reinterpret_cast<const uint4 *>(fresh[value] + 8 * piece);
+        uint32_t value = First + i / (D / 8), vector = i % (D / 8), at = cache_vector(end, vector);
+        uint4 x = *reinterpret_cast<const uint4 *>(fresh[value] + 8 * vector);
         *reinterpret_cast<uint4 *>(stage[value - First] + at) = x;
         *reinterpret_cast<uint4 *>((value ? v : k) + at) = x;
     }

@@ -93,9 +93,9 @@ template <class F> __device__ __forceinline__ void as_constant(uint32_t warp, F 
 
 // Five blocks of 16 x 16, as accumulators: of Q Kᵀ band Warp up to the diagonal, then of K Kᵀ that of
 // 3 - Warp.
-using Products = Accumulator[kBands + 1][2];
+using Scores = Accumulator[kBands + 1][2];
 
-template <int Warp> __device__ __forceinline__ void multiply(const IntraShared &s, Products &d) {
+template <int Warp> __device__ __forceinline__ void multiply(const IntraShared &s, Scores &d) {
     constexpr int kOther = kBands - 1 - Warp;
     uint32_t lane = threadIdx.x % 32, row = lane % 8;
     const uint4 *q = &s.tiles.q[(16 * Warp + lane % 16) * kRowVectors];
@@ -167,7 +167,7 @@ __device__ __forceinline__ void decay_block(Accumulator (&to)[2], const Accumula
 
 // From Q Kᵀ and K Kᵀ to P, which is written, and A, which goes to shared memory.
 template <int Warp>
-__device__ __forceinline__ void decay(IntraShared &s, const Products &products, const float *sum, const float *beta,
+__device__ __forceinline__ void decay(IntraShared &s, const Scores &scores, const float *sum, const float *beta,
                                       IntraChunk *part) {
     constexpr int kOther = kBands - 1 - Warp;
     uint32_t lane = threadIdx.x % 32;
@@ -181,16 +181,16 @@ __device__ __forceinline__ void decay(IntraShared &s, const Products &products, 
     }
 #pragma unroll
     for (int j = 0; j <= Warp; ++j) {
-        if (j < Warp) decay_block<false, false>(d, products[j], s, sum, Warp, j, query);
-        else decay_block<true, false>(d, products[j], s, sum, Warp, j, query);
+        if (j < Warp) decay_block<false, false>(d, scores[j], s, sum, Warp, j, query);
+        else decay_block<true, false>(d, scores[j], s, sum, Warp, j, query);
         part->output.weights[block_index(Warp, j)][lane] =
             make_uint4(narrow(d[0][0], d[0][1]), narrow(d[1][0], d[1][1]), narrow(d[0][2], d[0][3]),
                        narrow(d[1][2], d[1][3]));
     }
 #pragma unroll
     for (int j = 0; j <= kOther; ++j) {
-        if (j < kOther) decay_block<false, true>(d, products[Warp + 1 + j], s, sum, kOther, j, key);
-        else decay_block<true, true>(d, products[Warp + 1 + j], s, sum, kOther, j, key);
+        if (j < kOther) decay_block<false, true>(d, scores[Warp + 1 + j], s, sum, kOther, j, key);
+        else decay_block<true, true>(d, scores[Warp + 1 + j], s, sum, kOther, j, key);
         store_block(s.matrix, kOther, j, d);
     }
 }
@@ -252,15 +252,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4) gated_delta_intra(
     __syncthreads();
     load_lengths(s);
     __syncthreads();
-    Products products = {};
+    Scores scores = {};
     uint32_t warp = threadIdx.x / 32;
-    as_constant(warp, [&](auto w) { multiply<w>(s, products); });
+    as_constant(warp, [&](auto w) { multiply<w>(s, scores); });
     for (uint32_t h = 0; h < group; ++h) {
         IntraChunk *part = parts + size_t(blockIdx.x) * value_heads + head * group + h;
         const float *sum = s.sum[h], *beta = s.beta[h];
         scale_columns(s, sum, part);
         __syncthreads();
-        as_constant(warp, [&](auto w) { decay<w>(s, products, sum, beta, part); });
+        as_constant(warp, [&](auto w) { decay<w>(s, scores, sum, beta, part); });
         __syncthreads();
         solve(s.matrix, beta, part);
     }

@@ -4,10 +4,10 @@
 //   N = T (V - diag(exp(G) a) K Sᵀ);  O = diag(exp(G) c) Q Sᵀ + P N
 //   S' = exp(G_last) S + (diag(exp(G_last - G) a) N)ᵀ K
 // Names and terms: csrc/gated_delta_chunks.cuh. Chains of more than 16 tokens, heads of 128; `gated_delta_scan_wgmma`
-// on compute capability 9.0, `gated_delta_scan_mma` elsewhere. Reference: src/cpu/gated_delta/chunked.rs. Technique: warp
-// specialisation (producers copy by cp.async; Hopper: register reallocation, wgmma with A in registers, outputs one
-// chunk behind on warps of their own), persistent blocks that draw work items from a counter. Bound by the latency of
-// the scan: with the first kernel 43 us at 1k tokens, 134 at 4k, 499 at 16k on an H200, 1.9 us a chunk
+// on compute capability 9.0, `gated_delta_scan_mma` elsewhere. Reference: src/cpu/gated_delta/chunked.rs. Technique:
+// warp specialisation (producers copy by cp.async; Hopper: register reallocation, wgmma with A in registers, outputs
+// one chunk behind on warps of their own), persistent blocks that draw work items from a counter. Bound by the latency
+// of the scan: with the first kernel 43 us at 1k tokens, 134 at 4k, 499 at 16k on an H200, 1.9 us a chunk
 // (docs/benchmarks/h200-qwen35-4b.md).
 //
 // A warp has 16 rows of a head's state, which are elements of v, and all of k. With these as the rows of every GEMM
@@ -29,11 +29,11 @@ template <bool Hopper> __device__ __forceinline__ bool
 next_item(const ScanShared<Hopper> &s, ScanOperands &x, ChainCursor &at, const Chains *chains, uint32_t count) {
     constexpr uint32_t kRowTiles = kHead / ScanShared<Hopper>::kRows;
     block_sync<Hopper>();
-    uint32_t chain = s.scan / (x.value_heads * kRowTiles), slice = s.scan % (x.value_heads * kRowTiles);
+    uint32_t chain = s.scan / (x.value_heads * kRowTiles), row_tile = s.scan % (x.value_heads * kRowTiles);
     if (chain >= chains->count) return false;
-    x.head = slice / kRowTiles;
+    x.head = row_tile / kRowTiles;
     x.key_head = x.head / (x.value_heads / x.key_heads);
-    x.row = slice % kRowTiles * ScanShared<Hopper>::kRows;
+    x.row = row_tile % kRowTiles * ScanShared<Hopper>::kRows;
     uint32_t begin = chains->begin[chain];
     check_segment(x.segments, begin, x.tokens, x.slots);
     Segment now = load_segment(x.segments, begin);

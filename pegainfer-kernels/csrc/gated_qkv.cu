@@ -1,5 +1,5 @@
-// Two ops around attention with output gates, where csrc/attention_decode_gated.cu does not fuse them: all GPUs, any number of
-// tokens.
+// Two ops around attention with output gates, where csrc/attention_decode_gated.cu does not fuse them: all GPUs, any
+// number of tokens.
 //
 // gated_qk_norm_rope_write_kv: QK norm, partial rotary embedding (csrc/gated_head.cuh: formula) and the write to the
 // cache; one block a token. attention_gate: attended *= sigmoid(gate). All accesses are vectors; bound by memory.

@@ -1,13 +1,17 @@
-// out = x wᵀ for many rows: tiles in shared memory, filled by asynchronous copies kStages - 1 steps ahead.
+// Large-M GEMM by mma.sync: out = x wᵀ, where cuBLASLt is missing.
+//
+// x: [m, k] bf16, w: [n, k] bf16, out: [m, n] bf16 or f32. All GPUs. Technique: tiles of 64 x 64 or 128 x 128 in shared
+// memory with an XOR swizzle, a cp.async ring of kStages stages. Not tuned: the fallback. Reference:
+// src/cpu/linear/mod.rs.
 #include "async.cuh"
 
 constexpr int kDepth = 32; // columns of a step: 64 bytes of a row
 constexpr int kStages = 4;
 constexpr int kThreads = 256; // 2 warps along the rows of x, 4 along those of w
 
-// Byte offset of the 16-byte piece `piece` (0..3) of row `row`. Vec8 rows at one piece meet every bank once.
-__device__ __forceinline__ uint32_t place(uint32_t row, uint32_t piece) {
-    return row * 64 + ((piece ^ (row / 2 % 4)) * 16);
+// Byte offset of the 16-byte vector `vector` (0..3) of row `row`. Vec8 rows at one vector meet every bank once.
+__device__ __forceinline__ uint32_t place(uint32_t row, uint32_t vector) {
+    return row * 64 + ((vector ^ (row / 2 % 4)) * 16);
 }
 
 // Starts the copies of `ROWS` rows x kDepth columns to shared memory; what lies outside becomes 0.
@@ -28,7 +32,7 @@ __device__ void tiled(const bf16 *__restrict__ x, // [m, k]
                       const bf16 *__restrict__ w, // [n, k]
                       T *__restrict__ out,        // [m, n]
                       uint32_t m, uint32_t n, uint32_t k) {
-    constexpr int kM = ROWS / 2 / 16, kN = COLS / 4 / 8; // 16 x 8 products of a warp
+    constexpr int kM = ROWS / 2 / 16, kN = COLS / 4 / 8; // accumulators of a warp
     constexpr uint32_t kStage = (ROWS + COLS) * 64;
     extern __shared__ __align__(128) uint8_t shared[];
     uint32_t base = shared_address(shared);
@@ -84,8 +88,11 @@ __device__ void tiled(const bf16 *__restrict__ x, // [m, k]
 }
 
 #define TILED(name, rows, cols, type)                                                                                  \
-    extern "C" __global__ __launch_bounds__(kThreads) void name(const bf16 *x, const bf16 *w, type *out, uint32_t m,   \
-                                                                uint32_t n, uint32_t k) {                              \
+    extern "C" __global__ __launch_bounds__(kThreads) void name(                                                       \
+        const bf16 *x, /* [m, k] */                                                                                    \
+        const bf16 *w, /* [n, k] */                                                                                    \
+        type *out,     /* [m, n] */                                                                                    \
+        uint32_t m, uint32_t n, uint32_t k) {                                                                          \
         tiled<rows, cols, type>(x, w, out, m, n, k);                                                                   \
     }
 TILED(gemm_mma_bf16_64, 64, 64, bf16)

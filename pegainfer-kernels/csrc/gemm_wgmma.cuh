@@ -1,10 +1,13 @@
-// Products of many rows on Hopper's warpgroups, with more to do before the results are written.
+// Large-M GEMM by wgmma with a fused epilogue, on Hopper: the main loop of csrc/gemm_wgmma_qkv.cu and
+// csrc/gemm_wgmma_swiglu.cu.
 //
-// A tile is 128 rows of x against 256 rows of w. Two warpgroups multiply, 64 rows of x each; a third fetches and leaves
-// its registers to them.
+// x: [m, k], w: [n, k] bf16, tiles of 128 rows of x against 256 rows of w, f32 sums. Techniques: persistent blocks,
+// warp specialisation with register reallocation (a producer warpgroup that fetches by TMA, two consumers of 64 rows
+// each), grouped tile order for the L2, programmatic dependent launch with weights fetched ahead. Bound by the tensor
+// cores: 1,036 cycles a step of 64 columns, limit 1,024.
 //
-// The tensor cores have no pause between tiles: a warpgroup rounds its products to bf16, which frees the accumulators,
-// begins the next tile, and does a part of the rest after each of the first steps of that one.
+// The tensor cores have no pause between tiles: a warpgroup rounds its accumulators to bf16, which frees them, begins
+// the next tile, and does a part of the epilogue after each of the first steps of that one.
 #pragma once
 #include "hopper.cuh"
 #include "warp.cuh"
@@ -14,12 +17,14 @@ constexpr uint32_t kBox = 64;                   // columns of a box: 128 bytes, 
 constexpr uint32_t kBoxBytes = kBox * 128;      // of 64 rows
 constexpr uint32_t kStoreRows = 16;             // of results: those of a warp
 constexpr int kStages = 4;                      // steps of kBox columns of x and w in shared memory
-constexpr int kConsumers = 2;                   // warpgroups that multiply
+constexpr int kConsumers = 2;                   // consumer warpgroups
 constexpr uint32_t kWarps = 4 * kConsumers;
 constexpr uint32_t kThreads = (1 + kConsumers) * 128;
+// Of a thread after setmaxnreg: 128 * 40 + 256 * 232 of the 65,536 of a multiprocessor.
+constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-struct Shared {
+struct GemmShared {
     uint8_t x[kStages][kRows * 128];
     uint8_t w[kStages][kWeights * 128];
     uint8_t out[kWarps][2][kStoreRows * 128]; // results, two boxes a warp
@@ -70,9 +75,8 @@ template <uint32_t Columns> struct Tiles {
 
 // Fetches the steps of all tiles, w in boxes of 64 rows; box i of a tile begins at row `place(tiles, i)`. Weights need
 // not wait for the kernel before.
-template <uint32_t Columns, typename Place>
-__device__ void fetch(const TensorMap &x, const TensorMap &w, Tiles<Columns> tiles, uint32_t columns, Shared &shared,
-                      Place place) {
+template <uint32_t Columns, typename Place> __device__ void
+fetch(const TensorMap &x, const TensorMap &w, Tiles<Columns> tiles, uint32_t columns, GemmShared &shared, Place place) {
     auto begin = [&](uint32_t slot, uint32_t k) {
         uint32_t boxes = (tiles.half ? kWeights / 2 : kWeights) / kBox, to = shared_address(shared.w[slot]);
         arrive_expecting(&shared.full[slot], kRows * 128 + boxes * kBoxBytes);
@@ -103,9 +107,9 @@ __device__ __forceinline__ uint32_t thread() {
     return x;
 }
 
-// What multiplies: one warpgroup, 64 rows of each tile.
-struct Multiplier {
-    Shared &shared;
+// A consumer: one warpgroup, 64 rows of each tile.
+struct GemmConsumer {
+    GemmShared &shared;
     uint32_t warpgroup, steps;
     Ring<kStages> slot;
     float acc[kWeights / 2];
@@ -153,9 +157,9 @@ struct Multiplier {
     __device__ __forceinline__ uint32_t box(int i) const { return shared_address(shared.out[thread() / 32 - 4][i]); }
 };
 
-// Address of a 16-byte piece of a row, of 16 rows and 64 columns in shared memory with the swizzle.
-__device__ __forceinline__ uint32_t vector_at(uint32_t box, uint32_t row, uint32_t piece) {
-    return box + row * 128 + (piece ^ row % 8) * 16;
+// Address of a vector of a row, of 16 rows and 64 columns in shared memory with the swizzle.
+__device__ __forceinline__ uint32_t vector_at(uint32_t box, uint32_t row, uint32_t vector) {
+    return box + row * 128 + (vector ^ row % 8) * 16;
 }
 
 // 8 and 16 bytes of shared memory.

@@ -1,8 +1,12 @@
-// The QKV projection of many rows with what follows it, on Hopper's warpgroups: per-head norm and rotation of queries
-// and keys, and the write of keys and values to the paged cache. Heads of 128.
+// QKV projection with QK norm, rotary embedding and KV cache write in its epilogue, for many rows, on Hopper.
 //
-// A tile (csrc/gemm_wgmma.cuh) has two heads. All of a row that a head's norm sums is in the four lanes of a quad, and what
-// rotates together, 64 columns apart, is in one of them.
+//   [q, k, v] = x wᵀ, rounded to bf16;  q, k = rope(norm(.)) as csrc/qkv.cu;  k, v to the cache
+// Heads of 128, from 1,024 rows on; main loop and techniques: csrc/gemm_wgmma.cuh. 190 us at 4,096 rows of Qwen3-4B on
+// an H200, where cuBLASLt and csrc/qkv.cu take 211; its main loop alone takes 159 (docs/benchmarks/h200-kernels.md, QKV
+// of many rows). Reference: src/cpu/linear/mod.rs, src/cpu/qkv.rs.
+//
+// A tile has two heads. All of a row that a head's norm sums is in the four lanes of a quad, and what rotates together,
+// 64 columns apart, is in one of them.
 #include "kv_cache.cuh"
 #include "gemm_wgmma.cuh"
 #include "norm_rope.cuh"
@@ -13,7 +17,7 @@ constexpr int kGroups = kHead / 2 / 8; // of 8 columns that rotate with 8 others
 constexpr int kHalf = kGroups / 2;     // those whose angles are in shared memory at once
 constexpr int kParts = kGroups + 4;    // see `Consumer::part`
 
-struct Operands {
+struct QkvOperands {
     const bf16 *q_norm, *k_norm;
     const float *rope;
     const uint32_t *positions, *slots;
@@ -22,7 +26,7 @@ struct Operands {
     float eps;
 };
 
-struct SharedHeads : Shared {
+struct SharedHeads : GemmShared {
     bf16 norms[2][kHead]; // of queries and keys
 };
 
@@ -35,8 +39,8 @@ struct Angles {
 // threads, and spill 112 bytes.
 __device__ __noinline__ float head_scale(float squares, float eps) { return inverse_rms(squares, kHead, eps); }
 
-struct Consumer : Multiplier {
-    const Operands &op;
+struct Consumer : GemmConsumer {
+    const QkvOperands &op;
     const bf16 (&norms)[2][kHead];
     uint32_t words[2][32]; // rounded: for each head and 8 columns two words, of a lane's rows as in the d of `mma`
     float scale[2][2];     // of a head and row
@@ -77,14 +81,14 @@ struct Consumer : Multiplier {
 
     // Begins to copy half of the angles that were located to shared memory.
     __device__ __forceinline__ void fetch_angles(int half) {
-        uint32_t lane = thread() % 32, piece = lane % 8;
+        uint32_t lane = thread() % 32, vector = lane % 8;
         __syncwarp(); // what was there was read
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             uint32_t own = 4 * i + lane / 8;
-            const float *from = op.rope + __shfl_sync(kAll, angles, own) + half * (kHead / 4) + 4 * piece;
-            copy16(vector_at(box(0), own, piece), from);
-            copy16(vector_at(box(1), own, piece), from + kHead / 2);
+            const float *from = op.rope + __shfl_sync(kAll, angles, own) + half * (kHead / 4) + 4 * vector;
+            copy16(vector_at(box(0), own, vector), from);
+            copy16(vector_at(box(1), own, vector), from + kHead / 2);
         }
     }
 
@@ -132,7 +136,7 @@ struct Consumer : Multiplier {
     // One head, to the queries or to the cache. Through shared memory, so that 8 lanes write 64 columns of a row.
     __device__ __forceinline__ void write(int h) {
         if (h >= heads) return;
-        uint32_t lane = thread() % 32, piece = lane % 8, all = head + h;
+        uint32_t lane = thread() % 32, vector = lane % 8, all = head + h;
         __syncwarp(); // what was there was read
         uint32_t to = vector_at(box(0), lane % 16, lane / 16);
 #pragma unroll
@@ -146,19 +150,19 @@ struct Consumer : Multiplier {
         bf16 *out = op.v;
         if (key) out = op.k;
         if (query) out = op.q;
-        uint32_t high = (query ? kBox : kBox * kBlock) / 8; // pieces from a head's lower half to its upper one
+        uint32_t high = (query ? kBox : kBox * kBlock) / 8; // vectors from a head's lower half to its upper one
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             uint32_t own = 4 * i + lane / 8, token = row + own;
             uint32_t place = __shfl_sync(kAll, slot, own);
-            // Of the head's first element in `out`, in heads, and of the piece in it.
+            // Of the head's first element in `out`, in heads, and of the vector in it.
             size_t first = query ? size_t(token) * op.heads + all
                                  : (size_t(place / kBlock) * op.kv_heads + kv_head) * kBlock;
-            uint32_t then = query ? piece : cache_vector(place % kBlock, piece) / 8;
+            uint32_t then = query ? vector : cache_vector(place % kBlock, vector) / 8;
             // No slot is beyond the last, too.
             if (token >= op.m || (!query && place >= op.max_slot)) continue;
             uint4 *at = reinterpret_cast<uint4 *>(out) + first * (kHead / 8) + then;
-            uint32_t from = vector_at(box(0), own, piece);
+            uint32_t from = vector_at(box(0), own, vector);
             at[0] = load_shared(from);
             at[high] = load_shared(from + kStoreRows * 128);
         }
@@ -187,7 +191,7 @@ struct Consumer : Multiplier {
         if (i == kParts - 1) fetch_angles(0);
     }
 
-    // Multiplies this tile and does the rest of the one before. Half: its first head.
+    // The main loop of this tile, with the epilogue of the one before. Half: its first head.
     template <bool Half> __device__ __forceinline__ void run(const Tiles<kWeights> &next) {
         tile<Half, kParts>([&](int i) { part(i, next.row); });
 #pragma unroll
@@ -219,7 +223,7 @@ struct Consumer : Multiplier {
     }
 };
 
-__device__ void consume(const Operands &op, uint32_t k, Tiles<kWeights> tiles, SharedHeads &shared) {
+__device__ void consume(const QkvOperands &op, uint32_t k, Tiles<kWeights> tiles, SharedHeads &shared) {
     uint32_t warpgroup = __shfl_sync(kAll, threadIdx.x / 128, 0) - 1; // the compiler then knows that it is the warp's
     Consumer c = {{shared, warpgroup, (k + kBox - 1) / kBox}, op, shared.norms};
 #pragma unroll
@@ -232,26 +236,26 @@ __device__ void consume(const Operands &op, uint32_t k, Tiles<kWeights> tiles, S
     c.finish();
 }
 
-// A bad slot or position stops the kernel. What multiplies only passes over it: a branch to a trap in the middle would
-// cost it registers.
-__device__ void check(const Operands &op) {
+// A bad slot or position stops the kernel. Consumers only pass over it: a branch to a trap in the middle would cost
+// them registers.
+__device__ void check(const QkvOperands &op) {
     for (uint32_t i = blockIdx.x * 32 + threadIdx.x % 32; i < op.m; i += gridDim.x * 32) {
         uint32_t slot = op.slots[i];
         if (op.positions[i] >= op.max_position || (slot >= op.max_slot && slot != kNoSlot)) __trap();
     }
 }
 
-// Of all threads that multiply.
+// A barrier of all consumers.
 __device__ __forceinline__ void consumers_sync() { asm volatile("bar.sync 1, %0;" ::"n"(kConsumers * 128) : "memory"); }
 
-__device__ void linear_qkv(const TensorMap &x, const TensorMap &w, const Operands &op, uint32_t k, uint32_t group) {
+__device__ void linear_qkv(const TensorMap &x, const TensorMap &w, const QkvOperands &op, uint32_t k, uint32_t group) {
     extern __shared__ __align__(1024) uint8_t bytes[];
     SharedHeads &shared = *reinterpret_cast<SharedHeads *>(bytes);
     release_successor();
     shared.init();
     Tiles<kWeights> tiles(op.m, (op.heads + 2 * op.kv_heads) * kHead, group);
     if (threadIdx.x < 128) {
-        registers_lower<40>();
+        registers_lower<kProducerRegisters>();
         auto place = [](const Tiles<kWeights> &tile, uint32_t i) { return tile.column + i * kBox; };
         if (threadIdx.x / 32 == 0 && elected()) fetch(x, w, tiles, k, shared, place);
         if (threadIdx.x / 32 == 1) {
@@ -264,25 +268,32 @@ __device__ void linear_qkv(const TensorMap &x, const TensorMap &w, const Operand
         shared.norms[0][i] = op.q_norm[i], shared.norms[1][i] = op.k_norm[i];
         consumers_sync();
         wait_for_predecessor();
-        registers_raise<232>();
+        registers_raise<kConsumerRegisters>();
         consume(op, k, tiles, shared);
     }
 }
 #define BODY()                                                                                                         \
-    Operands op = {q_norm, k_norm, rope, positions, slots, q, k, v, m, heads, kv_heads, max_position, max_slot, eps};  \
+    QkvOperands op = {q_norm, k_norm, rope, positions, slots, q, k, v,                                                 \
+                      m, heads, kv_heads, max_position, max_slot, eps};                                                \
     linear_qkv(x, w, op, columns, group)
 #else
-#define BODY() __trap() // the launcher takes a product and csrc/qkv.cu
+#define BODY() __trap() // the launcher takes a GEMM and csrc/qkv.cu
 #endif
 
-// Grid: as many blocks as multiprocessors, whatever the shape. x: [m, columns] in boxes of 128 rows, w: [(heads + 2
-// kv_heads) * 128, columns] in boxes of 64 rows, columns: at least kParts steps; the others as in csrc/qkv.cu. A bad
-// slot or position stops the kernel.
+// Grid: as many blocks as multiprocessors, whatever the shape. columns: at least kParts steps. A bad slot or position
+// stops the kernel.
 extern "C" __global__ __launch_bounds__(kThreads, 1) void gemm_wgmma_qkv(
-    const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const bf16 *__restrict__ q_norm,
-    const bf16 *__restrict__ k_norm, const float *__restrict__ rope, const uint32_t *__restrict__ positions,
-    const uint32_t *__restrict__ slots, bf16 *__restrict__ q, bf16 *__restrict__ k, bf16 *__restrict__ v, uint32_t m,
-    uint32_t columns, uint32_t heads, uint32_t kv_heads, uint32_t max_position, uint32_t max_slot, float eps,
-    uint32_t group) {
+    const __grid_constant__ TensorMap x,        // [m, columns] in boxes of 128 rows
+    const __grid_constant__ TensorMap w,        // [(heads + 2 kv_heads) * 128, columns] in boxes of 64 rows
+    const bf16 *__restrict__ q_norm,            // [128]
+    const bf16 *__restrict__ k_norm,            // [128]
+    const float *__restrict__ rope,             // [max_position, 128]: cosines, then sines
+    const uint32_t *__restrict__ positions,     // [m]
+    const uint32_t *__restrict__ slots,         // [m], or kNoSlot
+    bf16 *__restrict__ q,                       // [m, heads * 128]
+    bf16 *__restrict__ k, bf16 *__restrict__ v, // [blocks, kv_heads, 2, 16, 64], csrc/kv_cache.cuh
+    uint32_t m, uint32_t columns, uint32_t heads, uint32_t kv_heads, uint32_t max_position, uint32_t max_slot,
+    float eps,
+    uint32_t group) { // tiles along the rows that are done before the next columns
     BODY();
 }

@@ -1,7 +1,12 @@
-// out = silu(x gateᵀ) * (x upᵀ) for many rows, on Hopper's warpgroup products.
+// Gate and up projections with SwiGLU in the epilogue, for many rows, on Hopper: out = bf16(silu(x gateᵀ)) * (x upᵀ),
+// both GEMMs rounded to bf16 first.
 //
-// A tile (csrc/gemm_wgmma.cuh) has 128 rows of the gate and the 128 rows of up that belong to them: 128 columns of out. So a
-// thread has the products of the gate and of up for the same elements.
+// From 512 rows on; main loop and techniques: csrc/gemm_wgmma.cuh. 708 TFLOP/s at 2,048 rows of Qwen3-4B on an H200,
+// 720 at 4,096; cuBLASLt and csrc/swiglu.cu take 8 % longer (docs/benchmarks/h200-kernels.md, SwiGLU of many rows).
+// Reference: src/cpu/linear/mod.rs, src/cpu/swiglu.rs.
+//
+// A tile has 128 rows of the gate and the 128 rows of up that belong to them: 128 columns of out. So a thread has the
+// sums of the gate and of up for the same elements.
 #include "gemm_wgmma.cuh"
 #include "math.cuh"
 
@@ -9,7 +14,7 @@
 constexpr uint32_t kColumns = kWeights / 2; // of out, a tile
 constexpr int kParts = 8;                   // in which a tile is activated
 
-struct Consumer : Multiplier {
+struct Consumer : GemmConsumer {
     const TensorMap &out;
     uint32_t m;
     uint32_t gate[32], up[32];   // rounded: for each 8 columns two words, of a lane's rows as in the d of `mma`
@@ -35,7 +40,7 @@ struct Consumer : Multiplier {
         }
     }
 
-    // Multiplies this tile and activates the one before. Half: its first kColumns / 2 columns.
+    // The main loop of this tile, with the activation of the one before. Half: its first kColumns / 2 columns.
     template <bool Half> __device__ __forceinline__ void run(const Tiles<kColumns> &next) {
         tile<Half, kParts>([&](int part) { activate(part); });
         constexpr int kWords = Half ? 16 : 32;
@@ -56,7 +61,7 @@ struct Consumer : Multiplier {
     }
 };
 
-__device__ void consume(const TensorMap &out, uint32_t m, uint32_t k, Tiles<kColumns> tiles, Shared &shared) {
+__device__ void consume(const TensorMap &out, uint32_t m, uint32_t k, Tiles<kColumns> tiles, GemmShared &shared) {
     uint32_t warpgroup = __shfl_sync(kAll, threadIdx.x / 128, 0) - 1; // the compiler then knows that it is the warp's
     Consumer c = {{shared, warpgroup, (k + kBox - 1) / kBox}, out, m};
 #pragma unroll
@@ -72,12 +77,12 @@ __device__ void consume(const TensorMap &out, uint32_t m, uint32_t k, Tiles<kCol
 __device__ void linear_swiglu(const TensorMap &x, const TensorMap &w, const TensorMap &out, uint32_t m, uint32_t width,
                               uint32_t k, uint32_t group) {
     extern __shared__ __align__(1024) uint8_t bytes[];
-    Shared &shared = *reinterpret_cast<Shared *>(bytes);
+    GemmShared &shared = *reinterpret_cast<GemmShared *>(bytes);
     release_successor();
     shared.init();
     Tiles<kColumns> tiles(m, width, group);
     if (threadIdx.x < 128) {
-        registers_lower<40>();
+        registers_lower<kProducerRegisters>();
         // The boxes of the gate, then as many of up.
         auto place = [width](const Tiles<kColumns> &tile, uint32_t i) {
             uint32_t each = tile.half ? 1 : 2;
@@ -86,19 +91,21 @@ __device__ void linear_swiglu(const TensorMap &x, const TensorMap &w, const Tens
         if (threadIdx.x < 32 && elected()) fetch(x, w, tiles, k, shared, place);
     } else {
         wait_for_predecessor();
-        registers_raise<232>();
+        registers_raise<kConsumerRegisters>();
         consume(out, m, k, tiles, shared);
     }
 }
 #define BODY() linear_swiglu(x, w, out, m, width, k, group)
 #else
-#define BODY() __trap() // the launcher takes a product and csrc/swiglu.cu
+#define BODY() __trap() // the launcher takes a GEMM and csrc/swiglu.cu
 #endif
 
-// Grid: as many blocks as multiprocessors, whatever the shape. x: [m, k] in boxes of 128 rows, w: [2 * width, k], the
-// rows of the gate first, in boxes of 64 rows, out: [m, width] in boxes of 16 rows. k: at least kParts steps.
+// Grid: as many blocks as multiprocessors, whatever the shape. k: at least kParts steps.
 extern "C" __global__ __launch_bounds__(kThreads, 1) void gemm_wgmma_swiglu(
-    const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap out,
-    uint32_t m, uint32_t width, uint32_t k, uint32_t group) {
+    const __grid_constant__ TensorMap x,   // [m, k] in boxes of 128 rows
+    const __grid_constant__ TensorMap w,   // [2 * width, k], the rows of the gate first, in boxes of 64 rows
+    const __grid_constant__ TensorMap out, // [m, width] in boxes of 16 rows
+    uint32_t m, uint32_t width, uint32_t k,
+    uint32_t group) { // tiles along the rows that are done before the next columns
     BODY();
 }

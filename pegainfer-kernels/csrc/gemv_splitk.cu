@@ -1,14 +1,24 @@
-// out = x wᵀ for few rows: every weight is read once and goes to the tensor cores as it lies in memory.
+// Skinny GEMM by mma.sync: out = x wᵀ for up to 16 rows of x, every weight read once (GEMV, split-K where a matrix has
+// few rows).
 //
-// The 16 x 8 product of the tensor core takes 16 rows of w as its a and 8 rows of x as its b. Each warp has rows of w of
-// its own, an even share of all there are, at most 16 at a time, and walks along a slice of their columns, 128 a step.
-// Weights wait in shared memory, kRing steps deep, where each lane reads back what it fetched itself: the warps wait for
-// each other only for x, which they share. A row of out does not depend on how many rows there are.
+// x: [m, k] bf16, w: [n, k] bf16, out: [m, n] bf16 or f32, [m, n / 2] bf16(silu(gate)) * up (gated: rows of the gate
+// first), or f32 partials [splits, m, n] that csrc/norm.cu adds. All GPUs below Hopper, and Hopper where
+// csrc/skinny_wgmma.cu is not taken. Reference: src/cpu/linear/mod.rs.
+//
+// Techniques: swap-AB (16 rows of w are operand A, 8 rows of x operand B); split-K; a cp.async ring for each warp
+// without barriers; programmatic dependent launch with weights fetched ahead. Bound by memory: 4.1 of 4.46 TB/s in
+// steady state on an H200; a decode step of Qwen3-4B takes 2.24 ms of GEMMs at one row, 1.86 at the plain read's rate
+// (docs/benchmarks/h200-kernels.md, Products of few rows).
+//
+// Each warp has rows of w of its own, an even share of all there are, at most 16 at a time, and goes along its split of
+// their columns, 128 a step. Weights wait in shared memory, kRing steps deep, where each lane reads back what it
+// fetched itself: the warps wait for each other only for x, which they share. A row of out does not depend on how many
+// rows there are.
 //
 // The first steps are fetched before the kernels that produce x are done, but for the last: what is in flight delays
-// whatever those kernels wait for (a read from the L2 takes 0.2 us when the memory is idle, 2 with a full ring). A block
-// leaves no room for a second one of its kernel on a multiprocessor: the launcher asks for more than half of the shared
-// memory, because blocks that start while the kernel before ends would otherwise crowd where it ended first.
+// whatever those kernels wait for (a read from the L2 takes 0.2 us when the memory is idle, 2 with a full ring). A
+// block leaves no room for a second one of its kernel on a multiprocessor: the launcher asks for more than half of the
+// shared memory, because blocks that start while the kernel before ends would otherwise crowd where it ended first.
 #include "async.cuh"
 #include "common.cuh"
 #include "math.cuh"
@@ -24,8 +34,8 @@ enum Epilogue { kPlain, kGated };
 
 struct Shape {
     uint32_t m, n, k;
-    uint32_t slice; // columns of a block, a multiple of kStep; blockIdx.y says which
-    uint32_t slots; // chunks of x in shared memory: all of a slice, or at least 3
+    uint32_t split; // columns of a block, a multiple of kStep; blockIdx.y says which
+    uint32_t slots; // chunks of x in shared memory: all of a split, or at least 3
 };
 
 // The rows of a warp, dealt out in tiles of at most 16 (gated: 8 pairs), and its columns.
@@ -38,14 +48,15 @@ template <Epilogue E> struct Share {
         first = uint32_t(rows * warp / warps);
         end = uint32_t(rows * (warp + 1) / warps);
         tiles = (most + tile - 1) / tile;
-        column = blockIdx.y * shape.slice;
-        width = min(shape.slice, shape.k - column);
+        column = blockIdx.y * shape.split;
+        width = min(shape.split, shape.k - column);
         steps = (width + kStep - 1) / kStep;
     }
     __device__ uint32_t tile_row(uint32_t t) const { return first + (end - first) * t / tiles; }
 };
 
-// Walks the steps of all tiles in order and starts the copies of one lane's weights, [kGroups, 2, 32 lanes] a step.
+// Goes through the steps of all tiles in order and starts the copies of one lane's weights, [kGroups, 2, 32 lanes] a
+// step.
 template <Epilogue E> struct Weights {
     const bf16 *w, *low, *high; // the lane's next columns of its two rows of the tile
     bool has_low, has_high;
@@ -82,8 +93,8 @@ template <Epilogue E> struct Weights {
     }
 };
 
-// Starts the copies of chunk `chunk` of x, [kChunk, kGroups, TILES, 32 lanes] pieces of 16 bytes in the order of the
-// product's b. Rows and columns beyond the end become 0.
+// Starts the copies of chunk `chunk` of x, [kChunk, kGroups, TILES, 32 lanes] vectors in the order of
+// operand B. Rows and columns beyond the end become 0.
 template <int TILES, Epilogue E>
 __device__ __forceinline__ void fetch_input(const bf16 *x, const Shape &shape, const Share<E> &share, uint32_t chunk,
                                             uint4 *to) {
@@ -95,7 +106,7 @@ __device__ __forceinline__ void fetch_input(const bf16 *x, const Shape &shape, c
     }
 }
 
-// Clears what `fetch_all` does not write: rows of x beyond the end, and columns beyond the slice.
+// Clears what `fetch_all` does not write: rows of x beyond the end, and columns beyond the split.
 template <int TILES, Epilogue E> __device__ void clear_input(const Shape &shape, const Share<E> &share, uint4 *inputs) {
     if (shape.m == 8 * TILES && share.width % kStep == 0) return;
     for (uint32_t i = threadIdx.x; i < share.steps * kGroups * TILES * 32; i += blockDim.x)
@@ -103,7 +114,7 @@ template <int TILES, Epilogue E> __device__ void clear_input(const Shape &shape,
     __syncthreads();
 }
 
-// Starts the copies of all of the slice of x, in the same order.
+// Starts the copies of all of the split of x, in the same order.
 template <int TILES, Epilogue E>
 __device__ void fetch_all(const bf16 *x, const Shape &shape, const Share<E> &share, uint4 *inputs) {
     const bf16 *from = x + share.column;
@@ -126,7 +137,9 @@ __device__ __forceinline__ void write(const Accumulator (&acc)[TILES], const Sha
             uint32_t token = 8 * t + Accumulator::column(lane, i), at = row + Accumulator::row(lane, 0);
             if (token >= shape.m) continue;
             if (E == kGated) {
-                if (at < end) put(out + size_t(token) * (shape.n / 2) + at, silu_times(round_bf16(acc[t][i]), round_bf16(acc[t][2 + i])));
+                if (at < end)
+                    put(out + size_t(token) * (shape.n / 2) + at,
+                        silu_times(round_bf16(acc[t][i]), round_bf16(acc[t][2 + i])));
             } else {
                 if (at < end) put(out + size_t(token) * shape.n + at, acc[t][i]);
                 if (at + 8 < end) put(out + size_t(token) * shape.n + at + 8, acc[t][2 + i]);
@@ -134,13 +147,13 @@ __device__ __forceinline__ void write(const Accumulator (&acc)[TILES], const Sha
         }
 }
 
-// out: [m, n], gated [m, n / 2], or, of T float, one such matrix for each slice of the columns.
+// out: [m, n], gated [m, n / 2], or, of T float, one such matrix for each split of the columns.
 template <int TILES, Epilogue E, typename T>
 __device__ void stream(const bf16 *__restrict__ x, // [m, k], m <= 8 TILES
                        const bf16 *__restrict__ w, // [n, k]
                        T *__restrict__ out, const Shape &shape) {
-    constexpr uint32_t kInput = kChunk * kGroups * TILES * 32; // pieces of a chunk of x
-    constexpr int kSets = TILES == 1 ? 2 : 1;                  // of sums: products that do not wait for each other
+    constexpr uint32_t kInput = kChunk * kGroups * TILES * 32; // vectors of a chunk of x
+    constexpr int kSets = TILES == 1 ? 2 : 1;                  // of sums: mma that do not wait for each other
     extern __shared__ uint4 shared[];
     uint4 *inputs = shared; // [slots, kInput]
     uint4 *ring = shared + shape.slots * kInput + threadIdx.x / 32 * (kRing * kGroups * 64) + threadIdx.x % 32;
@@ -207,14 +220,20 @@ __device__ void stream(const bf16 *__restrict__ x, // [m, k], m <= 8 TILES
     }
 }
 
+// Grid: blocks, splits; 32 threads a warp. gated: n is twice the width of `out`, the rows of the gate first.
 #define STREAM(name, tiles, epilogue, type)                                                                            \
     extern "C" __global__ __launch_bounds__(32 * kMaxWarps) void name(                                                 \
-        const bf16 *x, const bf16 *w, type *out, uint32_t m, uint32_t n, uint32_t k, uint32_t slice, uint32_t slots) { \
-        stream<tiles, epilogue, type>(x, w, out, {m, n, k, slice, slots});                                             \
+        const bf16 *x,     /* [m, k] */                                                                                \
+        const bf16 *w,     /* [n, k] */                                                                                \
+        type *out,         /* [m, n], gated [m, n / 2], f32 [gridDim.y, m, n] */                                       \
+        uint32_t m, uint32_t n, uint32_t k,                                                                            \
+        uint32_t split,    /* columns of a split */                                                                    \
+        uint32_t slots) {  /* see `Shape` */                                                                           \
+        stream<tiles, epilogue, type>(x, w, out, {m, n, k, split, slots});                                             \
     }
 #define KERNELS(rows, tiles)                                                                                           \
-    STREAM(gemv_splitk_bf16_##rows, tiles, kPlain, bf16)                                                                    \
-    STREAM(gemv_splitk_f32_##rows, tiles, kPlain, float)                                                                    \
+    STREAM(gemv_splitk_bf16_##rows, tiles, kPlain, bf16)                                                               \
+    STREAM(gemv_splitk_f32_##rows, tiles, kPlain, float)                                                               \
     STREAM(gemv_splitk_gated_##rows, tiles, kGated, bf16)
 KERNELS(8, 1)
 KERNELS(16, 2)

@@ -1,5 +1,5 @@
-// What only Hopper has: products of whole warpgroups with operands in shared memory, and registers that move from one
-// warpgroup to another. Both exist in code for sm_90a alone.
+// What only Hopper has: wgmma, the GEMMs of whole warpgroups with operands in shared memory, and registers that move
+// from one warpgroup to another (setmaxnreg). Both exist in code for sm_90a alone.
 #pragma once
 #include "async.cuh"
 
@@ -13,9 +13,10 @@ template <int N> __device__ __forceinline__ void registers_raise() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-// Operand in shared memory with the 128-byte swizzle: rows of 128 bytes, whose 16-byte piece p lies at p ^ (row % 8).
-// `stride`: bytes between groups of 8 rows. `leading`: bytes between columns of 128 bytes where these run along the
-// operand's rows (the transposed operand below), else unused. The columns start at multiples of 1024 bytes.
+// Matrix descriptor (PTX ISA, wgmma) of an operand in shared memory with the 128-byte swizzle: rows of 128 bytes, whose
+// vector p lies at p ^ (row % 8). `stride`: bytes between groups of 8 rows. `leading`: bytes between columns of 128
+// bytes where these run along the operand's rows (the transposed operand below), else unused. The columns start at
+// multiples of 1024 bytes.
 __device__ __forceinline__ uint64_t descriptor(uint32_t address, uint32_t leading, uint32_t stride) {
     return uint64_t((address & 0x3ffff) >> 4) | uint64_t(leading >> 4) << 16 | uint64_t(stride >> 4) << 32 |
            uint64_t(1) << 62;
@@ -51,8 +52,8 @@ template <int N> __device__ __forceinline__ void wgmma_wait() {
     NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 
 // d[64, n] = (first ? 0 : d) + a[64, 16] b[n, 16]ᵀ for a warpgroup, n = 32, 64, 80, 96, 128 or 256, both operands in
-// shared memory with the sum along their rows. Warp w holds rows 16 w to 16 w + 15 of d, laid out as the d of `mma` for
-// each 8 columns.
+// shared memory with the sum along their rows. Warp w holds rows 16 w to 16 w + 15 of d, as accumulators
+// (csrc/frag.cuh), one for each 8 columns.
 template <bool First> __device__ __forceinline__ void wgmma(float (&d)[16], uint64_t a, uint64_t b) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" NAMES_16 "}, %16, %17, p, 1, 1, 0, 0;\n}"
@@ -91,7 +92,7 @@ template <bool First> __device__ __forceinline__ void wgmma(float (&d)[128], uin
                  : "l"(a), "l"(b), "n"(int(!First)));
 }
 
-// As above with a in registers, laid out as the a of `mma`.
+// As above with a in registers, as operand A of `mma`.
 template <bool First> __device__ __forceinline__ void wgmma(float (&d)[32], const uint4 &a, uint64_t b) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES_32 "}, {%32, %33, %34, %35}, %36, "
@@ -100,7 +101,7 @@ template <bool First> __device__ __forceinline__ void wgmma(float (&d)[32], cons
                  : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "n"(int(!First)));
 }
 
-// d[64, n] += a[64, 16] b[16, n] with a in registers, laid out as the a of `mma`, and b in shared memory row by row.
+// d[64, n] += a[64, 16] b[16, n] with a in registers, as operand A of `mma`, and b in shared memory row by row.
 __device__ __forceinline__ void wgmma_transposed(float (&d)[32], const uint4 &a, uint64_t b) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES_32 "}, {%32, %33, %34, %35}, %36, "

@@ -1,14 +1,15 @@
-// The products of decode_layers.cu: out = x wᵀ for M rows of x, with x in shared memory and the weights on their way
+// The GEMVs of csrc/decode_layers.cu: out = x wᵀ for M rows of x, with x in shared memory and the weights on their way
 // through a ring.
 //
-// Every block has an even share of the rows of each matrix. Four warps do nothing but start copies by the copy engine,
-// through all products of all layers: while the block waits for x, the ring fills with the weights of the next product.
-// (Copies of a whole piece of a row read 4.6 TB/s on an H200, where 16 bytes a thread read 4.2.) Vec8 warps multiply,
-// each with an eighth of the columns of every stage; their sums meet in shared memory.
+// Every block has an even share of the rows of each matrix. Warp specialisation: four producer warps do nothing but
+// start bulk copies by the copy engine (TMA), through all GEMVs of all layers: while the block waits for x, the ring
+// fills with the weights of the next GEMV. (Copies of a whole run of a row read 4.6 TB/s on an H200, where 16 bytes a
+// thread read 4.2.) Eight consumer warps multiply, each with an eighth of the columns of every stage; their partial
+// sums meet in shared memory.
 #pragma once
 #include "layer_ll.cuh"
 
-constexpr int kWarps = 8; // of a block that multiply and attend
+constexpr int kWarps = 8; // of a block that compute and attend
 constexpr uint32_t kStageRows = 8, kStageColumns = 1280;  // at most
 constexpr uint32_t kPitch = 2 * kStageColumns + 64;       // bytes of a row, so that two rows have different banks
 constexpr uint32_t kStageBytes = kStageRows * kPitch;
@@ -22,16 +23,16 @@ constexpr uint32_t kGroups = kStageColumns / 32 / kWarps; // of 32 columns, of a
 constexpr uint32_t kInputPad = 64;                        // bytes after each row of x, as above
 
 #if __CUDA_ARCH__ >= 900
-// Of the warps that multiply.
+// A barrier of the consumer warps.
 __device__ __forceinline__ void consumers_sync() { asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory"); }
 
-// The block's share of a product: `out` results for each row of x from result `first` on, which are sums of `rows` rows
+// The block's share of a GEMV: `out` results for each row of x from result `first` on, which are sums of `rows` rows
 // of w. Gated: the rows of the gate, then those of up, which are `n` rows further in w. Columns come in equal chunks.
-struct Product {
+struct Gemv {
     const bf16 *w;
     uint32_t n, k, first, out, rows, chunks, chunk;
 
-    __device__ Product(const bf16 *w, uint32_t n, uint32_t k, bool gated) : w(w), n(n), k(k) {
+    __device__ Gemv(const bf16 *w, uint32_t n, uint32_t k, bool gated) : w(w), n(n), k(k) {
         first = n / 2 * blockIdx.x / gridDim.x * 2; // pairs, which make a word
         out = n / 2 * (blockIdx.x + 1) / gridDim.x * 2 - first;
         rows = gated ? 2 * out : out;
@@ -45,23 +46,24 @@ struct Product {
 
 enum Projection { kQkv, kOutput, kGateUp, kDown };
 
-template <int D> __device__ __forceinline__ Product product_of(const Step &step, const Layer &layer, uint32_t i) {
+template <int D> __device__ __forceinline__ Gemv gemv_of(const Step &step, const Layer &layer, uint32_t i) {
     switch (i) {
-    case kQkv: return Product(layer.qkv, (step.heads + 2 * step.kv_heads) * D, step.hidden, false);
-    case kOutput: return Product(layer.o, step.hidden, step.heads * D, false);
-    case kGateUp: return Product(layer.gate_up, step.intermediate, step.hidden, true);
-    default: return Product(layer.down, step.hidden, step.intermediate, false);
+    case kQkv: return Gemv(layer.qkv, (step.heads + 2 * step.kv_heads) * D, step.hidden, false);
+    case kOutput: return Gemv(layer.o, step.hidden, step.heads * D, false);
+    case kGateUp: return Gemv(layer.gate_up, step.intermediate, step.hidden, true);
+    default: return Gemv(layer.down, step.hidden, step.intermediate, false);
     }
 }
 
 // Stages of 8 rows and up to kStageColumns columns. `full` completes when the copies of all producers are there,
-// `empty` when all threads that multiply have read them: each arrives for itself, so that racecheck can follow. The
-// phases of `turns` are in turn waiting for x and multiplying, a hint to producers that may be seen late.
+// `empty` when all threads that compute have read them: each arrives for itself, so that racecheck can follow. The
+// phases of the barrier `phases` are alternately waiting for x and computing, a hint to producers that may be seen
+// late.
 struct WeightRing {
     uint64_t *full, *empty; // [kMaxStages]
     uint8_t *bytes;         // [stages, kStageRows, kPitch]
     uint32_t stages;
-    uint64_t *turns;
+    uint64_t *phases;
 };
 
 // One of the threads that start copies, of rows `sub` and `sub` + kProducers of each stage.
@@ -71,7 +73,7 @@ struct Producer {
     RingCursor next, oldest; // the oldest whose copies may be under way
     uint32_t flying = 0; // stages from it on, at most
 
-    __device__ void run(const Product &p) {
+    __device__ void run(const Gemv &p) {
         constexpr uint32_t kEach = kStageRows / kProducers;
         for (uint32_t row = sub; row < p.rows + sub; row += kStageRows) {
             const bf16 *from[kEach];
@@ -84,7 +86,7 @@ struct Producer {
             // As many bytes of stages with fewer rows; never the whole ring, whose parities would be ambiguous.
             uint32_t most = min(kInFlight * kStageRows / min(p.rows - (row - sub), kStageRows), ring.stages - 1);
             for (uint32_t c = 0; c < p.chunks; ++c) {
-                uint32_t allowed = phase_over(ring.turns, 0) ? most : kInFlightWaiting;
+                uint32_t allowed = phase_over(ring.phases, 0) ? most : kInFlightWaiting;
                 for (; flying >= allowed; --flying) {
                     wait(ring.full + oldest.index, oldest.parity);
                     oldest.next(ring.stages);
@@ -105,13 +107,13 @@ struct Producer {
     }
 };
 
-// The warps that multiply: x to shared memory, the sums of a product, and its results.
-template <int M> struct Multiplier {
+// The consumer warps: x to shared memory, the sums of a GEMV, and its results.
+template <int M> struct GemvConsumer {
     const WeightRing &ring;
     uint8_t *x;  // [M, k bf16 and kInputPad bytes]
-    float *sums; // [kWarps, M, rows of the product in whole stages]
+    float *sums; // [kWarps, M, rows of the GEMV in whole stages]
     RingCursor next;
-    bool multiplying = true; // or about to: the first product's weights may come before x does
+    bool computing = true; // or about to: the first GEMV's weights may come before x does
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
     __device__ uint2 *input(uint32_t row, uint32_t k, uint32_t quad) const {
@@ -119,15 +121,15 @@ template <int M> struct Multiplier {
     }
 
     // x = the values of an exchange, [M, k]
-    __device__ void stage(const uint64_t *words, uint32_t k, uint32_t tag) const {
+    __device__ void stage(const uint64_t *flagged, uint32_t k, uint32_t flag) const {
         constexpr int kBatch = 5; // loads under way
-        await_first(words, k, tag);
+        await_first(flagged, k, flag);
         for (uint32_t row = 0; row < M; ++row)
             for (uint32_t first = threadIdx.x; first < k / 4; first += kBatch * kConsumers) {
                 uint2 v[kBatch];
-                const uint64_t *from = words + (size_t(row) * k + 4 * first) / 2;
+                const uint64_t *from = flagged + (size_t(row) * k + 4 * first) / 2;
                 auto inside = [&](int i) { return first + i * kConsumers < k / 4; };
-                await_quads<kBatch>(v, tag, [&](int i) { return inside(i) ? from + 2 * i * kConsumers : nullptr; });
+                await_quads<kBatch>(v, flag, [&](int i) { return inside(i) ? from + 2 * i * kConsumers : nullptr; });
 #pragma unroll
                 for (int i = 0; i < kBatch; ++i)
                     if (inside(i)) *input(row, k, first + i * kConsumers) = v[i];
@@ -135,29 +137,29 @@ template <int M> struct Multiplier {
         consumers_sync();
     }
 
-    // sums = x wᵀ, a part from each warp
-    __device__ void multiply(const Product &p) {
-        if (threadIdx.x == 0 && !multiplying) arrive(ring.turns);
+    // sums = x wᵀ, a partial sum from each warp
+    __device__ void compute(const Gemv &p) {
+        if (threadIdx.x == 0 && !computing) arrive(ring.phases);
         uint32_t pad = p.padded_rows();
         const uint8_t *columns = x + lane / 4 * (2 * p.k + kInputPad) + lane % 4 * 16 + warp * 64;
 #pragma unroll 1
         for (uint32_t row = 0; row < pad; row += kStageRows) {
-            Accumulator d[4] = {}; // products that do not wait for each other
+            Accumulator d[4] = {}; // mma that do not wait for each other
             const uint8_t *in = columns;
 #pragma unroll 1
-            for (uint32_t c = 0; c < p.chunks; ++c, in += 2 * p.chunk) stage_product(d, in, p.width(c) / 32);
+            for (uint32_t c = 0; c < p.chunks; ++c, in += 2 * p.chunk) add_stage(d, in, p.width(c) / 32);
             if (lane / 4 < M)
                 *reinterpret_cast<float2 *>(sums + (warp * M + lane / 4) * pad + row + Accumulator::column(lane, 0)) =
                     make_float2((d[0][0] + d[1][0]) + (d[2][0] + d[3][0]), (d[0][1] + d[1][1]) + (d[2][1] + d[3][1]));
         }
-        if (threadIdx.x == 0) arrive(ring.turns);
-        multiplying = false;
+        if (threadIdx.x == 0) arrive(ring.phases);
+        computing = false;
         consumers_sync();
     }
 
-    // Adds a stage of `groups` groups of 32 columns. Rows of x are the rows of the tensor core's a, rows of w the
-    // columns of its b.
-    __device__ __forceinline__ void stage_product(Accumulator (&d)[4], const uint8_t *in, uint32_t groups) {
+    // Adds a stage of `groups` groups of 32 columns. Rows of x are the rows of operand A, rows of w the columns
+    // of operand B.
+    __device__ __forceinline__ void add_stage(Accumulator (&d)[4], const uint8_t *in, uint32_t groups) {
         uint4 w[kGroups], v[kGroups];
         const uint8_t *at = ring.bytes + next.index * kStageBytes + lane / 4 * kPitch + lane % 4 * 16 + warp * 64;
         wait(ring.full + next.index, next.parity);
@@ -178,7 +180,7 @@ template <int M> struct Multiplier {
     }
 
     // Row `row` of the block's rows of w with row `token` of x.
-    __device__ float sum(const Product &p, uint32_t token, uint32_t row) const {
+    __device__ float sum(const Gemv &p, uint32_t token, uint32_t row) const {
         const float *from = sums + token * p.padded_rows() + row;
         float s = 0.f;
 #pragma unroll
@@ -188,11 +190,11 @@ template <int M> struct Multiplier {
 
     // Tells all blocks value(row of x, result of the block) of all results.
     template <typename F>
-    __device__ void publish(const Product &p, uint64_t *words, uint32_t tag, const F &value) const {
+    __device__ void publish(const Gemv &p, uint64_t *flagged, uint32_t flag, const F &value) const {
         for (uint32_t i = threadIdx.x; i < M * p.out / 2; i += kConsumers) {
             uint32_t token = i / (p.out / 2), r = 2 * (i - token * (p.out / 2));
-            uint64_t *to = words + (size_t(token) * p.n + p.first + r) / 2;
-            put_word(to, narrow(value(token, r), value(token, r + 1)), tag);
+            uint64_t *to = flagged + (size_t(token) * p.n + p.first + r) / 2;
+            store_flagged(to, narrow(value(token, r), value(token, r + 1)), flag);
         }
     }
 };

@@ -1,13 +1,13 @@
-// What the blocks of decode_layers.cu tell each other.
+// How the blocks of csrc/decode_layers.cu exchange results: NCCL's LL protocol inside one GPU.
 //
-// Results of one block that all others need, such as its rows of a product, go through the L2 as words of eight bytes:
-// two bf16 and a tag that says which exchange wrote them. Whoever reads the tag has the values too, because an aligned
-// word is read and written at once; so there is no barrier of all blocks and no fence, and a reader waits for nothing
-// but what it reads. (With barriers of all blocks a step of Qwen3-4B took 2.35 ms on an H200, with words 2.29.)
+// Results of one block that all others need, such as its rows of a GEMV, go through the L2 as words of eight bytes: two
+// bf16 and a flag, the number of the exchange (its epoch). Whoever reads the flag has the values too, because an
+// aligned word is read and written at once; so there is no barrier of all blocks and no fence, and a reader waits for
+// nothing but what it reads. (With barriers of all blocks a step of Qwen3-4B took 2.35 ms on an H200, with flags 2.29.)
 //
 // A block overwrites the words of an exchange only when it has all words of a later one in which every block has a
-// part, and gives it after it has read what is overwritten. (Attended values are the work of some blocks, but they need
-// all of the projection before them, in which every block has a part.)
+// share, and gives its own after it has read what is overwritten. (Attended values are the work of some blocks, but
+// they need all of the projection before them, in which every block has a share.)
 #pragma once
 #include "async.cuh"
 #include "kv_cache.cuh"
@@ -29,8 +29,8 @@ struct Step {
     const uint32_t *block_tables;              // [M, max_blocks]
     bf16 *residual, *normed;                   // [M, hidden]
     uint32_t *epochs;                          // [gridDim.x]: exchanges so far
-    uint64_t *words;                           // those of all exchanges, see `Words`
-    float *parts;                              // [kv_heads, gridDim.x / kv_heads, 8, D + 4]
+    uint64_t *flagged;                         // words of all exchanges, see `ExchangeBuffers`
+    float *partials;                           // [kv_heads, gridDim.x / kv_heads, 8, D + 4]
     uint32_t *arrived;                         // [kv_heads, gridDim.x / kv_heads], zero between launches
     alignas(8) uint32_t n_layers;
     alignas(8) uint32_t hidden;
@@ -48,70 +48,72 @@ static_assert(sizeof(Step) == 24 * 8, "as many as the launcher has");
 
 #if __CUDA_ARCH__ >= 900
 // Where each exchange writes, [M, width / 2] words. Each number of rows has words and epochs of its own, and every
-// launch writes all of them: a tag in memory is never old enough to come again, although tags wrap around.
-template <int M, int D> struct Words {
+// launch writes all of them: a flag in memory is never old enough to come again, although flags wrap around.
+template <int M, int D> struct ExchangeBuffers {
     uint64_t *residual, *qkv, *attended, *activated;
-    __device__ explicit Words(const Step &step) {
-        residual = step.words;
+    __device__ explicit ExchangeBuffers(const Step &step) {
+        residual = step.flagged;
         qkv = residual + M * step.hidden / 2;
         attended = qkv + M * (step.heads + 2 * step.kv_heads) * D / 2;
         activated = attended + M * step.heads * D / 2;
     }
 };
 
-__device__ __forceinline__ void put_word(uint64_t *to, uint32_t pair, uint32_t tag) {
-    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(uint64_t(tag) << 32 | pair) : "memory");
+__device__ __forceinline__ void store_flagged(uint64_t *to, uint32_t pair, uint32_t flag) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(uint64_t(flag) << 32 | pair) : "memory");
 }
 
-__device__ __forceinline__ uint64_t get_word(const uint64_t *from) {
+__device__ __forceinline__ uint64_t load_flagged(const uint64_t *from) {
     uint64_t v;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(from) : "memory");
     return v;
 }
 
-__device__ __forceinline__ ulonglong2 get_two_words(const uint64_t *from) {
+__device__ __forceinline__ ulonglong2 load_flagged2(const uint64_t *from) {
     ulonglong2 v;
     asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(v.x), "=l"(v.y) : "l"(from) : "memory");
     return v;
 }
 
-__device__ __forceinline__ bool has_tag(uint64_t word, uint32_t tag) { return uint32_t(word >> 32) == tag; }
+__device__ __forceinline__ bool has_flag(uint64_t word, uint32_t flag) { return uint32_t(word >> 32) == flag; }
 
-// Gives up on a word that does not come, in about two seconds: a block is lost, or state and launch do not fit. Waits
+constexpr uint32_t kMaxPolls = 1u << 23; // of 0.2 us and more each: about two seconds
+
+// Gives up on a word that does not come, after kMaxPolls: a block is lost, or state and launch do not fit. Waits
 // inside a block need no such limit, because each depends on a thread that waits here.
-class Patience {
+class PollLimit {
     uint32_t polls = 0;
 
   public:
     __device__ __forceinline__ void poll() {
-        if (++polls == 1u << 23) __trap(); // of 0.2 us and more each
+        if (++polls == kMaxPolls) __trap();
     }
 };
 
 // Waits for the first word that a warp will load of a row of `width` values, before it asks for all of them: what
 // blocks ask for in vain delays what others wait for.
-__device__ __forceinline__ void await_first(const uint64_t *words, uint32_t width, uint32_t tag) {
+__device__ __forceinline__ void await_first(const uint64_t *flagged, uint32_t width, uint32_t flag) {
     uint32_t warp = threadIdx.x / 32;
     if (4 * 32 * warp >= width) return;
-    for (Patience patience; !has_tag(get_word(words + 2 * 32 * warp), tag); patience.poll()) {}
+    for (PollLimit limit; !has_flag(load_flagged(flagged + 2 * 32 * warp), flag); limit.poll()) {}
 }
 
-// Loads four values from each of N places, as soon as they have the tag; `at(i)` is null where there is none.
+// Loads four values from each of N places, as soon as they have the flag; `at(i)` is null where there is none.
 template <int N, typename At>
-__device__ __forceinline__ void await_quads(uint2 (&out)[N], uint32_t tag, const At &at) {
+__device__ __forceinline__ void await_quads(uint2 (&out)[N], uint32_t flag, const At &at) {
     ulonglong2 v[N];
     bool missing = true;
 #pragma unroll
-    for (int i = 0; i < N; ++i) v[i].x = v[i].y = uint64_t(tag - 1) << 32;
-    for (Patience patience; missing; patience.poll()) {
+    for (int i = 0; i < N; ++i) v[i].x = v[i].y = uint64_t(flag - 1) << 32;
+    for (PollLimit limit; missing; limit.poll()) {
         missing = false;
 #pragma unroll
         for (int i = 0; i < N; ++i) {
             const uint64_t *from = at(i);
-            if (from && !(has_tag(v[i].x, tag) && has_tag(v[i].y, tag))) v[i] = get_two_words(from);
+            if (from && !(has_flag(v[i].x, flag) && has_flag(v[i].y, flag))) v[i] = load_flagged2(from);
         }
 #pragma unroll
-        for (int i = 0; i < N; ++i) missing |= at(i) && !(has_tag(v[i].x, tag) && has_tag(v[i].y, tag));
+        for (int i = 0; i < N; ++i) missing |= at(i) && !(has_flag(v[i].x, flag) && has_flag(v[i].y, flag));
     }
 #pragma unroll
     for (int i = 0; i < N; ++i) out[i] = make_uint2(uint32_t(v[i].x), uint32_t(v[i].y));

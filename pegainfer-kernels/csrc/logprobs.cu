@@ -1,9 +1,15 @@
 // Log-softmax of raw logits at the sampled token, its rank, and the most likely tokens. A cluster of blocks a row; rows
 // that did not ask end at once.
+//
+//   logprob(t) = x_t - max - log(sum exp(x - max)), sums in fixed point, the logarithm in f64; rank: 1 + how many are
+//   larger
+// logits: [rows, vocab] f32. 30 us for one row, 221 for 128 on an H200 (docs/benchmarks/h200-kernels.md, Sampling).
+// Reference: src/cpu/sampling.rs.
 #include "cut.cuh"
 
 constexpr float kLog2e = 1.44269504f;
-// Words of a row's report, see ops/logprobs.rs: log-probability, rank, then ids and log-probabilities of the best tokens.
+// Words of a row's result, see ops/logprobs.rs: log-probability, rank, then ids and log-probabilities of the best
+// tokens.
 constexpr uint32_t kTop = 20;
 constexpr uint32_t kReportWords = 2 + 2 * kTop;
 
@@ -17,12 +23,12 @@ struct LogSoftmax {
 };
 
 // Writes the best `top` tokens, best first, and no token (all ones) where the row has no more.
-__device__ void report_top(Histogram &histogram, Exchange &slots, uint32_t &turn, const Row &row, const Bins &bins,
+__device__ void report_top(Histogram &histogram, Exchange &slots, uint32_t &exchanges, const Row &row, const Bins &bins,
                            const LogSoftmax &softmax, uint32_t top, uint32_t *out) {
     Weight weight = {softmax.max, kLog2e};
     build(histogram, row, bins, weight);
     uint32_t n = min(top, histogram.counts[kBins - 1]);
-    uint64_t last = n == 0 ? ~0ull : find(histogram, slots, turn, row, bins, weight, true, n).key;
+    uint64_t last = n == 0 ? ~0ull : find(histogram, slots, exchanges, row, bins, weight, true, n).key;
     row.each([&](float x, uint32_t id) {
         uint64_t key = token_key(x, id);
         if (key < last) return;
@@ -43,14 +49,15 @@ __device__ void report_top(Histogram &histogram, Exchange &slots, uint32_t &turn
     out[2 * place + 1] = token.y;
 }
 
-extern "C" __global__ __launch_bounds__(kThreads, 2) void logprobs(const float *__restrict__ logits,    // [rows, vocab]
-                                                                const uint32_t *__restrict__ draws,  // [rows, kDrawWords]
-                                                                const uint32_t *__restrict__ tokens, // [rows]
-                                                                uint32_t *__restrict__ out, // [rows, kReportWords]
-                                                                uint32_t vocab) {
+extern "C" __global__ __launch_bounds__(kThreads, 2) void logprobs(
+    const float *__restrict__ logits,    // [rows, vocab]
+    const uint32_t *__restrict__ draws,  // [rows, kDrawWords]
+    const uint32_t *__restrict__ tokens, // [rows]: sampled
+    uint32_t *__restrict__ out,          // [rows, kReportWords]
+    uint32_t vocab) {
     __shared__ Exchange slots;
     __shared__ Histogram histogram;
-    uint32_t turn = 0, index = blockIdx.x / cluster_blocks();
+    uint32_t exchanges = 0, index = blockIdx.x / cluster_blocks();
     release_successor();
     histogram.clear();
     wait_for_predecessor();
@@ -60,8 +67,8 @@ extern "C" __global__ __launch_bounds__(kThreads, 2) void logprobs(const float *
     cluster_sync();
     Row row(logits, vocab);
     Extent extent = own_extent(row);
-    uint64_t best = reduce(slots, turn, extent.best, Max());
-    float least = key_logit(~reduce(slots, turn, ~uint64_t(ordered(extent.least)) << 32, Max()));
+    uint64_t best = reduce(slots, exchanges, extent.best, Max());
+    float least = key_logit(~reduce(slots, exchanges, ~uint64_t(ordered(extent.least)) << 32, Max()));
     float max = best >> 32 ? key_logit(best) : -INFINITY, own = row.logits[tokens[index]];
     Weight weight = {max, kLog2e};
     uint64_t mass = 0, larger = 0;
@@ -69,8 +76,8 @@ extern "C" __global__ __launch_bounds__(kThreads, 2) void logprobs(const float *
         mass += weight.of(x);
         larger += x > (isnan(own) ? -INFINITY : own);
     });
-    mass = reduce(slots, turn, mass, Add());
-    larger = reduce(slots, turn, larger, Add());
+    mass = reduce(slots, exchanges, mass, Add());
+    larger = reduce(slots, exchanges, larger, Add());
     LogSoftmax softmax = {max, log(double(mass) * (1.0 / (1ull << 40)))};
     out += size_t(kReportWords) * index;
     if (threadIdx.x == 0 && block_rank() == 0) {
@@ -80,5 +87,5 @@ extern "C" __global__ __launch_bounds__(kThreads, 2) void logprobs(const float *
     // -inf is a candidate, too: it is in the last bin.
     Bins bins(max, fminf(max, least));
     bins.floor = -INFINITY;
-    if (wanted > 1) report_top(histogram, slots, turn, row, bins, softmax, min(wanted - 1, kTop), out + 2);
+    if (wanted > 1) report_top(histogram, slots, exchanges, row, bins, softmax, min(wanted - 1, kTop), out + 2);
 }

@@ -1,8 +1,9 @@
-// One row of logits on a cluster of blocks, for sampling and log-probabilities.
+// One row of logits on a thread block cluster, for sampling and log-probabilities.
 //
-// Each warp owns a stretch of ids, and each pass over the row is one call of `Row::each`: the first comes from memory, the
-// others from the L1, where the share of a block fits. Weights are whole numbers, with the same steps to them as in
-// src/cpu/sampling/weight.rs, so that sums do not depend on their order: every grid, and the CPU, cuts and draws the same.
+// Each warp owns a range of ids, and each pass over the row is one call of `Row::each`: the first comes from memory,
+// the others from the L1, where the share of a block fits. Weights are whole numbers (fixed point), with the same steps
+// to them as in src/cpu/sampling/weight.rs, so that sums do not depend on their order: every grid, and the CPU, cuts
+// and draws the same.
 #pragma once
 #include "common.cuh"
 #include "warp.cuh"
@@ -125,8 +126,8 @@ struct Row {
     }
 };
 
-// Sums and maxima over a cluster. Two sets of slots, so that one exchange can begin while another block still reads what
-// came in the one before.
+// Sums and maxima over a cluster. Two sets of slots, so that one exchange can begin while another block still reads
+// what came in the one before.
 struct Exchange {
     uint64_t warps[kWarps];
     uint64_t slots[2][kMaxBlocks];
@@ -141,10 +142,11 @@ template <typename Op> __device__ uint64_t block_reduce(Exchange &shared, uint64
     return reduce_lanes(shared.warps[threadIdx.x % kWarps], kWarps, op);
 }
 
-// Each block's reduction of `v`, by rank. `turn` counts the exchanges.
+// Each block's reduction of `v`, by rank. `exchanges` counts the exchanges so far: two sets of slots are used
+// alternately.
 template <typename Op>
-__device__ const uint64_t *exchange(Exchange &shared, uint32_t &turn, uint64_t v, Op op) {
-    uint64_t *slots = shared.slots[turn++ % 2];
+__device__ const uint64_t *exchange(Exchange &shared, uint32_t &exchanges, uint64_t v, Op op) {
+    uint64_t *slots = shared.slots[exchanges++ % 2];
     v = block_reduce(shared, v, op);
     if (threadIdx.x < cluster_blocks()) *in_block(slots + block_rank(), threadIdx.x) = v;
     cluster_sync();
@@ -152,8 +154,8 @@ __device__ const uint64_t *exchange(Exchange &shared, uint32_t &turn, uint64_t v
 }
 
 // The reduction of `v` over the cluster; every thread gets it.
-template <typename Op> __device__ uint64_t reduce(Exchange &shared, uint32_t &turn, uint64_t v, Op op) {
-    const uint64_t *slots = exchange(shared, turn, v, op);
+template <typename Op> __device__ uint64_t reduce(Exchange &shared, uint32_t &exchanges, uint64_t v, Op op) {
+    const uint64_t *slots = exchange(shared, exchanges, v, op);
     v = slots[0];
     for (uint32_t i = 1; i < cluster_blocks(); ++i) v = op(v, slots[i]);
     return v;

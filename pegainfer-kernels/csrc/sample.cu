@@ -1,5 +1,9 @@
-// Draws one token per row: temperature, min-p, top-k, top-p, one random number. A cluster of blocks a row; a greedy row
-// ends after the first pass.
+// Draws one token a row: temperature, min-p, top-k, top-p, one random number. A cluster of blocks a row (thread block
+// clusters on compute capability 9.0 and later, else one block); a greedy row ends after the first pass.
+//
+// logits: [rows, vocab] f32. Bound by memory at many rows: 41 us for 128 greedy rows of 151,936 logits on an H200, 100
+// at temperature 1 (docs/benchmarks/h200-kernels.md, Sampling). Reference: src/cpu/sampling.rs, the same tokens bit for
+// bit.
 #include "cut.cuh"
 
 struct Draw {
@@ -30,13 +34,13 @@ __device__ uint64_t share_of(float share, uint64_t total) {
     return needed > 1 ? needed : 1;
 }
 
-// Walks the kept tokens by id to the one that the random number names.
-__device__ void pick(Exchange &shared, uint32_t &turn, const Row &row, const Weight &weight, uint64_t last,
+// Goes through the kept tokens by id to the one that the random number names.
+__device__ void pick(Exchange &shared, uint32_t &exchanges, const Row &row, const Weight &weight, uint64_t last,
                      uint64_t random, uint32_t *out) {
     auto kept = [&](float x, uint32_t id) { return token_key(x, id) >= last ? weight.of(x) : 0; };
     uint64_t own = 0;
     row.each([&](float x, uint32_t id) { own += kept(x, id); });
-    const uint64_t *blocks = exchange(shared, turn, own, Add());
+    const uint64_t *blocks = exchange(shared, exchanges, own, Add());
     uint64_t total = 0, before = 0;
     for (uint32_t i = 0; i < cluster_blocks(); ++i) {
         if (i == block_rank()) before = total;
@@ -66,13 +70,14 @@ __device__ void pick(Exchange &shared, uint32_t &turn, const Row &row, const Wei
     }
 }
 
-extern "C" __global__ __launch_bounds__(kThreads, 2) void sample(const float *__restrict__ logits,   // [rows, vocab]
-                                                              const uint32_t *__restrict__ draws, // [rows, kDrawWords]
-                                                              uint32_t *__restrict__ out,         // [rows]
-                                                              uint32_t vocab) {
+extern "C" __global__ __launch_bounds__(kThreads, 2) void sample(
+    const float *__restrict__ logits,   // [rows, vocab]
+    const uint32_t *__restrict__ draws, // [rows, kDrawWords]
+    uint32_t *__restrict__ out,         // [rows]
+    uint32_t vocab) {
     __shared__ Exchange slots;
     __shared__ Histogram histogram;
-    uint32_t turn = 0, index = blockIdx.x / cluster_blocks();
+    uint32_t exchanges = 0, index = blockIdx.x / cluster_blocks();
     release_successor();
     histogram.clear();
     wait_for_predecessor();
@@ -81,7 +86,7 @@ extern "C" __global__ __launch_bounds__(kThreads, 2) void sample(const float *__
     Draw draw(draws + kDrawWords * index);
     Row row(logits, vocab);
     Extent extent = own_extent(row);
-    extent.best = reduce(slots, turn, extent.best, Max());
+    extent.best = reduce(slots, exchanges, extent.best, Max());
     float best = key_logit(extent.best);
     if (draw.scale == 0.f || !(best > -INFINITY)) {
         if (threadIdx.x == 0 && block_rank() == 0) out[index] = key_id(extent.best);
@@ -92,18 +97,18 @@ extern "C" __global__ __launch_bounds__(kThreads, 2) void sample(const float *__
     uint64_t last = floor_key(floor);
     bool top_k = 0 < draw.top_k && draw.top_k < vocab;
     if (top_k || draw.top_p < 1.f) {
-        float least = key_logit(~reduce(slots, turn, ~uint64_t(ordered(extent.least)) << 32, Max()));
-        // What weighs nothing is not drawn, so it need not be in the front either.
+        float least = key_logit(~reduce(slots, exchanges, ~uint64_t(ordered(extent.least)) << 32, Max()));
+        // What weighs nothing is not drawn, so it need not be in the head either.
         Bins bins(best, fmaxf(fmaxf(floor, least), best + kNegligible / draw.scale));
         build(histogram, row, bins, weight);
         uint64_t total = histogram.masses[kBins - 1];
         if (top_k && draw.top_k < histogram.counts[kBins - 1]) {
-            Cut cut = find(histogram, slots, turn, row, bins, weight, true, draw.top_k);
+            Cut cut = find(histogram, slots, exchanges, row, bins, weight, true, draw.top_k);
             last = cut.key;
             total = cut.mass;
         }
         if (draw.top_p < 1.f)
-            last = find(histogram, slots, turn, row, bins, weight, false, share_of(draw.top_p, total)).key;
+            last = find(histogram, slots, exchanges, row, bins, weight, false, share_of(draw.top_p, total)).key;
     }
-    pick(slots, turn, row, weight, last, draw.random, out + index);
+    pick(slots, exchanges, row, weight, last, draw.random, out + index);
 }

@@ -1,12 +1,22 @@
-// out = x wᵀ for up to 96 rows, on Hopper's warpgroup products: weights stream through shared memory once.
+// Skinny GEMM by wgmma: out = x wᵀ for up to 96 rows of x, every weight read once.
 //
-// Rows of w are the rows of the product, rows of x its columns: 64 rows of w against all of x. Each block has an even
-// share of the rows of w, of a slice of their columns, and deals it to its one or two warpgroups in tiles of at most 64
-// rows. Tiles need not be full: the tensor cores then multiply what lies behind, and nobody reads the result.
+// x: [m, k] bf16, w: [n, k] bf16, out: [m, n] bf16 or f32, [m, n / 2] bf16(silu(gate)) * up (gated: rows of the gate
+// first), or f32 partials [splits, m, n] that csrc/norm.cu adds. Hopper (sm_90a); 1 to 96 rows, where it beats
+// csrc/gemv_splitk.cu and cuBLASLt. Reference: src/cpu/linear/mod.rs.
 //
-// Two warps fetch, 128 columns at a time: one tiles of w, which it begins before the kernels that produce x are done,
-// the other x, which all warpgroups share. A step has as many columns as that because waiting for it and giving it back
-// costs a warpgroup as much time as 128 columns of products of 32 rows.
+// Techniques: swap-AB (the weight matrix is operand A: 64 output features a tile; all rows of x are operand B); split-K
+// where a matrix has few rows; warp specialisation with one warp that fetches w and one that fetches x by TMA boxes;
+// mbarrier rings; programmatic dependent launch with weights fetched ahead. Bound by memory: 25.2 us for the gate and
+// up of Qwen3-4B (99.6 MB, 4.0 of 4.46 TB/s) at one row, 26.5 at 32, 32 at 96 (docs/benchmarks/h200-kernels.md,
+// Products of 2 to 96 rows).
+//
+// Each block has an even share of the rows of w, of a split of their columns, and deals it to its one or two warpgroups
+// in tiles of at most 64 rows. Tiles need not be full: the tensor cores then multiply what lies behind, and nobody
+// reads the result.
+//
+// The producers fetch 128 columns at a time: tiles of w from before the kernels that produce x are done, and x, which
+// all warpgroups share. A step has as many columns as that because waiting for it and giving it back costs a warpgroup
+// as much time as 128 columns of wgmma of 32 rows.
 #include "hopper.cuh"
 #include "math.cuh"
 #include "warp.cuh"
@@ -19,7 +29,7 @@ constexpr int kBoxes = 2;         // of a step, each of 64 columns: 128 bytes of
 
 struct Shape {
     uint32_t m, n, k;
-    uint32_t slice;   // columns of a block, a multiple of those of a step; blockIdx.y says which
+    uint32_t split;   // columns of a block, a multiple of those of a step; blockIdx.y says which
     uint32_t rows;    // of a tile
     uint32_t passes;  // over the columns, each with T tiles for every warpgroup (gated: with one, its two halves)
     uint32_t slots;   // steps of a tile of w in shared memory: a multiple of the warpgroups, at least two for each
@@ -57,18 +67,18 @@ template <int N> struct Rings {
     }
 };
 
-// What a block multiplies: rows from `first` to before `end`, if gated those of the gate.
+// A block's work: rows from `first` to before `end`, if gated those of the gate.
 template <int T, Epilogue E> struct Share {
     uint32_t first, end, column, steps, warpgroups;
     __device__ Share(const Shape &shape) {
         uint32_t rows = E == kGated ? shape.n / 2 : shape.n;
-        // Logits come in whole pieces of 32 bytes: written in parts, they keep the memory busy for longer.
+        // Logits come in whole sectors of 32 bytes: written in fragments, they keep the memory busy for longer.
         const uint32_t unit = E == kLogits ? 8 : 1;
         uint32_t each = rows / unit / gridDim.x, more = rows / unit % gridDim.x;
         first = (each * blockIdx.x + min(blockIdx.x, more)) * unit;
         end = first + (each + (blockIdx.x < more ? 1 : 0)) * unit;
-        column = blockIdx.y * shape.slice;
-        steps = (min(shape.slice, shape.k - column) + kStep - 1) / kStep;
+        column = blockIdx.y * shape.split;
+        steps = (min(shape.split, shape.k - column) + kStep - 1) / kStep;
         warpgroups = (blockDim.x - kFetchers) / 128;
     }
     // First row of a warpgroup's tile t in a pass.
@@ -77,7 +87,7 @@ template <int T, Epilogue E> struct Share {
         return first + (tile * warpgroups + warpgroup) * shape.rows;
     }
     // Whether the last pass ends before tile t, for all warpgroups: with the rows of tiles rounded up, it may.
-    __device__ bool is_over(const Shape &shape, uint32_t pass, uint32_t t) const {
+    __device__ bool is_past_end(const Shape &shape, uint32_t pass, uint32_t t) const {
         return E == kLogits && t > 0 && tile_row(shape, pass, t, 0) >= end;
     }
 };
@@ -92,7 +102,7 @@ __device__ void fetch_weights(const TensorMap &map, const Shape &shape, const Sh
         for (uint32_t step = 0; step < share.steps; ++step)
 #pragma unroll
             for (int t = 0; t < T; ++t)
-                for (uint32_t g = 0; g < share.warpgroups && !share.is_over(shape, pass, t); ++g) {
+                for (uint32_t g = 0; g < share.warpgroups && !share.is_past_end(shape, pass, t); ++g) {
                     if (fetched++ == shape.ahead) wait_for_predecessor();
                     uint32_t row = share.tile_row(shape, pass, t, g) + (E == kGated && t > 0 ? shape.n / 2 : 0);
                     uint64_t *full = rings.w_full + place.index;
@@ -106,7 +116,7 @@ __device__ void fetch_weights(const TensorMap &map, const Shape &shape, const Sh
                 }
 }
 
-// A box has as many rows as x. What is behind them in a slot goes to columns of the product that nobody reads.
+// A box has as many rows as x. What is behind them in a slot goes to columns of the accumulators that nobody reads.
 template <int N, int T, Epilogue E>
 __device__ void fetch_inputs(const TensorMap &map, const Shape &shape, const Share<T, E> &share,
                              const Rings<N> &rings) {
@@ -125,7 +135,7 @@ __device__ void fetch_inputs(const TensorMap &map, const Shape &shape, const Sha
         }
 }
 
-// Writes a tile whose rows are `row` to before `end`, at most 64; `other`: the products with the up rows, if gated.
+// Writes a tile whose rows are `row` to before `end`, at most 64; `other`: the accumulators of the up rows, if gated.
 template <int N, Epilogue E, typename O>
 __device__ __forceinline__ void write(const float (&acc)[N / 2], const float (&other)[N / 2], const Shape &shape,
                                       uint32_t row, uint32_t end, O *out) {
@@ -154,7 +164,7 @@ template <int N, int T, Epilogue E, typename O>
 __device__ void multiply(const Shape &shape, const Share<T, E> &share, const Rings<N> &rings, O *out) {
     uint32_t warpgroup = __shfl_sync(kAll, threadIdx.x / 128, 0); // the compiler then knows that it is the warp's
     RingCursor place{warpgroup}, x_place{0};
-    uint64_t *w_held = nullptr, *x_held = nullptr; // barriers of the slots that unfinished products read
+    uint64_t *w_held = nullptr, *x_held = nullptr; // barriers of the slots that unfinished wgmma read
     const uint64_t a0 = descriptor(rings.w, 0, 1024), b0 = descriptor(rings.x, 0, 1024);
     const uint32_t a_box = rings.w_box / 16, b_box = N * 128 / 16; // of operands
     auto release = [](uint64_t *barrier) {
@@ -171,7 +181,7 @@ __device__ void multiply(const Shape &shape, const Share<T, E> &share, const Rin
             uint64_t b = b0 + x_place.index * (kBoxes * b_box);
 #pragma unroll
             for (int t = 0; t < T; ++t) {
-                if (share.is_over(shape, pass, t)) continue;
+                if (share.is_past_end(shape, pass, t)) continue;
                 wait(rings.w_full + place.index, place.parity);
                 uint64_t a = a0 + place.index * (kBoxes * a_box);
                 wgmma_fence();
@@ -201,7 +211,7 @@ __device__ void multiply(const Shape &shape, const Share<T, E> &share, const Rin
     }
 }
 
-// out: [m, n], gated [m, n / 2], or, of O float, one such matrix for each slice of the columns.
+// out: [m, n], gated [m, n / 2], or, of O float, one such matrix for each split of the columns.
 template <int N, int T, Epilogue E, typename O>
 __device__ void wide(const TensorMap &x, const TensorMap &w, O *out, const Shape &shape) {
     extern __shared__ __align__(1024) uint8_t shared[];
@@ -216,23 +226,26 @@ __device__ void wide(const TensorMap &x, const TensorMap &w, O *out, const Shape
     else if (warp == fetcher && elected()) fetch_weights<N, T, E>(w, shape, share, rings);
     else if (warp == fetcher + 1 && elected()) fetch_inputs<N, T, E>(x, shape, share, rings);
 }
-#define BODY(...) wide<__VA_ARGS__>(x, w, out, {m, n, k, slice, rows, passes, slots, x_slots, ahead})
+#define BODY(...) wide<__VA_ARGS__>(x, w, out, {m, n, k, split, rows, passes, slots, x_slots, ahead})
 #else
 #define BODY(...) __trap() // the launcher takes another kernel
 #endif
 
+// Grid: blocks, splits. For up to N rows of x; the parameters after k are those of `Shape`.
 #define WIDE(name, N, T, E, O)                                                                                         \
     extern "C" __global__ __launch_bounds__(kMaxWarpgroups * 128 + kFetchers, 1) void name##_##N(                      \
-        const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, O *out, uint32_t m, uint32_t n,      \
-        uint32_t k, uint32_t slice, uint32_t rows, uint32_t passes, uint32_t slots, uint32_t x_slots,                  \
-        uint32_t ahead) {                                                                                              \
+        const __grid_constant__ TensorMap x, /* [m, k] in boxes of m rows */                                           \
+        const __grid_constant__ TensorMap w, /* [n, k] in boxes of `rows` rows */                                      \
+        O *out,                              /* [m, n], gated [m, n / 2], f32 [gridDim.y, m, n] */                     \
+        uint32_t m, uint32_t n, uint32_t k, uint32_t split, uint32_t rows, uint32_t passes, uint32_t slots,            \
+        uint32_t x_slots, uint32_t ahead) {                                                                            \
         BODY(N, T, E, O);                                                                                              \
     }
 // Logits have many rows of w: LONG tiles at once.
 #define KERNELS(N, LONG)                                                                                               \
-    WIDE(skinny_wgmma_bf16, N, 1, kPlain, bf16)                                                                                \
-    WIDE(skinny_wgmma_f32, N, 1, kPlain, float)                                                                                \
-    WIDE(skinny_wgmma_gated, N, 2, kGated, bf16)                                                                               \
+    WIDE(skinny_wgmma_bf16, N, 1, kPlain, bf16)                                                                        \
+    WIDE(skinny_wgmma_f32, N, 1, kPlain, float)                                                                        \
+    WIDE(skinny_wgmma_gated, N, 2, kGated, bf16)                                                                       \
     WIDE(skinny_wgmma_logits, N, LONG, kLogits, float)
 KERNELS(32, 4)
 KERNELS(64, 2)

@@ -84,7 +84,7 @@ impl DeltaShape {
     /// Bytes of working memory that `ops::gated_delta_chunks` wants on a GPU for steps of at most `tokens` tokens in
     /// `segments` segments: matrices of `[64, 64]`, lower halves in bf16, for solving and for reading.
     pub fn chunk_scratch(&self, tokens: usize, segments: usize) -> usize {
-        // `Part` and `Chains` in csrc/gated_delta_chunks.cuh.
+        // `IntraChunk` and `Chains` in csrc/gated_delta_chunks.cuh.
         Self::chunks(tokens, segments) * self.value_heads * 11_024 + 4 * (2 + segments)
     }
 

@@ -32,7 +32,7 @@ pub struct InterChunkScan {
     pub blocks: usize,
     /// Threads of a block.
     pub threads: usize,
-    /// Bytes of `Shared` in csrc/gated_delta_fetch.cuh.
+    /// Bytes of `ScanShared` in csrc/gated_delta_fetch.cuh.
     pub shared: usize,
 }
 

@@ -17,7 +17,7 @@ pub(super) enum Prefilled {
     Overlapped,
 }
 
-/// Size of `Shared<D, N, S>` in csrc/decode_partials.cuh.
+/// Size of `DecodeShared<D, N, S>` in csrc/decode_partials.cuh.
 fn shared_bytes(head_dim: usize, column_tiles: usize, stages: usize) -> usize {
     let slabs = if head_dim > LARGE { 1 } else { 2 };
     let bytes = WARPS * stages * (slabs * 32 * head_dim + 8) + 16 * column_tiles * head_dim + 4 * head_dim + 8;

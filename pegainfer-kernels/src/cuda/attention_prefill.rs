@@ -13,7 +13,7 @@ const WGMMA_THREADS: usize = 3 * 128;
 const MMA_WARPS: usize = 4;
 const MMA_ROWS: usize = 16 * MMA_WARPS;
 
-/// Bytes of `Shared<D>` in csrc/attention_prefill_wgmma.cuh: KV tiles, tiles of queries, and less than a kilobyte of barriers.
+/// Bytes of `PrefillShared<D>` in csrc/attention_prefill_wgmma.cuh: KV tiles, tiles of queries, and less than a kilobyte of barriers.
 fn wgmma_shared(head_dim: usize) -> usize {
     let (tiles, queries) = match head_dim {
         64 => (8 * 128, 2 * 128),

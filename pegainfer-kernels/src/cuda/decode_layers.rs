@@ -27,7 +27,7 @@ const MIN_STAGES: usize = 4;
 const INPUT_PAD: usize = 64;
 /// More than the shared memory that the kernel has without asking.
 const FIXED_BYTES: usize = 1024;
-/// Of `AttentionRoom<128>`.
+/// Of `AttentionScratch<128>`.
 const ATTENTION_BYTES: usize = WARPS * 64 * HEAD + 16 * HEAD + 4 * HEAD + 128;
 const PART_BYTES: usize = GROUP * (HEAD + 4) * size_of::<f32>();
 

@@ -19,7 +19,7 @@ const STAGES: usize = 4;
 const WARPS: usize = 8;
 /// Bytes of a bf16.
 const ELEMENT: usize = 2;
-/// Bytes of `Shared`: steps of x and w, results of each warp, and two barriers a step.
+/// Bytes of `GemmShared`: steps of x and w, results of each warp, and two barriers a step.
 const SHARED: usize = STAGES * (ROWS + WEIGHTS) * BOX_COLUMNS * ELEMENT
     + WARPS * 2 * STORE_ROWS * BOX_COLUMNS * ELEMENT
     + STAGES * 2 * size_of::<u64>();
