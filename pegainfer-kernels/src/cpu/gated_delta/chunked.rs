@@ -14,7 +14,7 @@
 //!
 //! Every exponent is at most 0. A CUDA kernel inverts `I + A`; forward substitution gives the same without an inverse.
 
-use super::{Call, Gates, axpy, dot};
+use super::call::{Call, Gates, axpy, dot};
 use crate::cpu::lanes::{Kernel, Lanes};
 use crate::delta::Segment;
 

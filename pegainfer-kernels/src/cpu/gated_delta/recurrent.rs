@@ -1,6 +1,6 @@
 //! The gated delta rule token by token.
 
-use super::Call;
+use super::call::{Call, dot};
 use crate::cpu::lanes::{Kernel, Lanes};
 use crate::delta::Segment;
 
@@ -46,7 +46,7 @@ impl Rows<'_> {
         let values = &call.value(token, head)[first..][..ROWS];
         let rows = state.chunks_exact_mut(call.inputs.shape.key_dim);
         for ((row, value), out) in rows.zip(values).zip(out) {
-            let read = decay * super::dot(s, row, k);
+            let read = decay * dot(s, row, k);
             let delta = s.splat(beta * (value.to_f32() - read));
             let mut sum = s.splat(0.0);
             let columns = row.as_chunks_mut().0.iter_mut().zip(k.as_chunks().0).zip(q.as_chunks().0);

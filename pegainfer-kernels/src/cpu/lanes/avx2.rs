@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-use super::{Kernel, Lanes};
+use super::vector::{Kernel, Lanes};
 use crate::cpu::isa::Isa;
 
 /// Two 8-lane registers. Only [`Avx2::detect`] makes one.

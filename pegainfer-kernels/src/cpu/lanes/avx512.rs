@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-use super::{Kernel, Lanes};
+use super::vector::{Kernel, Lanes};
 use crate::cpu::isa::Isa;
 
 /// One 16-lane register. Only [`Avx512::detect`] makes one.

@@ -11,21 +11,13 @@ mod avx512;
 mod portable;
 #[cfg(test)]
 mod tests;
+mod vector;
 
 use half::bf16;
 
 use super::isa::Isa;
 pub(crate) use portable::Portable;
-
-/// Work that is written once for every path. `run` and what it calls must be `#[inline(always)]`, so that it lands in
-/// the `#[target_feature]` function of the path; a call is compiled without the instructions of the path. That holds
-/// for closures given to other threads, too: dispatch inside them.
-pub(crate) trait Kernel {
-    /// What it returns.
-    type Out;
-    /// Does the work.
-    fn run<S: Lanes>(self, s: S) -> Self::Out;
-}
+pub(crate) use vector::{Kernel, Lanes};
 
 /// Runs `kernel` on the path of `isa`; AMX has AVX-512 for what is not a matrix product. Costs a few nanoseconds.
 ///
@@ -50,52 +42,6 @@ pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Out {
         _ => {}
     }
     panic!("this machine cannot run the {isa} path")
-}
-
-/// Operations on sixteen f32 lanes. Methods are `#[inline(always)]`, see [`Kernel`].
-pub(crate) trait Lanes: Copy + Send + Sync {
-    /// Sixteen f32 values.
-    type V: Copy;
-
-    /// How many `V` the registers of the path hold.
-    const REGISTERS: usize;
-
-    /// All lanes `x`.
-    fn splat(self, x: f32) -> Self::V;
-    /// Starts loading the cache line of `from`; changes nothing else.
-    fn prefetch(self, from: &[bf16; 16]);
-    /// Reads sixteen values.
-    fn load(self, from: &[f32; 16]) -> Self::V;
-    /// Reads sixteen bf16 values; widening is exact.
-    fn widen(self, from: &[bf16; 16]) -> Self::V;
-    /// Writes sixteen values.
-    fn store(self, v: Self::V, to: &mut [f32; 16]);
-    /// Writes sixteen values rounded to bf16, to nearest even; NaN stays NaN.
-    fn narrow(self, v: Self::V, to: &mut [bf16; 16]);
-    /// The f32 values of what [`narrow`](Self::narrow) would write.
-    fn round(self, v: Self::V) -> Self::V;
-    /// `a + b`.
-    fn add(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a - b`.
-    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a * b`.
-    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a / b`.
-    fn div(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a * b + c`, fused where the path has FMA.
-    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    /// The larger one; `b` where either is NaN.
-    fn max(self, a: Self::V, b: Self::V) -> Self::V;
-    /// The largest lane; unspecified if a lane is NaN.
-    fn largest(self, v: Self::V) -> f32;
-    /// The first `n <= 16` lanes of `v`, then `fill`.
-    fn first(self, v: Self::V, n: usize, fill: f32) -> Self::V;
-    /// Adds the low bits of `t` to the exponent of `p`: `p * 2^n` for `t = n + 1.5 * 2^23`.
-    fn scale_exponent(self, p: Self::V, t: Self::V) -> Self::V;
-    /// `yes` in the lanes where `x < limit`, `no` in the others, so where `x` is NaN.
-    fn where_below(self, x: Self::V, limit: f32, yes: Self::V, no: Self::V) -> Self::V;
-    /// The sum of the lanes, added in halves: lane `i` and `i + 8`, then `i + 4`, `i + 2`, `i + 1`, on every path.
-    fn sum(self, v: Self::V) -> f32;
 }
 
 /// `2^x` for `x <= 127`; exactly 1 at 0, exactly 0 below -125 (so at -inf), NaN at NaN. The relative error is below

@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::Lanes;
+use super::vector::Lanes;
 
 /// Plain Rust, any target. Fused multiply-add only where it is an instruction.
 #[derive(Debug, Clone, Copy)]

@@ -1,10 +1,9 @@
 //! The AVX2 path: the scheme of the AVX-512 path with 8 lanes, for desktops and older servers.
 
-use super::{
-    Problem, Scratch,
-    grid::{Grid, RowGroups},
-};
+use super::grid::{Grid, RowGroups};
+use super::problem::Problem;
 use half::bf16;
+use pegainfer_core::scratch::Scratch;
 use rayon::prelude::*;
 use std::{arch::x86_64::*, ops::Range};
 

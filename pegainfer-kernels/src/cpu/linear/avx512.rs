@@ -5,11 +5,10 @@
 //! so the bound is 153; 150 a core was measured on a quiet machine, `[512, 2560]` against `[9728, 2560]`. It also
 //! needs no bf16 extension.
 
-use super::{
-    Problem, Scratch,
-    grid::{Grid, RowGroups},
-};
+use super::grid::{Grid, RowGroups};
+use super::problem::Problem;
 use half::bf16;
+use pegainfer_core::scratch::Scratch;
 use rayon::prelude::*;
 use std::{
     arch::{asm, x86_64::*},

@@ -14,27 +14,15 @@ mod avx512;
 mod grid;
 mod output;
 mod portable;
+mod problem;
 #[cfg(test)]
 mod tests;
 
 use super::isa::Isa;
 use half::bf16;
 pub use output::LinearOut;
-use output::Sink;
 pub use pegainfer_core::scratch::Scratch;
-
-/// One product, as the paths see it.
-struct Problem<'a> {
-    /// `[m, k]` row-major.
-    x: &'a [bf16],
-    /// `[n, k]` row-major.
-    w: &'a [bf16],
-    m: usize,
-    n: usize,
-    k: usize,
-    /// `[m, n]` row-major.
-    sink: Sink,
-}
+use problem::Problem;
 
 /// Matrix product with transposed weights: `out[i, j] = sum over l of x[i, l] * w[j, l]`.
 ///

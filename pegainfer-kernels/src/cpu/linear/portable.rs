@@ -1,6 +1,7 @@
 //! The path that runs anywhere: sixteen f32 lanes of plain Rust that the compiler may vectorise.
 
-use super::{Problem, grid::Grid};
+use super::grid::Grid;
+use super::problem::Problem;
 use half::bf16;
 
 const LANES: usize = 16;

@@ -15,8 +15,11 @@ use self::{
     tile::{BLOCK_STEPS, Left, N_TILE, Panel, STEP, TILE},
     transpose::transpose,
 };
-use super::{Problem, Scratch, avx512::first, grid::Grid};
+use super::avx512::first;
+use super::grid::Grid;
+use super::problem::Problem;
 use half::bf16;
+use pegainfer_core::scratch::Scratch;
 use rayon::prelude::*;
 use std::{arch::x86_64::*, ops::Range};
 
