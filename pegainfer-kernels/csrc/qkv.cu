@@ -2,7 +2,7 @@
 //
 //   q, k = rope(bf16(bf16(x / rms(x)) * weight)) for each head; v as it is; csrc/norm_rope.cuh: rounding
 // Runs where neither csrc/gemm_wgmma_qkv.cu nor csrc/attention_decode_bulk.cu fuses it: prefill below 1,024 rows or off
-// Hopper. Bound by memory. Reference: src/cpu/qkv.rs.
+// Hopper. Bound by memory. Reference: src/cpu/qkv.rs. rope_write_kv is the same for models without QK norm.
 //
 // A lane has the 8 elements of vector l of its head's lower half and the 8 that they rotate with, D / 2 further; the
 // next power of two from D / 16 lanes share a head. So every access to memory is a vector, and the angles, which are
@@ -11,13 +11,19 @@
 #include "norm_rope.cuh"
 #include "vec8.cuh"
 
-// Normalises a head of D elements, of which `lanes` neighbours have a part each, and rotates it.
+// Normalises a head of D elements, of which `lanes` neighbours have a part each, if the model has QK norm, and rotates it.
+template <bool kNorm>
 __device__ __forceinline__ void norm_rope(uint4 &low, uint4 &high, bool inside, uint32_t lanes, uint32_t head_dim,
                                           float eps, uint4 low_weight, uint4 high_weight, const Vec8 &cosine,
                                           const Vec8 &sine) {
-    float squares = reduce_lanes(inside ? sum_squares(low) + sum_squares(high) : 0.f, lanes, Add());
-    float scale = inverse_rms(squares, head_dim, eps);
-    Vec8 a = widen8(scaled(low, scale, low_weight)), b = widen8(scaled(high, scale, high_weight));
+    Vec8 a, b;
+    if constexpr (kNorm) {
+        float squares = reduce_lanes(inside ? sum_squares(low) + sum_squares(high) : 0.f, lanes, Add());
+        float scale = inverse_rms(squares, head_dim, eps);
+        a = widen8(scaled(low, scale, low_weight)), b = widen8(scaled(high, scale, high_weight));
+    } else {
+        a = widen8(low), b = widen8(high);
+    }
     Vec8 first, second;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -28,10 +34,11 @@ __device__ __forceinline__ void norm_rope(uint4 &low, uint4 &high, bool inside, 
 }
 
 // A bad slot or position stops the kernel.
-extern "C" __global__ __launch_bounds__(256) void qk_norm_rope_write_kv(
+template <bool kNorm>
+__device__ __forceinline__ void rotate_write_kv(
     const bf16 *__restrict__ qkv,               // [tokens, (heads + 2 kv_heads) * head_dim]
-    const bf16 *__restrict__ q_norm,            // [head_dim]
-    const bf16 *__restrict__ k_norm,            // [head_dim]
+    const bf16 *__restrict__ q_norm,            // [head_dim]; not read without kNorm
+    const bf16 *__restrict__ k_norm,            // [head_dim]; not read without kNorm
     const float *__restrict__ rope,             // [positions, head_dim]: cosines, then sines
     const uint32_t *__restrict__ positions,     // [tokens]
     const uint32_t *__restrict__ slots,         // [tokens]
@@ -58,10 +65,10 @@ extern "C" __global__ __launch_bounds__(256) void qk_norm_rope_write_kv(
         bool there = inside && head < all, query = head < heads, key = !query && head < heads + kv_heads;
         const bf16 *x = qkv + (size_t(token) * all + min(head, all - 1)) * head_dim + d;
         const bf16 *weight = (query ? q_norm : k_norm) + d;
-        uint4 low = load16(x), high = load16(x + half), low_weight = load16(weight),
-              high_weight = load16(weight + half);
+        uint4 low = load16(x), high = load16(x + half), low_weight = {}, high_weight = {};
+        if constexpr (kNorm) low_weight = load16(weight), high_weight = load16(weight + half);
         uint4 low_value = low, high_value = high;
-        norm_rope(low, high, inside, lanes, head_dim, eps, low_weight, high_weight, cosine, sine);
+        norm_rope<kNorm>(low, high, inside, lanes, head_dim, eps, low_weight, high_weight, cosine, sine);
         if (!there || (!query && slot == kNoSlot)) continue;
         if (query) {
             bf16 *to = q + (size_t(token) * heads + head) * head_dim + d;
@@ -74,4 +81,21 @@ extern "C" __global__ __launch_bounds__(256) void qk_norm_rope_write_kv(
         *reinterpret_cast<uint4 *>(to + cache_vector(offset, vector)) = key ? low : low_value;
         *reinterpret_cast<uint4 *>(to + cache_vector(offset, vector + high_vector)) = key ? high : high_value;
     }
+}
+
+extern "C" __global__ __launch_bounds__(256) void qk_norm_rope_write_kv(
+    const bf16 *__restrict__ qkv, const bf16 *__restrict__ q_norm, const bf16 *__restrict__ k_norm,
+    const float *__restrict__ rope, const uint32_t *__restrict__ positions, const uint32_t *__restrict__ slots,
+    bf16 *__restrict__ q, bf16 *__restrict__ k, bf16 *__restrict__ v, uint32_t heads, uint32_t kv_heads,
+    uint32_t head_dim, uint32_t max_position, uint32_t max_slot, float eps, uint32_t lanes) {
+    rotate_write_kv<true>(qkv, q_norm, k_norm, rope, positions, slots, q, k, v, heads, kv_heads, head_dim,
+                          max_position, max_slot, eps, lanes);
+}
+
+extern "C" __global__ __launch_bounds__(256) void rope_write_kv(
+    const bf16 *__restrict__ qkv, const float *__restrict__ rope, const uint32_t *__restrict__ positions,
+    const uint32_t *__restrict__ slots, bf16 *__restrict__ q, bf16 *__restrict__ k, bf16 *__restrict__ v,
+    uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t max_position, uint32_t max_slot, uint32_t lanes) {
+    rotate_write_kv<false>(qkv, qkv, qkv, rope, positions, slots, q, k, v, heads, kv_heads, head_dim, max_position,
+                           max_slot, 0.f, lanes);
 }

@@ -44,6 +44,27 @@ pub struct Heads<'a> {
     pub slots: &'a Tensor,
 }
 
+/// As [`Heads`] of a model without QK norm.
+#[derive(Debug, Clone, Copy)]
+pub struct RopeHeads<'a> {
+    /// How many there are.
+    pub shape: HeadShape,
+    /// Angles, see [`rope_table`](crate::ops::rope_table()).
+    pub rope: &'a Tensor,
+    /// Places of the tokens in their sequences, `[tokens]` u32.
+    pub positions: &'a Tensor,
+    /// Slots of the tokens in the cache, see [`Heads::slots`].
+    pub slots: &'a Tensor,
+}
+
+impl<'a> Heads<'a> {
+    /// The rest, without the norms.
+    pub(crate) fn without_norms(&self) -> RopeHeads<'a> {
+        let Self { shape, rope, positions, slots, .. } = *self;
+        RopeHeads { shape, rope, positions, slots }
+    }
+}
+
 impl HeadShape {
     /// Whether the kernels take this shape, which the fields describe.
     pub fn is_supported(&self) -> bool {

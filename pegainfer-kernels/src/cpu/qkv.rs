@@ -15,8 +15,8 @@ use rayon::prelude::*;
 pub struct Inputs<'a> {
     /// `[tokens, qkv_width]`.
     pub qkv: &'a [bf16],
-    /// Query and key norm weights, `[head_dim]`.
-    pub norms: (&'a [bf16], &'a [bf16]),
+    /// QK norm, if the model has one.
+    pub norms: Option<Norms<'a>>,
     /// `[positions, head_dim]`.
     pub rope: &'a [f32],
     /// `[tokens]`.
@@ -25,7 +25,16 @@ pub struct Inputs<'a> {
     pub slots: &'a [u32],
     /// Heads.
     pub shape: HeadShape,
-    /// Of the norms.
+}
+
+/// The RMS norms of queries and of keys.
+#[derive(Clone, Copy)]
+pub struct Norms<'a> {
+    /// Weight for queries, `[head_dim]`.
+    pub q: &'a [bf16],
+    /// Weight for keys, `[head_dim]`.
+    pub k: &'a [bf16],
+    /// Added to the mean of the squares.
     pub eps: f32,
 }
 
@@ -66,7 +75,8 @@ impl Kernel for Tokens<'_> {
 
     #[inline(always)]
     fn run<S: Lanes>(self, s: S) {
-        let Inputs { qkv, norms, rope, positions, slots, shape, eps } = *self.inputs;
+        let Inputs { qkv, norms, rope, positions, slots, shape } = *self.inputs;
+        let (q_norm, k_norm) = (norms.map(|n| (n.q, n.eps)), norms.map(|n| (n.k, n.eps)));
         let HeadShape { heads, kv_heads, head_dim } = shape;
         let mut key = [bf16::ZERO; MAX_HEAD_DIM];
         let key = &mut key[..head_dim];
@@ -74,14 +84,14 @@ impl Kernel for Tokens<'_> {
             let row = &qkv[t * shape.qkv_width()..][..shape.qkv_width()];
             let rope = &rope[positions[t] as usize * head_dim..][..head_dim];
             for (x, out) in row.chunks_exact(head_dim).zip(q.chunks_exact_mut(head_dim)) {
-                norm_rope(s, x, norms.0, eps, rope, out);
+                norm_rope(s, x, q_norm, rope, out);
             }
             if slots[t] == NO_SLOT {
                 continue;
             }
             let slot = slots[t] as usize;
             for h in 0..kv_heads {
-                norm_rope(s, &row[(heads + h) * head_dim..][..head_dim], norms.1, eps, rope, key);
+                norm_rope(s, &row[(heads + h) * head_dim..][..head_dim], k_norm, rope, key);
                 let value = &row[(heads + kv_heads + h) * head_dim..][..head_dim];
                 // The stores of K are of two bytes, but they hide behind the arithmetic of the next head: a prefill of
                 // 512 tokens takes as long without them (measured).
@@ -95,19 +105,32 @@ impl Kernel for Tokens<'_> {
     }
 }
 
-/// One head: RMS norm, then the half-split rotation in f32, each rounded to bf16.
+/// One head: RMS norm with weight and epsilon if there is one, then the half-split rotation in f32, each rounded to bf16.
 #[inline(always)]
-fn norm_rope<S: Lanes>(s: S, x: &[bf16], weight: &[bf16], eps: f32, rope: &[f32], out: &mut [bf16]) {
+fn norm_rope<S: Lanes>(s: S, x: &[bf16], norm: Option<(&[bf16], f32)>, rope: &[f32], out: &mut [bf16]) {
     let half = x.len() / 2;
-    let scale = Scale::of_row(s, x, eps);
+    #[expect(clippy::manual_map, reason = "a closure might be compiled without the instructions of the path")]
+    let norm = match norm {
+        Some((weight, eps)) => Some((weight, Scale::of_row(s, x, eps))),
+        None => None,
+    };
     for i in 0..half.div_ceil(16) {
         // The last vector of a ragged half overlaps the one before it, and writes the same values once more.
         let low = (16 * i).min(half - 16);
         let high = half + low;
-        let a = s.round(scale.apply(s, s.widen(chunk(&x[low..])), s.widen(chunk(&weight[low..]))));
-        let b = s.round(scale.apply(s, s.widen(chunk(&x[high..])), s.widen(chunk(&weight[high..]))));
+        let (a, b) = (normed(s, x, low, norm), normed(s, x, high, norm));
         let (cos, sin) = (s.load(chunk(&rope[low..])), s.load(chunk(&rope[high..])));
         s.narrow(s.sub(s.mul(a, cos), s.mul(b, sin)), chunk_mut(&mut out[low..]));
         s.narrow(s.add(s.mul(b, cos), s.mul(a, sin)), chunk_mut(&mut out[high..]));
+    }
+}
+
+/// The vector of a head that begins at element `at`, under the norm if there is one.
+#[inline(always)]
+fn normed<S: Lanes>(s: S, x: &[bf16], at: usize, norm: Option<(&[bf16], Scale)>) -> S::V {
+    let x = s.widen(chunk(&x[at..]));
+    match norm {
+        Some((weight, scale)) => s.round(scale.apply(s, x, s.widen(chunk(&weight[at..])))),
+        None => x,
     }
 }

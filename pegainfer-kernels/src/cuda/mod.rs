@@ -47,7 +47,7 @@ pub(crate) use gather::{embedding, gather};
 pub(crate) use linear::{linear, linear_add_norm, linear_swiglu};
 pub(crate) use linear_qkv::linear_qkv;
 pub(crate) use norm::rms_norm;
-pub(crate) use qkv::qk_norm_rope_write_kv;
+pub(crate) use qkv::{qk_norm_rope_write_kv, rope_write_kv};
 pub use read::read_bandwidth;
 pub(crate) use sample::{logprobs, sample};
 

@@ -25,6 +25,7 @@ mod linear_swiglu;
 mod logprobs;
 mod qkv;
 mod rms_norm;
+mod rope;
 mod sample;
 mod uniform;
 
@@ -32,7 +33,7 @@ pub use crate::cuda::{DECODE_LAYERS_ROWS, DecodeState};
 pub use crate::decode_model::{DecodeLayer, DecodeModel};
 pub use crate::delta::{DeltaShape, NO_STATE, SEGMENT_WORDS, Segment};
 pub use crate::draw::{DRAW_WORDS, Draw};
-pub use crate::heads::{BLOCK_SIZE, HeadShape, Heads};
+pub use crate::heads::{BLOCK_SIZE, HeadShape, Heads, RopeHeads};
 pub use crate::load::{AttentionLoad, DECODE_QUERIES};
 pub use adjust_logits::{EDIT_WORDS, NO_MASK, PackedAdjustments, SPAN_WORDS, adjust_logits};
 pub use attention::{AttentionBatch, attention};
@@ -55,6 +56,7 @@ pub use linear_swiglu::linear_swiglu;
 pub use logprobs::{REPORT_WORDS, logprobs, token_logprobs};
 pub use qkv::{qk_norm_rope_write_kv, rope_table};
 pub use rms_norm::rms_norm;
+pub use rope::rope_write_kv;
 pub use sample::sample;
 pub use uniform::uniform;
 

@@ -4,8 +4,7 @@ use super::check::Check;
 use crate::cpu::qkv as cpu;
 use crate::cuda;
 use crate::heads::BLOCK_SIZE;
-use crate::heads::{HeadShape, Heads};
-use half::bf16;
+use crate::heads::{HeadShape, Heads, RopeHeads};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::kv::NO_SLOT;
 use pegainfer_core::record::OpRecord;
@@ -59,15 +58,28 @@ pub(super) fn check(
     qkv: &Tensor,
     heads: &Heads<'_>,
     q: &Tensor,
+    cache: (&Tensor, &Tensor),
+) -> Result<(), OpError> {
+    let Heads { shape, norms: (q_norm, k_norm), .. } = *heads;
+    check_rope(check, device, qkv, &heads.without_norms(), q, cache)?;
+    check.is(q_norm, DType::Bf16, &[shape.head_dim])?;
+    check.is(k_norm, DType::Bf16, &[shape.head_dim])
+}
+
+/// As [`check`], of a model without QK norm.
+pub(super) fn check_rope(
+    check: Check,
+    device: Device,
+    qkv: &Tensor,
+    heads: &RopeHeads<'_>,
+    q: &Tensor,
     (k, v): (&Tensor, &Tensor),
 ) -> Result<(), OpError> {
-    let Heads { shape, norms: (q_norm, k_norm), rope, positions, slots, .. } = *heads;
+    let RopeHeads { shape, rope, positions, slots } = *heads;
     let tokens = qkv.rows_cols().0;
     let (head_dim, blocks) = (shape.head_dim, k.rows_cols().0);
     check.that(shape.is_supported(), "heads do not group, or head_dim is no multiple of 16 from 32 to 256")?;
     check.is(qkv, DType::Bf16, &[tokens, shape.qkv_width()])?;
-    check.is(q_norm, DType::Bf16, &[head_dim])?;
-    check.is(k_norm, DType::Bf16, &[head_dim])?;
     check.is(rope, DType::F32, &[rope.rows_cols().0, head_dim])?;
     check.is(positions, DType::U32, &[tokens])?;
     check.is(slots, DType::U32, &[tokens])?;
@@ -94,9 +106,22 @@ pub(super) fn on_cpu(
     qkv: &Tensor,
     heads: &Heads<'_>,
     q: &mut Tensor,
+    cache: (&mut Tensor, &mut Tensor),
+) -> Result<(), OpError> {
+    rotate_on_cpu(check, exec, qkv, &heads.without_norms(), Some((heads.norms, heads.eps)), q, cache)
+}
+
+/// As [`on_cpu`]. `norms`: weights of the norms of queries and of keys, and their epsilon, if the model has QK norm.
+pub(super) fn rotate_on_cpu(
+    check: Check,
+    exec: &mut Exec,
+    qkv: &Tensor,
+    heads: &RopeHeads<'_>,
+    norms: Option<((&Tensor, &Tensor), f32)>,
+    q: &mut Tensor,
     (k, v): (&mut Tensor, &mut Tensor),
 ) -> Result<(), OpError> {
-    let Heads { shape, norms, eps, rope, positions, slots } = *heads;
+    let RopeHeads { shape, rope, positions, slots } = *heads;
     let Device::Cpu(isa) = exec.device() else { return Ok(()) };
     let (max_position, max_slot) = (rope.rows_cols().0, k.rows_cols().0 * BLOCK_SIZE);
     let (positions, slots) = (positions.host::<u32>(), slots.host::<u32>());
@@ -105,8 +130,8 @@ pub(super) fn on_cpu(
     check.that(slots.iter().all(inside), "a slot is outside the KV cache")?;
     // Threads write to their tokens' slots at once: that these differ is what makes it sound.
     check.that(distinct(slots), "two tokens share a slot")?;
-    let norms = (norms.0.host::<bf16>(), norms.1.host::<bf16>());
-    let inputs = cpu::Inputs { qkv: qkv.host(), norms, rope: rope.host(), positions, slots, shape, eps };
+    let norms = norms.map(|((q, k), eps)| cpu::Norms { q: q.host(), k: k.host(), eps });
+    let inputs = cpu::Inputs { qkv: qkv.host(), norms, rope: rope.host(), positions, slots, shape };
     cpu::run(isa, &inputs, q.host_mut(), k.host_mut(), v.host_mut());
     Ok(())
 }
@@ -122,6 +147,7 @@ pub(super) fn distinct(slots: &[u32]) -> bool {
 mod tests {
     use super::*;
     use crate::testing::{Host, bf16s, close};
+    use half::bf16;
 
     /// f64 norm and rotation of one head.
     fn reference(x: &[bf16], weight: &[bf16], position: u32, theta: f64) -> Vec<f64> {
