@@ -11,6 +11,7 @@ use pegainfer_server::engine;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use support::client::{get, post, post_ok};
+use support::served::model_is_served;
 use support::{Setup, TestServer};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -86,16 +87,9 @@ fn thoughts_are_asked_for_and_told_apart() {
 }
 
 #[test]
-fn a_repeated_prompt_is_cached_and_gives_the_same_bytes() {
+fn it_is_served_as_every_model() {
     let server = server();
-    let prompt = vec!["Once upon a time there was a small cat."; 20].join(" ");
-    let body = json!({"prompt": prompt, "max_tokens": 16, "temperature": 0, "logprobs": 2, "ignore_eos": true});
-    let [cold, warm] = [0, 1].map(|_| post_ok(server.address, "/v1/completions", &body));
-    let cached = |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
-    assert_eq!(cached(&cold), 0);
-    let all = cold["usage"]["prompt_tokens"].as_u64().unwrap();
-    assert_eq!(cached(&warm), (all - 1) / 16 * 16, "of {all}");
-    assert_eq!(cold["choices"], warm["choices"]);
+    model_is_served(&server);
     let models = get(server.address, "/v1/models").json();
     assert_eq!(models["data"][0]["max_model_len"], 4096, "{models}");
 }

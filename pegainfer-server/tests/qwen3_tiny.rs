@@ -10,6 +10,7 @@ use pegainfer_server::engine;
 use serde_json::{Value, json};
 use std::path::Path;
 use support::client::{post, post_ok};
+use support::served::model_is_served;
 use support::{Setup, TestServer, model_dir, tokenizer};
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -30,6 +31,11 @@ fn fixture_cases() -> Vec<Value> {
 fn certain_tokens(case: &Value) -> usize {
     let margins = case["margins"].as_array().unwrap();
     margins.iter().take_while(|margin| margin.as_f64().unwrap() > 0.1).count()
+}
+
+#[test]
+fn it_is_served_as_every_model() {
+    model_is_served(&server(&[]));
 }
 
 #[test]

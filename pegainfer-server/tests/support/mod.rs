@@ -7,6 +7,7 @@ pub mod client;
 pub mod hub;
 pub mod mock;
 pub mod process;
+pub mod served;
 
 use clap::Parser;
 use mock::{Control, MockEngine};

@@ -1,0 +1,206 @@
+//! A dense decoder without QK norm, the smallest model that the runtime serves. docs/adding-a-model.md walks through it.
+
+use pegainfer_core::exec::{AliasedTensor, Exec};
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+use pegainfer_core::weights::{Loader, Part, WeightsError};
+use pegainfer_kernels::ops::{self, HeadShape, RopeHeads};
+use pegainfer_kernels::runtime::{
+    self, Activations, Bounds, ConfigError, ConfigFile, DecoderWeights, KvLayer, LoadError, Mlp, Model, ModelInfo,
+    Parts, StepOf, gather_rows, load_head,
+};
+use serde_json::{Value, json};
+
+/// The model family.
+#[derive(Debug)]
+pub struct Minimal;
+
+/// The numbers of config.json.
+#[derive(Debug, Clone)]
+pub struct Config {
+    pub vocab_size: usize,
+    pub hidden_size: usize,
+    pub intermediate_size: usize,
+    pub layers: usize,
+    pub shape: HeadShape,
+    pub rms_norm_eps: f32,
+    pub rope_theta: f64,
+    pub max_position_embeddings: usize,
+    pub tie_word_embeddings: bool,
+    pub initializer_range: f32,
+    pub eos_token_ids: Vec<u32>,
+}
+
+impl Config {
+    /// Parameters of the model.
+    fn parameters(&self) -> usize {
+        let attention = self.hidden_size * (self.shape.qkv_width() + self.shape.q_width());
+        let layer = attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size;
+        let tables = if self.tie_word_embeddings { 1 } else { 2 } * self.vocab_size * self.hidden_size;
+        tables + self.layers * layer + self.hidden_size
+    }
+
+    /// Scratch of attention for `tokens` tokens; the MLP's aliases it.
+    fn attention_scratch(&self, tokens: usize) -> [AliasedTensor<'static>; 3] {
+        let bf16 = |name, width| (name, [tokens, width], DType::Bf16);
+        let shape = self.shape;
+        [bf16("qkv", shape.qkv_width()), bf16("q", shape.q_width()), bf16("attended", shape.q_width())]
+    }
+}
+
+/// Weights of one layer, bf16.
+#[derive(Debug)]
+pub struct Layer {
+    /// `[hidden]`.
+    input_norm: Tensor,
+    /// Queries, keys, values: `[(heads + 2 kv_heads) * head_dim, hidden]`.
+    qkv: Tensor,
+    /// `[hidden, heads * head_dim]`.
+    o: Tensor,
+    /// The second half.
+    mlp: Mlp,
+}
+
+impl Layer {
+    fn load(loader: &mut Loader<'_>, config: &Config, i: usize) -> Result<Self, WeightsError> {
+        let prefix = format!("model.layers.{i}");
+        let name = |tail: &str| format!("{prefix}.{tail}.weight");
+        let part = |tail: &str, heads: usize| Part { name: name(tail), rows: heads * config.shape.head_dim };
+        let HeadShape { heads, kv_heads, .. } = config.shape;
+        let projections =
+            [part("self_attn.q_proj", heads), part("self_attn.k_proj", kv_heads), part("self_attn.v_proj", kv_heads)];
+        let hidden = config.hidden_size;
+        let post_norm = loader.vector(name("post_attention_layernorm"), hidden)?;
+        Ok(Self {
+            input_norm: loader.vector(name("input_layernorm"), hidden)?,
+            qkv: loader.stacked(&name("self_attn.qkv_proj"), &projections, hidden)?,
+            o: loader.matrix(name("self_attn.o_proj"), hidden, config.shape.q_width())?,
+            mlp: Mlp::load(loader, &prefix, post_norm, hidden, config.intermediate_size)?,
+        })
+    }
+}
+
+/// Activations of the largest step.
+#[derive(Debug)]
+pub struct Workspace {
+    /// Rotary angles.
+    rope: Tensor,
+    /// The residual stream and the MLP's.
+    activations: Activations,
+    /// `[tokens, (heads + 2 kv_heads) * head_dim]`.
+    qkv: Tensor,
+    /// `[tokens, heads * head_dim]`.
+    q: Tensor,
+    /// `[tokens, heads * head_dim]`.
+    attended: Tensor,
+}
+
+impl Model for Minimal {
+    const NAME: &'static str = "Minimal";
+    const ARCHITECTURE: &'static str = "MinimalForCausalLM";
+    const MODEL_TYPE: &'static str = "minimal";
+
+    type Config = Config;
+    type Weights = DecoderWeights<Layer>;
+    type Workspace = Workspace;
+    type Cache = Vec<KvLayer>;
+    type State = ();
+
+    fn config(file: ConfigFile) -> Result<Config, ConfigError> {
+        file.serves([
+            ("quantization_config", Value::Null, "bf16 weights"),
+            ("attention_bias", json!(false), "projections without bias"),
+            ("hidden_act", json!("silu"), "silu"),
+            ("torch_dtype", json!("bfloat16"), "bfloat16"),
+        ])?;
+        Ok(Config {
+            vocab_size: file.size("vocab_size")?,
+            hidden_size: file.size("hidden_size")?,
+            intermediate_size: file.size("intermediate_size")?,
+            layers: file.size("num_hidden_layers")?,
+            shape: file.heads()?,
+            rms_norm_eps: file.positive("rms_norm_eps")? as f32,
+            rope_theta: file.rope_theta()?,
+            max_position_embeddings: file.size("max_position_embeddings")?,
+            tie_word_embeddings: file.flag("tie_word_embeddings")?,
+            initializer_range: file.initializer_range(),
+            eos_token_ids: file.eos_token_ids()?,
+        })
+    }
+
+    fn info(config: &Config) -> ModelInfo {
+        let widths = (config.hidden_size, config.intermediate_size);
+        ModelInfo {
+            vocab_size: config.vocab_size,
+            max_position_embeddings: config.max_position_embeddings,
+            eos_token_ids: config.eos_token_ids.clone(),
+            initializer_range: config.initializer_range,
+            weight_bytes: 2 * config.parameters() as u64,
+            workspace_bytes_per_token: Activations::bytes_per_token(widths, &[&config.attention_scratch(1)]),
+            kv_bytes_per_token: 2 * 2 * config.layers * config.shape.kv_heads * config.shape.head_dim,
+            state_slot_bytes: None,
+        }
+    }
+
+    fn weights(loader: &mut Loader<'_>, config: &Config) -> Result<Self::Weights, WeightsError> {
+        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        Ok(DecoderWeights {
+            embedding: loader.matrix("model.embed_tokens.weight".to_owned(), vocab, hidden)?,
+            layers: (0..config.layers).map(|i| Layer::load(loader, config, i)).collect::<Result<_, _>>()?,
+            norm: loader.vector("model.norm.weight".to_owned(), hidden)?,
+            head: load_head(loader, config.tie_word_embeddings, vocab, hidden)?,
+        })
+    }
+
+    fn workspace(exec: &mut Exec, config: &Config, bounds: &Bounds) -> std::io::Result<Workspace> {
+        let (tokens, widths) = (bounds.size.tokens, (config.hidden_size, config.intermediate_size));
+        let rope = ops::rope_table(exec, bounds.size.context, config.shape.head_dim, config.rope_theta)?;
+        let attention = config.attention_scratch(tokens);
+        let (activations, [qkv, q, attended]) = Activations::new(exec, widths, tokens, &[&attention])?;
+        Ok(Workspace { rope, activations, qkv, q, attended })
+    }
+
+    fn cache(parts: Parts<'_, Self>, _bounds: &Bounds, blocks: usize) -> Result<Vec<KvLayer>, LoadError> {
+        let Parts { exec, config, .. } = parts;
+        let layers = (0..config.layers).map(|_| KvLayer::new(exec, config.shape, blocks));
+        layers.collect::<Result<_, _>>().map_err(LoadError::State)
+    }
+
+    fn state(_config: &Config, _bounds: &Bounds) {}
+
+    fn begin(_exec: &mut Exec, work: &mut Workspace, step: &StepOf<Self>) -> Result<(), OpError> {
+        let Workspace { activations, qkv, q, attended, .. } = work;
+        activations.set_rows(step.tokens.len());
+        for tensor in [qkv, q, attended] {
+            tensor.set_rows(step.tokens.len());
+        }
+        Ok(())
+    }
+
+    fn forward(pass: &mut runtime::Pass<'_, Self>) -> Result<(), OpError> {
+        let runtime::Pass { exec, config, weights, cache, work, inputs, previous, step } = pass;
+        let (shape, eps) = (config.shape, config.rms_norm_eps);
+        let scale = (shape.head_dim as f32).sqrt().recip();
+        let Workspace { rope, activations, qkv, q, attended } = &mut **work;
+        let heads = RopeHeads { shape, rope, positions: &inputs.positions, slots: &inputs.slots };
+        ops::embedding(exec, &inputs.tokens, previous, &weights.embedding, &mut activations.residual)?;
+        let first = &weights.layers[0].input_norm;
+        ops::rms_norm(exec, &activations.residual, first, eps, &mut activations.normed)?;
+        for (i, (layer, kv)) in weights.layers.iter().zip(cache.iter_mut()).enumerate() {
+            ops::linear(exec, &activations.normed, &layer.qkv, qkv)?;
+            ops::rope_write_kv(exec, qkv, &heads, q, kv.both_mut())?;
+            ops::attention(exec, q, (&kv.k, &kv.v), &inputs.attention(step), shape, scale, attended)?;
+            let next = weights.layers.get(i + 1).map_or(&weights.norm, |next| &next.input_norm);
+            activations.finish_layer(exec, (attended, &layer.o), &layer.mlp, next, eps)?;
+        }
+        if step.samples_every_token() {
+            return Ok(());
+        }
+        // Only the sampled rows need logits.
+        let Activations { normed, delta, .. } = activations;
+        gather_rows(exec, &inputs.sample_rows, [(normed, delta)])
+    }
+
+    fn output<'a>(work: &'a mut Workspace, weights: &'a Self::Weights) -> (&'a mut Tensor, &'a Tensor) {
+        (&mut work.activations.normed, weights.output())
+    }
+}
