@@ -2,16 +2,19 @@
 //! checks them. [`compare`] runs an op on two devices. [`runtime`] is what the model
 //! crates share: it loads, runs and records a model that is written over the ops.
 
+mod batch;
 pub mod choice;
 pub mod compare;
 pub mod cpu;
 pub mod cuda;
 mod decode_model;
 mod delta;
+mod delta_operands;
 mod draw;
 mod heads;
 mod load;
 pub mod ops;
+mod packed_adjustments;
 pub mod runtime;
 #[cfg(test)]
 mod testing;

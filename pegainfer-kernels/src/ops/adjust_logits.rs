@@ -3,58 +3,16 @@
 use super::check::Check;
 use crate::cpu;
 use crate::cuda;
+use crate::packed_adjustments::{EDIT_WORDS, NO_MASK, SPAN_WORDS};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
-use pegainfer_core::rules::{Adjustment, TokenMask};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-use std::sync::Arc;
-
-/// Words of a row's span: its first edit, the end of its edits, its mask or [`NO_MASK`].
-pub const SPAN_WORDS: usize = 3;
-/// Words of an edit: token, then the bits of scale and addend.
-pub const EDIT_WORDS: usize = 3;
-/// In place of the number of a mask: every token is allowed.
-pub const NO_MASK: u32 = u32::MAX;
-
-/// Adjustments of some rows as the values of the tensors that [`adjust_logits`] reads.
-#[derive(Debug, Default, PartialEq)]
-pub struct PackedAdjustments {
-    /// `[rows, SPAN_WORDS]`.
-    pub spans: Vec<u32>,
-    /// `[edits, EDIT_WORDS]`.
-    pub edits: Vec<u32>,
-    /// `[masks, vocab / 32, rounded up]`; rows that share a mask share its words.
-    pub masks: Vec<u32>,
-}
-
-impl PackedAdjustments {
-    /// Packs one entry for each row; `None` leaves the row as it is.
-    pub fn new<'a>(rows: impl Iterator<Item = Option<&'a Adjustment>>) -> Self {
-        let mut packed = Self::default();
-        let mut masks: Vec<&Arc<TokenMask>> = Vec::new();
-        for row in rows {
-            let first = packed.edits.len() / EDIT_WORDS;
-            let edits = row.into_iter().flat_map(|row| &row.edits);
-            packed.edits.extend(edits.flat_map(|edit| [edit.token, edit.scale.to_bits(), edit.add.to_bits()]));
-            let mask = row.and_then(|row| row.allowed.as_ref()).map_or(NO_MASK, |mask| {
-                let known = masks.iter().position(|other| Arc::ptr_eq(other, mask));
-                known.unwrap_or_else(|| {
-                    masks.push(mask);
-                    packed.masks.extend(mask.words());
-                    masks.len() - 1
-                }) as u32
-            });
-            packed.spans.extend([first as u32, (packed.edits.len() / EDIT_WORDS) as u32, mask]);
-        }
-        packed
-    }
-}
 
 /// Changes logits in place, for `sample`: first each edit of a row (`LogitEdit::apply`), then every token that the row's
 /// mask does not allow becomes -inf. In f32, every operation rounded: devices agree bit by bit.
 ///
 /// `logits`: `[rows, vocab]` f32; `spans`: `[rows, SPAN_WORDS]`, `edits`: `[edits, EDIT_WORDS]`, `masks`: `[masks, vocab / 32
-/// rounded up]`, all u32, as [`PackedAdjustments`] has them. A row has at most one edit for a token. Does not wait for a
+/// rounded up]`, all u32, as [`PackedAdjustments`](super::PackedAdjustments) has them. A row has at most one edit for a token. Does not wait for a
 /// GPU. An error on the CPU when a span or a token is out of range.
 pub fn adjust_logits(
     exec: &mut Exec,
@@ -96,9 +54,11 @@ pub fn adjust_logits(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::packed_adjustments::PackedAdjustments;
     use crate::testing::Host;
     use pegainfer_core::rng;
-    use pegainfer_core::rules::LogitEdit;
+    use pegainfer_core::rules::{Adjustment, LogitEdit, TokenMask};
+    use std::sync::Arc;
 
     fn logit(i: usize) -> f32 {
         (rng::bits(7, i as u64) >> 40) as f32 / (1 << 20) as f32 - 8.0

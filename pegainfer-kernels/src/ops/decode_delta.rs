@@ -1,28 +1,16 @@
 //! A gated delta rule layer between its two GEMMs, for rows of one token.
 
 use super::check::Check;
-use super::gated_delta_rule::{self, DeltaInputs};
+use super::gated_delta_rule;
 use super::{causal_conv1d, gated_rms_norm};
 use crate::choice::DecodeDelta;
 use crate::cpu::gated_delta::Form;
 use crate::cuda;
 use crate::delta::DeltaShape;
+use crate::delta_operands::{DeltaInputs, DeltaWeights};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{OpError, Tensor};
-
-/// Weights of a gated delta rule layer, without its two matrices.
-#[derive(Debug, Clone, Copy)]
-pub struct DeltaWeights<'a> {
-    /// Of the convolution, `[taps, channels]` f32.
-    pub conv: &'a Tensor,
-    /// Logarithm of each head's decay rate, `[value_heads]` f32.
-    pub a_log: &'a Tensor,
-    /// `[value_heads]` f32.
-    pub dt_bias: &'a Tensor,
-    /// Of the norm, `[value_dim]` f32.
-    pub norm: &'a Tensor,
-}
 
 /// [`causal_conv1d`](super::causal_conv1d), [`gated_delta_rule`](super::gated_delta_rule) and
 /// [`gated_rms_norm`](super::gated_rms_norm) of rows that have one token each.

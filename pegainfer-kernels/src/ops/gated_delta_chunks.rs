@@ -1,11 +1,12 @@
 //! The gated delta rule for prompts.
 
 use super::check::Check;
-use super::gated_delta_rule::{DeltaInputs, run, step_flops};
+use super::gated_delta_rule::{run, step_flops};
 use crate::choice::{self, DeltaChunks};
 use crate::cpu::gated_delta::Form;
 use crate::cuda;
 use crate::delta::DeltaShape;
+use crate::delta_operands::DeltaInputs;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::tensor::{OpError, Tensor};
 

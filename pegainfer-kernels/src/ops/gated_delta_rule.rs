@@ -5,24 +5,10 @@ use super::check::Check;
 use crate::cpu::gated_delta::{self, Form, Inputs};
 use crate::cuda;
 use crate::delta::DeltaShape;
+use crate::delta_operands::DeltaInputs;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-
-/// What the gated delta rule reads of a layer and a step.
-#[derive(Debug, Clone, Copy)]
-pub struct DeltaInputs<'a> {
-    /// Output of [`causal_conv1d`](super::causal_conv1d): q, k and v, `[tokens, channels]` bf16.
-    pub mixed: &'a Tensor,
-    /// Of which b and a are read, `[tokens, projected_width]` bf16.
-    pub projected: &'a Tensor,
-    /// Logarithm of each head's decay rate, `[value_heads]` f32.
-    pub a_log: &'a Tensor,
-    /// `[value_heads]` f32.
-    pub dt_bias: &'a Tensor,
-    /// As in [`causal_conv1d`](super::causal_conv1d), `[segments, SEGMENT_WORDS]` u32.
-    pub segments: &'a Tensor,
-}
 
 /// Reads and updates a memory matrix `S` per head with every token (Yang et al., arXiv 2412.06464; transformers
 /// `torch_recurrent_gated_delta_rule`):
