@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Gives build.rs an nvcc. A CUDA toolkit that is already there is used; otherwise pinned wheels go to .cuda/ (git-ignored):
+# Gives the build an nvcc. A CUDA toolkit that is already there is used; otherwise pinned wheels go to .cuda/ (git-ignored):
 # about 105 MB to download, 270 MB on disk, no root. NVIDIA's CUDA licence applies to them. With --cublas also cuBLASLt,
 # which the binary looks for at run time and every full toolkit has: 423 MB more to download, 600 MB on disk.
 set -euo pipefail
@@ -26,5 +26,5 @@ python3 -m pip install --quiet --disable-pip-version-check --no-compile --no-dep
     --target .cuda "${wheels[@]}"
 .cuda/nvidia/cu13/bin/nvcc --version | tail -n 2
 # Cargo cannot watch for a file that is not there yet.
-touch pegainfer-kernels/build.rs
+touch pegainfer-kernels/build/main.rs
 echo "${wheels[*]}" >"$stamp"

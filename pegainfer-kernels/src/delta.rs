@@ -1,9 +1,17 @@
 //! The heads of a gated delta rule layer (linear attention), and what they remember of a sequence.
 
 pub use pegainfer_core::schedule::{NO_STATE, SEGMENT_WORDS, Segment};
+use std::ops::RangeInclusive;
 
 /// Most taps of the convolution.
 pub(crate) const MAX_TAPS: usize = 8;
+
+/// Tokens of the steps of one prompt in which the Triton kernels of `ops::gated_delta_chunks` take less time than the CUDA
+/// kernels. Us a layer on an H200, CUDA / Triton, at 32 heads: 14.9 / 15.6 for 100 tokens, 42.9 / 40.7 for 1,024 and
+/// 133 / 143 for 4,096 (docs/benchmarks/h200-qwen35-4b.md); straight lines between these cross at 323 and 1,579.
+pub(crate) const TRITON_TOKENS: RangeInclusive<usize> = 320..=1536;
+/// Most segments of such a step: a copy of the state every 256 tokens, one at the last full block, and the end.
+pub(crate) const TRITON_SEGMENTS: usize = 8;
 
 /// Head counts and sizes of a gated delta rule layer.
 ///
@@ -82,10 +90,17 @@ impl DeltaShape {
     }
 
     /// Bytes of working memory that `ops::gated_delta_chunks` wants on a GPU for steps of at most `tokens` tokens in
-    /// `segments` segments: matrices of `[64, 64]`, lower halves in bf16, for solving and for reading.
+    /// `segments` segments: matrices of `[64, 64]` in bf16, for solving and for reading, of which the CUDA kernels keep
+    /// the lower halves.
     pub fn chunk_scratch(&self, tokens: usize, segments: usize) -> usize {
         // `IntraChunk` and `Chains` in csrc/gated_delta_chunks.cuh.
-        Self::chunks(tokens, segments) * self.value_heads * 11_024 + 4 * (2 + segments)
+        let cuda = Self::chunks(tokens, segments) * self.value_heads * 11_024 + 4 * (2 + segments);
+        if !cfg!(triton_kernels) {
+            return cuda;
+        }
+        // `solve`, `weights` and `scales` in triton/gated_delta.py.
+        let (tokens, segments) = (tokens.min(*TRITON_TOKENS.end()), segments.min(TRITON_SEGMENTS));
+        cuda.max(Self::chunks(tokens, segments) * self.value_heads * (2 * 64 * 64 * 2 + 4 * 64 * 4))
     }
 
     /// Bytes of a slot.

@@ -79,8 +79,8 @@ impl Modules {
 /// Most arguments a kernel takes.
 const MAX_ARGUMENTS: usize = 32;
 
-/// Most tensor maps, before the others.
-const MAX_MAPS: usize = 3;
+/// Most tensor maps a kernel takes.
+const MAX_MAPS: usize = 4;
 
 /// A launch being put together: arguments in the order of the kernel's parameters, then [`run`](Self::run). A kernel with
 /// one parameter, a struct whose members take eight bytes each, gets the arguments as its members.
@@ -92,8 +92,8 @@ pub struct Launch {
     /// Each argument in its own eight bytes: the driver reads as many as the parameter has, the low ones first.
     arguments: [u64; MAX_ARGUMENTS],
     count: usize,
-    /// The parameters before `arguments`.
-    maps: Vec<TensorMap>,
+    /// Tensor maps, each with the number of `arguments` before it.
+    maps: Vec<(usize, TensorMap)>,
     shared: u32,
     cluster: u32,
     start: Start,
@@ -142,9 +142,9 @@ impl Launch {
         self
     }
 
-    /// A `const __grid_constant__` tensor map. The kernel's parameters begin with all of them.
+    /// A `const __grid_constant__` tensor map parameter.
     pub fn map(mut self, map: TensorMap) -> Self {
-        self.maps.push(map);
+        self.maps.push((self.count, map));
         self
     }
 
@@ -237,16 +237,10 @@ impl Launch {
     /// The arguments must match the kernel's parameters in number, order and type, and the kernel must stay within the
     /// tensors it is given.
     pub unsafe fn run(mut self, grid: [usize; 3], threads: usize) -> Result<(), OpError> {
-        let mut parameters: [*mut c_void; MAX_MAPS + MAX_ARGUMENTS] = [std::ptr::null_mut(); MAX_MAPS + MAX_ARGUMENTS];
-        debug_assert!(self.maps.len() <= MAX_MAPS);
         if let Some(mut pending) = self.check.pending() {
             pending.launch(self.kernel, self.start, &self.early, std::mem::take(&mut self.writes));
         }
-        let maps = self.maps.iter_mut().map(|map| std::ptr::from_mut(&mut map.0).cast());
-        let arguments = self.arguments.iter_mut().map(|argument| std::ptr::from_mut(argument).cast());
-        for (parameter, argument) in parameters.iter_mut().zip(maps.chain(arguments)) {
-            *parameter = argument;
-        }
+        let mut parameters = self.parameters();
         let (mut attributes, count) = self.attributes();
         let config = sys::CUlaunchConfig {
             gridDimX: grid[0] as u32,
@@ -267,6 +261,24 @@ impl Launch {
             message: format!("kernel {}: {}", self.kernel, error(self.op)(e).message),
             op: self.op,
         })
+    }
+
+    /// Where each parameter is, in the kernel's order.
+    fn parameters(&mut self) -> [*mut c_void; MAX_MAPS + MAX_ARGUMENTS] {
+        assert!(self.maps.len() <= MAX_MAPS);
+        let mut parameters = [std::ptr::null_mut(); MAX_MAPS + MAX_ARGUMENTS];
+        let (mut next, mut maps) = (0, self.maps.iter_mut().peekable());
+        let mut add = |parameter: *mut c_void| {
+            parameters[next] = parameter;
+            next += 1;
+        };
+        for (i, argument) in self.arguments.iter_mut().enumerate() {
+            while let Some((_, map)) = maps.next_if(|(before, _)| *before == i) {
+                add(std::ptr::from_mut(&mut map.0).cast());
+            }
+            add(std::ptr::from_mut(argument).cast());
+        }
+        parameters
     }
 
     /// The launch attributes, and how many of them count.

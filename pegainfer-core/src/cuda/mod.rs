@@ -176,6 +176,11 @@ impl Cuda {
         self.multiprocessors
     }
 
+    /// Compute capability, major and minor: which builds of a kernel run.
+    pub fn capability(&self) -> (i32, i32) {
+        self.capability
+    }
+
     /// The stream on which everything runs in order, for a library that launches itself.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream

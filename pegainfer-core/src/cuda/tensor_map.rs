@@ -5,14 +5,14 @@ use crate::tensor::{DType, OpError, Tensor};
 use cudarc::driver::sys;
 use std::ffi::c_void;
 
-/// Columns of a box: 128 bytes, what the swizzle spans.
+/// Columns of a box of 128 bytes, which the widest swizzle spans.
 pub const BOX_COLUMNS: usize = 64;
 
 /// Most rows of a box.
 const MAX_ROWS: usize = 256;
 
-/// A matrix of bf16 in device memory, of which a kernel copies boxes of [`BOX_COLUMNS`] columns to shared memory with
-/// the 128-byte swizzle. What lies outside the matrix arrives as zeros.
+/// A matrix of bf16 in device memory, of which a kernel copies boxes, most often of [`BOX_COLUMNS`] columns, to shared
+/// memory with a swizzle as wide as the box. What lies outside the matrix arrives as zeros.
 ///
 /// It holds the matrix's address, as a captured graph does.
 #[derive(Debug, Clone, Copy)]
@@ -22,24 +22,42 @@ impl TensorMap {
     /// Of `matrix`, `[rows, columns]` bf16 with columns in multiples of 8 on a GPU of compute capability 9.0 or later,
     /// in boxes of `rows` rows, 1 to 256.
     pub fn new(op: &'static str, matrix: &Tensor, rows: usize) -> Result<Self, OpError> {
-        let (height, width) = matrix.rows_cols();
-        assert!(matrix.dtype() == DType::Bf16 && (1..=MAX_ROWS).contains(&rows), "{op}: boxes of {}", matrix.name());
+        assert!(matrix.dtype() == DType::Bf16, "{op}: {} is not bf16", matrix.name());
+        Self::of_memory(op, matrix.device(), matrix.rows_cols(), [rows, BOX_COLUMNS])
+    }
+
+    /// Of a matrix of bf16 at `address`, aligned to 16 bytes, with so many rows and columns, in boxes of `[rows, columns]`:
+    /// 1 to 256 rows, and 16, 32 or 64 columns, which the swizzle spans.
+    pub fn of_memory(
+        op: &'static str,
+        address: u64,
+        (height, width): (usize, usize),
+        [rows, columns]: [usize; 2],
+    ) -> Result<Self, OpError> {
+        use sys::CUtensorMapSwizzle as Swizzle;
+        let swizzle = match columns {
+            16 => Swizzle::CU_TENSOR_MAP_SWIZZLE_32B,
+            32 => Swizzle::CU_TENSOR_MAP_SWIZZLE_64B,
+            BOX_COLUMNS => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            _ => panic!("{op}: boxes of {columns} columns"),
+        };
+        assert!((1..=MAX_ROWS).contains(&rows), "{op}: boxes of {rows} rows");
         let mut map = sys::CUtensorMap { opaque: [0; 16] };
         let (sizes, pitch) = ([width as u64, height as u64], [(width * DType::Bf16.size()) as u64]);
-        let (extent, strides) = ([BOX_COLUMNS as u32, rows as u32], [1, 1]);
+        let (extent, strides) = ([columns as u32, rows as u32], [1, 1]);
         // SAFETY: the driver reads two sizes, one pitch, two extents and two strides, and writes the descriptor.
         let status = unsafe {
             sys::cuTensorMapEncodeTiled(
                 &mut map,
                 sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
                 2,
-                matrix.device() as *mut c_void,
+                address as *mut c_void,
                 sizes.as_ptr(),
                 pitch.as_ptr(),
                 extent.as_ptr(),
                 strides.as_ptr(),
                 sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-                sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                swizzle,
                 sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             )

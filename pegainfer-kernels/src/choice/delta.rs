@@ -1,7 +1,7 @@
 //! The gated delta rule and the convolution before it.
 
 use super::Gpu;
-use crate::delta::DeltaShape;
+use crate::delta::{DeltaShape, TRITON_SEGMENTS, TRITON_TOKENS};
 use pegainfer_core::cuda::COUNTERS;
 
 /// Most tokens of a chain of segments that the recurrence takes: decode rows beside prompts.
@@ -19,7 +19,15 @@ pub enum DeltaChunks {
         /// The scan.
         scan: InterChunkScan,
     },
+    /// The same in triton/gated_delta.py, with twice as many blocks for a head: for one prompt of about 1k tokens.
+    Triton {
+        /// Whether the recurrence runs, too, for short chains of segments.
+        recurrent: bool,
+    },
 }
+
+/// Blocks that share a head in the scan of triton/gated_delta.py: 128 / ROWS.
+pub(crate) const TRITON_SLICES: usize = 4;
 
 /// The kernel that carries the state from chunk to chunk (csrc/gated_delta_scan.cu).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,7 +51,23 @@ impl DeltaChunks {
             return Self::Recurrent;
         }
         // One segment of many tokens has no short chain.
-        Self::Chunked { recurrent: segments > 1, scan: InterChunkScan::choose(gpu, shape, tokens, segments) }
+        let recurrent = segments > 1;
+        if Self::is_for_triton(gpu, shape, tokens, segments) {
+            return Self::Triton { recurrent };
+        }
+        Self::Chunked { recurrent, scan: InterChunkScan::choose(gpu, shape, tokens, segments) }
+    }
+
+    /// Whether the Triton kernels take less time: where all blocks of their scan run at once.
+    fn is_for_triton(gpu: &Gpu, shape: DeltaShape, tokens: usize, segments: usize) -> bool {
+        let at_once = shape.value_heads * TRITON_SLICES <= gpu.multiprocessors;
+        let step = TRITON_TOKENS.contains(&tokens) && segments <= TRITON_SEGMENTS;
+        gpu.triton && gpu.is_hopper() && at_once && step
+    }
+
+    /// Whether the recurrence runs, alone or for short chains of segments.
+    pub fn has_recurrence(&self) -> bool {
+        matches!(self, Self::Recurrent | Self::Chunked { recurrent: true, .. } | Self::Triton { recurrent: true })
     }
 
     /// Its name in records.
@@ -52,6 +76,7 @@ impl DeltaChunks {
             Self::Recurrent => "recurrent",
             Self::Chunked { scan: InterChunkScan { wgmma: true, .. }, .. } => "chunked_wgmma",
             Self::Chunked { .. } => "chunked_mma",
+            Self::Triton { .. } => "chunked_triton",
         }
     }
 }
@@ -133,6 +158,20 @@ mod tests {
     fn there_are_counters_for_a_large_batch() {
         assert_eq!(DecodeDelta::choose(SHAPE, 512), DecodeDelta::Fused);
         assert_eq!(DecodeDelta::choose(SHAPE, 513), DecodeDelta::Separate);
+    }
+
+    #[test]
+    fn triton_runs_one_prompt_of_about_1k_where_the_build_has_it() {
+        let gpu = Gpu { triton: true, ..Gpu::named("H200").unwrap() };
+        let name = |gpu: &Gpu, tokens, segments| DeltaChunks::choose(gpu, SHAPE, tokens, segments).name();
+        assert_eq!(DeltaChunks::choose(&gpu, SHAPE, 1024, 1), DeltaChunks::Triton { recurrent: false });
+        assert_eq!(DeltaChunks::choose(&gpu, SHAPE, 1024, 6), DeltaChunks::Triton { recurrent: true });
+        for (tokens, segments) in [(100, 1), (319, 1), (1537, 1), (1024, 9)] {
+            assert_eq!(name(&gpu, tokens, segments), "chunked_wgmma", "{tokens} {segments}");
+        }
+        assert_eq!(name(&Gpu { triton: false, ..gpu }, 1024, 1), "chunked_wgmma");
+        assert_eq!(name(&Gpu { multiprocessors: 114, ..gpu }, 1024, 1), "chunked_wgmma", "not all blocks run at once");
+        assert_eq!(name(&Gpu { triton: true, ..Gpu::named("A100").unwrap() }, 1024, 1), "chunked_mma");
     }
 
     #[test]

@@ -62,6 +62,8 @@ pub struct Gpu {
     pub bandwidth: f64,
     /// Whether cuBLASLt can be called.
     pub cublaslt: bool,
+    /// Whether the build has Triton kernels.
+    pub triton: bool,
 }
 
 /// A card with its published figures. Tests and plans name it.
@@ -89,6 +91,7 @@ const fn card(
         flops: 1e12 * teraflops,
         bandwidth: 1e9 * gigabytes,
         cublaslt: true,
+        triton: cfg!(triton_kernels),
     };
     Card { name, gpu }
 }
@@ -123,7 +126,8 @@ impl Gpu {
             None => (cycle * info.clock, info.bandwidth),
         };
         let GpuInfo { multiprocessors, shared_memory, l2, .. } = *info;
-        Self { architecture, multiprocessors, shared_memory, l2, flops, bandwidth, cublaslt }
+        let triton = cfg!(triton_kernels);
+        Self { architecture, multiprocessors, shared_memory, l2, flops, bandwidth, cublaslt, triton }
     }
 
     /// Whether code for sm_90a runs.

@@ -22,6 +22,8 @@ pub(crate) use attention::occupancy;
 pub use attention::{Attention, Decode, DecodeGrid, DecodeStep, Prefill};
 pub(crate) use attention::{LARGE, WARPS, async_partial_bytes};
 pub(crate) use delta::RECURRENT_TOKENS;
+#[cfg(triton_kernels)]
+pub(crate) use delta::TRITON_SLICES;
 pub use delta::{Conv, DecodeDelta, DeltaChunks, InterChunkScan};
 pub use gemm::{AddNorm, Gemm, Qkv, Skinny, Swiglu};
 pub use gemm_shape::{GemmShape, Output};

@@ -95,7 +95,8 @@ fn delta(gpu: &Gpu, card: &str) -> String {
         let grid = match choice {
             DeltaChunks::Chunked { recurrent: true, scan } => format!("{} and recurrent", scan.blocks),
             DeltaChunks::Chunked { recurrent: false, scan } => scan.blocks.to_string(),
-            DeltaChunks::Recurrent => String::new(),
+            DeltaChunks::Triton { recurrent: true } => "and recurrent".to_owned(),
+            DeltaChunks::Triton { recurrent: false } | DeltaChunks::Recurrent => String::new(),
         };
         (choice.name(), grid)
     };
@@ -117,7 +118,9 @@ fn every_card_chooses_what_the_table_says() {
         ("Gated delta rule of a step, by its tokens, with blocks of the scan; sampling, by rows", delta),
     ];
     let section = |(title, lines): Section| {
-        let cards = CARDS.map(|card| lines(&Gpu::named(card).unwrap(), card));
+        // Of a build with Triton kernels.
+        let gpu = |card: &str| Gpu { triton: true, ..Gpu::named(card).unwrap() };
+        let cards = CARDS.map(|card| lines(&gpu(card), card));
         format!("{title}\n\n{}\n", cards.concat())
     };
     let table = sections.map(section).concat();

@@ -2,6 +2,8 @@
 //! what their chunks need besides the state, all at once (intra-chunk), and one that carries the state through the chunks of
 //! each chain (inter-chunk scan).
 
+#[cfg(triton_kernels)]
+use super::delta_chunks_triton::triton;
 use super::delta_rule::check_shape;
 use super::{delta_recurrent, images};
 use crate::choice::{DeltaChunks, RECURRENT_TOKENS};
@@ -36,12 +38,14 @@ pub(crate) fn gated_delta_chunks(
         let message = format!("scratch has {} bytes, this step wants {wanted}", scratch.bytes());
         return Err(OpError { op, message });
     }
-    let DeltaChunks::Chunked { recurrent, scan } = choice else {
-        return delta_recurrent(exec, inputs, shape, states, out, RECURRENT_TOKENS);
-    };
-    if *recurrent {
+    if choice.has_recurrence() {
         delta_recurrent(exec, inputs, shape, states, out, RECURRENT_TOKENS)?;
     }
+    let scan = match choice {
+        DeltaChunks::Recurrent => return Ok(()),
+        DeltaChunks::Triton { .. } => return triton(exec, inputs, shape, states, scratch, out),
+        DeltaChunks::Chunked { scan, .. } => scan,
+    };
     let gpu = exec.gpu()?;
     let launch = gpu.launch(op, &images::GATED_DELTA_INTRA, "gated_delta_intra")?.input(mixed).input(projected);
     let launch = launch.input(a_log).input(dt_bias).input(segments).output(scratch);
@@ -56,4 +60,18 @@ pub(crate) fn gated_delta_chunks(
     let launch = launch.u32(key_heads).u32(value_heads).shared(scan.shared).overlapped();
     // SAFETY: matches csrc/gated_delta_scan.cu; as above.
     unsafe { launch.run([scan.blocks, 1, 1], scan.threads) }
+}
+
+/// Never called: a build without the Triton kernels chooses others.
+#[cfg(not(triton_kernels))]
+fn triton(
+    _: &mut Exec,
+    _: &DeltaInputs<'_>,
+    _: DeltaShape,
+    _: &mut Tensor,
+    _: &mut Tensor,
+    _: &mut Tensor,
+) -> Result<(), OpError> {
+    let message = "this build has no Triton kernels: build it with --features triton".to_owned();
+    Err(OpError { op: "gated_delta_chunks", message })
 }

@@ -1,5 +1,6 @@
 //! Launchers: one file an op or a family of kernels. Each is called by its op after the operands were checked, with the
-//! kernel and grid that [`choice`](crate::choice) gave, and launches. The kernels are in csrc/.
+//! kernel and grid that [`choice`](crate::choice) gave, and launches. The kernels are in csrc/
+//! and, where it says so, in triton/.
 
 mod adjust;
 mod attention;
@@ -10,6 +11,8 @@ mod blaslt;
 mod causal_conv;
 mod decode_layers;
 mod delta_chunks;
+#[cfg(triton_kernels)]
+mod delta_chunks_triton;
 mod delta_decode;
 mod delta_rule;
 mod dummy;
@@ -27,6 +30,8 @@ mod read;
 mod sample;
 mod skinny_wgmma;
 mod swiglu;
+#[cfg(triton_kernels)]
+mod triton;
 
 pub(crate) use adjust::adjust_logits;
 pub(crate) use attention::attention;
@@ -56,6 +61,8 @@ use pegainfer_core::tensor::OpError;
 
 /// The kernels, compiled.
 pub mod images {
+    #[cfg(triton_kernels)]
+    use super::triton::{Build, Kind, Parameter, TritonKernel};
     use pegainfer_core::cuda::Image;
 
     /// Gives embedded bytes the alignment that the driver wants.

@@ -1,7 +1,4 @@
-//! Compiles csrc/*.cu, each to one fat binary that the crate embeds, and writes `images.rs`, which names them.
-//!
-//! `PEGAINFER_CUDA=auto|required|off`: whether to; `PEGAINFER_CUDA_SM=90a,120a`: for which GPUs, by default the ones of
-//! this machine, or [`DEFAULT_SM`]. Without CUDA the images are empty and the build is CPU-only.
+//! CUDA C++: one fat binary a source file.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -9,56 +6,46 @@ use std::process::{Child, Command};
 use std::{env, fmt::Write, fs};
 
 /// Ampere (A100, then GeForce 30), Ada, Hopper, Blackwell (B200, then GeForce 50).
-const DEFAULT_SM: &str = "80,86,89,90a,100a,120a";
+pub const DEFAULT_SM: &str = "80,86,89,90a,100a,120a";
 const HOW: &str = "run tools/setup-cuda.sh, or set CUDA_HOME to a CUDA 12.8 or newer toolkit";
 
-fn main() {
-    if let Err(message) = build() {
-        eprintln!("error: {message}");
-        std::process::exit(1);
+/// Directories with sources.
+const DIRECTORIES: [&str; 1] = ["csrc"];
+
+/// The sources, sorted; cargo watches their directories.
+pub fn sources(root: &Path) -> Result<Vec<PathBuf>, String> {
+    let mut sources = Vec::new();
+    for directory in DIRECTORIES.map(|name| root.join(name)) {
+        println!("cargo:rerun-if-changed={}", directory.display());
+        let entries = fs::read_dir(&directory).map_err(|e| format!("{}: {e}", directory.display()))?;
+        let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+        sources.extend(paths.filter(|path| path.extension() == Some(OsStr::new("cu"))));
     }
+    sources.sort();
+    Ok(sources)
 }
 
-fn build() -> Result<(), String> {
-    for name in ["PEGAINFER_CUDA", "PEGAINFER_CUDA_SM", "CUDA_HOME", "PATH"] {
-        println!("cargo:rerun-if-env-changed={name}");
-    }
-    let root = PathBuf::from(variable("CARGO_MANIFEST_DIR")?);
-    let (csrc, out) = (root.join("csrc"), PathBuf::from(variable("OUT_DIR")?));
+/// The compiler, unless this build is without CUDA.
+pub fn nvcc(root: &Path) -> Result<Option<PathBuf>, String> {
     let wheels = root.join("../.cuda/nvidia/cu13/bin/nvcc");
-    println!("cargo:rerun-if-changed={}", csrc.display());
     // A file that is not there counts as changed in every build; tools/setup-cuda.sh tells cargo when it comes.
     if wheels.exists() {
         println!("cargo:rerun-if-changed={}", wheels.display());
     }
-    let mut sources: Vec<PathBuf> = fs::read_dir(&csrc)
-        .map_err(|e| format!("{}: {e}", csrc.display()))?
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.extension() == Some(OsStr::new("cu")))
-        .collect();
-    sources.sort();
-    let nvcc = match env::var("PEGAINFER_CUDA").as_deref() {
-        Err(_) | Ok("auto" | "") => find_nvcc(&wheels).or_else(|| {
+    match env::var("PEGAINFER_CUDA").as_deref() {
+        Err(_) | Ok("auto" | "") => Ok(find_nvcc(&wheels).or_else(|| {
             // The one kind of line of a build script that cargo shows.
             println!(
                 "cargo:warning=building without GPU support: no nvcc was found; {HOW} (PEGAINFER_CUDA=off hides this)"
             );
             None
-        }),
-        Ok("off") => None,
+        })),
+        Ok("off") => Ok(None),
         Ok("required") => {
-            Some(find_nvcc(&wheels).ok_or_else(|| format!("PEGAINFER_CUDA=required, but there is no nvcc: {HOW}"))?)
+            Ok(Some(find_nvcc(&wheels).ok_or_else(|| format!("PEGAINFER_CUDA=required, but there is no nvcc: {HOW}"))?))
         }
-        Ok(other) => return Err(format!("PEGAINFER_CUDA={other}: expected auto, required or off")),
-    };
-    if let Some(nvcc) = &nvcc {
-        compile(nvcc, &sources, &out)?;
+        Ok(other) => Err(format!("PEGAINFER_CUDA={other}: expected auto, required or off")),
     }
-    fs::write(out.join("images.rs"), images(&sources, &out, nvcc.is_some())).map_err(|e| format!("images.rs: {e}"))
-}
-
-fn variable(name: &str) -> Result<String, String> {
-    env::var(name).map_err(|e| format!("{name}: {e}"))
 }
 
 /// CUDA_HOME, the wheels, the PATH, the usual place: the first that has an nvcc.
@@ -71,25 +58,25 @@ fn find_nvcc(wheels: &Path) -> Option<PathBuf> {
     candidates.find(|nvcc| nvcc.is_file()).or_else(|| on_path.chain([usual]).find(|nvcc| nvcc.is_file()))
 }
 
-/// `-gencode` flags of the wanted architectures, less those that this nvcc does not know.
-fn architectures(nvcc: &Path) -> Result<Vec<String>, String> {
+/// The wanted architectures, as `90a`, less those that this nvcc does not know.
+pub fn architectures(nvcc: &Path) -> Result<Vec<String>, String> {
     let wanted = match env::var("PEGAINFER_CUDA_SM") {
         Ok(list) if !list.is_empty() => list,
         _ => present().unwrap_or_else(|| DEFAULT_SM.to_owned()),
     };
     let known = Command::new(nvcc).arg("--list-gpu-code").output().map_err(|e| format!("{}: {e}", nvcc.display()))?;
     let known = String::from_utf8_lossy(&known.stdout).into_owned();
-    let digits = |sm: &str| sm.trim_end_matches(|c: char| c.is_ascii_alphabetic()).to_owned();
-    let flags: Vec<String> = wanted
-        .split(',')
-        .map(str::trim)
-        .filter(|sm| known.lines().any(|line| line == format!("sm_{}", digits(sm))))
-        .map(|sm| format!("-gencode=arch=compute_{sm},code=sm_{sm}"))
-        .collect();
-    match flags.is_empty() {
+    let known = |sm: &str| known.lines().any(|line| line == format!("sm_{}", digits(sm)));
+    let found: Vec<String> = wanted.split(',').map(str::trim).filter(|sm| known(sm)).map(str::to_owned).collect();
+    match found.is_empty() {
         true => Err(format!("{} knows none of the architectures {wanted}", nvcc.display())),
-        false => Ok(flags),
+        false => Ok(found),
     }
+}
+
+/// An architecture without its suffix: `90` of `90a`.
+pub fn digits(sm: &str) -> &str {
+    sm.trim_end_matches(|c: char| c.is_ascii_alphabetic())
 }
 
 /// Architectures of the GPUs here, if there is a driver to ask.
@@ -105,9 +92,10 @@ fn present() -> Option<String> {
     (!list.is_empty()).then(|| list.join(","))
 }
 
-/// Compiles every source that is older than its image, as many at a time as there are cores.
-fn compile(nvcc: &Path, sources: &[PathBuf], out: &Path) -> Result<(), String> {
-    let flags = architectures(nvcc)?;
+/// Compiles every source, as many at a time as there are cores.
+pub fn compile(nvcc: &Path, architectures: &[String], sources: &[PathBuf], out: &Path) -> Result<(), String> {
+    let flags: Vec<String> =
+        architectures.iter().map(|sm| format!("-gencode=arch=compute_{sm},code=sm_{sm}")).collect();
     let parallel = std::thread::available_parallelism().map_or(1, usize::from);
     for group in sources.chunks(parallel) {
         let start = |source: &PathBuf| -> Result<(PathBuf, Child), String> {
@@ -137,7 +125,7 @@ fn image_path(source: &Path, out: &Path) -> PathBuf {
 }
 
 /// One static `Image` a source. The driver wants fat binaries aligned; `include_bytes!` alone is not.
-fn images(sources: &[PathBuf], out: &Path, built: bool) -> String {
+pub fn images(sources: &[PathBuf], out: &Path, built: bool) -> String {
     let mut text = format!("/// Whether this build has GPU code.\npub const BUILT: bool = {built};\n");
     for source in sources {
         let name = stem(source);
@@ -145,9 +133,10 @@ fn images(sources: &[PathBuf], out: &Path, built: bool) -> String {
             true => format!("&Aligned(*include_bytes!({:?})).0", image_path(source, out)),
             false => "&[]".to_owned(),
         };
+        let directory = source.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
         let _ = writeln!(
             text,
-            "/// Of csrc/{name}.cu.\npub static {}: Image = Image {{ name: {name:?}, bytes: {bytes} }};",
+            "/// Of {directory}/{name}.cu.\npub static {}: Image = Image {{ name: {name:?}, bytes: {bytes} }};",
             name.to_uppercase()
         );
     }

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Measures the gated delta rule's prefill in Triton, against the recurrence and in time.
+"""Measures pegainfer-kernels/triton/gated_delta.py, the gated delta rule's prefill, against the recurrence and in time.
 
-    python3 tools/triton/gated_delta.py                # checks, then a table of microseconds a layer
-    python3 tools/triton/gated_delta.py --all          # every configuration, too
+    python3 tools/triton-gated-delta.py                # checks, then a table of microseconds a layer
+    python3 tools/triton-gated-delta.py --all          # every configuration, too
 
 Needs torch, Triton 3.6 and a Hopper GPU. Operands as ops::gated_delta_chunks takes them, for Qwen3.5-4B's heads; each
 sequence is one segment.
@@ -11,13 +11,16 @@ import argparse
 import concurrent.futures
 import itertools
 import os
+import pathlib
 import statistics
+import sys
 
 import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from gated_delta_kernels import parts_kernel, walk_kernel
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "pegainfer-kernels/triton"))
+from gated_delta import gated_delta_intra, gated_delta_scan
 
 KEY_HEADS, VALUE_HEADS, HEAD, CHUNK = 16, 32, 128, 64
 CHANNELS = (2 * KEY_HEADS + VALUE_HEADS) * HEAD
@@ -48,24 +51,27 @@ class Step:
     def parts(self, how):
         warps, registers = how
         s = self.scratch
-        return parts_kernel, (VALUE_HEADS, self.chunks), dict(
+        return gated_delta_intra, (VALUE_HEADS, self.chunks), dict(
             qk=tile(self.mixed, CHUNK, HEAD), projected=self.projected, a_log=self.a_log, dt_bias=self.dt_bias,
             segments=self.segments, solve=tile(s.solve, CHUNK, CHUNK), weights=tile(s.weights, CHUNK, CHUNK),
-            scales=s.scales, count=len(self.cuts), COUNT=self.padded(), num_warps=warps, maxnreg=registers)
+            scales=s.scales, **self.sizes(), COUNT=self.padded(), num_warps=warps, maxnreg=registers)
 
-    def walk(self, how):
+    def scan(self, how):
         rows, wide, stages, warps = how
         s = self.scratch
-        return walk_kernel, (VALUE_HEADS * HEAD // rows, len(self.cuts)), dict(
+        return gated_delta_scan, (VALUE_HEADS * HEAD // rows, len(self.cuts)), dict(
             qk=tile(self.mixed, CHUNK, HEAD), values=tile(self.mixed, CHUNK, rows), solve=tile(s.solve, CHUNK, CHUNK),
             weights=tile(s.weights, CHUNK, CHUNK), scales=s.scales, segments=self.segments, states=self.states,
-            out=self.out, ROWS=rows, WIDE=wide, STAGES=stages, num_warps=warps)
+            out=self.out, **self.sizes(), longest=0, ROWS=rows, WIDE=wide, STAGES=stages, num_warps=warps)
+
+    def sizes(self):
+        return dict(count=len(self.cuts), key_heads=KEY_HEADS, value_heads=VALUE_HEADS)
 
     def padded(self):
         return max(16, triton.next_power_of_2(len(self.cuts)))
 
-    def kernels(self, parts, walk):
-        return [self.parts(parts), self.walk(walk)]
+    def kernels(self, parts, scan):
+        return [self.parts(parts), self.scan(scan)]
 
 
 class Scratch:
@@ -83,13 +89,9 @@ def tile(tensor, rows, columns):
     return TensorDescriptor.from_tensor(tensor, [rows, columns])
 
 
-def options():
-    return dict(KEY_HEADS=KEY_HEADS, VALUE_HEADS=VALUE_HEADS, HEAD=HEAD, CHUNK=CHUNK, launch_pdl=True)
-
-
 def launch(kernels):
     for kernel, grid, operands in kernels:
-        kernel[grid](**operands, **options())
+        kernel[grid](**operands, launch_pdl=True)
 
 
 def recurrence(step):
@@ -135,7 +137,7 @@ def check(step, expected, how):
 # Warps, registers a thread.
 PARTS = [(4, None), (4, 128), (4, 104), (8, None)]
 # Rows of the state a block, whether they are those of the products, stages, warps.
-WALKS = [(64, True, 2, 4), (64, True, 3, 4), (128, True, 2, 8), (32, False, 2, 4), (32, False, 3, 4), (16, False, 2, 4)]
+SCANS = [(64, True, 2, 4), (64, True, 3, 4), (128, True, 2, 8), (32, False, 2, 4), (32, False, 3, 4), (16, False, 2, 4)]
 CASES = {"100": [100], "1k": [1024], "4k": [4096], "16k": [16384], "4 x 1k": [1024] * 4, "16 x 1k": [1024] * 16}
 
 
@@ -161,10 +163,10 @@ def microseconds(steps, kernels):
 
 
 def compile_all(steps):
-    kernels = [k for step in steps for k in [*map(step.parts, PARTS), *map(step.walk, WALKS)]]
+    kernels = [k for step in steps for k in [*map(step.parts, PARTS), *map(step.scan, SCANS)]]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool, triton.AsyncCompileMode(pool):
         for kernel, grid, operands in kernels:
-            kernel.warmup(grid=grid, **operands, **options())
+            kernel.warmup(grid=grid, **operands, launch_pdl=True)
 
 
 def check_all(device):
@@ -173,7 +175,7 @@ def check_all(device):
         step = Step(lengths, Scratch(sum(lengths) // CHUNK + len(lengths), device), shift, alike, fresh=True)
         compile_all([step])
         expected = recurrence(step)
-        ways = [(p, WALKS[0]) for p in PARTS] + [(PARTS[0], w) for w in WALKS]
+        ways = [(p, SCANS[0]) for p in PARTS] + [(PARTS[0], w) for w in SCANS]
         results = [check(step, expected, way) for way in ways]
         good &= all(good for good, _ in results)
         worst = [max(errors[i] for _, errors in results) for i in range(4)]
@@ -187,13 +189,13 @@ def measure(name, lengths, device, everything):
     scratch = Scratch(tokens // CHUNK + len(lengths), device)
     size = tokens * (CHANNELS * 2 + VALUE_HEADS * HEAD * 4)
     steps = [Step(lengths, scratch, seed=i) for i in range(max(1, min(12, (260 << 20) // size)))]
-    parts, walks = ({how: microseconds(steps, lambda s: [kernel(s, how)]) for how in ways} for kernel, ways in (
-        (Step.parts, PARTS), (Step.walk, WALKS)))
-    pairs = itertools.product(sorted(parts, key=parts.get)[:2], sorted(walks, key=walks.get)[:2])
+    parts, scans = ({how: microseconds(steps, lambda s: [kernel(s, how)]) for how in ways} for kernel, ways in (
+        (Step.parts, PARTS), (Step.scan, SCANS)))
+    pairs = itertools.product(sorted(parts, key=parts.get)[:2], sorted(scans, key=scans.get)[:2])
     both, how = min(((microseconds(steps, lambda s: s.kernels(*pair)), pair) for pair in pairs), key=lambda x: x[0])
-    print(f"{name:8} {parts[how[0]]:7.1f} {walks[how[1]]:7.1f} {both:7.1f}   {how[0]}, {how[1]}", flush=True)
+    print(f"{name:8} {parts[how[0]]:7.1f} {scans[how[1]]:7.1f} {both:7.1f}   {how[0]}, {how[1]}", flush=True)
     if everything:
-        for times in (parts, walks):
+        for times in (parts, scans):
             print("    " + ", ".join(f"{'/'.join(str(int(x or 0)) for x in how)} {t:.1f}" for how, t in times.items()))
 
 
@@ -205,7 +207,7 @@ def main():
     torch.backends.cuda.matmul.allow_tf32 = False
     if not check_all(device):
         raise SystemExit("wrong results")
-    print("us a layer: parts, walk, both; configurations")
+    print("us a layer: parts, scan, both; configurations")
     for name, lengths in CASES.items():
         measure(name, lengths, device, everything)
 
