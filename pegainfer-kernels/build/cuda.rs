@@ -10,7 +10,7 @@ pub const DEFAULT_SM: &str = "80,86,89,90a,100a,120a";
 const HOW: &str = "run tools/setup-cuda.sh, or set CUDA_HOME to a CUDA 12.8 or newer toolkit";
 
 /// Directories with sources.
-const DIRECTORIES: [&str; 1] = ["csrc"];
+const DIRECTORIES: [&str; 2] = ["csrc", "tilelang"];
 
 /// The sources, sorted; cargo watches their directories.
 pub fn sources(root: &Path) -> Result<Vec<PathBuf>, String> {

@@ -7,6 +7,8 @@ mod delta;
 mod dense;
 #[cfg(test)]
 mod gated;
+#[cfg(feature = "deepseek-v4")]
+mod hyper;
 mod layers;
 mod operands;
 mod sampling;
@@ -138,7 +140,15 @@ impl<'a> Call<'a> {
 /// Calls an op if it is one of a family, and gives what it wrote.
 type Family = fn(&mut Exec, &mut Call<'_>) -> Result<Option<Vec<Output>>, OpError>;
 
-const FAMILIES: [Family; 5] = [dense::run, attention::run, delta::run, layers::run, sampling::run];
+const FAMILIES: &[Family] = &[
+    dense::run,
+    attention::run,
+    delta::run,
+    layers::run,
+    sampling::run,
+    #[cfg(feature = "deepseek-v4")]
+    hyper::run,
+];
 
 /// Runs one op on one device.
 fn run(exec: &mut Exec, record: &OpRecord, case: &Case) -> Result<Option<Vec<Output>>, OpError> {

@@ -1,6 +1,6 @@
 //! Launchers: one file an op or a family of kernels. Each is called by its op after the operands were checked, with the
-//! kernel and grid that [`choice`](crate::choice) gave, and launches. The kernels are in csrc/
-//! and, where it says so, in triton/.
+//! kernel and grid that [`choice`](crate::choice) gave, and launches. The kernels are in csrc/ and, where it says so, in
+//! triton/ and tilelang/.
 
 mod adjust;
 mod attention;
@@ -22,6 +22,8 @@ mod gated_qkv;
 mod gather;
 mod gemm_wgmma;
 mod gemv_splitk;
+#[cfg(feature = "deepseek-v4")]
+mod hyper_mix;
 mod linear;
 mod linear_qkv;
 mod norm;
@@ -49,6 +51,8 @@ pub(crate) use gated_decode::gated_decode_fused;
 pub(crate) use gated_norm::gated_rms_norm;
 pub(crate) use gated_qkv::{attention_gate, gated_qk_norm_rope_write_kv};
 pub(crate) use gather::{embedding, gather};
+#[cfg(feature = "deepseek-v4")]
+pub(crate) use hyper_mix::hyper_mix;
 pub(crate) use linear::{linear, linear_add_norm, linear_swiglu};
 pub(crate) use linear_qkv::linear_qkv;
 pub(crate) use norm::rms_norm;

@@ -14,7 +14,7 @@ use pegainfer_kernels::cuda;
 use std::collections::HashSet;
 
 /// Steps whose ops are checked: rows, new tokens of each, context. Every kernel that a batch size chooses is among them.
-const STEPS: [(usize, usize, usize); 12] = [
+const STEPS: [(usize, usize, usize); 13] = [
     (1, 1, 1024),
     (2, 1, 300),
     (3, 1, 100),
@@ -27,6 +27,7 @@ const STEPS: [(usize, usize, usize); 12] = [
     (1, 512, 512),
     (1, 300, 1500),
     (1, 1100, 1100),
+    (2, 300, 300),
 ];
 
 /// Runs the command.
@@ -125,11 +126,14 @@ fn shapes(record: &OpRecord) -> String {
 mod tests {
     use super::*;
 
-    /// Those that have engines with CUDA kernels.
-    #[cfg(feature = "qwen35")]
-    const BUNDLED: [&str; 2] = ["qwen3-tiny", "qwen35-tiny"];
-    #[cfg(not(feature = "qwen35"))]
-    const BUNDLED: [&str; 1] = ["qwen3-tiny"];
+    /// Those that have CUDA kernels.
+    const BUNDLED: &[&str] = &[
+        "qwen3-tiny",
+        #[cfg(feature = "qwen35")]
+        "qwen35-tiny",
+        #[cfg(feature = "deepseek-v4")]
+        "dsv4-tiny-fp4fp8",
+    ];
 
     /// Every op of a step has a comparison: the CPU agrees with itself.
     #[test]
@@ -137,7 +141,7 @@ mod tests {
         let mut cpu = Exec::cpu(Isa::best(), Some(2)).unwrap();
         let mut portable = Exec::cpu(Isa::Portable, Some(2)).unwrap();
         let mut report = Report::default();
-        for model in BUNDLED.map(|model| crate::testing::model_dir().with_file_name(model)) {
+        for model in BUNDLED.iter().map(|model| crate::testing::model_dir().with_file_name(model)) {
             let model = Model::load(&model).unwrap();
             for (batch, tokens, context) in [(1, 1, 40), (3, 1, 20), (2, 3, 50)] {
                 for record in model.records(batch, tokens, context).unwrap() {

@@ -37,6 +37,10 @@ pub fn typical() -> impl Iterator<Item = (&'static str, Model)> {
         ("a model of Qwen3-4B's shape", Model::qwen3(qwen3_4b())),
         #[cfg(feature = "qwen35")]
         ("a model of Qwen3.5-4B's shape", Model::qwen35(qwen35_4b())),
+        #[cfg(feature = "deepseek-v4")]
+        ("hyper-connections of DeepSeek-V4-Flash's shape", Model::hyper_connections(4096)),
+        #[cfg(feature = "deepseek-v4")]
+        ("hyper-connections of dsv4-tiny's shape", Model::hyper_connections(256)),
     ];
     models.into_iter()
 }
@@ -51,7 +55,12 @@ impl Model {
             }
             #[cfg(feature = "qwen35")]
             Qwen35::NAME => Ok(Self::qwen35(Qwen35::load_config(dir)?)),
-            family => bail!("{family} has no CUDA kernels yet: there is nothing to check"),
+            #[cfg(feature = "deepseek-v4")]
+            name if name == crate::engine::deepseek_v4::FAMILY.name => {
+                let config = pegainfer_deepseek_v4::config::Config::load(dir)?;
+                Ok(Self::hyper_connections(config.hidden_size))
+            }
+            name => bail!("{name} has no CUDA kernels yet: there is nothing to check"),
         }
     }
 
@@ -66,6 +75,15 @@ impl Model {
         let (shape, rope_theta) = (config.shape, config.rope_theta);
         let matrix = [config.hidden_size, config.intermediate_size];
         Self { shape, rope_theta, matrix, records: records::<Qwen35>(config) }
+    }
+
+    /// What DeepSeek-V4 has CUDA kernels for: the mixing of streams of `hidden` elements.
+    #[cfg(feature = "deepseek-v4")]
+    fn hyper_connections(hidden: usize) -> Self {
+        // No attention.
+        let shape = HeadShape { heads: 1, kv_heads: 1, head_dim: 128 };
+        let records = Box::new(move |batch, tokens, _| hyper_connections(batch * tokens, hidden));
+        Self { shape, rope_theta: 1e4, matrix: [hidden, hidden], records }
     }
 
     /// What its calls do not say in shapes.
@@ -92,6 +110,28 @@ fn records<M: runtime::Model>(config: M::Config) -> Box<dyn Fn(usize, usize, usi
         ask_for_all(&mut step.samples, M::info(&config).vocab_size);
         Ok(runtime::record_step::<M>(&config, &step)?)
     })
+}
+
+/// The mixing of a block's streams.
+#[cfg(feature = "deepseek-v4")]
+fn hyper_connections(tokens: usize, hidden: usize) -> Result<Vec<OpRecord>> {
+    use ops::deepseek_v4::{HyperSpec, HyperWeights, hyper_mix};
+    let mut meta = Exec::meta()?;
+    let mut tensor = |name: &str, shape: &[usize], dtype| meta.tensor(name, shape, dtype);
+    let streams = tensor("streams", &[tokens, 4, hidden], DType::Bf16)?;
+    let weights = HyperWeights {
+        function: tensor("function", &[24, 4 * hidden], DType::F32)?,
+        base: tensor("base", &[24], DType::F32)?,
+        scale: tensor("scale", &[3], DType::F32)?,
+    };
+    let mut mixed = tensor("mixed", &[tokens, hidden], DType::Bf16)?;
+    let mut post = tensor("post", &[tokens, 4], DType::F32)?;
+    let mut comb = tensor("comb", &[tokens, 4, 4], DType::F32)?;
+    let spec = HyperSpec { iters: 20, eps: 1e-6, norm_eps: 1e-6 };
+    let (done, records) =
+        meta.recording(|exec| hyper_mix(exec, &streams, &weights, spec, &mut mixed, (&mut post, &mut comb)));
+    done?;
+    Ok(records)
 }
 
 /// Every row with log-probabilities and rules.

@@ -2,8 +2,9 @@
 
 use super::values::{activation, cpu, read, write};
 use crate::cpu::deepseek_v4::hyper::{self as twin, MIXES, STREAMS};
+use crate::cuda;
 use crate::ops::check::Check;
-use pegainfer_core::exec::Exec;
+use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
@@ -38,7 +39,7 @@ pub struct HyperSpec {
 /// - `post[j] = 2 sigmoid(m[4 + j] * scale[1] + base[4 + j])`
 /// - `comb[j][k]`: `m[8 + 4j + k] * scale[2] + base[8 + 4j + k]` made doubly stochastic (Sinkhorn)
 ///
-/// All f32; one rounding of `mixed`. `hidden` is a multiple of 8.
+/// All f32; one rounding of `mixed`. `hidden` is a multiple of 8. On a GPU activations are bf16.
 pub fn hyper_mix(
     exec: &mut Exec,
     streams: &Tensor,
@@ -53,6 +54,9 @@ pub fn hyper_mix(
     check.is(post, DType::F32, &[tokens, STREAMS])?;
     check.is(comb, DType::F32, &[tokens, STREAMS, STREAMS])?;
     record(exec, "hyper_mix", (streams, weights), &[mixed, post, comb], MIXES);
+    if exec.device() == Device::Cuda {
+        return cuda::hyper_mix(exec, streams, weights, spec, mixed, (post, comb));
+    }
     let Some(isa) = cpu(check, exec)? else { return Ok(()) };
     let (x, base, scale) = (read(streams), weights.base.host::<f32>(), weights.scale.host::<f32>());
     let (post, comb) = (post.host_mut::<f32>(), comb.host_mut::<f32>());

@@ -1,5 +1,5 @@
 //! The ops of DeepSeek-V4. Activations are bf16 or f32, as their tensors say: every op computes in f32 and rounds when
-//! it stores, so that one executor serves the reference's precision and plain f32. CPU twins only so far.
+//! it stores, so that one executor serves the reference's precision and plain f32. On a GPU only `hyper_mix` has kernels.
 
 mod attention;
 mod batch;
