@@ -12,28 +12,28 @@ use std::sync::Arc;
 pub struct Checkpoint {
     /// Name of the directory, the model's default name.
     pub name: String,
-    /// Text to ids and back.
+    /// Converts between text and token ids.
     pub tokenizer: Arc<Tokenizer>,
-    /// The same on threads of its own.
+    /// Runs the tokenizer on its own threads.
     pub encoder: Encoder,
-    /// Messages to prompt; base models have none.
+    /// Renders messages into a prompt; base models have none.
     pub template: Option<ChatTemplate>,
-    /// Sampling values for requests that give none.
+    /// Sampling parameters for requests that give none.
     pub defaults: SamplingDefaults,
 }
 
-/// Sampling values of `generation_config.json`, else OpenAI's.
+/// Sampling parameters of `generation_config.json`, else OpenAI's defaults.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SamplingDefaults {
-    /// Divisor of the logits.
+    /// Divisor of the logits; 0 is greedy.
     pub temperature: f32,
-    /// 0 keeps all tokens.
+    /// Number of most likely tokens to keep; 0 keeps all.
     pub top_k: u32,
-    /// Probability mass that is kept.
+    /// Nucleus sampling: probability mass to keep.
     pub top_p: f32,
-    /// Least probability, relative to the most likely token.
+    /// Minimum probability of a kept token, relative to the most likely one.
     pub min_p: f32,
-    /// Makes tokens of the text so far less likely; 1 does not.
+    /// Makes tokens of the text so far less likely; 1 has no effect.
     pub repetition_penalty: f32,
 }
 
@@ -67,8 +67,8 @@ impl SamplingDefaults {
         Self::parse(&config).with_context(|| format!("{} holds a value that cannot be used", path.display()))
     }
 
-    /// What these values do to the logits of a vocabulary.
-    pub fn rules(&self, vocab_size: usize) -> Result<Option<Arc<LogitRules>>, SamplingError> {
+    /// The logits processors that these defaults ask for; `None` if there are none.
+    pub fn logits_processors(&self, vocab_size: usize) -> Result<Option<Arc<LogitRules>>, SamplingError> {
         let fields = RuleFields { repetition_penalty: self.repetition_penalty, ..RuleFields::default() };
         LogitRules::new(fields, vocab_size)
     }
@@ -94,7 +94,7 @@ impl SamplingDefaults {
             repetition_penalty: number("repetition_penalty", defaults.repetition_penalty)?,
         };
         SamplingParams::new(parsed.temperature, parsed.top_k, parsed.top_p, parsed.min_p, 0)?;
-        parsed.rules(0)?;
+        parsed.logits_processors(0)?;
         Ok(parsed)
     }
 }

@@ -8,13 +8,13 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::num::NonZeroUsize;
 pub use values::DeviceArg;
 pub(crate) use values::parse_bytes;
-use values::{parse_bytes_or_none, parse_device, parse_share};
+use values::{parse_bytes_or_none, parse_device, parse_fraction};
 
 /// Serves language models behind an OpenAI-compatible API.
 #[derive(Debug, Parser)]
 #[command(name = "pegainfer", version, args_conflicts_with_subcommands = true)]
 pub struct Cli {
-    /// What to do; `serve` when nothing is named.
+    /// The command; `serve` if none is given.
     #[command(subcommand)]
     pub command: Option<Command>,
     /// Flags of `serve`.
@@ -22,14 +22,14 @@ pub struct Cli {
     pub serve: ServeArgs,
 }
 
-/// What to do.
+/// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Serve a model over HTTP (the default)
     Serve(ServeArgs),
     /// Print the completion of one prompt, without a server
     Generate(GenerateArgs),
-    /// Measure latency and throughput beside the limits of the device
+    /// Measure latency and throughput and compare them with the limits of the device
     Bench(BenchArgs),
     /// Print the ops of one step with their shapes, bytes and FLOPs, without loading weights
     Plan(PlanArgs),
@@ -50,7 +50,7 @@ impl Cli {
 /// Flags of `serve`.
 #[derive(Debug, Clone, Args)]
 pub struct ServeArgs {
-    /// Model and engine.
+    /// Model and engine flags.
     #[command(flatten)]
     pub engine: EngineArgs,
     /// Name that clients use for the model; give it again for more names [default: the name of the directory or id]
@@ -62,10 +62,10 @@ pub struct ServeArgs {
     /// Port to listen on; 0 takes a free one
     #[arg(long, default_value_t = 8000)]
     pub port: u16,
-    /// Refuse requests with fields that are in no known schema, instead of naming them in x-ignored-fields
+    /// Refuse requests with unknown fields instead of listing them in the header x-ignored-fields
     #[arg(long)]
     pub strict: bool,
-    /// Keys, origins, limits and timeouts.
+    /// Flags of the HTTP server.
     #[command(flatten)]
     pub http: HttpArgs,
 }
@@ -75,16 +75,16 @@ pub struct ServeArgs {
 pub struct GenerateArgs {
     /// The text to continue
     pub prompt: String,
-    /// Model and engine.
+    /// Model and engine flags.
     #[command(flatten)]
     pub engine: EngineArgs,
-    /// Tokens to generate at most
+    /// Maximum number of tokens to generate
     #[arg(long, default_value = "128")]
     pub max_tokens: NonZeroUsize,
-    /// 0 always takes the most likely token [default: the checkpoint's]
+    /// Sampling temperature; 0 always takes the most likely token [default: the checkpoint's]
     #[arg(long)]
     pub temperature: Option<f32>,
-    /// Keep the most likely tokens up to this probability mass [default: the checkpoint's]
+    /// Nucleus sampling: keep the most likely tokens up to this probability mass [default: the checkpoint's]
     #[arg(long)]
     pub top_p: Option<f32>,
     /// Keep this many of the most likely tokens; 0 keeps all [default: the checkpoint's]
@@ -93,7 +93,7 @@ pub struct GenerateArgs {
     /// The same seed gives the same text [default: random]
     #[arg(long)]
     pub seed: Option<u64>,
-    /// Pass the prompt through the chat template, as a user's message
+    /// Render the prompt with the chat template, as a user message
     #[arg(long)]
     pub chat: bool,
 }
@@ -104,13 +104,13 @@ pub struct PlanArgs {
     /// Checkpoint directory (config.json is enough), or a Hugging Face id [default: the bundled models/qwen3-tiny]
     #[arg(long, value_name = "DIR|ID")]
     pub model_path: Option<String>,
-    /// One new token a row, or whole prompts
+    /// Kind of step: one new token per sequence, or whole prompts
     #[arg(long, value_enum, default_value_t = Phase::Decode)]
     pub phase: Phase,
-    /// Rows of the step
+    /// Number of sequences in the step
     #[arg(long, value_name = "N", default_value = "1")]
     pub batch: NonZeroUsize,
-    /// Tokens each row attends to, the new ones included
+    /// Context length of each sequence in tokens, including the new ones
     #[arg(long, value_name = "TOKENS", default_value = "1024")]
     pub context: NonZeroUsize,
     /// Print every op as JSON instead of a table
@@ -125,7 +125,7 @@ pub struct DoctorArgs {
     /// model, and a model of Qwen3-4B's shape]
     #[arg(long, value_name = "DIR|ID")]
     pub model_path: Option<String>,
-    /// Which GPU, counted from 0
+    /// Index of the GPU, counted from 0
     #[arg(long, default_value_t = 0)]
     pub gpu: usize,
 }
@@ -134,71 +134,76 @@ pub struct DoctorArgs {
 #[cfg(feature = "deepseek-v4")]
 #[derive(Debug, Clone, Args)]
 pub struct InspectArgs {
-    /// Directory of the checkpoint; with config.json alone, what the weights will take
+    /// Directory of the checkpoint; config.json alone is enough to print the memory that the weights will take
     #[arg(value_name = "DIR")]
     pub dir: std::path::PathBuf,
 }
 
-/// What a planned step does.
+/// Kind of the planned step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Phase {
-    /// The last token of every row is new.
+    /// Only the last token of each sequence is new.
     Decode,
-    /// Every token of every row is new.
+    /// All tokens of each sequence are new.
     Prefill,
 }
 
-/// Flags of everything that loads a model.
+/// Flags of all commands that load a model.
 #[derive(Debug, Clone, Args)]
 pub struct EngineArgs {
     /// Checkpoint directory, or a Hugging Face id such as Qwen/Qwen3-0.6B, which is downloaded [default: the bundled
     /// models/qwen3-tiny]
     #[arg(long, value_name = "DIR|ID")]
     pub model_path: Option<String>,
-    /// Where to run: auto, cpu, cuda, or cuda:N for GPU N, counted from 0
+    /// Device to run on: auto, cpu, cuda, or cuda:N for GPU N, counted from 0
     #[arg(long, default_value = "auto", value_parser = parse_device)]
     pub device: DeviceArg,
     /// Context length in tokens [default: the model's]
     #[arg(long, value_name = "TOKENS")]
     pub max_model_len: Option<NonZeroUsize>,
-    /// Requests that run at once [default: 64; 256 on a GPU]
+    /// Maximum number of sequences that run at the same time [default: 64; 256 on a GPU]
     #[arg(long, value_name = "N")]
     pub max_num_seqs: Option<NonZeroUsize>,
-    /// Tokens of one engine step [default: 512; on a GPU up to 40960, as a twelfth of its memory has room for]
+    /// Token budget of one engine step [default: 512; on a GPU up to 40960, as many as a twelfth of its memory can hold]
     #[arg(long, value_name = "TOKENS")]
     pub max_num_batched_tokens: Option<NonZeroUsize>,
-    /// Tokens of a step in which requests decode while prompts of others are computed: fewer keep tokens coming evenly,
-    /// more answer new requests sooner. It does not hold while many prompts wait
-    #[arg(long, value_name = "TOKENS", default_value = "512")]
+    /// Token budget of a step that mixes decoding sequences with prefill chunks: a smaller budget keeps the time between
+    /// tokens (ITL) even, a larger one gives new requests their first token sooner. It grows with the backlog of prompts
+    #[arg(
+        long = "mixed-step-token-budget",
+        alias = "max-num-mixed-tokens",
+        value_name = "TOKENS",
+        default_value = "512"
+    )]
     pub max_num_mixed_tokens: NonZeroUsize,
     /// Size of the KV cache, such as 512M or 4G (powers of 1024) or 4GB (powers of 1000) [default: by model and flags]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub kv_cache_memory: Option<u64>,
-    /// Qwen3.5: memory for copies of recurrent state, without which its prefix cache finds nothing; 0 switches that cache
+    /// Qwen3.5: memory for snapshots of recurrent state, without which its prefix cache has no hits; 0 switches that cache
     /// off [default: 1G on the CPU, a twentieth of a GPU's memory]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes_or_none)]
     pub state_cache_memory: Option<u64>,
-    /// Qwen3.5: tokens between these copies, a multiple of 16; each prompt's last full block gets one, too
+    /// Qwen3.5: tokens between state snapshots, a multiple of 16; the last full block of each prompt gets one, too
     #[arg(long, value_name = "TOKENS", default_value = "256")]
     pub state_cache_interval: NonZeroUsize,
-    /// Share of the GPU's memory that weights, workspace and KV cache may take, with what other programs have of it
-    #[arg(long, value_name = "SHARE", default_value = "0.9", value_parser = parse_share)]
+    /// Fraction of the GPU's memory that weights, workspace and KV cache may use, including what other programs use
+    #[arg(long, value_name = "FRACTION", default_value = "0.9", value_parser = parse_fraction)]
     pub gpu_memory_utilization: f64,
-    /// Whether a GPU replays decode steps as CUDA graphs; false shows each launch to a debugger or profiler
+    /// Whether a GPU replays decode steps as CUDA graphs; with false, a debugger or profiler sees each launch
     #[arg(long, value_name = "BOOL", default_value = "true", action = clap::ArgAction::Set)]
     pub cuda_graph: bool,
-    /// CPU threads of the engine [default: all cores]
+    /// Number of CPU threads of the engine [default: all cores]
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
-    /// Where the weights come from: the checkpoint, or seeded random numbers (no safetensors needed)
+    /// Source of the weights: the checkpoint, or seeded random numbers (no safetensors needed)
     #[arg(long, value_enum, default_value_t = LoadFormat::Auto)]
     pub load_format: LoadFormat,
-    /// error, warn, info, debug or trace; also per module, as in info,pegainfer_server=debug
+    /// Log level: error, warn, info, debug or trace; also per module, as in info,pegainfer_server=debug
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log_level: String,
 }
 
-/// Where the weights come from.
+/// Source of the weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LoadFormat {
     /// The checkpoint's safetensors.
@@ -210,6 +215,7 @@ pub enum LoadFormat {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::args::Workload;
     use clap::CommandFactory;
 
     fn parse(args: &[&str]) -> Result<Command, clap::Error> {
@@ -237,6 +243,30 @@ mod tests {
         let names = ["--served-model-name", "a", "--served-model-name", "b"];
         let Command::Serve(serve) = parse(&names).unwrap() else { panic!() };
         assert_eq!(serve.served_model_name, ["a", "b"]);
+    }
+
+    #[test]
+    fn old_names_of_flags_are_hidden_aliases() {
+        let old = ["--trace-share", "0.5", "--max-num-mixed-tokens", "7"];
+        let new = ["--trace-sampling-ratio", "0.5", "--mixed-step-token-budget", "7"];
+        for args in [old, new] {
+            let Command::Serve(serve) = parse(&args).unwrap() else { panic!() };
+            assert_eq!((serve.http.trace_sampling_ratio, serve.engine.max_num_mixed_tokens.get()), (0.5, 7));
+        }
+        for args in [["--streams", "3", "--rounds", "2"], ["--concurrency", "3", "--runs", "2"]] {
+            let Command::Bench(bench) = parse(&[&["bench", "throughput"], &args[..]].concat()).unwrap() else {
+                panic!()
+            };
+            let Workload::Throughput(flags) = bench.workload else { panic!() };
+            assert_eq!((flags.concurrency[0].get(), flags.common.runs.get()), (3, 2));
+        }
+        let mut command = Cli::command();
+        command.build();
+        for name in ["serve", "bench"] {
+            let subcommand = command.find_subcommand_mut(name).unwrap();
+            let help = subcommand.render_long_help().to_string();
+            assert!(!["trace-share", "max-num-mixed-tokens"].iter().any(|old| help.contains(old)), "{help}");
+        }
     }
 
     #[test]

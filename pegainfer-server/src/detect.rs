@@ -1,4 +1,4 @@
-//! Which model family a checkpoint belongs to.
+//! Detects the model family of a checkpoint.
 
 use crate::engine::family::Family;
 use serde_json::Value;
@@ -14,29 +14,29 @@ static FAMILIES: &[Family] = &[
     crate::engine::deepseek_v4::FAMILY,
 ];
 
-/// Why no engine fits a directory.
+/// Reason why a directory has no engine.
 #[derive(Debug, Error)]
 pub enum DetectError {
-    /// Not a checkpoint.
+    /// The directory is not a checkpoint.
     #[error("{} is missing: {} is not a checkpoint directory", path.display(), path.parent().unwrap_or(path).display())]
     Missing {
-        /// Where config.json should be.
+        /// Expected path of config.json.
         path: PathBuf,
     },
     /// config.json cannot be read or parsed.
     #[error("{} cannot be used: {reason}", path.display())]
     Malformed {
-        /// The file.
+        /// Path of config.json.
         path: PathBuf,
-        /// What is wrong.
+        /// What is wrong with it.
         reason: String,
     },
-    /// A valid configuration of a model that has no engine.
+    /// config.json is valid, but its model has no engine.
     #[error("{} describes {found}, which is not supported; supported are {}", path.display(), supported())]
     Unknown {
-        /// The file.
+        /// Path of config.json.
         path: PathBuf,
-        /// What it says it is.
+        /// The architecture that it names.
         found: String,
     },
 }

@@ -20,12 +20,12 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     let engine = engine::load(&model.dir, &args.engine)?;
     let limits = engine.handle.limits();
     checkpoint.tokenizer.check_vocab(limits.vocab_size)?;
-    let room = limits.max_model_len.saturating_sub(prompt.len()).max(1);
+    let capacity = limits.max_model_len.saturating_sub(prompt.len()).max(1);
     let request = GenerateRequest {
         prompt,
-        max_tokens: args.max_tokens.get().min(room),
+        max_tokens: args.max_tokens.get().min(capacity),
         sampling,
-        rules: checkpoint.defaults.rules(limits.vocab_size)?,
+        rules: checkpoint.defaults.logits_processors(limits.vocab_size)?,
         grammar: None,
         prompt_logprobs: None,
         priority: 0,
@@ -93,7 +93,8 @@ fn sampling(args: &GenerateArgs, checkpoint: &Checkpoint) -> Result<SamplingPara
     )?)
 }
 
-/// Writes at once, so that the text appears as it is generated. A reader that went away (`| head`) ends it quietly.
+/// Writes and flushes, so that the text appears as it is generated. If the reader went away (`| head`), the process exits
+/// quietly.
 fn print(text: &str) -> Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

@@ -1,7 +1,7 @@
 //! Downloads checkpoints from the Hugging Face hub.
 //!
-//! Files land in the hub's usual cache (`HF_HOME`, else `~/.cache/huggingface`), so that other tools share them. An
-//! interrupted download goes on where it stopped. `HF_ENDPOINT` and `HF_TOKEN` are honoured.
+//! Files are stored in the hub's usual cache (`HF_HOME`, else `~/.cache/huggingface`), so that other tools share them. An
+//! interrupted download is resumed. `HF_ENDPOINT` and `HF_TOKEN` are honoured.
 
 use hf_hub::api::RepoInfo;
 use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
@@ -14,72 +14,72 @@ use thiserror::Error;
 /// Why a checkpoint could not be fetched.
 #[derive(Debug, Error)]
 pub enum HubError {
-    /// No such repository, or a private one.
+    /// The repository does not exist, or it is private.
     #[error("{endpoint} has no model {id}, or it is private and HF_TOKEN is missing")]
     NotFound {
-        /// The hub.
+        /// URL of the hub.
         endpoint: String,
-        /// The model.
+        /// Id of the model.
         id: String,
     },
-    /// The token is missing or not good enough.
+    /// The token is missing or lacks access.
     #[error("{endpoint} refuses access to {id} (HTTP {status}): set HF_TOKEN to a token that may read it")]
     Forbidden {
-        /// The hub.
+        /// URL of the hub.
         endpoint: String,
-        /// The model.
+        /// Id of the model.
         id: String,
-        /// 401 or 403.
+        /// HTTP status: 401 or 403.
         status: u16,
     },
-    /// No network, or the hub is down.
+    /// There is no network, or the hub is down.
     #[error("{endpoint} cannot be reached to fetch {id}: {reason}")]
     Unreachable {
-        /// The hub.
+        /// URL of the hub.
         endpoint: String,
-        /// The model.
+        /// Id of the model.
         id: String,
-        /// What the network said.
+        /// Error of the network.
         reason: String,
     },
-    /// The download broke off.
-    #[error("the download of {file} of {id} failed: {reason}; start again to go on where it stopped")]
+    /// The download failed.
+    #[error("the download of {file} of {id} failed: {reason}; start again to resume it")]
     Download {
-        /// The model.
+        /// Id of the model.
         id: String,
-        /// The file.
+        /// Name of the file.
         file: String,
-        /// What happened.
+        /// What failed.
         reason: String,
     },
-    /// The repository has nothing to serve.
+    /// The repository lacks a file that serving needs.
     #[error("{id} on {endpoint} is not a checkpoint with safetensors: it has no {file}")]
     Incomplete {
-        /// The hub.
+        /// URL of the hub.
         endpoint: String,
-        /// The model.
+        /// Id of the model.
         id: String,
-        /// The file it lacks.
+        /// Name of the missing file.
         file: &'static str,
     },
 }
 
-/// Small files, fetched where they exist.
+/// Small files, downloaded if the repository has them.
 const TEXT_FILES: [&str; 6] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
-    // DeepSeek-V4's, for texts in it.
+    // DeepSeek-V4's prompt encoder, whose texts are read.
     "encoding/encoding_dsv4.py",
 ];
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
-/// How often one file is tried again before the start fails.
+/// Number of retries of one file before the start fails.
 const RETRIES: usize = 3;
 
-/// The local directory of `id` with everything that serving needs; `weights` false leaves the safetensors out.
+/// Downloads what serving needs of `id` and returns the local directory; `weights` = false leaves the safetensors out.
 pub fn fetch(id: &str, weights: bool) -> Result<PathBuf, HubError> {
     let cache = Cache::from_env();
     let token = std::env::var("HF_TOKEN").ok().filter(|token| !token.is_empty()).or_else(|| cache.token());
@@ -88,7 +88,7 @@ pub fn fetch(id: &str, weights: bool) -> Result<PathBuf, HubError> {
     Download { id, weights, endpoint, token, cache }.run()
 }
 
-/// One download, with its surroundings named so that tests can replace them.
+/// One download, with its environment as fields so that tests can replace it.
 struct Download<'a> {
     id: &'a str,
     weights: bool,
@@ -113,7 +113,7 @@ impl Download<'_> {
         // All files of one commit, even if the repository changes meanwhile.
         let repo = api.repo(Repo::with_revision(self.id.to_string(), RepoType::Model, info.sha.clone()));
         let dir = self.files(&repo, &info)?;
-        // Only a complete download becomes what `cached` finds without a network.
+        // Only a complete download is recorded, because `cached` relies on the record without a network.
         if self.weights && self.cache.repo(main).create_ref(&info.sha).is_err() {
             log::warn!("the cache's pointer to {} cannot be written; the next start needs the network", self.id);
         }

@@ -1,4 +1,4 @@
-//! `pegainfer inspect`: what a DeepSeek-V4 checkpoint holds, by its headers.
+//! `pegainfer inspect`: checks a DeepSeek-V4 checkpoint by its headers.
 
 use crate::cli::InspectArgs;
 use crate::detect;

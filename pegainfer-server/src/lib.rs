@@ -2,11 +2,11 @@
 //!
 //! # Layout
 //! - [`cli`]: flags. [`serve`], [`generate`], [`mod@bench`], [`plan`], [`doctor`] and `inspect` are the commands.
-//! - [`model_path`], [`hub`]: from `--model-path` to a directory. [`detect`], [`engine`]: from a directory to an engine.
+//! - [`model_path`], [`hub`]: from `--model-path` to a directory. [`detect`], [`mod@engine`]: from a directory to an engine.
 //! - [`checkpoint`]: the text side of a checkpoint directory. [`text`]: tokenizer, detokenizer, stop strings, template, parsers.
-//! - [`openai`]: the HTTP API: requests in, JSON and server-sent events out. [`http`]: what stands before it.
-//! - [`ui`]: the page at `/`.
-//! - [`metrics`], [`logging`], [`trace`]: what operators see.
+//! - [`openai`]: the HTTP API: requests in, JSON and server-sent events out. [`http`]: the HTTP server around it.
+//! - [`ui`]: the web UI at `/`.
+//! - [`metrics`], [`logging`], [`trace`]: observability.
 
 mod allocator;
 pub mod bench;

@@ -1,4 +1,4 @@
-//! Logs go to standard error through logforth, one line per event.
+//! Logging to standard error through logforth, one line per event.
 
 use anyhow::{Result, anyhow, bail};
 use jiff::Timestamp;
@@ -27,12 +27,12 @@ pub fn init(spec: &str) -> Result<()> {
     Ok(())
 }
 
-/// Each part is `level` or `module=level`. (The filter itself takes any word for a module.)
+/// Whether each part is `level` or `module=level`. (The filter itself accepts any word as a module.)
 fn is_valid(spec: &str) -> bool {
     spec.split(',').all(|part| part.rsplit('=').next().is_some_and(|level| level.parse::<LevelFilter>().is_ok()))
 }
 
-/// `2026-11-21 11:16:07.123  INFO message`: who reads the log of a server wants the message, not the source line.
+/// Log line `2026-11-21 11:16:07.123  INFO message`, without the source line, which operators do not need.
 #[derive(Debug)]
 struct Line {
     zone: TimeZone,
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn levels_are_told_from_typing_errors() {
+    fn misspelt_levels_are_refused() {
         for good in ["info", "WARN", "off", "info,pegainfer_server=debug", "hyper=error"] {
             assert!(is_valid(good), "{good}");
         }

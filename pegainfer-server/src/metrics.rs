@@ -1,7 +1,7 @@
 //! Prometheus metrics under the names of vLLM, so that its dashboards and routers work.
 //!
-//! Gauges and token counters come from the engine's own statistics at the time of the scrape; latencies are measured
-//! per request, from submit, by the times at which the engine emitted its tokens. Nothing is listed that nobody feeds.
+//! Gauges and token counters are read from the engine's statistics at each scrape; latencies are measured per request, from
+//! submit, by the times at which the engine emitted its tokens. Only metrics that have data are registered.
 
 mod engine;
 mod request;
@@ -12,10 +12,10 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-pub use request::{Ending, RequestRecord};
+pub use request::{Outcome, RequestRecord};
 use std::fmt;
 
-/// Boundaries of histograms, seconds: vLLM's, and finer ones below 10 ms, where a modern decode step lies.
+/// Bucket boundaries of histograms in seconds: vLLM's, and finer ones below 10 ms, where decode steps lie.
 const TTFT: &[f64] = &[
     0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
     20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
@@ -57,7 +57,11 @@ impl Metrics {
         let finished = Family::default();
         registry.register("vllm:request_success", "Requests that ended, by the reason", finished.clone());
         let rejections = Family::default();
-        registry.register("vllm:admission_rejections", "Requests refused for lack of room", rejections.clone());
+        registry.register(
+            "vllm:admission_rejections",
+            "Requests refused because the queue is full or the server drains",
+            rejections.clone(),
+        );
         let mut histogram = |name: &str, help: &str, buckets: &[f64]| {
             let histogram = Histogram::new(buckets.iter().copied());
             registry.register(name, help, histogram.clone());
@@ -69,10 +73,14 @@ impl Metrics {
                 "Time from submit to the first token",
                 TTFT,
             ),
-            inter_token: histogram("vllm:inter_token_latency_seconds", "Time from one token to the next", TOKEN_TIME),
+            inter_token: histogram(
+                "vllm:inter_token_latency_seconds",
+                "Time between consecutive tokens (ITL)",
+                TOKEN_TIME,
+            ),
             time_per_output_token: histogram(
                 "vllm:request_time_per_output_token_seconds",
-                "Mean time per token after the first, of one request",
+                "Mean time per output token after the first (TPOT) of one request",
                 TOKEN_TIME,
             ),
             e2e: histogram("vllm:e2e_request_latency_seconds", "Time from submit to the end", LATENCY),
@@ -93,20 +101,20 @@ impl Metrics {
         }
     }
 
-    /// All metrics as text.
+    /// All metrics in the text format of Prometheus.
     pub fn encode(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry)?;
         Ok(text)
     }
 
-    /// Counts a refusal.
+    /// Counts a refused request.
     pub fn rejected(&self, reason: &'static str) {
         self.rejections.get_or_create(&[("reason", reason)]).inc();
     }
 }
 
-/// 1, 2, 5, 10, … up to the context length.
+/// Bucket boundaries of token counts: 1, 2, 5, 10, … up to the context length.
 fn token_buckets(max_model_len: usize) -> Vec<f64> {
     let steps = (0..).flat_map(|power| [1.0, 2.0, 5.0].map(|digit| digit * 10f64.powi(power)));
     steps.take_while(|&bound| bound <= max_model_len as f64).collect()

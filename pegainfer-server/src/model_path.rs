@@ -1,4 +1,4 @@
-//! From `--model-path` to a directory.
+//! Resolves `--model-path` to a directory.
 
 use crate::cli::{EngineArgs, LoadFormat};
 use crate::hub;
@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 /// The checkpoint that ships with the repository.
 const BUNDLED: &str = "models/qwen3-tiny";
 
-/// A directory that holds the checkpoint, and the name the user knows it by, if it is not the directory's.
+/// Directory of a checkpoint, and its Hugging Face id if it was downloaded.
 pub struct ModelDir {
-    /// The directory.
+    /// Path of the directory.
     pub dir: PathBuf,
-    /// The Hugging Face id it was fetched under.
+    /// Hugging Face id under which it was downloaded.
     pub hub_id: Option<String>,
 }
 
@@ -21,7 +21,7 @@ pub fn resolve(args: &EngineArgs) -> Result<ModelDir> {
     find(args.model_path.as_deref(), args.load_format == LoadFormat::Auto)
 }
 
-/// As [`resolve`], for commands that need no weights: they are not downloaded.
+/// Like [`resolve`], for commands that need no weights: they are not downloaded.
 pub fn resolve_config(model_path: Option<&str>) -> Result<PathBuf> {
     Ok(find(model_path, false)?.dir)
 }
@@ -44,7 +44,7 @@ fn find(model_path: Option<&str>, weights: bool) -> Result<ModelDir> {
     Ok(ModelDir { dir, hub_id: Some(given.to_owned()) })
 }
 
-/// `organisation/name`, of the characters that the hub allows.
+/// Whether the text is `organisation/name`, in the characters that the hub allows.
 fn is_hub_id(text: &str) -> bool {
     let valid = |part: &str| {
         !part.is_empty()
@@ -54,7 +54,8 @@ fn is_hub_id(text: &str) -> bool {
     text.split_once('/').is_some_and(|(organisation, name)| valid(organisation) && valid(name))
 }
 
-/// Beside the current directory, beside the executable or one of the directories above it, or where it was built.
+/// Finds the bundled checkpoint: in the current directory, next to the executable or in one of the directories above it, or
+/// in the source tree.
 fn bundled() -> Result<PathBuf> {
     let executable = std::env::current_exe().ok();
     let above = executable.iter().flat_map(|path| path.ancestors().skip(1)).map(Path::to_path_buf);
@@ -62,7 +63,7 @@ fn bundled() -> Result<PathBuf> {
     let mut places = std::iter::once(PathBuf::new()).chain(above).chain([built]).map(|place| place.join(BUNDLED));
     match places.find(|dir| dir.join("config.json").is_file()) {
         Some(dir) => Ok(dir.canonicalize()?),
-        None => bail!("the bundled {BUNDLED} is not beside this executable: give --model-path"),
+        None => bail!("the bundled {BUNDLED} is not found next to this executable: give --model-path"),
     }
 }
 
@@ -77,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn hub_ids_are_told_from_paths() {
+    fn hub_ids_are_distinguished_from_paths() {
         for id in ["Qwen/Qwen3-0.6B", "a/b", "deepseek-ai/DeepSeek-V4-Flash"] {
             assert!(is_hub_id(id), "{id}");
         }

@@ -25,21 +25,21 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     Ok(())
 }
 
-/// One line of the printed plan: equal nodes of several layers folded together.
+/// One line of the printed plan; equal nodes of several layers are folded into one line.
 struct Line<'a> {
     first: usize,
     record: &'a OpRecord,
     count: usize,
-    /// Indices of the lines whose output the first such node reads.
+    /// Indices of the lines whose output the first node of this line reads.
     after: Vec<usize>,
 }
 
-/// The plan as a table. Nodes that differ only in the layer they belong to are one line; `after` names the lines whose
+/// The plan as a table. Nodes that differ only in their layer are one line; column `after` has the numbers of the lines whose
 /// results a line reads.
 pub fn table(records: &[OpRecord]) -> String {
     let lines = fold(records);
     let (bytes, flops) = totals(records);
-    let share = |part: u64, whole: u64| 100.0 * part as f64 / whole.max(1) as f64;
+    let percentage = |part: u64, whole: u64| 100.0 * part as f64 / whole.max(1) as f64;
     let mut out = format!(
         "{:>3} {:<22} {:>4} {:<46} {:<5} {:<12} {:>11} {:>9} {:>7} {:>7}  {}\n",
         "#", "op", "x", "shapes", "dtype", "kernel", "MB", "GFLOP", "% MB", "% FLOP", "after"
@@ -59,8 +59,8 @@ pub fn table(records: &[OpRecord]) -> String {
             line.record.kernel,
             b as f64 / 1e6,
             f as f64 / 1e9,
-            share(b, bytes),
-            share(f, flops),
+            percentage(b, bytes),
+            percentage(f, flops),
             after.join(" ")
         );
     }
@@ -102,7 +102,7 @@ fn totals(records: &[OpRecord]) -> (u64, u64) {
     (records.iter().map(|r| r.bytes).sum(), records.iter().map(|r| r.flops).sum())
 }
 
-/// For each node, the nodes that last wrote what it reads.
+/// For each node, the nodes that last wrote its operands.
 fn edges(records: &[OpRecord]) -> Vec<Vec<usize>> {
     let mut writer: HashMap<u32, usize> = HashMap::new();
     records
@@ -118,8 +118,8 @@ fn edges(records: &[OpRecord]) -> Vec<Vec<usize>> {
         .collect()
 }
 
-/// What two nodes share when they are the same node of different layers: op, and the shapes and names of operands up
-/// to the layer number.
+/// Key that a node shares with its counterparts of other layers: the op, and the shapes and names of its operands without
+/// the layer number.
 fn kind(record: &OpRecord) -> (&'static str, Vec<(String, &[usize])>) {
     let name = |o: &Operand| o.name.split('.').filter(|part| part.parse::<usize>().is_err()).collect::<String>();
     let operands = record.reads.iter().chain(&record.writes);
@@ -145,7 +145,7 @@ fn fold(records: &[OpRecord]) -> Vec<Line<'_>> {
     lines
 }
 
-/// Activations and weights of a node, `in x weight -> out`.
+/// Shapes of the operands of a node, `in x weight -> out`.
 fn shapes(record: &OpRecord) -> String {
     let shape = |o: &Operand| format!("{:?}", o.shape).replace(", ", ",");
     let reads: Vec<String> = record.reads.iter().take(2).map(shape).collect();

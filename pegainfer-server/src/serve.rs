@@ -15,22 +15,23 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use tokio::net::TcpSocket;
 
-/// Connections that may wait to be accepted.
+/// Connections that may be pending in the listen queue.
 pub(crate) const BACKLOG: u32 = 1024;
-/// How long the engine is idle before freed memory goes back to the system.
+/// Idle time of the engine after which freed memory is returned to the system.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// Runs until a signal comes. `started` is when the process began.
+/// Runs until a signal arrives. `started`: start of the process.
 pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
     allocator::few_arenas();
     http::raise_open_files();
     let options = args.http.options(args.strict)?;
     let (tracer, scheme) = (options.tracer.clone(), if options.tls.is_some() { "https" } else { "http" });
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no async runtime")?;
-    // Taken before the model is loaded, so that a port in use is told at once. Nobody can connect before `listen`.
+    // The port is reserved before the model is loaded, so that a port in use is reported immediately. Nobody can connect
+    // before `listen`.
     let socket = runtime.block_on(reserve(&args.host, args.port))?;
     let model = model_path::resolve(&args.engine)?;
-    // The tokenizer of a large vocabulary takes as long as small weights: load both at once.
+    // The tokenizer of a large vocabulary takes as long to load as small weights: load both in parallel.
     let (checkpoint, engine) = std::thread::scope(|scope| {
         let checkpoint = scope.spawn(|| Checkpoint::load(&model.dir));
         let engine = engine::load(&model.dir, &args.engine);
@@ -60,7 +61,7 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
         }
         Ok(())
     });
-    // Blocking work that is left over must not hold the exit.
+    // Blocking tasks that are still running must not delay the exit.
     runtime.shutdown_background();
     if let Some(tracer) = tracer {
         tracer.flush();
@@ -68,7 +69,7 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
     served
 }
 
-/// Gives freed memory back to the system once the engine has been idle for a while, after each time it worked.
+/// Returns freed memory to the system whenever the engine becomes idle for [`IDLE`].
 async fn tidy(engine: EngineHandle) {
     let mut tidied = engine.stats().steps;
     loop {
@@ -77,7 +78,7 @@ async fn tidy(engine: EngineHandle) {
         let EngineStats { steps, running, waiting, .. } = engine.stats();
         if steps == before && steps != tidied && running + waiting == 0 {
             tidied = steps;
-            // It cannot fail but by a panic, of which there is none in it.
+            // It fails only if the task panics, which it does not.
             let _ = tokio::task::spawn_blocking(allocator::return_freed).await;
         }
     }
@@ -87,7 +88,7 @@ fn announce(engine: &LoadedEngine, dir: &str) {
     let limits = engine.handle.limits();
     log::info!("model: {} from {dir}, on {}", engine.family, engine.device);
     log::info!(
-        "KV cache: {} tokens ({} blocks of {}); context {} tokens, up to {} requests at once",
+        "KV cache: {} tokens ({} blocks of {}); context {} tokens, up to {} concurrent requests",
         limits.kv_capacity_tokens(),
         limits.kv_blocks,
         limits.block_size,
@@ -96,7 +97,7 @@ fn announce(engine: &LoadedEngine, dir: &str) {
     );
 }
 
-/// What start-up moved and allocated.
+/// Summary of what the start loaded and allocated.
 fn costs(engine: &LoadedEngine) -> String {
     let (weights, seconds) = (engine.weight_bytes as f64 / 1e9, engine.weights_time.as_secs_f64());
     format!(
@@ -130,7 +131,7 @@ fn bind(address: SocketAddr) -> std::io::Result<TcpSocket> {
     Ok(socket)
 }
 
-/// Ready on SIGINT or SIGTERM. A second signal ends the process at once.
+/// Resolves on SIGINT or SIGTERM. A second signal ends the process immediately.
 async fn stop_signal() {
     one_signal().await;
     tokio::spawn(async {

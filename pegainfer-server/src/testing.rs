@@ -1,16 +1,16 @@
-//! What unit tests share.
+//! Helpers of the unit tests.
 
 use crate::text::Tokenizer;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The bundled checkpoint.
+/// Directory of the bundled checkpoint.
 pub fn model_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/qwen3-tiny")
 }
 
-/// Its tokenizer.
+/// Tokenizer of the bundled checkpoint.
 pub fn tokenizer() -> Tokenizer {
     Tokenizer::load(&model_dir()).unwrap()
 }
@@ -27,11 +27,11 @@ pub fn seed() -> u64 {
     std::env::var("PEGAINFER_TEST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(20261121)
 }
 
-/// splitmix64: small, and good enough to choose test cases.
+/// splitmix64 pseudo-random numbers, for the choice of test cases.
 pub struct Rng(pub u64);
 
 impl Rng {
-    /// A number below `limit`.
+    /// A random number below `limit`.
     pub fn below(&mut self, limit: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -41,7 +41,7 @@ impl Rng {
     }
 }
 
-/// A directory that goes with the test.
+/// A directory that is removed when the value is dropped.
 pub struct TempDir(PathBuf);
 
 impl TempDir {
@@ -54,7 +54,7 @@ impl TempDir {
         Self(path)
     }
 
-    /// Where it is.
+    /// Path of the directory.
     pub fn path(&self) -> &Path {
         &self.0
     }

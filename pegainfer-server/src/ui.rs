@@ -1,6 +1,6 @@
-//! The page at `/`: a chat with settings and charts, in plain files that are embedded in the binary.
+//! The web UI at `/`: a chat with settings and charts, in plain files that are embedded in the binary.
 //!
-//! The page talks to the server's own public API and to nothing else, which its `Content-Security-Policy` enforces.
+//! It calls only the server's own public API, which its `Content-Security-Policy` enforces.
 
 use axum::Router;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -24,19 +24,19 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/ui/dom.js", JAVASCRIPT, include_str!("../ui/dom.js")),
     ("/ui/chat.js", JAVASCRIPT, include_str!("../ui/chat.js")),
     ("/ui/message.js", JAVASCRIPT, include_str!("../ui/message.js")),
-    ("/ui/pieces.js", JAVASCRIPT, include_str!("../ui/pieces.js")),
+    ("/ui/segments.js", JAVASCRIPT, include_str!("../ui/segments.js")),
     ("/ui/tokens.js", JAVASCRIPT, include_str!("../ui/tokens.js")),
     ("/ui/settings.js", JAVASCRIPT, include_str!("../ui/settings.js")),
     ("/ui/words.js", JAVASCRIPT, include_str!("../ui/words.js")),
     ("/ui/charts.js", JAVASCRIPT, include_str!("../ui/charts.js")),
 ];
 
-/// Only this server's files run, style and answer. What a model writes is shown as text, and could not run even if a bug
-/// made it markup.
+/// Only this server's files may be loaded as scripts, styles and requests. Model output is shown as text, and could not run
+/// even if a bug inserted it as markup.
 const POLICY: &str =
     "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'";
 
-/// The routes of the page. `/` and `/ui/...`; everything else is left to the API.
+/// The routes of the web UI: `/` and `/ui/...`.
 pub fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
     FILES.iter().fold(Router::new(), |router, &(path, content_type, text)| {
         let tag = entity_tag(text);
@@ -44,11 +44,11 @@ pub fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
     })
 }
 
-/// A file, or 304 if the browser has it. `no-cache` makes browsers ask each time: a new binary brings a new page under
-/// the same names.
+/// Responds with a file, or 304 if the browser has it. `no-cache` makes browsers revalidate each time, because a new binary
+/// serves other files under the same names.
 fn serve(request: &HeaderMap, content_type: &'static str, text: &'static str, tag: &str) -> Response {
     let mut response =
-        if is_held(request, tag) { StatusCode::NOT_MODIFIED.into_response() } else { text.into_response() };
+        if matches_tag(request, tag) { StatusCode::NOT_MODIFIED.into_response() } else { text.into_response() };
     let headers = response.headers_mut();
     for (name, value) in [
         (header::CONTENT_TYPE, content_type),
@@ -66,13 +66,13 @@ fn serve(request: &HeaderMap, content_type: &'static str, text: &'static str, ta
 }
 
 /// Whether `If-None-Match` lists the tag.
-fn is_held(request: &HeaderMap, tag: &str) -> bool {
+fn matches_tag(request: &HeaderMap, tag: &str) -> bool {
     let listed = request.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
     // A proxy that compresses makes the tag weak.
     listed.flat_map(|list| list.split(',')).any(|held| held.trim().trim_start_matches("W/") == tag)
 }
 
-/// Differs for every text: the hash is the same in every run of one binary.
+/// Entity tag of a file: a hash of its text, which is the same in every run of one binary.
 fn entity_tag(text: &str) -> String {
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);

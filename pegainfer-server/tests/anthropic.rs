@@ -1,4 +1,4 @@
-//! `/v1/messages` over HTTP, with a scripted engine that writes what models write.
+//! `/v1/messages` over HTTP, with a scripted engine that replays model outputs.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -34,7 +34,7 @@ fn stream(server: &TestServer, body: &Value) -> Vec<Value> {
     text.trim_end().split("\n\n").map(event).collect()
 }
 
-/// The message that a client makes of the events.
+/// The message that a client builds from the events.
 fn assemble(events: &[Value]) -> Value {
     let mut message = events[0]["message"].clone();
     let mut partial = String::new();
@@ -78,8 +78,8 @@ fn assemble(events: &[Value]) -> Value {
     panic!("no message_stop in {events:?}")
 }
 
-/// The message, checked to be the same when streamed, but for its ids.
-fn answer(server: &TestServer, body: &Value) -> Value {
+/// The message; checks that the streamed one is the same, except for its ids.
+fn respond(server: &TestServer, body: &Value) -> Value {
     let without_ids = |mut message: Value| {
         assert!(message["id"].as_str().unwrap().starts_with("msg_"));
         message["id"] = "id".into();
@@ -103,7 +103,7 @@ fn a_message_has_the_shape_of_anthropic() {
     let content = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
     let body = body(json!({"system": system, "messages": [{"role": "user", "content": content}], "metadata": {},
         "temperature": 0.5, "top_k": 7}));
-    let message = answer(&server, &body);
+    let message = respond(&server, &body);
     let count = control.last().prompt.len();
     let usage = json!({"input_tokens": count - count / 2, "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": count / 2, "output_tokens": 3});
@@ -133,7 +133,7 @@ fn a_stream_has_the_events_in_their_order() {
 #[test]
 fn tools_and_their_results() {
     let (server, control) = TestServer::replying(CALL);
-    let message = answer(&server, &body(json!({"tools": weather()})));
+    let message = respond(&server, &body(json!({"tools": weather()})));
     let call = json!({"type": "tool_use", "id": "id", "name": "weather", "input": {"city": "Bern"}});
     assert_eq!(message["content"], json!([{"type": "text", "text": "I look."}, call]));
     assert_eq!(message["stop_reason"], "tool_use");
@@ -146,14 +146,14 @@ fn tools_and_their_results() {
         {"type": "text", "text": "And now?"}]);
     let messages = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": message["content"]},
         {"role": "user", "content": result}]);
-    answer(&server, &body(json!({"tools": weather(), "messages": messages})));
+    respond(&server, &body(json!({"tools": weather(), "messages": messages})));
     let history = format!(
         "assistant\n{CALL}<|im_end|>\n<|im_start|>user\n<tool_response>\nsunny\n</tool_response>\
         <|im_end|>\n<|im_start|>user\nAnd now?<|im_end|>"
     );
     assert!(control.prompt_text().contains(&history), "{}", control.prompt_text());
 
-    let none = answer(&server, &body(json!({"tools": weather(), "tool_choice": {"type": "none"}})));
+    let none = respond(&server, &body(json!({"tools": weather(), "tool_choice": {"type": "none"}})));
     assert_eq!(none["content"], json!([{"type": "text", "text": CALL}]));
     post_ok(
         server.address,
@@ -167,24 +167,24 @@ fn tools_and_their_results() {
 #[test]
 fn reasoning_and_the_ways_to_stop() {
     let (server, control) = TestServer::replying("<think>\nHm.\n</think>\n\nParis it is.");
-    let message = answer(&server, &body(json!({"thinking": {"type": "adaptive"}})));
+    let message = respond(&server, &body(json!({"thinking": {"type": "adaptive"}})));
     let blocks =
         json!([{"type": "thinking", "thinking": "Hm.", "signature": ""}, {"type": "text", "text": "Paris it is."}]);
     assert_eq!(message["content"], blocks);
     assert!(control.prompt_text().ends_with("<|im_start|>assistant\n"), "{}", control.prompt_text());
     assert!(control.last().grammar.is_none());
-    answer(&server, &body(json!({"thinking": {"type": "enabled", "budget_tokens": 1024}})));
+    respond(&server, &body(json!({"thinking": {"type": "enabled", "budget_tokens": 1024}})));
     assert!(control.last().grammar.is_some(), "which counts the tokens");
-    answer(&server, &body(json!({"output_config": {"effort": "low"}})));
+    respond(&server, &body(json!({"output_config": {"effort": "low"}})));
     assert!(control.prompt_text().ends_with("<|im_start|>assistant\n"), "{}", control.prompt_text());
-    answer(&server, &body(json!({"output_config": {"effort": "max"}, "thinking": {"type": "disabled"}})));
+    respond(&server, &body(json!({"output_config": {"effort": "max"}, "thinking": {"type": "disabled"}})));
     assert!(control.prompt_text().ends_with("</think>\n\n"), "{}", control.prompt_text());
     let history = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": blocks},
         {"role": "user", "content": "go on"}]);
-    answer(&server, &body(json!({"messages": history})));
-    let stopped = answer(&server, &body(json!({"stop_sequences": [" it"], "thinking": {"type": "adaptive"}})));
+    respond(&server, &body(json!({"messages": history})));
+    let stopped = respond(&server, &body(json!({"stop_sequences": [" it"], "thinking": {"type": "adaptive"}})));
     assert_eq!((&stopped["stop_reason"], &stopped["stop_sequence"]), (&json!("stop_sequence"), &json!(" it")));
-    let short = answer(&server, &body(json!({"max_tokens": 5, "thinking": {"type": "adaptive"}})));
+    let short = respond(&server, &body(json!({"max_tokens": 5, "thinking": {"type": "adaptive"}})));
     assert_eq!(short["stop_reason"], "max_tokens");
     let format = json!({"format": {"type": "json_schema", "schema": {"type": "object"}}});
     post_ok(server.address, MESSAGES, &body(json!({"output_config": format})));

@@ -1,4 +1,4 @@
-//! Every bad request is answered with one clear sentence in OpenAI's shape, and the server stays up.
+//! Every bad request gets a response with one clear sentence in OpenAI's shape, and the server stays up.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -17,7 +17,7 @@ fn server() -> TestServer {
     TestServer::start(MockEngine::replying(" a").0, Setup::default())
 }
 
-/// Checks status, shape, and that message and param say what is wrong.
+/// Checks the status, the shape, and that `message` and `param` name the fault.
 fn expect(response: Response, status: u16, message: &str, param: Option<&str>) {
     assert_eq!(response.header("content-type"), Some("application/json"));
     let got = response.status;

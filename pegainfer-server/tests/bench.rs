@@ -1,4 +1,4 @@
-//! `pegainfer bench` on the bundled checkpoint: exact token counts whatever way the requests take.
+//! `pegainfer bench` on the bundled checkpoint: token counts are exact, with and without HTTP.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -27,11 +27,11 @@ fn report(flags: &[&str]) -> Report {
     bench(&workload(flags)).unwrap()
 }
 
-/// Generated and all tokens of every round of a row, from its rates.
+/// Generated tokens and all tokens of every run of a row, computed from its rates.
 fn tokens(report: &Report, row: usize) -> Vec<(f64, f64)> {
     let count = |rate: f64, wall: f64| (rate * wall).round();
-    let rounds = report.rows[row].rounds.iter();
-    rounds.map(|r| (count(r.output_tok_s, r.wall_s), count(r.total_tok_s, r.wall_s))).collect()
+    let runs = report.rows[row].runs.iter();
+    runs.map(|r| (count(r.output_tok_s, r.wall_s), count(r.total_tok_s, r.wall_s))).collect()
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn poisson_arrivals_over_loopback_http_count_every_token() {
         "24",
         "--output-len",
         "7",
-        "--rounds",
+        "--runs",
         "2",
     ]);
     assert_eq!(report.rows.len(), 2);
@@ -62,9 +62,9 @@ fn poisson_arrivals_over_loopback_http_count_every_token() {
 
 #[test]
 fn the_second_pass_over_a_prompt_finds_its_prefix() {
-    let report = report(&["prefix", "--prompt-len", "100,200", "--requests", "2", "--rounds", "2"]);
+    let report = report(&["prefix", "--prompt-len", "100,200", "--requests", "2", "--runs", "2"]);
     let names: Vec<&str> = report.rows.iter().map(|row| row.name.as_str()).collect();
-    assert_eq!(names, ["cold", "again", "cold", "again"]);
+    assert_eq!(names, ["cold", "cached", "cold", "cached"]);
     let cached: Vec<f64> = report.rows.iter().map(|row| row.median.cached_tokens).collect();
     // Whole blocks of 16 tokens, and the last prompt token is always computed.
     assert_eq!(cached, [0.0, 96.0, 0.0, 192.0]);
@@ -73,10 +73,10 @@ fn the_second_pass_over_a_prompt_finds_its_prefix() {
 
 #[test]
 fn throughput_runs_closed_loops_and_bursts() {
-    let flags = ["throughput", "--streams", "1,3", "--burst", "70", "--prompt-len", "8", "--output-len", "3"];
-    let report = report(&[&flags[..], &["--requests", "4", "--rounds", "1", "--load-format", "dummy"]].concat());
+    let flags = ["throughput", "--concurrency", "1,3", "--burst", "70", "--prompt-len", "8", "--output-len", "3"];
+    let report = report(&[&flags[..], &["--requests", "4", "--runs", "1", "--load-format", "dummy"]].concat());
     let names: Vec<&str> = report.rows.iter().map(|row| row.name.as_str()).collect();
-    assert_eq!(names, ["1 stream", "3 streams", "burst of 70"]);
+    assert_eq!(names, ["concurrency 1", "concurrency 3", "burst of 70"]);
     for (row, requests) in [4, 12, 70].into_iter().enumerate() {
         assert_eq!(report.rows[row].median.requests, requests);
         assert_eq!(tokens(&report, row), [((3 * requests) as f64, (11 * requests) as f64)]);
@@ -84,12 +84,11 @@ fn throughput_runs_closed_loops_and_bursts() {
 }
 
 #[test]
-fn a_running_server_is_measured_with_many_streams_at_once() {
+fn a_running_server_is_measured_with_many_concurrent_requests() {
     let (engine, control) = MockEngine::replying("one two three");
     let server = TestServer::start(engine.with_max_num_seqs(768), Setup { max_queued: 1024, ..Setup::default() });
     let (url, model) = (format!("http://{}/v1/", server.address), model_dir());
-    let flags =
-        ["throughput", "--url", &url, "--model-path", model.to_str().unwrap(), "--burst", "768", "--rounds", "1"];
+    let flags = ["throughput", "--url", &url, "--model-path", model.to_str().unwrap(), "--burst", "768", "--runs", "1"];
     let report = report(&[&flags[..], &["--prompt-len", "32", "--output-len", "5"]].concat());
     let median = &report.rows[0].median;
     assert_eq!((median.requests, median.failed), (768, 0));
@@ -103,10 +102,10 @@ fn a_running_server_is_measured_with_many_streams_at_once() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_told() {
+fn unmeasurable_targets_are_reported() {
     let error = |flags: &[&str]| format!("{:#}", bench(&workload(flags)).unwrap_err());
-    let many = error(&["throughput", "--streams", "65"]);
-    assert_eq!(many, "65 streams need --max-num-seqs 65: they would wait for each other");
+    let many = error(&["throughput", "--concurrency", "65"]);
+    assert_eq!(many, "a concurrency of 65 needs --max-num-seqs 65: otherwise requests wait for each other");
     assert!(error(&["latency", "--url", "http://127.0.0.1:9"]).contains("Name it with --model-path"));
     let model = model_dir();
     let at = |url: &str| error(&["latency", "--model-path", model.to_str().unwrap(), "--url", url]);
@@ -125,12 +124,12 @@ fn what_cannot_be_measured_is_told() {
 
 #[test]
 fn the_table_has_a_line_for_each_pass_and_a_dash_for_what_was_not_measured() {
-    let report = report(&["prefix", "--prompt-len", "40", "--output-len", "1", "--requests", "2", "--rounds", "1"]);
+    let report = report(&["prefix", "--prompt-len", "40", "--output-len", "1", "--requests", "2", "--runs", "1"]);
     let table = report.table();
     let line = |name: &str| table.lines().find(|line| line.starts_with(name)).unwrap().split('|').collect::<Vec<_>>();
-    let (cold, again) = (line("cold"), line("again"));
+    let (cold, cached) = (line("cold"), line("cached"));
     assert_eq!(cold[0].split_whitespace().collect::<Vec<_>>(), ["cold", "40", "1", "0"]);
-    assert_eq!(again[0].split_whitespace().collect::<Vec<_>>(), ["again", "40", "1", "32"]);
+    assert_eq!(cached[0].split_whitespace().collect::<Vec<_>>(), ["cached", "40", "1", "32"]);
     assert!(cold[1].trim_end().ends_with(" c") || cold[1].trim_end().ends_with(" m"), "{table}");
     assert_eq!(cold[2].split_whitespace().collect::<Vec<_>>(), ["-", "-", "-", "-"], "one token has no TPOT");
     assert!(table.contains("memory 10.0 GB/s (as given); compute 1.000 TFLOP/s (as given)"), "{table}");
@@ -142,13 +141,13 @@ fn json_and_svg_are_written() {
     std::fs::create_dir_all(&dir).unwrap();
     let svg = dir.join("sweep.svg");
     let mut command = pegainfer();
-    command.args(["bench", "latency", "--prompt-len", "16,48", "--output-len", "1,4", "--rounds", "1", "--json", "-"]);
+    command.args(["bench", "latency", "--prompt-len", "16,48", "--output-len", "1,4", "--runs", "1", "--json", "-"]);
     let (code, stdout, stderr) = run(command.args(CPU).arg("--svg").arg(&svg));
     let plot = std::fs::read_to_string(&svg).unwrap_or_default();
     let _ = std::fs::remove_dir_all(&dir);
     assert_eq!(code, Some(0), "{stderr}");
-    let (code, told, stderr) = run(pegainfer().args(["bench", "latency", "--json"]).arg(dir.join("x/y.json")));
-    assert_eq!((code, told.as_str()), (Some(1), ""));
+    let (code, nothing, stderr) = run(pegainfer().args(["bench", "latency", "--json"]).arg(dir.join("x/y.json")));
+    assert_eq!((code, nothing.as_str()), (Some(1), ""));
     assert!(stderr.contains("y.json cannot be written"), "{stderr}");
     let json: Value = serde_json::from_str(&stdout).unwrap();
     let lengths = |row: &Value| (row["prompt_len"].as_u64().unwrap(), row["output_len"].as_u64().unwrap());

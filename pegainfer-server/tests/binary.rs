@@ -1,4 +1,4 @@
-//! The binary as users start it.
+//! The binary, started as users start it.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -15,7 +15,7 @@ use support::hub::Hub;
 use support::model_dir;
 use support::process::{Process, pegainfer, run};
 
-/// The one line of an error.
+/// The single line of an error message.
 fn refused(command: &mut Command) -> String {
     let (code, stdout, stderr) = run(command);
     assert_eq!((code, stdout.as_str()), (Some(1), ""), "{stderr}");
@@ -54,7 +54,7 @@ fn generate_prints_a_completion() {
 }
 
 #[test]
-fn a_port_in_use_is_told_at_once() {
+fn a_port_in_use_is_reported_immediately() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let error = refused(pegainfer().args(["--port", &port]));
@@ -167,7 +167,7 @@ fn dummy_weights_need_no_safetensors() {
     assert_eq!(post_ok(server.address, "/v1/completions", &body)["usage"]["completion_tokens"], 3);
 }
 
-/// The bundled checkpoint as a hub would have it.
+/// The files of the bundled checkpoint, for the test hub.
 fn hub_files() -> BTreeMap<String, Vec<u8>> {
     let names =
         ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"];
@@ -195,7 +195,7 @@ fn a_checkpoint_is_fetched_from_the_hub_resumed_and_kept() {
     hub.behaviour.lock().unwrap().break_off = Some(broken);
     let error = refused(generate_from(&hub, &home.0).env("HF_TOKEN", "secret"));
     assert!(error.contains("the download of model.safetensors of test/tiny failed"), "{error}");
-    assert!(error.contains("start again to go on where it stopped"), "{error}");
+    assert!(error.contains("start again to resume it"), "{error}");
     let (code, stdout, stderr) = run(generate_from(&hub, &home.0).env("HF_TOKEN", "secret"));
     assert_eq!((code, stdout.as_str()), (Some(0), "The capital of France is Paris.\n"), "{stderr}");
 
@@ -229,7 +229,7 @@ fn what_the_hub_refuses_is_one_clear_sentence() {
     let expected = format!("error: {endpoint} has no model test/tiny, or it is private and HF_TOKEN is missing");
     assert_eq!(refused(&mut generate_from(&hub, &home.0)), expected);
     refuse(401);
-    assert_eq!(refused(&mut generate_from(&hub, &home.0)), expected, "the hub's answer without a token");
+    assert_eq!(refused(&mut generate_from(&hub, &home.0)), expected, "the hub's response without a token");
     let error = refused(generate_from(&hub, &home.0).env("HF_TOKEN", "wrong"));
     let expected = "refuses access to test/tiny (HTTP 401): set HF_TOKEN to a token that may read it";
     assert_eq!(error, format!("error: {endpoint} {expected}"));

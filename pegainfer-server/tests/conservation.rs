@@ -1,4 +1,4 @@
-//! What the metrics count is what happened: tokens counted are tokens sent, and every request is running, waiting or over.
+//! Conservation laws of the metrics: tokens counted are tokens sent, and every request is running, waiting or finished.
 //!
 //! The seed is printed; `PEGAINFER_TEST_SEED=n cargo test -p pegainfer-server --test conservation` replays it.
 
@@ -18,7 +18,7 @@ const COMPLETIONS: &str = "/v1/completions";
 const CLIENTS: u64 = 8;
 const REQUESTS: usize = 30;
 const RUNNING: usize = 5;
-/// Of a request that is not meant to end by itself.
+/// `max_tokens` of a request that does not end by itself.
 const LONG: u64 = 450;
 
 struct Rng(u64);
@@ -33,7 +33,7 @@ impl Rng {
     }
 }
 
-/// What one client saw.
+/// Counts of one client.
 #[derive(Default, Debug)]
 struct Seen {
     submitted: u64,
@@ -85,9 +85,9 @@ fn request(address: SocketAddr, rng: &mut Rng, seen: &mut Seen) {
         }
         _ => {
             let long = json!({"prompt": prompt, "max_tokens": LONG, "ignore_eos": true});
-            let answer = post_with(address, COMPLETIONS, ("x-request-timeout", "0.02"), &long);
-            match answer.status {
-                200 => seen.finish(&answer.json()["usage"]),
+            let response = post_with(address, COMPLETIONS, ("x-request-timeout", "0.02"), &long);
+            match response.status {
+                200 => seen.finish(&response.json()["usage"]),
                 status => assert_eq!(status, 504),
             }
         }

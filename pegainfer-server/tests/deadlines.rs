@@ -1,4 +1,4 @@
-//! Requests that the server ends: at their deadline, and when it stops.
+//! Requests that the server cancels: at their deadline, and when it shuts down.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -15,7 +15,7 @@ use support::{TestServer, wait_until};
 
 const COMPLETIONS: &str = "/v1/completions";
 
-/// A request that would run for long.
+/// A request that runs for a long time.
 fn long(stream: bool) -> Value {
     json!({"prompt": "x", "max_tokens": 400, "ignore_eos": true, "stream": stream})
 }
@@ -125,7 +125,7 @@ fn a_stopping_server_finishes_what_is_open_and_takes_nothing_new() {
 }
 
 #[test]
-fn after_the_drain_timeout_open_requests_are_cancelled_and_told() {
+fn after_the_drain_timeout_open_requests_are_cancelled_with_an_error() {
     let (engine, control) = MockEngine::replying(" a cat sat");
     control.allow(4);
     let mut server = TestServer::with(engine, draining(300));

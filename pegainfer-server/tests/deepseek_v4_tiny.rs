@@ -1,4 +1,4 @@
-//! The whole way with the small DeepSeek-V4 checkpoint, and DeepSeek's own chat encoding over HTTP.
+//! End-to-end tests with the small DeepSeek-V4 checkpoint, and DeepSeek's own chat encoding over HTTP.
 
 #![cfg(feature = "deepseek-v4")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
@@ -27,8 +27,8 @@ fn server() -> TestServer {
     TestServer::over(engine.handle, Setup { model_dir: dsv4_dir(), max_queued: 1024, ..Setup::default() })
 }
 
-fn text(answer: &Value) -> String {
-    answer["choices"][0]["message"]["content"].as_str().unwrap_or_default().to_owned()
+fn text(response: &Value) -> String {
+    response["choices"][0]["message"]["content"].as_str().unwrap_or_default().to_owned()
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What a start costs: time to ready, and resident memory beside weights and KV.
+//! Cost of a start: time to ready, and resident memory besides weights and KV.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
@@ -41,8 +41,8 @@ fn memory_is_weights_and_kv_and_little_else() {
     let prompts: Vec<String> =
         (0..64).map(|i| format!("Story number {i}: {}", "once upon a time ".repeat(40))).collect();
     let body = json!({"prompt": prompts, "max_tokens": 8, "logprobs": 5, "ignore_eos": true});
-    let answer = post_ok(server.address, "/v1/completions", &body);
-    assert_eq!(answer["usage"]["completion_tokens"], 64 * 8);
+    let response = post_ok(server.address, "/v1/completions", &body);
+    assert_eq!(response["usage"]["completion_tokens"], 64 * 8);
     let used = resident(server.child.id());
     println!("resident: {} MiB after the start, {} MiB after 64 requests", fresh / MIB, used / MIB);
     assert!(used < WEIGHTS + KV + 150 * MIB, "{} MiB are resident", used / MIB);

@@ -1,4 +1,4 @@
-//! Answers of the API over real connections, with a scripted engine behind the real router.
+//! Responses of the API over real connections, with a scripted engine behind the real router.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -17,7 +17,7 @@ fn chat(content: &str) -> Value {
     json!({"messages": [{"role": "user", "content": content}]})
 }
 
-/// The text with the time of its creation replaced.
+/// The text with its creation time replaced.
 fn without_time(text: &str) -> String {
     let mut out = String::new();
     let mut rest = text;
@@ -34,10 +34,10 @@ fn without_time(text: &str) -> String {
 fn a_completion_has_the_shape_of_openai() {
     let (server, control) = TestServer::replying(" a cat");
     let body = json!({"prompt": "once", "max_tokens": 8, "request_id": "r1"});
-    let answer = without_time(&post(server.address, COMPLETIONS, &body).text());
+    let response = without_time(&post(server.address, COMPLETIONS, &body).text());
     let prompt = control.last().prompt.len();
     assert_eq!(
-        answer,
+        response,
         format!(
             r#"{{"id":"cmpl-r1","object":"text_completion","created":0,"model":"tiny","choices":[{{"index":0,"text":" a cat","logprobs":null,"finish_reason":"stop","stop_reason":null}}],"usage":{{"prompt_tokens":{prompt},"total_tokens":{},"completion_tokens":3,"prompt_tokens_details":{{"cached_tokens":{}}}}}}}"#,
             prompt + 3,
@@ -49,12 +49,12 @@ fn a_completion_has_the_shape_of_openai() {
 #[test]
 fn a_chat_completion_has_the_shape_of_openai() {
     let (server, _) = TestServer::replying(" a cat");
-    let answer = post_ok(server.address, CHAT, &with(chat("hi"), json!({"model": "tiny"})));
-    assert_eq!(answer["object"], "chat.completion");
-    assert!(answer["id"].as_str().unwrap().starts_with("chatcmpl-"));
+    let response = post_ok(server.address, CHAT, &with(chat("hi"), json!({"model": "tiny"})));
+    assert_eq!(response["object"], "chat.completion");
+    assert!(response["id"].as_str().unwrap().starts_with("chatcmpl-"));
     let choice = json!({"index": 0, "message": {"role": "assistant", "content": " a cat"}, "logprobs": null,
         "finish_reason": "stop", "stop_reason": null});
-    assert_eq!(answer["choices"], json!([choice]));
+    assert_eq!(response["choices"], json!([choice]));
 }
 
 #[test]
@@ -115,11 +115,11 @@ fn a_stop_string_ends_the_text_before_it_and_cancels_the_rest() {
     // Enough for the match, not for the end: only the cancellation ends the request.
     control.allow(20);
     let body = json!({"prompt": "count", "max_tokens": 100, "stop": ["zzz", "ee fo"], "ignore_eos": true});
-    let answer = post_ok(server.address, COMPLETIONS, &body);
-    let choice = &answer["choices"][0];
+    let response = post_ok(server.address, COMPLETIONS, &body);
+    let choice = &response["choices"][0];
     assert_eq!(choice["text"], " one two thr");
     assert_eq!((&choice["finish_reason"], &choice["stop_reason"]), (&json!("stop"), &json!("ee fo")));
-    assert!(answer["usage"]["completion_tokens"].as_u64().unwrap() < 12, "{answer}");
+    assert!(response["usage"]["completion_tokens"].as_u64().unwrap() < 12, "{response}");
     server.wait_idle();
     assert_eq!(control.cancelled(), 1);
 }
@@ -164,7 +164,7 @@ fn stop_tokens_and_the_end_of_the_text() {
     assert_eq!(control.last().max_tokens, 16);
 }
 
-/// The id of " cat", asked of the server itself.
+/// The token id of " cat", from the server's /tokenize.
 fn control_reply_token(server: &TestServer) -> u32 {
     let tokenizer = tokenizer();
     assert_eq!(get(server.address, "/health").status, 200);
@@ -175,11 +175,11 @@ fn control_reply_token(server: &TestServer) -> u32 {
 fn several_prompts_give_several_choices() {
     let (server, control) = TestServer::replying(" a cat");
     for prompt in [json!(["one", "two", "three"]), json!([[1, 2], [3], [4, 5, 6]])] {
-        let answer = post_ok(server.address, COMPLETIONS, &json!({"prompt": prompt}));
-        let choices = answer["choices"].as_array().unwrap();
+        let response = post_ok(server.address, COMPLETIONS, &json!({"prompt": prompt}));
+        let choices = response["choices"].as_array().unwrap();
         assert_eq!(choices.iter().map(|c| c["index"].as_u64().unwrap()).collect::<Vec<_>>(), [0, 1, 2]);
         assert!(choices.iter().all(|c| c["text"] == " a cat"));
-        assert_eq!(answer["usage"]["completion_tokens"], 9);
+        assert_eq!(response["usage"]["completion_tokens"], 9);
     }
     assert_eq!(control.last().prompt, [4, 5, 6]);
     let body = json!({"prompt": [[1], [2]], "stream": true, "stream_options": {"include_usage": true}});
@@ -212,8 +212,8 @@ fn completion_logprobs() {
 fn chat_logprobs() {
     let (server, _) = TestServer::replying("é");
     let body = with(chat("hi"), json!({"logprobs": true, "top_logprobs": 2}));
-    let answer = post_ok(server.address, CHAT, &body);
-    let content = answer["choices"][0]["logprobs"]["content"].as_array().unwrap();
+    let response = post_ok(server.address, CHAT, &body);
+    let content = response["choices"][0]["logprobs"]["content"].as_array().unwrap();
     let bytes: Vec<u64> = content[..content.len() - 1]
         .iter()
         .flat_map(|t| t["bytes"].as_array().unwrap().iter().map(|b| b.as_u64().unwrap()))
@@ -221,7 +221,7 @@ fn chat_logprobs() {
     assert_eq!(bytes, [0xC3, 0xA9]);
     assert_eq!(content[0]["top_logprobs"].as_array().unwrap().len(), 2);
     assert_eq!(content.last().unwrap()["token"], "<|im_end|>", "every counted token is listed");
-    assert_eq!(answer["usage"]["completion_tokens"], content.len());
+    assert_eq!(response["usage"]["completion_tokens"], content.len());
     let events = post(server.address, CHAT, &with(body, json!({"stream": true}))).events();
     assert_eq!(events[0]["choices"][0]["logprobs"], json!(null));
     assert_eq!(events[1]["choices"][0]["logprobs"]["content"][0], content[0]);
@@ -320,18 +320,18 @@ fn models_health_and_version() {
     }
     assert_eq!(send(server.address, "HEAD", "/metrics", &[], b"").status, 200);
     assert_eq!(send(server.address, "POST", "/ping", &[], b"").status, 200);
-    let answer = post_ok(server.address, COMPLETIONS, &json!({"prompt": "x", "model": "org/b"}));
-    assert_eq!(answer["model"], "org/b");
-    let answer = post_ok(server.address, COMPLETIONS, &json!({"prompt": "x"}));
-    assert_eq!(answer["model"], "a", "no model: the first name");
+    let response = post_ok(server.address, COMPLETIONS, &json!({"prompt": "x", "model": "org/b"}));
+    assert_eq!(response["model"], "org/b");
+    let response = post_ok(server.address, COMPLETIONS, &json!({"prompt": "x"}));
+    assert_eq!(response["model"], "a", "no model: the first name");
 }
 
 #[test]
 fn the_end_of_text_token_is_counted_and_not_shown() {
     let (engine, _) = MockEngine::replying_ids(vec![EOS]);
     let server = TestServer::start(engine, Setup::default());
-    let answer = post_ok(server.address, COMPLETIONS, &json!({"prompt": "x"}));
-    assert_eq!((&answer["choices"][0]["text"], &answer["usage"]["completion_tokens"]), (&json!(""), &json!(1)));
+    let response = post_ok(server.address, COMPLETIONS, &json!({"prompt": "x"}));
+    assert_eq!((&response["choices"][0]["text"], &response["usage"]["completion_tokens"]), (&json!(""), &json!(1)));
     let events = post(server.address, CHAT, &with(chat("x"), json!({"stream": true}))).events();
     assert_eq!(events.len(), 2, "role, then the token with the finish");
     assert_eq!(events[1]["choices"][0]["finish_reason"], "stop");

@@ -12,7 +12,7 @@ use support::{Setup, TestServer, wait_until};
 
 const COMPLETIONS: &str = "/v1/completions";
 
-/// A request that would run for long.
+/// A request that runs for a long time.
 fn long(stream: bool) -> Value {
     json!({"prompt": "x", "max_tokens": 400, "ignore_eos": true, "stream": stream})
 }
@@ -75,7 +75,7 @@ fn hanging_up_cancels_every_prompt_of_a_batch() {
 }
 
 #[test]
-fn a_full_queue_is_answered_with_503_and_a_time_to_wait() {
+fn a_full_queue_gives_503_and_retry_after() {
     let (engine, control) = MockEngine::replying(" a cat sat");
     control.allow(0);
     let server = TestServer::start(engine, Setup { max_queued: 2, ..Setup::default() });
@@ -128,7 +128,7 @@ fn a_failed_step_is_an_error_for_its_requests_only() {
 }
 
 #[test]
-fn a_lost_device_is_told_by_health() {
+fn health_reports_a_lost_device() {
     let (engine, control) = MockEngine::replying(" a cat sat");
     control.allow(0);
     control.fatal.store(true, std::sync::atomic::Ordering::SeqCst);
@@ -144,7 +144,7 @@ fn a_lost_device_is_told_by_health() {
 }
 
 #[test]
-fn a_dead_engine_is_told_by_health_and_by_every_answer() {
+fn health_and_every_response_report_a_dead_engine() {
     let (engine, control) = MockEngine::replying(" a cat sat");
     control.allow(1);
     let server = TestServer::start(engine, Setup::default());

@@ -1,4 +1,4 @@
-//! What the server counts and measures, over real connections, with a scripted engine behind the real router.
+//! The metrics, over real connections, with a scripted engine behind the real router.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

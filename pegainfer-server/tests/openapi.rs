@@ -1,4 +1,4 @@
-//! `/openapi.json` tells the truth: a strict server, which refuses what it does not know, knows every field listed there.
+//! `/openapi.json` is true: a strict server, which refuses unknown fields, accepts every field listed there.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -23,10 +23,10 @@ fn every_listed_path_and_field_is_known() {
         let Some(body) = methods["post"].get("requestBody") else { continue };
         let (schema, example) =
             (&body["content"]["application/json"]["schema"], &body["content"]["application/json"]["example"]);
-        let answer = post_ok(server.address, path, example);
+        let response = post_ok(server.address, path, example);
         let described = &methods["post"]["responses"]["200"]["content"]["application/json"]["schema"]["required"];
         for name in described.as_array().unwrap() {
-            assert!(answer.get(name.as_str().unwrap()).is_some(), "{path}: {name} of {answer}");
+            assert!(response.get(name.as_str().unwrap()).is_some(), "{path}: {name} of {response}");
         }
         let properties = schema["properties"].as_object().unwrap();
         for name in schema["required"].as_array().unwrap() {
@@ -46,13 +46,13 @@ fn every_listed_path_and_field_is_known() {
             }
             request[name] = wrong;
             let response = post(server.address, path, &request);
-            let (status, answer): (u16, Value) = (response.status, response.json());
-            let message = answer["error"]["message"].as_str().unwrap_or_default();
+            let (status, response): (u16, Value) = (response.status, response.json());
+            let message = response["error"]["message"].as_str().unwrap_or_default();
             let free_form = ["metadata"].contains(&name.as_str());
             assert!(!message.contains("unknown field"), "{path} {name}: {message}");
             assert!(
                 free_form || (status == 400 && message.contains(name.as_str())),
-                "{path} {name}: {status} {answer}"
+                "{path} {name}: {status} {response}"
             );
             fields += 1;
         }

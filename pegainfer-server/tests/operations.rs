@@ -1,4 +1,4 @@
-//! What operators set up and ask: keys, origins, request ids, load, the prefix cache, tokenization.
+//! Operation of a server: API keys, origins, request ids, load, the prefix cache, tokenization.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -43,7 +43,7 @@ fn a_caller_needs_a_key() {
     for wrong in ["Bearer sk-three", "Bearer sk-on", "sk-one", "Basic sk-one"] {
         let refused = post_with(server.address, COMPLETIONS, ("Authorization", wrong), &body);
         assert_eq!(refused.status, 401, "{wrong}");
-        assert!(!refused.text().contains("sk-"), "an answer repeats a key");
+        assert!(!refused.text().contains("sk-"), "an response repeats a key");
     }
     assert_eq!(control.added(), 0);
     for right in ["Bearer sk-one", "bearer sk-two"] {
@@ -58,7 +58,7 @@ fn a_caller_needs_a_key() {
 }
 
 #[test]
-fn pages_of_listed_origins_may_call() {
+fn listed_origins_may_call() {
     let mut options = with_keys();
     options.cors = with_origins(&["https://a.example", "http://localhost:3000"]).cors;
     let (server, _) = server(options);
@@ -83,12 +83,12 @@ fn pages_of_listed_origins_may_call() {
     let refused = post_with(server.address, COMPLETIONS, ("Origin", "http://localhost:3000"), &json!({"prompt": "x"}));
     assert_eq!(refused.status, 401);
     let readable = refused.header("access-control-allow-origin");
-    assert_eq!(readable, Some("http://localhost:3000"), "the page may read why it was refused");
+    assert_eq!(readable, Some("http://localhost:3000"), "scripts of the origin may read why it was refused");
     assert!(refused.header("access-control-expose-headers").unwrap().contains("x-request-id"));
 }
 
 #[test]
-fn a_star_lets_every_page_call_and_nothing_lets_none() {
+fn a_star_allows_every_origin_and_the_default_none() {
     let body = json!({"prompt": "x"});
     let (any, _) = server(with_origins(&["*"]));
     let response = post_with(any.address, COMPLETIONS, ("Origin", "https://b.example"), &body);
@@ -108,14 +108,14 @@ fn every_answer_carries_a_request_id() {
         let response = send(server.address, "POST", COMPLETIONS, &[key, json, ("X-Request-Id", id)], body);
         (response.status, response.header("x-request-id").unwrap().to_string(), response.json())
     };
-    let (status, id, answer) = ask("run-7.a:1_b", br#"{"prompt": "x"}"#);
-    assert_eq!((status, id.as_str(), &answer["id"]), (200, "run-7.a:1_b", &json!("cmpl-run-7.a:1_b")));
+    let (status, id, response) = ask("run-7.a:1_b", br#"{"prompt": "x"}"#);
+    assert_eq!((status, id.as_str(), &response["id"]), (200, "run-7.a:1_b", &json!("cmpl-run-7.a:1_b")));
     let (status, id, _) = ask("run-8", b"{");
     assert_eq!((status, id.as_str()), (400, "run-8"));
     for odd in ["two words", "<script>", "", &"x".repeat(129)] {
-        let (status, id, answer) = ask(odd, br#"{"prompt": "x"}"#);
+        let (status, id, response) = ask(odd, br#"{"prompt": "x"}"#);
         assert_eq!((status, id.len()), (200, 32), "{odd:?} is replaced");
-        assert_eq!(answer["id"], format!("cmpl-{id}"));
+        assert_eq!(response["id"], format!("cmpl-{id}"));
     }
     for path in ["/health", "/v1/models", "/nothing"] {
         assert_eq!(get(server.address, path).header("x-request-id").unwrap().len(), 32, "{path}");
@@ -144,7 +144,7 @@ fn the_prefix_cache_is_reset_on_request_only() {
     assert_eq!(get(server.address, "/reset_prefix_cache").status, 405);
     assert_eq!(control.resets.load(Ordering::SeqCst), 0);
     assert_eq!(send(server.address, "POST", "/reset_prefix_cache", &[], b"").status, 200);
-    assert_eq!(control.resets.load(Ordering::SeqCst), 1, "it was done before it was answered");
+    assert_eq!(control.resets.load(Ordering::SeqCst), 1, "the reset is done before the response");
     control.panic.store(true, Ordering::SeqCst);
     control.allow(0);
     let fatal = post(server.address, COMPLETIONS, &json!({"prompt": "x"}));
@@ -160,14 +160,14 @@ fn ids(text: &str) -> Vec<u32> {
 #[test]
 fn tokenize_counts_a_prompt() {
     let (server, _) = server(Options::default());
-    let answer = post_ok(server.address, "/tokenize", &json!({"model": "tiny", "prompt": "a cat sat"}));
+    let response = post_ok(server.address, "/tokenize", &json!({"model": "tiny", "prompt": "a cat sat"}));
     let expected = ids("a cat sat");
     let shape = json!({"count": expected.len(), "max_model_len": 512, "tokens": expected, "token_strs": null});
-    assert_eq!(answer, shape);
+    assert_eq!(response, shape);
     let body = json!({"prompt": "a cat<|im_end|>", "add_special_tokens": false, "return_token_strs": true});
-    let answer = post_ok(server.address, "/tokenize", &body);
-    assert_eq!(answer["token_strs"], json!(["a", "Ġcat", "<|im_end|>"]));
-    assert_eq!(answer["count"], 3);
+    let response = post_ok(server.address, "/tokenize", &body);
+    assert_eq!(response["token_strs"], json!(["a", "Ġcat", "<|im_end|>"]));
+    assert_eq!(response["count"], 3);
 }
 
 #[test]
@@ -179,16 +179,16 @@ fn tokenize_counts_a_conversation_as_the_template_writes_it() {
     assert_eq!(tokens, json!(control.last().prompt), "what a chat request would run");
     let mut open = chat.clone();
     open["add_generation_prompt"] = json!(false);
-    let answer = post_ok(server.address, "/tokenize", &open);
-    assert_eq!(answer["tokens"], json!(ids("<|im_start|>user\nhi<|im_end|>\n")));
+    let response = post_ok(server.address, "/tokenize", &open);
+    assert_eq!(response["tokens"], json!(ids("<|im_start|>user\nhi<|im_end|>\n")));
 }
 
 #[test]
 fn detokenize_is_the_inverse() {
     let (server, _) = server(Options::default());
     for text in ["a cat sat", "<|im_start|>user\nhé 日<|im_end|>", ""] {
-        let answer = post_ok(server.address, "/detokenize", &json!({"tokens": ids(text)}));
-        assert_eq!(answer, json!({ "prompt": text }));
+        let response = post_ok(server.address, "/detokenize", &json!({"tokens": ids(text)}));
+        assert_eq!(response, json!({ "prompt": text }));
     }
 }
 

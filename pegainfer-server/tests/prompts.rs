@@ -1,4 +1,4 @@
-//! What can be asked about prompts, and how the text goes out, through HTTP with the bundled checkpoint.
+//! Prompt fields, and options of the generated text, over HTTP with the bundled checkpoint.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -92,12 +92,12 @@ fn prompt_logprobs_have_ranks_and_token_ids() {
     }
     let messages = json!([{"role": "user", "content": "hi"}]);
     let chat = json!({"messages": messages, "max_tokens": 3, "prompt_logprobs": 1, "return_token_ids": true});
-    let answer = post_ok(server.address, CHAT, &chat);
-    let count = answer["usage"]["prompt_tokens"].as_u64().unwrap() as usize;
-    assert_eq!(answer["prompt_logprobs"].as_array().unwrap().len(), count);
-    assert_eq!(answer["prompt_token_ids"].as_array().unwrap().len(), count);
-    let ids = answer["choices"][0]["token_ids"].as_array().unwrap();
-    assert_eq!(ids.len() as u64, answer["usage"]["completion_tokens"].as_u64().unwrap());
+    let response = post_ok(server.address, CHAT, &chat);
+    let count = response["usage"]["prompt_tokens"].as_u64().unwrap() as usize;
+    assert_eq!(response["prompt_logprobs"].as_array().unwrap().len(), count);
+    assert_eq!(response["prompt_token_ids"].as_array().unwrap().len(), count);
+    let ids = response["choices"][0]["token_ids"].as_array().unwrap();
+    assert_eq!(ids.len() as u64, response["usage"]["completion_tokens"].as_u64().unwrap());
 }
 
 #[test]
@@ -155,8 +155,8 @@ fn a_message_can_be_continued() {
     let (server, control) = TestServer::replying(" cat.");
     let messages = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "I am a"}]);
     let body = json!({"messages": messages, "continue_final_message": true, "add_generation_prompt": false});
-    let answer = post_ok(server.address, CHAT, &body);
-    assert_eq!(answer["choices"][0]["message"]["content"], " cat.");
+    let response = post_ok(server.address, CHAT, &body);
+    assert_eq!(response["choices"][0]["message"]["content"], " cat.");
     let prompt = tokenizer().decode_all(&control.last().prompt);
     assert!(prompt.ends_with("\nI am a"), "{prompt:?}");
     for (fields, expected) in [

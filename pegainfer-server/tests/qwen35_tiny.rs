@@ -1,4 +1,4 @@
-//! Qwen3.5 behind the API: detection, chat, thinking, tools, the prefix cache, the plan, and no GPU.
+//! Qwen3.5 behind the API: detection, chat, reasoning, tools, prefix cache, plan, and the refusal without a GPU.
 
 #![cfg(feature = "qwen35")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
@@ -30,7 +30,7 @@ fn server() -> TestServer {
     TestServer::over(engine.handle, Setup { max_queued: 1024, model_dir: tiny(), ..Setup::default() })
 }
 
-/// The fixture's chats that end, and whose every token is certain until then.
+/// The fixture's chats that end, and whose tokens are all outside bf16 noise until then.
 fn chats() -> Vec<Value> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pegainfer-qwen35-4b/tests/fixtures/qwen35-tiny.json");
     let fixture: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
@@ -50,17 +50,17 @@ fn chats_answer_as_the_reference_plain_and_streamed() {
         if !case["tools"].is_null() {
             body["tools"] = case["tools"].clone();
         }
-        let answer = post_ok(server.address, CHAT, &body);
-        let choice = &answer["choices"][0];
+        let response = post_ok(server.address, CHAT, &body);
+        let choice = &response["choices"][0];
         let prompt = case["prompt_ids"].as_array().unwrap().len();
-        assert_eq!(answer["usage"]["prompt_tokens"], prompt, "{}: another prompt", case["name"]);
+        assert_eq!(response["usage"]["prompt_tokens"], prompt, "{}: another prompt", case["name"]);
         if body["tools"].is_null() {
             assert_eq!(choice["message"]["content"], expected, "{}", case["name"]);
             assert_eq!(choice["finish_reason"], "stop");
             body["stream"] = true.into();
             let events = post(server.address, CHAT, &body).events();
-            let pieces = events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str());
-            assert_eq!(pieces.collect::<String>(), expected, "{}", case["name"]);
+            let deltas = events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str());
+            assert_eq!(deltas.collect::<String>(), expected, "{}", case["name"]);
             texts += 1;
         } else {
             let call = &choice["message"]["tool_calls"][0]["function"];
@@ -73,7 +73,7 @@ fn chats_answer_as_the_reference_plain_and_streamed() {
 }
 
 #[test]
-fn thoughts_are_asked_for_and_told_apart() {
+fn reasoning_is_requested_and_parsed() {
     let server = server();
     let mut body = json!({"messages": [{"role": "user", "content": "What is the capital of Norway?"}],
         "max_tokens": 80, "temperature": 0});

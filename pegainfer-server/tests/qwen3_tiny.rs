@@ -1,4 +1,4 @@
-//! The whole way with the bundled checkpoint: HTTP, tokenizer, scheduler, CPU, and back.
+//! End-to-end tests with the bundled checkpoint: HTTP, tokenizer, scheduler, CPU kernels.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -27,7 +27,7 @@ fn fixture_cases() -> Vec<Value> {
     fixture["cases"].as_array().unwrap().clone()
 }
 
-/// Tokens before the first one whose margin is within bf16 noise (see the README beside the fixture).
+/// Tokens before the first one whose margin is within bf16 noise (see the README next to the fixture).
 fn certain_tokens(case: &Value) -> usize {
     let margins = case["margins"].as_array().unwrap();
     margins.iter().take_while(|margin| margin.as_f64().unwrap() > 0.1).count()
@@ -89,8 +89,8 @@ fn two_hundred_streams_of_which_a_third_hang_up_leak_nothing() {
     server.wait_idle();
     let stats = server.engine.stats();
     assert_eq!((stats.running, stats.waiting, stats.kv_blocks_free), (0, 0, total));
-    let answer = post_ok(server.address, COMPLETIONS, &json!({"prompt": "Once", "max_tokens": 4, "temperature": 0}));
-    assert_eq!(answer["usage"]["completion_tokens"], 4);
+    let response = post_ok(server.address, COMPLETIONS, &json!({"prompt": "Once", "max_tokens": 4, "temperature": 0}));
+    assert_eq!(response["usage"]["completion_tokens"], 4);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `/v1/responses` over HTTP, with a scripted engine that writes what models write.
+//! `/v1/responses` over HTTP, with a scripted engine that replays model outputs.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -34,7 +34,7 @@ fn stream(server: &TestServer, body: &Value) -> Vec<Value> {
     text.trim_end().split("\n\n").enumerate().map(event).collect()
 }
 
-/// The output items that a client makes of the events, checked against what the events repeat at their ends.
+/// The output items that a client builds from the events, checked against the complete items in the closing events.
 fn assemble(events: &[Value]) -> Vec<Value> {
     let mut items: Vec<Value> = vec![];
     let append = |to: &mut Value, event: &Value| {
@@ -75,8 +75,8 @@ fn assemble(events: &[Value]) -> Vec<Value> {
     items
 }
 
-/// The response, checked to be the same when streamed, but for its ids.
-fn answer(server: &TestServer, mut body: Value) -> Value {
+/// The response; checks that the streamed one is the same, except for its ids.
+fn respond(server: &TestServer, mut body: Value) -> Value {
     body["request_id"] = "r1".into();
     let without_ids = |mut response: Value| {
         response["created_at"] = 0.into();
@@ -99,7 +99,7 @@ fn a_response_has_the_shape_of_openai() {
     let (server, control) = TestServer::replying(" a cat");
     let fields =
         json!({"instructions": "Be kind.", "max_output_tokens": 50, "temperature": 0.5, "metadata": {"a": "b"}});
-    let response = answer(&server, body(fields));
+    let response = respond(&server, body(fields));
     let count = control.last().prompt.len();
     let item = json!({"id": "msg_r1_0", "type": "message", "status": "completed", "role": "assistant",
         "content": [{"type": "output_text", "text": " a cat", "annotations": [], "logprobs": []}]});
@@ -145,7 +145,7 @@ fn a_stream_begins_and_ends_with_the_response() {
 #[test]
 fn tools_and_their_results() {
     let (server, control) = TestServer::replying(CALL);
-    let response = answer(&server, body(json!({"tools": weather()})));
+    let response = respond(&server, body(json!({"tools": weather()})));
     let call = json!({"id": "fc_r1_1", "type": "function_call", "status": "completed", "call_id": "id",
         "name": "weather", "arguments": "{\"city\": \"Bern\"}"});
     assert_eq!(response["output"][0]["content"][0]["text"], "I look.");
@@ -153,7 +153,7 @@ fn tools_and_their_results() {
     let mut input = vec![json!({"role": "user", "content": [{"type": "input_text", "text": "hi"}]})];
     input.extend(response["output"].as_array().unwrap().clone());
     input.push(json!({"type": "function_call_output", "call_id": "id", "output": "sunny"}));
-    answer(&server, body(json!({"tools": weather(), "input": input})));
+    respond(&server, body(json!({"tools": weather(), "input": input})));
     let history = format!(
         "user\nhi<|im_end|>\n<|im_start|>assistant\n{CALL}<|im_end|>\n<|im_start|>user\n\
         <tool_response>\nsunny\n</tool_response><|im_end|>"
@@ -169,13 +169,13 @@ fn tools_and_their_results() {
 fn reasoning_is_an_item_and_a_cut_answer_is_incomplete() {
     let (server, control) = TestServer::replying("<think>\nHm, so.\n</think>\n\nParis it is.");
     let thinking = json!({"chat_template_kwargs": {"enable_thinking": true}});
-    let response = answer(&server, body(thinking.clone()));
+    let response = respond(&server, body(thinking.clone()));
     let output = &response["output"];
     assert_eq!((&output[0]["type"], &output[1]["type"]), (&json!("reasoning"), &json!("message")));
     assert_eq!(output[0]["content"], json!([{"type": "reasoning_text", "text": "Hm, so."}]));
     let reasoning = response["usage"]["output_tokens_details"]["reasoning_tokens"].as_u64().unwrap();
     assert!(reasoning > 3 && reasoning < response["usage"]["output_tokens"].as_u64().unwrap(), "{response}");
-    answer(
+    respond(
         &server,
         body(json!({"input": [{"role": "user", "content": "hi"}, output[0], output[1],
         {"role": "user", "content": "go on"}]})),
@@ -184,12 +184,12 @@ fn reasoning_is_an_item_and_a_cut_answer_is_incomplete() {
     assert!(prompt_now.contains("assistant\nParis it is.<|im_end|>"), "{prompt_now}");
     let mut short = thinking;
     short["max_output_tokens"] = 4.into();
-    let response = answer(&server, body(short));
+    let response = respond(&server, body(short));
     assert_eq!((&response["status"], &response["output"][0]["status"]), (&json!("incomplete"), &json!("incomplete")));
     assert_eq!(response["incomplete_details"], json!({"reason": "max_output_tokens"}));
-    answer(&server, body(json!({"reasoning": {"effort": "none"}})));
+    respond(&server, body(json!({"reasoning": {"effort": "none"}})));
     assert!(control.prompt_text().ends_with("</think>\n\n"));
-    answer(&server, body(json!({"reasoning": {"effort": "medium"}})));
+    respond(&server, body(json!({"reasoning": {"effort": "medium"}})));
     assert!(control.prompt_text().ends_with("<|im_start|>assistant\n"));
     let format = json!({"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}});
     post_ok(server.address, RESPONSES, &body(json!({"text": format})));

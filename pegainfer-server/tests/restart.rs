@@ -1,4 +1,4 @@
-//! A server that is killed under load comes back on its port, and its clients go on as if nothing had happened.
+//! A server that is killed under load restarts on the same port, and its clients continue.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -28,17 +28,17 @@ fn complete(address: SocketAddr) -> Option<String> {
     let mut stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     stream.write_all((head + &body).as_bytes()).ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
-    answer.contains("data: [DONE]").then_some(answer)
+    let mut response = String::new();
+    stream.read_to_string(&mut response).ok()?;
+    response.contains("data: [DONE]").then_some(response)
 }
 
-/// Completes prompts until `stop`; counts the whole answers, and the others.
+/// Completes prompts until `stop`; counts complete responses and failures.
 fn client(address: SocketAddr, stop: &AtomicBool, whole: &AtomicUsize, broken: &AtomicUsize) {
     while !stop.load(Ordering::Relaxed) {
         match complete(address) {
-            Some(answer) => {
-                assert_eq!(answer.matches("data: {").count(), TOKENS, "{answer}");
+            Some(response) => {
+                assert_eq!(response.matches("data: {").count(), TOKENS, "{response}");
                 whole.fetch_add(1, Ordering::Relaxed);
             }
             None => {
@@ -58,7 +58,7 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Nobody reads the log, so it must not have a line for each request: a full pipe would stop the server.
+/// The log is not read, so it must not have a line for each request: a full pipe would block the server.
 fn quiet() -> Command {
     let mut command = pegainfer();
     command.args(["--log-level", "warn,pegainfer_server::serve=info"]);
@@ -76,7 +76,7 @@ fn kill_9_and_restart_under_load() {
         for _ in 0..CLIENTS {
             scope.spawn(|| client(address, &stop, &whole, &broken));
         }
-        wait_until("requests are answered", || done() >= 50);
+        wait_until("requests are complete", || done() >= 50);
         for _ in 0..2 {
             server.signal("-KILL");
             server.child.wait().unwrap();

@@ -1,4 +1,4 @@
-//! TLS: what the API does in the clear it does encrypted, and a client that cannot shake hands costs nobody anything.
+//! TLS: the API works encrypted, and a client that fails the handshake does not affect others.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -44,10 +44,10 @@ fn ask(address: SocketAddr, method: &str, path: &str, body: &str) -> String {
         body.len()
     );
     stream.write_all((head + body).as_bytes()).unwrap();
-    let mut answer = Vec::new();
+    let mut response = Vec::new();
     // Some ends of TLS are abrupt; what came before is what counts.
-    let _ = stream.read_to_end(&mut answer);
-    String::from_utf8(answer).unwrap()
+    let _ = stream.read_to_end(&mut response);
+    String::from_utf8(response).unwrap()
 }
 
 #[test]
@@ -55,9 +55,9 @@ fn plain_and_streamed_answers_come_encrypted() {
     let server = server();
     assert!(ask(server.address, "GET", "/health", "").starts_with("HTTP/1.1 200"));
     let body = r#"{"prompt": "x", "max_tokens": 300, "ignore_eos": true, "stream": true}"#;
-    let answer = ask(server.address, "POST", "/v1/completions", body);
-    assert_eq!(answer.matches("data: {").count(), 300);
-    assert!(answer.contains("data: [DONE]"));
+    let response = ask(server.address, "POST", "/v1/completions", body);
+    assert_eq!(response.matches("data: {").count(), 300);
+    assert!(response.contains("data: [DONE]"));
 }
 
 #[test]
@@ -69,11 +69,11 @@ fn a_client_without_tls_or_half_a_handshake_is_dropped() {
     assert!(ask(server.address, "GET", "/health", "").starts_with("HTTP/1.1 200"), "others are served meanwhile");
     for mut connection in [plain, silent] {
         connection.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        let (started, mut answer) = (Instant::now(), Vec::new());
-        if let Err(error) = connection.read_to_end(&mut answer) {
+        let (started, mut response) = (Instant::now(), Vec::new());
+        if let Err(error) = connection.read_to_end(&mut response) {
             assert_eq!(error.kind(), ErrorKind::ConnectionReset, "after {:?}", started.elapsed());
         }
-        assert!(!answer.starts_with(b"HTTP"), "answered in the clear");
+        assert!(!response.starts_with(b"HTTP"), "responded without TLS");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Clients that are slow, silent or many: none of them may cost another request anything.
+//! Clients that are slow, silent or many do not affect other requests.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -15,7 +15,7 @@ use support::process::{Process, pegainfer};
 use support::{Setup, TestServer};
 
 const COMPLETIONS: &str = "/v1/completions";
-/// What a client may do nothing for in these tests.
+/// The client timeout of these tests.
 const LIMIT: Duration = Duration::from_millis(500);
 
 fn server() -> TestServer {
@@ -24,7 +24,7 @@ fn server() -> TestServer {
     TestServer::start(engine, Setup { options, max_queued: 128, ..Setup::default() })
 }
 
-/// An ordinary client is served, plain and streamed, while someone else misbehaves.
+/// Checks that an ordinary client is served, plain and streamed.
 fn others_are_served(address: SocketAddr) {
     let started = Instant::now();
     let mut body = json!({"prompt": "x", "max_tokens": 20, "ignore_eos": true});
@@ -34,7 +34,7 @@ fn others_are_served(address: SocketAddr) {
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
 }
 
-/// What came before the server closed the connection; it must close it.
+/// The bytes received until the server closed the connection, which it must do.
 fn until_closed(mut connection: TcpStream) -> String {
     connection.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let mut bytes = vec![];
@@ -96,7 +96,7 @@ fn a_request_whose_head_never_ends_is_dropped() {
 }
 
 #[test]
-fn a_request_whose_body_never_ends_is_told() {
+fn a_request_whose_body_never_ends_gets_an_error() {
     let server = server();
     let head =
         "POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n";
@@ -144,8 +144,8 @@ fn two_thousand_idle_connections_cost_nothing_and_go() {
     // A process of its own: the two ends of all connections are more files than some systems allow one process.
     let server = Process::start(pegainfer().args(["--client-timeout", "3"]));
     let idle: Vec<TcpStream> = (0..2000).map(|_| TcpStream::connect(server.address).unwrap()).collect();
-    let answer = post_ok(server.address, COMPLETIONS, &json!({"prompt": "x", "max_tokens": 4, "ignore_eos": true}));
-    assert_eq!(answer["usage"]["completion_tokens"], 4);
+    let response = post_ok(server.address, COMPLETIONS, &json!({"prompt": "x", "max_tokens": 4, "ignore_eos": true}));
+    assert_eq!(response["usage"]["completion_tokens"], 4);
     assert_eq!(get(server.address, "/health").status, 200);
     for connection in idle {
         assert_eq!(until_closed(connection), "");

@@ -1,4 +1,4 @@
-//! Structured output over HTTP with the bundled checkpoint, which would write anything but JSON if it were let.
+//! Structured output over HTTP with the bundled checkpoint, which writes no JSON without a grammar.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -52,17 +52,17 @@ fn every_choice_fits_the_schema_streamed_or_not() {
         let streamed: String = of_choice.map(|event| event["choices"][0]["text"].as_str().unwrap()).collect();
         assert_eq!(streamed, *text);
     }
-    let answer = post_ok(server.address, CHAT, &chat(json!({"response_format": format})));
-    check(answer["choices"][0]["message"]["content"].as_str().unwrap());
+    let response = post_ok(server.address, CHAT, &chat(json!({"response_format": format})));
+    check(response["choices"][0]["message"]["content"].as_str().unwrap());
 }
 
 #[test]
 fn the_other_ways_to_say_what_is_wanted() {
     let server = TestServer::bundled();
     let text = |outputs: Value| {
-        let answer = post_ok(server.address, COMPLETIONS, &completion(json!({"structured_outputs": outputs})));
-        assert_eq!(answer["choices"][0]["finish_reason"], "stop", "{answer}");
-        answer["choices"][0]["text"].as_str().unwrap().to_string()
+        let response = post_ok(server.address, COMPLETIONS, &completion(json!({"structured_outputs": outputs})));
+        assert_eq!(response["choices"][0]["finish_reason"], "stop", "{response}");
+        response["choices"][0]["text"].as_str().unwrap().to_string()
     };
     check(&text(json!({"json": schema()})));
     assert!(["red", "green, or so"].contains(&text(json!({"choice": ["red", "green, or so"]})).as_str()));
@@ -71,8 +71,8 @@ fn the_other_ways_to_say_what_is_wanted() {
     let sum = text(json!({"grammar": "start: N (\"+\" N){1,3}\nN: /[0-9]{1,3}/"}));
     assert!(sum.contains('+') && sum.split('+').all(|n| n.parse::<u16>().is_ok_and(|n| n < 1000)), "{sum:?}");
     // The tiny model does not end its objects; whatever it writes begins one.
-    let answer = post_ok(server.address, CHAT, &chat(json!({"response_format": {"type": "json_object"}})));
-    assert!(answer["choices"][0]["message"]["content"].as_str().unwrap().starts_with('{'), "{answer}");
+    let response = post_ok(server.address, CHAT, &chat(json!({"response_format": {"type": "json_object"}})));
+    assert!(response["choices"][0]["message"]["content"].as_str().unwrap().starts_with('{'), "{response}");
     let free = completion(json!({"response_format": {"type": "text"}, "structured_outputs": {}}));
     let expected = post_ok(server.address, COMPLETIONS, &completion(json!({})));
     assert_eq!(post_ok(server.address, COMPLETIONS, &free)["choices"], expected["choices"]);
@@ -85,9 +85,9 @@ fn forced_calls_fit_their_schema() {
     for choice in [json!("required"), json!({"type": "function", "function": {"name": "draw"}})] {
         let body = chat(json!({"tools": [function("feed"), function("draw")], "tool_choice": choice,
             "parallel_tool_calls": false}));
-        let answer = post_ok(server.address, CHAT, &body);
-        let calls = answer["choices"][0]["message"]["tool_calls"].as_array().unwrap_or_else(|| panic!("{answer}"));
-        assert_eq!((calls.len(), &answer["choices"][0]["finish_reason"]), (1, &json!("tool_calls")));
+        let response = post_ok(server.address, CHAT, &body);
+        let calls = response["choices"][0]["message"]["tool_calls"].as_array().unwrap_or_else(|| panic!("{response}"));
+        assert_eq!((calls.len(), &response["choices"][0]["finish_reason"]), (1, &json!("tool_calls")));
         let function = &calls[0]["function"];
         check(function["arguments"].as_str().unwrap());
         let names = if choice == "required" { &["feed", "draw"][..] } else { &["draw"] };
@@ -107,13 +107,13 @@ fn beside_tools_an_answer_fits_its_schema_or_is_a_call() {
     };
     // Which of the two it is hangs on the first token.
     let open = tokenizer().encode("<tool_call>", false).unwrap()[0].to_string();
-    let answer = either(json!({"logit_bias": {&open: -100}}));
-    check(answer["message"]["content"].as_str().unwrap_or_else(|| panic!("{answer}")));
+    let response = either(json!({"logit_bias": {&open: -100}}));
+    check(response["message"]["content"].as_str().unwrap_or_else(|| panic!("{response}")));
     let call = either(json!({"logit_bias": {&open: 100}}));
     let function = &call["message"]["tool_calls"][0]["function"];
     let arguments: Value = serde_json::from_str(function["arguments"].as_str().unwrap()).unwrap();
     assert_eq!((&function["name"], arguments), (&json!("rest"), json!({})), "{call}");
-    assert_eq!((&answer["finish_reason"], &call["finish_reason"]), (&json!("stop"), &json!("tool_calls")));
+    assert_eq!((&response["finish_reason"], &call["finish_reason"]), (&json!("stop"), &json!("tool_calls")));
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn reasoning_comes_before_the_structure() {
     let message = ask(json!({}));
     assert_eq!((&message["reasoning"], message["reasoning"].is_string()), (&free["reasoning"], true), "{message}");
     check(message["content"].as_str().unwrap());
-    // The model may also answer at once, and does where it is told not to reason.
+    // The model may also skip the reasoning, and does so if reasoning is switched off.
     let [open, close, call] = ["4090", "4091", "4092"];
     for fields in [json!({"logit_bias": {open: -100}}), json!({"chat_template_kwargs": {}, "logit_bias": {open: 100}})]
     {
@@ -137,9 +137,9 @@ fn reasoning_comes_before_the_structure() {
         check(message["content"].as_str().unwrap());
         assert!(message.get("reasoning").is_none(), "{message}");
     }
-    // Reasoning that is cut off is no answer.
+    // Reasoning that is cut off is no response.
     assert_eq!(ask(json!({"max_tokens": 20, "logit_bias": {close: -100}}))["content"], json!(null));
-    // Beside tools, the answer behind the reasoning may still be a call.
+    // Beside tools, the response behind the reasoning may still be a call.
     let tools = json!([{"type": "function", "function": {"name": "rest", "strict": true,
         "parameters": {"type": "object", "properties": {}, "additionalProperties": false}}}]);
     let bias = json!({open: 60, close: 100, call: 20});

@@ -1,4 +1,4 @@
-//! Reasoning and tool calls over HTTP, with a scripted engine that writes what models write.
+//! Reasoning and tool calls over HTTP, with a scripted engine that replays model outputs.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -26,7 +26,7 @@ fn chat(fields: Value) -> Value {
     with(json!({"messages": [{"role": "user", "content": "hi"}], "tools": tools}), fields)
 }
 
-/// The message that a client makes of the chunks, and how it ended.
+/// The message that a client builds from the chunks, and its finish reason.
 fn stream(server: &TestServer, mut body: Value) -> (Value, Value) {
     body["stream"] = true.into();
     let events = post(server.address, CHAT, &body).events();
@@ -61,8 +61,8 @@ fn stream(server: &TestServer, mut body: Value) -> (Value, Value) {
     (message, events.last().unwrap()["choices"][0]["finish_reason"].clone())
 }
 
-/// The message and its ending, checked to be the same when streamed. Ids are replaced by `id`.
-fn answer(server: &TestServer, body: Value) -> (Value, Value) {
+/// The message and its finish reason; checks that the streamed ones are the same. Ids are replaced by `id`.
+fn respond(server: &TestServer, body: Value) -> (Value, Value) {
     let plain = post_ok(server.address, CHAT, &body)["choices"][0].clone();
     let without_ids = |mut message: Value| {
         for call in message["tool_calls"].as_array_mut().into_iter().flatten() {
@@ -87,7 +87,7 @@ fn call(name: &str, arguments: &str) -> Value {
 #[test]
 fn calls_are_fields_of_the_message() {
     let (server, control) = TestServer::replying(CALLS);
-    let (message, finish) = answer(&server, chat(json!({})));
+    let (message, finish) = respond(&server, chat(json!({})));
     let calls = [call("weather", "{\"city\": \"Zürich \\\"Süd\\\" 🎉\"}"), call("time", "{}")];
     assert_eq!(message, json!({"role": "assistant", "content": "I look.", "tool_calls": calls}));
     assert_eq!(finish, "tool_calls");
@@ -131,7 +131,7 @@ fn reasoning_goes_out_under_both_names() {
     let reasoning = "Hm <tool_call>.";
     let message =
         json!({"role": "assistant", "content": "Paris.", "reasoning": reasoning, "reasoning_content": reasoning});
-    assert_eq!(answer(&server, body.clone()), (message, json!("stop")));
+    assert_eq!(respond(&server, body.clone()), (message, json!("stop")));
     assert!(control.prompt_text().ends_with("<|im_start|>assistant\n"));
 
     for (effort, end) in [("high", "<|im_start|>assistant\n"), ("none", "</think>\n\n")] {
@@ -145,10 +145,10 @@ fn reasoning_goes_out_under_both_names() {
 
     let mut without = body.clone();
     without["include_reasoning"] = false.into();
-    assert_eq!(answer(&server, without).0, json!({"role": "assistant", "content": "Paris."}));
+    assert_eq!(respond(&server, without).0, json!({"role": "assistant", "content": "Paris."}));
     let mut short = body;
     short["max_tokens"] = 4.into();
-    let (message, finish) = answer(&server, short);
+    let (message, finish) = respond(&server, short);
     assert!(message["reasoning"].as_str().unwrap().starts_with("Hm"), "{message}");
     assert_eq!((message.get("content"), finish), (None, json!("length")));
 }
@@ -156,12 +156,12 @@ fn reasoning_goes_out_under_both_names() {
 #[test]
 fn the_choice_of_tools() {
     let (server, control) = TestServer::replying(CALLS);
-    let (message, finish) = answer(&server, chat(json!({"tool_choice": "none"})));
+    let (message, finish) = respond(&server, chat(json!({"tool_choice": "none"})));
     assert_eq!((message["content"].as_str(), finish), (Some(CALLS), json!("stop")));
     assert!(!control.prompt_text().contains("weather"), "nothing to call");
-    let (message, _) = answer(&server, chat(json!({"parallel_tool_calls": false})));
+    let (message, _) = respond(&server, chat(json!({"parallel_tool_calls": false})));
     assert_eq!(message["tool_calls"].as_array().unwrap().len(), 1);
-    let (message, _) = answer(&server, chat(json!({"tools": [], "tool_choice": "auto"})));
+    let (message, _) = respond(&server, chat(json!({"tools": [], "tool_choice": "auto"})));
     assert_eq!(message["content"], CALLS);
 }
 
@@ -169,7 +169,7 @@ fn the_choice_of_tools() {
 fn a_call_can_be_forced() {
     let required = "{\"name\": \"time\", \"arguments\": {\"a\": [1]}}\n</tool_call>";
     let (server_required, control) = TestServer::replying(required);
-    let (message, finish) = answer(&server_required, chat(json!({"tool_choice": "required"})));
+    let (message, finish) = respond(&server_required, chat(json!({"tool_choice": "required"})));
     assert_eq!(message, json!({"role": "assistant", "tool_calls": [call("time", "{\"a\": [1]}")]}));
     assert_eq!(finish, "tool_calls");
     assert!(control.prompt_text().ends_with("</think>\n\n<tool_call>\n"));
@@ -177,7 +177,7 @@ fn a_call_can_be_forced() {
     let (server_named, control) =
         TestServer::replying(" {\"city\": \"Bern\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"time\"}\n</tool_call>");
     let choice = json!({"type": "function", "function": {"name": "weather"}});
-    let (message, finish) = answer(&server_named, chat(json!({"tool_choice": choice})));
+    let (message, finish) = respond(&server_named, chat(json!({"tool_choice": choice})));
     assert_eq!(message["tool_calls"], json!([call("weather", "{\"city\": \"Bern\"}")]));
     assert_eq!(finish, "tool_calls");
     assert!(control.prompt_text().ends_with("<tool_call>\n{\"name\": \"weather\", \"arguments\":"));
@@ -188,16 +188,16 @@ fn calls_that_are_cut_off_or_wrong() {
     let (long, _) = TestServer::replying(
         "<tool_call>\n{\"name\": \"time\", \"arguments\": {\"a\": \"one two three four five six\"}}\n</tool_call>",
     );
-    let (message, finish) = answer(&long, chat(json!({"max_tokens": 20})));
+    let (message, finish) = respond(&long, chat(json!({"max_tokens": 20})));
     let arguments = message["tool_calls"][0]["function"]["arguments"].as_str().unwrap();
     assert!(arguments.starts_with("{\"a\": \"") && !arguments.ends_with('}'), "{arguments}");
     assert_eq!(finish, "length");
     let (stopped, _) =
         TestServer::replying("Call.\n<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>");
-    let (message, finish) = answer(&stopped, chat(json!({"stop": "\"name\""})));
+    let (message, finish) = respond(&stopped, chat(json!({"stop": "\"name\""})));
     assert_eq!((message, finish), (json!({"role": "assistant", "content": "Call.\n<tool_call>\n{"}), json!("stop")));
     let (wrong, _) = TestServer::replying("<tool_call>\n{\"name\": time}\n</tool_call>");
-    let (message, finish) = answer(&wrong, chat(json!({})));
+    let (message, finish) = respond(&wrong, chat(json!({})));
     assert_eq!(
         (message["content"].as_str(), finish),
         (Some("<tool_call>\n{\"name\": time}\n</tool_call>"), json!("stop"))
@@ -207,10 +207,10 @@ fn calls_that_are_cut_off_or_wrong() {
 #[test]
 fn the_history_may_have_calls_and_their_results() {
     let (server, control) = TestServer::replying("Sunny.");
-    let (first, _) = answer(&TestServer::replying(CALLS).0, chat(json!({})));
+    let (first, _) = respond(&TestServer::replying(CALLS).0, chat(json!({})));
     let messages = json!([{"role": "user", "content": "hi"}, first,
         {"role": "tool", "tool_call_id": "id", "content": "sunny"}, {"role": "tool", "tool_call_id": "id", "content": "12:00"}]);
-    let (message, finish) = answer(&server, chat(json!({"messages": messages})));
+    let (message, finish) = respond(&server, chat(json!({"messages": messages})));
     assert_eq!((message["content"].as_str(), finish), (Some("Sunny."), json!("stop")));
     let history = format!(
         "<|im_start|>assistant\n{CALLS}<|im_end|>\n<|im_start|>user\n<tool_response>\nsunny\n</tool_response>\n\
@@ -241,13 +241,13 @@ fn the_template_decides_how_calls_are_written() {
         "<parameter=city>\nBern \"Ost\"\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>";
     let weather = call("weather", "{\"city\": \"Bern \\\"Ost\\\"\", \"days\": 3}");
     let (server, _) = start(&format!("I look.\n</think>\n\n<tool_call>\n<function=weather>\n{parameters}"));
-    let (message, finish) = answer(&server, chat(json!({})));
+    let (message, finish) = respond(&server, chat(json!({})));
     assert_eq!((&message["reasoning"], &message["tool_calls"]), (&json!("I look."), &json!([weather])));
     assert_eq!(finish, "tool_calls");
 
     let (server, control) = start(parameters);
     let choice = json!({"type": "function", "function": {"name": "weather"}});
-    let (message, _) = answer(&server, chat(json!({"tool_choice": choice})));
+    let (message, _) = respond(&server, chat(json!({"tool_choice": choice})));
     assert_eq!(message, json!({"role": "assistant", "tool_calls": [weather]}));
     assert_eq!(control.prompt_text(), "hi<think>\n\n</think>\n\n<tool_call>\n<function=weather>\n");
 

@@ -1,6 +1,6 @@
-// The server's public API. Addresses are relative, so that the page also works behind a proxy that adds a prefix.
+// The server's public API. Addresses are relative, so that the web UI also works behind a proxy that adds a prefix.
 
-/** A refusal or a failure, worded for the reader. */
+/** A refusal or a failure, as a message for the user. */
 export class ApiError extends Error {}
 
 /** Streams a chat completion: yields its chunks as objects. Aborting `signal` cancels the request on the server. */
@@ -17,7 +17,7 @@ export async function* chat(body, key, signal) {
     if (chunk.error) throw new ApiError(chunk.error.message);
     yield chunk;
   }
-  throw new ApiError('The connection was closed before the answer was complete.');
+  throw new ApiError('The connection was closed before the response was complete.');
 }
 
 /** The served model's card: `id`, `max_model_len`, ... */
@@ -50,7 +50,7 @@ async function request(path, key, options = {}) {
   return response;
 }
 
-/** The server's own words, if the answer has any. */
+/** The server's error message, if the response has one. */
 async function refusal(response) {
   const text = await response.text();
   let message = '';
@@ -58,13 +58,13 @@ async function refusal(response) {
     const { error } = JSON.parse(text);
     message = error?.message ?? error ?? '';
   } catch {
-    // A proxy's error page is no help to anybody.
+    // A proxy's error document does not help the user.
   }
-  message ||= `The server answered ${response.status} ${response.statusText}`;
+  message ||= `The server responded with ${response.status} ${response.statusText}`;
   return response.status === 401 ? `${message.replace(/\.$/, '')}. Enter the API key in the settings.` : message;
 }
 
-/** The data of server-sent events. An event ends with an empty line and may come in any number of parts. */
+/** Data of server-sent events. An event ends with an empty line and may arrive in any number of parts. */
 async function* events(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let buffered = '';

@@ -1,4 +1,4 @@
-// The page: connects the parts, and the keyboard.
+// The web UI: connects its modules, and handles the keyboard.
 
 import { model } from './api.js';
 import { Charts } from './charts.js';
@@ -7,31 +7,31 @@ import { byId } from './dom.js';
 import { Settings } from './settings.js';
 import { TokenCard } from './tokens.js';
 
-/** Milliseconds between two looks at the server's gauges. */
+/** Milliseconds between two polls of the server's gauges. */
 const POLL = 1000;
-/** Pixels from the end within which the view follows a growing answer. */
+/** Distance from the end, in pixels, within which the view follows a growing response. */
 const NEAR_END = 80;
 
-/** Where panel.css lets the panel cover the conversation. */
+/** Window width below which panel.css lets the panel cover the conversation. */
 const narrow = matchMedia('(max-width: 899px)');
 
-/** The card of the served model; null until the server has told. */
+/** The card of the served model; null until it was fetched. */
 let served = null;
 const log = byId('log');
 const prompt = byId('prompt');
 const settings = new Settings(byId('settings'), () => {
-  // Asked again with the new key.
+  // Fetched again with the new key.
   served = null;
 });
 const chat = new Chat(log, settings);
 const card = new TokenCard(byId('card'), log);
 const charts = new Charts(byId('charts'));
 
-/** Keeps the figures and the model's name up to date; says so when the server does not answer. */
+/** Keeps the charts and the model's name up to date; shows an error if the server does not respond. */
 async function watch() {
   for (;;) {
     try {
-      if (!document.hidden) await look();
+      if (!document.hidden) await refresh();
     } catch (error) {
       served = null;
       describe(error.message);
@@ -40,7 +40,7 @@ async function watch() {
   }
 }
 
-async function look() {
+async function refresh() {
   if (!served) {
     served = await model(settings.key);
     describe(`${served.id}, context ${served.max_model_len.toLocaleString('en')}`);
@@ -48,7 +48,7 @@ async function look() {
   await charts.poll(settings.key);
 }
 
-/** Beside the title. The same words again would be read out again. */
+/** Text next to the title. Unchanged text is not set, because screen readers would read it again. */
 function describe(text) {
   if (byId('model').textContent !== text) byId('model').textContent = text;
 }
@@ -62,14 +62,14 @@ async function send() {
   }
   prompt.value = '';
   fitPrompt();
-  const answering = chat.send(served?.id, text);
+  const running = chat.send(served?.id, text);
   log.scrollTop = log.scrollHeight;
-  showState('Answering …');
+  showState('Generating …');
   refocus();
-  const { times, outcome } = await answering;
+  const { times, outcome } = await running;
   if (outcome === 'cleared') return;
-  charts.addAnswer(times);
-  showState({ done: 'Answered', stopped: 'Stopped', failed: 'Failed' }[outcome]);
+  charts.addResponse(times);
+  showState({ done: 'Done', stopped: 'Stopped', failed: 'Failed' }[outcome]);
   refocus();
   if (outcome === 'failed' && !prompt.value) {
     prompt.value = text;
@@ -77,7 +77,7 @@ async function send() {
   }
 }
 
-/** Shows what can be done now, and how the last answer went. */
+/** Shows the available buttons, and the outcome of the last response. */
 function showState(progress) {
   byId('send').hidden = chat.isRunning;
   byId('stop').hidden = !chat.isRunning;
@@ -85,18 +85,18 @@ function showState(progress) {
   byId('progress').textContent = progress;
 }
 
-/** Goes on in the prompt after a button that has vanished under the finger. */
+/** Moves the focus to the prompt if the focused button was hidden. */
 function refocus() {
   if ([byId('send'), byId('stop'), document.body].includes(document.activeElement)) prompt.focus();
 }
 
-/** As high as its text, up to a limit that the style sets. */
+/** Fits the height to the text, up to a limit that the style sets. */
 function fitPrompt() {
   prompt.style.height = 'auto';
   prompt.style.height = `${prompt.scrollHeight + 2}px`;
 }
 
-/** On a wide window the panel is always there; on a narrow one it covers the conversation, which then rests. */
+/** On a wide window the panel is always visible; on a narrow one it covers the conversation, which is then inert. */
 function openPanel(open) {
   cover(open);
   if (open) (byId('settings').querySelector(':invalid') ?? byId('panel-close')).focus();
@@ -109,7 +109,7 @@ function cover(open) {
   document.querySelector('main').inert = open && narrow.matches;
 }
 
-/** Keeps the end of a growing answer in view, unless the reader has scrolled away from it. */
+/** Keeps the end of a growing response in view, unless the user has scrolled away from it. */
 function follow() {
   let isNear = true;
   let isDue = false;
@@ -120,7 +120,7 @@ function follow() {
     isDue = false;
     log.scrollTop = log.scrollHeight;
   };
-  // Once a frame: to ask for the height after every token would lay the whole answer out each time.
+  // Once a frame: reading the height after every token would lay out the whole response each time.
   const grown = () => {
     if (!isNear || isDue) return;
     isDue = true;
@@ -135,7 +135,7 @@ byId('composer').addEventListener('submit', (event) => {
 });
 prompt.addEventListener('input', fitPrompt);
 prompt.addEventListener('keydown', (event) => {
-  // While an input method composes a word, Enter belongs to it.
+  // While an input method composes a word, Enter confirms the word.
   if (event.key !== 'Enter' || event.shiftKey || event.isComposing) return;
   event.preventDefault();
   send();
@@ -157,9 +157,9 @@ byId('panel-close').addEventListener('click', () => openPanel(false));
 narrow.addEventListener('change', () => cover(false));
 
 follow();
-for (const times of chat.times) charts.addAnswer(times);
+for (const times of chat.times) charts.addResponse(times);
 showState('');
 log.scrollTop = log.scrollHeight;
-// On a phone the keyboard would cover half of the page at once.
+// On a phone, the keyboard would cover half of the screen.
 if (!narrow.matches) prompt.focus();
 watch();

@@ -1,17 +1,17 @@
-// Live figures: times of the answers, measured here, and the server's gauges, asked for every second.
+// Live charts: latencies of the responses, measured in the browser, and the server's gauges, polled every second.
 
 import { metrics } from './api.js';
 import { element, svg } from './dom.js';
 import { milliseconds } from './words.js';
 
-/** Answers that a bar chart shows. */
-const ANSWERS = 30;
-/** Seconds that a line chart shows. */
+/** Number of responses that a bar chart shows. */
+const RESPONSES = 30;
+/** Number of seconds that a line chart shows. */
 const SECONDS = 60;
 const WIDTH = 300;
 const HEIGHT = 48;
 
-/** A figure with a title, its latest value in words, and a drawing that scales with the panel. */
+/** A chart with a title, its latest value as text, and a drawing that scales with the panel. */
 class Figure {
   #value = element('strong', {}, '–');
   #scale = element('span', { className: 'scale' });
@@ -22,7 +22,7 @@ class Figure {
     root.append(element('figure', {}, caption, this.#drawing));
   }
 
-  /** `value`: the latest in words; `scale`: what the drawing's height stands for. */
+  /** `value`: the latest value as text; `scale`: the value at the drawing's full height. */
   draw(value, scale, ...shapes) {
     this.#value.textContent = value;
     this.#scale.textContent = scale;
@@ -30,11 +30,11 @@ class Figure {
   }
 }
 
-/** Bars, one for each answer, from `times` in milliseconds. */
+/** Bars, one for each response, from `times` in milliseconds. */
 function drawBars(figure, times) {
   if (!times.length) return;
   const top = Math.max(...times);
-  const step = WIDTH / ANSWERS;
+  const step = WIDTH / RESPONSES;
   const bars = times.map((time, at) => {
     const height = Math.max(1, (time / top) * HEIGHT);
     const box = { x: at * step + 1, y: HEIGHT - height, width: step - 2, height, class: 'bar' };
@@ -43,11 +43,11 @@ function drawBars(figure, times) {
   figure.draw(milliseconds(times.at(-1)), `max ${milliseconds(top)}`, ...bars);
 }
 
-/** Points of a line that ends at the right edge. */
+/** Points of a polyline that ends at the right edge. */
 function points(values, top) {
   const step = WIDTH / (SECONDS - 1);
   const left = WIDTH - (values.length - 1) * step;
-  // A pixel is left above and below for the width of the line.
+  // One pixel is left above and below for the width of the line.
   const y = (value) => HEIGHT - 1 - (value / top) * (HEIGHT - 2);
   return values.map((value, at) => `${(left + at * step).toFixed(1)},${y(value).toFixed(1)}`);
 }
@@ -74,21 +74,21 @@ export class Charts {
   #gauges = { running: [], waiting: [], kv: [] };
 
   constructor(root) {
-    this.#ttft = new Figure(root, 'TTFT', 'Time to the first token of an answer, measured in this page');
-    this.#tpot = new Figure(root, 'TPOT', 'Time for each further token of an answer, measured in this page');
+    this.#ttft = new Figure(root, 'TTFT', 'Time to first token of a response, measured in the browser');
+    this.#tpot = new Figure(root, 'TPOT', 'Time per output token after the first, measured in the browser');
     this.#requests = new Figure(root, 'Requests', 'Running (solid) and waiting (dashed), the last minute');
-    this.#kv = new Figure(root, 'KV cache', 'Share of the KV blocks that requests hold, the last minute');
+    this.#kv = new Figure(root, 'KV cache', 'Percentage of the KV blocks that requests hold, the last minute');
   }
 
-  /** Adds the times of one answer, in milliseconds; null where there were too few tokens. */
-  addAnswer({ ttft, tpot }) {
-    if (ttft !== null) append(this.#times.ttft, ttft, ANSWERS);
-    if (tpot !== null) append(this.#times.tpot, tpot, ANSWERS);
+  /** Adds the latencies of one response, in milliseconds; null where there were too few tokens. */
+  addResponse({ ttft, tpot }) {
+    if (ttft !== null) append(this.#times.ttft, ttft, RESPONSES);
+    if (tpot !== null) append(this.#times.tpot, tpot, RESPONSES);
     drawBars(this.#ttft, this.#times.ttft);
     drawBars(this.#tpot, this.#times.tpot);
   }
 
-  /** Reads the server's gauges once. Fails with an `ApiError` if they cannot be had. */
+  /** Polls the server's gauges once. Throws an `ApiError` if they cannot be fetched. */
   async poll(key) {
     const samples = await metrics(key);
     const { running, waiting, kv } = this.#gauges;
@@ -98,9 +98,9 @@ export class Charts {
     const top = Math.max(1, ...running, ...waiting);
     const lines = [line(waiting, top, 'second'), line(running, top, 'first')];
     this.#requests.draw(`${running.at(-1)} running, ${waiting.at(-1)} waiting`, `max ${top}`, ...lines);
-    // A scale of its own: a small share would be a flat line on one of 100 %.
+    // The chart has its own scale: a small percentage would be a flat line on a scale to 100 %.
     const most = Math.max(0.01, ...kv);
-    const share = (value) => `${(value * 100).toFixed(1)} %`;
-    this.#kv.draw(share(kv.at(-1)), `max ${share(Math.max(...kv))}`, area(kv, most), line(kv, most, 'first'));
+    const percent = (value) => `${(value * 100).toFixed(1)} %`;
+    this.#kv.draw(percent(kv.at(-1)), `max ${percent(Math.max(...kv))}`, area(kv, most), line(kv, most, 'first'));
   }
 }

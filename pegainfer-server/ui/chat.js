@@ -1,21 +1,21 @@
-// The conversation: turns of a prompt and an answer, and the request that is running.
+// The conversation: turns of a prompt and a response, and the running request.
 
 import { ApiError, chat } from './api.js';
 import { recall, remember } from './dom.js';
 import { TurnView } from './message.js';
-import { ThinkSplitter } from './pieces.js';
+import { ReasoningSplitter } from './segments.js';
 import { count, milliseconds } from './words.js';
 
 const STORE = 'pegainfer.turns';
 
-/** A turn while it is answered: takes chunks apart and measures the time between them. */
+/** A turn while its response is streamed: splits the chunks and measures the time between them. */
 class Turn {
-  answer = '';
-  thoughts = '';
+  content = '';
+  reasoning = '';
   tokens = 0;
   finish = null;
   usage = null;
-  #splitter = new ThinkSplitter(this.#sink());
+  #splitter = new ReasoningSplitter(this.#sink());
   #started = performance.now();
   #first = null;
   #last = null;
@@ -28,7 +28,7 @@ class Turn {
   add({ choices, usage }) {
     this.usage = usage ?? this.usage;
     const choice = choices[0];
-    // The chunk that opens the answer carries the role and no token.
+    // The first chunk carries the role and no token.
     if (!choice || choice.delta.role) return;
     this.#last = performance.now();
     this.#first ??= this.#last;
@@ -36,8 +36,8 @@ class Turn {
     this.finish = choice.finish_reason ?? this.finish;
     const { content, reasoning_content, reasoning } = choice.delta;
     const tokens = choice.logprobs?.content;
-    const thought = reasoning_content ?? reasoning;
-    if (thought) this.#sink().think([{ text: thought, tokens }]);
+    const reasoned = reasoning_content ?? reasoning;
+    if (reasoned) this.#sink().reason([{ text: reasoned, tokens }]);
     else this.#splitter.push({ text: content ?? '', tokens });
   }
 
@@ -45,7 +45,7 @@ class Turn {
     this.#splitter.end();
   }
 
-  /** Milliseconds to the first token, and for each one after it. */
+  /** TTFT and TPOT in milliseconds. */
   get times() {
     const ttft = this.#first === null ? null : this.#first - this.#started;
     const tpot = this.tokens > 1 ? (this.#last - this.#first) / (this.tokens - 1) : null;
@@ -53,26 +53,26 @@ class Turn {
   }
 
   #sink() {
-    const text = (pieces) => pieces.map((piece) => piece.text).join('');
+    const text = (segments) => segments.map((segment) => segment.text).join('');
     return {
-      think: (pieces) => {
-        this.thoughts += text(pieces);
-        this.view.think(pieces);
+      reason: (segments) => {
+        this.reasoning += text(segments);
+        this.view.reason(segments);
       },
-      answer: (pieces) => {
-        this.answer += text(pieces);
-        this.view.answer(pieces);
+      write: (segments) => {
+        this.content += text(segments);
+        this.view.write(segments);
       },
-      rethink: () => {
-        this.thoughts += this.answer;
-        this.answer = '';
-        this.view.rethink();
+      reclassify: () => {
+        this.reasoning += this.content;
+        this.content = '';
+        this.view.reclassify();
       },
-    };
+      };
   }
 }
 
-/** Talks to the model and shows it in `log`. */
+/** Sends prompts to the model and shows the conversation in `log`. */
 export class Chat {
   #log;
   #settings;
@@ -91,7 +91,7 @@ export class Chat {
     return this.#running !== null;
   }
 
-  /** Times of the answers that are shown. */
+  /** Latencies of the responses that are shown. */
   get times() {
     return this.#turns.map(({ times }) => times);
   }
@@ -110,11 +110,11 @@ export class Chat {
   }
 
   /**
-   * Answers `prompt`. Gives `{times, outcome}`: what was measured, and how it ended: `done`, `stopped`, `failed`, or
-   * `cleared` by a new chat.
+   * Sends `prompt`. Resolves to `{times, outcome}`: the latencies, and `done`, `stopped`, `failed`, or `cleared` if a new
+   * chat was started meanwhile.
    */
   async send(model, prompt) {
-    // What could not be answered is not part of the conversation.
+    // A prompt whose request failed is not part of the conversation.
     this.#failed?.remove();
     this.#failed = null;
     const body = { ...(model && { model }), messages: this.#messages(prompt), ...this.#settings.request };
@@ -125,15 +125,16 @@ export class Chat {
     if (this.#running !== running) return { times: turn.times, outcome: 'cleared' };
     this.#running = null;
     const stopped = running.signal.aborted;
-    const kept = { prompt, answer: turn.answer.trim(), thoughts: turn.thoughts, times: turn.times, error };
+    const { reasoning } = turn;
+    const kept = { prompt, content: turn.content.trim(), reasoning, times: turn.times, error };
     kept.note = note(turn, stopped);
     turn.view.end(kept);
-    if (kept.answer || kept.thoughts || !error) this.#keep(kept);
+    if (kept.content || kept.reasoning || !error) this.#keep(kept);
     else this.#failed = turn.view;
     return { times: turn.times, outcome: error ? 'failed' : stopped ? 'stopped' : 'done' };
   }
 
-  /** Reads the answer to its end; gives what went wrong, if anything did. */
+  /** Reads the response to its end; returns the error message, if it failed. */
   async #receive(turn, body, signal) {
     turn.view.busy = true;
     try {
@@ -148,15 +149,15 @@ export class Chat {
     }
   }
 
-  /** Answers without their thoughts, as the templates of thinking models want them. */
+  /** Messages without earlier reasoning, as the chat templates of reasoning models expect. */
   #messages(prompt) {
     const system = this.#settings.system;
-    const answered = this.#turns.filter(({ answer }) => answer);
+    const complete = this.#turns.filter(({ content }) => content);
     return [
       ...(system ? [{ role: 'system', content: system }] : []),
-      ...answered.flatMap((turn) => [
+      ...complete.flatMap((turn) => [
         { role: 'user', content: turn.prompt },
-        { role: 'assistant', content: turn.answer },
+        { role: 'assistant', content: turn.content },
       ]),
       { role: 'user', content: prompt },
     ];
@@ -169,17 +170,17 @@ export class Chat {
 
   #show(turn) {
     const view = new TurnView(this.#log, turn.prompt);
-    if (turn.thoughts) view.think([{ text: turn.thoughts }]);
-    view.answer([{ text: turn.answer }]);
+    if (turn.reasoning) view.reason([{ text: turn.reasoning }]);
+    view.write([{ text: turn.content }]);
     view.end(turn);
   }
 }
 
-/** How an answer went, in one line. */
+/** Summary of a response, in one line. */
 function note({ times: { ttft, tpot }, tokens, finish, usage }, stopped) {
   const parts = [];
   if (stopped) parts.push('stopped');
-  if (finish === 'length') parts.push('cut at the limit of tokens');
+  if (finish === 'length') parts.push('cut off at max_tokens');
   const prompt = usage && count(usage.prompt_tokens, 'prompt token');
   const cached = usage?.prompt_tokens_details?.cached_tokens;
   if (prompt) parts.push(cached ? `${prompt} (${cached} cached)` : prompt);

@@ -1,4 +1,4 @@
-// Elements in one expression. Text only ever becomes text: nothing here parses markup.
+// Creates elements in one expression. Text is only ever inserted as text: nothing here parses markup.
 
 const SVG = 'http://www.w3.org/2000/svg';
 
@@ -20,7 +20,7 @@ export function svg(tag, attributes = {}, ...children) {
 /** The element with this id. */
 export const byId = (id) => document.getElementById(id);
 
-/** What this tab remembers under `key`; `fallback` if it has nothing readable. */
+/** The value that this tab has stored under `key`; `fallback` if there is none or it cannot be parsed. */
 export function recall(key, fallback) {
   try {
     return JSON.parse(sessionStorage.getItem(key)) ?? fallback;
@@ -29,11 +29,11 @@ export function recall(key, fallback) {
   }
 }
 
-/** Remembers `value` for as long as the tab lives. A full or forbidden store costs only the memory of it. */
+/** Stores `value` for the lifetime of the tab. If the store is full or forbidden, the value is lost on a reload. */
 export function remember(key, value) {
   try {
     sessionStorage.setItem(key, JSON.stringify(value));
   } catch (error) {
-    console.warn('this conversation is not kept over a reload:', error.message);
+    console.warn('this conversation is lost on a reload:', error.message);
   }
 }

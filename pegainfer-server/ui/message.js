@@ -1,55 +1,55 @@
-// One turn on the screen: what the user wrote, what the model thought, what it answered, and how that went.
+// One turn on the screen: the prompt, the reasoning, the response, and its summary.
 
 import { element } from './dom.js';
-import { FenceSplitter } from './pieces.js';
+import { FenceSplitter } from './segments.js';
 import { tokenSpan } from './tokens.js';
 
 /** A turn in the conversation `log`. */
 export class TurnView {
   #root;
-  #thoughts = null;
-  #answer;
+  #reasoning = null;
+  #content;
 
   constructor(log, prompt) {
     const speaker = element('span', { className: 'unseen' }, 'You: ');
     const question = element('div', { className: 'question' }, speaker, prompt);
-    const body = element('div', { className: 'answer' });
-    this.#answer = new Body(body);
+    const body = element('div', { className: 'response' });
+    this.#content = new Body(body);
     this.#root = element('article', { className: 'turn' }, question, body);
     log.append(this.#root);
   }
 
-  /** While it is true, screen readers wait, and a caret shows where text will come. */
+  /** Set while the response is streamed: screen readers wait, and a caret marks the end. */
   set busy(busy) {
     this.#root.setAttribute('aria-busy', busy);
-    if (this.#thoughts) this.#thoughts.summary.textContent = busy ? 'Thinking …' : 'Thoughts';
+    if (this.#reasoning) this.#reasoning.summary.textContent = busy ? 'Reasoning …' : 'Reasoning';
   }
 
-  think(pieces) {
-    if (!this.#thoughts && !pieces.some(({ text }) => text.trim())) return;
-    this.#thoughts ??= this.#openThoughts();
-    for (const piece of pieces) this.#thoughts.body.push(piece);
+  reason(segments) {
+    if (!this.#reasoning && !segments.some(({ text }) => text.trim())) return;
+    this.#reasoning ??= this.#openReasoning();
+    for (const segment of segments) this.#reasoning.body.push(segment);
   }
 
-  answer(pieces) {
-    for (const piece of pieces) this.#answer.push(piece);
+  write(segments) {
+    for (const segment of segments) this.#content.push(segment);
   }
 
-  /** What was shown as the answer turns out to be thoughts. */
-  rethink() {
-    const shown = this.#answer;
+  /** Moves everything shown as the response to the reasoning. */
+  reclassify() {
+    const shown = this.#content;
     shown.end();
-    this.#thoughts ??= this.#openThoughts();
-    this.#thoughts.body.adopt(shown);
-    const body = element('div', { className: 'answer' });
-    this.#answer = new Body(body);
+    this.#reasoning ??= this.#openReasoning();
+    this.#reasoning.body.adopt(shown);
+    const body = element('div', { className: 'response' });
+    this.#content = new Body(body);
     this.#root.append(body);
   }
 
-  /** Nothing more will come. `note`: figures; `error`: what went wrong. */
+  /** Ends the turn. `note`: its summary; `error`: the error message, if it failed. */
   end({ note, error }) {
-    this.#thoughts?.body.end();
-    this.#answer.end();
+    this.#reasoning?.body.end();
+    this.#content.end();
     this.busy = false;
     if (error) this.#root.append(element('p', { className: 'error', role: 'alert' }, error));
     if (note) this.#root.append(element('p', { className: 'figures' }, note));
@@ -59,28 +59,28 @@ export class TurnView {
     this.#root.remove();
   }
 
-  #openThoughts() {
-    const summary = element('summary', {}, 'Thinking …');
+  #openReasoning() {
+    const summary = element('summary', {}, 'Reasoning …');
     const text = element('div');
-    this.#root.querySelector('.answer').before(element('details', { className: 'thoughts' }, summary, text));
+    this.#root.querySelector('.response').before(element('details', { className: 'reasoning' }, summary, text));
     return { summary, body: new Body(text) };
   }
 }
 
-/** Text, code and tokens, appended as they come: the cost of a piece does not grow with the answer. */
+/** Text, code and tokens, appended as they arrive: the cost of a segment does not grow with the response. */
 class Body {
   #root;
   #fences = new FenceSplitter(this);
   #block = null;
-  /** Tokens that have no text of their own yet, such as the first part of a character. */
+  /** Tokens without text of their own so far, such as the first part of a character. */
   #silent = [];
 
   constructor(root) {
     this.#root = root;
   }
 
-  push(piece) {
-    this.#fences.push(piece);
+  push(segment) {
+    this.#fences.push(segment);
   }
 
   end() {
@@ -89,14 +89,14 @@ class Body {
     this.#silent = [];
   }
 
-  /** Takes over what another body shows. */
+  /** Moves the contents of another body here. */
   adopt(other) {
     this.#root.append(...other.#root.childNodes);
     other.#root.remove();
   }
 
-  write(pieces) {
-    for (const { text, tokens } of pieces) this.#append(text, tokens);
+  write(segments) {
+    for (const { text, tokens } of segments) this.#append(text, tokens);
   }
 
   openCode() {
@@ -109,7 +109,7 @@ class Body {
   }
 
   #append(text, tokens) {
-    // An answer after thoughts begins with empty lines.
+    // Text after reasoning begins with empty lines.
     const shown = this.#root.hasChildNodes() ? text : text.trimStart();
     if (tokens) this.#silent.push(...tokens);
     if (!shown) return;

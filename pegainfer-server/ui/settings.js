@@ -1,10 +1,10 @@
-// What is sent along with every prompt. A blank field is not sent: the model's own default holds.
+// Settings that are sent with every prompt. A blank field is not sent, so that the model's default applies.
 
 import { byId, recall, remember } from './dom.js';
 
 const STORE = 'pegainfer.settings';
 const NUMBERS = ['temperature', 'top_p', 'top_k', 'min_p', 'max_tokens', 'seed'];
-/** Alternatives that the card of a token lists. */
+/** Number of alternatives that the card of a token lists. */
 const TOP_LOGPROBS = 5;
 
 export class Settings {
@@ -18,7 +18,7 @@ export class Settings {
     this.#restore(recall(STORE, {}));
     form.addEventListener('submit', (event) => event.preventDefault());
     form.addEventListener('input', () => remember(STORE, this.#values()));
-    // The fields are blank only after the event.
+    // The fields are reset only after the event.
     form.addEventListener('reset', () => setTimeout(() => remember(STORE, this.#values())));
     this.#key.addEventListener('change', () => onKey(this.key));
   }
@@ -33,7 +33,7 @@ export class Settings {
     return this.#field('system').value.trim();
   }
 
-  /** True if all fields hold what they ask for; else the browser shows which one does not. */
+  /** Whether all fields are valid; otherwise the browser marks the invalid one. */
   get isValid() {
     return this.#form.reportValidity();
   }
@@ -56,7 +56,7 @@ export class Settings {
     return this.#form.elements.namedItem(name);
   }
 
-  /** Values of all fields that have a name, which the API key has not. */
+  /** Values of all fields that have a name; the API key has none. */
   #values() {
     const named = [...this.#form.elements].filter(({ name }) => name);
     const value = (field) => (field.type === 'checkbox' ? field.checked : field.value);

@@ -1,11 +1,11 @@
-// Tokens with their probabilities: a faint tint on each, and a card with the alternatives on hover, focus or touch.
+// Tokens with their probabilities: a tint on each, and a card with the alternatives on hover, focus or touch.
 
 import { element } from './dom.js';
 
-/** What the model's `logprobs` said about each token of a span. */
+/** Entries of `logprobs` for the tokens of each span. */
 const details = new WeakMap();
 
-/** A span of one token, or of several that only together are text. */
+/** A span of one token, or of several that only together form text. */
 export function tokenSpan(text, tokens) {
   const span = element('span', { className: text ? 'token' : 'token end', tabIndex: -1 }, text);
   const sure = Math.exp(tokens.reduce((sum, { logprob }) => sum + logprob, 0));
@@ -14,7 +14,7 @@ export function tokenSpan(text, tokens) {
   return span;
 }
 
-/** The card that tells about a token of `log`. */
+/** The card with the alternatives of a token in `log`. */
 export class TokenCard {
   #card;
   #log;
@@ -28,7 +28,7 @@ export class TokenCard {
       log.addEventListener(enter, (event) => this.#show(spanOf(event)));
     }
     for (const leave of ['pointerleave', 'focusout', 'scroll']) log.addEventListener(leave, () => this.hide());
-    log.addEventListener('keydown', (event) => this.#walk(event));
+    log.addEventListener('keydown', (event) => this.#move(event));
   }
 
   get isOpen() {
@@ -51,7 +51,7 @@ export class TokenCard {
     this.#place(span);
   }
 
-  /** Above the token if there is room, else below; never beyond the edges of the window. */
+  /** Places the card above the token if it fits, else below; never beyond the edges of the window. */
   #place(span) {
     const token = span.getClientRects()[0] ?? span.getBoundingClientRect();
     const card = this.#card.getBoundingClientRect();
@@ -61,13 +61,13 @@ export class TokenCard {
     this.#card.style.top = `${above >= 8 ? above : token.bottom + 6}px`;
   }
 
-  /** Tab would need a stop for every token: the arrow keys walk over them instead. */
-  #walk(event) {
+  /** Moves the focus between tokens with the arrow keys; Tab would need a stop for every token. */
+  #move(event) {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
     const spans = [...this.#log.querySelectorAll('.token')];
     const at = spans.indexOf(document.activeElement);
-    // From the conversation itself the walk begins at the last answer.
+    // From the conversation itself, the focus moves to the last response.
     const next = at >= 0 ? spans[at + step] : document.activeElement === this.#log && firstOfLast(spans);
     if (!next) return;
     event.preventDefault();
@@ -80,7 +80,7 @@ function firstOfLast(spans) {
   return spans.find((span) => turn.contains(span));
 }
 
-/** The drawn token and its most likely alternatives. */
+/** Table of the sampled token and its most likely alternatives. */
 function table({ token, logprob, top_logprobs }) {
   const chosen = { token, logprob };
   const isChosen = (other) => other.token === token && other.logprob === logprob;
@@ -102,12 +102,12 @@ function row({ token, logprob }, isChosen) {
   );
 }
 
-/** A token with its blanks made visible. */
+/** A token with visible white space. */
 function visible(token) {
   return token.replaceAll(' ', '␣').replaceAll('\n', '↵').replaceAll('\t', '⇥') || '∅';
 }
 
 function percent(logprob) {
-  const share = Math.exp(logprob) * 100;
-  return share > 0 && share < 0.1 ? '<0.1 %' : `${share.toFixed(1)} %`;
+  const percentage = Math.exp(logprob) * 100;
+  return percentage > 0 && percentage < 0.1 ? '<0.1 %' : `${percentage.toFixed(1)} %`;
 }

@@ -1,6 +1,6 @@
-// Figures in words.
+// Numbers as text.
 
-/** A number of things, such as `1 token` or `8 tokens`. */
+/** A count with its noun, such as `1 token` or `8 tokens`. */
 export function count(n, thing) {
   return `${n} ${thing}${n === 1 ? '' : 's'}`;
 }

@@ -1,4 +1,4 @@
-//! An engine that costs nothing: it answers at once, so that what is measured is everything else.
+//! A mock engine that costs nothing: it generates tokens immediately, so that only the front end is measured.
 
 use pegainfer_core::engine::{
     EngineError, EngineLimits, EngineStats, EventBatch, FinishReason, GenerateRequest, RequestId, StepEngine,
@@ -7,22 +7,22 @@ use pegainfer_core::engine::{
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// Context length, and tokens of the KV pool.
+/// Context length, and capacity of the KV pool, in tokens.
 pub const CONTEXT: usize = 1 << 16;
-/// How long a paced engine sleeps before it looks again whether a request came.
+/// Time that a paced engine sleeps between two looks for new requests.
 const NAP: Duration = Duration::from_micros(50);
 
-/// Gives the first token of a request as soon as it sees it, and one more of every request in each step.
+/// Generates the first token of a request immediately, and one more token of every request in each step.
 pub struct InstantEngine {
     vocab_size: usize,
-    /// Token that is always generated.
+    /// The token that is always generated.
     token: u32,
-    /// Time from one decode step to the next.
+    /// Time between decode steps.
     pace: Duration,
     next_step: Instant,
     requests: Vec<Running>,
     launched: bool,
-    /// Tells when each request arrived.
+    /// Reports when each request arrived.
     arrivals: Sender<Instant>,
 }
 
@@ -34,7 +34,7 @@ struct Running {
 }
 
 impl InstantEngine {
-    /// An engine that decodes every `pace`, and the times at which requests reach it.
+    /// An engine that decodes every `pace`, and a receiver of the requests' arrival times.
     pub fn new(vocab_size: usize, token: u32, pace: Duration) -> (Self, Receiver<Instant>) {
         let (arrivals, seen) = channel();
         let engine =
@@ -77,7 +77,7 @@ impl StepEngine for InstantEngine {
     }
 
     fn add(&mut self, id: RequestId, request: GenerateRequest) {
-        // Nobody has to listen.
+        // The receiver may be gone.
         let _ = self.arrivals.send(Instant::now());
         let (prompt, max_tokens) = (request.prompt.len(), request.max_tokens);
         self.requests.push(Running { id, prompt, max_tokens, generated: 0 });

@@ -1,11 +1,12 @@
-//! What the front end costs: HTTP, JSON, tokenizer, queues, detokenizer and events, around an engine that answers at once.
+//! Cost of the front end: HTTP, JSON, tokenizer, queues, detokenizer and events, with a mock engine that generates tokens
+//! immediately.
 //!
 //! ```text
-//! cargo bench -p pegainfer-server --bench front_end                 # all of it
+//! cargo bench -p pegainfer-server --bench front_end                 # all benchmarks
 //! cargo bench -p pegainfer-server --bench front_end -- prompt --model-path DIR
 //! ```
 //!
-//! Client and server share the cores of the machine. The figures are in docs/benchmarks/front-end.md.
+//! Client and server share the cores of the machine. The results are in docs/benchmarks/front-end.md.
 
 mod client;
 mod engine;
@@ -33,16 +34,16 @@ const CHAT: &str = "/v1/chat/completions";
 
 #[derive(Parser)]
 struct Args {
-    /// What to measure [default: everything]
+    /// Benchmarks to run [default: all]
     #[arg(value_enum)]
     what: Vec<What>,
     /// Checkpoint directory whose tokenizer is used [default: the bundled models/qwen3-tiny]
     #[arg(long)]
     model_path: Option<PathBuf>,
-    /// Trace every request, to see what that costs
+    /// Trace every request, to measure the cost of tracing
     #[arg(long)]
     trace_dir: Option<PathBuf>,
-    /// What cargo says to every benchmark.
+    /// Passed by cargo to every benchmark.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -51,7 +52,7 @@ struct Args {
 enum What {
     /// Time to first token while 16 streams run
     Ttft,
-    /// Streamed tokens a second
+    /// Streamed tokens per second
     Throughput,
     /// A prompt of 16,384 tokens, from the client's first byte to the engine
     Prompt,
@@ -74,13 +75,13 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The real server over an instant engine, on a free port.
+/// The real server with an instant engine, on a free port.
 struct Server {
     address: SocketAddr,
     arrivals: Receiver<Instant>,
     checkpoint: Checkpoint,
     vocab_size: usize,
-    /// Its threads end with it.
+    /// The server's threads, which end with it.
     _runtime: Runtime,
 }
 
@@ -104,7 +105,7 @@ impl Server {
         Ok(Self { address, arrivals, checkpoint, vocab_size, _runtime: runtime })
     }
 
-    /// `streams` connections, each of which sends a body so many times. All clients share one thread.
+    /// Load of `streams` connections, each of which sends a body `requests` times. All clients share one thread.
     fn load(&self, streams: usize, requests: usize, path: &str, body: &str) -> Result<Load> {
         let clients = (0..streams).map(|stream| client(self.address, stream, requests, path, body.as_bytes()));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -116,7 +117,7 @@ impl Server {
     }
 }
 
-/// One stream after the other: what each took, and the chunks of all.
+/// One client: sends its requests one after the other; returns their times, and the number of chunks.
 async fn client(
     address: SocketAddr,
     number: usize,
@@ -125,7 +126,7 @@ async fn client(
     body: &[u8],
 ) -> Result<(Vec<Timing>, usize)> {
     let mut connection = Connection::open(address).await?;
-    // The clients do not move in step.
+    // The clients start at different times, so that they are not synchronised.
     tokio::time::sleep(Duration::from_millis(number as u64)).await;
     let (mut timings, mut chunks) = (Vec::with_capacity(requests), 0);
     for _ in 0..requests {
@@ -170,7 +171,7 @@ fn ttft(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// First as fast as it goes, which sends many tokens at once; then as decode steps come, which sends each one alone.
+/// First at full speed, which sends many tokens per write; then paced like decode steps, which sends each token on its own.
 fn throughput(args: &Args) -> Result<()> {
     let body = |prompt: Value| {
         let mut body = json!({"max_tokens": 256, "stream": true, "temperature": 0});
@@ -194,11 +195,11 @@ fn throughput(args: &Args) -> Result<()> {
 
 fn prompt(args: &Args) -> Result<()> {
     const TOKENS: usize = 16_384;
-    const ROUNDS: usize = 40;
+    const RUNS: usize = 40;
     let server = Server::start(args, Duration::ZERO)?;
-    let ids = |round: usize| (0..TOKENS).map(|i| (i * 7919 + round * 104_729) % server.vocab_size).collect::<Vec<_>>();
-    let text = |round: usize| -> Result<String> {
-        let mut text = words(TOKENS, round);
+    let ids = |run: usize| (0..TOKENS).map(|i| (i * 7919 + run * 104_729) % server.vocab_size).collect::<Vec<_>>();
+    let text = |run: usize| -> Result<String> {
+        let mut text = words(TOKENS, run);
         let tokens = server.checkpoint.tokenizer.encode(&text, false)?.len();
         let keep = text.floor_char_boundary(text.len() * TOKENS / tokens.max(TOKENS));
         text.truncate(keep);
@@ -206,12 +207,12 @@ fn prompt(args: &Args) -> Result<()> {
     };
     for kind in ["token ids", "text", "a chat"] {
         let (mut times, mut bytes) = (vec![], 0);
-        for round in 0..ROUNDS {
+        for run in 0..RUNS {
             let (path, body) = match kind {
-                "token ids" => (COMPLETIONS, json!({"prompt": ids(round), "max_tokens": 1, "stream": true})),
-                "text" => (COMPLETIONS, json!({"prompt": text(round)?, "max_tokens": 1, "stream": true})),
+                "token ids" => (COMPLETIONS, json!({"prompt": ids(run), "max_tokens": 1, "stream": true})),
+                "text" => (COMPLETIONS, json!({"prompt": text(run)?, "max_tokens": 1, "stream": true})),
                 _ => {
-                    let messages = json!([{"role": "user", "content": text(round)?}]);
+                    let messages = json!([{"role": "user", "content": text(run)?}]);
                     (CHAT, json!({"messages": messages, "max_tokens": 1, "stream": true}))
                 }
             };
@@ -226,7 +227,7 @@ fn prompt(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Text that no cache has seen: a walk through a small dictionary, with numbers.
+/// Pseudo-random text of a small dictionary, which is in no cache.
 fn words(count: usize, seed: usize) -> String {
     const WORDS: [&str; 24] = [
         "the",

@@ -8,37 +8,37 @@ use std::path::PathBuf;
 /// Flags of `bench`.
 #[derive(Debug, Clone, Args)]
 pub struct BenchArgs {
-    /// What to measure.
+    /// Workload to measure.
     #[command(subcommand)]
     pub workload: Workload,
 }
 
-/// What to measure.
+/// Workload to measure.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Workload {
-    /// One request at a time, over prompt and output lengths
+    /// One request at a time, over a grid of prompt and output lengths
     Latency(LatencyArgs),
-    /// Many requests at once: a closed loop of streams, or a burst
+    /// Many concurrent requests: a closed loop, or a burst
     Throughput(ThroughputArgs),
-    /// Poisson arrivals over HTTP, streamed, from a server inside this process or at --url
+    /// Poisson arrivals over HTTP with streamed responses, to a server in this process or at --url
     Serve(ArrivalArgs),
-    /// Each prompt twice: TTFT without and with the prefix cache
+    /// Each prompt twice: TTFT without and with a prefix cache hit
     Prefix(PrefixArgs),
 }
 
 /// Flags of `bench latency`. Every prompt length is measured with every output length.
 #[derive(Debug, Clone, Args)]
 pub struct LatencyArgs {
-    /// Common to all workloads.
+    /// Flags of all workloads.
     #[command(flatten)]
     pub common: CommonArgs,
-    /// Prompt tokens of each request
+    /// Prompt length of each request in tokens
     #[arg(long, value_name = "TOKENS,..", value_delimiter = ',', default_value = "64,1024")]
     pub prompt_len: Vec<NonZeroUsize>,
-    /// Tokens that each request generates
+    /// Output length of each request in tokens
     #[arg(long, value_name = "TOKENS,..", value_delimiter = ',', default_value = "64")]
     pub output_len: Vec<NonZeroUsize>,
-    /// Requests of one round
+    /// Requests per run
     #[arg(long, value_name = "N", default_value = "4")]
     pub requests: NonZeroUsize,
 }
@@ -46,22 +46,22 @@ pub struct LatencyArgs {
 /// Flags of `bench throughput`.
 #[derive(Debug, Clone, Args)]
 pub struct ThroughputArgs {
-    /// Common to all workloads.
+    /// Flags of all workloads.
     #[command(flatten)]
     pub common: CommonArgs,
-    /// Closed loop: so many requests in flight, the next one begins when one ends [default: 1,8 if there is no --burst]
-    #[arg(long, value_name = "N,..", value_delimiter = ',')]
-    pub streams: Vec<NonZeroUsize>,
-    /// So many requests at once, and then no more
+    /// Closed loop: number of concurrent requests; a new one starts when one ends [default: 1,8 if there is no --burst]
+    #[arg(long, alias = "streams", value_name = "N,..", value_delimiter = ',')]
+    pub concurrency: Vec<NonZeroUsize>,
+    /// Burst: number of requests sent at the same time
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
     pub burst: Vec<NonZeroUsize>,
-    /// Prompt tokens of each request
+    /// Prompt length of each request in tokens
     #[arg(long, value_name = "TOKENS", default_value = "128")]
     pub prompt_len: NonZeroUsize,
-    /// Tokens that each request generates
+    /// Output length of each request in tokens
     #[arg(long, value_name = "TOKENS", default_value = "64")]
     pub output_len: NonZeroUsize,
-    /// Requests of each stream in one round of a closed loop
+    /// Requests per run and concurrent client of a closed loop
     #[arg(long, value_name = "N", default_value = "2")]
     pub requests: NonZeroUsize,
 }
@@ -69,19 +69,19 @@ pub struct ThroughputArgs {
 /// Flags of `bench serve`.
 #[derive(Debug, Clone, Args)]
 pub struct ArrivalArgs {
-    /// Common to all workloads.
+    /// Flags of all workloads.
     #[command(flatten)]
     pub common: CommonArgs,
-    /// Requests that arrive in a second, on average
+    /// Mean arrival rate in requests per second
     #[arg(long, value_name = "RATE,..", value_delimiter = ',', default_value = "1,4", value_parser = parse_positive)]
     pub qps: Vec<f64>,
-    /// Prompt tokens of each request
+    /// Prompt length of each request in tokens
     #[arg(long, value_name = "TOKENS", default_value = "128")]
     pub prompt_len: NonZeroUsize,
-    /// Tokens that each request generates
+    /// Output length of each request in tokens
     #[arg(long, value_name = "TOKENS", default_value = "64")]
     pub output_len: NonZeroUsize,
-    /// Requests of one round [default: what arrives in 15 seconds, at least 40]
+    /// Requests per run [default: the arrivals of 15 seconds, at least 40]
     #[arg(long, value_name = "N")]
     pub requests: Option<NonZeroUsize>,
 }
@@ -89,16 +89,16 @@ pub struct ArrivalArgs {
 /// Flags of `bench prefix`.
 #[derive(Debug, Clone, Args)]
 pub struct PrefixArgs {
-    /// Common to all workloads.
+    /// Flags of all workloads.
     #[command(flatten)]
     pub common: CommonArgs,
-    /// Prompt tokens of each request
+    /// Prompt length of each request in tokens
     #[arg(long, value_name = "TOKENS,..", value_delimiter = ',', default_value = "256,1024")]
     pub prompt_len: Vec<NonZeroUsize>,
-    /// Tokens that each request generates
+    /// Output length of each request in tokens
     #[arg(long, value_name = "TOKENS", default_value = "2")]
     pub output_len: NonZeroUsize,
-    /// Prompts of one round
+    /// Prompts per run
     #[arg(long, value_name = "N", default_value = "4")]
     pub requests: NonZeroUsize,
 }
@@ -106,35 +106,35 @@ pub struct PrefixArgs {
 /// Flags of every workload.
 #[derive(Debug, Clone, Args)]
 pub struct CommonArgs {
-    /// Model and engine.
+    /// Model and engine flags.
     #[command(flatten)]
     pub engine: EngineArgs,
-    /// Measure the server at this address instead; --model-path then names the model it serves (config.json is enough),
-    /// and the flags of the engine have no effect
+    /// Measure the server at this URL instead; --model-path then names the model that it serves (config.json is enough), and
+    /// the flags of the engine have no effect
     #[arg(long, value_name = "URL")]
     pub url: Option<String>,
-    /// Every measurement is repeated so many times, and the median of each figure reported
-    #[arg(long, value_name = "N", default_value = "3")]
-    pub rounds: NonZeroUsize,
-    /// Of the random prompts and arrivals
+    /// Number of measured runs; the median of each metric over the runs is reported
+    #[arg(long, alias = "rounds", value_name = "N", default_value = "3")]
+    pub runs: NonZeroUsize,
+    /// Seed of the random prompts and arrival times
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Also write the figures of every round to a file; - prints them instead of the table
+    /// Also write the metrics of every run to a JSON file; - prints the JSON instead of the table
     #[arg(long, value_name = "FILE|-")]
     pub json: Option<PathBuf>,
-    /// Plot the sweep
+    /// Write a plot of the sweep to an SVG file
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
-    /// Memory bandwidth that the roofline assumes, 1e9 bytes a second [default: a plain read is measured]
+    /// Memory bandwidth for the roofline, in GB/s [default: measured with a plain read]
     #[arg(long, value_name = "GB/S", value_parser = parse_positive)]
     pub read_gbs: Option<f64>,
-    /// bf16 rate that the roofline assumes, 1e12 FLOP a second [default: the datasheet's; on the CPU a product is measured]
+    /// bf16 rate for the roofline, in TFLOP/s [default: the datasheet's; on the CPU, measured with a GEMM]
     #[arg(long, value_name = "TFLOP/S", value_parser = parse_positive)]
     pub peak_tflops: Option<f64>,
 }
 
 impl Workload {
-    /// The flags that every workload has.
+    /// The flags of all workloads.
     pub fn common(&self) -> &CommonArgs {
         match self {
             Self::Latency(args) => &args.common,
@@ -144,7 +144,7 @@ impl Workload {
         }
     }
 
-    /// As on the command line.
+    /// Name of the workload on the command line.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Latency(_) => "latency",

@@ -1,4 +1,4 @@
-//! Where a benchmark sends its requests: the engine of this process, or a server over HTTP.
+//! Target of a benchmark: the engine of this process, or a server over HTTP.
 
 use super::http::Api;
 use super::stats::Sample;
@@ -7,18 +7,18 @@ use pegainfer_core::engine::{EngineHandle, GenerateRequest, TokenEvent};
 use pegainfer_core::sampling::SamplingParams;
 use std::time::Instant;
 
-/// Something that completes prompts.
+/// The system under test.
 pub enum Target {
-    /// Without HTTP.
+    /// The engine of this process, without HTTP.
     Engine(EngineHandle),
-    /// With it.
+    /// A server, over HTTP.
     Http(Api),
 }
 
-/// A target, and what makes this run's prompts its own.
+/// A client of the target.
 pub struct Client {
     target: Target,
-    /// Prompts of an earlier run may still be in the target's prefix cache: another salt does not find them.
+    /// Salt of the prefix cache, so that prompts of earlier runs are not found.
     salt: u64,
 }
 
@@ -30,7 +30,7 @@ impl Client {
         Ok(Self { target, salt: salt.max(1) })
     }
 
-    /// Generates `output_len` tokens, greedily and past the end of the text.
+    /// Generates `output_len` tokens greedily, ignoring EOS.
     pub async fn complete(&self, prompt: &[u32], output_len: usize) -> Result<Sample> {
         match &self.target {
             Target::Engine(engine) => submit(engine, prompt, output_len, self.salt).await,

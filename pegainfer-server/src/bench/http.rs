@@ -1,5 +1,5 @@
-//! A client of `/v1/completions` that sees tokens as early as they can be seen: HTTP/1.1 and server-sent events straight
-//! from a socket, one connection a request.
+//! A low-latency client of `/v1/completions`: HTTP/1.1 and server-sent events directly on a socket, one connection per
+//! request.
 
 use super::stats::Sample;
 use anyhow::{Context, Result, bail, ensure};
@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
-/// A request that takes longer has failed.
+/// Time after which a request counts as failed.
 const TIMEOUT: Duration = Duration::from_secs(600);
-/// Bytes of a line of the head, or of a chunk: more is not what an API of this kind sends.
+/// Maximum bytes of a header line or of a chunk.
 const MAX_PART: usize = 64 << 20;
 
 /// An OpenAI-compatible server.
@@ -21,13 +21,13 @@ const MAX_PART: usize = 64 << 20;
 pub struct Api {
     /// `host:port`.
     authority: String,
-    /// In front of `/v1`.
+    /// Path prefix before `/v1`.
     base: String,
-    /// The name of the first model it serves.
+    /// Name of the first model that it serves.
     model: String,
 }
 
-/// What a chunk of a stream may hold; everything else is skipped.
+/// The fields of a chunk that are used.
 #[derive(Deserialize)]
 struct Chunk {
     #[serde(default)]
@@ -58,7 +58,7 @@ struct Model {
 }
 
 impl Api {
-    /// Asks the server at `url`, `http://host:port` and perhaps a path, for its model.
+    /// Connects to the server at `url`, `http://host:port` with an optional path, and fetches its model name.
     pub async fn connect(url: &str) -> Result<Self> {
         let uri: Uri = url.parse().with_context(|| format!("--url {url} is not a URL"))?;
         let (Some("http"), Some(host)) = (uri.scheme_str(), uri.host()) else {
@@ -70,17 +70,16 @@ impl Api {
             base: path.strip_suffix("/v1").unwrap_or(path).to_owned(),
             model: String::new(),
         };
-        let ask = async || {
-            let answer = api.send("GET", "/v1/models", b"").await?.rest().await?;
-            let models: Models = serde_json::from_slice(&answer).context("/v1/models is not a list of models")?;
+        let fetch = async || {
+            let body = api.send("GET", "/v1/models", b"").await?.rest().await?;
+            let models: Models = serde_json::from_slice(&body).context("/v1/models is not a list of models")?;
             models.data.into_iter().next().context("it serves no model")
         };
-        api.model = ask().await.with_context(|| format!("the server at {url} cannot be measured"))?.id;
+        api.model = fetch().await.with_context(|| format!("the server at {url} cannot be measured"))?.id;
         Ok(api)
     }
 
-    /// Completes one prompt, greedily and past the end of the text. `salt` keeps other runs' prompts out of the server's
-    /// prefix cache.
+    /// Completes one prompt greedily, ignoring EOS. `salt` keeps the prompts of other runs out of the prefix cache.
     pub async fn complete(&self, prompt: &[u32], max_tokens: usize, salt: u64) -> Result<Sample> {
         let body = json!({
             "model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": true,
@@ -95,10 +94,10 @@ impl Api {
 
     async fn stream(&self, body: &[u8]) -> Result<Sample> {
         let start = Instant::now();
-        let mut answer = self.send("POST", "/v1/completions", body).await?;
+        let mut response = self.send("POST", "/v1/completions", body).await?;
         let (mut stamps, mut usage) = (Vec::new(), None);
         loop {
-            let line = answer.line().await?.context("the stream broke off before [DONE]")?;
+            let line = response.line().await?.context("the stream ended before [DONE]")?;
             let Some(data) = line.strip_prefix(b"data:").map(<[u8]>::trim_ascii) else { continue };
             let now = Instant::now();
             if data == b"[DONE]" {
@@ -106,7 +105,7 @@ impl Api {
             }
             let chunk: Chunk = serde_json::from_slice(data).context("an event of the stream is not a chunk")?;
             if let Some(error) = chunk.error {
-                bail!("the server broke off: {error}");
+                bail!("the server sent an error: {error}");
             }
             if !chunk.choices.is_empty() {
                 stamps.push(now);
@@ -120,8 +119,8 @@ impl Api {
         Ok(Sample { start, stamps, tokens, cached })
     }
 
-    /// Sends a request and reads the head of the answer, which must be a success.
-    async fn send(&self, method: &str, path: &str, body: &[u8]) -> Result<Answer> {
+    /// Sends a request and reads the head of the response, whose status must be 200.
+    async fn send(&self, method: &str, path: &str, body: &[u8]) -> Result<Response> {
         let mut stream = TcpStream::connect(&self.authority).await.context("no connection")?;
         stream.set_nodelay(true)?;
         let Self { authority, base, .. } = self;
@@ -131,32 +130,32 @@ impl Api {
             body.len()
         );
         stream.write_all(&[head.as_bytes(), body].concat()).await?;
-        let mut answer = Answer { reader: BufReader::new(stream), chunked: false, pending: Vec::new() };
-        let status = answer.head().await?;
+        let mut response = Response { reader: BufReader::new(stream), chunked: false, pending: Vec::new() };
+        let status = response.head().await?;
         if status != 200 {
-            let body = answer.rest().await?;
+            let body = response.rest().await?;
             let text: String = String::from_utf8_lossy(&body).chars().take(300).collect();
             bail!("HTTP {status}: {text}");
         }
-        Ok(answer)
+        Ok(response)
     }
 }
 
-/// An answer whose body may still be on its way.
-struct Answer {
+/// A response whose body may not have arrived yet.
+struct Response {
     reader: BufReader<TcpStream>,
-    /// Else the body ends with the connection.
+    /// Whether the body is chunked; otherwise it ends with the connection.
     chunked: bool,
-    /// Bytes of the body that were received and not yet asked for.
+    /// Bytes of the body that were received but not read yet.
     pending: Vec<u8>,
 }
 
-impl Answer {
-    /// Reads the status line and the headers; gives the status.
+impl Response {
+    /// Reads the status line and the headers; returns the status.
     async fn head(&mut self) -> Result<u16> {
         let first = self.head_line().await?;
         let status = first.split(' ').nth(1).and_then(|status| status.parse().ok());
-        let status = status.with_context(|| format!("{first:?} is not an HTTP answer"))?;
+        let status = status.with_context(|| format!("{first:?} is not an HTTP response"))?;
         loop {
             let line = self.head_line().await?.to_ascii_lowercase();
             if line.is_empty() {
@@ -166,7 +165,7 @@ impl Answer {
         }
     }
 
-    /// A line of the head, or the size of a chunk.
+    /// Reads a line of the head, or the size line of a chunk.
     async fn head_line(&mut self) -> Result<String> {
         let mut line = String::new();
         let read = (&mut self.reader).take(MAX_PART as u64).read_line(&mut line).await?;
@@ -195,7 +194,7 @@ impl Answer {
         Ok(true)
     }
 
-    /// The next line of the body, with its end; `None` after the last one.
+    /// The next line of the body, including its line break; `None` after the last one.
     async fn line(&mut self) -> Result<Option<Vec<u8>>> {
         loop {
             if let Some(at) = self.pending.iter().position(|&byte| byte == b'\n') {
@@ -208,7 +207,7 @@ impl Answer {
         }
     }
 
-    /// All that is left of the body.
+    /// The rest of the body.
     async fn rest(mut self) -> Result<Vec<u8>> {
         while self.receive().await? {}
         Ok(self.pending)

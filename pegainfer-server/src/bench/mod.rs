@@ -1,12 +1,12 @@
-//! `pegainfer bench`: latency and throughput, each figure beside the least or most that the device allows.
+//! `pegainfer bench`: latency and throughput, with the roofline limit of each metric.
 //!
 //! # Layout
-//! - [`args`]: flags. [`workload`]: when requests are sent, and with which prompts.
-//! - [`client`]: where they go: the engine of this process, or a server through [`http`].
-//! - [`stats`]: from the times of tokens to figures. [`roofline`]: their limits, from the recorded ops of a step.
-//! - [`report`]: the table, the JSON, and the plot, which [`svg`] draws.
+//! - [`args`]: flags. [`workload`]: arrival times and prompts.
+//! - [`client`]: the target, which is the engine of this process or a server through [`http`].
+//! - [`stats`]: metrics from the arrival times of tokens. [`roofline`]: their limits, from the recorded ops of a step.
+//! - [`report`]: table, JSON, and a plot drawn by [`svg`].
 //!
-//! Every request of a round has its own random prompt, so that the prefix cache helps nobody who does not ask for it.
+//! Every request of a run has its own random prompt, so that only the workload `prefix` hits the prefix cache.
 
 pub mod args;
 pub mod client;
@@ -42,7 +42,7 @@ use workload::{Arrivals, Point, measure};
 pub fn run(args: &BenchArgs) -> Result<()> {
     let workload = &args.workload;
     let common = workload.common();
-    // A path that cannot be written is told before the measurement, not after it.
+    // A path that cannot be written is reported before the measurement, not after it.
     let svg = common.svg.as_deref().map(create).transpose()?;
     let to_stdout = common.json.as_deref().is_some_and(|path| path == "-");
     let json = common.json.as_deref().filter(|_| !to_stdout).map(create).transpose()?;
@@ -75,16 +75,16 @@ pub fn bench(workload: &Workload) -> Result<Report> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no async runtime")?;
     let target = open(workload, &points, &dir, &runtime)?;
     let client = Arc::new(Client::new(target)?);
-    let (passes, rounds) = (workload.passes(), common.rounds.get());
+    let (passes, runs) = (workload.passes(), common.runs.get());
     let mut rows = Vec::new();
     for (i, &point) in points.iter().enumerate() {
         let seed = rng::bits(common.seed, i as u64);
-        let figures = runtime.block_on(measure(&client, point, passes, rounds, vocab, seed))?;
-        for (pass, rounds) in figures.into_iter().enumerate() {
-            rows.push(Row::new(workload, point, pass, rounds, &roofline)?);
+        let figures = runtime.block_on(measure(&client, point, passes, runs, vocab, seed))?;
+        for (pass, runs) in figures.into_iter().enumerate() {
+            rows.push(Row::new(workload, point, pass, runs, &roofline)?);
         }
     }
-    // Connections of the server must not hold the exit.
+    // Connections of the server must not delay the exit.
     runtime.shutdown_background();
     let target = match (&common.url, workload) {
         (Some(url), _) => url.clone(),
@@ -95,7 +95,7 @@ pub fn bench(workload: &Workload) -> Result<Report> {
     Ok(Report { version, workload: workload.name(), model, target, device, seed: common.seed, roofline, rows })
 }
 
-/// The model's directory; of a model that a server has, config.json is enough.
+/// The model's directory; for a model served elsewhere, config.json is enough.
 fn model_dir(common: &CommonArgs) -> Result<PathBuf> {
     match (&common.url, &common.engine.model_path) {
         (None, _) => Ok(model_path::resolve(&common.engine)?.dir),
@@ -109,7 +109,7 @@ fn model_dir(common: &CommonArgs) -> Result<PathBuf> {
     }
 }
 
-/// Starts what is to be measured, or finds it.
+/// Starts the engine or server to measure, or connects to it.
 fn open(workload: &Workload, points: &[Point], dir: &Path, runtime: &Runtime) -> Result<Target> {
     let common = workload.common();
     if let Some(url) = &common.url {
@@ -124,7 +124,7 @@ fn open(workload: &Workload, points: &[Point], dir: &Path, runtime: &Runtime) ->
     let engine = engine::load(dir, &common.engine)?.handle;
     ensure!(
         most <= engine.limits().max_num_seqs,
-        "{most} streams need --max-num-seqs {most}: they would wait for each other"
+        "a concurrency of {most} needs --max-num-seqs {most}: otherwise requests wait for each other"
     );
     match workload {
         Workload::Serve(_) => {

@@ -1,4 +1,4 @@
-//! Figures as a table, as JSON and as a plot, each beside its limit.
+//! Metrics as a table, as JSON and as a plot, each with its limit.
 
 use super::args::Workload;
 use super::roofline::{Limit, Limits, Roofline};
@@ -12,28 +12,29 @@ use std::fmt::Write;
 /// One line of the report: a point, or one pass over its prompts.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
-    /// What it is, for people.
+    /// Name of the row in the table.
     pub name: String,
-    /// The line of the plot that it belongs to.
+    /// Line of the plot that the row belongs to.
     #[serde(skip)]
     line: String,
-    /// Where on that line.
+    /// x value on that line.
     #[serde(skip)]
     x: f64,
-    /// What was asked for.
+    /// Measurement point.
     #[serde(flatten)]
     pub point: Point,
-    /// The median of each figure over the rounds.
+    /// Median of each metric over the runs.
     pub median: Figures,
-    /// The least, or most, that each figure of the median can be.
+    /// Limit of each metric of the median.
     pub limits: Limits,
-    /// The limit as a share of the median, p50 of times.
+    /// Limit over median (p50 for times; the inverse for rates), so that 1 is the roofline.
     pub roofline_share: Shares,
-    /// The figures of each round.
-    pub rounds: Vec<Figures>,
+    /// Metrics of each run.
+    #[serde(rename = "rounds")]
+    pub runs: Vec<Figures>,
 }
 
-/// 1 is the roofline itself.
+/// Fractions of the roofline: 1 is the roofline itself.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Shares {
     ttft: f64,
@@ -41,37 +42,37 @@ pub struct Shares {
     output_tok_s: f64,
 }
 
-/// Everything that a run gave.
+/// The report of a benchmark.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// Of this program.
+    /// Version of this program.
     pub version: &'static str,
-    /// As on the command line.
+    /// Name of the workload on the command line.
     pub workload: &'static str,
     /// Directory of the model.
     pub model: String,
     /// `engine` without HTTP, else the server's address.
     pub target: String,
-    /// Of this machine.
+    /// Name of this machine's device.
     pub device: String,
-    /// Of the random prompts and arrivals.
+    /// Seed of the random prompts and arrival times.
     pub seed: u64,
-    /// What the limits were computed from.
+    /// Device limits from which the limits of the metrics are computed.
     pub roofline: Roofline,
-    /// In the order of the sweep.
+    /// Rows in the order of the sweep.
     pub rows: Vec<Row>,
 }
 
 impl Row {
-    /// The row of pass number `pass` over a point's prompts, from its rounds.
+    /// The row of one pass over a point's prompts, from its runs.
     pub fn new(
         workload: &Workload,
         point: Point,
         pass: usize,
-        rounds: Vec<Figures>,
+        runs: Vec<Figures>,
         roofline: &Roofline,
     ) -> Result<Self> {
-        let median = Figures::median(&rounds);
+        let median = Figures::median(&runs);
         let limits = roofline.limits(point, &median)?;
         let roofline_share = Shares {
             ttft: limits.ttft_ms.value / median.ttft_ms.p50,
@@ -80,21 +81,23 @@ impl Row {
         };
         let prompt_len = point.prompt_len as f64;
         let (name, line, x) = match (workload, point.arrivals) {
-            (Workload::Latency(_), _) => ("1 stream".into(), format!("{} out", point.output_len), prompt_len),
+            (Workload::Latency(_), _) => ("concurrency 1".into(), format!("{} out", point.output_len), prompt_len),
             (Workload::Prefix(_), _) if pass == 0 => ("cold".into(), "cold".into(), prompt_len),
-            (Workload::Prefix(_), _) => ("again".into(), "again".into(), prompt_len),
-            (_, Arrivals::Closed { streams }) => (plural(streams, "stream"), "closed loop".into(), streams as f64),
+            (Workload::Prefix(_), _) => ("cached".into(), "cached".into(), prompt_len),
+            (_, Arrivals::Closed { streams }) => {
+                (format!("concurrency {streams}"), "closed loop".into(), streams as f64)
+            }
             (_, Arrivals::Burst) => (format!("burst of {}", point.requests), "burst".into(), point.requests as f64),
             (_, Arrivals::Poisson { qps }) => (format!("{qps} qps"), "Poisson".into(), qps),
         };
-        Ok(Self { name, line, x, point, median, limits, roofline_share, rounds })
+        Ok(Self { name, line, x, point, median, limits, roofline_share, runs })
     }
 
     fn write(&self, out: &mut String) {
         let Self { name, point, median, limits, roofline_share: share, .. } = self;
         let _ = writeln!(
             out,
-            "{name:<14} {:>6} {:>6} {:>6.0} |{} {:>8} |{} {:>8} |{} |{:>7.2} {:>9.1} {:>8}",
+            "{name:<15} {:>6} {:>6} {:>6.0} |{} {:>8} |{} {:>8} |{} |{:>7.2} {:>9.1} {:>8}",
             point.prompt_len,
             point.output_len,
             median.cached_tokens,
@@ -108,7 +111,7 @@ impl Row {
             percent(share.output_tok_s, limits.output_tok_s)
         );
         if median.failed > 0 {
-            let _ = writeln!(out, "{:<14} {} of {} failed", "", median.failed, median.failed + median.requests);
+            let _ = writeln!(out, "{:<15} {} of {} failed", "", median.failed, median.failed + median.requests);
         }
     }
 }
@@ -118,10 +121,10 @@ fn plural(n: usize, what: &str) -> String {
 }
 
 impl Report {
-    /// For people.
+    /// The report as a table.
     pub fn table(&self) -> String {
         let mut out = format!(
-            "{}\n{:<14} {:>6} {:>6} {:>6} |{:^35}|{:^35}|{:^26}|\n{:<14} {:>6} {:>6} {:>6} |",
+            "{}\n{:<15} {:>6} {:>6} {:>6} |{:^35}|{:^35}|{:^26}|\n{:<15} {:>6} {:>6} {:>6} |",
             self.device,
             "",
             "prompt",
@@ -146,17 +149,17 @@ impl Report {
     }
 
     fn notes(&self) -> String {
-        let rounds = self.rows.first().map_or(0, |row| row.rounds.len());
+        let runs = self.rows.first().map_or(0, |row| row.runs.len());
         let Roofline { read_bytes_s, read_source, peak_source, .. } = self.roofline;
         let compute = match self.roofline.peak_flop_s {
             Some(peak) => format!("compute {:.3} TFLOP/s ({peak_source})", peak / 1e12),
             None => "no bf16 rate is known for this device: give --peak-tflops".to_owned(),
         };
         format!(
-            "Medians of {}. % roof: of p50, the share that memory (m) or compute (c) needs at least; of the \
-             rate, its share of the most they allow.\nThe limits are those of the recorded ops: TTFT, the request's own \
-             prefill; TPOT, a decode step at the mean batch and context.\nmemory {:.1} GB/s ({read_source}); {compute}\n",
-            plural(rounds, "round"),
+            "Medians of {}. % roof: the time that memory (m) or compute (c) needs at least, as a percentage of p50; for the \
+             rate, its percentage of the limit.\nThe limits are those of the recorded ops: TTFT, the request's own \
+             prefill; TPOT, a decode step at the mean batch size and context.\nmemory {:.1} GB/s ({read_source}); {compute}\n",
+            plural(runs, "run"),
             read_bytes_s / 1e9
         )
     }
@@ -167,8 +170,8 @@ impl Report {
         let title = format!("pegainfer bench {}: {model}", self.workload);
         let panels = match workload {
             Workload::Latency(_) | Workload::Prefix(_) => [self.ttft("prompt tokens"), self.tpot("prompt tokens")],
-            Workload::Throughput(_) => [self.tpot("requests at once"), self.rate("requests at once")],
-            Workload::Serve(_) => [self.tpot("requests a second"), self.rate("requests a second")],
+            Workload::Throughput(_) => [self.tpot("concurrent requests"), self.rate("concurrent requests")],
+            Workload::Serve(_) => [self.tpot("requests per second"), self.rate("requests per second")],
         };
         render(&title, &format!("{}; dashed: roofline", self.device), &panels)
     }
@@ -185,10 +188,10 @@ impl Report {
 
     fn rate(&self, x_label: &str) -> Panel {
         let measured: [Figure; 1] = [("measured", |row| row.median.output_tok_s)];
-        self.panel("output tokens a second", x_label, &measured, |row| row.limits.output_tok_s.value)
+        self.panel("output tokens per second", x_label, &measured, |row| row.limits.output_tok_s.value)
     }
 
-    /// Every figure, and its limit, of every line of the sweep.
+    /// A panel with every metric and its limit, for every line of the sweep.
     fn panel(&self, title: &str, x_label: &str, measured: &[Figure], limit: fn(&Row) -> f64) -> Panel {
         let mut lines: Vec<&str> = Vec::new();
         for row in &self.rows {
@@ -209,7 +212,7 @@ impl Report {
     }
 }
 
-/// A name for the legend, and where the value is.
+/// Name in the legend, and accessor of the value.
 type Figure = (&'static str, fn(&Row) -> f64);
 
 fn times(times: Percentiles) -> String {
@@ -217,7 +220,7 @@ fn times(times: Percentiles) -> String {
     format!("{:>8} {:>8} {:>8}", milliseconds(p50), milliseconds(p90), milliseconds(p99))
 }
 
-/// Four digits, or a dash where nothing was measured.
+/// Four digits, or a dash if nothing was measured.
 fn milliseconds(value: f64) -> String {
     match value {
         v if v.is_nan() => "-".into(),

@@ -1,4 +1,4 @@
-//! The floor under every figure: what the recorded ops of a step take if memory or arithmetic is the only limit.
+//! Roofline: the time that the recorded ops of a step take if memory bandwidth or arithmetic is the only limit.
 
 use super::stats::Figures;
 use super::workload::Point;
@@ -13,7 +13,8 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Dense bf16 rates of datasheets, TFLOP/s with f32 accumulation. The first name that the device's contains counts.
+/// Dense bf16 rates of datasheets with f32 accumulation, in TFLOP/s. The first entry whose name is part of the device's name
+/// applies.
 const DATASHEETS: [(&str, f64); 9] = [
     ("H200 NVL", 835.0),
     ("H200", 989.0),
@@ -25,43 +26,43 @@ const DATASHEETS: [(&str, f64); 9] = [
     ("L40S", 362.0),
     ("RTX 4090", 165.0),
 ];
-/// `[m, k] x [k, n]` of the product that is measured on the CPU: larger than a core's caches.
-const PRODUCT: (usize, usize, usize) = (256, 2560, 9728);
-/// A limit of the CPU is measured for at least so long.
+/// `(m, k, n)` of the GEMM `[m, k] x [k, n]` that is measured on the CPU: larger than a core's caches.
+const GEMM: (usize, usize, usize) = (256, 2560, 9728);
+/// Minimum duration of a measurement on the CPU.
 const TRIES: Duration = Duration::from_millis(300);
 
-/// Limits of a device, and the model whose steps are held against them.
+/// Limits of a device, and the model to which they are applied.
 #[derive(Debug, Clone, Serialize)]
 pub struct Roofline {
     #[serde(skip)]
     model: PathBuf,
-    /// Memory bandwidth, bytes a second.
+    /// Memory bandwidth in bytes per second.
     pub read_bytes_s: f64,
-    /// Where that comes from.
+    /// Source of `read_bytes_s`.
     pub read_source: &'static str,
-    /// bf16 arithmetic, FLOP a second; `None` if nobody says.
+    /// bf16 arithmetic rate in FLOP/s; `None` if it is unknown.
     pub peak_flop_s: Option<f64>,
-    /// Where that comes from.
+    /// Source of `peak_flop_s`.
     pub peak_source: &'static str,
 }
 
-/// The least a figure can be, or the most for a rate, and what sets it: `memory` or `compute`.
+/// The minimum of a time, or the maximum of a rate, and the limiting resource.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Limit {
-    /// In the figure's unit.
+    /// Value, in the unit of the metric.
     pub value: f64,
-    /// The busier of the two.
+    /// Limiting resource: `memory` or `compute`.
     pub by: &'static str,
 }
 
-/// The limits of a point's figures.
+/// The limits of the metrics of a point.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Limits {
-    /// Milliseconds: the prompt on its own, less what was found in the prefix cache.
+    /// TTFT in milliseconds: prefill of the prompt alone, without the tokens found in the prefix cache.
     pub ttft_ms: Limit,
-    /// Milliseconds: a decode step of the mean batch, at the mean context.
+    /// TPOT in milliseconds: a decode step of the mean batch size at the mean context length.
     pub tpot_ms: Limit,
-    /// Generated tokens a second, if steps of that batch did all the prefills beside.
+    /// Generated tokens per second, if steps of that batch size also computed all prefills.
     pub output_tok_s: Limit,
 }
 
@@ -73,8 +74,8 @@ struct Work {
 }
 
 impl Roofline {
-    /// The limits of `exec` for the model in `model`; given ones (bytes and FLOP a second) are not measured. Call it
-    /// while no engine is loaded, so that both fit the memory. `device` is the device's name.
+    /// The limits of `exec` for the model in `model`; given limits (bytes/s and FLOP/s) are not measured. Call it while no
+    /// engine is loaded, so that both fit into memory. `device` is the device's name.
     pub fn new(model: &Path, mut exec: Exec, device: &str, read: Option<f64>, peak: Option<f64>) -> Result<Self> {
         let (read_bytes_s, read_source) = match read {
             Some(read) => (read, "as given"),
@@ -84,19 +85,19 @@ impl Roofline {
         let (peak_flop_s, peak_source) = match (peak, exec.device()) {
             (Some(peak), _) => (Some(peak), "as given"),
             (None, Device::Cuda) => (datasheet(), "the datasheet's dense bf16"),
-            (None, _) => (Some(product_rate(&mut exec)?), "a measured bf16 product"),
+            (None, _) => (Some(gemm_rate(&mut exec)?), "a measured bf16 GEMM"),
         };
         Ok(Self { model: model.to_owned(), read_bytes_s, read_source, peak_flop_s, peak_source })
     }
 
-    /// The limits of a point that gave `figures`.
+    /// The limits of a point whose metrics are `figures`.
     pub fn limits(&self, point: Point, figures: &Figures) -> Result<Limits> {
         let cached = (figures.cached_tokens as usize).min(point.prompt_len - 1);
         let prefill = self.step(1, point.prompt_len - cached, point.prompt_len)?;
         let batch = figures.decoding.round().max(1.0);
         let decode = self.step(batch as usize, 1, point.prompt_len + point.output_len.div_ceil(2))?;
         let steps = (point.output_len - 1) as f64 / batch;
-        // The weights that a prefill needs are read by the decode rows of the same step anyway.
+        // A prefill reads no additional weights: the decoding sequences of the same step need them anyway.
         let request = Work { bytes: steps * decode.bytes, flops: steps * decode.flops + prefill.flops };
         let request = self.milliseconds(request);
         Ok(Limits {
@@ -106,7 +107,7 @@ impl Roofline {
         })
     }
 
-    /// A step of `batch` rows that attend to `context` tokens, the last `tokens` of them new.
+    /// Work of a step of `batch` sequences that attend to `context` tokens, the last `tokens` of which are new.
     fn step(&self, batch: usize, tokens: usize, context: usize) -> Result<Work> {
         let records = engine::record(&self.model, batch, tokens, context)?;
         Ok(Work {
@@ -125,7 +126,7 @@ impl Roofline {
     }
 }
 
-/// Bytes a second of a plain read of `bytes` bytes, the best of some.
+/// Bandwidth of a plain read of `bytes` bytes, in bytes per second; the best of several runs.
 fn read_bandwidth(exec: &mut Exec, bytes: u64) -> Result<f64> {
     if exec.device() == Device::Cuda {
         return Ok(cuda::read_bandwidth(exec, bytes)?);
@@ -141,15 +142,15 @@ fn read_bandwidth(exec: &mut Exec, bytes: u64) -> Result<f64> {
     Ok(bytes as f64 / seconds)
 }
 
-/// Reads every element; the result keeps the compiler from leaving it out.
+/// Reads every element; the result keeps the compiler from removing the reads.
 fn read(lines: &[[bf16; 64]]) -> u16 {
     let lanes = lines.iter().fold([0u16; 64], |a, line| std::array::from_fn(|i| a[i] ^ line[i].to_bits()));
     lanes.into_iter().fold(0, |a, b| a ^ b)
 }
 
-/// FLOP a second of one large product on the CPU, the best of some.
-fn product_rate(exec: &mut Exec) -> Result<f64> {
-    let (m, k, n) = PRODUCT;
+/// FLOP/s of one large GEMM on the CPU; the best of several runs.
+fn gemm_rate(exec: &mut Exec) -> Result<f64> {
+    let (m, k, n) = GEMM;
     let mut x = exec.tensor("x", &[m, k], DType::Bf16)?;
     let mut w = exec.tensor("w", &[n, k], DType::Bf16)?;
     let mut out = exec.tensor("out", &[m, n], DType::Bf16)?;
@@ -159,7 +160,7 @@ fn product_rate(exec: &mut Exec) -> Result<f64> {
     Ok((2 * m * k * n) as f64 / seconds)
 }
 
-/// Seconds of the fastest run of `work`. Short runs are repeated more often: others may use the machine meanwhile.
+/// Seconds of the fastest run of `work`. Short work is repeated more often, because other programs may disturb it.
 fn best(mut work: impl FnMut() -> Result<()>) -> Result<f64> {
     let (start, mut best, mut runs) = (Instant::now(), f64::INFINITY, 0);
     while runs < 3 || start.elapsed() < TRIES {
@@ -186,7 +187,7 @@ mod tests {
     fn limits(roofline: &Roofline, cached: usize) -> Limits {
         let point = Point { arrivals: Arrivals::Closed { streams: 4 }, requests: 4, prompt_len: 100, output_len: 20 };
         let start = Instant::now();
-        // Four requests that decode all the time: a batch of four.
+        // Four requests that decode all the time: a batch size of four.
         let stamps = vec![start, start + Duration::from_secs(1)];
         let samples = vec![Sample { start, stamps, tokens: 20, cached }; 4];
         roofline.limits(point, &Figures::of(&samples, 0, 100, Duration::from_secs(1))).unwrap()
@@ -200,21 +201,21 @@ mod tests {
     #[test]
     fn limits_are_those_of_the_recorded_steps() {
         let (decode, prefill) = (total(4, 1, 110), total(1, 100, 100));
-        // Little bandwidth: memory is the limit of everything.
+        // Low bandwidth: everything is memory-bound.
         let slow = limits(&roofline(1e6, Some(1e18)), 0);
         assert_eq!(slow.tpot_ms, Limit { value: decode.0 / 1e6 * 1e3, by: "memory" });
         assert_eq!(slow.ttft_ms, Limit { value: prefill.0 / 1e6 * 1e3, by: "memory" });
         let expected = 20.0 / (19.0 / 4.0 * decode.0 / 1e6);
         assert!((slow.output_tok_s.value / expected - 1.0).abs() < 1e-9, "{slow:?}");
-        // Little arithmetic.
+        // Low arithmetic rate: everything is compute-bound.
         let weak = limits(&roofline(1e18, Some(1e6)), 0);
         assert_eq!(weak.tpot_ms, Limit { value: decode.1 / 1e6 * 1e3, by: "compute" });
         let expected = 20.0 / ((19.0 / 4.0 * decode.1 + prefill.1) / 1e6);
         assert!((weak.output_tok_s.value / expected - 1.0).abs() < 1e-9, "{weak:?}");
-        // What was cached is not computed again.
+        // Cached tokens are not computed again.
         let cached = limits(&roofline(1e18, Some(1e6)), 96);
         assert_eq!(cached.ttft_ms, Limit { value: total(1, 4, 100).1 / 1e6 * 1e3, by: "compute" });
-        // Without a peak only memory counts.
+        // Without a known peak, only memory counts.
         assert_eq!(limits(&roofline(1e18, None), 0).ttft_ms.by, "memory");
     }
 

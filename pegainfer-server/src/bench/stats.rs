@@ -1,4 +1,4 @@
-//! What is measured of a request, and how many of them become one figure.
+//! Measurements of single requests, and their statistics.
 //!
 //! TTFT: from just before the request is sent to the first token. TPOT: the time from the first token to the last, over
 //! the tokens after the first. ITL: the time between two tokens as they arrive; tokens that arrive together are 0 apart.
@@ -6,16 +6,16 @@
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
-/// One request as its client saw it.
+/// Measurements of one request, as the client saw it.
 #[derive(Debug, Clone)]
 pub struct Sample {
-    /// Just before it was sent.
+    /// Time just before it was sent.
     pub start: Instant,
-    /// Of each arrival of a token, at least one.
+    /// Arrival times of its tokens, at least one.
     pub stamps: Vec<Instant>,
-    /// Tokens generated, as the server counts them.
+    /// Number of generated tokens, as the server counts them.
     pub tokens: usize,
-    /// Prompt tokens found in the prefix cache; 0 if the server does not say.
+    /// Number of prompt tokens found in the prefix cache; 0 if the server does not report it.
     pub cached: usize,
 }
 
@@ -46,14 +46,14 @@ fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// Of a time in milliseconds; NaN (null in JSON) where there is nothing to measure.
+/// Percentiles of a time in milliseconds; NaN (null in JSON) if nothing was measured.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Percentiles {
     /// The median.
     pub p50: f64,
-    /// Nine of ten are faster.
+    /// The 90th percentile.
     pub p90: f64,
-    /// All but one in a hundred are faster.
+    /// The 99th percentile.
     pub p99: f64,
 }
 
@@ -65,7 +65,7 @@ impl Percentiles {
     }
 }
 
-/// Linear interpolation between the closest ranks of sorted values; NaN for none.
+/// Percentile by linear interpolation between the closest ranks of sorted values; NaN if there are none.
 fn percentile(sorted: &[f64], percent: f64) -> f64 {
     let at = percent / 100.0 * sorted.len().saturating_sub(1) as f64;
     let (low, high) = (at.floor() as usize, at.ceil() as usize);
@@ -75,36 +75,36 @@ fn percentile(sorted: &[f64], percent: f64) -> f64 {
     }
 }
 
-/// The figures of one round, or the medians of several.
+/// Metrics of one run, or their medians over several runs.
 #[derive(Debug, Clone, Serialize)]
 pub struct Figures {
-    /// Requests that were answered.
+    /// Number of successful requests.
     pub requests: usize,
-    /// Requests that were refused or broke off; in no other figure.
+    /// Number of requests that were refused or failed; they are not part of any other metric.
     pub failed: usize,
-    /// From the first request to the end of the last one.
+    /// Time from the first request to the end of the last one, in seconds.
     pub wall_s: f64,
-    /// Time to first token.
+    /// Time to first token (TTFT).
     pub ttft_ms: Percentiles,
-    /// Time per output token after the first.
+    /// Time per output token after the first (TPOT).
     pub tpot_ms: Percentiles,
-    /// Inter-token latency.
+    /// Inter-token latency (ITL).
     pub itl_ms: Percentiles,
-    /// Requests a second.
+    /// Requests per second.
     pub req_s: f64,
-    /// Generated tokens a second, all requests together.
+    /// Generated tokens per second, over all requests.
     pub output_tok_s: f64,
-    /// Prompt and generated tokens a second.
+    /// Prompt and generated tokens per second.
     pub total_tok_s: f64,
-    /// Requests between their first token and their last, on average over the time in which there is one: the batch of
-    /// a decode step.
+    /// Mean number of requests between their first and their last token, over the time in which there is at least one: the
+    /// mean batch size of decode steps.
     pub decoding: f64,
-    /// Prompt tokens found in the prefix cache, the mean of the requests.
+    /// Prompt tokens found in the prefix cache, mean per request.
     pub cached_tokens: f64,
 }
 
 impl Figures {
-    /// Of one round that took `wall`, with prompts of `prompt_len` tokens.
+    /// Metrics of one run that took `wall`, with prompts of `prompt_len` tokens.
     pub fn of(samples: &[Sample], failed: usize, prompt_len: usize, wall: Duration) -> Self {
         let seconds = wall.as_secs_f64();
         let output: usize = samples.iter().map(|s| s.tokens).sum();
@@ -124,17 +124,17 @@ impl Figures {
         }
     }
 
-    /// The median of each figure on its own; requests and failures are summed.
-    pub fn median(rounds: &[Self]) -> Self {
-        let of = |figure: &dyn Fn(&Self) -> f64| Percentiles::of(rounds.iter().map(figure).collect()).p50;
+    /// The median of each metric; requests and failures are summed.
+    pub fn median(runs: &[Self]) -> Self {
+        let of = |figure: &dyn Fn(&Self) -> f64| Percentiles::of(runs.iter().map(figure).collect()).p50;
         let each = |time: &dyn Fn(&Self) -> Percentiles| Percentiles {
             p50: of(&|r| time(r).p50),
             p90: of(&|r| time(r).p90),
             p99: of(&|r| time(r).p99),
         };
         Self {
-            requests: rounds.iter().map(|r| r.requests).sum(),
-            failed: rounds.iter().map(|r| r.failed).sum(),
+            requests: runs.iter().map(|r| r.requests).sum(),
+            failed: runs.iter().map(|r| r.failed).sum(),
             wall_s: of(&|r| r.wall_s),
             ttft_ms: each(&|r| r.ttft_ms),
             tpot_ms: each(&|r| r.tpot_ms),
@@ -148,7 +148,7 @@ impl Figures {
     }
 }
 
-/// See [`Figures::decoding`]; NaN when no request has two tokens.
+/// See [`Figures::decoding`]; NaN if no request has two tokens.
 fn decoding(samples: &[Sample]) -> f64 {
     let mut spans: Vec<(Instant, Instant)> = samples.iter().map(|s| (s.first(), s.last())).collect();
     spans.sort_unstable();
@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn figures_of_two_requests_computed_by_hand() {
         let now = Instant::now();
-        // Four tokens in three arrivals: the last two came together as one event.
+        // Four tokens in three arrivals: the last two arrived in one event.
         let samples = [sample(now, &[10, 20, 70], 4, 16), sample(now + Duration::from_millis(30), &[30, 40], 2, 0)];
         let figures = Figures::of(&samples, 1, 100, Duration::from_millis(200));
         close(figures.ttft_ms.p50, 20.0);
@@ -228,10 +228,10 @@ mod tests {
 
     #[test]
     fn the_median_is_taken_of_each_figure() {
-        let round = |ttft, wall| {
+        let run = |ttft, wall| {
             Figures::of(&[sample(Instant::now(), &[ttft, ttft + 4], 3, 0)], 0, 8, Duration::from_millis(wall))
         };
-        let median = Figures::median(&[round(9, 100), round(1, 400), round(5, 200)]);
+        let median = Figures::median(&[run(9, 100), run(1, 400), run(5, 200)]);
         close(median.ttft_ms.p50, 5.0);
         close(median.tpot_ms.p99, 2.0);
         close(median.wall_s, 0.2);

@@ -1,43 +1,43 @@
-//! A small plot of lines, written as SVG: panels side by side, no library, no font or colour that needs a background.
+//! Line plots as SVG: panels side by side, without a library, in colours that are readable on any background.
 
 use std::fmt::Write;
 
-/// Width and height of a panel's plot, and the room around it for labels, in pixels.
+/// Width and height of a panel's plot area in pixels; the constants below are the margins for labels.
 const PLOT: (f64, f64) = (400.0, 240.0);
 const LEFT: f64 = 70.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 50.0;
 const BELOW: f64 = 64.0;
 const LEGEND_LINE: f64 = 18.0;
-/// Readable on white and on black.
+/// Text colour, readable on white and on black.
 const INK: &str = "#808890";
 const COLOURS: [&str; 6] = ["#2f81f7", "#e07b20", "#2da44e", "#b063d9", "#d64550", "#1a9ba1"];
-/// An axis whose ends are further apart than this is logarithmic.
+/// An axis whose ends differ by more than this factor is logarithmic.
 const LOGARITHMIC: f64 = 9.0;
 
-/// A figure over the sweep.
+/// One line of a plot.
 #[derive(Debug, Clone)]
 pub struct Series {
-    /// In the legend.
+    /// Name in the legend.
     pub name: String,
-    /// A limit, not a measurement: dashed.
+    /// Whether the line is dashed, which marks a limit.
     pub dashed: bool,
-    /// x and y; points that are not finite are left out.
+    /// Points (x, y); those that are not finite are left out.
     pub points: Vec<(f64, f64)>,
 }
 
-/// One plot. y begins at 0.
+/// One plot, whose y axis begins at 0.
 #[derive(Debug, Clone)]
 pub struct Panel {
-    /// What y is, with its unit.
+    /// Name and unit of the y axis.
     pub title: String,
-    /// What x is.
+    /// Name of the x axis.
     pub x_label: String,
-    /// Drawn in order.
+    /// Lines, drawn in order.
     pub series: Vec<Series>,
 }
 
-/// The plots side by side, with `title` above and `note` below.
+/// Renders the plots side by side, with `title` above and `note` below.
 pub fn render(title: &str, note: &str, panels: &[Panel]) -> String {
     let most = panels.iter().map(|panel| panel.series.len()).max().unwrap_or(0);
     let panel_width = LEFT + PLOT.0 + RIGHT;
@@ -57,7 +57,7 @@ pub fn render(title: &str, note: &str, panels: &[Panel]) -> String {
     out + "</svg>\n"
 }
 
-/// Places values of x on the plot's width.
+/// Maps x values to pixels of the plot area.
 struct XAxis {
     least: f64,
     most: f64,
@@ -74,7 +74,7 @@ impl XAxis {
     fn place(&self, x: f64) -> f64 {
         let scale = |x: f64| if self.logarithmic { x.ln() } else { x };
         let (least, most) = (scale(self.least), scale(self.most));
-        // A single value stands in the middle.
+        // A single value is placed in the middle.
         if most > least { PLOT.0 * (scale(x) - least) / (most - least) } else { PLOT.0 / 2.0 }
     }
 }
@@ -115,7 +115,7 @@ fn draw(out: &mut String, panel: &Panel) {
     }
 }
 
-/// Labels the measured values of x, less those that would touch the last label.
+/// Labels the measured x values, except those whose label would overlap the previous one.
 fn x_ticks(out: &mut String, points: &[(f64, f64)], axis: &XAxis) {
     let mut values: Vec<f64> = points.iter().map(|p| p.0).collect();
     values.sort_unstable_by(f64::total_cmp);
@@ -132,7 +132,7 @@ fn x_ticks(out: &mut String, points: &[(f64, f64)], axis: &XAxis) {
     }
 }
 
-/// Four to nine round values from 0 to at least `most`.
+/// Four to nine tick values from 0 to at least `most`, multiples of 1, 2 or 5 times a power of ten.
 fn y_ticks(most: f64) -> Vec<f64> {
     let most = if most > 0.0 { most } else { 1.0 };
     let power = 10f64.powf((most / 4.0).log10().floor());
@@ -141,7 +141,7 @@ fn y_ticks(most: f64) -> Vec<f64> {
     (0..=(most / step).ceil() as usize).map(|i| i as f64 * step).collect()
 }
 
-/// A few digits, without noise.
+/// A number with few digits, and a suffix k or M.
 fn short(value: f64) -> String {
     let (value, unit) = match value.abs() {
         v if v >= 1e6 => (value / 1e6, "M"),
@@ -181,7 +181,7 @@ mod tests {
         svg.split(&format!(" {name}=\"")).skip(1).map(|rest| rest.split('"').next().unwrap().parse().unwrap()).collect()
     }
 
-    /// Elements open and close in pairs, and text holds no markup.
+    /// Checks that elements open and close in pairs and that text contains no markup.
     fn well_formed(svg: &str) {
         let mut open = Vec::new();
         for part in svg.split('<').skip(1) {
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn points_are_where_their_values_say() {
         let svg = render("", "", &[panel(&[(1.0, 5.0), (10.0, 10.0), (100.0, f64::NAN)])]);
-        assert_eq!(values(&svg, "cx"), [0.0, PLOT.0, 0.0, PLOT.0], "what is not finite is left out");
+        assert_eq!(values(&svg, "cx"), [0.0, PLOT.0, 0.0, PLOT.0], "points that are not finite are left out");
         assert_eq!(values(&svg, "cy"), [PLOT.1 / 2.0, 0.0, PLOT.1 / 2.0, 0.0]);
         // Decades are as wide as each other.
         let svg = render("", "", &[panel(&[(1.0, 1.0), (10.0, 1.0), (100.0, 1.0)])]);

@@ -1,4 +1,4 @@
-//! When requests are sent, and with which prompts.
+//! Workloads: when requests are sent, and with which prompts.
 
 use super::args::Workload;
 use super::client::Client;
@@ -12,49 +12,49 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
-/// Requests at once that warm up an open loop.
+/// Number of concurrent requests in the warm-up of an open loop.
 const WARM_UP: usize = 64;
-/// Of the arrivals of `serve` by default.
+/// Default duration of the arrivals of `serve`, in seconds.
 const SECONDS: f64 = 15.0;
-/// Requests of a round of `serve` by default, at least.
+/// Minimum number of requests of a run of `serve`, by default.
 const FEWEST_ARRIVALS: usize = 40;
-/// The round of the warm-up: no other one has its prompts.
-const WARM_UP_ROUND: u64 = u64::MAX;
+/// Run number of the warm-up, whose prompts no measured run has.
+const WARM_UP_RUN: u64 = u64::MAX;
 
-/// When requests are sent.
+/// Arrival process of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "arrivals")]
 pub enum Arrivals {
-    /// So many are in flight: one begins when another ends.
+    /// Closed loop: a request is sent when another one ends.
     Closed {
-        /// Requests in flight.
+        /// Number of concurrent requests.
         streams: usize,
     },
-    /// All at once.
+    /// All requests at the same time.
     Burst,
-    /// At random, independent of each other and of the answers.
+    /// Open loop: random arrivals, independent of each other and of the responses.
     Poisson {
-        /// Requests a second, on average.
+        /// Mean arrival rate in requests per second.
         qps: f64,
     },
 }
 
-/// One point of a benchmark.
+/// One measurement point of a benchmark.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Point {
-    /// When requests are sent.
+    /// Arrival process.
     #[serde(flatten)]
     pub arrivals: Arrivals,
-    /// Requests of one round.
+    /// Number of requests per run.
     pub requests: usize,
-    /// Prompt tokens of each.
+    /// Prompt length of each request in tokens.
     pub prompt_len: usize,
-    /// Tokens each one generates.
+    /// Output length of each request in tokens.
     pub output_len: usize,
 }
 
 impl Workload {
-    /// The points of the sweep, in order.
+    /// The measurement points of the sweep, in order.
     pub fn points(&self) -> Vec<Point> {
         let closed = |streams: usize, requests: usize, prompt_len: NonZeroUsize, output_len: NonZeroUsize| Point {
             arrivals: Arrivals::Closed { streams },
@@ -70,9 +70,9 @@ impl Workload {
             }
             Self::Throughput(args) => {
                 let default = [1, 8].map(|n| NonZeroUsize::MIN.saturating_add(n - 1));
-                let streams = match args.streams.is_empty() && args.burst.is_empty() {
+                let streams = match args.concurrency.is_empty() && args.burst.is_empty() {
                     true => &default[..],
-                    false => &args.streams,
+                    false => &args.concurrency,
                 };
                 let (prompt, output) = (args.prompt_len, args.output_len);
                 let closed = streams.iter().map(|n| closed(n.get(), args.requests.get(), prompt, output));
@@ -100,19 +100,19 @@ impl Workload {
         }
     }
 
-    /// How often each prompt is sent in a round: the second time finds the prefix of the first.
+    /// Number of times each prompt is sent in a run: the second pass hits the prefix cache.
     pub fn passes(&self) -> usize {
         if matches!(self, Self::Prefix(_)) { 2 } else { 1 }
     }
 }
 
-/// Runs a point `rounds` times after a warm-up: the figures of each round, for each of the passes over its prompts. Ids
-/// are below `vocab`; no two prompts of different seeds, rounds or requests are the same.
+/// Measures a point in `runs` runs after a warm-up; returns the metrics of each run, for each of the passes over its prompts.
+/// Token ids are below `vocab`; prompts of different seeds, runs or requests are different.
 pub async fn measure(
     client: &Arc<Client>,
     point: Point,
     passes: usize,
-    rounds: usize,
+    runs: usize,
     vocab: usize,
     seed: u64,
 ) -> Result<Vec<Vec<Figures>>> {
@@ -120,14 +120,14 @@ pub async fn measure(
         Arrivals::Closed { streams } => Point { requests: streams, ..point },
         _ => Point { requests: point.requests.min(WARM_UP), arrivals: Arrivals::Burst, ..point },
     };
-    round(client, warm_up, prompts(warm_up, vocab, rng::bits(seed, WARM_UP_ROUND)), &[]).await?;
-    let mut figures = vec![Vec::with_capacity(rounds); passes];
-    for r in 0..rounds as u64 {
+    run(client, warm_up, prompts(warm_up, vocab, rng::bits(seed, WARM_UP_RUN)), &[]).await?;
+    let mut figures = vec![Vec::with_capacity(runs); passes];
+    for r in 0..runs as u64 {
         let seed = rng::bits(seed, r);
         let prompts = prompts(point, vocab, seed);
         let delays = delays(point, seed);
         for pass in &mut figures {
-            pass.push(round(client, point, prompts.clone(), &delays).await?);
+            pass.push(run(client, point, prompts.clone(), &delays).await?);
         }
     }
     Ok(figures)
@@ -141,7 +141,7 @@ fn prompts(point: Point, vocab: usize, seed: u64) -> Prompts {
     Arc::new((0..point.requests as u64).map(|request| prompt(rng::bits(seed, request))).collect())
 }
 
-/// When each request of an open loop is sent, from the start of the round; empty for the others.
+/// Send times of the requests of an open loop, from the start of the run; empty for other arrival processes.
 fn delays(point: Point, seed: u64) -> Vec<Duration> {
     let Arrivals::Poisson { qps } = point.arrivals else { return Vec::new() };
     let mut at = 0.0;
@@ -154,8 +154,8 @@ fn delays(point: Point, seed: u64) -> Vec<Duration> {
     (0..point.requests as u64).map(next).collect()
 }
 
-/// Sends every prompt once and waits for all answers.
-async fn round(client: &Arc<Client>, point: Point, prompts: Prompts, delays: &[Duration]) -> Result<Figures> {
+/// Runs once: sends every prompt and waits for all responses.
+async fn run(client: &Arc<Client>, point: Point, prompts: Prompts, delays: &[Duration]) -> Result<Figures> {
     let mut tasks = JoinSet::new();
     let start = Instant::now();
     match point.arrivals {
@@ -175,11 +175,11 @@ async fn round(client: &Arc<Client>, point: Point, prompts: Prompts, delays: &[D
             }
         }
     }
-    let answers = tasks.join_all().await;
+    let results = tasks.join_all().await;
     let wall = start.elapsed();
     let (mut samples, mut errors) = (Vec::new(), Vec::new());
-    for answer in answers.into_iter().flatten() {
-        match answer {
+    for result in results.into_iter().flatten() {
+        match result {
             Ok(sample) => samples.push(sample),
             Err(error) => errors.push(error),
         }
@@ -193,18 +193,18 @@ async fn round(client: &Arc<Client>, point: Point, prompts: Prompts, delays: &[D
     Ok(Figures::of(&samples, failed, point.prompt_len, wall))
 }
 
-/// One stream of a closed loop: takes the next prompt until there are none.
+/// One client of a closed loop: sends the next prompt until there are none left.
 async fn stream(
     client: Arc<Client>,
     prompts: Prompts,
     next: Arc<AtomicUsize>,
     output_len: usize,
 ) -> Vec<Result<Sample>> {
-    let mut answers = Vec::new();
+    let mut results = Vec::new();
     while let Some(prompt) = prompts.get(next.fetch_add(1, Ordering::Relaxed)) {
-        answers.push(client.complete(prompt, output_len).await);
+        results.push(client.complete(prompt, output_len).await);
     }
-    answers
+    results
 }
 
 #[cfg(test)]

@@ -1,19 +1,19 @@
-//! Values of flags: devices, shares and sizes.
+//! Values of flags: devices, fractions and sizes.
 
-/// Where to run.
+/// Device to run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceArg {
     /// The first GPU if this build and this machine have one, else the CPU.
     Auto,
     /// The CPU.
     Cpu,
-    /// This NVIDIA GPU.
+    /// The NVIDIA GPU with this index.
     Cuda(usize),
 }
 
-/// `auto`, `cpu`, `cuda` or `cuda:N`.
+/// Parses `auto`, `cpu`, `cuda` or `cuda:N`.
 pub(super) fn parse_device(text: &str) -> Result<DeviceArg, String> {
-    let wrong = || format!("{text:?} is no device: expected auto, cpu, cuda or cuda:N");
+    let wrong = || format!("{text:?} is not a device: expected auto, cpu, cuda or cuda:N");
     match text.split_once(':') {
         None if text == "auto" => Ok(DeviceArg::Auto),
         None if text == "cpu" => Ok(DeviceArg::Cpu),
@@ -23,13 +23,13 @@ pub(super) fn parse_device(text: &str) -> Result<DeviceArg, String> {
     }
 }
 
-/// Above 0 and at most 1.
-pub(super) fn parse_share(text: &str) -> Result<f64, String> {
-    let share = text.parse().ok().filter(|share| *share > 0.0 && *share <= 1.0);
-    share.ok_or_else(|| format!("{text:?} is not a share such as 0.9, above 0 and at most 1"))
+/// Parses a fraction above 0 and at most 1.
+pub(super) fn parse_fraction(text: &str) -> Result<f64, String> {
+    let fraction = text.parse().ok().filter(|fraction| *fraction > 0.0 && *fraction <= 1.0);
+    fraction.ok_or_else(|| format!("{text:?} is not a fraction such as 0.9, above 0 and at most 1"))
 }
 
-/// Reads a size: digits, perhaps a fraction, perhaps a suffix.
+/// Parses a size in bytes: digits, an optional fraction, an optional suffix.
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -54,7 +54,7 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     Ok(bytes as u64)
 }
 
-/// As [`parse_bytes`], where 0 is a size, too.
+/// Like [`parse_bytes`], but also accepts 0.
 pub(super) fn parse_bytes_or_none(text: &str) -> Result<u64, String> {
     if text.trim() == "0" { Ok(0) } else { parse_bytes(text) }
 }
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_and_shares() {
+    fn devices_and_fractions() {
         for (text, expected) in [
             ("auto", DeviceArg::Auto),
             ("cpu", DeviceArg::Cpu),
@@ -98,7 +98,7 @@ mod tests {
         }
         for (text, good) in [("0.9", true), ("1", true), ("0", false), ("1.01", false), ("90%", false), ("NaN", false)]
         {
-            assert_eq!(parse_share(text).is_ok(), good, "{text}");
+            assert_eq!(parse_fraction(text).is_ok(), good, "{text}");
         }
     }
 }

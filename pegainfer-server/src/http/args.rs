@@ -1,4 +1,4 @@
-//! Flags of the HTTP side.
+//! Command-line flags of the HTTP server.
 
 use super::{ApiKeys, Cors, Options, Tls};
 use crate::cli::parse_bytes;
@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A value that is never printed.
+/// A value that is never logged or printed.
 #[derive(Clone)]
 pub struct Secret(pub String);
 
@@ -27,29 +27,30 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Flags of the HTTP side of `serve`.
+/// Flags of the HTTP server.
 #[derive(Debug, Clone, Args)]
 pub struct HttpArgs {
-    /// Clients must send this key, as in `Authorization: Bearer KEY`; give it again for more keys. Other users of this
-    /// machine see it in the list of processes: --api-key-file is safer
+    /// Key that clients must send, as in `Authorization: Bearer KEY`; give it again for more keys. Other users of this
+    /// machine see it in the process list: --api-key-file is safer
     #[arg(long, value_name = "KEY", value_parser = clap::value_parser!(Secret))]
     pub api_key: Vec<Secret>,
-    /// File with one such key on each line
+    /// File with one API key on each line
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
-    /// Web page that may call the API from a browser, such as https://chat.example.com, or * for all; repeatable
+    /// Origin of web pages that may call the API from a browser, such as https://chat.example.com, or * for all; repeatable
     #[arg(long, value_name = "ORIGIN")]
     pub cors_allow_origin: Vec<String>,
-    /// Largest request body, such as 512K or 8M
+    /// Maximum size of a request body, such as 512K or 8M
     #[arg(long, value_name = "BYTES", default_value = "8M", value_parser = parse_bytes)]
     pub max_body_size: u64,
-    /// Cancel requests that take longer; clients may ask for less in the header x-request-timeout [default: no limit]
+    /// Cancel requests that take longer than this; clients may ask for less with the header x-request-timeout [default: no
+    /// limit]
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub request_timeout: Option<Duration>,
     /// Close connections whose client neither sends nor reads for this long
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_seconds)]
     pub client_timeout: Duration,
-    /// After SIGTERM, open requests have this long to finish
+    /// Time that open requests have to finish after SIGTERM
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds)]
     pub drain_timeout: Duration,
     /// Serve HTTPS with this certificate chain (PEM, the server's own certificate first)
@@ -58,15 +59,15 @@ pub struct HttpArgs {
     /// Private key of the certificate (PEM, without password)
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// Write the stages of each request (queue, prefill, decode, ..) into files here, which ui.perfetto.dev opens
+    /// Write the stages of each request (queue, prefill, decode, ...) to trace files in this directory, for ui.perfetto.dev
     #[arg(long, value_name = "DIR")]
     pub trace_dir: Option<PathBuf>,
-    /// Send the same to an OpenTelemetry collector, such as http://127.0.0.1:4318 (OTLP, JSON over HTTP)
+    /// Send traces to an OpenTelemetry collector, such as http://127.0.0.1:4318 (OTLP, JSON over HTTP)
     #[arg(long, value_name = "URL")]
     pub otlp_endpoint: Option<String>,
-    /// Trace only this share of the requests, and those that send `x-trace: 1`
-    #[arg(long, value_name = "SHARE", default_value = "1", value_parser = parse_trace_share)]
-    pub trace_share: f64,
+    /// Fraction of the requests that are traced, from 0 to 1; requests that send `x-trace: 1` are always traced
+    #[arg(long, alias = "trace-share", value_name = "RATIO", default_value = "1", value_parser = parse_sampling_ratio)]
+    pub trace_sampling_ratio: f64,
 }
 
 impl HttpArgs {
@@ -81,11 +82,11 @@ impl HttpArgs {
         if reporters.is_empty() {
             return Ok(None);
         }
-        let tracer = Tracer::start(reporters, self.trace_share);
+        let tracer = Tracer::start(reporters, self.trace_sampling_ratio);
         Ok(Some(tracer.context("the thread that writes traces cannot be started")?))
     }
 
-    /// The flags, checked, with the keys read from their file.
+    /// Checks the flags and reads the keys from their file.
     pub fn options(&self, strict: bool) -> Result<Options> {
         Ok(Options {
             strict,
@@ -101,18 +102,20 @@ impl HttpArgs {
     }
 }
 
-/// From 0 to 1.
-fn parse_trace_share(text: &str) -> Result<f64, String> {
-    let share = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
-    share.ok_or_else(|| format!("{text:?} is not a share such as 0.01, from 0 to 1"))
+/// Parses a ratio from 0 to 1.
+fn parse_sampling_ratio(text: &str) -> Result<f64, String> {
+    let ratio = text.parse().ok().filter(|ratio| (0.0..=1.0).contains(ratio));
+    ratio.ok_or_else(|| format!("{text:?} is not a ratio such as 0.01, from 0 to 1"))
 }
 
-/// A number of seconds above 0, perhaps with a fraction; at most a year.
+/// Parses a number of seconds above 0, with an optional fraction; at most a year.
 pub fn parse_seconds(text: &str) -> Result<Duration, String> {
     const YEAR: f64 = 365.0 * 24.0 * 3600.0;
     match text.trim().parse::<f64>() {
         Ok(seconds) if seconds > 0.0 && seconds <= YEAR => Ok(Duration::from_secs_f64(seconds)),
-        _ => Err(format!("{:?} is not a number of seconds, such as 30 or 0.5", crate::openai::echo(text))),
+        _ => {
+            Err(format!("{:?} is not a number of seconds, such as 30 or 0.5", crate::openai::truncate_for_error(text)))
+        }
     }
 }
 

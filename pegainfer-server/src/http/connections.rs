@@ -16,11 +16,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// Cancelled requests may take this long to tell their clients.
+/// Time in which cancelled requests may still send their error to the client.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// Serves until `stop` is ready, then lets open requests finish for at most the drain timeout. Meanwhile `/health` and
-/// every new request are answered with 503, so that load balancers turn away.
+/// Serves until `stop` is ready, then lets open requests finish for at most the drain timeout. During the drain, `/health`
+/// and every new request get 503, so that load balancers stop sending requests here.
 pub async fn serve(mut listener: TcpListener, state: Arc<AppState>, stop: impl Future<Output = ()>) {
     let app = wrap(openai::router(state.clone()), &state);
     let mut stop = pin!(stop);
@@ -37,7 +37,7 @@ pub async fn serve(mut listener: TcpListener, state: Arc<AppState>, stop: impl F
     state.lifecycle.advance(Phase::Draining);
     let limit = state.options.drain_timeout;
     log::info!("stopping: {} open requests have {} s to finish", open_requests(&state), limit.as_secs_f64());
-    // Nobody waits for those who come now.
+    // Connections accepted while draining: the drain does not wait for them.
     let mut late = JoinSet::new();
     let mut limit = pin!(tokio::time::sleep(limit));
     loop {
@@ -50,9 +50,9 @@ pub async fn serve(mut listener: TcpListener, state: Arc<AppState>, stop: impl F
             () = &mut limit => break,
         }
     }
-    log::warn!("{} requests were still open and are cut off", open_requests(&state));
+    log::warn!("{} requests were still open and are cancelled", open_requests(&state));
     state.lifecycle.advance(Phase::Closing);
-    // What is left after that belongs to clients that do not read.
+    // Connections that remain after this belong to clients that do not read.
     let _ = timeout(LAST_WORDS, async { while connections.join_next().await.is_some() {} }).await;
 }
 
@@ -62,20 +62,20 @@ fn open_requests(state: &AppState) -> usize {
 }
 
 async fn connection(stream: TcpStream, app: Router, state: Arc<AppState>) {
-    // Tokens are small writes: without this each one would wait for the acknowledgement of the last.
+    // Tokens are small writes: with Nagle's algorithm each would wait for the acknowledgement of the previous one.
     if let Err(error) = stream.set_nodelay(true) {
         log::debug!("TCP_NODELAY cannot be set: {error}");
     }
-    let Some(tls) = state.options.tls.clone() else { return exchange(stream, app, state).await };
+    let Some(tls) = state.options.tls.clone() else { return serve_connection(stream, app, state).await };
     match timeout(state.options.client_timeout, tls.acceptor().accept(stream)).await {
-        Ok(Ok(stream)) => exchange(stream, app, state).await,
-        Ok(Err(error)) => log::debug!("a client cannot agree on TLS: {error}"),
+        Ok(Ok(stream)) => serve_connection(stream, app, state).await,
+        Ok(Err(error)) => log::debug!("a TLS handshake failed: {error}"),
         Err(_) => log::debug!("a client did not complete the TLS handshake in time"),
     }
 }
 
-/// Requests and answers of one connection.
-async fn exchange(stream: impl AsyncRead + AsyncWrite + Unpin + Send, app: Router, state: Arc<AppState>) {
+/// Serves the requests of one connection.
+async fn serve_connection(stream: impl AsyncRead + AsyncWrite + Unpin + Send, app: Router, state: Arc<AppState>) {
     let client_timeout = state.options.client_timeout;
     let late = state.lifecycle.phase() != Phase::Serving;
     let mut http = http1::Builder::new();

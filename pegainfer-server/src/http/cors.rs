@@ -15,13 +15,13 @@ pub struct Cors {
     origins: Vec<HeaderValue>,
 }
 
-/// A browser asks again after this many seconds.
+/// Seconds for which browsers may cache a preflight response.
 const MAX_AGE: &str = "600";
-/// Headers of ours that a page may read.
+/// Response headers that scripts of an allowed origin may read.
 const EXPOSED: &str = "x-request-id, x-ignored-fields, x-trace-id, retry-after";
 
 impl Cors {
-    /// Each origin is `*` or a scheme and host, perhaps with a port, as browsers send it.
+    /// Parses the origins. Each is `*` or a scheme and host, with an optional port, as browsers send it.
     pub fn new(origins: &[String]) -> Result<Self> {
         let mut cors = Self::default();
         for origin in origins {
@@ -45,7 +45,7 @@ impl Cors {
         !self.any && self.origins.is_empty()
     }
 
-    /// What to answer to this origin; `None` keeps the page out.
+    /// Value of `access-control-allow-origin` for this origin; `None` if it is not allowed.
     fn allow(&self, origin: &HeaderValue) -> Option<HeaderValue> {
         if self.any {
             return Some(HeaderValue::from_static("*"));
@@ -54,7 +54,8 @@ impl Cors {
     }
 }
 
-/// The layer: answers preflights, and marks answers that the page may read. Preflights carry no key, so this comes first.
+/// Middleware: responds to preflights and marks responses that an allowed origin may read. Preflights carry no key, so it
+/// runs before the key check.
 pub async fn cors(State(state): State<Arc<AppState>>, request: Request, next: Next) -> Response {
     let cors = &state.options.cors;
     if cors.is_off() {
@@ -66,7 +67,7 @@ pub async fn cors(State(state): State<Arc<AppState>>, request: Request, next: Ne
     let asked = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
     let mut response = if preflight { StatusCode::NO_CONTENT.into_response() } else { next.run(request).await };
     let out = response.headers_mut();
-    // Caches must not give one page the answer for another.
+    // Caches must not reuse the response to one origin for another.
     out.append(header::VARY, HeaderValue::from_static("Origin"));
     if let Some(allowed) = allowed {
         out.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, allowed);
@@ -79,7 +80,8 @@ pub async fn cors(State(state): State<Arc<AppState>>, request: Request, next: Ne
     response
 }
 
-/// `asked`: the headers that the page wants to send. None of them harms, and `*` would leave out Authorization.
+/// Adds the preflight headers. `asked`: the request headers that the script wants to send. All are allowed, because none is
+/// harmful, by name, because `*` would not include Authorization.
 fn permit(out: &mut HeaderMap, asked: Option<HeaderValue>) {
     out.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
     out.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static(MAX_AGE));

@@ -1,4 +1,4 @@
-//! Who may enter: callers with a key, and nobody new while the server drains.
+//! Access control: API keys, and no new requests while the server drains.
 
 use super::{Phase, Secret};
 use crate::openai::{ApiError, AppState};
@@ -12,13 +12,13 @@ use std::path::Path;
 use std::sync::Arc;
 use subtle::{Choice, ConstantTimeEq};
 
-/// Paths that need no key and are answered while the server drains: those of probes and scrapers, and the page, which
-/// holds no data and asks for the key itself.
+/// Paths that need no key and are served while the server drains: those of probes and scrapers, and the web UI, which holds
+/// no data and asks the user for the key.
 fn is_open(path: &str) -> bool {
     ["/", "/health", "/ping", "/metrics"].contains(&path) || path.starts_with("/ui/")
 }
 
-/// Keys of which a caller must have one. No keys let everyone in.
+/// API keys, one of which a caller must send. Without keys, everyone may call.
 #[derive(Clone, Default)]
 pub struct ApiKeys(Vec<String>);
 
@@ -29,7 +29,7 @@ impl fmt::Debug for ApiKeys {
 }
 
 impl ApiKeys {
-    /// The keys of the command line and of a file with one key on each line. Errors never show a key.
+    /// Loads the keys of the command line and of a file with one key on each line. Errors never show a key.
     pub fn load(given: &[Secret], file: Option<&Path>) -> Result<Self> {
         let mut keys: Vec<String> = given.iter().map(|secret| secret.0.clone()).collect();
         if let Some(path) = file {
@@ -44,7 +44,7 @@ impl ApiKeys {
         Ok(Self(keys))
     }
 
-    /// True if the caller sent one of the keys. Takes the same time for every key of the same length.
+    /// Whether the caller sent one of the keys. The comparison takes the same time for every key of the same length.
     fn admit(&self, headers: &HeaderMap) -> bool {
         if self.0.is_empty() {
             return true;
@@ -52,14 +52,14 @@ impl ApiKeys {
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         let bearer = text("authorization").and_then(|value| value.split_once(' '));
         let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, key)| key);
-        // Anthropic's clients have a header of their own.
+        // Anthropic's clients send the key in a header of their own.
         let Some(given) = bearer.or(text("x-api-key")) else { return false };
         let given = given.trim().as_bytes();
         self.0.iter().fold(Choice::from(0), |found, key| found | key.as_bytes().ct_eq(given)).into()
     }
 }
 
-/// The layer: 401 without a key, 503 while the server drains.
+/// Middleware: 401 without a valid key, 503 while the server drains.
 pub async fn guard(State(state): State<Arc<AppState>>, request: Request, next: Next) -> Response {
     if is_open(request.uri().path()) {
         return next.run(request).await;

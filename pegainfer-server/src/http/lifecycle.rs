@@ -1,4 +1,4 @@
-//! Serving, draining, closing; and what ends a request early.
+//! Phases of the server (serving, draining, closing), and deadlines of requests.
 
 use crate::openai::ApiError;
 use axum::http::StatusCode;
@@ -7,18 +7,18 @@ use futures_util::future::BoxFuture;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// Where the server is in its life.
+/// Phase of the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// Everyone may come in.
+    /// New requests are accepted.
     Serving,
-    /// Nobody new comes in; open requests go on.
+    /// New requests are refused; open requests continue.
     Draining,
     /// Open requests are cancelled.
     Closing,
 }
 
-/// The server's phase, for everyone who has to know.
+/// The current phase, observable by all tasks.
 #[derive(Debug)]
 pub struct Lifecycle(watch::Sender<Phase>);
 
@@ -29,26 +29,26 @@ impl Default for Lifecycle {
 }
 
 impl Lifecycle {
-    /// The phase now.
+    /// The current phase.
     pub fn phase(&self) -> Phase {
         *self.0.borrow()
     }
 
-    /// Goes on to a later phase.
+    /// Enters a later phase.
     pub fn advance(&self, phase: Phase) {
         self.0.send_replace(phase);
     }
 
-    /// Ready in this phase and later ones.
+    /// Resolves in this phase and later ones.
     pub fn reached(&self, phase: Phase) -> impl Future<Output = ()> + Send + 'static {
         let mut phases = self.0.subscribe();
         async move {
-            // An error means that the server is gone, which is the latest phase of all.
+            // An error means that the sender was dropped, which counts as the last phase.
             let _ = phases.wait_for(|now| *now >= phase).await;
         }
     }
 
-    /// Ready when a request with this deadline has to end, complete or not; gives what to tell the client.
+    /// Resolves when a request with this deadline has to be cancelled, with the error for the client.
     pub fn cutoff(&self, deadline: Option<Deadline>) -> BoxFuture<'static, ApiError> {
         let closing = self.reached(Phase::Closing);
         let passed = async move {
@@ -66,21 +66,21 @@ impl Lifecycle {
     }
 }
 
-/// When a request is cancelled.
+/// Deadline of a request.
 #[derive(Debug, Clone, Copy)]
 pub struct Deadline {
-    /// The moment.
+    /// Time at which the request is cancelled.
     pub at: Instant,
     limit: Duration,
 }
 
 impl Deadline {
-    /// `limit` from now.
+    /// A deadline at `limit` from now.
     pub fn after(limit: Duration) -> Self {
         Self { at: Instant::now() + limit, limit }
     }
 
-    /// 504, or an event in a stream.
+    /// The error for the client: a 504, or an event of a stream that has begun.
     pub fn error(&self) -> ApiError {
         let message = format!("the request was cancelled: it took longer than {} s", self.limit.as_secs_f64());
         ApiError::new(StatusCode::GATEWAY_TIMEOUT, message).with_code("request_timeout")

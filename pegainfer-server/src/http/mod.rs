@@ -1,4 +1,4 @@
-//! What stands between the network and the API: connections, keys, origins, request ids, deadlines, shutdown.
+//! HTTP server around the API: connections, keys, origins, request ids, deadlines, shutdown.
 
 mod args;
 mod connections;
@@ -25,27 +25,27 @@ use axum::middleware::from_fn_with_state;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What an operator decides about the HTTP side.
+/// Options of the operator for the HTTP server.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Unknown request fields are refused.
+    /// Whether unknown request fields are refused.
     pub strict: bool,
-    /// Who may call; empty lets everyone.
+    /// API keys; if empty, everyone may call.
     pub api_keys: ApiKeys,
-    /// Which web pages may call.
+    /// Origins of web pages that may call the API.
     pub cors: Cors,
-    /// Bytes of a request body.
+    /// Maximum size of a request body, in bytes.
     pub max_body: usize,
-    /// A request is cancelled after this time.
+    /// Time after which a request is cancelled.
     pub request_timeout: Option<Duration>,
-    /// A client may do nothing for this long: send no byte of a body, read no byte of an answer, or not complete the
+    /// Time for which a client may be inactive: send no byte of a body, read no byte of a response, or not complete the
     /// head of its next request.
     pub client_timeout: Duration,
-    /// Open requests may take this long after a signal to stop.
+    /// Time that open requests have to finish after a signal to stop.
     pub drain_timeout: Duration,
     /// Certificate and key; `None` serves plain HTTP.
     pub tls: Option<Tls>,
-    /// Where the stages of requests go; `None` traces nothing.
+    /// Tracer of request stages; `None` traces nothing.
     pub tracer: Option<Arc<Tracer>>,
 }
 
@@ -65,7 +65,7 @@ impl Default for Options {
     }
 }
 
-/// Puts the API behind its guards. The outermost layer runs first: every answer gets a request id, and a browser may read
+/// Adds the middleware to the API. The outermost layer runs first: every response gets a request id, and browsers may read
 /// refusals, too.
 pub fn wrap(mut api: Router, state: &Arc<AppState>) -> Router {
     if state.options.tracer.is_some() {

@@ -1,4 +1,4 @@
-//! One name for a request: in the answer's header, in the answer's id and in the log.
+//! Request ids: the same id in the response's header, in the response's body and in the log.
 
 use crate::openai::ApiError;
 use axum::extract::Request;
@@ -7,15 +7,15 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 const HEADER: HeaderName = HeaderName::from_static("x-request-id");
-/// What [`is_valid`] accepts, in words.
+/// The condition of [`is_valid`] in words, for errors.
 pub const VALID: &str = "1 to 128 letters, digits, '-', '_', '.' or ':'";
 
-/// Ids go into logs and answers: nothing in them may need quoting.
+/// Whether an id can be used. Ids are written to logs and responses, so they must not contain anything that needs quoting.
 pub fn is_valid(id: &str) -> bool {
     (1..=128).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.:".contains(&b))
 }
 
-/// The client's `x-request-id` if it is valid, else a random one. A proxy's odd id is no reason to refuse a request.
+/// The client's `x-request-id` if it is valid, else a random one: a proxy's odd id is no reason to refuse a request.
 pub fn of(headers: &HeaderMap) -> Result<String, ApiError> {
     let given = headers.get(HEADER).and_then(|value| value.to_str().ok()).filter(|id| is_valid(id));
     match given {
@@ -29,7 +29,7 @@ pub fn random_u64() -> Result<u64, ApiError> {
     getrandom::u64().map_err(|e| ApiError::internal(format!("the operating system gives no random numbers: {e}")))
 }
 
-/// The layer: handlers see a valid id in the request's header, and the client finds it in the answer's.
+/// Middleware: replaces the request's id header by a valid one, and copies it to the response.
 pub async fn attach(mut request: Request, next: Next) -> Response {
     let id = match of(request.headers()) {
         Ok(id) => id,

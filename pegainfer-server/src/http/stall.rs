@@ -1,4 +1,4 @@
-//! A connection that breaks when its client reads nothing for too long.
+//! Write timeout: breaks a connection whose client reads nothing for too long.
 
 use std::io::{Error, ErrorKind, IoSlice, Result};
 use std::pin::Pin;
@@ -8,16 +8,16 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 /// Fails a write that makes no progress within a time limit. Without it, a client that never reads would hold its
-/// connection, and what waits to be sent, for ever.
+/// connection and the unsent bytes forever.
 pub struct StallGuard<S> {
     inner: S,
     limit: Duration,
-    /// Runs while a write waits.
+    /// Runs while a write is pending.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> StallGuard<S> {
-    /// Guards `inner`; every write may wait for `limit`.
+    /// Wraps `inner`; every write may be pending for at most `limit`.
     pub fn new(inner: S, limit: Duration) -> Self {
         Self { inner, limit, timer: None }
     }

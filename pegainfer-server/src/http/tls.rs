@@ -1,4 +1,4 @@
-//! TLS 1.2 and 1.3 in front of the API, for those who have no proxy that does it.
+//! TLS 1.2 and 1.3, for deployments without a proxy that terminates TLS.
 
 use anyhow::{Context, Result, ensure};
 use std::fmt;
@@ -39,7 +39,7 @@ impl Tls {
         Ok(Self(TlsAcceptor::from(Arc::new(config))))
     }
 
-    /// What shakes hands with new connections.
+    /// The acceptor that performs the handshake of new connections.
     pub fn acceptor(&self) -> &TlsAcceptor {
         &self.0
     }

@@ -24,7 +24,7 @@ impl Collector for EngineCollector {
         for (name, help, value) in [
             ("vllm:num_requests_running", "Requests that hold KV blocks", stats.running as f64),
             ("vllm:num_requests_waiting", "Requests accepted and not yet running", stats.waiting as f64),
-            ("vllm:kv_cache_usage_perc", "Share of the KV blocks that requests hold, 0 to 1", usage),
+            ("vllm:kv_cache_usage_perc", "Fraction of the KV blocks that requests hold, 0 to 1", usage),
         ] {
             let gauge = ConstGauge::new(value);
             gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;

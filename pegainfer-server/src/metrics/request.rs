@@ -1,24 +1,24 @@
-//! Latencies and counts of one request.
+//! Latencies and token counts of one request.
 
 use super::Metrics;
 use crate::trace::{ChoiceTrace, Stages};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Why a request ended.
+/// Outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ending {
-    /// End of text, stop token or stop string.
+pub enum Outcome {
+    /// EOS, stop token or stop string.
     Stop,
-    /// `max_tokens` or the context.
+    /// `max_tokens` or the context length was reached.
     Length,
-    /// The client went away, or time ran out.
+    /// The client went away, or the deadline passed.
     Abort,
     /// The engine failed.
     Error,
 }
 
-impl Ending {
+impl Outcome {
     fn name(self) -> &'static str {
         match self {
             Self::Stop => "stop",
@@ -30,7 +30,7 @@ impl Ending {
 }
 
 impl Metrics {
-    /// Begins to follow a request that was just submitted.
+    /// Starts the record of a request that was just submitted.
     pub fn request(
         self: &Arc<Self>,
         id: &str,
@@ -58,7 +58,7 @@ impl Metrics {
     }
 }
 
-/// Follows one request. Dropped before its end, it counts as aborted.
+/// Record of one request. If it is dropped before the end, the request counts as aborted.
 pub struct RequestRecord {
     metrics: Arc<Metrics>,
     id: String,
@@ -77,17 +77,17 @@ pub struct RequestRecord {
 }
 
 impl RequestRecord {
-    /// Also keeps its stages.
+    /// Attaches a trace, which keeps the stages.
     pub fn trace(&mut self, trace: Option<ChoiceTrace>) {
         self.trace = trace;
     }
 
-    /// Whether its stages are kept.
+    /// Whether a trace is attached.
     pub fn is_traced(&self) -> bool {
         self.trace.is_some()
     }
 
-    /// It took this long to make text of a token.
+    /// Adds the time it took to detokenize a token.
     pub fn detokenized(&mut self, time: Duration) {
         self.detokenizing += time;
     }
@@ -114,24 +114,24 @@ impl RequestRecord {
         }
     }
 
-    /// The request ended. Only the first call counts.
-    pub fn end(&mut self, ending: Ending) {
+    /// The request ended. Only the first call has an effect.
+    pub fn end(&mut self, outcome: Outcome) {
         if std::mem::replace(&mut self.ended, true) {
             return;
         }
         let total = self.submitted.elapsed();
         let per_token = self.time_per_token();
-        self.metrics.finished.get_or_create(&[("finished_reason", ending.name())]).inc();
-        if matches!(ending, Ending::Stop | Ending::Length) {
+        self.metrics.finished.get_or_create(&[("finished_reason", outcome.name())]).inc();
+        if matches!(outcome, Outcome::Stop | Outcome::Length) {
             self.complete(per_token);
         }
-        self.log(ending, total, per_token);
+        self.log(outcome, total, per_token);
         if let Some(trace) = self.trace.take() {
-            trace.end(self.stages(), ending.name());
+            trace.end(self.stages(), outcome.name());
         }
     }
 
-    /// When it reached which stage, so far.
+    /// The stages reached so far.
     pub fn stages(&self) -> Stages {
         Stages {
             submitted: self.submitted,
@@ -166,7 +166,7 @@ impl RequestRecord {
         Some((self.last_token - first) / steps)
     }
 
-    fn log(&self, ending: Ending, total: Duration, per_token: Option<Duration>) {
+    fn log(&self, outcome: Outcome, total: Duration, per_token: Option<Duration>) {
         let since = |at: Option<Instant>| milliseconds(at.map(|at| at - self.submitted));
         log::info!(
             "{} {}: {} prompt tokens ({} cached), {} generated, {}; queued {}, first token {}, per token {}, total {}",
@@ -175,7 +175,7 @@ impl RequestRecord {
             self.prompt_tokens,
             self.cached_tokens,
             self.tokens,
-            ending.name(),
+            outcome.name(),
             since(self.admitted),
             since(self.first_token),
             milliseconds(per_token),
@@ -186,7 +186,7 @@ impl RequestRecord {
 
 impl Drop for RequestRecord {
     fn drop(&mut self) {
-        self.end(Ending::Abort);
+        self.end(Outcome::Abort);
     }
 }
 

@@ -1,37 +1,37 @@
-//! An answer as a row of blocks: the newer APIs have each block begin, grow and end.
+//! Output as a sequence of content blocks: in the Responses and Messages APIs each block begins, grows and ends.
 
+use super::delta::Finish;
 use super::errors::ApiError;
-use super::exchange::Reader;
 use super::generation::Generation;
-use super::piece::Finish;
+use super::submitted_chat::ChoiceParser;
 use crate::text::parser::Event;
 
-/// A part of an answer.
+/// One block of output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Block {
-    /// Reasoning.
+    /// Reasoning text.
     Reasoning(String),
     /// Text for the user.
     Text(String),
-    /// A call of a function.
+    /// A function call.
     Call {
-        /// Names the call.
+        /// Id of the call.
         id: String,
-        /// The function.
+        /// Name of the function.
         name: String,
-        /// A JSON object, as the model wrote it.
+        /// Arguments: a JSON object, as the model wrote it.
         arguments: String,
     },
 }
 
-/// What happens to a block, which is named by its place in the row.
+/// A change of a block, which is named by its index.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Change {
-    /// It begins, empty.
+    /// The block begins, empty.
     Open(usize),
-    /// It grows by this.
+    /// The block grows by this text.
     Grow(usize, String),
-    /// It is complete.
+    /// The block is complete.
     Close(usize),
 }
 
@@ -43,7 +43,7 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// Takes events over and tells what they change.
+    /// Appends events and returns the changes that they cause.
     pub fn push(&mut self, events: Vec<Event>) -> Vec<Change> {
         let mut changes = Vec::new();
         for event in events {
@@ -74,7 +74,7 @@ impl Blocks {
         std::mem::take(&mut self.open).then(|| Change::Close(self.blocks.len() - 1))
     }
 
-    /// All blocks.
+    /// All blocks, in order.
     pub fn all(&self) -> &[Block] {
         &self.blocks
     }
@@ -101,24 +101,24 @@ impl Blocks {
     }
 }
 
-/// A whole answer.
-pub struct Answer {
-    /// What it consists of.
+/// The complete output of one choice.
+pub struct CompleteOutput {
+    /// All blocks.
     pub blocks: Blocks,
-    /// How it ended.
+    /// Why the generation ended.
     pub finish: Option<Finish>,
 }
 
-/// Waits for the end of an answer.
-pub async fn collect(generation: &mut Generation, reader: &mut Reader) -> Result<Answer, ApiError> {
+/// Waits for the end of the generation and collects its blocks.
+pub async fn collect(generation: &mut Generation, parser: &mut ChoiceParser) -> Result<CompleteOutput, ApiError> {
     let (mut blocks, mut finish) = (Blocks::default(), None);
-    while let Some(piece) = generation.next().await {
-        let mut piece = piece?;
-        blocks.push(reader.events(&mut piece));
-        finish = piece.finish;
+    while let Some(delta) = generation.next().await {
+        let mut delta = delta?;
+        blocks.push(parser.parse(&mut delta));
+        finish = delta.finish;
     }
     blocks.close();
-    Ok(Answer { blocks, finish })
+    Ok(CompleteOutput { blocks, finish })
 }
 
 #[cfg(test)]

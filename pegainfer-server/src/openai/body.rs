@@ -1,4 +1,4 @@
-//! Reads a request body: bounded, JSON, an object.
+//! Reads a request body: bounded in size, valid JSON, an object.
 
 use super::errors::ApiError;
 use super::fields::Fields;
@@ -12,18 +12,19 @@ use serde_json::Value;
 use std::sync::Arc;
 use tokio::time::timeout;
 
-/// Of a larger body, this much is read and thrown away before the refusal, because many clients read no answer before
+/// Bytes of an oversized body that are read and discarded before the refusal, because many clients read no response before
 /// they have sent everything.
 const MAX_DISCARD: usize = 64 << 20;
 
-/// The headers and fields of a JSON request.
+/// Reads the headers and fields of a JSON request.
 pub async fn read(request: Request, options: &Options) -> Result<(HeaderMap, Fields), ApiError> {
     let (mut parts, body) = request.into_parts();
     let trace: Option<Arc<Trace>> = parts.extensions.remove();
     let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or("none");
     let essence = content_type.split(';').next().unwrap_or_default().trim();
     if !essence.eq_ignore_ascii_case("application/json") {
-        let message = format!("Content-Type must be application/json, got {}", super::errors::echo(content_type));
+        let message =
+            format!("Content-Type must be application/json, got {}", super::errors::truncate_for_error(content_type));
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
     let bytes = read_bounded(body, &parts.headers, options).await?;
@@ -37,7 +38,7 @@ pub async fn read(request: Request, options: &Options) -> Result<(HeaderMap, Fie
 async fn read_bounded(body: Body, headers: &HeaderMap, options: &Options) -> Result<Vec<u8>, ApiError> {
     let limit = options.max_body;
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
-    // A client that asks before it sends (curl does, for large bodies) can be told at once.
+    // A client that sends `Expect: 100-continue` (curl does, for large bodies) is refused immediately.
     if headers.contains_key(header::EXPECT) && announced.is_some_and(|length| length > limit) {
         return Err(too_large(limit));
     }

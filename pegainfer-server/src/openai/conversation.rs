@@ -1,4 +1,4 @@
-//! Messages, tools and template arguments: what becomes the prompt of a chat.
+//! Messages, tools and template arguments of a chat, and the prompt that they are rendered to.
 
 use super::errors::ApiError;
 use super::fields::{Fields, describe};
@@ -8,13 +8,13 @@ use super::structured::Structured;
 use super::tools::Tools;
 use crate::http::request_id::random_u64;
 use crate::text::parser::{OutputParser, ParserOptions, ReasoningStart, ToolFormat, forced_grammar, grammar_or};
-use crate::text::{GrammarSource, Thinking};
+use crate::text::{GrammarSource, ReasoningLimits};
 use serde_json::{Map, Value};
 
 /// Template arguments that `chat_template_kwargs` must not replace.
 const RESERVED_KWARGS: [&str; 5] = ["messages", "tools", "add_generation_prompt", "chat_template", "tokenize"];
 
-/// Values of `reasoning_effort`, OpenAI's and DeepSeek's `max`. What they mean is the model's affair.
+/// Values of `reasoning_effort`: OpenAI's, and DeepSeek's `max`. The chat template defines what they do.
 const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 /// The part of a body that the chat template turns into a prompt.
@@ -23,36 +23,36 @@ pub struct Conversation {
     tools: Tools,
     include_reasoning: bool,
     add_generation_prompt: bool,
-    /// The answer goes on with the last message.
+    /// The output continues the last message.
     continued: bool,
     kwargs: Map<String, Value>,
     effort: Option<&'static str>,
-    /// Tokens of reasoning at most.
+    /// Maximum number of reasoning tokens.
     budget: Option<usize>,
     structured: Option<Structured>,
 }
 
-/// What becomes of a conversation.
+/// A rendered conversation.
 pub struct Rendered {
     /// The prompt.
     pub prompt: String,
-    /// What reads each of the answers.
+    /// Output parser of each choice.
     pub parsers: Vec<OutputParser>,
-    /// What the answers must be.
+    /// Structure that the output must have.
     pub structured: Option<Structured>,
-    /// The reasoning before that, or its limit.
-    pub thinking: Option<Thinking>,
+    /// Constraints on the reasoning before the output.
+    pub thinking: Option<ReasoningLimits>,
 }
 
 impl Conversation {
-    /// Takes it out of a body.
-    pub fn take(fields: &mut Fields) -> Result<Self, ApiError> {
+    /// Parses the fields of a conversation.
+    pub fn parse(fields: &mut Fields) -> Result<Self, ApiError> {
         let kwargs = fields.object("chat_template_kwargs")?.unwrap_or_default();
         if let Some(name) = RESERVED_KWARGS.iter().find(|&&name| kwargs.contains_key(name)) {
             let message = format!("chat_template_kwargs must not hold {name}");
             return Err(ApiError::invalid("chat_template_kwargs", message));
         }
-        let tools = Tools::take(fields)?;
+        let tools = Tools::parse(fields)?;
         let continued = fields.bool("continue_final_message")?.unwrap_or(false);
         let add_generation_prompt = fields.bool("add_generation_prompt")?.unwrap_or(!continued);
         if continued && add_generation_prompt {
@@ -63,25 +63,25 @@ impl Conversation {
             let message = "tool_choice can force a call only with \"add_generation_prompt\": true";
             return Err(ApiError::invalid("tool_choice", message));
         }
-        let structured = Structured::take(fields)?;
+        let structured = Structured::parse(fields)?;
         if let Some(Structured { field, .. }) = structured.as_ref().filter(|_| tools.forced()) {
-            let message = format!("{field} is the form of an answer, but tool_choice forces a call");
+            let message = format!("{field} constrains the output, but tool_choice forces a call");
             return Err(ApiError::invalid(field, message));
         }
         Ok(Self {
-            messages: messages::take(fields)?,
+            messages: messages::parse(fields)?,
             tools,
             include_reasoning: fields.bool("include_reasoning")?.unwrap_or(true),
             add_generation_prompt,
             continued,
             kwargs,
-            effort: take_effort(fields)?,
+            effort: parse_effort(fields)?,
             budget: fields.integer("thinking_token_budget", 0..=i32::MAX.into())?.map(|n| n as usize),
             structured,
         })
     }
 
-    /// The prompt, and what reads each of its `n` answers.
+    /// Renders the prompt and builds the parsers of its `n` outputs.
     pub fn render(mut self, state: &AppState, n: usize) -> Result<Rendered, ApiError> {
         let Some(template) = &state.checkpoint.template else {
             let message = "this model has no chat template: use /v1/completions";
@@ -96,7 +96,7 @@ impl Conversation {
         let shown = tools.map(|_| self.tools.definitions.as_slice());
         let tells_reasoning = format.reasoning && state.grammars.knows_reasoning();
         if self.structured.is_some() && !tells_reasoning {
-            // The structure is that of the whole text: there is no reasoning before it.
+            // The structure covers the whole text: no reasoning may come before it.
             if *self.kwargs.entry("enable_thinking").or_insert(false.into()) == true {
                 let message = "enable_thinking: this model cannot reason before structured output";
                 return Err(ApiError::invalid("chat_template_kwargs", message).with_code("unsupported_parameter"));
@@ -128,7 +128,7 @@ impl Conversation {
             }
         }
         if let Some(tools) = tools.filter(|_| self.tools.forced()) {
-            // The call comes at once: there is no reasoning before it.
+            // The call comes first: no reasoning may come before it.
             prompt = prompt + reasoning.close(Some(tools)) + &self.tools.prefix.text(tools);
             reasoning = ReasoningStart::Never;
             let Tools { prefix, definitions, max_calls } = &self.tools;
@@ -150,24 +150,24 @@ impl Conversation {
         Ok(Rendered { prompt, parsers, structured: self.structured, thinking })
     }
 
-    /// How the model may reason before its answer, if anybody has to follow that.
+    /// Constraints on the reasoning before the output, if any have to be enforced.
     fn thinking(
         &self,
         start: ReasoningStart,
         call_ends_it: bool,
         state: &AppState,
-    ) -> Result<Option<Thinking>, ApiError> {
+    ) -> Result<Option<ReasoningLimits>, ApiError> {
         if self.tools.forced() || (self.structured.is_none() && self.budget.is_none()) {
             return Ok(None);
         }
         if self.budget.is_some() {
             check_budget(state)?;
         }
-        let thinking = Thinking { start, call_ends_it, budget: self.budget };
+        let thinking = ReasoningLimits { start, call_ends_it, budget: self.budget };
         Ok(state.grammars.knows_reasoning().then_some(thinking))
     }
 
-    /// Where in the prompt the text of the last message ends. Templates may trim it.
+    /// Byte offset in the prompt where the text of the last message ends. Templates may trim it.
     fn end_of_last_message(&self, prompt: &str) -> Result<usize, ApiError> {
         let text = self.messages.last().and_then(|message| message["content"].as_str()).unwrap_or_default().trim();
         match prompt.rfind(text) {
@@ -177,8 +177,8 @@ impl Conversation {
     }
 }
 
-fn take_effort(fields: &mut Fields) -> Result<Option<&'static str>, ApiError> {
-    let Some(value) = fields.take("reasoning_effort") else { return Ok(None) };
+fn parse_effort(fields: &mut Fields) -> Result<Option<&'static str>, ApiError> {
+    let Some(value) = fields.remove("reasoning_effort") else { return Ok(None) };
     let effort = EFFORTS.into_iter().find(|effort| value == *effort);
     effort.map(Some).ok_or_else(|| {
         let message = format!("reasoning_effort must be one of {}, got {}", EFFORTS.join(", "), describe(&value));
@@ -186,7 +186,7 @@ fn take_effort(fields: &mut Fields) -> Result<Option<&'static str>, ApiError> {
     })
 }
 
-/// Whether `thinking_token_budget` can be kept.
+/// Checks that `thinking_token_budget` can be enforced.
 fn check_budget(state: &AppState) -> Result<(), ApiError> {
     let masks = !state.engine.limits().unsupported.contains(&"structured_outputs");
     if masks && state.grammars.knows_reasoning() {

@@ -8,7 +8,7 @@ use pegainfer_core::engine::SubmitError;
 use pegainfer_core::sampling::SamplingError;
 use serde::Serialize;
 
-/// What a request is answered with when it cannot be served.
+/// The error response to a request that cannot be served.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ApiError {
     status: StatusCode,
@@ -30,23 +30,23 @@ struct Detail<'a> {
     code: Option<&'static str>,
 }
 
-/// Characters of client input that an error repeats at most: a small request must not cause a large answer.
-const MAX_ECHO: usize = 120;
+/// Maximum characters of client input in an error message: a small request must not cause a large response.
+const MAX_QUOTED: usize = 120;
 
-/// Codes of the refusals that pass by themselves.
+/// Codes of refusals that are worth a retry.
 const OVERLOADED: &str = "server_overloaded";
 const DRAINING: &str = "server_draining";
 
-/// Client input, shortened for an error message.
-pub fn echo(input: &str) -> String {
-    match input.char_indices().nth(MAX_ECHO) {
+/// Client input, truncated for an error message.
+pub fn truncate_for_error(input: &str) -> String {
+    match input.char_indices().nth(MAX_QUOTED) {
         Some((end, _)) => format!("{}…", &input[..end]),
         None => input.to_string(),
     }
 }
 
 impl ApiError {
-    /// An error of this status; `message` is one sentence for the client.
+    /// An error with this status; `message` is one sentence for the client.
     pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Self { status, message: message.into(), param: None, code: None }
     }
@@ -56,7 +56,7 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, message).with_param(param)
     }
 
-    /// 500: our fault.
+    /// 500: a failure of the server.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
@@ -68,7 +68,7 @@ impl ApiError {
 
     /// Names the field at fault.
     pub fn with_param(mut self, param: &str) -> Self {
-        self.param = Some(echo(param));
+        self.param = Some(truncate_for_error(param));
         self
     }
 
@@ -78,7 +78,7 @@ impl ApiError {
         self
     }
 
-    /// The same about a field that the client knows by another name.
+    /// Renames the field at fault to the name under which the client sent it.
     pub fn renamed(mut self, from: &str, to: &str) -> Self {
         if self.param.as_deref() == Some(from) {
             self.message = self.message.replace(from, to);
@@ -97,7 +97,7 @@ impl ApiError {
         &self.message
     }
 
-    /// The refusal of a submit. `prompt_field` is what the client calls its prompt.
+    /// Maps a refused submit to a response. `prompt_field`: the client's name of the prompt field.
     pub fn from_submit(error: SubmitError, prompt_field: &'static str) -> Self {
         let message = error.to_string();
         match error {
@@ -139,7 +139,7 @@ impl IntoResponse for ApiError {
         let json = HeaderValue::from_static("application/json");
         let mut response = (self.status, [(header::CONTENT_TYPE, json)], self.body()).into_response();
         if matches!(self.code, Some(OVERLOADED | DRAINING)) {
-            // Requests end within seconds, and a replica takes over at once: who waits a second has a fair chance.
+            // Requests end within seconds, and a replica can take over immediately: a retry after one second has a fair chance.
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response
@@ -160,8 +160,8 @@ mod tests {
     }
 
     #[test]
-    fn long_input_is_not_echoed_whole() {
-        assert_eq!(echo("short"), "short");
-        assert_eq!(echo(&"é".repeat(500)).chars().count(), MAX_ECHO + 1);
+    fn long_input_is_truncated() {
+        assert_eq!(truncate_for_error("short"), "short");
+        assert_eq!(truncate_for_error(&"é".repeat(500)).chars().count(), MAX_QUOTED + 1);
     }
 }

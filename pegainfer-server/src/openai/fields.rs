@@ -1,4 +1,4 @@
-//! The fields of a request body, taken one by one. JSON `null` means "absent", everywhere.
+//! The fields of a request body, each removed by its parser. JSON `null` means "absent", everywhere.
 
 use super::errors::ApiError;
 use crate::trace::Trace;
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// A request body, and the trace of its request. What has not been taken at the end was not understood.
+/// A request body, and the trace of its request. Fields that no parser has removed are unknown.
 pub struct Fields(Map<String, Value>, Option<Arc<Trace>>);
 
 impl Fields {
@@ -16,7 +16,7 @@ impl Fields {
         Self(body, None)
     }
 
-    /// Adds the trace that the request's stages go to.
+    /// Attaches the trace that records the stages of the request.
     pub fn with_trace(self, trace: Option<Arc<Trace>>) -> Self {
         Self(self.0, trace)
     }
@@ -26,59 +26,59 @@ impl Fields {
         self.1.as_ref()
     }
 
-    /// A field of any type.
-    pub fn take(&mut self, name: &str) -> Option<Value> {
+    /// Removes a field of any type.
+    pub fn remove(&mut self, name: &str) -> Option<Value> {
         self.0.shift_remove(name)
     }
 
-    /// Whether a field is there.
+    /// Whether the body has this field.
     pub fn has(&self, name: &str) -> bool {
         self.0.contains_key(name)
     }
 
-    /// True or false.
+    /// Removes a boolean.
     pub fn bool(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
-        self.take_as(name, "true or false", |value| value.as_bool())
+        self.remove_as(name, "true or false", |value| value.as_bool())
     }
 
-    /// Any number. (JSON has no NaN and no infinity.)
+    /// Removes a number. (JSON has no NaN and no infinity.)
     pub fn number(&mut self, name: &str) -> Result<Option<f64>, ApiError> {
-        self.take_as(name, "a number", |value| value.as_f64())
+        self.remove_as(name, "a number", |value| value.as_f64())
     }
 
-    /// A whole number within `range`.
+    /// Removes an integer within `range`.
     pub fn integer(&mut self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
         let expected = format!("an integer from {} to {}", range.start(), range.end());
-        self.take_as(name, &expected, |value| value.as_i64().filter(|n| range.contains(n)))
+        self.remove_as(name, &expected, |value| value.as_i64().filter(|n| range.contains(n)))
     }
 
-    /// A string.
+    /// Removes a string.
     pub fn string(&mut self, name: &str) -> Result<Option<String>, ApiError> {
-        self.take_as(name, "a string", |value| value.as_str().map(str::to_string))
+        self.remove_as(name, "a string", |value| value.as_str().map(str::to_string))
     }
 
-    /// An object.
+    /// Removes an object.
     pub fn object(&mut self, name: &str) -> Result<Option<Map<String, Value>>, ApiError> {
-        self.take_as(name, "an object", |value| value.as_object().cloned())
+        self.remove_as(name, "an object", |value| value.as_object().cloned())
     }
 
-    /// A list.
+    /// Removes a list.
     pub fn list(&mut self, name: &str) -> Result<Option<Vec<Value>>, ApiError> {
-        self.take_as(name, "a list", |value| value.as_array().cloned())
+        self.remove_as(name, "a list", |value| value.as_array().cloned())
     }
 
-    /// What nobody took.
+    /// The fields that no parser has removed.
     pub fn rest(self) -> Map<String, Value> {
         self.0
     }
 
-    fn take_as<T>(
+    fn remove_as<T>(
         &mut self,
         name: &str,
         expected: &str,
         parse: impl FnOnce(&Value) -> Option<T>,
     ) -> Result<Option<T>, ApiError> {
-        let Some(value) = self.take(name) else { return Ok(None) };
+        let Some(value) = self.remove(name) else { return Ok(None) };
         match parse(&value) {
             Some(parsed) => Ok(Some(parsed)),
             None => Err(ApiError::invalid(name, format!("{name} must be {expected}, got {}", describe(&value)))),
@@ -86,13 +86,13 @@ impl Fields {
     }
 }
 
-/// A value in a few words, for errors: scalars are shown, the rest is named.
+/// A short description of a value for error messages: scalars are shown, lists and objects are named.
 pub fn describe(value: &Value) -> String {
     match value {
         Value::Null => "null".into(),
         Value::Bool(b) => b.to_string(),
         Value::Number(n) => n.to_string(),
-        Value::String(s) => format!("\"{}\"", super::errors::echo(s)),
+        Value::String(s) => format!("\"{}\"", super::errors::truncate_for_error(s)),
         Value::Array(_) => "a list".into(),
         Value::Object(_) => "an object".into(),
     }

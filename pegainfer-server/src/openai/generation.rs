@@ -1,12 +1,12 @@
-//! One running choice: the engine's tokens become pieces of text.
+//! One running choice: turns the engine's tokens into deltas of text.
 
+use super::delta::{Counts, Delta, Finish, PromptInfo, StopReason};
 use super::errors::ApiError;
 use super::params::Params;
-use super::piece::{Counts, Finish, Piece, Prompt, StopReason};
 use super::state::AppState;
 use super::timings::Timings;
 use crate::http::Deadline;
-use crate::metrics::{Ending, RequestRecord};
+use crate::metrics::{Outcome, RequestRecord};
 use crate::text::{Detokenizer, StopScanner, Tokenizer};
 use crate::trace::ChoiceTrace;
 use futures_util::future::BoxFuture;
@@ -22,21 +22,21 @@ pub struct Generation {
     detokenizer: Detokenizer,
     scanner: StopScanner,
     stops: Vec<String>,
-    /// What stops the text is part of it.
+    /// Whether the stop string is part of the text.
     include_stop: bool,
     stop_token_ids: Vec<u32>,
     max_tokens: usize,
     min_tokens: usize,
     counts: Counts,
-    /// Goes out with the first piece.
-    prompt: Option<Prompt>,
-    /// Characters decoded so far, held-back ones and an echoed prompt included.
+    /// Sent with the first delta.
+    prompt: Option<PromptInfo>,
+    /// Characters decoded so far, including held-back ones and an echoed prompt.
     chars: usize,
     deadline: Option<Deadline>,
-    /// Ready when the request has to end early.
+    /// Resolves when the request has to be cancelled.
     cutoff: BoxFuture<'static, ApiError>,
     record: RequestRecord,
-    /// When the body was there, if the answer tells where the time went.
+    /// When the whole body had arrived, if the response logprobs timings.
     timed_from: Option<Instant>,
 }
 
@@ -75,7 +75,7 @@ impl Generation {
         prompt_field: &'static str,
     ) -> Result<Self, ApiError> {
         let (prompt, max_tokens) = (request.prompt.len(), request.max_tokens);
-        let kept = params.keeps_prompt().then(|| Prompt { ids: request.prompt.clone(), reports: None });
+        let kept = params.keeps_prompt().then(|| PromptInfo { ids: request.prompt.clone(), logprobs: None });
         let echoed = kept.as_ref().filter(|_| params.echo);
         let chars = echoed.map_or(0, |kept| state.checkpoint.tokenizer.decode_all(&kept.ids).chars().count());
         let stream = state.engine.submit(request).map_err(|e| {
@@ -84,7 +84,7 @@ impl Generation {
             }
             ApiError::from_submit(e, prompt_field)
         })?;
-        // The engine keeps the deadline, too: nobody may be polling when it passes.
+        // The engine enforces the deadline, too: nobody may be polling when it passes.
         if let Some(deadline) = params.deadline {
             stream.cancel_at(deadline.at);
         }
@@ -114,20 +114,20 @@ impl Generation {
         self.counts
     }
 
-    /// Where the time went so far, if that was asked for.
+    /// Timings so far, if the client asked for them.
     pub fn timings(&self) -> Option<Timings> {
         Some(Timings::of(self.record.stages(), self.timed_from?, self.counts.completion))
     }
 
-    /// The next piece; `None` after the last one. One piece per token: the last token's carries the finish.
-    pub async fn next(&mut self) -> Option<Result<Piece, ApiError>> {
+    /// The next delta; `None` after the last one. Each token gives one delta; the last token's carries the finish reason.
+    pub async fn next(&mut self) -> Option<Result<Delta, ApiError>> {
         let mut last = None;
         loop {
             let stream = self.stream.as_mut()?;
             let event = tokio::select! {
                 biased;
                 event = stream.recv() => event,
-                error = &mut self.cutoff => return Some(Err(self.cut(error))),
+                error = &mut self.cutoff => return Some(Err(self.cancel(error))),
             };
             let at = stream.at();
             match event {
@@ -135,20 +135,20 @@ impl Generation {
                     self.counts.cached = cached_tokens;
                     self.record.admitted(cached_tokens, at);
                 }
-                Some(TokenEvent::Prompt(reports)) => {
+                Some(TokenEvent::Prompt(logprobs)) => {
                     if let Some(prompt) = &mut self.prompt {
-                        prompt.reports = Some(reports);
+                        prompt.logprobs = Some(logprobs);
                     }
                 }
                 Some(TokenEvent::Token(token)) => {
-                    let piece = self.token(token, at);
+                    let delta = self.token(token, at);
                     let is_last =
-                        piece.token.as_ref().is_some_and(|t| t.is_stop) || self.counts.completion == self.max_tokens;
-                    if piece.finish.is_some() || !is_last {
-                        return Some(Ok(piece));
+                        delta.token.as_ref().is_some_and(|t| t.is_stop) || self.counts.completion == self.max_tokens;
+                    if delta.finish.is_some() || !is_last {
+                        return Some(Ok(delta));
                     }
-                    // The engine's word on why it ended follows at once.
-                    last = Some(piece);
+                    // The engine's `Finished` event follows immediately.
+                    last = Some(delta);
                 }
                 Some(TokenEvent::Finished { reason, .. }) => return Some(Ok(self.finish(last, reason))),
                 Some(TokenEvent::Failed { error }) => return Some(Err(self.fail(error))),
@@ -157,7 +157,7 @@ impl Generation {
         }
     }
 
-    fn token(&mut self, token: TokenOut, at: Instant) -> Piece {
+    fn token(&mut self, token: TokenOut, at: Instant) -> Delta {
         self.counts.completion += 1;
         self.record.token(at);
         let started = (self.timed_from.is_some() || self.record.is_traced()).then(Instant::now);
@@ -170,11 +170,11 @@ impl Generation {
         if let Some(started) = started {
             self.record.detokenized(started.elapsed());
         }
-        Piece { text, token: Some(token), offset, finish, prompt: self.prompt.take() }
+        Delta { text, token: Some(token), offset, finish, prompt: self.prompt.take() }
     }
 
-    /// Passes decoded text through the stop strings, except that of the first `min_tokens` tokens. A match ends the
-    /// choice, and the engine is told by the drop of the stream.
+    /// Scans decoded text for stop strings, except that of the first `min_tokens` tokens. A match ends the choice;
+    /// dropping the stream cancels the request in the engine.
     fn scan(&mut self, decoded: &str) -> (String, Option<Finish>) {
         self.chars += decoded.chars().count();
         if self.counts.completion <= self.min_tokens {
@@ -183,7 +183,7 @@ impl Generation {
         let mut text = String::new();
         let finish = self.scanner.push(decoded, &mut text).map(|found| {
             self.stream = None;
-            self.record.end(Ending::Stop);
+            self.record.end(Outcome::Stop);
             Finish { reason: "stop", stop_reason: Some(StopReason::Text(self.stops[found].clone())) }
         });
         if let Some(Finish { stop_reason: Some(StopReason::Text(stop)), .. }) =
@@ -194,52 +194,52 @@ impl Generation {
         (text, finish)
     }
 
-    /// Completes the last piece with the text that was held back.
-    fn finish(&mut self, last: Option<Piece>, reason: FinishReason) -> Piece {
+    /// Completes the last delta with the text that was held back.
+    fn finish(&mut self, last: Option<Delta>, reason: FinishReason) -> Delta {
         let (text, offset) = (String::new(), self.chars);
-        let mut piece = last.unwrap_or(Piece { text, token: None, offset, finish: None, prompt: None });
+        let mut delta = last.unwrap_or(Delta { text, token: None, offset, finish: None, prompt: None });
         let mut rest = String::new();
         self.detokenizer.finish(&mut rest);
         let (text, stopped) = self.scan(&rest);
-        piece.text += &text;
+        delta.text += &text;
         if stopped.is_some() {
-            piece.finish = stopped;
-            return piece;
+            delta.finish = stopped;
+            return delta;
         }
-        self.scanner.finish(&mut piece.text);
+        self.scanner.finish(&mut delta.text);
         self.stream = None;
-        piece.finish = Some(match reason {
+        delta.finish = Some(match reason {
             FinishReason::Length => {
-                self.record.end(Ending::Length);
+                self.record.end(Outcome::Length);
                 Finish { reason: "length", stop_reason: None }
             }
             FinishReason::Stop(id) => {
-                self.record.end(Ending::Stop);
+                self.record.end(Outcome::Stop);
                 let asked_for = self.stop_token_ids.contains(&id);
                 Finish { reason: "stop", stop_reason: asked_for.then_some(StopReason::Token(id)) }
             }
         });
-        piece
+        delta
     }
 
-    /// The engine gave the request up: at its deadline, or because the engine stopped.
+    /// The engine ended the stream early: the deadline passed, or the engine stopped.
     fn ended_early(&mut self) -> ApiError {
         match self.deadline {
-            Some(deadline) if deadline.at <= Instant::now() => self.cut(deadline.error()),
+            Some(deadline) if deadline.at <= Instant::now() => self.cancel(deadline.error()),
             _ => self.fail("the engine stopped before the request was complete".into()),
         }
     }
 
     /// Cancels the request.
-    fn cut(&mut self, error: ApiError) -> ApiError {
+    fn cancel(&mut self, error: ApiError) -> ApiError {
         self.stream = None;
-        self.record.end(Ending::Abort);
+        self.record.end(Outcome::Abort);
         error
     }
 
     fn fail(&mut self, error: String) -> ApiError {
         self.stream = None;
-        self.record.end(Ending::Error);
+        self.record.end(Outcome::Error);
         ApiError::internal(error)
     }
 }

@@ -1,4 +1,4 @@
-//! What tells about the server: models, health, version, metrics.
+//! Endpoints about the server: models, health, load, version, metrics.
 
 use super::errors::ApiError;
 use super::state::AppState;
@@ -35,7 +35,7 @@ fn card(state: &AppState, name: &str) -> Value {
     })
 }
 
-/// `GET /health`: 200 and no body while the engine makes progress and new requests are taken, else 503 and a word why.
+/// `GET /health`: 200 and no body while the engine makes progress and new requests are accepted, else 503 and the reason.
 pub async fn health(State(state): State<Arc<AppState>>) -> (StatusCode, &'static str) {
     if !state.engine.is_healthy() {
         (StatusCode::SERVICE_UNAVAILABLE, "the engine makes no progress")
@@ -46,7 +46,7 @@ pub async fn health(State(state): State<Arc<AppState>>) -> (StatusCode, &'static
     }
 }
 
-/// `GET /load`: `server_load` is vLLM's, for balancers that compare replicas; the rest says what makes it up.
+/// `GET /load`: `server_load` is vLLM's number, for balancers that compare replicas; the other fields are its parts.
 pub async fn load(State(state): State<Arc<AppState>>) -> Json<Value> {
     let stats = state.engine.stats();
     Json(json!({
@@ -57,7 +57,7 @@ pub async fn load(State(state): State<Arc<AppState>>) -> Json<Value> {
     }))
 }
 
-/// `POST /reset_prefix_cache`: 200 when every cached prefix is forgotten. Requests that run keep their blocks.
+/// `POST /reset_prefix_cache`: 200 once every cached prefix is dropped. Running requests keep their blocks.
 pub async fn reset_prefix_cache(State(state): State<Arc<AppState>>) -> Result<(), ApiError> {
     state.engine.reset_prefix_cache().await.map_err(|e| ApiError::from_submit(e, "prompt"))
 }

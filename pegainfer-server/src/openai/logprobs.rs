@@ -1,6 +1,6 @@
 //! Log-probabilities in the two shapes of OpenAI.
 
-use super::piece::{Piece, Prompt};
+use super::delta::{Delta, PromptInfo};
 use crate::text::{Detokenizer, Tokenizer};
 use pegainfer_core::engine::{TokenLogprobs, TokenOut};
 use serde::{Serialize, Serializer};
@@ -28,11 +28,11 @@ impl Serialize for TokenMap {
     }
 }
 
-/// How log-probabilities name tokens.
+/// How tokens are named in log-probabilities.
 pub struct TokenNames<'a> {
-    /// Knows their text.
+    /// Gives the text of a token.
     pub tokenizer: &'a Tokenizer,
-    /// By id, as `token_id:5`.
+    /// Name tokens by id, as `token_id:5`.
     pub by_id: bool,
 }
 
@@ -43,37 +43,37 @@ impl TokenNames<'_> {
 }
 
 impl CompletionLogprobs {
-    /// Of one piece; empty if no token caused it.
-    pub fn of(piece: &Piece, names: &TokenNames) -> Self {
+    /// Log-probabilities of one delta; empty if the delta has no token.
+    pub fn of(delta: &Delta, names: &TokenNames) -> Self {
         let mut lists = Self::default();
-        if let Some(TokenOut { id, logprobs: Some(logprobs), .. }) = &piece.token {
-            lists.push(*id, piece.offset, Some(logprobs), names);
+        if let Some(TokenOut { id, logprobs: Some(logprobs), .. }) = &delta.token {
+            lists.push(*id, delta.offset, Some(logprobs), names);
         }
         lists
     }
 
-    /// Of an echoed prompt.
-    pub fn of_prompt(prompt: &Prompt, names: &TokenNames) -> Self {
+    /// Log-probabilities of an echoed prompt.
+    pub fn of_prompt(prompt: &PromptInfo, names: &TokenNames) -> Self {
         let (mut lists, mut text, mut chars) = (Self::default(), Detokenizer::new(true), 0);
-        let reports = std::iter::once(None).chain(prompt.reports.iter().flatten().map(Some));
-        for (id, report) in prompt.ids.iter().zip(reports) {
-            lists.push(*id, chars, report, names);
-            let mut piece = String::new();
-            text.push(names.tokenizer, *id, &mut piece);
-            chars += piece.chars().count();
+        let logprobs = std::iter::once(None).chain(prompt.logprobs.iter().flatten().map(Some));
+        for (id, token) in prompt.ids.iter().zip(logprobs) {
+            lists.push(*id, chars, token, names);
+            let mut decoded = String::new();
+            text.push(names.tokenizer, *id, &mut decoded);
+            chars += decoded.chars().count();
         }
         lists
     }
 
-    fn push(&mut self, id: u32, offset: usize, report: Option<&TokenLogprobs>, names: &TokenNames) {
+    fn push(&mut self, id: u32, offset: usize, token: Option<&TokenLogprobs>, names: &TokenNames) {
         let text = names.of(id);
         self.text_offset.push(offset);
-        self.token_logprobs.push(report.map(|report| report.logprob.max(MIN_LOGPROB)));
-        self.top_logprobs.push(report.map(|report| {
+        self.token_logprobs.push(token.map(|token| token.logprob.max(MIN_LOGPROB)));
+        self.top_logprobs.push(token.map(|token| {
             // Different tokens may show as the same text; the more likely one is kept. The token itself is always listed.
-            let mut top: Vec<(String, f32)> = Vec::with_capacity(report.top.len() + 1);
-            let listed = report.top.iter().map(|&(id, logprob)| (names.of(id), logprob));
-            for (text, logprob) in listed.chain([(text.clone(), report.logprob)]) {
+            let mut top: Vec<(String, f32)> = Vec::with_capacity(token.top.len() + 1);
+            let listed = token.top.iter().map(|&(id, logprob)| (names.of(id), logprob));
+            for (text, logprob) in listed.chain([(text.clone(), token.logprob)]) {
                 if !top.iter().any(|(other, _)| *other == text) {
                     top.push((text, logprob.max(MIN_LOGPROB)));
                 }
@@ -83,7 +83,7 @@ impl CompletionLogprobs {
         self.tokens.push(text);
     }
 
-    /// Appends the next piece's.
+    /// Appends the lists of the next delta.
     pub fn extend(&mut self, next: Self) {
         self.text_offset.extend(next.text_offset);
         self.token_logprobs.extend(next.token_logprobs);
@@ -114,9 +114,9 @@ struct TopToken {
 }
 
 impl ChatLogprobs {
-    /// Of one piece; empty if no token caused it.
-    pub fn of(piece: &Piece, names: &TokenNames) -> Self {
-        let Some((token, logprobs)) = piece.token.as_ref().and_then(|t| Some((t, t.logprobs.as_ref()?))) else {
+    /// Log-probabilities of one delta; empty if the delta has no token.
+    pub fn of(delta: &Delta, names: &TokenNames) -> Self {
+        let Some((token, logprobs)) = delta.token.as_ref().and_then(|t| Some((t, t.logprobs.as_ref()?))) else {
             return Self::default();
         };
         let entry = |id: u32, logprob: f32| {
@@ -128,13 +128,13 @@ impl ChatLogprobs {
         Self { content: vec![ChatToken { token, logprob, bytes, top_logprobs }] }
     }
 
-    /// Appends the next piece's.
+    /// Appends the list of the next delta.
     pub fn extend(&mut self, next: Self) {
         self.content.extend(next.content);
     }
 }
 
-/// vLLM's `prompt_logprobs`: null for the first token, then for each one a map from token ids, its own first.
+/// vLLM's `prompt_logprobs`: null for the first token, then for each token a map by token id, its own id first.
 #[derive(Serialize, Debug)]
 pub struct PromptLogprobs(Vec<Option<Position>>);
 
@@ -155,17 +155,17 @@ impl Serialize for Position {
 }
 
 impl PromptLogprobs {
-    /// `reports` are about `ids` from the second on.
-    pub fn of(ids: &[u32], reports: &[TokenLogprobs], tokenizer: &Tokenizer) -> Self {
-        let position = |(id, report): (&u32, &TokenLogprobs)| {
+    /// `logprobs` are those of `ids[1..]`.
+    pub fn of(ids: &[u32], logprobs: &[TokenLogprobs], tokenizer: &Tokenizer) -> Self {
+        let position = |(id, listed): (&u32, &TokenLogprobs)| {
             let token = |id: u32, logprob: f32, rank: u32| {
                 (id, PromptToken { logprob: logprob.max(MIN_LOGPROB), rank, decoded_token: tokenizer.token_text(id) })
             };
-            let others = report.top.iter().zip(1..).filter(|((other, _), _)| other != id);
+            let others = listed.top.iter().zip(1..).filter(|((other, _), _)| other != id);
             let others = others.map(|(&(id, logprob), rank)| token(id, logprob, rank));
-            Some(Position(std::iter::once(token(*id, report.logprob, report.rank)).chain(others).collect()))
+            Some(Position(std::iter::once(token(*id, listed.logprob, listed.rank)).chain(others).collect()))
         };
-        let rest = ids.iter().skip(1).zip(reports).map(position);
+        let rest = ids.iter().skip(1).zip(logprobs).map(position);
         Self(std::iter::once(None).chain(rest).collect())
     }
 }

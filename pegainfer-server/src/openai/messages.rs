@@ -1,11 +1,11 @@
-//! The messages of a chat request, checked and brought into the form that templates expect.
+//! The messages of a chat request, checked and normalised for chat templates.
 
-use super::errors::{ApiError, echo};
+use super::errors::{ApiError, truncate_for_error};
 use super::fields::{Fields, describe};
 use serde_json::{Map, Value};
 
-/// Messages for the template: every message has a role that templates know and a string as content.
-pub fn take(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
+/// Parses the messages: each has a role that templates know, and a string as content.
+pub fn parse(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
     let Some(messages) = fields.list("messages")? else { return Err(invalid("messages is missing")) };
     if messages.is_empty() {
         return Err(invalid("messages is empty: send at least one message"));
@@ -28,7 +28,10 @@ fn normalise(i: usize, message: Value) -> Result<Value, ApiError> {
         Some(role @ ("system" | "user" | "assistant" | "tool")) => role.to_string(),
         Some(role) => {
             let known = "system, developer, user, assistant and tool";
-            return Err(invalid(format!("messages[{i}].role {:?} is unknown: there are {known}", echo(role))));
+            return Err(invalid(format!(
+                "messages[{i}].role {:?} is unknown: there are {known}",
+                truncate_for_error(role)
+            )));
         }
         None => return Err(invalid(format!("messages[{i}].role is missing or not a string"))),
     };
@@ -45,7 +48,7 @@ fn normalise(i: usize, message: Value) -> Result<Value, ApiError> {
     Ok(Value::Object(message))
 }
 
-/// A string, a list of text parts (joined by line breaks, as vLLM does), or nothing.
+/// Text of a `content`: a string, a list of text parts (joined by line breaks, as vLLM does), or nothing.
 fn content_text(i: usize, content: Option<&Value>) -> Result<String, ApiError> {
     match content {
         None => Ok(String::new()),
@@ -70,15 +73,17 @@ fn part_text(i: usize, part: &Value) -> Result<&str, ApiError> {
             .as_str()
             .ok_or_else(|| invalid(format!("messages[{i}].content has a text part whose text is not a string"))),
         Some(other) => {
-            let message =
-                format!("messages[{i}].content has a part of type {:?}: this model reads only text", echo(other));
+            let message = format!(
+                "messages[{i}].content has a part of type {:?}: this model reads only text",
+                truncate_for_error(other)
+            );
             Err(invalid(message).with_code("unsupported_parameter"))
         }
         None => Err(invalid(format!("messages[{i}].content has a part without a type"))),
     }
 }
 
-/// Earlier tool calls: OpenAI sends the arguments as a string of JSON; templates want the object.
+/// Parses the arguments of earlier tool calls: OpenAI sends a string of JSON, templates expect the object.
 fn tool_calls(i: usize, calls: &mut Value) -> Result<(), ApiError> {
     let Value::Array(calls) = calls else { return Err(invalid(format!("messages[{i}].tool_calls must be a list"))) };
     for call in calls {
@@ -104,7 +109,7 @@ mod tests {
     use serde_json::json;
 
     fn messages(value: Value) -> Result<Vec<Value>, ApiError> {
-        take(&mut Fields::new(json!({ "messages": value }).as_object().unwrap().clone()))
+        parse(&mut Fields::new(json!({ "messages": value }).as_object().unwrap().clone()))
     }
 
     #[test]
@@ -125,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_messages_are_named_by_their_place() {
+    fn errors_name_the_bad_message_by_its_index() {
         for (bad, expected) in [
             (json!([]), "messages is empty"),
             (json!("hi"), "messages must be a list"),

@@ -1,48 +1,48 @@
-//! The OpenAI-compatible HTTP API, and Anthropic's.
+//! The HTTP API, compatible with OpenAI's and Anthropic's.
 //!
 //! # Layout
-//! - [`chat`], [`completions`]: the endpoints of OpenAI that everything else is made of. [`responses`], [`anthropic`]: other
-//!   shapes of a chat, translated into one and back.
-//! - [`params`], [`sampling`], [`rules`], [`stop`], [`stream_options`], [`truncation`], [`structured`], [`conversation`],
-//!   [`messages`], [`tools`]: the fields. [`policy`]: all other fields.
-//! - [`generation`], [`exchange`]: what runs, [`piece`] by piece. [`answer`], [`blocks`], [`wire`], [`logprobs`],
-//!   [`timings`], [`sse`]: what goes out.
-//! - [`info`], [`tokenize`]: the small endpoints. [`openapi`], [`fields_listed`]: what tells of all of them.
+//! - [`chat`], [`completions`]: OpenAI's endpoints, on which the others are built. [`responses`], [`anthropic`]: translate
+//!   their requests into chat requests, and the output into their own responses.
+//! - [`params`], [`sampling`], [`logits_processors`], [`stop`], [`stream_options`], [`truncation`], [`structured`],
+//!   [`conversation`], [`messages`], [`tools`]: parse the known fields. [`policy`]: decides about all others.
+//! - [`submitted_chat`], [`generation`]: run a request and give its output as [`delta`]s. [`assistant_message`],
+//!   [`blocks`], [`wire`], [`logprobs`], [`timings`], [`sse`]: write the response.
+//! - [`info`], [`tokenize`]: the small endpoints. [`openapi`], [`fields_listed`]: the OpenAPI document.
 
-mod answer;
 mod anthropic;
+mod assistant_message;
 mod blocks;
 mod body;
 mod chat;
 mod completions;
 mod conversation;
+mod delta;
 mod errors;
-mod exchange;
 mod fields;
 mod fields_listed;
 mod generation;
 mod info;
+mod logits_processors;
 mod logprobs;
 mod messages;
 mod openapi;
 mod params;
-mod piece;
 mod policy;
 mod responses;
-mod rules;
 mod sampling;
 mod sse;
 mod state;
 mod stop;
 mod stream_options;
 mod structured;
+mod submitted_chat;
 mod timings;
 mod tokenize;
 mod tools;
 mod truncation;
 mod wire;
 
-pub use errors::{ApiError, echo};
+pub use errors::{ApiError, truncate_for_error};
 pub use state::AppState;
 
 use axum::Router;
@@ -55,7 +55,7 @@ use futures_util::FutureExt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-/// All routes.
+/// The router of all endpoints and of the web UI.
 pub fn router(state: Arc<AppState>) -> Router {
     Router::new()
         .route("/v1/completions", post(completions::completions))
@@ -83,16 +83,16 @@ pub fn router(state: Arc<AppState>) -> Router {
 }
 
 async fn unknown_path(uri: Uri) -> ApiError {
-    ApiError::new(StatusCode::NOT_FOUND, format!("there is nothing at {}", errors::echo(uri.path())))
+    ApiError::new(StatusCode::NOT_FOUND, format!("there is nothing at {}", errors::truncate_for_error(uri.path())))
         .with_code("unknown_url")
 }
 
 async fn wrong_method(method: Method, uri: Uri) -> ApiError {
-    let message = format!("{} does not take {method} requests", errors::echo(uri.path()));
+    let message = format!("{} does not take {method} requests", errors::truncate_for_error(uri.path()));
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message)
 }
 
-/// A bug in a handler costs one request, not the server.
+/// Turns a panic of a handler into a 500: a bug costs one request, not the server.
 async fn catch_panic(request: Request, next: Next) -> Response {
     let path = request.uri().path().to_string();
     match AssertUnwindSafe(next.run(request)).catch_unwind().await {
@@ -104,7 +104,7 @@ async fn catch_panic(request: Request, next: Next) -> Response {
     }
 }
 
-/// Names the fields that were accepted but not understood.
+/// Adds the header `x-ignored-fields`: the fields that were accepted but are unknown.
 fn with_ignored(mut response: Response, ignored: Option<HeaderValue>) -> Response {
     if let Some(names) = ignored {
         response.headers_mut().insert("x-ignored-fields", names);
@@ -131,11 +131,11 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(axum::serve(listener, router).into_future());
-        let answer = |path: &'static str| {
+        let status = |path: &'static str| {
             let get = move || ureq::get(format!("http://{address}{path}")).call().map(|r| r.status().as_u16());
             tokio::task::spawn_blocking(get)
         };
-        assert!(matches!(answer("/bug").await.unwrap(), Err(ureq::Error::StatusCode(500))));
-        assert_eq!(answer("/fine").await.unwrap().unwrap(), 200);
+        assert!(matches!(status("/bug").await.unwrap(), Err(ureq::Error::StatusCode(500))));
+        assert_eq!(status("/fine").await.unwrap().unwrap(), 200);
     }
 }

@@ -1,28 +1,28 @@
-//! `GET /openapi.json`: what the API takes and gives.
+//! `GET /openapi.json`: the OpenAPI document of the API.
 //!
-//! Written by hand from tables: requests are parsed field by field, without the structs that a generator would read, and a
-//! second list of those would only be one that nothing checks. A test sends every field listed here to a strict server.
+//! Written by hand from tables, because requests are parsed field by field, without structs that a generator could read. A
+//! test sends every field listed here to a strict server.
 
 use super::fields_listed::{CHAT, COMPLETIONS, Field, GENERATION, MESSAGES, RESPONSES, TOKENIZE};
 use axum::Json;
 use serde_json::{Map, Value, json};
 
-/// Statuses of refusals, for every endpoint that takes a body.
+/// Error statuses of every endpoint that takes a body.
 const REFUSALS: [(&str, &str); 8] = [
     ("400", "A field cannot be used; the error names it."),
-    ("401", "The server needs an API key."),
+    ("401", "An API key is missing or wrong."),
     ("404", "There is no such model."),
-    ("408", "The body did not come in time."),
+    ("408", "The body did not arrive in time."),
     ("413", "The body is too large."),
     ("415", "The body is not application/json."),
     ("503", "The server is busy or stopping; try again after Retry-After."),
-    ("504", "The request took longer than it may."),
+    ("504", "The request exceeded its time limit."),
 ];
 
-/// Fields of `/v1/messages` that make its prompt.
+/// Fields of `/v1/messages` that `count_tokens` reads, because they shape the prompt.
 const COUNTED: [&str; 7] = ["model", "messages", "system", "tools", "tool_choice", "thinking", "output_config"];
 
-/// The handler.
+/// Handles `GET /openapi.json`.
 pub async fn openapi() -> Json<Value> {
     Json(document())
 }
@@ -33,10 +33,10 @@ struct Endpoint {
     summary: &'static str,
     required: &'static [&'static str],
     fields: Vec<Field>,
-    /// A body that gets 200.
+    /// A request body whose response has status 200.
     example: Value,
-    /// Fields that its answer always has.
-    answer: &'static [&'static str],
+    /// Fields that every response has.
+    response: &'static [&'static str],
 }
 
 fn endpoints() -> [Endpoint; 7] {
@@ -49,7 +49,7 @@ fn endpoints() -> [Endpoint; 7] {
             required: &["prompt"],
             fields: [GENERATION, COMPLETIONS].concat(),
             example: json!({"prompt": "Once upon a time", "max_tokens": 8}),
-            answer: &["id", "object", "created", "model", "choices", "usage"],
+            response: &["id", "object", "created", "model", "choices", "usage"],
         },
         Endpoint {
             path: "/v1/chat/completions",
@@ -57,15 +57,15 @@ fn endpoints() -> [Endpoint; 7] {
             required: &["messages"],
             fields: [GENERATION, CHAT].concat(),
             example: json!({"messages": hello(), "max_tokens": 8}),
-            answer: &["id", "object", "created", "model", "choices", "usage"],
+            response: &["id", "object", "created", "model", "choices", "usage"],
         },
         Endpoint {
             path: "/v1/responses",
-            summary: "Answer items",
+            summary: "Answer a list of items",
             required: &["input"],
             fields: RESPONSES.to_vec(),
             example: json!({"input": "Hello!", "max_output_tokens": 8}),
-            answer: &["id", "object", "created_at", "model", "status", "output", "usage"],
+            response: &["id", "object", "created_at", "model", "status", "output", "usage"],
         },
         Endpoint {
             path: "/v1/messages",
@@ -73,15 +73,15 @@ fn endpoints() -> [Endpoint; 7] {
             required: &["messages", "max_tokens"],
             fields: MESSAGES.to_vec(),
             example: json!({"messages": hello(), "max_tokens": 8}),
-            answer: &["id", "type", "role", "content", "model", "stop_reason", "usage"],
+            response: &["id", "type", "role", "content", "model", "stop_reason", "usage"],
         },
         Endpoint {
             path: "/v1/messages/count_tokens",
-            summary: "Tokens of such a prompt",
+            summary: "Count the tokens of a prompt",
             required: &["messages"],
             fields: counted,
             example: json!({"messages": hello()}),
-            answer: &["input_tokens"],
+            response: &["input_tokens"],
         },
         Endpoint {
             path: "/tokenize",
@@ -89,7 +89,7 @@ fn endpoints() -> [Endpoint; 7] {
             required: &[],
             fields: TOKENIZE.to_vec(),
             example: json!({"prompt": "Once upon a time"}),
-            answer: &["count", "max_model_len", "tokens"],
+            response: &["count", "max_model_len", "tokens"],
         },
         Endpoint {
             path: "/detokenize",
@@ -97,7 +97,7 @@ fn endpoints() -> [Endpoint; 7] {
             required: &["tokens"],
             fields: vec![("model", "string", ""), ("tokens", "array", "Token ids.")],
             example: json!({"tokens": [1, 2, 3]}),
-            answer: &["prompt"],
+            response: &["prompt"],
         },
     ]
 }
@@ -108,17 +108,17 @@ fn document() -> Value {
         paths.insert(endpoint.path.into(), json!({"post": with_body(&endpoint)}));
     }
     for (path, method, summary) in [
-        ("/v1/models", "get", "The served names"),
-        ("/health", "get", "200 while the engine makes progress and takes requests"),
-        ("/load", "get", "Requests that run and wait"),
+        ("/v1/models", "get", "Names of the served model"),
+        ("/health", "get", "200 while the engine makes progress and accepts requests"),
+        ("/load", "get", "Numbers of running and waiting requests"),
         ("/version", "get", "Version of the server"),
         ("/metrics", "get", "Metrics, in Prometheus' format"),
-        ("/reset_prefix_cache", "post", "Forget cached prefixes"),
+        ("/reset_prefix_cache", "post", "Drop all cached prefixes"),
         ("/openapi.json", "get", "This document"),
     ] {
-        let answers = json!({"200": {"description": "OK"}, "401": {"description": "The server needs an API key."},
+        let responses = json!({"200": {"description": "OK"}, "401": {"description": "An API key is missing or wrong."},
             "503": {"description": "The server is not ready."}});
-        paths.insert(path.into(), json!({method: {"summary": summary, "responses": answers}}));
+        paths.insert(path.into(), json!({method: {"summary": summary, "responses": responses}}));
     }
     let mut ping = paths["/health"].clone();
     ping["post"] = ping["get"].clone();
@@ -133,9 +133,9 @@ fn document() -> Value {
 }
 
 fn with_body(endpoint: &Endpoint) -> Value {
-    let Endpoint { path, summary, required, fields, example, answer } = endpoint;
+    let Endpoint { path, summary, required, fields, example, response } = endpoint;
     let schema = json!({"type": "object", "required": required, "properties": properties(fields)});
-    let mut content = json!({"application/json": {"schema": {"type": "object", "required": answer}}});
+    let mut content = json!({"application/json": {"schema": {"type": "object", "required": response}}});
     if path.starts_with("/v1/") && !path.ends_with("count_tokens") {
         content["text/event-stream"] = json!({});
     }
@@ -150,7 +150,7 @@ fn with_body(endpoint: &Endpoint) -> Value {
         "requestBody": {"required": true, "content": {"application/json": {"schema": schema, "example": example}}}})
 }
 
-/// Each field may also be null, which means absent.
+/// Schema properties of the fields. Each field may also be null, which means absent.
 fn properties(fields: &[Field]) -> Map<String, Value> {
     let property = |(name, kinds, description): &Field| {
         let kinds: Vec<&str> = kinds.split('|').chain(["null"]).collect();

@@ -1,8 +1,8 @@
-//! The parameters that completions and chat share, parsed and checked.
+//! The parameters that completions and chats share, parsed and checked.
 
 use super::errors::ApiError;
 use super::fields::{Fields, describe};
-use super::rules;
+use super::logits_processors;
 use super::sampling::Sampling;
 use super::state::AppState;
 use super::stop;
@@ -18,51 +18,51 @@ use serde_json::Value;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Choices for one prompt. OpenAI allows 128.
+/// Maximum number of choices for one prompt, as in OpenAI's API.
 const MAX_N: i64 = 128;
-/// Most likely tokens that may be asked for at each position, as in OpenAI's chat API.
+/// Maximum number of most likely tokens that may be asked for at each position, as in OpenAI's chat API.
 pub const MAX_LOGPROBS: i64 = engine::MAX_LOGPROBS as i64;
 
-/// How to continue a prompt, whichever endpoint it came through.
+/// How to generate, whichever endpoint the request came through.
 #[derive(Debug, Clone)]
 pub struct Params {
-    /// The model's name as the client wrote it, or the first of ours.
+    /// The model name that the client sent, or the canonical one.
     pub model: String,
     /// Becomes part of the response id.
     pub request_id: String,
-    /// When it is cancelled.
+    /// When the request is cancelled.
     pub deadline: Option<Deadline>,
-    /// `None`: one JSON answer.
+    /// `None`: the response is one JSON object.
     pub stream: Option<StreamOptions>,
-    /// Tokens to generate at most, if the client said so.
+    /// Maximum number of tokens to generate, if the client gave one.
     pub max_tokens: Option<usize>,
-    /// Choices for each prompt.
+    /// Number of choices for each prompt.
     pub n: usize,
-    /// Tokens to generate at least: until then neither end-of-text nor stop tokens are drawn, nor stop strings looked for.
+    /// Minimum number of tokens to generate: until then neither EOS nor stop tokens are drawn, and stop strings are ignored.
     pub min_tokens: usize,
     /// Strings that end the text.
     pub stop: Vec<String>,
     /// Token ids that end the text.
     pub stop_token_ids: Vec<u32>,
-    /// What stops the text is part of it.
+    /// Whether the stop string is part of the text.
     pub include_stop: bool,
-    /// Special tokens are part of the text.
+    /// Whether special tokens are part of the text.
     pub show_special: bool,
-    /// The text begins with the prompt. Only completions can have that.
+    /// Whether the text begins with the prompt; completions only.
     pub echo: bool,
-    /// Most likely tokens to report at each position of the prompt.
+    /// Number of most likely tokens to report at each position of the prompt.
     pub prompt_logprobs: Option<usize>,
-    /// Token ids go out beside the text.
+    /// Whether to send token ids with the text.
     pub token_ids: bool,
-    /// Log-probabilities name tokens by their ids.
+    /// Whether log-probabilities name tokens by their ids.
     pub ids_as_text: bool,
-    /// Run the tokenizer's post-processor (BOS) over the prompt.
+    /// Whether to run the tokenizer's post-processor (BOS) over the prompt.
     pub add_special_tokens: Option<bool>,
-    /// The answer tells where the time went.
+    /// Whether the response reports the time of each stage.
     pub include_metrics: bool,
-    /// When the body was there.
+    /// When the whole body had arrived.
     pub received: Instant,
-    /// Where the stages of the request go.
+    /// Trace that records the stages of the request.
     pub trace: Option<Arc<Trace>>,
     sampling: Sampling,
     rules: Option<Arc<LogitRules>>,
@@ -73,11 +73,11 @@ pub struct Params {
 }
 
 impl Params {
-    /// Takes the shared fields out of a body.
-    pub async fn take(fields: &mut Fields, headers: &HeaderMap, state: &AppState) -> Result<Self, ApiError> {
+    /// Parses the shared fields of a body.
+    pub async fn parse(fields: &mut Fields, headers: &HeaderMap, state: &AppState) -> Result<Self, ApiError> {
         let received = Instant::now();
         let model = fields.string("model")?;
-        let stream = StreamOptions::take(fields)?;
+        let stream = StreamOptions::parse(fields)?;
         let prompt_logprobs = fields.integer("prompt_logprobs", 0..=MAX_LOGPROBS)?.map(|n| n as usize);
         if prompt_logprobs.is_some() && stream.is_some() {
             let message = "prompt_logprobs cannot be streamed: leave out \"stream\": true";
@@ -87,20 +87,20 @@ impl Params {
         let newer = fields.integer("max_completion_tokens", 1..=i32::MAX.into())?;
         let older = fields.integer("max_tokens", 1..=i32::MAX.into())?;
         let limits = state.engine.limits();
-        let stop_token_ids = stop::take_token_ids(fields, limits.vocab_size)?;
+        let stop_token_ids = stop::parse_token_ids(fields, limits.vocab_size)?;
         let ignore_eos = fields.bool("ignore_eos")?.unwrap_or(false);
         let min_tokens = fields.integer("min_tokens", 0..=i32::MAX.into())?.unwrap_or(0) as usize;
         let eos = limits.eos_token_ids.iter().filter(|_| !ignore_eos);
         let stops = eos.chain(&stop_token_ids).copied().collect();
         Ok(Self {
             model: state.model_named(model)?,
-            request_id: take_request_id(fields, headers)?,
-            deadline: take_deadline(headers, state)?,
+            request_id: parse_request_id(fields, headers)?,
+            deadline: parse_deadline(headers, state)?,
             stream,
             max_tokens: newer.or(older).map(|n| n as usize),
-            n: take_n(fields)?,
+            n: parse_n(fields)?,
             min_tokens,
-            stop: stop::take_strings(fields)?,
+            stop: stop::parse_strings(fields)?,
             stop_token_ids,
             include_stop: fields.bool("include_stop_str_in_output")?.unwrap_or(false),
             show_special: !fields.bool("skip_special_tokens")?.unwrap_or(true),
@@ -112,22 +112,22 @@ impl Params {
             include_metrics: fields.bool("include_metrics")?.unwrap_or(false),
             received,
             trace: fields.trace().cloned(),
-            sampling: Sampling::take(fields, state)?,
-            rules: rules::take(fields, state, min_tokens, stops).await?,
+            sampling: Sampling::parse(fields, state)?,
+            rules: logits_processors::parse(fields, state, min_tokens, stops).await?,
             ignore_eos,
             priority: fields.integer("priority", i32::MIN.into()..=i32::MAX.into())?.unwrap_or(0) as i32,
-            cache_salt: take_cache_salt(fields, state)?,
-            truncation: Truncation::take(fields)?,
+            cache_salt: parse_cache_salt(fields, state)?,
+            truncation: Truncation::parse(fields)?,
         })
     }
 
-    /// Whether the answer needs the prompt.
+    /// Whether the response needs the prompt.
     pub fn keeps_prompt(&self) -> bool {
         self.echo || self.prompt_logprobs.is_some() || self.token_ids
     }
 
-    /// The engine's requests for one prompt, one for each choice. `default_max_tokens`: what to generate when the client
-    /// gave no number, as far as context and KV pool allow.
+    /// The engine's requests for one prompt, one for each choice. `default_max_tokens`: number of tokens to generate if the
+    /// client gave none, limited by the context and the KV pool.
     pub fn requests(
         &self,
         mut prompt: Vec<u32>,
@@ -140,13 +140,13 @@ impl Params {
         if let Some(truncation) = self.truncation {
             truncation.apply(&mut prompt, limits.max_model_len.saturating_sub(self.max_tokens.unwrap_or(1)));
         }
-        // An echoed prompt has log-probabilities like the text behind it.
+        // An echoed prompt has log-probabilities like the text that follows it.
         let prompt_logprobs = self.prompt_logprobs.max(logprobs.filter(|_| self.echo));
         let context = limits.max_model_len.saturating_sub(prompt.len());
         let pool = (limits.kv_capacity_tokens() + 1).saturating_sub(prompt.len());
-        // At least 1, so that the engine's own check words the refusal of a prompt that fills the context.
-        let room = context.min(pool).max(1);
-        let max_tokens = self.max_tokens.unwrap_or(default_max_tokens.min(room));
+        // At least 1, so that the engine's own check refuses a prompt that fills the context.
+        let capacity = context.min(pool).max(1);
+        let max_tokens = self.max_tokens.unwrap_or(default_max_tokens.min(capacity));
         if self.min_tokens > max_tokens {
             let min_tokens = self.min_tokens;
             let message =
@@ -177,8 +177,8 @@ impl Params {
     }
 }
 
-/// Choices for each prompt. `best_of` would rank more of them than it returns.
-fn take_n(fields: &mut Fields) -> Result<usize, ApiError> {
+/// Parses `n` and `best_of`. A `best_of` above `n` would rank choices and return the best, which is not implemented.
+fn parse_n(fields: &mut Fields) -> Result<usize, ApiError> {
     let n = fields.integer("n", 1..=MAX_N)?.unwrap_or(1);
     match fields.integer("best_of", 1..=MAX_N)? {
         Some(best_of) if best_of != n => {
@@ -189,8 +189,8 @@ fn take_n(fields: &mut Fields) -> Result<usize, ApiError> {
     }
 }
 
-/// The client's own name for a request: field `request_id`, else header `x-request-id`, else a random one.
-fn take_request_id(fields: &mut Fields, headers: &HeaderMap) -> Result<String, ApiError> {
+/// Parses the client's name for the request: field `request_id`, else header `x-request-id`, else a random one.
+fn parse_request_id(fields: &mut Fields, headers: &HeaderMap) -> Result<String, ApiError> {
     match fields.string("request_id")? {
         Some(id) if request_id::is_valid(&id) => Ok(id),
         Some(_) => Err(ApiError::invalid("request_id", format!("request_id must be {}", request_id::VALID))),
@@ -198,8 +198,8 @@ fn take_request_id(fields: &mut Fields, headers: &HeaderMap) -> Result<String, A
     }
 }
 
-/// The server's time limit, or the client's if that is shorter.
-fn take_deadline(headers: &HeaderMap, state: &AppState) -> Result<Option<Deadline>, ApiError> {
+/// The server's time limit, or the client's (`x-request-timeout`) if that is shorter.
+fn parse_deadline(headers: &HeaderMap, state: &AppState) -> Result<Option<Deadline>, ApiError> {
     let asked = match headers.get("x-request-timeout") {
         None => None,
         Some(value) => {
@@ -210,7 +210,7 @@ fn take_deadline(headers: &HeaderMap, state: &AppState) -> Result<Option<Deadlin
     Ok(asked.into_iter().chain(state.options.request_timeout).min().map(Deadline::after))
 }
 
-/// A token id of the vocabulary.
+/// Parses a token id and checks that the vocabulary has it.
 pub fn token_id(value: &Value, vocab_size: usize, field: &'static str) -> Result<u32, ApiError> {
     let Some(id) = value.as_u64().and_then(|id| u32::try_from(id).ok()) else {
         return Err(ApiError::invalid(field, format!("{field} must hold token ids, got {}", describe(value))));
@@ -221,8 +221,8 @@ pub fn token_id(value: &Value, vocab_size: usize, field: &'static str) -> Result
     Ok(id)
 }
 
-/// Requests share cached prefixes only under the same salt; none is 0.
-fn take_cache_salt(fields: &mut Fields, state: &AppState) -> Result<u64, ApiError> {
+/// Parses `cache_salt`. Requests share cached prefixes only under the same salt; 0 is no salt.
+fn parse_cache_salt(fields: &mut Fields, state: &AppState) -> Result<u64, ApiError> {
     match fields.string("cache_salt")? {
         None => Ok(0),
         Some(salt) if salt.is_empty() => Err(ApiError::invalid("cache_salt", "cache_salt must not be empty")),

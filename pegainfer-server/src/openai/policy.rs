@@ -1,30 +1,30 @@
 //! No field is dropped silently.
 //!
-//! Every field of a request falls under one of three tables: the fields that are implemented (taken by the parsers
-//! before this room is entered), the fields of the OpenAI and vLLM schemas that are not (below: refused by name,
-//! unless their value asks for nothing), and all others (accepted, logged once per name, and named in the response header
-//! `x-ignored-fields`; refused under `--strict`).
+//! Every field of a request falls into one of three groups: implemented fields, which their parsers have removed from the
+//! body before it gets here; unimplemented fields of the OpenAI and vLLM schemas (table below), which are refused by name
+//! unless their value changes nothing; and unknown fields, which are accepted, logged once per name and listed in the
+//! response header `x-ignored-fields`, or refused under `--strict`.
 
-use super::errors::{ApiError, echo};
+use super::errors::{ApiError, truncate_for_error};
 use super::fields::describe;
 use axum::http::HeaderValue;
 use serde_json::{Map, Value};
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
-/// The values of an unimplemented field that change nothing, so that they can be accepted.
+/// The values of an unimplemented field that change nothing and are therefore accepted.
 enum NoOp {
-    /// None: the field is always refused.
+    /// No value: the field is always refused.
     Never,
-    /// All: the field has no effect on a single local model.
+    /// Every value: the field has no effect on a single local model.
     Always,
-    /// This boolean.
+    /// Only this boolean.
     Bool(bool),
-    /// This number.
+    /// Only this number.
     Number(f64),
-    /// An empty list, object or string.
+    /// Only an empty list, object or string.
     Empty,
-    /// One of these strings.
+    /// Only one of these strings.
     OneOf(&'static [&'static str]),
 }
 
@@ -95,7 +95,7 @@ impl NoOp {
         }
     }
 
-    /// What would have been accepted, as the end of a sentence.
+    /// The accepted values, as the end of a sentence.
     fn hint(&self) -> String {
         match self {
             Never | Always => String::new(),
@@ -107,16 +107,16 @@ impl NoOp {
     }
 }
 
-/// Applies the policy and remembers which unknown names were logged.
+/// Applies the policy, and remembers which unknown names were logged.
 #[derive(Default)]
 pub struct FieldPolicy {
     strict: bool,
     logged: Mutex<HashSet<String>>,
 }
 
-/// Names that are remembered as logged, so that a client cannot fill the memory with them.
+/// Maximum number of names remembered as logged, so that a client cannot fill the memory with them.
 const MAX_LOGGED: usize = 1000;
-/// Names that the response header lists at most.
+/// Maximum number of names in the response header.
 const MAX_LISTED: usize = 32;
 
 impl FieldPolicy {
@@ -125,8 +125,8 @@ impl FieldPolicy {
         Self { strict, logged: Mutex::default() }
     }
 
-    /// Judges the fields that no parser took. Gives the value of `x-ignored-fields`, if there are any such fields.
-    pub fn judge(&self, rest: &Map<String, Value>) -> Result<Option<HeaderValue>, ApiError> {
+    /// Checks the fields that no parser removed. Returns the value of `x-ignored-fields`, if there are any such fields.
+    pub fn check_unknown_fields(&self, rest: &Map<String, Value>) -> Result<Option<HeaderValue>, ApiError> {
         let mut ignored = Vec::new();
         for (name, value) in rest {
             match UNIMPLEMENTED.iter().find(|(known, _)| known == name) {
@@ -138,7 +138,7 @@ impl FieldPolicy {
                     return Err(ApiError::invalid(name, message + &got).with_code("unsupported_parameter"));
                 }
                 None if self.strict => {
-                    let message = format!("unknown field {}: the server runs with --strict", echo(name));
+                    let message = format!("unknown field {}: the server runs with --strict", truncate_for_error(name));
                     return Err(ApiError::invalid(name, message).with_code("unknown_parameter"));
                 }
                 None => ignored.push(name.as_str()),
@@ -155,7 +155,7 @@ impl FieldPolicy {
         // A set of names cannot be left half-written by a panic elsewhere.
         let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
         for &name in names {
-            let short = echo(name);
+            let short = truncate_for_error(name);
             if logged.len() < MAX_LOGGED && !logged.contains(&short) {
                 log::warn!("requests carry the unknown field {short:?}; it is ignored");
                 logged.insert(short);
@@ -164,13 +164,13 @@ impl FieldPolicy {
     }
 }
 
-/// The names, separated by commas; characters that a header cannot carry become `?`.
+/// The names as a comma-separated list; characters that a header cannot carry become `?`.
 fn header_value(names: &[&str]) -> Option<HeaderValue> {
     if names.is_empty() {
         return None;
     }
     let printable = |name: &&str| -> String {
-        echo(name).chars().map(|c| if c.is_ascii_graphic() && c != ',' { c } else { '?' }).collect()
+        truncate_for_error(name).chars().map(|c| if c.is_ascii_graphic() && c != ',' { c } else { '?' }).collect()
     };
     let mut listed: Vec<String> = names.iter().take(MAX_LISTED).map(printable).collect();
     if names.len() > MAX_LISTED {
@@ -184,8 +184,8 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn judge(strict: bool, body: Value) -> Result<Option<HeaderValue>, ApiError> {
-        FieldPolicy::new(strict).judge(body.as_object().unwrap())
+    fn check(strict: bool, body: Value) -> Result<Option<HeaderValue>, ApiError> {
+        FieldPolicy::new(strict).check_unknown_fields(body.as_object().unwrap())
     }
 
     #[test]
@@ -199,9 +199,9 @@ mod tests {
             ("tool_choice", json!("required"), json!("auto")),
             ("user", json!(null), json!("someone")),
         ] {
-            assert_eq!(judge(true, json!({ field: no_op })).unwrap(), None, "{field}");
+            assert_eq!(check(true, json!({ field: no_op })).unwrap(), None, "{field}");
             if field != "user" {
-                let body = judge(false, json!({ field: refused })).unwrap_err().body();
+                let body = check(false, json!({ field: refused })).unwrap_err().body();
                 assert!(body.contains(&format!("{field} is not implemented")), "{body}");
                 assert!(body.contains(&format!("\"param\":\"{field}\"")), "{body}");
             }
@@ -210,16 +210,16 @@ mod tests {
 
     #[test]
     fn unknown_fields_are_listed_and_refused_under_strict() {
-        let header = judge(false, json!({"foo": 1, "b a,r": 2, "日": 3})).unwrap().unwrap();
+        let header = check(false, json!({"foo": 1, "b a,r": 2, "日": 3})).unwrap().unwrap();
         assert_eq!(header.to_str().unwrap(), "foo, b?a?r, ?");
-        assert!(judge(true, json!({"foo": 1})).unwrap_err().body().contains("unknown field foo"));
+        assert!(check(true, json!({"foo": 1})).unwrap_err().body().contains("unknown field foo"));
     }
 
     #[test]
     fn a_flood_of_unknown_fields_gives_a_bounded_header_and_log() {
         let policy = FieldPolicy::new(false);
         let body: Map<String, Value> = (0..5000).map(|i| (format!("f{i}"), json!(i))).collect();
-        let header = policy.judge(&body).unwrap().unwrap();
+        let header = policy.check_unknown_fields(&body).unwrap().unwrap();
         assert!(header.to_str().unwrap().ends_with("f31, ..."), "{header:?}");
         assert_eq!(policy.logged.lock().unwrap().len(), MAX_LOGGED);
     }

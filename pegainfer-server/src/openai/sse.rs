@@ -1,9 +1,9 @@
-//! Server-sent events: `data: {json}\n\n` for each chunk, `data: [DONE]\n\n` at the end, also after an error. Some APIs
-//! name their events and need no end.
+//! Server-sent events: `data: {json}\n\n` for each chunk, `data: [DONE]\n\n` at the end, also after an error. The Responses
+//! and Messages APIs name their events and send no `[DONE]`.
 
+use super::delta::{Counts, Delta};
 use super::errors::ApiError;
 use super::generation::Generation;
-use super::piece::{Counts, Piece};
 use super::stream_options::StreamOptions;
 use super::timings::Timings;
 use super::wire::Usage;
@@ -15,18 +15,18 @@ use futures_util::stream::{self, BoxStream, SelectAll, StreamExt};
 use serde::Serialize;
 use std::convert::Infallible;
 
-/// How an endpoint writes its chunks.
-pub trait ChunkFormat: Send + 'static {
-    /// Writes the event or events of one piece. `usage` goes into the chunk as it is.
-    fn piece(&mut self, out: &mut Events, index: usize, piece: Piece, usage: Option<Option<Usage>>);
-    /// Writes what comes behind all pieces with `include_usage` or `include_metrics`: in OpenAI's older APIs a chunk of
-    /// token counts only.
+/// Format of an endpoint's chunks.
+pub trait ChunkWriter: Send + 'static {
+    /// Writes the events of one delta. `usage` is put into the chunk unchanged.
+    fn delta(&mut self, out: &mut Events, index: usize, delta: Delta, usage: Option<Option<Usage>>);
+    /// Writes the events after the last delta with `include_usage` or `include_metrics`: in OpenAI's older APIs a chunk that
+    /// has only token counts.
     fn usage(&mut self, out: &mut Events, usage: Usage, metrics: Option<Timings>);
-    /// Writes that the answer failed.
+    /// Writes the event of a failed generation.
     fn error(&mut self, out: &mut Events, error: &ApiError) {
         out.push_text(&error.body());
     }
-    /// Writes the end.
+    /// Writes the end of the stream.
     fn end(&mut self, out: &mut Events) {
         out.push_text("[DONE]");
     }
@@ -56,72 +56,72 @@ impl Events {
     }
 }
 
-/// Events under load are gathered up to this many bytes before they are handed to the connection.
-const MAX_GATHER: usize = 16 << 10;
+/// Under load, events are coalesced up to this many bytes before they are handed to the connection.
+const MAX_COALESCED: usize = 16 << 10;
 
-type Item = (usize, Counts, Option<Timings>, Result<Piece, ApiError>);
+type Item = (usize, Counts, Option<Timings>, Result<Delta, ApiError>);
 
 struct SseStream<F> {
-    pieces: SelectAll<BoxStream<'static, Item>>,
+    deltas: SelectAll<BoxStream<'static, Item>>,
     counts: Vec<Counts>,
     timings: Option<Timings>,
-    /// Choices of each prompt.
+    /// Number of choices of each prompt.
     n: usize,
     options: StreamOptions,
-    format: F,
-    /// The piece that was awaited before the response began.
+    writer: F,
+    /// The delta that was awaited before the response began.
     first: Option<Item>,
     done: bool,
 }
 
-/// Answers with a stream of all choices, `n` of each prompt in a row. The head is sent with the first token, in one write;
+/// Responds with a stream of all choices, `n` of each prompt in a row. The head is sent with the first token, in one write;
 /// a failure before it is an ordinary error response.
-pub async fn respond<F: ChunkFormat>(
+pub async fn respond<F: ChunkWriter>(
     generations: Vec<Generation>,
     n: usize,
-    format: F,
+    writer: F,
     options: StreamOptions,
 ) -> Result<Response, ApiError> {
     let counts = generations.iter().map(Generation::counts).collect();
-    let mut pieces: SelectAll<_> = generations.into_iter().enumerate().map(pieces_of).collect();
-    let first = pieces.next().await;
+    let mut deltas: SelectAll<_> = generations.into_iter().enumerate().map(deltas_of).collect();
+    let first = deltas.next().await;
     if let Some((_, _, _, Err(error))) = first {
         return Err(error);
     }
-    let sse = SseStream { pieces, counts, timings: None, n, options, format, first, done: false };
+    let sse = SseStream { deltas, counts, timings: None, n, options, writer, first, done: false };
     let bytes = stream::unfold(sse, |mut sse| async move {
-        let bytes = sse.gather().await?;
+        let bytes = sse.coalesce().await?;
         Some((Ok::<_, Infallible>(bytes), sse))
     });
     let headers = [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")];
     Ok((headers, Body::from_stream(bytes)).into_response())
 }
 
-fn pieces_of((index, generation): (usize, Generation)) -> BoxStream<'static, Item> {
+fn deltas_of((index, generation): (usize, Generation)) -> BoxStream<'static, Item> {
     stream::unfold(generation, move |mut generation| async move {
-        let piece = generation.next().await?;
-        Some(((index, generation.counts(), generation.timings(), piece), generation))
+        let delta = generation.next().await?;
+        Some(((index, generation.counts(), generation.timings(), delta), generation))
     })
     .boxed()
 }
 
-impl<F: ChunkFormat> SseStream<F> {
-    /// Waits for a piece and takes what else is there.
-    async fn gather(&mut self) -> Option<Bytes> {
+impl<F: ChunkWriter> SseStream<F> {
+    /// Waits for a delta and appends those that are ready as well.
+    async fn coalesce(&mut self) -> Option<Bytes> {
         if self.done {
             return None;
         }
         let mut out = Events::default();
         let mut next = match self.first.take() {
             Some(item) => Some(item),
-            None => self.pieces.next().await,
+            None => self.deltas.next().await,
         };
         loop {
             self.write(&mut out, next);
-            if self.done || out.0.len() >= MAX_GATHER {
+            if self.done || out.0.len() >= MAX_COALESCED {
                 break;
             }
-            match self.pieces.next().now_or_never() {
+            match self.deltas.next().now_or_never() {
                 Some(ready) => next = ready,
                 None => break,
             }
@@ -131,7 +131,7 @@ impl<F: ChunkFormat> SseStream<F> {
 
     fn write(&mut self, out: &mut Events, item: Option<Item>) {
         match item {
-            Some((index, counts, timings, Ok(piece))) => {
+            Some((index, counts, timings, Ok(delta))) => {
                 self.counts[index] = counts;
                 self.timings = timings;
                 let usage = if self.options.continuous_usage {
@@ -140,16 +140,16 @@ impl<F: ChunkFormat> SseStream<F> {
                     // With include_usage, OpenAI writes null in all chunks but the extra one.
                     self.options.include_usage.then_some(None)
                 };
-                self.format.piece(out, index, piece, usage);
+                self.writer.delta(out, index, delta, usage);
             }
             Some((_, _, _, Err(error))) => {
-                self.format.error(out, &error);
+                self.writer.error(out, &error);
                 self.end(out);
             }
             None => {
                 if self.options.include_usage || self.timings.is_some() {
                     let usage = Usage::sum(self.counts.iter().copied(), self.n);
-                    self.format.usage(out, usage, self.timings);
+                    self.writer.usage(out, usage, self.timings);
                 }
                 self.end(out);
             }
@@ -157,9 +157,9 @@ impl<F: ChunkFormat> SseStream<F> {
     }
 
     fn end(&mut self, out: &mut Events) {
-        self.format.end(out);
+        self.writer.end(out);
         self.done = true;
-        // Cancels what still runs after an error.
-        self.pieces.clear();
+        // Dropping the generations cancels those that still run after an error.
+        self.deltas.clear();
     }
 }

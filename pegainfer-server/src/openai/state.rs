@@ -1,6 +1,6 @@
-//! What every request handler shares.
+//! The state that all request handlers share.
 
-use super::errors::{ApiError, echo};
+use super::errors::{ApiError, truncate_for_error};
 use super::policy::FieldPolicy;
 use crate::checkpoint::Checkpoint;
 use crate::http::{Lifecycle, Options};
@@ -14,36 +14,36 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::Semaphore;
 
-/// The served model: engine, text side and bookkeeping.
+/// The served model: engine, tokenizer and templates, metrics.
 pub struct AppState {
-    /// Where requests go.
+    /// The engine that requests are submitted to.
     pub engine: EngineHandle,
     /// Tokenizer, template and sampling defaults.
     pub checkpoint: Checkpoint,
-    /// What turns schemas into masks.
+    /// Compiles schemas and grammars into token masks.
     pub grammars: GrammarCompiler,
-    /// Grammars that may be compiled at once.
+    /// Limits how many grammars are compiled at the same time.
     pub compiling: Semaphore,
-    /// Names that clients may use; the first one is the canonical name. Never empty.
+    /// Names that clients may use for the model; the first one is the canonical name. Never empty.
     pub names: Vec<String>,
     /// Counters and histograms.
     pub metrics: Arc<Metrics>,
-    /// What the operator decided.
+    /// Options of the operator.
     pub options: Options,
-    /// Whether the server is about to stop.
+    /// Whether the server drains.
     pub lifecycle: Lifecycle,
-    /// What happens to fields that nobody understands.
+    /// What to do with unknown fields.
     pub policy: FieldPolicy,
-    /// Unix time of the start.
+    /// Start of the server, in Unix time.
     pub created: u64,
     salt_hasher: RandomState,
 }
 
-/// Grammars that are compiled at once; most take milliseconds, so that a queue for it is short.
+/// Maximum number of grammars compiled at the same time; most take milliseconds, so the queue for a slot is short.
 const MAX_COMPILING: usize = 4;
 
 impl AppState {
-    /// The state of a server that has not answered anything yet. An empty `names` becomes the checkpoint's own name.
+    /// The state of a server that has not served a request yet. An empty `names` becomes the checkpoint's own name.
     pub fn new(engine: EngineHandle, checkpoint: Checkpoint, mut names: Vec<String>, options: Options) -> Arc<Self> {
         if names.is_empty() {
             names.push(checkpoint.name.clone());
@@ -67,26 +67,27 @@ impl AppState {
         })
     }
 
-    /// The name to answer with; 404 for a model that is not served here.
+    /// The model name for the response; 404 for a model that is not served here.
     pub fn model_named(&self, name: Option<String>) -> Result<String, ApiError> {
         match name {
             None => Ok(self.names[0].clone()),
             Some(name) if self.names.contains(&name) => Ok(name),
             Some(name) => {
                 let served = self.names.join(", ");
-                let message = format!("the model {:?} does not exist; this server has: {served}", echo(&name));
+                let message =
+                    format!("the model {:?} does not exist; this server has: {served}", truncate_for_error(&name));
                 Err(ApiError::new(StatusCode::NOT_FOUND, message).with_param("model").with_code("model_not_found"))
             }
         }
     }
 
-    /// A 64-bit salt from the client's string, never 0 (which is "no salt"). The key is drawn at start, so nobody can
+    /// Hashes the client's salt to 64 bits, never 0 (which is "no salt"). The hash key is drawn at start, so nobody can
     /// choose a string that collides with another client's.
     pub fn hash_salt(&self, salt: &str) -> u64 {
         self.salt_hasher.hash_one(salt).max(1)
     }
 
-    /// Token ids of some texts.
+    /// Tokenizes texts off the async threads. `field`: named in errors.
     pub async fn encode(
         &self,
         texts: Vec<String>,

@@ -5,17 +5,17 @@ use super::fields::{Fields, describe};
 use super::params::token_id;
 use serde_json::Value;
 
-/// Stop strings of one request. OpenAI allows 4.
+/// Maximum number of stop strings of one request. (OpenAI allows 4.)
 const MAX_STOPS: usize = 16;
-/// Bytes of one stop string.
+/// Maximum length of one stop string, in bytes.
 const MAX_STOP_LENGTH: usize = 1024;
-/// Stop token ids of one request.
+/// Maximum number of stop token ids of one request.
 const MAX_STOP_TOKENS: usize = 128;
 
-/// Stop strings: one, or a list.
-pub fn take_strings(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+/// Parses `stop`: one string, or a list.
+pub fn parse_strings(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
     let invalid = |message: String| Err(ApiError::invalid("stop", message));
-    let stops = match fields.take("stop") {
+    let stops = match fields.remove("stop") {
         None => return Ok(Vec::new()),
         Some(Value::String(stop)) => vec![stop],
         Some(Value::Array(list)) => {
@@ -42,8 +42,8 @@ pub fn take_strings(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
     Ok(stops)
 }
 
-/// Token ids that end the text.
-pub fn take_token_ids(fields: &mut Fields, vocab_size: usize) -> Result<Vec<u32>, ApiError> {
+/// Parses `stop_token_ids`: token ids that end the text.
+pub fn parse_token_ids(fields: &mut Fields, vocab_size: usize) -> Result<Vec<u32>, ApiError> {
     let list = fields.list("stop_token_ids")?.unwrap_or_default();
     if list.len() > MAX_STOP_TOKENS {
         let message = format!("stop_token_ids may hold at most {MAX_STOP_TOKENS} ids, got {}", list.len());

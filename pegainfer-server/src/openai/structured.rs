@@ -1,6 +1,6 @@
-//! `response_format` and `structured_outputs`: what the text must be.
+//! `response_format` and `structured_outputs`: the structure that the output must have.
 
-use super::errors::{ApiError, echo};
+use super::errors::{ApiError, truncate_for_error};
 use super::fields::{Fields, describe};
 use super::state::AppState;
 use crate::text::GrammarSource;
@@ -8,26 +8,26 @@ use pegainfer_core::grammar::Grammar;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// Entries of `structured_outputs.choice`.
+/// Maximum number of entries of `structured_outputs.choice`.
 const MAX_CHOICES: usize = 1024;
-/// Bytes of `structured_outputs.regex`, `grammar` and all of `choice`: the time to compile them grows with their square.
+/// Maximum size of `regex`, `grammar` and all of `choice`, in bytes: the time to compile them grows with their square.
 const MAX_PATTERN: usize = 16 << 10;
-/// Names that older vLLM clients send instead of `structured_outputs`; to drop them would give unconstrained text.
+/// Names that older vLLM clients send instead of `structured_outputs`; ignoring them would give unconstrained text.
 const RENAMED: [(&str, &str); 4] =
     [("guided_json", "json"), ("guided_regex", "regex"), ("guided_choice", "choice"), ("guided_grammar", "grammar")];
 
-/// What a text must be, and the field that says so.
+/// The structure of an output, and the field that asks for it.
 #[derive(Debug, PartialEq)]
 pub struct Structured {
-    /// Named in errors.
+    /// Name of the field, for errors.
     pub field: &'static str,
-    /// The texts.
+    /// Grammar of the allowed texts.
     pub source: GrammarSource,
 }
 
 impl Structured {
-    /// Takes both fields out of a body; they exclude each other.
-    pub fn take(fields: &mut Fields) -> Result<Option<Self>, ApiError> {
+    /// Parses both fields, which exclude each other.
+    pub fn parse(fields: &mut Fields) -> Result<Option<Self>, ApiError> {
         if let Some((old, new)) = RENAMED.iter().find(|(old, _)| fields.has(old)) {
             return Err(ApiError::invalid(old, format!("{old} has a new name: send {new} in structured_outputs")));
         }
@@ -43,20 +43,22 @@ impl Structured {
         }
     }
 
-    /// Compiles it, if there is anything to, where that holds nobody up; 400 naming the field if it cannot be.
+    /// Compiles the grammar, if there is one, on a blocking thread; a 400 names the field if it cannot be compiled.
     pub async fn compile(this: Option<Self>, state: &Arc<AppState>) -> Result<Option<Arc<dyn Grammar>>, ApiError> {
         let Some(Self { field, source }) = this else { return Ok(None) };
-        // One client's large schemas leave threads for others.
+        // Limits the threads that one client's large schemas can occupy.
         let slot = state.compiling.acquire().await;
         let _slot = slot.map_err(|e| ApiError::internal(format!("the grammar could not be compiled: {e}")))?;
         let compiler = state.clone();
         let compiled = tokio::task::spawn_blocking(move || compiler.grammars.compile(source)).await;
         let compiled = compiled.map_err(|e| ApiError::internal(format!("the grammar could not be compiled: {e}")))?;
-        compiled.map(Some).map_err(|e| ApiError::invalid(field, format!("{field} cannot be used: {}", echo(&e))))
+        compiled
+            .map(Some)
+            .map_err(|e| ApiError::invalid(field, format!("{field} cannot be used: {}", truncate_for_error(&e))))
     }
 }
 
-/// OpenAI's way; text of any form is `None`.
+/// Parses OpenAI's `response_format`; `None` for type `text`.
 fn response_format(format: Map<String, Value>) -> Result<Option<GrammarSource>, ApiError> {
     let invalid = |message: String| Err(ApiError::invalid("response_format", message));
     match format.get("type").and_then(Value::as_str) {
@@ -67,28 +69,28 @@ fn response_format(format: Map<String, Value>) -> Result<Option<GrammarSource>, 
             _ => invalid("response_format.json_schema.schema is missing or no JSON schema".into()),
         },
         Some(other) => {
-            let message = format!("response_format.type {:?} is not implemented", echo(other));
+            let message = format!("response_format.type {:?} is not implemented", truncate_for_error(other));
             Err(ApiError::invalid("response_format", message).with_code("unsupported_parameter"))
         }
         None => invalid("response_format.type must be text, json_object or json_schema".into()),
     }
 }
 
-/// vLLM's way; an object that asks for nothing is `None`.
+/// Parses vLLM's `structured_outputs`; `None` if it asks for nothing.
 fn structured_outputs(outputs: Map<String, Value>) -> Result<Option<GrammarSource>, ApiError> {
     let invalid = |message: String| ApiError::invalid("structured_outputs", message);
     let mut outputs = Fields::new(outputs);
     let mut sources = Vec::new();
-    if let Some(schema) = outputs.take("json") {
+    if let Some(schema) = outputs.remove("json") {
         sources.push(GrammarSource::JsonSchema(schema_of(schema)?));
     }
-    if outputs.take("json_object").is_some_and(|wanted| wanted == true) {
+    if outputs.remove("json_object").is_some_and(|enabled| enabled == true) {
         sources.push(GrammarSource::JsonSchema(json!({"type": "object"})));
     }
     for (name, source) in
         [("regex", GrammarSource::Regex as fn(String) -> GrammarSource), ("grammar", GrammarSource::Lark)]
     {
-        match outputs.take(name) {
+        match outputs.remove(name) {
             None => {}
             Some(Value::String(text)) if text.len() > MAX_PATTERN => {
                 let message =
@@ -101,11 +103,11 @@ fn structured_outputs(outputs: Map<String, Value>) -> Result<Option<GrammarSourc
             }
         }
     }
-    if let Some(choices) = outputs.take("choice") {
+    if let Some(choices) = outputs.remove("choice") {
         sources.push(GrammarSource::Choice(choice(&choices)?));
     }
     if let Some((name, _)) = outputs.rest().iter().find(|(_, value)| **value != false) {
-        let message = format!("structured_outputs.{} is not implemented", echo(name));
+        let message = format!("structured_outputs.{} is not implemented", truncate_for_error(name));
         return Err(invalid(message).with_code("unsupported_parameter"));
     }
     match sources.len() {
@@ -116,7 +118,7 @@ fn structured_outputs(outputs: Map<String, Value>) -> Result<Option<GrammarSourc
     }
 }
 
-/// A schema, or one written as a string.
+/// Parses a schema, which may be written as a string.
 fn schema_of(schema: Value) -> Result<Value, ApiError> {
     let invalid = |message| ApiError::invalid("structured_outputs", message);
     match schema {
@@ -127,7 +129,7 @@ fn schema_of(schema: Value) -> Result<Value, ApiError> {
     }
 }
 
-/// A list of texts.
+/// Parses `choice`: a list of texts.
 fn choice(choices: &Value) -> Result<Vec<String>, ApiError> {
     let texts = choices.as_array().filter(|list| (1..=MAX_CHOICES).contains(&list.len()));
     let texts: Option<Vec<String>> =
@@ -145,8 +147,8 @@ fn choice(choices: &Value) -> Result<Vec<String>, ApiError> {
 mod tests {
     use super::*;
 
-    fn take(body: Value) -> Result<Option<GrammarSource>, ApiError> {
-        let taken = Structured::take(&mut Fields::new(body.as_object().unwrap().clone()))?;
+    fn parse(body: Value) -> Result<Option<GrammarSource>, ApiError> {
+        let taken = Structured::parse(&mut Fields::new(body.as_object().unwrap().clone()))?;
         Ok(taken.map(|structured| structured.source))
     }
 
@@ -176,7 +178,7 @@ mod tests {
                 Some(GrammarSource::Choice(vec!["a\"b".into(), "ü".into()])),
             ),
         ] {
-            assert_eq!(take(body.clone()).unwrap(), expected, "{body}");
+            assert_eq!(parse(body.clone()).unwrap(), expected, "{body}");
         }
     }
 
@@ -202,7 +204,7 @@ mod tests {
                 "either",
             ),
         ] {
-            let error = take(body.clone()).unwrap_err().body();
+            let error = parse(body.clone()).unwrap_err().body();
             assert!(error.contains(expected) && error.contains(&format!("\"param\":\"{field}\"")), "{body}: {error}");
         }
     }

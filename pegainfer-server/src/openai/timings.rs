@@ -1,30 +1,30 @@
-//! Where the time of one request went, under vLLM's names and two more.
+//! Timings of one request: vLLM's names and two more.
 
 use crate::trace::Stages;
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
-/// `metrics` of an answer; milliseconds, in the engine's own times. What was not reached is null.
+/// `metrics` of a response, in milliseconds, as the engine measured them. Stages that were not reached are null.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Timings {
-    /// From the whole body to the queue: template, tokenization, grammar.
+    /// From the arrival of the body to the queue: template, tokenization, grammar.
     tokenize_time_ms: Option<f64>,
-    /// From there to the first step.
+    /// From the queue to the first step.
     queue_time_ms: Option<f64>,
-    /// Prefill: from there to the first token.
+    /// Prefill: from the first step to the first token.
     time_to_first_token_ms: Option<f64>,
-    /// Decode: from there to the last token.
+    /// Decode: from the first to the last token.
     generation_time_ms: Option<f64>,
-    /// The same for one token of it.
+    /// Mean time between tokens (ITL): `generation_time_ms` over one token less than generated.
     mean_itl_ms: Option<f64>,
-    /// Over prefill and decode.
+    /// Generated tokens over the time of prefill and decode.
     tokens_per_second: Option<f64>,
-    /// Of all tokens, most of it while the engine decodes.
+    /// Detokenization of all tokens, most of which overlaps with the engine's decoding.
     detokenize_time_ms: Option<f64>,
 }
 
 impl Timings {
-    /// `received`: when the body was there; `tokens`: generated so far.
+    /// `received`: when the whole body had arrived; `tokens`: generated so far.
     pub fn of(stages: Stages, received: Instant, tokens: usize) -> Self {
         let until_last = |from: Option<Instant>| Some(stages.last_token - from?);
         let decode = until_last(stages.first_token);
@@ -46,7 +46,7 @@ fn milliseconds(time: Option<Duration>) -> Option<f64> {
     time.map(|time| rounded(time.as_secs_f64() * 1e3))
 }
 
-/// To a thousandth: clocks tell no more.
+/// Rounded to a thousandth: clocks are not more precise.
 fn rounded(x: f64) -> f64 {
     (x * 1e3).round() / 1e3
 }

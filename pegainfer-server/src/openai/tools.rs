@@ -1,33 +1,33 @@
 //! `tools`, `tool_choice` and `parallel_tool_calls`.
 
-use super::errors::{ApiError, echo};
+use super::errors::{ApiError, truncate_for_error};
 use super::fields::{Fields, describe};
 use crate::text::parser::{CallPrefix, ToolFormat};
 use serde_json::Value;
 
-/// Bytes of a function's name.
+/// Maximum length of a function's name, in bytes.
 const MAX_NAME: usize = 128;
 
-/// The functions that a model may call, and what it must do with them.
+/// The functions that the model may call, and whether it has to.
 #[derive(Debug)]
 pub struct Tools {
-    /// In OpenAI's form. Empty if there are none, or if they must not be called.
+    /// Tool definitions in OpenAI's format. Empty if there are none, or if `tool_choice` is `none`.
     pub definitions: Vec<Value>,
-    /// What the prompt begins of the first call, to force it.
+    /// Beginning of the first call that is written into the prompt, to force the call.
     pub prefix: CallPrefix,
-    /// Calls that the client takes.
+    /// Maximum number of calls.
     pub max_calls: usize,
 }
 
 impl Tools {
-    /// Takes the three fields out of a body.
-    pub fn take(fields: &mut Fields) -> Result<Self, ApiError> {
+    /// Parses the three fields.
+    pub fn parse(fields: &mut Fields) -> Result<Self, ApiError> {
         let mut definitions = fields.list("tools")?.unwrap_or_default();
         for (i, tool) in definitions.iter().enumerate() {
             check(i, tool)?;
         }
         let parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
-        let prefix = match fields.take("tool_choice") {
+        let prefix = match fields.remove("tool_choice") {
             None => CallPrefix::None,
             Some(Value::String(choice)) if choice == "auto" => CallPrefix::None,
             Some(Value::String(choice)) if choice == "none" => {
@@ -41,7 +41,7 @@ impl Tools {
             CallPrefix::None => {}
             _ if definitions.is_empty() => return Err(invalid_choice("tool_choice forces a call: it needs tools")),
             CallPrefix::Function(name) if !definitions.iter().any(|tool| tool["function"]["name"] == **name) => {
-                let message = format!("tool_choice names {:?}, which is not among the tools", echo(name));
+                let message = format!("tool_choice names {:?}, which is not among the tools", truncate_for_error(name));
                 return Err(invalid_choice(message));
             }
             CallPrefix::AnyFunction | CallPrefix::Function(_) => {}
@@ -50,7 +50,7 @@ impl Tools {
         Ok(Self { definitions, prefix, max_calls: if one { 1 } else { usize::MAX } })
     }
 
-    /// How this model writes calls, if it is to make any; 400 if it cannot.
+    /// The model's format of calls, if the request has tools; 400 if the model has none.
     pub fn format(&self, of_template: Option<ToolFormat>) -> Result<Option<ToolFormat>, ApiError> {
         match of_template {
             _ if self.definitions.is_empty() => Ok(None),
@@ -62,7 +62,7 @@ impl Tools {
         }
     }
 
-    /// True if the model has no choice but to call.
+    /// Whether the model is forced to call a function.
     pub fn forced(&self) -> bool {
         self.prefix != CallPrefix::None
     }
@@ -79,11 +79,13 @@ fn check(i: usize, tool: &Value) -> Result<(), ApiError> {
     }
     match tool["type"].as_str() {
         Some("function") => {}
-        Some(other) => return invalid(format!(".type {:?} is not supported: only function is", echo(other))),
+        Some(other) => {
+            return invalid(format!(".type {:?} is not supported: only function is", truncate_for_error(other)));
+        }
         None => return invalid(".type is missing or not a string".into()),
     }
     let function = &tool["function"];
-    // The name is written into prompts, between the marks of both call formats.
+    // The name is written into prompts, between the delimiters of both call formats.
     let plain = |name: &str| name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-.:/".contains(&b));
     match function["name"].as_str() {
         Some(name) if (1..=MAX_NAME).contains(&name.len()) && plain(name) => {}
@@ -113,11 +115,11 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn take(mut body: Value) -> Result<Tools, ApiError> {
+    fn parse(mut body: Value) -> Result<Tools, ApiError> {
         if body.get("tools").is_none() {
             body["tools"] = json!([{"type": "function", "function": {"name": "f", "parameters": {}}}]);
         }
-        Tools::take(&mut Fields::new(body.as_object().unwrap().clone()))
+        Tools::parse(&mut Fields::new(body.as_object().unwrap().clone()))
     }
 
     #[test]
@@ -135,15 +137,15 @@ mod tests {
             ),
             (json!({"tools": [], "tool_choice": "auto"}), 0, CallPrefix::None, usize::MAX),
         ] {
-            let taken = take(body.clone()).unwrap();
+            let taken = parse(body.clone()).unwrap();
             assert_eq!((taken.definitions.len(), taken.prefix, taken.max_calls), (tools, prefix, max_calls), "{body}");
         }
     }
 
     #[test]
     fn a_model_without_tools_refuses_them() {
-        let tools = take(json!({})).unwrap();
+        let tools = parse(json!({})).unwrap();
         assert!(tools.format(None).unwrap_err().body().contains("\"param\":\"tools\""));
-        assert_eq!(take(json!({"tools": []})).unwrap().format(None).unwrap(), None);
+        assert_eq!(parse(json!({"tools": []})).unwrap().format(None).unwrap(), None);
     }
 }

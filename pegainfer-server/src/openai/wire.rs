@@ -1,9 +1,9 @@
-//! The JSON that goes out. The order of the fields is the order on the wire.
+//! The JSON of responses. The order of the fields is the order on the wire.
 
-use super::answer::Message;
+use super::assistant_message::AssistantMessage;
+use super::delta::{Counts, Finish, PromptInfo, StopReason};
 use super::logprobs::{ChatLogprobs, CompletionLogprobs, PromptLogprobs};
 use super::params::Params;
-use super::piece::{Counts, Finish, Prompt, StopReason};
 use super::timings::Timings;
 use crate::text::Tokenizer;
 use serde::Serialize;
@@ -13,21 +13,21 @@ use serde::Serialize;
 pub struct Envelope<'a, C> {
     /// `cmpl-…` or `chatcmpl-…`.
     pub id: &'a str,
-    /// Type name of OpenAI.
+    /// Object type, as OpenAI names it.
     pub object: &'static str,
     /// Unix time.
     pub created: u64,
-    /// Name the client used.
+    /// Model name that the client used.
     pub model: &'a str,
-    /// `n` for each prompt, prompt by prompt.
+    /// Choices, prompt by prompt, `n` for each.
     pub choices: Vec<C>,
-    /// Of a chat.
+    /// Prompt fields of a chat.
     #[serde(flatten)]
     pub prompt: Option<PromptFields>,
     /// Outer `None` leaves the field out; inner `None` writes null.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,
-    /// Present when asked for.
+    /// Timings, if the client asked for them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metrics: Option<Timings>,
 }
@@ -35,19 +35,19 @@ pub struct Envelope<'a, C> {
 /// A choice of a completion, whole or as a chunk.
 #[derive(Serialize)]
 pub struct CompletionChoice {
-    /// Number of the choice, see [`Envelope::choices`].
+    /// Index of the choice, see [`Envelope::choices`].
     pub index: usize,
-    /// Text, or the next part of it.
+    /// The text, or in a chunk the next part of it.
     pub text: String,
-    /// Present when asked for.
+    /// Log-probabilities, if the client asked for them.
     pub logprobs: Option<CompletionLogprobs>,
-    /// Of this choice's prompt, on its first chunk.
+    /// Prompt fields of this choice, in its first chunk.
     #[serde(flatten)]
     pub prompt: Option<PromptFields>,
-    /// How it ended.
+    /// Why the choice ended.
     #[serde(flatten)]
-    pub end: End,
-    /// Present when asked for.
+    pub finish: FinishFields,
+    /// Token ids, if the client asked for them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<u32>>,
 }
@@ -62,23 +62,23 @@ impl CompletionChoice {
         if let (Some(ids), Some(more)) = (&mut self.token_ids, next.token_ids) {
             ids.extend(more);
         }
-        self.end = next.end;
+        self.finish = next.finish;
     }
 }
 
 /// A choice of a chat completion.
 #[derive(Serialize)]
 pub struct ChatChoice {
-    /// Number of the choice.
+    /// Index of the choice.
     pub index: usize,
-    /// The answer.
-    pub message: Message,
-    /// Present when asked for.
+    /// The assistant's message.
+    pub message: AssistantMessage,
+    /// Log-probabilities, if the client asked for them.
     pub logprobs: Option<ChatLogprobs>,
-    /// How it ended.
+    /// Why the choice ended.
     #[serde(flatten)]
-    pub end: End,
-    /// Present when asked for.
+    pub finish: FinishFields,
+    /// Token ids, if the client asked for them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<u32>>,
 }
@@ -86,36 +86,36 @@ pub struct ChatChoice {
 /// A choice of a chat chunk.
 #[derive(Serialize)]
 pub struct ChatChunkChoice {
-    /// Number of the choice.
+    /// Index of the choice.
     pub index: usize,
-    /// What is new.
-    pub delta: Message,
-    /// Present when asked for.
+    /// The new part of the assistant's message.
+    pub delta: AssistantMessage,
+    /// Log-probabilities, if the client asked for them.
     pub logprobs: Option<ChatLogprobs>,
-    /// How it ended.
+    /// Why the choice ended.
     #[serde(flatten)]
-    pub end: End,
-    /// Present when asked for.
+    pub finish: FinishFields,
+    /// Token ids, if the client asked for them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<u32>>,
 }
 
-/// What vLLM adds about the prompt; absent unless asked for.
+/// Prompt fields that vLLM adds; absent unless the client asked for them.
 #[derive(Serialize)]
 pub struct PromptFields {
-    /// Of every token.
+    /// Log-probabilities of every prompt token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_logprobs: Option<PromptLogprobs>,
-    /// The tokens.
+    /// Token ids of the prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Vec<u32>>,
 }
 
 impl PromptFields {
-    /// What of it was asked for.
-    pub fn of(prompt: &Prompt, params: &Params, tokenizer: &Tokenizer) -> Option<Self> {
-        let reports = prompt.reports.as_ref().filter(|_| params.prompt_logprobs.is_some());
-        let prompt_logprobs = reports.map(|reports| PromptLogprobs::of(&prompt.ids, reports, tokenizer));
+    /// The fields that the client asked for.
+    pub fn of(prompt: &PromptInfo, params: &Params, tokenizer: &Tokenizer) -> Option<Self> {
+        let logprobs = prompt.logprobs.as_ref().filter(|_| params.prompt_logprobs.is_some());
+        let prompt_logprobs = logprobs.map(|logprobs| PromptLogprobs::of(&prompt.ids, logprobs, tokenizer));
         let prompt_token_ids = params.token_ids.then(|| prompt.ids.clone());
         let any = prompt_logprobs.is_some() || prompt_token_ids.is_some();
         any.then_some(Self { prompt_logprobs, prompt_token_ids })
@@ -124,12 +124,12 @@ impl PromptFields {
 
 /// `finish_reason` and `stop_reason`; both null until the end.
 #[derive(Serialize, Default)]
-pub struct End {
+pub struct FinishFields {
     finish_reason: Option<&'static str>,
     stop_reason: Option<StopReason>,
 }
 
-impl From<Option<Finish>> for End {
+impl From<Option<Finish>> for FinishFields {
     fn from(finish: Option<Finish>) -> Self {
         match finish {
             Some(Finish { reason, stop_reason }) => Self { finish_reason: Some(reason), stop_reason },
@@ -141,11 +141,11 @@ impl From<Option<Finish>> for End {
 /// Token counts of a response.
 #[derive(Serialize)]
 pub struct Usage {
-    /// Tokens of the prompts.
+    /// Number of prompt tokens, summed over the prompts.
     pub prompt_tokens: usize,
-    /// Both together.
+    /// Prompt and completion tokens together.
     pub total_tokens: usize,
-    /// Tokens generated.
+    /// Number of generated tokens.
     pub completion_tokens: usize,
     prompt_tokens_details: PromptDetails,
 }
@@ -156,12 +156,12 @@ struct PromptDetails {
 }
 
 impl Usage {
-    /// Prompt tokens found in the prefix cache.
+    /// Number of prompt tokens found in the prefix cache.
     pub fn cached_tokens(&self) -> usize {
         self.prompt_tokens_details.cached_tokens
     }
 
-    /// The sum over all choices, of which `n` in a row have the same prompt; that counts once, as in OpenAI's API.
+    /// Sums over all choices. `n` choices in a row share a prompt, which counts once, as in OpenAI's API.
     pub fn sum(counts: impl IntoIterator<Item = Counts>, n: usize) -> Self {
         let mut sum = Counts::default();
         for (choice, count) in counts.into_iter().enumerate() {

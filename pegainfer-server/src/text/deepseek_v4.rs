@@ -1,7 +1,7 @@
 //! DeepSeek-V4's chat encoding. The model has no Jinja template: messages become a prompt here.
 //!
-//! A turn of the assistant begins with `<think>` or, without reasoning, `</think>`. Reasoning of turns before the last
-//! message of the user is dropped, unless there are tools. Tool calls and results are written in the model's own markup.
+//! The assistant's turn begins with `<think>` or, without reasoning, `</think>`. Reasoning of turns before the last user
+//! message is dropped, unless there are tools. Tool calls and results are written in the model's own markup (DSML).
 
 mod effort;
 mod python;
@@ -21,24 +21,24 @@ const REMINDER: &str = "<｜latest_reminder｜>";
 const THINK: &str = "<think>";
 const THINK_END: &str = "</think>";
 
-/// Short jobs that a message of the user can ask for in `task`; all but the first are answered without a turn.
+/// Values of a user message's `task`; all but the first are generated without an assistant turn.
 const TASKS: [&str; 6] = ["action", "query", "authority", "domain", "title", "read_url"];
 
-/// What this encoding teaches the model to write.
+/// Output format of the model.
 pub const OUTPUT_FORMAT: OutputFormat = OutputFormat { reasoning: true, tools: Some(ToolFormat::Dsml) };
 
-/// How a conversation is to be answered.
+/// Options of the rendering.
 struct Options<'a> {
     thinking: bool,
-    /// Leave out the reasoning of turns before the last message of the user.
+    /// Whether to drop the reasoning of turns before the last user message.
     drop_thinking: bool,
-    /// Stands before everything.
+    /// Text for the reasoning effort, at the beginning of the prompt.
     effort: &'a str,
 }
 
 impl<'a> Options<'a> {
-    /// From `chat_template_kwargs`: `thinking` (or `enable_thinking`), `drop_thinking` and `reasoning_effort`.
-    fn take(kwargs: &Map<String, Value>, tools: bool, efforts: &'a Efforts) -> Result<Self, String> {
+    /// Parses `chat_template_kwargs`: `thinking` (or `enable_thinking`), `drop_thinking` and `reasoning_effort`.
+    fn parse(kwargs: &Map<String, Value>, tools: bool, efforts: &'a Efforts) -> Result<Self, String> {
         let flag = |name: &str| match kwargs.get(name) {
             None | Some(Value::Null) => Ok(None),
             Some(Value::Bool(value)) => Ok(Some(*value)),
@@ -59,7 +59,7 @@ impl<'a> Options<'a> {
     }
 }
 
-/// The prompt for `messages`, whose contents are strings. `tools` are in OpenAI's form.
+/// Renders the prompt of `messages`, whose contents are strings. `tools` are in OpenAI's format.
 pub fn render(
     efforts: &Efforts,
     messages: &[Value],
@@ -68,10 +68,10 @@ pub fn render(
     kwargs: &Map<String, Value>,
 ) -> Result<String, String> {
     let tools = tools.filter(|tools| !tools.is_empty());
-    let options = Options::take(kwargs, tools.is_some(), efforts)?;
+    let options = Options::parse(kwargs, tools.is_some(), efforts)?;
     let last_user = messages.iter().rposition(|m| matches!(role(m), "user" | "tool")).unwrap_or(0);
     let mut prompt = BOS.to_owned() + options.effort;
-    // Tools follow the system prompt, or stand in its place.
+    // The tool texts follow the system prompt, or replace it if there is none.
     let shown = tools.map(tools_text);
     if messages.first().map(role) != Some("system") {
         prompt.extend(shown.clone());
@@ -90,18 +90,18 @@ pub fn render(
                 let end = i + messages[i..].iter().take_while(|m| role(m) == "tool").count();
                 prompt = prompt + USER + &results(messages, i, end);
                 i = end - 1;
-                // What the user says beside the results is part of the same turn.
+                // A user message after the results is part of the same turn.
                 if messages.get(end).is_some_and(|next| role(next) == "user") {
                     prompt = prompt + "\n\n" + content(&messages[end]);
                     i = end;
                 }
             }
-            "assistant" => prompt.push_str(&answer(message, &options, i > last_user)),
+            "assistant" => prompt.push_str(&assistant(message, &options, i > last_user)),
             other => return Err(format!("the role {other:?} is unknown to this model")),
         }
         let next = messages.get(i + 1).map(role);
-        let answered = next == Some("assistant") || (next.is_none() && add_generation_prompt);
-        if answered && matches!(role(&messages[i]), "user" | "tool") {
+        let reply = next == Some("assistant") || (next.is_none() && add_generation_prompt);
+        if reply && matches!(role(&messages[i]), "user" | "tool") {
             prompt.push_str(&opening(&messages[i], &options, i >= last_user)?);
         }
         i += 1;
@@ -109,7 +109,7 @@ pub fn render(
     Ok(prompt)
 }
 
-/// What begins the answer to a message of the user.
+/// Opening of the assistant's turn after a user message.
 fn opening(message: &Value, options: &Options<'_>, last: bool) -> Result<String, String> {
     let thinks = options.thinking && (last || !options.drop_thinking);
     let turn = ASSISTANT.to_owned() + if thinks { THINK } else { THINK_END };
@@ -123,8 +123,8 @@ fn opening(message: &Value, options: &Options<'_>, last: bool) -> Result<String,
     }
 }
 
-/// An answer of an earlier turn, behind its opening.
-fn answer(message: &Value, options: &Options<'_>, after_last_user: bool) -> String {
+/// An earlier assistant message, without its opening.
+fn assistant(message: &Value, options: &Options<'_>, after_last_user: bool) -> String {
     let mut text = String::new();
     if options.thinking && (after_last_user || !options.drop_thinking) {
         text = text + message["reasoning_content"].as_str().unwrap_or_default() + THINK_END;
@@ -132,7 +132,7 @@ fn answer(message: &Value, options: &Options<'_>, after_last_user: bool) -> Stri
     text + content(message) + &calls(&message["tool_calls"]) + EOS
 }
 
-/// The results at `first..end`, in the order of the calls that they answer.
+/// The tool results `messages[first..end]`, in the order of their calls.
 fn results(messages: &[Value], first: usize, end: usize) -> String {
     let made = messages[..first].iter().rev().find(|m| role(m) == "assistant").map(|m| &m["tool_calls"]);
     let ordered = in_order_of_calls(&messages[first..end], made);
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_of_an_effort_stands_before_everything() {
+    fn the_text_of_an_effort_comes_first() {
         let dir = TempDir::new("effort");
         std::fs::create_dir(dir.path().join("encoding")).unwrap();
         let source = "REASONING_EFFORT_PROMPTS = {'low': '', 'high': 'Well! ', 'max': 'Very well! '}\n";
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_supported_is_refused_by_name() {
+    fn unsupported_arguments_are_refused_by_name() {
         let user = json!([{"role": "user", "content": "a"}]);
         for (kwargs, name) in [
             (json!({"reasoning_effort": "max"}), "encoding/encoding_dsv4.py"),
@@ -248,7 +248,7 @@ mod tests {
         }
     }
 
-    /// The official pairs of `PEGAINFER_TEST_DSV4_ENCODING`, a directory with test_input_N.json and test_output_N.txt.
+    /// The official pairs in the directory `PEGAINFER_TEST_DSV4_ENCODING`: test_input_N.json and test_output_N.txt.
     #[test]
     #[ignore = "needs the official pairs: PEGAINFER_TEST_DSV4_ENCODING=DIR"]
     fn official_conversations() {

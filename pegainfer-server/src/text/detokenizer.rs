@@ -1,22 +1,22 @@
-//! Token ids to text, one token at a time.
+//! Converts token ids to text, one token at a time.
 
 use super::Tokenizer;
 
 /// Turns a stream of token ids into text increments.
 ///
-/// A code point whose bytes are spread over several tokens is held back until it is complete. The concatenated
-/// increments, [`finish`](Self::finish) included, equal the decoding of all ids at once. Each byte is looked at a bounded
-/// number of times: at most three bytes are ever held back.
+/// A code point whose bytes are spread over several tokens is held back until it is complete. The concatenated increments,
+/// including [`finish`](Self::finish), equal the decoding of all ids at once. Each byte is processed a bounded number of
+/// times: at most three bytes are held back.
 #[derive(Debug, Default)]
 pub struct Detokenizer {
     /// Bytes of a code point that is not complete yet.
     pending: Vec<u8>,
-    /// Special tokens have text, too.
+    /// Whether special tokens have text, too.
     show_special: bool,
 }
 
 impl Detokenizer {
-    /// Nothing decoded yet. Special tokens have no text unless `show_special`.
+    /// A detokenizer that has decoded nothing. Special tokens have no text unless `show_special`.
     pub fn new(show_special: bool) -> Self {
         Self { pending: Vec::new(), show_special }
     }
@@ -41,14 +41,14 @@ impl Detokenizer {
         self.pending.drain(..start);
     }
 
-    /// Appends what is left when no token follows: an incomplete code point becomes U+FFFD.
+    /// Appends the held-back rest at the end: an incomplete code point becomes U+FFFD.
     pub fn finish(&mut self, out: &mut String) {
         out.push_str(&String::from_utf8_lossy(&self.pending));
         self.pending.clear();
     }
 }
 
-/// True when more bytes could make these a code point.
+/// Whether more bytes could complete a code point.
 fn may_continue(bytes: &[u8]) -> bool {
     std::str::from_utf8(bytes).is_err_and(|e| e.error_len().is_none())
 }
@@ -74,10 +74,10 @@ mod tests {
         let seed = testing::seed();
         let mut rng = Rng(seed);
         // The first 256 ids or so are single bytes: most sequences of them are invalid UTF-8.
-        for round in 0..4000 {
-            let limit = if round % 2 == 0 { 260 } else { 4110 };
+        for case in 0..4000 {
+            let limit = if case % 2 == 0 { 260 } else { 4110 };
             let ids: Vec<u32> = (0..rng.below(40)).map(|_| rng.below(limit) as u32).collect();
-            assert_eq!(increments(&tokenizer, &ids), tokenizer.decode(&ids), "seed {seed}, round {round}");
+            assert_eq!(increments(&tokenizer, &ids), tokenizer.decode(&ids), "seed {seed}, case {case}");
         }
     }
 
@@ -89,10 +89,10 @@ mod tests {
             let ids = tokenizer.encode(text, false).unwrap();
             let (mut detokenizer, mut all) = (Detokenizer::new(false), String::new());
             for &id in &ids {
-                let mut piece = String::new();
-                detokenizer.push(&tokenizer, id, &mut piece);
-                assert!(!piece.contains(char::REPLACEMENT_CHARACTER), "{text:?} was split inside a character");
-                all.push_str(&piece);
+                let mut decoded = String::new();
+                detokenizer.push(&tokenizer, id, &mut decoded);
+                assert!(!decoded.contains(char::REPLACEMENT_CHARACTER), "{text:?} was split inside a character");
+                all.push_str(&decoded);
             }
             assert_eq!(all, text);
         }

@@ -2,28 +2,28 @@
 
 use serde_json::{Map, Value};
 
-/// What a template lets its caller say about reasoning.
+/// Reasoning arguments that a template accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Switches {
-    /// It reads `enable_thinking`, which turns reasoning on and off.
+    /// The template reads `enable_thinking`, which turns reasoning on and off.
     thinking: bool,
-    /// It reads `reasoning_effort` itself.
+    /// The template reads `reasoning_effort` itself.
     effort: bool,
     /// The model reasons.
     reasons: bool,
 }
 
 impl Switches {
-    /// Reads them off a template.
+    /// Detects them in the source of a template.
     pub fn of_template(source: &str, reasons: bool) -> Self {
         Self { thinking: source.contains("enable_thinking"), effort: source.contains("reasoning_effort"), reasons }
     }
 
-    /// Adds the arguments that say `effort`; what `kwargs` hold already stays. A template without levels of effort can only
-    /// be told to reason or not: `none` turns it off, all others turn it on.
+    /// Adds the arguments for `effort`; arguments that `kwargs` already has are kept. In a template without levels, `none`
+    /// turns reasoning off and all other levels turn it on.
     ///
     /// # Errors
-    /// One sentence: the template cannot be told, or was told otherwise.
+    /// One sentence: the template has no such argument, or `kwargs` contradict it.
     pub fn set(self, effort: &str, kwargs: &mut Map<String, Value>) -> Result<(), String> {
         let reason = effort != "none";
         if !reason && kwargs.get("enable_thinking") == Some(&Value::Bool(true)) {
@@ -44,7 +44,7 @@ impl Switches {
                 Err("reasoning_effort cannot be none: this model's chat template has no switch for its reasoning"
                     .into())
             }
-            // What the model does anyway.
+            // The template has no switch, and the request asks for what the model does anyway.
             (false, _) => Ok(()),
         }
     }
@@ -56,7 +56,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn an_effort_becomes_what_the_template_knows() {
+    fn an_effort_becomes_the_template_s_arguments() {
         let switch = "{% if enable_thinking %}<think>{% else %}</think>{% endif %}";
         for (source, effort, kwargs, expected) in [
             (switch, "none", json!({}), Ok(json!({"enable_thinking": false}))),

@@ -1,8 +1,8 @@
-//! Tokenization on threads of its own.
+//! Tokenization on its own threads.
 //!
-//! Not on those that serve connections: a text of megabytes would hold up every stream, and the encoder builds tables for
-//! each thread that uses it (1 ms for 4,096 tokens, 20 ms for 150,000), which would be some client's time to first token.
-//! Not on those of the CPU engine either, where it would wait for a step.
+//! The async threads do not tokenize, because a text of megabytes would stall every stream on that thread, and because the
+//! encoder builds tables for each thread that uses it (1 ms for 4,096 tokens, 20 ms for 150,000), which would add to some
+//! request's TTFT. The threads of the CPU engine do not either, because a text would have to wait for a step.
 
 use super::{Tokenizer, TokenizerError};
 use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::thread::available_parallelism;
 use tokio::sync::oneshot;
 
-/// One encodes 16,000 tokens in half a millisecond; the second is there while the first has megabytes. Each has a table
-/// of 16 MB for a vocabulary of 150,000.
+/// Number of threads. One encodes 16,000 tokens in half a millisecond; a second one serves others while the first encodes
+/// megabytes. Each thread has a table of 16 MB for a vocabulary of 150,000.
 const MAX_THREADS: usize = 2;
 
-/// A tokenizer and its threads, which have seen texts before.
+/// A tokenizer and its threads, whose tables are built.
 pub struct Encoder {
     tokenizer: Arc<Tokenizer>,
     threads: ThreadPool,
@@ -33,27 +33,27 @@ impl Encoder {
         Ok(Self { tokenizer, threads })
     }
 
-    /// Runs something short that encodes on one of the threads, so that the caller's gets no tables for it.
+    /// Runs short work that encodes on one of the threads, so that no tables are built for the caller's thread.
     pub fn run<T: Send>(&self, work: impl FnOnce(&Arc<Tokenizer>) -> T + Send) -> T {
         self.threads.install(|| work(&self.tokenizer))
     }
 
-    /// Token ids of some texts, see [`Tokenizer::encode`].
+    /// Token ids of texts, see [`Tokenizer::encode`].
     pub async fn encode(&self, texts: Vec<String>, add_special_tokens: bool) -> Result<Vec<Vec<u32>>, TokenizerError> {
         let (done, encoded) = oneshot::channel();
         let tokenizer = self.tokenizer.clone();
         self.threads.spawn(move || {
             let encoded = texts.iter().map(|text| tokenizer.encode(text, add_special_tokens)).collect();
-            // Who asked may have gone.
+            // The receiver may be gone.
             let _ = done.send(encoded);
         });
         encoded.await.map_err(|_| TokenizerError::Panicked)?
     }
 }
 
-/// What comes out, an error too, is nobody's. No text here is long: the encoder shares those of 64 KiB or more among all
-/// cores, each with tables of 2 MB and all with one of 32 MB. Few servers need them, and the first such text, whose prompt
-/// takes the model longer by far, can wait the 30 ms.
+/// Encodes short texts, so that the thread's tables are built; results and errors are ignored. Texts of 64 KiB or more are
+/// not warmed up: the encoder distributes them over all cores, each with tables of 2 MB, and all with one of 32 MB. Few
+/// servers need these, and the first such text takes 30 ms longer, far less than its prefill.
 fn warm_up(tokenizer: &Tokenizer) {
     let words: String = (0..1024).map(|i| format!("{} word{i}\n", i * 7919)).collect();
     for text in ["Once upon a time", &words] {

@@ -3,55 +3,59 @@
 mod compiled;
 mod source;
 
-use super::reasoned::{Reasoned, ThinkTokens, Thinking};
+use super::reasoned::{Reasoned, ReasoningLimits, ThinkTokens};
 use super::tokenizer::Tokenizer;
 use compiled::Compiled;
+use llguidance::ParserFactory;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
-use llguidance::{Matcher as Parser, ParserFactory};
 use pegainfer_core::grammar::Grammar;
 pub use source::{GrammarSource, with_options};
 use std::sync::{Arc, OnceLock};
 
-/// Bytes of a source.
+/// Maximum size of a source, in bytes.
 const MAX_SOURCE: usize = 512 << 10;
-/// The compiler recurses as deep as rules refer to each other. Sources within their limits need a part of this; what is
-/// not needed is never touched.
+/// Stack size of the compiler thread in bytes: the compiler recurses as deep as rules refer to each other. Sources within
+/// the limits use part of it; pages that are not touched take no memory.
 const COMPILER_STACK: usize = 1 << 30;
 
-/// Turns sources into grammars over one vocabulary.
+/// Compiles sources into grammars over one vocabulary.
 pub struct GrammarCompiler {
     tokenizer: Arc<Tokenizer>,
     vocab_size: usize,
     eos_token_ids: Vec<u32>,
     think: Option<ThinkTokens>,
-    /// Made when it is first needed: a large vocabulary takes a third of a second.
-    parsers: OnceLock<Result<ParserFactory, String>>,
+    /// Created when first needed: a large vocabulary takes a third of a second.
+    factory: OnceLock<Result<ParserFactory, String>>,
 }
 
 impl GrammarCompiler {
-    /// `vocab_size`: of the model, whose logits the masks are for.
+    /// `vocab_size`: number of logits of the model, which the masks are for.
     pub fn new(tokenizer: Arc<Tokenizer>, vocab_size: usize, eos_token_ids: Vec<u32>) -> Self {
         let think = ThinkTokens::of(&tokenizer);
-        Self { tokenizer, vocab_size, eos_token_ids, think, parsers: OnceLock::new() }
+        Self { tokenizer, vocab_size, eos_token_ids, think, factory: OnceLock::new() }
     }
 
-    /// Whether [`after_reasoning`](Self::after_reasoning) can tell reasoning from an answer.
+    /// Whether the vocabulary has the reasoning tags, which [`after_reasoning`](Self::after_reasoning) needs.
     pub fn knows_reasoning(&self) -> bool {
         self.think.is_some()
     }
 
-    /// A grammar of reasoning and the answer after it, which without a grammar of its own is any text; `None` if the tags
-    /// are no tokens.
-    pub fn after_reasoning(&self, thinking: Thinking, answer: Option<Arc<dyn Grammar>>) -> Option<Arc<dyn Grammar>> {
+    /// A grammar of reasoning and the output after it, which without a grammar of its own is any text; `None` if the reasoning
+    /// tags are not single tokens.
+    pub fn after_reasoning(
+        &self,
+        thinking: ReasoningLimits,
+        output: Option<Arc<dyn Grammar>>,
+    ) -> Option<Arc<dyn Grammar>> {
         let think = self.think.clone()?;
-        Some(Arc::new(Reasoned::new(think, thinking, answer, self.vocab_size, &self.eos_token_ids)))
+        Some(Arc::new(Reasoned::new(think, thinking, output, self.vocab_size, &self.eos_token_ids)))
     }
 
-    /// Compiles a source; takes milliseconds, of a large schema more.
+    /// Compiles a source. Takes milliseconds, for a large schema more.
     ///
     /// # Errors
-    /// What is wrong with the source, in one sentence.
+    /// One sentence: what is wrong with the source.
     pub fn compile(&self, source: GrammarSource) -> Result<Arc<dyn Grammar>, String> {
         if source.bytes() > MAX_SOURCE {
             return Err(format!("it has {} bytes, at most {MAX_SOURCE} are compiled", source.bytes()));
@@ -65,18 +69,18 @@ impl GrammarCompiler {
     }
 
     fn compile_here(&self, source: GrammarSource) -> Result<Arc<dyn Grammar>, String> {
-        let parsers = self.parsers.get_or_init(|| self.parsers()).as_ref().map_err(Clone::clone)?;
+        let factory = self.factory.get_or_init(|| self.create_factory()).as_ref().map_err(Clone::clone)?;
         let grammar = match source {
             GrammarSource::Lark(grammar) => grammar,
             // Other sources are one rule.
             source => format!("start: {}", source.rule().unwrap_or_default()),
         };
         let grammar = TopLevelGrammar::from_lark(grammar);
-        let parser = Parser::new(parsers.create_parser(grammar));
-        Ok(Arc::new(Compiled::new(parser, self.vocab_size)?))
+        let matcher = llguidance::Matcher::new(factory.create_parser(grammar));
+        Ok(Arc::new(Compiled::new(matcher, self.vocab_size)?))
     }
 
-    fn parsers(&self) -> Result<ParserFactory, String> {
+    fn create_factory(&self) -> Result<ParserFactory, String> {
         let Some(&eos) = self.eos_token_ids.first() else {
             return Err("this model has no end-of-text token, so that constrained text could not end".into());
         };
@@ -84,17 +88,17 @@ impl GrammarCompiler {
         let trie = TokTrie::from(&TokRxInfo::new(self.vocab_size as u32, eos), &words);
         let trie = trie.with_eos_tokens(&self.eos_token_ids);
         let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
-        let mut parsers = ParserFactory::new_simple(&environment).map_err(|e| e.to_string())?;
-        parsers.quiet().limits_mut().verbose_errors = false;
-        Ok(parsers)
+        let mut factory = ParserFactory::new_simple(&environment).map_err(|e| e.to_string())?;
+        factory.quiet().limits_mut().verbose_errors = false;
+        Ok(factory)
     }
 
-    /// A token's bytes; control tokens are marked, so that they are not taken for the text they are written as.
+    /// A token's bytes; control tokens are marked, so that they are not mistaken for their spelling.
     fn word(&self, id: u32) -> Vec<u8> {
         let bytes = self.tokenizer.token_bytes(id);
         match self.tokenizer.is_special(id) {
             true => [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes.as_slice()].concat(),
-            // The marker is no part of any UTF-8 text.
+            // The marker byte does not occur in UTF-8.
             false if bytes.contains(&TokTrie::SPECIAL_TOKEN_MARKER) => Vec::new(),
             false => bytes,
         }
@@ -118,7 +122,7 @@ mod tests {
         mask.words()[id as usize / 32] >> (id % 32) & 1 == 1
     }
 
-    /// Whether the text, as the tokenizer spells it, may be written and may end there.
+    /// Whether the grammar allows the text, as the tokenizer spells it, and its end.
     fn accepts(source: &GrammarSource, text: &str) -> bool {
         let compiler = compiler();
         let (mut matcher, mut mask) = compiler.compile(source.clone()).unwrap().start();
@@ -167,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn control_tokens_are_no_text_and_the_end_goes_on() {
+    fn control_tokens_are_not_text_and_eos_may_repeat() {
         let compiler = compiler();
         let (mut matcher, mask) = compiler.compile(GrammarSource::Regex(".*".into())).unwrap().start();
         let start = compiler.tokenizer.encode("<|im_start|>", false).unwrap();
@@ -240,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_enforced_is_an_error_of_one_line() {
+    fn sources_that_cannot_be_enforced_are_one_line_errors() {
         for (source, expected) in [
             (GrammarSource::JsonSchema(json!({"type": "rocket"})), "rocket"),
             (GrammarSource::JsonSchema(json!({"type": "object", "if": {}, "then": {}})), "Unimplemented keys"),

@@ -1,4 +1,4 @@
-//! Text and tokens: everything between the request's strings and the engine's token ids.
+//! Text and tokens: everything between a request's strings and the engine's token ids.
 
 mod deepseek_v4;
 mod detokenizer;
@@ -15,7 +15,7 @@ mod tokenizer;
 pub use detokenizer::Detokenizer;
 pub use encoder::Encoder;
 pub use grammar::{GrammarCompiler, GrammarSource, with_options};
-pub use reasoned::Thinking;
+pub use reasoned::ReasoningLimits;
 pub use stop::StopScanner;
 pub use template::{ChatTemplate, TemplateError};
 pub use tokenizer::{Tokenizer, TokenizerError};

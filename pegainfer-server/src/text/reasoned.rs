@@ -1,4 +1,4 @@
-//! Reasoning before a text of a grammar, and its length: the grammar holds from `</think>` on.
+//! A grammar for text after reasoning, and the reasoning budget: the output grammar applies from `</think>` on.
 
 use super::parser::{CALL_OPEN, ReasoningStart, THINK_CLOSE, THINK_OPEN};
 use super::tokenizer::Tokenizer;
@@ -6,11 +6,11 @@ use pegainfer_core::grammar::{Grammar, Matcher};
 use pegainfer_core::rules::TokenMask;
 use std::sync::Arc;
 
-/// Tokens of line breaks that may stand between the reasoning and the answer. Templates write one or two there, and the
+/// Maximum number of line-break tokens between the reasoning and the output. Templates write one or two there, and the
 /// parser drops them.
 const MAX_BREAKS: usize = 2;
 
-/// The tags around reasoning, in a vocabulary where each is one token.
+/// Token ids of the reasoning tags, in a vocabulary where each tag is one token.
 #[derive(Debug, Clone)]
 pub struct ThinkTokens {
     open: u32,
@@ -20,7 +20,7 @@ pub struct ThinkTokens {
 }
 
 impl ThinkTokens {
-    /// `None` if a tag takes several tokens.
+    /// Looks the tags up; `None` if a tag takes several tokens.
     pub fn of(tokenizer: &Tokenizer) -> Option<Self> {
         let one = |text: &str| match tokenizer.encode(text, false).as_deref() {
             Ok([id]) => Some(*id),
@@ -31,67 +31,67 @@ impl ThinkTokens {
     }
 }
 
-/// How a model reasons before its answer.
+/// Constraints on the reasoning before the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Thinking {
-    /// Whether the prompt has begun the reasoning, or the model may.
+pub struct ReasoningLimits {
+    /// Whether the prompt has opened the reasoning, or the model may open it.
     pub start: ReasoningStart,
-    /// A call ends the reasoning, too, as Qwen3.5 may write it.
+    /// Whether a tool call ends the reasoning, too, as Qwen3.5 may write it.
     pub call_ends_it: bool,
-    /// Tokens between the tags at most; then `</think>` is the only token that may come.
+    /// Maximum number of tokens between the tags; at the limit, `</think>` is the only allowed token.
     pub budget: Option<usize>,
 }
 
-/// Reasoning, then a text of `answer`, or any text.
+/// A grammar of reasoning, then a text of the grammar `output`, or any text if there is none.
 #[derive(Debug)]
 pub struct Reasoned(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
     tokens: ThinkTokens,
-    thinking: Thinking,
-    answer: Option<Arc<dyn Grammar>>,
-    /// Of the reasoning. Before an answer that has to come, it holds nothing that would take its place.
+    thinking: ReasoningLimits,
+    output: Option<Arc<dyn Grammar>>,
+    /// Mask inside the reasoning. If an output grammar follows, it excludes EOS and calls, which would skip the output.
     inside: Arc<TokenMask>,
-    /// Where the budget is used up.
+    /// Mask where the budget is used up: only `</think>`.
     close: Arc<TokenMask>,
-    /// Of the beginning: the answer's, and `<think>`.
+    /// Mask at the start: the output's first tokens, and `<think>`.
     first: Arc<TokenMask>,
-    /// After `</think>`: the answer's, and line breaks.
+    /// Mask after `</think>`: the output's first tokens, and line breaks.
     closed: Arc<TokenMask>,
-    /// Of the answer.
+    /// Mask of the output's first tokens.
     plain: Arc<TokenMask>,
 }
 
 impl Reasoned {
-    /// `ends`: the tokens that end a text.
+    /// `ends`: the token ids that end a text (EOS).
     pub fn new(
         tokens: ThinkTokens,
-        thinking: Thinking,
-        answer: Option<Arc<dyn Grammar>>,
+        thinking: ReasoningLimits,
+        output: Option<Arc<dyn Grammar>>,
         vocab_size: usize,
         ends: &[u32],
     ) -> Self {
         let call = tokens.call.filter(|_| thinking.call_ends_it);
-        let kept = |id: &u32| answer.is_none() || !(ends.contains(id) || call == Some(*id));
+        let kept = |id: &u32| output.is_none() || !(ends.contains(id) || call == Some(*id));
         let inside: Vec<u32> = (0..vocab_size as u32).filter(kept).collect();
         let inside = Arc::new(TokenMask::new(&inside, vocab_size));
-        // Without a grammar for the answer, nothing was left out: it may be any text, too.
-        let plain = answer.as_ref().map_or_else(|| inside.clone(), |answer| answer.start().1);
+        // Without an output grammar, `inside` excludes nothing: the output may be any text, too.
+        let plain = output.as_ref().map_or_else(|| inside.clone(), |output| output.start().1);
         Self(Arc::new(Shared {
             close: Arc::new(TokenMask::new(&[tokens.close], vocab_size)),
             first: Arc::new(with(&plain, &[tokens.open])),
             closed: Arc::new(with(&plain, &tokens.breaks)),
             tokens,
             thinking,
-            answer,
+            output,
             inside,
             plain,
         }))
     }
 }
 
-/// A mask that allows `ids`, too.
+/// The mask with `ids` allowed in addition.
 fn with(mask: &TokenMask, ids: &[u32]) -> TokenMask {
     let mut words = mask.words().to_vec();
     ids.iter().for_each(|id| words[*id as usize / 32] |= 1 << (id % 32));
@@ -99,67 +99,70 @@ fn with(mask: &TokenMask, ids: &[u32]) -> TokenMask {
 }
 
 impl Shared {
-    /// Inside the reasoning, after so many tokens.
-    fn reasoning(&self, used: usize) -> (At, Arc<TokenMask>) {
+    /// State and mask inside the reasoning, after `used` reasoning tokens.
+    fn reasoning(&self, used: usize) -> (State, Arc<TokenMask>) {
         let out = self.thinking.budget == Some(used);
-        (At::Reasoning(used), if out { self.close.clone() } else { self.inside.clone() })
+        (State::Reasoning(used), if out { self.close.clone() } else { self.inside.clone() })
     }
 
-    /// After the first token of the answer.
-    fn answer(&self, token: u32) -> Result<(At, Arc<TokenMask>), String> {
-        let Some(answer) = &self.answer else { return Ok((At::Free, self.plain.clone())) };
-        let (mut matcher, _) = answer.start();
+    /// State and mask after the first token of the output.
+    fn output(&self, token: u32) -> Result<(State, Arc<TokenMask>), String> {
+        let Some(output) = &self.output else { return Ok((State::Free, self.plain.clone())) };
+        let (mut matcher, _) = output.start();
         let mask = matcher.next(token)?;
-        Ok((At::Answer(matcher), mask))
+        Ok((State::Output(matcher), mask))
     }
 }
 
 impl Grammar for Reasoned {
     fn start(&self) -> (Box<dyn Matcher>, Arc<TokenMask>) {
         let shared = self.0.clone();
-        let (at, mask) = match shared.thinking.start {
+        let (state, mask) = match shared.thinking.start {
             ReasoningStart::Opened => shared.reasoning(0),
-            ReasoningStart::IfOpened | ReasoningStart::Never => (At::Start, shared.first.clone()),
+            ReasoningStart::IfOpened | ReasoningStart::Never => (State::Start, shared.first.clone()),
         };
-        (Box::new(Place { shared, at }), mask)
+        (Box::new(ReasonedMatcher { shared, state }), mask)
     }
 }
 
-struct Place {
+/// Position in a text of [`Reasoned`].
+struct ReasonedMatcher {
     shared: Arc<Shared>,
-    at: At,
+    state: State,
 }
 
-enum At {
-    /// Before `<think>`, if it comes.
+enum State {
+    /// Before an optional `<think>`.
     Start,
-    /// After so many tokens of it.
+    /// Inside the reasoning, after this many of its tokens.
     Reasoning(usize),
-    /// After `</think>` and so many tokens of line breaks.
+    /// After `</think>` and this many line-break tokens.
     Closed(usize),
-    Answer(Box<dyn Matcher>),
+    /// In the output, which has a grammar.
+    Output(Box<dyn Matcher>),
+    /// In the output, which has no grammar.
     Free,
 }
 
-impl Matcher for Place {
+impl Matcher for ReasonedMatcher {
     fn next(&mut self, token: u32) -> Result<Arc<TokenMask>, String> {
         let shared = &*self.shared;
         let ThinkTokens { open, close, call, breaks } = &shared.tokens;
-        let (at, mask) = match &mut self.at {
-            At::Answer(matcher) => return matcher.next(token),
-            At::Free => return Ok(shared.plain.clone()),
-            At::Start if token == *open => shared.reasoning(0),
-            At::Start if shared.answer.is_none() && breaks.contains(&token) => (At::Start, shared.first.clone()),
-            At::Reasoning(_) if token == *close => (At::Closed(0), shared.closed.clone()),
-            At::Reasoning(_) if shared.thinking.call_ends_it && *call == Some(token) => shared.answer(token)?,
-            At::Reasoning(used) => shared.reasoning(*used + 1),
-            At::Closed(n) if *n < MAX_BREAKS && breaks.contains(&token) => {
+        let (state, mask) = match &mut self.state {
+            State::Output(matcher) => return matcher.next(token),
+            State::Free => return Ok(shared.plain.clone()),
+            State::Start if token == *open => shared.reasoning(0),
+            State::Start if shared.output.is_none() && breaks.contains(&token) => (State::Start, shared.first.clone()),
+            State::Reasoning(_) if token == *close => (State::Closed(0), shared.closed.clone()),
+            State::Reasoning(_) if shared.thinking.call_ends_it && *call == Some(token) => shared.output(token)?,
+            State::Reasoning(used) => shared.reasoning(*used + 1),
+            State::Closed(n) if *n < MAX_BREAKS && breaks.contains(&token) => {
                 let mask = if *n + 1 == MAX_BREAKS { &shared.plain } else { &shared.closed };
-                (At::Closed(*n + 1), mask.clone())
+                (State::Closed(*n + 1), mask.clone())
             }
-            At::Start | At::Closed(_) => shared.answer(token)?,
+            State::Start | State::Closed(_) => shared.output(token)?,
         };
-        self.at = at;
+        self.state = state;
         Ok(mask)
     }
 }
@@ -176,13 +179,13 @@ mod tests {
         mask.words()[id as usize / 32] >> (id % 32) & 1 == 1
     }
 
-    /// Whether the text may be written, and whether it may end there.
-    fn takes(start: ReasoningStart, call_ends_it: bool, text: &str) -> (bool, bool) {
+    /// Whether the grammar allows the text, and whether the text may end there.
+    fn accepts(start: ReasoningStart, call_ends_it: bool, text: &str) -> (bool, bool) {
         let tokenizer = Arc::new(testing::tokenizer());
         let compiler = GrammarCompiler::new(tokenizer.clone(), 4100, EOS.to_vec());
-        let answer = compiler.compile(GrammarSource::Regex("[ab]+".into())).unwrap();
-        let thinking = Thinking { start, call_ends_it, budget: None };
-        let grammar = compiler.after_reasoning(thinking, Some(answer)).unwrap();
+        let output = compiler.compile(GrammarSource::Regex("[ab]+".into())).unwrap();
+        let thinking = ReasoningLimits { start, call_ends_it, budget: None };
+        let grammar = compiler.after_reasoning(thinking, Some(output)).unwrap();
         let (mut matcher, mut mask) = grammar.start();
         for id in tokenizer.encode(text, false).unwrap() {
             if !allows(&mask, id) {
@@ -194,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn the_grammar_holds_after_the_reasoning() {
+    fn the_grammar_applies_after_the_reasoning() {
         use ReasoningStart::{IfOpened, Opened};
         for (start, text, expected) in [
             (Opened, "Once upon a time", (true, false)),
@@ -213,18 +216,18 @@ mod tests {
             (IfOpened, "\n<think>", (false, false)),
             (IfOpened, "ab<think>", (false, false)),
         ] {
-            assert_eq!(takes(start, false, text), expected, "{start:?} {text:?}");
+            assert_eq!(accepts(start, false, text), expected, "{start:?} {text:?}");
         }
-        assert_eq!(takes(Opened, false, "x <tool_call>"), (true, false));
-        assert_eq!(takes(Opened, true, "x <tool_call>"), (false, false), "it would begin a call");
+        assert_eq!(accepts(Opened, false, "x <tool_call>"), (true, false));
+        assert_eq!(accepts(Opened, true, "x <tool_call>"), (false, false), "it would begin a call");
     }
 
-    /// Where in a text only `</think>` may come: before which of its tokens.
+    /// Indices of the tokens of a text before which only `</think>` is allowed.
     fn forced(start: ReasoningStart, call_ends_it: bool, budget: usize, text: &str) -> Vec<usize> {
         let tokenizer = Arc::new(testing::tokenizer());
         let close = tokenizer.encode("</think>", false).unwrap()[0];
         let compiler = GrammarCompiler::new(tokenizer.clone(), 4100, EOS.to_vec());
-        let thinking = Thinking { start, call_ends_it, budget: Some(budget) };
+        let thinking = ReasoningLimits { start, call_ends_it, budget: Some(budget) };
         let (mut matcher, mut mask) = compiler.after_reasoning(thinking, None).unwrap().start();
         let mut forced = Vec::new();
         for (i, id) in tokenizer.encode(text, false).unwrap().into_iter().enumerate() {
@@ -252,6 +255,6 @@ mod tests {
         ] {
             assert_eq!(forced(start, false, budget, text), expected, "{start:?} {budget} {text:?}");
         }
-        assert!(forced(Opened, true, 2, " the<tool_call> cat sat on").is_empty(), "a call is no reasoning");
+        assert!(forced(Opened, true, 2, " the<tool_call> cat sat on").is_empty(), "a call is not reasoning");
     }
 }

@@ -1,16 +1,16 @@
-//! Stop strings, found wherever token boundaries fall.
+//! Stop strings, found regardless of token boundaries.
 
-/// Looks for stop strings in a text that arrives in pieces.
+/// Searches for stop strings in a text that arrives in deltas.
 ///
-/// The match that is complete first wins; of several that are complete at the same byte, the longest. That rule looks at
-/// one byte after the other, so the result does not depend on how the text is cut into pieces. Only text that may
-/// still become a stop string is held back.
+/// The match that completes first wins; of several that complete at the same byte, the longest. This rule looks at one byte
+/// after the other, so the result does not depend on how the text is cut into deltas. Only text that may still become a
+/// stop string is held back.
 ///
 /// One Knuth-Morris-Pratt automaton per stop string: the time is linear in the text, whatever the strings are.
 #[derive(Debug)]
 pub struct StopScanner {
     patterns: Vec<Pattern>,
-    /// Text not given out yet: the longest suffix that begins some stop string.
+    /// Held-back text: the longest suffix that is the beginning of a stop string.
     held: String,
 }
 
@@ -19,7 +19,7 @@ struct Pattern {
     bytes: Vec<u8>,
     /// `fallback[n]`: length of the longest proper prefix that is also a suffix of the first `n` bytes.
     fallback: Vec<usize>,
-    /// Bytes matched so far.
+    /// Number of bytes matched so far.
     matched: usize,
 }
 
@@ -38,7 +38,7 @@ impl Pattern {
         Self { bytes, fallback, matched: 0 }
     }
 
-    /// Takes one byte; true when the pattern is complete.
+    /// Advances by one byte; true if the pattern is complete.
     fn step(&mut self, byte: u8) -> bool {
         while self.matched > 0 && byte != self.bytes[self.matched] {
             self.matched = self.fallback[self.matched];
@@ -49,20 +49,20 @@ impl Pattern {
 }
 
 impl StopScanner {
-    /// Looks for `stops`, which must not be empty strings.
+    /// Searches for `stops`, which must not be empty strings.
     pub fn new(stops: &[String]) -> Self {
         debug_assert!(stops.iter().all(|s| !s.is_empty()), "an empty stop string matches everywhere");
         Self { patterns: stops.iter().map(|s| Pattern::new(s)).collect(), held: String::new() }
     }
 
-    /// Takes a piece of text and appends what is safe to give out to `out`. `Some(i)`: stop string `i` was found; `out`
-    /// ends where it begins, and the scanner must not be used again.
-    pub fn push(&mut self, piece: &str, out: &mut String) -> Option<usize> {
+    /// Appends to `out` what of the text cannot be part of a stop string. `Some(i)`: stop string `i` was found; `out` ends
+    /// where it begins, and the scanner must not be used again.
+    pub fn push(&mut self, delta: &str, out: &mut String) -> Option<usize> {
         if self.patterns.is_empty() {
-            out.push_str(piece);
+            out.push_str(delta);
             return None;
         }
-        for (at, byte) in piece.bytes().enumerate() {
+        for (at, byte) in delta.bytes().enumerate() {
             let mut complete: Option<(usize, usize)> = None;
             for (index, pattern) in self.patterns.iter_mut().enumerate() {
                 let length = pattern.bytes.len();
@@ -71,20 +71,20 @@ impl StopScanner {
                 }
             }
             if let Some((length, index)) = complete {
-                self.held.push_str(&piece[..=at]);
+                self.held.push_str(&delta[..=at]);
                 let start = self.held.len() - length;
                 out.push_str(&self.held[..start]);
                 self.held.clear();
                 return Some(index);
             }
         }
-        self.held.push_str(piece);
+        self.held.push_str(delta);
         let keep = self.patterns.iter().map(|p| p.matched).max().unwrap_or(0);
         out.extend(self.held.drain(..self.held.len() - keep));
         None
     }
 
-    /// Appends the text held back, when no more follows.
+    /// Appends the held-back text at the end of the text.
     pub fn finish(&mut self, out: &mut String) {
         out.push_str(&self.held);
         self.held.clear();
@@ -96,11 +96,11 @@ mod tests {
     use super::*;
     use crate::testing::{self, Rng};
 
-    fn scan<'a>(stops: &[&str], pieces: impl IntoIterator<Item = &'a str>) -> (String, Option<usize>) {
+    fn scan<'a>(stops: &[&str], deltas: impl IntoIterator<Item = &'a str>) -> (String, Option<usize>) {
         let stops: Vec<String> = stops.iter().map(|s| s.to_string()).collect();
         let (mut scanner, mut out) = (StopScanner::new(&stops), String::new());
-        for piece in pieces {
-            if let Some(found) = scanner.push(piece, &mut out) {
+        for delta in deltas {
+            if let Some(found) = scanner.push(delta, &mut out) {
                 return (out, Some(found));
             }
         }
@@ -108,7 +108,7 @@ mod tests {
         (out, None)
     }
 
-    /// The definition, by brute force over whole prefixes.
+    /// Reference: the definition, by brute force over all prefixes.
     fn reference(stops: &[&str], text: &str) -> (String, Option<usize>) {
         for end in (1..=text.len()).filter(|&e| text.is_char_boundary(e)) {
             let hits = stops.iter().enumerate().filter(|(_, s)| text[..end].ends_with(*s));
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_a_stop_string_across_pieces() {
+    fn finds_a_stop_string_across_deltas() {
         assert_eq!(scan(&["</end>"], ["ab</", "en", "d>cd"]), ("ab".into(), Some(0)));
         assert_eq!(scan(&["</end>"], ["ab</", "enx", "d>"]), ("ab</enxd>".into(), None));
         assert_eq!(scan(&["aab"], ["aa", "aab"]), ("aa".into(), Some(0)));
@@ -145,23 +145,19 @@ mod tests {
         let word = |rng: &mut Rng, min: usize, max: usize| -> String {
             (0..min + rng.below(max - min)).map(|_| alphabet[rng.below(alphabet.len())]).collect()
         };
-        for round in 0..20_000 {
+        for case in 0..20_000 {
             let stops: Vec<String> = (0..1 + rng.below(4)).map(|_| word(&mut rng, 1, 5)).collect();
             let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
             let text = word(&mut rng, 0, 24);
-            let mut pieces = vec![];
+            let mut deltas = vec![];
             let mut start = 0;
             for end in text.char_indices().map(|(i, _)| i).chain([text.len()]) {
                 if rng.below(2) == 0 || end == text.len() {
-                    pieces.push(&text[start..end]);
+                    deltas.push(&text[start..end]);
                     start = end;
                 }
             }
-            assert_eq!(
-                scan(&stops, pieces),
-                reference(&stops, &text),
-                "seed {seed}, round {round}: {stops:?} {text:?}"
-            );
+            assert_eq!(scan(&stops, deltas), reference(&stops, &text), "seed {seed}, case {case}: {stops:?} {text:?}");
         }
     }
 }

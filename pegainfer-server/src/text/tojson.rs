@@ -1,7 +1,7 @@
 //! Jinja's `tojson` as transformers defines it: Python's `json.dumps(value, ensure_ascii=False)`.
 //!
-//! Models were trained on prompts written by it, so every space counts: `", "` and `": "` between elements, keys in
-//! their order of insertion, no HTML escapes.
+//! Models were trained on prompts written by it, so every space matters: `", "` and `": "` between elements, keys in
+//! insertion order, no HTML escapes.
 
 use minijinja::value::{Kwargs, Value};
 use minijinja::{Error, ErrorKind};
@@ -38,7 +38,7 @@ pub fn dumps(value: &serde_json::Value) -> String {
     let (item, key) = (", ".to_string(), ": ".to_string());
     let style = PythonStyle { item, key, indent: None, ensure_ascii: false, depth: 0, has_value: false };
     let mut out = Vec::new();
-    // Writing to memory does not fail, and what is written is UTF-8.
+    // Writing to memory does not fail, and the output is UTF-8.
     let written = value.serialize(&mut Serializer::with_formatter(&mut out, style));
     debug_assert!(written.is_ok(), "{written:?}");
     String::from_utf8_lossy(&out).into_owned()
@@ -51,7 +51,7 @@ struct PythonStyle {
     indent: Option<usize>,
     ensure_ascii: bool,
     depth: usize,
-    /// The container being closed is not empty.
+    /// Whether the container that is being closed has elements.
     has_value: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Text to token ids, and a token id to the bytes it stands for.
+//! Converts text to token ids, and token ids to bytes.
 
 use fastokens::decoders::Decoder;
 use std::collections::HashSet;
@@ -8,24 +8,24 @@ use thiserror::Error;
 /// Why a checkpoint's tokenizer cannot be used, or a text cannot be encoded.
 #[derive(Debug, Error)]
 pub enum TokenizerError {
-    /// No tokenizer.json.
+    /// tokenizer.json does not exist.
     #[error("{path} is missing: the checkpoint needs a Hugging Face tokenizer.json")]
     Missing {
-        /// Where it was looked for.
+        /// Expected path.
         path: PathBuf,
     },
     /// tokenizer.json cannot be parsed.
     #[error("{path} is not a valid tokenizer: {reason}")]
     Malformed {
-        /// The file.
+        /// Path of tokenizer.json.
         path: PathBuf,
-        /// What the parser said.
+        /// Error of the parser.
         reason: String,
     },
-    /// Only byte-level BPE is implemented: all families served here use it.
+    /// The decoder is not byte-level BPE, which all families served here use.
     #[error("{path} does not use a ByteLevel decoder, and only byte-level tokenizers are supported")]
     NotByteLevel {
-        /// The file.
+        /// Path of tokenizer.json.
         path: PathBuf,
     },
     /// The tokenizer can produce ids that the model has no embedding for.
@@ -33,15 +33,15 @@ pub enum TokenizerError {
         "the tokenizer has {tokenizer} tokens, but the model's vocabulary has only {model}: they do not belong together"
     )]
     LargerThanModel {
-        /// Tokens of the tokenizer.
+        /// Number of tokens of the tokenizer.
         tokenizer: usize,
-        /// Rows of the model's embedding table.
+        /// Number of rows of the model's embedding table.
         model: usize,
     },
     /// The text could not be encoded.
     #[error("the text cannot be tokenized: {0}")]
     Encode(String),
-    /// A bug in the encoder.
+    /// The encoder panicked, which is a bug.
     #[error("the tokenizer panicked; the server's log has the details")]
     Panicked,
 }
@@ -49,15 +49,15 @@ pub enum TokenizerError {
 /// A byte-level BPE tokenizer.
 ///
 /// Encoding is `fastokens`: the ids of Hugging Face's `tokenizers` (a test compares them) in a fiftieth of the time.
-/// Decoding is done here: in a byte-level vocabulary each token stands for fixed bytes, so text is the tokens' bytes in
-/// a row. That makes incremental decoding exact and linear in the length of the output.
+/// Decoding is done here: in a byte-level vocabulary each token stands for fixed bytes, so a text is the concatenation of
+/// its tokens' bytes. That makes incremental decoding exact and linear in the length of the output.
 pub struct Tokenizer {
     inner: fastokens::Tokenizer,
     /// Added tokens that are not part of the text (`"special": true`).
     special: HashSet<u32>,
     /// `byte_of[c]` for each character of the byte-level alphabet (all are below U+0144).
     byte_of: [Option<u8>; 0x144],
-    /// Highest id plus one.
+    /// One more than the highest id.
     id_limit: usize,
 }
 
@@ -83,7 +83,7 @@ impl Tokenizer {
         Ok(Self { inner, special, byte_of: byte_alphabet(), id_limit })
     }
 
-    /// Refuses a tokenizer whose ids do not all fit the model's embedding table. (Larger tables are usual: padding.)
+    /// Refuses a tokenizer whose ids do not all fit the model's embedding table. (Larger tables are common: they are padded.)
     pub fn check_vocab(&self, vocab_size: usize) -> Result<(), TokenizerError> {
         if self.id_limit > vocab_size {
             return Err(TokenizerError::LargerThanModel { tokenizer: self.id_limit, model: vocab_size });
@@ -99,36 +99,36 @@ impl Tokenizer {
             .map_err(|e| TokenizerError::Encode(e.to_string()))
     }
 
-    /// True for control tokens that are not part of the generated text.
+    /// Whether the token is a control token, which is not part of the generated text.
     pub fn is_special(&self, id: u32) -> bool {
         self.special.contains(&id)
     }
 
-    /// The bytes a token stands for, special tokens included; empty for ids without a token (padding rows).
+    /// The bytes of a token, also of special tokens; empty for ids without a token (padding).
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
         let Some(token) = self.inner.id_to_token(id) else { return Vec::new() };
         let bytes: Option<Vec<u8>> = token.chars().map(|c| self.byte_of.get(c as usize).copied().flatten()).collect();
-        // Added tokens may hold characters outside the byte-level alphabet (a space, say): they stand for themselves.
+        // Added tokens may contain characters outside the byte-level alphabet, such as a space; they are taken literally.
         bytes.unwrap_or_else(|| token.as_bytes().to_vec())
     }
 
-    /// A token as text, for log-probabilities; bytes that are no UTF-8 on their own show as U+FFFD.
+    /// Text of a token, for log-probabilities; bytes that are not valid UTF-8 on their own become U+FFFD.
     pub fn token_text(&self, id: u32) -> String {
         String::from_utf8_lossy(&self.token_bytes(id)).into_owned()
     }
 
-    /// A token as tokenizer.json spells it: with `Ġ` for a space, say. `None` for ids without a token.
+    /// A token as tokenizer.json spells it, for example with `Ġ` for a space; `None` for ids without a token.
     pub fn vocabulary_text(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id).map(str::to_string)
     }
 
-    /// The whole text of some ids at once, special tokens included.
+    /// Text of token ids, including special tokens.
     pub fn decode_all(&self, ids: &[u32]) -> String {
         let bytes: Vec<u8> = ids.iter().flat_map(|&id| self.token_bytes(id)).collect();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// The whole text of some ids at once, without special tokens.
+    /// Text of token ids, without special tokens.
     pub fn decode(&self, ids: &[u32]) -> String {
         let bytes: Vec<u8> =
             ids.iter().filter(|&&id| !self.is_special(id)).flat_map(|&id| self.token_bytes(id)).collect();
@@ -164,7 +164,7 @@ mod tests {
     }
 
     /// Random texts of words, spaces, digits, controls, every script, combining marks and special tokens; a few are long.
-    fn compare_with_oracle(dir: &Path, rounds: usize) {
+    fn compare_with_oracle(dir: &Path, cases: usize) {
         let (tokenizer, oracle) = (Tokenizer::load(dir).unwrap(), oracle(dir));
         let added = oracle.get_added_tokens_decoder();
         let mut specials: Vec<&str> = added.values().map(|token| token.content.as_str()).collect();
@@ -173,10 +173,10 @@ mod tests {
             ["the", " The", "don't", "I'LL", "  ", "\n\n", "\r\n ", "\t", "1234567", " 3.14", "!?", "…", "e\u{301}"];
         let seed = testing::seed();
         let mut rng = Rng(seed);
-        for round in 0..rounds {
-            let pieces = if round % 100 == 0 { 4000 } else { rng.below(40) };
+        for case in 0..cases {
+            let parts = if case % 100 == 0 { 4000 } else { rng.below(40) };
             let mut text = String::new();
-            for _ in 0..pieces {
+            for _ in 0..parts {
                 match rng.below(8) {
                     0 => text += specials[rng.below(specials.len())],
                     1 => text.extend(char::from_u32(rng.below(0x11_0000) as u32)),
@@ -188,7 +188,7 @@ mod tests {
             for add_special_tokens in [false, true] {
                 let expected = oracle.encode_fast(text.as_str(), add_special_tokens).unwrap();
                 let ids = tokenizer.encode(&text, add_special_tokens).unwrap();
-                assert!(ids == expected.get_ids(), "seed {seed}, round {round}: {text:?}");
+                assert!(ids == expected.get_ids(), "seed {seed}, case {case}: {text:?}");
             }
         }
     }

@@ -1,14 +1,14 @@
-//! The stages of one choice, in the engine's own times.
+//! The stages of one choice, with the engine's own timestamps.
 
 use super::Trace;
 use fastrace::collector::EventRecord;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Tokens of one choice whose times are kept.
+/// Maximum number of tokens of one choice whose times are kept.
 const MAX_TOKENS: usize = 4096;
 
-/// Follows one choice of a traced request.
+/// Records one choice of a traced request.
 #[derive(Debug)]
 pub struct ChoiceTrace {
     trace: Arc<Trace>,
@@ -16,25 +16,25 @@ pub struct ChoiceTrace {
     tokens: Vec<Instant>,
 }
 
-/// When a choice reached which stage.
+/// Times at which a choice reached each stage.
 #[derive(Debug, Clone, Copy)]
 pub struct Stages {
-    /// It was given to the engine.
+    /// Submitted to the engine.
     pub submitted: Instant,
-    /// It left the queue.
+    /// Admitted: left the queue.
     pub admitted: Option<Instant>,
-    /// The engine emitted its first token.
+    /// The engine emitted the first token.
     pub first_token: Option<Instant>,
-    /// The engine emitted its last token.
+    /// The engine emitted the last token so far.
     pub last_token: Instant,
-    /// Prompt tokens found in the prefix cache.
+    /// Number of prompt tokens found in the prefix cache.
     pub cached_tokens: usize,
-    /// Time spent on making text of tokens.
+    /// Time spent on detokenization.
     pub detokenizing: Duration,
 }
 
 impl ChoiceTrace {
-    /// Begins with the submit, which ends the stage before it.
+    /// Starts with the submit, which ends the stage before it.
     pub fn new(trace: Arc<Trace>, choice: usize) -> Self {
         Self { trace, choice, tokens: Vec::new() }
     }
@@ -46,8 +46,8 @@ impl ChoiceTrace {
         }
     }
 
-    /// Adds what is known at the end of the choice: a stage that was not completed lasts until now.
-    pub fn end(self, stages: Stages, ending: &'static str) {
+    /// Adds the spans of the choice. A stage that was not completed lasts until now.
+    pub fn end(self, stages: Stages, outcome: &'static str) {
         let now = Instant::now();
         let choice = || ("choice".into(), self.choice.to_string().into());
         let event = |name: &'static str, at: Instant, properties| EventRecord {
@@ -63,7 +63,7 @@ impl ChoiceTrace {
         self.trace.add("prefill", admitted, prefilled, vec![choice(), cached], hit.into_iter().collect());
         let Some(first) = stages.first_token else { return };
         let tokens = self.tokens.iter().map(|&at| event("token", at, vec![])).collect();
-        let ended = vec![choice(), ("finish_reason".into(), ending.into())];
+        let ended = vec![choice(), ("finish_reason".into(), outcome.into())];
         self.trace.add("decode", first, stages.last_token, ended, tokens);
         let total = ("total_us".into(), stages.detokenizing.as_micros().to_string().into());
         self.trace.add("detokenize", stages.last_token, now, vec![choice(), total], vec![]);

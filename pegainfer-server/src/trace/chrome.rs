@@ -7,25 +7,25 @@ use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-/// A file that grew to this many bytes is followed by another one: viewers hold a whole file in memory.
+/// Size in bytes after which a new file is started: viewers hold a whole file in memory.
 const MAX_FILE: u64 = 64 << 20;
 const END: &[u8] = b"\n]\n";
 
-/// A directory of trace files. Each is complete JSON after every trace, whenever the server ends.
+/// A directory of trace files. Each file is valid JSON after every trace, so the server may end at any time.
 #[derive(Debug)]
 pub struct ChromeFiles {
     dir: PathBuf,
     file: File,
-    /// Bytes without [`END`].
+    /// Length of the file in bytes, without [`END`].
     length: u64,
     files: usize,
-    /// One row of the picture for each choice of each request.
+    /// Number of timeline rows so far: one for each choice of each request.
     rows: usize,
     failed: bool,
 }
 
 impl ChromeFiles {
-    /// Begins a file in `dir`, which is created if it is not there.
+    /// Starts a file in `dir`, which is created if it does not exist.
     pub fn create(dir: &Path) -> Result<Self> {
         std::fs::create_dir_all(dir).with_context(|| format!("--trace-dir {} cannot be created", dir.display()))?;
         let (file, length) = open(dir, 0)?;
@@ -50,7 +50,7 @@ impl ChromeFiles {
         Ok(())
     }
 
-    /// Each request begins with the span of the whole of it, which has the request's id.
+    /// Trace events of the spans. Each request starts with its root span, which has the request's id.
     fn events(&mut self, spans: &[SpanRecord]) -> Vec<Value> {
         let (mut first_row, mut title) = (self.rows, String::new());
         let mut events = Vec::new();
@@ -90,7 +90,7 @@ fn microseconds(ns: u64) -> f64 {
     ns as f64 / 1e3
 }
 
-/// A new, empty list of events: the file, and its length without the end.
+/// Starts a file with an empty list of events; returns it and its length without [`END`].
 fn open(dir: &Path, number: usize) -> Result<(File, u64)> {
     let path = dir.join(format!("pegainfer-{}-{number}.json", std::process::id()));
     let mut file = File::create(&path).with_context(|| format!("{} cannot be written", path.display()))?;
@@ -115,7 +115,7 @@ mod tests {
     use crate::testing::TempDir;
 
     #[test]
-    fn the_file_is_whole_after_every_trace() {
+    fn the_file_is_valid_json_after_every_trace() {
         let dir = TempDir::new("chrome");
         let mut files = ChromeFiles::create(dir.path()).unwrap();
         let path = std::fs::read_dir(dir.path()).unwrap().next().unwrap().unwrap().path();

@@ -1,13 +1,13 @@
-//! Where the time of a request goes: one span for each stage, as a file that Perfetto opens, or for a collector.
+//! Request tracing: one span for each stage, written to files for Perfetto or sent to an OpenTelemetry collector.
 //!
 //! # Layout
-//! - [`Tracer`]: decides which requests are traced, and hands what they leave to a thread of its own.
-//! - [`Trace`]: the spans of one request. [`ChoiceTrace`]: those of one of its choices, in the engine's own times.
-//! - [`ChromeFiles`]: the files. [`Otlp`]: the same for an OpenTelemetry collector.
+//! - [`Tracer`]: decides which requests are traced, and hands their spans to a writer thread.
+//! - [`Trace`]: the spans of one request. [`ChoiceTrace`]: the spans of one of its choices, with the engine's timestamps.
+//! - [`ChromeFiles`]: writes files. [`Otlp`]: sends to an OpenTelemetry collector.
 //!
-//! Spans are `fastrace` records, so any of its reporters can take them. They are filled in with the times at which things
-//! happened in the engine, which is not when the front end came to look, and so do without that crate's collector.
-//! A request that is not traced costs one test of an `Option` per stage.
+//! Spans are `fastrace` records, so any of its reporters can take them. Their times are those of the engine's events, not
+//! those at which the front end polled them, so that crate's own collector is not used. A request that is not traced costs
+//! one test of an `Option` per stage.
 
 mod choice;
 mod chrome;
@@ -30,18 +30,18 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// 1 traces this request, 0 does not.
+/// Request header: 1 traces this request, 0 does not.
 const ASKED: HeaderName = HeaderName::from_static("x-trace");
-/// Tells the client the id of its trace.
+/// Response header with the id of the trace.
 const TOLD: HeaderName = HeaderName::from_static("x-trace-id");
-/// Traces that may wait to be written; more are dropped.
+/// Maximum number of traces that wait to be written; more are dropped.
 const MAX_WAITING: usize = 1024;
-/// Spans that are handed over at once.
+/// Maximum number of spans given to a reporter in one call.
 const MAX_BATCH: usize = 512;
-/// How long the end of the server waits for the last traces.
+/// Maximum time that the shutdown waits for the last traces.
 const FLUSH: Duration = Duration::from_secs(2);
 
-/// Names and values beside a span.
+/// Attributes of a span: names and values.
 pub type Properties = Vec<(Cow<'static, str>, Cow<'static, str>)>;
 
 enum Message {
@@ -49,33 +49,34 @@ enum Message {
     Flush(SyncSender<()>),
 }
 
-/// Decides which requests are traced, and keeps what they leave.
+/// Decides which requests are traced, and passes their spans to the writer thread.
 pub struct Tracer {
     writer: SyncSender<Message>,
-    /// Of the requests that do not say.
-    share: f64,
+    /// Fraction of the requests without an `x-trace` header that are traced.
+    sampling_ratio: f64,
     seen: AtomicU64,
-    /// Two names of one moment.
+    /// One moment on both clocks: the monotonic one, and nanoseconds of Unix time.
     epoch: (Instant, u64),
 }
 
 impl fmt::Debug for Tracer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Tracer({})", self.share)
+        write!(f, "Tracer({})", self.sampling_ratio)
     }
 }
 
 impl Tracer {
-    /// Traces `share` (0 to 1) of the requests, evenly, and those that ask for it.
-    pub fn start(reporters: Vec<Box<dyn Reporter>>, share: f64) -> std::io::Result<Arc<Self>> {
+    /// Starts the writer thread. Traces a fraction `sampling_ratio` (0 to 1) of the requests, evenly spread, and those that ask
+    /// for it.
+    pub fn start(reporters: Vec<Box<dyn Reporter>>, sampling_ratio: f64) -> std::io::Result<Arc<Self>> {
         let (writer, spans) = sync_channel(MAX_WAITING);
         std::thread::Builder::new().name("trace".into()).spawn(move || write(reporters, &spans))?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let epoch = (Instant::now(), now.as_nanos() as u64);
-        Ok(Arc::new(Self { writer, share, seen: AtomicU64::new(0), epoch }))
+        Ok(Arc::new(Self { writer, sampling_ratio, seen: AtomicU64::new(0), epoch }))
     }
 
-    /// Waits until everything so far is written.
+    /// Waits until all traces so far are written, but at most [`FLUSH`].
     pub fn flush(&self) {
         let (done, waiting) = sync_channel(1);
         if self.writer.send(Message::Flush(done)).is_ok() {
@@ -84,15 +85,15 @@ impl Tracer {
         }
     }
 
-    /// Begins a trace if this request is to have one.
+    /// Starts a trace if this request is sampled or asks for one.
     fn begin(self: &Arc<Self>, headers: &HeaderMap, name: &str) -> Result<Option<Arc<Trace>>, ApiError> {
-        let wanted = match headers.get(ASKED).map(HeaderValue::as_bytes) {
+        let sampled = match headers.get(ASKED).map(HeaderValue::as_bytes) {
             None => self.is_next(),
             Some(b"0") => false,
             Some(b"1") => true,
             Some(_) => return Err(ApiError::invalid("x-trace", "x-trace must be 0 or 1")),
         };
-        if !wanted {
+        if !sampled {
             return Ok(None);
         }
         let given = headers.get("traceparent").and_then(|value| value.to_str().ok());
@@ -110,10 +111,10 @@ impl Tracer {
         })))
     }
 
-    /// True for `share` of the calls, as evenly as can be.
+    /// Whether the next request is sampled: true for `sampling_ratio` of the calls, spread evenly.
     fn is_next(&self) -> bool {
         let seen = self.seen.fetch_add(1, Ordering::Relaxed) as f64;
-        ((seen + 1.0) * self.share).floor() > (seen * self.share).floor()
+        ((seen + 1.0) * self.sampling_ratio).floor() > (seen * self.sampling_ratio).floor()
     }
 
     fn unix_ns(&self, at: Instant) -> u64 {
@@ -125,7 +126,7 @@ impl Tracer {
     }
 }
 
-/// Hands over what has gathered, in one piece: a collector takes a request for each.
+/// Writer thread: passes waiting spans on in batches, because a collector takes one request per batch.
 fn write(mut reporters: Vec<Box<dyn Reporter>>, messages: &Receiver<Message>) {
     while let Ok(first) = messages.recv() {
         let (mut spans, mut waiting) = (Vec::new(), None);
@@ -142,16 +143,16 @@ fn write(mut reporters: Vec<Box<dyn Reporter>>, messages: &Receiver<Message>) {
             reporters.iter_mut().for_each(|reporter| reporter.report(spans.clone()));
         }
         if let Some(done) = waiting {
-            // Whoever waits may have given up.
+            // The receiver may have timed out.
             let _ = done.send(());
         }
     }
 }
 
-/// The spans of one request. The last owner's drop ends the request and sends them off.
+/// The spans of one request. Dropping the last reference ends the request and sends the spans to the writer.
 pub struct Trace {
     tracer: Arc<Tracer>,
-    /// Of the span of the whole request.
+    /// Context of the request's root span.
     context: SpanContext,
     /// The caller's span, from `traceparent`; 0 if there is none.
     parent: SpanId,
@@ -168,7 +169,7 @@ impl fmt::Debug for Trace {
 }
 
 impl Trace {
-    /// Adds the stage that ends now; it began where the one before it ended, or the request.
+    /// Adds a stage that ends now and began where the previous stage ended, or at the start of the request.
     pub fn stage(&self, name: &'static str) {
         let mut spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
         let ended = spans.last().map(|span| span.begin_time_unix_ns + span.duration_ns);
@@ -208,14 +209,14 @@ impl Drop for Trace {
         };
         let mut spans = vec![root];
         spans.append(self.spans.get_mut().unwrap_or_else(PoisonError::into_inner));
-        // A slow disk costs traces, not requests.
+        // If the writer falls behind (a slow disk), traces are dropped rather than requests delayed.
         if self.tracer.writer.try_send(Message::Spans(spans)).is_err() {
-            log::debug!("a trace was dropped: the writer does not keep up");
+            log::debug!("a trace was dropped: the writer is too slow");
         }
     }
 }
 
-/// The layer: begins a trace for each request to the API that is to have one, and tells the client its id.
+/// Middleware: starts a trace for each API request that is sampled, and sends its id to the client.
 pub async fn attach(State(state): State<Arc<AppState>>, mut request: Request, next: Next) -> Response {
     let path = request.uri().path();
     let tracer = state.options.tracer.as_ref().filter(|_| path.starts_with("/v1/") && request.method() == Method::POST);
@@ -239,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_is_spread_evenly_and_a_request_may_say_for_itself() {
+    fn sampling_is_spread_evenly_and_a_header_overrides_it() {
         let tracer = Tracer::start(vec![], 0.25).unwrap();
         let traced: Vec<bool> = (0..8).map(|_| tracer.is_next()).collect();
         assert_eq!(traced, [false, false, false, true, false, false, false, true]);

@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use ureq::Agent;
 
-/// A collector that takes longer loses what it was sent.
+/// Time limit of one export; spans of a failed export are lost.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// OTLP's numbers for where a span was: inside, and at the entry of, a server.
+/// Values of OTLP's `SpanKind` enumeration.
 const INTERNAL: u8 = 1;
 const SERVER: u8 = 2;
 
@@ -23,7 +23,7 @@ pub struct Otlp {
 impl Otlp {
     /// Sends to `endpoint`, `http://host:port`; OTLP's path is added.
     pub fn new(endpoint: &str) -> Result<Self> {
-        // Collectors stand on the same machine or network; TLS is theirs to add.
+        // Collectors run on the same machine or network; TLS can be added there.
         ensure!(endpoint.starts_with("http://"), "--otlp-endpoint {endpoint} must begin with http://");
         let url = format!("{}/v1/traces", endpoint.trim_end_matches('/'));
         let agent = Agent::config_builder().timeout_global(Some(TIMEOUT)).build().into();
@@ -36,9 +36,9 @@ impl Reporter for Otlp {
         let body = request(&spans).to_string();
         let sent = self.agent.post(&self.url).header("content-type", "application/json").send(body);
         let failed = sent.as_ref().err();
-        // Once for each time that the collector goes away, not for each trace.
+        // Warned once for each time the collector becomes unavailable, not for each trace.
         if let Some(error) = failed.filter(|_| !self.failed) {
-            log::warn!("traces are lost: the collector at {} does not take them: {error}", self.url);
+            log::warn!("traces are lost: the collector at {} does not accept them: {error}", self.url);
         }
         self.failed = failed.is_some();
     }

@@ -1,11 +1,11 @@
-//! A blocking HTTP/1.1 client that hides nothing: tests see the bytes and choose when to hang up.
+//! A blocking HTTP/1.1 client: tests see the raw bytes and choose when to disconnect.
 
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// An answer whose body may still be on its way.
+/// A response whose body may not have arrived yet.
 pub struct Response {
     pub status: u16,
     headers: Vec<(String, String)>,
@@ -18,12 +18,12 @@ pub fn with(mut body: Value, fields: Value) -> Value {
     body
 }
 
-/// Sends a request and reads the head of the answer.
+/// Sends a request and reads the head of the response.
 pub fn send(address: SocketAddr, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Response {
     read_head(write(address, method, path, headers, body))
 }
 
-/// Sends a request and leaves the answer unread.
+/// Sends a request and leaves the response unread.
 pub fn write(address: SocketAddr, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -63,9 +63,9 @@ pub fn post(address: SocketAddr, path: &str, body: &Value) -> Response {
 /// Posts JSON and expects 200 and JSON.
 pub fn post_ok(address: SocketAddr, path: &str, body: &Value) -> Value {
     let response = post(address, path, body);
-    let (status, answer) = (response.status, response.json());
-    assert_eq!(status, 200, "{body} was answered with {answer}");
-    answer
+    let (status, response) = (response.status, response.json());
+    assert_eq!(status, 200, "{body} got {response}");
+    response
 }
 
 /// Posts JSON with one more header.
@@ -73,7 +73,7 @@ pub fn post_with(address: SocketAddr, path: &str, header: (&str, &str), body: &V
     send(address, "POST", path, &[JSON[0], header], body.to_string().as_bytes())
 }
 
-/// Posts JSON and leaves the answer unread.
+/// Posts JSON and leaves the response unread.
 pub fn post_unread(address: SocketAddr, path: &str, body: &Value) -> TcpStream {
     write(address, "POST", path, &JSON, body.to_string().as_bytes())
 }

@@ -1,4 +1,4 @@
-//! A Hugging Face hub in one file: metadata, ranges, redirect-free, and connections that break off on demand.
+//! A mock of the Hugging Face hub: metadata, ranges, no redirects, and connections that break off on demand (fault injection).
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -8,14 +8,14 @@ use std::sync::{Arc, Mutex};
 /// The commit of every file.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// What the hub does and what it saw.
+/// Behaviour of the hub, and the requests it has seen.
 #[derive(Default)]
 pub struct Behaviour {
     /// Files of `test/tiny`.
     pub files: BTreeMap<String, Vec<u8>>,
-    /// Answer everything with this status.
+    /// Status of every response.
     pub refuse: Option<u16>,
-    /// The next downloads of this file break off after so many bytes each.
+    /// Fault injection: file whose next downloads break off, bytes before the break, and number of downloads.
     pub break_off: Option<(String, usize, usize)>,
     /// `path range authorization` of each request.
     pub seen: Vec<String>,
@@ -37,7 +37,7 @@ impl Hub {
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let shared = shared.clone();
-                std::thread::spawn(move || answer(stream, &shared));
+                std::thread::spawn(move || respond(stream, &shared));
             }
         });
         Self { address, behaviour }
@@ -49,7 +49,7 @@ impl Hub {
     }
 }
 
-fn answer(stream: TcpStream, behaviour: &Mutex<Behaviour>) -> Option<()> {
+fn respond(stream: TcpStream, behaviour: &Mutex<Behaviour>) -> Option<()> {
     let mut reader = BufReader::new(stream.try_clone().ok()?);
     let mut line = String::new();
     reader.read_line(&mut line).ok()?;
@@ -103,7 +103,7 @@ fn send(stream: TcpStream, status: u16, headers: &[(&str, &str)], body: &[u8]) -
     send_promising(stream, status, headers, body.len(), body)
 }
 
-/// Promises `length` bytes and sends `body`.
+/// Announces `length` bytes and sends `body`.
 fn send_promising(
     mut stream: TcpStream,
     status: u16,

@@ -1,4 +1,4 @@
-//! An engine that follows a script: one token per step and request, always the same reply.
+//! A scripted engine: one token per step and request, always the same reply.
 
 use super::tokenizer;
 use pegainfer_core::engine::{
@@ -12,52 +12,52 @@ use std::time::Duration;
 
 /// `<|im_end|>` of the bundled tokenizer.
 pub const EOS: u32 = 4089;
-/// `<|endoftext|>`, the other one.
+/// `<|endoftext|>`, the other EOS token.
 pub const EOS_2: u32 = 4087;
 
-/// What a test sees of the engine and tells it.
+/// Observes and controls the engine from a test.
 #[derive(Default)]
 pub struct Control {
     /// Requests in the order they came.
     pub added: Mutex<Vec<GenerateRequest>>,
     /// Requests that were cancelled.
     pub cancelled: AtomicUsize,
-    /// Times that the prefix cache was reset.
+    /// Number of resets of the prefix cache.
     pub resets: AtomicUsize,
-    /// Tokens handed out so far, over all requests.
+    /// Number of tokens generated so far, over all requests.
     pub tokens: AtomicUsize,
-    /// No more tokens than this are handed out until it is raised.
+    /// Maximum number of tokens, over all requests, until it is raised.
     pub allowance: AtomicUsize,
-    /// The next step fails.
+    /// Fault injection: the next step fails.
     pub fail: AtomicBool,
-    /// Such a failure is one that no engine survives.
+    /// Fault injection: the failure is fatal for the engine.
     pub fatal: AtomicBool,
-    /// The next step panics.
+    /// Fault injection: the next step panics.
     pub panic: AtomicBool,
 }
 
 impl Control {
-    /// The request that came last.
+    /// The latest request.
     pub fn last(&self) -> GenerateRequest {
         self.added.lock().unwrap().last().unwrap().clone()
     }
 
-    /// Its prompt, special tokens included.
+    /// The latest request's prompt, special tokens included.
     pub fn prompt_text(&self) -> String {
         tokenizer().decode_all(&self.last().prompt)
     }
 
-    /// How many requests came.
+    /// Number of requests.
     pub fn added(&self) -> usize {
         self.added.lock().unwrap().len()
     }
 
-    /// How many were cancelled.
+    /// Number of cancelled requests.
     pub fn cancelled(&self) -> usize {
         self.cancelled.load(Ordering::SeqCst)
     }
 
-    /// Lets `n` tokens out in all.
+    /// Allows `n` tokens in all.
     pub fn allow(&self, n: usize) {
         self.allowance.store(n, Ordering::SeqCst);
     }
@@ -82,13 +82,13 @@ struct Running {
 }
 
 impl MockEngine {
-    /// An engine that answers everything with `reply` and the end of the text, as fast as it can.
+    /// An engine that replies to every request with `reply` and EOS, without delay.
     pub fn replying(reply: &str) -> (Self, Arc<Control>) {
         let ids = tokenizer().encode(reply, false).unwrap();
         Self::replying_ids(ids)
     }
 
-    /// As [`replying`](Self::replying), token by token.
+    /// Like [`replying`](Self::replying), given as tokens.
     pub fn replying_ids(reply: Vec<u32>) -> (Self, Arc<Control>) {
         let control = Arc::new(Control::default());
         control.allow(usize::MAX);
@@ -105,13 +105,13 @@ impl MockEngine {
         (engine, control)
     }
 
-    /// Runs fewer requests at once.
+    /// Limits the number of concurrent requests.
     pub fn with_max_num_seqs(mut self, n: usize) -> Self {
         self.max_num_seqs = n;
         self
     }
 
-    /// Takes longer conversations.
+    /// Sets a larger context length.
     pub fn with_max_model_len(mut self, tokens: usize) -> Self {
         self.max_model_len = tokens;
         self
@@ -126,7 +126,7 @@ impl MockEngine {
         }
     }
 
-    /// One token of one request; true when it is complete.
+    /// Generates one token of one request; true if the request is complete.
     fn step(&mut self, at: usize, events: &mut EventBatch) -> bool {
         let id = self.next_token(at);
         let Running { id: name, request, generated } = &mut self.running[at];

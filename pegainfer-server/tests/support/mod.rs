@@ -1,4 +1,4 @@
-//! What the HTTP tests share: a scripted engine, a server on a free port, and a small blocking client.
+//! Support of the HTTP tests: a scripted engine, a server on a free port, and a small blocking client.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
@@ -32,7 +32,7 @@ pub fn model_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/qwen3-tiny")
 }
 
-/// Its tokenizer.
+/// Tokenizer of the bundled checkpoint.
 pub fn tokenizer() -> Tokenizer {
     Tokenizer::load(&model_dir()).unwrap()
 }
@@ -46,12 +46,12 @@ pub struct TestServer {
     serving: Option<JoinHandle<()>>,
 }
 
-/// What differs between tests.
+/// Settings that differ between tests.
 pub struct Setup {
     pub options: Options,
     pub max_queued: usize,
     pub names: Vec<String>,
-    /// Where tokenizer and template come from.
+    /// Directory of tokenizer and template.
     pub model_dir: PathBuf,
 }
 
@@ -69,13 +69,13 @@ impl TestServer {
         Self::over(engine, setup)
     }
 
-    /// Starts the real router over an engine that answers everything with `reply`.
+    /// Starts the real router over an engine that replies to every request with `reply`.
     pub fn replying(reply: &str) -> (Self, Arc<Control>) {
         let (engine, control) = MockEngine::replying(reply);
         (Self::start(engine, Setup::default()), control)
     }
 
-    /// Serves the bundled checkpoint as without flags.
+    /// Serves the bundled checkpoint with default options.
     pub fn bundled() -> Self {
         let args = Cli::parse_from(["pegainfer"]).serve.engine;
         Self::over(engine::load(&model_dir(), &args).unwrap().handle, Setup::default())
@@ -95,12 +95,12 @@ impl TestServer {
         Self { address, engine, runtime, stop: Some(stop), serving: Some(serving) }
     }
 
-    /// Starts the real router over `engine`, with other options than the default ones.
+    /// Starts the real router over `engine` with these options.
     pub fn with<E: StepEngine>(engine: E, options: Options) -> Self {
         Self::start(engine, Setup { options, ..Setup::default() })
     }
 
-    /// Sends what SIGTERM sends.
+    /// Starts the shutdown, as SIGTERM does.
     pub fn stop(&mut self) {
         self.stop.take().unwrap().send(()).unwrap();
     }

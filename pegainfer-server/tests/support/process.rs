@@ -33,7 +33,7 @@ pub fn run(command: &mut Command) -> (Option<i32>, String, String) {
 pub struct Process {
     pub child: Child,
     pub address: SocketAddr,
-    /// From the start of the process to its word that it is ready.
+    /// Time from the start of the process to the log line that it is ready.
     pub ready: Duration,
     /// The rest of its log.
     pub log: BufReader<ChildStderr>,

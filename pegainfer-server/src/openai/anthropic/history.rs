@@ -1,13 +1,13 @@
 //! `system` and `messages` of `/v1/messages` as the messages of a chat.
 
-use super::super::errors::{ApiError, echo};
+use super::super::errors::{ApiError, truncate_for_error};
 use super::super::fields::{Fields, describe};
 use serde_json::{Value, json};
 
-/// The conversation so far.
-pub fn take(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
+/// Parses the conversation so far.
+pub fn parse(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
     let mut chat = Vec::new();
-    match fields.take("system") {
+    match fields.remove("system") {
         None => {}
         Some(Value::String(text)) => chat.push(json!({"role": "system", "content": text})),
         Some(Value::Array(parts)) => chat.push(json!({"role": "system", "content": parts})),
@@ -46,7 +46,7 @@ fn unknown(i: usize, block: &Value) -> ApiError {
         Some(kind) => {
             let message = format!(
                 "messages[{i}].content has a block of type {:?}, which this model cannot read here",
-                echo(kind)
+                truncate_for_error(kind)
             );
             invalid(message).with_code("unsupported_parameter")
         }
@@ -61,7 +61,7 @@ fn text(i: usize, block: &Value) -> Result<Value, ApiError> {
     }
 }
 
-/// Results of calls, each a message of its own, and text.
+/// User message: each tool result becomes a message of its own, the text parts become one message.
 fn user(i: usize, blocks: &[Value], chat: &mut Vec<Value>) -> Result<(), ApiError> {
     let mut parts = Vec::new();
     for block in blocks {
@@ -84,7 +84,7 @@ fn user(i: usize, blocks: &[Value], chat: &mut Vec<Value>) -> Result<(), ApiErro
     Ok(())
 }
 
-/// What a call that failed gave. Chat templates have no place for the failure but the text.
+/// Content of a failed tool call. Chat templates have no field for the failure, so the text says it.
 fn failed(content: &Value) -> Value {
     match content {
         Value::String(text) => format!("Error: {text}").into(),
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failed_call_says_so() {
+    fn a_failed_call_is_marked_in_its_text() {
         let result =
             |content: Value| json!({"type": "tool_result", "tool_use_id": "t", "is_error": true, "content": content});
         let mut chat = Vec::new();

@@ -1,25 +1,25 @@
-//! `POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's shape of a chat.
+//! `POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's Messages API.
 //!
 //! # Layout
-//! - [`request`], [`history`]: a body becomes that of a chat request. [`answer`]: the answer, whole or streamed.
+//! - [`request`], [`history`]: translate a body into a chat request. [`response`]: writes the response, whole or streamed.
 
-mod answer;
 mod history;
 mod request;
+mod response;
 
 use super::body;
 use super::conversation::Conversation;
 use super::errors::ApiError;
-use super::exchange::Exchange;
 use super::fields::Fields;
 use super::sse;
 use super::state::AppState;
+use super::submitted_chat::SubmittedChat;
 use super::with_ignored;
-use answer::Format;
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
+use response::MessageWriter;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ impl IntoResponse for MessagesError {
     }
 }
 
-/// The handler.
+/// Handles `POST /v1/messages`.
 pub async fn messages(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, MessagesError> {
     let (headers, fields) = body::read(request, &state.options).await.map_err(MessagesError)?;
     respond(&state, &headers, fields).await.map_err(|error| MessagesError(request::rename(error)))
@@ -58,20 +58,20 @@ pub async fn messages(State(state): State<Arc<AppState>>, request: Request) -> R
 
 async fn respond(state: &Arc<AppState>, headers: &HeaderMap, fields: Fields) -> Result<Response, ApiError> {
     let chat = request::chat(fields, true)?;
-    let Exchange { params, mut generations, mut readers, ignored, .. } =
-        Exchange::start(chat, headers, state, "messages").await?;
-    let (Some(reader), 1) = (readers.pop(), generations.len()) else {
-        return Err(ApiError::internal("a message has one answer"));
+    let SubmittedChat { params, mut generations, mut parsers, ignored, .. } =
+        SubmittedChat::start(chat, headers, state, "messages").await?;
+    let (Some(parser), 1) = (parsers.pop(), generations.len()) else {
+        return Err(ApiError::internal("a message has exactly one choice"));
     };
-    let format = Format::new(&params.request_id, params.model, reader);
+    let writer = MessageWriter::new(&params.request_id, params.model, parser);
     let response = match params.stream {
-        Some(options) => sse::respond(generations, 1, format, options).await?,
-        None => Json(format.whole(&mut generations[0]).await?).into_response(),
+        Some(options) => sse::respond(generations, 1, writer, options).await?,
+        None => Json(writer.whole(&mut generations[0]).await?).into_response(),
     };
     Ok(with_ignored(response, ignored))
 }
 
-/// The tokens that a body of `/v1/messages` would have as its prompt.
+/// Handles `POST /v1/messages/count_tokens`: the number of prompt tokens that such a body would have.
 pub async fn count_tokens(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, MessagesError> {
     let (_, fields) = body::read(request, &state.options).await.map_err(MessagesError)?;
     count(&state, fields).await.map_err(|error| MessagesError(request::rename(error)))
@@ -80,9 +80,9 @@ pub async fn count_tokens(State(state): State<Arc<AppState>>, request: Request) 
 async fn count(state: &Arc<AppState>, fields: Fields) -> Result<Response, ApiError> {
     let mut chat = request::chat(fields, false)?;
     state.model_named(chat.string("model")?)?;
-    let prompt = Conversation::take(&mut chat)?.render(state, 0)?.prompt;
-    let ignored = state.policy.judge(&chat.rest())?;
+    let prompt = Conversation::parse(&mut chat)?.render(state, 0)?.prompt;
+    let ignored = state.policy.check_unknown_fields(&chat.rest())?;
     let ids = state.encode(vec![prompt], false, "messages").await?;
-    let answer = json!({"input_tokens": ids.first().map_or(0, Vec::len)});
-    Ok(with_ignored(Json(answer).into_response(), ignored))
+    let response = json!({"input_tokens": ids.first().map_or(0, Vec::len)});
+    Ok(with_ignored(Json(response).into_response(), ignored))
 }

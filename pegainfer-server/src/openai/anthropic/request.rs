@@ -1,11 +1,11 @@
-//! A body of `/v1/messages` as that of a chat request. What both have in common stays as it is.
+//! Translates a body of `/v1/messages` into a chat request. Fields that both APIs share are passed through.
 
-use super::super::errors::{ApiError, echo};
+use super::super::errors::{ApiError, truncate_for_error};
 use super::super::fields::{Fields, describe};
 use super::history;
 use serde_json::{Map, Value, json};
 
-/// Fields of a chat request that `/v1/messages` says in another way, or not at all.
+/// Chat-completion fields that `/v1/messages` expresses differently or does not have.
 const CHAT_ONLY: [&str; 18] = [
     "best_of",
     "chat_template_kwargs",
@@ -37,7 +37,7 @@ const UNIMPLEMENTED: [&str; 8] = [
     "user_profile_id",
     "workspace_id",
 ];
-/// What fields of a chat request are called here.
+/// Pairs of a chat-completion field and this API's name for it, for error messages.
 const NAMES: [(&str, &str); 5] = [
     ("stop", "stop_sequences"),
     ("response_format", "output_config"),
@@ -46,24 +46,24 @@ const NAMES: [(&str, &str); 5] = [
     ("thinking_token_budget", "thinking.budget_tokens"),
 ];
 
-/// Says an error about a chat request in the words of this API.
+/// Rewrites an error about a chat-completion field in this API's field names.
 pub fn rename(error: ApiError) -> ApiError {
     NAMES.iter().fold(error, |error, (from, to)| error.renamed(from, to))
 }
 
-/// Translates a body. `whole`: it asks for an answer, not only for a count.
-pub fn chat(mut fields: Fields, whole: bool) -> Result<Fields, ApiError> {
+/// Translates a body. `generates`: the request generates tokens; otherwise it only counts those of its prompt.
+pub fn chat(mut fields: Fields, generates: bool) -> Result<Fields, ApiError> {
     if let Some(name) = CHAT_ONLY.iter().chain(&UNIMPLEMENTED).find(|name| fields.has(name)) {
         let message = format!("{name} is not implemented by this endpoint");
         return Err(ApiError::invalid(name, message).with_code("unsupported_parameter"));
     }
-    if whole && !fields.has("max_tokens") {
+    if generates && !fields.has("max_tokens") {
         return Err(ApiError::invalid("max_tokens", "max_tokens is missing"));
     }
-    // Prefixes are cached whether that is asked for or not.
-    fields.take("cache_control");
+    // Prefixes are cached whether or not the client asks for it.
+    fields.remove("cache_control");
     let mut chat = Map::new();
-    chat.insert("messages".into(), history::take(&mut fields)?.into());
+    chat.insert("messages".into(), history::parse(&mut fields)?.into());
     if let Some(tools) = fields.list("tools")? {
         let tools: Vec<Value> = tools.into_iter().enumerate().map(tool).collect::<Result<_, _>>()?;
         chat.insert("tools".into(), tools.into());
@@ -83,13 +83,16 @@ pub fn chat(mut fields: Fields, whole: bool) -> Result<Fields, ApiError> {
     match fields.string("service_tier")?.as_deref() {
         None | Some("auto" | "standard_only") => {}
         Some(other) => {
-            let message = format!("service_tier {:?} is not implemented: only auto and standard_only are", echo(other));
+            let message = format!(
+                "service_tier {:?} is not implemented: only auto and standard_only are",
+                truncate_for_error(other)
+            );
             return Err(ApiError::invalid("service_tier", message));
         }
     }
     let trace = fields.trace().cloned();
     let mut rest = fields.rest();
-    // A stream always tells its counts.
+    // A stream always reports its token counts.
     if rest.get("stream") == Some(&json!(true)) {
         rest.insert("stream_options".into(), json!({"include_usage": true, "continuous_usage_stats": true}));
     }
@@ -97,13 +100,15 @@ pub fn chat(mut fields: Fields, whole: bool) -> Result<Fields, ApiError> {
     Ok(Fields::new(chat).with_trace(trace))
 }
 
-/// `{"name", "description", "input_schema"}`; tools that a vendor runs itself have another type.
+/// Translates `{"name", "description", "input_schema"}`. Tools that a vendor runs itself have another type and are refused.
 fn tool((i, tool): (usize, Value)) -> Result<Value, ApiError> {
     let invalid = |message: String| Err(ApiError::invalid("tools", format!("tools[{i}]{message}")));
     let Value::Object(mut tool) = tool else { return invalid(format!(" must be an object, got {}", describe(&tool))) };
     match tool.get("type").and_then(Value::as_str) {
         None | Some("custom") => {}
-        Some(other) => return invalid(format!(".type {:?} is not supported: only custom is", echo(other))),
+        Some(other) => {
+            return invalid(format!(".type {:?} is not supported: only custom is", truncate_for_error(other)));
+        }
     }
     let Some(schema) = tool.remove("input_schema") else { return invalid(".input_schema is missing".into()) };
     let mut function = Map::from_iter([("name".to_string(), tool.remove("name").unwrap_or_default())]);
@@ -134,10 +139,10 @@ fn tool_choice(choice: Map<String, Value>, chat: &mut Map<String, Value>) -> Res
     Ok(())
 }
 
-/// `thinking`: whether the model is to reason, and for how many tokens at most.
+/// `thinking`: whether the model reasons, and its token budget.
 fn think(thinking: Map<String, Value>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
     let mut thinking = Fields::new(thinking);
-    let budget = thinking.take("budget_tokens");
+    let budget = thinking.remove("budget_tokens");
     let reason = match (thinking.string("type")?.as_deref(), &budget) {
         (Some("enabled"), _) | (Some("adaptive"), None) => true,
         (Some("disabled"), None) => false,
@@ -163,10 +168,10 @@ fn output_config(config: Map<String, Value>, chat: &mut Map<String, Value>) -> R
         let inner = json!({"name": "output", "schema": schema});
         chat.insert("response_format".into(), json!({"type": "json_schema", "json_schema": inner}));
     }
-    chat.extend(config.take("effort").map(|effort| ("reasoning_effort".to_string(), effort)));
+    chat.extend(config.remove("effort").map(|effort| ("reasoning_effort".to_string(), effort)));
     match config.rest().keys().next() {
         Some(name) => {
-            let message = format!("output_config.{} is not implemented", echo(name));
+            let message = format!("output_config.{} is not implemented", truncate_for_error(name));
             Err(ApiError::invalid("output_config", message).with_code("unsupported_parameter"))
         }
         None => Ok(()),

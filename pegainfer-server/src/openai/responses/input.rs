@@ -1,16 +1,16 @@
-//! `instructions` and `input` of `/v1/responses` as the messages of a chat.
+//! Translates `instructions` and `input` of `/v1/responses` into the messages of a chat.
 
-use super::super::errors::{ApiError, echo};
+use super::super::errors::{ApiError, truncate_for_error};
 use super::super::fields::{Fields, describe};
 use serde_json::{Value, json};
 
-/// The conversation so far. Calls and reasoning are items of their own here; they become part of the assistant's message.
-pub fn take(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
+/// Parses the conversation. Calls and reasoning are items of their own here; they become part of the assistant's message.
+pub fn parse(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
     let mut chat = Vec::new();
     if let Some(instructions) = fields.string("instructions")? {
         chat.push(json!({"role": "system", "content": instructions}));
     }
-    match fields.take("input") {
+    match fields.remove("input") {
         Some(Value::String(text)) => chat.push(json!({"role": "user", "content": text})),
         Some(Value::Array(items)) if !items.is_empty() => {
             for (i, item) in items.into_iter().enumerate() {
@@ -64,14 +64,14 @@ fn add(i: usize, item: Value, chat: &mut Vec<Value>) -> Result<(), ApiError> {
             chat.push(json!({"role": "tool", "tool_call_id": item["call_id"], "content": output}));
         }
         Some(other) => {
-            let message = format!("input[{i}] is of type {:?}, which is not implemented", echo(other));
+            let message = format!("input[{i}] is of type {:?}, which is not implemented", truncate_for_error(other));
             return Err(invalid(message).with_code("unsupported_parameter"));
         }
     }
     Ok(())
 }
 
-/// A string, or parts whose types say who wrote them; all are text here.
+/// Content of a message: a string, or parts whose types name their author; all become text parts.
 fn content(i: usize, content: &Value) -> Result<Value, ApiError> {
     let Some(parts) = content.as_array() else { return Ok(content.clone()) };
     let part = |part: &Value| match (part["type"].as_str(), &part["text"]) {
@@ -79,7 +79,10 @@ fn content(i: usize, content: &Value) -> Result<Value, ApiError> {
             Ok(json!({"type": "text", "text": text}))
         }
         (Some(kind), _) => {
-            let message = format!("input[{i}].content has a part of type {:?}: this model reads only text", echo(kind));
+            let message = format!(
+                "input[{i}].content has a part of type {:?}: this model reads only text",
+                truncate_for_error(kind)
+            );
             Err(invalid(message).with_code("unsupported_parameter"))
         }
         (None, _) => Err(invalid(format!("input[{i}].content has a part without a type"))),

@@ -1,27 +1,27 @@
-//! `POST /v1/responses`: OpenAI's newer shape of a chat, without the server's memory of earlier responses.
+//! `POST /v1/responses`: OpenAI's Responses API, stateless: earlier responses are not stored.
 //!
 //! # Layout
-//! - [`request`], [`input`]: a body becomes that of a chat request. [`answer`]: the answer, whole or streamed.
+//! - [`request`], [`input`]: translate a body into a chat request. [`response`]: writes the response, whole or streamed.
 
-mod answer;
 mod input;
 mod request;
+mod response;
 
 use super::errors::ApiError;
-use super::exchange::Exchange;
 use super::fields::Fields;
 use super::sse;
 use super::state::{AppState, unix_time};
 use super::stream_options::StreamOptions;
+use super::submitted_chat::SubmittedChat;
 use super::{body, with_ignored};
-use answer::Format;
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
+use response::ResponseWriter;
 use std::sync::Arc;
 
-/// The handler.
+/// Handles `POST /v1/responses`.
 pub async fn responses(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
     let (headers, fields) = body::read(request, &state.options).await?;
     respond(&state, &headers, fields).await.map_err(request::rename)
@@ -29,19 +29,19 @@ pub async fn responses(State(state): State<Arc<AppState>>, request: Request) -> 
 
 async fn respond(state: &Arc<AppState>, headers: &HeaderMap, fields: Fields) -> Result<Response, ApiError> {
     let (chat, echoed) = request::chat(fields)?;
-    let Exchange { params, mut generations, mut readers, ignored, .. } =
-        Exchange::start(chat, headers, state, "responses").await?;
-    let (Some(reader), 1) = (readers.pop(), generations.len()) else {
-        return Err(ApiError::internal("a response has one answer"));
+    let SubmittedChat { params, mut generations, mut parsers, ignored, .. } =
+        SubmittedChat::start(chat, headers, state, "responses").await?;
+    let (Some(parser), 1) = (parsers.pop(), generations.len()) else {
+        return Err(ApiError::internal("a response has exactly one choice"));
     };
-    let format = Format::new(&params, unix_time(), echoed, reader);
+    let writer = ResponseWriter::new(&params, unix_time(), echoed, parser);
     let response = match params.stream {
-        // The last event always has the counts.
+        // The last event always reports the token counts.
         Some(_) => {
             let options = StreamOptions { include_usage: true, continuous_usage: false };
-            sse::respond(generations, 1, format, options).await?
+            sse::respond(generations, 1, writer, options).await?
         }
-        None => Json(format.whole(&mut generations[0]).await?).into_response(),
+        None => Json(writer.whole(&mut generations[0]).await?).into_response(),
     };
     Ok(with_ignored(response, ignored))
 }

@@ -1,11 +1,11 @@
-//! A body of `/v1/responses` as that of a chat request. What both have in common stays as it is.
+//! Translates a body of `/v1/responses` into a chat request. Fields that both APIs share are passed through.
 
-use super::super::errors::{ApiError, echo};
+use super::super::errors::{ApiError, truncate_for_error};
 use super::super::fields::{Fields, describe};
 use super::input;
 use serde_json::{Map, Value, json};
 
-/// Fields of a chat request that `/v1/responses` says in another way, or not at all.
+/// Chat-completion fields that `/v1/responses` expresses differently or does not have.
 const CHAT_ONLY: [&str; 17] = [
     "best_of",
     "functions",
@@ -25,7 +25,7 @@ const CHAT_ONLY: [&str; 17] = [
     "truncate_prompt_tokens",
     "verbosity",
 ];
-/// Fields that need a memory of responses, or tools that a vendor runs itself. Only their value for "no" is accepted.
+/// Fields that need stored responses or server-side tools. Only the value that switches them off is accepted.
 const UNIMPLEMENTED: [(&str, Value); 12] = [
     ("access_programs", Value::Null),
     ("background", Value::Bool(false)),
@@ -40,14 +40,14 @@ const UNIMPLEMENTED: [(&str, Value); 12] = [
     ("prompt", Value::Null),
     ("store", Value::Bool(false)),
 ];
-/// What fields of a chat request are called here.
+/// Pairs of a chat-completion field and this API's name for it, for error messages.
 const NAMES: [(&str, &str); 4] = [
     ("messages", "input"),
     ("max_completion_tokens", "max_output_tokens"),
     ("response_format", "text"),
     ("reasoning_effort", "reasoning"),
 ];
-/// Fields that a response repeats, and what they are if a request leaves them out.
+/// Request fields that a response repeats, and their values if the request leaves them out.
 const ECHOED: [(&str, Value); 10] = [
     ("instructions", Value::Null),
     ("max_output_tokens", Value::Null),
@@ -61,12 +61,12 @@ const ECHOED: [(&str, Value); 10] = [
     ("top_p", Value::Null),
 ];
 
-/// Says an error about a chat request in the words of this API.
+/// Rewrites an error about a chat-completion field in this API's field names.
 pub fn rename(error: ApiError) -> ApiError {
     NAMES.iter().fold(error, |error, (from, to)| error.renamed(from, to))
 }
 
-/// Translates a body; gives also the fields that the response repeats.
+/// Translates a body; also returns the fields that the response repeats.
 pub fn chat(fields: Fields) -> Result<(Fields, Map<String, Value>), ApiError> {
     let trace = fields.trace().cloned();
     let body = fields.rest();
@@ -89,7 +89,7 @@ fn translate(mut fields: Fields) -> Result<Fields, ApiError> {
         return unsupported(name);
     }
     for (name, no) in UNIMPLEMENTED {
-        if fields.take(name).is_some_and(|value| value != no) {
+        if fields.remove(name).is_some_and(|value| value != no) {
             return unsupported(name);
         }
     }
@@ -100,12 +100,12 @@ fn translate(mut fields: Fields) -> Result<Fields, ApiError> {
         return unsupported("top_logprobs");
     }
     let mut chat = Map::new();
-    chat.insert("messages".into(), input::take(&mut fields)?.into());
+    chat.insert("messages".into(), input::parse(&mut fields)?.into());
     if let Some(tools) = fields.list("tools")? {
         let tools: Vec<Value> = tools.into_iter().enumerate().map(tool).collect::<Result<_, _>>()?;
         chat.insert("tools".into(), tools.into());
     }
-    match fields.take("tool_choice") {
+    match fields.remove("tool_choice") {
         Some(Value::Object(choice)) => {
             let name = choice.get("name").cloned().unwrap_or_default();
             let kind = choice.get("type").cloned().unwrap_or_default();
@@ -113,7 +113,7 @@ fn translate(mut fields: Fields) -> Result<Fields, ApiError> {
         }
         other => chat.extend(other.map(|choice| ("tool_choice".to_string(), choice))),
     }
-    if let Some(max) = fields.take("max_output_tokens") {
+    if let Some(max) = fields.remove("max_output_tokens") {
         chat.insert("max_completion_tokens".into(), max);
     }
     if let Some(text) = fields.object("text")? {
@@ -126,7 +126,7 @@ fn translate(mut fields: Fields) -> Result<Fields, ApiError> {
     Ok(Fields::new(chat))
 }
 
-/// A function, described without the `function` around it; tools that a vendor runs itself have another type.
+/// Translates a function, which has no `function` object around it. Tools that a vendor runs itself have another type.
 fn tool((i, tool): (usize, Value)) -> Result<Value, ApiError> {
     match tool {
         Value::Object(mut tool) => {
@@ -138,12 +138,12 @@ fn tool((i, tool): (usize, Value)) -> Result<Value, ApiError> {
     }
 }
 
-/// `text`: its `format` has what `response_format` has, without the `json_schema` around it.
+/// Translates `text`: its `format` is `response_format` without the `json_schema` around the schema.
 fn text_format(text: Map<String, Value>) -> Result<Option<Value>, ApiError> {
     let mut text = Fields::new(text);
     let format = text.object("format").map_err(|error| error.with_param("text"))?;
     if let Some(name) = text.rest().iter().find(|(_, value)| **value != "medium").map(|(name, _)| name) {
-        let message = format!("text.{} is not implemented", echo(name));
+        let message = format!("text.{} is not implemented", truncate_for_error(name));
         return Err(ApiError::invalid("text", message).with_code("unsupported_parameter"));
     }
     Ok(format.map(|mut format| {
@@ -152,13 +152,13 @@ fn text_format(text: Map<String, Value>) -> Result<Option<Value>, ApiError> {
     }))
 }
 
-/// `reasoning`: its `effort` is `reasoning_effort`.
+/// Translates `reasoning`: its `effort` is `reasoning_effort`.
 fn reason(reasoning: Map<String, Value>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
     let mut reasoning = Fields::new(reasoning);
-    chat.extend(reasoning.take("effort").map(|effort| ("reasoning_effort".to_string(), effort)));
+    chat.extend(reasoning.remove("effort").map(|effort| ("reasoning_effort".to_string(), effort)));
     match reasoning.rest().keys().next() {
         Some(name) => {
-            let message = format!("reasoning.{} is not implemented", echo(name));
+            let message = format!("reasoning.{} is not implemented", truncate_for_error(name));
             Err(ApiError::invalid("reasoning", message).with_code("unsupported_parameter"))
         }
         None => Ok(()),

@@ -1,27 +1,27 @@
-//! How much DeepSeek-V4 is to reason: a text of its release before the conversation.
+//! Reasoning effort of DeepSeek-V4: a text of its release at the beginning of the prompt.
 //!
-//! The texts are not part of this program. They are read from the encoding that the official checkpoints carry.
+//! The texts are not part of this program. They are read from the encoder that the official checkpoints contain.
 
 use super::python::{Constant, constant};
 use serde_json::{Map, Value};
 use std::path::Path;
 
-/// The encoding, in the model's directory.
+/// Path of the encoder in the model's directory.
 const FILE: &str = "encoding/encoding_dsv4.py";
-/// The text of the one level that has one, in the release of April.
+/// Constant of the April release: the text of the level `max`, the only level that has one.
 const APRIL: &str = "REASONING_EFFORT_MAX";
-/// The texts of all levels, in the release of 0731.
+/// Constant of the 0731 release: the texts of all levels.
 const JULY: &str = "REASONING_EFFORT_PROMPTS";
 
-/// The level of requests that reason and name none, as of DeepSeek's own API and of vLLM.
+/// Default level of requests that reason, as in DeepSeek's own API and in vLLM.
 const DEFAULT: &str = "high";
 
-/// Levels of a release and their texts, or why they are not known.
+/// Levels of a release and their texts, or the reason why they are unknown.
 pub struct Efforts(Result<Vec<(String, String)>, String>);
 
 impl Efforts {
-    /// Reads the encoding of a model's directory. One that is missing or not understood does no harm until a level is
-    /// asked for.
+    /// Reads the encoder in a model's directory. If it is missing or cannot be parsed, only requests for a level that needs a
+    /// text fail.
     pub fn load(dir: &Path) -> Self {
         let path = dir.join(FILE);
         let efforts = match std::fs::read_to_string(&path) {
@@ -47,10 +47,10 @@ impl Efforts {
         Self(texts)
     }
 
-    /// Adds the argument that says `effort`; what `kwargs` hold already stays.
+    /// Adds the template argument for `effort`; arguments that `kwargs` already has are kept.
     ///
     /// # Errors
-    /// As of [`text`](Self::text).
+    /// Those of [`text`](Self::text).
     pub fn set(&self, effort: &str, kwargs: &mut Map<String, Value>) -> Result<(), String> {
         if effort != "none" {
             self.text(Some(effort))?;
@@ -59,12 +59,12 @@ impl Efforts {
         Ok(())
     }
 
-    /// What stands before the conversation of a request that reasons.
+    /// The text at the beginning of the prompt of a request that reasons.
     ///
     /// # Errors
-    /// One sentence: the release has no such level, or its text is not here.
+    /// One sentence: the release has no such level, or its text is missing.
     pub fn text(&self, asked: Option<&str>) -> Result<&str, String> {
-        // Other names mean what they mean to DeepSeek's API.
+        // OpenAI's levels are mapped as DeepSeek's API maps them.
         let level = match asked.unwrap_or(DEFAULT) {
             "minimal" => "low",
             "medium" | "xhigh" => "high",
@@ -75,7 +75,7 @@ impl Efforts {
                 Some((_, text)) => Ok(text),
                 None => Err(format!("reasoning_effort {level:?} is unknown to this model: it has {}", names(texts))),
             },
-            // Low adds nothing in any release, and who names no level is not refused one.
+            // `low` adds no text in any release, and requests without a level are not refused.
             (Err(_), None) => Ok(""),
             (Err(_), _) if level == "low" => Ok(""),
             (Err(reason), _) => Err(format!("reasoning_effort {level:?} needs a text that is not here: {reason}")),
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_texts_low_is_left() {
+    fn without_the_texts_only_low_is_available() {
         for (source, expected) in [
             (None, "put encoding/encoding_dsv4.py of its release into the model's directory"),
             (Some("REASONING_EFFORT_MAX = 5\n"), "REASONING_EFFORT_MAX cannot be read"),

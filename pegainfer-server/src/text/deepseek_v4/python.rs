@@ -1,18 +1,18 @@
-//! Reads string constants out of a Python file, without Python.
+//! Parses string constants of a Python file, without Python.
 
-/// What a constant holds.
+/// Value of a constant.
 #[derive(Debug, PartialEq)]
 pub enum Constant {
-    /// Literals in a row, which Python joins.
+    /// String literals in a row, which Python concatenates.
     Text(String),
-    /// A dictionary of such texts.
+    /// A dictionary of strings.
     Table(Vec<(String, String)>),
 }
 
-/// The constant `name`, assigned at the beginning of a line, with or without a type; `None` if there is no such line.
+/// The constant `name`, assigned at the beginning of a line, with or without a type annotation; `None` if there is none.
 ///
 /// # Errors
-/// What stands there that is neither a text nor a table of texts.
+/// One sentence: the value is neither a string nor a dictionary of strings.
 pub fn constant(source: &str, name: &str) -> Option<Result<Constant, String>> {
     let mut at = 0;
     for line in source.split_inclusive('\n') {
@@ -22,21 +22,21 @@ pub fn constant(source: &str, name: &str) -> Option<Result<Constant, String>> {
             (before.is_empty() || before.starts_with(':')).then_some(at + name.len() + sign + 1)
         });
         if let Some(value) = value {
-            let mut reader = Reader { rest: &source[value..], depth: 0 };
-            return Some(reader.value().map_err(|e| format!("{name} cannot be read: {e}")));
+            let mut parser = LiteralParser { rest: &source[value..], depth: 0 };
+            return Some(parser.value().map_err(|e| format!("{name} cannot be read: {e}")));
         }
         at += line.len();
     }
     None
 }
 
-struct Reader<'a> {
+struct LiteralParser<'a> {
     rest: &'a str,
-    /// Open brackets: inside them, line breaks are white space.
+    /// Number of open brackets: inside brackets, line breaks are white space.
     depth: usize,
 }
 
-impl Reader<'_> {
+impl LiteralParser<'_> {
     fn value(&mut self) -> Result<Constant, String> {
         if !self.eat('{') {
             return self.text().map(Constant::Text);
@@ -56,7 +56,7 @@ impl Reader<'_> {
         Ok(Constant::Table(table))
     }
 
-    /// Literals in a row, in brackets or not.
+    /// Parses string literals in a row, with or without brackets.
     fn text(&mut self) -> Result<String, String> {
         let bracket = self.eat('(');
         self.depth += usize::from(bracket);
@@ -73,7 +73,7 @@ impl Reader<'_> {
         Ok(text)
     }
 
-    /// The next literal, if there is one here.
+    /// Parses the next literal, if there is one.
     fn literal(&mut self) -> Result<Option<String>, String> {
         self.skip();
         let raw = self.rest.starts_with(['r', 'R']);
@@ -99,7 +99,7 @@ impl Reader<'_> {
         }
     }
 
-    /// What follows a backslash.
+    /// Parses an escape, after its backslash.
     fn escape(&mut self, text: &mut String) -> Result<(), String> {
         let c = self.next().ok_or("a text does not end")?;
         match c {
@@ -116,13 +116,13 @@ impl Reader<'_> {
             'u' => text.push(self.hex(4)?),
             'U' => text.push(self.hex(8)?),
             'N' | '0'..='7' => return Err(format!("the escape \\{c} is not understood")),
-            // Python keeps the backslash of what is no escape.
+            // Python keeps the backslash of an unknown escape.
             _ => text.extend(['\\', c]),
         }
         Ok(())
     }
 
-    /// A character by so many hexadecimal digits.
+    /// Parses a character given by this many hexadecimal digits.
     fn hex(&mut self, digits: usize) -> Result<char, String> {
         let (code, rest) = self.rest.split_at_checked(digits).unwrap_or_default();
         self.rest = rest;
@@ -138,13 +138,13 @@ impl Reader<'_> {
         Some(c)
     }
 
-    /// Takes a sign and the space before it.
+    /// Skips white space, then consumes `sign` if it comes next.
     fn eat(&mut self, sign: char) -> bool {
         self.skip();
         self.rest.strip_prefix(sign).map(|rest| self.rest = rest).is_some()
     }
 
-    /// White space and comments; outside of brackets, a line break ends the value.
+    /// Skips white space and comments; outside of brackets, a line break ends the value.
     fn skip(&mut self) {
         loop {
             self.rest = self.rest.trim_start_matches(|c: char| c.is_whitespace() && (c != '\n' || self.depth > 0));

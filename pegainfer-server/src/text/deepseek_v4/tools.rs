@@ -1,10 +1,10 @@
-//! Tools in a prompt: their schemas, earlier calls, and the order of results.
+//! Tools in a prompt: schemas, earlier calls, and the order of results.
 
 use crate::text::tojson::dumps;
 use serde_json::{Map, Value};
 
-/// What the prompt says about tools, the schemas between the two. The model was trained with these words; they are part
-/// of its format like the tags.
+/// The prompt's texts before and after the tool schemas. The model was trained with these words; they are part of its
+/// format like the tags.
 const BEFORE: &str = r#"
 
 ## Tools
@@ -33,13 +33,13 @@ Otherwise, output directly after </think> with tool calls or final response.
 const AFTER: &str =
     "\n\nYou MUST strictly follow the above defined tool name and parameter schemas to invoke tool calls.\n";
 
-/// The tools, one schema a line.
+/// The tool section of a prompt, with one schema per line.
 pub fn tools_text(tools: &[Value]) -> String {
     let schemas: Vec<String> = tools.iter().map(|tool| dumps(&tool["function"])).collect();
     format!("{BEFORE}{}{AFTER}", schemas.join("\n"))
 }
 
-/// Calls of an earlier turn; nothing if there are none.
+/// The tool calls of an earlier turn; empty if there are none.
 pub fn calls(calls: &Value) -> String {
     let Some(calls) = calls.as_array().filter(|calls| !calls.is_empty()) else { return String::new() };
     let invokes: Vec<String> = calls.iter().map(|call| invoke(&call["function"])).collect();
@@ -47,7 +47,7 @@ pub fn calls(calls: &Value) -> String {
 }
 
 fn invoke(function: &Value) -> String {
-    // An object, or as OpenAI sends it, the text of one.
+    // The arguments are an object, or the text of one, as OpenAI sends it.
     let arguments: Map<String, Value> = match &function["arguments"] {
         Value::Object(arguments) => arguments.clone(),
         other => serde_json::from_str(other.as_str().unwrap_or_default()).unwrap_or_default(),
@@ -67,7 +67,7 @@ fn parameter(key: &str, value: &Value) -> String {
     format!("<｜DSML｜parameter name=\"{key}\" string=\"{is_string}\">{text}</｜DSML｜parameter>\n")
 }
 
-/// Results in the order of the calls; those that answer none of them stay behind, in their own order.
+/// Sorts results into the order of their calls; results without a call come last, in their own order.
 pub fn in_order_of_calls<'a>(results: &'a [Value], calls: Option<&Value>) -> Vec<&'a Value> {
     let made = calls.and_then(Value::as_array);
     let place = |result: &&Value| {

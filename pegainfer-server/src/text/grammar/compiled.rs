@@ -1,6 +1,5 @@
-//! A compiled grammar as the engine uses it: masks over the vocabulary.
+//! A compiled grammar as the engine uses it: a mask over the vocabulary for each step.
 
-use llguidance::Matcher as Parser;
 use llguidance::toktrie::SimpleVob;
 use pegainfer_core::grammar::{Grammar, Matcher};
 use pegainfer_core::rules::TokenMask;
@@ -9,17 +8,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// A grammar at its beginning.
 pub(super) struct Compiled {
-    parser: Mutex<Parser>,
+    initial: Mutex<llguidance::Matcher>,
     first: Arc<TokenMask>,
     vocab_size: usize,
 }
 
 impl Compiled {
+    /// Computes the first mask.
+    ///
     /// # Errors
-    /// What is wrong with the source of the grammar, in one sentence.
-    pub(super) fn new(mut parser: Parser, vocab_size: usize) -> Result<Self, String> {
-        let first = mask(parser.compute_mask_or_eos(), vocab_size)?;
-        Ok(Self { parser: Mutex::new(parser), first, vocab_size })
+    /// One sentence: what is wrong with the source of the grammar.
+    pub(super) fn new(mut initial: llguidance::Matcher, vocab_size: usize) -> Result<Self, String> {
+        let first = mask(initial.compute_mask_or_eos(), vocab_size)?;
+        Ok(Self { initial: Mutex::new(initial), first, vocab_size })
     }
 }
 
@@ -31,31 +32,31 @@ impl fmt::Debug for Compiled {
 
 impl Grammar for Compiled {
     fn start(&self) -> (Box<dyn Matcher>, Arc<TokenMask>) {
-        // Only cloned: a panic cannot leave it half-changed.
-        let parser = self.parser.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        (Box::new(Place { parser, vocab_size: self.vocab_size }), self.first.clone())
+        // The matcher is only cloned: a panic cannot leave it half-changed.
+        let inner = self.initial.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        (Box::new(CompiledMatcher { inner, vocab_size: self.vocab_size }), self.first.clone())
     }
 }
 
-/// How far a text has come.
-struct Place {
-    parser: Parser,
+/// Position of one text in the grammar.
+struct CompiledMatcher {
+    inner: llguidance::Matcher,
     vocab_size: usize,
 }
 
-impl Matcher for Place {
+impl Matcher for CompiledMatcher {
     fn next(&mut self, token: u32) -> Result<Arc<TokenMask>, String> {
-        // Past its end (`ignore_eos`) a text has only more ends.
-        let taken = if self.parser.is_stopped() { Ok(()) } else { self.parser.consume_token(token) };
-        mask(taken.and_then(|()| self.parser.compute_mask_or_eos()), self.vocab_size)
+        // After its end (`ignore_eos`), a text can only continue with more EOS tokens.
+        let consumed = if self.inner.is_stopped() { Ok(()) } else { self.inner.consume_token(token) };
+        mask(consumed.and_then(|()| self.inner.compute_mask_or_eos()), self.vocab_size)
     }
 }
 
-/// The tokens of a set, which has one bit for each, as a mask.
+/// Converts llguidance's token set, which has one bit per token, to a mask.
 fn mask(tokens: Result<SimpleVob, impl fmt::Display>, vocab_size: usize) -> Result<Arc<TokenMask>, String> {
     let tokens = tokens.map_err(|e| {
         let text = e.to_string();
-        // What follows a line break is the library's inner state.
+        // The lines after the first describe the library's internal state.
         let line = text.lines().next().unwrap_or_default();
         if line.starts_with("NoExtension") { "no text fits it".to_owned() } else { line.to_owned() }
     })?;

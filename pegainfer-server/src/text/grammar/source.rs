@@ -1,26 +1,27 @@
-//! What a grammar is made from.
+//! Sources of grammars.
 
 use llguidance::regex_to_lark;
 use serde_json::{Value, json};
 
-/// White space between the parts of JSON: room for an indented document, not for a model that writes nothing else.
+/// White space between the elements of JSON: enough for an indented document, but bounded, because a model may write
+/// nothing else.
 const JSON_WHITESPACE: &str = "[ \\n\\r\\t]{1,40}";
 
-/// What a text must be.
+/// Source of a grammar: the texts that are allowed.
 #[derive(Debug, Clone, PartialEq)]
 pub enum GrammarSource {
-    /// JSON of this schema.
+    /// JSON that matches this schema.
     JsonSchema(Value),
-    /// All of it matches, in the syntax of the `regex` crate.
+    /// Texts that match completely, in the syntax of the `regex` crate.
     Regex(String),
-    /// One of these.
+    /// One of these texts.
     Choice(Vec<String>),
     /// A grammar in llguidance's variant of Lark.
     Lark(String),
 }
 
 impl GrammarSource {
-    /// Its length.
+    /// Size of the source in bytes.
     pub(super) fn bytes(&self) -> usize {
         match self {
             Self::JsonSchema(schema) => schema.to_string().len(),
@@ -29,7 +30,7 @@ impl GrammarSource {
         }
     }
 
-    /// The body of a rule of a Lark grammar; `None` for a grammar, which has rules of its own.
+    /// The source as the body of a Lark rule; `None` for a Lark grammar, which has rules of its own.
     pub fn rule(&self) -> Option<String> {
         match self {
             Self::JsonSchema(schema) => Some(format!("%json {}", with_options(schema.clone(), false))),
@@ -42,7 +43,7 @@ impl GrammarSource {
     }
 }
 
-/// A schema with our settings. `lenient` leaves out what cannot be enforced.
+/// Adds llguidance's options to a schema. `lenient` ignores keywords that cannot be enforced.
 pub fn with_options(mut schema: Value, lenient: bool) -> Value {
     if let Some(schema) = schema.as_object_mut() {
         schema.insert("x-guidance".into(), json!({"whitespace_pattern": JSON_WHITESPACE, "lenient": lenient}));

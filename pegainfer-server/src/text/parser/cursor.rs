@@ -1,12 +1,12 @@
-//! Text that is not accounted for yet, and how far a parser has looked into it.
+//! The unparsed text, and the position of a parser in it.
 
 /// White space of JSON and of the templates.
 pub const WHITESPACE: [char; 4] = [' ', '\n', '\r', '\t'];
 
-/// White space between two tags that belong together is shorter. Looking further would cost time again with every token.
+/// Maximum white space between two tags that belong together, in bytes. It bounds the time spent on each token.
 const MAX_GAP: usize = 64;
 
-/// Whether some expected text is next.
+/// Whether an expected text comes next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
     Yes,
@@ -15,17 +15,17 @@ pub enum Next {
     Maybe,
 }
 
-/// Where a tag is.
+/// Position of a tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Seek {
-    /// It begins at this byte.
+    /// The tag begins at this byte.
     Found(usize),
-    /// It is nowhere before this byte, where the text ends or may be the beginning of the tag.
+    /// The tag does not begin before this byte, where the text ends or may contain the beginning of the tag.
     Pending(usize),
 }
 
 impl Seek {
-    /// The byte before which it certainly is not.
+    /// The byte before which the tag does not begin.
     pub fn at(self) -> usize {
         match self {
             Self::Found(at) | Self::Pending(at) => at,
@@ -33,24 +33,24 @@ impl Seek {
     }
 }
 
-/// Text in, text out, with a position in between. Positions are bytes.
+/// A buffer of text with a position. Positions are bytes.
 #[derive(Debug, Default)]
 pub struct Cursor {
     pub text: String,
-    /// Everything before was looked at.
+    /// The position: everything before it was parsed.
     pub at: usize,
 }
 
 impl Cursor {
-    /// Removes and gives the text before the position.
+    /// Removes and returns the text before the position.
     pub fn take(&mut self) -> String {
         let rest = self.text.split_off(self.at);
         self.at = 0;
         std::mem::replace(&mut self.text, rest)
     }
 
-    /// Removes and gives the text before `end`, but for `held` characters at its end. The position moves behind them, so
-    /// that they are not looked at again: before the position there are only `held` characters, now and on return.
+    /// Removes and returns the text before `end`, except trailing `held` characters. The position moves after them, so that
+    /// they are not parsed again: before the position there are only `held` characters, before and after the call.
     pub fn take_but(&mut self, end: usize, held: &[char]) -> String {
         let new = self.text[self.at..end].trim_end_matches(held).len();
         if new == 0 {
@@ -74,17 +74,17 @@ impl Cursor {
         self.text.as_bytes().get(self.at).copied()
     }
 
-    /// Moves over white space.
+    /// Moves the position over white space.
     pub fn skip_whitespace(&mut self) {
         self.at = self.text.len() - self.rest().trim_start_matches(WHITESPACE).len();
     }
 
-    /// Whether `expected` is next. The position may be inside a character.
+    /// Whether `expected` comes next. The position may be inside a character.
     pub fn next_is(&self, expected: &str) -> Next {
         begins(&self.text.as_bytes()[self.at..], expected)
     }
 
-    /// Moves over `expected` if it is next.
+    /// Moves the position over `expected` if it comes next.
     pub fn eat(&mut self, expected: &str) -> Next {
         let next = self.next_is(expected);
         if next == Next::Yes {
@@ -93,7 +93,7 @@ impl Cursor {
         next
     }
 
-    /// Looks for `tag`, which has a `<` at its beginning and nowhere else, from the position on.
+    /// Searches for `tag` from the position on. `tag` has a `<` at its beginning and nowhere else.
     pub fn seek(&self, tag: &str) -> Seek {
         let rest = self.rest();
         if let Some(found) = rest.find(tag) {
@@ -115,7 +115,7 @@ pub fn begins(text: &[u8], expected: &str) -> Next {
     }
 }
 
-/// Whether `expected` is in `text` after some white space.
+/// Whether `text` begins with `expected` after optional white space.
 pub fn begins_after_space(text: &str, expected: &str) -> Next {
     let inside = text.trim_start_matches(WHITESPACE);
     if text.len() - inside.len() > MAX_GAP { Next::No } else { begins(inside.as_bytes(), expected) }

@@ -1,4 +1,4 @@
-//! DeepSeek-V4's calls: a block of invocations, each value marked as a string or as JSON.
+//! DeepSeek-V4's tool calls: a block of invocations whose values are marked as strings or as JSON.
 //!
 //! ```text
 //! <｜DSML｜tool_calls>
@@ -8,24 +8,24 @@
 //! </｜DSML｜tool_calls>
 //! ```
 //!
-//! The arguments go out as a JSON object. Strings go out as they come; other values are needed whole.
+//! The arguments are emitted as a JSON object. Strings are streamed; other values are needed whole.
 
 use super::cursor::{Cursor, Next, Seek};
 use super::output::Output;
 use super::tools::{CallPrefix, Progress};
 use serde_json::Value;
 
-/// Begins the block.
+/// Opening tag of the block.
 pub const OPEN: &str = "<｜DSML｜tool_calls>";
-/// Begins an invocation, up to its name.
+/// Opening tag of an invocation, up to its name.
 pub const INVOKE: &str = "<｜DSML｜invoke name=\"";
 const CLOSE: &str = "</｜DSML｜tool_calls>";
 const INVOKE_CLOSE: &str = "</｜DSML｜invoke>";
 const PARAMETER: &str = "<｜DSML｜parameter name=\"";
 const PARAMETER_CLOSE: &str = "</｜DSML｜parameter>";
-/// Between a parameter's name and `true` or `false`.
+/// Separator between a parameter's name and `true` or `false`.
 const STRING: &str = "\" string=\"";
-/// Names with what stands behind them are shorter; what is longer is no tag.
+/// Maximum length in bytes of the rest of a tag after its beginning; longer text is not a tag.
 const MAX_NAME: usize = 256;
 
 #[derive(Debug)]
@@ -34,7 +34,7 @@ enum Step {
     Block,
     /// In a function's name.
     Name,
-    /// The prompt has named the function.
+    /// The prompt contains the function's name.
     Named(String),
     /// Between parameters.
     Body,
@@ -44,34 +44,34 @@ enum Step {
     Text,
     /// In a value that is JSON.
     Json,
-    /// In text where only tags belong: it becomes content.
+    /// In text where only tags are allowed: it becomes content.
     Stray,
 }
 
-/// What to do after a step.
-enum Move {
+/// Result of one parser step.
+enum Transition {
     To(Step),
     Wait(Step),
     NotACall,
     Done,
 }
 
-use Move::{Done, NotACall, To, Wait};
+use Transition::{Done, NotACall, To, Wait};
 
-/// Reads one block after the other.
+/// Parses one block after the other.
 #[derive(Debug)]
-pub struct Reader {
+pub struct DsmlParser {
     step: Step,
-    /// Parameters of this invocation given out.
+    /// Number of parameters of this invocation that were emitted.
     parameters: usize,
-    /// Inside an invocation.
+    /// Whether the position is inside an invocation.
     invoked: bool,
-    /// The block has given out an invocation.
+    /// Whether an invocation of the block was emitted.
     started: bool,
 }
 
-impl Reader {
-    /// A reader that is where the prompt ends.
+impl DsmlParser {
+    /// A parser at the end of the prompt, which may contain the beginning of a call.
     pub fn new(prefix: CallPrefix) -> Self {
         let step = match prefix {
             CallPrefix::None => Step::Block,
@@ -81,13 +81,13 @@ impl Reader {
         Self { step, parameters: 0, invoked: false, started: false }
     }
 
-    /// The next block begins.
+    /// Starts the next block.
     pub fn begin(&mut self) {
         *self = Self::new(CallPrefix::None);
     }
 
-    /// Reads as far as the text goes.
-    pub fn read(&mut self, cursor: &mut Cursor, out: &mut Output) -> Progress {
+    /// Parses as far as the text goes.
+    pub fn parse(&mut self, cursor: &mut Cursor, out: &mut Output) -> Progress {
         loop {
             let step = std::mem::replace(&mut self.step, Step::Block);
             match self.advance(step, cursor, out) {
@@ -102,7 +102,8 @@ impl Reader {
         }
     }
 
-    /// The text ends with `held`; true if that is part of a call. A value that is cut off goes out as far as it came.
+    /// Ends the text with the held-back rest `held`; returns whether that belongs to a call. A cut-off value is emitted as far
+    /// as it goes.
     pub fn finish(&mut self, held: &str, out: &mut Output) -> bool {
         match self.step {
             Step::Text => out.tool_arguments(&escaped(held)),
@@ -112,7 +113,7 @@ impl Reader {
         self.started
     }
 
-    fn advance(&mut self, step: Step, cursor: &mut Cursor, out: &mut Output) -> Move {
+    fn advance(&mut self, step: Step, cursor: &mut Cursor, out: &mut Output) -> Transition {
         match step {
             Step::Block => self.block(cursor),
             Step::Name => match cursor.rest().find(['>', '\n']) {
@@ -141,7 +142,7 @@ impl Reader {
                 Seek::Found(at) => {
                     cursor.at = at;
                     let text = cursor.take();
-                    // What is no JSON becomes a string, so that the arguments can be read.
+                    // Invalid JSON becomes a string, so that the arguments stay valid.
                     let value = serde_json::from_str::<Value>(&text).unwrap_or(Value::String(text));
                     self.value_ends(&value.to_string(), cursor, out)
                 }
@@ -159,7 +160,7 @@ impl Reader {
         }
     }
 
-    fn block(&mut self, cursor: &mut Cursor) -> Move {
+    fn block(&mut self, cursor: &mut Cursor) -> Transition {
         cursor.skip_whitespace();
         match [INVOKE, CLOSE].map(|tag| cursor.next_is(tag)) {
             [Next::Yes, _] => {
@@ -176,14 +177,14 @@ impl Reader {
         }
     }
 
-    fn start(&mut self, name: &str, cursor: &mut Cursor, out: &mut Output) -> Move {
+    fn start(&mut self, name: &str, cursor: &mut Cursor, out: &mut Output) -> Transition {
         out.tool_start(name);
         cursor.take();
         (self.parameters, self.invoked, self.started) = (0, true, true);
         To(Step::Body)
     }
 
-    fn body(&mut self, cursor: &mut Cursor, out: &mut Output) -> Move {
+    fn body(&mut self, cursor: &mut Cursor, out: &mut Output) -> Transition {
         cursor.skip_whitespace();
         cursor.take();
         match [PARAMETER, INVOKE_CLOSE].map(|tag| cursor.next_is(tag)) {
@@ -203,7 +204,7 @@ impl Reader {
         }
     }
 
-    fn key(&mut self, cursor: &mut Cursor, out: &mut Output) -> Move {
+    fn key(&mut self, cursor: &mut Cursor, out: &mut Output) -> Transition {
         let rest = cursor.rest();
         let Some(end) = rest.find(['>', '\n']) else {
             return if rest.len() <= MAX_NAME { Wait(Step::Key) } else { self.stray(cursor, out) };
@@ -223,16 +224,16 @@ impl Reader {
         To(if is_string { Step::Text } else { Step::Json })
     }
 
-    /// A value ends with `last`; its tag is next.
-    fn value_ends(&mut self, last: &str, cursor: &mut Cursor, out: &mut Output) -> Move {
+    /// Ends a value with the text `last`; its closing tag is next.
+    fn value_ends(&mut self, last: &str, cursor: &mut Cursor, out: &mut Output) -> Transition {
         out.tool_arguments(last);
         cursor.at += PARAMETER_CLOSE.len();
         cursor.take();
         To(Step::Body)
     }
 
-    /// One character at least is no tag.
-    fn stray(&mut self, cursor: &mut Cursor, out: &mut Output) -> Move {
+    /// Treats the next character as content: it does not begin a tag.
+    fn stray(&mut self, cursor: &mut Cursor, out: &mut Output) -> Transition {
         if !self.started {
             return NotACall;
         }
@@ -242,7 +243,7 @@ impl Reader {
     }
 }
 
-/// The inside of a JSON string.
+/// Contents of a JSON string: `text` with JSON escapes.
 fn escaped(text: &str) -> String {
     let quoted = Value::from(text).to_string();
     quoted[1..quoted.len() - 1].to_owned()
@@ -293,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_call_becomes_content_and_what_is_cut_off_goes_out() {
+    fn text_that_is_no_call_becomes_content_and_cut_off_calls_are_emitted() {
         let read = |prefix, text: &str| describe(&parse(options(ReasoningStart::Never, prefix), [text]));
         let none = || CallPrefix::None;
         assert_eq!(read(none(), "a <｜DSML｜tool_calls> b"), ["C a <｜DSML｜tool_calls> b"]);

@@ -1,4 +1,4 @@
-//! The grammar of calls that are forced, or that are the only other way to answer than a structured one.
+//! The grammar of tool calls, forced or as the alternative to a structured output.
 
 use super::parameter::{FUNCTION_CLOSE, PARAMETER, PARAMETER_CLOSE};
 use super::tools::{CALL_CLOSE, CallPrefix, ToolFormat};
@@ -6,26 +6,27 @@ use super::typed::ParameterType;
 use crate::text::{GrammarSource, with_options};
 use serde_json::{Map, Value, json};
 
-/// A Lark grammar for the rest of the text after `prefix`, calls of `definitions` only, at most `max_calls`. Schemas that
-/// cannot be enforced whole are enforced as far as they can be, unless the function is `strict`. `None` for a format that
-/// has no grammar here.
+/// A Lark grammar for the rest of the text after `prefix`: calls of `definitions` only, at most `max_calls`. Schemas that
+/// cannot be enforced completely are enforced as far as possible, unless the function is `strict`. `None` for a format whose
+/// calls cannot be described by a grammar.
 pub fn grammar(format: ToolFormat, prefix: &CallPrefix, definitions: &[Value], max_calls: usize) -> Option<String> {
     let mut rules = Rules::default();
     let calls = rules.calls(format, prefix, definitions, max_calls)?;
     Some(rules.text + &format!("start: {calls}\n"))
 }
 
-/// A Lark grammar of an answer or of calls, whichever the model begins; `None` if one of them cannot be part of a grammar.
+/// A Lark grammar of a structured output or of calls, whichever the model begins; `None` if one of them cannot be part of a
+/// grammar.
 pub fn grammar_or(
-    answer: &GrammarSource,
+    output: &GrammarSource,
     format: ToolFormat,
     definitions: &[Value],
     max_calls: usize,
 ) -> Option<String> {
     let mut rules = Rules::default();
-    let (answer, any) = (rules.add(answer.rule()?), CallPrefix::AnyFunction);
+    let (output, any) = (rules.add(output.rule()?), CallPrefix::AnyFunction);
     let calls = rules.calls(format, &any, definitions, max_calls)?;
-    Some(rules.text + &format!("start: {answer} | {} {calls}\n", literal(&any.text(format))))
+    Some(rules.text + &format!("start: {output} | {} {calls}\n", literal(&any.text(format))))
 }
 
 #[derive(Default)]
@@ -35,7 +36,7 @@ struct Rules {
 }
 
 impl Rules {
-    /// Adds a rule and gives its name.
+    /// Adds a rule and returns its name.
     fn add(&mut self, body: String) -> String {
         self.named("", body)
     }
@@ -47,7 +48,7 @@ impl Rules {
         name
     }
 
-    /// The calls that may follow `prefix`.
+    /// Adds the rules of the calls that may follow `prefix`.
     fn calls(
         &mut self,
         format: ToolFormat,
@@ -72,7 +73,7 @@ impl Rules {
         let schema = arguments(function);
         let lenient = function["strict"] != true;
         Some(match format {
-            // Its marks are tokens of their own, which a grammar of text cannot name.
+            // Its tags are tokens of their own, which a grammar over text cannot name.
             ToolFormat::Dsml => return None,
             ToolFormat::Hermes => {
                 let arguments = self.json(schema, lenient);
@@ -129,7 +130,7 @@ fn arguments(function: &Value) -> Value {
     Value::Object(schema)
 }
 
-/// A text in a grammar.
+/// A quoted text of a grammar.
 fn literal(text: &str) -> String {
     Value::from(text).to_string()
 }
@@ -149,12 +150,12 @@ mod tests {
         vec![function("weather", weather), function("time", Value::Null)]
     }
 
-    /// Whether these calls may be written and then the text may end.
+    /// Whether the grammar allows these calls and then the end of the text.
     fn accepts(format: ToolFormat, prefix: &CallPrefix, max_calls: usize, text: &str) -> bool {
-        takes(grammar(format, prefix, &tools(), max_calls).unwrap(), text)
+        matches(grammar(format, prefix, &tools(), max_calls).unwrap(), text)
     }
 
-    fn takes(source: String, text: &str) -> bool {
+    fn matches(source: String, text: &str) -> bool {
         let tokenizer = Arc::new(testing::tokenizer());
         let compiler = GrammarCompiler::new(tokenizer.clone(), 4096, vec![4089]);
         let grammar = compiler.compile(GrammarSource::Lark(source.clone())).unwrap_or_else(|e| panic!("{e}: {source}"));
@@ -169,7 +170,7 @@ mod tests {
         allows(mask.words(), 4089)
     }
 
-    /// What the parser makes of a forced text: its calls as (name, arguments).
+    /// Parses a forced text: its calls as (name, arguments).
     fn calls(format: ToolFormat, prefix: &CallPrefix, text: &str) -> Vec<(String, String)> {
         let mut parser = OutputParser::new(ParserOptions {
             reasoning: ReasoningStart::Never,
@@ -185,14 +186,14 @@ mod tests {
             match event {
                 Event::ToolStart { name, .. } => calls.push((name, String::new())),
                 Event::ToolArguments { delta, .. } => calls.last_mut().unwrap().1 += &delta,
-                Event::Content(text) | Event::Reasoning(text) => panic!("{text:?} is no call"),
+                Event::Content(text) | Event::Reasoning(text) => panic!("{text:?} is not a call"),
             }
         }
         calls
     }
 
     #[test]
-    fn what_the_grammar_accepts_the_parser_reads() {
+    fn the_parser_reads_what_the_grammar_accepts() {
         let (any, named) = (CallPrefix::AnyFunction, CallPrefix::Function("weather".into()));
         let weather = |arguments: &str| ("weather".to_string(), arguments.to_string());
         let two = "{\"name\": \"time\", \"arguments\": {}}\n</tool_call>\n<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>";
@@ -216,20 +217,20 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_may_be_the_alternative() {
+    fn a_structured_output_may_be_the_alternative() {
         let schema = GrammarSource::JsonSchema(
             json!({"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}}),
         );
         let time = "<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>";
-        let source = |answer: &GrammarSource| grammar_or(answer, ToolFormat::Hermes, &tools(), 1);
+        let source = |output: &GrammarSource| grammar_or(output, ToolFormat::Hermes, &tools(), 1);
         let cases =
             [("{\"a\": 5}", true), (time, true), ("{\"b\": 5}", false), ("{\"name\": \"time\"", false), ("5", false)];
         for (text, expected) in cases {
-            assert_eq!(takes(source(&schema).unwrap(), text), expected, "{text}");
+            assert_eq!(matches(source(&schema).unwrap(), text), expected, "{text}");
         }
         let others = [GrammarSource::Regex("a/b|c".into()), GrammarSource::Choice(vec!["a/b".into(), "x".into()])];
         for other in others {
-            assert!(takes(source(&other).unwrap(), "a/b") && takes(source(&other).unwrap(), time), "{other:?}");
+            assert!(matches(source(&other).unwrap(), "a/b") && matches(source(&other).unwrap(), time), "{other:?}");
         }
         assert_eq!(source(&GrammarSource::Lark("start: \"a\"".into())), None);
     }

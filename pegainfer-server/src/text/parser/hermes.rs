@@ -1,13 +1,13 @@
-//! Qwen3's calls: `{"name": …, "arguments": {…}}` between `<tool_call>` and `</tool_call>`.
+//! Qwen3's (Hermes) tool calls: `{"name": …, "arguments": {…}}` between `<tool_call>` and `</tool_call>`.
 //!
-//! Nothing is given out before it is certain that there is a call: the name is known and the arguments have begun.
-//! From then on the arguments go out as they come. If the name comes last, they wait for it.
+//! No event is emitted before it is certain that there is a call: the name is known and the arguments have begun. From then
+//! on the arguments are streamed. If the name comes after the arguments, they are held back until it is known.
 
 use super::cursor::{Cursor, Next};
 use super::output::Output;
 use super::tools::{CALL_CLOSE, CallPrefix, Progress};
 
-/// Ends a call inside a string: JSON has no line breaks there, so the string was never closed.
+/// End of a call inside a string: JSON strings contain no line breaks, so the string was never closed.
 const CLOSE_IN_STRING: &str = "\n</tool_call>";
 
 #[derive(Debug)]
@@ -16,13 +16,13 @@ enum Step {
     Open,
     /// Before a key or `}`.
     Key,
-    /// Before `:`, after this key.
+    /// Before `:`, after the given key.
     Colon(String),
-    /// Before the value of this key.
+    /// Before the value of the given key.
     Value(String),
-    /// In a key, or in the value of this key; it began at this byte.
+    /// In a key, or in the value of the given key, which began at this byte.
     Text(Option<String>, usize, Scanner),
-    /// In the arguments, as they go out.
+    /// In the arguments, which are streamed.
     Arguments(Scanner),
     /// Before `,` or `}`.
     Comma,
@@ -30,30 +30,30 @@ enum Step {
     Close,
 }
 
-/// What to do after a step.
-enum Move {
+/// Result of one parser step.
+enum Transition {
     To(Step),
     Wait(Step),
-    /// Not what JSON has here.
+    /// The text is not valid JSON here.
     Bad,
     Done,
 }
 
-use Move::{Bad, Done, To, Wait};
+use Transition::{Bad, Done, To, Wait};
 
-/// Reads one call after the other.
+/// Parses one call after the other.
 #[derive(Debug)]
-pub struct Reader {
+pub struct HermesParser {
     step: Step,
     name: Option<String>,
     /// Arguments that came before the name.
     arguments: Option<String>,
-    /// The call was given out.
+    /// Whether the start of the call was emitted.
     started: bool,
 }
 
-impl Reader {
-    /// A reader that is where the prompt ends.
+impl HermesParser {
+    /// A parser at the end of the prompt, which may contain the beginning of a call.
     pub fn new(prefix: CallPrefix) -> Self {
         let (step, name) = match prefix {
             CallPrefix::Function(name) => (Step::Value("arguments".into()), Some(name)),
@@ -62,13 +62,13 @@ impl Reader {
         Self { step, name, arguments: None, started: false }
     }
 
-    /// The next call begins.
+    /// Starts the next call.
     pub fn begin(&mut self) {
         *self = Self::new(CallPrefix::AnyFunction);
     }
 
-    /// Reads as far as the text goes.
-    pub fn read(&mut self, cursor: &mut Cursor, out: &mut Output) -> Progress {
+    /// Parses as far as the text goes.
+    pub fn parse(&mut self, cursor: &mut Cursor, out: &mut Output) -> Progress {
         loop {
             let step = std::mem::replace(&mut self.step, Step::Close);
             match self.advance(step, cursor, out) {
@@ -77,7 +77,7 @@ impl Reader {
                     self.step = step;
                     return Progress::More;
                 }
-                // What was given out cannot be taken back: the call ends here.
+                // Emitted events cannot be taken back: the call ends here.
                 Bad if self.started => self.step = Step::Close,
                 Bad => return Progress::NotACall,
                 Done => return Progress::Done,
@@ -85,7 +85,7 @@ impl Reader {
         }
     }
 
-    /// The text ends with `held`; true if that is part of a call.
+    /// Ends the text with the held-back rest `held`; returns whether that belongs to a call.
     pub fn finish(&mut self, held: &str, out: &mut Output) -> bool {
         // Outside a string it can only be part of `</tool_call>`.
         if let Step::Arguments(Scanner { in_string: true, .. }) = self.step {
@@ -94,7 +94,7 @@ impl Reader {
         self.started
     }
 
-    fn advance(&mut self, step: Step, cursor: &mut Cursor, out: &mut Output) -> Move {
+    fn advance(&mut self, step: Step, cursor: &mut Cursor, out: &mut Output) -> Transition {
         if !matches!(step, Step::Text(..) | Step::Arguments(_)) {
             cursor.skip_whitespace();
         }
@@ -131,7 +131,7 @@ impl Reader {
         }
     }
 
-    /// A key, or a value that is needed whole.
+    /// Parses a key, or a value that is needed whole.
     fn text(
         &mut self,
         key: Option<String>,
@@ -139,7 +139,7 @@ impl Reader {
         mut scanner: Scanner,
         cursor: &mut Cursor,
         out: &mut Output,
-    ) -> Move {
+    ) -> Transition {
         match scanner.scan(cursor) {
             Scanned::More => return Wait(Step::Text(key, start, scanner)),
             Scanned::CutShort => return Bad,
@@ -164,7 +164,7 @@ impl Reader {
         To(Step::Comma)
     }
 
-    fn end_of_object(&mut self, cursor: &mut Cursor, out: &mut Output) -> Move {
+    fn end_of_object(&mut self, cursor: &mut Cursor, out: &mut Output) -> Transition {
         if !self.started {
             if self.name.is_none() {
                 return Bad;
@@ -176,7 +176,7 @@ impl Reader {
         skip(cursor, Step::Close)
     }
 
-    /// Gives the call out, with the arguments that are there.
+    /// Emits the start of the call, with the arguments that are known.
     fn start(&mut self, out: &mut Output) {
         self.started = true;
         out.tool_start(self.name.as_deref().unwrap_or_default());
@@ -184,7 +184,7 @@ impl Reader {
     }
 }
 
-fn skip(cursor: &mut Cursor, step: Step) -> Move {
+fn skip(cursor: &mut Cursor, step: Step) -> Transition {
     cursor.at += 1;
     To(step)
 }
@@ -193,7 +193,7 @@ fn is_arguments(key: &str) -> bool {
     key == "arguments" || key == "parameters"
 }
 
-/// Arguments as an object; some models write it as a string of JSON, or null for none.
+/// Arguments as the text of an object; some models write them as a string of JSON, or null for none.
 fn object_text(text: &str) -> Option<String> {
     match text.as_bytes().first()? {
         b'{' => Some(text.to_string()),
@@ -205,7 +205,7 @@ fn object_text(text: &str) -> Option<String> {
     }
 }
 
-/// Finds the end of a JSON value. It looks at brackets and quotes only: the rest is for the client to judge.
+/// Finds the end of a JSON value. It tracks only brackets and quotes; the client validates the rest.
 #[derive(Debug, Default)]
 struct Scanner {
     depth: usize,
@@ -215,9 +215,9 @@ struct Scanner {
 
 enum Scanned {
     More,
-    /// The position is behind the value.
+    /// The position is after the value.
     End,
-    /// The position is at the `</tool_call>` that ends the call before the value ends.
+    /// The position is at the `</tool_call>` that ends the call before the value is complete.
     CutShort,
 }
 
@@ -241,7 +241,7 @@ impl Scanner {
         Scanned::More
     }
 
-    /// True for the last byte of a string, list or object.
+    /// Advances by one byte; true for the last byte of a string, list or object.
     fn step(&mut self, byte: u8) -> bool {
         if self.in_string {
             let closed = byte == b'"' && !self.escaped;

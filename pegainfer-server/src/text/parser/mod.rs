@@ -1,14 +1,14 @@
-//! What a chat model writes, told apart: reasoning, answer and tool calls.
+//! Output parser: splits the model's text into reasoning, content and tool calls.
 //!
-//! Text comes in pieces, cut anywhere, and goes out as [`Event`]s as soon as it is certain what it is. Where the cuts fall
-//! makes no difference: the events of any two cuts are the same once neighbouring deltas are joined. A tag is never given out
-//! in part, and no text is lost: what looks like a call and is none becomes content. Only white space around tags goes,
-//! which the templates put there themselves.
+//! Text arrives in deltas that may be cut anywhere, and is emitted as [`Event`]s as soon as its meaning is certain. The
+//! events do not depend on the cuts, once neighbouring deltas are joined. A tag is never emitted in part, and no text is
+//! lost: what looks like a call but is none becomes content. Only white space next to tags, which the templates put there
+//! themselves, is dropped.
 //!
 //! # Layout
-//! - [`reasoning`]: text inside `<think>` and the rest. [`tools`]: the rest, as content and calls.
-//! - [`hermes`], [`qwen3_coder`], [`dsml`]: the ways to write a call. [`parameter`], [`typed`]: the second's values.
-//! - [`forced`]: the grammar that a forced call follows. [`cursor`], [`output`]: what goes in and what comes out.
+//! - [`reasoning`]: splits off the text inside `<think>`. [`tools`]: splits the rest into content and calls.
+//! - [`hermes`], [`qwen3_coder`], [`dsml`]: parse the formats of calls. [`parameter`], [`typed`]: values of `qwen3_coder`.
+//! - [`forced`]: grammar of a forced call. [`cursor`]: the unparsed text. [`output`]: the events.
 
 mod cursor;
 mod dsml;
@@ -33,17 +33,17 @@ use reasoning::ReasoningParser;
 use serde_json::Value;
 use tools::ToolParser;
 
-/// What a checkpoint's chat template teaches its model to write.
+/// Output format that a checkpoint's chat template teaches its model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OutputFormat {
-    /// Reasoning inside `<think>`.
+    /// Whether the model reasons inside `<think>`.
     pub reasoning: bool,
-    /// How calls are written; `None`: the template knows no tools.
+    /// Format of tool calls; `None`: the template has no tools.
     pub tools: Option<ToolFormat>,
 }
 
 impl OutputFormat {
-    /// Reads it off the template: the tags it writes into the history are the ones the model writes.
+    /// Detects the format: the tags that the template writes into the history are those that the model writes.
     pub fn of_template(source: &str) -> Self {
         let tools = match (source.contains("<function="), source.contains(tools::CALL_OPEN)) {
             (true, _) => Some(ToolFormat::Qwen3Coder),
@@ -54,26 +54,26 @@ impl OutputFormat {
     }
 }
 
-/// How one answer is to be read.
+/// Options for parsing one output.
 #[derive(Debug)]
 pub struct ParserOptions {
-    /// What the prompt says about reasoning.
+    /// Whether the prompt has opened the reasoning.
     pub reasoning: ReasoningStart,
-    /// False drops the reasoning.
+    /// Whether to emit the reasoning; false drops it.
     pub include_reasoning: bool,
-    /// How calls are written; `None`: they are not looked for.
+    /// Format of tool calls; `None`: calls are not parsed.
     pub tools: Option<ToolFormat>,
-    /// What the prompt has of the first call already.
+    /// Beginning of the first call that the prompt contains.
     pub prefix: CallPrefix,
-    /// The request's tools in OpenAI's form, for the types of their parameters.
+    /// The request's tools in OpenAI's format, for the types of their parameters.
     pub definitions: Vec<Value>,
-    /// Calls after these are dropped.
+    /// Maximum number of calls; further ones are dropped.
     pub max_calls: usize,
-    /// Makes the ids of the calls unique.
+    /// Seed of the call ids, which makes them unique.
     pub id_seed: u64,
 }
 
-/// Reads one answer.
+/// Parses one output.
 pub struct OutputParser {
     reasoning: ReasoningParser,
     tools: Option<ToolParser>,
@@ -81,7 +81,7 @@ pub struct OutputParser {
 }
 
 impl OutputParser {
-    /// Nothing read yet.
+    /// A parser that has not read anything.
     pub fn new(options: ParserOptions) -> Self {
         let ParserOptions { prefix, definitions, .. } = options;
         Self {
@@ -91,35 +91,35 @@ impl OutputParser {
         }
     }
 
-    /// Takes a piece of text and gives out what is certain now.
-    pub fn push(&mut self, piece: &str) -> Vec<Event> {
-        let rest = self.reasoning.push(piece, &mut self.out);
-        self.answer(&rest);
+    /// Parses a delta of text and returns the events that are certain.
+    pub fn push(&mut self, delta: &str) -> Vec<Event> {
+        let rest = self.reasoning.push(delta, &mut self.out);
+        self.after_reasoning(&rest);
         self.out.take()
     }
 
-    /// Gives out what was held back, when no more text follows.
+    /// Returns the events of the held-back rest at the end of the text.
     pub fn finish(&mut self) -> Vec<Event> {
         let rest = self.reasoning.finish(&mut self.out);
-        self.answer(&rest);
+        self.after_reasoning(&rest);
         if let Some(tools) = &mut self.tools {
             tools.finish(&mut self.out);
         }
         self.out.take()
     }
 
-    /// True between the tags around the reasoning.
+    /// Whether the position is between the reasoning tags.
     pub fn in_reasoning(&self) -> bool {
         self.reasoning.is_inside()
     }
 
-    /// True once a call was found.
+    /// Whether a call was found.
     pub fn has_calls(&self) -> bool {
         self.out.calls > 0
     }
 
-    /// Text that is not reasoning.
-    fn answer(&mut self, text: &str) {
+    /// Parses text that is not reasoning.
+    fn after_reasoning(&mut self, text: &str) {
         match &mut self.tools {
             Some(tools) => tools.push(text, &mut self.out),
             None => self.out.content(text),

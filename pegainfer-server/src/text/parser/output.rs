@@ -1,36 +1,36 @@
-//! The events of an answer.
+//! Events of the output parser.
 
-/// What an answer consists of, in the order it was written.
+/// A part of the model's output, in the order it was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// More of the reasoning.
+    /// More reasoning text.
     Reasoning(String),
-    /// More of the answer's text.
+    /// More content.
     Content(String),
-    /// A call begins.
+    /// A tool call begins.
     ToolStart {
-        /// Number of the call, from 0.
+        /// Index of the call, from 0.
         index: usize,
-        /// `call_` and 24 hexadecimal digits.
+        /// Id of the call: `call_` and 24 hexadecimal digits.
         id: String,
-        /// The function.
+        /// Name of the function.
         name: String,
     },
     /// More of a call's arguments.
     ToolArguments {
-        /// Number of the call.
+        /// Index of the call.
         index: usize,
-        /// The next part of a JSON object. It is passed on as the model wrote it: a model that is cut off or makes a
-        /// mistake leaves JSON that cannot be parsed.
+        /// The next part of a JSON object. It is passed on as the model wrote it: after a cut-off or a mistake, the
+        /// arguments are not valid JSON.
         delta: String,
     },
 }
 
-/// Collects events, neighbouring deltas joined.
+/// Collects events; neighbouring deltas of the same kind are joined.
 pub struct Output {
     events: Vec<Event>,
     include_reasoning: bool,
-    /// Calls so far, dropped ones included.
+    /// Number of calls so far, including dropped ones.
     pub calls: usize,
     max_calls: usize,
     id_seed: u64,
@@ -74,7 +74,7 @@ impl Output {
         }
     }
 
-    /// More arguments of the call that began last.
+    /// Appends arguments of the call that began last.
     pub fn tool_arguments(&mut self, text: &str) {
         if text.is_empty() || self.calls > self.max_calls {
             return;

@@ -1,4 +1,4 @@
-//! The value of one parameter of a Qwen3.5 call: text up to a tag, given out as JSON.
+//! The value of one parameter of a Qwen3.5 call: text up to a tag, emitted as JSON.
 
 use super::cursor::{Cursor, Next, begins, begins_after_space};
 use super::output::Output;
@@ -6,33 +6,33 @@ use super::tools::CALL_CLOSE;
 use super::typed::ParameterType;
 use serde_json::Value;
 
-/// Begins a parameter.
+/// Beginning of the opening tag of a parameter.
 pub const PARAMETER: &str = "<parameter=";
-/// Ends it.
+/// Closing tag of a parameter.
 pub const PARAMETER_CLOSE: &str = "</parameter>";
-/// Ends the function.
+/// Closing tag of a function.
 pub const FUNCTION_CLOSE: &str = "</function>";
 
-/// A value that is being read. One line break at its beginning and one at its end are not part of it.
+/// A value that is being parsed. One line break at its beginning and one at its end are not part of it.
 #[derive(Debug)]
 pub struct Parameter {
     kind: ParameterType,
-    /// The value so far, if it goes out as a whole.
+    /// The value so far, if it is emitted as a whole.
     text: String,
-    /// The line break that comes first was not read yet.
+    /// Whether the leading line break has not been read yet.
     opening: bool,
-    /// Nothing of the value was given out.
+    /// Whether nothing of the value has been read yet.
     fresh: bool,
 }
 
 impl Parameter {
-    /// The value comes next. Gives out what JSON has before it: a quote, if it is a string.
+    /// Starts a value. Emits the opening quote of a string.
     pub fn open(kind: ParameterType, out: &mut Output) -> Self {
         out.tool_arguments(if kind.is_text() { "\"" } else { "" });
         Self { kind, text: String::new(), opening: true, fresh: true }
     }
 
-    /// Reads as far as the text goes; true at the end of the value.
+    /// Parses as far as the text goes; true at the end of the value.
     pub fn read(&mut self, cursor: &mut Cursor, out: &mut Output) -> bool {
         if self.opening {
             let Some(byte) = cursor.peek() else { return false };
@@ -47,7 +47,7 @@ impl Parameter {
         // A line break is held back until it is known whether it is the last one.
         let text = &cursor.text[..end];
         let text = text.strip_suffix('\n').unwrap_or(text);
-        self.give(text, out);
+        self.emit(text, out);
         self.fresh &= text.is_empty();
         cursor.at = tag.map_or(text.len(), |tag| end + tag);
         cursor.take();
@@ -57,19 +57,20 @@ impl Parameter {
         tag.is_some()
     }
 
-    /// The text ends with `held`. A value that is cut off goes out as far as it came; true if it and its function ended.
+    /// Ends the text with the held-back rest `held`: a cut-off value is emitted as far as it goes. True if the value and its
+    /// function are complete.
     pub fn finish(&mut self, held: &str, out: &mut Output) -> bool {
         let ended = held.trim_start_matches('\n').starts_with(FUNCTION_CLOSE);
         if ended {
             self.close(out);
         } else {
-            self.give(held, out);
+            self.emit(held, out);
             out.tool_arguments(&if self.text.is_empty() { String::new() } else { self.kind.json(&self.text) });
         }
         ended
     }
 
-    fn give(&mut self, text: &str, out: &mut Output) {
+    fn emit(&mut self, text: &str, out: &mut Output) {
         if self.kind.is_text() {
             let quoted = Value::from(text).to_string();
             out.tool_arguments(&quoted[1..quoted.len() - 1]);
@@ -84,13 +85,13 @@ impl Parameter {
 }
 
 enum ValueEnd {
-    /// The value ends at this byte, before a tag of so many bytes (0: the tag is not the value's own).
+    /// The value ends at this byte, before a tag of this many bytes (0: the tag does not belong to the value).
     At(usize, usize),
-    /// The value goes on at least to this byte.
+    /// The value extends at least to this byte.
     After(usize),
 }
 
-/// Looks for the end of a value in `text`. `fresh`: the value begins with this text.
+/// Searches for the end of a value in `text`. `fresh`: the value begins with this text.
 fn value_end(text: &str, fresh: bool) -> ValueEnd {
     for (at, _) in text.match_indices('<') {
         let rest = &text[at..];

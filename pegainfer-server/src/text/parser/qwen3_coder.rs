@@ -1,4 +1,4 @@
-//! Qwen3.5's calls: tags instead of JSON, and values without quotes.
+//! Qwen3.5's tool calls: tags instead of JSON, and values without quotes.
 //!
 //! ```text
 //! <tool_call>
@@ -10,8 +10,8 @@
 //! </tool_call>
 //! ```
 //!
-//! The arguments go out as a JSON object. Strings go out as they come; other values are needed whole to be typed. A missing
-//! `</parameter>` or `</function>` is forgiven.
+//! The arguments are emitted as a JSON object. Strings are streamed; other values are needed whole to be typed. A missing
+//! `</parameter>` or `</function>` is tolerated.
 
 use super::cursor::{Cursor, Next};
 use super::output::Output;
@@ -20,9 +20,9 @@ use super::tools::{CALL_CLOSE, CallPrefix, Progress};
 use super::typed::ParameterType;
 use serde_json::Value;
 
-/// Names the function.
+/// Beginning of the opening tag of a function, before its name.
 pub const FUNCTION: &str = "<function=";
-/// Names and keys are shorter; what is longer is no tag.
+/// Maximum length of names and keys in bytes; longer text is not a tag.
 const MAX_NAME: usize = 256;
 
 #[derive(Debug)]
@@ -31,7 +31,7 @@ enum Step {
     Open,
     /// In a function's name.
     Name,
-    /// The prompt has named the function.
+    /// The prompt contains the function's name.
     Named(String),
     /// Between parameters.
     Body,
@@ -39,35 +39,35 @@ enum Step {
     Key,
     /// In a value.
     Value(Parameter),
-    /// In text where only tags belong: it becomes content.
+    /// In text where only tags are allowed: it becomes content.
     Stray,
     /// Before `</tool_call>`.
     Close,
 }
 
-/// What to do after a step.
-enum Move {
+/// Result of one parser step.
+enum Transition {
     To(Step),
     Wait(Step),
     NotACall,
     Done,
 }
 
-use Move::{Done, NotACall, To, Wait};
+use Transition::{Done, NotACall, To, Wait};
 
-/// Reads one call after the other.
+/// Parses one call after the other.
 #[derive(Debug)]
-pub struct Reader {
+pub struct Qwen3CoderParser {
     definitions: Vec<Value>,
     step: Step,
     function: String,
-    /// Parameters given out.
+    /// Number of parameters that were emitted.
     parameters: usize,
     started: bool,
 }
 
-impl Reader {
-    /// A reader that is where the prompt ends.
+impl Qwen3CoderParser {
+    /// A parser at the end of the prompt, which may contain the beginning of a call.
     pub fn new(prefix: CallPrefix, definitions: Vec<Value>) -> Self {
         let step = match prefix {
             CallPrefix::None => Step::Open,
@@ -77,13 +77,13 @@ impl Reader {
         Self { definitions, step, function: String::new(), parameters: 0, started: false }
     }
 
-    /// The next call begins.
+    /// Starts the next call.
     pub fn begin(&mut self) {
         (self.step, self.parameters, self.started) = (Step::Open, 0, false);
     }
 
-    /// Reads as far as the text goes.
-    pub fn read(&mut self, cursor: &mut Cursor, out: &mut Output) -> Progress {
+    /// Parses as far as the text goes.
+    pub fn parse(&mut self, cursor: &mut Cursor, out: &mut Output) -> Progress {
         loop {
             let step = std::mem::replace(&mut self.step, Step::Close);
             match self.advance(step, cursor, out) {
@@ -98,7 +98,7 @@ impl Reader {
         }
     }
 
-    /// The text ends with `held`; true if that is part of a call.
+    /// Ends the text with the held-back rest `held`; returns whether that belongs to a call.
     pub fn finish(&mut self, held: &str, out: &mut Output) -> bool {
         if let Step::Value(parameter) = &mut self.step
             && parameter.finish(held, out)
@@ -108,7 +108,7 @@ impl Reader {
         self.started
     }
 
-    fn advance(&mut self, step: Step, cursor: &mut Cursor, out: &mut Output) -> Move {
+    fn advance(&mut self, step: Step, cursor: &mut Cursor, out: &mut Output) -> Transition {
         match step {
             Step::Open => {
                 cursor.skip_whitespace();
@@ -156,7 +156,7 @@ impl Reader {
         }
     }
 
-    fn start(&mut self, name: String, cursor: &mut Cursor, out: &mut Output) -> Move {
+    fn start(&mut self, name: String, cursor: &mut Cursor, out: &mut Output) -> Transition {
         out.tool_start(&name);
         cursor.take();
         self.function = name;
@@ -164,7 +164,7 @@ impl Reader {
         To(Step::Body)
     }
 
-    fn body(&mut self, cursor: &mut Cursor, out: &mut Output) -> Move {
+    fn body(&mut self, cursor: &mut Cursor, out: &mut Output) -> Transition {
         cursor.skip_whitespace();
         cursor.take();
         let next = [PARAMETER, FUNCTION_CLOSE, CALL_CLOSE].map(|tag| cursor.next_is(tag));
@@ -174,7 +174,7 @@ impl Reader {
                 To(Step::Key)
             }
             [_, Next::Yes, _] | [.., Next::Yes] => {
-                // `</tool_call>` is left to the last step, in case it ends a function that was not closed.
+                // `</tool_call>` is left to `Step::Close`, in case it ends a function that was not closed.
                 cursor.at += if next[1] == Next::Yes { FUNCTION_CLOSE.len() } else { 0 };
                 out.tool_arguments(if self.parameters == 0 { "{}" } else { "}" });
                 To(Step::Close)
@@ -187,7 +187,7 @@ impl Reader {
         }
     }
 
-    fn key(&mut self, key: &str, cursor: &mut Cursor, out: &mut Output) -> Move {
+    fn key(&mut self, key: &str, cursor: &mut Cursor, out: &mut Output) -> Transition {
         cursor.take();
         let kind = ParameterType::of(&self.definitions, &self.function, key);
         let separator = if self.parameters == 0 { "{" } else { ", " };
@@ -198,13 +198,13 @@ impl Reader {
 }
 
 enum TagName {
-    /// The position is behind the `>`.
+    /// The position is after the `>`.
     Complete(String),
     Incomplete,
     Bad,
 }
 
-/// A name up to `>`.
+/// Parses a name up to `>`.
 fn tag_name(cursor: &mut Cursor) -> TagName {
     let rest = cursor.rest();
     match rest.find(['>', '<', '\n']) {

@@ -1,39 +1,39 @@
-//! `<think>` reasoning `</think>` answer.
+//! Splits reasoning (`<think>` … `</think>`) from the content after it.
 
 use super::cursor::{Cursor, Next, Seek, begins_after_space};
 use super::output::Output;
 use super::qwen3_coder::FUNCTION;
 use super::tools::{CALL_OPEN, ToolFormat};
 
-/// Opens the reasoning.
+/// Opening tag of the reasoning.
 pub const OPEN: &str = "<think>";
-/// Ends it.
+/// Closing tag of the reasoning.
 pub const CLOSE: &str = "</think>";
 
-/// What is known about reasoning before the first token.
+/// What the prompt tells about reasoning in the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReasoningStart {
-    /// There is none to look for.
+    /// There is no reasoning.
     Never,
-    /// The model opens it if it wants to.
+    /// The model may open it.
     IfOpened,
     /// The prompt has opened it.
     Opened,
 }
 
 impl ReasoningStart {
-    /// Reads it off the end of the prompt of a model that reasons.
+    /// Detects it from the end of the prompt of a model that reasons.
     pub fn after(prompt: &str) -> Self {
         if prompt.trim_end().ends_with(OPEN) { Self::Opened } else { Self::IfOpened }
     }
 
-    /// Whether reasoning can follow this prompt: not where it goes on with an answer, nor where it holds an empty one, as
-    /// templates write it that were told not to reason.
+    /// Whether reasoning can follow this prompt: not if the prompt continues a message, nor if it ends with an empty
+    /// reasoning block, which templates write to switch reasoning off.
     pub fn may_follow(self, prompt: &str, continued: bool) -> bool {
         self == Self::Opened || (self == Self::IfOpened && !continued && !prompt.trim_end().ends_with(CLOSE))
     }
 
-    /// What ends the reasoning that the prompt opened, written as the templates of this format write an empty one.
+    /// The text that closes reasoning opened by the prompt, as the templates of this format write an empty block.
     pub fn close(self, tools: Option<ToolFormat>) -> &'static str {
         match (self, tools) {
             (Self::Opened, Some(ToolFormat::Dsml)) => CLOSE,
@@ -45,54 +45,54 @@ impl ReasoningStart {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// Before `<think>`, if it comes.
+    /// Before an optional `<think>`.
     Start,
     /// Line breaks after `<think>`.
     Opened,
     Reasoning,
     /// Line breaks after `</think>`.
     Closed,
-    Answer,
+    Content,
 }
 
-/// Splits reasoning from the answer. The line breaks next to the tags belong to neither.
+/// Splits reasoning from content. The line breaks next to the tags belong to neither.
 pub struct ReasoningParser {
     cursor: Cursor,
     step: Step,
-    /// Qwen3.5 may begin a call without closing its reasoning.
+    /// Whether a call may begin without `</think>`, as in Qwen3.5's output.
     call_ends_it: bool,
 }
 
 impl ReasoningParser {
-    /// Nothing read yet.
+    /// A parser that has not read anything.
     pub fn new(start: ReasoningStart, call_ends_it: bool) -> Self {
         let step = match start {
-            ReasoningStart::Never => Step::Answer,
+            ReasoningStart::Never => Step::Content,
             ReasoningStart::IfOpened => Step::Start,
             ReasoningStart::Opened => Step::Opened,
         };
         Self { cursor: Cursor::default(), step, call_ends_it }
     }
 
-    /// True after `<think>` and before the end of `</think>`.
+    /// Whether the position is after `<think>` and before the end of `</think>`.
     pub fn is_inside(&self) -> bool {
         matches!(self.step, Step::Opened | Step::Reasoning)
     }
 
-    /// Takes a piece of text; gives the part of it that belongs to the answer.
-    pub fn push(&mut self, piece: &str, out: &mut Output) -> String {
-        self.cursor.text.push_str(piece);
+    /// Parses a delta of text; returns the part of it that is not reasoning.
+    pub fn push(&mut self, delta: &str, out: &mut Output) -> String {
+        self.cursor.text.push_str(delta);
         while let Some(step) = self.advance(out) {
             self.step = step;
         }
-        if self.step != Step::Answer {
+        if self.step != Step::Content {
             return String::new();
         }
         self.cursor.at = self.cursor.text.len();
         self.cursor.take()
     }
 
-    /// What was held back, when no more text follows: gives the part of it that belongs to the answer.
+    /// Ends the text: returns the part of the held-back rest that is not reasoning.
     pub fn finish(&mut self, out: &mut Output) -> String {
         self.cursor.at = self.cursor.text.len();
         let held = self.cursor.take();
@@ -105,7 +105,7 @@ impl ReasoningParser {
         }
     }
 
-    /// The next step, or `None` when that takes more text.
+    /// The next step, or `None` if more text is needed.
     fn advance(&mut self, out: &mut Output) -> Option<Step> {
         match self.step {
             Step::Start => {
@@ -118,18 +118,18 @@ impl ReasoningParser {
                     }
                     Next::No => {
                         self.cursor.at = 0;
-                        Some(Step::Answer)
+                        Some(Step::Content)
                     }
                 }
             }
             Step::Opened => self.skip_line_breaks().then_some(Step::Reasoning),
             Step::Reasoning => self.reasoning(out),
-            Step::Closed => self.skip_line_breaks().then_some(Step::Answer),
-            Step::Answer => None,
+            Step::Closed => self.skip_line_breaks().then_some(Step::Content),
+            Step::Content => None,
         }
     }
 
-    /// True when something else follows.
+    /// Skips line breaks; true if other text follows.
     fn skip_line_breaks(&mut self) -> bool {
         self.cursor.at = self.cursor.text.len() - self.cursor.text.trim_start_matches('\n').len();
         self.cursor.take();
@@ -160,12 +160,12 @@ impl ReasoningParser {
         }
     }
 
-    /// Whether the `<tool_call>` at this byte begins a call and is not just mentioned.
+    /// Whether the `<tool_call>` at this byte begins a call and is not just mentioned in the reasoning.
     fn is_call(&self, at: usize) -> Next {
         begins_after_space(&self.cursor.text[at + CALL_OPEN.len()..], FUNCTION)
     }
 
-    /// The reasoning ends at this byte, before a tag of so many bytes.
+    /// Ends the reasoning at this byte, before a tag of this many bytes.
     fn end(&mut self, at: usize, tag: usize, out: &mut Output) -> Step {
         self.hold(at, out);
         self.cursor.at += tag;
@@ -173,7 +173,7 @@ impl ReasoningParser {
         Step::Closed
     }
 
-    /// Gives the text before this byte out, but for line breaks at its end.
+    /// Emits the text before this byte, except line breaks at its end.
     fn hold(&mut self, end: usize, out: &mut Output) {
         out.reasoning(&self.cursor.take_but(end, &['\n']));
     }

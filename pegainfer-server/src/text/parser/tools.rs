@@ -1,16 +1,18 @@
-//! Content and tool calls: finds the calls, leaves what is inside them to the format's own reader.
+//! Content and tool calls: finds the calls and passes what is inside them to the parser of the format.
 
 use super::cursor::{Cursor, Seek, WHITESPACE};
+use super::dsml::{self, DsmlParser};
+use super::hermes::HermesParser;
 use super::output::Output;
-use super::{dsml, hermes, qwen3_coder};
+use super::qwen3_coder::Qwen3CoderParser;
 use serde_json::Value;
 
-/// Begins a call, in Qwen's formats.
+/// Opening tag of a call, in Qwen's formats.
 pub const CALL_OPEN: &str = "<tool_call>";
-/// Ends a call.
+/// Closing tag of a call.
 pub const CALL_CLOSE: &str = "</tool_call>";
 
-/// How a model writes its calls.
+/// Format in which a model writes tool calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ToolFormat {
     /// Qwen3: `<tool_call>\n{"name": …, "arguments": {…}}\n</tool_call>`.
@@ -22,7 +24,7 @@ pub enum ToolFormat {
 }
 
 impl ToolFormat {
-    /// Begins a call, or a block of them.
+    /// Opening tag of a call, or of a block of calls.
     fn open(self) -> &'static str {
         match self {
             Self::Hermes | Self::Qwen3Coder => CALL_OPEN,
@@ -31,7 +33,7 @@ impl ToolFormat {
     }
 }
 
-/// What the prompt has of the first call already: that forces the model to make it.
+/// Beginning of the first call that the prompt already contains, which forces the model to make the call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CallPrefix {
     /// Nothing: the model decides.
@@ -43,8 +45,8 @@ pub enum CallPrefix {
 }
 
 impl CallPrefix {
-    /// The text at the end of the prompt. It ends where a token of the model's own writing would end, so without
-    /// the space before the arguments.
+    /// The text at the end of the prompt. It ends where a token of the model's own output would end, that is without the
+    /// space before the arguments.
     pub fn text(&self, format: ToolFormat) -> String {
         match (self, format) {
             (Self::None, _) => String::new(),
@@ -60,65 +62,65 @@ impl CallPrefix {
     }
 }
 
-/// How far a reader has come with a call.
+/// Progress of a parser within a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
-    /// It takes more text.
+    /// More text is needed.
     More,
     /// The call is complete; what follows the position is not part of it.
     Done,
-    /// It is no call: everything before the position is content.
+    /// This is not a call: everything before the position is content.
     NotACall,
 }
 
 #[derive(Debug)]
-enum Reader {
-    Hermes(hermes::Reader),
-    Qwen3Coder(qwen3_coder::Reader),
-    Dsml(dsml::Reader),
+enum CallParser {
+    Hermes(HermesParser),
+    Qwen3Coder(Qwen3CoderParser),
+    Dsml(DsmlParser),
 }
 
 /// Splits calls from content. White space next to calls belongs to neither.
 pub struct ToolParser {
     cursor: Cursor,
-    /// Begins a call.
+    /// Opening tag of a call.
     open: &'static str,
-    reader: Reader,
+    call_parser: CallParser,
     in_call: bool,
     after_call: bool,
 }
 
 impl ToolParser {
-    /// Nothing read yet. `definitions`: the request's tools in OpenAI's form.
+    /// A parser that has not read anything. `definitions`: the request's tools in OpenAI's format.
     pub fn new(format: ToolFormat, prefix: CallPrefix, definitions: Vec<Value>) -> Self {
         let in_call = prefix != CallPrefix::None;
-        let reader = match format {
-            ToolFormat::Hermes => Reader::Hermes(hermes::Reader::new(prefix)),
-            ToolFormat::Qwen3Coder => Reader::Qwen3Coder(qwen3_coder::Reader::new(prefix, definitions)),
-            ToolFormat::Dsml => Reader::Dsml(dsml::Reader::new(prefix)),
+        let call_parser = match format {
+            ToolFormat::Hermes => CallParser::Hermes(HermesParser::new(prefix)),
+            ToolFormat::Qwen3Coder => CallParser::Qwen3Coder(Qwen3CoderParser::new(prefix, definitions)),
+            ToolFormat::Dsml => CallParser::Dsml(DsmlParser::new(prefix)),
         };
-        Self { cursor: Cursor::default(), open: format.open(), reader, in_call, after_call: false }
+        Self { cursor: Cursor::default(), open: format.open(), call_parser, in_call, after_call: false }
     }
 
-    /// Takes a piece of text.
-    pub fn push(&mut self, piece: &str, out: &mut Output) {
-        self.cursor.text.push_str(piece);
+    /// Parses more text.
+    pub fn push(&mut self, text: &str, out: &mut Output) {
+        self.cursor.text.push_str(text);
         loop {
-            let goes_on = if self.in_call { self.call(out) } else { self.before_call(out) };
-            if !goes_on {
+            let continues = if self.in_call { self.call(out) } else { self.before_call(out) };
+            if !continues {
                 return;
             }
         }
     }
 
-    /// Gives out what is left, when no more text follows.
+    /// Emits the held-back rest at the end of the text.
     pub fn finish(&mut self, out: &mut Output) {
         self.cursor.at = self.cursor.text.len();
         let began = self.in_call
-            && match &mut self.reader {
-                Reader::Hermes(reader) => reader.finish(&self.cursor.text, out),
-                Reader::Qwen3Coder(reader) => reader.finish(&self.cursor.text, out),
-                Reader::Dsml(reader) => reader.finish(&self.cursor.text, out),
+            && match &mut self.call_parser {
+                CallParser::Hermes(parser) => parser.finish(&self.cursor.text, out),
+                CallParser::Qwen3Coder(parser) => parser.finish(&self.cursor.text, out),
+                CallParser::Dsml(parser) => parser.finish(&self.cursor.text, out),
             };
         if !began {
             let text = self.cursor.take();
@@ -126,7 +128,7 @@ impl ToolParser {
         }
     }
 
-    /// Gives out content up to the next call; true when there is one.
+    /// Emits content up to the next call; true if a call begins.
     fn before_call(&mut self, out: &mut Output) -> bool {
         let tag = self.cursor.seek(self.open);
         let text = self.cursor.take_but(tag.at(), &WHITESPACE);
@@ -136,21 +138,21 @@ impl ToolParser {
         }
         // The tag stays in the text until this is certain to be a call.
         self.cursor.at += self.open.len();
-        match &mut self.reader {
-            Reader::Hermes(reader) => reader.begin(),
-            Reader::Qwen3Coder(reader) => reader.begin(),
-            Reader::Dsml(reader) => reader.begin(),
+        match &mut self.call_parser {
+            CallParser::Hermes(parser) => parser.begin(),
+            CallParser::Qwen3Coder(parser) => parser.begin(),
+            CallParser::Dsml(parser) => parser.begin(),
         }
         self.in_call = true;
         true
     }
 
-    /// Reads on in a call; false when that takes more text.
+    /// Parses within a call; false if more text is needed.
     fn call(&mut self, out: &mut Output) -> bool {
-        let progress = match &mut self.reader {
-            Reader::Hermes(reader) => reader.read(&mut self.cursor, out),
-            Reader::Qwen3Coder(reader) => reader.read(&mut self.cursor, out),
-            Reader::Dsml(reader) => reader.read(&mut self.cursor, out),
+        let progress = match &mut self.call_parser {
+            CallParser::Hermes(parser) => parser.parse(&mut self.cursor, out),
+            CallParser::Qwen3Coder(parser) => parser.parse(&mut self.cursor, out),
+            CallParser::Dsml(parser) => parser.parse(&mut self.cursor, out),
         };
         match progress {
             Progress::More => return false,

@@ -1,4 +1,4 @@
-//! Values that a model wrote without quotes, as JSON of the type that the tool's schema gives them.
+//! Converts values that a model wrote without quotes to JSON, by the types of the tool's schema.
 
 use serde_json::{Number, Value};
 
@@ -20,14 +20,14 @@ pub struct ParameterType {
 }
 
 impl ParameterType {
-    /// Looks the parameter up in the request's tools. What they do not describe is text.
+    /// Looks the parameter up in the request's tools. Parameters without a schema are text.
     pub fn of(definitions: &[Value], function: &str, key: &str) -> Self {
         let tool = definitions.iter().find(|tool| tool["function"]["name"] == function);
         let schema = tool.map(|tool| &tool["function"]["parameters"]["properties"][key]);
         schema.map_or(Self { kind: Kind::Text, nullable: false }, Self::of_schema)
     }
 
-    /// The type that a schema gives.
+    /// Type of a schema.
     pub fn of_schema(schema: &Value) -> Self {
         let mut names = Vec::new();
         type_names(schema, &mut names);
@@ -35,17 +35,17 @@ impl ParameterType {
         Self { kind, nullable: names.contains(&"null") || schema["nullable"] == true }
     }
 
-    /// True if every value is a string, so that its parts can be passed on as they come.
+    /// Whether every value is a string, so that its parts can be streamed.
     pub fn is_text(&self) -> bool {
         self.kind == Kind::Text && !self.nullable
     }
 
-    /// True if values are written as JSON.
+    /// Whether values are written as JSON.
     pub fn is_json(&self) -> bool {
         self.kind != Kind::Text
     }
 
-    /// The value as JSON; what does not fit its type becomes a string.
+    /// Converts a value to JSON; a value that does not match its type becomes a string.
     pub fn json(&self, text: &str) -> String {
         let trimmed = text.trim();
         if !self.is_text() && matches!(trimmed, "null" | "None") {
@@ -74,7 +74,7 @@ impl Kind {
     }
 }
 
-/// Type names of a schema, those of its alternatives included.
+/// Collects the type names of a schema, including those of its alternatives.
 fn type_names<'a>(schema: &'a Value, names: &mut Vec<&'a str>) {
     match &schema["type"] {
         Value::String(name) => names.push(name),
@@ -94,7 +94,7 @@ fn integer(text: &str) -> Option<Value> {
 
 fn float(text: &str) -> Option<Value> {
     let value: f64 = text.parse().ok()?;
-    // Whole numbers are written without a point, as far as a double counts exactly.
+    // Whole numbers are written without a decimal point, as far as a double is exact.
     if value.fract() == 0.0 && value.abs() < 9e15 {
         return Some(Value::from(value as i64));
     }

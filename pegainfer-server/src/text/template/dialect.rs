@@ -1,16 +1,16 @@
-//! Jinja as chat templates are written in it: the settings of transformers' `apply_chat_template`, and Python's ways.
+//! Jinja as chat templates use it: the settings of transformers' `apply_chat_template`, and Python's methods and formatting.
 
 use crate::text::tojson::tojson;
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, UndefinedBehavior};
 use thiserror::Error as ThisError;
 
-/// Marks an error that the template raised itself.
+/// An error that the template raised itself.
 #[derive(Debug, ThisError)]
 #[error("{0}")]
 struct Raised(String);
 
-/// What runs templates.
+/// An environment that renders chat templates.
 pub(super) fn environment() -> Environment<'static> {
     let mut env = Environment::new();
     env.set_trim_blocks(true);
@@ -46,7 +46,7 @@ fn strftime_now(format: &str) -> Result<String, Error> {
         .map_err(|e| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {e}")))
 }
 
-/// `{{ true }}` and `{{ none }}` print as in Python.
+/// Formats `{{ true }}` and `{{ none }}` as Python does.
 fn format_like_python(out: &mut minijinja::Output, state: &State, value: &Value) -> Result<(), Error> {
     match value.kind() {
         ValueKind::Bool => out.write_str(if value.is_true() { "True" } else { "False" }).map_err(Error::from),

@@ -1,4 +1,4 @@
-//! Where a text is cut makes no difference.
+//! Parser events do not depend on where the text is cut.
 
 use super::recorded::{CODER, HERMES};
 use super::*;
@@ -7,18 +7,18 @@ use crate::testing::Rng;
 /// Cuts `text` at random places between characters.
 fn cut<'a>(text: &'a str, rng: &mut Rng) -> Vec<&'a str> {
     let density = 1 + rng.below(8);
-    let (mut pieces, mut start) = (vec![], 0);
+    let (mut deltas, mut start) = (vec![], 0);
     for (end, _) in text.char_indices().skip(1) {
         if rng.below(density) == 0 {
-            pieces.push(&text[start..end]);
+            deltas.push(&text[start..end]);
             start = end;
         }
     }
-    pieces.push(&text[start..]);
-    pieces
+    deltas.push(&text[start..]);
+    deltas
 }
 
-/// A text of fragments in any order, so that every tag comes up in every place.
+/// A text of random fragments, so that every tag occurs in every context.
 fn scramble(rng: &mut Rng) -> String {
     const FRAGMENTS: [&str; 33] = [
         "<think>",
@@ -64,8 +64,8 @@ fn any_cut_of_the_text_gives_the_same_events() {
     let seed = testing::seed();
     let mut rng = Rng(seed);
     let mut calls = 0;
-    for round in 0..60_000 {
-        let tools = if round % 2 == 0 { ToolFormat::Hermes } else { ToolFormat::Qwen3Coder };
+    for case in 0..60_000 {
+        let tools = if case % 2 == 0 { ToolFormat::Hermes } else { ToolFormat::Qwen3Coder };
         let recorded = if tools == ToolFormat::Hermes { HERMES } else { CODER };
         let text = match rng.below(3) {
             0 => recorded[rng.below(recorded.len())].0.to_string(),
@@ -83,12 +83,12 @@ fn any_cut_of_the_text_gives_the_same_events() {
             ..options(tools)
         };
         let whole = parse(options(), [text.as_str()]);
-        let pieces = cut(&text, &mut rng);
-        assert_eq!(parse(options(), pieces.iter().copied()), whole, "seed {seed}, round {round}, {how}: {pieces:?}");
+        let deltas = cut(&text, &mut rng);
+        assert_eq!(parse(options(), deltas.iter().copied()), whole, "seed {seed}, case {case}, {how}: {deltas:?}");
         calls += whole.iter().filter(|event| matches!(event, Event::ToolStart { .. })).count();
         if how == 0 && !whole.iter().any(|event| matches!(event, Event::ToolStart { .. })) {
             assert_eq!(describe(&whole).concat(), if text.is_empty() { String::new() } else { format!("C {text}") });
         }
     }
-    assert!(calls > 10_000, "only {calls} calls were read");
+    assert!(calls > 10_000, "only {calls} calls were parsed");
 }

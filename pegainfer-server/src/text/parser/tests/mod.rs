@@ -1,4 +1,4 @@
-//! The formats, and what the prompt and the options change.
+//! Tests of the formats, and of the prompt and the options.
 
 mod cuts;
 mod recorded;
@@ -52,11 +52,11 @@ fn options(tools: ToolFormat) -> ParserOptions {
     }
 }
 
-pub(super) fn parse<'a>(options: ParserOptions, pieces: impl IntoIterator<Item = &'a str>) -> Vec<Event> {
+pub(super) fn parse<'a>(options: ParserOptions, deltas: impl IntoIterator<Item = &'a str>) -> Vec<Event> {
     let mut parser = OutputParser::new(options);
     let mut events = vec![];
-    for piece in pieces {
-        join(&mut events, parser.push(piece));
+    for delta in deltas {
+        join(&mut events, parser.push(delta));
     }
     join(&mut events, parser.finish());
     events
@@ -79,7 +79,7 @@ fn qwen3_coder_calls() {
 }
 
 #[test]
-fn the_prompt_may_have_begun_the_answer() {
+fn the_prompt_may_contain_the_beginning_of_the_output() {
     let with = |tools, reasoning, prefix, text: &str| {
         describe(&parse(ParserOptions { reasoning, prefix, ..options(tools) }, [text]))
     };
@@ -99,7 +99,7 @@ fn the_prompt_may_have_begun_the_answer() {
 }
 
 #[test]
-fn what_is_not_wanted_is_dropped() {
+fn reasoning_and_calls_can_be_dropped() {
     let text = "<think>hm</think>a<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>b\
         <tool_call>{\"name\": \"g\", \"arguments\": {\"x\": 1}}</tool_call>";
     let base = || options(ToolFormat::Hermes);
@@ -110,7 +110,7 @@ fn what_is_not_wanted_is_dropped() {
 }
 
 #[test]
-fn arguments_go_out_as_they_come() {
+fn arguments_are_streamed() {
     let mut parser = OutputParser::new(options(ToolFormat::Hermes));
     assert_eq!(parser.push("<tool_call>\n{\"name\": \"f\", \"arguments\": "), []);
     let id = "call_000000000000000700000000".to_string();
@@ -124,7 +124,7 @@ fn arguments_go_out_as_they_come() {
 }
 
 #[test]
-fn ids_differ_between_calls_and_answers() {
+fn ids_differ_between_calls_and_choices() {
     let text = "<tool_call>{\"name\": \"f\"}</tool_call>".repeat(2);
     let ids = |id_seed| -> Vec<String> {
         let events = parse(ParserOptions { id_seed, ..options(ToolFormat::Hermes) }, [text.as_str()]);
@@ -136,7 +136,7 @@ fn ids_differ_between_calls_and_answers() {
 }
 
 #[test]
-fn templates_say_what_their_models_write() {
+fn templates_tell_the_output_format() {
     let of = OutputFormat::of_template;
     assert_eq!(of("{{ messages }}"), OutputFormat { reasoning: false, tools: None });
     let template = std::fs::read_to_string(testing::model_dir().join("chat_template.jinja")).unwrap();

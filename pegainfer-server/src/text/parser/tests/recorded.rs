@@ -1,9 +1,9 @@
-//! What models write, and what it is read as: see [`describe`](super::describe).
+//! Recorded model outputs and the events that they are parsed to, see [`describe`](super::describe).
 
 /// Texts and their events.
 pub type Recorded = &'static [(&'static str, &'static [&'static str])];
 
-/// Of Qwen3.
+/// Outputs of Qwen3.
 pub const HERMES: Recorded = &[
     ("Hello.", &["C Hello."]),
     (" Hello \n", &["C  Hello \n"]),
@@ -41,7 +41,7 @@ pub const HERMES: Recorded = &[
         &["T0 f", "A0 {\"a\": \"é\"}"],
     ),
     ("<tool_call>{\"n\\u0061me\": \"\\u0066\", \"arguments\":{}}</tool_call>", &["T0 f", "A0 {}"]),
-    // Slips that leave the call usable.
+    // Mistakes that leave the call usable.
     ("<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}\n</tool_call>.", &["T0 f", "A0 {\"a\": 1}", "C ."]),
     ("<tool_call>{\"name\": \"f\", \"arguments\": {}}}}</tool_call>", &["T0 f", "A0 {}"]),
     (
@@ -52,7 +52,7 @@ pub const HERMES: Recorded = &[
         "<tool_call>\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>",
         &["C <tool_call>\n", "T0 f", "A0 {}"],
     ),
-    // Slips inside the arguments: they end at the tag, and what follows is read again.
+    // Mistakes inside the arguments: they end at the tag, and what follows is parsed again.
     (
         "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"x}\n</tool_call>\nDone.",
         &["T0 f", "A0 {\"a\": \"x}", "C Done."],
@@ -75,7 +75,7 @@ pub const HERMES: Recorded = &[
     ("<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"b\"}\n</tool_c", &["T0 f", "A0 {\"a\": \"b\"}"]),
 ];
 
-/// Of Qwen3.5.
+/// Outputs of Qwen3.5.
 pub const CODER: Recorded = &[
     ("<think>\nhm\n</think>\n\nHello <b>.", &["R hm", "C Hello <b>."]),
     (

@@ -1,37 +1,37 @@
-//! What `/v1/messages` answers.
+//! Response of `/v1/messages`, whole or streamed.
 
-use super::super::blocks::{self, Answer, Block, Blocks, Change};
+use super::super::blocks::{self, Block, Blocks, Change, CompleteOutput};
+use super::super::delta::{Delta, Finish, StopReason};
 use super::super::errors::ApiError;
-use super::super::exchange::Reader;
 use super::super::generation::Generation;
-use super::super::piece::{Finish, Piece, StopReason};
-use super::super::sse::{ChunkFormat, Events};
+use super::super::sse::{ChunkWriter, Events};
+use super::super::submitted_chat::ChoiceParser;
 use super::super::timings::Timings;
 use super::super::wire::Usage;
 use super::MessagesError;
 use serde_json::{Value, json};
 
-/// Writes one message.
-pub struct Format {
+/// Writes one message in Anthropic's writer.
+pub struct MessageWriter {
     id: String,
     model: String,
-    reader: Reader,
+    parser: ChoiceParser,
     blocks: Blocks,
     finish: Option<Finish>,
     /// `message_start` was written.
     begun: bool,
 }
 
-impl Format {
-    /// Nothing written yet.
-    pub fn new(request_id: &str, model: String, reader: Reader) -> Self {
+impl MessageWriter {
+    /// A writer that has written nothing yet.
+    pub fn new(request_id: &str, model: String, parser: ChoiceParser) -> Self {
         let id = format!("msg_{request_id}");
-        Self { id, model, reader, blocks: Blocks::default(), finish: None, begun: false }
+        Self { id, model, parser, blocks: Blocks::default(), finish: None, begun: false }
     }
 
-    /// Waits for the end of the answer and writes it whole.
+    /// Waits for the end of the generation and returns the whole message.
     pub async fn whole(mut self, generation: &mut Generation) -> Result<Value, ApiError> {
-        let Answer { blocks, finish } = blocks::collect(generation, &mut self.reader).await?;
+        let CompleteOutput { blocks, finish } = blocks::collect(generation, &mut self.parser).await?;
         let content: Vec<Value> = blocks.all().iter().map(whole).collect();
         let (reason, sequence) = stop_reason(finish);
         let usage = usage(&Usage::sum([generation.counts()], 1));
@@ -61,16 +61,16 @@ impl Format {
     }
 }
 
-impl ChunkFormat for Format {
-    fn piece(&mut self, out: &mut Events, _: usize, mut piece: Piece, counts: Option<Option<Usage>>) {
+impl ChunkWriter for MessageWriter {
+    fn delta(&mut self, out: &mut Events, _: usize, mut delta: Delta, counts: Option<Option<Usage>>) {
         if !std::mem::replace(&mut self.begun, true) {
             let usage = counts.flatten().map_or(Value::Null, |counts| usage(&counts));
             let message = message(&self.id, &self.model, vec![], Value::Null, Value::Null, usage);
             out.push_named("message_start", &json!({"type": "message_start", "message": message}));
         }
-        let changes = self.blocks.push(self.reader.events(&mut piece));
+        let changes = self.blocks.push(self.parser.parse(&mut delta));
         changes.into_iter().for_each(|change| self.change(out, change));
-        self.finish = piece.finish.or(self.finish.take());
+        self.finish = delta.finish.or(self.finish.take());
     }
 
     fn usage(&mut self, out: &mut Events, counts: Usage, _: Option<Timings>) {
@@ -106,13 +106,13 @@ fn stop_reason(finish: Option<Finish>) -> (Value, Value) {
     }
 }
 
-/// Here, tokens that were found in the cache are no input tokens.
+/// Anthropic's `usage`: prompt tokens found in the cache are not counted as input tokens.
 fn usage(counts: &Usage) -> Value {
     json!({"input_tokens": counts.prompt_tokens - counts.cached_tokens(), "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": counts.cached_tokens(), "output_tokens": counts.completion_tokens})
 }
 
-/// A block as it begins.
+/// A block at its start, with empty content.
 fn empty(block: &Block) -> Value {
     match block {
         Block::Text(_) => json!({"type": "text", "text": ""}),
@@ -121,7 +121,7 @@ fn empty(block: &Block) -> Value {
     }
 }
 
-/// A complete block. Arguments that a model did not complete stay a string.
+/// A complete block. Arguments that are not valid JSON, because the output was cut off, stay a string.
 fn whole(block: &Block) -> Value {
     match block {
         Block::Text(text) => json!({"type": "text", "text": text}),

@@ -1,40 +1,41 @@
-//! What `/v1/responses` answers.
+//! Response of `/v1/responses`, whole or streamed.
 
-use super::super::blocks::{self, Answer, Block, Blocks, Change};
+use super::super::blocks::{self, Block, Blocks, Change, CompleteOutput};
+use super::super::delta::{Delta, Finish};
 use super::super::errors::ApiError;
-use super::super::exchange::Reader;
 use super::super::generation::Generation;
 use super::super::params::Params;
-use super::super::piece::{Finish, Piece};
-use super::super::sse::{ChunkFormat, Events};
+use super::super::sse::{ChunkWriter, Events};
+use super::super::submitted_chat::ChoiceParser;
 use super::super::timings::Timings;
 use super::super::wire::Usage;
 use serde_json::{Map, Value, json};
 
-/// Writes one response.
-pub struct Format {
+/// Writes one response object in the writer of OpenAI's Responses API.
+pub struct ResponseWriter {
     request_id: String,
     model: String,
     created: u64,
-    /// Fields of the request.
+    /// Fields of the request that the response repeats.
     echoed: Map<String, Value>,
-    reader: Reader,
+    parser: ChoiceParser,
     blocks: Blocks,
     finish: Option<Finish>,
-    /// Events so far.
+    /// Number of events written so far.
     sequence: usize,
 }
 
-impl Format {
-    /// Nothing written yet.
-    pub fn new(params: &Params, created: u64, echoed: Map<String, Value>, reader: Reader) -> Self {
+impl ResponseWriter {
+    /// A writer that has written nothing yet.
+    pub fn new(params: &Params, created: u64, echoed: Map<String, Value>, parser: ChoiceParser) -> Self {
         let (request_id, model) = (params.request_id.clone(), params.model.clone());
-        Self { request_id, model, created, echoed, reader, blocks: Blocks::default(), finish: None, sequence: 0 }
+        Self { request_id, model, created, echoed, parser, blocks: Blocks::default(), finish: None, sequence: 0 }
     }
 
-    /// Waits for the end of the answer and writes it whole.
+    /// Waits for the end of the generation and returns the whole response.
     pub async fn whole(mut self, generation: &mut Generation) -> Result<Value, ApiError> {
-        Answer { blocks: self.blocks, finish: self.finish } = blocks::collect(generation, &mut self.reader).await?;
+        CompleteOutput { blocks: self.blocks, finish: self.finish } =
+            blocks::collect(generation, &mut self.parser).await?;
         let usage = Usage::sum([generation.counts()], 1);
         Ok(self.response(self.status(), Some(&usage), None))
     }
@@ -43,7 +44,7 @@ impl Format {
         if self.finish.as_ref().is_some_and(|finish| finish.reason == "length") { "incomplete" } else { "completed" }
     }
 
-    /// The response object; its output is there once it has ended.
+    /// The response object; its output is filled in once the generation has ended.
     fn response(&self, status: &str, usage: Option<&Usage>, error: Option<&ApiError>) -> Value {
         let ended = usage.is_some();
         let output: Vec<Value> =
@@ -52,7 +53,7 @@ impl Format {
             json!({"input_tokens": usage.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": usage.cached_tokens()},
                 "output_tokens": usage.completion_tokens,
-                "output_tokens_details": {"reasoning_tokens": self.reader.reasoning_tokens},
+                "output_tokens_details": {"reasoning_tokens": self.parser.reasoning_tokens},
                 "total_tokens": usage.total_tokens})
         });
         let error = error.map(|error| json!({"code": "server_error", "message": error.message()}));
@@ -77,14 +78,14 @@ impl Format {
         format!("{kind}_{}_{at}", self.request_id)
     }
 
-    /// The item of a block. Only the last one of an incomplete response is incomplete.
+    /// The item of a complete block. Only the last one of an incomplete response is incomplete.
     fn item(&self, at: usize, response: &str) -> Value {
         let last = at + 1 == self.blocks.all().len();
         let status = if last && response == "incomplete" { "incomplete" } else { "completed" };
         self.item_with(at, status, true)
     }
 
-    /// The item of a block, as it begins or with what is in it.
+    /// The item of a block, at its start (`whole` is false) or with its content.
     fn item_with(&self, at: usize, status: &str, whole: bool) -> Value {
         let id = self.item_id(at);
         let content = if whole { vec![self.part(at, true)] } else { vec![] };
@@ -103,7 +104,7 @@ impl Format {
         }
     }
 
-    /// The only part of a block's content, as it begins or with what is in it; null for calls, which have none.
+    /// The only content part of a block, at its start or with its content; null for calls, which have none.
     fn part(&self, at: usize, whole: bool) -> Value {
         let or_empty = |text: &String| if whole { text.clone() } else { String::new() };
         match &self.blocks.all()[at] {
@@ -124,7 +125,7 @@ impl Format {
         out.push_named(kind, &event);
     }
 
-    /// An event about the content of a block's item.
+    /// Writes an event about the content of a block's item.
     fn content_event(&mut self, out: &mut Events, kind: &str, at: usize, field: (&str, Value)) {
         let mut fields =
             Map::from_iter([("item_id".to_string(), json!(self.item_id(at))), ("output_index".to_string(), json!(at))]);
@@ -167,7 +168,7 @@ impl Format {
     }
 }
 
-/// The beginning of the names of events about a block's content.
+/// The common prefix of the names of the events about a block's content.
 fn stem(block: &Block) -> &'static str {
     match block {
         Block::Reasoning(_) => "response.reasoning_text",
@@ -176,7 +177,7 @@ fn stem(block: &Block) -> &'static str {
     }
 }
 
-/// What the event at a block's end repeats.
+/// The field that the event at a block's end repeats.
 fn field(block: &Block) -> (&'static str, Value) {
     match block {
         Block::Reasoning(text) | Block::Text(text) => ("text", text.as_str().into()),
@@ -184,18 +185,18 @@ fn field(block: &Block) -> (&'static str, Value) {
     }
 }
 
-impl ChunkFormat for Format {
-    fn piece(&mut self, out: &mut Events, _: usize, mut piece: Piece, _: Option<Option<Usage>>) {
+impl ChunkWriter for ResponseWriter {
+    fn delta(&mut self, out: &mut Events, _: usize, mut delta: Delta, _: Option<Option<Usage>>) {
         if self.sequence == 0 {
             for kind in ["response.created", "response.in_progress"] {
                 let response = self.response("in_progress", None, None);
                 self.event(out, kind, json!({"response": response}));
             }
         }
-        for change in self.blocks.push(self.reader.events(&mut piece)) {
+        for change in self.blocks.push(self.parser.parse(&mut delta)) {
             self.change(out, change);
         }
-        self.finish = piece.finish.or(self.finish.take());
+        self.finish = delta.finish.or(self.finish.take());
     }
 
     fn usage(&mut self, out: &mut Events, usage: Usage, _: Option<Timings>) {

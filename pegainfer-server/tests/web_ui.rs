@@ -1,4 +1,4 @@
-//! The page at `/` and its files, as a browser asks for them. What the page does in a browser: tools/page-test.py.
+//! The files of the web UI over HTTP, as a browser requests them. tools/web-ui-test.py tests the web UI in a browser.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -19,7 +19,7 @@ fn ui_dir() -> std::path::PathBuf {
 }
 
 #[test]
-fn every_file_of_the_page_is_served_with_its_type() {
+fn every_file_of_the_web_ui_is_served_with_its_type() {
     let server = server();
     for entry in std::fs::read_dir(ui_dir()).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
@@ -73,9 +73,9 @@ fn other_paths_and_methods_get_errors_in_the_shape_of_openai() {
     assert_eq!(send(server.address, "HEAD", "/", &[], b"").status, 200);
 }
 
-/// The policy forbids what these would need, so a slip would show as a page without its looks or its script.
+/// The Content-Security-Policy forbids inline code and other hosts: either would leave the web UI without styles or scripts.
 #[test]
-fn the_page_has_no_inline_code_and_names_no_other_host() {
+fn the_web_ui_has_no_inline_code_and_names_no_other_host() {
     for entry in std::fs::read_dir(ui_dir()).unwrap() {
         let path = entry.unwrap().path();
         let text = std::fs::read_to_string(&path).unwrap();

@@ -1,12 +1,12 @@
-//! The assistant's message, whole or the next part of it, made of what the parser found.
+//! The assistant's message of a chat completion: whole, or the delta of one chunk, built from parser events.
 
 use crate::text::parser::Event;
 use serde::Serialize;
 
 /// `message` of a choice, or `delta` of a chunk.
 #[derive(Serialize, Default)]
-pub struct Message {
-    /// In a whole message and in the first chunk.
+pub struct AssistantMessage {
+    /// Set in a whole message and in the first chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'static str>,
     /// Outer `None` leaves the field out; inner `None` writes null.
@@ -14,7 +14,7 @@ pub struct Message {
     content: Option<Option<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning: Option<String>,
-    /// The same under its older name, which many clients still read.
+    /// The same text as `reasoning` under its older name, which many clients still read.
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -23,10 +23,10 @@ pub struct Message {
 
 #[derive(Serialize)]
 struct ToolCall {
-    /// In chunks only: whole messages have the calls in order.
+    /// Index of the call; only in chunks, because a whole message lists its calls in order.
     #[serde(skip_serializing_if = "Option::is_none")]
     index: Option<usize>,
-    /// This and the type: only where the call begins.
+    /// Id of the call. Id and type are sent only where the call begins.
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -41,13 +41,13 @@ struct Function {
     arguments: String,
 }
 
-impl Message {
-    /// The first chunk: who speaks.
+impl AssistantMessage {
+    /// The first chunk, which carries the role.
     pub fn opening() -> Self {
         Self { role: Some("assistant"), content: Some(Some(String::new())), ..Self::default() }
     }
 
-    /// The chunk of some events. Clients count chunks, so there is one even if there is nothing to say.
+    /// The delta of one chunk. Clients count chunks, so one is sent even if `events` is empty.
     pub fn delta(events: Vec<Event>) -> Self {
         let mut delta = Self::of(events);
         if delta.reasoning.is_none() && delta.tool_calls.is_empty() {
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn json_of(message: Message) -> Value {
+    fn json_of(message: AssistantMessage) -> Value {
         serde_json::to_value(message).unwrap()
     }
 
@@ -114,23 +114,23 @@ mod tests {
 
     #[test]
     fn a_delta_has_what_is_new() {
-        assert_eq!(json_of(Message::delta(vec![])), json!({"content": ""}));
-        assert_eq!(json_of(Message::delta(vec![Event::Content("a".into())])), json!({"content": "a"}));
+        assert_eq!(json_of(AssistantMessage::delta(vec![])), json!({"content": ""}));
+        assert_eq!(json_of(AssistantMessage::delta(vec![Event::Content("a".into())])), json!({"content": "a"}));
         let reasoning = json!({"reasoning": "a", "reasoning_content": "a"});
-        assert_eq!(json_of(Message::delta(vec![Event::Reasoning("a".into())])), reasoning);
+        assert_eq!(json_of(AssistantMessage::delta(vec![Event::Reasoning("a".into())])), reasoning);
         let start = json!({"tool_calls": [
             {"index": 1, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]});
-        assert_eq!(json_of(Message::delta(call())), start);
+        assert_eq!(json_of(AssistantMessage::delta(call())), start);
         let more = Event::ToolArguments { index: 1, delta: "}".into() };
         let delta = json!({"tool_calls": [{"index": 1, "function": {"arguments": "}"}}]});
-        assert_eq!(json_of(Message::delta(vec![more])), delta);
+        assert_eq!(json_of(AssistantMessage::delta(vec![more])), delta);
     }
 
     #[test]
     fn a_whole_message_has_content_or_null() {
-        assert_eq!(json_of(Message::whole(vec![])), json!({"role": "assistant", "content": ""}));
+        assert_eq!(json_of(AssistantMessage::whole(vec![])), json!({"role": "assistant", "content": ""}));
         let calls = json!({"role": "assistant", "content": null, "tool_calls": [
             {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]});
-        assert_eq!(json_of(Message::whole(call())), calls);
+        assert_eq!(json_of(AssistantMessage::whole(call())), calls);
     }
 }

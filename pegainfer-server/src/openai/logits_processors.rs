@@ -1,4 +1,4 @@
-//! The fields that change logits: penalties, biases, bans, allowed tokens.
+//! The fields of the logits processors: penalties, biases, banned words, allowed tokens.
 
 use super::errors::ApiError;
 use super::fields::{Fields, describe};
@@ -8,15 +8,15 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Entries of `logit_bias`.
+/// Maximum number of entries of `logit_bias`.
 const MAX_BIASES: usize = 1024;
-/// Entries of `bad_words`.
+/// Maximum number of entries of `bad_words`.
 const MAX_BAD_WORDS: usize = 128;
-/// Bytes of one of them.
+/// Maximum length of one entry of `bad_words`, in bytes.
 const MAX_BAD_WORD_LENGTH: usize = 128;
 
-/// Takes the fields. `stops`: the token ids that end the request, none of which may come before `min_tokens` others.
-pub async fn take(
+/// Parses the fields. `stops`: the token ids that end the request, none of which may be drawn before `min_tokens` others.
+pub async fn parse(
     fields: &mut Fields,
     state: &AppState,
     min_tokens: usize,
@@ -27,17 +27,17 @@ pub async fn take(
         presence_penalty: number("presence_penalty", 0.0)?,
         frequency_penalty: number("frequency_penalty", 0.0)?,
         repetition_penalty: number("repetition_penalty", state.checkpoint.defaults.repetition_penalty)?,
-        logit_bias: take_logit_bias(fields)?,
+        logit_bias: parse_logit_bias(fields)?,
         min_tokens,
         stops,
-        allowed_token_ids: take_allowed(fields)?,
-        bad_words: take_bad_words(fields, state).await?,
+        allowed_token_ids: parse_allowed(fields)?,
+        bad_words: parse_bad_words(fields, state).await?,
     };
     Ok(LogitRules::new(rules, state.engine.limits().vocab_size)?)
 }
 
-/// Token ids as JSON keys, that is as strings, to numbers.
-fn take_logit_bias(fields: &mut Fields) -> Result<BTreeMap<u32, f32>, ApiError> {
+/// Parses `logit_bias`: token ids as JSON keys, that is as strings, to numbers.
+fn parse_logit_bias(fields: &mut Fields) -> Result<BTreeMap<u32, f32>, ApiError> {
     let biases = fields.object("logit_bias")?.unwrap_or_default();
     let invalid = |message: String| ApiError::invalid("logit_bias", message);
     if biases.len() > MAX_BIASES {
@@ -55,7 +55,7 @@ fn take_logit_bias(fields: &mut Fields) -> Result<BTreeMap<u32, f32>, ApiError> 
     biases.iter().map(bias).collect()
 }
 
-fn take_allowed(fields: &mut Fields) -> Result<Option<Vec<u32>>, ApiError> {
+fn parse_allowed(fields: &mut Fields) -> Result<Option<Vec<u32>>, ApiError> {
     let Some(list) = fields.list("allowed_token_ids")? else { return Ok(None) };
     let id = |value: &Value| {
         value.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(|| {
@@ -66,8 +66,9 @@ fn take_allowed(fields: &mut Fields) -> Result<Option<Vec<u32>>, ApiError> {
     list.iter().map(id).collect::<Result<_, _>>().map(Some)
 }
 
-/// Each word as tokens, at the start of a text and after a space: most vocabularies spell the two differently.
-async fn take_bad_words(fields: &mut Fields, state: &AppState) -> Result<Vec<Vec<u32>>, ApiError> {
+/// Parses `bad_words`: each word as tokens, at the start of a text and after a space, since most vocabularies spell them
+/// differently.
+async fn parse_bad_words(fields: &mut Fields, state: &AppState) -> Result<Vec<Vec<u32>>, ApiError> {
     let list = fields.list("bad_words")?.unwrap_or_default();
     let invalid = |message: String| ApiError::invalid("bad_words", message);
     if list.len() > MAX_BAD_WORDS {

@@ -1,4 +1,4 @@
-//! Each field that changes logits changes the output as it must, through HTTP with the bundled checkpoint; and `n`.
+//! Each field that changes logits changes the output as specified, over HTTP with the bundled checkpoint; and `n`.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -23,7 +23,7 @@ impl Tiny {
         Self { server: TestServer::bundled(), tokenizer: tokenizer() }
     }
 
-    /// A greedy completion of 24 tokens, unless `fields` say otherwise.
+    /// A greedy completion of 24 tokens; `fields` override these defaults.
     fn complete(&self, prompt: &str, fields: Value) -> Value {
         let body = with(json!({"prompt": prompt, "temperature": 0, "max_tokens": 24, "ignore_eos": true}), fields);
         post_ok(self.server.address, COMPLETIONS, &body)
@@ -51,7 +51,7 @@ fn a_bias_bans_and_forces_and_leaves_the_reported_log_probabilities_raw() {
     let banned = one(json!({ tiny.id(best).to_string(): -100 }));
     let second = banned["choices"][0]["text"].as_str().unwrap();
     assert_ne!(second, best);
-    let top = |answer: &Value| answer["choices"][0]["logprobs"]["top_logprobs"][0].clone();
+    let top = |response: &Value| response["choices"][0]["logprobs"]["top_logprobs"][0].clone();
     assert_eq!(top(&banned), top(&free), "the report is of the raw logits");
     assert_eq!(banned["choices"][0]["logprobs"]["token_logprobs"][0], top(&free)[second]);
     let forced = one(json!({ tiny.id(" cat").to_string(): 100 }));
@@ -66,8 +66,8 @@ fn min_tokens_holds_back_every_end() {
         let body = with(json!({"messages": messages, "temperature": 0, "max_tokens": 40}), fields);
         post_ok(tiny.server.address, CHAT, &body)
     };
-    let tokens = |answer: &Value| answer["usage"]["completion_tokens"].as_u64().unwrap();
-    let text = |answer: &Value| answer["choices"][0]["message"]["content"].as_str().unwrap().to_string();
+    let tokens = |response: &Value| response["usage"]["completion_tokens"].as_u64().unwrap();
+    let text = |response: &Value| response["choices"][0]["message"]["content"].as_str().unwrap().to_string();
     let free = chat(json!({}));
     assert!(free["choices"][0]["finish_reason"] == "stop" && tokens(&free) < 20, "{free}");
     assert!(tokens(&chat(json!({"min_tokens": 20}))) >= 20);
@@ -92,8 +92,8 @@ fn allowed_token_ids_are_the_only_ones() {
     let words = [" a", " cat", " the", "."];
     let ids: Vec<u32> = words.iter().map(|word| tiny.id(word)).collect();
     let fields = json!({"allowed_token_ids": ids, "temperature": 2.0, "seed": 3, "logprobs": 0});
-    let answer = tiny.complete("Once upon a time", fields);
-    let drawn = answer["choices"][0]["logprobs"]["tokens"].as_array().unwrap();
+    let response = tiny.complete("Once upon a time", fields);
+    let drawn = response["choices"][0]["logprobs"]["tokens"].as_array().unwrap();
     let distinct: HashSet<&str> = drawn.iter().map(|token| token.as_str().unwrap()).collect();
     assert!(drawn.len() == 24 && distinct.len() > 1 && distinct.iter().all(|t| words.contains(t)), "{distinct:?}");
     assert_eq!(tiny.text("Once upon a time", json!({"allowed_token_ids": [ids[1]], "max_tokens": 3})), " cat cat cat");
@@ -109,9 +109,9 @@ fn penalties_end_loops() {
         fields["logprobs"] = json!(0);
         fields["max_tokens"] = json!(60);
         fields["allowed_token_ids"] = json!(few);
-        let answer = tiny.complete("the cat the cat the cat the cat the cat the cat", fields);
+        let response = tiny.complete("the cat the cat the cat the cat the cat the cat", fields);
         let mut counts: HashMap<String, usize> = HashMap::new();
-        for token in answer["choices"][0]["logprobs"]["tokens"].as_array().unwrap() {
+        for token in response["choices"][0]["logprobs"]["tokens"].as_array().unwrap() {
             *counts.entry(token.as_str().unwrap().to_string()).or_default() += 1;
         }
         *counts.values().max().unwrap()

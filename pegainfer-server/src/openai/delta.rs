@@ -1,0 +1,58 @@
+//! Output of a running choice, delta by delta.
+
+use pegainfer_core::engine::{TokenLogprobs, TokenOut};
+use serde::Serialize;
+
+/// New output of one choice: usually one token.
+#[derive(Debug)]
+pub struct Delta {
+    /// Text that is final; may be empty while part of a character or of a stop string is held back.
+    pub text: String,
+    /// The token that caused this delta, if one did.
+    pub token: Option<TokenOut>,
+    /// Number of characters of text before this token.
+    pub offset: usize,
+    /// Set on the last delta.
+    pub finish: Option<Finish>,
+    /// Set on the first delta, if the client asked for anything about the prompt.
+    pub prompt: Option<PromptInfo>,
+}
+
+/// The prompt, as far as the response repeats it.
+#[derive(Debug)]
+pub struct PromptInfo {
+    /// Token ids of the prompt.
+    pub ids: Vec<u32>,
+    /// Log-probabilities of `ids[1..]`, if the client asked for them.
+    pub logprobs: Option<Vec<TokenLogprobs>>,
+}
+
+/// Why a choice ended.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Finish {
+    /// `stop` or `length`.
+    pub reason: &'static str,
+    /// The stop string or token; `None` at the end of the text (EOS) and for `length`.
+    pub stop_reason: Option<StopReason>,
+}
+
+/// vLLM's `stop_reason`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum StopReason {
+    /// A stop string.
+    Text(String),
+    /// One of the request's stop token ids.
+    Token(u32),
+}
+
+/// Token counts of one choice.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Number of prompt tokens.
+    pub prompt: usize,
+    /// Number of tokens generated so far, including the stop token.
+    pub completion: usize,
+    /// Number of prompt tokens found in the prefix cache.
+    pub cached: usize,
+}
