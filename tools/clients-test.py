@@ -5,7 +5,7 @@
     cargo build --release && /tmp/clients/bin/python tools/clients-test.py
 
 Prints a line for each check and the SDKs' versions; the exit code is 1 if one fails. The bundled model is too small to
-decide on a tool, so calls are forced, and what it says is not looked at: the shapes are, by the SDKs' own types.
+decide on a tool, so calls are forced. The text is not checked; the shapes are, by the SDKs' own types.
 """
 
 import argparse
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 HI = [{"role": "user", "content": "What is the capital of France?"}]
 CITY = {"type": "object", "properties": {"city": {"enum": ["Bern", "Paris"]}}, "required": ["city"],
         "additionalProperties": False}
-# The SDK has no argument for it any more.
+# The SDK has no argument for it.
 GREEDY = {"temperature": 0}
 CHECKS = []
 
@@ -39,7 +39,7 @@ class Colour(Enum):
 
 
 class Cat(BaseModel):
-    # Of few words: the bundled model would not end a number of its own accord.
+    # Few values are allowed, because the bundled model does not end a number by itself.
     colour: Colour
     lives: Literal[7, 9]
 
@@ -80,11 +80,11 @@ def openai_models(client, _):
 
 @check
 def openai_chat(client, _):
-    answer = client.chat.completions.create(model="qwen3-tiny", messages=HI, temperature=0, logprobs=True, top_logprobs=2)
-    assert "Paris" in answer.choices[0].message.content, answer
-    assert answer.choices[0].finish_reason == "stop"
-    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
-    assert len(answer.choices[0].logprobs.content[0].top_logprobs) == 2
+    response = client.chat.completions.create(model="qwen3-tiny", messages=HI, temperature=0, logprobs=True, top_logprobs=2)
+    assert "Paris" in response.choices[0].message.content, response
+    assert response.choices[0].finish_reason == "stop"
+    assert response.usage.total_tokens == response.usage.prompt_tokens + response.usage.completion_tokens
+    assert len(response.choices[0].logprobs.content[0].top_logprobs) == 2
 
 
 @check
@@ -99,9 +99,9 @@ def openai_chat_stream(client, _):
 
 @check
 def openai_completions(client, _):
-    answer = client.completions.create(model="qwen3-tiny", prompt=["Once upon", "The dog"], max_tokens=5, echo=True, logprobs=1, n=2)
-    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
-    assert answer.choices[0].text.startswith("Once upon") and answer.choices[0].logprobs.token_logprobs[0] is None
+    response = client.completions.create(model="qwen3-tiny", prompt=["Once upon", "The dog"], max_tokens=5, echo=True, logprobs=1, n=2)
+    assert [choice.index for choice in response.choices] == [0, 1, 2, 3]
+    assert response.choices[0].text.startswith("Once upon") and response.choices[0].logprobs.token_logprobs[0] is None
 
 
 @check
@@ -109,26 +109,26 @@ def openai_tools(client, _):
     tools = [{"type": "function", "function": {"name": "weather", "parameters": CITY, "strict": True}}]
     ask = lambda **more: client.chat.completions.create(
         model="qwen3-tiny", messages=HI, tools=tools, tool_choice="required", parallel_tool_calls=False, seed=1, **more)
-    answer = ask()
-    (call,) = answer.choices[0].message.tool_calls
-    assert answer.choices[0].finish_reason == "tool_calls" and call.function.name == "weather"
+    response = ask()
+    (call,) = response.choices[0].message.tool_calls
+    assert response.choices[0].finish_reason == "tool_calls" and call.function.name == "weather"
     assert json.loads(call.function.arguments)["city"] in ("Bern", "Paris")
     deltas = [chunk.choices[0].delta for chunk in ask(stream=True)]
     parts = [part.function.arguments for delta in deltas for part in delta.tool_calls or []]
     assert "".join(parts) == call.function.arguments, parts
     result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
-    client.chat.completions.create(model="qwen3-tiny", messages=HI + [answer.choices[0].message, result], tools=tools)
+    client.chat.completions.create(model="qwen3-tiny", messages=HI + [response.choices[0].message, result], tools=tools)
 
 
 @check
 def openai_structured_output(client, _):
-    answer = client.chat.completions.parse(model="qwen3-tiny", messages=HI, response_format=Cat, max_tokens=200, temperature=0)
-    assert isinstance(answer.choices[0].message.parsed, Cat)
+    response = client.chat.completions.parse(model="qwen3-tiny", messages=HI, response_format=Cat, max_tokens=200, temperature=0)
+    assert isinstance(response.choices[0].message.parsed, Cat)
     with client.chat.completions.stream(model="qwen3-tiny", messages=HI, response_format=Cat, max_tokens=200, temperature=0) as stream:
         assert isinstance(stream.get_final_completion().choices[0].message.parsed, Cat)
     extra = {"structured_outputs": {"choice": ["yes", "no"]}}
-    answer = client.chat.completions.create(model="qwen3-tiny", messages=HI, extra_body=extra)
-    assert answer.choices[0].message.content in ("yes", "no")
+    response = client.chat.completions.create(model="qwen3-tiny", messages=HI, extra_body=extra)
+    assert response.choices[0].message.content in ("yes", "no")
 
 
 @check
@@ -143,10 +143,10 @@ def openai_errors(client, _):
 
 @check
 def openai_responses(client, _):
-    answer = client.responses.create(model="qwen3-tiny", input="What is the capital of France?", temperature=0)
-    assert "Paris" in answer.output_text and answer.status == "completed", answer
-    assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens
-    again = [*HI, *answer.output, {"role": "user", "content": "And of Italy?"}]
+    response = client.responses.create(model="qwen3-tiny", input="What is the capital of France?", temperature=0)
+    assert "Paris" in response.output_text and response.status == "completed", response
+    assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
+    again = [*HI, *response.output, {"role": "user", "content": "And of Italy?"}]
     short = client.responses.create(model="qwen3-tiny", input=again, instructions="Be brief.", max_output_tokens=2)
     assert short.status == "incomplete" and short.incomplete_details.reason == "max_output_tokens"
 
@@ -163,9 +163,9 @@ def openai_responses_stream(client, _):
 def openai_responses_tools(client, _):
     tools = [{"type": "function", "name": "weather", "parameters": CITY, "strict": True}]
     ask = {"model": "qwen3-tiny", "tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
-    answer = client.responses.create(input=HI, **ask)
-    (call,) = answer.output
-    assert call.type == "function_call" and json.loads(call.arguments)["city"] in ("Bern", "Paris"), answer
+    response = client.responses.create(input=HI, **ask)
+    (call,) = response.output
+    assert call.type == "function_call" and json.loads(call.arguments)["city"] in ("Bern", "Paris"), response
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
     client.responses.create(model="qwen3-tiny", input=[*HI, call, output], tools=tools, max_output_tokens=5)
     with client.responses.stream(input=HI, **ask) as stream:
@@ -234,7 +234,7 @@ def anthropic_errors(_, client):
 
 @check
 def schemathesis_openapi(client, _):
-    """Made-up requests after /openapi.json: no 5xx, no answer that the document does not describe."""
+    """Generated requests from /openapi.json: no 5xx, no response that the document does not describe."""
     checks = ["not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance",
               "response_headers_conformance", "unsupported_method"]
     command = [Path(sys.executable).with_name("schemathesis"), "run", str(client.base_url.join("/openapi.json")),

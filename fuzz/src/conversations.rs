@@ -1,32 +1,32 @@
-//! Any messages, tools and template arguments become a prompt or a refusal, and the prompt is tokens of the vocabulary
-//! that stand for it again.
+//! Property of chat rendering: any messages, tools and template arguments give a prompt or a refusal, and the prompt's tokens
+//! decode to the prompt.
 
 use crate::requests::object;
 use crate::server::post;
 use serde_json::{Value, json};
 
-/// `[messages, tools, chat_template_kwargs]` as JSON.
+/// Checks an input: `[messages, tools, chat_template_kwargs]` as JSON.
 pub fn check(data: &[u8]) {
     let Ok(Value::Array(parts)) = serde_json::from_slice(data) else { return };
     let mut parts = parts.into_iter();
     let mut next = || parts.next().unwrap_or_default();
     let body = object([("messages", next()), ("tools", next()), ("chat_template_kwargs", next())]);
     let shown = String::from_utf8_lossy(&body).into_owned();
-    let (status, answer) = post("/tokenize", &body);
-    let answer: Value = serde_json::from_str(&answer).unwrap_or_else(|e| panic!("{e}: {shown}"));
+    let (status, response) = post("/tokenize", &body);
+    let response: Value = serde_json::from_str(&response).unwrap_or_else(|e| panic!("{e}: {shown}"));
     if status.as_u16() != 200 {
-        assert!(status.is_client_error() && answer["error"]["message"].is_string(), "{shown}: {status} {answer}");
+        assert!(status.is_client_error() && response["error"]["message"].is_string(), "{shown}: {status} {response}");
         return;
     }
-    let (status, prompt) = post("/detokenize", &object([("tokens", answer["tokens"].clone())]));
+    let (status, prompt) = post("/detokenize", &object([("tokens", response["tokens"].clone())]));
     assert!(status.is_success(), "{shown}: {status} {prompt}");
     let prompt: Value = serde_json::from_str(&prompt).unwrap_or_else(|e| panic!("{e}: {shown}"));
     let (status, again) = post("/tokenize", &object([("prompt", prompt["prompt"].clone())]));
     let again: Value = serde_json::from_str(&again).unwrap_or_else(|e| panic!("{e}: {status} {shown}"));
-    assert_eq!(again["tokens"], answer["tokens"], "{shown}");
+    assert_eq!(again["tokens"], response["tokens"], "{shown}");
 }
 
-/// Conversations of every role.
+/// Conversations with every role.
 pub fn seeds() -> Vec<Vec<u8>> {
     let tool = json!({"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object",
         "properties": {"x": {"type": "string", "enum": ["é", null]}}, "required": ["x"]}}});

@@ -1,32 +1,32 @@
-//! What holds for any input. Each target is a function that takes bytes and panics if its property does not hold.
+//! Fuzzing: each target is a function that takes bytes and panics if its property does not hold.
 //!
 //! With cargo-fuzz, guided by coverage: `cargo +nightly fuzz run requests --features libfuzzer`. Without it, on any
 //! compiler: `cargo run --release -- requests --seconds 60` mutates the same seeds blindly.
 //!
 //! # Layout
-//! - [`requests`]: bodies of every endpoint, against the real router. [`conversations`]: what templates make of messages.
-//! - [`answers`]: what a model writes, against the reasoning and tool parsers.
+//! - [`requests`]: bodies of every endpoint, against the real router. [`conversations`]: rendering of chat templates.
+//! - [`outputs`]: model outputs, against the reasoning and tool parsers.
 //! - [`server`]: the router over an engine that repeats its prompt. [`mutate`]: the blind mutations.
 
-pub mod answers;
 pub mod conversations;
 pub mod mutate;
+pub mod outputs;
 pub mod requests;
 pub mod server;
 
 /// A property, and inputs that reach its code.
 pub struct Target {
-    /// As on the command line.
+    /// Name on the command line.
     pub name: &'static str,
     /// Panics if the property does not hold.
     pub check: fn(&[u8]),
-    /// Inputs to begin with.
+    /// Seed inputs.
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 
-/// All of them.
+/// All targets.
 pub const TARGETS: [Target; 3] = [
     Target { name: "requests", check: requests::check, seeds: requests::seeds },
     Target { name: "conversations", check: conversations::check, seeds: conversations::seeds },
-    Target { name: "answers", check: answers::check, seeds: answers::seeds },
+    Target { name: "outputs", check: outputs::check, seeds: outputs::seeds },
 ];

@@ -1,4 +1,4 @@
-//! Runs a target on blind mutations of its seeds: no coverage, but any compiler.
+//! Runs a target on blind mutations of its seeds: without coverage guidance, but with any compiler.
 
 use pegainfer_fuzz::TARGETS;
 use pegainfer_fuzz::mutate::{Rng, mutate};
@@ -6,7 +6,7 @@ use std::panic::catch_unwind;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-const USAGE: &str = "pegainfer-fuzz TARGET [--seconds N] [--seed N]\ntargets: requests, conversations, answers";
+const USAGE: &str = "pegainfer-fuzz TARGET [--seconds N] [--seed N]\ntargets: requests, conversations, outputs";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -26,7 +26,7 @@ fn main() -> ExitCode {
         if catch_unwind(|| (target.check)(&data)).is_err() {
             let path = format!("{}-{seed}-{runs}.input", target.name);
             let kept = std::fs::write(&path, &data).map_or_else(|e| e.to_string(), |()| format!("it is in {path}"));
-            eprintln!("input {runs} of seed {seed} breaks the property; {kept}");
+            eprintln!("input {runs} of seed {seed} violates the property; {kept}");
             return ExitCode::FAILURE;
         }
         runs += 1;

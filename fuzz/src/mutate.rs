@@ -1,6 +1,6 @@
-//! Blind mutations: of bytes, and of pieces that mean something to the parsers.
+//! Blind mutations: of bytes, and of tokens that are meaningful to the parsers.
 
-/// What the parsers look for, and values at the edges of what they take.
+/// Tokens that the parsers search for, and boundary values.
 const WORDS: [&str; 64] = [
     "\"prompt\":",
     "\"messages\":",
@@ -67,14 +67,14 @@ const WORDS: [&str; 64] = [
     "\n\n",
     "data: ",
 ];
-/// Bytes of an input.
+/// Maximum length of an input in bytes.
 const MAX_LENGTH: usize = 4096;
 
-/// splitmix64.
+/// splitmix64 pseudo-random numbers.
 pub struct Rng(pub u64);
 
 impl Rng {
-    /// A number below `limit`.
+    /// A random number below `limit`.
     pub fn below(&mut self, limit: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -84,7 +84,7 @@ impl Rng {
     }
 }
 
-/// A few changes to one of the seeds.
+/// One of the seeds with a few changes.
 pub fn mutate(seeds: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {
     let mut data = seeds[rng.below(seeds.len())].clone();
     for _ in 0..rng.below(6) {

@@ -1,44 +1,44 @@
-//! Any body gets an answer of the API's own: success or a refusal that says why, never a 500, never half a stream. A
-//! stream holds the same text as the answer in one piece.
+//! Property of the endpoints: any body gets success or a refusal with a reason, never a 500 and never an incomplete stream. A
+//! stream carries the same text as the response that is not streamed.
 
 use crate::server::post;
 use serde_json::{Map, Value, json};
 
 const PATHS: [&str; 4] = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"];
 
-/// The first byte chooses the endpoint, the rest is the body.
+/// Checks an input: the first byte selects the endpoint, the rest is the body.
 pub fn check(data: &[u8]) {
     let Some((&first, body)) = data.split_first() else { return };
     let path = PATHS[first as usize % PATHS.len()];
-    let (status, answer) = post(path, body);
-    let shown = || format!("{path} {}: {status} {answer}", String::from_utf8_lossy(body));
+    let (status, response) = post(path, body);
+    let shown = || format!("{path} {}: {status} {response}", String::from_utf8_lossy(body));
     if status.as_u16() != 200 {
         assert!(status.is_client_error(), "{}", shown());
-        let error: Value = serde_json::from_str(&answer).unwrap_or_else(|e| panic!("{e}: {}", shown()));
+        let error: Value = serde_json::from_str(&response).unwrap_or_else(|e| panic!("{e}: {}", shown()));
         assert!(error["error"]["message"].as_str().is_some_and(|message| !message.is_empty()), "{}", shown());
-        assert!(answer.len() < 2000, "a refusal repeats the request: {}", shown());
+        assert!(response.len() < 2000, "a refusal repeats the request: {}", shown());
         return;
     }
     let request: Value = serde_json::from_slice(body).unwrap_or_else(|e| panic!("{e} was accepted: {}", shown()));
     if !path.starts_with("/v1/") || request["stream"] != true {
-        serde_json::from_str::<Value>(&answer).unwrap_or_else(|e| panic!("{e}: {}", shown()));
+        serde_json::from_str::<Value>(&response).unwrap_or_else(|e| panic!("{e}: {}", shown()));
         return;
     }
-    let streamed = collect(&answer).unwrap_or_else(|e| panic!("{e}: {}", shown()));
+    let streamed = collect(&response).unwrap_or_else(|e| panic!("{e}: {}", shown()));
     let mut plain = request.as_object().cloned().unwrap_or_default();
     plain.shift_remove("stream");
     plain.shift_remove("stream_options");
-    let (status, answer) = post(path, Value::from(plain).to_string().as_bytes());
-    let whole: Value = serde_json::from_str(&answer).unwrap_or_else(|e| panic!("{e}: {status} {}", shown()));
+    let (status, response) = post(path, Value::from(plain).to_string().as_bytes());
+    let whole: Value = serde_json::from_str(&response).unwrap_or_else(|e| panic!("{e}: {status} {}", shown()));
     let choices = whole["choices"].as_array().unwrap_or_else(|| panic!("{status} {whole}: {}", shown()));
     assert_eq!(choices.len(), streamed.len(), "{}", shown());
     for (choice, streamed) in choices.iter().zip(&streamed) {
-        assert_eq!(&said(choice), streamed, "{}", shown());
+        assert_eq!(&summary(choice), streamed, "{}", shown());
     }
 }
 
-/// Text, reasoning, calls and the reason of the end.
-fn said(choice: &Value) -> [String; 4] {
+/// Text, reasoning, calls and finish reason of a choice.
+fn summary(choice: &Value) -> [String; 4] {
     let message = if choice["message"].is_object() { &choice["message"] } else { choice };
     let text = |name: &str| message[name].as_str().unwrap_or_default().to_string();
     let calls = message["tool_calls"].as_array().into_iter().flatten();
@@ -48,12 +48,12 @@ fn said(choice: &Value) -> [String; 4] {
     [text("content") + &text("text"), text("reasoning"), calls.collect(), choice["finish_reason"].to_string()]
 }
 
-/// Puts a stream together, one entry for each choice.
-fn collect(answer: &str) -> Result<Vec<[String; 4]>, String> {
-    let events = answer.strip_suffix("data: [DONE]\n\n").ok_or("no [DONE]")?;
+/// Joins the chunks of a stream; one summary for each choice.
+fn collect(response: &str) -> Result<Vec<[String; 4]>, String> {
+    let events = response.strip_suffix("data: [DONE]\n\n").ok_or("no [DONE]")?;
     let mut choices: Vec<[String; 4]> = Vec::new();
     for event in events.split_terminator("\n\n") {
-        let json = event.strip_prefix("data: ").ok_or_else(|| format!("{event:?} is no event"))?;
+        let json = event.strip_prefix("data: ").ok_or_else(|| format!("{event:?} is not an event"))?;
         let chunk: Value = serde_json::from_str(json).map_err(|e| e.to_string())?;
         if chunk["error"].is_object() {
             return Err("the stream broke off".into());
@@ -85,7 +85,7 @@ fn add(sum: &mut [String; 4], choice: &Value) {
     }
 }
 
-/// Bodies with every field that the endpoints take.
+/// Bodies with every field of the endpoints.
 pub fn seeds() -> Vec<Vec<u8>> {
     let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": [1, \"a\"]}}\n</tool_call>";
     let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]);
@@ -130,7 +130,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     bodies.into_iter().map(|(path, body)| [vec![path], body.to_string().into_bytes()].concat()).collect()
 }
 
-/// An object as a body, for targets that make requests up.
+/// An object as a body, for targets that build requests.
 pub fn object(entries: impl IntoIterator<Item = (&'static str, Value)>) -> Vec<u8> {
     let entries: Map<String, Value> = entries.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
     Value::from(entries).to_string().into_bytes()

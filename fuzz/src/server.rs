@@ -1,4 +1,4 @@
-//! The real router over an engine that repeats its prompt, so that the input decides what the model writes.
+//! The real router with an engine that repeats its prompt, so that the input determines the model's output.
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -24,7 +24,7 @@ struct Fixture {
     runtime: Runtime,
 }
 
-/// Built once: a fuzzer calls its target millions of times.
+/// The fixture, built once: a fuzzer calls its target millions of times.
 fn fixture() -> &'static Fixture {
     static FIXTURE: OnceLock<Fixture> = OnceLock::new();
     FIXTURE.get_or_init(|| {
@@ -37,26 +37,26 @@ fn fixture() -> &'static Fixture {
     })
 }
 
-/// Posts a body; gives the status and the answer.
+/// Posts a body; returns the status and the response.
 pub fn post(path: &str, body: &[u8]) -> (StatusCode, String) {
     let fixture = fixture();
     let request = Request::post(path).header("content-type", "application/json").body(Body::from(body.to_vec()));
     fixture.runtime.block_on(async {
-        let answer = fixture.router.clone().oneshot(request.expect("a request")).await.expect("infallible");
-        let status = answer.status();
-        let bytes = to_bytes(answer.into_body(), usize::MAX).await.expect("a body");
+        let response = fixture.router.clone().oneshot(request.expect("a request")).await.expect("infallible");
+        let status = response.status();
+        let bytes = to_bytes(response.into_body(), usize::MAX).await.expect("a body");
         (status, String::from_utf8(bytes.into()).expect("UTF-8"))
     })
 }
 
-/// Generates the prompt again, then the end of the text.
+/// Mock engine: generates the prompt again, then EOS.
 #[derive(Default)]
 struct Echo {
     requests: Vec<(RequestId, GenerateRequest, usize)>,
     launched: bool,
 }
 
-/// One token; true at the end.
+/// Generates one token; true at the end.
 fn step(id: RequestId, request: &GenerateRequest, generated: &mut usize, events: &mut EventBatch) -> bool {
     let token = request.prompt.get(*generated).copied().unwrap_or(EOS);
     *generated += 1;

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Tests the page at `/` in headless Chromium, against the bundled model and against scripted answers.
+"""Tests the web UI at `/` in headless Chromium, with the bundled model and with scripted responses.
 
     pip install playwright
-    cargo build --release && python3 tools/page-test.py --chromium /usr/bin/chromium
+    cargo build --release && python3 tools/web-ui-test.py --chromium /usr/bin/chromium
 
-Without `--chromium` it takes the browser of `playwright install chromium`. `--screenshots DIR` keeps pictures. Not part
+Without `--chromium` it uses the browser of `playwright install chromium`. `--screenshots DIR` keeps pictures. Not part
 of `cargo test`: not every machine has a browser.
 """
 
@@ -41,10 +41,10 @@ def server(binary):
 
 @contextmanager
 def window(browser, url, width=1280, scheme="light", scripted=None, refused=False):
-    """The page in a fresh tab. What goes wrong unseen fails here: console messages, exceptions, other hosts.
+    """The web UI in a fresh tab. Console messages, exceptions and requests to other hosts fail the test.
 
-    `scripted`: `(status, body)` that chat requests are answered with instead of the server's answer. `refused`: one of
-    them is an error, which Chromium writes to the console.
+    `scripted`: `(status, body)` of the response to chat requests, instead of the server's. `refused`: one of them is an
+    error, which Chromium writes to the console.
     """
     touch = width < 600
     context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, has_touch=touch)
@@ -78,7 +78,7 @@ def ask(page, text):
     page.keyboard.press("Enter")
 
 
-def answered(page, outcome="Answered"):
+def completed(page, outcome="Done"):
     expect(page.locator("#progress")).to_have_text(outcome)
     return page.locator(".turn").last
 
@@ -99,7 +99,7 @@ def close_settings(page):
 
 def fits(page):
     """Nothing is wider than the window."""
-    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "the page scrolls sideways"
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "the web UI scrolls sideways"
 
 
 def chat_streams_stops_and_shows_probabilities(page, shoot):
@@ -111,40 +111,40 @@ def chat_streams_stops_and_shows_probabilities(page, shoot):
     page.locator("#system").fill("You answer in one sentence.")
     close_settings(page)
 
-    # An answer grows while it is streamed, and its figures follow.
+    # A response grows while it is streamed, and its summary follows.
     ask(page, FACT)
-    turn = answered(page)
-    expect(turn.locator(".answer")).to_have_text("The capital of France is Paris.")
+    turn = completed(page)
+    expect(turn.locator(".response")).to_have_text("The capital of France is Paris.")
     figures = re.compile(r"prompt tokens.* · \d+ tokens · TTFT .* ms · TPOT .* ms")
     expect(turn.locator(".figures")).to_have_text(figures)
     assert page.bodies[0]["temperature"] == 0
     assert [message["role"] for message in page.bodies[0]["messages"]] == ["system", "user"]
 
-    # Escape stops the second one; the server is told, and what came is kept.
+    # Escape stops the second one; the request is cancelled, and the text so far is kept.
     page.evaluate(
         """() => new MutationObserver((_, observer) => {
-            const answer = document.querySelectorAll('.turn')[1]?.querySelector('.answer')?.textContent ?? '';
-            if (answer.length < 20) return;
+            const response = document.querySelectorAll('.turn')[1]?.querySelector('.response')?.textContent ?? '';
+            if (response.length < 20) return;
             observer.disconnect();
             document.dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape'}));
         }).observe(document.getElementById('log'), {childList: true, subtree: true, characterData: true})"""
     )
     ask(page, STORY)
-    turn = answered(page, "Stopped")
+    turn = completed(page, "Stopped")
     expect(turn.locator(".figures")).to_have_text(re.compile("^stopped · "))
-    assert len(turn.locator(".answer").inner_text()) >= 20
+    assert len(turn.locator(".response").inner_text()) >= 20
     expect(page.locator("#stop")).to_be_hidden()
     assert [message["role"] for message in page.bodies[1]["messages"]] == ["system", "user", "assistant", "user"]
 
-    # Each token tells how likely it was.
+    # Each token shows its probability.
     settings(page)
     page.locator("#probabilities").check()
     page.locator("#live-title").scroll_into_view_if_needed()
     shoot("charts")
     close_settings(page)
     ask(page, FACT)
-    turn = answered(page)
-    expect(turn.locator(".answer")).to_contain_text("Paris")
+    turn = completed(page)
+    expect(turn.locator(".response")).to_contain_text("Paris")
     token = turn.locator(".token", has_text="Paris")
     token.hover()
     card = page.locator("#card")
@@ -157,7 +157,7 @@ def chat_streams_stops_and_shows_probabilities(page, shoot):
     shoot("card")
     page.keyboard.press("Escape")
     expect(card).to_be_hidden()
-    # The same by keyboard: arrows walk over the tokens.
+    # The same by keyboard: arrow keys move between the tokens.
     page.locator("#log").focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
@@ -165,7 +165,7 @@ def chat_streams_stops_and_shows_probabilities(page, shoot):
     expect(card).to_be_visible()
     fits(page)
 
-    # The conversation outlives a reload.
+    # The conversation survives a reload.
     page.reload()
     expect(page.locator(".turn")).to_have_count(3)
     expect(page.locator(".turn").first).to_contain_text("The capital of France is Paris.")
@@ -186,9 +186,9 @@ def stop_button_cancels_on_the_server(page, url, shoot):
     page.locator("#probabilities").check()
     ask(page, STORY)
     expect(page.locator("#send")).to_be_hidden()
-    expect(page.locator(".answer .token").first).to_be_visible()
+    expect(page.locator(".response .token").first).to_be_visible()
     page.locator("#stop").click()
-    answered(page, "Stopped")
+    completed(page, "Stopped")
     expect(page.locator("#prompt")).to_be_focused()
     shoot("stopped")
     deadline = time.monotonic() + 2
@@ -196,7 +196,7 @@ def stop_button_cancels_on_the_server(page, url, shoot):
     while not idle.search(page.request.get(f"{url}/metrics").text()):
         assert time.monotonic() < deadline, "the request still runs"
         time.sleep(0.05)
-    # A new chat in the middle of an answer leaves nothing of it.
+    # A new chat in the middle of a response leaves nothing of it.
     ask(page, STORY)
     expect(page.locator(".turn")).to_have_count(2)
     page.locator("#new-chat").click()
@@ -207,7 +207,7 @@ def stop_button_cancels_on_the_server(page, url, shoot):
 
 def charts_move(page):
     ask(page, FACT)
-    answered(page)
+    completed(page)
     for at in (0, 1):
         expect(page.locator("figure").nth(at).locator("rect")).to_have_count(1)
         expect(page.locator("figure").nth(at).locator("strong")).to_have_text(re.compile(r"^\d+(\.\d+)? ms$"))
@@ -230,14 +230,14 @@ def keys_and_refusals(page):
     expect(page.locator("#top_p")).to_be_focused()
     assert not page.bodies
     page.locator("#top_p").fill("")
-    # What the server refuses comes with its words, and the prompt back. The key goes along and is never stored.
+    # A refusal shows the server's message and restores the prompt. The key is sent and never stored.
     page.locator("#api-key").fill("secret")
     page.locator("#max_tokens").fill("5000")
     with page.expect_request("**/v1/chat/completions") as sent:
         prompt.press("Enter")
     assert sent.value.headers["authorization"] == "Bearer secret"
     assert sent.value.post_data_json["max_tokens"] == 5000
-    answered(page, "Failed")
+    completed(page, "Failed")
     expect(page.locator(".error")).to_contain_text("4096")
     expect(prompt).to_have_value("one\ntwo")
     assert "secret" not in page.evaluate("JSON.stringify(sessionStorage) + JSON.stringify(localStorage)")
@@ -252,47 +252,47 @@ def stream(*chunks, done=True):
     return 200, "".join(f"data: {json.dumps(event)}\n\n" for event in events) + ("data: [DONE]\n\n" if done else "")
 
 
-def thoughts(page, expected, answer):
-    turn = answered(page)
-    expect(turn.locator(".thoughts > div")).to_be_hidden()
+def check_reasoning(page, expected, content):
+    turn = completed(page)
+    expect(turn.locator(".reasoning > div")).to_be_hidden()
     turn.locator("summary").click()
-    expect(turn.locator(".thoughts > div")).to_have_text(expected)
-    expect(turn.locator(".answer")).to_have_text(answer)
+    expect(turn.locator(".reasoning > div")).to_have_text(expected)
+    expect(turn.locator(".response")).to_have_text(content)
 
 
-def scripted_answers(browser, url, shoot):
+def scripted_responses(browser, url, shoot):
     tagged = stream("<th", "ink>\nHm", "m. <b>", "</thi", "nk>\n\n", "It is 4, not <think>.")
     opened_by_template = stream("Hm", "m. <b>", "\n</think>", "\n\nIt is 4, not <think>.")
     field = stream({"reasoning_content": "Hmm. <b>"}, {"reasoning_content": ""}, "It is 4, not <think>.")
     for script in (tagged, opened_by_template, field):
         with window(browser, url, scripted=script) as page:
             ask(page, "2 + 2?")
-            thoughts(page, "Hmm. <b>", "It is 4, not <think>.")
-            shoot(page, "thoughts")
+            check_reasoning(page, "Hmm. <b>", "It is 4, not <think>.")
+            shoot(page, "reasoning")
             ask(page, "Sure?")
             expect(page.locator(".turn")).to_have_count(2)
-            answered(page)
+            completed(page)
             assert page.bodies[1]["messages"][1] == {"role": "assistant", "content": "It is 4, not <think>."}
 
     code = stream("Look:\n`", "``py", "thon\nif a < b:\n", "    go()\n``", "`\nDone with ```. <img src=x>")
     with window(browser, url, scripted=code) as page:
         ask(page, "Code?")
-        turn = answered(page)
+        turn = completed(page)
         expect(turn.locator("pre")).to_have_text("if a < b:\n    go()\n", use_inner_text=False)
-        expect(turn.locator(".answer p")).to_have_text(["Look:\n", "Done with ```. <img src=x>"])
+        expect(turn.locator(".response p")).to_have_text(["Look:\n", "Done with ```. <img src=x>"])
         shoot(page, "code")
 
     error = [{"error": {"message": "the GPU is gone", "type": "server_error", "param": None, "code": None}}]
     for script, words in ((stream("Half of", error), "the GPU is gone"), (stream("Half of", done=False), "was closed")):
         with window(browser, url, scripted=script) as page:
             ask(page, "Hello?")
-            turn = answered(page, "Failed")
-            expect(turn.locator(".answer")).to_have_text("Half of")
+            turn = completed(page, "Failed")
+            expect(turn.locator(".response")).to_have_text("Half of")
             expect(turn.locator("[role=alert]")).to_contain_text(words)
             shoot(page, "error")
     with window(browser, url, scripted=(401, '{"error":"Unauthorized"}'), refused=True) as page:
         ask(page, "Hello?")
-        error = answered(page, "Failed").locator(".error")
+        error = completed(page, "Failed").locator(".error")
         expect(error).to_have_text("Unauthorized. Enter the API key in the settings.")
 
 
@@ -324,8 +324,8 @@ def main():
         with window(browser, url, refused=True) as page:
             keys_and_refusals(page)
         print("ok: keys and refusals")
-        scripted_answers(browser, url, shoot)
-        print("ok: thoughts, code and errors")
+        scripted_responses(browser, url, shoot)
+        print("ok: reasoning, code and errors")
         browser.close()
 
 

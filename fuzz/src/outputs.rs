@@ -1,16 +1,16 @@
-//! What a model writes gives the same events wherever it is cut, and calls begin before their arguments.
+//! Property of the output parsers: the events do not depend on where the text is cut, and calls begin before their arguments.
 
 use pegainfer_server::text::parser::{CallPrefix, Event, OutputParser, ParserOptions, ReasoningStart, ToolFormat};
 use serde_json::json;
 
-/// The first byte chooses the format, the second the cuts, the rest is the text.
+/// Checks an input: the first byte selects the format, the second the cuts, the rest is the text.
 pub fn check(data: &[u8]) {
     let [format, cuts, text @ ..] = data else { return };
     let text = String::from_utf8_lossy(text);
-    let whole = read(*format, [text.as_ref()].into_iter());
+    let whole = parse(*format, [text.as_ref()].into_iter());
     let characters = text.char_indices().map(|(at, c)| &text[at..at + c.len_utf8()]);
-    assert_eq!(read(*format, characters), whole, "{text:?} one by one");
-    assert_eq!(read(*format, pieces(&text, *cuts).into_iter()), whole, "{text:?} cut by {cuts}");
+    assert_eq!(parse(*format, characters), whole, "{text:?} one by one");
+    assert_eq!(parse(*format, deltas(&text, *cuts).into_iter()), whole, "{text:?} cut by {cuts}");
     let mut open = None;
     for event in &whole {
         match event {
@@ -21,18 +21,18 @@ pub fn check(data: &[u8]) {
     }
 }
 
-/// Cut at every character whose position shares a bit with the pattern.
-fn pieces(text: &str, pattern: u8) -> Vec<&str> {
-    let (mut pieces, mut start) = (vec![], 0);
+/// Cuts the text at every character whose position shares a bit with the pattern.
+fn deltas(text: &str, pattern: u8) -> Vec<&str> {
+    let (mut deltas, mut start) = (vec![], 0);
     for (at, _) in text.char_indices().skip(1).filter(|(at, _)| *at as u8 & pattern & 0x1f != 0) {
-        pieces.push(&text[start..at]);
+        deltas.push(&text[start..at]);
         start = at;
     }
-    pieces.push(&text[start..]);
-    pieces
+    deltas.push(&text[start..]);
+    deltas
 }
 
-fn read<'a>(format: u8, pieces: impl Iterator<Item = &'a str>) -> Vec<Event> {
+fn parse<'a>(format: u8, deltas: impl Iterator<Item = &'a str>) -> Vec<Event> {
     let mut parser = OutputParser::new(ParserOptions {
         reasoning: [ReasoningStart::Never, ReasoningStart::IfOpened, ReasoningStart::Opened][format as usize % 3],
         include_reasoning: format & 64 == 0,
@@ -48,7 +48,7 @@ fn read<'a>(format: u8, pieces: impl Iterator<Item = &'a str>) -> Vec<Event> {
         id_seed: 1,
     });
     let mut joined: Vec<Event> = Vec::new();
-    let mut events: Vec<Event> = pieces.flat_map(|piece| parser.push(piece)).collect();
+    let mut events: Vec<Event> = deltas.flat_map(|delta| parser.push(delta)).collect();
     events.extend(parser.finish());
     for event in events {
         match (joined.last_mut(), event) {
@@ -65,7 +65,7 @@ fn read<'a>(format: u8, pieces: impl Iterator<Item = &'a str>) -> Vec<Event> {
     joined
 }
 
-/// Answers in both formats, with every format byte that means something.
+/// Outputs in both formats, with every meaningful format byte.
 pub fn seeds() -> Vec<Vec<u8>> {
     let texts = [
         "<think>\nhm\n</think>\n\nThe answer is <b>4</b>.",
