@@ -1,4 +1,4 @@
-//! Where ops run: a device, its threads, a scratch area and the recorder.
+//! Execution context of ops: a device, its threads, scratch memory and the recorder.
 
 mod attached;
 mod tensors;
@@ -16,45 +16,45 @@ use std::any::Any;
 use std::io;
 use std::sync::Arc;
 
-/// What an op dispatches on.
+/// The device that ops dispatch on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Device {
-    /// The CPU twins, on this instruction set.
+    /// The CPU reference kernels, with this instruction set.
     Cpu(Isa),
     /// An NVIDIA GPU.
     Cuda,
-    /// Shapes only: ops check and record, and compute nothing. Tensors have no bytes, so any model fits.
+    /// Shapes only: ops check and record, and compute nothing. Tensors have no storage, so models of any size fit.
     Meta,
 }
 
-/// The execution context that every op takes first. One per engine thread.
+/// The execution context that every op takes as its first argument. There is one per engine thread.
 #[derive(Debug)]
 pub struct Exec {
     device: Device,
     pool: Arc<ThreadPool>,
     /// Dropped before the GPU, which it may use.
     attached: Attached,
-    /// Present on `Device::Cuda`.
+    /// Set on `Device::Cuda`.
     cuda: Option<Cuda>,
     records: Option<Vec<OpRecord>>,
     next_tensor: u32,
-    /// Working memory of kernels; grows to the largest need and is never returned in the step loop.
+    /// Scratch memory of CPU kernels; it grows to the largest request and is never freed in the step loop.
     pub scratch: Scratch,
 }
 
 impl Exec {
-    /// The CPU with `threads` threads, or with one per core available to this process.
+    /// A CPU context with `threads` threads, or with one per core available to this process.
     pub fn cpu(isa: Isa, threads: Option<usize>) -> io::Result<Self> {
         Self::new(Device::Cpu(isa), threads, None)
     }
 
-    /// GPU `ordinal`, with `threads` host threads for what the host does, such as loading.
+    /// A context for GPU `ordinal`, with `threads` host threads for host work such as loading.
     pub fn cuda(ordinal: usize, threads: Option<usize>) -> io::Result<Self> {
         let cuda = Cuda::open(ordinal).map_err(io::Error::other)?;
         Self::new(Device::Cuda, threads, Some(cuda))
     }
 
-    /// The shape-only device.
+    /// A shape-only context.
     pub fn meta() -> io::Result<Self> {
         Self::new(Device::Meta, Some(1), None)
     }
@@ -70,12 +70,12 @@ impl Exec {
         Ok(Self { device, pool, attached, cuda, records: None, next_tensor: 0, scratch })
     }
 
-    /// The device ops dispatch on.
+    /// The device that ops dispatch on.
     pub fn device(&self) -> Device {
         self.device
     }
 
-    /// The GPU; an error on another device.
+    /// The GPU; an error on other devices.
     pub fn gpu(&mut self) -> Result<&mut Cuda, OpError> {
         let missing = || OpError { op: "cuda", message: "this Exec has no GPU".to_owned() };
         self.cuda.as_mut().ok_or_else(missing)
@@ -96,13 +96,13 @@ impl Exec {
         self.attached.set(value);
     }
 
-    /// Threads of the host.
+    /// Number of host threads.
     pub fn threads(&self) -> usize {
         self.pool.current_num_threads()
     }
 
-    /// Runs `f` where the device's ops are called from. A step of an executor is one call. On the CPU that is its
-    /// thread pool, so that parallel kernels start without waking another; on a GPU the calling thread, bound to it.
+    /// Runs `f` in the context from which ops are called; a step of an executor is one call. On the CPU that is the thread
+    /// pool, so that parallel kernels start without waking another thread; on a GPU it is the calling thread, bound to it.
     pub fn install<R: Send>(&mut self, f: impl FnOnce(&mut Self) -> R + Send) -> Result<R, OpError> {
         if let Some(cuda) = &self.cuda {
             cuda.bind()?;
@@ -111,58 +111,58 @@ impl Exec {
         Ok(self.pool.clone().install(|| f(self)))
     }
 
-    /// Waits until the device has done everything that was launched; says if something went wrong in it. A device that
-    /// fails here is lost.
+    /// Waits until the device has completed everything that was launched, and returns its errors. After an error, the device
+    /// is lost.
     pub fn synchronize(&self) -> Result<(), OpError> {
         let Some(cuda) = &self.cuda else { return Ok(()) };
         cuda.bind()?;
         cuda.synchronize("synchronize")
     }
 
-    /// Runs `f` on the host's threads, whatever the device.
+    /// Runs `f` on the host threads, whatever the device.
     pub fn on_host<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
         self.pool.install(f)
     }
 
-    /// From here on launches on the GPU are captured and not run, until [`end_capture`](Self::end_capture), which must
-    /// follow. None of them may allocate, copy from or to the host, wait, or use a kernel for the first time.
+    /// Starts to capture launches on the GPU, which are not run, until [`end_capture`](Self::end_capture), which must follow.
+    /// Captured launches must not allocate, copy from or to the host, synchronise, or use a kernel for the first time.
     pub fn begin_capture(&mut self) -> Result<(), OpError> {
         self.gpu()?.begin_capture()
     }
 
-    /// Ends the capture and makes a graph of it.
+    /// Ends the capture and returns the graph.
     pub fn end_capture(&mut self) -> Result<Graph, OpError> {
         self.gpu()?.end_capture()
     }
 
-    /// Runs a captured graph behind what was launched before.
+    /// Launches a captured graph, after everything that was launched before.
     pub fn replay(&mut self, graph: &Graph) -> Result<(), OpError> {
         self.gpu()?.replay(graph)
     }
 
-    /// Whether ops report.
+    /// Whether ops are recorded.
     pub fn is_recording(&self) -> bool {
         self.records.is_some()
     }
 
-    /// Takes an op's report; builds it only while recording.
-    pub fn record(&mut self, report: impl FnOnce(Device) -> OpRecord) {
+    /// Adds the record of an op; it is built only while recording.
+    pub fn record(&mut self, record: impl FnOnce(Device) -> OpRecord) {
         if let Some(records) = &mut self.records {
-            records.push(report(self.device));
+            records.push(record(self.device));
         }
     }
 
-    /// Keeps the report of every op from now on.
+    /// Starts to keep the record of every op.
     pub fn start_recording(&mut self) {
         self.records = Some(Vec::new());
     }
 
-    /// The reports since [`start_recording`](Self::start_recording).
+    /// Stops recording; returns the records since [`start_recording`](Self::start_recording).
     pub fn stop_recording(&mut self) -> Vec<OpRecord> {
         self.records.take().unwrap_or_default()
     }
 
-    /// Runs `f` without reports: for an op that is made of others and reports itself.
+    /// Runs `f` without recording: for an op that consists of other ops and records itself.
     pub fn unrecorded<R>(&mut self, f: impl FnOnce(&mut Self) -> R) -> R {
         let records = self.records.take();
         let result = f(self);
@@ -170,7 +170,7 @@ impl Exec {
         result
     }
 
-    /// The records of every op that `f` calls.
+    /// Runs `f` and returns the records of all ops that it calls.
     pub fn recording<R>(&mut self, f: impl FnOnce(&mut Self) -> R) -> (R, Vec<OpRecord>) {
         self.start_recording();
         let result = f(self);

@@ -1,28 +1,28 @@
-//! Grammars: which tokens may come next, worked out beside the engine thread.
+//! Grammars: masks of the tokens that may come next, computed off the engine thread.
 //!
-//! A [`Grammar`] is what a request brings, a [`GrammarTracker`] follows one sequence under it. The mask of the next token
-//! can take longer than a step, so it is computed on another thread, and a sequence without its mask sits steps out; the
-//! others do not wait for it.
+//! A [`Grammar`] belongs to a request, a [`GrammarTracker`] follows one sequence under it. The mask of the next token can
+//! take longer than a step, so it is computed on another thread; a sequence whose mask is not ready skips steps, and the
+//! other sequences do not wait for it.
 
-use crate::rules::TokenMask;
+use crate::logits_processors::TokenMask;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// A set of texts, as the tokens that spell them.
+/// A set of texts, represented by the tokens that spell them.
 pub trait Grammar: fmt::Debug + Send + Sync {
-    /// A matcher at the beginning of a text, and the tokens that may be its first.
+    /// A matcher at the beginning of a text, and the mask of its first token.
     fn start(&self) -> (Box<dyn Matcher>, Arc<TokenMask>);
 }
 
-/// A place in a text of a grammar.
+/// A position in a text of a grammar.
 pub trait Matcher: Send {
-    /// Goes one token on; gives the tokens that may follow, of which there is at least one (after the whole text, the
-    /// end-of-text ones).
+    /// Advances by one token; returns the mask of the next token, which allows at least one (after a complete text, the EOS
+    /// tokens).
     ///
     /// # Errors
-    /// One sentence for the client; the matcher is not asked again.
+    /// One sentence for the client; the matcher must not be used again.
     fn next(&mut self, token: u32) -> Result<Arc<TokenMask>, String>;
 }
 
@@ -50,13 +50,13 @@ impl Shared {
 }
 
 impl GrammarTracker {
-    /// The start of a sequence. Its first mask is there at once.
+    /// A tracker at the start of a sequence. The first mask is ready immediately.
     pub fn new(grammar: &dyn Grammar) -> Self {
         let (matcher, mask) = grammar.start();
         Self { shared: Arc::new(Shared { state: Mutex::new(State::Ready(matcher, mask)), changed: Condvar::new() }) }
     }
 
-    /// Takes a generated token into account: another thread begins to work out what may follow it.
+    /// Adds a generated token: another thread starts to compute the next mask.
     pub fn push(&mut self, token: u32) {
         let mut state = self.shared.state();
         let State::Ready(mut matcher, _) = std::mem::replace(&mut *state, State::Computing) else {
@@ -76,7 +76,7 @@ impl GrammarTracker {
         });
     }
 
-    /// The tokens that may come next; `None` while that is worked out, and after a failure.
+    /// Mask of the next token; `None` while it is computed, and after a failure.
     pub fn mask(&self) -> Option<Arc<TokenMask>> {
         match &*self.shared.state() {
             State::Ready(_, mask) => Some(mask.clone()),
@@ -84,7 +84,7 @@ impl GrammarTracker {
         }
     }
 
-    /// Why the sequence cannot go on.
+    /// Error because of which the sequence cannot continue.
     pub fn failure(&self) -> Option<String> {
         match &*self.shared.state() {
             State::Failed(error) => Some(error.clone()),
@@ -92,10 +92,10 @@ impl GrammarTracker {
         }
     }
 
-    /// Waits until the mask is there, or the failure, or `limit` has passed.
+    /// Waits until the mask is ready, the computation failed, or `limit` has passed.
     pub fn wait(&self, limit: Duration) {
         let computing = |state: &mut State| matches!(state, State::Computing);
-        // Poisoned or not, the caller looks again.
+        // Poisoned or not, the caller checks the state again.
         let _ = self.shared.changed.wait_timeout_while(self.shared.state(), limit, computing);
     }
 }

@@ -1,4 +1,4 @@
-//! Which instruction set the CPU kernels use, chosen at run time.
+//! Instruction sets of the CPU kernels, detected at run time.
 
 use std::fmt;
 
@@ -11,28 +11,28 @@ pub enum Isa {
     /// AVX2 and FMA: bf16 widened to f32.
     Avx2,
     /// AVX-512 (F, BW, VL): bf16 widened to f32. `vdpbf16ps` is not used: on the Intel cores that have it, it issues every
-    /// other cycle, so it does the work of one f32 FMA port where two are free (measured, see `linear::avx512`).
+    /// other cycle, so it has the throughput of one f32 FMA port, of which there are two (measured, see `linear::avx512`).
     Avx512,
-    /// AMX bf16 tiles (and AVX-512 for what is not a matrix product).
+    /// AMX bf16 tiles for GEMMs, and AVX-512 for the other ops.
     Amx,
 }
 
 impl Isa {
-    /// Every path, worst first.
+    /// Every path, slowest first.
     const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Amx];
 
-    /// The fastest path of this machine.
+    /// The fastest path that this machine supports.
     pub fn best() -> Self {
         Self::available().last().copied().unwrap_or(Self::Portable)
     }
 
-    /// The paths of this machine, worst first; [`Isa::Portable`] is always among them.
+    /// The paths that this machine supports, slowest first; [`Isa::Portable`] is always among them.
     pub fn available() -> Vec<Self> {
         Self::ALL.into_iter().filter(|isa| isa.is_available()).collect()
     }
 
-    /// Whether this process may run this path. For AMX this also asks Linux for the tile state, which is idempotent and
-    /// holds for every thread of the process; the question costs one system call (about 0.1 us).
+    /// Whether this process can use this path. For AMX this also requests the tile state from Linux, which is idempotent and
+    /// holds for every thread of the process; it costs one system call (about 0.1 us).
     pub fn is_available(self) -> bool {
         match self {
             Self::Portable => true,
@@ -51,7 +51,7 @@ impl Isa {
         }
     }
 
-    /// The name that logs, benchmarks and options use.
+    /// Name in logs, benchmarks and options.
     pub fn name(self) -> &'static str {
         match self {
             Self::Portable => "portable",
@@ -68,8 +68,8 @@ impl fmt::Display for Isa {
     }
 }
 
-/// Asks Linux for permission to use AMX tile data. It is refused where CPU or kernel lack AMX. CPUID is left out on
-/// purpose: a virtual machine traps it, and every CPU with tile data so far has the bf16 product too (one CPUID leaf
+/// Requests permission to use AMX tile data from Linux, which refuses it if the CPU or the kernel lacks AMX. CPUID is not
+/// checked, because a virtual machine traps it; every CPU with tile data so far also has bf16 tiles (one CPUID leaf
 /// announces both; Sapphire Rapids was the first).
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn amx_permitted() -> bool {
@@ -92,7 +92,7 @@ fn amx_permitted() -> bool {
     result == 0
 }
 
-/// AMX needs an operating system that grants the tile state; we know how to ask Linux only.
+/// AMX needs an operating system that grants the tile state; only Linux is supported.
 #[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
 fn amx_permitted() -> bool {
     false

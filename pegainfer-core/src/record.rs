@@ -1,13 +1,13 @@
-//! What an op reports: running an executor while recording *is* the kernel plan.
+//! Op records: recording an executor's step gives the kernel plan.
 
 use crate::tensor::{DType, Tensor};
 
-/// A tensor as an op saw it.
+/// An operand of an op, as it was at the call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Operand {
-    /// Unique within the `Exec`.
+    /// Id of the tensor, unique within the `Exec`.
     pub id: u32,
-    /// What it is in the model.
+    /// Name of the tensor in the model.
     pub name: String,
     /// Dimensions at the call.
     pub shape: Vec<usize>,
@@ -21,32 +21,32 @@ impl From<&Tensor> for Operand {
     }
 }
 
-/// One op call.
+/// Record of one op call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OpRecord {
-    /// The op's function name.
+    /// Name of the op's function.
     pub op: &'static str,
-    /// The kernel that runs it on this device.
+    /// Name of the kernel that runs it on this device.
     pub kernel: &'static str,
-    /// Tensors it reads.
+    /// Tensors that it reads.
     pub reads: Vec<Operand>,
-    /// Tensors it writes.
+    /// Tensors that it writes.
     pub writes: Vec<Operand>,
-    /// Bytes moved from and to memory at least once.
+    /// Bytes that must be moved between memory and the processor at least once.
     pub bytes: u64,
-    /// Floating-point operations, a multiply-add counted as two.
+    /// Number of floating-point operations; a multiply-add counts as two.
     pub flops: u64,
 }
 
 impl OpRecord {
-    /// A record that moves each operand once.
+    /// A record of an op that moves each operand once.
     pub fn new(op: &'static str, kernel: &'static str, reads: &[&Tensor], writes: &[&Tensor], flops: u64) -> Self {
         let bytes = reads.iter().chain(writes).map(|t| t.bytes()).sum();
         let operands = |tensors: &[&Tensor]| tensors.iter().map(|t| Operand::from(*t)).collect();
         Self { op, kernel, reads: operands(reads), writes: operands(writes), bytes, flops }
     }
 
-    /// Replaces the byte count, for ops that touch only part of an operand.
+    /// Replaces the byte count, for ops that access only part of an operand.
     pub fn with_bytes(self, bytes: u64) -> Self {
         Self { bytes, ..self }
     }

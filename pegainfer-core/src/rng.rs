@@ -1,5 +1,5 @@
-//! Counter-based random numbers: a pure function of (seed, position), so that neither preemption nor batching changes
-//! a draw.
+//! Counter-based random numbers: a pure function of (seed, position), so that neither preemption nor batching changes a
+//! draw.
 
 /// 64 random bits for one position of one request.
 ///
@@ -11,7 +11,7 @@ pub fn bits(seed: u64, position: u64) -> u64 {
     mix(start.wrapping_add(position.wrapping_add(1).wrapping_mul(GOLDEN)))
 }
 
-/// Scales 64 random bits to a uniform whole number below `n`, within `n / 2^64` of uniform. 0 for `n` 0.
+/// Scales 64 random bits to a whole number below `n`, uniform within `n / 2^64`. 0 for `n` 0.
 pub fn below(bits: u64, n: u64) -> u64 {
     ((u128::from(bits) * u128::from(n)) >> 64) as u64
 }
@@ -32,7 +32,7 @@ mod tests {
 
     use super::*;
 
-    /// In [0, 1).
+    /// A uniform number in [0, 1).
     fn uniform(seed: u64, position: u64) -> f64 {
         below(bits(seed, position), 1 << 53) as f64 / (1u64 << 53) as f64
     }

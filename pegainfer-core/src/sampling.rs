@@ -2,22 +2,23 @@
 
 use thiserror::Error;
 
-/// A sampling value that no distribution can be drawn with. `field` is the API name of the field.
+/// A sampling parameter is out of range. `field` is the API name of the field.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[error("{field} must be {expected}, got {got}")]
 pub struct SamplingError {
-    /// API name of the offending field.
+    /// API name of the field.
     pub field: &'static str,
-    /// The accepted range, in words.
+    /// Accepted range, in words.
     pub expected: &'static str,
-    /// The value that was given.
+    /// Value that was given.
     pub got: String,
 }
 
-/// How the next token is drawn from the logits of one row.
+/// Parameters of drawing the next token from a row of logits.
 ///
-/// The steps, in order: [rules](crate::rules) of the request, temperature, min-p, top-k, top-p, then one draw. Temperature 0 is greedy and skips the rest.
-/// Build with [`SamplingParams::new`]; a value of this type is always valid.
+/// The steps, in order: the request's [logits processors](crate::logits_processors), temperature, min-p, top-k, top-p, then
+/// one draw. Temperature 0 is greedy and skips the rest. Values of this type are always valid: they are built with
+/// [`SamplingParams::new`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SamplingParams {
     temperature: f32,
@@ -28,10 +29,10 @@ pub struct SamplingParams {
 }
 
 impl SamplingParams {
-    /// Checks every value. `top_k` 0 means "no limit"; `temperature` 0 means greedy.
+    /// Checks every value. `top_k` 0 is "no limit"; `temperature` 0 is greedy.
     ///
-    /// The draw at token position `i` depends on `seed` and `i` alone, so a request gives the same tokens whatever
-    /// else is running and however often it was preempted.
+    /// The draw at token position `i` depends only on `seed` and `i`, so a request gives the same tokens whatever else is
+    /// running and however often it was preempted.
     pub fn new(temperature: f32, top_k: u32, top_p: f32, min_p: f32, seed: u64) -> Result<Self, SamplingError> {
         let check = |ok: bool, field, expected, got: f32| {
             if ok { Ok(()) } else { Err(SamplingError { field, expected, got: got.to_string() }) }
@@ -42,12 +43,12 @@ impl SamplingParams {
         Ok(Self { temperature, top_k, top_p, min_p, seed })
     }
 
-    /// The most likely token, always.
+    /// Parameters that always take the most likely token.
     pub fn greedy() -> Self {
         Self { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0 }
     }
 
-    /// True when no random number is drawn.
+    /// Whether no random number is drawn.
     pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0
     }
@@ -57,22 +58,22 @@ impl SamplingParams {
         self.temperature
     }
 
-    /// Keep only the `top_k` most likely tokens; 0 keeps all.
+    /// Number of most likely tokens to keep; 0 keeps all.
     pub fn top_k(&self) -> u32 {
         self.top_k
     }
 
-    /// Keep the smallest set of most likely tokens whose probability reaches `top_p`.
+    /// Nucleus sampling: the smallest set of most likely tokens whose probability reaches `top_p` is kept.
     pub fn top_p(&self) -> f32 {
         self.top_p
     }
 
-    /// Keep tokens with at least `min_p` times the probability of the most likely one.
+    /// Tokens with at least `min_p` times the probability of the most likely one are kept.
     pub fn min_p(&self) -> f32 {
         self.min_p
     }
 
-    /// Seed of this request's random numbers.
+    /// Seed of the request's random numbers.
     pub fn seed(&self) -> u64 {
         self.seed
     }
@@ -83,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refuses_values_no_distribution_can_be_drawn_with() {
+    fn out_of_range_values_are_refused() {
         for (t, p, m, field) in [
             (-0.1, 1.0, 0.0, "temperature"),
             (f32::NAN, 1.0, 0.0, "temperature"),

@@ -1,26 +1,26 @@
-//! Scratch memory that the caller owns and reuses, so that a step of the engine allocates nothing.
+//! Reusable scratch memory of CPU kernels, so that a step of the engine does not allocate.
 
 use bytemuck::{Pod, Zeroable};
 use std::fmt;
 
-/// One cache line of scratch: the unit of allocation gives the alignment.
+/// One cache line: the unit of allocation, which gives the alignment.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
-/// Growable, 64-byte aligned scratch memory. It grows to the largest request seen and never shrinks.
+/// Growable, 64-byte aligned scratch memory. It grows to the largest request and never shrinks.
 #[derive(Default)]
 pub struct Scratch {
     lines: Vec<Line>,
 }
 
 impl Scratch {
-    /// Empty scratch; the first use allocates.
+    /// Empty scratch memory; the first use allocates.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// `len` elements of scratch, 64-byte aligned, with whatever an earlier use left there.
+    /// Returns `len` elements of scratch, 64-byte aligned, with undefined contents.
     pub fn slice<T: Pod>(&mut self, len: usize) -> &mut [T] {
         let lines = (len * size_of::<T>()).div_ceil(size_of::<Line>());
         if self.lines.len() < lines {

@@ -1,4 +1,4 @@
-//! Tensors: a name, a shape, a dtype and, unless the device is `Meta`, bytes.
+//! Tensors: a name, a shape, a dtype and, unless the device is `Meta`, storage.
 
 use crate::cuda::{DeviceBuffer, Target};
 use half::bf16;
@@ -42,7 +42,7 @@ impl fmt::Display for DType {
     }
 }
 
-/// An op was called with tensors it cannot take, or the device failed. The message is for the log.
+/// An op was called with tensors that it does not support, or the device failed. The message is for the log.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{op}: {message}")]
 pub struct OpError {
@@ -52,9 +52,9 @@ pub struct OpError {
     pub message: String,
 }
 
-/// An element type of the host.
+/// A Rust type of tensor elements on the host.
 pub trait Element: bytemuck::Pod + Send + Sync {
-    /// Its [`DType`].
+    /// The [`DType`] of this type.
     const DTYPE: DType;
 }
 
@@ -71,8 +71,8 @@ impl Element for u8 {
     const DTYPE: DType = DType::U8;
 }
 
-/// Row-major tensor whose leading dimension can shrink and grow again within what was allocated, so that one
-/// workspace serves steps of every size. It can also be narrowed to rows that do not begin at the first one.
+/// Row-major tensor. Its leading dimension can be set to any range of the allocated rows, so that one workspace serves steps
+/// of every size.
 #[derive(Debug)]
 pub struct Tensor {
     name: String,
@@ -84,37 +84,37 @@ pub struct Tensor {
     storage: Storage,
 }
 
-/// Where the bytes of a tensor are.
+/// Storage of a tensor's bytes.
 #[derive(Debug)]
 pub(crate) enum Storage {
-    /// In memory of the process.
+    /// Memory of this process.
     Host(MmapMut),
-    /// On a GPU: from this byte of the buffer on, which several tensors may share.
+    /// Device memory: the buffer, which several tensors may share, and the offset in bytes.
     Device(Arc<DeviceBuffer>, usize),
-    /// Nowhere.
+    /// No storage.
     Meta,
 }
 
 impl Storage {
-    /// Zero-filled memory of the process; pages are mapped on first touch.
+    /// Allocates zero-filled memory of this process; pages are mapped on first touch.
     pub fn host(bytes: usize) -> std::io::Result<Self> {
         anonymous(bytes).map(Self::Host)
     }
 }
 
 impl Tensor {
-    /// A tensor of this shape in `storage`, which has room for it.
+    /// A tensor of this shape in `storage`, which must be large enough.
     pub(crate) fn new(name: &str, id: u32, shape: &[usize], dtype: DType, storage: Storage) -> Self {
         let max_rows = shape.first().copied().unwrap_or(1);
         Self { name: name.to_owned(), id, shape: shape.to_vec(), first_row: 0, max_rows, dtype, storage }
     }
 
-    /// Name for people: what the tensor is in the model.
+    /// Name of the tensor in the model, for logs and records.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Unique within its `Exec`.
+    /// Id, unique within its `Exec`.
     pub fn id(&self) -> u32 {
         self.id
     }
@@ -129,12 +129,12 @@ impl Tensor {
         self.dtype
     }
 
-    /// Elements of the current shape.
+    /// Number of elements of the current shape.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Bytes of the current shape.
+    /// Size of the current shape in bytes.
     pub fn bytes(&self) -> u64 {
         (self.elements() * self.dtype.size()) as u64
     }
@@ -145,17 +145,17 @@ impl Tensor {
         (rows, self.shape.iter().skip(1).product())
     }
 
-    /// Rows that were allocated.
+    /// Number of allocated rows.
     pub fn max_rows(&self) -> usize {
         self.max_rows
     }
 
-    /// Sets the leading dimension, at most the allocated one; the first row is the first one allocated.
+    /// Sets the leading dimension to the first `rows` allocated rows.
     pub fn set_rows(&mut self, rows: usize) {
         self.set_range(0, rows);
     }
 
-    /// Narrows the tensor to `rows` of the allocated rows, from row `first` on, until it is set again.
+    /// Sets the leading dimension to `rows` of the allocated rows, from row `first` on.
     pub fn set_range(&mut self, first: usize, rows: usize) {
         let end = first + rows;
         assert!(end <= self.max_rows, "{}: {end} rows, but {} were allocated", self.name, self.max_rows);
@@ -163,19 +163,19 @@ impl Tensor {
         self.shape[0] = rows;
     }
 
-    /// Elements before the first row.
+    /// Number of elements before the first row.
     fn offset(&self) -> usize {
         self.first_row * self.rows_cols().1
     }
 
-    /// The elements on the host. Panics on the wrong type or device: ops check before they come here.
+    /// The elements in host memory. Panics if dtype or device are wrong: ops check them first.
     pub fn host<T: Element>(&self) -> &[T] {
         assert_eq!(self.dtype, T::DTYPE, "{}", self.name);
         let Storage::Host(data) = &self.storage else { panic!("{} is not on the host", self.name) };
         &bytemuck::cast_slice(data)[self.offset()..][..self.elements()]
     }
 
-    /// As [`host`](Self::host), mutable.
+    /// Like [`host`](Self::host), mutable.
     pub fn host_mut<T: Element>(&mut self) -> &mut [T] {
         assert_eq!(self.dtype, T::DTYPE, "{}", self.name);
         let (offset, elements) = (self.offset(), self.elements());
@@ -183,26 +183,26 @@ impl Tensor {
         &mut bytemuck::cast_slice_mut(data)[offset..][..elements]
     }
 
-    /// The bytes of the elements on the host. Panics on another device.
+    /// The bytes of the elements in host memory. Panics on another device.
     pub(crate) fn host_bytes(&self) -> &[u8] {
         let Storage::Host(data) = &self.storage else { panic!("{} is not on the host", self.name) };
         &data[self.offset() * self.dtype.size()..][..self.bytes() as usize]
     }
 
-    /// Address on the GPU. Panics on another device.
+    /// Device address of the first element. Panics on another device.
     pub fn device(&self) -> u64 {
         let Storage::Device(buffer, first) = &self.storage else { panic!("{} is not on a GPU", self.name) };
         buffer.address() + (first + self.offset() * self.dtype.size()) as u64
     }
 
-    /// The bytes of the elements, to be filled later; `None` where they are not on a GPU.
+    /// The device memory of the elements, as an upload target; `None` if the tensor is not on a GPU.
     pub(crate) fn target(&self) -> Option<Target> {
         let Storage::Device(buffer, _) = &self.storage else { return None };
         Some(Target::new(buffer.clone(), self.device(), self.bytes() as usize))
     }
 }
 
-/// Zero pages, huge ones where the system has them: weights are streamed, and 4 KiB pages cost TLB misses.
+/// Maps zero pages, huge ones if the system has them: weights are streamed, and 4 KiB pages cost TLB misses.
 fn anonymous(bytes: usize) -> std::io::Result<MmapMut> {
     let map = MmapMut::map_anon(bytes.max(1))?;
     if bytes >= 2 << 20 {

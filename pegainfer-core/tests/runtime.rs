@@ -135,7 +135,7 @@ fn request(prompt: usize, max_tokens: usize) -> GenerateRequest {
         prompt: vec![1; prompt],
         max_tokens,
         sampling: SamplingParams::greedy(),
-        rules: None,
+        logits_processors: None,
         grammar: None,
         prompt_logprobs: None,
         priority: 0,

@@ -8,7 +8,7 @@ mod support;
 use pegainfer_core::engine::{GenerateRequest, RequestId, StepEngine, TokenEvent};
 use pegainfer_core::grammar::{Grammar, Matcher};
 use pegainfer_core::isa::Isa;
-use pegainfer_core::rules::TokenMask;
+use pegainfer_core::logits_processors::TokenMask;
 use pegainfer_core::schedule::PLACEHOLDER;
 use pegainfer_deepseek_v4::LoadOptions;
 use pegainfer_deepseek_v4::numerics::Numerics;

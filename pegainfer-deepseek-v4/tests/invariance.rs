@@ -9,7 +9,7 @@ mod support;
 
 use pegainfer_core::engine::{GenerateRequest, RequestId, StepEngine, TokenEvent};
 use pegainfer_core::isa::Isa;
-use pegainfer_core::rules::{LogitRules, RuleFields};
+use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors};
 use pegainfer_core::sampling::SamplingParams;
 use pegainfer_deepseek_v4::LoadOptions;
 use pegainfer_deepseek_v4::numerics::Numerics;
@@ -53,7 +53,7 @@ fn two_and_four_ranks_agree_with_one() {
     }
 }
 
-/// Prompts of awkward lengths, some sampled, some with rules.
+/// Prompts of awkward lengths, some sampled, some with logits processors.
 fn requests() -> Vec<GenerateRequest> {
     let cases = fixture().cases;
     let mut requests: Vec<_> = [1, 2, 6, 8].iter().map(|i| greedy(&cases[*i].prompt_ids, 12)).collect();
@@ -64,8 +64,12 @@ fn requests() -> Vec<GenerateRequest> {
             request.sampling = SamplingParams::new(0.9, 40, 0.95, 0.01, i as u64).unwrap();
         }
         if i % 3 == 1 {
-            let fields = RuleFields { repetition_penalty: 1.5, bad_words: vec![vec![13]], ..RuleFields::default() };
-            request.rules = LogitRules::new(fields, 4096).unwrap();
+            let fields = LogitsProcessorParams {
+                repetition_penalty: 1.5,
+                bad_words: vec![vec![13]],
+                ..LogitsProcessorParams::default()
+            };
+            request.logits_processors = LogitsProcessors::new(fields, 4096).unwrap();
         }
     }
     requests

@@ -14,7 +14,7 @@ mod draw;
 mod heads;
 mod load;
 pub mod ops;
-mod packed_adjustments;
+mod packed_logits_updates;
 pub mod runtime;
 #[cfg(test)]
 mod testing;

@@ -7,7 +7,7 @@
 mod support;
 
 use pegainfer_core::engine::{FinishReason, GenerateRequest, StepEngine};
-use pegainfer_core::rules::{LogitRules, RuleFields};
+use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors};
 use pegainfer_core::sampling::SamplingParams;
 use pegainfer_core::weights::Source;
 use pegainfer_kernels::runtime::{Bounds, Executor, LoadOptions, Model, StepSize, load_weights, uniform};
@@ -96,8 +96,12 @@ fn prompts_are_reported_as_if_they_were_drawn() {
         let prompt = fixture().cases[0].prompt_ids.clone();
         let prefix = |length: usize| {
             let bias = [(prompt[length], 100.0)].into();
-            let rules = LogitRules::new(RuleFields { logit_bias: bias, ..RuleFields::default() }, 4096).unwrap();
-            GenerateRequest { rules, ..greedy(&prompt[..length], 1) }
+            let logits_processors = LogitsProcessors::new(
+                LogitsProcessorParams { logit_bias: bias, ..LogitsProcessorParams::default() },
+                4096,
+            )
+            .unwrap();
+            GenerateRequest { logits_processors, ..greedy(&prompt[..length], 1) }
         };
         let prefixes = (1..prompt.len()).map(prefix).collect();
         let drawn = Alone::new(&mut engine(target, &options()), target, prefixes).outputs;

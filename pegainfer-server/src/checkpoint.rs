@@ -2,7 +2,7 @@
 
 use crate::text::{ChatTemplate, Encoder, Tokenizer};
 use anyhow::{Context, Result, bail};
-use pegainfer_core::rules::{LogitRules, RuleFields};
+use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors};
 use pegainfer_core::sampling::{SamplingError, SamplingParams};
 use serde_json::Value;
 use std::path::Path;
@@ -68,9 +68,10 @@ impl SamplingDefaults {
     }
 
     /// The logits processors that these defaults ask for; `None` if there are none.
-    pub fn logits_processors(&self, vocab_size: usize) -> Result<Option<Arc<LogitRules>>, SamplingError> {
-        let fields = RuleFields { repetition_penalty: self.repetition_penalty, ..RuleFields::default() };
-        LogitRules::new(fields, vocab_size)
+    pub fn logits_processors(&self, vocab_size: usize) -> Result<Option<Arc<LogitsProcessors>>, SamplingError> {
+        let fields =
+            LogitsProcessorParams { repetition_penalty: self.repetition_penalty, ..LogitsProcessorParams::default() };
+        LogitsProcessors::new(fields, vocab_size)
     }
 
     fn parse(config: &Value) -> Result<Self> {

@@ -25,7 +25,7 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
         prompt,
         max_tokens: args.max_tokens.get().min(capacity),
         sampling,
-        rules: checkpoint.defaults.logits_processors(limits.vocab_size)?,
+        logits_processors: checkpoint.defaults.logits_processors(limits.vocab_size)?,
         grammar: None,
         prompt_logprobs: None,
         priority: 0,

@@ -99,9 +99,9 @@ fn the_same_seed_gives_the_same_text_whatever_else_runs() {
     let body =
         json!({"prompt": "Once upon a time", "max_tokens": 32, "seed": 11, "temperature": 1.0, "ignore_eos": true});
     let alone = post_ok(server.address, COMPLETIONS, &body)["choices"].clone();
-    let mut crowd = body.clone();
-    crowd["prompt"] = json!(["Once upon a time", "The dog", "One day a boy", "Once upon a time"]);
-    let together = post_ok(server.address, COMPLETIONS, &crowd);
+    let mut batch = body.clone();
+    batch["prompt"] = json!(["Once upon a time", "The dog", "One day a boy", "Once upon a time"]);
+    let together = post_ok(server.address, COMPLETIONS, &batch);
     for index in [0, 3] {
         assert_eq!(together["choices"][index]["text"], alone[0]["text"]);
     }

@@ -7,7 +7,7 @@ use cudarc::driver::{DriverError, result, sys};
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 
-/// The compiled kernels of one source file: a fat binary, one part for each GPU architecture of the build.
+/// The compiled kernels of one source file: a fat binary with one image for each GPU architecture of the build.
 #[derive(Debug)]
 pub struct Image {
     /// Name of the source file without its suffix.
@@ -20,14 +20,13 @@ pub struct Image {
 pub(super) struct Modules {
     modules: HashMap<&'static str, sys::CUmodule>,
     functions: HashMap<(&'static str, &'static str), sys::CUfunction>,
-    /// Shared memory that a block may have when its kernel asks for it.
+    /// Maximum shared memory of a block with opt-in, in bytes.
     shared: i32,
-    /// Whether kernels may be launched in clusters and with programmatic dependent launch (compute capability 9.0 and
-    /// later).
+    /// Whether clusters and programmatic dependent launch (PDL) are supported (compute capability 9.0 or later).
     pdl: bool,
 }
 
-// SAFETY: the handles are the driver's, valid on every thread that has the context bound.
+// SAFETY: the handles belong to the driver and are valid on every thread that has the context bound.
 unsafe impl Send for Modules {}
 
 impl Modules {
@@ -42,19 +41,19 @@ impl Modules {
         let module = match self.modules.get(image.name) {
             Some(module) => *module,
             None if image.bytes.is_empty() => return Err(DriverError(sys::CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU)),
-            // SAFETY: the bytes are a whole fat binary made by nvcc; its header says how long it is.
+            // SAFETY: the bytes are a complete fat binary made by nvcc, whose header contains its length.
             None => unsafe { result::module::load_data(image.bytes.as_ptr().cast())? },
         };
         self.modules.insert(image.name, module);
         let name = CString::new(kernel).map_err(|_| DriverError(sys::CUresult::CUDA_ERROR_NOT_FOUND))?;
-        // SAFETY: the module is loaded and stays so as long as the context lives.
+        // SAFETY: the module is loaded and stays loaded for the lifetime of the context.
         let function = unsafe { result::module::get_function(module, name)? };
         self.permit(function)?;
         self.functions.insert((image.name, kernel), function);
         Ok(function)
     }
 
-    /// Lets a kernel have all the shared memory there is, and clusters of 16 blocks.
+    /// Allows a kernel the maximum shared memory, and clusters of 16 blocks.
     fn permit(&self, function: sys::CUfunction) -> Result<(), DriverError> {
         use sys::CUfunction_attribute as Attribute;
         let mut fixed = 0;
@@ -76,23 +75,23 @@ impl Modules {
     }
 }
 
-/// Most arguments a kernel takes.
+/// Maximum number of a kernel's arguments.
 const MAX_ARGUMENTS: usize = 32;
 
-/// Most tensor maps a kernel takes.
+/// Maximum number of a kernel's tensor maps.
 const MAX_MAPS: usize = 4;
 
-/// A launch being put together: arguments in the order of the kernel's parameters, then [`run`](Self::run). A kernel with
-/// one parameter, a struct whose members take eight bytes each, gets the arguments as its members.
+/// A launch under construction: arguments in the order of the kernel's parameters, then [`run`](Self::run). A kernel whose
+/// only parameter is a struct of eight-byte members gets the arguments as its members.
 pub struct Launch {
     op: &'static str,
     kernel: &'static str,
     function: sys::CUfunction,
     stream: sys::CUstream,
-    /// Each argument in its own eight bytes: the driver reads as many as the parameter has, the low ones first.
+    /// Each argument in eight bytes of its own: the driver reads as many bytes as the parameter has (little-endian).
     arguments: [u64; MAX_ARGUMENTS],
     count: usize,
-    /// Tensor maps, each with the number of `arguments` before it.
+    /// Tensor maps, each with the number of `arguments` that precede it.
     maps: Vec<(usize, TensorMap)>,
     shared: u32,
     cluster: u32,
@@ -142,51 +141,51 @@ impl Launch {
         self
     }
 
-    /// A `const __grid_constant__` tensor map parameter.
+    /// Adds a `const __grid_constant__` tensor map.
     pub fn map(mut self, map: TensorMap) -> Self {
         self.maps.push((self.count, map));
         self
     }
 
-    /// A pointer parameter that the kernel reads.
+    /// Adds a pointer to a tensor that the kernel reads.
     pub fn input(self, tensor: &Tensor) -> Self {
         self.push(tensor.device())
     }
 
-    /// A pointer parameter that the kernel writes.
+    /// Adds a pointer to a tensor that the kernel writes.
     pub fn output(self, tensor: &mut Tensor) -> Self {
         self.writes(tensor).push(tensor.device())
     }
 
-    /// A pointer parameter into memory that is no tensor's.
+    /// Adds a pointer to memory that belongs to no tensor.
     pub fn pointer(self, address: u64) -> Self {
         self.push(address)
     }
 
-    /// A `uint32_t` parameter.
+    /// Adds a `uint32_t`.
     pub fn u32(self, value: usize) -> Self {
         debug_assert!(u32::try_from(value).is_ok());
         self.push(value as u64)
     }
 
-    /// A `uint64_t` parameter.
+    /// Adds a `uint64_t`.
     pub fn u64(self, value: u64) -> Self {
         self.push(value)
     }
 
-    /// A `float` parameter.
+    /// Adds a `float`.
     pub fn f32(self, value: f32) -> Self {
         self.push(u64::from(value.to_bits()))
     }
 
-    /// Bytes of dynamic shared memory.
+    /// Sets the bytes of dynamic shared memory.
     pub fn shared(mut self, bytes: usize) -> Self {
         self.shared = bytes as u32;
         self
     }
 
-    /// Blocks that run together and see each other's shared memory, neighbours along x; at most 16. Needs compute
-    /// capability 9.0.
+    /// Sets the cluster size along x: blocks of a cluster run concurrently and access each other's shared memory. At most 16;
+    /// needs compute capability 9.0.
     pub fn cluster(mut self, blocks: usize) -> Self {
         self.cluster = blocks as u32;
         self
@@ -225,7 +224,7 @@ impl Launch {
         self
     }
 
-    /// All blocks run at once, whatever else runs on the GPU, or the launch fails: for blocks that wait for each other.
+    /// Launches cooperatively: all blocks run concurrently, or the launch fails. Required for blocks that wait for each other.
     pub fn cooperative(mut self) -> Self {
         self.cooperative = true;
         self
@@ -263,7 +262,7 @@ impl Launch {
         })
     }
 
-    /// Where each parameter is, in the kernel's order.
+    /// The address of each parameter, in the kernel's order.
     fn parameters(&mut self) -> [*mut c_void; MAX_MAPS + MAX_ARGUMENTS] {
         assert!(self.maps.len() <= MAX_MAPS);
         let mut parameters = [std::ptr::null_mut(); MAX_MAPS + MAX_ARGUMENTS];
@@ -281,7 +280,7 @@ impl Launch {
         parameters
     }
 
-    /// The launch attributes, and how many of them count.
+    /// The launch attributes, and their number.
     fn attributes(&self) -> ([sys::CUlaunchAttribute; 3], u32) {
         use sys::{CUlaunchAttributeID as Id, CUlaunchAttributeValue as Value};
         let attribute = |id, value| sys::CUlaunchAttribute { id, pad: [0; 4], value };

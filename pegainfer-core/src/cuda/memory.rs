@@ -1,4 +1,4 @@
-//! Device and pinned memory that frees itself.
+//! Device and pinned host memory with ownership: freed when dropped.
 
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 use std::fmt;
@@ -12,7 +12,7 @@ pub struct DeviceBuffer {
 }
 
 impl DeviceBuffer {
-    /// Allocates and clears. Allocation waits for the device: not for the step loop.
+    /// Allocates and clears memory. Allocation waits for the device, so it must not be used in the step loop.
     pub fn zeroed(context: &Arc<CudaContext>, stream: &CudaStream, bytes: usize) -> Result<Self, DriverError> {
         let bytes = bytes.max(1);
         // SAFETY: the memory is cleared before anything can read it: the stream is the only one that uses it.
@@ -23,7 +23,7 @@ impl DeviceBuffer {
         Ok(buffer)
     }
 
-    /// Where it is, for kernels.
+    /// Device address, for kernels.
     pub fn address(&self) -> u64 {
         self.address
     }
@@ -45,18 +45,18 @@ impl fmt::Debug for DeviceBuffer {
     }
 }
 
-/// Page-locked host memory: the device copies from it without the CPU.
+/// Page-locked host memory, which the device can copy from without the CPU.
 pub(super) struct PinnedBuffer {
     context: Arc<CudaContext>,
     start: *mut u8,
     bytes: usize,
 }
 
-// SAFETY: the memory belongs to the buffer alone, and any thread may touch it.
+// SAFETY: the memory is owned by the buffer alone, and any thread may access it.
 unsafe impl Send for PinnedBuffer {}
 
 impl PinnedBuffer {
-    /// `bytes` zeros.
+    /// Allocates `bytes` zero bytes.
     pub fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self, DriverError> {
         // SAFETY: the memory is initialised in the next step, before a reference to it exists.
         let start: *mut u8 = unsafe { result::malloc_host(bytes, 0)? }.cast();

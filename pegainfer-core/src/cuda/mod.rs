@@ -1,8 +1,8 @@
 //! One NVIDIA GPU: context, stream, staging, and the launch of kernels that were compiled at build time.
 //!
-//! The driver is opened at run time (`libcuda.so.1`): a binary with this module starts, and serves on the CPU, where no
-//! driver is. Ops of one [`Cuda`] run in order on one stream; an error that a kernel causes is seen at the next
-//! [`Cuda::synchronize`] or read, and stays: the context is lost with it.
+//! The driver is opened at run time (`libcuda.so.1`): a binary with this module starts without a driver, and serves on the
+//! CPU there. Ops of one [`Cuda`] run in order on one stream. An error in a kernel is reported by the next
+//! [`Cuda::synchronize`] or read and is permanent: the context is lost.
 
 mod copies;
 mod graph;
@@ -30,35 +30,35 @@ use staging::{STAGING_BYTES, Staging};
 use std::fmt;
 use std::sync::Arc;
 
-/// Bytes of the working memory that kernels share, for partial results of split reductions. Launchers choose their
-/// splits to fit; it never grows, so that captured graphs can hold its address.
+/// Bytes of the workspace that kernels share for partial results of split reductions. Launchers choose their splits to fit;
+/// it never grows, so that captured graphs can hold its address.
 pub const WORKSPACE_BYTES: usize = 64 << 20;
 
-/// Counters at which the blocks of a kernel meet: `u32`, zero whenever no kernel runs. A kernel leaves them so.
+/// Number of `u32` counters for synchronisation between the blocks of a kernel. They are zero between kernels.
 pub const COUNTERS: usize = 16 << 10;
 
-/// What a GPU is, as the driver says.
+/// Properties of a GPU, as the driver reports them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GpuInfo {
     /// Product name.
     pub name: String,
     /// Compute capability, major and minor.
     pub capability: (i32, i32),
-    /// Streaming multiprocessors.
+    /// Number of streaming multiprocessors.
     pub multiprocessors: usize,
-    /// Bytes of memory.
+    /// Total memory in bytes.
     pub memory: usize,
-    /// Bytes of memory that are free now.
+    /// Free memory in bytes.
     pub free: usize,
-    /// CUDA version that the driver speaks, as 13000 for 13.0.
+    /// CUDA version of the driver, for example 13000 for 13.0.
     pub driver: i32,
-    /// Bytes of shared memory that a block can have.
+    /// Maximum shared memory of a block, in bytes.
     pub shared_memory: usize,
-    /// Bytes of the L2 cache.
+    /// Size of the L2 cache in bytes.
     pub l2: usize,
-    /// Highest clock of the multiprocessors, Hz.
+    /// Maximum clock of the multiprocessors, Hz.
     pub clock: f64,
-    /// Bytes a second that the memory's bus carries at its highest clock, two transfers a cycle.
+    /// Peak memory bandwidth in bytes per second: maximum clock, two transfers per cycle.
     pub bandwidth: f64,
 }
 
@@ -76,22 +76,22 @@ pub struct Cuda {
     capability: (i32, i32),
 }
 
-/// Asks the driver for one hardware queue instead of eight, before it is opened: an engine has one stream, and each queue
-/// takes 7 MB of host memory. What the user has set stays.
+/// Limits the driver to one hardware queue instead of eight, before it is opened: an engine has one stream, and each queue
+/// takes 7 MB of host memory. A value set by the user is kept.
 ///
 /// # Safety
-/// No other thread may run: the variable is the process's.
+/// No other thread may run: the environment variable is global to the process.
 pub unsafe fn use_one_queue() {
     const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
     if std::env::var_os(QUEUES).is_none() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { std::env::set_var(QUEUES, "1") };
     }
 }
 
-/// GPUs of this machine, or why there is none, for people.
+/// Number of GPUs of this machine, or a sentence why there is none.
 pub fn device_count() -> Result<usize, String> {
-    // SAFETY: it only tries to open the library, whose constructors are the driver's.
+    // SAFETY: this only tries to open the library, whose constructors are the driver's.
     if !unsafe { is_culib_present() } {
         return Err("there is no NVIDIA driver (libcuda.so.1 cannot be opened)".to_owned());
     }
@@ -103,7 +103,7 @@ pub fn device_count() -> Result<usize, String> {
 }
 
 impl Cuda {
-    /// Takes GPU `ordinal`.
+    /// Opens GPU `ordinal`.
     pub fn open(ordinal: usize) -> Result<Self, OpError> {
         let fail = |message| OpError { op: "cuda", message };
         let count = device_count().map_err(fail)?;
@@ -111,8 +111,8 @@ impl Cuda {
             return Err(fail(format!("there is no GPU {ordinal}: this machine has {count}")));
         }
         let context = CudaContext::new(ordinal).map_err(error("cuda: context"))?;
-        // Made for cudarc's own buffers, of which there are none here. With it, a first stream waits for the whole GPU,
-        // which fails while another engine of this process captures a graph.
+        // Event tracking is for cudarc's own buffers, which are not used here. With it, the first stream waits for the whole
+        // GPU, which fails while another engine of this process captures a graph.
         // SAFETY: nothing relies on the events.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(error("cuda: stream"))?;
@@ -146,12 +146,12 @@ impl Cuda {
         self.context.bind_to_thread().map_err(error("cuda: bind"))
     }
 
-    /// What this GPU is.
+    /// Properties of this GPU.
     pub fn info(&self) -> Result<GpuInfo, OpError> {
         let fail = error("cuda: info");
         let (free, memory) = self.context.mem_get_info().map_err(fail)?;
         let mut driver = 0;
-        // SAFETY: the driver writes one int to a valid place.
+        // SAFETY: the driver writes one int to a valid address.
         unsafe { cudarc::driver::sys::cuDriverGetVersion(&mut driver) }.result().map_err(error("cuda: info"))?;
         let number = |kind| attribute(&self.context, kind).map(f64::from);
         let clock = 1e3 * number(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?;
@@ -171,39 +171,39 @@ impl Cuda {
         })
     }
 
-    /// Streaming multiprocessors: what a launch should fill.
+    /// Number of streaming multiprocessors, which a launch should fill.
     pub fn multiprocessors(&self) -> usize {
         self.multiprocessors
     }
 
-    /// Compute capability, major and minor: which builds of a kernel run.
+    /// Compute capability, major and minor, which decides which kernels can run.
     pub fn capability(&self) -> (i32, i32) {
         self.capability
     }
 
-    /// The stream on which everything runs in order, for a library that launches itself.
+    /// The stream on which everything runs in order, for libraries that launch kernels themselves.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
 
-    /// Waits for everything that was launched, and reports what went wrong in it.
+    /// Waits for everything that was launched, and returns its errors.
     pub fn synchronize(&self, op: &'static str) -> Result<(), OpError> {
         self.stream.synchronize().map_err(error(op))
     }
 
-    /// Zero-filled device memory.
+    /// Allocates zero-filled device memory.
     pub fn zeroed(&self, bytes: usize) -> Result<DeviceBuffer, OpError> {
         self.bind()?;
         DeviceBuffer::zeroed(&self.context, &self.stream, bytes).map_err(error("cuda: allocate"))
     }
 
-    /// The working memory, [`WORKSPACE_BYTES`] long, with whatever an earlier op left there. Ops run in order, so each
-    /// has it alone.
+    /// Address of the workspace, [`WORKSPACE_BYTES`] long, with undefined contents. Ops run in order, so each op has it
+    /// exclusively.
     pub fn workspace(&self) -> u64 {
         self.workspace.address()
     }
 
-    /// The counters, [`COUNTERS`] of them.
+    /// Address of the [`COUNTERS`] counters.
     pub fn counters(&self) -> u64 {
         self.counters.address()
     }
@@ -232,7 +232,7 @@ impl Cuda {
 
 impl Drop for Cuda {
     fn drop(&mut self) {
-        // Buffers and modules go with their fields; nothing may run that uses them.
+        // Buffers and modules are freed with their fields; nothing that uses them may run.
         if let Err(error) = self.stream.synchronize() {
             log::debug!("the GPU was left with an error: {}", describe(error));
         }
@@ -249,7 +249,7 @@ fn attribute(context: &CudaContext, attribute: Attribute) -> Result<i32, OpError
     context.attribute(attribute).map_err(error("cuda: info"))
 }
 
-/// Turns a status into an error that names the op.
+/// Converts a status to an error that names the op.
 pub(crate) fn error(op: &'static str) -> impl Fn(DriverError) -> OpError {
     move |error| OpError { op, message: describe(error) }
 }
@@ -264,7 +264,7 @@ fn launch_error(op: &'static str, kernel: &str, error: DriverError) -> OpError {
     OpError { op, message: format!("kernel {kernel}: {}{hint}", describe(error)) }
 }
 
-/// The driver's name and sentence for a status.
+/// The driver's name and description of a status.
 pub fn describe(error: DriverError) -> String {
     let text = |s: Result<&std::ffi::CStr, _>| s.map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
     format!("{} ({})", text(error.error_name()), text(error.error_string()))

@@ -1,33 +1,33 @@
-//! Descriptors of matrices for the copy engine, which kernels take as parameters.
+//! Tensor maps: descriptors of matrices for the Tensor Memory Accelerator (TMA), which kernels take as parameters.
 
 use super::error;
 use crate::tensor::{DType, OpError, Tensor};
 use cudarc::driver::sys;
 use std::ffi::c_void;
 
-/// Columns of a box of 128 bytes, which the widest swizzle spans.
+/// Columns of a box of 128 bytes, the span of the widest swizzle.
 pub const BOX_COLUMNS: usize = 64;
 
-/// Most rows of a box.
+/// Maximum rows of a box.
 const MAX_ROWS: usize = 256;
 
 /// A matrix of bf16 in device memory, of which a kernel copies boxes, most often of [`BOX_COLUMNS`] columns, to shared
-/// memory with a swizzle as wide as the box. What lies outside the matrix arrives as zeros.
+/// memory with a swizzle as wide as the box. Elements outside the matrix are read as zeros.
 ///
-/// It holds the matrix's address, as a captured graph does.
+/// It contains the matrix's address, like a captured graph.
 #[derive(Debug, Clone, Copy)]
 pub struct TensorMap(pub(super) sys::CUtensorMap);
 
 impl TensorMap {
-    /// Of `matrix`, `[rows, columns]` bf16 with columns in multiples of 8 on a GPU of compute capability 9.0 or later,
-    /// in boxes of `rows` rows, 1 to 256.
+    /// A map of `matrix`, `[rows, columns]` bf16 with columns a multiple of 8, in boxes of `rows` rows, 1 to 256. Needs compute
+    /// capability 9.0.
     pub fn new(op: &'static str, matrix: &Tensor, rows: usize) -> Result<Self, OpError> {
         assert!(matrix.dtype() == DType::Bf16, "{op}: {} is not bf16", matrix.name());
         Self::of_memory(op, matrix.device(), matrix.rows_cols(), [rows, BOX_COLUMNS])
     }
 
-    /// Of a matrix of bf16 at `address`, aligned to 16 bytes, with so many rows and columns, in boxes of `[rows, columns]`:
-    /// 1 to 256 rows, and 16, 32 or 64 columns, which the swizzle spans.
+    /// A map of a bf16 matrix at `address` (aligned to 16 bytes) of `(rows, columns)` elements, in boxes of
+    /// `[rows, columns]`: 1 to 256 rows, and 16, 32 or 64 columns, the span of the swizzle.
     pub fn of_memory(
         op: &'static str,
         address: u64,

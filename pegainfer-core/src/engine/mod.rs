@@ -17,7 +17,7 @@ pub use step_engine::{EngineError, EventBatch, StepEngine, Wait};
 pub use stream::TokenStream;
 
 use crate::grammar::Grammar;
-use crate::rules::LogitRules;
+use crate::logits_processors::LogitsProcessors;
 use crate::sampling::SamplingParams;
 use std::sync::Arc;
 
@@ -35,8 +35,8 @@ pub struct GenerateRequest {
     /// How each token is drawn.
     pub sampling: SamplingParams,
     /// What changes the logits before that; most requests have none.
-    pub rules: Option<Arc<LogitRules>>,
-    /// The texts that may be generated; `None` allows all. Its masks and those of `rules` must leave tokens in common.
+    pub logits_processors: Option<Arc<LogitsProcessors>>,
+    /// The texts that may be generated; `None` allows all. Its masks and those of `logits_processors` must leave tokens in common.
     pub grammar: Option<Arc<dyn Grammar>>,
     /// Token ids that end the request, besides the checkpoint's own end-of-text ids.
     pub stop_token_ids: Vec<u32>,
@@ -61,7 +61,7 @@ impl GenerateRequest {
             prompt,
             max_tokens,
             sampling: SamplingParams::greedy(),
-            rules: None,
+            logits_processors: None,
             grammar: None,
             stop_token_ids: Vec::new(),
             ignore_eos: false,
@@ -111,7 +111,7 @@ pub struct TokenOut {
     pub logprobs: Option<TokenLogprobs>,
 }
 
-/// Log-probabilities (natural log, of the raw logits: before rules, temperature and truncation) at one position.
+/// Log-probabilities (natural log, of the raw logits: before logits processors, temperature and truncation) at one position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenLogprobs {
     /// Of the token there.

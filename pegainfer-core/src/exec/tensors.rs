@@ -1,4 +1,4 @@
-//! The tensors of an [`Exec`]: allocated, filled and read.
+//! The tensors of an [`Exec`]: allocation, filling and reading.
 
 use super::{Device, Exec};
 use crate::cuda::{self, DeviceBuffer, Target};
@@ -10,15 +10,15 @@ use std::sync::Arc;
 /// Name, shape and element type of a tensor of [`Exec::aliased`].
 pub type AliasedTensor<'a> = (&'a str, [usize; 2], DType);
 
-/// Tensors that share a buffer begin at multiples of these bytes.
+/// Alignment of tensors that share a buffer, in bytes.
 const ALIGNMENT: usize = 256;
 
-/// Bytes of a tensor in a shared buffer.
+/// Bytes of a tensor within a shared buffer.
 fn tensor_bytes((_, shape, dtype): &AliasedTensor<'_>) -> usize {
     (shape[0] * shape[1] * dtype.size()).next_multiple_of(ALIGNMENT)
 }
 
-/// Bytes that [`Exec::aliased`] takes on a GPU.
+/// Bytes that [`Exec::aliased`] allocates on a GPU.
 pub fn aliased_bytes(groups: &[&[AliasedTensor<'_>]]) -> usize {
     groups.iter().map(|group| group.iter().map(tensor_bytes).sum()).max().unwrap_or(0)
 }
@@ -37,9 +37,9 @@ impl Exec {
         Ok(Tensor::new(name, id, shape, dtype, storage))
     }
 
-    /// Zero-filled tensors in groups of which only one is in use at a time: the values of a group are lost when the
-    /// next one is written. On a GPU the groups alias one buffer, as large as the largest needs; elsewhere each tensor
-    /// has memory of its own. They come in the order given, all groups in one list.
+    /// Zero-filled tensors with buffer aliasing: the lifetimes of two groups do not overlap, so on a GPU all groups share
+    /// one buffer, as large as the largest group; on other devices each tensor has storage of its own. Writing to a
+    /// group invalidates the values of the others. Returns the tensors of all groups, in the order given.
     pub fn aliased(&mut self, groups: &[&[AliasedTensor<'_>]]) -> io::Result<Vec<Tensor>> {
         let shared = self.shared(aliased_bytes(groups))?;
         let mut tensors = Vec::new();
@@ -53,8 +53,8 @@ impl Exec {
         Ok(tensors)
     }
 
-    /// Zero-filled tensors of these names and shapes. On a GPU they lie at equal distances in one buffer, so that one copy
-    /// fills them: see [`fill_adjacent`](Self::fill_adjacent).
+    /// Zero-filled tensors of these names and shapes. On a GPU they lie at equal distances in one buffer, so that one copy can
+    /// fill all of them: see [`fill_adjacent`](Self::fill_adjacent).
     pub fn adjacent<const N: usize>(
         &mut self,
         tensors: [(&str, &[usize]); N],
@@ -70,13 +70,13 @@ impl Exec {
         tensors.try_into().map_err(|_| io::Error::other("one tensor for each name"))
     }
 
-    /// A zero-filled buffer for several tensors; none where each has memory of its own.
+    /// A zero-filled buffer for several tensors; `None` on devices where each tensor has storage of its own.
     fn shared(&self, bytes: usize) -> io::Result<Option<Arc<DeviceBuffer>>> {
         let buffer = self.cuda.as_ref().map(|cuda| cuda.zeroed(bytes).map(Arc::new).map_err(io::Error::other));
         buffer.transpose()
     }
 
-    /// A tensor from byte `offset` of `shared` on, or in memory of its own.
+    /// A tensor at byte `offset` of `shared`, or with storage of its own.
     fn tensor_in(
         &mut self,
         shared: Option<&Arc<DeviceBuffer>>,
@@ -90,9 +90,9 @@ impl Exec {
         Ok(Tensor::new(name, self.next_tensor - 1, shape, dtype, Storage::Device(buffer.clone(), offset)))
     }
 
-    /// Writes `range` of the elements of `tensor`: `fill(first, piece)` gives the elements that begin at `first` of the
-    /// range, on the host's threads. A GPU is fed in pieces that begin at multiples of 65,536 elements; otherwise there
-    /// is one piece. Nothing happens on `Meta`.
+    /// Writes `range` of the elements of `tensor`: `fill(first, chunk)` computes the elements that begin at `first` of the
+    /// range, on the host threads. For a GPU, chunks begin at multiples of 65,536 elements; otherwise there is one chunk. No
+    /// effect on `Meta`.
     pub fn write<T: Element>(
         &mut self,
         tensor: &mut Tensor,
@@ -101,7 +101,7 @@ impl Exec {
     ) -> Result<(), OpError> {
         assert!(tensor.dtype() == T::DTYPE && range.end <= tensor.elements(), "{}", tensor.name());
         let pool = self.pool.clone();
-        let fill = |first: usize, piece: &mut [T]| pool.install(|| fill(first, piece));
+        let fill = |first: usize, chunk: &mut [T]| pool.install(|| fill(first, chunk));
         match (&mut self.cuda, self.device) {
             (Some(cuda), _) => {
                 cuda.bind()?;
@@ -114,8 +114,8 @@ impl Exec {
         Ok(())
     }
 
-    /// Fills `targets` on the GPU and waits for it. `fill(i, first, bytes)` gives the bytes of target `i` that begin at
-    /// byte `first`, for pieces in no particular order, on the host's threads. Nothing happens without targets.
+    /// Fills `targets` on the GPU and waits for the copies. `fill(i, first, bytes)` writes the bytes of target `i` from byte
+    /// `first` on, for chunks in no particular order, on the host threads. No effect without targets.
     pub(crate) fn upload<E: From<OpError> + Send>(
         &mut self,
         targets: &[Target],
@@ -129,16 +129,16 @@ impl Exec {
         pool.install(|| gpu.upload_all(targets, fill))
     }
 
-    /// Copies `values` in and sets the leading dimension to fit; the other dimensions stay. On a GPU the copy is
-    /// asynchronous, and `values` may be reused at once.
+    /// Copies `values` into the tensor and sets its leading dimension accordingly; the other dimensions are unchanged. On a GPU
+    /// the copy is asynchronous, but `values` may be reused immediately.
     pub fn fill_rows<T: Element>(&mut self, tensor: &mut Tensor, values: &[T]) -> Result<(), OpError> {
         let cols = tensor.rows_cols().1;
         tensor.set_rows(values.len() / cols.max(1));
         self.write_packed(tensor, values)
     }
 
-    /// As [`fill_rows`](Self::fill_rows) for all the tensors of one [`adjacent`](Self::adjacent), in its order, at least
-    /// two. On a GPU that is one copy; what lies behind the values of a tensor is undefined afterwards.
+    /// Like [`fill_rows`](Self::fill_rows), for all (at least two) tensors of one [`adjacent`](Self::adjacent) call, in its
+    /// order. On a GPU this is one copy; elements after the values of a tensor are undefined afterwards.
     pub fn fill_adjacent<const N: usize, T: Element>(
         &mut self,
         mut tensors: [&mut Tensor; N],
@@ -163,8 +163,8 @@ impl Exec {
         cuda.upload_columns(first, (N, width, stride), fill)
     }
 
-    /// Copies packed rows of `width` elements to the front of each row; the rest of a row stays. Sets the leading
-    /// dimension to fit.
+    /// Copies packed rows of `width` elements to the beginning of each row; the rest of a row is unchanged. Sets the leading
+    /// dimension accordingly.
     pub fn fill_columns<T: Element>(&mut self, tensor: &mut Tensor, width: usize, values: &[T]) -> Result<(), OpError> {
         let stride = tensor.rows_cols().1;
         assert!(width <= stride && tensor.dtype() == T::DTYPE, "{}", tensor.name());
@@ -188,7 +188,7 @@ impl Exec {
         assert_eq!(tensor.dtype(), T::DTYPE, "{}", tensor.name());
         match (&mut self.cuda, self.device) {
             (Some(cuda), _) => {
-                let copy = |first: usize, piece: &mut [T]| piece.copy_from_slice(&values[first..][..piece.len()]);
+                let copy = |first: usize, chunk: &mut [T]| chunk.copy_from_slice(&values[first..][..chunk.len()]);
                 cuda.upload(tensor.device(), values.len(), copy)
             }
             (None, Device::Meta) => Ok(()),
@@ -199,7 +199,7 @@ impl Exec {
         }
     }
 
-    /// Copies elements of `tensor`, from element `first` on, to `out`; waits for a GPU. On `Meta` `out` stays.
+    /// Copies elements of `tensor`, from element `first` on, to `out`; waits for a GPU. On `Meta`, `out` is unchanged.
     pub fn read<T: Element>(&self, tensor: &Tensor, first: usize, out: &mut [T]) -> Result<(), OpError> {
         assert!(tensor.dtype() == T::DTYPE && first + out.len() <= tensor.elements(), "{}", tensor.name());
         match (&self.cuda, self.device) {

@@ -55,11 +55,11 @@ impl Graphs {
     }
 
     /// The size to pad `step` to; `None` when it runs launch by launch: not every row is one token that is sampled, a
-    /// row asks for log-probabilities or has rules, or it is too large.
+    /// row asks for log-probabilities or has logits processors, or it is too large.
     pub fn size<M: Clone + Default>(&self, step: &Step<M>) -> Option<usize> {
         let rows = step.rows.len();
         let decodes = rows > 0 && step.tokens.len() == rows && step.samples.len() == rows;
-        let plain = step.samples.iter().all(|sample| sample.logprobs.is_none() && sample.adjustment.is_none());
+        let plain = step.samples.iter().all(|sample| sample.logprobs.is_none() && sample.logits_update.is_none());
         let size = GRAPH_SIZES.into_iter().find(|size| *size >= rows).filter(|size| *size <= self.max_rows);
         size.filter(|_| decodes && plain)
     }
@@ -118,7 +118,7 @@ impl Graphs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::Adjustment;
+    use crate::logits_processors::LogitsUpdate;
 
     #[test]
     fn only_plain_decode_steps_are_padded() {
@@ -131,9 +131,9 @@ mod tests {
         let mut reported = Step::<()>::uniform(16, 2, 1, 100);
         reported.samples[1].logprobs = Some(1);
         assert_eq!(size(&reported), None);
-        let mut ruled = Step::<()>::uniform(16, 2, 1, 100);
-        ruled.samples[0].adjustment = Some(Adjustment::default());
-        assert_eq!(size(&ruled), None);
+        let mut processed = Step::<()>::uniform(16, 2, 1, 100);
+        processed.samples[0].logits_update = Some(LogitsUpdate::default());
+        assert_eq!(size(&processed), None);
         assert_eq!(Graphs::new(0).size(&Step::<()>::uniform(16, 1, 1, 100)), None, "switched off");
     }
 

@@ -4,10 +4,10 @@
 //! I/O and no channel: a seeded test can drive it (tests/scheduler).
 //!
 //! One step may be planned while the one before it is in flight: planned and not committed. Its sequences go on with
-//! tokens that are not known yet; one whose rules depend on them waits for the commit, and one under a grammar for its
-//! next mask, too, the only thing that comes from another thread. That a request reaches its length is known in advance;
-//! that it draws an end-of-text or stop token is not, and then it has one row too many in the later step, whose token is
-//! dropped. Blocks stay with their sequence until no step in flight uses them.
+//! tokens that are not known yet; one whose logits processors depend on them waits for the commit, and one under a
+//! grammar for its next mask, too, the only thing that comes from another thread. That a request reaches its length is
+//! known in advance; that it draws an end-of-text or stop token is not, and then it has one row too many in the later
+//! step, whose token is dropped. Blocks stay with their sequence until no step in flight uses them.
 //!
 //! Order: sequences are served by priority, then by arrival. Each step first gives one token to every decoding sequence,
 //! then fills the token budget with prefill chunks, oldest first, then admits waiting requests. How large the budget is and

@@ -7,7 +7,7 @@ use super::step::PLACEHOLDER;
 use crate::engine::{EventBatch, FinishReason, GenerateRequest, RequestId, TokenEvent, TokenLogprobs, TokenOut, Usage};
 use crate::grammar::GrammarTracker;
 use crate::kv::{BlockPool, BlockTable};
-use crate::rules::{Adjustment, RuleTracker};
+use crate::logits_processors::{LogitsProcessorState, LogitsUpdate};
 
 /// A request's tokens, blocks and progress; `L` is its state slot.
 #[derive(Debug)]
@@ -27,9 +27,9 @@ pub(super) struct Sequence<L> {
     pub planned: usize,
     pub table: BlockTable,
     pub slot: L,
-    /// Follows the tokens that are known; usually there are no rules.
-    rules: Option<RuleTracker>,
-    /// As `rules`, and often a moment behind; usually there is no grammar.
+    /// Follows the tokens that are known; `None` if the request has none.
+    logits_processors: Option<LogitsProcessorState>,
+    /// As `logits_processors`, and often a moment behind; usually there is no grammar.
     pub grammar: Option<GrammarTracker>,
     /// Log-probabilities of the prompt's tokens so far, while they are wanted and were not given out.
     pub prompt_logprobs: Option<Vec<TokenLogprobs>>,
@@ -50,7 +50,7 @@ impl<L: Default> Sequence<L> {
         let tokens = std::mem::take(&mut request.prompt);
         let table = BlockTable::new(pool, request.cache_salt);
         let prompt_logprobs = request.prompt_logprobs.map(|_| Vec::new());
-        let rules = request.rules.take().map(|rules| RuleTracker::new(rules, &tokens));
+        let logits_processors = request.logits_processors.take().map(|all| LogitsProcessorState::new(all, &tokens));
         let grammar = request.grammar.take().map(|grammar| GrammarTracker::new(&*grammar));
         Self {
             id,
@@ -63,7 +63,7 @@ impl<L: Default> Sequence<L> {
             planned: 0,
             table,
             slot: L::default(),
-            rules,
+            logits_processors,
             grammar,
             prompt_logprobs,
             admitted: false,
@@ -85,10 +85,11 @@ impl<L: Default> Sequence<L> {
     }
 
     /// Tokens to compute before the next one can be sampled: 1 while decoding, 0 when there is no next one, or none yet
-    /// because the rules need to know the newest token first or the grammar has not got over it.
+    /// because the logits processors need to know the newest token first or the grammar has not got over it.
     pub fn remaining(&self) -> usize {
         let all_drawn = self.len() - self.prompt_len == self.request.max_tokens;
-        let history = self.grammar.is_some() || self.rules.as_ref().is_some_and(RuleTracker::needs_history);
+        let history =
+            self.grammar.is_some() || self.logits_processors.as_ref().is_some_and(LogitsProcessorState::needs_history);
         let masked = self.grammar.as_ref().is_none_or(|grammar| grammar.mask().is_some());
         let waits = (self.unknown > 0 && history) || !masked;
         if all_drawn || waits || self.is_finished() { 0 } else { self.len() - self.planned }
@@ -111,13 +112,13 @@ impl<L: Default> Sequence<L> {
         self.tokens.get(position).copied().unwrap_or(PLACEHOLDER | self.sample as u32)
     }
 
-    /// What rules and grammar do to the logits of the token after all so far.
-    pub fn adjustment(&self) -> Option<Adjustment> {
+    /// The update by logits processors and grammar of the logits of the next token.
+    pub fn logits_update(&self) -> Option<LogitsUpdate> {
         let generated = self.len() - self.prompt_len;
-        let rules = |rules: &RuleTracker| rules.adjustment(generated, &self.tokens[self.prompt_len..]);
-        let adjustment = self.rules.as_ref().and_then(rules);
-        let Some(allowed) = self.grammar.as_ref().and_then(GrammarTracker::mask) else { return adjustment };
-        Some(Adjustment { allowed: Some(allowed), ..adjustment.unwrap_or_default() })
+        let update = |state: &LogitsProcessorState| state.update(generated, &self.tokens[self.prompt_len..]);
+        let logits_update = self.logits_processors.as_ref().and_then(update);
+        let Some(allowed) = self.grammar.as_ref().and_then(GrammarTracker::mask) else { return logits_update };
+        Some(LogitsUpdate { allowed: Some(allowed), ..logits_update.unwrap_or_default() })
     }
 
     /// Gives the blocks back; everything is computed again after the next admission.
@@ -148,8 +149,8 @@ impl<L: Default> Sequence<L> {
     fn push(&mut self, token: u32, eos: &[u32]) -> Option<FinishReason> {
         self.unknown -= 1;
         self.tokens.push(token);
-        if let Some(rules) = &mut self.rules {
-            rules.push(token);
+        if let Some(state) = &mut self.logits_processors {
+            state.push(token);
         }
         let is_eos = !self.request.ignore_eos && eos.contains(&token);
         if is_eos || self.request.stop_token_ids.contains(&token) {

@@ -2,7 +2,7 @@
 
 use crate::engine::{RequestId, TokenLogprobs};
 use crate::kv::NO_SLOT;
-use crate::rules::{Adjustment, LogitEdit};
+use crate::logits_processors::{LogitEdit, LogitsUpdate};
 use crate::sampling::SamplingParams;
 
 /// Placeholder token id: `PLACEHOLDER | j` stands for the id that sample `j` of the step before draws, and the device
@@ -58,8 +58,8 @@ pub struct SampleRow {
     pub token: u32,
     /// Position of the token to be sampled; with the seed it names the random number.
     pub position: u64,
-    /// What the request's rules do to the logits; usually nothing.
-    pub adjustment: Option<Adjustment>,
+    /// The update by the request's logits processors; usually none.
+    pub logits_update: Option<LogitsUpdate>,
     /// How to draw.
     pub params: SamplingParams,
     /// Log-probabilities to report, see `GenerateRequest::logprobs`.
@@ -72,8 +72,8 @@ impl SampleRow {
     pub fn of_prompt(id: RequestId, token: u32, position: usize, forced: u32, logprobs: Option<usize>) -> Self {
         // No logit reaches this, and log-probabilities are of the raw ones.
         let edit = LogitEdit { token: forced, scale: 1.0, add: f32::MAX };
-        let adjustment = Some(Adjustment { edits: vec![edit], allowed: None });
-        Self { id, token, position: position as u64, adjustment, params: SamplingParams::greedy(), logprobs }
+        let logits_update = Some(LogitsUpdate { edits: vec![edit], allowed: None });
+        Self { id, token, position: position as u64, logits_update, params: SamplingParams::greedy(), logprobs }
     }
 }
 
@@ -113,7 +113,7 @@ impl<R: Clone + Default> Step<R> {
                 id,
                 token: step.tokens.len() as u32 - 1,
                 position: context as u64,
-                adjustment: None,
+                logits_update: None,
                 params: SamplingParams::greedy(),
                 logprobs: None,
             });
@@ -134,7 +134,7 @@ impl<R: Clone + Default> Step<R> {
             let id = RequestId(u64::MAX);
             step.rows.push(StepRow { id, sequence: row, computed: 0 });
             let (token, params) = (row as u32, SamplingParams::greedy());
-            step.samples.push(SampleRow { id, token, position: 0, adjustment: None, params, logprobs: None });
+            step.samples.push(SampleRow { id, token, position: 0, logits_update: None, params, logprobs: None });
         }
         step.block_tables.resize(rows * self.max_blocks, 0);
         step

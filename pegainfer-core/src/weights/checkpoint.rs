@@ -17,9 +17,9 @@ pub enum WeightsError {
     /// A file cannot be opened or mapped.
     #[error("cannot read {}: {error}", path.display())]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         error: std::io::Error,
     },
     /// There are no weights in the directory.
@@ -28,21 +28,21 @@ pub enum WeightsError {
         dir.display()
     )]
     NoWeights {
-        /// The directory.
+        /// Path of the directory.
         dir: PathBuf,
     },
     /// A shard named in the index does not exist.
     #[error("{} is missing, but the index names it for {tensor}; download the checkpoint again", path.display())]
     MissingShard {
-        /// The shard.
+        /// Path of the shard.
         path: PathBuf,
-        /// The first tensor it should hold.
+        /// Name of the first tensor that the index assigns to it.
         tensor: String,
     },
     /// A safetensors header or the index is not valid.
     #[error("{} is damaged or truncated ({message}); download it again", path.display())]
     Damaged {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// What is wrong.
         message: String,
@@ -50,29 +50,29 @@ pub enum WeightsError {
     /// The model needs a tensor that no file holds.
     #[error("the checkpoint has no tensor {name}; does config.json belong to these weights?")]
     MissingTensor {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
     },
     /// A tensor does not fit the config.
     #[error("{name} is {found}, but config.json asks for {expected}; does config.json belong to these weights?")]
     Mismatch {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
         /// Dtype and shape in the file.
         found: String,
         /// Dtype and shape that the model needs.
         expected: String,
     },
-    /// The device has no room.
+    /// The device has not enough memory.
     #[error(
         "cannot allocate {bytes} bytes for {name}: {error}; stop what else uses this memory, or choose another --device"
     )]
     OutOfMemory {
-        /// The tensor.
+        /// Name of the tensor.
         name: String,
-        /// Its size.
+        /// Size of the tensor in bytes.
         bytes: u64,
-        /// What the system said.
+        /// Error of the operating system.
         error: std::io::Error,
     },
     /// The device failed.
@@ -80,9 +80,9 @@ pub enum WeightsError {
     Device(#[from] OpError),
 }
 
-/// Where one tensor lives.
+/// Location of one tensor.
 #[derive(Debug, Clone)]
-struct Place {
+struct Location {
     shard: usize,
     dtype: Dtype,
     shape: Vec<usize>,
@@ -95,11 +95,11 @@ struct Shard {
     file: File,
 }
 
-/// An opened checkpoint: every header is read and checked, no weight yet.
+/// An opened checkpoint: all headers are read and checked; no weight is read yet.
 #[derive(Debug)]
 pub struct Checkpoint {
     shards: Vec<Shard>,
-    places: HashMap<String, Place>,
+    locations: HashMap<String, Location>,
 }
 
 #[derive(Deserialize)]
@@ -114,14 +114,14 @@ impl Checkpoint {
         let files: BTreeMap<String, String> = if index.is_file() {
             let text = std::fs::read_to_string(&index).map_err(|error| io(&index, error))?;
             let index: Index = serde_json::from_str(&text).map_err(|e| damaged(&index, &e))?;
-            // Each shard once, with one of its tensors for the error message.
+            // One entry per shard, with the name of one of its tensors for the error message.
             index.weight_map.into_iter().map(|(tensor, file)| (file, tensor)).collect()
         } else if dir.join("model.safetensors").is_file() {
             BTreeMap::from([("model.safetensors".to_owned(), String::new())])
         } else {
             return Err(WeightsError::NoWeights { dir: dir.to_owned() });
         };
-        let mut checkpoint = Self { shards: Vec::new(), places: HashMap::new() };
+        let mut checkpoint = Self { shards: Vec::new(), locations: HashMap::new() };
         for (file, tensor) in files {
             let path = dir.join(&file);
             let found = [Some(path.clone()), other_name(&file).map(|file| dir.join(file))];
@@ -135,38 +135,38 @@ impl Checkpoint {
 
     fn add_shard(&mut self, path: &Path) -> Result<(), WeightsError> {
         let file = File::open(path).map_err(|error| io(path, error))?;
-        // Mapped for the header alone: pages of weights that are read through a map stay resident.
-        // SAFETY: the map is read-only and private, and gone when this function ends; a file that is cut short while its
-        // header is read is one that another program is still writing, which every tool warns against.
+        // Only the header is mapped: pages of weights that are read through a map would stay resident.
+        // SAFETY: the map is read-only, private and dropped at the end of this function. A file that is truncated while its
+        // header is read is still being written by another program, which is an error of the user.
         let map = unsafe { Mmap::map(&file) }.map_err(|error| io(path, error))?;
         let tensors = SafeTensors::deserialize(&map).map_err(|e| damaged(path, &e))?;
         for (name, view) in tensors.iter() {
             let start = view.data().as_ptr() as usize - map.as_ptr() as usize;
-            let place = Place {
+            let location = Location {
                 shard: self.shards.len(),
                 dtype: view.dtype(),
                 shape: view.shape().to_vec(),
                 bytes: start..start + view.data().len(),
             };
-            self.places.insert(name.to_owned(), place);
+            self.locations.insert(name.to_owned(), location);
         }
         self.shards.push(Shard { path: path.to_owned(), file });
         Ok(())
     }
 
-    /// True when the checkpoint holds this tensor.
+    /// Whether the checkpoint has this tensor.
     pub fn contains(&self, name: &str) -> bool {
-        self.places.contains_key(name)
+        self.locations.contains_key(name)
     }
 
-    /// Names of all tensors, in no order.
+    /// Names of all tensors, in no particular order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.places.keys().map(String::as_str)
+        self.locations.keys().map(String::as_str)
     }
 
-    /// Dtype and shape of a tensor, if there is one of this name.
+    /// Dtype and shape of a tensor; `None` if there is no tensor of this name.
     pub fn describe(&self, name: &str) -> Option<(Dtype, &[usize])> {
-        self.places.get(name).map(|place| (place.dtype, place.shape.as_slice()))
+        self.locations.get(name).map(|location| (location.dtype, location.shape.as_slice()))
     }
 
     /// A bf16 tensor of exactly this shape.
@@ -174,12 +174,12 @@ impl Checkpoint {
         self.stored(name, Dtype::BF16, shape)
     }
 
-    /// A tensor of exactly this dtype and shape. Its bytes come as they are stored, little-endian.
+    /// A tensor of exactly this dtype and shape. Its bytes are read as stored, little-endian.
     pub fn stored(&self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<Stored<'_>, WeightsError> {
         self.one_of(name, shape, &[dtype]).map(|(_, stored)| stored)
     }
 
-    /// The values of a small tensor of exactly this shape that may be stored as bf16 or as f32.
+    /// The values of a small tensor of exactly this shape, stored as bf16 or f32.
     pub fn widened(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, WeightsError> {
         let elements = shape.iter().product();
         match self.one_of(name, shape, &[Dtype::BF16, Dtype::F32])? {
@@ -196,23 +196,23 @@ impl Checkpoint {
         }
     }
 
-    /// A tensor of exactly this shape and one of these types.
+    /// A tensor of exactly this shape and one of these dtypes.
     fn one_of(&self, name: &str, shape: &[usize], dtypes: &[Dtype]) -> Result<(Dtype, Stored<'_>), WeightsError> {
-        let place = self.places.get(name).ok_or_else(|| WeightsError::MissingTensor { name: name.to_owned() })?;
-        if !dtypes.contains(&place.dtype) || place.shape != shape {
+        let location = self.locations.get(name).ok_or_else(|| WeightsError::MissingTensor { name: name.to_owned() })?;
+        if !dtypes.contains(&location.dtype) || location.shape != shape {
             let dtypes: Vec<String> = dtypes.iter().map(|dtype| format!("{dtype:?}")).collect();
             return Err(WeightsError::Mismatch {
                 name: name.to_owned(),
-                found: format!("{:?} {:?}", place.dtype, place.shape),
+                found: format!("{:?} {:?}", location.dtype, location.shape),
                 expected: format!("{} {shape:?}", dtypes.join(" or ")),
             });
         }
-        Ok((place.dtype, Stored { shard: &self.shards[place.shard], start: place.bytes.start as u64 }))
+        Ok((location.dtype, Stored { shard: &self.shards[location.shard], start: location.bytes.start as u64 }))
     }
 }
 
-/// The name that a shard has where tools renamed the files and left the index: `model-00001-of-00002.safetensors` for
-/// `model.safetensors-00001-of-00002.safetensors`, and the reverse.
+/// Alternative name of a shard: some tools rename the files without updating the index, from
+/// `model.safetensors-00001-of-00002.safetensors` to `model-00001-of-00002.safetensors` or the reverse.
 fn other_name(file: &str) -> Option<String> {
     match file.strip_prefix("model.safetensors-") {
         Some(rest) => Some(format!("model-{rest}")),
@@ -224,15 +224,15 @@ fn other_name(file: &str) -> Option<String> {
 #[derive(Debug, Clone, Copy)]
 pub struct Stored<'a> {
     shard: &'a Shard,
-    /// In the file.
+    /// Offset in the file, in bytes.
     start: u64,
 }
 
 impl Stored<'_> {
     /// Reads `out.len()` bytes of the tensor, from byte `first` on. Any number of threads may read at once.
     ///
-    /// Not through a map: a read takes no page faults, leaves nothing resident, and where the file has become shorter
-    /// it is an error, not a signal.
+    /// The file is not mapped: a read causes no page faults, leaves nothing resident, and if the file was truncated it returns
+    /// an error instead of raising a signal.
     pub fn read(&self, first: usize, out: &mut [u8]) -> Result<(), WeightsError> {
         read_at(&self.shard.file, out, self.start + first as u64).map_err(|error| io(&self.shard.path, error))
     }

@@ -1,18 +1,18 @@
-//! Seeded random weights: the right shapes and speed without a checkpoint.
+//! Dummy weights: seeded random values with the right shapes, without a checkpoint.
 
 use crate::rng::{GOLDEN, mix};
 use half::bf16;
 use rayon::prelude::*;
 
-/// Elements that one random stream fills; fixed, so that the values do not depend on the number of threads.
+/// Elements per random stream; fixed, so that the values do not depend on the number of threads.
 const CHUNK: usize = 1 << 16;
 
 /// Fills `out` with values drawn uniformly from ±`limit`, the same for the same `seed` on every machine.
 ///
 /// Elements `65536 c` to `65536 (c + 1)` are stream `c`; its group `g` of four elements gets the 64 bits
 /// `mix(mix(seed ^ mix(c)) + (g + 1) GOLDEN)`, 16 for each element from the low ones up. They are read as a signed number
-/// over 32768, which is multiplied by `limit` in f32 and rounded to bf16. csrc/dummy.cu of pegainfer-kernels computes the
-/// same.
+/// over 32768, which is multiplied by `limit` in f32 and rounded to bf16. The CUDA kernel is csrc/dummy.cu of
+/// pegainfer-kernels.
 pub fn uniform(out: &mut [bf16], seed: u64, limit: f32) {
     out.par_chunks_mut(CHUNK).enumerate().for_each(|(i, chunk)| {
         let mut state = mix(seed ^ mix(i as u64));
@@ -28,7 +28,7 @@ pub fn uniform(out: &mut [bf16], seed: u64, limit: f32) {
     });
 }
 
-/// A seed for the tensor called `name`.
+/// Seed of the tensor `name`.
 pub(super) fn seed_of(seed: u64, name: &str) -> u64 {
     name.bytes().fold(seed, |hash, byte| mix(hash ^ u64::from(byte)))
 }

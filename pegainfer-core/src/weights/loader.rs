@@ -1,4 +1,4 @@
-//! Brings weights to the device, fusing matrices that are used together.
+//! Loads weights to the device, stacking matrices that are used by one GEMM.
 
 use super::checkpoint::{Checkpoint, Stored, WeightsError};
 use super::dummy;
@@ -10,35 +10,35 @@ use rayon::prelude::*;
 use std::path::Path;
 use std::sync::Mutex;
 
-/// Bytes that one thread reads at a time: large enough to stream, small enough to share.
+/// Bytes that a thread reads at a time: large enough to stream, small enough to distribute.
 const READ_CHUNK: usize = 1 << 20;
 
-/// Fills the rows of a tensor with the values of [`uniform`](super::uniform) for this seed and limit, on its device.
+/// An op that fills a tensor with the values of [`uniform`](super::uniform) for this seed and limit, on its device.
 pub type Uniform = fn(&mut Exec, seed: u64, limit: f32, out: &mut Tensor) -> Result<(), OpError>;
 
-/// Where weights come from.
+/// Source of weights.
 #[derive(Debug)]
 pub enum Source {
-    /// Files.
+    /// Files of a checkpoint.
     Checkpoint(Checkpoint),
-    /// Seeded random values: norm weights are 1, the rest uniform with this standard deviation.
+    /// Seeded random values: norm weights are 1, all others uniform with this standard deviation.
     Dummy {
-        /// Same seed, same weights.
+        /// Seed; the same seed gives the same weights.
         seed: u64,
-        /// `initializer_range` of the config.
+        /// Standard deviation: `initializer_range` of the config.
         std: f32,
-        /// The op that makes them.
+        /// The op that generates the values.
         uniform: Uniform,
     },
 }
 
 impl Source {
-    /// The checkpoint in `dir`.
+    /// Opens the checkpoint in `dir`.
     pub fn open(dir: &Path) -> Result<Self, WeightsError> {
         Checkpoint::open(dir).map(Self::Checkpoint)
     }
 
-    /// Names of all tensors, in no order; dummy weights have none.
+    /// Names of all tensors, in no particular order; none for dummy weights.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let checkpoint = match self {
             Self::Checkpoint(checkpoint) => Some(checkpoint),
@@ -47,7 +47,7 @@ impl Source {
         checkpoint.into_iter().flat_map(Checkpoint::names)
     }
 
-    /// True when the source can give this tensor.
+    /// Whether the source has this tensor.
     pub fn contains(&self, name: &str) -> bool {
         match self {
             Self::Checkpoint(checkpoint) => checkpoint.contains(name),
@@ -56,27 +56,27 @@ impl Source {
     }
 }
 
-/// One tensor of the checkpoint that becomes some rows of a loaded one.
+/// A tensor of the checkpoint that becomes some rows of a loaded tensor.
 #[derive(Debug, Clone)]
 pub struct Part {
     /// Name in the checkpoint.
     pub name: String,
-    /// Its rows.
+    /// Number of its rows.
     pub rows: usize,
 }
 
-/// Loads tensors and reports the bytes done.
+/// Loads tensors and reports the progress in bytes.
 pub struct Loader<'a> {
     exec: &'a mut Exec,
     source: &'a Source,
     progress: &'a mut (dyn FnMut(u64) + Send),
-    /// What a GPU still has to get. It goes there when every tensor has its memory, because allocating waits for copies.
+    /// Uploads to the GPU that are pending. They run after every tensor is allocated, because allocating waits for copies.
     queued: Vec<(Target, Stored<'a>)>,
 }
 
 impl<'a> Loader<'a> {
-    /// Loads what `load` asks for: when this returns, all of it is on the device. `progress` is called with the bytes
-    /// of each piece as it is loaded.
+    /// Loads the tensors that `load` requests; on return, all of them are on the device. `progress` is called with the bytes of
+    /// each chunk as it is loaded.
     pub fn run<R>(
         exec: &'a mut Exec,
         source: &'a Source,
@@ -89,25 +89,25 @@ impl<'a> Loader<'a> {
         Ok(loaded)
     }
 
-    /// A vector `[len]` bf16.
+    /// Loads a vector `[len]`, bf16.
     pub fn vector(&mut self, name: String, len: usize) -> Result<Tensor, WeightsError> {
         let title = name.clone();
         self.load(&title, &[Part { name, rows: len }], None)
     }
 
-    /// A matrix `[rows, cols]` bf16.
+    /// Loads a matrix `[rows, cols]`, bf16.
     pub fn matrix(&mut self, name: String, rows: usize, cols: usize) -> Result<Tensor, WeightsError> {
         let title = name.clone();
         self.load(&title, &[Part { name, rows }], Some(cols))
     }
 
-    /// Matrices of `cols` columns stacked along their rows, in the given order: one GEMM instead of several.
+    /// Loads matrices with `cols` columns, stacked along their rows in the given order: one GEMM instead of several.
     pub fn stacked(&mut self, title: &str, parts: &[Part], cols: usize) -> Result<Tensor, WeightsError> {
         self.load(title, parts, Some(cols))
     }
 
-    /// A small f32 tensor of the shape `to`, made by `convert` from the values of a tensor that the checkpoint has in bf16 or
-    /// f32 with the shape `from`. Each of these values is `dummy` where there is no checkpoint.
+    /// Loads a small f32 tensor of shape `to`, which `convert` computes from the values of a checkpoint tensor of shape `from`,
+    /// stored as bf16 or f32. With dummy weights, each of these values is `dummy`.
     pub fn converted(
         &mut self,
         name: String,
@@ -157,7 +157,7 @@ impl<'a> Loader<'a> {
         Ok(tensor)
     }
 
-    /// Fills the rows that `tensor` is narrowed to with the tensor `name` of the source, now or in [`upload`](Self::upload).
+    /// Fills the current row range of `tensor` with the tensor `name` of the source, now or in [`upload`](Self::upload).
     fn fill(&mut self, name: &str, shape: &[usize], tensor: &mut Tensor) -> Result<(), WeightsError> {
         match self.source {
             Source::Checkpoint(checkpoint) => {
@@ -167,10 +167,10 @@ impl<'a> Loader<'a> {
                     return Ok(());
                 }
                 let out: &mut [u8] = bytemuck::cast_slice_mut(tensor.host_mut::<bf16>());
-                let pieces = out.par_chunks_mut(READ_CHUNK).enumerate();
-                self.exec.on_host(|| pieces.try_for_each(|(i, piece)| stored.read(i * READ_CHUNK, piece)))?;
+                let chunks = out.par_chunks_mut(READ_CHUNK).enumerate();
+                self.exec.on_host(|| chunks.try_for_each(|(i, chunk)| stored.read(i * READ_CHUNK, chunk)))?;
             }
-            // Of the vectors only norm weights are left; a norm multiplies by about 1.
+            // All vectors are norm weights, which are about 1.
             Source::Dummy { .. } if shape.len() == 1 => {
                 self.exec.write(tensor, 0..shape[0], |_, to| to.fill(bf16::ONE))?
             }
@@ -184,14 +184,14 @@ impl<'a> Loader<'a> {
         Ok(())
     }
 
-    /// Brings what is queued to the GPU, and waits for all of it.
+    /// Uploads all pending tensors to the GPU, and waits for the copies.
     fn upload(self) -> Result<(), WeightsError> {
         let Self { exec, progress, queued, .. } = self;
         let (targets, stored): (Vec<Target>, Vec<Stored<'_>>) = queued.into_iter().unzip();
         let progress = Mutex::new(progress);
         exec.upload(&targets, |i, first, out| {
             stored[i].read(first, out)?;
-            // A poisoned lock only says that the progress of another thread panicked.
+            // A poisoned lock only means that the progress callback panicked on another thread.
             let mut progress = progress.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
             progress(out.len() as u64);
             Ok(())

@@ -1,4 +1,4 @@
-//! Weights: from safetensors, or seeded random ones (`--load-format dummy`).
+//! Weights: safetensors checkpoints, and seeded random weights (`--load-format dummy`).
 
 mod checkpoint;
 mod dummy;

@@ -14,7 +14,7 @@ pub fn greedy(prompt: &[u32], max_tokens: usize) -> GenerateRequest {
         prompt: prompt.to_vec(),
         max_tokens,
         sampling: SamplingParams::greedy(),
-        rules: None,
+        logits_processors: None,
         grammar: None,
         prompt_logprobs: None,
         priority: 0,

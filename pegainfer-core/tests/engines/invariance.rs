@@ -2,12 +2,12 @@
 
 use super::{Case, Output, Target, greedy, run, with_logprobs};
 use pegainfer_core::engine::{GenerateRequest, StepEngine, TokenLogprobs};
-use pegainfer_core::rules::{LogitRules, RuleFields};
+use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors};
 use pegainfer_core::sampling::SamplingParams;
 use pegainfer_core::schedule::{EngineCore, StepExecutor};
 
 /// The prompts of `cases`, and random ones of `lengths` that go on for `max_tokens`; every other one is sampled with a seed,
-/// every third has rules.
+/// every third has logits processors.
 pub fn requests(cases: &[Case], lengths: &[usize], max_tokens: usize) -> Vec<GenerateRequest> {
     let mut requests: Vec<_> = cases.iter().map(|case| greedy(&case.prompt_ids, 24)).collect();
     let mut state = 1u64;
@@ -23,20 +23,22 @@ pub fn requests(cases: &[Case], lengths: &[usize], max_tokens: usize) -> Vec<Gen
             request.sampling = SamplingParams::new(0.9, 40, 0.95, 0.01, i as u64).unwrap();
         }
         if i % 3 == 1 {
-            request.rules = LogitRules::new(rules(i), 4096).unwrap();
+            request.logits_processors = LogitsProcessors::new(params(i), 4096).unwrap();
         }
     }
     requests
 }
 
 /// Penalties, bans and masks in turn; some need to know the newest token, some do not.
-fn rules(i: usize) -> RuleFields {
-    let default = RuleFields::default();
+fn params(i: usize) -> LogitsProcessorParams {
+    let default = LogitsProcessorParams::default();
     match i % 4 {
-        0 => RuleFields { repetition_penalty: 1.5, bad_words: vec![vec![264, 5], vec![13]], ..default },
-        1 => RuleFields { presence_penalty: 1.0, frequency_penalty: 1.0, ..default },
-        2 => RuleFields { allowed_token_ids: Some((0..4096).filter(|id| id % 2 == 0).collect()), ..default },
-        _ => RuleFields { min_tokens: 10, stops: vec![13, 4089], logit_bias: [(11, -3.0)].into(), ..default },
+        0 => LogitsProcessorParams { repetition_penalty: 1.5, bad_words: vec![vec![264, 5], vec![13]], ..default },
+        1 => LogitsProcessorParams { presence_penalty: 1.0, frequency_penalty: 1.0, ..default },
+        2 => LogitsProcessorParams { allowed_token_ids: Some((0..4096).filter(|id| id % 2 == 0).collect()), ..default },
+        _ => {
+            LogitsProcessorParams { min_tokens: 10, stops: vec![13, 4089], logit_bias: [(11, -3.0)].into(), ..default }
+        }
     }
 }
 
@@ -150,7 +152,7 @@ fn close(what: &str, request: &GenerateRequest, expected: &Output, got: &Output)
     for (i, (e, g)) in expected.tokens.iter().zip(&got.tokens).enumerate() {
         let (own, other) = (e.logprobs.as_ref().unwrap(), g.logprobs.as_ref());
         if e.id != g.id {
-            let decided = request.sampling.is_greedy() && request.rules.is_none();
+            let decided = request.sampling.is_greedy() && request.logits_processors.is_none();
             let gap = own.top[0].1 - own.top[1].1;
             assert!(!decided || gap < DRIFT, "{what}, token {i}: {} instead of {}, {gap} nats apart", g.id, e.id);
             let drift = other.map_or(0.0, |other| drift_of_the_best(own, other));

@@ -5,7 +5,7 @@ use super::kinds::{Kind, StepOf};
 use super::requests::mix;
 use pegainfer_core::engine::TokenLogprobs;
 use pegainfer_core::kv::NO_SLOT;
-use pegainfer_core::rules::{Adjustment, TokenMask};
+use pegainfer_core::logits_processors::{LogitsUpdate, TokenMask};
 use pegainfer_core::schedule::{Outcome, PLACEHOLDER, SampleRow, Step};
 use std::sync::Arc;
 
@@ -61,7 +61,7 @@ impl<K: Kind> Device<K> {
         self.states.run(step, &tokens, &prefixes);
         let draw = |sample: &SampleRow| {
             let prefix = prefixes[sample.token as usize];
-            next_token(prefix, |token, logit| adjusted(sample.adjustment.as_ref(), token, logit))
+            next_token(prefix, |token, logit| adjusted(sample.logits_update.as_ref(), token, logit))
         };
         self.sampled = step.samples.iter().map(draw).collect();
         // A report names its token.
@@ -76,8 +76,8 @@ impl<K: Kind> Device<K> {
     }
 }
 
-fn adjusted(adjustment: Option<&Adjustment>, token: u32, logit: f32) -> f32 {
-    let Some(Adjustment { edits, allowed }) = adjustment else { return logit };
+fn adjusted(logits_update: Option<&LogitsUpdate>, token: u32, logit: f32) -> f32 {
+    let Some(LogitsUpdate { edits, allowed }) = logits_update else { return logit };
     let edit = edits.iter().find(|edit| edit.token == token);
     let logit = edit.map_or(logit, |edit| edit.apply(logit));
     let bit = |mask: &Arc<TokenMask>| mask.words()[token as usize / 32] >> (token % 32) & 1 == 1;

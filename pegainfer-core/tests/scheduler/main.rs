@@ -4,7 +4,7 @@
 //!
 //! The simulated device writes, for every token, a hash of the whole prefix into the token's KV slot, and reads every
 //! slot of the row's block table before it "samples". A block that was shared wrongly, freed early or overwritten
-//! shows up as a wrong hash; a token that depends on scheduling, or rules that do not know the whole text, show up as a
+//! shows up as a wrong hash; a token that depends on scheduling, or logits processors that do not know the whole text, show up as a
 //! wrong continuation. The device runs a step as late as it can: when it is finished, after the next one was planned.
 //!
 //! The seed is printed; `PEGAINFER_TEST_SEED=n cargo test -p pegainfer-core --test scheduler` replays it, but for the
@@ -21,7 +21,7 @@ use kinds::{InPlace, Kind, KvOnly, Recurrent};
 use pegainfer_core::engine::{GenerateRequest, RequestId, TokenEvent};
 use pegainfer_core::grammar::{Grammar, Matcher};
 use pegainfer_core::kv::BlockPool;
-use pegainfer_core::rules::TokenMask;
+use pegainfer_core::logits_processors::TokenMask;
 use pegainfer_core::schedule::{Outcome, Scheduler, SchedulerConfig, StateConfig, StateSlots};
 use requests::Waltz;
 use std::sync::Arc;

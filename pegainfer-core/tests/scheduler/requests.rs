@@ -4,7 +4,7 @@ use super::device::{kv_value, next_token};
 use super::{EOS, VOCAB};
 use pegainfer_core::engine::{EngineLimits, GenerateRequest};
 use pegainfer_core::grammar::{Grammar, Matcher};
-use pegainfer_core::rules::{RuleFields, TokenMask};
+use pegainfer_core::logits_processors::{LogitsProcessorParams, TokenMask};
 use std::sync::Arc;
 
 pub struct Rng(pub u64);
@@ -28,32 +28,38 @@ pub fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// What a request's rules make of a logit, from their definitions and the whole text.
-fn ruled(request: &GenerateRequest, rules: &RuleFields, generated: &[u32], token: u32, logit: f32) -> f32 {
+/// A logit after a request's logits processors, from their definitions and the whole text.
+fn processed(
+    request: &GenerateRequest,
+    params: &LogitsProcessorParams,
+    generated: &[u32],
+    token: u32,
+    logit: f32,
+) -> f32 {
     let prompt = &request.prompt;
-    let penalised = (rules.presence_penalty, rules.frequency_penalty, rules.repetition_penalty) != (0.0, 0.0, 1.0);
+    let penalised = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) != (0.0, 0.0, 1.0);
     let count = if penalised { generated.iter().filter(|t| **t == token).count() as f32 } else { 0.0 };
     let repeated = penalised && (count > 0.0 || prompt.contains(&token));
-    let scale = if repeated { rules.repetition_penalty } else { 1.0 };
-    let presence = if count > 0.0 { rules.presence_penalty + rules.frequency_penalty * count } else { 0.0 };
-    let stops = generated.len() < rules.min_tokens && rules.stops.contains(&token);
+    let scale = if repeated { params.repetition_penalty } else { 1.0 };
+    let presence = if count > 0.0 { params.presence_penalty + params.frequency_penalty * count } else { 0.0 };
+    let stops = generated.len() < params.min_tokens && params.stops.contains(&token);
     let ends =
         |word: &Vec<u32>| word.split_last().is_some_and(|(last, rest)| *last == token && generated.ends_with(rest));
-    let bad = rules.bad_words.iter().any(ends);
-    let allowed = rules.allowed_token_ids.as_ref().is_none_or(|ids| ids.contains(&token))
+    let bad = params.bad_words.iter().any(ends);
+    let allowed = params.allowed_token_ids.as_ref().is_none_or(|ids| ids.contains(&token))
         && (request.grammar.is_none() || Waltz::allows(generated.last().copied(), token));
     if stops || bad || !allowed {
         return f32::NEG_INFINITY;
     }
     let scaled = if logit > 0.0 { logit / scale } else { logit * scale };
-    scaled + (rules.logit_bias.get(&token).copied().unwrap_or(0.0) - presence)
+    scaled + (params.logit_bias.get(&token).copied().unwrap_or(0.0) - presence)
 }
 
-pub fn continuation(request: &GenerateRequest, rules: &RuleFields) -> Vec<u32> {
+pub fn continuation(request: &GenerateRequest, params: &LogitsProcessorParams) -> Vec<u32> {
     let mut hash = request.prompt.iter().fold(0, |h, &t| kv_value(h, t));
     let mut out = Vec::new();
     while out.len() < request.max_tokens {
-        let token = next_token(hash, |token, logit| ruled(request, rules, &out, token, logit));
+        let token = next_token(hash, |token, logit| processed(request, params, &out, token, logit));
         out.push(token);
         if (token == EOS && !request.ignore_eos) || request.stop_token_ids.contains(&token) {
             break;
@@ -85,36 +91,37 @@ pub fn random_request(rng: &mut Rng, limits: &EngineLimits, scale: usize) -> Gen
 }
 
 /// Rules for every third request, of every kind.
-pub fn random_rules(rng: &mut Rng, request: &GenerateRequest) -> RuleFields {
-    let mut rules = RuleFields { stops: request.stop_token_ids.clone(), ..RuleFields::default() };
+pub fn random_params(rng: &mut Rng, request: &GenerateRequest) -> LogitsProcessorParams {
+    let mut params =
+        LogitsProcessorParams { stops: request.stop_token_ids.clone(), ..LogitsProcessorParams::default() };
     if !request.ignore_eos {
-        rules.stops.push(EOS);
+        params.stops.push(EOS);
     }
     if !rng.chance(33) {
-        return rules;
+        return params;
     }
     if rng.chance(40) {
-        rules.presence_penalty = rng.below(4) as f32 - 2.0;
-        rules.frequency_penalty = rng.below(4) as f32 * 0.5;
+        params.presence_penalty = rng.below(4) as f32 - 2.0;
+        params.frequency_penalty = rng.below(4) as f32 * 0.5;
     }
     if rng.chance(30) {
-        rules.repetition_penalty = 1.0 + rng.below(3) as f32;
+        params.repetition_penalty = 1.0 + rng.below(3) as f32;
     }
     let mut token = || rng.below(VOCAB as usize - 1) as u32;
     let (words, biased) = (vec![vec![token()], vec![token(), token()]], [(token(), 2.5), (token(), -100.0)]);
     if rng.chance(30) {
-        rules.bad_words = words;
+        params.bad_words = words;
     }
     if rng.chance(30) {
-        rules.logit_bias = biased.into();
+        params.logit_bias = biased.into();
     }
     if rng.chance(40) {
-        rules.min_tokens = rng.below(30);
+        params.min_tokens = rng.below(30);
     }
     if rng.chance(20) {
-        rules.allowed_token_ids = Some((0..VOCAB).filter(|token| token % 3 != 0).collect());
+        params.allowed_token_ids = Some((0..VOCAB).filter(|token| token % 3 != 0).collect());
     }
-    rules
+    params
 }
 
 /// A grammar: neighbours differ modulo 3.

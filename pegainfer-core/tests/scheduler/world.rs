@@ -2,13 +2,13 @@
 
 use super::device::{Device, blocks_of};
 use super::kinds::{Kind, StepOf};
-use super::requests::{Rng, Waltz, continuation, random_request, random_rules};
+use super::requests::{Rng, Waltz, continuation, random_params, random_request};
 use super::{EOS, VOCAB};
 use pegainfer_core::engine::{
     EngineLimits, EngineStats, EventBatch, FinishReason, RequestId, SubmitError, TokenEvent, TokenOut,
 };
 use pegainfer_core::kv::BlockPool;
-use pegainfer_core::rules::LogitRules;
+use pegainfer_core::logits_processors::LogitsProcessors;
 use pegainfer_core::schedule::{Scheduler, SchedulerConfig};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -124,9 +124,9 @@ impl<K: Kind> World<K> {
     /// A request comes; one that can never run is refused.
     fn arrive(&mut self) {
         let mut request = random_request(&mut self.rng, &self.limits, K::SCALE);
-        let rules = random_rules(&mut self.rng, &request);
-        request.rules = LogitRules::new(rules.clone(), self.limits.vocab_size).unwrap();
-        if rules.allowed_token_ids.is_none() && self.rng.chance(5) {
+        let params = random_params(&mut self.rng, &request);
+        request.logits_processors = LogitsProcessors::new(params.clone(), self.limits.vocab_size).unwrap();
+        if params.allowed_token_ids.is_none() && self.rng.chance(5) {
             request.grammar = Some(Arc::new(Waltz));
         }
         match self.limits.check(&request) {
@@ -136,7 +136,7 @@ impl<K: Kind> World<K> {
         }
         let id = RequestId(self.submitted);
         self.submitted += 1;
-        let (expected, prompt_len) = (continuation(&request, &rules), request.prompt.len());
+        let (expected, prompt_len) = (continuation(&request, &params), request.prompt.len());
         let prompt_logprobs = request.prompt_logprobs.map(|_| request.prompt[1..].to_vec());
         self.scheduler.add(id, request);
         let (got, arrived) = (vec![], self.steps);

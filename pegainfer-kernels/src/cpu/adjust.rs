@@ -1,11 +1,11 @@
-//! Rules on rows of logits.
+//! Reference kernel of `ops::adjust_logits`: logits processors.
 
 use crate::ops::{EDIT_WORDS, NO_MASK, SPAN_WORDS};
-use pegainfer_core::rules::LogitEdit;
+use pegainfer_core::logits_processors::LogitEdit;
 use rayon::prelude::*;
 
-/// Each row of `logits` (`[rows, vocab]`) under its span, in parallel over the rows; operands as in `ops::adjust_logits`,
-/// checked.
+/// Applies to each row of `logits` (`[rows, vocab]`) the edits and the mask of its span, in parallel over the rows.
+/// Operands as in `ops::adjust_logits`, checked there.
 pub fn adjust_rows(logits: &mut [f32], vocab: usize, spans: &[u32], edits: &[u32], masks: &[u32]) {
     let (spans, edits) = (spans.as_chunks::<SPAN_WORDS>().0, edits.as_chunks::<EDIT_WORDS>().0);
     let words = vocab.div_ceil(32);
@@ -21,7 +21,7 @@ pub fn adjust_rows(logits: &mut [f32], vocab: usize, spans: &[u32], edits: &[u32
     });
 }
 
-/// Leaves only the tokens whose bit is set.
+/// Sets the logits of the tokens whose bit is not set to -inf.
 fn allow(row: &mut [f32], mask: &[u32]) {
     for (logits, bits) in row.chunks_mut(32).zip(mask) {
         for (i, logit) in logits.iter_mut().enumerate() {

@@ -17,7 +17,7 @@ pub(crate) fn adjust_logits(
     let (rows, vocab) = logits.rows_cols();
     let launch = exec.gpu()?.launch("adjust_logits", &images::ADJUST, "adjust")?;
     let launch = launch.output(logits).input(spans).input(edits).input(masks).u32(vocab);
-    // SAFETY: matches csrc/adjust.cu; the op checked the shapes, `PackedAdjustments` keeps spans within them, the kernel
+    // SAFETY: matches csrc/adjust.cu; the op checked the shapes, `PackedLogitsUpdates` keeps spans within them, the kernel
     // checks the tokens.
     unsafe { launch.run([rows, 1, 1], THREADS) }
 }

@@ -1,9 +1,9 @@
-//! Applies the rules of requests to rows of logits.
+//! Applies the logits processors of requests to rows of logits.
 
 use super::check::Check;
 use crate::cpu;
 use crate::cuda;
-use crate::packed_adjustments::{EDIT_WORDS, NO_MASK, SPAN_WORDS};
+use crate::packed_logits_updates::{EDIT_WORDS, NO_MASK, SPAN_WORDS};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -12,7 +12,7 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// mask does not allow becomes -inf. In f32, every operation rounded: devices agree bit by bit.
 ///
 /// `logits`: `[rows, vocab]` f32; `spans`: `[rows, SPAN_WORDS]`, `edits`: `[edits, EDIT_WORDS]`, `masks`: `[masks, vocab / 32
-/// rounded up]`, all u32, as [`PackedAdjustments`](super::PackedAdjustments) has them. A row has at most one edit for a token. Does not wait for a
+/// rounded up]`, all u32, as [`PackedLogitsUpdates`](super::PackedLogitsUpdates) has them. A row has at most one edit for a token. Does not wait for a
 /// GPU. An error on the CPU when a span or a token is out of range.
 pub fn adjust_logits(
     exec: &mut Exec,
@@ -54,18 +54,18 @@ pub fn adjust_logits(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::packed_adjustments::PackedAdjustments;
+    use crate::packed_logits_updates::PackedLogitsUpdates;
     use crate::testing::Host;
+    use pegainfer_core::logits_processors::{LogitEdit, LogitsUpdate, TokenMask};
     use pegainfer_core::rng;
-    use pegainfer_core::rules::{Adjustment, LogitEdit, TokenMask};
     use std::sync::Arc;
 
     fn logit(i: usize) -> f32 {
         (rng::bits(7, i as u64) >> 40) as f32 / (1 << 20) as f32 - 8.0
     }
 
-    /// A row without rules, one of edits, two that share a mask, one of both.
-    fn adjustments(vocab: usize) -> Vec<Option<Adjustment>> {
+    /// A row without an update, one of edits, two that share a mask, one of both.
+    fn adjustments(vocab: usize) -> Vec<Option<LogitsUpdate>> {
         let edit = |i: usize| {
             let add = [0.0, -1.5, f32::NEG_INFINITY, 100.0][i % 4];
             LogitEdit { token: (i * 5 % vocab) as u32, scale: [1.0, 1.3, 0.5][i % 3], add }
@@ -75,17 +75,17 @@ mod tests {
             let ids: Vec<u32> = (0..vocab as u32).filter(|id| (*id as usize).is_multiple_of(n)).collect();
             Some(Arc::new(TokenMask::new(&ids, vocab)))
         };
-        let shared = Adjustment { edits: vec![], allowed: mask(3) };
-        let both = Adjustment { edits: edits.clone(), allowed: mask(2) };
-        vec![None, Some(Adjustment { edits, allowed: None }), Some(shared.clone()), Some(both), Some(shared)]
+        let shared = LogitsUpdate { edits: vec![], allowed: mask(3) };
+        let both = LogitsUpdate { edits: edits.clone(), allowed: mask(2) };
+        vec![None, Some(LogitsUpdate { edits, allowed: None }), Some(shared.clone()), Some(both), Some(shared)]
     }
 
-    fn reference(logits: &mut [f32], adjustment: &Adjustment) {
+    fn reference(logits: &mut [f32], logits_update: &LogitsUpdate) {
         for (token, logit) in logits.iter_mut().enumerate() {
-            if let Some(edit) = adjustment.edits.iter().find(|edit| edit.token as usize == token) {
+            if let Some(edit) = logits_update.edits.iter().find(|edit| edit.token as usize == token) {
                 *logit = if *logit > 0.0 { *logit / edit.scale } else { *logit * edit.scale } + edit.add;
             }
-            let allowed = adjustment.allowed.as_ref();
+            let allowed = logits_update.allowed.as_ref();
             if allowed.is_some_and(|mask| mask.words()[token / 32] & (1 << (token % 32)) == 0) {
                 *logit = f32::NEG_INFINITY;
             }
@@ -99,18 +99,18 @@ mod tests {
     }
 
     #[test]
-    fn every_row_gets_its_own_rules() {
+    fn every_row_gets_its_own_update() {
         // No multiple of 5, so that a row has no token twice.
         for vocab in [1, 33, 64, 1001] {
             Host::each(|mut host| {
                 let adjustments = adjustments(vocab);
-                let packed = PackedAdjustments::new(adjustments.iter().map(Option::as_ref));
+                let packed = PackedLogitsUpdates::new(adjustments.iter().map(Option::as_ref));
                 assert_eq!(packed.masks.len(), 2 * vocab.div_ceil(32), "a shared mask is packed once");
                 let mut expected: Vec<f32> = (0..adjustments.len() * vocab).map(logit).collect();
                 let mut logits = host.zeros("logits", &[adjustments.len(), vocab], DType::F32);
                 logits.host_mut::<f32>().copy_from_slice(&expected);
-                for (row, adjustment) in expected.chunks_mut(vocab).zip(&adjustments) {
-                    adjustment.iter().for_each(|adjustment| reference(row, adjustment));
+                for (row, logits_update) in expected.chunks_mut(vocab).zip(&adjustments) {
+                    logits_update.iter().for_each(|logits_update| reference(row, logits_update));
                 }
                 let spans = upload(&mut host, "spans", &packed.spans, SPAN_WORDS);
                 let edits = upload(&mut host, "edits", &packed.edits, EDIT_WORDS);

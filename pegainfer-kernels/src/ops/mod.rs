@@ -37,7 +37,7 @@ pub use crate::delta_operands::{DeltaInputs, DeltaWeights};
 pub use crate::draw::{DRAW_WORDS, Draw};
 pub use crate::heads::{BLOCK_SIZE, HeadShape, Heads, RopeHeads};
 pub use crate::load::{AttentionLoad, DECODE_QUERIES};
-pub use crate::packed_adjustments::{EDIT_WORDS, NO_MASK, PackedAdjustments, SPAN_WORDS};
+pub use crate::packed_logits_updates::{EDIT_WORDS, NO_MASK, PackedLogitsUpdates, SPAN_WORDS};
 pub use adjust_logits::adjust_logits;
 pub use attention::attention;
 pub use attention_gate::attention_gate;

@@ -1,6 +1,6 @@
 //! The logits processors of a step's samples on the device. Most steps have none.
 
-use crate::ops::{EDIT_WORDS, PackedAdjustments, SPAN_WORDS};
+use crate::ops::{EDIT_WORDS, PackedLogitsUpdates, SPAN_WORDS};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::schedule::SampleRow;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -29,10 +29,10 @@ impl LogitsProcessors {
 
     /// Takes over the logits processors of a step, if it has any.
     pub fn fill(&mut self, exec: &mut Exec, samples: &[SampleRow]) -> Result<(), OpError> {
-        if samples.iter().all(|row| row.adjustment.is_none()) {
+        if samples.iter().all(|row| row.logits_update.is_none()) {
             return Ok(());
         }
-        let packed = PackedAdjustments::new(samples.iter().map(|row| row.adjustment.as_ref()));
+        let packed = PackedLogitsUpdates::new(samples.iter().map(|row| row.logits_update.as_ref()));
         exec.fill_rows(&mut self.spans, &packed.spans)?;
         fill(exec, &mut self.edits, &packed.edits)?;
         fill(exec, &mut self.masks, &packed.masks)

@@ -107,7 +107,7 @@ impl Sampler {
         samples: &[SampleRow],
     ) -> Result<(), OpError> {
         let Self { logits, sampled, logprobs } = self;
-        let processed = |row: &SampleRow| row.adjustment.is_some();
+        let processed = |row: &SampleRow| row.logits_update.is_some();
         let range = first..first + samples.len();
         for tensor in [&mut inputs.draws, sampled, logprobs] {
             tensor.set_range(first, samples.len());

@@ -44,7 +44,7 @@ async fn submit(engine: &EngineHandle, prompt: &[u32], output_len: usize, salt: 
         prompt: prompt.to_vec(),
         max_tokens: output_len,
         sampling: SamplingParams::greedy(),
-        rules: None,
+        logits_processors: None,
         grammar: None,
         prompt_logprobs: None,
         priority: 0,

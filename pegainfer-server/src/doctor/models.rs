@@ -4,8 +4,8 @@ use crate::detect;
 use anyhow::{Result, bail};
 use pegainfer_core::engine::MAX_LOGPROBS;
 use pegainfer_core::exec::Exec;
+use pegainfer_core::logits_processors::{LogitEdit, LogitsUpdate, TokenMask};
 use pegainfer_core::record::OpRecord;
-use pegainfer_core::rules::{Adjustment, LogitEdit, TokenMask};
 use pegainfer_core::schedule::SampleRow;
 use pegainfer_core::tensor::DType;
 use pegainfer_kernels::compare::Case;
@@ -91,7 +91,7 @@ impl Model {
         Case { shape: self.shape, context, rope_theta: self.rope_theta }
     }
 
-    /// The ops of a step whose rows all want log-probabilities and have rules, and the one that makes dummy weights.
+    /// The ops of a step whose rows all have log-probabilities and logits updates, and the one that makes dummy weights.
     pub fn records(&self, batch: usize, tokens: usize, context: usize) -> Result<Vec<OpRecord>> {
         let mut records = (self.records)(batch, tokens, context)?;
         let mut meta = Exec::meta()?;
@@ -103,7 +103,7 @@ impl Model {
     }
 }
 
-/// Records steps of a model whose rows all want log-probabilities and have rules.
+/// Records steps of a model whose rows all have log-probabilities and a logits update.
 fn records<M: runtime::Model>(config: M::Config) -> Box<dyn Fn(usize, usize, usize) -> Result<Vec<OpRecord>>> {
     Box::new(move |batch, tokens, context| {
         let mut step = runtime::uniform::<M>(batch, tokens, context);
@@ -134,14 +134,14 @@ fn hyper_connections(tokens: usize, hidden: usize) -> Result<Vec<OpRecord>> {
     Ok(records)
 }
 
-/// Every row with log-probabilities and rules.
+/// Every row with log-probabilities and a logits update.
 fn ask_for_all(samples: &mut [SampleRow], vocab: usize) {
     let edit = |token: usize| LogitEdit { token: token as u32, scale: 1.0, add: 0.0 };
     let edits: Vec<LogitEdit> = (0..vocab.min(1000)).map(edit).collect();
     let allowed = Some(Arc::new(TokenMask::new(&[0], vocab)));
     for row in samples {
         row.logprobs = Some(MAX_LOGPROBS);
-        row.adjustment = Some(Adjustment { edits: edits.clone(), allowed: allowed.clone() });
+        row.logits_update = Some(LogitsUpdate { edits: edits.clone(), allowed: allowed.clone() });
     }
 }
 

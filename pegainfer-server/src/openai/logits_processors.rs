@@ -3,7 +3,7 @@
 use super::errors::ApiError;
 use super::fields::{Fields, describe};
 use super::state::AppState;
-use pegainfer_core::rules::{LogitRules, RuleFields};
+use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,9 +21,9 @@ pub async fn parse(
     state: &AppState,
     min_tokens: usize,
     stops: Vec<u32>,
-) -> Result<Option<Arc<LogitRules>>, ApiError> {
+) -> Result<Option<Arc<LogitsProcessors>>, ApiError> {
     let mut number = |name: &str, default: f32| Ok::<_, ApiError>(fields.number(name)?.map_or(default, |n| n as f32));
-    let rules = RuleFields {
+    let params = LogitsProcessorParams {
         presence_penalty: number("presence_penalty", 0.0)?,
         frequency_penalty: number("frequency_penalty", 0.0)?,
         repetition_penalty: number("repetition_penalty", state.checkpoint.defaults.repetition_penalty)?,
@@ -33,7 +33,7 @@ pub async fn parse(
         allowed_token_ids: parse_allowed(fields)?,
         bad_words: parse_bad_words(fields, state).await?,
     };
-    Ok(LogitRules::new(rules, state.engine.limits().vocab_size)?)
+    Ok(LogitsProcessors::new(params, state.engine.limits().vocab_size)?)
 }
 
 /// Parses `logit_bias`: token ids as JSON keys, that is as strings, to numbers.

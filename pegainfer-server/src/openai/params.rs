@@ -13,7 +13,7 @@ use crate::trace::Trace;
 use axum::http::HeaderMap;
 use pegainfer_core::engine::{self, GenerateRequest, SubmitError};
 use pegainfer_core::grammar::Grammar;
-use pegainfer_core::rules::LogitRules;
+use pegainfer_core::logits_processors::LogitsProcessors;
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Instant;
@@ -65,7 +65,7 @@ pub struct Params {
     /// Trace that records the stages of the request.
     pub trace: Option<Arc<Trace>>,
     sampling: Sampling,
-    rules: Option<Arc<LogitRules>>,
+    logits_processors: Option<Arc<LogitsProcessors>>,
     ignore_eos: bool,
     priority: i32,
     cache_salt: u64,
@@ -113,7 +113,7 @@ impl Params {
             received,
             trace: fields.trace().cloned(),
             sampling: Sampling::parse(fields, state)?,
-            rules: logits_processors::parse(fields, state, min_tokens, stops).await?,
+            logits_processors: logits_processors::parse(fields, state, min_tokens, stops).await?,
             ignore_eos,
             priority: fields.integer("priority", i32::MIN.into()..=i32::MAX.into())?.unwrap_or(0) as i32,
             cache_salt: parse_cache_salt(fields, state)?,
@@ -153,7 +153,7 @@ impl Params {
                 format!("min_tokens is {min_tokens}, but at most {max_tokens} are generated: raise max_tokens");
             return Err(ApiError::invalid("min_tokens", message));
         }
-        if let Some(field) = self.rules.as_ref().and_then(|rules| rules.ban()).filter(|_| grammar.is_some()) {
+        if let Some(field) = self.logits_processors.as_ref().and_then(|all| all.ban()).filter(|_| grammar.is_some()) {
             let message =
                 format!("{field} cannot be combined with structured output, a forced call or thinking_token_budget");
             return Err(ApiError::invalid(field, message).with_code("unsupported_parameter"));
@@ -162,7 +162,7 @@ impl Params {
             Ok(GenerateRequest {
                 max_tokens,
                 sampling: self.sampling.build(choice)?,
-                rules: self.rules.clone(),
+                logits_processors: self.logits_processors.clone(),
                 grammar: grammar.clone(),
                 stop_token_ids: self.stop_token_ids.clone(),
                 ignore_eos: self.ignore_eos,

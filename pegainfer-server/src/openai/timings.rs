@@ -15,7 +15,7 @@ pub struct Timings {
     time_to_first_token_ms: Option<f64>,
     /// Decode: from the first to the last token.
     generation_time_ms: Option<f64>,
-    /// Mean time between tokens (ITL): `generation_time_ms` over one token less than generated.
+    /// Mean inter-token latency (ITL): `generation_time_ms` over one token less than generated.
     mean_itl_ms: Option<f64>,
     /// Generated tokens over the time of prefill and decode.
     tokens_per_second: Option<f64>,

@@ -109,7 +109,7 @@ impl GrammarCompiler {
 mod tests {
     use super::*;
     use crate::testing;
-    use pegainfer_core::rules::TokenMask;
+    use pegainfer_core::logits_processors::TokenMask;
     use serde_json::{Value, json};
 
     const EOS: [u32; 2] = [4089, 4087];

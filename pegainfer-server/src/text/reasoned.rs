@@ -3,7 +3,7 @@
 use super::parser::{CALL_OPEN, ReasoningStart, THINK_CLOSE, THINK_OPEN};
 use super::tokenizer::Tokenizer;
 use pegainfer_core::grammar::{Grammar, Matcher};
-use pegainfer_core::rules::TokenMask;
+use pegainfer_core::logits_processors::TokenMask;
 use std::sync::Arc;
 
 /// Maximum number of line-break tokens between the reasoning and the output. Templates write one or two there, and the

@@ -203,14 +203,14 @@ impl<S: SequenceState> Scheduler<S> {
             seq.planned = range.end;
             seq.in_flight += 1;
             if range.end == seq.len() {
-                let adjustment = seq.adjustment();
+                let logits_update = seq.logits_update();
                 seq.unknown += 1;
                 seq.sample = step.samples.len();
                 step.samples.push(SampleRow {
                     id: seq.id,
                     token: step.tokens.len() as u32 - 1,
                     position: range.end as u64,
-                    adjustment,
+                    logits_update,
                     params: seq.request.sampling,
                     logprobs: seq.request.logprobs,
                 });

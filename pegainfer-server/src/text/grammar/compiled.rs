@@ -2,7 +2,7 @@
 
 use llguidance::toktrie::SimpleVob;
 use pegainfer_core::grammar::{Grammar, Matcher};
-use pegainfer_core::rules::TokenMask;
+use pegainfer_core::logits_processors::TokenMask;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -1,6 +1,6 @@
 //! Logits processors of some rows as tensors of words.
 
-use pegainfer_core::rules::{Adjustment, TokenMask};
+use pegainfer_core::logits_processors::{LogitsUpdate, TokenMask};
 use std::sync::Arc;
 
 /// Words of a row's span: its first edit, the end of its edits, its mask or [`NO_MASK`].
@@ -10,9 +10,9 @@ pub const EDIT_WORDS: usize = 3;
 /// In place of the number of a mask: every token is allowed.
 pub const NO_MASK: u32 = u32::MAX;
 
-/// Adjustments of some rows as the values of the tensors that [`adjust_logits`](crate::ops::adjust_logits()) reads.
+/// Logits updates of some rows as the values of the tensors that [`adjust_logits`](crate::ops::adjust_logits()) reads.
 #[derive(Debug, Default, PartialEq)]
-pub struct PackedAdjustments {
+pub struct PackedLogitsUpdates {
     /// `[rows, SPAN_WORDS]`.
     pub spans: Vec<u32>,
     /// `[edits, EDIT_WORDS]`.
@@ -21,9 +21,9 @@ pub struct PackedAdjustments {
     pub masks: Vec<u32>,
 }
 
-impl PackedAdjustments {
+impl PackedLogitsUpdates {
     /// Packs one entry for each row; `None` leaves the row as it is.
-    pub fn new<'a>(rows: impl Iterator<Item = Option<&'a Adjustment>>) -> Self {
+    pub fn new<'a>(rows: impl Iterator<Item = Option<&'a LogitsUpdate>>) -> Self {
         let mut packed = Self::default();
         let mut masks: Vec<&Arc<TokenMask>> = Vec::new();
         for row in rows {

@@ -1,55 +1,55 @@
-//! What rules do to a row of logits.
+//! The update that logits processors make to the logits of one sample.
 
 use std::sync::Arc;
 
-/// The tokens that may be drawn, one bit each.
+/// A bit mask of the tokens that may be sampled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenMask {
     words: Vec<u32>,
 }
 
 impl TokenMask {
-    /// Allows `ids`, all of them below `vocab_size`.
+    /// A mask that allows `ids`, all of which must be below `vocab_size`.
     pub fn new(ids: &[u32], vocab_size: usize) -> Self {
         let mut words = vec![0; vocab_size.div_ceil(32)];
         ids.iter().for_each(|id| words[*id as usize / 32] |= 1 << (id % 32));
         Self { words }
     }
 
-    /// Takes words as [`words`](Self::words) gives them.
+    /// A mask from words in the layout of [`words`](Self::words).
     pub fn from_words(words: Vec<u32>) -> Self {
         Self { words }
     }
 
-    /// `[vocab / 32, rounded up]`; token `t` is bit `t % 32` of word `t / 32`.
+    /// The words of the mask, `[ceil(vocab / 32)]`; token `t` is bit `t % 32` of word `t / 32`.
     pub fn words(&self) -> &[u32] {
         &self.words
     }
 }
 
-/// What the rules do to the logit of one token.
+/// The change of one token's logit: see [`apply`](Self::apply).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LogitEdit {
-    /// The token.
+    /// Token id.
     pub token: u32,
-    /// Divides a logit above 0, multiplies another.
+    /// Divides a positive logit, multiplies any other.
     pub scale: f32,
-    /// Added afterwards; -inf is a ban.
+    /// Added afterwards; -inf bans the token.
     pub add: f32,
 }
 
 impl LogitEdit {
-    /// The new logit, in f32 with every operation rounded.
+    /// The new logit, in f32, rounded after each operation.
     pub fn apply(self, logit: f32) -> f32 {
         (if logit > 0.0 { logit / self.scale } else { logit * self.scale }) + self.add
     }
 }
 
-/// What the rules do to one row of logits.
+/// The changes of the logits of one sample.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Adjustment {
-    /// At most one for each token.
+pub struct LogitsUpdate {
+    /// Edits of single logits, at most one per token.
     pub edits: Vec<LogitEdit>,
-    /// All other tokens become -inf; `None` allows all.
+    /// Every token outside this mask gets the logit -inf; `None` allows all.
     pub allowed: Option<Arc<TokenMask>>,
 }
