@@ -26,6 +26,6 @@ pub struct DeltaWeights<'a> {
     pub a_log: &'a Tensor,
     /// `[value_heads]` f32.
     pub dt_bias: &'a Tensor,
-    /// Of the norm, `[value_dim]` f32.
+    /// Weight of the norm, `[value_dim]` f32.
     pub norm: &'a Tensor,
 }

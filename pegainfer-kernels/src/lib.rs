@@ -1,6 +1,6 @@
-//! Kernels: one op is one file in [`ops`], with its CPU twin in [`cpu`], its launcher in [`cuda`] and the test that
-//! checks them. [`compare`] runs an op on two devices. [`runtime`] is what the model
-//! crates share: it loads, runs and records a model that is written over the ops.
+//! Kernels: one op is one file in [`ops`], with its reference kernel in [`cpu`], its launcher in [`cuda`] and the
+//! test that checks them. [`compare`] runs an op on two devices. [`runtime`] is what the model crates share: it loads,
+//! runs and records a model that is written over the ops.
 
 mod batch;
 pub mod choice;

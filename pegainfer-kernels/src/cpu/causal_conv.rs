@@ -1,4 +1,4 @@
-//! CPU twin of `ops::causal_conv1d`.
+//! Reference kernel of `ops::causal_conv1d`.
 
 use super::disjoint::Disjoint;
 use super::isa::Isa;
@@ -12,7 +12,7 @@ use rayon::prelude::*;
 /// Channels that a task takes at once: the rows of one segment in these columns stay in the L1 cache between taps.
 const BLOCK: usize = 128;
 
-/// Operands that are only read; see the op.
+/// Read-only operands; see the op.
 pub struct Inputs<'a> {
     /// `[tokens, projected_width]`.
     pub projected: &'a [bf16],
@@ -20,28 +20,28 @@ pub struct Inputs<'a> {
     pub weight: &'a [f32],
     /// `[segments, SEGMENT_WORDS]`, checked.
     pub segments: &'a [u32],
-    /// Heads.
+    /// Head counts and sizes.
     pub shape: DeltaShape,
 }
 
 /// See `ops::causal_conv1d`; segments were checked.
-pub fn run(isa: Isa, inputs: &Inputs<'_>, tails: &mut [bf16], out: &mut [bf16]) {
+pub fn run(isa: Isa, inputs: &Inputs<'_>, conv_states: &mut [bf16], out: &mut [bf16]) {
     let channels = inputs.shape.channels();
     assert!(inputs.shape.is_supported(), "{:?}", inputs.shape);
     let tokens = out.len() / channels;
-    let shared = &(Disjoint::new(tails), Disjoint::new(out));
+    let shared = &(Disjoint::new(conv_states), Disjoint::new(out));
     (0..channels.div_ceil(BLOCK)).into_par_iter().with_min_len(per_task(4 * tokens * BLOCK)).for_each(|block| {
         let first = block * BLOCK;
         dispatch(isa, Columns { inputs, first, width: BLOCK.min(channels - first), shared });
     });
 }
 
-/// Some channels of [`run`], of all tokens.
+/// Computes some of the channels of [`run`] for all tokens.
 struct Columns<'a> {
     inputs: &'a Inputs<'a>,
     first: usize,
     width: usize,
-    /// Tails and output.
+    /// Convolution states and output.
     shared: &'a (Disjoint<'a>, Disjoint<'a>),
 }
 
@@ -51,7 +51,7 @@ impl Kernel for Columns<'_> {
     #[inline(always)]
     fn run<S: Lanes>(self, s: S) {
         for segment in Segment::unpack(self.inputs.segments) {
-            let history = self.tail(segment.from);
+            let history = self.conv_state(segment.from);
             for token in segment.tokens() {
                 let rows: [&[bf16]; MAX_TAPS] = std::array::from_fn(|tap| self.input(&segment, &history, token + tap));
                 self.token(s, token, &rows);
@@ -62,26 +62,26 @@ impl Kernel for Columns<'_> {
 }
 
 impl Columns<'_> {
-    /// The tail in `slot`: row `i` is the input `taps - 1 - i` tokens before the segment.
+    /// The convolution state in `slot`: row `i` is the input `taps - 1 - i` tokens before the segment.
     #[inline(always)]
-    fn tail(&self, slot: u32) -> [[bf16; BLOCK]; MAX_TAPS] {
+    fn conv_state(&self, slot: u32) -> [[bf16; BLOCK]; MAX_TAPS] {
         let mut history = [[bf16::ZERO; BLOCK]; MAX_TAPS];
         if slot != NO_STATE {
             for (i, row) in history.iter_mut().take(self.inputs.shape.taps - 1).enumerate() {
                 // SAFETY: these channels of every slot belong to this task.
-                row[..self.width].copy_from_slice(unsafe { self.tail_row(slot, i) });
+                row[..self.width].copy_from_slice(unsafe { self.state_row(slot, i) });
             }
         }
         history
     }
 
-    /// These channels of row `i` of a tail.
+    /// These channels of row `i` of a convolution state.
     ///
     /// # Safety
     /// They belong to this task, and no other part of them is in use.
     #[inline(always)]
     #[allow(clippy::mut_from_ref)] // the caller promises disjoint parts
-    unsafe fn tail_row(&self, slot: u32, i: usize) -> &mut [bf16] {
+    unsafe fn state_row(&self, slot: u32, i: usize) -> &mut [bf16] {
         let shape = self.inputs.shape;
         let at = (slot as usize * (shape.taps - 1) + i) * shape.channels() + self.first;
         // SAFETY: the caller's promise.
@@ -126,7 +126,7 @@ impl Columns<'_> {
         for i in 0..self.inputs.shape.taps - 1 {
             let row = self.input(segment, history, segment.end as usize + i);
             // SAFETY: these channels of every slot belong to this task.
-            unsafe { self.tail_row(segment.to, i) }.copy_from_slice(row);
+            unsafe { self.state_row(segment.to, i) }.copy_from_slice(row);
         }
     }
 }

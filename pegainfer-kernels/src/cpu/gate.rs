@@ -1,4 +1,4 @@
-//! CPU twin of `ops::attention_gate`.
+//! Reference kernel of `ops::attention_gate`.
 
 use super::isa::Isa;
 use super::lanes::{Kernel, Lanes, dispatch};
@@ -16,7 +16,7 @@ pub fn run(isa: Isa, projected: &[bf16], shape: HeadShape, attended: &mut [bf16]
     parts.for_each(|(attended, projected)| dispatch(isa, Tokens { projected, shape, attended }));
 }
 
-/// Some tokens of [`run`].
+/// Computes some of the tokens of [`run`].
 struct Tokens<'a> {
     projected: &'a [bf16],
     shape: HeadShape,

@@ -1,4 +1,4 @@
-//! CPU twin of `ops::gated_rms_norm`.
+//! Reference kernel of `ops::gated_rms_norm`.
 
 use super::isa::Isa;
 use super::lanes::{Kernel, Lanes, dispatch};
@@ -8,7 +8,7 @@ use crate::delta::DeltaShape;
 use half::bf16;
 use rayon::prelude::*;
 
-/// Operands that are only read; see the op.
+/// Read-only operands; see the op.
 pub struct Inputs<'a> {
     /// `[tokens, v_width]`.
     pub x: &'a [f32],
@@ -16,9 +16,9 @@ pub struct Inputs<'a> {
     pub projected: &'a [bf16],
     /// `[value_dim]`.
     pub weight: &'a [f32],
-    /// Heads.
+    /// Head counts and sizes.
     pub shape: DeltaShape,
-    /// Of the norm.
+    /// Epsilon of the norm.
     pub eps: f32,
 }
 
@@ -30,7 +30,7 @@ pub fn run(isa: Isa, inputs: &Inputs<'_>, out: &mut [bf16]) {
     parts.for_each(|(part, out)| dispatch(isa, Tokens { inputs, first: part * tokens, out }));
 }
 
-/// Some tokens of [`run`], those of the rows of `out`.
+/// Computes the tokens of [`run`] whose rows are in `out`.
 struct Tokens<'a> {
     inputs: &'a Inputs<'a>,
     first: usize,

@@ -1,4 +1,5 @@
-//! CPU twins: the oracle for every CUDA kernel, and what serves when there is no GPU.
+//! Reference kernels on the CPU ("twins" of the CUDA kernels): the oracle of every CUDA kernel, and the kernels that
+//! serve without a GPU.
 
 pub mod adjust;
 pub mod attention;

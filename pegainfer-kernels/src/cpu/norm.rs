@@ -1,4 +1,4 @@
-//! CPU twin of `ops::rms_norm` and `ops::linear_add_norm`.
+//! Reference kernel of `ops::rms_norm` and `ops::linear_add_norm`.
 
 use super::isa::Isa;
 use super::lanes::{Binary, Kernel, Lanes, dispatch, padded, zip};
@@ -10,9 +10,9 @@ use rayon::prelude::*;
 /// The weight of a norm, `[hidden]`; its type says how the result is rounded, see `ops::rms_norm`.
 #[derive(Clone, Copy)]
 pub enum NormWeight<'a> {
-    /// The normalised value is rounded before the product, and the product once more.
+    /// The normalised value is rounded before it is multiplied by the weight, and the result once more.
     Bf16(&'a [bf16]),
-    /// The product alone is rounded.
+    /// Only the result is rounded.
     F32(&'a [f32]),
 }
 
@@ -47,7 +47,7 @@ pub fn add_rms_norm(isa: Isa, x: &[bf16], residual: &mut [bf16], weight: NormWei
     parts.for_each(|((out, residual), x)| dispatch(isa, AddNorm { x, residual, weight, eps, out }));
 }
 
-/// Some rows of [`rms_norm`].
+/// Computes some of the rows of [`rms_norm`].
 struct Norm<'a> {
     x: &'a [bf16],
     weight: NormWeight<'a>,
@@ -67,7 +67,7 @@ impl Kernel for Norm<'_> {
     }
 }
 
-/// Some rows of [`add_rms_norm`].
+/// Computes some of the rows of [`add_rms_norm`].
 struct AddNorm<'a> {
     x: &'a [bf16],
     residual: &'a mut [bf16],

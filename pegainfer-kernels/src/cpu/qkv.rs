@@ -1,4 +1,4 @@
-//! CPU twin of `ops::qk_norm_rope_write_kv`.
+//! Reference kernel of `ops::qk_norm_rope_write_kv`.
 
 use super::disjoint::Disjoint;
 use super::isa::Isa;
@@ -11,7 +11,7 @@ use half::bf16;
 use pegainfer_core::kv::NO_SLOT;
 use rayon::prelude::*;
 
-/// Operands that are only read; see the op.
+/// Read-only operands; see the op.
 pub struct Inputs<'a> {
     /// `[tokens, qkv_width]`.
     pub qkv: &'a [bf16],
@@ -23,7 +23,7 @@ pub struct Inputs<'a> {
     pub positions: &'a [u32],
     /// `[tokens]`, distinct but for `NO_SLOT`.
     pub slots: &'a [u32],
-    /// Heads.
+    /// Head counts and sizes.
     pub shape: HeadShape,
 }
 
@@ -60,13 +60,13 @@ pub fn run(isa: Isa, inputs: &Inputs<'_>, q: &mut [bf16], k: &mut [bf16], v: &mu
     parts.for_each(|(part, q)| dispatch(isa, Tokens { inputs, first: part * tokens, q, cache }));
 }
 
-/// Some tokens of [`run`], those of the rows of `q`.
+/// Computes the tokens of [`run`] whose rows are in `q`.
 struct Tokens<'a> {
     inputs: &'a Inputs<'a>,
-    /// The first token.
+    /// Index of the first token.
     first: usize,
     q: &'a mut [bf16],
-    /// K and V.
+    /// The K and V caches.
     cache: &'a (Disjoint<'a>, Disjoint<'a>),
 }
 

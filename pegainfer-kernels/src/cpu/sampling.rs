@@ -1,4 +1,4 @@
-//! Drawing a token from a row of logits, and log-probabilities.
+//! Sampling a token from a row of logits, and log-probabilities.
 //!
 //! Temperature keeps the order of the logits, so min-p, top-k and top-p each keep the front of one and the same order:
 //! larger logit first, lower id first on a tie. Truncation is therefore one [`Cut`] in that order. It is found without
@@ -8,7 +8,7 @@ use crate::draw::{DRAW_WORDS, Draw};
 use pegainfer_core::rng;
 use rayon::prelude::*;
 use std::cmp::Ordering;
-use weight::{WEIGHT_BITS, Weight, share_of};
+use weight::{WEIGHT_BITS, Weight, fraction_of};
 
 #[cfg(test)]
 mod tests;
@@ -171,8 +171,8 @@ fn truncate(logits: &[f32], draw: &Draw, max: f32, weight: &Weight, scratch: &mu
         let lightest = 0.99 * (1.0 - f64::from(draw.top_p)) * total as f64 / one / logits.len() as f64;
         let safe = lightest * one > 1000.0;
         let floor = if safe { (weight.logit(lightest) as f32).next_down() } else { f32::NEG_INFINITY };
-        gather(logits, cut, floor, scratch);
-        cut = nucleus(&mut scratch.candidates, weight, share_of(draw.top_p, total)).unwrap_or(cut);
+        collect(logits, cut, floor, scratch);
+        cut = nucleus(&mut scratch.candidates, weight, fraction_of(draw.top_p, total)).unwrap_or(cut);
     }
     cut
 }
@@ -186,7 +186,7 @@ fn select(logits: &[f32], k: usize, cut: Cut, scratch: &mut SampleScratch) -> Cu
         scratch.order.extend_from_slice(&scratch.maxima);
         floor = *scratch.order.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1;
     }
-    gather(logits, cut, floor, scratch);
+    collect(logits, cut, floor, scratch);
     if scratch.candidates.len() < k {
         return cut;
     }
@@ -196,7 +196,7 @@ fn select(logits: &[f32], k: usize, cut: Cut, scratch: &mut SampleScratch) -> Cu
 }
 
 /// Collects the tokens of at least `floor` that `cut` keeps, by id.
-fn gather(logits: &[f32], cut: Cut, floor: f32, scratch: &mut SampleScratch) {
+fn collect(logits: &[f32], cut: Cut, floor: f32, scratch: &mut SampleScratch) {
     let floor = if cut.logit > floor { cut.logit } else { floor };
     scratch.candidates.clear();
     for (group, values) in logits.chunks(GROUP).enumerate().filter(|(group, _)| scratch.maxima[*group] >= floor) {

@@ -1,4 +1,4 @@
-//! CPU twin of `ops::linear_swiglu`.
+//! Reference kernel of `ops::linear_swiglu`.
 
 use super::isa::Isa;
 use super::lanes::{Binary, Kernel, Lanes, dispatch, zip};
@@ -14,7 +14,7 @@ pub fn swiglu(isa: Isa, gate_up: &[bf16], width: usize, out: &mut [bf16]) {
     parts.for_each(|(out, gate_up)| dispatch(isa, Rows { gate_up, width, out }));
 }
 
-/// Some rows of [`swiglu`].
+/// Computes some of the rows of [`swiglu`].
 struct Rows<'a> {
     gate_up: &'a [bf16],
     width: usize,

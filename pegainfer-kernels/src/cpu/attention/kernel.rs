@@ -127,7 +127,7 @@ struct Weights<const M: usize> {
 }
 
 /// One online-softmax step for `tile.lines <= M` lines, `N` columns of 16 at a time. Lines past `tile.lines` are
-/// computed on whatever is in the state and belong to nobody.
+/// computed on stale state and are not stored.
 #[inline(always)]
 fn run_tile<S: Lanes, const M: usize, const N: usize>(
     s: S,
@@ -279,7 +279,7 @@ fn accumulate<S: Lanes, const M: usize, const N: usize>(
     }
 }
 
-/// `acc[i][j] += Σ_n a[i][steps.start + n] * b[j][n * stride]`, in the order of `n`: the inner loop of both products.
+/// `acc[i][j] += Σ_n a[i][steps.start + n] * b[j][n * stride]`, in the order of `n`: the inner loop of both GEMMs.
 #[inline(always)]
 fn multiply_add<S: Lanes, const M: usize, const N: usize, const LEN: usize>(
     s: S,

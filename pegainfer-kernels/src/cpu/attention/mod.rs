@@ -1,4 +1,4 @@
-//! Attention over a paged KV cache: the CPU twin.
+//! Reference kernel of attention over a paged KV cache.
 
 mod kernel;
 mod state;
@@ -39,7 +39,7 @@ pub struct Batch<'a> {
 ///
 /// - `q`, `out`: `[tokens, heads * head_dim]` bf16.
 /// - `k`, `v`: one layer's cache, `[num_blocks]` blocks in the layout of [`HeadShape`], bf16.
-/// - `scratch`: working memory of the call, with whatever is in it.
+/// - `scratch`: working memory of the call; its contents do not matter.
 ///
 /// Numerics: q, k and v are widened to f32 (q times `scale` rounds once); scores, softmax and both sums are f32; one
 /// rounding to bf16 at the end. Online softmax over tiles of 64 positions from position 0 (Milakov and Gimelshein,
@@ -124,11 +124,11 @@ fn run(isa: Isa, call: &Call<'_>, items: &[Item<'_>], scratch: &mut Scratch) {
     });
 }
 
-/// One thread's share of a call.
+/// The work of one thread of a call.
 struct Worker<'a> {
     call: &'a Call<'a>,
     items: &'a [Item<'a>],
-    /// The first item that no thread has taken.
+    /// Index of the next item to take.
     next: &'a AtomicUsize,
     lines: LineState<'a>,
 }

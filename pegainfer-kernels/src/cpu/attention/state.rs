@@ -1,4 +1,4 @@
-//! What a work item of paged attention reads, keeps and writes.
+//! Operands, state and output of one work item of paged attention.
 
 use crate::heads::BLOCK_SIZE;
 use half::bf16;
@@ -63,7 +63,7 @@ impl<'a> LineState<'a> {
         Self::lines(shape) * (MAX_HEAD_DIM + shape.head_dim + 16 + 1)
     }
 
-    /// Cuts `memory`, with whatever is in it: [`load`](Self::load) sets what belongs to an item.
+    /// Splits `memory`, whose contents do not matter: [`load`](Self::load) sets what belongs to an item.
     pub(crate) fn new(shape: HeadShape, memory: &'a mut [f32]) -> Self {
         let lines = Self::lines(shape);
         let (q, memory) = memory.split_at_mut(lines * MAX_HEAD_DIM);

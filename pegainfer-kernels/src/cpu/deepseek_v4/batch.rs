@@ -1,9 +1,9 @@
-//! The ragged batch of a step as the CPU twins read it, and rings of recent tokens.
+//! The ragged batch of a step as the reference kernels read it, and rings of recent tokens.
 
 /// Tokens of one page of compressed entries: the least common multiple of the compression ratios.
 pub const PAGE_TOKENS: usize = 128;
 
-/// Where the row of one token of a sequence is.
+/// Location of the row of one token of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
     /// Among the tokens of this step.
@@ -38,8 +38,8 @@ impl Rows<'_> {
         self.iter().flat_map(|(b, tokens)| tokens.map(move |_| b)).collect()
     }
 
-    /// Where row `b` has what it knows of `position`: in this step from its first token on, before that in its ring of
-    /// the last `ring` tokens.
+    /// Location of the row of sequence `b` at `position`: in this step from its first token on, before that in its ring
+    /// of the last `ring` tokens.
     pub fn source(&self, b: usize, position: usize, ring: usize) -> Source {
         let token = self.indptr[b] as usize;
         let first = self.positions[token] as usize;

@@ -1,8 +1,8 @@
-//! CPU twin of `ops::deepseek_v4::compress`: the pooling. What follows it is in the op.
+//! Reference kernel of `ops::deepseek_v4::compress`: the pooling; the op does the rest.
 
 use super::batch::{Rows, Source};
 
-/// What the pooling reads. `width` is `2 dim` with overlap, else `dim`; values and scores are f32.
+/// Operands of the pooling. `width` is `2 dim` with overlap, else `dim`; values and scores are f32.
 pub struct Pooling<'a> {
     /// Values of this step's tokens, `[T, width]`.
     pub values: &'a [f32],

@@ -1,4 +1,4 @@
-//! CPU twin of `ops::deepseek_v4::{routed_experts, shared_expert}`.
+//! Reference kernel of `ops::deepseek_v4::{routed_experts, shared_expert}`.
 
 use super::matmul::{Activations, Weights, matmul};
 use crate::cpu::isa::Isa;
@@ -21,7 +21,7 @@ pub struct Math {
     pub limit: f32,
     /// Inputs of quantised matrices are rounded to FP8.
     pub quantize: bool,
-    /// Products are rounded to bf16.
+    /// GEMM outputs are rounded to bf16.
     pub round: fn(&mut [f32]),
 }
 
@@ -36,21 +36,21 @@ pub fn expert(
     math: Math,
 ) -> Vec<f32> {
     let quantize = |w: Weights<'_>| math.quantize && !matches!(w, Weights::Bf16(_));
-    let product = |x: &[f32], w: Weights<'_>, n: usize, k: usize| {
+    let gemm = |x: &[f32], w: Weights<'_>, n: usize, k: usize| {
         let mut out = vec![0.0; x.len() / k * n];
         matmul(isa, &Activations::new(x, quantize(w)), w, 0..n, k, &mut out);
         (math.round)(&mut out);
         out
     };
-    let mut gate = product(x, expert.gate, width, hidden);
-    let up = product(x, expert.up, width, hidden);
+    let mut gate = gemm(x, expert.gate, width, hidden);
+    let up = gemm(x, expert.up, width, hidden);
     for ((gate, up), weight) in gate.chunks_exact_mut(width).zip(up.chunks_exact(width)).zip(weights) {
         gate.iter_mut().zip(up).for_each(|(a, b)| {
             *a = weight * silu(a.min(math.limit)) * b.clamp(-math.limit, math.limit);
         });
     }
     (math.round)(&mut gate);
-    product(&gate, expert.down, hidden, width)
+    gemm(&gate, expert.down, hidden, width)
 }
 
 fn silu(x: f32) -> f32 {

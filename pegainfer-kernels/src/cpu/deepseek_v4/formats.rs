@@ -7,7 +7,7 @@ pub const E2M1_MAX: f32 = 6.0;
 
 /// The value of an e4m3 byte (1 sign, 4 exponent bits with bias 7, 3 mantissa bits; no infinity, 0x7f is NaN).
 pub fn e4m3(byte: u8) -> f32 {
-    // A table: the weights of a product are decoded one by one.
+    // A table: the weights of a GEMM are decoded one by one.
     static VALUES: [f32; 256] = {
         let mut values = [0.0; 256];
         let mut byte = 0;

@@ -1,4 +1,4 @@
-//! CPU twin of `ops::deepseek_v4::{hyper_mix, hyper_merge, hyper_head}`.
+//! Reference kernel of `ops::deepseek_v4::{hyper_mix, hyper_merge, hyper_head}`.
 
 use super::matmul::dot;
 use super::norm::inverse_rms;

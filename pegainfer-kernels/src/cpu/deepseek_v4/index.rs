@@ -1,4 +1,4 @@
-//! CPU twin of `ops::deepseek_v4::select_entries`.
+//! Reference kernel of `ops::deepseek_v4::select_entries`.
 
 use super::matmul::dot;
 use crate::cpu::isa::Isa;

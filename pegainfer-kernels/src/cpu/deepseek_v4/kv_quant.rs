@@ -1,4 +1,4 @@
-//! CPU twin of `ops::deepseek_v4::{quantize_kv, quantize_index}`.
+//! Reference kernel of `ops::deepseek_v4::{quantize_kv, quantize_index}`.
 
 use super::formats::{E2M1_MAX, E4M3_MAX, quantize, round_e2m1, round_e4m3};
 

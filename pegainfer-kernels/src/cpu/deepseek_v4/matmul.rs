@@ -1,4 +1,4 @@
-//! CPU twin of `ops::deepseek_v4::{matmul, grouped_matmul}`.
+//! Reference kernel of `ops::deepseek_v4::{matmul, grouped_matmul}`.
 
 use super::formats::{E4M3_MAX, e2m1, e4m3, e8m0, quantize, round_e4m3};
 use crate::cpu::isa::Isa;
@@ -92,7 +92,7 @@ impl Activations {
 /// bits depend on its rows alone. `k` is a multiple of 32, and of 128 where `x` is quantised; `j` runs over `rows` of `w`.
 pub fn matmul(isa: Isa, x: &Activations, w: Weights<'_>, rows: Range<usize>, k: usize, out: &mut [f32]) {
     let (m, n) = (x.values.len() / k, rows.len());
-    // A task's output is columns of `out`; tasks write their own piece of the transpose.
+    // A task's output is columns of `out`; tasks write their own part of the transpose.
     let mut transposed = vec![0.0; m * n];
     transposed.par_chunks_mut((TASK_ROWS * m).max(1)).enumerate().for_each(|(task, out)| {
         dispatch(isa, Columns { x, w, first: rows.start + task * TASK_ROWS, k, out });
@@ -102,7 +102,7 @@ pub fn matmul(isa: Isa, x: &Activations, w: Weights<'_>, rows: Range<usize>, k: 
     }
 }
 
-/// The products of all of `x` with some rows of `w`, from row `first` on.
+/// The GEMM of all of `x` with some rows of `w`, from row `first` on.
 struct Columns<'a> {
     x: &'a Activations,
     w: Weights<'a>,

@@ -1,5 +1,5 @@
-//! CPU twins of `ops::deepseek_v4`: plain f32 loops in the order of the formulas. What is fast here is only the matrix
-//! product; the rest is the oracle of the GPU kernels.
+//! Reference kernels of `ops::deepseek_v4`: plain f32 loops in the order of the formulas. Only the
+//! GEMM is optimised; the rest is the oracle of the GPU kernels.
 
 pub mod attention;
 pub mod batch;

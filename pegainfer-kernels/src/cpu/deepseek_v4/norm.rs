@@ -1,4 +1,4 @@
-//! CPU twin of `ops::deepseek_v4::{norm, head_norm}`.
+//! Reference kernel of `ops::deepseek_v4::{norm, head_norm}`.
 
 /// `rsqrt(mean(x²) + eps)` in f32.
 pub fn inverse_rms(x: &[f32], eps: f32) -> f32 {

@@ -1,4 +1,4 @@
-//! CPU twin of `ops::deepseek_v4::rope`.
+//! Reference kernel of `ops::deepseek_v4::rope`.
 
 /// Rotates the last `2 * frequencies.len()` values of `row` by the angles of `position`, or back.
 ///

@@ -1,4 +1,4 @@
-//! CPU twin of `ops::deepseek_v4::route`.
+//! Reference kernel of `ops::deepseek_v4::route`.
 
 /// `sqrt(softplus(x))`. Above 20 softplus is `x` in f32.
 pub fn gate(x: f32) -> f32 {

@@ -1,4 +1,4 @@
-//! What the tasks of a call share.
+//! Operands and intermediate values of one call.
 
 use crate::cpu::disjoint::Disjoint;
 use crate::cpu::lanes::Lanes;
@@ -6,7 +6,7 @@ use crate::delta::{DeltaShape, NO_STATE, Segment};
 use half::bf16;
 use std::ops::Range;
 
-/// Operands that are only read; see the ops.
+/// Read-only operands; see the ops.
 pub struct Inputs<'a> {
     /// Output of the convolution, `[tokens, channels]`.
     pub mixed: &'a [bf16],
@@ -18,11 +18,11 @@ pub struct Inputs<'a> {
     pub dt_bias: &'a [f32],
     /// `[segments, SEGMENT_WORDS]`, checked.
     pub segments: &'a [u32],
-    /// Heads.
+    /// Head counts and sizes.
     pub shape: DeltaShape,
 }
 
-/// What the tasks of a call share.
+/// Operands and intermediate values that the tasks of one call share.
 pub(super) struct Call<'a> {
     pub inputs: &'a Inputs<'a>,
     /// Normalised queries (scaled by `key_dim^-1/2`), then keys, `[tokens, 2, key_heads, key_dim]`.
@@ -33,7 +33,7 @@ pub(super) struct Call<'a> {
     pub out: Disjoint<'a, f32>,
 }
 
-/// Of one token and head: the logarithm of the decay, the decay, the write strength.
+/// Gates of one token and head: the logarithm of the decay, the decay, and beta (the write strength).
 pub(super) type Gates = [f32; 3];
 
 impl Call<'_> {

@@ -1,4 +1,4 @@
-//! The gated delta rule in chunks: the WY form, in which a chunk is a few matrix products (Yang et al., arXiv 2406.06484
+//! The gated delta rule in chunks: the WY form, in which a chunk is a few GEMMs (Yang et al., arXiv 2406.06484
 //! and 2412.06464).
 //!
 //! With `G_i` the sum of the log decays up to token `i` of the chunk and `D_ij = exp(G_i - G_j)` for `j <= i`, the
@@ -27,8 +27,8 @@ pub(super) struct Head<'a> {
     pub head: usize,
 }
 
-/// Working memory of a chunk.
-struct Room {
+/// Scratch memory of one chunk.
+struct ChunkScratch {
     /// Running sums of the log decays, `[CHUNK]`.
     g: [f32; CHUNK],
     /// `U`, then `N`, `[CHUNK, value_dim]`.
@@ -45,8 +45,11 @@ impl Kernel for Head<'_> {
         let Self { call, head } = self;
         let shape = call.inputs.shape;
         let len = shape.value_dim * shape.key_dim;
-        let mut room =
-            Room { g: [0.0; CHUNK], u: vec![0.0; CHUNK * shape.value_dim], w: vec![0.0; CHUNK * shape.key_dim] };
+        let mut scratch = ChunkScratch {
+            g: [0.0; CHUNK],
+            u: vec![0.0; CHUNK * shape.value_dim],
+            w: vec![0.0; CHUNK * shape.key_dim],
+        };
         let mut unkept = Vec::new();
         for segment in Segment::unpack(call.inputs.segments) {
             // SAFETY: this head's matrices of every slot belong to this task, and `state` is dropped before the next segment.
@@ -54,9 +57,9 @@ impl Kernel for Head<'_> {
             let tokens = segment.tokens();
             for first in tokens.clone().step_by(CHUNK) {
                 let n = CHUNK.min(tokens.end - first);
-                self.solve(s, first, n, &mut room);
-                self.read(s, first, n, &mut room, state);
-                self.write(s, first, n, &room, state);
+                self.solve(s, first, n, &mut scratch);
+                self.read(s, first, n, &mut scratch, state);
+                self.write(s, first, n, &scratch, state);
             }
         }
     }
@@ -67,18 +70,18 @@ impl Head<'_> {
         self.call.gates(token, self.head)
     }
 
-    /// Fills the room with `G`, `U` and `W` by forward substitution.
+    /// Fills the scratch memory with `G`, `U` and `W` by forward substitution.
     #[inline(always)]
-    fn solve<S: Lanes>(&self, s: S, first: usize, n: usize, room: &mut Room) {
+    fn solve<S: Lanes>(&self, s: S, first: usize, n: usize, scratch: &mut ChunkScratch) {
         let (key_dim, value_dim) = (self.call.inputs.shape.key_dim, self.call.inputs.shape.value_dim);
         let mut g = 0.0;
         for i in 0..n {
             let [log_decay, _, beta] = self.gates(first + i);
             g += log_decay;
-            room.g[i] = g;
+            scratch.g[i] = g;
             let key = self.call.query_key(first + i, self.head).1;
-            let (u_done, u) = room.u.split_at_mut(i * value_dim);
-            let (w_done, w) = room.w.split_at_mut(i * key_dim);
+            let (u_done, u) = scratch.u.split_at_mut(i * value_dim);
+            let (w_done, w) = scratch.w.split_at_mut(i * key_dim);
             let (u, w) = (&mut u[..value_dim], &mut w[..key_dim]);
             for (u, value) in u.iter_mut().zip(self.call.value(first + i, self.head)) {
                 *u = beta * value.to_f32();
@@ -87,7 +90,7 @@ impl Head<'_> {
             axpy(s, beta * g.exp(), key, w);
             for j in 0..i {
                 let other = self.call.query_key(first + j, self.head).1;
-                let a = beta * dot(s, key, other) * (g - room.g[j]).exp();
+                let a = beta * dot(s, key, other) * (g - scratch.g[j]).exp();
                 axpy(s, -a, &u_done[j * value_dim..][..value_dim], u);
                 axpy(s, -a, &w_done[j * key_dim..][..key_dim], w);
             }
@@ -96,11 +99,11 @@ impl Head<'_> {
 
     /// Turns `U` into `N` and writes the output of the chunk.
     #[inline(always)]
-    fn read<S: Lanes>(&self, s: S, first: usize, n: usize, room: &mut Room, state: &[f32]) {
+    fn read<S: Lanes>(&self, s: S, first: usize, n: usize, scratch: &mut ChunkScratch, state: &[f32]) {
         let shape = self.call.inputs.shape;
         for i in 0..n {
-            let w = &room.w[i * shape.key_dim..][..shape.key_dim];
-            let u = &mut room.u[i * shape.value_dim..][..shape.value_dim];
+            let w = &scratch.w[i * shape.key_dim..][..shape.key_dim];
+            let u = &mut scratch.u[i * shape.value_dim..][..shape.value_dim];
             for (u, row) in u.iter_mut().zip(state.chunks_exact(shape.key_dim)) {
                 *u -= dot(s, row, w);
             }
@@ -108,28 +111,28 @@ impl Head<'_> {
             // SAFETY: these columns of the output belong to this task.
             let out = unsafe { self.call.out.slice(at, shape.value_dim) };
             let query = self.call.query_key(first + i, self.head).0;
-            let decay = room.g[i].exp();
+            let decay = scratch.g[i].exp();
             for (out, row) in out.iter_mut().zip(state.chunks_exact(shape.key_dim)) {
                 *out = decay * dot(s, row, query);
             }
             for j in 0..=i {
                 let key = self.call.query_key(first + j, self.head).1;
-                let weight = dot(s, query, key) * (room.g[i] - room.g[j]).exp();
-                axpy(s, weight, &room.u[j * shape.value_dim..][..shape.value_dim], out);
+                let weight = dot(s, query, key) * (scratch.g[i] - scratch.g[j]).exp();
+                axpy(s, weight, &scratch.u[j * shape.value_dim..][..shape.value_dim], out);
             }
         }
     }
 
-    /// Carries the state over the chunk.
+    /// Updates the state by the chunk (the inter-chunk scan).
     #[inline(always)]
-    fn write<S: Lanes>(&self, s: S, first: usize, n: usize, room: &Room, state: &mut [f32]) {
+    fn write<S: Lanes>(&self, s: S, first: usize, n: usize, scratch: &ChunkScratch, state: &mut [f32]) {
         let shape = self.call.inputs.shape;
-        let last = room.g[n - 1];
+        let last = scratch.g[n - 1];
         for (i, row) in state.chunks_exact_mut(shape.key_dim).enumerate() {
             row.iter_mut().for_each(|x| *x *= last.exp());
             for j in 0..n {
                 let key = self.call.query_key(first + j, self.head).1;
-                axpy(s, (last - room.g[j]).exp() * room.u[j * shape.value_dim + i], key, row);
+                axpy(s, (last - scratch.g[j]).exp() * scratch.u[j * shape.value_dim + i], key, row);
             }
         }
     }

@@ -1,8 +1,8 @@
-//! CPU twins of `ops::gated_delta_rule` and `ops::gated_delta_chunks`.
+//! Reference kernels of `ops::gated_delta_rule` and `ops::gated_delta_chunks`.
 //!
-//! Both begin alike: [`prepare`] normalises queries and keys and computes the gates of every token, in f32. Then each head
-//! runs through the segments of the step in order, [`recurrent`] token by token or [`chunked`] in blocks of tokens. Heads
-//! share nothing, so they are the tasks.
+//! Both start with [`prepare`], which normalises queries and keys and computes the gates of every token, in f32. Then
+//! each head processes the segments of the step in order, [`recurrent`] token by token or [`chunked`] in chunks of
+//! tokens. Heads are independent, so tasks never share a head's state.
 
 mod call;
 mod chunked;
@@ -18,12 +18,12 @@ use half::bf16;
 use pegainfer_core::scratch::Scratch;
 use rayon::prelude::*;
 
-/// Of the normalisation of queries and keys.
+/// Epsilon of the normalisation of queries and keys.
 const L2_EPS: f32 = 1e-6;
 /// Below this many multiply-adds, handing work to another thread costs more than it saves.
 const TASK_WORK: usize = 1 << 17;
 
-/// How the rule is computed; the results are the same but for rounding.
+/// The form in which the delta rule is computed; results differ only in rounding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// Token by token: the bits do not depend on how a sequence is cut into segments.
@@ -63,7 +63,7 @@ fn prepare(isa: Isa, inputs: &Inputs<'_>, qk: &mut [f32], gates: &mut [Gates]) {
     parts.for_each(|(part, (qk, gates))| dispatch(isa, Tokens { inputs, first: part * tokens, qk, gates }));
 }
 
-/// Some tokens of [`prepare`].
+/// Computes some of the tokens of [`prepare`].
 struct Tokens<'a> {
     inputs: &'a Inputs<'a>,
     first: usize,

@@ -23,10 +23,10 @@ impl Kernel for Rows<'_> {
         let Self { call, head, first } = self;
         let shape = call.inputs.shape;
         let rows = first * shape.key_dim..(first + ROWS) * shape.key_dim;
-        let mut room = Vec::new();
+        let mut scratch = Vec::new();
         for segment in Segment::unpack(call.inputs.segments) {
             // SAFETY: these rows of every slot belong to this task, and `state` is dropped before the next segment.
-            let state = unsafe { call.begin(&segment, head, rows.clone(), &mut room) };
+            let state = unsafe { call.begin(&segment, head, rows.clone(), &mut scratch) };
             for token in segment.tokens() {
                 // SAFETY: these columns of the output belong to this task.
                 let out = unsafe { call.out.slice(token * shape.v_width() + head * shape.value_dim + first, ROWS) };

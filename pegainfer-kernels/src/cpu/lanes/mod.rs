@@ -1,4 +1,4 @@
-//! Sixteen f32 lanes on each instruction set: the one vector type of the CPU kernels that are not matrix products.
+//! Sixteen f32 lanes on each instruction set: the one vector type of the CPU kernels that are not GEMMs.
 //!
 //! A kernel is a type with a generic [`Kernel::run`]; [`dispatch`] runs it compiled for the path of an [`Isa`]. A value
 //! of a [`Lanes`] type is proof that the CPU has the path's instructions, so code that is generic over `Lanes` is safe.
@@ -19,7 +19,7 @@ use super::isa::Isa;
 pub(crate) use portable::Portable;
 pub(crate) use vector::{Kernel, Lanes};
 
-/// Runs `kernel` on the path of `isa`; AMX has AVX-512 for what is not a matrix product. Costs a few nanoseconds.
+/// Runs `kernel` on the path of `isa`; AMX uses AVX-512 for everything but GEMMs. Costs a few nanoseconds.
 ///
 /// # Panics
 /// If the CPU lacks `isa`.
@@ -83,7 +83,7 @@ fn exp2_of<S: Lanes>(s: S, x: S::V, t: S::V, f: S::V) -> S::V {
     s.where_below(x, -125.0, s.splat(0.0), s.scale_exponent(p, t))
 }
 
-/// The up to sixteen values of a tail, then zeros: what a loop over whole vectors leaves over.
+/// The last up to sixteen values, which a loop over whole vectors leaves over, padded with zeros.
 #[inline(always)]
 pub(crate) fn padded<T: Copy + Default>(tail: &[T]) -> [T; 16] {
     let mut lanes = [T::default(); 16];

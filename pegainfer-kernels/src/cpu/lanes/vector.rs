@@ -1,4 +1,4 @@
-//! What a path has to do, and what runs on every path.
+//! The operations of a path, and kernels that run on every path.
 
 use half::bf16;
 
@@ -6,9 +6,9 @@ use half::bf16;
 /// the `#[target_feature]` function of the path; a call is compiled without the instructions of the path. That holds
 /// for closures given to other threads, too: dispatch inside them.
 pub(crate) trait Kernel {
-    /// What it returns.
+    /// Return type of the kernel.
     type Out;
-    /// Does the work.
+    /// Runs the kernel on a vector type.
     fn run<S: Lanes>(self, s: S) -> Self::Out;
 }
 

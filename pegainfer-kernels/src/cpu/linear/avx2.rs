@@ -41,7 +41,7 @@ fn widen_row(x: &[bf16], out: &mut [f32]) {
     }
 }
 
-/// What the tasks of one product share.
+/// Operands and layout that the tasks of one GEMM share.
 struct Block<'a> {
     p: &'a Problem<'a>,
     groups: RowGroups,

@@ -72,11 +72,11 @@ unsafe fn widen_group(x: &[bf16], k: usize, out: &mut [f32]) {
     }
 }
 
-/// What the tasks of one product share.
+/// Operands and layout that the tasks of one GEMM share.
 struct Block<'a> {
     p: &'a Problem<'a>,
     groups: RowGroups,
-    /// What [`widen`] made.
+    /// Output of [`widen`].
     x: &'a [f32],
     k_padded: usize,
 }

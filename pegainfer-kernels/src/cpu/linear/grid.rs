@@ -1,9 +1,9 @@
-//! How one product is cut into parallel tasks. The cut never changes a result: a task computes whole outputs.
+//! How one GEMM is split into parallel tasks. The split never changes a result: a task computes whole outputs.
 
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Tasks per thread: enough that a thread that loses its core for a while does not hold up the others.
+/// Tasks per thread: enough that a thread that loses its core for a while does not delay the others.
 const TASKS_PER_THREAD: usize = 4;
 
 /// The rows of x cut into the fewest groups of at most `most` rows, as even as they get. A group is a tile's height.

@@ -1,4 +1,4 @@
-//! `out = x * w^T` for bf16 matrices: the operation that a transformer on the CPU spends its time in.
+//! `out = x * w^T` for bf16 matrices: the GEMM that takes most of the time of a transformer on the CPU.
 //!
 //! One file per instruction-set path; [`grid`] cuts the work into tasks, [`output`] stores it. The weights are read as
 //! the checkpoint has them, `[n, k]` row-major: no second copy in memory and no repacking at load. Each path fixes one
@@ -24,7 +24,7 @@ pub use output::LinearOut;
 pub use pegainfer_core::scratch::Scratch;
 use problem::Problem;
 
-/// Matrix product with transposed weights: `out[i, j] = sum over l of x[i, l] * w[j, l]`.
+/// GEMM with transposed weights: `out[i, j] = sum over l of x[i, l] * w[j, l]`.
 ///
 /// `x`: `[m, k]` bf16; `w`: `[n, k]` bf16, the checkpoint's layout; `out`: `[m, n]` bf16 or f32; all row-major.
 /// Products and sums are f32 (the order of summation is the path's own, see its file); a bf16 output is rounded once,

@@ -1,8 +1,8 @@
-//! Where the results go: a `[m, n]` buffer that parallel tasks fill in disjoint parts.
+//! Output of a GEMM: a `[m, n]` buffer that parallel tasks fill in disjoint parts.
 
 use half::bf16;
 
-/// Destination of a matrix product, `[m, n]` row-major.
+/// The output buffer, `[m, n]` row-major.
 pub enum LinearOut<'a> {
     /// Each f32 sum is rounded once, to nearest even.
     Bf16(&'a mut [bf16]),

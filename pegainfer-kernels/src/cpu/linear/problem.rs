@@ -3,7 +3,7 @@
 use super::output::Sink;
 use half::bf16;
 
-/// One GEMM, as the paths see it.
+/// One GEMM: `out = x * w^T`.
 pub(super) struct Problem<'a> {
     /// `[m, k]` row-major.
     pub x: &'a [bf16],

@@ -48,7 +48,7 @@ impl Weight {
         sum + tail.iter().filter(|&&x| x >= floor).map(|&x| self.of(x)).sum::<u64>()
     }
 
-    /// The logit that weighs `weight`, in shares of the largest.
+    /// The logit that weighs `weight`, as a fraction of the largest.
     pub fn logit(&self, weight: f64) -> f64 {
         f64::from(self.max) + weight.log2() / f64::from(self.scale)
     }
@@ -60,9 +60,9 @@ impl Weight {
     }
 }
 
-/// The smallest whole number that is not below `share` (from 0 to 1) of `total`, at least 1.
-pub(super) fn share_of(share: f32, total: u64) -> u64 {
-    let fixed = (f64::from(share) * 2f64.powi(64)) as u64;
+/// The smallest whole number that is not below `fraction` (from 0 to 1) of `total`, at least 1.
+pub(super) fn fraction_of(fraction: f32, total: u64) -> u64 {
+    let fixed = (f64::from(fraction) * 2f64.powi(64)) as u64;
     let product = u128::from(fixed) * u128::from(total);
     let whole = (product >> 64) as u64 + u64::from(product as u64 != 0);
     whole.max(1)
@@ -124,8 +124,8 @@ mod tests {
 
     #[test]
     fn shares_round_up() {
-        assert_eq!((share_of(0.5, 10), share_of(0.5, 11), share_of(1e-30, 10)), (5, 6, 1));
-        assert_eq!(share_of(0.75, 1 << 40), 3 << 38);
-        assert_eq!(share_of(0.9, 1000), 900, "0.9 in f32 is below 9/10");
+        assert_eq!((fraction_of(0.5, 10), fraction_of(0.5, 11), fraction_of(1e-30, 10)), (5, 6, 1));
+        assert_eq!(fraction_of(0.75, 1 << 40), 3 << 38);
+        assert_eq!(fraction_of(0.9, 1000), 900, "0.9 in f32 is below 9/10");
     }
 }

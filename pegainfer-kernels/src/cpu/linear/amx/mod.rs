@@ -1,4 +1,4 @@
-//! The AMX path: bf16 tile products, `[16 w rows, 32 k] x [32 k, 16 x rows]`, summed in f32 tiles.
+//! The AMX path: bf16 tile multiply-adds, `[16 w rows, 32 k] x [32 k, 16 x rows]`, summed in f32 tiles.
 //!
 //! W rows are the left operand, which is plain row-major: the checkpoint's layout serves as it is. X is the right
 //! operand, whose layout (VNNI: pairs of `k` side by side) it gets once per call. One x row or sixteen cost the same,
@@ -67,10 +67,10 @@ fn pack(p: &Problem<'_>, steps: usize, out: &mut [u32]) {
     });
 }
 
-/// What the tasks of one product share.
+/// Operands and layout that the tasks of one GEMM share.
 struct Task<'a> {
     p: &'a Problem<'a>,
-    /// What [`pack`] made.
+    /// Output of [`pack`].
     x: &'a [u32],
     /// Steps that cover `k`.
     steps: usize,

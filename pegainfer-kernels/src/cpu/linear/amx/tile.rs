@@ -1,9 +1,9 @@
-//! What is done with tile registers, in assembly: the intrinsics are not stable.
+//! Operations on tile registers, in assembly: the intrinsics are not stable.
 
 use half::bf16;
 use std::arch::asm;
 
-/// Elements of `k` per tile product.
+/// Elements of `k` per tile instruction.
 pub(super) const STEP: usize = 32;
 /// Steps per block of `k`: a staged panel then takes 32 KiB of the 48 KiB L1 and is reused by all x tiles of the task.
 pub(super) const BLOCK_STEPS: usize = 16;
@@ -45,7 +45,7 @@ pub(super) unsafe fn release() {
     unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
 }
 
-/// Where the left tiles are loaded from: two tiles of 16 rows of w.
+/// Source of the left tiles: two tiles of 16 rows of w.
 #[derive(Clone, Copy)]
 pub(super) struct Left {
     w0: *const u8,
