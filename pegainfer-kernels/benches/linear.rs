@@ -1,5 +1,5 @@
-//! Matrix products on the CPU. `gemv` streams a gigabyte of weights per iteration, so that no cache helps, and reads as
-//! many bytes plainly for comparison; `gemm` is one prefill-sized product. Set `RAYON_NUM_THREADS` to vary the threads.
+//! GEMMs on the CPU. `gemv` streams a gigabyte of weights per iteration, so that no cache helps, and reads as many
+//! bytes plainly for comparison; `gemm` is one GEMM of prefill size. Set `RAYON_NUM_THREADS` to vary the threads.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use half::bf16;
