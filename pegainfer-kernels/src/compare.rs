@@ -1,10 +1,13 @@
 //! Compares an op on two devices: the same seeded operands, of the shapes that an executor recorded. `pegainfer doctor`
-//! checks each op on the user's GPU against its CPU twin with it.
+//! checks each op on the user's GPU against its CPU twin with it: alone, overlapped with its neighbours and replayed in a
+//! CUDA graph ([`Way`]), with the operands of a step and with those that steps have more rarely ([`Variant`]).
 
 mod attention;
 mod batch;
+mod call;
 mod delta;
 mod dense;
+mod feed;
 #[cfg(test)]
 mod gated;
 #[cfg(feature = "deepseek-v4")]
@@ -12,13 +15,17 @@ mod hyper;
 mod layers;
 mod operands;
 mod sampling;
+mod variant;
+mod ways;
 
 use crate::ops::HeadShape;
-use operands::{allocate, output, tensor, unit};
+use call::Call;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
-use pegainfer_core::tensor::{OpError, Tensor};
+use pegainfer_core::tensor::OpError;
 use rayon::prelude::*;
+use variant::Variant;
+use ways::Way;
 
 /// What a recorded call does not say in shapes.
 #[derive(Debug, Clone, Copy)]
@@ -40,8 +47,10 @@ pub struct Comparison {
     pub absolute: f64,
     /// Largest difference of an element, relative to the root mean square of its row in the reference.
     pub relative: f64,
-    /// Whether every element is within tolerance.
-    pub ok: bool,
+    /// Ways times variants that were compared.
+    pub runs: usize,
+    /// Those in which an element is not within tolerance.
+    pub failures: Vec<String>,
 }
 
 /// Outputs of one call, on the host and in the CPU's layout.
@@ -57,36 +66,67 @@ const EPS: f32 = 1e-6;
 /// Tolerance of ids, and of dummy weights.
 const EXACT: f64 = 0.0;
 
-/// Calls the op of `record` on `reference` and on `tested` and compares what it writes. `None` for an op that is not
-/// known here.
+/// Calls the op of `record` on `reference`, and in every [`Way`] on `tested`, with the operands of each [`Variant`] that it
+/// has, and compares what it writes. `None` for an op that is not known here.
 pub fn compare(
     reference: &mut Exec,
     tested: &mut Exec,
     record: &OpRecord,
     case: &Case,
 ) -> Result<Option<Comparison>, OpError> {
-    let Some(expected) = reference.install(|exec| run(exec, record, case))?? else { return Ok(None) };
-    let (got, records) = tested.install(|exec| exec.recording(|exec| run(exec, record, case)))?;
-    let got = got?.unwrap_or_default();
-    let kernel = records.first().map_or("", |record| record.kernel);
-    let mut all = Comparison { kernel, absolute: 0.0, relative: 0.0, ok: got.len() == expected.len() };
-    for (expected, got) in expected.iter().zip(&got) {
-        all.add(expected, got);
+    let mut all = Comparison { kernel: "", absolute: 0.0, relative: 0.0, runs: 0, failures: Vec::new() };
+    for variant in Variant::of(record) {
+        let record = &variant.record(record);
+        let alone = |exec: &mut Exec| match Call::new(exec, record, case, variant)? {
+            Some(mut call) => Way::Alone.outputs(exec, &mut call).map(Some),
+            None => Ok(None),
+        };
+        let Some(expected) = reference.install(alone)??.map(|mut launches| launches.remove(0)) else { return Ok(None) };
+        let ways = |exec: &mut Exec| match Call::new(exec, record, case, variant)? {
+            Some(mut call) => Way::ALL.into_iter().map(|way| way.outputs(exec, &mut call)).collect(),
+            None => Ok(Vec::new()),
+        };
+        let (got, records): (Result<Vec<_>, OpError>, _) = tested.install(|exec| exec.recording(ways))?;
+        let called = records.iter().find(|called| called.op == record.op);
+        all.kernel = called.map_or(all.kernel, |called| called.kernel);
+        for (way, got) in Way::ALL.into_iter().zip(got?) {
+            all.add(&format!("{way}{variant}"), &expected, &got);
+        }
     }
     Ok(Some(all))
 }
 
 impl Comparison {
+    /// Whether the devices agree.
+    pub fn ok(&self) -> bool {
+        self.failures.is_empty()
+    }
+
+    /// Adds one run. `got` has the outputs of one or more launches, each like `expected`.
+    fn add(&mut self, run: &str, expected: &[Output], got: &[Vec<Output>]) {
+        let mut ok = !got.is_empty();
+        for got in got {
+            ok &= got.len() == expected.len();
+            for (expected, got) in expected.iter().zip(got) {
+                ok &= self.agrees(expected, got);
+            }
+        }
+        self.runs += 1;
+        if !ok {
+            self.failures.push(run.to_owned());
+        }
+    }
+
     /// An element may differ by a share of itself and of its row's root mean square: a sum of many terms that nearly
     /// cancel keeps the error of the terms.
-    fn add(&mut self, expected: &Output, got: &Output) {
+    fn agrees(&mut self, expected: &Output, got: &Output) -> bool {
         let rows = expected.values.par_chunks(expected.row).zip(got.values.par_chunks(expected.row));
         let (absolute, relative, within) = rows
             .map(|(e, g)| difference(e, g, expected.tolerance))
             .reduce(|| (0.0, 0.0, true), |a, b| (larger(a.0, b.0), larger(a.1, b.1), a.2 && b.2));
-        self.ok &= within && expected.values.len() == got.values.len();
         self.absolute = larger(self.absolute, absolute);
         self.relative = larger(self.relative, relative);
+        within && expected.values.len() == got.values.len()
     }
 }
 
@@ -107,61 +147,6 @@ fn larger(a: f64, b: f64) -> f64 {
     if a > b || a.is_nan() { a } else { b }
 }
 
-/// A recorded call with its operands on one device.
-struct Call<'a> {
-    record: &'a OpRecord,
-    case: &'a Case,
-    read: Vec<Tensor>,
-    written: Vec<Tensor>,
-}
-
-impl<'a> Call<'a> {
-    fn new(exec: &mut Exec, record: &'a OpRecord, case: &'a Case) -> Result<Self, OpError> {
-        let (reads, writes) = (&record.reads, &record.writes);
-        let mut read = Vec::new();
-        for (i, operand) in reads.iter().enumerate() {
-            read.push(tensor(exec, operand, case, i as u64)?);
-        }
-        let mut written = Vec::new();
-        for operand in writes {
-            // What is read and written begins as what is read.
-            let seed = reads.iter().position(|o| o.id == operand.id).map(|i| i as u64);
-            written.push(tensor(exec, operand, case, seed.unwrap_or(1 << 16))?);
-        }
-        Ok(Self { record, case, read, written })
-    }
-
-    /// All that was written.
-    fn outputs(&self, exec: &Exec) -> Result<Vec<Output>, OpError> {
-        self.written.iter().map(|tensor| output(exec, tensor, self.case)).collect()
-    }
-}
-
-/// Calls an op if it is one of a family, and gives what it wrote.
-type Family = fn(&mut Exec, &mut Call<'_>) -> Result<Option<Vec<Output>>, OpError>;
-
-const FAMILIES: &[Family] = &[
-    dense::run,
-    attention::run,
-    delta::run,
-    layers::run,
-    sampling::run,
-    #[cfg(feature = "deepseek-v4")]
-    hyper::run,
-];
-
-/// Runs one op on one device.
-fn run(exec: &mut Exec, record: &OpRecord, case: &Case) -> Result<Option<Vec<Output>>, OpError> {
-    let mut call = Call::new(exec, record, case)?;
-    for family in FAMILIES {
-        let outputs = family(exec, &mut call)?;
-        if outputs.is_some() {
-            return Ok(outputs);
-        }
-    }
-    Ok(None)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -169,14 +154,19 @@ mod tests {
     #[test]
     fn a_difference_is_seen() {
         let output = |values: &[f32]| Output { tolerance: 1.0 / 64.0, row: 3, values: values.to_vec() };
-        let judge = |got: &[f32]| {
-            let mut all = Comparison { kernel: "", absolute: 0.0, relative: 0.0, ok: true };
-            all.add(&output(&[1.0, -2.0, 0.0]), &output(got));
-            all.ok
+        let judge = |launches: &[&[f32]]| {
+            let mut all = Comparison { kernel: "", absolute: 0.0, relative: 0.0, runs: 0, failures: Vec::new() };
+            let got: Vec<_> = launches.iter().map(|values| vec![output(values)]).collect();
+            all.add("replayed", &[output(&[1.0, -2.0, 0.0])], &got);
+            assert_eq!(all.runs, 1);
+            all.ok()
         };
-        assert!(judge(&[1.0, -2.0, 0.001]));
-        assert!(!judge(&[1.0, -2.0, 0.1]));
-        assert!(!judge(&[1.0, f32::NAN, 0.0]));
-        assert!(!judge(&[1.0, -2.0]));
+        let good: &[f32] = &[1.0, -2.0, 0.001];
+        assert!(judge(&[good]) && judge(&[good, good]));
+        assert!(!judge(&[&[1.0, -2.0, 0.1]]));
+        assert!(!judge(&[&[1.0, f32::NAN, 0.0]]));
+        assert!(!judge(&[&[1.0, -2.0]]));
+        assert!(!judge(&[good, &[1.0, -2.0, 0.1]]), "the second launch");
+        assert!(!judge(&[]), "nothing was launched");
     }
 }

@@ -1,44 +1,93 @@
 //! Ops of attention layers, with and without gates.
 
-use super::batch::Rows;
-use super::{Call, EPS, Output, allocate};
+use super::batch::Tables;
+use super::call::{Call, Family, Launch, Values, all_written};
+use super::operands::allocate;
+use super::{EPS, Output};
 use crate::ops::{self, Heads};
 use pegainfer_core::exec::Exec;
+use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError};
 
-/// Calls the op, if it is one of these.
-pub(super) fn run(exec: &mut Exec, call: &mut Call<'_>) -> Result<Option<Vec<Output>>, OpError> {
-    let (shape, reads) = (call.case.shape, &call.record.reads);
-    match (call.record.op, &call.read[..], &mut call.written[..]) {
-        ("qk_norm_rope_write_kv", [qkv, q_norm, k_norm, rope, positions, slots], [q, k, v]) => {
-            let heads = Heads { shape, norms: (q_norm, k_norm), eps: EPS, rope, positions, slots };
-            ops::qk_norm_rope_write_kv(exec, qkv, &heads, q, (k, v))?;
+pub(super) const FAMILY: Family = Family { has, prepare, fill, launch, outputs };
+
+const OPS: [&str; 7] = [
+    "qk_norm_rope_write_kv",
+    "gated_qk_norm_rope_write_kv",
+    "linear_qkv",
+    "attention",
+    "attention_gate",
+    "decode_attention",
+    "gated_decode_attention",
+];
+
+fn has(record: &OpRecord) -> bool {
+    OPS.contains(&record.op)
+}
+
+/// The rows of a batch, and room for what fused ops may hand on.
+fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
+    let (record, shape) = (call.record, call.case.shape);
+    let tokens = call.read[0].rows_cols().0;
+    let (tables, blocks) = match record.op {
+        "attention" => (5, call.read[1].rows_cols().0),
+        "decode_attention" | "gated_decode_attention" => (10, launch.written[1].rows_cols().0),
+        "linear_qkv" => {
+            launch.extra = vec![allocate(exec, "qkv", &[tokens, shape.qkv_width()], DType::Bf16)?];
+            return Ok(());
         }
-        ("linear_qkv", [x, w, q_norm, k_norm, rope, positions, slots], [q, k, v]) => {
-            let mut qkv = allocate(exec, "qkv", &[x.rows_cols().0, shape.qkv_width()], DType::Bf16)?;
+        _ => return Ok(()),
+    };
+    let Some(tables) = record.reads.get(tables) else { return Err(call.unknown()) };
+    launch.tables = Some(Tables::new(exec, tokens, (tables, blocks), call.case, call.variant)?);
+    launch.extra = vec![allocate(exec, "q", &[tokens, shape.q_width()], DType::Bf16)?];
+    Ok(())
+}
+
+fn fill(exec: &mut Exec, _: &mut Call<'_>, launch: &mut Launch, values: Values) -> Result<(), OpError> {
+    launch.tables.as_mut().map_or(Ok(()), |tables| tables.fill(exec, values))
+}
+
+fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
+    let shape = call.case.shape;
+    match (call.record.op, &call.read[..], &mut launch.written[..], &mut launch.extra[..], &launch.tables) {
+        ("qk_norm_rope_write_kv", [qkv, q_norm, k_norm, rope, positions, slots], [q, k, v], _, _) => {
             let heads = Heads { shape, norms: (q_norm, k_norm), eps: EPS, rope, positions, slots };
-            ops::linear_qkv(exec, (x, w), &heads, &mut qkv, q, (k, v))?;
+            ops::qk_norm_rope_write_kv(exec, qkv, &heads, q, (k, v))
         }
-        ("gated_qk_norm_rope_write_kv", [projected, q_norm, k_norm, rope, positions, slots], [q, k, v]) => {
+        ("linear_qkv", [x, w, q_norm, k_norm, rope, positions, slots], [q, k, v], [qkv], _) => {
             let heads = Heads { shape, norms: (q_norm, k_norm), eps: EPS, rope, positions, slots };
-            ops::gated_qk_norm_rope_write_kv(exec, projected, &heads, q, (k, v))?;
+            ops::linear_qkv(exec, (x, w), &heads, qkv, q, (k, v))
         }
-        ("attention", [q, k, v, ..], [out]) => {
-            let tables = Rows::new(q.rows_cols().0, &reads[5], k.rows_cols().0, call.case).upload(exec)?;
+        ("gated_qk_norm_rope_write_kv", [projected, q_norm, k_norm, rope, positions, slots], [q, k, v], _, _) => {
+            let heads = Heads { shape, norms: (q_norm, k_norm), eps: EPS, rope, positions, slots };
+            ops::gated_qk_norm_rope_write_kv(exec, projected, &heads, q, (k, v))
+        }
+        ("attention", [q, k, v, ..], [out], _, Some(tables)) => {
             let scale = (shape.head_dim as f32).sqrt().recip();
-            ops::attention(exec, q, (k, v), &tables.batch(), shape, scale, out)?;
+            ops::attention(exec, q, (k, v), &tables.batch(), shape, scale, out)
         }
-        ("attention_gate", [projected, _], [attended]) => ops::attention_gate(exec, projected, shape, attended)?,
-        (op @ ("decode_attention" | "gated_decode_attention"), [x, q_norm, k_norm, rope, ..], [out, k, v]) => {
-            let rows = Rows::new(x.rows_cols().0, &reads[10], k.rows_cols().0, call.case);
-            let ((positions, slots), tables) = (rows.newest(exec)?, rows.upload(exec)?);
-            let mut q = allocate(exec, "q", out.shape(), DType::Bf16)?;
-            let norms = (q_norm, k_norm);
-            let heads = Heads { shape, norms, eps: EPS, rope, positions: &positions, slots: &slots };
-            let decode = if op == "decode_attention" { ops::decode_attention } else { ops::gated_decode_attention };
-            decode(exec, x, &heads, &tables.batch(), (k, v), &mut q, out)?;
+        ("attention_gate", [projected, _], [attended], _, _) => ops::attention_gate(exec, projected, shape, attended),
+        ("decode_attention", [x, q_norm, k_norm, rope, ..], [out, k, v], [q], Some(tables)) => {
+            let [positions, slots] = &tables.newest;
+            let heads = Heads { shape, norms: (q_norm, k_norm), eps: EPS, rope, positions, slots };
+            ops::decode_attention(exec, x, &heads, &tables.batch(), (k, v), q, out)
         }
-        _ => return Ok(None),
+        ("gated_decode_attention", [x, q_norm, k_norm, rope, ..], [out, k, v], [q], Some(tables)) => {
+            let [positions, slots] = &tables.newest;
+            let heads = Heads { shape, norms: (q_norm, k_norm), eps: EPS, rope, positions, slots };
+            ops::gated_decode_attention(exec, x, &heads, &tables.batch(), (k, v), q, out)
+        }
+        _ => Err(call.unknown()),
     }
-    call.outputs(exec).map(Some)
+}
+
+/// What rows give that attend to nothing is undefined.
+fn outputs(exec: &Exec, call: &Call<'_>, launch: &Launch) -> Result<Vec<Output>, OpError> {
+    let mut outputs = all_written(exec, call, launch)?;
+    if let (Some(tables), Some(out)) = (&launch.tables, outputs.first_mut()) {
+        let rows = out.values.chunks_exact_mut(out.row).enumerate();
+        rows.filter(|(row, _)| tables.pads(*row)).for_each(|(_, values)| values.fill(0.0));
+    }
+    Ok(outputs)
 }

@@ -1,37 +1,61 @@
 //! Ops of dense layers: embedding, norms and products; and dummy weights.
 
-use super::{Call, EPS, EXACT, Output, allocate};
+use super::call::{Call, Family, Launch, Values, all_written};
+use super::operands::allocate;
+use super::{EPS, EXACT, Output};
 use crate::ops::{self, PLACEHOLDER};
 use pegainfer_core::exec::Exec;
+use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError};
 
-/// Calls the op, if it is one of these.
-pub(super) fn run(exec: &mut Exec, call: &mut Call<'_>) -> Result<Option<Vec<Output>>, OpError> {
-    match (call.record.op, &mut call.read[..], &mut call.written[..]) {
-        ("embedding", [ids, table, previous], [out]) => {
-            // Every other token is one that the previous step drew.
-            let (tokens, drawn) = (ids.elements() as u32, previous.elements() as u32);
-            let token = |i: u32| if i.is_multiple_of(2) { i } else { PLACEHOLDER | (i % drawn) };
-            exec.fill_rows(ids, &(0..tokens).map(token).collect::<Vec<u32>>())?;
-            ops::embedding(exec, ids, previous, table, out)?;
+pub(super) const FAMILY: Family = Family { has, prepare, fill, launch, outputs };
+
+const OPS: [&str; 7] =
+    ["embedding", "gather_rows", "rms_norm", "linear_add_norm", "linear", "linear_swiglu", "uniform"];
+
+fn has(record: &OpRecord) -> bool {
+    OPS.contains(&record.op)
+}
+
+/// Room for what fused ops may hand on.
+fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
+    let (name, shape) = match (call.record.op, &call.read[..], &launch.written[..]) {
+        ("linear_add_norm", _, [_, out]) => ("delta", out.shape().to_vec()),
+        ("linear_swiglu", [x, w], _) => ("gate_up", vec![x.rows_cols().0, w.rows_cols().0]),
+        _ => return Ok(()),
+    };
+    launch.extra = vec![allocate(exec, name, &shape, DType::Bf16)?];
+    Ok(())
+}
+
+/// Every other token is one that the previous step drew.
+fn fill(exec: &mut Exec, call: &mut Call<'_>, _: &mut Launch, values: Values) -> Result<(), OpError> {
+    let ("embedding", [ids, _, previous]) = (call.record.op, &mut call.read[..]) else { return Ok(()) };
+    let (tokens, drawn) = (ids.elements() as u32, previous.elements() as u32);
+    let first = u32::from(values == Values::Earlier);
+    let token = |i: u32| if (i + first).is_multiple_of(2) { i } else { PLACEHOLDER | (i % drawn) };
+    exec.fill_rows(ids, &(0..tokens).map(token).collect::<Vec<u32>>())
+}
+
+fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
+    match (call.record.op, &call.read[..], &mut launch.written[..], &mut launch.extra[..]) {
+        ("embedding", [ids, table, previous], [out], _) => ops::embedding(exec, ids, previous, table, out),
+        ("gather_rows", [x, rows], [out], _) => ops::gather_rows(exec, x, rows, out),
+        ("rms_norm", [x, weight], [out], _) => ops::rms_norm(exec, x, weight, EPS, out),
+        ("linear_add_norm", [x, w, _, norm], [residual, out], [delta]) => {
+            ops::linear_add_norm(exec, x, w, residual, norm, EPS, delta, out)
         }
-        ("gather_rows", [x, rows], [out]) => ops::gather_rows(exec, x, rows, out)?,
-        ("rms_norm", [x, weight], [out]) => ops::rms_norm(exec, x, weight, EPS, out)?,
-        ("linear_add_norm", [x, w, _, norm], [residual, out]) => {
-            let mut delta = allocate(exec, "delta", out.shape(), DType::Bf16)?;
-            ops::linear_add_norm(exec, x, w, residual, norm, EPS, &mut delta, out)?;
-        }
-        ("linear", [x, w], [out]) => ops::linear(exec, x, w, out)?,
-        ("linear_swiglu", [x, w], [out]) => {
-            let mut gate_up = allocate(exec, "gate_up", &[x.rows_cols().0, w.rows_cols().0], DType::Bf16)?;
-            ops::linear_swiglu(exec, x, w, &mut gate_up, out)?;
-        }
-        ("uniform", [], [out]) => {
-            ops::uniform(exec, 5, 0.02, out)?;
-            let exact = |output| Output { tolerance: EXACT, ..output };
-            return Ok(Some(call.outputs(exec)?.into_iter().map(exact).collect()));
-        }
-        _ => return Ok(None),
+        ("linear", [x, w], [out], _) => ops::linear(exec, x, w, out),
+        ("linear_swiglu", [x, w], [out], [gate_up]) => ops::linear_swiglu(exec, x, w, gate_up, out),
+        ("uniform", [], [out], _) => ops::uniform(exec, 5, 0.02, out),
+        _ => Err(call.unknown()),
     }
-    call.outputs(exec).map(Some)
+}
+
+fn outputs(exec: &Exec, call: &Call<'_>, launch: &Launch) -> Result<Vec<Output>, OpError> {
+    let mut outputs = all_written(exec, call, launch)?;
+    if call.record.op == "uniform" {
+        outputs.iter_mut().for_each(|output| output.tolerance = EXACT);
+    }
+    Ok(outputs)
 }

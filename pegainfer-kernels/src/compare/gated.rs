@@ -51,7 +51,7 @@ fn instruction_sets_agree() {
     for isa in Isa::available() {
         for record in &records {
             let found = compare(&mut cpu(Isa::available()[0]), &mut cpu(isa), record, &case).unwrap();
-            assert!(found.is_some_and(|found| found.ok), "{} on {}", record.op, isa.name());
+            assert!(found.is_some_and(|found| found.ok()), "{} on {}", record.op, isa.name());
         }
     }
 }

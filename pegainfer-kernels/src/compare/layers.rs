@@ -1,10 +1,15 @@
 //! `ops::decode_layers`: its operands are a whole model.
 
-use super::batch::Rows;
-use super::{Call, EPS, Output, allocate, tensor};
+use super::batch::Tables;
+use super::call::{Call, Family, Launch, Values, all_written};
+use super::operands::allocate;
+use super::{Case, EPS, Output};
 use crate::ops::{self, DecodeLayer, DecodeModel, DecodeScratch, DecodeState};
 use pegainfer_core::exec::Exec;
+use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+pub(super) const FAMILY: Family = Family { has, prepare, fill, launch, outputs };
 
 /// Operands of a record before those of the layers: read, and written.
 const COMMON: (usize, usize) = (8, 2);
@@ -12,6 +17,15 @@ const COMMON: (usize, usize) = (8, 2);
 const ROUNDINGS: f64 = 4.0;
 /// Tensors of a layer.
 const READ: usize = 10;
+
+fn has(record: &OpRecord) -> bool {
+    record.op == "decode_layers"
+}
+
+/// Layers of a call that reads so many tensors.
+fn layers(read: &[Tensor]) -> usize {
+    (read.len() - COMMON.0) / READ
+}
 
 /// The layer of these operands.
 fn layer<'a>(read: &'a [Tensor], cache: &'a mut [Tensor]) -> Option<DecodeLayer<'a>> {
@@ -21,47 +35,56 @@ fn layer<'a>(read: &'a [Tensor], cache: &'a mut [Tensor]) -> Option<DecodeLayer<
     Some(DecodeLayer { input_norm, qkv, head_norms, cache: (k, v), o, post_norm, gate_up, down })
 }
 
-/// Calls the op, if it is this one.
-pub(super) fn run(exec: &mut Exec, call: &mut Call<'_>) -> Result<Option<Vec<Output>>, OpError> {
-    let Call { record, case, read, written } = call;
-    if record.op != "decode_layers" {
-        return Ok(None);
-    }
-    let layers = (read.len() - COMMON.0) / READ;
-    let (common, caches) = written.split_at_mut(COMMON.1);
-    let [residual, normed] = common else { return Ok(None) };
-    let (rows, blocks) = (residual.rows_cols().0, caches[0].rows_cols().0);
-    let tables = Rows::new(rows, &record.reads[7], blocks, case);
-    let ((positions, slots), tables) = (tables.newest(exec)?, tables.upload(exec)?);
-    let (read_layers, caches) = (read[COMMON.0..].chunks_exact(READ), caches.chunks_exact_mut(2));
-    let mut model = DecodeModel {
-        layers: read_layers.zip(caches).filter_map(|(read, cache)| layer(read, cache)).collect(),
+/// The model of these operands: `caches` are those of its layers.
+fn model<'a>(case: &Case, read: &'a [Tensor], caches: &'a mut [Tensor]) -> DecodeModel<'a> {
+    let layers = read[COMMON.0..].chunks_exact(READ).zip(caches.chunks_exact_mut(2));
+    DecodeModel {
+        layers: layers.filter_map(|(read, cache)| layer(read, cache)).collect(),
         final_norm: &read[1],
         rope: &read[2],
         shape: case.shape,
         eps: EPS,
-    };
-    let (hidden, width) = model.widths();
-    let mut room = |name: &str, columns: usize| allocate(exec, name, &[rows, columns], DType::Bf16);
-    let mut scratch = DecodeScratch {
-        delta: &mut room("delta", hidden)?,
-        qkv: &mut room("qkv", case.shape.qkv_width())?,
-        q: &mut room("q", case.shape.q_width())?,
-        attended: &mut room("attended", case.shape.q_width())?,
-        gate_up: &mut room("gate_up", 2 * width)?,
-        activated: &mut room("activated", width)?,
-    };
-    let failed = |e: std::io::Error| OpError { op: "compare", message: e.to_string() };
-    let mut state = DecodeState::new(exec, &model).map_err(failed)?;
-    let at = (&positions, &slots);
-    // Twice, because the second call finds what the first one left in the state.
-    for _ in 0..2 {
-        *residual = tensor(exec, &record.reads[0], case, 0)?;
-        let (state, batch) = (state.as_mut(), tables.batch());
-        ops::decode_layers(exec, &mut model, state, at, &batch, &mut scratch, residual, normed)?;
     }
-    // Each layer adds its roundings to those before it: over two layers of Qwen3-4B's shape, two instruction sets of a CPU
-    // differ by up to 0.05 of the residual's root mean square.
-    let add = |output: Output| Output { tolerance: ROUNDINGS * output.tolerance * layers as f64, ..output };
-    Ok(Some(call.outputs(exec)?.into_iter().map(add).collect()))
+}
+
+/// Rows, room in the order of [`DecodeScratch`], and the state.
+fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
+    let (rows, shape) = (call.read[0].rows_cols().0, call.case.shape);
+    let [_, _, caches @ ..] = &mut launch.written[..] else { return Err(call.unknown()) };
+    let blocks = caches[0].rows_cols().0;
+    launch.tables = Some(Tables::new(exec, rows, (&call.record.reads[7], blocks), call.case, call.variant)?);
+    let model = model(call.case, &call.read, caches);
+    let (hidden, width) = model.widths();
+    let widths = [hidden, shape.qkv_width(), shape.q_width(), shape.q_width(), 2 * width, width];
+    for (name, columns) in ["delta", "qkv", "q", "attended", "gate_up", "activated"].into_iter().zip(widths) {
+        launch.extra.push(allocate(exec, name, &[rows, columns], DType::Bf16)?);
+    }
+    let failed = |e: std::io::Error| OpError { op: "compare", message: e.to_string() };
+    launch.state = DecodeState::new(exec, &model).map_err(failed)?;
+    Ok(())
+}
+
+fn fill(exec: &mut Exec, _: &mut Call<'_>, launch: &mut Launch, values: Values) -> Result<(), OpError> {
+    launch.tables.as_mut().map_or(Ok(()), |tables| tables.fill(exec, values))
+}
+
+fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
+    let Launch { written, extra, tables, state, .. } = launch;
+    let ([residual, normed, caches @ ..], Some(tables)) = (&mut written[..], &*tables) else {
+        return Err(call.unknown());
+    };
+    let [delta, qkv, q, attended, gate_up, activated] = &mut extra[..] else { return Err(call.unknown()) };
+    let mut scratch = DecodeScratch { delta, qkv, q, attended, gate_up, activated };
+    let ([positions, slots], batch) = (&tables.newest, tables.batch());
+    let (mut model, at) = (model(call.case, &call.read, caches), (positions, slots));
+    ops::decode_layers(exec, &mut model, state.as_mut(), at, &batch, &mut scratch, residual, normed)
+}
+
+/// Each layer adds its roundings to those before it: over two layers of Qwen3-4B's shape, two instruction sets of a CPU differ
+/// by up to 0.05 of the residual's root mean square.
+fn outputs(exec: &Exec, call: &Call<'_>, launch: &Launch) -> Result<Vec<Output>, OpError> {
+    let mut outputs = all_written(exec, call, launch)?;
+    let roundings = ROUNDINGS * layers(&call.read) as f64;
+    outputs.iter_mut().for_each(|output| output.tolerance *= roundings);
+    Ok(outputs)
 }

@@ -1,10 +1,11 @@
 //! Seeded operands like recorded ones, and what is read back of them.
 
+use super::call::Values;
 use super::{Case, EXACT, Output, sampling};
 use crate::ops;
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
-use pegainfer_core::record::Operand;
+use pegainfer_core::record::{OpRecord, Operand};
 use pegainfer_core::rng;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use rayon::prelude::*;
@@ -24,31 +25,73 @@ pub(super) fn tensor(exec: &mut Exec, operand: &Operand, case: &Case, seed: u64)
     let shape = cache.map(|i| case.shape.cache(exec.device(), operand.shape[0])[i]);
     let shape = shape.as_ref().map_or(operand.shape.as_slice(), |shape| shape);
     let mut tensor = allocate(exec, &operand.name, shape, operand.dtype)?;
-    let elements = tensor.elements();
+    fill(exec, &mut tensor, operand, case, seed)?;
+    Ok(tensor)
+}
+
+/// Gives `tensor`, which is like `operand`, the values of a seed.
+pub(super) fn fill(
+    exec: &mut Exec,
+    tensor: &mut Tensor,
+    operand: &Operand,
+    case: &Case,
+    seed: u64,
+) -> Result<(), OpError> {
+    let (elements, cache) = (tensor.elements(), cache_index(&operand.name));
     match operand.dtype {
         DType::Bf16 => {
             let place = cpu_order(exec, cache, case);
-            exec.write(&mut tensor, 0..elements, |first, out: &mut [bf16]| {
+            exec.write(tensor, 0..elements, |first, out: &mut [bf16]| {
                 let value = |i: usize| bf16::from_f32(unit(seed, place(i)));
                 out.par_iter_mut().enumerate().for_each(|(i, v)| *v = value(first + i));
-            })?;
+            })
         }
-        DType::F32 => exec.write(&mut tensor, 0..elements, |first, out: &mut [f32]| {
+        DType::F32 => exec.write(tensor, 0..elements, |first, out: &mut [f32]| {
             let vocab = operand.shape.last().copied().unwrap_or(1);
             let logits = operand.name == "logits";
             let value = |i: usize| if logits { sampling::logit(seed, i, vocab) } else { unit(seed, i) };
             out.par_iter_mut().enumerate().for_each(|(i, v)| *v = value(first + i));
-        })?,
+        }),
         DType::U32 => {
             // Ids, positions, slots and rows all count from 0; distinct, because slots must be.
             let ids: Vec<u32> = (0..elements as u32).rev().collect();
-            exec.fill_rows(&mut tensor, &ids)?;
+            exec.fill_rows(tensor, &ids)
         }
-        DType::U8 => exec.write(&mut tensor, 0..elements, |first, out: &mut [u8]| {
+        DType::U8 => exec.write(tensor, 0..elements, |first, out: &mut [u8]| {
             out.iter_mut().enumerate().for_each(|(i, v)| *v = (rng::bits(seed, (first + i) as u64) >> 56) as u8);
-        })?,
+        }),
     }
-    Ok(tensor)
+}
+
+/// Where the activations of a call are: what the kernel in front of it writes in a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// The first tensor that is read.
+    Read,
+    /// That tensor is also this one of those that are written.
+    Written(usize),
+}
+
+impl Place {
+    /// The tensor there.
+    pub fn tensor<'a>(&self, read: &'a mut [Tensor], written: &'a mut [Tensor]) -> &'a mut Tensor {
+        match *self {
+            Self::Read => &mut read[0],
+            Self::Written(i) => &mut written[i],
+        }
+    }
+}
+
+/// The first operand that is read is the activations of every op that has some; ids are copied in before a step.
+pub(super) fn place_of_input(record: &OpRecord) -> Option<Place> {
+    let input = record.reads.first().filter(|operand| matches!(operand.dtype, DType::Bf16 | DType::F32))?;
+    let written = record.writes.iter().position(|operand| operand.id == input.id);
+    Some(written.map_or(Place::Read, Place::Written))
+}
+
+/// The seed of the activations.
+pub(super) fn input_seed(values: Values) -> u64 {
+    if values == Values::Final { 0 } else { 1 << 17 }
 }
 
 /// Which of the two caches a tensor of this name is.

@@ -1,13 +1,19 @@
 //! Comparisons of `adjust_logits`, `sample` and `logprobs`: rules of every kind, every way to sample on every row, and
 //! reports taken apart.
 
-use super::{Call, EXACT, Output, allocate, unit};
+use super::call::{Call, Family, Launch, Values};
+use super::operands::{allocate, unit};
+use super::variant::Variant;
+use super::{EXACT, Output};
 use crate::ops::{self, DRAW_WORDS, Draw, NO_MASK, REPORT_WORDS};
 use pegainfer_core::engine::MAX_LOGPROBS;
 use pegainfer_core::exec::Exec;
+use pegainfer_core::record::OpRecord;
 use pegainfer_core::rng;
 use pegainfer_core::sampling::SamplingParams;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+pub(super) const FAMILY: Family = Family { has, prepare, fill, launch, outputs };
 
 /// Temperature, top-k, top-p, min-p. Logits are from -1 to 1, so the colder ones see a few likely tokens.
 const WAYS: [(f32, u32, f32, f32); 8] = [
@@ -21,19 +27,70 @@ const WAYS: [(f32, u32, f32, f32); 8] = [
     (100.0, 5000, 0.99, 0.0),
 ];
 /// Reports that rows ask for.
-const REPORTS: [Option<usize>; 4] = [Some(MAX_LOGPROBS), None, Some(0), Some(5)];
+const ASKED: [Option<usize>; 4] = [Some(MAX_LOGPROBS), None, Some(0), Some(5)];
 /// Relative to the size of a row's log-probabilities, about 12: well within 1e-4.
 const LOGPROB: f64 = 1e-6;
+/// Turns in which every row samples in every way.
+pub(super) const SAMPLES: usize = WAYS.len();
+/// Turns in which every row asks for every report.
+pub(super) const REPORTS: usize = ASKED.len();
 
-/// Calls the op, if it is one of these.
-pub(super) fn run(exec: &mut Exec, call: &mut Call<'_>) -> Result<Option<Vec<Output>>, OpError> {
-    let outputs = match (call.record.op, &call.read[..], &mut call.written[..]) {
-        ("adjust_logits", [_, spans, edits, masks], [logits]) => adjust(exec, logits, spans, edits, masks)?,
-        ("sample", [logits, _], [out]) => sample(exec, logits, out)?,
-        ("logprobs", [logits, _, sampled], [out]) => logprobs(exec, logits, sampled, out)?,
-        _ => return Ok(None),
+fn has(record: &OpRecord) -> bool {
+    matches!(record.op, "adjust_logits" | "sample" | "logprobs")
+}
+
+/// How far the ways of the rows are turned.
+fn turn(call: &Call<'_>, values: Values) -> usize {
+    let turn = if let Variant::Turn(turn) = call.variant { turn } else { 0 };
+    turn + usize::from(values == Values::Earlier)
+}
+
+/// The draws of the rows, or the spans, edits and masks.
+fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
+    launch.extra = match (call.record.op, &call.read[..]) {
+        ("adjust_logits", [_, inputs @ ..]) => {
+            let like = |tensor: &Tensor| allocate(exec, tensor.name(), tensor.shape(), DType::U32);
+            inputs.iter().map(like).collect::<Result<_, _>>()?
+        }
+        ("sample" | "logprobs", [logits, ..]) => {
+            vec![allocate(exec, "draws", &[logits.rows_cols().0, DRAW_WORDS], DType::U32)?]
+        }
+        _ => Vec::new(),
     };
-    Ok(Some(outputs))
+    Ok(())
+}
+
+fn fill(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch, values: Values) -> Result<(), OpError> {
+    let turn = turn(call, values);
+    match (call.record.op, &call.read[..], &mut launch.written[..], &mut launch.extra[..]) {
+        ("adjust_logits", _, [logits], [spans, edits, masks]) => {
+            fill_adjustments(exec, logits.rows_cols(), [spans, edits, masks], turn)
+        }
+        ("sample", [logits, ..], _, [draws]) => exec.fill_rows(draws, &draw_words(logits.rows_cols().0, turn)?),
+        ("logprobs", [logits, ..], [out], [draws]) => {
+            exec.fill_rows(out, &vec![0u32; out.elements()])?;
+            exec.fill_rows(draws, &draw_words(logits.rows_cols().0, turn)?)
+        }
+        _ => Err(call.unknown()),
+    }
+}
+
+fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
+    match (call.record.op, &call.read[..], &mut launch.written[..], &mut launch.extra[..]) {
+        ("adjust_logits", _, [logits], [spans, edits, masks]) => ops::adjust_logits(exec, logits, spans, edits, masks),
+        ("sample", [logits, ..], [out], [draws]) => ops::sample(exec, logits, draws, out),
+        ("logprobs", [logits, _, sampled], [out], [draws]) => ops::logprobs(exec, logits, draws, sampled, out),
+        _ => Err(call.unknown()),
+    }
+}
+
+fn outputs(exec: &Exec, call: &Call<'_>, launch: &Launch) -> Result<Vec<Output>, OpError> {
+    match (call.record.op, &launch.written[..]) {
+        ("adjust_logits", [logits]) => Ok(vec![adjusted(exec, logits)?]),
+        ("sample", [out]) => Ok(vec![drawn(exec, out)?]),
+        ("logprobs", [out]) => reports(exec, out),
+        _ => Err(call.unknown()),
+    }
 }
 
 /// A logit in [-1, 1); odd rows have ties.
@@ -42,86 +99,65 @@ pub(super) fn logit(seed: u64, i: usize, vocab: usize) -> f32 {
     if i / vocab % 2 == 1 { (x * 256.0).round() / 256.0 } else { x }
 }
 
-/// Parameters of `rows` rows: each call `turn` gives a row another way.
-fn draws(exec: &mut Exec, rows: usize, turn: usize) -> Result<Tensor, OpError> {
+/// Parameters of `rows` rows: each `turn` gives a row another way.
+fn draw_words(rows: usize, turn: usize) -> Result<Vec<u32>, OpError> {
     let draw = |row: usize| {
         let (temperature, top_k, top_p, min_p) = WAYS[(row + turn) % WAYS.len()];
         let params = SamplingParams::new(temperature, top_k, top_p, min_p, row as u64);
         let params = params.map_err(|e| OpError { op: "compare", message: e.to_string() })?;
-        Ok(Draw::new(&params, turn as u64, REPORTS[(row + turn) % REPORTS.len()]))
+        Ok(Draw::new(&params, turn as u64, ASKED[(row + turn) % ASKED.len()]).words())
     };
-    let words: Vec<Draw> = (0..rows).map(draw).collect::<Result<_, OpError>>()?;
-    let mut tensor = allocate(exec, "draws", &[rows, DRAW_WORDS], DType::U32)?;
-    exec.fill_rows(&mut tensor, &words.iter().flat_map(Draw::words).collect::<Vec<_>>())?;
-    Ok(tensor)
+    let words: Vec<_> = (0..rows).map(draw).collect::<Result<_, OpError>>()?;
+    Ok(words.into_flattened())
 }
 
-/// Logits under edits and masks of every kind, which the rows share out. A banned token shows as -100: infinities have no
-/// difference.
-fn adjust(
+/// Edits and masks of every kind, which the rows of logits share out.
+fn fill_adjustments(
     exec: &mut Exec,
-    logits: &mut Tensor,
-    spans: &Tensor,
-    edits: &Tensor,
-    masks: &Tensor,
-) -> Result<Vec<Output>, OpError> {
-    let ((rows, vocab), count) = (logits.rows_cols(), edits.rows_cols().0);
-    let (masked, words) = masks.rows_cols();
+    (rows, vocab): (usize, usize),
+    [spans, edits, masks]: [&mut Tensor; 3],
+    turn: usize,
+) -> Result<(), OpError> {
+    let (count, (masked, words)) = (edits.rows_cols().0, masks.rows_cols());
     let first = |row: usize| (row * count / rows) as u32;
     // Every other row has a mask.
     let mask = |row: usize| if row.is_multiple_of(2) { (row % masked) as u32 } else { NO_MASK };
-    let mut like = |tensor: &Tensor, words: Vec<u32>| {
-        let mut copy = allocate(exec, tensor.name(), tensor.shape(), DType::U32)?;
-        exec.fill_rows(&mut copy, &words)?;
-        Ok::<_, OpError>(copy)
-    };
-    let spans = like(spans, (0..rows).flat_map(|row| [first(row), first(row + 1), mask(row)]).collect())?;
     let edit = |i: usize| {
         let (scale, add): (f32, f32) = ([1.0, 1.3, 0.7][i % 3], [0.0, -0.3, f32::NEG_INFINITY, 2.5][i % 4]);
-        [(i % vocab) as u32, scale.to_bits(), add.to_bits()]
+        [((i + turn) % vocab) as u32, scale.to_bits(), add.to_bits()]
     };
-    let edits = like(edits, (0..count).flat_map(edit).collect())?;
-    let masks = like(masks, (0..masked * words).map(|i| rng::bits(3, i as u64) as u32).collect())?;
-    ops::adjust_logits(exec, logits, &spans, &edits, &masks)?;
-    let mut values = vec![0f32; rows * vocab];
+    exec.fill_rows(spans, &(0..rows).flat_map(|row| [first(row), first(row + 1), mask(row)]).collect::<Vec<_>>())?;
+    exec.fill_rows(edits, &(0..count).flat_map(edit).collect::<Vec<_>>())?;
+    let bits = |i: usize| rng::bits(3 + turn as u64, i as u64) as u32;
+    exec.fill_rows(masks, &(0..masked * words).map(bits).collect::<Vec<_>>())
+}
+
+/// Adjusted logits. A banned token shows as -100: infinities have no difference.
+fn adjusted(exec: &Exec, logits: &Tensor) -> Result<Output, OpError> {
+    let mut values = vec![0f32; logits.elements()];
     exec.read(logits, 0, &mut values)?;
     values.iter_mut().for_each(|logit| *logit = logit.max(-100.0));
-    Ok(vec![Output { tolerance: EXACT, row: vocab, values }])
+    Ok(Output { tolerance: EXACT, row: logits.rows_cols().1, values })
 }
 
-/// The tokens that each row draws in each way. They must be equal: devices agree on weights bit by bit.
-fn sample(exec: &mut Exec, logits: &Tensor, out: &mut Tensor) -> Result<Vec<Output>, OpError> {
-    let rows = logits.rows_cols().0;
-    let mut outputs = Vec::new();
-    for turn in 0..WAYS.len() {
-        let draws = draws(exec, rows, turn)?;
-        ops::sample(exec, logits, &draws, out)?;
-        let mut tokens = vec![0u32; rows];
-        exec.read(out, 0, &mut tokens)?;
-        outputs.push(Output { tolerance: EXACT, row: 1, values: tokens.iter().map(|&token| token as f32).collect() });
-    }
-    Ok(outputs)
+/// The tokens that the rows drew. They must be equal: devices agree on weights bit by bit.
+fn drawn(exec: &Exec, out: &Tensor) -> Result<Output, OpError> {
+    let mut tokens = vec![0u32; out.elements()];
+    exec.read(out, 0, &mut tokens)?;
+    Ok(Output { tolerance: EXACT, row: 1, values: tokens.iter().map(|&token| token as f32).collect() })
 }
 
-/// Ranks and ids, which must be equal, and log-probabilities of each row's report of every length.
-fn logprobs(exec: &mut Exec, logits: &Tensor, sampled: &Tensor, out: &mut Tensor) -> Result<Vec<Output>, OpError> {
-    let rows = logits.rows_cols().0;
-    let mut outputs = Vec::new();
-    for turn in 0..REPORTS.len() {
-        let draws = draws(exec, rows, turn)?;
-        exec.fill_rows(out, &vec![0u32; rows * REPORT_WORDS])?;
-        ops::logprobs(exec, logits, &draws, sampled, out)?;
-        let mut words = vec![0u32; rows * REPORT_WORDS];
-        exec.read(out, 0, &mut words)?;
-        // A report is pairs: log-probability and rank, then id and log-probability.
-        let of_report = |first: usize, other: usize| {
-            let pairs = words.as_chunks::<2>().0.iter().enumerate();
-            pairs.map(move |(i, pair)| pair[if i % (REPORT_WORDS / 2) == 0 { first } else { other }])
-        };
-        let ids = of_report(1, 0).map(|id| id as f32).collect();
-        let values = of_report(0, 1).map(f32::from_bits).collect();
-        outputs.push(Output { tolerance: EXACT, row: REPORT_WORDS / 2, values: ids });
-        outputs.push(Output { tolerance: LOGPROB, row: REPORT_WORDS / 2, values });
-    }
-    Ok(outputs)
+/// Ranks and ids, which must be equal, and log-probabilities.
+fn reports(exec: &Exec, out: &Tensor) -> Result<Vec<Output>, OpError> {
+    let mut words = vec![0u32; out.elements()];
+    exec.read(out, 0, &mut words)?;
+    // A report is pairs: log-probability and rank, then id and log-probability.
+    let of_report = |first: usize, other: usize| {
+        let pairs = words.as_chunks::<2>().0.iter().enumerate();
+        pairs.map(move |(i, pair)| pair[if i % (REPORT_WORDS / 2) == 0 { first } else { other }])
+    };
+    let ids = of_report(1, 0).map(|id| id as f32).collect();
+    let values = of_report(0, 1).map(f32::from_bits).collect();
+    let row = REPORT_WORDS / 2;
+    Ok(vec![Output { tolerance: EXACT, row, values: ids }, Output { tolerance: LOGPROB, row, values }])
 }

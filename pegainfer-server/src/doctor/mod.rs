@@ -1,4 +1,5 @@
-//! `pegainfer doctor`: is there a GPU, and does every op on it agree with its CPU twin?
+//! `pegainfer doctor`: is there a GPU, and does every op on it agree with its CPU twin, alone, overlapped with its neighbours
+//! and replayed in a CUDA graph?
 
 mod models;
 
@@ -63,7 +64,7 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
         println!("\nops of {name}");
         report.model(&mut cpu, &mut gpu, model)?;
     }
-    println!("\n{} calls checked, {} failed", report.seen.len(), report.failed);
+    println!("\n{} calls checked in {} runs, {} runs failed", report.seen.len(), report.runs, report.failed);
     ensure!(report.failed == 0, "the GPU does not agree with the CPU: do not use it");
     Ok(())
 }
@@ -72,6 +73,8 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
 #[derive(Default)]
 struct Report {
     seen: HashSet<String>,
+    /// Calls times the ways in which each was launched, and how many of these failed.
+    runs: usize,
     failed: usize,
 }
 
@@ -93,23 +96,22 @@ impl Report {
         let compared = compare(cpu, gpu, record, case)
             .with_context(|| format!("{} of {} did not run", record.op, shapes(record)))?;
         let Some(result) = compared else { bail!("{} has no comparison", record.op) };
-        self.failed += usize::from(!result.ok);
-        println!(
-            "{:<27} {:<22} {:<44} {:>10.2e} {:>10.2e}  {}",
-            record.op,
-            result.kernel,
-            shapes(record),
-            result.absolute,
-            result.relative,
-            if result.ok { "ok" } else { "FAILED" }
-        );
+        (self.runs, self.failed) = (self.runs + result.runs, self.failed + result.failures.len());
+        let verdict = match result.ok() {
+            true => format!("ok ({} runs)", result.runs),
+            false => format!("FAILED {} of {}: {}", result.failures.len(), result.runs, result.failures.join("; ")),
+        };
+        let (kernel, shapes) = (result.kernel, shapes(record));
+        let (absolute, relative) = (result.absolute, result.relative);
+        println!("{:<27} {kernel:<22} {shapes:<44} {absolute:>10.2e} {relative:>10.2e}  {verdict}", record.op);
         Ok(())
     }
 }
 
 /// Calls with the same key are the same call with other values.
 fn key(record: &OpRecord, context: usize) -> String {
-    let context = if matches!(record.op, "attention" | "decode_attention" | "decode_layers") { context } else { 0 };
+    let attends = record.op.ends_with("attention") || record.op == "decode_layers";
+    let context = if attends { context } else { 0 };
     let shapes: Vec<_> = record.reads.iter().chain(&record.writes).map(|o| (&o.shape, o.dtype)).collect();
     format!("{} {context} {shapes:?}", record.op)
 }

@@ -1,0 +1,146 @@
+//! A recorded call with its operands on one device, and what families of ops do with them.
+
+use super::batch::Tables;
+#[cfg(feature = "deepseek-v4")]
+use super::hyper;
+use super::operands::{self, place_of_input, tensor};
+use super::variant::Variant;
+use super::{Case, Output, attention, delta, dense, layers, sampling};
+use crate::ops::DecodeState;
+#[cfg(feature = "deepseek-v4")]
+use crate::ops::deepseek_v4::HyperWeights;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::record::OpRecord;
+use pegainfer_core::tensor::{OpError, Tensor};
+
+/// Which values the inputs of a launch have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Values {
+    /// Others, of shorter contexts where rows decode: a graph is captured with them.
+    Earlier,
+    /// Those that are compared.
+    Final,
+}
+
+/// A call: its op, and what it only reads. Launches share it.
+pub(super) struct Call<'a> {
+    pub record: &'a OpRecord,
+    pub case: &'a Case,
+    pub variant: Variant,
+    pub read: Vec<Tensor>,
+    family: &'static Family,
+}
+
+/// What one launch writes, and its operands that are not in the record. Launches without a wait between them need one each.
+#[derive(Default)]
+pub(super) struct Launch {
+    pub written: Vec<Tensor>,
+    /// Workspaces and small inputs, in an order of the family's.
+    pub extra: Vec<Tensor>,
+    /// Of attention.
+    pub tables: Option<Tables>,
+    /// Of `decode_layers`.
+    pub state: Option<DecodeState>,
+    /// Of `hyper_mix`.
+    #[cfg(feature = "deepseek-v4")]
+    pub hyper: Option<HyperWeights>,
+}
+
+/// What a few ops have in common.
+pub(super) struct Family {
+    /// Whether the op is one of these.
+    pub has: fn(&OpRecord) -> bool,
+    /// Allocates what the record does not have.
+    pub prepare: fn(&mut Exec, &mut Call<'_>, &mut Launch) -> Result<(), OpError>,
+    /// Fills it, and overwrites recorded operands that cannot be arbitrary.
+    pub fill: fn(&mut Exec, &mut Call<'_>, &mut Launch, Values) -> Result<(), OpError>,
+    /// Calls the op, and nothing else: it may be captured.
+    pub launch: fn(&mut Exec, &Call<'_>, &mut Launch) -> Result<(), OpError>,
+    /// What it wrote, to be compared.
+    pub outputs: fn(&Exec, &Call<'_>, &Launch) -> Result<Vec<Output>, OpError>,
+}
+
+const FAMILIES: &[&Family] = &[
+    &dense::FAMILY,
+    &attention::FAMILY,
+    &delta::FAMILY,
+    &layers::FAMILY,
+    &sampling::FAMILY,
+    #[cfg(feature = "deepseek-v4")]
+    &hyper::FAMILY,
+];
+
+impl<'a> Call<'a> {
+    /// Allocates and fills what is read; `None` for an op of no family.
+    pub fn new(
+        exec: &mut Exec,
+        record: &'a OpRecord,
+        case: &'a Case,
+        variant: Variant,
+    ) -> Result<Option<Self>, OpError> {
+        let Some(family) = FAMILIES.iter().find(|family| (family.has)(record)) else { return Ok(None) };
+        let mut read = Vec::new();
+        for (i, operand) in record.reads.iter().enumerate() {
+            read.push(tensor(exec, operand, case, i as u64)?);
+        }
+        for slots in read.iter_mut().filter(|tensor| tensor.name() == "slots") {
+            variant.drop_slots(exec, slots)?;
+        }
+        Ok(Some(Self { record, case, variant, read, family }))
+    }
+
+    /// The operands of a launch, with `values`.
+    pub fn prepare(&mut self, exec: &mut Exec, values: Values) -> Result<Launch, OpError> {
+        let mut launch = Launch::default();
+        for (i, operand) in self.record.writes.iter().enumerate() {
+            launch.written.push(tensor(exec, operand, self.case, self.written_seed(i))?);
+        }
+        (self.family.prepare)(exec, self, &mut launch)?;
+        self.fill_input(exec, &mut launch, values)?;
+        (self.family.fill)(exec, self, &mut launch, values)?;
+        Ok(launch)
+    }
+
+    /// Gives everything that a launch reads `values`, and what it writes what it began with.
+    pub fn refill(&mut self, exec: &mut Exec, launch: &mut Launch, values: Values) -> Result<(), OpError> {
+        for (i, operand) in self.record.writes.iter().enumerate() {
+            operands::fill(exec, &mut launch.written[i], operand, self.case, self.written_seed(i))?;
+        }
+        self.fill_input(exec, launch, values)?;
+        (self.family.fill)(exec, self, launch, values)
+    }
+
+    /// What is read and written begins as what is read.
+    fn written_seed(&self, i: usize) -> u64 {
+        let id = self.record.writes[i].id;
+        self.record.reads.iter().position(|read| read.id == id).map_or(1 << 16, |read| read as u64)
+    }
+
+    /// The activations: what the kernel in front of this one writes in a step.
+    fn fill_input(&mut self, exec: &mut Exec, launch: &mut Launch, values: Values) -> Result<(), OpError> {
+        let Some(place) = place_of_input(self.record) else { return Ok(()) };
+        let (operand, case) = (&self.record.reads[0], self.case);
+        let tensor = place.tensor(&mut self.read, &mut launch.written);
+        operands::fill(exec, tensor, operand, case, operands::input_seed(values))
+    }
+
+    /// Calls the op.
+    pub fn launch(&self, exec: &mut Exec, launch: &mut Launch) -> Result<(), OpError> {
+        (self.family.launch)(exec, self, launch)
+    }
+
+    /// What a launch wrote. Waits for a GPU.
+    pub fn outputs(&self, exec: &Exec, launch: &Launch) -> Result<Vec<Output>, OpError> {
+        (self.family.outputs)(exec, self, launch)
+    }
+
+    /// An error for an op whose record has other operands than are known here.
+    pub fn unknown(&self) -> OpError {
+        OpError { op: self.record.op, message: "its record has other operands than its comparison knows".to_owned() }
+    }
+}
+
+/// All that was written.
+pub(super) fn all_written(exec: &Exec, call: &Call<'_>, launch: &Launch) -> Result<Vec<Output>, OpError> {
+    launch.written.iter().map(|tensor| operands::output(exec, tensor, call.case)).collect()
+}

@@ -1,0 +1,63 @@
+//! An activation that kernels write right before and right after the kernel that reads it.
+
+use super::operands;
+use super::{Case, call::Values};
+use crate::ops;
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::record::Operand;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+/// Elements of a vector of 16 bytes: rows are whole ones.
+const VECTOR: usize = 8;
+
+/// The activation, and what it is overwritten with by row copies of `ops::gather_rows`. Copies are of bf16; tensors of another
+/// dtype are seen as rows of bf16 where they lie.
+pub(super) struct Feed {
+    /// The activation as the op reads it.
+    pub input: Tensor,
+    /// The same memory on a GPU.
+    view: Tensor,
+    earlier: Tensor,
+    last: Tensor,
+    /// `0..rows`.
+    rows: Tensor,
+}
+
+impl Feed {
+    /// `None` where `operand` is no matrix of whole vectors.
+    pub fn new(exec: &mut Exec, operand: &Operand, case: &Case) -> Result<Option<Self>, OpError> {
+        let &[rows, columns] = operand.shape.as_slice() else { return Ok(None) };
+        let width = columns * operand.dtype.size() / DType::Bf16.size();
+        if rows == 0 || !width.is_multiple_of(VECTOR) {
+            return Ok(None);
+        }
+        let mut pair = |values: Option<Values>| -> Result<(Tensor, Tensor), OpError> {
+            let typed = (operand.name.as_str(), [rows, columns], operand.dtype);
+            let failed = |e: std::io::Error| OpError { op: "compare", message: e.to_string() };
+            let aliased = exec.aliased(&[&[typed], &[("view", [rows, width], DType::Bf16)]]).map_err(failed)?;
+            let mut aliased = aliased.into_iter();
+            let missing = || failed(std::io::Error::other("one tensor for each name"));
+            let (mut tensor, view) = aliased.next().zip(aliased.next()).ok_or_else(missing)?;
+            if let Some(values) = values {
+                operands::fill(exec, &mut tensor, operand, case, operands::input_seed(values))?;
+            }
+            Ok((tensor, view))
+        };
+        let (input, view) = pair(None)?;
+        let (_, earlier) = pair(Some(Values::Earlier))?;
+        let (_, last) = pair(Some(Values::Final))?;
+        let mut ids = operands::allocate(exec, "rows", &[rows], DType::U32)?;
+        exec.fill_rows(&mut ids, &(0..rows as u32).collect::<Vec<_>>())?;
+        Ok(Some(Self { input, view, earlier, last, rows: ids }))
+    }
+
+    /// Launches the copy that overwrites the activation. Another device than a GPU is filled.
+    pub fn write(&mut self, exec: &mut Exec, operand: &Operand, case: &Case, values: Values) -> Result<(), OpError> {
+        let from = if values == Values::Final { &self.last } else { &self.earlier };
+        ops::gather_rows(exec, from, &self.rows, &mut self.view)?;
+        if exec.device() != Device::Cuda {
+            operands::fill(exec, &mut self.input, operand, case, operands::input_seed(values))?;
+        }
+        Ok(())
+    }
+}
