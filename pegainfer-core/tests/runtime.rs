@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use pegainfer_core::engine::*;
-use pegainfer_core::sampling::SamplingParams;
 use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -131,19 +130,7 @@ fn start_deep(max_queued: usize, depth: usize) -> (EngineHandle, SyncSender<Scri
 }
 
 fn request(prompt: usize, max_tokens: usize) -> GenerateRequest {
-    GenerateRequest {
-        prompt: vec![1; prompt],
-        max_tokens,
-        sampling: SamplingParams::greedy(),
-        logits_processors: None,
-        grammar: None,
-        prompt_logprobs: None,
-        priority: 0,
-        stop_token_ids: vec![],
-        ignore_eos: false,
-        logprobs: None,
-        cache_salt: 0,
-    }
+    GenerateRequest::greedy(vec![1; prompt], max_tokens)
 }
 
 fn rest(stream: &mut TokenStream) -> Vec<TokenEvent> {

@@ -3,8 +3,7 @@
 mod parse;
 
 use crate::numerics::Numerics;
-use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use thiserror::Error;
 
 /// Why a checkpoint's configuration cannot be served.
@@ -163,30 +162,6 @@ pub const STREAMS: usize = 4;
 pub const WINDOW: usize = 128;
 
 impl Config {
-    /// Reads `config.json`, and the end-of-text ids of `generation_config.json` if it exists.
-    pub fn load(dir: &Path) -> Result<Self, ConfigError> {
-        let path = dir.join("config.json");
-        let mut config = Self::parse(&read(&path)?).map_err(|error| match error {
-            ConfigError::Invalid { message, .. } => ConfigError::Invalid { path, message },
-            other => other,
-        })?;
-        let path = dir.join("generation_config.json");
-        if path.is_file() {
-            let invalid = |message: String| ConfigError::Invalid { path: path.clone(), message };
-            let generation: Value = serde_json::from_str(&read(&path)?).map_err(|e| invalid(e.to_string()))?;
-            let ids = parse::token_ids(&generation["eos_token_id"]).map_err(invalid)?;
-            if !ids.is_empty() {
-                config.eos_token_ids = ids;
-            }
-        }
-        Ok(config)
-    }
-
-    /// Parses the text of a config.json.
-    pub fn parse(text: &str) -> Result<Self, ConfigError> {
-        parse::parse(text)
-    }
-
     /// Bytes that one token adds to the compressed entries of all layers.
     pub fn entry_bytes_per_token(&self, numerics: Numerics) -> usize {
         let size = numerics.activations.size();
@@ -202,8 +177,4 @@ impl Config {
     pub fn heads_per_group(&self) -> usize {
         self.heads / self.o_groups
     }
-}
-
-fn read(path: &Path) -> Result<String, ConfigError> {
-    std::fs::read_to_string(path).map_err(|error| ConfigError::Io { path: path.to_owned(), error })
 }

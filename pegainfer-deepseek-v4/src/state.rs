@@ -5,7 +5,7 @@
 //! - Pages, which grow with the context: the compressed entries of 128 tokens each, of all layers.
 //!
 //! At a multiple of 128 tokens a slot and the pages before it are all that a sequence needs to go on; a copy of the slot
-//! is what the prefix cache keeps beside the pages.
+//! is what the prefix cache keeps besides the pages, as a snapshot.
 
 use crate::config::{Config, LayerKind, WINDOW};
 use crate::numerics::Numerics;
@@ -14,7 +14,7 @@ use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_kernels::ops::deepseek_v4::{CompressorSpec, CompressorState, copy_slot};
 
-/// Entries of one compressor and what it remembers.
+/// Entries of one compressor, and its part of the slots.
 #[derive(Debug)]
 pub struct Compressed {
     /// `[pages, 128 / ratio, dim]`.

@@ -128,7 +128,7 @@ impl Workspace {
         })
     }
 
-    /// Room for a step of `tokens` tokens.
+    /// Gives every activation the rows of a step of `tokens` tokens.
     pub fn set_rows(&mut self, tokens: usize) {
         let Self { embedded, streams, mixed, normed, post, comb, output, partial, .. } = self;
         for tensor in [embedded, streams, mixed, normed, post, comb, output, partial] {

@@ -20,7 +20,7 @@ pub(super) fn is_last(event: &TokenEvent) -> bool {
     matches!(event, TokenEvent::Finished { .. } | TokenEvent::Failed { .. })
 }
 
-/// Routes each step's events to the streams of their requests. Never waits: a stream has room for all its events.
+/// Routes each step's events to the streams of their requests. Never waits: a stream has capacity for all its events.
 pub(super) fn demultiplex(batches: &Receiver<Demux>) {
     let mut streams = HashMap::new();
     while let Ok(message) = batches.recv() {

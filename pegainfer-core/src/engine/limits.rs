@@ -21,7 +21,7 @@ pub enum SubmitError {
     /// `max_tokens` 0.
     #[error("max_tokens must be at least 1")]
     NothingToGenerate,
-    /// The prompt leaves no room for one more token.
+    /// The prompt fills the context: no token could be generated.
     #[error(
         "the prompt has {prompt} tokens, but this model's context is {max_model_len} tokens and at least one must be \
          left to generate; shorten the prompt"

@@ -35,7 +35,7 @@ pub fn step_tokens(asked: Option<usize>, memory: Option<u64>, token_bytes: u64) 
     asked.unwrap_or_else(|| memory.map_or(CPU_TOKENS, fitting))
 }
 
-/// That steps of `tokens` tokens have room for one of each of `seqs` sequences.
+/// Checks that a step of `tokens` tokens has one for each of `seqs` sequences, and that both are within bounds.
 pub fn check_step(seqs: usize, tokens: usize) -> Result<(), String> {
     let given = || format!("--max-num-seqs is {seqs} and --max-num-batched-tokens is {tokens}");
     if seqs == 0 || tokens < seqs {

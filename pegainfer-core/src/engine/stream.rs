@@ -26,7 +26,7 @@ impl Cancellation {
 
 /// Events of one request, in order. Dropping it cancels the request.
 ///
-/// The channel has room for every event the request can cause, so the engine never waits for a slow client.
+/// The channel has capacity for every event the request can cause, so the engine never waits for a slow client.
 #[derive(Debug)]
 pub struct TokenStream {
     id: RequestId,

@@ -1,4 +1,4 @@
-//! How many blocks a device has room for.
+//! How many KV blocks fit the memory of a device.
 
 /// Memory of a device, in bytes.
 #[derive(Debug, Clone, Copy)]

@@ -2,6 +2,7 @@
 
 use super::index::{Key, Node};
 use super::{BlockPool, BlockRef, NO_SLOT};
+use std::ops::Range;
 use thiserror::Error;
 
 /// The pool has no block left.
@@ -98,14 +99,19 @@ impl BlockTable {
         &self.blocks
     }
 
-    /// Where the KV of token `position` is to be written in the device's buffer: `block * n + row` for blocks of `n` tokens, or
-    /// [`NO_SLOT`] if it is there.
-    pub fn slot(&self, position: usize) -> u32 {
-        if position < self.found {
-            return NO_SLOT;
-        }
-        let size = self.block_tokens();
-        self.blocks[position / size].id() * size as u32 + (position % size) as u32
+    /// Where the KV of each of the tokens at `positions` is to be written in the device's buffer: `block * n + row` for
+    /// blocks of `n` tokens, or [`NO_SLOT`] if it is there.
+    pub fn slots(&self, positions: Range<usize>) -> impl Iterator<Item = u32> + '_ {
+        let (size, found) = (self.block_tokens(), self.found);
+        let (mut block, mut row) = (positions.start / size, positions.start % size);
+        positions.map(move |position| {
+            let slot = if position < found { NO_SLOT } else { self.blocks[block].id() * size as u32 + row as u32 };
+            row += 1;
+            if row == size {
+                (block, row) = (block + 1, 0);
+            }
+            slot
+        })
     }
 
     /// Gives every block back.
@@ -151,8 +157,8 @@ mod tests {
         let mut exact = BlockTable::new(&pool, 0);
         assert_eq!(exact.match_prefix(&prompt[..32]), 31, "one token is left to compute");
         exact.grow(33).unwrap();
-        assert_eq!(exact.slot(31), NO_SLOT, "its block is shared");
-        assert_eq!(exact.slot(32), exact.blocks()[2].id() * 16);
+        let slots: Vec<u32> = exact.slots(31..33).collect();
+        assert_eq!(slots, [NO_SLOT, exact.blocks()[2].id() * 16], "the first two blocks are shared");
     }
 
     #[test]

@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(indptr(&[2, 5, 8, 11]), Some(vec![0, 1, 2, 3, 4]));
         assert_eq!(indptr(&[5, 11]), Some(vec![0, 0, 1, 1, 2]), "two rows are cut short");
         assert_eq!(indptr(&[]), Some(vec![0; 5]));
-        assert_eq!(indptr(&[2, 4, 5]), None, "a report");
+        assert_eq!(indptr(&[2, 4, 5]), None, "a prompt logprob");
         assert_eq!(indptr(&[5, 2]), None, "out of order");
         assert_eq!(indptr(&[5, 5]), None, "twice");
     }

@@ -4,25 +4,12 @@ use super::Target;
 use pegainfer_core::engine::{
     FinishReason, GenerateRequest, RequestId, StepEngine, TokenEvent, TokenLogprobs, TokenOut, Usage,
 };
-use pegainfer_core::sampling::SamplingParams;
 use pegainfer_core::schedule::{EngineCore, StepExecutor};
 use std::collections::HashMap;
 
 /// A greedy request without log-probabilities: on a GPU its decode steps replay CUDA graphs.
 pub fn greedy(prompt: &[u32], max_tokens: usize) -> GenerateRequest {
-    GenerateRequest {
-        prompt: prompt.to_vec(),
-        max_tokens,
-        sampling: SamplingParams::greedy(),
-        logits_processors: None,
-        grammar: None,
-        prompt_logprobs: None,
-        priority: 0,
-        stop_token_ids: vec![],
-        ignore_eos: true,
-        logprobs: None,
-        cache_salt: 0,
-    }
+    GenerateRequest { ignore_eos: true, ..GenerateRequest::greedy(prompt.to_vec(), max_tokens) }
 }
 
 /// `request` with the log-probabilities of each token and of the five most likely ones. Steps with them run without graphs.

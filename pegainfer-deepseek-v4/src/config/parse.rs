@@ -1,8 +1,39 @@
-//! From the text of config.json to a [`Config`].
+//! From the files of a checkpoint to a [`Config`].
 
 use super::{Config, ConfigError, Drafts, LayerKind, STREAMS, WINDOW, Yarn};
 use serde::Deserialize;
 use serde_json::Value;
+use std::path::Path;
+
+impl Config {
+    /// Reads `config.json`, and the end-of-text ids of `generation_config.json` if it exists.
+    pub fn load(dir: &Path) -> Result<Self, ConfigError> {
+        let path = dir.join("config.json");
+        let mut config = Self::parse(&read(&path)?).map_err(|error| match error {
+            ConfigError::Invalid { message, .. } => ConfigError::Invalid { path, message },
+            other => other,
+        })?;
+        let path = dir.join("generation_config.json");
+        if path.is_file() {
+            let invalid = |message: String| ConfigError::Invalid { path: path.clone(), message };
+            let generation: Value = serde_json::from_str(&read(&path)?).map_err(|e| invalid(e.to_string()))?;
+            let ids = token_ids(&generation["eos_token_id"]).map_err(invalid)?;
+            if !ids.is_empty() {
+                config.eos_token_ids = ids;
+            }
+        }
+        Ok(config)
+    }
+
+    /// Parses the text of a config.json.
+    pub fn parse(text: &str) -> Result<Self, ConfigError> {
+        parse(text)
+    }
+}
+
+fn read(path: &Path) -> Result<String, ConfigError> {
+    std::fs::read_to_string(path).map_err(|error| ConfigError::Io { path: path.to_owned(), error })
+}
 
 #[derive(Deserialize)]
 struct Raw {
@@ -55,7 +86,7 @@ struct RawYarn {
 }
 
 /// Parses the text of a config.json.
-pub(super) fn parse(text: &str) -> Result<Config, ConfigError> {
+fn parse(text: &str) -> Result<Config, ConfigError> {
     let json: Value = serde_json::from_str(text).map_err(|e| invalid(e.to_string()))?;
     refuse_unsupported(&json)?;
     let raw = Raw::deserialize(&json).map_err(|e| invalid(e.to_string()))?;
@@ -213,7 +244,7 @@ fn refuse_unsupported(json: &Value) -> Result<(), ConfigError> {
 }
 
 /// An id or a list of ids; null is none.
-pub(super) fn token_ids(value: &Value) -> Result<Vec<u32>, String> {
+fn token_ids(value: &Value) -> Result<Vec<u32>, String> {
     let one = |value: &Value| {
         let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
         id.ok_or_else(|| format!("eos_token_id {value} is not a token id"))

@@ -193,7 +193,7 @@ impl<S: SequenceState> Scheduler<S> {
             self.state.plan(&mut seq.slot, range.clone(), step.tokens.len() as u32, &mut step.state);
             step.tokens.extend(range.clone().map(|p| seq.input(p)));
             step.positions.extend(range.clone().map(|p| p as u32));
-            step.slots.extend(range.clone().map(|p| seq.table.slot(p)));
+            step.slots.extend(seq.table.slots(range.clone()));
             step.qo_indptr.push(step.tokens.len() as u32);
             step.kv_lens.push(range.end as u32);
             let blocks = seq.table.blocks();
