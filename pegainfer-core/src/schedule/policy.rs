@@ -22,7 +22,7 @@ pub(super) const MIN_DELAYED_PROMPTS: usize = 2;
 /// Decoding sequences for each prompt up to which prompts take the whole step.
 const MAX_DECODING_PER_PROMPT: usize = 2;
 /// Steps in which the prompts that wait are to be computed while many sequences decode.
-const DRAIN_STEPS: usize = 16;
+const DRAIN_STEPS: usize = 6;
 /// Tokens to which a budget is rounded up: rows of a large GEMM's tile.
 const BUDGET_UNIT: usize = 256;
 /// Prefill tokens that every step has capacity for, however many sequences decode.
@@ -126,8 +126,8 @@ mod tests {
         assert_eq!(budget(0, 1, 100_000), 40_960, "nobody decodes");
         assert_eq!(budget(64, 32, 32_000), 40_960, "as many first tokens as two decoding sequences wait for");
         assert_eq!(budget(65, 32, 1000), 512);
-        assert_eq!(budget(40, 4, 4 * 1024), 512, "a short queue");
-        assert_eq!(budget(40, 16, 16 * 1024), 1280, "a sixteenth of the queue, and a token for each sequence");
+        assert_eq!(budget(40, 2, 2 * 1024), 512, "a short queue");
+        assert_eq!(budget(40, 16, 16 * 1024), 2816, "a sixth of the queue, and a token for each sequence");
         assert_eq!(budget(200, 20, 1 << 20), 40_960, "never more than a step has");
         assert_eq!(budget(600, 0, 0), 768, "every decoding sequence has its token");
         assert_eq!(budget(510, 1, 16), 526, "some prefill always goes on");

@@ -191,7 +191,7 @@ fn a_late_mask_holds_up_its_own_request_only_and_a_failure_ends_no_other() {
 
 #[test]
 fn admission_can_be_delayed_and_a_step_takes_all_prompts_unless_many_decode() {
-    for (decoding, tokens, left) in [(0, 24_000, None), (24, 24_024, None), (40, 1792, Some(22_000))] {
+    for (decoding, tokens, left) in [(0, 24_000, None), (24, 24_024, None), (40, 4096, Some(18_000))] {
         let mut scheduler = scheduler(64, 30_000, 4000);
         for id in 0..decoding {
             scheduler.add(RequestId(id), plain(9));
