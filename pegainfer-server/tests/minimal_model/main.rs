@@ -22,9 +22,14 @@ use support::{Setup, TestServer, model_dir};
 /// The family as the server has it.
 static FAMILY: Family = Family::of::<Minimal>();
 
-/// The checkpoint's engine, with the flags of `pegainfer serve`.
+/// The checkpoint's engine on the CPU, with the flags of `pegainfer serve`.
 fn load(checkpoint: &Checkpoint, flags: &[&str]) -> EngineHandle {
-    let args: EngineArgs = Cli::parse_from(["pegainfer", "--device", "cpu"].iter().chain(flags)).serve.engine;
+    load_on("cpu", checkpoint, flags)
+}
+
+/// As [`load`], on another device.
+fn load_on(device: &str, checkpoint: &Checkpoint, flags: &[&str]) -> EngineHandle {
+    let args: EngineArgs = Cli::parse_from(["pegainfer", "--device", device].iter().chain(flags)).serve.engine;
     let device = engine::open_device(&FAMILY, &args).unwrap();
     (FAMILY.load)(device, &checkpoint.dir, &args).unwrap().handle
 }
@@ -42,14 +47,16 @@ fn prompt_logprobs(engine: &EngineHandle, prompt: &[u32]) -> Vec<TokenLogprobs> 
     }
 }
 
+/// On the device that `PEGAINFER_TEST_DEVICE` names, the CPU by default.
 #[test]
 fn the_forward_pass_is_the_reference_in_bf16() {
+    let device = std::env::var("PEGAINFER_TEST_DEVICE").unwrap_or_else(|_| "cpu".to_owned());
     let checkpoint = Checkpoint::write("reference", &model_dir());
     let prompt: Vec<u32> = (0..40).map(|i| (i * 997 + 13) % 4000).collect();
     let expected = reference::logprobs(&checkpoint.tensors, &prompt);
     // Whole, and in chunks of 7 tokens, of which each attends to the cache that the ones before it wrote.
     for flags in [&[][..], &["--max-num-batched-tokens", "7", "--max-num-seqs", "1"]] {
-        let got = prompt_logprobs(&load(&checkpoint, flags), &prompt);
+        let got = prompt_logprobs(&load_on(&device, &checkpoint, flags), &prompt);
         assert_eq!(got.len(), prompt.len() - 1);
         let mut errors = Vec::new();
         for (i, got) in got.iter().enumerate() {
