@@ -1,8 +1,9 @@
 //! CUDA C++: one fat binary a source file.
 
+use super::abi;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::{env, fmt::Write, fs};
 
 /// Ampere (A100, then GeForce 30), Ada, Hopper, Blackwell (B200, then GeForce 50).
@@ -92,24 +93,36 @@ fn present() -> Option<String> {
     (!list.is_empty()).then(|| list.join(","))
 }
 
-/// Compiles every source, as many at a time as there are cores.
+/// Compiles every source, as many at a time as there are cores. Those of csrc/ include `abi/SOURCE.h`, and their kernels must
+/// be the ones that [`abi`] lists; generated sources have launchers of their own.
 pub fn compile(nvcc: &Path, architectures: &[String], sources: &[PathBuf], out: &Path) -> Result<(), String> {
     let flags: Vec<String> =
         architectures.iter().map(|sm| format!("-gencode=arch=compute_{sm},code=sm_{sm}")).collect();
+    let own = |source: &Path| source.parent().is_some_and(|directory| directory.ends_with("csrc"));
+    for source in sources.iter().filter(|source| own(source)) {
+        abi::write_header(&stem(source), out)?;
+    }
     let parallel = std::thread::available_parallelism().map_or(1, usize::from);
     for group in sources.chunks(parallel) {
         let start = |source: &PathBuf| -> Result<(PathBuf, Child), String> {
             let mut command = Command::new(nvcc);
             command.args(["-fatbin", "-O3", "-std=c++17", "-lineinfo", "-Xfatbin=-compress-all"]).args(&flags);
-            command.arg(source).arg("-o").arg(image_path(source, out));
+            // ptxas reports the entry points.
+            command.arg("-Xptxas=-v").arg("-I").arg(out).arg(source).arg("-o").arg(image_path(source, out));
+            command.stderr(Stdio::piped());
             Ok((source.clone(), command.spawn().map_err(|e| format!("{}: {e}", nvcc.display()))?))
         };
         let running: Vec<_> = group.iter().map(start).collect::<Result<_, _>>()?;
-        for (source, mut child) in running {
-            let status = child.wait().map_err(|e| format!("nvcc: {e}"))?;
-            if !status.success() {
+        for (source, child) in running {
+            let output = child.wait_with_output().map_err(|e| format!("nvcc: {e}"))?;
+            let log = String::from_utf8_lossy(&output.stderr);
+            log.lines().filter(|line| !abi::is_report(line)).for_each(|line| eprintln!("{line}"));
+            if !output.status.success() {
                 let (source, nvcc) = (source.display(), nvcc.display());
                 return Err(format!("{nvcc} failed on {source}; PEGAINFER_CUDA=off builds without CUDA"));
+            }
+            if own(&source) {
+                abi::check_entries(&stem(&source), &log)?;
             }
         }
     }

@@ -5,6 +5,7 @@
 //! this machine, or [`cuda::DEFAULT_SM`]; `PEGAINFER_TRITON_PYTHON`: a Python that has Triton. Without CUDA the images are
 //! empty and the build is CPU-only.
 
+mod abi;
 mod cuda;
 #[cfg(feature = "triton")]
 mod triton;

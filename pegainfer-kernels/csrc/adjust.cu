@@ -4,6 +4,7 @@
 //   logit = (logit > 0 ? logit / scale : logit * scale) + add for each edit, then -inf where the mask has no bit
 // All GPUs, f32. Reference: src/cpu/adjust.rs, bit for bit.
 #include "common.cuh"
+#include "abi/adjust.h"
 
 constexpr uint32_t kNoMask = 0xffffffffu;
 

@@ -7,6 +7,7 @@
 // 2023): the KV blocks of a sequence are shared by the warps of a block and by several blocks (splits), whose partial
 // softmaxes `combine` merges in a second launch. Bound by memory: K and V are read once for each KV head.
 #include "attention_mma.cuh"
+#include "abi/attention_decode_async.h"
 
 constexpr int kDecodeWarps = 4;
 constexpr uint32_t kDecodeRows = 16; // matrix rows of a sequence that this kernel takes: those of one fragment

@@ -8,6 +8,7 @@
 // src/cpu/qkv.rs.
 #include "decode.cuh"
 #include "norm_rope.cuh"
+#include "abi/attention_decode_bulk.h"
 
 // q: [tokens, heads * D].
 struct Queries {

@@ -8,6 +8,7 @@
 // src/cpu/attention/mod.rs, src/cpu/gate.rs.
 #include "decode.cuh"
 #include "gated_head.cuh"
+#include "abi/attention_decode_gated.h"
 
 // Of P times four elements.
 template <int P> struct Gates {

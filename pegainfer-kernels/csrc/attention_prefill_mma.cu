@@ -6,6 +6,7 @@
 // its own, and the warps of a block read the same K and V, from the L1. Bound by arithmetic and by loads that no copy
 // engine makes: 75 TFLOP/s of the H200's 800 at 4k tokens. Reference: src/cpu/attention/mod.rs.
 #include "attention_mma.cuh"
+#include "abi/attention_prefill_mma.h"
 
 constexpr int kWarps = 4;
 constexpr uint32_t kWarpRows = 16;   // matrix rows of a warp: those of one fragment

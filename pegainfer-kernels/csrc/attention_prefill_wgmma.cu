@@ -19,6 +19,7 @@
 // flight, S = q kᵀ of this KV tile and O += p v of the one before, and does the softmax of S while O is still being
 // added.
 #include "attention_prefill_wgmma.cuh"
+#include "abi/attention_prefill_wgmma.h"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // Online softmax of a lane's two rows, those of an accumulator: the running max of the scores, and the sum of the

@@ -12,6 +12,7 @@
 // channels of a convolution state before it writes them, so a chain may end in the slot that it began with.
 #include "delta.cuh"
 #include "vec8.cuh"
+#include "abi/causal_conv.h"
 
 constexpr uint32_t kConvThreads = 128;
 constexpr uint32_t kWidth = 4;            // of the convolution

@@ -11,6 +11,7 @@
 // other but for q and k, and the norm. The value heads that share a key head each compute the convolution of its q and
 // k; the last of them to have read their convolution state, by a counter, overwrites it.
 #include "delta.cuh"
+#include "abi/delta_decode.h"
 
 constexpr int kRows = 4; // of a thread
 constexpr uint32_t kDecodeThreads = kDim / kRows * kLanes;

@@ -5,6 +5,7 @@
 // of up to 16 tokens beside longer ones. Bound by memory (the state) at one token, by latency beyond. Reference:
 // src/cpu/gated_delta/recurrent.rs.
 #include "delta.cuh"
+#include "abi/delta_rule.h"
 
 constexpr int kRows = 4; // of a thread
 constexpr uint32_t kRuleThreads = 128;

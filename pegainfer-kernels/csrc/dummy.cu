@@ -3,6 +3,7 @@
 // A counter-based generator on the finaliser of SplitMix64: element i depends on seed and i alone. All GPUs; bound by
 // memory.
 #include "common.cuh"
+#include "abi/dummy.h"
 
 constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ull; // rng::GOLDEN
 constexpr uint32_t kGroups = 1u << 14;              // groups of a random stream: 65,536 elements

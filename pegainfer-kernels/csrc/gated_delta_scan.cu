@@ -14,6 +14,7 @@
 // (the transposes of the formulas), each GEMM's accumulators are the operand A of the next: the warps that update the
 // state never wait for each other, only for chunks, which other warps of the block fetch ahead.
 #include "gated_delta_step.cuh"
+#include "abi/gated_delta_scan.h"
 
 // All threads of the block meet in different places: once a chunk, and once more where a chunk's outputs are computed
 // after the next one began. What was copied by threads is then there for wgmma too.

@@ -5,6 +5,7 @@
 // by memory: 6.3 us for 1k tokens, 123 for 16k on an H200 (docs/benchmarks/h200-qwen35-4b.md). Reference:
 // src/cpu/gated_norm.rs.
 #include "delta.cuh"
+#include "abi/gated_norm.h"
 
 constexpr uint32_t kHead = 128;
 constexpr uint32_t kHeadLanes = kHead / 8;

@@ -6,6 +6,7 @@
 // Reference: src/cpu/gated_qkv.rs, src/cpu/gate.rs.
 #include "gated_head.cuh"
 #include "kv_cache.cuh"
+#include "abi/gated_qkv.h"
 
 constexpr uint32_t kPasses = 6; // over the heads of a token, whose loads go out together
 

@@ -2,6 +2,7 @@
 //
 // All GPUs. Bound by memory. Reference: src/ops/embedding.rs, src/ops/gather_rows.rs.
 #include "common.cuh"
+#include "abi/gather.h"
 
 constexpr uint32_t kFromPrevious = 1u << 31; // ops::PLACEHOLDER
 

@@ -4,6 +4,7 @@
 // memory with an XOR swizzle, a cp.async ring of kStages stages. Not tuned: the fallback. Reference:
 // src/cpu/linear/mod.rs.
 #include "async.cuh"
+#include "abi/gemm_mma.h"
 
 constexpr int kDepth = 32; // columns of a step: 64 bytes of a row
 constexpr int kStages = 4;

@@ -10,6 +10,7 @@
 #include "kv_cache.cuh"
 #include "gemm_wgmma.cuh"
 #include "norm_rope.cuh"
+#include "abi/gemm_wgmma_qkv.h"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 constexpr uint32_t kHead = 128;        // dimensions

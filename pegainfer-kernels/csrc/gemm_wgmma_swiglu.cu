@@ -9,6 +9,7 @@
 // sums of the gate and of up for the same elements.
 #include "gemm_wgmma.cuh"
 #include "math.cuh"
+#include "abi/gemm_wgmma_swiglu.h"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 constexpr uint32_t kColumns = kWeights / 2; // of out, a tile

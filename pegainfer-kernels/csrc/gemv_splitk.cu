@@ -22,6 +22,7 @@
 #include "async.cuh"
 #include "common.cuh"
 #include "math.cuh"
+#include "abi/gemv_splitk.h"
 
 constexpr int kMaxWarps = 12;   // of a block; the launcher chooses how many, so that their rows fill whole tiles
 constexpr int kRing = 3;        // steps of weights under way

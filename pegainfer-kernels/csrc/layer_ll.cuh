@@ -12,39 +12,17 @@
 #include "async.cuh"
 #include "kv_cache.cuh"
 
-// Device pointers of a layer. Matrices are [rows, columns], gate_up with all rows of the gate first.
-struct Layer {
-    const bf16 *input_norm, *qkv, *q_norm, *k_norm;
-    bf16 *k, *v;
-    const bf16 *o, *post_norm, *gate_up, *down;
-};
-
-// The kernel's arguments, eight bytes each, as the launcher lays them out.
-struct Step {
-    const Layer *layers;                       // [n_layers]
-    const bf16 *final_norm;                    // [hidden]
-    const float *rope;                         // [positions, D]: cosines, then sines
-    const uint32_t *slots;                     // [M]: kNoSlot for a token that is in the cache already
-    const uint32_t *qo_indptr, *kv_lens;       // [M + 1], [M]
-    const uint32_t *block_tables;              // [M, max_blocks]
-    bf16 *residual, *normed;                   // [M, hidden]
-    uint32_t *epochs;                          // [gridDim.x]: exchanges so far
-    uint64_t *flagged;                         // words of all exchanges, see `ExchangeBuffers`
-    float *partials;                           // [kv_heads, gridDim.x / kv_heads, 8, D + 4]
-    uint32_t *arrived;                         // [kv_heads, gridDim.x / kv_heads], zero between launches
-    alignas(8) uint32_t n_layers;
-    alignas(8) uint32_t hidden;
-    alignas(8) uint32_t heads;
-    alignas(8) uint32_t kv_heads;
-    alignas(8) uint32_t intermediate;
-    alignas(8) uint32_t positions;
-    alignas(8) uint32_t max_blocks;
-    alignas(8) uint32_t blocks;                // of the cache
-    alignas(8) uint32_t stages;                // of the ring of weights
-    alignas(8) float eps;
-    alignas(8) float scale;                    // of the scores, with log2(e)
-};
-static_assert(sizeof(Step) == 24 * 8, "as many as the launcher has");
+// `Layer`: device pointers of a layer. Matrices are [rows, columns], gate_up with all rows of the gate first.
+//
+// `Step`: the kernel's arguments.
+//   layers [n_layers]; final_norm [hidden]; rope [positions, D]: cosines, then sines
+//   slots [M]: kNoSlot for a token that is in the cache already; qo_indptr [M + 1]; kv_lens [M]
+//   block_tables [M, max_blocks]; residual, normed [M, hidden]
+//   epochs [gridDim.x]: exchanges so far; flagged: words of all exchanges, see `ExchangeBuffers`
+//   partials [kv_heads, gridDim.x / kv_heads, 8, D + 4]
+//   arrived [kv_heads, gridDim.x / kv_heads]: zero between launches
+//   blocks: of the cache; stages: of the ring of weights; scale: of the scores, with log2(e)
+#include "abi/decode_layers.h"
 
 #if __CUDA_ARCH__ >= 900
 // Where each exchange writes, [M, width / 2] words. Each number of rows has words and epochs of its own, and every

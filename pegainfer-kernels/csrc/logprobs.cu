@@ -6,6 +6,7 @@
 // logits: [rows, vocab] f32. 30 us for one row, 221 for 128 on an H200 (docs/benchmarks/h200-kernels.md, Sampling).
 // Reference: src/cpu/sampling.rs.
 #include "cut.cuh"
+#include "abi/logprobs.h"
 
 constexpr float kLog2e = 1.44269504f;
 // Words of a row's result, see ops/logprobs.rs: log-probability, rank, then ids and log-probabilities of the best

@@ -4,6 +4,7 @@
 // With weights in f32 the product is rounded once: csrc/norm_rope.cuh. All GPUs, rows up to 16,384 wide, bf16. Bound by
 // memory at many rows, by latency at few. Reference: src/cpu/norm.rs.
 #include "norm_rope.cuh"
+#include "abi/norm.h"
 
 constexpr int kVectors = 2; // of a thread: rows up to 16,384 wide with 1,024 threads
 

@@ -10,6 +10,7 @@
 #include "kv_cache.cuh"
 #include "norm_rope.cuh"
 #include "vec8.cuh"
+#include "abi/qkv.h"
 
 // Normalises a head of D elements, of which `lanes` neighbours have a part each, if the model has QK norm, and rotates it.
 template <bool kNorm>

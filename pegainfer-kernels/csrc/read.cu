@@ -1,5 +1,6 @@
 // A plain read of memory: the bandwidth that a step which streams its weights cannot beat, for the benchmarks.
 #include "common.cuh"
+#include "abi/read.h"
 
 extern "C" __global__ __launch_bounds__(512) void read_all(
     const bf16 *__restrict__ data, // [8 * vectors]

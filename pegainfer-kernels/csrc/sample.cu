@@ -5,6 +5,7 @@
 // at temperature 1 (docs/benchmarks/h200-kernels.md, Sampling). Reference: src/cpu/sampling.rs, the same tokens bit for
 // bit.
 #include "cut.cuh"
+#include "abi/sample.h"
 
 struct Draw {
     uint64_t random;     // uniform

@@ -20,6 +20,7 @@
 #include "hopper.cuh"
 #include "math.cuh"
 #include "warp.cuh"
+#include "abi/skinny_wgmma.h"
 
 enum Epilogue { kPlain, kGated, kLogits };
 

@@ -2,6 +2,7 @@
 //
 // All GPUs, after a GEMM whose kernel does not fuse it. Bound by memory. Reference: src/cpu/swiglu.rs.
 #include "math.cuh"
+#include "abi/swiglu.h"
 
 extern "C" __global__ void swiglu(const bf16 *__restrict__ gate_up, // [rows, 2 * width]
                                   bf16 *__restrict__ out,           // [rows, width]

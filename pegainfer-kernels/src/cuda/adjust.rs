@@ -1,6 +1,6 @@
 //! `ops::adjust_logits`: a block a row.
 
-use super::images;
+use super::abi;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 
@@ -15,9 +15,8 @@ pub(crate) fn adjust_logits(
     masks: &Tensor,
 ) -> Result<(), OpError> {
     let (rows, vocab) = logits.rows_cols();
-    let launch = exec.gpu()?.launch("adjust_logits", &images::ADJUST, "adjust")?;
-    let launch = launch.output(logits).input(spans).input(edits).input(masks).u32(vocab);
-    // SAFETY: matches csrc/adjust.cu; the op checked the shapes, `PackedLogitsUpdates` keeps spans within them, the kernel
-    // checks the tokens.
+    let arguments = abi::Adjust { logits, spans, edits, masks, vocab };
+    let launch = abi::Adjust::adjust.launch(exec.gpu()?, "adjust_logits", arguments)?;
+    // SAFETY: the op checked the shapes, `PackedLogitsUpdates` keeps spans within them, the kernel checks the tokens.
     unsafe { launch.run([rows, 1, 1], THREADS) }
 }

@@ -1,10 +1,10 @@
 //! `ops::attention`, as it was chosen, and csrc/attention_decode_async.cu: rows of few queries on GPUs without bulk copies, their KV
 //! split over warps and blocks.
 
+use super::abi::{CombineSplits, DecodeAsync};
 use super::attention_decode::{Prefilled, decode_bulk};
 use super::attention_operands::Operands;
 use super::attention_prefill::prefill;
-use super::images;
 use crate::choice::{Attention, Decode, Prefill, WARPS, async_partial_bytes};
 use crate::ops::{AttentionBatch, DECODE_QUERIES, HeadShape};
 use pegainfer_core::exec::Exec;
@@ -46,28 +46,41 @@ fn decode_async(exec: &mut Exec, splits: usize, operands: Operands<'_, '_>, out:
     let op = "attention";
     let Operands { q, k, v, batch, shape, scale } = operands;
     let HeadShape { heads, kv_heads, head_dim } = shape;
-    let [decode, combine] = match head_dim {
-        64 => ["decode_64", "combine_64"],
-        128 => ["decode_128", "combine_128"],
-        _ => ["decode_256", "combine_256"],
+    let (decode, combine) = match head_dim {
+        64 => (DecodeAsync::decode_64, CombineSplits::combine_64),
+        128 => (DecodeAsync::decode_128, CombineSplits::combine_128),
+        _ => (DecodeAsync::decode_256, CombineSplits::combine_256),
     };
     let ((rows, max_blocks), blocks) = (batch.block_tables.rows_cols(), k.rows_cols().0);
     // Matrix rows of the longest row that the kernel takes.
     let max_rows = (batch.load.max_queries * shape.group()).min(DECODE_QUERIES);
     let gpu = exec.gpu()?;
     let workspace = gpu.workspace();
-    let launch = gpu.launch(op, &images::ATTENTION_DECODE_ASYNC, decode)?.input(q).input(k).input(v);
-    let launch = launch.input(batch.qo_indptr).input(batch.kv_lens).input(batch.block_tables).output(out);
-    let launch = launch.u32(heads).u32(max_blocks).u32(blocks).f32(scale).pointer(workspace).u32(max_rows);
+    let arguments = DecodeAsync {
+        q,
+        k,
+        v,
+        qo_indptr: batch.qo_indptr,
+        kv_lens: batch.kv_lens,
+        block_tables: batch.block_tables,
+        out: &mut *out,
+        heads,
+        max_blocks,
+        blocks,
+        scale,
+        partials: workspace,
+        max_rows,
+    };
+    let launch = decode.launch(gpu, op, arguments)?;
     let launch = launch.shared(WARPS * async_partial_bytes(max_rows, head_dim)).overlapped();
-    // SAFETY: matches csrc/attention_decode_async.cu; the op checked the shapes, the kernel checks the block ids, and the splits were
-    // chosen so that the partial results fit the workspace.
+    // SAFETY: the op checked the shapes, the kernel checks the block ids, and the splits were chosen so that the partial
+    // results fit the workspace.
     unsafe { launch.run([splits, kv_heads, rows], 32 * WARPS)? };
     if splits > 1 {
-        let launch =
-            gpu.launch(op, &images::ATTENTION_DECODE_ASYNC, combine)?.pointer(workspace).input(batch.qo_indptr);
+        let arguments = CombineSplits { partials: workspace, qo_indptr: batch.qo_indptr, out, heads, splits };
+        let launch = combine.launch(gpu, op, arguments)?.overlapped();
         // SAFETY: as above.
-        unsafe { launch.output(out).u32(heads).u32(splits).overlapped().run([max_rows, kv_heads, rows], head_dim)? };
+        unsafe { launch.run([max_rows, kv_heads, rows], head_dim)? };
     }
     Ok(())
 }

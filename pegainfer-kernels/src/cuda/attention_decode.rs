@@ -1,7 +1,7 @@
 //! Rows of few queries on Hopper and later: csrc/attention_decode_bulk.cu, and what csrc/attention_decode_gated.cu shares with it.
 
+use super::abi::{DecodeBulk, DecodeFused};
 use super::attention_operands::Operands;
-use super::images;
 use crate::choice::{DecodeGrid, LARGE, WARPS};
 use crate::ops::{AttentionBatch, HeadShape, Heads};
 use pegainfer_core::cuda::{Cuda, Launch};
@@ -24,31 +24,20 @@ fn shared_bytes(head_dim: usize, column_tiles: usize, stages: usize) -> usize {
     bytes.next_multiple_of(128)
 }
 
-/// The arguments and the launch that all kernels share.
+/// The launch that all kernels share.
 pub(super) struct Call<'a, 'b> {
     pub batch: &'a AttentionBatch<'b>,
     pub shape: HeadShape,
-    /// Times log2(e).
-    pub scale: f32,
     pub grid: &'a DecodeGrid,
 }
 
 impl Call<'_, '_> {
-    /// Appends the batch and the output to the operands that come before them.
-    pub fn batch(&self, launch: Launch, out: &mut Tensor, blocks: usize) -> Launch {
-        let (rows, max_blocks) = self.batch.block_tables.rows_cols();
-        let AttentionBatch { qo_indptr, kv_lens, block_tables, .. } = *self.batch;
-        let launch = launch.early(qo_indptr).early(kv_lens).early(block_tables);
-        let launch = launch.input(qo_indptr).input(kv_lens).input(block_tables);
-        launch.output(out).u32(self.shape.heads).u32(rows).u32(max_blocks).u32(blocks)
-    }
-
     /// # Safety
-    /// As [`Launch::run`], once scale, workspace and counters are appended.
-    pub unsafe fn run(&self, launch: Launch, scratch: Scratch) -> Result<(), OpError> {
+    /// As [`Launch::run`].
+    pub unsafe fn run(&self, launch: Launch) -> Result<(), OpError> {
         let HeadShape { kv_heads, head_dim, .. } = self.shape;
         let DecodeGrid { column_tiles, stages, blocks } = *self.grid;
-        let launch = launch.f32(self.scale).pointer(scratch.workspace).pointer(scratch.counters);
+        let launch = launch.early(self.batch.qo_indptr).early(self.batch.kv_lens).early(self.batch.block_tables);
         let launch = launch.shared(shared_bytes(head_dim, column_tiles, stages));
         // Overlapped, the kernel fetches the keys and values before a row's queries early. They are those of earlier steps
         // if the queries are all that the step adds to the row.
@@ -58,16 +47,18 @@ impl Call<'_, '_> {
     }
 }
 
-/// Device memory for partial results.
+/// Addresses for partial results.
 #[derive(Clone, Copy)]
 pub(super) struct Scratch {
-    workspace: u64,
-    counters: u64,
+    /// Partial results.
+    pub partials: u64,
+    /// Arrivals at each of them.
+    pub arrived: u64,
 }
 
 impl Scratch {
     pub fn of(gpu: &Cuda) -> Self {
-        Self { workspace: gpu.workspace(), counters: gpu.counters() }
+        Self { partials: gpu.workspace(), arrived: gpu.counters() }
     }
 }
 
@@ -81,23 +72,40 @@ pub(super) fn decode_bulk(
 ) -> Result<(), OpError> {
     let Operands { q, k, v, batch, shape, scale } = operands;
     let kernel = match (shape.head_dim, grid.column_tiles) {
-        (64, 1) => "decode_64_1",
-        (64, _) => "decode_64_2",
-        (128, 1) => "decode_128_1",
-        (128, _) => "decode_128_2",
-        (_, 1) => "decode_256_1",
-        _ => "decode_256_2",
+        (64, 1) => DecodeBulk::decode_64_1,
+        (64, _) => DecodeBulk::decode_64_2,
+        (128, 1) => DecodeBulk::decode_128_1,
+        (128, _) => DecodeBulk::decode_128_2,
+        (_, 1) => DecodeBulk::decode_256_1,
+        _ => DecodeBulk::decode_256_2,
     };
     let gpu = exec.gpu()?;
-    let (call, scratch) = (Call { batch, shape, scale, grid }, Scratch::of(gpu));
-    let launch = gpu.launch("attention", &images::ATTENTION_DECODE_BULK, kernel)?.input(q).input(k).input(v);
+    let Scratch { partials, arrived } = Scratch::of(gpu);
+    let AttentionBatch { qo_indptr, kv_lens, block_tables, .. } = *batch;
+    let (rows, max_blocks) = block_tables.rows_cols();
     let overlapped = prefilled == Prefilled::Overlapped;
+    let arguments = DecodeBulk {
+        q,
+        k,
+        v,
+        qo_indptr,
+        kv_lens,
+        block_tables,
+        out,
+        heads: shape.heads,
+        rows,
+        max_blocks,
+        blocks: k.rows_cols().0,
+        overlapped: usize::from(overlapped),
+        scale,
+        partials,
+        arrived,
+    };
+    let launch = kernel.launch(gpu, "attention", arguments)?;
     // Beside prefill the kernel waits for nothing before it reads.
     let launch = if overlapped { launch.early(q).early(k).early(v) } else { launch };
-    let launch = call.batch(launch, out, k.rows_cols().0).u32(usize::from(overlapped));
-    // SAFETY: matches csrc/attention_decode_bulk.cu, and `prefilled` says what was launched before; the op checked the shapes,
-    // the kernel checks the block ids.
-    unsafe { call.run(launch, scratch) }
+    // SAFETY: `prefilled` says what was launched before; the op checked the shapes, the kernel checks the block ids.
+    unsafe { Call { batch, shape, grid }.run(launch) }
 }
 
 /// `ops::decode_attention` in one kernel.
@@ -113,20 +121,40 @@ pub(crate) fn decode_fused(
     let Heads { shape, norms, eps, rope, slots, .. } = *heads;
     let scale = (shape.head_dim as f32).sqrt().recip() * std::f32::consts::LOG2_E;
     let kernel = match (shape.head_dim, grid.stages) {
-        (64, _) => "decode_fused_64_2",
-        (_, 2) => "decode_fused_128_2",
-        _ => "decode_fused_128_3",
+        (64, _) => DecodeFused::decode_fused_64_2,
+        (_, 2) => DecodeFused::decode_fused_128_2,
+        _ => DecodeFused::decode_fused_128_3,
     };
     let gpu = exec.gpu()?;
-    let (call, scratch) = (Call { batch, shape, scale, grid }, Scratch::of(gpu));
-    let blocks = k.rows_cols().0;
-    let launch = gpu.launch("decode_attention", &images::ATTENTION_DECODE_BULK, kernel)?;
+    let Scratch { partials, arrived } = Scratch::of(gpu);
+    let AttentionBatch { qo_indptr, kv_lens, block_tables, .. } = *batch;
+    let ((rows, max_blocks), blocks) = (block_tables.rows_cols(), k.rows_cols().0);
+    let arguments = DecodeFused {
+        qkv,
+        q_norm: norms.0,
+        k_norm: norms.1,
+        rope,
+        slots,
+        k: &mut *k,
+        v: &mut *v,
+        qo_indptr,
+        kv_lens,
+        block_tables,
+        out,
+        heads: shape.heads,
+        rows,
+        max_blocks,
+        blocks,
+        positions: rope.rows_cols().0,
+        eps,
+        scale,
+        partials,
+        arrived,
+    };
+    let launch = kernel.launch(gpu, "decode_attention", arguments)?;
     let launch = launch.early(norms.0).early(norms.1).early(rope).early(slots).early(k).early(v);
-    let launch = launch.input(qkv).input(norms.0).input(norms.1).input(rope).input(slots);
-    let launch = launch.output(k).output(v);
-    let launch = call.batch(launch, out, blocks).u32(rope.rows_cols().0).f32(eps);
-    // SAFETY: matches csrc/attention_decode_bulk.cu; the op checked the shapes, the kernel checks block ids and positions.
-    unsafe { call.run(launch, scratch) }
+    // SAFETY: the op checked the shapes, the kernel checks block ids and positions.
+    unsafe { Call { batch, shape, grid }.run(launch) }
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! `ops::attention` for rows of many queries: FlashAttention by wgmma on Hopper, by mma.sync elsewhere.
 
+use super::abi::{PrefillMma, PrefillWgmma};
 use super::attention_operands::Operands;
-use super::images;
 use crate::choice::Prefill;
-use crate::ops::HeadShape;
+use crate::ops::{AttentionBatch, HeadShape};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
@@ -35,27 +35,45 @@ pub(super) fn prefill(
     let Operands { q, k, v, batch, shape, scale } = operands;
     let HeadShape { heads, kv_heads, head_dim } = shape;
     let ((rows, max_blocks), blocks) = (batch.block_tables.rows_cols(), k.rows_cols().0);
+    let AttentionBatch { qo_indptr, kv_lens, block_tables, .. } = *batch;
     let gpu = exec.gpu()?;
-    let launch = match (kernel, head_dim) {
-        (Prefill::Wgmma { .. }, 64) => gpu.launch(op, &images::ATTENTION_PREFILL_WGMMA, "prefill_64"),
-        (Prefill::Wgmma { .. }, 128) => gpu.launch(op, &images::ATTENTION_PREFILL_WGMMA, "prefill_128"),
-        (Prefill::Wgmma { .. }, _) => gpu.launch(op, &images::ATTENTION_PREFILL_WGMMA, "prefill_256"),
-        (Prefill::Mma, 64) => gpu.launch(op, &images::ATTENTION_PREFILL_MMA, "prefill_mma_64"),
-        (Prefill::Mma, 128) => gpu.launch(op, &images::ATTENTION_PREFILL_MMA, "prefill_mma_128"),
-        (Prefill::Mma, _) => gpu.launch(op, &images::ATTENTION_PREFILL_MMA, "prefill_mma_256"),
-    };
-    let launch = launch?.input(q).input(k).input(v);
-    let launch = launch.input(batch.qo_indptr).input(batch.kv_lens).input(batch.block_tables).output(out).u32(heads);
     match kernel {
         Prefill::Wgmma { blocks: grid } => {
-            let launch = launch.u32(kv_heads).u32(rows).u32(max_blocks).u32(blocks).f32(scale);
-            // SAFETY: matches csrc/attention_prefill_wgmma.cu; the op checked the shapes, the kernel checks the block ids.
+            let kernel = match head_dim {
+                64 => PrefillWgmma::prefill_64,
+                128 => PrefillWgmma::prefill_128,
+                _ => PrefillWgmma::prefill_256,
+            };
+            let arguments = PrefillWgmma {
+                q,
+                k,
+                v,
+                qo_indptr,
+                kv_lens,
+                block_tables,
+                out,
+                heads,
+                kv_heads,
+                rows,
+                max_blocks,
+                blocks,
+                scale,
+            };
+            let launch = kernel.launch(gpu, op, arguments)?;
+            // SAFETY: the op checked the shapes, the kernel checks the block ids.
             unsafe { launch.shared(wgmma_shared(head_dim)).overlapped_late_release().run([*grid, 1, 1], WGMMA_THREADS) }
         }
         Prefill::Mma => {
+            let kernel = match head_dim {
+                64 => PrefillMma::prefill_mma_64,
+                128 => PrefillMma::prefill_mma_128,
+                _ => PrefillMma::prefill_mma_256,
+            };
             let grid = [(batch.load.max_queries * shape.group()).div_ceil(MMA_ROWS), kv_heads, rows];
-            let launch = launch.u32(max_blocks).u32(blocks).f32(scale);
-            // SAFETY: matches csrc/attention_prefill_mma.cu; as above.
+            let arguments =
+                PrefillMma { q, k, v, qo_indptr, kv_lens, block_tables, out, heads, max_blocks, blocks, scale };
+            let launch = kernel.launch(gpu, op, arguments)?;
+            // SAFETY: as above.
             unsafe { launch.overlapped().run(grid, 32 * MMA_WARPS) }
         }
     }

@@ -1,7 +1,7 @@
 //! `ops::causal_conv1d`: a tile of tokens and channels a block.
 
+use super::abi::CausalConv;
 use super::delta_rule::check_shape;
-use super::images;
 use crate::choice::Conv;
 use crate::ops::DeltaShape;
 use pegainfer_core::exec::Exec;
@@ -26,13 +26,23 @@ pub(crate) fn causal_conv1d(
     check_shape(op, shape)?;
     let ((tokens, channels), slots) = (out.rows_cols(), tails.rows_cols().0);
     let (kernel, tile) = match choice {
-        Conv::Short => ("causal_conv1d_4", 4),
-        Conv::Long => ("causal_conv1d_16", 16),
+        Conv::Short => (CausalConv::causal_conv1d_4, 4),
+        Conv::Long => (CausalConv::causal_conv1d_16, 16),
     };
-    let launch = exec.gpu()?.launch(op, &images::CAUSAL_CONV, kernel)?;
-    let launch = launch.input(projected).input(weight).input(segments).output(tails).output(out);
-    let launch = launch.u32(channels).u32(shape.projected_width()).u32(tokens).u32(segments.rows_cols().0).u32(slots);
+    let arguments = CausalConv {
+        projected,
+        weight,
+        segments,
+        conv_states: tails,
+        out,
+        channels,
+        width: shape.projected_width(),
+        tokens,
+        count: segments.rows_cols().0,
+        slots,
+    };
+    let launch = kernel.launch(exec.gpu()?, op, arguments)?;
     let grid = [channels.div_ceil(CHANNELS), tokens.div_ceil(tile).max(1), 1];
-    // SAFETY: matches csrc/causal_conv.cu; the op checked the shapes, the kernel checks the segments.
+    // SAFETY: the op checked the shapes, the kernel checks the segments.
     unsafe { launch.early(weight).early(segments).overlapped().run(grid, THREADS) }
 }

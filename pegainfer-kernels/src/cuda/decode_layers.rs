@@ -1,6 +1,6 @@
 //! `ops::decode_layers` in one kernel: csrc/decode_layers.cu.
 
-use super::images;
+use super::abi::{Layer, Step};
 use crate::choice::{self, Gpu};
 use crate::decode_model::{DecodeLayer, DecodeModel};
 use crate::ops::{AttentionBatch, HeadShape};
@@ -94,7 +94,7 @@ impl Dims {
 /// belongs to one model and stays valid as long as the model's tensors live.
 #[derive(Debug)]
 pub struct DecodeState {
-    /// Of the tensors of all layers, in the order of `Layer` in csrc/layer_ll.cuh.
+    /// Of the tensors of all layers, those of a [`Layer`] after the other.
     addresses: Vec<u64>,
     table: Tensor,
     /// For each number of rows: exchanges so far, of every block.
@@ -114,7 +114,7 @@ impl DecodeState {
             return Ok(None);
         }
         let addresses = if exec.device() == Device::Cuda { addresses(model) } else { Vec::new() };
-        let mut table = exec.tensor("decode table", &[model.layers.len(), 20], DType::U32)?;
+        let mut table = exec.tensor("decode table", &[model.layers.len(), 2 * Layer::COUNT], DType::U32)?;
         let halves: Vec<u32> = addresses.iter().flat_map(|at| [*at as u32, (*at >> 32) as u32]).collect();
         if !halves.is_empty() {
             exec.fill_rows(&mut table, &halves).map_err(std::io::Error::other)?;
@@ -126,13 +126,12 @@ impl DecodeState {
     }
 }
 
-/// In the order of `Layer` in csrc/layer_ll.cuh.
+/// The rows of the kernel's table of layers.
 fn addresses(model: &DecodeModel<'_>) -> Vec<u64> {
     let layer = |layer: &DecodeLayer<'_>| {
-        let (norms, cache) = (layer.head_norms, &layer.cache);
-        let attention = [layer.input_norm, layer.qkv, norms.0, norms.1, &*cache.0, &*cache.1];
-        let rest = [layer.o, layer.post_norm, layer.gate_up, layer.down];
-        attention.into_iter().chain(rest).map(Tensor::device).collect::<Vec<_>>()
+        let &DecodeLayer { input_norm, qkv, o, post_norm, gate_up, down, ref cache, .. } = layer;
+        let ((q_norm, k_norm), (k, v)) = (layer.head_norms, (&*cache.0, &*cache.1));
+        Layer { input_norm, qkv, q_norm, k_norm, k, v, o, post_norm, gate_up, down }.addresses()
     };
     model.layers.iter().flat_map(layer).collect()
 }
@@ -156,10 +155,10 @@ pub(crate) fn decode_layers(
     }
     let (rows, max_blocks) = batch.block_tables.rows_cols();
     let kernel = match (rows, dims.hidden) {
-        (1, ..=3072) => "decode_layers_1_3072",
-        (1, _) => "decode_layers_1_4096",
-        (_, ..=3072) => "decode_layers_2_3072",
-        _ => "decode_layers_2_4096",
+        (1, ..=3072) => Step::decode_layers_1_3072,
+        (1, _) => Step::decode_layers_1_4096,
+        (_, ..=3072) => Step::decode_layers_2_3072,
+        _ => Step::decode_layers_2_4096,
     };
     let (workspace, counters) = (gpu.workspace(), gpu.counters());
     let epochs = state.epochs.device() + ((rows - 1) * dims.blocks() * size_of::<u32>()) as u64;
@@ -167,19 +166,37 @@ pub(crate) fn decode_layers(
     let words = state.words.device() + (rows * (rows - 1) / 2 * dims.words() * size_of::<u64>()) as u64;
     let blocks = model.layers[0].cache.0.rows_cols().0;
     let scale = (HEAD as f32).sqrt().recip() * std::f32::consts::LOG2_E;
-    let launch = gpu.launch(op, &images::DECODE_LAYERS, kernel)?;
-    let launch = launch.input(&state.table).input(model.final_norm).input(model.rope).input(slots);
-    let launch = launch.input(batch.qo_indptr).input(batch.kv_lens).input(batch.block_tables);
-    let launch = launch.output(residual).output(normed).pointer(epochs).pointer(words);
-    let launch = launch.pointer(workspace).pointer(counters);
-    let launch = launch.u32(model.layers.len()).u32(dims.hidden).u32(dims.shape.heads).u32(dims.shape.kv_heads);
-    let launch = launch.u32(dims.intermediate).u32(model.rope.rows_cols().0).u32(max_blocks).u32(blocks);
-    let launch = launch.u32(dims.stages(rows)).f32(model.eps).f32(scale).overlapped().cooperative();
+    let step = Step {
+        layers: &state.table,
+        final_norm: model.final_norm,
+        rope: model.rope,
+        slots,
+        qo_indptr: batch.qo_indptr,
+        kv_lens: batch.kv_lens,
+        block_tables: batch.block_tables,
+        residual,
+        normed,
+        epochs,
+        flagged: words,
+        partials: workspace,
+        arrived: counters,
+        n_layers: model.layers.len(),
+        hidden: dims.hidden,
+        heads: dims.shape.heads,
+        kv_heads: dims.shape.kv_heads,
+        intermediate: dims.intermediate,
+        positions: model.rope.rows_cols().0,
+        max_blocks,
+        blocks,
+        stages: dims.stages(rows),
+        eps: model.eps,
+        scale,
+    };
+    let launch = kernel.launch(gpu, op, step)?.overlapped().cooperative();
     // And the weights of all layers, and the keys and values of earlier steps, whose addresses are in the table.
     let launch = launch.early(&state.table).early(batch.qo_indptr).early(batch.kv_lens).early(batch.block_tables);
     let launch = launch.shared(dims.stages(rows) * STAGE_BYTES + dims.scratch(rows));
-    // SAFETY: matches `Step` in csrc/layer_ll.cuh. The op checked the shapes, the table is of these layers, and the
-    // kernel checks block ids and positions.
+    // SAFETY: the op checked the shapes, the table is of these layers, and the kernel checks block ids and positions.
     unsafe { launch.run([dims.blocks(), 1, 1], THREADS) }
 }
 

@@ -2,10 +2,11 @@
 //! what their chunks need besides the state, all at once (intra-chunk), and one that carries the state through the chunks of
 //! each chain (inter-chunk scan).
 
+use super::abi::{DeltaIntra, DeltaScan};
 #[cfg(triton_kernels)]
 use super::delta_chunks_triton::triton;
+use super::delta_recurrent;
 use super::delta_rule::check_shape;
-use super::{delta_recurrent, images};
 use crate::choice::{DeltaChunks, RECURRENT_TOKENS};
 use crate::delta::DeltaShape;
 use crate::ops::DeltaInputs;
@@ -47,18 +48,29 @@ pub(crate) fn gated_delta_chunks(
         DeltaChunks::Chunked { scan, .. } => scan,
     };
     let gpu = exec.gpu()?;
-    let launch = gpu.launch(op, &images::GATED_DELTA_INTRA, "gated_delta_intra")?.input(mixed).input(projected);
-    let launch = launch.input(a_log).input(dt_bias).input(segments).output(scratch);
-    let launch = launch.u32(tokens).u32(count).u32(key_heads).u32(value_heads).u32(RECURRENT_TOKENS);
-    let launch = launch.early(segments).overlapped();
-    // SAFETY: matches csrc/gated_delta_intra.cu; the op checked the shapes, the kernel checks the segments.
+    let arguments = DeltaIntra {
+        mixed,
+        projected,
+        a_log,
+        dt_bias,
+        segments,
+        parts: &mut *scratch,
+        tokens,
+        count,
+        key_heads,
+        value_heads,
+        longest: RECURRENT_TOKENS,
+    };
+    let launch = DeltaIntra::gated_delta_intra.launch(gpu, op, arguments)?.early(segments).overlapped();
+    // SAFETY: the op checked the shapes, the kernel checks the segments.
     unsafe { launch.run([DeltaShape::chunks(tokens, count), key_heads, 1], PARTS_THREADS)? };
 
-    let name = if scan.wgmma { "gated_delta_scan_wgmma" } else { "gated_delta_scan_mma" };
-    let launch = gpu.launch(op, &images::GATED_DELTA_SCAN, name)?.input(mixed).input(scratch).input(segments);
-    let launch = launch.output(states).output(out).u32(tokens).u32(states.rows_cols().0).u32(count);
-    let launch = launch.u32(key_heads).u32(value_heads).shared(scan.shared).overlapped();
-    // SAFETY: matches csrc/gated_delta_scan.cu; as above.
+    let kernel = if scan.wgmma { DeltaScan::gated_delta_scan_wgmma } else { DeltaScan::gated_delta_scan_mma };
+    let slots = states.rows_cols().0;
+    let arguments =
+        DeltaScan { mixed, parts: scratch, segments, states, out, tokens, slots, count, key_heads, value_heads };
+    let launch = kernel.launch(gpu, op, arguments)?.shared(scan.shared).overlapped();
+    // SAFETY: as above.
     unsafe { launch.run([scan.blocks, 1, 1], scan.threads) }
 }
 

@@ -1,7 +1,7 @@
 //! `ops::decode_delta` in one kernel: one block a value head of a row.
 
+use super::abi::DecodeDelta;
 use super::delta_rule::{DIM, check_shape};
-use super::images;
 use crate::ops::{DeltaShape, DeltaWeights};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
@@ -28,14 +28,26 @@ pub(crate) fn decode_delta(
     }
     let gpu = exec.gpu()?;
     let counters = gpu.counters();
-    let launch = gpu.launch(op, &images::DELTA_DECODE, "decode_delta")?.input(projected).input(weights.conv);
-    let launch = launch.input(weights.a_log).input(weights.dt_bias).input(weights.norm).input(segments);
-    let launch = launch.output(states).output(tails).output(out).pointer(counters);
-    let launch = launch.u32(shape.key_heads).u32(slots).f32(eps).overlapped();
+    let DeltaWeights { conv, a_log, dt_bias, norm } = *weights;
+    let arguments = DecodeDelta {
+        projected,
+        conv,
+        a_log,
+        dt_bias,
+        norm,
+        segments,
+        states: &mut *states,
+        conv_states: &mut *tails,
+        out,
+        counters,
+        key_heads: shape.key_heads,
+        slots,
+        eps,
+    };
+    let launch = DecodeDelta::decode_delta.launch(gpu, op, arguments)?.overlapped();
     // No other kernel of the step writes the state.
-    let launch = launch.early(weights.conv).early(weights.a_log).early(weights.dt_bias).early(weights.norm);
+    let launch = launch.early(conv).early(a_log).early(dt_bias).early(norm);
     let launch = launch.early(segments).early(states).early(tails);
-    // SAFETY: matches csrc/delta_decode.cu; the op checked the shapes and that there are counters enough, the kernel checks
-    // the segments.
+    // SAFETY: the op checked the shapes and that there are counters enough, the kernel checks the segments.
     unsafe { launch.run([shape.value_heads, rows, 1], THREADS) }
 }

@@ -1,6 +1,7 @@
 //! `ops::gated_delta_rule`: half a head's matrix a block, which walks through a chain of segments.
 
-use super::{images, vectors};
+use super::abi::DeltaRecurrent;
+use super::vectors;
 use crate::ops::{DeltaInputs, DeltaShape};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
@@ -39,13 +40,23 @@ pub(crate) fn delta_recurrent(
     if segments == 0 {
         return Ok(());
     }
-    let launch = exec.gpu()?.launch(op, &images::DELTA_RULE, "delta_recurrent")?.input(inputs.mixed);
-    let launch = launch.input(inputs.projected).input(inputs.a_log).input(inputs.dt_bias).input(inputs.segments);
-    let launch = launch.output(states).output(out);
-    let launch = launch.u32(shape.key_heads).u32(shape.projected_width()).u32(inputs.mixed.rows_cols().0).u32(slots);
-    let launch = launch.u32(longest.min(u32::MAX as usize)).overlapped();
+    let arguments = DeltaRecurrent {
+        mixed: inputs.mixed,
+        projected: inputs.projected,
+        a_log: inputs.a_log,
+        dt_bias: inputs.dt_bias,
+        segments: inputs.segments,
+        states,
+        out,
+        key_heads: shape.key_heads,
+        width: shape.projected_width(),
+        tokens: inputs.mixed.rows_cols().0,
+        slots,
+        longest: longest.min(u32::MAX as usize),
+    };
+    let launch = DeltaRecurrent::delta_recurrent.launch(exec.gpu()?, op, arguments)?.overlapped();
     // And of `states` the slots of its own chains, which the inter-chunk scan before it leaves alone.
     let launch = launch.early(inputs.segments).early(inputs.a_log).early(inputs.dt_bias);
-    // SAFETY: matches csrc/delta_rule.cu; the op checked the shapes, the kernel checks the segments.
+    // SAFETY: the op checked the shapes, the kernel checks the segments.
     unsafe { launch.run([PARTS, shape.value_heads, segments], THREADS) }
 }

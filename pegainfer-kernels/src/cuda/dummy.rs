@@ -1,6 +1,7 @@
 //! Dummy weights: `ops::uniform`.
 
-use super::{images, vectors};
+use super::abi::Uniform;
+use super::vectors;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 
@@ -10,8 +11,7 @@ pub(crate) fn uniform(exec: &mut Exec, seed: u64, limit: f32, out: &mut Tensor) 
     let op = "uniform";
     vectors(op, out.rows_cols().1)?;
     let groups = out.elements() / 4;
-    let launch = exec.gpu()?.launch(op, &images::DUMMY, "uniform")?;
-    let launch = launch.output(out).u64(seed).u32(groups).f32(limit);
-    // SAFETY: matches csrc/dummy.cu; rows are multiples of 8 elements, so `out` is whole groups and 16-byte aligned.
+    let launch = Uniform::uniform.launch(exec.gpu()?, op, Uniform { out, seed, groups, limit })?;
+    // SAFETY: rows are multiples of 8 elements, so `out` is whole groups and 16-byte aligned.
     unsafe { launch.run([groups.div_ceil(THREADS), 1, 1], THREADS) }
 }

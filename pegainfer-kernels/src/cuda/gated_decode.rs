@@ -1,7 +1,7 @@
 //! `ops::gated_decode_attention` in one kernel: csrc/attention_decode_gated.cu.
 
+use super::abi::GatedDecode;
 use super::attention_decode::{Call, Scratch};
-use super::images;
 use crate::choice::DecodeGrid;
 use crate::ops::{AttentionBatch, Heads};
 use pegainfer_core::exec::Exec;
@@ -20,14 +20,36 @@ pub(crate) fn gated_decode_fused(
     let Heads { shape, norms, eps, rope, slots, .. } = *heads;
     let scale = (shape.head_dim as f32).sqrt().recip() * std::f32::consts::LOG2_E;
     let gpu = exec.gpu()?;
-    let kernel = if grid.stages == 4 { "gated_decode_256_4" } else { "gated_decode_256_3" };
-    let (call, scratch) = (Call { batch, shape, scale, grid }, Scratch::of(gpu));
-    let (blocks, (positions, rotary_dim)) = (k.rows_cols().0, rope.rows_cols());
-    let launch = gpu.launch("gated_decode_attention", &images::ATTENTION_DECODE_GATED, kernel)?;
+    let kernel = if grid.stages == 4 { GatedDecode::gated_decode_256_4 } else { GatedDecode::gated_decode_256_3 };
+    let Scratch { partials, arrived } = Scratch::of(gpu);
+    let AttentionBatch { qo_indptr, kv_lens, block_tables, .. } = *batch;
+    let ((rows, max_blocks), blocks) = (block_tables.rows_cols(), k.rows_cols().0);
+    let (positions, rotary) = rope.rows_cols();
+    let arguments = GatedDecode {
+        projected,
+        q_norm: norms.0,
+        k_norm: norms.1,
+        rope,
+        slots,
+        k: &mut *k,
+        v: &mut *v,
+        qo_indptr,
+        kv_lens,
+        block_tables,
+        out,
+        heads: shape.heads,
+        rows,
+        max_blocks,
+        blocks,
+        positions,
+        rotary,
+        eps,
+        scale,
+        partials,
+        arrived,
+    };
+    let launch = kernel.launch(gpu, "gated_decode_attention", arguments)?;
     let launch = launch.early(norms.0).early(norms.1).early(rope).early(slots).early(k).early(v);
-    let launch = launch.input(projected).input(norms.0).input(norms.1).input(rope).input(slots);
-    let launch = launch.output(k).output(v);
-    let launch = call.batch(launch, out, blocks).u32(positions).u32(rotary_dim).f32(eps);
-    // SAFETY: matches csrc/attention_decode_gated.cu; the op checked the shapes, the kernel checks block ids and positions.
-    unsafe { call.run(launch, scratch) }
+    // SAFETY: the op checked the shapes, the kernel checks block ids and positions.
+    unsafe { Call { batch, shape, grid }.run(launch) }
 }

@@ -1,6 +1,6 @@
 //! `ops::gated_qk_norm_rope_write_kv`, one block a token, and `ops::attention_gate`.
 
-use super::images;
+use super::abi::{AttentionGate, GatedQkv};
 use crate::heads::BLOCK_SIZE;
 use crate::ops::{HeadShape, Heads};
 use pegainfer_core::exec::Exec;
@@ -32,16 +32,32 @@ pub(crate) fn gated_qk_norm_rope_write_kv(
     check(op, shape)?;
     let (tokens, (max_position, rotary_dim)) = (projected.rows_cols().0, rope.rows_cols());
     let max_slot = k.rows_cols().0 * BLOCK_SIZE;
-    let launch = exec.gpu()?.launch(op, &images::GATED_QKV, op)?;
-    let launch = launch.input(projected).input(norms.0).input(norms.1).input(rope).input(positions).input(slots);
-    let launch = launch.output(q).output(k).output(v);
-    let launch = launch.u32(shape.heads).u32(shape.kv_heads).u32(shape.head_dim).u32(rotary_dim);
     // Of a head.
     let lanes = (shape.head_dim / 8).next_power_of_two();
-    let heads = shape.heads + 2 * shape.kv_heads;
-    let threads = (heads.div_ceil(PASSES) * lanes).next_multiple_of(32).min(MAX_THREADS);
-    let launch = launch.u32(max_position).u32(max_slot).f32(eps).u32(lanes).overlapped();
-    // SAFETY: matches csrc/gated_qkv.cu; the op checked the shapes, the kernel checks positions and slots.
+    let all_heads = shape.heads + 2 * shape.kv_heads;
+    let threads = (all_heads.div_ceil(PASSES) * lanes).next_multiple_of(32).min(MAX_THREADS);
+    let HeadShape { heads, kv_heads, head_dim } = shape;
+    let arguments = GatedQkv {
+        projected,
+        q_norm: norms.0,
+        k_norm: norms.1,
+        rope,
+        positions,
+        slots,
+        q,
+        k,
+        v,
+        heads,
+        kv_heads,
+        head_dim,
+        rotary: rotary_dim,
+        max_position,
+        max_slot,
+        eps,
+        lanes,
+    };
+    let launch = GatedQkv::gated_qk_norm_rope_write_kv.launch(exec.gpu()?, op, arguments)?.overlapped();
+    // SAFETY: the op checked the shapes, the kernel checks positions and slots.
     unsafe { launch.run([tokens, 1, 1], threads) }
 }
 
@@ -54,8 +70,9 @@ pub(crate) fn attention_gate(
     let op = "attention_gate";
     check(op, shape)?;
     let (tokens, width) = attended.rows_cols();
-    let launch = exec.gpu()?.launch(op, &images::GATED_QKV, op)?.input(projected).output(attended);
-    let launch = launch.u32(shape.heads).u32(shape.kv_heads).u32(shape.head_dim).overlapped();
-    // SAFETY: matches csrc/gated_qkv.cu; the op checked the shapes.
+    let HeadShape { heads, kv_heads, head_dim } = shape;
+    let arguments = AttentionGate { projected, attended, heads, kv_heads, head_dim };
+    let launch = AttentionGate::attention_gate.launch(exec.gpu()?, op, arguments)?.overlapped();
+    // SAFETY: the op checked the shapes.
     unsafe { launch.run([tokens, (width / 8).div_ceil(GATE_THREADS), 1], GATE_THREADS) }
 }

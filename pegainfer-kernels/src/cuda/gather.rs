@@ -1,6 +1,7 @@
 //! Row copies: `ops::embedding`, `ops::gather_rows`.
 
-use super::{images, vectors};
+use super::abi::{Embedding, Gather};
+use super::vectors;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 
@@ -14,9 +15,8 @@ pub(crate) fn gather(
     let (rows, width) = out.rows_cols();
     let from_rows = from.rows_cols().0;
     vectors(op, width)?;
-    let launch = exec.gpu()?.launch(op, &images::GATHER, "gather")?;
-    let launch = launch.input(from).input(ids).output(out).u32(from_rows).u32(width);
-    // SAFETY: matches csrc/gather.cu; the op checked the shapes, the kernel checks the ids.
+    let launch = Gather::gather.launch(exec.gpu()?, op, Gather { from, ids, out, from_rows, width })?;
+    // SAFETY: the op checked the shapes, the kernel checks the ids.
     unsafe { launch.overlapped().run([rows, 1, 1], threads(width)) }
 }
 
@@ -29,9 +29,9 @@ pub(crate) fn embedding(
 ) -> Result<(), OpError> {
     let (op, (rows, width)) = ("embedding", out.rows_cols());
     vectors(op, width)?;
-    let launch = exec.gpu()?.launch(op, &images::GATHER, "embedding")?;
-    let launch = launch.input(table).input(ids).input(previous).output(out);
-    let launch = launch.u32(table.rows_cols().0).u32(previous.elements()).u32(width);
+    let (vocab, previous_rows) = (table.rows_cols().0, previous.elements());
+    let arguments = Embedding { table, ids, previous, out, vocab, previous_rows, width };
+    let launch = Embedding::embedding.launch(exec.gpu()?, op, arguments)?;
     // SAFETY: as in `gather`.
     unsafe { launch.overlapped().run([rows, 1, 1], threads(width)) }
 }

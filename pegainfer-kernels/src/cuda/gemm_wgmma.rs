@@ -1,10 +1,10 @@
 //! Launches of what includes csrc/gemm_wgmma.cuh: large-M GEMMs on Hopper's warpgroups with an epilogue, csrc/gemm_wgmma_swiglu.cu and
 //! csrc/gemm_wgmma_qkv.cu.
 
-use super::images;
+use super::abi::{GemmWgmmaQkv, GemmWgmmaSwiglu, Map};
 use crate::heads::BLOCK_SIZE;
 use crate::ops::Heads;
-use pegainfer_core::cuda::{BOX_COLUMNS, Cuda, TensorMap};
+use pegainfer_core::cuda::{BOX_COLUMNS, Cuda};
 use pegainfer_core::tensor::{OpError, Tensor};
 
 /// As in csrc/gemm_wgmma.cuh: rows of x, and of the weights, of a tile.
@@ -44,11 +44,18 @@ pub(super) fn linear_swiglu_wgmma(
 ) -> Result<(), OpError> {
     let ((m, k), width) = (x.rows_cols(), out.rows_cols().1);
     let grid = [gpu.multiprocessors(), 1, 1];
-    let maps = [TensorMap::new(op, x, ROWS)?, TensorMap::new(op, w, BOX_ROWS)?, TensorMap::new(op, out, STORE_ROWS)?];
-    let launch = gpu.launch(op, &images::GEMM_WGMMA_SWIGLU, "gemm_wgmma_swiglu")?.early(w).writes(out);
-    let launch = maps.into_iter().fold(launch, |launch, map| launch.map(map));
-    let launch = launch.u32(m).u32(width).u32(k).u32(GROUP).shared(SHARED).overlapped();
-    // SAFETY: matches csrc/gemm_wgmma_swiglu.cu; the op checked the shapes, and copies end where the matrices do.
+    let arguments = GemmWgmmaSwiglu {
+        x: Map::input(op, x, ROWS)?,
+        w: Map::input(op, w, BOX_ROWS)?,
+        out: Map::output(op, out, STORE_ROWS)?,
+        m,
+        width,
+        k,
+        group: GROUP,
+    };
+    let launch = GemmWgmmaSwiglu::gemm_wgmma_swiglu.launch(gpu, op, arguments)?;
+    let launch = launch.early(w).shared(SHARED).overlapped();
+    // SAFETY: the op checked the shapes, and copies end where the matrices do.
     unsafe { launch.run(grid, THREADS) }
 }
 
@@ -66,13 +73,28 @@ pub(super) fn linear_qkv_wgmma(
     let Heads { shape, norms, eps, rope, positions, slots } = *heads;
     let grid = [gpu.multiprocessors(), 1, 1];
     let (max_position, max_slot) = (rope.rows_cols().0, k.rows_cols().0 * BLOCK_SIZE);
-    let maps = (TensorMap::new(op, x, ROWS)?, TensorMap::new(op, w, BOX_ROWS)?);
-    let launch = gpu.launch(op, &images::GEMM_WGMMA_QKV, "gemm_wgmma_qkv")?.map(maps.0).map(maps.1);
-    let launch = launch.early(w).early(norms.0).early(norms.1);
-    let launch = launch.input(norms.0).input(norms.1).input(rope).input(positions).input(slots);
-    let launch = launch.output(q).output(k).output(v);
-    let launch = launch.u32(m).u32(columns).u32(shape.heads).u32(shape.kv_heads).u32(max_position).u32(max_slot);
-    let launch = launch.f32(eps).u32(GROUP).shared(HEADS_SHARED).overlapped();
-    // SAFETY: matches csrc/gemm_wgmma_qkv.cu; the op checked the shapes, the kernel checks positions and slots.
+    let arguments = GemmWgmmaQkv {
+        x: Map::input(op, x, ROWS)?,
+        w: Map::input(op, w, BOX_ROWS)?,
+        q_norm: norms.0,
+        k_norm: norms.1,
+        rope,
+        positions,
+        slots,
+        q,
+        k,
+        v,
+        m,
+        columns,
+        heads: shape.heads,
+        kv_heads: shape.kv_heads,
+        max_position,
+        max_slot,
+        eps,
+        group: GROUP,
+    };
+    let launch = GemmWgmmaQkv::gemm_wgmma_qkv.launch(gpu, op, arguments)?;
+    let launch = launch.early(w).early(norms.0).early(norms.1).shared(HEADS_SHARED).overlapped();
+    // SAFETY: the op checked the shapes, the kernel checks positions and slots.
     unsafe { launch.run(grid, THREADS) }
 }

@@ -1,13 +1,14 @@
 //! `ops::linear` and the ops that fuse it with what follows, as they were chosen.
 
+use super::abi::{GemmMma, Target};
 use super::gemm_wgmma::linear_swiglu_wgmma;
 use super::gemv_splitk::gemv_splitk;
 use super::norm::{add_partials_rms_norm, add_rms_norm, rms_norm};
 use super::skinny_wgmma::skinny_wgmma;
 use super::swiglu::swiglu;
-use super::{blaslt, images, vectors};
+use super::{blaslt, vectors};
 use crate::choice::{AddNorm, Gemm, Output, Skinny, Swiglu};
-use pegainfer_core::cuda::{Cuda, Launch};
+use pegainfer_core::cuda::Cuda;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
@@ -16,13 +17,13 @@ const THREADS: usize = 256;
 const STAGES: usize = 4;
 const DEPTH_BYTES: usize = 64;
 
-/// Launches a skinny GEMM. `out` takes the results as the kernel's output argument.
+/// Launches a skinny GEMM, which writes to `out`.
 fn skinny(
     gpu: &mut Cuda,
     op: &'static str,
     operands: (&Tensor, &Tensor),
     (kernel, output): (&Skinny, Output),
-    out: impl FnOnce(Launch) -> Launch,
+    out: Target<'_>,
 ) -> Result<(), OpError> {
     match kernel {
         Skinny::GemvSplitK(plan) => gemv_splitk(gpu, op, operands, (plan, output), out),
@@ -41,13 +42,13 @@ fn tiled(
 ) -> Result<(), OpError> {
     let ((m, k), n) = (x.rows_cols(), w.rows_cols().0);
     let kernel = match (out.dtype(), tile) {
-        (DType::F32, 64) => "gemm_mma_f32_64",
-        (DType::F32, _) => "gemm_mma_f32_128",
-        (_, 64) => "gemm_mma_bf16_64",
-        (_, _) => "gemm_mma_bf16_128",
+        (DType::F32, 64) => GemmMma::gemm_mma_f32_64,
+        (DType::F32, _) => GemmMma::gemm_mma_f32_128,
+        (_, 64) => GemmMma::gemm_mma_bf16_64,
+        (_, _) => GemmMma::gemm_mma_bf16_128,
     };
-    let launch = gpu.launch(op, &images::GEMM_MMA, kernel)?.input(x).input(w).output(out).u32(m).u32(n).u32(k);
-    // SAFETY: matches csrc/gemm_mma.cu; the op checked the shapes.
+    let launch = kernel.launch(gpu, op, GemmMma { x, w, out, m, n, k })?;
+    // SAFETY: the op checked the shapes.
     unsafe { launch.shared(STAGES * 2 * tile * DEPTH_BYTES).run([m.div_ceil(tile), n.div_ceil(tile), 1], THREADS) }
 }
 
@@ -68,7 +69,7 @@ pub(crate) fn linear(
     check(op, x, w)?;
     let output = if out.dtype() == DType::F32 { Output::F32 } else { Output::Bf16 };
     match gemm {
-        Gemm::Skinny(kernel) => skinny(exec.gpu()?, op, (x, w), (kernel, output), |launch| launch.output(out)),
+        Gemm::Skinny(kernel) => skinny(exec.gpu()?, op, (x, w), (kernel, output), Target::Tensor(out)),
         Gemm::CublasLt => blaslt::matmul(exec, op, x, w, false, out),
         Gemm::TiledMma(tile) => tiled(exec.gpu()?, op, x, w, *tile, out),
     }
@@ -93,7 +94,7 @@ pub(crate) fn linear_add_norm(
             let gpu = exec.gpu()?;
             // At most 8 splits of 16 rows, or 64 rows of w for each multiprocessor: a few MB of the workspace's 64.
             let partials = gpu.workspace();
-            skinny(gpu, op, (x, w), (kernel, Output::SplitK), |launch| launch.pointer(partials))?;
+            skinny(gpu, op, (x, w), (kernel, Output::SplitK), Target::Scratch(partials))?;
             add_partials_rms_norm(exec, (partials, kernel.splits()), residual, norm, eps, out)
         }
         AddNorm::Accumulated => {
@@ -118,7 +119,7 @@ pub(crate) fn linear_swiglu(
     let op = "linear_swiglu";
     check(op, x, w)?;
     match choice {
-        Swiglu::Gated(kernel) => skinny(exec.gpu()?, op, (x, w), (kernel, Output::Gated), |launch| launch.output(out)),
+        Swiglu::Gated(kernel) => skinny(exec.gpu()?, op, (x, w), (kernel, Output::Gated), Target::Tensor(out)),
         Swiglu::Wgmma => linear_swiglu_wgmma(exec.gpu()?, op, x, w, out),
         Swiglu::Separate(gemm) => {
             linear(exec, op, gemm, x, w, gate_up)?;

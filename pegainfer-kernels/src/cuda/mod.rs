@@ -2,6 +2,7 @@
 //! kernel and grid that [`choice`](crate::choice) gave, and launches. The kernels are in csrc/ and, where it says so, in
 //! triton/ and tilelang/.
 
+mod abi;
 mod adjust;
 mod attention;
 mod attention_decode;

@@ -1,7 +1,7 @@
 //! `ops::rms_norm`, and the norm of `ops::linear_add_norm`: one block a row.
 
-use super::{images, vectors};
-use pegainfer_core::cuda::Launch;
+use super::abi::{AddPartialsRmsNorm, AddRmsNorm, Arguments, Entry, RmsNorm};
+use super::vectors;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
@@ -9,27 +9,24 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 const VECTORS: usize = 2;
 const MAX_THREADS: usize = 1024;
 
-/// `kernels`: for a weight in bf16, and in f32.
-fn launch(
+/// One block a row, as many threads as the row has vectors. `kernels`: for a weight in bf16, and in f32.
+fn run<A: Arguments>(
     exec: &mut Exec,
     op: &'static str,
-    kernels: [&'static str; 2],
+    kernels: [Entry<A>; 2],
+    (rows, hidden): (usize, usize),
     weight: &Tensor,
-    hidden: usize,
-) -> Result<Launch, OpError> {
+    arguments: A,
+) -> Result<(), OpError> {
     vectors(op, hidden)?;
     let most = MAX_THREADS * VECTORS * 8;
     if hidden > most {
         return Err(OpError { op, message: format!("rows of {hidden} elements: the GPU kernel takes {most}") });
     }
     let kernel = kernels[usize::from(weight.dtype() == DType::F32)];
-    Ok(exec.gpu()?.launch(op, &images::NORM, kernel)?.early(weight).overlapped())
-}
-
-/// One block a row, as many threads as the row has vectors.
-fn run(launch: Launch, (rows, hidden): (usize, usize)) -> Result<(), OpError> {
+    let launch = kernel.launch(exec.gpu()?, op, arguments)?.early(weight).overlapped();
     let threads = (hidden / 8).next_multiple_of(32).min(MAX_THREADS);
-    // SAFETY: the callers' arguments match csrc/norm.cu; the ops checked the shapes.
+    // SAFETY: the ops checked the shapes.
     unsafe { launch.run([rows, 1, 1], threads) }
 }
 
@@ -41,8 +38,8 @@ pub(crate) fn rms_norm(
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let shape = x.rows_cols();
-    let launch = launch(exec, "rms_norm", ["rms_norm", "rms_norm_f32"], weight, shape.1)?;
-    run(launch.input(x).input(weight).output(out).u32(shape.1).f32(eps), shape)
+    let arguments = RmsNorm { x, weight, out, hidden: shape.1, eps };
+    run(exec, "rms_norm", [RmsNorm::rms_norm, RmsNorm::rms_norm_f32], shape, weight, arguments)
 }
 
 pub(super) fn add_rms_norm(
@@ -54,8 +51,9 @@ pub(super) fn add_rms_norm(
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let shape = x.rows_cols();
-    let launch = launch(exec, "linear_add_norm", ["add_rms_norm", "add_rms_norm_f32"], weight, shape.1)?;
-    run(launch.input(x).output(residual).input(weight).output(out).u32(shape.1).f32(eps), shape)
+    let arguments = AddRmsNorm { x, residual, weight, out, hidden: shape.1, eps };
+    let kernels = [AddRmsNorm::add_rms_norm, AddRmsNorm::add_rms_norm_f32];
+    run(exec, "linear_add_norm", kernels, shape, weight, arguments)
 }
 
 /// Adds `count` partial sums of f32 at `partials`, each of the residual's shape.
@@ -68,8 +66,7 @@ pub(super) fn add_partials_rms_norm(
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let shape = residual.rows_cols();
-    let kernels = ["add_slices_rms_norm", "add_slices_rms_norm_f32"];
-    let launch = launch(exec, "linear_add_norm", kernels, weight, shape.1)?;
-    let launch = launch.pointer(partials).output(residual).input(weight).output(out);
-    run(launch.u32(shape.1).f32(eps).u32(count), shape)
+    let arguments = AddPartialsRmsNorm { partials, residual, weight, out, hidden: shape.1, eps, count };
+    let kernels = [AddPartialsRmsNorm::add_slices_rms_norm, AddPartialsRmsNorm::add_slices_rms_norm_f32];
+    run(exec, "linear_add_norm", kernels, shape, weight, arguments)
 }

@@ -1,6 +1,6 @@
 //! `ops::qk_norm_rope_write_kv` and `ops::rope_write_kv`: one block a token.
 
-use super::images;
+use super::abi::{Qkv, RopeKv};
 use crate::heads::{BLOCK_SIZE, HeadShape, Heads, RopeHeads};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
@@ -21,12 +21,27 @@ pub(crate) fn qk_norm_rope_write_kv(
     let Heads { shape, norms, eps, rope, positions, slots } = *heads;
     let Grid { tokens, threads, lanes } = Grid::new(op, qkv, shape)?;
     let (max_position, max_slot) = (rope.rows_cols().0, k.rows_cols().0 * BLOCK_SIZE);
-    let launch = exec.gpu()?.launch(op, &images::QKV, op)?;
-    let launch = launch.input(qkv).input(norms.0).input(norms.1).input(rope).input(positions).input(slots);
-    let launch = launch.output(q).output(k).output(v);
-    let launch = launch.u32(shape.heads).u32(shape.kv_heads).u32(shape.head_dim).u32(max_position).u32(max_slot);
-    let launch = launch.f32(eps).u32(lanes).overlapped();
-    // SAFETY: matches csrc/qkv.cu; the op checked the shapes, the kernel checks positions and slots.
+    let HeadShape { heads, kv_heads, head_dim } = shape;
+    let arguments = Qkv {
+        qkv,
+        q_norm: norms.0,
+        k_norm: norms.1,
+        rope,
+        positions,
+        slots,
+        q,
+        k,
+        v,
+        heads,
+        kv_heads,
+        head_dim,
+        max_position,
+        max_slot,
+        eps,
+        lanes,
+    };
+    let launch = Qkv::qk_norm_rope_write_kv.launch(exec.gpu()?, op, arguments)?.overlapped();
+    // SAFETY: the op checked the shapes, the kernel checks positions and slots.
     unsafe { launch.run([tokens, 1, 1], threads) }
 }
 
@@ -41,11 +56,11 @@ pub(crate) fn rope_write_kv(
     let RopeHeads { shape, rope, positions, slots } = *heads;
     let Grid { tokens, threads, lanes } = Grid::new(op, qkv, shape)?;
     let (max_position, max_slot) = (rope.rows_cols().0, k.rows_cols().0 * BLOCK_SIZE);
-    let launch = exec.gpu()?.launch(op, &images::QKV, op)?;
-    let launch = launch.input(qkv).input(rope).input(positions).input(slots).output(q).output(k).output(v);
-    let launch = launch.u32(shape.heads).u32(shape.kv_heads).u32(shape.head_dim).u32(max_position).u32(max_slot);
-    let launch = launch.u32(lanes).overlapped();
-    // SAFETY: matches csrc/qkv.cu; the op checked the shapes, the kernel checks positions and slots.
+    let HeadShape { heads, kv_heads, head_dim } = shape;
+    let arguments =
+        RopeKv { qkv, rope, positions, slots, q, k, v, heads, kv_heads, head_dim, max_position, max_slot, lanes };
+    let launch = RopeKv::rope_write_kv.launch(exec.gpu()?, op, arguments)?.overlapped();
+    // SAFETY: the op checked the shapes, the kernel checks positions and slots.
     unsafe { launch.run([tokens, 1, 1], threads) }
 }
 

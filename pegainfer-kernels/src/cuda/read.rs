@@ -1,6 +1,6 @@
 //! How fast this GPU reads its memory: the floor under a decode step.
 
-use super::images;
+use super::abi::ReadAll;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError};
 use std::time::Instant;
@@ -22,8 +22,9 @@ pub fn read_bandwidth(exec: &mut Exec, bytes: u64) -> Result<f64, OpError> {
     for _ in 0..5 {
         gpu.synchronize(op)?;
         let start = Instant::now();
-        let launch = gpu.launch(op, &images::READ, "read_all")?.input(&data).output(&mut out).u32(vectors);
-        // SAFETY: matches csrc/read.cu; `data` has `vectors` vectors of 8.
+        let arguments = ReadAll { data: &data, out: &mut out, vectors };
+        let launch = ReadAll::read_all.launch(gpu, op, arguments)?;
+        // SAFETY: `data` has `vectors` vectors of 8.
         unsafe { launch.run(grid, THREADS)? };
         gpu.synchronize(op)?;
         best = best.min(start.elapsed().as_secs_f64());

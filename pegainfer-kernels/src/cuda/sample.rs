@@ -1,6 +1,7 @@
 //! `ops::sample` and `ops::logprobs`: a cluster of `blocks` blocks a row.
 
-use super::{images, vectors};
+use super::abi::{Logprobs, Sample};
+use super::vectors;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 
@@ -16,9 +17,9 @@ pub(crate) fn sample(
 ) -> Result<(), OpError> {
     let (rows, vocab) = logits.rows_cols();
     vectors("sample", vocab)?;
-    let launch = exec.gpu()?.launch("sample", &images::SAMPLE, "sample")?.cluster(blocks).overlapped();
-    let launch = launch.input(logits).input(draws).output(out).u32(vocab);
-    // SAFETY: matches csrc/sample.cu; the op checked the shapes.
+    let launch = Sample::sample.launch(exec.gpu()?, "sample", Sample { logits, draws, out, vocab })?;
+    let launch = launch.cluster(blocks).overlapped();
+    // SAFETY: the op checked the shapes.
     unsafe { launch.run([rows * blocks, 1, 1], THREADS) }
 }
 
@@ -32,8 +33,8 @@ pub(crate) fn logprobs(
 ) -> Result<(), OpError> {
     let (rows, vocab) = logits.rows_cols();
     vectors("logprobs", vocab)?;
-    let launch = exec.gpu()?.launch("logprobs", &images::LOGPROBS, "logprobs")?.cluster(blocks).overlapped();
-    let launch = launch.input(logits).input(draws).input(sampled).output(out).u32(vocab);
-    // SAFETY: matches csrc/logprobs.cu; the op checked the shapes, the tokens come from `sample`.
+    let arguments = Logprobs { logits, draws, tokens: sampled, out, vocab };
+    let launch = Logprobs::logprobs.launch(exec.gpu()?, "logprobs", arguments)?.cluster(blocks).overlapped();
+    // SAFETY: the op checked the shapes, the tokens come from `sample`.
     unsafe { launch.run([rows * blocks, 1, 1], THREADS) }
 }

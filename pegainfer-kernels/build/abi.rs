@@ -1,0 +1,57 @@
+//! The header of each csrc/*.cu that declares its kernels' parameters, and the check of its entry points.
+
+#[macro_use]
+#[path = "../src/cuda/abi/header.rs"]
+mod header;
+
+macro_rules! kernels {
+    ($($table:tt)*) => {
+        use super::header::{Parameter, Signature};
+        signatures!(KERNELS; $($table)*);
+    };
+}
+
+macro_rules! pointers {
+    ($($image:ident: $name:ident $members:tt)*) => {
+        signatures!(STRUCTS; $($image: $name as $name [] $members)*);
+    };
+}
+
+#[rustfmt::skip]
+#[path = "../src/cuda/abi/kernels.rs"]
+mod kernels;
+
+use kernels::{KERNELS, STRUCTS};
+use std::fs;
+use std::path::Path;
+
+/// Writes `abi/SOURCE.h` into `out`; `source`: a file's name without its suffix.
+pub fn write_header(source: &str, out: &Path) -> Result<(), String> {
+    let path = out.join("abi").join(format!("{source}.h"));
+    let written = fs::create_dir_all(out.join("abi"));
+    written
+        .and_then(|()| fs::write(&path, header::header(source, &[STRUCTS, KERNELS])))
+        .map_err(|e| format!("{}: {e}", path.display()))
+}
+
+/// An error unless the entry points that ptxas names in `log` are those listed for `source`.
+pub fn check_entries(source: &str, log: &str) -> Result<(), String> {
+    let mut built: Vec<&str> = log.lines().filter_map(entry).collect();
+    built.sort_unstable();
+    built.dedup();
+    let listed = header::entries(source, KERNELS);
+    if built == listed {
+        return Ok(());
+    }
+    Err(format!("{source}.cu has the kernels {built:?}, src/cuda/abi/kernels.rs lists {listed:?}"))
+}
+
+/// The entry point that a line of ptxas names.
+fn entry(line: &str) -> Option<&str> {
+    line.split_once("Compiling entry function '")?.1.split('\'').next()
+}
+
+/// Whether a line of nvcc is ptxas's report on a kernel. Its advice has a code in brackets.
+pub fn is_report(line: &str) -> bool {
+    (line.starts_with("ptxas info") && !line.contains(": (")) || line.trim_start().ends_with("bytes spill loads")
+}

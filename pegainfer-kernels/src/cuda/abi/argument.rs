@@ -1,0 +1,144 @@
+//! Values that kernels take.
+
+use pegainfer_core::cuda::{Launch, TensorMap};
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+/// Where a kernel writes what is either a result or goes into another kernel.
+pub(in crate::cuda) enum Target<'a> {
+    /// A result.
+    Tensor(&'a mut Tensor),
+    /// An address in the workspace.
+    Scratch(u64),
+}
+
+/// A tensor by its tensor map.
+pub(in crate::cuda) struct Map<'a> {
+    tensor: &'a Tensor,
+    map: TensorMap,
+    written: bool,
+}
+
+impl<'a> Map<'a> {
+    /// A matrix that is read in boxes of `rows` rows.
+    pub fn input(op: &'static str, tensor: &'a Tensor, rows: usize) -> Result<Self, OpError> {
+        Ok(Self { tensor, map: TensorMap::new(op, tensor, rows)?, written: false })
+    }
+
+    /// A matrix that is written in boxes of `rows` rows.
+    pub fn output(op: &'static str, tensor: &'a mut Tensor, rows: usize) -> Result<Self, OpError> {
+        Ok(Self { map: TensorMap::new(op, tensor, rows)?, tensor, written: true })
+    }
+}
+
+/// A value of one parameter.
+pub(super) trait Argument: Sized {
+    /// The tensor whose elements the kernel takes for the parameter's.
+    fn tensor(&self) -> Option<&Tensor>;
+    fn push(self, launch: Launch) -> Launch;
+
+    /// Appends the argument of the parameter `name`. Its element is the first of `elements`, or, where that is `T`, the
+    /// second. An error if a tensor has another dtype.
+    fn append(
+        self,
+        launch: Launch,
+        name: &'static str,
+        (element, t): (&'static str, &'static str),
+    ) -> Result<Launch, OpError> {
+        if let Some(tensor) = self.tensor() {
+            check_dtype(name, if element == "T" { t } else { element }, tensor.dtype())?;
+        }
+        Ok(self.push(launch))
+    }
+}
+
+/// An error without the op unless the parameter `name`, whose element is `element`, takes tensors of `dtype`.
+pub(super) fn check_dtype(name: &str, element: &str, dtype: DType) -> Result<(), OpError> {
+    let expected = match element {
+        "Bf16" => DType::Bf16,
+        "F32" => DType::F32,
+        // `Layer` holds device pointers, two words each.
+        "U32" | "Layer" => DType::U32,
+        _ => DType::U8,
+    };
+    if dtype == expected {
+        return Ok(());
+    }
+    Err(OpError { op: "", message: format!("{name} is {dtype}, expected {expected}") })
+}
+
+impl Argument for &Tensor {
+    fn tensor(&self) -> Option<&Tensor> {
+        Some(self)
+    }
+
+    fn push(self, launch: Launch) -> Launch {
+        launch.input(self)
+    }
+}
+
+impl Argument for &mut Tensor {
+    fn tensor(&self) -> Option<&Tensor> {
+        Some(self)
+    }
+
+    fn push(self, launch: Launch) -> Launch {
+        launch.output(self)
+    }
+}
+
+impl Argument for Target<'_> {
+    fn tensor(&self) -> Option<&Tensor> {
+        match self {
+            Self::Tensor(tensor) => Some(tensor),
+            Self::Scratch(_) => None,
+        }
+    }
+
+    fn push(self, launch: Launch) -> Launch {
+        match self {
+            Self::Tensor(tensor) => launch.output(tensor),
+            Self::Scratch(address) => launch.pointer(address),
+        }
+    }
+}
+
+impl Argument for Map<'_> {
+    fn tensor(&self) -> Option<&Tensor> {
+        Some(self.tensor)
+    }
+
+    fn push(self, launch: Launch) -> Launch {
+        let launch = if self.written { launch.writes(self.tensor) } else { launch };
+        launch.map(self.map)
+    }
+}
+
+impl Argument for usize {
+    fn tensor(&self) -> Option<&Tensor> {
+        None
+    }
+
+    fn push(self, launch: Launch) -> Launch {
+        launch.u32(self)
+    }
+}
+
+impl Argument for u64 {
+    fn tensor(&self) -> Option<&Tensor> {
+        None
+    }
+
+    fn push(self, launch: Launch) -> Launch {
+        launch.u64(self)
+    }
+}
+
+impl Argument for f32 {
+    fn tensor(&self) -> Option<&Tensor> {
+        None
+    }
+
+    fn push(self, launch: Launch) -> Launch {
+        launch.f32(self)
+    }
+}

@@ -1,0 +1,163 @@
+//! The parameters of every kernel in csrc/, in order: the one place that names them.
+//!
+//! `IMAGE: Arguments [entry points] { parameters }`: an image is csrc/image.cu, and all entry points of a list have the
+//! same parameters. An element `T` is the one behind the entry point's name. With `as Struct` the kernel takes one
+//! parameter, a struct of the same name in CUDA whose members take eight bytes each.
+//!
+//! | parameter | in CUDA | in Rust |
+//! |---|---|---|
+//! | `In<E>` | `const E *` | tensor that is read |
+//! | `Out<E>` | `E *` | tensor that is written |
+//! | `Alias<E>` | `E *` | tensor that is read, or whose writes the launcher declares |
+//! | `OutOrScratch<E>` | `E *` | tensor that is written, or address in the workspace |
+//! | `Scratch<E>`, `ScratchIn<E>` | `E *`, `const E *` | address in the workspace |
+//! | `Map<E>` | `const __grid_constant__ TensorMap` | tensor map, before all other parameters |
+//! | `u32`, `u64`, `f32` | `uint32_t`, `uint64_t`, `float` | number |
+
+kernels! {
+    ADJUST: Adjust [adjust] { logits: Out<F32>, spans: In<U32>, edits: In<U32>, masks: In<U32>, vocab: u32 }
+
+    ATTENTION_DECODE_ASYNC: DecodeAsync [decode_64, decode_128, decode_256] {
+        q: In<Bf16>, k: In<Bf16>, v: In<Bf16>, qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>,
+        out: Out<Bf16>, heads: u32, max_blocks: u32, blocks: u32, scale: f32, partials: Scratch<F32>, max_rows: u32,
+    }
+    ATTENTION_DECODE_ASYNC: CombineSplits [combine_64, combine_128, combine_256] {
+        partials: ScratchIn<F32>, qo_indptr: In<U32>, out: Out<Bf16>, heads: u32, splits: u32,
+    }
+    ATTENTION_DECODE_BULK: DecodeBulk [
+        decode_64_1, decode_64_2, decode_128_1, decode_128_2, decode_256_1, decode_256_2
+    ] {
+        q: In<Bf16>, k: Alias<Bf16>, v: Alias<Bf16>, qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>,
+        out: Out<Bf16>, heads: u32, rows: u32, max_blocks: u32, blocks: u32, overlapped: u32, scale: f32,
+        partials: Scratch<F32>, arrived: Scratch<U32>,
+    }
+    ATTENTION_DECODE_BULK: DecodeFused [decode_fused_64_2, decode_fused_128_2, decode_fused_128_3] {
+        qkv: In<Bf16>, q_norm: In<Bf16>, k_norm: In<Bf16>, rope: In<F32>, slots: In<U32>, k: Out<Bf16>, v: Out<Bf16>,
+        qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>, out: Out<Bf16>, heads: u32, rows: u32,
+        max_blocks: u32, blocks: u32, positions: u32, eps: f32, scale: f32, partials: Scratch<F32>,
+        arrived: Scratch<U32>,
+    }
+    ATTENTION_DECODE_GATED: GatedDecode [gated_decode_256_3, gated_decode_256_4] {
+        projected: In<Bf16>, q_norm: In<F32>, k_norm: In<F32>, rope: In<F32>, slots: In<U32>, k: Out<Bf16>,
+        v: Out<Bf16>, qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>, out: Out<Bf16>, heads: u32,
+        rows: u32, max_blocks: u32, blocks: u32, positions: u32, rotary: u32, eps: f32, scale: f32,
+        partials: Scratch<F32>, arrived: Scratch<U32>,
+    }
+    ATTENTION_PREFILL_MMA: PrefillMma [prefill_mma_64, prefill_mma_128, prefill_mma_256] {
+        q: In<Bf16>, k: In<Bf16>, v: In<Bf16>, qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>,
+        out: Out<Bf16>, heads: u32, max_blocks: u32, blocks: u32, scale: f32,
+    }
+    ATTENTION_PREFILL_WGMMA: PrefillWgmma [prefill_64, prefill_128, prefill_256] {
+        q: In<Bf16>, k: In<Bf16>, v: In<Bf16>, qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>,
+        out: Out<Bf16>, heads: u32, kv_heads: u32, rows: u32, max_blocks: u32, blocks: u32, scale: f32,
+    }
+
+    CAUSAL_CONV: CausalConv [causal_conv1d_4, causal_conv1d_16] {
+        projected: In<Bf16>, weight: In<F32>, segments: In<U32>, conv_states: Out<Bf16>, out: Out<Bf16>,
+        channels: u32, width: u32, tokens: u32, count: u32, slots: u32,
+    }
+    DECODE_LAYERS: Step as Step [
+        decode_layers_1_3072, decode_layers_2_3072, decode_layers_1_4096, decode_layers_2_4096
+    ] {
+        layers: In<Layer>, final_norm: In<Bf16>, rope: In<F32>, slots: In<U32>, qo_indptr: In<U32>, kv_lens: In<U32>,
+        block_tables: In<U32>, residual: Out<Bf16>, normed: Out<Bf16>, epochs: Scratch<U32>, flagged: Scratch<U64>,
+        partials: Scratch<F32>, arrived: Scratch<U32>, n_layers: u32, hidden: u32, heads: u32, kv_heads: u32,
+        intermediate: u32, positions: u32, max_blocks: u32, blocks: u32, stages: u32, eps: f32, scale: f32,
+    }
+
+    DELTA_DECODE: DecodeDelta [decode_delta] {
+        projected: In<Bf16>, conv: In<F32>, a_log: In<F32>, dt_bias: In<F32>, norm: In<F32>, segments: In<U32>,
+        states: Out<F32>, conv_states: Out<Bf16>, out: Out<Bf16>, counters: Scratch<U32>, key_heads: u32, slots: u32,
+        eps: f32,
+    }
+    DELTA_RULE: DeltaRecurrent [delta_recurrent] {
+        mixed: In<Bf16>, projected: In<Bf16>, a_log: In<F32>, dt_bias: In<F32>, segments: In<U32>, states: Out<F32>,
+        out: Out<F32>, key_heads: u32, width: u32, tokens: u32, slots: u32, longest: u32,
+    }
+    GATED_DELTA_INTRA: DeltaIntra [gated_delta_intra] {
+        mixed: In<Bf16>, projected: In<Bf16>, a_log: In<F32>, dt_bias: In<F32>, segments: In<U32>,
+        parts: Out<IntraChunk>, tokens: u32, count: u32, key_heads: u32, value_heads: u32, longest: u32,
+    }
+    GATED_DELTA_SCAN: DeltaScan [gated_delta_scan_mma, gated_delta_scan_wgmma] {
+        mixed: In<Bf16>, parts: In<IntraChunk>, segments: In<U32>, states: Out<F32>, out: Out<F32>, tokens: u32,
+        slots: u32, count: u32, key_heads: u32, value_heads: u32,
+    }
+    GATED_NORM: GatedRmsNorm [gated_rms_norm] {
+        x: In<F32>, projected: In<Bf16>, weight: In<F32>, out: Out<Bf16>, tokens: u32, heads: u32, gate: u32,
+        width: u32, eps: f32,
+    }
+    GATED_QKV: GatedQkv [gated_qk_norm_rope_write_kv] {
+        projected: In<Bf16>, q_norm: In<F32>, k_norm: In<F32>, rope: In<F32>, positions: In<U32>, slots: In<U32>,
+        q: Out<Bf16>, k: Out<Bf16>, v: Out<Bf16>, heads: u32, kv_heads: u32, head_dim: u32, rotary: u32,
+        max_position: u32, max_slot: u32, eps: f32, lanes: u32,
+    }
+    GATED_QKV: AttentionGate [attention_gate] {
+        projected: In<Bf16>, attended: Out<Bf16>, heads: u32, kv_heads: u32, head_dim: u32,
+    }
+    QKV: Qkv [qk_norm_rope_write_kv] {
+        qkv: In<Bf16>, q_norm: In<Bf16>, k_norm: In<Bf16>, rope: In<F32>, positions: In<U32>, slots: In<U32>,
+        q: Out<Bf16>, k: Out<Bf16>, v: Out<Bf16>, heads: u32, kv_heads: u32, head_dim: u32, max_position: u32,
+        max_slot: u32, eps: f32, lanes: u32,
+    }
+    QKV: RopeKv [rope_write_kv] {
+        qkv: In<Bf16>, rope: In<F32>, positions: In<U32>, slots: In<U32>, q: Out<Bf16>, k: Out<Bf16>, v: Out<Bf16>,
+        heads: u32, kv_heads: u32, head_dim: u32, max_position: u32, max_slot: u32, lanes: u32,
+    }
+
+    GEMM_MMA: GemmMma [gemm_mma_bf16_64<Bf16>, gemm_mma_bf16_128<Bf16>, gemm_mma_f32_64<F32>, gemm_mma_f32_128<F32>] {
+        x: In<Bf16>, w: In<Bf16>, out: Out<T>, m: u32, n: u32, k: u32,
+    }
+    GEMM_WGMMA_QKV: GemmWgmmaQkv [gemm_wgmma_qkv] {
+        x: Map<Bf16>, w: Map<Bf16>, q_norm: In<Bf16>, k_norm: In<Bf16>, rope: In<F32>, positions: In<U32>,
+        slots: In<U32>, q: Out<Bf16>, k: Out<Bf16>, v: Out<Bf16>, m: u32, columns: u32, heads: u32, kv_heads: u32,
+        max_position: u32, max_slot: u32, eps: f32, group: u32,
+    }
+    GEMM_WGMMA_SWIGLU: GemmWgmmaSwiglu [gemm_wgmma_swiglu] {
+        x: Map<Bf16>, w: Map<Bf16>, out: Map<Bf16>, m: u32, width: u32, k: u32, group: u32,
+    }
+    GEMV_SPLITK: GemvSplitK [
+        gemv_splitk_bf16_8<Bf16>, gemv_splitk_bf16_16<Bf16>, gemv_splitk_f32_8<F32>, gemv_splitk_f32_16<F32>,
+        gemv_splitk_gated_8<Bf16>, gemv_splitk_gated_16<Bf16>
+    ] {
+        x: In<Bf16>, w: In<Bf16>, out: OutOrScratch<T>, m: u32, n: u32, k: u32, slice: u32, slots: u32,
+    }
+    SKINNY_WGMMA: SkinnyWgmma [
+        skinny_wgmma_bf16_32<Bf16>, skinny_wgmma_bf16_64<Bf16>, skinny_wgmma_bf16_96<Bf16>,
+        skinny_wgmma_f32_32<F32>, skinny_wgmma_f32_64<F32>, skinny_wgmma_f32_96<F32>,
+        skinny_wgmma_gated_32<Bf16>, skinny_wgmma_gated_64<Bf16>, skinny_wgmma_gated_96<Bf16>,
+        skinny_wgmma_logits_32<F32>, skinny_wgmma_logits_64<F32>, skinny_wgmma_logits_96<F32>
+    ] {
+        x: Map<Bf16>, w: Map<Bf16>, out: OutOrScratch<T>, m: u32, n: u32, k: u32, slice: u32, rows: u32, passes: u32,
+        slots: u32, x_slots: u32, ahead: u32,
+    }
+
+    GATHER: Gather [gather] { from: In<Bf16>, ids: In<U32>, out: Out<Bf16>, from_rows: u32, width: u32 }
+    GATHER: Embedding [embedding] {
+        table: In<Bf16>, ids: In<U32>, previous: In<U32>, out: Out<Bf16>, vocab: u32, previous_rows: u32, width: u32,
+    }
+    NORM: RmsNorm [rms_norm<Bf16>, rms_norm_f32<F32>] {
+        x: In<Bf16>, weight: In<T>, out: Out<Bf16>, hidden: u32, eps: f32,
+    }
+    NORM: AddRmsNorm [add_rms_norm<Bf16>, add_rms_norm_f32<F32>] {
+        x: In<Bf16>, residual: Out<Bf16>, weight: In<T>, out: Out<Bf16>, hidden: u32, eps: f32,
+    }
+    NORM: AddPartialsRmsNorm [add_slices_rms_norm<Bf16>, add_slices_rms_norm_f32<F32>] {
+        partials: ScratchIn<F32>, residual: Out<Bf16>, weight: In<T>, out: Out<Bf16>, hidden: u32, eps: f32,
+        count: u32,
+    }
+    SWIGLU: Swiglu [swiglu] { gate_up: In<Bf16>, out: Out<Bf16>, width: u32 }
+
+    SAMPLE: Sample [sample] { logits: In<F32>, draws: In<U32>, out: Out<U32>, vocab: u32 }
+    LOGPROBS: Logprobs [logprobs] { logits: In<F32>, draws: In<U32>, tokens: In<U32>, out: Out<U32>, vocab: u32 }
+
+    DUMMY: Uniform [uniform] { out: Out<Bf16>, seed: u64, groups: u32, limit: f32 }
+    READ: ReadAll [read_all] { data: In<Bf16>, out: Out<Bf16>, vectors: u32 }
+}
+
+// A row of the table of layers that `Step` points to.
+pointers! {
+    DECODE_LAYERS: Layer {
+        input_norm: In<Bf16>, qkv: In<Bf16>, q_norm: In<Bf16>, k_norm: In<Bf16>, k: Alias<Bf16>, v: Alias<Bf16>,
+        o: In<Bf16>, post_norm: In<Bf16>, gate_up: In<Bf16>, down: In<Bf16>,
+    }
+}
