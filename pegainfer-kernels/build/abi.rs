@@ -1,4 +1,4 @@
-//! The header of each csrc/*.cu that declares its kernels' parameters, and the check of its entry points.
+//! The header of each csrc/*.cu that declares its kernels' parameters, the check of its entry points, and `limits.h`.
 
 #[macro_use]
 #[path = "../src/cuda/abi/header.rs"]
@@ -21,9 +21,17 @@ macro_rules! pointers {
 #[path = "../src/cuda/abi/kernels.rs"]
 mod kernels;
 
+#[path = "../src/limits.rs"]
+mod limits;
+
 use kernels::{KERNELS, STRUCTS};
 use std::fs;
 use std::path::Path;
+
+/// Writes `limits.h` into `out`.
+pub fn write_limits(out: &Path) -> Result<(), String> {
+    fs::write(out.join("limits.h"), limits::header()).map_err(|e| format!("limits.h: {e}"))
+}
 
 /// Writes `abi/SOURCE.h` into `out`; `source`: a file's name without its suffix.
 pub fn write_header(source: &str, out: &Path) -> Result<(), String> {

@@ -99,6 +99,7 @@ pub fn compile(nvcc: &Path, architectures: &[String], sources: &[PathBuf], out: 
     let flags: Vec<String> =
         architectures.iter().map(|sm| format!("-gencode=arch=compute_{sm},code=sm_{sm}")).collect();
     let own = |source: &Path| source.parent().is_some_and(|directory| directory.ends_with("csrc"));
+    abi::write_limits(out)?;
     for source in sources.iter().filter(|source| own(source)) {
         abi::write_header(&stem(source), out)?;
     }

@@ -5,8 +5,10 @@
 // All GPUs, f32. Reference: src/cpu/adjust.rs, bit for bit.
 #include "common.cuh"
 #include "abi/adjust.h"
+#include "limits.h"
 
-constexpr uint32_t kNoMask = 0xffffffffu;
+using namespace limits::adjust;
+
 
 // Rounded operations, never fused: the CPU gets the same bits.
 __device__ __forceinline__ float apply(float logit, float scale, float add) {
@@ -18,10 +20,10 @@ extern "C" __global__ void adjust(float *logits,                        // [rows
                                   const uint32_t *__restrict__ edits,   // [edits, 3]: token, scale, addend
                                   const uint32_t *__restrict__ masks,   // [masks, words]
                                   uint32_t vocab) {
-    const uint32_t *span = spans + 3 * blockIdx.x;
+    const uint32_t *span = spans + kSpanWords * blockIdx.x;
     float *row = logits + size_t(blockIdx.x) * vocab;
     for (uint32_t e = span[0] + threadIdx.x; e < span[1]; e += blockDim.x) {
-        const uint32_t *edit = edits + 3 * size_t(e);
+        const uint32_t *edit = edits + kEditWords * size_t(e);
         // No two edits of a row are for the same token.
         if (edit[0] < vocab) row[edit[0]] = apply(row[edit[0]], __uint_as_float(edit[1]), __uint_as_float(edit[2]));
     }

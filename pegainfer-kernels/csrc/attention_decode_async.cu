@@ -8,9 +8,10 @@
 // softmaxes `combine` merges in a second launch. Bound by memory: K and V are read once for each KV head.
 #include "attention_mma.cuh"
 #include "abi/attention_decode_async.h"
+#include "limits.h"
 
-constexpr int kDecodeWarps = 4;
-constexpr uint32_t kDecodeRows = 16; // matrix rows of a sequence that this kernel takes: those of one fragment
+using namespace limits::attention;
+
 
 // Grid: splits, kv_heads, rows of the batch; each block takes an equal share of the row's KV blocks, its warps every
 // fourth. With one split it writes `out`, else its partial softmax: D numerators, the maximum and the sum of each

@@ -7,10 +7,11 @@
 // engine makes: 75 TFLOP/s of the H200's 800 at 4k tokens. Reference: src/cpu/attention/mod.rs.
 #include "attention_mma.cuh"
 #include "abi/attention_prefill_mma.h"
+#include "limits.h"
 
-constexpr int kWarps = 4;
-constexpr uint32_t kWarpRows = 16;   // matrix rows of a warp: those of one fragment
-constexpr uint32_t kDecodeRows = 16; // matrix rows of a sequence that the decode kernels take
+using namespace limits::attention;
+using namespace limits::prefill_mma;
+
 
 // Grid: tiles of 64 matrix rows (the last ones first: they see most), kv_heads, rows of the batch. Rows of the batch
 // with at most kDecodeRows matrix rows are left to `decode`.

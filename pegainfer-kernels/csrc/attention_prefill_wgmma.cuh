@@ -10,13 +10,13 @@
 #include "kv_cache.cuh"
 #include "math.cuh"
 #include "warp.cuh"
+#include "limits.h"
 
-constexpr int kWarpgroup = 128;
-constexpr int kConsumers = 2;
+using namespace limits::attention;
+using namespace limits::prefill_wgmma;
+
 // Of a thread after setmaxnreg: 128 * 56 + 256 * 224 of the 65,536 of a multiprocessor.
 constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
-constexpr uint32_t kRows = 64 * kConsumers; // matrix rows of a tile
-constexpr uint32_t kDecodeRows = 16;        // matrix rows that the decode kernel takes
 
 struct PrefillBatch : Batch {
     uint32_t heads, kv_heads;
@@ -50,6 +50,8 @@ template <int D> struct PrefillShared {
     uint64_t tile_full[2], tile_empty[2];
     Tile tiles[2];
 };
+static_assert(sizeof(PrefillShared<64>) <= kShared64 && sizeof(PrefillShared<128>) <= kShared128);
+static_assert(sizeof(PrefillShared<256>) <= kShared256);
 
 // Tickets of a launch: the next tile, and how many blocks have drawn their last; the last one resets both.
 __device__ uint32_t tickets[2];

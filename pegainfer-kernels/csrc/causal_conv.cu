@@ -14,8 +14,6 @@
 #include "vec8.cuh"
 #include "abi/causal_conv.h"
 
-constexpr uint32_t kConvThreads = 128;
-constexpr uint32_t kWidth = 4;            // of the convolution
 constexpr uint32_t kHistory = kWidth - 1; // tokens of a convolution state, and those that see one
 
 // The newest inputs, that of token i at i % kWidth, and the weights.

@@ -45,7 +45,7 @@ __device__ void decode(const Source &source, bf16 *k, bf16 *v, const Batch &batc
                        bf16 *out, uint32_t heads, float scale) {
     static_assert(sizeof(DecodeShared<D, N, S>) ==
                       (kDecodeWarps * S * (kSlabs<D> * 32 * D + 8) + 16 * N * D + 4 * D + 8 + 127) / 128 * 128,
-                  "as the launcher computes it");
+                  "cuda/attention_decode.rs computes it");
     constexpr bool kFused = Source::kFused;
     constexpr uint32_t kStages = KvRing<D, S, kDecodeWarps>::kStages;
     extern __shared__ __align__(128) uint8_t raw[];

@@ -20,8 +20,6 @@
 #include "layer_attention.cuh"
 
 #if __CUDA_ARCH__ >= 900
-constexpr int kHead = 128;
-constexpr uint32_t kMaxOwn = 64; // elements of a row of the residual stream that a block adds to
 
 // The block's statically allocated shared memory.
 template <int M> struct Small {
@@ -175,7 +173,7 @@ template <int M, int kQuads> __device__ void decode_layers(const Step &step) {
             for (uint32_t i = kQkv; i <= kDown; ++i) producer.run(gemv_of<kHead>(step, step.layers[l], i));
         return;
     }
-    static_assert(sizeof(AttentionScratch<kHead>) == 64 * kHead * kWarps + 20 * kHead + 128, "as in the launcher");
+    static_assert(sizeof(AttentionScratch<kHead>) == kAttentionBytes);
     uint8_t *x = raw + step.stages * kStageBytes;
     uint32_t widest = max(max(step.hidden, step.heads * kHead), step.intermediate);
     float *sums = reinterpret_cast<float *>(x + M * (2 * widest + kInputPad));

@@ -2,8 +2,10 @@
 // context a block takes, and how the partial softmaxes of the splits are merged.
 #pragma once
 #include "decode_tiles.cuh"
+#include "limits.h"
 
-constexpr int kDecodeWarps = 4; // of a block of csrc/decode.cuh
+using namespace limits::attention;
+
 
 // Where blocks that share a pair leave their partial softmaxes.
 struct Workspace {

@@ -10,6 +10,9 @@
 #include "kv_cache.cuh"
 #include "math.cuh"
 #include "warp.cuh"
+#include "limits.h"
+
+using namespace limits::attention;
 
 #if __CUDA_ARCH__ >= 900
 constexpr float kLazy = 8.f; // excess over the running max, in powers of two, that does not rescale
@@ -18,7 +21,6 @@ constexpr float kLazy = 8.f; // excess over the running max, in powers of two, t
 template <int D> using Slab = bf16[kBlock * D];
 // Slabs of a stage: of a KV block the keys and the values. Of large heads one of them, so that as many blocks of
 // threads fit a multiprocessor.
-constexpr int kLargeHead = 128; // head sizes above it have stages of keys or values, not of both
 template <int D> constexpr int kSlabs = D > kLargeHead ? 1 : 2;
 template <int D> using Stage = Slab<D>[kSlabs<D>];
 

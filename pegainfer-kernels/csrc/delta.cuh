@@ -9,8 +9,10 @@
 #include "math.cuh"
 #include "segments.cuh"
 #include "warp.cuh"
+#include "limits.h"
 
-constexpr uint32_t kDim = 128;   // of a head of q, k and v
+using namespace limits::delta;
+
 constexpr uint32_t kLanes = 8;   // of a row
 constexpr float kL2Eps = 1e-6f;  // of the normalisation of queries and keys
 constexpr float kQueryScale = 0.08838834764831845f; // kDim^-1/2

@@ -14,9 +14,8 @@
 #include "abi/delta_decode.h"
 
 constexpr int kRows = 4; // of a thread
-constexpr uint32_t kDecodeThreads = kDim / kRows * kLanes;
+static_assert(kDecodeThreads == kDim / kRows * kLanes, "a block has a head");
 constexpr uint32_t kWarps = kDecodeThreads / 32;
-constexpr uint32_t kWidth = 4;
 constexpr uint32_t kFours = kDim / 4; // of channels: q is one warp's, k the next one's, v the third's
 
 // Four neighbouring channels of the convolution: the inputs, the newest one last, and the weights.

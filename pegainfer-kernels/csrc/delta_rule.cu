@@ -8,8 +8,8 @@
 #include "abi/delta_rule.h"
 
 constexpr int kRows = 4; // of a thread
-constexpr uint32_t kRuleThreads = 128;
 constexpr uint32_t kPart = kRuleThreads / kLanes * kRows; // rows of a block
+static_assert(kPart * kRuleParts == kDim, "the blocks of a head");
 
 // What the rule needs of one token.
 struct Token {

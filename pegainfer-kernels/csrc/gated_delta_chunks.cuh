@@ -16,8 +16,11 @@
 #pragma once
 #include "segments.cuh"
 #include "tiles.cuh"
+#include "limits.h"
 
-constexpr uint32_t kChunk = kTileRows; // tokens
+using namespace limits::delta_chunks;
+
+static_assert(kChunk == kTileRows, "a chunk of a head is a tile");
 constexpr uint32_t kHead = kTileWidth; // elements of a head
 // Of 16 rows, and of 16 x 16 elements of a lower triangle.
 constexpr uint32_t kBands = kChunk / 16, kBlocks = kBands * (kBands + 1) / 2;
@@ -38,7 +41,7 @@ struct IntraChunk {
     StateTerms state;
     OutputTerms output;
 };
-static_assert(sizeof(IntraChunk) == 11024, "DeltaShape::chunk_scratch");
+static_assert(sizeof(IntraChunk) == kIntraChunkBytes);
 
 // The chains to scan, which lie behind the intra-chunk parts: those of more than `longest` tokens, in any order.
 struct Chains {

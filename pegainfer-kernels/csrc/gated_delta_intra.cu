@@ -11,8 +11,6 @@
 #include <type_traits>
 #include "abi/gated_delta_intra.h"
 
-constexpr int kThreads = 128;
-constexpr uint32_t kGroup = 4; // most value heads per key head
 
 struct IntraShared {
     union {

@@ -176,5 +176,6 @@ constexpr bool kHopper = false; // the launcher takes gated_delta_scan_mma
     }
 SCAN(gated_delta_scan_mma, false)
 SCAN(gated_delta_scan_wgmma, true)
-static_assert(sizeof(ScanShared<false>) == 97920 && sizeof(ScanShared<true>) == 208272, "cuda/delta_chunks.rs");
-static_assert(ScanShared<false>::kThreads == 128 && ScanShared<true>::kThreads == 384, "cuda/delta_chunks.rs");
+static_assert(sizeof(ScanShared<false>) == kMmaScanBytes && sizeof(ScanShared<true>) == kWgmmaScanBytes);
+static_assert(ScanShared<false>::kThreads == kMmaScanThreads && ScanShared<true>::kThreads == kWgmmaScanThreads);
+static_assert(ScanShared<false>::kRows == kMmaScanRows && ScanShared<true>::kRows == kWgmmaScanRows);

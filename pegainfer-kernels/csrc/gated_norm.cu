@@ -7,14 +7,14 @@
 #include "delta.cuh"
 #include "abi/gated_norm.h"
 
-constexpr uint32_t kHead = 128;
+constexpr uint32_t kHead = kDim;
 constexpr uint32_t kHeadLanes = kHead / 8;
 
 __device__ __forceinline__ float gated(float x, float weight, float z) {
     return x * weight * silu(z);
 }
 
-extern "C" __global__ __launch_bounds__(256) void gated_rms_norm(
+extern "C" __global__ __launch_bounds__(kNormThreads) void gated_rms_norm(
     const float *x,                     // [tokens, heads * 128]
     const bf16 *projected,              // [tokens, width]: z begins at column `gate`
     const float *__restrict__ weight,   // [128]

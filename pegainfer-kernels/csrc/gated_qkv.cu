@@ -7,11 +7,13 @@
 #include "gated_head.cuh"
 #include "kv_cache.cuh"
 #include "abi/gated_qkv.h"
+#include "limits.h"
 
-constexpr uint32_t kPasses = 6; // over the heads of a token, whose loads go out together
+using namespace limits::gated_qkv;
+
 
 // `lanes` of a head: the next power of two from head_dim / 8. A bad slot or position stops the kernel.
-extern "C" __global__ __launch_bounds__(256) void gated_qk_norm_rope_write_kv(
+extern "C" __global__ __launch_bounds__(kMaxThreads) void gated_qk_norm_rope_write_kv(
     const bf16 *__restrict__ projected,     // [tokens, (2 heads + 2 kv_heads) * head_dim]
     const float *__restrict__ q_norm,       // [head_dim]
     const float *__restrict__ k_norm,       // [head_dim]
@@ -63,7 +65,7 @@ extern "C" __global__ __launch_bounds__(256) void gated_qk_norm_rope_write_kv(
 }
 
 // attended *= sigmoid(gate), 8 elements a thread. Grid: tokens, then enough blocks for a row.
-extern "C" __global__ __launch_bounds__(128) void attention_gate(
+extern "C" __global__ __launch_bounds__(kGateThreads) void attention_gate(
     const bf16 *__restrict__ projected, // [tokens, (2 heads + 2 kv_heads) * head_dim]
     bf16 *__restrict__ attended,        // [tokens, heads * head_dim]
     uint32_t heads, uint32_t kv_heads, uint32_t head_dim) {

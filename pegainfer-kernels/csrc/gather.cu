@@ -3,8 +3,10 @@
 // All GPUs. Bound by memory. Reference: src/ops/embedding.rs, src/ops/gather_rows.rs.
 #include "common.cuh"
 #include "abi/gather.h"
+#include "limits.h"
 
-constexpr uint32_t kFromPrevious = 1u << 31; // ops::PLACEHOLDER
+using namespace limits::gather;
+
 
 // Row `id` of a table of `rows` rows, 16 bytes a thread at a time. An index outside it stops the kernel with an error.
 __device__ __forceinline__ void copy_row(const bf16 *__restrict__ from, bf16 *__restrict__ to, uint32_t id,
@@ -35,8 +37,8 @@ extern "C" __global__ void embedding(const bf16 *__restrict__ table,        // [
     release_successor();
     wait_for_predecessor();
     uint32_t id = ids[blockIdx.x];
-    if (id & kFromPrevious) {
-        id ^= kFromPrevious;
+    if (id & kPlaceholder) {
+        id ^= kPlaceholder;
         if (id >= previous_rows) __trap();
         id = previous[id];
     }

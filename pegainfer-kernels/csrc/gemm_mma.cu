@@ -5,10 +5,10 @@
 // src/cpu/linear/mod.rs.
 #include "async.cuh"
 #include "abi/gemm_mma.h"
+#include "limits.h"
 
-constexpr int kDepth = 32; // columns of a step: 64 bytes of a row
-constexpr int kStages = 4;
-constexpr int kThreads = 256; // 2 warps along the rows of x, 4 along those of w
+using namespace limits::gemm_mma;
+
 
 // Byte offset of the 16-byte vector `vector` (0..3) of row `row`. Vec8 rows at one vector meet every bank once.
 __device__ __forceinline__ uint32_t place(uint32_t row, uint32_t vector) {

@@ -11,15 +11,11 @@
 #pragma once
 #include "hopper.cuh"
 #include "warp.cuh"
+#include "limits.h"
 
-constexpr uint32_t kRows = 128, kWeights = 256; // of x and of w, a tile
-constexpr uint32_t kBox = 64;                   // columns of a box: 128 bytes, what the swizzle spans
+using namespace limits::gemm_wgmma;
+
 constexpr uint32_t kBoxBytes = kBox * 128;      // of 64 rows
-constexpr uint32_t kStoreRows = 16;             // of results: those of a warp
-constexpr int kStages = 4;                      // steps of kBox columns of x and w in shared memory
-constexpr int kConsumers = 2;                   // consumer warpgroups
-constexpr uint32_t kWarps = 4 * kConsumers;
-constexpr uint32_t kThreads = (1 + kConsumers) * 128;
 // Of a thread after setmaxnreg: 128 * 40 + 256 * 232 of the 65,536 of a multiprocessor.
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
@@ -41,6 +37,7 @@ struct GemmShared {
         __syncthreads();
     }
 };
+static_assert(sizeof(GemmShared) == kSharedBytes);
 
 // The tiles of this block, of `Columns` columns of results: every so many-th. If the last round has work for at most
 // half of the blocks, all of it is dealt in halves, of half the columns.

@@ -13,10 +13,11 @@
 #include "abi/gemm_wgmma_qkv.h"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-constexpr uint32_t kHead = 128;        // dimensions
+constexpr uint32_t kHead = kQkvHead;        // dimensions
 constexpr int kGroups = kHead / 2 / 8; // of 8 columns that rotate with 8 others
 constexpr int kHalf = kGroups / 2;     // those whose angles are in shared memory at once
 constexpr int kParts = kGroups + 4;    // see `Consumer::part`
+static_assert(kParts == kQkvParts);
 
 struct QkvOperands {
     const bf16 *q_norm, *k_norm;
@@ -30,6 +31,7 @@ struct QkvOperands {
 struct SharedHeads : GemmShared {
     bf16 norms[2][kHead]; // of queries and keys
 };
+static_assert(sizeof(SharedHeads) == kQkvSharedBytes);
 
 // Cosines and sines of two neighbouring columns, of a lane's two rows.
 struct Angles {

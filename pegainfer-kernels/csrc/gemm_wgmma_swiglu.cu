@@ -13,7 +13,7 @@
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 constexpr uint32_t kColumns = kWeights / 2; // of out, a tile
-constexpr int kParts = 8;                   // in which a tile is activated
+constexpr int kParts = kSwigluParts;                   // in which a tile is activated
 
 struct Consumer : GemmConsumer {
     const TensorMap &out;

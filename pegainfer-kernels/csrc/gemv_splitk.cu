@@ -23,13 +23,11 @@
 #include "common.cuh"
 #include "math.cuh"
 #include "abi/gemv_splitk.h"
+#include "limits.h"
 
-constexpr int kMaxWarps = 12;   // of a block; the launcher chooses how many, so that their rows fill whole tiles
-constexpr int kRing = 3;        // steps of weights under way
+using namespace limits::gemv_splitk;
+
 constexpr int kAhead = 2;       // of them before the kernels that produce x are done
-constexpr uint32_t kGroups = 4; // of 32 columns, in a step
-constexpr uint32_t kStep = 32 * kGroups;
-constexpr uint32_t kChunk = 2; // steps of a chunk of x
 
 enum Epilogue { kPlain, kGated };
 

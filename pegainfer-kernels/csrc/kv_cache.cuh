@@ -6,11 +6,11 @@
 // memory, and that ldmatrix reads without bank conflicts.
 #pragma once
 #include "common.cuh"
+#include "limits.h"
 
-constexpr uint32_t kBlock = 16;                                // tokens of a KV block
-constexpr uint32_t kCacheColumn = 64;                          // dimensions of a column: 128 bytes
+using namespace limits::kv_cache;
+
 constexpr uint32_t kCacheVectors = kCacheColumn / kVector;     // of a row of a column
-constexpr uint32_t kNoSlot = 0xffffffffu;                      // of a token whose key and value are not written
 
 // The first element of a vector of a token, relative to the slab of its KV block and head.
 __device__ __forceinline__ uint32_t cache_vector(uint32_t token, uint32_t vector) {

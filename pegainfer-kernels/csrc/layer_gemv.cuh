@@ -8,19 +8,14 @@
 // sums meet in shared memory.
 #pragma once
 #include "layer_ll.cuh"
+#include "limits.h"
 
-constexpr int kWarps = 8; // of a block that compute and attend
-constexpr uint32_t kStageRows = 8, kStageColumns = 1280;  // at most
-constexpr uint32_t kPitch = 2 * kStageColumns + 64;       // bytes of a row, so that two rows have different banks
-constexpr uint32_t kStageBytes = kStageRows * kPitch;
-constexpr uint32_t kMaxStages = 16;
+using namespace limits::decode_layers;
+
 // Stages of 8 rows whose copies are under way, while the block multiplies and while it waits for x: more delay the
 // words that blocks wait for.
 constexpr uint32_t kInFlight = 3, kInFlightWaiting = 1;
-constexpr uint32_t kProducers = 4;
-constexpr uint32_t kConsumers = 32 * kWarps;
 constexpr uint32_t kGroups = kStageColumns / 32 / kWarps; // of 32 columns, of a warp in a stage
-constexpr uint32_t kInputPad = 64;                        // bytes after each row of x, as above
 
 #if __CUDA_ARCH__ >= 900
 // A barrier of the consumer warps.

@@ -11,8 +11,6 @@
 constexpr float kLog2e = 1.44269504f;
 // Words of a row's result, see ops/logprobs.rs: log-probability, rank, then ids and log-probabilities of the best
 // tokens.
-constexpr uint32_t kTop = 20;
-constexpr uint32_t kReportWords = 2 + 2 * kTop;
 
 struct LogSoftmax {
     float max;
@@ -88,5 +86,5 @@ extern "C" __global__ __launch_bounds__(kThreads, 2) void logprobs(
     // -inf is a candidate, too: it is in the last bin.
     Bins bins(max, fminf(max, least));
     bins.floor = -INFINITY;
-    if (wanted > 1) report_top(histogram, slots, exchanges, row, bins, softmax, min(wanted - 1, kTop), out + 2);
+    if (wanted > 1) report_top(histogram, slots, exchanges, row, bins, softmax, min(wanted - 1, kMaxLogprobs), out + 2);
 }

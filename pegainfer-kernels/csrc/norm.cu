@@ -5,8 +5,10 @@
 // memory at many rows, by latency at few. Reference: src/cpu/norm.rs.
 #include "norm_rope.cuh"
 #include "abi/norm.h"
+#include "limits.h"
 
-constexpr int kVectors = 2; // of a thread: rows up to 16,384 wide with 1,024 threads
+using namespace limits::norm;
+
 
 // What is added to the residual stream: nothing, one matrix, or the split-K partials of a GEMM.
 enum Source { kNone, kMatrix, kPartials };
@@ -103,14 +105,14 @@ __device__ void norm(const void *__restrict__ x,   // [rows, hidden] bf16, or [c
 
 // Grid: rows. SUFFIX _f32: weights in f32.
 #define NORMS(SUFFIX, W)                                                                                               \
-    extern "C" __global__ __launch_bounds__(1024) void rms_norm##SUFFIX(                                               \
+    extern "C" __global__ __launch_bounds__(kMaxThreads) void rms_norm##SUFFIX(                                               \
         const bf16 *x,         /* [rows, hidden] */                                                                    \
         const W *weight,       /* [hidden] */                                                                          \
         bf16 *out,             /* [rows, hidden] */                                                                    \
         uint32_t hidden, float eps) {                                                                                  \
         norm<kNone>(x, nullptr, weight, out, hidden, eps, 0);                                                          \
     }                                                                                                                  \
-    extern "C" __global__ __launch_bounds__(1024) void add_rms_norm##SUFFIX(                                           \
+    extern "C" __global__ __launch_bounds__(kMaxThreads) void add_rms_norm##SUFFIX(                                           \
         const bf16 *x,         /* [rows, hidden] */                                                                    \
         bf16 *residual,        /* [rows, hidden], in place */                                                          \
         const W *weight,       /* [hidden] */                                                                          \
@@ -118,7 +120,7 @@ __device__ void norm(const void *__restrict__ x,   // [rows, hidden] bf16, or [c
         uint32_t hidden, float eps) {                                                                                  \
         norm<kMatrix>(x, residual, weight, out, hidden, eps, 0);                                                       \
     }                                                                                                                  \
-    extern "C" __global__ __launch_bounds__(1024) void add_slices_rms_norm##SUFFIX(                                    \
+    extern "C" __global__ __launch_bounds__(kMaxThreads) void add_slices_rms_norm##SUFFIX(                                    \
         const float *partials, /* [count, rows, hidden] */                                                             \
         bf16 *residual,        /* [rows, hidden], in place */                                                          \
         const W *weight,       /* [hidden] */                                                                          \

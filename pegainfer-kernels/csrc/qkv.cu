@@ -11,6 +11,9 @@
 #include "norm_rope.cuh"
 #include "vec8.cuh"
 #include "abi/qkv.h"
+#include "limits.h"
+
+using namespace limits::qkv;
 
 // Normalises a head of D elements, of which `lanes` neighbours have a part each, if the model has QK norm, and rotates it.
 template <bool kNorm>
@@ -84,7 +87,7 @@ __device__ __forceinline__ void rotate_write_kv(
     }
 }
 
-extern "C" __global__ __launch_bounds__(256) void qk_norm_rope_write_kv(
+extern "C" __global__ __launch_bounds__(kMaxThreads) void qk_norm_rope_write_kv(
     const bf16 *__restrict__ qkv, const bf16 *__restrict__ q_norm, const bf16 *__restrict__ k_norm,
     const float *__restrict__ rope, const uint32_t *__restrict__ positions, const uint32_t *__restrict__ slots,
     bf16 *__restrict__ q, bf16 *__restrict__ k, bf16 *__restrict__ v, uint32_t heads, uint32_t kv_heads,
@@ -93,7 +96,7 @@ extern "C" __global__ __launch_bounds__(256) void qk_norm_rope_write_kv(
                           max_position, max_slot, eps, lanes);
 }
 
-extern "C" __global__ __launch_bounds__(256) void rope_write_kv(
+extern "C" __global__ __launch_bounds__(kMaxThreads) void rope_write_kv(
     const bf16 *__restrict__ qkv, const float *__restrict__ rope, const uint32_t *__restrict__ positions,
     const uint32_t *__restrict__ slots, bf16 *__restrict__ q, bf16 *__restrict__ k, bf16 *__restrict__ v,
     uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t max_position, uint32_t max_slot, uint32_t lanes) {

@@ -1,8 +1,11 @@
 // A plain read of memory: the bandwidth that a step which streams its weights cannot beat, for the benchmarks.
 #include "common.cuh"
 #include "abi/read.h"
+#include "limits.h"
 
-extern "C" __global__ __launch_bounds__(512) void read_all(
+using namespace limits::read;
+
+extern "C" __global__ __launch_bounds__(kThreads) void read_all(
     const bf16 *__restrict__ data, // [8 * vectors]
     bf16 *__restrict__ out,        // [1], practically never written
     uint32_t vectors) {

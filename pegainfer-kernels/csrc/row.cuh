@@ -7,13 +7,12 @@
 #pragma once
 #include "common.cuh"
 #include "warp.cuh"
+#include "limits.h"
 
-constexpr uint32_t kThreads = 512; // of a block
+using namespace limits::sampling;
+
 constexpr uint32_t kWarps = kThreads / 32;
-constexpr uint32_t kMaxBlocks = 16; // of a cluster
 
-// Words of a row's parameters, see src/draw.rs.
-constexpr uint32_t kDrawWords = 8;
 
 __device__ __forceinline__ uint32_t block_rank() {
     uint32_t rank = 0;

@@ -4,13 +4,16 @@
 // tokens of one sequence. Chains share nothing: no chain reads or writes a slot that another one writes.
 #pragma once
 #include "common.cuh"
+#include "limits.h"
 
-constexpr uint32_t kNoState = 0xffffffffu; // delta::NO_STATE
+using namespace limits::segments;
+
 
 struct Segment {
     uint32_t first, end; // tokens
     uint32_t from, to;   // slots or kNoState
 };
+static_assert(sizeof(Segment) == 4 * limits::segments::kWords);
 
 // `segments`: [count, 4].
 __device__ __forceinline__ Segment load_segment(const uint32_t *__restrict__ segments, uint32_t i) {

@@ -21,12 +21,12 @@
 #include "math.cuh"
 #include "warp.cuh"
 #include "abi/skinny_wgmma.h"
+#include "limits.h"
+
+using namespace limits::skinny_wgmma;
 
 enum Epilogue { kPlain, kGated, kLogits };
 
-constexpr int kMaxWarpgroups = 2; // that multiply
-constexpr int kFetchers = 64;     // threads
-constexpr int kBoxes = 2;         // of a step, each of 64 columns: 128 bytes of a row, what the swizzle spans
 
 struct Shape {
     uint32_t m, n, k;

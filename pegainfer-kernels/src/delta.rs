@@ -1,5 +1,6 @@
 //! The heads of a gated delta rule layer (linear attention), and what they remember of a sequence.
 
+use crate::limits::delta_chunks::{CHUNK, INTRA_CHUNK_BYTES};
 pub use pegainfer_core::schedule::{NO_STATE, SEGMENT_WORDS, Segment};
 use std::ops::RangeInclusive;
 
@@ -86,7 +87,7 @@ impl DeltaShape {
 
     /// Most chunks of 64 tokens, each within a segment, of `tokens` tokens in `segments` segments.
     pub(crate) fn chunks(tokens: usize, segments: usize) -> usize {
-        tokens / 64 + segments
+        tokens / CHUNK + segments
     }
 
     /// Bytes of working memory that `ops::gated_delta_chunks` wants on a GPU for steps of at most `tokens` tokens in
@@ -94,7 +95,7 @@ impl DeltaShape {
     /// the lower halves.
     pub fn chunk_scratch(&self, tokens: usize, segments: usize) -> usize {
         // `IntraChunk` and `Chains` in csrc/gated_delta_chunks.cuh.
-        let cuda = Self::chunks(tokens, segments) * self.value_heads * 11_024 + 4 * (2 + segments);
+        let cuda = Self::chunks(tokens, segments) * self.value_heads * INTRA_CHUNK_BYTES + 4 * (2 + segments);
         if !cfg!(triton_kernels) {
             return cuda;
         }
@@ -122,9 +123,9 @@ mod tests {
             for i in 0..segments {
                 let end = first + cut(i + 1);
                 // As csrc/gated_delta_chunks.cuh numbers them.
-                let number = first / 64 + i;
+                let number = first / CHUNK + i;
                 assert!(number >= free);
-                (first, free) = (end, number + (end - first).div_ceil(64));
+                (first, free) = (end, number + (end - first).div_ceil(CHUNK));
             }
             assert!(free <= DeltaShape::chunks(first, segments));
         }

@@ -4,7 +4,7 @@ use pegainfer_core::rng;
 use pegainfer_core::sampling::SamplingParams;
 
 /// Words of a packed [`Draw`]: the columns of the tensor that `ops::sample` and `ops::logprobs` read.
-pub const DRAW_WORDS: usize = 8;
+pub const DRAW_WORDS: usize = crate::limits::sampling::DRAW_WORDS;
 
 /// Sampling parameters of one row, reduced to what a kernel needs.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -4,7 +4,7 @@ use pegainfer_core::exec::Device;
 use pegainfer_core::tensor::Tensor;
 
 /// Tokens of one KV block in the cache of every attention kernel.
-pub const BLOCK_SIZE: usize = 16;
+pub const BLOCK_SIZE: usize = crate::limits::kv_cache::BLOCK;
 
 /// Largest supported head, elements.
 pub(crate) const MAX_HEAD_DIM: usize = 256;

@@ -12,6 +12,7 @@ mod delta;
 mod delta_operands;
 mod draw;
 mod heads;
+mod limits;
 mod load;
 pub mod ops;
 mod packed_logits_updates;

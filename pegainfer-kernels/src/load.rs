@@ -2,7 +2,7 @@
 
 /// Most queries of a row for which its keys and values are split over the GPU (decode attention), with one query head for
 /// each KV head; with `g` query heads, a `g`-th of it.
-pub const DECODE_QUERIES: usize = 16;
+pub const DECODE_QUERIES: usize = crate::limits::attention::DECODE_ROWS;
 
 /// A ragged batch of rows, each with its queries and its context. Rows without queries count for nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

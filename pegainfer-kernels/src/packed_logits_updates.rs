@@ -1,14 +1,15 @@
 //! Logits processors of some rows as tensors of words.
 
+use crate::limits::adjust as limits;
 use pegainfer_core::logits_processors::{LogitsUpdate, TokenMask};
 use std::sync::Arc;
 
 /// Words of a row's span: its first edit, the end of its edits, its mask or [`NO_MASK`].
-pub const SPAN_WORDS: usize = 3;
+pub const SPAN_WORDS: usize = limits::SPAN_WORDS;
 /// Words of an edit: token, then the bits of scale and addend.
-pub const EDIT_WORDS: usize = 3;
+pub const EDIT_WORDS: usize = limits::EDIT_WORDS;
 /// In place of the number of a mask: every token is allowed.
-pub const NO_MASK: u32 = u32::MAX;
+pub const NO_MASK: u32 = limits::NO_MASK;
 
 /// Logits updates of some rows as the values of the tensors that [`adjust_logits`](crate::ops::adjust_logits()) reads.
 #[derive(Debug, Default, PartialEq)]

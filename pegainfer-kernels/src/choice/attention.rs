@@ -3,6 +3,7 @@
 use super::Gpu;
 use crate::heads::BLOCK_SIZE;
 use crate::heads::HeadShape;
+use crate::limits::attention::{DECODE_WARPS, LARGE_HEAD};
 use crate::load::{AttentionLoad, DECODE_QUERIES};
 use pegainfer_core::cuda::{COUNTERS, WORKSPACE_BYTES};
 use pegainfer_core::tensor::DType;
@@ -11,10 +12,6 @@ use pegainfer_core::tensor::DType;
 const DECODE_COLUMNS: usize = DECODE_QUERIES;
 /// Columns of a tile of the decode kernels of csrc/attention_decode_bulk.cu.
 const COLUMNS: usize = 8;
-/// Warps of a block, as in csrc/attention_decode_bulk.cu and csrc/attention_decode_async.cu.
-pub(crate) const WARPS: usize = 4;
-/// Head sizes above it have stages of keys or values, not of both.
-pub(crate) const LARGE: usize = 128;
 
 /// The kernel for rows of many queries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,7 +109,7 @@ impl Decode {
         if bulk_serves(gpu, shape) {
             // Rows that only prefill takes count for nothing here: twice the columns cost 3 us of 65 a layer.
             let column_tiles = if load.max_decode_queries * shape.group() <= COLUMNS { 1 } else { 2 };
-            let stages = if shape.head_dim > LARGE { 3 } else { 2 };
+            let stages = if shape.head_dim > LARGE_HEAD { 3 } else { 2 };
             return Self::Bulk(DecodeGrid::new(gpu, shape, rows, column_tiles, stages));
         }
         let most = (load.max_queries * shape.group()).min(DECODE_COLUMNS);
@@ -125,7 +122,7 @@ impl Decode {
 impl DecodeStep {
     /// Chooses `ops::decode_attention` for `rows` rows of one query.
     pub fn choose(gpu: &Gpu, shape: HeadShape, load: &AttentionLoad, rows: usize) -> Self {
-        Self::fused(gpu, shape, load, rows, shape.head_dim <= LARGE)
+        Self::fused(gpu, shape, load, rows, shape.head_dim <= LARGE_HEAD)
     }
 
     /// Chooses `ops::gated_decode_attention`.
@@ -169,7 +166,7 @@ pub(crate) fn occupancy(stages: usize) -> usize {
 /// heads of 256 has keys or values, and three keep the memory busy. One row alone has all of a multiprocessor for a block:
 /// it is then in fewer splits, which take less long to add (23.6 us instead of 25.8 for 16k tokens).
 fn fused_stages(multiprocessors: usize, pairs: usize, head_dim: usize) -> usize {
-    if head_dim > LARGE {
+    if head_dim > LARGE_HEAD {
         return if 32 * pairs <= multiprocessors { 4 } else { 3 };
     }
     let nearly_fill = |blocks: usize| 3 * blocks < 4 * pairs && pairs <= blocks;
@@ -195,7 +192,7 @@ pub(crate) fn async_partial_bytes(rows: usize, head_dim: usize) -> usize {
 /// Blocks of csrc/attention_decode_async.cu that a multiprocessor should have: two fit, by registers.
 const ASYNC_OCCUPANCY: usize = 2;
 /// KV blocks that make a split worth its part of the sum: one for each warp.
-const MIN_SPLIT: usize = WARPS;
+const MIN_SPLIT: usize = DECODE_WARPS;
 
 /// Splits of each (row, KV head), chosen by how many blocks of threads fill the GPU, never by the context alone.
 fn async_splits(multiprocessors: usize, pairs: usize, kv_blocks: usize, partial_bytes: usize) -> usize {
@@ -205,7 +202,7 @@ fn async_splits(multiprocessors: usize, pairs: usize, kv_blocks: usize, partial_
 }
 
 /// Queries times heads of a group that are a tile of csrc/attention_prefill_wgmma.cu.
-const PREFILL_ROWS: usize = 128;
+const PREFILL_ROWS: usize = crate::limits::prefill_wgmma::ROWS;
 /// Share of the peak rate that csrc/attention_prefill_wgmma.cu reaches (500 TFLOP/s on an H200).
 const PREFILL_EFFICIENCY: f64 = 0.505;
 /// Share of the memory's rate that decode attention reaches (4.2 TB/s on an H200).
@@ -295,7 +292,7 @@ mod tests {
     #[test]
     fn the_partial_results_of_large_heads_fit_every_gpu() {
         let small = Gpu::named("L4").unwrap().shared_memory;
-        assert!(WARPS * async_partial_bytes(DECODE_COLUMNS, 256) <= small);
+        assert!(DECODE_WARPS * async_partial_bytes(DECODE_COLUMNS, 256) <= small);
     }
 
     /// Blocks for Qwen3-4B on an H200, for rows that decode, with the sum of their contexts, and prompts of so many tokens,

@@ -2,6 +2,8 @@
 
 use super::Gpu;
 use crate::delta::{DeltaShape, TRITON_SEGMENTS, TRITON_TOKENS};
+use crate::limits::delta::DIM;
+use crate::limits::delta_chunks as limits;
 use pegainfer_core::cuda::COUNTERS;
 
 /// Most tokens of a chain of segments that the recurrence takes: decode rows beside prompts.
@@ -85,7 +87,11 @@ impl InterChunkScan {
     fn choose(gpu: &Gpu, shape: DeltaShape, tokens: usize, segments: usize) -> Self {
         let wgmma = gpu.is_hopper();
         // Blocks of a multiprocessor.
-        let (slices, resident, threads, shared) = if wgmma { (2, 1, 384, 208_272) } else { (4, 2, 128, 97_920) };
+        let (rows, resident, threads, shared) = match wgmma {
+            true => (limits::WGMMA_SCAN_ROWS, 1, limits::WGMMA_SCAN_THREADS, limits::WGMMA_SCAN_BYTES),
+            false => (limits::MMA_SCAN_ROWS, 2, limits::MMA_SCAN_THREADS, limits::MMA_SCAN_BYTES),
+        };
+        let slices = DIM / rows;
         let chains = segments.min(tokens / (RECURRENT_TOKENS + 1));
         let blocks = (shape.value_heads * slices * chains).min(resident * gpu.multiprocessors);
         Self { wgmma, slices, blocks, threads, shared }

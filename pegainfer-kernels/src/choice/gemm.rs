@@ -5,6 +5,7 @@ use super::gemv_splitk::{self, GemvPlan};
 use super::gpu::Gpu;
 use super::skinny_wgmma::{self, SkinnyPlan};
 use crate::heads::HeadShape;
+use crate::limits::gemm_wgmma;
 use pegainfer_core::cuda::BOX_COLUMNS;
 
 /// The kernel of a skinny GEMM, which reads each weight once and may have an epilogue.
@@ -140,7 +141,7 @@ impl Swiglu {
     /// Rows of x from which csrc/gemm_wgmma_swiglu.cu is faster than cuBLASLt and csrc/swiglu.cu: by 7 % of the GEMM.
     const MIN_ROWS: usize = 512;
     /// Parts of a tile in csrc/gemm_wgmma_swiglu.cu.
-    const PARTS: usize = 8;
+    const PARTS: usize = gemm_wgmma::SWIGLU_PARTS;
 
     /// Chooses for `m` rows of `k` columns and a weight of `n` rows, both halves.
     pub fn choose(gpu: &Gpu, (m, n, k): (usize, usize, usize)) -> Self {
@@ -175,9 +176,9 @@ impl Qkv {
     /// of a prompt of 4,096.
     const MIN_ROWS: usize = 1024;
     /// The size of heads that csrc/gemm_wgmma_qkv.cu is built for.
-    const HEAD_DIM: usize = 128;
+    const HEAD_DIM: usize = gemm_wgmma::QKV_HEAD;
     /// Parts of a tile in csrc/gemm_wgmma_qkv.cu.
-    const PARTS: usize = 12;
+    const PARTS: usize = gemm_wgmma::QKV_PARTS;
 
     /// Chooses for `m` rows of `k` columns.
     pub fn choose(gpu: &Gpu, m: usize, k: usize, heads: HeadShape) -> Self {

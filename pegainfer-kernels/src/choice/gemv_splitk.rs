@@ -2,20 +2,18 @@
 
 use super::gemm_shape::{GemmShape, Output};
 use super::gpu::Gpu;
+use crate::limits::gemv_splitk::{self as limits, MAX_WARPS, STEP};
 
 /// Most rows of x: from about 20 on, cuBLASLt is faster (a decode step of 32 rows of Qwen3-4B on an H200 by 0.2 of 4.6
 /// ms).
 const MAX_ROWS: usize = 16;
 
-/// As in csrc/gemv_splitk.cu.
-const MAX_WARPS: usize = 12;
-/// Bytes of a warp's ring of weights.
-const RING_BYTES: usize = 3 * 4096;
-/// Columns of a step, and of a chunk of x.
-const STEP: usize = 128;
-const CHUNK: usize = 256;
+/// Bytes of a warp's ring of weights: 16 rows of each step.
+const RING_BYTES: usize = 16 * limits::RING * STEP * 2;
+/// Columns of a chunk of x.
+const CHUNK: usize = limits::CHUNK * STEP;
 /// Bytes of a chunk, for eight rows of x.
-const CHUNK_BYTES: usize = 4096;
+const CHUNK_BYTES: usize = 8 * CHUNK * 2;
 /// Chunks of x that must fit when not all of them do.
 const MIN_SLOTS: usize = 3;
 /// Rows of w whose copies keep the memory busy, a block.

@@ -17,10 +17,10 @@ mod skinny_wgmma;
 mod tests;
 mod warm_up;
 
+pub(crate) use attention::async_partial_bytes;
 #[cfg(test)]
 pub(crate) use attention::occupancy;
 pub use attention::{Attention, Decode, DecodeGrid, DecodeStep, Prefill};
-pub(crate) use attention::{LARGE, WARPS, async_partial_bytes};
 pub(crate) use delta::RECURRENT_TOKENS;
 #[cfg(triton_kernels)]
 pub(crate) use delta::TRITON_SLICES;

@@ -2,17 +2,14 @@
 
 use super::gemm_shape::{GemmShape, Output};
 use super::gpu::Gpu;
+use crate::limits::skinny_wgmma::{BOXES, MAX_WARPGROUPS};
 use pegainfer_core::cuda::BOX_COLUMNS;
 
 /// Most rows of x: up to here the kernel is faster than cuBLASLt; see docs/benchmarks/h200-kernels.md.
 const MAX_ROWS: usize = 96;
 
-/// As in csrc/skinny_wgmma.cu: rows of a tile of w.
+/// Most rows of a tile of w: those of one wgmma.
 const TILE_ROWS: usize = 64;
-/// Warpgroups that multiply.
-const MAX_WARPGROUPS: usize = 2;
-/// Boxes of a step.
-const BOXES: usize = 2;
 /// Columns of a step.
 const STEP: usize = BOXES * BOX_COLUMNS;
 /// Bytes of a step's columns.

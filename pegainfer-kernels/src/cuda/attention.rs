@@ -5,7 +5,8 @@ use super::abi::{CombineSplits, DecodeAsync};
 use super::attention_decode::{Prefilled, decode_bulk};
 use super::attention_operands::Operands;
 use super::attention_prefill::prefill;
-use crate::choice::{Attention, Decode, Prefill, WARPS, async_partial_bytes};
+use crate::choice::{Attention, Decode, Prefill, async_partial_bytes};
+use crate::limits::attention::DECODE_WARPS;
 use crate::ops::{AttentionBatch, DECODE_QUERIES, HeadShape};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
@@ -72,10 +73,10 @@ fn decode_async(exec: &mut Exec, splits: usize, operands: Operands<'_, '_>, out:
         max_rows,
     };
     let launch = decode.launch(gpu, op, arguments)?;
-    let launch = launch.shared(WARPS * async_partial_bytes(max_rows, head_dim)).overlapped();
+    let launch = launch.shared(DECODE_WARPS * async_partial_bytes(max_rows, head_dim)).overlapped();
     // SAFETY: the op checked the shapes, the kernel checks the block ids, and the splits were chosen so that the partial
     // results fit the workspace.
-    unsafe { launch.run([splits, kv_heads, rows], 32 * WARPS)? };
+    unsafe { launch.run([splits, kv_heads, rows], 32 * DECODE_WARPS)? };
     if splits > 1 {
         let arguments = CombineSplits { partials: workspace, qo_indptr: batch.qo_indptr, out, heads, splits };
         let launch = combine.launch(gpu, op, arguments)?.overlapped();

@@ -2,7 +2,8 @@
 
 use super::abi::{DecodeBulk, DecodeFused};
 use super::attention_operands::Operands;
-use crate::choice::{DecodeGrid, LARGE, WARPS};
+use crate::choice::DecodeGrid;
+use crate::limits::attention::{DECODE_WARPS, LARGE_HEAD};
 use crate::ops::{AttentionBatch, HeadShape, Heads};
 use pegainfer_core::cuda::{Cuda, Launch};
 use pegainfer_core::exec::Exec;
@@ -19,8 +20,8 @@ pub(super) enum Prefilled {
 
 /// Size of `DecodeShared<D, N, S>` in csrc/decode_partials.cuh.
 fn shared_bytes(head_dim: usize, column_tiles: usize, stages: usize) -> usize {
-    let slabs = if head_dim > LARGE { 1 } else { 2 };
-    let bytes = WARPS * stages * (slabs * 32 * head_dim + 8) + 16 * column_tiles * head_dim + 4 * head_dim + 8;
+    let slabs = if head_dim > LARGE_HEAD { 1 } else { 2 };
+    let bytes = DECODE_WARPS * stages * (slabs * 32 * head_dim + 8) + 16 * column_tiles * head_dim + 4 * head_dim + 8;
     bytes.next_multiple_of(128)
 }
 
@@ -43,7 +44,7 @@ impl Call<'_, '_> {
         // if the queries are all that the step adds to the row.
         let launch = if self.batch.load.sampled_only { launch } else { launch.overlapped() };
         // SAFETY: the caller's promise; the blocks were chosen so that the partial results fit the workspace.
-        unsafe { launch.run([blocks, kv_heads, 1], 32 * WARPS) }
+        unsafe { launch.run([blocks, kv_heads, 1], 32 * DECODE_WARPS) }
     }
 }
 

@@ -3,24 +3,22 @@
 use super::abi::{PrefillMma, PrefillWgmma};
 use super::attention_operands::Operands;
 use crate::choice::Prefill;
+use crate::limits::prefill_mma::{WARP_ROWS, WARPS};
+use crate::limits::prefill_wgmma;
 use crate::ops::{AttentionBatch, HeadShape};
 use pegainfer_core::exec::Exec;
-use pegainfer_core::tensor::{DType, OpError, Tensor};
+use pegainfer_core::tensor::{OpError, Tensor};
 
-/// As in csrc/attention_prefill_wgmma.cu: a warpgroup that fetches and two that multiply.
-const WGMMA_THREADS: usize = 3 * 128;
-/// As in csrc/attention_prefill_mma.cu.
-const MMA_WARPS: usize = 4;
-const MMA_ROWS: usize = 16 * MMA_WARPS;
+const WGMMA_THREADS: usize = (1 + prefill_wgmma::CONSUMERS) * prefill_wgmma::WARPGROUP;
+const MMA_ROWS: usize = WARP_ROWS * WARPS;
 
-/// Bytes of `PrefillShared<D>` in csrc/attention_prefill_wgmma.cuh: KV tiles, tiles of queries, and less than a kilobyte of barriers.
+/// Bytes of shared memory of the kernel by wgmma.
 fn wgmma_shared(head_dim: usize) -> usize {
-    let (tiles, queries) = match head_dim {
-        64 => (8 * 128, 2 * 128),
-        128 => (5 * 128, 2 * 128),
-        _ => (4 * 80, 128),
-    };
-    (tiles + queries) * head_dim * DType::Bf16.size() + 1024
+    match head_dim {
+        64 => prefill_wgmma::SHARED_64,
+        128 => prefill_wgmma::SHARED_128,
+        _ => prefill_wgmma::SHARED_256,
+    }
 }
 
 /// Attention of the rows with more than 16 matrix rows (queries times heads of a group); the other rows of `out` stay as
@@ -74,7 +72,7 @@ pub(super) fn prefill(
                 PrefillMma { q, k, v, qo_indptr, kv_lens, block_tables, out, heads, max_blocks, blocks, scale };
             let launch = kernel.launch(gpu, op, arguments)?;
             // SAFETY: as above.
-            unsafe { launch.overlapped().run(grid, 32 * MMA_WARPS) }
+            unsafe { launch.overlapped().run(grid, 32 * WARPS) }
         }
     }
 }

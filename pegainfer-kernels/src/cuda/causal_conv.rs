@@ -3,13 +3,13 @@
 use super::abi::CausalConv;
 use super::delta_rule::check_shape;
 use crate::choice::Conv;
+use crate::limits::delta::CONV_THREADS;
 use crate::ops::DeltaShape;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 
-/// As in csrc/causal_conv.cu.
-const THREADS: usize = 128;
-const CHANNELS: usize = 8 * THREADS; // of a block
+/// Channels of a block.
+const CHANNELS: usize = 8 * CONV_THREADS;
 
 #[expect(clippy::too_many_arguments, reason = "the operands of the op")]
 pub(crate) fn causal_conv1d(
@@ -44,5 +44,5 @@ pub(crate) fn causal_conv1d(
     let launch = kernel.launch(exec.gpu()?, op, arguments)?;
     let grid = [channels.div_ceil(CHANNELS), tokens.div_ceil(tile).max(1), 1];
     // SAFETY: the op checked the shapes, the kernel checks the segments.
-    unsafe { launch.early(weight).early(segments).overlapped().run(grid, THREADS) }
+    unsafe { launch.early(weight).early(segments).overlapped().run(grid, CONV_THREADS) }
 }

@@ -3,6 +3,9 @@
 use super::abi::{Layer, Step};
 use crate::choice::{self, Gpu};
 use crate::decode_model::{DecodeLayer, DecodeModel};
+use crate::limits::decode_layers::{
+    ATTENTION_BYTES, CONSUMERS, HEAD, INPUT_PAD, MAX_OWN, MAX_STAGES, PRODUCERS, STAGE_BYTES, STAGE_ROWS, WARPS,
+};
 use crate::ops::{AttentionBatch, HeadShape};
 use pegainfer_core::cuda::{COUNTERS, Cuda, WORKSPACE_BYTES};
 use pegainfer_core::exec::{Device, Exec};
@@ -11,24 +14,17 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// Most rows that the kernel takes: from four on, a chain of kernels is faster.
 pub const DECODE_LAYERS_ROWS: usize = 2;
 
-/// As in csrc/decode_layers.cu and the files it includes.
-const HEAD: usize = 128;
+/// Most query heads of a KV head.
 const GROUP: usize = 8;
+/// Widest rows that there are kernels for.
 const MAX_HIDDEN: usize = 4096;
-/// Elements of the residual stream that a block adds to.
-const MAX_OWN: usize = 64;
-const WARPS: usize = 8;
-const THREADS: usize = 32 * (WARPS + 4);
-const STAGE_ROWS: usize = 8;
-const STAGE_BYTES: usize = STAGE_ROWS * (2 * 1280 + 64);
-const MAX_STAGES: usize = 16;
+/// Threads of a block.
+const THREADS: usize = CONSUMERS + 32 * PRODUCERS;
 /// Fewer would not let weights wait for x.
 const MIN_STAGES: usize = 4;
-const INPUT_PAD: usize = 64;
 /// More than the shared memory that the kernel has without asking.
 const FIXED_BYTES: usize = 1024;
-/// Of `AttentionScratch<128>`.
-const ATTENTION_BYTES: usize = WARPS * 64 * HEAD + 16 * HEAD + 4 * HEAD + 128;
+/// Bytes of a partial result of attention.
 const PART_BYTES: usize = GROUP * (HEAD + 4) * size_of::<f32>();
 
 /// What a launch depends on.

@@ -9,13 +9,11 @@ use super::delta_recurrent;
 use super::delta_rule::check_shape;
 use crate::choice::{DeltaChunks, RECURRENT_TOKENS};
 use crate::delta::DeltaShape;
+use crate::limits::delta_chunks::{GROUP, THREADS};
 use crate::ops::DeltaInputs;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 
-/// As in csrc/gated_delta_intra.cu: most value heads per key head.
-const MAX_GROUP: usize = 4;
-const PARTS_THREADS: usize = 128;
 pub(crate) fn gated_delta_chunks(
     exec: &mut Exec,
     choice: &DeltaChunks,
@@ -28,8 +26,8 @@ pub(crate) fn gated_delta_chunks(
     let op = "gated_delta_chunks";
     check_shape(op, shape)?;
     let DeltaShape { key_heads, value_heads, .. } = shape;
-    if shape.group() > MAX_GROUP {
-        let message = format!("{} value heads per key head: the GPU kernels take up to {MAX_GROUP}", shape.group());
+    if shape.group() > GROUP {
+        let message = format!("{} value heads per key head: the GPU kernels take up to {GROUP}", shape.group());
         return Err(OpError { op, message });
     }
     let DeltaInputs { mixed, projected, a_log, dt_bias, segments } = *inputs;
@@ -63,7 +61,7 @@ pub(crate) fn gated_delta_chunks(
     };
     let launch = DeltaIntra::gated_delta_intra.launch(gpu, op, arguments)?.early(segments).overlapped();
     // SAFETY: the op checked the shapes, the kernel checks the segments.
-    unsafe { launch.run([DeltaShape::chunks(tokens, count), key_heads, 1], PARTS_THREADS)? };
+    unsafe { launch.run([DeltaShape::chunks(tokens, count), key_heads, 1], THREADS)? };
 
     let kernel = if scan.wgmma { DeltaScan::gated_delta_scan_wgmma } else { DeltaScan::gated_delta_scan_mma };
     let slots = states.rows_cols().0;

@@ -1,13 +1,11 @@
 //! `ops::decode_delta` in one kernel: one block a value head of a row.
 
 use super::abi::DecodeDelta;
-use super::delta_rule::{DIM, check_shape};
+use super::delta_rule::check_shape;
+use crate::limits::delta::DECODE_THREADS;
 use crate::ops::{DeltaShape, DeltaWeights};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
-
-/// As in csrc/delta_decode.cu.
-const THREADS: usize = 2 * DIM;
 
 #[expect(clippy::too_many_arguments, reason = "the operands of the op")]
 pub(crate) fn decode_delta(
@@ -49,5 +47,5 @@ pub(crate) fn decode_delta(
     let launch = launch.early(conv).early(a_log).early(dt_bias).early(norm);
     let launch = launch.early(segments).early(states).early(tails);
     // SAFETY: the op checked the shapes and that there are counters enough, the kernel checks the segments.
-    unsafe { launch.run([shape.value_heads, rows, 1], THREADS) }
+    unsafe { launch.run([shape.value_heads, rows, 1], DECODE_THREADS) }
 }

@@ -2,22 +2,17 @@
 
 use super::abi::DeltaRecurrent;
 use super::vectors;
+use crate::limits::delta::{DIM, RULE_PARTS, RULE_THREADS, WIDTH};
 use crate::ops::{DeltaInputs, DeltaShape};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 
-/// As in csrc/delta.cuh: elements of a head.
-pub(super) const DIM: usize = 128;
-/// As in csrc/delta_rule.cu.
-const THREADS: usize = 128;
-const PARTS: usize = 2; // of a head
-
 /// The shapes that the kernels of a gated delta rule layer are built for.
 pub(super) fn check_shape(op: &'static str, shape: DeltaShape) -> Result<(), OpError> {
     let DeltaShape { key_dim, value_dim, taps, .. } = shape;
-    if (key_dim, value_dim, taps) != (DIM, DIM, 4) {
+    if (key_dim, value_dim, taps) != (DIM, DIM, WIDTH) {
         let message = format!(
-            "heads of {key_dim} and {value_dim}, {taps} taps: the GPU kernels are built for {DIM}, {DIM} and 4"
+            "heads of {key_dim} and {value_dim}, {taps} taps: the GPU kernels are built for {DIM}, {DIM} and {WIDTH}"
         );
         return Err(OpError { op, message });
     }
@@ -58,5 +53,5 @@ pub(crate) fn delta_recurrent(
     // And of `states` the slots of its own chains, which the inter-chunk scan before it leaves alone.
     let launch = launch.early(inputs.segments).early(inputs.a_log).early(inputs.dt_bias);
     // SAFETY: the op checked the shapes, the kernel checks the segments.
-    unsafe { launch.run([PARTS, shape.value_heads, segments], THREADS) }
+    unsafe { launch.run([RULE_PARTS, shape.value_heads, segments], RULE_THREADS) }
 }

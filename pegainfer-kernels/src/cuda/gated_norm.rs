@@ -1,12 +1,11 @@
 //! `ops::gated_rms_norm`: sixteen lanes a head.
 
 use super::abi::GatedRmsNorm;
-use super::delta_rule::{DIM, check_shape};
+use super::delta_rule::check_shape;
+use crate::limits::delta::{DIM, NORM_THREADS};
 use crate::ops::DeltaShape;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
-
-const THREADS: usize = 256;
 
 pub(crate) fn gated_rms_norm(
     exec: &mut Exec,
@@ -32,11 +31,11 @@ pub(crate) fn gated_rms_norm(
         eps,
     };
     let launch = GatedRmsNorm::gated_rms_norm.launch(exec.gpu()?, op, arguments)?;
-    let heads = THREADS / (DIM / 8); // of a block
+    let heads = NORM_THREADS / (DIM / 8); // of a block
     let blocks = (tokens * shape.value_heads).div_ceil(heads);
     if blocks == 0 {
         return Ok(());
     }
     // SAFETY: the op checked the shapes.
-    unsafe { launch.early(weight).overlapped().run([blocks, 1, 1], THREADS) }
+    unsafe { launch.early(weight).overlapped().run([blocks, 1, 1], NORM_THREADS) }
 }

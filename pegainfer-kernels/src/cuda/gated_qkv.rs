@@ -2,15 +2,10 @@
 
 use super::abi::{AttentionGate, GatedQkv};
 use crate::heads::BLOCK_SIZE;
+use crate::limits::gated_qkv::{GATE_THREADS, MAX_THREADS, PASSES};
 use crate::ops::{HeadShape, Heads};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
-
-/// Most threads of a block, and passes over the heads whose loads go out together, as in csrc/gated_qkv.cu.
-const MAX_THREADS: usize = 256;
-const PASSES: usize = 6;
-/// Of a block of `attention_gate`, 8 elements each.
-const GATE_THREADS: usize = 128;
 
 /// The GPU's cache has rows of 64 dimensions.
 fn check(op: &'static str, shape: HeadShape) -> Result<(), OpError> {

@@ -3,33 +3,16 @@
 
 use super::abi::{GemmWgmmaQkv, GemmWgmmaSwiglu, Map};
 use crate::heads::BLOCK_SIZE;
+use crate::limits::gemm_wgmma::{BOX, QKV_SHARED_BYTES, ROWS, SHARED_BYTES, STORE_ROWS, THREADS};
 use crate::ops::Heads;
 use pegainfer_core::cuda::{BOX_COLUMNS, Cuda};
 use pegainfer_core::tensor::{OpError, Tensor};
 
-/// As in csrc/gemm_wgmma.cuh: rows of x, and of the weights, of a tile.
-const ROWS: usize = 128;
-const WEIGHTS: usize = 256;
 /// Rows of a box of the weights.
 const BOX_ROWS: usize = 64;
-/// Rows that a warp stores at once.
-const STORE_ROWS: usize = 16;
-const THREADS: usize = 3 * 128;
-const STAGES: usize = 4;
-const WARPS: usize = 8;
-/// Bytes of a bf16.
-const ELEMENT: usize = 2;
-/// Bytes of `GemmShared`: steps of x and w, results of each warp, and two barriers a step.
-const SHARED: usize = STAGES * (ROWS + WEIGHTS) * BOX_COLUMNS * ELEMENT
-    + WARPS * 2 * STORE_ROWS * BOX_COLUMNS * ELEMENT
-    + STAGES * 2 * size_of::<u64>();
-/// The head size that csrc/gemm_wgmma_qkv.cu is built for.
-const HEAD_DIM: usize = 128;
-/// Bytes of `SharedHeads` in csrc/gemm_wgmma_qkv.cu: the two norms, too.
-const HEADS_SHARED: usize = SHARED + 2 * HEAD_DIM * ELEMENT;
 /// What a block has on Hopper.
 const MAX_SHARED: usize = 227 << 10;
-const _: () = assert!(HEADS_SHARED <= MAX_SHARED);
+const _: () = assert!(QKV_SHARED_BYTES <= MAX_SHARED && BOX == BOX_COLUMNS);
 /// Tiles along the rows that are done before the next columns: 4,096 rows of x stay in an H200's L2.
 const GROUP: usize = 32;
 
@@ -54,7 +37,7 @@ pub(super) fn linear_swiglu_wgmma(
         group: GROUP,
     };
     let launch = GemmWgmmaSwiglu::gemm_wgmma_swiglu.launch(gpu, op, arguments)?;
-    let launch = launch.early(w).shared(SHARED).overlapped();
+    let launch = launch.early(w).shared(SHARED_BYTES).overlapped();
     // SAFETY: the op checked the shapes, and copies end where the matrices do.
     unsafe { launch.run(grid, THREADS) }
 }
@@ -94,7 +77,7 @@ pub(super) fn linear_qkv_wgmma(
         group: GROUP,
     };
     let launch = GemmWgmmaQkv::gemm_wgmma_qkv.launch(gpu, op, arguments)?;
-    let launch = launch.early(w).early(norms.0).early(norms.1).shared(HEADS_SHARED).overlapped();
+    let launch = launch.early(w).early(norms.0).early(norms.1).shared(QKV_SHARED_BYTES).overlapped();
     // SAFETY: the op checked the shapes, the kernel checks positions and slots.
     unsafe { launch.run(grid, THREADS) }
 }

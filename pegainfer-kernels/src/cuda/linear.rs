@@ -8,14 +8,10 @@ use super::skinny_wgmma::skinny_wgmma;
 use super::swiglu::swiglu;
 use super::{blaslt, vectors};
 use crate::choice::{AddNorm, Gemm, Output, Skinny, Swiglu};
+use crate::limits::gemm_mma::{DEPTH, STAGES, THREADS};
 use pegainfer_core::cuda::Cuda;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-
-/// As in csrc/gemm_mma.cu.
-const THREADS: usize = 256;
-const STAGES: usize = 4;
-const DEPTH_BYTES: usize = 64;
 
 /// Launches a skinny GEMM, which writes to `out`.
 fn skinny(
@@ -49,7 +45,11 @@ fn tiled(
     };
     let launch = kernel.launch(gpu, op, GemmMma { x, w, out, m, n, k })?;
     // SAFETY: the op checked the shapes.
-    unsafe { launch.shared(STAGES * 2 * tile * DEPTH_BYTES).run([m.div_ceil(tile), n.div_ceil(tile), 1], THREADS) }
+    unsafe {
+        launch
+            .shared(STAGES * 2 * tile * DEPTH * DType::Bf16.size())
+            .run([m.div_ceil(tile), n.div_ceil(tile), 1], THREADS)
+    }
 }
 
 /// What the kernels demand of a GEMM's shape.

@@ -2,12 +2,9 @@
 
 use super::abi::{AddPartialsRmsNorm, AddRmsNorm, Arguments, Entry, RmsNorm};
 use super::vectors;
+use crate::limits::norm::{MAX_THREADS, VECTORS};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-
-/// As in csrc/norm.cu: vectors of 8 elements that a thread takes.
-const VECTORS: usize = 2;
-const MAX_THREADS: usize = 1024;
 
 /// One block a row, as many threads as the row has vectors. `kernels`: for a weight in bf16, and in f32.
 fn run<A: Arguments>(

@@ -1,14 +1,10 @@
 //! `ops::qk_norm_rope_write_kv` and `ops::rope_write_kv`: one block a token.
 
 use super::abi::{Qkv, RopeKv};
-use crate::heads::{BLOCK_SIZE, HeadShape, Heads, RopeHeads};
+use crate::heads::{BLOCK_SIZE, HeadShape, Heads, MAX_HEAD_DIM, RopeHeads};
+use crate::limits::qkv::MAX_THREADS;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
-
-/// Most threads of a block, as in csrc/qkv.cu.
-const MAX_THREADS: usize = 256;
-/// As in csrc/qkv.cu.
-const MAX_HEAD_DIM: usize = 256;
 
 pub(crate) fn qk_norm_rope_write_kv(
     exec: &mut Exec,

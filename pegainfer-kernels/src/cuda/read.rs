@@ -1,11 +1,11 @@
 //! How fast this GPU reads its memory: the floor under a decode step.
 
 use super::abi::ReadAll;
+use crate::limits::read::THREADS;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError};
 use std::time::Instant;
 
-const THREADS: usize = 512;
 /// Blocks of a multiprocessor: all threads that it can hold.
 const BLOCKS: usize = 4;
 

@@ -2,11 +2,9 @@
 
 use super::abi::{Logprobs, Sample};
 use super::vectors;
+use crate::limits::sampling::THREADS;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
-
-/// As in csrc/row.cuh.
-const THREADS: usize = 512;
 
 pub(crate) fn sample(
     exec: &mut Exec,

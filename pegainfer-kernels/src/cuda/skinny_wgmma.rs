@@ -2,11 +2,10 @@
 
 use super::abi::{Map, SkinnyWgmma, Target};
 use crate::choice::{Output, SkinnyPlan, skinny_width};
+use crate::limits::skinny_wgmma::FETCHERS;
 use pegainfer_core::cuda::Cuda;
 use pegainfer_core::tensor::{OpError, Tensor};
 
-/// As in csrc/skinny_wgmma.cu: threads that fetch.
-const FETCHERS: usize = 64;
 /// Steps of tiles that a block fetches before the kernels that produce x are done: more delays what those wait for.
 const AHEAD: usize = 4;
 

@@ -12,7 +12,7 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 use rayon::prelude::*;
 
 /// Words of a row's report: the log-probability's bits, the rank, then id and bits of each of the most likely tokens.
-pub const REPORT_WORDS: usize = 2 + 2 * MAX_LOGPROBS;
+pub const REPORT_WORDS: usize = crate::limits::sampling::REPORT_WORDS;
 
 /// In place of an id: the row has no more tokens that could be drawn.
 const NO_TOKEN: u32 = u32::MAX;

@@ -1,0 +1,299 @@
+//! Sizes and marks that launchers and kernels share, declared once. The build script includes this file and writes them
+//! to `limits.h`: `MODULE::SOME_NAME` is `limits::MODULE::kSomeName` there.
+
+/// `name: int`, `uint` and `word` are `int`, `uint32_t` and `uint32_t` in CUDA, `usize`, `usize` and `u32` here.
+macro_rules! limits {
+    (@type word) => { u32 };
+    (@type $size:ident) => { usize };
+    ($($(#[doc = $about:literal])* $module:ident {
+        $($(#[doc = $doc:literal])* $name:ident: $type:ident = $value:expr;)*
+    })*) => {
+        $(
+            $(#[doc = $about])*
+            pub mod $module {
+                $($(#[doc = $doc])* pub const $name: limits!(@type $type) = $value;)*
+            }
+        )*
+
+        /// Modules, each with the type, name and value of its limits.
+        #[allow(clippy::type_complexity, dead_code, reason = "a table for the build script and a test")]
+        pub const LIMITS: &[(&str, &[(&str, &str, u64)])] = &[
+            $((stringify!($module), &[$((stringify!($type), stringify!($name), $module::$name as u64)),*])),*
+        ];
+    };
+}
+
+limits! {
+    /// The paged KV cache.
+    kv_cache {
+        /// Tokens of a KV block.
+        BLOCK: uint = 16;
+        /// Dimensions of a column of the cache: 128 bytes.
+        CACHE_COLUMN: uint = 64;
+        /// Slot of a token whose key and value are not written.
+        NO_SLOT: word = u32::MAX;
+    }
+    /// Row copies.
+    gather {
+        /// Bit of a token id that is still to be resolved: the rest is a row of the sampled tokens.
+        PLACEHOLDER: word = 1 << 31;
+    }
+    /// Logits processors.
+    adjust {
+        /// Words of a row's span: first edit, end of its edits, mask.
+        SPAN_WORDS: uint = 3;
+        /// Words of an edit: token, bits of the scale, bits of the addend.
+        EDIT_WORDS: uint = 3;
+        /// In place of the number of a mask: every token is allowed.
+        NO_MASK: word = u32::MAX;
+    }
+    /// Sampling and log-probabilities.
+    sampling {
+        /// Threads of a block.
+        THREADS: uint = 512;
+        /// Most blocks of a cluster.
+        MAX_BLOCKS: uint = 16;
+        /// Words of a row's sampling parameters.
+        DRAW_WORDS: uint = 8;
+        /// Most tokens whose log-probabilities are reported.
+        MAX_LOGPROBS: uint = 20;
+        /// Words of a row's report: log-probability, rank, then ids and log-probabilities of the best tokens.
+        REPORT_WORDS: uint = 2 + 2 * MAX_LOGPROBS;
+    }
+    /// RMS norms.
+    norm {
+        /// Vectors of 8 elements of a thread.
+        VECTORS: int = 2;
+        /// Most threads of a block.
+        MAX_THREADS: int = 1024;
+    }
+    /// QK norm, rotation and KV write.
+    qkv {
+        /// Most threads of a block.
+        MAX_THREADS: int = 256;
+    }
+    /// The same of projections with gates.
+    gated_qkv {
+        /// Most threads of a block.
+        MAX_THREADS: int = 256;
+        /// Passes over the heads of a token whose loads go out together.
+        PASSES: uint = 6;
+        /// Threads of a block of `attention_gate`.
+        GATE_THREADS: int = 128;
+    }
+    /// The plain read of memory.
+    read {
+        /// Threads of a block.
+        THREADS: int = 512;
+    }
+    /// Segments of a gated delta rule layer.
+    segments {
+        /// Words of a segment.
+        WORDS: uint = 4;
+        /// In place of a slot: no state.
+        NO_STATE: word = u32::MAX;
+    }
+    /// The gated delta rule token by token, and the ops around it.
+    delta {
+        /// Elements of a head.
+        DIM: uint = 128;
+        /// Width of the convolution.
+        WIDTH: uint = 4;
+        /// Threads of a block of the convolution.
+        CONV_THREADS: uint = 128;
+        /// Threads of a block of the recurrence.
+        RULE_THREADS: uint = 128;
+        /// Blocks that share a head of the recurrence.
+        RULE_PARTS: uint = 2;
+        /// Threads of a block of the fused decode step.
+        DECODE_THREADS: uint = 2 * DIM;
+        /// Threads of a block of the gated norm.
+        NORM_THREADS: int = 256;
+    }
+    /// The gated delta rule in chunks.
+    delta_chunks {
+        /// Tokens of a chunk.
+        CHUNK: uint = 64;
+        /// Threads of a block of the intra-chunk kernel.
+        THREADS: int = 128;
+        /// Most value heads per key head.
+        GROUP: uint = 4;
+        /// Bytes that the inter-chunk scan needs of a chunk and head.
+        INTRA_CHUNK_BYTES: uint = 11_024;
+        /// Threads of a block of the scan by mma.sync.
+        MMA_SCAN_THREADS: uint = 128;
+        /// Bytes of its shared memory.
+        MMA_SCAN_BYTES: uint = 97_920;
+        /// Rows of a head's state that it has.
+        MMA_SCAN_ROWS: uint = 32;
+        /// Threads of a block of the scan by wgmma.
+        WGMMA_SCAN_THREADS: uint = 384;
+        /// Bytes of its shared memory.
+        WGMMA_SCAN_BYTES: uint = 208_272;
+        /// Rows of a head's state that it has.
+        WGMMA_SCAN_ROWS: uint = 64;
+    }
+    /// Attention.
+    attention {
+        /// Warps of a block of decode attention.
+        DECODE_WARPS: int = 4;
+        /// Most queries times heads of a group of a sequence that decode attention takes.
+        DECODE_ROWS: uint = 16;
+        /// Head sizes above it have stages of keys or values, not of both.
+        LARGE_HEAD: int = 128;
+    }
+    /// Prefill attention by mma.sync.
+    prefill_mma {
+        /// Warps of a block.
+        WARPS: int = 4;
+        /// Rows of queries of a warp.
+        WARP_ROWS: uint = 16;
+    }
+    /// Prefill attention by wgmma.
+    prefill_wgmma {
+        /// Threads of a warpgroup.
+        WARPGROUP: int = 128;
+        /// Consumer warpgroups.
+        CONSUMERS: int = 2;
+        /// Rows of queries of a tile.
+        ROWS: uint = 64 * CONSUMERS;
+        /// Most bytes of barriers and tiles in shared memory.
+        BARRIER_BYTES: uint = 1024;
+        /// Bytes of shared memory for heads of 64: KV tiles, tiles of queries, barriers.
+        SHARED_64: uint = (8 * 128 + 2 * 128) * 64 * 2 + BARRIER_BYTES;
+        /// The same for heads of 128.
+        SHARED_128: uint = (5 * 128 + 2 * 128) * 128 * 2 + BARRIER_BYTES;
+        /// The same for heads of 256.
+        SHARED_256: uint = (4 * 80 + 128) * 256 * 2 + BARRIER_BYTES;
+    }
+    /// Large-M GEMM by mma.sync.
+    gemm_mma {
+        /// Columns of a step: 64 bytes of a row.
+        DEPTH: int = 32;
+        /// Steps in shared memory.
+        STAGES: int = 4;
+        /// Threads of a block.
+        THREADS: int = 256;
+    }
+    /// Large-M GEMMs by wgmma with an epilogue.
+    gemm_wgmma {
+        /// Rows of x of a tile.
+        ROWS: uint = 128;
+        /// Rows of w of a tile.
+        WEIGHTS: uint = 256;
+        /// Columns of a box: 128 bytes, the span of the swizzle.
+        BOX: uint = 64;
+        /// Rows of results that a warp stores at once.
+        STORE_ROWS: uint = 16;
+        /// Steps of `BOX` columns in shared memory.
+        STAGES: int = 4;
+        /// Consumer warpgroups.
+        CONSUMERS: int = 2;
+        /// Consumer warps.
+        WARPS: uint = 4 * CONSUMERS;
+        /// Threads of a block.
+        THREADS: uint = (1 + CONSUMERS) * 128;
+        /// Bytes of shared memory: steps of x and w, results of each warp, two barriers a step.
+        SHARED_BYTES: uint = (STAGES * (ROWS + WEIGHTS) + WARPS * 2 * STORE_ROWS) * BOX * 2 + STAGES * 16;
+        /// Elements of a head of the QKV projection.
+        QKV_HEAD: uint = 128;
+        /// Bytes of its shared memory: the two norms, too.
+        QKV_SHARED_BYTES: uint = SHARED_BYTES + 2 * QKV_HEAD * 2;
+        /// Parts in which the epilogue of the QKV projection is done.
+        QKV_PARTS: int = 12;
+        /// Parts in which SwiGLU is done.
+        SWIGLU_PARTS: int = 8;
+    }
+    /// Skinny GEMM by mma.sync.
+    gemv_splitk {
+        /// Most warps of a block.
+        MAX_WARPS: int = 12;
+        /// Steps of weights in a warp's ring.
+        RING: int = 3;
+        /// Groups of 32 columns in a step.
+        GROUPS: uint = 4;
+        /// Columns of a step.
+        STEP: uint = 32 * GROUPS;
+        /// Steps of a chunk of x.
+        CHUNK: uint = 2;
+    }
+    /// Skinny GEMM by wgmma.
+    skinny_wgmma {
+        /// Most consumer warpgroups.
+        MAX_WARPGROUPS: int = 2;
+        /// Producer threads.
+        FETCHERS: int = 64;
+        /// Boxes of 64 columns of a step.
+        BOXES: int = 2;
+    }
+    /// All layers of a decode step in one kernel.
+    decode_layers {
+        /// Elements of a head.
+        HEAD: int = 128;
+        /// Elements of a row of the residual stream that a block adds to.
+        MAX_OWN: uint = 64;
+        /// Consumer warps of a block.
+        WARPS: int = 8;
+        /// Producer warps.
+        PRODUCERS: uint = 4;
+        /// Threads of the consumer warps.
+        CONSUMERS: uint = 32 * WARPS;
+        /// Rows of a stage.
+        STAGE_ROWS: uint = 8;
+        /// Most columns of a stage.
+        STAGE_COLUMNS: uint = 1280;
+        /// Bytes of a row of a stage, so that two rows have different banks.
+        PITCH: uint = 2 * STAGE_COLUMNS + 64;
+        /// Bytes of a stage.
+        STAGE_BYTES: uint = STAGE_ROWS * PITCH;
+        /// Most stages.
+        MAX_STAGES: uint = 16;
+        /// Bytes behind each row of x.
+        INPUT_PAD: uint = 64;
+        /// Bytes of attention's shared memory.
+        ATTENTION_BYTES: uint = 64 * HEAD * WARPS + 20 * HEAD + 128;
+    }
+}
+
+/// The text of `limits.h`.
+#[allow(dead_code, reason = "for the build script and a test")]
+pub fn header() -> String {
+    let mut text = "// From src/limits.rs.\n#pragma once\n#include <cstdint>\n".to_owned();
+    for (module, limits) in LIMITS {
+        text += &format!("namespace limits::{module} {{\n");
+        for (c_type, name, value) in *limits {
+            let words = name.split('_').map(|word| word[..1].to_owned() + &word[1..].to_lowercase());
+            let (name, c_type) = (words.collect::<String>(), if *c_type == "int" { "int" } else { "uint32_t" });
+            let suffix = if c_type == "int" { "" } else { "u" };
+            text += &format!("constexpr {c_type} k{name} = {value}{suffix};\n");
+        }
+        text += "}\n";
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_header_has_the_limits_by_their_c_names() {
+        let header = header();
+        for line in [
+            "namespace limits::norm {\nconstexpr int kVectors = 2;\nconstexpr int kMaxThreads = 1024;\n}",
+            "constexpr uint32_t kNoSlot = 4294967295u;",
+            "constexpr uint32_t kIntraChunkBytes = 11024u;",
+        ] {
+            assert!(header.contains(line), "{line} in {header}");
+        }
+    }
+
+    #[test]
+    fn marks_are_those_of_core() {
+        assert_eq!(kv_cache::NO_SLOT, pegainfer_core::kv::NO_SLOT);
+        assert_eq!(gather::PLACEHOLDER, pegainfer_core::schedule::PLACEHOLDER);
+        assert_eq!(segments::NO_STATE, pegainfer_core::schedule::NO_STATE);
+        assert_eq!(segments::WORDS, pegainfer_core::schedule::SEGMENT_WORDS);
+        assert_eq!(sampling::MAX_LOGPROBS, pegainfer_core::engine::MAX_LOGPROBS);
+    }
+}
