@@ -136,7 +136,7 @@ def check(step, expected, how):
 
 # Warps, registers a thread.
 PARTS = [(4, None), (4, 128), (4, 104), (8, None)]
-# Rows of the state a block, whether they are those of the products, stages, warps.
+# Rows of the state a block, whether they are those of the GEMMs, stages, warps.
 SCANS = [(64, True, 2, 4), (64, True, 3, 4), (128, True, 2, 8), (32, False, 2, 4), (32, False, 3, 4), (16, False, 2, 4)]
 CASES = {"100": [100], "1k": [1024], "4k": [4096], "16k": [16384], "4 x 1k": [1024] * 4, "16 x 1k": [1024] * 16}
 

@@ -61,7 +61,7 @@ pub struct Loaded {
 }
 
 /// Loads a DeepSeek-V4 checkpoint onto as many ranks as there are `execs`. `progress` is called with (bytes of this
-/// piece, bytes of all weights).
+/// chunk, bytes of all weights).
 pub fn load(
     execs: Vec<Exec>,
     options: &LoadOptions,

@@ -7,7 +7,7 @@ use crate::shard::Shard;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, Tensor};
 
-/// Products of a compressor's two matrices, `[tokens, width]` f32.
+/// Results of the GEMMs with a compressor's two matrices, `[tokens, width]` f32.
 #[derive(Debug)]
 pub(crate) struct Pair {
     pub values: Tensor,

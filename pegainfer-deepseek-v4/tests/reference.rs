@@ -130,7 +130,7 @@ fn bits_equal(name: &str, matrix: &Matrix, stored: &Numbers) {
     assert_eq!([matrix.shape().0, matrix.shape().1], stored.shape[..], "{name}");
     let values = matrix.dequantize();
     for (i, (got, expected)) in values.iter().zip(&stored.values).enumerate() {
-        // The products are exact in f32, and so is their sign, that of zero included.
+        // The factors multiply exactly in f32, and so is their sign, that of zero included.
         assert_eq!(got.to_bits(), (*expected as f32).to_bits(), "{name}, element {i}");
     }
 }

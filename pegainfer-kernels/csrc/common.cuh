@@ -11,7 +11,7 @@ constexpr uint32_t kVector = 8; // elements of a vector
 
 // Programmatic dependent launch (PDL; CUDA programming guide, "Programmatic Dependent Launch and Synchronization"). A
 // kernel of a step first releases its successor: the successor's blocks become resident as soon as blocks of this
-// kernel leave room, and may fetch what no kernel of the step writes (weights, segments, KV blocks of earlier steps).
+// kernel leave multiprocessors free, and may fetch what no kernel of the step writes (weights, segments, KV blocks of earlier steps).
 // Before a kernel touches anything that another kernel of the step writes or reads, it waits until all kernels before
 // it are complete. Decode attention overlapped with prefill attention is the one exception: see csrc/decode.cuh.
 __device__ __forceinline__ void release_successor() {

@@ -14,7 +14,7 @@
 // group of the group. A pair of sequence and KV head is taken by one block of threads, or split among several if it is
 // long compared with the others: the grid is the same for all contexts, and each block finds its split from kv_lens.
 // The partial softmaxes meet in global memory, where the last block to arrive merges them. (A cluster would merge them
-// through shared memory, but clusters crowd the GPU's processing clusters unevenly: one sequence of 16k tokens took 25
+// through shared memory, but clusters fill the GPU's processing clusters unevenly: one sequence of 16k tokens took 25
 // us instead of 20.)
 //
 // Fused, for sequences of one query: q comes straight from the QKV projection. The block normalises and rotates the

@@ -16,7 +16,7 @@ __device__ __forceinline__ uint64_t mix(uint64_t z) {
 }
 
 // One group of four elements a thread: 64 bits, 16 for each element from the low ones up, as a signed number over 32768
-// times `limit`, rounded once by the product and once to bf16.
+// times `limit`, rounded once by the multiplication and once to bf16.
 extern "C" __global__ void uniform(bf16 *__restrict__ out, // [4 * groups]
                                    uint64_t seed, uint32_t groups, float limit) {
     uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;

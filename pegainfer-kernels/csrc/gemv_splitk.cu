@@ -8,7 +8,7 @@
 // Techniques: swap-AB (16 rows of w are operand A, 8 rows of x operand B); split-K; a cp.async ring for each warp
 // without barriers; programmatic dependent launch with weights fetched ahead. Bound by memory: 4.1 of 4.46 TB/s in
 // steady state on an H200; a decode step of Qwen3-4B takes 2.24 ms of GEMMs at one row, 1.86 at the plain read's rate
-// (docs/benchmarks/h200-kernels.md, Products of few rows).
+// (docs/benchmarks/notes-h200-kernels.md).
 //
 // Each warp has rows of w of its own, an even share of all there are, at most 16 at a time, and goes along its split of
 // their columns, 128 a step. Weights wait in shared memory, kRing steps deep, where each lane reads back what it
@@ -17,8 +17,8 @@
 //
 // The first steps are fetched before the kernels that produce x are done, but for the last: what is in flight delays
 // whatever those kernels wait for (a read from the L2 takes 0.2 us when the memory is idle, 2 with a full ring). A
-// block leaves no room for a second one of its kernel on a multiprocessor: the launcher asks for more than half of the
-// shared memory, because blocks that start while the kernel before ends would otherwise crowd where it ended first.
+// block leaves no space for a second one of its kernel on a multiprocessor: the launcher asks for more than half of the
+// shared memory, because blocks that start while the kernel before ends would otherwise all start where it ended first.
 #include "async.cuh"
 #include "common.cuh"
 #include "math.cuh"

@@ -19,7 +19,7 @@ __device__ __forceinline__ float times_sigmoid(float x, float z) { return __fdiv
 __device__ __forceinline__ float sigmoid(float z) { return times_sigmoid(1.f, z); }
 __device__ __forceinline__ float silu(float z) { return times_sigmoid(z, z); }
 
-// SwiGLU: bf16(silu(gate)) up, of values that were bf16; the caller rounds the product.
+// SwiGLU: bf16(silu(gate)) up, of values that were bf16; the caller rounds the result.
 __device__ __forceinline__ float silu_times(float gate, float up) { return round_bf16(silu(gate)) * up; }
 // Of two elements, rounded.
 __device__ __forceinline__ uint32_t silu_times2(uint32_t gate, uint32_t up) {

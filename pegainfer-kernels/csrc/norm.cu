@@ -1,7 +1,7 @@
 // RMS norm of rows, alone and fused with the residual add before it: one block a row, which stays in registers.
 //
 //   residual += x (or the sum of split-K partials);  out = bf16(bf16(residual * rsqrt(mean(residual²) + eps)) * weight)
-// With weights in f32 the product is rounded once: csrc/norm_rope.cuh. All GPUs, rows up to 16,384 wide, bf16. Bound by
+// With weights in f32 the result is rounded once: csrc/norm_rope.cuh. All GPUs, rows up to 16,384 wide, bf16. Bound by
 // memory at many rows, by latency at few. Reference: src/cpu/norm.rs.
 #include "norm_rope.cuh"
 #include "abi/norm.h"
@@ -49,7 +49,7 @@ __device__ __forceinline__ uint4 load_row(const void *x, const bf16 *residual, s
     return row;
 }
 
-// Eight weights. With those in bf16 the normalised value is rounded before the product, with those in f32 it is not.
+// Eight weights. With those in bf16 the normalised value is rounded before the multiplication, with those in f32 it is not.
 template <typename W> struct Weights;
 template <> struct Weights<bf16> {
     uint4 w;

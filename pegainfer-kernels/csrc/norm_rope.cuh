@@ -20,21 +20,21 @@ __device__ __forceinline__ float sum_squares(uint4 row) {
     return squares;
 }
 
-// Two elements of a norm: scaled, rounded, multiplied by the weight, and rounded. A product of two bf16 is exact in
+// Two elements of a norm: scaled, rounded, multiplied by the weight, and rounded. The multiplication of two bf16 is exact in
 // f32, so rounding it is one instruction with the multiplication.
 __device__ __forceinline__ uint32_t norm2(uint32_t pair, float scale, uint32_t weight) {
     float2 a = widen(pair);
     uint32_t rounded = narrow(a.x * scale, a.y * scale);
-    __nv_bfloat162 product =
+    __nv_bfloat162 scaled =
         __hmul2(reinterpret_cast<__nv_bfloat162 &>(rounded), reinterpret_cast<__nv_bfloat162 &>(weight));
-    return reinterpret_cast<uint32_t &>(product);
+    return reinterpret_cast<uint32_t &>(scaled);
 }
 // One of them.
 __device__ __forceinline__ float norm1(float x, float scale, float weight) {
     return round_bf16(round_bf16(x * scale) * weight);
 }
 
-// Rotary embedding of two elements D / 2 apart, `low` first: one product of each sum is rounded, the other is fused.
+// Rotary embedding of two elements D / 2 apart, `low` first: one term of each sum is rounded, the other is fused.
 __device__ __forceinline__ float2 rotate(float low, float high, float cosine, float sine) {
     return make_float2(fmaf(low, cosine, -__fmul_rn(high, sine)), fmaf(high, cosine, __fmul_rn(low, sine)));
 }

@@ -7,11 +7,11 @@ With x all four streams of a token and m = (function . x) * rsqrt(mean(x^2) + no
     comb    = m[8..24] scale[2] + base[8..24] as [4, 4], made doubly stochastic (Sinkhorn)
 
 hyper_mix_products splits the sums over the streams among blocks (split-K); hyper_mix_apply adds the partial sums. All f32,
-as the reference: tensor cores would round the products. CPU reference: src/cpu/deepseek_v4/hyper.rs; launcher:
+as the reference: tensor cores would round the terms. CPU reference: src/cpu/deepseek_v4/hyper.rs; launcher:
 src/cuda/hyper_mix.rs, which chooses `splits`.
 
     streams   [tokens, 4 hidden] bf16       function  [24, 4 hidden] f32
-    partial   [tokens, splits, 32] f32: 24 products, the sum of squares, 7 unused
+    partial   [tokens, splits, 32] f32: 24 dot products, the sum of squares, 7 unused
     base      [24] f32                      scale     [3] f32
     mixed     [tokens, hidden] bf16         post      [tokens, 4] f32         comb  [tokens, 16] f32
 
@@ -27,7 +27,7 @@ COLUMNS = 1024  # of the streams a split, and of the output a block
 VECTOR = 4
 
 
-def products():
+def dot_products():
     tokens, vectors, splits = T.dynamic("tokens"), T.dynamic("vectors"), T.dynamic("splits")
     hidden = VECTOR * vectors
 
@@ -158,4 +158,4 @@ def apply():
     return hyper_mix_apply
 
 
-KERNELS = [products, apply]
+KERNELS = [dot_products, apply]

@@ -20,10 +20,10 @@ gated_delta_scan goes through the chunks of each chain of segments with ROWS row
     states     [slots, value_heads, 128, 128] f32
     out        [tokens, value_heads * 128] f32
 
-Chunk c of segment i has the number first / 64 + i + c. Products have operands in bf16 (f16 in the inverse) and sums in
+Chunk c of segment i has the number first / 64 + i + c. GEMMs have operands in bf16 (f16 in the inverse) and sums in
 f32. CPU reference: src/cpu/gated_delta. Both kernels are launched with programmatic dependent launch, and read no more
 than `segments` and `states` before gdc_wait. Served where src/choice/delta.rs says; bound by the latency
-of the dependent products of a chunk, 128 blocks at 32 heads.
+of the dependent GEMMs of a chunk, 128 blocks at 32 heads.
 """
 import triton
 import triton.language as tl
@@ -142,7 +142,7 @@ def chunk_count(tokens):
 def gated_delta_scan(qk, values, solve, weights, scales, segments, states, out, count, key_heads, value_heads, longest,
                      ROWS: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr):
     """grid: (value heads * 128 / ROWS, segments). The program of a chain's first segment takes the chain; chains of at
-    most `longest` tokens are left to the recurrence. WIDE: the state's rows are those of every product, so that its first
+    most `longest` tokens are left to the recurrence. WIDE: the state's rows are those of every GEMM, so that its first
     operand is in registers; else tokens or elements of k are."""
     SLICES: tl.constexpr = HEAD // ROWS
     SQUARE: tl.constexpr = HEAD * HEAD

@@ -31,11 +31,11 @@ fn bits_do_not_depend_on_scheduling() {
             let options = LoadOptions { max_num_seqs: 1, max_num_batched_tokens: Some(budget), ..options() };
             alone.skip(first).holds(&format!("chunks of {budget}"), &mut engine(target, &options));
         }
-        let crowd = alone.cycle(32);
-        crowd.holds_cold_and_warm(&mut engine(target, &options()));
+        let many = alone.cycle(32);
+        many.holds_cold_and_warm(&mut engine(target, &options()));
         let mixed = LoadOptions { max_num_batched_tokens: Some(48), ..options() };
         let tight = LoadOptions { kv_cache_bytes: Some(52 * 16 * 6144), max_num_batched_tokens: Some(64), ..options() };
-        crowd.holds_mixed_and_preempted(|| engine(target, &mixed), || engine(target, &tight));
+        many.holds_mixed_and_preempted(|| engine(target, &mixed), || engine(target, &tight));
     }
 }
 

@@ -46,11 +46,11 @@ fn a_decode_step_reads_every_weight_once() {
         assert_eq!(config.weight_bytes(), 2 * size.5);
         let records = record::<Qwen3>(&config, 8, 1, 1024).unwrap();
         let untied = if size.4 { 0 } else { (config.vocab_size * config.hidden_size) as u64 };
-        let products = |r: &OpRecord| match r.op.starts_with("linear") {
+        let gemms = |r: &OpRecord| match r.op.starts_with("linear") {
             true => 2 * 8 * r.reads[1].shape.iter().product::<usize>() as u64,
             false => 0,
         };
-        let linear = total(&records, products);
+        let linear = total(&records, gemms);
         let norms = (config.layers * (2 * config.hidden_size + 256) + config.hidden_size) as u64;
         assert_eq!(linear, 2 * 8 * (size.5 - untied - norms), "2 FLOPs per weight and row");
         let kv = 8 * 1024 * config.kv_bytes_per_token() as u64;

@@ -34,12 +34,12 @@ fn bits_do_not_depend_on_chunks() {
 
 #[test]
 fn bits_do_not_depend_on_company_cache_or_preemption() {
-    let crowd = alone().cycle(32);
-    crowd.holds_cold_and_warm(&mut engine(best(), &options()));
-    // Room for four copies.
+    let many = alone().cycle(32);
+    many.holds_cold_and_warm(&mut engine(best(), &options()));
+    // Capacity for four snapshots.
     let mixed = LoadOptions { max_num_batched_tokens: Some(48), state_cache_bytes: Some(8_000_000), ..options() };
     let tight = LoadOptions { kv_cache_bytes: Some(50 * 16 * 2048), max_num_batched_tokens: Some(64), ..options() };
-    crowd.holds_mixed_and_preempted(|| engine(best(), &mixed), || engine(best(), &tight));
+    many.holds_mixed_and_preempted(|| engine(best(), &mixed), || engine(best(), &tight));
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn samples_follow_their_probabilities() {
     samples_follow(&mut engine(best(), &options()), &fixture().cases);
 }
 
-/// Without room for copies there is no prefix cache, and nothing says otherwise.
+/// Without capacity for snapshots there is no prefix cache, and nothing says otherwise.
 #[test]
 fn no_copies_no_hits() {
     let prompt = &fixture().cases[3].prompt_ids;

@@ -97,13 +97,13 @@ fn a_decode_step_reads_every_weight_and_moves_the_state_once() {
         let (config, batch, context) = (config(size), 8, 1024);
         let records = record::<Qwen35>(&config, batch, 1, context).unwrap();
         let untied = if size.tied { 0 } else { (config.vocab_size * config.hidden_size) as u64 };
-        let products = |r: &OpRecord| match r.op.starts_with("linear") {
+        let gemms = |r: &OpRecord| match r.op.starts_with("linear") {
             true => 2 * (batch * r.reads[1].shape.iter().product::<usize>()) as u64,
             false => 0,
         };
         let linear = config.count(LayerKind::Linear);
         let norms = config.weight_bytes() / 2 - config.parameters();
-        assert_eq!(total(&records, products), 2 * batch as u64 * (size.parameters - untied - norms));
+        assert_eq!(total(&records, gemms), 2 * batch as u64 * (size.parameters - untied - norms));
         let kv = (batch * context * config.kv_bytes_per_token()) as u64;
         let states = (2 * batch * config.slot_bytes()) as u64;
         let floor = 2 * (size.parameters - untied) + kv + states;

@@ -1,7 +1,8 @@
 //! Kernels from images that the build embeds, and their launch.
 
 use super::overlap::{OverlapCheck, Span, Start};
-use super::{TensorMap, error};
+use super::status::error;
+use super::tensor_map::TensorMap;
 use crate::tensor::{OpError, Tensor};
 use cudarc::driver::{DriverError, result, sys};
 use std::collections::HashMap;

@@ -11,6 +11,7 @@ mod memory;
 mod overlap;
 mod readback_buffer;
 mod staging;
+mod status;
 mod tensor_map;
 mod upload;
 
@@ -18,12 +19,15 @@ pub use graph::Graph;
 pub use launch::{Image, Launch};
 pub use memory::DeviceBuffer;
 pub(crate) use readback_buffer::ReadbackBuffer;
+pub use status::describe;
+pub(crate) use status::error;
+use status::launch_error;
 pub use tensor_map::{BOX_COLUMNS, TensorMap};
 pub(crate) use upload::Target;
 
 use crate::tensor::{OpError, Tensor};
 use cudarc::driver::sys::{CUdevice_attribute as Attribute, is_culib_present};
-use cudarc::driver::{CudaContext, CudaStream, DriverError};
+use cudarc::driver::{CudaContext, CudaStream};
 use launch::Modules;
 use overlap::{OverlapCheck, Span, Start};
 use staging::{STAGING_BYTES, Staging};
@@ -40,7 +44,7 @@ pub const COUNTERS: usize = 16 << 10;
 /// Properties of a GPU, as the driver reports them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GpuInfo {
-    /// Product name.
+    /// Name of the model.
     pub name: String,
     /// Compute capability, major and minor.
     pub capability: (i32, i32),
@@ -247,25 +251,4 @@ impl fmt::Debug for Cuda {
 
 fn attribute(context: &CudaContext, attribute: Attribute) -> Result<i32, OpError> {
     context.attribute(attribute).map_err(error("cuda: info"))
-}
-
-/// Converts a status to an error that names the op.
-pub(crate) fn error(op: &'static str) -> impl Fn(DriverError) -> OpError {
-    move |error| OpError { op, message: describe(error) }
-}
-
-fn launch_error(op: &'static str, kernel: &str, error: DriverError) -> OpError {
-    let hint = match error.0 {
-        cudarc::driver::sys::CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU => {
-            "; this binary was built for other GPUs: build it with PEGAINFER_CUDA_SM for this one"
-        }
-        _ => "",
-    };
-    OpError { op, message: format!("kernel {kernel}: {}{hint}", describe(error)) }
-}
-
-/// The driver's name and description of a status.
-pub fn describe(error: DriverError) -> String {
-    let text = |s: Result<&std::ffi::CStr, _>| s.map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
-    format!("{} ({})", text(error.error_name()), text(error.error_string()))
 }

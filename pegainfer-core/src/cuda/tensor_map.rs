@@ -1,6 +1,6 @@
 //! Tensor maps: descriptors of matrices for the Tensor Memory Accelerator (TMA), which kernels take as parameters.
 
-use super::error;
+use super::status::error;
 use crate::tensor::{DType, OpError, Tensor};
 use cudarc::driver::sys;
 use std::ffi::c_void;

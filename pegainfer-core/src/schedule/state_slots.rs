@@ -41,7 +41,7 @@ pub struct StateSlots {
     config: StateConfig,
     pool: SlotPool,
     /// Held once more by every sequence that has a slot.
-    seated: Arc<()>,
+    holders: Arc<()>,
 }
 
 /// The slots of one sequence.
@@ -50,7 +50,7 @@ pub struct SequenceSlots {
     /// The state after every planned token; `None` before the first.
     current: Option<SlotRef>,
     /// That the sequence has a slot.
-    seat: Option<Arc<()>>,
+    holder: Option<Arc<()>>,
     /// Where the tokens that are reserved leave their state, in order.
     targets: Vec<Target>,
     /// Snapshots that steps in flight make, by the number of tokens.
@@ -71,7 +71,7 @@ impl StateSlots {
     /// Free slots without snapshots.
     pub fn new(config: StateConfig) -> Self {
         assert!(config.interval.is_multiple_of(config.block_tokens), "a snapshot belongs to full blocks");
-        Self { config, pool: SlotPool::new(config.sequences + config.snapshots), seated: Arc::new(()) }
+        Self { config, pool: SlotPool::new(config.sequences + config.snapshots), holders: Arc::new(()) }
     }
 
     /// Slots of the engine.
@@ -103,7 +103,7 @@ impl StateSlots {
 
     /// A slot for a snapshot, unless the sequences without a slot may want all that can be had.
     fn allocate_snapshot(&self) -> Option<SlotRef> {
-        let wanted = self.config.sequences.saturating_sub(Arc::strong_count(&self.seated) - 1);
+        let wanted = self.config.sequences.saturating_sub(Arc::strong_count(&self.holders) - 1);
         if self.pool.available() > wanted { self.pool.allocate() } else { None }
     }
 
@@ -165,7 +165,7 @@ impl SequenceState for StateSlots {
         slots.targets.clear();
         // Before the snapshots: without it nothing can run.
         let slot = self.next(slots).ok_or(OutOfSlots)?;
-        slots.seat.get_or_insert_with(|| self.seated.clone());
+        slots.holder.get_or_insert_with(|| self.holders.clone());
         if self.config.within_chunks {
             let size = self.config.block_tokens;
             let boundaries = ((tokens.start / size + 1) * size..tokens.end).step_by(size);

@@ -69,7 +69,7 @@ pub fn graph_equals_eager<E: StepExecutor>(load: impl Fn(bool) -> EngineCore<E>,
 /// Prompts of `rows` rows in one step, then steps of a token each, whose input is what the step before draws: one step more
 /// than [`DECODES`].
 ///
-/// There are at most 96 prompt tokens: larger products are cuBLASLt's, which two engines may run by other algorithms.
+/// There are at most 96 prompt tokens: larger GEMMs are cuBLASLt's, which two engines may run by other algorithms.
 fn chain<E: StepExecutor>(model: &Model<E>, rows: usize) -> Vec<StepOf<E>> {
     let spread = if rows <= 8 { 20 } else { 2 };
     let length = |b: usize| if b == 0 { LONGEST } else { 1 + 7 * b % spread };

@@ -5,7 +5,7 @@ use super::invariance::DRIFT;
 use pegainfer_core::schedule::{Outcome, SampleRow, SequenceState, Step, StepExecutor};
 
 /// Runs `step`, which leaves nothing behind that it reads, with the samples that schedulers ask for, in an executor with
-/// room for a sample of every token.
+/// capacity for a sample of every token.
 pub fn hold<E: StepExecutor>(target: Target, executor: &mut E, step: &Step<<E::State as SequenceState>::Row>) {
     let mut run = |tokens: &[u32]| -> Outcome {
         let sample = |&token: &u32| SampleRow { token, logprobs: Some(2), ..step.samples[0].clone() };

@@ -188,9 +188,9 @@ impl<K: Kind> World<K> {
         assert!(self.idle < 200, "work without a step: the scheduler hangs");
     }
 
-    /// A planned step has room in the executor and is for open requests only; its sample rows are counted.
+    /// A planned step fits the executor and is for open requests only; its sample rows are counted.
     fn check_step(&mut self, step: &StepOf<K>) {
-        assert!(step.samples.len() <= self.limits.max_num_seqs, "more samples than the executor has room for");
+        assert!(step.samples.len() <= self.limits.max_num_seqs, "more samples than the executor can hold");
         assert!(step.tokens.len() <= self.limits.max_num_seqs + 64 * K::SCALE);
         for row in &step.rows {
             assert!(self.open.contains_key(&row.id), "{:?} is planned after its end", row.id);

@@ -86,7 +86,7 @@ impl Oracle<'_> {
         self.get(name).values.chunks(x.len()).map(|row| dot(row, x)).collect()
     }
 
-    /// A product whose input the reference rounds to FP8.
+    /// A GEMM whose input the reference rounds to FP8.
     fn linear(&self, x: &[f64], name: &str) -> Vec<f64> {
         let mut x = x.to_vec();
         if self.quantize {

@@ -172,8 +172,8 @@ mod tests {
         let mut out = tensor("out", &[tokens, SHAPE.v_width()], DType::F32, 6);
         let mut words = exec.tensor("segments", &[segments.len(), SEGMENT_WORDS], DType::U32).unwrap();
         exec.fill_rows(&mut words, segments.as_flattened()).unwrap();
-        let room = SHAPE.chunk_scratch(tokens, segments.len());
-        let mut scratch = exec.tensor("scratch", &[room], DType::U8).unwrap();
+        let bytes = SHAPE.chunk_scratch(tokens, segments.len());
+        let mut scratch = exec.tensor("scratch", &[bytes], DType::U8).unwrap();
         let inputs = DeltaInputs { mixed, projected, a_log, dt_bias, segments: &words };
         ops::gated_delta_chunks(exec, &inputs, SHAPE, &mut states, &mut scratch, &mut out).unwrap();
         [&out, &states].map(|tensor| {

@@ -25,7 +25,7 @@ pub fn rope_write_kv(
     qkv::check_rope(check, exec.device(), qkv, heads, q, (k, v))?;
     exec.record(|_| {
         let RopeHeads { shape, rope, positions, slots } = *heads;
-        // A product and a sum, twice for each pair.
+        // A multiplication and an addition, twice for each pair.
         let flops = 3 * (qkv.rows_cols().0 * (shape.heads + shape.kv_heads) * shape.head_dim) as u64;
         let reads = [qkv, rope, positions, slots];
         OpRecord::new(check.0, "rows", &reads, &[q, k, v], flops).with_bytes(qkv::bytes(qkv, shape))

@@ -39,7 +39,7 @@ mod tests {
     #[test]
     fn every_element_is_a_function_of_its_place() {
         Host::each(|mut host| {
-            // Three streams; only the rows that the tensor is narrowed to are written.
+            // Three streams; only the rows that the tensor has are written.
             let mut out = host.zeros("out", &[1302, 104], DType::Bf16);
             out.set_range(1, 1300);
             uniform(&mut host.exec, 5, 0.03, &mut out).unwrap();

@@ -1,4 +1,4 @@
-//! `pegainfer doctor`: is there a GPU, and does every op on it agree with its CPU twin, alone, overlapped with its neighbours
+//! `pegainfer doctor`: is there a GPU, and does every op on it agree with its reference kernel, alone, overlapped with its neighbours
 //! and replayed in a CUDA graph?
 
 mod models;
