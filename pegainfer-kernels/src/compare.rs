@@ -1,10 +1,12 @@
 //! Compares an op on two devices: the same seeded operands, of the shapes that an executor recorded. `pegainfer doctor`
-//! checks each op on the user's GPU against its CPU twin with it: alone, overlapped with its neighbours and replayed in a
-//! CUDA graph ([`Way`]), with the operands of a step and with those that steps have more rarely ([`Variant`]).
+//! checks each op on the user's GPU against its reference kernel with it: alone, overlapped with its neighbours and replayed
+//! in a CUDA graph ([`Way`]), with the operands of a step and with those that steps have more rarely
+//! ([`Variant`](variant::Variant)). Each file of ops has a [`Family`], over which [`compare`] dispatches.
 
 mod attention;
 mod batch;
 mod call;
+mod case;
 mod delta;
 mod dense;
 mod feed;
@@ -18,25 +20,15 @@ mod sampling;
 mod variant;
 mod ways;
 
-use crate::ops::HeadShape;
-use call::Call;
+pub use case::Case;
+
+use call::{Call, Family};
+use case::Output;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::OpError;
 use rayon::prelude::*;
-use variant::Variant;
 use ways::Way;
-
-/// What a recorded call does not say in shapes.
-#[derive(Debug, Clone, Copy)]
-pub struct Case {
-    /// Heads of the attention layers.
-    pub shape: HeadShape,
-    /// Tokens that the longest row attends to.
-    pub context: usize,
-    /// Base of the rotary frequencies.
-    pub rope_theta: f64,
-}
 
 /// How far two devices are apart on one call.
 #[derive(Debug, Clone)]
@@ -53,38 +45,37 @@ pub struct Comparison {
     pub failures: Vec<String>,
 }
 
-/// Outputs of one call, on the host and in the CPU's layout.
-struct Output {
-    /// What an element may differ by, in shares of itself and of its row's root mean square.
-    tolerance: f64,
-    /// Elements of a row: of what one token, or one KV block, gave.
-    row: usize,
-    values: Vec<f32>,
-}
+/// All ops that are known here.
+const FAMILIES: &[Family] = &[
+    dense::FAMILY,
+    attention::FAMILY,
+    delta::FAMILY,
+    layers::FAMILY,
+    sampling::FAMILY,
+    #[cfg(feature = "deepseek-v4")]
+    hyper::FAMILY,
+];
 
-const EPS: f32 = 1e-6;
-/// Tolerance of ids, and of dummy weights.
-const EXACT: f64 = 0.0;
-
-/// Calls the op of `record` on `reference`, and in every [`Way`] on `tested`, with the operands of each [`Variant`] that it
-/// has, and compares what it writes. `None` for an op that is not known here.
+/// Calls the op of `record` on `reference`, and in every [`Way`] on `tested`, with the operands of each of its variants,
+/// and compares what it writes. `None` for an op that is not known here.
 pub fn compare(
     reference: &mut Exec,
     tested: &mut Exec,
     record: &OpRecord,
     case: &Case,
 ) -> Result<Option<Comparison>, OpError> {
+    let Some(family) = FAMILIES.iter().find(|family| (family.has)(record)) else { return Ok(None) };
     let mut all = Comparison { kernel: "", absolute: 0.0, relative: 0.0, runs: 0, failures: Vec::new() };
-    for variant in Variant::of(record) {
+    for variant in (family.variants)(record) {
         let record = &variant.record(record);
-        let alone = |exec: &mut Exec| match Call::new(exec, record, case, variant)? {
-            Some(mut call) => Way::Alone.outputs(exec, &mut call).map(Some),
-            None => Ok(None),
+        let alone = |exec: &mut Exec| {
+            let mut call = Call::new(exec, family, record, case, variant)?;
+            Way::Alone.outputs(exec, &mut call)
         };
-        let Some(expected) = reference.install(alone)??.map(|mut launches| launches.remove(0)) else { return Ok(None) };
-        let ways = |exec: &mut Exec| match Call::new(exec, record, case, variant)? {
-            Some(mut call) => Way::ALL.into_iter().map(|way| way.outputs(exec, &mut call)).collect(),
-            None => Ok(Vec::new()),
+        let expected = reference.install(alone)??.remove(0);
+        let ways = |exec: &mut Exec| {
+            let mut call = Call::new(exec, family, record, case, variant)?;
+            Way::ALL.into_iter().map(|way| way.outputs(exec, &mut call)).collect()
         };
         let (got, records): (Result<Vec<_>, OpError>, _) = tested.install(|exec| exec.recording(ways))?;
         let called = records.iter().find(|called| called.op == record.op);
@@ -117,7 +108,7 @@ impl Comparison {
         }
     }
 
-    /// An element may differ by a share of itself and of its row's root mean square: a sum of many terms that nearly
+    /// An element may differ in proportion to itself plus its row's root mean square: a sum of many terms that nearly
     /// cancel keeps the error of the terms.
     fn agrees(&mut self, expected: &Output, got: &Output) -> bool {
         let rows = expected.values.par_chunks(expected.row).zip(got.values.par_chunks(expected.row));

@@ -12,6 +12,8 @@ mod delta;
 mod delta_operands;
 mod draw;
 mod heads;
+#[cfg(feature = "deepseek-v4")]
+mod hyper_operands;
 mod limits;
 mod load;
 pub mod ops;

@@ -1,15 +1,16 @@
 //! Ops of attention layers, with and without gates.
 
 use super::batch::Tables;
-use super::call::{Call, Family, Launch, Values, all_written};
+use super::call::{Call, Family, Launch, all_written};
+use super::case::{EPS, Output, Values};
 use super::operands::allocate;
-use super::{EPS, Output};
+use super::variant::{TABLES, Variant};
 use crate::ops::{self, Heads};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError};
 
-pub(super) const FAMILY: Family = Family { has, prepare, fill, launch, outputs };
+pub(super) const FAMILY: Family = Family { has, variants, prepare, fill, launch, outputs };
 
 const OPS: [&str; 7] = [
     "qk_norm_rope_write_kv",
@@ -25,12 +26,22 @@ fn has(record: &OpRecord) -> bool {
     OPS.contains(&record.op)
 }
 
-/// The rows of a batch, and room for what fused ops may hand on.
+/// Ops that write the cache, and those that decode, have padded rows; attention of the last layer has sampled rows only.
+fn variants(record: &OpRecord) -> Vec<Variant> {
+    let one_query = || record.reads.get(TABLES).is_some_and(|tables| tables.shape[0] == record.reads[0].shape[0]);
+    match record.op {
+        "attention" if one_query() => vec![Variant::Plain, Variant::SampledRows],
+        "attention" | "attention_gate" => vec![Variant::Plain],
+        _ => Variant::with_padding(record),
+    }
+}
+
+/// The rows of a batch, and scratch for the intermediate results of fused ops.
 fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
     let (record, shape) = (call.record, call.case.shape);
     let tokens = call.read[0].rows_cols().0;
     let (tables, blocks) = match record.op {
-        "attention" => (5, call.read[1].rows_cols().0),
+        "attention" => (TABLES, call.read[1].rows_cols().0),
         "decode_attention" | "gated_decode_attention" => (10, launch.written[1].rows_cols().0),
         "linear_qkv" => {
             launch.extra = vec![allocate(exec, "qkv", &[tokens, shape.qkv_width()], DType::Bf16)?];
@@ -82,7 +93,7 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
     }
 }
 
-/// What rows give that attend to nothing is undefined.
+/// Outputs with zeros in the rows that attend to nothing: those are undefined.
 fn outputs(exec: &Exec, call: &Call<'_>, launch: &Launch) -> Result<Vec<Output>, OpError> {
     let mut outputs = all_written(exec, call, launch)?;
     if let (Some(tables), Some(out)) = (&launch.tables, outputs.first_mut()) {
@@ -90,4 +101,24 @@ fn outputs(exec: &Exec, call: &Call<'_>, launch: &Launch) -> Result<Vec<Output>,
         rows.filter(|(row, _)| tables.pads(*row)).for_each(|(_, values)| values.fill(0.0));
     }
     Ok(outputs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pegainfer_core::record::Operand;
+
+    #[test]
+    fn sampled_rows_are_fewer_than_those_of_the_tables() {
+        let operand =
+            |shape: &[usize]| Operand { id: 0, name: String::new(), shape: shape.to_vec(), dtype: DType::Bf16 };
+        let attention = |queries: usize| {
+            let reads = [[queries, 64], [9, 64], [9, 64], [8, 1], [7, 1], [7, 2]].map(|shape| operand(&shape)).to_vec();
+            OpRecord { op: "attention", kernel: "", reads, writes: vec![operand(&[queries, 64])], bytes: 0, flops: 0 }
+        };
+        assert_eq!(variants(&attention(20)), [Variant::Plain]);
+        assert_eq!(variants(&attention(7)), [Variant::Plain, Variant::SampledRows]);
+        let record = Variant::SampledRows.record(&attention(7));
+        assert_eq!((record.reads[0].shape[0], record.writes[0].shape[0]), (5, 5));
+    }
 }

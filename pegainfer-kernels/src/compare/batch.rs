@@ -1,7 +1,6 @@
 //! A ragged batch for the attention ops: what a record does not say.
 
-use super::Case;
-use super::call::Values;
+use super::case::{Case, Values};
 use super::operands::allocate;
 use super::variant::Variant;
 use crate::heads::BLOCK_SIZE;

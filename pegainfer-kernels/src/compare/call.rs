@@ -1,26 +1,15 @@
-//! A recorded call with its operands on one device, and what families of ops do with them.
+//! A recorded call with its operands on one device, and what a family of ops does with them.
 
 use super::batch::Tables;
-#[cfg(feature = "deepseek-v4")]
-use super::hyper;
+use super::case::{Case, Output, Values};
 use super::operands::{self, place_of_input, tensor};
 use super::variant::Variant;
-use super::{Case, Output, attention, delta, dense, layers, sampling};
 use crate::ops::DecodeState;
 #[cfg(feature = "deepseek-v4")]
 use crate::ops::deepseek_v4::HyperWeights;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{OpError, Tensor};
-
-/// Which values the inputs of a launch have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Values {
-    /// Others, of shorter contexts where rows decode: a graph is captured with them.
-    Earlier,
-    /// Those that are compared.
-    Final,
-}
 
 /// A call: its op, and what it only reads. Launches share it.
 pub(super) struct Call<'a> {
@@ -46,10 +35,12 @@ pub(super) struct Launch {
     pub hyper: Option<HyperWeights>,
 }
 
-/// What a few ops have in common.
+/// What the ops of one file have in common.
 pub(super) struct Family {
     /// Whether the op is one of these.
     pub has: fn(&OpRecord) -> bool,
+    /// The variants of a call.
+    pub variants: fn(&OpRecord) -> Vec<Variant>,
     /// Allocates what the record does not have.
     pub prepare: fn(&mut Exec, &mut Call<'_>, &mut Launch) -> Result<(), OpError>,
     /// Fills it, and overwrites recorded operands that cannot be arbitrary.
@@ -60,25 +51,15 @@ pub(super) struct Family {
     pub outputs: fn(&Exec, &Call<'_>, &Launch) -> Result<Vec<Output>, OpError>,
 }
 
-const FAMILIES: &[&Family] = &[
-    &dense::FAMILY,
-    &attention::FAMILY,
-    &delta::FAMILY,
-    &layers::FAMILY,
-    &sampling::FAMILY,
-    #[cfg(feature = "deepseek-v4")]
-    &hyper::FAMILY,
-];
-
 impl<'a> Call<'a> {
-    /// Allocates and fills what is read; `None` for an op of no family.
+    /// Allocates and fills what an op of `family` reads.
     pub fn new(
         exec: &mut Exec,
+        family: &'static Family,
         record: &'a OpRecord,
         case: &'a Case,
         variant: Variant,
-    ) -> Result<Option<Self>, OpError> {
-        let Some(family) = FAMILIES.iter().find(|family| (family.has)(record)) else { return Ok(None) };
+    ) -> Result<Self, OpError> {
         let mut read = Vec::new();
         for (i, operand) in record.reads.iter().enumerate() {
             read.push(tensor(exec, operand, case, i as u64)?);
@@ -86,7 +67,7 @@ impl<'a> Call<'a> {
         for slots in read.iter_mut().filter(|tensor| tensor.name() == "slots") {
             variant.drop_slots(exec, slots)?;
         }
-        Ok(Some(Self { record, case, variant, read, family }))
+        Ok(Self { record, case, variant, read, family })
     }
 
     /// The operands of a launch, with `values`.

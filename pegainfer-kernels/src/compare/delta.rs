@@ -1,30 +1,32 @@
 //! The ops of a gated delta rule layer, and a ragged step of segments for them.
 
-use super::call::{Call, Family, Launch, Values, all_written};
+use super::call::{Call, Family, Launch, all_written};
+use super::case::{EPS, Output, Values};
 use super::operands::allocate;
-use super::{EPS, Output};
+use super::variant::Variant;
 use crate::ops::{self, DeltaInputs, DeltaShape, DeltaWeights, NO_STATE};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError};
 
-pub(super) const FAMILY: Family = Family { has, prepare, fill, launch, outputs };
+pub(super) const FAMILY: Family = Family { has, variants, prepare, fill, launch, outputs };
 
 const OPS: [&str; 5] = ["causal_conv1d", "gated_delta_rule", "gated_delta_chunks", "gated_rms_norm", "decode_delta"];
 
-/// Elements of a head of q, k and v, and taps: a record does not say them, and GPU kernels are built for no others.
+/// Elements of a head of q, k and v, and width of the convolution: a record does not say them, and GPU kernels are built
+/// for no others.
 const DIM: usize = 128;
-const TAPS: usize = 4;
-/// Tolerance of products whose operands were rounded to bf16: errors are 0.3% on average, and the largest of many, against
+const CONV_WIDTH: usize = 4;
+/// Tolerance of GEMMs whose operands were rounded to bf16: errors are 0.3% on average, and the largest of many, against
 /// a recurrence in f64 with keys of any likeness, 3% of the root mean square of a row.
-const CHUNKS: f64 = 1.0 / 16.0;
+const CHUNKS_TOLERANCE: f64 = 1.0 / 16.0;
 
 /// The heads of a layer whose projection and convolution are so wide.
 fn shape(projected_width: usize, channels: usize) -> DeltaShape {
     // The projection has z, b and a beside the channels.
     let value_heads = (projected_width - channels) / (DIM + 2);
     let key_heads = (channels - value_heads * DIM) / (2 * DIM);
-    DeltaShape { key_heads, value_heads, key_dim: DIM, value_dim: DIM, taps: TAPS }
+    DeltaShape { key_heads, value_heads, key_dim: DIM, value_dim: DIM, taps: CONV_WIDTH }
 }
 
 /// Segments of about equal length, in turn: one that goes on in its slot and one that goes on from there, unless each has
@@ -48,7 +50,11 @@ fn has(record: &OpRecord) -> bool {
     OPS.contains(&record.op)
 }
 
-/// Segments first, then room.
+fn variants(record: &OpRecord) -> Vec<Variant> {
+    if record.op == "decode_delta" { Variant::with_padding(record) } else { vec![Variant::Plain] }
+}
+
+/// Segments first, then scratch.
 fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
     let mut extra = |name: &str, shape: &[usize], dtype: DType| -> Result<(), OpError> {
         launch.extra.push(allocate(exec, name, shape, dtype)?);
@@ -76,7 +82,7 @@ fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<
 /// Rows that decode keep no state in the step that a graph is captured with.
 fn fill(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch, values: Values) -> Result<(), OpError> {
     let [to, ..] = &mut launch.extra[..] else { return Ok(()) };
-    // A state or a tail for each slot.
+    // A recurrent or a convolution state for each slot.
     let slots = launch.written.get(1).map_or(0, |kept| kept.rows_cols().0);
     let (count, tokens) = (to.rows_cols().0, call.read[0].rows_cols().0);
     let kept = if values == Values::Earlier && tokens == count { 0 } else { slots };
@@ -87,9 +93,9 @@ fn fill(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch, values: Value
 
 fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
     match (call.record.op, &call.read[..], &mut launch.written[..], &mut launch.extra[..]) {
-        ("causal_conv1d", [projected, weight, ..], [out, tails], [segments]) => {
+        ("causal_conv1d", [projected, weight, ..], [out, conv_states], [segments]) => {
             let shape = shape(projected.rows_cols().1, out.rows_cols().1);
-            ops::causal_conv1d(exec, projected, weight, segments, shape, tails, out)
+            ops::causal_conv1d(exec, projected, weight, segments, shape, conv_states, out)
         }
         ("gated_delta_rule", [mixed, projected, a_log, dt_bias, ..], [out, states], [segments]) => {
             let shape = shape(projected.rows_cols().1, mixed.rows_cols().1);
@@ -106,11 +112,12 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
             let shape = shape(columns, columns - width / DIM * (DIM + 2));
             ops::gated_rms_norm(exec, x, projected, weight, shape, EPS, out)
         }
-        ("decode_delta", [projected, conv, a_log, dt_bias, norm, ..], [out, states, tails], extra) => {
+        ("decode_delta", [projected, conv, a_log, dt_bias, norm, ..], [out, states, conv_states], extra) => {
             let [segments, mixed, read] = extra else { return Err(call.unknown()) };
             let shape = shape(projected.rows_cols().1, conv.rows_cols().1);
             let weights = DeltaWeights { conv, a_log, dt_bias, norm };
-            ops::decode_delta(exec, projected, &weights, segments, shape, EPS, (states, tails), (mixed, read), out)
+            let (kept, scratch) = ((states, conv_states), (mixed, read));
+            ops::decode_delta(exec, projected, &weights, segments, shape, EPS, kept, scratch, out)
         }
         _ => Err(call.unknown()),
     }
@@ -119,7 +126,7 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
 fn outputs(exec: &Exec, call: &Call<'_>, launch: &Launch) -> Result<Vec<Output>, OpError> {
     let mut outputs = all_written(exec, call, launch)?;
     match (call.record.op, &mut outputs[..]) {
-        ("gated_delta_chunks", outputs) => outputs.iter_mut().for_each(|output| output.tolerance = CHUNKS),
+        ("gated_delta_chunks", outputs) => outputs.iter_mut().for_each(|output| output.tolerance = CHUNKS_TOLERANCE),
         // What goes into the states was rounded to bf16 on the way, which two devices may do differently.
         ("decode_delta", [out, states, _]) => states.tolerance = out.tolerance,
         _ => {}
@@ -137,7 +144,7 @@ mod tests {
     #[test]
     fn widths_say_which_heads() {
         for (key_heads, value_heads) in [(16, 32), (2, 4), (16, 16), (16, 48)] {
-            let expected = DeltaShape { key_heads, value_heads, key_dim: DIM, value_dim: DIM, taps: TAPS };
+            let expected = DeltaShape { key_heads, value_heads, key_dim: DIM, value_dim: DIM, taps: CONV_WIDTH };
             assert_eq!(shape(expected.projected_width(), expected.channels()), expected);
         }
     }
@@ -156,30 +163,30 @@ mod tests {
 
     #[test]
     fn a_recorded_step_can_be_compared() {
-        let shape = DeltaShape { key_heads: 1, value_heads: 2, key_dim: DIM, value_dim: DIM, taps: TAPS };
+        let shape = DeltaShape { key_heads: 1, value_heads: 2, key_dim: DIM, value_dim: DIM, taps: CONV_WIDTH };
         let (rows, slots) = (5, 6);
         let mut meta = Exec::meta().unwrap();
         let mut tensor = |name: &str, shape: &[usize], dtype| meta.tensor(name, shape, dtype).unwrap();
         let projected = &tensor("projected", &[rows, shape.projected_width()], DType::Bf16);
-        let conv = &tensor("conv", &[TAPS, shape.channels()], DType::F32);
+        let conv = &tensor("conv", &[CONV_WIDTH, shape.channels()], DType::F32);
         let [a_log, dt_bias] = &["a_log", "dt_bias"].map(|name| tensor(name, &[shape.value_heads], DType::F32));
         let norm = &tensor("norm", &[DIM], DType::F32);
         let segments = &tensor("segments", &[rows, SEGMENT_WORDS], DType::U32);
         let mut states = tensor("states", &shape.states(slots), DType::F32);
-        let mut tails = tensor("tails", &shape.tails(slots), DType::Bf16);
+        let mut conv_states = tensor("conv_states", &shape.tails(slots), DType::Bf16);
         let mut mixed = tensor("mixed", &[rows, shape.channels()], DType::Bf16);
         let mut read = tensor("read", &[rows, shape.v_width()], DType::F32);
         let mut out = tensor("out", &[rows, shape.v_width()], DType::Bf16);
         let ((), records) = meta.recording(|exec| {
-            ops::causal_conv1d(exec, projected, conv, segments, shape, &mut tails, &mut mixed).unwrap();
+            ops::causal_conv1d(exec, projected, conv, segments, shape, &mut conv_states, &mut mixed).unwrap();
             let inputs = DeltaInputs { mixed: &mixed, projected, a_log, dt_bias, segments };
             ops::gated_delta_rule(exec, &inputs, shape, &mut states, &mut read).unwrap();
             let mut scratch = exec.tensor("scratch", &[0], DType::U8).unwrap();
             ops::gated_delta_chunks(exec, &inputs, shape, &mut states, &mut scratch, &mut read).unwrap();
             ops::gated_rms_norm(exec, &read, projected, norm, shape, EPS, &mut out).unwrap();
             let weights = DeltaWeights { conv, a_log, dt_bias, norm };
-            let (memory, room) = ((&mut states, &mut tails), (&mut mixed, &mut read));
-            ops::decode_delta(exec, projected, &weights, segments, shape, EPS, memory, room, &mut out).unwrap();
+            let (kept, scratch) = ((&mut states, &mut conv_states), (&mut mixed, &mut read));
+            ops::decode_delta(exec, projected, &weights, segments, shape, EPS, kept, scratch, &mut out).unwrap();
         });
         let heads = HeadShape { heads: 1, kv_heads: 1, head_dim: 64 };
         let case = Case { shape: heads, context: 1, rope_theta: 1e4 };

@@ -1,14 +1,15 @@
-//! Ops of dense layers: embedding, norms and products; and dummy weights.
+//! Ops of dense layers: embedding, norms and GEMMs; and dummy weights.
 
-use super::call::{Call, Family, Launch, Values, all_written};
+use super::call::{Call, Family, Launch, all_written};
+use super::case::{EPS, EXACT, Output, Values};
 use super::operands::allocate;
-use super::{EPS, EXACT, Output};
+use super::variant::Variant;
 use crate::ops::{self, PLACEHOLDER};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError};
 
-pub(super) const FAMILY: Family = Family { has, prepare, fill, launch, outputs };
+pub(super) const FAMILY: Family = Family { has, variants, prepare, fill, launch, outputs };
 
 const OPS: [&str; 7] =
     ["embedding", "gather_rows", "rms_norm", "linear_add_norm", "linear", "linear_swiglu", "uniform"];
@@ -17,7 +18,11 @@ fn has(record: &OpRecord) -> bool {
     OPS.contains(&record.op)
 }
 
-/// Room for what fused ops may hand on.
+fn variants(_: &OpRecord) -> Vec<Variant> {
+    vec![Variant::Plain]
+}
+
+/// Scratch for the intermediate results of fused ops.
 fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
     let (name, shape) = match (call.record.op, &call.read[..], &launch.written[..]) {
         ("linear_add_norm", _, [_, out]) => ("delta", out.shape().to_vec()),

@@ -1,7 +1,7 @@
 //! An activation that kernels write right before and right after the kernel that reads it.
 
+use super::case::{Case, Values};
 use super::operands;
-use super::{Case, call::Values};
 use crate::ops;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::Operand;

@@ -1,25 +1,30 @@
 //! The op of hyper-connections that has CUDA kernels.
 
-use super::call::{Call, Family, Launch, Values, all_written};
+use super::call::{Call, Family, Launch, all_written};
+use super::case::{EPS, Output, Values};
 use super::operands::{tensor, unit};
-use super::{EPS, Output};
+use super::variant::Variant;
 use crate::ops::deepseek_v4::{HyperSpec, HyperWeights, hyper_mix};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::OpError;
 
-pub(super) const FAMILY: Family = Family { has, prepare, fill, launch, outputs };
+pub(super) const FAMILY: Family = Family { has, variants, prepare, fill, launch, outputs };
 
 fn has(record: &OpRecord) -> bool {
     record.op == "hyper_mix"
 }
 
-/// The weights, of which the op wants an owner.
+fn variants(_: &OpRecord) -> Vec<Variant> {
+    vec![Variant::Plain]
+}
+
+/// The weights, which the op takes in a struct that owns them.
 fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
     let [_, function, base, scale, ..] = &call.record.reads[..] else { return Err(call.unknown()) };
     let mut function = tensor(exec, function, call.case, 1)?;
     let (base, scale) = (tensor(exec, base, call.case, 2)?, tensor(exec, scale, call.case, 3)?);
-    // Products of a few units, as trained weights give: of larger ones the sigmoids and the softmax are 0 or 1.
+    // Mixing values of a few units, as trained weights give: of larger ones the sigmoids and the softmax are 0 or 1.
     let elements = function.elements();
     let size = 4.0 / (elements as f32 / 24.0).sqrt();
     exec.write(&mut function, 0..elements, |first, out: &mut [f32]| {

@@ -1,15 +1,16 @@
 //! `ops::decode_layers`: its operands are a whole model.
 
 use super::batch::Tables;
-use super::call::{Call, Family, Launch, Values, all_written};
+use super::call::{Call, Family, Launch, all_written};
+use super::case::{Case, EPS, Output, Values};
 use super::operands::allocate;
-use super::{Case, EPS, Output};
+use super::variant::Variant;
 use crate::ops::{self, DecodeLayer, DecodeModel, DecodeScratch, DecodeState};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-pub(super) const FAMILY: Family = Family { has, prepare, fill, launch, outputs };
+pub(super) const FAMILY: Family = Family { has, variants, prepare, fill, launch, outputs };
 
 /// Operands of a record before those of the layers: read, and written.
 const COMMON: (usize, usize) = (8, 2);
@@ -47,7 +48,11 @@ fn model<'a>(case: &Case, read: &'a [Tensor], caches: &'a mut [Tensor]) -> Decod
     }
 }
 
-/// Rows, room in the order of [`DecodeScratch`], and the state.
+fn variants(_: &OpRecord) -> Vec<Variant> {
+    vec![Variant::Plain]
+}
+
+/// Rows, scratch in the order of [`DecodeScratch`], and the state.
 fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
     let (rows, shape) = (call.read[0].rows_cols().0, call.case.shape);
     let [_, _, caches @ ..] = &mut launch.written[..] else { return Err(call.unknown()) };

@@ -1,7 +1,6 @@
 //! Seeded operands like recorded ones, and what is read back of them.
 
-use super::call::Values;
-use super::{Case, EXACT, Output, sampling};
+use super::case::{Case, EXACT, Output, Values};
 use crate::ops;
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
@@ -49,7 +48,7 @@ pub(super) fn fill(
         DType::F32 => exec.write(tensor, 0..elements, |first, out: &mut [f32]| {
             let vocab = operand.shape.last().copied().unwrap_or(1);
             let logits = operand.name == "logits";
-            let value = |i: usize| if logits { sampling::logit(seed, i, vocab) } else { unit(seed, i) };
+            let value = |i: usize| if logits { logit(seed, i, vocab) } else { unit(seed, i) };
             out.par_iter_mut().enumerate().for_each(|(i, v)| *v = value(first + i));
         }),
         DType::U32 => {
@@ -108,6 +107,12 @@ fn cpu_order(exec: &Exec, cache: Option<usize>, case: &Case) -> impl Fn(usize) -
 /// In [-1, 1).
 pub(super) fn unit(seed: u64, i: usize) -> f32 {
     (rng::bits(seed, i as u64) >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+}
+
+/// A logit in [-1, 1); odd rows have ties.
+fn logit(seed: u64, i: usize, vocab: usize) -> f32 {
+    let x = unit(seed, i);
+    if i / vocab % 2 == 1 { (x * 256.0).round() / 256.0 } else { x }
 }
 
 /// What a tensor holds, as f32 and in the CPU's layout.

@@ -1,10 +1,10 @@
-//! Comparisons of `adjust_logits`, `sample` and `logprobs`: rules of every kind, every way to sample on every row, and
-//! reports taken apart.
+//! Comparisons of `adjust_logits`, `sample` and `logprobs`: logits updates of every kind, and on every row all sampling
+//! parameters and numbers of log-probabilities.
 
-use super::call::{Call, Family, Launch, Values};
-use super::operands::{allocate, unit};
+use super::call::{Call, Family, Launch};
+use super::case::{EXACT, Output, Values};
+use super::operands::allocate;
 use super::variant::Variant;
-use super::{EXACT, Output};
 use crate::ops::{self, DRAW_WORDS, Draw, NO_MASK, REPORT_WORDS};
 use pegainfer_core::engine::MAX_LOGPROBS;
 use pegainfer_core::exec::Exec;
@@ -13,10 +13,10 @@ use pegainfer_core::rng;
 use pegainfer_core::sampling::SamplingParams;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-pub(super) const FAMILY: Family = Family { has, prepare, fill, launch, outputs };
+pub(super) const FAMILY: Family = Family { has, variants, prepare, fill, launch, outputs };
 
 /// Temperature, top-k, top-p, min-p. Logits are from -1 to 1, so the colder ones see a few likely tokens.
-const WAYS: [(f32, u32, f32, f32); 8] = [
+const PARAMETERS: [(f32, u32, f32, f32); 8] = [
     (0.0, 0, 1.0, 0.0),
     (1.0, 0, 1.0, 0.0),
     (0.02, 20, 0.95, 0.0),
@@ -26,20 +26,25 @@ const WAYS: [(f32, u32, f32, f32); 8] = [
     (1.0, 50, 1.0, 0.0),
     (100.0, 5000, 0.99, 0.0),
 ];
-/// Reports that rows ask for.
-const ASKED: [Option<usize>; 4] = [Some(MAX_LOGPROBS), None, Some(0), Some(5)];
+/// Numbers of log-probabilities that rows ask for.
+const LOGPROBS: [Option<usize>; 4] = [Some(MAX_LOGPROBS), None, Some(0), Some(5)];
 /// Relative to the size of a row's log-probabilities, about 12: well within 1e-4.
-const LOGPROB: f64 = 1e-6;
-/// Turns in which every row samples in every way.
-pub(super) const SAMPLES: usize = WAYS.len();
-/// Turns in which every row asks for every report.
-pub(super) const REPORTS: usize = ASKED.len();
+const LOGPROB_TOLERANCE: f64 = 1e-6;
 
 fn has(record: &OpRecord) -> bool {
     matches!(record.op, "adjust_logits" | "sample" | "logprobs")
 }
 
-/// How far the ways of the rows are turned.
+/// As many turns as every row needs to have all parameters, or to ask for every number of log-probabilities.
+fn variants(record: &OpRecord) -> Vec<Variant> {
+    match record.op {
+        "sample" => (0..PARAMETERS.len()).map(Variant::Turn).collect(),
+        "logprobs" => (0..LOGPROBS.len()).map(Variant::Turn).collect(),
+        _ => vec![Variant::Plain],
+    }
+}
+
+/// Offset of the rows into their parameters.
 fn turn(call: &Call<'_>, values: Values) -> usize {
     let turn = if let Variant::Turn(turn) = call.variant { turn } else { 0 };
     turn + usize::from(values == Values::Earlier)
@@ -64,7 +69,7 @@ fn fill(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch, values: Value
     let turn = turn(call, values);
     match (call.record.op, &call.read[..], &mut launch.written[..], &mut launch.extra[..]) {
         ("adjust_logits", _, [logits], [spans, edits, masks]) => {
-            fill_adjustments(exec, logits.rows_cols(), [spans, edits, masks], turn)
+            fill_logits_updates(exec, logits.rows_cols(), [spans, edits, masks], turn)
         }
         ("sample", [logits, ..], _, [draws]) => exec.fill_rows(draws, &draw_words(logits.rows_cols().0, turn)?),
         ("logprobs", [logits, ..], [out], [draws]) => {
@@ -88,31 +93,25 @@ fn outputs(exec: &Exec, call: &Call<'_>, launch: &Launch) -> Result<Vec<Output>,
     match (call.record.op, &launch.written[..]) {
         ("adjust_logits", [logits]) => Ok(vec![adjusted(exec, logits)?]),
         ("sample", [out]) => Ok(vec![drawn(exec, out)?]),
-        ("logprobs", [out]) => reports(exec, out),
+        ("logprobs", [out]) => reported(exec, out),
         _ => Err(call.unknown()),
     }
 }
 
-/// A logit in [-1, 1); odd rows have ties.
-pub(super) fn logit(seed: u64, i: usize, vocab: usize) -> f32 {
-    let x = unit(seed, i);
-    if i / vocab % 2 == 1 { (x * 256.0).round() / 256.0 } else { x }
-}
-
-/// Parameters of `rows` rows: each `turn` gives a row another way.
+/// Parameters of `rows` rows: each `turn` gives a row others.
 fn draw_words(rows: usize, turn: usize) -> Result<Vec<u32>, OpError> {
     let draw = |row: usize| {
-        let (temperature, top_k, top_p, min_p) = WAYS[(row + turn) % WAYS.len()];
+        let (temperature, top_k, top_p, min_p) = PARAMETERS[(row + turn) % PARAMETERS.len()];
         let params = SamplingParams::new(temperature, top_k, top_p, min_p, row as u64);
         let params = params.map_err(|e| OpError { op: "compare", message: e.to_string() })?;
-        Ok(Draw::new(&params, turn as u64, ASKED[(row + turn) % ASKED.len()]).words())
+        Ok(Draw::new(&params, turn as u64, LOGPROBS[(row + turn) % LOGPROBS.len()]).words())
     };
     let words: Vec<_> = (0..rows).map(draw).collect::<Result<_, OpError>>()?;
     Ok(words.into_flattened())
 }
 
-/// Edits and masks of every kind, which the rows of logits share out.
-fn fill_adjustments(
+/// Edits and masks of every kind, distributed over the rows of logits.
+fn fill_logits_updates(
     exec: &mut Exec,
     (rows, vocab): (usize, usize),
     [spans, edits, masks]: [&mut Tensor; 3],
@@ -148,7 +147,7 @@ fn drawn(exec: &Exec, out: &Tensor) -> Result<Output, OpError> {
 }
 
 /// Ranks and ids, which must be equal, and log-probabilities.
-fn reports(exec: &Exec, out: &Tensor) -> Result<Vec<Output>, OpError> {
+fn reported(exec: &Exec, out: &Tensor) -> Result<Vec<Output>, OpError> {
     let mut words = vec![0u32; out.elements()];
     exec.read(out, 0, &mut words)?;
     // A report is pairs: log-probability and rank, then id and log-probability.
@@ -159,5 +158,5 @@ fn reports(exec: &Exec, out: &Tensor) -> Result<Vec<Output>, OpError> {
     let ids = of_report(1, 0).map(|id| id as f32).collect();
     let values = of_report(0, 1).map(f32::from_bits).collect();
     let row = REPORT_WORDS / 2;
-    Ok(vec![Output { tolerance: EXACT, row, values: ids }, Output { tolerance: LOGPROB, row, values }])
+    Ok(vec![Output { tolerance: EXACT, row, values: ids }, Output { tolerance: LOGPROB_TOLERANCE, row, values }])
 }

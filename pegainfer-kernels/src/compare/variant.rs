@@ -1,6 +1,6 @@
 //! Operands of a call that differ from those of its record.
 
-use crate::ops::NO_STATE;
+use crate::ops::{NO_STATE, SEGMENT_WORDS};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::kv::NO_SLOT;
 use pegainfer_core::record::OpRecord;
@@ -18,7 +18,7 @@ pub(super) enum Variant {
     /// Attention of the last layer after a prompt: every third row has no query, and the step wrote keys and values of more
     /// tokens than the queries'.
     SampledRows,
-    /// The ways to sample, to report and to adjust, which the rows take in turn: this is how far they are turned.
+    /// The rows take sampling parameters and requested log-probabilities from a list, one after another: an offset into it.
     Turn(usize),
 }
 
@@ -33,25 +33,14 @@ impl fmt::Display for Variant {
     }
 }
 
-/// Index of the block tables among what attention reads.
-const TABLES: usize = 5;
+/// Index of the block tables among the operands that `attention` reads.
+pub(super) const TABLES: usize = 5;
 
 impl Variant {
-    /// Those that a call has.
-    pub fn of(record: &OpRecord) -> Vec<Self> {
+    /// As recorded, and padded if the call has a third row.
+    pub fn with_padding(record: &OpRecord) -> Vec<Self> {
         let rows = record.reads.first().map_or(0, |operand| operand.shape[0]);
-        let one_query = || record.reads.get(TABLES).is_some_and(|tables| tables.shape[0] == rows);
-        match record.op {
-            "sample" => (0..super::sampling::SAMPLES).map(Self::Turn).collect(),
-            "logprobs" => (0..super::sampling::REPORTS).map(Self::Turn).collect(),
-            "attention" if one_query() => vec![Self::Plain, Self::SampledRows],
-            "decode_attention" | "gated_decode_attention" if rows > 2 => vec![Self::Plain, Self::Padded],
-            "qk_norm_rope_write_kv" | "gated_qk_norm_rope_write_kv" | "linear_qkv" if rows > 2 => {
-                vec![Self::Plain, Self::Padded]
-            }
-            "decode_delta" if rows > 2 => vec![Self::Plain, Self::Padded],
-            _ => vec![Self::Plain],
-        }
+        if rows > 2 { vec![Self::Plain, Self::Padded] } else { vec![Self::Plain] }
     }
 
     /// The record of the call, whose queries may be fewer.
@@ -78,31 +67,10 @@ impl Variant {
         exec.fill_rows(slots, &ids)
     }
 
-    /// Takes the state of padded rows from `segments`, of four words each.
+    /// Takes the state of padded rows from `segments`, of [`SEGMENT_WORDS`] each.
     pub fn drop_states(self, segments: &mut [u32]) {
-        for (_, segment) in segments.chunks_exact_mut(4).enumerate().filter(|(row, _)| self.skips(*row)) {
+        for (_, segment) in segments.chunks_exact_mut(SEGMENT_WORDS).enumerate().filter(|(row, _)| self.skips(*row)) {
             segment[2..].fill(NO_STATE);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use pegainfer_core::record::Operand;
-    use pegainfer_core::tensor::DType;
-
-    #[test]
-    fn sampled_rows_are_fewer_than_those_of_the_tables() {
-        let operand =
-            |shape: &[usize]| Operand { id: 0, name: String::new(), shape: shape.to_vec(), dtype: DType::Bf16 };
-        let attention = |queries: usize| {
-            let reads = [[queries, 64], [9, 64], [9, 64], [8, 1], [7, 1], [7, 2]].map(|shape| operand(&shape)).to_vec();
-            OpRecord { op: "attention", kernel: "", reads, writes: vec![operand(&[queries, 64])], bytes: 0, flops: 0 }
-        };
-        assert_eq!(Variant::of(&attention(20)), [Variant::Plain]);
-        assert_eq!(Variant::of(&attention(7)), [Variant::Plain, Variant::SampledRows]);
-        let record = Variant::SampledRows.record(&attention(7));
-        assert_eq!((record.reads[0].shape[0], record.writes[0].shape[0]), (5, 5));
     }
 }

@@ -1,7 +1,7 @@
 //! The ways in which a call is launched.
 
-use super::Output;
-use super::call::{Call, Launch, Values};
+use super::call::{Call, Launch};
+use super::case::{Output, Values};
 use super::feed::Feed;
 use super::operands::{Place, place_of_input};
 use pegainfer_core::exec::{Device, Exec};

@@ -1,9 +1,9 @@
-//! `ops::deepseek_v4::hyper_mix` (tilelang/hyper_mix.py): split-K products of the streams with the mixing function, then one
+//! `ops::deepseek_v4::hyper_mix` (tilelang/hyper_mix.py): a split-K GEMM of the streams and the mixing function, then one
 //! kernel that adds the partial sums, mixes the streams and normalises (Sinkhorn).
 
 use super::images;
 use crate::cpu::deepseek_v4::hyper::STREAMS;
-use crate::ops::deepseek_v4::{HyperSpec, HyperWeights};
+use crate::hyper_operands::{HyperSpec, HyperWeights};
 use pegainfer_core::cuda::WORKSPACE_BYTES;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -14,7 +14,7 @@ const TOKENS: usize = 4;
 const COLUMNS: usize = 1024;
 const STRIDE: usize = 32;
 const VECTOR: usize = 4;
-/// Bytes of shared memory: `shared` of the products, `m` of the other kernel.
+/// Bytes of shared memory: `shared` of the GEMM kernel, `m` of the other one.
 const PRODUCTS_SHARED: usize = 4 * TOKENS * STRIDE * 4;
 const APPLY_SHARED: usize = STRIDE * 4;
 

@@ -1,34 +1,13 @@
 //! Manifold-constrained hyper-connections (mHC): four residual streams instead of one.
 
 use super::values::{activation, cpu, read, write};
-use crate::cpu::deepseek_v4::hyper::{self as twin, MIXES, STREAMS};
+use crate::cpu::deepseek_v4::hyper::{self as reference, MIXES, STREAMS};
 use crate::cuda;
+use crate::hyper_operands::{HyperSpec, HyperWeights};
 use crate::ops::check::Check;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-
-/// What a block's mixing depends on.
-#[derive(Debug)]
-pub struct HyperWeights {
-    /// `[24, 4 hidden]` f32 for a block, `[4, 4 hidden]` for the head; a true f32 product.
-    pub function: Tensor,
-    /// `[24]` or `[4]` f32.
-    pub base: Tensor,
-    /// `[3]` f32: of input, output and mixing; `[1]` for the head.
-    pub scale: Tensor,
-}
-
-/// Constants of the mixing.
-#[derive(Debug, Clone, Copy)]
-pub struct HyperSpec {
-    /// Rounds of the Sinkhorn normalisation.
-    pub iters: usize,
-    /// Added to softmax, sums and input weights.
-    pub eps: f32,
-    /// Of the norm over all streams.
-    pub norm_eps: f32,
-}
 
 /// The input of a block, and how its output will go back.
 ///
@@ -63,17 +42,17 @@ pub fn hyper_mix(
     let mut out = vec![0.0; tokens * hidden];
     let mut m = [0.0; MIXES];
     for (t, x) in x.chunks_exact(STREAMS * hidden).enumerate() {
-        twin::mixes(isa, x, weights.function.host(), spec.norm_eps, &mut m);
-        let pre: [f32; STREAMS] = std::array::from_fn(|j| twin::input_weight(m[j], scale[0], base[j], spec.eps));
-        twin::weighted_sum(x, &pre, &mut out[t * hidden..][..hidden]);
+        reference::mixes(isa, x, weights.function.host(), spec.norm_eps, &mut m);
+        let pre: [f32; STREAMS] = std::array::from_fn(|j| reference::input_weight(m[j], scale[0], base[j], spec.eps));
+        reference::weighted_sum(x, &pre, &mut out[t * hidden..][..hidden]);
         for j in 0..STREAMS {
-            post[t * STREAMS + j] = twin::output_weight(m[STREAMS + j], scale[1], base[STREAMS + j]);
+            post[t * STREAMS + j] = reference::output_weight(m[STREAMS + j], scale[1], base[STREAMS + j]);
         }
         let comb = &mut comb[t * STREAMS * STREAMS..][..STREAMS * STREAMS];
         for (i, c) in comb.iter_mut().enumerate() {
             *c = m[2 * STREAMS + i] * scale[2] + base[2 * STREAMS + i];
         }
-        twin::sinkhorn(comb, spec.iters, spec.eps);
+        reference::sinkhorn(comb, spec.iters, spec.eps);
     }
     write(mixed, &out);
     Ok(())
@@ -103,7 +82,7 @@ pub fn hyper_merge(
         let f = read(f);
         let tokens = values.chunks_exact_mut(STREAMS * hidden).zip(f.chunks_exact(hidden));
         let mixing = post.host().chunks_exact(STREAMS).zip(comb.host().chunks_exact(STREAMS * STREAMS));
-        tokens.zip(mixing).for_each(|((streams, f), (post, comb))| twin::merge(streams, f, post, comb));
+        tokens.zip(mixing).for_each(|((streams, f), (post, comb))| reference::merge(streams, f, post, comb));
         write(streams, &values);
     }
     Ok(())
@@ -127,9 +106,9 @@ pub fn hyper_head(
     let mut values = vec![0.0; tokens * hidden];
     let mut m = [0.0; STREAMS];
     for (x, out) in x.chunks_exact(STREAMS * hidden).zip(values.chunks_exact_mut(hidden)) {
-        twin::mixes(isa, x, weights.function.host(), spec.norm_eps, &mut m);
-        let pre: [f32; STREAMS] = std::array::from_fn(|j| twin::input_weight(m[j], scale[0], base[j], spec.eps));
-        twin::weighted_sum(x, &pre, out);
+        reference::mixes(isa, x, weights.function.host(), spec.norm_eps, &mut m);
+        let pre: [f32; STREAMS] = std::array::from_fn(|j| reference::input_weight(m[j], scale[0], base[j], spec.eps));
+        reference::weighted_sum(x, &pre, out);
     }
     write(out, &values);
     Ok(())
@@ -191,7 +170,7 @@ mod tests {
     const SPEC: HyperSpec = HyperSpec { iters: 20, eps: 1e-6, norm_eps: 1e-6 };
 
     #[test]
-    fn trap_12_the_mixing_product_is_true_f32() {
+    fn trap_12_the_mixing_gemm_is_true_f32() {
         Host::each(|mut host| {
             let hidden = 256;
             let x = f32s(4 * hidden, 1);

@@ -17,12 +17,13 @@ mod rope;
 mod route;
 mod values;
 
+pub use crate::hyper_operands::{HyperSpec, HyperWeights};
 pub use attention::{Visible, sparse_attention};
 pub use batch::{Batch, NO_ENTRY, PAGE_TOKENS, copy_slot, write_ring};
 pub use compress::{CompressorSpec, CompressorState, CompressorWeights, compress};
 pub use embed::{embed, expand_streams, store_sum};
 pub use experts::{Expert, ExpertMath, routed_experts, shared_expert};
-pub use hyper::{HyperSpec, HyperWeights, hyper_head, hyper_merge, hyper_mix};
+pub use hyper::{hyper_head, hyper_merge, hyper_mix};
 pub use index::select_entries;
 pub use kv_quant::{quantize_index, quantize_kv};
 pub use matmul::{grouped_matmul, matmul};
