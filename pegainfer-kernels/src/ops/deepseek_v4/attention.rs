@@ -2,7 +2,7 @@
 
 use super::batch::{Batch, NO_ENTRY, PAGE_TOKENS};
 use super::values::{Rows, activation, cpu, read, rows, write};
-use crate::cpu::deepseek_v4::attention as twin;
+use crate::cpu::deepseek_v4::attention as reference;
 use crate::cpu::deepseek_v4::batch::Source;
 use crate::ops::check::Check;
 use pegainfer_core::exec::Exec;
@@ -46,8 +46,9 @@ impl<'a> Visible<'a> {
 ///
 /// The keys of a token at position `p` are those of the positions `p - window + 1` to `p`, of this step (`kv`) or before
 /// (`rings`), and the visible entries. `q`, `out`: `[T, heads, dim]`; `kv`: `[T, dim]`; `rings`: `[slots, window, dim]`,
-/// bf16 or f32; `sink`: `[heads]` f32. Both products, the softmax and the sum are f32; where `out` is bf16, `exp(l)` is
-/// rounded to bf16 before the second product and not in the sum, as in the reference. `dim` is a multiple of 32.
+/// bf16 or f32; `sink`: `[heads]` f32. The dot products, the softmax and the weighted sum are f32; where `out` is bf16,
+/// `exp(l)` is rounded to bf16 in the weighted sum and not in the denominator, as in the reference. `dim` is a multiple
+/// of 32.
 pub fn sparse_attention(
     exec: &mut Exec,
     q: &Tensor,
@@ -97,7 +98,7 @@ pub fn sparse_attention(
                 _ => keys.extend((0..(p + 1) / (PAGE_TOKENS / per_page)).map(entry)),
             }
         }
-        twin::attend(
+        reference::attend(
             isa,
             &queries[t * heads * dim..][..heads * dim],
             &keys,

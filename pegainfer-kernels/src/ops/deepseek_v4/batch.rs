@@ -2,7 +2,7 @@
 
 use super::values::{activation, cpu};
 pub use crate::cpu::deepseek_v4::batch::PAGE_TOKENS;
-use crate::cpu::deepseek_v4::batch::{self as twin, Rows};
+use crate::cpu::deepseek_v4::batch::{self as reference, Rows};
 use crate::ops::check::Check;
 use half::bf16;
 use pegainfer_core::exec::Exec;
@@ -62,8 +62,8 @@ pub fn write_ring(exec: &mut Exec, fresh: &Tensor, batch: &Batch<'_>, rings: &mu
     });
     if cpu(check, exec)?.is_some() {
         match fresh.dtype() {
-            DType::F32 => twin::write_ring::<f32>(batch.rows(), fresh.host(), rings.host_mut(), ring, width),
-            _ => twin::write_ring::<bf16>(batch.rows(), fresh.host(), rings.host_mut(), ring, width),
+            DType::F32 => reference::write_ring::<f32>(batch.rows(), fresh.host(), rings.host_mut(), ring, width),
+            _ => reference::write_ring::<bf16>(batch.rows(), fresh.host(), rings.host_mut(), ring, width),
         }
     }
     Ok(())

@@ -57,7 +57,7 @@ pub struct CompressorState {
 
 /// Adds the tokens of a step to the compressor's state, and every entry that they complete to `entries`.
 ///
-/// `values` and `scores`: `[T, width]` f32, the products with the two matrices; `width` is `2 dim` with overlap, else
+/// `values` and `scores`: `[T, width]` f32, the GEMMs with the two matrices; `width` is `2 dim` with overlap, else
 /// `dim`. Scores get the bias of `position % ratio`, in place. Entry `i` belongs to the tokens `ratio · i` on and is
 /// complete with its last one. Per channel it is the softmax-weighted sum of their values (without overlap), or of the
 /// first half of the `ratio` tokens before and the second half of its own (with; the first entry has no tokens before).

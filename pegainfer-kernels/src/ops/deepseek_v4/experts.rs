@@ -30,7 +30,7 @@ pub struct ExpertMath {
 }
 
 impl ExpertMath {
-    fn twin(self, dtype: DType) -> Math {
+    fn for_reference(self, dtype: DType) -> Math {
         let round: fn(&mut [f32]) = match dtype {
             DType::Bf16 => |x| round(x, DType::Bf16),
             _ => |_| {},
@@ -64,8 +64,8 @@ impl Expert {
 /// rounding of its input.
 ///
 /// `x`: `[T, hidden]` bf16 or f32; `chosen`: `[T, k]` u32; `weights`: `[T, k]` f32; `experts` are those with the numbers
-/// from `first` on, others are left out; `out`: `[T, hidden]` f32. SwiGLU and the sum are f32; where `x` is bf16, every
-/// product and the input of `w2` are rounded to bf16.
+/// from `first` on, others are left out; `out`: `[T, hidden]` f32. SwiGLU and the sum are f32; where `x` is bf16, the
+/// output of every GEMM and the input of `w2` are rounded to bf16.
 pub fn routed_experts(
     exec: &mut Exec,
     x: &Tensor,
@@ -102,7 +102,7 @@ pub fn routed_experts(
         let (rows, weights): (Vec<usize>, Vec<f32>) =
             places.iter().enumerate().filter(mine).map(|(i, (_, weight))| (i / k, *weight)).unzip();
         let inputs: Vec<f32> = rows.iter().flat_map(|t| &values[t * hidden..][..hidden]).copied().collect();
-        let outputs = expert(isa, &inputs, &weights, one.weights(), (hidden, width), math.twin(x.dtype()));
+        let outputs = expert(isa, &inputs, &weights, one.weights(), (hidden, width), math.for_reference(x.dtype()));
         for (t, output) in rows.iter().zip(outputs.chunks_exact(hidden)) {
             sums[t * hidden..][..hidden].iter_mut().zip(output).for_each(|(sum, y)| *sum += y);
         }
@@ -133,7 +133,7 @@ pub fn shared_expert(
         OpRecord::new("shared_expert", "experts", &reads, &[out], 6 * (tokens * hidden * width) as u64)
     });
     let Some(isa) = cpu(check, exec)? else { return Ok(()) };
-    let (x, math) = (read(x), math.twin(x.dtype()));
+    let (x, math) = (read(x), math.for_reference(x.dtype()));
     let mut sum = expert(isa, &x, &vec![1.0; tokens], one.weights(), (hidden, width), math);
     sum.iter_mut().zip(routed.host::<f32>()).for_each(|(sum, routed)| *sum += routed);
     write(out, &sum);
@@ -181,7 +181,7 @@ mod tests {
             chosen.host_mut::<u32>()[0] = 3;
             let mut weights = host.zeros("weights", &[1, 1], DType::F32);
             weights.host_mut::<f32>()[0] = 0.5;
-            // Products up to ±60: far beyond the limit, gates far below -10, too.
+            // Gate and up values up to ±60: far beyond the limit, gates far below -10, too.
             let experts = [make(&mut host, 10, 1.0)];
             let mut tx32 = host.zeros("x", &[1, HIDDEN], DType::F32);
             tx32.host_mut::<f32>().iter_mut().zip(&x).for_each(|(t, x)| *t = x.to_f32());

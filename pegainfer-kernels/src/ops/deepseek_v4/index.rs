@@ -2,7 +2,7 @@
 
 use super::batch::{Batch, NO_ENTRY, PAGE_TOKENS};
 use super::values::{Rows, activation, cpu, read};
-use crate::cpu::deepseek_v4::index as twin;
+use crate::cpu::deepseek_v4::index as reference;
 use crate::ops::check::Check;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
@@ -47,11 +47,11 @@ pub fn select_entries(
         let (q, weights) = (&q[t * heads * dim..][..heads * dim], &weights[t * heads..][..heads]);
         let entry = |i: usize| entries.row(rows.entry(of_tokens[t], i, PAGE_TOKENS / ratio), dim);
         let scores: Vec<f32> = match visible > k {
-            true => (0..visible).map(|i| twin::score(isa, q, weights, &entry(i))).collect(),
+            true => (0..visible).map(|i| reference::score(isa, q, weights, &entry(i))).collect(),
             // Nothing to choose.
             false => vec![0.0; visible],
         };
-        let best = twin::top_k(&scores, k);
+        let best = reference::top_k(&scores, k);
         chosen.fill(NO_ENTRY);
         chosen[..best.len()].copy_from_slice(&best);
     };
@@ -66,9 +66,9 @@ mod tests {
 
     #[test]
     fn trap_09_ties_go_to_the_lower_index() {
-        assert_eq!(twin::top_k(&[0.0, 1.0, 0.0, 0.0, 2.0, 0.0], 4), [0, 1, 2, 4]);
-        assert_eq!(twin::top_k(&[-1.0, 0.0, -0.0, 0.0], 2), [1, 3], "the total order puts -0 below 0");
-        assert_eq!(twin::top_k(&[3.0, 1.0], 2), [0, 1]);
+        assert_eq!(reference::top_k(&[0.0, 1.0, 0.0, 0.0, 2.0, 0.0], 4), [0, 1, 2, 4]);
+        assert_eq!(reference::top_k(&[-1.0, 0.0, -0.0, 0.0], 2), [1, 3], "the total order puts -0 below 0");
+        assert_eq!(reference::top_k(&[3.0, 1.0], 2), [0, 1]);
     }
 
     #[test]

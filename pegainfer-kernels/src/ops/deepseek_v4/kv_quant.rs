@@ -1,7 +1,7 @@
 //! The low-precision keys that the model was trained with, simulated: values are rounded and stored as numbers.
 
 use super::values::{activation, cpu, read, rows, write};
-use crate::cpu::deepseek_v4::kv_quant as twin;
+use crate::cpu::deepseek_v4::kv_quant as reference;
 use crate::ops::check::Check;
 use half::bf16;
 use pegainfer_core::exec::Exec;
@@ -20,7 +20,7 @@ pub fn quantize_kv(exec: &mut Exec, kv: &mut Tensor, rope_dim: usize) -> Result<
     exec.record(|_| OpRecord::new("quantize_kv", "groups", &[kv], &[kv], 4 * kv.elements() as u64));
     if cpu(check, exec)?.is_some() {
         let mut values = read(kv).into_owned();
-        values.chunks_exact_mut(dim).for_each(|row| twin::fp8(&mut row[..dim - rope_dim]));
+        values.chunks_exact_mut(dim).for_each(|row| reference::fp8(&mut row[..dim - rope_dim]));
         write(kv, &values);
     }
     Ok(())
@@ -28,8 +28,8 @@ pub fn quantize_kv(exec: &mut Exec, kv: &mut Tensor, rope_dim: usize) -> Result<
 
 /// Turns each head of the indexer's queries by the Hadamard matrix `H_ij = (-1)^popcount(i & j) / sqrt(dim)` and, with
 /// `quantize`, rounds it to FP4, in place: groups of 32 values, each with the scale
-/// `2^ceil(log2(max(amax, 6 · 2^-126) / 6))`, E2M1, to nearest even. Products of queries and entries that were both turned
-/// are those of before, but for rounding: the turn spreads outliers over the groups.
+/// `2^ceil(log2(max(amax, 6 · 2^-126) / 6))`, E2M1, to nearest even. The dot product of a query and an entry that were
+/// both turned is the same but for rounding: the turn spreads outliers over the groups.
 ///
 /// `x`: `[tokens, heads, dim]` bf16 or f32, `dim` a power of two, at least 32. Rounded to the dtype between the two.
 pub fn quantize_index(exec: &mut Exec, x: &mut Tensor, quantize: bool) -> Result<(), OpError> {
@@ -49,10 +49,10 @@ pub fn quantize_index(exec: &mut Exec, x: &mut Tensor, quantize: bool) -> Result
 
 /// One head or entry of the indexer.
 pub(super) fn index_row(row: &mut [f32], dtype: DType, quantize: bool) {
-    twin::hadamard(row);
+    reference::hadamard(row);
     round(row, dtype);
     if quantize {
-        twin::fp4(row);
+        reference::fp4(row);
     }
 }
 

@@ -1,8 +1,8 @@
-//! Products with weights in bf16, FP8 or FP4.
+//! GEMMs with weights in bf16, FP8 or FP4.
 
 use super::matrix::Matrix;
 use super::values::{cpu, read, rows, write};
-use crate::cpu::deepseek_v4::matmul::{self as twin, Activations};
+use crate::cpu::deepseek_v4::matmul::{self as reference, Activations};
 use crate::ops::check::Check;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
@@ -10,11 +10,12 @@ use pegainfer_core::tensor::{OpError, Tensor};
 
 /// `out = x · wᵀ`, with the activation rounded to FP8 first where `quantize` says so and `w` is FP8 or FP4.
 ///
-/// `x`: `[m, k]`; `w`: `[n, k]`; `out`: `[m, n]`, whose columns may be several dimensions; activations bf16 or f32. Products and sums are f32: each block along `k`
-/// (128 for FP8, 32 for FP4, all of it for bf16) is summed without scales, multiplied by the scales of activation and
-/// weight, and added to the rest; one rounding at the end. With `quantize` each 128 values of a row of `x` become e4m3
-/// codes, clamped to ±448 and rounded to nearest even, with the scale `2^ceil(log2(max(amax, 1e-4) / 448))`: the
-/// reference's dynamic activation quantisation. A row's result does not depend on the other rows.
+/// `x`: `[m, k]`; `w`: `[n, k]`; `out`: `[m, n]`, whose columns may be several dimensions; activations bf16 or f32.
+/// Computed in f32: each block along `k` (128 for FP8, 32 for FP4, all of it for bf16) is summed without scales,
+/// multiplied by the scales of activation and weight, and added to the rest; one rounding at the end. With `quantize`
+/// each 128 values of a row of `x` become e4m3 codes, clamped to ±448 and rounded to nearest even, with the scale
+/// `2^ceil(log2(max(amax, 1e-4) / 448))`: the reference's dynamic activation quantisation. A row's result does not
+/// depend on the other rows.
 pub fn matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, quantize: bool, out: &mut Tensor) -> Result<(), OpError> {
     let check = Check("matmul");
     let (m, k) = x.rows_cols();
@@ -27,7 +28,7 @@ pub fn matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, quantize: bool, out: &mut
     if let Some(isa) = cpu(check, exec)? {
         let mut result = vec![0.0; m * n];
         let x = Activations::new(&read(x), quantize && w.is_quantized());
-        twin::matmul(isa, &x, w.weights(), 0..n, k, &mut result);
+        reference::matmul(isa, &x, w.weights(), 0..n, k, &mut result);
         write(out, &result);
     }
     Ok(())
@@ -37,7 +38,7 @@ pub fn matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, quantize: bool, out: &mut
 /// `w`. `out[t, g, :] = w[g] · x[t, g, :]`.
 ///
 /// `x`: `[tokens, heads, dim]`, `heads · dim = groups · k`; `w`: `[groups · r, k]`; `out`: `[tokens, groups · r]`. f32 sums, one rounding at the end;
-/// the activation is not quantised, as in the reference, which computes this product in bf16.
+/// the activation is not quantised, as in the reference, which computes this GEMM in bf16.
 pub fn grouped_matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor) -> Result<(), OpError> {
     let check = Check("grouped_matmul");
     let (n, k) = w.shape();
@@ -55,7 +56,7 @@ pub fn grouped_matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor)
         let mut part = vec![0.0; tokens * rank];
         for g in 0..groups {
             let own: Vec<f32> = x.chunks_exact(k).skip(g).step_by(groups).flatten().copied().collect();
-            twin::matmul(isa, &Activations::new(&own, false), w.weights(), g * rank..(g + 1) * rank, k, &mut part);
+            reference::matmul(isa, &Activations::new(&own, false), w.weights(), g * rank..(g + 1) * rank, k, &mut part);
             for (row, part) in result.chunks_exact_mut(n).zip(part.chunks_exact(rank)) {
                 row[g * rank..][..rank].copy_from_slice(part);
             }

@@ -37,7 +37,7 @@ impl Matrix {
         }
     }
 
-    /// True where the reference rounds activations to FP8 before the product.
+    /// True where the reference rounds activations to FP8 before the GEMM.
     pub fn is_quantized(&self) -> bool {
         !matches!(self, Self::Bf16(_))
     }
@@ -78,7 +78,7 @@ impl Matrix {
         }
     }
 
-    /// For the CPU twin.
+    /// As the reference kernel takes it.
     pub(super) fn weights(&self) -> Weights<'_> {
         match self {
             Self::Bf16(w) => Weights::Bf16(w.host()),

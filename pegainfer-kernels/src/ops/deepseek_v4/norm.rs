@@ -1,7 +1,7 @@
 //! RMS normalisation with one rounding.
 
 use super::values::{self, activation, cpu, read, write};
-use crate::cpu::deepseek_v4::norm as twin;
+use crate::cpu::deepseek_v4::norm as reference;
 use crate::ops::check::Check;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
@@ -10,7 +10,7 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// `out = x * rsqrt(mean(x²) + eps) * weight` over the last dimension.
 ///
 /// `x`, `out`: `[rows, hidden]` bf16 or f32; `weight`: `[hidden]` bf16. All in f32, one rounding at the end (DeepSeek's
-/// RMSNorm; Qwen's rounds before the product with the weight, too).
+/// RMSNorm; Qwen's rounds before it multiplies by the weight, too).
 pub fn norm(exec: &mut Exec, x: &Tensor, weight: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), OpError> {
     let check = Check("norm");
     let (rows, hidden) = x.rows_cols();
@@ -20,7 +20,7 @@ pub fn norm(exec: &mut Exec, x: &Tensor, weight: &Tensor, eps: f32, out: &mut Te
     exec.record(|_| OpRecord::new("norm", "rows", &[x, weight], &[out], 4 * x.elements() as u64));
     if cpu(check, exec)?.is_some() {
         let mut values = read(x).into_owned();
-        twin::norm(&mut values, &read(weight), eps);
+        reference::norm(&mut values, &read(weight), eps);
         write(out, &values);
     }
     Ok(())
@@ -37,7 +37,7 @@ pub fn head_norm(exec: &mut Exec, x: &mut Tensor, eps: f32) -> Result<(), OpErro
     exec.record(|_| OpRecord::new("head_norm", "rows", &[x], &[x], 3 * x.elements() as u64));
     if cpu(check, exec)?.is_some() {
         let mut values = read(x).into_owned();
-        twin::unweighted(&mut values, dim, eps);
+        reference::unweighted(&mut values, dim, eps);
         write(x, &values);
     }
     Ok(())

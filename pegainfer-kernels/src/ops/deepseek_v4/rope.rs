@@ -1,7 +1,7 @@
 //! Partial interleaved RoPE, with YaRN in compressed layers, and its inverse on the output of attention.
 
 use super::values::{activation, cpu, read, write};
-use crate::cpu::deepseek_v4::rope as twin;
+use crate::cpu::deepseek_v4::rope as reference;
 use crate::ops::check::Check;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
@@ -77,7 +77,7 @@ pub fn rope(
         let rows = values.chunks_exact_mut(heads * dim).zip(positions.host::<u32>());
         for (row, position) in rows {
             for head in row.chunks_exact_mut(dim) {
-                twin::rotate(head, *position, table.frequencies.host(), inverse);
+                reference::rotate(head, *position, table.frequencies.host(), inverse);
             }
         }
         write(x, &values);

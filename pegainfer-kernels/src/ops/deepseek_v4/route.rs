@@ -1,7 +1,7 @@
 //! Which experts a token goes to.
 
 use super::values::cpu;
-use crate::cpu::deepseek_v4::route as twin;
+use crate::cpu::deepseek_v4::route as reference;
 use crate::ops::check::Check;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
@@ -68,7 +68,7 @@ pub fn route(
     let chosen = experts.host_mut::<u32>();
     let rows = logits.host::<f32>().chunks_exact(count).zip(chosen.chunks_exact_mut(k));
     for (t, ((logits, chosen), weights)) in rows.zip(weights.host_mut::<f32>().chunks_exact_mut(k)).enumerate() {
-        let gates: Vec<f32> = logits.iter().map(|l| twin::gate(*l)).collect();
+        let gates: Vec<f32> = logits.iter().map(|l| reference::gate(*l)).collect();
         match routing {
             Routing::Hash { table, ids } => {
                 let row = table.host::<u32>().chunks_exact(k).nth(ids.host::<u32>()[t] as usize);
@@ -78,11 +78,11 @@ pub fn route(
             }
             Routing::Learned { bias } => {
                 let biased: Vec<f32> = gates.iter().zip(bias.host::<f32>()).map(|(g, b)| g + b).collect();
-                twin::top_k(&biased, k, chosen);
+                reference::top_k(&biased, k, chosen);
             }
         }
         weights.iter_mut().zip(chosen).for_each(|(w, e)| *w = gates[*e as usize]);
-        twin::normalize(weights, spec.scale);
+        reference::normalize(weights, spec.scale);
     }
     Ok(())
 }
@@ -102,7 +102,7 @@ mod tests {
     fn trap_11_softplus_has_a_threshold_and_no_row_is_nan() {
         for x in [-100.0f32, -5.0, 0.0, 3.0, 19.9, 20.1, 88.0, 1000.0] {
             let exact = if x > 700.0 { f64::from(x) } else { f64::from(x).exp().ln_1p() }.sqrt();
-            assert!((f64::from(twin::gate(x)) - exact).abs() <= 1e-6 * exact.max(1e-12), "{x}");
+            assert!((f64::from(reference::gate(x)) - exact).abs() <= 1e-6 * exact.max(1e-12), "{x}");
         }
         Host::each(|mut host| {
             let logits = f32s(&mut host, &[1, 3], &[-1000.0, -1000.0, 0.0]);
@@ -128,7 +128,7 @@ mod tests {
             let (routing, spec) = (Routing::Learned { bias: &bias }, RoutingSpec { scale: 1.5 });
             route(&mut host.exec, &logits, routing, spec, (&mut experts, &mut weights)).unwrap();
             assert_eq!(experts.host::<u32>(), [1, 0, 0, 1], "ties go to the lower expert");
-            let (a, b) = (twin::gate(2.0), twin::gate(1.0));
+            let (a, b) = (reference::gate(2.0), reference::gate(1.0));
             let w = weights.host::<f32>();
             assert!((w[0] - a / (a + b) * 1.5).abs() < 1e-6 && (w[0] + w[1] - 1.5).abs() < 1e-6 && w[2] == 0.75);
         });
