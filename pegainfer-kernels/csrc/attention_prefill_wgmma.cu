@@ -243,7 +243,7 @@ template <int D> __device__ void prefill(const bf16 *q, const bf16 *k, const bf1
     if (threadIdx.x == 0) {
         constexpr uint32_t kWarps = kWarpgroup / 32;
         for (int i = 0; i < Size::kSlots; ++i) {
-            barrier_init(&shared.kv_full[i], 1);
+            barrier_init(&shared.kv_full[i], 32); // the lanes of the warp that fetches
             barrier_init(&shared.kv_empty[i], kConsumers * kWarps);
         }
         for (int i = 0; i < Size::kBuffers * kConsumers; ++i) {

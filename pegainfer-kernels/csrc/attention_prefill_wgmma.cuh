@@ -119,9 +119,9 @@ template <int D, bool Values> struct Fetcher {
 #pragma unroll
         for (uint32_t i = 0; i < kBlocks; ++i) slabs[i] = __shfl_sync(kAll, now, i);
         // One lane copies them all: its addresses stay in uniform registers, while copies of several lanes would be
-        // issued lane by lane.
+        // issued lane by lane. The others arrive for what they filled.
+        uint64_t *full = &shared.kv_full[slot.index];
         if (elected()) {
-            uint64_t *full = &shared.kv_full[slot.index];
             arrive_expecting(full, whole * Size::kSlab);
 #pragma unroll
             for (uint32_t i = 0; i < kBlocks; ++i) {
@@ -132,6 +132,8 @@ template <int D, bool Values> struct Fetcher {
                     copy_bulk(shared.kv[slot.index][column] + i * Size::kColumnBytes,
                               from + column * Size::kColumnBytes, Size::kColumnBytes, full);
             }
+        } else {
+            arrive(full);
         }
         __syncwarp();
         slot.next();
