@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn a_difference_is_seen() {
         let output = |values: &[f32]| Output { tolerance: 1.0 / 64.0, row: 3, values: values.to_vec() };
-        let judge = |launches: &[&[f32]]| {
+        let passes = |launches: &[&[f32]]| {
             let mut all = Comparison { kernel: "", absolute: 0.0, relative: 0.0, runs: 0, failures: Vec::new() };
             let got: Vec<_> = launches.iter().map(|values| vec![output(values)]).collect();
             all.add("replayed", &[output(&[1.0, -2.0, 0.0])], &got);
@@ -153,11 +153,11 @@ mod tests {
             all.ok()
         };
         let good: &[f32] = &[1.0, -2.0, 0.001];
-        assert!(judge(&[good]) && judge(&[good, good]));
-        assert!(!judge(&[&[1.0, -2.0, 0.1]]));
-        assert!(!judge(&[&[1.0, f32::NAN, 0.0]]));
-        assert!(!judge(&[&[1.0, -2.0]]));
-        assert!(!judge(&[good, &[1.0, -2.0, 0.1]]), "the second launch");
-        assert!(!judge(&[]), "nothing was launched");
+        assert!(passes(&[good]) && passes(&[good, good]));
+        assert!(!passes(&[&[1.0, -2.0, 0.1]]));
+        assert!(!passes(&[&[1.0, f32::NAN, 0.0]]));
+        assert!(!passes(&[&[1.0, -2.0]]));
+        assert!(!passes(&[good, &[1.0, -2.0, 0.1]]), "the second launch");
+        assert!(!passes(&[]), "nothing was launched");
     }
 }

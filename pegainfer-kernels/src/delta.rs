@@ -4,8 +4,8 @@ use crate::limits::delta_chunks::{CHUNK, INTRA_CHUNK_BYTES};
 pub use pegainfer_core::schedule::{NO_STATE, SEGMENT_WORDS, Segment};
 use std::ops::RangeInclusive;
 
-/// Most taps of the convolution.
-pub(crate) const MAX_TAPS: usize = 8;
+/// Maximum width of the convolution.
+pub(crate) const MAX_CONV_WIDTH: usize = 8;
 
 /// Tokens of the steps of one prompt in which the Triton kernels of `ops::gated_delta_chunks` take less time than the CUDA
 /// kernels. Us a layer on an H200, CUDA / Triton, at 32 heads: 14.9 / 15.6 for 100 tokens, 42.9 / 40.7 for 1,024 and
@@ -20,8 +20,8 @@ pub(crate) const TRITON_SEGMENTS: usize = 8;
 /// `[key_heads, key_dim]`, `v` and the output gate `z` `[value_heads, value_dim]`, and `b` and `a`, which become the write
 /// strength and the decay, `[value_heads]`. The convolution runs over the channels of q, k and v.
 ///
-/// A sequence's state lives in a slot: the memory matrices `[value_heads, value_dim, key_dim]` f32, and the tail, the last
-/// `taps - 1` inputs of the convolution, `[taps - 1, channels]` bf16.
+/// A sequence's state lives in a slot: the memory matrices `[value_heads, value_dim, key_dim]` f32, and the convolution state, the last
+/// `conv_width - 1` inputs of the convolution, `[conv_width - 1, channels]` bf16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeltaShape {
     /// Heads of q and k.
@@ -33,7 +33,7 @@ pub struct DeltaShape {
     /// Elements of a head of v: a multiple of 16.
     pub value_dim: usize,
     /// Width of the convolution, 2 to 8.
-    pub taps: usize,
+    pub conv_width: usize,
 }
 
 impl DeltaShape {
@@ -41,7 +41,7 @@ impl DeltaShape {
     pub fn is_supported(&self) -> bool {
         let dim = |n: usize| n > 0 && n.is_multiple_of(16);
         let heads = self.key_heads > 0 && self.value_heads > 0 && self.value_heads.is_multiple_of(self.key_heads);
-        dim(self.key_dim) && dim(self.value_dim) && heads && (2..=MAX_TAPS).contains(&self.taps)
+        dim(self.key_dim) && dim(self.value_dim) && heads && (2..=MAX_CONV_WIDTH).contains(&self.conv_width)
     }
 
     /// Value heads per key head.
@@ -80,9 +80,9 @@ impl DeltaShape {
         [slots, self.value_heads, self.value_dim, self.key_dim]
     }
 
-    /// Shape of the convolution tails of `slots` slots, bf16.
-    pub fn tails(&self, slots: usize) -> [usize; 3] {
-        [slots, self.taps - 1, self.channels()]
+    /// Shape of the convolution states of `slots` slots, bf16.
+    pub fn conv_states(&self, slots: usize) -> [usize; 3] {
+        [slots, self.conv_width - 1, self.channels()]
     }
 
     /// Most chunks of 64 tokens, each within a segment, of `tokens` tokens in `segments` segments.
@@ -106,7 +106,7 @@ impl DeltaShape {
 
     /// Bytes of a slot.
     pub fn slot_bytes(&self) -> usize {
-        4 * self.states(1).iter().product::<usize>() + 2 * self.tails(1).iter().product::<usize>()
+        4 * self.states(1).iter().product::<usize>() + 2 * self.conv_states(1).iter().product::<usize>()
     }
 }
 

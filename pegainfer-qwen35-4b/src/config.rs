@@ -124,7 +124,7 @@ impl Config {
     /// Parameters that are not in matrices.
     fn small(&self) -> usize {
         let delta = self.delta;
-        let linear = delta.taps * delta.channels() + 2 * delta.value_heads + delta.value_dim;
+        let linear = delta.conv_width * delta.channels() + 2 * delta.value_heads + delta.value_dim;
         let full = 2 * self.shape.head_dim;
         let norms = (2 * self.layers.len() + 1) * self.hidden_size;
         self.count(LayerKind::Linear) * linear + self.count(LayerKind::Full) * full + norms
@@ -177,7 +177,7 @@ fn delta_shape(file: &ConfigFile) -> Result<DeltaShape, ConfigError> {
         value_heads: file.size("linear_num_value_heads")?,
         key_dim: file.size("linear_key_head_dim")?,
         value_dim: file.size("linear_value_head_dim")?,
-        taps: file.size("linear_conv_kernel_dim")?,
+        conv_width: file.size("linear_conv_kernel_dim")?,
     };
     if !shape.value_heads.is_multiple_of(shape.key_heads) {
         return Err(file.invalid("linear_num_value_heads is not a multiple of linear_num_key_heads"));

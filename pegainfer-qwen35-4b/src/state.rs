@@ -36,7 +36,7 @@ impl LayerState {
 
 /// Allocates the state of every layer. On the CPU a page costs memory when it is first written.
 pub fn allocate(exec: &mut Exec, config: &Config, blocks: usize, slots: usize) -> std::io::Result<Vec<LayerState>> {
-    let (states, conv) = (config.delta.states(slots), config.delta.tails(slots));
+    let (states, conv) = (config.delta.states(slots), config.delta.conv_states(slots));
     let mut layer = |kind: &LayerKind| {
         Ok(match kind {
             LayerKind::Linear => LayerState::Linear {

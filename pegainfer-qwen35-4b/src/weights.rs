@@ -123,7 +123,7 @@ impl LinearAttention {
             part("in_proj_b.weight", shape.value_heads),
             part("in_proj_a.weight", shape.value_heads),
         ];
-        let (width, channels) = (shape.taps, shape.channels());
+        let (width, channels) = (shape.conv_width, shape.channels());
         // Stored by channel; the kernels take neighbouring channels of one of the `width` inputs at once.
         let transpose =
             |w: Vec<f32>| (0..width * channels).map(|at| w[at % channels * width + at / channels]).collect();

@@ -32,7 +32,7 @@ pub fn every_step_agrees<E: StepEngine>(
                 tally.step(&mut engine, case, i);
             }
         }
-        tally.judge(least);
+        tally.check(least);
     }
 }
 
@@ -68,7 +68,7 @@ impl Tally {
         }
     }
 
-    fn judge(&self, least: usize) {
+    fn check(&self, least: usize) {
         let Self { target, limits, steps, close, .. } = *self;
         let max = self.errors.iter().copied().fold(0.0, f64::max);
         let mean = self.errors.iter().sum::<f64>() / self.errors.len() as f64;

@@ -158,7 +158,8 @@ impl Conv {
 mod tests {
     use super::*;
 
-    const SHAPE: DeltaShape = DeltaShape { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, taps: 4 };
+    const SHAPE: DeltaShape =
+        DeltaShape { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, conv_width: 4 };
 
     #[test]
     fn there_are_counters_for_a_large_batch() {

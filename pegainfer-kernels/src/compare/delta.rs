@@ -26,7 +26,7 @@ fn shape(projected_width: usize, channels: usize) -> DeltaShape {
     // The projection has z, b and a beside the channels.
     let value_heads = (projected_width - channels) / (DIM + 2);
     let key_heads = (channels - value_heads * DIM) / (2 * DIM);
-    DeltaShape { key_heads, value_heads, key_dim: DIM, value_dim: DIM, taps: CONV_WIDTH }
+    DeltaShape { key_heads, value_heads, key_dim: DIM, value_dim: DIM, conv_width: CONV_WIDTH }
 }
 
 /// Segments of about equal length, in turn: one that goes on in its slot and one that goes on from there, unless each has
@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn widths_say_which_heads() {
         for (key_heads, value_heads) in [(16, 32), (2, 4), (16, 16), (16, 48)] {
-            let expected = DeltaShape { key_heads, value_heads, key_dim: DIM, value_dim: DIM, taps: CONV_WIDTH };
+            let expected = DeltaShape { key_heads, value_heads, key_dim: DIM, value_dim: DIM, conv_width: CONV_WIDTH };
             assert_eq!(shape(expected.projected_width(), expected.channels()), expected);
         }
     }
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_recorded_step_can_be_compared() {
-        let shape = DeltaShape { key_heads: 1, value_heads: 2, key_dim: DIM, value_dim: DIM, taps: CONV_WIDTH };
+        let shape = DeltaShape { key_heads: 1, value_heads: 2, key_dim: DIM, value_dim: DIM, conv_width: CONV_WIDTH };
         let (rows, slots) = (5, 6);
         let mut meta = Exec::meta().unwrap();
         let mut tensor = |name: &str, shape: &[usize], dtype| meta.tensor(name, shape, dtype).unwrap();
@@ -173,7 +173,7 @@ mod tests {
         let norm = &tensor("norm", &[DIM], DType::F32);
         let segments = &tensor("segments", &[rows, SEGMENT_WORDS], DType::U32);
         let mut states = tensor("states", &shape.states(slots), DType::F32);
-        let mut conv_states = tensor("conv_states", &shape.tails(slots), DType::Bf16);
+        let mut conv_states = tensor("conv_states", &shape.conv_states(slots), DType::Bf16);
         let mut mixed = tensor("mixed", &[rows, shape.channels()], DType::Bf16);
         let mut read = tensor("read", &[rows, shape.v_width()], DType::F32);
         let mut out = tensor("out", &[rows, shape.v_width()], DType::Bf16);

@@ -19,12 +19,12 @@ pub(crate) fn causal_conv1d(
     weight: &Tensor,
     segments: &Tensor,
     shape: DeltaShape,
-    tails: &mut Tensor,
+    conv_states: &mut Tensor,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let op = "causal_conv1d";
     check_shape(op, shape)?;
-    let ((tokens, channels), slots) = (out.rows_cols(), tails.rows_cols().0);
+    let ((tokens, channels), slots) = (out.rows_cols(), conv_states.rows_cols().0);
     let (kernel, tile) = match choice {
         Conv::Short => (CausalConv::causal_conv1d_4, 4),
         Conv::Long => (CausalConv::causal_conv1d_16, 16),
@@ -33,7 +33,7 @@ pub(crate) fn causal_conv1d(
         projected,
         weight,
         segments,
-        conv_states: tails,
+        conv_states,
         out,
         channels,
         width: shape.projected_width(),

@@ -112,7 +112,8 @@ mod tests {
     use pegainfer_core::rng;
     use pegainfer_core::tensor::DType;
 
-    const SHAPE: DeltaShape = DeltaShape { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, taps: 4 };
+    const SHAPE: DeltaShape =
+        DeltaShape { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, conv_width: 4 };
 
     #[test]
     fn arguments_are_in_the_order_of_the_parameters() {

@@ -15,7 +15,7 @@ pub(crate) fn decode_delta(
     segments: &Tensor,
     shape: DeltaShape,
     eps: f32,
-    (states, tails): (&mut Tensor, &mut Tensor),
+    (states, conv_states): (&mut Tensor, &mut Tensor),
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let op = "decode_delta";
@@ -35,7 +35,7 @@ pub(crate) fn decode_delta(
         norm,
         segments,
         states: &mut *states,
-        conv_states: &mut *tails,
+        conv_states: &mut *conv_states,
         out,
         counters,
         key_heads: shape.key_heads,
@@ -45,7 +45,7 @@ pub(crate) fn decode_delta(
     let launch = DecodeDelta::decode_delta.launch(gpu, op, arguments)?.overlapped();
     // No other kernel of the step writes the state.
     let launch = launch.early(conv).early(a_log).early(dt_bias).early(norm);
-    let launch = launch.early(segments).early(states).early(tails);
+    let launch = launch.early(segments).early(states).early(conv_states);
     // SAFETY: the op checked the shapes and that there are counters enough, the kernel checks the segments.
     unsafe { launch.run([shape.value_heads, rows, 1], DECODE_THREADS) }
 }

@@ -1,4 +1,4 @@
-//! `ops::gated_delta_rule`: half a head's matrix a block, which walks through a chain of segments.
+//! `ops::gated_delta_rule`: half a head's matrix a block, which scans a chain of segments.
 
 use super::abi::DeltaRecurrent;
 use super::vectors;
@@ -9,10 +9,10 @@ use pegainfer_core::tensor::{OpError, Tensor};
 
 /// The shapes that the kernels of a gated delta rule layer are built for.
 pub(super) fn check_shape(op: &'static str, shape: DeltaShape) -> Result<(), OpError> {
-    let DeltaShape { key_dim, value_dim, taps, .. } = shape;
-    if (key_dim, value_dim, taps) != (DIM, DIM, WIDTH) {
+    let DeltaShape { key_dim, value_dim, conv_width, .. } = shape;
+    if (key_dim, value_dim, conv_width) != (DIM, DIM, WIDTH) {
         let message = format!(
-            "heads of {key_dim} and {value_dim}, {taps} taps: the GPU kernels are built for {DIM}, {DIM} and {WIDTH}"
+            "heads of {key_dim} and {value_dim}, a convolution of width {conv_width}: the GPU kernels are built for {DIM}, {DIM} and {WIDTH}"
         );
         return Err(OpError { op, message });
     }

@@ -10,11 +10,11 @@ use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// Depthwise causal convolution over the channels of q, k and v, then SiLU:
-/// `out[t, c] = silu(Σ_j weight[j, c] * x[t - taps + 1 + j, c])` (transformers `Qwen3_5GatedDeltaNet`, `causal_conv1d`).
+/// `out[t, c] = silu(Σ_j weight[j, c] * x[t - conv_width + 1 + j, c])` (transformers `Qwen3_5GatedDeltaNet`, `causal_conv1d`).
 ///
 /// `projected`: `[tokens, projected_width]` bf16, of which `x` is the first `channels` columns; `weight`:
-/// `[taps, channels]` f32; `segments`: `[segments, SEGMENT_WORDS]` u32, packed [`Segment`]s that follow each other and
-/// cover the tokens; `tails`: bf16, see [`DeltaShape::tails`], where a segment finds the inputs before its first token and
+/// `[conv_width, channels]` f32; `segments`: `[segments, SEGMENT_WORDS]` u32, packed [`Segment`]s that follow each other and
+/// cover the tokens; `conv_states`: bf16, see [`DeltaShape::conv_states`], where a segment finds the inputs before its first token and
 /// leaves its last ones; `out`: `[tokens, channels]` bf16. Sums and SiLU are f32, one rounding at the end. A token's bits do
 /// not depend on how its sequence is cut into segments. The CUDA kernel reads `segments` and `weight` while the kernel
 /// before it still runs: no kernel of the same step may write them.
@@ -24,17 +24,18 @@ pub fn causal_conv1d(
     weight: &Tensor,
     segments: &Tensor,
     shape: DeltaShape,
-    tails: &mut Tensor,
+    conv_states: &mut Tensor,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let c = Check("causal_conv1d");
-    check(c, projected, weight, segments, shape, tails, out)?;
+    check(c, projected, weight, segments, shape, conv_states, out)?;
     exec.record(|device| {
         let kernel = if let Device::Cpu(isa) = device { isa.name() } else { Conv::choose(out.rows_cols().0).name() };
         let [bytes, flops] = cost(weight, segments, shape, out);
-        OpRecord::new(c.0, kernel, &[projected, weight, segments, tails], &[out, tails], flops).with_bytes(bytes)
+        OpRecord::new(c.0, kernel, &[projected, weight, segments, conv_states], &[out, conv_states], flops)
+            .with_bytes(bytes)
     });
-    dispatch(c, exec, projected, weight, segments, shape, tails, out)
+    dispatch(c, exec, projected, weight, segments, shape, conv_states, out)
 }
 
 pub(super) fn check(
@@ -43,23 +44,23 @@ pub(super) fn check(
     weight: &Tensor,
     segments: &Tensor,
     shape: DeltaShape,
-    tails: &Tensor,
+    conv_states: &Tensor,
     out: &Tensor,
 ) -> Result<(), OpError> {
-    let (tokens, slots, channels) = (projected.rows_cols().0, tails.rows_cols().0, shape.channels());
+    let (tokens, slots, channels) = (projected.rows_cols().0, conv_states.rows_cols().0, shape.channels());
     check_layer(c, segments, shape)?;
     c.is(projected, DType::Bf16, &[tokens, shape.projected_width()])?;
-    c.is(weight, DType::F32, &[shape.taps, channels])?;
-    c.is(tails, DType::Bf16, &shape.tails(slots))?;
+    c.is(weight, DType::F32, &[shape.conv_width, channels])?;
+    c.is(conv_states, DType::Bf16, &shape.conv_states(slots))?;
     c.is(out, DType::Bf16, &[tokens, channels])
 }
 
 /// Bytes and floating-point operations.
 pub(super) fn cost(weight: &Tensor, segments: &Tensor, shape: DeltaShape, out: &Tensor) -> [u64; 2] {
     let (tokens, channels) = out.rows_cols();
-    let tails = 2 * segments.rows_cols().0 * (shape.taps - 1) * channels * DType::Bf16.size();
-    let bytes = 2 * out.bytes() + tails as u64 + weight.bytes() + segments.bytes();
-    [bytes, (tokens * channels * (2 * shape.taps + 4)) as u64]
+    let conv_states = 2 * segments.rows_cols().0 * (shape.conv_width - 1) * channels * DType::Bf16.size();
+    let bytes = 2 * out.bytes() + conv_states as u64 + weight.bytes() + segments.bytes();
+    [bytes, (tokens * channels * (2 * shape.conv_width + 4)) as u64]
 }
 
 /// Runs the op on checked operands.
@@ -71,27 +72,37 @@ pub(super) fn dispatch(
     weight: &Tensor,
     segments: &Tensor,
     shape: DeltaShape,
-    tails: &mut Tensor,
+    conv_states: &mut Tensor,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     match exec.device() {
         Device::Cpu(isa) => {
-            check_segments(c, segments.host(), projected.rows_cols().0, tails.rows_cols().0)?;
+            check_segments(c, segments.host(), projected.rows_cols().0, conv_states.rows_cols().0)?;
             let inputs =
                 Inputs { projected: projected.host(), weight: weight.host(), segments: segments.host(), shape };
-            causal_conv::run(isa, &inputs, tails.host_mut(), out.host_mut());
+            causal_conv::run(isa, &inputs, conv_states.host_mut(), out.host_mut());
             Ok(())
         }
-        Device::Cuda => {
-            cuda::causal_conv1d(exec, Conv::choose(out.rows_cols().0), projected, weight, segments, shape, tails, out)
-        }
+        Device::Cuda => cuda::causal_conv1d(
+            exec,
+            Conv::choose(out.rows_cols().0),
+            projected,
+            weight,
+            segments,
+            shape,
+            conv_states,
+            out,
+        ),
         Device::Meta => Ok(()),
     }
 }
 
 /// Checks what the ops of a gated delta rule layer have in common.
 pub(super) fn check_layer(check: Check, segments: &Tensor, shape: DeltaShape) -> Result<(), OpError> {
-    check.that(shape.is_supported(), "heads do not group, a head is no multiple of 16, or taps are not 2 to 8")?;
+    check.that(
+        shape.is_supported(),
+        "heads do not group, a head is no multiple of 16, or the convolution's width is not 2 to 8",
+    )?;
     check.is(segments, DType::U32, &[segments.rows_cols().0, SEGMENT_WORDS])
 }
 
@@ -114,12 +125,12 @@ mod tests {
     use half::bf16;
 
     const SHAPES: [DeltaShape; 2] = [
-        DeltaShape { key_heads: 2, value_heads: 4, key_dim: 32, value_dim: 48, taps: 4 },
-        DeltaShape { key_heads: 1, value_heads: 1, key_dim: 16, value_dim: 16, taps: 2 },
+        DeltaShape { key_heads: 2, value_heads: 4, key_dim: 32, value_dim: 48, conv_width: 4 },
+        DeltaShape { key_heads: 1, value_heads: 1, key_dim: 16, value_dim: 16, conv_width: 2 },
     ];
 
     fn weight(host: &mut Host, shape: DeltaShape) -> Tensor {
-        let mut weight = host.zeros("weight", &[shape.taps, shape.channels()], DType::F32);
+        let mut weight = host.zeros("weight", &[shape.conv_width, shape.channels()], DType::F32);
         let values = bf16s(weight.elements(), 5);
         weight.host_mut::<f32>().iter_mut().zip(values).for_each(|(to, value)| *to = value.to_f32() + 0.001);
         weight
@@ -137,35 +148,36 @@ mod tests {
             for shape in SHAPES {
                 let (tokens, channels, width) = (9, shape.channels(), shape.projected_width());
                 let x = bf16s(tokens * width, 1);
-                let past = bf16s(3 * (shape.taps - 1) * channels, 2);
+                let past = bf16s(3 * (shape.conv_width - 1) * channels, 2);
                 let (projected, w) = (host.bf16("projected", &[tokens, width], &x), weight(&mut host, shape));
-                let mut tails = host.bf16("tails", &shape.tails(3), &past);
+                let mut conv_states = host.bf16("conv_states", &shape.conv_states(3), &past);
                 // The second sequence goes on from slot 2; the first one's tail is left behind in slot 0.
                 let cut = segments(&mut host, &[[0, 5, NO_STATE, 0], [5, 9, 2, 1]]);
                 let mut out = host.zeros("out", &[tokens, channels], DType::Bf16);
-                causal_conv1d(&mut host.exec, &projected, &w, &cut, shape, &mut tails, &mut out).unwrap();
+                causal_conv1d(&mut host.exec, &projected, &w, &cut, shape, &mut conv_states, &mut out).unwrap();
                 let input = |t: i64, c: usize, second: bool| match (t, second) {
                     (0.., _) => x[t as usize * width + c].to_f64(),
                     (_, false) => 0.0,
-                    (_, true) => past[(3 * (shape.taps - 1)) * channels - (-t as usize) * channels + c].to_f64(),
+                    (_, true) => past[(3 * (shape.conv_width - 1)) * channels - (-t as usize) * channels + c].to_f64(),
                 };
                 let value = |i: usize| {
                     let (t, c) = ((i / channels) as i64, i % channels);
                     let (start, second) = if t < 5 { (0, false) } else { (5, true) };
                     let tap = |j: usize| {
-                        let local = t - start - (shape.taps as i64 - 1) + j as i64;
+                        let local = t - start - (shape.conv_width as i64 - 1) + j as i64;
                         let x = if local >= 0 { input(local + start, c, second) } else { input(local, c, second) };
                         f64::from(w.host::<f32>()[j * channels + c]) * x
                     };
-                    let sum: f64 = (0..shape.taps).map(tap).sum();
+                    let sum: f64 = (0..shape.conv_width).map(tap).sum();
                     sum / (1.0 + (-sum).exp())
                 };
                 let expected: Vec<f64> = (0..tokens * channels).map(value).collect();
                 close(out.host::<bf16>(), &expected, 1.01 / 256.0, 1e-5);
                 for (slot, end) in [(0, 5), (1, 9)] {
-                    for i in 0..shape.taps - 1 {
-                        let t = end + 1 - shape.taps + i;
-                        let kept = &tails.host::<bf16>()[(slot * (shape.taps - 1) + i) * channels..][..channels];
+                    for i in 0..shape.conv_width - 1 {
+                        let t = end + 1 - shape.conv_width + i;
+                        let kept =
+                            &conv_states.host::<bf16>()[(slot * (shape.conv_width - 1) + i) * channels..][..channels];
                         assert_eq!(kept, &x[t * width..][..channels]);
                     }
                 }
@@ -181,11 +193,11 @@ mod tests {
             let projected = host.bf16("projected", &[tokens, width], &bf16s(tokens * width, 3));
             let w = weight(&mut host, shape);
             let mut run = |cuts: &[[u32; 4]]| {
-                let mut tails = host.zeros("tails", &shape.tails(2), DType::Bf16);
+                let mut conv_states = host.zeros("conv_states", &shape.conv_states(2), DType::Bf16);
                 let mut out = host.zeros("out", &[tokens, channels], DType::Bf16);
                 let cuts = segments(&mut host, cuts);
-                causal_conv1d(&mut host.exec, &projected, &w, &cuts, shape, &mut tails, &mut out).unwrap();
-                let tail = tails.host::<bf16>()[(shape.taps - 1) * channels..].to_vec();
+                causal_conv1d(&mut host.exec, &projected, &w, &cuts, shape, &mut conv_states, &mut out).unwrap();
+                let tail = conv_states.host::<bf16>()[(shape.conv_width - 1) * channels..].to_vec();
                 (out.host::<bf16>().to_vec(), tail)
             };
             let whole = run(&[[0, 12, NO_STATE, 1]]);
@@ -200,7 +212,7 @@ mod tests {
             let (channels, width) = (shape.channels(), shape.projected_width());
             let projected = host.zeros("projected", &[tokens, width], DType::Bf16);
             let w = weight(&mut host, shape);
-            let mut tails = host.zeros("tails", &shape.tails(2), DType::Bf16);
+            let mut conv_states = host.zeros("conv_states", &shape.conv_states(2), DType::Bf16);
             let mut out = host.zeros("out", &[tokens, channels], DType::Bf16);
             for (cut, message) in [
                 ([0, 2, 0, 0], "segments do not cover the tokens"),
@@ -209,7 +221,7 @@ mod tests {
                 ([0, 3, NO_STATE, 2], "a slot is out of range"),
             ] {
                 let cut = segments(&mut host, &[cut]);
-                let result = causal_conv1d(&mut host.exec, &projected, &w, &cut, shape, &mut tails, &mut out);
+                let result = causal_conv1d(&mut host.exec, &projected, &w, &cut, shape, &mut conv_states, &mut out);
                 assert_eq!(result.unwrap_err().message, message);
             }
         });
@@ -221,16 +233,16 @@ mod tests {
             let (shape, tokens) = (SHAPES[0], 6);
             let (channels, width) = (shape.channels(), shape.projected_width());
             let projected = host.bf16("projected", &[tokens, width], &bf16s(tokens * width, 3));
-            let (w, past) = (weight(&mut host, shape), bf16s(2 * (shape.taps - 1) * channels, 4));
+            let (w, past) = (weight(&mut host, shape), bf16s(2 * (shape.conv_width - 1) * channels, 4));
             let mut run = |to: [u32; 2]| {
-                let mut tails = host.bf16("tails", &shape.tails(2), &past);
+                let mut conv_states = host.bf16("conv_states", &shape.conv_states(2), &past);
                 let mut out = host.zeros("out", &[tokens, channels], DType::Bf16);
                 let cuts = segments(&mut host, &[[0, 4, 0, to[0]], [4, 6, NO_STATE, to[1]]]);
-                causal_conv1d(&mut host.exec, &projected, &w, &cuts, shape, &mut tails, &mut out).unwrap();
-                (out.host::<bf16>().to_vec(), tails.host::<bf16>().to_vec())
+                causal_conv1d(&mut host.exec, &projected, &w, &cuts, shape, &mut conv_states, &mut out).unwrap();
+                (out.host::<bf16>().to_vec(), conv_states.host::<bf16>().to_vec())
             };
-            let (out, tails) = run([NO_STATE; 2]);
-            assert_eq!(tails, past);
+            let (out, conv_states) = run([NO_STATE; 2]);
+            assert_eq!(conv_states, past);
             assert!(out == run([0, 1]).0);
         });
     }

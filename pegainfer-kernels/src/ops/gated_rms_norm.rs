@@ -84,7 +84,7 @@ mod tests {
     fn matches_f64() {
         Host::each(|mut host| {
             for (tokens, value_heads, value_dim) in [(1, 1, 16), (3, 4, 48), (40, 6, 128)] {
-                let shape = DeltaShape { key_heads: 1, value_heads, key_dim: 16, value_dim, taps: 4 };
+                let shape = DeltaShape { key_heads: 1, value_heads, key_dim: 16, value_dim, conv_width: 4 };
                 let (width, columns) = (shape.v_width(), shape.projected_width());
                 let mut f32s = |name: &str, shape: &[usize], seed: u64| {
                     let mut tensor = host.zeros(name, shape, DType::F32);

@@ -171,7 +171,7 @@ fn qwen35_4b() -> qwen35::config::Config {
         layers: vec![LayerKind::Linear, LayerKind::Full],
         shape: HeadShape { heads: 16, kv_heads: 4, head_dim: 256 },
         rotary_dim: 64,
-        delta: ops::DeltaShape { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, taps: 4 },
+        delta: ops::DeltaShape { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, conv_width: 4 },
         rms_norm_eps: 1e-6,
         rope_theta: 1e7,
         max_position_embeddings: 262_144,
