@@ -43,7 +43,8 @@ async fn read_bounded(body: Body, headers: &HeaderMap, options: &Options) -> Res
         return Err(too_large(limit));
     }
     let mut frames = body.into_data_stream();
-    let mut bytes = Vec::with_capacity(announced.unwrap_or(0).min(limit));
+    // It grows as bytes come: what is announced costs the client nothing.
+    let mut bytes = Vec::new();
     let mut total = 0;
     while let Some(frame) = timeout(options.client_timeout, frames.next()).await.map_err(|_| too_slow(options))? {
         let frame = frame

@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[cfg(target_os = "linux")]
+pub mod attack;
 pub mod client;
 pub mod hub;
 pub mod mock;
