@@ -182,7 +182,7 @@ fn impossible_requests_are_refused_at_submit() {
     assert!(matches!(refusal(request(50, 51)), SubmitError::ContextExceeded { .. }));
     assert!(matches!(refusal(request(50, usize::MAX)), SubmitError::ContextExceeded { .. }));
     assert!(matches!(refusal(request(60, 10)), SubmitError::NeverFits { needed: 69, capacity: 64 }));
-    let invalid = GenerateRequest { prompt: vec![1, 10], ..request(1, 1) };
+    let invalid = GenerateRequest { prompt: vec![1, 10].into(), ..request(1, 1) };
     assert!(matches!(refusal(invalid), SubmitError::InvalidToken { id: 10, .. }));
     assert!(handle.submit(request(50, 15)).is_ok());
 }

@@ -22,17 +22,9 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     checkpoint.tokenizer.check_vocab(limits.vocab_size)?;
     let capacity = limits.max_model_len.saturating_sub(prompt.len()).max(1);
     let request = GenerateRequest {
-        prompt,
-        max_tokens: args.max_tokens.get().min(capacity),
         sampling,
         logits_processors: checkpoint.defaults.logits_processors(limits.vocab_size)?,
-        grammar: None,
-        prompt_logprobs: None,
-        priority: 0,
-        stop_token_ids: vec![],
-        ignore_eos: false,
-        logprobs: None,
-        cache_salt: 0,
+        ..GenerateRequest::greedy(prompt, args.max_tokens.get().min(capacity))
     };
     let started = Instant::now();
     let mut stream = engine.handle.submit(request)?;

@@ -181,7 +181,7 @@ fn several_prompts_give_several_choices() {
         assert!(choices.iter().all(|c| c["text"] == " a cat"));
         assert_eq!(response["usage"]["completion_tokens"], 9);
     }
-    assert_eq!(control.last().prompt, [4, 5, 6]);
+    assert_eq!(*control.last().prompt, [4, 5, 6]);
     let body = json!({"prompt": [[1], [2]], "stream": true, "stream_options": {"include_usage": true}});
     let events = post(server.address, COMPLETIONS, &body).events();
     for index in 0..2 {
@@ -263,11 +263,11 @@ fn a_chat_may_use_the_rest_of_the_context() {
     assert_eq!(request.max_tokens, 512 - request.prompt.len());
     let tokenizer = tokenizer();
     let prompt = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n";
-    assert_eq!(request.prompt, tokenizer.encode(prompt, false).unwrap());
+    assert_eq!(*request.prompt, tokenizer.encode(prompt, false).unwrap());
 
     let open = json!({"chat_template_kwargs": {"enable_thinking": true}, "max_tokens": 5});
     post_ok(server.address, CHAT, &with(chat("hi"), open));
-    assert_eq!(control.last().prompt, tokenizer.encode(prompt.split("<think>").next().unwrap(), false).unwrap());
+    assert_eq!(*control.last().prompt, tokenizer.encode(prompt.split("<think>").next().unwrap(), false).unwrap());
     assert_eq!(control.last().max_tokens, 5);
     let parts = json!([{"type": "text", "text": "hi"}]);
     post_ok(server.address, CHAT, &json!({"messages": [{"role": "user", "content": parts}]}));

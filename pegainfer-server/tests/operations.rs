@@ -176,7 +176,7 @@ fn tokenize_counts_a_conversation_as_the_template_writes_it() {
     let chat = json!({"messages": [{"role": "user", "content": "hi"}]});
     let tokens = post_ok(server.address, "/tokenize", &chat)["tokens"].clone();
     post_ok(server.address, "/v1/chat/completions", &chat);
-    assert_eq!(tokens, json!(control.last().prompt), "what a chat request would run");
+    assert_eq!(tokens, json!(*control.last().prompt), "what a chat request would run");
     let mut open = chat.clone();
     open["add_generation_prompt"] = json!(false);
     let response = post_ok(server.address, "/tokenize", &open);

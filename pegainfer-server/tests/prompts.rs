@@ -106,7 +106,7 @@ fn long_prompts_are_cut_where_the_client_says() {
     let ids: Vec<u32> = (300..900).collect();
     let cut = |fields: Value| {
         post_ok(server.address, COMPLETIONS, &with(json!({"prompt": ids, "max_tokens": 12}), fields));
-        control.last().prompt
+        control.last().prompt.to_vec()
     };
     assert_eq!(cut(json!({"truncate_prompt_tokens": 5})), ids[595..]);
     assert_eq!(cut(json!({"truncate_prompt_tokens": 5, "truncation_side": "right"})), ids[..5]);

@@ -28,8 +28,11 @@ pub struct RequestId(pub u64);
 /// One prompt and how to continue it. Text stays in the server: this is token ids only.
 #[derive(Debug, Clone)]
 pub struct GenerateRequest {
-    /// Prompt token ids, at least one.
-    pub prompt: Vec<u32>,
+    /// Prompt token ids, at least one; choices of one prompt share them.
+    pub prompt: Arc<[u32]>,
+    /// An earlier request with the same prompt and salt: this one is admitted when that prompt is computed, and finds it in
+    /// the prefix cache. Ignored once that request has ended.
+    pub same_prompt_as: Option<RequestId>,
     /// Tokens to generate at most, at least one.
     pub max_tokens: usize,
     /// How each token is drawn.
@@ -50,15 +53,19 @@ pub struct GenerateRequest {
     pub prompt_logprobs: Option<usize>,
     /// Requests of lower numbers are taken from the queue first; those that run go on.
     pub priority: i32,
+    /// Whose request this is. Requests of equal priority are taken from the queue in turn: one of each tenant, then the next
+    /// one of each.
+    pub tenant: u64,
     /// Requests share cached prefixes only with requests of the same salt.
     pub cache_salt: u64,
 }
 
 impl GenerateRequest {
     /// A request for up to `max_tokens` tokens, each the most likely one, that asks for nothing else.
-    pub fn greedy(prompt: Vec<u32>, max_tokens: usize) -> Self {
+    pub fn greedy(prompt: impl Into<Arc<[u32]>>, max_tokens: usize) -> Self {
         Self {
-            prompt,
+            prompt: prompt.into(),
+            same_prompt_as: None,
             max_tokens,
             sampling: SamplingParams::greedy(),
             logits_processors: None,
@@ -68,6 +75,7 @@ impl GenerateRequest {
             logprobs: None,
             prompt_logprobs: None,
             priority: 0,
+            tenant: 0,
             cache_salt: 0,
         }
     }

@@ -11,6 +11,7 @@ mod slot_pool;
 mod state;
 mod state_slots;
 mod step;
+mod turns;
 
 pub use engine_core::{EngineCore, STEPS_IN_FLIGHT, StepExecutor, TokenBudget};
 pub use graphs::{GRAPH_SIZES, Graphs, Launches};

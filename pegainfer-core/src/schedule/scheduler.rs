@@ -9,8 +9,11 @@
 //! known in advance; that it draws an end-of-text or stop token is not, and then it has one row too many in the later
 //! step, whose token is dropped. Blocks stay with their sequence until no step in flight uses them.
 //!
-//! Order: sequences are served by priority, then by arrival. Each step first gives one token to every decoding sequence,
-//! then fills the token budget with prefill chunks, oldest first, then admits waiting requests. How large the budget is and
+//! Order: waiting requests are admitted by priority, then by turn, which is fair to the tenants (turns.rs), then by arrival.
+//! Where all sequence slots are taken and one tenant has at least two more than a waiting one, its youngest sequence is
+//! preempted for that one. Each step first gives one token to every decoding sequence,
+//! then fills the token budget with prefill chunks, oldest first, then admits waiting requests; one that has the
+//! prompt of an earlier request waits until that is computed. How large the budget is and
 //! whether admission waits for more requests is the admission policy (policy.rs). When the KV pool runs out, the youngest
 //! running sequence gives its blocks back and waits at the front of the queue; its tokens are recomputed later (mostly
 //! from the prefix cache). That happens only when nothing is in flight. The oldest sequence always progresses, so every
@@ -22,6 +25,7 @@ mod running;
 use super::sequence::Sequence;
 use super::state::SequenceState;
 use super::step::{Outcome, Step};
+use super::turns::Turns;
 use crate::engine::{EngineStats, EventBatch, GenerateRequest, RequestId, TokenEvent};
 use crate::grammar::GrammarTracker;
 use crate::kv::BlockPool;
@@ -49,6 +53,7 @@ pub struct Scheduler<S: SequenceState = ()> {
     state: S,
     /// Not running, in the order in which they will; preempted sequences come before those that never ran.
     waiting: VecDeque<Sequence<S::Slot>>,
+    turns: Turns,
     /// Holding blocks, oldest first.
     running: Running<S::Slot>,
     /// Steps planned and not committed.
@@ -60,16 +65,21 @@ impl<S: SequenceState> Scheduler<S> {
     /// A scheduler without requests over an unused pool, and an unused `state`.
     pub fn new(config: SchedulerConfig, pool: BlockPool, state: S) -> Self {
         assert!(config.max_num_seqs >= 1 && config.max_num_batched_tokens >= config.max_num_seqs);
-        let (waiting, running) = (VecDeque::new(), Running::new());
-        Self { config, pool, state, waiting, running, in_flight: 0, stats: EngineStats::default() }
+        let (waiting, turns, running) = (VecDeque::new(), Turns::default(), Running::new());
+        Self { config, pool, state, waiting, turns, running, in_flight: 0, stats: EngineStats::default() }
     }
 
     /// Queues a request that passed `EngineLimits::check`.
     pub fn add(&mut self, id: RequestId, request: GenerateRequest) {
+        if self.waiting.is_empty() {
+            self.turns.clear();
+        }
+        let turn = self.turns.arrive(request.priority, request.tenant);
         // Behind what has run before: that is older, and is to end.
-        let later = |seq: &Sequence<S::Slot>| !seq.admitted && seq.request.priority > request.priority;
+        let order = (request.priority, turn);
+        let later = |seq: &Sequence<S::Slot>| !seq.admitted && (seq.request.priority, seq.turn) > order;
         let at = self.waiting.iter().position(later).unwrap_or(self.waiting.len());
-        self.waiting.insert(at, Sequence::new(id, request, &self.pool));
+        self.waiting.insert(at, Sequence::new(id, request, turn, &self.pool));
     }
 
     /// Drops a request. One that is in a step in flight keeps its blocks until that is committed.

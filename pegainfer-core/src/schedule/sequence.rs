@@ -16,7 +16,10 @@ pub(super) struct Sequence<L> {
     /// While it runs: its index among the running sequences.
     pub index: usize,
     pub request: GenerateRequest,
-    /// Prompt, then what was generated, as far as it is known.
+    /// Its turn among the waiting requests of its priority, see `Turns`.
+    pub turn: u64,
+    /// Prompt, then what was generated, as far as it is known. Empty until the first admission: a long queue must not take
+    /// memory for a copy of each prompt.
     pub tokens: Vec<u32>,
     pub prompt_len: usize,
     /// Tokens that follow `tokens` and are drawn by steps in flight.
@@ -46,17 +49,18 @@ pub(super) struct Sequence<L> {
 }
 
 impl<L: Default> Sequence<L> {
-    pub fn new(id: RequestId, mut request: GenerateRequest, pool: &BlockPool) -> Self {
-        let tokens = std::mem::take(&mut request.prompt);
+    pub fn new(id: RequestId, mut request: GenerateRequest, turn: u64, pool: &BlockPool) -> Self {
         let table = BlockTable::new(pool, request.cache_salt);
         let prompt_logprobs = request.prompt_logprobs.map(|_| Vec::new());
-        let logits_processors = request.logits_processors.take().map(|all| LogitsProcessorState::new(all, &tokens));
+        let logits_processors =
+            request.logits_processors.take().map(|all| LogitsProcessorState::new(all, &request.prompt));
         let grammar = request.grammar.take().map(|grammar| GrammarTracker::new(&*grammar));
         Self {
             id,
             index: 0,
-            prompt_len: tokens.len(),
-            tokens,
+            turn,
+            prompt_len: request.prompt.len(),
+            tokens: Vec::new(),
             request,
             unknown: 0,
             sample: 0,
@@ -79,9 +83,21 @@ impl<L: Default> Sequence<L> {
         self.cancelled || self.finished
     }
 
+    /// Copies the prompt before the first admission.
+    pub fn begin(&mut self) {
+        if self.tokens.is_empty() {
+            self.tokens = self.request.prompt.to_vec();
+        }
+    }
+
     /// Tokens so far, the unknown ones included.
     pub fn len(&self) -> usize {
-        self.tokens.len() + self.unknown
+        self.tokens.len().max(self.prompt_len) + self.unknown
+    }
+
+    /// Whether the KV of the whole prompt is computed and known to be.
+    pub fn has_prompt(&self) -> bool {
+        self.tokens.len() > self.prompt_len
     }
 
     /// Tokens to compute before the next one can be sampled: 1 while decoding, 0 when there is no next one, or none yet

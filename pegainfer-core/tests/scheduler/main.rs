@@ -18,7 +18,7 @@ mod requests;
 mod world;
 
 use kinds::{InPlace, Kind, KvOnly, Recurrent};
-use pegainfer_core::engine::{GenerateRequest, RequestId, TokenEvent};
+use pegainfer_core::engine::{EventBatch, GenerateRequest, RequestId, TokenEvent};
 use pegainfer_core::grammar::{Grammar, Matcher};
 use pegainfer_core::kv::BlockPool;
 use pegainfer_core::logits_processors::TokenMask;
@@ -86,7 +86,7 @@ fn snapshots_leave_a_slot_for_every_sequence() {
     };
     let mut scheduler = Scheduler::new(config, BlockPool::new(99, block_tokens), StateSlots::new(slots));
     for id in 0..sequences as u64 {
-        let prompt = (0..100).map(|i| (7 * id as u32 + i) % VOCAB).collect();
+        let prompt: Vec<u32> = (0..100).map(|i| (7 * id as u32 + i) % VOCAB).collect();
         scheduler.add(RequestId(id), GenerateRequest::greedy(prompt, 9));
     }
     let (step, admitted) = scheduler.plan(false);
@@ -201,10 +201,10 @@ fn admission_can_be_delayed_and_a_step_takes_all_prompts_unless_many_decode() {
             let tokens = vec![2; step.samples.len()];
             scheduler.commit(&step, Outcome { logprobs: vec![None; tokens.len()], tokens });
         }
-        scheduler.add(RequestId(100), GenerateRequest { prompt: vec![6; 2000], ..plain(9) });
+        scheduler.add(RequestId(100), GenerateRequest { prompt: vec![6; 2000].into(), ..plain(9) });
         assert_eq!(scheduler.delayable_tokens(), None, "one alone does not wait");
         for id in 101..112 {
-            scheduler.add(RequestId(id), GenerateRequest { prompt: vec![id as u32; 2000], ..plain(9) });
+            scheduler.add(RequestId(id), GenerateRequest { prompt: vec![id as u32; 2000].into(), ..plain(9) });
         }
         assert_eq!(scheduler.delayable_tokens(), Some(24_000));
         if decoding > 0 {
@@ -216,4 +216,73 @@ fn admission_can_be_delayed_and_a_step_takes_all_prompts_unless_many_decode() {
         assert_eq!(scheduler.plan(false).0.tokens.len(), tokens);
         assert_eq!(scheduler.delayable_tokens(), left, "the others have been admitted");
     }
+}
+
+/// Runs the next step, which draws token 2 everywhere; returns its number of input tokens and its events.
+fn run_step(scheduler: &mut Scheduler) -> (usize, EventBatch) {
+    let (step, mut events) = scheduler.plan(false);
+    if step.is_empty() {
+        return (0, events);
+    }
+    let tokens = vec![2; step.samples.len()];
+    events.extend(scheduler.commit(&step, Outcome { logprobs: vec![None; tokens.len()], tokens }));
+    (step.tokens.len(), events)
+}
+
+#[test]
+fn choices_of_one_prompt_compute_it_once() {
+    let mut scheduler = scheduler(8, 512, 256);
+    let prompt: Vec<u32> = (0..100).map(|i| i % VOCAB).collect();
+    let choice = |same_prompt_as| GenerateRequest {
+        ignore_eos: true,
+        same_prompt_as,
+        ..GenerateRequest::greedy(prompt.clone(), 4)
+    };
+    scheduler.add(RequestId(0), choice(None));
+    for id in 1..4 {
+        scheduler.add(RequestId(id), choice(Some(RequestId(0))));
+    }
+    scheduler.add(RequestId(4), plain(4));
+    assert_eq!(run_step(&mut scheduler).0, 100 + 20, "one prompt, and the request behind the other choices");
+    let (tokens, events) = run_step(&mut scheduler);
+    assert_eq!(tokens, 3 * 4 + 2, "96 tokens are in full blocks");
+    let cached = |(_, event): &(RequestId, TokenEvent)| matches!(event, TokenEvent::Admitted { cached_tokens: 96 });
+    assert_eq!(events.iter().filter(|event| cached(event)).count(), 3);
+}
+
+#[test]
+fn choices_go_on_when_the_first_one_is_cancelled() {
+    let mut scheduler = scheduler(8, 512, 256);
+    let choice = |same_prompt_as| GenerateRequest { same_prompt_as, ..plain(4) };
+    scheduler.add(RequestId(0), choice(None));
+    scheduler.add(RequestId(1), choice(Some(RequestId(0))));
+    scheduler.cancel(RequestId(0));
+    assert_eq!(run_step(&mut scheduler).0, 20);
+}
+
+#[test]
+fn a_tenant_with_many_requests_does_not_starve_another() {
+    let mut scheduler = scheduler(4, 64, 256);
+    let request = |tenant| GenerateRequest { tenant, ..plain(40) };
+    for id in 0..20 {
+        scheduler.add(RequestId(id), request(1));
+    }
+    (0..3).for_each(|_| drop(run_step(&mut scheduler)));
+    scheduler.add(RequestId(100), request(2));
+    scheduler.add(RequestId(101), request(2));
+    scheduler.add(RequestId(102), request(2));
+    let mut admitted = vec![];
+    for _ in 0..3 {
+        let (_, events) = run_step(&mut scheduler);
+        admitted.extend(events.iter().filter(|(_, e)| matches!(e, TokenEvent::Admitted { .. })).map(|(id, _)| id.0));
+    }
+    assert_eq!(admitted, [100, 101], "each tenant has two of the four slots");
+    assert_eq!(scheduler.stats().preemptions, 2);
+    let mut finished = vec![];
+    while scheduler.has_work() {
+        let (_, events) = run_step(&mut scheduler);
+        finished.extend(events.iter().filter(|(_, e)| matches!(e, TokenEvent::Finished { .. })).map(|(id, _)| id.0));
+    }
+    finished.sort_unstable();
+    assert_eq!(finished, Vec::from_iter((0..20).chain(100..103)));
 }

@@ -77,7 +77,7 @@ pub fn random_request(rng: &mut Rng, limits: &EngineLimits, scale: usize) -> Gen
     let family = rng.below(4) as u64;
     let own_from = rng.below(60 * scale);
     let own = rng.next();
-    let prompt = (0..prompt_len)
+    let prompt: Vec<u32> = (0..prompt_len)
         .map(|i| (mix(if i < own_from { family } else { own } ^ i as u64) % u64::from(VOCAB)) as u32)
         .collect();
     let max_tokens = rng.below(if long { limits.max_model_len } else { 80 * scale });
@@ -86,6 +86,8 @@ pub fn random_request(rng: &mut Rng, limits: &EngineLimits, scale: usize) -> Gen
         ignore_eos: rng.chance(60),
         prompt_logprobs: rng.chance(10).then_some(0),
         cache_salt: rng.below(2) as u64,
+        priority: rng.below(2) as i32,
+        tenant: rng.below(3) as u64,
         ..GenerateRequest::greedy(prompt, max_tokens)
     }
 }

@@ -21,6 +21,8 @@ struct Open {
     /// Sample rows that were planned for it.
     drawn: usize,
     admitted: bool,
+    prompt: Arc<[u32]>,
+    cache_salt: u64,
     prompt_len: usize,
     /// Tokens of the prompt whose log-probabilities are to come.
     prompt_logprobs: Option<Vec<u32>>,
@@ -124,6 +126,11 @@ impl<K: Kind> World<K> {
     /// A request comes; one that can never run is refused.
     fn arrive(&mut self) {
         let mut request = random_request(&mut self.rng, &self.limits, K::SCALE);
+        // Another choice of a prompt that is open.
+        if let Some(first) = self.random_open().filter(|_| self.rng.chance(20)) {
+            (request.prompt, request.cache_salt) = (self.open[&first].prompt.clone(), self.open[&first].cache_salt);
+            request.same_prompt_as = Some(first);
+        }
         let params = random_params(&mut self.rng, &request);
         request.logits_processors = LogitsProcessors::new(params.clone(), self.limits.vocab_size).unwrap();
         if params.allowed_token_ids.is_none() && self.rng.chance(5) {
@@ -138,17 +145,24 @@ impl<K: Kind> World<K> {
         self.submitted += 1;
         let (expected, prompt_len) = (continuation(&request, &params), request.prompt.len());
         let prompt_logprobs = request.prompt_logprobs.map(|_| request.prompt[1..].to_vec());
+        let (prompt, cache_salt) = (request.prompt.clone(), request.cache_salt);
         self.scheduler.add(id, request);
         let (got, arrived) = (vec![], self.steps);
-        self.open.insert(id, Open { expected, got, drawn: 0, admitted: false, prompt_len, prompt_logprobs, arrived });
+        let (drawn, admitted) = (0, false);
+        let open = Open { expected, got, drawn, admitted, prompt, cache_salt, prompt_len, prompt_logprobs, arrived };
+        self.open.insert(id, open);
+    }
+
+    /// Some open request, if there is one.
+    fn random_open(&mut self) -> Option<RequestId> {
+        let mut ids: Vec<RequestId> = self.open.keys().copied().collect();
+        ids.sort_unstable();
+        (!ids.is_empty()).then(|| ids[self.rng.below(ids.len())])
     }
 
     /// Drops some open request, now and then; a second time changes nothing.
     fn cancel(&mut self) {
-        let mut ids: Vec<RequestId> = self.open.keys().copied().collect();
-        ids.sort_unstable();
-        if !ids.is_empty() && self.rng.chance(4) {
-            let id = ids[self.rng.below(ids.len())];
+        if let Some(id) = self.random_open().filter(|_| self.rng.chance(4)) {
             self.scheduler.cancel(id);
             self.scheduler.cancel(id);
             self.open.remove(&id);

@@ -4,7 +4,6 @@ use super::http::Api;
 use super::stats::Sample;
 use anyhow::{Result, bail, ensure};
 use pegainfer_core::engine::{EngineHandle, GenerateRequest, TokenEvent};
-use pegainfer_core::sampling::SamplingParams;
 use std::time::Instant;
 
 /// The system under test.
@@ -40,19 +39,7 @@ impl Client {
 }
 
 async fn submit(engine: &EngineHandle, prompt: &[u32], output_len: usize, salt: u64) -> Result<Sample> {
-    let request = GenerateRequest {
-        prompt: prompt.to_vec(),
-        max_tokens: output_len,
-        sampling: SamplingParams::greedy(),
-        logits_processors: None,
-        grammar: None,
-        prompt_logprobs: None,
-        priority: 0,
-        stop_token_ids: Vec::new(),
-        ignore_eos: true,
-        logprobs: None,
-        cache_salt: salt,
-    };
+    let request = GenerateRequest { ignore_eos: true, cache_salt: salt, ..GenerateRequest::greedy(prompt, output_len) };
     let start = Instant::now();
     let mut stream = engine.submit(request)?;
     let (mut stamps, mut end) = (Vec::with_capacity(output_len), None);

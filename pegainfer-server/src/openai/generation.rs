@@ -75,7 +75,7 @@ impl Generation {
         prompt_field: &'static str,
     ) -> Result<Self, ApiError> {
         let (prompt, max_tokens) = (request.prompt.len(), request.max_tokens);
-        let kept = params.keeps_prompt().then(|| PromptInfo { ids: request.prompt.clone(), logprobs: None });
+        let kept = params.keeps_prompt().then(|| PromptInfo { ids: request.prompt.to_vec(), logprobs: None });
         let echoed = kept.as_ref().filter(|_| params.echo);
         let chars = echoed.map_or(0, |kept| state.checkpoint.tokenizer.decode_all(&kept.ids).chars().count());
         let stream = state.engine.submit(request).map_err(|e| {

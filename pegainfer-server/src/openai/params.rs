@@ -158,9 +158,9 @@ impl Params {
                 format!("{field} cannot be combined with structured output, a forced call or thinking_token_budget");
             return Err(ApiError::invalid(field, message).with_code("unsupported_parameter"));
         }
+        let prompt: Arc<[u32]> = prompt.into();
         let request = |choice| {
             Ok(GenerateRequest {
-                max_tokens,
                 sampling: self.sampling.build(choice)?,
                 logits_processors: self.logits_processors.clone(),
                 grammar: grammar.clone(),
@@ -170,7 +170,7 @@ impl Params {
                 prompt_logprobs,
                 priority: self.priority,
                 cache_salt: self.cache_salt,
-                prompt: prompt.clone(),
+                ..GenerateRequest::greedy(prompt.clone(), max_tokens)
             })
         };
         (0..self.n as u64).map(request).collect()

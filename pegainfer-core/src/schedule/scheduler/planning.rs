@@ -1,12 +1,13 @@
 //! What a step has: how many tokens, of whom, and who has to give blocks back for it.
 
 use super::{Scheduler, SchedulerConfig};
-use crate::engine::{EventBatch, TokenEvent};
+use crate::engine::{EventBatch, RequestId, TokenEvent};
 use crate::schedule::engine_core::STEPS_IN_FLIGHT;
 use crate::schedule::policy::{Load, MIN_DELAYED_PROMPTS, token_budget};
 use crate::schedule::sequence::Sequence;
 use crate::schedule::state::SequenceState;
 use crate::schedule::step::{SampleRow, Step, StepRow};
+use std::collections::HashMap;
 
 /// A step while it is planned: what its sequences get, and what is left.
 struct Plan {
@@ -55,11 +56,11 @@ impl<S: SequenceState> Scheduler<S> {
     /// capacity for more of them.
     pub fn delayable_tokens(&self) -> Option<usize> {
         let SchedulerConfig { max_num_seqs, max_num_batched_tokens, .. } = self.config;
-        let waiting = self.waiting.len();
+        let waiting = self.admissible().count();
         if waiting < MIN_DELAYED_PROMPTS || self.running.len() + waiting >= max_num_seqs {
             return None;
         }
-        let tokens = self.waiting.iter().map(Sequence::remaining).sum();
+        let tokens = self.admissible().map(|(_, seq)| seq.remaining()).sum();
         (tokens < max_num_batched_tokens).then_some(tokens)
     }
 
@@ -68,6 +69,12 @@ impl<S: SequenceState> Scheduler<S> {
     /// committed.
     pub fn plan(&mut self, hold: bool) -> (Step<S::Row>, EventBatch) {
         assert!(self.in_flight < STEPS_IN_FLIGHT, "a placeholder stands for a token of the step before");
+        if let Some((waiting, victim)) = self.unfair_slot().filter(|_| !hold) {
+            if self.in_flight > 0 {
+                return (Step::default(), EventBatch::new());
+            }
+            self.exchange(waiting, victim);
+        }
         let mut plan = Plan {
             tokens: token_budget(&self.config, self.load()),
             sample_slots: self.config.max_num_seqs - self.running.len(),
@@ -103,7 +110,8 @@ impl<S: SequenceState> Scheduler<S> {
     fn load(&self) -> Load {
         let admissible = self.config.max_num_seqs.saturating_sub(self.running.len());
         let mut load = Load { decoding: 0, prompts: 0, backlog: 0 };
-        for tokens in self.running.iter().chain(self.waiting.iter().take(admissible)).map(Sequence::remaining) {
+        let waiting = self.admissible().take(admissible).map(|(_, seq)| seq);
+        for tokens in self.running.iter().chain(waiting).map(Sequence::remaining) {
             match tokens {
                 0 => {}
                 1 => load.decoding += 1,
@@ -139,10 +147,69 @@ impl<S: SequenceState> Scheduler<S> {
         }
     }
 
+    /// The waiting requests that can be admitted, in their order, with their places in the queue: all but those whose prompt
+    /// another request is about to compute.
+    fn admissible(&self) -> impl Iterator<Item = (usize, &Sequence<S::Slot>)> {
+        // Choices of one prompt are neighbours: the answer for the newest prompt is the one that is needed again.
+        let mut newest: Option<(RequestId, bool)> = None;
+        self.waiting.iter().enumerate().filter(move |(_, seq)| {
+            let shared = seq.prompt_len > self.pool.block_tokens() && !seq.admitted;
+            let Some(first) = seq.request.same_prompt_as.filter(|_| shared) else { return true };
+            if newest.is_none_or(|(id, _)| id != first) {
+                newest = Some((first, self.is_computing_prompt(first)));
+            }
+            newest.is_some_and(|(_, computing)| !computing)
+        })
+    }
+
+    /// Whether this request will compute its prompt, or the step that does is in flight.
+    fn is_computing_prompt(&self, id: RequestId) -> bool {
+        let found = self.running.iter().chain(&self.waiting).find(|seq| seq.id == id);
+        found.is_some_and(|seq| !seq.has_prompt() && !seq.is_finished())
+    }
+
+    /// Where all sequence slots are taken: a waiting request whose tenant runs at least two sequences fewer than another
+    /// one, and the place of that one's youngest sequence.
+    fn unfair_slot(&self) -> Option<(usize, usize)> {
+        let (first, busy) = (self.running.first()?, self.running.len() >= self.config.max_num_seqs);
+        let one_tenant = || {
+            let tenants = self.running.iter().chain(&self.waiting).map(|seq| seq.request.tenant);
+            tenants.into_iter().all(|tenant| tenant == first.request.tenant)
+        };
+        if !busy || self.waiting.is_empty() || one_tenant() || self.running.iter().any(Sequence::is_finished) {
+            return None;
+        }
+        let mut running = HashMap::new();
+        for (place, seq) in self.running.iter().enumerate() {
+            let (count, youngest) = running.entry(seq.request.tenant).or_insert((0, place));
+            (*count, *youngest) = (*count + 1, place);
+        }
+        // Of two tenants with the same number of sequences, the one with the youngest gives it.
+        let (most, victim) = running.values().max().copied()?;
+        let gains = |seq: &Sequence<S::Slot>| {
+            let own = running.get(&seq.request.tenant).map_or(0, |(count, _)| *count);
+            own + 2 <= most && seq.request.priority <= self.running[victim].request.priority
+        };
+        let waiting = self.admissible().find(|(_, seq)| gains(seq))?.0;
+        Some((waiting, victim))
+    }
+
+    /// Preempts running sequence `victim` for the request at place `waiting` of the queue, which is admitted next.
+    fn exchange(&mut self, waiting: usize, victim: usize) {
+        let Some(next) = self.waiting.remove(waiting) else { return };
+        let mut victim = self.running.remove(victim);
+        victim.release();
+        self.waiting.push_front(victim);
+        self.waiting.push_front(next);
+        self.stats.preemptions += 1;
+    }
+
     /// Admits waiting requests, in their order, until one does not fit.
     fn admit(&mut self, plan: &mut Plan, events: &mut EventBatch) {
         while plan.tokens > 0 && plan.sample_slots > 0 {
-            let Some(seq) = self.waiting.front_mut() else { return };
+            let Some(at) = self.admissible().map(|(at, _)| at).next() else { return };
+            let Some(seq) = self.waiting.get_mut(at) else { return };
+            seq.begin();
             // What is cached gives no prompt logprobs.
             let cached = if seq.prompt_logprobs.is_some() { 0 } else { seq.table.match_prefix(&seq.tokens) };
             let cached = self.state.resume(&mut seq.slot, &mut seq.table, cached);
@@ -159,7 +226,8 @@ impl<S: SequenceState> Scheduler<S> {
                 seq.release();
                 return;
             }
-            let Some(mut seq) = self.waiting.pop_front() else { return };
+            let Some(mut seq) = self.waiting.remove(at) else { return };
+            self.turns.admitted(seq.request.priority, seq.turn);
             if !seq.admitted {
                 seq.admitted = true;
                 seq.cached_tokens = cached;

@@ -36,6 +36,16 @@ impl<L> Running<L> {
         Some(sequence)
     }
 
+    /// Takes out the one at this place.
+    pub fn remove(&mut self, place: usize) -> Sequence<L> {
+        let sequence = self.sequences.remove(place);
+        self.free.push(sequence.index);
+        for (place, sequence) in self.sequences.iter().enumerate().skip(place) {
+            self.places[sequence.index] = place;
+        }
+        sequence
+    }
+
     /// The sequence that has this index.
     pub fn at_index(&mut self, index: usize) -> Option<&mut Sequence<L>> {
         let place = *self.places.get(index)?;
