@@ -7,9 +7,8 @@ use pegainfer_core::engine::{
     EngineConfig, EngineError, EngineHandle, EngineLimits, EngineStats, EventBatch, FinishReason, GenerateRequest,
     RequestId, StepEngine, TokenEvent, TokenLogprobs, TokenOut, Usage,
 };
-use pegainfer_server::checkpoint::Checkpoint;
-use pegainfer_server::http::Options;
-use pegainfer_server::openai::{self, AppState};
+use pegainfer_server::app::{App, Options};
+use pegainfer_server::text::Checkpoint;
 use std::path::Path;
 use std::sync::OnceLock;
 use tokio::runtime::Runtime;
@@ -31,7 +30,7 @@ fn fixture() -> &'static Fixture {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/qwen3-tiny");
         let checkpoint = Checkpoint::load(&dir).expect("the bundled checkpoint");
         let engine = EngineHandle::spawn(Echo::default(), EngineConfig::default()).expect("threads");
-        let router = openai::router(AppState::new(engine, checkpoint, vec![], Options::default()));
+        let router = App::new(engine, checkpoint, vec![], Options::default()).router();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         Fixture { router, runtime }
     })

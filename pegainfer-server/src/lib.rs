@@ -1,33 +1,29 @@
 //! The OpenAI-compatible server and command line, as a library, so that tests can start the real router.
 //!
 //! # Layout
-//! - [`cli`]: flags. [`serve`], [`generate`], [`mod@bench`], [`plan`], [`doctor`] and `inspect` are the commands.
-//! - [`model_path`], [`hub`]: from `--model-path` to a directory. [`detect`], [`mod@engine`]: from a directory to an engine.
-//! - [`checkpoint`]: the text side of a checkpoint directory. [`text`]: tokenizer, detokenizer, stop strings, template, parsers.
-//! - [`openai`]: the HTTP API: requests in, JSON and server-sent events out. [`http`]: the HTTP server around it.
-//! - [`ui`]: the web UI at `/`.
-//! - [`metrics`], [`logging`], [`trace`]: observability.
+//! Imports go downwards only, which `tools/check-imports` checks:
+//! - [`cli`]: the commands and their flags.
+//! - [`app`]: the API behind the HTTP server's middleware.
+//! - [`api`]: requests in, JSON and server-sent events out. [`http`]: the HTTP server, which knows nothing of the API.
+//! - [`text`]: tokenizer, detokenizer, stop strings, template, parsers, and the files they are loaded from. [`ui`]: the web
+//!   UI at `/`. [`metrics`], [`trace`]: observability.
+//! - [`models`]: from `--model-path` to a running engine.
+//! - [`error`], [`ids`], [`lifecycle`], [`logging`], [`values`]: what all of them share.
 
 mod allocator;
-pub mod bench;
-pub mod checkpoint;
+pub mod api;
+pub mod app;
 pub mod cli;
-pub mod detect;
-pub mod doctor;
-pub mod engine;
-pub mod generate;
+pub mod error;
 pub mod http;
-pub mod hub;
-#[cfg(feature = "deepseek-v4")]
-pub mod inspect;
+pub mod ids;
+pub mod lifecycle;
 pub mod logging;
 pub mod metrics;
-pub mod model_path;
-pub mod openai;
-pub mod plan;
-pub mod serve;
+pub mod models;
 #[cfg(test)]
 mod testing;
 pub mod text;
 pub mod trace;
 pub mod ui;
+pub mod values;

@@ -3,7 +3,8 @@
 use anyhow::Result;
 use clap::Parser;
 use pegainfer_server::cli::{Cli, Command};
-use pegainfer_server::{bench, doctor, generate, logging, plan, serve};
+use pegainfer_server::cli::{bench, doctor, generate, plan, serve};
+use pegainfer_server::logging;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -37,6 +38,6 @@ fn run(command: Command, started: Instant) -> Result<()> {
         Command::Plan(args) => plan::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         #[cfg(feature = "deepseek-v4")]
-        Command::Inspect(args) => pegainfer_server::inspect::run(&args),
+        Command::Inspect(args) => pegainfer_server::cli::inspect::run(&args),
     }
 }

@@ -4,7 +4,7 @@
 
 mod support;
 
-use pegainfer_server::http::Options;
+use pegainfer_server::app::Options;
 use serde_json::{Value, json};
 use support::TestServer;
 use support::client::{post, post_ok, post_with, with};

@@ -5,9 +5,9 @@
 mod support;
 
 use clap::Parser;
-use pegainfer_server::bench::args::Workload;
-use pegainfer_server::bench::bench;
-use pegainfer_server::bench::report::Report;
+use pegainfer_server::cli::bench::args::Workload;
+use pegainfer_server::cli::bench::bench;
+use pegainfer_server::cli::bench::report::Report;
 use pegainfer_server::cli::{Cli, Command};
 use serde_json::Value;
 use support::mock::MockEngine;

@@ -4,7 +4,7 @@
 
 mod support;
 
-use pegainfer_server::http::Options;
+use pegainfer_server::app::Options;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::net::TcpStream;

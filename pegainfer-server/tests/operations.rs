@@ -4,7 +4,8 @@
 
 mod support;
 
-use pegainfer_server::http::{ApiKeys, Cors, Options, Secret};
+use pegainfer_server::app::Options;
+use pegainfer_server::http::{ApiKeys, Cors, Secret};
 use pegainfer_server::trace::{ChromeFiles, Tracer};
 use serde_json::{Value, json};
 use std::path::Path;

@@ -61,7 +61,7 @@ impl Drop for Stop<'_> {
 /// The log is not read, so it must not have a line for each request: a full pipe would block the server.
 fn quiet() -> Command {
     let mut command = pegainfer();
-    command.args(["--log-level", "warn,pegainfer_server::serve=info"]);
+    command.args(["--log-level", "warn,pegainfer_server::cli::serve=info"]);
     command
 }
 

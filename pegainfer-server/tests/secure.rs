@@ -4,7 +4,8 @@
 
 mod support;
 
-use pegainfer_server::http::{Options, Tls};
+use pegainfer_server::app::Options;
+use pegainfer_server::http::Tls;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};

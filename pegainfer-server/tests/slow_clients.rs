@@ -4,7 +4,8 @@
 
 mod support;
 
-use pegainfer_server::http::{Options, raise_open_files};
+use pegainfer_server::app::Options;
+use pegainfer_server::http::raise_open_files;
 use serde_json::json;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};

@@ -17,9 +17,9 @@ use client::{Connection, Timing};
 use engine::InstantEngine;
 use futures_util::future::try_join_all;
 use pegainfer_core::engine::{EngineConfig, EngineHandle};
-use pegainfer_server::checkpoint::Checkpoint;
-use pegainfer_server::http::{Options, raise_open_files, serve};
-use pegainfer_server::openai::AppState;
+use pegainfer_server::app::{App, Options};
+use pegainfer_server::http::raise_open_files;
+use pegainfer_server::text::Checkpoint;
 use pegainfer_server::trace::{ChromeFiles, Tracer};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -90,7 +90,7 @@ impl Server {
         let bundled = || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/qwen3-tiny"));
         let dir = args.model_path.clone().unwrap_or_else(bundled);
         let checkpoint = Checkpoint::load(&dir)?;
-        let vocab_size = pegainfer_server::engine::vocab_size(&dir)?;
+        let vocab_size = pegainfer_server::models::engine::vocab_size(&dir)?;
         let token = *checkpoint.tokenizer.encode(" the", false)?.first().context("no token")?;
         let (engine, arrivals) = InstantEngine::new(vocab_size, token, pace);
         let engine = EngineHandle::spawn(engine, EngineConfig::default())?;
@@ -100,8 +100,8 @@ impl Server {
         let start_tracer =
             |dir: &PathBuf| Ok::<_, anyhow::Error>(Tracer::start(vec![Box::new(ChromeFiles::create(dir)?)], 1.0)?);
         let tracer = args.trace_dir.as_ref().map(start_tracer).transpose()?;
-        let state = AppState::new(engine, Checkpoint::load(&dir)?, vec![], Options { tracer, ..Options::default() });
-        runtime.spawn(serve(listener, state, std::future::pending()));
+        let app = App::new(engine, Checkpoint::load(&dir)?, vec![], Options { tracer, ..Options::default() });
+        runtime.spawn(app.serve(listener, std::future::pending()));
         Ok(Self { address, arrivals, checkpoint, vocab_size, _runtime: runtime })
     }
 

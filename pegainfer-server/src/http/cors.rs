@@ -1,6 +1,5 @@
 //! Cross-origin requests: which web pages may call the API from a browser.
 
-use crate::openai::AppState;
 use anyhow::{Context, Result, ensure};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
@@ -56,8 +55,7 @@ impl Cors {
 
 /// Middleware: responds to preflights and marks responses that an allowed origin may read. Preflights carry no key, so it
 /// runs before the key check.
-pub async fn cors(State(state): State<Arc<AppState>>, request: Request, next: Next) -> Response {
-    let cors = &state.options.cors;
+pub async fn cors(State(cors): State<Arc<Cors>>, request: Request, next: Next) -> Response {
     if cors.is_off() {
         return next.run(request).await;
     }

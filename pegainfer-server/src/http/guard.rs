@@ -1,7 +1,8 @@
 //! Access control: API keys, and no new requests while the server drains.
 
-use super::{Phase, Secret};
-use crate::openai::{ApiError, AppState};
+use crate::error::ApiError;
+use crate::lifecycle::{Lifecycle, Phase};
+use crate::metrics::Metrics;
 use anyhow::{Context, Result, ensure};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
@@ -11,6 +12,22 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use subtle::{Choice, ConstantTimeEq};
+
+/// A value that is never logged or printed.
+#[derive(Clone)]
+pub struct Secret(pub String);
+
+impl From<String> for Secret {
+    fn from(value: String) -> Self {
+        Self(value)
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
 
 /// Paths that need no key and are served while the server drains: those of probes and scrapers, and the web UI, which holds
 /// no data and asks the user for the key.
@@ -59,18 +76,28 @@ impl ApiKeys {
     }
 }
 
+/// What the access control consults.
+pub struct Guard {
+    /// Keys that callers may send.
+    pub keys: ApiKeys,
+    /// Whether the server drains.
+    pub lifecycle: Lifecycle,
+    /// Counts refusals.
+    pub metrics: Arc<Metrics>,
+}
+
 /// Middleware: 401 without a valid key, 503 while the server drains.
-pub async fn guard(State(state): State<Arc<AppState>>, request: Request, next: Next) -> Response {
+pub async fn guard(State(guard): State<Arc<Guard>>, request: Request, next: Next) -> Response {
     if is_open(request.uri().path()) {
         return next.run(request).await;
     }
-    if !state.options.api_keys.admit(request.headers()) {
+    if !guard.keys.admit(request.headers()) {
         let message = "this server needs an API key: send it as \"Authorization: Bearer KEY\"";
         let error = ApiError::new(StatusCode::UNAUTHORIZED, message).with_code("invalid_api_key");
         return ([(header::WWW_AUTHENTICATE, "Bearer")], error).into_response();
     }
-    if state.lifecycle.phase() != Phase::Serving {
-        state.metrics.rejected("draining");
+    if guard.lifecycle.phase() != Phase::Serving {
+        guard.metrics.rejected("draining");
         return ApiError::draining().into_response();
     }
     next.run(request).await
@@ -123,5 +150,11 @@ mod tests {
         let error = ApiKeys::load(&[Secret("a b".into())], None).unwrap_err().to_string();
         assert!(!error.contains("a b"), "{error}");
         assert!(ApiKeys::load(&[Secret(String::new())], None).is_err());
+    }
+
+    #[test]
+    fn keys_do_not_show_in_the_flags() {
+        let key = Secret::from("sk-1".to_string());
+        assert!(!format!("{key:?}").contains("sk-1"));
     }
 }

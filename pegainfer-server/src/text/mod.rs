@@ -1,5 +1,6 @@
 //! Text and tokens: everything between a request's strings and the engine's token ids.
 
+mod checkpoint;
 mod deepseek_v4;
 mod detokenizer;
 mod effort;
@@ -12,6 +13,7 @@ mod template;
 mod tojson;
 mod tokenizer;
 
+pub use checkpoint::{Checkpoint, SamplingDefaults};
 pub use detokenizer::Detokenizer;
 pub use encoder::Encoder;
 pub use grammar::{GrammarCompiler, GrammarSource, with_options};

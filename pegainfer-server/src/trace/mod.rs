@@ -17,7 +17,7 @@ pub use choice::{ChoiceTrace, Stages};
 pub use chrome::ChromeFiles;
 pub use otlp::Otlp;
 
-use crate::openai::{ApiError, AppState};
+use crate::error::ApiError;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
 use axum::middleware::Next;
@@ -217,10 +217,11 @@ impl Drop for Trace {
 }
 
 /// Middleware: starts a trace for each API request that is sampled, and sends its id to the client.
-pub async fn attach(State(state): State<Arc<AppState>>, mut request: Request, next: Next) -> Response {
+pub async fn attach(State(tracer): State<Arc<Tracer>>, mut request: Request, next: Next) -> Response {
     let path = request.uri().path();
-    let tracer = state.options.tracer.as_ref().filter(|_| path.starts_with("/v1/") && request.method() == Method::POST);
-    let Some(tracer) = tracer else { return next.run(request).await };
+    if !path.starts_with("/v1/") || request.method() != Method::POST {
+        return next.run(request).await;
+    }
     let trace = match tracer.begin(request.headers(), path) {
         Ok(Some(trace)) => trace,
         Ok(None) => return next.run(request).await,

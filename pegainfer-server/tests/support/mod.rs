@@ -14,12 +14,10 @@ pub mod served;
 use clap::Parser;
 use mock::{Control, MockEngine};
 use pegainfer_core::engine::{EngineConfig, EngineHandle, StepEngine};
-use pegainfer_server::checkpoint::Checkpoint;
+use pegainfer_server::app::{App, Options};
 use pegainfer_server::cli::Cli;
-use pegainfer_server::engine;
-use pegainfer_server::http::{Options, serve};
-use pegainfer_server::openai::AppState;
-use pegainfer_server::text::Tokenizer;
+use pegainfer_server::models::engine;
+use pegainfer_server::text::{Checkpoint, Tokenizer};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -86,12 +84,12 @@ impl TestServer {
     /// Starts the real router over a running engine.
     pub fn over(engine: EngineHandle, setup: Setup) -> Self {
         let checkpoint = Checkpoint::load(&setup.model_dir).unwrap();
-        let state: Arc<AppState> = AppState::new(engine.clone(), checkpoint, setup.names, setup.options);
+        let app = App::new(engine.clone(), checkpoint, setup.names, setup.options);
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let listener = runtime.block_on(TcpListener::bind(("127.0.0.1", 0))).unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
-        let serving = runtime.spawn(serve(listener, state, async move {
+        let serving = runtime.spawn(app.serve(listener, async move {
             let _ = stopped.await;
         }));
         Self { address, engine, runtime, stop: Some(stop), serving: Some(serving) }

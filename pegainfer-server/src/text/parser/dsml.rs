@@ -11,14 +11,10 @@
 //! The arguments are emitted as a JSON object. Strings are streamed; other values are needed whole.
 
 use super::cursor::{Cursor, Next, Seek};
+use super::format::{CallPrefix, DSML_INVOKE, Progress};
 use super::output::Output;
-use super::tools::{CallPrefix, Progress};
 use serde_json::Value;
 
-/// Opening tag of the block.
-pub const OPEN: &str = "<｜DSML｜tool_calls>";
-/// Opening tag of an invocation, up to its name.
-pub const INVOKE: &str = "<｜DSML｜invoke name=\"";
 const CLOSE: &str = "</｜DSML｜tool_calls>";
 const INVOKE_CLOSE: &str = "</｜DSML｜invoke>";
 const PARAMETER: &str = "<｜DSML｜parameter name=\"";
@@ -162,9 +158,9 @@ impl DsmlParser {
 
     fn block(&mut self, cursor: &mut Cursor) -> Transition {
         cursor.skip_whitespace();
-        match [INVOKE, CLOSE].map(|tag| cursor.next_is(tag)) {
+        match [DSML_INVOKE, CLOSE].map(|tag| cursor.next_is(tag)) {
             [Next::Yes, _] => {
-                cursor.at += INVOKE.len();
+                cursor.at += DSML_INVOKE.len();
                 To(Step::Name)
             }
             [_, Next::Yes] if self.started => {

@@ -1,7 +1,7 @@
 //! The grammar of tool calls, forced or as the alternative to a structured output.
 
+use super::format::{CALL_CLOSE, CallPrefix, ToolFormat};
 use super::parameter::{FUNCTION_CLOSE, PARAMETER, PARAMETER_CLOSE};
-use super::tools::{CALL_CLOSE, CallPrefix, ToolFormat};
 use super::typed::ParameterType;
 use crate::text::{GrammarSource, with_options};
 use serde_json::{Map, Value, json};

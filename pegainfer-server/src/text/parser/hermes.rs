@@ -4,8 +4,8 @@
 //! on the arguments are streamed. If the name comes after the arguments, they are held back until it is known.
 
 use super::cursor::{Cursor, Next};
+use super::format::{CALL_CLOSE, CallPrefix, Progress};
 use super::output::Output;
-use super::tools::{CALL_CLOSE, CallPrefix, Progress};
 
 /// End of a call inside a string: JSON strings contain no line breaks, so the string was never closed.
 const CLOSE_IN_STRING: &str = "\n</tool_call>";

@@ -13,6 +13,7 @@
 mod cursor;
 mod dsml;
 mod forced;
+mod format;
 mod hermes;
 mod output;
 mod parameter;
@@ -24,9 +25,9 @@ mod tools;
 mod typed;
 
 pub use forced::{grammar as forced_grammar, grammar_or};
+pub use format::{CALL_OPEN, CallPrefix, ToolFormat};
 pub use output::Event;
 pub use reasoning::{CLOSE as THINK_CLOSE, OPEN as THINK_OPEN, ReasoningStart};
-pub use tools::{CALL_OPEN, CallPrefix, ToolFormat};
 
 use output::Output;
 use reasoning::ReasoningParser;
@@ -45,7 +46,7 @@ pub struct OutputFormat {
 impl OutputFormat {
     /// Detects the format: the tags that the template writes into the history are those that the model writes.
     pub fn of_template(source: &str) -> Self {
-        let tools = match (source.contains("<function="), source.contains(tools::CALL_OPEN)) {
+        let tools = match (source.contains("<function="), source.contains(CALL_OPEN)) {
             (true, _) => Some(ToolFormat::Qwen3Coder),
             (false, true) => Some(ToolFormat::Hermes),
             (false, false) => None,

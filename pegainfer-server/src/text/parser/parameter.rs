@@ -1,8 +1,8 @@
 //! The value of one parameter of a Qwen3.5 call: text up to a tag, emitted as JSON.
 
 use super::cursor::{Cursor, Next, begins, begins_after_space};
+use super::format::CALL_CLOSE;
 use super::output::Output;
-use super::tools::CALL_CLOSE;
 use super::typed::ParameterType;
 use serde_json::Value;
 

@@ -14,9 +14,9 @@
 //! `</parameter>` or `</function>` is tolerated.
 
 use super::cursor::{Cursor, Next};
+use super::format::{CALL_CLOSE, CallPrefix, Progress};
 use super::output::Output;
 use super::parameter::{FUNCTION_CLOSE, PARAMETER, Parameter};
-use super::tools::{CALL_CLOSE, CallPrefix, Progress};
 use super::typed::ParameterType;
 use serde_json::Value;
 

@@ -1,9 +1,9 @@
 //! Splits reasoning (`<think>` … `</think>`) from the content after it.
 
 use super::cursor::{Cursor, Next, Seek, begins_after_space};
+use super::format::{CALL_OPEN, ToolFormat};
 use super::output::Output;
 use super::qwen3_coder::FUNCTION;
-use super::tools::{CALL_OPEN, ToolFormat};
 
 /// Opening tag of the reasoning.
 pub const OPEN: &str = "<think>";

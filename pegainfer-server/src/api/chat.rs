@@ -1,0 +1,142 @@
+//! `POST /v1/chat/completions`.
+
+use super::assistant_message::AssistantMessage;
+use super::body;
+use super::delta::{Delta, PromptInfo};
+use super::generation::Generation;
+use super::logprobs::{ChatLogprobs, TokenNames};
+use super::params::Params;
+use super::policy::with_ignored;
+use super::sse::{self, ChunkWriter, Events};
+use super::state::{AppState, unix_time};
+use super::submitted_chat::{ChoiceParser, SubmittedChat};
+use super::timings::Timings;
+use super::wire::{ChatChoice, ChatChunkChoice, Envelope, PromptFields, Usage};
+use crate::error::ApiError;
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use futures_util::future::try_join_all;
+use std::sync::Arc;
+
+/// Handles `POST /v1/chat/completions`.
+pub async fn chat(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
+    let (headers, fields) = body::read(request, &state.options).await?;
+    let SubmittedChat { params, generations, parsers, logprobs, ignored } =
+        SubmittedChat::start(fields, &headers, &state, "chat").await?;
+    let writer = ChatWriter {
+        id: format!("chatcmpl-{}", params.request_id),
+        created: unix_time(),
+        logprobs,
+        parsers: parsers.into_iter().map(|parser| (parser, false)).collect(),
+        params,
+        state,
+    };
+    let response = match writer.params.stream {
+        Some(options) => sse::respond(generations, writer.params.n, writer, options).await?,
+        None => respond(generations, writer).await?,
+    };
+    Ok(with_ignored(response, ignored))
+}
+
+struct ChatWriter {
+    id: String,
+    created: u64,
+    logprobs: bool,
+    /// For each choice: its parser, and whether the chunk with the role was sent.
+    parsers: Vec<(ChoiceParser, bool)>,
+    params: Params,
+    state: Arc<AppState>,
+}
+
+impl ChatWriter {
+    fn envelope<C>(&self, object: &'static str, choices: Vec<C>, usage: Option<Option<Usage>>) -> Envelope<'_, C> {
+        let model = self.params.model.as_str();
+        Envelope { id: &self.id, object, created: self.created, model, choices, prompt: None, usage, metrics: None }
+    }
+
+    fn chunk(
+        &self,
+        out: &mut Events,
+        choice: ChatChunkChoice,
+        prompt: Option<PromptInfo>,
+        usage: Option<Option<Usage>>,
+    ) {
+        let envelope = self.envelope("chat.completion.chunk", vec![choice], usage);
+        out.push(&Envelope { prompt: self.prompt(prompt.as_ref()), ..envelope });
+    }
+
+    fn prompt(&self, prompt: Option<&PromptInfo>) -> Option<PromptFields> {
+        PromptFields::of(prompt?, &self.params, &self.state.checkpoint.tokenizer)
+    }
+
+    fn logprobs(&self, delta: &Delta) -> Option<ChatLogprobs> {
+        let names = TokenNames { tokenizer: &self.state.checkpoint.tokenizer, by_id: self.params.ids_as_text };
+        self.logprobs.then(|| ChatLogprobs::of(delta, &names))
+    }
+
+    fn token_ids(&self, delta: &Delta) -> Option<Vec<u32>> {
+        self.params.token_ids.then(|| delta.token.iter().map(|token| token.id).collect())
+    }
+}
+
+impl ChunkWriter for ChatWriter {
+    fn delta(&mut self, out: &mut Events, index: usize, mut delta: Delta, usage: Option<Option<Usage>>) {
+        if !std::mem::replace(&mut self.parsers[index].1, true) {
+            let usage = usage.as_ref().map(|_| None);
+            let (opening, finish) = (AssistantMessage::opening(), None.into());
+            let choice = ChatChunkChoice { index, delta: opening, logprobs: None, finish, token_ids: None };
+            self.chunk(out, choice, delta.prompt.take(), usage);
+        }
+        let message = AssistantMessage::delta(self.parsers[index].0.parse(&mut delta));
+        let (logprobs, token_ids) = (self.logprobs(&delta), self.token_ids(&delta));
+        self.chunk(
+            out,
+            ChatChunkChoice { index, delta: message, logprobs, finish: delta.finish.into(), token_ids },
+            None,
+            usage,
+        );
+    }
+
+    fn usage(&mut self, out: &mut Events, usage: Usage, metrics: Option<Timings>) {
+        let envelope = self.envelope::<ChatChunkChoice>("chat.completion.chunk", vec![], Some(Some(usage)));
+        out.push(&Envelope { metrics, ..envelope });
+    }
+}
+
+/// Waits for all choices. The first failure drops, and so cancels, the others.
+async fn respond(mut generations: Vec<Generation>, mut writer: ChatWriter) -> Result<Response, ApiError> {
+    let parsers = std::mem::take(&mut writer.parsers);
+    let pairs = generations.iter_mut().zip(parsers).enumerate();
+    let choices = pairs.map(|(index, (generation, (parser, _)))| collect(index, generation, parser, &writer));
+    let (choices, prompts): (Vec<_>, Vec<_>) = try_join_all(choices).await?.into_iter().unzip();
+    let usage = Usage::sum(generations.iter().map(Generation::counts), choices.len());
+    let prompt = prompts.first().and_then(|prompt| writer.prompt(prompt.as_ref()));
+    let envelope = writer.envelope("chat.completion", choices, Some(Some(usage)));
+    let metrics = generations.first().and_then(Generation::timings);
+    Ok(Json(Envelope { prompt, metrics, ..envelope }).into_response())
+}
+
+async fn collect(
+    index: usize,
+    generation: &mut Generation,
+    mut parser: ChoiceParser,
+    writer: &ChatWriter,
+) -> Result<(ChatChoice, Option<PromptInfo>), ApiError> {
+    let (mut events, mut finish, mut prompt) = (Vec::new(), None, None);
+    let (mut logprobs, mut token_ids): (Option<ChatLogprobs>, Option<Vec<u32>>) = (None, None);
+    while let Some(delta) = generation.next().await {
+        let mut delta = delta?;
+        events.extend(parser.parse(&mut delta));
+        if let Some(more) = writer.logprobs(&delta) {
+            logprobs.get_or_insert_default().extend(more);
+        }
+        if let Some(more) = writer.token_ids(&delta) {
+            token_ids.get_or_insert_default().extend(more);
+        }
+        prompt = delta.prompt.or(prompt);
+        finish = delta.finish;
+    }
+    let message = AssistantMessage::whole(events);
+    Ok((ChatChoice { index, message, logprobs, finish: finish.into(), token_ids }, prompt))
+}

@@ -1,0 +1,245 @@
+//! One running choice: turns the engine's tokens into deltas of text.
+
+use super::delta::{Counts, Delta, Finish, PromptInfo, StopReason};
+use super::params::Params;
+use super::state::AppState;
+use super::timings::Timings;
+use crate::error::ApiError;
+use crate::lifecycle::Deadline;
+use crate::metrics::{Outcome, RequestRecord};
+use crate::text::{Detokenizer, StopScanner, Tokenizer};
+use crate::trace::ChoiceTrace;
+use futures_util::future::BoxFuture;
+use pegainfer_core::engine::{FinishReason, GenerateRequest, SubmitError, TokenEvent, TokenOut, TokenStream};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A submitted request. Dropping it cancels the request.
+pub struct Generation {
+    /// `None` once the choice is complete.
+    stream: Option<TokenStream>,
+    tokenizer: Arc<Tokenizer>,
+    detokenizer: Detokenizer,
+    scanner: StopScanner,
+    stops: Vec<String>,
+    /// Whether the stop string is part of the text.
+    include_stop: bool,
+    stop_token_ids: Vec<u32>,
+    max_tokens: usize,
+    min_tokens: usize,
+    counts: Counts,
+    /// Sent with the first delta.
+    prompt: Option<PromptInfo>,
+    /// Characters decoded so far, including held-back ones and an echoed prompt.
+    chars: usize,
+    deadline: Option<Deadline>,
+    /// Resolves when the request has to be cancelled.
+    cutoff: BoxFuture<'static, ApiError>,
+    record: RequestRecord,
+    /// When the whole body had arrived, if the response logprobs timings.
+    timed_from: Option<Instant>,
+}
+
+impl Generation {
+    /// Submits one request per choice, all or none: the first refusal cancels the others.
+    pub fn submit_all(
+        state: &AppState,
+        params: &Params,
+        requests: Vec<GenerateRequest>,
+        endpoint: &'static str,
+        prompt_field: &'static str,
+    ) -> Result<Vec<Self>, ApiError> {
+        if params.include_metrics && requests.len() != 1 {
+            let message = format!("include_metrics is about one choice of one prompt, not about {}", requests.len());
+            return Err(ApiError::invalid("include_metrics", message));
+        }
+        for request in &requests {
+            state.engine.limits().check(request).map_err(|e| ApiError::from_submit(e, prompt_field))?;
+        }
+        if let Some(trace) = &params.trace {
+            trace.stage("tokenize");
+        }
+        let submit = |(choice, request)| {
+            let mut generation = Self::submit(state, params, request, endpoint, prompt_field)?;
+            generation.record.trace(params.trace.clone().map(|trace| ChoiceTrace::new(trace, choice)));
+            Ok(generation)
+        };
+        requests.into_iter().enumerate().map(submit).collect()
+    }
+
+    fn submit(
+        state: &AppState,
+        params: &Params,
+        request: GenerateRequest,
+        endpoint: &'static str,
+        prompt_field: &'static str,
+    ) -> Result<Self, ApiError> {
+        let (prompt, max_tokens) = (request.prompt.len(), request.max_tokens);
+        let kept = params.keeps_prompt().then(|| PromptInfo { ids: request.prompt.to_vec(), logprobs: None });
+        let echoed = kept.as_ref().filter(|_| params.echo);
+        let chars = echoed.map_or(0, |kept| state.checkpoint.tokenizer.decode_all(&kept.ids).chars().count());
+        let stream = state.engine.submit(request).map_err(|e| {
+            if matches!(e, SubmitError::QueueFull { .. }) {
+                state.metrics.rejected("queue_full");
+            }
+            ApiError::from_submit(e, prompt_field)
+        })?;
+        // The engine enforces the deadline, too: nobody may be polling when it passes.
+        if let Some(deadline) = params.deadline {
+            stream.cancel_at(deadline.at);
+        }
+        let record = state.metrics.request(&params.request_id, endpoint, prompt, max_tokens, stream.at());
+        Ok(Self {
+            stream: Some(stream),
+            tokenizer: state.checkpoint.tokenizer.clone(),
+            detokenizer: Detokenizer::new(params.show_special),
+            scanner: StopScanner::new(&params.stop),
+            stops: params.stop.clone(),
+            include_stop: params.include_stop,
+            stop_token_ids: params.stop_token_ids.clone(),
+            max_tokens,
+            min_tokens: params.min_tokens,
+            counts: Counts { prompt, ..Counts::default() },
+            prompt: kept,
+            chars,
+            deadline: params.deadline,
+            cutoff: state.lifecycle.cutoff(params.deadline),
+            record,
+            timed_from: params.include_metrics.then_some(params.received),
+        })
+    }
+
+    /// Token counts so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Timings so far, if the client asked for them.
+    pub fn timings(&self) -> Option<Timings> {
+        Some(Timings::of(self.record.stages(), self.timed_from?, self.counts.completion))
+    }
+
+    /// The next delta; `None` after the last one. Each token gives one delta; the last token's carries the finish reason.
+    pub async fn next(&mut self) -> Option<Result<Delta, ApiError>> {
+        let mut last = None;
+        loop {
+            let stream = self.stream.as_mut()?;
+            let event = tokio::select! {
+                biased;
+                event = stream.recv() => event,
+                error = &mut self.cutoff => return Some(Err(self.cancel(error))),
+            };
+            let at = stream.at();
+            match event {
+                Some(TokenEvent::Admitted { cached_tokens }) => {
+                    self.counts.cached = cached_tokens;
+                    self.record.admitted(cached_tokens, at);
+                }
+                Some(TokenEvent::Prompt(logprobs)) => {
+                    if let Some(prompt) = &mut self.prompt {
+                        prompt.logprobs = Some(logprobs);
+                    }
+                }
+                Some(TokenEvent::Token(token)) => {
+                    let delta = self.token(token, at);
+                    let is_last =
+                        delta.token.as_ref().is_some_and(|t| t.is_stop) || self.counts.completion == self.max_tokens;
+                    if delta.finish.is_some() || !is_last {
+                        return Some(Ok(delta));
+                    }
+                    // The engine's `Finished` event follows immediately.
+                    last = Some(delta);
+                }
+                Some(TokenEvent::Finished { reason, .. }) => return Some(Ok(self.finish(last, reason))),
+                Some(TokenEvent::Failed { error }) => return Some(Err(self.fail(error))),
+                None => return Some(Err(self.ended_early())),
+            }
+        }
+    }
+
+    fn token(&mut self, token: TokenOut, at: Instant) -> Delta {
+        self.counts.completion += 1;
+        self.record.token(at);
+        let started = (self.timed_from.is_some() || self.record.is_traced()).then(Instant::now);
+        let offset = self.chars;
+        let mut decoded = String::new();
+        if !token.is_stop || self.include_stop {
+            self.detokenizer.push(&self.tokenizer, token.id, &mut decoded);
+        }
+        let (text, finish) = self.scan(&decoded);
+        if let Some(started) = started {
+            self.record.detokenized(started.elapsed());
+        }
+        Delta { text, token: Some(token), offset, finish, prompt: self.prompt.take() }
+    }
+
+    /// Scans decoded text for stop strings, except that of the first `min_tokens` tokens. A match ends the choice;
+    /// dropping the stream cancels the request in the engine.
+    fn scan(&mut self, decoded: &str) -> (String, Option<Finish>) {
+        self.chars += decoded.chars().count();
+        if self.counts.completion <= self.min_tokens {
+            return (decoded.to_owned(), None);
+        }
+        let mut text = String::new();
+        let finish = self.scanner.push(decoded, &mut text).map(|found| {
+            self.stream = None;
+            self.record.end(Outcome::Stop);
+            Finish { reason: "stop", stop_reason: Some(StopReason::Text(self.stops[found].clone())) }
+        });
+        if let Some(Finish { stop_reason: Some(StopReason::Text(stop)), .. }) =
+            finish.as_ref().filter(|_| self.include_stop)
+        {
+            text.push_str(stop);
+        }
+        (text, finish)
+    }
+
+    /// Completes the last delta with the text that was held back.
+    fn finish(&mut self, last: Option<Delta>, reason: FinishReason) -> Delta {
+        let (text, offset) = (String::new(), self.chars);
+        let mut delta = last.unwrap_or(Delta { text, token: None, offset, finish: None, prompt: None });
+        let mut rest = String::new();
+        self.detokenizer.finish(&mut rest);
+        let (text, stopped) = self.scan(&rest);
+        delta.text += &text;
+        if stopped.is_some() {
+            delta.finish = stopped;
+            return delta;
+        }
+        self.scanner.finish(&mut delta.text);
+        self.stream = None;
+        delta.finish = Some(match reason {
+            FinishReason::Length => {
+                self.record.end(Outcome::Length);
+                Finish { reason: "length", stop_reason: None }
+            }
+            FinishReason::Stop(id) => {
+                self.record.end(Outcome::Stop);
+                let asked_for = self.stop_token_ids.contains(&id);
+                Finish { reason: "stop", stop_reason: asked_for.then_some(StopReason::Token(id)) }
+            }
+        });
+        delta
+    }
+
+    /// The engine ended the stream early: the deadline passed, or the engine stopped.
+    fn ended_early(&mut self) -> ApiError {
+        match self.deadline {
+            Some(deadline) if deadline.at <= Instant::now() => self.cancel(deadline.error()),
+            _ => self.fail("the engine stopped before the request was complete".into()),
+        }
+    }
+
+    /// Cancels the request.
+    fn cancel(&mut self, error: ApiError) -> ApiError {
+        self.stream = None;
+        self.record.end(Outcome::Abort);
+        error
+    }
+
+    fn fail(&mut self, error: String) -> ApiError {
+        self.stream = None;
+        self.record.end(Outcome::Error);
+        ApiError::internal(error)
+    }
+}

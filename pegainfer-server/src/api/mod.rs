@@ -1,0 +1,132 @@
+//! The HTTP API, compatible with OpenAI's and Anthropic's.
+//!
+//! # Layout
+//! - [`chat`], [`completions`]: OpenAI's endpoints, on which the others are built. [`responses`], [`anthropic`]: translate
+//!   their requests into chat requests, and the output into their own responses.
+//! - [`params`], [`sampling`], [`logits_processors`], [`stop`], [`stream_options`], [`truncation`], [`structured`],
+//!   [`conversation`], [`messages`], [`tools`]: parse the known fields. [`policy`]: decides about all others.
+//! - [`submitted_chat`], [`generation`]: run a request and give its output as [`delta`]s. [`assistant_message`],
+//!   [`blocks`], [`wire`], [`logprobs`], [`timings`], [`sse`]: write the response.
+//! - [`info`], [`tokenize`]: the small endpoints. [`openapi`], [`fields_listed`]: the OpenAPI document.
+
+mod anthropic;
+mod assistant_message;
+mod blocks;
+mod body;
+mod chat;
+mod completions;
+mod conversation;
+mod delta;
+mod fields;
+mod fields_listed;
+mod generation;
+mod info;
+mod logits_processors;
+mod logprobs;
+mod messages;
+mod openapi;
+mod params;
+mod policy;
+mod responses;
+mod sampling;
+mod sse;
+mod state;
+mod stop;
+mod stream_options;
+mod structured;
+mod submitted_chat;
+mod timings;
+mod tokenize;
+mod tools;
+mod truncation;
+mod wire;
+
+pub use state::{ApiOptions, AppState};
+
+use crate::error::{ApiError, truncate_for_error};
+use axum::Router;
+use axum::extract::Request;
+use axum::http::{Method, StatusCode, Uri};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use futures_util::FutureExt;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+/// The router of all endpoints and of the web UI.
+pub fn router(state: Arc<AppState>) -> Router {
+    Router::new()
+        .route("/v1/completions", post(completions::completions))
+        .route("/v1/chat/completions", post(chat::chat))
+        .route("/v1/responses", post(responses::responses))
+        .route("/v1/messages", post(anthropic::messages))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/v1/models", get(info::models))
+        // A name may hold slashes, as in `Qwen/Qwen3-4B`.
+        .route("/v1/models/{*name}", get(info::model))
+        .route("/health", get(info::health))
+        .route("/ping", get(info::health).post(info::health))
+        .route("/load", get(info::load))
+        .route("/reset_prefix_cache", post(info::reset_prefix_cache))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
+        .route("/openapi.json", get(openapi::openapi))
+        .route("/version", get(info::version))
+        .route("/metrics", get(info::metrics))
+        .merge(crate::ui::router())
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(middleware::from_fn(catch_panic))
+        .with_state(state)
+}
+
+async fn unknown_path(uri: Uri) -> ApiError {
+    ApiError::new(StatusCode::NOT_FOUND, format!("there is nothing at {}", truncate_for_error(uri.path())))
+        .with_code("unknown_url")
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> ApiError {
+    let message = format!("{} does not take {method} requests", truncate_for_error(uri.path()));
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message)
+}
+
+/// Turns a panic of a handler into a 500: a bug costs one request, not the server.
+async fn catch_panic(request: Request, next: Next) -> Response {
+    let path = request.uri().path().to_string();
+    match AssertUnwindSafe(next.run(request)).catch_unwind().await {
+        Ok(response) => response,
+        Err(_) => {
+            log::error!("a handler of {path} panicked; this is a bug in pegainfer");
+            ApiError::internal("an internal error occurred; the server's log has the details").into_response()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::convert::Infallible;
+    use tokio::net::TcpListener;
+
+    async fn panics() -> Result<Response, Infallible> {
+        panic!("a bug")
+    }
+
+    #[tokio::test]
+    async fn a_panic_costs_one_request() {
+        let router: Router = Router::new()
+            .route("/bug", get(panics))
+            .route("/fine", get(|| async { "fine" }))
+            .layer(middleware::from_fn(catch_panic));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(axum::serve(listener, router).into_future());
+        let status = |path: &'static str| {
+            let get = move || ureq::get(format!("http://{address}{path}")).call().map(|r| r.status().as_u16());
+            tokio::task::spawn_blocking(get)
+        };
+        assert!(matches!(status("/bug").await.unwrap(), Err(ureq::Error::StatusCode(500))));
+        assert_eq!(status("/fine").await.unwrap().unwrap(), 200);
+    }
+}

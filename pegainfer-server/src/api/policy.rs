@@ -1,0 +1,240 @@
+//! No field is dropped silently.
+//!
+//! Every field of a request falls into one of three groups: implemented fields, which their parsers have removed from the
+//! body before it gets here; unimplemented fields of the OpenAI and vLLM schemas (table below), which are refused by name
+//! unless their value changes nothing; and unknown fields, which are accepted, logged once per name and listed in the
+//! response header `x-ignored-fields`, or refused under `--strict`.
+
+use super::fields::describe;
+use crate::error::{ApiError, truncate_for_error};
+use axum::http::HeaderValue;
+use axum::response::Response;
+use serde_json::{Map, Value};
+use std::collections::HashSet;
+use std::sync::{Mutex, PoisonError};
+
+/// The values of an unimplemented field that change nothing and are therefore accepted.
+enum NoOp {
+    /// No value: the field is always refused.
+    Never,
+    /// Every value: the field has no effect on a single local model.
+    Always,
+    /// Only this boolean.
+    Bool(bool),
+    /// Only this number.
+    Number(f64),
+    /// Only an empty list, object or string.
+    Empty,
+    /// Only one of these strings.
+    OneOf(&'static [&'static str]),
+}
+
+use NoOp::{Always, Bool, Empty, Never, Number, OneOf};
+
+/// Fields of the OpenAI and vLLM schemas that one or both endpoints do not implement.
+const UNIMPLEMENTED: &[(&str, NoOp)] = &[
+    ("add_generation_prompt", Bool(true)),
+    ("audio", Never),
+    ("chat_template", Never),
+    ("chat_template_kwargs", Empty),
+    ("continue_final_message", Bool(false)),
+    ("documents", Empty),
+    ("echo", Bool(false)),
+    ("function_call", OneOf(&["none", "auto"])),
+    ("functions", Empty),
+    ("include_reasoning", Bool(true)),
+    ("kv_transfer_params", Never),
+    ("length_penalty", Number(1.0)),
+    ("logprob_token_ids", Empty),
+    ("messages", Never),
+    ("metadata", Always),
+    ("mm_processor_kwargs", Empty),
+    ("modalities", Never),
+    ("moderation", Never),
+    ("parallel_tool_calls", Always),
+    ("prediction", Never),
+    ("prompt", Never),
+    ("prompt_cache_key", Always),
+    ("prompt_cache_options", Always),
+    ("prompt_cache_retention", Always),
+    ("reasoning_effort", Never),
+    ("repetition_detection", Never),
+    ("return_prompt_text", Bool(false)),
+    ("safety_identifier", Always),
+    ("service_tier", OneOf(&["auto", "default"])),
+    ("session_id", Always),
+    ("spaces_between_special_tokens", Bool(true)),
+    ("store", Bool(false)),
+    ("stream_interval", Number(1.0)),
+    ("suffix", Empty),
+    ("thinking_token_budget", Never),
+    ("tool_choice", OneOf(&["none", "auto"])),
+    ("tools", Empty),
+    ("top_logprobs", Number(0.0)),
+    ("use_beam_search", Bool(false)),
+    ("user", Always),
+    ("verbosity", Never),
+    ("vllm_xargs", Empty),
+    ("watermarking", Bool(false)),
+    ("web_search_options", Never),
+];
+
+impl NoOp {
+    fn accepts(&self, value: &Value) -> bool {
+        match self {
+            Never => false,
+            Always => true,
+            Bool(expected) => value.as_bool() == Some(*expected),
+            Number(expected) => value.as_f64() == Some(*expected),
+            Empty => match value {
+                Value::Array(list) => list.is_empty(),
+                Value::Object(map) => map.is_empty(),
+                Value::String(text) => text.is_empty(),
+                _ => false,
+            },
+            OneOf(names) => value.as_str().is_some_and(|text| names.contains(&text)),
+        }
+    }
+
+    /// The accepted values, as the end of a sentence.
+    fn hint(&self) -> String {
+        match self {
+            Never | Always => String::new(),
+            Bool(value) => format!(": only {value} is accepted"),
+            Number(value) => format!(": only {value} is accepted"),
+            Empty => ": only an empty value is accepted".into(),
+            OneOf(names) => format!(": only {} is accepted", names.join(" or ")),
+        }
+    }
+}
+
+/// Applies the policy, and remembers which unknown names were logged.
+#[derive(Default)]
+pub struct FieldPolicy {
+    strict: bool,
+    logged: Mutex<HashSet<String>>,
+}
+
+/// Maximum number of names remembered as logged, so that a client cannot fill the memory with them.
+const MAX_LOGGED: usize = 1000;
+/// Maximum number of names in the response header.
+const MAX_LISTED: usize = 32;
+
+impl FieldPolicy {
+    /// With `strict`, unknown fields are refused.
+    pub fn new(strict: bool) -> Self {
+        Self { strict, logged: Mutex::default() }
+    }
+
+    /// Checks the fields that no parser removed. Returns the value of `x-ignored-fields`, if there are any such fields.
+    pub fn check_unknown_fields(&self, rest: &Map<String, Value>) -> Result<Option<HeaderValue>, ApiError> {
+        let mut ignored = Vec::new();
+        for (name, value) in rest {
+            match UNIMPLEMENTED.iter().find(|(known, _)| known == name) {
+                Some((_, no_op)) if no_op.accepts(value) => {}
+                Some((_, no_op)) => {
+                    let message = format!("{name} is not implemented by this endpoint{}", no_op.hint());
+                    let got =
+                        if no_op.hint().is_empty() { String::new() } else { format!(", got {}", describe(value)) };
+                    return Err(ApiError::invalid(name, message + &got).with_code("unsupported_parameter"));
+                }
+                None if self.strict => {
+                    let message = format!("unknown field {}: the server runs with --strict", truncate_for_error(name));
+                    return Err(ApiError::invalid(name, message).with_code("unknown_parameter"));
+                }
+                None => ignored.push(name.as_str()),
+            }
+        }
+        self.log_once(&ignored);
+        Ok(header_value(&ignored))
+    }
+
+    fn log_once(&self, names: &[&str]) {
+        if names.is_empty() {
+            return;
+        }
+        // A set of names cannot be left half-written by a panic elsewhere.
+        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        for &name in names {
+            let short = truncate_for_error(name);
+            if logged.len() < MAX_LOGGED && !logged.contains(&short) {
+                log::warn!("requests carry the unknown field {short:?}; it is ignored");
+                logged.insert(short);
+            }
+        }
+    }
+}
+
+/// The names as a comma-separated list; characters that a header cannot carry become `?`.
+fn header_value(names: &[&str]) -> Option<HeaderValue> {
+    if names.is_empty() {
+        return None;
+    }
+    let printable = |name: &&str| -> String {
+        truncate_for_error(name).chars().map(|c| if c.is_ascii_graphic() && c != ',' { c } else { '?' }).collect()
+    };
+    let mut listed: Vec<String> = names.iter().take(MAX_LISTED).map(printable).collect();
+    if names.len() > MAX_LISTED {
+        listed.push("...".into());
+    }
+    HeaderValue::try_from(listed.join(", ")).ok()
+}
+
+/// Adds the header `x-ignored-fields`: the fields that were accepted but are unknown.
+pub fn with_ignored(mut response: Response, ignored: Option<HeaderValue>) -> Response {
+    if let Some(names) = ignored {
+        response.headers_mut().insert("x-ignored-fields", names);
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn check(strict: bool, body: Value) -> Result<Option<HeaderValue>, ApiError> {
+        FieldPolicy::new(strict).check_unknown_fields(body.as_object().unwrap())
+    }
+
+    #[test]
+    fn unimplemented_fields_are_refused_by_name_unless_they_ask_for_nothing() {
+        for (field, refused, no_op) in [
+            ("stream_interval", json!(2), json!(1)),
+            ("echo", json!(true), json!(false)),
+            ("length_penalty", json!(1.1), json!(1.0)),
+            ("documents", json!([{"text": "x"}]), json!([])),
+            ("tools", json!([{"type": "function"}]), json!([])),
+            ("tool_choice", json!("required"), json!("auto")),
+            ("user", json!(null), json!("someone")),
+        ] {
+            assert_eq!(check(true, json!({ field: no_op })).unwrap(), None, "{field}");
+            if field != "user" {
+                let body = check(false, json!({ field: refused })).unwrap_err().body();
+                assert!(body.contains(&format!("{field} is not implemented")), "{body}");
+                assert!(body.contains(&format!("\"param\":\"{field}\"")), "{body}");
+            }
+        }
+    }
+
+    #[test]
+    fn unknown_fields_are_listed_and_refused_under_strict() {
+        let header = check(false, json!({"foo": 1, "b a,r": 2, "日": 3})).unwrap().unwrap();
+        assert_eq!(header.to_str().unwrap(), "foo, b?a?r, ?");
+        assert!(check(true, json!({"foo": 1})).unwrap_err().body().contains("unknown field foo"));
+    }
+
+    #[test]
+    fn a_flood_of_unknown_fields_gives_a_bounded_header_and_log() {
+        let policy = FieldPolicy::new(false);
+        let body: Map<String, Value> = (0..5000).map(|i| (format!("f{i}"), json!(i))).collect();
+        let header = policy.check_unknown_fields(&body).unwrap().unwrap();
+        assert!(header.to_str().unwrap().ends_with("f31, ..."), "{header:?}");
+        assert_eq!(policy.logged.lock().unwrap().len(), MAX_LOGGED);
+    }
+
+    #[test]
+    fn the_table_is_sorted_and_has_no_field_twice() {
+        assert!(UNIMPLEMENTED.is_sorted_by(|a, b| a.0 < b.0));
+    }
+}

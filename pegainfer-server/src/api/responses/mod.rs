@@ -1,0 +1,48 @@
+//! `POST /v1/responses`: OpenAI's Responses API, stateless: earlier responses are not stored.
+//!
+//! # Layout
+//! - [`request`], [`input`]: translate a body into a chat request. [`response`]: writes the response, whole or streamed.
+
+mod input;
+mod request;
+mod response;
+
+use super::body;
+use super::fields::Fields;
+use super::policy::with_ignored;
+use super::sse;
+use super::state::{AppState, unix_time};
+use super::stream_options::StreamOptions;
+use super::submitted_chat::SubmittedChat;
+use crate::error::ApiError;
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
+use response::ResponseWriter;
+use std::sync::Arc;
+
+/// Handles `POST /v1/responses`.
+pub async fn responses(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
+    let (headers, fields) = body::read(request, &state.options).await?;
+    respond(&state, &headers, fields).await.map_err(request::rename)
+}
+
+async fn respond(state: &Arc<AppState>, headers: &HeaderMap, fields: Fields) -> Result<Response, ApiError> {
+    let (chat, echoed) = request::chat(fields)?;
+    let SubmittedChat { params, mut generations, mut parsers, ignored, .. } =
+        SubmittedChat::start(chat, headers, state, "responses").await?;
+    let (Some(parser), 1) = (parsers.pop(), generations.len()) else {
+        return Err(ApiError::internal("a response has exactly one choice"));
+    };
+    let writer = ResponseWriter::new(&params, unix_time(), echoed, parser);
+    let response = match params.stream {
+        // The last event always reports the token counts.
+        Some(_) => {
+            let options = StreamOptions { include_usage: true, continuous_usage: false };
+            sse::respond(generations, 1, writer, options).await?
+        }
+        None => Json(writer.whole(&mut generations[0]).await?).into_response(),
+    };
+    Ok(with_ignored(response, ignored))
+}

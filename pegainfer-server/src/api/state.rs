@@ -1,0 +1,126 @@
+//! The state that all request handlers share.
+
+use super::policy::FieldPolicy;
+use crate::error::{ApiError, truncate_for_error};
+use crate::lifecycle::Lifecycle;
+use crate::metrics::Metrics;
+use crate::text::Checkpoint;
+use crate::text::{GrammarCompiler, TokenizerError};
+use axum::http::StatusCode;
+use pegainfer_core::engine::EngineHandle;
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::Semaphore;
+
+/// Options of the operator for requests.
+#[derive(Debug, Clone)]
+pub struct ApiOptions {
+    /// Whether unknown request fields are refused.
+    pub strict: bool,
+    /// Maximum size of a request body, in bytes.
+    pub max_body: usize,
+    /// Time after which a request is cancelled.
+    pub request_timeout: Option<Duration>,
+    /// Time for which a client may send no byte of a body.
+    pub client_timeout: Duration,
+}
+
+/// The served model: engine, tokenizer and templates, metrics.
+pub struct AppState {
+    /// The engine that requests are submitted to.
+    pub engine: EngineHandle,
+    /// Tokenizer, template and sampling defaults.
+    pub checkpoint: Checkpoint,
+    /// Compiles schemas and grammars into token masks.
+    pub grammars: GrammarCompiler,
+    /// Limits how many grammars are compiled at the same time.
+    pub compiling: Semaphore,
+    /// Names that clients may use for the model; the first one is the canonical name. Never empty.
+    pub names: Vec<String>,
+    /// Counters and histograms.
+    pub metrics: Arc<Metrics>,
+    /// Options of the operator.
+    pub options: ApiOptions,
+    /// Whether the server drains.
+    pub lifecycle: Lifecycle,
+    /// What to do with unknown fields.
+    pub policy: FieldPolicy,
+    /// Start of the server, in Unix time.
+    pub created: u64,
+    salt_hasher: RandomState,
+}
+
+/// Maximum number of grammars compiled at the same time; most take milliseconds, so the queue for a slot is short.
+const MAX_COMPILING: usize = 4;
+
+impl AppState {
+    /// The state of a server that has not served a request yet. An empty `names` becomes the checkpoint's own name.
+    pub fn new(
+        engine: EngineHandle,
+        checkpoint: Checkpoint,
+        mut names: Vec<String>,
+        options: ApiOptions,
+        lifecycle: Lifecycle,
+    ) -> Arc<Self> {
+        if names.is_empty() {
+            names.push(checkpoint.name.clone());
+        }
+        let metrics = Arc::new(Metrics::new(engine.clone(), &names[0]));
+        let limits = engine.limits();
+        let (vocab_size, eos) = (limits.vocab_size, limits.eos_token_ids.clone());
+        let grammars = checkpoint.encoder.run(|tokenizer| GrammarCompiler::new(tokenizer.clone(), vocab_size, eos));
+        Arc::new(Self {
+            grammars,
+            compiling: Semaphore::new(MAX_COMPILING),
+            engine,
+            checkpoint,
+            names,
+            metrics,
+            policy: FieldPolicy::new(options.strict),
+            lifecycle,
+            options,
+            created: unix_time(),
+            salt_hasher: RandomState::new(),
+        })
+    }
+
+    /// The model name for the response; 404 for a model that is not served here.
+    pub fn model_named(&self, name: Option<String>) -> Result<String, ApiError> {
+        match name {
+            None => Ok(self.names[0].clone()),
+            Some(name) if self.names.contains(&name) => Ok(name),
+            Some(name) => {
+                let served = self.names.join(", ");
+                let message =
+                    format!("the model {:?} does not exist; this server has: {served}", truncate_for_error(&name));
+                Err(ApiError::new(StatusCode::NOT_FOUND, message).with_param("model").with_code("model_not_found"))
+            }
+        }
+    }
+
+    /// Hashes the client's salt to 64 bits, never 0 (which is "no salt"). The hash key is drawn at start, so nobody can
+    /// choose a string that collides with another client's.
+    pub fn hash_salt(&self, salt: &str) -> u64 {
+        self.salt_hasher.hash_one(salt).max(1)
+    }
+
+    /// Tokenizes texts off the async threads. `field`: named in errors.
+    pub async fn encode(
+        &self,
+        texts: Vec<String>,
+        add_special_tokens: bool,
+        field: &'static str,
+    ) -> Result<Vec<Vec<u32>>, ApiError> {
+        self.checkpoint.encoder.encode(texts, add_special_tokens).await.map_err(|error| match error {
+            TokenizerError::Panicked => ApiError::internal(error.to_string()),
+            _ => ApiError::invalid(field, error.to_string()),
+        })
+    }
+}
+
+/// Seconds since 1970.
+pub fn unix_time() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
+}

@@ -1,0 +1,84 @@
+//! A submitted chat, the same whichever API it came through.
+
+use super::conversation::{Conversation, Rendered};
+use super::delta::Delta;
+use super::fields::Fields;
+use super::generation::Generation;
+use super::params::{MAX_LOGPROBS, Params};
+use super::state::AppState;
+use super::structured::Structured;
+use crate::error::ApiError;
+use crate::text::parser::{Event, OutputParser};
+use axum::http::{HeaderMap, HeaderValue};
+use std::sync::Arc;
+
+/// A chat whose choices have been submitted to the engine.
+pub struct SubmittedChat {
+    /// Parameters of the request.
+    pub params: Params,
+    /// Generation of each choice.
+    pub generations: Vec<Generation>,
+    /// Output parser of each choice.
+    pub parsers: Vec<ChoiceParser>,
+    /// Whether the client asked for log-probabilities.
+    pub logprobs: bool,
+    /// Value of the header `x-ignored-fields`, for `with_ignored`.
+    pub ignored: Option<HeaderValue>,
+}
+
+impl SubmittedChat {
+    /// Parses the body of a chat request and submits it; `endpoint` is its name in the metrics.
+    pub async fn start(
+        mut fields: Fields,
+        headers: &HeaderMap,
+        state: &Arc<AppState>,
+        endpoint: &'static str,
+    ) -> Result<Self, ApiError> {
+        let params = Params::parse(&mut fields, headers, state).await?;
+        let conversation = Conversation::parse(&mut fields)?;
+        let logprobs = parse_logprobs(&mut fields)?;
+        let ignored = state.policy.check_unknown_fields(&fields.rest())?;
+
+        let Rendered { prompt, parsers, structured, thinking } = conversation.render(state, params.n)?;
+        let mut ids = state.encode(vec![prompt], params.add_special_tokens.unwrap_or(false), "messages").await?;
+        let structure = Structured::compile(structured, state).await?;
+        let reasoned = thinking.and_then(|thinking| state.grammars.after_reasoning(thinking, structure.clone()));
+        let grammar = reasoned.or(structure);
+        let requests = params.requests(ids.pop().unwrap_or_default(), usize::MAX, logprobs, grammar, state)?;
+        let generations = Generation::submit_all(state, &params, requests, endpoint, "messages")?;
+        let parsers = parsers.into_iter().map(|parser| ChoiceParser { parser, reasoning_tokens: 0 }).collect();
+        Ok(Self { params, generations, parsers, logprobs: logprobs.is_some(), ignored })
+    }
+}
+
+/// Parses `logprobs` (whether to report any) and `top_logprobs` (how many).
+fn parse_logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+    let enabled = fields.bool("logprobs")?.unwrap_or(false);
+    let top = fields.integer("top_logprobs", 0..=MAX_LOGPROBS)?.unwrap_or(0) as usize;
+    if top > 0 && !enabled {
+        return Err(ApiError::invalid("top_logprobs", "top_logprobs needs \"logprobs\": true"));
+    }
+    Ok(enabled.then_some(top))
+}
+
+/// Splits the text of one choice into reasoning, content and tool calls.
+pub struct ChoiceParser {
+    parser: OutputParser,
+    /// Number of reasoning tokens so far.
+    pub reasoning_tokens: usize,
+}
+
+impl ChoiceParser {
+    /// Parses one delta into events. The last delta also ends the parser and turns `stop` into `tool_calls` after a call.
+    pub fn parse(&mut self, delta: &mut Delta) -> Vec<Event> {
+        let mut events = self.parser.push(&delta.text);
+        self.reasoning_tokens += usize::from(self.parser.in_reasoning());
+        if let Some(finish) = &mut delta.finish {
+            events.extend(self.parser.finish());
+            if finish.reason == "stop" && self.parser.has_calls() {
+                finish.reason = "tool_calls";
+            }
+        }
+        events
+    }
+}

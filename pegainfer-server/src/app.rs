@@ -1,0 +1,105 @@
+//! The application: the API behind the middleware of the HTTP server. Only this module knows both.
+
+use crate::api::{self, ApiOptions, AppState};
+use crate::http::guard::Guard;
+use crate::http::{self, ApiKeys, Cors, Server, Tls, cors, guard, request_id};
+use crate::lifecycle::Lifecycle;
+use crate::text::Checkpoint;
+use crate::trace::{self, Tracer};
+use axum::Router;
+use axum::middleware::{from_fn, from_fn_with_state};
+use pegainfer_core::engine::EngineHandle;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+
+/// Options of the operator.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Whether unknown request fields are refused.
+    pub strict: bool,
+    /// API keys; if empty, everyone may call.
+    pub api_keys: ApiKeys,
+    /// Origins of web pages that may call the API.
+    pub cors: Cors,
+    /// Maximum size of a request body, in bytes.
+    pub max_body: usize,
+    /// Time after which a request is cancelled.
+    pub request_timeout: Option<Duration>,
+    /// Time for which a client may be inactive: send no byte of a body, read no byte of a response, or not complete the
+    /// head of its next request.
+    pub client_timeout: Duration,
+    /// Time that open requests have to finish after a signal to stop.
+    pub drain_timeout: Duration,
+    /// Certificate and key; `None` serves plain HTTP.
+    pub tls: Option<Tls>,
+    /// Tracer of request stages; `None` traces nothing.
+    pub tracer: Option<Arc<Tracer>>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            strict: false,
+            api_keys: ApiKeys::default(),
+            cors: Cors::default(),
+            max_body: 8 << 20,
+            request_timeout: None,
+            client_timeout: Duration::from_secs(60),
+            drain_timeout: Duration::from_secs(30),
+            tls: None,
+            tracer: None,
+        }
+    }
+}
+
+/// The API of one model, ready to be served.
+pub struct App {
+    state: Arc<AppState>,
+    router: Router,
+    server: Server,
+}
+
+impl App {
+    /// The API of a model that has not served a request yet. An empty `names` becomes the checkpoint's own name.
+    pub fn new(engine: EngineHandle, checkpoint: Checkpoint, names: Vec<String>, options: Options) -> Self {
+        let Options { strict, max_body, request_timeout, client_timeout, drain_timeout, .. } = options;
+        let lifecycle = Lifecycle::default();
+        let limits = ApiOptions { strict, max_body, request_timeout, client_timeout };
+        let state = AppState::new(engine.clone(), checkpoint, names, limits, lifecycle.clone());
+        let guard = Guard { keys: options.api_keys, lifecycle: lifecycle.clone(), metrics: state.metrics.clone() };
+        let router = wrap(api::router(state.clone()), options.tracer, guard, options.cors);
+        let open_requests = Box::new(move || {
+            let stats = engine.stats();
+            stats.running + stats.waiting
+        });
+        let server = Server { client_timeout, drain_timeout, tls: options.tls, lifecycle, open_requests };
+        Self { state, router, server }
+    }
+
+    /// Names that clients may use for the model; the first one is the canonical name.
+    pub fn names(&self) -> &[String] {
+        &self.state.names
+    }
+
+    /// The API with its middleware, as a service without connections.
+    pub fn router(&self) -> Router {
+        self.router.clone()
+    }
+
+    /// Serves until `stop` is ready, then drains.
+    pub async fn serve(self, listener: TcpListener, stop: impl Future<Output = ()>) {
+        http::serve(listener, self.router, self.server, stop).await;
+    }
+}
+
+/// Adds the middleware to the API. The outermost layer runs first: every response gets a request id, and browsers may read
+/// refusals, too.
+fn wrap(mut api: Router, tracer: Option<Arc<Tracer>>, guard: Guard, cors: Cors) -> Router {
+    if let Some(tracer) = tracer {
+        api = api.layer(from_fn_with_state(tracer, trace::attach));
+    }
+    api.layer(from_fn_with_state(Arc::new(guard), guard::guard))
+        .layer(from_fn_with_state(Arc::new(cors), cors::cors))
+        .layer(from_fn(request_id::attach))
+}

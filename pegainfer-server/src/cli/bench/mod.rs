@@ -1,0 +1,149 @@
+//! `pegainfer bench`: latency and throughput, with the roofline limit of each metric.
+//!
+//! # Layout
+//! - [`args`]: flags. [`workload`]: arrival times and prompts.
+//! - [`client`]: the target, which is the engine of this process or a server through [`http`].
+//! - [`stats`]: metrics from the arrival times of tokens. [`roofline`]: their limits, from the recorded ops of a step.
+//! - [`report`]: table, JSON, and a plot drawn by [`svg`].
+//!
+//! Every request of a run has its own random prompt, so that only the workload `prefix` hits the prefix cache.
+
+pub mod args;
+pub mod client;
+pub mod http;
+pub mod report;
+pub mod roofline;
+pub mod stats;
+pub mod svg;
+pub mod workload;
+
+use crate::app::{App, Options};
+use crate::http::{BACKLOG, raise_open_files};
+use crate::models::engine::family::OpenDevice;
+use crate::models::{detect, engine, model_path};
+use crate::text::Checkpoint;
+use anyhow::{Context, Result, bail, ensure};
+use args::{BenchArgs, CommonArgs, Workload};
+use client::{Client, Target};
+use http::Api;
+use pegainfer_core::engine::EngineHandle;
+use pegainfer_core::rng;
+use report::{Report, Row};
+use roofline::Roofline;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokio::net::TcpSocket;
+use tokio::runtime::Runtime;
+use workload::{Arrivals, Point, measure};
+
+/// Runs the command.
+pub fn run(args: &BenchArgs) -> Result<()> {
+    let workload = &args.workload;
+    let common = workload.common();
+    // A path that cannot be written is reported before the measurement, not after it.
+    let svg = common.svg.as_deref().map(create).transpose()?;
+    let to_stdout = common.json.as_deref().is_some_and(|path| path == "-");
+    let json = common.json.as_deref().filter(|_| !to_stdout).map(create).transpose()?;
+    let report = bench(workload)?;
+    if let Some(mut file) = svg {
+        file.write_all(report.svg(workload).as_bytes()).context("the plot cannot be written")?;
+    }
+    let text = serde_json::to_string_pretty(&report)? + "\n";
+    if let Some(mut file) = json {
+        file.write_all(text.as_bytes()).context("the JSON cannot be written")?;
+    }
+    print!("{}", if to_stdout { text } else { report.table() });
+    Ok(())
+}
+
+fn create(path: &Path) -> Result<File> {
+    File::create(path).with_context(|| format!("{} cannot be written", path.display()))
+}
+
+/// Measures a workload.
+pub fn bench(workload: &Workload) -> Result<Report> {
+    let common = workload.common();
+    let points = workload.points();
+    let dir = model_dir(common)?;
+    let OpenDevice { exec, name: device } = engine::open_device(detect::detect(&dir)?, &common.engine)?;
+    let (read, peak) = (common.read_gbs.map(|n| n * 1e9), common.peak_tflops.map(|n| n * 1e12));
+    let roofline = Roofline::new(&dir, exec, &device, read, peak)?;
+    let vocab = engine::vocab_size(&dir)?;
+
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no async runtime")?;
+    let target = open(workload, &points, &dir, &runtime)?;
+    let client = Arc::new(Client::new(target)?);
+    let (passes, runs) = (workload.passes(), common.runs.get());
+    let mut rows = Vec::new();
+    for (i, &point) in points.iter().enumerate() {
+        let seed = rng::bits(common.seed, i as u64);
+        let figures = runtime.block_on(measure(&client, point, passes, runs, vocab, seed))?;
+        for (pass, runs) in figures.into_iter().enumerate() {
+            rows.push(Row::new(workload, point, pass, runs, &roofline)?);
+        }
+    }
+    // Connections of the server must not delay the exit.
+    runtime.shutdown_background();
+    let target = match (&common.url, workload) {
+        (Some(url), _) => url.clone(),
+        (None, Workload::Serve(_)) => "http inside the process".into(),
+        (None, _) => "engine".into(),
+    };
+    let (version, model) = (env!("CARGO_PKG_VERSION"), dir.display().to_string());
+    Ok(Report { version, workload: workload.name(), model, target, device, seed: common.seed, roofline, rows })
+}
+
+/// The model's directory; for a model served elsewhere, config.json is enough.
+fn model_dir(common: &CommonArgs) -> Result<PathBuf> {
+    match (&common.url, &common.engine.model_path) {
+        (None, _) => Ok(model_path::resolve(&common.engine)?.dir),
+        (Some(_), Some(path)) => model_path::resolve_config(Some(path)),
+        (Some(url), None) => {
+            bail!(
+                "which model does {url} serve? Name it with --model-path, config.json is enough: the prompts need its \
+                   vocabulary, the roofline its shape"
+            )
+        }
+    }
+}
+
+/// Starts the engine or server to measure, or connects to it.
+fn open(workload: &Workload, points: &[Point], dir: &Path, runtime: &Runtime) -> Result<Target> {
+    let common = workload.common();
+    if let Some(url) = &common.url {
+        raise_open_files();
+        return Ok(Target::Http(runtime.block_on(Api::connect(url))?));
+    }
+    let most = points.iter().map(|point| match point.arrivals {
+        Arrivals::Closed { streams } => streams,
+        Arrivals::Burst | Arrivals::Poisson { .. } => 1,
+    });
+    let most = most.max().unwrap_or(1);
+    let engine = engine::load(dir, &common.engine)?.handle;
+    ensure!(
+        most <= engine.limits().max_num_seqs,
+        "a concurrency of {most} needs --max-num-seqs {most}: otherwise requests wait for each other"
+    );
+    match workload {
+        Workload::Serve(_) => {
+            raise_open_files();
+            Ok(Target::Http(runtime.block_on(serve_here(engine, dir))?))
+        }
+        _ => Ok(Target::Engine(engine)),
+    }
+}
+
+/// Starts the server on a free port of this machine; it runs until the runtime is shut down.
+async fn serve_here(engine: EngineHandle, dir: &Path) -> Result<Api> {
+    let checkpoint = Checkpoint::load(dir)?;
+    checkpoint.tokenizer.check_vocab(engine.limits().vocab_size)?;
+    let app = App::new(engine, checkpoint, Vec::new(), Options::default());
+    let socket = TcpSocket::new_v4().context("no socket")?;
+    socket.bind(([127, 0, 0, 1], 0).into()).context("no free port")?;
+    let listener = socket.listen(BACKLOG).context("the server cannot listen")?;
+    let address = listener.local_addr().context("the server's address is unknown")?;
+    tokio::spawn(app.serve(listener, std::future::pending()));
+    Api::connect(&format!("http://{address}")).await
+}

@@ -1,0 +1,170 @@
+//! `pegainfer doctor`: is there a GPU, and does every op on it agree with its reference kernel, alone, overlapped with its neighbours
+//! and replayed in a CUDA graph?
+
+mod models;
+
+use crate::models::model_path;
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use models::Model;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::isa::Isa;
+use pegainfer_core::record::{OpRecord, Operand};
+use pegainfer_kernels::compare::{Case, compare};
+use pegainfer_kernels::cuda;
+use std::collections::HashSet;
+
+/// Steps whose ops are checked: rows, new tokens of each, context. Every kernel that a batch size chooses is among them.
+const STEPS: [(usize, usize, usize); 13] = [
+    (1, 1, 1024),
+    (2, 1, 300),
+    (3, 1, 100),
+    (8, 1, 1024),
+    (16, 1, 300),
+    (32, 1, 1024),
+    (64, 1, 512),
+    (2, 3, 50),
+    (4, 40, 200),
+    (1, 512, 512),
+    (1, 300, 1500),
+    (1, 1100, 1100),
+    (2, 250, 512),
+];
+
+/// Flags of `doctor`.
+#[derive(Debug, Clone, Args)]
+pub struct DoctorArgs {
+    /// Model whose shapes are checked: a directory (config.json is enough) or a Hugging Face id [default: the bundled
+    /// model, and a model of Qwen3-4B's shape]
+    #[arg(long, value_name = "DIR|ID")]
+    pub model_path: Option<String>,
+    /// Index of the GPU, counted from 0
+    #[arg(long, default_value_t = 0)]
+    pub gpu: usize,
+}
+
+/// Runs the command.
+pub fn run(args: &DoctorArgs) -> Result<()> {
+    println!("build: {}", if cuda::images::BUILT { "with CUDA kernels" } else { "CPU-only" });
+    cuda::available().map_err(anyhow::Error::msg)?;
+    let mut gpu = cuda::open(args.gpu, None)?;
+    let info = gpu.gpu()?.info()?;
+    println!(
+        "driver: speaks CUDA {}.{}\nGPU {}: {}, compute capability {}.{}, {} multiprocessors, {:.1} GB, {:.1} GB free",
+        info.driver / 1000,
+        info.driver % 1000 / 10,
+        args.gpu,
+        info.name,
+        info.capability.0,
+        info.capability.1,
+        info.multiprocessors,
+        info.memory as f64 / 1e9,
+        info.free as f64 / 1e9
+    );
+    match cuda::blaslt(&mut gpu) {
+        Ok(found) => println!("cuBLASLt {found}"),
+        Err(why) => println!("cuBLASLt: {why}"),
+    }
+    let mut cpu = Exec::cpu(Isa::best(), None).context("the CPU threads cannot be started")?;
+    let dir = model_path::resolve_config(args.model_path.as_deref())?;
+    let mut models = vec![(dir.display().to_string(), Model::load(&dir)?)];
+    if args.model_path.is_none() {
+        models.extend(models::typical().map(|(name, model)| (name.to_owned(), model)));
+    }
+    let mut report = Report::default();
+    for (name, model) in &models {
+        println!("\nops of {name}");
+        report.model(&mut cpu, &mut gpu, model)?;
+    }
+    println!("\n{} calls checked in {} runs, {} runs failed", report.seen.len(), report.runs, report.failed);
+    ensure!(report.failed == 0, "the GPU does not agree with the CPU: do not use it");
+    Ok(())
+}
+
+/// What was checked so far.
+#[derive(Default)]
+struct Report {
+    seen: HashSet<String>,
+    /// Calls times the ways in which each was launched, and how many of these failed.
+    runs: usize,
+    failed: usize,
+}
+
+impl Report {
+    fn model(&mut self, cpu: &mut Exec, gpu: &mut Exec, model: &Model) -> Result<()> {
+        println!("{:<27} {:<22} {:<44} {:>10} {:>10}  verdict", "op", "kernel", "shapes", "max error", "relative");
+        for (batch, tokens, context) in STEPS {
+            let case = model.case(context);
+            for record in model.records(batch, tokens, context)? {
+                if self.seen.insert(key(&record, context)) {
+                    self.op(cpu, gpu, &record, &case)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn op(&mut self, cpu: &mut Exec, gpu: &mut Exec, record: &OpRecord, case: &Case) -> Result<()> {
+        let compared = compare(cpu, gpu, record, case)
+            .with_context(|| format!("{} of {} did not run", record.op, shapes(record)))?;
+        let Some(result) = compared else { bail!("{} has no comparison", record.op) };
+        (self.runs, self.failed) = (self.runs + result.runs, self.failed + result.failures.len());
+        let verdict = match result.ok() {
+            true => format!("ok ({} runs)", result.runs),
+            false => format!("FAILED {} of {}: {}", result.failures.len(), result.runs, result.failures.join("; ")),
+        };
+        let (kernel, shapes) = (result.kernel, shapes(record));
+        let (absolute, relative) = (result.absolute, result.relative);
+        println!("{:<27} {kernel:<22} {shapes:<44} {absolute:>10.2e} {relative:>10.2e}  {verdict}", record.op);
+        Ok(())
+    }
+}
+
+/// Calls with the same key are the same call with other values.
+fn key(record: &OpRecord, context: usize) -> String {
+    let attends = record.op.ends_with("attention") || record.op == "decode_layers";
+    let context = if attends { context } else { 0 };
+    let shapes: Vec<_> = record.reads.iter().chain(&record.writes).map(|o| (&o.shape, o.dtype)).collect();
+    format!("{} {context} {shapes:?}", record.op)
+}
+
+/// The operands that tell calls of one op apart.
+fn shapes(record: &OpRecord) -> String {
+    let shape = |o: &Operand| format!("{:?}", o.shape).replace(", ", ",");
+    let reads: Vec<String> = record.reads.iter().take(2).map(shape).collect();
+    let writes: Vec<String> = record.writes.iter().take(1).map(shape).collect();
+    format!("{} -> {}", reads.join(" "), writes.join(" "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Those that have CUDA kernels.
+    const BUNDLED: &[&str] = &[
+        "qwen3-tiny",
+        #[cfg(feature = "qwen35")]
+        "qwen35-tiny",
+        #[cfg(feature = "deepseek-v4")]
+        "dsv4-tiny-fp4fp8",
+    ];
+
+    /// Every op of a step has a comparison: the CPU agrees with itself.
+    #[test]
+    fn every_op_is_known() {
+        let mut cpu = Exec::cpu(Isa::best(), Some(2)).unwrap();
+        let mut portable = Exec::cpu(Isa::Portable, Some(2)).unwrap();
+        let mut report = Report::default();
+        for model in BUNDLED.iter().map(|model| crate::testing::model_dir().with_file_name(model)) {
+            let model = Model::load(&model).unwrap();
+            for (batch, tokens, context) in [(1, 1, 40), (3, 1, 20), (2, 3, 50)] {
+                for record in model.records(batch, tokens, context).unwrap() {
+                    if report.seen.insert(key(&record, context)) {
+                        report.op(&mut cpu, &mut portable, &record, &model.case(context)).unwrap();
+                    }
+                }
+            }
+        }
+        assert_eq!(report.failed, 0);
+    }
+}

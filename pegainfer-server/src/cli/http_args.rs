@@ -1,0 +1,93 @@
+//! Command-line flags of the HTTP server.
+
+use crate::app::Options;
+use crate::http::{ApiKeys, Cors, Secret, Tls};
+use crate::trace::{ChromeFiles, Otlp, Tracer};
+use crate::values::{parse_bytes, parse_seconds};
+use anyhow::{Context, Result};
+use clap::Args;
+use fastrace::collector::Reporter;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Flags of the HTTP server.
+#[derive(Debug, Clone, Args)]
+pub struct HttpArgs {
+    /// Key that clients must send, as in `Authorization: Bearer KEY`; give it again for more keys. Other users of this
+    /// machine see it in the process list: --api-key-file is safer
+    #[arg(long, value_name = "KEY", value_parser = clap::value_parser!(Secret))]
+    pub api_key: Vec<Secret>,
+    /// File with one API key on each line
+    #[arg(long, value_name = "FILE")]
+    pub api_key_file: Option<PathBuf>,
+    /// Origin of web pages that may call the API from a browser, such as https://chat.example.com, or * for all; repeatable
+    #[arg(long, value_name = "ORIGIN")]
+    pub cors_allow_origin: Vec<String>,
+    /// Maximum size of a request body, such as 512K or 8M
+    #[arg(long, value_name = "BYTES", default_value = "8M", value_parser = parse_bytes)]
+    pub max_body_size: u64,
+    /// Cancel requests that take longer than this; clients may ask for less with the header x-request-timeout [default: no
+    /// limit]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub request_timeout: Option<Duration>,
+    /// Close connections whose client neither sends nor reads for this long
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_seconds)]
+    pub client_timeout: Duration,
+    /// Time that open requests have to finish after SIGTERM
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds)]
+    pub drain_timeout: Duration,
+    /// Serve HTTPS with this certificate chain (PEM, the server's own certificate first)
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// Private key of the certificate (PEM, without password)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// Write the stages of each request (queue, prefill, decode, ...) to trace files in this directory, for ui.perfetto.dev
+    #[arg(long, value_name = "DIR")]
+    pub trace_dir: Option<PathBuf>,
+    /// Send traces to an OpenTelemetry collector, such as http://127.0.0.1:4318 (OTLP, JSON over HTTP)
+    #[arg(long, value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
+    /// Fraction of the requests that are traced, from 0 to 1; requests that send `x-trace: 1` are always traced
+    #[arg(long, alias = "trace-share", value_name = "RATIO", default_value = "1", value_parser = parse_sampling_ratio)]
+    pub trace_sampling_ratio: f64,
+}
+
+impl HttpArgs {
+    fn tracer(&self) -> Result<Option<Arc<Tracer>>> {
+        let mut reporters: Vec<Box<dyn Reporter>> = Vec::new();
+        if let Some(dir) = &self.trace_dir {
+            reporters.push(Box::new(ChromeFiles::create(dir)?));
+        }
+        if let Some(endpoint) = &self.otlp_endpoint {
+            reporters.push(Box::new(Otlp::new(endpoint)?));
+        }
+        if reporters.is_empty() {
+            return Ok(None);
+        }
+        let tracer = Tracer::start(reporters, self.trace_sampling_ratio);
+        Ok(Some(tracer.context("the thread that writes traces cannot be started")?))
+    }
+
+    /// Checks the flags and reads the keys from their file.
+    pub fn options(&self, strict: bool) -> Result<Options> {
+        Ok(Options {
+            strict,
+            api_keys: ApiKeys::load(&self.api_key, self.api_key_file.as_deref())?,
+            cors: Cors::new(&self.cors_allow_origin)?,
+            max_body: usize::try_from(self.max_body_size)?,
+            request_timeout: self.request_timeout,
+            client_timeout: self.client_timeout,
+            drain_timeout: self.drain_timeout,
+            tls: self.tls_cert.as_deref().zip(self.tls_key.as_deref()).map(|(c, k)| Tls::load(c, k)).transpose()?,
+            tracer: self.tracer()?,
+        })
+    }
+}
+
+/// Parses a ratio from 0 to 1.
+fn parse_sampling_ratio(text: &str) -> Result<f64, String> {
+    let ratio = text.parse().ok().filter(|ratio| (0.0..=1.0).contains(ratio));
+    ratio.ok_or_else(|| format!("{text:?} is not a ratio such as 0.01, from 0 to 1"))
+}

@@ -1,0 +1,26 @@
+//! `pegainfer inspect`: checks a DeepSeek-V4 checkpoint by its headers.
+
+use crate::models::detect;
+use crate::models::engine::deepseek_v4::FAMILY;
+use anyhow::{Result, bail, ensure};
+use clap::Args;
+
+/// Flags of `inspect`.
+#[derive(Debug, Clone, Args)]
+pub struct InspectArgs {
+    /// Directory of the checkpoint; config.json alone is enough to print the memory that the weights will take
+    #[arg(value_name = "DIR")]
+    pub dir: std::path::PathBuf,
+}
+
+/// Runs the command. A checkpoint that cannot be loaded is an error, after the report.
+pub fn run(args: &InspectArgs) -> Result<()> {
+    let family = detect::detect(&args.dir)?;
+    ensure!(*family == FAMILY, "inspect knows DeepSeek-V4 checkpoints, and this one is {family}");
+    let report = pegainfer_deepseek_v4::inspect::inspect(&args.dir)?;
+    print!("{report}");
+    if report.files > 0 && !report.is_complete() {
+        bail!("the weights do not fit config.json; download what is missing again");
+    }
+    Ok(())
+}

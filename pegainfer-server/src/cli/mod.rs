@@ -1,0 +1,127 @@
+//! The command line: one module for each command, with its flags.
+
+pub mod bench;
+pub mod doctor;
+pub mod generate;
+mod http_args;
+#[cfg(feature = "deepseek-v4")]
+pub mod inspect;
+pub mod plan;
+pub mod serve;
+
+use bench::args::BenchArgs;
+use clap::{Parser, Subcommand};
+use doctor::DoctorArgs;
+use generate::GenerateArgs;
+#[cfg(feature = "deepseek-v4")]
+use inspect::InspectArgs;
+use plan::PlanArgs;
+use serve::ServeArgs;
+
+/// Serves language models behind an OpenAI-compatible API.
+#[derive(Debug, Parser)]
+#[command(name = "pegainfer", version, args_conflicts_with_subcommands = true)]
+pub struct Cli {
+    /// The command; `serve` if none is given.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// Flags of `serve`.
+    #[command(flatten)]
+    pub serve: ServeArgs,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve a model over HTTP (the default)
+    Serve(ServeArgs),
+    /// Print the completion of one prompt, without a server
+    Generate(GenerateArgs),
+    /// Measure latency and throughput and compare them with the limits of the device
+    Bench(BenchArgs),
+    /// Print the ops of one step with their shapes, bytes and FLOPs, without loading weights
+    Plan(PlanArgs),
+    /// Check every op on this machine's GPU against the CPU
+    Doctor(DoctorArgs),
+    /// Compare a DeepSeek-V4 checkpoint's headers with its config.json, and print the memory it takes per GPU
+    #[cfg(feature = "deepseek-v4")]
+    Inspect(InspectArgs),
+}
+
+impl Cli {
+    /// The command, with `serve` filled in.
+    pub fn into_command(self) -> Command {
+        self.command.unwrap_or(Command::Serve(self.serve))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::models::args::DeviceArg;
+    use bench::args::Workload;
+    use clap::CommandFactory;
+
+    fn parse(args: &[&str]) -> Result<Command, clap::Error> {
+        Cli::try_parse_from(["pegainfer"].iter().chain(args)).map(Cli::into_command)
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn serve_is_the_default_command() {
+        for args in [&["--model-path", "x", "--port", "1"][..], &["serve", "--model-path", "x", "--port", "1"]] {
+            let Command::Serve(serve) = parse(args).unwrap() else { panic!("{args:?} is not serve") };
+            assert_eq!((serve.engine.model_path.as_deref(), serve.port), (Some("x"), 1));
+        }
+        assert!(matches!(parse(&[]).unwrap(), Command::Serve(_)));
+        let Command::Generate(generate) = parse(&["generate", "hi", "--model-path", "x"]).unwrap() else { panic!() };
+        assert_eq!(generate.prompt, "hi");
+    }
+
+    #[test]
+    fn names_may_be_repeated() {
+        let names = ["--served-model-name", "a", "--served-model-name", "b"];
+        let Command::Serve(serve) = parse(&names).unwrap() else { panic!() };
+        assert_eq!(serve.served_model_name, ["a", "b"]);
+    }
+
+    #[test]
+    fn old_names_of_flags_are_hidden_aliases() {
+        let old = ["--trace-share", "0.5", "--max-num-mixed-tokens", "7"];
+        let new = ["--trace-sampling-ratio", "0.5", "--mixed-step-token-budget", "7"];
+        for args in [old, new] {
+            let Command::Serve(serve) = parse(&args).unwrap() else { panic!() };
+            assert_eq!((serve.http.trace_sampling_ratio, serve.engine.max_num_mixed_tokens.get()), (0.5, 7));
+        }
+        for args in [["--streams", "3", "--rounds", "2"], ["--concurrency", "3", "--runs", "2"]] {
+            let Command::Bench(bench) = parse(&[&["bench", "throughput"], &args[..]].concat()).unwrap() else {
+                panic!()
+            };
+            let Workload::Throughput(flags) = bench.workload else { panic!() };
+            assert_eq!((flags.concurrency[0].get(), flags.common.runs.get()), (3, 2));
+        }
+        let mut command = Cli::command();
+        command.build();
+        for name in ["serve", "bench"] {
+            let subcommand = command.find_subcommand_mut(name).unwrap();
+            let help = subcommand.render_long_help().to_string();
+            assert!(!["trace-share", "max-num-mixed-tokens"].iter().any(|old| help.contains(old)), "{help}");
+        }
+    }
+
+    #[test]
+    fn values_are_checked() {
+        assert!(parse(&["--max-num-seqs", "0"]).is_err());
+        let Command::Serve(serve) = parse(&["--state-cache-memory", "0", "--device", "cuda:1"]).unwrap() else {
+            panic!()
+        };
+        assert_eq!((serve.engine.state_cache_memory, serve.engine.device), (Some(0), DeviceArg::Cuda(1)));
+        let error = parse(&["--device", "tpu"]).unwrap_err().to_string();
+        assert!(error.contains("expected auto, cpu, cuda or cuda:N"), "{error}");
+        assert!(parse(&["--gpu-memory-utilization", "1.01"]).is_err());
+    }
+}

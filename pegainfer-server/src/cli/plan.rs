@@ -1,0 +1,209 @@
+//! `pegainfer plan`: the recorded ops of one step, printed.
+
+use crate::models::{engine, model_path};
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use pegainfer_core::record::{OpRecord, Operand};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::num::NonZeroUsize;
+
+/// Flags of `plan`.
+#[derive(Debug, Clone, Args)]
+pub struct PlanArgs {
+    /// Checkpoint directory (config.json is enough), or a Hugging Face id [default: the bundled models/qwen3-tiny]
+    #[arg(long, value_name = "DIR|ID")]
+    pub model_path: Option<String>,
+    /// Kind of step: one new token per sequence, or whole prompts
+    #[arg(long, value_enum, default_value_t = Phase::Decode)]
+    pub phase: Phase,
+    /// Number of sequences in the step
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub batch: NonZeroUsize,
+    /// Context length of each sequence in tokens, including the new ones
+    #[arg(long, value_name = "TOKENS", default_value = "1024")]
+    pub context: NonZeroUsize,
+    /// Print every op as JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Kind of the planned step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Phase {
+    /// Only the last token of each sequence is new.
+    Decode,
+    /// All tokens of each sequence are new.
+    Prefill,
+}
+
+/// Runs the command.
+pub fn run(args: &PlanArgs) -> Result<()> {
+    let dir = model_path::resolve_config(args.model_path.as_deref())?;
+    let (batch, context) = (args.batch.get(), args.context.get());
+    let tokens = match args.phase {
+        Phase::Decode => 1,
+        Phase::Prefill => context,
+    };
+    let records = engine::record(&dir, batch, tokens, context)?;
+    if args.json {
+        println!("{:#}", json(&records));
+    } else {
+        print!("{}", table(&records));
+    }
+    Ok(())
+}
+
+/// One line of the printed plan; equal nodes of several layers are folded into one line.
+struct Line<'a> {
+    first: usize,
+    record: &'a OpRecord,
+    count: usize,
+    /// Indices of the lines whose output the first node of this line reads.
+    after: Vec<usize>,
+}
+
+/// The plan as a table. Nodes that differ only in their layer are one line; column `after` has the numbers of the lines whose
+/// results a line reads.
+pub fn table(records: &[OpRecord]) -> String {
+    let lines = fold(records);
+    let (bytes, flops) = totals(records);
+    let percentage = |part: u64, whole: u64| 100.0 * part as f64 / whole.max(1) as f64;
+    let mut out = format!(
+        "{:>3} {:<22} {:>4} {:<46} {:<5} {:<12} {:>11} {:>9} {:>7} {:>7}  {}\n",
+        "#", "op", "x", "shapes", "dtype", "kernel", "MB", "GFLOP", "% MB", "% FLOP", "after"
+    );
+    for (i, line) in lines.iter().enumerate() {
+        let count = line.count as u64;
+        let (b, f) = (line.record.bytes * count, line.record.flops * count);
+        let after: Vec<String> = line.after.iter().map(ToString::to_string).collect();
+        let dtype = line.record.writes.first().or(line.record.reads.first()).map(|o| o.dtype.to_string());
+        let _ = writeln!(
+            out,
+            "{i:>3} {:<22} {:>4} {:<46} {:<5} {:<12} {:>11.3} {:>9.3} {:>7.2} {:>7.2}  {}",
+            line.record.op,
+            line.count,
+            shapes(line.record),
+            dtype.unwrap_or_default(),
+            line.record.kernel,
+            b as f64 / 1e6,
+            f as f64 / 1e9,
+            percentage(b, bytes),
+            percentage(f, flops),
+            after.join(" ")
+        );
+    }
+    let _ = writeln!(
+        out,
+        "total: {} nodes, {:.3} MB, {:.3} GFLOP, {:.2} FLOP/byte",
+        records.len(),
+        bytes as f64 / 1e6,
+        flops as f64 / 1e9,
+        flops as f64 / bytes.max(1) as f64
+    );
+    out
+}
+
+/// The plan as JSON: every node, with the indices of the nodes it depends on.
+pub fn json(records: &[OpRecord]) -> Value {
+    let operand = |o: &Operand| json!({"id": o.id, "name": o.name, "shape": o.shape, "dtype": o.dtype.to_string()});
+    let edges = edges(records);
+    let nodes: Vec<Value> = records
+        .iter()
+        .zip(edges)
+        .map(|(r, after)| {
+            json!({
+                "op": r.op,
+                "kernel": r.kernel,
+                "reads": r.reads.iter().map(operand).collect::<Vec<_>>(),
+                "writes": r.writes.iter().map(operand).collect::<Vec<_>>(),
+                "bytes": r.bytes,
+                "flops": r.flops,
+                "after": after,
+            })
+        })
+        .collect();
+    let (bytes, flops) = totals(records);
+    json!({"nodes": nodes, "bytes": bytes, "flops": flops})
+}
+
+fn totals(records: &[OpRecord]) -> (u64, u64) {
+    (records.iter().map(|r| r.bytes).sum(), records.iter().map(|r| r.flops).sum())
+}
+
+/// For each node, the nodes that last wrote its operands.
+fn edges(records: &[OpRecord]) -> Vec<Vec<usize>> {
+    let mut writer: HashMap<u32, usize> = HashMap::new();
+    records
+        .iter()
+        .enumerate()
+        .map(|(i, record)| {
+            let mut after: Vec<usize> = record.reads.iter().filter_map(|o| writer.get(&o.id).copied()).collect();
+            after.sort_unstable();
+            after.dedup();
+            writer.extend(record.writes.iter().map(|o| (o.id, i)));
+            after
+        })
+        .collect()
+}
+
+/// Key that a node shares with its counterparts of other layers: the op, and the shapes and names of its operands without
+/// the layer number.
+fn kind(record: &OpRecord) -> (&'static str, Vec<(String, &[usize])>) {
+    let name = |o: &Operand| o.name.split('.').filter(|part| part.parse::<usize>().is_err()).collect::<String>();
+    let operands = record.reads.iter().chain(&record.writes);
+    (record.op, operands.map(|o| (name(o), o.shape.as_slice())).collect())
+}
+
+fn fold(records: &[OpRecord]) -> Vec<Line<'_>> {
+    let edges = edges(records);
+    let mut lines: Vec<Line<'_>> = Vec::new();
+    let mut line_of_kind = HashMap::new();
+    let mut line_of_node = Vec::new();
+    for (i, record) in records.iter().enumerate() {
+        let line = *line_of_kind.entry(kind(record)).or_insert_with(|| {
+            lines.push(Line { first: i, record, count: 0, after: Vec::new() });
+            lines.len() - 1
+        });
+        lines[line].count += 1;
+        line_of_node.push(line);
+    }
+    for line in &mut lines {
+        line.after = edges[line.first].iter().map(|&node| line_of_node[node]).collect();
+    }
+    lines
+}
+
+/// Shapes of the operands of a node, `in x weight -> out`.
+fn shapes(record: &OpRecord) -> String {
+    let shape = |o: &Operand| format!("{:?}", o.shape).replace(", ", ",");
+    let reads: Vec<String> = record.reads.iter().take(2).map(shape).collect();
+    let writes: Vec<String> = record.writes.iter().take(1).map(shape).collect();
+    format!("{} -> {}", reads.join(" "), writes.join(" "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::model_dir;
+    use pegainfer_kernels::runtime::{Model, record};
+    use pegainfer_qwen3_4b::Qwen3;
+
+    #[test]
+    fn layers_fold_and_nothing_is_lost() {
+        let records = record::<Qwen3>(&Qwen3::load_config(&model_dir()).unwrap(), 8, 1, 1024).unwrap();
+        let lines = fold(&records);
+        assert_eq!(lines.iter().map(|l| l.count).sum::<usize>(), records.len());
+        assert!(lines.len() <= 15, "{} lines for {} nodes", lines.len(), records.len());
+        let text = table(&records);
+        assert!(text.contains("attention") && text.contains("total: 34 nodes"), "{text}");
+        let json = json(&records);
+        assert_eq!(json["nodes"].as_array().unwrap().len(), records.len());
+        // Every node but the first reads what an earlier one wrote.
+        for (i, node) in json["nodes"].as_array().unwrap().iter().enumerate().skip(1) {
+            let after = node["after"].as_array().unwrap();
+            assert!(!after.is_empty() && after.iter().all(|n| n.as_u64().unwrap() < i as u64), "{node}");
+        }
+    }
+}

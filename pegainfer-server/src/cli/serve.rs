@@ -1,0 +1,186 @@
+//! `pegainfer serve`: start, serve, drain.
+
+use crate::allocator;
+use crate::app::App;
+use crate::cli::http_args::HttpArgs;
+use crate::http;
+use crate::models::args::EngineArgs;
+use crate::models::engine;
+use crate::models::engine::family::LoadedEngine;
+use crate::models::model_path;
+use crate::text::Checkpoint;
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use pegainfer_core::engine::{EngineHandle, EngineStats};
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+use tokio::net::TcpSocket;
+
+/// Idle time of the engine after which freed memory is returned to the system.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// Flags of `serve`.
+#[derive(Debug, Clone, Args)]
+pub struct ServeArgs {
+    /// Model and engine flags.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    /// Name that clients use for the model; give it again for more names [default: the name of the directory or id]
+    #[arg(long, value_name = "NAME")]
+    pub served_model_name: Vec<String>,
+    /// Address to listen on
+    #[arg(long, default_value = "127.0.0.1")]
+    pub host: String,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, default_value_t = 8000)]
+    pub port: u16,
+    /// Refuse requests with unknown fields instead of listing them in the header x-ignored-fields
+    #[arg(long)]
+    pub strict: bool,
+    /// Flags of the HTTP server.
+    #[command(flatten)]
+    pub http: HttpArgs,
+}
+
+/// Runs until a signal arrives. `started`: start of the process.
+pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
+    allocator::few_arenas();
+    http::raise_open_files();
+    let options = args.http.options(args.strict)?;
+    let (tracer, scheme) = (options.tracer.clone(), if options.tls.is_some() { "https" } else { "http" });
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no async runtime")?;
+    // The port is reserved before the model is loaded, so that a port in use is reported immediately. Nobody can connect
+    // before `listen`.
+    let socket = runtime.block_on(reserve(&args.host, args.port))?;
+    let model = model_path::resolve(&args.engine)?;
+    // The tokenizer of a large vocabulary takes as long to load as small weights: load both in parallel.
+    let (checkpoint, engine) = std::thread::scope(|scope| {
+        let checkpoint = scope.spawn(|| Checkpoint::load(&model.dir));
+        let engine = engine::load(&model.dir, &args.engine);
+        (checkpoint.join(), engine)
+    });
+    let engine = engine?;
+    let Ok(checkpoint) = checkpoint else { bail!("the tokenizer could not be loaded: its loader panicked") };
+    let mut checkpoint = checkpoint?;
+    checkpoint.tokenizer.check_vocab(engine.handle.limits().vocab_size)?;
+    if let Some(id) = &model.hub_id {
+        checkpoint.name.clone_from(id);
+    }
+    announce(&engine, &model.dir.display().to_string());
+    let costs = costs(&engine);
+    let tidy = tidy(engine.handle.clone());
+    let app = App::new(engine.handle, checkpoint, args.served_model_name.clone(), options);
+    let served: Result<()> = runtime.block_on(async {
+        let listener = socket.listen(http::BACKLOG).context("the server cannot listen")?;
+        let address = listener.local_addr().context("the server's address is unknown")?;
+        let names = app.names().join(", ");
+        allocator::return_freed();
+        let ready = started.elapsed().as_secs_f64();
+        log::info!("serving {names} on {scheme}://{address}, ready in {ready:.2} s: {costs}");
+        tokio::select! {
+            () = app.serve(listener, stop_signal()) => {}
+            () = tidy => {}
+        }
+        Ok(())
+    });
+    // Blocking tasks that are still running must not delay the exit.
+    runtime.shutdown_background();
+    if let Some(tracer) = tracer {
+        tracer.flush();
+    }
+    served
+}
+
+/// Returns freed memory to the system whenever the engine becomes idle for [`IDLE`].
+async fn tidy(engine: EngineHandle) {
+    let mut tidied = engine.stats().steps;
+    loop {
+        let before = engine.stats().steps;
+        tokio::time::sleep(IDLE).await;
+        let EngineStats { steps, running, waiting, .. } = engine.stats();
+        if steps == before && steps != tidied && running + waiting == 0 {
+            tidied = steps;
+            // It fails only if the task panics, which it does not.
+            let _ = tokio::task::spawn_blocking(allocator::return_freed).await;
+        }
+    }
+}
+
+fn announce(engine: &LoadedEngine, dir: &str) {
+    let limits = engine.handle.limits();
+    log::info!("model: {} from {dir}, on {}", engine.family, engine.device);
+    log::info!(
+        "KV cache: {} tokens ({} blocks of {}); context {} tokens, up to {} concurrent requests",
+        limits.kv_capacity_tokens(),
+        limits.kv_blocks,
+        limits.block_size,
+        limits.max_model_len,
+        limits.max_num_seqs
+    );
+}
+
+/// Summary of what the start loaded and allocated.
+fn costs(engine: &LoadedEngine) -> String {
+    let (weights, seconds) = (engine.weight_bytes as f64 / 1e9, engine.weights_time.as_secs_f64());
+    format!(
+        "weights {weights:.2} GB in {seconds:.2} s ({:.1} GB/s), KV cache {} blocks ({:.2} GB)",
+        weights / seconds.max(1e-9),
+        engine.handle.limits().kv_blocks,
+        engine.kv_bytes as f64 / 1e9
+    )
+}
+
+/// Binds the address without listening on it.
+async fn reserve(host: &str, port: u16) -> Result<TcpSocket> {
+    let mut addresses =
+        tokio::net::lookup_host((host, port)).await.with_context(|| format!("--host {host} is not an address"))?;
+    let Some(address) = addresses.next() else { bail!("--host {host} has no address") };
+    bind(address).map_err(|e| match e.kind() {
+        ErrorKind::AddrInUse => {
+            anyhow::anyhow!("port {port} on {host} is in use: stop the program that has it, or give another --port")
+        }
+        ErrorKind::PermissionDenied => anyhow::anyhow!("port {port} needs more rights: give a --port above 1023"),
+        ErrorKind::AddrNotAvailable => anyhow::anyhow!("--host {host} is not an address of this machine"),
+        _ => anyhow::anyhow!("port {port} on {host} cannot be used: {e}"),
+    })
+}
+
+fn bind(address: SocketAddr) -> std::io::Result<TcpSocket> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // A restarted server may take the port while old connections time out.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    Ok(socket)
+}
+
+/// Resolves on SIGINT or SIGTERM. A second signal ends the process immediately.
+async fn stop_signal() {
+    one_signal().await;
+    tokio::spawn(async {
+        one_signal().await;
+        log::warn!("second signal: exit without waiting");
+        std::process::exit(1);
+    });
+}
+
+#[cfg(unix)]
+async fn one_signal() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (Ok(mut interrupt), Ok(mut terminate)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
+    else {
+        log::error!("signals cannot be handled: stop the server with SIGKILL");
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+}
+
+#[cfg(not(unix))]
+async fn one_signal() {
+    if tokio::signal::ctrl_c().await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}

@@ -1,0 +1,114 @@
+//! Flags of all commands that load a model.
+
+use crate::values::{parse_bytes, parse_bytes_or_none, parse_fraction};
+use clap::{Args, ValueEnum};
+use std::num::NonZeroUsize;
+
+/// Flags of all commands that load a model.
+#[derive(Debug, Clone, Args)]
+pub struct EngineArgs {
+    /// Checkpoint directory, or a Hugging Face id such as Qwen/Qwen3-0.6B, which is downloaded [default: the bundled
+    /// models/qwen3-tiny]
+    #[arg(long, value_name = "DIR|ID")]
+    pub model_path: Option<String>,
+    /// Device to run on: auto, cpu, cuda, or cuda:N for GPU N, counted from 0
+    #[arg(long, default_value = "auto", value_parser = parse_device)]
+    pub device: DeviceArg,
+    /// Context length in tokens [default: the model's]
+    #[arg(long, value_name = "TOKENS")]
+    pub max_model_len: Option<NonZeroUsize>,
+    /// Maximum number of sequences that run at the same time [default: 64; 256 on a GPU]
+    #[arg(long, value_name = "N")]
+    pub max_num_seqs: Option<NonZeroUsize>,
+    /// Token budget of one engine step [default: 512; on a GPU up to 40960, as many as a twelfth of its memory can hold]
+    #[arg(long, value_name = "TOKENS")]
+    pub max_num_batched_tokens: Option<NonZeroUsize>,
+    /// Token budget of a step that mixes decoding sequences with prefill chunks: a smaller budget keeps the time between
+    /// tokens (ITL) even, a larger one gives new requests their first token sooner. It grows with the backlog of prompts
+    #[arg(
+        long = "mixed-step-token-budget",
+        alias = "max-num-mixed-tokens",
+        value_name = "TOKENS",
+        default_value = "512"
+    )]
+    pub max_num_mixed_tokens: NonZeroUsize,
+    /// Size of the KV cache, such as 512M or 4G (powers of 1024) or 4GB (powers of 1000) [default: by model and flags]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub kv_cache_memory: Option<u64>,
+    /// Qwen3.5: memory for snapshots of recurrent state, without which its prefix cache has no hits; 0 switches that cache
+    /// off [default: 1G on the CPU, a twentieth of a GPU's memory]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes_or_none)]
+    pub state_cache_memory: Option<u64>,
+    /// Qwen3.5: tokens between state snapshots, a multiple of 16; the last full block of each prompt gets one, too
+    #[arg(long, value_name = "TOKENS", default_value = "256")]
+    pub state_cache_interval: NonZeroUsize,
+    /// Fraction of the GPU's memory that weights, workspace and KV cache may use, including what other programs use
+    #[arg(long, value_name = "FRACTION", default_value = "0.9", value_parser = parse_fraction)]
+    pub gpu_memory_utilization: f64,
+    /// Whether a GPU replays decode steps as CUDA graphs; with false, a debugger or profiler sees each launch
+    #[arg(long, value_name = "BOOL", default_value = "true", action = clap::ArgAction::Set)]
+    pub cuda_graph: bool,
+    /// Number of CPU threads of the engine [default: all cores]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<NonZeroUsize>,
+    /// Source of the weights: the checkpoint, or seeded random numbers (no safetensors needed)
+    #[arg(long, value_enum, default_value_t = LoadFormat::Auto)]
+    pub load_format: LoadFormat,
+    /// Log level: error, warn, info, debug or trace; also per module, as in info,pegainfer_server=debug
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    pub log_level: String,
+}
+
+/// Source of the weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LoadFormat {
+    /// The checkpoint's safetensors.
+    Auto,
+    /// Seeded random numbers.
+    Dummy,
+}
+
+/// Device to run on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceArg {
+    /// The first GPU if this build and this machine have one, else the CPU.
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// The NVIDIA GPU with this index.
+    Cuda(usize),
+}
+
+/// Parses `auto`, `cpu`, `cuda` or `cuda:N`.
+fn parse_device(text: &str) -> Result<DeviceArg, String> {
+    let wrong = || format!("{text:?} is not a device: expected auto, cpu, cuda or cuda:N");
+    match text.split_once(':') {
+        None if text == "auto" => Ok(DeviceArg::Auto),
+        None if text == "cpu" => Ok(DeviceArg::Cpu),
+        None if text == "cuda" => Ok(DeviceArg::Cuda(0)),
+        Some(("cuda", ordinal)) => ordinal.parse().map(DeviceArg::Cuda).map_err(|_| wrong()),
+        _ => Err(wrong()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices() {
+        for (text, expected) in [
+            ("auto", DeviceArg::Auto),
+            ("cpu", DeviceArg::Cpu),
+            ("cuda", DeviceArg::Cuda(0)),
+            ("cuda:0", DeviceArg::Cuda(0)),
+            ("cuda:11", DeviceArg::Cuda(11)),
+        ] {
+            assert_eq!(parse_device(text), Ok(expected), "{text}");
+        }
+        for bad in ["tpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0", "1", ""] {
+            let error = parse_device(bad).unwrap_err();
+            assert!(error.contains("expected auto, cpu, cuda or cuda:N"), "{bad}: {error}");
+        }
+    }
+}

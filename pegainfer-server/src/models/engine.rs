@@ -1,0 +1,75 @@
+//! Loads the engine of a checkpoint's family.
+
+#[cfg(feature = "deepseek-v4")]
+pub(crate) mod deepseek_v4;
+pub mod family;
+
+use crate::models::args::{DeviceArg, EngineArgs};
+use crate::models::detect;
+use anyhow::{Context, Result, bail};
+use family::{Family, LoadedEngine, OpenDevice};
+use pegainfer_core::exec::Exec;
+use pegainfer_core::isa::Isa;
+use pegainfer_core::record::OpRecord;
+use pegainfer_kernels::cuda;
+use std::path::Path;
+
+/// Loads the checkpoint in `dir` and starts its engine.
+pub fn load(dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
+    let family = detect::detect(dir)?;
+    (family.load)(open_device(family, args)?, dir, args)
+}
+
+/// Bytes of weights that a decode step reads.
+pub fn weight_bytes(dir: &Path) -> Result<u64> {
+    (detect::detect(dir)?.weight_bytes)(dir)
+}
+
+/// Token ids are below this.
+pub fn vocab_size(dir: &Path) -> Result<usize> {
+    (detect::detect(dir)?.vocab_size)(dir)
+}
+
+/// The ops of one step of the model in `dir`: `batch` rows of `context` tokens, the last `tokens` of them new.
+pub fn record(dir: &Path, batch: usize, tokens: usize, context: usize) -> Result<Vec<OpRecord>> {
+    (detect::detect(dir)?.record)(dir, batch, tokens, context)
+}
+
+/// The device that the flags ask for.
+pub fn open_device(family: &Family, args: &EngineArgs) -> Result<OpenDevice> {
+    let device = if family.has_cuda_kernels { args.device } else { without_gpu(family, args.device)? };
+    match (device, cuda::available()) {
+        (DeviceArg::Cuda(_), Err(why)) => bail!("--device cuda: {why}; use --device cpu"),
+        (DeviceArg::Cuda(ordinal), Ok(count)) if ordinal >= count => {
+            bail!("--device cuda:{ordinal}: GPUs are counted from 0, and this machine has {count}")
+        }
+        (DeviceArg::Cuda(ordinal), Ok(_)) => return open_gpu(ordinal, args),
+        (DeviceArg::Auto, Ok(_)) => return open_gpu(0, args),
+        (DeviceArg::Auto, Err(why)) => log::debug!("running on the CPU: {why}"),
+        (DeviceArg::Cpu, _) => {}
+    }
+    let isa = Isa::best();
+    let exec = Exec::cpu(isa, args.threads.map(Into::into)).context("the CPU threads cannot be started")?;
+    let threads = exec.threads();
+    let plural = if threads == 1 { "" } else { "s" };
+    Ok(OpenDevice { exec, name: format!("cpu ({}, {threads} thread{plural})", isa.name()) })
+}
+
+/// The device for a family that runs on the CPU only.
+fn without_gpu(family: &Family, asked: DeviceArg) -> Result<DeviceArg> {
+    match asked {
+        DeviceArg::Cuda(_) => bail!("--device cuda: {family} has no CUDA kernels yet; use --device cpu"),
+        DeviceArg::Auto if cuda::available().is_ok() => {
+            log::info!("running on the CPU: {family} has no CUDA kernels yet");
+        }
+        DeviceArg::Auto | DeviceArg::Cpu => {}
+    }
+    Ok(DeviceArg::Cpu)
+}
+
+fn open_gpu(ordinal: usize, args: &EngineArgs) -> Result<OpenDevice> {
+    let opened = cuda::open(ordinal, args.threads.map(Into::into));
+    let mut exec = opened.with_context(|| format!("GPU {ordinal} cannot be used; try --device cpu"))?;
+    let name = exec.gpu()?.info()?.name;
+    Ok(OpenDevice { exec, name: format!("cuda:{ordinal} ({name})") })
+}

@@ -1,0 +1,47 @@
+//! DeepSeek-V4 as a family.
+
+use super::family::{Family, LoadedEngine, OpenDevice, spawn, with_progress_bar};
+use crate::models::args::{EngineArgs, LoadFormat};
+use anyhow::{Result, bail};
+use pegainfer_deepseek_v4::config::Config;
+use pegainfer_deepseek_v4::numerics::Numerics;
+use pegainfer_deepseek_v4::{LoadOptions, Loaded, inventory};
+use std::path::Path;
+
+/// Requests that run at once, and tokens of a step.
+const DEFAULTS: (usize, usize) = (64, 512);
+
+/// DeepSeek-V4-Flash.
+pub const FAMILY: Family = Family {
+    name: "DeepSeek-V4",
+    architecture: "DeepseekV4ForCausalLM",
+    model_type: "deepseek_v4",
+    has_cuda_kernels: false,
+    load,
+    // Draft layers are left out.
+    weight_bytes: |dir| inventory::weight_bytes(&Config::load(dir)?, 1).map_err(anyhow::Error::msg),
+    vocab_size: |dir| Ok(Config::load(dir)?.vocab_size),
+    record: |dir, batch, tokens, context| {
+        Ok(pegainfer_deepseek_v4::record(&Config::load(dir)?, batch, tokens, context)?)
+    },
+};
+
+/// Loads the checkpoint in `dir` and starts its engine, with the precision of DeepSeek's own code.
+fn load(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
+    if args.load_format == LoadFormat::Dummy {
+        bail!("--load-format dummy: DeepSeek-V4 has no dummy weights; give a checkpoint");
+    }
+    let options = LoadOptions {
+        model_path: dir.to_path_buf(),
+        max_model_len: args.max_model_len.map(Into::into),
+        max_num_seqs: args.max_num_seqs.map_or(DEFAULTS.0, Into::into),
+        max_num_batched_tokens: args.max_num_batched_tokens.map_or(DEFAULTS.1, Into::into),
+        max_num_mixed_tokens: args.max_num_mixed_tokens.into(),
+        kv_cache_bytes: args.kv_cache_memory,
+        numerics: Numerics::REFERENCE,
+    };
+    let loaded = with_progress_bar(|progress| pegainfer_deepseek_v4::load(vec![device.exec], &options, progress))?;
+    let Loaded { engine, weight_bytes, weights_time, kv_bytes, .. } = loaded;
+    let (handle, family) = (spawn(engine)?, FAMILY.name);
+    Ok(LoadedEngine { handle, family, device: device.name, weight_bytes, weights_time, kv_bytes })
+}

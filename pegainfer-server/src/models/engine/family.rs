@@ -1,0 +1,143 @@
+//! A model family that has an engine, as one value: what config.json calls it, and what the server does with it.
+
+use crate::models::args::{EngineArgs, LoadFormat};
+use anyhow::{Context, Result};
+use indicatif::{ProgressBar, ProgressStyle};
+use pegainfer_core::engine::{EngineConfig, EngineHandle, StepEngine};
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::record::OpRecord;
+use pegainfer_kernels::runtime::{self, LoadOptions, Model};
+use std::fmt;
+use std::path::Path;
+use std::time::Duration;
+
+/// Seed of `--load-format dummy`: the same weights at each start.
+const DUMMY_SEED: u64 = 0;
+
+/// A model family that has an engine.
+pub struct Family {
+    /// Its name in messages.
+    pub name: &'static str,
+    /// What `architectures` of config.json calls it.
+    pub architecture: &'static str,
+    /// What `model_type` of config.json calls it.
+    pub model_type: &'static str,
+    /// Whether its engine runs on a GPU.
+    pub has_cuda_kernels: bool,
+    /// Loads the checkpoint in a directory and starts its engine.
+    pub load: fn(OpenDevice, &Path, &EngineArgs) -> Result<LoadedEngine>,
+    /// Bytes of weights that a decode step of the checkpoint in a directory reads.
+    pub weight_bytes: fn(&Path) -> Result<u64>,
+    /// Ids of its vocabulary.
+    pub vocab_size: fn(&Path) -> Result<usize>,
+    /// The ops of one step: rows, tokens that each adds, and tokens of its context in all.
+    pub record: fn(&Path, usize, usize, usize) -> Result<Vec<OpRecord>>,
+}
+
+/// Where an engine is to run.
+pub struct OpenDevice {
+    /// The device.
+    pub exec: Exec,
+    /// Its name for messages.
+    pub name: String,
+}
+
+/// A running engine and what start-up says about it.
+pub struct LoadedEngine {
+    /// Where requests go.
+    pub handle: EngineHandle,
+    /// Name of the model's family.
+    pub family: &'static str,
+    /// Where it runs, in words.
+    pub device: String,
+    /// Bytes of the weights.
+    pub weight_bytes: u64,
+    /// How long they took to the device.
+    pub weights_time: Duration,
+    /// Bytes of the KV pool.
+    pub kv_bytes: u64,
+}
+
+impl Family {
+    /// The family of a model of the runtime, with CUDA kernels.
+    pub const fn of<M: Model>() -> Self {
+        Self {
+            name: M::NAME,
+            architecture: M::ARCHITECTURE,
+            model_type: M::MODEL_TYPE,
+            has_cuda_kernels: true,
+            load: load::<M>,
+            weight_bytes: |dir| Ok(M::info(&M::load_config(dir)?).weight_bytes),
+            vocab_size: |dir| Ok(M::info(&M::load_config(dir)?).vocab_size),
+            record: |dir, batch, tokens, context| {
+                Ok(runtime::record::<M>(&M::load_config(dir)?, batch, tokens, context)?)
+            },
+        }
+    }
+}
+
+impl PartialEq for Family {
+    fn eq(&self, other: &Self) -> bool {
+        self.model_type == other.model_type
+    }
+}
+
+impl fmt::Debug for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// Loads a model of the runtime and starts its engine.
+fn load<M: Model>(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
+    let default_rows = if device.exec.device() == Device::Cuda { 256 } else { 64 };
+    let options = LoadOptions {
+        model_path: dir.to_path_buf(),
+        dummy_seed: (args.load_format == LoadFormat::Dummy).then_some(DUMMY_SEED),
+        max_model_len: args.max_model_len.map(Into::into),
+        max_num_seqs: args.max_num_seqs.map_or(default_rows, Into::into),
+        max_num_batched_tokens: args.max_num_batched_tokens.map(Into::into),
+        max_num_mixed_tokens: args.max_num_mixed_tokens.into(),
+        cuda_graph: args.cuda_graph,
+        kv_cache_bytes: args.kv_cache_memory,
+        gpu_memory_utilization: args.gpu_memory_utilization,
+        state_cache_bytes: args.state_cache_memory,
+        state_cache_interval: args.state_cache_interval.into(),
+    };
+    let loaded = with_progress_bar(|progress| runtime::load::<M>(device.exec, &options, progress))?;
+    let handle = spawn(loaded.engine)?;
+    let info = M::info(&loaded.config);
+    let kv_bytes = (handle.limits().kv_capacity_tokens() * info.kv_bytes_per_token) as u64;
+    Ok(LoadedEngine {
+        handle,
+        family: M::NAME,
+        device: device.name,
+        weight_bytes: info.weight_bytes,
+        weights_time: loaded.weights_time,
+        kv_bytes,
+    })
+}
+
+/// Starts the thread of a loaded engine.
+pub fn spawn(engine: impl StepEngine) -> Result<EngineHandle> {
+    EngineHandle::spawn(engine, EngineConfig::default()).context("the engine thread cannot be started")
+}
+
+/// Runs `load` with a progress bar of the weights, which is shown on a terminal only. It is told (bytes of this chunk,
+/// bytes of all weights).
+pub fn with_progress_bar<R>(load: impl FnOnce(&mut (dyn FnMut(u64, u64) + Send)) -> R) -> R {
+    let style = ProgressStyle::with_template("loading weights [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec}");
+    let bar = ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let loaded = load(&mut |bytes, total| {
+        bar.set_length(total);
+        bar.inc(bytes);
+    });
+    bar.finish_and_clear();
+    loaded
+}
