@@ -1,7 +1,7 @@
 //! Resolves `--model-path` to a directory.
 
 use crate::models::args::{EngineArgs, LoadFormat};
-use crate::models::hub;
+use crate::models::hub::Hub;
 use anyhow::{Result, bail};
 use std::path::{Path, PathBuf};
 
@@ -40,7 +40,7 @@ fn find(model_path: Option<&str>, weights: bool) -> Result<ModelDir> {
     if !is_hub_id(given) {
         bail!("--model-path {given} is neither a directory nor a Hugging Face id such as Qwen/Qwen3-0.6B");
     }
-    let dir = hub::fetch(given, weights)?;
+    let dir = Hub::from_env().fetch(given, weights)?;
     Ok(ModelDir { dir, hub_id: Some(given.to_owned()) })
 }
 

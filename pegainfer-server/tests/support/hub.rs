@@ -1,24 +1,52 @@
-//! A mock of the Hugging Face hub: metadata, ranges, no redirects, and connections that break off on demand (fault injection).
+//! A mock of the Hugging Face hub: listings, ranges, and responses of any kind in their place (fault injection).
 
+use ring::digest;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
 /// The commit of every file.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
+/// Decides about a request, by path and first byte of its range: `None` serves it in the usual way.
+pub type Fault = Box<dyn Fn(&str, Option<usize>) -> Option<Response> + Send>;
+
 /// Behaviour of the hub, and the requests it has seen.
 #[derive(Default)]
 pub struct Behaviour {
-    /// Files of `test/tiny`.
+    /// Files of `test/tiny`; safetensors are in large file storage.
     pub files: BTreeMap<String, Vec<u8>>,
     /// Status of every response.
     pub refuse: Option<u16>,
     /// Fault injection: file whose next downloads break off, bytes before the break, and number of downloads.
     pub break_off: Option<(String, usize, usize)>,
+    /// Fault injection: other responses.
+    pub fault: Option<Fault>,
+    /// Fault injection: changes of the listing.
+    pub listing: Option<fn(&mut Value)>,
     /// `path range authorization` of each request.
     pub seen: Vec<String>,
+}
+
+/// A response.
+pub struct Response {
+    pub status: u16,
+    pub headers: Vec<(&'static str, String)>,
+    pub body: Body,
+}
+
+/// Body of a response.
+pub enum Body {
+    /// The bytes, and their number in the head.
+    Whole(Vec<u8>),
+    /// This number in the head, the bytes, and then the end of the connection.
+    Cut(usize, Vec<u8>),
+    /// This number in the head, the bytes, and then nothing until the client leaves.
+    Stalled(usize, Vec<u8>),
+    /// Zeros without a number in the head, until the client leaves.
+    Endless,
 }
 
 /// A hub on a free port.
@@ -37,7 +65,7 @@ impl Hub {
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let shared = shared.clone();
-                std::thread::spawn(move || respond(stream, &shared));
+                std::thread::spawn(move || serve(stream, &shared));
             }
         });
         Self { address, behaviour }
@@ -49,72 +77,98 @@ impl Hub {
     }
 }
 
-fn respond(stream: TcpStream, behaviour: &Mutex<Behaviour>) -> Option<()> {
+fn serve(stream: TcpStream, behaviour: &Mutex<Behaviour>) -> Option<()> {
     let mut reader = BufReader::new(stream.try_clone().ok()?);
     let mut line = String::new();
     reader.read_line(&mut line).ok()?;
     let path = line.split(' ').nth(1)?.to_string();
-    let (mut range, mut authorization) = (None, String::new());
+    let (mut from, mut authorization) = (None, String::new());
     loop {
         let mut header = String::new();
         reader.read_line(&mut header).ok()?;
         let Some((name, value)) = header.trim_end().split_once(": ") else { break };
         match name.to_ascii_lowercase().as_str() {
-            "range" => range = value.strip_prefix("bytes=").map(str::to_string),
+            "range" => from = value.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok(),
             "authorization" => authorization = value.to_string(),
             _ => {}
         }
     }
-    let mut behaviour = behaviour.lock().unwrap();
-    behaviour.seen.push(format!("{path} {} {authorization}", range.as_deref().unwrap_or("-")));
+    let response = respond(&mut behaviour.lock().unwrap(), &path, from, &authorization);
+    send(stream, response)
+}
+
+fn respond(behaviour: &mut Behaviour, path: &str, from: Option<usize>, authorization: &str) -> Response {
+    let range = from.map_or("-".into(), |from| from.to_string());
+    behaviour.seen.push(format!("{path} {range} {authorization}"));
+    let plain = |status, body: &[u8]| Response { status, headers: vec![], body: Body::Whole(body.to_vec()) };
     if let Some(status) = behaviour.refuse {
-        return send(stream, status, &[], b"no");
+        return plain(status, b"no");
     }
-    if path == "/api/models/test/tiny/revision/main" {
-        let siblings: Vec<_> = behaviour.files.keys().map(|name| serde_json::json!({"rfilename": name})).collect();
-        let info = serde_json::json!({"sha": COMMIT, "siblings": siblings}).to_string();
-        return send(stream, 200, &[("Content-Type", "application/json")], info.as_bytes());
+    if let Some(response) = behaviour.fault.as_ref().and_then(|fault| fault(path, from)) {
+        return response;
     }
-    let name = path.strip_prefix(&format!("/test/tiny/resolve/{COMMIT}/")).map(str::to_string);
-    let Some((name, body)) = name.and_then(|name| Some((name.clone(), behaviour.files.get(&name)?.clone()))) else {
-        return send(stream, 404, &[], b"no");
-    };
-    let (start, end) = range.as_deref().and_then(|r| r.split_once('-')).unwrap_or(("0", ""));
-    let start: usize = start.parse().ok()?;
-    let end = end.parse().map_or(body.len(), |last: usize| (last + 1).min(body.len()));
-    let part = &body[start.min(end)..end];
-    let headers = [
-        ("ETag", format!("\"{name}-1\"")),
-        ("X-Repo-Commit", COMMIT.to_string()),
-        ("Content-Range", format!("bytes {start}-{}/{}", end.saturating_sub(1), body.len())),
-    ];
-    let headers: Vec<(&str, &str)> = headers.iter().map(|(n, v)| (*n, v.as_str())).collect();
-    match &mut behaviour.break_off {
-        Some((broken, bytes, times)) if *broken == name && *times > 0 && part.len() > 1 => {
+    if path == "/api/models/test/tiny/revision/main?blobs=true" {
+        return plain(200, listing(behaviour).to_string().as_bytes());
+    }
+    let name = path.strip_prefix(&format!("/test/tiny/resolve/{COMMIT}/")).unwrap_or_default();
+    let Some(file) = behaviour.files.get(name) else { return plain(404, b"no") };
+    let start = from.unwrap_or(0);
+    let (rest, last) = (file[start..].to_vec(), file.len().saturating_sub(1));
+    let body = match &mut behaviour.break_off {
+        Some((broken, bytes, times)) if *broken == name && *times > 0 && rest.len() > *bytes => {
             *times -= 1;
-            let cut = part[..part.len().min(*bytes)].to_vec();
-            send_promising(stream, 206, &headers, part.len(), &cut)
+            Body::Cut(rest.len(), rest[..*bytes].to_vec())
         }
-        _ => send(stream, 206, &headers, part),
+        _ => Body::Whole(rest),
+    };
+    match from {
+        None => Response { status: 200, headers: vec![], body },
+        Some(start) => {
+            let range = format!("bytes {start}-{last}/{}", file.len());
+            Response { status: 206, headers: vec![("Content-Range", range)], body }
+        }
     }
 }
 
-fn send(stream: TcpStream, status: u16, headers: &[(&str, &str)], body: &[u8]) -> Option<()> {
-    send_promising(stream, status, headers, body.len(), body)
+fn listing(behaviour: &Behaviour) -> Value {
+    let sibling = |(name, file): (&String, &Vec<u8>)| {
+        let mut git = digest::Context::new(&digest::SHA1_FOR_LEGACY_USE_ONLY);
+        git.update(format!("blob {}\0", file.len()).as_bytes());
+        git.update(file);
+        let sha256 = hex(digest::digest(&digest::SHA256, file).as_ref());
+        let lfs = name.ends_with(".safetensors").then(|| json!({"sha256": sha256, "size": file.len()}));
+        json!({"rfilename": name, "size": file.len(), "blobId": hex(git.finish().as_ref()), "lfs": lfs})
+    };
+    let siblings: Vec<Value> = behaviour.files.iter().map(sibling).collect();
+    let mut listing = json!({"sha": COMMIT, "siblings": siblings});
+    if let Some(change) = behaviour.listing {
+        change(&mut listing);
+    }
+    listing
 }
 
-/// Announces `length` bytes and sends `body`.
-fn send_promising(
-    mut stream: TcpStream,
-    status: u16,
-    headers: &[(&str, &str)],
-    length: usize,
-    body: &[u8],
-) -> Option<()> {
-    let mut head = format!("HTTP/1.1 {status} X\r\nConnection: close\r\nContent-Length: {length}\r\n");
-    for (name, value) in headers {
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn send(mut stream: TcpStream, response: Response) -> Option<()> {
+    let mut head = format!("HTTP/1.1 {} X\r\nConnection: close\r\n", response.status);
+    for (name, value) in response.headers {
         head += &format!("{name}: {value}\r\n");
     }
+    let (length, bytes) = match &response.body {
+        Body::Whole(bytes) => (Some(bytes.len()), bytes.as_slice()),
+        Body::Cut(length, bytes) | Body::Stalled(length, bytes) => (Some(*length), bytes.as_slice()),
+        Body::Endless => (None, [].as_slice()),
+    };
+    head += &length.map_or(String::new(), |length| format!("Content-Length: {length}\r\n"));
     stream.write_all((head + "\r\n").as_bytes()).ok()?;
-    stream.write_all(body).ok()
+    stream.write_all(bytes).ok()?;
+    match response.body {
+        Body::Stalled(..) => stream.read(&mut [0]).map(drop).ok(),
+        Body::Endless => loop {
+            stream.write_all(&[0; 1 << 16]).ok()?;
+        },
+        _ => Some(()),
+    }
 }

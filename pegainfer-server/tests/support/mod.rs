@@ -10,6 +10,7 @@ pub mod hub;
 pub mod mock;
 pub mod process;
 pub mod served;
+pub mod temp_dir;
 
 use clap::Parser;
 use mock::{Control, MockEngine};

@@ -1,0 +1,98 @@
+//! The directories of Hugging Face's cache: `blobs/HASH`, `snapshots/COMMIT/NAME` with links to them, `refs/main`.
+//!
+//! Every path is made of the repository's id, of names that this program chose, and of checked hexadecimal digits.
+
+use super::listing::{Hash, is_hex};
+use std::fs::{self, File, TryLockError};
+use std::io::{Error, ErrorKind, Result};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The cache of one repository.
+pub(super) struct RepoCache {
+    dir: PathBuf,
+    locks: PathBuf,
+}
+
+impl RepoCache {
+    /// `id`: `organisation/name`.
+    pub(super) fn new(cache: &Path, id: &str) -> Self {
+        let folder = format!("models--{}", id.replace('/', "--"));
+        Self { locks: cache.join(".locks").join(&folder), dir: cache.join(folder) }
+    }
+
+    /// Directory with the files of a commit.
+    pub(super) fn snapshot(&self, commit: &str) -> PathBuf {
+        self.dir.join("snapshots").join(commit)
+    }
+
+    /// Path of a content.
+    pub(super) fn blob(&self, hash: &Hash) -> PathBuf {
+        self.dir.join("blobs").join(hash.digits())
+    }
+
+    /// The commit that was downloaded last.
+    pub(super) fn main(&self) -> Option<String> {
+        let commit = fs::read_to_string(self.dir.join("refs/main")).ok()?;
+        Some(commit.trim().to_string()).filter(|commit| is_hex(commit, 40))
+    }
+
+    /// Records the commit that was downloaded last.
+    pub(super) fn record_main(&self, commit: &str) -> Result<()> {
+        let refs = self.dir.join("refs");
+        fs::create_dir_all(&refs)?;
+        let new = temporary(&refs);
+        fs::write(&new, commit)?;
+        fs::rename(new, refs.join("main"))
+    }
+
+    /// Locks a content against other processes, huggingface_hub's included; waits for the one that has it.
+    pub(super) fn lock(&self, hash: &Hash, name: &str) -> Result<File> {
+        fs::create_dir_all(&self.locks)?;
+        fs::create_dir_all(self.dir.join("blobs"))?;
+        let path = self.locks.join(format!("{}.lock", hash.digits()));
+        let file = File::options().create(true).append(true).open(path)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                log::info!("another process downloads {name}; waiting for it");
+                file.lock()?;
+            }
+            // Some network file systems have no locks. The hash is checked all the same.
+            Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {
+                log::warn!("the cache's file system has no locks: start one process at a time until {name} is there");
+            }
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+        Ok(file)
+    }
+
+    /// Lets `name` of the commit's snapshot point to the content; returns its path.
+    pub(super) fn link(&self, commit: &str, name: &str, hash: &Hash) -> Result<PathBuf> {
+        let path = self.snapshot(commit).join(name);
+        let parent = path.parent().ok_or_else(|| Error::from(ErrorKind::InvalidInput))?;
+        let up = "../".repeat(2 + name.matches('/').count());
+        let target = PathBuf::from(format!("{up}blobs/{}", hash.digits()));
+        if fs::read_link(&path).is_ok_and(|present| present == target) {
+            return Ok(path);
+        }
+        fs::create_dir_all(parent)?;
+        let new = temporary(parent);
+        #[cfg(unix)]
+        std::os::unix::fs::symlink(&target, &new)?;
+        // Links need rights there that users seldom have.
+        #[cfg(not(unix))]
+        fs::hard_link(self.blob(hash), &new)?;
+        fs::rename(new, &path)?;
+        Ok(path)
+    }
+}
+
+/// A path in `dir` that nothing else uses, to be renamed to its final name.
+fn temporary(dir: &Path) -> PathBuf {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let path = dir.join(format!(".new-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
+    // Left by an earlier process of the same id.
+    let _ = fs::remove_file(&path);
+    path
+}

@@ -1,0 +1,240 @@
+//! Requests to the hub: which addresses are used, how redirects are followed, and where the token goes.
+
+use std::net::IpAddr;
+use std::time::Duration;
+use thiserror::Error;
+use ureq::http::{Response, Uri, header};
+use ureq::{Agent, Body};
+
+/// Redirects of one request.
+const MAX_REDIRECTS: usize = 8;
+
+/// Time limits of a request.
+#[derive(Debug, Clone)]
+pub struct Timeouts {
+    /// Until the connection is established.
+    pub connect: Duration,
+    /// Between two reads, and until the head of the response is complete.
+    pub read: Duration,
+    /// Before a broken download is tried again for the first time; doubled for each further try.
+    pub pause: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self { connect: Duration::from_secs(10), read: Duration::from_secs(30), pause: Duration::from_millis(300) }
+    }
+}
+
+/// Why a request failed.
+#[derive(Debug, Error)]
+pub enum RequestError {
+    /// The hub refused it.
+    #[error("the hub answers with HTTP {0}")]
+    Status(u16),
+    /// The connection failed or broke; a later try may succeed.
+    #[error("{0}")]
+    Network(String),
+    /// The response is not used, because it breaks a rule; a further try of the same server would not help.
+    #[error("{0}")]
+    Rejected(String),
+    /// The cache cannot be read or written.
+    #[error("the cache cannot be used: {0}")]
+    Disk(#[from] std::io::Error),
+}
+
+/// Client of one hub.
+pub struct Client {
+    agent: Agent,
+    endpoint: Uri,
+    token: Option<String>,
+    allow_plain_http: bool,
+    /// See [`Timeouts::pause`].
+    pub(super) pause: Duration,
+}
+
+impl Client {
+    /// # Errors
+    /// One clause: why `endpoint` is not used.
+    pub(super) fn new(
+        endpoint: &str,
+        token: Option<String>,
+        allow_plain_http: bool,
+        timeouts: &Timeouts,
+    ) -> Result<Self, String> {
+        let agent = Agent::config_builder()
+            .timeout_connect(Some(timeouts.connect))
+            .timeout_recv_response(Some(timeouts.read))
+            .timeout_per_read(Some(timeouts.read))
+            .timeout_per_write(Some(timeouts.read))
+            // Redirects and statuses are handled here, because the token must not follow to other hosts.
+            .max_redirects(0)
+            .http_status_as_error(false)
+            .accept_encoding("identity")
+            .user_agent(concat!("pegainfer/", env!("CARGO_PKG_VERSION")))
+            .build()
+            .into();
+        let endpoint: Uri = endpoint.parse().map_err(|_| "it is not a URL such as https://huggingface.co")?;
+        let client = Self { agent, endpoint, token, allow_plain_http, pause: timeouts.pause };
+        client.check(&client.endpoint)?;
+        Ok(client)
+    }
+
+    /// The URL of `path`, which begins with a slash, below the endpoint.
+    pub(super) fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.endpoint.to_string().trim_end_matches('/'))
+    }
+
+    /// The response with status 200, or 206 if the bytes from `from` on were asked for; redirects are followed.
+    pub(super) fn get(&self, url: &str, from: u64) -> Result<Response<Body>, RequestError> {
+        let rejected = |reason| RequestError::Rejected(reason);
+        let mut target: Uri = url.parse().map_err(|_| rejected(format!("{url} is not a URL")))?;
+        for _ in 0..=MAX_REDIRECTS {
+            let response = self.request(&target, from)?;
+            match response.status().as_u16() {
+                200 => {}
+                206 if from > 0 => {}
+                301 | 302 | 303 | 307 | 308 => {
+                    target = self.redirected(&target, &response).map_err(rejected)?;
+                    continue;
+                }
+                status => return Err(RequestError::Status(status)),
+            }
+            return match response.headers().get(header::CONTENT_ENCODING) {
+                Some(encoding) if encoding != "identity" => {
+                    Err(rejected("the hub sends a compressed body, which was not asked for".into()))
+                }
+                _ => Ok(response),
+            };
+        }
+        Err(rejected(format!("the hub redirects more than {MAX_REDIRECTS} times")))
+    }
+
+    fn request(&self, target: &Uri, from: u64) -> Result<Response<Body>, RequestError> {
+        let mut request = self.agent.get(target);
+        if let Some(token) = self.token.as_ref().filter(|_| self.may_have_token(target)) {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+        }
+        if from > 0 {
+            request = request.header(header::RANGE, format!("bytes={from}-"));
+        }
+        request.call().map_err(|error| RequestError::Network(error.to_string()))
+    }
+
+    /// Only the endpoint's own host gets the token, and never in plain text over a network.
+    fn may_have_token(&self, target: &Uri) -> bool {
+        origin(target) == origin(&self.endpoint) && (is_https(target) || is_loopback(target))
+    }
+
+    fn redirected(&self, from: &Uri, response: &Response<Body>) -> Result<Uri, String> {
+        let location = response.headers().get(header::LOCATION).and_then(|value| value.to_str().ok());
+        let location = location.ok_or("the hub redirects without an address")?;
+        let target = join(from, location).ok_or("the hub redirects to what is no URL")?;
+        if is_https(from) && !is_https(&target) {
+            return Err("the hub redirects from https to plain http".into());
+        }
+        self.check(&target)?;
+        Ok(target)
+    }
+
+    fn check(&self, target: &Uri) -> Result<(), String> {
+        match (target.scheme_str(), target.host()) {
+            (_, None | Some("")) => Err("it names no host".into()),
+            (Some("https"), _) => Ok(()),
+            (Some("http"), Some(host)) => match self.allow_plain_http || is_loopback(target) {
+                true => Ok(()),
+                false => Err(format!(
+                    "{host} would be asked over plain http, which anybody on the way can change: use https, or set PEGAINFER_HUB_PLAIN_HTTP=1 to do it nevertheless"
+                )),
+            },
+            _ => Err("it begins neither with https:// nor with http://".into()),
+        }
+    }
+}
+
+fn is_https(uri: &Uri) -> bool {
+    uri.scheme_str() == Some("https")
+}
+
+fn is_loopback(uri: &Uri) -> bool {
+    let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+    host.eq_ignore_ascii_case("localhost") || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+}
+
+fn origin(uri: &Uri) -> (bool, String, u16) {
+    let port = uri.port_u16().unwrap_or(if is_https(uri) { 443 } else { 80 });
+    (is_https(uri), uri.host().unwrap_or_default().to_ascii_lowercase(), port)
+}
+
+/// Resolves the `Location` of a response from `base`.
+fn join(base: &Uri, location: &str) -> Option<Uri> {
+    let (scheme, authority) = (base.scheme_str()?, base.authority()?);
+    let path = base.path();
+    let has_scheme = location.split(['/', '?', '#']).next().is_some_and(|first| first.contains(':'));
+    let absolute = match location {
+        _ if has_scheme => location.to_string(),
+        _ if location.starts_with("//") => format!("{scheme}:{location}"),
+        _ if location.starts_with('/') => format!("{scheme}://{authority}{location}"),
+        _ if location.starts_with('?') => format!("{scheme}://{authority}{path}{location}"),
+        _ => format!("{scheme}://{authority}{}/{location}", path.rsplit_once('/').map_or("", |(dir, _)| dir)),
+    };
+    absolute.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client(endpoint: &str, allow_plain_http: bool) -> Result<Client, String> {
+        Client::new(endpoint, Some("secret".into()), allow_plain_http, &Timeouts::default())
+    }
+
+    #[test]
+    fn plain_http_is_for_this_machine_only() {
+        for url in ["https://hub.example", "http://localhost:1", "http://127.0.0.1:80/x", "http://[::1]:9"] {
+            assert!(client(url, false).is_ok(), "{url}");
+        }
+        for url in ["http://hub.example", "http://localhost.example", "http://10.0.0.1", "http://127.0.0.1@hub.example"]
+        {
+            let error = client(url, false).err().unwrap();
+            assert!(error.contains("PEGAINFER_HUB_PLAIN_HTTP"), "{url}: {error}");
+            assert!(client(url, true).is_ok(), "{url}");
+        }
+        for url in ["", "hub.example", "ftp://hub.example", "file:///etc/passwd", "https://"] {
+            assert!(client(url, true).is_err(), "{url}");
+        }
+    }
+
+    #[test]
+    fn the_token_is_for_the_endpoint_alone() {
+        let may = |endpoint: &str, url: &str| client(endpoint, true).unwrap().may_have_token(&url.parse().unwrap());
+        assert!(may("https://hub.example", "https://HUB.example:443/a"));
+        assert!(may("http://127.0.0.1:5", "http://127.0.0.1:5/a"));
+        for (endpoint, url) in [
+            ("https://hub.example", "https://cdn.hub.example/a"),
+            ("https://hub.example", "https://hub.example:8443/a"),
+            ("https://hub.example", "http://hub.example/a"),
+            ("https://hub.example", "https://hub.example@evil.example/a"),
+            ("http://hub.example", "http://hub.example/a"),
+            ("http://127.0.0.1:5", "http://127.0.0.1:6/a"),
+        ] {
+            assert!(!may(endpoint, url), "{endpoint} {url}");
+        }
+    }
+
+    #[test]
+    fn redirects_are_resolved_against_the_request() {
+        let base: Uri = "https://hub.example:1/a/b?c=d".parse().unwrap();
+        for (location, expected) in [
+            ("https://cdn.example/x?y", "https://cdn.example/x?y"),
+            ("//cdn.example/x", "https://cdn.example/x"),
+            ("/x/y", "https://hub.example:1/x/y"),
+            ("x", "https://hub.example:1/a/x"),
+            ("?e", "https://hub.example:1/a/b?e"),
+            ("x?u=http://z/", "https://hub.example:1/a/x?u=http://z/"),
+        ] {
+            assert_eq!(join(&base, location).unwrap().to_string(), expected, "{location}");
+        }
+        assert!(join(&base, "http://[").is_none() && join(&base, "a b").is_none());
+    }
+}
