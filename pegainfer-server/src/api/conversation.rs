@@ -119,7 +119,8 @@ impl Conversation {
                 reasoning = ReasoningStart::Never;
             }
             if let Some(format) = tools {
-                let Some(either) = grammar_or(source, format, &self.tools.definitions, self.tools.max_calls) else {
+                let either = grammar_or(source, format, &self.tools.definitions, self.tools.max_calls);
+                let Some(either) = either.map_err(not_enforced)? else {
                     let message =
                         format!("{field}.grammar cannot be combined with tools: send \"tool_choice\": \"none\"");
                     return Err(ApiError::invalid(field, message).with_code("unsupported_parameter"));
@@ -132,7 +133,8 @@ impl Conversation {
             prompt = prompt + reasoning.close(Some(tools)) + &self.tools.prefix.text(tools);
             reasoning = ReasoningStart::Never;
             let Tools { prefix, definitions, max_calls } = &self.tools;
-            let source = forced_grammar(tools, prefix, definitions, *max_calls).map(GrammarSource::Lark);
+            let source = forced_grammar(tools, prefix, definitions, *max_calls).map_err(not_enforced)?;
+            let source = source.map(GrammarSource::Lark);
             self.structured = source.map(|source| Structured { field: "tools", source });
         }
         let parser = |id_seed| {
@@ -175,6 +177,11 @@ impl Conversation {
             _ => Err(ApiError::invalid("messages", "there is nothing to continue: the last message has no text")),
         }
     }
+}
+
+/// A strict function asks for what no grammar can express.
+fn not_enforced(reason: String) -> ApiError {
+    ApiError::invalid("tools", format!("tools: a function is strict, but {reason}")).with_code("unsupported_parameter")
 }
 
 fn parse_effort(fields: &mut Fields) -> Result<Option<&'static str>, ApiError> {

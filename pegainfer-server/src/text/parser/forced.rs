@@ -2,31 +2,44 @@
 
 use super::format::{CALL_CLOSE, CallPrefix, ToolFormat};
 use super::parameter::{FUNCTION_CLOSE, PARAMETER, PARAMETER_CLOSE};
-use super::typed::ParameterType;
+use super::raw_text::patterns;
+use super::schema::{alternatives, type_name};
 use crate::text::{GrammarSource, with_options};
 use serde_json::{Map, Value, json};
 
 /// A Lark grammar for the rest of the text after `prefix`: calls of `definitions` only, at most `max_calls`. Schemas that
 /// cannot be enforced completely are enforced as far as possible, unless the function is `strict`. `None` for a format whose
 /// calls cannot be described by a grammar.
-pub fn grammar(format: ToolFormat, prefix: &CallPrefix, definitions: &[Value], max_calls: usize) -> Option<String> {
+///
+/// # Errors
+/// What a `strict` function asks for and cannot be enforced.
+pub fn grammar(
+    format: ToolFormat,
+    prefix: &CallPrefix,
+    definitions: &[Value],
+    max_calls: usize,
+) -> Result<Option<String>, String> {
     let mut rules = Rules::default();
     let calls = rules.calls(format, prefix, definitions, max_calls)?;
-    Some(rules.text + &format!("start: {calls}\n"))
+    Ok(calls.map(|calls| rules.text + &format!("start: {calls}\n")))
 }
 
 /// A Lark grammar of a structured output or of calls, whichever the model begins; `None` if one of them cannot be part of a
 /// grammar.
+///
+/// # Errors
+/// What a `strict` function asks for and cannot be enforced.
 pub fn grammar_or(
     output: &GrammarSource,
     format: ToolFormat,
     definitions: &[Value],
     max_calls: usize,
-) -> Option<String> {
+) -> Result<Option<String>, String> {
     let mut rules = Rules::default();
-    let (output, any) = (rules.add(output.rule()?), CallPrefix::AnyFunction);
+    let Some(output) = output.rule().map(|rule| rules.add(rule)) else { return Ok(None) };
+    let any = CallPrefix::AnyFunction;
     let calls = rules.calls(format, &any, definitions, max_calls)?;
-    Some(rules.text + &format!("start: {output} | {} {calls}\n", literal(&any.text(format))))
+    Ok(calls.map(|calls| rules.text + &format!("start: {output} | {} {calls}\n", literal(&any.text(format)))))
 }
 
 #[derive(Default)]
@@ -55,26 +68,28 @@ impl Rules {
         prefix: &CallPrefix,
         definitions: &[Value],
         max_calls: usize,
-    ) -> Option<String> {
+    ) -> Result<Option<String>, String> {
         let named = |tool: &&Value| match prefix {
             CallPrefix::Function(name) => tool["function"]["name"] == **name,
             CallPrefix::AnyFunction | CallPrefix::None => true,
         };
         let tools = definitions.iter().filter(named);
-        let calls: Option<Vec<String>> = tools.map(|tool| self.call(format, prefix, &tool["function"])).collect();
-        let call = self.add(calls?.join(" | "));
+        let calls: Vec<Option<String>> =
+            tools.map(|tool| self.call(format, prefix, &tool["function"])).collect::<Result<_, _>>()?;
+        let Some(calls) = calls.into_iter().collect::<Option<Vec<_>>>() else { return Ok(None) };
+        let call = self.add(calls.join(" | "));
         let next = literal(&format!("\n{}", CallPrefix::AnyFunction.text(format)));
-        Some(if max_calls > 1 { format!("{call} ({next} {call})*") } else { call })
+        Ok(Some(if max_calls > 1 { format!("{call} ({next} {call})*") } else { call }))
     }
 
-    fn call(&mut self, format: ToolFormat, prefix: &CallPrefix, function: &Value) -> Option<String> {
+    fn call(&mut self, format: ToolFormat, prefix: &CallPrefix, function: &Value) -> Result<Option<String>, String> {
         let name = function["name"].as_str().unwrap_or_default();
         let named = matches!(prefix, CallPrefix::Function(_));
         let schema = arguments(function);
         let lenient = function["strict"] != true;
-        Some(match format {
+        Ok(Some(match format {
             // Its tags are tokens of their own, which a grammar over text cannot name.
-            ToolFormat::Dsml => return None,
+            ToolFormat::Dsml => return Ok(None),
             ToolFormat::Hermes => {
                 let arguments = self.json(schema, lenient);
                 let before = if named {
@@ -88,34 +103,52 @@ impl Rules {
                 let mut body = if named { String::new() } else { literal(&format!("{name}>\n")) };
                 let required = schema["required"].as_array().cloned().unwrap_or_default();
                 for (key, value) in schema["properties"].as_object().into_iter().flatten() {
-                    let parameter = self.parameter(&schema, key, value, lenient);
+                    let parameter = self.parameter(&schema, key, value, lenient)?;
                     let optional = if required.contains(&Value::from(key.as_str())) { "" } else { "?" };
                     body += &format!(" {parameter}{optional}");
                 }
                 self.add(format!("{body} {}", literal(&format!("{FUNCTION_CLOSE}\n{CALL_CLOSE}"))))
             }
-        })
+        }))
     }
 
     /// `<parameter=KEY>`, a value without quotes if it is text, `</parameter>`.
-    fn parameter(&mut self, schema: &Value, key: &str, value: &Value, lenient: bool) -> String {
+    fn parameter(&mut self, schema: &Value, key: &str, value: &Value, lenient: bool) -> Result<String, String> {
         let (open, close) = (literal(&format!("{PARAMETER}{key}>\n")), format!("\n{PARAMETER_CLOSE}\n"));
-        let texts: Option<Vec<String>> =
-            value["enum"].as_array().and_then(|list| list.iter().map(|v| v.as_str().map(literal)).collect());
-        let value = match texts.filter(|texts| !texts.is_empty()) {
-            Some(texts) => format!("({}) {}", texts.join(" | "), literal(&close)),
-            None if ParameterType::of_schema(value).is_json() => {
-                let mut value = value.clone();
-                for name in ["$defs", "definitions"] {
-                    if let (Some(value), Some(shared)) = (value.as_object_mut(), schema.get(name)) {
-                        value.insert(name.into(), shared.clone());
-                    }
-                }
-                format!("{} {}", self.json(value, lenient), literal(&close))
-            }
-            None => self.named(&format!("[suffix={}]", literal(&close)), "/(?s:.*)/".into()),
+        let not_enforced = |name: &str| format!("{name} of the parameter {key:?} cannot be enforced");
+        let alternatives = match alternatives(schema, value) {
+            Some(alternatives) => alternatives,
+            None if lenient => vec![Value::Null],
+            None => return Err(not_enforced("$ref")),
         };
-        self.add(format!("{open} {value}"))
+        let values = alternatives.iter().map(|value| self.value(schema, value, &close, lenient));
+        let values: Vec<String> = values.collect::<Result<_, _>>().map_err(|name| not_enforced(&name))?;
+        Ok(self.add(format!("{open} ({})", values.join(" | "))))
+    }
+
+    /// One alternative of a value, and the tag that ends it. The error is the keyword that cannot be enforced.
+    fn value(&mut self, root: &Value, schema: &Value, close: &str, lenient: bool) -> Result<String, String> {
+        let raw = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let constant = schema.get("const").map(std::slice::from_ref);
+        let list = schema.get("enum").and_then(Value::as_array).map(Vec::as_slice);
+        if let Some(values) = constant.or(list).filter(|values| !values.is_empty()) {
+            let texts: Vec<String> = values.iter().map(|value| literal(&raw(value))).collect();
+            return Ok(format!("({}) {}", texts.join(" | "), literal(close)));
+        }
+        if !matches!(type_name(schema), None | Some("string")) {
+            let mut schema = schema.clone();
+            for name in ["$defs", "definitions"] {
+                if let (Some(schema), Some(shared)) = (schema.as_object_mut(), root.get(name)) {
+                    schema.insert(name.into(), shared.clone());
+                }
+            }
+            return Ok(format!("{} {}", self.json(schema, lenient), literal(close)));
+        }
+        let mut terms: Vec<String> = patterns(schema, lenient)?.iter().map(|pattern| format!("/{pattern}/")).collect();
+        if terms.is_empty() {
+            terms.push("/(?s:.*)/".into());
+        }
+        Ok(self.named(&format!("[suffix={}]", literal(close)), terms.join(" & ")))
     }
 
     fn json(&mut self, schema: Value, lenient: bool) -> String {
@@ -152,7 +185,7 @@ mod tests {
 
     /// Whether the grammar allows these calls and then the end of the text.
     fn accepts(format: ToolFormat, prefix: &CallPrefix, max_calls: usize, text: &str) -> bool {
-        matches(grammar(format, prefix, &tools(), max_calls).unwrap(), text)
+        matches(grammar(format, prefix, &tools(), max_calls).unwrap().unwrap(), text)
     }
 
     fn matches(source: String, text: &str) -> bool {
@@ -222,7 +255,7 @@ mod tests {
             json!({"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}}),
         );
         let time = "<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>";
-        let source = |output: &GrammarSource| grammar_or(output, ToolFormat::Hermes, &tools(), 1);
+        let source = |output: &GrammarSource| grammar_or(output, ToolFormat::Hermes, &tools(), 1).unwrap();
         let cases =
             [("{\"a\": 5}", true), (time, true), ("{\"b\": 5}", false), ("{\"name\": \"time\"", false), ("5", false)];
         for (text, expected) in cases {
@@ -233,6 +266,54 @@ mod tests {
             assert!(matches(source(&other).unwrap(), "a/b") && matches(source(&other).unwrap(), time), "{other:?}");
         }
         assert_eq!(source(&GrammarSource::Lark("start: \"a\"".into())), None);
+    }
+
+    /// Whether a forced call of a function with one required parameter of this schema may have this value.
+    fn accepts_value(schema: &Value, text: &str) -> bool {
+        let parameters = json!({"type": "object", "required": ["v"], "properties": {"v": schema},
+            "$defs": {"unit": {"type": "string", "enum": ["C", "F"]}}});
+        let tools = [json!({"type": "function", "function": {"name": "f", "strict": true, "parameters": parameters}})];
+        let named = CallPrefix::Function("f".into());
+        let source = grammar(ToolFormat::Qwen3Coder, &named, &tools, 1).unwrap().unwrap();
+        matches(source, &format!("<parameter=v>\n{text}\n</parameter>\n</function>\n</tool_call>"))
+    }
+
+    #[test]
+    fn values_without_quotes_are_held_to_their_schema() {
+        for (schema, good, bad) in [
+            (json!({"const": "echo hello"}), vec!["echo hello"], vec!["echo", "\"echo hello\""]),
+            (json!({"type": "string", "pattern": "^ab+$"}), vec!["ab", "abbb"], vec!["a", "xab", "abc"]),
+            (json!({"type": "string", "pattern": "b/"}), vec!["ab/c", "b/\nx"], vec!["ab"]),
+            (json!({"type": "string", "minLength": 3, "maxLength": 4}), vec!["abc", "é\nüx"], vec!["ab", "abcde"]),
+            (json!({"type": "string", "format": "date"}), vec!["2026-11-22"], vec!["22.11.2026"]),
+            (json!({"enum": [1, 2]}), vec!["1", "2"], vec!["3", "\"1\""]),
+            (json!({"enum": ["a", null]}), vec!["a", "null"], vec!["b"]),
+            (json!({"$ref": "#/$defs/unit"}), vec!["C"], vec!["K"]),
+            (json!({"anyOf": [{"$ref": "#/$defs/unit"}, {"type": "null"}]}), vec!["F", "null"], vec!["K", "None"]),
+            (json!({"type": ["integer", "null"]}), vec!["5", "null"], vec!["five"]),
+            (json!({"type": "string"}), vec!["", "a\n</p>\nb"], vec![]),
+        ] {
+            for text in good {
+                assert!(accepts_value(&schema, text), "{schema} allows {text:?}");
+            }
+            for text in bad {
+                assert!(!accepts_value(&schema, text), "{schema} forbids {text:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn only_a_strict_function_refuses_what_cannot_be_enforced() {
+        for schema in [json!({"type": "string", "pattern": "(?=a)b"}), json!({"$ref": "#/$defs/missing"})] {
+            let named = CallPrefix::Function("f".into());
+            let forced = |strict: bool| {
+                let function = json!({"name": "f", "strict": strict, "parameters": {"properties": {"v": schema}}});
+                grammar(ToolFormat::Qwen3Coder, &named, &[json!({"type": "function", "function": function})], 1)
+            };
+            assert!(forced(true).unwrap_err().contains("of the parameter \"v\" cannot be enforced"));
+            let text = "<parameter=v>\nanything\n</parameter>\n</function>\n</tool_call>";
+            assert!(matches(forced(false).unwrap().unwrap(), text));
+        }
     }
 
     #[test]

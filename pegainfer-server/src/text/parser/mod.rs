@@ -8,7 +8,7 @@
 //! # Layout
 //! - [`reasoning`]: splits off the text inside `<think>`. [`tools`]: splits the rest into content and calls.
 //! - [`hermes`], [`qwen3_coder`], [`dsml`]: parse the formats of calls. [`parameter`], [`typed`]: values of `qwen3_coder`.
-//! - [`forced`]: grammar of a forced call. [`cursor`]: the unparsed text. [`output`]: the events.
+//! - [`forced`]: grammar of a forced call; [`raw_text`], [`schema`]: of its values without quotes. [`cursor`]: the unparsed text. [`output`]: the events.
 
 mod cursor;
 mod dsml;
@@ -18,7 +18,9 @@ mod hermes;
 mod output;
 mod parameter;
 mod qwen3_coder;
+mod raw_text;
 mod reasoning;
+mod schema;
 #[cfg(test)]
 mod tests;
 mod tools;

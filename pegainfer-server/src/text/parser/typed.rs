@@ -1,5 +1,6 @@
 //! Converts values that a model wrote without quotes to JSON, by the types of the tool's schema.
 
+use super::schema::{alternatives, type_name};
 use serde_json::{Number, Value};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,10 +13,11 @@ enum Kind {
     Json,
 }
 
-/// Type of one parameter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Type of one parameter: that of the first alternative of its schema, or of a later one if the value fits only there.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParameterType {
-    kind: Kind,
+    /// Types of the alternatives except null, in their order. Empty: text.
+    kinds: Vec<Kind>,
     nullable: bool,
 }
 
@@ -23,26 +25,26 @@ impl ParameterType {
     /// Looks the parameter up in the request's tools. Parameters without a schema are text.
     pub fn of(definitions: &[Value], function: &str, key: &str) -> Self {
         let tool = definitions.iter().find(|tool| tool["function"]["name"] == function);
-        let schema = tool.map(|tool| &tool["function"]["parameters"]["properties"][key]);
-        schema.map_or(Self { kind: Kind::Text, nullable: false }, Self::of_schema)
+        let parameters = tool.map_or(&Value::Null, |tool| &tool["function"]["parameters"]);
+        Self::of_schema(parameters, &parameters["properties"][key])
     }
 
-    /// Type of a schema.
-    pub fn of_schema(schema: &Value) -> Self {
-        let mut names = Vec::new();
-        type_names(schema, &mut names);
-        let kind = names.iter().find(|&&name| name != "null").map_or(Kind::Text, |name| Kind::of(name));
-        Self { kind, nullable: names.contains(&"null") || schema["nullable"] == true }
+    /// Type of a schema. `root` holds the definitions that it may refer to.
+    fn of_schema(root: &Value, schema: &Value) -> Self {
+        let alternatives = alternatives(root, schema).unwrap_or_default();
+        let names = || alternatives.iter().map(|schema| type_name(schema).unwrap_or("string"));
+        let kinds = names().filter(|&name| name != "null").map(Kind::of).collect();
+        let null = |schema: &Value| schema["enum"].as_array().is_some_and(|values| values.contains(&Value::Null));
+        Self { kinds, nullable: names().any(|name| name == "null") || alternatives.iter().any(null) }
     }
 
     /// Whether every value is a string, so that its parts can be streamed.
     pub fn is_text(&self) -> bool {
-        self.kind == Kind::Text && !self.nullable
+        self.first() == Kind::Text && !self.nullable
     }
 
-    /// Whether values are written as JSON.
-    pub fn is_json(&self) -> bool {
-        self.kind != Kind::Text
+    fn first(&self) -> Kind {
+        self.kinds.first().copied().unwrap_or(Kind::Text)
     }
 
     /// Converts a value to JSON; a value that does not match its type becomes a string.
@@ -51,13 +53,16 @@ impl ParameterType {
         if !self.is_text() && matches!(trimmed, "null" | "None") {
             return "null".into();
         }
-        let typed = match self.kind {
+        if self.first() == Kind::Text {
+            return Value::from(text).to_string();
+        }
+        let typed = self.kinds.iter().find_map(|kind| match kind {
             Kind::Text => None,
             Kind::Integer => integer(trimmed),
             Kind::Number => integer(trimmed).or_else(|| float(trimmed)),
             Kind::Boolean => boolean(trimmed),
             Kind::Json => serde_json::from_str(trimmed).ok(),
-        };
+        });
         typed.unwrap_or_else(|| Value::from(text)).to_string()
     }
 }
@@ -74,26 +79,16 @@ impl Kind {
     }
 }
 
-/// Collects the type names of a schema, including those of its alternatives.
-fn type_names<'a>(schema: &'a Value, names: &mut Vec<&'a str>) {
-    match &schema["type"] {
-        Value::String(name) => names.push(name),
-        Value::Array(list) => names.extend(list.iter().filter_map(Value::as_str)),
-        _ => {}
-    }
-    for alternatives in ["anyOf", "oneOf"] {
-        for schema in schema[alternatives].as_array().into_iter().flatten() {
-            type_names(schema, names);
-        }
-    }
-}
-
 fn integer(text: &str) -> Option<Value> {
     text.parse::<i64>().map(Value::from).or_else(|_| text.parse::<u64>().map(Value::from)).ok()
 }
 
+/// A number as the double that is nearest to it; words such as `inf` are no numbers.
 fn float(text: &str) -> Option<Value> {
-    let value: f64 = text.parse().ok()?;
+    if text.contains(|c: char| c.is_ascii_alphabetic() && !c.eq_ignore_ascii_case(&'e')) {
+        return None;
+    }
+    let value = text.parse::<f64>().ok()?.clamp(f64::MIN, f64::MAX);
     // Whole numbers are written without a decimal point, as far as a double is exact.
     if value.fract() == 0.0 && value.abs() < 9e15 {
         return Some(Value::from(value as i64));
@@ -115,7 +110,7 @@ mod tests {
     use serde_json::json;
 
     fn convert(schema: Value, text: &str) -> String {
-        ParameterType::of_schema(&schema).json(text)
+        ParameterType::of_schema(&Value::Null, &schema).json(text)
     }
 
     #[test]
@@ -127,6 +122,9 @@ mod tests {
             (json!({"type": "number"}), "-0.5", "-0.5"),
             (json!({"type": "number"}), "5.0", "5"),
             (json!({"type": "number"}), "inf", "\"inf\""),
+            (json!({"type": "number"}), "-2200.66e5420", "-1.7976931348623157e+308"),
+            (json!({"enum": [1, 2]}), "2", "2"),
+            (json!({"anyOf": [{"type": "boolean"}, {"type": "object"}]}), "{}", "{}"),
             (json!({"type": "boolean"}), "True", "true"),
             (json!({"type": "boolean"}), "yes", "\"yes\""),
             (json!({"type": "array"}), "[1, \"é\"]", "[1,\"é\"]"),
@@ -149,7 +147,7 @@ mod tests {
     fn parameters_are_found_by_function_and_name() {
         let tools = [json!({"type": "function", "function": {"name": "f", "parameters": {"properties": {
             "n": {"type": "integer"}}}}})];
-        assert_eq!(ParameterType::of(&tools, "f", "n").kind, Kind::Integer);
+        assert_eq!(ParameterType::of(&tools, "f", "n").kinds, [Kind::Integer]);
         assert!(ParameterType::of(&tools, "f", "m").is_text());
         assert!(ParameterType::of(&tools, "g", "n").is_text());
     }
