@@ -15,6 +15,9 @@ pub const EOS: u32 = 4089;
 /// `<|endoftext|>`, the other EOS token.
 pub const EOS_2: u32 = 4087;
 
+/// Writes the reply to one prompt.
+pub type Script = Box<dyn FnOnce(&str) -> String + Send>;
+
 /// Observes and controls the engine from a test.
 #[derive(Default)]
 pub struct Control {
@@ -28,6 +31,8 @@ pub struct Control {
     pub tokens: AtomicUsize,
     /// Maximum number of tokens, over all requests, until it is raised.
     pub allowance: AtomicUsize,
+    /// Replies to the next requests, each from its prompt; then the engine's own reply.
+    pub scripts: Mutex<VecDeque<Script>>,
     /// Fault injection: the next step fails.
     pub fail: AtomicBool,
     /// Fault injection: the failure is fatal for the engine.
@@ -45,6 +50,11 @@ impl Control {
     /// The latest request's prompt, special tokens included.
     pub fn prompt_text(&self) -> String {
         tokenizer().decode_all(&self.last().prompt)
+    }
+
+    /// Scripts the reply to the next request that has no script yet.
+    pub fn script(&self, reply: impl FnOnce(&str) -> String + Send + 'static) {
+        self.scripts.lock().unwrap().push_back(Box::new(reply));
     }
 
     /// Number of requests.
@@ -78,6 +88,7 @@ pub struct MockEngine {
 struct Running {
     id: RequestId,
     request: GenerateRequest,
+    reply: Vec<u32>,
     generated: usize,
 }
 
@@ -118,10 +129,10 @@ impl MockEngine {
     }
 
     fn next_token(&self, at: usize) -> u32 {
-        let Running { request, generated, .. } = &self.running[at];
-        match self.reply.get(*generated) {
+        let Running { request, reply, generated, .. } = &self.running[at];
+        match reply.get(*generated) {
             Some(&id) => id,
-            None if request.ignore_eos => self.reply[generated % self.reply.len()],
+            None if request.ignore_eos => reply[generated % reply.len()],
             None => EOS,
         }
     }
@@ -129,7 +140,7 @@ impl MockEngine {
     /// Generates one token of one request; true if the request is complete.
     fn step(&mut self, at: usize, events: &mut EventBatch) -> bool {
         let id = self.next_token(at);
-        let Running { id: name, request, generated } = &mut self.running[at];
+        let Running { id: name, request, generated, .. } = &mut self.running[at];
         *generated += 1;
         self.stats.generation_tokens += 1;
         let is_stop = request.stop_token_ids.contains(&id) || ([EOS, EOS_2].contains(&id) && !request.ignore_eos);
@@ -165,7 +176,7 @@ impl StepEngine for MockEngine {
             max_model_len: self.max_model_len,
             vocab_size: 4096,
             block_size: 16,
-            kv_blocks: 64,
+            kv_blocks: self.max_model_len.div_ceil(16).max(64),
             max_num_seqs: self.max_num_seqs,
             eos_token_ids: vec![EOS, EOS_2],
             unsupported: &[],
@@ -174,7 +185,13 @@ impl StepEngine for MockEngine {
 
     fn add(&mut self, id: RequestId, request: GenerateRequest) {
         self.control.added.lock().unwrap().push(request.clone());
-        self.waiting.push_back(Running { id, request, generated: 0 });
+        let script = self.control.scripts.lock().unwrap().pop_front();
+        let scripted = script.map(|script| {
+            let tokenizer = tokenizer();
+            tokenizer.encode(&script(&tokenizer.decode_all(&request.prompt)), false).unwrap()
+        });
+        let reply = scripted.unwrap_or_else(|| self.reply.clone());
+        self.waiting.push_back(Running { id, request, reply, generated: 0 });
     }
 
     fn cancel(&mut self, id: RequestId) {

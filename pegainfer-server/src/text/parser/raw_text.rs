@@ -7,8 +7,20 @@ use serde_json::Value;
 const MAX_PATTERN: usize = 4 << 10;
 /// Keywords that tell nothing about which strings are allowed.
 const ANNOTATIONS: [&str; 14] = [
-    "type", "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment",
-    "$defs", "definitions", "$schema", "contentMediaType",
+    "type",
+    "title",
+    "description",
+    "default",
+    "examples",
+    "example",
+    "deprecated",
+    "readOnly",
+    "writeOnly",
+    "$comment",
+    "$defs",
+    "definitions",
+    "$schema",
+    "contentMediaType",
 ];
 /// Patterns of the well-known formats, as OpenAI's structured output has them.
 const FORMATS: [(&str, &str); 8] = [
