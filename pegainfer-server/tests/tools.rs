@@ -179,7 +179,7 @@ fn a_call_can_be_forced() {
     let choice = json!({"type": "function", "function": {"name": "weather"}});
     let (message, finish) = respond(&server_named, chat(json!({"tool_choice": choice})));
     assert_eq!(message["tool_calls"], json!([call("weather", "{\"city\": \"Bern\"}")]));
-    assert_eq!(finish, "tool_calls");
+    assert_eq!(finish, "stop", "as in OpenAI's API, where the client named the function");
     assert!(control.prompt_text().ends_with("<tool_call>\n{\"name\": \"weather\", \"arguments\":"));
 }
 

@@ -1,4 +1,4 @@
-//! Reads a request body: bounded in size, valid JSON, an object.
+//! Reads a request body: bounded in size and time.
 
 use super::fields::Fields;
 use super::state::ApiOptions;
@@ -8,16 +8,27 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode, header};
 use futures_util::StreamExt;
-use serde_json::Value;
 use std::sync::Arc;
+use std::time::Instant;
 use tokio::time::timeout;
 
 /// Bytes of an oversized body that are read and discarded before the refusal, because many clients read no response before
 /// they have sent everything.
 const MAX_DISCARD: usize = 64 << 20;
 
-/// Reads the headers and fields of a JSON request.
-pub async fn read(request: Request, options: &ApiOptions) -> Result<(HeaderMap, Fields), ApiError> {
+/// What a request has besides its body.
+#[derive(Debug, Clone)]
+pub struct RequestContext {
+    /// Headers of the request.
+    pub headers: HeaderMap,
+    /// Trace that records the stages of the request.
+    pub trace: Option<Arc<Trace>>,
+    /// When the whole body had arrived.
+    pub received: Instant,
+}
+
+/// Reads the headers and the body of a JSON request.
+pub async fn read(request: Request, options: &ApiOptions) -> Result<(RequestContext, Vec<u8>), ApiError> {
     let (mut parts, body) = request.into_parts();
     let trace: Option<Arc<Trace>> = parts.extensions.remove();
     let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or("none");
@@ -28,11 +39,10 @@ pub async fn read(request: Request, options: &ApiOptions) -> Result<(HeaderMap, 
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
     let bytes = read_bounded(body, &parts.headers, options).await?;
-    let fields = parse(&bytes)?;
     if let Some(trace) = &trace {
         trace.stage("receive");
     }
-    Ok((parts.headers, fields.with_trace(trace)))
+    Ok((RequestContext { headers: parts.headers, trace, received: Instant::now() }, bytes))
 }
 
 async fn read_bounded(body: Body, headers: &HeaderMap, options: &ApiOptions) -> Result<Vec<u8>, ApiError> {
@@ -69,13 +79,9 @@ fn too_slow(options: &ApiOptions) -> ApiError {
     ApiError::new(StatusCode::REQUEST_TIMEOUT, message)
 }
 
-fn parse(bytes: &[u8]) -> Result<Fields, ApiError> {
-    let bad = |message: String| ApiError::new(StatusCode::BAD_REQUEST, message);
-    let text = std::str::from_utf8(bytes)
-        .map_err(|e| bad(format!("the request body is not valid UTF-8 at byte {}", e.valid_up_to())))?;
-    match serde_json::from_str(text) {
-        Ok(Value::Object(body)) => Ok(Fields::new(body)),
-        Ok(_) => Err(bad("the request body must be a JSON object".into())),
-        Err(e) => Err(bad(format!("the request body is not valid JSON: {e}"))),
-    }
+/// Parses a body into fields without types.
+pub fn fields(bytes: &[u8]) -> Result<Fields, ApiError> {
+    super::schema::Body::parse(bytes)?;
+    let body = serde_json::from_slice(bytes).map_err(|e| ApiError::invalid("body", e.to_string()))?;
+    Ok(Fields::new(body))
 }

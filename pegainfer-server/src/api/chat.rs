@@ -2,16 +2,18 @@
 
 use super::assistant_message::AssistantMessage;
 use super::body;
-use super::delta::{Delta, PromptInfo};
+use super::chat_request::ChatRequest;
+use super::delta::{Delta, Finish, PromptInfo};
 use super::generation::Generation;
 use super::logprobs::{ChatLogprobs, TokenNames};
 use super::params::Params;
 use super::policy::with_ignored;
+use super::schema::Body;
 use super::sse::{self, ChunkWriter, Events};
 use super::state::{AppState, unix_time};
 use super::submitted_chat::{ChoiceParser, SubmittedChat};
 use super::timings::Timings;
-use super::wire::{ChatChoice, ChatChunkChoice, Envelope, PromptFields, Usage};
+use super::wire::{ChatChoice, ChatChunkChoice, Envelope, FinishFields, PromptFields, Usage};
 use crate::error::ApiError;
 use axum::Json;
 use axum::extract::{Request, State};
@@ -21,13 +23,16 @@ use std::sync::Arc;
 
 /// Handles `POST /v1/chat/completions`.
 pub async fn chat(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
-    let (headers, fields) = body::read(request, &state.options).await?;
-    let SubmittedChat { params, generations, parsers, logprobs, ignored } =
-        SubmittedChat::start(fields, &headers, &state, "chat").await?;
+    let (context, bytes) = body::read(request, &state.options).await?;
+    let request = ChatRequest::read(Body::parse(&bytes)?, &state.policy)?;
+    drop(bytes);
+    let SubmittedChat { params, generations, parsers, logprobs, names_function, ignored } =
+        SubmittedChat::start(request, &context, &state, "chat").await?;
     let writer = ChatWriter {
         id: format!("chatcmpl-{}", params.request_id),
         created: unix_time(),
         logprobs,
+        names_function,
         parsers: parsers.into_iter().map(|parser| (parser, false)).collect(),
         params,
         state,
@@ -43,6 +48,8 @@ struct ChatWriter {
     id: String,
     created: u64,
     logprobs: bool,
+    /// Whether the client named the function that is called. As in OpenAI's API, the reason of the end is `stop` then.
+    names_function: bool,
     /// For each choice: its parser, and whether the chunk with the role was sent.
     parsers: Vec<(ChoiceParser, bool)>,
     params: Params,
@@ -75,6 +82,15 @@ impl ChatWriter {
         self.logprobs.then(|| ChatLogprobs::of(delta, &names))
     }
 
+    /// Fields of the end of a choice.
+    fn finish(&self, finish: Option<Finish>) -> FinishFields {
+        let named = |finish: Finish| match finish.reason {
+            "tool_calls" if self.names_function => Finish { reason: "stop", ..finish },
+            _ => finish,
+        };
+        finish.map(named).into()
+    }
+
     fn token_ids(&self, delta: &Delta) -> Option<Vec<u32>> {
         self.params.token_ids.then(|| delta.token.iter().map(|token| token.id).collect())
     }
@@ -90,12 +106,8 @@ impl ChunkWriter for ChatWriter {
         }
         let message = AssistantMessage::delta(self.parsers[index].0.parse(&mut delta));
         let (logprobs, token_ids) = (self.logprobs(&delta), self.token_ids(&delta));
-        self.chunk(
-            out,
-            ChatChunkChoice { index, delta: message, logprobs, finish: delta.finish.into(), token_ids },
-            None,
-            usage,
-        );
+        let finish = self.finish(delta.finish);
+        self.chunk(out, ChatChunkChoice { index, delta: message, logprobs, finish, token_ids }, None, usage);
     }
 
     fn usage(&mut self, out: &mut Events, usage: Usage, metrics: Option<Timings>) {
@@ -138,5 +150,5 @@ async fn collect(
         finish = delta.finish;
     }
     let message = AssistantMessage::whole(events);
-    Ok((ChatChoice { index, message, logprobs, finish: finish.into(), token_ids }, prompt))
+    Ok((ChatChoice { index, message, logprobs, finish: writer.finish(finish), token_ids }, prompt))
 }

@@ -2,51 +2,55 @@
 
 use super::body;
 use super::delta::Delta;
-use super::fields::{Fields, describe, token_id};
 use super::generation::Generation;
 use super::logprobs::{CompletionLogprobs, TokenNames};
-use super::params::{MAX_LOGPROBS, Params};
+use super::params::Params;
 use super::policy::with_ignored;
+use super::schema::Body;
+use super::schema::completions::{CompletionFields, PromptInput};
+use super::schema::generation::GenerationFields;
 use super::sse::{self, ChunkWriter, Events};
 use super::state::{AppState, unix_time};
+use super::stop::check_vocabulary;
 use super::structured::Structured;
 use super::timings::Timings;
 use super::wire::{CompletionChoice, Envelope, PromptFields, Usage};
 use crate::error::ApiError;
 use axum::Json;
 use axum::extract::{Request, State};
+use axum::http::HeaderValue;
 use axum::response::{IntoResponse, Response};
 use futures_util::future::try_join_all;
-use serde_json::Value;
 use std::sync::Arc;
 
 /// OpenAI's default of `max_tokens`.
 const DEFAULT_MAX_TOKENS: usize = 16;
-/// Maximum number of prompts of one request.
-const MAX_PROMPTS: usize = 256;
 /// Maximum number of choices of one request, over all prompts.
 const MAX_CHOICES: usize = 256;
 
-/// Value of the `prompt` field.
-#[derive(Debug, PartialEq)]
-enum PromptInput {
-    Texts(Vec<String>),
-    Ids(Vec<Vec<u32>>),
-}
-
 /// Handles `POST /v1/completions`.
 pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
-    let (headers, mut fields) = body::read(request, &state.options).await?;
-    let mut params = Params::parse(&mut fields, &headers, &state).await?;
-    params.echo = fields.bool("echo")?.unwrap_or(false);
-    let prompt = parse_prompt(&mut fields, state.engine.limits().vocab_size)?;
-    let logprobs = fields.integer("logprobs", 0..=MAX_LOGPROBS)?.map(|n| n as usize);
-    let structured = Structured::parse(&mut fields)?;
-    let ignored = state.policy.check_unknown_fields(&fields.rest())?;
+    let (context, bytes) = body::read(request, &state.options).await?;
+    let (generation, structured, CompletionFields { prompt, logprobs, echo }, ignored) = read(&bytes, &state)?;
+    drop(bytes);
+    let mut params = Params::new(generation, &context, &state).await?;
+    params.echo = echo.unwrap_or(false);
+    let logprobs = logprobs.map(|n| n.count());
 
     let prompts = match prompt {
-        PromptInput::Ids(ids) => ids,
-        PromptInput::Texts(texts) => state.encode(texts, params.add_special_tokens.unwrap_or(true), "prompt").await?,
+        None => return Err(ApiError::invalid("prompt", "prompt is missing")),
+        Some(PromptInput::Ids(prompts)) => {
+            for ids in &prompts {
+                check_vocabulary(ids, state.engine.limits().vocab_size, "prompt")?;
+            }
+            prompts
+        }
+        Some(PromptInput::Texts(texts)) if texts.is_empty() => {
+            return Err(ApiError::invalid("prompt", "the prompt is empty: send at least one token"));
+        }
+        Some(PromptInput::Texts(texts)) => {
+            state.encode(texts, params.add_special_tokens.unwrap_or(true), "prompt").await?
+        }
     };
     let choices = prompts.len() * params.n;
     if choices > MAX_CHOICES {
@@ -72,31 +76,14 @@ pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -
     Ok(with_ignored(response, ignored))
 }
 
-/// Parses `prompt`: a string, a list of token ids, or a list of either.
-fn parse_prompt(fields: &mut Fields, vocab_size: usize) -> Result<PromptInput, ApiError> {
-    let invalid = |message: &str| Err(ApiError::invalid("prompt", message));
-    const EXPECTED: &str = "prompt must be a string, a list of strings, a list of token ids, or a list of such lists";
-    let list = match fields.remove("prompt") {
-        None => return invalid("prompt is missing"),
-        Some(Value::String(text)) => return Ok(PromptInput::Texts(vec![text])),
-        Some(Value::Array(list)) => list,
-        Some(other) => return invalid(&format!("{EXPECTED}, got {}", describe(&other))),
-    };
-    let ids = |list: &[Value]| list.iter().map(|value| token_id(value, vocab_size, "prompt")).collect();
-    match list.first() {
-        None => return invalid("the prompt is empty: send at least one token"),
-        Some(Value::Number(_)) => return Ok(PromptInput::Ids(vec![ids(&list)?])),
-        Some(_) if list.len() > MAX_PROMPTS => {
-            return invalid(&format!("prompt may hold at most {MAX_PROMPTS} prompts, got {}", list.len()));
-        }
-        Some(_) => {}
-    }
-    if list.iter().all(Value::is_string) {
-        let texts = list.into_iter().filter_map(|value| value.as_str().map(str::to_string)).collect();
-        return Ok(PromptInput::Texts(texts));
-    }
-    let Some(lists) = list.iter().map(Value::as_array).collect::<Option<Vec<_>>>() else { return invalid(EXPECTED) };
-    Ok(PromptInput::Ids(lists.into_iter().map(|list| ids(list)).collect::<Result<_, _>>()?))
+/// A body: how to generate, the structure of the output, the fields of this endpoint, and the value of `x-ignored-fields`.
+type Parts = (GenerationFields, Option<Structured>, CompletionFields, Option<HeaderValue>);
+
+fn read(bytes: &[u8], state: &AppState) -> Result<Parts, ApiError> {
+    let mut body = Body::parse(bytes)?;
+    let (generation, structure, fields) = (body.read()?, body.read()?, body.read()?);
+    let ignored = state.policy.check(&body)?;
+    Ok((generation, Structured::read(structure)?, fields, ignored))
 }
 
 struct CompletionWriter {
@@ -163,32 +150,4 @@ async fn collect(
         }
     }
     choice.ok_or_else(|| ApiError::internal("the engine ended a request without a token"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    fn prompt(value: Value) -> Result<PromptInput, ApiError> {
-        parse_prompt(&mut Fields::new(json!({ "prompt": value }).as_object().unwrap().clone()), 10)
-    }
-
-    #[test]
-    fn the_four_forms_of_a_prompt() {
-        assert_eq!(prompt(json!("a")).unwrap(), PromptInput::Texts(vec!["a".into()]));
-        assert_eq!(prompt(json!(["a", "b"])).unwrap(), PromptInput::Texts(vec!["a".into(), "b".into()]));
-        assert_eq!(prompt(json!([1, 2])).unwrap(), PromptInput::Ids(vec![vec![1, 2]]));
-        assert_eq!(prompt(json!([[1], [2, 3]])).unwrap(), PromptInput::Ids(vec![vec![1], vec![2, 3]]));
-    }
-
-    #[test]
-    fn other_forms_are_refused() {
-        for bad in [json!(null), json!(5), json!({}), json!([]), json!([1, "a"]), json!(["a", 1]), json!([[1], "a"])] {
-            assert!(prompt(bad.clone()).is_err(), "{bad}");
-        }
-        for bad in [json!([-1]), json!([1.5]), json!([10]), json!([4294967297u64]), json!([[10]])] {
-            assert!(prompt(bad.clone()).unwrap_err().body().contains("\"param\":\"prompt\""), "{bad}");
-        }
-    }
 }

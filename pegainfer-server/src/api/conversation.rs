@@ -1,35 +1,39 @@
 //! Messages, tools and template arguments of a chat, and the prompt that they are rendered to.
 
-use super::fields::{Fields, describe};
-use super::messages;
+use super::message::{Message, Role};
+use super::schema::conversation::Effort;
 use super::state::AppState;
 use super::structured::Structured;
 use super::tools::Tools;
 use crate::error::ApiError;
 use crate::ids::random_u64;
-use crate::text::parser::{OutputParser, ParserOptions, ReasoningStart, ToolFormat, forced_grammar, grammar_or};
+use crate::text::parser::{
+    OutputFormat, OutputParser, ParserOptions, ReasoningStart, ToolFormat, forced_grammar, grammar_or,
+};
 use crate::text::{GrammarSource, ReasoningLimits};
 use serde_json::{Map, Value};
 
-/// Template arguments that `chat_template_kwargs` must not replace.
-const RESERVED_KWARGS: [&str; 5] = ["messages", "tools", "add_generation_prompt", "chat_template", "tokenize"];
-
-/// Values of `reasoning_effort`: OpenAI's, and DeepSeek's `max`. The chat template defines what they do.
-const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
-
-/// The part of a body that the chat template turns into a prompt.
+/// What the chat template turns into a prompt, and what shapes the output.
+#[derive(Debug, Default)]
 pub struct Conversation {
-    messages: Vec<Value>,
-    tools: Tools,
-    include_reasoning: bool,
-    add_generation_prompt: bool,
-    /// The output continues the last message.
-    continued: bool,
-    kwargs: Map<String, Value>,
-    effort: Option<&'static str>,
+    /// The messages, at least one.
+    pub messages: Vec<Message>,
+    /// Functions that the model may or has to call.
+    pub tools: Tools,
+    /// Structure that the output must have. A forced call comes before it.
+    pub structured: Option<Structured>,
+    /// Arguments of the chat template.
+    pub template_kwargs: Map<String, Value>,
+    /// How much to reason.
+    pub effort: Option<Effort>,
     /// Maximum number of reasoning tokens.
-    budget: Option<usize>,
-    structured: Option<Structured>,
+    pub thinking_budget: Option<usize>,
+    /// Whether the reasoning is part of the output.
+    pub include_reasoning: bool,
+    /// Whether the prompt ends with the beginning of the assistant's turn.
+    pub add_generation_prompt: bool,
+    /// Whether the output continues the last message.
+    pub continue_final_message: bool,
 }
 
 /// A rendered conversation.
@@ -45,40 +49,21 @@ pub struct Rendered {
 }
 
 impl Conversation {
-    /// Parses the fields of a conversation.
-    pub fn parse(fields: &mut Fields) -> Result<Self, ApiError> {
-        let kwargs = fields.object("chat_template_kwargs")?.unwrap_or_default();
-        if let Some(name) = RESERVED_KWARGS.iter().find(|&&name| kwargs.contains_key(name)) {
-            let message = format!("chat_template_kwargs must not hold {name}");
-            return Err(ApiError::invalid("chat_template_kwargs", message));
-        }
-        let tools = Tools::parse(fields)?;
-        let continued = fields.bool("continue_final_message")?.unwrap_or(false);
-        let add_generation_prompt = fields.bool("add_generation_prompt")?.unwrap_or(!continued);
-        if continued && add_generation_prompt {
+    /// Checks that the parts of a conversation fit each other.
+    pub fn check(mut self) -> Result<Self, ApiError> {
+        if self.continue_final_message && self.add_generation_prompt {
             let message = "continue_final_message needs \"add_generation_prompt\": false";
             return Err(ApiError::invalid("continue_final_message", message));
         }
-        if tools.forced() && !add_generation_prompt {
-            let message = "tool_choice can force a call only with \"add_generation_prompt\": true";
-            return Err(ApiError::invalid("tool_choice", message));
+        if self.tools.forced() {
+            if !self.add_generation_prompt {
+                let message = "tool_choice can force a call only with \"add_generation_prompt\": true";
+                return Err(ApiError::invalid("tool_choice", message));
+            }
+            // The output is the call, whose own schema constrains it.
+            self.structured = None;
         }
-        let structured = Structured::parse(fields)?;
-        if let Some(Structured { field, .. }) = structured.as_ref().filter(|_| tools.forced()) {
-            let message = format!("{field} constrains the output, but tool_choice forces a call");
-            return Err(ApiError::invalid(field, message));
-        }
-        Ok(Self {
-            messages: messages::parse(fields)?,
-            tools,
-            include_reasoning: fields.bool("include_reasoning")?.unwrap_or(true),
-            add_generation_prompt,
-            continued,
-            kwargs,
-            effort: parse_effort(fields)?,
-            budget: fields.integer("thinking_token_budget", 0..=i32::MAX.into())?.map(|n| n as usize),
-            structured,
-        })
+        Ok(self)
     }
 
     /// Renders the prompt and builds the parsers of its `n` outputs.
@@ -89,27 +74,34 @@ impl Conversation {
         };
         if let Some(effort) = self.effort {
             let unsupported = |e| ApiError::invalid("reasoning_effort", e).with_code("unsupported_parameter");
-            template.set_effort(effort, &mut self.kwargs).map_err(unsupported)?;
+            template.set_effort(effort.name(), &mut self.template_kwargs).map_err(unsupported)?;
         }
         let format = template.output_format();
+        self.check_roles(format)?;
+        let mark = self.continue_final_message.then(|| self.mark_end()).transpose()?;
         let tools = self.tools.format(format.tools)?;
-        let shown = tools.map(|_| self.tools.definitions.as_slice());
+        let shown = tools.map(|_| &*self.tools.definitions);
         let tells_reasoning = format.reasoning && state.grammars.knows_reasoning();
         if self.structured.is_some() && !tells_reasoning {
             // The structure covers the whole text: no reasoning may come before it.
-            if *self.kwargs.entry("enable_thinking").or_insert(false.into()) == true {
+            if *self.template_kwargs.entry("enable_thinking").or_insert(false.into()) == true {
                 let message = "enable_thinking: this model cannot reason before structured output";
                 return Err(ApiError::invalid("chat_template_kwargs", message).with_code("unsupported_parameter"));
             }
         }
+        let messages: Vec<Value> = self.messages.iter().map(Message::to_template).collect();
         let mut prompt = template
-            .render(&self.messages, shown, self.add_generation_prompt, &self.kwargs)
+            .render(&messages, shown, self.add_generation_prompt, &self.template_kwargs)
             .map_err(|e| ApiError::invalid("messages", e.to_string()))?;
-        if self.continued {
-            prompt.truncate(self.end_of_last_message(&prompt)?);
+        if let Some(mark) = mark {
+            let Some(end) = prompt.rfind(&mark) else {
+                let message = "the last message cannot be continued: the chat template does not show its text";
+                return Err(ApiError::invalid("messages", message));
+            };
+            prompt.truncate(end);
         }
         let mut reasoning = if format.reasoning { ReasoningStart::after(&prompt) } else { ReasoningStart::Never };
-        let thinking = match format.reasoning && reasoning.may_follow(&prompt, self.continued) {
+        let thinking = match format.reasoning && reasoning.may_follow(&prompt, self.continue_final_message) {
             true => self.thinking(reasoning, tools == Some(ToolFormat::Qwen3Coder), state)?,
             false => None,
         };
@@ -159,22 +151,41 @@ impl Conversation {
         call_ends_it: bool,
         state: &AppState,
     ) -> Result<Option<ReasoningLimits>, ApiError> {
-        if self.tools.forced() || (self.structured.is_none() && self.budget.is_none()) {
+        if self.tools.forced() || (self.structured.is_none() && self.thinking_budget.is_none()) {
             return Ok(None);
         }
-        if self.budget.is_some() {
+        if self.thinking_budget.is_some() {
             check_budget(state)?;
         }
-        let thinking = ReasoningLimits { start, call_ends_it, budget: self.budget };
+        let thinking = ReasoningLimits { start, call_ends_it, budget: self.thinking_budget };
         Ok(state.grammars.knows_reasoning().then_some(thinking))
     }
 
-    /// Byte offset in the prompt where the text of the last message ends. Templates may trim it.
-    fn end_of_last_message(&self, prompt: &str) -> Result<usize, ApiError> {
-        let text = self.messages.last().and_then(|message| message["content"].as_str()).unwrap_or_default().trim();
-        match prompt.rfind(text) {
-            Some(at) if !text.is_empty() => Ok(at + text.len()),
-            _ => Err(ApiError::invalid("messages", "there is nothing to continue: the last message has no text")),
+    /// Only DeepSeek-V4's prompts have reminders.
+    fn check_roles(&self, format: OutputFormat) -> Result<(), ApiError> {
+        if format.tools == Some(ToolFormat::Dsml) {
+            return Ok(());
+        }
+        match self.messages.iter().position(|message| message.role == Role::LatestReminder) {
+            None => Ok(()),
+            Some(i) => {
+                let message = format!("messages[{i}].role \"latest_reminder\" is unknown to this model");
+                Err(ApiError::invalid("messages", message))
+            }
+        }
+    }
+
+    /// Appends a mark to the text of the last message, where the prompt is to end: what templates write behind the text
+    /// may look like the text. The mark is random, so that no message holds it.
+    fn mark_end(&mut self) -> Result<String, ApiError> {
+        let mark = format!("\u{F8FF}{:016x}\u{F8FF}", random_u64()?);
+        match self.messages.last_mut().map(|message| &mut message.text).filter(|text| !text.trim().is_empty()) {
+            Some(text) => {
+                text.truncate(text.trim_end().len());
+                text.push_str(&mark);
+                Ok(mark)
+            }
+            None => Err(ApiError::invalid("messages", "there is nothing to continue: the last message has no text")),
         }
     }
 }
@@ -182,15 +193,6 @@ impl Conversation {
 /// A strict function asks for what no grammar can express.
 fn not_enforced(reason: String) -> ApiError {
     ApiError::invalid("tools", format!("tools: a function is strict, but {reason}")).with_code("unsupported_parameter")
-}
-
-fn parse_effort(fields: &mut Fields) -> Result<Option<&'static str>, ApiError> {
-    let Some(value) = fields.remove("reasoning_effort") else { return Ok(None) };
-    let effort = EFFORTS.into_iter().find(|effort| value == *effort);
-    effort.map(Some).ok_or_else(|| {
-        let message = format!("reasoning_effort must be one of {}, got {}", EFFORTS.join(", "), describe(&value));
-        ApiError::invalid("reasoning_effort", message)
-    })
 }
 
 /// Checks that `thinking_token_budget` can be enforced.

@@ -1,30 +1,17 @@
 //! The fields of a request body, each removed by its parser. JSON `null` means "absent", everywhere.
 
 use crate::error::ApiError;
-use crate::trace::Trace;
-use pegainfer_core::engine::SubmitError;
 use serde_json::{Map, Value};
 use std::ops::RangeInclusive;
-use std::sync::Arc;
 
-/// A request body, and the trace of its request. Fields that no parser has removed are unknown.
-pub struct Fields(Map<String, Value>, Option<Arc<Trace>>);
+/// A request body. Fields that no parser has removed are unknown.
+pub struct Fields(Map<String, Value>);
 
 impl Fields {
     /// Wraps a body; fields that are `null` count as absent.
     pub fn new(mut body: Map<String, Value>) -> Self {
         body.retain(|_, value| !value.is_null());
-        Self(body, None)
-    }
-
-    /// Attaches the trace that records the stages of the request.
-    pub fn with_trace(self, trace: Option<Arc<Trace>>) -> Self {
-        Self(self.0, trace)
-    }
-
-    /// The trace of the request, if it has one.
-    pub fn trace(&self) -> Option<&Arc<Trace>> {
-        self.1.as_ref()
+        Self(body)
     }
 
     /// Removes a field of any type.
@@ -40,11 +27,6 @@ impl Fields {
     /// Removes a boolean.
     pub fn bool(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
         self.remove_as(name, "true or false", |value| value.as_bool())
-    }
-
-    /// Removes a number. (JSON has no NaN and no infinity.)
-    pub fn number(&mut self, name: &str) -> Result<Option<f64>, ApiError> {
-        self.remove_as(name, "a number", |value| value.as_f64())
     }
 
     /// Removes an integer within `range`.
@@ -99,17 +81,6 @@ pub fn describe(value: &Value) -> String {
     }
 }
 
-/// Parses a token id and checks that the vocabulary has it.
-pub fn token_id(value: &Value, vocab_size: usize, field: &'static str) -> Result<u32, ApiError> {
-    let Some(id) = value.as_u64().and_then(|id| u32::try_from(id).ok()) else {
-        return Err(ApiError::invalid(field, format!("{field} must hold token ids, got {}", describe(value))));
-    };
-    if id as usize >= vocab_size {
-        return Err(ApiError::from_submit(SubmitError::InvalidToken { id, vocab_size }, field));
-    }
-    Ok(id)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -124,7 +95,7 @@ mod tests {
         let mut fields = fields(json!({"a": null, "b": "x", "c": 1.5, "d": -1, "e": 1e30}));
         assert_eq!(fields.bool("a").unwrap(), None);
         let message = |error: ApiError| error.body();
-        assert!(message(fields.number("b").unwrap_err()).contains("b must be a number, got \\\"x\\\""));
+        assert!(message(fields.bool("b").unwrap_err()).contains("b must be true or false, got \\\"x\\\""));
         assert!(message(fields.integer("c", 0..=9).unwrap_err()).contains("an integer from 0 to 9, got 1.5"));
         assert!(message(fields.integer("d", 0..=9).unwrap_err()).contains("got -1"));
         assert!(message(fields.integer("e", 0..=9).unwrap_err()).contains("got 1e+30"));

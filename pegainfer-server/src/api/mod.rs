@@ -3,8 +3,10 @@
 //! # Layout
 //! - [`chat`], [`completions`]: OpenAI's endpoints, on which the others are built. [`responses`], [`anthropic`]: translate
 //!   their requests into chat requests, and the output into their own responses.
-//! - [`params`], [`sampling`], [`logits_processors`], [`stop`], [`stream_options`], [`truncation`], [`structured`],
-//!   [`conversation`], [`messages`], [`tools`]: parse the known fields. [`policy`]: decides about all others.
+//! - [`schema`]: the bodies as structs. [`policy`]: decides about fields that they do not know.
+//! - [`chat_request`]: one chat request, into which all chats are converted: a [`conversation`] of [`message`]s, [`tools`]
+//!   and what is [`structured`]. [`params`], [`sampling`], [`logits_processors`], [`stop`], [`stream_options`],
+//!   [`truncation`]: how to generate.
 //! - [`submitted_chat`], [`generation`]: run a request and give its output as [`delta`]s. [`assistant_message`],
 //!   [`blocks`], [`wire`], [`logprobs`], [`timings`], [`sse`]: write the response.
 //! - [`info`], [`tokenize`]: the small endpoints. [`openapi`], [`fields_listed`]: the OpenAPI document.
@@ -14,6 +16,7 @@ mod assistant_message;
 mod blocks;
 mod body;
 mod chat;
+mod chat_request;
 mod completions;
 mod conversation;
 mod delta;
@@ -23,12 +26,13 @@ mod generation;
 mod info;
 mod logits_processors;
 mod logprobs;
-mod messages;
+mod message;
 mod openapi;
 mod params;
 mod policy;
 mod responses;
 mod sampling;
+pub mod schema;
 mod sse;
 mod state;
 mod stop;

@@ -1,8 +1,9 @@
 //! The parameters that completions and chats share, parsed and checked.
 
-use super::fields::Fields;
+use super::body::RequestContext;
 use super::logits_processors;
 use super::sampling::Sampling;
+use super::schema::generation::GenerationFields;
 use super::state::AppState;
 use super::stop;
 use super::stream_options::StreamOptions;
@@ -13,16 +14,11 @@ use crate::lifecycle::Deadline;
 use crate::trace::Trace;
 use crate::values::parse_seconds;
 use axum::http::HeaderMap;
-use pegainfer_core::engine::{self, GenerateRequest};
+use pegainfer_core::engine::GenerateRequest;
 use pegainfer_core::grammar::Grammar;
 use pegainfer_core::logits_processors::LogitsProcessors;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// Maximum number of choices for one prompt, as in OpenAI's API.
-const MAX_N: i64 = 128;
-/// Maximum number of most likely tokens that may be asked for at each position, as in OpenAI's chat API.
-pub const MAX_LOGPROBS: i64 = engine::MAX_LOGPROBS as i64;
 
 /// How to generate, whichever endpoint the request came through.
 #[derive(Debug, Clone)]
@@ -74,51 +70,52 @@ pub struct Params {
 }
 
 impl Params {
-    /// Parses the shared fields of a body.
-    pub async fn parse(fields: &mut Fields, headers: &HeaderMap, state: &AppState) -> Result<Self, ApiError> {
-        let received = Instant::now();
-        let model = fields.string("model")?;
-        let stream = StreamOptions::parse(fields)?;
-        let prompt_logprobs = fields.integer("prompt_logprobs", 0..=MAX_LOGPROBS)?.map(|n| n as usize);
+    /// Checks the fields that all generating endpoints share.
+    pub async fn new(
+        mut fields: GenerationFields,
+        context: &RequestContext,
+        state: &AppState,
+    ) -> Result<Self, ApiError> {
+        let stream = StreamOptions::new(fields.stream, fields.stream_options.as_deref())?;
+        let prompt_logprobs = fields.prompt_logprobs.map(|n| n.count());
         if prompt_logprobs.is_some() && stream.is_some() {
             let message = "prompt_logprobs cannot be streamed: leave out \"stream\": true";
             return Err(ApiError::invalid("prompt_logprobs", message));
         }
-        // `max_completion_tokens` is the newer name and wins.
-        let newer = fields.integer("max_completion_tokens", 1..=i32::MAX.into())?;
-        let older = fields.integer("max_tokens", 1..=i32::MAX.into())?;
         let limits = state.engine.limits();
-        let stop_token_ids = stop::parse_token_ids(fields, limits.vocab_size)?;
-        let ignore_eos = fields.bool("ignore_eos")?.unwrap_or(false);
-        let min_tokens = fields.integer("min_tokens", 0..=i32::MAX.into())?.unwrap_or(0) as usize;
+        let stop_token_ids = stop::token_ids(fields.stop_token_ids.take(), limits.vocab_size)?;
+        let ignore_eos = fields.ignore_eos.unwrap_or(false);
+        let min_tokens = fields.min_tokens.map_or(0, |n| n.count());
         let eos = limits.eos_token_ids.iter().filter(|_| !ignore_eos);
         let stops = eos.chain(&stop_token_ids).copied().collect();
+        // `max_completion_tokens` is the newer name and wins.
+        let newer = fields.max_completion_tokens.map(|n| n.count());
         Ok(Self {
-            model: state.model_named(model)?,
-            request_id: parse_request_id(fields, headers)?,
-            deadline: parse_deadline(headers, state)?,
+            model: state.model_named(fields.model.take())?,
+            request_id: request_id(fields.request_id.take(), &context.headers)?,
+            deadline: deadline(&context.headers, state)?,
             stream,
-            max_tokens: newer.or(older).map(|n| n as usize),
-            n: parse_n(fields)?,
+            max_tokens: newer.or(fields.max_tokens.map(|n| n.count())),
+            n: choices(&fields)?,
             min_tokens,
-            stop: stop::parse_strings(fields)?,
+            stop: stop::strings(fields.stop.take())?,
             stop_token_ids,
-            include_stop: fields.bool("include_stop_str_in_output")?.unwrap_or(false),
-            show_special: !fields.bool("skip_special_tokens")?.unwrap_or(true),
+            include_stop: fields.include_stop_str_in_output.unwrap_or(false),
+            show_special: !fields.skip_special_tokens.unwrap_or(true),
             echo: false,
             prompt_logprobs,
-            token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
-            ids_as_text: fields.bool("return_tokens_as_token_ids")?.unwrap_or(false),
-            add_special_tokens: fields.bool("add_special_tokens")?,
-            include_metrics: fields.bool("include_metrics")?.unwrap_or(false),
-            received,
-            trace: fields.trace().cloned(),
-            sampling: Sampling::parse(fields, state)?,
-            logits_processors: logits_processors::parse(fields, state, min_tokens, stops).await?,
+            token_ids: fields.return_token_ids.unwrap_or(false),
+            ids_as_text: fields.return_tokens_as_token_ids.unwrap_or(false),
+            add_special_tokens: fields.add_special_tokens,
+            include_metrics: fields.include_metrics.unwrap_or(false),
+            received: context.received,
+            trace: context.trace.clone(),
+            sampling: Sampling::new(&fields, state)?,
+            truncation: Truncation::new(fields.truncate_prompt_tokens, fields.truncation_side)?,
             ignore_eos,
-            priority: fields.integer("priority", i32::MIN.into()..=i32::MAX.into())?.unwrap_or(0) as i32,
-            cache_salt: parse_cache_salt(fields, state)?,
-            truncation: Truncation::parse(fields)?,
+            priority: fields.priority.map_or(0, |n| n.0 as i32),
+            cache_salt: cache_salt(fields.cache_salt.as_deref(), state)?,
+            logits_processors: logits_processors::build(&mut fields, state, min_tokens, stops).await?,
         })
     }
 
@@ -147,7 +144,12 @@ impl Params {
         let pool = (limits.kv_capacity_tokens() + 1).saturating_sub(prompt.len());
         // At least 1, so that the engine's own check refuses a prompt that fills the context.
         let capacity = context.min(pool).max(1);
-        let max_tokens = self.max_tokens.unwrap_or(default_max_tokens.min(capacity));
+        if self.max_tokens == Some(0) && !self.echo {
+            let message = "max_tokens must be an integer from 1 to 2147483647, got 0: only \"echo\": true takes 0";
+            return Err(ApiError::invalid("max_tokens", message));
+        }
+        // The engine generates at least one token; that of a request for none is not shown.
+        let max_tokens = self.max_tokens.unwrap_or(default_max_tokens).clamp(1, capacity);
         if self.min_tokens > max_tokens {
             let min_tokens = self.min_tokens;
             let message =
@@ -178,21 +180,22 @@ impl Params {
     }
 }
 
-/// Parses `n` and `best_of`. A `best_of` above `n` would rank choices and return the best, which is not implemented.
-fn parse_n(fields: &mut Fields) -> Result<usize, ApiError> {
-    let n = fields.integer("n", 1..=MAX_N)?.unwrap_or(1);
-    match fields.integer("best_of", 1..=MAX_N)? {
-        Some(best_of) if best_of != n => {
+/// `n`, checked against `best_of`. A `best_of` above `n` would rank choices and return the best, which is not implemented.
+fn choices(fields: &GenerationFields) -> Result<usize, ApiError> {
+    let n = fields.n.map_or(1, |n| n.count());
+    match fields.best_of {
+        Some(best_of) if best_of.count() != n => {
+            let best_of = best_of.count();
             let message = format!("best_of must be equal to n, which is {n}, got {best_of}: choices are not ranked");
             Err(ApiError::invalid("best_of", message).with_code("unsupported_parameter"))
         }
-        _ => Ok(n as usize),
+        _ => Ok(n),
     }
 }
 
-/// Parses the client's name for the request: field `request_id`, else header `x-request-id`, else a random one.
-fn parse_request_id(fields: &mut Fields, headers: &HeaderMap) -> Result<String, ApiError> {
-    match fields.string("request_id")? {
+/// The client's name for the request: field `request_id`, else header `x-request-id`, else a random one.
+fn request_id(given: Option<String>, headers: &HeaderMap) -> Result<String, ApiError> {
+    match given {
         Some(id) if ids::is_valid(&id) => Ok(id),
         Some(_) => Err(ApiError::invalid("request_id", format!("request_id must be {}", ids::VALID))),
         None => ids::request_id(headers),
@@ -200,7 +203,7 @@ fn parse_request_id(fields: &mut Fields, headers: &HeaderMap) -> Result<String, 
 }
 
 /// The server's time limit, or the client's (`x-request-timeout`) if that is shorter.
-fn parse_deadline(headers: &HeaderMap, state: &AppState) -> Result<Option<Deadline>, ApiError> {
+fn deadline(headers: &HeaderMap, state: &AppState) -> Result<Option<Deadline>, ApiError> {
     let asked = match headers.get("x-request-timeout") {
         None => None,
         Some(value) => {
@@ -211,11 +214,11 @@ fn parse_deadline(headers: &HeaderMap, state: &AppState) -> Result<Option<Deadli
     Ok(asked.into_iter().chain(state.options.request_timeout).min().map(Deadline::after))
 }
 
-/// Parses `cache_salt`. Requests share cached prefixes only under the same salt; 0 is no salt.
-fn parse_cache_salt(fields: &mut Fields, state: &AppState) -> Result<u64, ApiError> {
-    match fields.string("cache_salt")? {
+/// The hash of `cache_salt`. Requests share cached prefixes only under the same salt; 0 is no salt.
+fn cache_salt(salt: Option<&str>, state: &AppState) -> Result<u64, ApiError> {
+    match salt {
         None => Ok(0),
-        Some(salt) if salt.is_empty() => Err(ApiError::invalid("cache_salt", "cache_salt must not be empty")),
-        Some(salt) => Ok(state.hash_salt(&salt)),
+        Some("") => Err(ApiError::invalid("cache_salt", "cache_salt must not be empty")),
+        Some(salt) => Ok(state.hash_salt(salt)),
     }
 }

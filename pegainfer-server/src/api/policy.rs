@@ -1,15 +1,15 @@
 //! No field is dropped silently.
 //!
-//! Every field of a request falls into one of three groups: implemented fields, which their parsers have removed from the
-//! body before it gets here; unimplemented fields of the OpenAI and vLLM schemas (table below), which are refused by name
-//! unless their value changes nothing; and unknown fields, which are accepted, logged once per name and listed in the
-//! response header `x-ignored-fields`, or refused under `--strict`.
+//! Every field of a request falls into one of three groups: implemented fields, which the structs of `schema` know;
+//! unimplemented fields of the OpenAI and vLLM schemas (table below), which are refused by name
+//! unless their value changes nothing; and unknown fields, at every level, which are accepted, logged once per name and
+//! listed in the response header `x-ignored-fields`, or refused under `--strict`.
 
-use super::fields::describe;
+use super::schema::Body;
 use crate::error::{ApiError, truncate_for_error};
 use axum::http::HeaderValue;
 use axum::response::Response;
-use serde_json::{Map, Value};
+use serde_json::value::RawValue;
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
@@ -27,9 +27,12 @@ enum NoOp {
     Empty,
     /// Only one of these strings.
     OneOf(&'static [&'static str]),
+    /// No value: the field has this name in `structured_outputs` now. Older vLLM clients send it, and without it the text
+    /// would be unconstrained.
+    Renamed(&'static str),
 }
 
-use NoOp::{Always, Bool, Empty, Never, Number, OneOf};
+use NoOp::{Always, Bool, Empty, Never, Number, OneOf, Renamed};
 
 /// Fields of the OpenAI and vLLM schemas that one or both endpoints do not implement.
 const UNIMPLEMENTED: &[(&str, NoOp)] = &[
@@ -42,6 +45,10 @@ const UNIMPLEMENTED: &[(&str, NoOp)] = &[
     ("echo", Bool(false)),
     ("function_call", OneOf(&["none", "auto"])),
     ("functions", Empty),
+    ("guided_choice", Renamed("choice")),
+    ("guided_grammar", Renamed("grammar")),
+    ("guided_json", Renamed("json")),
+    ("guided_regex", Renamed("regex")),
     ("include_reasoning", Bool(true)),
     ("kv_transfer_params", Never),
     ("length_penalty", Number(1.0)),
@@ -80,26 +87,32 @@ const UNIMPLEMENTED: &[(&str, NoOp)] = &[
 ];
 
 impl NoOp {
-    fn accepts(&self, value: &Value) -> bool {
+    fn accepts(&self, value: &RawValue) -> bool {
+        let text = value.get();
         match self {
-            Never => false,
+            Never | Renamed(_) => false,
             Always => true,
-            Bool(expected) => value.as_bool() == Some(*expected),
-            Number(expected) => value.as_f64() == Some(*expected),
-            Empty => match value {
-                Value::Array(list) => list.is_empty(),
-                Value::Object(map) => map.is_empty(),
-                Value::String(text) => text.is_empty(),
-                _ => false,
-            },
-            OneOf(names) => value.as_str().is_some_and(|text| names.contains(&text)),
+            Bool(expected) => text == if *expected { "true" } else { "false" },
+            Number(expected) => text.parse() == Ok(*expected),
+            Empty => ["[]", "{}", "\"\""].contains(&text.split_ascii_whitespace().collect::<String>().as_str()),
+            OneOf(names) => serde_json::from_str::<String>(text).is_ok_and(|text| names.contains(&text.as_str())),
         }
+    }
+
+    /// Why a value is refused.
+    fn refusal(&self, name: &str, value: &RawValue) -> String {
+        if let Renamed(new) = self {
+            return format!("{name} has a new name: send {new} in structured_outputs");
+        }
+        let hint = self.hint();
+        let got = if hint.is_empty() { String::new() } else { format!(", got {}", describe(value)) };
+        format!("{name} is not implemented by this endpoint{hint}{got}")
     }
 
     /// The accepted values, as the end of a sentence.
     fn hint(&self) -> String {
         match self {
-            Never | Always => String::new(),
+            Never | Always | Renamed(_) => String::new(),
             Bool(value) => format!(": only {value} is accepted"),
             Number(value) => format!(": only {value} is accepted"),
             Empty => ": only an empty value is accepted".into(),
@@ -126,27 +139,33 @@ impl FieldPolicy {
         Self { strict, logged: Mutex::default() }
     }
 
-    /// Checks the fields that no parser removed. Returns the value of `x-ignored-fields`, if there are any such fields.
-    pub fn check_unknown_fields(&self, rest: &Map<String, Value>) -> Result<Option<HeaderValue>, ApiError> {
+    /// Checks the fields that no part of the request has known. Returns the value of `x-ignored-fields`, if there are any
+    /// such fields.
+    pub fn check(&self, body: &Body<'_>) -> Result<Option<HeaderValue>, ApiError> {
+        let (rest, nested) = body.rest();
         let mut ignored = Vec::new();
         for (name, value) in rest {
-            match UNIMPLEMENTED.iter().find(|(known, _)| known == name) {
+            match UNIMPLEMENTED.iter().find(|(known, _)| *known == name) {
                 Some((_, no_op)) if no_op.accepts(value) => {}
                 Some((_, no_op)) => {
-                    let message = format!("{name} is not implemented by this endpoint{}", no_op.hint());
-                    let got =
-                        if no_op.hint().is_empty() { String::new() } else { format!(", got {}", describe(value)) };
-                    return Err(ApiError::invalid(name, message + &got).with_code("unsupported_parameter"));
+                    let error = ApiError::invalid(name, no_op.refusal(name, value));
+                    return Err(error.with_code("unsupported_parameter"));
                 }
-                None if self.strict => {
-                    let message = format!("unknown field {}: the server runs with --strict", truncate_for_error(name));
-                    return Err(ApiError::invalid(name, message).with_code("unknown_parameter"));
-                }
-                None => ignored.push(name.as_str()),
+                None => ignored.push(name),
             }
         }
-        self.log_once(&ignored);
-        Ok(header_value(&ignored))
+        ignored.extend(nested.iter().map(String::as_str));
+        self.check_ignored(&ignored)
+    }
+
+    /// Checks fields that have no effect: refused under `--strict`, else the value of `x-ignored-fields`.
+    pub fn check_ignored(&self, ignored: &[&str]) -> Result<Option<HeaderValue>, ApiError> {
+        if let Some(name) = ignored.first().filter(|_| self.strict) {
+            let message = format!("unknown field {}: the server runs with --strict", truncate_for_error(name));
+            return Err(ApiError::invalid(name, message).with_code("unknown_parameter"));
+        }
+        self.log_once(ignored);
+        Ok(header_value(ignored))
     }
 
     fn log_once(&self, names: &[&str]) {
@@ -162,6 +181,15 @@ impl FieldPolicy {
                 logged.insert(short);
             }
         }
+    }
+}
+
+/// A short description of a value for error messages: scalars are shown, lists and objects are named.
+fn describe(value: &RawValue) -> String {
+    match value.get().as_bytes().first() {
+        Some(b'[') => "a list".into(),
+        Some(b'{') => "an object".into(),
+        _ => truncate_for_error(value.get()),
     }
 }
 
@@ -191,10 +219,10 @@ pub fn with_ignored(mut response: Response, ignored: Option<HeaderValue>) -> Res
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Map, Value, json};
 
     fn check(strict: bool, body: Value) -> Result<Option<HeaderValue>, ApiError> {
-        FieldPolicy::new(strict).check_unknown_fields(body.as_object().unwrap())
+        FieldPolicy::new(strict).check(&Body::parse(body.to_string().as_bytes())?)
     }
 
     #[test]
@@ -218,6 +246,12 @@ mod tests {
     }
 
     #[test]
+    fn older_names_are_refused_with_the_new_ones() {
+        let body = check(false, json!({"guided_json": {}})).unwrap_err().body();
+        assert!(body.contains("guided_json has a new name: send json in structured_outputs"), "{body}");
+    }
+
+    #[test]
     fn unknown_fields_are_listed_and_refused_under_strict() {
         let header = check(false, json!({"foo": 1, "b a,r": 2, "日": 3})).unwrap().unwrap();
         assert_eq!(header.to_str().unwrap(), "foo, b?a?r, ?");
@@ -228,7 +262,8 @@ mod tests {
     fn a_flood_of_unknown_fields_gives_a_bounded_header_and_log() {
         let policy = FieldPolicy::new(false);
         let body: Map<String, Value> = (0..5000).map(|i| (format!("f{i}"), json!(i))).collect();
-        let header = policy.check_unknown_fields(&body).unwrap().unwrap();
+        let text = Value::from(body).to_string();
+        let header = policy.check(&Body::parse(text.as_bytes()).unwrap()).unwrap().unwrap();
         assert!(header.to_str().unwrap().ends_with("f31, ..."), "{header:?}");
         assert_eq!(policy.logged.lock().unwrap().len(), MAX_LOGGED);
     }

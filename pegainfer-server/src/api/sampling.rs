@@ -1,6 +1,6 @@
 //! The sampling parameters.
 
-use super::fields::Fields;
+use super::schema::generation::GenerationFields;
 use super::state::AppState;
 use crate::error::ApiError;
 use crate::ids;
@@ -17,17 +17,18 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// Parses the fields; values that the client left out are the checkpoint's.
-    pub fn parse(fields: &mut Fields, state: &AppState) -> Result<Self, ApiError> {
+    /// The parameters of the fields; values that the client left out are the checkpoint's.
+    pub fn new(fields: &GenerationFields, state: &AppState) -> Result<Self, ApiError> {
         let defaults = state.checkpoint.defaults;
+        let or = |given: Option<f64>, default: f32| given.map_or(default, |n| n as f32);
         let sampling = Self {
-            temperature: fields.number("temperature")?.map_or(defaults.temperature, |n| n as f32),
-            top_p: fields.number("top_p")?.map_or(defaults.top_p, |n| n as f32),
-            min_p: fields.number("min_p")?.map_or(defaults.min_p, |n| n as f32),
+            temperature: or(fields.temperature, defaults.temperature),
+            top_p: or(fields.top_p, defaults.top_p),
+            min_p: or(fields.min_p, defaults.min_p),
             // vLLM writes "all tokens" as -1, the engine as 0.
-            top_k: fields.integer("top_k", -1..=i32::MAX.into())?.map_or(defaults.top_k, |n| n.max(0) as u32),
+            top_k: fields.top_k.map_or(defaults.top_k, |n| n.count() as u32),
             // Any 64 bits are a valid seed, negative numbers included.
-            seed: fields.integer("seed", i64::MIN..=i64::MAX)?.map(|n| n as u64),
+            seed: fields.seed.map(|n| n as u64),
         };
         sampling.build(0)?;
         Ok(sampling)

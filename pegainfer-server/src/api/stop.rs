@@ -1,8 +1,8 @@
 //! `stop` and `stop_token_ids`.
 
-use super::fields::{Fields, describe, token_id};
+use super::schema::values::{Texts, TokenId};
 use crate::error::ApiError;
-use serde_json::Value;
+use pegainfer_core::engine::SubmitError;
 
 /// Maximum number of stop strings of one request. (OpenAI allows 4.)
 const MAX_STOPS: usize = 16;
@@ -11,27 +11,13 @@ const MAX_STOP_LENGTH: usize = 1024;
 /// Maximum number of stop token ids of one request.
 const MAX_STOP_TOKENS: usize = 128;
 
-/// Parses `stop`: one string, or a list.
-pub fn parse_strings(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+/// Checks `stop`.
+pub fn strings(stops: Option<Texts>) -> Result<Vec<String>, ApiError> {
     let invalid = |message: String| Err(ApiError::invalid("stop", message));
-    let stops = match fields.remove("stop") {
-        None => return Ok(Vec::new()),
-        Some(Value::String(stop)) => vec![stop],
-        Some(Value::Array(list)) => {
-            if list.len() > MAX_STOPS {
-                return invalid(format!("stop may hold at most {MAX_STOPS} strings, got {}", list.len()));
-            }
-            let mut stops = Vec::with_capacity(list.len());
-            for value in list {
-                let Value::String(stop) = value else {
-                    return invalid(format!("stop must be a string or a list of strings, got {}", describe(&value)));
-                };
-                stops.push(stop);
-            }
-            stops
-        }
-        Some(other) => return invalid(format!("stop must be a string or a list of strings, got {}", describe(&other))),
-    };
+    let Some(Texts(stops)) = stops else { return Ok(Vec::new()) };
+    if stops.len() > MAX_STOPS {
+        return invalid(format!("stop may hold at most {MAX_STOPS} strings, got {}", stops.len()));
+    }
     if stops.iter().any(String::is_empty) {
         return invalid("stop must not hold an empty string".into());
     }
@@ -41,12 +27,22 @@ pub fn parse_strings(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
     Ok(stops)
 }
 
-/// Parses `stop_token_ids`: token ids that end the text.
-pub fn parse_token_ids(fields: &mut Fields, vocab_size: usize) -> Result<Vec<u32>, ApiError> {
-    let list = fields.list("stop_token_ids")?.unwrap_or_default();
-    if list.len() > MAX_STOP_TOKENS {
-        let message = format!("stop_token_ids may hold at most {MAX_STOP_TOKENS} ids, got {}", list.len());
+/// Checks `stop_token_ids`: token ids that end the text.
+pub fn token_ids(ids: Option<Vec<TokenId>>, vocab_size: usize) -> Result<Vec<u32>, ApiError> {
+    let ids = ids.unwrap_or_default();
+    if ids.len() > MAX_STOP_TOKENS {
+        let message = format!("stop_token_ids may hold at most {MAX_STOP_TOKENS} ids, got {}", ids.len());
         return Err(ApiError::invalid("stop_token_ids", message));
     }
-    list.iter().map(|value| token_id(value, vocab_size, "stop_token_ids")).collect()
+    let ids: Vec<u32> = ids.into_iter().map(|TokenId(id)| id).collect();
+    check_vocabulary(&ids, vocab_size, "stop_token_ids")?;
+    Ok(ids)
+}
+
+/// Checks that the vocabulary has all of these tokens.
+pub fn check_vocabulary(ids: &[u32], vocab_size: usize, field: &'static str) -> Result<(), ApiError> {
+    match ids.iter().find(|&&id| id as usize >= vocab_size) {
+        Some(&id) => Err(ApiError::from_submit(SubmitError::InvalidToken { id, vocab_size }, field)),
+        None => Ok(()),
+    }
 }

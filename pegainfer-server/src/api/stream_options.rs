@@ -1,7 +1,7 @@
 //! `stream` and `stream_options`.
 
-use super::fields::Fields;
-use crate::error::{ApiError, truncate_for_error};
+use super::schema::generation::StreamOptionsFields;
+use crate::error::ApiError;
 
 /// Options of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -13,33 +13,21 @@ pub struct StreamOptions {
 }
 
 impl StreamOptions {
-    /// Parses `stream` and `stream_options`; `None`: the response is one JSON object.
-    pub fn parse(fields: &mut Fields) -> Result<Option<Self>, ApiError> {
-        let stream = fields.bool("stream")?.unwrap_or(false);
-        let Some(options) = fields.object("stream_options")? else {
-            return Ok(stream.then(Self::default));
-        };
+    /// The options of both fields; `None`: the response is one JSON object.
+    pub fn new(stream: Option<bool>, options: Option<&StreamOptionsFields>) -> Result<Option<Self>, ApiError> {
+        let stream = stream.unwrap_or(false);
+        let Some(options) = options else { return Ok(stream.then(Self::default)) };
+        let invalid = |message: &str| Err(ApiError::invalid("stream_options", message));
         if !stream {
-            return Err(ApiError::invalid(
-                "stream_options",
-                "stream_options is only allowed together with \"stream\": true",
-            ));
+            return invalid("stream_options is only allowed together with \"stream\": true");
         }
-        let mut options = Fields::new(options);
-        let parsed = Self {
-            include_usage: options.bool("include_usage")?.unwrap_or(false),
-            continuous_usage: options.bool("continuous_usage_stats")?.unwrap_or(false),
-        };
         // OpenAI pads chunks against traffic analysis by default; this server does not.
-        if options.bool("include_obfuscation")?.unwrap_or(false) {
-            return Err(ApiError::invalid("stream_options", "stream_options.include_obfuscation is not implemented"));
+        if options.include_obfuscation == Some(true) {
+            return invalid("stream_options.include_obfuscation is not implemented");
         }
-        match options.rest().keys().next() {
-            Some(name) => Err(ApiError::invalid(
-                "stream_options",
-                format!("unknown field stream_options.{}", truncate_for_error(name)),
-            )),
-            None => Ok(Some(parsed)),
-        }
+        Ok(Some(Self {
+            include_usage: options.include_usage.unwrap_or(false),
+            continuous_usage: options.continuous_usage_stats.unwrap_or(false),
+        }))
     }
 }

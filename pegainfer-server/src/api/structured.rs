@@ -1,21 +1,20 @@
 //! `response_format` and `structured_outputs`: the structure that the output must have.
 
-use super::fields::{Fields, describe};
+use super::schema::structure::{
+    JsonSchemaValue, ResponseFormatFields, SchemaOrText, StructureFields, StructuredOutputsFields,
+};
+use super::schema::values::{Object, Text};
 use super::state::AppState;
 use crate::error::{ApiError, truncate_for_error};
 use crate::text::GrammarSource;
 use pegainfer_core::grammar::Grammar;
-use serde_json::{Map, Value, json};
+use serde_json::json;
 use std::sync::Arc;
 
 /// Maximum number of entries of `structured_outputs.choice`.
 const MAX_CHOICES: usize = 1024;
 /// Maximum size of `regex`, `grammar` and all of `choice`, in bytes: the time to compile them grows with their square.
 const MAX_PATTERN: usize = 16 << 10;
-/// Names that older vLLM clients send instead of `structured_outputs`; ignoring them would give unconstrained text.
-const RENAMED: [(&str, &str); 4] =
-    [("guided_json", "json"), ("guided_regex", "regex"), ("guided_choice", "choice"), ("guided_grammar", "grammar")];
-
 /// The structure of an output, and the field that asks for it.
 #[derive(Debug, PartialEq)]
 pub struct Structured {
@@ -26,14 +25,11 @@ pub struct Structured {
 }
 
 impl Structured {
-    /// Parses both fields, which exclude each other.
-    pub fn parse(fields: &mut Fields) -> Result<Option<Self>, ApiError> {
-        if let Some((old, new)) = RENAMED.iter().find(|(old, _)| fields.has(old)) {
-            return Err(ApiError::invalid(old, format!("{old} has a new name: send {new} in structured_outputs")));
-        }
-        let format = fields.object("response_format")?.map(response_format).transpose()?.flatten();
-        let outputs = fields.object("structured_outputs")?.map(structured_outputs).transpose()?.flatten();
-        match (format, outputs) {
+    /// The structure that both fields ask for; they exclude each other.
+    pub fn read(fields: StructureFields) -> Result<Option<Self>, ApiError> {
+        let format = fields.response_format.map(|Object(format)| response_format(format)).transpose()?.flatten();
+        let outputs = fields.structured_outputs.map(|Object(outputs)| structured_outputs(outputs));
+        match (format, outputs.transpose()?.flatten()) {
             (Some(_), Some(_)) => {
                 Err(ApiError::invalid("structured_outputs", "send either response_format or structured_outputs"))
             }
@@ -58,15 +54,15 @@ impl Structured {
     }
 }
 
-/// Parses OpenAI's `response_format`; `None` for type `text`.
-fn response_format(format: Map<String, Value>) -> Result<Option<GrammarSource>, ApiError> {
+/// OpenAI's `response_format`; `None` for type `text`.
+fn response_format(format: ResponseFormatFields) -> Result<Option<GrammarSource>, ApiError> {
     let invalid = |message: String| Err(ApiError::invalid("response_format", message));
-    match format.get("type").and_then(Value::as_str) {
+    match format.kind.as_deref() {
         Some("text") => Ok(None),
         Some("json_object") => Ok(Some(GrammarSource::JsonSchema(json!({"type": "object"})))),
-        Some("json_schema") => match format.get("json_schema").map(|inner| &inner["schema"]) {
-            Some(schema @ (Value::Object(_) | Value::Bool(_))) => Ok(Some(GrammarSource::JsonSchema(schema.clone()))),
-            _ => invalid("response_format.json_schema.schema is missing or no JSON schema".into()),
+        Some("json_schema") => match format.json_schema.and_then(|Object(named)| named.schema) {
+            Some(JsonSchemaValue(schema)) => Ok(Some(GrammarSource::JsonSchema(schema))),
+            None => invalid("response_format.json_schema.schema is missing or no JSON schema".into()),
         },
         Some(other) => {
             let message = format!("response_format.type {:?} is not implemented", truncate_for_error(other));
@@ -76,39 +72,39 @@ fn response_format(format: Map<String, Value>) -> Result<Option<GrammarSource>, 
     }
 }
 
-/// Parses vLLM's `structured_outputs`; `None` if it asks for nothing.
-fn structured_outputs(outputs: Map<String, Value>) -> Result<Option<GrammarSource>, ApiError> {
+/// vLLM's `structured_outputs`; `None` if it asks for nothing.
+fn structured_outputs(outputs: StructuredOutputsFields) -> Result<Option<GrammarSource>, ApiError> {
     let invalid = |message: String| ApiError::invalid("structured_outputs", message);
-    let mut outputs = Fields::new(outputs);
-    let mut sources = Vec::new();
-    if let Some(schema) = outputs.remove("json") {
-        sources.push(GrammarSource::JsonSchema(schema_of(schema)?));
-    }
-    if outputs.remove("json_object").is_some_and(|enabled| enabled == true) {
-        sources.push(GrammarSource::JsonSchema(json!({"type": "object"})));
-    }
-    for (name, source) in
-        [("regex", GrammarSource::Regex as fn(String) -> GrammarSource), ("grammar", GrammarSource::Lark)]
-    {
-        match outputs.remove(name) {
-            None => {}
-            Some(Value::String(text)) if text.len() > MAX_PATTERN => {
-                let message =
-                    format!("structured_outputs.{name} has {} bytes, at most {MAX_PATTERN} are taken", text.len());
-                return Err(invalid(message));
-            }
-            Some(Value::String(text)) => sources.push(source(text)),
-            Some(other) => {
-                return Err(invalid(format!("structured_outputs.{name} must be a string, got {}", describe(&other))));
-            }
+    for (name, asked) in [
+        ("disable_any_whitespace", outputs.disable_any_whitespace == Some(true)),
+        ("disable_additional_properties", outputs.disable_additional_properties == Some(true)),
+        ("whitespace_pattern", outputs.whitespace_pattern.is_some()),
+        ("structural_tag", outputs.structural_tag.is_some()),
+    ] {
+        if asked {
+            let message = format!("structured_outputs.{name} is not implemented");
+            return Err(invalid(message).with_code("unsupported_parameter"));
         }
     }
-    if let Some(choices) = outputs.remove("choice") {
-        sources.push(GrammarSource::Choice(choice(&choices)?));
+    let mut sources = Vec::new();
+    sources.extend(outputs.json.map(|SchemaOrText(schema)| GrammarSource::JsonSchema(schema)));
+    if outputs.json_object == Some(true) {
+        sources.push(GrammarSource::JsonSchema(json!({"type": "object"})));
     }
-    if let Some((name, _)) = outputs.rest().iter().find(|(_, value)| **value != false) {
-        let message = format!("structured_outputs.{} is not implemented", truncate_for_error(name));
-        return Err(invalid(message).with_code("unsupported_parameter"));
+    for (name, text, source) in [
+        ("regex", outputs.regex, GrammarSource::Regex as fn(String) -> GrammarSource),
+        ("grammar", outputs.grammar, GrammarSource::Lark),
+    ] {
+        let Some(text) = text else { continue };
+        if text.len() > MAX_PATTERN {
+            let message =
+                format!("structured_outputs.{name} has {} bytes, at most {MAX_PATTERN} are taken", text.len());
+            return Err(invalid(message));
+        }
+        sources.push(source(text));
+    }
+    if let Some(choices) = outputs.choice {
+        sources.push(GrammarSource::Choice(choice(choices)?));
     }
     match sources.len() {
         0 | 1 => Ok(sources.pop()),
@@ -118,37 +114,27 @@ fn structured_outputs(outputs: Map<String, Value>) -> Result<Option<GrammarSourc
     }
 }
 
-/// Parses a schema, which may be written as a string.
-fn schema_of(schema: Value) -> Result<Value, ApiError> {
-    let invalid = |message| ApiError::invalid("structured_outputs", message);
-    match schema {
-        Value::String(text) => serde_json::from_str(&text)
-            .map_err(|e| invalid(format!("structured_outputs.json is a string that is not valid JSON: {e}"))),
-        Value::Object(_) | Value::Bool(_) => Ok(schema),
-        other => Err(invalid(format!("structured_outputs.json must be a JSON schema, got {}", describe(&other)))),
-    }
-}
-
-/// Parses `choice`: a list of texts.
-fn choice(choices: &Value) -> Result<Vec<String>, ApiError> {
-    let texts = choices.as_array().filter(|list| (1..=MAX_CHOICES).contains(&list.len()));
-    let texts: Option<Vec<String>> =
-        texts.and_then(|list| list.iter().map(|text| text.as_str().map(str::to_owned)).collect());
-    let texts = texts.filter(|texts| texts.iter().map(String::len).sum::<usize>() <= MAX_PATTERN);
-    texts.ok_or_else(|| {
+/// The texts of `choice`.
+fn choice(choices: Vec<Text>) -> Result<Vec<String>, ApiError> {
+    let bytes: usize = choices.iter().map(|Text(text)| text.len()).sum();
+    if !(1..=MAX_CHOICES).contains(&choices.len()) || bytes > MAX_PATTERN {
         let message = format!(
             "structured_outputs.choice must be a list of 1 to {MAX_CHOICES} strings of at most {MAX_PATTERN} bytes in all"
         );
-        ApiError::invalid("structured_outputs", message)
-    })
+        return Err(ApiError::invalid("structured_outputs", message));
+    }
+    Ok(choices.into_iter().map(|Text(text)| text).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::schema::Body;
+    use serde_json::Value;
 
     fn parse(body: Value) -> Result<Option<GrammarSource>, ApiError> {
-        let taken = Structured::parse(&mut Fields::new(body.as_object().unwrap().clone()))?;
+        let text = body.to_string();
+        let taken = Structured::read(Body::parse(text.as_bytes())?.read()?)?;
         Ok(taken.map(|structured| structured.source))
     }
 
@@ -197,7 +183,6 @@ mod tests {
             (json!({"structured_outputs": {"choice": ["a", 1]}}), "structured_outputs", "strings"),
             (json!({"structured_outputs": {"structural_tag": "x"}}), "structured_outputs", "structural_tag"),
             (json!({"structured_outputs": {"regex": "a", "json": {}}}), "structured_outputs", "only one"),
-            (json!({"guided_json": {}}), "guided_json", "send json in structured_outputs"),
             (
                 json!({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}),
                 "structured_outputs",

@@ -1,15 +1,16 @@
 //! A submitted chat, the same whichever API it came through.
 
-use super::conversation::{Conversation, Rendered};
+use super::body::RequestContext;
+use super::chat_request::ChatRequest;
+use super::conversation::Rendered;
 use super::delta::Delta;
-use super::fields::Fields;
 use super::generation::Generation;
-use super::params::{MAX_LOGPROBS, Params};
+use super::params::Params;
 use super::state::AppState;
 use super::structured::Structured;
 use crate::error::ApiError;
-use crate::text::parser::{Event, OutputParser};
-use axum::http::{HeaderMap, HeaderValue};
+use crate::text::parser::{CallPrefix, Event, OutputParser};
+use axum::http::HeaderValue;
 use std::sync::Arc;
 
 /// A chat whose choices have been submitted to the engine.
@@ -22,23 +23,23 @@ pub struct SubmittedChat {
     pub parsers: Vec<ChoiceParser>,
     /// Whether the client asked for log-probabilities.
     pub logprobs: bool,
+    /// Whether `tool_choice` names the function that is called.
+    pub names_function: bool,
     /// Value of the header `x-ignored-fields`, for `with_ignored`.
     pub ignored: Option<HeaderValue>,
 }
 
 impl SubmittedChat {
-    /// Parses the body of a chat request and submits it; `endpoint` is its name in the metrics.
+    /// Renders a chat request and submits it; `endpoint` is its name in the metrics.
     pub async fn start(
-        mut fields: Fields,
-        headers: &HeaderMap,
+        request: ChatRequest,
+        context: &RequestContext,
         state: &Arc<AppState>,
         endpoint: &'static str,
     ) -> Result<Self, ApiError> {
-        let params = Params::parse(&mut fields, headers, state).await?;
-        let conversation = Conversation::parse(&mut fields)?;
-        let logprobs = parse_logprobs(&mut fields)?;
-        let ignored = state.policy.check_unknown_fields(&fields.rest())?;
-
+        let ChatRequest { generation, conversation, logprobs, ignored } = request;
+        let params = Params::new(generation, context, state).await?;
+        let names_function = matches!(conversation.tools.prefix, CallPrefix::Function(_));
         let Rendered { prompt, parsers, structured, thinking } = conversation.render(state, params.n)?;
         let mut ids = state.encode(vec![prompt], params.add_special_tokens.unwrap_or(false), "messages").await?;
         let structure = Structured::compile(structured, state).await?;
@@ -47,18 +48,8 @@ impl SubmittedChat {
         let requests = params.requests(ids.pop().unwrap_or_default(), usize::MAX, logprobs, grammar, state)?;
         let generations = Generation::submit_all(state, &params, requests, endpoint, "messages")?;
         let parsers = parsers.into_iter().map(|parser| ChoiceParser { parser, reasoning_tokens: 0 }).collect();
-        Ok(Self { params, generations, parsers, logprobs: logprobs.is_some(), ignored })
+        Ok(Self { params, generations, parsers, logprobs: logprobs.is_some(), names_function, ignored })
     }
-}
-
-/// Parses `logprobs` (whether to report any) and `top_logprobs` (how many).
-fn parse_logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
-    let enabled = fields.bool("logprobs")?.unwrap_or(false);
-    let top = fields.integer("top_logprobs", 0..=MAX_LOGPROBS)?.unwrap_or(0) as usize;
-    if top > 0 && !enabled {
-        return Err(ApiError::invalid("top_logprobs", "top_logprobs needs \"logprobs\": true"));
-    }
-    Ok(enabled.then_some(top))
 }
 
 /// Splits the text of one choice into reasoning, content and tool calls.

@@ -1,27 +1,27 @@
 //! `POST /tokenize` and `POST /detokenize`, in the shapes of vLLM.
 
 use super::body;
-use super::conversation::Conversation;
-use super::fields::{Fields, token_id};
+use super::chat_request::read_conversation;
 use super::policy::with_ignored;
+use super::schema::Body;
+use super::schema::tokenize::{DetokenizeFields, TokenizeFields};
+use super::schema::values::TokenId;
 use super::state::AppState;
+use super::stop::check_vocabulary;
 use crate::error::ApiError;
 use axum::Json;
 use axum::extract::{Request, State};
+use axum::http::HeaderValue;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 use std::sync::Arc;
 
 /// Handles `POST /tokenize`: the token ids of a text, or of messages as the chat template renders them.
 pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
-    let (_, mut fields) = body::read(request, &state.options).await?;
-    state.model_named(fields.string("model")?)?;
-    let with_strings = fields.bool("return_token_strs")?.unwrap_or(false);
-    let add_special_tokens = fields.bool("add_special_tokens")?;
-    let (text, field, default) = parse_text(&mut fields, &state)?;
-    let ignored = state.policy.check_unknown_fields(&fields.rest())?;
-
-    let mut ids = state.encode(vec![text], add_special_tokens.unwrap_or(default), field).await?;
+    let (_, bytes) = body::read(request, &state.options).await?;
+    let Input { text, field, add_special_tokens, with_strings, ignored } = read(&bytes, &state)?;
+    drop(bytes);
+    let mut ids = state.encode(vec![text], add_special_tokens, field).await?;
     let tokens = ids.pop().unwrap_or_default();
     let tokenizer = &state.checkpoint.tokenizer;
     let strings =
@@ -35,25 +35,44 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
     Ok(with_ignored(Json(response).into_response(), ignored))
 }
 
-/// The text, its field, and whether special tokens are added by default: a chat template writes its own.
-fn parse_text(fields: &mut Fields, state: &AppState) -> Result<(String, &'static str, bool), ApiError> {
-    match fields.string("prompt")? {
-        Some(text) => Ok((text, "prompt", true)),
-        None if fields.has("messages") => {
-            Ok((Conversation::parse(fields)?.render(state, 0)?.prompt, "messages", false))
+/// What to tokenize.
+struct Input {
+    text: String,
+    /// The field that holds it.
+    field: &'static str,
+    add_special_tokens: bool,
+    with_strings: bool,
+    ignored: Option<HeaderValue>,
+}
+
+fn read(bytes: &[u8], state: &AppState) -> Result<Input, ApiError> {
+    let mut body = Body::parse(bytes)?;
+    let TokenizeFields { model, prompt, add_special_tokens, return_token_strs } = body.read()?;
+    state.model_named(model)?;
+    // A chat template writes its own special tokens.
+    let (text, field, default) = match prompt {
+        Some(text) => (text, "prompt", true),
+        None if body.has("messages") => {
+            let conversation = read_conversation(&mut body)?;
+            (conversation.render(state, 0)?.prompt, "messages", false)
         }
-        None => Err(ApiError::invalid("prompt", "send the text as prompt, or a conversation as messages")),
-    }
+        None => return Err(ApiError::invalid("prompt", "send the text as prompt, or a conversation as messages")),
+    };
+    let ignored = state.policy.check(&body)?;
+    let add_special_tokens = add_special_tokens.unwrap_or(default);
+    Ok(Input { text, field, add_special_tokens, with_strings: return_token_strs.unwrap_or(false), ignored })
 }
 
 /// Handles `POST /detokenize`: the text of token ids, special tokens included.
 pub async fn detokenize(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
-    let (_, mut fields) = body::read(request, &state.options).await?;
-    state.model_named(fields.string("model")?)?;
-    let Some(list) = fields.list("tokens")? else { return Err(ApiError::invalid("tokens", "tokens is missing")) };
-    let ignored = state.policy.check_unknown_fields(&fields.rest())?;
-    let vocab_size = state.engine.limits().vocab_size;
-    let ids: Vec<u32> = list.iter().map(|id| token_id(id, vocab_size, "tokens")).collect::<Result<_, _>>()?;
+    let (_, bytes) = body::read(request, &state.options).await?;
+    let mut body = Body::parse(&bytes)?;
+    let DetokenizeFields { model, tokens } = body.read()?;
+    let ignored = state.policy.check(&body)?;
+    state.model_named(model)?;
+    let Some(tokens) = tokens else { return Err(ApiError::invalid("tokens", "tokens is missing")) };
+    let ids: Vec<u32> = tokens.into_iter().map(|TokenId(id)| id).collect();
+    check_vocabulary(&ids, state.engine.limits().vocab_size, "tokens")?;
     let response = json!({"prompt": state.checkpoint.tokenizer.decode_all(&ids)});
     Ok(with_ignored(Json(response).into_response(), ignored))
 }

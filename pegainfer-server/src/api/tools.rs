@@ -1,53 +1,74 @@
 //! `tools`, `tool_choice` and `parallel_tool_calls`.
 
-use super::fields::{Fields, describe};
+use super::schema::conversation::{
+    AllowedToolsFields, FunctionFields, NameFields, Parameters, TOOL_CHOICES, ToolChoiceField, ToolFields, ToolMode,
+};
+use super::schema::values::Object;
 use crate::error::{ApiError, truncate_for_error};
 use crate::text::parser::{CallPrefix, ToolFormat};
-use serde_json::Value;
-
-/// Maximum length of a function's name, in bytes.
-const MAX_NAME: usize = 128;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
 
 /// The functions that the model may call, and whether it has to.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Tools {
     /// Tool definitions in OpenAI's format. Empty if there are none, or if `tool_choice` is `none`.
-    pub definitions: Vec<Value>,
+    pub definitions: Arc<[Value]>,
     /// Beginning of the first call that is written into the prompt, to force the call.
     pub prefix: CallPrefix,
     /// Maximum number of calls.
     pub max_calls: usize,
 }
 
+impl Default for Tools {
+    fn default() -> Self {
+        Self { definitions: Arc::new([]), prefix: CallPrefix::None, max_calls: usize::MAX }
+    }
+}
+
 impl Tools {
-    /// Parses the three fields.
-    pub fn parse(fields: &mut Fields) -> Result<Self, ApiError> {
-        let mut definitions = fields.list("tools")?.unwrap_or_default();
-        for (i, tool) in definitions.iter().enumerate() {
-            check(i, tool)?;
-        }
-        let parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
-        let prefix = match fields.remove("tool_choice") {
-            None => CallPrefix::None,
-            Some(Value::String(choice)) if choice == "auto" => CallPrefix::None,
-            Some(Value::String(choice)) if choice == "none" => {
-                definitions.clear();
-                CallPrefix::None
-            }
-            Some(Value::String(choice)) if choice == "required" => CallPrefix::AnyFunction,
-            Some(choice) => CallPrefix::Function(named(&choice)?),
+    /// The tools of a request; `parallel`: more than one call is allowed.
+    pub fn new(mut definitions: Vec<Value>, choice: ToolChoice, parallel: bool) -> Result<Self, ApiError> {
+        let has = |name: &str| definitions.iter().any(|tool| tool["function"]["name"] == name);
+        let named: &[String] = match &choice {
+            ToolChoice::Function(name) => std::slice::from_ref(name),
+            ToolChoice::Allowed { names, .. } => names,
+            ToolChoice::Auto | ToolChoice::None | ToolChoice::Required => &[],
         };
-        match &prefix {
-            CallPrefix::None => {}
-            _ if definitions.is_empty() => return Err(invalid_choice("tool_choice forces a call: it needs tools")),
-            CallPrefix::Function(name) if !definitions.iter().any(|tool| tool["function"]["name"] == **name) => {
-                let message = format!("tool_choice names {:?}, which is not among the tools", truncate_for_error(name));
-                return Err(invalid_choice(message));
-            }
-            CallPrefix::AnyFunction | CallPrefix::Function(_) => {}
+        if choice.is_forced() && definitions.is_empty() {
+            return Err(invalid_choice("tool_choice forces a call: it needs tools"));
         }
+        if let Some(name) = named.iter().find(|name| !has(name)) {
+            let message = format!("tool_choice names {:?}, which is not among the tools", truncate_for_error(name));
+            return Err(invalid_choice(message));
+        }
+        match &choice {
+            ToolChoice::None => definitions.clear(),
+            // What must not be called is not shown.
+            ToolChoice::Allowed { names, .. } => {
+                definitions.retain(|tool| names.iter().any(|name| tool["function"]["name"] == **name));
+            }
+            ToolChoice::Auto | ToolChoice::Required | ToolChoice::Function(_) => {}
+        }
+        let prefix = match choice {
+            ToolChoice::Function(name) => CallPrefix::Function(name),
+            choice if choice.is_forced() => CallPrefix::AnyFunction,
+            _ => CallPrefix::None,
+        };
         let one = !parallel || matches!(prefix, CallPrefix::Function(_));
-        Ok(Self { definitions, prefix, max_calls: if one { 1 } else { usize::MAX } })
+        Ok(Self { definitions: definitions.into(), prefix, max_calls: if one { 1 } else { usize::MAX } })
+    }
+
+    /// The tools of a chat's fields.
+    pub fn read(
+        tools: Vec<Object<ToolFields>>,
+        choice: Option<ToolChoiceField>,
+        parallel: bool,
+    ) -> Result<Self, ApiError> {
+        let tools = tools.into_iter().enumerate();
+        let definitions = tools.map(|(i, Object(tool))| definition(i, tool)).collect::<Result<_, _>>()?;
+        let choice = choice.map_or(Ok(ToolChoice::Auto), ToolChoice::read)?;
+        Self::new(definitions, choice, parallel)
     }
 
     /// The model's format of calls, if the request has tools; 400 if the model has none.
@@ -72,54 +93,97 @@ fn invalid_choice(message: impl Into<String>) -> ApiError {
     ApiError::invalid("tool_choice", message)
 }
 
-fn check(i: usize, tool: &Value) -> Result<(), ApiError> {
+/// The definition of tool `i` as chat templates know it, in OpenAI's format.
+fn definition(i: usize, tool: ToolFields) -> Result<Value, ApiError> {
     let invalid = |message: String| Err(ApiError::invalid("tools", format!("tools[{i}]{message}")));
-    if !tool.is_object() {
-        return invalid(format!(" must be an object, got {}", describe(tool)));
-    }
-    match tool["type"].as_str() {
+    match tool.kind.as_deref() {
         Some("function") => {}
         Some(other) => {
             return invalid(format!(".type {:?} is not supported: only function is", truncate_for_error(other)));
         }
         None => return invalid(".type is missing or not a string".into()),
     }
-    let function = &tool["function"];
-    // The name is written into prompts, between the delimiters of both call formats.
-    let plain = |name: &str| name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-.:/".contains(&b));
-    match function["name"].as_str() {
-        Some(name) if (1..=MAX_NAME).contains(&name.len()) && plain(name) => {}
-        Some(_) => {
-            let allowed = "letters, digits, '_', '-', '.', ':' or '/'";
-            return invalid(format!(".function.name must be 1 to {MAX_NAME} {allowed}"));
-        }
-        None => return invalid(".function.name is missing or not a string".into()),
+    let FunctionFields { name, description, parameters, strict } = tool.function.unwrap_or_default().0;
+    let Some(name) = name else { return invalid(".function.name is missing or not a string".into()) };
+    if !is_function_name(&name) {
+        return invalid(format!(".function.name must be {FUNCTION_NAME}"));
     }
-    match &function["parameters"] {
-        Value::Null | Value::Object(_) => Ok(()),
-        other => invalid(format!(".function.parameters must be a JSON schema, got {}", describe(other))),
-    }
+    let mut function = Map::from_iter([("name".to_owned(), Value::from(name))]);
+    function.extend(description.map(|text| ("description".to_owned(), text.into())));
+    function.extend(parameters.map(|Parameters(schema)| ("parameters".to_owned(), schema.into())));
+    function.extend(strict.map(|strict| ("strict".to_owned(), strict.into())));
+    Ok(json!({"type": "function", "function": function}))
 }
 
-/// `{"type": "function", "function": {"name": …}}`.
-fn named(choice: &Value) -> Result<String, ApiError> {
-    let name = choice["function"]["name"].as_str().filter(|_| choice["type"] == "function");
-    name.map(str::to_string).ok_or_else(|| {
-        let expected = "none, auto, required or {\"type\": \"function\", \"function\": {\"name\": …}}";
-        invalid_choice(format!("tool_choice must be {expected}, got {}", describe(choice)))
-    })
+/// The condition of [`is_function_name`] in words, for errors.
+pub const FUNCTION_NAME: &str = "1 to 128 letters, digits, '_', '-', '.', ':' or '/'";
+
+/// Whether a function may have this name, which is written into prompts, between the delimiters of both call formats.
+pub fn is_function_name(name: &str) -> bool {
+    (1..=128).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-.:/".contains(&b))
+}
+
+/// Which tools the model may or has to call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ToolChoice {
+    /// The model decides.
+    Auto,
+    /// No call.
+    None,
+    /// At least one call.
+    Required,
+    /// One call of this function.
+    Function(String),
+    /// Calls of these functions only.
+    Allowed {
+        /// Names of the functions.
+        names: Vec<String>,
+        /// Whether at least one call has to be made.
+        required: bool,
+    },
+}
+
+impl ToolChoice {
+    /// Whether a call has to be made.
+    fn is_forced(&self) -> bool {
+        matches!(self, Self::Required | Self::Function(_) | Self::Allowed { required: true, .. })
+    }
+
+    fn read(field: ToolChoiceField) -> Result<Self, ApiError> {
+        let malformed = || invalid_choice(format!("tool_choice must be {TOOL_CHOICES}, got an object"));
+        let name = |function: Option<Object<NameFields>>| function.and_then(|Object(NameFields { name })| name);
+        let choice = match field {
+            ToolChoiceField::Mode(ToolMode::Auto) => return Ok(Self::Auto),
+            ToolChoiceField::Mode(ToolMode::None) => return Ok(Self::None),
+            ToolChoiceField::Mode(ToolMode::Required) => return Ok(Self::Required),
+            ToolChoiceField::Named(choice) => choice,
+        };
+        match (choice.kind.as_deref(), choice.allowed_tools) {
+            (Some("function"), _) => name(choice.function).map(Self::Function).ok_or_else(malformed),
+            (Some("allowed_tools"), Some(Object(AllowedToolsFields { mode, tools }))) => {
+                let tools = tools.unwrap_or_default().into_iter();
+                let names = tools.map(|Object(tool)| name(tool.function)).collect::<Option<_>>();
+                let required = mode == Some(ToolMode::Required);
+                Ok(Self::Allowed { names: names.ok_or_else(malformed)?, required })
+            }
+            _ => Err(malformed()),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use crate::api::schema::Body;
+    use crate::api::schema::conversation::ConversationFields;
 
     fn parse(mut body: Value) -> Result<Tools, ApiError> {
         if body.get("tools").is_none() {
             body["tools"] = json!([{"type": "function", "function": {"name": "f", "parameters": {}}}]);
         }
-        Tools::parse(&mut Fields::new(body.as_object().unwrap().clone()))
+        let text = body.to_string();
+        let fields: ConversationFields = Body::parse(text.as_bytes())?.read()?;
+        Tools::read(fields.tools.unwrap_or_default(), fields.tool_choice, fields.parallel_tool_calls.unwrap_or(true))
     }
 
     #[test]
@@ -136,6 +200,19 @@ mod tests {
                 1,
             ),
             (json!({"tools": [], "tool_choice": "auto"}), 0, CallPrefix::None, usize::MAX),
+            (
+                json!({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [
+                    {"type": "function", "function": {"name": "f"}}]}}}),
+                1,
+                CallPrefix::AnyFunction,
+                usize::MAX,
+            ),
+            (
+                json!({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}}),
+                0,
+                CallPrefix::None,
+                usize::MAX,
+            ),
         ] {
             let taken = parse(body.clone()).unwrap();
             assert_eq!((taken.definitions.len(), taken.prefix, taken.max_calls), (tools, prefix, max_calls), "{body}");

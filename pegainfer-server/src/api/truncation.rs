@@ -1,7 +1,8 @@
 //! `truncate_prompt_tokens` and `truncation_side`: truncate prompts that are too long.
 
-use super::fields::Fields;
-use crate::error::{ApiError, truncate_for_error};
+use super::schema::generation::Side;
+use super::schema::values::Count;
+use crate::error::ApiError;
 
 /// How prompts are truncated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,24 +14,17 @@ pub struct Truncation {
 }
 
 impl Truncation {
-    /// Parses both fields.
-    pub fn parse(fields: &mut Fields) -> Result<Option<Self>, ApiError> {
-        let length = fields.integer("truncate_prompt_tokens", -1..=i32::MAX.into())?;
-        let keep_start = match fields.string("truncation_side")?.as_deref() {
-            None | Some("left") => false,
-            Some("right") => true,
-            Some(other) => {
-                let message = format!("truncation_side must be left or right, got {:?}", truncate_for_error(other));
-                return Err(ApiError::invalid("truncation_side", message));
-            }
-        };
-        match length {
+    /// The truncation that both fields ask for.
+    pub fn new(length: Option<Count<-1>>, side: Option<Side>) -> Result<Option<Self>, ApiError> {
+        match length.map(|length| length.0) {
             None => Ok(None),
             Some(0) => {
                 let message = "truncate_prompt_tokens must be at least 1, or -1 for what fits the context";
                 Err(ApiError::invalid("truncate_prompt_tokens", message))
             }
-            Some(length) => Ok(Some(Self { length: usize::try_from(length).ok(), keep_start })),
+            Some(length) => {
+                Ok(Some(Self { length: usize::try_from(length).ok(), keep_start: side == Some(Side::Right) }))
+            }
         }
     }
 
@@ -48,21 +42,20 @@ impl Truncation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use crate::api::schema::values::Int;
 
     #[test]
     fn prompts_keep_their_end_or_their_beginning() {
         for (length, side, expected) in [
-            (json!(2), json!("left"), vec![3, 4]),
-            (json!(2), json!("right"), vec![1, 2]),
-            (json!(9), json!(null), vec![1, 2, 3, 4]),
-            (json!(-1), json!(null), vec![2, 3, 4]),
+            (2, Some(Side::Left), vec![3, 4]),
+            (2, Some(Side::Right), vec![1, 2]),
+            (9, None, vec![1, 2, 3, 4]),
+            (-1, None, vec![2, 3, 4]),
         ] {
-            let body = json!({"truncate_prompt_tokens": length, "truncation_side": side});
-            let truncation = Truncation::parse(&mut Fields::new(body.as_object().unwrap().clone())).unwrap().unwrap();
+            let truncation = Truncation::new(Some(Int(length)), side).unwrap().unwrap();
             let mut prompt = vec![1, 2, 3, 4];
             truncation.apply(&mut prompt, 3);
-            assert_eq!(prompt, expected, "{body}");
+            assert_eq!(prompt, expected, "{length} {side:?}");
         }
     }
 }

@@ -8,8 +8,8 @@ mod history;
 mod request;
 mod response;
 
-use super::body;
-use super::conversation::Conversation;
+use super::body::{self, RequestContext};
+use super::chat_request::{ChatRequest, translated};
 use super::fields::Fields;
 use super::policy::with_ignored;
 use super::sse;
@@ -18,7 +18,6 @@ use super::submitted_chat::SubmittedChat;
 use crate::error::ApiError;
 use axum::Json;
 use axum::extract::{Request, State};
-use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use error::MessagesError;
 use response::MessageWriter;
@@ -27,14 +26,15 @@ use std::sync::Arc;
 
 /// Handles `POST /v1/messages`.
 pub async fn messages(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, MessagesError> {
-    let (headers, fields) = body::read(request, &state.options).await.map_err(MessagesError)?;
-    respond(&state, &headers, fields).await.map_err(|error| MessagesError(request::rename(error)))
+    let (context, bytes) = body::read(request, &state.options).await.map_err(MessagesError)?;
+    let fields = body::fields(&bytes).map_err(MessagesError)?;
+    respond(&state, &context, fields).await.map_err(|error| MessagesError(request::rename(error)))
 }
 
-async fn respond(state: &Arc<AppState>, headers: &HeaderMap, fields: Fields) -> Result<Response, ApiError> {
-    let chat = request::chat(fields, true)?;
+async fn respond(state: &Arc<AppState>, context: &RequestContext, fields: Fields) -> Result<Response, ApiError> {
+    let chat = translated(request::chat(fields, true)?, &state.policy)?;
     let SubmittedChat { params, mut generations, mut parsers, ignored, .. } =
-        SubmittedChat::start(chat, headers, state, "messages").await?;
+        SubmittedChat::start(chat, context, state, "messages").await?;
     let (Some(parser), 1) = (parsers.pop(), generations.len()) else {
         return Err(ApiError::internal("a message has exactly one choice"));
     };
@@ -48,15 +48,16 @@ async fn respond(state: &Arc<AppState>, headers: &HeaderMap, fields: Fields) -> 
 
 /// Handles `POST /v1/messages/count_tokens`: the number of prompt tokens that such a body would have.
 pub async fn count_tokens(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, MessagesError> {
-    let (_, fields) = body::read(request, &state.options).await.map_err(MessagesError)?;
+    let (_, bytes) = body::read(request, &state.options).await.map_err(MessagesError)?;
+    let fields = body::fields(&bytes).map_err(MessagesError)?;
     count(&state, fields).await.map_err(|error| MessagesError(request::rename(error)))
 }
 
 async fn count(state: &Arc<AppState>, fields: Fields) -> Result<Response, ApiError> {
-    let mut chat = request::chat(fields, false)?;
-    state.model_named(chat.string("model")?)?;
-    let prompt = Conversation::parse(&mut chat)?.render(state, 0)?.prompt;
-    let ignored = state.policy.check_unknown_fields(&chat.rest())?;
+    let ChatRequest { generation, conversation, ignored, .. } =
+        translated(request::chat(fields, false)?, &state.policy)?;
+    state.model_named(generation.model)?;
+    let prompt = conversation.render(state, 0)?.prompt;
     let ids = state.encode(vec![prompt], false, "messages").await?;
     let response = json!({"input_tokens": ids.first().map_or(0, Vec::len)});
     Ok(with_ignored(Json(response).into_response(), ignored))

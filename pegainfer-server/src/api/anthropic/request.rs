@@ -90,14 +90,13 @@ pub fn chat(mut fields: Fields, generates: bool) -> Result<Fields, ApiError> {
             return Err(ApiError::invalid("service_tier", message));
         }
     }
-    let trace = fields.trace().cloned();
     let mut rest = fields.rest();
     // A stream always reports its token counts.
     if rest.get("stream") == Some(&json!(true)) {
         rest.insert("stream_options".into(), json!({"include_usage": true, "continuous_usage_stats": true}));
     }
     chat.extend(rest);
-    Ok(Fields::new(chat).with_trace(trace))
+    Ok(Fields::new(chat))
 }
 
 /// Translates `{"name", "description", "input_schema"}`. Tools that a vendor runs itself have another type and are refused.

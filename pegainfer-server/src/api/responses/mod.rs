@@ -7,7 +7,8 @@ mod input;
 mod request;
 mod response;
 
-use super::body;
+use super::body::{self, RequestContext};
+use super::chat_request::translated;
 use super::fields::Fields;
 use super::policy::with_ignored;
 use super::sse;
@@ -17,21 +18,21 @@ use super::submitted_chat::SubmittedChat;
 use crate::error::ApiError;
 use axum::Json;
 use axum::extract::{Request, State};
-use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use response::ResponseWriter;
 use std::sync::Arc;
 
 /// Handles `POST /v1/responses`.
 pub async fn responses(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
-    let (headers, fields) = body::read(request, &state.options).await?;
-    respond(&state, &headers, fields).await.map_err(request::rename)
+    let (context, bytes) = body::read(request, &state.options).await?;
+    let fields = body::fields(&bytes)?;
+    respond(&state, &context, fields).await.map_err(request::rename)
 }
 
-async fn respond(state: &Arc<AppState>, headers: &HeaderMap, fields: Fields) -> Result<Response, ApiError> {
+async fn respond(state: &Arc<AppState>, context: &RequestContext, fields: Fields) -> Result<Response, ApiError> {
     let (chat, echoed) = request::chat(fields)?;
     let SubmittedChat { params, mut generations, mut parsers, ignored, .. } =
-        SubmittedChat::start(chat, headers, state, "responses").await?;
+        SubmittedChat::start(translated(chat, &state.policy)?, context, state, "responses").await?;
     let (Some(parser), 1) = (parsers.pop(), generations.len()) else {
         return Err(ApiError::internal("a response has exactly one choice"));
     };

@@ -68,7 +68,6 @@ pub fn rename(error: ApiError) -> ApiError {
 
 /// Translates a body; also returns the fields that the response repeats.
 pub fn chat(fields: Fields) -> Result<(Fields, Map<String, Value>), ApiError> {
-    let trace = fields.trace().cloned();
     let body = fields.rest();
     let value = |(name, default): &(&str, Value)| (name.to_string(), body.get(*name).unwrap_or(default).clone());
     let mut echoed: Map<String, Value> = ECHOED.iter().map(value).collect();
@@ -77,7 +76,7 @@ pub fn chat(fields: Fields) -> Result<(Fields, Map<String, Value>), ApiError> {
     {
         echoed.entry(name).and_modify(|value| *value = if value.is_null() { default } else { value.take() });
     }
-    Ok((translate(Fields::new(body))?.with_trace(trace), echoed))
+    Ok((translate(Fields::new(body))?, echoed))
 }
 
 fn translate(mut fields: Fields) -> Result<Fields, ApiError> {

@@ -256,7 +256,7 @@ mod tests {
             include_reasoning: true,
             tools: Some(ToolFormat::Dsml),
             prefix,
-            definitions: vec![],
+            definitions: std::sync::Arc::new([]),
             max_calls: usize::MAX,
             id_seed: 7,
         }

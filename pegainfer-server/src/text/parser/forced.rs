@@ -210,7 +210,7 @@ mod tests {
             include_reasoning: true,
             tools: Some(format),
             prefix: prefix.clone(),
-            definitions: tools(),
+            definitions: tools().into(),
             max_calls: usize::MAX,
             id_seed: 1,
         });

@@ -34,6 +34,7 @@ pub use reasoning::{CLOSE as THINK_CLOSE, OPEN as THINK_OPEN, ReasoningStart};
 use output::Output;
 use reasoning::ReasoningParser;
 use serde_json::Value;
+use std::sync::Arc;
 use tools::ToolParser;
 
 /// Output format that a checkpoint's chat template teaches its model.
@@ -69,7 +70,7 @@ pub struct ParserOptions {
     /// Beginning of the first call that the prompt contains.
     pub prefix: CallPrefix,
     /// The request's tools in OpenAI's format, for the types of their parameters.
-    pub definitions: Vec<Value>,
+    pub definitions: Arc<[Value]>,
     /// Maximum number of calls; further ones are dropped.
     pub max_calls: usize,
     /// Seed of the call ids, which makes them unique.

@@ -19,6 +19,7 @@ use super::output::Output;
 use super::parameter::{FUNCTION_CLOSE, PARAMETER, Parameter};
 use super::typed::ParameterType;
 use serde_json::Value;
+use std::sync::Arc;
 
 /// Beginning of the opening tag of a function, before its name.
 pub const FUNCTION: &str = "<function=";
@@ -58,7 +59,7 @@ use Transition::{Done, NotACall, To, Wait};
 /// Parses one call after the other.
 #[derive(Debug)]
 pub struct Qwen3CoderParser {
-    definitions: Vec<Value>,
+    definitions: Arc<[Value]>,
     step: Step,
     function: String,
     /// Number of parameters that were emitted.
@@ -68,7 +69,7 @@ pub struct Qwen3CoderParser {
 
 impl Qwen3CoderParser {
     /// A parser at the end of the prompt, which may contain the beginning of a call.
-    pub fn new(prefix: CallPrefix, definitions: Vec<Value>) -> Self {
+    pub fn new(prefix: CallPrefix, definitions: Arc<[Value]>) -> Self {
         let step = match prefix {
             CallPrefix::None => Step::Open,
             CallPrefix::AnyFunction => Step::Name,

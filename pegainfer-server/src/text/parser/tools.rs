@@ -7,6 +7,7 @@ use super::hermes::HermesParser;
 use super::output::Output;
 use super::qwen3_coder::Qwen3CoderParser;
 use serde_json::Value;
+use std::sync::Arc;
 
 #[derive(Debug)]
 enum CallParser {
@@ -27,7 +28,7 @@ pub struct ToolParser {
 
 impl ToolParser {
     /// A parser that has not read anything. `definitions`: the request's tools in OpenAI's format.
-    pub fn new(format: ToolFormat, prefix: CallPrefix, definitions: Vec<Value>) -> Self {
+    pub fn new(format: ToolFormat, prefix: CallPrefix, definitions: Arc<[Value]>) -> Self {
         let in_call = prefix != CallPrefix::None;
         let call_parser = match format {
             ToolFormat::Hermes => CallParser::Hermes(HermesParser::new(prefix)),

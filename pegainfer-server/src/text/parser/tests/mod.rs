@@ -34,10 +34,10 @@ fn join(events: &mut Vec<Event>, more: Vec<Event>) {
     }
 }
 
-fn definitions() -> Vec<Value> {
+fn definitions() -> Arc<[Value]> {
     let properties = json!({"text": {"type": "string"}, "n": {"type": "integer"}, "list": {"type": "array"},
         "maybe": {"type": ["string", "null"]}});
-    vec![json!({"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}})]
+    Arc::new([json!({"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}})])
 }
 
 fn options(tools: ToolFormat) -> ParserOptions {

@@ -1,0 +1,177 @@
+//! One chat request, whichever API it came through: the input of [`SubmittedChat`](super::submitted_chat::SubmittedChat).
+
+use super::conversation::Conversation;
+use super::fields::Fields;
+use super::message::{Arguments, Message, Role, ToolCall};
+use super::policy::FieldPolicy;
+use super::schema::Body;
+use super::schema::chat::ChatFields;
+use super::schema::conversation::{
+    ArgumentsField, ContentField, ContentPart, ContentPartFields, ConversationFields, MessageFields, ToolCallFields,
+};
+use super::schema::generation::GenerationFields;
+use super::schema::structure::StructureFields;
+use super::schema::values::Object;
+use super::structured::Structured;
+use super::tools::Tools;
+use crate::error::{ApiError, truncate_for_error};
+use axum::http::HeaderValue;
+use serde_json::{Map, Value};
+
+/// Template arguments that `chat_template_kwargs` must not replace.
+const RESERVED_KWARGS: [&str; 5] = ["messages", "tools", "add_generation_prompt", "chat_template", "tokenize"];
+
+/// A chat request.
+pub struct ChatRequest {
+    /// How to generate.
+    pub generation: GenerationFields,
+    /// What the prompt is made of.
+    pub conversation: Conversation,
+    /// Number of most likely tokens to report at each position; `None` reports no log-probabilities.
+    pub logprobs: Option<usize>,
+    /// Value of the header `x-ignored-fields`.
+    pub ignored: Option<HeaderValue>,
+}
+
+impl ChatRequest {
+    /// Reads a body of `/v1/chat/completions`.
+    pub fn read(mut body: Body<'_>, policy: &FieldPolicy) -> Result<Self, ApiError> {
+        let generation = body.read()?;
+        let mut conversation = read_conversation(&mut body)?;
+        let ChatFields { logprobs, top_logprobs, thinking_token_budget, include_reasoning } = body.read()?;
+        let ignored = policy.check(&body)?;
+        conversation.thinking_budget = thinking_token_budget.map(|budget| budget.count());
+        conversation.include_reasoning = include_reasoning.unwrap_or(true);
+        let top = top_logprobs.map_or(0, |top| top.count());
+        if top > 0 && logprobs != Some(true) {
+            return Err(ApiError::invalid("top_logprobs", "top_logprobs needs \"logprobs\": true"));
+        }
+        Ok(Self { generation, conversation, logprobs: logprobs.unwrap_or(false).then_some(top), ignored })
+    }
+}
+
+/// A body of `/v1/chat/completions` that was translated from another API's.
+pub fn translated(fields: Fields, policy: &FieldPolicy) -> Result<ChatRequest, ApiError> {
+    let text = Value::Object(fields.rest()).to_string();
+    ChatRequest::read(Body::parse(text.as_bytes())?, policy)
+}
+
+/// Reads the fields of a conversation, and of the structure of its output.
+pub fn read_conversation(body: &mut Body<'_>) -> Result<Conversation, ApiError> {
+    let ConversationFields {
+        messages,
+        tools,
+        tool_choice,
+        parallel_tool_calls,
+        chat_template_kwargs,
+        reasoning_effort,
+        add_generation_prompt,
+        continue_final_message,
+    } = body.read()?;
+    let kwargs = chat_template_kwargs.unwrap_or_default();
+    if let Some(name) = RESERVED_KWARGS.iter().find(|&&name| kwargs.contains_key(name)) {
+        let message = format!("chat_template_kwargs must not hold {name}");
+        return Err(ApiError::invalid("chat_template_kwargs", message));
+    }
+    let structure: StructureFields = body.read()?;
+    let conversation = Conversation {
+        messages: read_messages(messages, body)?,
+        tools: Tools::read(tools.unwrap_or_default(), tool_choice, parallel_tool_calls.unwrap_or(true))?,
+        structured: Structured::read(structure)?,
+        template_kwargs: kwargs,
+        effort: reasoning_effort,
+        add_generation_prompt: add_generation_prompt.unwrap_or(continue_final_message != Some(true)),
+        continue_final_message: continue_final_message.unwrap_or(false),
+        ..Conversation::default()
+    };
+    conversation.check()
+}
+
+fn invalid(message: impl Into<String>) -> ApiError {
+    ApiError::invalid("messages", message)
+}
+
+fn read_messages(messages: Option<Vec<Object<MessageFields>>>, body: &mut Body<'_>) -> Result<Vec<Message>, ApiError> {
+    let Some(messages) = messages else { return Err(invalid("messages is missing")) };
+    if messages.is_empty() {
+        return Err(invalid("messages is empty: send at least one message"));
+    }
+    messages.into_iter().enumerate().map(|(i, Object(message))| read_message(i, message, body)).collect()
+}
+
+/// Reads message `i`. What an answer of OpenAI's has and prompts have not is ignored, and reported.
+fn read_message(i: usize, message: MessageFields, body: &mut Body<'_>) -> Result<Message, ApiError> {
+    let Some(name) = message.role else {
+        return Err(invalid(format!("messages[{i}].role is missing or not a string")));
+    };
+    let Some(role) = Role::named(&name) else {
+        let known = "system, developer, user, assistant and tool";
+        return Err(invalid(format!(
+            "messages[{i}].role {:?} is unknown: there are {known}",
+            truncate_for_error(&name)
+        )));
+    };
+    for (name, given) in [
+        ("refusal", message.refusal.is_some()),
+        ("audio", message.audio.is_some()),
+        ("function_call", message.function_call.is_some()),
+    ] {
+        if given {
+            body.ignore(format!("messages[].{name}"));
+        }
+    }
+    let mut rest = Map::new();
+    for (name, value) in [("name", message.name), ("task", message.task)] {
+        rest.extend(value.map(|value| (name.to_owned(), value.into())));
+    }
+    let calls = message.tool_calls.unwrap_or_default().into_iter();
+    Ok(Message {
+        reasoning: message.reasoning_content.or(message.reasoning),
+        tool_calls: calls.map(|Object(call)| read_call(i, call)).collect::<Result<_, _>>()?,
+        tool_call_id: message.tool_call_id,
+        rest,
+        ..Message::new(role, read_content(i, message.content)?)
+    })
+}
+
+/// Text of a content: a string, a list of text parts (joined by line breaks, as vLLM does), or nothing.
+fn read_content(i: usize, content: Option<ContentField>) -> Result<String, ApiError> {
+    let parts = match content {
+        None => return Ok(String::new()),
+        Some(ContentField::Text(text)) => return Ok(text),
+        Some(ContentField::Parts(parts)) => parts,
+    };
+    let text = |part| match part {
+        ContentPart::Text(text) => Ok(text),
+        ContentPart::Typed(ContentPartFields { kind, text, .. }) => match (kind.as_deref(), text) {
+            (Some("text"), Some(text)) => Ok(text),
+            (Some("text"), None) => {
+                Err(invalid(format!("messages[{i}].content has a text part whose text is not a string")))
+            }
+            (Some(other), _) => {
+                let message = format!(
+                    "messages[{i}].content has a part of type {:?}: this model reads only text",
+                    truncate_for_error(other)
+                );
+                Err(invalid(message).with_code("unsupported_parameter"))
+            }
+            (None, _) => Err(invalid(format!("messages[{i}].content has a part without a type"))),
+        },
+    };
+    let texts: Vec<String> = parts.into_iter().map(text).collect::<Result<_, _>>()?;
+    Ok(texts.join("\n"))
+}
+
+/// OpenAI sends arguments as a string of JSON.
+fn read_call(i: usize, call: ToolCallFields) -> Result<ToolCall, ApiError> {
+    let function = call.function.map(|Object(function)| function);
+    let Some((name, arguments)) = function.and_then(|function| Some((function.name?, function.arguments))) else {
+        return Err(invalid(format!("messages[{i}].tool_calls has an entry without a function name")));
+    };
+    let arguments = match arguments {
+        None => Arguments::Object(Map::new()),
+        Some(ArgumentsField::Text(text)) => Arguments::of_text(text),
+        Some(ArgumentsField::Object(arguments)) => Arguments::Object(arguments),
+    };
+    Ok(ToolCall { id: call.id, name, arguments })
+}

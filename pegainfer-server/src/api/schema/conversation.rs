@@ -1,0 +1,399 @@
+//! Fields of a conversation in OpenAI's chat format: messages, tools and arguments of the chat template.
+
+use super::values::{Object, names};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
+use std::borrow::Cow;
+use std::fmt;
+
+/// What the chat template turns into a prompt.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct ConversationFields {
+    /// The conversation.
+    #[schemars(length(min = 1))]
+    pub messages: Option<Vec<Object<MessageFields>>>,
+    /// Functions that the model may call.
+    pub tools: Option<Vec<Object<ToolFields>>>,
+    /// none, auto, required, or a function.
+    pub tool_choice: Option<ToolChoiceField>,
+    /// False allows one call only.
+    pub parallel_tool_calls: Option<bool>,
+    /// Arguments of the chat template, such as enable_thinking.
+    pub chat_template_kwargs: Option<Map<String, Value>>,
+    /// How much to reason; the chat template defines what it does.
+    pub reasoning_effort: Option<Effort>,
+    /// End the prompt with the beginning of the assistant's turn.
+    pub add_generation_prompt: Option<bool>,
+    /// Continue the last message.
+    pub continue_final_message: Option<bool>,
+}
+
+/// One message.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct MessageFields {
+    /// system, developer, user, assistant, tool, or latest_reminder (DeepSeek-V4 only).
+    #[schemars(required)]
+    pub role: Option<String>,
+    /// The text.
+    pub content: Option<ContentField>,
+    /// The reasoning of an earlier turn.
+    pub reasoning: Option<String>,
+    /// The older name of reasoning; it wins.
+    pub reasoning_content: Option<String>,
+    /// Calls that the assistant made.
+    pub tool_calls: Option<Vec<Object<ToolCallFields>>>,
+    /// The call that a message of role tool answers.
+    pub tool_call_id: Option<String>,
+    /// Name of the author, for templates that show it.
+    pub name: Option<String>,
+    /// DeepSeek-V4's task of a user message.
+    pub task: Option<String>,
+    /// Only null: refusals are not part of prompts.
+    pub refusal: Option<String>,
+    /// Has no effect.
+    pub annotations: Option<Value>,
+    /// Only null: audio is not part of prompts.
+    pub audio: Option<Value>,
+    /// Only null: the older form of tool_calls.
+    pub function_call: Option<Value>,
+}
+
+/// A call that the assistant made.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct ToolCallFields {
+    /// Id of the call.
+    pub id: Option<String>,
+    /// function.
+    #[serde(rename = "type")]
+    pub kind: Option<String>,
+    /// Index of the call, as streams have it; has no effect.
+    pub index: Option<Value>,
+    /// The function and its arguments.
+    #[schemars(required)]
+    pub function: Option<Object<CalledFunctionFields>>,
+}
+
+/// A called function.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct CalledFunctionFields {
+    /// Name of the function.
+    #[schemars(required)]
+    pub name: Option<String>,
+    /// The arguments: the text of a JSON object, or the object.
+    pub arguments: Option<ArgumentsField>,
+}
+
+/// Arguments of a call.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ArgumentsField {
+    /// The text of a JSON object, maybe cut off.
+    Text(String),
+    /// The object.
+    Object(Map<String, Value>),
+}
+
+/// A function that the model may call.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct ToolFields {
+    /// function.
+    #[serde(rename = "type")]
+    #[schemars(required, extend("enum" = ["function"]))]
+    pub kind: Option<String>,
+    /// The function.
+    #[schemars(required)]
+    pub function: Option<Object<FunctionFields>>,
+}
+
+/// A function.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct FunctionFields {
+    /// Name: 1 to 128 letters, digits, '_', '-', '.', ':' or '/'.
+    #[schemars(required, length(min = 1, max = 128), regex(pattern = "^[A-Za-z0-9_.:/-]+$"))]
+    pub name: Option<String>,
+    /// What the function does, for the model.
+    pub description: Option<String>,
+    /// JSON schema of the arguments.
+    pub parameters: Option<Parameters>,
+    /// Whether a forced call's arguments have to satisfy the schema in every detail.
+    pub strict: Option<bool>,
+}
+
+/// JSON schema of a function's arguments.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Parameters(pub Map<String, Value>);
+
+/// `content` of a message: a string, or a list of parts.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ContentField {
+    /// A string.
+    Text(String),
+    /// Parts.
+    Parts(Vec<ContentPart>),
+}
+
+/// One part of a content: a string, or an object with a type.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ContentPart {
+    /// A string.
+    Text(String),
+    /// An object.
+    Typed(ContentPartFields),
+}
+
+/// A part of a content.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct ContentPartFields {
+    /// text.
+    #[serde(rename = "type")]
+    #[schemars(required, extend("enum" = ["text"]))]
+    pub kind: Option<String>,
+    /// The text.
+    pub text: Option<String>,
+    /// Has no effect: prefixes are always cached.
+    pub cache_control: Option<Value>,
+}
+
+/// `tool_choice`.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ToolChoiceField {
+    /// none, auto or required.
+    Mode(ToolMode),
+    /// A function, or the functions that may be called.
+    Named(NamedChoiceFields),
+}
+
+/// A function that has to be called, or the functions that may be called.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct NamedChoiceFields {
+    /// function or allowed_tools.
+    #[serde(rename = "type")]
+    #[schemars(required, extend("enum" = ["function", "allowed_tools"]))]
+    pub kind: Option<String>,
+    /// The function that has to be called.
+    pub function: Option<Object<NameFields>>,
+    /// The functions that may be called.
+    pub allowed_tools: Option<Object<AllowedToolsFields>>,
+}
+
+/// The functions that may be called.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct AllowedToolsFields {
+    /// auto or required.
+    pub mode: Option<ToolMode>,
+    /// The functions.
+    pub tools: Option<Vec<Object<AllowedToolFields>>>,
+}
+
+/// A function that may be called.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct AllowedToolFields {
+    /// function.
+    #[serde(rename = "type")]
+    pub kind: Option<String>,
+    /// The function.
+    pub function: Option<Object<NameFields>>,
+}
+
+/// A function, by its name.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct NameFields {
+    /// Name of the function.
+    #[schemars(required)]
+    pub name: Option<String>,
+}
+
+names! {
+    /// Whether the model may or has to call tools.
+    ToolMode {
+        /// No call.
+        None = "none",
+        /// The model decides.
+        Auto = "auto",
+        /// At least one call.
+        Required = "required",
+    }
+}
+
+names! {
+    /// Values of `reasoning_effort`: OpenAI's, and DeepSeek's `max`.
+    Effort {
+        /// No reasoning.
+        None = "none",
+        /// The least.
+        Minimal = "minimal",
+        /// Little.
+        Low = "low",
+        /// The usual.
+        Medium = "medium",
+        /// Much.
+        High = "high",
+        /// More.
+        Xhigh = "xhigh",
+        /// The most.
+        Max = "max",
+    }
+}
+
+impl<'de> Deserialize<'de> for ContentField {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ContentVisitor;
+
+        impl<'de> Visitor<'de> for ContentVisitor {
+            type Value = ContentField;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or a list of text parts")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<ContentField, E> {
+                Ok(ContentField::Text(text.to_owned()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<ContentField, A::Error> {
+                let mut parts = Vec::new();
+                while let Some(part) = list.next_element()? {
+                    parts.push(part);
+                }
+                Ok(ContentField::Parts(parts))
+            }
+        }
+
+        deserializer.deserialize_any(ContentVisitor)
+    }
+}
+
+impl<'de> Deserialize<'de> for ContentPart {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct PartVisitor;
+
+        impl<'de> Visitor<'de> for PartVisitor {
+            type Value = ContentPart;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object with a type")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<ContentPart, E> {
+                Ok(ContentPart::Text(text.to_owned()))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ContentPart, A::Error> {
+                ContentPartFields::deserialize(MapAccessDeserializer::new(map)).map(ContentPart::Typed)
+            }
+        }
+
+        deserializer.deserialize_any(PartVisitor)
+    }
+}
+
+impl<'de> Deserialize<'de> for ArgumentsField {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ArgumentsVisitor;
+
+        impl<'de> Visitor<'de> for ArgumentsVisitor {
+            type Value = ArgumentsField;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object or the text of one")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<ArgumentsField, E> {
+                Ok(ArgumentsField::Text(text.to_owned()))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ArgumentsField, A::Error> {
+                Map::deserialize(MapAccessDeserializer::new(map)).map(ArgumentsField::Object)
+            }
+        }
+
+        deserializer.deserialize_any(ArgumentsVisitor)
+    }
+}
+
+impl<'de> Deserialize<'de> for Parameters {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ParametersVisitor;
+
+        impl<'de> Visitor<'de> for ParametersVisitor {
+            type Value = Parameters;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a JSON schema")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Parameters, A::Error> {
+                Map::deserialize(MapAccessDeserializer::new(map)).map(Parameters)
+            }
+        }
+
+        deserializer.deserialize_map(ParametersVisitor)
+    }
+}
+
+/// The forms of `tool_choice` in words, for errors.
+pub const TOOL_CHOICES: &str = "none, auto, required or {\"type\": \"function\", \"function\": {\"name\": …}}";
+
+impl<'de> Deserialize<'de> for ToolChoiceField {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ChoiceVisitor;
+
+        impl<'de> Visitor<'de> for ChoiceVisitor {
+            type Value = ToolChoiceField;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(TOOL_CHOICES)
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<ToolChoiceField, E> {
+                let mode = [ToolMode::None, ToolMode::Auto, ToolMode::Required].into_iter().find(|m| m.name() == text);
+                let unknown = || E::invalid_value(serde::de::Unexpected::Str(text), &self);
+                mode.map(ToolChoiceField::Mode).ok_or_else(unknown)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ToolChoiceField, A::Error> {
+                NamedChoiceFields::deserialize(MapAccessDeserializer::new(map)).map(ToolChoiceField::Named)
+            }
+        }
+
+        deserializer.deserialize_any(ChoiceVisitor)
+    }
+}
+
+/// Implements `JsonSchema` as alternatives, which are given by their types.
+macro_rules! any_of {
+    ($name:ident: $($kind:ty),+) => {
+        impl JsonSchema for $name {
+            fn inline_schema() -> bool {
+                true
+            }
+
+            fn schema_name() -> Cow<'static, str> {
+                stringify!($name).into()
+            }
+
+            fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+                json_schema!({"anyOf": [$(generator.subschema_for::<$kind>()),+]})
+            }
+        }
+    };
+}
+
+any_of!(ContentField: String, Vec<ContentPart>);
+any_of!(ContentPart: String, ContentPartFields);
+any_of!(ArgumentsField: String, Map<String, Value>);
+any_of!(Parameters: Map<String, Value>);
+any_of!(ToolChoiceField: ToolMode, NamedChoiceFields);

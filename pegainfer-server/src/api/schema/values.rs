@@ -1,0 +1,411 @@
+//! Values of request fields whose errors and schemas serde's own types do not give.
+
+use super::explain::{OF_PARENT, SENTENCE};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Unexpected, Visitor};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Deref;
+
+/// An integer from `MIN` to `MAX`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Int<const MIN: i64, const MAX: i64>(pub i64);
+
+/// Largest count of tokens and the like.
+pub const MAX_COUNT: i64 = i32::MAX as i64;
+
+/// A number of tokens, of at least `MIN`.
+pub type Count<const MIN: i64> = Int<MIN, MAX_COUNT>;
+
+impl<const MIN: i64, const MAX: i64> Int<MIN, MAX> {
+    /// The number as a count; negative numbers become 0.
+    pub fn count(self) -> usize {
+        usize::try_from(self.0).unwrap_or(0)
+    }
+}
+
+impl<'de, const MIN: i64, const MAX: i64> Deserialize<'de> for Int<MIN, MAX> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct IntVisitor<const MIN: i64, const MAX: i64>;
+
+        impl<const MIN: i64, const MAX: i64> Visitor<'_> for IntVisitor<MIN, MAX> {
+            type Value = Int<MIN, MAX>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "an integer from {MIN} to {MAX}")
+            }
+
+            fn visit_i64<E: Error>(self, n: i64) -> Result<Self::Value, E> {
+                if (MIN..=MAX).contains(&n) { Ok(Int(n)) } else { Err(E::invalid_value(Unexpected::Signed(n), &self)) }
+            }
+
+            fn visit_u64<E: Error>(self, n: u64) -> Result<Self::Value, E> {
+                match i64::try_from(n) {
+                    Ok(n) => self.visit_i64(n),
+                    Err(_) => Err(E::invalid_value(Unexpected::Unsigned(n), &self)),
+                }
+            }
+        }
+
+        deserializer.deserialize_i64(IntVisitor)
+    }
+}
+
+impl<const MIN: i64, const MAX: i64> JsonSchema for Int<MIN, MAX> {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        format!("Int{MIN}To{MAX}").into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "integer", "minimum": MIN, "maximum": MAX})
+    }
+}
+
+/// A struct that only an object can become: derived structs also take lists.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Object<T>(pub T);
+
+impl<T> Deref for Object<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ObjectVisitor<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
+            type Value = Object<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(Object)
+            }
+        }
+
+        deserializer.deserialize_map(ObjectVisitor(PhantomData))
+    }
+}
+
+impl<T: JsonSchema> JsonSchema for Object<T> {
+    fn inline_schema() -> bool {
+        T::inline_schema()
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        T::schema_name()
+    }
+
+    fn schema_id() -> Cow<'static, str> {
+        T::schema_id()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        T::json_schema(generator)
+    }
+}
+
+/// Defines an enum whose values are strings: `names! { /// What it is. Side { Left = "left", Right = "right" } }`.
+macro_rules! names {
+    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $text:literal),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum $name {
+            $($(#[$variant_doc])* $variant),+
+        }
+
+        impl $name {
+            /// All values.
+            pub const NAMES: &[&str] = &[$($text),+];
+
+            /// The value as a string.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $text),+
+                }
+            }
+        }
+
+        impl<'de> serde::Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                struct NameVisitor;
+
+                impl serde::de::Visitor<'_> for NameVisitor {
+                    type Value = $name;
+
+                    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                        match $name::NAMES {
+                            [one] => f.write_str(one),
+                            [one, other] => write!(f, "{one} or {other}"),
+                            all => write!(f, "one of {}", all.join(", ")),
+                        }
+                    }
+
+                    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<$name, E> {
+                        match text {
+                            $($text => Ok($name::$variant),)+
+                            _ => Err(E::invalid_value(serde::de::Unexpected::Str(text), &self)),
+                        }
+                    }
+                }
+
+                deserializer.deserialize_str(NameVisitor)
+            }
+        }
+
+        impl schemars::JsonSchema for $name {
+            fn inline_schema() -> bool {
+                true
+            }
+
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                stringify!($name).into()
+            }
+
+            fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                schemars::json_schema!({"type": "string", "enum": Self::NAMES})
+            }
+        }
+    };
+}
+pub(crate) use names;
+
+/// The id of a token; whether the vocabulary has it is checked later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenId(pub u32);
+
+impl<'de> Deserialize<'de> for TokenId {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TokenVisitor;
+
+        impl Visitor<'_> for TokenVisitor {
+            type Value = TokenId;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{OF_PARENT}hold token ids")
+            }
+
+            fn visit_u64<E: Error>(self, n: u64) -> Result<TokenId, E> {
+                u32::try_from(n).map(TokenId).map_err(|_| E::invalid_value(Unexpected::Unsigned(n), &self))
+            }
+        }
+
+        deserializer.deserialize_u64(TokenVisitor)
+    }
+}
+
+impl JsonSchema for TokenId {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "TokenId".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "integer", "minimum": 0, "maximum": u32::MAX})
+    }
+}
+
+/// A string in a list of strings; errors are about the list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Text(pub String);
+
+/// Reads a string in a list; `expected` is what errors say about the list.
+struct TextSeed {
+    expected: &'static str,
+}
+
+impl Visitor<'_> for TextSeed {
+    type Value = String;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{OF_PARENT}{}", self.expected)
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<String, E> {
+        Ok(text.to_owned())
+    }
+
+    fn visit_string<E>(self, text: String) -> Result<String, E> {
+        Ok(text)
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for TextSeed {
+    type Value = String;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<String, D::Error> {
+        deserializer.deserialize_string(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Text {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        TextSeed { expected: "hold strings" }.deserialize(deserializer).map(Text)
+    }
+}
+
+impl JsonSchema for Text {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Text".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "string"})
+    }
+}
+
+/// The forms of [`Texts`], for errors.
+const ONE_OR_MORE: &str = "a string or a list of strings";
+
+/// One string, or a list of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Texts(pub Vec<String>);
+
+impl<'de> Deserialize<'de> for Texts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TextsVisitor;
+
+        impl<'de> Visitor<'de> for TextsVisitor {
+            type Value = Texts;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(ONE_OR_MORE)
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Texts, E> {
+                Ok(Texts(vec![text.to_owned()]))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Texts, A::Error> {
+                let mut texts = Vec::new();
+                while let Some(text) = list.next_element_seed(TextSeed { expected: ONE_OR_MORE })? {
+                    texts.push(text);
+                }
+                Ok(Texts(texts))
+            }
+        }
+
+        deserializer.deserialize_any(TextsVisitor)
+    }
+}
+
+impl JsonSchema for Texts {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Texts".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})
+    }
+}
+
+/// Token ids, as the keys of a JSON object, to what is added to their logits.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct LogitBias(pub BTreeMap<u32, f32>);
+
+/// Maximum number of entries of a [`LogitBias`].
+const MAX_BIASES: usize = 1024;
+
+impl<'de> Deserialize<'de> for LogitBias {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct BiasVisitor;
+
+        impl<'de> Visitor<'de> for BiasVisitor {
+            type Value = LogitBias;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<LogitBias, A::Error> {
+                let mut biases = BTreeMap::new();
+                while let Some(key) = map.next_key::<Cow<'de, str>>()? {
+                    let Ok(token) = key.parse() else {
+                        let key = crate::error::truncate_for_error(&key);
+                        let message = format!("{SENTENCE}the keys of logit_bias must be token ids, got {key:?}");
+                        return Err(A::Error::custom(message));
+                    };
+                    let Bias(bias) = map.next_value()?;
+                    biases.insert(token, bias);
+                    if biases.len() > MAX_BIASES {
+                        return Err(A::Error::custom(format!("may hold at most {MAX_BIASES} tokens")));
+                    }
+                }
+                Ok(LogitBias(biases))
+            }
+        }
+
+        deserializer.deserialize_map(BiasVisitor)
+    }
+}
+
+impl JsonSchema for LogitBias {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "LogitBias".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let bias = serde_json::json!({"type": "number", "minimum": -100, "maximum": 100});
+        json_schema!({"type": "object", "maxProperties": MAX_BIASES, "patternProperties": {"^[0-9]{1,9}$": bias},
+            "additionalProperties": false})
+    }
+}
+
+/// What is added to a logit.
+struct Bias(f32);
+
+impl<'de> Deserialize<'de> for Bias {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct NumberVisitor;
+
+        impl Visitor<'_> for NumberVisitor {
+            type Value = Bias;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{OF_PARENT}hold numbers from -100 to 100")
+            }
+
+            fn visit_f64<E>(self, n: f64) -> Result<Bias, E> {
+                Ok(Bias(n as f32))
+            }
+
+            fn visit_i64<E>(self, n: i64) -> Result<Bias, E> {
+                Ok(Bias(n as f32))
+            }
+
+            fn visit_u64<E>(self, n: u64) -> Result<Bias, E> {
+                Ok(Bias(n as f32))
+            }
+        }
+
+        deserializer.deserialize_f64(NumberVisitor)
+    }
+}
