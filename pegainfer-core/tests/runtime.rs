@@ -13,7 +13,11 @@ use std::time::{Duration, Instant};
 /// What the next `finish` does; the test sends one for each step it allows.
 enum Script {
     Token,
-    Fail { fatal: bool },
+    Fail {
+        fatal: bool,
+    },
+    /// The step does not end before the script goes on.
+    Hang,
     Panic,
 }
 
@@ -81,6 +85,7 @@ impl StepEngine for Scripted {
             Ok(Script::Fail { fatal }) => {
                 return Err(EngineError { message: "linear: the device is gone".into(), fatal });
             }
+            Ok(Script::Hang) => drop(self.script.recv()),
             Ok(Script::Panic) => panic!("scripted"),
         }
         self.call('f');
@@ -116,6 +121,9 @@ impl Scripted {
     }
 }
 
+/// Time without progress after which the engines of these tests count as stuck.
+const STEP_DEADLINE: Duration = Duration::from_millis(500);
+
 fn start(max_queued: usize) -> (EngineHandle, SyncSender<Script>) {
     let (handle, script, _) = start_deep(max_queued, 1);
     (handle, script)
@@ -126,7 +134,8 @@ fn start_deep(max_queued: usize, depth: usize) -> (EngineHandle, SyncSender<Scri
     let (sender, script) = sync_channel(1000);
     let calls = Arc::new(Mutex::new(String::new()));
     let engine = Scripted { script, requests: BTreeMap::new(), new: vec![], depth, in_flight: 0, calls: calls.clone() };
-    (EngineHandle::spawn(engine, EngineConfig { max_queued }).unwrap(), sender, calls)
+    let config = EngineConfig { max_queued, step_deadline: STEP_DEADLINE };
+    (EngineHandle::spawn(engine, config).unwrap(), sender, calls)
 }
 
 fn request(prompt: usize, max_tokens: usize) -> GenerateRequest {
@@ -290,6 +299,24 @@ fn a_fatal_failure_stops_the_engine_and_health_says_so() {
         assert!(!handle.is_healthy(), "whoever saw the failure sees the state");
     }
     assert_eq!(handle.submit(request(1, 5)).unwrap_err(), SubmitError::EngineStopped);
+}
+
+#[test]
+fn a_step_past_its_deadline_is_unhealthy_until_it_ends() {
+    let (handle, script) = start(8);
+    std::thread::sleep(2 * STEP_DEADLINE);
+    assert!(handle.is_healthy(), "an idle engine is not stuck");
+    script.send(Script::Hang).unwrap();
+    let submitted = Instant::now();
+    let mut stream = handle.submit(request(1, 2)).unwrap();
+    wait_until("unhealthy", || !handle.is_healthy());
+    let noticed = submitted.elapsed();
+    assert!(noticed >= STEP_DEADLINE && noticed < STEP_DEADLINE + Duration::from_secs(1), "{noticed:?}");
+    script.send(Script::Token).unwrap();
+    assert!(stream.blocking_recv().is_some() && stream.blocking_recv().is_some());
+    assert!(handle.is_healthy(), "it goes on");
+    script.send(Script::Token).unwrap();
+    assert_eq!(rest(&mut stream).len(), 2);
 }
 
 #[test]

@@ -6,7 +6,9 @@ mod support;
 
 use serde_json::{Value, json};
 use std::net::TcpStream;
-use support::client::{get, post, post_ok, post_unread};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use support::client::{get, post, post_ok, post_unread, read_head};
 use support::mock::MockEngine;
 use support::{Setup, TestServer, wait_until};
 
@@ -103,7 +105,7 @@ fn a_full_queue_gives_503_and_retry_after() {
 fn a_failed_step_is_an_error_for_its_requests_only() {
     let (engine, control) = MockEngine::replying(" a cat sat");
     control.allow(0);
-    control.fail.store(true, std::sync::atomic::Ordering::SeqCst);
+    control.fail.store(true, Ordering::SeqCst);
     let server = TestServer::start(engine, Setup::default());
     let before = post(server.address, COMPLETIONS, &long(true));
     assert_eq!(before.status, 500, "nothing was sent yet: an ordinary error");
@@ -112,8 +114,8 @@ fn a_failed_step_is_an_error_for_its_requests_only() {
     control.allow(2);
     let mut during = post(server.address, COMPLETIONS, &long(true));
     let mut text = during.chunk().unwrap();
-    wait_until("two tokens are out", || control.tokens.load(std::sync::atomic::Ordering::SeqCst) == 2);
-    control.fail.store(true, std::sync::atomic::Ordering::SeqCst);
+    wait_until("two tokens are out", || control.tokens.load(Ordering::SeqCst) == 2);
+    control.fail.store(true, Ordering::SeqCst);
     while let Some(chunk) = during.chunk() {
         text += &chunk;
     }
@@ -131,8 +133,8 @@ fn a_failed_step_is_an_error_for_its_requests_only() {
 fn health_reports_a_lost_device() {
     let (engine, control) = MockEngine::replying(" a cat sat");
     control.allow(0);
-    control.fatal.store(true, std::sync::atomic::Ordering::SeqCst);
-    control.fail.store(true, std::sync::atomic::Ordering::SeqCst);
+    control.fatal.store(true, Ordering::SeqCst);
+    control.fail.store(true, Ordering::SeqCst);
     let server = TestServer::start(engine, Setup::default());
     let failed = post(server.address, COMPLETIONS, &long(false));
     assert_eq!(failed.status, 500);
@@ -144,13 +146,31 @@ fn health_reports_a_lost_device() {
 }
 
 #[test]
+fn health_reports_a_stuck_device_within_a_second_of_the_deadline() {
+    let (engine, control) = MockEngine::replying(" a cat sat");
+    let step_deadline = Duration::from_millis(300);
+    let server = TestServer::start(engine, Setup { step_deadline, ..Setup::default() });
+    control.hang.store(true, Ordering::SeqCst);
+    let started = Instant::now();
+    let open = post_unread(server.address, COMPLETIONS, &long(false));
+    wait_until("health reports it", || get(server.address, "/health").status == 503);
+    let noticed = started.elapsed();
+    assert!(noticed >= step_deadline && noticed < step_deadline + Duration::from_secs(1), "{noticed:?}");
+    assert_eq!(get(server.address, "/health").text(), "the engine makes no progress");
+    assert_eq!(get(server.address, "/live").status, 200, "the process is alive");
+    control.hang.store(false, Ordering::SeqCst);
+    wait_until("the engine goes on", || get(server.address, "/health").status == 200);
+    assert_eq!(read_head(open).status, 200);
+}
+
+#[test]
 fn health_and_every_response_report_a_dead_engine() {
     let (engine, control) = MockEngine::replying(" a cat sat");
     control.allow(1);
     let server = TestServer::start(engine, Setup::default());
     let mut open = post(server.address, COMPLETIONS, &long(true));
     let mut text = open.chunk().unwrap();
-    control.panic.store(true, std::sync::atomic::Ordering::SeqCst);
+    control.panic.store(true, Ordering::SeqCst);
     while let Some(chunk) = open.chunk() {
         text += &chunk;
     }

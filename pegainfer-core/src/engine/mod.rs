@@ -9,11 +9,13 @@ mod limits;
 pub mod options;
 mod runtime;
 mod step_engine;
+mod step_tokens;
 mod stream;
 
 pub use limits::{EngineLimits, MAX_LOGPROBS, SubmitError};
 pub use runtime::{EngineConfig, EngineHandle};
 pub use step_engine::{EngineError, EventBatch, StepEngine, Wait};
+pub use step_tokens::StepTokens;
 pub use stream::TokenStream;
 
 use crate::grammar::Grammar;

@@ -4,6 +4,7 @@
 //! launches as long as the engine plans, and otherwise waits for the oldest step in flight.
 
 use super::demux::{Demux, demultiplex, is_last};
+use super::step_tokens::StepTokens;
 use super::stream::{Cancellation, Stamped};
 use super::{
     EngineError, EngineLimits, EngineStats, EventBatch, GenerateRequest, RequestId, StepEngine, SubmitError,
@@ -17,21 +18,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc as events, oneshot};
 
-/// Bounds of the engine's queues.
+/// Bounds of the engine's queues and steps.
 #[derive(Debug, Clone, Copy)]
 pub struct EngineConfig {
     /// Requests that may be queued or running at once; one more is refused with `QueueFull`.
     pub max_queued: usize,
+    /// An engine that has work and neither launches nor finishes a step for this long counts as stuck.
+    pub step_deadline: Duration,
 }
 
 impl Default for EngineConfig {
     fn default() -> Self {
-        Self { max_queued: 1024 }
+        Self { max_queued: 1024, step_deadline: Duration::from_secs(30) }
     }
 }
 
-/// Without a finished step for this long while there is work, the engine counts as stuck.
-const STUCK_AFTER: Duration = Duration::from_secs(120);
 /// How long the last handle waits for the engine's end.
 const STOPS_WITHIN: Duration = Duration::from_secs(5);
 /// Steps whose events may wait for the demultiplexer before the engine waits for it.
@@ -53,11 +54,12 @@ enum Command {
 
 struct Shared {
     limits: EngineLimits,
-    max_queued: usize,
+    config: EngineConfig,
     live: AtomicUsize,
     next_id: AtomicU64,
     alive: AtomicBool,
     stats: Mutex<(EngineStats, Instant)>,
+    step_tokens: Mutex<StepTokens>,
 }
 
 impl Shared {
@@ -97,14 +99,16 @@ impl EngineHandle {
         let (demux, batches) = sync_channel(DEMUX_STEPS);
         let shared = Arc::new(Shared {
             limits: engine.limits(),
-            max_queued: config.max_queued,
+            config,
             live: AtomicUsize::new(0),
             next_id: AtomicU64::new(0),
             alive: AtomicBool::new(true),
             stats: Mutex::new((engine.stats(), Instant::now())),
+            step_tokens: Mutex::default(),
         });
         std::thread::Builder::new().name("demux".into()).spawn(move || demultiplex(&batches))?;
-        let mut runtime = Runtime { engine, inbox, demux, shared: shared.clone(), open: HashMap::new() };
+        let counted = tokens(&engine.stats());
+        let mut runtime = Runtime { engine, inbox, demux, shared: shared.clone(), open: HashMap::new(), counted };
         let (running, stopped) = channel::<()>();
         std::thread::Builder::new().name("engine".into()).spawn(move || {
             if catch_unwind(AssertUnwindSafe(|| runtime.run())).is_err() {
@@ -124,8 +128,12 @@ impl EngineHandle {
         if !self.shared.alive.load(Ordering::Acquire) {
             return Err(SubmitError::EngineStopped);
         }
+        if self.shared.live.load(Ordering::Acquire) == 0 {
+            // The deadline of a step starts with the work, not with the step before it.
+            self.shared.stats().1 = Instant::now();
+        }
         let queued = self.shared.live.fetch_add(1, Ordering::AcqRel);
-        if queued >= self.shared.max_queued {
+        if queued >= self.shared.config.max_queued {
             self.shared.live.fetch_sub(1, Ordering::AcqRel);
             return Err(SubmitError::QueueFull { queued });
         }
@@ -147,7 +155,7 @@ impl EngineHandle {
 
     fn send(&self, command: Command) -> Result<(), SubmitError> {
         self.commands.try_send(command).map_err(|e| match e {
-            TrySendError::Full(_) => SubmitError::QueueFull { queued: self.shared.max_queued },
+            TrySendError::Full(_) => SubmitError::QueueFull { queued: self.shared.config.max_queued },
             TrySendError::Disconnected(_) => SubmitError::EngineStopped,
         })
     }
@@ -165,11 +173,16 @@ impl EngineHandle {
         stats
     }
 
-    /// False once the engine has stopped, as after a fatal error, or has had work and finished no step for two minutes.
+    /// How many tokens the steps had.
+    pub fn step_tokens(&self) -> StepTokens {
+        *self.shared.step_tokens.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// False once the engine has stopped, as after a fatal error, and while it has work but passes the deadline of a step.
     pub fn is_healthy(&self) -> bool {
         let idle = self.shared.live.load(Ordering::Acquire) == 0;
         let last_step = self.shared.stats().1;
-        self.shared.alive.load(Ordering::Acquire) && (idle || last_step.elapsed() < STUCK_AFTER)
+        self.shared.alive.load(Ordering::Acquire) && (idle || last_step.elapsed() < self.shared.config.step_deadline)
     }
 }
 
@@ -180,6 +193,13 @@ struct Runtime<E> {
     shared: Arc<Shared>,
     /// Every request that has not ended.
     open: HashMap<RequestId, Arc<Cancellation>>,
+    /// Tokens of all steps that `step_tokens` has.
+    counted: u64,
+}
+
+/// Tokens that an engine has admitted and generated.
+fn tokens(stats: &EngineStats) -> u64 {
+    stats.prompt_tokens + stats.generation_tokens
 }
 
 impl<E: StepEngine> Runtime<E> {
@@ -188,7 +208,6 @@ impl<E: StepEngine> Runtime<E> {
             if self.open.is_empty() && !self.engine.has_work() {
                 // Nothing to do: sleep until a request comes or the last handle goes.
                 let Ok(command) = self.inbox.recv() else { return };
-                self.shared.stats().1 = Instant::now();
                 self.obey(command);
             }
             while let Ok(command) = self.inbox.try_recv() {
@@ -247,9 +266,18 @@ impl<E: StepEngine> Runtime<E> {
                     wait.wait();
                 }
                 let events = self.engine.finish()?;
+                self.count_step();
                 self.forward(events);
                 Ok(())
             }
+        }
+    }
+
+    fn count_step(&mut self) {
+        let tokens = tokens(&self.engine.stats());
+        let of_step = tokens - std::mem::replace(&mut self.counted, tokens);
+        if of_step > 0 {
+            self.shared.step_tokens.lock().unwrap_or_else(PoisonError::into_inner).observe(of_step);
         }
     }
 

@@ -110,6 +110,7 @@ fn document() -> Value {
     for (path, method, summary) in [
         ("/v1/models", "get", "Names of the served model"),
         ("/health", "get", "200 while the engine makes progress and accepts requests"),
+        ("/live", "get", "200 while the process can answer"),
         ("/load", "get", "Numbers of running and waiting requests"),
         ("/version", "get", "Version of the server"),
         ("/metrics", "get", "Metrics, in Prometheus' format"),
@@ -117,7 +118,7 @@ fn document() -> Value {
         ("/openapi.json", "get", "This document"),
     ] {
         let responses = json!({"200": {"description": "OK"}, "401": {"description": "An API key is missing or wrong."},
-            "503": {"description": "The server is not ready."}});
+            "403": {"description": "Only an admin may do this."}, "503": {"description": "The server is not ready."}});
         paths.insert(path.into(), json!({method: {"summary": summary, "responses": responses}}));
     }
     let mut ping = paths["/health"].clone();

@@ -1,8 +1,10 @@
 //! Flags of all commands that load a model.
 
-use crate::values::{parse_bytes, parse_bytes_or_none, parse_fraction};
+use crate::logging::LogFormat;
+use crate::values::{parse_bytes, parse_bytes_or_none, parse_fraction, parse_seconds};
 use clap::{Args, ValueEnum};
 use std::num::NonZeroUsize;
+use std::time::Duration;
 
 /// Flags of all commands that load a model.
 #[derive(Debug, Clone, Args)]
@@ -54,9 +56,15 @@ pub struct EngineArgs {
     /// Source of the weights: the checkpoint, or seeded random numbers (no safetensors needed)
     #[arg(long, value_enum, default_value_t = LoadFormat::Auto)]
     pub load_format: LoadFormat,
+    /// /health reports an engine that has work and completes no step for this long [default: 30; 120 on the CPU]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub step_deadline: Option<Duration>,
     /// Log level: error, warn, info, debug or trace; also per module, as in info,pegainfer_server=debug
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log_level: String,
+    /// Format of the log lines
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
 }
 
 /// Source of the weights.

@@ -39,6 +39,8 @@ pub struct Control {
     pub fatal: AtomicBool,
     /// Fault injection: the next step panics.
     pub panic: AtomicBool,
+    /// Fault injection: steps do not end while this is set, as on a GPU that hangs.
+    pub hang: AtomicBool,
 }
 
 impl Control {
@@ -227,6 +229,9 @@ impl StepEngine for MockEngine {
 
     fn finish(&mut self) -> Result<EventBatch, EngineError> {
         self.launched = false;
+        while self.control.hang.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let mut events = vec![];
         let mut at = 0;
         while at < self.running.len() {

@@ -51,6 +51,8 @@ pub struct TestServer {
 pub struct Setup {
     pub options: Options,
     pub max_queued: usize,
+    /// Time without progress after which the engine counts as stuck.
+    pub step_deadline: Duration,
     pub names: Vec<String>,
     /// Directory of tokenizer and template.
     pub model_dir: PathBuf,
@@ -59,14 +61,21 @@ pub struct Setup {
 impl Default for Setup {
     fn default() -> Self {
         let options = Options { drain_timeout: Duration::from_secs(2), ..Options::default() };
-        Self { options, max_queued: 64, names: vec!["tiny".into()], model_dir: model_dir() }
+        Self {
+            options,
+            max_queued: 64,
+            step_deadline: Duration::from_secs(30),
+            names: vec!["tiny".into()],
+            model_dir: model_dir(),
+        }
     }
 }
 
 impl TestServer {
     /// Starts the real router over `engine`.
     pub fn start<E: StepEngine>(engine: E, setup: Setup) -> Self {
-        let engine = EngineHandle::spawn(engine, EngineConfig { max_queued: setup.max_queued }).unwrap();
+        let config = EngineConfig { max_queued: setup.max_queued, step_deadline: setup.step_deadline };
+        let engine = EngineHandle::spawn(engine, config).unwrap();
         Self::over(engine, setup)
     }
 

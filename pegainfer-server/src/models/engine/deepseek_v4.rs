@@ -40,8 +40,9 @@ fn load(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<LoadedEngin
         kv_cache_bytes: args.kv_cache_memory,
         numerics: Numerics::REFERENCE,
     };
+    let kind = device.exec.device();
     let loaded = with_progress_bar(|progress| pegainfer_deepseek_v4::load(vec![device.exec], &options, progress))?;
     let Loaded { engine, weight_bytes, weights_time, kv_bytes, .. } = loaded;
-    let (handle, family) = (spawn(engine)?, FAMILY.name);
+    let (handle, family) = (spawn(engine, args, kind)?, FAMILY.name);
     Ok(LoadedEngine { handle, family, device: device.name, weight_bytes, weights_time, kv_bytes })
 }

@@ -13,6 +13,10 @@ use std::time::Duration;
 
 /// Seed of `--load-format dummy`: the same weights at each start.
 const DUMMY_SEED: u64 = 0;
+/// Default of `--step-deadline` on a GPU, where the longest steps take half a second.
+const GPU_STEP_DEADLINE: Duration = Duration::from_secs(30);
+/// Default of `--step-deadline` on the CPU, where a step of a large model takes up to a minute.
+const CPU_STEP_DEADLINE: Duration = Duration::from_secs(120);
 
 /// A model family that has an engine.
 pub struct Family {
@@ -96,7 +100,8 @@ impl fmt::Display for Family {
 
 /// Loads a model of the runtime and starts its engine.
 fn load<M: Model>(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
-    let default_rows = if device.exec.device() == Device::Cuda { 256 } else { 64 };
+    let kind = device.exec.device();
+    let default_rows = if kind == Device::Cuda { 256 } else { 64 };
     let options = LoadOptions {
         model_path: dir.to_path_buf(),
         dummy_seed: (args.load_format == LoadFormat::Dummy).then_some(DUMMY_SEED),
@@ -111,7 +116,7 @@ fn load<M: Model>(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<L
         state_cache_interval: args.state_cache_interval.into(),
     };
     let loaded = with_progress_bar(|progress| runtime::load::<M>(device.exec, &options, progress))?;
-    let handle = spawn(loaded.engine)?;
+    let handle = spawn(loaded.engine, args, kind)?;
     let info = M::info(&loaded.config);
     let kv_bytes = (handle.limits().kv_capacity_tokens() * info.kv_bytes_per_token) as u64;
     Ok(LoadedEngine {
@@ -124,9 +129,12 @@ fn load<M: Model>(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<L
     })
 }
 
-/// Starts the thread of a loaded engine.
-pub fn spawn(engine: impl StepEngine) -> Result<EngineHandle> {
-    EngineHandle::spawn(engine, EngineConfig::default()).context("the engine thread cannot be started")
+/// Starts the thread of a loaded engine that runs on a device of this kind.
+pub fn spawn(engine: impl StepEngine, args: &EngineArgs, device: Device) -> Result<EngineHandle> {
+    let default_deadline = if device == Device::Cuda { GPU_STEP_DEADLINE } else { CPU_STEP_DEADLINE };
+    let step_deadline = args.step_deadline.unwrap_or(default_deadline);
+    let config = EngineConfig { step_deadline, ..EngineConfig::default() };
+    EngineHandle::spawn(engine, config).context("the engine thread cannot be started")
 }
 
 /// Runs `load` with a progress bar of the weights, which is shown on a terminal only. It is told (bytes of this chunk,
