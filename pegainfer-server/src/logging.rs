@@ -1,23 +1,52 @@
 //! Logging to standard error through logforth, one line per event.
+//!
+//! A log line never delays or fails what it reports: [`queue`] hands it to a thread, and drops it if that thread cannot keep up.
 
-use anyhow::{Result, anyhow, bail};
+mod queue;
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::ValueEnum;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use log::LevelFilter;
-use logforth::append::Stderr;
 use logforth::filter::rustlog::RustLogFilterBuilder;
+use logforth::layout::JsonLayout;
 use logforth::record::Record;
 use logforth::{Diagnostic, Error, Layout};
+use queue::{DroppedLines, QueueAppender};
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::Write;
+use std::panic::PanicHookInfo;
+
+/// Format of log lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// `2026-11-21 11:16:07.123  INFO message`
+    Text,
+    /// One JSON object for each line, with the numbers of a request as fields
+    Json,
+}
+
+static DROPPED: DroppedLines = DroppedLines::new();
+
+/// Number of log lines that were dropped since the start, because standard error was full, closed or slow.
+pub fn dropped_lines() -> u64 {
+    DROPPED.total()
+}
 
 /// Starts logging. `spec` is a level, or a comma-separated list of levels for modules.
-pub fn init(spec: &str) -> Result<()> {
+pub fn init(spec: &str, format: LogFormat) -> Result<()> {
     if !is_valid(spec) {
         bail!("--log-level {spec} is not a level: use error, warn, info, debug or trace");
     }
     let filter = RustLogFilterBuilder::from_spec(spec.to_string());
+    let layout: Box<dyn Layout> = match format {
+        LogFormat::Text => Box::new(Line { zone: TimeZone::system() }),
+        LogFormat::Json => Box::new(JsonLayout::default()),
+    };
+    let appender = QueueAppender::start(layout, std::io::stderr(), &DROPPED).context("no thread for the log")?;
     logforth::starter_log::builder()
-        .dispatch(|d| d.filter(filter.build()).append(Stderr::default().with_layout(Line { zone: TimeZone::system() })))
+        .dispatch(|d| d.filter(filter.build()).append(appender))
         .try_apply()
         .map_err(|e| anyhow!("logging cannot be started: {e}"))?;
     // A plain level also spares disabled log calls the work of building their record.
@@ -25,6 +54,25 @@ pub fn init(spec: &str) -> Result<()> {
         log::set_max_level(level);
     }
     Ok(())
+}
+
+/// Sends panics to the log. The default hook writes to standard error itself, and waits for ever if nobody reads that pipe.
+pub fn log_panics() {
+    std::panic::set_hook(Box::new(|info: &PanicHookInfo<'_>| {
+        let thread = std::thread::current();
+        let name = thread.name().unwrap_or("without a name");
+        let place = info.location().map(|at| format!(" at {at}")).unwrap_or_default();
+        let message = info.payload_as_str().unwrap_or("no message");
+        let backtrace = Backtrace::capture();
+        let shown = backtrace.status() == BacktraceStatus::Captured;
+        let backtrace = if shown { format!("\n{backtrace}") } else { String::new() };
+        log::error!("thread {name} panicked{place}: {message}{backtrace}");
+    }));
+}
+
+/// Waits until the log is written, for a second at most.
+pub fn flush() {
+    log::logger().flush();
 }
 
 /// Whether each part is `level` or `module=level`. (The filter itself accepts any word as a module.)

@@ -5,6 +5,7 @@ use clap::Parser;
 use pegainfer_server::cli::{Cli, Command};
 use pegainfer_server::cli::{bench, doctor, generate, plan, serve};
 use pegainfer_server::logging;
+use std::io::Write;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -12,10 +13,13 @@ fn main() -> ExitCode {
     let started = Instant::now();
     // SAFETY: no other thread runs yet.
     unsafe { pegainfer_core::cuda::use_one_queue() };
-    match run(Cli::parse().into_command(), started) {
+    let result = run(Cli::parse().into_command(), started);
+    logging::flush();
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            // If nobody can read it, the exit code still says that the command failed.
+            let _ = writeln!(std::io::stderr(), "error: {error:#}");
             ExitCode::FAILURE
         }
     }
@@ -24,15 +28,17 @@ fn main() -> ExitCode {
 fn run(command: Command, started: Instant) -> Result<()> {
     match command {
         Command::Serve(args) => {
-            logging::init(&args.engine.log_level)?;
+            logging::init(&args.engine.log_level, args.engine.log_format)?;
+            logging::log_panics();
             serve::run(&args, started)
         }
         Command::Generate(args) => {
-            logging::init(&args.engine.log_level)?;
+            logging::init(&args.engine.log_level, args.engine.log_format)?;
             generate::run(&args)
         }
         Command::Bench(args) => {
-            logging::init(&args.workload.common().engine.log_level)?;
+            let engine = &args.workload.common().engine;
+            logging::init(&engine.log_level, engine.log_format)?;
             bench::run(&args)
         }
         Command::Plan(args) => plan::run(&args),

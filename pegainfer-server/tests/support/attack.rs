@@ -13,11 +13,10 @@ use super::client::{get, post, send};
 use super::process::{Process, pegainfer};
 use super::wait_until;
 use serde_json::json;
-use std::io::{BufRead, BufReader};
+use std::io::BufRead;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
-use std::process::{ChildStderr, Command};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -271,12 +270,10 @@ fn limit_address_space(command: &mut Command) {
     unsafe { command.pre_exec(limit) };
 }
 
-/// Reads the log of the server all the time, because a full pipe would stop a server that waits for it.
+/// Reads the log of the server all the time, for the report of a failure.
 fn drain_log(server: &mut Process) -> Arc<Mutex<String>> {
     let log = Arc::new(Mutex::new(String::new()));
-    let nothing = std::fs::File::open("/dev/null").unwrap();
-    let nothing = BufReader::new(ChildStderr::from(OwnedFd::from(nothing)));
-    let (mut reader, seen) = (std::mem::replace(&mut server.log, nothing), log.clone());
+    let (mut reader, seen) = (std::mem::replace(&mut server.log, Box::new(std::io::empty())), log.clone());
     std::thread::spawn(move || {
         let mut line = String::new();
         while reader.read_line(&mut line).is_ok_and(|n| n > 0) {

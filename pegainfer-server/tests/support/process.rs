@@ -1,8 +1,8 @@
 //! The built binary as a child process.
 
 use std::io::{BufRead, BufReader};
-use std::net::SocketAddr;
-use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -35,8 +35,8 @@ pub struct Process {
     pub address: SocketAddr,
     /// Time from the start of the process to the log line that it is ready.
     pub ready: Duration,
-    /// The rest of its log.
-    pub log: BufReader<ChildStderr>,
+    /// The rest of its log; empty if the test chose where it goes.
+    pub log: Box<dyn BufRead + Send>,
 }
 
 impl Process {
@@ -54,10 +54,25 @@ impl Process {
         while log.read_line(&mut seen).unwrap() > 0 {
             if let Some((_, rest)) = seen.split_once("on http://") {
                 let address = rest.split(',').next().unwrap().parse().unwrap();
-                return Self { child, address, ready: started.elapsed(), log };
+                return Self { child, address, ready: started.elapsed(), log: Box::new(log) };
             }
         }
         panic!("the server ended with {:?}: {seen}", child.wait());
+    }
+
+    /// Starts `command` on a free port with its log going to `sink`, and waits until it accepts connections.
+    pub fn start_with_log(sink: Stdio, command: &mut Command) -> Self {
+        let started = Instant::now();
+        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let mut child = command.args(["--port", &address.port().to_string()]).stderr(sink).spawn().unwrap();
+        while TcpStream::connect(address).is_err() {
+            assert!(
+                started.elapsed() < Duration::from_secs(30) && child.try_wait().unwrap().is_none(),
+                "it does not listen"
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Self { child, address, ready: started.elapsed(), log: Box::new(std::io::empty()) }
     }
 
     /// Sends a signal, as in `-TERM`.
