@@ -97,8 +97,9 @@ impl Server {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         let listener = runtime.block_on(TcpListener::bind(("127.0.0.1", 0)))?;
         let address = listener.local_addr()?;
-        let start_tracer =
-            |dir: &PathBuf| Ok::<_, anyhow::Error>(Tracer::start(vec![Box::new(ChromeFiles::create(dir)?)], 1.0)?);
+        let start_tracer = |dir: &PathBuf| {
+            Ok::<_, anyhow::Error>(Tracer::start(vec![Box::new(ChromeFiles::create(dir, 1 << 30)?)], 1.0)?)
+        };
         let tracer = args.trace_dir.as_ref().map(start_tracer).transpose()?;
         let app = App::new(engine, Checkpoint::load(&dir)?, vec![], Options { tracer, ..Options::default() });
         runtime.spawn(app.serve(listener, std::future::pending()));

@@ -3,6 +3,7 @@
 use super::Trace;
 use fastrace::collector::EventRecord;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Maximum number of tokens of one choice whose times are kept.
@@ -49,6 +50,9 @@ impl ChoiceTrace {
     /// Adds the spans of the choice. A stage that was not completed lasts until now.
     pub fn end(self, stages: Stages, outcome: &'static str) {
         let now = Instant::now();
+        if outcome == "error" {
+            self.trace.failed.store(true, Ordering::Relaxed);
+        }
         let choice = || ("choice".into(), self.choice.to_string().into());
         let event = |name: &'static str, at: Instant, properties| EventRecord {
             name: name.into(),

@@ -1,53 +1,101 @@
 //! Traces in Chrome's JSON format, which <https://ui.perfetto.dev> and `chrome://tracing` open.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use fastrace::collector::{EventRecord, Reporter, SpanRecord};
 use serde_json::{Map, Value, json};
+use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{Seek, SeekFrom, Write};
+use std::io::{ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-/// Size in bytes after which a new file is started: viewers hold a whole file in memory.
+/// Maximum size of one file in bytes: viewers hold a whole file in memory. Files are smaller than that if the limit of all files
+/// is low, so that deleting the oldest one leaves most of the traces.
 const MAX_FILE: u64 = 64 << 20;
+/// Minimum number of files that fit into the limit.
+const MIN_FILES: u64 = 8;
+/// Maximum number of trace files that are kept.
+const MAX_FILES: usize = 1000;
+/// What every file ends with.
 const END: &[u8] = b"\n]\n";
 
-/// A directory of trace files. Each file is valid JSON after every trace, so the server may end at any time.
+/// A directory of trace files. Each file is valid JSON after every trace, also on a full disk, so the server may end at any time.
+/// The oldest files are deleted when all of them together would exceed a limit.
 #[derive(Debug)]
 pub struct ChromeFiles {
     dir: PathBuf,
-    file: File,
-    /// Length of the file in bytes, without [`END`].
-    length: u64,
-    files: usize,
+    /// Maximum size in bytes of all trace files in the directory.
+    max_bytes: u64,
+    /// The file that traces are appended to; `None` after it could not be created.
+    current: Option<TraceFile>,
+    /// Other trace files of the directory and their sizes, the oldest first.
+    older: VecDeque<(PathBuf, u64)>,
+    /// Number in the name of the next file.
+    number: usize,
     /// Number of timeline rows so far: one for each choice of each request.
     rows: usize,
+    /// Whether the last trace was lost, which the log reports once.
     failed: bool,
 }
 
 impl ChromeFiles {
-    /// Starts a file in `dir`, which is created if it does not exist.
-    pub fn create(dir: &Path) -> Result<Self> {
-        std::fs::create_dir_all(dir).with_context(|| format!("--trace-dir {} cannot be created", dir.display()))?;
-        let (file, length) = open(dir, 0)?;
-        Ok(Self { dir: dir.to_path_buf(), file, length, files: 1, rows: 0, failed: false })
+    /// Starts a file in `dir`, which is created if it does not exist. All trace files in `dir`, those of earlier servers included,
+    /// take at most `max_bytes`.
+    pub fn create(dir: &Path, max_bytes: u64) -> Result<Self> {
+        let unusable = || format!("--trace-dir {} cannot be used", dir.display());
+        std::fs::create_dir_all(dir).with_context(unusable)?;
+        let older = trace_files(dir).with_context(unusable)?;
+        let dir = dir.to_path_buf();
+        let mut files = Self { dir, max_bytes, current: None, older, number: 0, rows: 0, failed: false };
+        files.start_file().with_context(unusable)?;
+        Ok(files)
     }
 
     fn append(&mut self, spans: &[SpanRecord]) -> Result<()> {
-        if self.length > MAX_FILE {
-            (self.file, self.length) = open(&self.dir, self.files)?;
-            self.files += 1;
-        }
         let mut text = Vec::new();
         for event in self.events(spans) {
-            let comma = self.length > 1 || !text.is_empty();
-            text.extend_from_slice(if comma { b",\n" } else { b"\n" });
+            text.extend_from_slice(b",\n");
             serde_json::to_writer(&mut text, &event)?;
         }
-        self.file.seek(SeekFrom::Start(self.length))?;
-        self.length += text.len() as u64;
-        text.extend_from_slice(END);
-        self.file.write_all(&text)?;
-        Ok(())
+        let size = text.len() as u64;
+        ensure!(size <= self.max_bytes, "a trace of {size} bytes is larger than --trace-max-bytes");
+        let max_file = MAX_FILE.min(self.max_bytes / MIN_FILES);
+        if self.current.as_ref().is_none_or(|file| !file.is_empty() && file.length + size > max_file) {
+            self.start_file()?;
+        }
+        self.make_space(size);
+        let Some(file) = &mut self.current else { return Ok(()) };
+        file.append(text).with_context(|| format!("{} cannot be written", file.path.display()))
+    }
+
+    /// Starts the next file.
+    fn start_file(&mut self) -> Result<()> {
+        let full = self.current.take();
+        self.older.extend(full.map(|file| (file.path, file.length)));
+        loop {
+            let name = format!("pegainfer-{}-{}.json", std::process::id(), self.number);
+            self.number += 1;
+            let path = self.dir.join(name);
+            match TraceFile::create(&path) {
+                Ok(file) => self.current = Some(file),
+                // In a container every server has the same process id.
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
+                Err(error) => return Err(error).with_context(|| format!("{} cannot be created", path.display())),
+            }
+            return Ok(());
+        }
+    }
+
+    /// Deletes the oldest files until `more` bytes can be added.
+    fn make_space(&mut self, more: u64) {
+        let mut total = more + self.current.as_ref().map_or(0, |file| file.length + END.len() as u64);
+        total += self.older.iter().map(|(_, length)| length).sum::<u64>();
+        while total > self.max_bytes || self.older.len() >= MAX_FILES {
+            let Some((path, length)) = self.older.pop_front() else { break };
+            total -= length;
+            if let Err(error) = std::fs::remove_file(&path) {
+                log::warn!("the old trace file {} cannot be deleted: {error}", path.display());
+            }
+        }
     }
 
     /// Trace events of the spans. Each request starts with its root span, which has the request's id.
@@ -90,21 +138,79 @@ fn microseconds(ns: u64) -> f64 {
     ns as f64 / 1e3
 }
 
-/// Starts a file with an empty list of events; returns it and its length without [`END`].
-fn open(dir: &Path, number: usize) -> Result<(File, u64)> {
-    let path = dir.join(format!("pegainfer-{}-{number}.json", std::process::id()));
-    let mut file = File::create(&path).with_context(|| format!("{} cannot be written", path.display()))?;
-    file.write_all(b"[")?;
-    file.write_all(END)?;
-    Ok((file, 1))
+/// The trace files in `dir` and their sizes, the oldest first.
+fn trace_files(dir: &Path) -> std::io::Result<VecDeque<(PathBuf, u64)>> {
+    let mut files = Vec::new();
+    for entry in dir.read_dir()? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let name = name.to_str().unwrap_or_default();
+        // The metadata of the entry itself: links are not followed.
+        let metadata = entry.metadata()?;
+        if metadata.is_file() && name.starts_with("pegainfer-") && name.ends_with(".json") {
+            files.push((metadata.modified()?, entry.path(), metadata.len()));
+        }
+    }
+    files.sort();
+    Ok(files.into_iter().map(|(_, path, length)| (path, length)).collect())
+}
+
+/// One file: a JSON list of events.
+#[derive(Debug)]
+struct TraceFile {
+    path: PathBuf,
+    file: File,
+    /// Length in bytes, without [`END`].
+    length: u64,
+}
+
+impl TraceFile {
+    /// Creates a file with an empty list. It must not exist, not even as a link.
+    fn create(path: &Path) -> std::io::Result<Self> {
+        let mut file = File::create_new(path)?;
+        if let Err(error) = file.write_all(b"[").and_then(|()| file.write_all(END)) {
+            // The error of the write is the one that matters.
+            let _ = std::fs::remove_file(path);
+            return Err(error);
+        }
+        Ok(Self { path: path.to_path_buf(), file, length: 1 })
+    }
+
+    fn is_empty(&self) -> bool {
+        self.length == 1
+    }
+
+    /// Appends events, each of which begins with a comma. If that fails, the file has the events it had before.
+    fn append(&mut self, mut events: Vec<u8>) -> std::io::Result<()> {
+        if self.is_empty() && !events.is_empty() {
+            events.remove(0);
+        }
+        let length = self.length + events.len() as u64;
+        events.extend_from_slice(END);
+        let written = self.write(&events);
+        match written {
+            Ok(()) => self.length = length,
+            // The old end needs no more space than the file already has.
+            Err(_) => self.write(END).and_then(|()| self.file.set_len(self.length + END.len() as u64))?,
+        }
+        written
+    }
+
+    /// Writes over the end of the file.
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        self.file.seek(SeekFrom::Start(self.length))?;
+        self.file.write_all(bytes)
+    }
 }
 
 impl Reporter for ChromeFiles {
     fn report(&mut self, spans: Vec<SpanRecord>) {
-        if let Err(error) = self.append(&spans)
-            && !std::mem::replace(&mut self.failed, true)
-        {
-            log::error!("traces are lost: {error:#}");
+        let result = self.append(&spans);
+        let failed = std::mem::replace(&mut self.failed, result.is_err());
+        match result {
+            Err(error) if !failed => log::error!("traces are lost: {error:#}"),
+            Ok(()) if failed => log::info!("traces are written again"),
+            _ => {}
         }
     }
 }
@@ -117,7 +223,7 @@ mod tests {
     #[test]
     fn the_file_is_valid_json_after_every_trace() {
         let dir = TempDir::new("chrome");
-        let mut files = ChromeFiles::create(dir.path()).unwrap();
+        let mut files = ChromeFiles::create(dir.path(), 1 << 20).unwrap();
         let path = std::fs::read_dir(dir.path()).unwrap().next().unwrap().unwrap().path();
         let read = || serde_json::from_slice::<Vec<Value>>(&std::fs::read(&path).unwrap()).unwrap();
         assert!(read().is_empty());
@@ -139,12 +245,46 @@ mod tests {
         assert_eq!(of("X")[0]["dur"], 1.5);
     }
 
+    /// A trace of about `bytes` bytes.
+    fn trace(bytes: usize) -> Vec<SpanRecord> {
+        vec![SpanRecord { properties: vec![("request_id".into(), "x".repeat(bytes).into())], ..SpanRecord::default() }]
+    }
+
+    fn sizes(dir: &TempDir) -> Vec<u64> {
+        let files = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path());
+        let texts: Vec<Vec<u8>> = files.map(|path| std::fs::read(path).unwrap()).collect();
+        assert!(texts.iter().all(|text| serde_json::from_slice::<Vec<Value>>(text).is_ok()));
+        texts.iter().map(|text| text.len() as u64).collect()
+    }
+
     #[test]
-    fn a_large_file_is_followed_by_another_one() {
-        let dir = TempDir::new("chrome");
-        let mut files = ChromeFiles::create(dir.path()).unwrap();
-        files.length = MAX_FILE + 1;
-        files.report(vec![SpanRecord::default()]);
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+    fn all_files_together_stay_below_the_limit() {
+        let dir = TempDir::new("chrome-limit");
+        std::fs::write(dir.path().join("pegainfer-0-0.json"), "[\n]\n").unwrap();
+        std::fs::write(dir.path().join("other.json"), "[]").unwrap();
+        let mut files = ChromeFiles::create(dir.path(), 20_000).unwrap();
+        for _ in 0..100 {
+            files.report(trace(500));
+            assert!(sizes(&dir).iter().sum::<u64>() <= 20_002, "{:?}", sizes(&dir));
+        }
+        assert!(!files.failed && sizes(&dir).iter().sum::<u64>() > 12_000, "{:?}", sizes(&dir));
+        assert!(!dir.path().join("pegainfer-0-0.json").exists(), "a file of an earlier server goes first");
+        files.report(trace(20_000));
+        assert!(files.failed, "a trace above the limit is lost");
+        assert!(dir.path().join("other.json").exists());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_with_the_name_of_a_file_is_not_followed() {
+        let dir = TempDir::new("chrome-link");
+        let foreign = dir.path().join("foreign");
+        std::fs::write(&foreign, "keep").unwrap();
+        let name = format!("pegainfer-{}-0.json", std::process::id());
+        std::os::unix::fs::symlink(&foreign, dir.path().join(name)).unwrap();
+        let mut files = ChromeFiles::create(dir.path(), 1 << 20).unwrap();
+        files.report(trace(10));
+        assert_eq!(std::fs::read(&foreign).unwrap(), b"keep");
+        assert!(!files.failed);
     }
 }

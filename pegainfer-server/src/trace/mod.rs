@@ -25,33 +25,50 @@ use axum::response::{IntoResponse, Response};
 use fastrace::collector::{EventRecord, Reporter, SpanContext, SpanId, SpanRecord, TraceId};
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Request header: 1 traces this request, 0 does not.
+/// Request header of admins: 1 traces this request, 0 does not.
 const ASKED: HeaderName = HeaderName::from_static("x-trace");
 /// Response header with the id of the trace.
 const TOLD: HeaderName = HeaderName::from_static("x-trace-id");
 /// Maximum number of traces that wait to be written; more are dropped.
 const MAX_WAITING: usize = 1024;
+/// Maximum size in bytes of the traces that wait to be written; more are dropped.
+const MAX_WAITING_BYTES: usize = 64 << 20;
 /// Maximum number of spans given to a reporter in one call.
 const MAX_BATCH: usize = 512;
 /// Maximum time that the shutdown waits for the last traces.
 const FLUSH: Duration = Duration::from_secs(2);
 
+/// Attribute of the root span: HTTP status of the response.
+const HTTP_STATUS: &str = "http.response.status_code";
+/// Attribute of the root span of a request that failed: the status, or `stream` if an event of a stream reported the failure.
+/// A refusal of the client's request (4xx) is no error of the server, as in OpenTelemetry's conventions.
+const ERROR: &str = "error.type";
+
 /// Attributes of a span: names and values.
 pub type Properties = Vec<(Cow<'static, str>, Cow<'static, str>)>;
 
 enum Message {
-    Spans(Vec<SpanRecord>),
+    Spans { spans: Vec<SpanRecord>, bytes: usize },
     Flush(SyncSender<()>),
+}
+
+/// Traces that wait to be written.
+#[derive(Debug, Default)]
+struct Backlog {
+    bytes: AtomicUsize,
+    /// Whether a trace was dropped because too many waited.
+    overflowed: AtomicBool,
 }
 
 /// Decides which requests are traced, and passes their spans to the writer thread.
 pub struct Tracer {
     writer: SyncSender<Message>,
+    backlog: Arc<Backlog>,
     /// Fraction of the requests without an `x-trace` header that are traced.
     sampling_ratio: f64,
     seen: AtomicU64,
@@ -70,10 +87,12 @@ impl Tracer {
     /// for it.
     pub fn start(reporters: Vec<Box<dyn Reporter>>, sampling_ratio: f64) -> std::io::Result<Arc<Self>> {
         let (writer, spans) = sync_channel(MAX_WAITING);
-        std::thread::Builder::new().name("trace".into()).spawn(move || write(reporters, &spans))?;
+        let backlog = Arc::new(Backlog::default());
+        let shared = backlog.clone();
+        std::thread::Builder::new().name("trace".into()).spawn(move || write(reporters, &spans, &shared))?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let epoch = (Instant::now(), now.as_nanos() as u64);
-        Ok(Arc::new(Self { writer, sampling_ratio, seen: AtomicU64::new(0), epoch }))
+        Ok(Arc::new(Self { writer, backlog, sampling_ratio, seen: AtomicU64::new(0), epoch }))
     }
 
     /// Waits until all traces so far are written, but at most [`FLUSH`].
@@ -85,9 +104,22 @@ impl Tracer {
         }
     }
 
-    /// Starts a trace if this request is sampled or asks for one.
-    fn begin(self: &Arc<Self>, headers: &HeaderMap, name: &str) -> Result<Option<Arc<Trace>>, ApiError> {
-        let sampled = match headers.get(ASKED).map(HeaderValue::as_bytes) {
+    /// Hands a trace to the writer. If the writer falls behind (a slow disk), traces are dropped rather than requests delayed.
+    fn send(&self, spans: Vec<SpanRecord>) {
+        let bytes = spans.iter().map(|span| size_of_val(span) + size_of_val(span.events.as_slice())).sum();
+        let waiting = self.backlog.bytes.fetch_add(bytes, Ordering::Relaxed);
+        if waiting + bytes <= MAX_WAITING_BYTES && self.writer.try_send(Message::Spans { spans, bytes }).is_ok() {
+            return;
+        }
+        self.backlog.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        if !self.backlog.overflowed.swap(true, Ordering::Relaxed) {
+            log::warn!("traces are dropped, because the disk or the collector is too slow for them");
+        }
+    }
+
+    /// Starts a trace if this request is sampled or, where it may (`decides`), asks for one.
+    fn begin(self: &Arc<Self>, headers: &HeaderMap, name: &str, decides: bool) -> Result<Option<Arc<Trace>>, ApiError> {
+        let sampled = match headers.get(ASKED).filter(|_| decides).map(HeaderValue::as_bytes) {
             None => self.is_next(),
             Some(b"0") => false,
             Some(b"1") => true,
@@ -107,6 +139,8 @@ impl Tracer {
             name: name.to_string(),
             request_id: request_id.to_string(),
             started: Instant::now(),
+            status: AtomicU16::new(0),
+            failed: AtomicBool::new(false),
             spans: Mutex::new(Vec::new()),
         })))
     }
@@ -127,12 +161,15 @@ impl Tracer {
 }
 
 /// Writer thread: passes waiting spans on in batches, because a collector takes one request per batch.
-fn write(mut reporters: Vec<Box<dyn Reporter>>, messages: &Receiver<Message>) {
+fn write(mut reporters: Vec<Box<dyn Reporter>>, messages: &Receiver<Message>, backlog: &Backlog) {
     while let Ok(first) = messages.recv() {
-        let (mut spans, mut waiting) = (Vec::new(), None);
+        let (mut spans, mut size, mut waiting) = (Vec::new(), 0, None);
         for message in std::iter::once(first).chain(messages.try_iter()) {
             match message {
-                Message::Spans(more) => spans.extend(more),
+                Message::Spans { spans: more, bytes } => {
+                    spans.extend(more);
+                    size += bytes;
+                }
                 Message::Flush(done) => waiting = Some(done),
             }
             if waiting.is_some() || spans.len() >= MAX_BATCH {
@@ -141,6 +178,7 @@ fn write(mut reporters: Vec<Box<dyn Reporter>>, messages: &Receiver<Message>) {
         }
         if !spans.is_empty() {
             reporters.iter_mut().for_each(|reporter| reporter.report(spans.clone()));
+            backlog.bytes.fetch_sub(size, Ordering::Relaxed);
         }
         if let Some(done) = waiting {
             // The receiver may have timed out.
@@ -159,6 +197,10 @@ pub struct Trace {
     name: String,
     request_id: String,
     started: Instant,
+    /// HTTP status of the response; 0 until there is one.
+    status: AtomicU16,
+    /// Whether a choice failed.
+    failed: AtomicBool,
     spans: Mutex<Vec<SpanRecord>>,
 }
 
@@ -199,22 +241,31 @@ impl Trace {
 impl Drop for Trace {
     fn drop(&mut self) {
         let name = std::mem::take(&mut self.name);
+        let status = *self.status.get_mut();
+        let mut properties: Properties = vec![("request_id".into(), std::mem::take(&mut self.request_id).into())];
+        if status > 0 {
+            properties.push((HTTP_STATUS.into(), status.to_string().into()));
+        }
+        if status >= 500 || *self.failed.get_mut() {
+            properties.push((ERROR.into(), if status >= 500 { status.to_string() } else { "stream".into() }.into()));
+        }
         let root = SpanRecord {
             span_id: self.context.span_id,
             parent_id: self.parent,
             begin_time_unix_ns: self.tracer.unix_ns(self.started),
             duration_ns: self.started.elapsed().as_nanos() as u64,
-            properties: vec![("request_id".into(), std::mem::take(&mut self.request_id).into())],
+            properties,
             ..self.record(name)
         };
         let mut spans = vec![root];
         spans.append(self.spans.get_mut().unwrap_or_else(PoisonError::into_inner));
-        // If the writer falls behind (a slow disk), traces are dropped rather than requests delayed.
-        if self.tracer.writer.try_send(Message::Spans(spans)).is_err() {
-            log::debug!("a trace was dropped: the writer is too slow");
-        }
+        self.tracer.send(spans);
     }
 }
+
+/// Right of a request to decide whether it is traced, an extension of the request.
+#[derive(Debug, Clone, Copy)]
+pub struct MayTrace;
 
 /// Middleware: starts a trace for each API request that is sampled, and sends its id to the client.
 pub async fn attach(State(tracer): State<Arc<Tracer>>, mut request: Request, next: Next) -> Response {
@@ -222,14 +273,16 @@ pub async fn attach(State(tracer): State<Arc<Tracer>>, mut request: Request, nex
     if !path.starts_with("/v1/") || request.method() != Method::POST {
         return next.run(request).await;
     }
-    let trace = match tracer.begin(request.headers(), path) {
+    let decides = request.extensions().get::<MayTrace>().is_some();
+    let trace = match tracer.begin(request.headers(), path, decides) {
         Ok(Some(trace)) => trace,
         Ok(None) => return next.run(request).await,
         Err(error) => return error.into_response(),
     };
     let id = HeaderValue::try_from(trace.context.trace_id.to_string());
-    request.extensions_mut().insert(trace);
+    request.extensions_mut().insert(trace.clone());
     let mut response = next.run(request).await;
+    trace.status.store(response.status().as_u16(), Ordering::Relaxed);
     if let Ok(id) = id {
         response.headers_mut().insert(TOLD, id);
     }
@@ -245,13 +298,16 @@ mod tests {
         let tracer = Tracer::start(vec![], 0.25).unwrap();
         let traced: Vec<bool> = (0..8).map(|_| tracer.is_next()).collect();
         assert_eq!(traced, [false, false, false, true, false, false, false, true]);
-        let asked = |value: &'static str| {
+        let asked = |value: &'static str, decides| {
             let headers = HeaderMap::from_iter([(ASKED, HeaderValue::from_static(value))]);
-            tracer.begin(&headers, "test").map(|trace| trace.is_some())
+            tracer.begin(&headers, "test", decides).map(|trace| trace.is_some())
         };
-        assert!(asked("1").unwrap());
-        assert!(!asked("0").unwrap());
-        assert!(asked("yes").is_err());
+        assert!(asked("1", true).unwrap());
+        assert!(!asked("0", true).unwrap());
+        assert!(asked("yes", true).is_err());
+        let tracer = Tracer::start(vec![], 0.0).unwrap();
+        let headers = HeaderMap::from_iter([(ASKED, HeaderValue::from_static("1"))]);
+        assert!(tracer.begin(&headers, "test", false).unwrap().is_none(), "only those who may decide");
     }
 
     #[test]
@@ -259,7 +315,7 @@ mod tests {
         let tracer = Tracer::start(vec![], 1.0).unwrap();
         let parent = HeaderValue::from_static("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01");
         let headers = HeaderMap::from_iter([(HeaderName::from_static("traceparent"), parent)]);
-        let trace = tracer.begin(&headers, "test").unwrap().unwrap();
+        let trace = tracer.begin(&headers, "test", false).unwrap().unwrap();
         assert_eq!(trace.context.trace_id.to_string(), "0af7651916cd43dd8448eb211c80319c");
         assert_eq!(trace.parent, SpanId(0xb7ad_6b71_6920_3331));
     }

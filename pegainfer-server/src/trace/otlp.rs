@@ -1,5 +1,6 @@
 //! Traces for an OpenTelemetry collector: OTLP over HTTP, as JSON.
 
+use super::{ERROR, HTTP_STATUS};
 use anyhow::{Result, ensure};
 use fastrace::collector::{EventRecord, Reporter, SpanRecord};
 use serde_json::{Value, json};
@@ -11,6 +12,11 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// Values of OTLP's `SpanKind` enumeration.
 const INTERNAL: u8 = 1;
 const SERVER: u8 = 2;
+/// Values of OTLP's `StatusCode` enumeration.
+const UNSET: u8 = 0;
+const FAILED: u8 = 2;
+/// Attributes whose value is a number.
+const NUMBERS: [&str; 4] = ["choice", "cached_tokens", "total_us", HTTP_STATUS];
 
 /// A collector, such as Jaeger, Tempo or the OpenTelemetry collector.
 #[derive(Debug)]
@@ -65,12 +71,17 @@ fn span(span: &SpanRecord) -> Value {
         "startTimeUnixNano": span.begin_time_unix_ns.to_string(),
         "endTimeUnixNano": (span.begin_time_unix_ns + span.duration_ns).to_string(),
         "attributes": attributes(span.properties.iter().map(|(k, v)| (k.as_ref(), v.as_ref()))),
+        "status": {"code": if span.properties.iter().any(|(name, _)| name == ERROR) { FAILED } else { UNSET }},
         "events": span.events.iter().map(event).collect::<Vec<Value>>(),
     })
 }
 
 fn attributes<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> Vec<Value> {
-    pairs.into_iter().map(|(key, value)| json!({"key": key, "value": {"stringValue": value}})).collect()
+    let value = |key: &str, value: &str| match NUMBERS.contains(&key) {
+        true => json!({"intValue": value}),
+        false => json!({"stringValue": value}),
+    };
+    pairs.into_iter().map(|(key, text)| json!({"key": key, "value": value(key, text)})).collect()
 }
 
 #[cfg(test)]
@@ -106,7 +117,7 @@ mod tests {
             name: "queue".into(),
             begin_time_unix_ns: 1_795_262_750_123_456_789,
             duration_ns: 11,
-            properties: vec![("choice".into(), "0".into())],
+            properties: vec![("choice".into(), "0".into()), (ERROR.into(), "500".into())],
             ..SpanRecord::default()
         }]);
         assert!(!otlp.failed);
@@ -116,6 +127,8 @@ mod tests {
         assert_eq!(span["traceId"], "00000000000000000000000000000abc");
         assert_eq!((&span["spanId"], &span["parentSpanId"]), (&json!("0000000000000012"), &json!("")));
         assert_eq!(span["endTimeUnixNano"], "1795262750123456800");
-        assert_eq!(span["attributes"], json!([{"key": "choice", "value": {"stringValue": "0"}}]));
+        let error = json!({"key": "error.type", "value": {"stringValue": "500"}});
+        assert_eq!(span["attributes"], json!([{"key": "choice", "value": {"intValue": "0"}}, error]));
+        assert_eq!(span["status"]["code"], 2);
     }
 }
