@@ -1,12 +1,15 @@
-//! Errors as OpenAI clients expect them: `{"error": {"message", "type", "param", "code"}}`.
+//! Errors in the shape of the API that was called.
 //!
-//! `code` is a string or null, as OpenAI has it (vLLM repeats the HTTP status there).
+//! OpenAI's is `{"error": {"message", "type", "param", "code"}}`, where `code` is a string or null (vLLM repeats the HTTP status
+//! there). Anthropic's is `{"type": "error", "error": {"type", "message"}, "request_id"}`. An [`ApiError`] becomes a response in
+//! OpenAI's shape, which the middleware `http::error_shape` around all handlers and refusals replaces on Anthropic's paths.
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use pegainfer_core::engine::SubmitError;
 use pegainfer_core::sampling::SamplingError;
 use serde::Serialize;
+use serde_json::{Value, json};
 
 /// The error response to a request that cannot be served.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,6 +31,11 @@ struct Detail<'a> {
     r#type: &'static str,
     param: Option<&'a str>,
     code: Option<&'static str>,
+}
+
+/// Whether a path belongs to Anthropic's API.
+pub fn is_anthropic(path: &str) -> bool {
+    path.strip_prefix("/v1/messages").is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// Maximum characters of client input in an error message: a small request must not cause a large response.
@@ -115,6 +123,21 @@ impl ApiError {
         }
     }
 
+    /// The code, or a word for the status: why the request was refused, for counters.
+    pub fn reason(&self) -> &'static str {
+        self.code.unwrap_or(match self.status {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => "no_permission",
+            StatusCode::NOT_FOUND => "not_found",
+            StatusCode::METHOD_NOT_ALLOWED => "method_not_allowed",
+            StatusCode::REQUEST_TIMEOUT => "body_too_slow",
+            StatusCode::PAYLOAD_TOO_LARGE => "body_too_large",
+            StatusCode::UNSUPPORTED_MEDIA_TYPE => "content_type",
+            StatusCode::TOO_MANY_REQUESTS => "too_many_requests",
+            status if status.is_server_error() => "server_error",
+            _ => "invalid_request",
+        })
+    }
+
     fn kind(&self) -> &'static str {
         if self.status.is_server_error() { "server_error" } else { "invalid_request_error" }
     }
@@ -125,6 +148,22 @@ impl ApiError {
             Detail { message: &self.message, r#type: self.kind(), param: self.param.as_deref(), code: self.code };
         // Strings only: serialisation cannot fail.
         serde_json::to_string(&Body { error }).unwrap_or_default()
+    }
+
+    /// The error in the shape of Anthropic's API, also an event inside a stream that has already begun.
+    pub fn anthropic_body(&self) -> Value {
+        let kind = match self.status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
+            StatusCode::NOT_FOUND => "not_found_error",
+            StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+            StatusCode::GATEWAY_TIMEOUT => "timeout_error",
+            status if status.is_server_error() => "api_error",
+            _ => "invalid_request_error",
+        };
+        json!({"type": "error", "error": {"type": kind, "message": self.message}})
     }
 }
 
@@ -142,6 +181,8 @@ impl IntoResponse for ApiError {
             // Requests end within seconds, and a replica can take over immediately: a retry after one second has a fair chance.
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
+        // For `http::error_shape` and for the counters of refusals.
+        response.extensions_mut().insert(self);
         response
     }
 }
@@ -157,6 +198,27 @@ mod tests {
             error.body(),
             r#"{"error":{"message":"n must be 1","type":"invalid_request_error","param":"n","code":"unsupported_parameter"}}"#
         );
+    }
+
+    #[test]
+    fn anthropic_has_a_type_for_each_status() {
+        for (status, kind) in [
+            (400, "invalid_request_error"),
+            (401, "authentication_error"),
+            (403, "permission_error"),
+            (404, "not_found_error"),
+            (405, "invalid_request_error"),
+            (413, "request_too_large"),
+            (429, "rate_limit_error"),
+            (500, "api_error"),
+            (503, "overloaded_error"),
+            (504, "timeout_error"),
+        ] {
+            let body = ApiError::new(StatusCode::from_u16(status).unwrap(), "a sentence").anthropic_body();
+            assert_eq!(body, json!({"type": "error", "error": {"type": kind, "message": "a sentence"}}), "{status}");
+        }
+        assert!(is_anthropic("/v1/messages") && is_anthropic("/v1/messages/count_tokens"));
+        assert!(!is_anthropic("/v1/messagesx") && !is_anthropic("/v1/models"));
     }
 
     #[test]

@@ -5,6 +5,8 @@ use axum::http::{HeaderMap, HeaderName};
 
 /// Header with the id of a request.
 pub const HEADER: HeaderName = HeaderName::from_static("x-request-id");
+/// The same header of Anthropic's API.
+pub const ANTHROPIC_HEADER: HeaderName = HeaderName::from_static("request-id");
 /// The condition of [`is_valid`] in words, for errors.
 pub const VALID: &str = "1 to 128 letters, digits, '-', '_', '.' or ':'";
 

@@ -5,10 +5,11 @@
 mod support;
 
 use pegainfer_server::app::Options;
+use pegainfer_server::http::{ApiKeys, Secret};
 use serde_json::{Value, json};
-use support::TestServer;
-use support::client::{post, post_ok, post_with, with};
+use support::client::{get, post, post_ok, post_with, send, with, write};
 use support::mock::MockEngine;
+use support::{TestServer, wait_until};
 
 const MESSAGES: &str = "/v1/messages";
 const CALL: &str = "I look.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Bern\"}}\n</tool_call>";
@@ -249,8 +250,48 @@ fn errors_have_the_shape_of_anthropic() {
 
 #[test]
 fn a_key_may_come_in_anthropics_header() {
-    let keys = pegainfer_server::http::ApiKeys::load(&[pegainfer_server::http::Secret("k1".into())], None).unwrap();
+    let keys = ApiKeys::load(&[Secret("k1".into())], None).unwrap();
     let server = TestServer::with(MockEngine::replying("x").0, Options { api_keys: keys, ..Options::default() });
     let status = |key: &str| post_with(server.address, MESSAGES, ("x-api-key", key), &body(json!({}))).status;
     assert_eq!((status("k1"), status("k2")), (200, 401));
+}
+
+#[test]
+fn every_refusal_has_the_shape_of_the_api_that_was_called() {
+    let (engine, control) = MockEngine::replying(" a cat");
+    control.allow(0);
+    let keys = ApiKeys::load(&[Secret("k".into())], None).unwrap();
+    let mut server = TestServer::with(engine, Options { api_keys: keys, max_body: 1000, ..Options::default() });
+    let address = server.address;
+    let ask = |path: &str, method: &str, headers: &[(&str, &str)], body: &str| {
+        let response = send(address, method, path, headers, body.as_bytes());
+        let (status, id) = (response.status, response.header("request-id").map(str::to_string));
+        (status, id, response.json())
+    };
+    let (key, json_type, text_type) =
+        (("x-api-key", "k"), ("Content-Type", "application/json"), ("Content-Type", "text/plain"));
+    let large = format!("{{\"x\": \"{}\"}}", "x".repeat(1000));
+    for (path, method, headers, body, status, kind) in [
+        (MESSAGES, "POST", vec![json_type], "{}", 401, "authentication_error"),
+        (MESSAGES, "POST", vec![json_type, key], "{}", 400, "invalid_request_error"),
+        (MESSAGES, "GET", vec![key], "", 405, "invalid_request_error"),
+        ("/v1/messages/batches", "POST", vec![json_type, key], "{}", 404, "not_found_error"),
+        (MESSAGES, "POST", vec![text_type, key], "{}", 415, "invalid_request_error"),
+        (MESSAGES, "POST", vec![json_type, key], &large, 413, "request_too_large"),
+        ("/v1/messages/count_tokens", "POST", vec![json_type, key], "[]", 400, "invalid_request_error"),
+    ] {
+        let (got, id, error) = ask(path, method, &headers, body);
+        assert_eq!((got, &error["type"], &error["error"]["type"]), (status, &json!("error"), &json!(kind)), "{error}");
+        assert!(error["error"]["message"].is_string() && id.is_some() && error["request_id"] == json!(id), "{error}");
+        let openai = if path == MESSAGES { "/v1/chat/completions" } else { "/v1/nothing" };
+        let (_, id, error) = ask(openai, method, &headers, body);
+        assert!(id.is_none() && error["error"]["message"].is_string() && error.get("type").is_none(), "{error}");
+    }
+    let open = write(server.address, "POST", MESSAGES, &[json_type, key], body(json!({})).to_string().as_bytes());
+    wait_until("a request is open", || control.added() == 1);
+    server.stop();
+    wait_until("it drains", || get(server.address, "/health").status == 503);
+    let (status, _, error) = ask(MESSAGES, "POST", &[json_type, key], "{}");
+    assert_eq!((status, &error["error"]["type"]), (503, &json!("overloaded_error")));
+    drop(open);
 }

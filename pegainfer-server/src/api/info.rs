@@ -3,9 +3,11 @@
 use super::state::AppState;
 use crate::error::ApiError;
 use crate::lifecycle::Phase;
+use crate::metrics::Exposition;
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -17,7 +19,12 @@ pub async fn models(State(state): State<Arc<AppState>>) -> Json<Value> {
 }
 
 /// `GET /v1/models/{name}`.
-pub async fn model(State(state): State<Arc<AppState>>, Path(name): Path<String>) -> Result<Json<Value>, ApiError> {
+pub async fn model(
+    State(state): State<Arc<AppState>>,
+    name: Result<Path<String>, PathRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let not_text = |_| ApiError::invalid("model", "the model's name is not valid UTF-8");
+    let Path(name) = name.map_err(not_text)?;
     let name = state.model_named(Some(name))?;
     Ok(Json(card(&state, &name)))
 }
@@ -46,6 +53,9 @@ pub async fn health(State(state): State<Arc<AppState>>) -> (StatusCode, &'static
     }
 }
 
+/// `GET /live`: 200 while the process can answer at all, also when the engine is stuck or the server drains.
+pub async fn live() {}
+
 /// `GET /load`: `server_load` is vLLM's number, for balancers that compare replicas; the other fields are its parts.
 pub async fn load(State(state): State<Arc<AppState>>) -> Json<Value> {
     let stats = state.engine.stats();
@@ -67,9 +77,10 @@ pub async fn version() -> Json<Value> {
     Json(json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
-/// `GET /metrics`, in the text format of Prometheus.
-pub async fn metrics(State(state): State<Arc<AppState>>) -> Result<Response, ApiError> {
-    let text = state.metrics.encode().map_err(|e| ApiError::internal(format!("the metrics cannot be written: {e}")))?;
-    let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    Ok(([(header::CONTENT_TYPE, content_type)], text).into_response())
+/// `GET /metrics`, in the text format of Prometheus, or in OpenMetrics for clients that ask for it.
+pub async fn metrics(State(state): State<Arc<AppState>>, headers: HeaderMap) -> Result<Response, ApiError> {
+    let format = Exposition::accepted(&headers);
+    let text = state.metrics.encode(format);
+    let text = text.map_err(|e| ApiError::internal(format!("the metrics cannot be written: {e}")))?;
+    Ok(([(header::CONTENT_TYPE, format.content_type())], text).into_response())
 }

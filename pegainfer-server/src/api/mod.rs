@@ -70,6 +70,7 @@ pub fn router(state: Arc<AppState>) -> Router {
         // A name may hold slashes, as in `Qwen/Qwen3-4B`.
         .route("/v1/models/{*name}", get(info::model))
         .route("/health", get(info::health))
+        .route("/live", get(info::live))
         .route("/ping", get(info::health).post(info::health))
         .route("/load", get(info::load))
         .route("/reset_prefix_cache", post(info::reset_prefix_cache))
@@ -91,7 +92,8 @@ async fn unknown_path(uri: Uri) -> ApiError {
 }
 
 async fn wrong_method(method: Method, uri: Uri) -> ApiError {
-    let message = format!("{} does not take {method} requests", truncate_for_error(uri.path()));
+    let (path, method) = (truncate_for_error(uri.path()), truncate_for_error(method.as_str()));
+    let message = format!("{path} does not take {method} requests");
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message)
 }
 

@@ -1,7 +1,7 @@
 //! Request ids: the same id in the response's header, in the response's body and in the log.
 
-use crate::error::ApiError;
-use crate::ids::{HEADER, request_id};
+use crate::error::{ApiError, is_anthropic};
+use crate::ids::{ANTHROPIC_HEADER, HEADER, request_id};
 use axum::extract::Request;
 use axum::http::HeaderValue;
 use axum::middleware::Next;
@@ -17,7 +17,11 @@ pub async fn attach(mut request: Request, next: Next) -> Response {
         return ApiError::internal("the request id is no header value").into_response();
     };
     request.headers_mut().insert(HEADER, value.clone());
+    let anthropic = is_anthropic(request.uri().path());
     let mut response = next.run(request).await;
+    if anthropic {
+        response.headers_mut().insert(ANTHROPIC_HEADER, value.clone());
+    }
     response.headers_mut().insert(HEADER, value);
     response
 }
