@@ -9,7 +9,7 @@ use super::logprobs::{ChatLogprobs, TokenNames};
 use super::params::Params;
 use super::policy::with_ignored;
 use super::schema::Body;
-use super::sse::{self, ChunkWriter, Events};
+use super::sse::{self, ChunkWriter, Events, KeepAlive};
 use super::state::{AppState, unix_time};
 use super::submitted_chat::{ChoiceParser, SubmittedChat};
 use super::timings::Timings;
@@ -27,7 +27,7 @@ pub async fn chat(State(state): State<Arc<AppState>>, request: Request) -> Resul
     let request = ChatRequest::read(Body::parse(&bytes)?, &state.policy)?;
     drop(bytes);
     let SubmittedChat { params, generations, parsers, logprobs, names_function, ignored } =
-        SubmittedChat::start(request, &context, &state, "chat").await?;
+        SubmittedChat::start(request, &context, &state).await?;
     let writer = ChatWriter {
         id: format!("chatcmpl-{}", params.request_id),
         created: unix_time(),
@@ -38,7 +38,10 @@ pub async fn chat(State(state): State<Arc<AppState>>, request: Request) -> Resul
         state,
     };
     let response = match writer.params.stream {
-        Some(options) => sse::respond(generations, writer.params.n, writer, options).await?,
+        Some(options) => {
+            let keep_alive = KeepAlive::new(writer.params.received, &writer.state.options);
+            sse::respond(generations, writer.params.n, writer, options, keep_alive).await?
+        }
         None => respond(generations, writer).await?,
     };
     Ok(with_ignored(response, ignored))

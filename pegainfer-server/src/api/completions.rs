@@ -9,7 +9,7 @@ use super::policy::with_ignored;
 use super::schema::Body;
 use super::schema::completions::{CompletionFields, PromptInput};
 use super::schema::generation::GenerationFields;
-use super::sse::{self, ChunkWriter, Events};
+use super::sse::{self, ChunkWriter, Events, KeepAlive};
 use super::state::{AppState, unix_time};
 use super::stop::check_vocabulary;
 use super::structured::Structured;
@@ -61,7 +61,7 @@ pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -
     let requests = prompts.into_iter();
     let requests = requests.map(|ids| params.requests(ids, DEFAULT_MAX_TOKENS, logprobs, grammar.clone(), &state));
     let requests = requests.collect::<Result<Vec<_>, _>>()?.concat();
-    let generations = Generation::submit_all(&state, &params, requests, "completions", "prompt")?;
+    let generations = Generation::submit_all(&state, &params, requests, "prompt")?;
     let writer = CompletionWriter {
         id: format!("cmpl-{}", params.request_id),
         created: unix_time(),
@@ -70,7 +70,10 @@ pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -
         state,
     };
     let response = match writer.params.stream {
-        Some(options) => sse::respond(generations, writer.params.n, writer, options).await?,
+        Some(options) => {
+            let keep_alive = KeepAlive::new(writer.params.received, &writer.state.options);
+            sse::respond(generations, writer.params.n, writer, options, keep_alive).await?
+        }
         None => respond(generations, writer).await?,
     };
     Ok(with_ignored(response, ignored))

@@ -46,7 +46,6 @@ impl Generation {
         state: &AppState,
         params: &Params,
         requests: Vec<GenerateRequest>,
-        endpoint: &'static str,
         prompt_field: &'static str,
     ) -> Result<Vec<Self>, ApiError> {
         if params.include_metrics && requests.len() != 1 {
@@ -59,8 +58,9 @@ impl Generation {
         if let Some(trace) = &params.trace {
             trace.stage("tokenize");
         }
-        let submit = |(choice, request)| {
-            let mut generation = Self::submit(state, params, request, endpoint, prompt_field)?;
+        state.metrics.requested(params.n);
+        let submit = |(choice, request): (usize, _)| {
+            let mut generation = Self::submit(state, params, request, choice % params.n == 0, prompt_field)?;
             generation.record.trace(params.trace.clone().map(|trace| ChoiceTrace::new(trace, choice)));
             Ok(generation)
         };
@@ -71,7 +71,7 @@ impl Generation {
         state: &AppState,
         params: &Params,
         request: GenerateRequest,
-        endpoint: &'static str,
+        is_first: bool,
         prompt_field: &'static str,
     ) -> Result<Self, ApiError> {
         let (prompt, max_tokens) = (request.prompt.len(), request.max_tokens);
@@ -88,7 +88,7 @@ impl Generation {
         if let Some(deadline) = params.deadline {
             stream.cancel_at(deadline.at);
         }
-        let record = state.metrics.request(&params.request_id, endpoint, prompt, max_tokens, stream.at());
+        let record = state.metrics.request(is_first, prompt, max_tokens, stream.at());
         Ok(Self {
             stream: Some(stream),
             tokenizer: state.checkpoint.tokenizer.clone(),

@@ -1,19 +1,26 @@
 //! Server-sent events: `data: {json}\n\n` for each chunk, `data: [DONE]\n\n` at the end, also after an error. The Responses
 //! and Messages APIs name their events and send no `[DONE]`.
+//!
+//! A stream shows that it is alive, because proxies and clients give up on a connection that is silent for a minute: its head goes out
+//! before a long prefill ends, and comments follow while no token comes.
 
 use super::delta::{Counts, Delta};
 use super::generation::Generation;
+use super::state::ApiOptions;
 use super::stream_options::StreamOptions;
 use super::timings::Timings;
 use super::wire::Usage;
 use crate::error::ApiError;
 use axum::body::{Body, Bytes};
-use axum::http::header;
+use axum::http::{HeaderName, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 use futures_util::stream::{self, BoxStream, SelectAll, StreamExt};
 use serde::Serialize;
 use std::convert::Infallible;
+use std::pin::Pin;
+use std::time::{Duration, Instant};
+use tokio::time::{Sleep, sleep_until, timeout_at};
 
 /// Format of an endpoint's chunks.
 pub trait ChunkWriter: Send + 'static {
@@ -22,6 +29,12 @@ pub trait ChunkWriter: Send + 'static {
     /// Writes the events after the last delta with `include_usage` or `include_metrics`: in OpenAI's older APIs a chunk that
     /// has only token counts.
     fn usage(&mut self, out: &mut Events, usage: Usage, metrics: Option<Timings>);
+    /// Writes what a stream begins with, if no delta has come yet. `usage` has the tokens of the prompt.
+    fn begin(&mut self, _out: &mut Events, _usage: Usage) {}
+    /// Writes a sign of life while nothing else comes.
+    fn keep_alive(&mut self, out: &mut Events) {
+        out.push_comment("keep-alive");
+    }
     /// Writes the event of a failed generation.
     fn error(&mut self, out: &mut Events, error: &ApiError) {
         out.push_text(&error.body());
@@ -51,6 +64,10 @@ impl Events {
         self.push(chunk);
     }
 
+    fn push_comment(&mut self, text: &str) {
+        self.0.extend_from_slice(format!(": {text}\n\n").as_bytes());
+    }
+
     fn push_text(&mut self, data: &str) {
         self.0.extend_from_slice(format!("data: {data}\n\n").as_bytes());
     }
@@ -58,6 +75,25 @@ impl Events {
 
 /// Under load, events are coalesced up to this many bytes before they are handed to the connection.
 const MAX_COALESCED: usize = 16 << 10;
+
+/// Time after which the head of a stream is sent without a delta. Until then a failure is an ordinary error response.
+const HEAD_DELAY: Duration = Duration::from_millis(400);
+
+/// When a stream has to show that it is alive.
+#[derive(Debug, Clone, Copy)]
+pub struct KeepAlive {
+    /// When the request had arrived.
+    received: Instant,
+    /// Maximum time without an event.
+    interval: Duration,
+}
+
+impl KeepAlive {
+    /// For a request that had arrived at `received`.
+    pub fn new(received: Instant, options: &ApiOptions) -> Self {
+        Self { received, interval: options.keep_alive_interval }
+    }
+}
 
 type Item = (usize, Counts, Option<Timings>, Result<Delta, ApiError>);
 
@@ -69,31 +105,61 @@ struct SseStream<F> {
     n: usize,
     options: StreamOptions,
     writer: F,
-    /// The delta that was awaited before the response began.
-    first: Option<Item>,
+    /// What came before the head was sent: a delta, or the end of all choices.
+    first: Option<Option<Item>>,
+    /// Whether nothing came before that, and nothing was written yet.
+    silent: bool,
+    keep_alive: Duration,
+    last_write: Instant,
+    /// Ends at `last_write` + `keep_alive`, or before: it is set anew only when it has ended, not for every token.
+    timer: Pin<Box<Sleep>>,
     done: bool,
 }
 
-/// Responds with a stream of all choices, `n` of each prompt in a row. The head is sent with the first token, in one write;
-/// a failure before it is an ordinary error response.
+/// Responds with a stream of all choices, `n` of each prompt in a row. The head is sent with the first token, in one write, or
+/// after [`HEAD_DELAY`]; a failure before it is an ordinary error response.
 pub async fn respond<F: ChunkWriter>(
     generations: Vec<Generation>,
     n: usize,
     writer: F,
     options: StreamOptions,
+    keep_alive: KeepAlive,
 ) -> Result<Response, ApiError> {
     let counts = generations.iter().map(Generation::counts).collect();
     let mut deltas: SelectAll<_> = generations.into_iter().enumerate().map(deltas_of).collect();
-    let first = deltas.next().await;
-    if let Some((_, _, _, Err(error))) = first {
-        return Err(error);
-    }
-    let sse = SseStream { deltas, counts, timings: None, n, options, writer, first, done: false };
+    let first = match timeout_at((keep_alive.received + HEAD_DELAY).into(), deltas.next()).await {
+        Ok(Some((_, _, _, Err(error)))) => return Err(error),
+        first => first.ok(),
+    };
+    let silent = first.is_none();
+    let (interval, now) = (keep_alive.interval, Instant::now());
+    let timer = Box::pin(sleep_until((now + interval).into()));
+    let (keep_alive, last_write) = (interval, now);
+    let done = false;
+    let sse = SseStream {
+        deltas,
+        counts,
+        timings: None,
+        n,
+        options,
+        writer,
+        first,
+        silent,
+        keep_alive,
+        last_write,
+        timer,
+        done,
+    };
     let bytes = stream::unfold(sse, |mut sse| async move {
         let bytes = sse.coalesce().await?;
         Some((Ok::<_, Infallible>(bytes), sse))
     });
-    let headers = [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")];
+    let headers = [
+        (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
+        (header::CACHE_CONTROL, "no-cache"),
+        // nginx collects a response before it passes it on, unless it is told not to.
+        (HeaderName::from_static("x-accel-buffering"), "no"),
+    ];
     Ok((headers, Body::from_stream(bytes)).into_response())
 }
 
@@ -112,21 +178,51 @@ impl<F: ChunkWriter> SseStream<F> {
             return None;
         }
         let mut out = Events::default();
-        let mut next = match self.first.take() {
-            Some(item) => Some(item),
-            None => self.deltas.next().await,
-        };
-        loop {
-            self.write(&mut out, next);
-            if self.done || out.0.len() >= MAX_COALESCED {
-                break;
-            }
-            match self.deltas.next().now_or_never() {
-                Some(ready) => next = ready,
-                None => break,
+        if std::mem::take(&mut self.silent) {
+            self.writer.begin(&mut out, Usage::sum(self.counts.iter().copied(), self.n));
+            self.writer.keep_alive(&mut out);
+        } else {
+            let next = match self.first.take() {
+                Some(first) => Some(first),
+                None => self.next().await,
+            };
+            match next {
+                Some(item) => self.write_ready(&mut out, item),
+                None => self.writer.keep_alive(&mut out),
             }
         }
+        self.last_write = Instant::now();
         Some(out.0.into())
+    }
+
+    /// The next item; `None` if none comes for the interval.
+    async fn next(&mut self) -> Option<Option<Item>> {
+        loop {
+            tokio::select! {
+                biased;
+                item = self.deltas.next() => return Some(item),
+                () = self.timer.as_mut() => {}
+            }
+            let due = self.last_write + self.keep_alive;
+            if due <= Instant::now() {
+                return None;
+            }
+            self.timer.as_mut().reset(due.into());
+        }
+    }
+
+    /// Writes an item and those that are ready after it.
+    fn write_ready(&mut self, out: &mut Events, mut item: Option<Item>) {
+        loop {
+            self.write(out, item);
+            if self.done || out.0.len() >= MAX_COALESCED {
+                return;
+            }
+            match self.deltas.next().now_or_never() {
+                Some(ready) => item = ready,
+                None => return,
+            }
+        }
     }
 
     fn write(&mut self, out: &mut Events, item: Option<Item>) {

@@ -25,6 +25,8 @@ pub struct ApiOptions {
     pub request_timeout: Option<Duration>,
     /// Time for which a client may send no byte of a body.
     pub client_timeout: Duration,
+    /// Maximum time for which a stream sends nothing.
+    pub keep_alive_interval: Duration,
 }
 
 /// The served model: engine, tokenizer and templates, metrics.

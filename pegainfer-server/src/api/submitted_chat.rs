@@ -30,12 +30,11 @@ pub struct SubmittedChat {
 }
 
 impl SubmittedChat {
-    /// Renders a chat request and submits it; `endpoint` is its name in the metrics.
+    /// Renders a chat request and submits it.
     pub async fn start(
         request: ChatRequest,
         context: &RequestContext,
         state: &Arc<AppState>,
-        endpoint: &'static str,
     ) -> Result<Self, ApiError> {
         let ChatRequest { generation, conversation, logprobs, ignored } = request;
         let params = Params::new(generation, context, state).await?;
@@ -46,7 +45,7 @@ impl SubmittedChat {
         let reasoned = thinking.and_then(|thinking| state.grammars.after_reasoning(thinking, structure.clone()));
         let grammar = reasoned.or(structure);
         let requests = params.requests(ids.pop().unwrap_or_default(), usize::MAX, logprobs, grammar, state)?;
-        let generations = Generation::submit_all(state, &params, requests, endpoint, "messages")?;
+        let generations = Generation::submit_all(state, &params, requests, "messages")?;
         let parsers = parsers.into_iter().map(|parser| ChoiceParser { parser, reasoning_tokens: 0 }).collect();
         Ok(Self { params, generations, parsers, logprobs: logprobs.is_some(), names_function, ignored })
     }

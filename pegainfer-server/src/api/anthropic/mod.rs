@@ -1,9 +1,8 @@
 //! `POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's Messages API.
 //!
 //! # Layout
-//! - [`request`], [`history`]: translate a body into a chat request. [`response`]: writes the response, whole or streamed; [`error`]: its errors.
+//! - [`request`], [`history`]: translate a body into a chat request. [`response`]: writes the response, whole or streamed.
 
-mod error;
 mod history;
 mod request;
 mod response;
@@ -12,45 +11,45 @@ use super::body::{self, RequestContext};
 use super::chat_request::{ChatRequest, translated};
 use super::fields::Fields;
 use super::policy::with_ignored;
-use super::sse;
+use super::sse::{self, KeepAlive};
 use super::state::AppState;
 use super::submitted_chat::SubmittedChat;
 use crate::error::ApiError;
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use error::MessagesError;
 use response::MessageWriter;
 use serde_json::json;
 use std::sync::Arc;
 
 /// Handles `POST /v1/messages`.
-pub async fn messages(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, MessagesError> {
-    let (context, bytes) = body::read(request, &state.options).await.map_err(MessagesError)?;
-    let fields = body::fields(&bytes).map_err(MessagesError)?;
-    respond(&state, &context, fields).await.map_err(|error| MessagesError(request::rename(error)))
+pub async fn messages(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
+    let (context, bytes) = body::read(request, &state.options).await?;
+    let fields = body::fields(&bytes)?;
+    respond(&state, &context, fields).await.map_err(request::rename)
 }
 
 async fn respond(state: &Arc<AppState>, context: &RequestContext, fields: Fields) -> Result<Response, ApiError> {
     let chat = translated(request::chat(fields, true)?, &state.policy)?;
     let SubmittedChat { params, mut generations, mut parsers, ignored, .. } =
-        SubmittedChat::start(chat, context, state, "messages").await?;
+        SubmittedChat::start(chat, context, state).await?;
     let (Some(parser), 1) = (parsers.pop(), generations.len()) else {
         return Err(ApiError::internal("a message has exactly one choice"));
     };
+    let keep_alive = KeepAlive::new(params.received, &state.options);
     let writer = MessageWriter::new(&params.request_id, params.model, parser);
     let response = match params.stream {
-        Some(options) => sse::respond(generations, 1, writer, options).await?,
+        Some(options) => sse::respond(generations, 1, writer, options, keep_alive).await?,
         None => Json(writer.whole(&mut generations[0]).await?).into_response(),
     };
     Ok(with_ignored(response, ignored))
 }
 
 /// Handles `POST /v1/messages/count_tokens`: the number of prompt tokens that such a body would have.
-pub async fn count_tokens(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, MessagesError> {
-    let (_, bytes) = body::read(request, &state.options).await.map_err(MessagesError)?;
-    let fields = body::fields(&bytes).map_err(MessagesError)?;
-    count(&state, fields).await.map_err(|error| MessagesError(request::rename(error)))
+pub async fn count_tokens(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
+    let (_, bytes) = body::read(request, &state.options).await?;
+    let fields = body::fields(&bytes)?;
+    count(&state, fields).await.map_err(request::rename)
 }
 
 async fn count(state: &Arc<AppState>, fields: Fields) -> Result<Response, ApiError> {

@@ -7,7 +7,6 @@ use super::super::sse::{ChunkWriter, Events};
 use super::super::submitted_chat::ChoiceParser;
 use super::super::timings::Timings;
 use super::super::wire::Usage;
-use super::error::MessagesError;
 use crate::error::ApiError;
 use serde_json::{Value, json};
 
@@ -38,6 +37,16 @@ impl MessageWriter {
         Ok(message(&self.id, &self.model, content, reason, sequence, usage))
     }
 
+    /// Writes the first event, once. Before the request was admitted, its cached tokens count as input tokens; the last event has the
+    /// final numbers.
+    fn start(&mut self, out: &mut Events, counts: Option<Usage>) {
+        if !std::mem::replace(&mut self.begun, true) {
+            let usage = counts.map_or(Value::Null, |counts| usage(&counts));
+            let message = message(&self.id, &self.model, vec![], Value::Null, Value::Null, usage);
+            out.push_named("message_start", &json!({"type": "message_start", "message": message}));
+        }
+    }
+
     fn change(&self, out: &mut Events, change: Change) {
         match change {
             Change::Open(index) => {
@@ -62,12 +71,16 @@ impl MessageWriter {
 }
 
 impl ChunkWriter for MessageWriter {
+    fn begin(&mut self, out: &mut Events, counts: Usage) {
+        self.start(out, Some(counts));
+    }
+
+    fn keep_alive(&mut self, out: &mut Events) {
+        out.push_named("ping", &json!({"type": "ping"}));
+    }
+
     fn delta(&mut self, out: &mut Events, _: usize, mut delta: Delta, counts: Option<Option<Usage>>) {
-        if !std::mem::replace(&mut self.begun, true) {
-            let usage = counts.flatten().map_or(Value::Null, |counts| usage(&counts));
-            let message = message(&self.id, &self.model, vec![], Value::Null, Value::Null, usage);
-            out.push_named("message_start", &json!({"type": "message_start", "message": message}));
-        }
+        self.start(out, counts.flatten());
         let changes = self.blocks.push(self.parser.parse(&mut delta));
         changes.into_iter().for_each(|change| self.change(out, change));
         self.finish = delta.finish.or(self.finish.take());
@@ -85,7 +98,7 @@ impl ChunkWriter for MessageWriter {
     }
 
     fn error(&mut self, out: &mut Events, error: &ApiError) {
-        out.push_named("error", &MessagesError::body(error));
+        out.push_named("error", &error.anthropic_body());
     }
 
     fn end(&mut self, _: &mut Events) {}

@@ -11,7 +11,7 @@ use super::body::{self, RequestContext};
 use super::chat_request::translated;
 use super::fields::Fields;
 use super::policy::with_ignored;
-use super::sse;
+use super::sse::{self, KeepAlive};
 use super::state::{AppState, unix_time};
 use super::stream_options::StreamOptions;
 use super::submitted_chat::SubmittedChat;
@@ -32,16 +32,17 @@ pub async fn responses(State(state): State<Arc<AppState>>, request: Request) -> 
 async fn respond(state: &Arc<AppState>, context: &RequestContext, fields: Fields) -> Result<Response, ApiError> {
     let (chat, echoed) = request::chat(fields)?;
     let SubmittedChat { params, mut generations, mut parsers, ignored, .. } =
-        SubmittedChat::start(translated(chat, &state.policy)?, context, state, "responses").await?;
+        SubmittedChat::start(translated(chat, &state.policy)?, context, state).await?;
     let (Some(parser), 1) = (parsers.pop(), generations.len()) else {
         return Err(ApiError::internal("a response has exactly one choice"));
     };
     let writer = ResponseWriter::new(&params, unix_time(), echoed, parser);
+    let keep_alive = KeepAlive::new(params.received, &state.options);
     let response = match params.stream {
         // The last event always reports the token counts.
         Some(_) => {
             let options = StreamOptions { include_usage: true, continuous_usage: false };
-            sse::respond(generations, 1, writer, options).await?
+            sse::respond(generations, 1, writer, options, keep_alive).await?
         }
         None => Json(writer.whole(&mut generations[0]).await?).into_response(),
     };

@@ -116,6 +116,16 @@ impl ResponseWriter {
         }
     }
 
+    /// Writes the first events, once.
+    fn start(&mut self, out: &mut Events) {
+        if self.sequence == 0 {
+            for kind in ["response.created", "response.in_progress"] {
+                let response = self.response("in_progress", None, None);
+                self.event(out, kind, json!({"response": response}));
+            }
+        }
+    }
+
     fn event(&mut self, out: &mut Events, kind: &str, fields: Value) {
         let mut event = json!({"type": kind, "sequence_number": self.sequence});
         self.sequence += 1;
@@ -186,13 +196,12 @@ fn field(block: &Block) -> (&'static str, Value) {
 }
 
 impl ChunkWriter for ResponseWriter {
+    fn begin(&mut self, out: &mut Events, _: Usage) {
+        self.start(out);
+    }
+
     fn delta(&mut self, out: &mut Events, _: usize, mut delta: Delta, _: Option<Option<Usage>>) {
-        if self.sequence == 0 {
-            for kind in ["response.created", "response.in_progress"] {
-                let response = self.response("in_progress", None, None);
-                self.event(out, kind, json!({"response": response}));
-            }
-        }
+        self.start(out);
         for change in self.blocks.push(self.parser.parse(&mut delta)) {
             self.change(out, change);
         }
