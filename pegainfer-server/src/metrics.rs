@@ -3,35 +3,33 @@
 //! Gauges and token counters are read from the engine's statistics at each scrape; latencies are measured per request, from
 //! submit, by the times at which the engine emitted its tokens. Only metrics that have data are registered.
 
+pub mod access;
+mod buckets;
+mod choices;
 mod engine;
+mod exposition;
+mod http;
+mod process;
 mod request;
 
+use buckets::{CHOICES, LATENCY, TOKEN_TIME, TTFT, token_buckets};
+pub use choices::{Choices, Outcome};
 use engine::EngineCollector;
+pub use exposition::Exposition;
+use http::HttpMetrics;
 use pegainfer_core::engine::EngineHandle;
+use process::ProcessCollector;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-pub use request::{Outcome, RequestRecord};
+pub use request::RequestRecord;
 use std::fmt;
-
-/// Bucket boundaries of histograms in seconds: vLLM's, and finer ones below 10 ms, where decode steps lie.
-const TTFT: &[f64] = &[
-    0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
-    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
-];
-const TOKEN_TIME: &[f64] = &[
-    0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.005, 0.006, 0.008, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3,
-    0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
-];
-const LATENCY: &[f64] = &[
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0,
-    40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
-];
 
 /// All metrics of one served model.
 pub struct Metrics {
     registry: Registry,
+    http: HttpMetrics,
     finished: Family<[(&'static str, &'static str); 1], Counter>,
     time_to_first_token: Histogram,
     inter_token: Histogram,
@@ -44,6 +42,8 @@ pub struct Metrics {
     prompt_tokens: Histogram,
     generation_tokens: Histogram,
     max_tokens: Histogram,
+    choices: Histogram,
+    longest_choice: Histogram,
     rejections: Family<[(&'static str, &'static str); 1], Counter>,
 }
 
@@ -54,6 +54,8 @@ impl Metrics {
         let mut registry = Registry::with_labels(labels.into_iter());
         let counts = token_buckets(engine.limits().max_model_len);
         registry.register_collector(Box::new(EngineCollector(engine)));
+        registry.register_collector(Box::new(ProcessCollector));
+        let http = HttpMetrics::new(&mut registry);
         let finished = Family::default();
         registry.register("vllm:request_success", "Requests that ended, by the reason", finished.clone());
         let rejections = Family::default();
@@ -95,40 +97,36 @@ impl Metrics {
             prompt_tokens: histogram("vllm:request_prompt_tokens", "Prompt tokens of one request", &counts),
             generation_tokens: histogram("vllm:request_generation_tokens", "Generated tokens of one request", &counts),
             max_tokens: histogram("vllm:request_params_max_tokens", "max_tokens of one request", &counts),
+            choices: histogram("vllm:request_params_n", "n of one request: choices for each prompt", CHOICES),
+            longest_choice: histogram(
+                "vllm:request_max_num_generation_tokens",
+                "Generated tokens of the longest choice of one request",
+                &counts,
+            ),
+            http,
             finished,
             rejections,
             registry,
         }
     }
 
-    /// All metrics in the text format of Prometheus.
-    pub fn encode(&self) -> Result<String, fmt::Error> {
+    /// All metrics as text.
+    pub fn encode(&self, exposition: Exposition) -> Result<String, fmt::Error> {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry)?;
-        Ok(text)
+        Ok(match exposition {
+            Exposition::OpenMetrics => text,
+            Exposition::Prometheus => exposition::to_prometheus(&text),
+        })
+    }
+
+    /// Counts a request for `n` choices of each prompt.
+    pub fn requested(&self, n: usize) {
+        self.choices.observe(n as f64);
     }
 
     /// Counts a refused request.
     pub fn rejected(&self, reason: &'static str) {
         self.rejections.get_or_create(&[("reason", reason)]).inc();
-    }
-}
-
-/// Bucket boundaries of token counts: 1, 2, 5, 10, … up to the context length.
-fn token_buckets(max_model_len: usize) -> Vec<f64> {
-    let steps = (0..).flat_map(|power| [1.0, 2.0, 5.0].map(|digit| digit * 10f64.powi(power)));
-    steps.take_while(|&bound| bound <= max_model_len as f64).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn buckets_are_sorted() {
-        for buckets in [TTFT, TOKEN_TIME, LATENCY] {
-            assert!(buckets.is_sorted_by(|a, b| a < b));
-        }
-        assert_eq!(token_buckets(40), [1.0, 2.0, 5.0, 10.0, 20.0]);
     }
 }

@@ -12,6 +12,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 use support::client::{get, post, post_ok};
 use support::process::{Process, pegainfer};
+use support::wait_until;
 
 /// Serves `n` requests on a few connections at a time, each of which is a log line.
 fn complete(address: SocketAddr, n: usize) {
@@ -66,7 +67,7 @@ fn a_closed_or_full_log_stops_nothing() {
         let mut server = Process::start_with_log(sink, &mut pegainfer());
         complete(server.address, 40);
         assert_eq!(get(server.address, "/health").status, 200);
-        assert!(dropped_lines(server.address) >= 40);
+        wait_until("each line is counted", || dropped_lines(server.address) >= 40);
         assert_eq!(stop(&mut server), Some(0));
     }
 }

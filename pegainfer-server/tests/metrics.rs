@@ -4,10 +4,15 @@
 
 mod support;
 
+use pegainfer_server::app::Options;
+use pegainfer_server::http::{ApiKeys, Secret};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::Instant;
-use support::TestServer;
-use support::client::{get, post, post_ok, with};
+use support::client::{get, post, post_ok, send, with};
+use support::mock::MockEngine;
+use support::{Setup, TestServer, wait_until};
 
 const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
@@ -49,7 +54,130 @@ fn metrics_add_up() {
     assert_eq!(value("vllm:kv_cache_usage_perc"), 0.0);
     let info = format!("vllm:cache_config_info{{{labels},block_size=\"16\",num_gpu_blocks=\"64\"}}");
     assert_eq!(value(&info), 1.0);
-    assert!(text.ends_with("# EOF\n"));
+    assert_eq!(value("vllm:request_params_n_count"), 2.0, "one for each request, not for each choice");
+    assert_eq!(value("vllm:request_max_num_generation_tokens_count"), 2.0);
+    assert_eq!(value("vllm:request_max_num_generation_tokens_sum"), 3.0 + 1.0);
+    assert_eq!(value("vllm:iteration_tokens_total_sum"), 6.0 + 7.0);
+    for (source, tokens) in [("local_compute", 3.0), ("local_cache_hit", 3.0)] {
+        assert_eq!(value(&format!("vllm:prompt_tokens_by_source_total{{{labels},source=\"{source}\"}}")), tokens);
+    }
+    assert_eq!(value(&format!("vllm:num_requests_waiting_by_reason{{{labels},reason=\"capacity\"}}")), 0.0);
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();
+    let started = value("process_start_time_seconds");
+    assert!(started <= now + 1.0 && started > now - 3600.0, "{started} of {now}");
+    assert!(value("process_resident_memory_bytes") > 1e6 && value("process_open_fds") >= 3.0);
+    assert!(value("process_cpu_seconds_total") > 0.0);
+}
+
+#[test]
+fn the_format_of_metrics_is_the_one_that_the_client_accepts() {
+    let (server, _) = TestServer::replying(" a cat");
+    let ask = |accept: &str| {
+        let response = send(server.address, "GET", "/metrics", &[("Accept", accept)], b"");
+        (response.header("content-type").unwrap().to_string(), response.text())
+    };
+    let (kind, text) = ask("text/plain;version=0.0.4, */*;q=0.1");
+    assert_eq!(kind, "text/plain; version=0.0.4; charset=utf-8");
+    let described = |kind: &str, text: &str| -> Vec<String> {
+        let lines = text.lines().filter_map(|line| line.strip_prefix(&format!("# {kind} ")).map(str::to_string));
+        lines.map(|line| line.split(' ').next().unwrap().to_string()).collect()
+    };
+    let names = described("TYPE", &text);
+    assert_eq!(described("HELP", &text), names, "each family has a help text under its name");
+    assert!(names.contains(&"vllm:prompt_tokens_total".to_string()) && !text.contains("# EOF"));
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let name = line.split(['{', ' ']).next().unwrap();
+        let of = |family: &String| {
+            ["", "_bucket", "_sum", "_count"].iter().any(|suffix| name == format!("{family}{suffix}"))
+        };
+        assert!(names.iter().any(of), "{name} has no type");
+    }
+    let (kind, text) = ask("application/openmetrics-text;version=1.0.0,text/plain;q=0.5");
+    assert!(kind.starts_with("application/openmetrics-text") && text.ends_with("# EOF\n"));
+}
+
+#[test]
+fn the_documentation_lists_every_metric() {
+    let (engine, control) = MockEngine::replying(" a cat");
+    control.allow(0);
+    let server = TestServer::start(engine, Setup { max_queued: 1, ..Setup::default() });
+    // What has a label is there from the first event on: here, a request that does not fit into the queue.
+    assert_eq!(post(server.address, COMPLETIONS, &json!({"prompt": ["x", "y"]})).status, 503);
+    server.wait_idle();
+    control.allow(usize::MAX);
+    post_ok(server.address, COMPLETIONS, &json!({"prompt": "x"}));
+    server.wait_idle();
+    let served = || -> BTreeSet<String> {
+        let text = get(server.address, "/metrics").text();
+        let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+        types.map(|line| line.split(' ').next().unwrap().to_string()).collect()
+    };
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/operations.md");
+    let document = std::fs::read_to_string(path).unwrap();
+    let rows = document.split("## Metrics").nth(1).unwrap().lines().filter_map(|line| line.strip_prefix("| "));
+    let names = rows.flat_map(|row| row.split('|').next().unwrap().split('`').skip(1).step_by(2).map(str::to_string));
+    let documented: BTreeSet<String> = names.collect();
+    wait_until("all metrics are there", || served().is_superset(&documented));
+    assert_eq!(served(), documented);
+}
+
+#[test]
+fn requests_are_counted_by_route_and_refusals_by_reason() {
+    let (engine, _) = MockEngine::replying(" a cat");
+    let keys = ApiKeys::load(&[Secret("k".into())], None).unwrap();
+    let server = TestServer::with(engine, Options { api_keys: keys, max_body: 1000, ..Options::default() });
+    let address = server.address;
+    let headers = [("Content-Type", "application/json"), ("Authorization", "Bearer k")];
+    let ask = |path: &str, headers: &[(&str, &str)], body: &str| {
+        send(address, "POST", path, headers, body.as_bytes()).text();
+    };
+    ask(COMPLETIONS, &headers, r#"{"prompt": "x"}"#);
+    ask(COMPLETIONS, &headers, r#"{"prompt": "x", "n": "?"}"#);
+    ask(COMPLETIONS, &headers, &format!("\"{}\"", "x".repeat(2000)));
+    ask(COMPLETIONS, &headers[..1], "{}");
+    ask("/v1/models/a/b?secret", &headers, "");
+    ask("/nothing/here", &headers, "");
+    ask("/nothing/there", &headers, "");
+    get(address, "/health").text();
+    let count = |labels: &str| {
+        let text = get(address, "/metrics").text();
+        let line = text.lines().find(|line| line.contains(labels)).map(str::to_string);
+        line.map_or(0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
+    };
+    for (method, path, code, requests) in [
+        ("POST", COMPLETIONS, 200, 1),
+        ("POST", COMPLETIONS, 400, 1),
+        ("POST", COMPLETIONS, 413, 1),
+        ("POST", COMPLETIONS, 401, 1),
+        ("POST", "/v1/models/{*name}", 405, 1),
+        ("POST", "unmatched", 404, 2),
+        ("GET", "/health", 200, 1),
+    ] {
+        let class = format!("{}xx", code / 100);
+        let labels =
+            format!("method=\"{method}\",path=\"{path}\",handler=\"{path}\",status=\"{class}\",code=\"{code}\"}}");
+        wait_until(&labels, || count(&labels) == requests);
+    }
+    for (reason, refusals) in [
+        ("invalid_request", 1),
+        ("body_too_large", 1),
+        ("invalid_api_key", 1),
+        ("method_not_allowed", 1),
+        ("unknown_url", 2),
+    ] {
+        assert_eq!(
+            count(&format!("pegainfer:refused_requests_total{{model_name=\"tiny\",engine=\"0\",reason=\"{reason}\"}}")),
+            refusals,
+            "{reason}"
+        );
+    }
+    wait_until("the duration is counted", || {
+        count(
+            "http_request_duration_seconds_count{model_name=\"tiny\",engine=\"0\",method=\"POST\",handler=\"/v1/completions\"}",
+        ) == 4
+    });
+    let text = get(address, "/metrics").text();
+    assert!(!text.contains("nothing") && !text.contains("secret"), "no label is the client's text");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use super::fields::Fields;
 use super::state::ApiOptions;
 use crate::error::ApiError;
+use crate::metrics::Choices;
 use crate::trace::Trace;
 use axum::body::Body;
 use axum::extract::Request;
@@ -23,6 +24,8 @@ pub struct RequestContext {
     pub headers: HeaderMap,
     /// Trace that records the stages of the request.
     pub trace: Option<Arc<Trace>>,
+    /// What the choices of the request did, for its log line.
+    pub choices: Option<Arc<Choices>>,
     /// When the whole body had arrived.
     pub received: Instant,
 }
@@ -42,7 +45,8 @@ pub async fn read(request: Request, options: &ApiOptions) -> Result<(RequestCont
     if let Some(trace) = &trace {
         trace.stage("receive");
     }
-    Ok((RequestContext { headers: parts.headers, trace, received: Instant::now() }, bytes))
+    let choices = parts.extensions.remove();
+    Ok((RequestContext { headers: parts.headers, trace, choices, received: Instant::now() }, bytes))
 }
 
 async fn read_bounded(body: Body, headers: &HeaderMap, options: &ApiOptions) -> Result<Vec<u8>, ApiError> {

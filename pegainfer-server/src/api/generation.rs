@@ -88,7 +88,7 @@ impl Generation {
         if let Some(deadline) = params.deadline {
             stream.cancel_at(deadline.at);
         }
-        let record = state.metrics.request(is_first, prompt, max_tokens, stream.at());
+        let record = state.metrics.request(params.choices.clone(), is_first, prompt, max_tokens, stream.at());
         Ok(Self {
             stream: Some(stream),
             tokenizer: state.checkpoint.tokenizer.clone(),

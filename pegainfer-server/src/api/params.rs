@@ -11,6 +11,7 @@ use super::truncation::Truncation;
 use crate::error::ApiError;
 use crate::ids;
 use crate::lifecycle::Deadline;
+use crate::metrics::Choices;
 use crate::trace::Trace;
 use crate::values::parse_seconds;
 use axum::http::HeaderMap;
@@ -61,6 +62,8 @@ pub struct Params {
     pub received: Instant,
     /// Trace that records the stages of the request.
     pub trace: Option<Arc<Trace>>,
+    /// What the choices of the request did, for its log line.
+    pub choices: Option<Arc<Choices>>,
     sampling: Sampling,
     logits_processors: Option<Arc<LogitsProcessors>>,
     ignore_eos: bool,
@@ -110,6 +113,7 @@ impl Params {
             include_metrics: fields.include_metrics.unwrap_or(false),
             received: context.received,
             trace: context.trace.clone(),
+            choices: context.choices.clone(),
             sampling: Sampling::new(&fields, state)?,
             truncation: Truncation::new(fields.truncate_prompt_tokens, fields.truncation_side)?,
             ignore_eos,

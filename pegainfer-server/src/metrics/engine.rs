@@ -2,7 +2,8 @@
 
 use pegainfer_core::engine::EngineHandle;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use std::fmt;
@@ -40,6 +41,25 @@ impl Collector for EngineCollector {
             let counter = ConstCounter::new(value);
             counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
         }
+        let computed = stats.prompt_tokens.saturating_sub(stats.prefix_hits);
+        let name = "vllm:prompt_tokens_by_source";
+        let help = "Prompt tokens of admitted requests, by whether they were computed or found in the prefix cache";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (source, value) in [("local_compute", computed), ("local_cache_hit", stats.prefix_hits)] {
+            ConstCounter::new(value).encode(family.encode_family(&[("source", source)])?)?;
+        }
+        // Requests wait only until they fit; none is deferred.
+        let (name, help) =
+            ("vllm:num_requests_waiting_by_reason", "Requests accepted and not yet running, by the reason");
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (reason, value) in [("capacity", stats.waiting as f64), ("deferred", 0.0)] {
+            ConstGauge::new(value).encode(family.encode_family(&[("reason", reason)])?)?;
+        }
+        let steps = self.0.step_tokens();
+        let name = "vllm:iteration_tokens_total";
+        let help = "Tokens of one engine step: prompts of the requests it admitted, and tokens it generated";
+        let mut histogram = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        histogram.encode_histogram::<NoLabelSet>(steps.sum as f64, steps.count(), &steps.buckets(), None)?;
         let labels = [("block_size", limits.block_size.to_string()), ("num_gpu_blocks", limits.kv_blocks.to_string())];
         let info = ConstGauge::new(1i64);
         let mut family =

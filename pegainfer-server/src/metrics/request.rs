@@ -1,48 +1,26 @@
 //! Latencies and token counts of one request.
 
 use super::Metrics;
+use super::choices::{Choice, Choices, Outcome};
 use crate::trace::{ChoiceTrace, Stages};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Outcome of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
-    /// EOS, stop token or stop string.
-    Stop,
-    /// `max_tokens` or the context length was reached.
-    Length,
-    /// The client went away, or the deadline passed.
-    Abort,
-    /// The engine failed.
-    Error,
-}
-
-impl Outcome {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Stop => "stop",
-            Self::Length => "length",
-            Self::Abort => "abort",
-            Self::Error => "error",
-        }
-    }
-}
-
 impl Metrics {
-    /// Starts the record of a request that was just submitted.
+    /// Starts the record of a choice that was just submitted. `request`: all choices of the HTTP request. `is_first`: it is the first
+    /// one of its prompt.
     pub fn request(
         self: &Arc<Self>,
-        id: &str,
-        endpoint: &'static str,
+        request: Option<Arc<Choices>>,
+        is_first: bool,
         prompt_tokens: usize,
         max_tokens: usize,
         submitted: Instant,
     ) -> RequestRecord {
         RequestRecord {
             metrics: self.clone(),
-            id: id.to_string(),
-            endpoint,
+            request,
+            is_first,
             prompt_tokens,
             cached_tokens: 0,
             tokens: 0,
@@ -61,8 +39,9 @@ impl Metrics {
 /// Record of one request. If it is dropped before the end, the request counts as aborted.
 pub struct RequestRecord {
     metrics: Arc<Metrics>,
-    id: String,
-    endpoint: &'static str,
+    /// Choices of the same HTTP request.
+    request: Option<Arc<Choices>>,
+    is_first: bool,
     prompt_tokens: usize,
     cached_tokens: usize,
     tokens: usize,
@@ -119,13 +98,12 @@ impl RequestRecord {
         if std::mem::replace(&mut self.ended, true) {
             return;
         }
-        let total = self.submitted.elapsed();
         let per_token = self.time_per_token();
         self.metrics.finished.get_or_create(&[("finished_reason", outcome.name())]).inc();
         if matches!(outcome, Outcome::Stop | Outcome::Length) {
             self.complete(per_token);
         }
-        self.log(outcome, total, per_token);
+        self.report(outcome, per_token);
         if let Some(trace) = self.trace.take() {
             trace.end(self.stages(), outcome.name());
         }
@@ -166,21 +144,20 @@ impl RequestRecord {
         Some((self.last_token - first) / steps)
     }
 
-    fn log(&self, outcome: Outcome, total: Duration, per_token: Option<Duration>) {
-        let since = |at: Option<Instant>| milliseconds(at.map(|at| at - self.submitted));
-        log::info!(
-            "{} {}: {} prompt tokens ({} cached), {} generated, {}; queued {}, first token {}, per token {}, total {}",
-            self.endpoint,
-            self.id,
-            self.prompt_tokens,
-            self.cached_tokens,
-            self.tokens,
-            outcome.name(),
-            since(self.admitted),
-            since(self.first_token),
-            milliseconds(per_token),
-            milliseconds(Some(total)),
-        );
+    fn report(&self, outcome: Outcome, per_token: Option<Duration>) {
+        let Some(request) = &self.request else { return };
+        let since = |at: Option<Instant>| at.map(|at| at - self.submitted);
+        // All choices of a prompt share its tokens.
+        let of_prompt = |tokens: usize| if self.is_first { tokens } else { 0 };
+        request.add(Choice {
+            prompt_tokens: of_prompt(self.prompt_tokens),
+            cached_tokens: of_prompt(self.cached_tokens),
+            tokens: self.tokens,
+            outcome,
+            queued: since(self.admitted),
+            first_token: since(self.first_token),
+            per_token,
+        });
     }
 }
 
@@ -188,8 +165,4 @@ impl Drop for RequestRecord {
     fn drop(&mut self) {
         self.end(Outcome::Abort);
     }
-}
-
-fn milliseconds(time: Option<Duration>) -> String {
-    time.map_or("-".into(), |time| format!("{:.1} ms", time.as_secs_f64() * 1e3))
 }
