@@ -1,9 +1,10 @@
 //! The application: the API behind the middleware of the HTTP server. Only this module knows both.
 
 use crate::api::{self, ApiOptions, AppState};
-use crate::http::guard::Guard;
-use crate::http::{self, ApiKeys, Cors, Server, Tls, cors, guard, request_id};
+use crate::http::guard::{Guard, Throttle};
+use crate::http::{self, AllowedHosts, ApiKeys, Cors, Server, Tls, cors, error_shape, guard, hosts, request_id};
 use crate::lifecycle::Lifecycle;
+use crate::metrics::access;
 use crate::text::Checkpoint;
 use crate::trace::{self, Tracer};
 use axum::Router;
@@ -20,6 +21,10 @@ pub struct Options {
     pub strict: bool,
     /// API keys; if empty, everyone may call.
     pub api_keys: ApiKeys,
+    /// Keys of admins, who may also reset the prefix cache and trace requests. Without any keys, callers on this machine are admins.
+    pub admin_keys: ApiKeys,
+    /// Names under which clients may call the server.
+    pub allowed_hosts: AllowedHosts,
     /// Origins of web pages that may call the API.
     pub cors: Cors,
     /// Maximum size of a request body, in bytes.
@@ -29,6 +34,8 @@ pub struct Options {
     /// Time for which a client may be inactive: send no byte of a body, read no byte of a response, or not complete the
     /// head of its next request.
     pub client_timeout: Duration,
+    /// Maximum time for which a stream sends nothing.
+    pub keep_alive_interval: Duration,
     /// Time that open requests have to finish after a signal to stop.
     pub drain_timeout: Duration,
     /// Certificate and key; `None` serves plain HTTP.
@@ -42,10 +49,13 @@ impl Default for Options {
         Self {
             strict: false,
             api_keys: ApiKeys::default(),
+            admin_keys: ApiKeys::default(),
+            allowed_hosts: AllowedHosts::default(),
             cors: Cors::default(),
             max_body: 8 << 20,
             request_timeout: None,
             client_timeout: Duration::from_secs(60),
+            keep_alive_interval: Duration::from_secs(15),
             drain_timeout: Duration::from_secs(30),
             tls: None,
             tracer: None,
@@ -63,12 +73,21 @@ pub struct App {
 impl App {
     /// The API of a model that has not served a request yet. An empty `names` becomes the checkpoint's own name.
     pub fn new(engine: EngineHandle, checkpoint: Checkpoint, names: Vec<String>, options: Options) -> Self {
-        let Options { strict, max_body, request_timeout, client_timeout, drain_timeout, .. } = options;
+        let Options { strict, max_body, request_timeout, client_timeout, keep_alive_interval, drain_timeout, .. } =
+            options;
         let lifecycle = Lifecycle::default();
-        let limits = ApiOptions { strict, max_body, request_timeout, client_timeout };
+        let limits = ApiOptions { strict, max_body, request_timeout, client_timeout, keep_alive_interval };
         let state = AppState::new(engine.clone(), checkpoint, names, limits, lifecycle.clone());
-        let guard = Guard { keys: options.api_keys, lifecycle: lifecycle.clone(), metrics: state.metrics.clone() };
-        let router = wrap(api::router(state.clone()), options.tracer, guard, options.cors);
+        let metrics = state.metrics.clone();
+        let guard = Guard {
+            keys: options.api_keys,
+            admin_keys: options.admin_keys,
+            lifecycle: lifecycle.clone(),
+            metrics: metrics.clone(),
+            failures: Throttle::default(),
+        };
+        let router = wrap(api::router(state.clone()), options.tracer, guard, options.cors, options.allowed_hosts);
+        let router = router.layer(from_fn_with_state(metrics, access::observe)).layer(from_fn(request_id::attach));
         let open_requests = Box::new(move || {
             let stats = engine.stats();
             stats.running + stats.waiting
@@ -95,11 +114,12 @@ impl App {
 
 /// Adds the middleware to the API. The outermost layer runs first: every response gets a request id, and browsers may read
 /// refusals, too.
-fn wrap(mut api: Router, tracer: Option<Arc<Tracer>>, guard: Guard, cors: Cors) -> Router {
+fn wrap(mut api: Router, tracer: Option<Arc<Tracer>>, guard: Guard, cors: Cors, hosts: AllowedHosts) -> Router {
     if let Some(tracer) = tracer {
         api = api.layer(from_fn_with_state(tracer, trace::attach));
     }
     api.layer(from_fn_with_state(Arc::new(guard), guard::guard))
+        .layer(from_fn_with_state(Arc::new(hosts), hosts::check))
+        .layer(from_fn(error_shape::reshape))
         .layer(from_fn_with_state(Arc::new(cors), cors::cors))
-        .layer(from_fn(request_id::attach))
 }

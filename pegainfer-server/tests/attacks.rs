@@ -14,7 +14,7 @@ use support::attack::Target;
 fn announce(address: SocketAddr, length: usize, body: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
     let head = format!(
-        "POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
     );
     stream.write_all(head.as_bytes()).unwrap();
     stream.write_all(body).unwrap();

@@ -268,7 +268,7 @@ fn a_body_of_ten_megabytes() {
     // A client that asks first is refused before it sends.
     let headers = [("Content-Type", "application/json"), ("Expect", "100-continue")];
     let head = format!(
-        "POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{}: {}\r\n{}: {}\r\nContent-Length: 10485760\r\n\r\n",
+        "POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{}: {}\r\n{}: {}\r\nContent-Length: 10485760\r\n\r\n",
         headers[0].0, headers[0].1, headers[1].0, headers[1].1
     );
     let mut stream = std::net::TcpStream::connect(server.address).unwrap();

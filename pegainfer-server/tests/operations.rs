@@ -53,7 +53,7 @@ fn a_caller_needs_a_key() {
     for path in ["/v1/models", "/load", "/version", "/nothing"] {
         assert_eq!(get(server.address, path).status, 401, "{path}");
     }
-    for path in ["/health", "/ping", "/metrics"] {
+    for path in ["/health", "/live", "/ping", "/metrics"] {
         assert_eq!(get(server.address, path).status, 200, "{path} is open");
     }
 }
@@ -224,7 +224,7 @@ fn spans(dir: &Path, name: &str) -> Vec<Value> {
 #[test]
 fn a_trace_has_the_stages_of_a_request_one_after_the_other() {
     let dir = std::env::temp_dir().join(format!("pegainfer-trace-{}", std::process::id()));
-    let tracer = Tracer::start(vec![Box::new(ChromeFiles::create(&dir).unwrap())], 0.0).unwrap();
+    let tracer = Tracer::start(vec![Box::new(ChromeFiles::create(&dir, 1 << 30).unwrap())], 0.0).unwrap();
     let (server, _) = server(Options { tracer: Some(tracer.clone()), ..Options::default() });
     let body = json!({"prompt": "one two three four", "max_tokens": 7, "ignore_eos": true, "n": 2, "stream": true});
     assert_eq!(post_with(server.address, COMPLETIONS, ("x-trace", "yes"), &body).status, 400);

@@ -21,7 +21,7 @@ const TOKENS: usize = 12;
 fn complete(address: SocketAddr) -> Option<String> {
     let body = json!({"prompt": "Once", "max_tokens": TOKENS, "ignore_eos": true, "stream": true}).to_string();
     let head = format!(
-        "POST /v1/completions HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Type: application/json\r\n\
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n\
          Content-Length: {}\r\n\r\n",
         body.len()
     );

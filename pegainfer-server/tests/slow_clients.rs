@@ -83,7 +83,7 @@ fn a_client_that_never_reads_is_dropped() {
 fn a_request_whose_head_never_ends_is_dropped() {
     let server = server();
     let mut half = TcpStream::connect(server.address).unwrap();
-    half.write_all(b"POST /v1/completions HTTP/1.1\r\nHost: test\r\n").unwrap();
+    half.write_all(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n").unwrap();
     let mut dripping = TcpStream::connect(server.address).unwrap();
     others_are_served(server.address);
     // A byte now and then does not help: the whole head has to come in time.
@@ -99,8 +99,7 @@ fn a_request_whose_head_never_ends_is_dropped() {
 #[test]
 fn a_request_whose_body_never_ends_gets_an_error() {
     let server = server();
-    let head =
-        "POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n";
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n";
     let mut half = TcpStream::connect(server.address).unwrap();
     half.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     half.write_all(head.as_bytes()).unwrap();
@@ -116,7 +115,7 @@ fn a_body_that_comes_in_drips_is_read() {
     let server = server();
     let body = br#"{"prompt": "x"}"#;
     let head = format!(
-        "POST {COMPLETIONS} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        "POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
         body.len()
     );
     let mut slow = TcpStream::connect(server.address).unwrap();

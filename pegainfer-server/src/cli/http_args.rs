@@ -1,7 +1,7 @@
 //! Command-line flags of the HTTP server.
 
 use crate::app::Options;
-use crate::http::{ApiKeys, Cors, Secret, Tls};
+use crate::http::{AllowedHosts, ApiKeys, Cors, Secret, Tls};
 use crate::trace::{ChromeFiles, Otlp, Tracer};
 use crate::values::{parse_bytes, parse_seconds};
 use anyhow::{Context, Result};
@@ -15,12 +15,23 @@ use std::time::Duration;
 #[derive(Debug, Clone, Args)]
 pub struct HttpArgs {
     /// Key that clients must send, as in `Authorization: Bearer KEY`; give it again for more keys. Other users of this
-    /// machine see it in the process list: --api-key-file is safer
-    #[arg(long, value_name = "KEY", value_parser = clap::value_parser!(Secret))]
+    /// machine see it in the process list: --api-key-file or the environment variable is safer
+    #[arg(long, value_name = "KEY", value_parser = clap::value_parser!(Secret), env = "PEGAINFER_API_KEY", hide_env_values = true)]
     pub api_key: Vec<Secret>,
-    /// File with one API key on each line
+    /// File with one API key on each line; read again on SIGHUP
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
+    /// Key of an admin, who may also reset the prefix cache and trace requests by header; repeatable. Without any keys, callers on
+    /// this machine may
+    #[arg(long, value_name = "KEY", value_parser = clap::value_parser!(Secret), env = "PEGAINFER_ADMIN_KEY", hide_env_values = true)]
+    pub admin_key: Vec<Secret>,
+    /// File with one admin key on each line; read again on SIGHUP
+    #[arg(long, value_name = "FILE")]
+    pub admin_key_file: Option<PathBuf>,
+    /// Host name under which clients may call the server, or * for all; repeatable. Addresses and localhost are always allowed
+    /// [default: none if --host is a loopback address, else all]
+    #[arg(long, value_name = "NAME")]
+    pub allowed_host: Vec<String>,
     /// Origin of web pages that may call the API from a browser, such as https://chat.example.com, or * for all; repeatable
     #[arg(long, value_name = "ORIGIN")]
     pub cors_allow_origin: Vec<String>,
@@ -34,10 +45,13 @@ pub struct HttpArgs {
     /// Close connections whose client neither sends nor reads for this long
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_seconds)]
     pub client_timeout: Duration,
+    /// Send a comment into a stream that has nothing else to send for this long, so that proxies do not close it
+    #[arg(long, value_name = "SECONDS", default_value = "15", value_parser = parse_seconds)]
+    pub keep_alive_interval: Duration,
     /// Time that open requests have to finish after SIGTERM
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds)]
     pub drain_timeout: Duration,
-    /// Serve HTTPS with this certificate chain (PEM, the server's own certificate first)
+    /// Serve HTTPS with this certificate chain (PEM, the server's own certificate first); read again on SIGHUP
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
     /// Private key of the certificate (PEM, without password)
@@ -46,10 +60,13 @@ pub struct HttpArgs {
     /// Write the stages of each request (queue, prefill, decode, ...) to trace files in this directory, for ui.perfetto.dev
     #[arg(long, value_name = "DIR")]
     pub trace_dir: Option<PathBuf>,
+    /// Maximum size of all trace files in --trace-dir together; the oldest ones are deleted
+    #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = parse_bytes)]
+    pub trace_max_bytes: u64,
     /// Send traces to an OpenTelemetry collector, such as http://127.0.0.1:4318 (OTLP, JSON over HTTP)
     #[arg(long, value_name = "URL")]
     pub otlp_endpoint: Option<String>,
-    /// Fraction of the requests that are traced, from 0 to 1; requests that send `x-trace: 1` are always traced
+    /// Fraction of the requests that are traced, from 0 to 1; admins may send `x-trace: 1` or 0 to decide for a request
     #[arg(long, alias = "trace-share", value_name = "RATIO", default_value = "1", value_parser = parse_sampling_ratio)]
     pub trace_sampling_ratio: f64,
 }
@@ -58,7 +75,7 @@ impl HttpArgs {
     fn tracer(&self) -> Result<Option<Arc<Tracer>>> {
         let mut reporters: Vec<Box<dyn Reporter>> = Vec::new();
         if let Some(dir) = &self.trace_dir {
-            reporters.push(Box::new(ChromeFiles::create(dir)?));
+            reporters.push(Box::new(ChromeFiles::create(dir, self.trace_max_bytes)?));
         }
         if let Some(endpoint) = &self.otlp_endpoint {
             reporters.push(Box::new(Otlp::new(endpoint)?));
@@ -70,15 +87,18 @@ impl HttpArgs {
         Ok(Some(tracer.context("the thread that writes traces cannot be started")?))
     }
 
-    /// Checks the flags and reads the keys from their file.
-    pub fn options(&self, strict: bool) -> Result<Options> {
+    /// Checks the flags and reads the keys from their files. `local`: the server is bound to a loopback address.
+    pub fn options(&self, strict: bool, local: bool) -> Result<Options> {
         Ok(Options {
             strict,
             api_keys: ApiKeys::load(&self.api_key, self.api_key_file.as_deref())?,
+            admin_keys: ApiKeys::load_admin(&self.admin_key, self.admin_key_file.as_deref())?,
+            allowed_hosts: AllowedHosts::new(&self.allowed_host, local)?,
             cors: Cors::new(&self.cors_allow_origin)?,
             max_body: usize::try_from(self.max_body_size)?,
             request_timeout: self.request_timeout,
             client_timeout: self.client_timeout,
+            keep_alive_interval: self.keep_alive_interval,
             drain_timeout: self.drain_timeout,
             tls: self.tls_cert.as_deref().zip(self.tls_key.as_deref()).map(|(c, k)| Tls::load(c, k)).transpose()?,
             tracer: self.tracer()?,

@@ -8,6 +8,7 @@ mod http_args;
 pub mod inspect;
 pub mod plan;
 pub mod serve;
+mod signals;
 
 use bench::args::BenchArgs;
 use clap::{Parser, Subcommand};

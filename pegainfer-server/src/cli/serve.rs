@@ -3,6 +3,7 @@
 use crate::allocator;
 use crate::app::App;
 use crate::cli::http_args::HttpArgs;
+use crate::cli::signals;
 use crate::http;
 use crate::models::args::EngineArgs;
 use crate::models::engine;
@@ -47,12 +48,18 @@ pub struct ServeArgs {
 pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
     allocator::few_arenas();
     http::raise_open_files();
-    let options = args.http.options(args.strict)?;
-    let (tracer, scheme) = (options.tracer.clone(), if options.tls.is_some() { "https" } else { "http" });
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no async runtime")?;
+    runtime.block_on(async { signals::ignore_others() });
     // The port is reserved before the model is loaded, so that a port in use is reported immediately. Nobody can connect
     // before `listen`.
     let socket = runtime.block_on(reserve(&args.host, args.port))?;
+    let bound = socket.local_addr().context("the server's address is unknown")?.ip().to_canonical();
+    let options = args.http.options(args.strict, bound.is_loopback())?;
+    if !bound.is_loopback() && options.api_keys.is_empty() {
+        log::warn!("everybody who can reach {bound} may use this server: give --api-key-file, or --host 127.0.0.1");
+    }
+    let (tracer, scheme) = (options.tracer.clone(), if options.tls.is_some() { "https" } else { "http" });
+    runtime.spawn(signals::reload_on_hangup(options.api_keys.clone(), options.admin_keys.clone(), options.tls.clone()));
     let model = model_path::resolve(&args.engine)?;
     // The tokenizer of a large vocabulary takes as long to load as small weights: load both in parallel.
     let (checkpoint, engine) = std::thread::scope(|scope| {
@@ -79,7 +86,7 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
         let ready = started.elapsed().as_secs_f64();
         log::info!("serving {names} on {scheme}://{address}, ready in {ready:.2} s: {costs}");
         tokio::select! {
-            () = app.serve(listener, stop_signal()) => {}
+            () = app.serve(listener, signals::stop()) => {}
             () = tidy => {}
         }
         Ok(())
@@ -92,13 +99,19 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
     served
 }
 
-/// Returns freed memory to the system whenever the engine becomes idle for [`IDLE`].
+/// Returns freed memory to the system whenever the engine becomes idle for [`IDLE`], and logs when its health changes.
 async fn tidy(engine: EngineHandle) {
-    let mut tidied = engine.stats().steps;
+    let (mut tidied, mut healthy) = (engine.stats().steps, true);
     loop {
         let before = engine.stats().steps;
         tokio::time::sleep(IDLE).await;
         let EngineStats { steps, running, waiting, .. } = engine.stats();
+        match (healthy, engine.is_healthy()) {
+            (true, false) => log::error!("the engine makes no progress; /health reports it"),
+            (false, true) => log::info!("the engine makes progress again"),
+            _ => {}
+        }
+        healthy = engine.is_healthy();
         if steps == before && steps != tidied && running + waiting == 0 {
             tidied = steps;
             // It fails only if the task panics, which it does not.
@@ -152,35 +165,4 @@ fn bind(address: SocketAddr) -> std::io::Result<TcpSocket> {
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     Ok(socket)
-}
-
-/// Resolves on SIGINT or SIGTERM. A second signal ends the process immediately.
-async fn stop_signal() {
-    one_signal().await;
-    tokio::spawn(async {
-        one_signal().await;
-        log::warn!("second signal: exit without waiting");
-        std::process::exit(1);
-    });
-}
-
-#[cfg(unix)]
-async fn one_signal() {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (Ok(mut interrupt), Ok(mut terminate)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
-    else {
-        log::error!("signals cannot be handled: stop the server with SIGKILL");
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
-    }
-}
-
-#[cfg(not(unix))]
-async fn one_signal() {
-    if tokio::signal::ctrl_c().await.is_err() {
-        std::future::pending::<()>().await;
-    }
 }

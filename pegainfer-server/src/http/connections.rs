@@ -1,13 +1,16 @@
 //! Accepts connections, serves them, and drains them at the end.
 
+use super::guard::Peer;
 use super::stall::StallGuard;
 use super::tls::Tls;
 use crate::lifecycle::{Lifecycle, Phase};
-use axum::Router;
+use axum::middleware::AddExtension;
 use axum::serve::Listener;
+use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +18,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
+use tower::Layer;
+
+type PeerRouter = AddExtension<Router, Peer>;
 
 /// Time in which cancelled requests may still send their error to the client.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -41,8 +47,8 @@ pub async fn serve(mut listener: TcpListener, app: Router, server: Server, stop:
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
-            (stream, _) = Listener::accept(&mut listener) => {
-                connections.spawn(connection(stream, app.clone(), server.clone()));
+            (stream, peer) = Listener::accept(&mut listener) => {
+                connections.spawn(connection(stream, of_peer(&app, peer), server.clone()));
             }
             Some(_) = connections.join_next() => {}
             () = &mut stop => break,
@@ -56,8 +62,8 @@ pub async fn serve(mut listener: TcpListener, app: Router, server: Server, stop:
     let mut limit = pin!(tokio::time::sleep(limit));
     loop {
         tokio::select! {
-            (stream, _) = Listener::accept(&mut listener) => {
-                late.spawn(connection(stream, app.clone(), server.clone()));
+            (stream, peer) = Listener::accept(&mut listener) => {
+                late.spawn(connection(stream, of_peer(&app, peer), server.clone()));
             }
             Some(_) = late.join_next() => {}
             ended = connections.join_next() => if ended.is_none() { return },
@@ -70,7 +76,12 @@ pub async fn serve(mut listener: TcpListener, app: Router, server: Server, stop:
     let _ = timeout(LAST_WORDS, async { while connections.join_next().await.is_some() {} }).await;
 }
 
-async fn connection(stream: TcpStream, app: Router, server: Arc<Server>) {
+/// The router with the client's address attached to every request.
+fn of_peer(app: &Router, peer: SocketAddr) -> PeerRouter {
+    Extension(Peer(peer.ip())).layer(app.clone())
+}
+
+async fn connection(stream: TcpStream, app: PeerRouter, server: Arc<Server>) {
     // Tokens are small writes: with Nagle's algorithm each would wait for the acknowledgement of the previous one.
     if let Err(error) = stream.set_nodelay(true) {
         log::debug!("TCP_NODELAY cannot be set: {error}");
@@ -84,7 +95,7 @@ async fn connection(stream: TcpStream, app: Router, server: Arc<Server>) {
 }
 
 /// Serves the requests of one connection.
-async fn serve_connection(stream: impl AsyncRead + AsyncWrite + Unpin + Send, app: Router, server: Arc<Server>) {
+async fn serve_connection(stream: impl AsyncRead + AsyncWrite + Unpin + Send, app: PeerRouter, server: Arc<Server>) {
     let client_timeout = server.client_timeout;
     let late = server.lifecycle.phase() != Phase::Serving;
     let mut http = http1::Builder::new();

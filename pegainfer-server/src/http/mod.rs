@@ -1,8 +1,10 @@
-//! HTTP server around a router: connections, TLS, keys, origins, request ids, drain.
+//! HTTP server around a router: connections, TLS, hosts, keys, origins, request ids, drain.
 
 pub mod connections;
 pub mod cors;
+pub mod error_shape;
 pub mod guard;
+pub mod hosts;
 mod open_files;
 pub mod request_id;
 mod stall;
@@ -11,6 +13,7 @@ mod tls;
 pub use connections::{Server, serve};
 pub use cors::Cors;
 pub use guard::{ApiKeys, Secret};
+pub use hosts::AllowedHosts;
 pub use open_files::raise_open_files;
 pub use tls::Tls;
 

@@ -2,17 +2,23 @@
 
 use anyhow::{Context, Result, ensure};
 use std::fmt;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{ServerConfig, version};
 
-/// A certificate and its key, ready to accept connections.
+/// A certificate and its key, ready to accept connections. Clones share them, and their files can be read again.
 #[derive(Clone)]
-pub struct Tls(TlsAcceptor);
+pub struct Tls(Arc<Files>);
+
+struct Files {
+    cert: PathBuf,
+    key: PathBuf,
+    acceptor: RwLock<TlsAcceptor>,
+}
 
 impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -23,24 +29,36 @@ impl fmt::Debug for Tls {
 impl Tls {
     /// Reads PEM files: the certificate chain, the server's own certificate first, and the private key.
     pub fn load(cert: &Path, key: &Path) -> Result<Self> {
-        let unreadable = || format!("--tls-cert {} cannot be read as PEM", cert.display());
-        let chain = CertificateDer::pem_file_iter(cert).with_context(unreadable)?;
-        let chain: Vec<_> = chain.collect::<Result<_, _>>().with_context(unreadable)?;
-        ensure!(!chain.is_empty(), "--tls-cert {} has no certificate", cert.display());
-        let secret = PrivateKeyDer::from_pem_file(key)
-            .with_context(|| format!("--tls-key {} cannot be read as a PEM key without password", key.display()))?;
-        let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-            .with_protocol_versions(&[&version::TLS13, &version::TLS12])
-            .context("TLS cannot be set up")?
-            .with_no_client_auth()
-            .with_single_cert(chain, secret)
-            .with_context(|| format!("--tls-key {} does not belong to the certificate", key.display()))?;
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Self(TlsAcceptor::from(Arc::new(config))))
+        let acceptor = RwLock::new(read(cert, key)?);
+        Ok(Self(Arc::new(Files { cert: cert.to_path_buf(), key: key.to_path_buf(), acceptor })))
+    }
+
+    /// Reads the files again, for new connections; on an error the certificate stays as it is.
+    pub fn reload(&self) -> Result<()> {
+        let acceptor = read(&self.0.cert, &self.0.key)?;
+        *self.0.acceptor.write().unwrap_or_else(PoisonError::into_inner) = acceptor;
+        Ok(())
     }
 
     /// The acceptor that performs the handshake of new connections.
-    pub fn acceptor(&self) -> &TlsAcceptor {
-        &self.0
+    pub fn acceptor(&self) -> TlsAcceptor {
+        self.0.acceptor.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
+}
+
+fn read(cert: &Path, key: &Path) -> Result<TlsAcceptor> {
+    let unreadable = || format!("--tls-cert {} cannot be read as PEM", cert.display());
+    let chain = CertificateDer::pem_file_iter(cert).with_context(unreadable)?;
+    let chain: Vec<_> = chain.collect::<Result<_, _>>().with_context(unreadable)?;
+    ensure!(!chain.is_empty(), "--tls-cert {} has no certificate", cert.display());
+    let secret = PrivateKeyDer::from_pem_file(key)
+        .with_context(|| format!("--tls-key {} cannot be read as a PEM key without password", key.display()))?;
+    let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_protocol_versions(&[&version::TLS13, &version::TLS12])
+        .context("TLS cannot be set up")?
+        .with_no_client_auth()
+        .with_single_cert(chain, secret)
+        .with_context(|| format!("--tls-key {} does not belong to the certificate", key.display()))?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(config)))
 }
