@@ -5,7 +5,7 @@ use crate::http::guard::{Guard, Throttle};
 use crate::http::{self, AllowedHosts, ApiKeys, Cors, Server, Tls, cors, error_shape, guard, hosts, request_id};
 use crate::lifecycle::Lifecycle;
 use crate::metrics::access;
-use crate::text::Checkpoint;
+use crate::text::{Checkpoint, GrammarTrial};
 use crate::trace::{self, Tracer};
 use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state};
@@ -42,6 +42,8 @@ pub struct Options {
     pub tls: Option<Tls>,
     /// Tracer of request stages; `None` traces nothing.
     pub tracer: Option<Arc<Tracer>>,
+    /// Tries to compile grammars within limits; `None` only checks their sources.
+    pub grammar_trial: Option<GrammarTrial>,
 }
 
 impl Default for Options {
@@ -59,6 +61,7 @@ impl Default for Options {
             drain_timeout: Duration::from_secs(30),
             tls: None,
             tracer: None,
+            grammar_trial: None,
         }
     }
 }
@@ -76,7 +79,9 @@ impl App {
         let Options { strict, max_body, request_timeout, client_timeout, keep_alive_interval, drain_timeout, .. } =
             options;
         let lifecycle = Lifecycle::default();
-        let limits = ApiOptions { strict, max_body, request_timeout, client_timeout, keep_alive_interval };
+        let grammar_trial = options.grammar_trial;
+        let limits =
+            ApiOptions { strict, max_body, request_timeout, client_timeout, keep_alive_interval, grammar_trial };
         let state = AppState::new(engine.clone(), checkpoint, names, limits, lifecycle.clone());
         let metrics = state.metrics.clone();
         let guard = Guard {

@@ -69,6 +69,11 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
 
+    /// 503: the server has too much to do.
+    pub fn overloaded(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code(OVERLOADED)
+    }
+
     /// 503: the server is about to stop.
     pub fn draining() -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "the server is stopping; try again later").with_code(DRAINING)

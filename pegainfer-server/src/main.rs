@@ -5,6 +5,7 @@ use clap::Parser;
 use pegainfer_server::cli::{Cli, Command};
 use pegainfer_server::cli::{bench, doctor, generate, plan, serve};
 use pegainfer_server::logging;
+use pegainfer_server::text::trial;
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -41,6 +42,7 @@ fn run(command: Command, started: Instant) -> Result<()> {
             logging::init(&engine.log_level, engine.log_format)?;
             bench::run(&args)
         }
+        Command::CompileGrammar { memory, seconds } => Ok(trial::run(memory, seconds)?),
         Command::Plan(args) => plan::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         #[cfg(feature = "deepseek-v4")]

@@ -17,7 +17,7 @@ pub(super) enum Demux {
 
 /// Whether it ends its request.
 pub(super) fn is_last(event: &TokenEvent) -> bool {
-    matches!(event, TokenEvent::Finished { .. } | TokenEvent::Failed { .. })
+    matches!(event, TokenEvent::Finished { .. } | TokenEvent::Failed { .. } | TokenEvent::GrammarFailed { .. })
 }
 
 /// Routes each step's events to the streams of their requests. Never waits: a stream has capacity for all its events.

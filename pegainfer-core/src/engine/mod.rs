@@ -84,7 +84,7 @@ impl GenerateRequest {
 }
 
 /// What a request's stream carries, in this order: `Admitted`, `Prompt` if asked for, then `Token`s, then exactly one of `Finished`,
-/// `Failed`.
+/// `Failed`, `GrammarFailed`.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TokenEvent {
     /// The request left the queue; sent once, also when it is preempted and resumed later.
@@ -105,6 +105,11 @@ pub enum TokenEvent {
     },
     /// The engine could not go on with this request; nothing follows.
     Failed {
+        /// One sentence for the client.
+        error: String,
+    },
+    /// The request ended early because its grammar cannot be followed any further; the last event.
+    GrammarFailed {
         /// One sentence for the client.
         error: String,
     },

@@ -144,7 +144,7 @@ impl<S: SequenceState> Scheduler<S> {
         let mut events = EventBatch::new();
         for seq in self.running.iter_mut().filter(|seq| !seq.is_finished()) {
             if let Some(error) = seq.grammar.as_ref().and_then(GrammarTracker::failure) {
-                events.push((seq.id, TokenEvent::Failed { error }));
+                events.push((seq.id, TokenEvent::GrammarFailed { error }));
                 seq.finished = true;
             }
         }

@@ -70,7 +70,7 @@ pub fn run(engine: &mut impl StepEngine, requests: &[GenerateRequest]) -> Vec<Ou
                 TokenEvent::Prompt(reports) => output.prompt = Some(reports),
                 TokenEvent::Token(token) => output.tokens.push(token),
                 TokenEvent::Finished { reason, usage } => output.end = Some((reason, usage)),
-                TokenEvent::Failed { error } => panic!("{id:?}: {error}"),
+                TokenEvent::Failed { error } | TokenEvent::GrammarFailed { error } => panic!("{id:?}: {error}"),
             }
         }
     }

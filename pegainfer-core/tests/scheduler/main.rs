@@ -176,7 +176,7 @@ fn a_late_mask_holds_up_its_own_request_only_and_a_failure_ends_no_other() {
         grammar.wait(Duration::from_secs(10));
         let (rows, events) = step(&mut scheduler);
         if first == 1 {
-            let failed = TokenEvent::Failed { error: "no token may follow 1".into() };
+            let failed = TokenEvent::GrammarFailed { error: "no token may follow 1".into() };
             assert!(rows == 1 && events.contains(&(RequestId(0), failed)), "{events:?}");
             assert_eq!(step(&mut scheduler).0, 1, "the other one ends as it would have");
             assert!(!scheduler.has_work());

@@ -268,7 +268,7 @@ impl Open {
                 }
                 assert!(self.drawn - self.got.len() <= overshoot, "{id:?} ran on after its end");
             }
-            TokenEvent::Failed { error } => panic!("{id:?} failed: {error}"),
+            TokenEvent::Failed { error } | TokenEvent::GrammarFailed { error } => panic!("{id:?} failed: {error}"),
         }
     }
 }

@@ -57,7 +57,7 @@ pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -
         let message = format!("n asks for {choices} choices of all prompts, at most {MAX_CHOICES} are given");
         return Err(ApiError::invalid("n", message));
     }
-    let grammar = Structured::compile(structured, &state).await?;
+    let grammar = Structured::compile(structured, params.deadline, &state).await?;
     let requests = prompts.into_iter();
     let requests = requests.map(|ids| params.requests(ids, DEFAULT_MAX_TOKENS, logprobs, grammar.clone(), &state));
     let requests = requests.collect::<Result<Vec<_>, _>>()?.concat();

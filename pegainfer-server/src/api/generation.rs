@@ -4,11 +4,12 @@ use super::delta::{Counts, Delta, Finish, PromptInfo, StopReason};
 use super::params::Params;
 use super::state::AppState;
 use super::timings::Timings;
-use crate::error::ApiError;
+use crate::error::{ApiError, truncate_for_error};
 use crate::lifecycle::Deadline;
 use crate::metrics::{Outcome, RequestRecord};
 use crate::text::{Detokenizer, StopScanner, Tokenizer};
 use crate::trace::ChoiceTrace;
+use axum::http::StatusCode;
 use futures_util::future::BoxFuture;
 use pegainfer_core::engine::{FinishReason, GenerateRequest, SubmitError, TokenEvent, TokenOut, TokenStream};
 use std::sync::Arc;
@@ -152,6 +153,7 @@ impl Generation {
                 }
                 Some(TokenEvent::Finished { reason, .. }) => return Some(Ok(self.finish(last, reason))),
                 Some(TokenEvent::Failed { error }) => return Some(Err(self.fail(error))),
+                Some(TokenEvent::GrammarFailed { error }) => return Some(Err(self.fail_grammar(&error))),
                 None => return Some(Err(self.ended_early())),
             }
         }
@@ -235,6 +237,14 @@ impl Generation {
         self.stream = None;
         self.record.end(Outcome::Abort);
         error
+    }
+
+    /// The request's own grammar cannot be followed any further.
+    fn fail_grammar(&mut self, error: &str) -> ApiError {
+        self.stream = None;
+        self.record.end(Outcome::Error);
+        let message = format!("the grammar of the request cannot be followed: {}", truncate_for_error(error));
+        ApiError::new(StatusCode::BAD_REQUEST, message).with_code("grammar_failed")
     }
 
     fn fail(&mut self, error: String) -> ApiError {

@@ -5,14 +5,13 @@ use crate::error::{ApiError, truncate_for_error};
 use crate::lifecycle::Lifecycle;
 use crate::metrics::Metrics;
 use crate::text::Checkpoint;
-use crate::text::{GrammarCompiler, TokenizerError};
+use crate::text::{GrammarCompiler, GrammarService, GrammarTrial, TokenizerError};
 use axum::http::StatusCode;
 use pegainfer_core::engine::EngineHandle;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::sync::Semaphore;
 
 /// Options of the operator for requests.
 #[derive(Debug, Clone)]
@@ -27,6 +26,8 @@ pub struct ApiOptions {
     pub client_timeout: Duration,
     /// Maximum time for which a stream sends nothing.
     pub keep_alive_interval: Duration,
+    /// Tries to compile grammars within limits; `None` only checks their sources.
+    pub grammar_trial: Option<GrammarTrial>,
 }
 
 /// The served model: engine, tokenizer and templates, metrics.
@@ -36,9 +37,7 @@ pub struct AppState {
     /// Tokenizer, template and sampling defaults.
     pub checkpoint: Checkpoint,
     /// Compiles schemas and grammars into token masks.
-    pub grammars: GrammarCompiler,
-    /// Limits how many grammars are compiled at the same time.
-    pub compiling: Semaphore,
+    pub grammars: GrammarService,
     /// Names that clients may use for the model; the first one is the canonical name. Never empty.
     pub names: Vec<String>,
     /// Counters and histograms.
@@ -53,9 +52,6 @@ pub struct AppState {
     pub created: u64,
     salt_hasher: RandomState,
 }
-
-/// Maximum number of grammars compiled at the same time; most take milliseconds, so the queue for a slot is short.
-const MAX_COMPILING: usize = 4;
 
 impl AppState {
     /// The state of a server that has not served a request yet. An empty `names` becomes the checkpoint's own name.
@@ -72,10 +68,10 @@ impl AppState {
         let metrics = Arc::new(Metrics::new(engine.clone(), &names[0]));
         let limits = engine.limits();
         let (vocab_size, eos) = (limits.vocab_size, limits.eos_token_ids.clone());
-        let grammars = checkpoint.encoder.run(|tokenizer| GrammarCompiler::new(tokenizer.clone(), vocab_size, eos));
+        let compiler = checkpoint.encoder.run(|tokenizer| GrammarCompiler::new(tokenizer.clone(), vocab_size, eos));
+        let grammars = GrammarService::new(compiler, options.grammar_trial.clone());
         Arc::new(Self {
             grammars,
-            compiling: Semaphore::new(MAX_COMPILING),
             engine,
             checkpoint,
             names,

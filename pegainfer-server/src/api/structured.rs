@@ -6,7 +6,8 @@ use super::schema::structure::{
 use super::schema::values::{Object, Text};
 use super::state::AppState;
 use crate::error::{ApiError, truncate_for_error};
-use crate::text::GrammarSource;
+use crate::lifecycle::Deadline;
+use crate::text::{GrammarError, GrammarSource};
 use pegainfer_core::grammar::Grammar;
 use serde_json::json;
 use std::sync::Arc;
@@ -39,18 +40,28 @@ impl Structured {
         }
     }
 
-    /// Compiles the grammar, if there is one, on a blocking thread; a 400 names the field if it cannot be compiled.
-    pub async fn compile(this: Option<Self>, state: &Arc<AppState>) -> Result<Option<Arc<dyn Grammar>>, ApiError> {
+    /// Compiles the grammar, if there is one, before the deadline; a 400 names the field if it cannot be compiled.
+    pub async fn compile(
+        this: Option<Self>,
+        deadline: Option<Deadline>,
+        state: &AppState,
+    ) -> Result<Option<Arc<dyn Grammar>>, ApiError> {
         let Some(Self { field, source }) = this else { return Ok(None) };
-        // Limits the threads that one client's large schemas can occupy.
-        let slot = state.compiling.acquire().await;
-        let _slot = slot.map_err(|e| ApiError::internal(format!("the grammar could not be compiled: {e}")))?;
-        let compiler = state.clone();
-        let compiled = tokio::task::spawn_blocking(move || compiler.grammars.compile(source)).await;
-        let compiled = compiled.map_err(|e| ApiError::internal(format!("the grammar could not be compiled: {e}")))?;
-        compiled
-            .map(Some)
-            .map_err(|e| ApiError::invalid(field, format!("{field} cannot be used: {}", truncate_for_error(&e))))
+        let compiled = state.grammars.compile(source);
+        let compiled = match deadline {
+            Some(deadline) => {
+                let in_time = tokio::time::timeout_at(deadline.at.into(), compiled).await;
+                in_time.map_err(|_| deadline.error())?
+            }
+            None => compiled.await,
+        };
+        compiled.map(Some).map_err(|error| match error {
+            GrammarError::Invalid(reason) => {
+                ApiError::invalid(field, format!("{field} cannot be used: {}", truncate_for_error(&reason)))
+            }
+            GrammarError::Limit(reason) => ApiError::invalid(field, format!("{field} cannot be used: {reason}")),
+            GrammarError::Busy(reason) => ApiError::overloaded(format!("{field} cannot be compiled now: {reason}")),
+        })
     }
 }
 

@@ -41,7 +41,7 @@ impl SubmittedChat {
         let names_function = matches!(conversation.tools.prefix, CallPrefix::Function(_));
         let Rendered { prompt, parsers, structured, thinking } = conversation.render(state, params.n)?;
         let mut ids = state.encode(vec![prompt], params.add_special_tokens.unwrap_or(false), "messages").await?;
-        let structure = Structured::compile(structured, state).await?;
+        let structure = Structured::compile(structured, params.deadline, state).await?;
         let reasoned = thinking.and_then(|thinking| state.grammars.after_reasoning(thinking, structure.clone()));
         let grammar = reasoned.or(structure);
         let requests = params.requests(ids.pop().unwrap_or_default(), usize::MAX, logprobs, grammar, state)?;

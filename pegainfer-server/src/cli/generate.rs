@@ -82,7 +82,7 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
                 );
                 return Ok(());
             }
-            Some(TokenEvent::Failed { error }) => bail!(error),
+            Some(TokenEvent::Failed { error } | TokenEvent::GrammarFailed { error }) => bail!(error),
             None => bail!("the engine stopped before the completion was done"),
         }
         print(&text)?;

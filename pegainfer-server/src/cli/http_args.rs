@@ -2,6 +2,7 @@
 
 use crate::app::Options;
 use crate::http::{AllowedHosts, ApiKeys, Cors, Secret, Tls};
+use crate::text::{GrammarLimits, GrammarTrial};
 use crate::trace::{ChromeFiles, Otlp, Tracer};
 use crate::values::{parse_bytes, parse_seconds};
 use anyhow::{Context, Result};
@@ -51,6 +52,12 @@ pub struct HttpArgs {
     /// Time that open requests have to finish after SIGTERM
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds)]
     pub drain_timeout: Duration,
+    /// CPU time that compiling the grammar of one request may take, in whole seconds; more is refused
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
+    pub max_grammar_time: Duration,
+    /// Memory that the grammar of one request may take, such as 256M; all together may take twice as much
+    #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = parse_bytes)]
+    pub max_grammar_memory: u64,
     /// Serve HTTPS with this certificate chain (PEM, the server's own certificate first); read again on SIGHUP
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
@@ -87,6 +94,11 @@ impl HttpArgs {
         Ok(Some(tracer.context("the thread that writes traces cannot be started")?))
     }
 
+    fn grammar_trial(&self) -> Result<GrammarTrial> {
+        let limits = GrammarLimits { memory: self.max_grammar_memory, time: self.max_grammar_time };
+        GrammarTrial::of_this_program(limits).context("the path of this program is unknown")
+    }
+
     /// Checks the flags and reads the keys from their files. `local`: the server is bound to a loopback address.
     pub fn options(&self, strict: bool, local: bool) -> Result<Options> {
         Ok(Options {
@@ -102,6 +114,7 @@ impl HttpArgs {
             drain_timeout: self.drain_timeout,
             tls: self.tls_cert.as_deref().zip(self.tls_key.as_deref()).map(|(c, k)| Tls::load(c, k)).transpose()?,
             tracer: self.tracer()?,
+            grammar_trial: Some(self.grammar_trial()?),
         })
     }
 }

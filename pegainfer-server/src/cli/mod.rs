@@ -10,6 +10,7 @@ pub mod plan;
 pub mod serve;
 mod signals;
 
+use crate::text::trial;
 use bench::args::BenchArgs;
 use clap::{Parser, Subcommand};
 use doctor::DoctorArgs;
@@ -35,7 +36,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Serve a model over HTTP (the default)
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Print the completion of one prompt, without a server
     Generate(GenerateArgs),
     /// Measure latency and throughput and compare them with the limits of the device
@@ -47,12 +48,20 @@ pub enum Command {
     /// Compare a DeepSeek-V4 checkpoint's headers with its config.json, and print the memory it takes per GPU
     #[cfg(feature = "deepseek-v4")]
     Inspect(InspectArgs),
+    /// Compile the grammar on standard input within limits (started by `serve`)
+    #[command(name = trial::COMMAND, hide = true)]
+    CompileGrammar {
+        /// Bytes of memory.
+        memory: u64,
+        /// Seconds of CPU time.
+        seconds: u64,
+    },
 }
 
 impl Cli {
     /// The command, with `serve` filled in.
     pub fn into_command(self) -> Command {
-        self.command.unwrap_or(Command::Serve(self.serve))
+        self.command.unwrap_or(Command::Serve(Box::new(self.serve)))
     }
 }
 

@@ -42,7 +42,7 @@ fn prompt_logprobs(engine: &EngineHandle, prompt: &[u32]) -> Vec<TokenLogprobs> 
     loop {
         match stream.blocking_recv().unwrap() {
             TokenEvent::Prompt(logprobs) => return logprobs,
-            TokenEvent::Failed { error } => panic!("{error}"),
+            TokenEvent::Failed { error } | TokenEvent::GrammarFailed { error } => panic!("{error}"),
             _ => {}
         }
     }

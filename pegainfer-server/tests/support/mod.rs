@@ -87,8 +87,14 @@ impl TestServer {
 
     /// Serves the bundled checkpoint with default options.
     pub fn bundled() -> Self {
+        Self::bundled_with(Setup::default().options)
+    }
+
+    /// Serves the bundled checkpoint.
+    pub fn bundled_with(options: Options) -> Self {
         let args = Cli::parse_from(["pegainfer"]).serve.engine;
-        Self::over(engine::load(&model_dir(), &args).unwrap().handle, Setup::default())
+        let setup = Setup { options, ..Setup::default() };
+        Self::over(engine::load(&model_dir(), &args).unwrap().handle, setup)
     }
 
     /// Starts the real router over a running engine.

@@ -48,7 +48,7 @@ async fn submit(engine: &EngineHandle, prompt: &[u32], output_len: usize, salt: 
             TokenEvent::Admitted { .. } | TokenEvent::Prompt(_) => {}
             TokenEvent::Token(_) => stamps.push(Instant::now()),
             TokenEvent::Finished { usage, .. } => end = Some(usage),
-            TokenEvent::Failed { error } => bail!(error),
+            TokenEvent::Failed { error } | TokenEvent::GrammarFailed { error } => bail!(error),
         }
     }
     let Some(usage) = end else { bail!("the engine stopped before the request was complete") };

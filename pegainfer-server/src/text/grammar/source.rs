@@ -1,11 +1,15 @@
 //! Sources of grammars.
 
+use super::error::GrammarError;
 use llguidance::regex_to_lark;
 use serde_json::{Value, json};
 
 /// White space between the elements of JSON: enough for an indented document, but bounded, because a model may write
 /// nothing else.
 const JSON_WHITESPACE: &str = "[ \\n\\r\\t]{1,40}";
+
+/// Maximum size of a source, in bytes.
+const MAX_SOURCE: usize = 512 << 10;
 
 /// Source of a grammar: the texts that are allowed.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,13 +25,21 @@ pub enum GrammarSource {
 }
 
 impl GrammarSource {
-    /// Size of the source in bytes.
-    pub(super) fn bytes(&self) -> usize {
-        match self {
-            Self::JsonSchema(schema) => schema.to_string().len(),
-            Self::Regex(text) | Self::Lark(text) => text.len(),
-            Self::Choice(texts) => texts.iter().map(String::len).sum(),
+    /// The source as a Lark grammar.
+    ///
+    /// # Errors
+    /// It is too large.
+    pub(super) fn into_lark(self) -> Result<String, GrammarError> {
+        let lark = match (self.rule(), self) {
+            (Some(rule), _) => format!("start: {rule}"),
+            (None, Self::Lark(grammar)) => grammar,
+            (None, _) => String::new(),
+        };
+        if lark.len() > MAX_SOURCE {
+            let message = format!("it has {} bytes, at most {MAX_SOURCE} are compiled", lark.len());
+            return Err(GrammarError::Limit(message));
         }
+        Ok(lark)
     }
 
     /// The source as the body of a Lark rule; `None` for a Lark grammar, which has rules of its own.
