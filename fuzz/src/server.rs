@@ -39,7 +39,7 @@ fn fixture() -> &'static Fixture {
 /// Posts a body; returns the status and the response.
 pub fn post(path: &str, body: &[u8]) -> (StatusCode, String) {
     let fixture = fixture();
-    let request = Request::post(path).header("content-type", "application/json").body(Body::from(body.to_vec()));
+    let request = Request::post(path).header("host", "localhost").header("content-type", "application/json").body(Body::from(body.to_vec()));
     fixture.runtime.block_on(async {
         let response = fixture.router.clone().oneshot(request.expect("a request")).await.expect("infallible");
         let status = response.status();

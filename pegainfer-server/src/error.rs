@@ -155,6 +155,11 @@ impl ApiError {
         serde_json::to_string(&Body { error }).unwrap_or_default()
     }
 
+    /// The event `error` of OpenAI's Responses API, where no response has begun.
+    pub fn responses_event(&self) -> Value {
+        json!({"type": "error", "code": self.code, "message": self.message, "param": self.param, "sequence_number": 0})
+    }
+
     /// The error in the shape of Anthropic's API, also an event inside a stream that has already begun.
     pub fn anthropic_body(&self) -> Value {
         let kind = match self.status {

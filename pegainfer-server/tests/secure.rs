@@ -85,3 +85,22 @@ fn files_that_cannot_be_used_are_named() {
     assert!(error("key.pem", "key.pem").contains("key.pem has no certificate"));
     assert!(error("cert.pem", "cert.pem").contains("cert.pem cannot be read as a PEM key without password"));
 }
+
+#[test]
+fn a_certificate_is_replaced_without_a_restart() {
+    let dir = std::env::temp_dir().join(format!("pegainfer-tls-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let (cert, key) = (dir.join("cert.pem"), dir.join("key.pem"));
+    std::fs::copy(fixture("cert.pem"), &cert).unwrap();
+    std::fs::copy(fixture("key.pem"), &key).unwrap();
+    let tls = Tls::load(&cert, &key).unwrap();
+    let (engine, _) = MockEngine::replying(" a cat");
+    let server = TestServer::with(engine, Options { tls: Some(tls.clone()), ..Options::default() });
+    std::fs::write(&cert, "no certificate").unwrap();
+    assert!(format!("{:#}", tls.reload().unwrap_err()).contains("cert.pem has no certificate"));
+    assert!(ask(server.address, "GET", "/health", "").starts_with("HTTP/1.1 200"), "the old one is still in use");
+    std::fs::copy(fixture("cert.pem"), &cert).unwrap();
+    tls.reload().unwrap();
+    assert!(ask(server.address, "GET", "/health", "").starts_with("HTTP/1.1 200"));
+    std::fs::remove_dir_all(dir).unwrap();
+}

@@ -2,12 +2,13 @@
 
 use super::fields::Fields;
 use super::state::ApiOptions;
+use super::stream_head::StreamHead;
 use crate::error::ApiError;
 use crate::metrics::Choices;
 use crate::trace::Trace;
 use axum::body::Body;
 use axum::extract::Request;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use futures_util::StreamExt;
 use std::sync::Arc;
 use std::time::Instant;
@@ -28,6 +29,16 @@ pub struct RequestContext {
     pub choices: Option<Arc<Choices>>,
     /// When the whole body had arrived.
     pub received: Instant,
+    head: Option<StreamHead>,
+}
+
+impl RequestContext {
+    /// The response will be a stream with this value of `x-ignored-fields`: its head may be sent.
+    pub fn announce_stream(&self, ignored: Option<&HeaderValue>) {
+        if let Some(head) = &self.head {
+            head.announce(self.received, ignored);
+        }
+    }
 }
 
 /// Reads the headers and the body of a JSON request.
@@ -45,8 +56,8 @@ pub async fn read(request: Request, options: &ApiOptions) -> Result<(RequestCont
     if let Some(trace) = &trace {
         trace.stage("receive");
     }
-    let choices = parts.extensions.remove();
-    Ok((RequestContext { headers: parts.headers, trace, choices, received: Instant::now() }, bytes))
+    let (choices, head) = (parts.extensions.remove(), parts.extensions.remove());
+    Ok((RequestContext { headers: parts.headers, trace, choices, received: Instant::now(), head }, bytes))
 }
 
 async fn read_bounded(body: Body, headers: &HeaderMap, options: &ApiOptions) -> Result<Vec<u8>, ApiError> {

@@ -34,6 +34,9 @@ pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -
     let (generation, structured, CompletionFields { prompt, logprobs, echo }, ignored) = read(&bytes, &state)?;
     drop(bytes);
     let mut params = Params::new(generation, &context, &state).await?;
+    if params.stream.is_some() {
+        context.announce_stream(ignored.as_ref());
+    }
     params.echo = echo.unwrap_or(false);
     let logprobs = logprobs.map(|n| n.count());
 

@@ -8,7 +8,7 @@
 //!   and what is [`structured`]. [`params`], [`sampling`], [`logits_processors`], [`stop`], [`stream_options`],
 //!   [`truncation`]: how to generate.
 //! - [`submitted_chat`], [`generation`]: run a request and give its output as [`delta`]s. [`assistant_message`],
-//!   [`blocks`], [`wire`], [`logprobs`], [`timings`], [`sse`]: write the response.
+//!   [`blocks`], [`wire`], [`logprobs`], [`timings`], [`sse`]: write the response. [`early_head`], [`stream_head`]: begin a stream before its request is prepared.
 //! - [`info`], [`tokenize`]: the small endpoints. [`openapi`], [`fields_listed`]: the OpenAPI document.
 
 mod anthropic;
@@ -20,6 +20,7 @@ mod chat_request;
 mod completions;
 mod conversation;
 mod delta;
+mod early_head;
 mod fields;
 mod fields_listed;
 mod generation;
@@ -36,6 +37,7 @@ pub mod schema;
 mod sse;
 mod state;
 mod stop;
+mod stream_head;
 mod stream_options;
 mod structured;
 mod submitted_chat;
@@ -51,7 +53,7 @@ use crate::error::{ApiError, truncate_for_error};
 use axum::Router;
 use axum::extract::Request;
 use axum::http::{Method, StatusCode, Uri};
-use axum::middleware::{self, Next};
+use axum::middleware::{self, Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures_util::FutureExt;
@@ -60,11 +62,14 @@ use std::sync::Arc;
 
 /// The router of all endpoints and of the web UI.
 pub fn router(state: Arc<AppState>) -> Router {
-    Router::new()
+    let streams = Router::new()
         .route("/v1/completions", post(completions::completions))
         .route("/v1/chat/completions", post(chat::chat))
         .route("/v1/responses", post(responses::responses))
         .route("/v1/messages", post(anthropic::messages))
+        .layer(from_fn_with_state(state.options.keep_alive_interval, early_head::send_early));
+    Router::new()
+        .merge(streams)
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/v1/models", get(info::models))
         // A name may hold slashes, as in `Qwen/Qwen3-4B`.

@@ -10,9 +10,9 @@ use super::state::ApiOptions;
 use super::stream_options::StreamOptions;
 use super::timings::Timings;
 use super::wire::Usage;
-use crate::error::ApiError;
+use crate::error::{ApiError, is_anthropic};
 use axum::body::{Body, Bytes};
-use axum::http::{HeaderName, header};
+use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 use futures_util::stream::{self, BoxStream, SelectAll, StreamExt};
@@ -77,7 +77,7 @@ impl Events {
 const MAX_COALESCED: usize = 16 << 10;
 
 /// Time after which the head of a stream is sent without a delta. Until then a failure is an ordinary error response.
-const HEAD_DELAY: Duration = Duration::from_millis(400);
+pub const HEAD_DELAY: Duration = Duration::from_millis(400);
 
 /// When a stream has to show that it is alive.
 #[derive(Debug, Clone, Copy)]
@@ -154,13 +154,31 @@ pub async fn respond<F: ChunkWriter>(
         let bytes = sse.coalesce().await?;
         Some((Ok::<_, Infallible>(bytes), sse))
     });
-    let headers = [
-        (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
-        (header::CACHE_CONTROL, "no-cache"),
-        // nginx collects a response before it passes it on, unless it is told not to.
-        (HeaderName::from_static("x-accel-buffering"), "no"),
-    ];
-    Ok((headers, Body::from_stream(bytes)).into_response())
+    let mut response = Body::from_stream(bytes).into_response();
+    stream_headers(response.headers_mut());
+    Ok(response)
+}
+
+/// Adds the headers of a stream.
+pub fn stream_headers(headers: &mut HeaderMap) {
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // nginx collects a response before it passes it on, unless it is told not to.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+}
+
+/// The last event of a stream that was refused before its first event, in the shape of the API at `path`.
+pub fn error_event(path: &str, error: &ApiError) -> Bytes {
+    let mut out = Events::default();
+    if is_anthropic(path) {
+        out.push_named("error", &error.anthropic_body());
+    } else if path == "/v1/responses" {
+        out.push_named("error", &error.responses_event());
+    } else {
+        out.push_text(&error.body());
+        out.push_text("[DONE]");
+    }
+    out.0.into()
 }
 
 fn deltas_of((index, generation): (usize, Generation)) -> BoxStream<'static, Item> {

@@ -38,6 +38,9 @@ impl SubmittedChat {
     ) -> Result<Self, ApiError> {
         let ChatRequest { generation, conversation, logprobs, ignored } = request;
         let params = Params::new(generation, context, state).await?;
+        if params.stream.is_some() {
+            context.announce_stream(ignored.as_ref());
+        }
         let names_function = matches!(conversation.tools.prefix, CallPrefix::Function(_));
         let Rendered { prompt, parsers, structured, thinking } = conversation.render(state, params.n)?;
         let mut ids = state.encode(vec![prompt], params.add_special_tokens.unwrap_or(false), "messages").await?;

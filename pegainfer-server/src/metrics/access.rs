@@ -45,6 +45,9 @@ impl Drop for Access {
         } else {
             log::Level::Info
         };
+        if !log::log_enabled!(level) {
+            return;
+        }
         let outcome = all.outcome.map_or("-", Outcome::name);
         let ms = |time: Option<Duration>| time.map(|time| (time.as_secs_f64() * 1e4).round() / 10.0);
         let shown = |time: Option<Duration>| ms(time).map_or("-".into(), |ms| format!("{ms} ms"));

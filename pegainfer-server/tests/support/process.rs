@@ -6,10 +6,11 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// The binary, untouched by the environment's hub settings.
+/// The binary, untouched by the environment's hub settings and keys.
 pub fn pegainfer() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pegainfer"));
     command.env_remove("HF_TOKEN").env_remove("HF_ENDPOINT").env_remove("HF_HOME");
+    command.env_remove("PEGAINFER_API_KEY").env_remove("PEGAINFER_ADMIN_KEY");
     command
 }
 

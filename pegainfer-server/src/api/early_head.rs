@@ -1,0 +1,151 @@
+//! Sends the head of a stream while its request is still being prepared: its template, tokenization or grammar takes long, or waits
+//! for others.
+
+use super::sse::{HEAD_DELAY, error_event, stream_headers};
+use super::stream_head::StreamHead;
+use crate::error::ApiError;
+use axum::body::{Body, BodyDataStream, Bytes};
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use futures_util::future::BoxFuture;
+use futures_util::stream::{self, StreamExt};
+use std::time::Duration;
+use tokio::time::{sleep, sleep_until};
+
+/// Time that the handler has to send the head itself, which then begins with the events of its API.
+const GRACE: Duration = Duration::from_millis(50);
+
+/// What is sent while the handler works.
+const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
+
+/// A stream whose head was sent.
+enum Early {
+    Preparing(BoxFuture<'static, Response>),
+    Streaming(BodyDataStream),
+    Done,
+}
+
+/// Middleware: responds with the head of a stream if the handler announced one and has not responded after [`HEAD_DELAY`]. A refusal
+/// after that is an event. `interval`: maximum time without a byte.
+pub async fn send_early(State(interval): State<Duration>, mut request: Request, next: Next) -> Response {
+    let head = StreamHead::default();
+    let path = request.uri().path().to_string();
+    request.extensions_mut().insert(head.clone());
+    let mut handler: BoxFuture<'static, Response> = Box::pin(next.run(request));
+    let due = async {
+        let announced = head.announced().await;
+        sleep_until((announced.received + HEAD_DELAY + GRACE).into()).await;
+        announced.ignored.clone()
+    };
+    let ignored = tokio::select! {
+        biased;
+        response = &mut handler => return response,
+        ignored = due => ignored,
+    };
+    let first = stream::once(async { Ok(Bytes::from_static(KEEP_ALIVE)) });
+    let rest = stream::unfold(Early::Preparing(handler), move |early| next_bytes(early, path.clone(), interval));
+    let mut response = Body::from_stream(first.chain(rest)).into_response();
+    stream_headers(response.headers_mut());
+    if let Some(ignored) = ignored {
+        response.headers_mut().insert("x-ignored-fields", ignored);
+    }
+    response
+}
+
+async fn next_bytes(early: Early, path: String, interval: Duration) -> Option<(Result<Bytes, axum::Error>, Early)> {
+    let mut body = match early {
+        Early::Preparing(mut handler) => {
+            let response = tokio::select! {
+                biased;
+                response = &mut handler => response,
+                () = sleep(interval) => return Some((Ok(Bytes::from_static(KEEP_ALIVE)), Early::Preparing(handler))),
+            };
+            if let Some(error) = response.extensions().get::<ApiError>() {
+                return Some((Ok(error_event(&path, error)), Early::Done));
+            }
+            response.into_body().into_data_stream()
+        }
+        Early::Streaming(body) => body,
+        Early::Done => return None,
+    };
+    let bytes = body.next().await?;
+    Some((bytes, Early::Streaming(body)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::Router;
+    use axum::extract::Extension;
+    use axum::http::HeaderValue;
+    use axum::http::StatusCode;
+    use axum::middleware::from_fn_with_state;
+    use axum::routing::get;
+    use std::sync::Arc;
+    use std::time::Instant;
+    use tokio::sync::Notify;
+    use tower::Service;
+
+    const INTERVAL: Duration = Duration::from_millis(20);
+
+    /// The response of a handler that announces a stream, and responds when it is told to.
+    async fn response(path: &'static str, result: Result<&'static str, ApiError>) -> (Response, Arc<Notify>) {
+        let go = Arc::new(Notify::new());
+        let told = go.clone();
+        let handler = move |Extension(head): Extension<StreamHead>| async move {
+            head.announce(Instant::now() - HEAD_DELAY, Some(&HeaderValue::from_static("odd")));
+            told.notified().await;
+            result
+        };
+        let mut router: Router =
+            Router::new().route(path, get(handler)).layer(from_fn_with_state(INTERVAL, send_early));
+        let request = Request::get(path).body(Body::empty()).unwrap();
+        (router.call(request).await.unwrap(), go)
+    }
+
+    async fn rest(mut body: BodyDataStream) -> String {
+        let mut text = Vec::new();
+        while let Some(bytes) = body.next().await {
+            text.extend_from_slice(&bytes.unwrap());
+        }
+        String::from_utf8(text).unwrap()
+    }
+
+    #[tokio::test]
+    async fn the_head_comes_before_the_handler_is_done() {
+        let (response, go) = response("/v1/completions", Ok("data: x\n\n")).await;
+        assert_eq!(
+            (response.status(), &response.headers()["x-ignored-fields"]),
+            (StatusCode::OK, &HeaderValue::from_static("odd"))
+        );
+        assert_eq!(response.headers()["content-type"], "text/event-stream; charset=utf-8");
+        let mut body = response.into_body().into_data_stream();
+        for _ in 0..3 {
+            assert_eq!(body.next().await.unwrap().unwrap(), KEEP_ALIVE);
+        }
+        go.notify_one();
+        let text = rest(body).await;
+        assert_eq!(text.trim_start_matches(": keep-alive\n\n"), "data: x\n\n");
+    }
+
+    #[tokio::test]
+    async fn a_refusal_after_the_head_is_an_event_of_the_api() {
+        let error = || ApiError::invalid("prompt", "no");
+        for (path, expected) in [
+            ("/v1/messages", "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"invalid_request_error\""),
+            (
+                "/v1/responses",
+                "event: error\ndata: {\"type\":\"error\",\"code\":null,\"message\":\"no\",\"param\":\"prompt\"",
+            ),
+            ("/v1/completions", "data: {\"error\":{\"message\":\"no\""),
+        ] {
+            let (response, go) = response(path, Err(error())).await;
+            go.notify_one();
+            let text = rest(response.into_body().into_data_stream()).await;
+            let event = text.trim_start_matches(": keep-alive\n\n");
+            assert!(event.starts_with(expected), "{event}");
+            assert_eq!(event.ends_with("data: [DONE]\n\n"), path == "/v1/completions");
+        }
+    }
+}
