@@ -241,7 +241,7 @@ def schemathesis_openapi(client, _):
                "--header", f"Authorization: Bearer {client.api_key}", "--checks", ",".join(checks), "--max-examples", "30",
                "--seed", "1", "--request-timeout", "20", "--no-color"]
     with tempfile.TemporaryDirectory() as directory:
-        run = subprocess.run(command, cwd=directory, stdout=subprocess.PIPE, text=True, timeout=60)
+        run = subprocess.run(command, cwd=directory, stdout=subprocess.PIPE, text=True, timeout=300)
     assert run.returncode == 0, run.stdout
     print(re.search(r"\d+ generated.*", run.stdout)[0])
 

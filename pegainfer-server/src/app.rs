@@ -27,6 +27,8 @@ pub struct Options {
     pub allowed_hosts: AllowedHosts,
     /// Origins of web pages that may call the API.
     pub cors: Cors,
+    /// Whether control tokens that messages spell out stay text.
+    pub plain_messages: bool,
     /// Maximum size of a request body, in bytes.
     pub max_body: usize,
     /// Time after which a request is cancelled.
@@ -50,6 +52,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             strict: false,
+            plain_messages: false,
             api_keys: ApiKeys::default(),
             admin_keys: ApiKeys::default(),
             allowed_hosts: AllowedHosts::default(),
@@ -76,12 +79,19 @@ pub struct App {
 impl App {
     /// The API of a model that has not served a request yet. An empty `names` becomes the checkpoint's own name.
     pub fn new(engine: EngineHandle, checkpoint: Checkpoint, names: Vec<String>, options: Options) -> Self {
-        let Options { strict, max_body, request_timeout, client_timeout, keep_alive_interval, drain_timeout, .. } =
-            options;
+        let Options { strict, plain_messages, max_body, request_timeout, client_timeout, .. } = options;
+        let Options { keep_alive_interval, drain_timeout, .. } = options;
         let lifecycle = Lifecycle::default();
-        let grammar_trial = options.grammar_trial;
-        let limits =
-            ApiOptions { strict, max_body, request_timeout, client_timeout, keep_alive_interval, grammar_trial };
+        let Options { grammar_trial, .. } = options;
+        let limits = ApiOptions {
+            strict,
+            plain_messages,
+            max_body,
+            request_timeout,
+            client_timeout,
+            keep_alive_interval,
+            grammar_trial,
+        };
         let state = AppState::new(engine.clone(), checkpoint, names, limits, lifecycle.clone());
         let metrics = state.metrics.clone();
         let guard = Guard {

@@ -118,7 +118,14 @@ impl ApiError {
             SubmitError::EngineStopped => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("engine_stopped")
             }
-            SubmitError::PromptTooLong { .. } | SubmitError::ContextExceeded { .. } | SubmitError::NeverFits { .. } => {
+            SubmitError::PromptTooLong { prompt, max_model_len } => {
+                // Clients decide by these words, OpenAI's, whether to shorten the conversation and try again.
+                let message = format!(
+                    "This model's maximum context length is {max_model_len} tokens. However, your prompt has {prompt} tokens."
+                );
+                Self::invalid(prompt_field, message).with_code("context_length_exceeded")
+            }
+            SubmitError::ContextExceeded { .. } | SubmitError::NeverFits { .. } => {
                 Self::invalid(prompt_field, message).with_code("context_length_exceeded")
             }
             SubmitError::EmptyPrompt | SubmitError::InvalidToken { .. } => Self::invalid(prompt_field, message),

@@ -135,8 +135,8 @@ fn prompts_that_cannot_be_used() {
         (json!([-1]), "prompt must hold token ids, got -1"),
         (json!([1.5]), "prompt must hold token ids, got 1.5"),
         (json!([99999999999u64]), "prompt must hold token ids, got 99999999999"),
-        (json!(long), "the prompt has 512 tokens, but this model's context is 512 tokens"),
-        (json!("word ".repeat(600)), "but this model's context is 512 tokens"),
+        (json!(long), "maximum context length is 512 tokens. However, your prompt has 512 tokens."),
+        (json!("word ".repeat(600)), "This model's maximum context length is 512 tokens. However, your prompt has"),
         (json!(vec!["a"; 300]), "prompt may hold at most 256 prompts, got 300"),
     ] {
         expect(post(server.address, COMPLETIONS, &json!({"prompt": prompt})), 400, message, Some("prompt"));
@@ -156,7 +156,11 @@ fn conversations_that_cannot_be_used() {
         (json!({"messages": []}), "messages is empty", "messages"),
         (json!({"messages": "hi"}), "messages must be a list, got \"hi\"", "messages"),
         (json!({"messages": [{"role": "robot", "content": "x"}]}), "messages[0].role \"robot\" is unknown", "messages"),
-        (json!({"messages": [{"role": "user", "content": "word ".repeat(600)}]}), "context is 512 tokens", "messages"),
+        (
+            json!({"messages": [{"role": "user", "content": "word ".repeat(600)}]}),
+            "maximum context length is 512 tokens",
+            "messages",
+        ),
         (json!({"messages": user, "top_logprobs": 2}), "top_logprobs needs \"logprobs\": true", "top_logprobs"),
         (json!({"messages": user, "logprobs": 5}), "logprobs must be true or false", "logprobs"),
         (json!({"messages": user, "logprobs": true, "top_logprobs": 21}), "an integer from 0 to 20", "top_logprobs"),
@@ -237,6 +241,8 @@ fn bodies_that_are_not_json_objects() {
         (b"{\"prompt\": \"x\", \"temperature\": 1e999}", "not valid JSON: number out of range"),
         (b"{\"prompt\": \"\\ud800\"}", "not valid JSON"),
         (b"[1]", "must be a JSON object"),
+        (b"{\"prompt\": \"x\", \"n\": 1, \"n\": 2}", "not valid JSON: an object has the key \"n\" twice"),
+        (b"{\"prompt\": \"x\", \"foo\": [{\"a\": 1, \"a\": 1}]}", "an object has the key \"a\" twice"),
         (b"{\"prompt\": \"\xff\xfe\"}", "not valid UTF-8 at byte 12"),
     ] {
         expect(raw(body), 400, message, None);

@@ -90,7 +90,7 @@ fn a_streamed_chat_is_exact_to_the_byte() {
             r#"{head}{{"index":0,"delta":{{"content":""}},"logprobs":null,"finish_reason":"stop","stop_reason":null}}],"usage":null}}"#
         ),
         format!(
-            r#"{head}],"usage":{{"prompt_tokens":{prompt},"total_tokens":{},"completion_tokens":2,"prompt_tokens_details":{{"cached_tokens":{}}}}}}}"#,
+            r#"{head}],"usage":{{"prompt_tokens":{prompt},"total_tokens":{},"completion_tokens":2,"prompt_tokens_details":{{"cached_tokens":{}}},"completion_tokens_details":{{"reasoning_tokens":0}}}}}}"#,
             prompt + 2,
             prompt / 2
         ),
@@ -293,6 +293,11 @@ fn unknown_fields_are_named_in_a_header_and_refused_under_strict() {
         let response = post(server.address, COMPLETIONS, &with(body.clone(), json!({"stream": stream})));
         assert_eq!((response.status, response.header("x-ignored-fields")), (200, Some("foo, bar")));
     }
+    let body = json!({"messages": [{"role": "user", "content": "x", "foo": 1}, {"role": "user", "content": "y", "foo": 2,
+        "name": "u", "audio": null}], "tools": [{"type": "function", "function": {"name": "f", "bar": {}}}],
+        "stream_options": {"baz": 1}, "stream": true});
+    let listed = "stream_options.baz, messages[].foo, tools[].function.bar";
+    assert_eq!(post(server.address, CHAT, &body).header("x-ignored-fields"), Some(listed), "at every level");
     let (engine, _) = MockEngine::replying(" a");
     let strict = TestServer::start(
         engine,
@@ -302,6 +307,8 @@ fn unknown_fields_are_named_in_a_header_and_refused_under_strict() {
     assert_eq!(response.status, 400);
     let error = response.json();
     assert_eq!((&error["error"]["param"], &error["error"]["code"]), (&json!("foo"), &json!("unknown_parameter")));
+    let nested = json!({"messages": [{"role": "user", "content": "x", "foo": 1}]});
+    assert!(post(strict.address, CHAT, &nested).text().contains("unknown field messages[].foo"));
 }
 
 #[test]

@@ -101,6 +101,29 @@ fn prompt_logprobs_have_ranks_and_token_ids() {
 }
 
 #[test]
+fn a_prompt_can_be_scored_without_a_token() {
+    let server = TestServer::bundled();
+    let ids = tokenizer().encode(TEXT, false).unwrap();
+    let fields = json!({"max_tokens": 0, "echo": true, "logprobs": 2});
+    let scored = post_ok(server.address, COMPLETIONS, &completion(fields.clone()));
+    let longer = post_ok(server.address, COMPLETIONS, &completion(with(fields.clone(), json!({"max_tokens": 1}))));
+    let choice = &scored["choices"][0];
+    assert_eq!((&choice["text"], &choice["finish_reason"]), (&json!(TEXT), &json!("length")));
+    assert_eq!(
+        (&scored["usage"]["completion_tokens"], &scored["usage"]["prompt_tokens"]),
+        (&json!(0), &json!(ids.len()))
+    );
+    let logprobs = choice["logprobs"]["token_logprobs"].as_array().unwrap();
+    let all = longer["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap();
+    assert_eq!(logprobs[..], all[..ids.len()]);
+    let events = post(server.address, COMPLETIONS, &completion(with(fields, json!({"stream": true})))).events();
+    assert_eq!((events.len(), &events[0]["choices"][0]["text"]), (1, &json!(TEXT)));
+    let error = post(server.address, COMPLETIONS, &completion(json!({"max_tokens": 0})));
+    assert_eq!((error.status, &error.json()["error"]["param"]), (400, &json!("max_tokens")));
+    server.wait_idle();
+}
+
+#[test]
 fn long_prompts_are_cut_where_the_client_says() {
     let (server, control) = TestServer::replying("x");
     let ids: Vec<u32> = (300..900).collect();
@@ -159,6 +182,13 @@ fn a_message_can_be_continued() {
     assert_eq!(response["choices"][0]["message"]["content"], " cat.");
     let prompt = tokenizer().decode_all(&control.last().prompt);
     assert!(prompt.ends_with("\nI am a"), "{prompt:?}");
+    // Texts that the template itself writes behind a message.
+    for text in ["<", "end", "im", "|", ">", "n", "The end", "assistant"] {
+        let messages = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": text}]);
+        post_ok(server.address, CHAT, &with(body.clone(), json!({"messages": messages})));
+        let prompt = tokenizer().decode_all(&control.last().prompt);
+        assert!(prompt.ends_with(&format!("\n{text}")), "{text}: {prompt:?}");
+    }
     for (fields, expected) in [
         (json!({"add_generation_prompt": true}), "add_generation_prompt"),
         (json!({"messages": [{"role": "user", "content": ""}]}), "nothing to continue"),

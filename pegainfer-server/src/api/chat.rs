@@ -109,11 +109,15 @@ impl ChunkWriter for ChatWriter {
         }
         let message = AssistantMessage::delta(self.parsers[index].0.parse(&mut delta));
         let (logprobs, token_ids) = (self.logprobs(&delta), self.token_ids(&delta));
+        let reasoning_tokens = self.parsers[index].0.reasoning_tokens;
+        let usage = usage.map(|usage| usage.map(|usage| usage.with_reasoning(reasoning_tokens)));
         let finish = self.finish(delta.finish);
         self.chunk(out, ChatChunkChoice { index, delta: message, logprobs, finish, token_ids }, None, usage);
     }
 
     fn usage(&mut self, out: &mut Events, usage: Usage, metrics: Option<Timings>) {
+        let reasoning_tokens = self.parsers.iter().map(|(parser, _)| parser.reasoning_tokens).sum();
+        let usage = usage.with_reasoning(reasoning_tokens);
         let envelope = self.envelope::<ChatChunkChoice>("chat.completion.chunk", vec![], Some(Some(usage)));
         out.push(&Envelope { metrics, ..envelope });
     }
@@ -121,11 +125,12 @@ impl ChunkWriter for ChatWriter {
 
 /// Waits for all choices. The first failure drops, and so cancels, the others.
 async fn respond(mut generations: Vec<Generation>, mut writer: ChatWriter) -> Result<Response, ApiError> {
-    let parsers = std::mem::take(&mut writer.parsers);
-    let pairs = generations.iter_mut().zip(parsers).enumerate();
+    let mut parsers = std::mem::take(&mut writer.parsers);
+    let pairs = generations.iter_mut().zip(&mut parsers).enumerate();
     let choices = pairs.map(|(index, (generation, (parser, _)))| collect(index, generation, parser, &writer));
     let (choices, prompts): (Vec<_>, Vec<_>) = try_join_all(choices).await?.into_iter().unzip();
-    let usage = Usage::sum(generations.iter().map(Generation::counts), choices.len());
+    let reasoning_tokens = parsers.iter().map(|(parser, _)| parser.reasoning_tokens).sum();
+    let usage = Usage::sum(generations.iter().map(Generation::counts), choices.len()).with_reasoning(reasoning_tokens);
     let prompt = prompts.first().and_then(|prompt| writer.prompt(prompt.as_ref()));
     let envelope = writer.envelope("chat.completion", choices, Some(Some(usage)));
     let metrics = generations.first().and_then(Generation::timings);
@@ -135,7 +140,7 @@ async fn respond(mut generations: Vec<Generation>, mut writer: ChatWriter) -> Re
 async fn collect(
     index: usize,
     generation: &mut Generation,
-    mut parser: ChoiceParser,
+    parser: &mut ChoiceParser,
     writer: &ChatWriter,
 ) -> Result<(ChatChoice, Option<PromptInfo>), ApiError> {
     let (mut events, mut finish, mut prompt) = (Vec::new(), None, None);

@@ -1,6 +1,7 @@
 //! Messages, tools and template arguments of a chat, and the prompt that they are rendered to.
 
 use super::message::{Message, Role};
+use super::plain_text::PlainText;
 use super::schema::conversation::Effort;
 use super::state::AppState;
 use super::structured::Structured;
@@ -38,8 +39,8 @@ pub struct Conversation {
 
 /// A rendered conversation.
 pub struct Rendered {
-    /// The prompt.
-    pub prompt: String,
+    /// The prompt, in segments that are tokenized one by one; most prompts have one.
+    pub prompt: Vec<String>,
     /// Output parser of each choice.
     pub parsers: Vec<OutputParser>,
     /// Structure that the output must have.
@@ -79,6 +80,8 @@ impl Conversation {
         let format = template.output_format();
         self.check_roles(format)?;
         let mark = self.continue_final_message.then(|| self.mark_end()).transpose()?;
+        let tokenizer = &state.checkpoint.tokenizer;
+        let plain = state.options.plain_messages.then(|| PlainText::mark(&mut self.messages, tokenizer)).transpose()?;
         let tools = self.tools.format(format.tools)?;
         let shown = tools.map(|_| &*self.tools.definitions);
         let tells_reasoning = format.reasoning && state.grammars.knows_reasoning();
@@ -141,6 +144,10 @@ impl Conversation {
             })
         };
         let parsers = (0..n).map(|_| random_u64().map(parser)).collect::<Result<_, _>>()?;
+        let prompt = match plain {
+            Some(plain) => plain.split(&prompt),
+            None => vec![prompt],
+        };
         Ok(Rendered { prompt, parsers, structured: self.structured, thinking })
     }
 

@@ -27,6 +27,8 @@ pub struct Generation {
     include_stop: bool,
     stop_token_ids: Vec<u32>,
     max_tokens: usize,
+    /// The client asked for no token, only for its prompt.
+    prompt_only: bool,
     min_tokens: usize,
     counts: Counts,
     /// Sent with the first delta.
@@ -99,6 +101,7 @@ impl Generation {
             include_stop: params.include_stop,
             stop_token_ids: params.stop_token_ids.clone(),
             max_tokens,
+            prompt_only: params.max_tokens == Some(0),
             min_tokens: params.min_tokens,
             counts: Counts { prompt, ..Counts::default() },
             prompt: kept,
@@ -141,6 +144,7 @@ impl Generation {
                         prompt.logprobs = Some(logprobs);
                     }
                 }
+                Some(TokenEvent::Token(_)) if self.prompt_only => return Some(Ok(self.prompt_end())),
                 Some(TokenEvent::Token(token)) => {
                     let delta = self.token(token, at);
                     let is_last =
@@ -157,6 +161,14 @@ impl Generation {
                 None => return Some(Err(self.ended_early())),
             }
         }
+    }
+
+    /// The only delta of a request for its prompt, whose log-probabilities came before the token that is dropped.
+    fn prompt_end(&mut self) -> Delta {
+        self.stream = None;
+        self.record.end(Outcome::Length);
+        let finish = Some(Finish { reason: "length", stop_reason: None });
+        Delta { text: String::new(), token: None, offset: self.chars, finish, prompt: self.prompt.take() }
     }
 
     fn token(&mut self, token: TokenOut, at: Instant) -> Delta {

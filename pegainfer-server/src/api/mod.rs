@@ -7,6 +7,7 @@
 //! - [`chat_request`]: one chat request, into which all chats are converted: a [`conversation`] of [`message`]s, [`tools`]
 //!   and what is [`structured`]. [`params`], [`sampling`], [`logits_processors`], [`stop`], [`stream_options`],
 //!   [`truncation`]: how to generate.
+//!   [`plain_text`]: no control tokens from messages.
 //! - [`submitted_chat`], [`generation`]: run a request and give its output as [`delta`]s. [`assistant_message`],
 //!   [`blocks`], [`wire`], [`logprobs`], [`timings`], [`sse`]: write the response. [`early_head`], [`stream_head`]: begin a stream before its request is prepared.
 //! - [`info`], [`tokenize`]: the small endpoints. [`openapi`], [`fields_listed`]: the OpenAPI document.
@@ -30,6 +31,7 @@ mod logprobs;
 mod message;
 mod openapi;
 mod params;
+mod plain_text;
 mod policy;
 mod responses;
 mod sampling;

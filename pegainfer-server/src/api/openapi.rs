@@ -1,21 +1,34 @@
-//! `GET /openapi.json`: the OpenAPI document of the API.
+//! `GET /openapi.json`: the OpenAPI document, generated from the structs that requests are parsed into.
 //!
-//! Written by hand from tables, because requests are parsed field by field, without structs that a generator could read. A
-//! test sends every field listed here to a strict server.
+//! A test sends every documented field with a legal value, and one undocumented field into every documented object.
 
-use super::fields_listed::{CHAT, COMPLETIONS, Field, GENERATION, MESSAGES, RESPONSES, TOKENIZE};
+use super::fields_listed::{self, MESSAGES, RESPONSES};
+use super::schema::chat::ChatFields;
+use super::schema::completions::CompletionFields;
+use super::schema::conversation::ConversationFields;
+use super::schema::generation::GenerationFields;
+use super::schema::structure::StructureFields;
+use super::schema::tokenize::{DetokenizeFields, TokenizeFields};
 use axum::Json;
+use schemars::generate::SchemaSettings;
+use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
-/// Error statuses of every endpoint that takes a body.
-const REFUSALS: [(&str, &str); 8] = [
-    ("400", "A field cannot be used; the error names it."),
+/// Error statuses of every endpoint, and their meanings.
+const ERRORS: [(&str, &str); 5] = [
     ("401", "An API key is missing or wrong."),
+    ("403", "The key, the host or the origin may not do this."),
+    ("429", "The client has too many requests; try again after Retry-After."),
+    ("500", "The server failed; its log has the details."),
+    ("503", "The server is busy or stopping; try again after Retry-After."),
+];
+/// Further error statuses of endpoints that take a body.
+const BODY_ERRORS: [(&str, &str); 6] = [
+    ("400", "A field cannot be used; the error names it."),
     ("404", "There is no such model."),
     ("408", "The body did not arrive in time."),
     ("413", "The body is too large."),
     ("415", "The body is not application/json."),
-    ("503", "The server is busy or stopping; try again after Retry-After."),
     ("504", "The request exceeded its time limit."),
 ];
 
@@ -27,149 +40,198 @@ pub async fn openapi() -> Json<Value> {
     Json(document())
 }
 
+/// A part of a body: its schema, an object with properties.
+type Part = fn(&mut SchemaGenerator) -> schemars::Schema;
+
 /// An endpoint that takes a body.
 struct Endpoint {
     path: &'static str,
     summary: &'static str,
+    parts: &'static [Part],
+    /// Fields that have to be given, besides those of the schemas.
     required: &'static [&'static str],
-    fields: Vec<Field>,
     /// A request body whose response has status 200.
     example: Value,
+    /// Whether the response may be a stream of events.
+    streams: bool,
     /// Fields that every response has.
     response: &'static [&'static str],
 }
 
-fn endpoints() -> [Endpoint; 7] {
+fn endpoints() -> Vec<Endpoint> {
     let hello = || json!([{"role": "user", "content": "Hello!"}]);
-    let counted = MESSAGES.iter().filter(|field| COUNTED.contains(&field.0)).copied().collect();
-    [
+    vec![
         Endpoint {
             path: "/v1/completions",
             summary: "Continue a text",
-            required: &["prompt"],
-            fields: [GENERATION, COMPLETIONS].concat(),
+            parts: &[CompletionFields::json_schema, GenerationFields::json_schema, StructureFields::json_schema],
+            required: &[],
             example: json!({"prompt": "Once upon a time", "max_tokens": 8}),
+            streams: true,
             response: &["id", "object", "created", "model", "choices", "usage"],
         },
         Endpoint {
             path: "/v1/chat/completions",
             summary: "Answer messages",
+            parts: &[
+                ConversationFields::json_schema,
+                ChatFields::json_schema,
+                GenerationFields::json_schema,
+                StructureFields::json_schema,
+            ],
             required: &["messages"],
-            fields: [GENERATION, CHAT].concat(),
             example: json!({"messages": hello(), "max_tokens": 8}),
+            streams: true,
             response: &["id", "object", "created", "model", "choices", "usage"],
         },
         Endpoint {
             path: "/v1/responses",
             summary: "Answer a list of items",
+            parts: &[|_| fields_listed::schema(RESPONSES)],
             required: &["input"],
-            fields: RESPONSES.to_vec(),
             example: json!({"input": "Hello!", "max_output_tokens": 8}),
+            streams: true,
             response: &["id", "object", "created_at", "model", "status", "output", "usage"],
         },
         Endpoint {
             path: "/v1/messages",
             summary: "Answer messages, as Anthropic's API",
+            parts: &[|_| fields_listed::schema(MESSAGES)],
             required: &["messages", "max_tokens"],
-            fields: MESSAGES.to_vec(),
             example: json!({"messages": hello(), "max_tokens": 8}),
+            streams: true,
             response: &["id", "type", "role", "content", "model", "stop_reason", "usage"],
         },
         Endpoint {
             path: "/v1/messages/count_tokens",
             summary: "Count the tokens of a prompt",
+            parts: &[|_| {
+                let counted = MESSAGES.iter().filter(|field| COUNTED.contains(&field.0)).copied();
+                fields_listed::schema(&counted.collect::<Vec<_>>())
+            }],
             required: &["messages"],
-            fields: counted,
             example: json!({"messages": hello()}),
+            streams: false,
             response: &["input_tokens"],
         },
         Endpoint {
             path: "/tokenize",
             summary: "Token ids of a text or of messages",
+            parts: &[TokenizeFields::json_schema, ConversationFields::json_schema, StructureFields::json_schema],
             required: &[],
-            fields: TOKENIZE.to_vec(),
             example: json!({"prompt": "Once upon a time"}),
+            streams: false,
             response: &["count", "max_model_len", "tokens"],
         },
         Endpoint {
             path: "/detokenize",
             summary: "The text of token ids",
-            required: &["tokens"],
-            fields: vec![("model", "string", ""), ("tokens", "array", "Token ids.")],
+            parts: &[DetokenizeFields::json_schema],
+            required: &[],
             example: json!({"tokens": [1, 2, 3]}),
+            streams: false,
             response: &["prompt"],
         },
     ]
 }
 
-fn document() -> Value {
+/// The document.
+pub fn document() -> Value {
+    let settings = SchemaSettings::draft2020_12().with(|s| s.definitions_path = "/components/schemas".into());
+    let mut generator = settings.into_generator();
     let mut paths = Map::new();
     for endpoint in endpoints() {
-        paths.insert(endpoint.path.into(), json!({"post": with_body(&endpoint)}));
+        paths.insert(endpoint.path.into(), json!({"post": with_body(&endpoint, &mut generator)}));
     }
-    for (path, method, summary) in [
-        ("/v1/models", "get", "Names of the served model"),
-        ("/health", "get", "200 while the engine makes progress and accepts requests"),
-        ("/live", "get", "200 while the process can answer"),
-        ("/load", "get", "Numbers of running and waiting requests"),
-        ("/version", "get", "Version of the server"),
-        ("/metrics", "get", "Metrics, in Prometheus' format"),
-        ("/reset_prefix_cache", "post", "Drop all cached prefixes"),
-        ("/openapi.json", "get", "This document"),
+    for (path, methods, summary) in [
+        ("/v1/models", &["get"][..], "Names of the served model"),
+        ("/v1/models/{name}", &["get"], "The served model"),
+        ("/health", &["get"], "200 while the engine makes progress and accepts requests"),
+        ("/live", &["get"], "200 while the process can answer"),
+        ("/ping", &["get", "post"], "The same as /health"),
+        ("/load", &["get"], "Numbers of running and waiting requests"),
+        ("/version", &["get"], "Version of the server"),
+        ("/metrics", &["get"], "Metrics, in Prometheus' format"),
+        ("/reset_prefix_cache", &["post"], "Drop all cached prefixes"),
+        ("/openapi.json", &["get"], "This document"),
     ] {
-        let responses = json!({"200": {"description": "OK"}, "401": {"description": "An API key is missing or wrong."},
-            "403": {"description": "Only an admin may do this."}, "503": {"description": "The server is not ready."}});
-        paths.insert(path.into(), json!({method: {"summary": summary, "responses": responses}}));
+        let methods = methods.iter().map(|method| (method.to_string(), without_body(path, summary)));
+        paths.insert(path.into(), Value::Object(methods.collect()));
     }
-    let mut ping = paths["/health"].clone();
-    ping["post"] = ping["get"].clone();
-    paths.insert("/ping".into(), ping);
+    let mut schemas = generator.take_definitions(true);
+    schemas.insert("Error".into(), error_schema());
     json!({
         "openapi": "3.1.0",
         "info": {"title": "PegaInfer", "version": env!("CARGO_PKG_VERSION")},
         "paths": paths,
-        "components": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
         "security": [{}, {"key": []}],
     })
 }
 
-fn with_body(endpoint: &Endpoint) -> Value {
-    let Endpoint { path, summary, required, fields, example, response } = endpoint;
-    let schema = json!({"type": "object", "required": required, "properties": properties(fields)});
+fn error_schema() -> Value {
+    json!({
+        "type": "object",
+        "required": ["error"],
+        "properties": {"error": {
+            "type": "object",
+            "required": ["message", "type"],
+            "properties": {"message": {"type": "string"}, "type": {"type": "string"}},
+        }},
+    })
+}
+
+fn error(description: &str) -> Value {
+    let schema = json!({"$ref": "#/components/schemas/Error"});
+    json!({"description": description, "content": {"application/json": {"schema": schema}}})
+}
+
+fn without_body(path: &str, summary: &str) -> Value {
+    let mut responses = json!({"200": {"description": "OK"}});
+    for (status, description) in ERRORS {
+        responses[status] = json!({"description": description});
+    }
+    let mut operation = json!({"summary": summary});
+    if path.contains("{name}") {
+        responses["400"] = error("The name is not valid UTF-8.");
+        responses["404"] = error("There is no such model.");
+        let schema = json!({"type": "string", "minLength": 1});
+        operation["parameters"] = json!([{"name": "name", "in": "path", "required": true, "schema": schema}]);
+    }
+    operation["responses"] = responses;
+    operation
+}
+
+fn with_body(endpoint: &Endpoint, generator: &mut SchemaGenerator) -> Value {
+    let Endpoint { summary, parts, required, example, streams, response, .. } = endpoint;
     let mut content = json!({"application/json": {"schema": {"type": "object", "required": response}}});
-    if path.starts_with("/v1/") && !path.ends_with("count_tokens") {
+    if *streams {
         content["text/event-stream"] = json!({});
     }
     let mut responses = json!({"200": {"description": "OK", "content": content}});
-    let error =
-        json!({"type": "object", "required": ["message", "type"], "properties": {"message": {"type": "string"}}});
-    let error = json!({"type": "object", "required": ["error"], "properties": {"error": error}});
-    for (status, description) in REFUSALS {
-        responses[status] = json!({"description": description, "content": {"application/json": {"schema": error}}});
+    for (status, description) in ERRORS.into_iter().chain(BODY_ERRORS) {
+        responses[status] = error(description);
     }
+    let schema = merge(parts, required, generator);
     json!({"summary": summary, "responses": responses,
         "requestBody": {"required": true, "content": {"application/json": {"schema": schema, "example": example}}}})
 }
 
-/// Schema properties of the fields. Each field may also be null, which means absent.
-fn properties(fields: &[Field]) -> Map<String, Value> {
-    let property = |(name, kinds, description): &Field| {
-        let kinds: Vec<&str> = kinds.split('|').chain(["null"]).collect();
-        (name.to_string(), json!({"type": kinds, "description": description}))
-    };
-    fields.iter().map(property).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::collections::HashSet;
-
-    #[test]
-    fn no_field_is_listed_twice() {
-        for fields in [&[GENERATION, COMPLETIONS].concat()[..], &[GENERATION, CHAT].concat(), RESPONSES, MESSAGES] {
-            let names: HashSet<&str> = fields.iter().map(|field| field.0).collect();
-            assert_eq!(names.len(), fields.len());
+/// One object that has the properties of all parts.
+fn merge(parts: &[Part], required: &[&str], generator: &mut SchemaGenerator) -> Value {
+    let mut properties = Map::new();
+    let mut all_required: Vec<Value> = required.iter().map(|&name| name.into()).collect();
+    for part in parts {
+        let mut schema = part(generator).to_value();
+        if let Some(Value::Object(fields)) = schema.get_mut("properties").map(Value::take) {
+            properties.extend(fields);
+        }
+        if let Some(Value::Array(names)) = schema.get_mut("required").map(Value::take) {
+            all_required.extend(names);
         }
     }
+    json!({"type": "object", "required": all_required, "properties": properties})
 }

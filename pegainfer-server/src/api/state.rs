@@ -18,6 +18,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 pub struct ApiOptions {
     /// Whether unknown request fields are refused.
     pub strict: bool,
+    /// Whether control tokens that messages spell out stay text.
+    pub plain_messages: bool,
     /// Maximum size of a request body, in bytes.
     pub max_body: usize,
     /// Time after which a request is cancelled.
@@ -102,6 +104,20 @@ impl AppState {
     /// choose a string that collides with another client's.
     pub fn hash_salt(&self, salt: &str) -> u64 {
         self.salt_hasher.hash_one(salt).max(1)
+    }
+
+    /// Tokenizes a prompt of several segments.
+    pub async fn encode_prompt(
+        &self,
+        segments: Vec<String>,
+        add_special_tokens: bool,
+        field: &'static str,
+    ) -> Result<Vec<u32>, ApiError> {
+        let [_] = &segments[..] else {
+            // The tokenizer's own special tokens would be added to each segment.
+            return Ok(self.encode(segments, false, field).await?.concat());
+        };
+        Ok(self.encode(segments, add_special_tokens, field).await?.pop().unwrap_or_default())
     }
 
     /// Tokenizes texts off the async threads. `field`: named in errors.

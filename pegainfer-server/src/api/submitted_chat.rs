@@ -43,11 +43,11 @@ impl SubmittedChat {
         }
         let names_function = matches!(conversation.tools.prefix, CallPrefix::Function(_));
         let Rendered { prompt, parsers, structured, thinking } = conversation.render(state, params.n)?;
-        let mut ids = state.encode(vec![prompt], params.add_special_tokens.unwrap_or(false), "messages").await?;
+        let ids = state.encode_prompt(prompt, params.add_special_tokens.unwrap_or(false), "messages").await?;
         let structure = Structured::compile(structured, params.deadline, state).await?;
         let reasoned = thinking.and_then(|thinking| state.grammars.after_reasoning(thinking, structure.clone()));
         let grammar = reasoned.or(structure);
-        let requests = params.requests(ids.pop().unwrap_or_default(), usize::MAX, logprobs, grammar, state)?;
+        let requests = params.requests(ids, usize::MAX, logprobs, grammar, state)?;
         let generations = Generation::submit_all(state, &params, requests, "messages")?;
         let parsers = parsers.into_iter().map(|parser| ChoiceParser { parser, reasoning_tokens: 0 }).collect();
         Ok(Self { params, generations, parsers, logprobs: logprobs.is_some(), names_function, ignored })

@@ -19,10 +19,9 @@ use std::sync::Arc;
 /// Handles `POST /tokenize`: the token ids of a text, or of messages as the chat template renders them.
 pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
     let (_, bytes) = body::read(request, &state.options).await?;
-    let Input { text, field, add_special_tokens, with_strings, ignored } = read(&bytes, &state)?;
+    let Input { prompt, field, add_special_tokens, with_strings, ignored } = read(&bytes, &state)?;
     drop(bytes);
-    let mut ids = state.encode(vec![text], add_special_tokens, field).await?;
-    let tokens = ids.pop().unwrap_or_default();
+    let tokens = state.encode_prompt(prompt, add_special_tokens, field).await?;
     let tokenizer = &state.checkpoint.tokenizer;
     let strings =
         with_strings.then(|| tokens.iter().map(|&id| tokenizer.vocabulary_text(id)).collect::<Vec<Option<String>>>());
@@ -37,7 +36,8 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
 
 /// What to tokenize.
 struct Input {
-    text: String,
+    /// Segments that are tokenized one by one.
+    prompt: Vec<String>,
     /// The field that holds it.
     field: &'static str,
     add_special_tokens: bool,
@@ -50,8 +50,8 @@ fn read(bytes: &[u8], state: &AppState) -> Result<Input, ApiError> {
     let TokenizeFields { model, prompt, add_special_tokens, return_token_strs } = body.read()?;
     state.model_named(model)?;
     // A chat template writes its own special tokens.
-    let (text, field, default) = match prompt {
-        Some(text) => (text, "prompt", true),
+    let (prompt, field, default) = match prompt {
+        Some(text) => (vec![text], "prompt", true),
         None if body.has("messages") => {
             let conversation = read_conversation(&mut body)?;
             (conversation.render(state, 0)?.prompt, "messages", false)
@@ -60,7 +60,7 @@ fn read(bytes: &[u8], state: &AppState) -> Result<Input, ApiError> {
     };
     let ignored = state.policy.check(&body)?;
     let add_special_tokens = add_special_tokens.unwrap_or(default);
-    Ok(Input { text, field, add_special_tokens, with_strings: return_token_strs.unwrap_or(false), ignored })
+    Ok(Input { prompt, field, add_special_tokens, with_strings: return_token_strs.unwrap_or(false), ignored })
 }
 
 /// Handles `POST /detokenize`: the text of token ids, special tokens included.

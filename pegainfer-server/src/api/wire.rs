@@ -148,11 +148,18 @@ pub struct Usage {
     /// Number of generated tokens.
     pub completion_tokens: usize,
     prompt_tokens_details: PromptDetails,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completion_tokens_details: Option<CompletionDetails>,
 }
 
 #[derive(Serialize)]
 struct PromptDetails {
     cached_tokens: usize,
+}
+
+#[derive(Serialize)]
+struct CompletionDetails {
+    reasoning_tokens: usize,
 }
 
 impl Usage {
@@ -176,6 +183,13 @@ impl Usage {
             total_tokens: sum.prompt + sum.completion,
             completion_tokens: sum.completion,
             prompt_tokens_details: PromptDetails { cached_tokens: sum.cached },
+            completion_tokens_details: None,
         }
+    }
+
+    /// Adds how many of the generated tokens are reasoning.
+    pub fn with_reasoning(mut self, reasoning_tokens: usize) -> Self {
+        self.completion_tokens_details = Some(CompletionDetails { reasoning_tokens });
+        self
     }
 }

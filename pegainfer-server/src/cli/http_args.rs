@@ -36,6 +36,9 @@ pub struct HttpArgs {
     /// Origin of web pages that may call the API from a browser, such as https://chat.example.com, or * for all; repeatable
     #[arg(long, value_name = "ORIGIN")]
     pub cors_allow_origin: Vec<String>,
+    /// Take control tokens such as <|im_end|> that messages spell out as text, so that no message can end its own turn
+    #[arg(long)]
+    pub plain_messages: bool,
     /// Maximum size of a request body, such as 512K or 8M
     #[arg(long, value_name = "BYTES", default_value = "8M", value_parser = parse_bytes)]
     pub max_body_size: u64,
@@ -103,6 +106,7 @@ impl HttpArgs {
     pub fn options(&self, strict: bool, local: bool) -> Result<Options> {
         Ok(Options {
             strict,
+            plain_messages: self.plain_messages,
             api_keys: ApiKeys::load(&self.api_key, self.api_key_file.as_deref())?,
             admin_keys: ApiKeys::load_admin(&self.admin_key, self.admin_key_file.as_deref())?,
             allowed_hosts: AllowedHosts::new(&self.allowed_host, local)?,

@@ -99,6 +99,12 @@ impl Tokenizer {
             .map_err(|e| TokenizerError::Encode(e.to_string()))
     }
 
+    /// Texts of the tokens beside the vocabulary: control tokens, and tags such as `<tool_call>`. They become tokens
+    /// wherever a text spells them out.
+    pub fn added_tokens(&self) -> impl Iterator<Item = &str> {
+        self.inner.added_token_configs().iter().map(|token| token.content.as_str())
+    }
+
     /// Whether the token is a control token, which is not part of the generated text.
     pub fn is_special(&self, id: u32) -> bool {
         self.special.contains(&id)

@@ -57,7 +57,7 @@ async fn count(state: &Arc<AppState>, fields: Fields) -> Result<Response, ApiErr
         translated(request::chat(fields, false)?, &state.policy)?;
     state.model_named(generation.model)?;
     let prompt = conversation.render(state, 0)?.prompt;
-    let ids = state.encode(vec![prompt], false, "messages").await?;
-    let response = json!({"input_tokens": ids.first().map_or(0, Vec::len)});
+    let ids = state.encode_prompt(prompt, false, "messages").await?;
+    let response = json!({"input_tokens": ids.len()});
     Ok(with_ignored(Json(response).into_response(), ignored))
 }

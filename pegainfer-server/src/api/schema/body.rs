@@ -10,6 +10,7 @@ use serde_ignored::Path;
 use serde_json::value::RawValue;
 use serde_path_to_error::Track;
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::fmt;
 
 /// The fields of a JSON object that have not been parsed yet, as slices of its text.
@@ -42,13 +43,11 @@ impl<'a> Body<'a> {
     /// Parses one part of the request from the fields that it knows.
     pub fn read<T: Deserialize<'a>>(&mut self) -> Result<T, ApiError> {
         let mut unknown = vec![false; self.fields.len()];
-        let (names, nested) = (&self.fields, &mut self.nested);
+        // The field that is being read: what is ignored at the top level is this one.
+        let current = Cell::new(0);
+        let nested = &mut self.nested;
         let mut ignore = |path: Path<'_>| match name_of(&path) {
-            (name, true) => {
-                if let Some(at) = names.iter().position(|(known, _)| *known == name) {
-                    unknown[at] = true;
-                }
-            }
+            (_, true) => unknown[current.get()] = true,
             (path, false) => {
                 if !nested.contains(&path) && nested.len() < MAX_NESTED {
                     nested.push(path);
@@ -56,7 +55,10 @@ impl<'a> Body<'a> {
             }
         };
         let mut track = Track::new();
-        let fields = names.iter().map(|(name, value)| (&**name, *value));
+        let fields = self.fields.iter().enumerate().map(|(at, (name, value))| {
+            current.set(at);
+            (&**name, *value)
+        });
         let fields = MapDeserializer::<_, serde_json::Error>::new(fields);
         let tracked = serde_path_to_error::Deserializer::new(fields, &mut track);
         let Object(part) = Object::deserialize(serde_ignored::Deserializer::new(tracked, &mut ignore))

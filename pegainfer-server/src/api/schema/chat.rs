@@ -7,7 +7,6 @@ use serde::Deserialize;
 
 /// What a chat reports, and how much it reasons.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
 pub struct ChatFields {
     /// Report log-probabilities.
     pub logprobs: Option<bool>,

@@ -16,7 +16,6 @@ const FORMS: &str = "a string, a list of strings, a list of token ids, or a list
 
 /// What to continue.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
 pub struct CompletionFields {
     /// A text, token ids, or a list of either.
     #[schemars(required)]

@@ -11,7 +11,6 @@ use std::fmt;
 
 /// What the chat template turns into a prompt.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
 pub struct ConversationFields {
     /// The conversation.
     #[schemars(length(min = 1))]
@@ -34,10 +33,9 @@ pub struct ConversationFields {
 
 /// One message.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
 pub struct MessageFields {
-    /// system, developer, user, assistant, tool, or latest_reminder (DeepSeek-V4 only).
-    #[schemars(required)]
+    /// Its author; latest_reminder is DeepSeek-V4's only.
+    #[schemars(required, extend("enum" = ["user", "assistant", "system", "developer", "tool", "latest_reminder"]))]
     pub role: Option<String>,
     /// The text.
     pub content: Option<ContentField>,
@@ -53,19 +51,21 @@ pub struct MessageFields {
     pub name: Option<String>,
     /// DeepSeek-V4's task of a user message.
     pub task: Option<String>,
-    /// Only null: refusals are not part of prompts.
+    /// Refusals are not part of prompts.
+    #[schemars(with = "()")]
     pub refusal: Option<String>,
     /// Has no effect.
     pub annotations: Option<Value>,
-    /// Only null: audio is not part of prompts.
+    /// Audio is not part of prompts.
+    #[schemars(with = "()")]
     pub audio: Option<Value>,
-    /// Only null: the older form of tool_calls.
+    /// The older form of tool_calls.
+    #[schemars(with = "()")]
     pub function_call: Option<Value>,
 }
 
 /// A call that the assistant made.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
 pub struct ToolCallFields {
     /// Id of the call.
     pub id: Option<String>,
@@ -81,7 +81,6 @@ pub struct ToolCallFields {
 
 /// A called function.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
 pub struct CalledFunctionFields {
     /// Name of the function.
     #[schemars(required)]
@@ -101,7 +100,6 @@ pub enum ArgumentsField {
 
 /// A function that the model may call.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
 pub struct ToolFields {
     /// function.
     #[serde(rename = "type")]
@@ -114,7 +112,6 @@ pub struct ToolFields {
 
 /// A function.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
 pub struct FunctionFields {
     /// Name: 1 to 128 letters, digits, '_', '-', '.', ':' or '/'.
     #[schemars(required, length(min = 1, max = 128), regex(pattern = "^[A-Za-z0-9_.:/-]+$"))]
@@ -151,13 +148,13 @@ pub enum ContentPart {
 
 /// A part of a content.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
-#[serde(default)]
 pub struct ContentPartFields {
     /// text.
     #[serde(rename = "type")]
     #[schemars(required, extend("enum" = ["text"]))]
     pub kind: Option<String>,
     /// The text.
+    #[schemars(required)]
     pub text: Option<String>,
     /// Has no effect: prefixes are always cached.
     pub cache_control: Option<Value>,
@@ -173,12 +170,10 @@ pub enum ToolChoiceField {
 }
 
 /// A function that has to be called, or the functions that may be called.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
-#[serde(default)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 pub struct NamedChoiceFields {
     /// function or allowed_tools.
     #[serde(rename = "type")]
-    #[schemars(required, extend("enum" = ["function", "allowed_tools"]))]
     pub kind: Option<String>,
     /// The function that has to be called.
     pub function: Option<Object<NameFields>>,
@@ -188,7 +183,6 @@ pub struct NamedChoiceFields {
 
 /// The functions that may be called.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
-#[serde(default)]
 pub struct AllowedToolsFields {
     /// auto or required.
     pub mode: Option<ToolMode>,
@@ -198,18 +192,18 @@ pub struct AllowedToolsFields {
 
 /// A function that may be called.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
-#[serde(default)]
 pub struct AllowedToolFields {
     /// function.
     #[serde(rename = "type")]
+    #[schemars(required, extend("enum" = ["function"]))]
     pub kind: Option<String>,
     /// The function.
+    #[schemars(required)]
     pub function: Option<Object<NameFields>>,
 }
 
 /// A function, by its name.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
-#[serde(default)]
 pub struct NameFields {
     /// Name of the function.
     #[schemars(required)]
@@ -396,4 +390,23 @@ any_of!(ContentField: String, Vec<ContentPart>);
 any_of!(ContentPart: String, ContentPartFields);
 any_of!(ArgumentsField: String, Map<String, Value>);
 any_of!(Parameters: Map<String, Value>);
-any_of!(ToolChoiceField: ToolMode, NamedChoiceFields);
+
+impl JsonSchema for ToolChoiceField {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "ToolChoice".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let named = |kind: &str, field: &str, schema: Schema| {
+            let properties = serde_json::json!({"type": {"type": "string", "enum": [kind]}, field: schema});
+            json_schema!({"type": "object", "required": ["type", field], "properties": properties})
+        };
+        let function = named("function", "function", generator.subschema_for::<NameFields>());
+        let allowed = named("allowed_tools", "allowed_tools", generator.subschema_for::<AllowedToolsFields>());
+        json_schema!({"anyOf": [generator.subschema_for::<ToolMode>(), function, allowed]})
+    }
+}

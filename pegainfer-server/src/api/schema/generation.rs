@@ -10,7 +10,6 @@ pub const MAX_LOGPROBS: i64 = engine::MAX_LOGPROBS as i64;
 
 /// How to generate.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
 pub struct GenerationFields {
     /// A served name; the first one by default.
     pub model: Option<String>,
@@ -90,7 +89,6 @@ pub struct GenerationFields {
 
 /// Options of a stream.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
 pub struct StreamOptionsFields {
     /// Send one more chunk at the end, with the token counts.
     pub include_usage: Option<bool>,

@@ -10,7 +10,6 @@ use std::fmt;
 
 /// The structure that the output must have.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
 pub struct StructureFields {
     /// OpenAI's way to ask for JSON.
     pub response_format: Option<Object<ResponseFormatFields>>,
@@ -20,7 +19,6 @@ pub struct StructureFields {
 
 /// Format of the response.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
 pub struct ResponseFormatFields {
     /// text, json_object or json_schema.
     #[serde(rename = "type")]
@@ -32,7 +30,6 @@ pub struct ResponseFormatFields {
 
 /// A JSON schema with a name.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
 pub struct NamedSchemaFields {
     /// Has no effect.
     pub name: Option<String>,
@@ -46,7 +43,6 @@ pub struct NamedSchemaFields {
 
 /// vLLM's structured outputs.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
 pub struct StructuredOutputsFields {
     /// A JSON schema, or the text of one.
     pub json: Option<SchemaOrText>,

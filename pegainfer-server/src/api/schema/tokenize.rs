@@ -6,7 +6,6 @@ use serde::Deserialize;
 
 /// A text to tokenize; a conversation may take its place.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
 pub struct TokenizeFields {
     /// A served name; the first one by default.
     pub model: Option<String>,
@@ -20,7 +19,6 @@ pub struct TokenizeFields {
 
 /// Tokens to detokenize.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
 pub struct DetokenizeFields {
     /// A served name; the first one by default.
     pub model: Option<String>,
