@@ -1,9 +1,12 @@
 //! The application: the API behind the middleware of the HTTP server. Only this module knows both.
 
 use crate::api::{self, ApiOptions, AppState};
+use crate::budget::Budget;
 use crate::http::guard::{Guard, Throttle};
-use crate::http::{self, AllowedHosts, ApiKeys, Cors, Server, Tls, cors, error_shape, guard, hosts, request_id};
+use crate::http::{self, AllowedHosts, ApiKeys, Cors, Server, Tls};
+use crate::http::{cors, deadline, error_shape, guard, hosts, request_id, tenant};
 use crate::lifecycle::Lifecycle;
+use crate::limits::Limits;
 use crate::metrics::access;
 use crate::text::{Checkpoint, GrammarTrial};
 use crate::trace::{self, Tracer};
@@ -46,6 +49,8 @@ pub struct Options {
     pub tracer: Option<Arc<Tracer>>,
     /// Tries to compile grammars within limits; `None` only checks their sources.
     pub grammar_trial: Option<GrammarTrial>,
+    /// Limits on what requests may take.
+    pub limits: Limits,
 }
 
 impl Default for Options {
@@ -65,6 +70,7 @@ impl Default for Options {
             tls: None,
             tracer: None,
             grammar_trial: None,
+            limits: Limits::default(),
         }
     }
 }
@@ -82,18 +88,14 @@ impl App {
         let Options { strict, plain_messages, max_body, request_timeout, client_timeout, .. } = options;
         let Options { keep_alive_interval, drain_timeout, .. } = options;
         let lifecycle = Lifecycle::default();
-        let Options { grammar_trial, .. } = options;
-        let limits = ApiOptions {
-            strict,
-            plain_messages,
-            max_body,
-            request_timeout,
-            client_timeout,
-            keep_alive_interval,
-            grammar_trial,
-        };
+        let max_connections = options.limits.max_connections;
+        let (grammar_trial, limits) = (options.grammar_trial, options.limits);
+        let limits =
+            ApiOptions { strict, plain_messages, max_body, client_timeout, keep_alive_interval, grammar_trial, limits };
         let state = AppState::new(engine.clone(), checkpoint, names, limits, lifecycle.clone());
         let metrics = state.metrics.clone();
+        // Keys that are loaded later replace others: a server without keys stays one.
+        let has_keys = !options.api_keys.is_empty();
         let guard = Guard {
             keys: options.api_keys,
             admin_keys: options.admin_keys,
@@ -101,19 +103,29 @@ impl App {
             metrics: metrics.clone(),
             failures: Throttle::default(),
         };
-        let router = wrap(api::router(state.clone()), options.tracer, guard, options.cors, options.allowed_hosts);
+        // Inside of the access control.
+        let router = api::router(state.clone())
+            .layer(from_fn_with_state(request_timeout, deadline::enforce))
+            .layer(from_fn_with_state(has_keys, tenant::attach));
+        let router = wrap(router, options.tracer, guard, options.cors, options.allowed_hosts);
         let router = router.layer(from_fn_with_state(metrics, access::observe)).layer(from_fn(request_id::attach));
         let open_requests = Box::new(move || {
             let stats = engine.stats();
             stats.running + stats.waiting
         });
-        let server = Server { client_timeout, drain_timeout, tls: options.tls, lifecycle, open_requests };
+        let server =
+            Server { client_timeout, drain_timeout, tls: options.tls, max_connections, lifecycle, open_requests };
         Self { state, router, server }
     }
 
     /// Names that clients may use for the model; the first one is the canonical name.
     pub fn names(&self) -> &[String] {
         &self.state.names
+    }
+
+    /// Memory of requests that the engine does not have yet.
+    pub fn budget(&self) -> Arc<Budget> {
+        self.state.budget.clone()
     }
 
     /// The API with its middleware, as a service without connections.

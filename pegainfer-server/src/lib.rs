@@ -8,19 +8,22 @@
 //! - [`text`]: tokenizer, detokenizer, stop strings, template, parsers, and the files they are loaded from. [`ui`]: the web
 //!   UI at `/`. [`metrics`], [`trace`]: observability.
 //! - [`models`]: from `--model-path` to a running engine.
-//! - [`error`], [`ids`], [`lifecycle`], [`logging`], [`values`]: what all of them share.
+//! - [`budget`], [`error`], [`ids`], [`lifecycle`], [`limits`], [`logging`], [`tenant`], [`values`]: what all of them share.
 
 mod allocator;
 pub mod api;
 pub mod app;
+pub mod budget;
 pub mod cli;
 pub mod error;
 pub mod http;
 pub mod ids;
 pub mod lifecycle;
+pub mod limits;
 pub mod logging;
 pub mod metrics;
 pub mod models;
+pub mod tenant;
 #[cfg(test)]
 mod testing;
 pub mod text;

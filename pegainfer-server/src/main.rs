@@ -13,7 +13,10 @@ use std::time::Instant;
 fn main() -> ExitCode {
     let started = Instant::now();
     // SAFETY: no other thread runs yet.
-    unsafe { pegainfer_core::cuda::use_one_queue() };
+    unsafe {
+        pegainfer_core::cuda::use_one_queue();
+        pegainfer_server::text::limit_encoder_threads();
+    }
     let result = run(Cli::parse().into_command(), started);
     logging::flush();
     match result {

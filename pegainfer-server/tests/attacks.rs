@@ -5,28 +5,192 @@
 
 mod support;
 
+use rustix::process::Resource;
+use serde_json::{Value, json};
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
-use support::attack::Target;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use support::attack::{KEY, Target, limit, metric, post_text, together};
+use support::client::{post, post_with, write};
+use support::{model_dir, wait_until};
 
-/// Announces a body of `length` bytes and sends only `body`.
+const COMPLETIONS: &str = "/v1/completions";
+const CHAT: &str = "/v1/chat/completions";
+const MIB: usize = 1 << 20;
+
+/// Announces a body of `length` bytes and sends only `body`, or the part of it that the server takes in a second.
 fn announce(address: SocketAddr, length: usize, body: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
     let head = format!(
-        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+        "POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
     );
-    stream.write_all(head.as_bytes()).unwrap();
-    stream.write_all(body).unwrap();
+    // The server may stop reading, or refuse the rest.
+    let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
     stream
 }
 
+/// A list of `n` zeros.
+fn zeros(n: usize) -> String {
+    format!("[{}0]", "0,".repeat(n - 1))
+}
+
+/// A chat with a tool whose schema has `n` values.
+fn chat_with_tools(n: usize) -> String {
+    let tool = format!(r#"{{"type":"function","function":{{"name":"f","parameters":{{"enum":{}}}}}}}"#, zeros(n));
+    format!(r#"{{"messages":[{{"role":"user","content":"x"}}],"n":128,"max_tokens":1,"tools":[{tool}]}}"#)
+}
+
+/// Statuses of the responses to the same body, sent by `n` clients at once.
+fn statuses(n: usize, address: SocketAddr, path: &str, body: &str) -> Vec<u16> {
+    together(n, |_| post_text(address, path, body).0)
+}
+
+/// The message of a refusal with status 400.
+fn refusal(address: SocketAddr, body: &Value) -> String {
+    let response = post(address, COMPLETIONS, body);
+    assert_eq!(response.status, 400);
+    response.json()["error"]["message"].as_str().unwrap().to_string()
+}
+
 #[test]
-fn memory_is_bounded() {
+fn bodies_and_prompts_of_megabytes() {
     let mut target = Target::start(&[]);
     target.attack("1,700 bodies of 8 MB are announced and none is sent", |address| {
-        let open: Vec<TcpStream> = (0..1700).map(|_| announce(address, 8_000_000, b"{")).collect();
+        let open: Vec<TcpStream> = (0..1700).map(|_| announce(address, 8 * MIB, b"{")).collect();
         std::thread::sleep(Duration::from_millis(500));
+        drop(open);
+    });
+    target.attack("60 bodies of 8 MB are held one byte short", |address| {
+        let body = vec![b' '; 8 * MIB - 1];
+        drop(together(60, |_| announce(address, 8 * MIB, &body)));
+    });
+    target.attack("a prompt of 7.8 MB with 128 choices", |address| {
+        let prompt = "0, ".repeat(2_600_000);
+        assert_eq!(statuses(2, address, COMPLETIONS, &json!({"prompt": prompt, "n": 128}).to_string()), [400; 2]);
+    });
+    target.attack("four million token ids with 128 choices", |address| {
+        let body = format!(r#"{{"prompt":{},"n":128}}"#, zeros(4_000_000));
+        assert_eq!(statuses(2, address, COMPLETIONS, &body), [413; 2]);
+    });
+    target.attack("tool definitions of 8 MB with 128 choices", |address| {
+        assert_eq!(statuses(2, address, CHAT, &chat_with_tools(3_900_000)), [413; 2]);
+    });
+    target.attack("900,000 values in tool definitions with 128 choices", |address| {
+        assert_eq!(statuses(2, address, CHAT, &chat_with_tools(900_000)), [400; 2]);
+    });
+    target.attack("8 bodies of 8 MB of zeros and 8 chats of 8 MB", |address| {
+        let zeros = format!(r#"{{"x":{}}}"#, zeros(4 * MIB - 16));
+        let chat = json!({"messages": [{"role": "user", "content": "word ".repeat(8 * MIB / 5 - 64)}]}).to_string();
+        let bodies = [(COMPLETIONS, &zeros), (CHAT, &chat)];
+        let statuses = together(16, |i| post_text(address, bodies[i % 2].0, bodies[i % 2].1).0);
+        assert_eq!(statuses, [413, 400].repeat(8));
+    });
+}
+
+#[test]
+fn texts_of_megabytes_are_tokenized() {
+    let mut target = Target::start(&[]);
+    target.attack("the tokens of 4 texts of 4 MB of digits, with their strings", |address| {
+        let body = json!({"prompt": "7".repeat(4 * MIB), "return_token_strs": true}).to_string();
+        assert_eq!(statuses(4, address, "/tokenize", &body), [200; 4]);
+    });
+    target.attack("texts of 6 MB without spaces, of emoji and of random letters", |address| {
+        let mut state = 1u32;
+        let mut letter = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            char::from(b'a' + (state >> 24) as u8 % 26)
+        };
+        let letters: String = (0..6 * MIB).map(|_| letter()).collect();
+        for text in ["a".repeat(6 * MIB), "🎉👩👧".repeat(400_000), letters.clone()] {
+            assert_eq!(post_text(address, "/tokenize", &json!({ "prompt": text }).to_string()).0, 200);
+        }
+        let began = Instant::now();
+        let late = post_with(address, "/tokenize", ("x-request-timeout", "0.1"), &json!({ "prompt": letters }));
+        assert_eq!(late.status, 504, "the deadline covers the tokenizer");
+        assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    });
+    target.attack("the text of 800,000 token ids, four times", |address| {
+        assert_eq!(statuses(4, address, "/detokenize", &format!(r#"{{"tokens":{}}}"#, zeros(800_000))), [200; 4]);
+    });
+}
+
+#[test]
+fn responses_of_megabytes() {
+    let mut target = Target::start(&[]);
+    target.attack("log-probabilities of a prompt of 4,090 tokens for 128 choices", |address| {
+        let body = json!({"prompt": vec![5; 4090], "n": 128, "echo": true, "logprobs": 20, "max_tokens": 1});
+        let message = refusal(address, &body);
+        assert!(message.contains("(--max-response-bytes)"), "{message}");
+    });
+    target.attack("800 tokens with 20 log-probabilities each for 128 choices", |address| {
+        let body = json!({"prompt": "x", "n": 128, "logprobs": 20, "max_tokens": 800});
+        assert!(refusal(address, &body).contains("at most 67108864 are given"));
+    });
+    target.attack("log-probabilities of a prompt for 8 choices, computed once", |address| {
+        let body = json!({"prompt": vec![5; 2000], "n": 8, "echo": true, "logprobs": 20, "max_tokens": 1});
+        let response = post(address, COMPLETIONS, &body).json();
+        let reports: Vec<&[Value]> = response["choices"].as_array().unwrap().iter().map(report).collect();
+        assert_eq!((reports.len(), reports[0].len()), (8, 2000));
+        assert!(reports.iter().all(|report| report == &reports[0]));
+    });
+}
+
+/// What a choice reports about the first 2,000 tokens.
+fn report(choice: &Value) -> &[Value] {
+    &choice["logprobs"]["top_logprobs"].as_array().unwrap()[..2000]
+}
+
+#[test]
+fn more_connections_than_files() {
+    let mut target = Target::start_with(&["--client-timeout", "10"], |command| limit(command, Resource::Nofile, 256));
+    target.attack("300 idle connections where 256 files may be open", |address| {
+        let idle: Vec<TcpStream> = (0..300).map(|_| TcpStream::connect(address).unwrap()).collect();
+        std::thread::sleep(Duration::from_secs(1));
+        drop(idle);
+    });
+    target.attack("500 bodies that come a byte at a time", |address| {
+        let mut slow: Vec<TcpStream> = (0..500).map(|_| announce(address, MIB, b"{")).collect();
+        for _ in 0..10 {
+            slow.iter_mut().for_each(|stream| drop(stream.write(b" ")));
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    });
+}
+
+#[test]
+fn a_chat_template_that_never_ends() {
+    let dir = std::env::temp_dir().join(format!("pegainfer-hostile-template-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    for file in std::fs::read_dir(model_dir()).unwrap() {
+        let path = file.unwrap().path();
+        std::fs::copy(&path, dir.join(path.file_name().unwrap())).unwrap();
+    }
+    let endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}";
+    std::fs::write(dir.join("chat_template.jinja"), endless).unwrap();
+    attack_template(&dir);
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
+fn attack_template(dir: &Path) {
+    let mut target = Target::start(&["--model-path", dir.to_str().unwrap()]);
+    target.attack("two chats through an endless template", |address| {
+        let body = json!({"messages": [{"role": "user", "content": "x"}]}).to_string();
+        assert_eq!(statuses(2, address, CHAT, &body), [400; 2]);
+    });
+}
+
+#[test]
+fn a_client_that_fills_the_queue() {
+    let mut target = Target::start(&["--api-key", KEY, "--api-key", "hostile"]);
+    target.attack("700 choices of one key", |address| {
+        let body = json!({"prompt": "x", "n": 100, "max_tokens": 4000, "ignore_eos": true, "stream": true}).to_string();
+        let headers = [("Content-Type", "application/json"), ("Authorization", "Bearer hostile")];
+        let open: Vec<TcpStream> =
+            (0..7).map(|_| write(address, "POST", COMPLETIONS, &headers, body.as_bytes())).collect();
+        wait_until("all wait or run", || metric(address, "vllm:num_requests_waiting") > 600.0);
+        std::thread::sleep(Duration::from_secs(2));
         drop(open);
     });
 }

@@ -87,7 +87,10 @@ fn a_full_queue_gives_503_and_retry_after() {
     assert_eq!((response.status, response.header("retry-after")), (503, Some("1")));
     let error = response.json();
     assert_eq!(error["error"]["type"], "server_error");
-    assert_eq!(error["error"]["message"], "the server is busy: 2 requests are queued; try again later");
+    assert_eq!(
+        error["error"]["message"],
+        "the server is busy: 2 requests are queued, as many as it takes (--max-queued-requests); try again later"
+    );
     assert_eq!(get(server.address, "/health").status, 200, "busy is not ill");
     drop(open);
     server.wait_idle();

@@ -10,7 +10,9 @@ pub const MAX_LOGPROBS: usize = 20;
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum SubmitError {
     /// The bounded queue is full: try again later.
-    #[error("the server is busy: {queued} requests are queued; try again later")]
+    #[error(
+        "the server is busy: {queued} requests are queued, as many as it takes (--max-queued-requests); try again later"
+    )]
     QueueFull {
         /// Requests queued now.
         queued: usize,

@@ -1,18 +1,23 @@
-//! Reads a request body: bounded in size and time.
+//! Reads a request body: bounded in size and time, within the memory budget.
 
 use super::fields::Fields;
-use super::state::ApiOptions;
+use super::json_size::ValueCounter;
+use super::state::{ApiOptions, AppState};
 use super::stream_head::StreamHead;
+use crate::budget::{BodyBuffer, BudgetError, Share};
 use crate::error::ApiError;
+use crate::lifecycle::Deadline;
 use crate::metrics::Choices;
+use crate::tenant::Tenant;
 use crate::trace::Trace;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use futures_util::StreamExt;
+use std::ops::Deref;
 use std::sync::Arc;
-use std::time::Instant;
-use tokio::time::timeout;
+use std::time::{Duration, Instant};
+use tokio::time::{Instant as Clock, timeout_at};
 
 /// Bytes of an oversized body that are read and discarded before the refusal, because many clients read no response before
 /// they have sent everything.
@@ -29,6 +34,15 @@ pub struct RequestContext {
     pub choices: Option<Arc<Choices>>,
     /// When the whole body had arrived.
     pub received: Instant,
+    /// When the request is cancelled.
+    pub deadline: Option<Deadline>,
+    /// Whose request it is.
+    pub tenant: Tenant,
+    /// Size of the body in bytes.
+    pub size: usize,
+    /// Share of the memory budget that the parsed body holds. Whoever works on it keeps a clone until the engine has the
+    /// request.
+    pub share: Arc<Share>,
     head: Option<StreamHead>,
 }
 
@@ -41,10 +55,46 @@ impl RequestContext {
     }
 }
 
+/// Time over which the rate of a body is measured, if the client timeout is not shorter.
+const RATE_WINDOW: Duration = Duration::from_secs(10);
+/// Bodies larger than this are parsed off the async threads.
+const INLINE: usize = 128 << 10;
+
+/// A body that has come whole, and its share of the memory budget.
+#[derive(Debug)]
+pub struct RawBody {
+    bytes: Vec<u8>,
+    _share: Share,
+}
+
+impl Deref for RawBody {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl RawBody {
+    /// Parses the body, a large one off the async threads, and frees it.
+    pub async fn parse<T: Send + 'static>(
+        self,
+        state: &AppState,
+        parse: impl FnOnce(&[u8]) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        if self.len() <= INLINE {
+            return parse(&self);
+        }
+        state.work(self.len(), move |_, _| parse(&self)).await?
+    }
+}
+
 /// Reads the headers and the body of a JSON request.
-pub async fn read(request: Request, options: &ApiOptions) -> Result<(RequestContext, Vec<u8>), ApiError> {
+pub async fn read(request: Request, state: &AppState) -> Result<(RequestContext, RawBody), ApiError> {
     let (mut parts, body) = request.into_parts();
     let trace: Option<Arc<Trace>> = parts.extensions.remove();
+    let deadline: Option<Deadline> = parts.extensions.remove();
+    let tenant = parts.extensions.remove().unwrap_or_default();
     let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or("none");
     let essence = content_type.split(';').next().unwrap_or_default().trim();
     if !essence.eq_ignore_ascii_case("application/json") {
@@ -52,36 +102,116 @@ pub async fn read(request: Request, options: &ApiOptions) -> Result<(RequestCont
             format!("Content-Type must be application/json, got {}", crate::error::truncate_for_error(content_type));
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
-    let bytes = read_bounded(body, &parts.headers, options).await?;
+    let Received { body, counter } = receive(body, &parts.headers, state).await?;
+    let (bytes, held) = body.finish();
+    let size = bytes.len();
+    let parsed = state.budget.parse(size, counter.values()).await.map_err(|error| over_budget(&error, state))?;
     if let Some(trace) = &trace {
         trace.stage("receive");
     }
     let (choices, head) = (parts.extensions.remove(), parts.extensions.remove());
-    Ok((RequestContext { headers: parts.headers, trace, choices, received: Instant::now(), head }, bytes))
+    let (headers, received) = (parts.headers, Instant::now());
+    let share = Arc::new(parsed);
+    let context = RequestContext { headers, trace, choices, received, deadline, tenant, size, share, head };
+    Ok((context, RawBody { bytes, _share: held }))
 }
 
-async fn read_bounded(body: Body, headers: &HeaderMap, options: &ApiOptions) -> Result<Vec<u8>, ApiError> {
-    let limit = options.max_body;
+/// The response to a request that got no memory.
+pub fn over_budget(error: &BudgetError, state: &AppState) -> ApiError {
+    match error {
+        BudgetError::Busy { .. } => {
+            state.metrics.rejected("inflight_bytes");
+            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string()).with_code("server_overloaded")
+        }
+        BudgetError::TooManyValues { .. } => ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, error.to_string()),
+    }
+}
+
+/// A body that has come whole.
+struct Received {
+    body: BodyBuffer,
+    counter: ValueCounter,
+}
+
+async fn receive(body: Body, headers: &HeaderMap, state: &AppState) -> Result<Received, ApiError> {
+    let (options, limit) = (&state.options, state.options.max_body);
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
     // A client that sends `Expect: 100-continue` (curl does, for large bodies) is refused immediately.
     if headers.contains_key(header::EXPECT) && announced.is_some_and(|length| length > limit) {
         return Err(too_large(limit));
     }
     let mut frames = body.into_data_stream();
-    // It grows as bytes come: what is announced costs the client nothing.
-    let mut bytes = Vec::new();
-    let mut total = 0;
-    while let Some(frame) = timeout(options.client_timeout, frames.next()).await.map_err(|_| too_slow(options))? {
+    let mut received = Received { body: state.budget.buffer(limit), counter: ValueCounter::default() };
+    let (mut total, mut rate) = (0, Rate::begin(options));
+    while let Some(frame) = rate.next(frames.next()).await? {
         let frame = frame
             .map_err(|e| ApiError::new(StatusCode::BAD_REQUEST, format!("the request body could not be read: {e}")))?;
         total += frame.len();
         if total <= limit {
-            bytes.extend_from_slice(&frame);
+            received.counter.push(&frame);
+            let waiting = Clock::now();
+            received.body.push(&frame).await.map_err(|error| over_budget(&error, state))?;
+            rate.received(frame.len(), waiting.elapsed());
         } else if total > MAX_DISCARD {
             break;
         }
     }
-    if total > limit { Err(too_large(limit)) } else { Ok(bytes) }
+    if total > limit { Err(too_large(limit)) } else { Ok(received) }
+}
+
+/// Checks that the bytes of a body keep coming.
+struct Rate<'a> {
+    options: &'a ApiOptions,
+    window: Duration,
+    /// End of the current window.
+    end: Clock,
+    /// Bytes received in the current window.
+    bytes: usize,
+    /// When the last byte came.
+    last: Clock,
+}
+
+impl<'a> Rate<'a> {
+    fn begin(options: &'a ApiOptions) -> Self {
+        let (now, window) = (Clock::now(), RATE_WINDOW.min(options.client_timeout));
+        Self { options, window, end: now + window, bytes: 0, last: now }
+    }
+
+    /// Waits for the next frame as long as the rate allows.
+    async fn next<T>(&mut self, frame: impl Future<Output = T>) -> Result<T, ApiError> {
+        let mut frame = std::pin::pin!(frame);
+        loop {
+            let silent = self.last + self.options.client_timeout;
+            match timeout_at(silent.min(self.end), frame.as_mut()).await {
+                Ok(frame) => return Ok(frame),
+                Err(_) if silent <= self.end => return Err(too_silent(self.options)),
+                Err(_) => self.check_window()?,
+            }
+        }
+    }
+
+    /// Counts a frame. `stalled`: time for which the client was not read from.
+    fn received(&mut self, bytes: usize, stalled: Duration) {
+        self.bytes += bytes;
+        self.last = Clock::now();
+        self.end += stalled;
+    }
+
+    /// Ends the current window and begins the next one.
+    fn check_window(&mut self) -> Result<(), ApiError> {
+        let least = self.options.limits.min_body_rate as f64 * self.window.as_secs_f64();
+        if (self.bytes as f64) < least {
+            let (seconds, rate) = (self.window.as_secs_f64(), self.options.limits.min_body_rate);
+            let message = format!(
+                "the request body came too slowly: {} bytes in {seconds} s, at least {rate} bytes/s are expected \
+                 (--min-body-rate)",
+                self.bytes
+            );
+            return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, message));
+        }
+        (self.bytes, self.end) = (0, Clock::now() + self.window);
+        Ok(())
+    }
 }
 
 fn too_large(limit: usize) -> ApiError {
@@ -89,7 +219,7 @@ fn too_large(limit: usize) -> ApiError {
     ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
 }
 
-fn too_slow(options: &ApiOptions) -> ApiError {
+fn too_silent(options: &ApiOptions) -> ApiError {
     let message = format!("no byte of the request body came for {} s", options.client_timeout.as_secs_f64());
     ApiError::new(StatusCode::REQUEST_TIMEOUT, message)
 }

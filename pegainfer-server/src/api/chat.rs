@@ -23,11 +23,13 @@ use std::sync::Arc;
 
 /// Handles `POST /v1/chat/completions`.
 pub async fn chat(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
-    let (context, bytes) = body::read(request, &state.options).await?;
-    let request = ChatRequest::read(Body::parse(&bytes)?, &state.policy)?;
-    drop(bytes);
+    let (context, bytes) = body::read(request, &state).await?;
+    let shared = state.clone();
+    let request = bytes.parse(&state, move |bytes| ChatRequest::read(Body::parse(bytes)?, &shared.policy)).await?;
     let SubmittedChat { params, generations, parsers, logprobs, names_function, ignored } =
         SubmittedChat::start(request, &context, &state).await?;
+    // The engine has the request.
+    drop(context);
     let writer = ChatWriter {
         id: format!("chatcmpl-{}", params.request_id),
         created: unix_time(),

@@ -5,7 +5,7 @@ use super::delta::Delta;
 use super::generation::Generation;
 use super::logprobs::{CompletionLogprobs, TokenNames};
 use super::params::Params;
-use super::policy::with_ignored;
+use super::policy::{FieldPolicy, with_ignored};
 use super::schema::Body;
 use super::schema::completions::{CompletionFields, PromptInput};
 use super::schema::generation::GenerationFields;
@@ -30,9 +30,10 @@ const MAX_CHOICES: usize = 256;
 
 /// Handles `POST /v1/completions`.
 pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
-    let (context, bytes) = body::read(request, &state.options).await?;
-    let (generation, structured, CompletionFields { prompt, logprobs, echo }, ignored) = read(&bytes, &state)?;
-    drop(bytes);
+    let (context, bytes) = body::read(request, &state).await?;
+    let shared = state.clone();
+    let parts = bytes.parse(&state, move |bytes| read(bytes, &shared.policy)).await?;
+    let (generation, structured, CompletionFields { prompt, logprobs, echo }, ignored) = parts;
     let mut params = Params::new(generation, &context, &state).await?;
     if params.stream.is_some() {
         context.announce_stream(ignored.as_ref());
@@ -40,6 +41,11 @@ pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -
     params.echo = echo.unwrap_or(false);
     let logprobs = logprobs.map(|n| n.count());
 
+    let choices = prompt.as_ref().map_or(0, PromptInput::count) * params.n;
+    if choices > MAX_CHOICES {
+        let message = format!("n asks for {choices} choices of all prompts, at most {MAX_CHOICES} are given");
+        return Err(ApiError::invalid("n", message));
+    }
     let prompts = match prompt {
         None => return Err(ApiError::invalid("prompt", "prompt is missing")),
         Some(PromptInput::Ids(prompts)) => {
@@ -52,19 +58,19 @@ pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -
             return Err(ApiError::invalid("prompt", "the prompt is empty: send at least one token"));
         }
         Some(PromptInput::Texts(texts)) => {
+            if !params.is_truncated() {
+                texts.iter().try_for_each(|text| state.check_length(text.len(), "prompt"))?;
+            }
             state.encode(texts, params.add_special_tokens.unwrap_or(true), "prompt").await?
         }
     };
-    let choices = prompts.len() * params.n;
-    if choices > MAX_CHOICES {
-        let message = format!("n asks for {choices} choices of all prompts, at most {MAX_CHOICES} are given");
-        return Err(ApiError::invalid("n", message));
-    }
     let grammar = Structured::compile(structured, params.deadline, &state).await?;
     let requests = prompts.into_iter();
     let requests = requests.map(|ids| params.requests(ids, DEFAULT_MAX_TOKENS, logprobs, grammar.clone(), &state));
     let requests = requests.collect::<Result<Vec<_>, _>>()?.concat();
     let generations = Generation::submit_all(&state, &params, requests, "prompt")?;
+    // The engine has the request.
+    drop(context);
     let writer = CompletionWriter {
         id: format!("cmpl-{}", params.request_id),
         created: unix_time(),
@@ -85,10 +91,10 @@ pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -
 /// A body: how to generate, the structure of the output, the fields of this endpoint, and the value of `x-ignored-fields`.
 type Parts = (GenerationFields, Option<Structured>, CompletionFields, Option<HeaderValue>);
 
-fn read(bytes: &[u8], state: &AppState) -> Result<Parts, ApiError> {
+fn read(bytes: &[u8], policy: &FieldPolicy) -> Result<Parts, ApiError> {
     let mut body = Body::parse(bytes)?;
     let (generation, structure, fields) = (body.read()?, body.read()?, body.read()?);
-    let ignored = state.policy.check(&body)?;
+    let ignored = policy.check(&body)?;
     Ok((generation, Structured::read(structure)?, fields, ignored))
 }
 

@@ -1,9 +1,10 @@
 //! Messages, tools and template arguments of a chat, and the prompt that they are rendered to.
 
+use super::body::RequestContext;
 use super::message::{Message, Role};
 use super::plain_text::PlainText;
 use super::schema::conversation::Effort;
-use super::state::AppState;
+use super::state::{AppState, tokenizer_error};
 use super::structured::Structured;
 use super::tools::Tools;
 use crate::error::ApiError;
@@ -11,8 +12,9 @@ use crate::ids::random_u64;
 use crate::text::parser::{
     OutputFormat, OutputParser, ParserOptions, ReasoningStart, ToolFormat, forced_grammar, grammar_or,
 };
-use crate::text::{GrammarSource, ReasoningLimits};
+use crate::text::{Caller, GrammarSource, ReasoningLimits, Tokenizer};
 use serde_json::{Map, Value};
+use std::sync::Arc;
 
 /// What the chat template turns into a prompt, and what shapes the output.
 #[derive(Debug, Default)]
@@ -35,6 +37,17 @@ pub struct Conversation {
     pub add_generation_prompt: bool,
     /// Whether the output continues the last message.
     pub continue_final_message: bool,
+}
+
+/// How a conversation becomes token ids.
+#[derive(Debug, Clone, Copy)]
+pub struct PromptOptions {
+    /// Number of outputs that follow the prompt.
+    pub n: usize,
+    /// Whether to run the tokenizer's post-processor (BOS) over the prompt.
+    pub add_special_tokens: bool,
+    /// Whether a prompt that cannot fit the context is refused before it is tokenized.
+    pub is_bounded: bool,
 }
 
 /// A rendered conversation.
@@ -67,8 +80,39 @@ impl Conversation {
         Ok(self)
     }
 
+    /// Renders the prompt and tokenizes it, off the async threads.
+    pub async fn encode(
+        self,
+        state: &Arc<AppState>,
+        context: &RequestContext,
+        options: PromptOptions,
+    ) -> Result<(Rendered, Vec<u32>), ApiError> {
+        let (work_state, share) = (state.clone(), context.share.clone());
+        let work = move |tokenizer: &Arc<Tokenizer>, caller: &Caller<'_>| {
+            let _share = share;
+            let rendered = self.render(&work_state, options.n)?;
+            if caller.is_gone() {
+                // Nobody reads this.
+                return Ok((rendered, Vec::new()));
+            }
+            let segments = &rendered.prompt;
+            if options.is_bounded {
+                work_state.check_length(segments.iter().map(String::len).sum(), "messages")?;
+            }
+            // The tokenizer's own special tokens would be added to each segment.
+            let add_special_tokens = options.add_special_tokens && segments.len() == 1;
+            let mut ids = Vec::new();
+            for segment in segments {
+                let segment = tokenizer.encode(segment, add_special_tokens);
+                ids.append(&mut segment.map_err(|error| tokenizer_error(&error, "messages"))?);
+            }
+            Ok((rendered, ids))
+        };
+        state.work(context.size, work).await?
+    }
+
     /// Renders the prompt and builds the parsers of its `n` outputs.
-    pub fn render(mut self, state: &AppState, n: usize) -> Result<Rendered, ApiError> {
+    fn render(mut self, state: &AppState, n: usize) -> Result<Rendered, ApiError> {
         let Some(template) = &state.checkpoint.template else {
             let message = "this model has no chat template: use /v1/completions";
             return Err(ApiError::invalid("messages", message));

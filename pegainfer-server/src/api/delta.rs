@@ -2,6 +2,7 @@
 
 use pegainfer_core::engine::{TokenLogprobs, TokenOut};
 use serde::Serialize;
+use std::sync::Arc;
 
 /// New output of one choice: usually one token.
 #[derive(Debug)]
@@ -22,9 +23,9 @@ pub struct Delta {
 #[derive(Debug)]
 pub struct PromptInfo {
     /// Token ids of the prompt.
-    pub ids: Vec<u32>,
+    pub ids: Arc<[u32]>,
     /// Log-probabilities of `ids[1..]`, if the client asked for them.
-    pub logprobs: Option<Vec<TokenLogprobs>>,
+    pub logprobs: Option<Arc<[TokenLogprobs]>>,
 }
 
 /// Why a choice ended.

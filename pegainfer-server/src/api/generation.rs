@@ -2,6 +2,8 @@
 
 use super::delta::{Counts, Delta, Finish, PromptInfo, StopReason};
 use super::params::Params;
+use super::quota::OpenRequest;
+use super::response_size;
 use super::state::AppState;
 use super::timings::Timings;
 use crate::error::{ApiError, truncate_for_error};
@@ -11,9 +13,12 @@ use crate::text::{Detokenizer, StopScanner, Tokenizer};
 use crate::trace::ChoiceTrace;
 use axum::http::StatusCode;
 use futures_util::future::BoxFuture;
-use pegainfer_core::engine::{FinishReason, GenerateRequest, SubmitError, TokenEvent, TokenOut, TokenStream};
+use pegainfer_core::engine::{
+    FinishReason, GenerateRequest, SubmitError, TokenEvent, TokenLogprobs, TokenOut, TokenStream,
+};
 use std::sync::Arc;
 use std::time::Instant;
+use tokio::sync::watch;
 
 /// A submitted request. Dropping it cancels the request.
 pub struct Generation {
@@ -41,6 +46,27 @@ pub struct Generation {
     record: RequestRecord,
     /// When the whole body had arrived, if the response logprobs timings.
     timed_from: Option<Instant>,
+    /// Log-probabilities of the prompt, if the client asked for them.
+    report: Option<PromptReport>,
+    /// Counts among the open requests of its tenant.
+    _open: Option<OpenRequest>,
+}
+
+/// Log-probabilities of a prompt's tokens from the second on.
+type PromptLogprobs = Arc<[TokenLogprobs]>;
+
+/// Where the log-probabilities of the prompt come from.
+enum PromptReport {
+    /// This choice computes them.
+    Own(watch::Sender<Option<PromptLogprobs>>),
+    /// The first choice of the prompt does.
+    Shared(watch::Receiver<Option<PromptLogprobs>>),
+}
+
+impl PromptReport {
+    fn own() -> Self {
+        Self::Own(watch::Sender::new(None))
+    }
 }
 
 impl Generation {
@@ -58,16 +84,39 @@ impl Generation {
         for request in &requests {
             state.engine.limits().check(request).map_err(|e| ApiError::from_submit(e, prompt_field))?;
         }
+        check_response_size(&requests, state.options.limits.max_response_bytes)?;
+        let mut open = enter(state, params, requests.len())?;
         if let Some(trace) = &params.trace {
             trace.stage("tokenize");
         }
         state.metrics.requested(params.n);
-        let submit = |(choice, request): (usize, _)| {
+        let mut generations: Vec<Self> = Vec::with_capacity(requests.len());
+        for (choice, mut request) in requests.into_iter().enumerate() {
+            // The first choice of a prompt computes it, and its log-probabilities; the others find it in the prefix cache.
+            let first = choice - choice % params.n;
+            let report = match generations.get(first) {
+                Some(generation) => {
+                    request.same_prompt_as = generation.stream.as_ref().map(TokenStream::id);
+                    request.prompt_logprobs.take().map(|_| PromptReport::Shared(generation.report_of_prompt()))
+                }
+                None => request.prompt_logprobs.map(|_| PromptReport::own()),
+            };
             let mut generation = Self::submit(state, params, request, choice % params.n == 0, prompt_field)?;
             generation.record.trace(params.trace.clone().map(|trace| ChoiceTrace::new(trace, choice)));
-            Ok(generation)
-        };
-        requests.into_iter().enumerate().map(submit).collect()
+            (generation.report, generation._open) = (report, open.pop());
+            generations.push(generation);
+        }
+        Ok(generations)
+    }
+
+    /// What the first choice of a prompt will report about it.
+    fn report_of_prompt(&self) -> watch::Receiver<Option<PromptLogprobs>> {
+        match &self.report {
+            Some(PromptReport::Own(sender)) => sender.subscribe(),
+            Some(PromptReport::Shared(receiver)) => receiver.clone(),
+            // Not asked for: nobody waits for it.
+            None => watch::channel(None).1,
+        }
     }
 
     fn submit(
@@ -78,7 +127,7 @@ impl Generation {
         prompt_field: &'static str,
     ) -> Result<Self, ApiError> {
         let (prompt, max_tokens) = (request.prompt.len(), request.max_tokens);
-        let kept = params.keeps_prompt().then(|| PromptInfo { ids: request.prompt.to_vec(), logprobs: None });
+        let kept = params.keeps_prompt().then(|| PromptInfo { ids: request.prompt.clone(), logprobs: None });
         let echoed = kept.as_ref().filter(|_| params.echo);
         let chars = echoed.map_or(0, |kept| state.checkpoint.tokenizer.decode_all(&kept.ids).chars().count());
         let stream = state.engine.submit(request).map_err(|e| {
@@ -110,6 +159,8 @@ impl Generation {
             cutoff: state.lifecycle.cutoff(params.deadline),
             record,
             timed_from: params.include_metrics.then_some(params.received),
+            report: None,
+            _open: None,
         })
     }
 
@@ -139,13 +190,13 @@ impl Generation {
                     self.counts.cached = cached_tokens;
                     self.record.admitted(cached_tokens, at);
                 }
-                Some(TokenEvent::Prompt(logprobs)) => {
-                    if let Some(prompt) = &mut self.prompt {
-                        prompt.logprobs = Some(logprobs);
-                    }
+                Some(TokenEvent::Prompt(logprobs)) => self.prompt_logprobs(logprobs.into()),
+                Some(TokenEvent::Token(_)) if self.prompt_only => {
+                    self.wait_for_report().await;
+                    return Some(Ok(self.prompt_end()));
                 }
-                Some(TokenEvent::Token(_)) if self.prompt_only => return Some(Ok(self.prompt_end())),
                 Some(TokenEvent::Token(token)) => {
+                    self.wait_for_report().await;
                     let delta = self.token(token, at);
                     let is_last =
                         delta.token.as_ref().is_some_and(|t| t.is_stop) || self.counts.completion == self.max_tokens;
@@ -169,6 +220,29 @@ impl Generation {
         self.record.end(Outcome::Length);
         let finish = Some(Finish { reason: "length", stop_reason: None });
         Delta { text: String::new(), token: None, offset: self.chars, finish, prompt: self.prompt.take() }
+    }
+
+    fn prompt_logprobs(&mut self, logprobs: PromptLogprobs) {
+        if let Some(PromptReport::Own(sender)) = &self.report {
+            sender.send_replace(Some(logprobs.clone()));
+        }
+        if let Some(prompt) = &mut self.prompt {
+            prompt.logprobs = Some(logprobs);
+        }
+    }
+
+    /// Before the first token: waits until the first choice of the prompt has seen its log-probabilities, which it has
+    /// already been sent.
+    async fn wait_for_report(&mut self) {
+        if let Some(PromptReport::Own(_)) = &self.report {
+            // Nothing more comes for those who wait.
+            self.report = None;
+        }
+        let (Some(prompt), Some(PromptReport::Shared(report))) = (&mut self.prompt, &mut self.report) else { return };
+        // If the first choice failed, so does the whole request.
+        if let Ok(logprobs) = report.wait_for(Option::is_some).await {
+            prompt.logprobs.clone_from(&logprobs);
+        }
     }
 
     fn token(&mut self, token: TokenOut, at: Instant) -> Delta {
@@ -264,4 +338,25 @@ impl Generation {
         self.record.end(Outcome::Error);
         ApiError::internal(error)
     }
+}
+
+/// Enters requests among the open ones of their tenant.
+fn enter(state: &AppState, params: &Params, requests: usize) -> Result<Vec<OpenRequest>, ApiError> {
+    state.quota.enter(params.tenant, requests).map_err(|message| {
+        state.metrics.rejected("requests_per_key");
+        ApiError::new(StatusCode::TOO_MANY_REQUESTS, message).with_code("rate_limit_exceeded")
+    })
+}
+
+/// Refuses requests whose response could become too large.
+fn check_response_size(requests: &[GenerateRequest], limit: u64) -> Result<(), ApiError> {
+    let bytes = response_size::bytes(requests);
+    if bytes <= limit {
+        return Ok(());
+    }
+    let message = format!(
+        "the response may have {bytes} bytes, at most {limit} are given (--max-response-bytes): ask for fewer choices, \
+         tokens or log-probabilities"
+    );
+    Err(ApiError::new(StatusCode::BAD_REQUEST, message).with_code("response_too_large"))
 }

@@ -55,7 +55,8 @@ impl CompletionLogprobs {
     /// Log-probabilities of an echoed prompt.
     pub fn of_prompt(prompt: &PromptInfo, names: &TokenNames) -> Self {
         let (mut lists, mut text, mut chars) = (Self::default(), Detokenizer::new(true), 0);
-        let logprobs = std::iter::once(None).chain(prompt.logprobs.iter().flatten().map(Some));
+        let logprobs =
+            std::iter::once(None).chain(prompt.logprobs.iter().flat_map(|logprobs| logprobs.iter()).map(Some));
         for (id, token) in prompt.ids.iter().zip(logprobs) {
             lists.push(*id, chars, token, names);
             let mut decoded = String::new();

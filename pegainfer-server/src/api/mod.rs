@@ -3,12 +3,12 @@
 //! # Layout
 //! - [`chat`], [`completions`]: OpenAI's endpoints, on which the others are built. [`responses`], [`anthropic`]: translate
 //!   their requests into chat requests, and the output into their own responses.
-//! - [`schema`]: the bodies as structs. [`policy`]: decides about fields that they do not know.
+//! - [`body`], [`json_size`]: read a body within the memory budget. [`schema`]: the bodies as structs. [`policy`]: decides about fields that they do not know.
 //! - [`chat_request`]: one chat request, into which all chats are converted: a [`conversation`] of [`message`]s, [`tools`]
 //!   and what is [`structured`]. [`params`], [`sampling`], [`logits_processors`], [`stop`], [`stream_options`],
-//!   [`truncation`]: how to generate.
+//!   [`truncation`], [`response_size`]: how to generate.
 //!   [`plain_text`]: no control tokens from messages.
-//! - [`submitted_chat`], [`generation`]: run a request and give its output as [`delta`]s. [`assistant_message`],
+//! - [`quota`], [`submitted_chat`], [`generation`]: run a request and give its output as [`delta`]s. [`assistant_message`],
 //!   [`blocks`], [`wire`], [`logprobs`], [`timings`], [`sse`]: write the response. [`early_head`], [`stream_head`]: begin a stream before its request is prepared.
 //! - [`info`], [`tokenize`]: the small endpoints. [`openapi`], [`fields_listed`]: the OpenAPI document.
 
@@ -26,6 +26,7 @@ mod fields;
 mod fields_listed;
 mod generation;
 mod info;
+mod json_size;
 mod logits_processors;
 mod logprobs;
 mod message;
@@ -33,6 +34,8 @@ mod openapi;
 mod params;
 mod plain_text;
 mod policy;
+mod quota;
+mod response_size;
 mod responses;
 mod sampling;
 pub mod schema;

@@ -2,6 +2,7 @@
 
 use super::body::RequestContext;
 use super::logits_processors;
+use super::response_size::ResponseSize;
 use super::sampling::Sampling;
 use super::schema::generation::GenerationFields;
 use super::state::AppState;
@@ -12,8 +13,8 @@ use crate::error::ApiError;
 use crate::ids;
 use crate::lifecycle::Deadline;
 use crate::metrics::Choices;
+use crate::tenant::Tenant;
 use crate::trace::Trace;
-use crate::values::parse_seconds;
 use axum::http::HeaderMap;
 use pegainfer_core::engine::GenerateRequest;
 use pegainfer_core::grammar::Grammar;
@@ -69,6 +70,8 @@ pub struct Params {
     ignore_eos: bool,
     priority: i32,
     cache_salt: u64,
+    /// Whose request it is.
+    pub tenant: Tenant,
     truncation: Option<Truncation>,
 }
 
@@ -96,7 +99,7 @@ impl Params {
         Ok(Self {
             model: state.model_named(fields.model.take())?,
             request_id: request_id(fields.request_id.take(), &context.headers)?,
-            deadline: deadline(&context.headers, state)?,
+            deadline: context.deadline,
             stream,
             max_tokens: newer.or(fields.max_tokens.map(|n| n.count())),
             n: choices(&fields)?,
@@ -117,10 +120,16 @@ impl Params {
             sampling: Sampling::new(&fields, state)?,
             truncation: Truncation::new(fields.truncate_prompt_tokens, fields.truncation_side)?,
             ignore_eos,
-            priority: fields.priority.map_or(0, |n| n.0 as i32),
-            cache_salt: cache_salt(fields.cache_salt.as_deref(), state)?,
+            priority: priority(fields.priority.map_or(0, |n| n.0 as i32), state)?,
+            cache_salt: cache_salt(fields.cache_salt.as_deref(), context.tenant, state)?,
+            tenant: context.tenant,
             logits_processors: logits_processors::build(&mut fields, state, min_tokens, stops).await?,
         })
+    }
+
+    /// Whether a long prompt is truncated.
+    pub fn is_truncated(&self) -> bool {
+        self.truncation.is_some()
     }
 
     /// Whether the response needs the prompt.
@@ -153,7 +162,9 @@ impl Params {
             return Err(ApiError::invalid("max_tokens", message));
         }
         // The engine generates at least one token; that of a request for none is not shown.
-        let max_tokens = self.max_tokens.unwrap_or(default_max_tokens).clamp(1, capacity);
+        let size = ResponseSize::of(prompt.len(), logprobs, prompt_logprobs);
+        let fitting = size.max_tokens(self.n, state.options.limits.max_response_bytes);
+        let max_tokens = self.max_tokens.unwrap_or(default_max_tokens.min(fitting)).clamp(1, capacity);
         if self.min_tokens > max_tokens {
             let min_tokens = self.min_tokens;
             let message =
@@ -176,6 +187,7 @@ impl Params {
                 logprobs,
                 prompt_logprobs,
                 priority: self.priority,
+                tenant: self.tenant.id,
                 cache_salt: self.cache_salt,
                 ..GenerateRequest::greedy(prompt.clone(), max_tokens)
             })
@@ -206,23 +218,21 @@ fn request_id(given: Option<String>, headers: &HeaderMap) -> Result<String, ApiE
     }
 }
 
-/// The server's time limit, or the client's (`x-request-timeout`) if that is shorter.
-fn deadline(headers: &HeaderMap, state: &AppState) -> Result<Option<Deadline>, ApiError> {
-    let asked = match headers.get("x-request-timeout") {
-        None => None,
-        Some(value) => {
-            let seconds = parse_seconds(value.to_str().unwrap_or_default());
-            Some(seconds.map_err(|e| ApiError::invalid("x-request-timeout", format!("x-request-timeout: {e}")))?)
-        }
-    };
-    Ok(asked.into_iter().chain(state.options.request_timeout).min().map(Deadline::after))
+/// The priority, where clients may choose it.
+fn priority(asked: i32, state: &AppState) -> Result<i32, ApiError> {
+    if asked != 0 && !state.options.limits.allow_priority {
+        let message = "priority must be 0: this server lets nobody overtake others (--allow-priority)";
+        return Err(ApiError::invalid("priority", message).with_code("unsupported_parameter"));
+    }
+    Ok(asked)
 }
 
-/// The hash of `cache_salt`. Requests share cached prefixes only under the same salt; 0 is no salt.
-fn cache_salt(salt: Option<&str>, state: &AppState) -> Result<u64, ApiError> {
-    match salt {
-        None => Ok(0),
-        Some("") => Err(ApiError::invalid("cache_salt", "cache_salt must not be empty")),
-        Some(salt) => Ok(state.hash_salt(salt)),
+/// The hash of `cache_salt` and the API key. Requests share cached prefixes only under the same salt; 0 is no salt.
+fn cache_salt(salt: Option<&str>, tenant: Tenant, state: &AppState) -> Result<u64, ApiError> {
+    let key = (tenant.has_key && !state.options.limits.share_prefix_cache).then_some(tenant.id);
+    match (salt, key) {
+        (Some(""), _) => Err(ApiError::invalid("cache_salt", "cache_salt must not be empty")),
+        (None, None) => Ok(0),
+        salted => Ok(state.hash_salt(salted)),
     }
 }

@@ -1,15 +1,18 @@
 //! The state that all request handlers share.
 
 use super::policy::FieldPolicy;
+use super::quota::Quota;
+use crate::budget::Budget;
 use crate::error::{ApiError, truncate_for_error};
 use crate::lifecycle::Lifecycle;
+use crate::limits::Limits;
 use crate::metrics::Metrics;
 use crate::text::Checkpoint;
-use crate::text::{GrammarCompiler, GrammarService, GrammarTrial, TokenizerError};
+use crate::text::{Caller, GrammarCompiler, GrammarService, GrammarTrial, Tokenizer, TokenizerError};
 use axum::http::StatusCode;
 use pegainfer_core::engine::EngineHandle;
 use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -22,14 +25,14 @@ pub struct ApiOptions {
     pub plain_messages: bool,
     /// Maximum size of a request body, in bytes.
     pub max_body: usize,
-    /// Time after which a request is cancelled.
-    pub request_timeout: Option<Duration>,
     /// Time for which a client may send no byte of a body.
     pub client_timeout: Duration,
     /// Maximum time for which a stream sends nothing.
     pub keep_alive_interval: Duration,
     /// Tries to compile grammars within limits; `None` only checks their sources.
     pub grammar_trial: Option<GrammarTrial>,
+    /// Limits on what requests may take.
+    pub limits: Limits,
 }
 
 /// The served model: engine, tokenizer and templates, metrics.
@@ -42,6 +45,10 @@ pub struct AppState {
     pub grammars: GrammarService,
     /// Names that clients may use for the model; the first one is the canonical name. Never empty.
     pub names: Vec<String>,
+    /// Memory of requests that the engine does not have yet.
+    pub budget: Arc<Budget>,
+    /// Open requests of each tenant.
+    pub quota: Arc<Quota>,
     /// Counters and histograms.
     pub metrics: Arc<Metrics>,
     /// Options of the operator.
@@ -74,6 +81,8 @@ impl AppState {
         let grammars = GrammarService::new(compiler, options.grammar_trial.clone());
         Arc::new(Self {
             grammars,
+            budget: Arc::new(Budget::new(options.limits.max_inflight_bytes)),
+            quota: Arc::new(Quota::new(options.limits.max_requests_per_key)),
             engine,
             checkpoint,
             names,
@@ -100,24 +109,19 @@ impl AppState {
         }
     }
 
-    /// Hashes the client's salt to 64 bits, never 0 (which is "no salt"). The hash key is drawn at start, so nobody can
-    /// choose a string that collides with another client's.
-    pub fn hash_salt(&self, salt: &str) -> u64 {
+    /// Hashes a salt to 64 bits, never 0 (which is "no salt"). The hash key is drawn at start, so nobody can choose a string
+    /// that collides with another client's.
+    pub fn hash_salt(&self, salt: impl Hash) -> u64 {
         self.salt_hasher.hash_one(salt).max(1)
     }
 
-    /// Tokenizes a prompt of several segments.
-    pub async fn encode_prompt(
+    /// Runs work for a request off the async threads, see [`Encoder::work`].
+    pub async fn work<T: Send + 'static>(
         &self,
-        segments: Vec<String>,
-        add_special_tokens: bool,
-        field: &'static str,
-    ) -> Result<Vec<u32>, ApiError> {
-        let [_] = &segments[..] else {
-            // The tokenizer's own special tokens would be added to each segment.
-            return Ok(self.encode(segments, false, field).await?.concat());
-        };
-        Ok(self.encode(segments, add_special_tokens, field).await?.pop().unwrap_or_default())
+        bytes: usize,
+        work: impl FnOnce(&Arc<Tokenizer>, &Caller<'_>) -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.checkpoint.encoder.work(bytes, work).await.map_err(|error| tokenizer_error(&error, "prompt"))
     }
 
     /// Tokenizes texts off the async threads. `field`: named in errors.
@@ -127,10 +131,31 @@ impl AppState {
         add_special_tokens: bool,
         field: &'static str,
     ) -> Result<Vec<Vec<u32>>, ApiError> {
-        self.checkpoint.encoder.encode(texts, add_special_tokens).await.map_err(|error| match error {
-            TokenizerError::Panicked => ApiError::internal(error.to_string()),
-            _ => ApiError::invalid(field, error.to_string()),
-        })
+        self.checkpoint.encoder.encode(texts, add_special_tokens).await.map_err(|error| tokenizer_error(&error, field))
+    }
+
+    /// Refuses a text of so many bytes that cannot fit the context, before it is tokenized.
+    pub fn check_length(&self, bytes: usize, field: &'static str) -> Result<(), ApiError> {
+        let (least, most) = (self.checkpoint.tokenizer.min_tokens(bytes), self.engine.limits().max_model_len);
+        if least < most {
+            return Ok(());
+        }
+        let message = format!(
+            "the prompt has {bytes} bytes, which are at least {least} tokens, but this model's context is {most} tokens; \
+             shorten the prompt"
+        );
+        Err(ApiError::invalid(field, message).with_code("context_length_exceeded"))
+    }
+}
+
+/// The response to a request whose text could not be tokenized. `field`: what the text was in.
+pub fn tokenizer_error(error: &TokenizerError, field: &'static str) -> ApiError {
+    match error {
+        TokenizerError::Panicked => ApiError::internal(error.to_string()),
+        TokenizerError::NoThread(_) => {
+            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string()).with_code("server_overloaded")
+        }
+        _ => ApiError::invalid(field, error.to_string()),
     }
 }
 

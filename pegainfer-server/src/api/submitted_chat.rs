@@ -2,7 +2,7 @@
 
 use super::body::RequestContext;
 use super::chat_request::ChatRequest;
-use super::conversation::Rendered;
+use super::conversation::{PromptOptions, Rendered};
 use super::delta::Delta;
 use super::generation::Generation;
 use super::params::Params;
@@ -42,8 +42,12 @@ impl SubmittedChat {
             context.announce_stream(ignored.as_ref());
         }
         let names_function = matches!(conversation.tools.prefix, CallPrefix::Function(_));
-        let Rendered { prompt, parsers, structured, thinking } = conversation.render(state, params.n)?;
-        let ids = state.encode_prompt(prompt, params.add_special_tokens.unwrap_or(false), "messages").await?;
+        let prompt = PromptOptions {
+            n: params.n,
+            add_special_tokens: params.add_special_tokens.unwrap_or(false),
+            is_bounded: !params.is_truncated(),
+        };
+        let (Rendered { parsers, structured, thinking, .. }, ids) = conversation.encode(state, context, prompt).await?;
         let structure = Structured::compile(structured, params.deadline, state).await?;
         let reasoned = thinking.and_then(|thinking| state.grammars.after_reasoning(thinking, structure.clone()));
         let grammar = reasoned.or(structure);

@@ -1,6 +1,7 @@
 //! Command-line flags of the HTTP server.
 
 use crate::app::Options;
+use crate::cli::limit_args::LimitArgs;
 use crate::http::{AllowedHosts, ApiKeys, Cors, Secret, Tls};
 use crate::text::{GrammarLimits, GrammarTrial};
 use crate::trace::{ChromeFiles, Otlp, Tracer};
@@ -79,6 +80,9 @@ pub struct HttpArgs {
     /// Fraction of the requests that are traced, from 0 to 1; admins may send `x-trace: 1` or 0 to decide for a request
     #[arg(long, alias = "trace-share", value_name = "RATIO", default_value = "1", value_parser = parse_sampling_ratio)]
     pub trace_sampling_ratio: f64,
+    /// Flags that limit what requests may take.
+    #[command(flatten)]
+    pub limits: LimitArgs,
 }
 
 impl HttpArgs {
@@ -119,6 +123,7 @@ impl HttpArgs {
             tls: self.tls_cert.as_deref().zip(self.tls_key.as_deref()).map(|(c, k)| Tls::load(c, k)).transpose()?,
             tracer: self.tracer()?,
             grammar_trial: Some(self.grammar_trial()?),
+            limits: self.limits.limits(),
         })
     }
 }

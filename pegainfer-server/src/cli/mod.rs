@@ -6,6 +6,7 @@ pub mod generate;
 mod http_args;
 #[cfg(feature = "deepseek-v4")]
 pub mod inspect;
+mod limit_args;
 pub mod plan;
 pub mod serve;
 mod signals;

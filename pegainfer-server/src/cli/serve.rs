@@ -2,6 +2,7 @@
 
 use crate::allocator;
 use crate::app::App;
+use crate::budget::Budget;
 use crate::cli::http_args::HttpArgs;
 use crate::cli::signals;
 use crate::http;
@@ -15,6 +16,7 @@ use clap::Args;
 use pegainfer_core::engine::{EngineHandle, EngineStats};
 use std::io::ErrorKind;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::TcpSocket;
 
@@ -46,7 +48,7 @@ pub struct ServeArgs {
 
 /// Runs until a signal arrives. `started`: start of the process.
 pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
-    allocator::few_arenas();
+    allocator::configure();
     http::raise_open_files();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no async runtime")?;
     runtime.block_on(async { signals::ignore_others() });
@@ -76,8 +78,9 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
     }
     announce(&engine, &model.dir.display().to_string());
     let costs = costs(&engine);
-    let tidy = tidy(engine.handle.clone());
+    let handle = engine.handle.clone();
     let app = App::new(engine.handle, checkpoint, args.served_model_name.clone(), options);
+    let tidy = tidy(handle, app.budget());
     let served: Result<()> = runtime.block_on(async {
         let listener = socket.listen(http::BACKLOG).context("the server cannot listen")?;
         let address = listener.local_addr().context("the server's address is unknown")?;
@@ -99,11 +102,12 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
     served
 }
 
-/// Returns freed memory to the system whenever the engine becomes idle for [`IDLE`], and logs when its health changes.
-async fn tidy(engine: EngineHandle) {
-    let (mut tidied, mut healthy) = (engine.stats().steps, true);
+/// Returns freed memory to the system whenever the engine becomes idle for [`IDLE`] and after large request bodies, and logs
+/// when the engine's health changes.
+async fn tidy(engine: EngineHandle, budget: Arc<Budget>) {
+    let (mut tidied, mut healthy) = ((engine.stats().steps, budget.large_bodies()), true);
     loop {
-        let before = engine.stats().steps;
+        let before = (engine.stats().steps, budget.large_bodies());
         tokio::time::sleep(IDLE).await;
         let EngineStats { steps, running, waiting, .. } = engine.stats();
         match (healthy, engine.is_healthy()) {
@@ -112,8 +116,11 @@ async fn tidy(engine: EngineHandle) {
             _ => {}
         }
         healthy = engine.is_healthy();
-        if steps == before && steps != tidied && running + waiting == 0 {
-            tidied = steps;
+        let large_bodies = budget.large_bodies();
+        let idle = steps == before.0 && steps != tidied.0 && running + waiting == 0;
+        let read = large_bodies == before.1 && large_bodies != tidied.1;
+        if idle || read {
+            tidied = (steps, large_bodies);
             // It fails only if the task panics, which it does not.
             let _ = tokio::task::spawn_blocking(allocator::return_freed).await;
         }

@@ -35,7 +35,7 @@ impl fmt::Debug for Secret {
 
 /// Paths that need no key and are served while the server drains: those of probes and scrapers, and the web UI, which holds
 /// no data and asks the user for the key.
-fn is_open(path: &str) -> bool {
+pub(super) fn is_open(path: &str) -> bool {
     ["/", "/health", "/live", "/ping", "/metrics"].contains(&path) || path.starts_with("/ui/")
 }
 
@@ -113,7 +113,7 @@ impl ApiKeys {
 }
 
 /// The key that the caller sent.
-fn sent_key(headers: &HeaderMap) -> Option<&str> {
+pub(super) fn sent_key(headers: &HeaderMap) -> Option<&str> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let bearer = text("authorization").and_then(|value| value.split_once(' '));
     let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, key)| key);

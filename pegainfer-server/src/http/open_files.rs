@@ -18,3 +18,21 @@ pub fn raise_open_files() {
 /// Does nothing: other systems have no such limit.
 #[cfg(not(unix))]
 pub fn raise_open_files() {}
+
+/// Files that the process needs besides its connections: the model's, the log, the runtime's, traces.
+#[cfg(unix)]
+const OTHER_FILES: usize = 64;
+
+/// Connections that the limit of open files allows.
+#[cfg(unix)]
+pub fn max_open_connections() -> usize {
+    use rustix::process::{Resource, getrlimit};
+    let files = getrlimit(Resource::Nofile).current.and_then(|files| usize::try_from(files).ok());
+    files.map_or(usize::MAX, |files| files.saturating_sub(OTHER_FILES).max(1))
+}
+
+/// Other systems have no such limit.
+#[cfg(not(unix))]
+pub fn max_open_connections() -> usize {
+    usize::MAX
+}

@@ -22,6 +22,9 @@ pub struct EngineArgs {
     /// Maximum number of sequences that run at the same time [default: 64; 256 on a GPU]
     #[arg(long, value_name = "N")]
     pub max_num_seqs: Option<NonZeroUsize>,
+    /// Maximum number of requests that run or wait, each choice counted; more are refused with 503
+    #[arg(long, value_name = "N", default_value = "1024")]
+    pub max_queued_requests: NonZeroUsize,
     /// Token budget of one engine step [default: 512; on a GPU up to 40960, as many as a twelfth of its memory can hold]
     #[arg(long, value_name = "TOKENS")]
     pub max_num_batched_tokens: Option<NonZeroUsize>,

@@ -8,16 +8,32 @@ use super::{Tokenizer, TokenizerError};
 use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 use std::sync::Arc;
 use std::thread::available_parallelism;
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 
 /// Number of threads. One encodes 16,000 tokens in half a millisecond; a second one serves others while the first encodes
-/// megabytes. Each thread has a table of 16 MB for a vocabulary of 150,000.
+/// a longer text. Each thread has a table of 16 MB for a vocabulary of 150,000.
 const MAX_THREADS: usize = 2;
+/// Work on more bytes than this gets a thread of its own, so that it does not delay the work on ordinary requests. The
+/// thread ends with the work, and takes with it what the encoder keeps for each thread: up to 30 bytes for each byte of the
+/// longest word that it has seen.
+const LARGE: usize = 256 << 10;
 
 /// A tokenizer and its threads, whose tables are built.
 pub struct Encoder {
     tokenizer: Arc<Tokenizer>,
     threads: ThreadPool,
+    /// One permit: large work runs one after the other.
+    large: Arc<Semaphore>,
+}
+
+/// Tells work that runs for a request whether somebody still waits for it.
+pub struct Caller<'a>(&'a dyn Fn() -> bool);
+
+impl Caller<'_> {
+    /// Whether the client went away or its deadline passed: the result will not be used.
+    pub fn is_gone(&self) -> bool {
+        (self.0)()
+    }
 }
 
 impl Encoder {
@@ -30,7 +46,7 @@ impl Encoder {
             .panic_handler(|_| log::error!("the tokenizer panicked; this is a bug"))
             .build()?;
         threads.broadcast(|_| warm_up(&tokenizer));
-        Ok(Self { tokenizer, threads })
+        Ok(Self { tokenizer, threads, large: Arc::new(Semaphore::new(1)) })
     }
 
     /// Runs short work that encodes on one of the threads, so that no tables are built for the caller's thread.
@@ -38,16 +54,59 @@ impl Encoder {
         self.threads.install(|| work(&self.tokenizer))
     }
 
+    /// Runs work for a request off the async threads: parsing, rendering, encoding, decoding. `bytes`: size of what it works
+    /// on. Work that has not begun when the caller drops the future never begins.
+    pub async fn work<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        work: impl FnOnce(&Arc<Tokenizer>, &Caller<'_>) -> T + Send + 'static,
+    ) -> Result<T, TokenizerError> {
+        let (done, result) = oneshot::channel();
+        let tokenizer = self.tokenizer.clone();
+        let run = move || {
+            if done.is_closed() {
+                return;
+            }
+            let result = work(&tokenizer, &Caller(&|| done.is_closed()));
+            // The receiver may be gone.
+            let _ = done.send(result);
+        };
+        if bytes <= LARGE {
+            self.threads.spawn(run);
+        } else {
+            // The permit goes with the thread: a client that leaves does not let the next one in early.
+            let permit = self.large.clone().acquire_owned().await;
+            let run = move || {
+                run();
+                drop(permit);
+            };
+            let thread = std::thread::Builder::new().name("large-request".into()).spawn(run);
+            thread.map_err(|e| TokenizerError::NoThread(e.to_string()))?;
+        }
+        result.await.map_err(|_| TokenizerError::Panicked)
+    }
+
     /// Token ids of texts, see [`Tokenizer::encode`].
     pub async fn encode(&self, texts: Vec<String>, add_special_tokens: bool) -> Result<Vec<Vec<u32>>, TokenizerError> {
-        let (done, encoded) = oneshot::channel();
-        let tokenizer = self.tokenizer.clone();
-        self.threads.spawn(move || {
-            let encoded = texts.iter().map(|text| tokenizer.encode(text, add_special_tokens)).collect();
-            // The receiver may be gone.
-            let _ = done.send(encoded);
-        });
-        encoded.await.map_err(|_| TokenizerError::Panicked)?
+        let bytes = texts.iter().map(String::len).sum();
+        let encode = move |tokenizer: &Arc<Tokenizer>, caller: &Caller<'_>| {
+            let texts = texts.iter().take_while(|_| !caller.is_gone());
+            texts.map(|text| tokenizer.encode(text, add_special_tokens)).collect()
+        };
+        self.work(bytes, encode).await?
+    }
+}
+
+/// Lets the encoder spread a long text over two threads instead of all cores: each of its own threads keeps tables, and what
+/// the longest word that it has seen took, for ever.
+///
+/// # Safety
+/// No other thread may run: this sets an environment variable.
+pub unsafe fn limit_encoder_threads() {
+    const VARIABLE: &str = "FASTOKENS_BPE_THREADS";
+    if std::env::var_os(VARIABLE).is_none() {
+        // SAFETY: the caller guarantees that no other thread reads the environment.
+        unsafe { std::env::set_var(VARIABLE, MAX_THREADS.to_string()) };
     }
 }
 
@@ -65,6 +124,8 @@ fn warm_up(tokenizer: &Tokenizer) {
 mod tests {
     use super::*;
     use crate::testing;
+    use std::time::Duration;
+    use tokio::time::timeout;
 
     #[tokio::test]
     async fn texts_are_encoded_in_their_order() {
@@ -72,5 +133,21 @@ mod tests {
         let texts: Vec<String> = (0..50).map(|i| format!("text number {i}")).collect();
         let expected: Vec<_> = texts.iter().map(|text| encoder.tokenizer.encode(text, true).unwrap()).collect();
         assert_eq!(encoder.encode(texts, true).await.unwrap(), expected);
+    }
+
+    #[tokio::test]
+    async fn large_work_leaves_the_threads_to_others_and_never_begins_for_nobody() {
+        let encoder = Encoder::start(Arc::new(testing::tokenizer())).unwrap();
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let long = encoder.work(LARGE + 1, move |_, _| held.recv().is_ok());
+        let abandoned = encoder.work(LARGE + 1, |_, _| panic!("nobody waits"));
+        let mut long = std::pin::pin!(long);
+        assert!(timeout(Duration::ZERO, long.as_mut()).await.is_err());
+        drop(abandoned);
+        let text = vec!["Once upon a time".to_string()];
+        assert_eq!(encoder.encode(text, true).await.unwrap().len(), 1);
+        let next = encoder.work(LARGE + 1, |_, caller| caller.is_gone());
+        release.send(()).unwrap();
+        assert_eq!((long.await.unwrap(), next.await.unwrap()), (true, false));
     }
 }

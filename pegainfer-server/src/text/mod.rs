@@ -15,7 +15,7 @@ mod tokenizer;
 
 pub use checkpoint::{Checkpoint, SamplingDefaults};
 pub use detokenizer::Detokenizer;
-pub use encoder::Encoder;
+pub use encoder::{Caller, Encoder, limit_encoder_threads};
 pub use grammar::service::GrammarService;
 pub use grammar::trial::{self, GrammarLimits, GrammarTrial};
 pub use grammar::{GrammarCompiler, GrammarError, GrammarSource, with_options};

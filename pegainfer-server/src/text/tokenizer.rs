@@ -1,6 +1,7 @@
 //! Converts text to token ids, and token ids to bytes.
 
 use fastokens::decoders::Decoder;
+use fastokens::normalizers::Normalizer;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -44,7 +45,13 @@ pub enum TokenizerError {
     /// The encoder panicked, which is a bug.
     #[error("the tokenizer panicked; the server's log has the details")]
     Panicked,
+    /// The system has no thread for it.
+    #[error("the system has no thread left for this request; try again later: {0}")]
+    NoThread(String),
 }
+
+/// Bytes that NFC makes one of, at most: it composes three jamo of three bytes each to a syllable of three.
+const MAX_COMPOSITION: usize = 3;
 
 /// A byte-level BPE tokenizer.
 ///
@@ -59,6 +66,8 @@ pub struct Tokenizer {
     byte_of: [Option<u8>; 0x144],
     /// One more than the highest id.
     id_limit: usize,
+    /// Bytes of a text that one token may stand for at most; `None` if there is no bound.
+    max_token_bytes: Option<usize>,
 }
 
 impl Tokenizer {
@@ -80,7 +89,28 @@ impl Tokenizer {
         let special = added.iter().filter(|token| token.special).map(|token| token.id).collect();
         let highest_added = added.iter().map(|token| token.id as usize + 1).max().unwrap_or(0);
         let id_limit = highest_added.max(inner.model().vocab_size());
-        Ok(Self { inner, special, byte_of: byte_alphabet(), id_limit })
+        let mut this = Self { inner, special, byte_of: byte_alphabet(), id_limit, max_token_bytes: None };
+        this.max_token_bytes = this.longest_token();
+        Ok(this)
+    }
+
+    /// Bytes of a text that one token may stand for at most: those of the longest token, three times as many where NFC
+    /// composes characters first. Tokens that swallow the spaces around them and other normalizers may take any number.
+    fn longest_token(&self) -> Option<usize> {
+        if self.inner.added_token_configs().iter().any(|token| token.lstrip || token.rstrip) {
+            return None;
+        }
+        let longest = (0..self.id_limit as u32).map(|id| self.token_bytes(id).len()).max()?;
+        match self.inner.normalizer() {
+            None => Some(longest),
+            Some(Normalizer::Nfc(_)) => Some(MAX_COMPOSITION * longest),
+            Some(_) => None,
+        }
+    }
+
+    /// Fewest tokens that `bytes` bytes of text can become; far fewer than it will.
+    pub fn min_tokens(&self, bytes: usize) -> usize {
+        self.max_token_bytes.map_or(0, |longest| bytes / longest.max(1))
     }
 
     /// Refuses a tokenizer whose ids do not all fit the model's embedding table. (Larger tables are common: they are padded.)
@@ -124,8 +154,8 @@ impl Tokenizer {
     }
 
     /// A token as tokenizer.json spells it, for example with `Ġ` for a space; `None` for ids without a token.
-    pub fn vocabulary_text(&self, id: u32) -> Option<String> {
-        self.inner.id_to_token(id).map(str::to_string)
+    pub fn vocabulary_text(&self, id: u32) -> Option<&str> {
+        self.inner.id_to_token(id)
     }
 
     /// Text of token ids, including special tokens.
@@ -240,6 +270,17 @@ mod tests {
             let reference = oracle.decode(&[id], false).unwrap();
             assert_eq!(tokenizer.token_text(id), reference, "token {id}");
         }
+    }
+
+    #[test]
+    fn no_text_has_fewer_tokens_than_its_bytes_say() {
+        let tokenizer = testing::tokenizer();
+        let longest = (0..4096).max_by_key(|id| tokenizer.token_bytes(*id).len()).unwrap();
+        let text = tokenizer.token_text(longest).repeat(100);
+        let tokens = tokenizer.encode(&text, false).unwrap().len();
+        let fewest = tokenizer.min_tokens(text.len());
+        assert!(fewest <= tokens && fewest >= 100 / MAX_COMPOSITION, "{fewest} of {tokens}");
+        assert_eq!(tokenizer.min_tokens(0), 0);
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod response;
 
 use super::body::{self, RequestContext};
 use super::chat_request::{ChatRequest, translated};
+use super::conversation::PromptOptions;
 use super::fields::Fields;
 use super::policy::with_ignored;
 use super::sse::{self, KeepAlive};
@@ -24,15 +25,17 @@ use std::sync::Arc;
 
 /// Handles `POST /v1/messages`.
 pub async fn messages(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
-    let (context, bytes) = body::read(request, &state.options).await?;
-    let fields = body::fields(&bytes)?;
-    respond(&state, &context, fields).await.map_err(request::rename)
+    let (context, bytes) = body::read(request, &state).await?;
+    let fields = bytes.parse(&state, body::fields).await?;
+    respond(&state, context, fields).await.map_err(request::rename)
 }
 
-async fn respond(state: &Arc<AppState>, context: &RequestContext, fields: Fields) -> Result<Response, ApiError> {
+async fn respond(state: &Arc<AppState>, context: RequestContext, fields: Fields) -> Result<Response, ApiError> {
     let chat = translated(request::chat(fields, true)?, &state.policy)?;
     let SubmittedChat { params, mut generations, mut parsers, ignored, .. } =
-        SubmittedChat::start(chat, context, state).await?;
+        SubmittedChat::start(chat, &context, state).await?;
+    // The engine has the request.
+    drop(context);
     let (Some(parser), 1) = (parsers.pop(), generations.len()) else {
         return Err(ApiError::internal("a message has exactly one choice"));
     };
@@ -47,17 +50,17 @@ async fn respond(state: &Arc<AppState>, context: &RequestContext, fields: Fields
 
 /// Handles `POST /v1/messages/count_tokens`: the number of prompt tokens that such a body would have.
 pub async fn count_tokens(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
-    let (_, bytes) = body::read(request, &state.options).await?;
-    let fields = body::fields(&bytes)?;
-    count(&state, fields).await.map_err(request::rename)
+    let (context, bytes) = body::read(request, &state).await?;
+    let fields = bytes.parse(&state, body::fields).await?;
+    count(&state, &context, fields).await.map_err(request::rename)
 }
 
-async fn count(state: &Arc<AppState>, fields: Fields) -> Result<Response, ApiError> {
+async fn count(state: &Arc<AppState>, context: &RequestContext, fields: Fields) -> Result<Response, ApiError> {
     let ChatRequest { generation, conversation, ignored, .. } =
         translated(request::chat(fields, false)?, &state.policy)?;
     state.model_named(generation.model)?;
-    let prompt = conversation.render(state, 0)?.prompt;
-    let ids = state.encode_prompt(prompt, false, "messages").await?;
+    let options = PromptOptions { n: 0, add_special_tokens: false, is_bounded: false };
+    let (_, ids) = conversation.encode(state, context, options).await?;
     let response = json!({"input_tokens": ids.len()});
     Ok(with_ignored(Json(response).into_response(), ignored))
 }

@@ -24,15 +24,17 @@ use std::sync::Arc;
 
 /// Handles `POST /v1/responses`.
 pub async fn responses(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
-    let (context, bytes) = body::read(request, &state.options).await?;
-    let fields = body::fields(&bytes)?;
-    respond(&state, &context, fields).await.map_err(request::rename)
+    let (context, bytes) = body::read(request, &state).await?;
+    let fields = bytes.parse(&state, body::fields).await?;
+    respond(&state, context, fields).await.map_err(request::rename)
 }
 
-async fn respond(state: &Arc<AppState>, context: &RequestContext, fields: Fields) -> Result<Response, ApiError> {
+async fn respond(state: &Arc<AppState>, context: RequestContext, fields: Fields) -> Result<Response, ApiError> {
     let (chat, echoed) = request::chat(fields)?;
     let SubmittedChat { params, mut generations, mut parsers, ignored, .. } =
-        SubmittedChat::start(translated(chat, &state.policy)?, context, state).await?;
+        SubmittedChat::start(translated(chat, &state.policy)?, &context, state).await?;
+    // The engine has the request.
+    drop(context);
     let (Some(parser), 1) = (parsers.pop(), generations.len()) else {
         return Err(ApiError::internal("a response has exactly one choice"));
     };

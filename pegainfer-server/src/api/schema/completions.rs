@@ -35,6 +35,16 @@ pub enum PromptInput {
     Ids(Vec<Vec<u32>>),
 }
 
+impl PromptInput {
+    /// Number of prompts.
+    pub fn count(&self) -> usize {
+        match self {
+            Self::Texts(texts) => texts.len(),
+            Self::Ids(lists) => lists.len(),
+        }
+    }
+}
+
 impl<'de> Deserialize<'de> for PromptInput {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(PromptVisitor)

@@ -133,7 +133,7 @@ fn load<M: Model>(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<L
 pub fn spawn(engine: impl StepEngine, args: &EngineArgs, device: Device) -> Result<EngineHandle> {
     let default_deadline = if device == Device::Cuda { GPU_STEP_DEADLINE } else { CPU_STEP_DEADLINE };
     let step_deadline = args.step_deadline.unwrap_or(default_deadline);
-    let config = EngineConfig { step_deadline, ..EngineConfig::default() };
+    let config = EngineConfig { step_deadline, max_queued: args.max_queued_requests.get() };
     EngineHandle::spawn(engine, config).context("the engine thread cannot be started")
 }
 

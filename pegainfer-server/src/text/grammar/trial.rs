@@ -139,7 +139,7 @@ pub fn run(memory: u64, seconds: u64) -> std::io::Result<()> {
 #[cfg(unix)]
 fn limit_this_process(memory: u64, seconds: u64) -> std::io::Result<()> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    crate::allocator::few_arenas();
+    crate::allocator::configure();
     for (resource, most) in [(Resource::As, memory + PROGRAM), (Resource::Cpu, seconds), (Resource::Core, 0)] {
         let most = getrlimit(resource).maximum.map_or(most, |maximum| most.min(maximum));
         setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) })?;

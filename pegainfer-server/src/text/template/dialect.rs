@@ -10,9 +10,13 @@ use thiserror::Error as ThisError;
 #[error("{0}")]
 struct Raised(String);
 
+/// Instructions that a template may run for one prompt, about a second.
+const FUEL: u64 = 20_000_000;
+
 /// An environment that renders chat templates.
 pub(super) fn environment() -> Environment<'static> {
     let mut env = Environment::new();
+    env.set_fuel(Some(FUEL));
     env.set_trim_blocks(true);
     env.set_lstrip_blocks(true);
     env.set_undefined_behavior(UndefinedBehavior::Lenient);
@@ -59,6 +63,13 @@ fn format_like_python(out: &mut minijinja::Output, state: &State, value: &Value)
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn a_template_that_runs_too_long_ends() {
+        let source = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}";
+        let error = environment().render_str(source, ()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OutOfFuel);
+    }
 
     #[test]
     fn the_python_dialect_is_understood() {

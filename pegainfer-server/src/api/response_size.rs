@@ -1,0 +1,67 @@
+//! How large a response can become, from what the request asks for.
+
+use pegainfer_core::engine::GenerateRequest;
+
+/// Bytes of a generated token: its text and id.
+const TOKEN_BYTES: u64 = 16;
+/// Bytes of one (token, log-probability) pair of a response.
+const LOGPROB_BYTES: u64 = 64;
+
+/// Size of one choice of a response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ResponseSize {
+    /// Bytes about the prompt.
+    prompt: u64,
+    /// Bytes of each generated token.
+    token: u64,
+}
+
+impl ResponseSize {
+    /// The size for a prompt of so many tokens. `logprobs`, `prompt_logprobs`: as in [`GenerateRequest`].
+    pub fn of(prompt: usize, logprobs: Option<usize>, prompt_logprobs: Option<usize>) -> Self {
+        let pairs = |top: Option<usize>| top.map_or(0, |top| (top as u64 + 1) * LOGPROB_BYTES);
+        let prompt = prompt_logprobs.map_or(0, |_| prompt as u64 * (TOKEN_BYTES + pairs(prompt_logprobs)));
+        Self { prompt, token: TOKEN_BYTES + pairs(logprobs) }
+    }
+
+    /// Bytes of a choice of `tokens` tokens.
+    pub fn bytes(self, tokens: usize) -> u64 {
+        self.prompt.saturating_add((tokens as u64).saturating_mul(self.token))
+    }
+
+    /// Tokens of each of `n` choices that together take `limit` bytes.
+    pub fn max_tokens(self, n: usize, limit: u64) -> usize {
+        let tokens = (limit / n.max(1) as u64).saturating_sub(self.prompt) / self.token;
+        usize::try_from(tokens).unwrap_or(usize::MAX)
+    }
+}
+
+/// Bytes of the response to these requests.
+pub fn bytes(requests: &[GenerateRequest]) -> u64 {
+    let choice = |request: &GenerateRequest| {
+        ResponseSize::of(request.prompt.len(), request.logprobs, request.prompt_logprobs).bytes(request.max_tokens)
+    };
+    requests.iter().map(choice).fold(0, u64::saturating_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tokens_that_fit_fill_the_limit() {
+        for (prompt, logprobs, prompt_logprobs, n) in
+            [(9, None, None, 1), (4000, Some(20), None, 128), (4000, Some(0), Some(20), 3)]
+        {
+            let size = ResponseSize::of(prompt, logprobs, prompt_logprobs);
+            let tokens = size.max_tokens(n, 64 << 20);
+            let bytes = n as u64 * size.bytes(tokens);
+            assert!(bytes <= 64 << 20 && bytes > 63 << 20, "{size:?}: {tokens} tokens, {bytes} bytes");
+        }
+        assert_eq!(
+            ResponseSize::of(100_000, None, Some(20)).max_tokens(128, 64 << 20),
+            0,
+            "the prompt alone is too much"
+        );
+    }
+}

@@ -1,0 +1,103 @@
+//! API keys as tenants: their share of the queue, of the prefix cache, and of the server.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use pegainfer_server::app::Options;
+use pegainfer_server::http::{ApiKeys, Secret};
+use pegainfer_server::limits::Limits;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use support::client::{Response, post, post_with};
+use support::mock::{Control, MockEngine};
+use support::{TestServer, wait_until};
+
+const COMPLETIONS: &str = "/v1/completions";
+
+/// A server that the keys `alpha` and `beta` may use.
+fn server(limits: Limits) -> (TestServer, Arc<Control>) {
+    let (engine, control) = MockEngine::replying(" a cat");
+    let keys = ["alpha", "beta"].map(|key| Secret(key.into()));
+    let api_keys = ApiKeys::load(&keys, None).unwrap();
+    (TestServer::with(engine, Options { api_keys, limits, ..Options::default() }), control)
+}
+
+fn send(server: &TestServer, key: &str, body: &Value) -> Response {
+    post_with(server.address, COMPLETIONS, ("Authorization", &format!("Bearer {key}")), body)
+}
+
+#[test]
+fn keys_take_turns_and_do_not_share_prefixes() {
+    let (server, control) = server(Limits::default());
+    let last = |key: &str, body: Value| {
+        assert_eq!(send(&server, key, &body).status, 200);
+        let request = control.last();
+        (request.tenant, request.cache_salt)
+    };
+    let plain = json!({"prompt": "x"});
+    let [alpha, again, beta] = ["alpha", "alpha", "beta"].map(|key| last(key, plain.clone()));
+    assert_eq!(alpha, again);
+    assert!(alpha.0 != beta.0 && alpha.1 != beta.1 && alpha.1 != 0, "{alpha:?} {beta:?}");
+    let salted = json!({"prompt": "x", "cache_salt": "s"});
+    let [alpha, beta] = ["alpha", "beta"].map(|key| last(key, salted.clone()));
+    assert_ne!(alpha.1, beta.1, "a salt is no way into the cache of another key");
+}
+
+#[test]
+fn prefixes_are_shared_where_the_operator_says_so() {
+    let (server, control) = server(Limits { share_prefix_cache: true, ..Limits::default() });
+    for key in ["alpha", "beta"] {
+        assert_eq!(send(&server, key, &json!({"prompt": "x"})).status, 200);
+        assert_eq!(control.last().cache_salt, 0);
+    }
+}
+
+#[test]
+fn without_keys_an_address_is_a_tenant_and_prefixes_are_shared() {
+    let (server, control) = TestServer::replying(" a cat");
+    assert_eq!(post(server.address, COMPLETIONS, &json!({"prompt": "x"})).status, 200);
+    let first = control.last();
+    // A header that nobody asked for makes no other tenant.
+    assert_eq!(send(&server, "unasked", &json!({"prompt": "x"})).status, 200);
+    assert_eq!((control.last().tenant, control.last().cache_salt), (first.tenant, 0));
+    assert_ne!(first.tenant, 0);
+}
+
+#[test]
+fn priorities_are_for_those_whom_the_operator_lets() {
+    let body = json!({"prompt": "x", "priority": -5});
+    let (server_without, _) = server(Limits::default());
+    let refused = send(&server_without, "alpha", &body);
+    assert_eq!(refused.status, 400);
+    let error = refused.json()["error"].clone();
+    assert_eq!((&error["param"], &error["code"]), (&json!("priority"), &json!("unsupported_parameter")));
+    assert!(error["message"].as_str().unwrap().contains("(--allow-priority)"), "{error}");
+    assert_eq!(send(&server_without, "alpha", &json!({"prompt": "x", "priority": 0})).status, 200);
+    let (server, control) = server(Limits { allow_priority: true, ..Limits::default() });
+    assert_eq!(send(&server, "alpha", &body).status, 200);
+    assert_eq!(control.last().priority, -5);
+}
+
+#[test]
+fn a_key_has_only_so_many_open_requests() {
+    let (server, control) = server(Limits { max_requests_per_key: 3, ..Limits::default() });
+    control.allow(0);
+    let open = write_with_key(&server, &json!({"prompt": "x", "n": 2}));
+    wait_until("both choices are there", || control.added() == 2);
+    let refused = send(&server, "alpha", &json!({"prompt": "x", "n": 2}));
+    assert_eq!(refused.status, 429);
+    let error = refused.json()["error"].clone();
+    assert_eq!(error["code"], "rate_limit_exceeded");
+    assert!(error["message"].as_str().unwrap().contains("may have 3 (--max-requests-per-key)"), "{error}");
+    control.allow(usize::MAX);
+    assert_eq!(send(&server, "beta", &json!({"prompt": "x", "n": 3})).status, 200);
+    drop(open);
+    server.wait_idle();
+    wait_until("the first request is over", || send(&server, "alpha", &json!({"prompt": "x", "n": 3})).status == 200);
+}
+
+fn write_with_key(server: &TestServer, body: &Value) -> std::net::TcpStream {
+    let headers = [("Content-Type", "application/json"), ("Authorization", "Bearer alpha")];
+    support::client::write(server.address, "POST", COMPLETIONS, &headers, body.to_string().as_bytes())
+}
