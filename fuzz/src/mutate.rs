@@ -1,7 +1,7 @@
 //! Blind mutations: of bytes, and of tokens that are meaningful to the parsers.
 
 /// Tokens that the parsers search for, and boundary values.
-const WORDS: [&str; 64] = [
+const WORDS: [&str; 88] = [
     "\"prompt\":",
     "\"messages\":",
     "\"stream\":true",
@@ -66,6 +66,30 @@ const WORDS: [&str; 64] = [
     "\u{2028}",
     "\n\n",
     "data: ",
+    "\"pattern\":\"^a|b\"",
+    "\"allOf\":[",
+    "\"anyOf\":[{}]",
+    "\"$ref\":\"#\"",
+    "\"type\":\"string\"",
+    "\"type\":\"object\"",
+    "\"required\":[\"a\"]",
+    "\"properties\":{",
+    "\"enum\":[1]",
+    "\"minLength\":3",
+    "\"maxItems\":2",
+    "\"input\":",
+    "\"instructions\":",
+    "\"system\":",
+    "\"tool_use\"",
+    "\"max_tokens\":5",
+    "%json {}",
+    "/.*a/",
+    "start: ",
+    "HTTP/1.1 200 OK\r\n",
+    "Content-Length: ",
+    "Location: /",
+    "Content-Range: bytes 0-",
+    "../",
 ];
 /// Maximum length of an input in bytes.
 const MAX_LENGTH: usize = 4096;

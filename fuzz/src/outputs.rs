@@ -42,8 +42,10 @@ fn parse<'a>(format: u8, deltas: impl Iterator<Item = &'a str>) -> Vec<Event> {
             1 => CallPrefix::AnyFunction,
             _ => CallPrefix::Function("f".into()),
         },
-        definitions: std::sync::Arc::new([json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object",
-            "properties": {"n": {"type": "integer"}, "text": {"type": "string"}}}}})]),
+        definitions: std::sync::Arc::new([
+            json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object",
+            "properties": {"n": {"type": "integer"}, "text": {"type": "string"}}}}}),
+        ]),
         max_calls: if format & 128 == 0 { usize::MAX } else { 1 },
         id_seed: 1,
     });
