@@ -22,6 +22,8 @@ use tokio::net::TcpListener;
 pub struct Options {
     /// Whether unknown request fields are refused.
     pub strict: bool,
+    /// Whether volatile parts of known agents' prompts are left out.
+    pub normalize_prompts: bool,
     /// API keys; if empty, everyone may call.
     pub api_keys: ApiKeys,
     /// Keys of admins, who may also reset the prefix cache and trace requests. Without any keys, callers on this machine are admins.
@@ -58,6 +60,7 @@ impl Default for Options {
         Self {
             strict: false,
             plain_messages: false,
+            normalize_prompts: true,
             api_keys: ApiKeys::default(),
             admin_keys: ApiKeys::default(),
             allowed_hosts: AllowedHosts::default(),
@@ -85,13 +88,22 @@ pub struct App {
 impl App {
     /// The API of a model that has not served a request yet. An empty `names` becomes the checkpoint's own name.
     pub fn new(engine: EngineHandle, checkpoint: Checkpoint, names: Vec<String>, options: Options) -> Self {
-        let Options { strict, plain_messages, max_body, request_timeout, client_timeout, .. } = options;
+        let Options { strict, plain_messages, normalize_prompts, max_body, request_timeout, client_timeout, .. } =
+            options;
         let Options { keep_alive_interval, drain_timeout, .. } = options;
         let lifecycle = Lifecycle::default();
         let max_connections = options.limits.max_connections;
         let (grammar_trial, limits) = (options.grammar_trial, options.limits);
-        let limits =
-            ApiOptions { strict, plain_messages, max_body, client_timeout, keep_alive_interval, grammar_trial, limits };
+        let limits = ApiOptions {
+            strict,
+            plain_messages,
+            normalize_prompts,
+            max_body,
+            client_timeout,
+            keep_alive_interval,
+            grammar_trial,
+            limits,
+        };
         let state = AppState::new(engine.clone(), checkpoint, names, limits, lifecycle.clone());
         let metrics = state.metrics.clone();
         // Keys that are loaded later replace others: a server without keys stays one.

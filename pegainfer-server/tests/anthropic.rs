@@ -8,7 +8,7 @@ use pegainfer_server::app::Options;
 use pegainfer_server::http::{ApiKeys, Secret};
 use serde_json::{Value, json};
 use support::client::{get, post, post_ok, post_with, send, with, write};
-use support::mock::MockEngine;
+use support::mock::{Control, MockEngine};
 use support::{TestServer, wait_until};
 
 const MESSAGES: &str = "/v1/messages";
@@ -176,8 +176,13 @@ fn reasoning_and_the_ways_to_stop() {
     assert!(control.last().grammar.is_none());
     respond(&server, &body(json!({"thinking": {"type": "enabled", "budget_tokens": 1024}})));
     assert!(control.last().grammar.is_some(), "which counts the tokens");
-    respond(&server, &body(json!({"output_config": {"effort": "low"}})));
+    respond(&server, &body(json!({"output_config": {"effort": "low"}, "thinking": {"type": "adaptive"}})));
     assert!(control.prompt_text().ends_with("<|im_start|>assistant\n"), "{}", control.prompt_text());
+    // As in Anthropic's API, there is no reasoning unless it is asked for.
+    for fields in [json!({}), json!({"output_config": {"effort": "low"}})] {
+        respond(&server, &body(fields));
+        assert!(control.prompt_text().ends_with("</think>\n\n"), "{}", control.prompt_text());
+    }
     respond(&server, &body(json!({"output_config": {"effort": "max"}, "thinking": {"type": "disabled"}})));
     assert!(control.prompt_text().ends_with("</think>\n\n"), "{}", control.prompt_text());
     let history = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": blocks},
@@ -199,16 +204,27 @@ fn errors_have_the_shape_of_anthropic() {
         (json!({"max_tokens": null}), 400, "invalid_request_error", "max_tokens is missing"),
         (json!({"model": "gpt"}), 404, "not_found_error", "does not exist"),
         (json!({"messages": []}), 400, "invalid_request_error", "messages is empty"),
-        (json!({"messages": [{"role": "system", "content": "x"}]}), 400, "invalid_request_error", "user or assistant"),
+        (
+            json!({"messages": [{"role": "tool", "content": "x"}]}),
+            400,
+            "invalid_request_error",
+            "messages[0].role must be one of user, assistant, system",
+        ),
         (
             json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
             400,
             "invalid_request_error",
-            "type \"image\"",
+            "messages[0].content[0] is of type image: this model reads only text (capability_rejected: image_block)",
+        ),
+        (
+            json!({"messages": [{"role": "user", "content": 5}]}),
+            400,
+            "invalid_request_error",
+            "messages[0].content must",
         ),
         (json!({"stop_sequences": [""]}), 400, "invalid_request_error", "stop_sequences must not hold an empty"),
-        (json!({"n": 2}), 400, "invalid_request_error", "n is not implemented"),
-        (json!({"mcp_servers": []}), 400, "invalid_request_error", "mcp_servers is not implemented"),
+        (json!({"mcp_servers": [{}]}), 400, "invalid_request_error", "mcp_servers is not implemented"),
+        (json!({"container": "c"}), 400, "invalid_request_error", "container is not implemented"),
         (
             json!({"thinking": {"type": "enabled", "budget_tokens": -5}}),
             400,
@@ -221,14 +237,14 @@ fn errors_have_the_shape_of_anthropic() {
             "invalid_request_error",
             "budget_tokens needs",
         ),
-        (json!({"tools": [{"type": "web_search_20250305", "name": "x"}]}), 400, "invalid_request_error", "only custom"),
+        (json!({"tools": [{"type": "bash_20250124", "name": "x"}]}), 400, "invalid_request_error", "only custom"),
         (json!({"tools": [{"name": "x"}]}), 400, "invalid_request_error", "input_schema is missing"),
         (json!({"tool_choice": {"type": "must"}}), 400, "invalid_request_error", "tool_choice.type"),
         (
             json!({"output_config": {"effort": "most"}}),
             400,
             "invalid_request_error",
-            "output_config must be one of none",
+            "output_config.effort must be one of none",
         ),
         (json!({"temperature": "hot"}), 400, "invalid_request_error", "temperature must be a number"),
     ] {
@@ -294,4 +310,137 @@ fn every_refusal_has_the_shape_of_the_api_that_was_called() {
     let (status, _, error) = ask(MESSAGES, "POST", &[json_type, key], "{}");
     assert_eq!((status, &error["error"]["type"]), (503, &json!("overloaded_error")));
     drop(open);
+}
+
+/// The prompt of a request, and the fields that it reports as ignored.
+fn prompt(server: &TestServer, control: &Control, fields: Value) -> (String, String) {
+    let response = post(server.address, MESSAGES, &body(fields.clone()));
+    let (status, ignored) = (response.status, response.header("x-ignored-fields").unwrap_or_default().to_string());
+    assert_eq!(status, 200, "{fields}: {}", response.text());
+    (control.prompt_text(), ignored)
+}
+
+#[test]
+fn instructions_within_a_conversation_join_the_user_s_turn() {
+    let (server, control) = TestServer::replying("ok");
+    let text = |text: &str| json!([{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}]);
+    let messages = json!([{"role": "user", "content": "a"}, {"role": "system", "content": text("b")},
+        {"role": "assistant", "content": "c"}, {"role": "system", "content": "d"}, {"role": "user", "content": "e"}]);
+    let edits = json!({"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]});
+    let (shown, ignored) = prompt(&server, &control, json!({"messages": messages, "context_management": edits}));
+    let turns = "<|im_start|>user\na\nb<|im_end|>\n<|im_start|>assistant\nc<|im_end|>\n<|im_start|>user\nd<|im_end|>\n";
+    assert!(shown.contains(turns), "{shown}");
+    assert_eq!(ignored, "context_management");
+    let nothing = json!({"context_management": {"edits": []}, "mcp_servers": []});
+    assert_eq!(prompt(&server, &control, nothing).1, "");
+}
+
+#[test]
+fn a_last_message_of_the_assistant_is_continued() {
+    let (server, control) = TestServer::replying(" Bern");
+    let messages = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "The capital is"}]);
+    let message = respond(&server, &body(json!({ "messages": messages })));
+    assert_eq!(message["content"], json!([{"type": "text", "text": " Bern"}]));
+    assert!(control.prompt_text().ends_with("<|im_start|>assistant\nThe capital is"), "{}", control.prompt_text());
+}
+
+#[test]
+fn results_that_are_no_text_are_replaced_by_a_note() {
+    let (server, control) = TestServer::replying("ok");
+    let image = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}});
+    let paper =
+        json!({"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain", "data": "D"}});
+    let found = json!({"type": "search_result", "title": "S", "source": "http://s", "content": [{"type": "text", "text": "F"}]});
+    let content = json!([{"type": "text", "text": "x"}, image, paper, found]);
+    let messages = json!([{"role": "user", "content": [{"type": "text", "text": "hi"}, paper]},
+        {"role": "assistant", "content": [
+            {"type": "redacted_thinking", "data": "e"}, {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
+            {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+            {"type": "tool_use", "id": "t", "name": "weather", "input": {"city": "Bern"}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": content}]}]);
+    let (shown, ignored) = prompt(&server, &control, json!({"messages": messages, "tools": weather()}));
+    let result =
+        "<tool_response>\nx\n[image left out: this model reads only text]\nT\nD\nS\nhttp://s\nF\n</tool_response>";
+    assert!(shown.contains(result) && shown.contains("user\nhi\nT\nD<|im_end|>"), "{shown}");
+    let parts = ["redacted_thinking", "server_tool_use", "web_search_tool_result", "content[].image"];
+    assert_eq!(ignored, parts.map(|part| format!("messages[].content[].{part}")).join(", "));
+}
+
+#[test]
+fn deferred_tools_are_shown_where_they_are_referred_to() {
+    let (server, control) = TestServer::replying(CALL);
+    let mut tools = weather();
+    tools[0]["defer_loading"] = true.into();
+    let more = [
+        json!({"name": "search", "input_schema": {"type": "object"}}),
+        json!({"type": "web_search_20250305", "name": "web_search", "max_uses": 8}),
+    ];
+    tools.as_array_mut().unwrap().extend(more);
+    let first = json!([{"role": "user", "content": "hi"}]);
+    let (before, ignored) = prompt(&server, &control, json!({"messages": first, "tools": tools}));
+    assert!(before.contains("\"name\": \"search\"") && !before.contains("weather"), "{before}");
+    assert_eq!(ignored, "tools[].web_search_20250305");
+    let messages = json!([{"role": "user", "content": "hi"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "search", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t",
+            "content": [{"type": "tool_reference", "tool_name": "weather"}]}]}]);
+    let fields = json!({"messages": messages, "tools": tools});
+    let message = respond(&server, &body(fields));
+    assert_eq!(message["content"][1]["name"], "weather");
+    let after = control.prompt_text();
+    assert!(
+        after.starts_with(before.strip_suffix("<|im_start|>assistant\n<think>\n\n</think>\n\n").unwrap()),
+        "{after}"
+    );
+    assert!(
+        after.contains("<tool_response>\n{\"type\": \"function\", \"function\": {\"name\": \"weather\""),
+        "{after}"
+    );
+}
+
+#[test]
+fn a_call_that_was_cut_off_is_an_object_and_may_come_back() {
+    let cut = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Bern\", \"days\": \"thr";
+    let (server, control) = TestServer::replying(cut);
+    let tokens = support::tokenizer().encode(cut, false).unwrap().len();
+    let message = post_ok(server.address, MESSAGES, &body(json!({"tools": weather(), "max_tokens": tokens})));
+    assert_eq!(
+        (&message["stop_reason"], &message["content"][0]["input"]),
+        (&json!("max_tokens"), &json!({"city": "Bern"}))
+    );
+    let call = json!({"type": "tool_use", "id": "t", "name": "weather", "input": "{\"city\": \"Be"});
+    let messages = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "cut off"}]}]);
+    let (shown, _) = prompt(&server, &control, json!({"messages": messages, "tools": weather()}));
+    assert!(shown.contains("{\"name\": \"weather\", \"arguments\": {\"city\": \"Be}\n</tool_call>"), "{shown}");
+}
+
+#[test]
+fn only_claude_code_loses_its_billing_block() {
+    let (engine, control) = MockEngine::replying("ok");
+    let server = TestServer::start(engine, support::Setup::default());
+    let billing = "x-anthropic-billing-header: cc_version=2.1.330.f8c; cc_entrypoint=sdk-cli;";
+    let system = json!([{"type": "text", "text": billing}, {"type": "text", "text": "Be kind."}]);
+    let body = body(json!({ "system": system }));
+    for (agent, kept) in [("claude-cli/2.1.330 (external, sdk-cli)", false), ("another/1.0", true)] {
+        assert_eq!(post_with(server.address, MESSAGES, ("User-Agent", agent), &body).status, 200);
+        let prompt = control.prompt_text();
+        assert_eq!((prompt.contains(billing), prompt.contains("Be kind.")), (kept, true), "{prompt}");
+    }
+}
+
+#[test]
+fn models_have_the_shape_of_the_api_that_the_client_speaks() {
+    let (server, _) = TestServer::replying("x");
+    let models = |path: &str| send(server.address, "GET", path, &[("anthropic-version", "2023-06-01")], b"").json();
+    let list = models("/v1/models");
+    assert_eq!((&list["first_id"], &list["has_more"]), (&json!("tiny"), &json!(false)));
+    for model in [&list["data"][0], &models("/v1/models/tiny")] {
+        assert_eq!(
+            (&model["type"], &model["id"], &model["display_name"]),
+            (&json!("model"), &json!("tiny"), &json!("tiny"))
+        );
+        assert!(model["created_at"].as_str().unwrap().ends_with('Z'), "{model}");
+    }
+    assert_eq!(get(server.address, "/v1/models").json()["object"], "list");
 }

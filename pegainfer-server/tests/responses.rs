@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use std::sync::atomic::Ordering;
 use support::TestServer;
 use support::client::{post, post_ok, with};
+use support::mock::MockEngine;
 
 const RESPONSES: &str = "/v1/responses";
 const CALL: &str = "I look.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Bern\"}}\n</tool_call>";
@@ -57,6 +58,12 @@ fn assemble(events: &[Value]) -> Vec<Value> {
                 items.push(event["item"].clone());
             }
             "content_part.added" => item.unwrap()["content"] = json!([event["part"]]),
+            "reasoning_summary_part.added" => item.unwrap()["summary"] = json!([event["part"]]),
+            "reasoning_summary_text.delta" => append(&mut item.unwrap()["summary"][0]["text"], event),
+            "reasoning_summary_text.done" => assert_eq!(item.unwrap()["summary"][0]["text"], event["text"]),
+            "reasoning_summary_part.done" => assert_eq!(item.unwrap()["summary"][0], event["part"]),
+            "custom_tool_call_input.delta" => append(&mut item.unwrap()["input"], event),
+            "custom_tool_call_input.done" => assert_eq!(item.unwrap()["input"], event["input"]),
             "output_text.delta" | "reasoning_text.delta" => append(&mut item.unwrap()["content"][0]["text"], event),
             "function_call_arguments.delta" => append(&mut item.unwrap()["arguments"], event),
             "output_text.done" | "reasoning_text.done" => {
@@ -80,7 +87,7 @@ fn respond(server: &TestServer, mut body: Value) -> Value {
     body["request_id"] = "r1".into();
     let without_ids = |mut response: Value| {
         response["created_at"] = 0.into();
-        for item in response["output"].as_array_mut().unwrap().iter_mut().filter(|i| i["type"] == "function_call") {
+        for item in response["output"].as_array_mut().unwrap().iter_mut().filter(|i| i.get("call_id").is_some()) {
             item["call_id"] = "id".into();
         }
         response
@@ -201,24 +208,18 @@ fn what_is_not_implemented_is_refused_by_its_own_name() {
     let (server, control) = TestServer::replying("one two three");
     for (fields, param) in [
         (json!({"previous_response_id": "resp_1"}), "previous_response_id"),
-        (json!({"store": true}), "store"),
         (json!({"background": true}), "background"),
-        (json!({"include": ["reasoning.encrypted_content"]}), "include"),
-        (json!({"truncation": "auto"}), "truncation"),
         (json!({"reasoning": {"effort": "most"}}), "reasoning"),
-        (json!({"reasoning": {"summary": "auto"}}), "reasoning"),
-        (json!({"text": {"verbosity": "low"}}), "text"),
         (json!({"text": {"format": {"type": "json_schema", "schema": {"type": "rocket"}}}}), "text"),
-        (json!({"tools": [{"type": "web_search"}]}), "tools"),
         (json!({"tool_choice": {"type": "web_search"}}), "tool_choice"),
+        (json!({"tool_choice": {"type": "function", "name": "f"}}), "tool_choice"),
+        (json!({"tools": [{"type": "custom", "name": "p", "format": {"type": "grammar"}}]}), "tools"),
         (json!({"input": null}), "input"),
         (json!({"input": []}), "input"),
         (json!({"input": [{"type": "item_reference", "id": "x"}]}), "input"),
         (json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}), "input"),
         (json!({"input": [{"role": "robot", "content": "x"}]}), "input"),
         (json!({"max_output_tokens": 0}), "max_output_tokens"),
-        (json!({"n": 2}), "n"),
-        (json!({"max_tokens": 2}), "max_tokens"),
     ] {
         let response = post(server.address, RESPONSES, &body(fields.clone()));
         let (status, error) = (response.status, response.json()["error"].clone());
@@ -232,4 +233,126 @@ fn what_is_not_implemented_is_refused_by_its_own_name() {
     let last = events.last().unwrap();
     assert_eq!((&last["type"], &last["response"]["status"]), (&json!("response.failed"), &json!("failed")));
     assert!(last["response"]["error"]["message"].as_str().unwrap().contains("the scripted step failed"), "{last}");
+}
+
+#[test]
+fn what_has_no_effect_is_reported() {
+    let (server, _) = TestServer::replying("ok");
+    for (fields, expected) in [
+        (json!({"store": true}), "store"),
+        (json!({"include": ["reasoning.encrypted_content"]}), "include"),
+        (json!({"include": []}), ""),
+        (json!({"truncation": "auto", "service_tier": "priority"}), "truncation, service_tier"),
+        (json!({"text": {"verbosity": "low"}}), "text.verbosity"),
+        (json!({"text": {"verbosity": "medium"}, "service_tier": "auto"}), ""),
+        (
+            json!({"tools": [{"type": "web_search", "external_web_access": false}]}),
+            "tools[].external_web_access, tools[].web_search",
+        ),
+        (json!({"client_metadata": {"a": 1}, "prompt_cache_key": "k"}), "client_metadata"),
+        (json!({"n": 2, "max_tokens": 2}), "n, max_tokens"),
+        (
+            json!({"input": [{"role": "user", "content": "hi"}, {"type": "web_search_call", "id": "w", "status": "completed"}]}),
+            "input[].web_search_call",
+        ),
+    ] {
+        let response = post(server.address, RESPONSES, &body(fields.clone()));
+        let ignored = response.header("x-ignored-fields").unwrap_or_default().to_string();
+        assert_eq!((response.status, ignored.as_str()), (200, expected), "{fields}");
+    }
+}
+
+#[test]
+fn reasoning_is_a_summary_where_one_is_asked_for() {
+    let (server, control) = TestServer::replying("<think>\nHm, so.\n</think>\n\nParis it is.");
+    let asked = json!({"effort": "medium", "summary": "auto"});
+    let response = respond(&server, body(json!({ "reasoning": asked })));
+    let item = &response["output"][0];
+    assert_eq!(item["summary"], json!([{"type": "summary_text", "text": "Hm, so."}]));
+    assert_eq!(item.get("content"), None);
+    let call = json!({"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"});
+    let output = json!({"type": "function_call_output", "call_id": "c", "output": "sunny"});
+    let input = json!([{"role": "user", "content": "hi"}, item, call, output]);
+    let (engine, shown) = MockEngine::replying("ok");
+    let tags = TestServer::start(engine, support::Setup { model_dir: tags_dir(), ..support::Setup::default() });
+    post_ok(tags.address, RESPONSES, &body(json!({"input": input, "tools": weather()})));
+    assert!(shown.prompt_text().contains("<think>\nHm, so.\n</think>"), "{}", shown.prompt_text());
+    assert!(control.added() > 0);
+}
+
+/// The bundled tokenizer with a template whose calls are tags, and that shows reasoning between calls.
+fn tags_dir() -> std::path::PathBuf {
+    let dir = std::env::temp_dir().join(format!("pegainfer-responses-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    for file in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
+        std::fs::copy(support::model_dir().join(file), dir.join(file)).unwrap();
+    }
+    std::fs::write(dir.join("chat_template.jinja"), include_str!("fixtures/agents/tags.jinja")).unwrap();
+    dir
+}
+
+#[test]
+fn instructions_are_merged_and_images_in_outputs_noted() {
+    let (server, control) = TestServer::replying("ok");
+    let output =
+        json!([{"type": "input_text", "text": "x"}, {"type": "input_image", "image_url": "data:", "detail": "auto"}]);
+    let input = json!([{"role": "developer", "content": "a"}, {"role": "system", "content": "b"},
+        {"role": "user", "content": [{"type": "input_text", "text": "c"}]},
+        {"type": "function_call", "call_id": "1", "name": "weather", "arguments": "{\"city\": \"Be"},
+        {"type": "function_call_output", "call_id": "1", "output": output}]);
+    let fields = json!({"instructions": "i", "input": input, "tools": weather()});
+    let response = post(server.address, RESPONSES, &body(fields));
+    assert_eq!(
+        response.header("x-ignored-fields"),
+        Some("input[].output[].image_url, input[].output[].detail, input[].output[].input_image")
+    );
+    let prompt = control.prompt_text();
+    assert!(prompt.contains("system\ni\n\na\n\nb\n\n# Tools"), "{prompt}");
+    assert!(prompt.contains("\"arguments\": {\"city\": \"Be}\n</tool_call>"), "{prompt}");
+    assert!(
+        prompt.contains("<tool_response>\nx\n[image left out: this model reads only text]\n</tool_response>"),
+        "{prompt}"
+    );
+}
+
+#[test]
+fn a_forced_call_comes_before_the_form_of_the_text() {
+    let (server, control) = TestServer::replying(" {\"city\": \"Bern\"}}\n</tool_call>");
+    let format = json!({"type": "json_schema", "name": "x", "schema": {"type": "object"}});
+    for choice in [
+        json!({"type": "function", "name": "weather"}),
+        json!({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]}),
+    ] {
+        let fields = json!({"tools": weather(), "tool_choice": choice, "text": {"format": format}});
+        post_ok(server.address, RESPONSES, &body(fields));
+        assert!(
+            control.prompt_text().contains("<|im_start|>assistant\n<think>\n\n</think>\n\n<tool_call>\n"),
+            "{choice}"
+        );
+        assert!(control.last().grammar.is_some());
+    }
+}
+
+#[test]
+fn a_custom_tool_is_held_to_its_grammar_where_values_have_no_quotes() {
+    let reply = "<parameter=input>\nab\n</parameter>\n</function>\n</tool_call>";
+    let (engine, control) = MockEngine::replying(reply);
+    let server = TestServer::start(engine, support::Setup { model_dir: tags_dir(), ..support::Setup::default() });
+    let format = json!({"type": "grammar", "syntax": "lark", "definition": "start: /[ab]+/"});
+    let tools = json!([{"type": "custom", "name": "patch", "description": "d", "format": format}]);
+    let choice = json!({"type": "custom", "name": "patch"});
+    let response = respond(&server, body(json!({"tools": tools, "tool_choice": choice})));
+    let call = json!({"type": "custom_tool_call", "id": "ctc_r1_0", "status": "completed", "call_id": "id", "name": "patch", "input": "ab"});
+    assert_eq!(response["output"][0], call);
+    let grammar = control.last().grammar.unwrap();
+    let (mut matcher, mut mask) = grammar.start();
+    let allows = |words: &[u32], id: u32| words[id as usize / 32] >> (id % 32) & 1 == 1;
+    for (text, allowed) in [("<parameter=input>\nab", true), ("c", false)] {
+        for id in support::tokenizer().encode(text, false).unwrap() {
+            assert_eq!(allows(mask.words(), id), allowed, "{text}");
+            if allowed {
+                mask = matcher.next(id).unwrap();
+            }
+        }
+    }
 }

@@ -1,6 +1,5 @@
 //! Reads a request body: bounded in size and time, within the memory budget.
 
-use super::fields::Fields;
 use super::json_size::ValueCounter;
 use super::state::{ApiOptions, AppState};
 use super::stream_head::StreamHead;
@@ -222,11 +221,4 @@ fn too_large(limit: usize) -> ApiError {
 fn too_silent(options: &ApiOptions) -> ApiError {
     let message = format!("no byte of the request body came for {} s", options.client_timeout.as_secs_f64());
     ApiError::new(StatusCode::REQUEST_TIMEOUT, message)
-}
-
-/// Parses a body into fields without types.
-pub fn fields(bytes: &[u8]) -> Result<Fields, ApiError> {
-    super::schema::Body::parse(bytes)?;
-    let body = serde_json::from_slice(bytes).map_err(|e| ApiError::invalid("body", e.to_string()))?;
-    Ok(Fields::new(body))
 }

@@ -1,7 +1,6 @@
 //! One chat request, whichever API it came through: the input of [`SubmittedChat`](super::submitted_chat::SubmittedChat).
 
 use super::conversation::Conversation;
-use super::fields::Fields;
 use super::message::{Arguments, Message, Role, ToolCall};
 use super::policy::FieldPolicy;
 use super::schema::Body;
@@ -16,10 +15,7 @@ use super::structured::Structured;
 use super::tools::Tools;
 use crate::error::{ApiError, truncate_for_error};
 use axum::http::HeaderValue;
-use serde_json::{Map, Value};
-
-/// Template arguments that `chat_template_kwargs` must not replace.
-const RESERVED_KWARGS: [&str; 5] = ["messages", "tools", "add_generation_prompt", "chat_template", "tokenize"];
+use serde_json::Map;
 
 /// A chat request.
 pub struct ChatRequest {
@@ -50,12 +46,6 @@ impl ChatRequest {
     }
 }
 
-/// A body of `/v1/chat/completions` that was translated from another API's.
-pub fn translated(fields: Fields, policy: &FieldPolicy) -> Result<ChatRequest, ApiError> {
-    let text = Value::Object(fields.rest()).to_string();
-    ChatRequest::read(Body::parse(text.as_bytes())?, policy)
-}
-
 /// Reads the fields of a conversation, and of the structure of its output.
 pub fn read_conversation(body: &mut Body<'_>) -> Result<Conversation, ApiError> {
     let ConversationFields {
@@ -68,17 +58,12 @@ pub fn read_conversation(body: &mut Body<'_>) -> Result<Conversation, ApiError> 
         add_generation_prompt,
         continue_final_message,
     } = body.read()?;
-    let kwargs = chat_template_kwargs.unwrap_or_default();
-    if let Some(name) = RESERVED_KWARGS.iter().find(|&&name| kwargs.contains_key(name)) {
-        let message = format!("chat_template_kwargs must not hold {name}");
-        return Err(ApiError::invalid("chat_template_kwargs", message));
-    }
     let structure: StructureFields = body.read()?;
     let conversation = Conversation {
         messages: read_messages(messages, body)?,
         tools: Tools::read(tools.unwrap_or_default(), tool_choice, parallel_tool_calls.unwrap_or(true))?,
         structured: Structured::read(structure)?,
-        template_kwargs: kwargs,
+        template_kwargs: chat_template_kwargs.unwrap_or_default(),
         effort: reasoning_effort,
         add_generation_prompt: add_generation_prompt.unwrap_or(continue_final_message != Some(true)),
         continue_final_message: continue_final_message.unwrap_or(false),

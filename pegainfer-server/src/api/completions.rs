@@ -1,6 +1,7 @@
 //! `POST /v1/completions`.
 
 use super::body;
+use super::conversation::FieldNames;
 use super::delta::Delta;
 use super::generation::Generation;
 use super::logprobs::{CompletionLogprobs, TokenNames};
@@ -34,7 +35,7 @@ pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -
     let shared = state.clone();
     let parts = bytes.parse(&state, move |bytes| read(bytes, &shared.policy)).await?;
     let (generation, structured, CompletionFields { prompt, logprobs, echo }, ignored) = parts;
-    let mut params = Params::new(generation, &context, &state).await?;
+    let mut params = Params::new(generation, &FieldNames::CHAT, &context, &state).await?;
     if params.stream.is_some() {
         context.announce_stream(ignored.as_ref());
     }

@@ -6,6 +6,7 @@ use super::plain_text::PlainText;
 use super::schema::conversation::Effort;
 use super::state::{AppState, tokenizer_error};
 use super::structured::Structured;
+use super::system;
 use super::tools::Tools;
 use crate::error::ApiError;
 use crate::ids::random_u64;
@@ -16,9 +17,46 @@ use crate::text::{Caller, GrammarSource, ReasoningLimits, Tokenizer};
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
+/// Template arguments that `chat_template_kwargs` must not replace.
+const RESERVED_KWARGS: [&str; 5] = ["messages", "tools", "add_generation_prompt", "chat_template", "tokenize"];
+
+/// The names that an API has for the fields of a chat, for errors.
+#[derive(Debug)]
+pub struct FieldNames {
+    /// The messages.
+    pub messages: &'static str,
+    /// How much to reason.
+    pub effort: &'static str,
+    /// Maximum number of reasoning tokens.
+    pub thinking_budget: &'static str,
+    /// Strings that end the text.
+    pub stop: &'static str,
+    /// Maximum number of tokens to generate.
+    pub max_tokens: &'static str,
+}
+
+impl FieldNames {
+    /// The names of OpenAI's chat API.
+    pub const CHAT: Self = Self {
+        messages: "messages",
+        effort: "reasoning_effort",
+        thinking_budget: "thinking_token_budget",
+        stop: "stop",
+        max_tokens: "max_tokens",
+    };
+}
+
+impl Default for &'static FieldNames {
+    fn default() -> Self {
+        &FieldNames::CHAT
+    }
+}
+
 /// What the chat template turns into a prompt, and what shapes the output.
 #[derive(Debug, Default)]
 pub struct Conversation {
+    /// Names of the fields in the API that was called.
+    pub names: &'static FieldNames,
     /// The messages, at least one.
     pub messages: Vec<Message>,
     /// Functions that the model may or has to call.
@@ -65,6 +103,10 @@ pub struct Rendered {
 impl Conversation {
     /// Checks that the parts of a conversation fit each other.
     pub fn check(mut self) -> Result<Self, ApiError> {
+        if let Some(name) = RESERVED_KWARGS.iter().find(|&&name| self.template_kwargs.contains_key(name)) {
+            let message = format!("chat_template_kwargs must not hold {name}");
+            return Err(ApiError::invalid("chat_template_kwargs", message));
+        }
         if self.continue_final_message && self.add_generation_prompt {
             let message = "continue_final_message needs \"add_generation_prompt\": false";
             return Err(ApiError::invalid("continue_final_message", message));
@@ -117,21 +159,25 @@ impl Conversation {
             let message = "this model has no chat template: use /v1/completions";
             return Err(ApiError::invalid("messages", message));
         };
-        if let Some(effort) = self.effort {
-            let unsupported = |e| ApiError::invalid("reasoning_effort", e).with_code("unsupported_parameter");
-            template.set_effort(effort.name(), &mut self.template_kwargs).map_err(unsupported)?;
-        }
+        let names = self.names;
+        self.set_effort(state)?;
         let format = template.output_format();
         self.check_roles(format)?;
+        system::arrange(&mut self.messages, template);
+        if format.tools != Some(ToolFormat::Hermes) {
+            // Only that format writes arguments as they are given; the others need an object.
+            self.messages.iter_mut().for_each(Message::complete_arguments);
+        }
         let mark = self.continue_final_message.then(|| self.mark_end()).transpose()?;
         let tokenizer = &state.checkpoint.tokenizer;
         let plain = state.options.plain_messages.then(|| PlainText::mark(&mut self.messages, tokenizer)).transpose()?;
         let tools = self.tools.format(format.tools)?;
-        let shown = tools.map(|_| &*self.tools.definitions);
+        let shown = tools.map(|_| self.tools.shown());
         let tells_reasoning = format.reasoning && state.grammars.knows_reasoning();
         if self.structured.is_some() && !tells_reasoning {
             // The structure covers the whole text: no reasoning may come before it.
-            if *self.template_kwargs.entry("enable_thinking").or_insert(false.into()) == true {
+            let asked = self.template_kwargs.insert("enable_thinking".into(), false.into());
+            if format.reasoning && asked == Some(true.into()) {
                 let message = "enable_thinking: this model cannot reason before structured output";
                 return Err(ApiError::invalid("chat_template_kwargs", message).with_code("unsupported_parameter"));
             }
@@ -139,11 +185,11 @@ impl Conversation {
         let messages: Vec<Value> = self.messages.iter().map(Message::to_template).collect();
         let mut prompt = template
             .render(&messages, shown, self.add_generation_prompt, &self.template_kwargs)
-            .map_err(|e| ApiError::invalid("messages", e.to_string()))?;
+            .map_err(|e| ApiError::invalid(names.messages, e.to_string()))?;
         if let Some(mark) = mark {
             let Some(end) = prompt.rfind(&mark) else {
                 let message = "the last message cannot be continued: the chat template does not show its text";
-                return Err(ApiError::invalid("messages", message));
+                return Err(ApiError::invalid(names.messages, message));
             };
             prompt.truncate(end);
         }
@@ -171,7 +217,7 @@ impl Conversation {
             // The call comes first: no reasoning may come before it.
             prompt = prompt + reasoning.close(Some(tools)) + &self.tools.prefix.text(tools);
             reasoning = ReasoningStart::Never;
-            let Tools { prefix, definitions, max_calls } = &self.tools;
+            let Tools { prefix, definitions, max_calls, .. } = &self.tools;
             let source = forced_grammar(tools, prefix, definitions, *max_calls).map_err(not_enforced)?;
             let source = source.map(GrammarSource::Lark);
             self.structured = source.map(|source| Structured { field: "tools", source });
@@ -195,6 +241,15 @@ impl Conversation {
         Ok(Rendered { prompt, parsers, structured: self.structured, thinking })
     }
 
+    /// Sets the template's arguments for the effort. Returns the name of its field if it has no effect on this model.
+    pub fn set_effort(&mut self, state: &AppState) -> Result<Option<&'static str>, ApiError> {
+        let (Some(effort), Some(template)) = (self.effort, &state.checkpoint.template) else { return Ok(None) };
+        let name = self.names.effort;
+        let refused = |e| ApiError::invalid(name, format!("{name} {e}")).with_code("unsupported_parameter");
+        let honoured = template.set_effort(effort.name(), &mut self.template_kwargs).map_err(refused)?;
+        Ok((!honoured).then_some(name))
+    }
+
     /// Constraints on the reasoning before the output, if any have to be enforced.
     fn thinking(
         &self,
@@ -206,10 +261,21 @@ impl Conversation {
             return Ok(None);
         }
         if self.thinking_budget.is_some() {
-            check_budget(state)?;
+            self.check_budget(state)?;
         }
         let thinking = ReasoningLimits { start, call_ends_it, budget: self.thinking_budget };
         Ok(state.grammars.knows_reasoning().then_some(thinking))
+    }
+
+    /// Checks that a maximum number of reasoning tokens can be enforced.
+    fn check_budget(&self, state: &AppState) -> Result<(), ApiError> {
+        let masks = !state.engine.limits().unsupported.contains(&"structured_outputs");
+        if masks && state.grammars.knows_reasoning() {
+            return Ok(());
+        }
+        let name = self.names.thinking_budget;
+        let message = format!("{name} is not implemented for this model");
+        Err(ApiError::invalid(name, message).with_code("unsupported_parameter"))
     }
 
     /// Only DeepSeek-V4's prompts have reminders.
@@ -236,7 +302,10 @@ impl Conversation {
                 text.push_str(&mark);
                 Ok(mark)
             }
-            None => Err(ApiError::invalid("messages", "there is nothing to continue: the last message has no text")),
+            None => {
+                let message = "there is nothing to continue: the last message has no text";
+                Err(ApiError::invalid(self.names.messages, message))
+            }
         }
     }
 }
@@ -244,14 +313,4 @@ impl Conversation {
 /// A strict function asks for what no grammar can express.
 fn not_enforced(reason: String) -> ApiError {
     ApiError::invalid("tools", format!("tools: a function is strict, but {reason}")).with_code("unsupported_parameter")
-}
-
-/// Checks that `thinking_token_budget` can be enforced.
-fn check_budget(state: &AppState) -> Result<(), ApiError> {
-    let masks = !state.engine.limits().unsupported.contains(&"structured_outputs");
-    if masks && state.grammars.knows_reasoning() {
-        return Ok(());
-    }
-    let message = "thinking_token_budget is not implemented for this model";
-    Err(ApiError::invalid("thinking_token_budget", message).with_code("unsupported_parameter"))
 }

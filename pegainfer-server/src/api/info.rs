@@ -9,27 +9,43 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use jiff::Timestamp;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// `GET /v1/models`: the served model under each of its names.
-pub async fn models(State(state): State<Arc<AppState>>) -> Json<Value> {
-    let data: Vec<Value> = state.names.iter().map(|name| card(&state, name)).collect();
-    Json(json!({"object": "list", "data": data}))
+/// `GET /v1/models`: the served model under each of its names, in the shape of the API that the client speaks.
+pub async fn models(State(state): State<Arc<AppState>>, headers: HeaderMap) -> Json<Value> {
+    let data: Vec<Value> = state.names.iter().map(|name| card(&state, &headers, name)).collect();
+    if !is_anthropic(&headers) {
+        return Json(json!({"object": "list", "data": data}));
+    }
+    let (first, last) = (state.names.first(), state.names.last());
+    Json(json!({"data": data, "has_more": false, "first_id": first, "last_id": last}))
+}
+
+/// Clients of Anthropic's API always say which version of it they speak.
+fn is_anthropic(headers: &HeaderMap) -> bool {
+    headers.contains_key("anthropic-version")
 }
 
 /// `GET /v1/models/{name}`.
 pub async fn model(
     State(state): State<Arc<AppState>>,
+    headers: HeaderMap,
     name: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
     let not_text = |_| ApiError::invalid("model", "the model's name is not valid UTF-8");
     let Path(name) = name.map_err(not_text)?;
     let name = state.model_named(Some(name))?;
-    Ok(Json(card(&state, &name)))
+    Ok(Json(card(&state, &headers, &name)))
 }
 
-fn card(state: &AppState, name: &str) -> Value {
+fn card(state: &AppState, headers: &HeaderMap, name: &str) -> Value {
+    if is_anthropic(headers) {
+        let created = Timestamp::from_second(state.created as i64).unwrap_or_default();
+        return json!({"type": "model", "id": name, "display_name": name, "created_at": created.to_string(),
+            "max_input_tokens": state.engine.limits().max_model_len});
+    }
     json!({
         "id": name,
         "object": "model",

@@ -1,5 +1,6 @@
 //! Messages of a conversation, whichever API they came through, and their form in chat templates.
 
+use crate::text::{CutString, complete_object};
 use serde_json::{Map, Value, json};
 
 /// Author of a message.
@@ -93,6 +94,15 @@ impl Message {
     pub fn new(role: Role, text: impl Into<String>) -> Self {
         let (reasoning, tool_calls, tool_call_id, rest) = (None, Vec::new(), None, Map::new());
         Self { role, text: text.into(), reasoning, tool_calls, tool_call_id, rest }
+    }
+
+    /// Makes objects of arguments that are none, for templates that need objects: what is there of a call that was cut off.
+    pub fn complete_arguments(&mut self) {
+        for call in &mut self.tool_calls {
+            if let Arguments::Raw(text) = &call.arguments {
+                call.arguments = Arguments::Object(complete_object(text, CutString::Keep));
+            }
+        }
     }
 
     /// The message as chat templates know it: OpenAI's format, with a string as content, objects as arguments, and the

@@ -12,6 +12,7 @@
 //!   [`blocks`], [`wire`], [`logprobs`], [`timings`], [`sse`]: write the response. [`early_head`], [`stream_head`]: begin a stream before its request is prepared.
 //! - [`info`], [`tokenize`]: the small endpoints. [`openapi`], [`fields_listed`]: the OpenAPI document.
 
+mod agents;
 mod anthropic;
 mod assistant_message;
 mod blocks;
@@ -22,7 +23,6 @@ mod completions;
 mod conversation;
 mod delta;
 mod early_head;
-mod fields;
 mod fields_listed;
 mod generation;
 mod info;
@@ -46,6 +46,7 @@ mod stream_head;
 mod stream_options;
 mod structured;
 mod submitted_chat;
+mod system;
 mod timings;
 mod tokenize;
 mod tools;

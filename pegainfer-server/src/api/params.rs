@@ -1,6 +1,7 @@
 //! The parameters that completions and chats share, parsed and checked.
 
 use super::body::RequestContext;
+use super::conversation::FieldNames;
 use super::logits_processors;
 use super::response_size::ResponseSize;
 use super::sampling::Sampling;
@@ -65,6 +66,8 @@ pub struct Params {
     pub trace: Option<Arc<Trace>>,
     /// What the choices of the request did, for its log line.
     pub choices: Option<Arc<Choices>>,
+    /// Names of the fields in the API that was called.
+    pub names: &'static FieldNames,
     sampling: Sampling,
     logits_processors: Option<Arc<LogitsProcessors>>,
     ignore_eos: bool,
@@ -79,6 +82,7 @@ impl Params {
     /// Checks the fields that all generating endpoints share.
     pub async fn new(
         mut fields: GenerationFields,
+        names: &'static FieldNames,
         context: &RequestContext,
         state: &AppState,
     ) -> Result<Self, ApiError> {
@@ -104,7 +108,7 @@ impl Params {
             max_tokens: newer.or(fields.max_tokens.map(|n| n.count())),
             n: choices(&fields)?,
             min_tokens,
-            stop: stop::strings(fields.stop.take())?,
+            stop: stop::strings(fields.stop.take(), names.stop)?,
             stop_token_ids,
             include_stop: fields.include_stop_str_in_output.unwrap_or(false),
             show_special: !fields.skip_special_tokens.unwrap_or(true),
@@ -117,6 +121,7 @@ impl Params {
             received: context.received,
             trace: context.trace.clone(),
             choices: context.choices.clone(),
+            names,
             sampling: Sampling::new(&fields, state)?,
             truncation: Truncation::new(fields.truncate_prompt_tokens, fields.truncation_side)?,
             ignore_eos,
@@ -167,8 +172,10 @@ impl Params {
         let max_tokens = self.max_tokens.unwrap_or(default_max_tokens.min(fitting)).clamp(1, capacity);
         if self.min_tokens > max_tokens {
             let min_tokens = self.min_tokens;
-            let message =
-                format!("min_tokens is {min_tokens}, but at most {max_tokens} are generated: raise max_tokens");
+            let message = format!(
+                "min_tokens is {min_tokens}, but at most {max_tokens} are generated: raise {}",
+                self.names.max_tokens
+            );
             return Err(ApiError::invalid("min_tokens", message));
         }
         if let Some(field) = self.logits_processors.as_ref().and_then(|all| all.ban()).filter(|_| grammar.is_some()) {

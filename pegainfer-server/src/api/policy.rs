@@ -168,6 +168,14 @@ impl FieldPolicy {
         Ok(header_value(ignored))
     }
 
+    /// Adds fields that have no effect to those of the header.
+    pub fn check_more(&self, header: Option<HeaderValue>, names: &[&str]) -> Result<Option<HeaderValue>, ApiError> {
+        let more = self.check_ignored(names)?;
+        let texts = [&header, &more].into_iter().flatten().filter_map(|value| value.to_str().ok());
+        let joined = texts.collect::<Vec<_>>().join(", ");
+        Ok(if joined.is_empty() { None } else { HeaderValue::try_from(joined).ok() })
+    }
+
     fn log_once(&self, names: &[&str]) {
         if names.is_empty() {
             return;

@@ -23,6 +23,8 @@ pub struct ApiOptions {
     pub strict: bool,
     /// Whether control tokens that messages spell out stay text.
     pub plain_messages: bool,
+    /// Whether volatile parts of known agents' prompts are left out.
+    pub normalize_prompts: bool,
     /// Maximum size of a request body, in bytes.
     pub max_body: usize,
     /// Time for which a client may send no byte of a body.

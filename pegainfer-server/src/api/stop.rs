@@ -11,15 +11,15 @@ const MAX_STOP_LENGTH: usize = 1024;
 /// Maximum number of stop token ids of one request.
 const MAX_STOP_TOKENS: usize = 128;
 
-/// Checks `stop`.
-pub fn strings(stops: Option<Texts>) -> Result<Vec<String>, ApiError> {
-    let invalid = |message: String| Err(ApiError::invalid("stop", message));
+/// Checks the stop strings, which are the field `name` of the API that was called.
+pub fn strings(stops: Option<Texts>, name: &'static str) -> Result<Vec<String>, ApiError> {
+    let invalid = |message: String| Err(ApiError::invalid(name, message));
     let Some(Texts(stops)) = stops else { return Ok(Vec::new()) };
     if stops.len() > MAX_STOPS {
-        return invalid(format!("stop may hold at most {MAX_STOPS} strings, got {}", stops.len()));
+        return invalid(format!("{name} may hold at most {MAX_STOPS} strings, got {}", stops.len()));
     }
     if stops.iter().any(String::is_empty) {
-        return invalid("stop must not hold an empty string".into());
+        return invalid(format!("{name} must not hold an empty string"));
     }
     if stops.iter().any(|stop| stop.len() > MAX_STOP_LENGTH) {
         return invalid(format!("a stop string may be at most {MAX_STOP_LENGTH} bytes long"));

@@ -36,12 +36,14 @@ impl SubmittedChat {
         context: &RequestContext,
         state: &Arc<AppState>,
     ) -> Result<Self, ApiError> {
-        let ChatRequest { generation, conversation, logprobs, ignored } = request;
-        let params = Params::new(generation, context, state).await?;
+        let ChatRequest { generation, mut conversation, logprobs, ignored } = request;
+        let params = Params::new(generation, conversation.names, context, state).await?;
+        let ignored = state.policy.check_more(ignored, conversation.set_effort(state)?.as_slice())?;
         if params.stream.is_some() {
             context.announce_stream(ignored.as_ref());
         }
-        let names_function = matches!(conversation.tools.prefix, CallPrefix::Function(_));
+        let (names_function, messages) =
+            (matches!(conversation.tools.prefix, CallPrefix::Function(_)), params.names.messages);
         let prompt = PromptOptions {
             n: params.n,
             add_special_tokens: params.add_special_tokens.unwrap_or(false),
@@ -52,7 +54,7 @@ impl SubmittedChat {
         let reasoned = thinking.and_then(|thinking| state.grammars.after_reasoning(thinking, structure.clone()));
         let grammar = reasoned.or(structure);
         let requests = params.requests(ids, usize::MAX, logprobs, grammar, state)?;
-        let generations = Generation::submit_all(state, &params, requests, "messages")?;
+        let generations = Generation::submit_all(state, &params, requests, messages)?;
         let parsers = parsers.into_iter().map(|parser| ChoiceParser { parser, reasoning_tokens: 0 }).collect();
         Ok(Self { params, generations, parsers, logprobs: logprobs.is_some(), names_function, ignored })
     }

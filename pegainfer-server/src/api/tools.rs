@@ -5,6 +5,7 @@ use super::schema::conversation::{
 };
 use super::schema::values::Object;
 use crate::error::{ApiError, truncate_for_error};
+use crate::text::dumps;
 use crate::text::parser::{CallPrefix, ToolFormat};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -12,8 +13,11 @@ use std::sync::Arc;
 /// The functions that the model may call, and whether it has to.
 #[derive(Debug, Clone)]
 pub struct Tools {
-    /// Tool definitions in OpenAI's format. Empty if there are none, or if `tool_choice` is `none`.
+    /// Tool definitions in OpenAI's format: first those that the prompt shows, then deferred ones. Empty if there are none,
+    /// or if `tool_choice` is `none`.
     pub definitions: Arc<[Value]>,
+    /// Number of definitions that the prompt shows.
+    shown: usize,
     /// Beginning of the first call that is written into the prompt, to force the call.
     pub prefix: CallPrefix,
     /// Maximum number of calls.
@@ -22,14 +26,14 @@ pub struct Tools {
 
 impl Default for Tools {
     fn default() -> Self {
-        Self { definitions: Arc::new([]), prefix: CallPrefix::None, max_calls: usize::MAX }
+        Self { definitions: Arc::new([]), shown: 0, prefix: CallPrefix::None, max_calls: usize::MAX }
     }
 }
 
 impl Tools {
     /// The tools of a request; `parallel`: more than one call is allowed.
-    pub fn new(mut definitions: Vec<Value>, choice: ToolChoice, parallel: bool) -> Result<Self, ApiError> {
-        let has = |name: &str| definitions.iter().any(|tool| tool["function"]["name"] == name);
+    pub fn new(mut definitions: Vec<Definition>, choice: ToolChoice, parallel: bool) -> Result<Self, ApiError> {
+        let has = |name: &str| definitions.iter().any(|tool| tool.name() == name);
         let named: &[String] = match &choice {
             ToolChoice::Function(name) => std::slice::from_ref(name),
             ToolChoice::Allowed { names, .. } => names,
@@ -46,7 +50,7 @@ impl Tools {
             ToolChoice::None => definitions.clear(),
             // What must not be called is not shown.
             ToolChoice::Allowed { names, .. } => {
-                definitions.retain(|tool| names.iter().any(|name| tool["function"]["name"] == **name));
+                definitions.retain(|tool| names.iter().any(|name| tool.name() == name));
             }
             ToolChoice::Auto | ToolChoice::Required | ToolChoice::Function(_) => {}
         }
@@ -56,7 +60,10 @@ impl Tools {
             _ => CallPrefix::None,
         };
         let one = !parallel || matches!(prefix, CallPrefix::Function(_));
-        Ok(Self { definitions: definitions.into(), prefix, max_calls: if one { 1 } else { usize::MAX } })
+        let (shown, deferred): (Vec<_>, Vec<_>) = definitions.into_iter().partition(|tool| !tool.deferred);
+        let count = shown.len();
+        let definitions = shown.into_iter().chain(deferred).map(|tool| tool.value).collect();
+        Ok(Self { definitions, shown: count, prefix, max_calls: if one { 1 } else { usize::MAX } })
     }
 
     /// The tools of a chat's fields.
@@ -69,6 +76,11 @@ impl Tools {
         let definitions = tools.map(|(i, Object(tool))| definition(i, tool)).collect::<Result<_, _>>()?;
         let choice = choice.map_or(Ok(ToolChoice::Auto), ToolChoice::read)?;
         Self::new(definitions, choice, parallel)
+    }
+
+    /// The definitions that the prompt shows.
+    pub fn shown(&self) -> &[Value] {
+        &self.definitions[..self.shown]
     }
 
     /// The model's format of calls, if the request has tools; 400 if the model has none.
@@ -93,8 +105,50 @@ fn invalid_choice(message: impl Into<String>) -> ApiError {
     ApiError::invalid("tool_choice", message)
 }
 
-/// The definition of tool `i` as chat templates know it, in OpenAI's format.
-fn definition(i: usize, tool: ToolFields) -> Result<Value, ApiError> {
+/// A function that the model may call.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Definition {
+    /// The definition as chat templates know it, in OpenAI's format.
+    pub value: Value,
+    /// Not part of the prompt's list of tools: the conversation tells the model about it later.
+    pub deferred: bool,
+}
+
+impl Definition {
+    /// Checks a function; `at`: the path of its name in the request.
+    pub fn new(
+        at: &str,
+        name: Option<String>,
+        description: Option<String>,
+        parameters: Option<Map<String, Value>>,
+        strict: Option<bool>,
+    ) -> Result<Self, ApiError> {
+        let Some(name) = name else {
+            return Err(ApiError::invalid("tools", format!("{at} is missing or not a string")));
+        };
+        if !is_function_name(&name) {
+            return Err(ApiError::invalid("tools", format!("{at} must be {FUNCTION_NAME}")));
+        }
+        let mut function = Map::from_iter([("name".to_owned(), Value::from(name))]);
+        function.extend(description.map(|text| ("description".to_owned(), text.into())));
+        function.extend(parameters.map(|schema| ("parameters".to_owned(), schema.into())));
+        function.extend(strict.map(|strict| ("strict".to_owned(), strict.into())));
+        Ok(Self { value: json!({"type": "function", "function": function}), deferred: false })
+    }
+
+    /// Name of the function.
+    pub fn name(&self) -> &str {
+        self.value["function"]["name"].as_str().unwrap_or_default()
+    }
+
+    /// The definition as text, as prompts show it.
+    pub fn text(&self) -> String {
+        dumps(&self.value)
+    }
+}
+
+/// The definition of tool `i`.
+fn definition(i: usize, tool: ToolFields) -> Result<Definition, ApiError> {
     let invalid = |message: String| Err(ApiError::invalid("tools", format!("tools[{i}]{message}")));
     match tool.kind.as_deref() {
         Some("function") => {}
@@ -104,22 +158,15 @@ fn definition(i: usize, tool: ToolFields) -> Result<Value, ApiError> {
         None => return invalid(".type is missing or not a string".into()),
     }
     let FunctionFields { name, description, parameters, strict } = tool.function.unwrap_or_default().0;
-    let Some(name) = name else { return invalid(".function.name is missing or not a string".into()) };
-    if !is_function_name(&name) {
-        return invalid(format!(".function.name must be {FUNCTION_NAME}"));
-    }
-    let mut function = Map::from_iter([("name".to_owned(), Value::from(name))]);
-    function.extend(description.map(|text| ("description".to_owned(), text.into())));
-    function.extend(parameters.map(|Parameters(schema)| ("parameters".to_owned(), schema.into())));
-    function.extend(strict.map(|strict| ("strict".to_owned(), strict.into())));
-    Ok(json!({"type": "function", "function": function}))
+    let parameters = parameters.map(|Parameters(schema)| schema);
+    Definition::new(&format!("tools[{i}].function.name"), name, description, parameters, strict)
 }
 
 /// The condition of [`is_function_name`] in words, for errors.
-pub const FUNCTION_NAME: &str = "1 to 128 letters, digits, '_', '-', '.', ':' or '/'";
+const FUNCTION_NAME: &str = "1 to 128 letters, digits, '_', '-', '.', ':' or '/'";
 
 /// Whether a function may have this name, which is written into prompts, between the delimiters of both call formats.
-pub fn is_function_name(name: &str) -> bool {
+fn is_function_name(name: &str) -> bool {
     (1..=128).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-.:/".contains(&b))
 }
 

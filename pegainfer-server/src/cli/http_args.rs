@@ -111,6 +111,7 @@ impl HttpArgs {
         Ok(Options {
             strict,
             plain_messages: self.plain_messages,
+            normalize_prompts: true,
             api_keys: ApiKeys::load(&self.api_key, self.api_key_file.as_deref())?,
             admin_keys: ApiKeys::load_admin(&self.admin_key, self.admin_key_file.as_deref())?,
             allowed_hosts: AllowedHosts::new(&self.allowed_host, local)?,

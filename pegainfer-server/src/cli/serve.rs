@@ -1,7 +1,7 @@
 //! `pegainfer serve`: start, serve, drain.
 
 use crate::allocator;
-use crate::app::App;
+use crate::app::{App, Options};
 use crate::budget::Budget;
 use crate::cli::http_args::HttpArgs;
 use crate::cli::signals;
@@ -41,6 +41,10 @@ pub struct ServeArgs {
     /// Refuse requests with unknown fields instead of listing them in the header x-ignored-fields
     #[arg(long)]
     pub strict: bool,
+    /// Leave the prompts of coding agents as they are. By default, parts of known agents' prompts that only identify the
+    /// conversation are left out, so that the prefix cache finds the rest (docs/agents.md)
+    #[arg(long)]
+    pub no_prompt_normalization: bool,
     /// Flags of the HTTP server.
     #[command(flatten)]
     pub http: HttpArgs,
@@ -57,6 +61,7 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
     let socket = runtime.block_on(reserve(&args.host, args.port))?;
     let bound = socket.local_addr().context("the server's address is unknown")?.ip().to_canonical();
     let options = args.http.options(args.strict, bound.is_loopback())?;
+    let options = Options { normalize_prompts: !args.no_prompt_normalization, ..options };
     if !bound.is_loopback() && options.api_keys.is_empty() {
         log::warn!("everybody who can reach {bound} may use this server: give --api-key-file, or --host 127.0.0.1");
     }

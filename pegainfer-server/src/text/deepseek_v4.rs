@@ -54,7 +54,8 @@ impl<'a> Options<'a> {
             (Some(thinking), _) => thinking,
             (None, asked) => asked.is_some_and(|level| level != "none"),
         };
-        let effort = if thinking { efforts.text(asked)? } else { "" };
+        let text = |asked| efforts.text(asked).map_err(|e| format!("reasoning_effort {e}"));
+        let effort = if thinking { text(asked)? } else { "" };
         Ok(Self { thinking, drop_thinking: flag("drop_thinking")?.unwrap_or(true) && !tools, effort })
     }
 }

@@ -7,7 +7,7 @@ use super::effort::Switches;
 use super::parser::OutputFormat;
 use minijinja::value::Value;
 use minijinja::{Environment, Error};
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Value as Json, json};
 use std::path::{Path, PathBuf};
 use thiserror::Error as ThisError;
 
@@ -100,13 +100,23 @@ impl ChatTemplate {
 
     /// Adds the template arguments for this `reasoning_effort` to the client's `kwargs`.
     ///
+    /// False if it has no effect on this model.
+    ///
     /// # Errors
     /// One sentence for the client: the model does not support this effort.
-    pub fn set_effort(&self, effort: &str, kwargs: &mut Map<String, Json>) -> Result<(), String> {
+    pub fn set_effort(&self, effort: &str, kwargs: &mut Map<String, Json>) -> Result<bool, String> {
         match &self.program {
             Program::Jinja(_, switches) => switches.set(effort, kwargs),
-            Program::DeepSeekV4(efforts) => efforts.set(effort, kwargs),
+            Program::DeepSeekV4(efforts) => efforts.set(effort, kwargs).map(|()| true),
         }
+    }
+
+    /// Whether prompts show system messages that are not at the beginning. Some templates refuse them, or leave them out.
+    pub fn shows_later_system_messages(&self) -> bool {
+        const TEXT: &str = "Be brief.";
+        let message = |role: &str, text: &str| json!({"role": role, "content": text});
+        let messages = [message("user", "a"), message("assistant", "b"), message("system", TEXT), message("user", "c")];
+        self.render(&messages, None, true, &Map::new()).is_ok_and(|prompt| prompt.contains(TEXT))
     }
 
     /// Renders the prompt of `messages`. `kwargs` are the client's `chat_template_kwargs`; the other arguments override them.
@@ -172,7 +182,6 @@ mod tests {
     use super::*;
     use crate::testing;
     use crate::text::parser::{ReasoningStart, ToolFormat};
-    use serde_json::json;
 
     fn template(source: &str) -> ChatTemplate {
         ChatTemplate::new(source.to_string(), Map::new()).unwrap()
@@ -223,6 +232,16 @@ mod tests {
         let messages = [json!({"content": "hi"})];
         let text = template.render(&messages, None, true, kwargs.as_object().unwrap()).unwrap();
         assert_eq!(text, "hi False ");
+    }
+
+    #[test]
+    fn a_template_tells_whether_it_shows_later_system_messages() {
+        let all = "{% for message in messages %}{{ message.content }}{% endfor %}";
+        let first = "{% for m in messages %}{% if m.role != 'system' %}{{ m.content }}{% endif %}{% endfor %}";
+        let strict = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}\
+            {{ raise_exception('no') }}{% endif %}{% endfor %}";
+        let shows = |source| template(source).shows_later_system_messages();
+        assert_eq!([shows(all), shows(first), shows(strict)], [true, false, false]);
     }
 
     #[test]

@@ -1,37 +1,29 @@
-//! `system` and `messages` of `/v1/messages` as the messages of a chat.
+//! The turns of `/v1/messages` as messages of a chat.
 
-use super::super::fields::{Fields, describe};
+use super::content::{self, text_of};
+use super::tools::Definitions;
+use crate::api::message::{Arguments, Message, Role, ToolCall};
+use crate::api::schema::Body;
+use crate::api::schema::anthropic::{self, BlockFields, TurnFields};
+use crate::api::schema::list::TextOrList;
+use crate::api::schema::values::Object;
+use crate::api::system::say_as_user;
 use crate::error::{ApiError, truncate_for_error};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-/// Parses the conversation so far.
-pub fn parse(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
+type Content = TextOrList<Object<BlockFields>>;
+
+/// Reads the turns. `tools`: what a tool_reference may name.
+pub fn read(list: Vec<Object<TurnFields>>, tools: &Definitions, body: &mut Body<'_>) -> Result<Vec<Message>, ApiError> {
     let mut chat = Vec::new();
-    match fields.remove("system") {
-        None => {}
-        Some(Value::String(text)) => chat.push(json!({"role": "system", "content": text})),
-        Some(Value::Array(parts)) => chat.push(json!({"role": "system", "content": parts})),
-        Some(other) => {
-            let message = format!("system must be a string or a list of text blocks, got {}", describe(&other));
-            return Err(ApiError::invalid("system", message));
-        }
-    }
-    let Some(messages) = fields.list("messages")? else { return Err(invalid("messages is missing".into())) };
-    if messages.is_empty() {
-        return Err(invalid("messages is empty: send at least one message".into()));
-    }
-    for (i, message) in messages.iter().enumerate() {
-        match (message["role"].as_str(), &message["content"]) {
-            (Some(role @ ("user" | "assistant")), content @ Value::String(_)) => {
-                chat.push(json!({"role": role, "content": content}));
-            }
-            (Some("user"), Value::Array(blocks)) => user(i, blocks, &mut chat)?,
-            (Some("assistant"), Value::Array(blocks)) => assistant(i, blocks, &mut chat)?,
-            (Some("user" | "assistant"), other) => {
-                let got = describe(other);
-                return Err(invalid(format!("messages[{i}].content must be a string or a list of blocks, got {got}")));
-            }
-            _ => return Err(invalid(format!("messages[{i}].role must be user or assistant"))),
+    for (i, Object(turn)) in list.into_iter().enumerate() {
+        let Some(content) = turn.content else { return Err(invalid(format!("messages[{i}].content is missing"))) };
+        let mut reader = TurnReader { i, tools, body, chat: &mut chat };
+        match turn.role {
+            Some(anthropic::Role::User) => reader.user(content)?,
+            Some(anthropic::Role::Assistant) => reader.assistant(content)?,
+            Some(anthropic::Role::System) => reader.system(content)?,
+            None => return Err(invalid(format!("messages[{i}].role is missing"))),
         }
     }
     Ok(chat)
@@ -41,96 +33,127 @@ fn invalid(message: String) -> ApiError {
     ApiError::invalid("messages", message)
 }
 
-fn unknown(i: usize, block: &Value) -> ApiError {
-    match block["type"].as_str() {
-        Some(kind) => {
-            let message = format!(
-                "messages[{i}].content has a block of type {:?}, which this model cannot read here",
+/// Reads one turn.
+struct TurnReader<'r, 'b> {
+    i: usize,
+    tools: &'r Definitions,
+    body: &'r mut Body<'b>,
+    chat: &'r mut Vec<Message>,
+}
+
+impl TurnReader<'_, '_> {
+    /// Each tool result becomes a message of its own, the texts become one message.
+    fn user(&mut self, content: Content) -> Result<(), ApiError> {
+        let mut texts = Vec::new();
+        for (at, Object(block)) in blocks(content).into_iter().enumerate() {
+            match block.kind.as_deref() {
+                Some("tool_result") => self.result(block)?,
+                _ => texts.push(self.user_text(at, &block)?),
+            }
+        }
+        if !texts.is_empty() {
+            self.chat.push(Message::new(Role::User, texts.join("\n")));
+        }
+        Ok(())
+    }
+
+    fn user_text(&self, at: usize, block: &BlockFields) -> Result<String, ApiError> {
+        match text_of(block) {
+            Some(text) => Ok(text),
+            // The words in brackets make Claude Code leave out its images and go on.
+            None => Err(match block.kind.as_deref() {
+                Some(kind @ ("image" | "document")) => invalid(format!(
+                    "messages[{}].content[{at}] is of type {kind}: this model reads only text \
+                     (capability_rejected: {kind}_block)",
+                    self.i
+                ))
+                .with_code("unsupported_parameter"),
+                kind => self.unknown(at, kind),
+            }),
+        }
+    }
+
+    fn unknown(&self, at: usize, kind: Option<&str>) -> ApiError {
+        let i = self.i;
+        match kind {
+            Some("text") => invalid(format!("messages[{i}].content[{at}] is a text block without text")),
+            Some(kind) => invalid(format!(
+                "messages[{i}].content[{at}] is of type {:?}, which this model cannot read here",
                 truncate_for_error(kind)
-            );
-            invalid(message).with_code("unsupported_parameter")
+            ))
+            .with_code("unsupported_parameter"),
+            None => invalid(format!("messages[{i}].content[{at}].type is missing")),
         }
-        None => invalid(format!("messages[{i}].content has a block without a type")),
     }
-}
 
-fn text(i: usize, block: &Value) -> Result<Value, ApiError> {
-    match &block["text"] {
-        text @ Value::String(_) => Ok(json!({"type": "text", "text": text})),
-        _ => Err(invalid(format!("messages[{i}].content has a text block whose text is not a string"))),
+    /// The result of a call. Chat templates have no field for a failure, so the text says it.
+    fn result(&mut self, block: BlockFields) -> Result<(), ApiError> {
+        let Some(id) = block.tool_use_id else {
+            return Err(invalid(format!("messages[{}].content has a tool_result without tool_use_id", self.i)));
+        };
+        let text = match &block.content {
+            None => String::new(),
+            Some(content) => content::result_text(self.i, content, self.tools, self.body)?,
+        };
+        let text = match (block.is_error, text.is_empty()) {
+            (Some(true), true) => "Error".to_owned(),
+            (Some(true), false) => format!("Error: {text}"),
+            _ => text,
+        };
+        self.chat.push(Message { tool_call_id: Some(id), ..Message::new(Role::Tool, text) });
+        Ok(())
     }
-}
 
-/// User message: each tool result becomes a message of its own, the text parts become one message.
-fn user(i: usize, blocks: &[Value], chat: &mut Vec<Value>) -> Result<(), ApiError> {
-    let mut parts = Vec::new();
-    for block in blocks {
-        match block["type"].as_str() {
-            Some("text") => parts.push(text(i, block)?),
-            Some("tool_result") => {
-                let Some(id) = block["tool_use_id"].as_str() else {
-                    return Err(invalid(format!("messages[{i}].content has a tool_result without tool_use_id")));
-                };
-                let content =
-                    if block["is_error"] == true { failed(&block["content"]) } else { block["content"].clone() };
-                chat.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
+    fn assistant(&mut self, content: Content) -> Result<(), ApiError> {
+        let (mut texts, mut reasoning, mut tool_calls) = (Vec::new(), String::new(), Vec::new());
+        for (at, Object(block)) in blocks(content).into_iter().enumerate() {
+            match block.kind.as_deref() {
+                Some("text") => texts.push(block.text.ok_or_else(|| self.unknown(at, Some("text")))?),
+                Some("thinking") => reasoning += &block.thinking.unwrap_or_default(),
+                Some("tool_use") => tool_calls.push(self.call(block)?),
+                // What Anthropic's servers did: there is nothing that this model could read.
+                Some(kind @ ("redacted_thinking" | "server_tool_use" | "mcp_tool_use")) => {
+                    self.body.ignore(format!("messages[].content[].{kind}"));
+                }
+                Some(kind) if kind.ends_with("_tool_result") => {
+                    self.body.ignore(format!("messages[].content[].{}", truncate_for_error(kind)));
+                }
+                kind => return Err(self.unknown(at, kind)),
             }
-            _ => return Err(unknown(i, block)),
         }
+        let reasoning = Some(reasoning).filter(|text| !text.is_empty());
+        self.chat.push(Message { reasoning, tool_calls, ..Message::new(Role::Assistant, texts.join("\n")) });
+        Ok(())
     }
-    if !parts.is_empty() {
-        chat.push(json!({"role": "user", "content": parts}));
+
+    fn call(&self, block: BlockFields) -> Result<ToolCall, ApiError> {
+        let Some(name) = block.name else {
+            return Err(invalid(format!("messages[{}].content has a tool_use without a name", self.i)));
+        };
+        let arguments = match block.input {
+            None => Arguments::Object(Default::default()),
+            Some(Value::Object(input)) => Arguments::Object(input),
+            Some(Value::String(text)) => Arguments::of_text(text),
+            Some(other) => Arguments::Raw(other.to_string()),
+        };
+        Ok(ToolCall { id: block.id, name, arguments })
     }
-    Ok(())
+
+    /// Instructions within the conversation are part of the user's message before them, if there is one.
+    fn system(&mut self, content: Content) -> Result<(), ApiError> {
+        let blocks = blocks(content).into_iter().enumerate();
+        let texts: Vec<String> =
+            blocks.map(|(at, Object(block))| self.user_text(at, &block)).collect::<Result<_, _>>()?;
+        say_as_user(self.chat, texts.join("\n"));
+        Ok(())
+    }
 }
 
-/// Content of a failed tool call. Chat templates have no field for the failure, so the text says it.
-fn failed(content: &Value) -> Value {
+fn blocks(content: Content) -> Vec<Object<BlockFields>> {
     match content {
-        Value::String(text) => format!("Error: {text}").into(),
-        Value::Array(blocks) => [&[json!({"type": "text", "text": "Error: "})], blocks.as_slice()].concat().into(),
-        _ => "Error".into(),
-    }
-}
-
-fn assistant(i: usize, blocks: &[Value], chat: &mut Vec<Value>) -> Result<(), ApiError> {
-    let (mut parts, mut calls, mut reasoning) = (Vec::new(), Vec::new(), String::new());
-    for block in blocks {
-        match block["type"].as_str() {
-            Some("text") => parts.push(text(i, block)?),
-            Some("thinking") => reasoning += block["thinking"].as_str().unwrap_or_default(),
-            Some("tool_use") => {
-                let function = json!({"name": block["name"], "arguments": block["input"]});
-                calls.push(json!({"type": "function", "id": block["id"], "function": function}));
-            }
-            _ => return Err(unknown(i, block)),
+        TextOrList::Text(text) => {
+            vec![Object(BlockFields { kind: Some("text".into()), text: Some(text), ..BlockFields::default() })]
         }
-    }
-    let mut message = json!({"role": "assistant", "content": parts});
-    if !calls.is_empty() {
-        message["tool_calls"] = calls.into();
-    }
-    if !reasoning.is_empty() {
-        message["reasoning"] = reasoning.into();
-    }
-    chat.push(message);
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_failed_call_is_marked_in_its_text() {
-        let result =
-            |content: Value| json!({"type": "tool_result", "tool_use_id": "t", "is_error": true, "content": content});
-        let mut chat = Vec::new();
-        let blocks =
-            [result(json!("no such city")), result(json!([{"type": "text", "text": "gone"}])), result(Value::Null)];
-        user(0, &blocks, &mut chat).unwrap();
-        assert_eq!(chat[0]["content"], "Error: no such city");
-        assert_eq!(chat[1]["content"], json!([{"type": "text", "text": "Error: "}, {"type": "text", "text": "gone"}]));
-        assert_eq!(chat[2]["content"], "Error");
+        TextOrList::List(blocks) => blocks,
     }
 }

@@ -1,17 +1,21 @@
 //! `POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's Messages API.
 //!
 //! # Layout
-//! - [`request`], [`history`]: translate a body into a chat request. [`response`]: writes the response, whole or streamed.
+//! - [`request`]: a body as a chat request; [`history`], [`content`]: its turns and what they hold; [`tools`]: its tools.
+//! - [`response`]: writes the response, whole or streamed.
 
+mod content;
 mod history;
 mod request;
 mod response;
+mod tools;
 
+use super::agents::Client;
 use super::body::{self, RequestContext};
-use super::chat_request::{ChatRequest, translated};
+use super::chat_request::ChatRequest;
 use super::conversation::PromptOptions;
-use super::fields::Fields;
 use super::policy::with_ignored;
+use super::schema::Body;
 use super::sse::{self, KeepAlive};
 use super::state::AppState;
 use super::submitted_chat::SubmittedChat;
@@ -26,12 +30,12 @@ use std::sync::Arc;
 /// Handles `POST /v1/messages`.
 pub async fn messages(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
     let (context, bytes) = body::read(request, &state).await?;
-    let fields = bytes.parse(&state, body::fields).await?;
-    respond(&state, context, fields).await.map_err(request::rename)
+    let (client, shared) = (client(&context, &state), state.clone());
+    let chat = bytes.parse(&state, move |bytes| request::read(Body::parse(bytes)?, client, &shared.policy)).await?;
+    respond(&state, context, chat).await
 }
 
-async fn respond(state: &Arc<AppState>, context: RequestContext, fields: Fields) -> Result<Response, ApiError> {
-    let chat = translated(request::chat(fields, true)?, &state.policy)?;
+async fn respond(state: &Arc<AppState>, context: RequestContext, chat: ChatRequest) -> Result<Response, ApiError> {
     let SubmittedChat { params, mut generations, mut parsers, ignored, .. } =
         SubmittedChat::start(chat, &context, state).await?;
     // The engine has the request.
@@ -51,16 +55,22 @@ async fn respond(state: &Arc<AppState>, context: RequestContext, fields: Fields)
 /// Handles `POST /v1/messages/count_tokens`: the number of prompt tokens that such a body would have.
 pub async fn count_tokens(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
     let (context, bytes) = body::read(request, &state).await?;
-    let fields = bytes.parse(&state, body::fields).await?;
-    count(&state, &context, fields).await.map_err(request::rename)
+    let (client, shared) = (client(&context, &state), state.clone());
+    let read = move |bytes: &[u8]| request::read_to_count(Body::parse(bytes)?, client, &shared.policy);
+    let chat = bytes.parse(&state, read).await?;
+    count(&state, &context, chat).await
 }
 
-async fn count(state: &Arc<AppState>, context: &RequestContext, fields: Fields) -> Result<Response, ApiError> {
-    let ChatRequest { generation, conversation, ignored, .. } =
-        translated(request::chat(fields, false)?, &state.policy)?;
+async fn count(state: &Arc<AppState>, context: &RequestContext, chat: ChatRequest) -> Result<Response, ApiError> {
+    let ChatRequest { generation, mut conversation, ignored, .. } = chat;
     state.model_named(generation.model)?;
+    let ignored = state.policy.check_more(ignored, conversation.set_effort(state)?.as_slice())?;
     let options = PromptOptions { n: 0, add_special_tokens: false, is_bounded: false };
     let (_, ids) = conversation.encode(state, context, options).await?;
     let response = json!({"input_tokens": ids.len()});
     Ok(with_ignored(Json(response).into_response(), ignored))
+}
+
+fn client(context: &RequestContext, state: &AppState) -> Client {
+    Client::of(&context.headers, state.options.normalize_prompts)
 }

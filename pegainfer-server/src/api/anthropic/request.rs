@@ -1,178 +1,175 @@
-//! Translates a body of `/v1/messages` into a chat request. Fields that both APIs share are passed through.
+//! A body of `/v1/messages` as a chat request.
 
-use super::super::fields::{Fields, describe};
 use super::history;
-use crate::error::{ApiError, truncate_for_error};
-use serde_json::{Map, Value, json};
+use super::tools::Definitions;
+use crate::api::agents::{self, Client};
+use crate::api::chat_request::ChatRequest;
+use crate::api::conversation::{Conversation, FieldNames};
+use crate::api::message::{Message, Role};
+use crate::api::policy::FieldPolicy;
+use crate::api::schema::Body;
+use crate::api::schema::anthropic::{
+    AnswerFields, BlockFields, ContextManagementFields, FormatFields, MessagesFields, OutputConfigFields,
+    ThinkingFields, ThinkingKind,
+};
+use crate::api::schema::conversation::Effort;
+use crate::api::schema::extensions::ExtensionFields;
+use crate::api::schema::generation::{GenerationFields, StreamOptionsFields};
+use crate::api::schema::list::TextOrList;
+use crate::api::schema::structure::JsonSchemaValue;
+use crate::api::schema::values::{Object, Texts};
+use crate::api::structured::Structured;
+use crate::error::ApiError;
+use crate::text::GrammarSource;
+use serde_json::{Map, Value};
 
-/// Chat-completion fields that `/v1/messages` expresses differently or does not have.
-const CHAT_ONLY: [&str; 18] = [
-    "best_of",
-    "chat_template_kwargs",
-    "functions",
-    "function_call",
-    "include_metrics",
-    "include_reasoning",
-    "logprobs",
-    "max_completion_tokens",
-    "n",
-    "parallel_tool_calls",
-    "prompt_logprobs",
-    "reasoning_effort",
-    "response_format",
-    "return_token_ids",
-    "stop",
-    "stream_options",
-    "top_logprobs",
-    "truncate_prompt_tokens",
-];
-/// Fields of Anthropic's API that are not implemented.
-const UNIMPLEMENTED: [&str; 8] = [
-    "container",
-    "context_management",
-    "diagnostics",
-    "inference_geo",
-    "mcp_servers",
-    "speed",
-    "user_profile_id",
-    "workspace_id",
-];
-/// Pairs of a chat-completion field and this API's name for it, for error messages.
-const NAMES: [(&str, &str); 5] = [
-    ("stop", "stop_sequences"),
-    ("response_format", "output_config"),
-    ("reasoning_effort", "output_config"),
-    ("chat_template_kwargs", "thinking"),
-    ("thinking_token_budget", "thinking.budget_tokens"),
-];
+/// This API's names of the fields that checks of the conversation may complain about.
+static NAMES: FieldNames = FieldNames {
+    messages: "messages",
+    effort: "output_config.effort",
+    thinking_budget: "thinking.budget_tokens",
+    stop: "stop_sequences",
+    max_tokens: "max_tokens",
+};
 
-/// Rewrites an error about a chat-completion field in this API's field names.
-pub fn rename(error: ApiError) -> ApiError {
-    NAMES.iter().fold(error, |error, (from, to)| error.renamed(from, to))
-}
-
-/// Translates a body. `generates`: the request generates tokens; otherwise it only counts those of its prompt.
-pub fn chat(mut fields: Fields, generates: bool) -> Result<Fields, ApiError> {
-    if let Some(name) = CHAT_ONLY.iter().chain(&UNIMPLEMENTED).find(|name| fields.has(name)) {
-        let message = format!("{name} is not implemented by this endpoint");
-        return Err(ApiError::invalid(name, message).with_code("unsupported_parameter"));
-    }
-    if generates && !fields.has("max_tokens") {
+/// Reads a body of `/v1/messages`.
+pub fn read(mut body: Body<'_>, client: Client, policy: &FieldPolicy) -> Result<ChatRequest, ApiError> {
+    let AnswerFields { max_tokens, stop_sequences, stream, service_tier: _ } = body.read()?;
+    let (generation, conversation) = read_conversation(&mut body, client)?;
+    if max_tokens.is_none() {
         return Err(ApiError::invalid("max_tokens", "max_tokens is missing"));
     }
-    // Prefixes are cached whether or not the client asks for it.
-    fields.remove("cache_control");
-    let mut chat = Map::new();
-    chat.insert("messages".into(), history::parse(&mut fields)?.into());
-    if let Some(tools) = fields.list("tools")? {
-        let tools: Vec<Value> = tools.into_iter().enumerate().map(tool).collect::<Result<_, _>>()?;
-        chat.insert("tools".into(), tools.into());
-    }
-    if let Some(choice) = fields.object("tool_choice")? {
-        tool_choice(choice, &mut chat)?;
-    }
-    if let Some(stops) = fields.list("stop_sequences")? {
-        chat.insert("stop".into(), stops.into());
-    }
-    if let Some(thinking) = fields.object("thinking")? {
-        think(thinking, &mut chat)?;
-    }
-    if let Some(config) = fields.object("output_config")? {
-        output_config(config, &mut chat)?;
-    }
-    match fields.string("service_tier")?.as_deref() {
-        None | Some("auto" | "standard_only") => {}
-        Some(other) => {
-            let message = format!(
-                "service_tier {:?} is not implemented: only auto and standard_only are",
-                truncate_for_error(other)
-            );
-            return Err(ApiError::invalid("service_tier", message));
-        }
-    }
-    let mut rest = fields.rest();
     // A stream always reports its token counts.
-    if rest.get("stream") == Some(&json!(true)) {
-        rest.insert("stream_options".into(), json!({"include_usage": true, "continuous_usage_stats": true}));
-    }
-    chat.extend(rest);
-    Ok(Fields::new(chat))
-}
-
-/// Translates `{"name", "description", "input_schema"}`. Tools that a vendor runs itself have another type and are refused.
-fn tool((i, tool): (usize, Value)) -> Result<Value, ApiError> {
-    let invalid = |message: String| Err(ApiError::invalid("tools", format!("tools[{i}]{message}")));
-    let Value::Object(mut tool) = tool else { return invalid(format!(" must be an object, got {}", describe(&tool))) };
-    match tool.get("type").and_then(Value::as_str) {
-        None | Some("custom") => {}
-        Some(other) => {
-            return invalid(format!(".type {:?} is not supported: only custom is", truncate_for_error(other)));
-        }
-    }
-    let Some(schema) = tool.remove("input_schema") else { return invalid(".input_schema is missing".into()) };
-    let mut function = Map::from_iter([("name".to_string(), tool.remove("name").unwrap_or_default())]);
-    for name in ["description", "strict"] {
-        function.extend(tool.remove(name).filter(|value| !value.is_null()).map(|value| (name.to_string(), value)));
-    }
-    function.insert("parameters".into(), schema);
-    Ok(json!({"type": "function", "function": function}))
-}
-
-fn tool_choice(choice: Map<String, Value>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
-    let mut choice = Fields::new(choice);
-    let (kind, name) = (choice.string("type")?, choice.string("name")?);
-    let translated = match (kind.as_deref(), name) {
-        (Some("auto"), None) => json!("auto"),
-        (Some("none"), None) => json!("none"),
-        (Some("any"), None) => json!("required"),
-        (Some("tool"), Some(name)) => json!({"type": "function", "function": {"name": name}}),
-        _ => {
-            let message = "tool_choice.type must be auto, any, none, or tool with a name";
-            return Err(ApiError::invalid("tool_choice", message));
-        }
+    let counts = StreamOptionsFields {
+        include_usage: Some(true),
+        continuous_usage_stats: Some(true),
+        ..StreamOptionsFields::default()
     };
-    chat.insert("tool_choice".into(), translated);
-    if choice.bool("disable_parallel_tool_use")?.unwrap_or(false) {
-        chat.insert("parallel_tool_calls".into(), false.into());
-    }
-    Ok(())
-}
-
-/// `thinking`: whether the model reasons, and its token budget.
-fn think(thinking: Map<String, Value>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
-    let mut thinking = Fields::new(thinking);
-    let budget = thinking.remove("budget_tokens");
-    let reason = match (thinking.string("type")?.as_deref(), &budget) {
-        (Some("enabled"), _) | (Some("adaptive"), None) => true,
-        (Some("disabled"), None) => false,
-        (Some("adaptive" | "disabled"), Some(_)) => {
-            let message = "thinking.budget_tokens needs thinking.type \"enabled\"";
-            return Err(ApiError::invalid("thinking", message));
-        }
-        _ => return Err(ApiError::invalid("thinking", "thinking.type must be adaptive, enabled or disabled")),
+    let generation = GenerationFields {
+        max_completion_tokens: max_tokens,
+        stop: stop_sequences.map(|stops| Texts(stops.into_iter().map(|stop| stop.0).collect())),
+        stream,
+        stream_options: (stream == Some(true)).then_some(Object(counts)),
+        ..generation
     };
-    chat.insert("chat_template_kwargs".into(), json!({"enable_thinking": reason}));
-    chat.extend(budget.map(|budget| ("thinking_token_budget".to_string(), budget)));
-    Ok(())
+    let ignored = policy.check(&body)?;
+    Ok(ChatRequest { generation, conversation, logprobs: None, ignored })
 }
 
-fn output_config(config: Map<String, Value>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
-    let mut config = Fields::new(config);
-    if let Some(mut format) = config.object("format")? {
-        let schema = format.remove("schema").filter(|_| format.get("type") == Some(&json!("json_schema")));
-        let Some(schema) = schema else {
-            let message = "output_config.format must be {\"type\": \"json_schema\", \"schema\": …}";
-            return Err(ApiError::invalid("output_config", message));
-        };
-        let inner = json!({"name": "output", "schema": schema});
-        chat.insert("response_format".into(), json!({"type": "json_schema", "json_schema": inner}));
+/// Reads a body of `/v1/messages/count_tokens`, which has only a conversation.
+pub fn read_to_count(mut body: Body<'_>, client: Client, policy: &FieldPolicy) -> Result<ChatRequest, ApiError> {
+    let (generation, conversation) = read_conversation(&mut body, client)?;
+    let ignored = policy.check(&body)?;
+    Ok(ChatRequest { generation, conversation, logprobs: None, ignored })
+}
+
+fn read_conversation(body: &mut Body<'_>, client: Client) -> Result<(GenerationFields, Conversation), ApiError> {
+    let fields: MessagesFields = body.read()?;
+    let extensions: ExtensionFields = body.read()?;
+    refuse_remote(&fields)?;
+    if edits(&fields) {
+        body.ignore("context_management".into());
     }
-    chat.extend(config.remove("effort").map(|effort| ("reasoning_effort".to_string(), effort)));
-    match config.rest().keys().next() {
-        Some(name) => {
-            let message = format!("output_config.{} is not implemented", truncate_for_error(name));
-            Err(ApiError::invalid("output_config", message).with_code("unsupported_parameter"))
+    let tools = Definitions::read(fields.tools.unwrap_or_default(), body)?;
+    let mut messages: Vec<Message> = system(fields.system, client)?.into_iter().collect();
+    let turns = match fields.messages {
+        Some(turns) if !turns.is_empty() => turns,
+        Some(_) => return Err(ApiError::invalid("messages", "messages is empty: send at least one message")),
+        None => return Err(ApiError::invalid("messages", "messages is missing")),
+    };
+    messages.extend(history::read(turns, &tools, body)?);
+    // A last message of the assistant is the beginning of the answer.
+    let prefill = messages.last().is_some_and(|last| last.role == Role::Assistant && last.tool_calls.is_empty());
+    let Object(OutputConfigFields { format, effort }) = fields.output_config.unwrap_or_default();
+    let mut conversation = Conversation {
+        names: &NAMES,
+        messages,
+        tools: tools.choose(fields.tool_choice)?,
+        structured: format.or(fields.output_format).map(|Object(format)| structure(format)).transpose()?,
+        template_kwargs: extensions.chat_template_kwargs.clone().unwrap_or_default(),
+        include_reasoning: true,
+        add_generation_prompt: !prefill,
+        continue_final_message: prefill,
+        ..Conversation::default()
+    };
+    let thinking = fields.thinking.map(|Object(thinking)| thinking);
+    set_thinking(thinking, effort, &mut conversation, body)?;
+    let generation = GenerationFields { model: fields.model, ..extensions.generation() };
+    Ok((generation, conversation.check()?))
+}
+
+/// What would need servers of Anthropic's.
+fn refuse_remote(fields: &MessagesFields) -> Result<(), ApiError> {
+    let asked = [
+        ("mcp_servers", fields.mcp_servers.as_ref().is_some_and(|servers| !servers.is_empty())),
+        ("container", fields.container.is_some()),
+    ];
+    match asked.into_iter().find(|(_, asked)| *asked) {
+        Some((name, _)) => {
+            let message = format!("{name} is not implemented by this endpoint");
+            Err(ApiError::invalid(name, message).with_code("unsupported_parameter"))
         }
         None => Ok(()),
     }
+}
+
+fn edits(fields: &MessagesFields) -> bool {
+    let edits = fields.context_management.as_ref().and_then(|Object(ContextManagementFields { edits })| edits.as_ref());
+    edits.is_some_and(|edits| !edits.is_empty())
+}
+
+fn system(system: Option<TextOrList<Object<BlockFields>>>, client: Client) -> Result<Option<Message>, ApiError> {
+    let blocks = match system {
+        None => return Ok(None),
+        Some(TextOrList::Text(text)) => return Ok(Some(Message::new(Role::System, text))),
+        Some(TextOrList::List(blocks)) => blocks,
+    };
+    let mut texts = Vec::new();
+    for (i, Object(block)) in blocks.into_iter().enumerate() {
+        let Some(text) = block.text.filter(|_| block.kind.as_deref() == Some("text")) else {
+            return Err(ApiError::invalid("system", format!("system[{i}] must be a text block")));
+        };
+        if !agents::is_volatile(&text, client) {
+            texts.push(text);
+        }
+    }
+    Ok((!texts.is_empty()).then(|| Message::new(Role::System, texts.join("\n"))))
+}
+
+fn structure(format: FormatFields) -> Result<Structured, ApiError> {
+    let (Some(_), Some(JsonSchemaValue(schema))) = (format.kind, format.schema) else {
+        let message = "output_config.format must be {\"type\": \"json_schema\", \"schema\": …}";
+        return Err(ApiError::invalid("output_config", message));
+    };
+    Ok(Structured { field: "output_config", source: GrammarSource::JsonSchema(schema) })
+}
+
+/// Whether and how much to reason: as in Anthropic's API, not at all unless `thinking` asks for it.
+fn set_thinking(
+    thinking: Option<ThinkingFields>,
+    effort: Option<Effort>,
+    conversation: &mut Conversation,
+    body: &mut Body<'_>,
+) -> Result<(), ApiError> {
+    let reasons = match thinking {
+        None => false,
+        Some(ThinkingFields { kind: None, .. }) => {
+            return Err(ApiError::invalid("thinking", "thinking.type is missing"));
+        }
+        Some(ThinkingFields { kind: Some(kind), budget_tokens }) => {
+            if budget_tokens.is_some() && kind != ThinkingKind::Enabled {
+                let message = "thinking.budget_tokens needs thinking.type \"enabled\"";
+                return Err(ApiError::invalid("thinking", message));
+            }
+            conversation.thinking_budget = budget_tokens.map(|budget| budget.count());
+            kind != ThinkingKind::Disabled
+        }
+    };
+    let kwargs: &mut Map<String, Value> = &mut conversation.template_kwargs;
+    kwargs.entry("enable_thinking").or_insert(reasons.into());
+    match effort {
+        Some(_) if !reasons => body.ignore("output_config.effort".into()),
+        effort => conversation.effort = effort,
+    }
+    Ok(())
 }

@@ -8,6 +8,7 @@ use super::super::submitted_chat::ChoiceParser;
 use super::super::timings::Timings;
 use super::super::wire::Usage;
 use crate::error::ApiError;
+use crate::text::{CutString, complete_object};
 use serde_json::{Value, json};
 
 /// Writes one message in Anthropic's writer.
@@ -134,16 +135,13 @@ fn empty(block: &Block) -> Value {
     }
 }
 
-/// A complete block. Arguments that are not valid JSON, because the output was cut off, stay a string.
+/// A complete block. Of a call that was cut off, only the arguments that are complete.
 fn whole(block: &Block) -> Value {
     match block {
         Block::Text(text) => json!({"type": "text", "text": text}),
         Block::Reasoning(text) => json!({"type": "thinking", "thinking": text, "signature": ""}),
         Block::Call { id, name, arguments } => {
-            let input = match arguments.is_empty() {
-                true => json!({}),
-                false => serde_json::from_str(arguments).unwrap_or_else(|_| json!(arguments)),
-            };
+            let input = complete_object(arguments, CutString::Drop);
             json!({"type": "tool_use", "id": id, "name": name, "input": input})
         }
     }

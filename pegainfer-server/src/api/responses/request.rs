@@ -1,165 +1,146 @@
-//! Translates a body of `/v1/responses` into a chat request. Fields that both APIs share are passed through.
+//! A body of `/v1/responses` as a chat request.
 
-use super::super::fields::{Fields, describe};
 use super::input;
-use crate::error::{ApiError, truncate_for_error};
+use super::tools::{Targets, ToolSet};
+use crate::api::chat_request::ChatRequest;
+use crate::api::conversation::{Conversation, FieldNames};
+use crate::api::message::{Message, Role};
+use crate::api::policy::FieldPolicy;
+use crate::api::schema::Body;
+use crate::api::schema::extensions::ExtensionFields;
+use crate::api::schema::generation::GenerationFields;
+use crate::api::schema::responses::{FormatFields, FormatKind, ResponsesFields, Summary, Truncation, Verbosity};
+use crate::api::schema::structure::JsonSchemaValue;
+use crate::api::schema::values::Object;
+use crate::api::structured::Structured;
+use crate::error::ApiError;
+use crate::text::GrammarSource;
 use serde_json::{Map, Value, json};
 
-/// Chat-completion fields that `/v1/responses` expresses differently or does not have.
-const CHAT_ONLY: [&str; 17] = [
-    "best_of",
-    "functions",
-    "function_call",
-    "include_metrics",
-    "include_reasoning",
-    "logprobs",
-    "max_completion_tokens",
-    "max_tokens",
-    "messages",
-    "n",
-    "prompt_logprobs",
-    "reasoning_effort",
-    "response_format",
-    "return_token_ids",
-    "stop",
-    "truncate_prompt_tokens",
-    "verbosity",
-];
-/// Fields that need stored responses or server-side tools. Only the value that switches them off is accepted.
-const UNIMPLEMENTED: [(&str, Value); 12] = [
-    ("access_programs", Value::Null),
-    ("background", Value::Bool(false)),
-    ("background_options", Value::Null),
-    ("context_management", Value::Null),
-    ("conversation", Value::Null),
-    ("image", Value::Null),
-    ("include", Value::Array(Vec::new())),
-    ("max_tool_calls", Value::Null),
-    ("moderation", Value::Null),
-    ("previous_response_id", Value::Null),
-    ("prompt", Value::Null),
-    ("store", Value::Bool(false)),
-];
-/// Pairs of a chat-completion field and this API's name for it, for error messages.
-const NAMES: [(&str, &str); 4] = [
-    ("messages", "input"),
-    ("max_completion_tokens", "max_output_tokens"),
-    ("response_format", "text"),
-    ("reasoning_effort", "reasoning"),
-];
+/// This API's names of the fields that checks of the conversation may complain about.
+static NAMES: FieldNames = FieldNames {
+    messages: "input",
+    effort: "reasoning.effort",
+    thinking_budget: "thinking_token_budget",
+    stop: "stop",
+    max_tokens: "max_output_tokens",
+};
+
 /// Request fields that a response repeats, and their values if the request leaves them out.
-const ECHOED: [(&str, Value); 10] = [
+const REPEATED: [(&str, Value); 7] = [
     ("instructions", Value::Null),
     ("max_output_tokens", Value::Null),
-    ("metadata", Value::Null),
     ("parallel_tool_calls", Value::Bool(true)),
     ("reasoning", Value::Null),
     ("temperature", Value::Null),
-    ("text", Value::Null),
-    ("tool_choice", Value::Null),
     ("tools", Value::Array(Vec::new())),
     ("top_p", Value::Null),
 ];
 
-/// Rewrites an error about a chat-completion field in this API's field names.
-pub fn rename(error: ApiError) -> ApiError {
-    NAMES.iter().fold(error, |error, (from, to)| error.renamed(from, to))
+/// What a request tells about its response.
+pub struct Reply {
+    /// Fields that the response repeats.
+    pub repeated: Map<String, Value>,
+    /// What calls of functions become.
+    pub targets: Targets,
+    /// Whether reasoning is sent as a summary.
+    pub summary: bool,
 }
 
-/// Translates a body; also returns the fields that the response repeats.
-pub fn chat(fields: Fields) -> Result<(Fields, Map<String, Value>), ApiError> {
-    let body = fields.rest();
-    let value = |(name, default): &(&str, Value)| (name.to_string(), body.get(*name).unwrap_or(default).clone());
-    let mut echoed: Map<String, Value> = ECHOED.iter().map(value).collect();
-    for (name, default) in
-        [("metadata", json!({})), ("text", json!({"format": {"type": "text"}})), ("tool_choice", json!("auto"))]
-    {
-        echoed.entry(name).and_modify(|value| *value = if value.is_null() { default } else { value.take() });
-    }
-    Ok((translate(Fields::new(body))?, echoed))
-}
-
-fn translate(mut fields: Fields) -> Result<Fields, ApiError> {
-    let unsupported = |name: &str| {
-        let message = format!("{name} is not implemented by this endpoint");
-        Err(ApiError::invalid(name, message).with_code("unsupported_parameter"))
+/// Reads a body.
+pub fn read(mut body: Body<'_>, policy: &FieldPolicy) -> Result<(ChatRequest, Reply), ApiError> {
+    let repeated = repeated(&body);
+    let fields: ResponsesFields = body.read()?;
+    let extensions: ExtensionFields = body.read()?;
+    refuse_stored(&fields)?;
+    report(&fields, &mut body);
+    let mut tools = ToolSet::read(fields.tools.unwrap_or_default(), &mut body)?;
+    let mut messages: Vec<Message> =
+        fields.instructions.into_iter().map(|text| Message::new(Role::System, text)).collect();
+    messages.extend(input::read(fields.input, &mut tools, &mut body)?);
+    let (tools, targets) = tools.choose(fields.tool_choice, fields.parallel_tool_calls.unwrap_or(true))?;
+    let format = fields.text.and_then(|Object(text)| text.format);
+    let Object(reasoning) = fields.reasoning.unwrap_or_default();
+    let summary = reasoning.summary.or(reasoning.generate_summary).is_some_and(|summary| summary != Summary::None);
+    let conversation = Conversation {
+        names: &NAMES,
+        messages,
+        tools,
+        structured: format.map(|Object(format)| structure(format)).transpose()?.flatten(),
+        template_kwargs: extensions.chat_template_kwargs.clone().unwrap_or_default(),
+        effort: reasoning.effort,
+        include_reasoning: true,
+        add_generation_prompt: true,
+        ..Conversation::default()
     };
-    if let Some(name) = CHAT_ONLY.iter().find(|name| fields.has(name)) {
-        return unsupported(name);
-    }
-    for (name, no) in UNIMPLEMENTED {
-        if fields.remove(name).is_some_and(|value| value != no) {
-            return unsupported(name);
-        }
-    }
-    if fields.string("truncation")?.is_some_and(|how| how != "disabled") {
-        return unsupported("truncation");
-    }
-    if fields.integer("top_logprobs", 0..=i64::MAX)?.is_some_and(|n| n > 0) {
-        return unsupported("top_logprobs");
-    }
-    let mut chat = Map::new();
-    chat.insert("messages".into(), input::parse(&mut fields)?.into());
-    if let Some(tools) = fields.list("tools")? {
-        let tools: Vec<Value> = tools.into_iter().enumerate().map(tool).collect::<Result<_, _>>()?;
-        chat.insert("tools".into(), tools.into());
-    }
-    match fields.remove("tool_choice") {
-        Some(Value::Object(choice)) => {
-            let name = choice.get("name").cloned().unwrap_or_default();
-            let kind = choice.get("type").cloned().unwrap_or_default();
-            chat.insert("tool_choice".into(), json!({"type": kind, "function": {"name": name}}));
-        }
-        other => chat.extend(other.map(|choice| ("tool_choice".to_string(), choice))),
-    }
-    if let Some(max) = fields.remove("max_output_tokens") {
-        chat.insert("max_completion_tokens".into(), max);
-    }
-    if let Some(text) = fields.object("text")? {
-        chat.extend(text_format(text)?.map(|format| ("response_format".to_string(), format)));
-    }
-    if let Some(reasoning) = fields.object("reasoning")? {
-        reason(reasoning, &mut chat)?;
-    }
-    chat.extend(fields.rest());
-    Ok(Fields::new(chat))
+    let generation = GenerationFields {
+        model: fields.model,
+        max_completion_tokens: fields.max_output_tokens,
+        stream: fields.stream,
+        ..extensions.generation()
+    };
+    let ignored = policy.check(&body)?;
+    let chat = ChatRequest { generation, conversation: conversation.check()?, logprobs: None, ignored };
+    Ok((chat, Reply { repeated, targets, summary }))
 }
 
-/// Translates a function, which has no `function` object around it. Tools that a vendor runs itself have another type.
-fn tool((i, tool): (usize, Value)) -> Result<Value, ApiError> {
-    match tool {
-        Value::Object(mut tool) => {
-            let kind = tool.remove("type").unwrap_or_default();
-            tool.retain(|_, value| !value.is_null());
-            Ok(json!({"type": kind, "function": tool}))
-        }
-        other => Err(ApiError::invalid("tools", format!("tools[{i}] must be an object, got {}", describe(&other)))),
-    }
+fn repeated(body: &Body<'_>) -> Map<String, Value> {
+    let or = |name: &str, default: Value| match body.value(name) {
+        Value::Null => (name.to_owned(), default),
+        value => (name.to_owned(), value),
+    };
+    let mut repeated: Map<String, Value> = REPEATED.into_iter().map(|(name, default)| or(name, default)).collect();
+    repeated.extend([
+        or("metadata", json!({})),
+        or("text", json!({"format": {"type": "text"}})),
+        or("tool_choice", json!("auto")),
+    ]);
+    repeated
 }
 
-/// Translates `text`: its `format` is `response_format` without the `json_schema` around the schema.
-fn text_format(text: Map<String, Value>) -> Result<Option<Value>, ApiError> {
-    let mut text = Fields::new(text);
-    let format = text.object("format").map_err(|error| error.with_param("text"))?;
-    if let Some(name) = text.rest().iter().find(|(_, value)| **value != "medium").map(|(name, _)| name) {
-        let message = format!("text.{} is not implemented", truncate_for_error(name));
-        return Err(ApiError::invalid("text", message).with_code("unsupported_parameter"));
-    }
-    Ok(format.map(|mut format| {
-        let kind = format.remove("type").unwrap_or_default();
-        if kind == "json_schema" { json!({"type": kind, "json_schema": format}) } else { json!({"type": kind}) }
-    }))
-}
-
-/// Translates `reasoning`: its `effort` is `reasoning_effort`.
-fn reason(reasoning: Map<String, Value>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
-    let mut reasoning = Fields::new(reasoning);
-    chat.extend(reasoning.remove("effort").map(|effort| ("reasoning_effort".to_string(), effort)));
-    match reasoning.rest().keys().next() {
-        Some(name) => {
-            let message = format!("reasoning.{} is not implemented", truncate_for_error(name));
-            Err(ApiError::invalid("reasoning", message).with_code("unsupported_parameter"))
+/// What would need responses, conversations or prompts that are stored here.
+fn refuse_stored(fields: &ResponsesFields) -> Result<(), ApiError> {
+    let asked = [
+        ("previous_response_id", fields.previous_response_id.is_some()),
+        ("conversation", fields.conversation.is_some()),
+        ("background", fields.background == Some(true)),
+        ("prompt", fields.prompt.is_some()),
+    ];
+    match asked.into_iter().find(|(_, asked)| *asked) {
+        Some((name, _)) => {
+            let message = format!("{name} is not implemented by this endpoint: it stores nothing");
+            Err(ApiError::invalid(name, message).with_code("unsupported_parameter"))
         }
         None => Ok(()),
     }
+}
+
+/// Reports what is accepted without effect.
+fn report(fields: &ResponsesFields, body: &mut Body<'_>) {
+    let verbosity = fields.text.as_ref().and_then(|Object(text)| text.verbosity);
+    for (name, asked) in [
+        ("store", fields.store == Some(true)),
+        ("include", fields.include.as_ref().is_some_and(|names| !names.is_empty())),
+        ("truncation", fields.truncation == Some(Truncation::Auto)),
+        ("top_logprobs", fields.top_logprobs.is_some_and(|top| top.count() > 0)),
+        ("max_tool_calls", fields.max_tool_calls.is_some()),
+        ("service_tier", fields.service_tier.as_deref().is_some_and(|tier| !["auto", "default"].contains(&tier))),
+        ("text.verbosity", verbosity.is_some_and(|verbosity| verbosity != Verbosity::Medium)),
+    ] {
+        if asked {
+            body.ignore(name.to_owned());
+        }
+    }
+}
+
+fn structure(format: FormatFields) -> Result<Option<Structured>, ApiError> {
+    let invalid = |message: &str| Err(ApiError::invalid("text", message));
+    let schema = match (format.kind, format.schema) {
+        (Some(FormatKind::Text), _) => return Ok(None),
+        (Some(FormatKind::JsonObject), _) => json!({"type": "object"}),
+        (Some(FormatKind::JsonSchema), Some(JsonSchemaValue(schema))) => schema,
+        (Some(FormatKind::JsonSchema), None) => return invalid("text.format.schema is missing"),
+        (None, _) => return invalid("text.format.type is missing"),
+    };
+    Ok(Some(Structured { field: "text", source: GrammarSource::JsonSchema(schema) }))
 }

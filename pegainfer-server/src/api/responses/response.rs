@@ -8,7 +8,10 @@ use super::super::sse::{ChunkWriter, Events};
 use super::super::submitted_chat::ChoiceParser;
 use super::super::timings::Timings;
 use super::super::wire::Usage;
+use super::request::Reply;
+use super::tools::{Kind, Target, Targets};
 use crate::error::ApiError;
+use crate::text::{CutString, complete_object};
 use serde_json::{Map, Value, json};
 
 /// Writes one response object in the writer of OpenAI's Responses API.
@@ -17,7 +20,11 @@ pub struct ResponseWriter {
     model: String,
     created: u64,
     /// Fields of the request that the response repeats.
-    echoed: Map<String, Value>,
+    repeated: Map<String, Value>,
+    /// What calls of functions become.
+    targets: Targets,
+    /// Whether reasoning is sent as a summary.
+    summary: bool,
     parser: ChoiceParser,
     blocks: Blocks,
     finish: Option<Finish>,
@@ -26,10 +33,12 @@ pub struct ResponseWriter {
 }
 
 impl ResponseWriter {
-    /// A writer that has written nothing yet.
-    pub fn new(params: &Params, created: u64, echoed: Map<String, Value>, parser: ChoiceParser) -> Self {
+    /// A writer that has written nothing yet. `reply`: what the request told about its response.
+    pub fn new(params: &Params, created: u64, reply: Reply, parser: ChoiceParser) -> Self {
         let (request_id, model) = (params.request_id.clone(), params.model.clone());
-        Self { request_id, model, created, echoed, parser, blocks: Blocks::default(), finish: None, sequence: 0 }
+        let Reply { repeated, targets, summary } = reply;
+        let (blocks, finish, sequence) = (Blocks::default(), None, 0);
+        Self { request_id, model, created, repeated, targets, summary, parser, blocks, finish, sequence }
     }
 
     /// Waits for the end of the generation and returns the whole response.
@@ -63,17 +72,21 @@ impl ResponseWriter {
             "model": self.model, "output": output, "previous_response_id": null, "store": false,
             "truncation": "disabled", "usage": usage});
         if let Some(response) = response.as_object_mut() {
-            response.extend(self.echoed.clone());
+            response.extend(self.repeated.clone());
         }
         response
     }
 
     /// The id of the item of a block.
     fn item_id(&self, at: usize) -> String {
-        let kind = match self.blocks.all()[at] {
+        let kind = match &self.blocks.all()[at] {
             Block::Reasoning(_) => "rs",
             Block::Text(_) => "msg",
-            Block::Call { .. } => "fc",
+            Block::Call { name, .. } => match self.targets.of(name).kind {
+                Kind::Function => "fc",
+                Kind::Custom => "ctc",
+                Kind::ToolSearch => "ts",
+            },
         };
         format!("{kind}_{}_{at}", self.request_id)
     }
@@ -90,6 +103,9 @@ impl ResponseWriter {
         let id = self.item_id(at);
         let content = if whole { vec![self.part(at, true)] } else { vec![] };
         match &self.blocks.all()[at] {
+            Block::Reasoning(_) if self.summary => {
+                json!({"id": id, "type": "reasoning", "status": status, "summary": content, "encrypted_content": null})
+            }
             Block::Reasoning(_) => {
                 json!({"id": id, "type": "reasoning", "status": status, "summary": [], "content": content})
             }
@@ -98,8 +114,12 @@ impl ResponseWriter {
             }
             Block::Call { id: call_id, name, arguments } => {
                 let arguments = if whole { arguments } else { "" };
-                json!({"id": id, "type": "function_call", "status": status, "call_id": call_id, "name": name,
-                    "arguments": arguments})
+                let mut item = json!({"id": id, "status": status, "call_id": call_id});
+                let fields = call_fields(self.targets.of(name), arguments);
+                if let (Some(item), Value::Object(fields)) = (item.as_object_mut(), fields) {
+                    item.extend(fields);
+                }
+                item
             }
         }
     }
@@ -108,7 +128,10 @@ impl ResponseWriter {
     fn part(&self, at: usize, whole: bool) -> Value {
         let or_empty = |text: &String| if whole { text.clone() } else { String::new() };
         match &self.blocks.all()[at] {
-            Block::Reasoning(text) => json!({"type": "reasoning_text", "text": or_empty(text)}),
+            Block::Reasoning(text) => {
+                let kind = if self.summary { "summary_text" } else { "reasoning_text" };
+                json!({"type": kind, "text": or_empty(text)})
+            }
             Block::Text(text) => {
                 json!({"type": "output_text", "text": or_empty(text), "annotations": [], "logprobs": []})
             }
@@ -139,8 +162,10 @@ impl ResponseWriter {
     fn content_event(&mut self, out: &mut Events, kind: &str, at: usize, field: (&str, Value)) {
         let mut fields =
             Map::from_iter([("item_id".to_string(), json!(self.item_id(at))), ("output_index".to_string(), json!(at))]);
-        if !matches!(self.blocks.all()[at], Block::Call { .. }) {
-            fields.insert("content_index".into(), json!(0));
+        match &self.blocks.all()[at] {
+            Block::Call { .. } => {}
+            Block::Reasoning(_) if self.summary => _ = fields.insert("summary_index".into(), json!(0)),
+            Block::Reasoning(_) | Block::Text(_) => _ = fields.insert("content_index".into(), json!(0)),
         }
         fields.insert(field.0.into(), field.1);
         if kind.starts_with("response.output_text.") {
@@ -154,44 +179,90 @@ impl ResponseWriter {
             Change::Open(at) => {
                 let item = self.item_with(at, "in_progress", false);
                 self.event(out, "response.output_item.added", json!({"output_index": at, "item": item}));
-                let part = self.part(at, false);
-                if !part.is_null() {
-                    self.content_event(out, "response.content_part.added", at, ("part", part));
+                if let Some(kind) = self.part_event(at) {
+                    self.content_event(out, &format!("{kind}.added"), at, ("part", self.part(at, false)));
                 }
             }
             Change::Grow(at, text) => {
-                let kind = format!("{}.delta", stem(&self.blocks.all()[at]));
-                self.content_event(out, &kind, at, ("delta", text.into()));
-            }
-            Change::Close(at) => {
-                let block = &self.blocks.all()[at];
-                let (kind, field) = (format!("{}.done", stem(block)), field(block));
-                self.content_event(out, &kind, at, field);
-                let part = self.part(at, true);
-                if !part.is_null() {
-                    self.content_event(out, "response.content_part.done", at, ("part", part));
+                // The input of other tools is part of an argument, which is needed whole.
+                if let Some(stem) = self.stem(at).filter(|stem| *stem != CUSTOM_INPUT) {
+                    self.content_event(out, &format!("{stem}.delta"), at, ("delta", text.into()));
                 }
-                let item = self.item(at, self.status());
-                self.event(out, "response.output_item.done", json!({"output_index": at, "item": item}));
             }
+            Change::Close(at) => self.close(out, at),
+        }
+    }
+
+    fn close(&mut self, out: &mut Events, at: usize) {
+        let field = match &self.blocks.all()[at] {
+            Block::Reasoning(text) | Block::Text(text) => ("text", text.clone()),
+            Block::Call { name, arguments, .. } => match self.targets.of(name).kind {
+                Kind::Function | Kind::ToolSearch => ("arguments", arguments.clone()),
+                Kind::Custom => ("input", custom_input(arguments)),
+            },
+        };
+        if let Some(stem) = self.stem(at) {
+            if stem == CUSTOM_INPUT {
+                self.content_event(out, &format!("{stem}.delta"), at, ("delta", field.1.as_str().into()));
+            }
+            self.content_event(out, &format!("{stem}.done"), at, (field.0, field.1.into()));
+        }
+        if let Some(kind) = self.part_event(at) {
+            self.content_event(out, &format!("{kind}.done"), at, ("part", self.part(at, true)));
+        }
+        let item = self.item(at, self.status());
+        self.event(out, "response.output_item.done", json!({"output_index": at, "item": item}));
+    }
+
+    /// The common beginning of the names of the events about a block's only part; `None` for calls, which have none.
+    fn part_event(&self, at: usize) -> Option<&'static str> {
+        match &self.blocks.all()[at] {
+            Block::Reasoning(_) if self.summary => Some("response.reasoning_summary_part"),
+            Block::Reasoning(_) | Block::Text(_) => Some("response.content_part"),
+            Block::Call { .. } => None,
+        }
+    }
+
+    /// The common beginning of the names of the events about a block's text; `None` for a search, which has only an item.
+    fn stem(&self, at: usize) -> Option<&'static str> {
+        match &self.blocks.all()[at] {
+            Block::Reasoning(_) if self.summary => Some("response.reasoning_summary_text"),
+            Block::Reasoning(_) => Some("response.reasoning_text"),
+            Block::Text(_) => Some("response.output_text"),
+            Block::Call { name, .. } => match self.targets.of(name).kind {
+                Kind::Function => Some("response.function_call_arguments"),
+                Kind::Custom => Some(CUSTOM_INPUT),
+                Kind::ToolSearch => None,
+            },
         }
     }
 }
 
-/// The common prefix of the names of the events about a block's content.
-fn stem(block: &Block) -> &'static str {
-    match block {
-        Block::Reasoning(_) => "response.reasoning_text",
-        Block::Text(_) => "response.output_text",
-        Block::Call { .. } => "response.function_call_arguments",
+/// Beginning of the names of the events about a custom tool's input.
+const CUSTOM_INPUT: &str = "response.custom_tool_call_input";
+
+/// The fields that are particular to a kind of call.
+fn call_fields(target: Target, arguments: &str) -> Value {
+    let Target { kind, namespace, name } = target;
+    match (kind, namespace) {
+        (Kind::Function, None) => json!({"type": "function_call", "name": name, "arguments": arguments}),
+        (Kind::Function, Some(namespace)) => {
+            json!({"type": "function_call", "name": name, "namespace": namespace, "arguments": arguments})
+        }
+        (Kind::Custom, _) => json!({"type": "custom_tool_call", "name": name, "input": custom_input(arguments)}),
+        (Kind::ToolSearch, _) => {
+            let arguments = complete_object(arguments, CutString::Drop);
+            json!({"type": "tool_search_call", "execution": "client", "arguments": arguments})
+        }
     }
 }
 
-/// The field that the event at a block's end repeats.
-fn field(block: &Block) -> (&'static str, Value) {
-    match block {
-        Block::Reasoning(text) | Block::Text(text) => ("text", text.as_str().into()),
-        Block::Call { arguments, .. } => ("arguments", arguments.as_str().into()),
+/// The text that a custom tool gets: the only argument of its function.
+fn custom_input(arguments: &str) -> String {
+    match complete_object(arguments, CutString::Keep).remove("input") {
+        Some(Value::String(text)) => text,
+        Some(other) => other.to_string(),
+        None => String::new(),
     }
 }
 

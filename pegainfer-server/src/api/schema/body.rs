@@ -7,6 +7,7 @@ use axum::http::StatusCode;
 use serde::de::value::MapDeserializer;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_ignored::Path;
+use serde_json::Value;
 use serde_json::value::RawValue;
 use serde_path_to_error::Track;
 use std::borrow::Cow;
@@ -72,6 +73,12 @@ impl<'a> Body<'a> {
     /// Whether the body has this field.
     pub fn has(&self, name: &str) -> bool {
         self.fields.iter().any(|(field, _)| field == name)
+    }
+
+    /// The value of a field, null if it is absent.
+    pub fn value(&self, name: &str) -> Value {
+        let field = self.fields.iter().find(|(field, _)| field == name);
+        field.and_then(|(_, value)| serde_json::from_str(value.get()).ok()).unwrap_or_default()
     }
 
     /// Reports a field that was read and has no effect.

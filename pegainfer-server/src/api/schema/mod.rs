@@ -5,18 +5,23 @@
 //! - [`explain`]: turns serde's errors into one sentence that names the field. [`values`]: integers with a range, objects,
 //!   names and other values whose errors and schemas serde does not give.
 //! - [`generation`]: the fields that all generating endpoints share. [`structure`], [`conversation`]: those that some share.
-//!   [`chat`], [`completions`], [`tokenize`]: those of one endpoint.
+//!   [`chat`], [`completions`], [`tokenize`]: those of one endpoint. [`anthropic`], [`responses`]: those of the other APIs,
+//!   [`extensions`]: those of vLLM's that these APIs take. [`list`]: strings that may be lists.
 //!
 //! Every field is an `Option`: `null` and absence are the same, and required fields are checked by whoever needs them, who
 //! says it in the words of the API. Structs derive `Deserialize` without `flatten` and `untagged`, which would lose the
 //! paths of errors and of unknown fields.
 
+pub mod anthropic;
 pub mod body;
 pub mod chat;
 pub mod completions;
 pub mod conversation;
 mod explain;
+pub mod extensions;
 pub mod generation;
+pub mod list;
+pub mod responses;
 pub mod structure;
 pub mod tokenize;
 pub mod values;

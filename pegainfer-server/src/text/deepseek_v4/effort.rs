@@ -73,12 +73,12 @@ impl Efforts {
         match (&self.0, asked) {
             (Ok(texts), _) => match texts.iter().find(|(name, _)| name == level) {
                 Some((_, text)) => Ok(text),
-                None => Err(format!("reasoning_effort {level:?} is unknown to this model: it has {}", names(texts))),
+                None => Err(format!("{level:?} is unknown to this model: it has {}", names(texts))),
             },
             // `low` adds no text in any release, and requests without a level are not refused.
             (Err(_), None) => Ok(""),
             (Err(_), _) if level == "low" => Ok(""),
-            (Err(reason), _) => Err(format!("reasoning_effort {level:?} needs a text that is not here: {reason}")),
+            (Err(reason), _) => Err(format!("{level:?} needs a text that is not here: {reason}")),
         }
     }
 }
@@ -119,7 +119,7 @@ mod tests {
             assert_eq!((april.text(level), july.text(level)), (Ok(of_april), Ok(of_july)), "{level:?}");
         }
         let error = july.text(Some("most")).unwrap_err();
-        assert_eq!(error, "reasoning_effort \"most\" is unknown to this model: it has low, high, max");
+        assert_eq!(error, "\"most\" is unknown to this model: it has low, high, max");
     }
 
     #[test]
@@ -134,7 +134,7 @@ mod tests {
             assert!([None, Some("low"), Some("minimal")].iter().all(|level| efforts.text(*level) == Ok("")));
             for level in ["high", "max", "xhigh"] {
                 let error = efforts.text(Some(level)).unwrap_err();
-                assert!(error.contains("reasoning_effort") && error.contains(expected), "{error}");
+                assert!(error.contains(expected), "{error}");
             }
         }
     }

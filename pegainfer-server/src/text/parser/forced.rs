@@ -7,6 +7,9 @@ use super::schema::{alternatives, type_name};
 use crate::text::{GrammarSource, with_options};
 use serde_json::{Map, Value, json};
 
+/// Keyword of a parameter's schema: a Lark grammar of the value. It can be enforced where values have no quotes.
+pub const LARK: &str = "x-lark";
+
 /// A Lark grammar for the rest of the text after `prefix`: calls of `definitions` only, at most `max_calls`. Schemas that
 /// cannot be enforced completely are enforced as far as possible, unless the function is `strict`. `None` for a format whose
 /// calls cannot be described by a grammar.
@@ -134,6 +137,9 @@ impl Rules {
         if let Some(values) = constant.or(list).filter(|values| !values.is_empty()) {
             let texts: Vec<String> = values.iter().map(|value| literal(&raw(value))).collect();
             return Ok(format!("({}) {}", texts.join(" | "), literal(close)));
+        }
+        if let Some(grammar) = schema[LARK].as_str() {
+            return Ok(format!("%lark {{\n{grammar}\n}} {}", literal(close)));
         }
         if !matches!(type_name(schema), None | Some("string")) {
             let mut schema = schema.clone();
@@ -292,6 +298,7 @@ mod tests {
             (json!({"anyOf": [{"$ref": "#/$defs/unit"}, {"type": "null"}]}), vec!["F", "null"], vec!["K", "None"]),
             (json!({"type": ["integer", "null"]}), vec!["5", "null"], vec!["five"]),
             (json!({"type": "string"}), vec!["", "a\n</p>\nb"], vec![]),
+            (json!({"type": "string", "x-lark": "start: \"{\" x \"}\"\nx: /[a-c]+/"}), vec!["{ab}"], vec!["{d}", "ab"]),
         ] {
             for text in good {
                 assert!(accepts_value(&schema, text), "{schema} allows {text:?}");

@@ -26,7 +26,7 @@ mod tests;
 mod tools;
 mod typed;
 
-pub use forced::{grammar as forced_grammar, grammar_or};
+pub use forced::{LARK, grammar as forced_grammar, grammar_or};
 pub use format::{CALL_OPEN, CallPrefix, ToolFormat};
 pub use output::Event;
 pub use reasoning::{CLOSE as THINK_CLOSE, OPEN as THINK_OPEN, ReasoningStart};

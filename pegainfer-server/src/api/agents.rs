@@ -1,0 +1,43 @@
+//! Coding agents whose prompts have parts that change from request to request: without these parts, the prefix cache finds
+//! the rest.
+
+use axum::http::{HeaderMap, header};
+
+/// The client, as far as its prompts are known to have volatile parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Client {
+    /// Claude Code.
+    ClaudeCode,
+    /// Any other: its prompts are left as they are.
+    Other,
+}
+
+impl Client {
+    /// The client that sent these headers; [`Client::Other`] unless volatile parts are to be left out.
+    pub fn of(headers: &HeaderMap, normalize: bool) -> Self {
+        let agent = headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        if normalize && agent.starts_with("claude-cli/") { Self::ClaudeCode } else { Self::Other }
+    }
+}
+
+/// Whether a block of the system prompt only identifies the conversation. Claude Code's has digits that differ from
+/// conversation to conversation and stands before everything else.
+pub fn is_volatile(block: &str, client: Client) -> bool {
+    client == Client::ClaudeCode && block.starts_with("x-anthropic-billing-header:")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_known_client_loses_its_billing_block() {
+        let mut headers = HeaderMap::new();
+        let block = "x-anthropic-billing-header: cc_version=2.1.330.f8c; cc_entrypoint=sdk-cli;";
+        assert!(!is_volatile(block, Client::of(&headers, true)));
+        headers.insert(header::USER_AGENT, "claude-cli/2.1.330 (external, sdk-cli)".parse().unwrap());
+        assert!(is_volatile(block, Client::of(&headers, true)));
+        assert!(!is_volatile(block, Client::of(&headers, false)));
+        assert!(!is_volatile("You are helpful.", Client::of(&headers, true)));
+    }
+}
