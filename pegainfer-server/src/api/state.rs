@@ -117,7 +117,7 @@ impl AppState {
         self.salt_hasher.hash_one(salt).max(1)
     }
 
-    /// Runs work for a request off the async threads, see [`Encoder::work`].
+    /// Runs work for a request off the async threads, see [`Encoder::work`](crate::text::Encoder::work).
     pub async fn work<T: Send + 'static>(
         &self,
         bytes: usize,
