@@ -303,7 +303,7 @@ fn unknown_fields_are_named_in_a_header_and_refused_under_strict() {
         engine,
         Setup { options: Options { strict: true, ..Options::default() }, ..Setup::default() },
     );
-    let response = post(strict.address, COMPLETIONS, &body);
+    let response = post(strict.address, COMPLETIONS, &json!({"prompt": "x", "foo": 1}));
     assert_eq!(response.status, 400);
     let error = response.json();
     assert_eq!((&error["error"]["param"], &error["error"]["code"]), (&json!("foo"), &json!("unknown_parameter")));

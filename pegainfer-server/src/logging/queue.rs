@@ -205,12 +205,16 @@ mod tests {
 
     /// Each write waits for the test's decision: the number of bytes to take, or an error.
     struct Scripted {
+        /// A write has begun.
+        begun: Sender<()>,
         decisions: Receiver<Option<usize>>,
         written: Sender<Vec<u8>>,
     }
 
     impl Write for Scripted {
         fn write(&mut self, bytes: &[u8]) -> Result<usize> {
+            // The test may have ended.
+            let _ = self.begun.send(());
             let Ok(Some(most)) = self.decisions.recv() else { return Err(ErrorKind::StorageFull.into()) };
             let taken = bytes.len().min(most);
             self.written.send(bytes[..taken].to_vec()).unwrap();
@@ -224,6 +228,7 @@ mod tests {
 
     struct Setup {
         appender: QueueAppender,
+        begun: Receiver<()>,
         decide: Sender<Option<usize>>,
         written: Receiver<Vec<u8>>,
         dropped: &'static DroppedLines,
@@ -231,9 +236,10 @@ mod tests {
 
     fn setup() -> Setup {
         let dropped: &DroppedLines = Box::leak(Box::new(DroppedLines::new()));
-        let ((decide, decisions), (sender, written)) = (channel(), channel());
-        let appender = QueueAppender::start(Plain, Scripted { decisions, written: sender }, dropped).unwrap();
-        Setup { appender, decide, written, dropped }
+        let ((decide, decisions), (sender, written), (begins, begun)) = (channel(), channel(), channel());
+        let output = Scripted { begun: begins, decisions, written: sender };
+        let appender = QueueAppender::start(Plain, output, dropped).unwrap();
+        Setup { appender, begun, decide, written, dropped }
     }
 
     impl Setup {
@@ -250,11 +256,12 @@ mod tests {
     fn a_blocked_log_drops_lines_and_reports_how_many() {
         let log = setup();
         log.log("first");
+        // The writer has taken the first line out of the queue.
+        log.begun.recv().unwrap();
         let (line, lines) = ("x".repeat(1023), (MAX_QUEUED >> 10) as u64);
-        // The writer may or may not have taken the first line out of the queue.
         (0..lines + 10).for_each(|_| log.log(&line));
         let dropped = log.dropped.total();
-        assert!((10..=11).contains(&dropped), "{dropped}");
+        assert_eq!(dropped, 10);
         (0..4).for_each(|_| log.decide.send(Some(usize::MAX)).unwrap());
         // The first line, those that fit into the queue, and the report, which comes after the write that the log was waiting for.
         let (mut text, expected) = (String::new(), 1 + (lines + 10 - dropped) + 1);

@@ -119,13 +119,14 @@ impl Response {
         serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e} in {text:?}"))
     }
 
-    /// The events of a stream, without `data: `; the last one must be `[DONE]`, which is left out.
+    /// The events of a stream, without `data: ` and without comments; the last one must be `[DONE]`, which is left out.
     pub fn events(self) -> Vec<Value> {
         assert_eq!(self.status, 200);
         assert_eq!(self.header("content-type"), Some("text/event-stream; charset=utf-8"));
         let text = self.text();
         let body = text.strip_suffix("data: [DONE]\n\n").unwrap_or_else(|| panic!("no [DONE] in {text:?}"));
-        let events = body.split_terminator("\n\n").map(|event| event.strip_prefix("data: ").unwrap());
+        let events = body.split_terminator("\n\n").filter(|event| !event.starts_with(':'));
+        let events = events.map(|event| event.strip_prefix("data: ").unwrap());
         events.map(|json| serde_json::from_str(json).unwrap()).collect()
     }
 }
