@@ -9,6 +9,7 @@ use super::schema::conversation::{
     ArgumentsField, ContentField, ContentPart, ContentPartFields, ConversationFields, MessageFields, ToolCallFields,
 };
 use super::schema::generation::GenerationFields;
+use super::schema::sampling::SamplingFields;
 use super::schema::structure::StructureFields;
 use super::schema::values::Object;
 use super::structured::Structured;
@@ -19,8 +20,10 @@ use serde_json::Map;
 
 /// A chat request.
 pub struct ChatRequest {
-    /// How to generate.
+    /// How much to generate, and what to report.
     pub generation: GenerationFields,
+    /// How to draw tokens.
+    pub sampling: SamplingFields,
     /// What the prompt is made of.
     pub conversation: Conversation,
     /// Number of most likely tokens to report at each position; `None` reports no log-probabilities.
@@ -32,7 +35,7 @@ pub struct ChatRequest {
 impl ChatRequest {
     /// Reads a body of `/v1/chat/completions`.
     pub fn read(mut body: Body<'_>, policy: &FieldPolicy) -> Result<Self, ApiError> {
-        let generation = body.read()?;
+        let (generation, sampling) = (body.read()?, body.read()?);
         let mut conversation = read_conversation(&mut body)?;
         let ChatFields { logprobs, top_logprobs, thinking_token_budget, include_reasoning } = body.read()?;
         let ignored = policy.check(&body)?;
@@ -42,7 +45,7 @@ impl ChatRequest {
         if top > 0 && logprobs != Some(true) {
             return Err(ApiError::invalid("top_logprobs", "top_logprobs needs \"logprobs\": true"));
         }
-        Ok(Self { generation, conversation, logprobs: logprobs.unwrap_or(false).then_some(top), ignored })
+        Ok(Self { generation, sampling, conversation, logprobs: logprobs.unwrap_or(false).then_some(top), ignored })
     }
 }
 

@@ -10,6 +10,7 @@ use super::policy::{FieldPolicy, with_ignored};
 use super::schema::Body;
 use super::schema::completions::{CompletionFields, PromptInput};
 use super::schema::generation::GenerationFields;
+use super::schema::sampling::SamplingFields;
 use super::sse::{self, ChunkWriter, Events, KeepAlive};
 use super::state::{AppState, unix_time};
 use super::stop::check_vocabulary;
@@ -34,8 +35,9 @@ pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -
     let (context, bytes) = body::read(request, &state).await?;
     let shared = state.clone();
     let parts = bytes.parse(&state, move |bytes| read(bytes, &shared.policy)).await?;
-    let (generation, structured, CompletionFields { prompt, logprobs, echo }, ignored) = parts;
-    let mut params = Params::new(generation, &FieldNames::CHAT, &context, &state).await?;
+    let Parts { generation, sampling, structured, fields, ignored } = parts;
+    let CompletionFields { prompt, logprobs, echo } = fields;
+    let mut params = Params::new(generation, sampling, &FieldNames::CHAT, &context, &state).await?;
     if params.stream.is_some() {
         context.announce_stream(ignored.as_ref());
     }
@@ -89,14 +91,21 @@ pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -
     Ok(with_ignored(response, ignored))
 }
 
-/// A body: how to generate, the structure of the output, the fields of this endpoint, and the value of `x-ignored-fields`.
-type Parts = (GenerationFields, Option<Structured>, CompletionFields, Option<HeaderValue>);
+/// A body.
+struct Parts {
+    generation: GenerationFields,
+    sampling: SamplingFields,
+    structured: Option<Structured>,
+    fields: CompletionFields,
+    /// Value of the header `x-ignored-fields`.
+    ignored: Option<HeaderValue>,
+}
 
 fn read(bytes: &[u8], policy: &FieldPolicy) -> Result<Parts, ApiError> {
     let mut body = Body::parse(bytes)?;
-    let (generation, structure, fields) = (body.read()?, body.read()?, body.read()?);
+    let (generation, sampling, structure, fields) = (body.read()?, body.read()?, body.read()?, body.read()?);
     let ignored = policy.check(&body)?;
-    Ok((generation, Structured::read(structure)?, fields, ignored))
+    Ok(Parts { generation, sampling, structured: Structured::read(structure)?, fields, ignored })
 }
 
 struct CompletionWriter {

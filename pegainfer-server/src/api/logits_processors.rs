@@ -1,6 +1,6 @@
 //! Logits processors of a request: penalties, biases, banned words, allowed tokens.
 
-use super::schema::generation::GenerationFields;
+use super::schema::sampling::SamplingFields;
 use super::schema::values::{Text, TokenId};
 use super::state::AppState;
 use crate::error::ApiError;
@@ -16,7 +16,7 @@ const MAX_BAD_WORD_LENGTH: usize = 128;
 /// The processors of the fields. `stops`: the token ids that end the request, none of which may be drawn before
 /// `min_tokens` others.
 pub async fn build(
-    fields: &mut GenerationFields,
+    fields: &mut SamplingFields,
     state: &AppState,
     min_tokens: usize,
     stops: Vec<u32>,

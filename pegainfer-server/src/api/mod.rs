@@ -10,7 +10,7 @@
 //!   [`plain_text`]: no control tokens from messages.
 //! - [`quota`], [`submitted_chat`], [`generation`]: run a request and give its output as [`delta`]s. [`assistant_message`],
 //!   [`blocks`], [`wire`], [`logprobs`], [`timings`], [`sse`]: write the response. [`early_head`], [`stream_head`]: begin a stream before its request is prepared.
-//! - [`info`], [`tokenize`]: the small endpoints. [`openapi`], [`fields_listed`]: the OpenAPI document.
+//! - [`info`], [`tokenize`]: the small endpoints. [`openapi`]: the OpenAPI document.
 
 mod agents;
 mod anthropic;
@@ -23,7 +23,6 @@ mod completions;
 mod conversation;
 mod delta;
 mod early_head;
-mod fields_listed;
 mod generation;
 mod info;
 mod json_size;

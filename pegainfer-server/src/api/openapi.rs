@@ -2,11 +2,13 @@
 //!
 //! A test sends every documented field with a legal value, and one undocumented field into every documented object.
 
-use super::fields_listed::{self, MESSAGES, RESPONSES};
+use super::schema::anthropic::{AnswerFields, MessagesFields};
 use super::schema::chat::ChatFields;
 use super::schema::completions::CompletionFields;
 use super::schema::conversation::ConversationFields;
 use super::schema::generation::GenerationFields;
+use super::schema::responses::ResponsesFields;
+use super::schema::sampling::SamplingFields;
 use super::schema::structure::StructureFields;
 use super::schema::tokenize::{DetokenizeFields, TokenizeFields};
 use axum::Json;
@@ -31,9 +33,6 @@ const BODY_ERRORS: [(&str, &str); 6] = [
     ("415", "The body is not application/json."),
     ("504", "The request exceeded its time limit."),
 ];
-
-/// Fields of `/v1/messages` that `count_tokens` reads, because they shape the prompt.
-const COUNTED: [&str; 7] = ["model", "messages", "system", "tools", "tool_choice", "thinking", "output_config"];
 
 /// Handles `GET /openapi.json`.
 pub async fn openapi() -> Json<Value> {
@@ -64,7 +63,12 @@ fn endpoints() -> Vec<Endpoint> {
         Endpoint {
             path: "/v1/completions",
             summary: "Continue a text",
-            parts: &[CompletionFields::json_schema, GenerationFields::json_schema, StructureFields::json_schema],
+            parts: &[
+                CompletionFields::json_schema,
+                GenerationFields::json_schema,
+                SamplingFields::json_schema,
+                StructureFields::json_schema,
+            ],
             required: &[],
             example: json!({"prompt": "Once upon a time", "max_tokens": 8}),
             streams: true,
@@ -77,6 +81,7 @@ fn endpoints() -> Vec<Endpoint> {
                 ConversationFields::json_schema,
                 ChatFields::json_schema,
                 GenerationFields::json_schema,
+                SamplingFields::json_schema,
                 StructureFields::json_schema,
             ],
             required: &["messages"],
@@ -87,8 +92,8 @@ fn endpoints() -> Vec<Endpoint> {
         Endpoint {
             path: "/v1/responses",
             summary: "Answer a list of items",
-            parts: &[|_| fields_listed::schema(RESPONSES)],
-            required: &["input"],
+            parts: &[ResponsesFields::json_schema, SamplingFields::json_schema],
+            required: &[],
             example: json!({"input": "Hello!", "max_output_tokens": 8}),
             streams: true,
             response: &["id", "object", "created_at", "model", "status", "output", "usage"],
@@ -96,8 +101,8 @@ fn endpoints() -> Vec<Endpoint> {
         Endpoint {
             path: "/v1/messages",
             summary: "Answer messages, as Anthropic's API",
-            parts: &[|_| fields_listed::schema(MESSAGES)],
-            required: &["messages", "max_tokens"],
+            parts: &[MessagesFields::json_schema, AnswerFields::json_schema, SamplingFields::json_schema],
+            required: &[],
             example: json!({"messages": hello(), "max_tokens": 8}),
             streams: true,
             response: &["id", "type", "role", "content", "model", "stop_reason", "usage"],
@@ -105,11 +110,8 @@ fn endpoints() -> Vec<Endpoint> {
         Endpoint {
             path: "/v1/messages/count_tokens",
             summary: "Count the tokens of a prompt",
-            parts: &[|_| {
-                let counted = MESSAGES.iter().filter(|field| COUNTED.contains(&field.0)).copied();
-                fields_listed::schema(&counted.collect::<Vec<_>>())
-            }],
-            required: &["messages"],
+            parts: &[MessagesFields::json_schema, SamplingFields::json_schema],
+            required: &[],
             example: json!({"messages": hello()}),
             streams: false,
             response: &["input_tokens"],

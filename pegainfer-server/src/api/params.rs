@@ -6,6 +6,7 @@ use super::logits_processors;
 use super::response_size::ResponseSize;
 use super::sampling::Sampling;
 use super::schema::generation::GenerationFields;
+use super::schema::sampling::SamplingFields;
 use super::state::AppState;
 use super::stop;
 use super::stream_options::StreamOptions;
@@ -82,6 +83,7 @@ impl Params {
     /// Checks the fields that all generating endpoints share.
     pub async fn new(
         mut fields: GenerationFields,
+        mut sampling: SamplingFields,
         names: &'static FieldNames,
         context: &RequestContext,
         state: &AppState,
@@ -93,16 +95,16 @@ impl Params {
             return Err(ApiError::invalid("prompt_logprobs", message));
         }
         let limits = state.engine.limits();
-        let stop_token_ids = stop::token_ids(fields.stop_token_ids.take(), limits.vocab_size)?;
-        let ignore_eos = fields.ignore_eos.unwrap_or(false);
-        let min_tokens = fields.min_tokens.map_or(0, |n| n.count());
+        let stop_token_ids = stop::token_ids(sampling.stop_token_ids.take(), limits.vocab_size)?;
+        let ignore_eos = sampling.ignore_eos.unwrap_or(false);
+        let min_tokens = sampling.min_tokens.map_or(0, |n| n.count());
         let eos = limits.eos_token_ids.iter().filter(|_| !ignore_eos);
         let stops = eos.chain(&stop_token_ids).copied().collect();
         // `max_completion_tokens` is the newer name and wins.
         let newer = fields.max_completion_tokens.map(|n| n.count());
         Ok(Self {
             model: state.model_named(fields.model.take())?,
-            request_id: request_id(fields.request_id.take(), &context.headers)?,
+            request_id: request_id(sampling.request_id.take(), &context.headers)?,
             deadline: context.deadline,
             stream,
             max_tokens: newer.or(fields.max_tokens.map(|n| n.count())),
@@ -111,7 +113,7 @@ impl Params {
             stop: stop::strings(fields.stop.take(), names.stop)?,
             stop_token_ids,
             include_stop: fields.include_stop_str_in_output.unwrap_or(false),
-            show_special: !fields.skip_special_tokens.unwrap_or(true),
+            show_special: !sampling.skip_special_tokens.unwrap_or(true),
             echo: false,
             prompt_logprobs,
             token_ids: fields.return_token_ids.unwrap_or(false),
@@ -122,13 +124,13 @@ impl Params {
             trace: context.trace.clone(),
             choices: context.choices.clone(),
             names,
-            sampling: Sampling::new(&fields, state)?,
+            sampling: Sampling::new(&sampling, state)?,
             truncation: Truncation::new(fields.truncate_prompt_tokens, fields.truncation_side)?,
             ignore_eos,
-            priority: priority(fields.priority.map_or(0, |n| n.0 as i32), state)?,
-            cache_salt: cache_salt(fields.cache_salt.as_deref(), context.tenant, state)?,
+            priority: priority(sampling.priority.map_or(0, |n| n.0 as i32), state)?,
+            cache_salt: cache_salt(sampling.cache_salt.as_deref(), context.tenant, state)?,
             tenant: context.tenant,
-            logits_processors: logits_processors::build(&mut fields, state, min_tokens, stops).await?,
+            logits_processors: logits_processors::build(&mut sampling, state, min_tokens, stops).await?,
         })
     }
 

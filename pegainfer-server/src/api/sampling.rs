@@ -1,6 +1,6 @@
 //! The sampling parameters.
 
-use super::schema::generation::GenerationFields;
+use super::schema::sampling::SamplingFields;
 use super::state::AppState;
 use crate::error::ApiError;
 use crate::ids;
@@ -18,7 +18,7 @@ pub struct Sampling {
 
 impl Sampling {
     /// The parameters of the fields; values that the client left out are the checkpoint's.
-    pub fn new(fields: &GenerationFields, state: &AppState) -> Result<Self, ApiError> {
+    pub fn new(fields: &SamplingFields, state: &AppState) -> Result<Self, ApiError> {
         let defaults = state.checkpoint.defaults;
         let or = |given: Option<f64>, default: f32| given.map_or(default, |n| n as f32);
         let sampling = Self {

@@ -36,8 +36,8 @@ impl SubmittedChat {
         context: &RequestContext,
         state: &Arc<AppState>,
     ) -> Result<Self, ApiError> {
-        let ChatRequest { generation, mut conversation, logprobs, ignored } = request;
-        let params = Params::new(generation, conversation.names, context, state).await?;
+        let ChatRequest { generation, sampling, mut conversation, logprobs, ignored } = request;
+        let params = Params::new(generation, sampling, conversation.names, context, state).await?;
         let ignored = state.policy.check_more(ignored, conversation.set_effort(state)?.as_slice())?;
         if params.stream.is_some() {
             context.announce_stream(ignored.as_ref());

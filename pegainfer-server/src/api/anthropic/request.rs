@@ -13,9 +13,9 @@ use crate::api::schema::anthropic::{
     ThinkingFields, ThinkingKind,
 };
 use crate::api::schema::conversation::Effort;
-use crate::api::schema::extensions::ExtensionFields;
 use crate::api::schema::generation::{GenerationFields, StreamOptionsFields};
 use crate::api::schema::list::TextOrList;
+use crate::api::schema::sampling::SamplingFields;
 use crate::api::schema::structure::JsonSchemaValue;
 use crate::api::schema::values::{Object, Texts};
 use crate::api::structured::Structured;
@@ -35,7 +35,7 @@ static NAMES: FieldNames = FieldNames {
 /// Reads a body of `/v1/messages`.
 pub fn read(mut body: Body<'_>, client: Client, policy: &FieldPolicy) -> Result<ChatRequest, ApiError> {
     let AnswerFields { max_tokens, stop_sequences, stream, service_tier: _ } = body.read()?;
-    let (generation, conversation) = read_conversation(&mut body, client)?;
+    let (model, sampling, conversation) = read_conversation(&mut body, client)?;
     if max_tokens.is_none() {
         return Err(ApiError::invalid("max_tokens", "max_tokens is missing"));
     }
@@ -46,26 +46,31 @@ pub fn read(mut body: Body<'_>, client: Client, policy: &FieldPolicy) -> Result<
         ..StreamOptionsFields::default()
     };
     let generation = GenerationFields {
+        model,
         max_completion_tokens: max_tokens,
         stop: stop_sequences.map(|stops| Texts(stops.into_iter().map(|stop| stop.0).collect())),
         stream,
         stream_options: (stream == Some(true)).then_some(Object(counts)),
-        ..generation
+        ..GenerationFields::default()
     };
     let ignored = policy.check(&body)?;
-    Ok(ChatRequest { generation, conversation, logprobs: None, ignored })
+    Ok(ChatRequest { generation, sampling, conversation, logprobs: None, ignored })
 }
 
 /// Reads a body of `/v1/messages/count_tokens`, which has only a conversation.
 pub fn read_to_count(mut body: Body<'_>, client: Client, policy: &FieldPolicy) -> Result<ChatRequest, ApiError> {
-    let (generation, conversation) = read_conversation(&mut body, client)?;
+    let (model, sampling, conversation) = read_conversation(&mut body, client)?;
+    let generation = GenerationFields { model, ..GenerationFields::default() };
     let ignored = policy.check(&body)?;
-    Ok(ChatRequest { generation, conversation, logprobs: None, ignored })
+    Ok(ChatRequest { generation, sampling, conversation, logprobs: None, ignored })
 }
 
-fn read_conversation(body: &mut Body<'_>, client: Client) -> Result<(GenerationFields, Conversation), ApiError> {
+/// Model, how to draw tokens, and the conversation.
+type Parts = (Option<String>, SamplingFields, Conversation);
+
+fn read_conversation(body: &mut Body<'_>, client: Client) -> Result<Parts, ApiError> {
     let fields: MessagesFields = body.read()?;
-    let extensions: ExtensionFields = body.read()?;
+    let sampling = body.read()?;
     refuse_remote(&fields)?;
     if edits(&fields) {
         body.ignore("context_management".into());
@@ -86,7 +91,7 @@ fn read_conversation(body: &mut Body<'_>, client: Client) -> Result<(GenerationF
         messages,
         tools: tools.choose(fields.tool_choice)?,
         structured: format.or(fields.output_format).map(|Object(format)| structure(format)).transpose()?,
-        template_kwargs: extensions.chat_template_kwargs.clone().unwrap_or_default(),
+        template_kwargs: fields.chat_template_kwargs.unwrap_or_default(),
         include_reasoning: true,
         add_generation_prompt: !prefill,
         continue_final_message: prefill,
@@ -94,8 +99,7 @@ fn read_conversation(body: &mut Body<'_>, client: Client) -> Result<(GenerationF
     };
     let thinking = fields.thinking.map(|Object(thinking)| thinking);
     set_thinking(thinking, effort, &mut conversation, body)?;
-    let generation = GenerationFields { model: fields.model, ..extensions.generation() };
-    Ok((generation, conversation.check()?))
+    Ok((fields.model, sampling, conversation.check()?))
 }
 
 /// What would need servers of Anthropic's.

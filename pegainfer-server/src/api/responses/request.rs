@@ -7,7 +7,6 @@ use crate::api::conversation::{Conversation, FieldNames};
 use crate::api::message::{Message, Role};
 use crate::api::policy::FieldPolicy;
 use crate::api::schema::Body;
-use crate::api::schema::extensions::ExtensionFields;
 use crate::api::schema::generation::GenerationFields;
 use crate::api::schema::responses::{FormatFields, FormatKind, ResponsesFields, Summary, Truncation, Verbosity};
 use crate::api::schema::structure::JsonSchemaValue;
@@ -51,7 +50,7 @@ pub struct Reply {
 pub fn read(mut body: Body<'_>, policy: &FieldPolicy) -> Result<(ChatRequest, Reply), ApiError> {
     let repeated = repeated(&body);
     let fields: ResponsesFields = body.read()?;
-    let extensions: ExtensionFields = body.read()?;
+    let sampling = body.read()?;
     refuse_stored(&fields)?;
     report(&fields, &mut body);
     let mut tools = ToolSet::read(fields.tools.unwrap_or_default(), &mut body)?;
@@ -67,7 +66,7 @@ pub fn read(mut body: Body<'_>, policy: &FieldPolicy) -> Result<(ChatRequest, Re
         messages,
         tools,
         structured: format.map(|Object(format)| structure(format)).transpose()?.flatten(),
-        template_kwargs: extensions.chat_template_kwargs.clone().unwrap_or_default(),
+        template_kwargs: fields.chat_template_kwargs.unwrap_or_default(),
         effort: reasoning.effort,
         include_reasoning: true,
         add_generation_prompt: true,
@@ -77,10 +76,10 @@ pub fn read(mut body: Body<'_>, policy: &FieldPolicy) -> Result<(ChatRequest, Re
         model: fields.model,
         max_completion_tokens: fields.max_output_tokens,
         stream: fields.stream,
-        ..extensions.generation()
+        ..GenerationFields::default()
     };
     let ignored = policy.check(&body)?;
-    let chat = ChatRequest { generation, conversation: conversation.check()?, logprobs: None, ignored };
+    let chat = ChatRequest { generation, sampling, conversation: conversation.check()?, logprobs: None, ignored };
     Ok((chat, Reply { repeated, targets, summary }))
 }
 

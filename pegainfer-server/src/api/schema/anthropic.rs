@@ -5,11 +5,10 @@ use super::structure::JsonSchemaValue;
 use super::values::{Count, Object, Text, names};
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// A message to answer, or whose tokens are counted.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
 pub struct MessagesFields {
     /// A served name; the first one by default.
     pub model: Option<String>,
@@ -31,6 +30,7 @@ pub struct MessagesFields {
     /// Edits of the conversation; they are not applied.
     pub context_management: Option<Object<ContextManagementFields>>,
     /// Only an empty list: MCP servers are the client's affair.
+    #[schemars(length(max = 0))]
     pub mcp_servers: Option<Vec<Value>>,
     /// Not implemented.
     pub container: Option<Value>,
@@ -38,11 +38,12 @@ pub struct MessagesFields {
     pub cache_control: Option<Value>,
     /// Has no effect.
     pub metadata: Option<Value>,
+    /// Arguments of the chat template, such as enable_thinking.
+    pub chat_template_kwargs: Option<Map<String, Value>>,
 }
 
 /// How to answer a message.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
 pub struct AnswerFields {
     /// Maximum number of tokens to generate; less if the context is full before.
     #[schemars(required)]
@@ -67,7 +68,6 @@ names! {
 
 /// One turn of the conversation.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
 pub struct TurnFields {
     /// The author.
     #[schemars(required)]
@@ -91,11 +91,13 @@ names! {
 
 /// A block of content: which fields it has depends on its type.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
+#[schemars(example = json!({"type": "text", "text": "Hello!"}))]
 pub struct BlockFields {
-    /// text, thinking, tool_use, tool_result, ..
+    /// The type; others than the examples are refused by name or left out.
     #[serde(rename = "type")]
-    #[schemars(required)]
+    #[schemars(required, extend("examples" = [
+        "text", "thinking", "redacted_thinking", "tool_use", "tool_result", "search_result", "document",
+    ]))]
     pub kind: Option<String>,
     /// The text of a text.
     pub text: Option<String>,
@@ -135,10 +137,11 @@ pub struct BlockFields {
 
 /// A tool.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
+#[schemars(example = json!({"name": "get_weather", "input_schema": {"type": "object"}}))]
 pub struct ToolFields {
-    /// custom; tools of other types, which Anthropic runs or defines itself, are left out.
+    /// The type; tools that Anthropic runs itself, such as web_search_20250305, are left out, others are refused by name.
     #[serde(rename = "type")]
+    #[schemars(extend("examples" = ["custom", "web_search_20250305"]))]
     pub kind: Option<String>,
     /// Name of the tool.
     #[schemars(required)]
@@ -161,7 +164,7 @@ pub struct ToolFields {
 
 /// `tool_choice`.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
+#[schemars(example = json!({"type": "tool", "name": "get_weather"}))]
 pub struct ToolChoiceFields {
     /// auto, any, none or tool.
     #[serde(rename = "type")]
@@ -189,7 +192,7 @@ names! {
 
 /// `thinking`.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
+#[schemars(example = json!({"type": "enabled"}))]
 pub struct ThinkingFields {
     /// adaptive, enabled or disabled.
     #[serde(rename = "type")]
@@ -213,7 +216,6 @@ names! {
 
 /// `output_config`.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
 pub struct OutputConfigFields {
     /// Structure of the output.
     pub format: Option<Object<FormatFields>>,
@@ -223,7 +225,6 @@ pub struct OutputConfigFields {
 
 /// Structure of the output.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
 pub struct FormatFields {
     /// json_schema.
     #[serde(rename = "type")]
@@ -244,7 +245,6 @@ names! {
 
 /// `context_management`.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
 pub struct ContextManagementFields {
     /// The edits.
     pub edits: Option<Vec<Value>>,

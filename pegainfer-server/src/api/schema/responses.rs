@@ -8,13 +8,12 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, Error, MapAccess, Unexpected, Visitor};
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use std::fmt;
 
 /// What to answer, and how.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
 pub struct ResponsesFields {
     /// A served name; the first one by default.
     pub model: Option<String>,
@@ -61,6 +60,8 @@ pub struct ResponsesFields {
     pub background: Option<bool>,
     /// Not implemented: prompts are not stored.
     pub prompt: Option<Value>,
+    /// Arguments of the chat template, such as enable_thinking.
+    pub chat_template_kwargs: Option<Map<String, Value>>,
 }
 
 names! {
@@ -75,12 +76,17 @@ names! {
 
 /// An item of the conversation: which fields it has depends on its type.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
+#[schemars(example = json!({"role": "user", "content": "Hello!"}))]
 pub struct ItemFields {
-    /// message, reasoning, function_call, function_call_output, ..; message by default.
+    /// The type, message by default; items of OpenAI's own tools are left out, other types are refused by name.
     #[serde(rename = "type")]
+    #[schemars(extend("examples" = [
+        "message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output",
+        "tool_search_call", "tool_search_output", "web_search_call",
+    ]))]
     pub kind: Option<String>,
-    /// Author of a message: system, developer, user or assistant.
+    /// Author of a message.
+    #[schemars(extend("enum" = ["user", "assistant", "system", "developer"]))]
     pub role: Option<String>,
     /// Content of a message, or of reasoning.
     pub content: Option<TextOrList<Object<PartFields>>>,
@@ -114,11 +120,13 @@ pub struct ItemFields {
 
 /// A part of a content.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
-#[serde(default)]
+#[schemars(example = json!({"type": "input_text", "text": "Hello!"}))]
 pub struct PartFields {
-    /// input_text, output_text, refusal, ..
+    /// The type; images and files are refused by name, or replaced by a note in the output of a call.
     #[serde(rename = "type")]
-    #[schemars(required)]
+    #[schemars(required, extend("examples" = [
+        "input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal",
+    ]))]
     pub kind: Option<String>,
     /// The text.
     pub text: Option<String>,
@@ -132,11 +140,11 @@ pub struct PartFields {
 
 /// A tool.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
+#[schemars(example = json!({"type": "function", "name": "get_weather"}))]
 pub struct ToolFields {
-    /// function, custom, namespace or tool_search; all others are left out.
+    /// The type; others than the examples are left out.
     #[serde(rename = "type")]
-    #[schemars(required)]
+    #[schemars(required, extend("examples" = ["function", "custom", "namespace", "tool_search"]))]
     pub kind: Option<String>,
     /// Name of the tool.
     pub name: Option<String>,
@@ -158,7 +166,7 @@ pub struct ToolFields {
 
 /// A function of a namespace.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
+#[schemars(example = json!({"type": "function", "name": "get_weather"}))]
 pub struct NamespacedToolFields {
     /// function.
     #[serde(rename = "type")]
@@ -177,7 +185,6 @@ pub struct NamespacedToolFields {
 
 /// Form of a custom tool's input.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
 pub struct InputFormatFields {
     /// text or grammar.
     #[serde(rename = "type")]
@@ -199,11 +206,11 @@ pub enum ToolChoiceField {
 
 /// A tool that has to be called, or the tools that may be called.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
-#[serde(default)]
+#[schemars(example = json!({"type": "function", "name": "get_weather"}))]
 pub struct NamedChoiceFields {
-    /// function, custom or allowed_tools.
+    /// What is chosen.
     #[serde(rename = "type")]
-    #[schemars(required)]
+    #[schemars(required, extend("enum" = ["function", "custom", "allowed_tools"]))]
     pub kind: Option<String>,
     /// The tool that has to be called.
     pub name: Option<String>,
@@ -217,7 +224,7 @@ pub struct NamedChoiceFields {
 
 /// A tool that may be called.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
-#[serde(default)]
+#[schemars(example = json!({"type": "function", "name": "get_weather"}))]
 pub struct AllowedToolFields {
     /// function, custom, ..
     #[serde(rename = "type")]
@@ -275,7 +282,6 @@ impl JsonSchema for ToolChoiceField {
 
 /// `text`.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
 pub struct TextFields {
     /// Structure of the text.
     pub format: Option<Object<FormatFields>>,
@@ -297,7 +303,6 @@ names! {
 
 /// Structure of the text.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
 pub struct FormatFields {
     /// text, json_object or json_schema.
     #[serde(rename = "type")]
@@ -327,7 +332,6 @@ names! {
 
 /// `reasoning`.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
 pub struct ReasoningFields {
     /// How much to reason; the chat template defines what it does.
     pub effort: Option<Effort>,

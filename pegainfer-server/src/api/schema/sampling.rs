@@ -1,15 +1,12 @@
-//! vLLM's fields that the Messages and Responses APIs take beside their own.
+//! Fields that all generating endpoints share: OpenAI's and vLLM's ways to draw tokens, and the request's place in queue and cache.
 
-use super::generation::GenerationFields;
 use super::values::{Count, Int, LogitBias, Text, TokenId};
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::{Map, Value};
 
-/// How to draw tokens, and arguments of the chat template.
+/// How to draw tokens.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct ExtensionFields {
+pub struct SamplingFields {
     /// Divisor of the logits, 0 to 100; 0 is greedy.
     #[schemars(range(min = 0, max = 100))]
     pub temperature: Option<f64>,
@@ -52,33 +49,4 @@ pub struct ExtensionFields {
     pub cache_salt: Option<String>,
     /// Becomes part of the response's id.
     pub request_id: Option<String>,
-    /// Arguments of the chat template, such as enable_thinking.
-    pub chat_template_kwargs: Option<Map<String, Value>>,
-}
-
-impl ExtensionFields {
-    /// The fields as those of a generation.
-    pub fn generation(self) -> GenerationFields {
-        GenerationFields {
-            temperature: self.temperature,
-            top_p: self.top_p,
-            top_k: self.top_k,
-            min_p: self.min_p,
-            seed: self.seed,
-            presence_penalty: self.presence_penalty,
-            frequency_penalty: self.frequency_penalty,
-            repetition_penalty: self.repetition_penalty,
-            logit_bias: self.logit_bias,
-            allowed_token_ids: self.allowed_token_ids,
-            bad_words: self.bad_words,
-            stop_token_ids: self.stop_token_ids,
-            min_tokens: self.min_tokens,
-            ignore_eos: self.ignore_eos,
-            skip_special_tokens: self.skip_special_tokens,
-            priority: self.priority,
-            cache_salt: self.cache_salt,
-            request_id: self.request_id,
-            ..GenerationFields::default()
-        }
-    }
 }
