@@ -4,7 +4,7 @@ use crate::api::{self, ApiOptions, AppState};
 use crate::budget::Budget;
 use crate::http::guard::{Guard, Throttle};
 use crate::http::{self, AllowedHosts, ApiKeys, Cors, Server, Tls};
-use crate::http::{cors, deadline, error_shape, guard, hosts, request_id, tenant};
+use crate::http::{cors, deadline, error_shape, guard, hosts, request_id};
 use crate::lifecycle::Lifecycle;
 use crate::limits::Limits;
 use crate::metrics::access;
@@ -106,19 +106,16 @@ impl App {
         };
         let state = AppState::new(engine.clone(), checkpoint, names, limits, lifecycle.clone());
         let metrics = state.metrics.clone();
-        // Keys that are loaded later replace others: a server without keys stays one.
-        let has_keys = !options.api_keys.is_empty();
         let guard = Guard {
             keys: options.api_keys,
             admin_keys: options.admin_keys,
             lifecycle: lifecycle.clone(),
             metrics: metrics.clone(),
             failures: Throttle::default(),
+            hasher: state.hasher.clone(),
         };
         // Inside of the access control.
-        let router = api::router(state.clone())
-            .layer(from_fn_with_state(request_timeout, deadline::enforce))
-            .layer(from_fn_with_state(has_keys, tenant::attach));
+        let router = api::router(state.clone()).layer(from_fn_with_state(request_timeout, deadline::enforce));
         let router = wrap(router, options.tracer, guard, options.cors, options.allowed_hosts);
         let router = router.layer(from_fn_with_state(metrics, access::observe)).layer(from_fn(request_id::attach));
         let open_requests = Box::new(move || {

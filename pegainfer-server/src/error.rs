@@ -18,6 +18,8 @@ pub struct ApiError {
     message: String,
     param: Option<String>,
     code: Option<&'static str>,
+    /// Seconds after which the client may try again.
+    retry_after: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -56,7 +58,7 @@ pub fn truncate_for_error(input: &str) -> String {
 impl ApiError {
     /// An error with this status; `message` is one sentence for the client.
     pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), param: None, code: None }
+        Self { status, message: message.into(), param: None, code: None, retry_after: None }
     }
 
     /// 400 about one field.
@@ -88,6 +90,12 @@ impl ApiError {
     /// Adds a machine-readable code.
     pub fn with_code(mut self, code: &'static str) -> Self {
         self.code = Some(code);
+        self
+    }
+
+    /// Says when the client may try again, in whole seconds from now.
+    pub fn with_retry_after(mut self, seconds: u64) -> Self {
+        self.retry_after = Some(seconds);
         self
     }
 
@@ -194,9 +202,11 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let json = HeaderValue::from_static("application/json");
         let mut response = (self.status, [(header::CONTENT_TYPE, json)], self.body()).into_response();
-        if matches!(self.code, Some(OVERLOADED | DRAINING)) {
-            // Requests end within seconds, and a replica can take over immediately: a retry after one second has a fair chance.
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        let is_temporary =
+            self.status == StatusCode::TOO_MANY_REQUESTS || matches!(self.code, Some(OVERLOADED | DRAINING));
+        // Requests end within seconds, and a replica can take over immediately: a retry after one second has a fair chance.
+        if let Some(seconds) = self.retry_after.or(is_temporary.then_some(1)) {
+            response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
         }
         // For `http::error_shape` and for the counters of refusals.
         response.extensions_mut().insert(self);

@@ -8,7 +8,8 @@
 //! - [`text`]: tokenizer, detokenizer, stop strings, template, parsers, and the files they are loaded from. [`ui`]: the web
 //!   UI at `/`. [`metrics`], [`trace`]: observability.
 //! - [`models`]: from `--model-path` to a running engine.
-//! - [`budget`], [`error`], [`ids`], [`lifecycle`], [`limits`], [`logging`], [`tenant`], [`values`]: what all of them share.
+//! - [`budget`], [`error`], [`ids`], [`lifecycle`], [`limits`], [`logging`], [`rates`], [`tenant`], [`values`]: what all
+//!   of them share.
 
 mod allocator;
 pub mod api;
@@ -23,6 +24,7 @@ pub mod limits;
 pub mod logging;
 pub mod metrics;
 pub mod models;
+pub mod rates;
 pub mod tenant;
 #[cfg(test)]
 mod testing;

@@ -61,7 +61,7 @@ impl Metrics {
         let rejections = Family::default();
         registry.register(
             "vllm:admission_rejections",
-            "Requests refused because the queue is full or the server drains",
+            "Requests refused by a limit, or because the server drains",
             rejections.clone(),
         );
         let mut histogram = |name: &str, help: &str, buckets: &[f64]| {

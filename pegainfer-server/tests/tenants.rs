@@ -65,6 +65,19 @@ fn without_keys_an_address_is_a_tenant_and_prefixes_are_shared() {
 }
 
 #[test]
+fn a_key_makes_a_tenant_where_it_let_the_caller_in() {
+    let (engine, control) = MockEngine::replying(" a cat");
+    let admin_keys = ApiKeys::load(&[Secret("admin".into())], None).unwrap();
+    let server = TestServer::with(engine, Options { admin_keys, ..Options::default() });
+    let tenant = |key: &str| {
+        assert_eq!(send(&server, key, &json!({"prompt": "x"})).status, 200);
+        control.last().tenant
+    };
+    assert_eq!(tenant("unasked"), tenant("another"), "the address is");
+    assert_ne!(tenant("unasked"), tenant("admin"));
+}
+
+#[test]
 fn priorities_are_for_those_whom_the_operator_lets() {
     let body = json!({"prompt": "x", "priority": -5});
     let (server_without, _) = server(Limits::default());

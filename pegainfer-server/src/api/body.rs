@@ -7,6 +7,7 @@ use crate::budget::{BodyBuffer, BudgetError, Share};
 use crate::error::ApiError;
 use crate::lifecycle::Deadline;
 use crate::metrics::Choices;
+use crate::rates::Meter;
 use crate::tenant::Tenant;
 use crate::trace::Trace;
 use axum::body::Body;
@@ -37,6 +38,8 @@ pub struct RequestContext {
     pub deadline: Option<Deadline>,
     /// Whose request it is.
     pub tenant: Tenant,
+    /// Counts the tokens of the request, if its key has rates.
+    pub meter: Option<Arc<Meter>>,
     /// Size of the body in bytes.
     pub size: usize,
     /// Share of the memory budget that the parsed body holds. Whoever works on it keeps a clone until the engine has the
@@ -108,10 +111,10 @@ pub async fn read(request: Request, state: &AppState) -> Result<(RequestContext,
     if let Some(trace) = &trace {
         trace.stage("receive");
     }
-    let (choices, head) = (parts.extensions.remove(), parts.extensions.remove());
+    let (choices, head, meter) = (parts.extensions.remove(), parts.extensions.remove(), parts.extensions.remove());
     let (headers, received) = (parts.headers, Instant::now());
     let share = Arc::new(parsed);
-    let context = RequestContext { headers, trace, choices, received, deadline, tenant, size, share, head };
+    let context = RequestContext { headers, trace, choices, received, deadline, tenant, meter, size, share, head };
     Ok((context, RawBody { bytes, _share: held }))
 }
 

@@ -9,6 +9,7 @@ use super::timings::Timings;
 use crate::error::{ApiError, truncate_for_error};
 use crate::lifecycle::Deadline;
 use crate::metrics::{Outcome, RequestRecord};
+use crate::rates::Meter;
 use crate::text::{Detokenizer, StopScanner, Tokenizer};
 use crate::trace::ChoiceTrace;
 use axum::http::StatusCode;
@@ -50,6 +51,8 @@ pub struct Generation {
     report: Option<PromptReport>,
     /// Counts among the open requests of its tenant.
     _open: Option<OpenRequest>,
+    /// Counts the tokens that the API key takes.
+    meter: Option<Arc<Meter>>,
 }
 
 /// Log-probabilities of a prompt's tokens from the second on.
@@ -104,6 +107,9 @@ impl Generation {
             let mut generation = Self::submit(state, params, request, choice % params.n == 0, prompt_field)?;
             generation.record.trace(params.trace.clone().map(|trace| ChoiceTrace::new(trace, choice)));
             (generation.report, generation._open) = (report, open.pop());
+            if choice == first {
+                generation.spend(generation.counts.prompt);
+            }
             generations.push(generation);
         }
         Ok(generations)
@@ -161,6 +167,7 @@ impl Generation {
             timed_from: params.include_metrics.then_some(params.received),
             report: None,
             _open: None,
+            meter: params.meter.clone(),
         })
     }
 
@@ -245,9 +252,17 @@ impl Generation {
         }
     }
 
+    /// Counts tokens of the API key.
+    fn spend(&self, tokens: usize) {
+        if let Some(meter) = &self.meter {
+            meter.spend(tokens);
+        }
+    }
+
     fn token(&mut self, token: TokenOut, at: Instant) -> Delta {
         self.counts.completion += 1;
         self.record.token(at);
+        self.spend(1);
         let started = (self.timed_from.is_some() || self.record.is_traced()).then(Instant::now);
         let offset = self.chars;
         let mut decoded = String::new();

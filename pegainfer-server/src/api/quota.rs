@@ -66,7 +66,7 @@ mod tests {
     #[test]
     fn a_tenant_has_only_so_many_open_requests() {
         let quota = Arc::new(Quota::new(3));
-        let [one, other] = ["one", "other"].map(Tenant::of_key);
+        let [one, other] = [1, 2].map(|id| Tenant { id, has_key: true });
         let two = quota.enter(one, 2).unwrap();
         let refusal = quota.enter(one, 2).unwrap_err();
         assert!(

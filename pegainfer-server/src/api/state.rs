@@ -61,7 +61,9 @@ pub struct AppState {
     pub policy: FieldPolicy,
     /// Start of the server, in Unix time.
     pub created: u64,
-    salt_hasher: RandomState,
+    /// Hashes keys, addresses and salts. Its own keys are drawn at start, so nobody can choose a string that collides with another
+    /// client's.
+    pub hasher: RandomState,
 }
 
 impl AppState {
@@ -93,7 +95,7 @@ impl AppState {
             lifecycle,
             options,
             created: unix_time(),
-            salt_hasher: RandomState::new(),
+            hasher: RandomState::new(),
         })
     }
 
@@ -111,10 +113,9 @@ impl AppState {
         }
     }
 
-    /// Hashes a salt to 64 bits, never 0 (which is "no salt"). The hash key is drawn at start, so nobody can choose a string
-    /// that collides with another client's.
+    /// Hashes a salt to 64 bits, never 0 (which is "no salt").
     pub fn hash_salt(&self, salt: impl Hash) -> u64 {
-        self.salt_hasher.hash_one(salt).max(1)
+        self.hasher.hash_one(salt).max(1)
     }
 
     /// Runs work for a request off the async threads, see [`Encoder::work`](crate::text::Encoder::work).

@@ -20,7 +20,8 @@ pub struct HttpArgs {
     /// machine see it in the process list: --api-key-file or the environment variable is safer
     #[arg(long, value_name = "KEY", value_parser = clap::value_parser!(Secret), env = "PEGAINFER_API_KEY", hide_env_values = true)]
     pub api_key: Vec<Secret>,
-    /// File with one API key on each line; read again on SIGHUP
+    /// File with one API key on each line, and what the key may take, such as `KEY rpm=60 tpm=100000` (requests and tokens a
+    /// minute); read again on SIGHUP
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
     /// Key of an admin, who may also reset the prefix cache and trace requests by header; repeatable. Without any keys, callers on

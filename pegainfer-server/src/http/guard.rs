@@ -1,37 +1,21 @@
-//! Access control: API keys, and no new requests while the server drains.
+//! Access control: API keys and their rates, and no new requests while the server drains.
 
+use super::keys::{ApiKeys, Key, sent_key};
 use crate::error::ApiError;
 use crate::lifecycle::{Lifecycle, Phase};
 use crate::metrics::Metrics;
+use crate::rates::RateExceeded;
+use crate::tenant::Tenant;
 use crate::trace::MayTrace;
-use anyhow::{Context, Result, ensure};
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt;
-use std::fmt;
+use std::hash::RandomState;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use subtle::{Choice, ConstantTimeEq};
-
-/// A value that is never logged or printed.
-#[derive(Clone)]
-pub struct Secret(pub String);
-
-impl From<String> for Secret {
-    fn from(value: String) -> Self {
-        Self(value)
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret")
-    }
-}
 
 /// Paths that need no key and are served while the server drains: those of probes and scrapers, and the web UI, which holds
 /// no data and asks the user for the key.
@@ -41,96 +25,6 @@ pub(super) fn is_open(path: &str) -> bool {
 
 /// Paths that change what others notice: for admins only.
 const ADMIN_PATHS: [&str; 1] = ["/reset_prefix_cache"];
-
-/// Keys, one of which a caller must send, and where they come from. Clones share the keys, which can be read again.
-#[derive(Clone, Default)]
-pub struct ApiKeys(Arc<Source>);
-
-#[derive(Default)]
-struct Source {
-    given: Vec<Secret>,
-    /// Name of the flag and path of a file with one key on each line.
-    file: Option<(&'static str, PathBuf)>,
-    keys: RwLock<Arc<Vec<String>>>,
-}
-
-impl fmt::Debug for ApiKeys {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ApiKeys({})", self.keys().len())
-    }
-}
-
-impl ApiKeys {
-    /// Loads the keys of the command line and of a file with one key on each line. Errors never show a key.
-    pub fn load(given: &[Secret], file: Option<&Path>) -> Result<Self> {
-        Self::load_with("--api-key-file", given, file)
-    }
-
-    /// Like [`load`](Self::load), for keys of admins.
-    pub fn load_admin(given: &[Secret], file: Option<&Path>) -> Result<Self> {
-        Self::load_with("--admin-key-file", given, file)
-    }
-
-    fn load_with(flag: &'static str, given: &[Secret], file: Option<&Path>) -> Result<Self> {
-        let file = file.map(|path| (flag, path.to_path_buf()));
-        let keys = Self(Arc::new(Source { given: given.to_vec(), file, keys: RwLock::default() }));
-        keys.reload()?;
-        Ok(keys)
-    }
-
-    /// Reads the file again; on an error the keys stay as they are. Returns the number of keys.
-    pub fn reload(&self) -> Result<usize> {
-        let mut keys: Vec<String> = self.0.given.iter().map(|secret| secret.0.clone()).collect();
-        if let Some((flag, path)) = &self.0.file {
-            let text =
-                std::fs::read_to_string(path).with_context(|| format!("{flag} {} cannot be read", path.display()))?;
-            let before = keys.len();
-            keys.extend(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_string));
-            ensure!(keys.len() > before, "{flag} {} has no key: put one on each line", path.display());
-            warn_if_readable_by_others(flag, path);
-        }
-        let sendable = |key: &String| !key.is_empty() && key.bytes().all(|b| b.is_ascii_graphic());
-        ensure!(keys.iter().all(sendable), "an API key must be one or more ASCII characters without spaces");
-        let number = keys.len();
-        *self.0.keys.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
-        Ok(number)
-    }
-
-    /// Whether there are no keys.
-    pub fn is_empty(&self) -> bool {
-        self.keys().is_empty()
-    }
-
-    fn keys(&self) -> Arc<Vec<String>> {
-        self.0.keys.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Whether the caller sent one of the keys. The comparison takes the same time for every key of the same length.
-    fn contains(&self, given: Option<&str>) -> bool {
-        let Some(given) = given.map(|given| given.trim().as_bytes()) else { return false };
-        self.keys().iter().fold(Choice::from(0), |found, key| found | key.as_bytes().ct_eq(given)).into()
-    }
-}
-
-/// The key that the caller sent.
-pub(super) fn sent_key(headers: &HeaderMap) -> Option<&str> {
-    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    let bearer = text("authorization").and_then(|value| value.split_once(' '));
-    let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, key)| key);
-    // Anthropic's clients send the key in a header of their own.
-    bearer.or(text("x-api-key"))
-}
-
-#[cfg(unix)]
-fn warn_if_readable_by_others(flag: &str, path: &Path) {
-    use std::os::unix::fs::PermissionsExt;
-    if std::fs::metadata(path).is_ok_and(|file| file.permissions().mode() & 0o004 != 0) {
-        log::warn!("{flag} {} can be read by every user of this machine: chmod 600 it", path.display());
-    }
-}
-
-#[cfg(not(unix))]
-fn warn_if_readable_by_others(_: &str, _: &Path) {}
 
 /// Rights of a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -157,16 +51,29 @@ pub struct Guard {
     pub metrics: Arc<Metrics>,
     /// Limits how often failed authentications are logged.
     pub failures: Throttle,
+    /// Makes tenants of keys and addresses.
+    pub hasher: RandomState,
 }
 
-/// The rights of a caller; `None` without a valid key.
-fn rights(keys: &ApiKeys, admin_keys: &ApiKeys, headers: &HeaderMap, peer: Option<IpAddr>) -> Option<Rights> {
-    let key = sent_key(headers);
-    let unprotected = keys.is_empty() && admin_keys.is_empty();
-    if admin_keys.contains(key) || (unprotected && is_local(headers, peer)) {
-        return Some(Rights::Admin);
+/// Who calls, and what it may do.
+struct Caller {
+    rights: Rights,
+    /// The key that let it in; `None` if it sent none, or one that nobody asked for.
+    key: Option<Key>,
+}
+
+/// The caller; `None` without a valid key where one is asked for.
+fn caller(keys: &ApiKeys, admin_keys: &ApiKeys, headers: &HeaderMap, peer: Option<IpAddr>) -> Option<Caller> {
+    let sent = sent_key(headers);
+    if let Some(key) = admin_keys.find(sent) {
+        return Some(Caller { rights: Rights::Admin, key: Some(key) });
     }
-    (keys.is_empty() || keys.contains(key)).then_some(Rights::Client)
+    let key = keys.find(sent);
+    if !keys.is_empty() {
+        return key.map(|key| Caller { rights: Rights::Client, key: Some(key) });
+    }
+    let is_admin = admin_keys.is_empty() && is_local(headers, peer);
+    Some(Caller { rights: if is_admin { Rights::Admin } else { Rights::Client }, key: None })
 }
 
 /// Whether a program of this machine called, not a proxy for somebody else or a page in a browser.
@@ -176,13 +83,14 @@ fn is_local(headers: &HeaderMap, peer: Option<IpAddr>) -> bool {
         && !ON_BEHALF.iter().any(|name| headers.contains_key(*name))
 }
 
-/// Middleware: 401 without a valid key, 403 for what only admins may do, 503 while the server drains.
+/// Middleware: 401 without a valid key, 403 for what only admins may do, 503 while the server drains, 429 beyond the rates of a key.
+/// Attaches to the request whose it is.
 pub async fn guard(State(guard): State<Arc<Guard>>, mut request: Request, next: Next) -> Response {
     if is_open(request.uri().path()) {
         return next.run(request).await;
     }
     let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
-    let Some(rights) = rights(&guard.keys, &guard.admin_keys, request.headers(), peer) else {
+    let Some(Caller { rights, key }) = caller(&guard.keys, &guard.admin_keys, request.headers(), peer) else {
         guard.failures.log(|times| {
             let from = peer.map_or("an unknown address".into(), |peer| peer.to_string());
             log::warn!("{times} requests without a valid API key, the last one from {from}");
@@ -200,10 +108,33 @@ pub async fn guard(State(guard): State<Arc<Guard>>, mut request: Request, next: 
         guard.metrics.rejected("draining");
         return ApiError::draining().into_response();
     }
+    let tenant = match (&key, peer) {
+        (Some(key), _) => Tenant::of_key(&key.text, &guard.hasher),
+        (None, Some(peer)) => Tenant::of_address(peer, &guard.hasher),
+        (None, None) => Tenant::default(),
+    };
+    request.extensions_mut().insert(tenant);
     if rights == Rights::Admin {
         request.extensions_mut().insert(MayTrace);
     }
+    if let Some(meter) = key.and_then(|key| key.meter) {
+        // Other methods ask for small things, such as the list of models.
+        if request.method() == Method::POST
+            && let Err(exceeded) = meter.request()
+        {
+            discard(request).await;
+            return too_many(&guard.metrics, &exceeded);
+        }
+        request.extensions_mut().insert(meter);
+    }
     next.run(request).await
+}
+
+/// The refusal of a request beyond the rates of its key.
+fn too_many(metrics: &Metrics, exceeded: &RateExceeded) -> Response {
+    metrics.rejected(exceeded.name);
+    let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, exceeded.to_string()).with_code("rate_limit_exceeded");
+    error.with_retry_after(exceeded.seconds()).into_response()
 }
 
 /// Reads and drops a body before it is refused, within limits: many clients read no response before they have sent everything.
@@ -250,7 +181,7 @@ impl Throttle {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::TempDir;
+    use crate::http::Secret;
 
     fn keys(keys: &[&str]) -> ApiKeys {
         let given: Vec<Secret> = keys.iter().map(|key| Secret(key.to_string())).collect();
@@ -262,24 +193,11 @@ mod tests {
     }
 
     #[test]
-    fn only_a_whole_key_lets_in() {
-        let both = keys(&["alpha", "beta"]);
-        for good in ["Bearer alpha", "bearer beta", "Bearer  beta"] {
-            assert!(both.contains(sent_key(&sent(good))), "{good}");
-        }
-        for bad in ["", "Bearer", "Bearer ", "alpha", "Basic alpha", "Bearer alph", "Bearer alphabeta", "Bearer Alpha"]
-        {
-            assert!(!both.contains(sent_key(&sent(bad))), "{bad}");
-        }
-        assert!(!both.contains(sent_key(&HeaderMap::new())));
-    }
-
-    #[test]
     fn rights_follow_from_keys_and_without_any_from_the_machine() {
         let (local, remote) = (Some(IpAddr::from([127, 0, 0, 1])), Some(IpAddr::from([10, 0, 0, 7])));
         let guard = |api: &[&str], admin: &[&str]| {
             let (api, admin) = (keys(api), keys(admin));
-            move |headers: &HeaderMap, peer| rights(&api, &admin, headers, peer)
+            move |headers: &HeaderMap, peer| caller(&api, &admin, headers, peer).map(|caller| caller.rights)
         };
         let (none, some) = (HeaderMap::new(), |key: &str| sent(&format!("Bearer {key}")));
         let proxied =
@@ -318,29 +236,5 @@ mod tests {
     fn the_api_is_not_open() {
         assert!(["/", "/ui/app.js", "/live", "/metrics"].into_iter().all(is_open));
         assert!(!["/v1/models", "/uix", "/load", "/reset_prefix_cache", "//"].into_iter().any(is_open));
-    }
-
-    #[test]
-    fn a_file_has_one_key_on_each_line() {
-        let dir = TempDir::new("keys");
-        let path = dir.path().join("keys");
-        std::fs::write(&path, "one\r\n\n two \n").unwrap();
-        let loaded = ApiKeys::load(&[Secret("three".into())], Some(&path)).unwrap();
-        assert_eq!(*loaded.keys(), ["three", "one", "two"]);
-        assert_eq!(format!("{loaded:?}"), "ApiKeys(3)");
-        std::fs::write(&path, "four").unwrap();
-        assert_eq!((loaded.reload().unwrap(), loaded.clone().contains(Some("four"))), (2, true));
-        std::fs::write(&path, "\n").unwrap();
-        assert!(loaded.reload().is_err() && loaded.contains(Some("four")), "an error changes nothing");
-        assert!(ApiKeys::load(&[], Some(&path)).unwrap_err().to_string().contains("has no key"));
-        let error = ApiKeys::load(&[Secret("a b".into())], None).unwrap_err().to_string();
-        assert!(!error.contains("a b"), "{error}");
-        assert!(ApiKeys::load(&[Secret(String::new())], None).is_err());
-    }
-
-    #[test]
-    fn keys_do_not_show_in_the_flags() {
-        let key = Secret::from("sk-1".to_string());
-        assert!(!format!("{key:?}").contains("sk-1"));
     }
 }

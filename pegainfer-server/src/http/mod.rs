@@ -6,17 +6,17 @@ pub mod deadline;
 pub mod error_shape;
 pub mod guard;
 pub mod hosts;
+mod keys;
 mod open_connections;
 mod open_files;
 pub mod request_id;
 mod stall;
-pub mod tenant;
 mod tls;
 
 pub use connections::{Server, serve};
 pub use cors::Cors;
-pub use guard::{ApiKeys, Secret};
 pub use hosts::AllowedHosts;
+pub use keys::{ApiKeys, Secret};
 pub use open_files::{max_open_connections, raise_open_files};
 pub use tls::Tls;
 

@@ -1,0 +1,242 @@
+//! API keys: where they come from, what a caller sends, and the rates of each.
+
+use crate::rates::{Meter, Rates};
+use anyhow::{Context, Result, bail, ensure};
+use axum::http::HeaderMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+use subtle::ConstantTimeEq;
+
+/// A value that is never logged or printed.
+#[derive(Clone)]
+pub struct Secret(pub String);
+
+impl From<String> for Secret {
+    fn from(value: String) -> Self {
+        Self(value)
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+/// Keys, one of which a caller must send, and where they come from. Clones share the keys, which can be read again.
+#[derive(Clone, Default)]
+pub struct ApiKeys(Arc<Source>);
+
+#[derive(Default)]
+struct Source {
+    given: Vec<Secret>,
+    /// Name of the flag and path of a file with one key on each line.
+    file: Option<(&'static str, PathBuf)>,
+    keys: RwLock<Arc<Vec<Key>>>,
+}
+
+/// One key.
+#[derive(Clone)]
+pub(super) struct Key {
+    /// What the caller sends.
+    pub text: String,
+    /// What it has taken of its rates, if it has rates.
+    pub meter: Option<Arc<Meter>>,
+}
+
+impl fmt::Debug for ApiKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ApiKeys({})", self.keys().len())
+    }
+}
+
+impl ApiKeys {
+    /// Loads the keys of the command line and of a file with one key on each line. Errors never show a key.
+    pub fn load(given: &[Secret], file: Option<&Path>) -> Result<Self> {
+        Self::load_with("--api-key-file", given, file)
+    }
+
+    /// Like [`load`](Self::load), for keys of admins.
+    pub fn load_admin(given: &[Secret], file: Option<&Path>) -> Result<Self> {
+        Self::load_with("--admin-key-file", given, file)
+    }
+
+    fn load_with(flag: &'static str, given: &[Secret], file: Option<&Path>) -> Result<Self> {
+        let file = file.map(|path| (flag, path.to_path_buf()));
+        let keys = Self(Arc::new(Source { given: given.to_vec(), file, keys: RwLock::default() }));
+        keys.reload()?;
+        Ok(keys)
+    }
+
+    /// Reads the file again; on an error the keys stay as they are. A key whose rates stay the same keeps what it has taken.
+    pub fn reload(&self) -> Result<()> {
+        let mut lines: Vec<(String, Rates)> =
+            self.0.given.iter().map(|secret| (secret.0.clone(), Rates::default())).collect();
+        if let Some((flag, path)) = &self.0.file {
+            let text =
+                std::fs::read_to_string(path).with_context(|| format!("{flag} {} cannot be read", path.display()))?;
+            let before = lines.len();
+            for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+                let parsed = parse_line(line);
+                lines.push(parsed.with_context(|| format!("line {} of {flag} {}", number + 1, path.display()))?);
+            }
+            ensure!(lines.len() > before, "{flag} {} has no key: put one on each line", path.display());
+            warn_if_readable_by_others(flag, path);
+        }
+        let sendable = |key: &str| !key.is_empty() && key.bytes().all(|b| b.is_ascii_graphic());
+        ensure!(
+            lines.iter().all(|(key, _)| sendable(key)),
+            "an API key must be one or more ASCII characters without spaces"
+        );
+        let keys = lines.into_iter().map(|(text, rates)| Key { meter: self.meter(&text, rates), text }).collect();
+        *self.0.keys.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
+        Ok(())
+    }
+
+    /// The meter of a key: the one that it has already, if its rates are the same.
+    fn meter(&self, text: &str, rates: Rates) -> Option<Arc<Meter>> {
+        if rates == Rates::default() {
+            return None;
+        }
+        let keys = self.keys();
+        let old = keys.iter().filter(|key| key.text == text).find_map(|key| key.meter.clone());
+        Some(old.filter(|meter| meter.rates() == rates).unwrap_or_else(|| Arc::new(Meter::new(rates))))
+    }
+
+    /// Whether there are no keys.
+    pub fn is_empty(&self) -> bool {
+        self.keys().is_empty()
+    }
+
+    fn keys(&self) -> Arc<Vec<Key>> {
+        self.0.keys.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The key that the caller sent, if it is one of these. The comparison takes the same time for every wrong key of the same
+    /// length. A key that is given twice has the rates of the file.
+    pub(super) fn find(&self, sent: Option<&str>) -> Option<Key> {
+        let sent = sent?.trim().as_bytes();
+        let found = |found, key: &Key| if key.text.as_bytes().ct_eq(sent).into() { Some(key.clone()) } else { found };
+        self.keys().iter().fold(None, found)
+    }
+}
+
+/// A line of a key file: a key, and its rates such as `rpm=60 tpm=100000`.
+fn parse_line(line: &str) -> Result<(String, Rates)> {
+    let mut words = line.split_whitespace();
+    let (key, mut rates) = (words.next().unwrap_or_default().to_string(), Rates::default());
+    for word in words {
+        let (name, number) = word.split_once('=').unwrap_or((word, ""));
+        let rate = match name {
+            "rpm" => &mut rates.requests,
+            "tpm" => &mut rates.tokens,
+            // What it is instead is not shown: it may be a part of a key.
+            _ => bail!("after its key, a line has nothing but rpm=N (requests a minute) and tpm=N (tokens a minute)"),
+        };
+        ensure!(rate.is_none(), "{name} is given twice");
+        let number = number.replace('_', "");
+        *rate = Some(number.parse().ok().with_context(|| format!("{name} must be a number from 1 to {}", u32::MAX))?);
+    }
+    Ok((key, rates))
+}
+
+/// The key that the caller sent.
+pub(super) fn sent_key(headers: &HeaderMap) -> Option<&str> {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    let bearer = text("authorization").and_then(|value| value.split_once(' '));
+    let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, key)| key);
+    // Anthropic's clients send the key in a header of their own.
+    bearer.or(text("x-api-key"))
+}
+
+#[cfg(unix)]
+fn warn_if_readable_by_others(flag: &str, path: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    if std::fs::metadata(path).is_ok_and(|file| file.permissions().mode() & 0o004 != 0) {
+        log::warn!("{flag} {} can be read by every user of this machine: chmod 600 it", path.display());
+    }
+}
+
+#[cfg(not(unix))]
+fn warn_if_readable_by_others(_: &str, _: &Path) {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::TempDir;
+    use axum::http::header;
+
+    fn sent(value: &str) -> HeaderMap {
+        HeaderMap::from_iter([(header::AUTHORIZATION, value.parse().unwrap())])
+    }
+
+    fn rates(keys: &ApiKeys, key: &str) -> Rates {
+        keys.find(Some(key)).unwrap().meter.map_or(Rates::default(), |meter| meter.rates())
+    }
+
+    #[test]
+    fn only_a_whole_key_lets_in() {
+        let both = ApiKeys::load(&["alpha", "beta"].map(|key| Secret(key.into())), None).unwrap();
+        let lets_in = |headers: &HeaderMap| both.find(sent_key(headers)).is_some();
+        for good in ["Bearer alpha", "bearer beta", "Bearer  beta"] {
+            assert!(lets_in(&sent(good)), "{good}");
+        }
+        for bad in ["", "Bearer", "Bearer ", "alpha", "Basic alpha", "Bearer alph", "Bearer alphabeta", "Bearer Alpha"]
+        {
+            assert!(!lets_in(&sent(bad)), "{bad}");
+        }
+        assert!(!lets_in(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn a_file_has_one_key_on_each_line() {
+        let dir = TempDir::new("keys");
+        let path = dir.path().join("keys");
+        std::fs::write(&path, "one\r\n\n two \n").unwrap();
+        let loaded = ApiKeys::load(&[Secret("three".into())], Some(&path)).unwrap();
+        let texts: Vec<String> = loaded.keys().iter().map(|key| key.text.clone()).collect();
+        assert_eq!(texts, ["three", "one", "two"]);
+        assert_eq!(format!("{loaded:?}"), "ApiKeys(3)");
+        std::fs::write(&path, "four").unwrap();
+        loaded.reload().unwrap();
+        assert!(loaded.keys().len() == 2 && loaded.clone().find(Some("four")).is_some());
+        std::fs::write(&path, "\n").unwrap();
+        assert!(loaded.reload().is_err() && loaded.find(Some("four")).is_some(), "an error changes nothing");
+        assert!(ApiKeys::load(&[], Some(&path)).unwrap_err().to_string().contains("has no key"));
+        let error = ApiKeys::load(&[Secret("a b".into())], None).unwrap_err().to_string();
+        assert!(!error.contains("a b"), "{error}");
+        assert!(ApiKeys::load(&[Secret(String::new())], None).is_err());
+    }
+
+    #[test]
+    fn a_line_may_have_rates_which_a_reload_keeps_counting() {
+        let dir = TempDir::new("key-rates");
+        let path = dir.path().join("keys");
+        std::fs::write(&path, "one rpm=60 tpm=100_000\ntwo\tTPM=5\n").unwrap();
+        let error = format!("{:#}", ApiKeys::load(&[], Some(&path)).unwrap_err());
+        assert!(error.contains("line 2 of --api-key-file") && error.contains("rpm=N"), "{error}");
+        assert!(!error.contains("TPM"), "it may be a part of a key: {error}");
+        for bad in ["rpm=0", "rpm=-1", "tpm=x", "tpm", "rpm=1 rpm=2", "rpm=5000000000"] {
+            std::fs::write(&path, format!("one {bad}\n")).unwrap();
+            assert!(ApiKeys::load(&[], Some(&path)).is_err(), "{bad}");
+        }
+        std::fs::write(&path, "one rpm=1 tpm=100_000\ntwo rpm=1").unwrap();
+        let loaded = ApiKeys::load(&["one", "three"].map(|key| Secret(key.into())), Some(&path)).unwrap();
+        let number = |rate: Option<std::num::NonZeroU32>| rate.map(u32::from);
+        let one = rates(&loaded, "one");
+        assert_eq!((number(one.requests), number(one.tokens)), (Some(1), Some(100_000)));
+        assert_eq!(rates(&loaded, "three"), Rates::default());
+        let take = |key: &str| loaded.find(Some(key)).unwrap().meter.unwrap().request().is_ok();
+        assert_eq!((take("one"), take("one"), take("two")), (true, false, true));
+        std::fs::write(&path, "one rpm=1 tpm=100000\ntwo rpm=2").unwrap();
+        loaded.reload().unwrap();
+        assert_eq!((take("one"), take("two")), (false, true), "only new rates begin anew");
+    }
+
+    #[test]
+    fn keys_do_not_show_in_the_flags() {
+        let key = Secret::from("sk-1".to_string());
+        assert!(!format!("{key:?}").contains("sk-1"));
+    }
+}

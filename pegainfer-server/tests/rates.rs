@@ -1,0 +1,77 @@
+//! Rates of API keys: what goes beyond them is refused, in the shape of the API that was called.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+use support::client::{Response, get, send};
+use support::process::{Process, pegainfer};
+use support::temp_dir::TempDir;
+use support::wait_until;
+
+/// A server with a key file of these lines, and the path of the file.
+fn server(dir: &TempDir, lines: &str) -> (Process, PathBuf) {
+    let path = dir.0.join("keys");
+    std::fs::write(&path, lines).unwrap();
+    (Process::start(pegainfer().arg("--api-key-file").arg(&path)), path)
+}
+
+fn ask(address: SocketAddr, key: &str, path: &str, body: &Value) -> Response {
+    let headers = [("Content-Type", "application/json"), ("x-api-key", key)];
+    send(address, "POST", path, &headers, body.to_string().as_bytes())
+}
+
+fn complete(address: SocketAddr, key: &str, max_tokens: usize) -> Response {
+    ask(address, key, "/v1/completions", &json!({"prompt": "x", "max_tokens": max_tokens, "ignore_eos": true}))
+}
+
+#[test]
+fn a_key_has_so_many_requests_a_minute() {
+    let dir = TempDir::new("rpm");
+    let (server, path) = server(&dir, "slow rpm=60\nfree\n");
+    let address = server.address;
+    let refused = (0..500).map(|_| complete(address, "slow", 1)).find(|response| response.status != 200).unwrap();
+    assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")));
+    let error = refused.json()["error"].clone();
+    assert_eq!((&error["type"], &error["code"]), (&json!("invalid_request_error"), &json!("rate_limit_exceeded")));
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("60 requests a minute (rpm=60 on its line of the key file)"), "{message}");
+    let models = |key: &str| send(address, "GET", "/v1/models", &[("x-api-key", key)], b"").status;
+    assert_eq!((models("slow"), complete(address, "free", 1).status), (200, 200), "what is small, and other keys");
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(complete(address, "slow", 1).status, 200, "after the time of Retry-After");
+
+    let messages = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1});
+    let refused =
+        (0..9).map(|_| ask(address, "slow", "/v1/messages", &messages)).find(|response| response.status != 200);
+    assert_eq!(refused.unwrap().json()["error"]["type"], "rate_limit_error", "Anthropic's shape");
+    let metrics = get(address, "/metrics").text();
+    let counted = |line: &&str| line.contains("reason=\"rpm\"") || line.contains("reason=\"rate_limit_exceeded\"");
+    assert_eq!(metrics.lines().filter(counted).count(), 2, "{metrics}");
+
+    std::fs::write(&path, "slow rpm=600\nnew rpm=1\n").unwrap();
+    server.signal("-HUP");
+    wait_until("the new key is in use", || complete(address, "new", 1).status == 200);
+    let refused = complete(address, "new", 1);
+    assert!(refused.status == 429 && refused.header("retry-after").unwrap().parse::<u64>().unwrap() > 50);
+    assert!((0..100).all(|_| complete(address, "slow", 1).status == 200), "it has another rate");
+    assert_eq!(complete(address, "free", 1).status, 401);
+}
+
+#[test]
+fn a_key_has_so_many_tokens_a_minute() {
+    let dir = TempDir::new("tpm");
+    let (server, _) = server(&dir, "slow tpm=60\nfree");
+    assert_eq!(complete(server.address, "slow", 100).status, 200, "what has begun goes on to its end");
+    let refused = complete(server.address, "slow", 1);
+    let seconds: u64 = refused.header("retry-after").unwrap().parse().unwrap();
+    assert!(refused.status == 429 && (20..=42).contains(&seconds), "101 tokens of 60: {seconds} s");
+    let message = refused.json()["error"]["message"].as_str().unwrap().to_string();
+    assert!(message.contains("60 tokens a minute (tpm=60 on its line of the key file)"), "{message}");
+    assert_eq!(complete(server.address, "free", 1).status, 200);
+}
