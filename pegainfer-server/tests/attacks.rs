@@ -9,15 +9,16 @@ use rustix::process::Resource;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
-use std::path::Path;
 use std::time::{Duration, Instant};
 use support::attack::{KEY, Target, limit, metric, post_text, together};
-use support::client::{post, post_with, write};
-use support::{model_dir, wait_until};
+use support::client::{Response, post_with, send, write};
+use support::{endless_template, wait_until};
 
 const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
 const MIB: usize = 1 << 20;
+/// API key of the attacker, on servers that want one.
+const HOSTILE: &str = "hostile";
 
 /// Announces a body of `length` bytes and sends only `body`, or the part of it that the server takes in a second.
 fn announce(address: SocketAddr, length: usize, body: &[u8]) -> TcpStream {
@@ -47,9 +48,19 @@ fn statuses(n: usize, address: SocketAddr, path: &str, body: &str) -> Vec<u16> {
     together(n, |_| post_text(address, path, body).0)
 }
 
+/// Headers of a hostile client that has a key of its own.
+fn hostile() -> [(&'static str, &'static str); 2] {
+    [("Content-Type", "application/json"), ("x-api-key", HOSTILE)]
+}
+
+/// The response to a completion of the hostile client.
+fn complete(address: SocketAddr, body: &Value) -> Response {
+    send(address, "POST", COMPLETIONS, &hostile(), body.to_string().as_bytes())
+}
+
 /// The message of a refusal with status 400.
 fn refusal(address: SocketAddr, body: &Value) -> String {
-    let response = post(address, COMPLETIONS, body);
+    let response = complete(address, body);
     assert_eq!(response.status, 400);
     response.json()["error"]["message"].as_str().unwrap().to_string()
 }
@@ -62,9 +73,9 @@ fn bodies_and_prompts_of_megabytes() {
         std::thread::sleep(Duration::from_millis(500));
         drop(open);
     });
-    target.attack("60 bodies of 8 MB are held one byte short", |address| {
+    target.attack("180 bodies of 8 MB are held one byte short", |address| {
         let body = vec![b' '; 8 * MIB - 1];
-        drop(together(60, |_| announce(address, 8 * MIB, &body)));
+        drop(together(180, |_| announce(address, 8 * MIB, &body)));
     });
     target.attack("a prompt of 7.8 MB with 128 choices", |address| {
         let prompt = "0, ".repeat(2_600_000);
@@ -89,6 +100,16 @@ fn bodies_and_prompts_of_megabytes() {
     });
 }
 
+/// A text that the tokenizer's caches do not help with: one word of letters from a linear congruential generator.
+fn random_letters(length: usize) -> String {
+    let mut state = 1u32;
+    let mut letter = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        char::from(b'a' + (state >> 24) as u8 % 26)
+    };
+    (0..length).map(|_| letter()).collect()
+}
+
 #[test]
 fn texts_of_megabytes_are_tokenized() {
     let mut target = Target::start(&[]);
@@ -96,16 +117,13 @@ fn texts_of_megabytes_are_tokenized() {
         let body = json!({"prompt": "7".repeat(4 * MIB), "return_token_strs": true}).to_string();
         assert_eq!(statuses(4, address, "/tokenize", &body), [200; 4]);
     });
+    let letters = random_letters(6 * MIB);
     target.attack("texts of 6 MB without spaces, of emoji and of random letters", |address| {
-        let mut state = 1u32;
-        let mut letter = || {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            char::from(b'a' + (state >> 24) as u8 % 26)
-        };
-        let letters: String = (0..6 * MIB).map(|_| letter()).collect();
-        for text in ["a".repeat(6 * MIB), "🎉👩👧".repeat(400_000), letters.clone()] {
+        for text in [&"a".repeat(6 * MIB), &"🎉👩👧".repeat(400_000), &letters] {
             assert_eq!(post_text(address, "/tokenize", &json!({ "prompt": text }).to_string()).0, 200);
         }
+    });
+    target.attack("a text of 6 MB whose deadline passes", |address| {
         let began = Instant::now();
         let late = post_with(address, "/tokenize", ("x-request-timeout", "0.1"), &json!({ "prompt": letters }));
         assert_eq!(late.status, 504, "the deadline covers the tokenizer");
@@ -118,7 +136,7 @@ fn texts_of_megabytes_are_tokenized() {
 
 #[test]
 fn responses_of_megabytes() {
-    let mut target = Target::start(&[]);
+    let mut target = Target::start(&["--api-key", KEY, "--api-key", HOSTILE]);
     target.attack("log-probabilities of a prompt of 4,090 tokens for 128 choices", |address| {
         let body = json!({"prompt": vec![5; 4090], "n": 128, "echo": true, "logprobs": 20, "max_tokens": 1});
         let message = refusal(address, &body);
@@ -130,10 +148,23 @@ fn responses_of_megabytes() {
     });
     target.attack("log-probabilities of a prompt for 8 choices, computed once", |address| {
         let body = json!({"prompt": vec![5; 2000], "n": 8, "echo": true, "logprobs": 20, "max_tokens": 1});
-        let response = post(address, COMPLETIONS, &body).json();
+        let response = complete(address, &body).json();
         let reports: Vec<&[Value]> = response["choices"].as_array().unwrap().iter().map(report).collect();
         assert_eq!((reports.len(), reports[0].len()), (8, 2000));
         assert!(reports.iter().all(|report| report == &reports[0]));
+    });
+    target.attack("20 log-probabilities of each of 30,000 tokens, plain and streamed", |address| {
+        for stream in [false, true] {
+            let body = json!({"prompt": "x", "n": 30, "logprobs": 20, "max_tokens": 1000, "ignore_eos": true, "stream": stream});
+            let response = complete(address, &body);
+            assert_eq!(response.status, 200);
+            assert!(response.text().len() > 10 * MIB);
+        }
+    });
+    target.attack("log-probabilities of a prompt for 16 choices, streamed", |address| {
+        let body =
+            json!({"prompt": vec![5; 2000], "n": 16, "echo": true, "logprobs": 20, "max_tokens": 1, "stream": true});
+        assert!(complete(address, &body).text().len() > 10 * MIB);
     });
 }
 
@@ -161,20 +192,8 @@ fn more_connections_than_files() {
 
 #[test]
 fn a_chat_template_that_never_ends() {
-    let dir = std::env::temp_dir().join(format!("pegainfer-hostile-template-{}", std::process::id()));
-    std::fs::create_dir_all(&dir).unwrap();
-    for file in std::fs::read_dir(model_dir()).unwrap() {
-        let path = file.unwrap().path();
-        std::fs::copy(&path, dir.join(path.file_name().unwrap())).unwrap();
-    }
-    let endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}";
-    std::fs::write(dir.join("chat_template.jinja"), endless).unwrap();
-    attack_template(&dir);
-    std::fs::remove_dir_all(&dir).unwrap();
-}
-
-fn attack_template(dir: &Path) {
-    let mut target = Target::start(&["--model-path", dir.to_str().unwrap()]);
+    let dir = endless_template("attack");
+    let mut target = Target::start(&["--model-path", dir.0.to_str().unwrap()]);
     target.attack("two chats through an endless template", |address| {
         let body = json!({"messages": [{"role": "user", "content": "x"}]}).to_string();
         assert_eq!(statuses(2, address, CHAT, &body), [400; 2]);
@@ -183,12 +202,11 @@ fn attack_template(dir: &Path) {
 
 #[test]
 fn a_client_that_fills_the_queue() {
-    let mut target = Target::start(&["--api-key", KEY, "--api-key", "hostile"]);
+    let mut target = Target::start(&["--api-key", KEY, "--api-key", HOSTILE]);
     target.attack("700 choices of one key", |address| {
         let body = json!({"prompt": "x", "n": 100, "max_tokens": 4000, "ignore_eos": true, "stream": true}).to_string();
-        let headers = [("Content-Type", "application/json"), ("Authorization", "Bearer hostile")];
         let open: Vec<TcpStream> =
-            (0..7).map(|_| write(address, "POST", COMPLETIONS, &headers, body.as_bytes())).collect();
+            (0..7).map(|_| write(address, "POST", COMPLETIONS, &hostile(), body.as_bytes())).collect();
         wait_until("all wait or run", || metric(address, "vllm:num_requests_waiting") > 600.0);
         std::thread::sleep(Duration::from_secs(2));
         drop(open);

@@ -11,7 +11,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 use support::client::{Response, get, post, post_ok, post_unread, post_with, read_head};
 use support::mock::MockEngine;
-use support::{TestServer, wait_until};
+use support::{Setup, TestServer, endless_template, wait_until};
 
 const COMPLETIONS: &str = "/v1/completions";
 
@@ -62,6 +62,25 @@ fn a_stream_is_cancelled_at_its_deadline_with_an_event() {
     assert_eq!(text.matches("\"text\"").count(), 3, "what came before stays: {text}");
     server.wait_idle();
     assert_eq!(control.cancelled(), 1);
+}
+
+#[test]
+fn the_deadline_holds_while_a_stream_is_prepared_whose_head_was_sent() {
+    let dir = endless_template("deadline");
+    let (engine, control) = MockEngine::replying(" a cat sat");
+    let setup = Setup { options: limited(700), model_dir: dir.0.clone(), ..Setup::default() };
+    let server = TestServer::start(engine, setup);
+    // Two threads render, each a template at a time until its instructions are used up: the last ones wait.
+    let body = json!({"messages": [{"role": "user", "content": "x"}], "stream": true});
+    let chats: Vec<TcpStream> = (0..16).map(|_| post_unread(server.address, "/v1/chat/completions", &body)).collect();
+    let begun = chats.into_iter().map(read_head).filter(|response| response.status == 200);
+    let ends: Vec<String> = begun.map(rest).collect();
+    let error = r#"data: {"error":{"message":"the request was cancelled: it took longer than 0.7 s","type":"server_error","param":null,"code":"request_timeout"}}"#;
+    let late = ends.iter().filter(|text| text.ends_with(&format!("{error}\n\ndata: [DONE]\n\n"))).count();
+    assert!(late > 0 && ends.iter().all(|text| text.starts_with(": keep-alive\n\n")), "{ends:?}");
+    assert_eq!(control.added(), 0);
+    // What was cancelled is not rendered: it would keep the threads busy for several times as long.
+    wait_until("the threads are free", || post(server.address, COMPLETIONS, &json!({"prompt": "x"})).status == 200);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 use super::sse::{HEAD_DELAY, error_event, stream_headers};
 use super::stream_head::StreamHead;
 use crate::error::ApiError;
+use crate::lifecycle::{Deadline, Lifecycle};
 use axum::body::{Body, BodyDataStream, Bytes};
 use axum::extract::{Request, State};
 use axum::middleware::Next;
@@ -19,17 +20,36 @@ const GRACE: Duration = Duration::from_millis(50);
 /// What is sent while the handler works.
 const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
 
+/// What the middleware consults.
+#[derive(Debug, Clone)]
+pub struct EarlyHead {
+    /// Maximum time without a byte.
+    pub interval: Duration,
+    /// Ends what is prepared when the server stops.
+    pub lifecycle: Lifecycle,
+}
+
 /// A stream whose head was sent.
 enum Early {
-    Preparing(BoxFuture<'static, Response>),
+    Preparing(Preparing),
     Streaming(BodyDataStream),
     Done,
 }
 
+/// A request whose handler still works.
+struct Preparing {
+    handler: BoxFuture<'static, Response>,
+    /// Resolves when the request has to be cancelled: `http::deadline` only knows of requests without a head.
+    cutoff: BoxFuture<'static, ApiError>,
+    path: String,
+    interval: Duration,
+}
+
 /// Middleware: responds with the head of a stream if the handler announced one and has not responded after [`HEAD_DELAY`]. A refusal
-/// after that is an event. `interval`: maximum time without a byte.
-pub async fn send_early(State(interval): State<Duration>, mut request: Request, next: Next) -> Response {
+/// after that is an event, as is the end at the deadline, which drops the handler.
+pub async fn send_early(State(options): State<EarlyHead>, mut request: Request, next: Next) -> Response {
     let head = StreamHead::default();
+    let deadline = request.extensions().get::<Deadline>().copied();
     let path = request.uri().path().to_string();
     request.extensions_mut().insert(head.clone());
     let mut handler: BoxFuture<'static, Response> = Box::pin(next.run(request));
@@ -44,7 +64,9 @@ pub async fn send_early(State(interval): State<Duration>, mut request: Request, 
         ignored = due => ignored,
     };
     let first = stream::once(async { Ok(Bytes::from_static(KEEP_ALIVE)) });
-    let rest = stream::unfold(Early::Preparing(handler), move |early| next_bytes(early, path.clone(), interval));
+    let cutoff = options.lifecycle.cutoff(deadline);
+    let preparing = Preparing { handler, cutoff, path, interval: options.interval };
+    let rest = stream::unfold(Early::Preparing(preparing), next_bytes);
     let mut response = Body::from_stream(first.chain(rest)).into_response();
     stream_headers(response.headers_mut());
     if let Some(ignored) = ignored {
@@ -53,16 +75,19 @@ pub async fn send_early(State(interval): State<Duration>, mut request: Request, 
     response
 }
 
-async fn next_bytes(early: Early, path: String, interval: Duration) -> Option<(Result<Bytes, axum::Error>, Early)> {
+async fn next_bytes(early: Early) -> Option<(Result<Bytes, axum::Error>, Early)> {
     let mut body = match early {
-        Early::Preparing(mut handler) => {
+        Early::Preparing(mut preparing) => {
             let response = tokio::select! {
                 biased;
-                response = &mut handler => response,
-                () = sleep(interval) => return Some((Ok(Bytes::from_static(KEEP_ALIVE)), Early::Preparing(handler))),
+                response = &mut preparing.handler => response,
+                error = &mut preparing.cutoff => return Some((Ok(error_event(&preparing.path, &error)), Early::Done)),
+                () = sleep(preparing.interval) => {
+                    return Some((Ok(Bytes::from_static(KEEP_ALIVE)), Early::Preparing(preparing)));
+                }
             };
             if let Some(error) = response.extensions().get::<ApiError>() {
-                return Some((Ok(error_event(&path, error)), Early::Done));
+                return Some((Ok(error_event(&preparing.path, error)), Early::Done));
             }
             response.into_body().into_data_stream()
         }
@@ -90,7 +115,19 @@ mod tests {
     const INTERVAL: Duration = Duration::from_millis(20);
 
     /// The response of a handler that announces a stream, and responds when it is told to.
-    async fn response(path: &'static str, result: Result<&'static str, ApiError>) -> (Response, Arc<Notify>) {
+    async fn response(
+        path: &'static str,
+        result: Result<&'static str, ApiError>,
+    ) -> (Response, Arc<Notify>, Lifecycle) {
+        response_by(None, path, result).await
+    }
+
+    /// Like [`response`], with a deadline. The handler holds a clone of the returned `Arc`.
+    async fn response_by(
+        deadline: Option<Deadline>,
+        path: &'static str,
+        result: Result<&'static str, ApiError>,
+    ) -> (Response, Arc<Notify>, Lifecycle) {
         let go = Arc::new(Notify::new());
         let told = go.clone();
         let handler = move |Extension(head): Extension<StreamHead>| async move {
@@ -98,10 +135,15 @@ mod tests {
             told.notified().await;
             result
         };
-        let mut router: Router =
-            Router::new().route(path, get(handler)).layer(from_fn_with_state(INTERVAL, send_early));
-        let request = Request::get(path).body(Body::empty()).unwrap();
-        (router.call(request).await.unwrap(), go)
+        // It counts as closing when it is dropped.
+        let lifecycle = Lifecycle::default();
+        let options = EarlyHead { interval: INTERVAL, lifecycle: lifecycle.clone() };
+        let mut router: Router = Router::new().route(path, get(handler)).layer(from_fn_with_state(options, send_early));
+        let mut request = Request::get(path).body(Body::empty()).unwrap();
+        if let Some(deadline) = deadline {
+            request.extensions_mut().insert(deadline);
+        }
+        (router.call(request).await.unwrap(), go, lifecycle)
     }
 
     async fn rest(mut body: BodyDataStream) -> String {
@@ -114,7 +156,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_head_comes_before_the_handler_is_done() {
-        let (response, go) = response("/v1/completions", Ok("data: x\n\n")).await;
+        let (response, go, _lifecycle) = response("/v1/completions", Ok("data: x\n\n")).await;
         assert_eq!(
             (response.status(), &response.headers()["x-ignored-fields"]),
             (StatusCode::OK, &HeaderValue::from_static("odd"))
@@ -140,12 +182,32 @@ mod tests {
             ),
             ("/v1/completions", "data: {\"error\":{\"message\":\"no\""),
         ] {
-            let (response, go) = response(path, Err(error())).await;
+            let (response, go, _lifecycle) = response(path, Err(error())).await;
             go.notify_one();
             let text = rest(response.into_body().into_data_stream()).await;
             let event = text.trim_start_matches(": keep-alive\n\n");
             assert!(event.starts_with(expected), "{event}");
             assert_eq!(event.ends_with("data: [DONE]\n\n"), path == "/v1/completions");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_deadline_ends_what_is_prepared_with_an_event_of_the_api() {
+        for (path, expected) in [
+            ("/v1/messages", "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"timeout_error\""),
+            ("/v1/responses", "event: error\ndata: {\"type\":\"error\",\"code\":\"request_timeout\""),
+            (
+                "/v1/completions",
+                "data: {\"error\":{\"message\":\"the request was cancelled: it took longer than 0.2 s\"",
+            ),
+        ] {
+            let deadline = Some(Deadline::after(Duration::from_millis(200)));
+            let (response, go, _lifecycle) = response_by(deadline, path, Ok("data: x\n\n")).await;
+            assert_eq!(response.status(), StatusCode::OK);
+            let text = rest(response.into_body().into_data_stream()).await;
+            let event = text.trim_start_matches(": keep-alive\n\n");
+            assert!(event.starts_with(expected), "{event}");
+            assert_eq!(Arc::strong_count(&go), 1, "the handler is gone");
         }
     }
 }

@@ -61,18 +61,20 @@ use axum::http::{Method, StatusCode, Uri};
 use axum::middleware::{self, Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use early_head::EarlyHead;
 use futures_util::FutureExt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 /// The router of all endpoints and of the web UI.
 pub fn router(state: Arc<AppState>) -> Router {
+    let early = EarlyHead { interval: state.options.keep_alive_interval, lifecycle: state.lifecycle.clone() };
     let streams = Router::new()
         .route("/v1/completions", post(completions::completions))
         .route("/v1/chat/completions", post(chat::chat))
         .route("/v1/responses", post(responses::responses))
         .route("/v1/messages", post(anthropic::messages))
-        .layer(from_fn_with_state(state.options.keep_alive_interval, early_head::send_early));
+        .layer(from_fn_with_state(early, early_head::send_early));
     Router::new()
         .merge(streams)
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))

@@ -13,16 +13,16 @@
 //! The times are those of a machine that has nothing else to do: where other processes take a part of the CPU time, the bounds
 //! are larger by what is missing.
 
-use super::client::{get, post_with, send};
+use super::client::{get, send};
 use super::process::{Process, pegainfer};
+use super::usage::{CpuTime, Usage, reset_peak, status};
 use super::wait_until;
+use super::watch::{WATCHED, watch};
 use rustix::process::{Resource, Rlimit, setrlimit};
-use serde_json::json;
 use std::io::BufRead;
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -40,9 +40,7 @@ const AFTERMATH: Duration = Duration::from_secs(5);
 /// API key of the ordinary client, for servers that want one.
 pub const KEY: &str = "ordinary";
 /// Runs of an attack in which times may hold.
-const RUNS: usize = 3;
-/// Least time for which the server is watched, so that percentiles mean something.
-const WATCHED: Duration = Duration::from_millis(1500);
+const RUNS: usize = 2;
 
 /// A server that can be attacked.
 pub struct Target {
@@ -83,7 +81,7 @@ impl Target {
     }
 
     /// Runs `attack`, which returns when its last connection is closed, and checks everything. Other tests use the cores, too:
-    /// times have to hold in one of a few runs, everything else in each.
+    /// times have to hold in one of two runs, everything else in each.
     pub fn attack<R>(&mut self, name: &str, attack: impl Fn(SocketAddr) -> R) -> R {
         for run in 1.. {
             let (result, late) = self.attack_once(name, &attack);
@@ -125,7 +123,7 @@ impl Target {
         let (pid, before) = (self.pid(), self.before);
         loop {
             let now = Usage::of(pid);
-            if now.is_back_to(before) && is_idle(self.address()) {
+            if is_back_to(now, before) && is_idle(self.address()) {
                 break;
             }
             let waited = over.elapsed();
@@ -139,176 +137,12 @@ impl Target {
     }
 }
 
-/// What a process has at one time.
-#[derive(Debug, Clone, Copy)]
-struct Usage {
-    resident: u64,
-    files: usize,
-    threads: u64,
-}
-
-impl Usage {
-    fn of(pid: u32) -> Self {
-        let files = std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
-        Self { resident: status(pid, "VmRSS:"), files, threads: status(pid, "Threads:") / 1024 }
-    }
-
-    /// Whether nothing is left that `before` did not have. KV pages and the caches of the tokenizer and the allocator, which
-    /// are bounded, may have been touched since; idle threads of the blocking pool end by themselves after ten seconds.
-    fn is_back_to(self, before: Self) -> bool {
-        self.resident < before.resident + KV + 128 * MIB
-            && self.files <= before.files + 4
-            && self.threads <= before.threads + 16
-    }
-}
-
-/// CPU time so far, in clock ticks.
-struct CpuTime {
-    /// Of all cores, idle time included.
-    total: u64,
-    /// In which a core was busy.
-    busy: u64,
-    /// Of the server and of this process.
-    own: u64,
-}
-
-impl CpuTime {
-    fn now(server: u32) -> Self {
-        let text = std::fs::read_to_string("/proc/stat").unwrap();
-        let cores = text.lines().next().unwrap().split_whitespace().skip(1).take(8);
-        let ticks: Vec<u64> = cores.map(|field| field.parse().unwrap()).collect();
-        // user, nice, system, idle, iowait, ...
-        let (total, idle) = (ticks.iter().sum::<u64>(), ticks[3] + ticks[4]);
-        Self { total, busy: total - idle, own: process_ticks(server) + process_ticks(std::process::id()) }
-    }
-
-    /// How much longer work took since then because other processes had a part of the CPU time; 1 if they had none.
-    fn slowdown(&self, server: u32) -> f64 {
-        let now = Self::now(server);
-        let total = (now.total - self.total).max(1) as f64;
-        let others = (now.busy - self.busy).saturating_sub(now.own - self.own) as f64;
-        1.0 / (1.0 - others / total).max(0.05)
-    }
-}
-
-/// User and system time of a process.
-fn process_ticks(pid: u32) -> u64 {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name of the process, in brackets, may hold spaces.
-    let fields = text.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace();
-    fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum()
-}
-
-/// A number of `/proc/PID/status`: bytes, or a count times 1,024.
-fn status(pid: u32, field: &str) -> u64 {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let number = text.lines().find_map(|line| line.strip_prefix(field)?.split_whitespace().next()?.parse().ok());
-    number.unwrap_or(0u64) * 1024
-}
-
-/// Lets `VmHWM`, the peak of the resident memory, begin again.
-fn reset_peak(pid: u32) {
-    std::fs::write(format!("/proc/{pid}/clear_refs"), "5").unwrap();
-}
-
-/// Percentiles, 99th of each.
-#[derive(Debug, Clone, Copy)]
-struct Figures {
-    ttft: Duration,
-    itl: Duration,
-    health: Duration,
-}
-
-/// What the ordinary client and the poller saw.
-#[derive(Default)]
-struct Watched {
-    first: Vec<Duration>,
-    gaps: Vec<Duration>,
-    health: Vec<Duration>,
-    refused: Vec<u16>,
-}
-
-impl Watched {
-    fn figures(&self) -> Figures {
-        let [ttft, itl, health] = [&self.first, &self.gaps, &self.health].map(|times| percentile(times));
-        Figures { ttft, itl, health }
-    }
-
-    /// The time that did not hold, if there is one.
-    fn late(&self, quiet: Figures, slowdown: f64) -> Option<String> {
-        let Figures { ttft, itl, health } = self.figures();
-        if ttft >= (3 * quiet.ttft).max(Duration::from_secs(1).mul_f64(slowdown)) {
-            return Some(format!("TTFT {ttft:?}, quiet {:?}", quiet.ttft));
-        }
-        if itl >= (3 * quiet.itl).max(Duration::from_millis(50).mul_f64(slowdown)) {
-            return Some(format!("ITL {itl:?}, quiet {:?}", quiet.itl));
-        }
-        let most = (3 * quiet.health).max(Duration::from_millis(100).mul_f64(slowdown));
-        (health >= most).then(|| format!("/health took {health:?}, quiet {:?}", quiet.health))
-    }
-}
-
-fn percentile(times: &[Duration]) -> Duration {
-    let mut times = times.to_vec();
-    times.sort_unstable();
-    times.get((times.len() * 99).div_ceil(100).saturating_sub(1)).copied().unwrap_or_default()
-}
-
-/// Watches the server while `work` runs and for at least [`WATCHED`].
-fn watch(address: SocketAddr, key: &str, work: impl FnOnce()) -> Watched {
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let client = scope.spawn(|| stream_until(address, key, &stop));
-        let poller = scope.spawn(|| poll_until(address, &stop));
-        let began = Instant::now();
-        // A panic of the attack must not leave the watchers running.
-        let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-        std::thread::sleep(WATCHED.saturating_sub(began.elapsed()));
-        stop.store(true, Ordering::SeqCst);
-        let (first, gaps, refused) = client.join().unwrap();
-        let health = poller.join().unwrap();
-        if let Err(panic) = worked {
-            std::panic::resume_unwind(panic);
-        }
-        Watched { first, gaps, health, refused }
-    })
-}
-
-/// An ordinary client: one short stream after the other. Returns the times to its first tokens and between its tokens, and
-/// refusals.
-fn stream_until(address: SocketAddr, key: &str, stop: &AtomicBool) -> (Vec<Duration>, Vec<Duration>, Vec<u16>) {
-    let body = json!({"prompt": "Once upon a time", "max_tokens": 100, "ignore_eos": true, "stream": true});
-    let (mut first, mut gaps, mut refused) = (vec![], vec![], vec![]);
-    let authorization = format!("Bearer {key}");
-    while !stop.load(Ordering::SeqCst) {
-        let began = Instant::now();
-        let mut response = post_with(address, "/v1/completions", ("Authorization", &authorization), &body);
-        if response.status != 200 {
-            refused.push(response.status);
-            continue;
-        }
-        let mut last = None;
-        while response.chunk().is_some() {
-            let now = Instant::now();
-            match last.replace(now) {
-                Some(last) => gaps.push(now - last),
-                None => first.push(now - began),
-            }
-        }
-    }
-    (first, gaps, refused)
-}
-
-/// Asks `/health` every 20 ms. Returns the times that it took.
-fn poll_until(address: SocketAddr, stop: &AtomicBool) -> Vec<Duration> {
-    let mut times = vec![];
-    while !stop.load(Ordering::SeqCst) {
-        let began = Instant::now();
-        assert_eq!(get(address, "/health").status, 200);
-        times.push(began.elapsed());
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    times
+/// Whether a process has nothing left that `before` did not have. KV pages and the caches of the tokenizer and the allocator, which
+/// are bounded, may have been touched since; idle threads of the blocking pool end by themselves after ten seconds.
+fn is_back_to(now: Usage, before: Usage) -> bool {
+    now.resident < before.resident + KV + 128 * MIB
+        && now.files <= before.files + 4
+        && now.threads <= before.threads + 16
 }
 
 /// A gauge or counter of `/metrics`, summed over its labels.

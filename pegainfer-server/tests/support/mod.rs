@@ -11,6 +11,10 @@ pub mod mock;
 pub mod process;
 pub mod served;
 pub mod temp_dir;
+#[cfg(target_os = "linux")]
+pub mod usage;
+#[cfg(target_os = "linux")]
+pub mod watch;
 
 use clap::Parser;
 use mock::{Control, MockEngine};
@@ -23,6 +27,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use temp_dir::TempDir;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
@@ -31,6 +36,18 @@ use tokio::task::JoinHandle;
 /// The bundled checkpoint.
 pub fn model_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/qwen3-tiny")
+}
+
+/// A copy of the bundled checkpoint whose chat template never ends by itself.
+pub fn endless_template(name: &str) -> TempDir {
+    let dir = TempDir::new(name);
+    for file in std::fs::read_dir(model_dir()).unwrap() {
+        let path = file.unwrap().path();
+        std::fs::copy(&path, dir.0.join(path.file_name().unwrap())).unwrap();
+    }
+    let endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}";
+    std::fs::write(dir.0.join("chat_template.jinja"), endless).unwrap();
+    dir
 }
 
 /// Tokenizer of the bundled checkpoint.
