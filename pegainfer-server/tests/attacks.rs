@@ -5,13 +5,15 @@
 
 mod support;
 
-use rustix::process::Resource;
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 use support::attack::{KEY, Target, limit, metric, post_text, together};
-use support::client::{Response, post_with, send, write};
+use support::client::{Response, post, post_with, send, write};
+use support::process::{pegainfer, run};
+use support::usage::status;
 use support::{endless_template, wait_until};
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -153,18 +155,18 @@ fn responses_of_megabytes() {
         assert_eq!((reports.len(), reports[0].len()), (8, 2000));
         assert!(reports.iter().all(|report| report == &reports[0]));
     });
-    target.attack("20 log-probabilities of each of 30,000 tokens, plain and streamed", |address| {
+    target.attack("20 log-probabilities of each of 10,000 tokens, plain and streamed", |address| {
         for stream in [false, true] {
-            let body = json!({"prompt": "x", "n": 30, "logprobs": 20, "max_tokens": 1000, "ignore_eos": true, "stream": stream});
+            let body = json!({"prompt": "x", "n": 20, "logprobs": 20, "max_tokens": 500, "ignore_eos": true, "stream": stream});
             let response = complete(address, &body);
             assert_eq!(response.status, 200);
-            assert!(response.text().len() > 10 * MIB);
+            assert!(response.text().len() > 4 * MIB);
         }
     });
-    target.attack("log-probabilities of a prompt for 16 choices, streamed", |address| {
+    target.attack("log-probabilities of a prompt for 8 choices, streamed", |address| {
         let body =
-            json!({"prompt": vec![5; 2000], "n": 16, "echo": true, "logprobs": 20, "max_tokens": 1, "stream": true});
-        assert!(complete(address, &body).text().len() > 10 * MIB);
+            json!({"prompt": vec![5; 2000], "n": 8, "echo": true, "logprobs": 20, "max_tokens": 1, "stream": true});
+        assert!(complete(address, &body).text().len() > 5 * MIB);
     });
 }
 
@@ -173,16 +175,23 @@ fn report(choice: &Value) -> &[Value] {
     &choice["logprobs"]["top_logprobs"].as_array().unwrap()[..2000]
 }
 
+/// Opens a connection 2 ms after the one before. A new connection is not closed for the next 190, which leaves any client the time
+/// to send its request.
+fn paced(open: impl Fn() -> TcpStream) -> TcpStream {
+    std::thread::sleep(Duration::from_millis(2));
+    open()
+}
+
 #[test]
 fn more_connections_than_files() {
     let mut target = Target::start_with(&["--client-timeout", "10"], |command| limit(command, Resource::Nofile, 256));
     target.attack("300 idle connections where 256 files may be open", |address| {
-        let idle: Vec<TcpStream> = (0..300).map(|_| TcpStream::connect(address).unwrap()).collect();
+        let idle: Vec<TcpStream> = (0..300).map(|_| paced(|| TcpStream::connect(address).unwrap())).collect();
         std::thread::sleep(Duration::from_secs(1));
         drop(idle);
     });
     target.attack("500 bodies that come a byte at a time", |address| {
-        let mut slow: Vec<TcpStream> = (0..500).map(|_| announce(address, MIB, b"{")).collect();
+        let mut slow: Vec<TcpStream> = (0..500).map(|_| paced(|| announce(address, MIB, b"{"))).collect();
         for _ in 0..10 {
             slow.iter_mut().for_each(|stream| drop(stream.write(b" ")));
             std::thread::sleep(Duration::from_millis(100));
@@ -211,4 +220,27 @@ fn a_client_that_fills_the_queue() {
         std::thread::sleep(Duration::from_secs(2));
         drop(open);
     });
+}
+
+#[test]
+fn a_machine_without_files_threads_or_memory_is_not_the_client_s_fault() {
+    let mut command = pegainfer();
+    limit(&mut command, Resource::Nofile, 20);
+    let (code, _, error) = run(&mut command);
+    assert_eq!(code, Some(1));
+    assert!(error.contains("only 20 files may be open") && error.contains("(ulimit -n)"), "{error}");
+
+    let target = Target::start(&[]);
+    let schema = json!({"prompt": "x", "max_tokens": 4, "structured_outputs": {"json": {"type": "object"}}});
+    assert_eq!(post(target.address(), COMPLETIONS, &schema).status, 200);
+    // No stack of a new thread fits any more.
+    let most = Some(status(target.pid(), "VmSize:") + (8 << 20));
+    let pid = Pid::from_raw(target.pid() as i32);
+    prlimit(pid, Resource::As, Rlimit { current: most, maximum: most }).unwrap();
+    let other = json!({"prompt": "x", "max_tokens": 4, "structured_outputs": {"json": {"type": "array"}}});
+    let refused = post(target.address(), COMPLETIONS, &other);
+    assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")));
+    assert_eq!(refused.json()["error"]["code"], "server_overloaded");
+    let ordinary = json!({"prompt": "x", "max_tokens": 4});
+    assert_eq!(post(target.address(), COMPLETIONS, &ordinary).status, 200);
 }

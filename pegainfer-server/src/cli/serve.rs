@@ -11,14 +11,16 @@ use crate::models::engine;
 use crate::models::engine::family::LoadedEngine;
 use crate::models::model_path;
 use crate::text::Checkpoint;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use pegainfer_core::engine::{EngineHandle, EngineStats};
 use std::io::ErrorKind;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 use tokio::net::TcpSocket;
+use tokio::runtime::Runtime;
 
 /// Idle time of the engine after which freed memory is returned to the system.
 const IDLE: Duration = Duration::from_secs(1);
@@ -54,7 +56,7 @@ pub struct ServeArgs {
 pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
     allocator::configure();
     http::raise_open_files();
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no async runtime")?;
+    let runtime = async_runtime()?;
     runtime.block_on(async { signals::ignore_others() });
     // The port is reserved before the model is loaded, so that a port in use is reported immediately. Nobody can connect
     // before `listen`.
@@ -105,6 +107,29 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
         tracer.flush();
     }
     served
+}
+
+/// The async runtime. tokio panics where it cannot have its files or threads, so both are tried before.
+fn async_runtime() -> Result<Runtime> {
+    let files = http::max_open_files();
+    ensure!(
+        files > http::OTHER_FILES,
+        "only {files} files may be open, the server itself needs {}: raise the limit (ulimit -n)",
+        http::OTHER_FILES
+    );
+    let threads = available_parallelism().map_or(1, usize::from);
+    try_threads(threads)
+        .with_context(|| format!("{threads} threads cannot be started: raise the limit (ulimit -u)"))?;
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no async runtime")
+}
+
+/// Starts threads, all of which are there at the same time, and ends them.
+fn try_threads(n: usize) -> std::io::Result<()> {
+    let gate = Mutex::new(());
+    std::thread::scope(|scope| {
+        let _closed = gate.lock();
+        (0..n).try_for_each(|_| std::thread::Builder::new().spawn_scoped(scope, || drop(gate.lock())).map(drop))
+    })
 }
 
 /// Returns freed memory to the system whenever the engine becomes idle for [`IDLE`] and after large request bodies, and logs

@@ -17,7 +17,7 @@ pub use connections::{Server, serve};
 pub use cors::Cors;
 pub use hosts::AllowedHosts;
 pub use keys::{ApiKeys, Secret};
-pub use open_files::{max_open_connections, raise_open_files};
+pub use open_files::{OTHER_FILES, max_open_connections, max_open_files, raise_open_files};
 pub use tls::Tls;
 
 /// Connections that may be pending in the listen queue.

@@ -20,19 +20,23 @@ pub fn raise_open_files() {
 pub fn raise_open_files() {}
 
 /// Files that the process needs besides its connections: the model's, the log, the runtime's, traces.
-#[cfg(unix)]
-const OTHER_FILES: usize = 64;
+pub const OTHER_FILES: usize = 64;
 
-/// Connections that the limit of open files allows.
+/// Files that the process may open.
 #[cfg(unix)]
-pub fn max_open_connections() -> usize {
+pub fn max_open_files() -> usize {
     use rustix::process::{Resource, getrlimit};
     let files = getrlimit(Resource::Nofile).current.and_then(|files| usize::try_from(files).ok());
-    files.map_or(usize::MAX, |files| files.saturating_sub(OTHER_FILES).max(1))
+    files.unwrap_or(usize::MAX)
 }
 
 /// Other systems have no such limit.
 #[cfg(not(unix))]
-pub fn max_open_connections() -> usize {
+pub fn max_open_files() -> usize {
     usize::MAX
+}
+
+/// Connections that the limit of open files allows.
+pub fn max_open_connections() -> usize {
+    max_open_files().saturating_sub(OTHER_FILES).max(1)
 }

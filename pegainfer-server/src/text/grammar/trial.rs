@@ -101,6 +101,7 @@ impl GrammarTrial {
         match text.split_once(' ') {
             Some(("ok", mebibytes)) => Ok(mebibytes.trim().parse().unwrap_or(1)),
             Some(("error", error)) => Err(GrammarError::Invalid(error.trim_end().to_string())),
+            Some(("busy", error)) => Err(GrammarError::Busy(error.trim_end().to_string())),
             _ if output.status.code().is_some() => {
                 Err(GrammarError::Busy(format!("the process that compiles it ended with {}", output.status)))
             }
@@ -114,7 +115,8 @@ impl GrammarTrial {
     }
 }
 
-/// The hidden command: compiles the grammar on standard input under these limits, and writes `ok MIB` or `error SENTENCE`.
+/// The hidden command: compiles the grammar on standard input under these limits, and writes `ok MIB`, `error SENTENCE`, or
+/// `busy SENTENCE` if the fault is not the grammar's.
 ///
 /// # Errors
 /// The limits cannot be set, or the pipes are broken.
@@ -132,6 +134,7 @@ pub fn run(memory: u64, seconds: u64) -> std::io::Result<()> {
     let mut stdout = std::io::stdout();
     match compiled {
         Ok(()) => writeln!(stdout, "ok {mebibytes}"),
+        Err(GrammarError::Busy(error)) => writeln!(stdout, "busy {error}"),
         Err(error) => writeln!(stdout, "error {error}"),
     }
 }
