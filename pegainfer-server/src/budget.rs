@@ -1,13 +1,17 @@
-//! Memory of requests that the engine does not have yet: bodies while they are read, and what they are parsed into.
+//! Memory of requests that the engine does not have yet: bodies while they are read, and what they are parsed into; and of large
+//! responses.
 //!
 //! One budget, `--max-inflight-bytes`, in three parts, so that no two requests wait for each other:
 //!
 //! - An eighth for bodies up to [`SMALL_BODY`]: ordinary requests are read even when clients fill the rest with large ones.
 //! - Three eighths for larger bodies. Where they are used up, one body at a time goes on without a share, so that bodies
 //!   that hold a part each cannot block each other.
-//! - Half for parsed bodies and for large responses. A parsed body holds its share until it is submitted to the engine.
+//! - Half for parsed bodies. A parsed body holds its share until it is submitted to the engine.
 //!
 //! A body takes its share as its bytes come, whatever its head announced.
+//!
+//! Large responses may take as much again. They have a budget of their own because a client decides how long they are held:
+//! until it has read them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,6 +45,15 @@ pub enum BudgetError {
         /// Bytes of the budget.
         limit: u64,
     },
+    /// Other responses have all of theirs.
+    #[error(
+        "the large responses that are generated or wait for their clients take all of the {limit} bytes that they may take \
+         together (--max-inflight-bytes); try again later, or ask for fewer log-probabilities"
+    )]
+    Responses {
+        /// Bytes of the budget.
+        limit: u64,
+    },
     /// The request alone is too much.
     #[error(
         "the request body has {values} JSON values, which take more memory than one request may have: at most {most} \
@@ -66,6 +79,7 @@ pub struct Budget {
     exempt: Arc<Semaphore>,
     parsed: Arc<Semaphore>,
     parsed_bytes: usize,
+    responses: Arc<Semaphore>,
     /// Bodies beyond [`SMALL_BODY`] so far.
     large_bodies: AtomicU64,
 }
@@ -87,6 +101,7 @@ impl Budget {
             exempt: Arc::new(Semaphore::new(1)),
             parsed: semaphore(part(4)),
             parsed_bytes: part(4),
+            responses: semaphore(part(8)),
             large_bodies: AtomicU64::new(0),
         }
     }
@@ -111,10 +126,21 @@ impl Budget {
         self.take(&self.parsed, needed).await
     }
 
-    /// The share of a response of this many bytes that waits for its client. One that is larger than the budget takes all
-    /// of it.
+    /// The share of a response of at most `bytes` bytes; waits for it. A response that is larger than the budget takes all of it.
     pub async fn response(&self, bytes: usize) -> Result<Share, BudgetError> {
-        self.take(&self.parsed, bytes.min(self.parsed_bytes)).await
+        let share = self.take(&self.responses, bytes.min(self.limit as usize)).await;
+        share.map_err(|_| BudgetError::Responses { limit: self.limit })
+    }
+
+    /// Adds `bytes` bytes to the share of a response. Does not wait: what the response has already would wait with it.
+    pub fn grow_response(&self, share: &mut Share, bytes: usize) -> Result<(), BudgetError> {
+        let permit = self.responses.clone().try_acquire_many_owned(units(bytes));
+        let permit = permit.map_err(|_| BudgetError::Responses { limit: self.limit })?;
+        match share.0.first_mut() {
+            Some(first) => first.merge(permit),
+            None => share.0.push(permit),
+        }
+        Ok(())
     }
 
     async fn take(&self, part: &Arc<Semaphore>, bytes: usize) -> Result<Share, BudgetError> {
@@ -122,6 +148,16 @@ impl Budget {
         // The semaphores are never closed.
         let permit = timeout(MAX_WAIT, permit).await.ok().and_then(Result::ok);
         permit.map(|permit| Share(vec![permit])).ok_or(BudgetError::Busy { limit: self.limit })
+    }
+}
+
+impl Share {
+    /// Gives back what is beyond `bytes` bytes.
+    pub fn shrink(&mut self, bytes: usize) {
+        for permit in &mut self.0 {
+            let beyond = permit.num_permits().saturating_sub(units(bytes) as usize + 1);
+            drop(permit.split(beyond));
+        }
     }
 }
 
@@ -236,6 +272,23 @@ mod tests {
         let share = budget.parse(1000, 30_000).await.unwrap();
         assert!(budget.parse(1000, 30_000).now_or_never().is_none(), "it waits");
         drop(share);
-        assert!(budget.response(usize::MAX >> 4).await.is_ok(), "one response of any size");
+        assert!(budget.parse(1000, 30_000).now_or_never().is_some());
+    }
+
+    #[tokio::test]
+    async fn responses_have_a_budget_of_their_own() {
+        let budget = Budget::new(8 * MIB as u64);
+        let mut large = budget.response(usize::MAX >> 4).await.unwrap();
+        assert!(budget.response(MIB).now_or_never().is_none(), "one response of any size");
+        assert!(budget.parse(1000, 30_000).now_or_never().is_some(), "bodies are parsed nevertheless");
+        large.shrink(5 * MIB);
+        let mut growing = budget.response(0).await.unwrap();
+        budget.grow_response(&mut growing, 2 * MIB).unwrap();
+        let error = budget.grow_response(&mut growing, MIB).unwrap_err().to_string();
+        assert!(error.contains("all of the 8388608 bytes") && error.contains("(--max-inflight-bytes)"), "{error}");
+        drop(large);
+        budget.grow_response(&mut growing, 6 * MIB).unwrap();
+        drop(growing);
+        assert_eq!(budget.responses.available_permits(), 8 << 10);
     }
 }

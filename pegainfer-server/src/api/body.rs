@@ -121,9 +121,9 @@ pub async fn read(request: Request, state: &AppState) -> Result<(RequestContext,
 /// The response to a request that got no memory.
 pub fn over_budget(error: &BudgetError, state: &AppState) -> ApiError {
     match error {
-        BudgetError::Busy { .. } => {
+        BudgetError::Busy { .. } | BudgetError::Responses { .. } => {
             state.metrics.rejected("inflight_bytes");
-            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string()).with_code("server_overloaded")
+            ApiError::overloaded(error.to_string())
         }
         BudgetError::TooManyValues { .. } => ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, error.to_string()),
     }

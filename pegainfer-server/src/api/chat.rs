@@ -3,22 +3,24 @@
 use super::assistant_message::AssistantMessage;
 use super::body;
 use super::chat_request::ChatRequest;
-use super::delta::{Delta, Finish, PromptInfo};
+use super::delta::{Delta, Finish, Output, PromptInfo};
 use super::generation::Generation;
+use super::large_response::{GrowingResponse, json_bytes};
 use super::logprobs::{ChatLogprobs, TokenNames};
 use super::params::Params;
 use super::policy::with_ignored;
 use super::schema::Body;
-use super::sse::{self, ChunkWriter, Events, KeepAlive};
+use super::sse::{self, ChunkWriter, Events};
 use super::state::{AppState, unix_time};
 use super::submitted_chat::{ChoiceParser, SubmittedChat};
 use super::timings::Timings;
 use super::wire::{ChatChoice, ChatChunkChoice, Envelope, FinishFields, PromptFields, Usage};
 use crate::error::ApiError;
-use axum::Json;
+use crate::text::parser::Event;
 use axum::extract::{Request, State};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use futures_util::future::try_join_all;
+use pegainfer_core::engine::TokenOut;
 use std::sync::Arc;
 
 /// Handles `POST /v1/chat/completions`.
@@ -41,8 +43,8 @@ pub async fn chat(State(state): State<Arc<AppState>>, request: Request) -> Resul
     };
     let response = match writer.params.stream {
         Some(options) => {
-            let keep_alive = KeepAlive::new(writer.params.received, &writer.state.options);
-            sse::respond(generations, writer.params.n, writer, options, keep_alive).await?
+            let Params { n, received, .. } = writer.params;
+            sse::respond(writer.state.clone(), received, generations, n, writer, options).await?
         }
         None => respond(generations, writer).await?,
     };
@@ -82,9 +84,9 @@ impl ChatWriter {
         PromptFields::of(prompt?, &self.params, &self.state.checkpoint.tokenizer)
     }
 
-    fn logprobs(&self, delta: &Delta) -> Option<ChatLogprobs> {
+    fn logprobs<'a>(&self, tokens: impl IntoIterator<Item = &'a TokenOut>) -> Option<ChatLogprobs> {
         let names = TokenNames { tokenizer: &self.state.checkpoint.tokenizer, by_id: self.params.ids_as_text };
-        self.logprobs.then(|| ChatLogprobs::of(delta, &names))
+        self.logprobs.then(|| ChatLogprobs::of(tokens, &names))
     }
 
     /// Fields of the end of a choice.
@@ -96,8 +98,17 @@ impl ChatWriter {
         finish.map(named).into()
     }
 
-    fn token_ids(&self, delta: &Delta) -> Option<Vec<u32>> {
-        self.params.token_ids.then(|| delta.token.iter().map(|token| token.id).collect())
+    fn token_ids<'a>(&self, tokens: impl IntoIterator<Item = &'a TokenOut>) -> Option<Vec<u32>> {
+        self.params.token_ids.then(|| tokens.into_iter().map(|token| token.id).collect())
+    }
+
+    /// A whole choice.
+    fn choice(&self, index: usize, (events, output): (Vec<Event>, Output)) -> (ChatChoice, Option<PromptInfo>) {
+        let Output { tokens, prompt, finish, .. } = output;
+        let tokens = || tokens.iter().map(|(token, _)| token);
+        let (logprobs, token_ids) = (self.logprobs(tokens()), self.token_ids(tokens()));
+        let (message, finish) = (AssistantMessage::whole(events), self.finish(finish));
+        (ChatChoice { index, message, logprobs, finish, token_ids }, prompt)
     }
 }
 
@@ -110,7 +121,7 @@ impl ChunkWriter for ChatWriter {
             self.chunk(out, choice, delta.prompt.take(), usage);
         }
         let message = AssistantMessage::delta(self.parsers[index].0.parse(&mut delta));
-        let (logprobs, token_ids) = (self.logprobs(&delta), self.token_ids(&delta));
+        let (logprobs, token_ids) = (self.logprobs(&delta.token), self.token_ids(&delta.token));
         let reasoning_tokens = self.parsers[index].0.reasoning_tokens;
         let usage = usage.map(|usage| usage.map(|usage| usage.with_reasoning(reasoning_tokens)));
         let finish = self.finish(delta.finish);
@@ -127,38 +138,38 @@ impl ChunkWriter for ChatWriter {
 
 /// Waits for all choices. The first failure drops, and so cancels, the others.
 async fn respond(mut generations: Vec<Generation>, mut writer: ChatWriter) -> Result<Response, ApiError> {
+    let growing = GrowingResponse::default();
     let mut parsers = std::mem::take(&mut writer.parsers);
-    let pairs = generations.iter_mut().zip(&mut parsers).enumerate();
-    let choices = pairs.map(|(index, (generation, (parser, _)))| collect(index, generation, parser, &writer));
-    let (choices, prompts): (Vec<_>, Vec<_>) = try_join_all(choices).await?.into_iter().unzip();
+    let pairs = generations.iter_mut().zip(&mut parsers);
+    let collected = pairs.map(|(generation, (parser, _))| collect(generation, parser, &writer, &growing));
+    let outputs = try_join_all(collected).await?;
     let reasoning_tokens = parsers.iter().map(|(parser, _)| parser.reasoning_tokens).sum();
-    let usage = Usage::sum(generations.iter().map(Generation::counts), choices.len()).with_reasoning(reasoning_tokens);
-    let prompt = prompts.first().and_then(|prompt| writer.prompt(prompt.as_ref()));
-    let envelope = writer.envelope("chat.completion", choices, Some(Some(usage)));
+    let usage = Usage::sum(generations.iter().map(Generation::counts), outputs.len()).with_reasoning(reasoning_tokens);
     let metrics = generations.first().and_then(Generation::timings);
-    Ok(Json(Envelope { prompt, metrics, ..envelope }).into_response())
+    let state = writer.state.clone();
+    let write = move || {
+        let choices = outputs.into_iter().enumerate().map(|(index, output)| writer.choice(index, output));
+        let (choices, prompts): (Vec<_>, Vec<_>) = choices.unzip();
+        let prompt = prompts.first().and_then(|prompt| writer.prompt(prompt.as_ref()));
+        let envelope = writer.envelope("chat.completion", choices, Some(Some(usage)));
+        json_bytes(&Envelope { prompt, metrics, ..envelope })
+    };
+    growing.respond(&state, write).await
 }
 
+/// The parsed text of a choice, and the rest of its output.
 async fn collect(
-    index: usize,
     generation: &mut Generation,
     parser: &mut ChoiceParser,
     writer: &ChatWriter,
-) -> Result<(ChatChoice, Option<PromptInfo>), ApiError> {
-    let (mut events, mut finish, mut prompt) = (Vec::new(), None, None);
-    let (mut logprobs, mut token_ids): (Option<ChatLogprobs>, Option<Vec<u32>>) = (None, None);
+    growing: &GrowingResponse,
+) -> Result<(Vec<Event>, Output), ApiError> {
+    let (mut events, mut output) = (Vec::new(), Output::default());
     while let Some(delta) = generation.next().await {
         let mut delta = delta?;
+        growing.add(&delta, &writer.state)?;
         events.extend(parser.parse(&mut delta));
-        if let Some(more) = writer.logprobs(&delta) {
-            logprobs.get_or_insert_default().extend(more);
-        }
-        if let Some(more) = writer.token_ids(&delta) {
-            token_ids.get_or_insert_default().extend(more);
-        }
-        prompt = delta.prompt.or(prompt);
-        finish = delta.finish;
+        output.push(delta, writer.logprobs || writer.params.token_ids);
     }
-    let message = AssistantMessage::whole(events);
-    Ok((ChatChoice { index, message, logprobs, finish: writer.finish(finish), token_ids }, prompt))
+    Ok((events, output))
 }

@@ -2,8 +2,9 @@
 
 use super::body;
 use super::conversation::FieldNames;
-use super::delta::Delta;
+use super::delta::{Delta, Output};
 use super::generation::Generation;
+use super::large_response::{GrowingResponse, json_bytes};
 use super::logprobs::{CompletionLogprobs, TokenNames};
 use super::params::Params;
 use super::policy::{FieldPolicy, with_ignored};
@@ -11,17 +12,16 @@ use super::schema::Body;
 use super::schema::completions::{CompletionFields, PromptInput};
 use super::schema::generation::GenerationFields;
 use super::schema::sampling::SamplingFields;
-use super::sse::{self, ChunkWriter, Events, KeepAlive};
+use super::sse::{self, ChunkWriter, Events};
 use super::state::{AppState, unix_time};
 use super::stop::check_vocabulary;
 use super::structured::Structured;
 use super::timings::Timings;
 use super::wire::{CompletionChoice, Envelope, PromptFields, Usage};
 use crate::error::ApiError;
-use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::HeaderValue;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use futures_util::future::try_join_all;
 use std::sync::Arc;
 
@@ -83,8 +83,8 @@ pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -
     };
     let response = match writer.params.stream {
         Some(options) => {
-            let keep_alive = KeepAlive::new(writer.params.received, &writer.state.options);
-            sse::respond(generations, writer.params.n, writer, options, keep_alive).await?
+            let Params { n, received, .. } = writer.params;
+            sse::respond(writer.state.clone(), received, generations, n, writer, options).await?
         }
         None => respond(generations, writer).await?,
     };
@@ -122,26 +122,30 @@ impl CompletionWriter {
         Envelope { id: &self.id, object, created: self.created, model, choices, prompt: None, usage, metrics: None }
     }
 
-    /// The part of the choice that one delta carries.
-    fn choice(&self, index: usize, delta: Delta) -> CompletionChoice {
+    /// Whether the response shows more of the tokens than their text.
+    fn keeps_tokens(&self) -> bool {
+        self.logprobs || self.params.token_ids
+    }
+
+    /// A choice, or the part of it that one delta carries.
+    fn choice(&self, index: usize, output: Output) -> CompletionChoice {
+        let Output { text, tokens, prompt, finish } = output;
         let tokenizer = &*self.state.checkpoint.tokenizer;
         let names = TokenNames { tokenizer, by_id: self.params.ids_as_text };
-        let echoed = delta.prompt.as_ref().filter(|_| self.params.echo);
-        let text = echoed.map_or(String::new(), |prompt| tokenizer.decode_all(&prompt.ids)) + &delta.text;
-        let logprobs = self.logprobs.then(|| {
-            let mut logprobs = echoed.map(|prompt| CompletionLogprobs::of_prompt(prompt, &names)).unwrap_or_default();
-            logprobs.extend(CompletionLogprobs::of(&delta, &names));
-            logprobs
-        });
-        let prompt = delta.prompt.as_ref().and_then(|prompt| PromptFields::of(prompt, &self.params, tokenizer));
-        let token_ids = self.params.token_ids.then(|| delta.token.iter().map(|token| token.id).collect());
-        CompletionChoice { index, text, logprobs, prompt, finish: delta.finish.into(), token_ids }
+        let echoed = prompt.as_ref().filter(|_| self.params.echo);
+        let logprobs = self.logprobs.then(|| CompletionLogprobs::of(echoed, &tokens, &names));
+        let text = echoed.map_or(String::new(), |prompt| tokenizer.decode_all(&prompt.ids)) + &text;
+        let prompt = prompt.as_ref().and_then(|prompt| PromptFields::of(prompt, &self.params, tokenizer));
+        let token_ids = self.params.token_ids.then(|| tokens.iter().map(|(token, _)| token.id).collect());
+        CompletionChoice { index, text, logprobs, prompt, finish: finish.into(), token_ids }
     }
 }
 
 impl ChunkWriter for CompletionWriter {
     fn delta(&mut self, out: &mut Events, index: usize, delta: Delta, usage: Option<Option<Usage>>) {
-        out.push(&self.envelope(vec![self.choice(index, delta)], usage));
+        let mut output = Output::default();
+        output.push(delta, self.keeps_tokens());
+        out.push(&self.envelope(vec![self.choice(index, output)], usage));
     }
 
     fn usage(&mut self, out: &mut Events, usage: Usage, metrics: Option<Timings>) {
@@ -151,25 +155,29 @@ impl ChunkWriter for CompletionWriter {
 
 /// Waits for all choices. The first failure drops, and so cancels, the others.
 async fn respond(mut generations: Vec<Generation>, writer: CompletionWriter) -> Result<Response, ApiError> {
-    let collected = generations.iter_mut().enumerate().map(|(index, generation)| collect(index, generation, &writer));
-    let choices = try_join_all(collected).await?;
+    let growing = GrowingResponse::default();
+    let collected = generations.iter_mut().map(|generation| collect(generation, &writer, &growing));
+    let outputs = try_join_all(collected).await?;
     let usage = Usage::sum(generations.iter().map(Generation::counts), writer.params.n);
     let metrics = generations.first().and_then(Generation::timings);
-    Ok(Json(Envelope { metrics, ..writer.envelope(choices, Some(Some(usage))) }).into_response())
+    let state = writer.state.clone();
+    let write = move || {
+        let choices = outputs.into_iter().enumerate().map(|(index, output)| writer.choice(index, output)).collect();
+        json_bytes(&Envelope { metrics, ..writer.envelope(choices, Some(Some(usage))) })
+    };
+    growing.respond(&state, write).await
 }
 
 async fn collect(
-    index: usize,
     generation: &mut Generation,
     writer: &CompletionWriter,
-) -> Result<CompletionChoice, ApiError> {
-    let mut choice: Option<CompletionChoice> = None;
+    growing: &GrowingResponse,
+) -> Result<Output, ApiError> {
+    let mut output = Output::default();
     while let Some(delta) = generation.next().await {
-        let next = writer.choice(index, delta?);
-        match &mut choice {
-            Some(choice) => choice.extend(next),
-            None => choice = Some(next),
-        }
+        let delta = delta?;
+        growing.add(&delta, &writer.state)?;
+        output.push(delta, writer.keeps_tokens());
     }
-    choice.ok_or_else(|| ApiError::internal("the engine ended a request without a token"))
+    Ok(output)
 }

@@ -28,6 +28,29 @@ pub struct PromptInfo {
     pub logprobs: Option<Arc<[TokenLogprobs]>>,
 }
 
+/// What a response needs of the deltas of a choice, one or all.
+#[derive(Debug, Default)]
+pub struct Output {
+    /// The text.
+    pub text: String,
+    /// Each token, and the number of characters before it.
+    pub tokens: Vec<(TokenOut, usize)>,
+    /// The prompt, if the client asked for anything about it.
+    pub prompt: Option<PromptInfo>,
+    /// Set at the end.
+    pub finish: Option<Finish>,
+}
+
+impl Output {
+    /// Appends the next delta. `keeps_tokens`: the response shows more of the tokens than their text.
+    pub fn push(&mut self, delta: Delta, keeps_tokens: bool) {
+        self.text += &delta.text;
+        self.tokens.extend(delta.token.filter(|_| keeps_tokens).map(|token| (token, delta.offset)));
+        self.prompt = delta.prompt.or(self.prompt.take());
+        self.finish = delta.finish;
+    }
+}
+
 /// Why a choice ended.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Finish {

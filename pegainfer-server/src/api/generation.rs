@@ -104,7 +104,7 @@ impl Generation {
                 }
                 None => request.prompt_logprobs.map(|_| PromptReport::own()),
             };
-            let mut generation = Self::submit(state, params, request, choice % params.n == 0, prompt_field)?;
+            let mut generation = Self::submit(state, params, request, generations.get(first), prompt_field)?;
             generation.record.trace(params.trace.clone().map(|trace| ChoiceTrace::new(trace, choice)));
             (generation.report, generation._open) = (report, open.pop());
             if choice == first {
@@ -125,17 +125,19 @@ impl Generation {
         }
     }
 
+    /// Submits one choice. `first`: the first choice of the same prompt, if this is another one.
     fn submit(
         state: &AppState,
         params: &Params,
         request: GenerateRequest,
-        is_first: bool,
+        first: Option<&Self>,
         prompt_field: &'static str,
     ) -> Result<Self, ApiError> {
         let (prompt, max_tokens) = (request.prompt.len(), request.max_tokens);
         let kept = params.keeps_prompt().then(|| PromptInfo { ids: request.prompt.clone(), logprobs: None });
         let echoed = kept.as_ref().filter(|_| params.echo);
-        let chars = echoed.map_or(0, |kept| state.checkpoint.tokenizer.decode_all(&kept.ids).chars().count());
+        let count = |prompt: &PromptInfo| state.checkpoint.tokenizer.decode_all(&prompt.ids).chars().count();
+        let chars = first.map_or_else(|| echoed.map_or(0, count), |first| first.chars);
         let stream = state.engine.submit(request).map_err(|e| {
             if matches!(e, SubmitError::QueueFull { .. }) {
                 state.metrics.rejected("queue_full");
@@ -146,7 +148,7 @@ impl Generation {
         if let Some(deadline) = params.deadline {
             stream.cancel_at(deadline.at);
         }
-        let record = state.metrics.request(params.choices.clone(), is_first, prompt, max_tokens, stream.at());
+        let record = state.metrics.request(params.choices.clone(), first.is_none(), prompt, max_tokens, stream.at());
         Ok(Self {
             stream: Some(stream),
             tokenizer: state.checkpoint.tokenizer.clone(),

@@ -1,6 +1,6 @@
 //! Log-probabilities in the two shapes of OpenAI.
 
-use super::delta::{Delta, PromptInfo};
+use super::delta::PromptInfo;
 use crate::text::{Detokenizer, Tokenizer};
 use pegainfer_core::engine::{TokenLogprobs, TokenOut};
 use serde::{Serialize, Serializer};
@@ -43,17 +43,19 @@ impl TokenNames<'_> {
 }
 
 impl CompletionLogprobs {
-    /// Log-probabilities of one delta; empty if the delta has no token.
-    pub fn of(delta: &Delta, names: &TokenNames) -> Self {
-        let mut lists = Self::default();
-        if let Some(TokenOut { id, logprobs: Some(logprobs), .. }) = &delta.token {
-            lists.push(*id, delta.offset, Some(logprobs), names);
+    /// Log-probabilities of an echoed prompt, if there is one, and of the tokens after it. Each token has the number of
+    /// characters before it.
+    pub fn of(prompt: Option<&PromptInfo>, tokens: &[(TokenOut, usize)], names: &TokenNames) -> Self {
+        let mut lists = prompt.map(|prompt| Self::of_prompt(prompt, names)).unwrap_or_default();
+        for (token, offset) in tokens {
+            if let Some(logprobs) = &token.logprobs {
+                lists.push(token.id, *offset, Some(logprobs), names);
+            }
         }
         lists
     }
 
-    /// Log-probabilities of an echoed prompt.
-    pub fn of_prompt(prompt: &PromptInfo, names: &TokenNames) -> Self {
+    fn of_prompt(prompt: &PromptInfo, names: &TokenNames) -> Self {
         let (mut lists, mut text, mut chars) = (Self::default(), Detokenizer::new(true), 0);
         let logprobs =
             std::iter::once(None).chain(prompt.logprobs.iter().flat_map(|logprobs| logprobs.iter()).map(Some));
@@ -83,14 +85,6 @@ impl CompletionLogprobs {
         }));
         self.tokens.push(text);
     }
-
-    /// Appends the lists of the next delta.
-    pub fn extend(&mut self, next: Self) {
-        self.text_offset.extend(next.text_offset);
-        self.token_logprobs.extend(next.token_logprobs);
-        self.tokens.extend(next.tokens);
-        self.top_logprobs.extend(next.top_logprobs);
-    }
 }
 
 /// One list, one entry per token.
@@ -115,23 +109,19 @@ struct TopToken {
 }
 
 impl ChatLogprobs {
-    /// Log-probabilities of one delta; empty if the delta has no token.
-    pub fn of(delta: &Delta, names: &TokenNames) -> Self {
-        let Some((token, logprobs)) = delta.token.as_ref().and_then(|t| Some((t, t.logprobs.as_ref()?))) else {
-            return Self::default();
-        };
+    /// Log-probabilities of these tokens.
+    pub fn of<'a>(tokens: impl IntoIterator<Item = &'a TokenOut>, names: &TokenNames) -> Self {
         let entry = |id: u32, logprob: f32| {
             let bytes = names.tokenizer.token_bytes(id);
             TopToken { token: names.of(id), logprob: logprob.max(MIN_LOGPROB), bytes }
         };
-        let TopToken { token, logprob, bytes } = entry(token.id, logprobs.logprob);
-        let top_logprobs = logprobs.top.iter().map(|&(id, logprob)| entry(id, logprob)).collect();
-        Self { content: vec![ChatToken { token, logprob, bytes, top_logprobs }] }
-    }
-
-    /// Appends the list of the next delta.
-    pub fn extend(&mut self, next: Self) {
-        self.content.extend(next.content);
+        let tokens = tokens.into_iter().filter_map(|token| Some((token.id, token.logprobs.as_ref()?)));
+        let content = tokens.map(|(id, logprobs)| {
+            let TopToken { token, logprob, bytes } = entry(id, logprobs.logprob);
+            let top_logprobs = logprobs.top.iter().map(|&(id, logprob)| entry(id, logprob)).collect();
+            ChatToken { token, logprob, bytes, top_logprobs }
+        });
+        Self { content: content.collect() }
     }
 }
 

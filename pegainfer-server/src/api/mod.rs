@@ -9,7 +9,7 @@
 //!   [`truncation`], [`response_size`]: how to generate.
 //!   [`plain_text`]: no control tokens from messages.
 //! - [`quota`], [`submitted_chat`], [`generation`]: run a request and give its output as [`delta`]s. [`assistant_message`],
-//!   [`blocks`], [`wire`], [`logprobs`], [`timings`], [`sse`]: write the response. [`early_head`], [`stream_head`]: begin a stream before its request is prepared.
+//!   [`blocks`], [`wire`], [`logprobs`], [`timings`], [`sse`], [`large_response`]: write the response. [`early_head`], [`stream_head`]: begin a stream before its request is prepared.
 //! - [`info`], [`tokenize`]: the small endpoints. [`openapi`]: the OpenAPI document.
 
 mod agents;
@@ -26,6 +26,7 @@ mod early_head;
 mod generation;
 mod info;
 mod json_size;
+mod large_response;
 mod logits_processors;
 mod logprobs;
 mod message;

@@ -1,6 +1,7 @@
 //! How large a response can become, from what the request asks for.
 
-use pegainfer_core::engine::GenerateRequest;
+use super::delta::{Delta, PromptInfo};
+use pegainfer_core::engine::{GenerateRequest, TokenLogprobs, TokenOut};
 
 /// Bytes of a generated token: its text and id.
 const TOKEN_BYTES: u64 = 16;
@@ -42,6 +43,17 @@ pub fn bytes(requests: &[GenerateRequest]) -> u64 {
         ResponseSize::of(request.prompt.len(), request.logprobs, request.prompt_logprobs).bytes(request.max_tokens)
     };
     requests.iter().map(choice).fold(0, u64::saturating_add)
+}
+
+/// Bytes of a delta in a response, as above.
+pub fn of_delta(delta: &Delta) -> u64 {
+    let pairs = |logprobs: &TokenLogprobs| (logprobs.top.len() as u64 + 1) * LOGPROB_BYTES;
+    let token = |token: &TokenOut| TOKEN_BYTES + token.logprobs.as_ref().map_or(0, pairs);
+    let prompt = |prompt: &PromptInfo| {
+        let logprobs = prompt.logprobs.iter().flat_map(|logprobs| logprobs.iter());
+        prompt.ids.len() as u64 * TOKEN_BYTES + logprobs.map(pairs).sum::<u64>()
+    };
+    delta.token.as_ref().map_or(0, token) + delta.prompt.as_ref().map_or(0, prompt)
 }
 
 #[cfg(test)]

@@ -4,12 +4,16 @@
 //! A stream shows that it is alive, because proxies and clients give up on a connection that is silent for a minute: its head goes out
 //! before a long prefill ends, and comments follow while no token comes.
 
+use super::body::over_budget;
 use super::delta::{Counts, Delta};
 use super::generation::Generation;
-use super::state::ApiOptions;
+use super::large_response::{INLINE, unsent};
+use super::response_size;
+use super::state::AppState;
 use super::stream_options::StreamOptions;
 use super::timings::Timings;
 use super::wire::Usage;
+use crate::budget::Share;
 use crate::error::{ApiError, is_anthropic};
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, HeaderValue, header};
@@ -17,8 +21,8 @@ use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 use futures_util::stream::{self, BoxStream, SelectAll, StreamExt};
 use serde::Serialize;
-use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::time::{Sleep, sleep_until, timeout_at};
 
@@ -79,25 +83,10 @@ const MAX_COALESCED: usize = 16 << 10;
 /// Time after which the head of a stream is sent without a delta. Until then a failure is an ordinary error response.
 pub const HEAD_DELAY: Duration = Duration::from_millis(400);
 
-/// When a stream has to show that it is alive.
-#[derive(Debug, Clone, Copy)]
-pub struct KeepAlive {
-    /// When the request had arrived.
-    received: Instant,
-    /// Maximum time without an event.
-    interval: Duration,
-}
-
-impl KeepAlive {
-    /// For a request that had arrived at `received`.
-    pub fn new(received: Instant, options: &ApiOptions) -> Self {
-        Self { received, interval: options.keep_alive_interval }
-    }
-}
-
 type Item = (usize, Counts, Option<Timings>, Result<Delta, ApiError>);
 
 struct SseStream<F> {
+    state: Arc<AppState>,
     deltas: SelectAll<BoxStream<'static, Item>>,
     counts: Vec<Counts>,
     timings: Option<Timings>,
@@ -105,8 +94,8 @@ struct SseStream<F> {
     n: usize,
     options: StreamOptions,
     writer: F,
-    /// What came before the head was sent: a delta, or the end of all choices.
-    first: Option<Option<Item>>,
+    /// What comes next, if it is known: a delta, or the end of all choices.
+    pending: Option<Option<Item>>,
     /// Whether nothing came before that, and nothing was written yet.
     silent: bool,
     keep_alive: Duration,
@@ -117,42 +106,44 @@ struct SseStream<F> {
 }
 
 /// Responds with a stream of all choices, `n` of each prompt in a row. The head is sent with the first token, in one write, or
-/// after [`HEAD_DELAY`]; a failure before it is an ordinary error response.
+/// after [`HEAD_DELAY`]; a failure before it is an ordinary error response. `received`: when the request had arrived.
 pub async fn respond<F: ChunkWriter>(
+    state: Arc<AppState>,
+    received: Instant,
     generations: Vec<Generation>,
     n: usize,
     writer: F,
     options: StreamOptions,
-    keep_alive: KeepAlive,
 ) -> Result<Response, ApiError> {
     let counts = generations.iter().map(Generation::counts).collect();
     let mut deltas: SelectAll<_> = generations.into_iter().enumerate().map(deltas_of).collect();
-    let first = match timeout_at((keep_alive.received + HEAD_DELAY).into(), deltas.next()).await {
+    let first = match timeout_at((received + HEAD_DELAY).into(), deltas.next()).await {
         Ok(Some((_, _, _, Err(error)))) => return Err(error),
         first => first.ok(),
     };
-    let silent = first.is_none();
-    let (interval, now) = (keep_alive.interval, Instant::now());
-    let timer = Box::pin(sleep_until((now + interval).into()));
-    let (keep_alive, last_write) = (interval, now);
-    let done = false;
+    let (keep_alive, last_write) = (state.options.keep_alive_interval, Instant::now());
     let sse = SseStream {
+        state,
         deltas,
         counts,
         timings: None,
         n,
         options,
         writer,
-        first,
-        silent,
+        silent: first.is_none(),
+        pending: first,
         keep_alive,
         last_write,
-        timer,
-        done,
+        timer: Box::pin(sleep_until((last_write + keep_alive).into())),
+        done: false,
     };
-    let bytes = stream::unfold(sse, |mut sse| async move {
-        let bytes = sse.coalesce().await?;
-        Some((Ok::<_, Infallible>(bytes), sse))
+    let bytes = stream::unfold(Some(sse), |sse| async move {
+        let sse = sse.filter(|sse| !sse.done)?;
+        Some(match sse.coalesce().await {
+            Ok((bytes, sse)) => (Ok(bytes), Some(sse)),
+            // The connection breaks: the stream is lost with the thread that was to write it.
+            Err(error) => (Err(std::io::Error::other(error.message().to_string())), None),
+        })
     });
     let mut response = Body::from_stream(bytes).into_response();
     stream_headers(response.headers_mut());
@@ -181,6 +172,14 @@ pub fn error_event(path: &str, error: &ApiError) -> Bytes {
     out.0.into()
 }
 
+/// Bytes of an item.
+fn size(item: &Option<Item>) -> u64 {
+    match item {
+        Some((_, _, _, Ok(delta))) => response_size::of_delta(delta),
+        _ => 0,
+    }
+}
+
 fn deltas_of((index, generation): (usize, Generation)) -> BoxStream<'static, Item> {
     stream::unfold(generation, move |mut generation| async move {
         let delta = generation.next().await?;
@@ -191,26 +190,40 @@ fn deltas_of((index, generation): (usize, Generation)) -> BoxStream<'static, Ite
 
 impl<F: ChunkWriter> SseStream<F> {
     /// Waits for a delta and appends those that are ready as well.
-    async fn coalesce(&mut self) -> Option<Bytes> {
-        if self.done {
-            return None;
-        }
+    async fn coalesce(mut self) -> Result<(Bytes, Self), ApiError> {
         let mut out = Events::default();
         if std::mem::take(&mut self.silent) {
             self.writer.begin(&mut out, Usage::sum(self.counts.iter().copied(), self.n));
             self.writer.keep_alive(&mut out);
         } else {
-            let next = match self.first.take() {
-                Some(first) => Some(first),
+            let next = match self.pending.take() {
+                Some(pending) => Some(pending),
                 None => self.next().await,
             };
             match next {
+                Some(item) if size(&item) > INLINE => return self.write_large(item).await,
                 Some(item) => self.write_ready(&mut out, item),
                 None => self.writer.keep_alive(&mut out),
             }
         }
         self.last_write = Instant::now();
-        Some(out.0.into())
+        Ok((out.0.into(), self))
+    }
+
+    /// Writes a large item off the async threads. Its bytes hold a share of the memory budget until they are sent.
+    async fn write_large(mut self, item: Option<Item>) -> Result<(Bytes, Self), ApiError> {
+        let (state, bytes, mut share) = (self.state.clone(), size(&item) as usize, Share::default());
+        let mut out = Events::default();
+        if let Err(error) = state.budget.grow_response(&mut share, bytes) {
+            self.fail(&mut out, &over_budget(&error, &state));
+            return Ok((out.0.into(), self));
+        }
+        let written = state.work(bytes, move |_, _| {
+            self.write(&mut out, item);
+            self.last_write = Instant::now();
+            (unsent(out.0, share), self)
+        });
+        written.await
     }
 
     /// The next item; `None` if none comes for the interval.
@@ -229,7 +242,7 @@ impl<F: ChunkWriter> SseStream<F> {
         }
     }
 
-    /// Writes an item and those that are ready after it.
+    /// Writes an item and those that are ready after it, up to a large one.
     fn write_ready(&mut self, out: &mut Events, mut item: Option<Item>) {
         loop {
             self.write(out, item);
@@ -237,6 +250,7 @@ impl<F: ChunkWriter> SseStream<F> {
                 return;
             }
             match self.deltas.next().now_or_never() {
+                Some(ready) if size(&ready) > INLINE => return self.pending = Some(ready),
                 Some(ready) => item = ready,
                 None => return,
             }
@@ -256,10 +270,7 @@ impl<F: ChunkWriter> SseStream<F> {
                 };
                 self.writer.delta(out, index, delta, usage);
             }
-            Some((_, _, _, Err(error))) => {
-                self.writer.error(out, &error);
-                self.end(out);
-            }
+            Some((_, _, _, Err(error))) => self.fail(out, &error),
             None => {
                 if self.options.include_usage || self.timings.is_some() {
                     let usage = Usage::sum(self.counts.iter().copied(), self.n);
@@ -268,6 +279,11 @@ impl<F: ChunkWriter> SseStream<F> {
                 self.end(out);
             }
         }
+    }
+
+    fn fail(&mut self, out: &mut Events, error: &ApiError) {
+        self.writer.error(out, error);
+        self.end(out);
     }
 
     fn end(&mut self, out: &mut Events) {

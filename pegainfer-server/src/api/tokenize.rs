@@ -1,24 +1,30 @@
 //! `POST /tokenize` and `POST /detokenize`, in the shapes of vLLM.
 
-use super::body::{self, RequestContext};
+use super::body;
 use super::chat_request::read_conversation;
 use super::conversation::{Conversation, PromptOptions};
+use super::large_response::{self, json_bytes};
 use super::policy::{FieldPolicy, with_ignored};
 use super::schema::Body;
 use super::schema::tokenize::{DetokenizeFields, TokenizeFields};
 use super::schema::values::TokenId;
 use super::state::{AppState, tokenizer_error};
 use super::stop::check_vocabulary;
-use crate::budget::Share;
 use crate::error::ApiError;
 use crate::text::{Caller, Tokenizer};
-use axum::body::Bytes;
 use axum::extract::{Request, State};
-use axum::http::{HeaderValue, header};
-use axum::response::{IntoResponse, Response};
+use axum::http::HeaderValue;
+use axum::response::Response;
 use serde::{Serialize, Serializer};
 use serde_json::json;
 use std::sync::Arc;
+
+/// Bytes of a token id in a response, at most.
+const TOKEN_BYTES: usize = 8;
+/// Bytes of the string of a token, on average at most: a byte of text may be escaped.
+const STRING_BYTES: usize = 8;
+/// Bytes of the text of a token, on average at most.
+const TEXT_BYTES: usize = 32;
 
 /// Handles `POST /tokenize`: the token ids of a text, or of messages as the chat template renders them.
 pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
@@ -32,23 +38,28 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
         let token_strs = with_strings.then_some(TokenStrings { tokenizer, tokens });
         json_bytes(&Tokenized { count: tokens.len(), max_model_len, tokens, token_strs })
     };
-    let bytes = match text {
+    let token_bytes = if with_strings { TOKEN_BYTES + STRING_BYTES } else { TOKEN_BYTES };
+    let (json, share) = match text {
         Text::Prompt(text) => {
+            let share = large_response::share(&state, text.len() * token_bytes).await?;
             let work = move |tokenizer: &Arc<Tokenizer>, _: &Caller<'_>| {
                 let ids = tokenizer.encode(&text, add_special_tokens.unwrap_or(true));
                 Ok::<_, ApiError>(respond(tokenizer, &ids.map_err(|error| tokenizer_error(&error, "prompt"))?))
             };
-            state.work(context.size, work).await??
+            (state.work(context.size, work).await??, share)
         }
         Text::Messages(conversation) => {
             // A chat template writes the special tokens itself.
             let add_special_tokens = add_special_tokens.unwrap_or(false);
             let options = PromptOptions { n: 0, add_special_tokens, is_bounded: false };
             let (_, ids) = conversation.encode(&state, &context, options).await?;
-            state.work(context.size, move |tokenizer, _| respond(tokenizer, &ids)).await?
+            let share = large_response::share(&state, ids.len() * token_bytes).await?;
+            (state.work(context.size, move |tokenizer, _| respond(tokenizer, &ids)).await?, share)
         }
     };
-    Ok(with_ignored(send(bytes, context, &state).await?, ignored))
+    // The body is not needed any more.
+    drop(context);
+    Ok(with_ignored(large_response::json_response(json, share), ignored))
 }
 
 /// A request to tokenize.
@@ -99,31 +110,6 @@ impl Serialize for TokenStrings<'_> {
     }
 }
 
-fn json_bytes(value: &impl Serialize) -> Vec<u8> {
-    // Writing our own plain structs to memory cannot fail.
-    serde_json::to_vec(value).unwrap_or_default()
-}
-
-/// A response that holds its share of the memory budget until the client has read it, or is gone.
-async fn send(bytes: Vec<u8>, context: RequestContext, state: &AppState) -> Result<Response, ApiError> {
-    drop(context);
-    let share = state.budget.response(bytes.len()).await.map_err(|error| body::over_budget(&error, state))?;
-    let body = Bytes::from_owner(Unsent { bytes, _share: share });
-    Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
-}
-
-/// The bytes of a response, and their share of the memory budget.
-struct Unsent {
-    bytes: Vec<u8>,
-    _share: Share,
-}
-
-impl AsRef<[u8]> for Unsent {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
 /// Handles `POST /detokenize`: the text of token ids, special tokens included.
 pub async fn detokenize(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
     let (context, bytes) = body::read(request, &state).await?;
@@ -137,11 +123,13 @@ pub async fn detokenize(State(state): State<Arc<AppState>>, request: Request) ->
     state.model_named(model)?;
     let Some(tokens) = tokens else { return Err(ApiError::invalid("tokens", "tokens is missing")) };
     let vocab_size = state.engine.limits().vocab_size;
+    let share = large_response::share(&state, tokens.len() * TEXT_BYTES).await?;
     let work = move |tokenizer: &Arc<Tokenizer>, _: &Caller<'_>| {
         let ids: Vec<u32> = tokens.into_iter().map(|TokenId(id)| id).collect();
         check_vocabulary(&ids, vocab_size, "tokens")?;
         Ok::<_, ApiError>(json_bytes(&json!({"prompt": tokenizer.decode_all(&ids)})))
     };
-    let bytes = state.work(context.size, work).await??;
-    Ok(with_ignored(send(bytes, context, &state).await?, ignored))
+    let json = state.work(context.size, work).await??;
+    drop(context);
+    Ok(with_ignored(large_response::json_response(json, share), ignored))
 }

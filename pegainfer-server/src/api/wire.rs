@@ -52,20 +52,6 @@ pub struct CompletionChoice {
     pub token_ids: Option<Vec<u32>>,
 }
 
-impl CompletionChoice {
-    /// Appends the next chunk.
-    pub fn extend(&mut self, next: Self) {
-        self.text += &next.text;
-        if let (Some(logprobs), Some(more)) = (&mut self.logprobs, next.logprobs) {
-            logprobs.extend(more);
-        }
-        if let (Some(ids), Some(more)) = (&mut self.token_ids, next.token_ids) {
-            ids.extend(more);
-        }
-        self.finish = next.finish;
-    }
-}
-
 /// A choice of a chat completion.
 #[derive(Serialize)]
 pub struct ChatChoice {

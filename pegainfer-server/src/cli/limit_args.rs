@@ -10,7 +10,8 @@ use std::num::NonZeroUsize;
 /// Flags that limit what requests may take.
 #[derive(Debug, Clone, Args)]
 pub struct LimitArgs {
-    /// Memory for all requests that are being read, parsed and rendered, such as 256M; requests wait for their share
+    /// Memory for all requests that are being read, parsed and rendered, such as 256M; requests wait for their share. Large
+    /// responses may take as much again
     #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = parse_inflight_bytes)]
     pub max_inflight_bytes: u64,
     /// Refuse request bodies that come at fewer bytes per second

@@ -16,7 +16,7 @@ use super::chat_request::ChatRequest;
 use super::conversation::PromptOptions;
 use super::policy::with_ignored;
 use super::schema::Body;
-use super::sse::{self, KeepAlive};
+use super::sse;
 use super::state::AppState;
 use super::submitted_chat::SubmittedChat;
 use crate::error::ApiError;
@@ -43,10 +43,10 @@ async fn respond(state: &Arc<AppState>, context: RequestContext, chat: ChatReque
     let (Some(parser), 1) = (parsers.pop(), generations.len()) else {
         return Err(ApiError::internal("a message has exactly one choice"));
     };
-    let keep_alive = KeepAlive::new(params.received, &state.options);
+    let received = params.received;
     let writer = MessageWriter::new(&params.request_id, params.model, parser);
     let response = match params.stream {
-        Some(options) => sse::respond(generations, 1, writer, options, keep_alive).await?,
+        Some(options) => sse::respond(state.clone(), received, generations, 1, writer, options).await?,
         None => Json(writer.whole(&mut generations[0]).await?).into_response(),
     };
     Ok(with_ignored(response, ignored))

@@ -12,7 +12,7 @@ mod tools;
 use super::body;
 use super::policy::with_ignored;
 use super::schema::Body;
-use super::sse::{self, KeepAlive};
+use super::sse;
 use super::state::{AppState, unix_time};
 use super::stream_options::StreamOptions;
 use super::submitted_chat::SubmittedChat;
@@ -36,13 +36,13 @@ pub async fn responses(State(state): State<Arc<AppState>>, request: Request) -> 
     let (Some(parser), 1) = (parsers.pop(), generations.len()) else {
         return Err(ApiError::internal("a response has exactly one choice"));
     };
-    let keep_alive = KeepAlive::new(params.received, &state.options);
+    let received = params.received;
     let writer = ResponseWriter::new(&params, unix_time(), reply, parser);
     let response = match params.stream {
         // The last event always reports the token counts.
         Some(_) => {
             let options = StreamOptions { include_usage: true, continuous_usage: false };
-            sse::respond(generations, 1, writer, options, keep_alive).await?
+            sse::respond(state.clone(), received, generations, 1, writer, options).await?
         }
         None => Json(writer.whole(&mut generations[0]).await?).into_response(),
     };
