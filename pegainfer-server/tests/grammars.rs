@@ -162,21 +162,24 @@ fn ordinary_clients_do_not_notice_hostile_grammars() {
     });
     target.attack("32 clients hang up while their grammar is compiled", |address| {
         for i in 0..32 {
-            // One that would never end, and one that is large and legal.
-            let schema = if i % 2 == 0 { patterns(24) } else { optional(400, &format!("p{i}x")) };
+            // Most would never end, some are large and legal.
+            let schema = if i % 4 > 0 { patterns(24) } else { optional(400, &format!("p{i}x")) };
             let body = json!({"prompt": "x", "max_tokens": 1, "structured_outputs": {"json": schema}});
             let stream = post_unread(address, "/v1/completions", &body);
             std::thread::sleep(Duration::from_millis(20));
             drop(stream);
         }
     });
-    target.attack("large legal schemas, four at the same time", |address| {
+    target.attack("large legal schemas, four at the same time, and some that are too large", |address| {
         std::thread::scope(|scope| {
             for i in 0..4 {
                 scope.spawn(move || {
                     let schema = optional(500, &format!("q{i}x"));
                     let body = json!({"prompt": "x", "max_tokens": 4, "structured_outputs": {"json": schema}});
                     assert_eq!(post(address, "/v1/completions", &body).status, 200);
+                    let schema = optional(10_000, &format!("q{i}x"));
+                    let body = json!({"prompt": "x", "max_tokens": 4, "structured_outputs": {"json": schema}});
+                    assert_eq!(post(address, "/v1/completions", &body).status, 400);
                 });
             }
         });
