@@ -172,62 +172,6 @@ fn control_reply_token(server: &TestServer) -> u32 {
 }
 
 #[test]
-fn several_prompts_give_several_choices() {
-    let (server, control) = TestServer::replying(" a cat");
-    for prompt in [json!(["one", "two", "three"]), json!([[1, 2], [3], [4, 5, 6]])] {
-        let response = post_ok(server.address, COMPLETIONS, &json!({"prompt": prompt}));
-        let choices = response["choices"].as_array().unwrap();
-        assert_eq!(choices.iter().map(|c| c["index"].as_u64().unwrap()).collect::<Vec<_>>(), [0, 1, 2]);
-        assert!(choices.iter().all(|c| c["text"] == " a cat"));
-        assert_eq!(response["usage"]["completion_tokens"], 9);
-    }
-    assert_eq!(*control.last().prompt, [4, 5, 6]);
-    let body = json!({"prompt": [[1], [2]], "stream": true, "stream_options": {"include_usage": true}});
-    let events = post(server.address, COMPLETIONS, &body).events();
-    for index in 0..2 {
-        let of_choice = events.iter().filter(|e| e["choices"][0]["index"] == index);
-        let text: String = of_choice.map(|e| e["choices"][0]["text"].as_str().unwrap()).collect();
-        assert_eq!(text, " a cat");
-    }
-    assert_eq!(events.last().unwrap()["usage"]["total_tokens"], 8);
-    let finishes = events.iter().filter(|e| e["choices"][0]["finish_reason"] == "stop").count();
-    assert_eq!(finishes, 2);
-}
-
-#[test]
-fn completion_logprobs() {
-    let (server, _) = TestServer::replying(" a cat");
-    let body = json!({"prompt": "x", "logprobs": 1, "max_tokens": 2});
-    let plain = post_ok(server.address, COMPLETIONS, &body);
-    let expected = json!({"text_offset": [0, 2], "token_logprobs": [-0.5, -0.5], "tokens": [" a", " cat"],
-        "top_logprobs": [{" a": -0.5}, {" cat": -0.5}]});
-    assert_eq!(plain["choices"][0]["logprobs"], expected);
-    let events = post(server.address, COMPLETIONS, &with(body, json!({"stream": true}))).events();
-    assert_eq!(events[1]["choices"][0]["logprobs"]["text_offset"], json!([2]));
-    let none = post_ok(server.address, COMPLETIONS, &json!({"prompt": "x", "logprobs": 0, "max_tokens": 1}));
-    assert_eq!(none["choices"][0]["logprobs"]["top_logprobs"], json!([{" a": -0.5}]), "the drawn token is listed");
-}
-
-#[test]
-fn chat_logprobs() {
-    let (server, _) = TestServer::replying("é");
-    let body = with(chat("hi"), json!({"logprobs": true, "top_logprobs": 2}));
-    let response = post_ok(server.address, CHAT, &body);
-    let content = response["choices"][0]["logprobs"]["content"].as_array().unwrap();
-    let bytes: Vec<u64> = content[..content.len() - 1]
-        .iter()
-        .flat_map(|t| t["bytes"].as_array().unwrap().iter().map(|b| b.as_u64().unwrap()))
-        .collect();
-    assert_eq!(bytes, [0xC3, 0xA9]);
-    assert_eq!(content[0]["top_logprobs"].as_array().unwrap().len(), 2);
-    assert_eq!(content.last().unwrap()["token"], "<|im_end|>", "every counted token is listed");
-    assert_eq!(response["usage"]["completion_tokens"], content.len());
-    let events = post(server.address, CHAT, &with(body, json!({"stream": true}))).events();
-    assert_eq!(events[0]["choices"][0]["logprobs"], json!(null));
-    assert_eq!(events[1]["choices"][0]["logprobs"]["content"][0], content[0]);
-}
-
-#[test]
 fn parameters_reach_the_engine() {
     let (server, control) = TestServer::replying(" a");
     post_ok(server.address, COMPLETIONS, &json!({"prompt": "x"}));

@@ -198,3 +198,26 @@ fn a_message_can_be_continued() {
         assert!(response.text().contains(expected));
     }
 }
+
+#[test]
+fn several_prompts_give_several_choices() {
+    let (server, control) = TestServer::replying(" a cat");
+    for prompt in [json!(["one", "two", "three"]), json!([[1, 2], [3], [4, 5, 6]])] {
+        let response = post_ok(server.address, COMPLETIONS, &json!({"prompt": prompt}));
+        let choices = response["choices"].as_array().unwrap();
+        assert_eq!(choices.iter().map(|c| c["index"].as_u64().unwrap()).collect::<Vec<_>>(), [0, 1, 2]);
+        assert!(choices.iter().all(|c| c["text"] == " a cat"));
+        assert_eq!(response["usage"]["completion_tokens"], 9);
+    }
+    assert_eq!(*control.last().prompt, [4, 5, 6]);
+    let body = json!({"prompt": [[1], [2]], "stream": true, "stream_options": {"include_usage": true}});
+    let events = post(server.address, COMPLETIONS, &body).events();
+    for index in 0..2 {
+        let of_choice = events.iter().filter(|e| e["choices"][0]["index"] == index);
+        let text: String = of_choice.map(|e| e["choices"][0]["text"].as_str().unwrap()).collect();
+        assert_eq!(text, " a cat");
+    }
+    assert_eq!(events.last().unwrap()["usage"]["total_tokens"], 8);
+    let finishes = events.iter().filter(|e| e["choices"][0]["finish_reason"] == "stop").count();
+    assert_eq!(finishes, 2);
+}

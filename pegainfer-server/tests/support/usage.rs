@@ -1,5 +1,7 @@
 //! What a process takes, from `/proc`.
 
+use std::time::{Duration, Instant};
+
 /// What a process has at one time.
 #[derive(Debug, Clone, Copy)]
 pub struct Usage {
@@ -46,6 +48,15 @@ impl CpuTime {
         let others = (now.busy - self.busy).saturating_sub(now.own - self.own) as f64;
         1.0 / (1.0 - others / total).max(0.05)
     }
+}
+
+/// Share of a core that a process takes, over a tenth of a second.
+pub fn busy(pid: u32) -> f64 {
+    /// Clock ticks of a second, the same on every Linux.
+    const TICKS: f64 = 100.0;
+    let (began, before) = (Instant::now(), process_ticks(pid));
+    std::thread::sleep(Duration::from_millis(100));
+    process_ticks(pid).saturating_sub(before) as f64 / TICKS / began.elapsed().as_secs_f64()
 }
 
 /// User and system time of a process.

@@ -1,4 +1,4 @@
-//! Large responses: written on threads of their own, within the memory budget.
+//! Log-probabilities: their shapes, and the large responses that they make.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -12,6 +12,39 @@ use support::client::{post, post_ok, with};
 
 const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
+
+#[test]
+fn completion_logprobs() {
+    let (server, _) = TestServer::replying(" a cat");
+    let body = json!({"prompt": "x", "logprobs": 1, "max_tokens": 2});
+    let plain = post_ok(server.address, COMPLETIONS, &body);
+    let expected = json!({"text_offset": [0, 2], "token_logprobs": [-0.5, -0.5], "tokens": [" a", " cat"],
+        "top_logprobs": [{" a": -0.5}, {" cat": -0.5}]});
+    assert_eq!(plain["choices"][0]["logprobs"], expected);
+    let events = post(server.address, COMPLETIONS, &with(body, json!({"stream": true}))).events();
+    assert_eq!(events[1]["choices"][0]["logprobs"]["text_offset"], json!([2]));
+    let none = post_ok(server.address, COMPLETIONS, &json!({"prompt": "x", "logprobs": 0, "max_tokens": 1}));
+    assert_eq!(none["choices"][0]["logprobs"]["top_logprobs"], json!([{" a": -0.5}]), "the drawn token is listed");
+}
+
+#[test]
+fn chat_logprobs() {
+    let (server, _) = TestServer::replying("é");
+    let body = json!({"messages": [{"role": "user", "content": "hi"}], "logprobs": true, "top_logprobs": 2});
+    let response = post_ok(server.address, CHAT, &body);
+    let content = response["choices"][0]["logprobs"]["content"].as_array().unwrap();
+    let bytes: Vec<u64> = content[..content.len() - 1]
+        .iter()
+        .flat_map(|t| t["bytes"].as_array().unwrap().iter().map(|b| b.as_u64().unwrap()))
+        .collect();
+    assert_eq!(bytes, [0xC3, 0xA9]);
+    assert_eq!(content[0]["top_logprobs"].as_array().unwrap().len(), 2);
+    assert_eq!(content.last().unwrap()["token"], "<|im_end|>", "every counted token is listed");
+    assert_eq!(response["usage"]["completion_tokens"], content.len());
+    let events = post(server.address, CHAT, &with(body, json!({"stream": true}))).events();
+    assert_eq!(events[0]["choices"][0]["logprobs"], json!(null));
+    assert_eq!(events[1]["choices"][0]["logprobs"]["content"][0], content[0]);
+}
 
 /// The lists of one choice of a streamed completion, joined.
 fn joined(events: &[Value], index: usize) -> Value {
