@@ -1,0 +1,139 @@
+//! `/v1/messages` over HTTP, with a scripted engine that replays model outputs.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod agents;
+mod client;
+mod errors;
+#[path = "../support/mod.rs"]
+mod support;
+
+use client::{CALL, MESSAGES, body, respond, stream, weather};
+use serde_json::json;
+use support::TestServer;
+use support::client::{get, post_ok, send};
+
+#[test]
+fn a_message_has_the_shape_of_anthropic() {
+    let (server, control) = TestServer::replying(" a cat");
+    let system = json!([{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}]);
+    let content = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
+    let body = body(json!({"system": system, "messages": [{"role": "user", "content": content}], "metadata": {},
+        "temperature": 0.5, "top_k": 7}));
+    let message = respond(&server, &body);
+    let count = control.last().prompt.len();
+    let usage = json!({"input_tokens": count - count / 2, "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": count / 2, "output_tokens": 3});
+    let expected = json!({"id": "id", "type": "message", "role": "assistant", "model": "tiny",
+        "content": [{"type": "text", "text": " a cat"}], "stop_reason": "end_turn", "stop_sequence": null, "usage": usage});
+    assert_eq!(message, expected);
+    assert_eq!(control.last().sampling.top_k(), 7);
+    let prompt = control.prompt_text();
+    assert!(prompt.contains("system\nBe kind.<|im_end|>\n<|im_start|>user\na\nb<|im_end|>"), "{prompt}");
+    let counted = post_ok(server.address, "/v1/messages/count_tokens", &body);
+    assert_eq!(counted, json!({"input_tokens": count}));
+}
+
+#[test]
+fn a_stream_has_the_events_in_their_order() {
+    let (server, _) = TestServer::replying(CALL);
+    let events = stream(&server, &body(json!({"stream": true, "tools": weather()})));
+    let mut names: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
+    names.dedup();
+    let block = ["content_block_start", "content_block_delta", "content_block_stop"];
+    let expected = [&["message_start"][..], &block, &block, &["message_delta", "message_stop"]].concat();
+    assert_eq!(names, expected);
+    assert_eq!(events[0]["message"]["content"], json!([]));
+    assert!(events[0]["message"]["usage"]["input_tokens"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn tools_and_their_results() {
+    let (server, control) = TestServer::replying(CALL);
+    let message = respond(&server, &body(json!({"tools": weather()})));
+    let call = json!({"type": "tool_use", "id": "id", "name": "weather", "input": {"city": "Bern"}});
+    assert_eq!(message["content"], json!([{"type": "text", "text": "I look."}, call]));
+    assert_eq!(message["stop_reason"], "tool_use");
+    assert!(
+        control
+            .prompt_text()
+            .contains("{\"type\": \"function\", \"function\": {\"name\": \"weather\", \"description\": \"Tells it.\"")
+    );
+    let result = json!([{"type": "tool_result", "tool_use_id": "id", "content": [{"type": "text", "text": "sunny"}]},
+        {"type": "text", "text": "And now?"}]);
+    let messages = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": message["content"]},
+        {"role": "user", "content": result}]);
+    respond(&server, &body(json!({"tools": weather(), "messages": messages})));
+    let history = format!(
+        "assistant\n{CALL}<|im_end|>\n<|im_start|>user\n<tool_response>\nsunny\n</tool_response>\
+        <|im_end|>\n<|im_start|>user\nAnd now?<|im_end|>"
+    );
+    assert!(control.prompt_text().contains(&history), "{}", control.prompt_text());
+
+    let none = respond(&server, &body(json!({"tools": weather(), "tool_choice": {"type": "none"}})));
+    assert_eq!(none["content"], json!([{"type": "text", "text": CALL}]));
+    post_ok(
+        server.address,
+        MESSAGES,
+        &body(json!({"tools": weather(), "tool_choice": {"type": "tool", "name": "weather"}})),
+    );
+    assert!(control.prompt_text().ends_with("{\"name\": \"weather\", \"arguments\":"));
+    assert!(control.last().grammar.is_some());
+}
+
+#[test]
+fn reasoning_and_the_ways_to_stop() {
+    let (server, control) = TestServer::replying("<think>\nHm.\n</think>\n\nParis it is.");
+    let message = respond(&server, &body(json!({"thinking": {"type": "adaptive"}})));
+    let blocks =
+        json!([{"type": "thinking", "thinking": "Hm.", "signature": ""}, {"type": "text", "text": "Paris it is."}]);
+    assert_eq!(message["content"], blocks);
+    assert!(control.prompt_text().ends_with("<|im_start|>assistant\n"), "{}", control.prompt_text());
+    assert!(control.last().grammar.is_none());
+    respond(&server, &body(json!({"thinking": {"type": "enabled", "budget_tokens": 1024}})));
+    assert!(control.last().grammar.is_some(), "which counts the tokens");
+    respond(&server, &body(json!({"output_config": {"effort": "low"}, "thinking": {"type": "adaptive"}})));
+    assert!(control.prompt_text().ends_with("<|im_start|>assistant\n"), "{}", control.prompt_text());
+    // As in Anthropic's API, there is no reasoning unless it is asked for.
+    for fields in [json!({}), json!({"output_config": {"effort": "low"}})] {
+        respond(&server, &body(fields));
+        assert!(control.prompt_text().ends_with("</think>\n\n"), "{}", control.prompt_text());
+    }
+    respond(&server, &body(json!({"output_config": {"effort": "max"}, "thinking": {"type": "disabled"}})));
+    assert!(control.prompt_text().ends_with("</think>\n\n"), "{}", control.prompt_text());
+    let history = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": blocks},
+        {"role": "user", "content": "go on"}]);
+    respond(&server, &body(json!({"messages": history})));
+    let stopped = respond(&server, &body(json!({"stop_sequences": [" it"], "thinking": {"type": "adaptive"}})));
+    assert_eq!((&stopped["stop_reason"], &stopped["stop_sequence"]), (&json!("stop_sequence"), &json!(" it")));
+    let short = respond(&server, &body(json!({"max_tokens": 5, "thinking": {"type": "adaptive"}})));
+    assert_eq!(short["stop_reason"], "max_tokens");
+    let format = json!({"format": {"type": "json_schema", "schema": {"type": "object"}}});
+    post_ok(server.address, MESSAGES, &body(json!({"output_config": format})));
+    assert!(control.last().grammar.is_some());
+}
+
+#[test]
+fn a_last_message_of_the_assistant_is_continued() {
+    let (server, control) = TestServer::replying(" Bern");
+    let messages = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "The capital is"}]);
+    let message = respond(&server, &body(json!({ "messages": messages })));
+    assert_eq!(message["content"], json!([{"type": "text", "text": " Bern"}]));
+    assert!(control.prompt_text().ends_with("<|im_start|>assistant\nThe capital is"), "{}", control.prompt_text());
+}
+
+#[test]
+fn models_have_the_shape_of_the_api_that_the_client_speaks() {
+    let (server, _) = TestServer::replying("x");
+    let models = |path: &str| send(server.address, "GET", path, &[("anthropic-version", "2023-06-01")], b"").json();
+    let list = models("/v1/models");
+    assert_eq!((&list["first_id"], &list["has_more"]), (&json!("tiny"), &json!(false)));
+    for model in [&list["data"][0], &models("/v1/models/tiny")] {
+        assert_eq!(
+            (&model["type"], &model["id"], &model["display_name"]),
+            (&json!("model"), &json!("tiny"), &json!("tiny"))
+        );
+        assert!(model["created_at"].as_str().unwrap().ends_with('Z'), "{model}");
+    }
+    assert_eq!(get(server.address, "/v1/models").json()["object"], "list");
+}
