@@ -175,6 +175,12 @@ impl ApiError {
         json!({"type": "error", "code": self.code, "message": self.message, "param": self.param, "sequence_number": 0})
     }
 
+    /// The code of a failed response of OpenAI's Responses API, one of those that it has: clients repeat a request after a
+    /// failure of the server, and only then.
+    pub fn responses_code(&self) -> &'static str {
+        if self.status.is_server_error() { "server_error" } else { "invalid_prompt" }
+    }
+
     /// The error in the shape of Anthropic's API, also an event inside a stream that has already begun.
     pub fn anthropic_body(&self) -> Value {
         let kind = match self.status {

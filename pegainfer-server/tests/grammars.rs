@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Output, Stdio};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use support::TestServer;
 use support::attack::Target;
@@ -119,6 +120,41 @@ fn what_is_tried_first_can_be_used() {
     assert_eq!(post(server.address, "/v1/completions", &body).status, 400);
     let wrong = json!({"prompt": "x", "structured_outputs": {"regex": "("}});
     assert_eq!(post(server.address, "/v1/completions", &wrong).status, 400);
+}
+
+#[test]
+fn a_grammar_that_fails_at_a_later_token_is_an_error_of_its_request() {
+    let (engine, control) = MockEngine::replying(" one two three");
+    let server = TestServer::with(engine, options());
+    let (messages, schema) = (json!([{"role": "user", "content": "x"}]), json!({"type": "string"}));
+    let outputs = json!({"json": schema});
+    let format = json!({"format": {"type": "json_schema", "name": "a", "schema": schema}});
+    for (path, body, event) in [
+        ("/v1/completions", json!({"prompt": "x", "structured_outputs": outputs}), "data: {\"error\""),
+        ("/v1/chat/completions", json!({"messages": messages, "structured_outputs": outputs}), "data: {\"error\""),
+        ("/v1/responses", json!({"input": "x", "text": format}), "event: response.failed"),
+        ("/v1/messages", json!({"messages": messages, "max_tokens": 99, "output_config": format}), "event: error"),
+    ] {
+        for stream in [false, true] {
+            control.tokens.store(0, Ordering::SeqCst);
+            control.allow(2);
+            control.fail_grammars.store(true, Ordering::SeqCst);
+            let mut body = body.clone();
+            body["stream"] = stream.into();
+            let response = post(server.address, path, &body);
+            let (status, text) = (response.status, response.text());
+            assert_eq!(status, if stream { 200 } else { 400 }, "{path}: {text}");
+            assert!(text.contains("the grammar of the request cannot be followed: no token may come next"), "{text}");
+            let reason = match (path, stream) {
+                // Anthropic's errors have no code, but a type.
+                ("/v1/messages", _) => "invalid_request_error",
+                ("/v1/responses", true) => "invalid_prompt",
+                _ => "grammar_failed",
+            };
+            assert!(text.contains(&format!("\"{reason}\"")) && (!stream || text.contains(event)), "{path}: {text}");
+            server.wait_idle();
+        }
+    }
 }
 
 /// Runs the hidden command on a grammar that [`patterns`] describes.

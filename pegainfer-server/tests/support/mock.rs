@@ -35,6 +35,8 @@ pub struct Control {
     pub scripts: Mutex<VecDeque<Script>>,
     /// Fault injection: the next step fails.
     pub fail: AtomicBool,
+    /// Fault injection: the grammars of all running requests fail.
+    pub fail_grammars: AtomicBool,
     /// Fault injection: the failure is fatal for the engine.
     pub fatal: AtomicBool,
     /// Fault injection: the next step panics.
@@ -243,6 +245,11 @@ impl StepEngine for MockEngine {
                     return Err(EngineError { message, fatal: self.control.fatal.load(Ordering::SeqCst) });
                 }
                 assert!(!self.control.panic.load(Ordering::SeqCst), "the scripted panic");
+                if self.control.fail_grammars.swap(false, Ordering::SeqCst) {
+                    let error = || "no token may come next".to_owned();
+                    events.extend(self.running.drain(..).map(|r| (r.id, TokenEvent::GrammarFailed { error: error() })));
+                    break;
+                }
                 std::thread::sleep(Duration::from_millis(1));
                 break;
             }

@@ -65,7 +65,7 @@ impl ResponseWriter {
                 "output_tokens_details": {"reasoning_tokens": self.parser.reasoning_tokens},
                 "total_tokens": usage.total_tokens})
         });
-        let error = error.map(|error| json!({"code": "server_error", "message": error.message()}));
+        let error = error.map(|error| json!({"code": error.responses_code(), "message": error.message()}));
         let details = (status == "incomplete").then(|| json!({"reason": "max_output_tokens"}));
         let mut response = json!({"id": format!("resp_{}", self.request_id), "object": "response",
             "created_at": self.created, "status": status, "error": error, "incomplete_details": details,
