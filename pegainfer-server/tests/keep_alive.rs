@@ -93,6 +93,34 @@ fn a_stream_that_pauses_between_tokens_is_kept_alive() {
 }
 
 #[test]
+fn a_stream_whose_tokens_are_not_sent_yet_is_kept_alive() {
+    let (server, control) = silent_server();
+    // The input of a custom tool is sent when it is complete.
+    let input = "word ".repeat(200);
+    let call = format!("<tool_call>\n{{\"name\": \"patch\", \"arguments\": {{\"input\": \"{input}\"}}}}\n</tool_call>");
+    control.script(move |_| call);
+    let tools = json!([{"type": "custom", "name": "patch"}]);
+    let mut response = post(server.address, "/v1/responses", &json!({"input": "x", "tools": tools, "stream": true}));
+    let (mut text, begun) = (String::new(), Instant::now());
+    for tokens in 1.. {
+        control.allow(tokens);
+        std::thread::sleep(INTERVAL / 10);
+        if begun.elapsed() > 8 * INTERVAL {
+            break;
+        }
+    }
+    while !text.contains("response.output_item.done") {
+        text += &response.chunk().unwrap();
+        control.allow(usize::MAX);
+    }
+    let (_, silence) = text.rsplit_once("response.output_item.added").unwrap();
+    let count = silence.matches(": keep-alive").count();
+    assert!(count >= 3, "{count} signs of life in {text}");
+    text += &response.text();
+    assert!(text.contains("event: response.completed"), "{text}");
+}
+
+#[test]
 fn a_failure_after_the_head_is_an_event_of_the_api() {
     let (server, control) = silent_server();
     for (path, body, sign) in apis() {

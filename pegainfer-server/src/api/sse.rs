@@ -189,13 +189,15 @@ fn deltas_of((index, generation): (usize, Generation)) -> BoxStream<'static, Ite
 }
 
 impl<F: ChunkWriter> SseStream<F> {
-    /// Waits for a delta and appends those that are ready as well.
+    /// Waits for something to send and appends what is ready as well.
     async fn coalesce(mut self) -> Result<(Bytes, Self), ApiError> {
         let mut out = Events::default();
         if std::mem::take(&mut self.silent) {
             self.writer.begin(&mut out, Usage::sum(self.counts.iter().copied(), self.n));
             self.writer.keep_alive(&mut out);
-        } else {
+        }
+        // Not every delta is sent: some APIs send an argument only when it is complete.
+        while out.0.is_empty() && !self.done {
             let next = match self.pending.take() {
                 Some(pending) => Some(pending),
                 None => self.next().await,

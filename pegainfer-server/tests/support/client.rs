@@ -100,6 +100,11 @@ impl Response {
         Some(String::from_utf8(bytes).unwrap())
     }
 
+    /// The body as it is sent, chunks included.
+    pub fn reader(self) -> impl Read {
+        self.reader
+    }
+
     /// The whole body.
     pub fn text(mut self) -> String {
         let mut text = String::new();

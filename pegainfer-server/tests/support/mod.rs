@@ -9,6 +9,7 @@ pub mod client;
 pub mod hub;
 pub mod mock;
 pub mod process;
+pub mod proxy;
 pub mod served;
 pub mod temp_dir;
 #[cfg(target_os = "linux")]
@@ -26,6 +27,7 @@ use pegainfer_server::text::{Checkpoint, Tokenizer};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use temp_dir::TempDir;
 use tokio::net::TcpListener;
@@ -53,6 +55,17 @@ pub fn endless_template(name: &str) -> TempDir {
 /// Tokenizer of the bundled checkpoint.
 pub fn tokenizer() -> Tokenizer {
     Tokenizer::load(&model_dir()).unwrap()
+}
+
+/// A directory with the bundled tokenizer and a template whose calls are tags, and that shows reasoning between calls.
+pub fn tags_template() -> TempDir {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    let dir = TempDir::new(&format!("tags-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
+    for file in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
+        std::fs::copy(model_dir().join(file), dir.0.join(file)).unwrap();
+    }
+    std::fs::write(dir.0.join("chat_template.jinja"), include_str!("../fixtures/agents/tags.jinja")).unwrap();
+    dir
 }
 
 /// A server on a free port of this machine.
