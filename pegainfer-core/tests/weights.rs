@@ -94,6 +94,12 @@ fn an_empty_directory_and_a_missing_shard_are_named() {
     dir.write("model.safetensors.index.json", br#"{"weight_map":{"q":"gone.safetensors"}}"#);
     let error = open_error(&dir);
     assert!(error.contains("gone.safetensors") && error.contains("for q"), "{error}");
+    for file in ["../x.safetensors", "/x.safetensors", "a/x.safetensors", ".."] {
+        let index = format!("{{\"weight_map\":{{\"q\":\"{file}\"}}}}");
+        dir.write("model.safetensors.index.json", index.as_bytes());
+        let error = open_error(&dir);
+        assert!(error.contains(&format!("index.json names \"{file}\", which is no file of the")), "{error}");
+    }
     dir.write("model.safetensors.index.json", b"{");
     assert!(open_error(&dir).contains("index.json is damaged"));
 }

@@ -85,6 +85,8 @@ fn values_that_cannot_be_used_name_their_field() {
         ("logit_bias", json!({"1": "x"}), "logit_bias must hold numbers from -100 to 100, got \"x\""),
         ("logit_bias", json!({"1": 101}), "logit_bias must be made of numbers from -100 to 100, got 101"),
         ("logit_bias", json!({"a": 1}), "the keys of logit_bias must be token ids, got \"a\""),
+        ("logit_bias", json!({"1": 1, "01": 2}), "the keys of logit_bias must be token ids, got \"01\""),
+        ("logit_bias", json!({"+1": 1}), "the keys of logit_bias must be token ids, got \"+1\""),
         ("logit_bias", json!({"4096": 1}), "logit_bias must be made of token ids of the vocabulary, got 4096"),
         ("min_tokens", json!(-1), "min_tokens must be an integer from 0"),
         ("min_tokens", json!(2000), "min_tokens is 2000, but at most"),

@@ -64,6 +64,8 @@ fn checkpoints_that_cannot_be_served() {
     assert!(error.contains("is neither a directory nor a Hugging Face id"), "{error}");
     let error = refused(pegainfer().args(["--log-level", "loud"]));
     assert!(error.contains("--log-level loud is not a level"), "{error}");
+    let error = refused(pegainfer().args(["--threads", "50000", "--port", "0"]));
+    assert!(error.starts_with("error: --threads 50000: this process has "), "{error}");
     // Where there is a GPU to use, this would serve.
     if let Err(why) = pegainfer_kernels::cuda::available() {
         let error = refused(pegainfer().args(["--device", "cuda", "--port", "0"]));

@@ -39,6 +39,14 @@ pub enum WeightsError {
         /// Name of the first tensor that the index assigns to it.
         tensor: String,
     },
+    /// The index names a file in another directory.
+    #[error("{} names {file:?}, which is no file of the checkpoint's directory", index.display())]
+    NoFileName {
+        /// Path of the index.
+        index: PathBuf,
+        /// What it names.
+        file: String,
+    },
     /// A safetensors header or the index is not valid.
     #[error("{} is damaged or truncated ({message}); download it again", path.display())]
     Damaged {
@@ -123,6 +131,9 @@ impl Checkpoint {
         };
         let mut checkpoint = Self { shards: Vec::new(), locations: HashMap::new() };
         for (file, tensor) in files {
+            if !is_file_name(&file) {
+                return Err(WeightsError::NoFileName { index, file });
+            }
             let path = dir.join(&file);
             let found = [Some(path.clone()), other_name(&file).map(|file| dir.join(file))];
             match found.into_iter().flatten().find(|path| path.is_file()) {
@@ -218,6 +229,11 @@ fn other_name(file: &str) -> Option<String> {
         Some(rest) => Some(format!("model-{rest}")),
         None => file.strip_prefix("model-").map(|rest| format!("model.safetensors-{rest}")),
     }
+}
+
+/// Whether this names a file in a directory itself, not below or outside of it.
+pub fn is_file_name(file: &str) -> bool {
+    Path::new(file).file_name().is_some_and(|name| name == file)
 }
 
 /// A tensor in a file of a checkpoint.

@@ -5,6 +5,9 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::path::Path;
 
+/// Most layers, heads and experts.
+const MAX_PARTS: usize = 1 << 14;
+
 impl Config {
     /// Reads `config.json`, and the end-of-text ids of `generation_config.json` if it exists.
     pub fn load(dir: &Path) -> Result<Self, ConfigError> {
@@ -182,6 +185,17 @@ impl Raw {
                 return Err(invalid(format!("{field} is {value}; it must be a multiple of {unit}")));
             }
         }
+        for (field, value) in [
+            ("num_hidden_layers", self.num_hidden_layers),
+            ("num_attention_heads", self.num_attention_heads),
+            ("index_n_heads", self.index_n_heads),
+            ("n_routed_experts", self.n_routed_experts),
+        ] {
+            // Each of them has tensors of its own, whose list is made before the weights are opened.
+            if value > MAX_PARTS {
+                return Err(invalid(format!("{field} is {value}; it must be at most {MAX_PARTS}")));
+            }
+        }
         let yarn = &self.rope_scaling;
         for (wrong, message) in [
             (!self.num_attention_heads.is_multiple_of(self.o_groups), "num_attention_heads is no multiple of o_groups"),
@@ -312,6 +326,9 @@ mod tests {
         let mut config = tiny();
         config["compress_ratios"] = json!([0, 0, 4]);
         assert!(Config::parse(&config.to_string()).unwrap_err().to_string().contains("3 entries for 5 layers"));
+        config["n_routed_experts"] = json!(1u64 << 31);
+        let error = Config::parse(&config.to_string()).unwrap_err().to_string();
+        assert!(error.contains("n_routed_experts is 2147483648; it must be at most"), "{error}");
         config["hidden_size"] = json!(250);
         assert!(Config::parse(&config.to_string()).unwrap_err().to_string().contains("hidden_size"));
     }

@@ -1,5 +1,6 @@
 //! Headers of safetensors files: names, dtypes and shapes, without the weights behind them.
 
+use pegainfer_core::weights::is_file_name;
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -74,6 +75,10 @@ pub(super) fn files(dir: &Path) -> Result<Vec<PathBuf>, HeaderError> {
     let parsed: Index =
         serde_json::from_str(&text).map_err(|e| damaged(&index.display().to_string(), e.to_string()))?;
     let names: BTreeSet<String> = parsed.weight_map.into_values().collect();
+    if let Some(name) = names.iter().find(|name| !is_file_name(name)) {
+        let message = format!("it names {name:?}, which is no file of the checkpoint's directory");
+        return Err(damaged(&index.display().to_string(), message));
+    }
     Ok(names.into_iter().map(|name| dir.join(name)).collect())
 }
 

@@ -6,13 +6,16 @@ pub mod family;
 
 use crate::models::args::{DeviceArg, EngineArgs};
 use crate::models::detect;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use family::{Family, LoadedEngine, OpenDevice};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
 use pegainfer_core::record::OpRecord;
 use pegainfer_kernels::cuda;
 use std::path::Path;
+
+/// Most CPU threads for each core.
+const MAX_THREADS_PER_CORE: usize = 16;
 
 /// Loads the checkpoint in `dir` and starts its engine.
 pub fn load(dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
@@ -48,11 +51,20 @@ pub fn open_device(family: &Family, args: &EngineArgs) -> Result<OpenDevice> {
         (DeviceArg::Auto, Err(why)) => log::debug!("running on the CPU: {why}"),
         (DeviceArg::Cpu, _) => {}
     }
+    check_threads(args.threads.map_or(0, Into::into))?;
     let isa = Isa::best();
     let exec = Exec::cpu(isa, args.threads.map(Into::into)).context("the CPU threads cannot be started")?;
     let threads = exec.threads();
     let plural = if threads == 1 { "" } else { "s" };
     Ok(OpenDevice { exec, name: format!("cpu ({}, {threads} thread{plural})", isa.name()) })
+}
+
+/// Refuses threads that would only wait for each other: the pool would not even start in a reasonable time.
+fn check_threads(threads: usize) -> Result<()> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let most = MAX_THREADS_PER_CORE * cores;
+    ensure!(threads <= most, "--threads {threads}: this process has {cores} cores; give at most {most}");
+    Ok(())
 }
 
 /// The device for a family that runs on the CPU only.
@@ -68,6 +80,7 @@ fn without_gpu(family: &Family, asked: DeviceArg) -> Result<DeviceArg> {
 }
 
 fn open_gpu(ordinal: usize, args: &EngineArgs) -> Result<OpenDevice> {
+    check_threads(args.threads.map_or(0, Into::into))?;
     let opened = cuda::open(ordinal, args.threads.map(Into::into));
     let mut exec = opened.with_context(|| format!("GPU {ordinal} cannot be used; try --device cpu"))?;
     let name = exec.gpu()?.info()?.name;

@@ -1,5 +1,7 @@
 //! Converts text to token ids, and token ids to bytes.
 
+mod files;
+
 use fastokens::decoders::Decoder;
 use fastokens::normalizers::Normalizer;
 use std::collections::HashSet;
@@ -77,6 +79,7 @@ impl Tokenizer {
         if !path.is_file() {
             return Err(TokenizerError::Missing { path });
         }
+        files::check(&path).map_err(|(path, reason)| TokenizerError::Malformed { path, reason })?;
         let mut inner = fastokens::Tokenizer::from_file(&path)
             .map_err(|e| TokenizerError::Malformed { path: path.clone(), reason: e.to_string() })?;
         if !matches!(inner.decoder(), Some(Decoder::ByteLevel(_))) {

@@ -344,7 +344,9 @@ impl<'de> Deserialize<'de> for LogitBias {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<LogitBias, A::Error> {
                 let mut biases = BTreeMap::new();
                 while let Some(key) = map.next_key::<Cow<'de, str>>()? {
-                    let Ok(token) = key.parse() else {
+                    // One spelling for each token, so that none is there twice.
+                    let token = key.parse().ok().filter(|token: &u32| token.to_string() == key);
+                    let Some(token) = token else {
                         let key = crate::error::truncate_for_error(&key);
                         let message = format!("{SENTENCE}the keys of logit_bias must be token ids, got {key:?}");
                         return Err(A::Error::custom(message));
