@@ -1,6 +1,8 @@
 //! TLS 1.2 and 1.3, for deployments without a proxy that terminates TLS.
 
+use super::certificate;
 use anyhow::{Context, Result, ensure};
+use jiff::Timestamp;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -51,6 +53,9 @@ fn read(cert: &Path, key: &Path) -> Result<TlsAcceptor> {
     let chain = CertificateDer::pem_file_iter(cert).with_context(unreadable)?;
     let chain: Vec<_> = chain.collect::<Result<_, _>>().with_context(unreadable)?;
     ensure!(!chain.is_empty(), "--tls-cert {} has no certificate", cert.display());
+    for problem in certificate::problems(&chain, Timestamp::now()) {
+        log::warn!("--tls-cert {}: {problem}", cert.display());
+    }
     let secret = PrivateKeyDer::from_pem_file(key)
         .with_context(|| format!("--tls-key {} cannot be read as a PEM key without password", key.display()))?;
     let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
