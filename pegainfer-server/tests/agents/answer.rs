@@ -1,6 +1,8 @@
 //! What a client understands from a response, whole or streamed, in each of the three APIs.
 
 use super::recorded::Api;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
 /// One call that the client has to make.
@@ -162,6 +164,7 @@ fn assemble_message(events: &[Value]) -> Value {
                 match text(&delta["type"]) {
                     "text_delta" => append(&mut block["text"], &delta["text"]),
                     "thinking_delta" => append(&mut block["thinking"], &delta["thinking"]),
+                    "signature_delta" => append(&mut block["signature"], &delta["signature"]),
                     "input_json_delta" => append(&mut partial, &delta["partial_json"]),
                     other => panic!("{other}"),
                 }
@@ -182,6 +185,14 @@ fn assemble_message(events: &[Value]) -> Value {
     panic!("no message_stop in {events:?}")
 }
 
+/// The reasoning of a block, which its signature holds if the client does not want to see it.
+fn thinking(block: &Value) -> String {
+    match text(&block["signature"]).strip_prefix("pegainfer-1-") {
+        Some(encoded) => String::from_utf8(BASE64_STANDARD.decode(encoded).unwrap()).unwrap(),
+        None => text(&block["thinking"]).to_string(),
+    }
+}
+
 fn message(message: &Value) -> Answer {
     let usage = &message["usage"];
     let cached_tokens = count(&usage["cache_read_input_tokens"]);
@@ -194,7 +205,7 @@ fn message(message: &Value) -> Answer {
     };
     for block in message["content"].as_array().unwrap() {
         match text(&block["type"]) {
-            "thinking" => answer.reasoning += text(&block["thinking"]),
+            "thinking" => answer.reasoning += &thinking(block),
             "text" => answer.content += text(&block["text"]),
             "tool_use" => {
                 assert!(block["input"].is_object(), "{block}");

@@ -48,6 +48,7 @@ fn assemble(events: &[Value]) -> Value {
                 let (field, text) = match delta["type"].as_str().unwrap() {
                     "text_delta" => ("text", &delta["text"]),
                     "thinking_delta" => ("thinking", &delta["thinking"]),
+                    "signature_delta" => ("signature", &delta["signature"]),
                     "input_json_delta" => {
                         partial += delta["partial_json"].as_str().unwrap();
                         continue;

@@ -10,8 +10,9 @@ mod support;
 
 use client::{CALL, MESSAGES, body, respond, stream, weather};
 use serde_json::json;
-use support::TestServer;
-use support::client::{get, post_ok, send};
+use support::client::{get, post, post_ok, send, with};
+use support::mock::MockEngine;
+use support::{Setup, TestServer, tags_template};
 
 #[test]
 fn a_message_has_the_shape_of_anthropic() {
@@ -111,6 +112,33 @@ fn reasoning_and_the_ways_to_stop() {
     let format = json!({"format": {"type": "json_schema", "schema": {"type": "object"}}});
     post_ok(server.address, MESSAGES, &body(json!({"output_config": format})));
     assert!(control.last().grammar.is_some());
+}
+
+#[test]
+fn reasoning_that_is_not_shown_comes_back_in_its_signature() {
+    let (server, _) = TestServer::replying("<think>\nHm.\n</think>\n\nParis it is.");
+    let thinking = |display: &str| json!({"thinking": {"type": "adaptive", "display": display}});
+    let message = respond(&server, &body(thinking("omitted")));
+    let hidden = &message["content"][0];
+    assert_eq!((&hidden["type"], &hidden["thinking"]), (&json!("thinking"), &json!("")));
+    assert_eq!(message["content"][1], json!({"type": "text", "text": "Paris it is."}));
+    let events = stream(&server, &with(body(thinking("omitted")), json!({"stream": true})));
+    assert!(events.iter().all(|event| event["delta"]["type"] != "thinking_delta"), "{events:?}");
+    assert_eq!(respond(&server, &body(thinking("summarized")))["content"][0]["thinking"], "Hm.");
+    for (display, ignored) in [("omitted", None), ("summarized", None), ("updates", Some("thinking.display"))] {
+        let response = post(server.address, MESSAGES, &body(thinking(display)));
+        assert_eq!((response.status, response.header("x-ignored-fields")), (200, ignored), "{display}");
+    }
+    // A template that shows the reasoning between calls.
+    let (engine, control) = MockEngine::replying("ok");
+    let tags = tags_template();
+    let server = TestServer::start(engine, Setup { model_dir: tags.0.clone(), ..Setup::default() });
+    let call = json!({"type": "tool_use", "id": "t", "name": "weather", "input": {}});
+    let result = json!([{"type": "tool_result", "tool_use_id": "t", "content": "sunny"}]);
+    let messages = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": [hidden, call]},
+        {"role": "user", "content": result}]);
+    post_ok(server.address, MESSAGES, &body(json!({"messages": messages, "tools": weather()})));
+    assert!(control.prompt_text().contains("<think>\nHm.\n</think>"), "{}", control.prompt_text());
 }
 
 #[test]

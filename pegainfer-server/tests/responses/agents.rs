@@ -4,7 +4,7 @@
 use super::client::{RESPONSES, body, respond, weather};
 use super::support::client::{post, post_ok};
 use super::support::mock::MockEngine;
-use super::support::{Setup, TestServer, model_dir, tokenizer};
+use super::support::{Setup, TestServer, tags_template, tokenizer};
 use serde_json::json;
 
 #[test]
@@ -19,21 +19,11 @@ fn reasoning_is_a_summary_where_one_is_asked_for() {
     let output = json!({"type": "function_call_output", "call_id": "c", "output": "sunny"});
     let input = json!([{"role": "user", "content": "hi"}, item, call, output]);
     let (engine, shown) = MockEngine::replying("ok");
-    let tags = TestServer::start(engine, Setup { model_dir: tags_dir(), ..Setup::default() });
+    let template = tags_template();
+    let tags = TestServer::start(engine, Setup { model_dir: template.0.clone(), ..Setup::default() });
     post_ok(tags.address, RESPONSES, &body(json!({"input": input, "tools": weather()})));
     assert!(shown.prompt_text().contains("<think>\nHm, so.\n</think>"), "{}", shown.prompt_text());
     assert!(control.added() > 0);
-}
-
-/// The bundled tokenizer with a template whose calls are tags, and that shows reasoning between calls.
-fn tags_dir() -> std::path::PathBuf {
-    let dir = std::env::temp_dir().join(format!("pegainfer-responses-{}", std::process::id()));
-    std::fs::create_dir_all(&dir).unwrap();
-    for file in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
-        std::fs::copy(model_dir().join(file), dir.join(file)).unwrap();
-    }
-    std::fs::write(dir.join("chat_template.jinja"), include_str!("../fixtures/agents/tags.jinja")).unwrap();
-    dir
 }
 
 #[test]
@@ -82,7 +72,8 @@ fn a_forced_call_comes_before_the_form_of_the_text() {
 fn a_custom_tool_is_held_to_its_grammar_where_values_have_no_quotes() {
     let reply = "<parameter=input>\nab\n</parameter>\n</function>\n</tool_call>";
     let (engine, control) = MockEngine::replying(reply);
-    let server = TestServer::start(engine, Setup { model_dir: tags_dir(), ..Setup::default() });
+    let template = tags_template();
+    let server = TestServer::start(engine, Setup { model_dir: template.0.clone(), ..Setup::default() });
     let format = json!({"type": "grammar", "syntax": "lark", "definition": "start: /[ab]+/"});
     let tools = json!([{"type": "custom", "name": "patch", "description": "d", "format": format}]);
     let choice = json!({"type": "custom", "name": "patch"});

@@ -1,6 +1,7 @@
 //! The turns of `/v1/messages` as messages of a chat.
 
 use super::content::{self, text_of};
+use super::signature;
 use super::tools::Definitions;
 use crate::api::message::{Arguments, Message, Role, ToolCall};
 use crate::api::schema::Body;
@@ -109,7 +110,7 @@ impl TurnReader<'_, '_> {
         for (at, Object(block)) in blocks(content).into_iter().enumerate() {
             match block.kind.as_deref() {
                 Some("text") => texts.push(block.text.ok_or_else(|| self.unknown(at, Some("text")))?),
-                Some("thinking") => reasoning += &block.thinking.unwrap_or_default(),
+                Some("thinking") => reasoning += &signature::reasoning(block.thinking, block.signature),
                 Some("tool_use") => tool_calls.push(self.call(block)?),
                 // What Anthropic's servers did: there is nothing that this model could read.
                 Some(kind @ ("redacted_thinking" | "server_tool_use" | "mcp_tool_use")) => {

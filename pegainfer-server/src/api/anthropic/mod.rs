@@ -2,12 +2,13 @@
 //!
 //! # Layout
 //! - [`request`]: a body as a chat request; [`history`], [`content`]: its turns and what they hold; [`tools`]: its tools.
-//! - [`response`]: writes the response, whole or streamed.
+//! - [`response`]: writes the response, whole or streamed. [`signature`]: reasoning that is not shown.
 
 mod content;
 mod history;
 mod request;
 mod response;
+mod signature;
 mod tools;
 
 use super::agents::Client;
@@ -16,6 +17,7 @@ use super::chat_request::ChatRequest;
 use super::conversation::PromptOptions;
 use super::policy::with_ignored;
 use super::schema::Body;
+use super::schema::anthropic::ThinkingDisplay;
 use super::sse;
 use super::state::AppState;
 use super::submitted_chat::SubmittedChat;
@@ -31,11 +33,17 @@ use std::sync::Arc;
 pub async fn messages(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
     let (context, bytes) = body::read(request, &state).await?;
     let (client, shared) = (client(&context, &state), state.clone());
-    let chat = bytes.parse(&state, move |bytes| request::read(Body::parse(bytes)?, client, &shared.policy)).await?;
-    respond(&state, context, chat).await
+    let read = move |bytes: &[u8]| request::read(Body::parse(bytes)?, client, &shared.policy);
+    let (chat, display) = bytes.parse(&state, read).await?;
+    respond(&state, context, chat, display).await
 }
 
-async fn respond(state: &Arc<AppState>, context: RequestContext, chat: ChatRequest) -> Result<Response, ApiError> {
+async fn respond(
+    state: &Arc<AppState>,
+    context: RequestContext,
+    chat: ChatRequest,
+    display: ThinkingDisplay,
+) -> Result<Response, ApiError> {
     let SubmittedChat { params, mut generations, mut parsers, ignored, .. } =
         SubmittedChat::start(chat, &context, state).await?;
     // The engine has the request.
@@ -44,7 +52,7 @@ async fn respond(state: &Arc<AppState>, context: RequestContext, chat: ChatReque
         return Err(ApiError::internal("a message has exactly one choice"));
     };
     let received = params.received;
-    let writer = MessageWriter::new(&params.request_id, params.model, parser);
+    let writer = MessageWriter::new(&params.request_id, params.model, parser, display);
     let response = match params.stream {
         Some(options) => sse::respond(state.clone(), received, generations, 1, writer, options).await?,
         None => Json(writer.whole(&mut generations[0]).await?).into_response(),

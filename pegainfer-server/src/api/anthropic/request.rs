@@ -1,6 +1,7 @@
 //! A body of `/v1/messages` as a chat request.
 
 use super::history;
+use super::signature;
 use super::tools::Definitions;
 use crate::api::agents::{self, Client};
 use crate::api::chat_request::ChatRequest;
@@ -10,7 +11,7 @@ use crate::api::policy::FieldPolicy;
 use crate::api::schema::Body;
 use crate::api::schema::anthropic::{
     AnswerFields, BlockFields, ContextManagementFields, FormatFields, MessagesFields, OutputConfigFields,
-    ThinkingFields, ThinkingKind,
+    ThinkingDisplay, ThinkingFields, ThinkingKind,
 };
 use crate::api::schema::conversation::Effort;
 use crate::api::schema::generation::{GenerationFields, StreamOptionsFields};
@@ -33,8 +34,13 @@ static NAMES: FieldNames = FieldNames {
 };
 
 /// Reads a body of `/v1/messages`.
-pub fn read(mut body: Body<'_>, client: Client, policy: &FieldPolicy) -> Result<ChatRequest, ApiError> {
+pub fn read(
+    mut body: Body<'_>,
+    client: Client,
+    policy: &FieldPolicy,
+) -> Result<(ChatRequest, ThinkingDisplay), ApiError> {
     let AnswerFields { max_tokens, stop_sequences, stream, service_tier: _ } = body.read()?;
+    let display = signature::display(&body.value("thinking"), &mut body);
     let (model, sampling, conversation) = read_conversation(&mut body, client)?;
     if max_tokens.is_none() {
         return Err(ApiError::invalid("max_tokens", "max_tokens is missing"));
@@ -54,7 +60,7 @@ pub fn read(mut body: Body<'_>, client: Client, policy: &FieldPolicy) -> Result<
         ..GenerationFields::default()
     };
     let ignored = policy.check(&body)?;
-    Ok(ChatRequest { generation, sampling, conversation, logprobs: None, ignored })
+    Ok((ChatRequest { generation, sampling, conversation, logprobs: None, ignored }, display))
 }
 
 /// Reads a body of `/v1/messages/count_tokens`, which has only a conversation.
@@ -160,7 +166,7 @@ fn set_thinking(
         Some(ThinkingFields { kind: None, .. }) => {
             return Err(ApiError::invalid("thinking", "thinking.type is missing"));
         }
-        Some(ThinkingFields { kind: Some(kind), budget_tokens }) => {
+        Some(ThinkingFields { kind: Some(kind), budget_tokens, display: _ }) => {
             if budget_tokens.is_some() && kind != ThinkingKind::Enabled {
                 let message = "thinking.budget_tokens needs thinking.type \"enabled\"";
                 return Err(ApiError::invalid("thinking", message));

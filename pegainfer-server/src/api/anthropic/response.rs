@@ -3,10 +3,12 @@
 use super::super::blocks::{self, Block, Blocks, Change, CompleteOutput};
 use super::super::delta::{Delta, Finish, StopReason};
 use super::super::generation::Generation;
+use super::super::schema::anthropic::ThinkingDisplay;
 use super::super::sse::{ChunkWriter, Events};
 use super::super::submitted_chat::ChoiceParser;
 use super::super::timings::Timings;
 use super::super::wire::Usage;
+use super::signature;
 use crate::error::ApiError;
 use crate::text::{CutString, complete_object};
 use serde_json::{Value, json};
@@ -16,6 +18,7 @@ pub struct MessageWriter {
     id: String,
     model: String,
     parser: ChoiceParser,
+    display: ThinkingDisplay,
     blocks: Blocks,
     finish: Option<Finish>,
     /// `message_start` was written.
@@ -24,15 +27,15 @@ pub struct MessageWriter {
 
 impl MessageWriter {
     /// A writer that has written nothing yet.
-    pub fn new(request_id: &str, model: String, parser: ChoiceParser) -> Self {
+    pub fn new(request_id: &str, model: String, parser: ChoiceParser, display: ThinkingDisplay) -> Self {
         let id = format!("msg_{request_id}");
-        Self { id, model, parser, blocks: Blocks::default(), finish: None, begun: false }
+        Self { id, model, parser, display, blocks: Blocks::default(), finish: None, begun: false }
     }
 
     /// Waits for the end of the generation and returns the whole message.
     pub async fn whole(mut self, generation: &mut Generation) -> Result<Value, ApiError> {
         let CompleteOutput { blocks, finish } = blocks::collect(generation, &mut self.parser).await?;
-        let content: Vec<Value> = blocks.all().iter().map(whole).collect();
+        let content: Vec<Value> = blocks.all().iter().map(|block| whole(block, self.display)).collect();
         let (reason, sequence) = stop_reason(finish);
         let usage = usage(&Usage::sum([generation.counts()], 1));
         Ok(message(&self.id, &self.model, content, reason, sequence, usage))
@@ -56,15 +59,21 @@ impl MessageWriter {
                 out.push_named("content_block_start", &start);
             }
             Change::Grow(index, text) => {
+                if self.display == ThinkingDisplay::Omitted && matches!(self.blocks.all()[index], Block::Reasoning(_)) {
+                    return;
+                }
                 let delta = match &self.blocks.all()[index] {
                     Block::Text(_) => json!({"type": "text_delta", "text": text}),
                     Block::Reasoning(_) => json!({"type": "thinking_delta", "thinking": text}),
                     Block::Call { .. } => json!({"type": "input_json_delta", "partial_json": text}),
                 };
-                let delta = json!({"type": "content_block_delta", "index": index, "delta": delta});
-                out.push_named("content_block_delta", &delta);
+                block_delta(out, index, &delta);
             }
             Change::Close(index) => {
+                if let (Block::Reasoning(text), ThinkingDisplay::Omitted) = (&self.blocks.all()[index], self.display) {
+                    let delta = json!({"type": "signature_delta", "signature": signature::of(text)});
+                    block_delta(out, index, &delta);
+                }
                 out.push_named("content_block_stop", &json!({"type": "content_block_stop", "index": index}));
             }
         }
@@ -135,10 +144,17 @@ fn empty(block: &Block) -> Value {
     }
 }
 
+fn block_delta(out: &mut Events, index: usize, delta: &Value) {
+    out.push_named("content_block_delta", &json!({"type": "content_block_delta", "index": index, "delta": delta}));
+}
+
 /// A complete block. Of a call that was cut off, only the arguments that are complete.
-fn whole(block: &Block) -> Value {
+fn whole(block: &Block, display: ThinkingDisplay) -> Value {
     match block {
         Block::Text(text) => json!({"type": "text", "text": text}),
+        Block::Reasoning(text) if display == ThinkingDisplay::Omitted => {
+            json!({"type": "thinking", "thinking": "", "signature": signature::of(text)})
+        }
         Block::Reasoning(text) => json!({"type": "thinking", "thinking": text, "signature": ""}),
         Block::Call { id, name, arguments } => {
             let input = complete_object(arguments, CutString::Drop);

@@ -103,7 +103,7 @@ pub struct BlockFields {
     pub text: Option<String>,
     /// The text of a thinking block.
     pub thinking: Option<String>,
-    /// Has no effect: reasoning is not signed.
+    /// The reasoning of a thinking block that was sent without it.
     pub signature: Option<String>,
     /// Has no effect: the data of redacted reasoning cannot be read.
     pub data: Option<String>,
@@ -200,6 +200,9 @@ pub struct ThinkingFields {
     pub kind: Option<ThinkingKind>,
     /// Maximum number of reasoning tokens; needs type enabled.
     pub budget_tokens: Option<Count<0>>,
+    /// Whether the reasoning is sent. Other values have no effect.
+    #[schemars(with = "Option<ThinkingDisplay>")]
+    pub display: Option<String>,
 }
 
 names! {
@@ -211,6 +214,16 @@ names! {
         Enabled = "enabled",
         /// No.
         Disabled = "disabled",
+    }
+}
+
+names! {
+    /// Whether the client sees the reasoning.
+    ThinkingDisplay {
+        /// All of it, as without the field: no other model could summarise it.
+        Summarized = "summarized",
+        /// None of it; the signature holds it.
+        Omitted = "omitted",
     }
 }
 
