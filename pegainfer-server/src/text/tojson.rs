@@ -158,7 +158,7 @@ impl Formatter for PythonStyle {
 }
 
 /// Python's `repr` of a float: the shortest digits that read back, in exponent form below 1e-4 and from 1e16 on.
-fn python_float(value: f64) -> String {
+pub fn python_float(value: f64) -> String {
     let scientific = format!("{value:e}");
     let Some((digits, exponent)) = scientific.split_once('e') else { return scientific };
     match exponent.parse::<i32>() {

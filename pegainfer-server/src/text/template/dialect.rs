@@ -1,6 +1,6 @@
 //! Jinja as chat templates use it: the settings of transformers' `apply_chat_template`, and Python's methods and formatting.
 
-use crate::text::tojson::tojson;
+use crate::text::tojson::{python_float, tojson};
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, UndefinedBehavior};
 use thiserror::Error as ThisError;
@@ -24,6 +24,7 @@ pub(super) fn environment() -> Environment<'static> {
     env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     env.set_formatter(format_like_python);
     env.add_filter("tojson", tojson);
+    env.add_filter("string", string_like_python);
     env.add_function("raise_exception", raise_exception);
     env.add_function("strftime_now", strftime_now);
     env
@@ -50,12 +51,29 @@ fn strftime_now(format: &str) -> Result<String, Error> {
         .map_err(|e| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {e}")))
 }
 
-/// Formats `{{ true }}` and `{{ none }}` as Python does.
+/// Formats `{{ true }}`, `{{ none }}` and `{{ 0.00001 }}` as Python does.
 fn format_like_python(out: &mut minijinja::Output, state: &State, value: &Value) -> Result<(), Error> {
+    match scalar_like_python(value) {
+        Some(text) => out.write_str(&text).map_err(Error::from),
+        None => minijinja::escape_formatter(out, state, value),
+    }
+}
+
+/// The filter `string`, which is Python's `str`.
+fn string_like_python(value: &Value) -> Value {
     match value.kind() {
-        ValueKind::Bool => out.write_str(if value.is_true() { "True" } else { "False" }).map_err(Error::from),
-        ValueKind::None => out.write_str("None").map_err(Error::from),
-        _ => minijinja::escape_formatter(out, state, value),
+        ValueKind::String => value.clone(),
+        _ => scalar_like_python(value).unwrap_or_else(|| value.to_string()).into(),
+    }
+}
+
+/// Python's text of a value whose text is another one in minijinja; `None` for all others.
+fn scalar_like_python(value: &Value) -> Option<String> {
+    match value.kind() {
+        ValueKind::Bool => Some(if value.is_true() { "True" } else { "False" }.to_owned()),
+        ValueKind::None => Some("None".to_owned()),
+        ValueKind::Number if !value.is_integer() => f64::try_from(value.clone()).ok().map(python_float),
+        _ => None,
     }
 }
 
@@ -86,9 +104,14 @@ mod tests {
             ("{% for k, v in {'z': 1, 'a': none}.items() %}{{ k }}={{ v }};{% endfor %}", "z=1;a=None;"),
             ("{%- macro m(x, y='d') %}{{ x }}{{ y }}{% endmacro %}{{ m('q') }}", "qd"),
             ("    {% if true %}\n  kept\n    {% endif %}\n", "  kept\n"),
+            (
+                "{{ f }} {{ f | string }} {{ 2.0 | string }} {{ 10000000000000000.0 }} {{ 1.5 }} {{ 3 | string }}",
+                "1e-05 1e-05 2.0 1e+16 1.5 3",
+            ),
+            ("{{ true | string }} {{ none | string }} {{ ('a' | string).upper() }} {{ 1 + 0.5 }}", "True None A 1.5"),
             ("{{ messages is iterable }}{{ messages[0] is mapping }}{{ 'é' ~ 1 }}", "TrueTrueé1"),
         ];
-        let context = json!({"messages": [{"content": "a"}, {"content": "b"}]});
+        let context = json!({"f": 0.00001, "messages": [{"content": "a"}, {"content": "b"}]});
         let render = |source: &str| environment().render_str(source, &context).unwrap();
         for (source, expected) in cases {
             assert_eq!(render(source), expected, "{source}");
