@@ -219,6 +219,29 @@ fn the_history_may_have_calls_and_their_results() {
     assert!(control.prompt_text().contains(&history), "{}", control.prompt_text());
 }
 
+#[test]
+fn results_that_are_no_text_are_replaced_by_a_note() {
+    let (server, control) = TestServer::replying("ok");
+    let parts = |role: &str| {
+        let image = json!({"type": "image_url", "image_url": {"url": "data:"}});
+        let content = json!([{"type": "text", "text": "x"}, image]);
+        json!({"role": role, "tool_call_id": "c", "content": content})
+    };
+    let call = json!({"id": "c", "type": "function", "function": {"name": "time", "arguments": "{}"}});
+    let refusal =
+        json!({"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}], "tool_calls": [call]});
+    let messages = json!([{"role": "user", "content": "hi"}, refusal, parts("tool")]);
+    let response = post(server.address, CHAT, &chat(json!({"messages": messages})));
+    let ignored = response.header("x-ignored-fields").unwrap_or_default().to_string();
+    assert_eq!((response.status, ignored.as_str()), (200, "messages[].content[].image_url"));
+    let prompt = control.prompt_text();
+    let result = "<tool_response>\nx\n[image left out: this model reads only text]\n</tool_response>";
+    assert!(prompt.contains(result) && prompt.contains("assistant\nNo.\n<tool_call>"), "{prompt}");
+    let response = post(server.address, CHAT, &chat(json!({"messages": [parts("user")]})));
+    assert_eq!(response.status, 400, "a question about an image");
+    assert!(response.text().contains("of type \\\"image_url\\\": this model reads only text"));
+}
+
 /// A directory with the bundled tokenizer and a template of its own.
 fn checkpoint(name: &str, template: &str) -> PathBuf {
     let dir = std::env::temp_dir().join(format!("pegainfer-tools-{name}-{}", std::process::id()));

@@ -1,7 +1,7 @@
 //! One chat request, whichever API it came through: the input of [`SubmittedChat`](super::submitted_chat::SubmittedChat).
 
 use super::conversation::Conversation;
-use super::message::{Arguments, Message, Role, ToolCall};
+use super::message::{Arguments, Message, Role, ToolCall, left_out};
 use super::policy::FieldPolicy;
 use super::schema::Body;
 use super::schema::chat::ChatFields;
@@ -118,12 +118,14 @@ fn read_message(i: usize, message: MessageFields, body: &mut Body<'_>) -> Result
         tool_calls: calls.map(|Object(call)| read_call(i, call)).collect::<Result<_, _>>()?,
         tool_call_id: message.tool_call_id,
         rest,
-        ..Message::new(role, read_content(i, message.content)?)
+        ..Message::new(role, read_content(i, role, message.content, body)?)
     })
 }
 
-/// Text of a content: a string, a list of text parts (joined by line breaks, as vLLM does), or nothing.
-fn read_content(i: usize, content: Option<ContentField>) -> Result<String, ApiError> {
+/// Text of a content: a string, a list of text parts (joined by line breaks, as vLLM does), or nothing. What is no text in a
+/// tool's result is replaced by a note, and reported: a refusal would end the conversation, because the client sends the
+/// result again with every turn.
+fn read_content(i: usize, role: Role, content: Option<ContentField>, body: &mut Body<'_>) -> Result<String, ApiError> {
     let parts = match content {
         None => return Ok(String::new()),
         Some(ContentField::Text(text)) => return Ok(text),
@@ -131,20 +133,27 @@ fn read_content(i: usize, content: Option<ContentField>) -> Result<String, ApiEr
     };
     let text = |part| match part {
         ContentPart::Text(text) => Ok(text),
-        ContentPart::Typed(ContentPartFields { kind, text, .. }) => match (kind.as_deref(), text) {
-            (Some("text"), Some(text)) => Ok(text),
-            (Some("text"), None) => {
-                Err(invalid(format!("messages[{i}].content has a text part whose text is not a string")))
+        ContentPart::Typed(ContentPartFields { kind, text, refusal, .. }) => {
+            match (kind.as_deref(), text.or(refusal)) {
+                (Some("text" | "refusal"), Some(text)) => Ok(text),
+                (Some("text"), None) => {
+                    Err(invalid(format!("messages[{i}].content has a text part whose text is not a string")))
+                }
+                (Some(other), _) if role == Role::Tool => {
+                    let kind = truncate_for_error(other);
+                    body.ignore(format!("messages[].content[].{kind}"));
+                    Ok(left_out(kind.strip_suffix("_url").unwrap_or(&kind)))
+                }
+                (Some(other), _) => {
+                    let message = format!(
+                        "messages[{i}].content has a part of type {:?}: this model reads only text",
+                        truncate_for_error(other)
+                    );
+                    Err(invalid(message).with_code("unsupported_parameter"))
+                }
+                (None, _) => Err(invalid(format!("messages[{i}].content has a part without a type"))),
             }
-            (Some(other), _) => {
-                let message = format!(
-                    "messages[{i}].content has a part of type {:?}: this model reads only text",
-                    truncate_for_error(other)
-                );
-                Err(invalid(message).with_code("unsupported_parameter"))
-            }
-            (None, _) => Err(invalid(format!("messages[{i}].content has a part without a type"))),
-        },
+        }
     };
     let texts: Vec<String> = parts.into_iter().map(text).collect::<Result<_, _>>()?;
     Ok(texts.join("\n"))

@@ -139,6 +139,11 @@ impl ToolCall {
     }
 }
 
+/// The text in place of a part of a tool's result that the model cannot read.
+pub fn left_out(kind: &str) -> String {
+    format!("[{kind} left out: this model reads only text]")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,7 +2,7 @@
 //!
 //! Every field of a request falls into one of three groups: implemented fields, which the structs of `schema` know;
 //! unimplemented fields of the OpenAI and vLLM schemas (table below), which are refused by name
-//! unless their value changes nothing; and unknown fields, at every level, which are accepted, logged once per name and
+//! unless their value changes nothing, or reported where an answer without them is still of use; and unknown fields, at every level, which are accepted, logged once per name and
 //! listed in the response header `x-ignored-fields`, or refused under `--strict`.
 
 use super::schema::Body;
@@ -25,14 +25,18 @@ enum NoOp {
     Number(f64),
     /// Only an empty list, object or string.
     Empty,
+    /// Only the list of this string.
+    ListOf(&'static str),
     /// Only one of these strings.
     OneOf(&'static [&'static str]),
+    /// Every value; it is reported unless it is one of these, which ask for nothing.
+    Reported(&'static [&'static str]),
     /// No value: the field has this name in `structured_outputs` now. Older vLLM clients send it, and without it the text
     /// would be unconstrained.
     Renamed(&'static str),
 }
 
-use NoOp::{Always, Bool, Empty, Never, Number, OneOf, Renamed};
+use NoOp::{Always, Bool, Empty, ListOf, Never, Number, OneOf, Renamed, Reported};
 
 /// Fields of the OpenAI and vLLM schemas that one or both endpoints do not implement.
 const UNIMPLEMENTED: &[(&str, NoOp)] = &[
@@ -56,10 +60,10 @@ const UNIMPLEMENTED: &[(&str, NoOp)] = &[
     ("messages", Never),
     ("metadata", Always),
     ("mm_processor_kwargs", Empty),
-    ("modalities", Never),
+    ("modalities", ListOf("text")),
     ("moderation", Never),
     ("parallel_tool_calls", Always),
-    ("prediction", Never),
+    ("prediction", Reported(&[])),
     ("prompt", Never),
     ("prompt_cache_key", Always),
     ("prompt_cache_options", Always),
@@ -68,10 +72,10 @@ const UNIMPLEMENTED: &[(&str, NoOp)] = &[
     ("repetition_detection", Never),
     ("return_prompt_text", Bool(false)),
     ("safety_identifier", Always),
-    ("service_tier", OneOf(&["auto", "default"])),
+    ("service_tier", Reported(&["auto", "default"])),
     ("session_id", Always),
     ("spaces_between_special_tokens", Bool(true)),
-    ("store", Bool(false)),
+    ("store", Reported(&["false"])),
     ("stream_interval", Number(1.0)),
     ("suffix", Empty),
     ("thinking_token_budget", Never),
@@ -80,10 +84,10 @@ const UNIMPLEMENTED: &[(&str, NoOp)] = &[
     ("top_logprobs", Number(0.0)),
     ("use_beam_search", Bool(false)),
     ("user", Always),
-    ("verbosity", Never),
+    ("verbosity", Reported(&["medium"])),
     ("vllm_xargs", Empty),
     ("watermarking", Bool(false)),
-    ("web_search_options", Never),
+    ("web_search_options", Reported(&[])),
 ];
 
 impl NoOp {
@@ -91,12 +95,19 @@ impl NoOp {
         let text = value.get();
         match self {
             Never | Renamed(_) => false,
-            Always => true,
+            Always | Reported(_) => true,
+            ListOf(name) => serde_json::from_str::<Vec<String>>(text).is_ok_and(|list| list == [*name]),
             Bool(expected) => text == if *expected { "true" } else { "false" },
             Number(expected) => text.parse() == Ok(*expected),
             Empty => ["[]", "{}", "\"\""].contains(&text.split_ascii_whitespace().collect::<String>().as_str()),
             OneOf(names) => serde_json::from_str::<String>(text).is_ok_and(|text| names.contains(&text.as_str())),
         }
+    }
+
+    /// Whether an accepted value asks for something that it does not get.
+    fn is_reported(&self, value: &RawValue) -> bool {
+        let text = value.get().trim_matches('"');
+        matches!(self, Reported(nothing) if !nothing.contains(&text))
     }
 
     /// Why a value is refused.
@@ -112,7 +123,8 @@ impl NoOp {
     /// The accepted values, as the end of a sentence.
     fn hint(&self) -> String {
         match self {
-            Never | Always | Renamed(_) => String::new(),
+            Never | Always | Reported(_) | Renamed(_) => String::new(),
+            ListOf(name) => format!(": only [{name:?}] is accepted"),
             Bool(value) => format!(": only {value} is accepted"),
             Number(value) => format!(": only {value} is accepted"),
             Empty => ": only an empty value is accepted".into(),
@@ -146,6 +158,7 @@ impl FieldPolicy {
         let mut ignored = Vec::new();
         for (name, value) in rest {
             match UNIMPLEMENTED.iter().find(|(known, _)| *known == name) {
+                Some((_, no_op)) if no_op.is_reported(value) => ignored.push(name),
                 Some((_, no_op)) if no_op.accepts(value) => {}
                 Some((_, no_op)) => {
                     let error = ApiError::invalid(name, no_op.refusal(name, value));
@@ -251,6 +264,24 @@ mod tests {
                 assert!(body.contains(&format!("\"param\":\"{field}\"")), "{body}");
             }
         }
+    }
+
+    #[test]
+    fn what_an_answer_can_do_without_is_reported() {
+        for (field, reported, no_op) in [
+            ("store", json!(true), json!(false)),
+            ("service_tier", json!("priority"), json!("auto")),
+            ("verbosity", json!("low"), json!("medium")),
+            ("prediction", json!({"type": "content", "content": "x"}), json!(null)),
+            ("web_search_options", json!({}), json!(null)),
+        ] {
+            assert_eq!(check(false, json!({ field: reported })).unwrap().unwrap(), field);
+            assert_eq!(check(true, json!({ field: no_op })).unwrap(), None, "{field}");
+        }
+        assert_eq!(check(true, json!({"modalities": ["text"]})).unwrap(), None);
+        assert!(
+            check(false, json!({"modalities": ["text", "audio"]})).unwrap_err().body().contains("only [\\\"text\\\"]")
+        );
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Blocks of content as text.
 
 use super::tools::Definitions;
+use crate::api::message::left_out;
 use crate::api::schema::Body;
 use crate::api::schema::anthropic::BlockFields;
 use crate::error::{ApiError, truncate_for_error};
@@ -84,11 +85,6 @@ pub fn result_text(i: usize, content: &Value, tools: &Definitions, body: &mut Bo
         });
     }
     Ok(parts.join("\n"))
-}
-
-/// The text in place of what the model cannot read.
-pub fn left_out(kind: &str) -> String {
-    format!("[{kind} left out: this model reads only text]")
 }
 
 fn malformed(i: usize, problem: &str) -> ApiError {

@@ -1,7 +1,7 @@
 //! `input` of `/v1/responses` as messages of a chat.
 
 use super::tools::{TOOL_SEARCH, ToolSet, prompt_name};
-use crate::api::message::{Arguments, Message, Role, ToolCall};
+use crate::api::message::{Arguments, Message, Role, ToolCall, left_out};
 use crate::api::schema::Body;
 use crate::api::schema::list::TextOrList;
 use crate::api::schema::responses::{ItemFields, PartFields};
@@ -160,8 +160,7 @@ impl ItemReader<'_, '_> {
                 Err(Some(kind)) => {
                     let kind = truncate_for_error(&kind);
                     self.body.ignore(format!("input[].output[].{kind}"));
-                    let kind = kind.strip_prefix("input_").unwrap_or(&kind);
-                    format!("[{kind} left out: this model reads only text]")
+                    left_out(kind.strip_prefix("input_").unwrap_or(&kind))
                 }
                 Err(None) => return Err(invalid(format!("input[{}].output has a part without a type", self.i))),
             });

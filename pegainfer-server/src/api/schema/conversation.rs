@@ -149,13 +149,15 @@ pub enum ContentPart {
 /// A part of a content.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
 pub struct ContentPartFields {
-    /// text.
+    /// text. In a tool's result, a note takes the place of other parts.
     #[serde(rename = "type")]
     #[schemars(required, extend("enum" = ["text"]))]
     pub kind: Option<String>,
     /// The text.
     #[schemars(required)]
     pub text: Option<String>,
+    /// The text of an earlier answer's part of the type refusal.
+    pub refusal: Option<String>,
     /// Has no effect: prefixes are always cached.
     pub cache_control: Option<Value>,
 }
