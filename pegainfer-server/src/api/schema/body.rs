@@ -1,17 +1,16 @@
 //! A request body: parsed into structs, one part after the other, and judged by what no part has known.
 
 use super::explain::explain;
-use super::values::Object;
 use crate::error::ApiError;
 use axum::http::StatusCode;
 use serde::de::value::MapDeserializer;
-use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::forward_to_deserialize_any;
 use serde_ignored::Path;
 use serde_json::Value;
 use serde_json::value::RawValue;
 use serde_path_to_error::Track;
 use std::borrow::Cow;
-use std::cell::Cell;
 use std::fmt;
 
 /// The fields of a JSON object that have not been parsed yet, as slices of its text.
@@ -27,47 +26,39 @@ impl<'a> Body<'a> {
     /// Checks that the text is a JSON object in which no object has a key twice. Fields that are `null` count as absent.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, ApiError> {
         let bad = |message: String| ApiError::new(StatusCode::BAD_REQUEST, message);
+        let invalid = |e: serde_json::Error| bad(format!("the request body is not valid JSON: {e}"));
         let text = std::str::from_utf8(bytes)
             .map_err(|e| bad(format!("the request body is not valid UTF-8 at byte {}", e.valid_up_to())))?;
-        let Valid { is_object } =
-            serde_json::from_str(text).map_err(|e| bad(format!("the request body is not valid JSON: {e}")))?;
-        if !is_object {
+        if !text.trim_start().starts_with('{') {
+            serde_json::from_str::<IgnoredAny>(text).map_err(invalid)?;
             return Err(bad("the request body must be a JSON object".into()));
         }
-        let Fields(mut fields) =
-            serde_json::from_str(text).map_err(|e| bad(format!("the request body is not valid JSON: {e}")))?;
+        let Fields(mut fields) = serde_json::from_str(text).map_err(invalid)?;
+        // Only objects can have a key twice.
+        for (name, value) in fields.iter().filter(|(_, value)| value.get().contains('{')) {
+            let name = crate::error::truncate_for_error(name);
+            serde_json::from_str::<Distinct>(value.get())
+                .map_err(|e| bad(format!("the request body is not valid JSON: in {name}: {e}")))?;
+        }
         fields.retain(|(_, value)| value.get() != "null");
         let known = vec![false; fields.len()];
         Ok(Self { fields, known, nested: Vec::new() })
     }
 
-    /// Parses one part of the request from the fields that it knows.
+    /// Parses one part of the request from the fields that it knows. The others are not looked at.
     pub fn read<T: Deserialize<'a>>(&mut self) -> Result<T, ApiError> {
-        let mut unknown = vec![false; self.fields.len()];
-        // The field that is being read: what is ignored at the top level is this one.
-        let current = Cell::new(0);
         let nested = &mut self.nested;
-        let mut ignore = |path: Path<'_>| match name_of(&path) {
-            (_, true) => unknown[current.get()] = true,
-            (path, false) => {
-                if !nested.contains(&path) && nested.len() < MAX_NESTED {
-                    nested.push(path);
-                }
+        let mut ignore = |path: Path<'_>| {
+            let path = name_of(&path);
+            if !nested.contains(&path) && nested.len() < MAX_NESTED {
+                nested.push(path);
             }
         };
         let mut track = Track::new();
-        let fields = self.fields.iter().enumerate().map(|(at, (name, value))| {
-            current.set(at);
-            (&**name, *value)
-        });
-        let fields = MapDeserializer::<_, serde_json::Error>::new(fields);
-        let tracked = serde_path_to_error::Deserializer::new(fields, &mut track);
-        let Object(part) = Object::deserialize(serde_ignored::Deserializer::new(tracked, &mut ignore))
-            .map_err(|error| explain(&track.path(), &error))?;
-        for (known, unknown) in self.known.iter_mut().zip(unknown) {
-            *known |= !unknown;
-        }
-        Ok(part)
+        let part = Part { fields: &self.fields, known: &mut self.known };
+        let tracked = serde_path_to_error::Deserializer::new(part, &mut track);
+        T::deserialize(serde_ignored::Deserializer::new(tracked, &mut ignore))
+            .map_err(|error| explain(&track.path(), &error))
     }
 
     /// Whether the body has this field.
@@ -98,21 +89,53 @@ impl<'a> Body<'a> {
 /// Maximum number of paths of unknown nested fields that are kept; more than the response header lists.
 const MAX_NESTED: usize = 64;
 
-/// Name of an ignored field; false if it is a path into a field. Indices of lists are left out.
-fn name_of(path: &Path<'_>) -> (String, bool) {
+/// Name of an ignored field, such as `messages[].foo`. Indices of lists are left out.
+fn name_of(path: &Path<'_>) -> String {
     match path {
-        Path::Root => (String::new(), true),
-        Path::Seq { parent, .. } => (name_of(parent).0 + "[]", false),
+        Path::Root => String::new(),
+        Path::Seq { parent, .. } => name_of(parent) + "[]",
         Path::Map { parent, key } => match name_of(parent) {
-            (parent, _) if parent.is_empty() => (key.clone(), true),
-            (parent, _) => (format!("{parent}.{key}"), false),
+            parent if parent.is_empty() => key.clone(),
+            parent => format!("{parent}.{key}"),
         },
         Path::Some { parent } | Path::NewtypeStruct { parent } | Path::NewtypeVariant { parent } => name_of(parent),
     }
 }
 
+/// Gives a struct the fields that it has, and marks them as known.
+struct Part<'a, 'b> {
+    fields: &'b [(Cow<'a, str>, &'a RawValue)],
+    known: &'b mut [bool],
+}
+
+impl<'de> Deserializer<'de> for Part<'de, '_> {
+    type Error = serde_json::Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
+        Err(Self::Error::custom("a part of a request must be a struct with fields"))
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        names: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Self::Error> {
+        let fields = self.fields.iter().zip(self.known).filter(|((name, _), _)| names.contains(&&**name));
+        let fields = fields.map(|((name, value), known)| {
+            *known = true;
+            (&**name, *value)
+        });
+        visitor.visit_map(MapDeserializer::new(fields))
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+        newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+    }
+}
+
 /// The key of an object, borrowed from the text where it has no escapes.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Key<'a>(Cow<'a, str>);
 
 impl<'de> Deserialize<'de> for Key<'de> {
@@ -158,6 +181,7 @@ impl<'de> Deserialize<'de> for Fields<'de> {
                 while let Some((Key(key), value)) = map.next_entry::<Key<'de>, &'de RawValue>()? {
                     fields.push((key, value));
                 }
+                check_distinct(fields.iter().map(|(key, _)| &**key))?;
                 Ok(Fields(fields))
             }
         }
@@ -166,72 +190,80 @@ impl<'de> Deserialize<'de> for Fields<'de> {
     }
 }
 
-/// Any JSON value whose objects have each key once. Nothing of it is kept.
-struct Valid {
-    is_object: bool,
-}
-
-impl<'de> Deserialize<'de> for Valid {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ValidVisitor)
+/// Checks that no key of an object is there twice.
+fn check_distinct<'a, E: Error>(keys: impl Iterator<Item = &'a str>) -> Result<(), E> {
+    let mut keys: Vec<&str> = keys.collect();
+    keys.sort_unstable();
+    match keys.windows(2).find(|pair| pair[0] == pair[1]) {
+        None => Ok(()),
+        Some(twice) => {
+            let key = crate::error::truncate_for_error(twice[0]);
+            Err(E::custom(format!("an object has the key {key:?} twice")))
+        }
     }
 }
 
-struct ValidVisitor;
+/// Any JSON value whose objects have each key once. Nothing of it is kept.
+struct Distinct;
 
-impl<'de> Visitor<'de> for ValidVisitor {
-    type Value = Valid;
+impl<'de> Deserialize<'de> for Distinct {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(DistinctVisitor)
+    }
+}
+
+struct DistinctVisitor;
+
+impl<'de> Visitor<'de> for DistinctVisitor {
+    type Value = Distinct;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a JSON value")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Valid, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Distinct, A::Error> {
         let mut keys = Vec::new();
-        while let Some((key, Valid { .. })) = map.next_entry::<Key<'de>, Valid>()? {
+        while let Some((Key(key), Distinct)) = map.next_entry()? {
             keys.push(key);
         }
-        keys.sort_unstable();
-        if let Some(twice) = keys.windows(2).find(|pair| pair[0] == pair[1]) {
-            let key = crate::error::truncate_for_error(&twice[0].0);
-            return Err(A::Error::custom(format!("an object has the key {key:?} twice")));
-        }
-        Ok(Valid { is_object: true })
+        check_distinct(keys.iter().map(|key| &**key))?;
+        Ok(Distinct)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Valid, A::Error> {
-        while seq.next_element::<Valid>()?.is_some() {}
-        Ok(Valid { is_object: false })
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Distinct, A::Error> {
+        while seq.next_element::<Distinct>()?.is_some() {}
+        Ok(Distinct)
     }
 
-    fn visit_bool<E>(self, _: bool) -> Result<Valid, E> {
-        Ok(Valid { is_object: false })
+    fn visit_bool<E>(self, _: bool) -> Result<Distinct, E> {
+        Ok(Distinct)
     }
 
-    fn visit_i64<E>(self, _: i64) -> Result<Valid, E> {
-        Ok(Valid { is_object: false })
+    fn visit_i64<E>(self, _: i64) -> Result<Distinct, E> {
+        Ok(Distinct)
     }
 
-    fn visit_u64<E>(self, _: u64) -> Result<Valid, E> {
-        Ok(Valid { is_object: false })
+    fn visit_u64<E>(self, _: u64) -> Result<Distinct, E> {
+        Ok(Distinct)
     }
 
-    fn visit_f64<E>(self, _: f64) -> Result<Valid, E> {
-        Ok(Valid { is_object: false })
+    fn visit_f64<E>(self, _: f64) -> Result<Distinct, E> {
+        Ok(Distinct)
     }
 
-    fn visit_str<E>(self, _: &str) -> Result<Valid, E> {
-        Ok(Valid { is_object: false })
+    fn visit_str<E>(self, _: &str) -> Result<Distinct, E> {
+        Ok(Distinct)
     }
 
-    fn visit_unit<E>(self) -> Result<Valid, E> {
-        Ok(Valid { is_object: false })
+    fn visit_unit<E>(self) -> Result<Distinct, E> {
+        Ok(Distinct)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::schema::values::Object;
     use serde::Deserialize;
 
     #[derive(Debug, Deserialize)]
