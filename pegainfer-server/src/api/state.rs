@@ -81,7 +81,8 @@ impl AppState {
         let metrics = Arc::new(Metrics::new(engine.clone(), &names[0]));
         let limits = engine.limits();
         let (vocab_size, eos) = (limits.vocab_size, limits.eos_token_ids.clone());
-        let compiler = checkpoint.encoder.run(|tokenizer| GrammarCompiler::new(tokenizer.clone(), vocab_size, eos));
+        let compiler =
+            checkpoint.encoder.run(move |tokenizer| GrammarCompiler::new(tokenizer.clone(), vocab_size, eos));
         let grammars = GrammarService::new(compiler, options.grammar_trial.clone());
         Arc::new(Self {
             grammars,

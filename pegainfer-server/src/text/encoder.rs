@@ -5,9 +5,12 @@
 //! request's TTFT. The threads of the CPU engine do not either, because a text would have to wait for a step.
 
 use super::{Tokenizer, TokenizerError};
-use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
-use std::sync::Arc;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Arc, Barrier, mpsc};
 use std::thread::available_parallelism;
+use std::time::Duration;
+use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Semaphore, oneshot};
 
 /// Number of threads. One encodes 16,000 tokens in half a millisecond; a second one serves others while the first encodes
@@ -18,10 +21,15 @@ const MAX_THREADS: usize = 2;
 /// longest word that it has seen.
 const LARGE: usize = 256 << 10;
 
+/// How long idle threads live: their tables are dear.
+const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
 /// A tokenizer and its threads, whose tables are built.
 pub struct Encoder {
     tokenizer: Arc<Tokenizer>,
-    threads: ThreadPool,
+    /// Runs no async task, only blocking ones: its idle threads sleep. Those of a work-stealing pool look for work first, which takes
+    /// CPU time from the async threads after every request. `None` once it is dropped.
+    threads: Option<Runtime>,
     /// One permit: large work runs one after the other.
     large: Arc<Semaphore>,
 }
@@ -38,20 +46,47 @@ impl Caller<'_> {
 
 impl Encoder {
     /// Starts the threads and lets them build their tables.
-    pub fn start(tokenizer: Arc<Tokenizer>) -> Result<Self, ThreadPoolBuildError> {
-        let threads = ThreadPoolBuilder::new()
-            .num_threads(available_parallelism().map_or(1, usize::from).min(MAX_THREADS))
-            .thread_name(|i| format!("tokenizer-{i}"))
-            // Without a handler, a panic in one request would end the server.
-            .panic_handler(|_| log::error!("the tokenizer panicked; this is a bug"))
+    pub fn start(tokenizer: Arc<Tokenizer>) -> io::Result<Self> {
+        let number = available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
+        let threads = Builder::new_current_thread()
+            .max_blocking_threads(number)
+            .thread_keep_alive(FOREVER)
+            .thread_name("tokenizer")
             .build()?;
-        threads.broadcast(|_| warm_up(&tokenizer));
-        Ok(Self { tokenizer, threads, large: Arc::new(Semaphore::new(1)) })
+        let encoder = Self { tokenizer, threads: Some(threads), large: Arc::new(Semaphore::new(1)) };
+        // A thread that waits for the others cannot take their part, too.
+        let all = Arc::new(Barrier::new(number + 1));
+        for _ in 0..number {
+            let (tokenizer, all) = (encoder.tokenizer.clone(), all.clone());
+            encoder.spawn(move || {
+                warm_up(&tokenizer);
+                all.wait();
+            });
+        }
+        all.wait();
+        Ok(encoder)
     }
 
-    /// Runs short work that encodes on one of the threads, so that no tables are built for the caller's thread.
-    pub fn run<T: Send>(&self, work: impl FnOnce(&Arc<Tokenizer>) -> T + Send) -> T {
-        self.threads.install(|| work(&self.tokenizer))
+    fn spawn(&self, work: impl FnOnce() + Send + 'static) {
+        if let Some(threads) = &self.threads {
+            threads.spawn_blocking(work);
+        }
+    }
+
+    /// Runs short work that encodes on one of the threads, so that no tables are built for the caller's thread. A panic of the work
+    /// is the caller's.
+    pub fn run<T: Send + 'static>(&self, work: impl FnOnce(&Arc<Tokenizer>) -> T + Send + 'static) -> T {
+        let (done, result) = mpsc::sync_channel(1);
+        let tokenizer = self.tokenizer.clone();
+        self.spawn(move || {
+            // The receiver waits.
+            let _ = done.send(catch_unwind(AssertUnwindSafe(|| work(&tokenizer))));
+        });
+        match result.recv() {
+            Ok(Ok(result)) => result,
+            Ok(Err(panic)) => resume_unwind(panic),
+            Err(closed) => resume_unwind(Box::new(closed)),
+        }
     }
 
     /// Runs work for a request off the async threads: parsing, rendering, encoding, decoding. `bytes`: size of what it works
@@ -72,7 +107,7 @@ impl Encoder {
             let _ = done.send(result);
         };
         if bytes <= LARGE {
-            self.threads.spawn(run);
+            self.spawn(run);
         } else {
             // The permit goes with the thread: a client that leaves does not let the next one in early.
             let permit = self.large.clone().acquire_owned().await;
@@ -83,7 +118,10 @@ impl Encoder {
             let thread = std::thread::Builder::new().name("large-request".into()).spawn(run);
             thread.map_err(|e| TokenizerError::NoThread(e.to_string()))?;
         }
-        result.await.map_err(|_| TokenizerError::Panicked)
+        result.await.map_err(|_| {
+            log::error!("the tokenizer panicked; this is a bug");
+            TokenizerError::Panicked
+        })
     }
 
     /// Token ids of texts, see [`Tokenizer::encode`].
@@ -94,6 +132,15 @@ impl Encoder {
             texts.map(|text| tokenizer.encode(text, add_special_tokens)).collect()
         };
         self.work(bytes, encode).await?
+    }
+}
+
+impl Drop for Encoder {
+    fn drop(&mut self) {
+        // A runtime that is dropped on an async thread panics, because it would wait there.
+        if let Some(threads) = self.threads.take() {
+            threads.shutdown_background();
+        }
     }
 }
 
