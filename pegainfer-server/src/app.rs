@@ -7,11 +7,13 @@ use crate::http::{self, AllowedHosts, ApiKeys, Cors, Server, Tls};
 use crate::http::{cors, deadline, error_shape, guard, hosts, request_id};
 use crate::lifecycle::Lifecycle;
 use crate::limits::Limits;
-use crate::metrics::access;
+use crate::metrics::{Metrics, access};
 use crate::text::{Checkpoint, GrammarTrial};
 use crate::trace::{self, Tracer};
 use axum::Router;
-use axum::middleware::{from_fn, from_fn_with_state};
+use axum::extract::{Request, State};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::Response;
 use pegainfer_core::engine::EngineHandle;
 use std::sync::Arc;
 use std::time::Duration;
@@ -114,10 +116,15 @@ impl App {
             failures: Throttle::default(),
             hasher: state.hasher.clone(),
         };
-        // Inside of the access control.
-        let router = api::router(state.clone()).layer(from_fn_with_state(request_timeout, deadline::enforce));
-        let router = wrap(router, options.tracer, guard, options.cors, options.allowed_hosts);
-        let router = router.layer(from_fn_with_state(metrics, access::observe)).layer(from_fn(request_id::attach));
+        let middleware = Middleware {
+            metrics,
+            cors: options.cors,
+            allowed_hosts: options.allowed_hosts,
+            guard,
+            tracer: options.tracer,
+            request_timeout,
+        };
+        let router = api::router(state.clone()).layer(from_fn_with_state(Arc::new(middleware), wrap));
         let open_requests = Box::new(move || {
             let stats = engine.stats();
             stats.running + stats.waiting
@@ -148,14 +155,27 @@ impl App {
     }
 }
 
-/// Adds the middleware to the API. The outermost layer runs first: every response gets a request id, and browsers may read
-/// refusals, too.
-fn wrap(mut api: Router, tracer: Option<Arc<Tracer>>, guard: Guard, cors: Cors, hosts: AllowedHosts) -> Router {
-    if let Some(tracer) = tracer {
-        api = api.layer(from_fn_with_state(tracer, trace::attach));
-    }
-    api.layer(from_fn_with_state(Arc::new(guard), guard::guard))
-        .layer(from_fn_with_state(Arc::new(hosts), hosts::check))
-        .layer(from_fn(error_shape::reshape))
-        .layer(from_fn_with_state(Arc::new(cors), cors::cors))
+/// What the middleware needs.
+struct Middleware {
+    metrics: Arc<Metrics>,
+    cors: Cors,
+    allowed_hosts: AllowedHosts,
+    guard: Guard,
+    tracer: Option<Arc<Tracer>>,
+    request_timeout: Option<Duration>,
+}
+
+/// Wraps the API, innermost function first: every response gets a request id, and browsers may read refusals, too. They are
+/// functions around functions, because each layer of a router is cloned and boxed, with all inside of it, for every request.
+async fn wrap(State(with): State<Arc<Middleware>>, request: Request, next: Next) -> Response {
+    let with = &*with;
+    let next = async move |request| api::catch_panic(request, async move |request| next.run(request).await).await;
+    let next = async move |request| deadline::enforce(with.request_timeout, request, next).await;
+    let next = async move |request| trace::attach(with.tracer.as_ref(), request, next).await;
+    let next = async move |request| guard::guard(&with.guard, request, next).await;
+    let next = async move |request| hosts::check(&with.allowed_hosts, request, next).await;
+    let next = async move |request| error_shape::reshape(request, next).await;
+    let next = async move |request| cors::cors(&with.cors, request, next).await;
+    let next = async move |request| access::observe(with.metrics.clone(), request, next).await;
+    request_id::attach(request, next).await
 }

@@ -59,7 +59,7 @@ use crate::error::{ApiError, truncate_for_error};
 use axum::Router;
 use axum::extract::Request;
 use axum::http::{Method, StatusCode, Uri};
-use axum::middleware::{self, Next, from_fn_with_state};
+use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use early_head::EarlyHead;
@@ -95,7 +95,6 @@ pub fn router(state: Arc<AppState>) -> Router {
         .merge(crate::ui::router())
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
-        .layer(middleware::from_fn(catch_panic))
         .with_state(state)
 }
 
@@ -110,10 +109,10 @@ async fn wrong_method(method: Method, uri: Uri) -> ApiError {
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message)
 }
 
-/// Turns a panic of a handler into a 500: a bug costs one request, not the server.
-async fn catch_panic(request: Request, next: Next) -> Response {
+/// Middleware: turns a panic of a handler into a 500, so that a bug costs one request, not the server.
+pub async fn catch_panic(request: Request, next: impl AsyncFnOnce(Request) -> Response) -> Response {
     let path = request.uri().path().to_string();
-    match AssertUnwindSafe(next.run(request)).catch_unwind().await {
+    match AssertUnwindSafe(next(request)).catch_unwind().await {
         Ok(response) => response,
         Err(_) => {
             log::error!("a handler of {path} panicked; this is a bug in pegainfer");
@@ -125,6 +124,7 @@ async fn catch_panic(request: Request, next: Next) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use axum::middleware::{Next, from_fn};
     use std::convert::Infallible;
     use tokio::net::TcpListener;
 
@@ -137,7 +137,7 @@ mod tests {
         let router: Router = Router::new()
             .route("/bug", get(panics))
             .route("/fine", get(|| async { "fine" }))
-            .layer(middleware::from_fn(catch_panic));
+            .layer(from_fn(|request, next: Next| catch_panic(request, async |request| next.run(request).await)));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(axum::serve(listener, router).into_future());

@@ -1,11 +1,9 @@
 //! Cross-origin requests: which web pages may call the API from a browser.
 
 use anyhow::{Context, Result, ensure};
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
-use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use std::sync::Arc;
 
 /// The origins that `--cors-allow-origin` names.
 #[derive(Debug, Clone, Default)]
@@ -55,15 +53,15 @@ impl Cors {
 
 /// Middleware: responds to preflights and marks responses that an allowed origin may read. Preflights carry no key, so it
 /// runs before the key check.
-pub async fn cors(State(cors): State<Arc<Cors>>, request: Request, next: Next) -> Response {
+pub async fn cors(cors: &Cors, request: Request, next: impl AsyncFnOnce(Request) -> Response) -> Response {
     if cors.is_off() {
-        return next.run(request).await;
+        return next(request).await;
     }
     let headers = request.headers();
     let allowed = headers.get(header::ORIGIN).and_then(|origin| cors.allow(origin));
     let preflight = request.method() == Method::OPTIONS && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
     let asked = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
-    let mut response = if preflight { StatusCode::NO_CONTENT.into_response() } else { next.run(request).await };
+    let mut response = if preflight { StatusCode::NO_CONTENT.into_response() } else { next(request).await };
     let out = response.headers_mut();
     // Caches must not reuse the response to one origin for another.
     out.append(header::VARY, HeaderValue::from_static("Origin"));

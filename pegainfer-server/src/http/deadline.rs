@@ -3,9 +3,8 @@
 use crate::error::ApiError;
 use crate::lifecycle::Deadline;
 use crate::values::parse_seconds;
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::http::HeaderMap;
-use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use std::time::Duration;
 
@@ -14,16 +13,20 @@ const HEADER: &str = "x-request-timeout";
 
 /// Middleware: 504 when the time limit of the server or the client passes before the response begins, which drops the work
 /// for it. The deadline goes with the request, for the part of the work that the response continues.
-pub async fn enforce(State(limit): State<Option<Duration>>, mut request: Request, next: Next) -> Response {
+pub async fn enforce(
+    limit: Option<Duration>,
+    mut request: Request,
+    next: impl AsyncFnOnce(Request) -> Response,
+) -> Response {
     let deadline = match of(request.headers(), limit) {
         Ok(Some(deadline)) => deadline,
-        Ok(None) => return next.run(request).await,
+        Ok(None) => return next(request).await,
         Err(error) => return error.into_response(),
     };
     request.extensions_mut().insert(deadline);
     tokio::select! {
         biased;
-        response = next.run(request) => response,
+        response = next(request) => response,
         () = tokio::time::sleep_until(deadline.at.into()) => deadline.error().into_response(),
     }
 }

@@ -7,9 +7,8 @@ use crate::metrics::Metrics;
 use crate::rates::RateExceeded;
 use crate::tenant::Tenant;
 use crate::trace::MayTrace;
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::http::{HeaderMap, Method, StatusCode, header};
-use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt;
 use std::hash::RandomState;
@@ -85,9 +84,9 @@ fn is_local(headers: &HeaderMap, peer: Option<IpAddr>) -> bool {
 
 /// Middleware: 401 without a valid key, 403 for what only admins may do, 503 while the server drains, 429 beyond the rates of a key.
 /// Attaches to the request whose it is.
-pub async fn guard(State(guard): State<Arc<Guard>>, mut request: Request, next: Next) -> Response {
+pub async fn guard(guard: &Guard, mut request: Request, next: impl AsyncFnOnce(Request) -> Response) -> Response {
     if is_open(request.uri().path()) {
-        return next.run(request).await;
+        return next(request).await;
     }
     let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
     let Some(Caller { rights, key }) = caller(&guard.keys, &guard.admin_keys, request.headers(), peer) else {
@@ -127,7 +126,7 @@ pub async fn guard(State(guard): State<Arc<Guard>>, mut request: Request, next: 
         }
         request.extensions_mut().insert(meter);
     }
-    next.run(request).await
+    next(request).await
 }
 
 /// The refusal of a request beyond the rates of its key.

@@ -6,13 +6,11 @@
 
 use crate::error::{ApiError, truncate_for_error};
 use anyhow::{Result, ensure};
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, StatusCode, Uri, Version, header};
-use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::Arc;
 
 /// Paths of probes and scrapers, which call a server by whatever name they know: they show no prompts and change nothing.
 const ANY_HOST: [&str; 4] = ["/health", "/live", "/ping", "/metrics"];
@@ -71,9 +69,9 @@ impl AllowedHosts {
 }
 
 /// Middleware: 400 without exactly one host, 403 for one that is not allowed.
-pub async fn check(State(allowed): State<Arc<AllowedHosts>>, request: Request, next: Next) -> Response {
+pub async fn check(allowed: &AllowedHosts, request: Request, next: impl AsyncFnOnce(Request) -> Response) -> Response {
     match allowed.check(request.uri(), request.version(), request.headers()) {
-        Ok(()) => next.run(request).await,
+        Ok(()) => next(request).await,
         Err(error) => error.into_response(),
     }
 }

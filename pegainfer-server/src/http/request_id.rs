@@ -4,11 +4,10 @@ use crate::error::{ApiError, is_anthropic};
 use crate::ids::{ANTHROPIC_HEADER, HEADER, request_id};
 use axum::extract::Request;
 use axum::http::HeaderValue;
-use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 /// Middleware: replaces the request's id header by a valid one, and copies it to the response.
-pub async fn attach(mut request: Request, next: Next) -> Response {
+pub async fn attach(mut request: Request, next: impl AsyncFnOnce(Request) -> Response) -> Response {
     let id = match request_id(request.headers()) {
         Ok(id) => id,
         Err(error) => return error.into_response(),
@@ -18,7 +17,7 @@ pub async fn attach(mut request: Request, next: Next) -> Response {
     };
     request.headers_mut().insert(HEADER, value.clone());
     let anthropic = is_anthropic(request.uri().path());
-    let mut response = next.run(request).await;
+    let mut response = next(request).await;
     if anthropic {
         response.headers_mut().insert(ANTHROPIC_HEADER, value.clone());
     }

@@ -5,9 +5,8 @@ use super::choices::{Choices, Outcome, Summary};
 use crate::error::ApiError;
 use crate::ids;
 use axum::body::{Body, Bytes, HttpBody};
-use axum::extract::{MatchedPath, Request, State};
+use axum::extract::{MatchedPath, Request};
 use axum::http::Method;
-use axum::middleware::Next;
 use axum::response::Response;
 use hyper::body::{Frame, SizeHint};
 use std::pin::Pin;
@@ -85,7 +84,11 @@ fn method_label(method: &Method) -> &'static str {
 }
 
 /// Middleware: counts and logs each request. It runs around all that can refuse one, inside of the one that attaches its id.
-pub async fn observe(State(metrics): State<Arc<Metrics>>, mut request: Request, next: Next) -> Response {
+pub async fn observe(
+    metrics: Arc<Metrics>,
+    mut request: Request,
+    next: impl AsyncFnOnce(Request) -> Response,
+) -> Response {
     let id = request.headers().get(ids::HEADER).and_then(|id| id.to_str().ok()).unwrap_or_default().to_string();
     let choices = Arc::new(Choices::default());
     let mut access = Access {
@@ -98,7 +101,7 @@ pub async fn observe(State(metrics): State<Arc<Metrics>>, mut request: Request, 
         choices: choices.clone(),
     };
     request.extensions_mut().insert(choices);
-    let response = next.run(request).await;
+    let response = next(request).await;
     access.status = response.status().as_u16();
     if let Some(error) = response.extensions().get::<ApiError>() {
         access.metrics.http.refused(error.reason());

@@ -18,9 +18,8 @@ pub use chrome::ChromeFiles;
 pub use otlp::Otlp;
 
 use crate::error::ApiError;
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
-use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use fastrace::collector::{EventRecord, Reporter, SpanContext, SpanId, SpanRecord, TraceId};
 use std::borrow::Cow;
@@ -268,20 +267,24 @@ impl Drop for Trace {
 pub struct MayTrace;
 
 /// Middleware: starts a trace for each API request that is sampled, and sends its id to the client.
-pub async fn attach(State(tracer): State<Arc<Tracer>>, mut request: Request, next: Next) -> Response {
+pub async fn attach(
+    tracer: Option<&Arc<Tracer>>,
+    mut request: Request,
+    next: impl AsyncFnOnce(Request) -> Response,
+) -> Response {
     let path = request.uri().path();
-    if !path.starts_with("/v1/") || request.method() != Method::POST {
-        return next.run(request).await;
-    }
+    let Some(tracer) = tracer.filter(|_| path.starts_with("/v1/") && request.method() == Method::POST) else {
+        return next(request).await;
+    };
     let decides = request.extensions().get::<MayTrace>().is_some();
     let trace = match tracer.begin(request.headers(), path, decides) {
         Ok(Some(trace)) => trace,
-        Ok(None) => return next.run(request).await,
+        Ok(None) => return next(request).await,
         Err(error) => return error.into_response(),
     };
     let id = HeaderValue::try_from(trace.context.trace_id.to_string());
     request.extensions_mut().insert(trace.clone());
-    let mut response = next.run(request).await;
+    let mut response = next(request).await;
     trace.status.store(response.status().as_u16(), Ordering::Relaxed);
     if let Ok(id) = id {
         response.headers_mut().insert(TOLD, id);
