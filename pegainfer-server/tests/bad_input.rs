@@ -249,8 +249,10 @@ fn bodies_that_are_not_json_objects() {
     ] {
         expect(raw(body), 400, message, None);
     }
-    let deep = format!("{{\"prompt\": {}", "[".repeat(100_000));
-    expect(raw(deep.as_bytes()), 400, "not valid JSON: recursion limit exceeded", None);
+    let lists = "[".repeat(100_000);
+    expect(raw(format!("{{\"prompt\": {lists}").as_bytes()), 400, "not valid JSON: EOF", None);
+    let deep = format!("{{\"prompt\": \"x\", \"tools\": {{\"a\": {lists}{}}}}}", "]".repeat(100_000));
+    expect(raw(deep.as_bytes()), 400, "not valid JSON: recursion limit exceeded in tools", None);
     let form = [("Content-Type", "application/x-www-form-urlencoded")];
     let response = send(server.address, "POST", COMPLETIONS, &form, b"prompt=x");
     expect(response, 415, "Content-Type must be application/json, got application/x-www-form-urlencoded", None);

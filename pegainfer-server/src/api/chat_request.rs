@@ -129,11 +129,11 @@ fn read_content(i: usize, role: Role, content: Option<ContentField>, body: &mut 
     let parts = match content {
         None => return Ok(String::new()),
         Some(ContentField::Text(text)) => return Ok(text),
-        Some(ContentField::Parts(parts)) => parts,
+        Some(ContentField::Other(parts)) => parts,
     };
     let text = |part| match part {
         ContentPart::Text(text) => Ok(text),
-        ContentPart::Typed(ContentPartFields { kind, text, refusal, .. }) => {
+        ContentPart::Other(ContentPartFields { kind, text, refusal, .. }) => {
             match (kind.as_deref(), text.or(refusal)) {
                 (Some("text" | "refusal"), Some(text)) => Ok(text),
                 (Some("text"), None) => {
@@ -168,7 +168,7 @@ fn read_call(i: usize, call: ToolCallFields) -> Result<ToolCall, ApiError> {
     let arguments = match arguments {
         None => Arguments::Object(Map::new()),
         Some(ArgumentsField::Text(text)) => Arguments::of_text(text),
-        Some(ArgumentsField::Object(arguments)) => Arguments::Object(arguments),
+        Some(ArgumentsField::Other(arguments)) => Arguments::Object(arguments),
     };
     Ok(ToolCall { id: call.id, name, arguments })
 }

@@ -1,7 +1,8 @@
 //! Logits processors of a request: penalties, biases, banned words, allowed tokens.
 
+use super::schema::numbers::TokenId;
 use super::schema::sampling::SamplingFields;
-use super::schema::values::{Text, TokenId};
+use super::schema::values::Text;
 use super::state::AppState;
 use crate::error::ApiError;
 use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors};

@@ -3,13 +3,15 @@
 //! # Layout
 //! - [`chat`], [`completions`]: OpenAI's endpoints, on which the others are built. [`responses`], [`anthropic`]: translate
 //!   their requests into chat requests, and the output into their own responses.
-//! - [`body`], [`json_size`]: read a body within the memory budget. [`schema`]: the bodies as structs. [`policy`]: decides about fields that they do not know.
+//! - [`body`], [`json_size`]: read a body within the memory budget. [`schema`]: the bodies as structs. [`policy`]: decides
+//!   about fields that they do not know.
 //! - [`chat_request`]: one chat request, into which all chats are converted: a [`conversation`] of [`message`]s, [`tools`]
-//!   and what is [`structured`]. [`params`], [`sampling`], [`logits_processors`], [`stop`], [`stream_options`],
-//!   [`truncation`], [`response_size`]: how to generate.
-//!   [`plain_text`]: no control tokens from messages.
+//!   and what is [`structured`]. [`render`] makes a prompt of it, [`plain_text`] without control tokens from messages.
+//! - [`params`], [`sampling`], [`logits_processors`], [`stop`], [`stream_options`], [`truncation`], [`response_size`]: how to
+//!   generate.
 //! - [`quota`], [`submitted_chat`], [`generation`]: run a request and give its output as [`delta`]s. [`assistant_message`],
-//!   [`blocks`], [`wire`], [`logprobs`], [`timings`], [`sse`], [`large_response`]: write the response. [`early_head`], [`stream_head`]: begin a stream before its request is prepared.
+//!   [`blocks`], [`wire`], [`logprobs`], [`timings`], [`sse`], [`large_response`]: write the response. [`early_head`],
+//!   [`stream_head`]: begin a stream before its request is prepared.
 //! - [`info`], [`tokenize`]: the small endpoints. [`openapi`]: the OpenAPI document.
 
 mod agents;
@@ -35,6 +37,7 @@ mod params;
 mod plain_text;
 mod policy;
 mod quota;
+mod render;
 mod response_size;
 mod responses;
 mod sampling;

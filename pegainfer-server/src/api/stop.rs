@@ -1,6 +1,7 @@
 //! `stop` and `stop_token_ids`.
 
-use super::schema::values::{Texts, TokenId};
+use super::schema::numbers::TokenId;
+use super::schema::values::Texts;
 use crate::error::ApiError;
 use pegainfer_core::engine::SubmitError;
 

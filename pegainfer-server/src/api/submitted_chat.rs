@@ -2,10 +2,10 @@
 
 use super::body::RequestContext;
 use super::chat_request::ChatRequest;
-use super::conversation::{PromptOptions, Rendered};
 use super::delta::Delta;
 use super::generation::Generation;
 use super::params::Params;
+use super::render::{PromptOptions, Rendered};
 use super::state::AppState;
 use super::structured::Structured;
 use crate::error::ApiError;

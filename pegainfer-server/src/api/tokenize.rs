@@ -2,12 +2,13 @@
 
 use super::body;
 use super::chat_request::read_conversation;
-use super::conversation::{Conversation, PromptOptions};
+use super::conversation::Conversation;
 use super::large_response::{self, json_bytes};
 use super::policy::{FieldPolicy, with_ignored};
+use super::render::PromptOptions;
 use super::schema::Body;
+use super::schema::numbers::TokenId;
 use super::schema::tokenize::{DetokenizeFields, TokenizeFields};
-use super::schema::values::TokenId;
 use super::state::{AppState, tokenizer_error};
 use super::stop::check_vocabulary;
 use crate::error::ApiError;

@@ -200,10 +200,10 @@ impl ToolChoice {
         let malformed = || invalid_choice(format!("tool_choice must be {TOOL_CHOICES}, got an object"));
         let name = |function: Option<Object<NameFields>>| function.and_then(|Object(NameFields { name })| name);
         let choice = match field {
-            ToolChoiceField::Mode(ToolMode::Auto) => return Ok(Self::Auto),
-            ToolChoiceField::Mode(ToolMode::None) => return Ok(Self::None),
-            ToolChoiceField::Mode(ToolMode::Required) => return Ok(Self::Required),
-            ToolChoiceField::Named(choice) => choice,
+            ToolChoiceField::Text(ToolMode::Auto) => return Ok(Self::Auto),
+            ToolChoiceField::Text(ToolMode::None) => return Ok(Self::None),
+            ToolChoiceField::Text(ToolMode::Required) => return Ok(Self::Required),
+            ToolChoiceField::Other(choice) => choice,
         };
         match (choice.kind.as_deref(), choice.allowed_tools) {
             (Some("function"), _) => name(choice.function).map(Self::Function).ok_or_else(malformed),

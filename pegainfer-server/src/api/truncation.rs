@@ -1,7 +1,7 @@
 //! `truncate_prompt_tokens` and `truncation_side`: truncate prompts that are too long.
 
 use super::schema::generation::Side;
-use super::schema::values::Count;
+use super::schema::numbers::Count;
 use crate::error::ApiError;
 
 /// How prompts are truncated.
@@ -42,7 +42,7 @@ impl Truncation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::schema::values::Int;
+    use crate::api::schema::numbers::Int;
 
     #[test]
     fn prompts_keep_their_end_or_their_beginning() {

@@ -6,7 +6,7 @@ use super::tools::Definitions;
 use crate::api::message::{Arguments, Message, Role, ToolCall};
 use crate::api::schema::Body;
 use crate::api::schema::anthropic::{self, BlockFields, TurnFields};
-use crate::api::schema::list::TextOrList;
+use crate::api::schema::forms::TextOrList;
 use crate::api::schema::values::Object;
 use crate::api::system::say_as_user;
 use crate::error::{ApiError, truncate_for_error};
@@ -155,6 +155,6 @@ fn blocks(content: Content) -> Vec<Object<BlockFields>> {
         TextOrList::Text(text) => {
             vec![Object(BlockFields { kind: Some("text".into()), text: Some(text), ..BlockFields::default() })]
         }
-        TextOrList::List(blocks) => blocks,
+        TextOrList::Other(blocks) => blocks,
     }
 }

@@ -14,8 +14,8 @@ use crate::api::schema::anthropic::{
     ThinkingDisplay, ThinkingFields, ThinkingKind,
 };
 use crate::api::schema::conversation::Effort;
+use crate::api::schema::forms::TextOrList;
 use crate::api::schema::generation::{GenerationFields, StreamOptionsFields};
-use crate::api::schema::list::TextOrList;
 use crate::api::schema::sampling::SamplingFields;
 use crate::api::schema::structure::JsonSchemaValue;
 use crate::api::schema::values::{Object, Texts};
@@ -132,7 +132,7 @@ fn system(system: Option<TextOrList<Object<BlockFields>>>, client: Client) -> Re
     let blocks = match system {
         None => return Ok(None),
         Some(TextOrList::Text(text)) => return Ok(Some(Message::new(Role::System, text))),
-        Some(TextOrList::List(blocks)) => blocks,
+        Some(TextOrList::Other(blocks)) => blocks,
     };
     let mut texts = Vec::new();
     for (i, Object(block)) in blocks.into_iter().enumerate() {

@@ -3,7 +3,7 @@
 use super::tools::{TOOL_SEARCH, ToolSet, prompt_name};
 use crate::api::message::{Arguments, Message, Role, ToolCall, left_out};
 use crate::api::schema::Body;
-use crate::api::schema::list::TextOrList;
+use crate::api::schema::forms::TextOrList;
 use crate::api::schema::responses::{ItemFields, PartFields};
 use crate::api::schema::values::Object;
 use crate::error::{ApiError, truncate_for_error};
@@ -31,7 +31,7 @@ pub fn read(
     let items = match input {
         None => return Err(invalid("input is missing".into())),
         Some(TextOrList::Text(text)) => return Ok(vec![Message::new(Role::User, text)]),
-        Some(TextOrList::List(items)) => items,
+        Some(TextOrList::Other(items)) => items,
     };
     if items.is_empty() {
         return Err(invalid("input is empty: send at least one item".into()));
@@ -128,7 +128,7 @@ impl ItemReader<'_, '_> {
     fn text(&self, content: Content) -> Result<String, ApiError> {
         let parts = match content {
             TextOrList::Text(text) => return Ok(text),
-            TextOrList::List(parts) => parts,
+            TextOrList::Other(parts) => parts,
         };
         let text = |Object(part)| match part_text(part) {
             Ok(text) => Ok(text),
@@ -151,7 +151,7 @@ impl ItemReader<'_, '_> {
     fn output(&mut self, content: Content) -> Result<String, ApiError> {
         let parts = match content {
             TextOrList::Text(text) => return Ok(text),
-            TextOrList::List(parts) => parts,
+            TextOrList::Other(parts) => parts,
         };
         let mut texts = Vec::new();
         for Object(part) in parts {
@@ -208,7 +208,7 @@ fn reasoning(item: ItemFields) -> Option<String> {
     };
     let content = item.content.map(|content| match content {
         TextOrList::Text(text) => text,
-        TextOrList::List(parts) => texts(parts),
+        TextOrList::Other(parts) => texts(parts),
     });
     content.filter(|text| !text.is_empty()).or(item.summary.map(texts)).filter(|text| !text.is_empty())
 }

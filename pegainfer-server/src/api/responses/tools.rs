@@ -176,10 +176,10 @@ fn custom_parameters(at: &str, format: Option<&Object<InputFormatFields>>) -> Re
 
 fn read_choice(choice: ToolChoiceField) -> Result<ToolChoice, ApiError> {
     let choice = match choice {
-        ToolChoiceField::Mode(ToolMode::Auto) => return Ok(ToolChoice::Auto),
-        ToolChoiceField::Mode(ToolMode::None) => return Ok(ToolChoice::None),
-        ToolChoiceField::Mode(ToolMode::Required) => return Ok(ToolChoice::Required),
-        ToolChoiceField::Named(choice) => choice,
+        ToolChoiceField::Text(ToolMode::Auto) => return Ok(ToolChoice::Auto),
+        ToolChoiceField::Text(ToolMode::None) => return Ok(ToolChoice::None),
+        ToolChoiceField::Text(ToolMode::Required) => return Ok(ToolChoice::Required),
+        ToolChoiceField::Other(choice) => choice,
     };
     let malformed = || ApiError::invalid("tool_choice", format!("tool_choice must be {TOOL_CHOICES}"));
     let NamedChoiceFields { kind, name, namespace, mode, tools } = choice;

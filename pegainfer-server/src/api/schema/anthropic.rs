@@ -1,8 +1,9 @@
 //! Fields of `/v1/messages` and `/v1/messages/count_tokens`.
 
-use super::list::TextOrList;
+use super::forms::TextOrList;
+use super::numbers::Count;
 use super::structure::JsonSchemaValue;
-use super::values::{Count, Object, Text, names};
+use super::values::{Object, Text, names};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};

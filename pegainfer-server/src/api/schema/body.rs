@@ -1,7 +1,7 @@
 //! A request body: parsed into structs, one part after the other, and judged by what no part has known.
 
-use super::explain::explain;
-use crate::error::ApiError;
+use super::explain::{explain, invalid_json};
+use crate::error::{ApiError, truncate_for_error};
 use axum::http::StatusCode;
 use serde::de::value::MapDeserializer;
 use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -36,9 +36,8 @@ impl<'a> Body<'a> {
         let Fields(mut fields) = serde_json::from_str(text).map_err(invalid)?;
         // Only objects can have a key twice.
         for (name, value) in fields.iter().filter(|(_, value)| value.get().contains('{')) {
-            let name = crate::error::truncate_for_error(name);
-            serde_json::from_str::<Distinct>(value.get())
-                .map_err(|e| bad(format!("the request body is not valid JSON: in {name}: {e}")))?;
+            let distinct: Result<Distinct, _> = serde_json::from_str(value.get());
+            distinct.map_err(|error| invalid_json(&truncate_for_error(name), &error))?;
         }
         fields.retain(|(_, value)| value.get() != "null");
         let known = vec![false; fields.len()];
@@ -197,7 +196,7 @@ fn check_distinct<'a, E: Error>(keys: impl Iterator<Item = &'a str>) -> Result<(
     match keys.windows(2).find(|pair| pair[0] == pair[1]) {
         None => Ok(()),
         Some(twice) => {
-            let key = crate::error::truncate_for_error(twice[0]);
+            let key = truncate_for_error(twice[0]);
             Err(E::custom(format!("an object has the key {key:?} twice")))
         }
     }

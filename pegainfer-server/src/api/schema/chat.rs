@@ -1,7 +1,7 @@
 //! Fields of `/v1/chat/completions` only.
 
 use super::generation::MAX_LOGPROBS;
-use super::values::{Count, Int};
+use super::numbers::{Count, Int};
 use schemars::JsonSchema;
 use serde::Deserialize;
 

@@ -2,7 +2,7 @@
 
 use super::explain::SENTENCE;
 use super::generation::MAX_LOGPROBS;
-use super::values::{Int, TokenId};
+use super::numbers::{Int, TokenId};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Unexpected, Visitor};

@@ -1,10 +1,11 @@
 //! Fields of a conversation in OpenAI's chat format: messages, tools and arguments of the chat template.
 
+use super::forms::{Alternative, TextOr, TextOrList};
 use super::values::{Object, names};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::fmt;
@@ -89,13 +90,12 @@ pub struct CalledFunctionFields {
     pub arguments: Option<ArgumentsField>,
 }
 
-/// Arguments of a call.
-#[derive(Debug, Clone, PartialEq)]
-pub enum ArgumentsField {
-    /// The text of a JSON object, maybe cut off.
-    Text(String),
-    /// The object.
-    Object(Map<String, Value>),
+/// Arguments of a call: the text of a JSON object, maybe cut off, or the object.
+pub type ArgumentsField = TextOr<Map<String, Value>>;
+
+impl Alternative for Map<String, Value> {
+    const FORMS: &'static str = "an object or the text of one";
+    const IS_LIST: bool = false;
 }
 
 /// A function that the model may call.
@@ -129,21 +129,19 @@ pub struct FunctionFields {
 pub struct Parameters(pub Map<String, Value>);
 
 /// `content` of a message: a string, or a list of parts.
-#[derive(Debug, Clone, PartialEq)]
-pub enum ContentField {
-    /// A string.
-    Text(String),
-    /// Parts.
-    Parts(Vec<ContentPart>),
+pub type ContentField = TextOrList<ContentPart>;
+
+impl Alternative for Vec<ContentPart> {
+    const FORMS: &'static str = "a string or a list of text parts";
+    const IS_LIST: bool = true;
 }
 
 /// One part of a content: a string, or an object with a type.
-#[derive(Debug, Clone, PartialEq)]
-pub enum ContentPart {
-    /// A string.
-    Text(String),
-    /// An object.
-    Typed(ContentPartFields),
+pub type ContentPart = TextOr<ContentPartFields>;
+
+impl Alternative for ContentPartFields {
+    const FORMS: &'static str = "an object with a type";
+    const IS_LIST: bool = false;
 }
 
 /// A part of a content.
@@ -163,12 +161,14 @@ pub struct ContentPartFields {
 }
 
 /// `tool_choice`.
-#[derive(Debug, Clone, PartialEq)]
-pub enum ToolChoiceField {
-    /// none, auto or required.
-    Mode(ToolMode),
-    /// A function, or the functions that may be called.
-    Named(NamedChoiceFields),
+pub type ToolChoiceField = TextOr<NamedChoiceFields, ToolMode>;
+
+/// The forms of `tool_choice` in words, for errors.
+pub const TOOL_CHOICES: &str = "none, auto, required or {\"type\": \"function\", \"function\": {\"name\": …}}";
+
+impl Alternative for NamedChoiceFields {
+    const FORMS: &'static str = TOOL_CHOICES;
+    const IS_LIST: bool = false;
 }
 
 /// A function that has to be called, or the functions that may be called.
@@ -244,82 +244,6 @@ names! {
     }
 }
 
-impl<'de> Deserialize<'de> for ContentField {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ContentVisitor;
-
-        impl<'de> Visitor<'de> for ContentVisitor {
-            type Value = ContentField;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a string or a list of text parts")
-            }
-
-            fn visit_str<E>(self, text: &str) -> Result<ContentField, E> {
-                Ok(ContentField::Text(text.to_owned()))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<ContentField, A::Error> {
-                let mut parts = Vec::new();
-                while let Some(part) = list.next_element()? {
-                    parts.push(part);
-                }
-                Ok(ContentField::Parts(parts))
-            }
-        }
-
-        deserializer.deserialize_any(ContentVisitor)
-    }
-}
-
-impl<'de> Deserialize<'de> for ContentPart {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct PartVisitor;
-
-        impl<'de> Visitor<'de> for PartVisitor {
-            type Value = ContentPart;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object with a type")
-            }
-
-            fn visit_str<E>(self, text: &str) -> Result<ContentPart, E> {
-                Ok(ContentPart::Text(text.to_owned()))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ContentPart, A::Error> {
-                ContentPartFields::deserialize(MapAccessDeserializer::new(map)).map(ContentPart::Typed)
-            }
-        }
-
-        deserializer.deserialize_any(PartVisitor)
-    }
-}
-
-impl<'de> Deserialize<'de> for ArgumentsField {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ArgumentsVisitor;
-
-        impl<'de> Visitor<'de> for ArgumentsVisitor {
-            type Value = ArgumentsField;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object or the text of one")
-            }
-
-            fn visit_str<E>(self, text: &str) -> Result<ArgumentsField, E> {
-                Ok(ArgumentsField::Text(text.to_owned()))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ArgumentsField, A::Error> {
-                Map::deserialize(MapAccessDeserializer::new(map)).map(ArgumentsField::Object)
-            }
-        }
-
-        deserializer.deserialize_any(ArgumentsVisitor)
-    }
-}
-
 impl<'de> Deserialize<'de> for Parameters {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct ParametersVisitor;
@@ -340,66 +264,27 @@ impl<'de> Deserialize<'de> for Parameters {
     }
 }
 
-/// The forms of `tool_choice` in words, for errors.
-pub const TOOL_CHOICES: &str = "none, auto, required or {\"type\": \"function\", \"function\": {\"name\": …}}";
-
-impl<'de> Deserialize<'de> for ToolChoiceField {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ChoiceVisitor;
-
-        impl<'de> Visitor<'de> for ChoiceVisitor {
-            type Value = ToolChoiceField;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(TOOL_CHOICES)
-            }
-
-            fn visit_str<E: Error>(self, text: &str) -> Result<ToolChoiceField, E> {
-                let mode = [ToolMode::None, ToolMode::Auto, ToolMode::Required].into_iter().find(|m| m.name() == text);
-                let unknown = || E::invalid_value(serde::de::Unexpected::Str(text), &self);
-                mode.map(ToolChoiceField::Mode).ok_or_else(unknown)
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ToolChoiceField, A::Error> {
-                NamedChoiceFields::deserialize(MapAccessDeserializer::new(map)).map(ToolChoiceField::Named)
-            }
-        }
-
-        deserializer.deserialize_any(ChoiceVisitor)
-    }
-}
-
-/// Implements `JsonSchema` as alternatives, which are given by their types.
-macro_rules! any_of {
-    ($name:ident: $($kind:ty),+) => {
-        impl JsonSchema for $name {
-            fn inline_schema() -> bool {
-                true
-            }
-
-            fn schema_name() -> Cow<'static, str> {
-                stringify!($name).into()
-            }
-
-            fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-                json_schema!({"anyOf": [$(generator.subschema_for::<$kind>()),+]})
-            }
-        }
-    };
-}
-
-any_of!(ContentField: String, Vec<ContentPart>);
-any_of!(ContentPart: String, ContentPartFields);
-any_of!(ArgumentsField: String, Map<String, Value>);
-any_of!(Parameters: Map<String, Value>);
-
-impl JsonSchema for ToolChoiceField {
+impl JsonSchema for Parameters {
     fn inline_schema() -> bool {
         true
     }
 
     fn schema_name() -> Cow<'static, str> {
-        "ToolChoice".into()
+        "Parameters".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        Map::<String, Value>::json_schema(generator)
+    }
+}
+
+impl JsonSchema for NamedChoiceFields {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "NamedChoice".into()
     }
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
@@ -409,6 +294,6 @@ impl JsonSchema for ToolChoiceField {
         };
         let function = named("function", "function", generator.subschema_for::<NameFields>());
         let allowed = named("allowed_tools", "allowed_tools", generator.subschema_for::<AllowedToolsFields>());
-        json_schema!({"anyOf": [generator.subschema_for::<ToolMode>(), function, allowed]})
+        json_schema!({"anyOf": [function, allowed]})
     }
 }

@@ -1,6 +1,7 @@
 //! serde's errors as one sentence for the client, such as `n must be an integer from 1 to 128, got "x"`.
 
 use crate::error::{ApiError, truncate_for_error};
+use axum::http::StatusCode;
 use serde_path_to_error::{Path, Segment};
 
 /// Marks an expectation that is about the whole list or object, although one of its values violates it.
@@ -10,15 +11,29 @@ pub const SENTENCE: char = '=';
 
 /// The error about the value at `path`.
 pub fn explain(path: &Path, error: &serde_json::Error) -> ApiError {
+    let steps: Vec<&Segment> = path.iter().collect();
+    if error.is_syntax() {
+        return invalid_json(&name(&steps), error);
+    }
+    let field = steps.iter().find_map(|step| if let Segment::Map { key } = step { Some(key.as_str()) } else { None });
+    ApiError::invalid(field.unwrap_or("body"), sentence(&steps, &without_position(error)))
+}
+
+/// The error about a value that is not valid JSON.
+pub fn invalid_json(name: &str, error: &serde_json::Error) -> ApiError {
+    let message = format!("the request body is not valid JSON: {} in {name}", without_position(error));
+    ApiError::new(StatusCode::BAD_REQUEST, message)
+}
+
+/// The error without its line and column, which are those of the value, not of the body.
+fn without_position(error: &serde_json::Error) -> String {
     let mut text = error.to_string();
     if error.line() > 0
         && let Some(at) = text.rfind(" at line ")
     {
         text.truncate(at);
     }
-    let steps: Vec<&Segment> = path.iter().collect();
-    let field = steps.iter().find_map(|step| if let Segment::Map { key } = step { Some(key.as_str()) } else { None });
-    ApiError::invalid(field.unwrap_or("body"), sentence(&steps, &text))
+    text
 }
 
 fn sentence(steps: &[&Segment], text: &str) -> String {

@@ -1,6 +1,7 @@
 //! Fields that completions and chats share: how much to generate, and what to report.
 
-use super::values::{Count, Int, Object, Texts, names};
+use super::numbers::{Count, Int};
+use super::values::{Object, Texts, names};
 use pegainfer_core::engine;
 use schemars::JsonSchema;
 use serde::Deserialize;

@@ -1,16 +1,13 @@
 //! Fields of `/v1/responses`.
 
 use super::conversation::{Effort, Parameters, ToolMode};
-use super::list::TextOrList;
+use super::forms::{Alternative, TextOr, TextOrList};
+use super::numbers::{Count, Int};
 use super::structure::JsonSchemaValue;
-use super::values::{Count, Int, Object, names};
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use super::values::{Object, names};
+use schemars::JsonSchema;
 use serde::Deserialize;
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{Deserializer, Error, MapAccess, Unexpected, Visitor};
 use serde_json::{Map, Value, json};
-use std::borrow::Cow;
-use std::fmt;
 
 /// What to answer, and how.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
@@ -196,12 +193,11 @@ pub struct InputFormatFields {
 }
 
 /// `tool_choice`.
-#[derive(Debug, Clone, PartialEq)]
-pub enum ToolChoiceField {
-    /// none, auto or required.
-    Mode(ToolMode),
-    /// A tool, or the tools that may be called.
-    Named(NamedChoiceFields),
+pub type ToolChoiceField = TextOr<NamedChoiceFields, ToolMode>;
+
+impl Alternative for NamedChoiceFields {
+    const FORMS: &'static str = TOOL_CHOICES;
+    const IS_LIST: bool = false;
 }
 
 /// A tool that has to be called, or the tools that may be called.
@@ -238,47 +234,6 @@ pub struct AllowedToolFields {
 /// The forms of `tool_choice` in words, for errors.
 pub const TOOL_CHOICES: &str = "none, auto, required, {\"type\": \"function\", \"name\": …}, {\"type\": \"custom\", \
     \"name\": …} or {\"type\": \"allowed_tools\", \"mode\": …, \"tools\": […]}";
-
-impl<'de> Deserialize<'de> for ToolChoiceField {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ChoiceVisitor;
-
-        impl<'de> Visitor<'de> for ChoiceVisitor {
-            type Value = ToolChoiceField;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(TOOL_CHOICES)
-            }
-
-            fn visit_str<E: Error>(self, text: &str) -> Result<ToolChoiceField, E> {
-                let mode = [ToolMode::None, ToolMode::Auto, ToolMode::Required].into_iter().find(|m| m.name() == text);
-                let unknown = || E::invalid_value(Unexpected::Str(text), &self);
-                mode.map(ToolChoiceField::Mode).ok_or_else(unknown)
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ToolChoiceField, A::Error> {
-                NamedChoiceFields::deserialize(MapAccessDeserializer::new(map)).map(ToolChoiceField::Named)
-            }
-        }
-
-        deserializer.deserialize_any(ChoiceVisitor)
-    }
-}
-
-impl JsonSchema for ToolChoiceField {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        "ResponsesToolChoice".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let named = generator.subschema_for::<NamedChoiceFields>();
-        json_schema!({"anyOf": [generator.subschema_for::<ToolMode>(), named]})
-    }
-}
 
 /// `text`.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]

@@ -1,6 +1,7 @@
 //! Fields that all generating endpoints share: OpenAI's and vLLM's ways to draw tokens, and the request's place in queue and cache.
 
-use super::values::{Count, Int, LogitBias, Text, TokenId};
+use super::numbers::{Count, Int, LogitBias, TokenId};
+use super::values::Text;
 use schemars::JsonSchema;
 use serde::Deserialize;
 

@@ -1,6 +1,6 @@
 //! Fields of `/tokenize` and `/detokenize`.
 
-use super::values::TokenId;
+use super::numbers::TokenId;
 use schemars::JsonSchema;
 use serde::Deserialize;
 

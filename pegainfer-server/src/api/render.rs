@@ -1,0 +1,228 @@
+//! Renders a conversation into a prompt, and sets up how its outputs are constrained and parsed.
+
+use super::body::RequestContext;
+use super::conversation::Conversation;
+use super::message::Message;
+use super::plain_text::PlainText;
+use super::state::{AppState, tokenizer_error};
+use super::structured::Structured;
+use super::system;
+use super::tools::Tools;
+use crate::error::ApiError;
+use crate::ids::random_u64;
+use crate::text::parser::{
+    OutputFormat, OutputParser, ParserOptions, ReasoningStart, ToolFormat, forced_grammar, grammar_or,
+};
+use crate::text::{Caller, ChatTemplate, GrammarSource, ReasoningLimits, Tokenizer};
+use serde_json::Value;
+use std::sync::Arc;
+
+/// How a conversation becomes token ids.
+#[derive(Debug, Clone, Copy)]
+pub struct PromptOptions {
+    /// Number of outputs that follow the prompt.
+    pub n: usize,
+    /// Whether to run the tokenizer's post-processor (BOS) over the prompt.
+    pub add_special_tokens: bool,
+    /// Whether a prompt that cannot fit the context is refused before it is tokenized.
+    pub is_bounded: bool,
+}
+
+/// A rendered conversation.
+pub struct Rendered {
+    /// The prompt, in segments that are tokenized one by one; most prompts have one.
+    pub prompt: Vec<String>,
+    /// Output parser of each choice.
+    pub parsers: Vec<OutputParser>,
+    /// Structure that the output must have.
+    pub structured: Option<Structured>,
+    /// Constraints on the reasoning before the output.
+    pub thinking: Option<ReasoningLimits>,
+}
+
+impl Conversation {
+    /// Renders the prompt and tokenizes it, off the async threads.
+    pub async fn encode(
+        self,
+        state: &Arc<AppState>,
+        context: &RequestContext,
+        options: PromptOptions,
+    ) -> Result<(Rendered, Vec<u32>), ApiError> {
+        let (work_state, share) = (state.clone(), context.share.clone());
+        let work = move |tokenizer: &Arc<Tokenizer>, caller: &Caller<'_>| {
+            let _share = share;
+            let rendered = self.render(&work_state, options.n)?;
+            if caller.is_gone() {
+                // Nobody reads this.
+                return Ok((rendered, Vec::new()));
+            }
+            let segments = &rendered.prompt;
+            if options.is_bounded {
+                work_state.check_length(segments.iter().map(String::len).sum(), "messages")?;
+            }
+            // The tokenizer's own special tokens would be added to each segment.
+            let add_special_tokens = options.add_special_tokens && segments.len() == 1;
+            let mut ids = Vec::new();
+            for segment in segments {
+                let segment = tokenizer.encode(segment, add_special_tokens);
+                ids.append(&mut segment.map_err(|error| tokenizer_error(&error, "messages"))?);
+            }
+            Ok((rendered, ids))
+        };
+        state.work(context.size, work).await?
+    }
+
+    /// Renders the prompt and builds the parsers of its `n` outputs.
+    fn render(mut self, state: &AppState, n: usize) -> Result<Rendered, ApiError> {
+        let Some(template) = &state.checkpoint.template else {
+            let message = "this model has no chat template: use /v1/completions";
+            return Err(ApiError::invalid("messages", message));
+        };
+        self.set_effort(state)?;
+        let format = template.output_format();
+        self.check_roles(format)?;
+        system::arrange(&mut self.messages, template);
+        if format.tools != Some(ToolFormat::Hermes) {
+            // Only that format writes arguments as they are given; the others need an object.
+            self.messages.iter_mut().for_each(Message::complete_arguments);
+        }
+        let mark = self.continue_final_message.then(|| self.mark_end()).transpose()?;
+        let tokenizer = &state.checkpoint.tokenizer;
+        let plain = state.options.plain_messages.then(|| PlainText::mark(&mut self.messages, tokenizer)).transpose()?;
+        if self.structured.is_some() && !(format.reasoning && state.grammars.knows_reasoning()) {
+            self.disable_reasoning(format)?;
+        }
+        let tools = self.tools.format(format.tools)?;
+        let mut prompt = self.fill(template, tools.is_some(), mark.as_deref())?;
+        let mut reasoning = if format.reasoning { ReasoningStart::after(&prompt) } else { ReasoningStart::Never };
+        let thinking = match format.reasoning && reasoning.may_follow(&prompt, self.continue_final_message) {
+            true => self.thinking(reasoning, tools == Some(ToolFormat::Qwen3Coder), state)?,
+            false => None,
+        };
+        // No reasoning may come before a structure that does not know of it, nor before a forced call.
+        if (self.structured.is_some() && thinking.is_none()) || (tools.is_some() && self.tools.forced()) {
+            prompt += reasoning.close(format.tools);
+            reasoning = ReasoningStart::Never;
+        }
+        if let Some(tools) = tools {
+            self.constrain_calls(tools)?;
+            if self.tools.forced() {
+                prompt += &self.tools.prefix.text(tools);
+            }
+        }
+        let parsers = (0..n).map(|_| self.parser(reasoning, tools)).collect::<Result<_, _>>()?;
+        let prompt = match plain {
+            Some(plain) => plain.split(&prompt),
+            None => vec![prompt],
+        };
+        Ok(Rendered { prompt, parsers, structured: self.structured, thinking })
+    }
+
+    /// The text of the template. `mark`: where it ends, if the last message is continued.
+    fn fill(&self, template: &ChatTemplate, shows_tools: bool, mark: Option<&str>) -> Result<String, ApiError> {
+        let refused = |message: String| ApiError::invalid(self.names.messages, message);
+        let messages: Vec<Value> = self.messages.iter().map(Message::to_template).collect();
+        let tools = shows_tools.then(|| self.tools.shown());
+        let mut prompt = template
+            .render(&messages, tools, self.add_generation_prompt, &self.template_kwargs)
+            .map_err(|e| refused(e.to_string()))?;
+        if let Some(mark) = mark {
+            let message = "the last message cannot be continued: the chat template does not show its text";
+            let end = prompt.rfind(mark).ok_or_else(|| refused(message.into()))?;
+            prompt.truncate(end);
+        }
+        Ok(prompt)
+    }
+
+    /// The structure covers the whole text: no reasoning may come before it.
+    fn disable_reasoning(&mut self, format: OutputFormat) -> Result<(), ApiError> {
+        let asked = self.template_kwargs.insert("enable_thinking".into(), false.into());
+        if format.reasoning && asked == Some(true.into()) {
+            let message = "enable_thinking: this model cannot reason before structured output";
+            return Err(ApiError::invalid("chat_template_kwargs", message).with_code("unsupported_parameter"));
+        }
+        Ok(())
+    }
+
+    /// Extends the structure of the output to calls: a forced call is the structure, others may come instead of it.
+    fn constrain_calls(&mut self, format: ToolFormat) -> Result<(), ApiError> {
+        let Tools { prefix, definitions, max_calls, .. } = &self.tools;
+        if let Some(Structured { field, source }) = &mut self.structured {
+            let either = grammar_or(source, format, definitions, *max_calls).map_err(not_enforced)?;
+            let Some(either) = either else {
+                let message = format!("{field}.grammar cannot be combined with tools: send \"tool_choice\": \"none\"");
+                return Err(ApiError::invalid(field, message).with_code("unsupported_parameter"));
+            };
+            *source = GrammarSource::Lark(either);
+        }
+        if self.tools.forced() {
+            let source = forced_grammar(format, prefix, definitions, *max_calls).map_err(not_enforced)?;
+            let source = source.map(GrammarSource::Lark);
+            self.structured = source.map(|source| Structured { field: "tools", source });
+        }
+        Ok(())
+    }
+
+    /// The parser of one output.
+    fn parser(&self, reasoning: ReasoningStart, tools: Option<ToolFormat>) -> Result<OutputParser, ApiError> {
+        Ok(OutputParser::new(ParserOptions {
+            reasoning,
+            include_reasoning: self.include_reasoning,
+            tools,
+            prefix: self.tools.prefix.clone(),
+            definitions: self.tools.definitions.clone(),
+            max_calls: self.tools.max_calls,
+            id_seed: random_u64()?,
+        }))
+    }
+
+    /// Constraints on the reasoning before the output, if any have to be enforced.
+    fn thinking(
+        &self,
+        start: ReasoningStart,
+        call_ends_it: bool,
+        state: &AppState,
+    ) -> Result<Option<ReasoningLimits>, ApiError> {
+        if self.tools.forced() || (self.structured.is_none() && self.thinking_budget.is_none()) {
+            return Ok(None);
+        }
+        if self.thinking_budget.is_some() {
+            self.check_budget(state)?;
+        }
+        let thinking = ReasoningLimits { start, call_ends_it, budget: self.thinking_budget };
+        Ok(state.grammars.knows_reasoning().then_some(thinking))
+    }
+
+    /// Checks that a maximum number of reasoning tokens can be enforced.
+    fn check_budget(&self, state: &AppState) -> Result<(), ApiError> {
+        let masks = !state.engine.limits().unsupported.contains(&"structured_outputs");
+        if masks && state.grammars.knows_reasoning() {
+            return Ok(());
+        }
+        let name = self.names.thinking_budget;
+        let message = format!("{name} is not implemented for this model");
+        Err(ApiError::invalid(name, message).with_code("unsupported_parameter"))
+    }
+
+    /// Appends a mark to the text of the last message, where the prompt is to end: what templates write behind the text
+    /// may look like the text. The mark is random, so that no message holds it.
+    fn mark_end(&mut self) -> Result<String, ApiError> {
+        let mark = format!("\u{F8FF}{:016x}\u{F8FF}", random_u64()?);
+        match self.messages.last_mut().map(|message| &mut message.text).filter(|text| !text.trim().is_empty()) {
+            Some(text) => {
+                text.truncate(text.trim_end().len());
+                text.push_str(&mark);
+                Ok(mark)
+            }
+            None => {
+                let message = "there is nothing to continue: the last message has no text";
+                Err(ApiError::invalid(self.names.messages, message))
+            }
+        }
+    }
+}
+
+/// A strict function asks for what no grammar can express.
+fn not_enforced(reason: String) -> ApiError {
+    ApiError::invalid("tools", format!("tools: a function is strict, but {reason}")).with_code("unsupported_parameter")
+}
