@@ -8,7 +8,7 @@ use crate::workspace::Workspace;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::schedule::{StateConfig, StateSlots};
 use pegainfer_core::tensor::{OpError, Tensor};
-use pegainfer_core::weights::{Loader, Source, WeightsError};
+use pegainfer_core::weights::{Loader, WeightsError};
 use pegainfer_kernels::ops::{self, BLOCK_SIZE, DeltaInputs, DeltaWeights, Heads};
 use pegainfer_kernels::runtime::{
     self, Bounds, ConfigError, ConfigFile, Inputs, LoadError, Model, ModelInfo, Parts, SampledRows,
@@ -51,8 +51,8 @@ impl Model for Qwen35 {
         }
     }
 
-    fn log_skipped(source: &Source) {
-        weights::log_skipped(source);
+    fn skipped(name: &str) -> Option<&'static str> {
+        weights::skipped(name)
     }
 
     fn weights(loader: &mut Loader<'_>, config: &Config) -> Result<Weights, WeightsError> {

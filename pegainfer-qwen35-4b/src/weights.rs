@@ -2,11 +2,11 @@
 
 use crate::config::{Config, LayerKind};
 use pegainfer_core::tensor::Tensor;
-use pegainfer_core::weights::{Loader, Part, Source, WeightsError};
+use pegainfer_core::weights::{Loader, Part, WeightsError};
 use pegainfer_kernels::runtime::{DecoderWeights, Mlp, load_head};
 
-/// Parts of a checkpoint that a text engine does not run: the image encoder, and the head that predicts a second token.
-const SKIPPED: [&str; 2] = ["model.visual.", "mtp."];
+/// Beginnings of the names of tensors that a text engine does not run, and what they are for.
+const SKIPPED: [(&str, &str); 2] = [("model.visual.", "the image encoder"), ("mtp.", "multi-token prediction")];
 
 /// What mixes the tokens in a layer.
 #[derive(Debug)]
@@ -61,12 +61,9 @@ pub struct Layer {
 /// All weights; the final norm is `1 + w`, f32.
 pub type Weights = DecoderWeights<Layer>;
 
-/// Says what a text engine does not load.
-pub(crate) fn log_skipped(source: &Source) {
-    let skipped = source.names().filter(|name| SKIPPED.iter().any(|prefix| name.starts_with(prefix))).count();
-    if skipped > 0 {
-        log::info!("{skipped} tensors of the image encoder and of multi-token prediction are not loaded: text only");
-    }
+/// What a text engine does not load.
+pub(crate) fn skipped(name: &str) -> Option<&'static str> {
+    SKIPPED.iter().find(|(prefix, _)| name.starts_with(prefix)).map(|(_, purpose)| *purpose)
 }
 
 /// Loads every tensor of the text model.

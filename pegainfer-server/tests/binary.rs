@@ -77,6 +77,51 @@ fn checkpoints_that_cannot_be_served() {
     }
 }
 
+/// A directory with links to the files of the bundled model, but for `own`, which are copies.
+fn checkpoint(name: &str, own: &[&str]) -> TempDir {
+    let dir = TempDir::new(name);
+    for file in std::fs::read_dir(model_dir()).unwrap() {
+        let (from, name) = file.map(|file| (file.path(), file.file_name())).unwrap();
+        let to = dir.0.join(&name);
+        match own.contains(&name.to_str().unwrap()) {
+            true => drop(std::fs::copy(from, to).unwrap()),
+            false => std::os::unix::fs::symlink(from.canonicalize().unwrap(), to).unwrap(),
+        }
+    }
+    dir
+}
+
+#[test]
+fn weights_that_are_no_numbers_are_refused() {
+    let dir = checkpoint("nan", &["model.safetensors"]);
+    let path = dir.0.join("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let norm = safetensors::SafeTensors::deserialize(&bytes).unwrap().tensor("model.norm.weight").unwrap();
+    let at = norm.data().as_ptr() as usize - bytes.as_ptr() as usize;
+    bytes[at..at + 2].copy_from_slice(&half::bf16::NAN.to_le_bytes());
+    std::fs::write(&path, bytes).unwrap();
+    let error = refused(pegainfer().args(["--port", "0", "--model-path", dir.0.to_str().unwrap()]));
+    assert!(error.ends_with("its weights are damaged; download the checkpoint again"), "{error}");
+}
+
+#[test]
+fn a_configuration_of_other_weights_is_told() {
+    let dir = checkpoint("layers", &["config.json", "generation_config.json"]);
+    let path = dir.0.to_str().unwrap();
+    let edit = |file: &str, from: &str, to: &str| {
+        let text = std::fs::read_to_string(dir.0.join(file)).unwrap();
+        assert!(text.contains(from), "{text}");
+        std::fs::write(dir.0.join(file), text.replace(from, to)).unwrap();
+    };
+    edit("config.json", "\"num_hidden_layers\": 6", "\"num_hidden_layers\": 5");
+    let (code, _, stderr) = run(pegainfer().args(["generate", "x", "--max-tokens", "1", "--model-path", path]));
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(stderr.contains("config.json does not ask for model.layers.5."), "{stderr}");
+    edit("generation_config.json", "4089", "99999");
+    let error = refused(pegainfer().args(["--port", "0", "--model-path", path]));
+    assert!(error.contains("eos_token_id 99999 is not below vocab_size 4096"), "{error}");
+}
+
 #[test]
 fn sigterm_lets_open_requests_finish_and_exits_with_zero() {
     for signal in ["-TERM", "-INT"] {

@@ -7,6 +7,7 @@ use crate::exec::{Device, Exec};
 use crate::tensor::{DType, OpError, Tensor};
 use half::bf16;
 use rayon::prelude::*;
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Mutex;
 
@@ -70,6 +71,8 @@ pub struct Loader<'a> {
     exec: &'a mut Exec,
     source: &'a Source,
     progress: &'a mut (dyn FnMut(u64) + Send),
+    /// Names of all tensors that were asked for.
+    used: HashSet<String>,
     /// Uploads to the GPU that are pending. They run after every tensor is allocated, because allocating waits for copies.
     queued: Vec<(Target, Stored<'a>)>,
 }
@@ -83,10 +86,18 @@ impl<'a> Loader<'a> {
         progress: &'a mut (dyn FnMut(u64) + Send),
         load: impl FnOnce(&mut Self) -> Result<R, WeightsError>,
     ) -> Result<R, WeightsError> {
-        let mut loader = Self { exec, source, progress, queued: Vec::new() };
+        let mut loader = Self { exec, source, progress, used: HashSet::new(), queued: Vec::new() };
         let loaded = load(&mut loader)?;
         loader.upload()?;
         Ok(loaded)
+    }
+
+    /// Names of the tensors of the source that were not asked for, sorted.
+    pub fn unused(&self) -> Vec<&'a str> {
+        let source: &'a Source = self.source;
+        let mut names: Vec<&str> = source.names().filter(|name| !self.used.contains(*name)).collect();
+        names.sort_unstable();
+        names
     }
 
     /// Loads a vector `[len]`, bf16.
@@ -116,6 +127,7 @@ impl<'a> Loader<'a> {
         to: &[usize],
         convert: impl FnOnce(Vec<f32>) -> Vec<f32>,
     ) -> Result<Tensor, WeightsError> {
+        self.used.insert(name.clone());
         let mut tensor = self.exec.tensor(&name, to, DType::F32).map_err(|error| WeightsError::OutOfMemory {
             name: name.clone(),
             bytes: to.iter().product::<usize>() as u64 * 4,
@@ -137,6 +149,7 @@ impl<'a> Loader<'a> {
     }
 
     fn load(&mut self, title: &str, parts: &[Part], cols: Option<usize>) -> Result<Tensor, WeightsError> {
+        self.used.extend(parts.iter().map(|part| part.name.clone()));
         let shape = |rows: usize| -> Vec<usize> { std::iter::once(rows).chain(cols).collect() };
         let whole = shape(parts.iter().map(|p| p.rows).sum());
         let mut tensor = self.exec.tensor(title, &whole, DType::Bf16).map_err(|error| WeightsError::OutOfMemory {

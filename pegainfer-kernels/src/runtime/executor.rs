@@ -54,6 +54,13 @@ impl<M: Model> Executor<M> {
         &mut self.exec
     }
 
+    /// Logits of the first `rows` samples of the last step, in order; waits for the device.
+    pub fn logits(&self, rows: usize) -> Result<Vec<f32>, OpError> {
+        let mut logits = vec![0f32; rows * M::info(&self.config).vocab_size];
+        self.exec.read(self.sampler.logits(), 0, &mut logits)?;
+        Ok(logits)
+    }
+
     /// The model's numbers.
     pub fn config(&self) -> &M::Config {
         &self.config

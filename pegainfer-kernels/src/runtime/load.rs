@@ -5,6 +5,7 @@ use super::executor::Executor;
 use super::load_error::LoadError;
 use super::load_options::LoadOptions;
 use super::model::{Model, ragged, uniform};
+use super::model_info::ModelInfo;
 use crate::choice;
 use crate::heads::BLOCK_SIZE;
 use crate::ops;
@@ -12,6 +13,7 @@ use pegainfer_core::engine::EngineLimits;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::schedule::{EngineCore, TokenBudget};
 use pegainfer_core::weights::{Loader, Source, WeightsError};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// The engine of a model.
@@ -37,6 +39,7 @@ pub fn load<M: Model>(
 ) -> Result<Loaded<M>, LoadError> {
     let config = M::load_config(&options.model_path)?;
     let info = M::info(&config);
+    check_eos(&info)?;
     let bounds = Bounds::new(&info, options, &mut exec)?;
     let source = match options.dummy_seed {
         Some(seed) => Source::Dummy { seed, std: info.initializer_range, uniform: ops::uniform },
@@ -71,14 +74,51 @@ pub fn load_weights<M: Model>(
     source: &Source,
     progress: &mut (dyn FnMut(u64) + Send),
 ) -> Result<M::Weights, WeightsError> {
-    M::log_skipped(source);
-    Loader::run(exec, source, progress, |loader| M::weights(loader, config))
+    Loader::run(exec, source, progress, |loader| {
+        let weights = M::weights(loader, config)?;
+        log_unused::<M>(&loader.unused());
+        Ok(weights)
+    })
 }
 
-/// One token through the model, whose first pages are touched before the first request would wait for them; and on a GPU
+/// Says which tensors of the checkpoint are not used: those that the engine leaves out, and those that it does not know, as of layers
+/// beyond those of config.json.
+fn log_unused<M: Model>(unused: &[&str]) {
+    let (mut skipped, mut unknown) = (BTreeMap::<_, usize>::new(), Vec::new());
+    for name in unused {
+        // Some checkpoints store the output matrix although the configuration ties it to the embedding.
+        let repeated = (*name == "lm_head.weight").then_some("an output matrix that repeats the embedding");
+        match M::skipped(name).or(repeated) {
+            Some(purpose) => *skipped.entry(purpose).or_default() += 1,
+            None => unknown.push(*name),
+        }
+    }
+    for (purpose, tensors) in skipped {
+        log::info!("{tensors} tensors of {purpose} are not loaded");
+    }
+    if let (Some(first), more) = (unknown.first(), unknown.len().saturating_sub(1)) {
+        log::warn!(
+            "config.json does not ask for {first} and {more} more tensors of the checkpoint, which are not used; does it belong to \
+             these weights?"
+        );
+    }
+}
+
+/// An id beyond the vocabulary would never end a text.
+fn check_eos(info: &ModelInfo) -> Result<(), LoadError> {
+    match info.eos_token_ids.iter().find(|id| **id as usize >= info.vocab_size) {
+        None => Ok(()),
+        Some(id) => Err(LoadError::Eos { id: *id, vocab_size: info.vocab_size }),
+    }
+}
+
+/// One token through the model, whose logits tell whether the weights are numbers, and whose first pages are touched before the first request would wait for them; and on a GPU
 /// the steps that load kernels and let cuBLASLt choose.
 fn warm<M: Model>(executor: &mut Executor<M>, bounds: &Bounds, mixed_tokens: usize) -> Result<(), LoadError> {
     executor.run(&uniform::<M>(1, 1, 1))?;
+    if !executor.logits(1)?.iter().all(|logit| logit.is_finite()) {
+        return Err(LoadError::NotFinite);
+    }
     let (blocks, size) = (executor.kv_blocks(), bounds.size);
     let most = (size.rows.min(blocks), size.tokens.min(size.context).min(blocks * BLOCK_SIZE));
     for rows in choice::warm_up(executor.exec(), mixed_tokens, most)? {

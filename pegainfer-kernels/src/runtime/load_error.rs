@@ -14,6 +14,17 @@ pub enum LoadError {
     /// The weights.
     #[error(transparent)]
     Weights(#[from] WeightsError),
+    /// A weight is NaN or infinite, or so large that the computation overflows.
+    #[error("the model computes logits that are no numbers: its weights are damaged; download the checkpoint again")]
+    NotFinite,
+    /// An end-of-text id that the vocabulary does not have.
+    #[error("eos_token_id {id} is not below vocab_size {vocab_size}: correct generation_config.json or config.json")]
+    Eos {
+        /// The id.
+        id: u32,
+        /// Token ids are below this.
+        vocab_size: usize,
+    },
     /// An option does not fit the model or another option.
     #[error("{0}")]
     Option(String),

@@ -9,7 +9,7 @@ use crate::heads::BLOCK_SIZE;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::schedule::{SequenceState, Step};
 use pegainfer_core::tensor::{OpError, Tensor};
-use pegainfer_core::weights::{Loader, Source, WeightsError};
+use pegainfer_core::weights::{Loader, WeightsError};
 use std::fmt::Debug;
 use std::path::Path;
 
@@ -43,8 +43,11 @@ pub trait Model: Debug + Sized + Send + 'static {
     /// The numbers that the runtime needs.
     fn info(config: &Self::Config) -> ModelInfo;
 
-    /// Says in the log what of the checkpoint is not loaded; by default nothing is left out.
-    fn log_skipped(_source: &Source) {}
+    /// What tensors of the checkpoint that the engine does not load are for, such as "the image encoder"; `None` for tensors
+    /// that should be loaded.
+    fn skipped(_name: &str) -> Option<&'static str> {
+        None
+    }
 
     /// Loads the weights.
     fn weights(loader: &mut Loader<'_>, config: &Self::Config) -> Result<Self::Weights, WeightsError>;
