@@ -60,9 +60,9 @@ fn checkpoints_that_cannot_be_served() {
     assert!(refused_dir().contains("safetensors"), "{}", refused_dir());
     std::fs::copy(model_dir().join("model.safetensors"), dir.0.join("model.safetensors")).unwrap();
     assert!(refused_dir().contains("tokenizer.json is missing"), "{}", refused_dir());
-    let error = refused(pegainfer().args(["--model-path", "/no/such/dir"]));
+    let error = refused(pegainfer().args(["--port", "0", "--model-path", "/no/such/dir"]));
     assert!(error.contains("is neither a directory nor a Hugging Face id"), "{error}");
-    let error = refused(pegainfer().args(["--log-level", "loud"]));
+    let error = refused(pegainfer().args(["--port", "0", "--log-level", "loud"]));
     assert!(error.contains("--log-level loud is not a level"), "{error}");
     let error = refused(pegainfer().args(["--threads", "50000", "--port", "0"]));
     assert!(error.starts_with("error: --threads 50000: this process has "), "{error}");
@@ -178,11 +178,11 @@ fn keys_come_from_a_file_and_are_in_no_log() {
     server.log.read_to_string(&mut log).unwrap();
     assert!(log.contains("completions") && !log.contains("sk-"), "{log}");
     std::fs::write(&path, "").unwrap();
-    let error = refused(pegainfer().args(flags));
+    let error = refused(pegainfer().args(["--port", "0"]).args(flags));
     assert!(error.ends_with("has no key: put one on each line"), "{error}");
-    let error = refused(pegainfer().args(["--api-key", "sk secret"]));
+    let error = refused(pegainfer().args(["--port", "0", "--api-key", "sk secret"]));
     assert_eq!(error, "error: an API key must be one or more ASCII characters without spaces");
-    let error = refused(pegainfer().args(["--cors-allow-origin", "example.com"]));
+    let error = refused(pegainfer().args(["--port", "0", "--cors-allow-origin", "example.com"]));
     assert!(error.contains("example.com is not an origin such as https://chat.example.com"), "{error}");
 }
 
