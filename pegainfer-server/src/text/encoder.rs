@@ -7,10 +7,9 @@
 use super::{Tokenizer, TokenizerError};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Barrier, mpsc};
-use std::thread::available_parallelism;
-use std::time::Duration;
-use tokio::runtime::{Builder, Runtime};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, available_parallelism};
 use tokio::sync::{Semaphore, oneshot};
 
 /// Number of threads. One encodes 16,000 tokens in half a millisecond; a second one serves others while the first encodes
@@ -21,15 +20,14 @@ const MAX_THREADS: usize = 2;
 /// longest word that it has seen.
 const LARGE: usize = 256 << 10;
 
-/// How long idle threads live: their tables are dear.
-const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+type Job = Box<dyn FnOnce() + Send>;
 
 /// A tokenizer and its threads, whose tables are built.
 pub struct Encoder {
     tokenizer: Arc<Tokenizer>,
-    /// Runs no async task, only blocking ones: its idle threads sleep. Those of a work-stealing pool look for work first, which takes
-    /// CPU time from the async threads after every request. `None` once it is dropped.
-    threads: Option<Runtime>,
+    /// What the threads do next; they end when it is dropped. Idle threads sleep: those of a work-stealing pool look for work first,
+    /// which takes CPU time from the async threads after every request.
+    jobs: Sender<Job>,
     /// One permit: large work runs one after the other.
     large: Arc<Semaphore>,
 }
@@ -47,30 +45,26 @@ impl Caller<'_> {
 impl Encoder {
     /// Starts the threads and lets them build their tables.
     pub fn start(tokenizer: Arc<Tokenizer>) -> io::Result<Self> {
-        let number = available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
-        let threads = Builder::new_current_thread()
-            .max_blocking_threads(number)
-            .thread_keep_alive(FOREVER)
-            .thread_name("tokenizer")
-            .build()?;
-        let encoder = Self { tokenizer, threads: Some(threads), large: Arc::new(Semaphore::new(1)) };
-        // A thread that waits for the others cannot take their part, too.
-        let all = Arc::new(Barrier::new(number + 1));
-        for _ in 0..number {
-            let (tokenizer, all) = (encoder.tokenizer.clone(), all.clone());
-            encoder.spawn(move || {
+        let (jobs, queue) = mpsc::channel();
+        let queue = Arc::new(Mutex::new(queue));
+        let (ready, all_ready) = mpsc::channel::<()>();
+        for i in 0..available_parallelism().map_or(1, usize::from).min(MAX_THREADS) {
+            let (tokenizer, queue, ready) = (tokenizer.clone(), queue.clone(), ready.clone());
+            thread::Builder::new().name(format!("tokenizer-{i}")).spawn(move || {
                 warm_up(&tokenizer);
-                all.wait();
-            });
+                drop(ready);
+                work_off(&queue);
+            })?;
         }
-        all.wait();
-        Ok(encoder)
+        drop(ready);
+        // Fails when every thread has dropped its sender.
+        let _ = all_ready.recv();
+        Ok(Self { tokenizer, jobs, large: Arc::new(Semaphore::new(1)) })
     }
 
     fn spawn(&self, work: impl FnOnce() + Send + 'static) {
-        if let Some(threads) = &self.threads {
-            threads.spawn_blocking(work);
-        }
+        // The threads live as long as the sender.
+        let _ = self.jobs.send(Box::new(work));
     }
 
     /// Runs short work that encodes on one of the threads, so that no tables are built for the caller's thread. A panic of the work
@@ -115,13 +109,10 @@ impl Encoder {
                 run();
                 drop(permit);
             };
-            let thread = std::thread::Builder::new().name("large-request".into()).spawn(run);
+            let thread = thread::Builder::new().name("large-request".into()).spawn(run);
             thread.map_err(|e| TokenizerError::NoThread(e.to_string()))?;
         }
-        result.await.map_err(|_| {
-            log::error!("the tokenizer panicked; this is a bug");
-            TokenizerError::Panicked
-        })
+        result.await.map_err(|_| TokenizerError::Panicked)
     }
 
     /// Token ids of texts, see [`Tokenizer::encode`].
@@ -135,11 +126,13 @@ impl Encoder {
     }
 }
 
-impl Drop for Encoder {
-    fn drop(&mut self) {
-        // A runtime that is dropped on an async thread panics, because it would wait there.
-        if let Some(threads) = self.threads.take() {
-            threads.shutdown_background();
+/// Runs jobs until there are no more. A panic of one leaves the thread to the next.
+fn work_off(queue: &Mutex<Receiver<Job>>) {
+    loop {
+        let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(job) = next else { return };
+        if catch_unwind(AssertUnwindSafe(job)).is_err() {
+            log::error!("the tokenizer panicked; this is a bug");
         }
     }
 }
@@ -196,5 +189,15 @@ mod tests {
         let next = encoder.work(LARGE + 1, |_, caller| caller.is_gone());
         release.send(()).unwrap();
         assert_eq!((long.await.unwrap(), next.await.unwrap()), (true, false));
+    }
+
+    #[tokio::test]
+    async fn a_panic_ends_no_thread() {
+        let encoder = Encoder::start(Arc::new(testing::tokenizer())).unwrap();
+        for _ in 0..2 * MAX_THREADS {
+            let result = encoder.work(1, |_, _| panic!("a bug")).await;
+            assert!(matches!(result, Err::<(), _>(TokenizerError::Panicked)));
+        }
+        assert_eq!(encoder.run(|_| 5), 5);
     }
 }
