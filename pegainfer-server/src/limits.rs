@@ -1,4 +1,4 @@
-//! Limits of the operator on what requests may take. docs/limits.md lists them all.
+//! Limits of the operator on what requests may take. docs/operations/limits.md lists them all.
 
 use crate::budget;
 

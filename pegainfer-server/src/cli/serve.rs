@@ -44,7 +44,7 @@ pub struct ServeArgs {
     #[arg(long)]
     pub strict: bool,
     /// Leave the prompts of coding agents as they are. By default, parts of known agents' prompts that only identify the
-    /// conversation are left out, so that the prefix cache finds the rest (docs/agents.md)
+    /// conversation are left out, so that the prefix cache finds the rest (docs/api/agents.md)
     #[arg(long)]
     pub no_prompt_normalization: bool,
     /// Flags of the HTTP server.

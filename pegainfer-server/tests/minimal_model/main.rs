@@ -1,4 +1,4 @@
-//! The exercise of docs/adding-a-model.md: a model of two layers in one file is checked against a reference in f32, and
+//! The exercise of docs/internals/adding-a-model.md: a model of two layers in one file is checked against a reference in f32, and
 //! served as the bundled models are.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
