@@ -3,7 +3,7 @@
 use super::args::Workload;
 use super::roofline::{Limit, Limits, Roofline};
 use super::stats::{Figures, Percentiles};
-use super::svg::{Panel, Series, render};
+use super::svg::{Ink, Panel, Series, render};
 use super::workload::{Arrivals, Point};
 use anyhow::Result;
 use serde::Serialize;
@@ -173,7 +173,7 @@ impl Report {
             Workload::Throughput(_) => [self.tpot("concurrent requests"), self.rate("concurrent requests")],
             Workload::Serve(_) => [self.tpot("requests per second"), self.rate("requests per second")],
         };
-        render(&title, &format!("{}; dashed: roofline", self.device), &panels)
+        render(&title, &format!("{}; dashed: roofline", self.device), &panels, Ink::Grey)
     }
 
     fn ttft(&self, x_label: &str) -> Panel {

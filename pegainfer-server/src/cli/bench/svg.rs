@@ -1,4 +1,4 @@
-//! Line plots as SVG: panels side by side, without a library, in colours that are readable on any background.
+//! Line plots as SVG: panels side by side, without a library.
 
 use std::fmt::Write;
 
@@ -9,11 +9,30 @@ const RIGHT: f64 = 20.0;
 const TOP: f64 = 50.0;
 const BELOW: f64 = 64.0;
 const LEGEND_LINE: f64 = 18.0;
-/// Text colour, readable on white and on black.
-const INK: &str = "#808890";
 const COLOURS: [&str; 6] = ["#2f81f7", "#e07b20", "#2da44e", "#b063d9", "#d64550", "#1a9ba1"];
 /// An axis whose ends differ by more than this factor is logarithmic.
 const LOGARITHMIC: f64 = 9.0;
+
+/// Colour of text, axes and grid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ink {
+    /// Readable on white and on black.
+    Grey,
+    /// For a white background.
+    Dark,
+    /// For a black background.
+    Light,
+}
+
+impl Ink {
+    fn colour(self) -> &'static str {
+        match self {
+            Self::Grey => "#808890",
+            Self::Dark => "#1f2328",
+            Self::Light => "#f0f6fc",
+        }
+    }
+}
 
 /// One line of a plot.
 #[derive(Debug, Clone)]
@@ -38,14 +57,15 @@ pub struct Panel {
 }
 
 /// Renders the plots side by side, with `title` above and `note` below.
-pub fn render(title: &str, note: &str, panels: &[Panel]) -> String {
+pub fn render(title: &str, note: &str, panels: &[Panel], ink: Ink) -> String {
     let most = panels.iter().map(|panel| panel.series.len()).max().unwrap_or(0);
     let panel_width = LEFT + PLOT.0 + RIGHT;
     let width = panel_width * panels.len().max(1) as f64;
     let height = TOP + PLOT.1 + BELOW + LEGEND_LINE * (most + 1) as f64;
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" \
-         height=\"{height}\" font-family=\"system-ui, sans-serif\" font-size=\"12\" fill=\"{INK}\">\n"
+         height=\"{height}\" font-family=\"system-ui, sans-serif\" font-size=\"12\" color=\"{0}\" fill=\"{0}\">\n",
+        ink.colour()
     );
     text(&mut out, LEFT, 18.0, "start", title);
     for (i, panel) in panels.iter().enumerate() {
@@ -93,7 +113,7 @@ fn draw(out: &mut String, panel: &Panel) {
     text(out, 0.0, -10.0, "start", &panel.title);
     for tick in &ticks {
         let y = y_place(*tick);
-        let _ = writeln!(out, "<path d=\"M0 {y:.1}H{}\" stroke=\"{INK}\" stroke-opacity=\"0.3\"/>", PLOT.0);
+        let _ = writeln!(out, "<path d=\"M0 {y:.1}H{}\" stroke=\"currentColor\" stroke-opacity=\"0.3\"/>", PLOT.0);
         text(out, -8.0, y + 4.0, "end", &short(*tick));
     }
     x_ticks(out, &all, &axis);
@@ -127,7 +147,7 @@ fn x_ticks(out: &mut String, points: &[(f64, f64)], axis: &XAxis) {
             continue;
         }
         free = x + half;
-        let _ = writeln!(out, "<path d=\"M{x:.1} {}v5\" stroke=\"{INK}\"/>", PLOT.1);
+        let _ = writeln!(out, "<path d=\"M{x:.1} {}v5\" stroke=\"currentColor\"/>", PLOT.1);
         text(out, x, PLOT.1 + 19.0, "middle", &label);
     }
 }
@@ -208,7 +228,7 @@ mod tests {
             &[(0.0, 0.0), (2.0, 0.0)],
             &[],
         ] {
-            let svg = render("Qwen3 <tiny>", "a & b", &[panel(points), panel(points)]);
+            let svg = render("Qwen3 <tiny>", "a & b", &[panel(points), panel(points)], Ink::Grey);
             well_formed(&svg);
             assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
             let (xs, ys) = (values(&svg, "cx"), values(&svg, "cy"));
@@ -220,11 +240,11 @@ mod tests {
 
     #[test]
     fn points_are_where_their_values_say() {
-        let svg = render("", "", &[panel(&[(1.0, 5.0), (10.0, 10.0), (100.0, f64::NAN)])]);
+        let svg = render("", "", &[panel(&[(1.0, 5.0), (10.0, 10.0), (100.0, f64::NAN)])], Ink::Grey);
         assert_eq!(values(&svg, "cx"), [0.0, PLOT.0, 0.0, PLOT.0], "points that are not finite are left out");
         assert_eq!(values(&svg, "cy"), [PLOT.1 / 2.0, 0.0, PLOT.1 / 2.0, 0.0]);
         // Decades are as wide as each other.
-        let svg = render("", "", &[panel(&[(1.0, 1.0), (10.0, 1.0), (100.0, 1.0)])]);
+        let svg = render("", "", &[panel(&[(1.0, 1.0), (10.0, 1.0), (100.0, 1.0)])], Ink::Grey);
         assert_eq!(values(&svg, "cx")[..3], [0.0, PLOT.0 / 2.0, PLOT.0]);
     }
 
