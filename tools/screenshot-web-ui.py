@@ -1,0 +1,57 @@
+#!/usr/bin/env python3
+"""Takes the screenshot of README: a chat with the bundled model in the web UI.
+
+    pip install playwright
+    cargo build --release && python3 tools/screenshot-web-ui.py --chromium /usr/bin/chromium docs/images/web-ui.png
+"""
+
+import argparse
+import re
+import subprocess
+from pathlib import Path
+
+from playwright.sync_api import expect, sync_playwright
+
+ROOT = Path(__file__).resolve().parent.parent
+QUESTIONS = ["What is the capital of France?", "Tell me a story about a cat."]
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync"]
+
+
+def shoot(browser, address, out):
+    page = browser.new_page(viewport={"width": 1200, "height": 720})
+    page.goto(address)
+    expect(page.locator("#model")).to_contain_text("qwen3-tiny", timeout=15_000)
+    page.locator("#temperature").fill("0")
+    page.locator("#probabilities").check()
+    for count, question in enumerate(QUESTIONS, 1):
+        page.locator("#prompt").fill(question)
+        page.keyboard.press("Enter")
+        expect(page.locator(".turn")).to_have_count(count, timeout=15_000)
+        expect(page.locator("#stop")).to_be_hidden(timeout=60_000)
+    page.evaluate("document.querySelector('#live-title').scrollIntoView()")
+    # The live charts are drawn from two readings of /metrics.
+    page.wait_for_timeout(3000)
+    page.screenshot(path=out)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out")
+    parser.add_argument("--chromium", default="/usr/bin/chromium")
+    args = parser.parse_args()
+    command = [ROOT / "target/release/pegainfer", "--port", "0", "--device", "cpu"]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        address = next(found.group() for line in server.stderr if (found := re.search(r"http://127\.0\.0\.1:\d+", line)))
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=args.chromium, args=FLAGS)
+            shoot(browser, address, args.out)
+            browser.close()
+    finally:
+        server.terminate()
+        server.wait(timeout=40)
+
+
+if __name__ == "__main__":
+    main()
