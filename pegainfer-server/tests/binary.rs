@@ -38,6 +38,25 @@ fn generate_prints_a_completion() {
 }
 
 #[test]
+fn the_bundled_model_is_inside_the_executable() {
+    let (empty, temporary) = (TempDir::new("empty"), TempDir::new("tmp"));
+    let server = Process::start(pegainfer().current_dir(&empty.0).env("TMPDIR", &temporary.0));
+    let question =
+        json!({"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0});
+    let answer = post_ok(server.address, "/v1/chat/completions", &question);
+    assert_eq!(answer["model"], "qwen3-tiny");
+    assert_eq!(answer["choices"][0]["message"]["content"], "The capital of France is Paris.");
+    for dir in [&empty, &temporary] {
+        assert_eq!(std::fs::read_dir(&dir.0).unwrap().count(), 0, "files are left in {}", dir.0.display());
+    }
+    let error = refused(pegainfer().args(["--port", "0"]).env("TMPDIR", "/no/such/dir"));
+    assert!(
+        error.starts_with("error: the bundled qwen3-tiny cannot be written to /no/such/dir: set TMPDIR"),
+        "{error}"
+    );
+}
+
+#[test]
 fn a_port_in_use_is_reported_immediately() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();

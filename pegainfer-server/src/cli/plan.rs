@@ -12,7 +12,8 @@ use std::num::NonZeroUsize;
 /// Flags of `plan`.
 #[derive(Debug, Clone, Args)]
 pub struct PlanArgs {
-    /// Checkpoint directory (config.json is enough), or a Hugging Face id [default: the bundled models/qwen3-tiny]
+    /// Checkpoint directory (config.json is enough), or a Hugging Face id [default: qwen3-tiny, which
+    /// is inside the executable]
     #[arg(long, value_name = "DIR|ID")]
     pub model_path: Option<String>,
     /// Kind of step: one new token per sequence, or whole prompts
@@ -40,13 +41,13 @@ pub enum Phase {
 
 /// Runs the command.
 pub fn run(args: &PlanArgs) -> Result<()> {
-    let dir = model_path::resolve_config(args.model_path.as_deref())?;
+    let model = model_path::resolve_config(args.model_path.as_deref())?;
     let (batch, context) = (args.batch.get(), args.context.get());
     let tokens = match args.phase {
         Phase::Decode => 1,
         Phase::Prefill => context,
     };
-    let records = engine::record(&dir, batch, tokens, context)?;
+    let records = engine::record(&model.dir, batch, tokens, context)?;
     if args.json {
         println!("{:#}", json(&records));
     } else {

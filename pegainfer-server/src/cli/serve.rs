@@ -83,7 +83,8 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
     if let Some(id) = &model.hub_id {
         checkpoint.name.clone_from(id);
     }
-    announce(&engine, &model.dir.display().to_string());
+    announce(&engine, &model.to_string());
+    drop(model);
     let costs = costs(&engine);
     let handle = engine.handle.clone();
     let app = App::new(engine.handle, checkpoint, args.served_model_name.clone(), options);

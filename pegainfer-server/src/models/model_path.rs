@@ -1,19 +1,30 @@
 //! Resolves `--model-path` to a directory.
 
 use crate::models::args::{EngineArgs, LoadFormat};
+use crate::models::bundled;
 use crate::models::hub::Hub;
 use anyhow::{Result, bail};
-use std::path::{Path, PathBuf};
+use std::fmt;
+use std::path::PathBuf;
+use tempfile::TempDir;
 
-/// The checkpoint that ships with the repository.
-const BUNDLED: &str = "models/qwen3-tiny";
-
-/// Directory of a checkpoint, and its Hugging Face id if it was downloaded.
+/// Directory of a checkpoint. It has to exist until the checkpoint is loaded.
 pub struct ModelDir {
     /// Path of the directory.
     pub dir: PathBuf,
     /// Hugging Face id under which it was downloaded.
     pub hub_id: Option<String>,
+    /// The files of the bundled checkpoint, which are removed with this value.
+    bundled: Option<TempDir>,
+}
+
+impl fmt::Display for ModelDir {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.bundled {
+            Some(_) => write!(f, "the bundled {}", bundled::NAME),
+            None => self.dir.display().fmt(f),
+        }
+    }
 }
 
 /// Finds the checkpoint, downloading it if `--model-path` is a Hugging Face id.
@@ -22,17 +33,18 @@ pub fn resolve(args: &EngineArgs) -> Result<ModelDir> {
 }
 
 /// Like [`resolve`], for commands that need no weights: they are not downloaded.
-pub fn resolve_config(model_path: Option<&str>) -> Result<PathBuf> {
-    Ok(find(model_path, false)?.dir)
+pub fn resolve_config(model_path: Option<&str>) -> Result<ModelDir> {
+    find(model_path, false)
 }
 
 fn find(model_path: Option<&str>, weights: bool) -> Result<ModelDir> {
     let Some(given) = model_path else {
-        return Ok(ModelDir { dir: bundled()?, hub_id: None });
+        let files = bundled::write()?;
+        return Ok(ModelDir { dir: files.path().join(bundled::NAME), hub_id: None, bundled: Some(files) });
     };
     let dir = PathBuf::from(given);
     if dir.is_dir() {
-        return Ok(ModelDir { dir, hub_id: None });
+        return Ok(ModelDir { dir, hub_id: None, bundled: None });
     }
     if dir.exists() {
         bail!("--model-path {given} is a file: give the directory that holds config.json");
@@ -41,7 +53,7 @@ fn find(model_path: Option<&str>, weights: bool) -> Result<ModelDir> {
         bail!("--model-path {given} is neither a directory nor a Hugging Face id such as Qwen/Qwen3-0.6B");
     }
     let dir = Hub::from_env().fetch(given, weights)?;
-    Ok(ModelDir { dir, hub_id: Some(given.to_owned()) })
+    Ok(ModelDir { dir, hub_id: Some(given.to_owned()), bundled: None })
 }
 
 /// Whether the text is `organisation/name`, in the characters that the hub allows.
@@ -54,28 +66,9 @@ fn is_hub_id(text: &str) -> bool {
     text.split_once('/').is_some_and(|(organisation, name)| valid(organisation) && valid(name))
 }
 
-/// Finds the bundled checkpoint: in the current directory, next to the executable or in one of the directories above it, or
-/// in the source tree.
-fn bundled() -> Result<PathBuf> {
-    let executable = std::env::current_exe().ok();
-    let above = executable.iter().flat_map(|path| path.ancestors().skip(1)).map(Path::to_path_buf);
-    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let mut places = std::iter::once(PathBuf::new()).chain(above).chain([built]).map(|place| place.join(BUNDLED));
-    match places.find(|dir| dir.join("config.json").is_file()) {
-        Some(dir) => Ok(dir.canonicalize()?),
-        None => bail!("the bundled {BUNDLED} is not found next to this executable: give --model-path"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing;
-
-    #[test]
-    fn the_bundled_model_is_found() {
-        assert_eq!(bundled().unwrap(), testing::model_dir().canonicalize().unwrap());
-    }
 
     #[test]
     fn hub_ids_are_distinguished_from_paths() {

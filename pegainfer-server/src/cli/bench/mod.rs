@@ -20,7 +20,8 @@ pub mod workload;
 use crate::app::{App, Options};
 use crate::http::{BACKLOG, raise_open_files};
 use crate::models::engine::family::OpenDevice;
-use crate::models::{detect, engine, model_path};
+use crate::models::model_path::{self, ModelDir};
+use crate::models::{detect, engine};
 use crate::text::Checkpoint;
 use anyhow::{Context, Result, bail, ensure};
 use args::{BenchArgs, CommonArgs, Workload};
@@ -32,7 +33,7 @@ use report::{Report, Row};
 use roofline::Roofline;
 use std::fs::File;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use tokio::net::TcpSocket;
 use tokio::runtime::Runtime;
@@ -66,14 +67,15 @@ fn create(path: &Path) -> Result<File> {
 pub fn bench(workload: &Workload) -> Result<Report> {
     let common = workload.common();
     let points = workload.points();
-    let dir = model_dir(common)?;
-    let OpenDevice { exec, name: device } = engine::open_device(detect::detect(&dir)?, &common.engine)?;
+    let model_dir = model_dir(common)?;
+    let dir = model_dir.dir.as_path();
+    let OpenDevice { exec, name: device } = engine::open_device(detect::detect(dir)?, &common.engine)?;
     let (read, peak) = (common.read_gbs.map(|n| n * 1e9), common.peak_tflops.map(|n| n * 1e12));
-    let roofline = Roofline::new(&dir, exec, &device, read, peak)?;
-    let vocab = engine::vocab_size(&dir)?;
+    let roofline = Roofline::new(dir, exec, &device, read, peak)?;
+    let vocab = engine::vocab_size(dir)?;
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no async runtime")?;
-    let target = open(workload, &points, &dir, &runtime)?;
+    let target = open(workload, &points, dir, &runtime)?;
     let client = Arc::new(Client::new(target)?);
     let (passes, runs) = (workload.passes(), common.runs.get());
     let mut rows = Vec::new();
@@ -91,14 +93,14 @@ pub fn bench(workload: &Workload) -> Result<Report> {
         (None, Workload::Serve(_)) => "http inside the process".into(),
         (None, _) => "engine".into(),
     };
-    let (version, model) = (env!("CARGO_PKG_VERSION"), dir.display().to_string());
+    let (version, model) = (env!("CARGO_PKG_VERSION"), model_dir.to_string());
     Ok(Report { version, workload: workload.name(), model, target, device, seed: common.seed, roofline, rows })
 }
 
 /// The model's directory; for a model served elsewhere, config.json is enough.
-fn model_dir(common: &CommonArgs) -> Result<PathBuf> {
+fn model_dir(common: &CommonArgs) -> Result<ModelDir> {
     match (&common.url, &common.engine.model_path) {
-        (None, _) => Ok(model_path::resolve(&common.engine)?.dir),
+        (None, _) => model_path::resolve(&common.engine),
         (Some(_), Some(path)) => model_path::resolve_config(Some(path)),
         (Some(url), None) => {
             bail!(

@@ -66,8 +66,8 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
         Err(why) => println!("cuBLASLt: {why}"),
     }
     let mut cpu = Exec::cpu(Isa::best(), None).context("the CPU threads cannot be started")?;
-    let dir = model_path::resolve_config(args.model_path.as_deref())?;
-    let mut models = vec![(dir.display().to_string(), Model::load(&dir)?)];
+    let model = model_path::resolve_config(args.model_path.as_deref())?;
+    let mut models = vec![(model.to_string(), Model::load(&model.dir)?)];
     if args.model_path.is_none() {
         models.extend(models::typical().map(|(name, model)| (name.to_owned(), model)));
     }
