@@ -7,12 +7,10 @@ mod support;
 use pegainfer_server::app::Options;
 use pegainfer_server::http::{ApiKeys, Secret};
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
-use std::path::Path;
 use std::time::Instant;
 use support::client::{get, post, post_ok, send, with};
 use support::mock::MockEngine;
-use support::{Setup, TestServer, wait_until};
+use support::{TestServer, wait_until};
 
 const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
@@ -94,31 +92,6 @@ fn the_format_of_metrics_is_the_one_that_the_client_accepts() {
     }
     let (kind, text) = ask("application/openmetrics-text;version=1.0.0,text/plain;q=0.5");
     assert!(kind.starts_with("application/openmetrics-text") && text.ends_with("# EOF\n"));
-}
-
-#[test]
-fn the_documentation_lists_every_metric() {
-    let (engine, control) = MockEngine::replying(" a cat");
-    control.allow(0);
-    let server = TestServer::start(engine, Setup { max_queued: 1, ..Setup::default() });
-    // What has a label is there from the first event on: here, a request that does not fit into the queue.
-    assert_eq!(post(server.address, COMPLETIONS, &json!({"prompt": ["x", "y"]})).status, 503);
-    server.wait_idle();
-    control.allow(usize::MAX);
-    post_ok(server.address, COMPLETIONS, &json!({"prompt": "x"}));
-    server.wait_idle();
-    let served = || -> BTreeSet<String> {
-        let text = get(server.address, "/metrics").text();
-        let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
-        types.map(|line| line.split(' ').next().unwrap().to_string()).collect()
-    };
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/operations/metrics.md");
-    let document = std::fs::read_to_string(path).unwrap();
-    let rows = document.lines().filter_map(|line| line.strip_prefix("| "));
-    let names = rows.flat_map(|row| row.split('|').next().unwrap().split('`').skip(1).step_by(2).map(str::to_string));
-    let documented: BTreeSet<String> = names.collect();
-    wait_until("all metrics are there", || served().is_superset(&documented));
-    assert_eq!(served(), documented);
 }
 
 #[test]
