@@ -1,0 +1,45 @@
+# Images of the server, from a clone of this repository:
+#   docker build -t pegainfer .                          the CPU only, less than 80 MB
+#   docker build -t pegainfer:cuda --target cuda .       CUDA kernels and cuBLASLt, less than 700 MB
+# With `--build-arg PEGAINFER_CUDA_SM=90a` the kernels are compiled for one kind of GPU, which takes a sixth of the time.
+#   docker run --rm -p 127.0.0.1:8000:8000 pegainfer
+#   docker run --rm -p 127.0.0.1:8000:8000 --gpus all -v models:/models pegainfer:cuda serve --host 0.0.0.0 --model-path Qwen/Qwen3-4B
+# The server runs as user 10001 and needs a writable /tmp (20 MB for the bundled model) and, for models of the hub, /models.
+# tools/deploy/check-images runs the commands of all stages where there is no container engine.
+
+FROM rust:1.95.0-bookworm AS source
+RUN apt-get update && apt-get install -y --no-install-recommends busybox-static python3-pip
+WORKDIR /src
+COPY . .
+
+FROM source AS build-cpu
+RUN PEGAINFER_CUDA=off cargo build --profile dist --locked -p pegainfer-server
+RUN tools/deploy/image-files target/dist/pegainfer /image
+
+FROM source AS build-cuda
+ARG PEGAINFER_CUDA_SM=80,86,89,90a,100a,120a
+RUN tools/setup-cuda.sh --cublas
+RUN PEGAINFER_CUDA=required cargo build --profile dist --locked -p pegainfer-server
+RUN tools/deploy/image-files target/dist/pegainfer /image .cuda/nvidia/cu13/lib/libcublasLt.so.13
+
+FROM scratch AS cuda
+COPY --from=build-cuda /image /
+# Where NVIDIA's container toolkit puts the driver, and which parts of it.
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+ENV LD_LIBRARY_PATH=/usr/lib/x86_64-linux-gnu:/usr/lib64 HF_HOME=/models
+USER 10001:10001
+VOLUME /models
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=3s --start-period=30m --start-interval=1s CMD ["/bin/busybox", "wget", "-q", "-O", "/dev/null", "http://127.0.0.1:8000/health"]
+ENTRYPOINT ["/usr/local/bin/pegainfer"]
+CMD ["serve", "--host", "0.0.0.0"]
+
+FROM scratch AS cpu
+COPY --from=build-cpu /image /
+ENV HF_HOME=/models
+USER 10001:10001
+VOLUME /models
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=3s --start-period=30m --start-interval=1s CMD ["/bin/busybox", "wget", "-q", "-O", "/dev/null", "http://127.0.0.1:8000/health"]
+ENTRYPOINT ["/usr/local/bin/pegainfer"]
+CMD ["serve", "--host", "0.0.0.0"]
