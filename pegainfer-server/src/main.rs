@@ -1,14 +1,17 @@
 //! The pegainfer command line.
 
 use anyhow::Result;
-use clap::Parser;
+use pegainfer_server::cli::settings::{self, ParseError};
 use pegainfer_server::cli::{Cli, Command};
-use pegainfer_server::cli::{bench, doctor, generate, plan, serve};
+use pegainfer_server::cli::{bench, completions, doctor, generate, man, plan, reference, serve};
 use pegainfer_server::logging;
 use pegainfer_server::text::trial;
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Instant;
+
+/// Exit code of a command line or setting that cannot be used, as clap has it.
+const INVALID_USE: u8 = 2;
 
 fn main() -> ExitCode {
     let started = Instant::now();
@@ -17,7 +20,15 @@ fn main() -> ExitCode {
         pegainfer_core::cuda::use_one_queue();
         pegainfer_server::text::limit_encoder_threads();
     }
-    let result = run(Cli::parse().into_command(), started);
+    let command = match settings::parse::<Cli>(std::env::args_os().collect(), |name| std::env::var_os(name)) {
+        Ok(cli) => cli.into_command(),
+        Err(ParseError::CommandLine(error)) => error.exit(),
+        Err(ParseError::Setting(sentence)) => {
+            let _ = writeln!(std::io::stderr(), "error: {sentence}");
+            return ExitCode::from(INVALID_USE);
+        }
+    };
+    let result = run(command, started);
     logging::flush();
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -50,5 +61,8 @@ fn run(command: Command, started: Instant) -> Result<()> {
         Command::Doctor(args) => doctor::run(&args),
         #[cfg(feature = "deepseek-v4")]
         Command::Inspect(args) => pegainfer_server::cli::inspect::run(&args),
+        Command::Completions(args) => completions::run(&args),
+        Command::Man(args) => man::run(&args),
+        Command::CliReference => Ok(print!("{}", reference::render())),
     }
 }

@@ -17,8 +17,8 @@ use std::time::Duration;
 #[derive(Debug, Clone, Args)]
 pub struct HttpArgs {
     /// Key that clients must send, as in `Authorization: Bearer KEY`; give it again for more keys. Other users of this
-    /// machine see it in the process list: --api-key-file or the environment variable is safer
-    #[arg(long, value_name = "KEY", value_parser = clap::value_parser!(Secret), env = "PEGAINFER_API_KEY", hide_env_values = true)]
+    /// machine see it in the process list: --api-key-file or the environment variable PEGAINFER_API_KEY is safer
+    #[arg(long, value_name = "KEY", value_parser = clap::value_parser!(Secret))]
     pub api_key: Vec<Secret>,
     /// File with one API key on each line, and what the key may take, such as `KEY rpm=60 tpm=100000` (requests and tokens a
     /// minute); read again on SIGHUP
@@ -26,7 +26,7 @@ pub struct HttpArgs {
     pub api_key_file: Option<PathBuf>,
     /// Key of an admin, who may also reset the prefix cache and trace requests by header; repeatable. Without any keys, callers on
     /// this machine may
-    #[arg(long, value_name = "KEY", value_parser = clap::value_parser!(Secret), env = "PEGAINFER_ADMIN_KEY", hide_env_values = true)]
+    #[arg(long, value_name = "KEY", value_parser = clap::value_parser!(Secret))]
     pub admin_key: Vec<Secret>,
     /// File with one admin key on each line; read again on SIGHUP
     #[arg(long, value_name = "FILE")]

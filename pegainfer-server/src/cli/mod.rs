@@ -1,25 +1,32 @@
 //! The command line: one module for each command, with its flags.
 
 pub mod bench;
+pub mod completions;
 pub mod doctor;
 pub mod generate;
 mod http_args;
 #[cfg(feature = "deepseek-v4")]
 pub mod inspect;
 mod limit_args;
+pub mod man;
 pub mod plan;
+pub mod reference;
 pub mod serve;
+pub mod settings;
 mod signals;
 
 use crate::text::trial;
 use bench::args::BenchArgs;
 use clap::{Parser, Subcommand};
+use completions::CompletionsArgs;
 use doctor::DoctorArgs;
 use generate::GenerateArgs;
 #[cfg(feature = "deepseek-v4")]
 use inspect::InspectArgs;
+use man::ManArgs;
 use plan::PlanArgs;
 use serve::ServeArgs;
+use std::path::PathBuf;
 
 /// Serves language models behind an OpenAI-compatible API.
 #[derive(Debug, Parser)]
@@ -28,6 +35,10 @@ pub struct Cli {
     /// The command; `serve` if none is given.
     #[command(subcommand)]
     pub command: Option<Command>,
+    /// TOML file with settings: the long names of flags as keys, as in `port = 8080`. Flags of the command line and variables
+    /// of the environment, such as PEGAINFER_PORT, override it
+    #[arg(long, global = true, value_name = "FILE")]
+    pub config: Option<PathBuf>,
     /// Flags of `serve`.
     #[command(flatten)]
     pub serve: ServeArgs,
@@ -49,6 +60,13 @@ pub enum Command {
     /// Compare a DeepSeek-V4 checkpoint's headers with its config.json, and print the memory it takes per GPU
     #[cfg(feature = "deepseek-v4")]
     Inspect(InspectArgs),
+    /// Print the completion script of a shell
+    Completions(CompletionsArgs),
+    /// Print the manual page, or write one page for each command into a directory
+    Man(ManArgs),
+    /// Print docs/reference/cli.md
+    #[command(hide = true)]
+    CliReference,
     /// Compile the grammar on standard input within limits (started by `serve`)
     #[command(name = trial::COMMAND, hide = true)]
     CompileGrammar {
