@@ -8,7 +8,7 @@
 //! - [`text`]: tokenizer, detokenizer, stop strings, template, parsers, and the files they are loaded from. [`ui`]: the web
 //!   UI at `/`. [`metrics`], [`trace`]: observability.
 //! - [`models`]: from `--model-path` to a running engine.
-//! - [`budget`], [`error`], [`ids`], [`lifecycle`], [`limits`], [`logging`], [`rates`], [`tenant`], [`values`]: what all
+//! - [`budget`], [`error`], [`ids`], [`lifecycle`], [`limits`], [`logging`], [`progress`], [`rates`], [`tenant`], [`values`]: what all
 //!   of them share.
 
 mod allocator;
@@ -24,6 +24,7 @@ pub mod limits;
 pub mod logging;
 pub mod metrics;
 pub mod models;
+pub mod progress;
 pub mod rates;
 pub mod tenant;
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! A model family that has an engine, as one value: what config.json calls it, and what the server does with it.
 
 use crate::models::args::{EngineArgs, LoadFormat};
+use crate::progress::{Progress, Unit};
 use anyhow::{Context, Result};
-use indicatif::{ProgressBar, ProgressStyle};
 use pegainfer_core::engine::{EngineConfig, EngineHandle, StepEngine};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
@@ -137,15 +137,13 @@ pub fn spawn(engine: impl StepEngine, args: &EngineArgs, device: Device) -> Resu
     EngineHandle::spawn(engine, config).context("the engine thread cannot be started")
 }
 
-/// Runs `load` with a progress bar of the weights, which is shown on a terminal only. It is told (bytes of this chunk,
-/// bytes of all weights).
+/// Runs `load` and shows how many of the weights are loaded. It is told (bytes of this chunk, bytes of all weights).
 pub fn with_progress_bar<R>(load: impl FnOnce(&mut (dyn FnMut(u64, u64) + Send)) -> R) -> R {
-    let style = ProgressStyle::with_template("loading weights [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec}");
-    let bar = ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let mut progress = Progress::start("loading weights", Unit::Bytes, 0, 0);
     let loaded = load(&mut |bytes, total| {
-        bar.set_length(total);
-        bar.inc(bytes);
+        progress.set_total(total);
+        progress.add(bytes);
     });
-    bar.finish_and_clear();
+    progress.finish();
     loaded
 }

@@ -3,7 +3,7 @@
 use super::cache::RepoCache;
 use super::client::{Client, RequestError};
 use super::listing::FileInfo;
-use indicatif::{ProgressBar, ProgressStyle};
+use crate::progress::{Progress, Unit};
 use ring::digest;
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -132,7 +132,7 @@ impl Blob<'_> {
                 &format!("the hub sends another number of bytes than the {size} it lists"),
             ));
         }
-        let bar = progress(self.name, size, have);
+        let mut progress = Progress::start(format!("downloading {}", self.name), Unit::Bytes, have, size);
         // One byte more than is missing shows a body that is too long.
         let mut body = response.into_body().into_reader().take(size - have + 1);
         let (mut buffer, mut have) = (vec![0; BUFFER], have);
@@ -147,12 +147,12 @@ impl Blob<'_> {
             }
             file.write_all(&buffer[..count])?;
             hash.update(&buffer[..count]);
-            bar.inc(count as u64);
+            progress.add(count as u64);
         }
         if have < size {
             return Err(RequestError::Network(format!("the connection ended after {have} of {size} bytes")));
         }
-        bar.finish();
+        progress.finish();
         Ok(())
     }
 }
@@ -172,14 +172,6 @@ fn may_succeed_later(error: &RequestError) -> bool {
         RequestError::Network(_) => true,
         RequestError::Rejected(_) | RequestError::Disk(_) => false,
     }
-}
-
-fn progress(name: &str, size: u64, have: u64) -> ProgressBar {
-    let template = "{msg} [{elapsed_precise}] [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec} ({eta})";
-    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-    let bar = ProgressBar::new(size).with_style(style).with_message(name.to_string()).with_position(have);
-    bar.reset_eta();
-    bar
 }
 
 /// Lower-case hexadecimal digits.
