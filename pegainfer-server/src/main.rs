@@ -1,9 +1,10 @@
 //! The pegainfer command line.
 
 use anyhow::Result;
+use clap::CommandFactory;
 use pegainfer_server::cli::settings::{self, ParseError};
 use pegainfer_server::cli::{Cli, Command};
-use pegainfer_server::cli::{bench, completions, doctor, generate, man, plan, reference, serve};
+use pegainfer_server::cli::{batch, bench, chat, completions, doctor, generate, man, models, plan, reference, serve};
 use pegainfer_server::logging;
 use pegainfer_server::text::trial;
 use std::io::Write;
@@ -51,6 +52,15 @@ fn run(command: Command, started: Instant) -> Result<()> {
             logging::init(&args.engine.log_level, args.engine.log_format)?;
             generate::run(&args)
         }
+        Command::Chat(args) => {
+            logging::init(&args.engine.log_level, args.engine.log_format)?;
+            chat::run(&args)
+        }
+        Command::RunBatch(args) => {
+            logging::init(&args.engine.log_level, args.engine.log_format)?;
+            batch::run(&args)
+        }
+        Command::Models(args) => models::run(&args),
         Command::Bench(args) => {
             let engine = &args.workload.common().engine;
             logging::init(&engine.log_level, engine.log_format)?;
@@ -61,8 +71,8 @@ fn run(command: Command, started: Instant) -> Result<()> {
         Command::Doctor(args) => doctor::run(&args),
         #[cfg(feature = "deepseek-v4")]
         Command::Inspect(args) => pegainfer_server::cli::inspect::run(&args),
-        Command::Completions(args) => completions::run(&args),
-        Command::Man(args) => man::run(&args),
-        Command::CliReference => Ok(print!("{}", reference::render())),
+        Command::Completions(args) => completions::run(&args, Cli::command()),
+        Command::Man(args) => man::run(&args, Cli::command()),
+        Command::CliReference => reference::run(),
     }
 }

@@ -1,10 +1,9 @@
 //! `pegainfer completions`: the completion script of a shell.
 
-use crate::cli::Cli;
+use crate::cli::stdout::print;
 use anyhow::{Context, Result};
-use clap::{Args, CommandFactory};
+use clap::{Args, Command};
 use clap_complete::Shell;
-use std::io::Write;
 
 /// Flags of `completions`.
 #[derive(Debug, Clone, Args)]
@@ -14,10 +13,10 @@ pub struct CompletionsArgs {
     pub shell: Shell,
 }
 
-/// Runs the command.
-pub fn run(args: &CompletionsArgs) -> Result<()> {
+/// Prints the script for `command`.
+pub fn run(args: &CompletionsArgs, mut command: Command) -> Result<()> {
     // The generator panics where its output cannot be written, as behind `| head`.
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "pegainfer", &mut script);
-    std::io::stdout().write_all(&script).context("the script cannot be written")
+    clap_complete::generate(args.shell, &mut command, "pegainfer", &mut script);
+    print(&String::from_utf8(script).context("the script is not UTF-8")?)
 }

@@ -1,5 +1,6 @@
 //! `pegainfer generate`: one completion on standard output, without a server.
 
+use crate::cli::stdout::print;
 use crate::models::args::EngineArgs;
 use crate::models::{engine, model_path};
 use crate::text::{Checkpoint, Detokenizer};
@@ -8,7 +9,6 @@ use clap::Args;
 use pegainfer_core::engine::{GenerateRequest, TokenEvent};
 use pegainfer_core::sampling::SamplingParams;
 use serde_json::{Map, json};
-use std::io::{self, ErrorKind, Write};
 use std::num::NonZeroUsize;
 use std::time::Instant;
 
@@ -112,14 +112,4 @@ fn sampling(args: &GenerateArgs, checkpoint: &Checkpoint) -> Result<SamplingPara
         defaults.min_p,
         seed,
     )?)
-}
-
-/// Writes and flushes, so that the text appears as it is generated. If the reader went away (`| head`), the process exits
-/// quietly.
-fn print(text: &str) -> Result<()> {
-    let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(e) if e.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
-        result => result.context("the text cannot be written"),
-    }
 }

@@ -1,8 +1,8 @@
 //! `pegainfer man`: manual pages.
 
-use crate::cli::Cli;
+use crate::cli::stdout::print;
 use anyhow::{Context, Result};
-use clap::{Args, CommandFactory};
+use clap::{Args, Command};
 use std::path::PathBuf;
 
 /// Flags of `man`.
@@ -13,13 +13,15 @@ pub struct ManArgs {
     pub dir: Option<PathBuf>,
 }
 
-/// Runs the command.
-pub fn run(args: &ManArgs) -> Result<()> {
+/// Prints or writes the manual of `command`.
+pub fn run(args: &ManArgs, command: Command) -> Result<()> {
     match &args.dir {
-        Some(dir) => clap_mangen::generate_to(Cli::command(), dir)
+        Some(dir) => clap_mangen::generate_to(command, dir)
             .with_context(|| format!("the pages cannot be written to {}", dir.display())),
         None => {
-            clap_mangen::Man::new(Cli::command()).render(&mut std::io::stdout()).context("the page cannot be written")
+            let mut text = Vec::new();
+            clap_mangen::Man::new(command).render(&mut text).context("the manual cannot be rendered")?;
+            print(&String::from_utf8(text).context("the manual is not UTF-8")?)
         }
     }
 }

@@ -1,6 +1,8 @@
 //! The command line: one module for each command, with its flags.
 
+pub mod batch;
 pub mod bench;
+pub mod chat;
 pub mod completions;
 pub mod doctor;
 pub mod generate;
@@ -8,22 +10,28 @@ mod http_args;
 #[cfg(feature = "deepseek-v4")]
 pub mod inspect;
 mod limit_args;
+mod local_server;
 pub mod man;
+pub mod models;
 pub mod plan;
 pub mod reference;
 pub mod serve;
 pub mod settings;
 mod signals;
+mod stdout;
 
 use crate::text::trial;
+use batch::BatchArgs;
 use bench::args::BenchArgs;
-use clap::{Parser, Subcommand};
+use chat::ChatArgs;
+use clap::{Arg, Parser, Subcommand};
 use completions::CompletionsArgs;
 use doctor::DoctorArgs;
 use generate::GenerateArgs;
 #[cfg(feature = "deepseek-v4")]
 use inspect::InspectArgs;
 use man::ManArgs;
+use models::ModelsArgs;
 use plan::PlanArgs;
 use serve::ServeArgs;
 use std::path::PathBuf;
@@ -51,6 +59,14 @@ pub enum Command {
     Serve(Box<ServeArgs>),
     /// Print the completion of one prompt, without a server
     Generate(GenerateArgs),
+    /// Chat with a model in the terminal, or answer what comes through a pipe
+    #[command(mut_arg("log_level", quiet))]
+    Chat(Box<ChatArgs>),
+    /// Run a file of requests in OpenAI's batch format; a stopped run goes on where it stopped
+    #[command(mut_arg("log_level", without_requests))]
+    RunBatch(Box<BatchArgs>),
+    /// List, find and delete the models of Hugging Face's cache
+    Models(ModelsArgs),
     /// Measure latency and throughput and compare them with the limits of the device
     Bench(BenchArgs),
     /// Print the ops of one step with their shapes, bytes and FLOPs, without loading weights
@@ -75,6 +91,16 @@ pub enum Command {
         /// Seconds of CPU time.
         seconds: u64,
     },
+}
+
+/// Default log level of a command that talks to its user.
+fn quiet(log_level: Arg) -> Arg {
+    log_level.default_value("warn")
+}
+
+/// Default log level of a command that sends thousands of requests.
+fn without_requests(log_level: Arg) -> Arg {
+    log_level.default_value("info,pegainfer_server::metrics=warn")
 }
 
 impl Cli {

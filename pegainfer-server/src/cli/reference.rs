@@ -3,7 +3,9 @@
 use crate::cli::Cli;
 use crate::cli::bench::args::CommonArgs;
 use crate::cli::settings::is_setting;
+use crate::cli::stdout::print;
 use crate::models::args::EngineArgs;
+use anyhow::Result;
 use clap::{Arg, Args, Command, CommandFactory};
 use std::fmt::Write;
 
@@ -20,8 +22,13 @@ with a fraction if needed. The exit code is 0 after success, 1 after an error, a
 cannot be used.
 ";
 
-/// The page.
-pub fn render() -> String {
+/// Prints the reference.
+pub fn run() -> Result<()> {
+    print(&render())
+}
+
+/// The reference.
+fn render() -> String {
     let mut root = Cli::command();
     root.build();
     let groups = [
@@ -60,8 +67,10 @@ impl Group {
         Self { title, args: command.get_arguments().cloned().collect(), includes }
     }
 
+    /// Whether the flag is one of the group, with the same default.
     fn has(&self, arg: &Arg) -> bool {
-        self.args.iter().any(|own| own.get_id() == arg.get_id())
+        let is_same = |own: &Arg| own.get_id() == arg.get_id() && own.get_default_values() == arg.get_default_values();
+        self.args.iter().any(is_same)
     }
 
     /// Whether a command takes all flags of the group.

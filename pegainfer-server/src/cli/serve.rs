@@ -4,13 +4,11 @@ use crate::allocator;
 use crate::app::{App, Options};
 use crate::budget::Budget;
 use crate::cli::http_args::HttpArgs;
+use crate::cli::local_server::LoadedModel;
 use crate::cli::signals;
 use crate::http;
 use crate::models::args::EngineArgs;
-use crate::models::engine;
 use crate::models::engine::family::LoadedEngine;
-use crate::models::model_path;
-use crate::text::Checkpoint;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use pegainfer_core::engine::{EngineHandle, EngineStats};
@@ -69,22 +67,8 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
     }
     let (tracer, scheme) = (options.tracer.clone(), if options.tls.is_some() { "https" } else { "http" });
     runtime.spawn(signals::reload_on_hangup(options.api_keys.clone(), options.admin_keys.clone(), options.tls.clone()));
-    let model = model_path::resolve(&args.engine)?;
-    // The tokenizer of a large vocabulary takes as long to load as small weights: load both in parallel.
-    let (checkpoint, engine) = std::thread::scope(|scope| {
-        let checkpoint = scope.spawn(|| Checkpoint::load(&model.dir));
-        let engine = engine::load(&model.dir, &args.engine);
-        (checkpoint.join(), engine)
-    });
-    let engine = engine?;
-    let Ok(checkpoint) = checkpoint else { bail!("the tokenizer could not be loaded: its loader panicked") };
-    let mut checkpoint = checkpoint?;
-    checkpoint.tokenizer.check_vocab(engine.handle.limits().vocab_size)?;
-    if let Some(id) = &model.hub_id {
-        checkpoint.name.clone_from(id);
-    }
-    announce(&engine, &model.to_string());
-    drop(model);
+    let LoadedModel { engine, checkpoint, source } = LoadedModel::load(&args.engine)?;
+    announce(&engine, &source);
     let costs = costs(&engine);
     let handle = engine.handle.clone();
     let app = App::new(engine.handle, checkpoint, args.served_model_name.clone(), options);
@@ -158,9 +142,9 @@ async fn tidy(engine: EngineHandle, budget: Arc<Budget>) {
     }
 }
 
-fn announce(engine: &LoadedEngine, dir: &str) {
+fn announce(engine: &LoadedEngine, source: &str) {
     let limits = engine.handle.limits();
-    log::info!("model: {} from {dir}, on {}", engine.family, engine.device);
+    log::info!("model: {} from {source}, on {}", engine.family, engine.device);
     log::info!(
         "KV cache: {} tokens ({} blocks of {}); context {} tokens, up to {} concurrent requests",
         limits.kv_capacity_tokens(),

@@ -28,8 +28,8 @@ pub struct EngineArgs {
     /// Token budget of one engine step [default: 512; on a GPU up to 40960, as many as a twelfth of its memory can hold]
     #[arg(long, value_name = "TOKENS")]
     pub max_num_batched_tokens: Option<NonZeroUsize>,
-    /// Token budget of a step that mixes decoding sequences with prefill chunks: a smaller budget keeps the time between
-    /// tokens (ITL) even, a larger one gives new requests their first token sooner. It grows with the backlog of prompts
+    /// Token budget of a step that mixes decoding sequences with prefill chunks: a smaller budget keeps the ITL even, a
+    /// larger one gives new requests their first token sooner. It grows with the backlog of prompts
     #[arg(
         long = "mixed-step-token-budget",
         alias = "max-num-mixed-tokens",

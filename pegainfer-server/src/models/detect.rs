@@ -41,6 +41,17 @@ pub enum DetectError {
     },
 }
 
+impl DetectError {
+    /// What is wrong, without the path of the file.
+    pub fn reason(&self) -> String {
+        match self {
+            Self::Missing { .. } => "its config.json is missing".to_owned(),
+            Self::Malformed { reason, .. } => format!("its config.json cannot be used: {reason}"),
+            Self::Unknown { found, .. } => format!("{found} is not supported"),
+        }
+    }
+}
+
 fn supported() -> String {
     let names = FAMILIES.iter().map(|family| format!("{} (model_type {})", family.architecture, family.model_type));
     names.collect::<Vec<_>>().join(", ")

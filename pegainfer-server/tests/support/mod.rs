@@ -12,6 +12,8 @@ pub mod process;
 pub mod proxy;
 pub mod served;
 pub mod temp_dir;
+#[cfg(unix)]
+pub mod terminal;
 #[cfg(target_os = "linux")]
 pub mod usage;
 #[cfg(target_os = "linux")]

@@ -1,6 +1,6 @@
 //! The configuration file: a TOML table with the long names of flags as keys.
 
-use super::is_setting;
+use super::names::is_setting;
 use clap::Command;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -6,25 +6,16 @@
 //! under which the user knows the value.
 
 mod file;
+mod names;
 mod values;
 
+pub use names::{OTHER_VARIABLES, is_setting, variable_name};
+
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Arg, ArgAction, Command, Parser};
+use clap::{Arg, Command, Parser};
 use std::error::Error;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
-
-/// Variables that other parts of PegaInfer read at build time, at run time or in tests. No flag may have one of these names.
-pub const OTHER_VARIABLES: [&str; 8] = [
-    "PEGAINFER_BLASLT",
-    "PEGAINFER_CHECK_OVERLAP",
-    "PEGAINFER_CUDA",
-    "PEGAINFER_CUDA_SM",
-    "PEGAINFER_FEATURES",
-    "PEGAINFER_HUB_PLAIN_HTTP",
-    "PEGAINFER_TEST_",
-    "PEGAINFER_TRITON_PYTHON",
-];
 
 /// Reason why a command line cannot be used, or the text that `--help` and `--version` ask for.
 #[derive(Debug)]
@@ -48,17 +39,6 @@ pub fn parse<P: Parser>(args: Vec<OsString>, variable: impl Fn(&str) -> Option<O
         Some(sentence) => ParseError::Setting(sentence),
         None => ParseError::CommandLine(Box::new(error)),
     })
-}
-
-/// Name of a flag's variable in the environment.
-pub fn variable_name(long: &str) -> String {
-    format!("PEGAINFER_{}", long.to_ascii_uppercase().replace('-', "_"))
-}
-
-/// Whether an argument is a flag that can be set: all but positional ones, `--help` and `--version`.
-pub fn is_setting(arg: &Arg) -> bool {
-    let is_set = matches!(arg.get_action(), ArgAction::Set | ArgAction::Append | ArgAction::SetTrue);
-    is_set && arg.get_long().is_some() && !arg.is_hide_set()
 }
 
 /// A flag that is not on the command line.

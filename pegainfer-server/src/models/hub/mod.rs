@@ -7,12 +7,16 @@
 //! checked to be hexadecimal, and a file is renamed to its place only after its size and hash match the hub's listing.
 //!
 //! - [`client`]: requests, redirects, and where the token goes. `listing`: files of a commit with sizes and hashes.
-//! - `cache`: paths, locks and links of the cache. `blob`: one file, resumed and verified.
+//! - `cache`: paths, locks and links of the cache. `cached`: what the cache holds. `blob`: one file, resumed
+//!   and verified.
 
 mod blob;
 mod cache;
+mod cached;
 pub mod client;
 mod listing;
+
+pub use cached::CachedModel;
 
 use blob::Blob;
 use cache::RepoCache;

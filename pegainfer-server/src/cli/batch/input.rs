@@ -1,0 +1,153 @@
+//! The file of requests: JSON lines in OpenAI's batch format.
+
+use super::output::{Key, Output};
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+/// Paths that a request may name.
+const URLS: [&str; 3] = ["/v1/chat/completions", "/v1/completions", "/v1/responses"];
+/// Bytes of a line besides the body.
+const ENVELOPE: u64 = 64 << 10;
+
+/// One request.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    custom_id: String,
+    method: String,
+    url: String,
+    body: Box<RawValue>,
+}
+
+/// A request that can be sent.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) custom_id: String,
+    pub(super) url: String,
+    pub(super) body: Vec<u8>,
+}
+
+/// The field of a body that a batch cannot have.
+#[derive(Deserialize)]
+struct Streamed {
+    #[serde(default)]
+    stream: serde_json::Value,
+}
+
+/// A file of requests, read line by line.
+pub(super) struct Input {
+    path: PathBuf,
+    file: BufReader<File>,
+    line: usize,
+    max_body: u64,
+}
+
+impl Input {
+    pub(super) fn open(path: &Path, max_body: u64) -> Result<Self> {
+        let file = File::open(path).with_context(|| format!("{} cannot be read", path.display()))?;
+        Ok(Self { path: path.to_path_buf(), file: BufReader::new(file), line: 0, max_body })
+    }
+
+    /// Checks every line, and that each result belongs to a request; returns the number of requests.
+    pub(super) fn check(mut self, output: &Output) -> Result<usize> {
+        let (mut lines, mut done) = (HashMap::new(), 0);
+        while let Some(request) = self.next()? {
+            let id = &request.custom_id;
+            if let Some(first) = lines.insert(Key::of(id), self.line) {
+                bail!("{}, line {}: custom_id {id:?} is on line {first}, too", self.path.display(), self.line);
+            }
+            done += usize::from(output.has(id));
+        }
+        ensure!(!lines.is_empty(), "{} has no request", self.path.display());
+        ensure!(
+            done == output.done(),
+            "{} has results of requests that {} does not have: give another --output-file",
+            output.path().display(),
+            self.path.display()
+        );
+        Ok(lines.len())
+    }
+
+    /// The next request without a result.
+    pub(super) fn next_without(&mut self, output: &Output) -> Result<Option<Request>> {
+        while let Some(request) = self.next()? {
+            if !output.has(&request.custom_id) {
+                return Ok(Some(request));
+            }
+        }
+        Ok(None)
+    }
+
+    fn next(&mut self) -> Result<Option<Request>> {
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            let limit = self.max_body.saturating_add(ENVELOPE);
+            let read = (&mut self.file).take(limit + 1).read_until(b'\n', &mut line);
+            let read = read.with_context(|| format!("{} cannot be read", self.path.display()))?;
+            if read == 0 {
+                return Ok(None);
+            }
+            self.line += 1;
+            let place = || format!("{}, line {}", self.path.display(), self.line);
+            ensure!(read as u64 <= limit, "{}: it has more than {limit} bytes; --max-body-size allows more", place());
+            if !line.trim_ascii().is_empty() {
+                return parse(&line).map(Some).map_err(|reason| anyhow::anyhow!("{}: {reason}", place()));
+            }
+        }
+    }
+}
+
+fn parse(line: &[u8]) -> Result<Request, String> {
+    let Entry { custom_id, method, url, body } = serde_json::from_slice(line).map_err(|error| {
+        let text = error.to_string();
+        // The line number of the JSON text is always 1.
+        format!("it is not a request: {}", text.split(" at line ").next().unwrap_or(&text))
+    })?;
+    if custom_id.is_empty() {
+        return Err("custom_id is empty".into());
+    }
+    if method != "POST" {
+        return Err(format!("method must be POST, got {method:?}"));
+    }
+    if !URLS.contains(&url.as_str()) {
+        return Err(format!("url must be one of {}, got {url:?}", URLS.join(", ")));
+    }
+    let streamed = serde_json::from_str::<Streamed>(body.get()).is_ok_and(|body| body.stream == true);
+    if streamed {
+        return Err("a batch has no streams: leave out \"stream\": true".into());
+    }
+    Ok(Request { custom_id, url, body: String::from(Box::<str>::from(body)).into_bytes() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_checked() {
+        let line = |id: &str, method: &str, url: &str, body: &str| {
+            format!(r#"{{"custom_id": "{id}", "method": "{method}", "url": "{url}", "body": {body}}}"#)
+        };
+        let request = parse(line("a", "POST", "/v1/completions", r#"{"prompt": "x"}"#).as_bytes()).unwrap();
+        assert_eq!((request.custom_id.as_str(), request.url.as_str()), ("a", "/v1/completions"));
+        assert_eq!(request.body, br#"{"prompt": "x"}"#);
+        for (line, expected) in [
+            ("{".into(), "it is not a request: EOF"),
+            (r#"{"custom_id": "a"}"#.into(), "it is not a request: missing field `method`"),
+            (r#"{"custom_id": "a", "x": 1}"#.into(), "it is not a request: unknown field `x`"),
+            (line("", "POST", "/v1/completions", "{}"), "custom_id is empty"),
+            (line("a", "GET", "/v1/completions", "{}"), "method must be POST, got \"GET\""),
+            (line("a", "POST", "/metrics", "{}"), "url must be one of /v1/chat/completions, "),
+            (line("a", "POST", "/v1/completions", r#"{"stream": true}"#), "a batch has no streams"),
+        ] {
+            let error = parse(line.as_bytes()).unwrap_err();
+            assert!(error.starts_with(expected), "{line}: {error}");
+        }
+    }
+}

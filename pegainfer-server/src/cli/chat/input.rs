@@ -1,0 +1,188 @@
+//! What the user types: a line editor with history, messages of several lines, commands.
+
+use anyhow::{Context as _, Result};
+use rustyline::completion::Completer;
+use rustyline::error::ReadlineError;
+use rustyline::highlight::Highlighter;
+use rustyline::hint::Hinter;
+use rustyline::history::FileHistory;
+use rustyline::validate::{ValidationContext, ValidationResult, Validator};
+use rustyline::{Config, Context, Editor, Helper};
+use std::path::PathBuf;
+
+const PROMPT: &str = "> ";
+/// Encloses a message of several lines.
+const QUOTES: &str = "\"\"\"";
+const COMMANDS: [&str; 4] = ["/exit", "/help", "/reset", "/system "];
+
+pub(super) const HELP: &str = "\
+/system TEXT  start anew with this system message; without a text, with none
+/reset        start anew
+/exit         leave, as does Ctrl-D
+\"\"\"           begins and ends a message of several lines; a \\ at the end of a line continues it, too
+Ctrl-C        stops an answer, or clears the line";
+
+/// What a line asks for.
+#[derive(Debug, PartialEq)]
+pub(super) enum Line {
+    Nothing,
+    Message(String),
+    System(String),
+    Reset,
+    Help,
+    Exit,
+    Unknown(String),
+}
+
+impl Line {
+    fn parse(text: &str) -> Self {
+        let text = text.trim();
+        if let Some(quoted) = text.strip_prefix(QUOTES) {
+            return Self::message(quoted.strip_suffix(QUOTES).unwrap_or(quoted));
+        }
+        let text = text.replace("\\\n", "\n");
+        if !text.starts_with('/') {
+            return Self::message(&text);
+        }
+        let (command, rest) = text.split_once(char::is_whitespace).unwrap_or((&text, ""));
+        match command {
+            "/system" => Self::System(rest.trim().to_owned()),
+            "/reset" => Self::Reset,
+            "/help" | "/?" => Self::Help,
+            "/exit" | "/quit" | "/bye" => Self::Exit,
+            // A path is no command.
+            path if path[1..].contains('/') => Self::message(&text),
+            other => Self::Unknown(other.to_owned()),
+        }
+    }
+
+    fn message(text: &str) -> Self {
+        match text.trim() {
+            "" => Self::Nothing,
+            text => Self::Message(text.to_owned()),
+        }
+    }
+}
+
+/// The line editor.
+pub(super) struct Input {
+    editor: Editor<Assistance, FileHistory>,
+    /// `None` if the history cannot be kept.
+    history: Option<PathBuf>,
+}
+
+impl Input {
+    /// Opens the terminal; `history` is the file with earlier lines.
+    pub(super) fn open(history: Option<PathBuf>) -> Result<Self> {
+        let config = Config::builder().auto_add_history(false).build();
+        let mut editor = Editor::with_config(config).context("the terminal cannot be used")?;
+        editor.set_helper(Some(Assistance));
+        let history = history.or_else(default_history);
+        if let Some(path) = &history {
+            if let Some(dir) = path.parent() {
+                let _ = std::fs::create_dir_all(dir);
+            }
+            // There is none before the first chat.
+            let _ = editor.load_history(path);
+        }
+        Ok(Self { editor, history })
+    }
+
+    /// The next line; `None` at the end of the input.
+    pub(super) fn read(&mut self) -> Result<Option<Line>> {
+        match self.editor.readline(PROMPT) {
+            Ok(text) => {
+                self.remember(&text);
+                Ok(Some(Line::parse(&text)))
+            }
+            Err(ReadlineError::Interrupted) => Ok(Some(Line::Nothing)),
+            Err(ReadlineError::Eof) => Ok(None),
+            Err(error) => Err(error).context("the terminal cannot be read"),
+        }
+    }
+
+    fn remember(&mut self, text: &str) {
+        if text.trim().is_empty() || !self.editor.add_history_entry(text).unwrap_or(false) {
+            return;
+        }
+        let Some(path) = &self.history else { return };
+        if let Err(error) = self.editor.append_history(path) {
+            log::warn!("the history cannot be written to {}: {error}", path.display());
+            self.history = None;
+        }
+    }
+}
+
+fn default_history() -> Option<PathBuf> {
+    let state = std::env::var_os("XDG_STATE_HOME").filter(|dir| !dir.is_empty()).map(PathBuf::from);
+    let state = state.or_else(|| Some(std::env::home_dir()?.join(".local/state")))?;
+    Some(state.join("pegainfer/chat-history"))
+}
+
+/// What the editor asks while the user types.
+struct Assistance;
+
+impl Helper for Assistance {}
+impl Highlighter for Assistance {}
+impl Hinter for Assistance {
+    type Hint = String;
+}
+
+impl Completer for Assistance {
+    type Candidate = String;
+
+    fn complete(&self, line: &str, pos: usize, _: &Context<'_>) -> rustyline::Result<(usize, Vec<String>)> {
+        let typed = &line[..pos];
+        let commands = COMMANDS.iter().filter(|command| typed.starts_with('/') && command.starts_with(typed));
+        Ok((0, commands.map(ToString::to_string).collect()))
+    }
+}
+
+impl Validator for Assistance {
+    fn validate(&self, context: &mut ValidationContext<'_>) -> rustyline::Result<ValidationResult> {
+        Ok(match is_complete(context.input()) {
+            true => ValidationResult::Valid(None),
+            false => ValidationResult::Incomplete,
+        })
+    }
+}
+
+/// Whether a message ends with what was typed so far.
+fn is_complete(text: &str) -> bool {
+    match text.trim().strip_prefix(QUOTES) {
+        Some(rest) => rest.ends_with(QUOTES),
+        None => !text.ends_with('\\'),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_have_several_lines_in_quotes_or_after_a_backslash() {
+        for (text, complete) in [
+            ("hello", true),
+            ("a\\", false),
+            ("a\\\nb", true),
+            ("\"\"\"", false),
+            ("\"\"\"a\nb", false),
+            ("\"\"\"a\nb\"\"\"", true),
+        ] {
+            assert_eq!(is_complete(text), complete, "{text}");
+        }
+        let message = |text: &str| Line::Message(text.into());
+        assert_eq!(Line::parse("\"\"\"a\n\nb\n\"\"\""), message("a\n\nb"));
+        assert_eq!(Line::parse("a\\\nb"), message("a\nb"));
+    }
+
+    #[test]
+    fn commands_begin_with_a_slash() {
+        assert_eq!(Line::parse(" /reset "), Line::Reset);
+        assert_eq!(Line::parse("/system  Be brief. "), Line::System("Be brief.".into()));
+        assert_eq!(Line::parse("/system"), Line::System(String::new()));
+        assert_eq!(Line::parse("/nonsense x"), Line::Unknown("/nonsense".into()));
+        assert_eq!(Line::parse("/etc/hosts has what?"), Line::Message("/etc/hosts has what?".into()));
+        assert_eq!((Line::parse(""), Line::parse("\"\"\"\"\"\"")), (Line::Nothing, Line::Nothing));
+    }
+}

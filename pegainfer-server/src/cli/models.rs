@@ -1,0 +1,76 @@
+//! `pegainfer models`: the models of Hugging Face's cache.
+
+use crate::cli::stdout::print;
+use crate::models::hub::{CachedModel, Hub};
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use indicatif::DecimalBytes;
+use std::fmt::Write;
+
+/// Flags of `models`.
+#[derive(Debug, Clone, Args)]
+pub struct ModelsArgs {
+    /// What to do; `list` if none is given.
+    #[command(subcommand)]
+    pub action: Option<Action>,
+}
+
+/// What to do with the models.
+#[derive(Debug, Clone, Subcommand)]
+pub enum Action {
+    /// Print the name and size of each model, and whether this program runs it (the default)
+    List,
+    /// Print the directory of a model, for programs that take one
+    Path {
+        /// Id of the model
+        #[arg(value_name = "ID")]
+        id: String,
+    },
+    /// Delete models from the cache
+    Rm {
+        /// Ids of the models
+        #[arg(value_name = "ID", required = true)]
+        ids: Vec<String>,
+    },
+}
+
+/// Runs the command.
+pub fn run(args: &ModelsArgs) -> Result<()> {
+    let hub = Hub::from_env();
+    let models = hub.cached().with_context(|| format!("{} cannot be read", hub.cache.display()))?;
+    let find = |id: &str| match models.iter().find(|model| model.id == id) {
+        Some(model) => Ok(model),
+        None => bail!("{} has no model {id}: pegainfer models lists those that it has", hub.cache.display()),
+    };
+    match args.action.as_ref().unwrap_or(&Action::List) {
+        Action::List if models.is_empty() => print(&format!("{} has no models\n", hub.cache.display())),
+        Action::List => print(&table(&models)),
+        Action::Path { id } => match &find(id)?.snapshot {
+            Some(path) => print(&format!("{}\n", path.display())),
+            None => bail!("{id} is not complete: start the program with --model-path {id} to download it"),
+        },
+        Action::Rm { ids } => {
+            // All of them are looked up before the first one is deleted.
+            for model in ids.iter().map(|id| find(id)).collect::<Result<Vec<_>>>()? {
+                model.remove().with_context(|| format!("{} cannot be deleted", model.id))?;
+                print(&format!("deleted {} ({})\n", model.id, DecimalBytes(model.bytes)))?;
+            }
+            Ok(())
+        }
+    }
+}
+
+fn table(models: &[CachedModel]) -> String {
+    let width = models.iter().map(|model| model.id.len()).max().unwrap_or(0);
+    let mut text = format!("{:width$}  {:>10}  RUNS\n", "NAME", "SIZE");
+    for model in models {
+        let runs = match &model.family {
+            Ok(family) if model.is_complete => format!("yes ({family})"),
+            Ok(family) => format!("when its download is complete ({family})"),
+            Err(reason) => format!("no: {reason}"),
+        };
+        let size = DecimalBytes(model.bytes).to_string();
+        let _ = writeln!(text, "{:width$}  {size:>10}  {runs}", model.id);
+    }
+    text
+}
