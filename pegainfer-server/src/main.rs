@@ -6,6 +6,7 @@ use pegainfer_server::cli::settings::{self, ParseError};
 use pegainfer_server::cli::{Cli, Command};
 use pegainfer_server::cli::{batch, bench, chat, completions, doctor, generate, man, models, plan, reference, serve};
 use pegainfer_server::logging;
+use pegainfer_server::models::args::EngineArgs;
 use pegainfer_server::text::trial;
 use std::io::Write;
 use std::process::ExitCode;
@@ -44,26 +45,26 @@ fn main() -> ExitCode {
 fn run(command: Command, started: Instant) -> Result<()> {
     match command {
         Command::Serve(args) => {
-            logging::init(&args.engine.log_level, args.engine.log_format)?;
+            start_logging(&args.engine)?;
             logging::log_panics();
             serve::run(&args, started)
         }
         Command::Generate(args) => {
-            logging::init(&args.engine.log_level, args.engine.log_format)?;
+            start_logging(&args.engine)?;
             generate::run(&args)
         }
         Command::Chat(args) => {
-            logging::init(&args.engine.log_level, args.engine.log_format)?;
+            start_logging(&args.engine)?;
             chat::run(&args)
         }
         Command::RunBatch(args) => {
-            logging::init(&args.engine.log_level, args.engine.log_format)?;
+            start_logging(&args.engine)?;
             batch::run(&args)
         }
         Command::Models(args) => models::run(&args),
         Command::Bench(args) => {
             let engine = &args.workload.common().engine;
-            logging::init(&engine.log_level, engine.log_format)?;
+            start_logging(engine)?;
             bench::run(&args)
         }
         Command::CompileGrammar { memory, seconds } => Ok(trial::run(memory, seconds)?),
@@ -75,4 +76,11 @@ fn run(command: Command, started: Instant) -> Result<()> {
         Command::Man(args) => man::run(&args, Cli::command()),
         Command::CliReference => reference::run(),
     }
+}
+
+fn start_logging(engine: &EngineArgs) -> Result<()> {
+    logging::init(&engine.log_level, engine.log_format)?;
+    let names = std::env::vars_os().map(|(name, _)| name);
+    settings::unknown_variables(&Cli::command(), names).iter().for_each(|sentence| log::warn!("{sentence}"));
+    Ok(())
 }

@@ -44,6 +44,13 @@ fn the_environment_and_a_file_set_flags() {
 }
 
 #[test]
+fn a_misspelt_variable_is_a_warning() {
+    let (code, _, stderr) = run(pegainfer().args(["generate", "x", "--max-tokens", "1"]).env("PEGAINFER_SEEED", "1"));
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(stderr.contains(" WARN PEGAINFER_SEEED is not a known setting; did you mean PEGAINFER_SEED?"), "{stderr}");
+}
+
+#[test]
 fn completions_are_scripts_of_their_shells() {
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
         let (code, script, stderr) = run(pegainfer().args(["completions", shell]));

@@ -107,6 +107,9 @@ fn section(page: &mut String, command: &Command, groups: &[Group], level: usize)
         page.push('\n');
         table(page, own.into_iter());
     }
+    if let Some(text) = command.get_after_help() {
+        let _ = writeln!(page, "\n{text}");
+    }
     for group in groups_here {
         let anchor = group.title.to_lowercase().replace(' ', "-");
         let _ = writeln!(page, "\nAlso takes the [{}](#{anchor}).", group.title.to_lowercase());

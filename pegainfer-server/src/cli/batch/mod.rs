@@ -32,6 +32,12 @@ const MAX_CHOICES: usize = 128;
 /// Limits on the grammar of one request, which are the defaults of `serve`.
 const GRAMMAR_LIMITS: GrammarLimits = GrammarLimits { memory: 256 << 20, time: Duration::from_secs(1) };
 
+/// How to use the command, for its help.
+pub const USE: &str = "\
+A request is one line, such as {\"custom_id\": \"1\", \"method\": \"POST\", \"url\": \"/v1/completions\", \"body\": {\"prompt\": \"Once\"}}; its \
+result is one line with id, custom_id, response (status_code, request_id, body) and error. Results are appended as they come. A \
+run that was stopped or killed goes on when the same command is started again.";
+
 /// Flags of `run-batch`.
 #[derive(Debug, Clone, Args)]
 pub struct BatchArgs {

@@ -26,6 +26,12 @@ use std::path::PathBuf;
 /// Maximum bytes of a message that comes from a pipe.
 const MAX_PIPED: u64 = 8 << 20;
 
+/// How to use the command, for its help.
+pub const USE: &str = "\
+In a terminal, /system TEXT starts anew with a system message, /reset starts anew, /help lists the commands, and /exit or Ctrl-D \
+leaves. A message of several lines is put between triple quotes, or each of its lines but the last one ends with a backslash. \
+Ctrl-C stops an answer. What comes through a pipe is one message, and only its answer is printed.";
+
 /// Flags of `chat`.
 #[derive(Debug, Clone, Args)]
 pub struct ChatArgs {

@@ -9,7 +9,7 @@ mod file;
 mod names;
 mod values;
 
-pub use names::{OTHER_VARIABLES, is_setting, variable_name};
+pub use names::{OTHER_VARIABLES, is_setting, unknown_variables, variable_name};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Command, Parser};

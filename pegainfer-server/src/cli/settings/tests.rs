@@ -46,12 +46,22 @@ fn no_flag_takes_the_variable_of_something_else() {
     assert!(flags.len() > 100, "{}", flags.len());
     for (command, long) in flags {
         let name = variable_name(&long);
-        let taken = OTHER_VARIABLES.iter().any(|other| match other.strip_suffix('_') {
-            Some(_) => name.starts_with(other),
-            None => name == *other,
-        });
+        let taken = OTHER_VARIABLES.contains(&name.as_str()) || name.starts_with("PEGAINFER_TEST_");
         assert!(!taken, "{command} --{long}");
     }
+}
+
+#[test]
+fn misspelt_variables_are_found() {
+    let set = ["PATH", "PEGAINFER_PORT", "PEGAINFER_CONFIG", "PEGAINFER_CUDA", "PEGAINFER_TEST_SEED"];
+    let links = ["PEGAINFER_SERVICE_PORT_HTTP", "PEGAINFER_PORT_8000_TCP_ADDR"];
+    let wrong = ["PEGAINFER_MAX_NUM_SEQ", "PEGAINFER_ZZZ"];
+    let variables = set.iter().chain(&links).chain(&wrong).map(OsString::from);
+    let expected = [
+        "PEGAINFER_MAX_NUM_SEQ is not a known setting; did you mean PEGAINFER_MAX_NUM_SEQS?",
+        "PEGAINFER_ZZZ is not a known setting",
+    ];
+    assert_eq!(unknown_variables(&Cli::command(), variables), expected);
 }
 
 #[test]
