@@ -2,7 +2,7 @@
 
 use crate::cuda::{DeviceBuffer, Target};
 use half::bf16;
-use memmap2::{Advice, MmapMut};
+use memmap2::MmapMut;
 use std::fmt;
 use std::sync::Arc;
 use thiserror::Error;
@@ -207,7 +207,7 @@ fn anonymous(bytes: usize) -> std::io::Result<MmapMut> {
     let map = MmapMut::map_anon(bytes.max(1))?;
     if bytes >= 2 << 20 {
         #[cfg(target_os = "linux")]
-        if let Err(error) = map.advise(Advice::HugePage) {
+        if let Err(error) = map.advise(memmap2::Advice::HugePage) {
             log::debug!("no huge pages: {error}");
         }
     }

@@ -16,6 +16,7 @@ use tokio::process::Command;
 /// Name of the hidden command.
 pub const COMMAND: &str = "compile-grammar";
 /// Address space of the process besides what the grammar takes: the program itself, stacks, the allocator's reserves.
+#[cfg(unix)]
 const PROGRAM: u64 = 256 << 20;
 /// Time that the process may take by the clock, in multiples of its CPU time: on a busy machine it runs seldom.
 const WALL_CLOCK: u32 = 10;
