@@ -2,7 +2,7 @@
 
 use super::json_size::ValueCounter;
 use super::state::{ApiOptions, AppState};
-use super::stream_head::StreamHead;
+use super::stream_head::{StreamHead, Timer, head_timer};
 use crate::budget::{BodyBuffer, BudgetError, Share};
 use crate::error::ApiError;
 use crate::lifecycle::Deadline;
@@ -54,6 +54,12 @@ impl RequestContext {
         if let Some(head) = &self.head {
             head.announce(self.received, ignored);
         }
+    }
+
+    /// Ends the work that needs the context: the engine has the request. Returns the timer of the response's head, which the
+    /// handler sends from here on if the response is a stream.
+    pub fn submitted(self) -> Timer {
+        self.head.and_then(|head| head.take_timer()).unwrap_or_else(|| head_timer(self.received))
     }
 }
 

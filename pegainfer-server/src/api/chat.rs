@@ -30,8 +30,7 @@ pub async fn chat(State(state): State<Arc<AppState>>, request: Request) -> Resul
     let request = bytes.parse(&state, move |bytes| ChatRequest::read(Body::parse(bytes)?, &shared.policy)).await?;
     let SubmittedChat { params, generations, parsers, logprobs, names_function, ignored } =
         SubmittedChat::start(request, &context, &state).await?;
-    // The engine has the request.
-    drop(context);
+    let timer = context.submitted();
     let writer = ChatWriter {
         id: format!("chatcmpl-{}", params.request_id),
         created: unix_time(),
@@ -43,8 +42,8 @@ pub async fn chat(State(state): State<Arc<AppState>>, request: Request) -> Resul
     };
     let response = match writer.params.stream {
         Some(options) => {
-            let Params { n, received, .. } = writer.params;
-            sse::respond(writer.state.clone(), received, generations, n, writer, options).await?
+            let n = writer.params.n;
+            sse::respond(writer.state.clone(), timer, generations, n, writer, options).await?
         }
         None => respond(generations, writer).await?,
     };

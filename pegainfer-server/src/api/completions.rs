@@ -72,8 +72,7 @@ pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -
     let requests = requests.map(|ids| params.requests(ids, DEFAULT_MAX_TOKENS, logprobs, grammar.clone(), &state));
     let requests = requests.collect::<Result<Vec<_>, _>>()?.concat();
     let generations = Generation::submit_all(&state, &params, requests, "prompt")?;
-    // The engine has the request.
-    drop(context);
+    let timer = context.submitted();
     let writer = CompletionWriter {
         id: format!("cmpl-{}", params.request_id),
         created: unix_time(),
@@ -83,8 +82,8 @@ pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -
     };
     let response = match writer.params.stream {
         Some(options) => {
-            let Params { n, received, .. } = writer.params;
-            sse::respond(writer.state.clone(), received, generations, n, writer, options).await?
+            let n = writer.params.n;
+            sse::respond(writer.state.clone(), timer, generations, n, writer, options).await?
         }
         None => respond(generations, writer).await?,
     };

@@ -1,7 +1,7 @@
 //! Sends the head of a stream while its request is still being prepared: its template, tokenization or grammar takes long, or waits
 //! for others.
 
-use super::sse::{HEAD_DELAY, error_event, stream_headers};
+use super::sse::{error_event, stream_headers};
 use super::stream_head::StreamHead;
 use crate::error::ApiError;
 use crate::lifecycle::{Deadline, Lifecycle};
@@ -12,10 +12,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, StreamExt};
 use std::time::Duration;
-use tokio::time::{sleep, sleep_until};
-
-/// Time that the handler has to send the head itself, which then begins with the events of its API.
-const GRACE: Duration = Duration::from_millis(50);
+use tokio::time::sleep;
 
 /// What is sent while the handler works.
 const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
@@ -45,7 +42,7 @@ struct Preparing {
     interval: Duration,
 }
 
-/// Middleware: responds with the head of a stream if the handler announced one and has not responded after [`HEAD_DELAY`]. A refusal
+/// Middleware: responds with the head of a stream if the handler announced one and still prepares it when it is due. A refusal
 /// after that is an event, as is the end at the deadline, which drops the handler.
 pub async fn send_early(State(options): State<EarlyHead>, mut request: Request, next: Next) -> Response {
     let head = StreamHead::default();
@@ -53,15 +50,10 @@ pub async fn send_early(State(options): State<EarlyHead>, mut request: Request, 
     let path = request.uri().path().to_string();
     request.extensions_mut().insert(head.clone());
     let mut handler: BoxFuture<'static, Response> = Box::pin(next.run(request));
-    let due = async {
-        let announced = head.announced().await;
-        sleep_until((announced.received + HEAD_DELAY + GRACE).into()).await;
-        announced.ignored.clone()
-    };
     let ignored = tokio::select! {
         biased;
         response = &mut handler => return response,
-        ignored = due => ignored,
+        ignored = head.due() => ignored,
     };
     let first = stream::once(async { Ok(Bytes::from_static(KEEP_ALIVE)) });
     let cutoff = options.lifecycle.cutoff(deadline);
@@ -100,6 +92,7 @@ async fn next_bytes(early: Early) -> Option<(Result<Bytes, axum::Error>, Early)>
 
 #[cfg(test)]
 mod tests {
+    use super::super::stream_head::HEAD_DELAY;
     use super::*;
     use axum::Router;
     use axum::extract::Extension;

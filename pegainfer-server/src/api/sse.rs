@@ -10,6 +10,7 @@ use super::generation::Generation;
 use super::large_response::{INLINE, unsent};
 use super::response_size;
 use super::state::AppState;
+use super::stream_head::Timer;
 use super::stream_options::StreamOptions;
 use super::timings::Timings;
 use super::wire::Usage;
@@ -21,10 +22,8 @@ use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 use futures_util::stream::{self, BoxStream, SelectAll, StreamExt};
 use serde::Serialize;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::time::{Sleep, sleep_until, timeout_at};
 
 /// Format of an endpoint's chunks.
 pub trait ChunkWriter: Send + 'static {
@@ -80,9 +79,6 @@ impl Events {
 /// Under load, events are coalesced up to this many bytes before they are handed to the connection.
 const MAX_COALESCED: usize = 16 << 10;
 
-/// Time after which the head of a stream is sent without a delta. Until then a failure is an ordinary error response.
-pub const HEAD_DELAY: Duration = Duration::from_millis(400);
-
 type Item = (usize, Counts, Option<Timings>, Result<Delta, ApiError>);
 
 struct SseStream<F> {
@@ -101,15 +97,15 @@ struct SseStream<F> {
     keep_alive: Duration,
     last_write: Instant,
     /// Ends at `last_write` + `keep_alive`, or before: it is set anew only when it has ended, not for every token.
-    timer: Pin<Box<Sleep>>,
+    timer: Timer,
     done: bool,
 }
 
 /// Responds with a stream of all choices, `n` of each prompt in a row. The head is sent with the first token, in one write, or
-/// after [`HEAD_DELAY`]; a failure before it is an ordinary error response. `received`: when the request had arrived.
+/// when the timer ends; a failure before it is an ordinary error response.
 pub async fn respond<F: ChunkWriter>(
     state: Arc<AppState>,
-    received: Instant,
+    mut timer: Timer,
     generations: Vec<Generation>,
     n: usize,
     writer: F,
@@ -117,10 +113,14 @@ pub async fn respond<F: ChunkWriter>(
 ) -> Result<Response, ApiError> {
     let counts = generations.iter().map(Generation::counts).collect();
     let mut deltas: SelectAll<_> = generations.into_iter().enumerate().map(deltas_of).collect();
-    let first = match timeout_at((received + HEAD_DELAY).into(), deltas.next()).await {
-        Ok(Some((_, _, _, Err(error)))) => return Err(error),
-        first => first.ok(),
+    let first = tokio::select! {
+        biased;
+        first = deltas.next() => Some(first),
+        () = timer.as_mut() => None,
     };
+    if let Some(Some((_, _, _, Err(error)))) = first {
+        return Err(error);
+    }
     let (keep_alive, last_write) = (state.options.keep_alive_interval, Instant::now());
     let sse = SseStream {
         state,
@@ -134,7 +134,7 @@ pub async fn respond<F: ChunkWriter>(
         pending: first,
         keep_alive,
         last_write,
-        timer: Box::pin(sleep_until((last_write + keep_alive).into())),
+        timer,
         done: false,
     };
     let bytes = stream::unfold(Some(sse), |sse| async move {

@@ -5,10 +5,10 @@
 //! request's TTFT. The threads of the CPU engine do not either, because a text would have to wait for a step.
 
 use super::{Tokenizer, TokenizerError};
+use crossbeam_channel::{Receiver, Sender};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, available_parallelism};
 use tokio::sync::{Semaphore, oneshot};
 
@@ -25,8 +25,8 @@ type Job = Box<dyn FnOnce() + Send>;
 /// A tokenizer and its threads, whose tables are built.
 pub struct Encoder {
     tokenizer: Arc<Tokenizer>,
-    /// What the threads do next; they end when it is dropped. Idle threads sleep: those of a work-stealing pool look for work first,
-    /// which takes CPU time from the async threads after every request.
+    /// What the threads do next; they end when it is dropped. Idle threads sleep and each job wakes one: those of a work-stealing
+    /// pool look for work first, which takes CPU time from the async threads after every request.
     jobs: Sender<Job>,
     /// One permit: large work runs one after the other.
     large: Arc<Semaphore>,
@@ -45,9 +45,8 @@ impl Caller<'_> {
 impl Encoder {
     /// Starts the threads and lets them build their tables.
     pub fn start(tokenizer: Arc<Tokenizer>) -> io::Result<Self> {
-        let (jobs, queue) = mpsc::channel();
-        let queue = Arc::new(Mutex::new(queue));
-        let (ready, all_ready) = mpsc::channel::<()>();
+        let (jobs, queue) = crossbeam_channel::unbounded();
+        let (ready, all_ready) = crossbeam_channel::bounded::<()>(0);
         for i in 0..available_parallelism().map_or(1, usize::from).min(MAX_THREADS) {
             let (tokenizer, queue, ready) = (tokenizer.clone(), queue.clone(), ready.clone());
             thread::Builder::new().name(format!("tokenizer-{i}")).spawn(move || {
@@ -70,7 +69,7 @@ impl Encoder {
     /// Runs short work that encodes on one of the threads, so that no tables are built for the caller's thread. A panic of the work
     /// is the caller's.
     pub fn run<T: Send + 'static>(&self, work: impl FnOnce(&Arc<Tokenizer>) -> T + Send + 'static) -> T {
-        let (done, result) = mpsc::sync_channel(1);
+        let (done, result) = crossbeam_channel::bounded(1);
         let tokenizer = self.tokenizer.clone();
         self.spawn(move || {
             // The receiver waits.
@@ -127,10 +126,8 @@ impl Encoder {
 }
 
 /// Runs jobs until there are no more. A panic of one leaves the thread to the next.
-fn work_off(queue: &Mutex<Receiver<Job>>) {
-    loop {
-        let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok(job) = next else { return };
+fn work_off(queue: &Receiver<Job>) {
+    for job in queue {
         if catch_unwind(AssertUnwindSafe(job)).is_err() {
             log::error!("the tokenizer panicked; this is a bug");
         }

@@ -46,15 +46,13 @@ async fn respond(
 ) -> Result<Response, ApiError> {
     let SubmittedChat { params, mut generations, mut parsers, ignored, .. } =
         SubmittedChat::start(chat, &context, state).await?;
-    // The engine has the request.
-    drop(context);
+    let timer = context.submitted();
     let (Some(parser), 1) = (parsers.pop(), generations.len()) else {
         return Err(ApiError::internal("a message has exactly one choice"));
     };
-    let received = params.received;
     let writer = MessageWriter::new(&params.request_id, params.model, parser, display);
     let response = match params.stream {
-        Some(options) => sse::respond(state.clone(), received, generations, 1, writer, options).await?,
+        Some(options) => sse::respond(state.clone(), timer, generations, 1, writer, options).await?,
         None => Json(writer.whole(&mut generations[0]).await?).into_response(),
     };
     Ok(with_ignored(response, ignored))

@@ -31,18 +31,16 @@ pub async fn responses(State(state): State<Arc<AppState>>, request: Request) -> 
     let (chat, reply) = bytes.parse(&state, read).await?;
     let SubmittedChat { params, mut generations, mut parsers, ignored, .. } =
         SubmittedChat::start(chat, &context, &state).await?;
-    // The engine has the request.
-    drop(context);
+    let timer = context.submitted();
     let (Some(parser), 1) = (parsers.pop(), generations.len()) else {
         return Err(ApiError::internal("a response has exactly one choice"));
     };
-    let received = params.received;
     let writer = ResponseWriter::new(&params, unix_time(), reply, parser);
     let response = match params.stream {
         // The last event always reports the token counts.
         Some(_) => {
             let options = StreamOptions { include_usage: true, continuous_usage: false };
-            sse::respond(state.clone(), received, generations, 1, writer, options).await?
+            sse::respond(state.clone(), timer, generations, 1, writer, options).await?
         }
         None => Json(writer.whole(&mut generations[0]).await?).into_response(),
     };
