@@ -53,6 +53,7 @@ cp tools/deploy/{grafana-dashboard.json,kubernetes.yaml,pegainfer.service,promet
 cp LICENSE "$root/"
 tools/third-party licences >"$root/licences/crates.txt"
 cp models/qwen3-tiny/README.md "$root/licences/qwen3-tiny.md"
+cp pegainfer-server/ui/vendor/marked.LICENSE.txt "$root/licences/marked.txt"
 tools/third-party sbom >"$root/sbom.cdx.json"
 
 # The same commit gives the same archive.

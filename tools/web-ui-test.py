@@ -232,11 +232,12 @@ def keys_and_refusals(page):
     page.locator("#top_p").fill("")
     # A refusal shows the server's message and restores the prompt. The key is sent and never stored.
     page.locator("#api-key").fill("secret")
-    page.locator("#max_tokens").fill("5000")
+    page.locator("#max_tokens").fill("5")
+    page.locator("#system").fill("too long " * 4096)
     with page.expect_request("**/v1/chat/completions") as sent:
         prompt.press("Enter")
     assert sent.value.headers["authorization"] == "Bearer secret"
-    assert sent.value.post_data_json["max_tokens"] == 5000
+    assert sent.value.post_data_json["max_tokens"] == 5
     completed(page, "Failed")
     expect(page.locator(".error")).to_contain_text("4096")
     expect(prompt).to_have_value("one\ntwo")
@@ -278,8 +279,8 @@ def scripted_responses(browser, url, shoot):
     with window(browser, url, scripted=code) as page:
         ask(page, "Code?")
         turn = completed(page)
-        expect(turn.locator("pre")).to_have_text("if a < b:\n    go()\n", use_inner_text=False)
-        expect(turn.locator(".response p")).to_have_text(["Look:\n", "Done with ```. <img src=x>"])
+        expect(turn.locator("pre")).to_have_text("if a < b:\n    go()", use_inner_text=False)
+        expect(turn.locator(".response p")).to_have_text(["Look:", "Done with ```. <img src=x>"])
         shoot(page, "code")
 
     error = [{"error": {"message": "the GPU is gone", "type": "server_error", "param": None, "code": None}}]
@@ -294,6 +295,166 @@ def scripted_responses(browser, url, shoot):
         ask(page, "Hello?")
         error = completed(page, "Failed").locator(".error")
         expect(error).to_have_text("Unauthorized. Enter the API key in the settings.")
+
+
+MARKDOWN = """# Title
+
+Some **bold**, *italic* and `x < y` with a [link](https://example.org/), an
+![image](https://example.org/i.png), a [trap](javascript:alert(1)) &amp; <b onclick="alert(1)">markup</b>.
+
+1. one
+   - [x] inner
+2. two
+
+| a | b |
+|---|--:|
+| 1 | 2 |
+
+<script>alert(1)</script>
+
+> quoted
+
+```rust
+fn main() {}
+```
+
+See [later].
+
+[later]: https://example.org/later"""
+
+
+def check_markdown(turn):
+    response = turn.locator(".response")
+    expect(response.locator("h3")).to_have_text("Title")
+    expect(response.locator("p").first.locator("strong, em, code")).to_have_text(["bold", "italic", "x < y"])
+    links = response.locator("a")
+    expect(links).to_have_text(["link", "image", "later"])
+    for at in range(3):
+        expect(links.nth(at)).to_have_attribute("rel", "noopener noreferrer")
+        expect(links.nth(at)).to_have_attribute("href", re.compile("^https://example.org/"))
+    # Markup stays text, and nothing of it is loaded or run.
+    expect(response.locator("p").first).to_contain_text('a trap & <b onclick="alert(1)">markup</b>.')
+    expect(response.locator(".verbatim")).to_have_text("<script>alert(1)</script>")
+    expect(response.locator("script, img, b, [onclick]")).to_have_count(0)
+    expect(response.locator("ol > li")).to_have_count(2)
+    expect(response.locator("ol ul > li")).to_have_text("☑ inner")
+    expect(response.locator("td.right")).to_have_text("2")
+    expect(response.locator("blockquote")).to_have_text("quoted")
+    expect(response.locator("pre")).to_have_text("fn main() {}")
+    expect(response.locator(".code-bar span")).to_have_text("rust")
+
+
+def clipboard(page):
+    return page.evaluate("navigator.clipboard.readText()")
+
+
+def markdown_and_copies(browser, url, shoot):
+    one_by_one = stream(*MARKDOWN)
+    with window(browser, url, scripted=one_by_one) as page:
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        ask(page, "Markdown?")
+        turn = completed(page)
+        check_markdown(turn)
+        shoot(page, "markdown")
+        turn.get_by_role("button", name="Copy code").click()
+        expect(turn.get_by_role("button", name="Copy code")).to_have_text("Copied")
+        assert clipboard(page) == "fn main() {}"
+        turn.get_by_role("button", name="Copy response").click()
+        expect(turn.get_by_role("button", name="Copy response")).to_have_text("Copied")
+        assert clipboard(page) == MARKDOWN
+        turn.get_by_role("button", name="Copy message").click()
+        expect(turn.get_by_role("button", name="Copy message")).to_have_text("Copied")
+        assert clipboard(page) == "Markdown?"
+        # Without the clipboard API, as over plain HTTP from another machine.
+        page.evaluate("Object.defineProperty(navigator, 'copying', {value: navigator.clipboard})")
+        page.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+        turn.get_by_role("button", name="Copy code").click()
+        expect(turn.get_by_role("button", name="Copy code")).to_have_text("Copied")
+        assert page.evaluate("navigator.copying.readText()") == "fn main() {}"
+        page.reload()
+        check_markdown(page.locator(".turn"))
+
+    # While a response grows, complete blocks keep their elements.
+    with window(browser, url) as page:
+        page.evaluate(
+            """async () => {
+                const { MarkdownView } = await import('./ui/markdown.js');
+                const root = document.createElement('div');
+                const frame = () => new Promise((resolve) => requestAnimationFrame(resolve));
+                const view = new MarkdownView(root);
+                view.push({ text: 'one\\n\\n- a' });
+                await frame();
+                const kept = root.firstChild;
+                view.push({ text: '\\n- b\\n\\n```\\nlet' });
+                await frame();
+                window.grown = [kept === root.firstChild, root.textContent.replace('Copy', '')];
+            }"""
+        )
+        assert page.evaluate("window.grown") == [True, "oneablet"]
+
+    # Nesting that is too deep for the parser is shown as text.
+    deep = ">" * 20_000
+    with window(browser, url, scripted=stream(deep)) as page:
+        ask(page, "Nested?")
+        expect(completed(page).locator(".response")).to_have_text(deep)
+
+
+def regenerates_and_edits(browser, url):
+    with window(browser, url) as page:
+        page.locator("#temperature").fill("0")
+        ask(page, FACT)
+        completed(page)
+        ask(page, "Thanks.")
+        expect(page.locator(".turn")).to_have_count(2)
+        completed(page)
+        # Editing the first message discards what followed it.
+        first = page.locator(".turn").first
+        first.get_by_role("button", name="Edit message").click()
+        field = first.get_by_role("textbox", name="Edited message")
+        expect(field).to_be_focused()
+        expect(field).to_have_value(FACT)
+        page.keyboard.press("Escape")
+        expect(field).to_be_hidden()
+        expect(first.get_by_role("button", name="Edit message")).to_be_focused()
+        page.keyboard.press("Enter")
+        field.fill("What is the capital of Italy?")
+        first.get_by_role("button", name="Send").click()
+        expect(page.locator(".question")).to_have_text(["You: What is the capital of Italy?"])
+        completed(page)
+        assert page.bodies[2]["messages"] == [{"role": "user", "content": "What is the capital of Italy?"}]
+        # Regenerating sends the same messages again, with those before and without the response.
+        ask(page, FACT)
+        expect(page.locator(".turn")).to_have_count(2)
+        turn = completed(page)
+        expect(turn.locator(".figures")).to_be_visible()
+        turn.get_by_role("button", name="Regenerate").click()
+        expect(page.locator("#prompt")).to_be_focused()
+        turn = completed(page)
+        expect(turn.locator(".figures")).to_be_visible()
+        expect(turn.locator(".response")).to_have_text("The capital of France is Paris.")
+        expect(page.locator(".turn")).to_have_count(2)
+        assert page.bodies[4]["messages"] == page.bodies[3]["messages"]
+        assert [message["role"] for message in page.bodies[4]["messages"]] == ["user", "assistant", "user"]
+        page.reload()
+        expect(page.locator(".question")).to_have_text(["You: What is the capital of Italy?", f"You: {FACT}"])
+
+
+def tokens_and_markdown(browser, url):
+    def token(text):
+        entry = {"token": text, "logprob": -0.5, "top_logprobs": [{"token": text, "logprob": -0.5}]}
+        return [{"choices": [{"delta": {"content": text}, "logprobs": {"content": [entry]}}]}]
+
+    with window(browser, url, scripted=stream(*map(token, ["**Bo", "ld**", " text"]))) as page:
+        ask(page, "Tokens?")
+        turn = completed(page)
+        expect(turn.locator(".token")).to_have_text(["**Bo", "ld**", " text"])
+        toggle = turn.get_by_role("button", name="Show tokens", pressed=True)
+        toggle.click()
+        expect(turn.locator(".token")).to_have_count(0)
+        expect(turn.locator("strong")).to_have_text("Bold")
+        turn.get_by_role("button", name="Show tokens", pressed=False).click()
+        turn.locator(".token").nth(1).hover()
+        expect(page.locator("#card caption")).to_have_text("ld** 60.7 %")
 
 
 def main():
@@ -326,6 +487,12 @@ def main():
         print("ok: keys and refusals")
         scripted_responses(browser, url, shoot)
         print("ok: reasoning, code and errors")
+        markdown_and_copies(browser, url, shoot)
+        print("ok: Markdown and copies")
+        regenerates_and_edits(browser, url)
+        print("ok: regenerated and edited turns")
+        tokens_and_markdown(browser, url)
+        print("ok: tokens and Markdown of one response")
         browser.close()
 
 

@@ -12,11 +12,13 @@ const HTML: &str = "text/html; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";
 const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
 const SVG: &str = "image/svg+xml";
+const TEXT: &str = "text/plain; charset=utf-8";
 
 /// Path, content type and text of each file.
 const FILES: &[(&str, &str, &str)] = &[
     ("/", HTML, include_str!("../ui/index.html")),
     ("/ui/style.css", CSS, include_str!("../ui/style.css")),
+    ("/ui/message.css", CSS, include_str!("../ui/message.css")),
     ("/ui/panel.css", CSS, include_str!("../ui/panel.css")),
     ("/ui/icon.svg", SVG, include_str!("../ui/icon.svg")),
     ("/ui/app.js", JAVASCRIPT, include_str!("../ui/app.js")),
@@ -24,11 +26,16 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/ui/dom.js", JAVASCRIPT, include_str!("../ui/dom.js")),
     ("/ui/chat.js", JAVASCRIPT, include_str!("../ui/chat.js")),
     ("/ui/message.js", JAVASCRIPT, include_str!("../ui/message.js")),
+    ("/ui/body.js", JAVASCRIPT, include_str!("../ui/body.js")),
+    ("/ui/markdown.js", JAVASCRIPT, include_str!("../ui/markdown.js")),
+    ("/ui/clipboard.js", JAVASCRIPT, include_str!("../ui/clipboard.js")),
     ("/ui/segments.js", JAVASCRIPT, include_str!("../ui/segments.js")),
     ("/ui/tokens.js", JAVASCRIPT, include_str!("../ui/tokens.js")),
     ("/ui/settings.js", JAVASCRIPT, include_str!("../ui/settings.js")),
     ("/ui/words.js", JAVASCRIPT, include_str!("../ui/words.js")),
     ("/ui/charts.js", JAVASCRIPT, include_str!("../ui/charts.js")),
+    ("/ui/vendor/marked.js", JAVASCRIPT, include_str!("../ui/vendor/marked.js")),
+    ("/ui/vendor/marked.LICENSE.txt", TEXT, include_str!("../ui/vendor/marked.LICENSE.txt")),
 ];
 
 /// Only this server's files may be loaded as scripts, styles and requests. Model output is shown as text, and could not run

@@ -5,7 +5,7 @@
 mod support;
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use support::client::{get, send};
 use support::mock::MockEngine;
 use support::{Setup, TestServer};
@@ -14,15 +14,20 @@ fn server() -> TestServer {
     TestServer::start(MockEngine::replying(" a cat").0, Setup::default())
 }
 
-fn ui_dir() -> std::path::PathBuf {
+fn ui_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("ui")
+}
+
+/// The files of a folder, without those of its subfolders.
+fn files(folder: &Path) -> impl Iterator<Item = PathBuf> {
+    std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_file())
 }
 
 #[test]
 fn every_file_of_the_web_ui_is_served_with_its_type() {
     let server = server();
-    for entry in std::fs::read_dir(ui_dir()).unwrap() {
-        let name = entry.unwrap().file_name().into_string().unwrap();
+    for file in files(&ui_dir()).chain(files(&ui_dir().join("vendor"))) {
+        let name = file.strip_prefix(ui_dir()).unwrap().to_str().unwrap();
         let path = if name == "index.html" { "/".to_string() } else { format!("/ui/{name}") };
         let response = get(server.address, &path);
         assert_eq!(response.status, 200, "{path}");
@@ -31,13 +36,14 @@ fn every_file_of_the_web_ui_is_served_with_its_type() {
             "css" => "text/css; charset=utf-8",
             "js" => "text/javascript; charset=utf-8",
             "svg" => "image/svg+xml",
+            "txt" => "text/plain; charset=utf-8",
             other => panic!("no content type for .{other}"),
         };
         assert_eq!(response.header("content-type"), Some(expected), "{path}");
         let policy = response.header("content-security-policy").unwrap();
         assert!(policy.starts_with("default-src 'self';") && !policy.contains("unsafe"), "{path}: {policy}");
         assert_eq!(response.header("x-content-type-options"), Some("nosniff"), "{path}");
-        assert_eq!(response.text(), std::fs::read_to_string(ui_dir().join(name)).unwrap(), "{path}");
+        assert_eq!(response.text(), std::fs::read_to_string(file).unwrap(), "{path}");
     }
 }
 
@@ -76,8 +82,7 @@ fn other_paths_and_methods_get_errors_in_the_shape_of_openai() {
 /// The Content-Security-Policy forbids inline code and other hosts: either would leave the web UI without styles or scripts.
 #[test]
 fn the_web_ui_has_no_inline_code_and_names_no_other_host() {
-    for entry in std::fs::read_dir(ui_dir()).unwrap() {
-        let path = entry.unwrap().path();
+    for path in files(&ui_dir()) {
         let text = std::fs::read_to_string(&path).unwrap();
         for forbidden in ["style=\"", "<style", "onclick=", "innerHTML", "eval(", "https://", "url("] {
             assert!(!text.contains(forbidden), "{} holds {forbidden}", path.display());
@@ -88,4 +93,13 @@ fn the_web_ui_has_no_inline_code_and_names_no_other_host() {
     }
     let html = std::fs::read_to_string(ui_dir().join("index.html")).unwrap();
     assert_eq!(html.matches("<script").count(), html.matches("<script type=\"module\" src=\"ui/").count());
+}
+
+/// The vendored Markdown parser only parses: it neither builds elements nor sends requests.
+#[test]
+fn the_vendored_parser_touches_neither_the_document_nor_the_network() {
+    let text = std::fs::read_to_string(ui_dir().join("vendor/marked.js")).unwrap();
+    for forbidden in ["document", "innerHTML", "fetch(", "XMLHttpRequest", "eval(", "Function(", "import(", "window"] {
+        assert!(!text.contains(forbidden), "marked.js holds {forbidden}");
+    }
 }

@@ -23,7 +23,7 @@ const settings = new Settings(byId('settings'), () => {
   // Fetched again with the new key.
   served = null;
 });
-const chat = new Chat(log, settings);
+const chat = new Chat(log, settings, submit);
 const card = new TokenCard(byId('card'), log);
 const charts = new Charts(byId('charts'));
 
@@ -53,16 +53,27 @@ function describe(text) {
   if (byId('model').textContent !== text) byId('model').textContent = text;
 }
 
-async function send() {
+/** Sends the text of the composer. */
+function send() {
   const text = prompt.value.trim();
-  if (!text || chat.isRunning) return;
-  if (!settings.isValid) {
-    openPanel(true);
-    return;
-  }
+  if (!text || !isReady()) return;
   prompt.value = '';
   fitPrompt();
-  const running = chat.send(served?.id, text);
+  submit(text);
+}
+
+/** Whether a prompt can be sent; shows the setting that prevents it. */
+function isReady() {
+  if (chat.isRunning) return false;
+  if (settings.isValid) return true;
+  openPanel(true);
+  return false;
+}
+
+/** Sends `text`, instead of the turn of `view` and those after it if there is one. */
+async function submit(text, view) {
+  if (!isReady()) return;
+  const running = chat.send(served?.id, text, view);
   log.scrollTop = log.scrollHeight;
   showState('Generating …');
   refocus();
@@ -79,6 +90,7 @@ async function send() {
 
 /** Shows the available buttons, and the outcome of the last response. */
 function showState(progress) {
+  document.body.classList.toggle('generating', chat.isRunning);
   byId('send').hidden = chat.isRunning;
   byId('stop').hidden = !chat.isRunning;
   byId('welcome').hidden = log.hasChildNodes();

@@ -68,7 +68,7 @@ class Turn {
         this.content = '';
         this.view.reclassify();
       },
-      };
+    };
   }
 }
 
@@ -76,15 +76,17 @@ class Turn {
 export class Chat {
   #log;
   #settings;
+  #resend;
+  /** Views of all turns, and what is kept of each; null for a turn that failed without a response. */
   #turns = [];
   #running = null;
-  #failed = null;
 
-  constructor(log, settings) {
+  /** `resend(prompt, view)` is called when the user wants `prompt` sent instead of the turn of `view` and those after it. */
+  constructor(log, settings, resend) {
     this.#log = log;
     this.#settings = settings;
-    this.#turns = recall(STORE, []);
-    for (const turn of this.#turns) this.#show(turn);
+    this.#resend = resend;
+    for (const turn of recall(STORE, [])) this.#show(turn);
   }
 
   get isRunning() {
@@ -93,7 +95,7 @@ export class Chat {
 
   /** Latencies of the responses that are shown. */
   get times() {
-    return this.#turns.map(({ times }) => times);
+    return this.#kept.map(({ times }) => times);
   }
 
   stop() {
@@ -104,21 +106,18 @@ export class Chat {
     this.stop();
     this.#running = null;
     this.#turns = [];
-    this.#failed = null;
     this.#log.replaceChildren();
-    remember(STORE, this.#turns);
+    this.#store();
   }
 
   /**
-   * Sends `prompt`. Resolves to `{times, outcome}`: the latencies, and `done`, `stopped`, `failed`, or `cleared` if a new
-   * chat was started meanwhile.
+   * Sends `prompt`, instead of the turn of `view` and those after it if there is one. Resolves to `{times, outcome}`: the
+   * latencies, and `done`, `stopped`, `failed`, or `cleared` if a new chat was started meanwhile.
    */
-  async send(model, prompt) {
-    // A prompt whose request failed is not part of the conversation.
-    this.#failed?.remove();
-    this.#failed = null;
+  async send(model, prompt, view) {
+    this.#discard(view);
     const body = { ...(model && { model }), messages: this.#messages(prompt), ...this.#settings.request };
-    const turn = new Turn(prompt, new TurnView(this.#log, prompt));
+    const turn = new Turn(prompt, this.#open(prompt));
     const running = new AbortController();
     this.#running = running;
     const error = await this.#receive(turn, body, running.signal);
@@ -129,9 +128,23 @@ export class Chat {
     const kept = { prompt, content: turn.content.trim(), reasoning, times: turn.times, error };
     kept.note = note(turn, stopped);
     turn.view.end(kept);
-    if (kept.content || kept.reasoning || !error) this.#keep(kept);
-    else this.#failed = turn.view;
+    this.#turns.push({ view: turn.view, kept: kept.content || kept.reasoning || !error ? kept : null });
+    this.#store();
     return { times: turn.times, outcome: error ? 'failed' : stopped ? 'stopped' : 'done' };
+  }
+
+  /** Removes the turn of `view` and those after it, and failed ones, which are not part of the conversation. */
+  #discard(view) {
+    const from = this.#turns.findIndex((turn) => turn.view === view);
+    const end = from < 0 ? this.#turns.length : from;
+    const isLeft = ({ kept }, at) => at < end && kept !== null;
+    for (const turn of this.#turns.filter((turn, at) => !isLeft(turn, at))) turn.view.remove();
+    this.#turns = this.#turns.filter(isLeft);
+  }
+
+  #open(prompt) {
+    const view = new TurnView(this.#log, prompt, (text) => this.#resend(text, view));
+    return view;
   }
 
   /** Reads the response to its end; returns the error message, if it failed. */
@@ -152,7 +165,7 @@ export class Chat {
   /** Messages without earlier reasoning, as the chat templates of reasoning models expect. */
   #messages(prompt) {
     const system = this.#settings.system;
-    const complete = this.#turns.filter(({ content }) => content);
+    const complete = this.#kept.filter(({ content }) => content);
     return [
       ...(system ? [{ role: 'system', content: system }] : []),
       ...complete.flatMap((turn) => [
@@ -163,16 +176,20 @@ export class Chat {
     ];
   }
 
-  #keep(turn) {
-    this.#turns.push(turn);
-    remember(STORE, this.#turns);
+  get #kept() {
+    return this.#turns.flatMap(({ kept }) => kept ?? []);
+  }
+
+  #store() {
+    remember(STORE, this.#kept);
   }
 
   #show(turn) {
-    const view = new TurnView(this.#log, turn.prompt);
+    const view = this.#open(turn.prompt);
     if (turn.reasoning) view.reason([{ text: turn.reasoning }]);
     view.write([{ text: turn.content }]);
     view.end(turn);
+    this.#turns.push({ view, kept: turn });
   }
 }
 

@@ -1,21 +1,29 @@
 // One turn on the screen: the prompt, the reasoning, the response, and its summary.
 
+import { Body } from './body.js';
+import { copyButton } from './clipboard.js';
 import { element } from './dom.js';
-import { FenceSplitter } from './segments.js';
-import { tokenSpan } from './tokens.js';
 
 /** A turn in the conversation `log`. */
 export class TurnView {
   #root;
+  #prompt;
+  #question;
   #reasoning = null;
   #content;
+  #resend;
 
-  constructor(log, prompt) {
-    const speaker = element('span', { className: 'unseen' }, 'You: ');
-    const question = element('div', { className: 'question' }, speaker, prompt);
+  /** `resend(prompt)` is called with the prompt to send instead of this turn and those after it. */
+  constructor(log, prompt, resend) {
+    this.#prompt = prompt;
+    this.#resend = resend;
+    this.#question = element('div', { className: 'question' }, element('span', { className: 'unseen' }, 'You: '), prompt);
+    const edit = button('Edit', 'Edit message', () => this.#edit(edit));
+    edit.classList.add('resend');
+    const actions = element('div', { className: 'actions' }, copyButton('Copy message', () => prompt), edit);
     const body = element('div', { className: 'response' });
     this.#content = new Body(body);
-    this.#root = element('article', { className: 'turn' }, question, body);
+    this.#root = element('article', { className: 'turn' }, this.#question, actions, body);
     log.append(this.#root);
   }
 
@@ -38,7 +46,6 @@ export class TurnView {
   /** Moves everything shown as the response to the reasoning. */
   reclassify() {
     const shown = this.#content;
-    shown.end();
     this.#reasoning ??= this.#openReasoning();
     this.#reasoning.body.adopt(shown);
     const body = element('div', { className: 'response' });
@@ -46,17 +53,62 @@ export class TurnView {
     this.#root.append(body);
   }
 
-  /** Ends the turn. `note`: its summary; `error`: the error message, if it failed. */
-  end({ note, error }) {
+  /** Ends the turn. `content`: the response; `note`: its summary; `error`: the error message, if it failed. */
+  end({ content, note, error }) {
     this.#reasoning?.body.end();
     this.#content.end();
     this.busy = false;
     if (error) this.#root.append(element('p', { className: 'error', role: 'alert' }, error));
     if (note) this.#root.append(element('p', { className: 'figures' }, note));
+    const again = button('Regenerate', 'Regenerate the response', () => this.#resend(this.#prompt));
+    again.classList.add('resend');
+    const actions = element('div', { className: 'actions' }, again);
+    if (content) actions.prepend(copyButton('Copy response', () => content));
+    if (this.#bodies.some(({ hasTokens }) => hasTokens)) actions.append(this.#toggle());
+    this.#root.append(actions);
   }
 
   remove() {
     this.#root.remove();
+  }
+
+  get #bodies() {
+    return [...(this.#reasoning ? [this.#reasoning.body] : []), this.#content];
+  }
+
+  /** A button that switches between tokens and Markdown. */
+  #toggle() {
+    const toggle = button('Tokens', 'Show tokens', () => {
+      const asTokens = toggle.ariaPressed !== 'true';
+      toggle.ariaPressed = asTokens;
+      for (const body of this.#bodies) body.show(asTokens);
+    });
+    toggle.ariaPressed = true;
+    return toggle;
+  }
+
+  /** Replaces the prompt by a form to edit it. */
+  #edit(opener) {
+    const field = element('textarea', { value: this.#prompt, rows: 3, ariaLabel: 'Edited message' });
+    const send = element('button', { type: 'submit', className: 'primary small resend' }, 'Send');
+    const close = () => {
+      form.replaceWith(this.#question);
+      opener.hidden = false;
+      opener.focus();
+    };
+    const form = element('form', { className: 'edit' }, field, button('Cancel', 'Cancel the edit', close), send);
+    form.addEventListener('submit', (event) => {
+      event.preventDefault();
+      if (field.value.trim()) this.#resend(field.value.trim());
+    });
+    form.addEventListener('keydown', (event) => {
+      if (event.key !== 'Escape') return;
+      event.stopPropagation();
+      close();
+    });
+    opener.hidden = true;
+    this.#question.replaceWith(form);
+    field.focus();
   }
 
   #openReasoning() {
@@ -67,63 +119,8 @@ export class TurnView {
   }
 }
 
-/** Text, code and tokens, appended as they arrive: the cost of a segment does not grow with the response. */
-class Body {
-  #root;
-  #fences = new FenceSplitter(this);
-  #block = null;
-  /** Tokens without text of their own so far, such as the first part of a character. */
-  #silent = [];
-
-  constructor(root) {
-    this.#root = root;
-  }
-
-  push(segment) {
-    this.#fences.push(segment);
-  }
-
-  end() {
-    this.#fences.end();
-    if (this.#silent.length && this.#block) this.#block.append(tokenSpan('', this.#silent));
-    this.#silent = [];
-  }
-
-  /** Moves the contents of another body here. */
-  adopt(other) {
-    this.#root.append(...other.#root.childNodes);
-    other.#root.remove();
-  }
-
-  write(segments) {
-    for (const { text, tokens } of segments) this.#append(text, tokens);
-  }
-
-  openCode() {
-    this.#block = element('code');
-    this.#root.append(element('pre', { tabIndex: 0 }, this.#block));
-  }
-
-  closeCode() {
-    this.#block = null;
-  }
-
-  #append(text, tokens) {
-    // Text after reasoning begins with empty lines.
-    const shown = this.#root.hasChildNodes() ? text : text.trimStart();
-    if (tokens) this.#silent.push(...tokens);
-    if (!shown) return;
-    if (!this.#block) {
-      this.#block = element('p');
-      this.#root.append(this.#block);
-    }
-    if (this.#silent.length) {
-      this.#block.append(tokenSpan(shown, this.#silent));
-      this.#silent = [];
-    } else if (this.#block.lastChild?.nodeType === Node.TEXT_NODE) {
-      this.#block.lastChild.appendData(shown);
-    } else {
-      this.#block.append(shown);
-    }
-  }
+function button(text, name, click) {
+  const made = element('button', { type: 'button', className: 'small', ariaLabel: name }, text);
+  made.addEventListener('click', click);
+  return made;
 }

@@ -1,5 +1,5 @@
 // A response arrives in segments, `{text, tokens}`: usually one token each, with its probabilities if they were requested.
-// Tags such as <think> and ``` may be spread over several segments, so text that may become one is held back.
+// Tags such as <think> may be spread over several segments, so text that may become one is held back.
 
 /** A queue of segments that is read by characters. */
 class Held {
@@ -90,60 +90,4 @@ function partial(text) {
     return length;
   };
   return Math.max(longest(OPEN), longest(CLOSE));
-}
-
-/** Splits code between lines that start with ``` from text. `sink`: `write(segments)`, `openCode()`, `closeCode()`. */
-export class FenceSplitter {
-  #held = new Held();
-  #sink;
-  #code = false;
-  #lineStart = true;
-
-  constructor(sink) {
-    this.#sink = sink;
-  }
-
-  push(segment) {
-    this.#held.push(segment);
-    this.#drain(false);
-  }
-
-  end() {
-    this.#drain(true);
-  }
-
-  #drain(atEnd) {
-    for (;;) {
-      // A line break is put before the text at the start of a line, so that every line starts after one.
-      const text = (this.#lineStart ? '\n' : ' ') + this.#held.text;
-      const fence = this.#fence(atEnd).exec(text);
-      if (!fence) return this.#write(atEnd ? this.#held.text.length : certain(text));
-      this.#write(fence.index);
-      this.#held.take(fence[0].length - 1);
-      this.#lineStart = true;
-      this.#code = !this.#code;
-      if (this.#code) this.#sink.openCode();
-      else this.#sink.closeCode();
-    }
-  }
-
-  #fence(atEnd) {
-    if (!this.#code) return /\n```[^\n`]*\n/;
-    return atEnd ? /\n```[ \t]*(?:\n|$)/ : /\n```[ \t]*\n/;
-  }
-
-  #write(length) {
-    const segments = this.#held.take(length);
-    if (!segments.length) return;
-    const last = segments.findLast(({ text }) => text);
-    if (last) this.#lineStart = last.text.endsWith('\n');
-    this.#sink.write(segments);
-  }
-}
-
-/** Length of the held text (`text` without its first character) up to where a fence may begin. */
-function certain(text) {
-  const line = text.lastIndexOf('\n');
-  const mayBeFence = line >= 0 && /^(`{1,2}|```.*)$/.test(text.slice(line + 1));
-  return mayBeFence ? line : text.length - 1;
 }

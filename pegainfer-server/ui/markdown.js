@@ -1,0 +1,138 @@
+// Markdown as elements. marked only splits the text into tokens: no markup of the text is ever parsed by the browser.
+
+import { copyButton } from './clipboard.js';
+import { element } from './dom.js';
+import { lexer } from './vendor/marked.js';
+
+/** Schemes of links; a link with another one is shown as its text. */
+const SCHEMES = /^(https?|mailto):/i;
+const ENTITIES = { '&amp;': '&', '&lt;': '<', '&gt;': '>', '&quot;': '"', '&#39;': "'", '&nbsp;': '\u00a0' };
+
+/** Shows Markdown that arrives in parts in `root`, at most once a frame. */
+export class MarkdownView {
+  #root;
+  /** The whole text, and the part of it whose blocks may still change. */
+  #text = '';
+  #tail = '';
+  #frame = null;
+  /** Elements of the tail. */
+  #open = [];
+
+  constructor(root) {
+    this.#root = root;
+  }
+
+  push({ text }) {
+    this.#text += text;
+    this.#tail += text;
+    this.#frame ??= requestAnimationFrame(() => this.#grow());
+  }
+
+  /** Ends the text. It is split once more as a whole, because a link may refer to a definition in a later block. */
+  end() {
+    cancelAnimationFrame(this.#frame);
+    this.#frame = null;
+    this.#root.replaceChildren(...blocks(parse(this.#text)));
+  }
+
+  /** Renders the tail again. All blocks but its last are then complete, so the cost does not grow with the text. */
+  #grow() {
+    this.#frame = null;
+    const tokens = parse(this.#tail);
+    const last = tokens.findLastIndex(({ type }) => type !== 'space');
+    const complete = tokens.slice(0, Math.max(0, last));
+    const open = blocks(tokens.slice(Math.max(0, last)));
+    for (const node of this.#open) node.remove();
+    this.#root.append(...blocks(complete), ...open);
+    this.#open = open;
+    this.#tail = this.#tail.slice(complete.reduce((length, { raw }) => length + raw.length, 0));
+  }
+}
+
+/** Tokens of the blocks. Text that is nested too deeply for the parser is one paragraph. */
+function parse(text) {
+  try {
+    return lexer(text.replace(/\r\n?/g, '\n'), { gfm: true, breaks: true });
+  } catch (error) {
+    if (!(error instanceof RangeError)) throw error;
+    return [{ type: 'html', raw: text, text }];
+  }
+}
+
+const blocks = (tokens) => tokens.flatMap((token) => block(token));
+const inlines = (tokens) => tokens.flatMap((token) => inline(token));
+
+/** Elements of a block. Markup and blocks without a form of their own are shown as text. */
+function block(token) {
+  switch (token.type) {
+    case 'space':
+    case 'def':
+      return [];
+    case 'paragraph':
+      return element('p', {}, ...inlines(token.tokens));
+    case 'heading':
+      // The web UI has headings of the first two levels itself.
+      return element(`h${Math.min(token.depth + 2, 6)}`, {}, ...inlines(token.tokens));
+    case 'code':
+      return code(token);
+    case 'blockquote':
+      return element('blockquote', {}, ...blocks(token.tokens));
+    case 'list':
+      return list(token);
+    case 'table':
+      return table(token);
+    case 'hr':
+      return element('hr');
+    case 'html':
+      return element('p', { className: 'verbatim' }, token.text);
+    default:
+      return inline(token);
+  }
+}
+
+/** Nodes of a part of a line. */
+function inline(token) {
+  switch (token.type) {
+    case 'strong':
+    case 'em':
+    case 'del':
+      return element(token.type, {}, ...inlines(token.tokens));
+    case 'codespan':
+      return element('code', {}, token.text);
+    case 'br':
+      return element('br');
+    case 'link':
+      return link(token, inlines(token.tokens));
+    case 'image':
+      // Images of other hosts are not loaded: they would tell them what the conversation is about.
+      return link(token, [token.text || token.href]);
+    case 'checkbox':
+      return token.checked ? '☑ ' : '☐ ';
+    case 'text':
+      return token.tokens ? inlines(token.tokens) : token.text.replace(/&[a-z#0-9]+;/g, (name) => ENTITIES[name] ?? name);
+    default:
+      return token.text ?? token.raw;
+  }
+}
+
+function link({ href }, children) {
+  if (!SCHEMES.test(href)) return children;
+  return element('a', { href, rel: 'noopener noreferrer', target: '_blank' }, ...children);
+}
+
+function code({ text, lang }) {
+  const bar = element('div', { className: 'code-bar' }, element('span', {}, lang ?? ''), copyButton('Copy code', () => text));
+  return element('div', { className: 'code' }, bar, element('pre', { tabIndex: 0 }, element('code', {}, text)));
+}
+
+function list({ ordered, start, items }) {
+  const entries = items.map((item) => element('li', {}, ...blocks(item.tokens)));
+  return ordered ? element('ol', { start: start || 0 }, ...entries) : element('ul', {}, ...entries);
+}
+
+function table({ header, rows }) {
+  const cell = (tag) => ({ tokens, align }) => element(tag, { className: align ?? '' }, ...inlines(tokens));
+  const body = rows.map((row) => element('tr', {}, ...row.map(cell('td'))));
+  const head = element('thead', {}, element('tr', {}, ...header.map(cell('th'))));
+  return element('div', { className: 'wide', tabIndex: 0 }, element('table', {}, head, element('tbody', {}, ...body)));
+}
