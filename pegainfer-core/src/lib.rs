@@ -16,6 +16,7 @@ pub mod cuda;
 pub mod engine;
 pub mod exec;
 pub mod grammar;
+pub mod host_memory;
 pub mod isa;
 pub mod kv;
 pub mod logits_processors;

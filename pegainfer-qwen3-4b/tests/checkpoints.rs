@@ -152,7 +152,7 @@ fn options_that_cannot_work_say_so() {
         load::<Qwen3>(exec, &options, &mut |_, _| {}).unwrap_err().to_string()
     };
     assert!(refusal(LoadOptions { max_model_len: Some(5000), ..options() }).contains("--max-model-len is 5000"));
-    assert!(refusal(LoadOptions { max_num_seqs: 0, ..options() }).contains("--max-num-seqs is 0"));
+    assert!(refusal(LoadOptions { max_num_seqs: Some(0), ..options() }).contains("--max-num-seqs is 0"));
     assert!(
         refusal(LoadOptions { max_num_batched_tokens: Some(8), ..options() }).contains("--max-num-batched-tokens is 8")
     );

@@ -8,7 +8,7 @@ use support::graphs::{self, Model, ROWS};
 use support::{best, engine, fixture, options};
 
 fn load(cuda_graph: bool) -> Engine {
-    engine(best(), &LoadOptions { cuda_graph, max_num_seqs: ROWS, ..options() })
+    engine(best(), &LoadOptions { cuda_graph, max_num_seqs: Some(ROWS), ..options() })
 }
 
 #[test]

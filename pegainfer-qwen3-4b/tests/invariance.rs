@@ -28,7 +28,7 @@ fn bits_do_not_depend_on_scheduling() {
         let alone = Alone::new(&mut engine(target, &options()), target, requests());
         // One after another; token by token, only the short ones.
         for (budget, first) in [(1, 12), (7, 0), (16, 0), (50, 0)] {
-            let options = LoadOptions { max_num_seqs: 1, max_num_batched_tokens: Some(budget), ..options() };
+            let options = LoadOptions { max_num_seqs: Some(1), max_num_batched_tokens: Some(budget), ..options() };
             alone.skip(first).holds(&format!("chunks of {budget}"), &mut engine(target, &options));
         }
         let many = alone.cycle(32);
@@ -108,7 +108,7 @@ fn prompts_are_reported_as_if_they_were_drawn() {
         let whole = GenerateRequest { prompt_logprobs: Some(5), ..with_logprobs(greedy(&prompt, 4)) };
         let plain = with_logprobs(greedy(&prompt, 4));
         let mut small = options();
-        (small.max_num_seqs, small.max_num_batched_tokens) = (3, Some(7));
+        (small.max_num_seqs, small.max_num_batched_tokens) = (Some(3), Some(7));
         for options in [options(), small] {
             let mut engine = engine(target, &options);
             // Once cold, once with a prefix that is in the cache; and others beside it.

@@ -18,7 +18,7 @@ fn a_failed_step_is_fatal_where_the_device_is_lost() {
 fn options_that_do_not_fit_are_refused_by_name() {
     for (options, expected) in [
         (LoadOptions { max_model_len: Some(5000), ..options() }, "--max-model-len is 5000"),
-        (LoadOptions { max_num_seqs: 0, ..options() }, "--max-num-seqs is 0"),
+        (LoadOptions { max_num_seqs: Some(0), ..options() }, "--max-num-seqs is 0"),
         (LoadOptions { state_cache_interval: 40, ..options() }, "--state-cache-interval is 40"),
         (LoadOptions { kv_cache_bytes: Some(1), ..options() }, "--kv-cache-memory gives 0"),
         (LoadOptions { model_path: "/nowhere".into(), ..options() }, "cannot read /nowhere/config.json"),

@@ -27,7 +27,7 @@ fn bits_do_not_depend_on_chunks() {
     let alone = alone();
     // Token by token, only the short ones.
     for (budget, first) in [(1, 12), (7, 0), (50, 0)] {
-        let options = LoadOptions { max_num_seqs: 1, max_num_batched_tokens: Some(budget), ..options() };
+        let options = LoadOptions { max_num_seqs: Some(1), max_num_batched_tokens: Some(budget), ..options() };
         alone.skip(first).holds(&format!("chunks of {budget}"), &mut engine(best(), &options));
     }
 }

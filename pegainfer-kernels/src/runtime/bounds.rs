@@ -1,13 +1,21 @@
 //! The largest step of an engine and the sizes of its pools, from the options it is loaded with.
 
+use super::fit::Demand;
 use super::load_error::LoadError;
 use super::load_options::{DEFAULT_KV_BYTES, DEFAULT_STATE_BYTES, LoadOptions, STATE_SHARE};
 use super::model_info::ModelInfo;
 use crate::heads::BLOCK_SIZE;
 use pegainfer_core::engine::options::{check_step, context_len, most_blocks, pool_blocks, step_tokens};
 use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::host_memory;
 use pegainfer_core::kv::DeviceMemory;
 
+/// Sequences that run at once on the CPU, unless the user says.
+const CPU_ROWS: usize = 64;
+/// Most sequences that run at once on a GPU, unless the user says.
+const GPU_ROWS: usize = 256;
+/// Least bytes of the KV cache on the CPU, unless the user says.
+const MIN_KV_BYTES: u64 = 64 << 20;
 /// Most state snapshots: more are not worth keeping track of.
 const MAX_SNAPSHOTS: u64 = 4096;
 
@@ -48,17 +56,23 @@ impl Bounds {
 
     /// What `options` allow a model on the device of `exec`.
     pub fn new(info: &ModelInfo, options: &LoadOptions, exec: &mut Exec) -> Result<Self, LoadError> {
-        let rows = options.max_num_seqs;
         let context = context_len(options.max_model_len, info.max_position_embeddings).map_err(LoadError::Option)?;
-        let memory = if exec.device() == Device::Cuda { Some(exec.gpu()?.info()?.memory as u64) } else { None };
+        let gpu = if exec.device() == Device::Cuda { Some(exec.gpu()?.info()?) } else { None };
+        let gpu = gpu.map(|gpu| DeviceMemory { total: gpu.memory as u64, free: gpu.free as u64 });
+        let memory = gpu.map(|gpu| gpu.total);
         let tokens = step_tokens(options.max_num_batched_tokens, memory, info.workspace_bytes_per_token);
-        check_step(rows, tokens).map_err(LoadError::Option)?;
         let snapshots = snapshots(info, options, memory)?;
+        let demand = demand(info, options, tokens, snapshots);
+        let (rows, cpu_kv) = match gpu {
+            Some(gpu) => (gpu_rows(&demand, options, gpu, tokens)?, 0),
+            None => cpu_defaults(&demand, options, tokens),
+        };
+        check_step(rows, tokens).map_err(LoadError::Option)?;
         let useful = (context.div_ceil(BLOCK_SIZE) * rows) as u64;
         let (kv_blocks, gpu_memory_share) = match (options.kv_cache_bytes, memory) {
             (Some(bytes), _) => (bytes / info.block_bytes(), None),
             (None, Some(_)) => (useful.min(most_blocks(BLOCK_SIZE)), Some(options.gpu_memory_utilization)),
-            (None, None) => (useful.min(DEFAULT_KV_BYTES / info.block_bytes()), None),
+            (None, None) => (useful.min(cpu_kv / info.block_bytes()), None),
         };
         Ok(Self {
             size: StepSize { tokens, rows, context },
@@ -84,6 +98,42 @@ impl Bounds {
         let memory = DeviceMemory { total: gpu.memory as u64, free: (gpu.free as u64).saturating_sub(slots) };
         memory.blocks(share, info.block_bytes(), self.kv_blocks).map_err(LoadError::Option)
     }
+}
+
+/// What the model takes of a device's memory. A KV cache of unknown size has at least one block.
+fn demand(info: &ModelInfo, options: &LoadOptions, tokens: usize, snapshots: usize) -> Demand {
+    let state = info.state_slot_bytes.unwrap_or(0);
+    Demand {
+        weights: info.weight_bytes,
+        workspace: tokens as u64 * info.workspace_bytes_per_token,
+        snapshots: snapshots as u64 * state,
+        state,
+        kv: options.kv_cache_bytes.unwrap_or(info.block_bytes()),
+    }
+}
+
+/// Sequences that run at once on a GPU.
+fn gpu_rows(demand: &Demand, options: &LoadOptions, gpu: DeviceMemory, tokens: usize) -> Result<usize, LoadError> {
+    // A KV cache of a given size may take what the utilization leaves free.
+    let share = if options.kv_cache_bytes.is_some() { 1.0 } else { options.gpu_memory_utilization };
+    let rows = demand.rows(options.max_num_seqs, GPU_ROWS.min(tokens), gpu.left_of(share));
+    rows.map_err(|cause| LoadError::Option(demand.refusal(gpu, share, &cause)))
+}
+
+/// Sequences that run at once on the CPU, and bytes of its KV cache, unless the user says. A model that does not fit is not refused:
+/// with swap space it runs, slowly.
+fn cpu_defaults(demand: &Demand, options: &LoadOptions, tokens: usize) -> (usize, u64) {
+    let most = CPU_ROWS.min(tokens);
+    let Some(available) = host_memory::available() else {
+        return (options.max_num_seqs.unwrap_or(most), DEFAULT_KV_BYTES);
+    };
+    let rows = demand.rows(options.max_num_seqs, most, available).unwrap_or_else(|cause| {
+        let (weights, available) = (demand.weights as f64 / 1e9, available as f64 / 1e9);
+        log::warn!("the model takes more memory than is available: weights {weights:.1} GB, available {available:.1} GB, {cause}");
+        options.max_num_seqs.unwrap_or(1)
+    });
+    let left = demand.left(available).saturating_sub(rows as u64 * demand.state);
+    (rows, (left / 2).clamp(MIN_KV_BYTES, DEFAULT_KV_BYTES))
 }
 
 /// State snapshots that fit the options; none for a model whose state is all in KV blocks.

@@ -112,8 +112,8 @@ fn check_eos(info: &ModelInfo) -> Result<(), LoadError> {
     }
 }
 
-/// One token through the model, whose logits tell whether the weights are numbers, and whose first pages are touched before the first request would wait for them; and on a GPU
-/// the steps that load kernels and let cuBLASLt choose.
+/// One token through the model: its logits tell whether the weights are numbers, and the first request finds memory that has been
+/// touched. On a GPU, then the steps that load kernels and let cuBLASLt choose.
 fn warm<M: Model>(executor: &mut Executor<M>, bounds: &Bounds, mixed_tokens: usize) -> Result<(), LoadError> {
     executor.run(&uniform::<M>(1, 1, 1))?;
     if !executor.logits(1)?.iter().all(|logit| logit.is_finite()) {

@@ -18,16 +18,17 @@ pub struct LoadOptions {
     pub dummy_seed: Option<u64>,
     /// Context length; `None` takes the model's.
     pub max_model_len: Option<usize>,
-    /// Sequences that run at once.
-    pub max_num_seqs: usize,
+    /// Sequences that run at once; `None` takes up to 64 on the CPU and up to 256 on a GPU, as their states fit half of the memory
+    /// that weights, activations and snapshots leave.
+    pub max_num_seqs: Option<usize>,
     /// Tokens of one step; `None` takes 512 on the CPU, and on a GPU up to 40,960, as a twelfth of its memory holds.
     pub max_num_batched_tokens: Option<usize>,
     /// Tokens of a step in which requests decode while the prompts of a few others are computed.
     pub max_num_mixed_tokens: usize,
     /// Whether a GPU replays decode steps as CUDA graphs.
     pub cuda_graph: bool,
-    /// Bytes of the KV pool; `None` takes what `max_num_seqs` sequences of full length could use: on the CPU at most
-    /// [`DEFAULT_KV_BYTES`], on a GPU at most what the rest leaves of `gpu_memory_utilization`.
+    /// Bytes of the KV pool; `None` takes what all sequences that run at once could use at full length: on the CPU at most
+    /// [`DEFAULT_KV_BYTES`] and half of the memory that is left, on a GPU at most what the rest leaves of `gpu_memory_utilization`.
     pub kv_cache_bytes: Option<u64>,
     /// Fraction of a GPU's memory that may be in use when the engine is loaded, 0 to 1.
     pub gpu_memory_utilization: f64,

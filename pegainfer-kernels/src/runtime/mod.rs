@@ -13,6 +13,7 @@ mod bounds;
 mod config_file;
 mod decoder;
 mod executor;
+mod fit;
 mod inputs;
 mod load;
 mod load_error;

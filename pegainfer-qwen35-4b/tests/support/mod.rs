@@ -30,7 +30,7 @@ pub fn options() -> LoadOptions {
         model_path: model_path(),
         dummy_seed: None,
         max_model_len: Some(1024),
-        max_num_seqs: 32,
+        max_num_seqs: Some(32),
         max_num_batched_tokens: Some(1024),
         max_num_mixed_tokens: 512,
         cuda_graph: cuda_graph(),

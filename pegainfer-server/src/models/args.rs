@@ -19,7 +19,7 @@ pub struct EngineArgs {
     /// Context length in tokens [default: the model's]
     #[arg(long, value_name = "TOKENS")]
     pub max_model_len: Option<NonZeroUsize>,
-    /// Maximum number of sequences that run at the same time [default: 64; 256 on a GPU]
+    /// Maximum number of sequences that run at the same time [default: 64; on a GPU up to 256, as its memory allows]
     #[arg(long, value_name = "N")]
     pub max_num_seqs: Option<NonZeroUsize>,
     /// Maximum number of requests that run or wait, each choice counted; more are refused with 503

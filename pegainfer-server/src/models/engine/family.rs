@@ -101,12 +101,11 @@ impl fmt::Display for Family {
 /// Loads a model of the runtime and starts its engine.
 fn load<M: Model>(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
     let kind = device.exec.device();
-    let default_rows = if kind == Device::Cuda { 256 } else { 64 };
     let options = LoadOptions {
         model_path: dir.to_path_buf(),
         dummy_seed: (args.load_format == LoadFormat::Dummy).then_some(DUMMY_SEED),
         max_model_len: args.max_model_len.map(Into::into),
-        max_num_seqs: args.max_num_seqs.map_or(default_rows, Into::into),
+        max_num_seqs: args.max_num_seqs.map(Into::into),
         max_num_batched_tokens: args.max_num_batched_tokens.map(Into::into),
         max_num_mixed_tokens: args.max_num_mixed_tokens.into(),
         cuda_graph: args.cuda_graph,
