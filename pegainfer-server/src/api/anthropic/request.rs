@@ -40,8 +40,7 @@ pub fn read(
     policy: &FieldPolicy,
 ) -> Result<(ChatRequest, ThinkingDisplay), ApiError> {
     let AnswerFields { max_tokens, stop_sequences, stream, service_tier: _ } = body.read()?;
-    let display = signature::display(&body.value("thinking"), &mut body);
-    let (model, sampling, conversation) = read_conversation(&mut body, client)?;
+    let (model, sampling, conversation, display) = read_conversation(&mut body, client)?;
     if max_tokens.is_none() {
         return Err(ApiError::invalid("max_tokens", "max_tokens is missing"));
     }
@@ -65,14 +64,14 @@ pub fn read(
 
 /// Reads a body of `/v1/messages/count_tokens`, which has only a conversation.
 pub fn read_to_count(mut body: Body<'_>, client: Client, policy: &FieldPolicy) -> Result<ChatRequest, ApiError> {
-    let (model, sampling, conversation) = read_conversation(&mut body, client)?;
+    let (model, sampling, conversation, _) = read_conversation(&mut body, client)?;
     let generation = GenerationFields { model, ..GenerationFields::default() };
     let ignored = policy.check(&body)?;
     Ok(ChatRequest { generation, sampling, conversation, logprobs: None, ignored })
 }
 
-/// Model, how to draw tokens, and the conversation.
-type Parts = (Option<String>, SamplingFields, Conversation);
+/// Model, how to draw tokens, the conversation, and whether its reasoning is sent.
+type Parts = (Option<String>, SamplingFields, Conversation, ThinkingDisplay);
 
 fn read_conversation(body: &mut Body<'_>, client: Client) -> Result<Parts, ApiError> {
     let fields: MessagesFields = body.read()?;
@@ -104,8 +103,10 @@ fn read_conversation(body: &mut Body<'_>, client: Client) -> Result<Parts, ApiEr
         ..Conversation::default()
     };
     let thinking = fields.thinking.map(|Object(thinking)| thinking);
+    let display = thinking.as_ref().and_then(|thinking| thinking.display.as_deref());
+    let display = signature::display(display, body);
     set_thinking(thinking, effort, &mut conversation, body)?;
-    Ok((fields.model, sampling, conversation.check()?))
+    Ok((fields.model, sampling, conversation.check()?, display))
 }
 
 /// What would need servers of Anthropic's.
@@ -166,7 +167,7 @@ fn set_thinking(
         Some(ThinkingFields { kind: None, .. }) => {
             return Err(ApiError::invalid("thinking", "thinking.type is missing"));
         }
-        Some(ThinkingFields { kind: Some(kind), budget_tokens, display: _ }) => {
+        Some(ThinkingFields { kind: Some(kind), budget_tokens, .. }) => {
             if budget_tokens.is_some() && kind != ThinkingKind::Enabled {
                 let message = "thinking.budget_tokens needs thinking.type \"enabled\"";
                 return Err(ApiError::invalid("thinking", message));

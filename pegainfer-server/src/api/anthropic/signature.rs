@@ -5,20 +5,18 @@ use crate::api::schema::anthropic::ThinkingDisplay;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD as STANDARD;
 use serde::Deserialize;
-use serde_json::Value;
+use serde::de::value::{Error, StrDeserializer};
 
 /// Beginning of a signature of this server's. What follows is the reasoning in Base64.
 const PREFIX: &str = "pegainfer-1-";
 
-/// Reads `thinking.display`. Values that Anthropic's documentation does not have are reported.
-pub fn display(thinking: &Value, body: &mut Body<'_>) -> ThinkingDisplay {
-    match &thinking["display"] {
-        Value::Null => ThinkingDisplay::Summarized,
-        value => ThinkingDisplay::deserialize(value).unwrap_or_else(|_| {
-            body.ignore("thinking.display".into());
-            ThinkingDisplay::Summarized
-        }),
-    }
+/// The value of `thinking.display`. Those that Anthropic's documentation does not have are reported.
+pub fn display(value: Option<&str>, body: &mut Body<'_>) -> ThinkingDisplay {
+    let Some(value) = value else { return ThinkingDisplay::Summarized };
+    ThinkingDisplay::deserialize(StrDeserializer::<Error>::new(value)).unwrap_or_else(|_| {
+        body.ignore("thinking.display".into());
+        ThinkingDisplay::Summarized
+    })
 }
 
 /// The signature of a thinking block that is sent without its text.
