@@ -56,6 +56,8 @@ fn a_file_that_cannot_grow_stays_valid_and_the_server_goes_on() {
     let binary = pegainfer().get_program().to_os_string();
     let mut command = Command::new("bash");
     command.args(["-c", "ulimit -f 600; exec \"$@\"", "bash"]).arg(binary);
+    // The bundled model would be written to a larger file.
+    command.arg("--model-path").arg(support::model_dir());
     command.args(["--trace-sampling-ratio", "0", "--trace-dir"]).arg(&dir);
     let server = Process::start(&mut command);
     send_traced(&server, 4);
