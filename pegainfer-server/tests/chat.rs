@@ -5,6 +5,7 @@
 
 mod support;
 
+use serde_json::json;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -24,6 +25,14 @@ fn chat(history: &Path) -> Command {
     let mut command = pegainfer();
     command.args(["chat", "--threads", "2", "--history"]).arg(history);
     command
+}
+
+/// A directory with these files of the bundled model.
+fn link_model(dir: &Path, files: &[&str]) {
+    std::fs::create_dir(dir).unwrap();
+    for name in files {
+        std::os::unix::fs::symlink(model_dir().join(name).canonicalize().unwrap(), dir.join(name)).unwrap();
+    }
 }
 
 #[test]
@@ -82,9 +91,12 @@ fn a_conversation_in_a_terminal() {
 #[test]
 fn control_c_stops_the_answer_and_not_the_program() {
     let dir = TempDir::new("chat-stop");
-    // At this temperature every token is as likely as any other, so that an answer ends nearly never by itself.
-    let random = ["--temperature", "100", "--top-k", "0", "--top-p", "1", "--seed", "1"];
-    let mut terminal = Terminal::start(chat(&dir.0.join("history")).args(random));
+    // No token ends this model's texts: they go on to the end of the context.
+    let model = dir.0.join("model");
+    link_model(&model, &["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"]);
+    std::fs::copy(model_dir().join("chat_template.jinja"), model.join("chat_template.jinja")).unwrap();
+    std::fs::write(model.join("generation_config.json"), json!({"eos_token_id": [0]}).to_string()).unwrap();
+    let mut terminal = Terminal::start(chat(&dir.0.join("history")).args(["--temperature", "0"]).arg(&model));
     for _ in 0..2 {
         terminal.wait_for(PROMPT);
         terminal.press("Tell a story.\r");
@@ -103,12 +115,9 @@ fn control_c_stops_the_answer_and_not_the_program() {
 fn reasoning_is_dimmed() {
     let dir = TempDir::new("chat-reasoning");
     let model = dir.0.join("model");
-    std::fs::create_dir(&model).unwrap();
-    for name in
-        ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors"]
-    {
-        std::os::unix::fs::symlink(model_dir().join(name).canonicalize().unwrap(), model.join(name)).unwrap();
-    }
+    let files =
+        ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors"];
+    link_model(&model, &files);
     // The prompt ends within the reasoning.
     let template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
         {% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}{# </think> #}";
