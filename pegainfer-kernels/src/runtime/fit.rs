@@ -2,8 +2,9 @@
 
 use pegainfer_core::kv::DeviceMemory;
 
-/// Part of the memory that is left for sequences which their states beside the KV cache may take, unless the user says.
-const STATES: u64 = 2;
+/// By default the states of all sequences take at most this fraction, 1 / 2, of the memory that is left for sequences; the KV cache
+/// takes the rest.
+const STATES_DIVISOR: u64 = 2;
 
 /// Bytes that a model takes on a device.
 #[derive(Debug, Clone, Copy)]
@@ -14,18 +15,19 @@ pub(super) struct Demand {
     pub workspace: u64,
     /// State snapshots.
     pub snapshots: u64,
-    /// State of one sequence beside the KV cache.
+    /// Recurrent state of one sequence; 0 for a model that keeps everything in the KV cache.
     pub state: u64,
     /// The KV cache, at least.
     pub kv: u64,
 }
 
 impl Demand {
-    /// Sequences that run at once with `budget` bytes: as many as the user `asked` for, or up to `most` as their states take a
+    /// Sequences that run at once with `budget` bytes: as many as the user `asked` for, or at most `most` whose states take a
     /// half of what the rest leaves. If it all does not fit, a sentence for the user.
     pub(super) fn rows(&self, asked: Option<usize>, most: usize, budget: u64) -> Result<usize, String> {
         let left = self.left(budget);
-        let fitting = (left / STATES).checked_div(self.state).map_or(most, |rows| rows.min(most as u64) as usize);
+        let fitting =
+            (left / STATES_DIVISOR).checked_div(self.state).map_or(most, |rows| rows.min(most as u64) as usize);
         let rows = asked.unwrap_or(fitting.max(1));
         let missing = self.bytes(rows).saturating_sub(budget);
         if missing == 0 {
@@ -33,7 +35,9 @@ impl Demand {
         }
         let most = left.saturating_sub(self.kv).checked_div(self.state).unwrap_or(0);
         Err(match most {
-            0 => format!("{:.1} GB are missing; choose a smaller model or a GPU with more memory", gigabytes(missing)),
+            0 => {
+                format!("{:.1} GB are missing; choose a smaller model or a device with more memory", gigabytes(missing))
+            }
             most => format!("{:.1} GB are missing; --max-num-seqs may be at most {most}", gigabytes(missing)),
         })
     }
