@@ -1,8 +1,8 @@
 //! `pegainfer generate`: one completion on standard output, without a server.
 
+use crate::cli::local_server::LoadedModel;
 use crate::cli::stdout::print;
 use crate::models::args::EngineArgs;
-use crate::models::{engine, model_path};
 use crate::text::{Checkpoint, Detokenizer};
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -42,13 +42,10 @@ pub struct GenerateArgs {
 
 /// Runs the command.
 pub fn run(args: &GenerateArgs) -> Result<()> {
-    let model = model_path::resolve(&args.engine)?;
-    let checkpoint = Checkpoint::load(&model.dir)?;
+    let LoadedModel { engine, checkpoint, .. } = LoadedModel::load(&args.engine)?;
     let prompt = encode(args, &checkpoint)?;
     let sampling = sampling(args, &checkpoint)?;
-    let engine = engine::load(&model.dir, &args.engine)?;
     let limits = engine.handle.limits();
-    checkpoint.tokenizer.check_vocab(limits.vocab_size)?;
     let capacity = limits.max_model_len.saturating_sub(prompt.len()).max(1);
     let request = GenerateRequest {
         sampling,
