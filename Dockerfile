@@ -22,24 +22,22 @@ RUN tools/setup-cuda.sh --cublas
 RUN PEGAINFER_CUDA=required cargo build --profile dist --locked -p pegainfer-server
 RUN tools/deploy/image-files target/dist/pegainfer /image .cuda/nvidia/cu13/lib/libcublasLt.so.13
 
-FROM scratch AS cuda
-COPY --from=build-cuda /image /
-# Where NVIDIA's container toolkit puts the driver, and which parts of it.
-ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
-ENV LD_LIBRARY_PATH=/usr/lib/x86_64-linux-gnu:/usr/lib64 HF_HOME=/models
+# What both images share.
+FROM scratch AS server
+ENV HF_HOME=/models
 USER 10001:10001
-VOLUME /models
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=3s --start-period=30m --start-interval=1s CMD ["/bin/busybox", "wget", "-q", "-O", "/dev/null", "http://127.0.0.1:8000/health"]
 ENTRYPOINT ["/usr/local/bin/pegainfer"]
 CMD ["serve", "--host", "0.0.0.0"]
 
-FROM scratch AS cpu
-COPY --from=build-cpu /image /
-ENV HF_HOME=/models
-USER 10001:10001
+# The volume comes after the files: what is copied into it later would be lost.
+FROM server AS cuda
+COPY --from=build-cuda /image /
+# Where NVIDIA's container toolkit puts the driver, and which parts of it.
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility LD_LIBRARY_PATH=/usr/lib/x86_64-linux-gnu:/usr/lib64
 VOLUME /models
-EXPOSE 8000
-HEALTHCHECK --interval=10s --timeout=3s --start-period=30m --start-interval=1s CMD ["/bin/busybox", "wget", "-q", "-O", "/dev/null", "http://127.0.0.1:8000/health"]
-ENTRYPOINT ["/usr/local/bin/pegainfer"]
-CMD ["serve", "--host", "0.0.0.0"]
+
+FROM server AS cpu
+COPY --from=build-cpu /image /
+VOLUME /models
