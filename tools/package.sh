@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds a release archive for x86-64 Linux in target/package: one binary with the bundled model inside, shell completions,
-# man pages, the files of tools/deploy, the licences of all crates in the binary and an SBOM. SHA256SUMS is written beside it.
+# man pages, the files of tools/deploy, the licences of all crates in the binary and an SBOM. SHA256SUMS is written to the same folder.
 #
 #   tools/package.sh [--cpu] [--quick]
 #

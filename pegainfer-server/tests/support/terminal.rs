@@ -14,7 +14,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 /// Time after which a test gives up waiting for the program.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A program whose standard streams are a terminal, and which gets that terminal's signals.
 pub struct Terminal {
@@ -76,7 +76,7 @@ impl Terminal {
         }
     }
 
-    /// Waits until the screen shows so many more characters.
+    /// Waits until the screen shows `length` more characters.
     pub fn wait_for_length(&mut self, length: usize) {
         while self.text.len() < length {
             self.receive("more text");
@@ -85,14 +85,14 @@ impl Terminal {
 
     /// Waits for the end of the program.
     pub fn end(mut self) -> ExitStatus {
-        while let Ok(bytes) = self.screen.recv_timeout(PATIENCE) {
+        while let Ok(bytes) = self.screen.recv_timeout(TIMEOUT) {
             self.text += &String::from_utf8_lossy(&bytes);
         }
         self.child.wait().unwrap()
     }
 
     fn receive(&mut self, what: &str) {
-        match self.screen.recv_timeout(PATIENCE) {
+        match self.screen.recv_timeout(TIMEOUT) {
             Ok(bytes) => self.text += &String::from_utf8_lossy(&bytes),
             Err(error) => panic!("waiting for {what:?}: {error}; the screen shows {:?}", self.text),
         }

@@ -101,7 +101,7 @@ fn start(args: &BatchArgs) -> Result<LocalServer> {
     Ok(LocalServer::new(LoadedModel::load(&engine)?, args.served_model_name.clone(), options))
 }
 
-/// Runs the requests without a result, so many at the same time; true if a signal stopped it.
+/// Runs the requests that have no result yet, at most `concurrency` of them at the same time. Returns whether a signal stopped it.
 async fn process(
     server: &LocalServer,
     input: &mut Input,
