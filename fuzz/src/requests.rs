@@ -55,7 +55,8 @@ fn summary(choice: &Value) -> [String; 4] {
 fn collect(response: &str) -> Result<Vec<[String; 4]>, String> {
     let events = response.strip_suffix("data: [DONE]\n\n").ok_or("no [DONE]")?;
     let mut choices: Vec<[String; 4]> = Vec::new();
-    for event in events.split_terminator("\n\n") {
+    // A machine with other load may let a stream wait for so long that the server sends a comment to keep it alive.
+    for event in events.split_terminator("\n\n").filter(|event| !event.starts_with(':')) {
         let json = event.strip_prefix("data: ").ok_or_else(|| format!("{event:?} is not an event"))?;
         let chunk: Value = serde_json::from_str(json).map_err(|e| e.to_string())?;
         if chunk["error"].is_object() {
