@@ -2,11 +2,42 @@
 
 import { copyButton } from './clipboard.js';
 import { element } from './dom.js';
-import { lexer } from './vendor/marked.js';
+import { Lexer } from './vendor/marked.js';
 
 /** Schemes of links; a link with another one is shown as its text. */
 const SCHEMES = /^(https?|mailto):/i;
 const ENTITIES = { '&amp;': '&', '&lt;': '<', '&gt;': '>', '&quot;': '"', '&#39;': "'", '&nbsp;': '\u00a0' };
+
+/** Longest paragraph, in characters, that is parsed as a whole: marked's time for some texts grows with its square. */
+const MAX_INLINE = 8192;
+/** Deepest nesting of lists and quotes. */
+const MAX_DEPTH = 32;
+/** While a response grows, at least this many times the duration of a rendering passes until the next. */
+const PAUSE = 4;
+
+/** A lexer whose time is bounded, whatever the text. */
+class BoundedLexer extends Lexer {
+  #depth = 0;
+
+  blockTokens(text, tokens, ...rest) {
+    if (this.#depth === MAX_DEPTH) throw new RangeError('blocks are nested too deeply');
+    this.#depth += 1;
+    const parsed = super.blockTokens(text, tokens, ...rest);
+    this.#depth -= 1;
+    return parsed;
+  }
+
+  inlineTokens(text, tokens = []) {
+    if (text.length <= MAX_INLINE) return super.inlineTokens(text, tokens);
+    const lines = text.split('\n');
+    for (const [at, line] of lines.entries()) {
+      if (at > 0) tokens.push({ type: 'br', raw: '\n' });
+      if (line.length <= MAX_INLINE) super.inlineTokens(line, tokens);
+      else tokens.push({ type: 'text', raw: line, text: line });
+    }
+    return tokens;
+  }
+}
 
 /** Shows Markdown that arrives in parts in `root`, at most once a frame. */
 export class MarkdownView {
@@ -15,6 +46,8 @@ export class MarkdownView {
   #text = '';
   #tail = '';
   #frame = null;
+  /** Time before which nothing is rendered, on the clock of `performance.now()`. */
+  #due = 0;
   /** Elements of the tail. */
   #open = [];
 
@@ -25,7 +58,18 @@ export class MarkdownView {
   push({ text }) {
     this.#text += text;
     this.#tail += text;
-    this.#frame ??= requestAnimationFrame(() => this.#grow());
+    this.#schedule();
+  }
+
+  #schedule() {
+    this.#frame ??= requestAnimationFrame(() => {
+      this.#frame = null;
+      const started = performance.now();
+      if (started < this.#due) return this.#schedule();
+      this.#grow();
+      const ended = performance.now();
+      this.#due = ended + PAUSE * (ended - started);
+    });
   }
 
   /** Ends the text. It is split once more as a whole, because a link may refer to a definition in a later block. */
@@ -37,7 +81,6 @@ export class MarkdownView {
 
   /** Renders the tail again. All blocks but its last are then complete, so the cost does not grow with the text. */
   #grow() {
-    this.#frame = null;
     const tokens = parse(this.#tail);
     const last = tokens.findLastIndex(({ type }) => type !== 'space');
     const complete = tokens.slice(0, Math.max(0, last));
@@ -52,7 +95,7 @@ export class MarkdownView {
 /** Tokens of the blocks. Text that is nested too deeply for the parser is one paragraph. */
 function parse(text) {
   try {
-    return lexer(text.replace(/\r\n?/g, '\n'), { gfm: true, breaks: true });
+    return new BoundedLexer({ gfm: true, breaks: true }).lex(text.replace(/\r\n?/g, '\n'));
   } catch (error) {
     if (!(error instanceof RangeError)) throw error;
     return [{ type: 'html', raw: text, text }];
