@@ -92,7 +92,15 @@ fn the_web_ui_has_no_inline_code_and_names_no_other_host() {
         assert_eq!(hosts, names_only, "{} names a host", path.display());
     }
     let html = std::fs::read_to_string(ui_dir().join("index.html")).unwrap();
-    assert_eq!(html.matches("<script").count(), html.matches("<script type=\"module\" src=\"ui/").count());
+    let files: usize = ["<script src=\"ui/", "<script type=\"module\" src=\"ui/"].map(|tag| html.matches(tag).count()).iter().sum();
+    assert_eq!(html.matches("<script").count(), files);
+}
+
+#[test]
+fn the_web_ui_is_as_small_as_its_page_of_the_documentation_says() {
+    let files = files(&ui_dir()).chain(files(&ui_dir().join("vendor")));
+    let size: u64 = files.map(|path| path.metadata().unwrap().len()).sum();
+    assert!(size < 150_000, "{size} bytes");
 }
 
 /// The vendored Markdown parser only parses: it neither builds elements nor sends requests.

@@ -1,11 +1,13 @@
 // The web UI: connects its modules, and handles the keyboard.
 
 import { model } from './api.js';
+import { Attachments, withFiles } from './attachments.js';
 import { Charts } from './charts.js';
 import { Chat } from './chat.js';
-import { byId } from './dom.js';
+import { byId, chooseFiles } from './dom.js';
 import { Settings } from './settings.js';
 import { TokenCard } from './tokens.js';
+import { download, fromJson, toJson, toMarkdown } from './transcript.js';
 
 /** Milliseconds between two polls of the server's gauges. */
 const POLL = 1000;
@@ -26,6 +28,7 @@ const settings = new Settings(byId('settings'), () => {
 const chat = new Chat(log, settings, submit);
 const card = new TokenCard(byId('card'), log);
 const charts = new Charts(byId('charts'));
+const attachments = new Attachments();
 
 /** Keeps the charts and the model's name up to date; shows an error if the server does not respond. */
 async function watch() {
@@ -53,11 +56,12 @@ function describe(text) {
   if (byId('model').textContent !== text) byId('model').textContent = text;
 }
 
-/** Sends the text of the composer. */
+/** Sends the text of the composer with the attached files. */
 function send() {
-  const text = prompt.value.trim();
+  const text = withFiles(prompt.value.trim(), attachments.files);
   if (!text || !isReady()) return;
   prompt.value = '';
+  attachments.clear();
   fitPrompt();
   submit(text);
 }
@@ -82,9 +86,28 @@ async function submit(text, view) {
   charts.addResponse(times);
   showState({ done: 'Done', stopped: 'Stopped', failed: 'Failed' }[outcome]);
   refocus();
-  if (outcome === 'failed' && !prompt.value) {
+  // The form of an edited message keeps its text itself.
+  if (outcome === 'failed' && !view && !prompt.value) {
     prompt.value = text;
     fitPrompt();
+  }
+}
+
+/** Offers the conversation as a download, in the form that `write` makes. */
+function save(name, type, write) {
+  download(name, type, write({ model: served?.id ?? 'a model', system: settings.system, turns: chat.turns }));
+}
+
+/** Shows the conversation of a file instead of this one. */
+async function load(file) {
+  try {
+    const { system, turns } = fromJson(await file.text());
+    chat.load(turns);
+    settings.system = system;
+    showState('Imported');
+    byId('import-error').textContent = '';
+  } catch (error) {
+    byId('import-error').textContent = `${file.name} cannot be imported. ${error.message}`;
   }
 }
 
@@ -164,6 +187,9 @@ byId('new-chat').addEventListener('click', () => {
   showState('');
   prompt.focus();
 });
+byId('export-markdown').addEventListener('click', () => save('conversation.md', 'text/markdown', toMarkdown));
+byId('export-json').addEventListener('click', () => save('conversation.json', 'application/json', toJson));
+chooseFiles(byId('import'), byId('import-chooser'), ([file]) => load(file));
 byId('panel-toggle').addEventListener('click', () => openPanel(true));
 byId('panel-close').addEventListener('click', () => openPanel(false));
 narrow.addEventListener('change', () => cover(false));

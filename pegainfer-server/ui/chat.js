@@ -98,6 +98,18 @@ export class Chat {
     return this.#kept.map(({ times }) => times);
   }
 
+  /** Prompts and responses, `[{prompt, content, reasoning}]`. */
+  get turns() {
+    return this.#kept;
+  }
+
+  /** Shows these turns instead of the conversation. */
+  load(turns) {
+    this.clear();
+    for (const turn of turns) this.#show({ ...turn, times: { ttft: null, tpot: null } });
+    this.#store();
+  }
+
   stop() {
     this.#running?.abort();
   }
@@ -111,11 +123,12 @@ export class Chat {
   }
 
   /**
-   * Sends `prompt`, instead of the turn of `view` and those after it if there is one. Resolves to `{times, outcome}`: the
-   * latencies, and `done`, `stopped`, `failed`, or `cleared` if a new chat was started meanwhile.
+   * Sends `prompt`, instead of the turn of `view` and those after it if there is one; they come back if the request fails or
+   * is stopped before its first token. Resolves to `{times, outcome}`: the latencies, and `done`, `stopped`, `failed`, or
+   * `cleared` if a new chat was started meanwhile.
    */
   async send(model, prompt, view) {
-    this.#discard(view);
+    const replaced = this.#replace(view);
     const body = { ...(model && { model }), messages: this.#messages(prompt), ...this.#settings.request };
     const turn = new Turn(prompt, this.#open(prompt));
     const running = new AbortController();
@@ -128,18 +141,32 @@ export class Chat {
     const kept = { prompt, content: turn.content.trim(), reasoning, times: turn.times, error };
     kept.note = note(turn, stopped);
     turn.view.end(kept);
-    this.#turns.push({ view: turn.view, kept: kept.content || kept.reasoning || !error ? kept : null });
+    const isUseless = error || (stopped && !turn.tokens);
+    if (replaced.length && isUseless) this.#restore(replaced, turn.view, error);
+    else this.#turns.push({ view: turn.view, kept: kept.content || kept.reasoning || !error ? kept : null });
     this.#store();
     return { times: turn.times, outcome: error ? 'failed' : stopped ? 'stopped' : 'done' };
   }
 
-  /** Removes the turn of `view` and those after it, and failed ones, which are not part of the conversation. */
-  #discard(view) {
+  /**
+   * Takes the turn of `view` and those after it out of the conversation, and returns them. Failed turns without a response
+   * are removed for good.
+   */
+  #replace(view) {
+    for (const turn of this.#turns.filter(({ kept }) => kept === null)) turn.view.remove();
+    this.#turns = this.#turns.filter(({ kept }) => kept !== null);
     const from = this.#turns.findIndex((turn) => turn.view === view);
-    const end = from < 0 ? this.#turns.length : from;
-    const isLeft = ({ kept }, at) => at < end && kept !== null;
-    for (const turn of this.#turns.filter((turn, at) => !isLeft(turn, at))) turn.view.remove();
-    this.#turns = this.#turns.filter(isLeft);
+    const replaced = from < 0 ? [] : this.#turns.splice(from);
+    for (const turn of replaced) turn.view.remove();
+    return replaced;
+  }
+
+  /** Puts the turns back that the turn of `failed` should have replaced, with the error message if there is one. */
+  #restore(replaced, failed, error) {
+    failed.remove();
+    for (const turn of replaced) turn.view.restore();
+    if (error) replaced[0].view.fail(error);
+    this.#turns.push(...replaced);
   }
 
   #open(prompt) {

@@ -37,3 +37,14 @@ export function remember(key, value) {
     console.warn('this conversation is lost on a reload:', error.message);
   }
 }
+
+/** Lets `button` open the dialog of the hidden field `chooser`; `take(files)` is called with the files that were chosen. */
+export function chooseFiles(button, chooser, take) {
+  button.addEventListener('click', () => chooser.click());
+  chooser.addEventListener('change', () => {
+    const files = [...chooser.files];
+    // Otherwise the browser would not report that the same file is chosen again.
+    chooser.value = '';
+    if (files.length) take(files);
+  });
+}

@@ -1,5 +1,6 @@
 // One turn on the screen: the prompt, the reasoning, the response, and its summary.
 
+import { splitFiles } from './attachments.js';
 import { Body } from './body.js';
 import { copyButton } from './clipboard.js';
 import { element } from './dom.js';
@@ -12,12 +13,15 @@ export class TurnView {
   #reasoning = null;
   #content;
   #resend;
+  #log;
+  #error = null;
 
   /** `resend(prompt)` is called with the prompt to send instead of this turn and those after it. */
   constructor(log, prompt, resend) {
+    this.#log = log;
     this.#prompt = prompt;
     this.#resend = resend;
-    this.#question = element('div', { className: 'question' }, element('span', { className: 'unseen' }, 'You: '), prompt);
+    this.#question = element('div', { className: 'question' }, ...question(prompt));
     const edit = button('Edit', 'Edit message', () => this.#edit(edit));
     edit.classList.add('resend');
     const actions = element('div', { className: 'actions' }, copyButton('Copy message', () => prompt), edit);
@@ -58,7 +62,7 @@ export class TurnView {
     this.#reasoning?.body.end();
     this.#content.end();
     this.busy = false;
-    if (error) this.#root.append(element('p', { className: 'error', role: 'alert' }, error));
+    if (error) this.fail(error);
     if (note) this.#root.append(element('p', { className: 'figures' }, note));
     const again = button('Regenerate', 'Regenerate the response', () => this.#resend(this.#prompt));
     again.classList.add('resend');
@@ -68,8 +72,21 @@ export class TurnView {
     this.#root.append(actions);
   }
 
+  /** Shows an error message at the end of the turn, instead of an earlier one. */
+  fail(error) {
+    this.#error?.remove();
+    this.#error = element('p', { className: 'error', role: 'alert' }, error);
+    this.#root.append(this.#error);
+    this.#error.scrollIntoView({ block: 'nearest' });
+  }
+
   remove() {
     this.#root.remove();
+  }
+
+  /** Puts the removed turn back, at the end of the conversation. */
+  restore() {
+    this.#log.append(this.#root);
   }
 
   get #bodies() {
@@ -117,6 +134,16 @@ export class TurnView {
     this.#root.querySelector('.response').before(element('details', { className: 'reasoning' }, summary, text));
     return { summary, body: new Body(text) };
   }
+}
+
+/** The parts of a prompt: its files, closed, and its text. */
+function question(prompt) {
+  const { text, files } = splitFiles(prompt);
+  const entries = files.map(({ name, content }) => {
+    const body = element('pre', { tabIndex: 0 }, content);
+    return element('details', { className: 'file' }, element('summary', {}, name), body);
+  });
+  return [element('span', { className: 'unseen' }, 'You: '), ...entries, text];
 }
 
 function button(text, name, click) {

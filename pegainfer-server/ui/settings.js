@@ -33,6 +33,11 @@ export class Settings {
     return this.#field('system').value.trim();
   }
 
+  set system(text) {
+    this.#field('system').value = text;
+    remember(STORE, this.#values());
+  }
+
   /** Whether all fields are valid; otherwise the browser marks the invalid one. */
   get isValid() {
     return this.#form.reportValidity();

@@ -9,3 +9,8 @@ export function count(n, thing) {
 export function milliseconds(time) {
   return `${time.toFixed(time < 10 ? 2 : time < 100 ? 1 : 0)} ms`;
 }
+
+/** A size of a file, such as `12 bytes` or `3.1 KiB`. */
+export function bytes(n) {
+  return n < 1024 ? count(n, 'byte') : `${(n / 1024).toFixed(n < 10240 ? 1 : 0)} KiB`;
+}

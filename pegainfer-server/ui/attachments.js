@@ -1,0 +1,105 @@
+// Text files of a message. A file is part of the message's text: `File: NAME`, and its content in a fenced code block.
+
+import { byId, chooseFiles, element } from './dom.js';
+import { bytes } from './words.js';
+
+/** Limit of the files of one message together, in bytes. */
+const LIMIT = 256 * 1024;
+/** A file as `withFiles` writes it. Its fence is longer than any run of backticks in the content. */
+const FILE = /^File: (.+)\n(`{3,})\n([^]*?)\n\2(?:\n\n|$)/;
+
+/** `text` with `files`, `[{name, content}]`, before it: models answer best to a question that follows its material. */
+export function withFiles(text, files) {
+  const blocks = files.map(({ name, content }) => {
+    const runs = content.match(/`{3,}/g) ?? [];
+    const fence = '`'.repeat(Math.max(2, ...runs.map((run) => run.length)) + 1);
+    return `File: ${name}\n${fence}\n${content.replace(/\n$/, '')}\n${fence}`;
+  });
+  return [...blocks, ...(text ? [text] : [])].join('\n\n');
+}
+
+/** Splits a message into its text and the files before it. */
+export function splitFiles(message) {
+  const files = [];
+  let text = message;
+  for (let found = FILE.exec(text); found; found = FILE.exec(text)) {
+    files.push({ name: found[1], content: found[3] });
+    text = text.slice(found[0].length);
+  }
+  return { text, files };
+}
+
+/** The files that will be sent with the next message: chosen with a button, or dropped on the window. */
+export class Attachments {
+  #files = [];
+  #list = byId('attached');
+  #error = byId('attach-error');
+
+  constructor() {
+    chooseFiles(byId('attach'), byId('file-chooser'), (files) => this.#add(files));
+    const hasFiles = (event) => event.dataTransfer?.types.includes('Files');
+    document.addEventListener('dragover', (event) => {
+      if (hasFiles(event)) event.preventDefault();
+    });
+    document.addEventListener('drop', (event) => {
+      if (!hasFiles(event)) return;
+      event.preventDefault();
+      this.#add([...event.dataTransfer.files]);
+    });
+  }
+
+  get files() {
+    return this.#files;
+  }
+
+  clear() {
+    this.#files = [];
+    this.#show('');
+  }
+
+  async #add(chosen) {
+    const refusals = [];
+    for (const file of chosen) {
+      const refusal = await this.#read(file);
+      if (refusal) refusals.push(refusal);
+    }
+    this.#show(refusals.join(' '));
+    byId('prompt').focus();
+  }
+
+  /** Attaches one file; returns why it cannot be attached, in one sentence. */
+  async #read(file) {
+    const total = this.#files.reduce((sum, { size }) => sum + size, file.size);
+    if (total > LIMIT) return `${file.name} is too large: the files of one message may have ${bytes(LIMIT)} together.`;
+    const content = decode(await file.arrayBuffer().catch(() => null));
+    if (content === null) return `${file.name} is not a text file in UTF-8.`;
+    this.#files.push({ name: file.name.replace(/\s+/g, ' '), size: file.size, content });
+    return undefined;
+  }
+
+  #show(error) {
+    this.#error.textContent = error;
+    this.#list.replaceChildren(...this.#files.map((file) => this.#entry(file)));
+  }
+
+  #entry(file) {
+    const remove = element('button', { type: 'button', className: 'small', ariaLabel: `Remove ${file.name}` }, 'Remove');
+    remove.addEventListener('click', () => {
+      this.#files = this.#files.filter((other) => other !== file);
+      this.#show('');
+      byId('attach').focus();
+    });
+    return element('li', {}, `${file.name}, ${bytes(file.size)} `, remove);
+  }
+}
+
+/** The text of a file with `\n` as line end; null if it is no text. */
+function decode(buffer) {
+  if (buffer === null) return null;
+  try {
+    const text = new TextDecoder('utf-8', { fatal: true }).decode(buffer);
+    return text.includes('\0') ? null : text.replace(/\r\n?/g, '\n');
+  } catch {
+    return null;
+  }
+}

@@ -1,0 +1,1 @@
+"""Parts of tools/web-ui-test.py."""

@@ -1,0 +1,218 @@
+"""Chats with the bundled model."""
+
+import re
+import time
+
+from playwright.sync_api import expect
+
+from web_ui_test.harness import FACT, STORY, ask, close_settings, completed, fits, settings, window
+
+
+def chat_streams_stops_and_shows_probabilities(page, shoot):
+    fits(page)
+    shoot("empty")
+    settings(page)
+    shoot("settings")
+    page.locator("#temperature").fill("0")
+    page.locator("#system").fill("You answer in one sentence.")
+    close_settings(page)
+
+    # A response grows while it is streamed, and its summary follows.
+    ask(page, FACT)
+    turn = completed(page)
+    expect(turn.locator(".response")).to_have_text("The capital of France is Paris.")
+    figures = re.compile(r"prompt tokens.* · \d+ tokens · TTFT .* ms · TPOT .* ms")
+    expect(turn.locator(".figures")).to_have_text(figures)
+    assert page.bodies[0]["temperature"] == 0
+    assert [message["role"] for message in page.bodies[0]["messages"]] == ["system", "user"]
+
+    # Escape stops the second one; the request is cancelled, and the text so far is kept.
+    page.evaluate(
+        """() => new MutationObserver((_, observer) => {
+            const response = document.querySelectorAll('.turn')[1]?.querySelector('.response')?.textContent ?? '';
+            if (response.length < 20) return;
+            observer.disconnect();
+            document.dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape'}));
+        }).observe(document.getElementById('log'), {childList: true, subtree: true, characterData: true})"""
+    )
+    ask(page, STORY)
+    turn = completed(page, "Stopped")
+    expect(turn.locator(".figures")).to_have_text(re.compile("^stopped · "))
+    assert len(turn.locator(".response").inner_text()) >= 20
+    expect(page.locator("#stop")).to_be_hidden()
+    assert [message["role"] for message in page.bodies[1]["messages"]] == ["system", "user", "assistant", "user"]
+
+    # Each token shows its probability.
+    settings(page)
+    page.locator("#probabilities").check()
+    page.locator("#live-title").scroll_into_view_if_needed()
+    shoot("charts")
+    close_settings(page)
+    ask(page, FACT)
+    turn = completed(page)
+    expect(turn.locator(".response")).to_contain_text("Paris")
+    token = turn.locator(".token", has_text="Paris")
+    token.hover()
+    card = page.locator("#card")
+    expect(card).to_be_visible()
+    expect(card.locator("caption")).to_have_text(re.compile(r"^␣?Paris \d+\.\d %$"))
+    expect(card.locator("tr")).to_have_count(5)
+    expect(card.locator("tr.chosen")).to_have_count(1)
+    box = card.bounding_box()
+    assert box["x"] >= 0 and box["x"] + box["width"] <= page.viewport_size["width"], box
+    shoot("card")
+    page.keyboard.press("Escape")
+    expect(card).to_be_hidden()
+    # The same by keyboard: arrow keys move between the tokens.
+    page.locator("#log").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    expect(turn.locator(".token").nth(1)).to_be_focused()
+    expect(card).to_be_visible()
+    fits(page)
+
+    # The conversation survives a reload.
+    page.reload()
+    expect(page.locator(".turn")).to_have_count(3)
+    expect(page.locator(".turn").first).to_contain_text("The capital of France is Paris.")
+    expect(page.locator("#temperature")).to_have_value("0")
+    page.locator("#new-chat").click()
+    expect(page.locator(".turn")).to_have_count(0)
+
+
+def stop_button_cancels_on_the_server(page, url, shoot):
+    # Without an end of text nothing but the button ends it soon. (A route would hold the stream back.)
+    page.evaluate(
+        """() => {
+            const send = window.fetch;
+            window.fetch = (path, options) => send(path, options.body
+                ? {...options, body: options.body.replace('{', '{"ignore_eos": true, ')} : options);
+        }"""
+    )
+    page.locator("#probabilities").check()
+    ask(page, STORY)
+    expect(page.locator("#send")).to_be_hidden()
+    expect(page.locator(".response .token").first).to_be_visible()
+    page.locator("#stop").click()
+    completed(page, "Stopped")
+    expect(page.locator("#prompt")).to_be_focused()
+    shoot("stopped")
+    deadline = time.monotonic() + 2
+    idle = re.compile(r"^vllm:num_requests_running\{.*\} 0(\.0)?$", re.M)
+    while not idle.search(page.request.get(f"{url}/metrics").text()):
+        assert time.monotonic() < deadline, "the request still runs"
+        time.sleep(0.05)
+    # A new chat in the middle of a response leaves nothing of it.
+    ask(page, STORY)
+    expect(page.locator(".turn")).to_have_count(2)
+    page.locator("#new-chat").click()
+    expect(page.locator("#send")).to_be_visible()
+    expect(page.locator("#progress")).to_have_text("")
+    expect(page.locator(".turn")).to_have_count(0)
+
+
+def charts_move(page):
+    ask(page, FACT)
+    completed(page)
+    for at in (0, 1):
+        expect(page.locator("figure").nth(at).locator("rect")).to_have_count(1)
+        expect(page.locator("figure").nth(at).locator("strong")).to_have_text(re.compile(r"^\d+(\.\d+)? ms$"))
+    expect(page.locator("figure").nth(2).locator("strong")).to_have_text(re.compile(r"^\d+ running, \d+ waiting$"))
+    expect(page.locator("figure").nth(3).locator("strong")).to_have_text(re.compile(r"^\d+\.\d %$"))
+    before = page.locator("polyline.first").first.get_attribute("points")
+    expect(page.locator("polyline.first").first).not_to_have_attribute("points", before)
+
+
+def keys_and_refusals(page):
+    prompt = page.locator("#prompt")
+    prompt.press_sequentially("one")
+    prompt.press("Shift+Enter")
+    prompt.press_sequentially("two")
+    expect(prompt).to_have_value("one\ntwo")
+    assert not page.bodies
+    # A value that the form refuses is shown, not sent.
+    page.locator("#top_p").fill("3")
+    prompt.press("Enter")
+    expect(page.locator("#top_p")).to_be_focused()
+    assert not page.bodies
+    page.locator("#top_p").fill("")
+    # A refusal shows the server's message and restores the prompt. The key is sent and never stored.
+    page.locator("#api-key").fill("secret")
+    page.locator("#max_tokens").fill("5")
+    page.locator("#system").fill("too long " * 4096)
+    with page.expect_request("**/v1/chat/completions") as sent:
+        prompt.press("Enter")
+    assert sent.value.headers["authorization"] == "Bearer secret"
+    assert sent.value.post_data_json["max_tokens"] == 5
+    completed(page, "Failed")
+    expect(page.locator(".error")).to_contain_text("4096")
+    expect(prompt).to_have_value("one\ntwo")
+    assert "secret" not in page.evaluate("JSON.stringify(sessionStorage) + JSON.stringify(localStorage)")
+
+
+def regenerates_and_edits(browser, url):
+    with window(browser, url) as page:
+        page.locator("#temperature").fill("0")
+        ask(page, FACT)
+        completed(page)
+        ask(page, "Thanks.")
+        expect(page.locator(".turn")).to_have_count(2)
+        completed(page)
+        # Editing the first message discards what followed it.
+        first = page.locator(".turn").first
+        first.get_by_role("button", name="Edit message").click()
+        field = first.get_by_role("textbox", name="Edited message")
+        expect(field).to_be_focused()
+        expect(field).to_have_value(FACT)
+        page.keyboard.press("Escape")
+        expect(field).to_be_hidden()
+        expect(first.get_by_role("button", name="Edit message")).to_be_focused()
+        page.keyboard.press("Enter")
+        field.fill("What is the capital of Italy?")
+        first.get_by_role("button", name="Send").click()
+        expect(page.locator(".question")).to_have_text(["You: What is the capital of Italy?"])
+        completed(page)
+        assert page.bodies[2]["messages"] == [{"role": "user", "content": "What is the capital of Italy?"}]
+        # Regenerating sends the same messages again, with those before and without the response.
+        ask(page, FACT)
+        expect(page.locator(".turn")).to_have_count(2)
+        turn = completed(page)
+        expect(turn.locator(".figures")).to_be_visible()
+        turn.get_by_role("button", name="Regenerate").click()
+        expect(page.locator("#prompt")).to_be_focused()
+        turn = completed(page)
+        expect(turn.locator(".figures")).to_be_visible()
+        expect(turn.locator(".response")).to_have_text("The capital of France is Paris.")
+        expect(page.locator(".turn")).to_have_count(2)
+        assert page.bodies[4]["messages"] == page.bodies[3]["messages"]
+        assert [message["role"] for message in page.bodies[4]["messages"]] == ["user", "assistant", "user"]
+        questions = ["You: What is the capital of Italy?", f"You: {FACT}"]
+        page.reload()
+        expect(page.locator(".question")).to_have_text(questions)
+
+
+def keeps_turns_when_a_request_fails(browser, url):
+    """The turns that a failed request should have replaced come back, with the error message."""
+    with window(browser, url, refused=True) as page:
+        for question in (FACT, "Thanks."):
+            ask(page, question)
+            completed(page)
+            expect(page.get_by_role("button", name="Regenerate").last).to_be_visible()
+        before = page.locator(".response").all_inner_texts()
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(status=503, json={"error": {"message": "draining"}}))
+        first = page.locator(".turn").first
+        for _ in range(2):
+            first.get_by_role("button", name="Regenerate").click()
+            completed(page, "Failed")
+            expect(page.locator(".error")).to_have_text(["draining"])
+            expect(first.locator(".error")).to_be_visible()
+        assert page.locator(".response").all_inner_texts() == before
+        expect(page.locator("#prompt")).to_have_value("")
+        # The form of an edited message stays open with its text.
+        first.get_by_role("button", name="Edit message").click()
+        first.get_by_role("textbox", name="Edited message").fill("Another question?")
+        first.get_by_role("button", name="Send").click()
+        completed(page, "Failed")
+        expect(first.get_by_role("textbox", name="Edited message")).to_have_value("Another question?")
+        page.reload()
+        assert page.locator(".response").all_inner_texts() == before
