@@ -19,7 +19,7 @@ fn ui_dir() -> PathBuf {
 }
 
 /// The files of a folder, without those of its subfolders.
-fn files(folder: &Path) -> impl Iterator<Item = PathBuf> {
+fn files(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_file())
 }
 
@@ -92,7 +92,8 @@ fn the_web_ui_has_no_inline_code_and_names_no_other_host() {
         assert_eq!(hosts, names_only, "{} names a host", path.display());
     }
     let html = std::fs::read_to_string(ui_dir().join("index.html")).unwrap();
-    let files: usize = ["<script src=\"ui/", "<script type=\"module\" src=\"ui/"].map(|tag| html.matches(tag).count()).iter().sum();
+    let files: usize =
+        ["<script src=\"ui/", "<script type=\"module\" src=\"ui/"].map(|tag| html.matches(tag).count()).iter().sum();
     assert_eq!(html.matches("<script").count(), files);
 }
 
