@@ -35,11 +35,11 @@ fn settings_that_cannot_be_used_are_one_sentence_and_exit_code_2() {
 fn the_environment_and_a_file_set_flags() {
     let dir = TempDir::new("settings-used");
     let path = dir.0.join("pegainfer.toml");
-    std::fs::write(&path, "chat = true\nmax-tokens = 2\nlog-format = \"json\"\n").unwrap();
+    std::fs::write(&path, "max-tokens = 1\nlog-format = \"json\"\n").unwrap();
     let mut command = pegainfer();
-    command.args(["generate", "What is the capital of France?"]).arg("--config").arg(&path);
+    command.args(["generate", "The capital of France is"]).arg("--config").arg(&path);
     let (code, stdout, stderr) = run(command.env("PEGAINFER_TEMPERATURE", "0"));
-    assert_eq!((code, stdout.as_str()), (Some(0), "The capital\n"), "{stderr}");
+    assert_eq!((code, stdout.as_str()), (Some(0), " Paris\n"), "{stderr}");
     assert!(stderr.lines().all(|line| line.starts_with('{')), "{stderr}");
 }
 

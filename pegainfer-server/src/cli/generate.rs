@@ -8,7 +8,6 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use pegainfer_core::engine::{GenerateRequest, TokenEvent};
 use pegainfer_core::sampling::SamplingParams;
-use serde_json::{Map, json};
 use std::num::NonZeroUsize;
 use std::time::Instant;
 
@@ -35,15 +34,12 @@ pub struct GenerateArgs {
     /// The same seed gives the same text [default: random]
     #[arg(long)]
     pub seed: Option<u64>,
-    /// Render the prompt with the chat template, as a user message
-    #[arg(long)]
-    pub chat: bool,
 }
 
 /// Runs the command.
 pub fn run(args: &GenerateArgs) -> Result<()> {
     let LoadedModel { engine, checkpoint, .. } = LoadedModel::load(&args.engine)?;
-    let prompt = encode(args, &checkpoint)?;
+    let prompt = checkpoint.tokenizer.encode(&args.prompt, true)?;
     let sampling = sampling(args, &checkpoint)?;
     let limits = engine.handle.limits();
     let capacity = limits.max_model_len.saturating_sub(prompt.len()).max(1);
@@ -84,16 +80,6 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
         }
         print(&text)?;
     }
-}
-
-fn encode(args: &GenerateArgs, checkpoint: &Checkpoint) -> Result<Vec<u32>> {
-    if !args.chat {
-        return Ok(checkpoint.tokenizer.encode(&args.prompt, true)?);
-    }
-    let template = checkpoint.template.as_ref().context("this model has no chat template: leave out --chat")?;
-    let messages = [json!({"role": "user", "content": args.prompt})];
-    let prompt = template.render(&messages, None, true, &Map::new())?;
-    Ok(checkpoint.tokenizer.encode(&prompt, false)?)
 }
 
 fn sampling(args: &GenerateArgs, checkpoint: &Checkpoint) -> Result<SamplingParams> {
