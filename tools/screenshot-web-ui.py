@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""Takes the screenshot of README: a chat with the bundled model in the web UI.
+"""Takes the screenshot of README: the web UI with a response in Markdown, a chat with the bundled model, and its figures.
+
+The bundled model writes no Markdown, so the first response is imported.
 
     pip install playwright
     cargo build --release && python3 tools/screenshot-web-ui.py --chromium /usr/bin/chromium docs/images/web-ui.png
 """
 
 import argparse
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -13,24 +16,48 @@ from pathlib import Path
 from playwright.sync_api import expect, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
-QUESTIONS = ["What is the capital of France?", "Tell me a story about a cat."]
+FACT = "What is the capital of France?"
+STORY = "Tell me a story about a cat."
+QUESTIONS = [FACT, STORY, "Tell me a story about a dog.", FACT]
+RESPONSE = """Count the words in a **hash map**, then sort:
+
+```python
+from collections import Counter
+
+def most_frequent(text: str, n: int) -> list[str]:
+    return [word for word, _ in Counter(text.split()).most_common(n)]
+```
+"""
+CONVERSATION = {
+    "messages": [
+        {"role": "user", "content": "How do I find the most frequent words of a text?"},
+        {"role": "assistant", "content": RESPONSE},
+    ]
+}
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync"]
 
 
+def ask(page, question):
+    page.locator("#prompt").fill(question)
+    page.keyboard.press("Enter")
+    expect(page.locator("#stop")).to_be_visible()
+    expect(page.locator("#stop")).to_be_hidden(timeout=60_000)
+
+
 def shoot(browser, address, out):
-    page = browser.new_page(viewport={"width": 1200, "height": 720})
+    page = browser.new_page(viewport={"width": 1200, "height": 760})
     page.goto(address)
     expect(page.locator("#model")).to_contain_text("qwen3-tiny", timeout=15_000)
     page.locator("#temperature").fill("0")
-    page.locator("#probabilities").check()
-    for count, question in enumerate(QUESTIONS, 1):
-        page.locator("#prompt").fill(question)
-        page.keyboard.press("Enter")
-        expect(page.locator(".turn")).to_have_count(count, timeout=15_000)
-        expect(page.locator("#stop")).to_be_hidden(timeout=60_000)
+    for question in QUESTIONS:
+        ask(page, question)
+    text = json.dumps(CONVERSATION).encode()
+    page.locator("#import-chooser").set_input_files({"name": "example.json", "mimeType": "application/json", "buffer": text})
+    expect(page.locator(".turn")).to_have_count(1)
+    ask(page, STORY)
     page.evaluate("document.querySelector('#live-title').scrollIntoView()")
-    # The live charts are drawn from two readings of /metrics.
+    # The charts are drawn from two readings of /metrics.
     page.wait_for_timeout(3000)
     page.screenshot(path=out)
 

@@ -30,12 +30,11 @@ def main():
 
     with server(options.binary) as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=options.chromium)
-        for width in (320, 1280):
-            for scheme in ("light", "dark"):
-                with window(browser, url, width, scheme) as page:
-                    name = f"{width}-{scheme}"
-                    conversation.chat_streams_stops_and_shows_probabilities(page, lambda part: shoot(page, f"{name}-{part}"))
-                print(f"ok: chat, stop and probabilities, {width} px, {scheme}")
+        for width, scheme in ((320, "dark"), (1280, "light")):
+            with window(browser, url, width, scheme) as page:
+                name = f"{width}-{scheme}"
+                conversation.chat_streams_stops_and_shows_probabilities(page, lambda part: shoot(page, f"{name}-{part}"))
+            print(f"ok: chat, stop and probabilities, {width} px, {scheme}")
         with window(browser, url) as page:
             conversation.stop_button_cancels_on_the_server(page, url, lambda name: shoot(page, name))
         print("ok: the stop button frees the server")
@@ -60,7 +59,8 @@ def main():
         files.export_and_import(browser, url)
         print("ok: export and import")
         controls.theme(browser, url)
-        print("ok: colours")
+        controls.accessible(browser, url)
+        print("ok: colours, contrast and access by keyboard")
         browser.close()
 
 

@@ -9,7 +9,7 @@ import { Settings } from './settings.js';
 import { TokenCard } from './tokens.js';
 import { download, fromJson, toJson, toMarkdown } from './transcript.js';
 
-/** Milliseconds between two polls of the server's gauges. */
+/** Milliseconds between two polls of the server's metrics. */
 const POLL = 1000;
 /** Distance from the end, in pixels, within which the view follows a growing response. */
 const NEAR_END = 80;
@@ -195,7 +195,7 @@ byId('panel-close').addEventListener('click', () => openPanel(false));
 narrow.addEventListener('change', () => cover(false));
 
 follow();
-for (const times of chat.times) charts.addResponse(times);
+for (const { times } of chat.turns) charts.addResponse(times);
 showState('');
 log.scrollTop = log.scrollHeight;
 // On a phone, the keyboard would cover half of the screen.

@@ -1,4 +1,4 @@
-// Live charts: latencies of the responses, measured in the browser, and the server's gauges, polled every second.
+// Live charts: latencies of the responses, measured in the browser, and the server's metrics, polled every second.
 
 import { metrics } from './api.js';
 import { element, svg } from './dom.js';
@@ -65,19 +65,35 @@ function append(list, value, limit) {
   if (list.length > limit) list.shift();
 }
 
+/** Draws one or two lines, the first solid and the second dashed, on a scale from 0 to their maximum, at least `least`. */
+function drawLines(figure, value, unit, least, first, second = []) {
+  const top = Math.max(least, ...first, ...second);
+  const shapes = [...(second.length ? [line(second, top, 'second')] : [area(first, top)]), line(first, top, 'first')];
+  figure.draw(value, `max ${unit(Math.max(...first, ...second))}`, ...shapes);
+}
+
+const percent = (value) => `${(value * 100).toFixed(1)} %`;
+const rate = (value) => value.toFixed(value < 10 ? 1 : 0);
+
 export class Charts {
   #ttft;
   #tpot;
   #requests;
+  #throughput;
   #kv;
+  #prefix;
   #times = { ttft: [], tpot: [] };
-  #gauges = { running: [], waiting: [], kv: [] };
+  #gauges = { running: [], waiting: [], generated: [], prefilled: [], kv: [], hits: [] };
+  /** Counters of the last minute's polls, oldest first, with the time of each. */
+  #polls = [];
 
   constructor(root) {
     this.#ttft = new Figure(root, 'TTFT', 'Time to first token of a response, measured in the browser');
     this.#tpot = new Figure(root, 'TPOT', 'Time per output token after the first, measured in the browser');
     this.#requests = new Figure(root, 'Requests', 'Running (solid) and waiting (dashed), the last minute');
+    this.#throughput = new Figure(root, 'Tokens/s', 'Output (solid) and prompt tokens (dashed) per second, the last minute');
     this.#kv = new Figure(root, 'KV cache', 'Percentage of the KV blocks that requests hold, the last minute');
+    this.#prefix = new Figure(root, 'Prefix cache', 'Percentage of the prompt tokens of the last minute that were cached');
   }
 
   /** Adds the latencies of one response, in milliseconds; null where there were too few tokens. */
@@ -88,19 +104,42 @@ export class Charts {
     drawBars(this.#tpot, this.#times.tpot);
   }
 
-  /** Polls the server's gauges once. Throws an `ApiError` if they cannot be fetched. */
+  /** Polls the server's metrics once. Throws an `ApiError` if they cannot be fetched. */
   async poll(key) {
     const samples = await metrics(key);
-    const { running, waiting, kv } = this.#gauges;
+    const { running, waiting, generated, prefilled, kv, hits } = this.#gauges;
     append(running, samples.get('vllm:num_requests_running') ?? 0, SECONDS);
     append(waiting, samples.get('vllm:num_requests_waiting') ?? 0, SECONDS);
     append(kv, samples.get('vllm:kv_cache_usage_perc') ?? 0, SECONDS);
-    const top = Math.max(1, ...running, ...waiting);
-    const lines = [line(waiting, top, 'second'), line(running, top, 'first')];
-    this.#requests.draw(`${running.at(-1)} running, ${waiting.at(-1)} waiting`, `max ${top}`, ...lines);
+    this.#count(samples);
+    const now = (values) => values.at(-1);
+    drawLines(this.#requests, `${now(running)} running, ${now(waiting)} waiting`, String, 1, running, waiting);
+    const rates = `${rate(now(generated))} out, ${rate(now(prefilled))} in`;
+    drawLines(this.#throughput, rates, rate, 1, generated, prefilled);
     // The chart has its own scale: a small percentage would be a flat line on a scale to 100 %.
-    const most = Math.max(0.01, ...kv);
-    const percent = (value) => `${(value * 100).toFixed(1)} %`;
-    this.#kv.draw(percent(kv.at(-1)), `max ${percent(Math.max(...kv))}`, area(kv, most), line(kv, most, 'first'));
+    drawLines(this.#kv, percent(now(kv)), percent, 0.01, kv);
+    drawLines(this.#prefix, `${percent(now(hits))} hits`, percent, 0.01, hits);
+  }
+
+  /** Adds the rates since the last poll, and the hits of the last minute. */
+  #count(samples) {
+    const total = (name) => samples.get(`vllm:${name}_total`) ?? 0;
+    const poll = {
+      time: performance.now() / 1000,
+      generated: total('generation_tokens'),
+      prefilled: total('prompt_tokens'),
+      queries: total('prefix_cache_queries'),
+      hits: total('prefix_cache_hits'),
+    };
+    // A server that was started again counts from 0.
+    if (this.#polls.at(-1)?.generated > poll.generated) this.#polls = [];
+    const last = this.#polls.at(-1) ?? poll;
+    append(this.#polls, poll, SECONDS);
+    const since = (start, name) => poll[name] - start[name];
+    const perSecond = (name) => since(last, name) / Math.max(since(last, 'time'), 0.001);
+    append(this.#gauges.generated, perSecond('generated'), SECONDS);
+    append(this.#gauges.prefilled, perSecond('prefilled'), SECONDS);
+    const queries = since(this.#polls[0], 'queries');
+    append(this.#gauges.hits, queries > 0 ? since(this.#polls[0], 'hits') / queries : 0, SECONDS);
   }
 }

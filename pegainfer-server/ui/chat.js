@@ -93,14 +93,9 @@ export class Chat {
     return this.#running !== null;
   }
 
-  /** Latencies of the responses that are shown. */
-  get times() {
-    return this.#kept.map(({ times }) => times);
-  }
-
-  /** Prompts and responses, `[{prompt, content, reasoning}]`. */
+  /** The turns with a response, `[{prompt, content, reasoning, times}]`. */
   get turns() {
-    return this.#kept;
+    return this.#turns.flatMap(({ kept }) => kept ?? []);
   }
 
   /** Shows these turns instead of the conversation. */
@@ -192,7 +187,7 @@ export class Chat {
   /** Messages without earlier reasoning, as the chat templates of reasoning models expect. */
   #messages(prompt) {
     const system = this.#settings.system;
-    const complete = this.#kept.filter(({ content }) => content);
+    const complete = this.turns.filter(({ content }) => content);
     return [
       ...(system ? [{ role: 'system', content: system }] : []),
       ...complete.flatMap((turn) => [
@@ -203,12 +198,8 @@ export class Chat {
     ];
   }
 
-  get #kept() {
-    return this.#turns.flatMap(({ kept }) => kept ?? []);
-  }
-
   #store() {
-    remember(STORE, this.#kept);
+    remember(STORE, this.turns);
   }
 
   #show(turn) {

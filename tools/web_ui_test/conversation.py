@@ -118,7 +118,17 @@ def charts_move(page):
         expect(page.locator("figure").nth(at).locator("rect")).to_have_count(1)
         expect(page.locator("figure").nth(at).locator("strong")).to_have_text(re.compile(r"^\d+(\.\d+)? ms$"))
     expect(page.locator("figure").nth(2).locator("strong")).to_have_text(re.compile(r"^\d+ running, \d+ waiting$"))
-    expect(page.locator("figure").nth(3).locator("strong")).to_have_text(re.compile(r"^\d+\.\d %$"))
+    rates = re.compile(r"^[\d.]+ out, [\d.]+ in$")
+    expect(page.locator("figure").nth(3).locator("strong")).to_have_text(rates)
+    expect(page.locator("figure").nth(4).locator("strong")).to_have_text(re.compile(r"^\d+\.\d %$"))
+    # The second prompt begins with the first, which is then in the prefix cache.
+    for count in (2, 3):
+        ask(page, 8 * FACT)
+        expect(page.locator(".turn")).to_have_count(count)
+        completed(page)
+    expect(page.locator("figure").nth(5).locator("strong")).to_have_text(re.compile(r"^[1-9]\d*\.\d % hits$"))
+    generated = re.compile(r"^max [1-9][\d.]*$")
+    expect(page.locator("figure").nth(3).locator(".scale")).to_have_text(generated)
     before = page.locator("polyline.first").first.get_attribute("points")
     expect(page.locator("polyline.first").first).not_to_have_attribute("points", before)
 
