@@ -17,9 +17,8 @@ from playwright.sync_api import expect, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
 FACT = "What is the capital of France?"
-STORY = "Tell me a story about a cat."
-QUESTIONS = [FACT, STORY, "Tell me a story about a dog.", FACT]
-RESPONSE = """Count the words in a **hash map**, then sort:
+QUESTIONS = [FACT, "Tell me a story about a cat.", "Tell me a story about a dog.", FACT]
+RESPONSE = """`Counter` counts the words and **sorts them by frequency**:
 
 ```python
 from collections import Counter
@@ -39,9 +38,10 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
 
 
 def ask(page, question):
+    turns = page.locator(".turn").count()
     page.locator("#prompt").fill(question)
     page.keyboard.press("Enter")
-    expect(page.locator("#stop")).to_be_visible()
+    expect(page.locator(".turn")).to_have_count(turns + 1)
     expect(page.locator("#stop")).to_be_hidden(timeout=60_000)
 
 
@@ -50,12 +50,12 @@ def shoot(browser, address, out):
     page.goto(address)
     expect(page.locator("#model")).to_contain_text("qwen3-tiny", timeout=15_000)
     page.locator("#temperature").fill("0")
-    for question in QUESTIONS:
+    for question in 4 * QUESTIONS:
         ask(page, question)
     text = json.dumps(CONVERSATION).encode()
     page.locator("#import-chooser").set_input_files({"name": "example.json", "mimeType": "application/json", "buffer": text})
     expect(page.locator(".turn")).to_have_count(1)
-    ask(page, STORY)
+    ask(page, FACT)
     page.evaluate("document.querySelector('#live-title').scrollIntoView()")
     # The charts are drawn from two readings of /metrics.
     page.wait_for_timeout(3000)
