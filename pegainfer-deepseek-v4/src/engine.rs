@@ -128,14 +128,18 @@ fn bounds(config: &Config, options: &LoadOptions) -> Result<StepBounds, LoadErro
 
 /// The ops of one step on one rank, without weights or memory: `batch` rows that each add `tokens` tokens to a context
 /// of `context` tokens in all, and sample.
-pub fn record(config: &Config, batch: usize, tokens: usize, context: usize) -> Result<Vec<OpRecord>, LoadError> {
+pub fn record(
+    config: &Config,
+    numerics: Numerics,
+    (batch, tokens, context): (usize, usize, usize),
+) -> Result<Vec<OpRecord>, LoadError> {
     let mut exec = Exec::meta()?;
     let step = plan::uniform(batch, tokens, context);
     let weights = Weights::load(&mut exec, config, Shard::WHOLE, None, &mut |_| {})?;
     let pages = batch * step.max_blocks;
     let bounds = StepBounds { tokens: batch * tokens, rows: batch, context, slots: batch, pages };
     let ranks = vec![(exec, Shard::WHOLE, weights)];
-    let mut executor = Executor::new(config.clone(), Numerics::REFERENCE, ranks, bounds)?;
+    let mut executor = Executor::new(config.clone(), numerics, ranks, bounds)?;
     let (result, records) = executor.record(&step);
     result?;
     Ok(records)

@@ -105,13 +105,13 @@ impl Pass<'_> {
     fn experts(&mut self, moe: &Moe) -> Result<(), OpError> {
         let shared = self.is_shared();
         let Self { exec, config, numerics, inputs, work, .. } = self;
-        ops::matmul(exec, &work.normed, &moe.gate, false, &mut work.gates)?;
+        ops::matmul(exec, &work.normed, &moe.gate, false, &mut work.router_logits)?;
         let routing = match &moe.router {
             Router::Hash(table) => Routing::Hash { table, ids: &inputs.common.tokens },
             Router::Learned(bias) => Routing::Learned { bias },
         };
         let spec = RoutingSpec { scale: config.routed_scaling };
-        ops::route(exec, &work.gates, routing, spec, (&mut work.experts, &mut work.expert_weights))?;
+        ops::route(exec, &work.router_logits, routing, spec, (&mut work.experts, &mut work.expert_weights))?;
         let math = ExpertMath { limit: config.swiglu_limit, quantize: numerics.quantize_activations };
         let (choice, experts) = ((&work.experts, &work.expert_weights), (&moe.experts[..], moe.first));
         ops::routed_experts(exec, &work.normed, choice, experts, math, &mut work.partial)?;

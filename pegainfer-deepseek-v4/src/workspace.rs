@@ -58,7 +58,7 @@ pub(crate) struct Workspace {
     /// `[tokens, groups * o_lora]`.
     pub z: Tensor,
     /// `[tokens, experts]` f32.
-    pub gates: Tensor,
+    pub router_logits: Tensor,
     /// `[tokens, k]` u32.
     pub experts: Tensor,
     /// `[tokens, k]` f32.
@@ -118,7 +118,7 @@ impl Workspace {
             chosen: tensor("chosen", &[t, config.index_topk], DType::U32)?,
             attended: tensor("attended", &[t, heads, dim], act)?,
             z: tensor("z", &[t, shard.groups(config).len() * config.o_lora_rank], act)?,
-            gates: tensor("gates", &[t, config.experts], DType::F32)?,
+            router_logits: tensor("logits", &[t, config.experts], DType::F32)?,
             experts: tensor("experts", &[t, config.experts_per_token], DType::U32)?,
             expert_weights: tensor("expert_weights", &[t, config.experts_per_token], DType::F32)?,
             last_streams: tensor("last_streams", &[rows, STREAMS, hidden], act)?,
@@ -138,11 +138,11 @@ impl Workspace {
         for tensor in [qr_raw, qr, q, kv_raw, kv, index_q, index_weights, chosen, attended, z] {
             tensor.set_rows(tokens);
         }
-        let Self { sparse, heavy, index, gates, experts, expert_weights, .. } = self;
+        let Self { sparse, heavy, index, router_logits, experts, expert_weights, .. } = self;
         for tensor in [sparse, heavy, index].into_iter().flat_map(|pair| [&mut pair.values, &mut pair.scores]) {
             tensor.set_rows(tokens);
         }
-        for tensor in [gates, experts, expert_weights] {
+        for tensor in [router_logits, experts, expert_weights] {
             tensor.set_rows(tokens);
         }
     }

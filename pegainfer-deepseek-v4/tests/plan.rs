@@ -6,13 +6,14 @@
 mod support;
 
 use pegainfer_deepseek_v4::config::Config;
+use pegainfer_deepseek_v4::numerics::Numerics;
 use pegainfer_deepseek_v4::record;
 use support::model_path;
 
 #[test]
 fn every_layer_is_in_the_plan() {
     let config = Config::load(&model_path()).unwrap();
-    let records = record(&config, 2, 1, 300).unwrap();
+    let records = record(&config, Numerics::REFERENCE, (2, 1, 300)).unwrap();
     let count = |op: &str| records.iter().filter(|record| record.op == op).count();
     for (op, expected) in [
         ("embed", 1),

@@ -7,13 +7,13 @@ mod attention;
 mod batch;
 mod call;
 mod case;
+#[cfg(feature = "deepseek-v4")]
+mod deepseek_v4;
 mod delta;
 mod dense;
 mod feed;
 #[cfg(test)]
 mod gated;
-#[cfg(feature = "deepseek-v4")]
-mod hyper;
 mod layers;
 mod operands;
 mod sampling;
@@ -53,8 +53,13 @@ const FAMILIES: &[Family] = &[
     layers::FAMILY,
     sampling::FAMILY,
     #[cfg(feature = "deepseek-v4")]
-    hyper::FAMILY,
+    deepseek_v4::FAMILY,
 ];
+
+/// Whether [`compare`] knows the op of `record`.
+pub fn is_known(record: &OpRecord) -> bool {
+    FAMILIES.iter().any(|family| (family.has)(record))
+}
 
 /// Calls the op of `record` on `reference`, and in every [`Way`] on `tested`, with the operands of each of its variants,
 /// and compares what it writes. `None` for an op that is not known here.

@@ -38,6 +38,17 @@ limits! {
         /// Bit of a token id that is still to be resolved: the rest is a row of the sampled tokens.
         PLACEHOLDER: word = 1 << 31;
     }
+    /// The small ops of DeepSeek-V4.
+    deepseek_v4 {
+        /// Most threads of a block that has a row.
+        ROW_THREADS: uint = 512;
+        /// Threads of a block whose warps have a head each.
+        HEAD_THREADS: uint = 128;
+        /// Largest width of the indexer's heads: a thread each.
+        MAX_INDEX_DIM: uint = 1024;
+        /// Most experts that a token chooses from.
+        MAX_EXPERTS: uint = 1024;
+    }
     /// Logits processors.
     adjust {
         /// Words of a row's span: first edit, end of its edits, mask.

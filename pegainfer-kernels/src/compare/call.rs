@@ -6,7 +6,7 @@ use super::operands::{self, place_of_input, tensor};
 use super::variant::Variant;
 use crate::ops::DecodeState;
 #[cfg(feature = "deepseek-v4")]
-use crate::ops::deepseek_v4::HyperWeights;
+use crate::ops::deepseek_v4::{HyperWeights, RopeTable};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{OpError, Tensor};
@@ -30,9 +30,12 @@ pub(super) struct Launch {
     pub tables: Option<Tables>,
     /// Of `decode_layers`.
     pub state: Option<DecodeState>,
-    /// Of `hyper_mix`.
+    /// Of `hyper_mix` and `hyper_head`.
     #[cfg(feature = "deepseek-v4")]
     pub hyper: Option<HyperWeights>,
+    /// Of DeepSeek-V4's `rope`.
+    #[cfg(feature = "deepseek-v4")]
+    pub rope: Option<RopeTable>,
 }
 
 /// What the ops of one file have in common.

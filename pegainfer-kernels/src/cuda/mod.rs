@@ -11,6 +11,8 @@ mod attention_prefill;
 mod blaslt;
 mod causal_conv;
 mod decode_layers;
+#[cfg(feature = "deepseek-v4")]
+pub(crate) mod deepseek_v4;
 mod delta_chunks;
 #[cfg(triton_kernels)]
 mod delta_chunks_triton;

@@ -65,6 +65,49 @@ kernels! {
         intermediate: u32, positions: u32, max_blocks: u32, blocks: u32, stages: u32, eps: f32, scale: f32,
     }
 
+    DEEPSEEK_V4_NORM: Dsv4Norm [dsv4_norm_bf16<Bf16>, dsv4_norm_f32<F32>] {
+        x: In<T>, weight: In<Bf16>, out: Out<T>, hidden: u32, eps: f32,
+    }
+    DEEPSEEK_V4_NORM: HeadNorm [head_norm_bf16<Bf16>, head_norm_f32<F32>] {
+        x: Out<T>, heads: u32, dim: u32, eps: f32,
+    }
+    DEEPSEEK_V4_NORM: InterleavedRope [interleaved_rope_bf16<Bf16>, interleaved_rope_f32<F32>] {
+        x: Out<T>, positions: In<U32>, frequencies: In<F32>, heads: u32, heads_of_token: u32, dim: u32, pairs: u32,
+        inverse: u32,
+    }
+    DEEPSEEK_V4_QUANT: QuantizeKv [quantize_kv_bf16<Bf16>, quantize_kv_f32<F32>] {
+        kv: Out<T>, groups: u32, groups_of_key: u32, dim: u32,
+    }
+    DEEPSEEK_V4_QUANT: QuantizeIndex [quantize_index_bf16<Bf16>, quantize_index_f32<F32>] {
+        x: Out<T>, dim: u32, low_precision: u32,
+    }
+    DEEPSEEK_V4_ROUTE: RouteLearned [route_learned] {
+        logits: In<F32>, bias: In<F32>, experts: Out<U32>, weights: Out<F32>, count: u32, k: u32, scale: f32,
+    }
+    DEEPSEEK_V4_ROUTE: RouteHash [route_hash] {
+        logits: In<F32>, table: In<U32>, ids: In<U32>, experts: Out<U32>, weights: Out<F32>, vocab: u32, count: u32,
+        k: u32, scale: f32,
+    }
+    DEEPSEEK_V4_STREAMS: Dsv4Embed [dsv4_embed_bf16<Bf16>, dsv4_embed_f32<F32>] {
+        ids: In<U32>, table: In<Bf16>, out: Out<T>, first: u32, rows: u32, hidden: u32,
+    }
+    DEEPSEEK_V4_STREAMS: ExpandStreams [expand_streams_bf16<Bf16>, expand_streams_f32<F32>] {
+        x: In<T>, streams: Out<T>, hidden: u32,
+    }
+    DEEPSEEK_V4_STREAMS: PickRows [pick_rows_bf16<Bf16>, pick_rows_f32<F32>] {
+        x: In<T>, rows: In<U32>, out: Out<T>, tokens: u32, width: u32,
+    }
+    DEEPSEEK_V4_STREAMS: StoreSum [store_sum_bf16<Bf16>, store_sum_f32<F32>] {
+        sum: In<F32>, out: Out<T>, elements: u32,
+    }
+    DEEPSEEK_V4_STREAMS: HyperMerge [hyper_merge_bf16<Bf16>, hyper_merge_f32<F32>] {
+        f: In<T>, post: In<F32>, comb: In<F32>, streams: Out<T>, hidden: u32,
+    }
+    DEEPSEEK_V4_STREAMS: HyperHead [hyper_head_bf16<Bf16>, hyper_head_f32<F32>] {
+        streams: In<T>, function: In<F32>, base: In<F32>, scale: In<F32>, out: Out<T>, hidden: u32, eps: f32,
+        norm_eps: f32,
+    }
+
     DELTA_DECODE: DecodeDelta [decode_delta] {
         projected: In<Bf16>, conv: In<F32>, a_log: In<F32>, dt_bias: In<F32>, norm: In<F32>, segments: In<U32>,
         states: Out<F32>, conv_states: Out<Bf16>, out: Out<Bf16>, counters: Scratch<U32>, key_heads: u32, slots: u32,

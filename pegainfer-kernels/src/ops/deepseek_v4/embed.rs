@@ -2,9 +2,10 @@
 
 use super::values::{activation, cpu, read, write};
 use crate::cpu::deepseek_v4::hyper::STREAMS;
+use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
 use half::bf16;
-use pegainfer_core::exec::Exec;
+use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
@@ -19,6 +20,9 @@ pub fn embed(exec: &mut Exec, ids: &Tensor, table: &Tensor, first: usize, out: &
     check.is(table, DType::Bf16, &[rows, hidden])?;
     activation(check, out, &[tokens, hidden])?;
     exec.record(|_| OpRecord::new("embed", "copy", &[ids, table], &[out], 0).with_bytes(ids.bytes() + 2 * out.bytes()));
+    if exec.device() == Device::Cuda {
+        return gpu::embed(exec, ids, table, first, out);
+    }
     if cpu(check, exec)?.is_some() {
         let mut values = vec![0.0; tokens * hidden];
         for (id, row) in ids.host::<u32>().iter().zip(values.chunks_exact_mut(hidden)) {
@@ -40,6 +44,9 @@ pub fn expand_streams(exec: &mut Exec, x: &Tensor, streams: &mut Tensor) -> Resu
     activation(check, x, &[tokens, hidden])?;
     activation(check, streams, &[tokens, STREAMS, hidden])?;
     exec.record(|_| OpRecord::new("expand_streams", "copy", &[x], &[streams], 0));
+    if exec.device() == Device::Cuda {
+        return gpu::expand_streams(exec, x, streams);
+    }
     if cpu(check, exec)?.is_some() {
         let values: Vec<f32> = read(x).chunks_exact(hidden).flat_map(|row| row.repeat(STREAMS)).collect();
         write(streams, &values);
@@ -53,6 +60,9 @@ pub fn store_sum(exec: &mut Exec, sum: &Tensor, out: &mut Tensor) -> Result<(), 
     check.is(sum, DType::F32, sum.shape())?;
     activation(check, out, sum.shape())?;
     exec.record(|_| OpRecord::new("store_sum", "copy", &[sum], &[out], 0));
+    if exec.device() == Device::Cuda {
+        return gpu::store_sum(exec, sum, out);
+    }
     if cpu(check, exec)?.is_some() {
         write(out, sum.host());
     }

@@ -2,7 +2,7 @@
 
 use super::values::{activation, cpu, read, write};
 use crate::cpu::deepseek_v4::hyper::{self as reference, MIXES, STREAMS};
-use crate::cuda;
+use crate::cuda::{self, deepseek_v4 as gpu};
 use crate::hyper_operands::{HyperSpec, HyperWeights};
 use crate::ops::check::Check;
 use pegainfer_core::exec::{Device, Exec};
@@ -77,6 +77,9 @@ pub fn hyper_merge(
     check.is(comb, DType::F32, &[tokens, STREAMS, STREAMS])?;
     let flops = (2 * STREAMS + 2) * streams.elements();
     exec.record(|_| OpRecord::new("hyper_merge", "rows", &[streams, f, post, comb], &[streams], flops as u64));
+    if exec.device() == Device::Cuda {
+        return gpu::hyper_merge(exec, f, (post, comb), streams);
+    }
     if cpu(check, exec)?.is_some() {
         let mut values = read(streams).into_owned();
         let f = read(f);
@@ -101,6 +104,9 @@ pub fn hyper_head(
     let (tokens, hidden) = shapes(check, streams, weights, STREAMS, 1)?;
     activation(check, out, &[tokens, hidden])?;
     record(exec, "hyper_head", (streams, weights), &[out], STREAMS);
+    if exec.device() == Device::Cuda {
+        return gpu::hyper_head(exec, streams, weights, spec, out);
+    }
     let Some(isa) = cpu(check, exec)? else { return Ok(()) };
     let (x, base, scale) = (read(streams), weights.base.host::<f32>(), weights.scale.host::<f32>());
     let mut values = vec![0.0; tokens * hidden];

@@ -2,9 +2,10 @@
 
 use super::values::{activation, cpu, read, rows, write};
 use crate::cpu::deepseek_v4::kv_quant as reference;
+use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
 use half::bf16;
-use pegainfer_core::exec::Exec;
+use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
@@ -18,6 +19,9 @@ pub fn quantize_kv(exec: &mut Exec, kv: &mut Tensor, rope_dim: usize) -> Result<
     rows(check, kv, (tokens, dim))?;
     check.that(rope_dim <= dim && (dim - rope_dim).is_multiple_of(64), "the rest must be groups of 64")?;
     exec.record(|_| OpRecord::new("quantize_kv", "groups", &[kv], &[kv], 4 * kv.elements() as u64));
+    if exec.device() == Device::Cuda {
+        return gpu::quantize_kv(exec, kv, rope_dim);
+    }
     if cpu(check, exec)?.is_some() {
         let mut values = read(kv).into_owned();
         values.chunks_exact_mut(dim).for_each(|row| reference::fp8(&mut row[..dim - rope_dim]));
@@ -38,6 +42,9 @@ pub fn quantize_index(exec: &mut Exec, x: &mut Tensor, quantize: bool) -> Result
     activation(check, x, &[tokens, heads, dim])?;
     check.that(dim.is_power_of_two() && dim >= 32, "dim must be a power of two, at least 32")?;
     exec.record(|_| OpRecord::new("quantize_index", "heads", &[x], &[x], 12 * x.elements() as u64));
+    if exec.device() == Device::Cuda {
+        return gpu::quantize_index(exec, x, quantize);
+    }
     if cpu(check, exec)?.is_some() {
         let mut values = read(x).into_owned();
         let dtype = x.dtype();

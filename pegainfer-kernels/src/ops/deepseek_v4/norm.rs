@@ -2,8 +2,9 @@
 
 use super::values::{self, activation, cpu, read, write};
 use crate::cpu::deepseek_v4::norm as reference;
+use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
-use pegainfer_core::exec::Exec;
+use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
@@ -18,6 +19,9 @@ pub fn norm(exec: &mut Exec, x: &Tensor, weight: &Tensor, eps: f32, out: &mut Te
     check.is(weight, DType::Bf16, &[hidden])?;
     values::rows(check, out, (rows, hidden))?;
     exec.record(|_| OpRecord::new("norm", "rows", &[x, weight], &[out], 4 * x.elements() as u64));
+    if exec.device() == Device::Cuda {
+        return gpu::norm(exec, x, weight, eps, out);
+    }
     if cpu(check, exec)?.is_some() {
         let mut values = read(x).into_owned();
         reference::norm(&mut values, &read(weight), eps);
@@ -35,6 +39,9 @@ pub fn head_norm(exec: &mut Exec, x: &mut Tensor, eps: f32) -> Result<(), OpErro
     let &[tokens, heads, dim] = x.shape() else { return check.that(false, "x must be [tokens, heads, head_dim]") };
     activation(check, x, &[tokens, heads, dim])?;
     exec.record(|_| OpRecord::new("head_norm", "rows", &[x], &[x], 3 * x.elements() as u64));
+    if exec.device() == Device::Cuda {
+        return gpu::head_norm(exec, x, eps);
+    }
     if cpu(check, exec)?.is_some() {
         let mut values = read(x).into_owned();
         reference::unweighted(&mut values, dim, eps);

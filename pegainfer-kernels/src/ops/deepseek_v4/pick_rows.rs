@@ -1,8 +1,9 @@
 //! Picks the tokens that need logits.
 
 use super::values::{activation, cpu, read, write};
+use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
-use pegainfer_core::exec::Exec;
+use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
@@ -16,6 +17,9 @@ pub fn pick_rows(exec: &mut Exec, x: &Tensor, rows: &Tensor, out: &mut Tensor) -
     exec.record(|_| {
         OpRecord::new("pick_rows", "copy", &[x, rows], &[out], 0).with_bytes(rows.bytes() + 2 * out.bytes())
     });
+    if exec.device() == Device::Cuda {
+        return gpu::pick_rows(exec, x, rows, out);
+    }
     if cpu(check, exec)?.is_some() {
         check.that(rows.host::<u32>().iter().all(|row| (*row as usize) < tokens), "a row is not in x")?;
         let x = read(x);

@@ -2,8 +2,9 @@
 
 use super::values::{activation, cpu, read, write};
 use crate::cpu::deepseek_v4::rope as reference;
+use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
-use pegainfer_core::exec::Exec;
+use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use std::f64::consts::PI;
@@ -72,6 +73,9 @@ pub fn rope(
         let bytes = 2 * (rotated * x.dtype().size()) as u64;
         OpRecord::new("rope", "pairs", &[x, positions], &[x], 3 * rotated as u64).with_bytes(bytes)
     });
+    if exec.device() == Device::Cuda {
+        return gpu::rope(exec, x, positions, &table.frequencies, inverse);
+    }
     if cpu(check, exec)?.is_some() {
         let mut values = read(x).into_owned();
         let rows = values.chunks_exact_mut(heads * dim).zip(positions.host::<u32>());

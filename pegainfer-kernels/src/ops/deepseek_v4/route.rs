@@ -2,8 +2,9 @@
 
 use super::values::cpu;
 use crate::cpu::deepseek_v4::route as reference;
+use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
-use pegainfer_core::exec::Exec;
+use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
@@ -34,7 +35,8 @@ pub struct RoutingSpec {
 /// Chooses `k` experts a token and their weights: `g = sqrt(softplus(logits))`, the weights are `g / Σ g · scale` over the
 /// chosen ones.
 ///
-/// `logits`: `[T, experts]` f32; `experts`: `[T, k]` u32; `weights`: `[T, k]` f32. All f32. The sum gets 1e-20, so that
+/// `logits`: `[T, experts]` f32; `experts`: `[T, k]` u32; `weights`: `[T, k]` f32. Gates are taken in f64 and
+/// rounded to f32 once, so that every device chooses the same experts; the rest is f32. The sum gets 1e-20, so that
 /// gates that are all 0 (a hash row may have them) give 0. Equal gates: the lower expert.
 pub fn route(
     exec: &mut Exec,
@@ -62,6 +64,12 @@ pub fn route(
         }
     };
     exec.record(|_| OpRecord::new("route", "rows", &[logits, by], &[experts, weights], 4 * logits.elements() as u64));
+    if exec.device() == Device::Cuda {
+        return match routing {
+            Routing::Hash { table, ids } => gpu::route_hash(exec, logits, (table, ids), spec.scale, (experts, weights)),
+            Routing::Learned { bias } => gpu::route_learned(exec, logits, bias, spec.scale, (experts, weights)),
+        };
+    }
     if cpu(check, exec)?.is_none() {
         return Ok(());
     }

@@ -66,7 +66,7 @@ pub(super) fn cpu(check: Check, exec: &Exec) -> Result<Option<Isa>, OpError> {
         Device::Cpu(isa) => Ok(Some(isa)),
         Device::Meta => Ok(None),
         Device::Cuda => {
-            check.that(false, "this op of DeepSeek-V4 has no CUDA kernel yet; use --device cpu")?;
+            check.that(false, "this op of DeepSeek-V4 has no CUDA kernel; use --device cpu")?;
             Ok(None)
         }
     }

@@ -8,7 +8,9 @@ use pegainfer_core::logits_processors::{LogitEdit, LogitsUpdate, TokenMask};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::schedule::SampleRow;
 use pegainfer_core::tensor::DType;
-use pegainfer_kernels::compare::Case;
+#[cfg(feature = "deepseek-v4")]
+use pegainfer_deepseek_v4 as deepseek_v4;
+use pegainfer_kernels::compare::{Case, is_known};
 use pegainfer_kernels::ops::{self, HeadShape};
 use pegainfer_kernels::runtime::{self, Model as _};
 use pegainfer_qwen3_4b::{self as qwen3, Qwen3};
@@ -38,9 +40,7 @@ pub fn typical() -> impl Iterator<Item = (&'static str, Model)> {
         #[cfg(feature = "qwen35")]
         ("a model of Qwen3.5-4B's shape", Model::qwen35(qwen35_4b())),
         #[cfg(feature = "deepseek-v4")]
-        ("hyper-connections of DeepSeek-V4-Flash's shape", Model::hyper_connections(4096)),
-        #[cfg(feature = "deepseek-v4")]
-        ("hyper-connections of dsv4-tiny's shape", Model::hyper_connections(256)),
+        ("a model of DeepSeek-V4-Flash's shape", Model::deepseek_v4(deepseek_v4_flash())),
     ];
     models.into_iter()
 }
@@ -57,8 +57,7 @@ impl Model {
             Qwen35::NAME => Ok(Self::qwen35(Qwen35::load_config(dir)?)),
             #[cfg(feature = "deepseek-v4")]
             name if name == crate::models::engine::deepseek_v4::FAMILY.name => {
-                let config = pegainfer_deepseek_v4::config::Config::load(dir)?;
-                Ok(Self::hyper_connections(config.hidden_size))
+                Ok(Self::deepseek_v4(deepseek_v4::config::Config::load(dir)?))
             }
             name => bail!("{name} has no CUDA kernels yet: there is nothing to check"),
         }
@@ -77,13 +76,14 @@ impl Model {
         Self { shape, rope_theta, matrix, records: records::<Qwen35>(config) }
     }
 
-    /// What DeepSeek-V4 has CUDA kernels for: the mixing of streams of `hidden` elements.
     #[cfg(feature = "deepseek-v4")]
-    fn hyper_connections(hidden: usize) -> Self {
-        // No attention.
+    fn deepseek_v4(config: deepseek_v4::config::Config) -> Self {
+        // Attention of the shape that the Qwen models have is not among the ops.
         let shape = HeadShape { heads: 1, kv_heads: 1, head_dim: 128 };
-        let records = Box::new(move |batch, tokens, _| hyper_connections(batch * tokens, hidden));
-        Self { shape, rope_theta: 1e4, matrix: [hidden, hidden], records }
+        let matrix = [config.hidden_size, config.hidden_size];
+        let rope_theta = config.rope_theta;
+        let records = Box::new(move |batch, tokens, context| deepseek_v4_records(&config, (batch, tokens, context)));
+        Self { shape, rope_theta, matrix, records }
     }
 
     /// What its calls do not say in shapes.
@@ -112,25 +112,30 @@ fn records<M: runtime::Model>(config: M::Config) -> Box<dyn Fn(usize, usize, usi
     })
 }
 
-/// The mixing of a block's streams.
+/// The ops of a step that have CUDA kernels, with activations in bf16 and in f32.
 #[cfg(feature = "deepseek-v4")]
-fn hyper_connections(tokens: usize, hidden: usize) -> Result<Vec<OpRecord>> {
-    use ops::deepseek_v4::{HyperSpec, HyperWeights, hyper_mix};
+fn deepseek_v4_records(config: &deepseek_v4::config::Config, step: (usize, usize, usize)) -> Result<Vec<OpRecord>> {
+    use deepseek_v4::numerics::Numerics;
+    let mut records = Vec::new();
+    for numerics in [Numerics::REFERENCE, Numerics::F32] {
+        let of_step = deepseek_v4::record(config, numerics, step)?;
+        // The kernel of hyper_mix takes activations in bf16 alone.
+        let launched = |record: &OpRecord| record.op != "hyper_mix" || numerics.activations == DType::Bf16;
+        records.extend(of_step.into_iter().filter(launched));
+        records.extend(sum_over_ranks([step.0 * step.1, config.hidden_size], numerics.activations)?);
+    }
+    records.retain(is_known);
+    Ok(records)
+}
+
+/// The op that follows a sum over ranks, which a step of one rank does not have.
+#[cfg(feature = "deepseek-v4")]
+fn sum_over_ranks(shape: [usize; 2], activations: DType) -> Result<Vec<OpRecord>> {
     let mut meta = Exec::meta()?;
-    let mut tensor = |name: &str, shape: &[usize], dtype| meta.tensor(name, shape, dtype);
-    let streams = tensor("streams", &[tokens, 4, hidden], DType::Bf16)?;
-    let weights = HyperWeights {
-        function: tensor("function", &[24, 4 * hidden], DType::F32)?,
-        base: tensor("base", &[24], DType::F32)?,
-        scale: tensor("scale", &[3], DType::F32)?,
-    };
-    let mut mixed = tensor("mixed", &[tokens, hidden], DType::Bf16)?;
-    let mut post = tensor("post", &[tokens, 4], DType::F32)?;
-    let mut comb = tensor("comb", &[tokens, 4, 4], DType::F32)?;
-    let spec = HyperSpec { iters: 20, eps: 1e-6, norm_eps: 1e-6 };
-    let (done, records) =
-        meta.recording(|exec| hyper_mix(exec, &streams, &weights, spec, &mut mixed, (&mut post, &mut comb)));
-    done?;
+    let sum = meta.tensor("sum", &shape, DType::F32)?;
+    let mut out = meta.tensor("output", &shape, activations)?;
+    let (stored, records) = meta.recording(|exec| ops::deepseek_v4::store_sum(exec, &sum, &mut out));
+    stored?;
     Ok(records)
 }
 
@@ -178,5 +183,41 @@ fn qwen35_4b() -> qwen35::config::Config {
         tie_word_embeddings: true,
         initializer_range: 0.02,
         eos_token_ids: Vec::new(),
+    }
+}
+
+#[cfg(feature = "deepseek-v4")]
+fn deepseek_v4_flash() -> deepseek_v4::config::Config {
+    use deepseek_v4::config::{Drafts, LayerKind, Yarn};
+    deepseek_v4::config::Config {
+        vocab_size: 129_280,
+        hidden_size: 4096,
+        layers: vec![LayerKind::Sparse, LayerKind::Heavy],
+        drafts: Drafts::None,
+        heads: 64,
+        head_dim: 512,
+        rope_dim: 64,
+        q_lora_rank: 1024,
+        o_groups: 8,
+        o_lora_rank: 1024,
+        index_heads: 64,
+        index_head_dim: 128,
+        index_topk: 512,
+        hash_layers: 1,
+        experts: 256,
+        experts_per_token: 6,
+        expert_width: 2048,
+        routed_scaling: 1.5,
+        swiglu_limit: 10.0,
+        sinkhorn_iters: 20,
+        hc_eps: 1e-6,
+        rms_norm_eps: 1e-6,
+        rope_theta: 1e4,
+        compress_rope_theta: 1.6e5,
+        yarn: Yarn { factor: 16.0, beta_fast: 32.0, beta_slow: 1.0, original_context: 65_536.0 },
+        max_position_embeddings: 1_048_576,
+        quantized: true,
+        initializer_range: 0.02,
+        eos_token_ids: vec![1],
     }
 }

@@ -22,7 +22,8 @@ pub const FAMILY: Family = Family {
     weight_bytes: |dir| inventory::weight_bytes(&Config::load(dir)?, 1).map_err(anyhow::Error::msg),
     vocab_size: |dir| Ok(Config::load(dir)?.vocab_size),
     record: |dir, batch, tokens, context| {
-        Ok(pegainfer_deepseek_v4::record(&Config::load(dir)?, batch, tokens, context)?)
+        let step = (batch, tokens, context);
+        Ok(pegainfer_deepseek_v4::record(&Config::load(dir)?, Numerics::REFERENCE, step)?)
     },
 };
 

@@ -1,0 +1,55 @@
+// The low precision of DeepSeek-V4's keys, simulated in place: values are rounded to FP8 or FP4 and stored as numbers.
+//
+//   quantize_kv:    groups of 64 of [tokens, dim] to e4m3 times 2^ceil(log2(max(amax, 1e-4) / 448)); one warp a group
+//   quantize_index: heads of [heads, dim] times the Hadamard matrix / sqrt(dim), then groups of 32 to E2M1 times
+//                   2^ceil(log2(max(amax, 6 * 2^-126) / 6)); one block a head, the butterflies in shared memory
+//
+// All GPUs. Bound by memory. Bit for bit as the reference, src/cpu/deepseek_v4/{kv_quant,formats}.rs.
+#include "deepseek_v4.cuh"
+#include "abi/deepseek_v4_quant.h"
+#include "limits.h"
+#include <cfloat>
+
+using namespace limits::deepseek_v4;
+
+template <typename T>
+__device__ void quantize_key(T *__restrict__ kv, uint32_t groups, uint32_t groups_of_key, uint32_t dim) {
+    uint32_t group = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    if (group >= groups) return;
+    T *at = kv + size_t(group / groups_of_key) * dim + group % groups_of_key * 64 + 2 * (threadIdx.x % 32);
+    float a = to_float(at[0]), b = to_float(at[1]);
+    float amax = reduce_lanes(fmaxf(fmaxf(fabsf(a), fabsf(b)), 1e-4f), 32, Max());
+    put(at, quantize<E4M3>(a, amax), quantize<E4M3>(b, amax));
+}
+
+template <typename T> __device__ void turn_head(T *__restrict__ x, uint32_t dim, uint32_t low_precision) {
+    __shared__ float values[kMaxIndexDim];
+    T *at = x + size_t(blockIdx.x) * dim + threadIdx.x;
+    float v = to_float(*at);
+    for (uint32_t half = 1; half < dim; half *= 2) {
+        values[threadIdx.x] = v;
+        __syncthreads();
+        float other = values[threadIdx.x ^ half];
+        v = threadIdx.x & half ? other - v : v + other;
+        __syncthreads();
+    }
+    v = rounded<T>(v * (1.f / sqrtf(float(dim))));
+    if (low_precision) v = quantize<E2M1>(v, reduce_lanes(fmaxf(fabsf(v), E2M1::kMax * FLT_MIN), 32, Max()));
+    put(at, v);
+}
+
+#define KERNELS(SUFFIX, T)                                                                                             \
+    /* Grid: groups over warps of a block. */                                                                          \
+    extern "C" __global__ __launch_bounds__(kHeadThreads) void quantize_kv_##SUFFIX(                                   \
+        T *kv,                         /* [tokens, dim], in place */                                                   \
+        uint32_t groups, uint32_t groups_of_key, uint32_t dim) {                                                       \
+        quantize_key(kv, groups, groups_of_key, dim);                                                                  \
+    }                                                                                                                  \
+    /* Grid: heads; a thread an element. */                                                                            \
+    extern "C" __global__ __launch_bounds__(kMaxIndexDim) void quantize_index_##SUFFIX(                                \
+        T *x,                          /* [heads, dim], in place */                                                    \
+        uint32_t dim, uint32_t low_precision) {                                                                        \
+        turn_head(x, dim, low_precision);                                                                              \
+    }
+KERNELS(bf16, bf16)
+KERNELS(f32, float)

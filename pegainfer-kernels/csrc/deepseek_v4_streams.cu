@@ -1,0 +1,132 @@
+// DeepSeek-V4's residual streams, of which each token has four, and copies of rows; activations in bf16 or f32:
+//
+//   embed:          out = table[id - first], zeros for ids of other ranks        one block a token
+//   expand_streams: every stream begins with the embedding                       one block a stream
+//   pick_rows:      out = x[row]                                                 one block a row
+//   store_sum:      an f32 sum, rounded once                                     one thread an element
+//   hyper_merge:    stream'[k] = post[k] f + Σ_j comb[j][k] stream[j]            one block a token, in place
+//   hyper_head:     out = Σ_j (sigmoid(m[j] scale + base[j]) + eps) stream[j],   one block a token
+//                   m = (function · x) * rsqrt(mean(x²) + norm_eps), x: all streams
+//
+// All GPUs. Bound by memory. Reference: src/cpu/deepseek_v4/hyper.rs, src/ops/deepseek_v4/{embed,pick_rows}.rs.
+#include "deepseek_v4.cuh"
+#include "abi/deepseek_v4_streams.h"
+#include "limits.h"
+
+using namespace limits::deepseek_v4;
+
+constexpr uint32_t kStreams = 4; // of a token
+
+template <typename T>
+__device__ void embed_row(const uint32_t *__restrict__ ids, const bf16 *__restrict__ table, T *__restrict__ out,
+                          uint32_t first, uint32_t rows, uint32_t hidden) {
+    uint32_t row = ids[blockIdx.x] - first; // below `first` it wraps beyond all rows
+    bool here = ids[blockIdx.x] >= first && row < rows;
+    for (uint32_t i = threadIdx.x; i < hidden; i += blockDim.x)
+        put(out + size_t(blockIdx.x) * hidden + i, here ? to_float(table[size_t(row) * hidden + i]) : 0.f);
+}
+
+template <typename T>
+__device__ __forceinline__ void copy_row(const T *__restrict__ from, T *__restrict__ to, uint32_t width) {
+    for (uint32_t i = threadIdx.x; i < width; i += blockDim.x) to[i] = from[i];
+}
+
+template <typename T>
+__device__ void merge_token(const T *__restrict__ f, const float *__restrict__ post, const float *__restrict__ comb,
+                            T *__restrict__ streams, uint32_t hidden) {
+    f += size_t(blockIdx.x) * hidden, streams += size_t(blockIdx.x) * kStreams * hidden;
+    post += blockIdx.x * kStreams, comb += blockIdx.x * kStreams * kStreams;
+    for (uint32_t i = threadIdx.x; i < hidden; i += blockDim.x) {
+        float old[kStreams], block = to_float(f[i]);
+#pragma unroll
+        for (uint32_t j = 0; j < kStreams; ++j) old[j] = to_float(streams[j * hidden + i]);
+#pragma unroll
+        for (uint32_t k = 0; k < kStreams; ++k) {
+            float mixed = 0.f;
+#pragma unroll
+            for (uint32_t j = 0; j < kStreams; ++j) mixed += comb[j * kStreams + k] * old[j];
+            put(streams + k * hidden + i, post[k] * block + mixed);
+        }
+    }
+}
+
+template <typename T>
+__device__ void head_token(const T *__restrict__ streams, const float *__restrict__ function,
+                           const float *__restrict__ base, const float *__restrict__ scale, T *__restrict__ out,
+                           uint32_t hidden, float eps, float norm_eps) {
+    __shared__ float warps[kStreams + 1][32];
+    const uint32_t width = kStreams * hidden;
+    streams += size_t(blockIdx.x) * width;
+    float squares = 0.f, m[kStreams] = {};
+    for (uint32_t i = threadIdx.x; i < width; i += blockDim.x) {
+        float x = to_float(streams[i]);
+        squares += x * x;
+#pragma unroll
+        for (uint32_t j = 0; j < kStreams; ++j) m[j] += function[size_t(j) * width + i] * x;
+    }
+    float rms = inverse_rms(block_sum(squares, warps[kStreams]), width, norm_eps);
+#pragma unroll
+    for (uint32_t j = 0; j < kStreams; ++j) m[j] = sigmoid(block_sum(m[j], warps[j]) * rms * scale[0] + base[j]) + eps;
+    for (uint32_t i = threadIdx.x; i < hidden; i += blockDim.x) {
+        float sum = 0.f;
+#pragma unroll
+        for (uint32_t j = 0; j < kStreams; ++j) sum += m[j] * to_float(streams[j * hidden + i]);
+        put(out + size_t(blockIdx.x) * hidden + i, sum);
+    }
+}
+
+#define KERNELS(SUFFIX, T)                                                                                             \
+    /* Grid: tokens. */                                                                                                \
+    extern "C" __global__ __launch_bounds__(kRowThreads) void dsv4_embed_##SUFFIX(                                     \
+        const uint32_t *ids,           /* [tokens] */                                                                  \
+        const bf16 *table,             /* [rows, hidden], of the ids from `first` on */                                \
+        T *out,                        /* [tokens, hidden] */                                                          \
+        uint32_t first, uint32_t rows, uint32_t hidden) {                                                              \
+        embed_row(ids, table, out, first, rows, hidden);                                                               \
+    }                                                                                                                  \
+    /* Grid: tokens, streams. */                                                                                       \
+    extern "C" __global__ __launch_bounds__(kRowThreads) void expand_streams_##SUFFIX(                                 \
+        const T *x,                    /* [tokens, hidden] */                                                          \
+        T *streams,                    /* [tokens, 4, hidden] */                                                       \
+        uint32_t hidden) {                                                                                             \
+        copy_row(x + size_t(blockIdx.x) * hidden, streams + (size_t(blockIdx.x) * gridDim.y + blockIdx.y) * hidden,    \
+                 hidden);                                                                                              \
+    }                                                                                                                  \
+    /* Grid: rows. */                                                                                                  \
+    extern "C" __global__ __launch_bounds__(kRowThreads) void pick_rows_##SUFFIX(                                      \
+        const T *x,                    /* [tokens, width] */                                                           \
+        const uint32_t *rows,          /* [gridDim.x], each below `tokens` */                                          \
+        T *out,                        /* [gridDim.x, width] */                                                        \
+        uint32_t tokens, uint32_t width) {                                                                             \
+        if (rows[blockIdx.x] >= tokens) __trap();                                                                      \
+        copy_row(x + size_t(rows[blockIdx.x]) * width, out + size_t(blockIdx.x) * width, width);                       \
+    }                                                                                                                  \
+    /* Grid: elements over threads. */                                                                                 \
+    extern "C" __global__ __launch_bounds__(kRowThreads) void store_sum_##SUFFIX(                                      \
+        const float *sum,              /* [elements] */                                                                \
+        T *out,                        /* [elements] */                                                                \
+        uint32_t elements) {                                                                                           \
+        uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;                                                            \
+        if (i < elements) put(out + i, sum[i]);                                                                        \
+    }                                                                                                                  \
+    /* Grid: tokens. */                                                                                                \
+    extern "C" __global__ __launch_bounds__(kRowThreads) void hyper_merge_##SUFFIX(                                    \
+        const T *f,                    /* [tokens, hidden] */                                                          \
+        const float *post,             /* [tokens, 4] */                                                               \
+        const float *comb,             /* [tokens, 4, 4] */                                                            \
+        T *streams,                    /* [tokens, 4, hidden], in place */                                             \
+        uint32_t hidden) {                                                                                             \
+        merge_token(f, post, comb, streams, hidden);                                                                   \
+    }                                                                                                                  \
+    /* Grid: tokens. */                                                                                                \
+    extern "C" __global__ __launch_bounds__(kRowThreads) void hyper_head_##SUFFIX(                                     \
+        const T *streams,              /* [tokens, 4, hidden] */                                                       \
+        const float *function,         /* [4, 4 hidden] */                                                             \
+        const float *base,             /* [4] */                                                                       \
+        const float *scale,            /* [1] */                                                                       \
+        T *out,                        /* [tokens, hidden] */                                                          \
+        uint32_t hidden, float eps, float norm_eps) {                                                                  \
+        head_token(streams, function, base, scale, out, hidden, eps, norm_eps);                                        \
+    }
+KERNELS(bf16, bf16)
+KERNELS(f32, float)

@@ -1,0 +1,134 @@
+//! The ops of DeepSeek-V4 that have CUDA kernels.
+
+use super::call::{Call, Family, Launch, all_written};
+use super::case::{EPS, Output, Values};
+use super::operands::{allocate, tensor, unit};
+use super::variant::Variant;
+use crate::ops::deepseek_v4::{self as ops, HyperSpec, HyperWeights, RopeTable, Routing, RoutingSpec, YarnSpec};
+use pegainfer_core::exec::Exec;
+use pegainfer_core::record::OpRecord;
+use pegainfer_core::tensor::{DType, OpError};
+
+pub(super) const FAMILY: Family = Family { has, variants, prepare, fill, launch, outputs };
+
+const OPS: [&str; 13] = [
+    "embed",
+    "expand_streams",
+    "pick_rows",
+    "store_sum",
+    "hyper_mix",
+    "hyper_merge",
+    "hyper_head",
+    "norm",
+    "head_norm",
+    "rope",
+    "quantize_kv",
+    "quantize_index",
+    "route",
+];
+
+/// Dimensions of a head that are rotated.
+const ROPE_DIM: usize = 64;
+const HYPER: HyperSpec = HyperSpec { iters: 20, eps: 1e-6, norm_eps: EPS };
+const YARN: YarnSpec = YarnSpec { factor: 16.0, beta_fast: 32.0, beta_slow: 1.0, original_context: 65_536.0 };
+
+fn has(record: &OpRecord) -> bool {
+    OPS.contains(&record.op)
+}
+
+fn variants(_: &OpRecord) -> Vec<Variant> {
+    vec![Variant::Plain]
+}
+
+/// Operands that the op takes in structs of its own, and the table of hash routing.
+fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
+    match call.record.op {
+        "hyper_mix" | "hyper_head" => launch.hyper = Some(hyper_weights(exec, call)?),
+        "rope" => launch.rope = Some(RopeTable::new(exec, ROPE_DIM, 160_000.0, Some(YARN))?),
+        "route" if hashed(call) => {
+            let ([logits, ids], [experts, _]) = (&call.read[..], &launch.written[..]) else {
+                return Err(call.unknown());
+            };
+            let (rows, k) = (ids.elements(), experts.rows_cols().1);
+            let mut table = allocate(exec, "table", &[rows, k], DType::U32)?;
+            let count = logits.rows_cols().1;
+            let chosen: Vec<u32> = (0..rows * k).map(|i| ((i / k * 7 + i % k) % count) as u32).collect();
+            exec.fill_rows(&mut table, &chosen)?;
+            launch.extra = vec![table];
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Mixing values of a few units, as trained weights give: of larger ones the sigmoids and the softmax are 0 or 1.
+fn hyper_weights(exec: &mut Exec, call: &Call<'_>) -> Result<HyperWeights, OpError> {
+    let [_, function, base, scale, ..] = &call.record.reads[..] else { return Err(call.unknown()) };
+    let size = 4.0 / (function.shape[1] as f32).sqrt();
+    let mut function = tensor(exec, function, call.case, 1)?;
+    let (base, scale) = (tensor(exec, base, call.case, 2)?, tensor(exec, scale, call.case, 3)?);
+    let elements = function.elements();
+    exec.write(&mut function, 0..elements, |first, out: &mut [f32]| {
+        out.iter_mut().enumerate().for_each(|(i, v)| *v = size * unit(1, first + i));
+    })?;
+    Ok(HyperWeights { function, base, scale })
+}
+
+/// Whether a call of `route` chooses by token ids, which are u32.
+fn hashed(call: &Call<'_>) -> bool {
+    call.read[1].dtype() == DType::U32
+}
+
+/// Positions up to a million, and biases of few values, which leave ties.
+fn fill(exec: &mut Exec, call: &mut Call<'_>, _: &mut Launch, _: Values) -> Result<(), OpError> {
+    match call.record.op {
+        "rope" => {
+            let positions = &mut call.read[1];
+            let values: Vec<u32> = (0..positions.elements() as u32).map(|i| (i * 7919 + 3) % 1_000_003).collect();
+            exec.fill_rows(positions, &values)
+        }
+        "route" if !hashed(call) => {
+            let bias = &mut call.read[1];
+            let values: Vec<f32> = (0..bias.elements()).map(|i| (i % 3) as f32 / 16.0).collect();
+            exec.fill_rows(bias, &values)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
+    let (read, written) = (&call.read[..], &mut launch.written[..]);
+    match (call.record.op, read, written) {
+        // The first id belongs to another rank.
+        ("embed", [ids, table], [out]) => ops::embed(exec, ids, table, 1, out),
+        ("expand_streams", [x], [streams]) => ops::expand_streams(exec, x, streams),
+        ("pick_rows", [x, rows], [out]) => ops::pick_rows(exec, x, rows, out),
+        ("store_sum", [sum], [out]) => ops::store_sum(exec, sum, out),
+        ("hyper_merge", [_, f, post, comb], [streams]) => ops::hyper_merge(exec, f, (post, comb), streams),
+        ("norm", [x, weight], [out]) => ops::norm(exec, x, weight, EPS, out),
+        ("head_norm", [_], [x]) => ops::head_norm(exec, x, EPS),
+        ("quantize_kv", [_], [kv]) => ops::quantize_kv(exec, kv, ROPE_DIM),
+        ("quantize_index", [_], [x]) => ops::quantize_index(exec, x, true),
+        ("route", [logits, by], [experts, weights]) => {
+            let routing = match launch.extra.first() {
+                Some(table) => Routing::Hash { table, ids: by },
+                None => Routing::Learned { bias: by },
+            };
+            ops::route(exec, logits, routing, RoutingSpec { scale: 1.5 }, (experts, weights))
+        }
+        (op, read, written) => match (op, read, written, &launch.hyper, &launch.rope) {
+            ("hyper_mix", [streams, ..], [mixed, post, comb], Some(weights), _) => {
+                ops::hyper_mix(exec, streams, weights, HYPER, mixed, (post, comb))
+            }
+            ("hyper_head", [streams, ..], [out], Some(weights), _) => {
+                ops::hyper_head(exec, streams, weights, HYPER, out)
+            }
+            ("rope", [_, positions], [x], _, Some(table)) => ops::rope(exec, x, positions, table, false),
+            _ => Err(call.unknown()),
+        },
+    }
+}
+
+fn outputs(exec: &Exec, call: &Call<'_>, launch: &Launch) -> Result<Vec<Output>, OpError> {
+    all_written(exec, call, launch)
+}

@@ -1,0 +1,54 @@
+//! Launchers of DeepSeek-V4's small ops, whose activations are bf16 or f32. The kernels are the plain first version: they
+//! do not overlap with their neighbours.
+
+mod norm;
+mod quant;
+mod route;
+mod streams;
+
+pub(crate) use norm::{head_norm, norm, rope};
+pub(crate) use quant::{quantize_index, quantize_kv};
+pub(crate) use route::{route_hash, route_learned};
+pub(crate) use streams::{embed, expand_streams, hyper_head, hyper_merge, pick_rows, store_sum};
+
+use super::abi::{Arguments, Entry};
+use crate::limits::deepseek_v4::{HEAD_THREADS, ROW_THREADS};
+use pegainfer_core::exec::Exec;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+/// Two entry points of a kernel: for activations in bf16, and in f32.
+type Entries<A> = [Entry<A>; 2];
+
+/// Launches the entry point for activations of `dtype`; does nothing where the grid is empty.
+fn run<A: Arguments>(
+    exec: &mut Exec,
+    op: &'static str,
+    entries: Entries<A>,
+    dtype: DType,
+    arguments: A,
+    (grid, threads): ([usize; 3], usize),
+) -> Result<(), OpError> {
+    if grid.contains(&0) {
+        return Ok(());
+    }
+    let entry = entries[usize::from(dtype == DType::F32)];
+    let launch = entry.launch(exec.gpu()?, op, arguments)?;
+    // SAFETY: the ops checked the shapes, and the launchers sized the grid by them.
+    unsafe { launch.run(grid, threads) }
+}
+
+/// One block for each of `rows` rows of `width` elements.
+fn rows(rows: usize, width: usize) -> ([usize; 3], usize) {
+    ([rows, 1, 1], width.next_multiple_of(32).clamp(32, ROW_THREADS))
+}
+
+/// One warp for each of `heads` heads.
+fn heads(heads: usize) -> ([usize; 3], usize) {
+    ([heads.div_ceil(HEAD_THREADS / 32), 1, 1], HEAD_THREADS)
+}
+
+/// Rows and elements of a row of activations `[tokens, heads, dim]`, each head a row.
+fn head_shape(x: &Tensor) -> (usize, usize) {
+    let dim = x.shape().last().copied().unwrap_or(1);
+    (x.elements() / dim.max(1), dim)
+}

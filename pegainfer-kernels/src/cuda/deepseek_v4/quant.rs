@@ -1,0 +1,29 @@
+//! `quantize_kv` and `quantize_index` (csrc/deepseek_v4_quant.cu).
+
+use super::{head_shape, heads, run};
+use crate::cuda::abi::{QuantizeIndex, QuantizeKv};
+use crate::limits::deepseek_v4::MAX_INDEX_DIM;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::tensor::{OpError, Tensor};
+
+/// Values of a key that share a scale.
+const GROUP: usize = 64;
+
+pub(crate) fn quantize_kv(exec: &mut Exec, kv: &mut Tensor, rope_dim: usize) -> Result<(), OpError> {
+    let ((tokens, dim), dtype) = (kv.rows_cols(), kv.dtype());
+    let groups_of_key = (dim - rope_dim) / GROUP;
+    let groups = tokens * groups_of_key;
+    let entries = [QuantizeKv::quantize_kv_bf16, QuantizeKv::quantize_kv_f32];
+    run(exec, "quantize_kv", entries, dtype, QuantizeKv { kv, groups, groups_of_key, dim }, heads(groups))
+}
+
+pub(crate) fn quantize_index(exec: &mut Exec, x: &mut Tensor, quantize: bool) -> Result<(), OpError> {
+    let ((count, dim), dtype) = (head_shape(x), x.dtype());
+    if dim > MAX_INDEX_DIM {
+        let message = format!("heads of {dim} elements: the GPU kernel takes {MAX_INDEX_DIM}");
+        return Err(OpError { op: "quantize_index", message });
+    }
+    let entries = [QuantizeIndex::quantize_index_bf16, QuantizeIndex::quantize_index_f32];
+    let arguments = QuantizeIndex { x, dim, low_precision: usize::from(quantize) };
+    run(exec, "quantize_index", entries, dtype, arguments, ([count, 1, 1], dim))
+}

@@ -1,0 +1,75 @@
+//! Residual streams and copies of rows (csrc/deepseek_v4_streams.cu).
+
+use super::{rows, run};
+use crate::cpu::deepseek_v4::hyper::STREAMS;
+use crate::cuda::abi::{Dsv4Embed, ExpandStreams, HyperHead, HyperMerge, PickRows, StoreSum};
+use crate::hyper_operands::{HyperSpec, HyperWeights};
+use crate::limits::deepseek_v4::ROW_THREADS;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::tensor::{OpError, Tensor};
+
+pub(crate) fn embed(
+    exec: &mut Exec,
+    ids: &Tensor,
+    table: &Tensor,
+    first: usize,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    let ((held, hidden), tokens, dtype) = (table.rows_cols(), ids.elements(), out.dtype());
+    let entries = [Dsv4Embed::dsv4_embed_bf16, Dsv4Embed::dsv4_embed_f32];
+    let arguments = Dsv4Embed { ids, table, out, first, rows: held, hidden };
+    run(exec, "embed", entries, dtype, arguments, rows(tokens, hidden))
+}
+
+pub(crate) fn expand_streams(exec: &mut Exec, x: &Tensor, streams: &mut Tensor) -> Result<(), OpError> {
+    let ((tokens, hidden), dtype) = (x.rows_cols(), x.dtype());
+    let (_, threads) = rows(tokens, hidden);
+    let entries = [ExpandStreams::expand_streams_bf16, ExpandStreams::expand_streams_f32];
+    let arguments = ExpandStreams { x, streams, hidden };
+    run(exec, "expand_streams", entries, dtype, arguments, ([tokens, STREAMS, 1], threads))
+}
+
+pub(crate) fn pick_rows(exec: &mut Exec, x: &Tensor, ids: &Tensor, out: &mut Tensor) -> Result<(), OpError> {
+    let ((tokens, width), dtype, picked) = (x.rows_cols(), x.dtype(), ids.elements());
+    let entries = [PickRows::pick_rows_bf16, PickRows::pick_rows_f32];
+    run(exec, "pick_rows", entries, dtype, PickRows { x, rows: ids, out, tokens, width }, rows(picked, width))
+}
+
+pub(crate) fn store_sum(exec: &mut Exec, sum: &Tensor, out: &mut Tensor) -> Result<(), OpError> {
+    let (elements, dtype) = (sum.elements(), out.dtype());
+    let grid = ([elements.div_ceil(ROW_THREADS), 1, 1], ROW_THREADS);
+    run(
+        exec,
+        "store_sum",
+        [StoreSum::store_sum_bf16, StoreSum::store_sum_f32],
+        dtype,
+        StoreSum { sum, out, elements },
+        grid,
+    )
+}
+
+pub(crate) fn hyper_merge(
+    exec: &mut Exec,
+    f: &Tensor,
+    (post, comb): (&Tensor, &Tensor),
+    streams: &mut Tensor,
+) -> Result<(), OpError> {
+    let ((tokens, hidden), dtype) = (f.rows_cols(), f.dtype());
+    let entries = [HyperMerge::hyper_merge_bf16, HyperMerge::hyper_merge_f32];
+    run(exec, "hyper_merge", entries, dtype, HyperMerge { f, post, comb, streams, hidden }, rows(tokens, hidden))
+}
+
+pub(crate) fn hyper_head(
+    exec: &mut Exec,
+    streams: &Tensor,
+    weights: &HyperWeights,
+    spec: HyperSpec,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    let ((tokens, hidden), dtype) = (out.rows_cols(), streams.dtype());
+    let HyperWeights { function, base, scale } = weights;
+    let HyperSpec { eps, norm_eps, .. } = spec;
+    let arguments = HyperHead { streams, function, base, scale, out, hidden, eps, norm_eps };
+    let entries = [HyperHead::hyper_head_bf16, HyperHead::hyper_head_f32];
+    run(exec, "hyper_head", entries, dtype, arguments, rows(tokens, STREAMS * hidden))
+}
