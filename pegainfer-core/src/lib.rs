@@ -6,6 +6,7 @@
 //! - [`kv`]: block pool, block tables, prefix index.
 //! - [`schedule`]: continuous batching, and the steps that an executor runs.
 //! - [`exec`], [`tensor`], [`scratch`], [`isa`]: execution context and memory of ops.
+//! - [`parallel`]: ranks that compute one model together.
 //! - [`readback`]: asynchronous copies of results to the host.
 //! - [`cuda`]: the GPU.
 //! - [`record`]: the record of each op call.
@@ -20,6 +21,7 @@ pub mod host_memory;
 pub mod isa;
 pub mod kv;
 pub mod logits_processors;
+pub mod parallel;
 pub mod readback;
 pub mod record;
 pub mod rng;

@@ -1,7 +1,6 @@
 //! Runs a step: the DeepSeek-V4 forward pass on every rank, written once over ops.
 
 use crate::bounds::StepBounds;
-use crate::communicator::{Communicator, Local};
 use crate::config::Config;
 use crate::forward::{Head, Pass};
 use crate::inputs::Inputs;
@@ -14,10 +13,12 @@ use crate::state::{self, LayerState};
 use crate::weights::Weights;
 use crate::workspace::Workspace;
 use pegainfer_core::exec::Exec;
+use pegainfer_core::parallel::{Communicator, Local, Ranks};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::schedule::{StateSlots, StepExecutor};
 use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_kernels::runtime::{Readbacks, Sampler};
+use std::sync::Arc;
 
 /// One rank: its part of the model, and its device.
 #[derive(Debug)]
@@ -30,7 +31,7 @@ struct Rank {
     inputs: Inputs,
     work: Workspace,
     sampler: Sampler,
-    communicator: Box<dyn Communicator>,
+    communicator: Arc<dyn Communicator>,
 }
 
 impl Rank {
@@ -40,7 +41,7 @@ impl Rank {
         numerics: Numerics,
         (shard, weights): (Shard, Weights),
         bounds: StepBounds,
-        communicator: Box<dyn Communicator>,
+        communicator: Arc<dyn Communicator>,
     ) -> Result<Self, LoadError> {
         let rotations = Rotations::new(&mut exec, config)?;
         let inputs = Inputs::new(&mut exec, config.vocab_size, bounds)?;
@@ -53,7 +54,7 @@ impl Rank {
 
     fn run(&mut self, config: &Config, numerics: Numerics, step: &Step) -> Result<(), OpError> {
         let Self { exec, shard, weights, state, rotations, inputs, work, sampler, communicator } = self;
-        let result = exec.install(|exec| {
+        exec.install(|exec| {
             inputs.fill(exec, step, &sampler.sampled)?;
             work.set_rows(step.tokens.len());
             let communicator = &**communicator;
@@ -64,25 +65,18 @@ impl Rank {
             let (normed, part) = (&mut work.last_normed, &mut work.logits_part);
             let mut head = Head { normed, matrix: &weights.head, part, communicator };
             sampler.run_with(exec, &mut head, &mut inputs.common, &step.samples)
-        });
-        let result = result.and_then(|inner| inner);
-        if result.is_err() {
-            self.communicator.abort();
-        }
-        result
+        })?
     }
 }
 
 /// The model on all of its ranks.
 #[derive(Debug)]
 pub struct Executor {
-    config: Config,
+    config: Arc<Config>,
     numerics: Numerics,
-    ranks: Vec<Rank>,
+    ranks: Ranks<Rank>,
     /// Of rank 0.
     readbacks: Readbacks,
-    /// Several ranks cannot go on after an error: they may have stopped at different places.
-    lost: bool,
 }
 
 impl Executor {
@@ -94,12 +88,15 @@ impl Executor {
         bounds: StepBounds,
     ) -> Result<Self, LoadError> {
         let ends = Local::new(ranks.len());
-        let rank = |((exec, shard, weights), end)| {
-            Rank::new(exec, &config, numerics, (shard, weights), bounds, Box::new(end) as Box<dyn Communicator>)
+        let rank = |((exec, shard, weights), end)| -> Result<_, LoadError> {
+            let end: Arc<dyn Communicator> = Arc::new(end);
+            Ok((Rank::new(exec, &config, numerics, (shard, weights), bounds, end.clone())?, end))
         };
-        let mut ranks: Vec<Rank> = ranks.into_iter().zip(ends).map(rank).collect::<Result<_, _>>()?;
-        let readbacks = Readbacks::new(&mut ranks[0].exec, bounds.rows)?;
-        Ok(Self { config, numerics, ranks, readbacks, lost: false })
+        let ranks = ranks.into_iter().zip(ends).map(rank).collect::<Result<_, _>>()?;
+        let started = Ranks::new(ranks);
+        let mut ranks = started.map_err(|e| LoadError::Option(format!("the ranks cannot be started: {e}")))?;
+        let readbacks = Readbacks::new(&mut ranks.first_mut().exec, bounds.rows)?;
+        Ok(Self { config: Arc::new(config), numerics, ranks, readbacks })
     }
 
     /// The model's numbers.
@@ -115,34 +112,14 @@ impl Executor {
 
     /// As [`run`](Self::run), with the record of every op of rank 0.
     pub fn record(&mut self, step: &Step) -> (Result<Outcome, OpError>, Vec<OpRecord>) {
-        self.ranks[0].exec.start_recording();
+        self.ranks.first_mut().exec.start_recording();
         let outcome = self.run(step);
-        (outcome, self.ranks[0].exec.stop_recording())
+        (outcome, self.ranks.first_mut().exec.stop_recording())
     }
 
     /// Logits of the last step's last samples, at most 32, as logits processors left them: `[samples, vocab]`.
     pub fn logits(&self) -> &Tensor {
-        self.ranks[0].sampler.logits()
-    }
-
-    /// Computes a step on all ranks.
-    fn compute(&mut self, step: &Step) -> Result<(), OpError> {
-        let Self { config, numerics, ranks, .. } = self;
-        let (config, numerics) = (&*config, *numerics);
-        if let [rank] = &mut ranks[..] {
-            return rank.run(config, numerics, step);
-        }
-        // The first error tells most; the other ranks say that another one has failed.
-        let results: Vec<Result<(), OpError>> = std::thread::scope(|scope| {
-            let start = |rank| scope.spawn(move || Rank::run(rank, config, numerics, step));
-            let threads: Vec<_> = ranks.iter_mut().map(start).collect();
-            threads.into_iter().map(join).collect()
-        });
-        let errors = || results.iter().filter_map(|result| result.as_ref().err());
-        match errors().find(|e| e.op != "communicate").or(errors().next()) {
-            Some(error) => Err(error.clone()),
-            None => Ok(()),
-        }
+        self.ranks.first().sampler.logits()
     }
 }
 
@@ -155,25 +132,21 @@ impl StepExecutor for Executor {
     }
 
     fn launch(&mut self, step: &Step) -> Result<(), OpError> {
-        let ranks = self.ranks.len();
-        self.compute(step).inspect_err(|_| self.lost = ranks > 1)?;
-        let Rank { exec, sampler, .. } = &mut self.ranks[0];
+        let (config, numerics, shared) = (self.config.clone(), self.numerics, step.clone());
+        self.ranks.run(move |rank| rank.run(&config, numerics, &shared))?;
+        let Rank { exec, sampler, .. } = self.ranks.first_mut();
         self.readbacks.start(exec, sampler, &step.samples)
     }
 
     fn finish(&mut self) -> Result<Outcome, OpError> {
-        self.readbacks.finish()
+        let outcome = self.readbacks.finish();
+        // A rank that has failed on its device has left the others without its part.
+        self.ranks.check()?;
+        outcome
     }
 
     fn abandon(&mut self) -> Result<(), OpError> {
         self.readbacks.abandon();
-        if self.lost {
-            return Err(OpError { op: "communicate", message: "the ranks stopped at different places".to_owned() });
-        }
-        Ok(())
+        self.ranks.run(|rank| rank.exec.synchronize())
     }
-}
-
-fn join(thread: std::thread::ScopedJoinHandle<'_, Result<(), OpError>>) -> Result<(), OpError> {
-    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

@@ -5,7 +5,6 @@ mod head;
 
 pub(crate) use head::Head;
 
-use crate::communicator::Communicator;
 use crate::config::{Config, LayerKind};
 use crate::inputs::Inputs;
 use crate::numerics::Numerics;
@@ -16,6 +15,7 @@ use crate::state::LayerState;
 use crate::weights::{Layer, Moe, Router, Weights};
 use crate::workspace::Workspace;
 use pegainfer_core::exec::Exec;
+use pegainfer_core::parallel::Communicator;
 use pegainfer_core::tensor::OpError;
 use pegainfer_kernels::ops::deepseek_v4::{self as ops, ExpertMath, HyperSpec, HyperWeights, Routing, RoutingSpec};
 

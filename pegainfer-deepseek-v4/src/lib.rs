@@ -4,13 +4,12 @@
 //! - [`config`]: config.json, refused where it asks for something else. [`numerics`]: which roundings a run has.
 //! - [`inventory`]: every tensor of a checkpoint. [`shard`]: which part of it a rank holds.
 //! - [`inspect`]: what a checkpoint holds, without loading it.
-//! - [`weights`], [`state`]: what lives on the device. [`communicator`]: how ranks exchange what they computed.
+//! - [`weights`], [`state`]: what lives on the device.
 //! - [`plan`]: one step's work. The scheduler of pegainfer-core makes it, [`executor`] runs it.
 //! - `engine`: loading.
 #![cfg(feature = "deepseek-v4")]
 
 pub mod bounds;
-pub mod communicator;
 pub mod config;
 mod engine;
 pub mod executor;

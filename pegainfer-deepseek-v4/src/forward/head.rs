@@ -1,8 +1,8 @@
 //! From the residual streams of the sampled tokens to their logits.
 
 use super::Pass;
-use crate::communicator::Communicator;
 use pegainfer_core::exec::Exec;
+use pegainfer_core::parallel::Communicator;
 use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_kernels::ops::deepseek_v4::{self as ops, Matrix};
 use pegainfer_kernels::runtime::LogitsSource;

@@ -1,24 +1,11 @@
-//! How ranks exchange what each has computed. The CPU's ranks are threads of one process.
+//! Ranks on the CPU: they exchange through the memory of the process.
 
-use pegainfer_core::exec::{Device, Exec};
-use pegainfer_core::tensor::{DType, OpError, Tensor};
-use std::fmt;
+use super::communicator::{Communicator, aborted};
+use crate::exec::{Device, Exec};
+use crate::tensor::{DType, OpError, Tensor};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// One rank's end. Every rank calls the same operations in the same order; each call waits for all of them.
-pub trait Communicator: fmt::Debug + Send + Sync {
-    /// Replaces `x`, `[rows, width]` bf16 or f32 and of the same shape on all ranks, by the sum over the ranks. The sum is
-    /// f32, in the order of the ranks, and has the same bits on each.
-    fn all_reduce(&self, exec: &Exec, x: &mut Tensor) -> Result<(), OpError>;
-
-    /// Puts the columns of all ranks side by side: `part` is `[rows, width]` f32, `whole` is `[rows, ranks * width]`.
-    fn all_gather(&self, exec: &Exec, part: &Tensor, whole: &mut Tensor) -> Result<(), OpError>;
-
-    /// Makes every rank's current and later call fail: this one cannot take part any more. The others would wait forever.
-    fn abort(&self);
-}
-
-/// Threads of one process, through shared memory.
+/// A rank on the CPU, or on `Meta`, where nothing is exchanged.
 #[derive(Debug)]
 pub struct Local {
     rank: usize,
@@ -67,7 +54,7 @@ impl Local {
             state = changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         match state.aborted {
-            true => Err(OpError { op: "communicate", message: "another rank has failed".to_owned() }),
+            true => Err(aborted()),
             false => Ok(state.complete.clone()),
         }
     }
@@ -79,7 +66,7 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 }
 
 impl Communicator for Local {
-    fn all_reduce(&self, exec: &Exec, x: &mut Tensor) -> Result<(), OpError> {
+    fn all_reduce(&self, exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError> {
         if exec.device() == Device::Meta {
             return Ok(());
         }
@@ -88,7 +75,7 @@ impl Communicator for Local {
             _ => x.host::<half::bf16>().iter().map(|v| v.to_f32()).collect(),
         };
         let parts = self.exchange(mine)?;
-        let sum = |i: usize| parts.iter().map(|part| part[i]).sum::<f32>();
+        let sum = |i: usize| parts[1..].iter().fold(parts[0][i], |sum, part| sum + part[i]);
         match x.dtype() {
             DType::F32 => x.host_mut::<f32>().iter_mut().enumerate().for_each(|(i, v)| *v = sum(i)),
             _ => {
@@ -99,7 +86,7 @@ impl Communicator for Local {
         Ok(())
     }
 
-    fn all_gather(&self, exec: &Exec, part: &Tensor, whole: &mut Tensor) -> Result<(), OpError> {
+    fn all_gather(&self, exec: &mut Exec, part: &Tensor, whole: &mut Tensor) -> Result<(), OpError> {
         if exec.device() == Device::Meta {
             return Ok(());
         }
@@ -113,6 +100,10 @@ impl Communicator for Local {
         Ok(())
     }
 
+    fn check(&self) -> Result<(), OpError> {
+        Ok(())
+    }
+
     fn abort(&self) {
         lock(&self.meeting.state).aborted = true;
         self.meeting.changed.notify_all();
@@ -122,7 +113,7 @@ impl Communicator for Local {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pegainfer_core::isa::Isa;
+    use crate::isa::Isa;
 
     fn tensor(exec: &mut Exec, rows: usize, values: &[f32]) -> Tensor {
         let mut tensor = exec.tensor("x", &[rows, values.len() / rows], DType::F32).unwrap();

@@ -1,0 +1,36 @@
+//! How ranks exchange what each has computed.
+
+use crate::exec::Exec;
+use crate::tensor::{OpError, Tensor};
+use std::fmt;
+
+/// One rank's end of the connection between all ranks. Every rank calls the same operations in the same order, with tensors of
+/// the same shapes. On the CPU a call waits for all ranks; on a GPU it is launched as any op is.
+pub trait Communicator: fmt::Debug + Send + Sync {
+    /// Replaces `x`, bf16 or f32, by the sum over the ranks: `(x0 + x1) + x2 ...` in f32, in the order of the ranks, rounded
+    /// once to the type of `x`. Every rank gets the same bits.
+    fn all_reduce(&self, exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError>;
+
+    /// Puts the columns of all ranks side by side: `part` is `[rows, width]` f32, `whole` is `[rows, ranks * width]` f32.
+    fn all_gather(&self, exec: &mut Exec, part: &Tensor, whole: &mut Tensor) -> Result<(), OpError>;
+
+    /// The error of the exchanges that have run on the device so far; asked when a step is finished. The CPU reports errors where
+    /// they happen.
+    fn check(&self) -> Result<(), OpError>;
+
+    /// Makes every rank's current and later exchange fail: this rank cannot take part any more, and the others would wait for it.
+    fn abort(&self);
+}
+
+/// Name of the op in [`aborted`].
+const ABORTED: &str = "communicate";
+
+/// The error of an exchange that another rank has aborted.
+pub fn aborted() -> OpError {
+    OpError { op: ABORTED, message: "another rank has failed".to_owned() }
+}
+
+/// Whether an error only says that another rank has failed.
+pub(super) fn is_aborted(error: &OpError) -> bool {
+    error.op == ABORTED
+}

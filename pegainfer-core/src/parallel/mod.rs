@@ -1,0 +1,16 @@
+//! Several ranks that compute one model together: how they exchange what each has computed, and their threads.
+//!
+//! A rank is a device with its part of the model. All ranks belong to one process: one thread and one [`Exec`] each. They run
+//! the same ops in the same order, so every rank meets the others at the same exchanges.
+//!
+//! [`Exec`]: crate::exec::Exec
+
+mod communicator;
+mod local;
+mod loop_back;
+mod ranks;
+
+pub use communicator::{Communicator, aborted};
+pub use local::Local;
+pub use loop_back::LoopBack;
+pub use ranks::Ranks;

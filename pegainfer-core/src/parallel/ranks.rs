@@ -1,0 +1,256 @@
+//! The threads of the ranks.
+
+use super::communicator::{Communicator, is_aborted};
+use crate::tensor::OpError;
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::{Builder, JoinHandle};
+
+/// What every rank is to do.
+type Job<R> = Arc<dyn Fn(&mut R) -> Result<(), OpError> + Send + Sync>;
+
+/// All ranks: rank 0 runs on the thread of its owner, every other one on a thread of its own, which owns it and lives as long as
+/// this value. A rank that fails or panics aborts the exchanges of all; no job is run after that. The drop joins the threads.
+#[derive(Debug)]
+pub struct Ranks<R> {
+    first: R,
+    others: Vec<RankThread<R>>,
+    /// Of all ranks, in their order.
+    communicators: Vec<Arc<dyn Communicator>>,
+    /// The first error. The ranks may have stopped at different places: they cannot go on.
+    failure: Option<OpError>,
+}
+
+#[derive(Debug)]
+struct RankThread<R> {
+    /// `None` once the thread is to end.
+    jobs: Option<SyncSender<Job<R>>>,
+    results: Receiver<Result<(), OpError>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<R: Send + 'static> Ranks<R> {
+    /// Starts the threads of `ranks`, rank 0 first, at least one, each with its end of the communicator.
+    pub fn new(ranks: Vec<(R, Arc<dyn Communicator>)>) -> std::io::Result<Self> {
+        let (mut states, communicators): (Vec<R>, Vec<_>) = ranks.into_iter().unzip();
+        let others = states.split_off(1).into_iter().zip(&communicators[1..]).enumerate();
+        let others = others.map(|(i, (state, end))| RankThread::start(i + 1, state, end.clone()));
+        let others = others.collect::<std::io::Result<_>>()?;
+        let first = states.pop().ok_or_else(|| std::io::Error::other("a model has at least one rank"))?;
+        Ok(Self { first, others, communicators, failure: None })
+    }
+
+    /// Runs `job` on every rank at the same time and waits for all of them. An error names the rank that failed first; it
+    /// is returned again by every later call.
+    pub fn run(&mut self, job: impl Fn(&mut R) -> Result<(), OpError> + Send + Sync + 'static) -> Result<(), OpError> {
+        self.check()?;
+        let job: Job<R> = Arc::new(job);
+        for other in &self.others {
+            // A thread that is gone says so below.
+            let _ = other.jobs.as_ref().map(|jobs| jobs.send(job.clone()));
+        }
+        let (first, panicked) = attempt(&mut self.first, &job);
+        if first.is_err() && !self.others.is_empty() {
+            self.communicators[0].abort();
+        }
+        let others = self.others.iter().map(|other| other.results.recv().unwrap_or_else(|_| Err(gone())));
+        let results: Vec<_> = std::iter::once(first).chain(others).collect();
+        let errors = || results.iter().enumerate().filter_map(|(rank, result)| Some((rank, result.as_ref().err()?)));
+        // The others only say that a rank has failed.
+        let Some((rank, error)) = errors().find(|(_, e)| !is_aborted(e)).or(errors().next()) else { return Ok(()) };
+        if results.len() == 1 {
+            // An op that refuses its operands leaves a rank that is alone as it was.
+            self.failure = panicked.then(|| error.clone());
+            return Err(error.clone());
+        }
+        Err(self.fail(rank, error.clone()))
+    }
+
+    /// An error if a rank has failed, in a job or on its device since.
+    pub fn check(&mut self) -> Result<(), OpError> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        let errors: Vec<_> = self.communicators.iter().map(|end| end.check().err()).collect();
+        let errors = || errors.iter().enumerate().filter_map(|(rank, error)| Some((rank, error.as_ref()?)));
+        match errors().find(|(_, e)| !is_aborted(e)).or(errors().next()) {
+            Some((rank, error)) => Err(self.fail(rank, error.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// Remembers the error of a rank and stops the others.
+    fn fail(&mut self, rank: usize, error: OpError) -> OpError {
+        self.communicators.iter().for_each(|end| end.abort());
+        let error = OpError { message: format!("rank {rank}: {}", error.message), ..error };
+        self.failure.insert(error).clone()
+    }
+
+    /// Number of ranks.
+    pub fn count(&self) -> usize {
+        1 + self.others.len()
+    }
+
+    /// Rank 0.
+    pub fn first(&self) -> &R {
+        &self.first
+    }
+
+    /// Rank 0.
+    pub fn first_mut(&mut self) -> &mut R {
+        &mut self.first
+    }
+}
+
+impl<R: Send + 'static> RankThread<R> {
+    fn start(rank: usize, mut state: R, communicator: Arc<dyn Communicator>) -> std::io::Result<Self> {
+        let (jobs, inbox) = sync_channel::<Job<R>>(1);
+        let (outbox, results) = sync_channel(1);
+        let run = move || {
+            while let Ok(job) = inbox.recv() {
+                let (result, panicked) = attempt(&mut state, &job);
+                if result.is_err() {
+                    // The others may wait for this rank.
+                    communicator.abort();
+                }
+                // Nobody takes a result while the ranks are dropped.
+                let _ = outbox.send(result);
+                if panicked {
+                    return;
+                }
+            }
+        };
+        let thread = Builder::new().name(format!("rank-{rank}")).spawn(run)?;
+        Ok(Self { jobs: Some(jobs), results, thread: Some(thread) })
+    }
+}
+
+impl<R> Drop for Ranks<R> {
+    fn drop(&mut self) {
+        // All of them first: one may wait for another while it gives its device back.
+        self.others.iter_mut().for_each(|other| other.jobs = None);
+        for thread in self.others.iter_mut().filter_map(|other| other.thread.take()) {
+            if thread.join().is_err() {
+                log::debug!("the thread of a rank panicked while it ended");
+            }
+        }
+    }
+}
+
+/// The result of a job, and whether it panicked.
+fn attempt<R>(rank: &mut R, job: &Job<R>) -> (Result<(), OpError>, bool) {
+    // A rank that panicked is not used again.
+    match catch_unwind(AssertUnwindSafe(|| job(rank))) {
+        Ok(result) => (result, false),
+        Err(panic) => (Err(OpError { op: "rank", message: format!("panicked: {}", message(&*panic)) }), true),
+    }
+}
+
+fn message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
+}
+
+fn gone() -> OpError {
+    OpError { op: "rank", message: "its thread has ended".to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exec::Exec;
+    use crate::isa::Isa;
+    use crate::parallel::Local;
+    use crate::tensor::{DType, Tensor};
+    use std::sync::mpsc::Sender;
+    use std::time::{Duration, Instant};
+
+    struct Rank {
+        rank: usize,
+        exec: Exec,
+        x: Tensor,
+        communicator: Arc<dyn Communicator>,
+        /// Sent to when it is dropped.
+        dropped: Sender<usize>,
+    }
+
+    impl Rank {
+        fn sum(&mut self, value: f32) -> Result<f32, OpError> {
+            self.exec.fill_rows(&mut self.x, &[value])?;
+            self.communicator.all_reduce(&mut self.exec, &mut self.x)?;
+            Ok(self.x.host::<f32>()[0])
+        }
+    }
+
+    impl Drop for Rank {
+        fn drop(&mut self) {
+            // Not every test looks.
+            let _ = self.dropped.send(self.rank);
+        }
+    }
+
+    fn ranks(count: usize) -> (Ranks<Rank>, Receiver<usize>) {
+        let (dropped, drops) = std::sync::mpsc::channel();
+        let rank = |(rank, end): (usize, Local)| {
+            let communicator: Arc<dyn Communicator> = Arc::new(end);
+            let mut exec = Exec::cpu(Isa::Portable, Some(1)).unwrap();
+            let x = exec.tensor("x", &[1, 1], DType::F32).unwrap();
+            let state = Rank { rank, exec, x, communicator: communicator.clone(), dropped: dropped.clone() };
+            (state, communicator)
+        };
+        (Ranks::new(Local::new(count).into_iter().enumerate().map(rank).collect()).unwrap(), drops)
+    }
+
+    #[test]
+    fn every_rank_runs_every_job_and_is_dropped() {
+        let (mut all, drops) = ranks(4);
+        assert_eq!((all.count(), all.first().rank), (4, 0));
+        for round in 0..500 {
+            all.run(move |rank| {
+                assert_eq!(rank.sum((rank.rank + round) as f32)?, (6 + 4 * round) as f32);
+                Ok(())
+            })
+            .unwrap();
+        }
+        drop(all);
+        let mut dropped: Vec<usize> = drops.try_iter().collect();
+        dropped.sort_unstable();
+        assert_eq!(dropped, [0, 1, 2, 3]);
+    }
+
+    /// The others wait in an exchange when one fails, whichever it is and however it fails.
+    #[test]
+    fn the_first_error_ends_the_job_of_all_ranks() {
+        for (failing, panics) in [(0, false), (0, true), (2, false), (2, true)] {
+            let (mut all, drops) = ranks(3);
+            let start = Instant::now();
+            let error = all.run(move |rank| {
+                if rank.rank == failing {
+                    assert!(!panics, "out of order");
+                    return Err(OpError { op: "norm", message: "bad shape".to_owned() });
+                }
+                rank.sum(1.0).map(drop)
+            });
+            let text = error.unwrap_err().to_string();
+            let expected = if panics { "panicked: out of order" } else { "bad shape" };
+            assert!(text.contains(&format!("rank {failing}: {expected}")), "{text}");
+            assert_eq!(all.run(|_| Ok(())).unwrap_err().to_string(), text, "no job is run after a failure");
+            drop(all);
+            assert_eq!(drops.try_iter().count(), 3);
+            assert!(start.elapsed() < Duration::from_secs(20));
+        }
+    }
+
+    #[test]
+    fn a_rank_that_is_alone_goes_on_after_an_error() {
+        let (mut all, _drops) = ranks(1);
+        let refuse = |_: &mut Rank| Err(OpError { op: "norm", message: "bad shape".to_owned() });
+        assert_eq!(all.run(refuse).unwrap_err().to_string(), "norm: bad shape");
+        all.run(|rank| rank.sum(2.0).map(drop)).unwrap();
+        let panic = |_: &mut Rank| panic!("out of order");
+        assert!(all.run(panic).unwrap_err().message.contains("out of order"));
+        assert!(all.run(|_| Ok(())).is_err());
+    }
+}
