@@ -1,4 +1,4 @@
-// What the kernels of DeepSeek-V4's small ops share. Activations are bf16 or f32, as their template parameter says: a
+// What the kernels of DeepSeek-V4's ops share. Activations are bf16 or f32, as their template parameter says: a
 // kernel reads them to f32, computes in f32 and rounds once when it stores.
 //
 // These kernels are the plain first version: one block or warp a row, and no overlap with their neighbours.
@@ -9,6 +9,12 @@
 template <typename T> __device__ __forceinline__ float rounded(float x);
 template <> __device__ __forceinline__ float rounded<float>(float x) { return x; }
 template <> __device__ __forceinline__ float rounded<bf16>(float x) { return round_bf16(x); }
+
+// A float as an integer of the same order, the total order of IEEE 754: -0 is below 0.
+__device__ __forceinline__ uint32_t ordered(float x) {
+    uint32_t bits = __float_as_uint(x);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
 
 // 2^n for normal results.
 __device__ __forceinline__ float power_of_two(int n) { return __uint_as_float(uint32_t(n + 127) << 23); }

@@ -25,12 +25,6 @@ __device__ __forceinline__ void normalize(float *weights, uint32_t k, float scal
     for (uint32_t i = 0; i < k; ++i) weights[i] = weights[i] / sum * scale;
 }
 
-// A float as an integer of the same order.
-__device__ __forceinline__ uint32_t ordered(float x) {
-    uint32_t bits = __float_as_uint(x);
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
 extern "C" __global__ __launch_bounds__(32) void route_learned(
     const float *__restrict__ logits,  // [tokens, count]
     const float *__restrict__ bias,    // [count]

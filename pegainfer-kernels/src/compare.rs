@@ -9,6 +9,10 @@ mod call;
 mod case;
 #[cfg(feature = "deepseek-v4")]
 mod deepseek_v4;
+#[cfg(feature = "deepseek-v4")]
+mod deepseek_v4_attention;
+#[cfg(feature = "deepseek-v4")]
+mod deepseek_v4_batch;
 mod delta;
 mod dense;
 mod feed;
@@ -54,12 +58,9 @@ const FAMILIES: &[Family] = &[
     sampling::FAMILY,
     #[cfg(feature = "deepseek-v4")]
     deepseek_v4::FAMILY,
+    #[cfg(feature = "deepseek-v4")]
+    deepseek_v4_attention::FAMILY,
 ];
-
-/// Whether [`compare`] knows the op of `record`.
-pub fn is_known(record: &OpRecord) -> bool {
-    FAMILIES.iter().any(|family| (family.has)(record))
-}
 
 /// Calls the op of `record` on `reference`, and in every [`Way`] on `tested`, with the operands of each of its variants,
 /// and compares what it writes. `None` for an op that is not known here.

@@ -49,6 +49,23 @@ limits! {
         /// Most experts that a token chooses from.
         MAX_EXPERTS: uint = 1024;
     }
+    /// The indexer and the attention of DeepSeek-V4.
+    deepseek_v4_attention {
+        /// In a list of chosen entries: there is none here.
+        NO_ENTRY: word = u32::MAX;
+        /// Threads of a block that scores entries.
+        SCORE_THREADS: uint = 128;
+        /// Threads of a block that chooses entries by their scores.
+        CHOOSE_THREADS: uint = 512;
+        /// Largest width of a key.
+        MAX_DIM: uint = 512;
+        /// Dimensions of a warp, for keys in bf16.
+        WARP_DIM: uint = 128;
+        /// Heads of a block, for keys in bf16.
+        MMA_HEADS: uint = 16;
+        /// Threads of a block for keys in f32, a warp a head.
+        F32_THREADS: uint = 256;
+    }
     /// Logits processors.
     adjust {
         /// Words of a row's span: first edit, end of its edits, mask.

@@ -6,7 +6,7 @@ use super::operands::{self, place_of_input, tensor};
 use super::variant::Variant;
 use crate::ops::DecodeState;
 #[cfg(feature = "deepseek-v4")]
-use crate::ops::deepseek_v4::{HyperWeights, RopeTable};
+use crate::ops::deepseek_v4::{CompressorWeights, HyperWeights, RopeTable};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{OpError, Tensor};
@@ -33,9 +33,12 @@ pub(super) struct Launch {
     /// Of `hyper_mix` and `hyper_head`.
     #[cfg(feature = "deepseek-v4")]
     pub hyper: Option<HyperWeights>,
-    /// Of DeepSeek-V4's `rope`.
+    /// Of DeepSeek-V4's `rope` and `compress`.
     #[cfg(feature = "deepseek-v4")]
     pub rope: Option<RopeTable>,
+    /// Of `compress`.
+    #[cfg(feature = "deepseek-v4")]
+    pub compressor: Option<CompressorWeights>,
 }
 
 /// What the ops of one file have in common.

@@ -1,4 +1,4 @@
-//! The ops of DeepSeek-V4 that have CUDA kernels.
+//! DeepSeek-V4's ops on rows: norms, streams, rotary embedding, quantised keys and routing.
 
 use super::call::{Call, Family, Launch, all_written};
 use super::case::{EPS, Output, Values};

@@ -1,5 +1,7 @@
 //! The ragged batch of a step as the reference kernels read it, and rings of recent tokens.
 
+use pegainfer_core::kv::NO_SLOT;
+
 /// Tokens of one page of compressed entries: the least common multiple of the compression ratios.
 pub const PAGE_TOKENS: usize = 128;
 
@@ -28,14 +30,17 @@ pub struct Rows<'a> {
 }
 
 impl Rows<'_> {
-    /// Each row's number and tokens.
+    /// Number and tokens of each row that does not pad the step.
     pub fn iter(&self) -> impl Iterator<Item = (usize, std::ops::Range<usize>)> + '_ {
-        self.indptr.windows(2).enumerate().map(|(b, pair)| (b, pair[0] as usize..pair[1] as usize))
+        let rows = self.indptr.windows(2).enumerate().filter(|(b, _)| self.slots[*b] != NO_SLOT);
+        rows.map(|(b, pair)| (b, pair[0] as usize..pair[1] as usize))
     }
 
-    /// The row of every token.
-    pub fn of_tokens(&self) -> Vec<usize> {
-        self.iter().flat_map(|(b, tokens)| tokens.map(move |_| b)).collect()
+    /// The row of every token; `None` for those of rows that pad the step.
+    pub fn of_tokens(&self) -> Vec<Option<usize>> {
+        let mut rows = vec![None; self.positions.len()];
+        self.iter().for_each(|(b, tokens)| rows[tokens].fill(Some(b)));
+        rows
     }
 
     /// Location of the row of sequence `b` at `position`: in this step from its first token on, before that in its ring

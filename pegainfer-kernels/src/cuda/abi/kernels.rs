@@ -108,6 +108,38 @@ kernels! {
         norm_eps: f32,
     }
 
+    DEEPSEEK_V4_RINGS: WriteRing [write_ring_bf16<Bf16>, write_ring_f32<F32>] {
+        fresh: In<T>, qo_indptr: In<U32>, positions: In<U32>, slots: In<U32>, page_tables: In<U32>, rings: Out<T>,
+        rows: u32, pages: u32, slot_count: u32, ring: u32, width: u32,
+    }
+    DEEPSEEK_V4_RINGS: CopySlot [copy_slot_bf16<Bf16>, copy_slot_f32<F32>] {
+        rings: Out<T>, from: u32, to: u32, elements: u32,
+    }
+    DEEPSEEK_V4_COMPRESS: CompressEntries [compress_entries_bf16<Bf16>, compress_entries_f32<F32>] {
+        values: In<F32>, scores: In<F32>, bias: In<F32>, norm: In<Bf16>, frequencies: In<F32>, value_rings: In<F32>,
+        score_rings: In<F32>, qo_indptr: In<U32>, positions: In<U32>, slots: In<U32>, page_tables: In<U32>,
+        entries: Out<T>, rows: u32, pages: u32, slot_count: u32, entry_pages: u32, ratio: u32, ring: u32, width: u32,
+        dim: u32, pairs: u32, index: u32, low_precision: u32, eps: f32,
+    }
+    DEEPSEEK_V4_COMPRESS: CompressRings [compress_rings] {
+        values: In<F32>, bias: In<F32>, qo_indptr: In<U32>, positions: In<U32>, slots: In<U32>, scores: Out<F32>,
+        value_rings: Out<F32>, score_rings: Out<F32>, rows: u32, slot_count: u32, ratio: u32, ring: u32, width: u32,
+    }
+    DEEPSEEK_V4_INDEX: IndexScores [index_scores_bf16<Bf16>, index_scores_f32<F32>] {
+        q: In<T>, weights: In<T>, entries: In<T>, qo_indptr: In<U32>, positions: In<U32>, slots: In<U32>,
+        page_tables: In<U32>, scores: Scratch<F32>, rows: u32, pages: u32, entry_pages: u32, ratio: u32, heads: u32,
+        dim: u32, k: u32, first_token: u32, most: u32,
+    }
+    DEEPSEEK_V4_INDEX: ChooseEntries [choose_entries] {
+        scores: ScratchIn<F32>, qo_indptr: In<U32>, positions: In<U32>, slots: In<U32>, page_tables: In<U32>,
+        chosen: Out<U32>, rows: u32, pages: u32, ratio: u32, k: u32, first_token: u32, most: u32,
+    }
+    DEEPSEEK_V4_ATTENTION: SparseAttention [sparse_attention_bf16<Bf16>, sparse_attention_f32<F32>] {
+        q: In<T>, kv: In<T>, rings: In<T>, entries: In<T>, chosen: In<U32>, sink: In<F32>, qo_indptr: In<U32>,
+        positions: In<U32>, slots: In<U32>, page_tables: In<U32>, out: Out<T>, rows: u32, pages: u32, slot_count: u32,
+        window: u32, entry_pages: u32, per_page: u32, k: u32, heads: u32, dim: u32, scale: f32,
+    }
+
     DELTA_DECODE: DecodeDelta [decode_delta] {
         projected: In<Bf16>, conv: In<F32>, a_log: In<F32>, dt_bias: In<F32>, norm: In<F32>, segments: In<U32>,
         states: Out<F32>, conv_states: Out<Bf16>, out: Out<Bf16>, counters: Scratch<U32>, key_heads: u32, slots: u32,

@@ -1,13 +1,21 @@
-//! Launchers of DeepSeek-V4's small ops, whose activations are bf16 or f32. The kernels are the plain first version: they
+//! Launchers of DeepSeek-V4's ops, whose activations are bf16 or f32. The kernels are the plain first version: they
 //! do not overlap with their neighbours.
 
+mod attention;
+mod compress;
+mod index;
 mod norm;
 mod quant;
+mod rings;
 mod route;
 mod streams;
 
+pub(crate) use attention::sparse_attention;
+pub(crate) use compress::compress;
+pub(crate) use index::select_entries;
 pub(crate) use norm::{head_norm, norm, rope};
 pub(crate) use quant::{quantize_index, quantize_kv};
+pub(crate) use rings::{copy_slot, write_ring};
 pub(crate) use route::{route_hash, route_learned};
 pub(crate) use streams::{embed, expand_streams, hyper_head, hyper_merge, pick_rows, store_sum};
 

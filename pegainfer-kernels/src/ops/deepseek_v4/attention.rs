@@ -4,8 +4,9 @@ use super::batch::{Batch, NO_ENTRY, PAGE_TOKENS};
 use super::values::{Rows, activation, cpu, read, rows, write};
 use crate::cpu::deepseek_v4::attention as reference;
 use crate::cpu::deepseek_v4::batch::Source;
+use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
-use pegainfer_core::exec::Exec;
+use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use rayon::prelude::*;
@@ -27,13 +28,14 @@ pub enum Visible<'a> {
     Chosen {
         /// `[pages, 128 / ratio, dim]`.
         entries: &'a Tensor,
-        /// `[T, k]` u32.
+        /// `[T, k]` u32, of a token at most as many as are complete at its position.
         chosen: &'a Tensor,
     },
 }
 
 impl<'a> Visible<'a> {
-    fn entries(self) -> Option<&'a Tensor> {
+    /// The cache that they are in.
+    pub(crate) fn entries(self) -> Option<&'a Tensor> {
         match self {
             Self::Nothing => None,
             Self::All { entries, .. } | Self::Chosen { entries, .. } => Some(entries),
@@ -68,10 +70,18 @@ pub fn sparse_attention(
     activation(check, out, &[tokens, heads, dim])?;
     check.is(sink, DType::F32, &[heads])?;
     check.that(dim.is_multiple_of(32), "dim must be a multiple of 32")?;
+    if let Some(entries) = visible.entries() {
+        let &[pages, per_page, _] = entries.shape() else { return check.that(false, "entries must be in pages") };
+        activation(check, entries, &[pages, per_page, dim])?;
+    }
     if let Visible::Chosen { chosen, .. } = visible {
         check.is(chosen, DType::U32, &[tokens, chosen.rows_cols().1])?;
+        check.that(chosen.rows_cols().1 > 0, "no entry can be chosen")?;
     }
     exec.record(|_| record(q, (kv, rings), visible, sink, batch, out));
+    if exec.device() == Device::Cuda {
+        return gpu::sparse_attention(exec, q, (kv, rings), visible, sink, batch, out);
+    }
     let Some(isa) = cpu(check, exec)? else { return Ok(()) };
     let (queries, fresh, old) = (read(q), read(kv), Rows::of(rings));
     let rows = batch.rows();
@@ -79,7 +89,7 @@ pub fn sparse_attention(
     let of_tokens = rows.of_tokens();
     let mut result = vec![0.0; q.elements()];
     let attend = |(t, out): (usize, &mut [f32])| {
-        let (b, p) = (of_tokens[t], rows.positions[t] as usize);
+        let (Some(b), p) = (of_tokens[t], rows.positions[t] as usize) else { return };
         let recent = (p + 1).saturating_sub(window)..p + 1;
         let mut keys: Vec<Cow<'_, [f32]>> = Vec::with_capacity(window);
         keys.extend(recent.map(|p| match rows.source(b, p, window) {
@@ -130,9 +140,14 @@ fn record(
     };
     let keys = (rows * window + held) * dim * kv.dtype().size();
     let flops = 4 * q.elements() * (window + seen);
-    let reads: Vec<&Tensor> = [q, kv, rings, sink].into_iter().chain(visible.entries()).collect();
+    let (kernel, chosen) = match visible {
+        Visible::Nothing => ("window", None),
+        Visible::All { .. } => ("all entries", None),
+        Visible::Chosen { chosen, .. } => ("chosen entries", Some(chosen)),
+    };
+    let reads = [q, kv, rings, sink].into_iter().chain(batch.operands()).chain(visible.entries()).chain(chosen);
     let bytes = q.bytes() + out.bytes() + kv.bytes() + keys as u64;
-    OpRecord::new("sparse_attention", "tokens", &reads, &[out], flops as u64).with_bytes(bytes)
+    OpRecord::new("sparse_attention", kernel, &reads.collect::<Vec<_>>(), &[out], flops as u64).with_bytes(bytes)
 }
 
 #[cfg(test)]

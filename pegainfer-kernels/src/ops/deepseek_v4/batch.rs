@@ -3,26 +3,32 @@
 use super::values::{activation, cpu};
 pub use crate::cpu::deepseek_v4::batch::PAGE_TOKENS;
 use crate::cpu::deepseek_v4::batch::{self as reference, Rows};
+use crate::cuda::deepseek_v4 as gpu;
+use crate::limits::deepseek_v4_attention;
 use crate::ops::check::Check;
 use half::bf16;
-use pegainfer_core::exec::Exec;
+use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// In a list of chosen entries: there is none here.
-pub const NO_ENTRY: u32 = u32::MAX;
+pub const NO_ENTRY: u32 = deepseek_v4_attention::NO_ENTRY;
 
 /// Whose tokens a step has and where its sequences keep what they remember. `T` tokens, `B` rows, all u32.
 ///
 /// A row's positions follow each other. What a sequence knows of a position before its first token of the step is in its
 /// slot of a ring; the ops read rings before they are written, so a chunk of any length may replace them.
+///
+/// A row whose slot is [`NO_SLOT`](pegainfer_core::kv::NO_SLOT) pads the step, as a CUDA graph for more rows has them: it has
+/// no state, and its positions and pages may hold anything. Nothing is written for it but zeros where attention has its
+/// output, and [`NO_ENTRY`] where its entries are chosen.
 #[derive(Debug, Clone, Copy)]
 pub struct Batch<'a> {
     /// Row `b` owns tokens `qo_indptr[b]..qo_indptr[b + 1]`, at least one, `[B + 1]`.
     pub qo_indptr: &'a Tensor,
     /// Absolute position of each token, `[T]`.
     pub positions: &'a Tensor,
-    /// The state slot of each row, `[B]`.
+    /// The state slot of each row, `[B]`, different ones.
     pub slots: &'a Tensor,
     /// Pages of compressed entries of each row, `[B, pages]`; page `j` has those of tokens `128 j` to `128 j + 127`.
     pub page_tables: &'a Tensor,
@@ -35,6 +41,11 @@ impl Batch<'_> {
         check.is(self.positions, DType::U32, &[tokens])?;
         check.is(self.slots, DType::U32, &[rows])?;
         check.is(self.page_tables, DType::U32, &[rows, pages])
+    }
+
+    /// What an op reads of the step, for its record.
+    pub(super) fn operands(&self) -> [&Tensor; 4] {
+        [self.qo_indptr, self.positions, self.slots, self.page_tables]
     }
 
     pub(super) fn rows(&self) -> Rows<'_> {
@@ -58,8 +69,14 @@ pub fn write_ring(exec: &mut Exec, fresh: &Tensor, batch: &Batch<'_>, rings: &mu
     batch.check(check, tokens)?;
     check.is(rings, fresh.dtype(), &[slots, ring, width])?;
     exec.record(|_| {
-        OpRecord::new("write_ring", "rows", &[fresh, batch.positions], &[rings], 0).with_bytes(2 * fresh.bytes())
+        let reads: Vec<&Tensor> = [fresh].into_iter().chain(batch.operands()).collect();
+        // Of tokens that newer ones of the step overwrite nothing is moved.
+        let bytes = fresh.bytes().min((batch.slots.elements() * ring * width * fresh.dtype().size()) as u64);
+        OpRecord::new("write_ring", "rows", &reads, &[rings], 0).with_bytes(2 * bytes)
     });
+    if exec.device() == Device::Cuda {
+        return gpu::write_ring(exec, fresh, batch, rings);
+    }
     if cpu(check, exec)?.is_some() {
         match fresh.dtype() {
             DType::F32 => reference::write_ring::<f32>(batch.rows(), fresh.host(), rings.host_mut(), ring, width),
@@ -80,6 +97,9 @@ pub fn copy_slot(exec: &mut Exec, rings: &mut Tensor, from: u32, to: u32) -> Res
         let bytes = 2 * (size * rings.dtype().size()) as u64;
         OpRecord::new("copy_slot", "copy", &[rings], &[rings], 0).with_bytes(bytes)
     });
+    if exec.device() == Device::Cuda {
+        return gpu::copy_slot(exec, rings, from, to);
+    }
     if cpu(check, exec)?.is_some() {
         match rings.dtype() {
             DType::F32 => rings.host_mut::<f32>().copy_within(from * size..(from + 1) * size, to * size),

@@ -7,8 +7,9 @@ use super::values::{activation, cpu, read, write};
 use crate::cpu::deepseek_v4::batch::write_ring;
 use crate::cpu::deepseek_v4::compress::Pooling;
 use crate::cpu::deepseek_v4::{kv_quant, norm, rope};
+use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
-use pegainfer_core::exec::Exec;
+use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
@@ -64,7 +65,8 @@ pub struct CompressorState {
 /// Then RMS norm, RoPE at the position of the entry's first token, and the rounding of keys: FP8 outside of the rotated
 /// part, or for the indexer the Hadamard turn and FP4. `entries`: `[pages, 128 / ratio, dim]` bf16 or f32.
 ///
-/// f32 up to the pooled value, which is rounded to the dtype of `entries`, as are norm, RoPE and turn.
+/// f32 up to the pooled value, which is rounded to the dtype of `entries`, as are norm, RoPE and turn. Every device computes
+/// the same bits, but for the last one of an exponential: in low precision another bit could become a whole step.
 pub fn compress(
     exec: &mut Exec,
     (values, scores): (&Tensor, &mut Tensor),
@@ -87,10 +89,16 @@ pub fn compress(
     check.is(&state.scores, DType::F32, &[slots, ring, width])?;
     activation(check, entries, &[pages, PAGE_TOKENS / ratio, dim])?;
     exec.record(|_| {
-        let (reads, writes) = ([values, &*scores, &weights.position_bias], [&*entries, &state.values, &state.scores]);
+        let small = [values, &*scores, &weights.position_bias, &weights.norm];
+        let reads: Vec<&Tensor> = small.into_iter().chain(batch.operands()).collect();
+        let writes = [&*scores, &*entries, &state.values, &state.scores];
         let bytes = 6 * values.bytes() + (tokens / ratio * dim * entries.dtype().size()) as u64;
-        OpRecord::new("compress", "entries", &reads, &writes, 6 * (tokens * width) as u64).with_bytes(bytes)
+        let kernel = if spec.index { "index entries" } else { "entries" };
+        OpRecord::new("compress", kernel, &reads, &writes, 6 * (tokens * width) as u64).with_bytes(bytes)
     });
+    if exec.device() == Device::Cuda {
+        return gpu::compress(exec, (values, scores), (weights, &table.frequencies), spec, batch, state, entries);
+    }
     if cpu(check, exec)?.is_none() {
         return Ok(());
     }

@@ -3,8 +3,9 @@
 use super::batch::{Batch, NO_ENTRY, PAGE_TOKENS};
 use super::values::{Rows, activation, cpu, read};
 use crate::cpu::deepseek_v4::index as reference;
+use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
-use pegainfer_core::exec::Exec;
+use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use rayon::prelude::*;
@@ -37,22 +38,27 @@ pub fn select_entries(
         let visible = batch.page_tables.elements() * PAGE_TOKENS / ratio;
         let bytes = q.bytes() + chosen.bytes() + (visible * dim * entries.dtype().size()) as u64;
         let flops = 2 * (q.elements() * visible) as u64;
-        OpRecord::new("select_entries", "scores", &[q, weights, entries], &[chosen], flops).with_bytes(bytes)
+        let reads: Vec<&Tensor> = [q, weights, entries].into_iter().chain(batch.operands()).collect();
+        OpRecord::new("select_entries", "scores", &reads, &[chosen], flops).with_bytes(bytes)
     });
+    if exec.device() == Device::Cuda {
+        return gpu::select_entries(exec, (q, weights, entries), ratio, batch, chosen);
+    }
     let Some(isa) = cpu(check, exec)? else { return Ok(()) };
     let (q, weights, entries, rows) = (read(q), read(weights), Rows::of(entries), batch.rows());
     let of_tokens = rows.of_tokens();
     let choose = |(t, chosen): (usize, &mut [u32])| {
+        chosen.fill(NO_ENTRY);
+        let Some(row) = of_tokens[t] else { return };
         let visible = (rows.positions[t] as usize + 1) / ratio;
         let (q, weights) = (&q[t * heads * dim..][..heads * dim], &weights[t * heads..][..heads]);
-        let entry = |i: usize| entries.row(rows.entry(of_tokens[t], i, PAGE_TOKENS / ratio), dim);
+        let entry = |i: usize| entries.row(rows.entry(row, i, PAGE_TOKENS / ratio), dim);
         let scores: Vec<f32> = match visible > k {
             true => (0..visible).map(|i| reference::score(isa, q, weights, &entry(i))).collect(),
             // Nothing to choose.
             false => vec![0.0; visible],
         };
         let best = reference::top_k(&scores, k);
-        chosen.fill(NO_ENTRY);
         chosen[..best.len()].copy_from_slice(&best);
     };
     chosen.host_mut::<u32>().par_chunks_exact_mut(k).enumerate().for_each(choose);

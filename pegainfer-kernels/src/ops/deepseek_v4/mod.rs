@@ -1,6 +1,6 @@
 //! The ops of DeepSeek-V4. Activations are bf16 or f32, as their tensors say: every op computes in f32 and rounds when
-//! it stores, so that one executor serves the reference's precision and plain f32. On a GPU the GEMMs, the experts, the
-//! compressors, attention and the rings have no kernels.
+//! it stores, so that one executor serves the reference's precision and plain f32. On a GPU the GEMMs and the
+//! experts have no kernels.
 
 mod attention;
 mod batch;

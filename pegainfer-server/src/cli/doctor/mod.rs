@@ -6,7 +6,7 @@ mod models;
 use crate::models::model_path;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use models::Model;
+use models::{Model, Step};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
 use pegainfer_core::record::{OpRecord, Operand};
@@ -14,8 +14,8 @@ use pegainfer_kernels::compare::{Case, compare};
 use pegainfer_kernels::cuda;
 use std::collections::HashSet;
 
-/// Steps whose ops are checked: rows, new tokens of each, context. Every kernel that a batch size chooses is among them.
-const STEPS: [(usize, usize, usize); 13] = [
+/// Steps whose ops are checked. Every kernel that a batch size chooses is among them.
+const STEPS: [Step; 13] = [
     (1, 1, 1024),
     (2, 1, 300),
     (3, 1, 100),
@@ -93,7 +93,7 @@ struct Report {
 impl Report {
     fn model(&mut self, cpu: &mut Exec, gpu: &mut Exec, model: &Model) -> Result<()> {
         println!("{:<27} {:<22} {:<44} {:>10} {:>10}  verdict", "op", "kernel", "shapes", "max error", "relative");
-        for (batch, tokens, context) in STEPS {
+        for &(batch, tokens, context) in STEPS.iter().chain(model.more_steps) {
             let case = model.case(context);
             for record in model.records(batch, tokens, context)? {
                 if self.seen.insert(key(&record, context)) {
@@ -157,7 +157,7 @@ mod tests {
         let mut report = Report::default();
         for model in BUNDLED.iter().map(|model| crate::testing::model_dir().with_file_name(model)) {
             let model = Model::load(&model).unwrap();
-            for (batch, tokens, context) in [(1, 1, 40), (3, 1, 20), (2, 3, 50)] {
+            for (batch, tokens, context) in [(1, 1, 100), (3, 1, 20), (2, 3, 50)] {
                 for record in model.records(batch, tokens, context).unwrap() {
                     if report.seen.insert(key(&record, context)) {
                         report.op(&mut cpu, &mut portable, &record, &model.case(context)).unwrap();

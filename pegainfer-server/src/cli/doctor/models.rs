@@ -10,7 +10,7 @@ use pegainfer_core::schedule::SampleRow;
 use pegainfer_core::tensor::DType;
 #[cfg(feature = "deepseek-v4")]
 use pegainfer_deepseek_v4 as deepseek_v4;
-use pegainfer_kernels::compare::{Case, is_known};
+use pegainfer_kernels::compare::Case;
 use pegainfer_kernels::ops::{self, HeadShape};
 use pegainfer_kernels::runtime::{self, Model as _};
 use pegainfer_qwen3_4b::{self as qwen3, Qwen3};
@@ -19,6 +19,9 @@ use pegainfer_qwen35_4b::{self as qwen35, Qwen35};
 use std::path::Path;
 use std::sync::Arc;
 
+/// Rows of a step, tokens that each adds, and tokens of its context.
+pub type Step = (usize, usize, usize);
+
 /// A model of a family that runs on a GPU.
 pub struct Model {
     /// Heads of full attention.
@@ -26,7 +29,9 @@ pub struct Model {
     rope_theta: f64,
     /// Rows and columns of a matrix of dummy weights.
     matrix: [usize; 2],
-    /// The ops of a step of rows, tokens that each adds, and tokens of its context, see [`records`].
+    /// Steps that are checked besides those of every model.
+    pub more_steps: &'static [Step],
+    /// The ops of a step, see [`records`].
     records: Box<dyn Fn(usize, usize, usize) -> Result<Vec<OpRecord>>>,
 }
 
@@ -66,14 +71,14 @@ impl Model {
     fn qwen3(config: qwen3::config::Config) -> Self {
         let (shape, rope_theta) = (config.shape, config.rope_theta);
         let matrix = [config.hidden_size, config.intermediate_size];
-        Self { shape, rope_theta, matrix, records: records::<Qwen3>(config) }
+        Self { shape, rope_theta, matrix, more_steps: &[], records: records::<Qwen3>(config) }
     }
 
     #[cfg(feature = "qwen35")]
     fn qwen35(config: qwen35::config::Config) -> Self {
         let (shape, rope_theta) = (config.shape, config.rope_theta);
         let matrix = [config.hidden_size, config.intermediate_size];
-        Self { shape, rope_theta, matrix, records: records::<Qwen35>(config) }
+        Self { shape, rope_theta, matrix, more_steps: &[], records: records::<Qwen35>(config) }
     }
 
     #[cfg(feature = "deepseek-v4")]
@@ -83,7 +88,9 @@ impl Model {
         let matrix = [config.hidden_size, config.hidden_size];
         let rope_theta = config.rope_theta;
         let records = Box::new(move |batch, tokens, context| deepseek_v4_records(&config, (batch, tokens, context)));
-        Self { shape, rope_theta, matrix, records }
+        // More entries than a token attends to.
+        let more_steps = &[(1, 1, 20_000), (3, 1, 9000), (4, 40, 3000)];
+        Self { shape, rope_theta, matrix, more_steps, records }
     }
 
     /// What its calls do not say in shapes.
@@ -123,8 +130,10 @@ fn deepseek_v4_records(config: &deepseek_v4::config::Config, step: (usize, usize
         let launched = |record: &OpRecord| record.op != "hyper_mix" || numerics.activations == DType::Bf16;
         records.extend(of_step.into_iter().filter(launched));
         records.extend(sum_over_ranks([step.0 * step.1, config.hidden_size], numerics.activations)?);
+        records.extend(copied_slot([step.0 + 1, deepseek_v4::config::WINDOW, config.head_dim], numerics.activations)?);
     }
-    records.retain(is_known);
+    // They have no CUDA kernels.
+    records.retain(|record| !["matmul", "grouped_matmul", "routed_experts", "shared_expert"].contains(&record.op));
     Ok(records)
 }
 
@@ -136,6 +145,16 @@ fn sum_over_ranks(shape: [usize; 2], activations: DType) -> Result<Vec<OpRecord>
     let mut out = meta.tensor("output", &shape, activations)?;
     let (stored, records) = meta.recording(|exec| ops::deepseek_v4::store_sum(exec, &sum, &mut out));
     stored?;
+    Ok(records)
+}
+
+/// The op that gives a sequence the state of a prefix, which a step of sequences in their slots does not have.
+#[cfg(feature = "deepseek-v4")]
+fn copied_slot(shape: [usize; 3], activations: DType) -> Result<Vec<OpRecord>> {
+    let mut meta = Exec::meta()?;
+    let mut rings = meta.tensor("window", &shape, activations)?;
+    let (copied, records) = meta.recording(|exec| ops::deepseek_v4::copy_slot(exec, &mut rings, 0, 1));
+    copied?;
     Ok(records)
 }
 

@@ -1,0 +1,331 @@
+// DeepSeek-V4's sparse attention: every head of a token over one list of keys, which are the values, too, with a sink.
+//
+//   l[k] = q · key[k] / sqrt(dim);  out = Σ_k exp(l[k]) key[k] / (Σ_k exp(l[k]) + exp(sink))
+//
+// The list of a token: its window, oldest first, of this step or from the ring of its slot; then the compressed entries that
+// it sees, ascending: none, all complete ones, or the chosen ones.
+//
+//   sparse_attention_bf16: FlashAttention-2 (arXiv 2307.08691) by mma.sync. A block has a token and 16 heads (M), a warp
+//                          128 of the dimensions. An iteration takes 16 keys: each warp loads its dimensions of them once, from
+//                          memory to registers, for both GEMMs (movmatrix transposes them for the second one), and the warps add
+//                          up their parts of the scores through shared memory, in order.
+//   sparse_attention_f32:  a warp has a head, and a lane every 32nd dimension
+//
+// Keys are taken in chunks of 128 of the list. In bf16 each chunk has a softmax of its own, and the chunks are merged in order:
+// what a token gets depends on its list alone. Weights are rounded to bf16 before the second GEMM, not in the denominator. All
+// GPUs. Bound by the latency of loads where tokens are few, then by the L2. Reference: src/cpu/deepseek_v4/attention.rs.
+#include "deepseek_v4_batch.cuh"
+#include "frag.cuh"
+#include "abi/deepseek_v4_attention.h"
+
+using namespace limits::deepseek_v4_attention;
+
+constexpr uint32_t kChunk = 128;                    // keys whose addresses a block has at once
+constexpr uint32_t kTile = 16;                      // keys of an iteration
+constexpr uint32_t kSteps = kWarpDim / 32;          // vectors of a key that a lane has
+constexpr uint32_t kMostWarps = kMaxDim / kWarpDim; // of a block
+constexpr uint32_t kAccumulators = kWarpDim / 8;    // of the output, of a warp
+
+// Where the keys of tokens are.
+template <typename T> struct Lists {
+    Batch batch;
+    const T *kv;            // [tokens, dim]
+    const T *rings;         // [slot_count, window, dim]
+    const T *entries;       // [entry_pages, per_page, dim]; not read if per_page is 0
+    const uint32_t *chosen; // [tokens, k]; not read if k is 0: all complete entries
+    uint32_t dim, window, slot_count, entry_pages, per_page, k;
+};
+
+// The list of one token.
+template <typename T> struct List {
+    Sequence sequence;
+    const uint32_t *chosen;
+    uint32_t oldest; // position of the first key
+    uint32_t recent; // keys of the window
+    uint32_t keys;   // all
+
+    __device__ __forceinline__ List(const Lists<T> &x, uint32_t t) {
+        sequence = sequence_of(x.batch, t, x.slot_count);
+        keys = 0;
+        if (sequence.pads()) return;
+        uint32_t position = x.batch.positions[t];
+        recent = min(position + 1, x.window), oldest = position + 1 - recent;
+        uint32_t complete = x.per_page ? (position + 1) / (kPageTokens / x.per_page) : 0;
+        keys = recent + (x.k ? min(complete, x.k) : complete);
+        chosen = x.chosen + size_t(t) * x.k;
+    }
+
+    // Key `i`; null behind the end of the list.
+    __device__ __forceinline__ const T *key(const Lists<T> &x, uint32_t i) const {
+        if (i >= keys) return nullptr;
+        if (i < recent) {
+            size_t at;
+            const T *from = is_fresh(sequence, oldest + i, x.window, at) ? x.kv : x.rings;
+            return from + at * x.dim;
+        }
+        i -= recent;
+        if (x.k) i = chosen[i];
+        if (i == kNoEntry) return nullptr;
+        return x.entries + entry_of(x.batch, sequence.row, i, x.per_page, x.entry_pages) * x.dim;
+    }
+};
+
+// Puts the addresses of the chunk's keys where the block finds them; ends with a barrier.
+template <typename T>
+__device__ __forceinline__ void find_keys(const Lists<T> &x, const List<T> &list, uint32_t first, const T **found) {
+    __syncthreads(); // the chunk before was read
+    for (uint32_t i = threadIdx.x; i < kChunk; i += blockDim.x) found[i] = list.key(x, first + i);
+    __syncthreads();
+}
+
+// A softmax over some keys, of two rows of heads, in powers of two: numerators and denominators relative to 2^max.
+struct Rows {
+    float max[2], sum[2];
+};
+
+struct MmaShared {
+    const bf16 *keys[kChunk];
+    float4 scores[2][kMostWarps][2][32];          // of two iterations in turn: each warp's part of two tiles of 8 keys
+    float total[4 * kAccumulators][32 * kMostWarps]; // the merged chunks' numerators, each thread's own
+};
+
+// 16 keys' vectors of a lane: the dimensions 32 c + 8 quad on of keys `group` and `group` + 8.
+struct Keys {
+    uint4 x[2][kSteps];
+};
+
+__device__ __forceinline__ Keys load_keys(const bf16 *const *keys, uint32_t first_dim, uint32_t steps) {
+    uint32_t lane = threadIdx.x % 32;
+    Keys out;
+#pragma unroll
+    for (uint32_t n = 0; n < 2; ++n) {
+        const bf16 *key = keys[8 * n + lane / 4];
+#pragma unroll
+        for (uint32_t c = 0; c < kSteps; ++c)
+            out.x[n][c] = key && c < steps ? load16(key + first_dim + 32 * c + 8 * (lane % 4)) : make_uint4(0, 0, 0, 0);
+    }
+    return out;
+}
+
+// This warp's dimensions of 16 heads as operand A.
+struct Queries {
+    uint4 low[kSteps], high[kSteps];
+};
+
+// The scores of 16 keys, all warps' parts added up.
+__device__ __forceinline__ void score_tile(const Queries &q, const Keys &keys, float4 (&parts)[kMostWarps][2][32],
+                                           Accumulator (&s)[2]) {
+    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+#pragma unroll
+    for (uint32_t n = 0; n < 2; ++n) {
+        Accumulator part = {};
+#pragma unroll
+        for (uint32_t c = 0; c < kSteps; ++c) mma32(part, q.low[c], q.high[c], keys.x[n][c]);
+        parts[warp][n][lane] = make_float4(part[0], part[1], part[2], part[3]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (uint32_t n = 0; n < 2; ++n) {
+        float4 sum = parts[0][n][lane];
+        for (uint32_t w = 1; w < warps; ++w) {
+            float4 part = parts[w][n][lane];
+            sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+        }
+        s[n] = {sum.x, sum.y, sum.z, sum.w};
+    }
+}
+
+// Adds 16 keys to a softmax. `present`: for this lane's four columns, those of both tiles, whether there is a key.
+__device__ __forceinline__ void add_tile(Accumulator (&s)[2], const Keys &keys, const bool (&present)[2][2], float scale,
+                                         Rows &rows, Accumulator (&o)[kAccumulators]) {
+#pragma unroll
+    for (uint32_t r = 0; r < 2; ++r) {
+        float most = rows.max[r];
+#pragma unroll
+        for (uint32_t n = 0; n < 2; ++n)
+#pragma unroll
+            for (uint32_t j = 0; j < 2; ++j) {
+                float &x = s[n][2 * r + j];
+                x = present[n][j] ? x * scale : -INFINITY;
+                most = fmaxf(most, x);
+            }
+        most = reduce_quad(most, Max());
+        float base = most == -INFINITY ? 0.f : most; // no key so far: all weights are 0
+        float rescale = exp2_approx(rows.max[r] - base);
+        rows.max[r] = most;
+        rows.sum[r] *= rescale;
+#pragma unroll
+        for (uint32_t n = 0; n < 2; ++n)
+#pragma unroll
+            for (uint32_t j = 0; j < 2; ++j) {
+                float &x = s[n][2 * r + j];
+                x = exp2_approx(x - base);
+                rows.sum[r] += x; // as it is; operand A is rounded
+            }
+#pragma unroll
+        for (uint32_t i = 0; i < kAccumulators; ++i) o[i][2 * r] *= rescale, o[i][2 * r + 1] *= rescale;
+    }
+    uint4 p = operand_a(s[0], s[1]);
+#pragma unroll
+    for (uint32_t i = 0; i < kAccumulators; ++i) {
+        const uint32_t *low = reinterpret_cast<const uint32_t *>(&keys.x[0][i / 4]);
+        const uint32_t *high = reinterpret_cast<const uint32_t *>(&keys.x[1][i / 4]);
+        mma(o[i], p, transposed(low[i % 4]), transposed(high[i % 4]));
+    }
+}
+
+// Dimension, among the warp's, of the first of the two columns that a lane has in accumulator `i` of the output.
+__device__ __forceinline__ uint32_t dimension(uint32_t i) { return i / 4 * 32 + threadIdx.x % 4 * 8 + i % 4 * 2; }
+
+// The softmax of one chunk of the list.
+__device__ __forceinline__ Rows attend_chunk(const Queries &q, MmaShared &shared, uint32_t keys, uint32_t first_dim,
+                                             uint32_t steps, float scale, Accumulator (&o)[kAccumulators]) {
+    uint32_t quad = threadIdx.x % 4;
+    Rows rows = {{-INFINITY, -INFINITY}, {0.f, 0.f}};
+#pragma unroll
+    for (uint32_t i = 0; i < kAccumulators; ++i) o[i] = {};
+    Keys next = load_keys(shared.keys, first_dim, steps);
+    for (uint32_t first = 0; first < keys; first += kTile) {
+        Keys tile = next;
+        bool present[2][2];
+#pragma unroll
+        for (uint32_t n = 0; n < 2; ++n)
+#pragma unroll
+            for (uint32_t j = 0; j < 2; ++j) present[n][j] = shared.keys[first + 8 * n + 2 * quad + j] != nullptr;
+        if (first + kTile < keys) next = load_keys(shared.keys + first + kTile, first_dim, steps);
+        Accumulator s[2];
+        score_tile(q, tile, shared.scores[first / kTile % 2], s);
+        add_tile(s, tile, present, scale, rows, o);
+    }
+#pragma unroll
+    for (uint32_t r = 0; r < 2; ++r) rows.sum[r] = reduce_quad(rows.sum[r], Add());
+    return rows;
+}
+
+// Adds a chunk to the merged ones before it.
+__device__ __forceinline__ void merge(Rows &all, const Rows &chunk, MmaShared &shared,
+                                      const Accumulator (&o)[kAccumulators]) {
+    float before[2], own[2];
+#pragma unroll
+    for (uint32_t r = 0; r < 2; ++r) {
+        float most = fmaxf(all.max[r], chunk.max[r]);
+        float base = most == -INFINITY ? 0.f : most;
+        before[r] = exp2_approx(all.max[r] - base), own[r] = exp2_approx(chunk.max[r] - base);
+        all.sum[r] = fmaf(all.sum[r], before[r], chunk.sum[r] * own[r]);
+        all.max[r] = most;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kAccumulators; ++i)
+#pragma unroll
+        for (uint32_t j = 0; j < 4; ++j) {
+            float &total = shared.total[4 * i + j][threadIdx.x];
+            total = fmaf(total, before[j / 2], o[i][j] * own[j / 2]);
+        }
+}
+
+// Grid: tokens, groups of kMmaHeads; a warp each 128 dimensions.
+extern "C" __global__ __launch_bounds__(32 * kMaxDim / kWarpDim, 2) void sparse_attention_bf16(
+    const bf16 *__restrict__ q,              // [tokens, heads, dim]
+    const bf16 *__restrict__ kv,             // [tokens, dim]
+    const bf16 *__restrict__ rings,          // [slot_count, window, dim]
+    const bf16 *__restrict__ entries,        // [entry_pages, per_page, dim]; not read if per_page is 0
+    const uint32_t *__restrict__ chosen,     // [tokens, k]; not read if k is 0
+    const float *__restrict__ sink,          // [heads]
+    const uint32_t *__restrict__ qo_indptr,  // [rows + 1]
+    const uint32_t *__restrict__ positions,  // [tokens]
+    const uint32_t *__restrict__ slots,      // [rows]
+    const uint32_t *__restrict__ page_tables, // [rows, pages]
+    bf16 *__restrict__ out,                  // [tokens, heads, dim]
+    uint32_t rows, uint32_t pages, uint32_t slot_count, uint32_t window, uint32_t entry_pages, uint32_t per_page,
+    uint32_t k, uint32_t heads, uint32_t dim, float scale) {
+    __shared__ MmaShared shared;
+    Lists<bf16> lists = {{qo_indptr, positions, slots, page_tables, rows, pages},
+                         kv, rings, entries, chosen, dim, window, slot_count, entry_pages, per_page, k};
+    List<bf16> list(lists, blockIdx.x);
+    uint32_t lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
+    uint32_t first_dim = threadIdx.x / 32 * kWarpDim, steps = min(dim - first_dim, kWarpDim) / 32;
+    uint32_t head[2] = {blockIdx.y * kMmaHeads + group, blockIdx.y * kMmaHeads + group + 8};
+
+    // Heads beyond the end repeat the last one; what they give is not written.
+    Queries queries;
+#pragma unroll
+    for (uint32_t r = 0; r < 2; ++r) {
+        const bf16 *from = q + (size_t(blockIdx.x) * heads + min(head[r], heads - 1)) * dim + first_dim + 8 * quad;
+#pragma unroll
+        for (uint32_t c = 0; c < kSteps; ++c)
+            (r ? queries.high : queries.low)[c] = c < steps ? load16(from + 32 * c) : make_uint4(0, 0, 0, 0);
+    }
+
+    scale *= kLog2E;
+    Rows all = {{-INFINITY, -INFINITY}, {0.f, 0.f}};
+#pragma unroll
+    for (uint32_t i = 0; i < 4 * kAccumulators; ++i) shared.total[i][threadIdx.x] = 0.f;
+    for (uint32_t first = 0; first < list.keys; first += kChunk) {
+        Accumulator o[kAccumulators];
+        find_keys(lists, list, first, shared.keys);
+        Rows chunk = attend_chunk(queries, shared, min(list.keys - first, kChunk), first_dim, steps, scale, o);
+        merge(all, chunk, shared, o);
+    }
+
+#pragma unroll
+    for (uint32_t r = 0; r < 2; ++r) {
+        if (head[r] >= heads) continue;
+        // The sink is a score without a value.
+        float last = sink[head[r]] * kLog2E, most = fmaxf(all.max[r], last);
+        float rescale = exp2_approx(all.max[r] - most), sum = fmaf(all.sum[r], rescale, exp2_approx(last - most));
+        bf16 *to = out + (size_t(blockIdx.x) * heads + head[r]) * dim + first_dim;
+#pragma unroll
+        for (uint32_t i = 0; i < kAccumulators; ++i)
+            if (i / 4 < steps)
+                put(to + dimension(i), shared.total[4 * i + 2 * r][threadIdx.x] * rescale / sum,
+                    shared.total[4 * i + 2 * r + 1][threadIdx.x] * rescale / sum);
+    }
+}
+
+// Grid: tokens, groups of heads, one a warp.
+extern "C" __global__ __launch_bounds__(kF32Threads) void sparse_attention_f32(
+    const float *__restrict__ q,             // [tokens, heads, dim]
+    const float *__restrict__ kv,            // [tokens, dim]
+    const float *__restrict__ rings,         // [slot_count, window, dim]
+    const float *__restrict__ entries,       // [entry_pages, per_page, dim]; not read if per_page is 0
+    const uint32_t *__restrict__ chosen,     // [tokens, k]; not read if k is 0
+    const float *__restrict__ sink,          // [heads]
+    const uint32_t *__restrict__ qo_indptr,  // [rows + 1]
+    const uint32_t *__restrict__ positions,  // [tokens]
+    const uint32_t *__restrict__ slots,      // [rows]
+    const uint32_t *__restrict__ page_tables, // [rows, pages]
+    float *__restrict__ out,                 // [tokens, heads, dim]
+    uint32_t rows, uint32_t pages, uint32_t slot_count, uint32_t window, uint32_t entry_pages, uint32_t per_page,
+    uint32_t k, uint32_t heads, uint32_t dim, float scale) {
+    __shared__ const float *keys[kChunk];
+    constexpr uint32_t kOwn = kMaxDim / 32; // dimensions of a lane, at most
+    Lists<float> lists = {{qo_indptr, positions, slots, page_tables, rows, pages},
+                          kv, rings, entries, chosen, dim, window, slot_count, entry_pages, per_page, k};
+    List<float> list(lists, blockIdx.x);
+    uint32_t lane = threadIdx.x % 32, steps = dim / 32, head = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32;
+    size_t at = (size_t(blockIdx.x) * heads + min(head, heads - 1)) * dim + lane;
+    float query[kOwn], o[kOwn] = {}, most = sink[min(head, heads - 1)], sum = 1.f; // begins with the sink
+#pragma unroll
+    for (uint32_t i = 0; i < kOwn; ++i) query[i] = i < steps ? q[at + 32 * i] : 0.f;
+    for (uint32_t first = 0; first < list.keys; first += kChunk) {
+        find_keys(lists, list, first, keys);
+        for (uint32_t j = 0; j < min(list.keys - first, kChunk); ++j) {
+            if (!keys[j]) continue;
+            float key[kOwn], dot = 0.f;
+#pragma unroll
+            for (uint32_t i = 0; i < kOwn; ++i) {
+                key[i] = i < steps ? keys[j][lane + 32 * i] : 0.f;
+                dot = fmaf(query[i], key[i], dot);
+            }
+            float l = warp_sum(dot) * scale, larger = fmaxf(most, l);
+            float rescale = expf(most - larger), p = expf(l - larger);
+            most = larger, sum = fmaf(sum, rescale, p);
+#pragma unroll
+            for (uint32_t i = 0; i < kOwn; ++i) o[i] = fmaf(o[i], rescale, p * key[i]);
+        }
+    }
+    if (head >= heads) return;
+#pragma unroll
+    for (uint32_t i = 0; i < kOwn; ++i)
+        if (i < steps) out[at + 32 * i] = o[i] / sum;
+}

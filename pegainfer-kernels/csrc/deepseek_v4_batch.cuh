@@ -1,0 +1,62 @@
+// The ragged batch of a DeepSeek-V4 step, as its kernels read it: everything about lengths comes from device memory, so that a
+// grid depends on shapes alone. See `ops::deepseek_v4::Batch`; reference: src/cpu/deepseek_v4/batch.rs.
+//
+// A row whose slot is kNoSlot pads the step: it has no state, and its positions and pages may hold anything. So may
+// tokens behind the last row. Any other slot or page outside of its tensor stops the kernel.
+#pragma once
+#include "deepseek_v4.cuh"
+#include "limits.h"
+
+constexpr uint32_t kPageTokens = 128; // of a page of compressed entries
+
+struct Batch {
+    const uint32_t *indptr;    // [rows + 1]: row b owns tokens indptr[b] to indptr[b + 1] - 1
+    const uint32_t *positions; // [tokens], in a row one after another
+    const uint32_t *slots;     // [rows]
+    const uint32_t *tables;    // [rows, pages]
+    uint32_t rows, pages;
+};
+
+// The row of one token.
+struct Sequence {
+    uint32_t row;
+    uint32_t first, end; // its tokens of this step
+    uint32_t start;      // position of the first of them
+    uint32_t slot;       // kNoSlot: the row pads the step
+
+    __device__ __forceinline__ bool pads() const { return slot == limits::kv_cache::kNoSlot; }
+};
+
+// The row of token `t`, by binary search. `slots`: how many there are.
+__device__ __forceinline__ Sequence sequence_of(const Batch &batch, uint32_t t, uint32_t slots) {
+    uint32_t row = 0;
+    for (uint32_t end = batch.rows; end - row > 1;) {
+        uint32_t middle = (row + end) / 2;
+        if (batch.indptr[middle] <= t) row = middle;
+        else end = middle;
+    }
+    Sequence s = {row, batch.indptr[row], batch.indptr[row + 1], 0, batch.slots[row]};
+    if (t >= s.end) s.slot = limits::kv_cache::kNoSlot;
+    if (s.pads()) return s;
+    if (s.slot >= slots) __trap();
+    s.start = batch.positions[s.first];
+    return s;
+}
+
+// Whether the row of `position`, of which a ring of `ring` rows a slot keeps the newest, is among the tokens of this step; `at`
+// is its row there, or among the rows of all rings.
+__device__ __forceinline__ bool is_fresh(const Sequence &s, uint32_t position, uint32_t ring, size_t &at) {
+    bool fresh = position >= s.start;
+    at = fresh ? s.first + (position - s.start) : size_t(s.slot) * ring + position % ring;
+    return fresh;
+}
+
+// Index of compressed entry `i` of a row in a cache of `pages` pages with `per_page` entries each.
+__device__ __forceinline__ size_t entry_of(const Batch &batch, uint32_t row, uint32_t i, uint32_t per_page,
+                                           uint32_t pages) {
+    uint32_t column = i / per_page;
+    if (column >= batch.pages) __trap();
+    uint32_t page = batch.tables[size_t(row) * batch.pages + column];
+    if (page >= pages) __trap();
+    return size_t(page) * per_page + i % per_page;
+}

@@ -1,0 +1,185 @@
+// DeepSeek-V4's compressors: `ratio` tokens become one entry, entries in bf16 or f32.
+//
+//   score' = score + bias[position % ratio]
+//   entry[i, c] = Σ_j exp(score'[j, c]) value[j, c] / Σ_j exp(score'[j, c])
+//
+// over the tokens ratio i to ratio i + ratio - 1; with overlap (ratio 4, two halves of channels) also over the `ratio` tokens
+// before those, which give their first half, and these their second. Then RMS norm, RoPE at position ratio i, and the
+// low precision of keys: e4m3 in groups of 64 outside of the rotated part, or for the indexer the Hadamard turn and E2M1
+// in groups of 32.
+//
+//   compress_entries: one block a token, one thread a channel; blocks of tokens that complete no entry end at once
+//   compress_rings:   one block a token: adds the bias to the scores in place, and puts values and scores of the newest
+//                     tokens into the rings, which compress_entries has to have read before
+//
+// All GPUs. Bound by latency. Every rounding is the reference's: exponentials, sines and the sum of squares are taken in f64
+// and rounded once, and products are not fused, because a last bit that differs would move values by a whole step of the
+// low precision. Reference: src/cpu/deepseek_v4/compress.rs, src/ops/deepseek_v4/compress.rs.
+#include "deepseek_v4_batch.cuh"
+#include "abi/deepseek_v4_compress.h"
+#include <cfloat>
+
+using namespace limits::deepseek_v4;
+
+// What an entry is pooled from. `width` is that of a token: dim, or 2 dim with overlap.
+struct Tokens {
+    const float *values, *scores;           // [tokens, width]; scores without bias
+    const float *bias;                      // [ratio, width]
+    const float *value_rings, *score_rings; // [slots, ring, width]; scores with bias
+    uint32_t ratio, ring, width;
+};
+
+// Value and score of one channel of a token.
+__device__ __forceinline__ float2 channel_of(const Tokens &tokens, const Sequence &s, uint32_t position,
+                                             uint32_t channel) {
+    size_t at;
+    if (is_fresh(s, position, tokens.ring, at)) {
+        at = at * tokens.width + channel;
+        float bias = tokens.bias[position % tokens.ratio * tokens.width + channel];
+        return make_float2(tokens.values[at], tokens.scores[at] + bias);
+    }
+    at = at * tokens.width + channel;
+    return make_float2(tokens.value_rings[at], tokens.score_rings[at]);
+}
+
+// Calls f(value, score) for the tokens of entry `i`, in order.
+template <typename F>
+__device__ __forceinline__ void each_token(const Tokens &tokens, const Sequence &s, uint32_t i, uint32_t dim, F f) {
+    uint32_t own = i * tokens.ratio, half = tokens.width - dim; // 0 without overlap
+    if (half > 0 && i > 0)
+        for (uint32_t p = own - tokens.ratio; p < own; ++p) {
+            float2 x = channel_of(tokens, s, p, threadIdx.x);
+            f(x.x, x.y);
+        }
+#pragma unroll 4
+    for (uint32_t p = own; p < own + tokens.ratio; ++p) {
+        float2 x = channel_of(tokens, s, p, half + threadIdx.x);
+        f(x.x, x.y);
+    }
+}
+
+__device__ float pooled(const Tokens &tokens, const Sequence &s, uint32_t i, uint32_t dim) {
+    float most = -INFINITY, sum = 0.f, weighted = 0.f;
+    each_token(tokens, s, i, dim, [&](float, float score) { most = fmaxf(most, score); });
+    each_token(tokens, s, i, dim, [&](float value, float score) {
+        float weight = float(exp(double(score - most)));
+        sum = __fadd_rn(sum, weight);
+        weighted = __fadd_rn(weighted, __fmul_rn(weight, value));
+    });
+    return weighted / sum;
+}
+
+// 1 / sqrt(mean(x²) + eps) over the block, a channel a thread. `warps`: [32].
+__device__ float inverse_rms_of_block(float x, uint32_t dim, float eps, double *warps) {
+    double squares = reduce_lanes(double(x) * double(x), 32, Add());
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = squares;
+    __syncthreads();
+    squares = reduce_lanes(threadIdx.x % 32 < blockDim.x / 32 ? warps[threadIdx.x % 32] : 0., 32, Add());
+    return 1.f / sqrtf(float(squares / double(dim)) + eps);
+}
+
+// The channel, rotated with its neighbour if it is among the last 2 `pairs`.
+__device__ float rotated(float x, uint32_t position, const float *__restrict__ frequencies, uint32_t dim,
+                         uint32_t pairs) {
+    float other = __shfl_xor_sync(kAll, x, 1);
+    uint32_t first = dim - 2 * pairs;
+    if (threadIdx.x < first) return x;
+    double sine, cosine;
+    sincos(double(__fmul_rn(float(position), frequencies[(threadIdx.x - first) / 2])), &sine, &cosine);
+    float along = __fmul_rn(x, float(cosine)), across = __fmul_rn(other, float(sine));
+    return threadIdx.x % 2 ? __fadd_rn(across, along) : __fsub_rn(along, across);
+}
+
+// The channel of the block's row times the Hadamard matrix, over sqrt(dim). `values`: [dim].
+__device__ float turned(float x, uint32_t dim, float *values) {
+    for (uint32_t half = 1; half < dim; half *= 2) {
+        values[threadIdx.x] = x;
+        __syncthreads();
+        float other = values[threadIdx.x ^ half];
+        x = threadIdx.x & half ? other - x : x + other;
+        __syncthreads();
+    }
+    return x * (1.f / sqrtf(float(dim)));
+}
+
+// The channel in e4m3, groups of 64 channels; those from `first` on stay. `warps`: [32].
+__device__ float quantized_key(float x, uint32_t first, float *warps) {
+    float amax = reduce_lanes(fmaxf(fabsf(x), 1e-4f), 32, Max());
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = amax;
+    __syncthreads();
+    if (threadIdx.x >= first) return x;
+    return quantize<E4M3>(x, fmaxf(amax, warps[threadIdx.x / 32 ^ 1]));
+}
+
+template <typename T>
+__device__ void complete_entry(const Tokens &tokens, const Batch &batch, const bf16 *__restrict__ norm,
+                               const float *__restrict__ frequencies, T *__restrict__ entries, uint32_t slots,
+                               uint32_t entry_pages, uint32_t dim, uint32_t pairs, uint32_t index,
+                               uint32_t low_precision, float eps) {
+    __shared__ double squares[32];
+    __shared__ float values[kMaxIndexDim];
+    uint32_t position = batch.positions[blockIdx.x], i = position / tokens.ratio;
+    if (position % tokens.ratio != tokens.ratio - 1) return;
+    Sequence s = sequence_of(batch, blockIdx.x, slots);
+    if (s.pads()) return;
+    float x = rounded<T>(pooled(tokens, s, i, dim));
+    float scale = inverse_rms_of_block(x, dim, eps, squares);
+    x = rounded<T>(__fmul_rn(__fmul_rn(x, scale), to_float(norm[threadIdx.x])));
+    x = rounded<T>(rotated(x, i * tokens.ratio, frequencies, dim, pairs));
+    if (index) {
+        x = rounded<T>(turned(x, dim, values));
+        if (low_precision) x = quantize<E2M1>(x, reduce_lanes(fmaxf(fabsf(x), E2M1::kMax * FLT_MIN), 32, Max()));
+    } else if (low_precision) {
+        x = quantized_key(x, dim - 2 * pairs, values);
+    }
+    size_t at = entry_of(batch, s.row, i, kPageTokens / tokens.ratio, entry_pages);
+    put(entries + at * dim + threadIdx.x, x);
+}
+
+#define KERNELS(SUFFIX, T)                                                                                             \
+    /* Grid: tokens; a thread a channel of an entry. */                                                                \
+    extern "C" __global__ __launch_bounds__(kMaxIndexDim) void compress_entries_##SUFFIX(                              \
+        const float *values,           /* [tokens, width] */                                                           \
+        const float *scores,           /* [tokens, width], without bias */                                             \
+        const float *bias,             /* [ratio, width] */                                                            \
+        const bf16 *norm,              /* [dim] */                                                                     \
+        const float *frequencies,      /* [pairs] */                                                                   \
+        const float *value_rings,      /* [slot_count, ring, width] */                                                 \
+        const float *score_rings,      /* [slot_count, ring, width] */                                                 \
+        const uint32_t *qo_indptr,     /* [rows + 1] */                                                                \
+        const uint32_t *positions,     /* [tokens] */                                                                  \
+        const uint32_t *slots,         /* [rows] */                                                                    \
+        const uint32_t *page_tables,   /* [rows, pages] */                                                             \
+        T *entries,                    /* [entry_pages, 128 / ratio, dim] */                                           \
+        uint32_t rows, uint32_t pages, uint32_t slot_count, uint32_t entry_pages, uint32_t ratio, uint32_t ring,       \
+        uint32_t width, uint32_t dim, uint32_t pairs, uint32_t index, uint32_t low_precision, float eps) {             \
+        complete_entry(Tokens{values, scores, bias, value_rings, score_rings, ratio, ring, width},                     \
+                       {qo_indptr, positions, slots, page_tables, rows, pages}, norm, frequencies, entries,            \
+                       slot_count, entry_pages, dim, pairs, index, low_precision, eps);                                \
+    }
+KERNELS(bf16, bf16)
+KERNELS(f32, float)
+
+// Grid: tokens.
+extern "C" __global__ __launch_bounds__(kRowThreads) void compress_rings(
+    const float *__restrict__ values,       // [tokens, width]
+    const float *__restrict__ bias,         // [ratio, width]
+    const uint32_t *__restrict__ qo_indptr, // [rows + 1]
+    const uint32_t *__restrict__ positions, // [tokens]
+    const uint32_t *__restrict__ slots,     // [rows]
+    float *__restrict__ scores,             // [tokens, width], in place
+    float *__restrict__ value_rings,        // [slot_count, ring, width]
+    float *__restrict__ score_rings,        // [slot_count, ring, width]
+    uint32_t rows, uint32_t slot_count, uint32_t ratio, uint32_t ring, uint32_t width) {
+    uint32_t t = blockIdx.x, position = positions[t];
+    Sequence s = sequence_of({qo_indptr, positions, slots, nullptr, rows, 0}, t, slot_count);
+    // An older token would have its row overwritten by a newer one of this step.
+    bool kept = !s.pads() && t + ring >= s.end;
+    size_t from = size_t(t) * width, to = kept ? (size_t(s.slot) * ring + position % ring) * width : 0;
+    bias += size_t(position % ratio) * width;
+    for (uint32_t i = threadIdx.x; i < width; i += blockDim.x) {
+        float score = scores[from + i] + bias[i];
+        scores[from + i] = score;
+        if (kept) value_rings[to + i] = values[from + i], score_rings[to + i] = score;
+    }
+}
