@@ -9,18 +9,20 @@
 //                          128 of the dimensions. An iteration takes 16 keys: each warp loads its dimensions of them once, from
 //                          memory to registers, for both GEMMs (movmatrix transposes them for the second one), and the warps add
 //                          up their parts of the scores through shared memory, in order.
-//   sparse_attention_f32:  a warp has a head, and a lane every 32nd dimension
+//   sparse_attention_chunks: the same with a block for each chunk of 128 keys, where tokens are few (FlashDecoding: split-KV)
+//   sparse_attention_merge:  merges its partial results
+//   sparse_attention_f32:    a warp has a head, and a lane every 32nd dimension
 //
-// Keys are taken in chunks of 128 of the list. In bf16 each chunk has a softmax of its own, and the chunks are merged in order:
-// what a token gets depends on its list alone. Weights are rounded to bf16 before the second GEMM, not in the denominator. All
-// GPUs. Bound by the latency of loads where tokens are few, then by the L2. Reference: src/cpu/deepseek_v4/attention.rs.
+// Keys are taken in chunks of 128 of the list. In bf16 each chunk has a softmax of its own, and the chunks are merged in order,
+// by one block or by the second kernel, with the same bits: what a token gets depends on its list alone. Weights are rounded to
+// bf16 before the second GEMM, not in the denominator. All GPUs. Bound by the latency of loads where tokens are few, then by
+// the L2. Reference: src/cpu/deepseek_v4/attention.rs.
 #include "deepseek_v4_batch.cuh"
 #include "frag.cuh"
 #include "abi/deepseek_v4_attention.h"
 
 using namespace limits::deepseek_v4_attention;
 
-constexpr uint32_t kChunk = 128;                    // keys whose addresses a block has at once
 constexpr uint32_t kTile = 16;                      // keys of an iteration
 constexpr uint32_t kSteps = kWarpDim / 32;          // vectors of a key that a lane has
 constexpr uint32_t kMostWarps = kMaxDim / kWarpDim; // of a block
@@ -78,15 +80,31 @@ __device__ __forceinline__ void find_keys(const Lists<T> &x, const List<T> &list
     __syncthreads();
 }
 
-// A softmax over some keys, of two rows of heads, in powers of two: numerators and denominators relative to 2^max.
-struct Rows {
-    float max[2], sum[2];
+// A softmax over some keys, in powers of two: denominator, and as many numerators, relative to 2^max.
+struct Softmax {
+    float max = -INFINITY, sum = 0.f;
+
+    // 2^x relative to 2^max; without any key so far all are 0.
+    __device__ __forceinline__ float relative(float x) const { return exp2_approx(x - (max == -INFINITY ? 0.f : max)); }
+
+    // Adds another one. Numerators, too, become before times themselves plus `own` times the other's.
+    __device__ __forceinline__ void merge(const Softmax &other, float &before, float &own) {
+        float old = max;
+        max = fmaxf(max, other.max);
+        before = relative(old), own = relative(other.max);
+        sum = fmaf(sum, before, other.sum * own);
+    }
+
+    // Adds the sink, a score without a value. Numerators times `before` over `sum` are the result.
+    __device__ __forceinline__ void finish(float sink, float &before) {
+        float own;
+        merge({sink * kLog2E, 1.f}, before, own);
+    }
 };
 
 struct MmaShared {
     const bf16 *keys[kChunk];
-    float4 scores[2][kMostWarps][2][32];          // of two iterations in turn: each warp's part of two tiles of 8 keys
-    float total[4 * kAccumulators][32 * kMostWarps]; // the merged chunks' numerators, each thread's own
+    float4 scores[2][kMostWarps][2][32]; // of two iterations in turn: each warp's part of two tiles of 8 keys
 };
 
 // 16 keys' vectors of a lane: the dimensions 32 c + 8 quad on of keys `group` and `group` + 8.
@@ -137,30 +155,28 @@ __device__ __forceinline__ void score_tile(const Queries &q, const Keys &keys, f
 
 // Adds 16 keys to a softmax. `present`: for this lane's four columns, those of both tiles, whether there is a key.
 __device__ __forceinline__ void add_tile(Accumulator (&s)[2], const Keys &keys, const bool (&present)[2][2], float scale,
-                                         Rows &rows, Accumulator (&o)[kAccumulators]) {
+                                         Softmax (&rows)[2], Accumulator (&o)[kAccumulators]) {
 #pragma unroll
     for (uint32_t r = 0; r < 2; ++r) {
-        float most = rows.max[r];
+        float before = rows[r].max, most = before;
 #pragma unroll
         for (uint32_t n = 0; n < 2; ++n)
 #pragma unroll
             for (uint32_t j = 0; j < 2; ++j) {
                 float &x = s[n][2 * r + j];
-                x = present[n][j] ? x * scale : -INFINITY;
+                x = present[n][j] ? __fmul_rn(x, scale) : -INFINITY; // not fused: two kernels give the same bits
                 most = fmaxf(most, x);
             }
-        most = reduce_quad(most, Max());
-        float base = most == -INFINITY ? 0.f : most; // no key so far: all weights are 0
-        float rescale = exp2_approx(rows.max[r] - base);
-        rows.max[r] = most;
-        rows.sum[r] *= rescale;
+        rows[r].max = reduce_quad(most, Max());
+        float rescale = rows[r].relative(before);
+        rows[r].sum = __fmul_rn(rows[r].sum, rescale);
 #pragma unroll
         for (uint32_t n = 0; n < 2; ++n)
 #pragma unroll
             for (uint32_t j = 0; j < 2; ++j) {
                 float &x = s[n][2 * r + j];
-                x = exp2_approx(x - base);
-                rows.sum[r] += x; // as it is; operand A is rounded
+                x = rows[r].relative(x);
+                rows[r].sum += x; // as it is; operand A is rounded
             }
 #pragma unroll
         for (uint32_t i = 0; i < kAccumulators; ++i) o[i][2 * r] *= rescale, o[i][2 * r + 1] *= rescale;
@@ -177,11 +193,11 @@ __device__ __forceinline__ void add_tile(Accumulator (&s)[2], const Keys &keys, 
 // Dimension, among the warp's, of the first of the two columns that a lane has in accumulator `i` of the output.
 __device__ __forceinline__ uint32_t dimension(uint32_t i) { return i / 4 * 32 + threadIdx.x % 4 * 8 + i % 4 * 2; }
 
-// The softmax of one chunk of the list.
-__device__ __forceinline__ Rows attend_chunk(const Queries &q, MmaShared &shared, uint32_t keys, uint32_t first_dim,
-                                             uint32_t steps, float scale, Accumulator (&o)[kAccumulators]) {
+// The softmax of one chunk of the list, of two rows of heads.
+__device__ __forceinline__ void attend_chunk(const Queries &q, MmaShared &shared, uint32_t keys, uint32_t first_dim,
+                                             uint32_t steps, float scale, Softmax (&rows)[2],
+                                             Accumulator (&o)[kAccumulators]) {
     uint32_t quad = threadIdx.x % 4;
-    Rows rows = {{-INFINITY, -INFINITY}, {0.f, 0.f}};
 #pragma unroll
     for (uint32_t i = 0; i < kAccumulators; ++i) o[i] = {};
     Keys next = load_keys(shared.keys, first_dim, steps);
@@ -198,87 +214,168 @@ __device__ __forceinline__ Rows attend_chunk(const Queries &q, MmaShared &shared
         add_tile(s, tile, present, scale, rows, o);
     }
 #pragma unroll
-    for (uint32_t r = 0; r < 2; ++r) rows.sum[r] = reduce_quad(rows.sum[r], Add());
-    return rows;
+    for (uint32_t r = 0; r < 2; ++r) rows[r].sum = reduce_quad(rows[r].sum, Add());
 }
 
-// Adds a chunk to the merged ones before it.
-__device__ __forceinline__ void merge(Rows &all, const Rows &chunk, MmaShared &shared,
-                                      const Accumulator (&o)[kAccumulators]) {
-    float before[2], own[2];
+// What a block of the kernels by mma.sync has: a token, 16 heads, and of each warp its dimensions.
+struct Part {
+    uint32_t heads, dim, head[2]; // head of each row of this lane's accumulators
+    uint32_t first_dim, steps;    // vectors of its dimensions
+
+    __device__ __forceinline__ Part(uint32_t heads, uint32_t dim) : heads(heads), dim(dim) {
+        first_dim = threadIdx.x / 32 * kWarpDim, steps = min(dim - first_dim, kWarpDim) / 32;
+        head[0] = blockIdx.y * kMmaHeads + threadIdx.x % 32 / 4, head[1] = head[0] + 8;
+    }
+
+    // Where the warp's dimensions of a row begin in [tokens, heads, dim]; heads beyond the end repeat the last one.
+    __device__ __forceinline__ size_t row(uint32_t r) const {
+        return (size_t(blockIdx.x) * heads + min(head[r], heads - 1)) * dim + first_dim;
+    }
+
+    __device__ __forceinline__ Queries load_queries(const bf16 *__restrict__ q) const {
+        Queries out;
 #pragma unroll
-    for (uint32_t r = 0; r < 2; ++r) {
-        float most = fmaxf(all.max[r], chunk.max[r]);
-        float base = most == -INFINITY ? 0.f : most;
-        before[r] = exp2_approx(all.max[r] - base), own[r] = exp2_approx(chunk.max[r] - base);
-        all.sum[r] = fmaf(all.sum[r], before[r], chunk.sum[r] * own[r]);
-        all.max[r] = most;
+        for (uint32_t r = 0; r < 2; ++r)
+#pragma unroll
+            for (uint32_t c = 0; c < kSteps; ++c)
+                (r ? out.high : out.low)[c] =
+                    c < steps ? load16(q + row(r) + 32 * c + threadIdx.x % 4 * 8) : make_uint4(0, 0, 0, 0);
+        return out;
+    }
+};
+
+// Grid: tokens, groups of 16 heads; a warp each 128 dimensions.
+extern "C" __global__ __launch_bounds__(32 * kMaxDim / kWarpDim, 2) void sparse_attention_bf16(
+    const bf16 *__restrict__ q,               // [tokens, heads, dim]
+    const bf16 *__restrict__ kv,              // [tokens, dim]
+    const bf16 *__restrict__ rings,           // [slot_count, window, dim]
+    const bf16 *__restrict__ entries,         // [entry_pages, per_page, dim]; not read if per_page is 0
+    const uint32_t *__restrict__ chosen,      // [tokens, k]; not read if k is 0
+    const float *__restrict__ sink,           // [heads]
+    const uint32_t *__restrict__ qo_indptr,   // [rows + 1]
+    const uint32_t *__restrict__ positions,   // [tokens]
+    const uint32_t *__restrict__ slots,       // [rows]
+    const uint32_t *__restrict__ page_tables, // [rows, pages]
+    bf16 *__restrict__ out,                   // [tokens, heads, dim]
+    uint32_t rows, uint32_t pages, uint32_t slot_count, uint32_t window, uint32_t entry_pages, uint32_t per_page,
+    uint32_t k, uint32_t heads, uint32_t dim, float scale) {
+    __shared__ MmaShared shared;
+    __shared__ float total[4 * kAccumulators][32 * kMostWarps]; // the merged chunks' numerators, each thread's own
+    Lists<bf16> lists = {{qo_indptr, positions, slots, page_tables, rows, pages},
+                         kv, rings, entries, chosen, dim, window, slot_count, entry_pages, per_page, k};
+    List<bf16> list(lists, blockIdx.x);
+    Part part(heads, dim);
+    Queries queries = part.load_queries(q);
+    Softmax all[2];
+#pragma unroll
+    for (uint32_t i = 0; i < 4 * kAccumulators; ++i) total[i][threadIdx.x] = 0.f;
+    for (uint32_t first = 0; first < list.keys; first += kChunk) {
+        Accumulator o[kAccumulators];
+        Softmax chunk[2];
+        float before[2], own[2];
+        find_keys(lists, list, first, shared.keys);
+        attend_chunk(queries, shared, min(list.keys - first, kChunk), part.first_dim, part.steps, scale * kLog2E, chunk, o);
+#pragma unroll
+        for (uint32_t r = 0; r < 2; ++r) all[r].merge(chunk[r], before[r], own[r]);
+#pragma unroll
+        for (uint32_t i = 0; i < kAccumulators; ++i)
+#pragma unroll
+            for (uint32_t j = 0; j < 4; ++j) {
+                float &numerator = total[4 * i + j][threadIdx.x];
+                numerator = fmaf(numerator, before[j / 2], o[i][j] * own[j / 2]);
+            }
     }
 #pragma unroll
-    for (uint32_t i = 0; i < kAccumulators; ++i)
+    for (uint32_t r = 0; r < 2; ++r) {
+        if (part.head[r] >= heads) continue;
+        float rescale;
+        all[r].finish(sink[part.head[r]], rescale);
 #pragma unroll
-        for (uint32_t j = 0; j < 4; ++j) {
-            float &total = shared.total[4 * i + j][threadIdx.x];
-            total = fmaf(total, before[j / 2], o[i][j] * own[j / 2]);
-        }
+        for (uint32_t i = 0; i < kAccumulators; ++i)
+            if (i / 4 < part.steps)
+                put(out + part.row(r) + dimension(i), total[4 * i + 2 * r][threadIdx.x] * rescale / all[r].sum,
+                    total[4 * i + 2 * r + 1][threadIdx.x] * rescale / all[r].sum);
+    }
 }
 
-// Grid: tokens, groups of kMmaHeads; a warp each 128 dimensions.
-extern "C" __global__ __launch_bounds__(32 * kMaxDim / kWarpDim, 2) void sparse_attention_bf16(
-    const bf16 *__restrict__ q,              // [tokens, heads, dim]
-    const bf16 *__restrict__ kv,             // [tokens, dim]
-    const bf16 *__restrict__ rings,          // [slot_count, window, dim]
-    const bf16 *__restrict__ entries,        // [entry_pages, per_page, dim]; not read if per_page is 0
-    const uint32_t *__restrict__ chosen,     // [tokens, k]; not read if k is 0
-    const float *__restrict__ sink,          // [heads]
-    const uint32_t *__restrict__ qo_indptr,  // [rows + 1]
-    const uint32_t *__restrict__ positions,  // [tokens]
-    const uint32_t *__restrict__ slots,      // [rows]
+// Where the partial results of a chunk begin: its numerators [heads, dim], and its softmaxes [heads] behind those of all.
+// `chunks`: of a token, at most.
+struct Partials {
+    float *numerators;
+    Softmax *softmaxes;
+
+    __device__ __forceinline__ Partials(float *all, uint32_t tokens, uint32_t chunks, uint32_t chunk, uint32_t heads,
+                                        uint32_t dim) {
+        size_t at = (size_t(blockIdx.x) * chunks + chunk) * heads;
+        numerators = all + at * dim;
+        softmaxes = reinterpret_cast<Softmax *>(all + size_t(tokens) * chunks * heads * dim) + at;
+    }
+};
+
+// Grid: tokens, groups of 16 heads, chunks; a warp each 128 dimensions.
+extern "C" __global__ __launch_bounds__(32 * kMaxDim / kWarpDim, 2) void sparse_attention_chunks(
+    const bf16 *__restrict__ q,               // [tokens, heads, dim]
+    const bf16 *__restrict__ kv,              // [tokens, dim]
+    const bf16 *__restrict__ rings,           // [slot_count, window, dim]
+    const bf16 *__restrict__ entries,         // [entry_pages, per_page, dim]; not read if per_page is 0
+    const uint32_t *__restrict__ chosen,      // [tokens, k]; not read if k is 0
+    const uint32_t *__restrict__ qo_indptr,   // [rows + 1]
+    const uint32_t *__restrict__ positions,   // [tokens]
+    const uint32_t *__restrict__ slots,       // [rows]
     const uint32_t *__restrict__ page_tables, // [rows, pages]
-    bf16 *__restrict__ out,                  // [tokens, heads, dim]
+    float *__restrict__ partials,             // see Partials
     uint32_t rows, uint32_t pages, uint32_t slot_count, uint32_t window, uint32_t entry_pages, uint32_t per_page,
     uint32_t k, uint32_t heads, uint32_t dim, float scale) {
     __shared__ MmaShared shared;
     Lists<bf16> lists = {{qo_indptr, positions, slots, page_tables, rows, pages},
                          kv, rings, entries, chosen, dim, window, slot_count, entry_pages, per_page, k};
     List<bf16> list(lists, blockIdx.x);
-    uint32_t lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
-    uint32_t first_dim = threadIdx.x / 32 * kWarpDim, steps = min(dim - first_dim, kWarpDim) / 32;
-    uint32_t head[2] = {blockIdx.y * kMmaHeads + group, blockIdx.y * kMmaHeads + group + 8};
-
-    // Heads beyond the end repeat the last one; what they give is not written.
-    Queries queries;
+    uint32_t first = blockIdx.z * kChunk;
+    if (first >= list.keys) return;
+    Part part(heads, dim);
+    Queries queries = part.load_queries(q);
+    Accumulator o[kAccumulators];
+    Softmax chunk[2];
+    find_keys(lists, list, first, shared.keys);
+    attend_chunk(queries, shared, min(list.keys - first, kChunk), part.first_dim, part.steps, scale * kLog2E, chunk, o);
+    Partials to(partials, gridDim.x, gridDim.z, blockIdx.z, heads, dim);
 #pragma unroll
     for (uint32_t r = 0; r < 2; ++r) {
-        const bf16 *from = q + (size_t(blockIdx.x) * heads + min(head[r], heads - 1)) * dim + first_dim + 8 * quad;
-#pragma unroll
-        for (uint32_t c = 0; c < kSteps; ++c)
-            (r ? queries.high : queries.low)[c] = c < steps ? load16(from + 32 * c) : make_uint4(0, 0, 0, 0);
-    }
-
-    scale *= kLog2E;
-    Rows all = {{-INFINITY, -INFINITY}, {0.f, 0.f}};
-#pragma unroll
-    for (uint32_t i = 0; i < 4 * kAccumulators; ++i) shared.total[i][threadIdx.x] = 0.f;
-    for (uint32_t first = 0; first < list.keys; first += kChunk) {
-        Accumulator o[kAccumulators];
-        find_keys(lists, list, first, shared.keys);
-        Rows chunk = attend_chunk(queries, shared, min(list.keys - first, kChunk), first_dim, steps, scale, o);
-        merge(all, chunk, shared, o);
-    }
-
-#pragma unroll
-    for (uint32_t r = 0; r < 2; ++r) {
-        if (head[r] >= heads) continue;
-        // The sink is a score without a value.
-        float last = sink[head[r]] * kLog2E, most = fmaxf(all.max[r], last);
-        float rescale = exp2_approx(all.max[r] - most), sum = fmaf(all.sum[r], rescale, exp2_approx(last - most));
-        bf16 *to = out + (size_t(blockIdx.x) * heads + head[r]) * dim + first_dim;
+        uint32_t head = part.head[r];
+        if (head >= heads) continue;
+        if (threadIdx.x < 32 && threadIdx.x % 4 == 0) to.softmaxes[head] = chunk[r];
 #pragma unroll
         for (uint32_t i = 0; i < kAccumulators; ++i)
-            if (i / 4 < steps)
-                put(to + dimension(i), shared.total[4 * i + 2 * r][threadIdx.x] * rescale / sum,
-                    shared.total[4 * i + 2 * r + 1][threadIdx.x] * rescale / sum);
+            if (i / 4 < part.steps)
+                put(to.numerators + size_t(head) * dim + part.first_dim + dimension(i), o[i][2 * r], o[i][2 * r + 1]);
+    }
+}
+
+// Grid: tokens, heads.
+extern "C" __global__ __launch_bounds__(kMergeThreads) void sparse_attention_merge(
+    const float *partials,                    // see Partials
+    const float *__restrict__ sink,           // [heads]
+    const uint32_t *__restrict__ qo_indptr,   // [rows + 1]
+    const uint32_t *__restrict__ positions,   // [tokens]
+    const uint32_t *__restrict__ slots,       // [rows]
+    bf16 *__restrict__ out,                   // [tokens, heads, dim]
+    uint32_t rows, uint32_t slot_count, uint32_t window, uint32_t per_page, uint32_t k, uint32_t heads, uint32_t dim,
+    uint32_t chunks) {
+    Lists<bf16> lists = {};
+    lists.batch = {qo_indptr, positions, slots, nullptr, rows, 0};
+    lists.window = window, lists.slot_count = slot_count, lists.per_page = per_page, lists.k = k;
+    List<bf16> list(lists, blockIdx.x);
+    uint32_t head = blockIdx.y;
+    for (uint32_t i = threadIdx.x; i < dim; i += blockDim.x) {
+        Softmax all;
+        float numerator = 0.f, before, own;
+        for (uint32_t c = 0; c * kChunk < list.keys; ++c) {
+            Partials from(const_cast<float *>(partials), gridDim.x, chunks, c, heads, dim);
+            all.merge(from.softmaxes[head], before, own);
+            numerator = fmaf(numerator, before, from.numerators[size_t(head) * dim + i] * own);
+        }
+        all.finish(sink[head], before);
+        put(out + (size_t(blockIdx.x) * heads + head) * dim + i, numerator * before / all.sum);
     }
 }
 

@@ -13,7 +13,7 @@
 //                     tokens into the rings, which compress_entries has to have read before
 //
 // All GPUs. Bound by latency. Every rounding is the reference's: exponentials, sines and the sum of squares are taken in f64
-// and rounded once, and products are not fused, because a last bit that differs would move values by a whole step of the
+// and rounded once, and multiplications are not fused, because another last bit would move values by a whole step of the
 // low precision. Reference: src/cpu/deepseek_v4/compress.rs, src/ops/deepseek_v4/compress.rs.
 #include "deepseek_v4_batch.cuh"
 #include "abi/deepseek_v4_compress.h"

@@ -63,6 +63,10 @@ limits! {
         WARP_DIM: uint = 128;
         /// Heads of a block, for keys in bf16.
         MMA_HEADS: uint = 16;
+        /// Keys of a list that have a softmax of their own.
+        CHUNK: uint = 128;
+        /// Threads of a block that merges the softmaxes of a token and head.
+        MERGE_THREADS: uint = 256;
         /// Threads of a block for keys in f32, a warp a head.
         F32_THREADS: uint = 256;
     }

@@ -1,35 +1,92 @@
 //! `sparse_attention` (csrc/deepseek_v4_attention.cu).
 
 use super::run;
-use crate::cuda::abi::SparseAttention;
-use crate::limits::deepseek_v4_attention::{F32_THREADS, MAX_DIM, MMA_HEADS, WARP_DIM};
+use crate::cuda::abi::{AttentionChunks, MergeChunks, SparseAttention};
+use crate::limits::deepseek_v4_attention::{CHUNK, F32_THREADS, MAX_DIM, MERGE_THREADS, MMA_HEADS, WARP_DIM};
 use crate::ops::deepseek_v4::{Batch, Visible};
+use pegainfer_core::cuda::WORKSPACE_BYTES;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+const OP: &str = "sparse_attention";
+
+/// Blocks that fill every GPU: with fewer, the keys of a token are split over blocks, with the same bits.
+const FILL: usize = 512;
+
+/// Where the keys of tokens are. Tensors that a kernel does not read have another's address.
+struct Lists<'a> {
+    kv: &'a Tensor,
+    rings: &'a Tensor,
+    entries: &'a Tensor,
+    chosen: &'a Tensor,
+    /// Of the entries; 0 without.
+    entry_pages: usize,
+    per_page: usize,
+    /// Columns of `chosen`; 0 without.
+    k: usize,
+}
+
+impl<'a> Lists<'a> {
+    fn new((kv, rings): (&'a Tensor, &'a Tensor), visible: Visible<'a>, batch: &Batch<'a>) -> Self {
+        let none = (kv, 0, 0);
+        let (entries, entry_pages, per_page) =
+            visible.entries().map_or(none, |entries| (entries, entries.shape()[0], entries.shape()[1]));
+        let (chosen, k) = match visible {
+            Visible::Chosen { chosen, .. } => (chosen, chosen.rows_cols().1),
+            _ => (batch.positions, 0),
+        };
+        Self { kv, rings, entries, chosen, entry_pages, per_page, k }
+    }
+
+    /// Chunks of the longest list, with `pages` pages.
+    fn chunks(&self, pages: usize) -> usize {
+        let entries = pages * self.per_page;
+        (self.rings.shape()[1] + if self.k > 0 { self.k.min(entries) } else { entries }).div_ceil(CHUNK)
+    }
+}
 
 pub(crate) fn sparse_attention(
     exec: &mut Exec,
     q: &Tensor,
-    (kv, rings): (&Tensor, &Tensor),
+    keys: (&Tensor, &Tensor),
     visible: Visible<'_>,
     sink: &Tensor,
     batch: &Batch<'_>,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
-    let ((tokens, heads, dim), dtype) = ((q.shape()[0], q.shape()[1], q.shape()[2]), q.dtype());
+    let (tokens, heads, dim) = (q.shape()[0], q.shape()[1], q.shape()[2]);
     if dim > MAX_DIM {
-        let message = format!("heads of {dim} elements: the GPU kernel takes {MAX_DIM}");
-        return Err(OpError { op: "sparse_attention", message });
+        return Err(OpError { op: OP, message: format!("heads of {dim} elements: the GPU kernel takes {MAX_DIM}") });
     }
+    let lists = Lists::new(keys, visible, batch);
+    let chunks = lists.chunks(batch.page_tables.rows_cols().1);
+    let partials = tokens * chunks * heads * (dim + 2) * DType::F32.size();
+    let fills = tokens * heads.div_ceil(MMA_HEADS) >= FILL;
+    if q.dtype() == DType::F32 || chunks == 1 || fills || partials > WORKSPACE_BYTES {
+        whole(exec, q, &lists, sink, batch, out)
+    } else {
+        split(exec, q, &lists, chunks, sink, batch, out)
+    }
+}
+
+/// Threads of a block for heads of `dim` elements in bf16.
+fn mma_threads(dim: usize) -> usize {
+    32 * dim.div_ceil(WARP_DIM)
+}
+
+/// A block has all keys of a token.
+fn whole(
+    exec: &mut Exec,
+    q: &Tensor,
+    lists: &Lists<'_>,
+    sink: &Tensor,
+    batch: &Batch<'_>,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    let ((tokens, heads, dim), dtype) = ((q.shape()[0], q.shape()[1], q.shape()[2]), q.dtype());
+    let Lists { kv, rings, entries, chosen, entry_pages, per_page, k } = *lists;
     let Batch { qo_indptr, positions, slots, page_tables } = *batch;
     let (rows, pages) = page_tables.rows_cols();
-    let (entries, entry_pages, per_page) =
-        visible.entries().map_or((kv, 0, 0), |entries| (entries, entries.shape()[0], entries.shape()[1]));
-    // Tensors that the kernel does not read have another's address.
-    let (chosen, k) = match visible {
-        Visible::Chosen { chosen, .. } => (chosen, chosen.rows_cols().1),
-        _ => (positions, 0),
-    };
     let arguments = SparseAttention {
         q,
         kv,
@@ -55,9 +112,67 @@ pub(crate) fn sparse_attention(
     };
     let (heads_of_block, threads) = match dtype {
         DType::F32 => (F32_THREADS / 32, F32_THREADS),
-        _ => (MMA_HEADS, 32 * dim.div_ceil(WARP_DIM)),
+        _ => (MMA_HEADS, mma_threads(dim)),
     };
     let kernels = [SparseAttention::sparse_attention_bf16, SparseAttention::sparse_attention_f32];
-    let grid = ([tokens, heads.div_ceil(heads_of_block), 1], threads);
-    run(exec, "sparse_attention", kernels, dtype, arguments, grid)
+    run(exec, OP, kernels, dtype, arguments, ([tokens, heads.div_ceil(heads_of_block), 1], threads))
+}
+
+/// A block has a chunk of a token's keys, and a second kernel merges the chunks. In bf16.
+fn split(
+    exec: &mut Exec,
+    q: &Tensor,
+    lists: &Lists<'_>,
+    chunks: usize,
+    sink: &Tensor,
+    batch: &Batch<'_>,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    let ((tokens, heads, dim), dtype) = ((q.shape()[0], q.shape()[1], q.shape()[2]), q.dtype());
+    let Lists { kv, rings, entries, chosen, entry_pages, per_page, k } = *lists;
+    let Batch { qo_indptr, positions, slots, page_tables } = *batch;
+    let ((rows, pages), slot_count, window) = (page_tables.rows_cols(), rings.shape()[0], rings.shape()[1]);
+    let partials = exec.gpu()?.workspace();
+    let arguments = AttentionChunks {
+        q,
+        kv,
+        rings,
+        entries,
+        chosen,
+        qo_indptr,
+        positions,
+        slots,
+        page_tables,
+        partials,
+        rows,
+        pages,
+        slot_count,
+        window,
+        entry_pages,
+        per_page,
+        k,
+        heads,
+        dim,
+        scale: (dim as f32).sqrt().recip(),
+    };
+    let (kernel, grid) = (AttentionChunks::sparse_attention_chunks, [tokens, heads.div_ceil(MMA_HEADS), chunks]);
+    run(exec, OP, [kernel, kernel], dtype, arguments, (grid, mma_threads(dim)))?;
+    let arguments = MergeChunks {
+        partials,
+        sink,
+        qo_indptr,
+        positions,
+        slots,
+        out,
+        rows,
+        slot_count,
+        window,
+        per_page,
+        k,
+        heads,
+        dim,
+        chunks,
+    };
+    let kernel = MergeChunks::sparse_attention_merge;
+    run(exec, OP, [kernel, kernel], dtype, arguments, ([tokens, heads, 1], MERGE_THREADS))
 }

@@ -153,7 +153,9 @@ fn record(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::deepseek_v4::write_ring;
     use crate::testing::{Host, bf16s};
+    use pegainfer_core::kv::NO_SLOT;
 
     const DIM: usize = 32;
 
@@ -204,6 +206,27 @@ mod tests {
                     }
                 }
             }
+        });
+    }
+
+    #[test]
+    fn a_row_without_a_slot_has_zeros_and_changes_nothing() {
+        Host::each(|mut host| {
+            let ones = vec![half::bf16::ONE; 2 * DIM];
+            let (q, kv) = (host.bf16("q", &[2, 1, DIM], &ones), host.bf16("kv", &[2, DIM], &ones));
+            let mut rings = host.zeros("rings", &[1, 4, DIM], DType::Bf16);
+            let (mut out, sink) = (host.bf16("out", &[2, 1, DIM], &ones), host.zeros("sink", &[1], DType::F32));
+            let (indptr, positions) = (host.u32("indptr", &[0, 1, 2]), host.u32("positions", &[0, u32::MAX]));
+            let slots = host.u32("slots", &[0, NO_SLOT]);
+            let mut page_tables = host.zeros("tables", &[2, 1], DType::U32);
+            page_tables.host_mut::<u32>()[1] = u32::MAX;
+            let batch = Batch { qo_indptr: &indptr, positions: &positions, slots: &slots, page_tables: &page_tables };
+            sparse_attention(&mut host.exec, &q, (&kv, &rings), Visible::Nothing, &sink, &batch, &mut out).unwrap();
+            write_ring(&mut host.exec, &kv, &batch, &mut rings).unwrap();
+            let (first, padded) = out.host::<half::bf16>().split_at(DIM);
+            assert!(first.iter().all(|v| v.to_f32() > 0.9) && padded.iter().all(|v| v.to_f32() == 0.0));
+            let (written, others) = rings.host::<half::bf16>().split_at(DIM);
+            assert!(written.iter().all(|v| v.to_f32() == 1.0) && others.iter().all(|v| v.to_f32() == 0.0));
         });
     }
 }
