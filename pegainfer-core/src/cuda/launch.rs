@@ -39,6 +39,16 @@ impl Modules {
         if let Some(function) = self.functions.get(&(image.name, kernel)) {
             return Ok(*function);
         }
+        let module = self.module(image)?;
+        let name = CString::new(kernel).map_err(|_| DriverError(sys::CUresult::CUDA_ERROR_NOT_FOUND))?;
+        // SAFETY: the module is loaded and stays loaded for the lifetime of the context.
+        let function = unsafe { result::module::get_function(module, name)? };
+        self.permit(function)?;
+        self.functions.insert((image.name, kernel), function);
+        Ok(function)
+    }
+
+    fn module(&mut self, image: &Image) -> Result<sys::CUmodule, DriverError> {
         let module = match self.modules.get(image.name) {
             Some(module) => *module,
             None if image.bytes.is_empty() => return Err(DriverError(sys::CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU)),
@@ -46,12 +56,20 @@ impl Modules {
             None => unsafe { result::module::load_data(image.bytes.as_ptr().cast())? },
         };
         self.modules.insert(image.name, module);
-        let name = CString::new(kernel).map_err(|_| DriverError(sys::CUresult::CUDA_ERROR_NOT_FOUND))?;
-        // SAFETY: the module is loaded and stays loaded for the lifetime of the context.
-        let function = unsafe { result::module::get_function(module, name)? };
-        self.permit(function)?;
-        self.functions.insert((image.name, kernel), function);
-        Ok(function)
+        Ok(module)
+    }
+
+    /// Loads all kernels of an image, which the driver does lazily otherwise.
+    pub fn preload(&mut self, image: &Image) -> Result<(), DriverError> {
+        let module = self.module(image)?;
+        let mut count = 0;
+        // SAFETY: the module is loaded; the driver writes one int, and at most `count` handles to a list of so many.
+        unsafe {
+            sys::cuModuleGetFunctionCount(&mut count, module).result()?;
+            let mut functions = vec![std::ptr::null_mut(); count as usize];
+            sys::cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, module).result()?;
+            functions.into_iter().try_for_each(|function| sys::cuFuncLoad(function).result())
+        }
     }
 
     /// Allows a kernel the maximum shared memory, and clusters of 16 blocks.

@@ -9,6 +9,7 @@ mod graph;
 mod launch;
 mod memory;
 mod overlap;
+mod peers;
 mod readback_buffer;
 mod staging;
 mod status;
@@ -18,6 +19,7 @@ mod upload;
 pub use graph::Graph;
 pub use launch::{Image, Launch};
 pub use memory::DeviceBuffer;
+pub use peers::{HostWords, enable_peer_access};
 pub(crate) use readback_buffer::ReadbackBuffer;
 pub use status::describe;
 pub(crate) use status::error;
@@ -216,6 +218,20 @@ impl Cuda {
     pub fn launch(&mut self, op: &'static str, image: &'static Image, kernel: &'static str) -> Result<Launch, OpError> {
         let function = self.modules.function(image, kernel).map_err(|e| launch_error(op, kernel, e))?;
         Ok(Launch::new(op, kernel, function, self.stream.cu_stream(), self.modules.pdl(), self.overlap.clone()))
+    }
+
+    /// Loads all kernels of `images` now. A first use loads them otherwise, and the driver may then wait for the kernels that run,
+    /// while holding locks that other threads need: where kernels of several GPUs wait for each other, that is forever.
+    pub fn preload(&mut self, images: &[&'static Image]) -> Result<(), OpError> {
+        self.bind()?;
+        images
+            .iter()
+            .try_for_each(|image| self.modules.preload(image).map_err(|e| launch_error("preload", image.name, e)))
+    }
+
+    /// Index of this GPU.
+    pub fn ordinal(&self) -> usize {
+        self.context.ordinal()
     }
 
     /// Declares that a library's kernel, which starts when all before it have ended, was put into the stream and writes
