@@ -13,10 +13,11 @@ use crate::state::{self, LayerState};
 use crate::weights::Weights;
 use crate::workspace::Workspace;
 use pegainfer_core::exec::Exec;
-use pegainfer_core::parallel::{Communicator, Local, Ranks};
+use pegainfer_core::parallel::{Communicator, Ranks};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::schedule::{StateSlots, StepExecutor};
 use pegainfer_core::tensor::{OpError, Tensor};
+use pegainfer_kernels::parallel;
 use pegainfer_kernels::runtime::{Readbacks, Sampler};
 use std::sync::Arc;
 
@@ -80,16 +81,19 @@ pub struct Executor {
 }
 
 impl Executor {
-    /// Allocates workspace and state beside loaded weights, one of each for every rank, rank 0 first.
+    /// Connects the ranks, and allocates workspace and state beside loaded weights, one of each for every rank, rank 0 first.
+    /// A rank of several that comes alone gets a communicator that loops back.
     pub fn new(
         config: Config,
         numerics: Numerics,
-        ranks: Vec<(Exec, Shard, Weights)>,
+        mut ranks: Vec<(Exec, Shard, Weights)>,
         bounds: StepBounds,
     ) -> Result<Self, LoadError> {
-        let ends = Local::new(ranks.len());
-        let rank = |((exec, shard, weights), end)| -> Result<_, LoadError> {
-            let end: Arc<dyn Communicator> = Arc::new(end);
+        let ends = match &mut ranks[..] {
+            [(exec, shard, _)] if shard.ranks > 1 => vec![parallel::loop_back(exec, shard.rank, shard.ranks)?],
+            all => parallel::connect(&mut all.iter_mut().map(|(exec, ..)| exec).collect::<Vec<_>>())?,
+        };
+        let rank = |((exec, shard, weights), end): (_, Arc<dyn Communicator>)| -> Result<_, LoadError> {
             Ok((Rank::new(exec, &config, numerics, (shard, weights), bounds, end.clone())?, end))
         };
         let ranks = ranks.into_iter().zip(ends).map(rank).collect::<Result<_, _>>()?;

@@ -154,5 +154,7 @@ pub fn images(sources: &[PathBuf], out: &Path, built: bool) -> String {
             name.to_uppercase()
         );
     }
+    let names: Vec<String> = sources.iter().map(|source| format!("&{}", stem(source).to_uppercase())).collect();
+    let _ = writeln!(text, "/// All of them.\npub static ALL: &[&Image] = &[{}];", names.join(", "));
     text
 }

@@ -1,6 +1,6 @@
 //! Kernels: one op is one file in [`ops`], with its reference kernel in [`cpu`], its launcher in [`cuda`] and the
 //! test that checks them. [`compare`] runs an op on two devices. [`runtime`] is what the model crates share: it loads,
-//! runs and records a model that is written over the ops.
+//! runs and records a model that is written over the ops. [`parallel`] connects the devices of one model.
 
 mod batch;
 pub mod choice;
@@ -18,6 +18,7 @@ mod limits;
 mod load;
 pub mod ops;
 mod packed_logits_updates;
+pub mod parallel;
 pub mod runtime;
 #[cfg(test)]
 mod testing;

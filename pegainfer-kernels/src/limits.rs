@@ -70,6 +70,33 @@ limits! {
         /// Threads of a block for keys in f32, a warp a head.
         F32_THREADS: uint = 256;
     }
+    /// Collectives of several GPUs. Status words: the abort word, then one record for each rank: set, op, peer, epoch.
+    collectives {
+        /// Most GPUs.
+        MAX_RANKS: uint = 8;
+        /// Most blocks of a launch; a power of two.
+        MAX_BLOCKS: uint = 128;
+        /// Threads of a block that waits for flags.
+        THREADS: uint = 512;
+        /// Threads of a block that waits for words, two each.
+        LL_THREADS: uint = 256;
+        /// Words of the longest message of that kind.
+        LL_WORDS: uint = 2 * LL_THREADS * MAX_BLOCKS;
+        /// Bytes in front of the mailboxes of an arena.
+        HEADER_BYTES: uint = 256;
+        /// Bytes of the flags of a mailbox: two halves of two hops.
+        FLAG_BYTES: uint = 2 * 2 * 4 * MAX_BLOCKS;
+        /// Bytes of a mailbox without its staging: flags, and two halves of words of eight bytes.
+        MAILBOX_BYTES: uint = FLAG_BYTES + 2 * 8 * LL_WORDS;
+        /// Polls between two looks at the clock and at the abort word.
+        POLLS_PER_CHECK: uint = 1024;
+        /// Words of a record, and those of the abort word.
+        RECORD_WORDS: uint = 16;
+        /// An op in a record.
+        ALL_REDUCE: word = 1;
+        /// An op in a record.
+        ALL_GATHER: word = 2;
+    }
     /// Logits processors.
     adjust {
         /// Words of a row's span: first edit, end of its edits, mask.

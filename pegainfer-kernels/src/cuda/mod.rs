@@ -10,6 +10,7 @@ mod attention_operands;
 mod attention_prefill;
 mod blaslt;
 mod causal_conv;
+pub(crate) mod collectives;
 mod decode_layers;
 #[cfg(feature = "deepseek-v4")]
 pub(crate) mod deepseek_v4;

@@ -65,6 +65,25 @@ kernels! {
         intermediate: u32, positions: u32, max_blocks: u32, blocks: u32, stages: u32, eps: f32, scale: f32,
     }
 
+    COLLECTIVES: AllReduce [
+        all_reduce_ll_f32_2<F32>, all_reduce_ll_bf16_2<Bf16>, all_reduce_one_shot_f32_2<F32>,
+        all_reduce_one_shot_bf16_2<Bf16>, all_reduce_two_shot_f32_2<F32>, all_reduce_two_shot_bf16_2<Bf16>,
+        all_reduce_ll_f32_4<F32>, all_reduce_ll_bf16_4<Bf16>, all_reduce_one_shot_f32_4<F32>,
+        all_reduce_one_shot_bf16_4<Bf16>, all_reduce_two_shot_f32_4<F32>, all_reduce_two_shot_bf16_4<Bf16>,
+        all_reduce_ll_f32_8<F32>, all_reduce_ll_bf16_8<Bf16>, all_reduce_one_shot_f32_8<F32>,
+        all_reduce_one_shot_bf16_8<Bf16>, all_reduce_two_shot_f32_8<F32>, all_reduce_two_shot_bf16_8<Bf16>,
+    ] {
+        x: Out<T>, first: u64, vectors: u32, rank: u32, ranks: u32, arena: Scratch<U64>, to_0: Scratch<U64>,
+        to_1: Scratch<U64>, to_2: Scratch<U64>, to_3: Scratch<U64>, to_4: Scratch<U64>, to_5: Scratch<U64>,
+        to_6: Scratch<U64>, to_7: Scratch<U64>, stage_bytes: u32, status: Scratch<U32>, timeout: u64,
+    }
+    COLLECTIVES: AllGather [all_gather_columns_2, all_gather_columns_4, all_gather_columns_8] {
+        part: In<F32>, whole: Out<F32>, first: u32, rows: u32, width: u32, rank: u32, ranks: u32,
+        arena: Scratch<U64>, to_0: Scratch<U64>, to_1: Scratch<U64>, to_2: Scratch<U64>, to_3: Scratch<U64>,
+        to_4: Scratch<U64>, to_5: Scratch<U64>, to_6: Scratch<U64>, to_7: Scratch<U64>, stage_bytes: u32,
+        status: Scratch<U32>, timeout: u64,
+    }
+
     DEEPSEEK_V4_NORM: Dsv4Norm [dsv4_norm_bf16<Bf16>, dsv4_norm_f32<F32>] {
         x: In<T>, weight: In<Bf16>, out: Out<T>, hidden: u32, eps: f32,
     }

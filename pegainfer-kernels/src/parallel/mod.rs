@@ -1,0 +1,57 @@
+//! Connects the ranks of a model: through the memory of the process on CPUs, through peer memory on GPUs, through NCCL where GPUs
+//! cannot access each other.
+
+mod nccl;
+mod peers;
+
+pub use crate::cuda::collectives::Algorithm;
+pub use nccl::Nccl;
+pub use peers::Peers;
+
+use crate::cuda::images;
+use pegainfer_core::cuda::Cuda;
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::parallel::{Communicator, Local, LoopBack};
+use pegainfer_core::tensor::OpError;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a rank waits in an exchange for the others, on a GPU. The longest honest wait is for a peer that captures a graph.
+pub const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The ends of the ranks on these devices, in their order. On GPUs it loads all kernels: nothing may be loaded while kernels wait for each
+/// other.
+pub fn connect(execs: &mut [&mut Exec]) -> Result<Vec<Arc<dyn Communicator>>, OpError> {
+    let on_gpus = execs.iter().all(|exec| exec.device() == Device::Cuda);
+    if !on_gpus || execs.len() == 1 {
+        return Ok(Local::new(execs.len()).into_iter().map(|end| Arc::new(end) as Arc<dyn Communicator>).collect());
+    }
+    let mut gpus = execs.iter_mut().map(|exec| exec.gpu()).collect::<Result<Vec<&mut Cuda>, _>>()?;
+    for gpu in &mut gpus {
+        gpu.preload(images::ALL)?;
+    }
+    let gpus: Vec<&Cuda> = gpus.iter().map(|gpu| &**gpu).collect();
+    let why = match Peers::connect(&gpus, TIMEOUT) {
+        Ok(ends) => return Ok(ends.into_iter().map(|end| Arc::new(end) as Arc<dyn Communicator>).collect()),
+        Err(why) => why,
+    };
+    let ends = Nccl::connect(&gpus).map_err(|missing| OpError {
+        op: "connect",
+        message: format!("{why}, and without that several GPUs need NCCL: {}", missing.message),
+    })?;
+    log::warn!(
+        "{}: the ranks exchange through NCCL, which takes tens of microseconds for each of the two exchanges of a layer; \
+         decoding is slower than its weights allow",
+        why.message
+    );
+    Ok(ends.into_iter().map(|end| Arc::new(end) as Arc<dyn Communicator>).collect())
+}
+
+/// The end of `rank` of `ranks`, alone on its device: every other rank's part is its own. It does the work of one rank, for development
+/// and timing; the results are not the model's.
+pub fn loop_back(exec: &mut Exec, rank: usize, ranks: usize) -> Result<Arc<dyn Communicator>, OpError> {
+    if exec.device() != Device::Cuda {
+        return Ok(Arc::new(LoopBack { ranks }));
+    }
+    Ok(Arc::new(Peers::loop_back(exec.gpu()?, rank, ranks, TIMEOUT)?))
+}

@@ -1,0 +1,129 @@
+//! Ranks on GPUs that exchange through NCCL: the fallback where GPUs cannot access each other's memory, and the reference that our
+//! collectives are compared with. Sums are not added in the order of the ranks.
+
+mod library;
+
+use library::{BF16, F32, Handle, Library, SUM};
+use pegainfer_core::cuda::Cuda;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::parallel::{Communicator, aborted};
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+use std::ffi::{c_int, c_void};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// One rank's end.
+pub struct Nccl {
+    library: Arc<Library>,
+    /// `ncclComm_t`; null once it is aborted.
+    handle: AtomicPtr<c_void>,
+}
+
+impl Nccl {
+    /// The ends of the ranks on `gpus`, which must be different ones.
+    pub fn connect(gpus: &[&Cuda]) -> Result<Vec<Self>, OpError> {
+        let fail = |message| OpError { op: "connect", message };
+        let library = Arc::new(Library::open().map_err(fail)?);
+        let devices: Vec<c_int> = gpus.iter().map(|gpu| gpu.ordinal() as c_int).collect();
+        let mut handles: Vec<Handle> = vec![std::ptr::null_mut(); devices.len()];
+        // SAFETY: it reads and writes as many elements as there are devices.
+        let status =
+            unsafe { (library.functions.init_all)(handles.as_mut_ptr(), devices.len() as c_int, devices.as_ptr()) };
+        library.check(status).map_err(fail)?;
+        log::debug!("NCCL {}", library.version());
+        let end = |handle| Self { library: library.clone(), handle: AtomicPtr::new(handle) };
+        Ok(handles.into_iter().map(end).collect())
+    }
+
+    fn handle(&self) -> Result<Handle, OpError> {
+        let handle = self.handle.load(Ordering::Acquire);
+        if handle.is_null() { Err(aborted()) } else { Ok(handle) }
+    }
+
+    fn checked(&self, op: &'static str, status: c_int) -> Result<(), OpError> {
+        self.library.check(status).map_err(|message| OpError { op, message })
+    }
+}
+
+fn dtype(tensor: &Tensor) -> c_int {
+    if tensor.dtype() == DType::F32 { F32 } else { BF16 }
+}
+
+impl Communicator for Nccl {
+    fn all_reduce(&self, exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError> {
+        let (op, handle, gpu) = ("all_reduce", self.handle()?, exec.gpu()?);
+        gpu.library_kernel(op, x);
+        let (data, stream) = (x.device() as *mut c_void, gpu.stream().cu_stream().cast());
+        // SAFETY: handle, stream and the elements of `x` are alive; NCCL adds in place.
+        let status =
+            unsafe { (self.library.functions.all_reduce)(data, data, x.elements(), dtype(x), SUM, handle, stream) };
+        self.checked(op, status)
+    }
+
+    /// Row by row: the parts of a row are adjacent in the result.
+    fn all_gather(&self, exec: &mut Exec, part: &Tensor, whole: &mut Tensor) -> Result<(), OpError> {
+        let (op, handle, gpu) = ("all_gather", self.handle()?, exec.gpu()?);
+        gpu.library_kernel(op, whole);
+        let ((rows, columns), row_bytes) =
+            (part.rows_cols(), (whole.bytes() as usize).checked_div(whole.rows_cols().0));
+        let stream = gpu.stream().cu_stream().cast();
+        let functions = &self.library.functions;
+        // SAFETY: it takes nothing.
+        self.checked(op, unsafe { (functions.group_start)() })?;
+        let send = |row: usize| {
+            let from = part.device() + (row * columns * size_of::<f32>()) as u64;
+            let to = whole.device() + (row * row_bytes.unwrap_or(0)) as u64;
+            // SAFETY: handle, stream and both rows are alive.
+            let status = unsafe {
+                (functions.all_gather)(from as *const c_void, to as *mut c_void, columns, F32, handle, stream)
+            };
+            self.checked(op, status)
+        };
+        let sent = (0..rows).try_for_each(send);
+        // SAFETY: it takes nothing, and ends what was started above.
+        let ended = self.checked(op, unsafe { (functions.group_end)() });
+        sent.and(ended)
+    }
+
+    fn check(&self) -> Result<(), OpError> {
+        let (handle, mut status) = (self.handle()?, 0);
+        // SAFETY: the handle is alive; it writes one int.
+        let asked = unsafe { (self.library.functions.async_error)(handle, &mut status) };
+        self.checked("nccl", asked)?;
+        self.checked("nccl", status)
+    }
+
+    /// On a thread of its own: the library may wait for a kernel that hangs.
+    fn abort(&self) {
+        let handle = self.handle.swap(std::ptr::null_mut(), Ordering::AcqRel) as usize;
+        if handle == 0 {
+            return;
+        }
+        let library = self.library.clone();
+        // SAFETY: nobody else has the handle any more.
+        let abort = move || unsafe { (library.functions.abort)(handle as Handle) };
+        if let Err(error) = std::thread::Builder::new().name("nccl-abort".into()).spawn(abort) {
+            log::debug!("NCCL is not aborted: {error}");
+        }
+    }
+}
+
+impl Drop for Nccl {
+    fn drop(&mut self) {
+        let handle = *self.handle.get_mut();
+        if !handle.is_null() {
+            // SAFETY: the handle is alive and not used again.
+            let status = unsafe { (self.library.functions.destroy)(handle) };
+            if let Err(error) = self.library.check(status) {
+                log::debug!("{error}");
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Nccl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Nccl({})", self.library.version())
+    }
+}
