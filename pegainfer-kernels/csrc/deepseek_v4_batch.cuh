@@ -27,10 +27,11 @@ struct Sequence {
     __device__ __forceinline__ bool pads() const { return slot == limits::kv_cache::kNoSlot; }
 };
 
-// The row of token `t`, by binary search. `slots`: how many there are.
+// The row of token `t`: that of its number where all rows up to it decode, else by binary search. `slots`: how many there are.
 __device__ __forceinline__ Sequence sequence_of(const Batch &batch, uint32_t t, uint32_t slots) {
-    uint32_t row = 0;
-    for (uint32_t end = batch.rows; end - row > 1;) {
+    bool decodes = t < batch.rows && batch.indptr[t] == t && batch.indptr[t + 1] == t + 1;
+    uint32_t row = decodes ? t : 0;
+    for (uint32_t end = decodes ? t + 1 : batch.rows; end - row > 1;) {
         uint32_t middle = (row + end) / 2;
         if (batch.indptr[middle] <= t) row = middle;
         else end = middle;

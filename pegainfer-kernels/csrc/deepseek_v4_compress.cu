@@ -20,6 +20,7 @@
 #include <cfloat>
 
 using namespace limits::deepseek_v4;
+using limits::deepseek_v4_attention::kMaxDim;
 
 // What an entry is pooled from. `width` is that of a token: dim, or 2 dim with overlap.
 struct Tokens {
@@ -29,43 +30,53 @@ struct Tokens {
     uint32_t ratio, ring, width;
 };
 
-// Value and score of one channel of a token.
-__device__ __forceinline__ float2 channel_of(const Tokens &tokens, const Sequence &s, uint32_t position,
-                                             uint32_t channel) {
-    size_t at;
-    if (is_fresh(s, position, tokens.ring, at)) {
-        at = at * tokens.width + channel;
-        float bias = tokens.bias[position % tokens.ratio * tokens.width + channel];
-        return make_float2(tokens.values[at], tokens.scores[at] + bias);
-    }
-    at = at * tokens.width + channel;
-    return make_float2(tokens.value_rings[at], tokens.score_rings[at]);
-}
+// Where a token of an entry has its values and scores; no bias: the score has it.
+struct Source {
+    const float *value, *score, *bias;
+};
 
-// Calls f(value, score) for the tokens of entry `i`, in order.
-template <typename F>
-__device__ __forceinline__ void each_token(const Tokens &tokens, const Sequence &s, uint32_t i, uint32_t dim, F f) {
+// The tokens of entry `i`, in order; returns how many. Ends with a barrier.
+__device__ uint32_t find_tokens(const Tokens &tokens, const Sequence &s, uint32_t i, uint32_t dim, Source *found) {
     uint32_t own = i * tokens.ratio, half = tokens.width - dim; // 0 without overlap
-    if (half > 0 && i > 0)
-        for (uint32_t p = own - tokens.ratio; p < own; ++p) {
-            float2 x = channel_of(tokens, s, p, threadIdx.x);
-            f(x.x, x.y);
-        }
-#pragma unroll 4
-    for (uint32_t p = own; p < own + tokens.ratio; ++p) {
-        float2 x = channel_of(tokens, s, p, half + threadIdx.x);
-        f(x.x, x.y);
+    uint32_t first = half > 0 && i > 0 ? own - tokens.ratio : own, count = own + tokens.ratio - first;
+    for (uint32_t j = threadIdx.x; j < count; j += blockDim.x) {
+        uint32_t position = first + j, channel = position < own ? 0 : half;
+        size_t at;
+        bool fresh = is_fresh(s, position, tokens.ring, at);
+        at = at * tokens.width + channel;
+        found[j] = {(fresh ? tokens.values : tokens.value_rings) + at, (fresh ? tokens.scores : tokens.score_rings) + at,
+                    fresh ? tokens.bias + position % tokens.ratio * tokens.width + channel : nullptr};
     }
+    __syncthreads();
+    return count;
 }
 
-__device__ float pooled(const Tokens &tokens, const Sequence &s, uint32_t i, uint32_t dim) {
+__device__ __forceinline__ float score_of(const Source &token) {
+    float score = token.score[threadIdx.x];
+    return token.bias ? score + token.bias[threadIdx.x] : score;
+}
+
+// e^x for x <= 0, in f64 and rounded once: 2^k e^r with |r| <= ln 2 / 2, e^r by nine terms of its series.
+__device__ __forceinline__ float exp_rounded(float x) {
+    if (x < -200.f) x = -200.f; // 0 in f32
+    double k = rint(double(x) * 1.4426950408889634), r = fma(k, -0.6931471805599453, double(x)), sum = 1. / 40320.;
+    constexpr double kTerms[] = {1. / 5040., 1. / 720., 1. / 120., 1. / 24., 1. / 6., .5, 1., 1.};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum = fma(sum, r, kTerms[i]);
+    return float(sum * __hiloint2double((int(k) + 1023) << 20, 0));
+}
+
+// The channel of this thread, weighted by the softmax of the scores.
+__device__ float pooled(const Source *tokens, uint32_t count) {
     float most = -INFINITY, sum = 0.f, weighted = 0.f;
-    each_token(tokens, s, i, dim, [&](float, float score) { most = fmaxf(most, score); });
-    each_token(tokens, s, i, dim, [&](float value, float score) {
-        float weight = float(exp(double(score - most)));
+#pragma unroll 8
+    for (uint32_t j = 0; j < count; ++j) most = fmaxf(most, score_of(tokens[j]));
+#pragma unroll 4
+    for (uint32_t j = 0; j < count; ++j) {
+        float weight = exp_rounded(score_of(tokens[j]) - most);
         sum = __fadd_rn(sum, weight);
-        weighted = __fadd_rn(weighted, __fmul_rn(weight, value));
-    });
+        weighted = __fadd_rn(weighted, __fmul_rn(weight, tokens[j].value[threadIdx.x]));
+    }
     return weighted / sum;
 }
 
@@ -116,13 +127,14 @@ __device__ void complete_entry(const Tokens &tokens, const Batch &batch, const b
                                const float *__restrict__ frequencies, T *__restrict__ entries, uint32_t slots,
                                uint32_t entry_pages, uint32_t dim, uint32_t pairs, uint32_t index,
                                uint32_t low_precision, float eps) {
+    __shared__ Source sources[kPageTokens];
     __shared__ double squares[32];
-    __shared__ float values[kMaxIndexDim];
+    __shared__ float values[kMaxDim];
     uint32_t position = batch.positions[blockIdx.x], i = position / tokens.ratio;
     if (position % tokens.ratio != tokens.ratio - 1) return;
     Sequence s = sequence_of(batch, blockIdx.x, slots);
     if (s.pads()) return;
-    float x = rounded<T>(pooled(tokens, s, i, dim));
+    float x = rounded<T>(pooled(sources, find_tokens(tokens, s, i, dim, sources)));
     float scale = inverse_rms_of_block(x, dim, eps, squares);
     x = rounded<T>(__fmul_rn(__fmul_rn(x, scale), to_float(norm[threadIdx.x])));
     x = rounded<T>(rotated(x, i * tokens.ratio, frequencies, dim, pairs));
@@ -138,7 +150,7 @@ __device__ void complete_entry(const Tokens &tokens, const Batch &batch, const b
 
 #define KERNELS(SUFFIX, T)                                                                                             \
     /* Grid: tokens; a thread a channel of an entry. */                                                                \
-    extern "C" __global__ __launch_bounds__(kMaxIndexDim) void compress_entries_##SUFFIX(                              \
+    extern "C" __global__ __launch_bounds__(kMaxDim) void compress_entries_##SUFFIX(                                   \
         const float *values,           /* [tokens, width] */                                                           \
         const float *scores,           /* [tokens, width], without bias */                                             \
         const float *bias,             /* [ratio, width] */                                                            \

@@ -140,10 +140,12 @@ struct Selection {
 };
 
 // Takes 8 more bits of the key of the last chosen score. `bins`: [kBins]; `found`: of the block.
-__device__ void narrow_down(const float *scores, uint32_t n, uint32_t shift, uint32_t *bins, Selection *found) {
+__device__ void narrow_down(const float *__restrict__ scores, uint32_t n, uint32_t shift, uint32_t *bins,
+                            Selection *found) {
     Selection s = *found;
     for (uint32_t i = threadIdx.x; i < kBins; i += kChooseThreads) bins[i] = 0;
     __syncthreads();
+#pragma unroll 8
     for (uint32_t i = threadIdx.x; i < n; i += kChooseThreads) {
         uint32_t key = ordered(scores[i]);
         if ((key & s.mask) == s.prefix) atomicAdd(&bins[key >> shift & (kBins - 1)], 1);
@@ -165,12 +167,12 @@ __device__ void narrow_down(const float *scores, uint32_t n, uint32_t shift, uin
 
 // Grid: tokens of the launch.
 extern "C" __global__ __launch_bounds__(kChooseThreads) void choose_entries(
-    const float *scores,         // [gridDim.x, most], of the tokens from first_token on
-    const uint32_t *qo_indptr,   // [rows + 1]
-    const uint32_t *positions,   // [tokens]
-    const uint32_t *slots,       // [rows]
-    const uint32_t *page_tables, // [rows, pages], not read
-    uint32_t *chosen,            // [tokens, k]
+    const float *__restrict__ scores, // [gridDim.x, most], of the tokens from first_token on
+    const uint32_t *qo_indptr,        // [rows + 1]
+    const uint32_t *positions,        // [tokens]
+    const uint32_t *slots,            // [rows]
+    const uint32_t *page_tables,      // [rows, pages], not read
+    uint32_t *chosen,                 // [tokens, k]
     uint32_t rows, uint32_t pages, uint32_t ratio, uint32_t k, uint32_t first_token, uint32_t most) {
     __shared__ uint32_t bins[kBins], larger[kWarpsOfChoice], equal[kWarpsOfChoice];
     __shared__ Selection found;
@@ -189,6 +191,7 @@ extern "C" __global__ __launch_bounds__(kChooseThreads) void choose_entries(
     // A warp has neighbouring entries, so that what it writes lies behind what the warps before it write.
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, share = (n + kChooseThreads - 1) / kChooseThreads * 32;
     uint32_t first = min(warp * share, n), end = min(first + share, n), more = 0, same = 0;
+#pragma unroll 8
     for (uint32_t i = first + lane; i < end; i += 32) {
         uint32_t key = ordered(scores[i]);
         more += key > last, same += key == last;
@@ -199,6 +202,7 @@ extern "C" __global__ __launch_bounds__(kChooseThreads) void choose_entries(
     more = same = 0;
     for (uint32_t w = 0; w < warp; ++w) more += larger[w], same += equal[w];
     uint32_t to = more + min(same, ties), before = (1u << lane) - 1;
+#pragma unroll 4
     for (uint32_t i = first; i < end; i += 32) {
         uint32_t key = i + lane < end ? ordered(scores[i + lane]) : 0;
         bool inside = i + lane < end;

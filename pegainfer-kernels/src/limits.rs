@@ -56,7 +56,7 @@ limits! {
         /// Threads of a block that scores entries.
         SCORE_THREADS: uint = 128;
         /// Threads of a block that chooses entries by their scores.
-        CHOOSE_THREADS: uint = 512;
+        CHOOSE_THREADS: uint = 1024;
         /// Largest width of a key.
         MAX_DIM: uint = 512;
         /// Dimensions of a warp, for keys in bf16.

@@ -2,7 +2,7 @@
 
 use super::{rows, run};
 use crate::cuda::abi::{CompressEntries, CompressRings};
-use crate::limits::deepseek_v4::MAX_INDEX_DIM;
+use crate::limits::deepseek_v4_attention::MAX_DIM;
 use crate::ops::deepseek_v4::{Batch, CompressorSpec, CompressorState, CompressorWeights};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
@@ -76,10 +76,8 @@ pub(crate) fn compress(
 /// A thread has a dimension, and what its warps share are whole groups.
 fn check(dim: usize, pairs: usize, spec: CompressorSpec) -> Result<(), OpError> {
     let refuse = |message| Err(OpError { op: "compress", message });
-    if dim > MAX_INDEX_DIM || !dim.is_multiple_of(32) {
-        return refuse(format!(
-            "entries of {dim} elements: the GPU kernel takes multiples of 32 up to {MAX_INDEX_DIM}"
-        ));
+    if dim > MAX_DIM || !dim.is_multiple_of(32) {
+        return refuse(format!("entries of {dim} elements: the GPU kernel takes multiples of 32 up to {MAX_DIM}"));
     }
     if spec.index && !dim.is_power_of_two() {
         return refuse(format!("entries of {dim} elements: the Hadamard turn takes powers of two"));
