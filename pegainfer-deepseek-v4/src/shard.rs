@@ -4,6 +4,9 @@
 use crate::config::Config;
 use std::ops::Range;
 
+/// Most ranks that an error suggests: GPUs of one machine.
+const MAX_RANKS: usize = 8;
+
 /// One rank of several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shard {
@@ -20,9 +23,13 @@ impl Shard {
     /// The shards of `ranks` ranks; the reason if the model cannot be cut into so many.
     pub fn all(config: &Config, ranks: usize) -> Result<Vec<Self>, String> {
         if ranks == 0 || !config.experts.is_multiple_of(ranks) || !config.vocab_size.is_multiple_of(ranks) {
+            let divides = |n: &usize| config.experts.is_multiple_of(*n) && config.vocab_size.is_multiple_of(*n);
+            let possible: Vec<String> = (1..=MAX_RANKS).filter(divides).map(|n| n.to_string()).collect();
             return Err(format!(
-                "{ranks} ranks cannot share {} experts and a vocabulary of {}; choose a number that divides both",
-                config.experts, config.vocab_size
+                "{ranks} ranks cannot share {} experts and a vocabulary of {}: --tensor-parallel-size takes {} here",
+                config.experts,
+                config.vocab_size,
+                possible.join(", ")
             ));
         }
         Ok((0..ranks).map(|rank| Self { rank, ranks }).collect())
@@ -90,7 +97,7 @@ mod tests {
             }
             assert!(shards.iter().all(|s| s.owns_heads(&config)));
         }
-        assert!(Shard::all(&config, 3).unwrap_err().contains("divides both"));
+        assert!(Shard::all(&config, 3).unwrap_err().contains("takes 1, 2, 4, 8 here"));
     }
 
     #[test]

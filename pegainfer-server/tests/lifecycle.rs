@@ -143,6 +143,7 @@ fn health_reports_a_lost_device() {
     assert_eq!(failed.status, 500);
     assert_eq!(failed.json()["error"]["message"], "the scripted step failed");
     assert_eq!(get(server.address, "/health").status, 503, "whoever saw the failure sees the state");
+    assert_eq!(get(server.address, "/health").text(), "the engine has stopped: the scripted step failed");
     let response = post(server.address, COMPLETIONS, &json!({"prompt": "x"}));
     assert_eq!(response.status, 503);
     assert_eq!(response.json()["error"]["code"], "engine_stopped");

@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, channel, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc as events, oneshot};
 
@@ -58,6 +58,8 @@ struct Shared {
     live: AtomicUsize,
     next_id: AtomicU64,
     alive: AtomicBool,
+    /// Why the engine has stopped, if an error is the reason.
+    failure: OnceLock<String>,
     stats: Mutex<(EngineStats, Instant)>,
     step_tokens: Mutex<StepTokens>,
 }
@@ -103,6 +105,7 @@ impl EngineHandle {
             live: AtomicUsize::new(0),
             next_id: AtomicU64::new(0),
             alive: AtomicBool::new(true),
+            failure: OnceLock::new(),
             stats: Mutex::new((engine.stats(), Instant::now())),
             step_tokens: Mutex::default(),
         });
@@ -112,6 +115,8 @@ impl EngineHandle {
         let (running, stopped) = channel::<()>();
         std::thread::Builder::new().name("engine".into()).spawn(move || {
             if catch_unwind(AssertUnwindSafe(|| runtime.run())).is_err() {
+                // The first reason stays.
+                let _ = runtime.shared.failure.set("it panicked".to_owned());
                 log::error!("the engine panicked; every open request fails and /health says so");
             }
             runtime.shared.alive.store(false, Ordering::Release);
@@ -176,6 +181,11 @@ impl EngineHandle {
     /// How many tokens the steps had.
     pub fn step_tokens(&self) -> StepTokens {
         *self.shared.step_tokens.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Why the engine has stopped, after a fatal error or a panic: for people.
+    pub fn failure(&self) -> Option<&str> {
+        self.shared.failure.get().map(String::as_str)
     }
 
     /// False once the engine has stopped, as after a fatal error, and while it has work but passes the deadline of a step.
@@ -286,6 +296,8 @@ impl<E: StepEngine> Runtime<E> {
     fn fail(&mut self, error: &EngineError) {
         log::error!("a step failed: {error}{}", if error.fatal { "; the engine stops" } else { "" });
         if error.fatal {
+            // The first reason stays.
+            let _ = self.shared.failure.set(error.to_string());
             self.shared.alive.store(false, Ordering::Release);
         }
         let failed = TokenEvent::Failed { error: error.to_string() };

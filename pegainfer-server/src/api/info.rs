@@ -11,6 +11,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use jiff::Timestamp;
 use serde_json::{Value, json};
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// `GET /v1/models`: the served model under each of its names, in the shape of the API that the client speaks.
@@ -59,13 +60,15 @@ fn card(state: &AppState, headers: &HeaderMap, name: &str) -> Value {
 }
 
 /// `GET /health`: 200 and no body while the engine makes progress and new requests are accepted, else 503 and the reason.
-pub async fn health(State(state): State<Arc<AppState>>) -> (StatusCode, &'static str) {
-    if !state.engine.is_healthy() {
-        (StatusCode::SERVICE_UNAVAILABLE, "the engine makes no progress")
+pub async fn health(State(state): State<Arc<AppState>>) -> (StatusCode, Cow<'static, str>) {
+    if let Some(why) = state.engine.failure() {
+        (StatusCode::SERVICE_UNAVAILABLE, format!("the engine has stopped: {why}").into())
+    } else if !state.engine.is_healthy() {
+        (StatusCode::SERVICE_UNAVAILABLE, "the engine makes no progress".into())
     } else if state.lifecycle.phase() != Phase::Serving {
-        (StatusCode::SERVICE_UNAVAILABLE, "draining")
+        (StatusCode::SERVICE_UNAVAILABLE, "draining".into())
     } else {
-        (StatusCode::OK, "")
+        (StatusCode::OK, "".into())
     }
 }
 

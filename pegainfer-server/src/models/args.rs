@@ -16,6 +16,10 @@ pub struct EngineArgs {
     /// Device to run on: auto, cpu, cuda, or cuda:N for GPU N, counted from 0
     #[arg(long, default_value = "auto", value_parser = parse_device)]
     pub device: DeviceArg,
+    /// Number of GPUs that share the model, with consecutive indices from that of --device on; or of CPU ranks, for tests.
+    /// DeepSeek-V4 only
+    #[arg(long, alias = "tp", value_name = "N", default_value = "1")]
+    pub tensor_parallel_size: NonZeroUsize,
     /// Context length in tokens [default: the model's]
     #[arg(long, value_name = "TOKENS")]
     pub max_model_len: Option<NonZeroUsize>,

@@ -12,6 +12,7 @@ use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
 use pegainfer_core::record::OpRecord;
 use pegainfer_kernels::cuda;
+use std::panic::resume_unwind;
 use std::path::Path;
 
 /// Most CPU threads for each core.
@@ -38,25 +39,35 @@ pub fn record(dir: &Path, batch: usize, tokens: usize, context: usize) -> Result
     (detect::detect(dir)?.record)(dir, batch, tokens, context)
 }
 
-/// The device that the flags ask for.
+/// The device that the flags ask for, or one for each rank.
 pub fn open_device(family: &Family, args: &EngineArgs) -> Result<OpenDevice> {
+    let ranks = args.tensor_parallel_size.get();
+    ensure!(ranks == 1 || family.tensor_parallel, "--tensor-parallel-size {ranks}: {family} runs on one device");
     let device = if family.has_cuda_kernels { args.device } else { without_gpu(family, args.device)? };
     match (device, cuda::available()) {
         (DeviceArg::Cuda(_), Err(why)) => bail!("--device cuda: {why}; use --device cpu"),
         (DeviceArg::Cuda(ordinal), Ok(count)) if ordinal >= count => {
             bail!("--device cuda:{ordinal}: GPUs are counted from 0, and this machine has {count}")
         }
-        (DeviceArg::Cuda(ordinal), Ok(_)) => return open_gpu(ordinal, args),
-        (DeviceArg::Auto, Ok(_)) => return open_gpu(0, args),
+        (DeviceArg::Cuda(first), Ok(count)) => return open_gpus(first, count, args),
+        (DeviceArg::Auto, Ok(count)) => return open_gpus(0, count, args),
         (DeviceArg::Auto, Err(why)) => log::debug!("running on the CPU: {why}"),
         (DeviceArg::Cpu, _) => {}
     }
+    open_cpu(args)
+}
+
+/// The CPU, whose threads the ranks share.
+fn open_cpu(args: &EngineArgs) -> Result<OpenDevice> {
+    let (ranks, cores) = (args.tensor_parallel_size.get(), std::thread::available_parallelism().map_or(1, usize::from));
     check_threads(args.threads.map_or(0, Into::into))?;
     let isa = Isa::best();
-    let exec = Exec::cpu(isa, args.threads.map(Into::into)).context("the CPU threads cannot be started")?;
-    let threads = exec.threads();
+    let threads = (args.threads.map_or(cores, Into::into) / ranks).max(1);
+    let execs: std::io::Result<Vec<_>> = (0..ranks).map(|_| Exec::cpu(isa, Some(threads))).collect();
+    let execs = execs.context("the CPU threads cannot be started")?;
     let plural = if threads == 1 { "" } else { "s" };
-    Ok(OpenDevice { exec, name: format!("cpu ({}, {threads} thread{plural})", isa.name()) })
+    let shared = if ranks == 1 { String::new() } else { format!("{ranks} ranks of ") };
+    Ok(OpenDevice { execs, name: format!("cpu ({}, {shared}{threads} thread{plural})", isa.name()) })
 }
 
 /// Refuses threads that would only wait for each other: the pool would not even start in a reasonable time.
@@ -79,10 +90,25 @@ fn without_gpu(family: &Family, asked: DeviceArg) -> Result<DeviceArg> {
     Ok(DeviceArg::Cpu)
 }
 
-fn open_gpu(ordinal: usize, args: &EngineArgs) -> Result<OpenDevice> {
+/// A GPU for each rank, from GPU `first` of `count` on.
+fn open_gpus(first: usize, count: usize, args: &EngineArgs) -> Result<OpenDevice> {
+    let (ranks, left) = (args.tensor_parallel_size.get(), count - first);
+    ensure!(ranks <= left, "--tensor-parallel-size {ranks}: from cuda:{first} on this machine has {left} GPUs");
     check_threads(args.threads.map_or(0, Into::into))?;
-    let opened = cuda::open(ordinal, args.threads.map(Into::into));
-    let mut exec = opened.with_context(|| format!("GPU {ordinal} cannot be used; try --device cpu"))?;
-    let name = exec.gpu()?.info()?.name;
-    Ok(OpenDevice { exec, name: format!("cuda:{ordinal} ({name})") })
+    // A context takes a few tenths of a second.
+    let open = |ordinal| {
+        let opened = cuda::open(ordinal, args.threads.map(Into::into));
+        opened.with_context(|| format!("GPU {ordinal} cannot be used; try --device cpu"))
+    };
+    let opened: Result<Vec<Exec>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (first..first + ranks).map(|ordinal| scope.spawn(move || open(ordinal))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    });
+    let mut execs = opened?;
+    let name = execs[0].gpu()?.info()?.name;
+    let name = match ranks {
+        1 => format!("cuda:{first} ({name})"),
+        _ => format!("cuda:{first} to cuda:{} ({ranks} x {name})", first + ranks - 1),
+    };
+    Ok(OpenDevice { execs, name })
 }

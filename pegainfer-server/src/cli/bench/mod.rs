@@ -19,7 +19,6 @@ pub mod workload;
 
 use crate::app::{App, Options};
 use crate::http::{BACKLOG, raise_open_files};
-use crate::models::engine::family::OpenDevice;
 use crate::models::model_path::{self, ModelDir};
 use crate::models::{detect, engine};
 use crate::text::Checkpoint;
@@ -69,7 +68,8 @@ pub fn bench(workload: &Workload) -> Result<Report> {
     let points = workload.points();
     let model_dir = model_dir(common)?;
     let dir = model_dir.dir.as_path();
-    let OpenDevice { exec, name: device } = engine::open_device(detect::detect(dir)?, &common.engine)?;
+    let opened = engine::open_device(detect::detect(dir)?, &common.engine)?;
+    let (device, exec) = (opened.name.clone(), opened.first()?);
     let (read, peak) = (common.read_gbs.map(|n| n * 1e9), common.peak_tflops.map(|n| n * 1e12));
     let roofline = Roofline::new(dir, exec, &device, read, peak)?;
     let vocab = engine::vocab_size(dir)?;

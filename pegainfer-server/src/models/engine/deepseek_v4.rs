@@ -3,6 +3,7 @@
 use super::family::{Family, LoadedEngine, OpenDevice, spawn, with_progress_bar};
 use crate::models::args::{EngineArgs, LoadFormat};
 use anyhow::{Result, bail};
+use pegainfer_core::exec::{Device, Exec};
 use pegainfer_deepseek_v4::config::Config;
 use pegainfer_deepseek_v4::numerics::Numerics;
 use pegainfer_deepseek_v4::{LoadOptions, Loaded, inventory};
@@ -17,6 +18,7 @@ pub const FAMILY: Family = Family {
     architecture: "DeepseekV4ForCausalLM",
     model_type: "deepseek_v4",
     has_cuda_kernels: false,
+    tensor_parallel: true,
     load,
     // Draft layers are left out.
     weight_bytes: |dir| inventory::weight_bytes(&Config::load(dir)?, 1).map_err(anyhow::Error::msg),
@@ -41,8 +43,8 @@ fn load(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<LoadedEngin
         kv_cache_bytes: args.kv_cache_memory,
         numerics: Numerics::REFERENCE,
     };
-    let kind = device.exec.device();
-    let loaded = with_progress_bar(|progress| pegainfer_deepseek_v4::load(vec![device.exec], &options, progress))?;
+    let kind = device.execs.first().map_or(Device::Meta, Exec::device);
+    let loaded = with_progress_bar(|progress| pegainfer_deepseek_v4::load(device.execs, &options, progress))?;
     let Loaded { engine, weight_bytes, weights_time, kv_bytes, .. } = loaded;
     let (handle, family) = (spawn(engine, args, kind)?, FAMILY.name);
     Ok(LoadedEngine { handle, family, device: device.name, weight_bytes, weights_time, kv_bytes })

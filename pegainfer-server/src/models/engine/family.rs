@@ -28,6 +28,8 @@ pub struct Family {
     pub model_type: &'static str,
     /// Whether its engine runs on a GPU.
     pub has_cuda_kernels: bool,
+    /// Whether several devices can share a model (tensor parallelism).
+    pub tensor_parallel: bool,
     /// Loads the checkpoint in a directory and starts its engine.
     pub load: fn(OpenDevice, &Path, &EngineArgs) -> Result<LoadedEngine>,
     /// Bytes of weights that a decode step of the checkpoint in a directory reads.
@@ -40,10 +42,17 @@ pub struct Family {
 
 /// Where an engine is to run.
 pub struct OpenDevice {
-    /// The device.
-    pub exec: Exec,
-    /// Its name for messages.
+    /// A device for each rank, rank 0 first.
+    pub execs: Vec<Exec>,
+    /// Their name for messages.
     pub name: String,
+}
+
+impl OpenDevice {
+    /// The device of rank 0.
+    pub fn first(self) -> Result<Exec> {
+        self.execs.into_iter().next().context("no device is open")
+    }
 }
 
 /// A running engine and what start-up says about it.
@@ -70,6 +79,7 @@ impl Family {
             architecture: M::ARCHITECTURE,
             model_type: M::MODEL_TYPE,
             has_cuda_kernels: true,
+            tensor_parallel: false,
             load: load::<M>,
             weight_bytes: |dir| Ok(M::info(&M::load_config(dir)?).weight_bytes),
             vocab_size: |dir| Ok(M::info(&M::load_config(dir)?).vocab_size),
@@ -100,7 +110,9 @@ impl fmt::Display for Family {
 
 /// Loads a model of the runtime and starts its engine.
 fn load<M: Model>(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
-    let kind = device.exec.device();
+    let name = device.name.clone();
+    let exec = device.first()?;
+    let kind = exec.device();
     let options = LoadOptions {
         model_path: dir.to_path_buf(),
         dummy_seed: (args.load_format == LoadFormat::Dummy).then_some(DUMMY_SEED),
@@ -114,14 +126,14 @@ fn load<M: Model>(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<L
         state_cache_bytes: args.state_cache_memory,
         state_cache_interval: args.state_cache_interval.into(),
     };
-    let loaded = with_progress_bar(|progress| runtime::load::<M>(device.exec, &options, progress))?;
+    let loaded = with_progress_bar(|progress| runtime::load::<M>(exec, &options, progress))?;
     let handle = spawn(loaded.engine, args, kind)?;
     let info = M::info(&loaded.config);
     let kv_bytes = (handle.limits().kv_capacity_tokens() * info.kv_bytes_per_token) as u64;
     Ok(LoadedEngine {
         handle,
         family: M::NAME,
-        device: device.name,
+        device: name,
         weight_bytes: info.weight_bytes,
         weights_time: loaded.weights_time,
         kv_bytes,
