@@ -9,7 +9,7 @@ use crate::numerics::Numerics;
 use crate::plan::{self, PAGE_TOKENS};
 use crate::shard::Shard;
 use crate::state;
-use crate::weights::Weights;
+use crate::weights::{Source, Weights};
 use pegainfer_core::engine::EngineLimits;
 use pegainfer_core::engine::options::{check_step, context_len, pool_blocks};
 use pegainfer_core::exec::Exec;
@@ -27,6 +27,8 @@ pub type Engine = EngineCore<Executor>;
 pub struct LoadOptions {
     /// Directory of the checkpoint.
     pub model_path: PathBuf,
+    /// Random weights of this seed instead of those of the checkpoint; its config.json is read.
+    pub dummy_seed: Option<u64>,
     /// Context length; `None` takes the model's.
     pub max_model_len: Option<usize>,
     /// Sequences that run at once.
@@ -70,7 +72,11 @@ pub fn load(
     let config = Config::load(&options.model_path)?;
     let bounds = bounds(&config, options)?;
     let shards = Shard::all(&config, execs.len()).map_err(LoadError::Option)?;
-    let checkpoint = Checkpoint::open(&options.model_path)?;
+    let checkpoint = match options.dummy_seed {
+        Some(_) => None,
+        None => Some(Checkpoint::open(&options.model_path)?),
+    };
+    let source = checkpoint.as_ref().map_or(Source::Dummy(options.dummy_seed.unwrap_or(0)), Source::Checkpoint);
     let entries = inventory::inventory(&config);
     let of_rank = |shard: &Shard| entries.iter().map(|e| e.loaded_bytes(&config, *shard)).sum::<u64>();
     let weight_bytes: u64 = shards.iter().map(of_rank).sum();
@@ -78,7 +84,7 @@ pub fn load(
     let mut ranks = Vec::new();
     for (mut exec, shard) in execs.into_iter().zip(shards) {
         let mut progress = |bytes| progress(bytes, weight_bytes);
-        let weights = Weights::load(&mut exec, &config, shard, Some(&checkpoint), &mut progress)?;
+        let weights = Weights::load(&mut exec, &config, shard, source, &mut progress)?;
         ranks.push((exec, shard, weights));
     }
     let weights_time = start.elapsed();
@@ -135,7 +141,7 @@ pub fn record(
 ) -> Result<Vec<OpRecord>, LoadError> {
     let mut exec = Exec::meta()?;
     let step = plan::uniform(batch, tokens, context);
-    let weights = Weights::load(&mut exec, config, Shard::WHOLE, None, &mut |_| {})?;
+    let weights = Weights::load(&mut exec, config, Shard::WHOLE, Source::Dummy(0), &mut |_| {})?;
     let pages = batch * step.max_blocks;
     let bounds = StepBounds { tokens: batch * tokens, rows: batch, context, slots: batch, pages };
     let ranks = vec![(exec, Shard::WHOLE, weights)];

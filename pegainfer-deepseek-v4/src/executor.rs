@@ -16,7 +16,7 @@ use pegainfer_core::exec::Exec;
 use pegainfer_core::parallel::{Communicator, Ranks};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::schedule::{StateSlots, StepExecutor};
-use pegainfer_core::tensor::{OpError, Tensor};
+use pegainfer_core::tensor::OpError;
 use pegainfer_kernels::parallel;
 use pegainfer_kernels::runtime::{Readbacks, Sampler};
 use std::sync::Arc;
@@ -122,8 +122,11 @@ impl Executor {
     }
 
     /// Logits of the last step's last samples, at most 32, as logits processors left them: `[samples, vocab]`.
-    pub fn logits(&self) -> &Tensor {
-        self.ranks.first().sampler.logits()
+    pub fn logits(&self) -> Result<Vec<f32>, OpError> {
+        let Rank { exec, sampler, .. } = self.ranks.first();
+        let mut values = vec![0.0; sampler.logits().elements()];
+        exec.read(sampler.logits(), 0, &mut values)?;
+        Ok(values)
     }
 }
 

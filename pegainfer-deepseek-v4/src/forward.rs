@@ -104,7 +104,7 @@ impl Pass<'_> {
     /// `normed` to `output` through the experts of all ranks.
     fn experts(&mut self, moe: &Moe) -> Result<(), OpError> {
         let shared = self.is_shared();
-        let Self { exec, config, numerics, inputs, work, .. } = self;
+        let Self { exec, config, numerics, shard, inputs, work, .. } = self;
         ops::matmul(exec, &work.normed, &moe.gate, false, &mut work.router_logits)?;
         let routing = match &moe.router {
             Router::Hash(table) => Routing::Hash { table, ids: &inputs.common.tokens },
@@ -113,11 +113,16 @@ impl Pass<'_> {
         let spec = RoutingSpec { scale: config.routed_scaling };
         ops::route(exec, &work.router_logits, routing, spec, (&mut work.experts, &mut work.expert_weights))?;
         let math = ExpertMath { limit: config.swiglu_limit, quantize: numerics.quantize_activations };
-        let (choice, experts) = ((&work.experts, &work.expert_weights), (&moe.experts[..], moe.first));
-        ops::routed_experts(exec, &work.normed, choice, experts, math, &mut work.partial)?;
-        if shared {
-            self.communicator.all_reduce(exec, &mut work.partial)?;
+        let (choice, experts) = ((&work.experts, &work.expert_weights), (&moe.experts, moe.first));
+        ops::routed_experts(exec, &work.normed, choice, experts, math, &mut work.routed)?;
+        if !shared {
+            return ops::shared_expert(exec, &work.normed, &moe.shared, math, &work.routed, &mut work.output);
         }
-        ops::shared_expert(exec, &work.normed, &moe.shared, math, &work.partial, &mut work.output)
+        match shard.owns_shared_expert(config) {
+            true => ops::shared_expert(exec, &work.normed, &moe.shared, math, &work.routed, &mut work.partial)?,
+            false => ops::store_sum(exec, &work.routed, &mut work.partial)?,
+        }
+        self.communicator.all_reduce(exec, &mut work.partial)?;
+        ops::store_sum(exec, &work.partial, &mut work.output)
     }
 }

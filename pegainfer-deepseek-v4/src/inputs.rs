@@ -28,7 +28,7 @@ impl Inputs {
 
     /// Takes a step over. `previous`: what the samples of the step before drew, `[samples]` u32.
     pub fn fill(&mut self, exec: &mut Exec, step: &Step, previous: &Tensor) -> Result<(), OpError> {
-        self.common.fill(exec, &resolved(step, previous))?;
+        self.common.fill(exec, &*resolved(exec, step, previous)?)?;
         let slots: Vec<u32> = step.state.iter().map(|segment| segment.to).collect();
         exec.fill_rows(&mut self.slots, &slots)
     }
@@ -44,14 +44,16 @@ impl Inputs {
     }
 }
 
-/// The step with ids in place of its placeholder ids. Experts are found by ids, so they have to be known before the step.
-fn resolved<'a>(step: &'a Step, previous: &Tensor) -> Cow<'a, Step> {
+/// The step with ids in place of its placeholder ids. Experts are found by ids, so they have to be known before the step;
+/// waits for a GPU.
+fn resolved<'a>(exec: &Exec, step: &'a Step, previous: &Tensor) -> Result<Cow<'a, Step>, OpError> {
     if step.tokens.iter().all(|id| id & PLACEHOLDER == 0) {
-        return Cow::Borrowed(step);
+        return Ok(Cow::Borrowed(step));
     }
-    let sampled = previous.host::<u32>();
+    let mut sampled = vec![0u32; previous.elements()];
+    exec.read(previous, 0, &mut sampled)?;
     // No vocabulary has the id of a sample that does not exist.
     let drawn = |id: u32| sampled.get((id ^ PLACEHOLDER) as usize).copied().unwrap_or(u32::MAX);
     let tokens = step.tokens.iter().map(|&id| if id & PLACEHOLDER == 0 { id } else { drawn(id) }).collect();
-    Cow::Owned(Step { tokens, ..step.clone() })
+    Ok(Cow::Owned(Step { tokens, ..step.clone() }))
 }

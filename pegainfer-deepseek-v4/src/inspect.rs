@@ -187,7 +187,7 @@ mod tests {
         assert!(report.is_complete() && report.unexpected.is_empty(), "{report}");
         assert_eq!(report.total(), (69_187, 159_609_485_896));
         let text = report.to_string();
-        assert!(text.contains("69187 tensors, 159609485896 bytes") && text.contains("8 ranks: 21.5"), "{text}");
+        assert!(text.contains("69187 tensors, 159609485896 bytes") && text.contains("8 ranks: 20.6"), "{text}");
     }
 
     #[test]

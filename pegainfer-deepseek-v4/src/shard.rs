@@ -1,11 +1,13 @@
-//! Which part of the model a rank holds: experts by their numbers, heads by groups of the output projection, the
-//! vocabulary by rows. Everything else is on every rank.
+//! Which part of the model a rank holds: columns of the experts, heads by groups of the output projection, the vocabulary by
+//! rows. Everything else is on every rank.
 
 use crate::config::Config;
 use std::ops::Range;
 
 /// Most ranks that an error suggests: GPUs of one machine.
 const MAX_RANKS: usize = 8;
+/// Edge of a block of FP8 weights, and values of a rounded activation that share a scale.
+const BLOCK: usize = 128;
 
 /// One rank of several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,9 +63,28 @@ impl Shard {
         groups.start * each..groups.end * each
     }
 
+    /// Ranks that share the columns of an expert: parts are whole blocks of FP8 weights and whole groups of a rounded
+    /// activation. Where there are more ranks, each such team has some of the routed experts.
+    pub fn team(self, config: &Config) -> usize {
+        let whole = |n: usize| (config.expert_width / n).is_multiple_of(BLOCK) && config.expert_width.is_multiple_of(n);
+        (1..=self.ranks).rev().find(|n| self.ranks.is_multiple_of(*n) && (*n == 1 || whole(*n))).unwrap_or(1)
+    }
+
     /// Routed experts.
     pub fn experts(self, config: &Config) -> Range<usize> {
-        part(config.experts, self.rank, self.ranks)
+        let team = self.team(config);
+        part(config.experts, self.rank / team, self.ranks / team)
+    }
+
+    /// Columns of these experts, and of the shared one.
+    pub fn expert_columns(self, config: &Config) -> Range<usize> {
+        let team = self.team(config);
+        part(config.expert_width, self.rank % team, team)
+    }
+
+    /// False where the shared expert's output of this rank is another's, too, and must not be added twice.
+    pub fn owns_shared_expert(self, config: &Config) -> bool {
+        self.rank < self.team(config)
     }
 
     /// Rows of embedding and output matrix.
@@ -87,7 +108,7 @@ mod tests {
         for ranks in [1, 2, 4, 8] {
             let shards = Shard::all(&config, ranks).unwrap();
             for (of, total) in [
-                (Shard::experts as fn(Shard, &Config) -> Range<usize>, 256),
+                (Shard::expert_columns as fn(Shard, &Config) -> Range<usize>, 2048),
                 (Shard::heads, 64),
                 (Shard::groups, 8),
                 (Shard::vocab, 129_280),
@@ -95,9 +116,21 @@ mod tests {
                 let all: Vec<usize> = shards.iter().flat_map(|s| of(*s, &config)).collect();
                 assert_eq!(all, (0..total).collect::<Vec<_>>());
             }
-            assert!(shards.iter().all(|s| s.owns_heads(&config)));
+            assert!(shards.iter().all(|s| s.owns_heads(&config) && s.owns_shared_expert(&config)));
+            assert!(shards.iter().all(|s| s.experts(&config) == (0..256)));
         }
         assert!(Shard::all(&config, 3).unwrap_err().contains("takes 1, 2, 4, 8 here"));
+    }
+
+    /// Experts of 256 columns make two blocks: the four ranks are two teams with half of the experts each.
+    #[test]
+    fn more_ranks_than_blocks_of_columns_share_experts_by_number() {
+        let config = Config { expert_width: 256, ..flash(false) };
+        let shards = Shard::all(&config, 4).unwrap();
+        let parts: Vec<_> = shards.iter().map(|s| (s.experts(&config), s.expert_columns(&config))).collect();
+        assert_eq!(parts, [(0..128, 0..128), (0..128, 128..256), (128..256, 0..128), (128..256, 128..256)]);
+        let owners: Vec<bool> = shards.iter().map(|s| s.owns_shared_expert(&config)).collect();
+        assert_eq!(owners, [true, true, false, false]);
     }
 
     #[test]

@@ -1,14 +1,20 @@
 //! The weights of one rank, in the formats of the checkpoint.
 
+mod dummy;
+mod part;
 mod reader;
+mod source;
 
 use crate::config::{Config, LayerKind, STREAMS};
 use crate::shard::Shard;
+use part::Part;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::Tensor;
-use pegainfer_core::weights::{Checkpoint, StoredDtype as Dtype, WeightsError};
-use pegainfer_kernels::ops::deepseek_v4::{CompressorWeights, Expert, HyperWeights, Matrix};
-use reader::{Part, Reader};
+use pegainfer_core::weights::{StoredDtype as Dtype, WeightsError};
+use pegainfer_kernels::ops::deepseek_v4::{CompressorWeights, Experts, HyperWeights, Matrix};
+use reader::Reader;
+
+pub use source::Source;
 
 /// A decoder layer.
 #[derive(Debug)]
@@ -90,12 +96,12 @@ pub struct Moe {
     pub gate: Matrix,
     /// How tokens find their experts.
     pub router: Router,
-    /// The rank's.
-    pub experts: Vec<Expert>,
+    /// The rank's columns of the rank's experts.
+    pub experts: Experts,
     /// Number of the first of them.
     pub first: usize,
-    /// On every rank.
-    pub shared: Expert,
+    /// The rank's columns.
+    pub shared: Experts,
 }
 
 /// All weights of a rank.
@@ -115,15 +121,15 @@ pub struct Weights {
 
 impl Weights {
     /// Loads what `shard` holds; `progress` is called with the bytes of each tensor. Draft layers stay in the file. On
-    /// `Meta` nothing is read, and there may be no checkpoint.
+    /// `Meta` nothing is read or made.
     pub fn load(
         exec: &mut Exec,
         config: &Config,
         shard: Shard,
-        checkpoint: Option<&Checkpoint>,
+        source: Source<'_>,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self, WeightsError> {
-        let mut reader = Reader { exec, checkpoint, quantized: config.quantized, progress };
+        let mut reader = Reader { exec, source, quantized: config.quantized, progress };
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let rows = Part { rows: Some(shard.vocab(config)), columns: None };
         let layer = |(i, kind): (usize, &LayerKind)| layer(&mut reader, config, shard, i, *kind);
@@ -242,18 +248,18 @@ fn moe(reader: &mut Reader<'_>, config: &Config, shard: Shard, prefix: &str, has
         }
         false => Router::Learned(reader.plain(&format!("{prefix}gate.bias"), Dtype::F32, &[count], Part::ALL)?),
     };
-    let mut routed = |e: usize| {
-        let mut fp4 = |w: &str, n, k| reader.fp4(&format!("{prefix}experts.{e}.{w}"), n, k);
-        Ok::<_, WeightsError>(Expert {
-            gate: fp4("w1", width, hidden)?,
-            up: fp4("w3", width, hidden)?,
-            down: fp4("w2", hidden, width)?,
-        })
+    let (numbers, columns) = (shard.experts(config), shard.expert_columns(config));
+    let rows = Part { rows: Some(columns.clone()), columns: None };
+    let columns = Part { rows: None, columns: Some(columns) };
+    let mut stacked = |w: &str, shape, part| {
+        let names: Vec<String> = numbers.clone().map(|e| format!("{prefix}experts.{e}.{w}")).collect();
+        reader.fp4(&format!("{prefix}experts.{w}"), &names, shape, part)
     };
-    let experts = shard.experts(config).map(&mut routed).collect::<Result<_, _>>()?;
-    let mut fp8 = |w: &str, n, k| reader.fp8(&format!("{prefix}shared_experts.{w}"), n, k, Part::ALL);
-    let shared =
-        Expert { gate: fp8("w1", width, hidden)?, up: fp8("w3", width, hidden)?, down: fp8("w2", hidden, width)? };
+    let (gate, up) = (stacked("w1", (width, hidden), &rows)?, stacked("w3", (width, hidden), &rows)?);
+    let experts = Experts { gate, up, down: stacked("w2", (hidden, width), &columns)?, count: numbers.len() };
+    let mut fp8 = |w: &str, n, k, part: &Part| reader.fp8(&format!("{prefix}shared_experts.{w}"), n, k, part.clone());
+    let (gate, up) = (fp8("w1", width, hidden, &rows)?, fp8("w3", width, hidden, &rows)?);
+    let shared = Experts { gate, up, down: fp8("w2", hidden, width, &columns)?, count: 1 };
     let gate = reader.bf16(&format!("{prefix}gate"), count, hidden)?;
-    Ok(Moe { gate, router, experts, first: shard.experts(config).start, shared })
+    Ok(Moe { gate, router, experts, first: numbers.start, shared })
 }

@@ -33,6 +33,8 @@ pub(crate) struct Workspace {
     pub output: Tensor,
     /// A rank's part of it, `[tokens, hidden]` f32.
     pub partial: Tensor,
+    /// The rank's part of the routed experts' sum, `[tokens, hidden]` f32.
+    pub routed: Tensor,
     /// `[tokens, q_lora]`, before its norm.
     pub qr_raw: Tensor,
     /// `[tokens, q_lora]`.
@@ -105,6 +107,7 @@ impl Workspace {
             comb: tensor("comb", &[t, STREAMS, STREAMS], DType::F32)?,
             output: tensor("output", &[t, hidden], act)?,
             partial: tensor("partial", &[t, hidden], DType::F32)?,
+            routed: tensor("routed", &[t, hidden], DType::F32)?,
             qr_raw: tensor("qr_raw", &[t, config.q_lora_rank], act)?,
             qr: tensor("qr", &[t, config.q_lora_rank], act)?,
             q: tensor("q", &[t, heads, dim], act)?,
@@ -130,8 +133,8 @@ impl Workspace {
 
     /// Gives every activation the rows of a step of `tokens` tokens.
     pub fn set_rows(&mut self, tokens: usize) {
-        let Self { embedded, streams, mixed, normed, post, comb, output, partial, .. } = self;
-        for tensor in [embedded, streams, mixed, normed, post, comb, output, partial] {
+        let Self { embedded, streams, mixed, normed, post, comb, output, partial, routed, .. } = self;
+        for tensor in [embedded, streams, mixed, normed, post, comb, output, partial, routed] {
             tensor.set_rows(tokens);
         }
         let Self { qr_raw, qr, q, kv_raw, kv, index_q, index_weights, chosen, attended, z, .. } = self;

@@ -14,7 +14,7 @@ use pegainfer_core::sampling::SamplingParams;
 use pegainfer_deepseek_v4::LoadOptions;
 use pegainfer_deepseek_v4::numerics::Numerics;
 use support::invariance::Alone;
-use support::{Output, Target, difference, engine, fixture, greedy, logits, options, run};
+use support::{Output, Target, difference, engine, fixture, greedy, logits, model_path, options, run};
 
 /// A text with more entries than the indexer chooses, and more than two entries of the heavy layer.
 fn text() -> Vec<u32> {
@@ -51,6 +51,26 @@ fn two_and_four_ranks_agree_with_one() {
             assert_eq!(alone.ids(), shared.ids(), "{ranks} ranks, {}", cases[i].name);
         }
     }
+}
+
+/// Experts wide enough to be cut by columns, and dummy weights that are the same for every number of ranks.
+#[test]
+fn ranks_that_share_experts_by_columns_agree_with_one() {
+    let dir = std::env::temp_dir().join(format!("pegainfer-dsv4-wide-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let config = std::fs::read_to_string(model_path().join("config.json")).unwrap();
+    let wide = config.replace("\"moe_intermediate_size\": 128", "\"moe_intermediate_size\": 512");
+    assert_ne!(config, wide);
+    std::fs::write(dir.join("config.json"), wide).unwrap();
+    let options = LoadOptions { model_path: dir.clone(), dummy_seed: Some(7), ..options(Numerics::F32) };
+    let text = &text()[..140];
+    let expected = logits(&mut engine(1, &options), text, 1024, 16);
+    assert!(difference(&expected[..8], &expected[8..]) > 0.5, "all rows are alike: nothing is tested");
+    for ranks in [2, 4] {
+        let off = difference(&expected, &logits(&mut engine(ranks, &options), text, 100, 16));
+        assert!(off < 1e-3, "{ranks} ranks: off by {off}");
+    }
+    std::fs::remove_dir_all(&dir).unwrap();
 }
 
 /// Prompts of awkward lengths, some sampled, some with logits processors.

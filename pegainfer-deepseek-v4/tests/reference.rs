@@ -18,8 +18,8 @@ use pegainfer_deepseek_v4::LoadOptions;
 use pegainfer_deepseek_v4::config::Config;
 use pegainfer_deepseek_v4::numerics::Numerics;
 use pegainfer_deepseek_v4::shard::Shard;
-use pegainfer_deepseek_v4::weights::Weights;
-use pegainfer_kernels::ops::deepseek_v4::{Expert, Matrix};
+use pegainfer_deepseek_v4::weights::{Source, Weights};
+use pegainfer_kernels::ops::deepseek_v4::Experts;
 use std::collections::HashMap;
 use std::sync::LazyLock;
 use stored::Numbers;
@@ -70,13 +70,15 @@ fn a_bf16_checkpoint_gives_what_the_quantised_one_gives() {
 
 /// A value that f32 noise moves across the border of a rounding takes everything after it along, so long texts drift
 /// apart by as much as the roundings matter. In short ones that is rare: most must agree to f32 noise. They have a
-/// compressed entry each, and every kind of rounding.
+/// compressed entry each, and every kind of rounding; how many drift depends on the order of sums, and so on the device.
 #[test]
 fn quantised_semantics_equal_f64_where_no_rounding_falls_the_other_way() {
     let numerics = Numerics { activations: DType::F32, ..Numerics::REFERENCE };
     let mut engine = engine(1, &options(numerics));
     let (mut exact, mut rounded) = (0, 0);
-    for slice in text().chunks(6).take(16) {
+    let text = text();
+    let slices: Vec<&[u32]> = text.chunks_exact(6).collect();
+    for slice in &slices {
         let got = logits(&mut engine, slice, 4, 2);
         let off = largest_difference(&expected(slice, true, Mistake::None, 2), &got);
         let without = largest_difference(&expected(slice, false, Mistake::None, 2), &got);
@@ -84,8 +86,9 @@ fn quantised_semantics_equal_f64_where_no_rounding_falls_the_other_way() {
         exact += usize::from(off < 1e-4);
         rounded += usize::from(without > 0.02);
     }
-    assert!(exact >= 13, "only {exact} of 16 texts agree");
-    assert!(rounded >= 15, "the roundings change {rounded} of 16 texts only: nothing is tested");
+    let all = slices.len();
+    assert!(3 * exact >= 2 * all, "only {exact} of {all} texts agree");
+    assert!(rounded + 1 >= all, "the roundings change {rounded} of {all} texts only: nothing is tested");
 }
 
 /// The comparison above would see the mistake.
@@ -126,9 +129,8 @@ fn a_sink_that_is_left_out_would_be_seen() {
     is_seen(Mistake::NoSink);
 }
 
-fn bits_equal(name: &str, matrix: &Matrix, stored: &Numbers) {
-    assert_eq!([matrix.shape().0, matrix.shape().1], stored.shape[..], "{name}");
-    let values = matrix.dequantize();
+fn bits_equal(name: &str, (n, k): (usize, usize), values: &[f32], stored: &Numbers) {
+    assert_eq!([n, k], stored.shape[..], "{name}");
     for (i, (got, expected)) in values.iter().zip(&stored.values).enumerate() {
         // The factors multiply exactly in f32, and so is their sign, that of zero included.
         assert_eq!(got.to_bits(), (*expected as f32).to_bits(), "{name}, element {i}");
@@ -140,7 +142,8 @@ fn trap_08_dequantised_weights_equal_the_formulas_bit_for_bit() {
     let (stored, mut exec) = (&*WEIGHTS, Exec::cpu(Isa::Portable, Some(2)).unwrap());
     let config = Config::load(&model_path()).unwrap();
     let checkpoint = Checkpoint::open(&model_path()).unwrap();
-    let weights = Weights::load(&mut exec, &config, Shard::WHOLE, Some(&checkpoint), &mut |_| {}).unwrap();
+    let weights =
+        Weights::load(&mut exec, &config, Shard::WHOLE, Source::Checkpoint(&checkpoint), &mut |_| {}).unwrap();
     let mut matrices = vec![("head".to_owned(), &weights.head)];
     for (i, layer) in weights.layers.iter().enumerate() {
         let mut add = |tail: String, matrix| matrices.push((format!("layers.{i}.{tail}"), matrix));
@@ -153,16 +156,23 @@ fn trap_08_dequantised_weights_equal_the_formulas_bit_for_bit() {
         if let Some(indexer) = &attn.indexer {
             add("attn.indexer.wq_b".into(), &indexer.wq_b);
         }
-        let expert = |name: String, Expert { gate, up, down }: &Expert| {
-            for (w, matrix) in [("w1", gate), ("w3", up), ("w2", down)] {
-                bits_equal(&name, matrix, &stored[&format!("layers.{i}.ffn.{name}.{w}.weight")]);
-            }
+        let named = |Experts { gate, up, down, .. }: &Experts| {
+            [("w1", gate), ("w3", up), ("w2", down)].map(|(w, m)| (w, m.shape(), m.dequantize()))
         };
-        expert("shared_experts".into(), &layer.moe.shared);
-        layer.moe.experts.iter().enumerate().for_each(|(e, one)| expert(format!("experts.{e}"), one));
+        let expected = |name: &str, w: &str| &stored[&format!("layers.{i}.ffn.{name}.{w}.weight")];
+        for (w, (n, k), values) in named(&layer.moe.shared) {
+            bits_equal("shared_experts", (n, k), &values, expected("shared_experts", w));
+        }
+        let count = layer.moe.experts.count;
+        for (w, (n, k), values) in named(&layer.moe.experts) {
+            for (e, values) in values.chunks(n / count * k).enumerate() {
+                let name = format!("experts.{e}");
+                bits_equal(&name, (n / count, k), values, expected(&name, w));
+            }
+        }
     }
     for (name, matrix) in &matrices {
-        bits_equal(name, matrix, &stored[&format!("{name}.weight")]);
+        bits_equal(name, matrix.shape(), &matrix.dequantize(), &stored[&format!("{name}.weight")]);
     }
     assert!(matrices.iter().filter(|(_, matrix)| matrix.is_quantized()).count() == 27);
 }

@@ -2,6 +2,7 @@
 
 use super::abi;
 use std::ffi::OsStr;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::{env, fmt::Write, fs};
@@ -103,9 +104,17 @@ pub fn compile(nvcc: &Path, architectures: &[String], sources: &[PathBuf], out: 
     for source in sources.iter().filter(|source| own(source)) {
         abi::write_header(&stem(source), out)?;
     }
+    let mut changed = Vec::new();
+    for source in sources {
+        let key = key(source, &flags, out)?;
+        if fs::read_to_string(key_path(source, out)).ok().as_deref() != Some(&key) || !image_path(source, out).exists()
+        {
+            changed.push((source.clone(), key));
+        }
+    }
     let parallel = std::thread::available_parallelism().map_or(1, usize::from);
-    for group in sources.chunks(parallel) {
-        let start = |source: &PathBuf| -> Result<(PathBuf, Child), String> {
+    for group in changed.chunks(parallel) {
+        let start = |(source, _): &(PathBuf, String)| -> Result<(PathBuf, Child), String> {
             let mut command = Command::new(nvcc);
             command.args(["-fatbin", "-O3", "-std=c++17", "-lineinfo", "-Xfatbin=-compress-all"]).args(&flags);
             // ptxas reports the entry points.
@@ -114,7 +123,7 @@ pub fn compile(nvcc: &Path, architectures: &[String], sources: &[PathBuf], out: 
             Ok((source.clone(), command.spawn().map_err(|e| format!("{}: {e}", nvcc.display()))?))
         };
         let running: Vec<_> = group.iter().map(start).collect::<Result<_, _>>()?;
-        for (source, child) in running {
+        for ((source, child), (_, key)) in running.into_iter().zip(group) {
             let output = child.wait_with_output().map_err(|e| format!("nvcc: {e}"))?;
             let log = String::from_utf8_lossy(&output.stderr);
             log.lines().filter(|line| !abi::is_report(line)).for_each(|line| eprintln!("{line}"));
@@ -125,9 +134,31 @@ pub fn compile(nvcc: &Path, architectures: &[String], sources: &[PathBuf], out: 
             if own(&source) {
                 abi::check_entries(&stem(&source), &log)?;
             }
+            fs::write(key_path(&source, out), key).map_err(|e| format!("{}: {e}", out.display()))?;
         }
     }
     Ok(())
+}
+
+/// A hash of all that an image is made of: a source whose key is unchanged is not compiled again.
+fn key(source: &Path, flags: &[String], out: &Path) -> Result<String, String> {
+    let mut hasher = DefaultHasher::new();
+    flags.hash(&mut hasher);
+    let directory = source.parent().unwrap_or(Path::new(""));
+    let entries = fs::read_dir(directory).map_err(|e| format!("{}: {e}", directory.display()))?;
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    let mut files: Vec<PathBuf> = paths.filter(|path| path.extension() == Some(OsStr::new("cuh"))).collect();
+    files.sort();
+    files.extend([source.to_path_buf(), out.join("limits.h"), out.join(format!("abi/{}.h", stem(source)))]);
+    // Generated sources have no list of arguments.
+    for file in files.iter().filter(|file| file.exists()) {
+        fs::read(file).map_err(|e| format!("{}: {e}", file.display()))?.hash(&mut hasher);
+    }
+    Ok(format!("{:016x}", hasher.finish()))
+}
+
+fn key_path(source: &Path, out: &Path) -> PathBuf {
+    out.join(format!("{}.key", stem(source)))
 }
 
 fn stem(source: &Path) -> String {

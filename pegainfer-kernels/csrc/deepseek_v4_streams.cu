@@ -7,15 +7,17 @@
 //   hyper_merge:    stream'[k] = post[k] f + Σ_j comb[j][k] stream[j]            one block a token, in place
 //   hyper_head:     out = Σ_j (sigmoid(m[j] scale + base[j]) + eps) stream[j],   one block a token
 //                   m = (function · x) * rsqrt(mean(x²) + norm_eps), x: all streams
+//   hyper_mix:      the input of a block, and how its output goes back (Sinkhorn)   one block a token, f32 alone
 //
-// All GPUs. Bound by memory. Reference: src/cpu/deepseek_v4/hyper.rs, src/ops/deepseek_v4/{embed,pick_rows}.rs.
+// All GPUs. Bound by memory. Activations in bf16 are mixed by tilelang/hyper_mix.cu. Reference: src/cpu/deepseek_v4/hyper.rs, src/ops/deepseek_v4/{embed,pick_rows}.rs.
 #include "deepseek_v4.cuh"
 #include "abi/deepseek_v4_streams.h"
 #include "limits.h"
 
 using namespace limits::deepseek_v4;
 
-constexpr uint32_t kStreams = 4; // of a token
+constexpr uint32_t kStreams = 4;                             // of a token
+constexpr uint32_t kMixes = 2 * kStreams + kStreams * kStreams; // mixing values of a token
 
 template <typename T>
 __device__ void embed_row(const uint32_t *__restrict__ ids, const bf16 *__restrict__ table, T *__restrict__ out,
@@ -72,6 +74,74 @@ __device__ void head_token(const T *__restrict__ streams, const float *__restric
 #pragma unroll
         for (uint32_t j = 0; j < kStreams; ++j) sum += m[j] * to_float(streams[j * hidden + i]);
         put(out + size_t(blockIdx.x) * hidden + i, sum);
+    }
+}
+
+// `c[j][k]` made doubly stochastic by one thread: softmax over k, then columns and rows divided by their sums in turn.
+__device__ void sinkhorn(float (&c)[kStreams][kStreams], uint32_t iters, float eps) {
+    for (uint32_t j = 0; j < kStreams; ++j) {
+        float max = fmaxf(fmaxf(c[j][0], c[j][1]), fmaxf(c[j][2], c[j][3])), sum = 0.f;
+        for (uint32_t k = 0; k < kStreams; ++k) c[j][k] = expf(c[j][k] - max), sum += c[j][k];
+        for (uint32_t k = 0; k < kStreams; ++k) c[j][k] = c[j][k] / sum + eps;
+    }
+    for (uint32_t i = 0; i < iters; ++i) {
+        for (uint32_t j = 0; i > 0 && j < kStreams; ++j) {
+            float sum = c[j][0] + c[j][1] + c[j][2] + c[j][3] + eps;
+            for (uint32_t k = 0; k < kStreams; ++k) c[j][k] /= sum;
+        }
+        for (uint32_t k = 0; k < kStreams; ++k) {
+            float sum = c[0][k] + c[1][k] + c[2][k] + c[3][k] + eps;
+            for (uint32_t j = 0; j < kStreams; ++j) c[j][k] /= sum;
+        }
+    }
+}
+
+// Grid: tokens.
+extern "C" __global__ __launch_bounds__(kRowThreads) void hyper_mix_f32(
+    const float *__restrict__ streams,  // [tokens, 4, hidden]
+    const float *__restrict__ function, // [24, 4 * hidden]
+    const float *__restrict__ base,     // [24]
+    const float *__restrict__ scale,    // [3]
+    float *__restrict__ mixed,          // [tokens, hidden]
+    float *__restrict__ post,           // [tokens, 4]
+    float *__restrict__ comb,           // [tokens, 4, 4]
+    uint32_t hidden, uint32_t iters, float eps, float norm_eps) {
+    __shared__ float warps[kMixes + 1][32], input[kStreams];
+    const uint32_t width = kStreams * hidden;
+    streams += size_t(blockIdx.x) * width;
+    float squares = 0.f, m[kMixes] = {};
+    for (uint32_t i = threadIdx.x; i < width; i += blockDim.x) {
+        float x = streams[i];
+        squares += x * x;
+#pragma unroll
+        for (uint32_t j = 0; j < kMixes; ++j) m[j] += function[size_t(j) * width + i] * x;
+    }
+    float rms = inverse_rms(block_sum(squares, warps[kMixes]), width, norm_eps);
+#pragma unroll
+    for (uint32_t j = 0; j < kMixes; ++j) m[j] = block_sum(m[j], warps[j]) * rms;
+    if (threadIdx.x == 0) {
+        float c[kStreams][kStreams];
+#pragma unroll
+        for (uint32_t j = 0; j < kStreams; ++j) {
+            input[j] = 1.f / (1.f + expf(-(m[j] * scale[0] + base[j]))) + eps;
+            float out = m[kStreams + j] * scale[1] + base[kStreams + j];
+            post[blockIdx.x * kStreams + j] = 2.f / (1.f + expf(-out));
+#pragma unroll
+            for (uint32_t k = 0; k < kStreams; ++k) {
+                uint32_t at = 2 * kStreams + j * kStreams + k;
+                c[j][k] = m[at] * scale[2] + base[at];
+            }
+        }
+        sinkhorn(c, iters, eps);
+        for (uint32_t i = 0; i < kStreams * kStreams; ++i)
+            comb[blockIdx.x * kStreams * kStreams + i] = c[i / kStreams][i % kStreams];
+    }
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < hidden; i += blockDim.x) {
+        float sum = 0.f;
+#pragma unroll
+        for (uint32_t j = 0; j < kStreams; ++j) sum += input[j] * streams[j * hidden + i];
+        mixed[size_t(blockIdx.x) * hidden + i] = sum;
     }
 }
 

@@ -13,6 +13,8 @@ mod deepseek_v4;
 mod deepseek_v4_attention;
 #[cfg(feature = "deepseek-v4")]
 mod deepseek_v4_batch;
+#[cfg(feature = "deepseek-v4")]
+mod deepseek_v4_gemm;
 mod delta;
 mod dense;
 mod feed;
@@ -60,6 +62,8 @@ const FAMILIES: &[Family] = &[
     deepseek_v4::FAMILY,
     #[cfg(feature = "deepseek-v4")]
     deepseek_v4_attention::FAMILY,
+    #[cfg(feature = "deepseek-v4")]
+    deepseek_v4_gemm::FAMILY,
 ];
 
 /// Calls the op of `record` on `reference`, and in every [`Way`] on `tested`, with the operands of each of its variants,

@@ -97,6 +97,21 @@ limits! {
         /// An op in a record.
         ALL_GATHER: word = 2;
     }
+    /// The GEMMs of DeepSeek-V4.
+    deepseek_v4_gemm {
+        /// Rows of w of a tile.
+        ROWS: uint = 64;
+        /// Columns of a step: a scale of a rounded activation, and a block of FP8 weights.
+        DEPTH: uint = 128;
+        /// Steps in shared memory.
+        STAGES: int = 4;
+        /// Threads of a block.
+        THREADS: int = 128;
+        /// Threads of the block that groups pairs by experts.
+        GROUP_THREADS: uint = 1024;
+        /// Most experts of a token.
+        MAX_CHOSEN: uint = 32;
+    }
     /// Logits processors.
     adjust {
         /// Words of a row's span: first edit, end of its edits, mask.

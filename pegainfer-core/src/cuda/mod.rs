@@ -43,9 +43,6 @@ pub const WORKSPACE_BYTES: usize = 64 << 20;
 /// Number of `u32` counters for synchronisation between the blocks of a kernel. They are zero between kernels.
 pub const COUNTERS: usize = 16 << 10;
 
-/// CUDA version of the first driver that loads kernels when it is asked to, as 12040 for 12.4.
-const PRELOAD_DRIVER: i32 = 12_040;
-
 /// Properties of a GPU, as the driver reports them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GpuInfo {
@@ -227,13 +224,6 @@ impl Cuda {
     /// while holding locks that other threads need: where kernels of several GPUs wait for each other, that is forever.
     pub fn preload(&mut self, images: &[&'static Image]) -> Result<(), OpError> {
         self.bind()?;
-        let driver = self.info()?.driver;
-        if driver < PRELOAD_DRIVER {
-            let version = |v: i32| format!("{}.{}", v / 1000, v % 1000 / 10);
-            let (has, needs) = (version(driver), version(PRELOAD_DRIVER));
-            let message = format!("the driver speaks CUDA {has}, several GPUs need {needs}: install a newer one");
-            return Err(OpError { op: "preload", message });
-        }
         images
             .iter()
             .try_for_each(|image| self.modules.preload(image).map_err(|e| launch_error("preload", image.name, e)))

@@ -8,7 +8,6 @@ mod engines;
 
 pub use engines::*;
 use pegainfer_core::exec::Exec;
-use pegainfer_core::isa::Isa;
 use pegainfer_deepseek_v4::numerics::Numerics;
 use pegainfer_deepseek_v4::plan::{self, SampleRow};
 use pegainfer_deepseek_v4::{Engine, LoadOptions, load};
@@ -28,6 +27,7 @@ pub fn fixture() -> Fixture {
 pub fn options(numerics: Numerics) -> LoadOptions {
     LoadOptions {
         model_path: model_path(),
+        dummy_seed: None,
         max_model_len: Some(1024),
         max_num_seqs: 16,
         max_num_batched_tokens: 1024,
@@ -37,11 +37,14 @@ pub fn options(numerics: Numerics) -> LoadOptions {
     }
 }
 
-/// A loaded engine on `ranks` ranks.
+/// A loaded engine on `ranks` ranks: of the CPU, or with `PEGAINFER_TEST_DEVICE=cuda` each on a GPU of its own.
 pub fn engine(ranks: usize, options: &LoadOptions) -> Engine {
     let threads = if ranks == 1 { 2 } else { 1 };
-    let execs = (0..ranks).map(|_| Exec::cpu(Isa::best(), Some(threads)).unwrap()).collect();
-    load(execs, options, &mut |_, _| {}).unwrap().engine
+    let exec = |rank| match best() {
+        Target::Cpu(isa) => Exec::cpu(isa, Some(threads)).unwrap(),
+        Target::Cuda => Exec::cuda(rank, None).unwrap(),
+    };
+    load((0..ranks).map(exec).collect(), options, &mut |_, _| {}).unwrap().engine
 }
 
 /// Log-softmax of the logits behind each of the last `count` tokens of `text`, computed in chunks of `chunk` tokens in
@@ -62,8 +65,8 @@ pub fn logits(engine: &mut Engine, text: &[u32], chunk: usize, count: usize) -> 
         step.samples = (wanted..end).map(sample).collect();
         engine.executor().run(&step).unwrap();
         if !step.samples.is_empty() {
-            let logits = engine.executor().logits();
-            rows.extend(logits.host::<f32>().chunks(logits.shape()[1]).map(log_softmax));
+            let logits = engine.executor().logits().unwrap();
+            rows.extend(logits.chunks(logits.len() / step.samples.len()).map(log_softmax));
         }
         first = end;
     }

@@ -6,7 +6,7 @@ use super::operands::{self, place_of_input, tensor};
 use super::variant::Variant;
 use crate::ops::DecodeState;
 #[cfg(feature = "deepseek-v4")]
-use crate::ops::deepseek_v4::{CompressorWeights, HyperWeights, RopeTable};
+use crate::ops::deepseek_v4::{CompressorWeights, HyperWeights, Matrix, RopeTable};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{OpError, Tensor};
@@ -39,6 +39,9 @@ pub(super) struct Launch {
     /// Of `compress`.
     #[cfg(feature = "deepseek-v4")]
     pub compressor: Option<CompressorWeights>,
+    /// Weights of DeepSeek-V4's GEMMs.
+    #[cfg(feature = "deepseek-v4")]
+    pub matrices: Vec<Matrix>,
 }
 
 /// What the ops of one file have in common.

@@ -4,14 +4,16 @@ use super::call::{Call, Family, Launch, all_written};
 use super::case::{EPS, Output, Values};
 use super::operands::{allocate, tensor, unit};
 use super::variant::Variant;
-use crate::ops::deepseek_v4::{self as ops, HyperSpec, HyperWeights, RopeTable, Routing, RoutingSpec, YarnSpec};
+use crate::ops::deepseek_v4::{self as ops, HyperSpec, HyperWeights, Place, RopeTable, Routing, RoutingSpec, YarnSpec};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError};
 
 pub(super) const FAMILY: Family = Family { has, variants, prepare, fill, launch, outputs };
 
-const OPS: [&str; 13] = [
+const OPS: [&str; 15] = [
+    "random_codes",
+    "random_numbers",
     "embed",
     "expand_streams",
     "pick_rows",
@@ -29,6 +31,8 @@ const OPS: [&str; 13] = [
 
 /// Dimensions of a head that are rotated.
 const ROPE_DIM: usize = 64;
+/// A part of a larger matrix, which does not begin at a word of random bits.
+const PLACE: Place = Place { whole: 10_003, first_row: 2, first_column: 5 };
 const HYPER: HyperSpec = HyperSpec { iters: 20, eps: 1e-6, norm_eps: EPS };
 const YARN: YarnSpec = YarnSpec { factor: 16.0, beta_fast: 32.0, beta_slow: 1.0, original_context: 65_536.0 };
 
@@ -116,6 +120,8 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
             };
             ops::route(exec, logits, routing, RoutingSpec { scale: 1.5 }, (experts, weights))
         }
+        ("random_codes", [], [out]) => ops::random_codes(exec, 3, PLACE, (0xbf, 1), out),
+        ("random_numbers", [], [out]) => ops::random_numbers(exec, 3, PLACE, 0.5, out),
         (op, read, written) => match (op, read, written, &launch.hyper, &launch.rope) {
             ("hyper_mix", [streams, ..], [mixed, post, comb], Some(weights), _) => {
                 ops::hyper_mix(exec, streams, weights, HYPER, mixed, (post, comb))

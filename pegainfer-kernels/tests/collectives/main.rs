@@ -18,11 +18,6 @@ fn main() {
         println!("skipped: collectives run on GPUs, with PEGAINFER_TEST_DEVICE=cuda");
         return;
     }
-    if std::env::var_os("NCCL_NVLS_ENABLE").is_none() {
-        // NCCL without multicast, as ours.
-        // SAFETY: no other thread runs yet.
-        unsafe { std::env::set_var("NCCL_NVLS_ENABLE", "0") };
-    }
     let gpus = pegainfer_kernels::cuda::available().unwrap();
     println!("{{\"gpus\":{gpus}}}");
     exact::loop_back();

@@ -43,8 +43,7 @@ pub fn record(dir: &Path, batch: usize, tokens: usize, context: usize) -> Result
 pub fn open_device(family: &Family, args: &EngineArgs) -> Result<OpenDevice> {
     let ranks = args.tensor_parallel_size.get();
     ensure!(ranks == 1 || family.tensor_parallel, "--tensor-parallel-size {ranks}: {family} runs on one device");
-    let device = if family.has_cuda_kernels { args.device } else { without_gpu(family, args.device)? };
-    match (device, cuda::available()) {
+    match (args.device, cuda::available()) {
         (DeviceArg::Cuda(_), Err(why)) => bail!("--device cuda: {why}; use --device cpu"),
         (DeviceArg::Cuda(ordinal), Ok(count)) if ordinal >= count => {
             bail!("--device cuda:{ordinal}: GPUs are counted from 0, and this machine has {count}")
@@ -76,18 +75,6 @@ fn check_threads(threads: usize) -> Result<()> {
     let most = MAX_THREADS_PER_CORE * cores;
     ensure!(threads <= most, "--threads {threads}: this process has {cores} cores; give at most {most}");
     Ok(())
-}
-
-/// The device for a family that runs on the CPU only.
-fn without_gpu(family: &Family, asked: DeviceArg) -> Result<DeviceArg> {
-    match asked {
-        DeviceArg::Cuda(_) => bail!("--device cuda: {family} has no CUDA kernels yet; use --device cpu"),
-        DeviceArg::Auto if cuda::available().is_ok() => {
-            log::info!("running on the CPU: {family} has no CUDA kernels yet");
-        }
-        DeviceArg::Auto | DeviceArg::Cpu => {}
-    }
-    Ok(DeviceArg::Cpu)
 }
 
 /// A GPU for each rank, from GPU `first` of `count` on.

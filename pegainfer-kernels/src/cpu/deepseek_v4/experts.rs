@@ -3,15 +3,17 @@
 use super::matmul::{Activations, Weights, matmul};
 use crate::cpu::isa::Isa;
 
-/// An expert's three weights.
+/// The three weights of one of several experts, which are stacked along the rows.
 #[derive(Clone, Copy)]
 pub struct ExpertWeights<'a> {
-    /// `[width, hidden]`.
+    /// `[experts * width, hidden]`.
     pub gate: Weights<'a>,
-    /// `[width, hidden]`.
+    /// `[experts * width, hidden]`.
     pub up: Weights<'a>,
-    /// `[hidden, width]`.
+    /// `[experts * hidden, width]`.
     pub down: Weights<'a>,
+    /// Which expert.
+    pub number: usize,
 }
 
 /// Constants and roundings of an expert.
@@ -38,7 +40,8 @@ pub fn expert(
     let quantize = |w: Weights<'_>| math.quantize && !matches!(w, Weights::Bf16(_));
     let gemm = |x: &[f32], w: Weights<'_>, n: usize, k: usize| {
         let mut out = vec![0.0; x.len() / k * n];
-        matmul(isa, &Activations::new(x, quantize(w)), w, 0..n, k, &mut out);
+        let rows = expert.number * n..(expert.number + 1) * n;
+        matmul(isa, &Activations::new(x, quantize(w)), w, rows, k, &mut out);
         (math.round)(&mut out);
         out
     };

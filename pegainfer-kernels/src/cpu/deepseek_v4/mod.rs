@@ -4,6 +4,7 @@
 pub mod attention;
 pub mod batch;
 pub mod compress;
+pub mod dummy;
 pub mod experts;
 pub mod formats;
 pub mod hyper;

@@ -47,6 +47,7 @@ fn c_element(element: &str) -> &str {
     match element {
         "Bf16" => "bf16",
         "F32" => "float",
+        "U8" => "uint8_t",
         "U32" => "uint32_t",
         "U64" => "uint64_t",
         structure => structure,

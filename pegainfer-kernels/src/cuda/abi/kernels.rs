@@ -84,6 +84,54 @@ kernels! {
         status: Scratch<U32>, timeout: u64,
     }
 
+    DEEPSEEK_V4_DUMMY: RandomCodes [random_codes] {
+        out: Out<U8>, seed: u64, elements: u64, width: u32, whole: u64, first_row: u64, first_column: u64, mask: u32,
+        add: u32,
+    }
+    DEEPSEEK_V4_DUMMY: RandomNumbers [random_numbers_bf16<Bf16>, random_numbers_f32<F32>] {
+        out: Out<T>, seed: u64, elements: u64, width: u32, whole: u64, first_row: u64, first_column: u64, limit: f32,
+    }
+    DEEPSEEK_V4_EXPERTS: GroupPairs [group_pairs] {
+        chosen: ScratchIn<U32>, pairs: OutOrScratch<U32>, tiles: Scratch<U32>, count: u32, first: u32, experts: u32,
+        tokens: u32,
+    }
+    DEEPSEEK_V4_EXPERTS: GateUp [
+        gate_up_bf16_8<Bf16>, gate_up_bf16_16<Bf16>, gate_up_bf16_32<Bf16>, gate_up_bf16_64<Bf16>,
+        gate_up_fp8_8<U8>, gate_up_fp8_16<U8>, gate_up_fp8_32<U8>, gate_up_fp8_64<U8>,
+        gate_up_fp4_8<U8>, gate_up_fp4_16<U8>, gate_up_fp4_32<U8>, gate_up_fp4_64<U8>,
+    ] {
+        x: ScratchIn<Bf16>, gate: In<T>, up: In<T>, gate_scales: ScratchIn<U8>, up_scales: ScratchIn<U8>,
+        tiles: ScratchIn<U32>, pairs: ScratchIn<U32>, weights: ScratchIn<F32>, out: Scratch<void>, tokens: u32,
+        experts_of_token: u32, width: u32, k: u32, planes: u32, plane: u64, limit: f32, to_f32: u32,
+    }
+    DEEPSEEK_V4_EXPERTS: Down [
+        down_bf16_8<Bf16>, down_bf16_16<Bf16>, down_bf16_32<Bf16>, down_bf16_64<Bf16>,
+        down_fp8_8<U8>, down_fp8_16<U8>, down_fp8_32<U8>, down_fp8_64<U8>,
+        down_fp4_8<U8>, down_fp4_16<U8>, down_fp4_32<U8>, down_fp4_64<U8>,
+    ] {
+        h: ScratchIn<Bf16>, w: In<T>, scales: ScratchIn<U8>, tiles: ScratchIn<U32>, pairs: ScratchIn<U32>,
+        out: Scratch<void>, tokens: u32, hidden: u32, k: u32, planes: u32, plane: u64, to_f32: u32,
+    }
+    DEEPSEEK_V4_EXPERTS: AddPairs [add_pairs_bf16<Bf16>, add_pairs_f32<F32>] {
+        y: ScratchIn<T>, chosen: ScratchIn<U32>, out: OutOrScratch<F32>, hidden: u32, k: u32, first: u32, experts: u32,
+    }
+    DEEPSEEK_V4_EXPERTS: AddRouted [add_routed_bf16<Bf16>, add_routed_f32<F32>] {
+        routed: ScratchIn<F32>, y: ScratchIn<T>, out: OutOrScratch<void>, elements: u32, to_f32: u32,
+    }
+    DEEPSEEK_V4_GEMM: Planes [planes_bf16<Bf16>, planes_f32<F32>] {
+        x: ScratchIn<T>, out: OutOrScratch<Bf16>, elements: u32, plane: u64, planes: u32, low_precision: u32,
+    }
+    DEEPSEEK_V4_GEMM: Dsv4Gemm [
+        dsv4_gemm_bf16_8<Bf16>, dsv4_gemm_bf16_16<Bf16>, dsv4_gemm_bf16_32<Bf16>, dsv4_gemm_bf16_64<Bf16>,
+        dsv4_gemm_fp8_8<U8>, dsv4_gemm_fp8_16<U8>, dsv4_gemm_fp8_32<U8>, dsv4_gemm_fp8_64<U8>,
+        dsv4_gemm_fp4_8<U8>, dsv4_gemm_fp4_16<U8>, dsv4_gemm_fp4_32<U8>, dsv4_gemm_fp4_64<U8>,
+    ] {
+        x: ScratchIn<Bf16>, w: In<T>, scales: ScratchIn<U8>, out: Scratch<void>, partials: Scratch<F32>, m: u32,
+        n: u32, k: u32, stride: u32, group_rows: u32, planes: u32, plane: u64, segments: u32, steps: u32, to_f32: u32,
+    }
+    DEEPSEEK_V4_GEMM: AddSegments [add_segments_bf16<Bf16>, add_segments_f32<F32>] {
+        partials: ScratchIn<F32>, out: OutOrScratch<T>, elements: u32, segments: u32,
+    }
     DEEPSEEK_V4_NORM: Dsv4Norm [dsv4_norm_bf16<Bf16>, dsv4_norm_f32<F32>] {
         x: In<T>, weight: In<Bf16>, out: Out<T>, hidden: u32, eps: f32,
     }
@@ -125,6 +173,10 @@ kernels! {
     DEEPSEEK_V4_STREAMS: HyperHead [hyper_head_bf16<Bf16>, hyper_head_f32<F32>] {
         streams: In<T>, function: In<F32>, base: In<F32>, scale: In<F32>, out: Out<T>, hidden: u32, eps: f32,
         norm_eps: f32,
+    }
+    DEEPSEEK_V4_STREAMS: HyperMixF32 [hyper_mix_f32] {
+        streams: In<F32>, function: In<F32>, base: In<F32>, scale: In<F32>, mixed: Out<F32>, post: Out<F32>,
+        comb: Out<F32>, hidden: u32, iters: u32, eps: f32, norm_eps: f32,
     }
 
     DEEPSEEK_V4_RINGS: WriteRing [write_ring_bf16<Bf16>, write_ring_f32<F32>] {

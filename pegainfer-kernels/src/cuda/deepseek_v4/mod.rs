@@ -1,8 +1,12 @@
 //! Launchers of DeepSeek-V4's ops, whose activations are bf16 or f32. The kernels are the plain first version: they
 //! do not overlap with their neighbours.
 
+mod activations;
 mod attention;
 mod compress;
+mod dummy;
+mod experts;
+mod gemm;
 mod index;
 mod norm;
 mod quant;
@@ -12,12 +16,15 @@ mod streams;
 
 pub(crate) use attention::sparse_attention;
 pub(crate) use compress::compress;
+pub(crate) use dummy::{random_codes, random_numbers};
+pub(crate) use experts::{routed_experts, shared_expert};
+pub(crate) use gemm::matmul;
 pub(crate) use index::select_entries;
 pub(crate) use norm::{head_norm, norm, rope};
 pub(crate) use quant::{quantize_index, quantize_kv};
 pub(crate) use rings::{copy_slot, write_ring};
 pub(crate) use route::{route_hash, route_learned};
-pub(crate) use streams::{embed, expand_streams, hyper_head, hyper_merge, pick_rows, store_sum};
+pub(crate) use streams::{embed, expand_streams, hyper_head, hyper_merge, hyper_mix_f32, pick_rows, store_sum};
 
 use super::abi::{Arguments, Entry};
 use crate::limits::deepseek_v4::{HEAD_THREADS, ROW_THREADS};

@@ -2,7 +2,7 @@
 
 use super::{rows, run};
 use crate::cpu::deepseek_v4::hyper::STREAMS;
-use crate::cuda::abi::{Dsv4Embed, ExpandStreams, HyperHead, HyperMerge, PickRows, StoreSum};
+use crate::cuda::abi::{Dsv4Embed, ExpandStreams, HyperHead, HyperMerge, HyperMixF32, PickRows, StoreSum};
 use crate::hyper_operands::{HyperSpec, HyperWeights};
 use crate::limits::deepseek_v4::ROW_THREADS;
 use pegainfer_core::exec::Exec;
@@ -72,4 +72,25 @@ pub(crate) fn hyper_head(
     let arguments = HyperHead { streams, function, base, scale, out, hidden, eps, norm_eps };
     let entries = [HyperHead::hyper_head_bf16, HyperHead::hyper_head_f32];
     run(exec, "hyper_head", entries, dtype, arguments, rows(tokens, STREAMS * hidden))
+}
+
+/// The input of a block, for activations in f32: those in bf16 have kernels of their own.
+pub(crate) fn hyper_mix_f32(
+    exec: &mut Exec,
+    streams: &Tensor,
+    weights: &HyperWeights,
+    spec: HyperSpec,
+    mixed: &mut Tensor,
+    (post, comb): (&mut Tensor, &mut Tensor),
+) -> Result<(), OpError> {
+    let (tokens, hidden) = mixed.rows_cols();
+    if tokens == 0 {
+        return Ok(());
+    }
+    let HyperWeights { function, base, scale } = weights;
+    let HyperSpec { iters, eps, norm_eps } = spec;
+    let arguments = HyperMixF32 { streams, function, base, scale, mixed, post, comb, hidden, iters, eps, norm_eps };
+    let launch = HyperMixF32::hyper_mix_f32.launch(exec.gpu()?, "hyper_mix", arguments)?;
+    // SAFETY: the op checked the shapes; a block a token.
+    unsafe { launch.run([tokens, 1, 1], ROW_THREADS) }
 }

@@ -4,20 +4,23 @@ use super::kv_quant::round;
 use super::matrix::Matrix;
 use super::values::{activation, cpu, read, write};
 use crate::cpu::deepseek_v4::experts::{ExpertWeights, Math, expert};
+use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
-use pegainfer_core::exec::Exec;
+use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// One expert.
+/// Experts of one width, stacked along the rows of their matrices.
 #[derive(Debug)]
-pub struct Expert {
-    /// `w1`, `[width, hidden]`.
+pub struct Experts {
+    /// `w1`, `[count * width, hidden]`.
     pub gate: Matrix,
-    /// `w3`, `[width, hidden]`.
+    /// `w3`, `[count * width, hidden]`.
     pub up: Matrix,
-    /// `w2`, `[hidden, width]`.
+    /// `w2`, `[count * hidden, width]`.
     pub down: Matrix,
+    /// How many.
+    pub count: usize,
 }
 
 /// Constants of an expert.
@@ -39,19 +42,28 @@ impl ExpertMath {
     }
 }
 
-impl Expert {
+impl Experts {
+    /// Inner dimension.
+    pub fn width(&self) -> usize {
+        self.down.shape().1
+    }
+
     fn check(&self, check: Check, hidden: usize) -> Result<usize, OpError> {
-        let width = self.gate.shape().0;
+        let (count, width) = (self.count, self.width());
         [&self.gate, &self.up, &self.down].into_iter().try_for_each(|w| w.check(check))?;
-        let fits = self.gate.shape() == (width, hidden)
-            && self.up.shape() == (width, hidden)
-            && self.down.shape() == (hidden, width);
-        check.that(fits, "an expert's matrices do not fit the activation or each other")?;
+        let fits = self.gate.shape() == (count * width, hidden)
+            && self.up.shape() == (count * width, hidden)
+            && self.down.shape() == (count * hidden, width);
+        check.that(fits, "the experts' matrices do not fit the activation or each other")?;
+        let whole = |w: &Matrix| !matches!(w, Matrix::Fp8 { .. }) || (w.shape().0 / count.max(1)).is_multiple_of(128);
+        let blocks = count <= 1 || [&self.gate, &self.up, &self.down].into_iter().all(whole);
+        check.that(blocks, "experts in FP8 must have whole blocks of 128 rows")?;
         Ok(width)
     }
 
-    fn weights(&self) -> ExpertWeights<'_> {
-        ExpertWeights { gate: self.gate.weights(), up: self.up.weights(), down: self.down.weights() }
+    fn weights(&self, number: usize) -> ExpertWeights<'_> {
+        let (gate, up, down) = (self.gate.weights(), self.up.weights(), self.down.weights());
+        ExpertWeights { gate, up, down, number }
     }
 
     fn tensors(&self) -> impl Iterator<Item = &Tensor> {
@@ -70,7 +82,7 @@ pub fn routed_experts(
     exec: &mut Exec,
     x: &Tensor,
     (chosen, weights): (&Tensor, &Tensor),
-    (experts, first): (&[Expert], usize),
+    (experts, first): (&Experts, usize),
     math: ExpertMath,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
@@ -81,28 +93,30 @@ pub fn routed_experts(
     check.is(chosen, DType::U32, &[tokens, k])?;
     check.is(weights, DType::F32, &[tokens, k])?;
     check.is(out, DType::F32, &[tokens, hidden])?;
-    let widths: Vec<usize> = experts.iter().map(|e| e.check(check, hidden)).collect::<Result<_, _>>()?;
-    let width = widths.first().copied().unwrap_or(0);
+    let width = experts.check(check, hidden)?;
     exec.record(|_| {
         // At most this many distinct experts are read.
-        let read = experts.len().min(tokens * k);
-        let expert: u64 = experts.first().map_or(0, |e| e.tensors().map(Tensor::bytes).sum());
-        let bytes = x.bytes() + out.bytes() + read as u64 * expert;
+        let read = experts.count.min(tokens * k);
+        let all: u64 = experts.tensors().map(Tensor::bytes).sum();
+        let bytes = x.bytes() + out.bytes() + all / experts.count.max(1) as u64 * read as u64;
         let flops = 6 * (tokens * k * hidden * width) as u64;
-        let reads: Vec<&Tensor> =
-            [x, chosen, weights].into_iter().chain(experts.iter().take(1).flat_map(Expert::tensors)).collect();
+        let reads: Vec<&Tensor> = [x, chosen, weights].into_iter().chain(experts.tensors()).collect();
         OpRecord::new("routed_experts", "experts", &reads, &[out], flops).with_bytes(bytes)
     });
+    if exec.device() == Device::Cuda {
+        return gpu::routed_experts(exec, x, (chosen, weights), (experts, first), math, out);
+    }
     let Some(isa) = cpu(check, exec)? else { return Ok(()) };
     let (values, sums) = (read(x), out.host_mut::<f32>());
     sums.fill(0.0);
     let places: Vec<(u32, f32)> = chosen.host().iter().copied().zip(weights.host().iter().copied()).collect();
-    for (e, (one, width)) in experts.iter().zip(widths).enumerate() {
+    for e in 0..experts.count {
         let mine = |(_, (number, _)): &(usize, &(u32, f32))| *number as usize == first + e;
         let (rows, weights): (Vec<usize>, Vec<f32>) =
             places.iter().enumerate().filter(mine).map(|(i, (_, weight))| (i / k, *weight)).unzip();
         let inputs: Vec<f32> = rows.iter().flat_map(|t| &values[t * hidden..][..hidden]).copied().collect();
-        let outputs = expert(isa, &inputs, &weights, one.weights(), (hidden, width), math.for_reference(x.dtype()));
+        let outputs =
+            expert(isa, &inputs, &weights, experts.weights(e), (hidden, width), math.for_reference(x.dtype()));
         for (t, output) in rows.iter().zip(outputs.chunks_exact(hidden)) {
             sums[t * hidden..][..hidden].iter_mut().zip(output).for_each(|(sum, y)| *sum += y);
         }
@@ -117,7 +131,7 @@ pub fn routed_experts(
 pub fn shared_expert(
     exec: &mut Exec,
     x: &Tensor,
-    one: &Expert,
+    experts: &Experts,
     math: ExpertMath,
     routed: &Tensor,
     out: &mut Tensor,
@@ -127,14 +141,18 @@ pub fn shared_expert(
     activation(check, x, &[tokens, hidden])?;
     check.is(routed, DType::F32, &[tokens, hidden])?;
     activation(check, out, &[tokens, hidden])?;
-    let width = one.check(check, hidden)?;
+    let width = experts.check(check, hidden)?;
+    check.that(experts.count == 1, "there is one shared expert")?;
     exec.record(|_| {
-        let reads: Vec<&Tensor> = [x, routed].into_iter().chain(one.tensors()).collect();
+        let reads: Vec<&Tensor> = [x, routed].into_iter().chain(experts.tensors()).collect();
         OpRecord::new("shared_expert", "experts", &reads, &[out], 6 * (tokens * hidden * width) as u64)
     });
+    if exec.device() == Device::Cuda {
+        return gpu::shared_expert(exec, x, experts, math, routed, out);
+    }
     let Some(isa) = cpu(check, exec)? else { return Ok(()) };
     let (x, math) = (read(x), math.for_reference(x.dtype()));
-    let mut sum = expert(isa, &x, &vec![1.0; tokens], one.weights(), (hidden, width), math);
+    let mut sum = expert(isa, &x, &vec![1.0; tokens], experts.weights(0), (hidden, width), math);
     sum.iter_mut().zip(routed.host::<f32>()).for_each(|(sum, routed)| *sum += routed);
     write(out, &sum);
     Ok(())
@@ -153,10 +171,10 @@ mod tests {
         bf16s(WIDTH * HIDDEN, seed).iter().map(|v| bf16::from_f32(v.to_f32() * factor)).collect()
     }
 
-    fn make(host: &mut Host, seed: u64, factor: f32) -> Expert {
+    fn make(host: &mut Host, seed: u64, factor: f32) -> Experts {
         let mut matrix =
             |seed, rows: usize| Matrix::Bf16(host.bf16("w", &[rows, WIDTH * HIDDEN / rows], &values(seed, factor)));
-        Expert { gate: matrix(seed, WIDTH), up: matrix(seed + 1, WIDTH), down: matrix(seed + 2, HIDDEN) }
+        Experts { gate: matrix(seed, WIDTH), up: matrix(seed + 1, WIDTH), down: matrix(seed + 2, HIDDEN), count: 1 }
     }
 
     /// The formula in f64, the clamp left out where `limit` is infinite.
@@ -182,7 +200,7 @@ mod tests {
             let mut weights = host.zeros("weights", &[1, 1], DType::F32);
             weights.host_mut::<f32>()[0] = 0.5;
             // Gate and up values up to ±60: far beyond the limit, gates far below -10, too.
-            let experts = [make(&mut host, 10, 1.0)];
+            let experts = make(&mut host, 10, 1.0);
             let mut tx32 = host.zeros("x", &[1, HIDDEN], DType::F32);
             tx32.host_mut::<f32>().iter_mut().zip(&x).for_each(|(t, x)| *t = x.to_f32());
             let mut routed = host.zeros("routed", &[1, HIDDEN], DType::F32);
@@ -194,7 +212,7 @@ mod tests {
                 assert!((f64::from(*got) - 0.5 * expected).abs() < 1e-5 * size);
             }
             let mut out = host.zeros("out", &[1, HIDDEN], DType::F32);
-            shared_expert(&mut host.exec, &tx32, &experts[0], math, &routed, &mut out).unwrap();
+            shared_expert(&mut host.exec, &tx32, &experts, math, &routed, &mut out).unwrap();
             for (got, expected) in out.host::<f32>().iter().zip(&clamped) {
                 assert!((f64::from(*got) - 1.5 * expected).abs() < 1e-5 * size);
             }
@@ -212,7 +230,7 @@ mod tests {
             let tx = host.bf16("x", &[1, HIDDEN], &x);
             let math = ExpertMath { limit: 10.0, quantize: false };
             let chosen = host.zeros("chosen", &[1, 1], DType::U32);
-            let experts = [make(&mut host, 20, 0.1)];
+            let experts = make(&mut host, 20, 0.1);
             let mut run = |weight: f32| {
                 let mut weights = host.zeros("weights", &[1, 1], DType::F32);
                 weights.host_mut::<f32>()[0] = weight;

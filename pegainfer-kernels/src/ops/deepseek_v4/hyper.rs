@@ -18,7 +18,7 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// - `post[j] = 2 sigmoid(m[4 + j] * scale[1] + base[4 + j])`
 /// - `comb[j][k]`: `m[8 + 4j + k] * scale[2] + base[8 + 4j + k]` made doubly stochastic (Sinkhorn)
 ///
-/// All f32; one rounding of `mixed`. `hidden` is a multiple of 8. On a GPU activations are bf16.
+/// All f32; one rounding of `mixed`. `hidden` is a multiple of 8.
 pub fn hyper_mix(
     exec: &mut Exec,
     streams: &Tensor,
@@ -34,7 +34,8 @@ pub fn hyper_mix(
     check.is(comb, DType::F32, &[tokens, STREAMS, STREAMS])?;
     record(exec, "hyper_mix", (streams, weights), &[mixed, post, comb], MIXES);
     if exec.device() == Device::Cuda {
-        return cuda::hyper_mix(exec, streams, weights, spec, mixed, (post, comb));
+        let mix = if streams.dtype() == DType::F32 { gpu::hyper_mix_f32 } else { cuda::hyper_mix };
+        return mix(exec, streams, weights, spec, mixed, (post, comb));
     }
     let Some(isa) = cpu(check, exec)? else { return Ok(()) };
     let (x, base, scale) = (read(streams), weights.base.host::<f32>(), weights.scale.host::<f32>());

@@ -3,8 +3,9 @@
 use super::matrix::Matrix;
 use super::values::{cpu, read, rows, write};
 use crate::cpu::deepseek_v4::matmul::{self as reference, Activations};
+use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
-use pegainfer_core::exec::Exec;
+use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{OpError, Tensor};
 
@@ -25,6 +26,9 @@ pub fn matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, quantize: bool, out: &mut
     rows(check, x, (m, k))?;
     rows(check, out, (m, n))?;
     record(exec, "matmul", x, w, out, 2 * (m * n * k) as u64);
+    if exec.device() == Device::Cuda {
+        return gpu::matmul(exec, check.0, x, (w, 1), quantize, out);
+    }
     if let Some(isa) = cpu(check, exec)? {
         let mut result = vec![0.0; m * n];
         let x = Activations::new(&read(x), quantize && w.is_quantized());
@@ -50,6 +54,9 @@ pub fn grouped_matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor)
     rows(check, x, (tokens, width))?;
     rows(check, out, (tokens, n))?;
     record(exec, "grouped_matmul", x, w, out, 2 * (tokens * n * k) as u64);
+    if exec.device() == Device::Cuda {
+        return gpu::matmul(exec, check.0, x, (w, groups), false, out);
+    }
     if let Some(isa) = cpu(check, exec)? {
         let (x, rank) = (read(x), n / groups);
         let mut result = vec![0.0; tokens * n];

@@ -78,6 +78,14 @@ impl Matrix {
         }
     }
 
+    /// The codes, and the device address of the scales, 0 without.
+    pub(crate) fn device(&self) -> (&Tensor, u64) {
+        match self {
+            Self::Bf16(w) => (w, 0),
+            Self::Fp8 { weight, scale } | Self::Fp4 { weight, scale } => (weight, scale.device()),
+        }
+    }
+
     /// As the reference kernel takes it.
     pub(super) fn weights(&self) -> Weights<'_> {
         match self {

@@ -1,10 +1,10 @@
 //! The ops of DeepSeek-V4. Activations are bf16 or f32, as their tensors say: every op computes in f32 and rounds when
-//! it stores, so that one executor serves the reference's precision and plain f32. On a GPU the GEMMs and the
-//! experts have no kernels.
+//! it stores, so that one executor serves the reference's precision and plain f32.
 
 mod attention;
 mod batch;
 mod compress;
+mod dummy;
 mod embed;
 mod experts;
 mod hyper;
@@ -22,8 +22,9 @@ pub use crate::hyper_operands::{HyperSpec, HyperWeights};
 pub use attention::{Visible, sparse_attention};
 pub use batch::{Batch, NO_ENTRY, PAGE_TOKENS, copy_slot, write_ring};
 pub use compress::{CompressorSpec, CompressorState, CompressorWeights, compress};
+pub use dummy::{Place, random_codes, random_numbers};
 pub use embed::{embed, expand_streams, store_sum};
-pub use experts::{Expert, ExpertMath, routed_experts, shared_expert};
+pub use experts::{ExpertMath, Experts, routed_experts, shared_expert};
 pub use hyper::{hyper_head, hyper_merge, hyper_mix};
 pub use index::select_entries;
 pub use kv_quant::{quantize_index, quantize_kv};

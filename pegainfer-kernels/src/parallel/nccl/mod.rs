@@ -3,7 +3,6 @@
 
 mod library;
 
-use cudarc::driver::CudaStream;
 use library::{BF16, F32, Handle, Library, SUM};
 use pegainfer_core::cuda::Cuda;
 use pegainfer_core::exec::Exec;
@@ -19,8 +18,6 @@ pub struct Nccl {
     library: Arc<Library>,
     /// `ncclComm_t`; null once it is aborted.
     handle: AtomicPtr<c_void>,
-    /// Keeps the context alive until the handle is destroyed.
-    _stream: Arc<CudaStream>,
 }
 
 impl Nccl {
@@ -35,12 +32,8 @@ impl Nccl {
             unsafe { (library.functions.init_all)(handles.as_mut_ptr(), devices.len() as c_int, devices.as_ptr()) };
         library.check(status).map_err(fail)?;
         log::debug!("NCCL {}", library.version());
-        let end = |(handle, gpu): (Handle, &&Cuda)| Self {
-            library: library.clone(),
-            handle: AtomicPtr::new(handle),
-            _stream: gpu.stream().clone(),
-        };
-        Ok(handles.into_iter().zip(gpus).map(end).collect())
+        let end = |handle| Self { library: library.clone(), handle: AtomicPtr::new(handle) };
+        Ok(handles.into_iter().map(end).collect())
     }
 
     fn handle(&self) -> Result<Handle, OpError> {

@@ -1,8 +1,8 @@
 //! DeepSeek-V4 as a family.
 
-use super::family::{Family, LoadedEngine, OpenDevice, spawn, with_progress_bar};
+use super::family::{DUMMY_SEED, Family, LoadedEngine, OpenDevice, spawn, with_progress_bar};
 use crate::models::args::{EngineArgs, LoadFormat};
-use anyhow::{Result, bail};
+use anyhow::Result;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_deepseek_v4::config::Config;
 use pegainfer_deepseek_v4::numerics::Numerics;
@@ -17,7 +17,6 @@ pub const FAMILY: Family = Family {
     name: "DeepSeek-V4",
     architecture: "DeepseekV4ForCausalLM",
     model_type: "deepseek_v4",
-    has_cuda_kernels: false,
     tensor_parallel: true,
     load,
     // Draft layers are left out.
@@ -31,11 +30,9 @@ pub const FAMILY: Family = Family {
 
 /// Loads the checkpoint in `dir` and starts its engine, with the precision of DeepSeek's own code.
 fn load(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
-    if args.load_format == LoadFormat::Dummy {
-        bail!("--load-format dummy: DeepSeek-V4 has no dummy weights; give a checkpoint");
-    }
     let options = LoadOptions {
         model_path: dir.to_path_buf(),
+        dummy_seed: (args.load_format == LoadFormat::Dummy).then_some(DUMMY_SEED),
         max_model_len: args.max_model_len.map(Into::into),
         max_num_seqs: args.max_num_seqs.map_or(DEFAULTS.0, Into::into),
         max_num_batched_tokens: args.max_num_batched_tokens.map_or(DEFAULTS.1, Into::into),

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Seed of `--load-format dummy`: the same weights at each start.
-const DUMMY_SEED: u64 = 0;
+pub(super) const DUMMY_SEED: u64 = 0;
 /// Default of `--step-deadline` on a GPU, where the longest steps take half a second.
 const GPU_STEP_DEADLINE: Duration = Duration::from_secs(30);
 /// Default of `--step-deadline` on the CPU, where a step of a large model takes up to a minute.
@@ -26,8 +26,6 @@ pub struct Family {
     pub architecture: &'static str,
     /// What `model_type` of config.json calls it.
     pub model_type: &'static str,
-    /// Whether its engine runs on a GPU.
-    pub has_cuda_kernels: bool,
     /// Whether several devices can share a model (tensor parallelism).
     pub tensor_parallel: bool,
     /// Loads the checkpoint in a directory and starts its engine.
@@ -78,7 +76,6 @@ impl Family {
             name: M::NAME,
             architecture: M::ARCHITECTURE,
             model_type: M::MODEL_TYPE,
-            has_cuda_kernels: true,
             tensor_parallel: false,
             load: load::<M>,
             weight_bytes: |dir| Ok(M::info(&M::load_config(dir)?).weight_bytes),

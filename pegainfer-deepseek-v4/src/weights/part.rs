@@ -1,0 +1,29 @@
+//! The part of a tensor that a rank holds.
+
+use std::ops::Range;
+
+/// Edge of the blocks of FP8 weights.
+const BLOCK: usize = 128;
+
+/// Which rows and columns of a tensor to read; `None` is all.
+#[derive(Debug, Clone)]
+pub(super) struct Part {
+    pub rows: Option<Range<usize>>,
+    pub columns: Option<Range<usize>>,
+}
+
+impl Part {
+    pub const ALL: Self = Self { rows: None, columns: None };
+
+    /// Rows and columns of this part of a matrix.
+    pub fn shape(&self, [rows, columns]: [usize; 2]) -> [usize; 2] {
+        let len = |range: &Option<Range<usize>>, all| range.as_ref().map_or(all, ExactSizeIterator::len);
+        [len(&self.rows, rows), len(&self.columns, columns)]
+    }
+
+    /// The part of the scales that belongs to this part of an FP8 weight.
+    pub fn of_blocks(&self) -> Self {
+        let blocks = |range: &Range<usize>| range.start / BLOCK..range.end.div_ceil(BLOCK);
+        Self { rows: self.rows.as_ref().map(blocks), columns: self.columns.as_ref().map(blocks) }
+    }
+}

@@ -1,0 +1,223 @@
+// DeepSeek-V4's experts: tokens are grouped by expert on the device, and two grouped GEMMs (deepseek_v4_gemm.cuh) run over tiles of
+// the groups. A pair is a token with one of its k experts: number token * k + i.
+//
+//   group_pairs: the pairs of each expert, and tiles of them
+//   gate_up:     h = weight silu(min(w1 x, limit)) clamp(w3 x, ±limit)   rows of h are pairs
+//   down:        y = w2 h                                              rows of y are pairs
+//   add_pairs:   the sum of a token's y, in the order of the experts
+//   add_routed:  routed sum + y, rounded once
+//
+// Gate and up rows lie side by side in a tile: a warp's upper 8 rows are of w1, its lower 8 the same of w3, so that SwiGLU needs
+// no exchange. All GPUs. Limit: memory, reading each chosen expert once for each tile of its tokens. Reference:
+// src/cpu/deepseek_v4/experts.rs.
+#include "deepseek_v4.cuh"
+#include "deepseek_v4_gemm.cuh"
+#include "abi/deepseek_v4_experts.h"
+
+using namespace gemm;
+using limits::deepseek_v4::kMaxExperts;
+
+// A tile: some pairs of an expert, `pairs[first]` to `pairs[first + count - 1]`.
+struct PairTile {
+    uint32_t expert, first, count;
+};
+
+// The tile of this block: from the list, or, without a list, of all tokens with the only expert. False where there is none.
+template <int TOKENS>
+__device__ __forceinline__ bool find_tile(const uint32_t *tiles, uint32_t tokens, PairTile &tile) {
+    if (tiles) {
+        if (blockIdx.y >= tiles[0]) return false;
+        const uint32_t *at = tiles + 1 + 3 * blockIdx.y;
+        tile = {at[0], at[1], at[2]};
+    } else {
+        tile = {0, blockIdx.y * TOKENS, min(uint32_t(TOKENS), tokens - blockIdx.y * TOKENS)};
+    }
+    return true;
+}
+__device__ __forceinline__ uint32_t pair_at(const uint32_t *pairs, uint32_t i) { return pairs ? pairs[i] : i; }
+
+// One block. `tiles`: their number, then 3 words each.
+extern "C" __global__ __launch_bounds__(kGroupThreads) void group_pairs(
+    const uint32_t *__restrict__ chosen, // [count], experts of all ranks
+    uint32_t *__restrict__ pairs,        // [count], by expert
+    uint32_t *__restrict__ tiles, uint32_t count,
+    uint32_t first, uint32_t experts,    // those that are here
+    uint32_t tokens) {                   // of a tile
+    __shared__ uint32_t counts[kMaxExperts], starts[kMaxExperts], first_tile[kMaxExperts];
+    for (uint32_t e = threadIdx.x; e < experts; e += kGroupThreads) counts[e] = 0;
+    __syncthreads();
+    for (uint32_t p = threadIdx.x; p < count; p += kGroupThreads) {
+        uint32_t e = chosen[p] - first; // below `first` it wraps beyond all experts
+        if (e < experts) atomicAdd(&counts[e], 1);
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        uint32_t pairs_before = 0, tiles_before = 0;
+        for (uint32_t at = 0; at < experts; at += 32) {
+            uint32_t e = at + threadIdx.x, own = e < experts ? counts[e] : 0, own_tiles = (own + tokens - 1) / tokens;
+            uint32_t pairs_to = inclusive_scan(own), tiles_to = inclusive_scan(own_tiles);
+            if (e < experts) {
+                starts[e] = pairs_before + pairs_to - own, first_tile[e] = tiles_before + tiles_to - own_tiles;
+                for (uint32_t i = 0; i < own_tiles; ++i) {
+                    uint32_t *tile = tiles + 1 + 3 * (first_tile[e] + i);
+                    tile[0] = e, tile[1] = starts[e] + i * tokens, tile[2] = min(tokens, own - i * tokens);
+                }
+            }
+            pairs_before += __shfl_sync(kAll, pairs_to, 31), tiles_before += __shfl_sync(kAll, tiles_to, 31);
+        }
+        if (threadIdx.x == 0) tiles[0] = tiles_before;
+    }
+    __syncthreads();
+    // The order of an expert's pairs does not matter: a row's bits depend on the row alone.
+    for (uint32_t p = threadIdx.x; p < count; p += kGroupThreads) {
+        uint32_t e = chosen[p] - first;
+        if (e < experts) pairs[atomicAdd(&starts[e], 1)] = p;
+    }
+}
+
+template <Format F, int TOKENS, typename W>
+__device__ void gate_up_tile(const bf16 *__restrict__ x, const W *__restrict__ gate, const W *__restrict__ up,
+                             const uint8_t *__restrict__ gate_scales, const uint8_t *__restrict__ up_scales,
+                             const uint32_t *__restrict__ tiles, const uint32_t *__restrict__ pairs,
+                             const float *__restrict__ weights, void *out, uint32_t tokens, uint32_t experts_of_token,
+                             uint32_t width, uint32_t k, uint32_t planes, uint64_t plane, float limit, uint32_t to_f32) {
+    PairTile tile;
+    if (!find_tile<TOKENS>(tiles, tokens, tile)) return;
+    const uint32_t first_column = blockIdx.x * (kRows / 2);
+    auto weight = [&](uint32_t r) {
+        uint32_t column = first_column + r / 16 * 8 + r % 8;
+        bool is_up = r % 16 >= 8;
+        return Row{reinterpret_cast<const uint8_t *>(is_up ? up : gate), is_up ? up_scales : gate_scales,
+                   column < width ? tile.expert * width + column : kNoRow};
+    };
+    auto token = [&](uint32_t t) -> const bf16 * {
+        if (t >= tile.count) return nullptr;
+        return x + size_t(pair_at(pairs, tile.first + t) / experts_of_token) * k;
+    };
+    Sums<TOKENS> sums = {};
+    multiply<F, TOKENS>(sums, weight, x, token, k, planes, plane, Segments{0, 1, (k + kDepth - 1) / kDepth});
+    auto round = [&](float v) { return to_f32 ? v : round_bf16(v); };
+    const uint32_t lane = threadIdx.x % 32, column = first_column + threadIdx.x / 32 * 8 + lane / 4;
+#pragma unroll
+    for (int t = 0; t < TOKENS / 8; ++t)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            uint32_t at = 8 * t + Accumulator::column(lane, i);
+            if (column >= width || at >= tile.count) continue;
+            uint32_t pair = pair_at(pairs, tile.first + at);
+            float g = fminf(round(sums[t][i]), limit), u = fminf(fmaxf(round(sums[t][i + 2]), -limit), limit);
+            float h = (weights ? weights[pair] : 1.f) * (g / (1.f + expf(-g))) * u;
+            size_t to = size_t(pair) * width + column;
+            if (to_f32) static_cast<float *>(out)[to] = h;
+            else put(static_cast<bf16 *>(out) + to, h);
+        }
+}
+
+template <Format F, int TOKENS, typename W>
+__device__ void down_tile(const bf16 *__restrict__ h, const W *__restrict__ w, const uint8_t *__restrict__ scales,
+                          const uint32_t *__restrict__ tiles, const uint32_t *__restrict__ pairs, void *out, uint32_t tokens,
+                          uint32_t hidden, uint32_t k, uint32_t planes, uint64_t plane, uint32_t to_f32) {
+    PairTile tile;
+    if (!find_tile<TOKENS>(tiles, tokens, tile)) return;
+    const uint32_t first_row = blockIdx.x * kRows;
+    auto weight = [&](uint32_t r) {
+        return Row{reinterpret_cast<const uint8_t *>(w), scales,
+                   first_row + r < hidden ? tile.expert * hidden + first_row + r : kNoRow};
+    };
+    auto token = [&](uint32_t t) {
+        return t < tile.count ? h + size_t(pair_at(pairs, tile.first + t)) * k : nullptr;
+    };
+    Sums<TOKENS> sums = {};
+    multiply<F, TOKENS>(sums, weight, h, token, k, planes, plane, Segments{0, 1, (k + kDepth - 1) / kDepth});
+    const uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (int t = 0; t < TOKENS / 8; ++t)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            uint32_t row = first_row + threadIdx.x / 32 * 16 + Accumulator::row(lane, i);
+            uint32_t at = 8 * t + Accumulator::column(lane, i);
+            if (row >= hidden || at >= tile.count) continue;
+            size_t to = size_t(pair_at(pairs, tile.first + at)) * hidden + row;
+            if (to_f32) static_cast<float *>(out)[to] = sums[t][i];
+            else put(static_cast<bf16 *>(out) + to, sums[t][i]);
+        }
+}
+
+// The pairs of a token whose experts are here, in the order of the experts.
+template <typename T>
+__device__ void sum_pairs(const T *__restrict__ y, const uint32_t *__restrict__ chosen, float *__restrict__ out,
+                          uint32_t hidden, uint32_t k, uint32_t first, uint32_t experts) {
+    __shared__ uint32_t order[kMaxChosen], count;
+    if (threadIdx.x == 0) {
+        chosen += size_t(blockIdx.x) * k;
+        count = 0;
+        for (uint32_t i = 0; i < k; ++i) {
+            if (chosen[i] - first >= experts) continue;
+            uint32_t at = count++;
+            for (; at > 0 && chosen[order[at - 1]] > chosen[i]; --at) order[at] = order[at - 1];
+            order[at] = i;
+        }
+    }
+    __syncthreads();
+    for (uint32_t c = threadIdx.x; c < hidden; c += blockDim.x) {
+        float sum = 0.f;
+        for (uint32_t i = 0; i < count; ++i) sum += to_float(y[(size_t(blockIdx.x) * k + order[i]) * hidden + c]);
+        out[size_t(blockIdx.x) * hidden + c] = sum;
+    }
+}
+
+#define BY_ACTIVATION(SUFFIX, T)                                                                                       \
+    /* Grid: tokens. */                                                                                                \
+    extern "C" __global__ __launch_bounds__(kThreads) void add_pairs_##SUFFIX(                                         \
+        const T *y,                    /* [tokens * k, hidden] */                                                      \
+        const uint32_t *chosen,        /* [tokens, k] */                                                               \
+        float *out,                    /* [tokens, hidden] */                                                          \
+        uint32_t hidden, uint32_t k, uint32_t first, uint32_t experts) {                                               \
+        sum_pairs(y, chosen, out, hidden, k, first, experts);                                                          \
+    }                                                                                                                  \
+    /* Grid: elements over threads of a block. */                                                                      \
+    extern "C" __global__ __launch_bounds__(kThreads) void add_routed_##SUFFIX(                                        \
+        const float *routed,           /* [elements] */                                                                \
+        const T *y,                    /* [elements] */                                                                \
+        void *out,                     /* [elements] bf16 or f32, see `to_f32` */                                      \
+        uint32_t elements, uint32_t to_f32) {                                                                          \
+        uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;                                                            \
+        if (i >= elements) return;                                                                                     \
+        float sum = to_float(y[i]) + routed[i];                                                                        \
+        if (to_f32) static_cast<float *>(out)[i] = sum;                                                                \
+        else put(static_cast<bf16 *>(out) + i, sum);                                                                   \
+    }
+BY_ACTIVATION(bf16, bf16)
+BY_ACTIVATION(f32, float)
+
+#define BY_WEIGHT(SUFFIX, FORMAT, W, TOKENS)                                                                           \
+    /* Grid: tiles of 32 columns of h, tiles of pairs. */                                                              \
+    extern "C" __global__ __launch_bounds__(kThreads) void gate_up_##SUFFIX##_##TOKENS(                                \
+        const bf16 *x,                 /* [planes, tokens, k], `plane` elements apart */                               \
+        const W *gate, const W *up,    /* [experts * width, k] */                                                      \
+        const uint8_t *gate_scales, const uint8_t *up_scales, /* as deepseek_v4_gemm.cu has them */                    \
+        const uint32_t *tiles, const uint32_t *pairs, /* of group_pairs; null: all tokens with one expert */           \
+        const float *weights,          /* of the pairs; null: 1 */                                                     \
+        void *out,                     /* [pairs, width] bf16 or f32 */                                                \
+        uint32_t tokens, uint32_t experts_of_token, uint32_t width, uint32_t k, uint32_t planes, uint64_t plane,       \
+        float limit, uint32_t to_f32) {                                                                                \
+        gate_up_tile<Format::FORMAT, TOKENS>(x, gate, up, gate_scales, up_scales, tiles, pairs, weights, out, tokens,  \
+                                             experts_of_token, width, k, planes, plane, limit, to_f32);                \
+    }                                                                                                                  \
+    /* Grid: tiles of 64 columns of y, tiles of pairs. */                                                              \
+    extern "C" __global__ __launch_bounds__(kThreads) void down_##SUFFIX##_##TOKENS(                                   \
+        const bf16 *h,                 /* [planes, pairs, k], `plane` elements apart */                                \
+        const W *w,                    /* [experts * hidden, k] */                                                     \
+        const uint8_t *scales, const uint32_t *tiles, const uint32_t *pairs,                                           \
+        void *out,                     /* [pairs, hidden] bf16 or f32 */                                               \
+        uint32_t tokens, uint32_t hidden, uint32_t k, uint32_t planes, uint64_t plane, uint32_t to_f32) {              \
+        down_tile<Format::FORMAT, TOKENS>(h, w, scales, tiles, pairs, out, tokens, hidden, k, planes, plane, to_f32);  \
+    }
+#define BY_TOKENS(SUFFIX, FORMAT, W)                                                                                   \
+    BY_WEIGHT(SUFFIX, FORMAT, W, 8)                                                                                    \
+    BY_WEIGHT(SUFFIX, FORMAT, W, 16)                                                                                   \
+    BY_WEIGHT(SUFFIX, FORMAT, W, 32)                                                                                   \
+    BY_WEIGHT(SUFFIX, FORMAT, W, 64)
+BY_TOKENS(bf16, kBf16, bf16)
+BY_TOKENS(fp8, kFp8, uint8_t)
+BY_TOKENS(fp4, kFp4, uint8_t)

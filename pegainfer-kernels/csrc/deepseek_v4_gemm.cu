@@ -1,0 +1,123 @@
+// DeepSeek-V4's GEMM (deepseek_v4_gemm.cuh) of all tokens with one weight, and what goes before and behind it:
+//
+//   planes:       activations as planes of bf16 that add up to them: rounded values, f32 in three parts
+//   gemm:         out = x wᵀ; rows of w in groups, each with columns of x of its own
+//   add_segments: the sum of the segments of a split GEMM, in order
+//
+// All GPUs. FP8 and FP4 values times their scales are bf16 numbers, as are rounded activations, so that multiplications are exact and
+// sums are those of the reference in another order. Limit: memory at few tokens, shared memory at many; not tuned. Reference:
+// src/cpu/deepseek_v4/matmul.rs.
+#include "deepseek_v4.cuh"
+#include "deepseek_v4_gemm.cuh"
+#include "abi/deepseek_v4_gemm.h"
+
+using namespace gemm;
+
+// A warp has 128 values; where they are rounded to e4m3, with the scale 2^ceil(log2(max(amax, 1e-4) / 448)), they are of one row.
+template <typename T>
+__device__ void split_into_planes(const T *__restrict__ x, bf16 *__restrict__ out, uint32_t elements, uint64_t plane,
+                                  uint32_t planes, uint32_t low_precision) {
+    uint32_t first = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * kDepth + threadIdx.x % 32;
+    float v[kDepth / 32], amax = 1e-4f;
+#pragma unroll
+    for (uint32_t i = 0; i < kDepth / 32; ++i) {
+        v[i] = first + 32 * i < elements ? to_float(x[first + 32 * i]) : 0.f;
+        amax = fmaxf(amax, fabsf(v[i]));
+    }
+    amax = reduce_lanes(amax, 32, Max());
+#pragma unroll
+    for (uint32_t i = 0; i < kDepth / 32; ++i) {
+        if (first + 32 * i >= elements) break;
+        if (low_precision) v[i] = quantize<E4M3>(v[i], amax);
+        for (uint32_t p = 0; p < planes; ++p) {
+            float part = round_bf16(v[i]);
+            put(out + p * plane + first + 32 * i, part);
+            v[i] -= part;
+        }
+    }
+}
+
+// The tile's rows of w: blockIdx.x; its tokens: blockIdx.y; its segment where there are several blocks of them: blockIdx.z.
+template <Format F, int TOKENS, typename W>
+__device__ void tile_gemm(const bf16 *__restrict__ x, const W *__restrict__ w, const uint8_t *__restrict__ scales, void *out,
+                          float *__restrict__ partials, uint32_t m, uint32_t n, uint32_t k, uint32_t stride,
+                          uint32_t group_rows, uint32_t planes, uint64_t plane, uint32_t segments, uint32_t steps,
+                          uint32_t to_f32) {
+    const uint32_t first_row = blockIdx.x * kRows, first_token = blockIdx.y * TOKENS;
+    const bf16 *columns = x + size_t(first_row / group_rows) * k;
+    auto weight = [&](uint32_t r) {
+        return Row{reinterpret_cast<const uint8_t *>(w), scales, first_row + r < n ? first_row + r : kNoRow};
+    };
+    auto token = [&](uint32_t t) {
+        return first_token + t < m ? columns + size_t(first_token + t) * stride : nullptr;
+    };
+    const bool split = gridDim.z > 1;
+    Sums<TOKENS> sums = {};
+    multiply<F, TOKENS>(sums, weight, x, token, k, planes, plane, Segments{blockIdx.z, split ? 1 : segments, steps});
+    if (split) partials += size_t(blockIdx.z) * m * n;
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int t = 0; t < TOKENS / 8; ++t)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            uint32_t row = first_row + 16 * warp + Accumulator::row(lane, i);
+            uint32_t at = first_token + 8 * t + Accumulator::column(lane, i);
+            if (row >= n || at >= m) continue;
+            size_t to = size_t(at) * n + row;
+            if (split) partials[to] = sums[t][i];
+            else if (to_f32) static_cast<float *>(out)[to] = sums[t][i];
+            else put(static_cast<bf16 *>(out) + to, sums[t][i]);
+        }
+}
+
+template <typename T>
+__device__ void sum_segments(const float *__restrict__ partials, T *__restrict__ out, uint32_t elements, uint32_t segments) {
+    uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= elements) return;
+    float sum = 0.f;
+    for (uint32_t s = 0; s < segments; ++s) sum += partials[size_t(s) * elements + i];
+    put(out + i, sum);
+}
+
+#define BY_ACTIVATION(SUFFIX, T)                                                                                       \
+    /* Grid: groups of 128 elements over warps of a block. */                                                          \
+    extern "C" __global__ __launch_bounds__(kThreads) void planes_##SUFFIX(                                            \
+        const T *x,                    /* [elements] */                                                                \
+        bf16 *out,                     /* [planes, elements], planes `plane` elements apart */                         \
+        uint32_t elements, uint64_t plane, uint32_t planes, uint32_t low_precision) {                                  \
+        split_into_planes(x, out, elements, plane, planes, low_precision);                                             \
+    }                                                                                                                  \
+    /* Grid: elements over threads of a block. */                                                                      \
+    extern "C" __global__ __launch_bounds__(kThreads) void add_segments_##SUFFIX(                                      \
+        const float *partials,         /* [segments, elements] */                                                      \
+        T *out,                        /* [elements] */                                                                \
+        uint32_t elements, uint32_t segments) {                                                                        \
+        sum_segments(partials, out, elements, segments);                                                               \
+    }
+BY_ACTIVATION(bf16, bf16)
+BY_ACTIVATION(f32, float)
+
+#define BY_WEIGHT(SUFFIX, FORMAT, W, TOKENS)                                                                           \
+    /* Grid: tiles of rows, tiles of tokens, 1 or segments. */                                                         \
+    extern "C" __global__ __launch_bounds__(kThreads) void dsv4_gemm_##SUFFIX##_##TOKENS(                              \
+        const bf16 *x,                 /* [planes, m, stride], `plane` elements apart; columns of group g from g k on */ \
+        const W *w,                    /* [n, k] */                                                                    \
+        const uint8_t *scales,         /* FP8: [n / 128, k / 128]; FP4: [n, k / 32]; bf16: none */                     \
+        void *out,                     /* [m, n] bf16 or f32, see `to_f32` */                                          \
+        float *partials,               /* [segments, m, n], of a split GEMM */                                         \
+        uint32_t m, uint32_t n, uint32_t k, uint32_t stride,                                                           \
+        uint32_t group_rows,           /* of w with the same columns of x, a multiple of 64 or n */                    \
+        uint32_t planes, uint64_t plane,                                                                               \
+        uint32_t segments, uint32_t steps, /* of 128 columns of a segment */                                           \
+        uint32_t to_f32) {                                                                                             \
+        tile_gemm<Format::FORMAT, TOKENS>(x, w, scales, out, partials, m, n, k, stride, group_rows, planes, plane,     \
+                                          segments, steps, to_f32);                                                    \
+    }
+#define BY_TOKENS(SUFFIX, FORMAT, W)                                                                                   \
+    BY_WEIGHT(SUFFIX, FORMAT, W, 8)                                                                                    \
+    BY_WEIGHT(SUFFIX, FORMAT, W, 16)                                                                                   \
+    BY_WEIGHT(SUFFIX, FORMAT, W, 32)                                                                                   \
+    BY_WEIGHT(SUFFIX, FORMAT, W, 64)
+BY_TOKENS(bf16, kBf16, bf16)
+BY_TOKENS(fp8, kFp8, uint8_t)
+BY_TOKENS(fp4, kFp4, uint8_t)

@@ -1,0 +1,141 @@
+//! The GEMMs and experts of DeepSeek-V4.
+
+use super::call::{Call, Family, Launch};
+use super::case::{Output, Values};
+use super::operands::{allocate, output, unit};
+use super::variant::Variant;
+use crate::ops::deepseek_v4::{self as ops, ExpertMath, Experts, Matrix};
+use half::bf16;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::record::{OpRecord, Operand};
+use pegainfer_core::rng;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+use rayon::prelude::*;
+
+pub(super) const FAMILY: Family = Family { has, variants, prepare, fill, launch, outputs };
+
+const OPS: [&str; 4] = ["matmul", "grouped_matmul", "routed_experts", "shared_expert"];
+/// Number of the first expert that is here.
+const FIRST: usize = 1;
+/// Tolerance of what comes of values in bf16, which may have been rounded the other way.
+const ROUNDED: f64 = 1.0 / 32.0;
+
+fn has(record: &OpRecord) -> bool {
+    OPS.contains(&record.op)
+}
+
+fn variants(_: &OpRecord) -> Vec<Variant> {
+    vec![Variant::Plain]
+}
+
+/// Number of operands before the weights.
+fn before_weights(op: &str) -> usize {
+    match op {
+        "routed_experts" => 3,
+        "shared_expert" => 2,
+        _ => 1,
+    }
+}
+
+/// The weights, which the op takes in structs of its own.
+fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
+    let mut operands = &call.record.reads[before_weights(call.record.op)..];
+    while let [weight, rest @ ..] = operands {
+        let seed = 1 << 8 | launch.matrices.len() as u64;
+        let (matrix, rest) = match rest {
+            [scale, rest @ ..] if weight.dtype == DType::U8 => (low_precision(exec, weight, scale, seed)?, rest),
+            _ => (plain(exec, weight, seed)?, rest),
+        };
+        launch.matrices.push(matrix);
+        operands = rest;
+    }
+    Ok(())
+}
+
+/// A matrix in bf16, whose GEMMs give values of about 1.
+fn plain(exec: &mut Exec, operand: &Operand, seed: u64) -> Result<Matrix, OpError> {
+    let mut weight = allocate(exec, &operand.name, &operand.shape, DType::Bf16)?;
+    let (elements, size) = (weight.elements(), 1.0 / (operand.shape[1] as f32).sqrt());
+    exec.write(&mut weight, 0..elements, |first, out: &mut [bf16]| {
+        out.par_iter_mut().enumerate().for_each(|(i, v)| *v = bf16::from_f32(size * unit(seed, first + i)));
+    })?;
+    Ok(Matrix::Bf16(weight))
+}
+
+/// A matrix in FP4, which has a row of scales for each row, or FP8.
+fn low_precision(exec: &mut Exec, weight: &Operand, scale: &Operand, seed: u64) -> Result<Matrix, OpError> {
+    let fp4 = scale.shape[0] == weight.shape[0];
+    // No e4m3 code without its bit 3 is NaN.
+    let codes = bytes(exec, weight, seed, move |bits| (bits as u8) & if fp4 { 0xff } else { 0xf7 })?;
+    let least = if fp4 { 118 } else { 112 };
+    let scales = bytes(exec, scale, seed ^ 1 << 16, |bits| least + (bits % 3) as u8)?;
+    Ok(match fp4 {
+        true => Matrix::Fp4 { weight: codes, scale: scales },
+        false => Matrix::Fp8 { weight: codes, scale: scales },
+    })
+}
+
+fn bytes(exec: &mut Exec, operand: &Operand, seed: u64, byte: impl Fn(u64) -> u8 + Sync) -> Result<Tensor, OpError> {
+    let mut tensor = allocate(exec, &operand.name, &operand.shape, DType::U8)?;
+    let elements = tensor.elements();
+    exec.write(&mut tensor, 0..elements, |first, out: &mut [u8]| {
+        out.par_iter_mut().enumerate().for_each(|(i, v)| *v = byte(rng::bits(seed, (first + i) as u64) >> 40));
+    })?;
+    Ok(tensor)
+}
+
+/// Chosen experts: of all that are here, and of two that are not.
+fn fill(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch, values: Values) -> Result<(), OpError> {
+    if call.record.op != "routed_experts" {
+        return Ok(());
+    }
+    let here = count(call, &launch.matrices)?;
+    let (tokens, k) = call.read[1].rows_cols();
+    let offset = usize::from(values == Values::Earlier);
+    let chosen: Vec<u32> = (0..tokens * k).map(|i| ((offset + i / k * 7 + i % k) % (here + 2)) as u32).collect();
+    exec.fill_rows(&mut call.read[1], &chosen)
+}
+
+/// How many experts are here: `down`, the last matrix, has as many rows for each as the activation has columns.
+fn count(call: &Call<'_>, matrices: &[Matrix]) -> Result<usize, OpError> {
+    let down = matrices.last().ok_or_else(|| call.unknown())?;
+    Ok(down.shape().0 / call.read[0].rows_cols().1)
+}
+
+fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
+    let Launch { written, matrices, .. } = launch;
+    let [out] = &mut written[..] else { return Err(call.unknown()) };
+    let x = &call.read[0];
+    let quantize = x.dtype() == DType::Bf16;
+    let math = ExpertMath { limit: 10.0, quantize };
+    match (call.record.op, &matrices[..]) {
+        ("matmul", [w]) => ops::matmul(exec, x, w, quantize, out),
+        ("grouped_matmul", [w]) => ops::grouped_matmul(exec, x, w, out),
+        (op, [_, _, _]) => {
+            let count = count(call, matrices)?;
+            let Ok([gate, up, down]) = <[Matrix; 3]>::try_from(std::mem::take(matrices)) else {
+                return Err(call.unknown());
+            };
+            let experts = Experts { gate, up, down, count };
+            let done = match op {
+                "routed_experts" => {
+                    ops::routed_experts(exec, x, (&call.read[1], &call.read[2]), (&experts, FIRST), math, out)
+                }
+                _ => ops::shared_expert(exec, x, &experts, math, &call.read[1], out),
+            };
+            let Experts { gate, up, down, .. } = experts;
+            *matrices = vec![gate, up, down];
+            done
+        }
+        _ => Err(call.unknown()),
+    }
+}
+
+fn outputs(exec: &Exec, call: &Call<'_>, launch: &Launch) -> Result<Vec<Output>, OpError> {
+    let from_bf16 = call.record.op.contains("expert") && call.read[0].dtype() == DType::Bf16;
+    let of = |tensor: &Tensor| {
+        let output = output(exec, tensor, call.case)?;
+        Ok(Output { tolerance: if from_bf16 { ROUNDED } else { output.tolerance }, ..output })
+    };
+    launch.written.iter().map(of).collect()
+}

@@ -1,0 +1,127 @@
+//! Activations as the GEMMs take them: planes of bf16 in the workspace, or the tensor itself (csrc/deepseek_v4_gemm.cu).
+
+use crate::cuda::abi::{Planes, Target};
+use crate::limits::deepseek_v4_gemm::{DEPTH, THREADS};
+use crate::ops::deepseek_v4::Matrix;
+use pegainfer_core::cuda::WORKSPACE_BYTES;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::tensor::{DType, OpError};
+
+/// The kernel entries' tiles: tokens of each.
+pub(super) const TILES: [usize; 4] = [8, 16, 32, 64];
+
+/// The smallest tile for so many tokens, by its place in [`TILES`].
+pub(super) fn tile(tokens: usize) -> usize {
+    TILES.iter().position(|tile| tokens <= *tile).unwrap_or(TILES.len() - 1)
+}
+
+/// Number of the weight's format in the order of the entries: bf16, FP8, FP4.
+pub(super) fn format(w: &Matrix) -> usize {
+    match w {
+        Matrix::Bf16(_) => 0,
+        Matrix::Fp8 { .. } => 1,
+        Matrix::Fp4 { .. } => 2,
+    }
+}
+
+/// Bytes of a block's ring of steps; see `kStageBytes`.
+pub(super) fn shared_bytes(w: &Matrix, tile: usize) -> usize {
+    use crate::limits::deepseek_v4_gemm::{ROWS, STAGES};
+    let weights = ROWS * DEPTH * 16 / [8, 16, 32][format(w)];
+    let scales = if format(w) == 2 { ROWS * DEPTH / 32 } else { 0 };
+    (weights + scales + TILES[tile] * (2 * DEPTH + 64)) * STAGES
+}
+
+/// How the values of an activation enter a GEMM.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Parts {
+    /// bf16 as it is.
+    Same,
+    /// Rounded to FP8 with a scale for each 128 values: bf16 numbers, too.
+    Rounded,
+    /// f32 as the sum of three bf16 numbers.
+    Three,
+}
+
+impl Parts {
+    /// Of activations of `dtype` times `w`.
+    pub fn of(dtype: DType, w: &Matrix, quantize: bool) -> Self {
+        match (quantize && w.is_quantized(), dtype) {
+            (true, _) => Self::Rounded,
+            (false, DType::F32) => Self::Three,
+            (false, _) => Self::Same,
+        }
+    }
+
+    /// Planes of the operand.
+    pub fn planes(self) -> usize {
+        if self == Self::Three { 3 } else { 1 }
+    }
+
+    /// Bytes of the workspace for each value.
+    pub fn bytes(self) -> usize {
+        if self == Self::Same { 0 } else { 2 * self.planes() }
+    }
+}
+
+/// Values in device memory: bf16 or f32.
+#[derive(Clone, Copy)]
+pub(super) struct Values {
+    pub address: u64,
+    pub dtype: DType,
+}
+
+/// A GEMM's operand: address, planes, and elements from one to the next.
+#[derive(Clone, Copy)]
+pub(super) struct Operand {
+    pub address: u64,
+    pub planes: usize,
+    pub plane: u64,
+}
+
+/// Hands out the workspace from its beginning.
+pub(super) struct Scratch {
+    next: u64,
+    end: u64,
+}
+
+impl Scratch {
+    pub fn new(exec: &mut Exec) -> Result<Self, OpError> {
+        let next = exec.gpu()?.workspace();
+        Ok(Self { next, end: next + WORKSPACE_BYTES as u64 })
+    }
+
+    /// The next `bytes` bytes.
+    pub fn take(&mut self, op: &'static str, bytes: usize) -> Result<u64, OpError> {
+        let address = self.next;
+        self.next += bytes.next_multiple_of(256) as u64;
+        if self.next > self.end {
+            return Err(OpError { op, message: format!("{bytes} bytes more than the workspace has are needed") });
+        }
+        Ok(address)
+    }
+}
+
+/// `elements` activations as an operand, in `scratch` unless they are one already.
+pub(super) fn operand(
+    exec: &mut Exec,
+    op: &'static str,
+    x: Values,
+    elements: usize,
+    parts: Parts,
+    scratch: &mut Scratch,
+) -> Result<Operand, OpError> {
+    let planes = parts.planes();
+    if parts == Parts::Same {
+        return Ok(Operand { address: x.address, planes, plane: 0 });
+    }
+    let (address, plane) = (scratch.take(op, elements * parts.bytes())?, elements as u64);
+    let low_precision = usize::from(parts == Parts::Rounded);
+    let arguments = Planes { x: x.address, out: Target::Scratch(address), elements, plane, planes, low_precision };
+    let entry = [Planes::planes_bf16, Planes::planes_f32][usize::from(x.dtype == DType::F32)];
+    let launch = entry.launch(exec.gpu()?, op, arguments)?;
+    let grid = elements.div_ceil(DEPTH).div_ceil(THREADS / 32);
+    // SAFETY: the caller's buffers have `elements` values; the grid covers them.
+    unsafe { launch.run([grid, 1, 1], THREADS)? };
+    Ok(Operand { address, planes, plane })
+}

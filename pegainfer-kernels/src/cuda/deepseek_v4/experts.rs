@@ -1,0 +1,224 @@
+//! `routed_experts` and `shared_expert` (csrc/deepseek_v4_experts.cu).
+
+use super::activations::{Parts, Scratch, TILES, Values, format, operand, shared_bytes, tile};
+use crate::cuda::abi::{AddPairs, AddRouted, Down, Entry, GateUp, GroupPairs, Target};
+use crate::limits::deepseek_v4::MAX_EXPERTS;
+use crate::limits::deepseek_v4_gemm::{GROUP_THREADS, MAX_CHOSEN, ROWS, THREADS};
+use crate::ops::deepseek_v4::{ExpertMath, Experts, Matrix};
+use pegainfer_core::cuda::WORKSPACE_BYTES;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+use std::ops::Range;
+
+/// Entries by format and tile.
+const GATE_UP: [[Entry<GateUp<'static>>; 4]; 3] = [
+    [GateUp::gate_up_bf16_8, GateUp::gate_up_bf16_16, GateUp::gate_up_bf16_32, GateUp::gate_up_bf16_64],
+    [GateUp::gate_up_fp8_8, GateUp::gate_up_fp8_16, GateUp::gate_up_fp8_32, GateUp::gate_up_fp8_64],
+    [GateUp::gate_up_fp4_8, GateUp::gate_up_fp4_16, GateUp::gate_up_fp4_32, GateUp::gate_up_fp4_64],
+];
+const DOWN: [[Entry<Down<'static>>; 4]; 3] = [
+    [Down::down_bf16_8, Down::down_bf16_16, Down::down_bf16_32, Down::down_bf16_64],
+    [Down::down_fp8_8, Down::down_fp8_16, Down::down_fp8_32, Down::down_fp8_64],
+    [Down::down_fp4_8, Down::down_fp4_16, Down::down_fp4_32, Down::down_fp4_64],
+];
+
+/// Which experts tokens go to: numbers and weights, `[tokens, k]`, and the number of the first expert that is here.
+struct Choice<'a> {
+    chosen: &'a Tensor,
+    weights: &'a Tensor,
+    first: usize,
+}
+
+/// Grouped pairs of a pass: device addresses that are 0 where every token goes to the only expert.
+struct Groups {
+    tiles: u64,
+    pairs: u64,
+    weights: u64,
+    /// Experts of a token.
+    k: usize,
+    /// The tile, by its place in [`TILES`], and the most tiles that there can be.
+    tile: usize,
+    most: usize,
+}
+
+/// Device address of row `first` of a matrix of `width` columns.
+fn row(tensor: &Tensor, first: usize, width: usize) -> u64 {
+    tensor.device() + (first * width * tensor.dtype().size()) as u64
+}
+
+/// One op's operands that all passes share.
+struct Call<'a> {
+    op: &'static str,
+    x: &'a Tensor,
+    experts: &'a Experts,
+    math: ExpertMath,
+}
+
+impl Call<'_> {
+    /// Parts of the input of the first GEMMs, and of the last one.
+    fn parts(&self) -> [Parts; 2] {
+        let of = |w: &Matrix| Parts::of(self.x.dtype(), w, self.math.quantize);
+        [of(&self.experts.gate), of(&self.experts.down)]
+    }
+
+    /// Tokens of a pass, so that everything in between fits the workspace.
+    fn pass(&self, k: usize) -> usize {
+        let (hidden, width) = (self.x.rows_cols().1, self.experts.width());
+        let ([first, second], size) = (self.parts(), self.x.dtype().size());
+        let pair = width * (size + second.bytes()) + hidden * size + 64;
+        (WORKSPACE_BYTES - (1 << 20)) / (hidden * first.bytes() + k * pair)
+    }
+
+    /// Groups the pairs of some tokens.
+    fn group(
+        &self,
+        exec: &mut Exec,
+        choice: &Choice<'_>,
+        tokens: &Range<usize>,
+        scratch: &mut Scratch,
+    ) -> Result<Groups, OpError> {
+        let (k, experts) = (choice.chosen.rows_cols().1, self.experts.count);
+        let count = tokens.len() * k;
+        let tile = tile(count / experts.max(1));
+        let most = experts.min(count) + count / TILES[tile];
+        let pairs = scratch.take(self.op, count * 4)?;
+        let tiles = scratch.take(self.op, (1 + 3 * most) * 4)?;
+        let arguments = GroupPairs {
+            chosen: row(choice.chosen, tokens.start, k),
+            pairs: Target::Scratch(pairs),
+            tiles,
+            count,
+            first: choice.first,
+            experts,
+            tokens: TILES[tile],
+        };
+        let launch = GroupPairs::group_pairs.launch(exec.gpu()?, self.op, arguments)?;
+        // SAFETY: one block; the buffers have place for all pairs and tiles.
+        unsafe { launch.run([1, 1, 1], GROUP_THREADS)? };
+        Ok(Groups { tiles, pairs, weights: row(choice.weights, tokens.start, k), k, tile, most })
+    }
+
+    /// The experts' outputs for some tokens, one row a pair, in the workspace.
+    fn outputs(
+        &self,
+        exec: &mut Exec,
+        groups: &Groups,
+        tokens: &Range<usize>,
+        scratch: &mut Scratch,
+    ) -> Result<u64, OpError> {
+        let Self { op, x, experts, math } = *self;
+        let (hidden, width, dtype) = (x.rows_cols().1, experts.width(), x.dtype());
+        let ([first, second], pairs) = (self.parts(), tokens.len() * groups.k);
+        let values = Values { address: row(x, tokens.start, hidden), dtype };
+        let x = operand(exec, op, values, tokens.len() * hidden, first, scratch)?;
+        let h = scratch.take(op, pairs * width * dtype.size())?;
+        let Groups { tiles, pairs: list, weights, tile, most, .. } = *groups;
+        let to_f32 = usize::from(dtype == DType::F32);
+        let ((gate, gate_scales), (up, up_scales)) = (experts.gate.device(), experts.up.device());
+        let arguments = GateUp {
+            x: x.address,
+            gate,
+            up,
+            gate_scales,
+            up_scales,
+            tiles,
+            pairs: list,
+            weights,
+            out: h,
+            tokens: tokens.len(),
+            experts_of_token: groups.k,
+            width,
+            k: hidden,
+            planes: x.planes,
+            plane: x.plane,
+            limit: math.limit,
+            to_f32,
+        };
+        let launch = GATE_UP[format(&experts.gate)][tile].launch(exec.gpu()?, op, arguments)?;
+        let launch = launch.shared(shared_bytes(&experts.gate, tile));
+        // SAFETY: the op checked the shapes; the grid covers every tile of `h`.
+        unsafe { launch.run([width.div_ceil(ROWS / 2), most, 1], THREADS)? };
+        let h = operand(exec, op, Values { address: h, dtype }, pairs * width, second, scratch)?;
+        let y = scratch.take(op, pairs * hidden * dtype.size())?;
+        let (w, scales) = experts.down.device();
+        let arguments = Down {
+            h: h.address,
+            w,
+            scales,
+            tiles,
+            pairs: list,
+            out: y,
+            tokens: tokens.len(),
+            hidden,
+            k: width,
+            planes: h.planes,
+            plane: h.plane,
+            to_f32,
+        };
+        let launch = DOWN[format(&experts.down)][tile].launch(exec.gpu()?, op, arguments)?;
+        let launch = launch.shared(shared_bytes(&experts.down, tile));
+        // SAFETY: as above, of `y`.
+        unsafe { launch.run([hidden.div_ceil(ROWS), most, 1], THREADS)? };
+        Ok(y)
+    }
+}
+
+pub(crate) fn routed_experts(
+    exec: &mut Exec,
+    x: &Tensor,
+    (chosen, weights): (&Tensor, &Tensor),
+    (experts, first): (&Experts, usize),
+    math: ExpertMath,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    let call = Call { op: "routed_experts", x, experts, math };
+    let ((tokens, hidden), k) = (x.rows_cols(), chosen.rows_cols().1);
+    if experts.count > MAX_EXPERTS || k > MAX_CHOSEN {
+        let message = format!("{k} of {} experts: the GPU kernel takes {MAX_CHOSEN} of {MAX_EXPERTS}", experts.count);
+        return Err(OpError { op: call.op, message });
+    }
+    let choice = Choice { chosen, weights, first };
+    let pass = call.pass(k);
+    for from in (0..tokens).step_by(pass) {
+        let part = from..(from + pass).min(tokens);
+        let mut scratch = Scratch::new(exec)?;
+        let groups = call.group(exec, &choice, &part, &mut scratch)?;
+        let y = call.outputs(exec, &groups, &part, &mut scratch)?;
+        let (chosen, sums) = (row(chosen, from, k), Target::Scratch(row(out, from, hidden)));
+        let arguments = AddPairs { y, chosen, out: sums, hidden, k, first, experts: experts.count };
+        let entry = [AddPairs::add_pairs_bf16, AddPairs::add_pairs_f32][usize::from(x.dtype() == DType::F32)];
+        let launch = entry.launch(exec.gpu()?, call.op, arguments)?.writes(out);
+        // SAFETY: a block a token of the pass.
+        unsafe { launch.run([part.len(), 1, 1], THREADS)? };
+    }
+    Ok(())
+}
+
+pub(crate) fn shared_expert(
+    exec: &mut Exec,
+    x: &Tensor,
+    experts: &Experts,
+    math: ExpertMath,
+    routed: &Tensor,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    let call = Call { op: "shared_expert", x, experts, math };
+    let (tokens, hidden) = x.rows_cols();
+    let pass = call.pass(1);
+    for from in (0..tokens).step_by(pass) {
+        let part = from..(from + pass).min(tokens);
+        let mut scratch = Scratch::new(exec)?;
+        let tile = tile(part.len());
+        let groups = Groups { tiles: 0, pairs: 0, weights: 0, k: 1, tile, most: part.len().div_ceil(TILES[tile]) };
+        let y = call.outputs(exec, &groups, &part, &mut scratch)?;
+        let elements = part.len() * hidden;
+        let to = Target::Scratch(row(out, from, hidden));
+        let to_f32 = usize::from(out.dtype() == DType::F32);
+        let arguments = AddRouted { routed: row(routed, from, hidden), y, out: to, elements, to_f32 };
+        let entry = [AddRouted::add_routed_bf16, AddRouted::add_routed_f32][usize::from(x.dtype() == DType::F32)];
+        let launch = entry.launch(exec.gpu()?, call.op, arguments)?.writes(out);
+        // SAFETY: a thread an element of the pass.
+        unsafe { launch.run([elements.div_ceil(THREADS), 1, 1], THREADS)? };
+    }
+    Ok(())
+}

@@ -1,0 +1,120 @@
+//! `matmul` and `grouped_matmul` (csrc/deepseek_v4_gemm.cu).
+
+use super::activations::{Parts, Scratch, TILES, Values, format, operand, shared_bytes, tile};
+use crate::cuda::abi::{AddSegments, Dsv4Gemm, Entry, Target};
+use crate::limits::deepseek_v4_gemm::{DEPTH, ROWS, THREADS};
+use crate::ops::deepseek_v4::Matrix;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+/// Blocks that fill a GPU, for the split of small weights along k: a constant, so that every GPU adds in the same order.
+const FULL: usize = 264;
+/// Most segments of a split.
+const MAX_SEGMENTS: usize = 16;
+/// Bytes of the workspace for activations; partial sums have the rest.
+const ACTIVATION_BYTES: usize = 32 << 20;
+
+/// Entries by format and tile.
+const ENTRIES: [[Entry<Dsv4Gemm<'static>>; 4]; 3] = [
+    [Dsv4Gemm::dsv4_gemm_bf16_8, Dsv4Gemm::dsv4_gemm_bf16_16, Dsv4Gemm::dsv4_gemm_bf16_32, Dsv4Gemm::dsv4_gemm_bf16_64],
+    [Dsv4Gemm::dsv4_gemm_fp8_8, Dsv4Gemm::dsv4_gemm_fp8_16, Dsv4Gemm::dsv4_gemm_fp8_32, Dsv4Gemm::dsv4_gemm_fp8_64],
+    [Dsv4Gemm::dsv4_gemm_fp4_8, Dsv4Gemm::dsv4_gemm_fp4_16, Dsv4Gemm::dsv4_gemm_fp4_32, Dsv4Gemm::dsv4_gemm_fp4_64],
+];
+
+/// The segments of k that are summed for themselves, and the steps of each: by the weight's shape alone, so that a row's
+/// bits do not depend on its batch.
+fn segments(n: usize, k: usize) -> (usize, usize) {
+    let steps = k.div_ceil(DEPTH);
+    let wanted = FULL.div_ceil(n.div_ceil(ROWS)).min(MAX_SEGMENTS).min(steps.div_ceil(2));
+    let each = steps.div_ceil(wanted.max(1));
+    (steps.div_ceil(each), each)
+}
+
+/// `out = x wᵀ`, or, of `groups` groups of rows of `w`, each with its part of the columns of `x`.
+pub(crate) fn matmul(
+    exec: &mut Exec,
+    op: &'static str,
+    x: &Tensor,
+    (w, groups): (&Matrix, usize),
+    quantize: bool,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    let ((m, stride), n) = (x.rows_cols(), w.shape().0);
+    if groups > 1 && !(n / groups).is_multiple_of(ROWS) {
+        let message = format!("groups of {} rows: the GPU kernel takes multiples of {ROWS}", n / groups);
+        return Err(OpError { op, message });
+    }
+    let parts = Parts::of(x.dtype(), w, quantize);
+    let rows = ACTIVATION_BYTES.checked_div(stride * parts.bytes()).unwrap_or(m).clamp(1, m.max(1));
+    for first in (0..m).step_by(rows) {
+        multiply(exec, op, x, (w, groups), parts, first..(first + rows).min(m), out)?;
+    }
+    Ok(())
+}
+
+/// Some rows of `x`.
+fn multiply(
+    exec: &mut Exec,
+    op: &'static str,
+    x: &Tensor,
+    (w, groups): (&Matrix, usize),
+    parts: Parts,
+    rows: std::ops::Range<usize>,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    let (stride, (n, k), m) = (x.rows_cols().1, w.shape(), rows.len());
+    let mut scratch = Scratch::new(exec)?;
+    let at = |tensor: &Tensor, width: usize| tensor.device() + (rows.start * width * tensor.dtype().size()) as u64;
+    let values = Values { address: at(x, stride), dtype: x.dtype() };
+    let x = operand(exec, op, values, m * stride, parts, &mut scratch)?;
+    let (codes, scales) = w.device();
+    let (tile, (segments, steps)) = (tile(m), segments(n, k));
+    let split = segments > 1 && m <= TILES[tile];
+    let partials = if split { scratch.take(op, segments * m * n * 4)? } else { 0 };
+    let to = at(out, n);
+    let arguments = Dsv4Gemm {
+        x: x.address,
+        w: codes,
+        scales,
+        out: to,
+        partials,
+        m,
+        n,
+        k,
+        stride,
+        group_rows: n / groups,
+        planes: x.planes,
+        plane: x.plane,
+        segments,
+        steps,
+        to_f32: usize::from(out.dtype() == DType::F32),
+    };
+    let launch = ENTRIES[format(w)][tile].launch(exec.gpu()?, op, arguments)?;
+    let launch = launch.writes(out).shared(shared_bytes(w, tile));
+    let grid = [n.div_ceil(ROWS), m.div_ceil(TILES[tile]), if split { segments } else { 1 }];
+    // SAFETY: the op checked the shapes; the grid covers `out` and, where it is split, the partial sums.
+    unsafe { launch.run(grid, THREADS)? };
+    if !split {
+        return Ok(());
+    }
+    let entry = [AddSegments::add_segments_bf16, AddSegments::add_segments_f32][usize::from(out.dtype() == DType::F32)];
+    let arguments = AddSegments { partials, out: Target::Scratch(to), elements: m * n, segments };
+    let launch = entry.launch(exec.gpu()?, op, arguments)?.writes(out);
+    // SAFETY: as above.
+    unsafe { launch.run([(m * n).div_ceil(THREADS), 1, 1], THREADS) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_cover_k_once_and_fill_the_gpu() {
+        for (n, k) in [(512, 4096), (1024, 4096), (4096, 8192), (129_280, 4096), (64, 128), (256, 1024), (24, 96)] {
+            let (count, each) = segments(n, k);
+            assert!(count * each * DEPTH >= k && (count - 1) * each * DEPTH < k, "{n} x {k}: {count} of {each} steps");
+            assert!(count == 1 || count * n.div_ceil(ROWS) <= 2 * FULL, "{n} x {k}: {count} segments");
+        }
+        assert_eq!((segments(512, 4096), segments(129_280, 4096)), ((16, 2), (1, 32)));
+    }
+}
