@@ -25,6 +25,17 @@ __device__ __forceinline__ void wait_for_predecessor() {
 #endif
 }
 
+// Counts arrivals, of which there are `all`; true for the last, who sees what the others wrote before. The counter is
+// zero again after it.
+__device__ __forceinline__ bool arrive_last(uint32_t *counter, uint32_t all) {
+    uint32_t before;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(counter), "r"(all - 1)
+                 : "memory");
+    return before == all - 1;
+}
+
 // A pointer to what the kernel before this one wrote, once that kernel is complete. Through a pointer that is const and
 // __restrict__ the compiler may read earlier, because it takes for constant what this kernel does not write.
 template <typename T> __device__ __forceinline__ const T *written(const T *at) {

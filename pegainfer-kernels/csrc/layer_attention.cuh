@@ -14,17 +14,6 @@ template <int D> struct AttentionScratch {
     uint32_t arrived;
 };
 
-// Counts arrivals, of which there are `all`; true for the last, who sees what the others wrote before. The counter is
-// zero again after it.
-__device__ __forceinline__ bool arrive_last(uint32_t *counter, uint32_t all) {
-    uint32_t before;
-    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
-                 : "=r"(before)
-                 : "l"(counter), "r"(all - 1)
-                 : "memory");
-    return before == all - 1;
-}
-
 // A head from flagged words: the elements of a lane as in `load_pairs`.
 template <int D> __device__ __forceinline__ Pairs<D> await_head(const uint64_t *from, uint32_t flag) {
     constexpr int kWords = D / 32;

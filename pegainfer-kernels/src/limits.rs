@@ -105,6 +105,8 @@ limits! {
         DEPTH: uint = 128;
         /// Steps in shared memory.
         STAGES: int = 4;
+        /// Most segments of k that are summed for themselves.
+        MAX_SEGMENTS: uint = 16;
         /// Threads of a block.
         THREADS: int = 128;
         /// Threads of the block that groups pairs by experts.

@@ -126,11 +126,9 @@ kernels! {
         dsv4_gemm_fp8_8<U8>, dsv4_gemm_fp8_16<U8>, dsv4_gemm_fp8_32<U8>, dsv4_gemm_fp8_64<U8>,
         dsv4_gemm_fp4_8<U8>, dsv4_gemm_fp4_16<U8>, dsv4_gemm_fp4_32<U8>, dsv4_gemm_fp4_64<U8>,
     ] {
-        x: ScratchIn<Bf16>, w: In<T>, scales: ScratchIn<U8>, out: Scratch<void>, partials: Scratch<F32>, m: u32,
-        n: u32, k: u32, stride: u32, group_rows: u32, planes: u32, plane: u64, segments: u32, steps: u32, to_f32: u32,
-    }
-    DEEPSEEK_V4_GEMM: AddSegments [add_segments_bf16<Bf16>, add_segments_f32<F32>] {
-        partials: ScratchIn<F32>, out: OutOrScratch<T>, elements: u32, segments: u32,
+        x: ScratchIn<Bf16>, w: In<T>, scales: ScratchIn<U8>, out: Scratch<void>, partials: Scratch<F32>,
+        counters: Scratch<U32>, m: u32, n: u32, k: u32, stride: u32, group_rows: u32, planes: u32, plane: u64,
+        segments: u32, steps: u32, to_f32: u32,
     }
     DEEPSEEK_V4_NORM: Dsv4Norm [dsv4_norm_bf16<Bf16>, dsv4_norm_f32<F32>] {
         x: In<T>, weight: In<Bf16>, out: Out<T>, hidden: u32, eps: f32,

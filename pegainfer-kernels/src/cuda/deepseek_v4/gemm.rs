@@ -1,16 +1,16 @@
 //! `matmul` and `grouped_matmul` (csrc/deepseek_v4_gemm.cu).
 
 use super::activations::{Parts, Scratch, TILES, Values, format, operand, shared_bytes, tile};
-use crate::cuda::abi::{AddSegments, Dsv4Gemm, Entry, Target};
-use crate::limits::deepseek_v4_gemm::{DEPTH, ROWS, THREADS};
+use crate::cuda::abi::{Dsv4Gemm, Entry};
+use crate::limits::deepseek_v4_gemm::{DEPTH, MAX_SEGMENTS, ROWS, THREADS};
 use crate::ops::deepseek_v4::Matrix;
+use pegainfer_core::cuda::COUNTERS;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// Blocks that fill a GPU, for the split of small weights along k: a constant, so that every GPU adds in the same order.
 const FULL: usize = 264;
-/// Most segments of a split.
-const MAX_SEGMENTS: usize = 16;
+const _: () = assert!(FULL <= COUNTERS, "a GEMM that is split has fewer tiles than there are counters");
 /// Bytes of the workspace for activations; partial sums have the rest.
 const ACTIVATION_BYTES: usize = 32 << 20;
 
@@ -71,13 +71,13 @@ fn multiply(
     let (tile, (segments, steps)) = (tile(m), segments(n, k));
     let split = segments > 1 && m <= TILES[tile];
     let partials = if split { scratch.take(op, segments * m * n * 4)? } else { 0 };
-    let to = at(out, n);
     let arguments = Dsv4Gemm {
         x: x.address,
         w: codes,
         scales,
-        out: to,
+        out: at(out, n),
         partials,
+        counters: exec.gpu()?.counters(),
         m,
         n,
         k,
@@ -93,15 +93,7 @@ fn multiply(
     let launch = launch.writes(out).shared(shared_bytes(w, tile));
     let grid = [n.div_ceil(ROWS), m.div_ceil(TILES[tile]), if split { segments } else { 1 }];
     // SAFETY: the op checked the shapes; the grid covers `out` and, where it is split, the partial sums.
-    unsafe { launch.run(grid, THREADS)? };
-    if !split {
-        return Ok(());
-    }
-    let entry = [AddSegments::add_segments_bf16, AddSegments::add_segments_f32][usize::from(out.dtype() == DType::F32)];
-    let arguments = AddSegments { partials, out: Target::Scratch(to), elements: m * n, segments };
-    let launch = entry.launch(exec.gpu()?, op, arguments)?.writes(out);
-    // SAFETY: as above.
-    unsafe { launch.run([(m * n).div_ceil(THREADS), 1, 1], THREADS) }
+    unsafe { launch.run(grid, THREADS) }
 }
 
 #[cfg(test)]
