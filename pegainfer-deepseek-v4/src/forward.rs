@@ -80,7 +80,7 @@ impl Pass<'_> {
         let (spec, eps) = (self.hyper_spec(), self.config.rms_norm_eps);
         let Self { exec, work, .. } = self;
         ops::hyper_mix(exec, &work.streams, hyper, spec, &mut work.mixed, (&mut work.post, &mut work.comb))?;
-        ops::norm(exec, &work.mixed, norm, eps, &mut work.normed)
+        work.normed.norm(exec, &work.mixed, norm, eps)
     }
 
     /// A block's output to the streams.
@@ -105,7 +105,7 @@ impl Pass<'_> {
     fn experts(&mut self, moe: &Moe) -> Result<(), OpError> {
         let shared = self.is_shared();
         let Self { exec, config, numerics, shard, inputs, work, .. } = self;
-        ops::matmul(exec, &work.normed, &moe.gate, false, &mut work.router_logits)?;
+        ops::matmul(exec, &work.normed.exact, &moe.gate, &mut work.router_logits)?;
         let routing = match &moe.router {
             Router::Hash(table) => Routing::Hash { table, ids: &inputs.common.tokens },
             Router::Learned(bias) => Routing::Learned { bias },
@@ -114,12 +114,13 @@ impl Pass<'_> {
         ops::route(exec, &work.router_logits, routing, spec, (&mut work.experts, &mut work.expert_weights))?;
         let math = ExpertMath { limit: config.swiglu_limit, quantize: numerics.quantize_activations };
         let (choice, experts) = ((&work.experts, &work.expert_weights), (&moe.experts, moe.first));
-        ops::routed_experts(exec, &work.normed, choice, experts, math, &mut work.routed)?;
+        ops::routed_experts(exec, work.normed.input(&moe.experts.gate), choice, experts, math, &mut work.routed)?;
+        let x = work.normed.input(&moe.shared.gate);
         if !shared {
-            return ops::shared_expert(exec, &work.normed, &moe.shared, math, &work.routed, &mut work.output);
+            return ops::shared_expert(exec, x, &moe.shared, math, &work.routed, &mut work.output);
         }
         match shard.owns_shared_expert(config) {
-            true => ops::shared_expert(exec, &work.normed, &moe.shared, math, &work.routed, &mut work.partial)?,
+            true => ops::shared_expert(exec, x, &moe.shared, math, &work.routed, &mut work.partial)?,
             false => ops::store_sum(exec, &work.routed, &mut work.partial)?,
         }
         self.communicator.all_reduce(exec, &mut work.partial)?;

@@ -18,6 +18,7 @@ mod inputs;
 pub mod inspect;
 pub mod inventory;
 mod load_error;
+mod normed;
 pub mod numerics;
 pub mod plan;
 mod rotations;

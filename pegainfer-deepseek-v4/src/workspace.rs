@@ -2,6 +2,7 @@
 
 use crate::bounds::StepBounds;
 use crate::config::{Config, LayerKind, STREAMS};
+use crate::normed::Normed;
 use crate::numerics::Numerics;
 use crate::shard::Shard;
 use pegainfer_core::exec::Exec;
@@ -24,7 +25,7 @@ pub(crate) struct Workspace {
     /// Input of a block, `[tokens, hidden]`.
     pub mixed: Tensor,
     /// Normalised, `[tokens, hidden]`.
-    pub normed: Tensor,
+    pub normed: Normed,
     /// How the block's output goes back, `[tokens, 4]` f32.
     pub post: Tensor,
     /// How the streams are mixed, `[tokens, 4, 4]` f32.
@@ -38,7 +39,7 @@ pub(crate) struct Workspace {
     /// `[tokens, q_lora]`, before its norm.
     pub qr_raw: Tensor,
     /// `[tokens, q_lora]`.
-    pub qr: Tensor,
+    pub qr: Normed,
     /// `[tokens, heads, head_dim]`.
     pub q: Tensor,
     /// `[tokens, head_dim]`, before its norm.
@@ -87,6 +88,9 @@ impl Workspace {
     ) -> std::io::Result<Self> {
         let (t, hidden, dim) = (bounds.tokens, config.hidden_size, config.head_dim);
         let (heads, rows) = (shard.heads(config).len(), bounds.rows);
+        let mut normed =
+            |name, width| Normed::new(exec, name, (t, width), numerics.activations, numerics.quantize_activations);
+        let (normed, qr) = (normed("normed", hidden)?, normed("qr", config.q_lora_rank)?);
         let mut tensor = |name: &str, shape: &[usize], dtype| exec.tensor(name, shape, dtype);
         let act = numerics.activations;
         let mut pair = |kind: LayerKind, dim: usize| {
@@ -102,14 +106,14 @@ impl Workspace {
             embedded: tensor("embedded", &[t, hidden], act)?,
             streams: tensor("streams", &[t, STREAMS, hidden], act)?,
             mixed: tensor("mixed", &[t, hidden], act)?,
-            normed: tensor("normed", &[t, hidden], act)?,
+            normed,
             post: tensor("post", &[t, STREAMS], DType::F32)?,
             comb: tensor("comb", &[t, STREAMS, STREAMS], DType::F32)?,
             output: tensor("output", &[t, hidden], act)?,
             partial: tensor("partial", &[t, hidden], DType::F32)?,
             routed: tensor("routed", &[t, hidden], DType::F32)?,
             qr_raw: tensor("qr_raw", &[t, config.q_lora_rank], act)?,
-            qr: tensor("qr", &[t, config.q_lora_rank], act)?,
+            qr,
             q: tensor("q", &[t, heads, dim], act)?,
             kv_raw: tensor("kv_raw", &[t, dim], act)?,
             kv: tensor("kv", &[t, 1, dim], act)?,
@@ -133,13 +137,16 @@ impl Workspace {
 
     /// Gives every activation the rows of a step of `tokens` tokens.
     pub fn set_rows(&mut self, tokens: usize) {
-        let Self { embedded, streams, mixed, normed, post, comb, output, partial, routed, .. } = self;
-        for tensor in [embedded, streams, mixed, normed, post, comb, output, partial, routed] {
+        let Self { embedded, streams, mixed, post, comb, output, partial, routed, .. } = self;
+        for tensor in [embedded, streams, mixed, post, comb, output, partial, routed] {
             tensor.set_rows(tokens);
         }
-        let Self { qr_raw, qr, q, kv_raw, kv, index_q, index_weights, chosen, attended, z, .. } = self;
-        for tensor in [qr_raw, qr, q, kv_raw, kv, index_q, index_weights, chosen, attended, z] {
+        let Self { qr_raw, q, kv_raw, kv, index_q, index_weights, chosen, attended, z, .. } = self;
+        for tensor in [qr_raw, q, kv_raw, kv, index_q, index_weights, chosen, attended, z] {
             tensor.set_rows(tokens);
+        }
+        for normed in [&mut self.normed, &mut self.qr] {
+            normed.set_rows(tokens);
         }
         let Self { sparse, heavy, index, router_logits, experts, expert_weights, .. } = self;
         for tensor in [sparse, heavy, index].into_iter().flat_map(|pair| [&mut pair.values, &mut pair.scores]) {

@@ -45,6 +45,9 @@ template <typename F> __device__ __forceinline__ float round_to(float x) {
     return rintf(x / spacing) * spacing;
 }
 
+constexpr uint32_t kGroup = 128;      // activations of a row that share an FP8 scale
+constexpr float kLeastAmax = 1e-4f;   // from which on the scale of values in FP8 follows their largest magnitude
+
 // x rounded to the format times a power of two, the smallest with which the group's largest magnitude `amax` fits.
 template <typename F> __device__ __forceinline__ float quantize(float x, float amax) {
     float scale = ceil_power_of_two(amax / F::kMax);

@@ -18,7 +18,7 @@ template <typename T>
 __device__ void split_into_planes(const T *__restrict__ x, bf16 *__restrict__ out, uint32_t elements, uint64_t plane,
                                   uint32_t planes, uint32_t low_precision) {
     uint32_t first = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * kDepth + threadIdx.x % 32;
-    float v[kDepth / 32], amax = 1e-4f;
+    float v[kDepth / 32], amax = kLeastAmax;
 #pragma unroll
     for (uint32_t i = 0; i < kDepth / 32; ++i) {
         v[i] = first + 32 * i < elements ? to_float(x[first + 32 * i]) : 0.f;

@@ -1,6 +1,7 @@
 // DeepSeek-V4's norms and rotary embedding, activations in bf16 or f32:
 //
-//   norm:      out = x * rsqrt(mean(x²) + eps) * weight         one block a row of [rows, hidden], rounded once
+//   norm:      out = x * rsqrt(mean(x²) + eps) * weight         one block a row of [rows, hidden], rounded once; where it is
+//              asked for also as FP8, 128 values e4m3 times 2^ceil(log2(max(amax, 1e-4) / 448))
 //   head_norm: x = x * rsqrt(mean(x²) + eps)                    one warp a head of [tokens, heads, dim], in place
 //   rope:      (a, b) = (a cos - b sin, a sin + b cos)          one warp a head, neighbouring values of the last dimensions
 //
@@ -14,16 +15,34 @@ using namespace limits::deepseek_v4;
 
 template <typename T>
 __device__ void norm_row(const T *__restrict__ x, const bf16 *__restrict__ weight, T *__restrict__ out,
-                         uint32_t hidden, float eps) {
+                         T *__restrict__ low, uint32_t hidden, float eps) {
     __shared__ float warps[32];
-    x += size_t(blockIdx.x) * hidden, out += size_t(blockIdx.x) * hidden;
+    const size_t row = size_t(blockIdx.x) * hidden;
+    x += row, out += row;
     float squares = 0.f;
     for (uint32_t i = threadIdx.x; i < hidden; i += blockDim.x) {
         float v = to_float(x[i]);
         squares += v * v;
     }
     float scale = inverse_rms(block_sum(squares, warps), hidden, eps);
-    for (uint32_t i = threadIdx.x; i < hidden; i += blockDim.x) put(out + i, to_float(x[i]) * scale * to_float(weight[i]));
+    // A warp has the values of an FP8 scale.
+    for (uint32_t first = threadIdx.x / 32 * kGroup; first < hidden; first += blockDim.x / 32 * kGroup) {
+        float v[kGroup / 32], amax = kLeastAmax;
+#pragma unroll
+        for (uint32_t i = 0; i < kGroup / 32; ++i) {
+            uint32_t at = first + 32 * i + threadIdx.x % 32;
+            v[i] = at < hidden ? rounded<T>(to_float(x[at]) * scale * to_float(weight[at])) : 0.f;
+            if (at < hidden) put(out + at, v[i]);
+            amax = fmaxf(amax, fabsf(v[i]));
+        }
+        if (!low) continue;
+        amax = reduce_lanes(amax, 32, Max());
+#pragma unroll
+        for (uint32_t i = 0; i < kGroup / 32; ++i) {
+            uint32_t at = first + 32 * i + threadIdx.x % 32;
+            if (at < hidden) put(low + row + at, quantize<E4M3>(v[i], amax));
+        }
+    }
 }
 
 // The head of this warp; `dim` is its width.
@@ -70,8 +89,9 @@ __device__ void interleaved_rope(T *__restrict__ x, const uint32_t *__restrict__
         const T *x,                    /* [rows, hidden] */                                                            \
         const bf16 *weight,            /* [hidden] */                                                                  \
         T *out,                        /* [rows, hidden] */                                                            \
+        T *low,                        /* [rows, hidden], `out` rounded to FP8; null: none */                          \
         uint32_t hidden, float eps) {                                                                                  \
-        norm_row(x, weight, out, hidden, eps);                                                                         \
+        norm_row(x, weight, out, low, hidden, eps);                                                                    \
     }                                                                                                                  \
     /* Grid: heads of all tokens over warps of a block. */                                                             \
     extern "C" __global__ __launch_bounds__(kHeadThreads) void head_norm_##SUFFIX(                                     \

@@ -1,5 +1,7 @@
-// The low precision of DeepSeek-V4's keys, simulated in place: values are rounded to FP8 or FP4 and stored as numbers.
+// The low precision of DeepSeek-V4's activations and keys, simulated in place: values are rounded to FP8 or FP4 and stored as
+// numbers.
 //
+//   round_activation: groups of 128 to e4m3 times 2^ceil(log2(max(amax, 1e-4) / 448)); one warp a group
 //   quantize_kv:    groups of 64 of [tokens, dim] to e4m3 times 2^ceil(log2(max(amax, 1e-4) / 448)); one warp a group
 //   quantize_index: heads of [heads, dim] times the Hadamard matrix / sqrt(dim), then groups of 32 to E2M1 times
 //                   2^ceil(log2(max(amax, 6 * 2^-126) / 6)); one block a head, the butterflies in shared memory
@@ -12,13 +14,25 @@
 
 using namespace limits::deepseek_v4;
 
+template <typename T> __device__ void round_groups(T *__restrict__ x, uint32_t groups) {
+    uint32_t group = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    if (group >= groups) return;
+    x += size_t(group) * kGroup + threadIdx.x % 32;
+    float v[kGroup / 32], amax = kLeastAmax;
+#pragma unroll
+    for (uint32_t i = 0; i < kGroup / 32; ++i) v[i] = to_float(x[32 * i]), amax = fmaxf(amax, fabsf(v[i]));
+    amax = reduce_lanes(amax, 32, Max());
+#pragma unroll
+    for (uint32_t i = 0; i < kGroup / 32; ++i) put(x + 32 * i, quantize<E4M3>(v[i], amax));
+}
+
 template <typename T>
 __device__ void quantize_key(T *__restrict__ kv, uint32_t groups, uint32_t groups_of_key, uint32_t dim) {
     uint32_t group = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (group >= groups) return;
     T *at = kv + size_t(group / groups_of_key) * dim + group % groups_of_key * 64 + 2 * (threadIdx.x % 32);
     float a = to_float(at[0]), b = to_float(at[1]);
-    float amax = reduce_lanes(fmaxf(fmaxf(fabsf(a), fabsf(b)), 1e-4f), 32, Max());
+    float amax = reduce_lanes(fmaxf(fmaxf(fabsf(a), fabsf(b)), kLeastAmax), 32, Max());
     put(at, quantize<E4M3>(a, amax), quantize<E4M3>(b, amax));
 }
 
@@ -40,6 +54,12 @@ template <typename T> __device__ void turn_head(T *__restrict__ x, uint32_t dim,
 
 #define KERNELS(SUFFIX, T)                                                                                             \
     /* Grid: groups over warps of a block. */                                                                          \
+    extern "C" __global__ __launch_bounds__(kHeadThreads) void round_activation_##SUFFIX(                              \
+        T *x,                          /* [groups, 128], in place */                                                   \
+        uint32_t groups) {                                                                                             \
+        round_groups(x, groups);                                                                                       \
+    }                                                                                                                  \
+    /* The same grid. */                                                                                               \
     extern "C" __global__ __launch_bounds__(kHeadThreads) void quantize_kv_##SUFFIX(                                   \
         T *kv,                         /* [tokens, dim], in place */                                                   \
         uint32_t groups, uint32_t groups_of_key, uint32_t dim) {                                                       \

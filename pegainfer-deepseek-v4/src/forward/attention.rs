@@ -42,15 +42,15 @@ impl Pass<'_> {
 
     fn queries_and_keys(&mut self, weights: &Attention, kind: LayerKind) -> Result<(), OpError> {
         let Self { exec, config, numerics, rotations, inputs, work, .. } = self;
-        let (eps, quantize) = (config.rms_norm_eps, numerics.quantize_activations);
+        let eps = config.rms_norm_eps;
         let table = rotations.of(kind);
-        ops::matmul(exec, &work.normed, &weights.wq_a, quantize, &mut work.qr_raw)?;
-        ops::norm(exec, &work.qr_raw, &weights.q_norm, eps, &mut work.qr)?;
-        ops::matmul(exec, &work.qr, &weights.wq_b, quantize, &mut work.q)?;
+        ops::matmul(exec, work.normed.input(&weights.wq_a), &weights.wq_a, &mut work.qr_raw)?;
+        work.qr.norm(exec, &work.qr_raw, &weights.q_norm, eps)?;
+        ops::matmul(exec, work.qr.input(&weights.wq_b), &weights.wq_b, &mut work.q)?;
         ops::head_norm(exec, &mut work.q, eps)?;
         ops::rope(exec, &mut work.q, &inputs.common.positions, table, false)?;
-        ops::matmul(exec, &work.normed, &weights.wkv, quantize, &mut work.kv_raw)?;
-        ops::norm(exec, &work.kv_raw, &weights.kv_norm, eps, &mut work.kv)?;
+        ops::matmul(exec, work.normed.input(&weights.wkv), &weights.wkv, &mut work.kv_raw)?;
+        ops::norm(exec, &work.kv_raw, &weights.kv_norm, eps, &mut work.kv, None)?;
         ops::rope(exec, &mut work.kv, &inputs.common.positions, table, false)?;
         match numerics.quantize_kv {
             true => ops::quantize_kv(exec, &mut work.kv, config.rope_dim),
@@ -66,11 +66,11 @@ impl Pass<'_> {
         let main = compressor_spec(config, kind, false, numerics);
         if let (Some(spec), Some(compressor), Some(state)) = (main, &weights.compressor, &mut state.compressed) {
             let pair = if kind == LayerKind::Sparse { &mut work.sparse } else { &mut work.heavy };
-            pool(exec, &work.normed, compressor, pair, table, spec, &batch, state)?;
+            pool(exec, &work.normed.exact, compressor, pair, table, spec, &batch, state)?;
         }
         let index = compressor_spec(config, kind, true, numerics);
         if let (Some(spec), Some(indexer), Some(state)) = (index, &weights.indexer, &mut state.index) {
-            pool(exec, &work.normed, &indexer.compressor, &mut work.index, table, spec, &batch, state)?;
+            pool(exec, &work.normed.exact, &indexer.compressor, &mut work.index, table, spec, &batch, state)?;
         }
         Ok(())
     }
@@ -79,11 +79,11 @@ impl Pass<'_> {
     fn choose(&mut self, indexer: &Indexer, index: &Compressed, kind: LayerKind) -> Result<(), OpError> {
         let Self { exec, numerics, rotations, inputs, work, .. } = self;
         let table = rotations.of(kind);
-        ops::matmul(exec, &work.qr, &indexer.wq_b, numerics.quantize_activations, &mut work.index_q)?;
+        ops::matmul(exec, work.qr.input(&indexer.wq_b), &indexer.wq_b, &mut work.index_q)?;
         ops::rope(exec, &mut work.index_q, &inputs.common.positions, table, false)?;
         ops::quantize_index(exec, &mut work.index_q, numerics.quantize_kv)?;
         // Constant positive factors of the scores, head_dim^-1/2 and heads^-1/2, do not change the choice.
-        ops::matmul(exec, &work.normed, &indexer.weights_proj, false, &mut work.index_weights)?;
+        ops::matmul(exec, &work.normed.exact, &indexer.weights_proj, &mut work.index_weights)?;
         let (entries, ratio) = (&index.entries, kind.ratio().unwrap_or(1));
         let (q, weights, batch) = (&work.index_q, &work.index_weights, inputs.batch());
         ops::select_entries(exec, q, weights, entries, ratio, &batch, &mut work.chosen)
@@ -93,12 +93,14 @@ impl Pass<'_> {
     fn project_output(&mut self, weights: &Attention) -> Result<(), OpError> {
         let (shared, owner) = (self.is_shared(), self.shard.owns_heads(self.config));
         let Self { exec, numerics, work, .. } = self;
-        let quantize = numerics.quantize_activations;
         ops::grouped_matmul(exec, &work.attended, &weights.wo_a, &mut work.z)?;
-        if !shared {
-            return ops::matmul(exec, &work.z, &weights.wo_b, quantize, &mut work.output);
+        if numerics.quantize_activations && weights.wo_b.is_quantized() {
+            ops::round_activation(exec, &mut work.z)?;
         }
-        ops::matmul(exec, &work.z, &weights.wo_b, quantize, &mut work.partial)?;
+        if !shared {
+            return ops::matmul(exec, &work.z, &weights.wo_b, &mut work.output);
+        }
+        ops::matmul(exec, &work.z, &weights.wo_b, &mut work.partial)?;
         if !owner {
             // Another rank has the same heads.
             let elements = work.partial.elements();
@@ -121,8 +123,8 @@ fn pool(
     batch: &Batch<'_>,
     state: &mut Compressed,
 ) -> Result<(), OpError> {
-    ops::matmul(exec, x, &compressor.wkv, false, &mut pair.values)?;
-    ops::matmul(exec, x, &compressor.wgate, false, &mut pair.scores)?;
+    ops::matmul(exec, x, &compressor.wkv, &mut pair.values)?;
+    ops::matmul(exec, x, &compressor.wgate, &mut pair.scores)?;
     let tokens = (&pair.values, &mut pair.scores);
     ops::compress(exec, tokens, (&compressor.pooling, table), spec, batch, &mut state.partial, &mut state.entries)
 }

@@ -21,7 +21,7 @@ impl Pass<'_> {
         }
         ops::pick_rows(exec, &work.streams, &inputs.common.sample_rows, &mut work.last_streams)?;
         ops::hyper_head(exec, &work.last_streams, &weights.head_hyper, spec, &mut work.last)?;
-        ops::norm(exec, &work.last, &weights.norm, eps, &mut work.last_normed)
+        ops::norm(exec, &work.last, &weights.norm, eps, &mut work.last_normed, None)
     }
 }
 
@@ -41,10 +41,10 @@ impl LogitsSource for Head<'_> {
     fn logits(&mut self, exec: &mut Exec, samples: Range<usize>, logits: &mut Tensor) -> Result<(), OpError> {
         self.normed.set_range(samples.start, samples.len());
         let Some(communicator) = self.communicator else {
-            return ops::matmul(exec, self.normed, self.matrix, false, logits);
+            return ops::matmul(exec, self.normed, self.matrix, logits);
         };
         self.part.set_rows(samples.len());
-        ops::matmul(exec, self.normed, self.matrix, false, self.part)?;
+        ops::matmul(exec, self.normed, self.matrix, self.part)?;
         communicator.all_gather(exec, self.part, logits)
     }
 }

@@ -1,9 +1,11 @@
 //! DeepSeek-V4's ops on rows: norms, streams, rotary embedding, quantised keys and routing.
 
 use super::call::{Call, Family, Launch, all_written};
-use super::case::{EPS, Output, Values};
+use super::case::{EPS, EXACT, Output, Values};
 use super::operands::{allocate, tensor, unit};
 use super::variant::Variant;
+use crate::cpu::deepseek_v4::kv_quant::fp8;
+use crate::cpu::deepseek_v4::matmul::BLOCK;
 use crate::ops::deepseek_v4::{self as ops, HyperSpec, HyperWeights, Place, RopeTable, Routing, RoutingSpec, YarnSpec};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
@@ -11,7 +13,7 @@ use pegainfer_core::tensor::{DType, OpError};
 
 pub(super) const FAMILY: Family = Family { has, variants, prepare, fill, launch, outputs };
 
-const OPS: [&str; 15] = [
+const OPS: [&str; 16] = [
     "random_codes",
     "random_numbers",
     "embed",
@@ -22,6 +24,7 @@ const OPS: [&str; 15] = [
     "hyper_merge",
     "hyper_head",
     "norm",
+    "round_activation",
     "head_norm",
     "rope",
     "quantize_kv",
@@ -29,6 +32,8 @@ const OPS: [&str; 15] = [
     "route",
 ];
 
+/// The largest distance of neighbouring e4m3 numbers, relative to them.
+const E4M3_SPACING: f64 = 1.0 / 8.0;
 /// Dimensions of a head that are rotated.
 const ROPE_DIM: usize = 64;
 /// A part of a larger matrix, which does not begin at a word of random bits.
@@ -109,7 +114,9 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
         ("pick_rows", [x, rows], [out]) => ops::pick_rows(exec, x, rows, out),
         ("store_sum", [sum], [out]) => ops::store_sum(exec, sum, out),
         ("hyper_merge", [_, f, post, comb], [streams]) => ops::hyper_merge(exec, f, (post, comb), streams),
-        ("norm", [x, weight], [out]) => ops::norm(exec, x, weight, EPS, out),
+        ("norm", [x, weight], [out]) => ops::norm(exec, x, weight, EPS, out, None),
+        ("norm", [x, weight], [out, low]) => ops::norm(exec, x, weight, EPS, out, Some(low)),
+        ("round_activation", [_], [x]) => ops::round_activation(exec, x),
         ("head_norm", [_], [x]) => ops::head_norm(exec, x, EPS),
         ("quantize_kv", [_], [kv]) => ops::quantize_kv(exec, kv, ROPE_DIM),
         ("quantize_index", [_], [x]) => ops::quantize_index(exec, x, true),
@@ -136,5 +143,20 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
 }
 
 fn outputs(exec: &Exec, call: &Call<'_>, launch: &Launch) -> Result<Vec<Output>, OpError> {
-    all_written(exec, call, launch)
+    let mut outputs = all_written(exec, call, launch)?;
+    if let ("norm", [out, low]) = (call.record.op, &mut outputs[..]) {
+        let mut rounded = out.values.clone();
+        rounded.chunks_mut(out.row).for_each(|row| fp8(row, BLOCK));
+        let errors = unrounded(low, &rounded);
+        outputs.push(errors);
+    }
+    Ok(outputs)
+}
+
+/// FP8 values behind sums in another order, which may have been rounded the other way. Gives also by how much they are not what
+/// the device's own values are rounded to: by nothing.
+fn unrounded(low: &mut Output, rounded: &[f32]) -> Output {
+    low.tolerance = E4M3_SPACING;
+    let values = low.values.iter().zip(rounded).map(|(a, b)| a - b).collect();
+    Output { tolerance: EXACT, row: low.row, values }
 }

@@ -109,7 +109,7 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
     let quantize = x.dtype() == DType::Bf16;
     let math = ExpertMath { limit: 10.0, quantize };
     match (call.record.op, &matrices[..]) {
-        ("matmul", [w]) => ops::matmul(exec, x, w, quantize, out),
+        ("matmul", [w]) => ops::matmul(exec, x, w, out),
         ("grouped_matmul", [w]) => ops::grouped_matmul(exec, x, w, out),
         (op, [_, _, _]) => {
             let count = count(call, matrices)?;

@@ -1,6 +1,7 @@
 //! Reference kernel of `ops::deepseek_v4::{routed_experts, shared_expert}`.
 
-use super::matmul::{Activations, Weights, matmul};
+use super::kv_quant::fp8;
+use super::matmul::{BLOCK, Weights, matmul};
 use crate::cpu::isa::Isa;
 
 /// The three weights of one of several experts, which are stacked along the rows.
@@ -21,7 +22,7 @@ pub struct ExpertWeights<'a> {
 pub struct Math {
     /// Upper bound of gate values, bound of the magnitude of up values.
     pub limit: f32,
-    /// Inputs of quantised matrices are rounded to FP8.
+    /// The input of `down` is rounded to FP8 if `down` is FP8 or FP4.
     pub quantize: bool,
     /// GEMM outputs are rounded to bf16.
     pub round: fn(&mut [f32]),
@@ -37,11 +38,10 @@ pub fn expert(
     (hidden, width): (usize, usize),
     math: Math,
 ) -> Vec<f32> {
-    let quantize = |w: Weights<'_>| math.quantize && !matches!(w, Weights::Bf16(_));
     let gemm = |x: &[f32], w: Weights<'_>, n: usize, k: usize| {
         let mut out = vec![0.0; x.len() / k * n];
         let rows = expert.number * n..(expert.number + 1) * n;
-        matmul(isa, &Activations::new(x, quantize(w)), w, rows, k, &mut out);
+        matmul(isa, x, w, rows, k, &mut out);
         (math.round)(&mut out);
         out
     };
@@ -53,6 +53,9 @@ pub fn expert(
         });
     }
     (math.round)(&mut gate);
+    if math.quantize && !matches!(expert.down, Weights::Bf16(_)) {
+        fp8(&mut gate, BLOCK);
+    }
     gemm(&gate, expert.down, hidden, width)
 }
 

@@ -1,15 +1,15 @@
-//! Reference kernel of `ops::deepseek_v4::{quantize_kv, quantize_index}`.
+//! Reference kernel of `ops::deepseek_v4::{round_activation, quantize_kv, quantize_index}`.
 
 use super::formats::{E2M1_MAX, E4M3_MAX, quantize, round_e2m1, round_e4m3};
 
 /// Values of a key that share an FP8 scale.
-const FP8_GROUP: usize = 64;
+pub const KEY_GROUP: usize = 64;
 /// Values of an indexer entry that share an FP4 scale.
 const FP4_GROUP: usize = 32;
 
-/// Rounds groups of 64 values to e4m3 times a power of two.
-pub fn fp8(x: &mut [f32]) {
-    x.chunks_mut(FP8_GROUP).for_each(|group| {
+/// Rounds groups of `group` values to e4m3 times a power of two.
+pub fn fp8(x: &mut [f32], group: usize) {
+    x.chunks_mut(group).for_each(|group| {
         let scale = quantize(group, E4M3_MAX, 1e-4, round_e4m3);
         group.iter_mut().for_each(|v| *v *= scale);
     });

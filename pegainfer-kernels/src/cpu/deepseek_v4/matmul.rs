@@ -1,13 +1,13 @@
 //! Reference kernel of `ops::deepseek_v4::{matmul, grouped_matmul}`.
 
-use super::formats::{E4M3_MAX, e2m1, e4m3, e8m0, quantize, round_e4m3};
+use super::formats::{e2m1, e4m3, e8m0};
 use crate::cpu::isa::Isa;
 use crate::cpu::lanes::{Kernel, Lanes, dispatch};
 use half::bf16;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Values of a row that share a scale of its activation, and edge of an FP8 weight's block.
+/// Values of a rounded activation that share a scale, and edge of an FP8 weight's block.
 pub const BLOCK: usize = 128;
 /// Values of a weight row that share an FP4 scale.
 pub const FP4_BLOCK: usize = 32;
@@ -70,28 +70,10 @@ impl Weights<'_> {
     }
 }
 
-/// Activations `[m, k]`, with a scale for each 128 values of a row if they are quantised.
-pub struct Activations {
-    values: Vec<f32>,
-    scales: Vec<f32>,
-}
-
-impl Activations {
-    /// `x` as it is, or rounded to e4m3 codes with `scale = 2^ceil(log2(max(amax, 1e-4) / 448))` for each 128 values.
-    pub fn new(x: &[f32], quantized: bool) -> Self {
-        let mut values = x.to_vec();
-        let scales = match quantized {
-            true => values.chunks_mut(BLOCK).map(|group| quantize(group, E4M3_MAX, 1e-4, round_e4m3)).collect(),
-            false => vec![1.0; x.len().div_ceil(BLOCK)],
-        };
-        Self { values, scales }
-    }
-}
-
-/// `out[i, j] = Σ over blocks b of (Σ over l in b of x[i, l] w[j, l]) · sx[i, b] · sw[j, b]`, f32 throughout. An output's
-/// bits depend on its rows alone. `k` is a multiple of 32, and of 128 where `x` is quantised; `j` runs over `rows` of `w`.
-pub fn matmul(isa: Isa, x: &Activations, w: Weights<'_>, rows: Range<usize>, k: usize, out: &mut [f32]) {
-    let (m, n) = (x.values.len() / k, rows.len());
+/// `out[i, j] = Σ over blocks b of (Σ over l in b of x[i, l] w[j, l]) · sw[j, b]`, f32 throughout. An output's bits depend on
+/// its rows alone. `k` is a multiple of 32; `j` runs over `rows` of `w`.
+pub fn matmul(isa: Isa, x: &[f32], w: Weights<'_>, rows: Range<usize>, k: usize, out: &mut [f32]) {
+    let (m, n) = (x.len() / k, rows.len());
     // A task's output is columns of `out`; tasks write their own part of the transpose.
     let mut transposed = vec![0.0; m * n];
     transposed.par_chunks_mut((TASK_ROWS * m).max(1)).enumerate().for_each(|(task, out)| {
@@ -104,7 +86,7 @@ pub fn matmul(isa: Isa, x: &Activations, w: Weights<'_>, rows: Range<usize>, k: 
 
 /// The GEMM of all of `x` with some rows of `w`, from row `first` on.
 struct Columns<'a> {
-    x: &'a Activations,
+    x: &'a [f32],
     w: Weights<'a>,
     first: usize,
     k: usize,
@@ -117,17 +99,16 @@ impl Kernel for Columns<'_> {
     #[inline(always)]
     fn run<S: Lanes>(self, s: S) {
         let Self { x, w, first, k, out } = self;
-        let (m, block) = (x.values.len() / k, w.block(k));
+        let (m, block) = (x.len() / k, w.block(k));
         let (mut values, mut scales) = (vec![0.0; k], vec![0.0; k.div_ceil(block)]);
         for (j, out) in out.chunks_exact_mut(m.max(1)).enumerate() {
             w.row(first + j, k, &mut values, &mut scales);
             for (i, out) in out.iter_mut().enumerate() {
-                let row = &x.values[i * k..][..k];
-                let row_scales = &x.scales[i * k / BLOCK..];
+                let row = &x[i * k..][..k];
                 let mut sum = 0.0;
                 for (b, scale) in scales.iter().enumerate() {
                     let part = b * block..(b * block + block).min(k);
-                    sum += dot(s, &row[part.clone()], &values[part]) * row_scales[b * block / BLOCK] * scale;
+                    sum += dot(s, &row[part.clone()], &values[part]) * scale;
                 }
                 *out = sum;
             }

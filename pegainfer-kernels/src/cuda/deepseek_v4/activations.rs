@@ -44,13 +44,9 @@ pub(super) enum Parts {
 }
 
 impl Parts {
-    /// Of activations of `dtype` times `w`.
-    pub fn of(dtype: DType, w: &Matrix, quantize: bool) -> Self {
-        match (quantize && w.is_quantized(), dtype) {
-            (true, _) => Self::Rounded,
-            (false, DType::F32) => Self::Three,
-            (false, _) => Self::Same,
-        }
+    /// Of activations of `dtype`.
+    pub fn of(dtype: DType) -> Self {
+        if dtype == DType::F32 { Self::Three } else { Self::Same }
     }
 
     /// Planes of the operand.

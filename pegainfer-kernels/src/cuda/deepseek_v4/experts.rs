@@ -4,7 +4,7 @@ use super::activations::{Parts, Scratch, TILES, Values, format, operand, shared_
 use crate::cuda::abi::{AddPairs, AddRouted, Down, Entry, GateUp, GroupPairs, Target};
 use crate::limits::deepseek_v4::MAX_EXPERTS;
 use crate::limits::deepseek_v4_gemm::{GROUP_THREADS, MAX_CHOSEN, ROWS, THREADS};
-use crate::ops::deepseek_v4::{ExpertMath, Experts, Matrix};
+use crate::ops::deepseek_v4::{ExpertMath, Experts};
 use pegainfer_core::cuda::WORKSPACE_BYTES;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -57,8 +57,8 @@ struct Call<'a> {
 impl Call<'_> {
     /// Parts of the input of the first GEMMs, and of the last one.
     fn parts(&self) -> [Parts; 2] {
-        let of = |w: &Matrix| Parts::of(self.x.dtype(), w, self.math.quantize);
-        [of(&self.experts.gate), of(&self.experts.down)]
+        let first = Parts::of(self.x.dtype());
+        [first, if self.math.quantize && self.experts.down.is_quantized() { Parts::Rounded } else { first }]
     }
 
     /// Tokens of a pass, so that everything in between fits the workspace.

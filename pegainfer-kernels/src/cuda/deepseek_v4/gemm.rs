@@ -36,7 +36,6 @@ pub(crate) fn matmul(
     op: &'static str,
     x: &Tensor,
     (w, groups): (&Matrix, usize),
-    quantize: bool,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let ((m, stride), n) = (x.rows_cols(), w.shape().0);
@@ -44,7 +43,7 @@ pub(crate) fn matmul(
         let message = format!("groups of {} rows: the GPU kernel takes multiples of {ROWS}", n / groups);
         return Err(OpError { op, message });
     }
-    let parts = Parts::of(x.dtype(), w, quantize);
+    let parts = Parts::of(x.dtype());
     let rows = ACTIVATION_BYTES.checked_div(stride * parts.bytes()).unwrap_or(m).clamp(1, m.max(1));
     for first in (0..m).step_by(rows) {
         multiply(exec, op, x, (w, groups), parts, first..(first + rows).min(m), out)?;

@@ -21,7 +21,7 @@ pub(crate) use experts::{routed_experts, shared_expert};
 pub(crate) use gemm::matmul;
 pub(crate) use index::select_entries;
 pub(crate) use norm::{head_norm, norm, rope};
-pub(crate) use quant::{quantize_index, quantize_kv};
+pub(crate) use quant::{quantize_index, quantize_kv, round_activation};
 pub(crate) use rings::{copy_slot, write_ring};
 pub(crate) use route::{route_hash, route_learned};
 pub(crate) use streams::{embed, expand_streams, hyper_head, hyper_merge, hyper_mix_f32, pick_rows, store_sum};

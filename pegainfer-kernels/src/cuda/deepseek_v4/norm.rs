@@ -1,14 +1,23 @@
 //! `norm`, `head_norm` and `rope` (csrc/deepseek_v4_norm.cu).
 
 use super::{head_shape, heads, rows, run};
-use crate::cuda::abi::{Dsv4Norm, HeadNorm, InterleavedRope};
+use crate::cuda::abi::{Dsv4Norm, HeadNorm, InterleavedRope, Target};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 
-pub(crate) fn norm(exec: &mut Exec, x: &Tensor, weight: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), OpError> {
+/// `low`: `out` rounded to FP8.
+pub(crate) fn norm(
+    exec: &mut Exec,
+    x: &Tensor,
+    weight: &Tensor,
+    eps: f32,
+    out: &mut Tensor,
+    low: Option<&mut Tensor>,
+) -> Result<(), OpError> {
     let ((tokens, hidden), dtype) = (x.rows_cols(), x.dtype());
     let entries = [Dsv4Norm::dsv4_norm_bf16, Dsv4Norm::dsv4_norm_f32];
-    run(exec, "norm", entries, dtype, Dsv4Norm { x, weight, out, hidden, eps }, rows(tokens, hidden))
+    let low = low.map_or(Target::Scratch(0), Target::Tensor);
+    run(exec, "norm", entries, dtype, Dsv4Norm { x, weight, out, low, hidden, eps }, rows(tokens, hidden))
 }
 
 pub(crate) fn head_norm(exec: &mut Exec, x: &mut Tensor, eps: f32) -> Result<(), OpError> {

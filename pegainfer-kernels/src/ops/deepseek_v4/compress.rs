@@ -132,7 +132,7 @@ pub fn compress(
             round(&mut entry, dtype);
             match (spec.index, spec.quantize) {
                 (true, quantize) => index_row(&mut entry, dtype, quantize),
-                (false, true) => kv_quant::fp8(&mut entry[..dim - 2 * frequencies.len()]),
+                (false, true) => kv_quant::fp8(&mut entry[..dim - 2 * frequencies.len()], kv_quant::KEY_GROUP),
                 (false, false) => {}
             }
             done.push((rows.entry(b, i, PAGE_TOKENS / ratio), entry));

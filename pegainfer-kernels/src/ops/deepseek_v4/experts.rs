@@ -28,7 +28,7 @@ pub struct Experts {
 pub struct ExpertMath {
     /// Bound of gate (from above) and up values (both sides), applied before the SiLU.
     pub limit: f32,
-    /// Inputs of FP8 and FP4 matrices are rounded to FP8, see `matmul`.
+    /// The input of `w2`, where that is FP8 or FP4, is rounded as by `round_activation`. That of `w1` and `w3` is the caller's.
     pub quantize: bool,
 }
 

@@ -1,13 +1,36 @@
-//! The low-precision keys that the model was trained with, simulated: values are rounded and stored as numbers.
+//! The low-precision activations and keys that the model was trained with, simulated: values are rounded and stored as numbers.
 
 use super::values::{activation, cpu, read, rows, write};
 use crate::cpu::deepseek_v4::kv_quant as reference;
+use crate::cpu::deepseek_v4::matmul::BLOCK;
 use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+/// Rounds an activation to FP8, in place, as the reference does before its FP8 and FP4 matrices: each 128 values of a row
+/// become e4m3 codes, clamped to ±448 and rounded to nearest even, with the scale `2^ceil(log2(max(amax, 1e-4) / 448))`.
+/// The rounded values are exact in bf16.
+///
+/// `x`: `[tokens, width]` bf16 or f32, `width` a multiple of 128.
+pub fn round_activation(exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError> {
+    let check = Check("round_activation");
+    let (tokens, width) = x.rows_cols();
+    rows(check, x, (tokens, width))?;
+    check.that(width.is_multiple_of(BLOCK), "rows must be groups of 128")?;
+    exec.record(|_| OpRecord::new("round_activation", "groups", &[x], &[x], 4 * x.elements() as u64));
+    if exec.device() == Device::Cuda {
+        return gpu::round_activation(exec, x);
+    }
+    if cpu(check, exec)?.is_some() {
+        let mut values = read(x).into_owned();
+        reference::fp8(&mut values, BLOCK);
+        write(x, &values);
+    }
+    Ok(())
+}
 
 /// Rounds the part of each key that is not rotated to FP8, in place: groups of 64 values, each with the scale
 /// `2^ceil(log2(max(amax, 1e-4) / 448))`, e4m3, to nearest even. The last `rope_dim` values stay.
@@ -24,7 +47,7 @@ pub fn quantize_kv(exec: &mut Exec, kv: &mut Tensor, rope_dim: usize) -> Result<
     }
     if cpu(check, exec)?.is_some() {
         let mut values = read(kv).into_owned();
-        values.chunks_exact_mut(dim).for_each(|row| reference::fp8(&mut row[..dim - rope_dim]));
+        values.chunks_exact_mut(dim).for_each(|row| reference::fp8(&mut row[..dim - rope_dim], reference::KEY_GROUP));
         write(kv, &values);
     }
     Ok(())

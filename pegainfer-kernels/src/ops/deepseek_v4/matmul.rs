@@ -2,22 +2,20 @@
 
 use super::matrix::Matrix;
 use super::values::{cpu, read, rows, write};
-use crate::cpu::deepseek_v4::matmul::{self as reference, Activations};
+use crate::cpu::deepseek_v4::matmul as reference;
 use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{OpError, Tensor};
 
-/// `out = x · wᵀ`, with the activation rounded to FP8 first where `quantize` says so and `w` is FP8 or FP4.
+/// `out = x · wᵀ`. The reference rounds the inputs of FP8 and FP4 matrices first, see `round_activation`.
 ///
 /// `x`: `[m, k]`; `w`: `[n, k]`; `out`: `[m, n]`, whose columns may be several dimensions; activations bf16 or f32.
-/// Computed in f32: each block along `k` (128 for FP8, 32 for FP4, all of it for bf16) is summed without scales,
-/// multiplied by the scales of activation and weight, and added to the rest; one rounding at the end. With `quantize`
-/// each 128 values of a row of `x` become e4m3 codes, clamped to ±448 and rounded to nearest even, with the scale
-/// `2^ceil(log2(max(amax, 1e-4) / 448))`: the reference's dynamic activation quantisation. A row's result does not
-/// depend on the other rows.
-pub fn matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, quantize: bool, out: &mut Tensor) -> Result<(), OpError> {
+/// Computed in f32: each block along `k` (128 for FP8, 32 for FP4, all of it for bf16) is summed without the weight's
+/// scale, multiplied by it, and added to the rest; one rounding at the end. A row's result does not depend on the other
+/// rows.
+pub fn matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor) -> Result<(), OpError> {
     let check = Check("matmul");
     let (m, k) = x.rows_cols();
     let n = w.shape().0;
@@ -27,12 +25,11 @@ pub fn matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, quantize: bool, out: &mut
     rows(check, out, (m, n))?;
     record(exec, "matmul", x, w, out, 2 * (m * n * k) as u64);
     if exec.device() == Device::Cuda {
-        return gpu::matmul(exec, check.0, x, (w, 1), quantize, out);
+        return gpu::matmul(exec, check.0, x, (w, 1), out);
     }
     if let Some(isa) = cpu(check, exec)? {
         let mut result = vec![0.0; m * n];
-        let x = Activations::new(&read(x), quantize && w.is_quantized());
-        reference::matmul(isa, &x, w.weights(), 0..n, k, &mut result);
+        reference::matmul(isa, &read(x), w.weights(), 0..n, k, &mut result);
         write(out, &result);
     }
     Ok(())
@@ -55,7 +52,7 @@ pub fn grouped_matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor)
     rows(check, out, (tokens, n))?;
     record(exec, "grouped_matmul", x, w, out, 2 * (tokens * n * k) as u64);
     if exec.device() == Device::Cuda {
-        return gpu::matmul(exec, check.0, x, (w, groups), false, out);
+        return gpu::matmul(exec, check.0, x, (w, groups), out);
     }
     if let Some(isa) = cpu(check, exec)? {
         let (x, rank) = (read(x), n / groups);
@@ -63,7 +60,7 @@ pub fn grouped_matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor)
         let mut part = vec![0.0; tokens * rank];
         for g in 0..groups {
             let own: Vec<f32> = x.chunks_exact(k).skip(g).step_by(groups).flatten().copied().collect();
-            reference::matmul(isa, &Activations::new(&own, false), w.weights(), g * rank..(g + 1) * rank, k, &mut part);
+            reference::matmul(isa, &own, w.weights(), g * rank..(g + 1) * rank, k, &mut part);
             for (row, part) in result.chunks_exact_mut(n).zip(part.chunks_exact(rank)) {
                 row[g * rank..][..rank].copy_from_slice(part);
             }
@@ -82,6 +79,7 @@ fn record(exec: &mut Exec, op: &'static str, x: &Tensor, w: &Matrix, out: &Tenso
 
 #[cfg(test)]
 mod tests {
+    use super::super::round_activation;
     use super::*;
     use crate::cpu::deepseek_v4::formats::{e2m1, e4m3, e8m0};
     use crate::testing::{Host, bf16s};
@@ -146,11 +144,14 @@ mod tests {
             for (m, n, k) in [(1, 5, 128), (3, 130, 256), (7, 16, 384)] {
                 let x = bf16s(m * k, 1);
                 let exact: Vec<f64> = x.iter().map(|v| v.to_f64()).collect();
-                let tx = host.bf16("x", &[m, k], &x);
                 for (w, values) in [fp8(&mut host, n, k), fp4(&mut host, n, k)] {
                     for quantize in [false, true] {
                         let mut out = host.zeros("out", &[m, n], DType::F32);
-                        matmul(&mut host.exec, &tx, &w, quantize, &mut out).unwrap();
+                        let mut tx = host.bf16("x", &[m, k], &x);
+                        if quantize {
+                            round_activation(&mut host.exec, &mut tx).unwrap();
+                        }
+                        matmul(&mut host.exec, &tx, &w, &mut out).unwrap();
                         let x = if quantize { quantized(&exact) } else { exact.clone() };
                         for (i, got) in out.host::<f32>().iter().enumerate() {
                             let terms = x[i / n * k..][..k].iter().zip(&values[i % n * k..]).map(|(x, w)| x * w);
@@ -164,18 +165,18 @@ mod tests {
     }
 
     #[test]
-    fn a_row_has_the_same_bits_in_every_batch_and_bf16_weights_round_no_activation() {
+    fn a_row_has_the_same_bits_in_every_batch() {
         Host::each(|mut host| {
             let (m, n, k) = (9, 40, 256);
             let (x, values) = (bf16s(m * k, 1), bf16s(n * k, 2));
             let w = Matrix::Bf16(host.bf16("w", &[n, k], &values));
             let tx = host.bf16("x", &[m, k], &x);
             let mut whole = host.zeros("out", &[m, n], DType::F32);
-            matmul(&mut host.exec, &tx, &w, true, &mut whole).unwrap();
+            matmul(&mut host.exec, &tx, &w, &mut whole).unwrap();
             for (x, expected) in x.chunks(k).zip(whole.host::<f32>().chunks(n)) {
                 let x = host.bf16("x", &[1, k], x);
                 let mut alone = host.zeros("out", &[1, n], DType::F32);
-                matmul(&mut host.exec, &x, &w, false, &mut alone).unwrap();
+                matmul(&mut host.exec, &x, &w, &mut alone).unwrap();
                 assert_eq!(alone.host::<f32>(), expected);
             }
         });

@@ -27,7 +27,7 @@ pub use embed::{embed, expand_streams, store_sum};
 pub use experts::{ExpertMath, Experts, routed_experts, shared_expert};
 pub use hyper::{hyper_head, hyper_merge, hyper_mix};
 pub use index::select_entries;
-pub use kv_quant::{quantize_index, quantize_kv};
+pub use kv_quant::{quantize_index, quantize_kv, round_activation};
 pub use matmul::{grouped_matmul, matmul};
 pub use matrix::Matrix;
 pub use norm::{head_norm, norm};

@@ -1,6 +1,8 @@
 //! RMS normalisation with one rounding.
 
 use super::values::{self, activation, cpu, read, write};
+use crate::cpu::deepseek_v4::kv_quant::fp8;
+use crate::cpu::deepseek_v4::matmul::BLOCK;
 use crate::cpu::deepseek_v4::norm as reference;
 use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
@@ -11,21 +13,41 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// `out = x * rsqrt(mean(x²) + eps) * weight` over the last dimension.
 ///
 /// `x`, `out`: `[rows, hidden]` bf16 or f32; `weight`: `[hidden]` bf16. All in f32, one rounding at the end (DeepSeek's
-/// RMSNorm; Qwen's rounds before it multiplies by the weight, too).
-pub fn norm(exec: &mut Exec, x: &Tensor, weight: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), OpError> {
+/// RMSNorm; Qwen's rounds before it multiplies by the weight, too). `low`, of the dtype of `x`: what `round_activation` makes
+/// of `out`.
+pub fn norm(
+    exec: &mut Exec,
+    x: &Tensor,
+    weight: &Tensor,
+    eps: f32,
+    out: &mut Tensor,
+    low: Option<&mut Tensor>,
+) -> Result<(), OpError> {
     let check = Check("norm");
     let (rows, hidden) = x.rows_cols();
     values::rows(check, x, (rows, hidden))?;
     check.is(weight, DType::Bf16, &[hidden])?;
     values::rows(check, out, (rows, hidden))?;
-    exec.record(|_| OpRecord::new("norm", "rows", &[x, weight], &[out], 4 * x.elements() as u64));
+    check.that(out.dtype() == x.dtype(), "x and out must have the same dtype")?;
+    if let Some(low) = &low {
+        check.is(low, x.dtype(), out.shape())?;
+    }
+    exec.record(|_| {
+        let writes: Vec<&Tensor> = std::iter::once(&*out).chain(low.as_deref()).collect();
+        OpRecord::new("norm", "rows", &[x, weight], &writes, 4 * x.elements() as u64)
+    });
     if exec.device() == Device::Cuda {
-        return gpu::norm(exec, x, weight, eps, out);
+        return gpu::norm(exec, x, weight, eps, out, low);
     }
     if cpu(check, exec)?.is_some() {
         let mut values = read(x).into_owned();
         reference::norm(&mut values, &read(weight), eps);
         write(out, &values);
+        if let Some(low) = low {
+            let mut values = read(out).into_owned();
+            values.chunks_exact_mut(hidden).for_each(|row| fp8(row, BLOCK));
+            write(low, &values);
+        }
     }
     Ok(())
 }
@@ -57,12 +79,34 @@ mod tests {
     use half::bf16;
 
     #[test]
+    fn the_second_output_is_the_first_one_rounded_to_fp8() {
+        Host::each(|mut host| {
+            let (x, w) = (bf16s(3 * 192, 1), bf16s(192, 2));
+            let (tx, tw) = (host.bf16("x", &[3, 192], &x), host.bf16("w", &[192], &w));
+            let [mut out, mut low] = ["out", "low"].map(|name| host.zeros(name, &[3, 192], DType::Bf16));
+            norm(&mut host.exec, &tx, &tw, 1e-6, &mut out, Some(&mut low)).unwrap();
+            for (got, row) in low.host::<bf16>().chunks(192).zip(out.host::<bf16>().chunks(192)) {
+                assert_ne!(got, row);
+                // A group of 128 and the rest, each for itself.
+                for (got, group) in [(&got[..128], &row[..128]), (&got[128..], &row[128..])] {
+                    let mut expected = bf16s(128, 9);
+                    expected[..group.len()].copy_from_slice(group);
+                    expected[group.len()..].fill(bf16::ZERO);
+                    let mut alone = host.bf16("alone", &[1, 128], &expected);
+                    super::super::round_activation(&mut host.exec, &mut alone).unwrap();
+                    assert_eq!(*got, alone.host::<bf16>()[..group.len()]);
+                }
+            }
+        });
+    }
+
+    #[test]
     fn one_rounding_at_the_end() {
         Host::each(|mut host| {
             let (x, w) = (bf16s(3 * 64, 1), bf16s(64, 2));
             let (tx, tw) = (host.bf16("x", &[3, 64], &x), host.bf16("w", &[64], &w));
             let mut out = host.zeros("out", &[3, 64], DType::Bf16);
-            norm(&mut host.exec, &tx, &tw, 1e-6, &mut out).unwrap();
+            norm(&mut host.exec, &tx, &tw, 1e-6, &mut out, None).unwrap();
             for (i, got) in out.host::<bf16>().iter().enumerate() {
                 let row = &x[i / 64 * 64..][..64];
                 let mean = row.iter().map(|v| v.to_f64().powi(2)).sum::<f64>() / 64.0;
