@@ -45,7 +45,16 @@ template <typename F> __device__ __forceinline__ float round_to(float x) {
     return rintf(x / spacing) * spacing;
 }
 
+// Neighbouring values of a head, turned by the angle position * frequency, or back.
+__device__ __forceinline__ void turn_pair(float &a, float &b, float position, float frequency, bool inverse) {
+    float sine, cosine, first = a;
+    sincosf(__fmul_rn(position, frequency), &sine, &cosine);
+    if (inverse) sine = -sine;
+    a = first * cosine - b * sine, b = first * sine + b * cosine;
+}
+
 constexpr uint32_t kGroup = 128;      // activations of a row that share an FP8 scale
+constexpr uint32_t kKeyGroup = 64;    // values of a key that share one
 constexpr float kLeastAmax = 1e-4f;   // from which on the scale of values in FP8 follows their largest magnitude
 
 // x rounded to the format times a power of two, the smallest with which the group's largest magnitude `amax` fits.

@@ -1,10 +1,9 @@
-// The low precision of DeepSeek-V4's activations and keys, simulated in place: values are rounded to FP8 or FP4 and stored as
+// The low precision of DeepSeek-V4's activations and of its indexer's keys, simulated in place: values are rounded to FP8 or FP4 and stored as
 // numbers.
 //
 //   round_activation: groups of 128 to e4m3 times 2^ceil(log2(max(amax, 1e-4) / 448)); one warp a group
-//   quantize_kv:    groups of 64 of [tokens, dim] to e4m3 times 2^ceil(log2(max(amax, 1e-4) / 448)); one warp a group
-//   quantize_index: heads of [heads, dim] times the Hadamard matrix / sqrt(dim), then groups of 32 to E2M1 times
-//                   2^ceil(log2(max(amax, 6 * 2^-126) / 6)); one block a head, the butterflies in shared memory
+//   quantize_index:   heads of [heads, dim] times the Hadamard matrix / sqrt(dim), then groups of 32 to E2M1 times
+//                     2^ceil(log2(max(amax, 6 * 2^-126) / 6)); one block a head, the butterflies in shared memory
 //
 // All GPUs. Bound by memory. Bit for bit as the reference, src/cpu/deepseek_v4/{kv_quant,formats}.rs.
 #include "deepseek_v4.cuh"
@@ -24,16 +23,6 @@ template <typename T> __device__ void round_groups(T *__restrict__ x, uint32_t g
     amax = reduce_lanes(amax, 32, Max());
 #pragma unroll
     for (uint32_t i = 0; i < kGroup / 32; ++i) put(x + 32 * i, quantize<E4M3>(v[i], amax));
-}
-
-template <typename T>
-__device__ void quantize_key(T *__restrict__ kv, uint32_t groups, uint32_t groups_of_key, uint32_t dim) {
-    uint32_t group = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
-    if (group >= groups) return;
-    T *at = kv + size_t(group / groups_of_key) * dim + group % groups_of_key * 64 + 2 * (threadIdx.x % 32);
-    float a = to_float(at[0]), b = to_float(at[1]);
-    float amax = reduce_lanes(fmaxf(fmaxf(fabsf(a), fabsf(b)), kLeastAmax), 32, Max());
-    put(at, quantize<E4M3>(a, amax), quantize<E4M3>(b, amax));
 }
 
 template <typename T> __device__ void turn_head(T *__restrict__ x, uint32_t dim, uint32_t low_precision) {
@@ -58,12 +47,6 @@ template <typename T> __device__ void turn_head(T *__restrict__ x, uint32_t dim,
         T *x,                          /* [groups, 128], in place */                                                   \
         uint32_t groups) {                                                                                             \
         round_groups(x, groups);                                                                                       \
-    }                                                                                                                  \
-    /* The same grid. */                                                                                               \
-    extern "C" __global__ __launch_bounds__(kHeadThreads) void quantize_kv_##SUFFIX(                                   \
-        T *kv,                         /* [tokens, dim], in place */                                                   \
-        uint32_t groups, uint32_t groups_of_key, uint32_t dim) {                                                       \
-        quantize_key(kv, groups, groups_of_key, dim);                                                                  \
     }                                                                                                                  \
     /* Grid: heads; a thread an element. */                                                                            \
     extern "C" __global__ __launch_bounds__(kMaxIndexDim) void quantize_index_##SUFFIX(                                \

@@ -47,15 +47,11 @@ impl Pass<'_> {
         ops::matmul(exec, work.normed.input(&weights.wq_a), &weights.wq_a, &mut work.qr_raw)?;
         work.qr.norm(exec, &work.qr_raw, &weights.q_norm, eps)?;
         ops::matmul(exec, work.qr.input(&weights.wq_b), &weights.wq_b, &mut work.q)?;
-        ops::head_norm(exec, &mut work.q, eps)?;
-        ops::rope(exec, &mut work.q, &inputs.common.positions, table, false)?;
+        let at = (&inputs.common.positions, table);
+        ops::norm_rope_q(exec, &mut work.q, at, eps)?;
         ops::matmul(exec, work.normed.input(&weights.wkv), &weights.wkv, &mut work.kv_raw)?;
-        ops::norm(exec, &work.kv_raw, &weights.kv_norm, eps, &mut work.kv, None)?;
-        ops::rope(exec, &mut work.kv, &inputs.common.positions, table, false)?;
-        match numerics.quantize_kv {
-            true => ops::quantize_kv(exec, &mut work.kv, config.rope_dim),
-            false => Ok(()),
-        }
+        let (keys, quantize) = ((&work.kv_raw, &weights.kv_norm), numerics.quantize_kv);
+        ops::norm_rope_kv(exec, keys, at, eps, quantize, &mut work.kv)
     }
 
     /// New entries of the layer and of its indexer.

@@ -4,7 +4,7 @@ use super::call::{Call, Family, Launch, all_written};
 use super::case::{EPS, EXACT, Output, Values};
 use super::operands::{allocate, tensor, unit};
 use super::variant::Variant;
-use crate::cpu::deepseek_v4::kv_quant::fp8;
+use crate::cpu::deepseek_v4::kv_quant::{KEY_GROUP, fp8};
 use crate::cpu::deepseek_v4::matmul::BLOCK;
 use crate::ops::deepseek_v4::{self as ops, HyperSpec, HyperWeights, Place, RopeTable, Routing, RoutingSpec, YarnSpec};
 use pegainfer_core::exec::Exec;
@@ -25,9 +25,9 @@ const OPS: [&str; 16] = [
     "hyper_head",
     "norm",
     "round_activation",
-    "head_norm",
+    "norm_rope_q",
+    "norm_rope_kv",
     "rope",
-    "quantize_kv",
     "quantize_index",
     "route",
 ];
@@ -53,7 +53,9 @@ fn variants(_: &OpRecord) -> Vec<Variant> {
 fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
     match call.record.op {
         "hyper_mix" | "hyper_head" => launch.hyper = Some(hyper_weights(exec, call)?),
-        "rope" => launch.rope = Some(RopeTable::new(exec, ROPE_DIM, 160_000.0, Some(YARN))?),
+        "rope" | "norm_rope_q" | "norm_rope_kv" => {
+            launch.rope = Some(RopeTable::new(exec, ROPE_DIM, 160_000.0, Some(YARN))?)
+        }
         "route" if hashed(call) => {
             let ([logits, ids], [experts, _]) = (&call.read[..], &launch.written[..]) else {
                 return Err(call.unknown());
@@ -91,8 +93,8 @@ fn hashed(call: &Call<'_>) -> bool {
 /// Positions up to a million, and biases of few values, which leave ties.
 fn fill(exec: &mut Exec, call: &mut Call<'_>, _: &mut Launch, _: Values) -> Result<(), OpError> {
     match call.record.op {
-        "rope" => {
-            let positions = &mut call.read[1];
+        "rope" | "norm_rope_q" | "norm_rope_kv" => {
+            let Some(positions) = call.read.last_mut() else { return Err(call.unknown()) };
             let values: Vec<u32> = (0..positions.elements() as u32).map(|i| (i * 7919 + 3) % 1_000_003).collect();
             exec.fill_rows(positions, &values)
         }
@@ -117,8 +119,6 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
         ("norm", [x, weight], [out]) => ops::norm(exec, x, weight, EPS, out, None),
         ("norm", [x, weight], [out, low]) => ops::norm(exec, x, weight, EPS, out, Some(low)),
         ("round_activation", [_], [x]) => ops::round_activation(exec, x),
-        ("head_norm", [_], [x]) => ops::head_norm(exec, x, EPS),
-        ("quantize_kv", [_], [kv]) => ops::quantize_kv(exec, kv, ROPE_DIM),
         ("quantize_index", [_], [x]) => ops::quantize_index(exec, x, true),
         ("route", [logits, by], [experts, weights]) => {
             let routing = match launch.extra.first() {
@@ -137,6 +137,12 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
                 ops::hyper_head(exec, streams, weights, HYPER, out)
             }
             ("rope", [_, positions], [x], _, Some(table)) => ops::rope(exec, x, positions, table, false),
+            ("norm_rope_q", [_, positions], [x], _, Some(table)) => ops::norm_rope_q(exec, x, (positions, table), EPS),
+            // In the precision of the model: low in bf16, none in f32.
+            ("norm_rope_kv", [x, weight, positions], [out], _, Some(table)) => {
+                let quantize = x.dtype() == DType::Bf16;
+                ops::norm_rope_kv(exec, (x, weight), (positions, table), EPS, quantize, out)
+            }
             _ => Err(call.unknown()),
         },
     }
@@ -150,7 +156,23 @@ fn outputs(exec: &Exec, call: &Call<'_>, launch: &Launch) -> Result<Vec<Output>,
         let errors = unrounded(low, &rounded);
         outputs.push(errors);
     }
+    if call.record.op == "norm_rope_kv" && call.read[0].dtype() == DType::Bf16 {
+        // Rounded values are rounded to themselves.
+        let [mut low, rotated] = split(&outputs[0], outputs[0].row - ROPE_DIM);
+        let mut again = low.values.clone();
+        again.chunks_mut(low.row).for_each(|row| fp8(row, KEY_GROUP));
+        let errors = unrounded(&mut low, &again);
+        outputs = vec![low, rotated, errors];
+    }
     Ok(outputs)
+}
+
+/// The first columns of a matrix, `at` of them, and the others.
+fn split(whole: &Output, at: usize) -> [Output; 2] {
+    [0..at, at..whole.row].map(|part| {
+        let rows = whole.values.chunks(whole.row).flat_map(|row| &row[part.clone()]);
+        Output { tolerance: whole.tolerance, row: part.len(), values: rows.copied().collect() }
+    })
 }
 
 /// FP8 values behind sums in another order, which may have been rounded the other way. Gives also by how much they are not what

@@ -133,17 +133,19 @@ kernels! {
     DEEPSEEK_V4_NORM: Dsv4Norm [dsv4_norm_bf16<Bf16>, dsv4_norm_f32<F32>] {
         x: In<T>, weight: In<Bf16>, out: Out<T>, low: OutOrScratch<T>, hidden: u32, eps: f32,
     }
-    DEEPSEEK_V4_NORM: HeadNorm [head_norm_bf16<Bf16>, head_norm_f32<F32>] {
-        x: Out<T>, heads: u32, dim: u32, eps: f32,
+    DEEPSEEK_V4_NORM: NormRopeQ [norm_rope_q_bf16<Bf16>, norm_rope_q_f32<F32>] {
+        x: Out<T>, positions: In<U32>, frequencies: In<F32>, heads: u32, heads_of_token: u32, dim: u32, pairs: u32,
+        eps: f32,
+    }
+    DEEPSEEK_V4_NORM: NormRopeKv [norm_rope_kv_bf16<Bf16>, norm_rope_kv_f32<F32>] {
+        x: In<T>, weight: In<Bf16>, positions: In<U32>, frequencies: In<F32>, out: Out<T>, dim: u32, pairs: u32,
+        low_precision: u32, eps: f32,
     }
     DEEPSEEK_V4_NORM: InterleavedRope [interleaved_rope_bf16<Bf16>, interleaved_rope_f32<F32>] {
         x: Out<T>, positions: In<U32>, frequencies: In<F32>, heads: u32, heads_of_token: u32, dim: u32, pairs: u32,
         inverse: u32,
     }
     DEEPSEEK_V4_QUANT: RoundActivation [round_activation_bf16<Bf16>, round_activation_f32<F32>] { x: Out<T>, groups: u32 }
-    DEEPSEEK_V4_QUANT: QuantizeKv [quantize_kv_bf16<Bf16>, quantize_kv_f32<F32>] {
-        kv: Out<T>, groups: u32, groups_of_key: u32, dim: u32,
-    }
     DEEPSEEK_V4_QUANT: QuantizeIndex [quantize_index_bf16<Bf16>, quantize_index_f32<F32>] {
         x: Out<T>, dim: u32, low_precision: u32,
     }

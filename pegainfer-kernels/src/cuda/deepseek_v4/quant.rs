@@ -1,27 +1,16 @@
-//! `round_activation`, `quantize_kv` and `quantize_index` (csrc/deepseek_v4_quant.cu).
+//! `round_activation` and `quantize_index` (csrc/deepseek_v4_quant.cu).
 
 use super::{head_shape, heads, run};
-use crate::cuda::abi::{QuantizeIndex, QuantizeKv, RoundActivation};
+use crate::cuda::abi::{QuantizeIndex, RoundActivation};
 use crate::limits::deepseek_v4::MAX_INDEX_DIM;
 use crate::limits::deepseek_v4_gemm::DEPTH;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 
-/// Values of a key that share a scale.
-const GROUP: usize = 64;
-
 pub(crate) fn round_activation(exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError> {
     let (groups, dtype) = (x.elements() / DEPTH, x.dtype());
     let entries = [RoundActivation::round_activation_bf16, RoundActivation::round_activation_f32];
     run(exec, "round_activation", entries, dtype, RoundActivation { x, groups }, heads(groups))
-}
-
-pub(crate) fn quantize_kv(exec: &mut Exec, kv: &mut Tensor, rope_dim: usize) -> Result<(), OpError> {
-    let ((tokens, dim), dtype) = (kv.rows_cols(), kv.dtype());
-    let groups_of_key = (dim - rope_dim) / GROUP;
-    let groups = tokens * groups_of_key;
-    let entries = [QuantizeKv::quantize_kv_bf16, QuantizeKv::quantize_kv_f32];
-    run(exec, "quantize_kv", entries, dtype, QuantizeKv { kv, groups, groups_of_key, dim }, heads(groups))
 }
 
 pub(crate) fn quantize_index(exec: &mut Exec, x: &mut Tensor, quantize: bool) -> Result<(), OpError> {

@@ -1,4 +1,4 @@
-//! The low-precision activations and keys that the model was trained with, simulated: values are rounded and stored as numbers.
+//! The low precision of activations and of the indexer that the model was trained with, simulated: values are rounded and stored as numbers.
 
 use super::values::{activation, cpu, read, rows, write};
 use crate::cpu::deepseek_v4::kv_quant as reference;
@@ -28,27 +28,6 @@ pub fn round_activation(exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError> 
         let mut values = read(x).into_owned();
         reference::fp8(&mut values, BLOCK);
         write(x, &values);
-    }
-    Ok(())
-}
-
-/// Rounds the part of each key that is not rotated to FP8, in place: groups of 64 values, each with the scale
-/// `2^ceil(log2(max(amax, 1e-4) / 448))`, e4m3, to nearest even. The last `rope_dim` values stay.
-///
-/// `kv`: `[tokens, head_dim]` bf16 or f32, `head_dim - rope_dim` a multiple of 64.
-pub fn quantize_kv(exec: &mut Exec, kv: &mut Tensor, rope_dim: usize) -> Result<(), OpError> {
-    let check = Check("quantize_kv");
-    let (tokens, dim) = kv.rows_cols();
-    rows(check, kv, (tokens, dim))?;
-    check.that(rope_dim <= dim && (dim - rope_dim).is_multiple_of(64), "the rest must be groups of 64")?;
-    exec.record(|_| OpRecord::new("quantize_kv", "groups", &[kv], &[kv], 4 * kv.elements() as u64));
-    if exec.device() == Device::Cuda {
-        return gpu::quantize_kv(exec, kv, rope_dim);
-    }
-    if cpu(check, exec)?.is_some() {
-        let mut values = read(kv).into_owned();
-        values.chunks_exact_mut(dim).for_each(|row| reference::fp8(&mut row[..dim - rope_dim], reference::KEY_GROUP));
-        write(kv, &values);
     }
     Ok(())
 }
@@ -102,26 +81,6 @@ mod tests {
         let mut tensor = host.zeros("x", shape, DType::F32);
         tensor.host_mut::<f32>().copy_from_slice(values);
         tensor
-    }
-
-    #[test]
-    fn trap_16_keys_are_really_rounded_to_fp8() {
-        Host::each(|mut host| {
-            let values: Vec<f32> = bf16s(2 * 512, 1).iter().map(|v| v.to_f32()).collect();
-            let mut kv = tensor(&mut host, &[2, 512], &values);
-            quantize_kv(&mut host.exec, &mut kv, 64).unwrap();
-            let mut changed = 0;
-            for (got, value) in kv.host::<f32>().chunks(512).zip(values.chunks(512)) {
-                assert_eq!(got[448..], value[448..], "the rotated part stays");
-                for (got, value) in got.iter().zip(value).take(448) {
-                    // Four significant bits, or the spacing of the smallest codes of a group of values up to 2.
-                    assert!((got - value).abs() <= (value.abs() / 16.0).max(2f32.powi(-17)));
-                    assert_eq!(got.to_bits() << 12, 0, "{got} has more than 4 significant bits");
-                    changed += usize::from(got != value);
-                }
-            }
-            assert!(changed > 700, "only {changed} of 896 values were rounded");
-        });
     }
 
     #[test]

@@ -78,15 +78,25 @@ pub fn rope(
     }
     if cpu(check, exec)?.is_some() {
         let mut values = read(x).into_owned();
-        let rows = values.chunks_exact_mut(heads * dim).zip(positions.host::<u32>());
-        for (row, position) in rows {
-            for head in row.chunks_exact_mut(dim) {
-                reference::rotate(head, *position, table.frequencies.host(), inverse);
-            }
-        }
+        rotate(&mut values, (heads, dim), positions, table, inverse);
         write(x, &values);
     }
     Ok(())
+}
+
+/// Heads of tokens on the host, `[tokens, heads, dim]`.
+pub(super) fn rotate(
+    values: &mut [f32],
+    (heads, dim): (usize, usize),
+    positions: &Tensor,
+    table: &RopeTable,
+    inverse: bool,
+) {
+    for (row, position) in values.chunks_exact_mut(heads * dim).zip(positions.host::<u32>()) {
+        for head in row.chunks_exact_mut(dim) {
+            reference::rotate(head, *position, table.frequencies.host(), inverse);
+        }
+    }
 }
 
 #[cfg(test)]
