@@ -2,7 +2,8 @@
 // the groups. A pair is a token with one of its k experts: number token * k + i.
 //
 //   group_pairs: the pairs of each expert, and tiles of them
-//   gate_up:     h = weight silu(min(w1 x, limit)) clamp(w3 x, ±limit)   rows of h are pairs
+//   gate_up:     h = weight silu(min(w1 x, limit)) clamp(w3 x, ±limit)   rows of h are pairs; where it is asked for also as FP8:
+//                the last of the blocks whose columns share a scale to arrive, by a counter, rounds them
 //   down:        y = w2 h                                              rows of y are pairs
 //   add_pairs:   the sum of a token's y, in the order of the experts
 //   add_routed:  routed sum + y, rounded once
@@ -75,12 +76,34 @@ extern "C" __global__ __launch_bounds__(kGroupThreads) void group_pairs(
     }
 }
 
+// 128 columns of a tile's h, from `column` on, in FP8 as deepseek_v4_quant.cu has it. A warp has a row.
+__device__ __forceinline__ void round_tile(const void *h, bf16 *low, const PairTile &tile, const uint32_t *pairs,
+                                           uint32_t width, uint32_t column, uint32_t to_f32) {
+    for (uint32_t i = threadIdx.x / 32; i < tile.count; i += kThreads / 32) {
+        size_t at = size_t(pair_at(pairs, tile.first + i)) * width + column + 4 * (threadIdx.x % 32);
+        float4 v;
+        // From the L2, where other multiprocessors wrote them.
+        if (to_f32) {
+            v = __ldcg(reinterpret_cast<const float4 *>(static_cast<const float *>(h) + at));
+        } else {
+            uint2 two = __ldcg(reinterpret_cast<const uint2 *>(static_cast<const bf16 *>(h) + at));
+            float2 low_pair = widen(two.x), high_pair = widen(two.y);
+            v = make_float4(low_pair.x, low_pair.y, high_pair.x, high_pair.y);
+        }
+        float amax = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+        amax = reduce_lanes(fmaxf(amax, kLeastAmax), 32, Max());
+        put(low + at, quantize<E4M3>(v.x, amax), quantize<E4M3>(v.y, amax));
+        put(low + at + 2, quantize<E4M3>(v.z, amax), quantize<E4M3>(v.w, amax));
+    }
+}
+
 template <Format F, int TOKENS, typename W>
 __device__ void gate_up_tile(const bf16 *__restrict__ x, const W *__restrict__ gate, const W *__restrict__ up,
                              const uint8_t *__restrict__ gate_scales, const uint8_t *__restrict__ up_scales,
                              const uint32_t *__restrict__ tiles, const uint32_t *__restrict__ pairs,
-                             const float *__restrict__ weights, void *out, uint32_t tokens, uint32_t experts_of_token,
-                             uint32_t width, uint32_t k, uint32_t planes, uint64_t plane, float limit, uint32_t to_f32) {
+                             const float *__restrict__ weights, void *out, bf16 *low, uint32_t *counters,
+                             uint32_t tokens, uint32_t experts_of_token, uint32_t width, uint32_t k, uint32_t planes,
+                             uint64_t plane, float limit, uint32_t to_f32) {
     PairTile tile;
     if (!find_tile<TOKENS>(tiles, tokens, tile)) return;
     const uint32_t first_column = blockIdx.x * (kRows / 2);
@@ -111,6 +134,12 @@ __device__ void gate_up_tile(const bf16 *__restrict__ x, const W *__restrict__ g
             if (to_f32) static_cast<float *>(out)[to] = h;
             else put(static_cast<bf16 *>(out) + to, h);
         }
+    if (!low) return;
+    constexpr uint32_t kBlocks = kGroup / (kRows / 2); // whose columns share a scale
+    __syncthreads();                                   // the block's columns are written before it arrives
+    uint32_t *counter = counters + blockIdx.y * (gridDim.x / kBlocks) + blockIdx.x / kBlocks;
+    bool last = threadIdx.x == 0 && arrive_last(counter, kBlocks);
+    if (__syncthreads_or(last)) round_tile(out, low, tile, pairs, width, blockIdx.x / kBlocks * kGroup, to_f32);
 }
 
 template <Format F, int TOKENS, typename W>
@@ -199,10 +228,12 @@ BY_ACTIVATION(f32, float)
         const uint32_t *tiles, const uint32_t *pairs, /* of group_pairs; null: all tokens with one expert */           \
         const float *weights,          /* of the pairs; null: 1 */                                                     \
         void *out,                     /* [pairs, width] bf16 or f32 */                                                \
+        bf16 *low,                     /* [pairs, width], `out` rounded to FP8; null: none. With it width is a multiple of 128 */\
+        uint32_t *counters,            /* [tiles of pairs, width / 128], zero between launches */                      \
         uint32_t tokens, uint32_t experts_of_token, uint32_t width, uint32_t k, uint32_t planes, uint64_t plane,       \
         float limit, uint32_t to_f32) {                                                                                \
-        gate_up_tile<Format::FORMAT, TOKENS>(x, gate, up, gate_scales, up_scales, tiles, pairs, weights, out, tokens,  \
-                                             experts_of_token, width, k, planes, plane, limit, to_f32);                \
+        gate_up_tile<Format::FORMAT, TOKENS>(x, gate, up, gate_scales, up_scales, tiles, pairs, weights, out, low,     \
+                                             counters, tokens, experts_of_token, width, k, planes, plane, limit, to_f32);\
     }                                                                                                                  \
     /* Grid: tiles of 64 columns of y, tiles of pairs. */                                                              \
     extern "C" __global__ __launch_bounds__(kThreads) void down_##SUFFIX##_##TOKENS(                                   \

@@ -1,6 +1,6 @@
 // DeepSeek-V4's GEMM (deepseek_v4_gemm.cuh) of all tokens with one weight, and what goes before it:
 //
-//   planes: activations as planes of bf16 that add up to them: rounded values, f32 in three parts
+//   planes: activations in f32 as planes of bf16 that add up to them
 //   gemm:   out = x wᵀ; rows of w in groups, each with columns of x of its own. At few tokens the segments of a tile are blocks
 //           (split-K): the last of them to arrive, by a counter, adds their sums in the order of the segments
 //
@@ -12,30 +12,6 @@
 #include "abi/deepseek_v4_gemm.h"
 
 using namespace gemm;
-
-// A warp has 128 values; where they are rounded to e4m3, with the scale 2^ceil(log2(max(amax, 1e-4) / 448)), they are of one row.
-template <typename T>
-__device__ void split_into_planes(const T *__restrict__ x, bf16 *__restrict__ out, uint32_t elements, uint64_t plane,
-                                  uint32_t planes, uint32_t low_precision) {
-    uint32_t first = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * kDepth + threadIdx.x % 32;
-    float v[kDepth / 32], amax = kLeastAmax;
-#pragma unroll
-    for (uint32_t i = 0; i < kDepth / 32; ++i) {
-        v[i] = first + 32 * i < elements ? to_float(x[first + 32 * i]) : 0.f;
-        amax = fmaxf(amax, fabsf(v[i]));
-    }
-    amax = reduce_lanes(amax, 32, Max());
-#pragma unroll
-    for (uint32_t i = 0; i < kDepth / 32; ++i) {
-        if (first + 32 * i >= elements) break;
-        if (low_precision) v[i] = quantize<E4M3>(v[i], amax);
-        for (uint32_t p = 0; p < planes; ++p) {
-            float part = round_bf16(v[i]);
-            put(out + p * plane + first + 32 * i, part);
-            v[i] -= part;
-        }
-    }
-}
 
 __device__ __forceinline__ void store(void *out, size_t to, float sum, uint32_t to_f32) {
     if (to_f32) static_cast<float *>(out)[to] = sum;
@@ -97,16 +73,20 @@ __device__ void tile_gemm(const bf16 *__restrict__ x, const W *__restrict__ w, c
     if (__syncthreads_or(last)) add_segments(partials, out, first_row, m, n, gridDim.z, to_f32);
 }
 
-#define BY_ACTIVATION(SUFFIX, T)                                                                                       \
-    /* Grid: groups of 128 elements over warps of a block. */                                                          \
-    extern "C" __global__ __launch_bounds__(kThreads) void planes_##SUFFIX(                                            \
-        const T *x,                    /* [elements] */                                                                \
-        bf16 *out,                     /* [planes, elements], planes `plane` elements apart */                         \
-        uint32_t elements, uint64_t plane, uint32_t planes, uint32_t low_precision) {                                  \
-        split_into_planes(x, out, elements, plane, planes, low_precision);                                             \
+// Grid: elements over threads of a block.
+extern "C" __global__ __launch_bounds__(kThreads) void planes(
+    const float *__restrict__ x, // [elements]
+    bf16 *__restrict__ out,      // [planes, elements], planes `plane` elements apart
+    uint32_t elements, uint64_t plane, uint32_t planes) {
+    uint32_t i = blockIdx.x * kThreads + threadIdx.x;
+    if (i >= elements) return;
+    float left = x[i];
+    for (uint32_t p = 0; p < planes; ++p) {
+        float part = round_bf16(left);
+        put(out + p * plane + i, part);
+        left -= part;
     }
-BY_ACTIVATION(bf16, bf16)
-BY_ACTIVATION(f32, float)
+}
 
 #define BY_WEIGHT(SUFFIX, FORMAT, W, TOKENS)                                                                           \
     /* Grid: tiles of rows, tiles of tokens, 1 or segments. */                                                         \

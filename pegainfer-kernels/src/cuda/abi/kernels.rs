@@ -101,8 +101,9 @@ kernels! {
         gate_up_fp4_8<U8>, gate_up_fp4_16<U8>, gate_up_fp4_32<U8>, gate_up_fp4_64<U8>,
     ] {
         x: ScratchIn<Bf16>, gate: In<T>, up: In<T>, gate_scales: ScratchIn<U8>, up_scales: ScratchIn<U8>,
-        tiles: ScratchIn<U32>, pairs: ScratchIn<U32>, weights: ScratchIn<F32>, out: Scratch<void>, tokens: u32,
-        experts_of_token: u32, width: u32, k: u32, planes: u32, plane: u64, limit: f32, to_f32: u32,
+        tiles: ScratchIn<U32>, pairs: ScratchIn<U32>, weights: ScratchIn<F32>, out: Scratch<void>, low: Scratch<Bf16>,
+        counters: Scratch<U32>, tokens: u32, experts_of_token: u32, width: u32, k: u32, planes: u32, plane: u64,
+        limit: f32, to_f32: u32,
     }
     DEEPSEEK_V4_EXPERTS: Down [
         down_bf16_8<Bf16>, down_bf16_16<Bf16>, down_bf16_32<Bf16>, down_bf16_64<Bf16>,
@@ -118,8 +119,8 @@ kernels! {
     DEEPSEEK_V4_EXPERTS: AddRouted [add_routed_bf16<Bf16>, add_routed_f32<F32>] {
         routed: ScratchIn<F32>, y: ScratchIn<T>, out: OutOrScratch<void>, elements: u32, to_f32: u32,
     }
-    DEEPSEEK_V4_GEMM: Planes [planes_bf16<Bf16>, planes_f32<F32>] {
-        x: ScratchIn<T>, out: OutOrScratch<Bf16>, elements: u32, plane: u64, planes: u32, low_precision: u32,
+    DEEPSEEK_V4_GEMM: Planes [planes] {
+        x: ScratchIn<F32>, out: OutOrScratch<Bf16>, elements: u32, plane: u64, planes: u32,
     }
     DEEPSEEK_V4_GEMM: Dsv4Gemm [
         dsv4_gemm_bf16_8<Bf16>, dsv4_gemm_bf16_16<Bf16>, dsv4_gemm_bf16_32<Bf16>, dsv4_gemm_bf16_64<Bf16>,

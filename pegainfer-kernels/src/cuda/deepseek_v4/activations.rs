@@ -37,8 +37,6 @@ pub(super) fn shared_bytes(w: &Matrix, tile: usize) -> usize {
 pub(super) enum Parts {
     /// bf16 as it is.
     Same,
-    /// Rounded to FP8 with a scale for each 128 values: bf16 numbers, too.
-    Rounded,
     /// f32 as the sum of three bf16 numbers.
     Three,
 }
@@ -104,20 +102,17 @@ pub(super) fn operand(
     op: &'static str,
     x: Values,
     elements: usize,
-    parts: Parts,
     scratch: &mut Scratch,
 ) -> Result<Operand, OpError> {
+    let parts = Parts::of(x.dtype);
     let planes = parts.planes();
     if parts == Parts::Same {
         return Ok(Operand { address: x.address, planes, plane: 0 });
     }
     let (address, plane) = (scratch.take(op, elements * parts.bytes())?, elements as u64);
-    let low_precision = usize::from(parts == Parts::Rounded);
-    let arguments = Planes { x: x.address, out: Target::Scratch(address), elements, plane, planes, low_precision };
-    let entry = [Planes::planes_bf16, Planes::planes_f32][usize::from(x.dtype == DType::F32)];
-    let launch = entry.launch(exec.gpu()?, op, arguments)?;
-    let grid = elements.div_ceil(DEPTH).div_ceil(THREADS / 32);
-    // SAFETY: the caller's buffers have `elements` values; the grid covers them.
-    unsafe { launch.run([grid, 1, 1], THREADS)? };
+    let arguments = Planes { x: x.address, out: Target::Scratch(address), elements, plane, planes };
+    let launch = Planes::planes.launch(exec.gpu()?, op, arguments)?;
+    // SAFETY: the caller's buffers have `elements` values in f32; the grid covers them.
+    unsafe { launch.run([elements.div_ceil(THREADS), 1, 1], THREADS)? };
     Ok(Operand { address, planes, plane })
 }

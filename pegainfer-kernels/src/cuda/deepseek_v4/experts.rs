@@ -1,11 +1,11 @@
 //! `routed_experts` and `shared_expert` (csrc/deepseek_v4_experts.cu).
 
-use super::activations::{Parts, Scratch, TILES, Values, format, operand, shared_bytes, tile};
+use super::activations::{Operand, Parts, Scratch, TILES, Values, format, operand, shared_bytes, tile};
 use crate::cuda::abi::{AddPairs, AddRouted, Down, Entry, GateUp, GroupPairs, Target};
 use crate::limits::deepseek_v4::MAX_EXPERTS;
-use crate::limits::deepseek_v4_gemm::{GROUP_THREADS, MAX_CHOSEN, ROWS, THREADS};
+use crate::limits::deepseek_v4_gemm::{DEPTH, GROUP_THREADS, MAX_CHOSEN, ROWS, THREADS};
 use crate::ops::deepseek_v4::{ExpertMath, Experts};
-use pegainfer_core::cuda::WORKSPACE_BYTES;
+use pegainfer_core::cuda::{COUNTERS, WORKSPACE_BYTES};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use std::ops::Range;
@@ -46,6 +46,34 @@ fn row(tensor: &Tensor, first: usize, width: usize) -> u64 {
     tensor.device() + (first * width * tensor.dtype().size()) as u64
 }
 
+/// What bounds the tiles of an op's pairs. Their number changes no bit of a result.
+#[derive(Clone, Copy)]
+struct Tiling {
+    experts: usize,
+    /// Scales of a row of h, each with a counter in a tile; 0 where h is not rounded.
+    scales: usize,
+}
+
+impl Tiling {
+    /// The most tiles that there can be.
+    fn most(self, pairs: usize, tile: usize) -> usize {
+        self.experts.min(pairs) + pairs / TILES[tile]
+    }
+
+    /// There are counters for all of them.
+    fn fits(self, pairs: usize, tile: usize) -> bool {
+        self.most(pairs, tile) * self.scales <= COUNTERS
+    }
+
+    /// The smallest tile for the pairs of an expert that fits, by its place in [`TILES`], and the most tiles.
+    fn tile(self, pairs: usize) -> (usize, usize) {
+        let last = TILES.len() - 1;
+        let least = tile(pairs / self.experts.max(1));
+        let tile = (least..last).find(|tile| self.fits(pairs, *tile)).unwrap_or(last);
+        (tile, self.most(pairs, tile))
+    }
+}
+
 /// One op's operands that all passes share.
 struct Call<'a> {
     op: &'static str,
@@ -55,18 +83,26 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// Parts of the input of the first GEMMs, and of the last one.
-    fn parts(&self) -> [Parts; 2] {
-        let first = Parts::of(self.x.dtype());
-        [first, if self.math.quantize && self.experts.down.is_quantized() { Parts::Rounded } else { first }]
+    /// Whether the input of the last GEMM is rounded to FP8.
+    fn rounds(&self) -> bool {
+        self.math.quantize && self.experts.down.is_quantized()
     }
 
-    /// Tokens of a pass, so that everything in between fits the workspace.
+    fn tiling(&self) -> Tiling {
+        let scales = if self.rounds() { self.experts.width() / DEPTH } else { 0 };
+        Tiling { experts: self.experts.count, scales }
+    }
+
+    /// Tokens of a pass, so that everything in between fits the workspace, and that there are counters for its tiles.
     fn pass(&self, k: usize) -> usize {
         let (hidden, width) = (self.x.rows_cols().1, self.experts.width());
-        let ([first, second], size) = (self.parts(), self.x.dtype().size());
-        let pair = width * (size + second.bytes()) + hidden * size + 64;
-        (WORKSPACE_BYTES - (1 << 20)) / (hidden * first.bytes() + k * pair)
+        let (parts, size) = (Parts::of(self.x.dtype()).bytes(), self.x.dtype().size());
+        let pair = width * (size + if self.rounds() { DType::Bf16.size() } else { parts }) + hidden * size + 64;
+        let mut tokens = (WORKSPACE_BYTES - (1 << 20)) / (hidden * parts + k * pair);
+        while tokens > 1 && !self.tiling().fits(tokens * k, TILES.len() - 1) {
+            tokens /= 2;
+        }
+        tokens
     }
 
     /// Groups the pairs of some tokens.
@@ -79,8 +115,7 @@ impl Call<'_> {
     ) -> Result<Groups, OpError> {
         let (k, experts) = (choice.chosen.rows_cols().1, self.experts.count);
         let count = tokens.len() * k;
-        let tile = tile(count / experts.max(1));
-        let most = experts.min(count) + count / TILES[tile];
+        let (tile, most) = self.tiling().tile(count);
         let pairs = scratch.take(self.op, count * 4)?;
         let tiles = scratch.take(self.op, (1 + 3 * most) * 4)?;
         let arguments = GroupPairs {
@@ -108,10 +143,11 @@ impl Call<'_> {
     ) -> Result<u64, OpError> {
         let Self { op, x, experts, math } = *self;
         let (hidden, width, dtype) = (x.rows_cols().1, experts.width(), x.dtype());
-        let ([first, second], pairs) = (self.parts(), tokens.len() * groups.k);
+        let pairs = tokens.len() * groups.k;
         let values = Values { address: row(x, tokens.start, hidden), dtype };
-        let x = operand(exec, op, values, tokens.len() * hidden, first, scratch)?;
+        let x = operand(exec, op, values, tokens.len() * hidden, scratch)?;
         let h = scratch.take(op, pairs * width * dtype.size())?;
+        let low = if self.rounds() { scratch.take(op, pairs * width * DType::Bf16.size())? } else { 0 };
         let Groups { tiles, pairs: list, weights, tile, most, .. } = *groups;
         let to_f32 = usize::from(dtype == DType::F32);
         let ((gate, gate_scales), (up, up_scales)) = (experts.gate.device(), experts.up.device());
@@ -125,6 +161,8 @@ impl Call<'_> {
             pairs: list,
             weights,
             out: h,
+            low,
+            counters: exec.gpu()?.counters(),
             tokens: tokens.len(),
             experts_of_token: groups.k,
             width,
@@ -138,7 +176,10 @@ impl Call<'_> {
         let launch = launch.shared(shared_bytes(&experts.gate, tile));
         // SAFETY: the op checked the shapes; the grid covers every tile of `h`.
         unsafe { launch.run([width.div_ceil(ROWS / 2), most, 1], THREADS)? };
-        let h = operand(exec, op, Values { address: h, dtype }, pairs * width, second, scratch)?;
+        let h = match self.rounds() {
+            true => Operand { address: low, planes: 1, plane: 0 },
+            false => operand(exec, op, Values { address: h, dtype }, pairs * width, scratch)?,
+        };
         let y = scratch.take(op, pairs * hidden * dtype.size())?;
         let (w, scales) = experts.down.device();
         let arguments = Down {
@@ -208,7 +249,7 @@ pub(crate) fn shared_expert(
     for from in (0..tokens).step_by(pass) {
         let part = from..(from + pass).min(tokens);
         let mut scratch = Scratch::new(exec)?;
-        let tile = tile(part.len());
+        let (tile, _) = call.tiling().tile(part.len());
         let groups = Groups { tiles: 0, pairs: 0, weights: 0, k: 1, tile, most: part.len().div_ceil(TILES[tile]) };
         let y = call.outputs(exec, &groups, &part, &mut scratch)?;
         let elements = part.len() * hidden;
@@ -221,4 +262,29 @@ pub(crate) fn shared_expert(
         unsafe { launch.run([elements.div_ceil(THREADS), 1, 1], THREADS)? };
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_of_a_pass_has_counters() {
+        for (experts, scales) in [(256, 16), (384, 24), (1, 16), (1024, 15)] {
+            let tiling = Tiling { experts, scales };
+            let pass = (1..40_000).take_while(|pairs| tiling.fits(*pairs, TILES.len() - 1));
+            let mut largest = 0;
+            for pairs in pass {
+                let (tile, most) = tiling.tile(pairs);
+                assert!(
+                    most * scales <= COUNTERS,
+                    "{pairs} pairs of {experts} experts: {most} tiles of {}",
+                    TILES[tile]
+                );
+                assert!(most >= pairs.div_ceil(TILES[tile]));
+                largest = pairs;
+            }
+            assert!(largest > 2000, "{experts} experts: passes of {largest} pairs");
+        }
+    }
 }

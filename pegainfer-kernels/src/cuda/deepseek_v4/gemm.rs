@@ -46,7 +46,7 @@ pub(crate) fn matmul(
     let parts = Parts::of(x.dtype());
     let rows = ACTIVATION_BYTES.checked_div(stride * parts.bytes()).unwrap_or(m).clamp(1, m.max(1));
     for first in (0..m).step_by(rows) {
-        multiply(exec, op, x, (w, groups), parts, first..(first + rows).min(m), out)?;
+        multiply(exec, op, x, (w, groups), first..(first + rows).min(m), out)?;
     }
     Ok(())
 }
@@ -57,7 +57,6 @@ fn multiply(
     op: &'static str,
     x: &Tensor,
     (w, groups): (&Matrix, usize),
-    parts: Parts,
     rows: std::ops::Range<usize>,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
@@ -65,7 +64,7 @@ fn multiply(
     let mut scratch = Scratch::new(exec)?;
     let at = |tensor: &Tensor, width: usize| tensor.device() + (rows.start * width * tensor.dtype().size()) as u64;
     let values = Values { address: at(x, stride), dtype: x.dtype() };
-    let x = operand(exec, op, values, m * stride, parts, &mut scratch)?;
+    let x = operand(exec, op, values, m * stride, &mut scratch)?;
     let (codes, scales) = w.device();
     let (tile, (segments, steps)) = (tile(m), segments(n, k));
     let split = segments > 1 && m <= TILES[tile];
