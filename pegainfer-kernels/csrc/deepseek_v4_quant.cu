@@ -1,5 +1,5 @@
-// The low precision of DeepSeek-V4's activations and of its indexer's keys, simulated in place: values are rounded to FP8 or FP4 and stored as
-// numbers.
+// The low precision of DeepSeek-V4's activations and of its indexer's keys, simulated in place: values are rounded to FP8 or FP4
+// and stored as numbers.
 //
 //   round_activation: groups of 128 to e4m3 times 2^ceil(log2(max(amax, 1e-4) / 448)); one warp a group
 //   quantize_index:   heads of [heads, dim] times the Hadamard matrix / sqrt(dim), then groups of 32 to E2M1 times
