@@ -13,4 +13,6 @@ pub struct StepBounds {
     pub slots: usize,
     /// Pages of compressed entries.
     pub pages: usize,
+    /// A GPU replays decode steps as graphs.
+    pub graphs: bool,
 }

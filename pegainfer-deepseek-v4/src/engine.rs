@@ -40,6 +40,11 @@ pub struct LoadOptions {
     /// Bytes of compressed entries; `None` takes what `max_num_seqs` sequences of full length could use, at most
     /// [`DEFAULT_KV_BYTES`].
     pub kv_cache_bytes: Option<u64>,
+    /// Load rank 0 of so many alone: what it sends to the others comes back as theirs. One rank can be developed and timed on one
+    /// GPU so; what it generates means nothing.
+    pub loop_back_ranks: Option<usize>,
+    /// Replay decode steps as CUDA graphs, on a GPU.
+    pub cuda_graph: bool,
     /// Which roundings a run has.
     pub numerics: Numerics,
 }
@@ -71,7 +76,7 @@ pub fn load(
 ) -> Result<Loaded, LoadError> {
     let config = Config::load(&options.model_path)?;
     let bounds = bounds(&config, options)?;
-    let shards = Shard::all(&config, execs.len()).map_err(LoadError::Option)?;
+    let shards = Shard::all(&config, options.loop_back_ranks.unwrap_or(execs.len())).map_err(LoadError::Option)?;
     let checkpoint = match options.dummy_seed {
         Some(_) => None,
         None => Some(Checkpoint::open(&options.model_path)?),
@@ -79,7 +84,7 @@ pub fn load(
     let source = checkpoint.as_ref().map_or(Source::Dummy(options.dummy_seed.unwrap_or(0)), Source::Checkpoint);
     let entries = inventory::inventory(&config);
     let of_rank = |shard: &Shard| entries.iter().map(|e| e.loaded_bytes(&config, *shard)).sum::<u64>();
-    let weight_bytes: u64 = shards.iter().map(of_rank).sum();
+    let weight_bytes: u64 = shards.iter().take(execs.len()).map(of_rank).sum();
     let start = Instant::now();
     let mut ranks = Vec::new();
     for (mut exec, shard) in execs.into_iter().zip(shards) {
@@ -129,7 +134,7 @@ fn bounds(config: &Config, options: &LoadOptions) -> Result<StepBounds, LoadErro
     };
     let pages = pool_blocks(pages, PAGE_TOKENS, page_bytes).map_err(LoadError::Option)?;
     // A slot for each running sequence, and as many for snapshots.
-    Ok(StepBounds { tokens, rows, context, slots: 2 * rows, pages })
+    Ok(StepBounds { tokens, rows, context, slots: 2 * rows, pages, graphs: options.cuda_graph })
 }
 
 /// The ops of one step on one rank, without weights or memory: `batch` rows that each add `tokens` tokens to a context
@@ -143,7 +148,7 @@ pub fn record(
     let step = plan::uniform(batch, tokens, context);
     let weights = Weights::load(&mut exec, config, Shard::WHOLE, Source::Dummy(0), &mut |_| {})?;
     let pages = batch * step.max_blocks;
-    let bounds = StepBounds { tokens: batch * tokens, rows: batch, context, slots: batch, pages };
+    let bounds = StepBounds { tokens: batch * tokens, rows: batch, context, slots: batch, pages, graphs: false };
     let ranks = vec![(exec, Shard::WHOLE, weights)];
     let mut executor = Executor::new(config.clone(), numerics, ranks, bounds)?;
     let (result, records) = executor.record(&step);

@@ -6,16 +6,16 @@ use crate::forward::{Head, Pass};
 use crate::inputs::Inputs;
 use crate::load_error::LoadError;
 use crate::numerics::Numerics;
-use crate::plan::{Outcome, Step};
+use crate::plan::{self, Outcome, Step};
 use crate::rotations::Rotations;
 use crate::shard::Shard;
 use crate::state::{self, LayerState};
 use crate::weights::Weights;
 use crate::workspace::Workspace;
-use pegainfer_core::exec::Exec;
+use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::parallel::{Communicator, Ranks};
 use pegainfer_core::record::OpRecord;
-use pegainfer_core::schedule::{StateSlots, StepExecutor};
+use pegainfer_core::schedule::{Graphs, Launches, STEPS_IN_FLIGHT, StateSlots, StepExecutor};
 use pegainfer_core::tensor::OpError;
 use pegainfer_kernels::parallel;
 use pegainfer_kernels::runtime::{Readbacks, Sampler};
@@ -32,6 +32,8 @@ struct Rank {
     inputs: Inputs,
     work: Workspace,
     sampler: Sampler,
+    /// Of decode steps.
+    graphs: Graphs,
     communicator: Arc<dyn Communicator>,
 }
 
@@ -50,23 +52,99 @@ impl Rank {
         let work = Workspace::new(&mut exec, config, shard, numerics, bounds, sampler.max_rows())?;
         let state = state::allocate(&mut exec, config, numerics, bounds.slots, bounds.pages);
         let state = state.map_err(LoadError::State)?;
-        Ok(Self { exec, shard, weights, state, rotations, inputs, work, sampler, communicator })
+        let graphs = Graphs::new(if bounds.graphs && exec.device() == Device::Cuda { sampler.max_rows() } else { 0 });
+        Ok(Self { exec, shard, weights, state, rotations, inputs, work, sampler, graphs, communicator })
     }
 
-    fn run(&mut self, config: &Config, numerics: Numerics, step: &Step) -> Result<(), OpError> {
-        let Self { exec, shard, weights, state, rotations, inputs, work, sampler, communicator } = self;
+    /// Uploads `step`, and moves the state of rows that change their slot.
+    fn begin(&mut self, step: &Step) -> Result<(), OpError> {
+        let Self { exec, state, inputs, work, .. } = self;
         exec.install(|exec| {
-            inputs.fill(exec, step, &sampler.sampled)?;
+            inputs.fill(exec, step)?;
             work.set_rows(step.tokens.len());
-            let communicator = &**communicator;
-            let shard = *shard;
-            let mut pass = Pass { exec, config, numerics, shard, weights, rotations, inputs, work, step, communicator };
-            pass.run(state)?;
-            let communicator = (shard.ranks > 1).then_some(communicator);
-            let (normed, part) = (&mut work.last_normed, &mut work.logits_part);
-            let mut head = Head { normed, matrix: &weights.head, part, communicator };
-            sampler.run_with(exec, &mut head, &mut inputs.common, &step.samples)
+            state::copy_slots(exec, state, step)
         })?
+    }
+
+    /// Makes the graph of steps of `size`, if it is time.
+    fn capture(
+        &mut self,
+        config: &Config,
+        numerics: Numerics,
+        step: &Step,
+        size: Option<usize>,
+    ) -> Result<(), OpError> {
+        self.on_device(config, numerics, step, |graphs, launches| graphs.capture(size, launches))
+    }
+
+    /// Launches a step, for which the rank has begun.
+    fn run(&mut self, config: &Config, numerics: Numerics, step: &Step, size: Option<usize>) -> Result<(), OpError> {
+        self.on_device(config, numerics, step, |graphs, launches| graphs.run(size, launches))
+    }
+
+    fn on_device(
+        &mut self,
+        config: &Config,
+        numerics: Numerics,
+        step: &Step,
+        job: impl FnOnce(&mut Graphs, &mut StepLaunches<'_>) -> Result<(), OpError> + Send,
+    ) -> Result<(), OpError> {
+        let Self { exec, shard, weights, state, rotations, inputs, work, sampler, graphs, communicator } = self;
+        let (shard, communicator) = (*shard, &**communicator);
+        exec.install(|exec| {
+            let mut launches = StepLaunches {
+                exec,
+                config,
+                numerics,
+                shard,
+                weights,
+                state,
+                rotations,
+                inputs,
+                work,
+                sampler,
+                communicator,
+                step,
+            };
+            job(graphs, &mut launches)
+        })?
+    }
+}
+
+/// The launches of one step between its inputs and its tokens: what a CUDA graph holds.
+struct StepLaunches<'a> {
+    exec: &'a mut Exec,
+    config: &'a Config,
+    numerics: Numerics,
+    shard: Shard,
+    weights: &'a Weights,
+    state: &'a mut [LayerState],
+    rotations: &'a Rotations,
+    inputs: &'a mut Inputs,
+    work: &'a mut Workspace,
+    sampler: &'a mut Sampler,
+    communicator: &'a dyn Communicator,
+    step: &'a Step,
+}
+
+impl Launches for StepLaunches<'_> {
+    fn exec(&mut self) -> &mut Exec {
+        self.exec
+    }
+
+    fn launch(&mut self) -> Result<(), OpError> {
+        let Self { config, numerics, shard, weights, rotations, communicator, step, .. } = *self;
+        let Self { exec, state, inputs, work, sampler, .. } = self;
+        // A step may ask for any token of the one before, and a graph keeps the length.
+        sampler.sampled.set_rows(sampler.sampled.max_rows());
+        let previous = &sampler.sampled;
+        let mut pass =
+            Pass { exec, config, numerics, shard, weights, rotations, inputs, work, step, previous, communicator };
+        pass.run(state)?;
+        let communicator = (shard.ranks > 1).then_some(communicator);
+        let (normed, part) = (&mut work.last_normed, &mut work.logits_part);
+        let mut head = Head { normed, matrix: &weights.head, part, communicator };
+        sampler.run_with(exec, &mut head, &mut inputs.common, &step.samples)
     }
 }
 
@@ -121,6 +199,11 @@ impl Executor {
         (outcome, self.ranks.first_mut().exec.stop_recording())
     }
 
+    /// Steps that ran as a CUDA graph so far.
+    pub fn graph_replays(&self) -> u64 {
+        self.ranks.first().graphs.replays()
+    }
+
     /// Logits of the last step's last samples, at most 32, as logits processors left them: `[samples, vocab]`.
     pub fn logits(&self) -> Result<Vec<f32>, OpError> {
         let Rank { exec, sampler, .. } = self.ranks.first();
@@ -133,14 +216,34 @@ impl Executor {
 impl StepExecutor for Executor {
     type State = StateSlots;
 
-    /// The host computes: a second step would wait for nothing.
+    /// A device that computes beside the host can have the next step waiting.
     fn useful_depth(&self) -> usize {
-        1
+        if self.ranks.first().exec.device() == Device::Cuda { STEPS_IN_FLIGHT } else { 1 }
     }
 
     fn launch(&mut self, step: &Step) -> Result<(), OpError> {
-        let (config, numerics, shared) = (self.config.clone(), self.numerics, step.clone());
-        self.ranks.run(move |rank| rank.run(&config, numerics, &shared))?;
+        let (config, numerics, Rank { exec, graphs, .. }) = (self.config.clone(), self.numerics, self.ranks.first());
+        // A record is of the ops themselves.
+        let size = graphs.size(step).filter(|_| !exec.is_recording());
+        let captures = graphs.captures(size);
+        let shared = Arc::new(match size {
+            Some(size) if size > step.rows.len() => plan::padded(step, size),
+            _ => step.clone(),
+        });
+        if captures {
+            // All ranks before one of them runs: it would wait on its device for the others, and making a graph for the device.
+            let (config, step) = (config.clone(), shared.clone());
+            self.ranks.run(move |rank| {
+                rank.begin(&step)?;
+                rank.capture(&config, numerics, &step, size)
+            })?;
+        }
+        self.ranks.run(move |rank| {
+            if !captures {
+                rank.begin(&shared)?;
+            }
+            rank.run(&config, numerics, &shared, size)
+        })?;
         let Rank { exec, sampler, .. } = self.ranks.first_mut();
         self.readbacks.start(exec, sampler, &step.samples)
     }

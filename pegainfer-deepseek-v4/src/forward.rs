@@ -8,7 +8,7 @@ pub(crate) use head::Head;
 use crate::config::{Config, LayerKind};
 use crate::inputs::Inputs;
 use crate::numerics::Numerics;
-use crate::plan::{NO_STATE, Step};
+use crate::plan::Step;
 use crate::rotations::Rotations;
 use crate::shard::Shard;
 use crate::state::LayerState;
@@ -16,7 +16,7 @@ use crate::weights::{Layer, Moe, Router, Weights};
 use crate::workspace::Workspace;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::parallel::Communicator;
-use pegainfer_core::tensor::OpError;
+use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_kernels::ops::deepseek_v4::{self as ops, ExpertMath, HyperSpec, HyperWeights, Routing, RoutingSpec};
 
 /// The borrowed parts of one run.
@@ -30,13 +30,14 @@ pub(crate) struct Pass<'a> {
     pub inputs: &'a mut Inputs,
     pub work: &'a mut Workspace,
     pub step: &'a Step,
+    /// What the samples of the step before drew, `[samples]` u32.
+    pub previous: &'a Tensor,
     pub communicator: &'a dyn Communicator,
 }
 
 impl Pass<'_> {
-    /// From token ids to `last_normed`. A row that changes its slot takes over what is in the old one first.
+    /// From token ids to `last_normed`. Nothing in it waits for the device or depends on more of the step than its shape.
     pub fn run(&mut self, state: &mut [LayerState]) -> Result<(), OpError> {
-        self.copy_slots(state)?;
         self.embed()?;
         let weights = self.weights;
         for (i, (layer, state)) in weights.layers.iter().zip(&mut *state).enumerate() {
@@ -44,13 +45,6 @@ impl Pass<'_> {
             self.expert_half(layer)?;
         }
         self.sampled_rows()
-    }
-
-    fn copy_slots(&mut self, state: &mut [LayerState]) -> Result<(), OpError> {
-        for segment in self.step.state.iter().filter(|segment| segment.from != NO_STATE && segment.from != segment.to) {
-            state.iter_mut().try_for_each(|layer| layer.copy_slot(self.exec, segment.from, segment.to))?;
-        }
-        Ok(())
     }
 
     /// True when there are other ranks to talk to.
@@ -61,7 +55,8 @@ impl Pass<'_> {
     fn embed(&mut self) -> Result<(), OpError> {
         let first = self.shard.vocab(self.config).start;
         let shared = self.is_shared();
-        let Self { exec, weights, inputs, work, .. } = self;
+        let Self { exec, weights, inputs, work, previous, .. } = self;
+        ops::resolve_ids(exec, previous, &mut inputs.common.tokens)?;
         ops::embed(exec, &inputs.common.tokens, &weights.embedding, first, &mut work.embedded)?;
         if shared {
             // Exact: all but one of the ranks add zeros.
@@ -76,7 +71,7 @@ impl Pass<'_> {
     }
 
     /// Streams to the normalised input of a block.
-    fn enter(&mut self, hyper: &HyperWeights, norm: &pegainfer_core::tensor::Tensor) -> Result<(), OpError> {
+    fn enter(&mut self, hyper: &HyperWeights, norm: &Tensor) -> Result<(), OpError> {
         let (spec, eps) = (self.hyper_spec(), self.config.rms_norm_eps);
         let Self { exec, work, .. } = self;
         ops::hyper_mix(exec, &work.streams, hyper, spec, &mut work.mixed, (&mut work.post, &mut work.comb))?;

@@ -3,11 +3,9 @@
 use crate::bounds::StepBounds;
 use crate::plan::{PAGE_TOKENS, Step};
 use pegainfer_core::exec::Exec;
-use pegainfer_core::schedule::PLACEHOLDER;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_kernels::ops::deepseek_v4::Batch;
 use pegainfer_kernels::runtime::{self, StepSize};
-use std::borrow::Cow;
 
 /// The fields of a [`Step`] as tensors of u32, allocated once for the largest step.
 #[derive(Debug)]
@@ -26,9 +24,9 @@ impl Inputs {
         Ok(Self { common, slots: exec.tensor("state_slots", &[rows], DType::U32)? })
     }
 
-    /// Takes a step over. `previous`: what the samples of the step before drew, `[samples]` u32.
-    pub fn fill(&mut self, exec: &mut Exec, step: &Step, previous: &Tensor) -> Result<(), OpError> {
-        self.common.fill(exec, &*resolved(exec, step, previous)?)?;
+    /// Takes a step over.
+    pub fn fill(&mut self, exec: &mut Exec, step: &Step) -> Result<(), OpError> {
+        self.common.fill(exec, step)?;
         let slots: Vec<u32> = step.state.iter().map(|segment| segment.to).collect();
         exec.fill_rows(&mut self.slots, &slots)
     }
@@ -42,18 +40,4 @@ impl Inputs {
             page_tables: &self.common.block_tables,
         }
     }
-}
-
-/// The step with ids in place of its placeholder ids. Experts are found by ids, so they have to be known before the step;
-/// waits for a GPU.
-fn resolved<'a>(exec: &Exec, step: &'a Step, previous: &Tensor) -> Result<Cow<'a, Step>, OpError> {
-    if step.tokens.iter().all(|id| id & PLACEHOLDER == 0) {
-        return Ok(Cow::Borrowed(step));
-    }
-    let mut sampled = vec![0u32; previous.elements()];
-    exec.read(previous, 0, &mut sampled)?;
-    // No vocabulary has the id of a sample that does not exist.
-    let drawn = |id: u32| sampled.get((id ^ PLACEHOLDER) as usize).copied().unwrap_or(u32::MAX);
-    let tokens = step.tokens.iter().map(|&id| if id & PLACEHOLDER == 0 { id } else { drawn(id) }).collect();
-    Ok(Cow::Owned(Step { tokens, ..step.clone() }))
 }

@@ -19,3 +19,14 @@ pub fn uniform(batch: usize, tokens: usize, context: usize) -> Step {
     step.state = (0..).zip(step.qo_indptr.windows(2)).map(segment).collect();
     step
 }
+
+/// `step` with rows added until there are `rows`, for a CUDA graph. An added row has no slot: it reads and writes no state.
+pub fn padded(step: &Step, rows: usize) -> Step {
+    let mut padded = step.padded(rows);
+    let added = (step.rows.len() as u32..rows as u32).map(|row| {
+        let first = padded.qo_indptr[row as usize];
+        Segment { first, end: first + 1, from: NO_STATE, to: NO_STATE }
+    });
+    padded.state.extend(added.collect::<Vec<_>>());
+    padded
+}

@@ -9,7 +9,7 @@
 
 use crate::config::{Config, LayerKind, WINDOW};
 use crate::numerics::Numerics;
-use crate::plan::PAGE_TOKENS;
+use crate::plan::{NO_STATE, PAGE_TOKENS, Step};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_kernels::ops::deepseek_v4::{CompressorSpec, CompressorState, copy_slot};
@@ -98,4 +98,12 @@ impl LayerState {
         }
         Ok(())
     }
+}
+
+/// Gives each row of a step that changes its slot what is in the old one.
+pub fn copy_slots(exec: &mut Exec, state: &mut [LayerState], step: &Step) -> Result<(), OpError> {
+    for segment in step.state.iter().filter(|segment| segment.from != NO_STATE && segment.from != segment.to) {
+        state.iter_mut().try_for_each(|layer| layer.copy_slot(exec, segment.from, segment.to))?;
+    }
+    Ok(())
 }

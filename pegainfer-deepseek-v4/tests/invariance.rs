@@ -14,7 +14,10 @@ use pegainfer_core::sampling::SamplingParams;
 use pegainfer_deepseek_v4::LoadOptions;
 use pegainfer_deepseek_v4::numerics::Numerics;
 use support::invariance::Alone;
-use support::{Output, Target, difference, engine, fixture, greedy, logits, model_path, options, run};
+use support::{
+    Output, Target, best, cuda_graph, difference, engine, fixture, greedy, logits, model_path, options, rank_counts,
+    run,
+};
 
 /// A text with more entries than the indexer chooses, and more than two entries of the heavy layer.
 fn text() -> Vec<u32> {
@@ -40,15 +43,18 @@ fn trap_05_chunks_and_decode_give_the_bits_of_the_whole() {
 fn two_and_four_ranks_agree_with_one() {
     let text = text();
     let cases = fixture().cases;
-    let requests: Vec<_> = cases.iter().take(3).map(|case| greedy(&case.prompt_ids, 16)).collect();
+    let requests: Vec<_> = cases.iter().take(6).map(|case| greedy(&case.prompt_ids, 12)).collect();
     let mut alone = engine(1, &options(Numerics::F32));
     let (expected, tokens) = (logits(&mut alone, &text, 1024, 16), run(&mut alone, &requests));
-    for ranks in [2, 4] {
+    for ranks in rank_counts() {
         let mut shared = engine(ranks, &options(Numerics::F32));
         let off = difference(&expected, &logits(&mut shared, &text, 100, 16));
         assert!(off < 1e-3, "{ranks} ranks: off by {off}");
-        for (i, (alone, shared)) in tokens.iter().zip(run(&mut shared, &requests)).enumerate() {
-            assert_eq!(alone.ids(), shared.ids(), "{ranks} ranks, {}", cases[i].name);
+        // A GPU captures the graph of six rows with five, and replays it with six.
+        for count in [5, 6] {
+            for (i, (alone, shared)) in tokens.iter().zip(run(&mut shared, &requests[..count])).enumerate() {
+                assert_eq!(alone.ids(), shared.ids(), "{ranks} ranks, {}", cases[i].name);
+            }
         }
     }
 }
@@ -66,7 +72,7 @@ fn ranks_that_share_experts_by_columns_agree_with_one() {
     let text = &text()[..140];
     let expected = logits(&mut engine(1, &options), text, 1024, 16);
     assert!(difference(&expected[..8], &expected[8..]) > 0.5, "all rows are alike: nothing is tested");
-    for ranks in [2, 4] {
+    for ranks in rank_counts() {
         let off = difference(&expected, &logits(&mut engine(ranks, &options), text, 100, 16));
         assert!(off < 1e-3, "{ranks} ranks: off by {off}");
     }
@@ -111,6 +117,9 @@ fn trap_14_bits_do_not_depend_on_scheduling_or_a_warm_cache() {
     alone.holds("warm prefix cache", &mut batched);
     let hits = batched.stats().prefix_hits - before;
     assert_eq!(hits, 3 * 128 + 256, "prompts of 206, 129, 250 and 300 tokens were not found");
+    alone.holds_without_logprobs("without log-probabilities", &mut batched);
+    let graphs = best() == Target::Cuda && cuda_graph();
+    assert_eq!(batched.executor().graph_replays() > 0, graphs, "a GPU replays decode steps without log-probabilities");
 
     let small = LoadOptions { max_num_batched_tokens: 48, ..base };
     alone.holds("mixed steps", &mut engine(1, &small));

@@ -172,31 +172,32 @@ __device__ void down_tile(const bf16 *__restrict__ h, const W *__restrict__ w, c
         }
 }
 
-// The pairs of a token whose experts are here, in the order of the experts.
+// A column a thread: the pairs of a token whose experts are here, in the order of the experts.
 template <typename T>
 __device__ void sum_pairs(const T *__restrict__ y, const uint32_t *__restrict__ chosen, float *__restrict__ out,
                           uint32_t hidden, uint32_t k, uint32_t first, uint32_t experts) {
-    __shared__ uint32_t order[kMaxChosen], count;
+    __shared__ uint32_t order[kMaxChosen], keys[kMaxChosen], count;
+    if (threadIdx.x < k) keys[threadIdx.x] = chosen[size_t(blockIdx.x) * k + threadIdx.x];
+    __syncthreads();
     if (threadIdx.x == 0) {
-        chosen += size_t(blockIdx.x) * k;
         count = 0;
         for (uint32_t i = 0; i < k; ++i) {
-            if (chosen[i] - first >= experts) continue;
+            if (keys[i] - first >= experts) continue;
             uint32_t at = count++;
-            for (; at > 0 && chosen[order[at - 1]] > chosen[i]; --at) order[at] = order[at - 1];
+            for (; at > 0 && keys[order[at - 1]] > keys[i]; --at) order[at] = order[at - 1];
             order[at] = i;
         }
     }
     __syncthreads();
-    for (uint32_t c = threadIdx.x; c < hidden; c += blockDim.x) {
-        float sum = 0.f;
-        for (uint32_t i = 0; i < count; ++i) sum += to_float(y[(size_t(blockIdx.x) * k + order[i]) * hidden + c]);
-        out[size_t(blockIdx.x) * hidden + c] = sum;
-    }
+    uint32_t c = blockIdx.y * blockDim.x + threadIdx.x;
+    if (c >= hidden) return;
+    float sum = 0.f;
+    for (uint32_t i = 0; i < count; ++i) sum += to_float(y[(size_t(blockIdx.x) * k + order[i]) * hidden + c]);
+    out[size_t(blockIdx.x) * hidden + c] = sum;
 }
 
 #define BY_ACTIVATION(SUFFIX, T)                                                                                       \
-    /* Grid: tokens. */                                                                                                \
+    /* Grid: tokens, columns over threads of a block. */                                                               \
     extern "C" __global__ __launch_bounds__(kThreads) void add_pairs_##SUFFIX(                                         \
         const T *y,                    /* [tokens * k, hidden] */                                                      \
         const uint32_t *chosen,        /* [tokens, k] */                                                               \

@@ -3,7 +3,7 @@
 //   route_learned: the k largest g + bias, largest first, of equal ones the lower expert
 //   route_hash:    the experts that a table has for the token's id
 //
-// One warp a token, all GPUs; bound by latency. The gates are taken in f64 and rounded once, as in the reference, so
+// One block a token, whose first warp chooses; all GPUs; bound by latency. The gates are taken in f64 and rounded once, as in the reference, so
 // that every device chooses the same experts. Reference: src/cpu/deepseek_v4/route.rs.
 #include "deepseek_v4.cuh"
 #include "abi/deepseek_v4_route.h"
@@ -25,7 +25,7 @@ __device__ __forceinline__ void normalize(float *weights, uint32_t k, float scal
     for (uint32_t i = 0; i < k; ++i) weights[i] = weights[i] / sum * scale;
 }
 
-extern "C" __global__ __launch_bounds__(32) void route_learned(
+extern "C" __global__ __launch_bounds__(kRouteThreads) void route_learned(
     const float *__restrict__ logits,  // [tokens, count]
     const float *__restrict__ bias,    // [count]
     uint32_t *__restrict__ experts,    // [tokens, k]
@@ -34,11 +34,12 @@ extern "C" __global__ __launch_bounds__(32) void route_learned(
     __shared__ float gates[kMaxExperts];
     __shared__ uint64_t keys[kMaxExperts]; // gate and bias above, the inverted expert below; 0 once it is chosen
     logits += size_t(blockIdx.x) * count, experts += size_t(blockIdx.x) * k, weights += size_t(blockIdx.x) * k;
-    for (uint32_t e = threadIdx.x; e < count; e += 32) {
+    for (uint32_t e = threadIdx.x; e < count; e += kRouteThreads) {
         gates[e] = gate(logits[e]);
         keys[e] = uint64_t(ordered(gates[e] + bias[e])) << 32 | uint32_t(~e);
     }
-    __syncwarp();
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
     for (uint32_t i = 0; i < k; ++i) {
         uint64_t best = 0;
         for (uint32_t e = threadIdx.x; e < count; e += 32) best = max(best, keys[e]);

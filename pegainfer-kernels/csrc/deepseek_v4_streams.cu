@@ -1,6 +1,7 @@
 // DeepSeek-V4's residual streams, of which each token has four, and copies of rows; activations in bf16 or f32:
 //
 //   embed:          out = table[id - first], zeros for ids of other ranks        one block a token
+//   resolve_ids:    placeholder ids become what a sample drew                    one thread a token
 //   expand_streams: every stream begins with the embedding                       one block a stream
 //   pick_rows:      out = x[row]                                                 one block a row
 //   store_sum:      an f32 sum, rounded once                                     one thread an element
@@ -143,6 +144,18 @@ extern "C" __global__ __launch_bounds__(kRowThreads) void hyper_mix_f32(
         for (uint32_t j = 0; j < kStreams; ++j) sum += input[j] * streams[j * hidden + i];
         mixed[size_t(blockIdx.x) * hidden + i] = sum;
     }
+}
+
+// Grid: tokens over threads of a block.
+extern "C" __global__ __launch_bounds__(kRowThreads) void resolve_ids(
+    const uint32_t *__restrict__ previous, // [samples]
+    uint32_t *__restrict__ ids,            // [count], in place
+    uint32_t samples, uint32_t count) {
+    using limits::gather::kPlaceholder;
+    uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count || !(ids[i] & kPlaceholder)) return;
+    uint32_t sample = ids[i] ^ kPlaceholder;
+    ids[i] = sample < samples ? previous[sample] : ~0u;
 }
 
 #define KERNELS(SUFFIX, T)                                                                                             \

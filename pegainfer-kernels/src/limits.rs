@@ -41,7 +41,9 @@ limits! {
     /// The small ops of DeepSeek-V4.
     deepseek_v4 {
         /// Most threads of a block that has a row.
-        ROW_THREADS: uint = 512;
+        ROW_THREADS: uint = 1024;
+        /// Threads of a block that chooses experts.
+        ROUTE_THREADS: uint = 256;
         /// Threads of a block whose warps have a head each.
         HEAD_THREADS: uint = 128;
         /// Largest width of the indexer's heads: a thread each.

@@ -197,6 +197,21 @@ impl Cuda {
         self.stream.synchronize().map_err(error(op))
     }
 
+    /// Makes every element of `tensor` 0, behind what was launched before.
+    pub(crate) fn clear(&mut self, tensor: &mut Tensor) -> Result<(), OpError> {
+        self.completes_pending();
+        // SAFETY: the tensor's memory is exclusively borrowed and alive, and the stream is the only one that uses it.
+        let cleared = unsafe {
+            cudarc::driver::result::memset_d8_async(
+                tensor.device(),
+                0,
+                tensor.bytes() as usize,
+                self.stream.cu_stream(),
+            )
+        };
+        cleared.map_err(error("clear"))
+    }
+
     /// Allocates zero-filled device memory.
     pub fn zeroed(&self, bytes: usize) -> Result<DeviceBuffer, OpError> {
         self.bind()?;

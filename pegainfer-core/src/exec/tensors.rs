@@ -129,6 +129,23 @@ impl Exec {
         pool.install(|| gpu.upload_all(targets, fill))
     }
 
+    /// Makes every element 0. On a GPU asynchronous, and part of a graph that is captured.
+    pub fn clear(&mut self, tensor: &mut Tensor) -> Result<(), OpError> {
+        match (&mut self.cuda, self.device) {
+            (Some(cuda), _) => cuda.clear(tensor),
+            (None, Device::Meta) => Ok(()),
+            (None, _) => {
+                match tensor.dtype() {
+                    DType::Bf16 => tensor.host_mut::<half::bf16>().fill(half::bf16::ZERO),
+                    DType::F32 => tensor.host_mut::<f32>().fill(0.0),
+                    DType::U32 => tensor.host_mut::<u32>().fill(0),
+                    DType::U8 => tensor.host_mut::<u8>().fill(0),
+                }
+                Ok(())
+            }
+        }
+    }
+
     /// Copies `values` into the tensor and sets its leading dimension accordingly; the other dimensions are unchanged. On a GPU
     /// the copy is asynchronous, but `values` may be reused immediately.
     pub fn fill_rows<T: Element>(&mut self, tensor: &mut Tensor, values: &[T]) -> Result<(), OpError> {

@@ -33,16 +33,6 @@ pub struct Graphs {
     replays: u64,
 }
 
-/// How a step of a size runs.
-enum Run<'a> {
-    /// Launch by launch.
-    Eager,
-    /// Launch by launch, recorded: see [`Graphs::captured`].
-    Capture,
-    /// As it was captured.
-    Replay(&'a Graph),
-}
-
 impl Graphs {
     /// Graphs for steps of up to `max_rows` rows.
     pub fn new(max_rows: usize) -> Self {
@@ -66,42 +56,37 @@ impl Graphs {
 
     /// Runs `pass`, a step of `size`, or of any if that is `None`: then launch by launch.
     pub fn run(&mut self, size: Option<usize>, pass: &mut impl Launches) -> Result<(), OpError> {
-        match (self.next(size), size) {
-            (Run::Replay(graph), _) => return pass.exec().replay(graph),
-            (Run::Capture, Some(size)) => {
-                pass.exec().begin_capture()?;
-                let launched = pass.launch();
-                let graph = pass.exec().end_capture().and_then(|graph| launched.map(|()| graph));
-                if let Ok(graph) = &graph {
-                    pass.exec().replay(graph)?;
-                    self.replays += 1;
-                }
-                let captured = graph.is_ok();
-                self.captured(size, graph);
-                if captured {
-                    return Ok(());
-                }
-            }
-            _ => {}
-        }
-        pass.launch()
-    }
-
-    /// How the next step of `size` runs; `None` is a step without a graph.
-    fn next(&mut self, size: Option<usize>) -> Run<'_> {
-        let Some(size) = size else { return Run::Eager };
-        let seen = self.graphs.contains_key(&size);
-        match self.graphs.entry(size).or_insert(None) {
-            Some(graph) => {
-                self.replays += 1;
-                Run::Replay(graph)
-            }
-            None if seen => Run::Capture,
-            None => Run::Eager,
+        self.capture(size, pass)?;
+        match size.and_then(|size| self.next(size)) {
+            Some(graph) => pass.exec().replay(graph),
+            None => pass.launch(),
         }
     }
 
-    /// Keeps what [`Run::Capture`] gave. Where capturing fails, steps run without graphs from now on.
+    /// Whether the next step of `size` is captured before it runs: it is the second one.
+    pub fn captures(&self, size: Option<usize>) -> bool {
+        size.is_some_and(|size| matches!(self.graphs.get(&size), Some(None)))
+    }
+
+    /// Captures `pass`, where [`captures`](Self::captures) says so, and does not run it: the next [`run`](Self::run) does. Ranks
+    /// that wait for each other on their devices call it first, all of them, because making a graph may wait for the device.
+    pub fn capture(&mut self, size: Option<usize>, pass: &mut impl Launches) -> Result<(), OpError> {
+        let Some(size) = size.filter(|_| self.captures(size)) else { return Ok(()) };
+        pass.exec().begin_capture()?;
+        let launched = pass.launch();
+        let graph = pass.exec().end_capture().and_then(|graph| launched.map(|()| graph));
+        self.captured(size, graph);
+        Ok(())
+    }
+
+    /// The graph of a step of `size`. The first step has none, and is counted.
+    fn next(&mut self, size: usize) -> Option<&Graph> {
+        let graph = self.graphs.entry(size).or_insert(None).as_ref();
+        self.replays += u64::from(graph.is_some());
+        graph
+    }
+
+    /// Keeps what a capture gave. Where capturing fails, steps run without graphs from now on.
     fn captured(&mut self, size: usize, graph: Result<Graph, OpError>) {
         match graph {
             Ok(graph) => {
@@ -140,10 +125,9 @@ mod tests {
     #[test]
     fn a_size_runs_once_before_it_is_captured_and_a_failure_ends_it() {
         let mut graphs = Graphs::new(64);
-        assert!(matches!(graphs.next(None), Run::Eager));
-        assert!(matches!(graphs.next(Some(8)), Run::Eager));
-        assert!(matches!(graphs.next(Some(8)), Run::Capture));
-        assert!(matches!(graphs.next(Some(4)), Run::Eager));
+        assert!(!graphs.captures(None) && !graphs.captures(Some(8)));
+        assert!(graphs.next(8).is_none());
+        assert!(graphs.captures(Some(8)) && !graphs.captures(Some(4)));
         graphs.captured(8, Err(OpError { op: "graph", message: "no".to_owned() }));
         assert_eq!(graphs.size(&Step::<()>::uniform(16, 8, 1, 100)), None);
     }

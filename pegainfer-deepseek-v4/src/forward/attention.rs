@@ -99,8 +99,7 @@ impl Pass<'_> {
         ops::matmul(exec, &work.z, &weights.wo_b, &mut work.partial)?;
         if !owner {
             // Another rank has the same heads.
-            let elements = work.partial.elements();
-            exec.write(&mut work.partial, 0..elements, |_, out: &mut [f32]| out.fill(0.0))?;
+            exec.clear(&mut work.partial)?;
         }
         self.communicator.all_reduce(exec, &mut work.partial)?;
         ops::store_sum(exec, &work.partial, &mut work.output)

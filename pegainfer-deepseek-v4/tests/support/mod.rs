@@ -7,6 +7,7 @@
 mod engines;
 
 pub use engines::*;
+use pegainfer_core::cuda::device_count;
 use pegainfer_core::exec::Exec;
 use pegainfer_deepseek_v4::numerics::Numerics;
 use pegainfer_deepseek_v4::plan::{self, SampleRow};
@@ -28,6 +29,8 @@ pub fn options(numerics: Numerics) -> LoadOptions {
     LoadOptions {
         model_path: model_path(),
         dummy_seed: None,
+        cuda_graph: cuda_graph(),
+        loop_back_ranks: None,
         max_model_len: Some(1024),
         max_num_seqs: 16,
         max_num_batched_tokens: 1024,
@@ -45,6 +48,17 @@ pub fn engine(ranks: usize, options: &LoadOptions) -> Engine {
         Target::Cuda => Exec::cuda(rank, None).unwrap(),
     };
     load((0..ranks).map(exec).collect(), options, &mut |_, _| {}).unwrap().engine
+}
+
+/// Numbers of ranks to test besides one: as many as there are GPUs, where they are GPUs.
+pub fn rank_counts() -> Vec<usize> {
+    let most = match best() {
+        Target::Cpu(_) => usize::MAX,
+        Target::Cuda => device_count().unwrap(),
+    };
+    let (tested, skipped): (Vec<_>, Vec<_>) = [2, 4].into_iter().partition(|ranks| *ranks <= most);
+    println!("ranks: {tested:?}, without the GPUs for {skipped:?}");
+    tested
 }
 
 /// Log-softmax of the logits behind each of the last `count` tokens of `text`, computed in chunks of `chunk` tokens in

@@ -9,11 +9,13 @@ use crate::cpu::deepseek_v4::matmul::BLOCK;
 use crate::ops::deepseek_v4::{self as ops, HyperSpec, HyperWeights, Place, RopeTable, Routing, RoutingSpec, YarnSpec};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
+use pegainfer_core::schedule::PLACEHOLDER;
 use pegainfer_core::tensor::{DType, OpError};
 
 pub(super) const FAMILY: Family = Family { has, variants, prepare, fill, launch, outputs };
 
-const OPS: [&str; 16] = [
+const OPS: [&str; 17] = [
+    "resolve_ids",
     "random_codes",
     "random_numbers",
     "embed",
@@ -91,8 +93,15 @@ fn hashed(call: &Call<'_>) -> bool {
 }
 
 /// Positions up to a million, and biases of few values, which leave ties.
-fn fill(exec: &mut Exec, call: &mut Call<'_>, _: &mut Launch, _: Values) -> Result<(), OpError> {
+fn fill(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch, _: Values) -> Result<(), OpError> {
     match call.record.op {
+        // Every other id is a placeholder; one of a sample that does not exist among them.
+        "resolve_ids" => {
+            let ids = &mut launch.written[0];
+            let id = |i: u32| if i.is_multiple_of(2) { PLACEHOLDER | (i / 2) } else { 7 * i };
+            let values: Vec<u32> = (0..ids.elements() as u32).map(id).collect();
+            exec.fill_rows(ids, &values)
+        }
         "rope" | "norm_rope_q" | "norm_rope_kv" => {
             let Some(positions) = call.read.last_mut() else { return Err(call.unknown()) };
             let values: Vec<u32> = (0..positions.elements() as u32).map(|i| (i * 7919 + 3) % 1_000_003).collect();
@@ -127,6 +136,7 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
             };
             ops::route(exec, logits, routing, RoutingSpec { scale: 1.5 }, (experts, weights))
         }
+        ("resolve_ids", [previous, _], [ids]) => ops::resolve_ids(exec, previous, ids),
         ("random_codes", [], [out]) => ops::random_codes(exec, 3, PLACE, (0xbf, 1), out),
         ("random_numbers", [], [out]) => ops::random_numbers(exec, 3, PLACE, 0.5, out),
         (op, read, written) => match (op, read, written, &launch.hyper, &launch.rope) {

@@ -54,9 +54,7 @@ impl Peers {
     pub fn connect(gpus: &[&Cuda], timeout: Duration) -> Result<Vec<Self>, OpError> {
         enable_peer_access(gpus)?;
         let (shared, arenas) = Shared::new(gpus, gpus.len(), timeout)?;
-        // Blocks of ranks that share a GPU wait for each other: all of them have to be resident.
-        let sharing = |gpu: &Cuda| gpus.iter().filter(|other| other.ordinal() == gpu.ordinal()).count();
-        let multiprocessors = gpus.iter().map(|gpu| gpu.multiprocessors() / sharing(gpu)).min().unwrap_or(1);
+        let multiprocessors = gpus.iter().map(|gpu| gpu.multiprocessors()).min().unwrap_or(1);
         let (status, nanoseconds) = (shared.status.address(), timeout.as_nanos() as u64);
         let link = |rank| Link::new(rank, &arenas, status, nanoseconds, multiprocessors);
         Ok((0..gpus.len()).map(|rank| Self { rank, link: link(rank), shared: shared.clone() }).collect())

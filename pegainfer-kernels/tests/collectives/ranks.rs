@@ -57,15 +57,14 @@ impl Rank {
     }
 }
 
-/// As many ranks, on as many GPUs as there are.
+/// As many ranks, each on a GPU of its own.
 pub fn start(count: usize, timeout: Duration, with_nccl: bool) -> Ranks<Rank> {
-    let gpus = pegainfer_kernels::cuda::available().unwrap();
-    let mut execs: Vec<Exec> = (0..count).map(|rank| Exec::cuda(rank % gpus, Some(2)).unwrap()).collect();
+    let mut execs: Vec<Exec> = (0..count).map(|rank| Exec::cuda(rank, Some(2)).unwrap()).collect();
     let mut opened: Vec<&mut Cuda> = execs.iter_mut().map(|exec| exec.gpu().unwrap()).collect();
     opened.iter_mut().for_each(|gpu| gpu.preload(images::ALL).unwrap());
     let opened: Vec<&Cuda> = opened.iter().map(|gpu| &**gpu).collect();
     let peers = Peers::connect(&opened, timeout).unwrap();
-    let nccl = match with_nccl && gpus >= count {
+    let nccl = match with_nccl {
         true => Nccl::connect(&opened).inspect_err(|why| println!("{{\"nccl\":{:?}}}", why.message)).ok(),
         false => None,
     };

@@ -20,6 +20,10 @@ pub struct EngineArgs {
     /// DeepSeek-V4 only
     #[arg(long, alias = "tp", value_name = "N", default_value = "1")]
     pub tensor_parallel_size: NonZeroUsize,
+    /// Load rank 0 of N alone, whose messages to the others come back as theirs: times one rank on one GPU; the output
+    /// means nothing. DeepSeek-V4 only
+    #[arg(long, value_name = "N", conflicts_with = "tensor_parallel_size")]
+    pub loop_back_ranks: Option<NonZeroUsize>,
     /// Context length in tokens [default: the model's]
     #[arg(long, value_name = "TOKENS")]
     pub max_model_len: Option<NonZeroUsize>,

@@ -166,6 +166,9 @@ kernels! {
     DEEPSEEK_V4_STREAMS: PickRows [pick_rows_bf16<Bf16>, pick_rows_f32<F32>] {
         x: In<T>, rows: In<U32>, out: Out<T>, tokens: u32, width: u32,
     }
+    DEEPSEEK_V4_STREAMS: ResolveIds [resolve_ids] {
+        previous: In<U32>, ids: Out<U32>, samples: u32, count: u32,
+    }
     DEEPSEEK_V4_STREAMS: StoreSum [store_sum_bf16<Bf16>, store_sum_f32<F32>] {
         sum: In<F32>, out: Out<T>, elements: u32,
     }

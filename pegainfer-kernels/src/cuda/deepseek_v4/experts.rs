@@ -229,8 +229,8 @@ pub(crate) fn routed_experts(
         let arguments = AddPairs { y, chosen, out: sums, hidden, k, first, experts: experts.count };
         let entry = [AddPairs::add_pairs_bf16, AddPairs::add_pairs_f32][usize::from(x.dtype() == DType::F32)];
         let launch = entry.launch(exec.gpu()?, call.op, arguments)?.writes(out);
-        // SAFETY: a block a token of the pass.
-        unsafe { launch.run([part.len(), 1, 1], THREADS)? };
+        // SAFETY: a thread a column of each token of the pass.
+        unsafe { launch.run([part.len(), hidden.div_ceil(THREADS), 1], THREADS)? };
     }
     Ok(())
 }

@@ -24,7 +24,9 @@ pub(crate) use norm::{norm, norm_rope_kv, norm_rope_q, rope};
 pub(crate) use quant::{quantize_index, round_activation};
 pub(crate) use rings::{copy_slot, write_ring};
 pub(crate) use route::{route_hash, route_learned};
-pub(crate) use streams::{embed, expand_streams, hyper_head, hyper_merge, hyper_mix_f32, pick_rows, store_sum};
+pub(crate) use streams::{
+    embed, expand_streams, hyper_head, hyper_merge, hyper_mix_f32, pick_rows, resolve_ids, store_sum,
+};
 
 use super::abi::{Arguments, Entry};
 use crate::limits::deepseek_v4::{HEAD_THREADS, ROW_THREADS};

@@ -1,11 +1,11 @@
-//! `route` (csrc/deepseek_v4_route.cu): one warp a token.
+//! `route` (csrc/deepseek_v4_route.cu): one block a token.
 
 use crate::cuda::abi::{RouteHash, RouteLearned};
-use crate::limits::deepseek_v4::MAX_EXPERTS;
+use crate::limits::deepseek_v4::{MAX_EXPERTS, ROUTE_THREADS};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 
-/// Threads of a block.
+/// Threads of a block that looks experts up.
 const THREADS: usize = 32;
 
 pub(crate) fn route_learned(
@@ -26,7 +26,7 @@ pub(crate) fn route_learned(
     let arguments = RouteLearned { logits, bias, experts, weights, count, k, scale };
     let launch = RouteLearned::route_learned.launch(exec.gpu()?, "route", arguments)?;
     // SAFETY: the op checked the shapes.
-    unsafe { launch.run([tokens, 1, 1], THREADS) }
+    unsafe { launch.run([tokens, 1, 1], ROUTE_THREADS) }
 }
 
 /// `table`: `[vocab, k]` u32.

@@ -2,7 +2,7 @@
 
 use super::{rows, run};
 use crate::cpu::deepseek_v4::hyper::STREAMS;
-use crate::cuda::abi::{Dsv4Embed, ExpandStreams, HyperHead, HyperMerge, HyperMixF32, PickRows, StoreSum};
+use crate::cuda::abi::{Dsv4Embed, ExpandStreams, HyperHead, HyperMerge, HyperMixF32, PickRows, ResolveIds, StoreSum};
 use crate::hyper_operands::{HyperSpec, HyperWeights};
 use crate::limits::deepseek_v4::ROW_THREADS;
 use pegainfer_core::exec::Exec;
@@ -93,4 +93,15 @@ pub(crate) fn hyper_mix_f32(
     let launch = HyperMixF32::hyper_mix_f32.launch(exec.gpu()?, "hyper_mix", arguments)?;
     // SAFETY: the op checked the shapes; a block a token.
     unsafe { launch.run([tokens, 1, 1], ROW_THREADS) }
+}
+
+pub(crate) fn resolve_ids(exec: &mut Exec, previous: &Tensor, ids: &mut Tensor) -> Result<(), OpError> {
+    let (samples, count) = (previous.elements(), ids.elements());
+    if count == 0 {
+        return Ok(());
+    }
+    let launch =
+        ResolveIds::resolve_ids.launch(exec.gpu()?, "resolve_ids", ResolveIds { previous, ids, samples, count })?;
+    // SAFETY: a thread a token.
+    unsafe { launch.run([count.div_ceil(ROW_THREADS), 1, 1], ROW_THREADS) }
 }

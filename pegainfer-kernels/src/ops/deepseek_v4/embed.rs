@@ -7,7 +7,25 @@ use crate::ops::check::Check;
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
+use pegainfer_core::schedule::PLACEHOLDER;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+/// Puts ids in place of placeholder ids: `PLACEHOLDER | j` becomes `previous[j]`, what sample `j` of the step before drew, or
+/// `u32::MAX`, which no vocabulary has, if there is none. `previous`: `[samples]`, `ids`: `[T]`, u32.
+pub fn resolve_ids(exec: &mut Exec, previous: &Tensor, ids: &mut Tensor) -> Result<(), OpError> {
+    let check = Check("resolve_ids");
+    check.is(previous, DType::U32, &[previous.elements()])?;
+    check.is(ids, DType::U32, &[ids.elements()])?;
+    exec.record(|_| OpRecord::new("resolve_ids", "copy", &[previous, ids], &[ids], 0).with_bytes(2 * ids.bytes()));
+    if exec.device() == Device::Cuda {
+        return gpu::resolve_ids(exec, previous, ids);
+    }
+    if cpu(check, exec)?.is_some() {
+        let drawn = |id: u32| previous.host::<u32>().get((id ^ PLACEHOLDER) as usize).copied().unwrap_or(u32::MAX);
+        ids.host_mut::<u32>().iter_mut().filter(|id| **id & PLACEHOLDER != 0).for_each(|id| *id = drawn(*id));
+    }
+    Ok(())
+}
 
 /// The rows of a table that holds the ids from `first` on; zeros for ids that are elsewhere, so that the sum over the
 /// ranks of a sharded table is the whole embedding.

@@ -24,7 +24,7 @@ pub use attention::{Visible, sparse_attention};
 pub use batch::{Batch, NO_ENTRY, PAGE_TOKENS, copy_slot, write_ring};
 pub use compress::{CompressorSpec, CompressorState, CompressorWeights, compress};
 pub use dummy::{Place, random_codes, random_numbers};
-pub use embed::{embed, expand_streams, store_sum};
+pub use embed::{embed, expand_streams, resolve_ids, store_sum};
 pub use experts::{ExpertMath, Experts, routed_experts, shared_expert};
 pub use hyper::{hyper_head, hyper_merge, hyper_mix};
 pub use index::select_entries;

@@ -38,6 +38,8 @@ fn load(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<LoadedEngin
         max_num_batched_tokens: args.max_num_batched_tokens.map_or(DEFAULTS.1, Into::into),
         max_num_mixed_tokens: args.max_num_mixed_tokens.into(),
         kv_cache_bytes: args.kv_cache_memory,
+        cuda_graph: args.cuda_graph,
+        loop_back_ranks: args.loop_back_ranks.map(Into::into),
         numerics: Numerics::REFERENCE,
     };
     let kind = device.execs.first().map_or(Device::Meta, Exec::device);
