@@ -3,8 +3,8 @@
 //   route_learned: the k largest g + bias, largest first, of equal ones the lower expert
 //   route_hash:    the experts that a table has for the token's id
 //
-// One block a token, whose first warp chooses; all GPUs; bound by latency. The gates are taken in f64 and rounded once, as in the reference, so
-// that every device chooses the same experts. Reference: src/cpu/deepseek_v4/route.rs.
+// One block a token, whose first warp chooses; all GPUs; bound by latency. The gates are taken in f64 and rounded once, as
+// in the reference, so that every device chooses the same experts. Reference: src/cpu/deepseek_v4/route.rs.
 #include "deepseek_v4.cuh"
 #include "abi/deepseek_v4_route.h"
 #include "limits.h"

@@ -10,7 +10,8 @@
 //                   m = (function · x) * rsqrt(mean(x²) + norm_eps), x: all streams
 //   hyper_mix:      the input of a block, and how its output goes back (Sinkhorn)   one block a token, f32 alone
 //
-// All GPUs. Bound by memory. Activations in bf16 are mixed by tilelang/hyper_mix.cu. Reference: src/cpu/deepseek_v4/hyper.rs, src/ops/deepseek_v4/{embed,pick_rows}.rs.
+// All GPUs. Bound by memory. Activations in bf16 are mixed by tilelang/hyper_mix.cu. Reference:
+// src/cpu/deepseek_v4/hyper.rs, src/ops/deepseek_v4/{embed,pick_rows}.rs.
 #include "deepseek_v4.cuh"
 #include "abi/deepseek_v4_streams.h"
 #include "limits.h"

@@ -5,8 +5,8 @@ use crate::exec::{Device, Exec};
 use crate::tensor::{DType, OpError, Tensor};
 use half::bf16;
 
-/// One rank of several on the CPU, that takes its own part for the part of each other rank. The results are not the model's; shapes, memory
-/// and work are those of the rank.
+/// One rank of several on the CPU, that takes its own part for the part of each other rank. The results are not the model's;
+/// shapes, memory and work are those of the rank.
 #[derive(Debug)]
 pub struct LoopBack {
     /// Ranks that it stands for.

@@ -2,8 +2,8 @@
 //!
 //!     PEGAINFER_TEST_DEVICE=cuda cargo test --release -p pegainfer-kernels --test collectives
 //!
-//! Two, four and eight ranks, as far as there are GPUs; with one GPU, a rank that loops back. NCCL is left out where it is not found. Prints one
-//! JSON object a line; exits with 1 if anything fails.
+//! Two, four and eight ranks, as far as there are GPUs; with one GPU, a rank that loops back. NCCL is left out where it is
+//! not found. Prints one JSON object a line; exits with 1 if anything fails.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may panic, and this one reports")]
 

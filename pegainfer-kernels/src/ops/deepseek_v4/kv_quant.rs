@@ -1,4 +1,5 @@
-//! The low precision of activations and of the indexer that the model was trained with, simulated: values are rounded and stored as numbers.
+//! The low precision of activations and of the indexer that the model was trained with, simulated: values are
+//! rounded and stored as numbers.
 
 use super::values::{activation, cpu, read, rows, write};
 use crate::cpu::deepseek_v4::kv_quant as reference;

@@ -38,8 +38,8 @@ pub fn matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor) -> Resu
 /// The first half of the output projection: group `g` of the heads has its own weight, rows `g · r` to `(g + 1) · r` of
 /// `w`. `out[t, g, :] = w[g] · x[t, g, :]`.
 ///
-/// `x`: `[tokens, heads, dim]`, `heads · dim = groups · k`; `w`: `[groups · r, k]`; `out`: `[tokens, groups · r]`. f32 sums, one rounding at the end;
-/// the activation is not quantised, as in the reference, which computes this GEMM in bf16.
+/// `x`: `[tokens, heads, dim]`, `heads · dim = groups · k`; `w`: `[groups · r, k]`; `out`: `[tokens,
+/// groups · r]`. f32 sums, one rounding at the end; the activation is not quantised, as in the reference, which computes this GEMM in bf16.
 pub fn grouped_matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor) -> Result<(), OpError> {
     let check = Check("grouped_matmul");
     let (n, k) = w.shape();
