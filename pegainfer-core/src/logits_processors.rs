@@ -117,7 +117,7 @@ impl LogitsProcessors {
 }
 
 /// The logits processors of one sequence and the token counts that they need. [`push`](Self::push) takes constant time.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct LogitsProcessorState {
     processors: Arc<LogitsProcessors>,
     /// The edits of all tokens that have a bias or a penalty.

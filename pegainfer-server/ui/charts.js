@@ -82,12 +82,16 @@ export class Charts {
   #throughput;
   #kv;
   #prefix;
+  /** Only where the server drafts. */
+  #drafts = null;
+  #root;
   #times = { ttft: [], tpot: [] };
-  #gauges = { running: [], waiting: [], generated: [], prefilled: [], kv: [], hits: [] };
+  #gauges = { running: [], waiting: [], generated: [], prefilled: [], kv: [], hits: [], accepted: [] };
   /** Counters of the last minute's polls, oldest first, with the time of each. */
   #polls = [];
 
   constructor(root) {
+    this.#root = root;
     this.#ttft = new Figure(root, 'TTFT', 'Time to first token of a response, measured in the browser');
     this.#tpot = new Figure(root, 'TPOT', 'Time per output token after the first, measured in the browser');
     this.#requests = new Figure(root, 'Requests', 'Running (solid) and waiting (dashed), the last minute');
@@ -107,10 +111,14 @@ export class Charts {
   /** Polls the server's metrics once. Throws an `ApiError` if they cannot be fetched. */
   async poll(key) {
     const samples = await metrics(key);
-    const { running, waiting, generated, prefilled, kv, hits } = this.#gauges;
+    const { running, waiting, generated, prefilled, kv, hits, accepted } = this.#gauges;
     append(running, samples.get('vllm:num_requests_running') ?? 0, SECONDS);
     append(waiting, samples.get('vllm:num_requests_waiting') ?? 0, SECONDS);
     append(kv, samples.get('vllm:kv_cache_usage_perc') ?? 0, SECONDS);
+    // Only a server that drafts has these counters.
+    if (!this.#drafts && samples.has('vllm:spec_decode_num_draft_tokens_total')) {
+      this.#drafts = new Figure(this.#root, 'Drafts', 'Percentage of the draft tokens of the last minute that were accepted');
+    }
     this.#count(samples);
     const now = (values) => values.at(-1);
     drawLines(this.#requests, `${now(running)} running, ${now(waiting)} waiting`, String, 1, running, waiting);
@@ -119,6 +127,7 @@ export class Charts {
     // The chart has its own scale: a small percentage would be a flat line on a scale to 100 %.
     drawLines(this.#kv, percent(now(kv)), percent, 0.01, kv);
     drawLines(this.#prefix, `${percent(now(hits))} hits`, percent, 0.01, hits);
+    if (this.#drafts) drawLines(this.#drafts, `${percent(now(accepted))} accepted`, percent, 0.01, accepted);
   }
 
   /** Adds the rates since the last poll, and the hits of the last minute. */
@@ -130,6 +139,8 @@ export class Charts {
       prefilled: total('prompt_tokens'),
       queries: total('prefix_cache_queries'),
       hits: total('prefix_cache_hits'),
+      drafts: total('spec_decode_num_draft_tokens'),
+      accepted: total('spec_decode_num_accepted_tokens'),
     };
     // A server that was started again counts from 0.
     if (this.#polls.at(-1)?.generated > poll.generated) this.#polls = [];
@@ -139,7 +150,9 @@ export class Charts {
     const perSecond = (name) => since(last, name) / Math.max(since(last, 'time'), 0.001);
     append(this.#gauges.generated, perSecond('generated'), SECONDS);
     append(this.#gauges.prefilled, perSecond('prefilled'), SECONDS);
-    const queries = since(this.#polls[0], 'queries');
-    append(this.#gauges.hits, queries > 0 ? since(this.#polls[0], 'hits') / queries : 0, SECONDS);
+    const [first] = this.#polls;
+    const share = (part, whole) => (since(first, whole) > 0 ? since(first, part) / since(first, whole) : 0);
+    append(this.#gauges.hits, share('hits', 'queries'), SECONDS);
+    append(this.#gauges.accepted, share('accepted', 'drafts'), SECONDS);
   }
 }

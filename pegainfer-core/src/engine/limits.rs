@@ -98,6 +98,8 @@ pub struct EngineLimits {
     pub max_num_seqs: usize,
     /// The checkpoint's end-of-text ids.
     pub eos_token_ids: Vec<u32>,
+    /// Most draft tokens of a sequence in a step; `None` if the engine does not draft.
+    pub num_speculative_tokens: Option<usize>,
     /// API names of fields that this engine cannot honour, of `structured_outputs`, `prompt_logprobs` and `priority`.
     pub unsupported: &'static [&'static str],
 }

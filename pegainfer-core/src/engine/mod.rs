@@ -21,6 +21,7 @@ pub use stream::TokenStream;
 use crate::grammar::Grammar;
 use crate::logits_processors::LogitsProcessors;
 use crate::sampling::SamplingParams;
+use crate::schedule::speculation::MAX_DRAFT_TOKENS;
 use std::sync::Arc;
 
 /// Names a request inside one engine. Never reused.
@@ -122,6 +123,8 @@ pub struct TokenOut {
     pub id: u32,
     /// True when this token is an end-of-text or stop token: it is counted, but is not part of the text.
     pub is_stop: bool,
+    /// True when it came in the same step as the token before it, thanks to an accepted draft.
+    pub drafted: bool,
     /// Present when the request asked for log-probabilities.
     pub logprobs: Option<TokenLogprobs>,
 }
@@ -180,4 +183,31 @@ pub struct EngineStats {
     pub generation_tokens: u64,
     /// Steps run.
     pub steps: u64,
+    /// Of drafts.
+    pub speculation: SpeculationStats,
+}
+
+/// Counters of speculative decoding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SpeculationStats {
+    /// Rows of steps that verified drafts.
+    pub drafts: u64,
+    /// Draft tokens in them.
+    pub draft_tokens: u64,
+    /// Rows in which at least `i + 1` draft tokens were accepted.
+    pub accepted: [u64; MAX_DRAFT_TOKENS],
+}
+
+impl SpeculationStats {
+    /// Draft tokens that were accepted.
+    pub fn accepted_tokens(&self) -> u64 {
+        self.accepted.iter().sum()
+    }
+
+    /// Counts a row whose first `accepted` of `drafts` draft tokens were accepted.
+    pub fn verified(&mut self, drafts: usize, accepted: usize) {
+        self.drafts += 1;
+        self.draft_tokens += drafts as u64;
+        self.accepted.iter_mut().take(accepted).for_each(|count| *count += 1);
+    }
 }

@@ -2,6 +2,8 @@
 
 use super::policy::BatchingDelay;
 use super::scheduler::{Scheduler, SchedulerConfig};
+use super::speculation::Speculation;
+use super::speculation::depth::StepCost;
 use super::state::SequenceState;
 use super::step::{Outcome, Step};
 use crate::engine::{EngineError, EngineLimits, EngineStats, EventBatch, GenerateRequest, RequestId, StepEngine, Wait};
@@ -9,6 +11,9 @@ use crate::kv::BlockPool;
 use crate::tensor::OpError;
 use std::collections::VecDeque;
 use std::time::Instant;
+
+/// Most tokens of a row of a step whose time tells what tokens of a decode step cost.
+const MAX_DECODE_TOKENS: usize = 16;
 
 /// Steps that may be launched and not finished.
 pub const STEPS_IN_FLIGHT: usize = 2;
@@ -54,6 +59,8 @@ pub struct EngineCore<E: StepExecutor> {
     /// Launched and not finished, oldest first, and when each began at the earliest.
     in_flight: VecDeque<(StepOf<E>, Instant)>,
     delay: BatchingDelay,
+    /// Of decode steps: what drafts are weighed with.
+    step_cost: StepCost,
     /// The last plan admitted nobody because of the batching delay.
     delaying: bool,
 }
@@ -62,19 +69,27 @@ pub struct EngineCore<E: StepExecutor> {
 type StepOf<E> = Step<<<E as StepExecutor>::State as SequenceState>::Row>;
 
 impl<E: StepExecutor> EngineCore<E> {
-    /// A loaded executor that serves within `limits`, and the unused `state` of its sequences.
-    pub fn new(executor: E, limits: EngineLimits, tokens: TokenBudget, state: E::State) -> Self {
+    /// A loaded executor that serves within `limits`, and the unused `state` of its sequences; `speculation` as in
+    /// [`SchedulerConfig`].
+    pub fn new(
+        executor: E,
+        limits: EngineLimits,
+        tokens: TokenBudget,
+        state: E::State,
+        speculation: Option<Speculation>,
+    ) -> Self {
         let config = SchedulerConfig {
             max_num_seqs: limits.max_num_seqs,
             max_num_batched_tokens: tokens.step,
             max_num_mixed_tokens: tokens.mixed,
             eos_token_ids: limits.eos_token_ids.clone(),
+            speculation,
         };
         let scheduler = Scheduler::new(config, BlockPool::new(limits.kv_blocks, limits.block_size), state);
         let depth = executor.useful_depth();
         let (planned, in_flight) = (Step::default(), VecDeque::new());
-        let (delay, delaying) = (BatchingDelay::new(), false);
-        Self { executor, scheduler, limits, depth, planned, in_flight, delay, delaying }
+        let (delay, step_cost, delaying) = (BatchingDelay::new(), StepCost::new(), false);
+        Self { executor, scheduler, limits, depth, planned, in_flight, delay, step_cost, delaying }
     }
 
     /// Lets `depth` steps be in flight at once, 1 or 2. The default is what helps on the device; results are the same.
@@ -141,6 +156,10 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
         let outcome = self.executor.finish().map_err(|error| self.failed(&error))?;
         let now = Instant::now();
         self.delay.measured(step.tokens.len(), now - began);
+        if step.queries().1 <= MAX_DECODE_TOKENS {
+            self.step_cost.measured(step.tokens.len(), (now - began).as_secs_f64());
+            self.scheduler.set_token_cost(self.step_cost.token_cost());
+        }
         if let Some((_, began)) = self.in_flight.front_mut() {
             *began = now;
         }

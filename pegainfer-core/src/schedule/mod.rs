@@ -8,6 +8,7 @@ mod scheduler;
 mod segment;
 mod sequence;
 mod slot_pool;
+pub mod speculation;
 mod state;
 mod state_slots;
 mod step;

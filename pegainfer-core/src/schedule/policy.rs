@@ -116,6 +116,7 @@ mod tests {
             max_num_seqs: 256,
             max_num_batched_tokens: 40_960,
             max_num_mixed_tokens: 512,
+            speculation: None,
             eos_token_ids: Vec::new(),
         };
         token_budget(&config, Load { decoding, prompts, backlog })

@@ -23,6 +23,8 @@ mod planning;
 mod running;
 
 use super::sequence::Sequence;
+use super::speculation::depth::StepCost;
+use super::speculation::{DraftState, Speculation};
 use super::state::SequenceState;
 use super::step::{Outcome, Step};
 use super::turns::Turns;
@@ -43,6 +45,8 @@ pub struct SchedulerConfig {
     pub max_num_mixed_tokens: usize,
     /// End-of-text ids of the checkpoint.
     pub eos_token_ids: Vec<u32>,
+    /// Whether and how tokens are drafted; `None` for a model whose state does not support it.
+    pub speculation: Option<Speculation>,
 }
 
 /// Queue, running set and counters.
@@ -58,6 +62,8 @@ pub struct Scheduler<S: SequenceState = ()> {
     running: Running<S::Slot>,
     /// Steps planned and not committed.
     in_flight: usize,
+    /// Cost of a token of a decode step beside its fixed cost: what drafts are weighed with.
+    token_cost: f64,
     stats: EngineStats,
 }
 
@@ -65,8 +71,16 @@ impl<S: SequenceState> Scheduler<S> {
     /// A scheduler without requests over an unused pool, and an unused `state`.
     pub fn new(config: SchedulerConfig, pool: BlockPool, state: S) -> Self {
         assert!(config.max_num_seqs >= 1 && config.max_num_batched_tokens >= config.max_num_seqs);
+        let drafts = config.speculation.is_none() || state.drafts() != DraftState::Unsupported;
+        assert!(drafts, "the model's state does not support drafts");
         let (waiting, turns, running) = (VecDeque::new(), Turns::default(), Running::new());
-        Self { config, pool, state, waiting, turns, running, in_flight: 0, stats: EngineStats::default() }
+        let (token_cost, stats) = (StepCost::new().token_cost(), EngineStats::default());
+        Self { config, pool, state, waiting, turns, running, in_flight: 0, token_cost, stats }
+    }
+
+    /// Tells what a token of a decode step costs beside the step's fixed cost.
+    pub(super) fn set_token_cost(&mut self, token_cost: f64) {
+        self.token_cost = token_cost;
     }
 
     /// Queues a request that passed `EngineLimits::check`.
@@ -79,7 +93,8 @@ impl<S: SequenceState> Scheduler<S> {
         let order = (request.priority, turn);
         let later = |seq: &Sequence<S::Slot>| !seq.admitted && (seq.request.priority, seq.turn) > order;
         let at = self.waiting.iter().position(later).unwrap_or(self.waiting.len());
-        self.waiting.insert(at, Sequence::new(id, request, turn, &self.pool));
+        let sequence = Sequence::new(id, request, turn, &self.pool, self.config.speculation.as_ref());
+        self.waiting.insert(at, sequence);
     }
 
     /// Drops a request. One that is in a step in flight keeps its blocks until that is committed.
@@ -167,16 +182,22 @@ impl<S: SequenceState> Scheduler<S> {
                 seq.table.register(&seq.tokens[..known]);
                 self.state.commit(&mut seq.slot, &seq.table, known);
             }
+            let mut drawn = 0;
             while let Some(((sample, token), logprobs)) = sampled.next_if(|((sample, _), _)| sample.token < end) {
                 let Some(seq) = seq.as_mut().filter(|seq| !seq.is_finished()) else { continue };
                 if sample.position < seq.prompt_len as u64 {
                     if let Some(prompt) = &mut seq.prompt_logprobs {
                         prompt.extend(logprobs);
                     }
-                    continue;
+                } else if seq.goes_on(sample.position, step.tokens[sample.token as usize]) {
+                    seq.accept((token, drawn > 0), logprobs, &self.config.eos_token_ids, &mut events);
+                    drawn += 1;
                 }
-                self.stats.generation_tokens += 1;
-                seq.accept(token, logprobs, &self.config.eos_token_ids, &mut events);
+            }
+            self.stats.generation_tokens += drawn as u64;
+            if let Some(seq) = seq.filter(|_| row.drafts > 0 && drawn > 0) {
+                self.stats.speculation.verified(row.drafts, drawn - 1);
+                seq.verified(row.drafts, drawn - 1, self.state.drafts());
             }
         }
         self.stats.steps += 1;

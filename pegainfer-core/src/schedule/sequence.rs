@@ -3,6 +3,8 @@
 //! While a step that samples for it is in flight, a sequence has a token whose id is not known yet. It counts like any
 //! other token in what is planned; [`Sequence::input`] names it by where the device will find it.
 
+use super::speculation::depth::Acceptance;
+use super::speculation::{DraftState, Drafter, Speculation};
 use super::step::PLACEHOLDER;
 use crate::engine::{EventBatch, FinishReason, GenerateRequest, RequestId, TokenEvent, TokenLogprobs, TokenOut, Usage};
 use crate::grammar::GrammarTracker;
@@ -34,6 +36,15 @@ pub(super) struct Sequence<L> {
     logits_processors: Option<LogitsProcessorState>,
     /// As `logits_processors`, and often a moment behind; usually there is no grammar.
     pub grammar: Option<GrammarTracker>,
+    /// Proposes tokens to verify; `None` where the engine does not draft, and under a grammar, whose next mask has to know
+    /// the token before it.
+    drafter: Option<Box<dyn Drafter>>,
+    /// Of the drafts so far.
+    pub acceptance: Acceptance,
+    /// Drafts in the newest step. Nothing follows it before it is committed: how many count is not known.
+    pub drafts_in_flight: usize,
+    /// Accepted drafts of the step before that have to be computed again, because the model's state behind them is lost.
+    pub recomputed: usize,
     /// Log-probabilities of the prompt's tokens so far, while they are wanted and were not given out.
     pub prompt_logprobs: Option<Vec<TokenLogprobs>>,
     /// It has run before, and its admission was reported.
@@ -49,12 +60,19 @@ pub(super) struct Sequence<L> {
 }
 
 impl<L: Default> Sequence<L> {
-    pub fn new(id: RequestId, mut request: GenerateRequest, turn: u64, pool: &BlockPool) -> Self {
+    pub fn new(
+        id: RequestId,
+        mut request: GenerateRequest,
+        turn: u64,
+        pool: &BlockPool,
+        speculation: Option<&Speculation>,
+    ) -> Self {
         let table = BlockTable::new(pool, request.cache_salt);
         let prompt_logprobs = request.prompt_logprobs.map(|_| Vec::new());
         let logits_processors =
             request.logits_processors.take().map(|all| LogitsProcessorState::new(all, &request.prompt));
         let grammar = request.grammar.take().map(|grammar| GrammarTracker::new(&*grammar));
+        let drafter = speculation.filter(|_| grammar.is_none()).map(|speculation| speculation.method.start());
         Self {
             id,
             index: 0,
@@ -69,6 +87,10 @@ impl<L: Default> Sequence<L> {
             slot: L::default(),
             logits_processors,
             grammar,
+            drafter,
+            acceptance: Acceptance::new(),
+            drafts_in_flight: 0,
+            recomputed: 0,
             prompt_logprobs,
             admitted: false,
             cached_tokens: 0,
@@ -100,15 +122,32 @@ impl<L: Default> Sequence<L> {
         self.tokens.len() > self.prompt_len
     }
 
-    /// Tokens to compute before the next one can be sampled: 1 while decoding, 0 when there is no next one, or none yet
-    /// because the logits processors need to know the newest token first or the grammar has not got over it.
+    /// Tokens to compute before the next one can be sampled: 1 while decoding, and accepted drafts that are computed again.
+    /// 0 when there is no next one, or none yet because drafts are in flight, the logits processors need to know the newest
+    /// token first, or the grammar has not got over it.
     pub fn remaining(&self) -> usize {
         let all_drawn = self.len() - self.prompt_len == self.request.max_tokens;
         let history =
             self.grammar.is_some() || self.logits_processors.as_ref().is_some_and(LogitsProcessorState::needs_history);
         let masked = self.grammar.as_ref().is_none_or(|grammar| grammar.mask().is_some());
-        let waits = (self.unknown > 0 && history) || !masked;
+        let waits = self.drafts_in_flight > 0 || (self.unknown > 0 && history) || !masked;
         if all_drawn || waits || self.is_finished() { 0 } else { self.len() - self.planned }
+    }
+
+    /// Whether its next chunk is the newest token, but for accepted drafts that are computed again.
+    pub fn is_decoding(&self) -> bool {
+        self.remaining() == 1 + self.recomputed
+    }
+
+    /// At most `most` tokens that may follow, for the step that computes all that is known.
+    pub fn propose(&mut self, most: usize) -> Vec<u32> {
+        let left = self.prompt_len + self.request.max_tokens - self.len();
+        let (most, unknown) = (most.min(left.saturating_sub(1)), self.unknown);
+        let Some(drafter) = self.drafter.as_mut().filter(|_| most > 0 && self.prompt_logprobs.is_none()) else {
+            return Vec::new();
+        };
+        // What steps in flight draw comes first.
+        drafter.propose(&self.tokens, unknown + most).into_iter().skip(unknown).collect()
     }
 
     /// Tokens of its next chunk: at most `tokens`, and with prompt logprobs at most what `sample_slots` allow besides the
@@ -128,6 +167,19 @@ impl<L: Default> Sequence<L> {
         self.tokens.get(position).copied().unwrap_or(PLACEHOLDER | self.sample as u32)
     }
 
+    /// The updates of the logits behind each of `drafts`, if they are accepted.
+    pub fn draft_updates(&self, drafts: &[u32]) -> Vec<Option<LogitsUpdate>> {
+        let Some(mut state) = self.logits_processors.clone() else { return vec![None; drafts.len()] };
+        let mut generated = self.tokens[self.prompt_len..].to_vec();
+        let behind = (self.len() - self.prompt_len + 1)..;
+        let update = |(draft, count): (&u32, usize)| {
+            state.push(*draft);
+            generated.push(*draft);
+            state.update(count, &generated)
+        };
+        drafts.iter().zip(behind).map(update).collect()
+    }
+
     /// The update by logits processors and grammar of the logits of the next token.
     pub fn logits_update(&self) -> Option<LogitsUpdate> {
         let generated = self.len() - self.prompt_len;
@@ -143,27 +195,52 @@ impl<L: Default> Sequence<L> {
         self.table.clear();
         self.slot = L::default();
         self.planned = 0;
+        self.recomputed = 0;
         self.prompt_logprobs.iter_mut().for_each(Vec::clear);
     }
 
-    /// Takes the token that a sample drew, and reports it, the prompt's log-probabilities before the first one, and the end
+    /// Takes what became of the `drafts` of the newest step: `accepted` of them are part of the text.
+    pub fn verified(&mut self, drafts: usize, accepted: usize, state: DraftState) {
+        self.drafts_in_flight = 0;
+        self.acceptance.verified(drafts, accepted);
+        match state {
+            DraftState::Kept => self.planned += accepted,
+            DraftState::Recomputed => self.recomputed = accepted,
+            DraftState::Unsupported => unreachable!("a model that does not draft"),
+        }
+    }
+
+    /// Whether a sample for `position` counts that was drawn behind token `input`. It does not behind a refused draft.
+    pub fn goes_on(&self, position: u64, input: u32) -> bool {
+        let known = |position: usize| input & PLACEHOLDER != 0 || self.tokens.get(position) == Some(&input);
+        position == self.tokens.len() as u64 && position.checked_sub(1).is_some_and(|last| known(last as usize))
+    }
+
+    /// Takes the token that a sample drew, and whether it is not the first one of its step, and reports it, the prompt's log-probabilities before the first one, and the end
     /// of the request.
-    pub fn accept(&mut self, token: u32, logprobs: Option<TokenLogprobs>, eos: &[u32], events: &mut EventBatch) {
+    pub fn accept(
+        &mut self,
+        (token, drafted): (u32, bool),
+        logprobs: Option<TokenLogprobs>,
+        eos: &[u32],
+        events: &mut EventBatch,
+    ) {
         if let Some(prompt) = self.prompt_logprobs.take() {
             events.push((self.id, TokenEvent::Prompt(prompt)));
         }
         let end = self.push(token, eos);
         let is_stop = matches!(end, Some(FinishReason::Stop(_)));
-        events.push((self.id, TokenEvent::Token(TokenOut { id: token, is_stop, logprobs })));
+        events.push((self.id, TokenEvent::Token(TokenOut { id: token, is_stop, drafted, logprobs })));
         if let Some(reason) = end {
             events.push((self.id, TokenEvent::Finished { reason, usage: self.usage() }));
             self.finished = true;
         }
     }
 
-    /// Appends the oldest unknown token, now that it is known; says whether it is the last one.
+    /// Appends the oldest unknown token, now that it is known, or what is known thanks to an accepted draft; says whether it
+    /// is the last one.
     fn push(&mut self, token: u32, eos: &[u32]) -> Option<FinishReason> {
-        self.unknown -= 1;
+        self.unknown = self.unknown.saturating_sub(1);
         self.tokens.push(token);
         if let Some(state) = &mut self.logits_processors {
             state.push(token);

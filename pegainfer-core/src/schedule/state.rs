@@ -1,5 +1,6 @@
 //! What a model keeps of a sequence besides its KV blocks.
 
+use super::speculation::DraftState;
 use crate::kv::BlockTable;
 use std::fmt::Debug;
 use std::ops::Range;
@@ -35,8 +36,12 @@ pub trait SequenceState: Debug + Send + 'static {
     /// Takes what the tokens at the positions `tokens` need, of a sequence with a prompt of `prompt_len` tokens.
     fn reserve(&mut self, slot: &mut Self::Slot, prompt_len: usize, tokens: Range<usize>) -> Result<(), OutOfSlots>;
 
-    /// Adds the rows of what was reserved for `tokens`, the first of which is token `first` of the step.
-    fn plan(&mut self, slot: &mut Self::Slot, tokens: Range<usize>, first: u32, rows: &mut Vec<Self::Row>);
+    /// What becomes of the state behind draft tokens.
+    fn drafts(&self) -> DraftState;
+
+    /// Adds the rows of what was reserved for `tokens`, the first of which is token `first` of the step, and of `drafts` draft
+    /// tokens behind them.
+    fn plan(&mut self, slot: &mut Self::Slot, tokens: Range<usize>, drafts: u32, first: u32, rows: &mut Vec<Self::Row>);
 
     /// The first `computed` tokens of the sequence are computed and known, and their full blocks are in the index.
     fn commit(&mut self, slot: &mut Self::Slot, table: &BlockTable, computed: usize);
@@ -57,7 +62,11 @@ impl SequenceState for () {
         Ok(())
     }
 
-    fn plan(&mut self, (): &mut (), _tokens: Range<usize>, _first: u32, _rows: &mut Vec<()>) {}
+    fn drafts(&self) -> DraftState {
+        DraftState::Kept
+    }
+
+    fn plan(&mut self, (): &mut (), _tokens: Range<usize>, _drafts: u32, _first: u32, _rows: &mut Vec<()>) {}
 
     fn commit(&mut self, (): &mut (), _table: &BlockTable, _computed: usize) {}
 

@@ -14,6 +14,7 @@
 
 use super::segment::{NO_STATE, Segment};
 use super::slot_pool::{SlotPool, SlotRef};
+use super::speculation::DraftState;
 use super::state::{OutOfSlots, SequenceState};
 use crate::kv::BlockTable;
 use std::ops::Range;
@@ -178,7 +179,19 @@ impl SequenceState for StateSlots {
         Ok(())
     }
 
-    fn plan(&mut self, slots: &mut SequenceSlots, tokens: Range<usize>, first: u32, rows: &mut Vec<Segment>) {
+    /// A kernel that reads one slot and writes another can compute drafts from a slot and write none.
+    fn drafts(&self) -> DraftState {
+        if self.config.within_chunks { DraftState::Recomputed } else { DraftState::Unsupported }
+    }
+
+    fn plan(
+        &mut self,
+        slots: &mut SequenceSlots,
+        tokens: Range<usize>,
+        drafts: u32,
+        first: u32,
+        rows: &mut Vec<Segment>,
+    ) {
         let at = |position: usize| first + (position - tokens.start) as u32;
         let (mut begin, mut from) = (tokens.start, slots.current.as_ref().map_or(NO_STATE, SlotRef::id));
         for Target { end, slot, is_snapshot } in std::mem::take(&mut slots.targets) {
@@ -190,6 +203,10 @@ impl SequenceState for StateSlots {
             slots.current = Some(slot);
         }
         assert_eq!(begin, tokens.end, "the tokens were not reserved");
+        if drafts > 0 {
+            let first = at(tokens.end);
+            rows.push(Segment { first, end: first + drafts, from, to: NO_STATE });
+        }
     }
 
     fn commit(&mut self, slots: &mut SequenceSlots, table: &BlockTable, computed: usize) {

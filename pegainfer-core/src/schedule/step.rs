@@ -45,8 +45,10 @@ pub struct StepRow {
     pub id: RequestId,
     /// Where the scheduler finds its sequence.
     pub sequence: usize,
-    /// Tokens whose KV is in the cache after this step.
+    /// Tokens whose KV is in the cache after this step, drafts not counted.
     pub computed: usize,
+    /// Draft tokens at the end of the row: its last samples verify them, see [`speculation`](super::speculation).
+    pub drafts: usize,
 }
 
 /// One token to sample.
@@ -108,7 +110,7 @@ impl<R: Clone + Default> Step<R> {
             step.qo_indptr.push(step.tokens.len() as u32);
             step.kv_lens.push(context as u32);
             step.block_tables.extend((0..max_blocks).map(|i| (b * max_blocks + i) as u32));
-            step.rows.push(StepRow { id, sequence: b, computed: context });
+            step.rows.push(StepRow { id, sequence: b, computed: context, drafts: 0 });
             step.samples.push(SampleRow {
                 id,
                 token: step.tokens.len() as u32 - 1,
@@ -132,7 +134,7 @@ impl<R: Clone + Default> Step<R> {
             step.qo_indptr.push(row as u32 + 1);
             step.kv_lens.push(0);
             let id = RequestId(u64::MAX);
-            step.rows.push(StepRow { id, sequence: row, computed: 0 });
+            step.rows.push(StepRow { id, sequence: row, computed: 0, drafts: 0 });
             let (token, params) = (row as u32, SamplingParams::greedy());
             step.samples.push(SampleRow { id, token, position: 0, logits_update: None, params, logprobs: None });
         }

@@ -40,10 +40,10 @@ impl<K: Kind> Device<K> {
         for (b, row) in step.rows.iter().enumerate() {
             let (from, to) = (step.qo_indptr[b] as usize, step.qo_indptr[b + 1] as usize);
             assert!(to > from, "an empty row");
-            assert_eq!(row.computed, step.kv_lens[b] as usize);
+            assert_eq!(row.computed + row.drafts, step.kv_lens[b] as usize);
             let table = &step.block_tables[b * step.max_blocks..(b + 1) * step.max_blocks];
             let slot = |p: usize| table[p / K::BLOCK_TOKENS] as usize * K::BLOCK_TOKENS + p % K::BLOCK_TOKENS;
-            let before = row.computed - (to - from);
+            let before = row.computed + row.drafts - (to - from);
             let mut hash = if before == 0 { 0 } else { self.kv[slot(before - 1)] };
             for (t, position) in (from..to).zip(before..) {
                 assert_eq!(step.positions[t] as usize, position);

@@ -15,6 +15,8 @@ pub trait Kind: Sized {
     const SCALE: usize;
     /// The KV pool has fewer blocks than this, and at least two.
     const BLOCKS: usize;
+    /// Whether its state supports drafts.
+    const DRAFTS: bool;
     /// Simulated steps of which one preempts, at least.
     const STEPS_PER_PREEMPTION: u64;
 
@@ -43,6 +45,7 @@ impl Kind for KvOnly {
     const BLOCK_TOKENS: usize = 16;
     const SCALE: usize = 1;
     const BLOCKS: usize = 22;
+    const DRAFTS: bool = true;
     const STEPS_PER_PREEMPTION: u64 = 1000;
 
     fn new(_rng: &mut Rng, _sequences: usize) -> ((), Self) {
@@ -68,6 +71,7 @@ impl Kind for Recurrent {
     const BLOCK_TOKENS: usize = 16;
     const SCALE: usize = 1;
     const BLOCKS: usize = 22;
+    const DRAFTS: bool = true;
     const STEPS_PER_PREEMPTION: u64 = 2000;
 
     fn new(rng: &mut Rng, sequences: usize) -> (StateSlots, Self) {
@@ -83,7 +87,10 @@ impl Kind for Recurrent {
         check_chains(&step.state);
         for segment in &step.state {
             let before = if begins(step, segment) { 0 } else { self.slots[segment.from as usize] };
-            self.slots[segment.to as usize] = advance(before, segment, tokens, prefixes);
+            let after = advance(before, segment, tokens, prefixes);
+            if segment.to != NO_STATE {
+                self.slots[segment.to as usize] = after;
+            }
         }
     }
 
@@ -107,6 +114,7 @@ impl Kind for InPlace {
     const BLOCK_TOKENS: usize = 128;
     const SCALE: usize = 6;
     const BLOCKS: usize = 7;
+    const DRAFTS: bool = false;
     const STEPS_PER_PREEMPTION: u64 = 5000;
 
     fn new(rng: &mut Rng, sequences: usize) -> (StateSlots, Self) {
@@ -171,7 +179,7 @@ fn check_chains(segments: &[Segment]) {
     let chains: Vec<_> = segments.chunk_by(|before, next| next.from == before.to).collect();
     let mut writer = HashMap::new();
     for (i, chain) in chains.iter().enumerate() {
-        for segment in *chain {
+        for segment in chain.iter().filter(|segment| segment.to != NO_STATE) {
             assert_eq!(*writer.entry(segment.to).or_insert(i), i, "two sequences write slot {}", segment.to);
         }
     }

@@ -13,6 +13,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod device;
+mod drafts;
 mod kinds;
 mod requests;
 mod world;
@@ -40,7 +41,7 @@ fn simulate<K: Kind>() {
         Ok(seed) => seed.parse().expect("PEGAINFER_TEST_SEED is a number"),
         Err(_) => std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64,
     };
-    let (mut steps, mut episodes, mut preemptions, mut hits) = (0, 0, 0, 0);
+    let (mut steps, mut episodes, mut preemptions, mut hits, mut accepted) = (0, 0, 0, 0, 0);
     while steps < STEPS {
         let episode_seed = seed.wrapping_add(episodes);
         let world = std::panic::AssertUnwindSafe(|| World::<K>::new(episode_seed).run(600));
@@ -49,13 +50,17 @@ fn simulate<K: Kind>() {
                 steps += stats.steps;
                 preemptions += stats.preemptions;
                 hits += stats.prefix_hits;
+                accepted += stats.speculation.accepted_tokens();
             }
             Err(_) => panic!("replay with PEGAINFER_TEST_SEED={episode_seed}"),
         }
         episodes += 1;
     }
-    println!("seed {seed}: {steps} steps, {episodes} episodes, {preemptions} preemptions, {hits} cached tokens");
+    println!(
+        "seed {seed}: {steps} steps, {episodes} episodes, {preemptions} preemptions, {hits} cached tokens, {accepted} drafts"
+    );
     assert!(preemptions > STEPS / K::STEPS_PER_PREEMPTION && hits > STEPS / 100, "the worlds are too easy");
+    assert!(!K::DRAFTS || accepted > STEPS / 10, "few drafts are accepted");
 }
 
 #[test]
@@ -82,6 +87,7 @@ fn snapshots_leave_a_slot_for_every_sequence() {
         max_num_seqs: sequences,
         max_num_batched_tokens: 999,
         max_num_mixed_tokens: 99,
+        speculation: None,
         eos_token_ids: vec![],
     };
     let mut scheduler = Scheduler::new(config, BlockPool::new(99, block_tokens), StateSlots::new(slots));
@@ -102,6 +108,7 @@ fn scheduler(seqs: usize, tokens: usize, blocks: usize) -> Scheduler {
         max_num_seqs: seqs,
         max_num_batched_tokens: tokens,
         max_num_mixed_tokens: 64,
+        speculation: None,
         eos_token_ids: vec![EOS],
     };
     Scheduler::new(config, BlockPool::new(blocks, BLOCK_TOKENS), ())

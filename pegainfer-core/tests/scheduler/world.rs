@@ -1,6 +1,7 @@
 //! One random world: a scheduler, the requests that are open, and a device with what is in flight.
 
 use super::device::{Device, blocks_of};
+use super::drafts::Oracle;
 use super::kinds::{Kind, StepOf};
 use super::requests::{Rng, Waltz, continuation, random_params, random_request};
 use super::{EOS, VOCAB};
@@ -9,6 +10,7 @@ use pegainfer_core::engine::{
 };
 use pegainfer_core::kv::BlockPool;
 use pegainfer_core::logits_processors::LogitsProcessors;
+use pegainfer_core::schedule::speculation::Speculation;
 use pegainfer_core::schedule::{Scheduler, SchedulerConfig};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -18,7 +20,7 @@ use std::time::Duration;
 struct Open {
     expected: Vec<u32>,
     got: Vec<u32>,
-    /// Sample rows that were planned for it.
+    /// Sample rows that were planned for it, but for those behind drafts.
     drawn: usize,
     admitted: bool,
     prompt: Arc<[u32]>,
@@ -33,6 +35,7 @@ struct Open {
 pub struct World<K: Kind> {
     rng: Rng,
     limits: EngineLimits,
+    speculation: Option<Speculation>,
     pool: BlockPool,
     scheduler: Scheduler<K::State>,
     device: Device<K>,
@@ -64,10 +67,13 @@ impl<K: Kind> World<K> {
             kv_blocks: blocks,
             max_num_seqs: 1 + rng.below(12),
             eos_token_ids: vec![EOS],
+            num_speculative_tokens: None,
             unsupported: &[],
         };
         let pool = BlockPool::new(blocks, K::BLOCK_TOKENS);
+        let speculation = (K::DRAFTS && rng.chance(40)).then(|| Oracle::speculation(&mut rng));
         let config = SchedulerConfig {
+            speculation: speculation.clone(),
             max_num_seqs: limits.max_num_seqs,
             max_num_batched_tokens: limits.max_num_seqs + rng.below(64 * K::SCALE),
             max_num_mixed_tokens: rng.below(64 * K::SCALE),
@@ -75,6 +81,7 @@ impl<K: Kind> World<K> {
         };
         let (state, states) = K::new(&mut rng, limits.max_num_seqs);
         Self {
+            speculation,
             scheduler: Scheduler::new(config, pool.clone(), state),
             device: Device { kv: vec![0; blocks * K::BLOCK_TOKENS], states, sampled: vec![] },
             in_flight: VecDeque::new(),
@@ -204,14 +211,20 @@ impl<K: Kind> World<K> {
 
     /// A planned step fits the executor and is for open requests only; its sample rows are counted.
     fn check_step(&mut self, step: &StepOf<K>) {
-        assert!(step.samples.len() <= self.limits.max_num_seqs, "more samples than the executor can hold");
-        assert!(step.tokens.len() <= self.limits.max_num_seqs + 64 * K::SCALE);
+        let (seqs, tokens) = (self.limits.max_num_seqs, self.limits.max_num_seqs + 64 * K::SCALE);
+        let most = Speculation::samples(self.speculation.as_ref(), seqs, tokens);
+        assert!(step.samples.len() <= most, "more samples than the executor can hold");
+        assert!(step.tokens.len() <= tokens);
         for row in &step.rows {
             assert!(self.open.contains_key(&row.id), "{:?} is planned after its end", row.id);
         }
+        let drafted = |token| {
+            let row = step.qo_indptr.partition_point(|first| *first <= token) - 1;
+            token as usize >= step.qo_indptr[row + 1] as usize - step.rows[row].drafts
+        };
         for sample in &step.samples {
             let entry = self.open.get_mut(&sample.id).unwrap();
-            entry.drawn += usize::from(sample.position >= entry.prompt_len as u64);
+            entry.drawn += usize::from(sample.position >= entry.prompt_len as u64 && !drafted(sample.token));
         }
     }
 
@@ -266,7 +279,7 @@ impl Open {
                     assert_eq!(self.got.last(), Some(&token));
                     overshoot = usize::from(ahead);
                 }
-                assert!(self.drawn - self.got.len() <= overshoot, "{id:?} ran on after its end");
+                assert!(self.drawn <= self.got.len() + overshoot, "{id:?} ran on after its end");
             }
             TokenEvent::Failed { error } | TokenEvent::GrammarFailed { error } => panic!("{id:?} failed: {error}"),
         }

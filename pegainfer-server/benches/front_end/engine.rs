@@ -50,7 +50,10 @@ impl InstantEngine {
                 return true;
             }
             request.generated += 1;
-            events.push((request.id, TokenEvent::Token(TokenOut { id: token, is_stop: false, logprobs: None })));
+            events.push((
+                request.id,
+                TokenEvent::Token(TokenOut { id: token, is_stop: false, drafted: false, logprobs: None }),
+            ));
             let complete = request.generated == request.max_tokens;
             if complete {
                 let usage =
@@ -72,6 +75,7 @@ impl StepEngine for InstantEngine {
             kv_blocks: CONTEXT / 16,
             max_num_seqs: 1024,
             eos_token_ids: vec![],
+            num_speculative_tokens: None,
             unsupported: &[],
         }
     }

@@ -263,7 +263,7 @@ impl Generation {
 
     fn token(&mut self, token: TokenOut, at: Instant) -> Delta {
         self.counts.completion += 1;
-        self.record.token(at);
+        self.record.token(at, token.drafted);
         self.spend(1);
         let started = (self.timed_from.is_some() || self.record.is_traced()).then(Instant::now);
         let offset = self.chars;

@@ -1,4 +1,4 @@
-//! Timings of one request: vLLM's names and two more.
+//! Timings of one request: vLLM's names and three more.
 
 use crate::trace::Stages;
 use serde::Serialize;
@@ -21,6 +21,8 @@ pub struct Timings {
     tokens_per_second: Option<f64>,
     /// Detokenization of all tokens, most of which overlaps with the engine's decoding.
     detokenize_time_ms: Option<f64>,
+    /// Tokens that came thanks to an accepted draft.
+    accepted_draft_tokens: usize,
 }
 
 impl Timings {
@@ -38,6 +40,7 @@ impl Timings {
             mean_itl_ms: milliseconds(decode.zip(steps).map(|(time, n)| time.div_f64(n as f64))),
             tokens_per_second: inference.map(|time| rounded(tokens as f64 / time.as_secs_f64())),
             detokenize_time_ms: milliseconds(Some(stages.detokenizing)),
+            accepted_draft_tokens: stages.accepted_draft_tokens,
         }
     }
 }
@@ -66,13 +69,15 @@ mod tests {
             first_token: Some(at(15)),
             last_token: at(35),
             cached_tokens: 0,
+            accepted_draft_tokens: 3,
             detokenizing: Duration::from_micros(1500),
         };
         let json = |stages, tokens| serde_json::to_value(Timings::of(stages, received, tokens)).unwrap();
         assert_eq!(
             json(stages, 5),
             json!({"tokenize_time_ms": 2.0, "queue_time_ms": 3.0, "time_to_first_token_ms": 10.0,
-                "generation_time_ms": 20.0, "mean_itl_ms": 5.0, "tokens_per_second": 166.667, "detokenize_time_ms": 1.5})
+                "generation_time_ms": 20.0, "mean_itl_ms": 5.0, "tokens_per_second": 166.667, "detokenize_time_ms": 1.5,
+                "accepted_draft_tokens": 3})
         );
         let one = json(Stages { last_token: at(15), ..stages }, 1);
         assert_eq!((&one["generation_time_ms"], &one["mean_itl_ms"]), (&json!(0.0), &json!(null)));

@@ -17,6 +17,29 @@ impl fmt::Debug for EngineCollector {
     }
 }
 
+impl EngineCollector {
+    /// The counters of an engine that drafts.
+    fn encode_speculation(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
+        let Some(most) = self.0.limits().num_speculative_tokens else { return Ok(()) };
+        let stats = self.0.stats().speculation;
+        for (name, help, value) in [
+            ("vllm:spec_decode_num_drafts", "Times that a sequence's drafts were verified", stats.drafts),
+            ("vllm:spec_decode_num_draft_tokens", "Draft tokens that were verified", stats.draft_tokens),
+            ("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were accepted", stats.accepted_tokens()),
+        ] {
+            let counter = ConstCounter::new(value);
+            counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
+        }
+        let name = "vllm:spec_decode_num_accepted_tokens_per_pos";
+        let help = "Draft tokens that were accepted, by their position in the draft";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (position, accepted) in stats.accepted.iter().take(most).enumerate() {
+            ConstCounter::new(*accepted).encode(family.encode_family(&[("position", position.to_string())])?)?;
+        }
+        Ok(())
+    }
+}
+
 impl Collector for EngineCollector {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
         let (stats, limits) = (self.0.stats(), self.0.limits());
@@ -41,6 +64,7 @@ impl Collector for EngineCollector {
             let counter = ConstCounter::new(value);
             counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
         }
+        self.encode_speculation(&mut encoder)?;
         let computed = stats.prompt_tokens.saturating_sub(stats.prefix_hits);
         let name = "vllm:prompt_tokens_by_source";
         let help = "Prompt tokens of admitted requests, by whether they were computed or found in the prefix cache";

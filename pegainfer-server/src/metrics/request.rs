@@ -23,6 +23,7 @@ impl Metrics {
             is_first,
             prompt_tokens,
             cached_tokens: 0,
+            accepted_draft_tokens: 0,
             tokens: 0,
             max_tokens,
             submitted,
@@ -44,6 +45,7 @@ pub struct RequestRecord {
     is_first: bool,
     prompt_tokens: usize,
     cached_tokens: usize,
+    accepted_draft_tokens: usize,
     tokens: usize,
     max_tokens: usize,
     submitted: Instant,
@@ -78,8 +80,8 @@ impl RequestRecord {
         self.metrics.queue.observe((at - self.submitted).as_secs_f64());
     }
 
-    /// The engine emitted a token at this time.
-    pub fn token(&mut self, at: Instant) {
+    /// The engine emitted a token at this time; `drafted` as in `TokenOut`.
+    pub fn token(&mut self, at: Instant, drafted: bool) {
         if self.first_token.is_none() {
             self.first_token = Some(at);
             self.metrics.time_to_first_token.observe((at - self.submitted).as_secs_f64());
@@ -87,6 +89,7 @@ impl RequestRecord {
             self.metrics.inter_token.observe((at - self.last_token).as_secs_f64());
         }
         self.tokens += 1;
+        self.accepted_draft_tokens += usize::from(drafted);
         self.last_token = at;
         if let Some(trace) = &mut self.trace {
             trace.token(at);
@@ -117,6 +120,7 @@ impl RequestRecord {
             first_token: self.first_token,
             last_token: self.last_token,
             cached_tokens: self.cached_tokens,
+            accepted_draft_tokens: self.accepted_draft_tokens,
             detokenizing: self.detokenizing,
         }
     }

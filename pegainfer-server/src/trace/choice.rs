@@ -30,6 +30,8 @@ pub struct Stages {
     pub last_token: Instant,
     /// Number of prompt tokens found in the prefix cache.
     pub cached_tokens: usize,
+    /// Number of tokens that came thanks to an accepted draft.
+    pub accepted_draft_tokens: usize,
     /// Time spent on detokenization.
     pub detokenizing: Duration,
 }
@@ -67,7 +69,8 @@ impl ChoiceTrace {
         self.trace.add("prefill", admitted, prefilled, vec![choice(), cached], hit.into_iter().collect());
         let Some(first) = stages.first_token else { return };
         let tokens = self.tokens.iter().map(|&at| event("token", at, vec![])).collect();
-        let ended = vec![choice(), ("finish_reason".into(), outcome.into())];
+        let drafts = ("accepted_draft_tokens".into(), stages.accepted_draft_tokens.to_string().into());
+        let ended = vec![choice(), ("finish_reason".into(), outcome.into()), drafts];
         self.trace.add("decode", first, stages.last_token, ended, tokens);
         let total = ("total_us".into(), stages.detokenizing.as_micros().to_string().into());
         self.trace.add("detokenize", stages.last_token, now, vec![choice(), total], vec![]);

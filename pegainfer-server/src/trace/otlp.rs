@@ -16,7 +16,7 @@ const SERVER: u8 = 2;
 const UNSET: u8 = 0;
 const FAILED: u8 = 2;
 /// Attributes whose value is a number.
-const NUMBERS: [&str; 4] = ["choice", "cached_tokens", "total_us", HTTP_STATUS];
+const NUMBERS: [&str; 5] = ["choice", "cached_tokens", "accepted_draft_tokens", "total_us", HTTP_STATUS];
 
 /// A collector, such as Jaeger, Tempo or the OpenTelemetry collector.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 use pegainfer_core::exec::{AliasedTensor, Exec};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_core::weights::{Loader, Part, WeightsError};
-use pegainfer_kernels::ops::{self, HeadShape, RopeHeads};
+use pegainfer_kernels::ops::{self, HeadShape, Matrix, RopeHeads, RopeSpec};
 use pegainfer_kernels::runtime::{
     self, Activations, Bounds, ConfigError, ConfigFile, DecoderWeights, KvLayer, LoadError, Mlp, Model, ModelInfo,
     Parts, StepOf, gather_rows, load_head,
@@ -23,7 +23,7 @@ pub struct Config {
     pub layers: usize,
     pub shape: HeadShape,
     pub rms_norm_eps: f32,
-    pub rope_theta: f64,
+    pub rope: RopeSpec,
     pub max_position_embeddings: usize,
     pub tie_word_embeddings: bool,
     pub initializer_range: f32,
@@ -53,9 +53,9 @@ pub struct Layer {
     /// `[hidden]`.
     input_norm: Tensor,
     /// Queries, keys, values: `[(heads + 2 kv_heads) * head_dim, hidden]`.
-    qkv: Tensor,
+    qkv: Matrix,
     /// `[hidden, heads * head_dim]`.
-    o: Tensor,
+    o: Matrix,
     /// The second half.
     mlp: Mlp,
 }
@@ -72,9 +72,9 @@ impl Layer {
         let post_norm = loader.vector(name("post_attention_layernorm"), hidden)?;
         Ok(Self {
             input_norm: loader.vector(name("input_layernorm"), hidden)?,
-            qkv: loader.stacked(&name("self_attn.qkv_proj"), &projections, hidden)?,
-            o: loader.matrix(name("self_attn.o_proj"), hidden, config.shape.q_width())?,
-            mlp: Mlp::load(loader, &prefix, post_norm, hidden, config.intermediate_size)?,
+            qkv: Matrix::Bf16(loader.stacked(&name("self_attn.qkv_proj"), &projections, hidden)?),
+            o: Matrix::Bf16(loader.matrix(name("self_attn.o_proj"), hidden, config.shape.q_width())?),
+            mlp: Mlp::load(loader, &prefix, post_norm, (hidden, config.intermediate_size), None)?,
         })
     }
 }
@@ -112,6 +112,7 @@ impl Model for Minimal {
             ("hidden_act", json!("silu"), "silu"),
             ("torch_dtype", json!("bfloat16"), "bfloat16"),
         ])?;
+        let rope = file.rope()?;
         Ok(Config {
             vocab_size: file.size("vocab_size")?,
             hidden_size: file.size("hidden_size")?,
@@ -119,8 +120,8 @@ impl Model for Minimal {
             layers: file.size("num_hidden_layers")?,
             shape: file.heads()?,
             rms_norm_eps: file.positive("rms_norm_eps")? as f32,
-            rope_theta: file.rope_theta()?,
-            max_position_embeddings: file.size("max_position_embeddings")?,
+            rope,
+            max_position_embeddings: file.context(&rope)?,
             tie_word_embeddings: file.flag("tie_word_embeddings")?,
             initializer_range: file.initializer_range(),
             eos_token_ids: file.eos_token_ids()?,
@@ -135,6 +136,7 @@ impl Model for Minimal {
             eos_token_ids: config.eos_token_ids.clone(),
             initializer_range: config.initializer_range,
             weight_bytes: 2 * config.parameters() as u64,
+            fp8_weights: false,
             workspace_bytes_per_token: Activations::bytes_per_token(widths, &[&config.attention_scratch(1)]),
             kv_bytes_per_token: 2 * 2 * config.layers * config.shape.kv_heads * config.shape.head_dim,
             state_slot_bytes: None,
@@ -153,7 +155,7 @@ impl Model for Minimal {
 
     fn workspace(exec: &mut Exec, config: &Config, bounds: &Bounds) -> std::io::Result<Workspace> {
         let (tokens, widths) = (bounds.size.tokens, (config.hidden_size, config.intermediate_size));
-        let rope = ops::rope_table(exec, bounds.size.context, config.shape.head_dim, config.rope_theta)?;
+        let rope = ops::rope_table(exec, bounds.size.context, config.shape.head_dim, config.rope)?;
         let attention = config.attention_scratch(tokens);
         let (activations, [qkv, q, attended]) = Activations::new(exec, widths, tokens, &[&attention])?;
         Ok(Workspace { rope, activations, qkv, q, attended })

@@ -153,7 +153,7 @@ impl MockEngine {
             rank: 1,
             top: (0..n).map(|i| (id + i as u32, -0.5 - i as f32)).collect(),
         });
-        events.push((*name, TokenEvent::Token(TokenOut { id, is_stop, logprobs })));
+        events.push((*name, TokenEvent::Token(TokenOut { id, is_stop, drafted: false, logprobs })));
         let reason = match (is_stop, *generated == request.max_tokens) {
             (true, _) => FinishReason::Stop(id),
             (false, true) => FinishReason::Length,
@@ -183,6 +183,7 @@ impl StepEngine for MockEngine {
             kv_blocks: self.max_model_len.div_ceil(16).max(64),
             max_num_seqs: self.max_num_seqs,
             eos_token_ids: vec![EOS, EOS_2],
+            num_speculative_tokens: Some(2),
             unsupported: &[],
         }
     }

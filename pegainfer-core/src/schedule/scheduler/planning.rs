@@ -5,6 +5,7 @@ use crate::engine::{EventBatch, RequestId, TokenEvent};
 use crate::schedule::engine_core::STEPS_IN_FLIGHT;
 use crate::schedule::policy::{Load, MIN_DELAYED_PROMPTS, token_budget};
 use crate::schedule::sequence::Sequence;
+use crate::schedule::speculation::Speculation;
 use crate::schedule::state::SequenceState;
 use crate::schedule::step::{SampleRow, Step, StepRow};
 use std::collections::HashMap;
@@ -15,8 +16,17 @@ struct Plan {
     tokens: usize,
     /// Sample slots that are left, for admitted sequences and for prompt logprobs: each running sequence has one.
     sample_slots: usize,
-    /// Tokens of each running sequence's chunk, oldest first; 0 where it sits this step out.
-    chunks: Vec<usize>,
+    /// The chunk of each running sequence, oldest first.
+    chunks: Vec<Chunk>,
+}
+
+/// What a sequence has of a step.
+#[derive(Debug, Clone, Default)]
+struct Chunk {
+    /// Tokens; 0 where it sits this step out.
+    tokens: usize,
+    /// Draft tokens behind them.
+    drafts: Vec<u32>,
 }
 
 impl Plan {
@@ -35,7 +45,7 @@ impl Plan {
 
     /// Gives back what the youngest running sequence, `seq`, had.
     fn give_back<L: Default>(&mut self, seq: &Sequence<L>) {
-        let tokens = self.chunks.pop().unwrap_or(0);
+        let tokens = self.chunks.pop().unwrap_or_default().tokens;
         self.tokens += tokens;
         self.sample_slots += 1 + seq.sample_slots(tokens);
     }
@@ -78,7 +88,7 @@ impl<S: SequenceState> Scheduler<S> {
         let mut plan = Plan {
             tokens: token_budget(&self.config, self.load()),
             sample_slots: self.config.max_num_seqs - self.running.len(),
-            chunks: vec![0; self.running.len()],
+            chunks: vec![Chunk::default(); self.running.len()],
         };
         let preemptions = self.stats.preemptions;
         for decoding in [true, false] {
@@ -86,10 +96,10 @@ impl<S: SequenceState> Scheduler<S> {
             while i < self.running.len() && plan.tokens > 0 {
                 let seq = &self.running[i];
                 let (tokens, end) = plan.chunk(&self.state, seq, plan.sample_slots);
-                if tokens > 0 && (seq.remaining() == 1) == decoding && plan.chunks[i] == 0 {
+                if tokens > 0 && seq.is_decoding() == decoding && plan.chunks[i].tokens == 0 {
                     match self.reserve(i, end, &mut plan) {
                         Reservation::Made => {
-                            plan.chunks[i] = tokens;
+                            plan.chunks[i].tokens = tokens;
                             plan.take(&self.running[i], tokens);
                         }
                         Reservation::Wait => {}
@@ -97,6 +107,9 @@ impl<S: SequenceState> Scheduler<S> {
                     }
                 }
                 i += 1;
+            }
+            if decoding {
+                self.draft(&mut plan);
             }
         }
         let mut events = EventBatch::new();
@@ -111,17 +124,50 @@ impl<S: SequenceState> Scheduler<S> {
         let admissible = self.config.max_num_seqs.saturating_sub(self.running.len());
         let mut load = Load { decoding: 0, prompts: 0, backlog: 0 };
         let waiting = self.admissible().take(admissible).map(|(_, seq)| seq);
-        for tokens in self.running.iter().chain(waiting).map(Sequence::remaining) {
-            match tokens {
+        for seq in self.running.iter().chain(waiting) {
+            match seq.remaining() {
                 0 => {}
-                1 => load.decoding += 1,
-                _ => {
+                _ if seq.is_decoding() => load.decoding += 1,
+                tokens => {
                     load.prompts += 1;
                     load.backlog += tokens;
                 }
             }
         }
         load
+    }
+
+    /// Adds drafts to the sequences of `plan`, all of which decode, as far as they are worth it, the step has capacity for
+    /// their tokens and samples, and the pool for their KV without taking what other sequences grow into.
+    fn draft(&mut self, plan: &mut Plan) {
+        let Some(speculation) = &self.config.speculation else { return };
+        let most_samples =
+            Speculation::samples(Some(speculation), self.config.max_num_seqs, self.config.max_num_batched_tokens);
+        let mut samples = most_samples - self.config.max_num_seqs;
+        let mut tokens: usize = plan.chunks.iter().map(|chunk| chunk.tokens).sum();
+        let decoding = plan.chunks.iter().filter(|chunk| chunk.tokens > 0).count();
+        let sequences = self.running.len();
+        for (seq, chunk) in self.running.iter_mut().zip(&mut plan.chunks) {
+            if chunk.tokens == 0 || chunk.tokens < seq.remaining() {
+                continue;
+            }
+            let mut drafts = seq.propose(speculation.num_tokens.min(plan.tokens).min(samples));
+            if drafts.is_empty() {
+                continue;
+            }
+            if speculation.adaptive {
+                drafts.truncate(seq.acceptance.depth(drafts.len(), tokens, decoding, self.token_cost));
+            }
+            let end = seq.len() + drafts.len();
+            if drafts.is_empty() {
+                seq.acceptance.skipped();
+            } else if seq.table.missing(end) + sequences <= self.pool.available() && seq.table.grow(end).is_ok() {
+                plan.tokens -= drafts.len();
+                samples -= drafts.len();
+                tokens += drafts.len();
+                chunk.drafts = drafts;
+            }
+        }
     }
 
     /// Grows the table of running sequence `i` to `tokens` tokens, preempting younger sequences if the pool is empty, and
@@ -238,19 +284,20 @@ impl<S: SequenceState> Scheduler<S> {
             }
             plan.sample_slots -= 1;
             plan.take(&seq, tokens);
-            plan.chunks.push(tokens);
+            plan.chunks.push(Chunk { tokens, drafts: Vec::new() });
             self.running.push(seq);
         }
     }
 
-    /// The step in which each running sequence, oldest first, has as many tokens as `chunks` says.
-    fn build_step(&mut self, chunks: &[usize]) -> Step<S::Row> {
-        let chosen = || chunks.iter().enumerate().filter(|(_, tokens)| **tokens > 0);
+    /// The step in which each running sequence, oldest first, has what `chunks` says.
+    fn build_step(&mut self, chunks: &[Chunk]) -> Step<S::Row> {
+        let chosen = || chunks.iter().enumerate().filter(|(_, chunk)| chunk.tokens > 0);
         let max_blocks = chosen().map(|(i, _)| self.running[i].table.blocks().len()).max().unwrap_or(0);
         let mut step = Step { qo_indptr: vec![0], max_blocks, ..Step::default() };
-        for (i, &tokens) in chosen() {
+        for (i, Chunk { tokens, drafts }) in chosen() {
             let seq = &mut self.running[i];
             let range = seq.planned..seq.planned + tokens;
+            let with_drafts = range.start..range.end + drafts.len();
             if seq.prompt_logprobs.is_some() {
                 let (first, tokens) = (step.tokens.len(), &seq.tokens[..seq.prompt_len]);
                 let known =
@@ -258,30 +305,38 @@ impl<S: SequenceState> Scheduler<S> {
                 let asked = seq.request.prompt_logprobs;
                 step.samples.extend(known.map(|(t, p, token)| SampleRow::of_prompt(seq.id, t, p, token, asked)));
             }
-            self.state.plan(&mut seq.slot, range.clone(), step.tokens.len() as u32, &mut step.state);
+            let first = step.tokens.len() as u32;
+            self.state.plan(&mut seq.slot, range.clone(), drafts.len() as u32, first, &mut step.state);
             step.tokens.extend(range.clone().map(|p| seq.input(p)));
-            step.positions.extend(range.clone().map(|p| p as u32));
-            step.slots.extend(seq.table.slots(range.clone()));
+            step.tokens.extend(drafts);
+            step.positions.extend(with_drafts.clone().map(|p| p as u32));
+            step.slots.extend(seq.table.slots(with_drafts.clone()));
             step.qo_indptr.push(step.tokens.len() as u32);
-            step.kv_lens.push(range.end as u32);
+            step.kv_lens.push(with_drafts.end as u32);
             let blocks = seq.table.blocks();
             step.block_tables.extend(blocks.iter().map(|b| b.id()));
             step.block_tables.resize(step.kv_lens.len() * max_blocks, 0);
-            step.rows.push(StepRow { id: seq.id, sequence: seq.index, computed: range.end });
+            let (computed, drafted) = (range.end, drafts.len());
+            step.rows.push(StepRow { id: seq.id, sequence: seq.index, computed, drafts: drafted });
             seq.planned = range.end;
             seq.in_flight += 1;
+            seq.recomputed = 0;
             if range.end == seq.len() {
-                let logits_update = seq.logits_update();
-                seq.unknown += 1;
+                let updates = std::iter::once(seq.logits_update()).chain(seq.draft_updates(drafts));
+                let tokens = first + *tokens as u32 - 1..;
                 seq.sample = step.samples.len();
-                step.samples.push(SampleRow {
-                    id: seq.id,
-                    token: step.tokens.len() as u32 - 1,
-                    position: range.end as u64,
-                    logits_update,
-                    params: seq.request.sampling,
-                    logprobs: seq.request.logprobs,
-                });
+                step.samples.extend(tokens.zip(range.end as u64..).zip(updates).map(
+                    |((token, position), logits_update)| SampleRow {
+                        id: seq.id,
+                        token,
+                        position,
+                        logits_update,
+                        params: seq.request.sampling,
+                        logprobs: seq.request.logprobs,
+                    },
+                ));
+                seq.unknown += 1;
+                seq.drafts_in_flight = drafts.len();
             }
         }
         self.in_flight += usize::from(!step.is_empty());

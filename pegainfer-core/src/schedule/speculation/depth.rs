@@ -1,0 +1,132 @@
+//! How many drafts are worth their place in a step.
+//!
+//! A step of `t` tokens takes a time proportional to `1 + r t`, where `r` is the cost of a token beside the fixed cost, the
+//! reading of the weights ([`StepCost`] measures both). `n` decoding sequences give `n` tokens in it. The `k`-th draft of a
+//! sequence whose drafts are accepted with probability `a` gives `a^k` more, and is worth it if that is not less than what
+//! the step gives in the time that it adds: `a^k >= n r / (1 + r t)`.
+
+/// Cost of a token beside the fixed cost before anything was measured: few drafts, to begin with.
+const INITIAL_TOKEN_COST: f64 = 0.02;
+/// Highest cost of a token beside the fixed cost that is believed.
+const MAX_TOKEN_COST: f64 = 4.0;
+/// What a measurement counts for when the next one is made.
+const COST_DECAY: f64 = 0.98;
+/// Least variance of the tokens of the steps that tells what a token costs, and least number of steps.
+const MIN_VARIANCE: f64 = 0.25;
+const MIN_STEPS: f64 = 8.0;
+
+/// What a decode step costs: a line through the measured times, the older ones counting less.
+#[derive(Debug)]
+pub struct StepCost {
+    /// Decayed sums of 1, tokens, tokens squared, seconds, and tokens times seconds.
+    sums: [f64; 5],
+    token_cost: f64,
+}
+
+impl StepCost {
+    pub fn new() -> Self {
+        Self { sums: [0.0; 5], token_cost: INITIAL_TOKEN_COST }
+    }
+
+    /// A decode step of `tokens` tokens took `seconds`.
+    pub fn measured(&mut self, tokens: usize, seconds: f64) {
+        let t = tokens as f64;
+        for (sum, value) in self.sums.iter_mut().zip([1.0, t, t * t, seconds, t * seconds]) {
+            *sum = *sum * COST_DECAY + value;
+        }
+        let [n, t, tt, s, ts] = self.sums;
+        let variance = (n * tt - t * t) / (n * n);
+        if n < MIN_STEPS || variance < MIN_VARIANCE {
+            return;
+        }
+        let per_token = ((n * ts - t * s) / (n * tt - t * t)).max(0.0);
+        let fixed = ((s - per_token * t) / n).max(0.0);
+        self.token_cost = if fixed * MAX_TOKEN_COST > per_token { per_token / fixed } else { MAX_TOKEN_COST };
+    }
+
+    /// The cost of a token beside the fixed cost.
+    pub fn token_cost(&self) -> f64 {
+        self.token_cost
+    }
+}
+
+/// What the drafts of a new sequence are counted as: so many accepted, of so many tried.
+const PRIOR: (f64, f64) = (1.5, 2.0);
+/// What older drafts count for when newer ones are verified.
+const VERIFIED_DECAY: f64 = 0.85;
+/// The same when proposed drafts were not worth it: in time they are tried again.
+const SKIPPED_DECAY: f64 = 0.97;
+
+/// How often the drafts of a sequence are accepted, the newest counting most.
+#[derive(Debug)]
+pub struct Acceptance {
+    accepted: f64,
+    tried: f64,
+}
+
+impl Acceptance {
+    pub fn new() -> Self {
+        Self { accepted: PRIOR.0, tried: PRIOR.1 }
+    }
+
+    /// `accepted` of `drafts` drafts were; behind a refused one nothing was tried.
+    pub fn verified(&mut self, drafts: usize, accepted: usize) {
+        self.accepted = self.accepted * VERIFIED_DECAY + accepted as f64;
+        self.tried = self.tried * VERIFIED_DECAY + drafts.min(accepted + 1) as f64;
+    }
+
+    /// Drafts were proposed and none was worth it.
+    pub fn skipped(&mut self) {
+        let forget = |value: f64, prior: f64| value * SKIPPED_DECAY + prior * (1.0 - SKIPPED_DECAY);
+        (self.accepted, self.tried) = (forget(self.accepted, PRIOR.0), forget(self.tried, PRIOR.1));
+    }
+
+    /// Of `most` drafts, how many are worth it in a step of `tokens` tokens in which `decoding` sequences get one each.
+    pub fn depth(&self, most: usize, tokens: usize, decoding: usize, token_cost: f64) -> usize {
+        let least = decoding as f64 * token_cost / (1.0 + token_cost * tokens as f64);
+        let rate = self.accepted / self.tried;
+        (1..=most).take_while(|k| rate.powi(*k as i32) >= least).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cost_of_a_token_is_found_from_steps_of_different_sizes() {
+        let mut cost = StepCost::new();
+        (0..50).for_each(|_| cost.measured(4, 0.010));
+        assert_eq!(cost.token_cost(), INITIAL_TOKEN_COST, "steps of one size tell nothing");
+        (0..50).for_each(|i| cost.measured(1 + i % 7, 0.010 + 0.0005 * (1 + i % 7) as f64));
+        assert!((cost.token_cost() - 0.05).abs() < 0.02, "{}", cost.token_cost());
+        (0..400).for_each(|i| cost.measured(1 + i % 7, 0.001 * (1 + i % 7) as f64));
+        assert!(cost.token_cost() > 3.0, "no fixed cost: {}", cost.token_cost());
+    }
+
+    #[test]
+    fn more_is_drafted_where_more_is_accepted_and_tokens_are_cheap() {
+        let mut sure = Acceptance::new();
+        (0..20).for_each(|_| sure.verified(4, 4));
+        let mut unsure = Acceptance::new();
+        (0..20).for_each(|_| unsure.verified(4, 1));
+        let depth = |acceptance: &Acceptance, sequences, cost| acceptance.depth(8, sequences, sequences, cost);
+        assert_eq!(depth(&sure, 1, 0.05), 8);
+        assert_eq!(depth(&unsure, 1, 0.05), 4, "half of them each time: a sixteenth for 0.048");
+        assert_eq!(depth(&unsure, 64, 0.05), 0, "0.76 of a token in that time");
+        assert!(depth(&sure, 64, 0.05) > 0);
+        assert_eq!(depth(&unsure, 1, 0.0), 8, "tokens that cost nothing");
+    }
+
+    #[test]
+    fn a_sequence_that_stopped_drafting_tries_again() {
+        let mut acceptance = Acceptance::new();
+        (0..20).for_each(|_| acceptance.verified(4, 0));
+        assert_eq!(acceptance.depth(4, 1, 1, 0.05), 0);
+        let skipped = (0..1000).take_while(|_| {
+            acceptance.skipped();
+            acceptance.depth(4, 1, 1, 0.05) == 0
+        });
+        assert!((2..50).contains(&skipped.count()));
+    }
+}

@@ -1,0 +1,88 @@
+//! Drafts change no bit.
+
+use super::invariance::Alone;
+use super::{Output, greedy, run};
+use pegainfer_core::engine::{GenerateRequest, SpeculationStats, StepEngine};
+use pegainfer_core::schedule::speculation::{DraftMethod, Drafter, PromptLookup, Speculation, Suffix};
+use pegainfer_core::schedule::{EngineCore, StepExecutor};
+use std::sync::Arc;
+
+/// Knows the texts, and says something else at every `wrong`-th place.
+#[derive(Debug, Clone)]
+struct Oracle {
+    texts: Arc<[Vec<u32>]>,
+    wrong: usize,
+}
+
+impl DraftMethod for Oracle {
+    fn start(&self) -> Box<dyn Drafter> {
+        Box::new(self.clone())
+    }
+}
+
+impl Drafter for Oracle {
+    fn propose(&mut self, tokens: &[u32], most: usize) -> Vec<u32> {
+        let Some(text) = self.texts.iter().find(|text| text.starts_with(tokens)) else { return Vec::new() };
+        let places = tokens.len()..text.len().min(tokens.len() + most);
+        places.map(|place| if place.is_multiple_of(self.wrong) { 1 } else { text[place] }).collect()
+    }
+}
+
+fn speculation(num_tokens: usize, method: impl DraftMethod + 'static) -> Option<Speculation> {
+    Some(Speculation { num_tokens, method: Arc::new(method), adaptive: false })
+}
+
+impl Alone {
+    /// With drafts of many lengths, most of which are right, and with one or two steps in flight; together, from a warm
+    /// cache, and preempted on the pool of `tight`, which holds little more than the longest request.
+    pub fn holds_with_drafts<E: StepExecutor>(
+        &self,
+        engine: impl Fn(Option<Speculation>) -> EngineCore<E>,
+        tight: impl Fn(Option<Speculation>) -> EngineCore<E>,
+    ) {
+        let texts: Arc<[Vec<u32>]> =
+            self.requests.iter().zip(&self.outputs).map(|(request, output)| text(request, output)).collect();
+        let run = |num_tokens, wrong, depth, make: &dyn Fn(Option<Speculation>) -> EngineCore<E>| {
+            let what = format!("{num_tokens} drafts, every {wrong}th one wrong, depth {depth}");
+            let mut drafting = make(speculation(num_tokens, Oracle { texts: texts.clone(), wrong }));
+            drafting.set_depth(depth);
+            self.holds(&what, &mut drafting);
+            self.holds_without_logprobs(&format!("{what}, warm prefix cache"), &mut drafting);
+            assert_drafted(&drafting.stats().speculation, self.requests.len());
+            drafting.stats().preemptions
+        };
+        run(4, 6, 2, &engine);
+        run(7, 100_000, 1, &engine);
+        assert!(run(1, 2, 2, &tight) > 0, "nothing was preempted");
+    }
+}
+
+/// Prompt and generated tokens.
+fn text(request: &GenerateRequest, output: &Output) -> Vec<u32> {
+    [&*request.prompt, &output.ids()].concat()
+}
+
+/// Of the drafts of so many requests at least one was accepted for each, and one refused.
+fn assert_drafted(stats: &SpeculationStats, requests: usize) {
+    let accepted = stats.accepted_tokens();
+    assert!(accepted >= requests as u64, "too few drafts are accepted: {stats:?}");
+    assert!(stats.draft_tokens >= accepted && stats.drafts > 0, "{stats:?}");
+}
+
+/// The methods for users, on a text that repeats itself: fewer steps, the same tokens.
+pub fn lookup_drafts_change_no_token<E: StepExecutor>(engine: impl Fn(Option<Speculation>) -> EngineCore<E>) {
+    let phrase: Vec<u32> = (0..24).map(|i| 300 + i * i % 97).collect();
+    let request = greedy(&phrase.repeat(4), 96);
+    let mut plain = engine(None);
+    let expected = run(&mut plain, std::slice::from_ref(&request)).remove(0);
+    let ngram = speculation(4, PromptLookup { ngram: 2..=4 });
+    let suffix = speculation(8, Suffix { max_match: 16, max_factor: 1.0, min_probability: 0.1 });
+    for speculation in [ngram, suffix] {
+        let name = format!("{speculation:?}");
+        let mut drafting = engine(speculation);
+        let got = run(&mut drafting, std::slice::from_ref(&request)).remove(0);
+        assert_eq!(got.ids(), expected.ids(), "{name}");
+        let (steps, stats) = (drafting.stats().steps, drafting.stats().speculation);
+        assert!(steps < plain.stats().steps && stats.accepted_tokens() > 0, "{name}: {steps} steps, {stats:?}");
+    }
+}

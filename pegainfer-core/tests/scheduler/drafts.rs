@@ -1,0 +1,43 @@
+//! Drafts that are often right.
+
+use super::VOCAB;
+use super::device::{kv_value, next_token};
+use super::requests::{Rng, mix};
+use pegainfer_core::schedule::speculation::{DraftMethod, Drafter, Speculation};
+use std::sync::Arc;
+
+/// Knows what the device will draw, but for logits processors, and says something else in `wrong` percent of the cases.
+#[derive(Debug, Clone)]
+pub struct Oracle {
+    wrong: u64,
+}
+
+impl Oracle {
+    /// With a random share of wrong drafts, and a random number of them.
+    pub fn speculation(rng: &mut Rng) -> Speculation {
+        let wrong = [0, 10, 50, 90][rng.below(4)];
+        Speculation { num_tokens: 1 + rng.below(6), method: Arc::new(Self { wrong }), adaptive: rng.chance(50) }
+    }
+}
+
+impl DraftMethod for Oracle {
+    fn start(&self) -> Box<dyn Drafter> {
+        Box::new(self.clone())
+    }
+}
+
+impl Drafter for Oracle {
+    fn propose(&mut self, tokens: &[u32], most: usize) -> Vec<u32> {
+        let mut hash = tokens.iter().fold(0, |hash, token| kv_value(hash, *token));
+        // Sometimes it has nothing to say.
+        let most = if mix(hash).is_multiple_of(5) { 0 } else { most };
+        let draft = |_| {
+            let token = next_token(hash, |_, logit| logit);
+            let wrong = mix(hash ^ 1) % 100 < self.wrong;
+            let token = if wrong { (token + 1) % VOCAB } else { token };
+            hash = kv_value(hash, token);
+            token
+        };
+        (0..most).map(draft).collect()
+    }
+}

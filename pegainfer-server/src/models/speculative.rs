@@ -1,0 +1,159 @@
+//! `--speculative-config`, as vLLM spells it.
+
+use pegainfer_core::schedule::speculation::{DraftMethod, MAX_DRAFT_TOKENS, PromptLookup, Speculation, Suffix};
+use serde::Deserialize;
+use std::sync::Arc;
+
+/// Methods that there are.
+const METHODS: &str = "\"ngram\" and \"suffix\"";
+/// Tokens of a match of method ngram, unless the user says.
+const DEFAULT_NGRAM: usize = 5;
+/// Draft tokens of method suffix, and tokens of its matches, unless the user says.
+const DEFAULT_SUFFIX: usize = 24;
+/// Draft tokens for each token of the match of method suffix, unless the user says.
+const DEFAULT_FACTOR: f64 = 1.0;
+/// Probability at which a draft of method suffix ends, unless the user says.
+const DEFAULT_PROBABILITY: f64 = 0.1;
+
+/// The JSON object of the flag.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Fields {
+    method: String,
+    num_speculative_tokens: Option<usize>,
+    prompt_lookup_min: Option<usize>,
+    prompt_lookup_max: Option<usize>,
+    suffix_decoding_max_tree_depth: Option<usize>,
+    suffix_decoding_max_spec_factor: Option<f64>,
+    suffix_decoding_min_token_prob: Option<f64>,
+    suffix_decoding_max_cached_requests: Option<usize>,
+    /// Our own.
+    adaptive: Option<bool>,
+}
+
+/// Parses the flag's value. Errors name the field and what it may be.
+pub fn parse(text: &str) -> Result<Speculation, String> {
+    let fields: Fields = serde_json::from_str(text).map_err(|error| {
+        format!("{error}; expected a JSON object such as {{\"method\": \"ngram\", \"num_speculative_tokens\": 4}}")
+    })?;
+    match fields.method.as_str() {
+        "ngram" => ngram(&fields),
+        "suffix" => suffix(&fields),
+        other => Err(format!("\"method\": {other:?} is not supported; the methods are {METHODS}")),
+    }
+}
+
+/// `value`, which must be in `range`.
+fn within(name: &str, value: usize, range: std::ops::RangeInclusive<usize>) -> Result<usize, String> {
+    let (least, most) = (*range.start(), *range.end());
+    let ok = range.contains(&value);
+    if ok { Ok(value) } else { Err(format!("\"{name}\" must be {least} to {most}, got {value}")) }
+}
+
+fn num_tokens(value: usize) -> Result<usize, String> {
+    within("num_speculative_tokens", value, 1..=MAX_DRAFT_TOKENS)
+}
+
+/// Refuses fields of another method.
+fn only_for(method: &str, fields: &[(&str, bool)]) -> Result<(), String> {
+    let given = fields.iter().find(|(_, given)| *given);
+    given.map_or(Ok(()), |(name, _)| Err(format!("\"{name}\" is for \"method\": {method:?} only")))
+}
+
+fn ngram(fields: &Fields) -> Result<Speculation, String> {
+    only_for(
+        "suffix",
+        &[
+            ("suffix_decoding_max_tree_depth", fields.suffix_decoding_max_tree_depth.is_some()),
+            ("suffix_decoding_max_spec_factor", fields.suffix_decoding_max_spec_factor.is_some()),
+            ("suffix_decoding_min_token_prob", fields.suffix_decoding_min_token_prob.is_some()),
+            ("suffix_decoding_max_cached_requests", fields.suffix_decoding_max_cached_requests.is_some()),
+        ],
+    )?;
+    let tokens = fields.num_speculative_tokens.ok_or("\"num_speculative_tokens\" is missing")?;
+    let given = (fields.prompt_lookup_min, fields.prompt_lookup_max);
+    // One that is not given is the other one.
+    let (min, max) = match given {
+        (None, None) => (DEFAULT_NGRAM, DEFAULT_NGRAM),
+        (Some(n), None) | (None, Some(n)) => (n, n),
+        (Some(min), Some(max)) => (min, max),
+    };
+    let max = within("prompt_lookup_max", max, 1..=usize::from(u8::MAX))?;
+    let min = within("prompt_lookup_min", min, 1..=max)?;
+    speculation(num_tokens(tokens)?, fields, PromptLookup { ngram: min..=max })
+}
+
+fn suffix(fields: &Fields) -> Result<Speculation, String> {
+    only_for(
+        "ngram",
+        &[
+            ("prompt_lookup_min", fields.prompt_lookup_min.is_some()),
+            ("prompt_lookup_max", fields.prompt_lookup_max.is_some()),
+        ],
+    )?;
+    if fields.suffix_decoding_max_cached_requests.is_some_and(|requests| requests > 0) {
+        return Err("\"suffix_decoding_max_cached_requests\" must be 0: drafts come from the request's own text".into());
+    }
+    let depth = fields.suffix_decoding_max_tree_depth.unwrap_or(DEFAULT_SUFFIX);
+    let max_match = within("suffix_decoding_max_tree_depth", depth, 1..=usize::from(u8::MAX))?;
+    let max_factor = fields.suffix_decoding_max_spec_factor.unwrap_or(DEFAULT_FACTOR);
+    if !(max_factor > 0.0 && max_factor.is_finite()) {
+        return Err(format!("\"suffix_decoding_max_spec_factor\" must be above 0, got {max_factor}"));
+    }
+    let min_probability = fields.suffix_decoding_min_token_prob.unwrap_or(DEFAULT_PROBABILITY);
+    if !(0.0..=1.0).contains(&min_probability) {
+        return Err(format!("\"suffix_decoding_min_token_prob\" must be 0 to 1, got {min_probability}"));
+    }
+    let tokens = fields.num_speculative_tokens.unwrap_or(max_match.min(MAX_DRAFT_TOKENS));
+    speculation(num_tokens(tokens)?, fields, Suffix { max_match, max_factor, min_probability })
+}
+
+fn speculation(num_tokens: usize, fields: &Fields, method: impl DraftMethod + 'static) -> Result<Speculation, String> {
+    Ok(Speculation { num_tokens, method: Arc::new(method), adaptive: fields.adaptive.unwrap_or(true) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn methods_and_their_defaults() {
+        let describe = |text: &str| {
+            let Speculation { num_tokens, method, .. } = parse(text).unwrap();
+            format!("{num_tokens} {method:?}")
+        };
+        let ngram = |n, range| format!("{n} PromptLookup {{ ngram: {range} }}");
+        assert_eq!(describe(r#"{"method": "ngram", "num_speculative_tokens": 4}"#), ngram(4, "5..=5"));
+        let one = r#"{"method": "ngram", "num_speculative_tokens": 1, "prompt_lookup_max": 3}"#;
+        assert_eq!(describe(one), ngram(1, "3..=3"));
+        let both =
+            r#"{"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 4, "prompt_lookup_min": 2}"#;
+        assert_eq!(describe(both), ngram(2, "2..=4"));
+        let suffix = "24 Suffix { max_match: 24, max_factor: 1.0, min_probability: 0.1 }";
+        assert_eq!(describe(r#"{"method": "suffix"}"#), suffix);
+    }
+
+    #[test]
+    fn what_is_not_supported_is_refused_by_name() {
+        for (text, error) in [
+            (r#"{"method": "eagle3"}"#, "\"eagle3\" is not supported; the methods are \"ngram\" and \"suffix\""),
+            (r#"{"method": "ngram", "model": "x"}"#, "unknown field `model`"),
+            (r#"{"method": "ngram"}"#, "\"num_speculative_tokens\" is missing"),
+            (r#"{"method": "ngram", "num_speculative_tokens": 33}"#, "must be 1 to 32, got 33"),
+            (
+                r#"{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 3}"#,
+                "\"prompt_lookup_min\" must be 1 to 2",
+            ),
+            (
+                r#"{"method": "suffix", "prompt_lookup_max": 2}"#,
+                "\"prompt_lookup_max\" is for \"method\": \"ngram\" only",
+            ),
+            (r#"{"method": "suffix", "suffix_decoding_max_cached_requests": 9}"#, "must be 0"),
+            (r#"{"method": "suffix", "suffix_decoding_min_token_prob": 2}"#, "must be 0 to 1"),
+            ("ngram", "such as {\"method\": \"ngram\""),
+        ] {
+            let got = parse(text).unwrap_err();
+            assert!(got.contains(error), "{text}: {got}");
+        }
+    }
+}
