@@ -9,6 +9,7 @@ use crate::cuda::{Cuda, Graph};
 use crate::isa::Isa;
 use crate::record::OpRecord;
 use crate::scratch::Scratch;
+use crate::team::Team;
 use crate::tensor::OpError;
 use attached::Attached;
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -31,7 +32,10 @@ pub enum Device {
 #[derive(Debug)]
 pub struct Exec {
     device: Device,
+    /// Runs host work such as reading files.
     pool: Arc<ThreadPool>,
+    /// Runs the loops of CPU kernels.
+    team: Arc<Team>,
     /// Dropped before the GPU, which it may use.
     attached: Attached,
     /// Set on `Device::Cuda`.
@@ -66,8 +70,9 @@ impl Exec {
         };
         let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("cpu-{i}")).build();
         let pool = Arc::new(pool.map_err(io::Error::other)?);
+        let team = Arc::new(Team::new(threads)?);
         let (attached, scratch) = (Attached::default(), Scratch::default());
-        Ok(Self { device, pool, attached, cuda, records: None, next_tensor: 0, scratch })
+        Ok(Self { device, pool, team, attached, cuda, records: None, next_tensor: 0, scratch })
     }
 
     /// The device that ops dispatch on.
@@ -98,17 +103,17 @@ impl Exec {
 
     /// Number of host threads.
     pub fn threads(&self) -> usize {
-        self.pool.current_num_threads()
+        self.team.threads()
     }
 
-    /// Runs `f` in the context from which ops are called; a step of an executor is one call. On the CPU that is the thread
-    /// pool, so that parallel kernels start without waking another thread; on a GPU it is the calling thread, bound to it.
-    pub fn install<R: Send>(&mut self, f: impl FnOnce(&mut Self) -> R + Send) -> Result<R, OpError> {
+    /// Runs `f` in the context from which ops are called; a step of an executor is one call. That is the calling thread: on
+    /// the CPU, the loops of kernels run on the team; on a GPU, the thread is bound to it.
+    pub fn install<R>(&mut self, f: impl FnOnce(&mut Self) -> R) -> Result<R, OpError> {
         if let Some(cuda) = &self.cuda {
             cuda.bind()?;
             return Ok(f(self));
         }
-        Ok(self.pool.clone().install(|| f(self)))
+        Ok(self.team.clone().install(|| f(self)))
     }
 
     /// Waits until the device has completed everything that was launched, and returns its errors. After an error, the device
@@ -119,9 +124,10 @@ impl Exec {
         cuda.synchronize("synchronize")
     }
 
-    /// Runs `f` on the host threads, whatever the device.
+    /// Runs `f` on the host threads, whatever the device: rayon's loops on the pool, those of kernels on the team.
     pub fn on_host<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
-        self.pool.install(f)
+        let team = &self.team;
+        self.pool.install(|| team.install(f))
     }
 
     /// Starts to capture launches on the GPU, which are not run, until [`end_capture`](Self::end_capture), which must follow.
