@@ -6,6 +6,7 @@
 //! - [`kv`]: block pool, block tables, prefix index.
 //! - [`schedule`]: continuous batching, and the steps that an executor runs.
 //! - [`exec`], [`tensor`], [`scratch`], [`isa`]: execution context and memory of ops.
+//! - [`team`]: threads that run the loops of CPU kernels.
 //! - [`parallel`]: ranks that compute one model together.
 //! - [`readback`]: asynchronous copies of results to the host.
 //! - [`cuda`]: the GPU.
@@ -28,5 +29,6 @@ pub mod rng;
 pub mod sampling;
 pub mod schedule;
 pub mod scratch;
+pub mod team;
 pub mod tensor;
 pub mod weights;

@@ -49,6 +49,7 @@ impl StepEngine for Scripted {
             kv_blocks: 4,
             max_num_seqs: 8,
             eos_token_ids: vec![9],
+            num_speculative_tokens: None,
             unsupported: &[],
         }
     }
@@ -110,7 +111,7 @@ impl Scripted {
         let mut events = EventBatch::new();
         for (id, (request, done)) in &mut self.requests {
             *done += 1;
-            events.push((*id, TokenEvent::Token(TokenOut { id: 1, is_stop: false, logprobs: None })));
+            events.push((*id, TokenEvent::Token(TokenOut { id: 1, is_stop: false, drafted: false, logprobs: None })));
             if *done == request.max_tokens {
                 let usage = Usage { prompt_tokens: request.prompt.len(), completion_tokens: *done, cached_tokens: 0 };
                 events.push((*id, TokenEvent::Finished { reason: FinishReason::Length, usage }));

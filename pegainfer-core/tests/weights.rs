@@ -5,7 +5,7 @@
 use half::bf16;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
-use pegainfer_core::weights::{Checkpoint, Loader, Part, Source, Uniform, WeightsError, uniform};
+use pegainfer_core::weights::{Checkpoint, Loader, Part, Quantize, Source, Uniform, WeightsError, uniform};
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use std::path::{Path, PathBuf};
 
@@ -179,7 +179,7 @@ fn small_tensors_are_widened_from_either_type_and_converted() {
         loader.converted("wide".to_owned(), &[4], 0.0, &[4], |values| values)
     });
     let error = wrong.unwrap_err().to_string();
-    assert!(error.contains("wide is F32 [3], but config.json asks for BF16 or F32 [4]"), "{error}");
+    assert!(error.contains("wide is F32 [3], but config.json asks for BF16 or F16 or F32 [4]"), "{error}");
 }
 
 #[test]
@@ -193,4 +193,64 @@ fn shards_are_found_where_only_the_files_were_renamed() {
         dir.write("model.safetensors.index.json", format!(r#"{{"weight_map":{{"q":"{listed}"}}}}"#).as_bytes());
         assert!(Checkpoint::open(dir.path()).unwrap().contains("q"));
     }
+}
+
+/// An FP8 weight of ones, `[rows, 200]`, and its scales.
+fn fp8_tensors(rows: usize, scales: &[usize]) -> Vec<(&'static str, Dtype, Vec<usize>, Vec<u8>)> {
+    let ones: Vec<u8> = scales.iter().product::<usize>().checked_mul(4).map(|n| vec![0; n]).unwrap();
+    vec![
+        ("w", Dtype::F8_E4M3, vec![rows, 200], vec![0x38; rows * 200]),
+        ("w_scale_inv", Dtype::F32, scales.to_vec(), ones),
+    ]
+}
+
+#[test]
+fn scales_and_fp8_weights_must_belong_together() {
+    let dir = Dir::new("scales");
+    let check = |tensors: &[(&str, Dtype, Vec<usize>, Vec<u8>)], quantized: bool| {
+        dir.write("model.safetensors", &file(tensors));
+        Checkpoint::open(dir.path()).unwrap().check_block_scales(quantized).map_err(|e| e.to_string())
+    };
+    let whole = fp8_tensors(130, &[2, 2]);
+    assert_eq!(check(&whole, true), Ok(()));
+    let refused = |tensors: &[(&str, Dtype, Vec<usize>, Vec<u8>)], quantized, words: &str| {
+        let error = check(tensors, quantized).unwrap_err();
+        assert!(error.contains(words) && !error.contains('\n'), "{error}");
+    };
+    refused(&whole, false, "w is F8_E4M3, but config.json has no quantization_config");
+    refused(&whole[..1], true, "w is F8_E4M3, but the checkpoint has no w_scale_inv");
+    refused(&whole[1..], true, "w_scale_inv has scales for w, which the checkpoint does not have");
+    refused(&fp8_tensors(130, &[1, 2]), true, "w_scale_inv F32 [1, 2], expected BF16, F16 or F32 [2, 2]");
+    let mut plain = whole.clone();
+    plain[0] = bf16_tensor("w", 3, 0);
+    refused(&plain, true, "w_scale_inv has scales for w, which is BF16 [3, 4], not F8_E4M3");
+    let mut bytes = whole.clone();
+    bytes[1] = ("w_scale_inv", Dtype::U8, vec![2, 2], vec![1; 4]);
+    refused(&bytes, true, "w_scale_inv U8 [2, 2], expected BF16, F16 or F32");
+}
+
+#[test]
+fn fp8_weights_that_are_no_numbers_are_refused() {
+    let dir = Dir::new("nan");
+    let mut exec = Exec::cpu(Isa::best(), Some(2)).unwrap();
+    let mut load = |tensors: &[(&str, Dtype, Vec<usize>, Vec<u8>)]| {
+        dir.write("model.safetensors", &file(tensors));
+        let source = Source::open(dir.path()).unwrap();
+        let parts = [Part { name: "w".into(), rows: 130 }];
+        let quantize: Quantize = |_, _, _, _| panic!("it is FP8");
+        Loader::run(&mut exec, &source, &mut |_| {}, |loader| {
+            let loaded = loader.fp8("w", &parts, 200, quantize);
+            assert!(loader.unused().is_empty());
+            loaded
+        })
+        .map_err(|error| error.to_string())
+    };
+    let mut tensors = fp8_tensors(130, &[2, 2]);
+    let (codes, scales) = load(&tensors).unwrap();
+    assert_eq!((codes.shape(), codes.host::<u8>()[0], scales.host::<f32>()), (&[130, 200][..], 0x38, &[0.0; 4][..]));
+    tensors[0].3[7] = 0xff;
+    assert!(load(&tensors).unwrap_err().contains("w has values that are no numbers"));
+    tensors[0].3[7] = 0;
+    tensors[1].3[0..4].copy_from_slice(&f32::INFINITY.to_le_bytes());
+    assert!(load(&tensors).unwrap_err().contains("w_scale_inv has values that are no numbers"));
 }

@@ -103,6 +103,7 @@ pub fn load(
         kv_blocks: bounds.pages,
         max_num_seqs: bounds.rows,
         eos_token_ids: config.eos_token_ids.clone(),
+        num_speculative_tokens: None,
         unsupported: &[],
     };
     let pages = bounds.pages * state::page_bytes(&config, options.numerics);
@@ -116,7 +117,7 @@ pub fn load(
         // The ops update a slot in place.
         within_chunks: false,
     });
-    let engine = Engine::new(executor, limits, tokens, slots);
+    let engine = Engine::new(executor, limits, tokens, slots, None);
     Ok(Loaded { engine, config, weight_bytes, weights_time, kv_bytes })
 }
 

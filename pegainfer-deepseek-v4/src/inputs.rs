@@ -20,7 +20,7 @@ impl Inputs {
     /// For the vocabulary's `vocab` ids.
     pub fn new(exec: &mut Exec, vocab: usize, bounds: StepBounds) -> std::io::Result<Self> {
         let StepBounds { tokens, rows, context, .. } = bounds;
-        let common = runtime::Inputs::new(exec, vocab, PAGE_TOKENS, StepSize { tokens, rows, context })?;
+        let common = runtime::Inputs::new(exec, vocab, PAGE_TOKENS, StepSize { tokens, rows, samples: rows, context })?;
         Ok(Self { common, slots: exec.tensor("state_slots", &[rows], DType::U32)? })
     }
 

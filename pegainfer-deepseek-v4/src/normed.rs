@@ -2,7 +2,7 @@
 
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-use pegainfer_kernels::ops::deepseek_v4::{self as ops, Matrix};
+use pegainfer_kernels::ops::{Matrix, deepseek_v4 as ops};
 
 /// An activation behind a norm, as it is and as the reference rounds it for its FP8 and FP4 matrices.
 #[derive(Debug)]

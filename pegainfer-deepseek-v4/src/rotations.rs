@@ -3,7 +3,8 @@
 use crate::config::{Config, LayerKind};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::OpError;
-use pegainfer_kernels::ops::deepseek_v4::{RopeTable, YarnSpec};
+use pegainfer_kernels::ops::Yarn;
+use pegainfer_kernels::ops::deepseek_v4::RopeTable;
 
 /// Rotations of the two kinds of layers.
 #[derive(Debug)]
@@ -17,11 +18,12 @@ pub(crate) struct Rotations {
 impl Rotations {
     pub fn new(exec: &mut Exec, config: &Config) -> Result<Self, OpError> {
         let yarn = config.yarn;
-        let spec = YarnSpec {
+        let spec = Yarn {
             factor: yarn.factor,
             beta_fast: yarn.beta_fast,
             beta_slow: yarn.beta_slow,
             original_context: yarn.original_context,
+            truncate: true,
         };
         Ok(Self {
             window: RopeTable::new(exec, config.rope_dim, config.rope_theta, None)?,

@@ -11,7 +11,8 @@ use part::Part;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::Tensor;
 use pegainfer_core::weights::{StoredDtype as Dtype, WeightsError};
-use pegainfer_kernels::ops::deepseek_v4::{CompressorWeights, Experts, HyperWeights, Matrix};
+use pegainfer_kernels::ops::Matrix;
+use pegainfer_kernels::ops::deepseek_v4::{CompressorWeights, Experts, HyperWeights};
 use reader::Reader;
 
 pub use source::Source;

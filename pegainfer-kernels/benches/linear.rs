@@ -1,12 +1,18 @@
 //! GEMMs on the CPU. `gemv` streams a gigabyte of weights per iteration, so that no cache helps, and reads as many
-//! bytes plainly for comparison; `gemm` is one GEMM of prefill size. Set `RAYON_NUM_THREADS` to vary the threads.
+//! bytes plainly for comparison; `gemv fp8` has the same matrices in FP8; `gemm` is one GEMM of prefill size. Set `RAYON_NUM_THREADS` to vary the threads.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use half::bf16;
-use pegainfer_core::{isa::Isa, scratch::Scratch};
-use pegainfer_kernels::cpu::linear::{LinearOut, linear};
+use pegainfer_core::{isa::Isa, scratch::Scratch, team::Team};
+use pegainfer_kernels::cpu::linear::{LinearOut, linear, linear_stacked};
+use pegainfer_kernels::cpu::weights::{BLOCK, Scales, Weights};
 use rayon::prelude::*;
 use std::{hint::black_box, time::Duration};
+
+/// A team of as many threads as the plain read has.
+fn team() -> Team {
+    Team::new(rayon::current_num_threads()).expect("threads")
+}
 
 /// `len` values of both signs and several magnitudes, filled in parallel (a first touch by the threads that read).
 fn values(len: usize) -> Vec<bf16> {
@@ -26,7 +32,7 @@ fn gemv(c: &mut Criterion) {
     let ring = values(MATRICES * N * K);
     let x = values(MOST_ROWS * K);
     let mut out = vec![bf16::ZERO; MOST_ROWS * N];
-    let mut scratch = Scratch::new();
+    let (team, mut scratch) = (team(), Scratch::new());
     let mut group = c.benchmark_group("gemv");
     group.sample_size(10).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_secs(1));
     group.throughput(Throughput::Bytes(size_of_val(&ring[..]) as u64));
@@ -35,12 +41,44 @@ fn gemv(c: &mut Criterion) {
         let batches: &[usize] = if isa == Isa::Portable { &[1] } else { &[1, 2, 4, 8, 16, 32] };
         for &m in batches {
             group.bench_function(BenchmarkId::new(isa.name(), m), |b| {
-                b.iter(|| {
+                let mut run = || {
                     for w in ring.chunks_exact(N * K) {
                         let out = LinearOut::Bf16(&mut out[..m * N]);
                         linear(isa, black_box(&x[..m * K]), w, m, N, K, out, &mut scratch);
                     }
-                });
+                };
+                b.iter(|| team.install(&mut run));
+            });
+        }
+    }
+    group.finish();
+}
+
+/// Decode with FP8 weights, half of the bytes of `gemv`.
+fn gemv_fp8(c: &mut Criterion) {
+    const N: usize = 6144;
+    const K: usize = 1024;
+    const MATRICES: usize = 84;
+    let code = |bits: &bf16| (bits.to_bits() as u8) & 0xf7 | 0x20;
+    let ring: Vec<u8> = values(MATRICES * N * K).par_iter().map(code).collect();
+    let scales = vec![0.01; N * K / (BLOCK * BLOCK)];
+    let x = values(32 * K);
+    let mut out = vec![bf16::ZERO; 32 * N];
+    let (team, mut scratch) = (team(), Scratch::new());
+    let mut group = c.benchmark_group("gemv fp8");
+    group.sample_size(10).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_secs(1));
+    group.throughput(Throughput::Bytes(ring.len() as u64));
+    for isa in Isa::available().into_iter().filter(|isa| *isa != Isa::Portable) {
+        for m in [1, 8, 32] {
+            group.bench_function(BenchmarkId::new(isa.name(), m), |b| {
+                let mut run = || {
+                    for w in ring.chunks_exact(N * K) {
+                        let out = LinearOut::Bf16(&mut out[..m * N]);
+                        let w = [Weights::Fp8(w, Scales::F32(&scales))];
+                        linear_stacked(isa, black_box(&x[..m * K]), &w, (m, K), out, &mut scratch);
+                    }
+                };
+                b.iter(|| team.install(&mut run));
             });
         }
     }
@@ -64,7 +102,7 @@ fn plain_read(data: &[bf16]) -> u64 {
 /// Prefill: 512 rows against projections of Qwen3-0.6B and Qwen3-4B.
 fn gemm(c: &mut Criterion) {
     const M: usize = 512;
-    let mut scratch = Scratch::new();
+    let (team, mut scratch) = (team(), Scratch::new());
     let mut group = c.benchmark_group("gemm");
     group.sample_size(10).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_secs(1));
     for (n, k) in [(6144, 1024), (1024, 3072), (9728, 2560)] {
@@ -73,12 +111,13 @@ fn gemm(c: &mut Criterion) {
         group.throughput(Throughput::Elements((2 * M * n * k) as u64));
         for isa in Isa::available().into_iter().filter(|isa| *isa != Isa::Portable) {
             group.bench_function(BenchmarkId::new(isa.name(), format!("{M}x{n}x{k}")), |b| {
-                b.iter(|| linear(isa, black_box(&x), &w, M, n, k, LinearOut::Bf16(&mut out), &mut scratch));
+                let mut run = || linear(isa, black_box(&x), &w, M, n, k, LinearOut::Bf16(&mut out), &mut scratch);
+                b.iter(|| team.install(&mut run));
             });
         }
     }
     group.finish();
 }
 
-criterion_group!(benches, gemv, gemm);
+criterion_group!(benches, gemv, gemv_fp8, gemm);
 criterion_main!(benches);

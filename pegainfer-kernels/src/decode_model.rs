@@ -1,27 +1,28 @@
 //! A dense model as `ops::decode_layers` wants it.
 
 use crate::heads::HeadShape;
+use crate::ops::MatrixRef;
 use pegainfer_core::tensor::Tensor;
 
-/// One layer of a [`DecodeModel`], all bf16.
+/// One layer of a [`DecodeModel`]; norms and caches are bf16.
 #[derive(Debug)]
 pub struct DecodeLayer<'a> {
     /// `[hidden]`.
     pub input_norm: &'a Tensor,
     /// Queries, keys, values: `[(heads + 2 kv_heads) * head_dim, hidden]`.
-    pub qkv: &'a Tensor,
+    pub qkv: MatrixRef<'a>,
     /// Norms of queries and of keys, `[head_dim]`.
     pub head_norms: (&'a Tensor, &'a Tensor),
     /// Keys and values, see [`HeadShape::cache`].
     pub cache: (&'a mut Tensor, &'a mut Tensor),
     /// `[hidden, heads * head_dim]`.
-    pub o: &'a Tensor,
+    pub o: MatrixRef<'a>,
     /// `[hidden]`.
     pub post_norm: &'a Tensor,
     /// Gate, then up: `[2 * intermediate, hidden]`.
-    pub gate_up: &'a Tensor,
+    pub gate_up: MatrixRef<'a>,
     /// `[hidden, intermediate]`.
-    pub down: &'a Tensor,
+    pub down: MatrixRef<'a>,
 }
 
 /// What is the same in every step.
@@ -40,8 +41,16 @@ pub struct DecodeModel<'a> {
 }
 
 impl DecodeModel<'_> {
+    /// Whether any weight is FP8.
+    pub(crate) fn is_quantized(&self) -> bool {
+        let quantized = |layer: &DecodeLayer<'_>| {
+            [layer.qkv, layer.o, layer.gate_up, layer.down].into_iter().any(MatrixRef::is_quantized)
+        };
+        self.layers.iter().any(quantized)
+    }
+
     /// Hidden and intermediate size.
     pub(crate) fn widths(&self) -> (usize, usize) {
-        (self.final_norm.elements(), self.layers.first().map_or(0, |layer| layer.down.rows_cols().1))
+        (self.final_norm.elements(), self.layers.first().map_or(0, |layer| layer.down.shape().1))
     }
 }

@@ -19,6 +19,7 @@ mod load;
 pub mod ops;
 mod packed_logits_updates;
 pub mod parallel;
+mod rotary;
 pub mod runtime;
 #[cfg(test)]
 mod testing;

@@ -12,6 +12,7 @@ use pegainfer_kernels::ops::{self, HeadShape};
 use pegainfer_kernels::runtime::{Bounds, Executor, StepSize, load_weights, uniform};
 use pegainfer_qwen3_4b::Qwen3;
 use pegainfer_qwen3_4b::config::Config;
+use pegainfer_qwen3_4b::weights;
 use rayon::prelude::*;
 use std::time::Duration;
 
@@ -23,9 +24,10 @@ fn qwen3_0_6b() -> Config {
         layers: 28,
         shape: HeadShape { heads: 16, kv_heads: 8, head_dim: 128 },
         rms_norm_eps: 1e-6,
-        rope_theta: 1e6,
+        rope: 1e6.into(),
         max_position_embeddings: 40_960,
         tie_word_embeddings: true,
+        quantization: None,
         initializer_range: 0.02,
         eos_token_ids: vec![151_645],
     }
@@ -36,26 +38,23 @@ fn executor() -> Executor<Qwen3> {
     let mut exec = Exec::cpu(Isa::best(), None).expect("threads");
     let source = Source::Dummy { seed: 1, std: config.initializer_range, uniform: ops::uniform };
     let weights = load_weights::<Qwen3>(&mut exec, &config, &source, &mut |_| {}).expect("dummy weights");
-    let size = StepSize { tokens: 512, rows: 32, context: 1024 };
+    let size = StepSize { tokens: 512, rows: 32, samples: 32, context: 1024 };
     Executor::new(exec, config, weights, &Bounds::exact(size, 32 * 16)).expect("workspace")
 }
 
 /// Reads every byte once, on all threads: the rate that a decode step is measured against.
-fn read(exec: &mut Exec, data: &Tensor) -> u64 {
-    let words: &[u64] = bytemuck::cast_slice(data.host::<bf16>());
-    exec.on_host(|| {
-        let sum = |part: &[u64]| {
-            let (rows, tail) = part.as_chunks::<32>();
-            let lanes = rows.iter().fold([0u64; 32], |a, row| std::array::from_fn(|i| a[i] ^ row[i]));
-            lanes.iter().chain(tail).fold(0, |a, b| a ^ b)
-        };
-        words.par_chunks(1 << 17).map(sum).reduce(|| 0, |a, b| a ^ b)
-    })
+fn read(exec: &mut Exec, data: &Tensor) -> u16 {
+    let lines = data.host::<bf16>().as_chunks::<64>().0;
+    let sum = |lines: &[[bf16; 64]]| {
+        let lanes = lines.iter().fold([0u16; 64], |a, line| std::array::from_fn(|i| a[i] ^ line[i].to_bits()));
+        lanes.into_iter().fold(0, |a, b| a ^ b)
+    };
+    exec.on_host(|| lines.par_chunks(1 << 14).map(sum).reduce(|| 0, |a, b| a ^ b))
 }
 
 fn engine(c: &mut Criterion) {
     let mut executor = executor();
-    let bytes = executor.config().weight_bytes();
+    let bytes = weights::bytes(executor.config());
     let mut group = c.benchmark_group(format!("qwen3-0.6b/{}", Isa::best()));
     group.sample_size(10).measurement_time(Duration::from_secs(3)).warm_up_time(Duration::from_secs(1));
     let data = executor.exec().tensor("read", &[bytes as usize / 2], DType::Bf16).map(|mut data| {
@@ -74,7 +73,7 @@ fn engine(c: &mut Criterion) {
     let step = uniform::<Qwen3>(1, 512, 512);
     // 2 FLOPs for each weight that is not the embedding, and causal attention.
     let config = executor.config();
-    let dense = config.weight_bytes() - (2 * config.vocab_size * config.hidden_size) as u64;
+    let dense = weights::bytes(config) - (2 * config.vocab_size * config.hidden_size) as u64;
     let attention = 4 * (config.layers * config.shape.q_width() * 512 * 513 / 2) as u64;
     group.throughput(Throughput::Elements(dense * 512 + attention));
     group.bench_function(BenchmarkId::new("prefill", 512), |b| b.iter(|| executor.run(&step).expect("a step")));

@@ -1,8 +1,8 @@
 //! config.json of a Qwen3 checkpoint. What the engine does not implement is refused by name, never ignored.
 
-use pegainfer_kernels::ops::HeadShape;
-use pegainfer_kernels::runtime::{ConfigError, ConfigFile};
-use serde_json::{Value, json};
+use pegainfer_kernels::ops::{HeadShape, RopeSpec};
+use pegainfer_kernels::runtime::{ConfigError, ConfigFile, Quantization};
+use serde_json::json;
 
 /// The numbers of a Qwen3 dense model.
 #[derive(Debug, Clone, PartialEq)]
@@ -19,12 +19,14 @@ pub struct Config {
     pub shape: HeadShape,
     /// Epsilon of every RMSNorm.
     pub rms_norm_eps: f32,
-    /// Base of the rotary frequencies.
-    pub rope_theta: f64,
-    /// Context length the model was trained for.
+    /// Rotary frequencies.
+    pub rope: RopeSpec,
+    /// Context length the model was trained for, or that YaRN extends it to.
     pub max_position_embeddings: usize,
     /// The output matrix is the embedding table.
     pub tie_word_embeddings: bool,
+    /// FP8 weights; `None` for bf16.
+    pub quantization: Option<Quantization>,
     /// Standard deviation of dummy weights.
     pub initializer_range: f32,
     /// End-of-text ids, from generation_config.json where there is one, else from config.json.
@@ -35,13 +37,13 @@ impl Config {
     /// Reads the fields of config.json.
     pub fn read(file: &ConfigFile) -> Result<Self, ConfigError> {
         file.serves([
-            ("quantization_config", Value::Null, "bf16 weights"),
             ("attention_bias", json!(false), "projections without bias"),
             ("use_sliding_window", json!(false), "full attention"),
             ("hidden_act", json!("silu"), "silu"),
             ("dtype", json!("bfloat16"), "bfloat16"),
             ("torch_dtype", json!("bfloat16"), "bfloat16"),
         ])?;
+        let rope = file.rope()?;
         Ok(Self {
             vocab_size: file.size("vocab_size")?,
             hidden_size: file.size("hidden_size")?,
@@ -49,9 +51,10 @@ impl Config {
             layers: file.size("num_hidden_layers")?,
             shape: file.heads()?,
             rms_norm_eps: file.positive("rms_norm_eps")? as f32,
-            rope_theta: file.rope_theta()?,
-            max_position_embeddings: file.size("max_position_embeddings")?,
+            rope,
+            max_position_embeddings: file.context(&rope)?,
             tie_word_embeddings: file.flag("tie_word_embeddings")?,
+            quantization: file.quantization(&[])?,
             initializer_range: file.initializer_range(),
             eos_token_ids: file.eos_token_ids()?,
         })
@@ -61,15 +64,6 @@ impl Config {
     pub fn kv_bytes_per_token(&self) -> usize {
         2 * 2 * self.layers * self.shape.kv_heads * self.shape.head_dim
     }
-
-    /// Bytes of the weights as loaded, bf16.
-    pub fn weight_bytes(&self) -> u64 {
-        let HeadShape { head_dim, .. } = self.shape;
-        let attention = self.hidden_size * (self.shape.qkv_width() + self.shape.q_width()) + 2 * head_dim;
-        let layer = attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size;
-        let tables = if self.tie_word_embeddings { 1 } else { 2 } * self.vocab_size * self.hidden_size;
-        2 * (self.layers * layer + tables + self.hidden_size) as u64
-    }
 }
 
 #[cfg(test)]
@@ -77,6 +71,7 @@ mod tests {
     use super::*;
     use crate::Qwen3;
     use pegainfer_kernels::runtime::Model;
+    use serde_json::Value;
     use std::path::Path;
 
     fn tiny() -> Value {
@@ -91,15 +86,15 @@ mod tests {
         assert_eq!(config.eos_token_ids, [4089, 4087], "generation_config.json wins over config.json");
         assert_eq!(config.kv_bytes_per_token(), 6144);
         // The checkpoint's tensor bytes: file size minus header.
-        assert_eq!(config.weight_bytes(), 18_852_992);
+        assert_eq!(Qwen3::info(&config).weight_bytes, 18_852_992);
     }
 
     #[test]
     fn refuses_what_it_does_not_implement_by_name() {
         for (field, value) in [
-            ("rope_scaling", json!({"rope_type": "yarn", "factor": 4.0})),
+            ("rope_scaling", json!({"rope_type": "dynamic", "factor": 4.0})),
             ("rope_parameters", json!({"rope_type": "linear"})),
-            ("quantization_config", json!({"quant_method": "fp8"})),
+            ("quantization_config", json!({"quant_method": "awq"})),
             ("attention_bias", json!(true)),
             ("use_sliding_window", json!(true)),
             ("hidden_act", json!("gelu")),
@@ -134,6 +129,6 @@ mod tests {
         let mut config = tiny();
         config.as_object_mut().unwrap().remove("rope_theta");
         config["rope_parameters"] = json!({"rope_type": "default", "rope_theta": 5e5});
-        assert_eq!(Qwen3::parse_config(&config.to_string()).unwrap().rope_theta, 5e5);
+        assert_eq!(Qwen3::parse_config(&config.to_string()).unwrap().rope.theta, 5e5);
     }
 }

@@ -61,13 +61,13 @@ pub(crate) fn run(
 fn decode_model<'a>(config: &Config, weights: &'a Weights, kv: &'a mut [KvLayer], rope: &'a Tensor) -> DecodeModel<'a> {
     let layer = |(layer, kv): (&'a Layer, &'a mut KvLayer)| DecodeLayer {
         input_norm: &layer.input_norm,
-        qkv: &layer.qkv,
+        qkv: layer.qkv.as_ref(),
         head_norms: layer.head_norms(),
         cache: kv.both_mut(),
-        o: &layer.o,
+        o: layer.o.as_ref(),
         post_norm: &layer.mlp.norm,
-        gate_up: &layer.mlp.gate_up,
-        down: &layer.mlp.down,
+        gate_up: layer.mlp.gate_up.as_ref(),
+        down: layer.mlp.down.as_ref(),
     };
     DecodeModel {
         layers: weights.layers.iter().zip(kv).map(layer).collect(),

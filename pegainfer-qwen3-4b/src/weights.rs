@@ -3,7 +3,8 @@
 use crate::config::Config;
 use pegainfer_core::tensor::Tensor;
 use pegainfer_core::weights::{Loader, Part, WeightsError};
-use pegainfer_kernels::runtime::{DecoderWeights, Mlp, load_head};
+use pegainfer_kernels::ops::Matrix;
+use pegainfer_kernels::runtime::{DecoderWeights, Mlp, load_head, load_projection, projection_bytes};
 
 /// One decoder layer.
 #[derive(Debug)]
@@ -11,13 +12,13 @@ pub struct Layer {
     /// `[hidden]`.
     pub input_norm: Tensor,
     /// Queries, keys, values: `[(heads + 2 kv_heads) * head_dim, hidden]`.
-    pub qkv: Tensor,
+    pub qkv: Matrix,
     /// `[head_dim]`.
     pub q_norm: Tensor,
     /// `[head_dim]`.
     pub k_norm: Tensor,
     /// `[hidden, heads * head_dim]`.
-    pub o: Tensor,
+    pub o: Matrix,
     /// The second half.
     pub mlp: Mlp,
 }
@@ -36,24 +37,51 @@ pub(crate) fn load(loader: &mut Loader<'_>, config: &Config) -> Result<Weights, 
     })
 }
 
+fn prefix(i: usize) -> String {
+    format!("model.layers.{i}")
+}
+
+/// The projections of queries, keys and values of layer `i`, `hidden` columns each, and its output projection.
+fn attention(config: &Config, i: usize) -> ([Part; 3], [Part; 1]) {
+    let part = |tail: &str, rows| Part { name: format!("{}.self_attn.{tail}.weight", prefix(i)), rows };
+    let kv = config.shape.kv_heads * config.shape.head_dim;
+    let qkv = [part("q_proj", config.shape.q_width()), part("k_proj", kv), part("v_proj", kv)];
+    (qkv, [part("o_proj", config.hidden_size)])
+}
+
+/// Bytes of the weights as loaded.
+pub fn bytes(config: &Config) -> u64 {
+    let norms = config.layers * 2 * (config.shape.head_dim + config.hidden_size) + config.hidden_size;
+    let tables = if config.tie_word_embeddings { 1 } else { 2 } * config.vocab_size * config.hidden_size;
+    let matrices: u64 = (0..config.layers).map(|i| layer_bytes(config, i)).sum();
+    matrices + 2 * (tables + norms) as u64
+}
+
+/// Bytes of the matrices of layer `i`.
+fn layer_bytes(config: &Config, i: usize) -> u64 {
+    let (quantization, hidden) = (config.quantization.as_ref(), config.hidden_size);
+    let (qkv, [o]) = attention(config, i);
+    let bytes = |part: &Part, cols| projection_bytes(quantization, &part.name, part.rows, cols);
+    let attention = qkv.iter().map(|part| bytes(part, hidden)).sum::<u64>() + bytes(&o, config.shape.q_width());
+    attention + Mlp::bytes(&prefix(i), (hidden, config.intermediate_size), quantization)
+}
+
 impl Layer {
     fn load(loader: &mut Loader<'_>, config: &Config, i: usize) -> Result<Self, WeightsError> {
-        let prefix = format!("model.layers.{i}");
+        let prefix = prefix(i);
         let name = |tail: &str| format!("{prefix}.{tail}.weight");
-        let part = |tail: &str, rows| Part { name: name(tail), rows };
         let (hidden, shape) = (config.hidden_size, config.shape);
-        let kv = shape.kv_heads * shape.head_dim;
-        let qkv =
-            [part("self_attn.q_proj", shape.q_width()), part("self_attn.k_proj", kv), part("self_attn.v_proj", kv)];
+        let (qkv, o) = attention(config, i);
+        let quantization = config.quantization.as_ref();
         Ok(Self {
             input_norm: loader.vector(name("input_layernorm"), hidden)?,
-            qkv: loader.stacked(&name("self_attn.qkv_proj"), &qkv, hidden)?,
+            qkv: load_projection(loader, quantization, &name("self_attn.qkv_proj"), &qkv, hidden)?,
             q_norm: loader.vector(name("self_attn.q_norm"), shape.head_dim)?,
             k_norm: loader.vector(name("self_attn.k_norm"), shape.head_dim)?,
-            o: loader.matrix(name("self_attn.o_proj"), hidden, shape.q_width())?,
+            o: load_projection(loader, quantization, &o[0].name, &o, shape.q_width())?,
             mlp: {
                 let norm = loader.vector(name("post_attention_layernorm"), hidden)?;
-                Mlp::load(loader, &prefix, norm, hidden, config.intermediate_size)?
+                Mlp::load(loader, &prefix, norm, (hidden, config.intermediate_size), quantization)?
             },
         })
     }

@@ -23,7 +23,7 @@ pub struct Workspace {
 
 impl Workspace {
     pub(crate) fn new(exec: &mut Exec, config: &Config, size: StepSize) -> std::io::Result<Self> {
-        let rope = ops::rope_table(exec, size.context, config.shape.head_dim, config.rope_theta)?;
+        let rope = ops::rope_table(exec, size.context, config.shape.head_dim, config.rope)?;
         let attention = attention_scratch(config, size.tokens);
         let widths = (config.hidden_size, config.intermediate_size);
         let (activations, [qkv, q, attended]) = Activations::new(exec, widths, size.tokens, &[&attention])?;

@@ -15,6 +15,7 @@ use pegainfer_qwen3_4b::Qwen3;
 use support::distribution::samples_follow_their_probabilities as samples_follow;
 use support::invariance::{self, Alone, DRIFT};
 use support::samples;
+use support::speculation::lookup_drafts_change_no_token;
 use support::{Output, Target, best, engine, fixture, greedy, model_path, options, run, targets, with_logprobs};
 
 /// With random prompts of awkward lengths.
@@ -37,6 +38,16 @@ fn bits_do_not_depend_on_scheduling() {
         let tight = LoadOptions { kv_cache_bytes: Some(52 * 16 * 6144), max_num_batched_tokens: Some(64), ..options() };
         many.holds_mixed_and_preempted(|| engine(target, &mixed), || engine(target, &tight));
     }
+}
+
+/// On the fastest instruction set: the tests of the ops say the same of each.
+#[test]
+fn drafts_change_no_bit() {
+    let tight = LoadOptions { kv_cache_bytes: Some(52 * 16 * 6144), max_num_batched_tokens: Some(64), ..options() };
+    let with = |options: &LoadOptions, speculation| engine(best(), &LoadOptions { speculation, ..options.clone() });
+    let alone = Alone::new(&mut engine(best(), &options()), best(), requests());
+    alone.cycle(32).holds_with_drafts(|drafts| with(&options(), drafts), |drafts| with(&tight, drafts));
+    lookup_drafts_change_no_token(|drafts| with(&options(), drafts));
 }
 
 /// A stop token that comes while a later step is in flight ends the text where it would end otherwise.
@@ -138,7 +149,7 @@ fn what_is_drawn_does_not_depend_on_what_else_is() {
         let config = Qwen3::load_config(&model_path()).unwrap();
         let source = Source::open(&model_path()).unwrap();
         let weights = load_weights::<Qwen3>(&mut exec, &config, &source, &mut |_| {}).unwrap();
-        let size = StepSize { tokens: 120, rows: 120, context: 40 };
+        let size = StepSize { tokens: 120, rows: 120, samples: 120, context: 40 };
         let mut executor = Executor::<Qwen3>::new(exec, config, weights, &Bounds::exact(size, 9)).unwrap();
         for step in [uniform::<Qwen3>(3, 40, 40), uniform::<Qwen3>(4, 1, 1)] {
             samples::hold(target, &mut executor, &step);

@@ -8,6 +8,7 @@ use pegainfer_kernels::runtime::{record, record_step, uniform};
 use pegainfer_qwen3_4b::Qwen3;
 use pegainfer_qwen3_4b::Step;
 use pegainfer_qwen3_4b::config::Config;
+use pegainfer_qwen3_4b::weights;
 
 /// (hidden, intermediate, layers, heads, tied, parameters) of the official Qwen3 models.
 const SIZES: [(usize, usize, usize, usize, bool, u64); 6] = [
@@ -27,9 +28,10 @@ fn config((hidden, width, layers, heads, tied, _): (usize, usize, usize, usize, 
         layers,
         shape: HeadShape { heads, kv_heads: 8, head_dim: 128 },
         rms_norm_eps: 1e-6,
-        rope_theta: 1e6,
+        rope: 1e6.into(),
         max_position_embeddings: 40_960,
         tie_word_embeddings: tied,
+        quantization: None,
         initializer_range: 0.02,
         eos_token_ids: vec![151_645, 151_643],
     }
@@ -43,7 +45,7 @@ fn total(records: &[OpRecord], of: impl Fn(&OpRecord) -> u64) -> u64 {
 fn a_decode_step_reads_every_weight_once() {
     for size in SIZES {
         let config = config(size);
-        assert_eq!(config.weight_bytes(), 2 * size.5);
+        assert_eq!(weights::bytes(&config), 2 * size.5);
         let records = record::<Qwen3>(&config, 8, 1, 1024).unwrap();
         let untied = if size.4 { 0 } else { (config.vocab_size * config.hidden_size) as u64 };
         let gemms = |r: &OpRecord| match r.op.starts_with("linear") {

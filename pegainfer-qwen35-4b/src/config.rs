@@ -3,14 +3,17 @@
 #[cfg(test)]
 mod tests;
 
-use pegainfer_kernels::ops::{DeltaShape, HeadShape};
-use pegainfer_kernels::runtime::{ConfigError, ConfigFile, unsupported};
+use pegainfer_kernels::ops::{DeltaShape, HeadShape, RopeSpec};
+use pegainfer_kernels::runtime::{ConfigError, ConfigFile, Quantization, unsupported};
 use serde_json::{Value, json};
 
 /// `<|endoftext|>` of the family's tokenizer, the one end-of-text id that its config.json names.
 const END_OF_TEXT: u32 = 248_044;
 /// `<|im_end|>`, with which a chat turn ends.
 const END_OF_TURN: u32 = 248_046;
+
+/// Projections that FP8 checkpoints keep in bf16.
+const BF16_MODULES: [&str; 2] = ["in_proj_a", "in_proj_b"];
 
 /// What mixes the tokens in a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,12 +43,14 @@ pub struct Config {
     pub delta: DeltaShape,
     /// Epsilon of every RMSNorm.
     pub rms_norm_eps: f32,
-    /// Base of the rotary frequencies.
-    pub rope_theta: f64,
-    /// Context length the model was trained for.
+    /// Rotary frequencies.
+    pub rope: RopeSpec,
+    /// Context length the model was trained for, or that YaRN extends it to.
     pub max_position_embeddings: usize,
     /// The output matrix is the embedding table.
     pub tie_word_embeddings: bool,
+    /// FP8 weights; `None` for bf16.
+    pub quantization: Option<Quantization>,
     /// Standard deviation of dummy weights.
     pub initializer_range: f32,
     /// End-of-text ids, from generation_config.json where there is one, else from config.json.
@@ -56,14 +61,13 @@ impl Config {
     /// Reads the fields of config.json.
     pub fn read(file: &ConfigFile) -> Result<Self, ConfigError> {
         file.serves([
-            ("quantization_config", Value::Null, "bf16 weights"),
             ("attn_output_gate", json!(true), "gated attention"),
             ("attention_bias", json!(false), "projections without bias"),
             ("hidden_act", json!("silu"), "silu"),
             ("dtype", json!("bfloat16"), "bfloat16"),
             ("torch_dtype", json!("bfloat16"), "bfloat16"),
         ])?;
-        let shape = file.heads()?;
+        let (shape, rope) = (file.heads()?, file.rope()?);
         let mut eos_token_ids = file.eos_token_ids()?;
         // The official checkpoints have no generation_config.json, and their config.json does not name it.
         if eos_token_ids == [END_OF_TEXT] {
@@ -78,9 +82,10 @@ impl Config {
             rotary_dim: rotary_dim(file, shape.head_dim)?,
             delta: delta_shape(file)?,
             rms_norm_eps: file.positive("rms_norm_eps")? as f32,
-            rope_theta: file.rope_theta()?,
-            max_position_embeddings: file.size("max_position_embeddings")?,
+            rope,
+            max_position_embeddings: file.context(&rope)?,
             tie_word_embeddings: file.flag("tie_word_embeddings")?,
+            quantization: file.quantization(&BF16_MODULES)?,
             initializer_range: file.initializer_range(),
             eos_token_ids,
         })
@@ -103,13 +108,13 @@ impl Config {
 
     /// Parameters that are loaded.
     pub fn parameters(&self) -> u64 {
-        let tables = if self.tie_word_embeddings { 1 } else { 2 } * self.vocab_size * self.hidden_size;
-        (tables + self.matrices() + self.small()) as u64
+        (self.tables() + self.matrices() + self.small()) as u64
     }
 
-    /// Bytes of the weights as loaded: matrices in bf16, the rest in f32.
-    pub fn weight_bytes(&self) -> u64 {
-        2 * self.parameters() + 2 * self.small() as u64
+    /// Parameters of the embedding table, and of the output matrix where that is another one.
+    pub(crate) fn tables(&self) -> usize {
+        let tables = if self.tie_word_embeddings { 1 } else { 2 };
+        tables * self.vocab_size * self.hidden_size
     }
 
     /// Parameters of the matrices of all layers.
@@ -122,7 +127,7 @@ impl Config {
     }
 
     /// Parameters that are not in matrices.
-    fn small(&self) -> usize {
+    pub(crate) fn small(&self) -> usize {
         let delta = self.delta;
         let linear = delta.conv_width * delta.channels() + 2 * delta.value_heads + delta.value_dim;
         let full = 2 * self.shape.head_dim;

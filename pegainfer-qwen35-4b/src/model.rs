@@ -9,7 +9,7 @@ use pegainfer_core::exec::Exec;
 use pegainfer_core::schedule::{StateConfig, StateSlots};
 use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_core::weights::{Loader, WeightsError};
-use pegainfer_kernels::ops::{self, BLOCK_SIZE, DeltaInputs, DeltaWeights, Heads};
+use pegainfer_kernels::ops::{self, BLOCK_SIZE, DeltaInputs, DeltaWeights, Heads, Matrix};
 use pegainfer_kernels::runtime::{
     self, Bounds, ConfigError, ConfigFile, Inputs, LoadError, Model, ModelInfo, Parts, SampledRows,
 };
@@ -44,7 +44,8 @@ impl Model for Qwen35 {
             max_position_embeddings: config.max_position_embeddings,
             eos_token_ids: config.eos_token_ids.clone(),
             initializer_range: config.initializer_range,
-            weight_bytes: config.weight_bytes(),
+            weight_bytes: weights::bytes(config),
+            fp8_weights: config.quantization.is_some(),
             workspace_bytes_per_token: Workspace::bytes_per_token(config),
             kv_bytes_per_token: config.kv_bytes_per_token(),
             state_slot_bytes: Some(config.slot_bytes() as u64),
@@ -114,7 +115,7 @@ impl Model for Qwen35 {
             // The MLP's end takes the next layer's input norm along.
             let next = next.map_or(&weights.norm, |next| &next.input_norm);
             let Workspace { activations, gated, attended, .. } = &mut *pass.work;
-            let mixed: (&Tensor, &Tensor) = match &layer.mixer {
+            let mixed: (&Tensor, &Matrix) = match &layer.mixer {
                 Mixer::Linear(mixer) => (gated, &mixer.out),
                 Mixer::Full(mixer) => (attended, &mixer.out),
             };

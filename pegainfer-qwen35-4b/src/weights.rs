@@ -3,7 +3,8 @@
 use crate::config::{Config, LayerKind};
 use pegainfer_core::tensor::Tensor;
 use pegainfer_core::weights::{Loader, Part, WeightsError};
-use pegainfer_kernels::runtime::{DecoderWeights, Mlp, load_head};
+use pegainfer_kernels::ops::Matrix;
+use pegainfer_kernels::runtime::{DecoderWeights, Mlp, load_head, load_projection, projection_bytes};
 
 /// Beginnings of the names of tensors that a text engine does not run, and what they are for.
 const SKIPPED: [(&str, &str); 2] = [("model.visual.", "the image encoder"), ("mtp.", "multi-token prediction")];
@@ -21,7 +22,7 @@ pub enum Mixer {
 #[derive(Debug)]
 pub struct LinearAttention {
     /// q, k, v, z, b, a: `[projected_width, hidden]`.
-    pub projection: Tensor,
+    pub projection: Matrix,
     /// `[conv_width, channels]` f32.
     pub conv: Tensor,
     /// `[value_heads]` f32.
@@ -31,20 +32,20 @@ pub struct LinearAttention {
     /// `[value_dim]` f32.
     pub norm: Tensor,
     /// `[hidden, v_width]`.
-    pub out: Tensor,
+    pub out: Matrix,
 }
 
 /// Weights of a full attention layer.
 #[derive(Debug)]
 pub struct FullAttention {
     /// Query and gate of each head in turn, keys, values: `[gated_qkv_width, hidden]`.
-    pub projection: Tensor,
+    pub projection: Matrix,
     /// `1 + w`, `[head_dim]` f32.
     pub q_norm: Tensor,
     /// `1 + w`, `[head_dim]` f32.
     pub k_norm: Tensor,
     /// `[hidden, heads * head_dim]`.
-    pub out: Tensor,
+    pub out: Matrix,
 }
 
 /// One decoder layer.
@@ -92,6 +93,49 @@ fn prefix(i: usize) -> String {
     format!("model.language_model.layers.{i}")
 }
 
+/// Projections of a layer that are stacked, `hidden` columns each, and its output projection with its columns.
+type Projections = (Vec<Part>, ([Part; 1], usize));
+
+/// The projections of layer `i`, of the gated delta rule.
+fn linear_projections(config: &Config, i: usize) -> Projections {
+    let shape = config.delta;
+    let part = |tail: &str, rows| Part { name: format!("{}.linear_attn.{tail}.weight", prefix(i)), rows };
+    let input = vec![
+        part("in_proj_qkv", shape.channels()),
+        part("in_proj_z", shape.v_width()),
+        part("in_proj_b", shape.value_heads),
+        part("in_proj_a", shape.value_heads),
+    ];
+    (input, ([part("out_proj", config.hidden_size)], shape.v_width()))
+}
+
+/// The projections of layer `i`, of full attention.
+fn full_projections(config: &Config, i: usize) -> Projections {
+    let shape = config.shape;
+    let part = |tail: &str, rows| Part { name: format!("{}.self_attn.{tail}.weight", prefix(i)), rows };
+    let kv = shape.kv_heads * shape.head_dim;
+    let input = vec![part("q_proj", 2 * shape.q_width()), part("k_proj", kv), part("v_proj", kv)];
+    (input, ([part("o_proj", config.hidden_size)], shape.q_width()))
+}
+
+/// Bytes of the weights as loaded: tables in bf16, matrices in bf16 or FP8, the rest in f32.
+pub fn bytes(config: &Config) -> u64 {
+    let matrices: u64 = (0..config.layers.len()).map(|i| layer_bytes(config, i)).sum();
+    matrices + 2 * config.tables() as u64 + 4 * config.small() as u64
+}
+
+/// Bytes of the matrices of layer `i`.
+fn layer_bytes(config: &Config, i: usize) -> u64 {
+    let (quantization, hidden) = (config.quantization.as_ref(), config.hidden_size);
+    let (input, ([out], width)) = match config.layers[i] {
+        LayerKind::Linear => linear_projections(config, i),
+        LayerKind::Full => full_projections(config, i),
+    };
+    let bytes = |part: &Part, cols| projection_bytes(quantization, &part.name, part.rows, cols);
+    let mixer = input.iter().map(|part| bytes(part, hidden)).sum::<u64>() + bytes(&out, width);
+    mixer + Mlp::bytes(&prefix(i), (hidden, config.intermediate_size), quantization)
+}
+
 impl Layer {
     fn load(loader: &mut Loader<'_>, config: &Config, i: usize, kind: LayerKind) -> Result<Self, WeightsError> {
         let (prefix, hidden) = (prefix(i), config.hidden_size);
@@ -103,7 +147,7 @@ impl Layer {
             },
             mlp: {
                 let norm = scale(loader, format!("{prefix}.post_attention_layernorm.weight"), hidden)?;
-                Mlp::load(loader, &prefix, norm, hidden, config.intermediate_size)?
+                Mlp::load(loader, &prefix, norm, (hidden, config.intermediate_size), config.quantization.as_ref())?
             },
         })
     }
@@ -113,20 +157,15 @@ impl LinearAttention {
     fn load(loader: &mut Loader<'_>, config: &Config, i: usize) -> Result<Self, WeightsError> {
         let (hidden, shape) = (config.hidden_size, config.delta);
         let name = |tail: &str| format!("{}.linear_attn.{tail}", prefix(i));
-        let part = |tail: &str, rows| Part { name: name(tail), rows };
-        let parts = [
-            part("in_proj_qkv.weight", shape.channels()),
-            part("in_proj_z.weight", shape.v_width()),
-            part("in_proj_b.weight", shape.value_heads),
-            part("in_proj_a.weight", shape.value_heads),
-        ];
+        let (parts, (out, out_width)) = linear_projections(config, i);
+        let quantization = config.quantization.as_ref();
         let (width, channels) = (shape.conv_width, shape.channels());
         // Stored by channel; the kernels take neighbouring channels of one of the `width` inputs at once.
         let transpose =
             |w: Vec<f32>| (0..width * channels).map(|at| w[at % channels * width + at / channels]).collect();
         let average = 1.0 / width as f32;
         Ok(Self {
-            projection: loader.stacked(&name("in_proj.weight"), &parts, hidden)?,
+            projection: load_projection(loader, quantization, &name("in_proj.weight"), &parts, hidden)?,
             conv: loader.converted(
                 name("conv1d.weight"),
                 &[channels, 1, width],
@@ -137,7 +176,7 @@ impl LinearAttention {
             a_log: vector(loader, name("A_log"), shape.value_heads)?,
             dt_bias: vector(loader, name("dt_bias"), shape.value_heads)?,
             norm: vector(loader, name("norm.weight"), shape.value_dim)?,
-            out: loader.matrix(name("out_proj.weight"), hidden, shape.v_width())?,
+            out: load_projection(loader, quantization, &out[0].name, &out, out_width)?,
         })
     }
 }
@@ -146,14 +185,13 @@ impl FullAttention {
     fn load(loader: &mut Loader<'_>, config: &Config, i: usize) -> Result<Self, WeightsError> {
         let (hidden, shape) = (config.hidden_size, config.shape);
         let name = |tail: &str| format!("{}.self_attn.{tail}.weight", prefix(i));
-        let part = |tail: &str, rows| Part { name: name(tail), rows };
-        let kv = shape.kv_heads * shape.head_dim;
-        let parts = [part("q_proj", 2 * shape.q_width()), part("k_proj", kv), part("v_proj", kv)];
+        let (parts, (out, out_width)) = full_projections(config, i);
+        let quantization = config.quantization.as_ref();
         Ok(Self {
-            projection: loader.stacked(&name("qkv_proj"), &parts, hidden)?,
+            projection: load_projection(loader, quantization, &name("qkv_proj"), &parts, hidden)?,
             q_norm: scale(loader, name("q_norm"), shape.head_dim)?,
             k_norm: scale(loader, name("k_norm"), shape.head_dim)?,
-            out: loader.matrix(name("o_proj"), hidden, shape.q_width())?,
+            out: load_projection(loader, quantization, &out[0].name, &out, out_width)?,
         })
     }
 }

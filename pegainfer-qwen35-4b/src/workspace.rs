@@ -39,7 +39,7 @@ pub struct Workspace {
 impl Workspace {
     pub(crate) fn new(exec: &mut Exec, config: &Config, bounds: &Bounds) -> std::io::Result<Self> {
         let (tokens, segments) = (bounds.size.tokens, max_segments(bounds));
-        let rope = ops::rope_table(exec, bounds.size.context, config.rotary_dim, config.rope_theta)?;
+        let rope = ops::rope_table(exec, bounds.size.context, config.rotary_dim, config.rope)?;
         let gpu = exec.device() == Device::Cuda;
         let chunks = if gpu { config.delta.chunk_scratch(tokens, segments) } else { 0 };
         let chunks = exec.tensor("chunks", &[chunks], DType::U8)?;

@@ -13,6 +13,7 @@ use pegainfer_qwen35_4b::Qwen35;
 use support::distribution::samples_follow_their_probabilities as samples_follow;
 use support::invariance::{self, Alone};
 use support::samples;
+use support::speculation::lookup_drafts_change_no_token;
 use support::{best, engine, fixture, greedy, model_path, options, run, targets};
 
 /// With random prompts of awkward lengths.
@@ -40,6 +41,16 @@ fn bits_do_not_depend_on_company_cache_or_preemption() {
     let mixed = LoadOptions { max_num_batched_tokens: Some(48), state_cache_bytes: Some(8_000_000), ..options() };
     let tight = LoadOptions { kv_cache_bytes: Some(50 * 16 * 2048), max_num_batched_tokens: Some(64), ..options() };
     many.holds_mixed_and_preempted(|| engine(best(), &mixed), || engine(best(), &tight));
+}
+
+/// Accepted drafts are computed again behind the state that was kept.
+#[test]
+fn drafts_change_no_bit() {
+    let tight = LoadOptions { kv_cache_bytes: Some(50 * 16 * 2048), max_num_batched_tokens: Some(64), ..options() };
+    let with = |options: &LoadOptions, speculation| engine(best(), &LoadOptions { speculation, ..options.clone() });
+    let alone = alone();
+    alone.cycle(32).holds_with_drafts(|drafts| with(&options(), drafts), |drafts| with(&tight, drafts));
+    lookup_drafts_change_no_token(|drafts| with(&options(), drafts));
 }
 
 #[test]
@@ -81,7 +92,7 @@ fn what_is_drawn_does_not_depend_on_what_else_is() {
         let config = Qwen35::load_config(&model_path()).unwrap();
         let source = Source::open(&model_path()).unwrap();
         let weights = load_weights::<Qwen35>(&mut exec, &config, &source, &mut |_| {}).unwrap();
-        let size = StepSize { tokens: 120, rows: 120, context: 40 };
+        let size = StepSize { tokens: 120, rows: 120, samples: 120, context: 40 };
         let mut executor = Executor::<Qwen35>::new(exec, config, weights, &Bounds::exact(size, 9)).unwrap();
         for step in [uniform::<Qwen35>(3, 40, 40), uniform::<Qwen35>(4, 1, 1)] {
             samples::hold(target, &mut executor, &step);

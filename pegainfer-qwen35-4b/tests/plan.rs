@@ -7,6 +7,7 @@ use pegainfer_kernels::runtime::{Model, record, record_step, uniform};
 use pegainfer_qwen35_4b::Qwen35;
 use pegainfer_qwen35_4b::config::{Config, LayerKind};
 use pegainfer_qwen35_4b::plan::Step;
+use pegainfer_qwen35_4b::weights;
 use serde_json::{Value, json};
 
 /// An official model: what differs between the sizes, and published totals of its text part.
@@ -102,7 +103,7 @@ fn a_decode_step_reads_every_weight_and_moves_the_state_once() {
             false => 0,
         };
         let linear = config.count(LayerKind::Linear);
-        let norms = config.weight_bytes() / 2 - config.parameters();
+        let norms = weights::bytes(&config) / 2 - config.parameters();
         assert_eq!(total(&records, gemms), 2 * batch as u64 * (size.parameters - untied - norms));
         let kv = (batch * context * config.kv_bytes_per_token()) as u64;
         let states = (2 * batch * config.slot_bytes()) as u64;

@@ -4,7 +4,9 @@ use anyhow::Result;
 use clap::CommandFactory;
 use pegainfer_server::cli::settings::{self, ParseError};
 use pegainfer_server::cli::{Cli, Command};
-use pegainfer_server::cli::{batch, bench, chat, completions, doctor, generate, man, models, plan, reference, serve};
+use pegainfer_server::cli::{
+    batch, bench, chat, completions, doctor, eval, generate, man, models, plan, reference, serve,
+};
 use pegainfer_server::logging;
 use pegainfer_server::models::args::EngineArgs;
 use pegainfer_server::text::trial;
@@ -66,6 +68,10 @@ fn run(command: Command, started: Instant) -> Result<()> {
             let engine = &args.workload.common().engine;
             start_logging(engine)?;
             bench::run(&args)
+        }
+        Command::Eval(args) => {
+            start_logging(args.task.engine())?;
+            eval::run(&args)
         }
         Command::CompileGrammar { memory, seconds } => Ok(trial::run(memory, seconds)?),
         Command::Plan(args) => plan::run(&args),

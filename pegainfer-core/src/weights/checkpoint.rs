@@ -1,7 +1,7 @@
 //! A safetensors checkpoint on disk: one file, or shards with an index.
 
 use crate::tensor::OpError;
-use half::bf16;
+use half::{bf16, f16};
 use memmap2::Mmap;
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
@@ -70,6 +70,14 @@ pub enum WeightsError {
         found: String,
         /// Dtype and shape that the model needs.
         expected: String,
+    },
+    /// An FP8 weight without scales, or scales without such a weight.
+    #[error("{name} {message}; download the checkpoint again, or choose another")]
+    BlockScales {
+        /// Name of the tensor.
+        name: String,
+        /// What is wrong with it.
+        message: String,
     },
     /// The device has not enough memory.
     #[error(
@@ -190,14 +198,19 @@ impl Checkpoint {
         self.one_of(name, shape, &[dtype]).map(|(_, stored)| stored)
     }
 
-    /// The values of a small tensor of exactly this shape, stored as bf16 or f32.
+    /// The values of a small tensor of exactly this shape, stored as bf16, f16 or f32.
     pub fn widened(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, WeightsError> {
         let elements = shape.iter().product();
-        match self.one_of(name, shape, &[Dtype::BF16, Dtype::F32])? {
+        match self.one_of(name, shape, &[Dtype::BF16, Dtype::F16, Dtype::F32])? {
             (Dtype::F32, stored) => {
                 let mut values = vec![0f32; elements];
                 stored.read(0, bytemuck::cast_slice_mut(&mut values))?;
                 Ok(values)
+            }
+            (Dtype::F16, stored) => {
+                let mut values = vec![f16::ZERO; elements];
+                stored.read(0, bytemuck::cast_slice_mut(&mut values))?;
+                Ok(values.into_iter().map(f16::to_f32).collect())
             }
             (_, stored) => {
                 let mut values = vec![bf16::ZERO; elements];

@@ -1,8 +1,8 @@
 //! Dummy weights: seeded random values with the right shapes, without a checkpoint.
 
 use crate::rng::{GOLDEN, mix};
+use crate::team;
 use half::bf16;
-use rayon::prelude::*;
 
 /// Elements per random stream; fixed, so that the values do not depend on the number of threads.
 const CHUNK: usize = 1 << 16;
@@ -14,7 +14,7 @@ const CHUNK: usize = 1 << 16;
 /// over 32768, which is multiplied by `limit` in f32 and rounded to bf16. The CUDA kernel is csrc/dummy.cu of
 /// pegainfer-kernels.
 pub fn uniform(out: &mut [bf16], seed: u64, limit: f32) {
-    out.par_chunks_mut(CHUNK).enumerate().for_each(|(i, chunk)| {
+    team::for_each_chunk(out, CHUNK, |i, chunk| {
         let mut state = mix(seed ^ mix(i as u64));
         for group in chunk.chunks_mut(4) {
             state = state.wrapping_add(GOLDEN);

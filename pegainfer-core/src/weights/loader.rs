@@ -1,5 +1,9 @@
 //! Loads weights to the device, stacking matrices that are used by one GEMM.
 
+mod fp8;
+
+pub use fp8::Quantize;
+
 use super::checkpoint::{Checkpoint, Stored, WeightsError};
 use super::dummy;
 use crate::cuda::Target;
@@ -118,7 +122,7 @@ impl<'a> Loader<'a> {
     }
 
     /// Loads a small f32 tensor of shape `to`, which `convert` computes from the values of a checkpoint tensor of shape `from`,
-    /// stored as bf16 or f32. With dummy weights, each of these values is `dummy`.
+    /// stored as bf16, f16 or f32. With dummy weights, each of these values is `dummy`.
     pub fn converted(
         &mut self,
         name: String,
@@ -128,11 +132,7 @@ impl<'a> Loader<'a> {
         convert: impl FnOnce(Vec<f32>) -> Vec<f32>,
     ) -> Result<Tensor, WeightsError> {
         self.used.insert(name.clone());
-        let mut tensor = self.exec.tensor(&name, to, DType::F32).map_err(|error| WeightsError::OutOfMemory {
-            name: name.clone(),
-            bytes: to.iter().product::<usize>() as u64 * 4,
-            error,
-        })?;
+        let mut tensor = self.allocate(&name, to, DType::F32)?;
         if self.exec.device() == Device::Meta {
             return Ok(tensor);
         }
@@ -152,11 +152,7 @@ impl<'a> Loader<'a> {
         self.used.extend(parts.iter().map(|part| part.name.clone()));
         let shape = |rows: usize| -> Vec<usize> { std::iter::once(rows).chain(cols).collect() };
         let whole = shape(parts.iter().map(|p| p.rows).sum());
-        let mut tensor = self.exec.tensor(title, &whole, DType::Bf16).map_err(|error| WeightsError::OutOfMemory {
-            name: title.to_owned(),
-            bytes: whole.iter().product::<usize>() as u64 * 2,
-            error,
-        })?;
+        let mut tensor = self.allocate(title, &whole, DType::Bf16)?;
         if self.exec.device() == Device::Meta {
             return Ok(tensor);
         }
@@ -170,15 +166,30 @@ impl<'a> Loader<'a> {
         Ok(tensor)
     }
 
+    fn allocate(&mut self, name: &str, shape: &[usize], dtype: DType) -> Result<Tensor, WeightsError> {
+        self.exec.tensor(name, shape, dtype).map_err(|error| WeightsError::OutOfMemory {
+            name: name.to_owned(),
+            bytes: (shape.iter().product::<usize>() * dtype.size()) as u64,
+            error,
+        })
+    }
+
     /// Fills the current row range of `tensor` with the tensor `name` of the source, now or in [`upload`](Self::upload).
     fn fill(&mut self, name: &str, shape: &[usize], tensor: &mut Tensor) -> Result<(), WeightsError> {
+        if let (Source::Checkpoint(checkpoint), Some(target)) = (self.source, tensor.target()) {
+            self.queued.push((target, checkpoint.bf16(name, shape)?));
+            return Ok(());
+        }
+        self.read(name, shape, tensor)?;
+        (self.progress)(tensor.bytes());
+        Ok(())
+    }
+
+    /// Fills the current row range of `tensor`, on the host or with dummy weights, with the tensor `name` of the source.
+    fn read(&mut self, name: &str, shape: &[usize], tensor: &mut Tensor) -> Result<(), WeightsError> {
         match self.source {
             Source::Checkpoint(checkpoint) => {
                 let stored = checkpoint.bf16(name, shape)?;
-                if let Some(target) = tensor.target() {
-                    self.queued.push((target, stored));
-                    return Ok(());
-                }
                 let out: &mut [u8] = bytemuck::cast_slice_mut(tensor.host_mut::<bf16>());
                 let chunks = out.par_chunks_mut(READ_CHUNK).enumerate();
                 self.exec.on_host(|| chunks.try_for_each(|(i, chunk)| stored.read(i * READ_CHUNK, chunk)))?;
@@ -193,7 +204,6 @@ impl<'a> Loader<'a> {
                 self.exec.install(|exec| uniform(exec, seed, limit, tensor))??;
             }
         }
-        (self.progress)(tensor.bytes());
         Ok(())
     }
 

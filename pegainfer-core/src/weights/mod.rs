@@ -1,10 +1,12 @@
 //! Weights: safetensors checkpoints, and seeded random weights (`--load-format dummy`).
 
+mod block_scales;
 mod checkpoint;
 mod dummy;
 mod loader;
 
+pub use block_scales::{SCALE_BLOCK, scale_name};
 pub use checkpoint::{Checkpoint, Stored, WeightsError, is_file_name};
 pub use dummy::uniform;
-pub use loader::{Loader, Part, Source, Uniform};
+pub use loader::{Loader, Part, Quantize, Source, Uniform};
 pub use safetensors::Dtype as StoredDtype;

@@ -45,7 +45,7 @@ fn params(i: usize) -> LogitsProcessorParams {
 /// Requests, all with log-probabilities, and what each gives alone with a cold prefix cache.
 pub struct Alone {
     target: Target,
-    requests: Vec<GenerateRequest>,
+    pub(super) requests: Vec<GenerateRequest>,
     pub outputs: Vec<Output>,
 }
 

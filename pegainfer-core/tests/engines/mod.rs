@@ -14,6 +14,7 @@ mod fixture;
 pub mod graphs;
 pub mod invariance;
 pub mod samples;
+pub mod speculation;
 mod target;
 
 pub use drive::*;

@@ -4,7 +4,7 @@ use super::Pass;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::parallel::Communicator;
 use pegainfer_core::tensor::{OpError, Tensor};
-use pegainfer_kernels::ops::deepseek_v4::{self as ops, Matrix};
+use pegainfer_kernels::ops::{Matrix, deepseek_v4 as ops};
 use pegainfer_kernels::runtime::LogitsSource;
 use std::ops::Range;
 

@@ -6,7 +6,7 @@ use super::source::Source;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::tensor::{DType, Element, OpError, Tensor};
 use pegainfer_core::weights::{StoredDtype as Dtype, WeightsError};
-use pegainfer_kernels::ops::deepseek_v4::Matrix;
+use pegainfer_kernels::ops::{BlockScales, Matrix};
 
 /// Edge of the blocks of FP8 weights.
 const BLOCK: usize = 128;
@@ -41,7 +41,7 @@ impl Reader<'_> {
         }
         let blocks = [n.div_ceil(BLOCK), k.div_ceil(BLOCK)];
         Ok(Matrix::Fp8 {
-            scale: self.plain(&scale, Dtype::F8_E8M0, &blocks, part.of_blocks())?,
+            scale: BlockScales::E8m0(self.plain(&scale, Dtype::F8_E8M0, &blocks, part.of_blocks())?),
             weight: self.plain(&weight, Dtype::F8_E4M3, &[n, k], part)?,
         })
     }

@@ -6,7 +6,9 @@ use super::operands::{self, place_of_input, tensor};
 use super::variant::Variant;
 use crate::ops::DecodeState;
 #[cfg(feature = "deepseek-v4")]
-use crate::ops::deepseek_v4::{CompressorWeights, HyperWeights, Matrix, RopeTable};
+use crate::ops::Matrix;
+#[cfg(feature = "deepseek-v4")]
+use crate::ops::deepseek_v4::{CompressorWeights, HyperWeights, RopeTable};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{OpError, Tensor};

@@ -5,8 +5,9 @@ use super::case::{EPS, EXACT, Output, Values};
 use super::operands::{allocate, tensor, unit};
 use super::variant::Variant;
 use crate::cpu::deepseek_v4::kv_quant::{KEY_GROUP, fp8};
-use crate::cpu::deepseek_v4::matmul::BLOCK;
-use crate::ops::deepseek_v4::{self as ops, HyperSpec, HyperWeights, Place, RopeTable, Routing, RoutingSpec, YarnSpec};
+use crate::cpu::weights::BLOCK;
+use crate::ops::deepseek_v4::{self as ops, HyperSpec, HyperWeights, Place, RopeTable, Routing, RoutingSpec};
+use crate::rotary::Yarn;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::schedule::PLACEHOLDER;
@@ -41,7 +42,7 @@ const ROPE_DIM: usize = 64;
 /// A part of a larger matrix, which does not begin at a word of random bits.
 const PLACE: Place = Place { whole: 10_003, first_row: 2, first_column: 5 };
 const HYPER: HyperSpec = HyperSpec { iters: 20, eps: 1e-6, norm_eps: EPS };
-const YARN: YarnSpec = YarnSpec { factor: 16.0, beta_fast: 32.0, beta_slow: 1.0, original_context: 65_536.0 };
+const YARN: Yarn = Yarn { factor: 16.0, beta_fast: 32.0, beta_slow: 1.0, original_context: 65_536.0, truncate: true };
 
 fn has(record: &OpRecord) -> bool {
     OPS.contains(&record.op)

@@ -4,7 +4,8 @@ use super::call::{Call, Family, Launch};
 use super::case::{Output, Values};
 use super::operands::{allocate, output, unit};
 use super::variant::Variant;
-use crate::ops::deepseek_v4::{self as ops, ExpertMath, Experts, Matrix};
+use crate::ops::deepseek_v4::{self as ops, ExpertMath, Experts};
+use crate::ops::{BlockScales, Matrix};
 use half::bf16;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::{OpRecord, Operand};
@@ -71,7 +72,7 @@ fn low_precision(exec: &mut Exec, weight: &Operand, scale: &Operand, seed: u64) 
     let scales = bytes(exec, scale, seed ^ 1 << 16, |bits| least + (bits % 3) as u8)?;
     Ok(match fp4 {
         true => Matrix::Fp4 { weight: codes, scale: scales },
-        false => Matrix::Fp8 { weight: codes, scale: scales },
+        false => Matrix::Fp8 { weight: codes, scale: BlockScales::E8m0(scales) },
     })
 }
 

@@ -5,7 +5,7 @@ use super::call::{Call, Family, Launch, all_written};
 use super::case::{Case, EPS, Output, Values};
 use super::operands::allocate;
 use super::variant::Variant;
-use crate::ops::{self, DecodeLayer, DecodeModel, DecodeScratch, DecodeState};
+use crate::ops::{self, DecodeLayer, DecodeModel, DecodeScratch, DecodeState, MatrixRef};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -33,6 +33,7 @@ fn layer<'a>(read: &'a [Tensor], cache: &'a mut [Tensor]) -> Option<DecodeLayer<
     let [input_norm, qkv, q_norm, k_norm, _, _, o, post_norm, gate_up, down] = read else { return None };
     let [k, v] = cache else { return None };
     let head_norms = (q_norm, k_norm);
+    let [qkv, o, gate_up, down] = [qkv, o, gate_up, down].map(MatrixRef::from);
     Some(DecodeLayer { input_norm, qkv, head_norms, cache: (k, v), o, post_norm, gate_up, down })
 }
 

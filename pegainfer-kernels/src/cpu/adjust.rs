@@ -2,14 +2,15 @@
 
 use crate::ops::{EDIT_WORDS, NO_MASK, SPAN_WORDS};
 use pegainfer_core::logits_processors::LogitEdit;
-use rayon::prelude::*;
+use pegainfer_core::team;
 
 /// Applies to each row of `logits` (`[rows, vocab]`) the edits and the mask of its span, in parallel over the rows.
 /// Operands as in `ops::adjust_logits`, checked there.
 pub fn adjust_rows(logits: &mut [f32], vocab: usize, spans: &[u32], edits: &[u32], masks: &[u32]) {
     let (spans, edits) = (spans.as_chunks::<SPAN_WORDS>().0, edits.as_chunks::<EDIT_WORDS>().0);
     let words = vocab.div_ceil(32);
-    logits.par_chunks_exact_mut(vocab).zip(spans).for_each(|(row, &[first, end, mask])| {
+    team::for_each_chunk(logits, vocab, |i, row| {
+        let [first, end, mask] = spans[i];
         for &[token, scale, add] in &edits[first as usize..end as usize] {
             let edit = LogitEdit { token, scale: f32::from_bits(scale), add: f32::from_bits(add) };
             let logit = &mut row[token as usize];

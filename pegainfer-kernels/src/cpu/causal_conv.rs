@@ -7,7 +7,7 @@ use super::rows::per_task;
 use super::sigmoid::silu;
 use crate::delta::{DeltaShape, MAX_CONV_WIDTH, NO_STATE, Segment};
 use half::bf16;
-use rayon::prelude::*;
+use pegainfer_core::team;
 
 /// Channels that a task takes at once: the rows of one segment in these columns stay in the L1 cache across the convolution's width.
 const BLOCK: usize = 128;
@@ -30,9 +30,10 @@ pub fn run(isa: Isa, inputs: &Inputs<'_>, conv_states: &mut [bf16], out: &mut [b
     assert!(inputs.shape.is_supported(), "{:?}", inputs.shape);
     let tokens = out.len() / channels;
     let shared = &(Disjoint::new(conv_states), Disjoint::new(out));
-    (0..channels.div_ceil(BLOCK)).into_par_iter().with_min_len(per_task(4 * tokens * BLOCK)).for_each(|block| {
-        let first = block * BLOCK;
-        dispatch(isa, Columns { inputs, first, width: BLOCK.min(channels - first), shared });
+    team::for_each_range(channels.div_ceil(BLOCK), per_task(4 * tokens * BLOCK), |blocks| {
+        for first in blocks.map(|block| block * BLOCK) {
+            dispatch(isa, Columns { inputs, first, width: BLOCK.min(channels - first), shared });
+        }
     });
 }
 

@@ -6,14 +6,16 @@ use super::rows::per_task;
 use super::sigmoid::sigmoid;
 use crate::heads::HeadShape;
 use half::bf16;
-use rayon::prelude::*;
+use pegainfer_core::team;
 
 /// See `ops::attention_gate`.
 pub fn run(isa: Isa, projected: &[bf16], shape: HeadShape, attended: &mut [bf16]) {
     let (width, columns) = (shape.q_width(), shape.gated_qkv_width());
     let tokens = per_task(6 * width);
-    let parts = attended.par_chunks_mut(tokens * width).zip(projected.par_chunks(tokens * columns));
-    parts.for_each(|(attended, projected)| dispatch(isa, Tokens { projected, shape, attended }));
+    team::for_each_chunk(attended, tokens * width, |i, attended| {
+        let projected = &projected[i * tokens * columns..][..attended.len() / width * columns];
+        dispatch(isa, Tokens { projected, shape, attended });
+    });
 }
 
 /// Computes some of the tokens of [`run`].

@@ -6,7 +6,7 @@ use super::rows::per_task;
 use super::sigmoid::silu;
 use crate::delta::DeltaShape;
 use half::bf16;
-use rayon::prelude::*;
+use pegainfer_core::team;
 
 /// Read-only operands; see the op.
 pub struct Inputs<'a> {
@@ -26,8 +26,9 @@ pub struct Inputs<'a> {
 pub fn run(isa: Isa, inputs: &Inputs<'_>, out: &mut [bf16]) {
     let width = inputs.shape.v_width();
     let tokens = per_task(8 * width);
-    let parts = out.par_chunks_mut(tokens * width).enumerate();
-    parts.for_each(|(part, out)| dispatch(isa, Tokens { inputs, first: part * tokens, out }));
+    team::for_each_chunk(out, tokens * width, |part, out| {
+        dispatch(isa, Tokens { inputs, first: part * tokens, out });
+    });
 }
 
 /// Computes the tokens of [`run`] whose rows are in `out`.

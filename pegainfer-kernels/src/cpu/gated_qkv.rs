@@ -9,7 +9,7 @@ use crate::heads::BLOCK_SIZE;
 use crate::heads::{HeadShape, MAX_HEAD_DIM};
 use half::bf16;
 use pegainfer_core::kv::NO_SLOT;
-use rayon::prelude::*;
+use pegainfer_core::team;
 
 /// Read-only operands; see the op.
 pub struct Inputs<'a> {
@@ -37,8 +37,9 @@ pub fn run(isa: Isa, inputs: &Inputs<'_>, q: &mut [bf16], k: &mut [bf16], v: &mu
     assert!(shape.is_supported() && inputs.rotary_dim.is_multiple_of(32), "{shape:?}");
     let tokens = per_task(2 * shape.gated_qkv_width() * size_of::<bf16>());
     let cache = &(Disjoint::new(k), Disjoint::new(v));
-    let parts = q.par_chunks_mut(tokens * shape.q_width()).enumerate();
-    parts.for_each(|(part, q)| dispatch(isa, Tokens { inputs, first: part * tokens, q, cache }));
+    team::for_each_chunk(q, tokens * shape.q_width(), |part, q| {
+        dispatch(isa, Tokens { inputs, first: part * tokens, q, cache });
+    });
 }
 
 /// Computes the tokens of [`run`] whose rows are in `q`.

@@ -7,6 +7,7 @@ pub mod causal_conv;
 #[cfg(feature = "deepseek-v4")]
 pub mod deepseek_v4;
 mod disjoint;
+pub mod formats;
 pub mod gate;
 pub mod gated_delta;
 pub mod gated_norm;
@@ -20,3 +21,4 @@ pub mod rows;
 pub mod sampling;
 mod sigmoid;
 pub mod swiglu;
+pub mod weights;

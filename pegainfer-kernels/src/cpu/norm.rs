@@ -4,8 +4,8 @@ use super::isa::Isa;
 use super::lanes::{Binary, Kernel, Lanes, dispatch, padded, zip};
 use super::rows::per_task;
 use half::bf16;
+use pegainfer_core::team;
 use pegainfer_core::tensor::{DType, Tensor};
-use rayon::prelude::*;
 
 /// The weight of a norm, `[hidden]`; its type says how the result is rounded, see `ops::rms_norm`.
 #[derive(Clone, Copy)]
@@ -36,15 +36,17 @@ impl<'a> NormWeight<'a> {
 /// See `ops::rms_norm`.
 pub fn rms_norm(isa: Isa, x: &[bf16], weight: NormWeight<'_>, eps: f32, out: &mut [bf16]) {
     let part = weight.len() * per_task(2 * size_of::<bf16>() * weight.len());
-    let parts = out.par_chunks_mut(part).zip(x.par_chunks(part));
-    parts.for_each(|(out, x)| dispatch(isa, Norm { x, weight, eps, out }));
+    team::for_each_chunk(out, part, |i, out| {
+        dispatch(isa, Norm { x: &x[i * part..][..out.len()], weight, eps, out });
+    });
 }
 
 /// See `ops::linear_add_norm`.
 pub fn add_rms_norm(isa: Isa, x: &[bf16], residual: &mut [bf16], weight: NormWeight<'_>, eps: f32, out: &mut [bf16]) {
     let part = weight.len() * per_task(4 * size_of::<bf16>() * weight.len());
-    let parts = out.par_chunks_mut(part).zip(residual.par_chunks_mut(part)).zip(x.par_chunks(part));
-    parts.for_each(|((out, residual), x)| dispatch(isa, AddNorm { x, residual, weight, eps, out }));
+    team::for_each_chunk_pair((out, part), (residual, part), |i, out, residual| {
+        dispatch(isa, AddNorm { x: &x[i * part..][..out.len()], residual, weight, eps, out });
+    });
 }
 
 /// Computes some of the rows of [`rms_norm`].

@@ -7,9 +7,10 @@ use super::norm::Scale;
 use super::rows::per_task;
 use crate::heads::BLOCK_SIZE;
 use crate::heads::{HeadShape, MAX_HEAD_DIM};
+use crate::rotary::RopeSpec;
 use half::bf16;
 use pegainfer_core::kv::NO_SLOT;
-use rayon::prelude::*;
+use pegainfer_core::team;
 
 /// Read-only operands; see the op.
 pub struct Inputs<'a> {
@@ -39,13 +40,15 @@ pub struct Norms<'a> {
 }
 
 /// Fills a RoPE table, see `ops::rope_table`.
-pub fn fill_rope(table: &mut [f32], head_dim: usize, theta: f64) {
+pub fn fill_rope(table: &mut [f32], head_dim: usize, rope: &RopeSpec) {
     let half = head_dim / 2;
-    let inverse: Vec<f32> = (0..half).map(|i| theta.powf(-2.0 * i as f64 / head_dim as f64) as f32).collect();
-    table.par_chunks_mut(head_dim).enumerate().for_each(|(position, row)| {
+    let inverse: Vec<f32> = rope.frequencies(head_dim).into_iter().map(|f| f as f32).collect();
+    let factor = rope.attention_factor as f32;
+    team::for_each_chunk(table, head_dim, |position, row| {
         let (cos, sin) = row.split_at_mut(half);
         for ((cos, sin), f) in cos.iter_mut().zip(sin).zip(&inverse) {
-            (*sin, *cos) = (position as f32 * f).sin_cos();
+            let (s, c) = (position as f32 * f).sin_cos();
+            (*sin, *cos) = (s * factor, c * factor);
         }
     });
 }
@@ -56,8 +59,9 @@ pub fn run(isa: Isa, inputs: &Inputs<'_>, q: &mut [bf16], k: &mut [bf16], v: &mu
     assert!(shape.is_supported(), "{shape:?}");
     let tokens = per_task(2 * shape.qkv_width() * size_of::<bf16>());
     let cache = &(Disjoint::new(k), Disjoint::new(v));
-    let parts = q.par_chunks_mut(tokens * shape.q_width()).enumerate();
-    parts.for_each(|(part, q)| dispatch(isa, Tokens { inputs, first: part * tokens, q, cache }));
+    team::for_each_chunk(q, tokens * shape.q_width(), |part, q| {
+        dispatch(isa, Tokens { inputs, first: part * tokens, q, cache });
+    });
 }
 
 /// Computes the tokens of [`run`] whose rows are in `q`.

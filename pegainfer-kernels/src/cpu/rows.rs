@@ -7,8 +7,8 @@ use pegainfer_core::exec::Device;
 /// about ten, so a decode step of a few rows stays on its thread.
 const TASK_BYTES: usize = 64 << 10;
 
-/// Rows per task of an elementwise kernel that reads and writes `row_bytes` per row. Where that is all rows, rayon runs
-/// the one task in place.
+/// Rows per task of an elementwise kernel that reads and writes `row_bytes` per row. Where that is all rows, the
+/// one task runs in place.
 pub(super) fn per_task(row_bytes: usize) -> usize {
     (TASK_BYTES / row_bytes.max(1)).max(1)
 }

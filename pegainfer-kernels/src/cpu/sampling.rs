@@ -5,8 +5,7 @@
 //! sorting the vocabulary, and the draw then walks the kept tokens by id. NaN counts as -inf everywhere.
 
 use crate::draw::{DRAW_WORDS, Draw};
-use pegainfer_core::rng;
-use rayon::prelude::*;
+use pegainfer_core::{rng, team};
 use std::cmp::Ordering;
 use weight::{WEIGHT_BITS, Weight, fraction_of};
 
@@ -77,10 +76,11 @@ pub fn sample_rows(logits: &[f32], vocab: usize, draws: &[u32], scratch: &mut [S
     let draws = draws.as_chunks::<DRAW_WORDS>().0;
     assert!(logits.len() == out.len() * vocab && draws.len() == out.len());
     let rows = out.len().div_ceil(scratch.len()).max(1);
-    out.par_chunks_mut(rows).zip(scratch).enumerate().for_each(|(part, (out, scratch))| {
+    let scratch = &mut scratch[..out.len().div_ceil(rows)];
+    team::for_each_chunk_pair((out, rows), (scratch, 1), |part, out, scratch| {
         for (i, token) in out.iter_mut().enumerate() {
             let row = part * rows + i;
-            *token = sample_row(&logits[row * vocab..][..vocab], &Draw::from_words(&draws[row]), scratch);
+            *token = sample_row(&logits[row * vocab..][..vocab], &Draw::from_words(&draws[row]), &mut scratch[0]);
         }
     });
 }

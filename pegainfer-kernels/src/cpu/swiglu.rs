@@ -5,13 +5,15 @@ use super::lanes::{Binary, Kernel, Lanes, dispatch, zip};
 use super::rows::per_task;
 use super::sigmoid::silu;
 use half::bf16;
-use rayon::prelude::*;
+use pegainfer_core::team;
 
 /// See `ops::linear_swiglu`. `gate_up`: `[rows, 2 * width]`, `out`: `[rows, width]`.
 pub fn swiglu(isa: Isa, gate_up: &[bf16], width: usize, out: &mut [bf16]) {
     let rows = per_task(3 * width * size_of::<bf16>());
-    let parts = out.par_chunks_mut(rows * width).zip(gate_up.par_chunks(rows * 2 * width));
-    parts.for_each(|(out, gate_up)| dispatch(isa, Rows { gate_up, width, out }));
+    team::for_each_chunk(out, (rows * width).max(1), |i, out| {
+        let gate_up = &gate_up[2 * i * rows * width..][..2 * out.len()];
+        dispatch(isa, Rows { gate_up, width, out });
+    });
 }
 
 /// Computes some of the rows of [`swiglu`].

@@ -101,12 +101,12 @@ pub struct DecodeState {
 
 impl DecodeState {
     /// `None` where the kernel cannot run: on another GPU than Hopper, on a CPU, or with another shape than the kernel
-    /// was written for.
+    /// or weights than the kernel was written for.
     pub fn new(exec: &mut Exec, model: &DecodeModel<'_>) -> std::io::Result<Option<Self>> {
         let gpu = choice::gpu(exec).map_err(std::io::Error::other)?.filter(Gpu::is_hopper);
         let Some(gpu) = gpu else { return Ok(None) };
         let dims = Dims::new(model, &gpu);
-        if model.layers.is_empty() || !dims.fit() {
+        if model.layers.is_empty() || model.is_quantized() || !dims.fit() {
             return Ok(None);
         }
         let addresses = if exec.device() == Device::Cuda { addresses(model) } else { Vec::new() };
@@ -122,14 +122,15 @@ impl DecodeState {
     }
 }
 
-/// The rows of the kernel's table of layers.
+/// The rows of the kernel's table of layers, all of whose matrices are bf16.
 fn addresses(model: &DecodeModel<'_>) -> Vec<u64> {
     let layer = |layer: &DecodeLayer<'_>| {
         let &DecodeLayer { input_norm, qkv, o, post_norm, gate_up, down, ref cache, .. } = layer;
         let ((q_norm, k_norm), (k, v)) = (layer.head_norms, (&*cache.0, &*cache.1));
-        Layer { input_norm, qkv, q_norm, k_norm, k, v, o, post_norm, gate_up, down }.addresses()
+        let (qkv, o, gate_up, down) = (qkv.tensor()?, o.tensor()?, gate_up.tensor()?, down.tensor()?);
+        Some(Layer { input_norm, qkv, q_norm, k_norm, k, v, o, post_norm, gate_up, down }.addresses())
     };
-    model.layers.iter().flat_map(layer).collect()
+    model.layers.iter().filter_map(layer).flatten().collect()
 }
 
 /// All layers of up to [`DECODE_LAYERS_ROWS`] rows; the op checked the shapes.

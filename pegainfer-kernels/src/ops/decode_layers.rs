@@ -122,10 +122,10 @@ fn check(
         attention::check(check, device, scratch.q, cache, batch, shape, scratch.attended)?;
         check.is(layer.input_norm, DType::Bf16, &[hidden])?;
         check.is(layer.post_norm, DType::Bf16, &[hidden])?;
-        check.is(layer.qkv, DType::Bf16, &[shape.qkv_width(), hidden])?;
-        check.is(layer.o, DType::Bf16, &[hidden, shape.q_width()])?;
-        check.is(layer.gate_up, DType::Bf16, &[2 * width, hidden])?;
-        check.is(layer.down, DType::Bf16, &[hidden, width])?;
+        layer.qkv.check_dense(check, device, (shape.qkv_width(), hidden))?;
+        layer.o.check_dense(check, device, (hidden, shape.q_width()))?;
+        layer.gate_up.check_dense(check, device, (2 * width, hidden))?;
+        layer.down.check_dense(check, device, (hidden, width))?;
     }
     Ok(())
 }
@@ -146,19 +146,21 @@ fn record(
     let rotated = 10 * rows * (shape.heads + shape.kv_heads) * shape.head_dim;
     let token = 2 * shape.kv_heads * shape.head_dim; // elements of a token's keys and values
     let mut elements = (3 * rows + 1) * hidden + rows * 2 * shape.head_dim; // a row of rope is f32
-    let mut flops = 4 * (rows * hidden) as u64;
+    let (mut flops, mut weight_bytes) = (4 * (rows * hidden) as u64, 0);
     for layer in &model.layers {
         let matrices = [layer.qkv, layer.o, layer.gate_up, layer.down];
-        let weights: usize = matrices.iter().map(|w| w.elements()).sum();
-        elements += weights + 2 * hidden + 2 * shape.head_dim + (batch.load.cached as usize + rows) * token;
+        let weights: usize = matrices.iter().map(|w| w.shape().0 * w.shape().1).sum();
+        weight_bytes += matrices.iter().map(|w| w.bytes()).sum::<u64>();
+        elements += 2 * hidden + 2 * shape.head_dim + (batch.load.cached as usize + rows) * token;
         flops += (2 * rows * weights + rotated + 5 * rows * width + 10 * rows * hidden) as u64;
         flops += attention::flops(batch, shape);
         let (cache, norms) = (&layer.cache, layer.head_norms);
-        reads.extend([layer.input_norm, layer.qkv, norms.0, norms.1, cache.0, cache.1]);
-        reads.extend([layer.o, layer.post_norm, layer.gate_up, layer.down]);
+        reads.extend(layer.qkv.reads(&[layer.input_norm], &[norms.0, norms.1, cache.0, cache.1]));
+        reads.extend(layer.o.reads(&[], &[layer.post_norm]));
+        reads.extend(layer.gate_up.tensors().into_iter().chain(layer.down.tensors()));
         writes.extend([&*cache.0, &*cache.1]);
     }
-    let bytes = (elements * DType::Bf16.size()) as u64;
+    let bytes = (elements * DType::Bf16.size()) as u64 + weight_bytes;
     OpRecord::new("decode_layers", kernel, &reads, &writes, flops).with_bytes(bytes)
 }
 
@@ -167,7 +169,7 @@ mod tests {
     use super::*;
     use crate::heads::HeadShape;
     use crate::load::AttentionLoad;
-    use crate::ops::{DecodeLayer, rope_table};
+    use crate::ops::{DecodeLayer, MatrixRef, rope_table};
     use crate::testing::{Host, bf16s};
     use half::bf16;
 
@@ -274,6 +276,7 @@ mod tests {
     fn decode_layer((weights, caches): &mut ([Tensor; 8], [Tensor; 2])) -> DecodeLayer<'_> {
         let [input_norm, qkv, q_norm, k_norm, o, post_norm, gate_up, down] = &*weights;
         let [k, v] = caches;
+        let [qkv, o, gate_up, down] = [qkv, o, gate_up, down].map(MatrixRef::from);
         DecodeLayer { input_norm, qkv, head_norms: (q_norm, k_norm), cache: (k, v), o, post_norm, gate_up, down }
     }
 }

@@ -1,44 +1,47 @@
 //! GEMM with a weight of the checkpoint.
 
 use super::check::Check;
+use super::matrix::MatrixRef;
 use crate::choice::{self, Gemm, GemmShape, Output};
-use crate::cpu::linear::{LinearOut, linear as cpu_linear};
+use crate::cpu::linear::{LinearOut, linear_stacked};
 use crate::cuda;
-use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// `out = x · wᵀ`.
 ///
-/// `x`: `[rows, k]` bf16; `w`: `[n, k]` bf16, row-major as in the checkpoint; `out`: `[rows, n]` bf16 (activations) or
+/// `x`: `[rows, k]` bf16; `w`: `[n, k]` bf16 or FP8, row-major as in the checkpoint; `out`: `[rows, n]` bf16 (activations) or
 /// f32 (logits). f32 accumulation, one rounding at the end. A row's result does not depend on the other rows; on a GPU
 /// it does on how many there are, because that chooses the kernel and with it the order of the sum. A GPU takes `k` and
 /// `n` in multiples of 8.
-pub fn linear(exec: &mut Exec, x: &Tensor, w: &Tensor, out: &mut Tensor) -> Result<(), OpError> {
+///
+/// The codes of an FP8 `w` are exact in bf16: each block of 128 along `k` is summed in f32 without the scale, multiplied by it,
+/// and added to the blocks before (W8A16). The CPU only.
+pub fn linear<'w>(exec: &mut Exec, x: &Tensor, w: impl Into<MatrixRef<'w>>, out: &mut Tensor) -> Result<(), OpError> {
     let check = Check("linear");
     let (m, k) = x.rows_cols();
-    let n = w.rows_cols().0;
+    let w = w.into();
+    let n = w.shape().0;
     check.is(x, DType::Bf16, &[m, k])?;
-    check.is(w, DType::Bf16, &[n, k])?;
+    w.check_dense(check, exec.device(), (n, k))?;
     check.that(matches!(out.dtype(), DType::Bf16 | DType::F32), "out must be bf16 or f32")?;
     check.is(out, out.dtype(), &[m, n])?;
     let output = if out.dtype() == DType::F32 { Output::F32 } else { Output::Bf16 };
     let gemm = choice::gpu(exec)?.map(|gpu| Gemm::choose(&gpu, GemmShape { m, n, k, output }));
     exec.record(|device| {
-        let kernel = choice::name(device, &gemm, Gemm::name);
-        OpRecord::new("linear", kernel, &[x, w], &[out], 2 * (m * n * k) as u64)
+        let kernel = w.kernel(device, choice::name(device, &gemm, Gemm::name));
+        OpRecord::new("linear", kernel, &w.reads(&[x], &[]), &[out], 2 * (m * n * k) as u64)
     });
     match (exec.device(), &gemm) {
         (Device::Cpu(isa), _) => {
-            let (x, w) = (x.host::<bf16>(), w.host::<bf16>());
             let out = match out.dtype() {
                 DType::F32 => LinearOut::F32(out.host_mut()),
                 _ => LinearOut::Bf16(out.host_mut()),
             };
-            cpu_linear(isa, x, w, m, n, k, out, &mut exec.scratch);
+            linear_stacked(isa, x.host(), &w.weights(), (m, k), out, &mut exec.scratch);
         }
-        (Device::Cuda, Some(gemm)) => cuda::linear(exec, "linear", gemm, x, w, out)?,
+        (Device::Cuda, Some(gemm)) => cuda::linear(exec, "linear", gemm, x, w.bf16(check)?, out)?,
         _ => {}
     }
     Ok(())

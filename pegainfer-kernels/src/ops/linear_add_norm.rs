@@ -1,8 +1,9 @@
 //! The end of a block: its last projection, the residual add, and the norm before the next block.
 
 use super::check::Check;
+use super::matrix::MatrixRef;
 use crate::choice::{self, AddNorm};
-use crate::cpu::linear::{LinearOut, linear as cpu_linear};
+use crate::cpu::linear::{LinearOut, linear_stacked};
 use crate::cpu::norm::{self, NormWeight};
 use crate::cuda;
 use pegainfer_core::exec::{Device, Exec};
@@ -11,15 +12,16 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// `residual += x · wᵀ`, then `out = rms_norm(residual) * norm`.
 ///
-/// `x`: `[rows, k]`, `w`: `[hidden, k]`, `residual`, `delta`, `out`: `[rows, hidden]`, all bf16; `norm`: `[hidden]`
+/// `x`: `[rows, k]`, `w`: `[hidden, k]`, `residual`, `delta`, `out`: `[rows, hidden]`, all bf16, `w` also FP8 as in
+/// [`linear`](super::linear); `norm`: `[hidden]`
 /// bf16 or f32, as in [`rms_norm`](super::rms_norm). `delta` is scratch for the GEMM; what it holds afterwards depends
 /// on the device. The GEMM is rounded to bf16 before it is added, and the sum before it is normalised, as in
 /// transformers; a GPU rounds only the sum where there are many rows.
 #[expect(clippy::too_many_arguments, reason = "the operands of the op")]
-pub fn linear_add_norm(
+pub fn linear_add_norm<'w>(
     exec: &mut Exec,
     x: &Tensor,
-    w: &Tensor,
+    w: impl Into<MatrixRef<'w>>,
     residual: &mut Tensor,
     norm: &Tensor,
     eps: f32,
@@ -28,26 +30,28 @@ pub fn linear_add_norm(
 ) -> Result<(), OpError> {
     let check = Check("linear_add_norm");
     let (m, k) = x.rows_cols();
-    let n = w.rows_cols().0;
+    let w = w.into();
+    let n = w.shape().0;
     check.is(x, DType::Bf16, &[m, k])?;
-    check.is(w, DType::Bf16, &[n, k])?;
+    w.check_dense(check, exec.device(), (n, k))?;
     for tensor in [&*residual, &*delta, &*out] {
         check.is(tensor, DType::Bf16, &[m, n])?;
     }
     check.is_norm(norm, n)?;
     let choice = choice::gpu(exec)?.map(|gpu| AddNorm::choose(&gpu, (m, n, k)));
     exec.record(|device| {
-        let kernel = choice::name(device, &choice, AddNorm::name);
+        let kernel = w.kernel(device, choice::name(device, &choice, AddNorm::name));
         let flops = 2 * (m * n * k) as u64 + 5 * (m * n) as u64;
-        OpRecord::new("linear_add_norm", kernel, &[x, w, residual, norm], &[residual, out], flops)
+        OpRecord::new("linear_add_norm", kernel, &w.reads(&[x], &[residual, norm]), &[residual, out], flops)
     });
     match (exec.device(), &choice) {
         (Device::Cpu(isa), _) => {
-            cpu_linear(isa, x.host(), w.host(), m, n, k, LinearOut::Bf16(delta.host_mut()), &mut exec.scratch);
+            let gemm = LinearOut::Bf16(delta.host_mut());
+            linear_stacked(isa, x.host(), &w.weights(), (m, k), gemm, &mut exec.scratch);
             norm::add_rms_norm(isa, delta.host(), residual.host_mut(), NormWeight::of(norm), eps, out.host_mut());
         }
         (Device::Cuda, Some(choice)) => {
-            cuda::linear_add_norm(exec, choice, x, w, residual, norm, eps, delta, out)?;
+            cuda::linear_add_norm(exec, choice, x, w.bf16(check)?, residual, norm, eps, delta, out)?;
         }
         _ => {}
     }

@@ -1,12 +1,12 @@
 //! From the input of attention to rotated queries and a written KV cache.
 
 use super::check::Check;
+use super::matrix::MatrixRef;
 use super::qkv as rest;
 use crate::choice::{self, Qkv};
-use crate::cpu::linear::{LinearOut, linear as cpu_linear};
+use crate::cpu::linear::{LinearOut, linear_stacked};
 use crate::cuda;
 use crate::heads::Heads;
-use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -14,14 +14,14 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// [`linear`](super::linear) of the fused QKV projection, then
 /// [`qk_norm_rope_write_kv`](super::qk_norm_rope_write_kv).
 ///
-/// `x`: `[tokens, k]` bf16; `w`: `[(heads + 2 kv_heads) * head_dim, k]` bf16, queries first, then keys, then values;
+/// `x`: `[tokens, k]` bf16; `w`: `[(heads + 2 kv_heads) * head_dim, k]` bf16, or FP8 as in [`linear`](super::linear), queries first, then keys, then values;
 /// `qkv`: `[tokens, (heads + 2 kv_heads) * head_dim]` bf16, scratch for the GEMM, what it holds afterwards depends on
 /// the device; `heads`, `q` and the cache as there. The GEMM is rounded to bf16.
 ///
 /// A GPU of compute capability 9.0 runs one kernel for many rows if `head_dim` is 128.
-pub fn linear_qkv(
+pub fn linear_qkv<'w>(
     exec: &mut Exec,
-    (x, w): (&Tensor, &Tensor),
+    (x, w): (&Tensor, impl Into<MatrixRef<'w>>),
     heads: &Heads<'_>,
     qkv: &mut Tensor,
     q: &mut Tensor,
@@ -31,25 +31,26 @@ pub fn linear_qkv(
     let Heads { shape, norms, rope, positions, slots, .. } = *heads;
     let ((m, columns), n) = (x.rows_cols(), shape.qkv_width());
     check.is(x, DType::Bf16, &[m, columns])?;
-    check.is(w, DType::Bf16, &[n, columns])?;
+    let w = w.into();
+    w.check_dense(check, exec.device(), (n, columns))?;
     check.is(qkv, DType::Bf16, &[m, n])?;
     rest::check(check, exec.device(), qkv, heads, q, (k, v))?;
     let choice = choice::gpu(exec)?.map(|gpu| Qkv::choose(&gpu, m, columns, shape));
     exec.record(|device| {
-        let kernel = choice::name(device, &choice, Qkv::name);
+        let kernel = w.kernel(device, choice::name(device, &choice, Qkv::name));
         let flops = 2 * (m * n * columns) as u64 + rest::flops(qkv, shape);
         // The GEMM's results need not go through memory.
         let bytes = x.bytes() + w.bytes() + rest::bytes(qkv, shape) - qkv.bytes();
-        let reads = [x, w, norms.0, norms.1, rope, positions, slots];
+        let reads = w.reads(&[x], &[norms.0, norms.1, rope, positions, slots]);
         OpRecord::new(check.0, kernel, &reads, &[q, k, v], flops).with_bytes(bytes)
     });
     match (exec.device(), &choice) {
         (Device::Cpu(isa), _) => {
             let gemm = LinearOut::Bf16(qkv.host_mut());
-            cpu_linear(isa, x.host::<bf16>(), w.host(), m, n, columns, gemm, &mut exec.scratch);
+            linear_stacked(isa, x.host(), &w.weights(), (m, columns), gemm, &mut exec.scratch);
             rest::on_cpu(check, exec, qkv, heads, q, (k, v))
         }
-        (Device::Cuda, Some(choice)) => cuda::linear_qkv(exec, choice, (x, w), heads, qkv, q, (k, v)),
+        (Device::Cuda, Some(choice)) => cuda::linear_qkv(exec, choice, (x, w.bf16(check)?), heads, qkv, q, (k, v)),
         _ => Ok(()),
     }
 }
@@ -60,6 +61,7 @@ mod tests {
     use crate::heads::HeadShape;
     use crate::ops::{linear, qk_norm_rope_write_kv, rope_table};
     use crate::testing::{Host, bf16s};
+    use half::bf16;
     use pegainfer_core::kv::NO_SLOT;
 
     #[test]

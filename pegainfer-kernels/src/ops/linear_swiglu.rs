@@ -1,11 +1,11 @@
 //! The first half of the MLP: gate and up projections and the gated activation.
 
 use super::check::Check;
+use super::matrix::MatrixRef;
 use crate::choice::{self, Swiglu};
-use crate::cpu::linear::{LinearOut, linear as cpu_linear};
+use crate::cpu::linear::{LinearOut, linear_stacked};
 use crate::cpu::swiglu::swiglu;
 use crate::cuda;
-use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -13,36 +13,36 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// `out = silu(gate) * up` with `[gate, up] = x · wᵀ` and `silu(z) = z / (1 + exp(-z))`.
 ///
 /// `x`: `[rows, k]`, `w`: `[2 * width, k]`, the rows of the gate first, `gate_up`: `[rows, 2 * width]`, `out`:
-/// `[rows, width]`, all bf16. `gate_up` is scratch for the GEMM; what it holds afterwards depends on the device. The
+/// `[rows, width]`, all bf16, `w` also FP8 as in [`linear`](super::linear). `gate_up` is scratch for the GEMM; what it holds afterwards depends on the device. The
 /// GEMM is rounded to bf16, silu is computed in f32 and rounded, and the result once more (transformers `Qwen3MLP`
 /// in bf16).
-pub fn linear_swiglu(
+pub fn linear_swiglu<'w>(
     exec: &mut Exec,
     x: &Tensor,
-    w: &Tensor,
+    w: impl Into<MatrixRef<'w>>,
     gate_up: &mut Tensor,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let check = Check("linear_swiglu");
     let (m, k) = x.rows_cols();
-    let width = out.rows_cols().1;
+    let (w, width) = (w.into(), out.rows_cols().1);
     check.is(x, DType::Bf16, &[m, k])?;
-    check.is(w, DType::Bf16, &[2 * width, k])?;
+    w.check_dense(check, exec.device(), (2 * width, k))?;
     check.is(gate_up, DType::Bf16, &[m, 2 * width])?;
     check.is(out, DType::Bf16, &[m, width])?;
     let choice = choice::gpu(exec)?.map(|gpu| Swiglu::choose(&gpu, (m, 2 * width, k)));
     exec.record(|device| {
-        let kernel = choice::name(device, &choice, Swiglu::name);
+        let kernel = w.kernel(device, choice::name(device, &choice, Swiglu::name));
         let flops = 4 * (m * width * k) as u64 + 5 * (m * width) as u64;
-        OpRecord::new("linear_swiglu", kernel, &[x, w], &[out], flops)
+        OpRecord::new("linear_swiglu", kernel, &w.reads(&[x], &[]), &[out], flops)
     });
     match (exec.device(), &choice) {
         (Device::Cpu(isa), _) => {
             let gemm = LinearOut::Bf16(gate_up.host_mut());
-            cpu_linear(isa, x.host(), w.host(), m, 2 * width, k, gemm, &mut exec.scratch);
-            swiglu(isa, gate_up.host::<bf16>(), width, out.host_mut());
+            linear_stacked(isa, x.host(), &w.weights(), (m, k), gemm, &mut exec.scratch);
+            swiglu(isa, gate_up.host(), width, out.host_mut());
         }
-        (Device::Cuda, Some(choice)) => cuda::linear_swiglu(exec, choice, x, w, gate_up, out)?,
+        (Device::Cuda, Some(choice)) => cuda::linear_swiglu(exec, choice, x, w.bf16(check)?, gate_up, out)?,
         _ => {}
     }
     Ok(())
@@ -52,6 +52,7 @@ pub fn linear_swiglu(
 mod tests {
     use super::*;
     use crate::testing::{Host, bf16s, close};
+    use half::bf16;
 
     /// One column, so that the GEMM gives the rows of `w` times one number.
     #[test]

@@ -8,8 +8,8 @@ use crate::draw::{DRAW_WORDS, Draw};
 use pegainfer_core::engine::{MAX_LOGPROBS, TokenLogprobs};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
+use pegainfer_core::team;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-use rayon::prelude::*;
 
 /// Words of a row's report: the log-probability's bits, the rank, then id and bits of each of the most likely tokens.
 pub const REPORT_WORDS: usize = crate::limits::sampling::REPORT_WORDS;
@@ -45,11 +45,10 @@ pub fn logprobs(
         (Device::Cpu(_), _) => {
             let (tokens, draws) = (sampled.host::<u32>(), draws.host::<u32>().as_chunks::<DRAW_WORDS>().0);
             check.that(tokens.iter().all(|&token| (token as usize) < vocab), "a token is not in the vocabulary")?;
-            let reports = out.host_mut::<u32>().par_chunks_exact_mut(REPORT_WORDS);
-            let rows = logits.host::<f32>().par_chunks_exact(vocab).zip(tokens).zip(draws);
-            reports.zip(rows).for_each(|(report, ((row, &token), draw))| {
-                if let Some(top) = Draw::from_words(draw).logprobs {
-                    fill(report, row, token, top.min(MAX_LOGPROBS));
+            let logits = logits.host::<f32>();
+            team::for_each_chunk(out.host_mut::<u32>(), REPORT_WORDS, |i, report| {
+                if let Some(top) = Draw::from_words(&draws[i]).logprobs {
+                    fill(report, &logits[i * vocab..][..vocab], tokens[i], top.min(MAX_LOGPROBS));
                 }
             });
         }

@@ -5,19 +5,27 @@ use crate::cpu::qkv as cpu;
 use crate::cuda;
 use crate::heads::BLOCK_SIZE;
 use crate::heads::{HeadShape, Heads, RopeHeads};
+use crate::rotary::RopeSpec;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::kv::NO_SLOT;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// Cosines and sines of every position, `[positions, head_dim]` f32: row `p` holds `cos(p * f_i)` for `i < head_dim/2`,
-/// then the sines, with `f_i = theta^(-2i / head_dim)` (RoPE, Su et al. 2021; full rotary, half-split as in GPT-NeoX).
+/// then the sines, with the frequencies `f_i` of `rope`: `theta^(-2i / head_dim)`, or YaRN's, and times its attention factor
+/// (RoPE, Su et al. 2021; full rotary, half-split as in GPT-NeoX).
 ///
 /// Angles are f32 factors multiplied in f32, as in transformers: f64 would differ at positions beyond about 1e5.
-pub fn rope_table(exec: &mut Exec, positions: usize, head_dim: usize, theta: f64) -> std::io::Result<Tensor> {
+pub fn rope_table(
+    exec: &mut Exec,
+    positions: usize,
+    head_dim: usize,
+    rope: impl Into<RopeSpec>,
+) -> std::io::Result<Tensor> {
+    let rope = rope.into();
     let mut table = exec.tensor("rope", &[positions, head_dim], DType::F32)?;
     let mut host = vec![0f32; table.elements()];
-    exec.on_host(|| cpu::fill_rope(&mut host, head_dim, theta));
+    exec.on_host(|| cpu::fill_rope(&mut host, head_dim, &rope));
     let elements = table.elements();
     let copy = |first: usize, out: &mut [f32]| out.copy_from_slice(&host[first..][..out.len()]);
     exec.write(&mut table, 0..elements, copy).map_err(std::io::Error::other)?;

@@ -9,6 +9,7 @@ use pegainfer_core::engine::options::{check_step, context_len, most_blocks, pool
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::host_memory;
 use pegainfer_core::kv::DeviceMemory;
+use pegainfer_core::schedule::speculation::Speculation;
 
 /// Sequences that run at once on the CPU, unless the user says.
 const CPU_ROWS: usize = 64;
@@ -26,6 +27,8 @@ pub struct StepSize {
     pub tokens: usize,
     /// Rows.
     pub rows: usize,
+    /// Tokens that are sampled: one of each row, and more where drafts are verified.
+    pub samples: usize,
     /// Tokens of context.
     pub context: usize,
 }
@@ -75,7 +78,12 @@ impl Bounds {
             (None, None) => (useful.min(cpu_kv / info.block_bytes()), None),
         };
         Ok(Self {
-            size: StepSize { tokens, rows, context },
+            size: StepSize {
+                tokens,
+                rows,
+                samples: Speculation::samples(options.speculation.as_ref(), rows, tokens),
+                context,
+            },
             kv_blocks: pool_blocks(kv_blocks, BLOCK_SIZE, info.block_bytes()).map_err(LoadError::Option)?,
             gpu_memory_share,
             slots: rows + snapshots,

@@ -51,6 +51,16 @@ pub struct ConfigFile {
     section: Option<&'static str>,
     /// `eos_token_id` of generation_config.json.
     generation_eos: Vec<u32>,
+    overrides: Overrides,
+}
+
+/// What the user's flags change of a configuration.
+#[derive(Debug, Clone, Default)]
+pub struct Overrides {
+    /// bf16 projections are rounded to FP8 when they are loaded: `--quantization fp8`.
+    pub fp8: bool,
+    /// Takes the place of `rope_scaling`: `--rope-scaling`.
+    pub rope_scaling: Option<Value>,
 }
 
 impl ConfigFile {
@@ -79,9 +89,31 @@ impl ConfigFile {
 
     fn new(path: PathBuf, text: &str, family: &'static str) -> Result<Self, ConfigError> {
         match serde_json::from_str(text) {
-            Ok(root) => Ok(Self { family, path, root, section: None, generation_eos: Vec::new() }),
+            Ok(root) => Ok(Self {
+                family,
+                path,
+                root,
+                section: None,
+                generation_eos: Vec::new(),
+                overrides: Overrides::default(),
+            }),
             Err(error) => Err(ConfigError::Invalid { path, family, message: error.to_string() }),
         }
+    }
+
+    /// The same file as the user's flags change it.
+    pub fn with(self, overrides: Overrides) -> Self {
+        Self { overrides, ..self }
+    }
+
+    /// Whether the user wants bf16 weights rounded to FP8.
+    pub(super) fn quantize_at_load(&self) -> bool {
+        self.overrides.fp8
+    }
+
+    /// What takes the place of `rope_scaling`.
+    pub(super) fn rope_scaling_flag(&self) -> Option<&Value> {
+        self.overrides.rope_scaling.as_ref()
     }
 
     /// Looks fields up in the object `section` first, where there is one: the text part of a multimodal model.
@@ -136,19 +168,6 @@ impl ConfigFile {
             return Err(unsupported("head_dim", shape.head_dim, "multiples of 16 from 32 to 256"));
         }
         Ok(shape)
-    }
-
-    /// Base of the rotary frequencies, where the older or the newer files have it. Refuses scaled frequencies.
-    pub fn rope_theta(&self) -> Result<f64, ConfigError> {
-        for field in ["rope_scaling", "rope_parameters"] {
-            let rope = self.get(field);
-            let kind = rope.get("rope_type").or(rope.get("type")).and_then(Value::as_str).unwrap_or("default");
-            if kind != "default" {
-                return Err(unsupported(field, rope, "plain RoPE"));
-            }
-        }
-        let newer = "rope_parameters.rope_theta";
-        if self.get(newer).is_null() { self.positive("rope_theta") } else { self.positive(newer) }
     }
 
     /// Standard deviation of dummy weights.

@@ -1,8 +1,9 @@
 //! What dense decoders share: token embedding and output matrix, the residual stream, the gated MLP, and the paged cache of
 //! a layer of full attention.
 
+use super::quantization::{Quantization, load_projection, projection_bytes};
 use crate::heads::HeadShape;
-use crate::ops;
+use crate::ops::{self, Matrix};
 use pegainfer_core::exec::{AliasedTensor, Exec, aliased_bytes};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_core::weights::{Loader, Part, WeightsError};
@@ -44,9 +45,9 @@ pub struct Mlp {
     /// Weight of the norm before it, `[hidden]`.
     pub norm: Tensor,
     /// Gate, then up: `[2 * intermediate, hidden]`.
-    pub gate_up: Tensor,
+    pub gate_up: Matrix,
     /// `[hidden, intermediate]`.
-    pub down: Tensor,
+    pub down: Matrix,
 }
 
 impl Mlp {
@@ -56,16 +57,28 @@ impl Mlp {
         loader: &mut Loader<'_>,
         prefix: &str,
         norm: Tensor,
-        hidden: usize,
-        intermediate: usize,
+        (hidden, intermediate): (usize, usize),
+        quantization: Option<&Quantization>,
     ) -> Result<Self, WeightsError> {
         let name = |tail: &str| format!("{prefix}.mlp.{tail}.weight");
-        let parts = ["gate_proj", "up_proj"].map(|tail| Part { name: name(tail), rows: intermediate });
+        let part = |tail: &str, rows| Part { name: name(tail), rows };
+        let (first, down) =
+            (["gate_proj", "up_proj"].map(|tail| part(tail, intermediate)), [part("down_proj", hidden)]);
         Ok(Self {
             norm,
-            gate_up: loader.stacked(&name("gate_up_proj"), &parts, hidden)?,
-            down: loader.matrix(name("down_proj"), hidden, intermediate)?,
+            gate_up: load_projection(loader, quantization, &name("gate_up_proj"), &first, hidden)?,
+            down: load_projection(loader, quantization, &down[0].name, &down, intermediate)?,
         })
+    }
+}
+
+impl Mlp {
+    /// Bytes of the matrices of [`load`](Self::load).
+    pub fn bytes(prefix: &str, (hidden, intermediate): (usize, usize), quantization: Option<&Quantization>) -> u64 {
+        let bytes =
+            |tail, rows, cols| projection_bytes(quantization, &format!("{prefix}.mlp.{tail}.weight"), rows, cols);
+        let first = ["gate_proj", "up_proj"].map(|tail| bytes(tail, intermediate, hidden));
+        first.iter().sum::<u64>() + bytes("down_proj", hidden, intermediate)
     }
 }
 
@@ -124,7 +137,7 @@ impl Activations {
     pub fn finish_layer(
         &mut self,
         exec: &mut Exec,
-        (mixed, out): (&Tensor, &Tensor),
+        (mixed, out): (&Tensor, &Matrix),
         mlp: &Mlp,
         next: &Tensor,
         eps: f32,

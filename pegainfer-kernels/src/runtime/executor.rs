@@ -40,9 +40,10 @@ impl<M: Model> Executor<M> {
         let info = M::info(&config);
         let work = M::workspace(&mut exec, &config, bounds)?;
         let inputs = Inputs::new(&mut exec, info.vocab_size, BLOCK_SIZE, bounds.size)?;
-        let sampler = Sampler::new(&mut exec, info.vocab_size, bounds.size.rows)?;
-        let readbacks = Readbacks::new(&mut exec, bounds.size.rows)?;
-        let graphs = Graphs::new(if bounds.graphs && exec.device() == Device::Cuda { sampler.max_rows() } else { 0 });
+        let sampler = Sampler::new(&mut exec, info.vocab_size, bounds.size.samples)?;
+        let readbacks = Readbacks::new(&mut exec, bounds.size.samples)?;
+        let graph_rows = bounds.size.rows.min(sampler.max_rows());
+        let graphs = Graphs::new(if bounds.graphs && exec.device() == Device::Cuda { graph_rows } else { 0 });
         let kv_blocks = bounds.fitting_blocks(&info, &mut exec)?;
         let parts = Parts { exec: &mut exec, config: &config, weights: &weights, work: &work };
         let cache = M::cache(parts, bounds, kv_blocks)?;

@@ -38,17 +38,17 @@ pub struct Inputs {
 impl Inputs {
     /// For steps of at most this size over KV blocks of `block_tokens` tokens, of a model with `vocab` token ids.
     pub fn new(exec: &mut Exec, vocab: usize, block_tokens: usize, size: StepSize) -> std::io::Result<Self> {
-        let StepSize { tokens, rows, context } = size;
-        let processors = LogitsProcessors::new(exec, rows, vocab)?;
+        let StepSize { tokens, rows, samples, context } = size;
+        let processors = LogitsProcessors::new(exec, samples, vocab)?;
         let shapes: [(&str, &[usize]); 8] = [
             ("tokens", &[tokens]),
             ("positions", &[tokens]),
             ("slots", &[tokens]),
             ("qo_indptr", &[rows + 1]),
             ("kv_lens", &[rows]),
-            ("sample_rows", &[rows]),
+            ("sample_rows", &[samples]),
             ("sampled_indptr", &[rows + 1]),
-            ("draws", &[rows, DRAW_WORDS]),
+            ("draws", &[samples, DRAW_WORDS]),
         ];
         let [tokens, positions, slots, qo_indptr, kv_lens, sample_rows, sampled_indptr, draws] =
             exec.adjacent(shapes, DType::U32)?;
@@ -127,7 +127,8 @@ mod tests {
     #[test]
     fn block_tables_are_those_of_the_step_whether_they_changed_or_not() {
         let mut exec = Exec::cpu(Isa::best(), Some(1)).unwrap();
-        let mut inputs = Inputs::new(&mut exec, 64, BLOCK_SIZE, StepSize { tokens: 8, rows: 4, context: 100 }).unwrap();
+        let mut inputs =
+            Inputs::new(&mut exec, 64, BLOCK_SIZE, StepSize { tokens: 8, rows: 4, samples: 4, context: 100 }).unwrap();
         let held = |inputs: &Inputs, step: &Step| {
             let (rows, stride) = inputs.block_tables.rows_cols();
             assert_eq!(rows, step.rows.len());
@@ -153,7 +154,8 @@ mod tests {
     #[test]
     fn attention_knows_the_rows_that_decode_from_the_prompts() {
         let mut exec = Exec::cpu(Isa::best(), Some(1)).unwrap();
-        let inputs = Inputs::new(&mut exec, 64, BLOCK_SIZE, StepSize { tokens: 36, rows: 3, context: 100 }).unwrap();
+        let inputs =
+            Inputs::new(&mut exec, 64, BLOCK_SIZE, StepSize { tokens: 36, rows: 3, samples: 3, context: 100 }).unwrap();
         let step = Step::<()> {
             qo_indptr: vec![0, 1, 4, 36],
             kv_lens: vec![40, 9, 50],
@@ -166,7 +168,7 @@ mod tests {
     fn attention_of_samples_is_one_query_of_a_row() {
         let mut exec = Exec::cpu(Isa::best(), Some(1)).unwrap();
         let mut inputs =
-            Inputs::new(&mut exec, 64, BLOCK_SIZE, StepSize { tokens: 36, rows: 3, context: 100 }).unwrap();
+            Inputs::new(&mut exec, 64, BLOCK_SIZE, StepSize { tokens: 36, rows: 3, samples: 3, context: 100 }).unwrap();
         let mut step = Step::<()>::uniform(BLOCK_SIZE, 3, 4, 50);
         step.samples.remove(1);
         inputs.fill(&mut exec, &step).unwrap();

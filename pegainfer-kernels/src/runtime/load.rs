@@ -10,7 +10,7 @@ use crate::choice;
 use crate::heads::BLOCK_SIZE;
 use crate::ops;
 use pegainfer_core::engine::EngineLimits;
-use pegainfer_core::exec::Exec;
+use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::schedule::{EngineCore, TokenBudget};
 use pegainfer_core::weights::{Loader, Source, WeightsError};
 use std::collections::BTreeMap;
@@ -37,14 +37,18 @@ pub fn load<M: Model>(
     options: &LoadOptions,
     progress: &mut (dyn FnMut(u64, u64) + Send),
 ) -> Result<Loaded<M>, LoadError> {
-    let config = M::load_config(&options.model_path)?;
+    let config = M::load_config_with(&options.model_path, &options.overrides)?;
     let info = M::info(&config);
+    check_device(info.fp8_weights, exec.device())?;
     check_eos(&info)?;
-    let bounds = Bounds::new(&info, options, &mut exec)?;
     let source = match options.dummy_seed {
         Some(seed) => Source::Dummy { seed, std: info.initializer_range, uniform: ops::uniform },
         None => Source::open(&options.model_path)?,
     };
+    if let Source::Checkpoint(checkpoint) = &source {
+        checkpoint.check_block_scales(info.fp8_weights)?;
+    }
+    let bounds = Bounds::new(&info, options, &mut exec)?;
     let start = Instant::now();
     let progress = &mut |bytes| progress(bytes, info.weight_bytes);
     let weights = load_weights::<M>(&mut exec, &config, &source, progress)?;
@@ -59,11 +63,16 @@ pub fn load<M: Model>(
         kv_blocks: executor.kv_blocks(),
         max_num_seqs: bounds.size.rows,
         eos_token_ids: info.eos_token_ids,
+        num_speculative_tokens: options.speculation.as_ref().map(|speculation| speculation.num_tokens),
         unsupported: &[],
     };
     let tokens = TokenBudget { step: bounds.size.tokens, mixed: options.max_num_mixed_tokens };
     let state = M::state(&config, &bounds);
-    Ok(Loaded { engine: Engine::<M>::new(executor, limits, tokens, state), config, weights_time })
+    Ok(Loaded {
+        engine: Engine::<M>::new(executor, limits, tokens, state, options.speculation.clone()),
+        config,
+        weights_time,
+    })
 }
 
 /// Loads the weights of a model: when this returns, all of them are on the device. `progress` is called with the bytes of
@@ -104,6 +113,14 @@ fn log_unused<M: Model>(unused: &[&str]) {
     }
 }
 
+/// FP8 weights have no GPU kernels.
+fn check_device(fp8: bool, device: Device) -> Result<(), LoadError> {
+    if fp8 && device == Device::Cuda {
+        return Err(LoadError::Option(format!("{}: add --device cpu, or choose a bf16 checkpoint", ops::CPU_ONLY)));
+    }
+    Ok(())
+}
+
 /// An id beyond the vocabulary would never end a text.
 fn check_eos(info: &ModelInfo) -> Result<(), LoadError> {
     match info.eos_token_ids.iter().find(|id| **id as usize >= info.vocab_size) {
@@ -125,4 +142,17 @@ fn warm<M: Model>(executor: &mut Executor<M>, bounds: &Bounds, mixed_tokens: usi
         executor.run(&ragged::<M>(&rows))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pegainfer_core::isa::Isa;
+
+    #[test]
+    fn a_gpu_refuses_fp8_weights() {
+        let error = check_device(true, Device::Cuda).unwrap_err().to_string();
+        assert!(error.starts_with("FP8 weights run on the CPU only") && error.contains("--device cpu"), "{error}");
+        assert!(check_device(false, Device::Cuda).is_ok() && check_device(true, Device::Cpu(Isa::Portable)).is_ok());
+    }
 }

@@ -1,5 +1,7 @@
 //! What to load and how much of the machine to use.
 
+use super::config_file::Overrides;
+use pegainfer_core::schedule::speculation::Speculation;
 use std::path::PathBuf;
 
 /// Upper bound of the default KV pool on the CPU, bytes.
@@ -14,6 +16,8 @@ pub const STATE_SHARE: u64 = 20;
 pub struct LoadOptions {
     /// Directory of the checkpoint.
     pub model_path: PathBuf,
+    /// What the user's flags change of its config.json.
+    pub overrides: Overrides,
     /// Seed of dummy weights; `None` reads the checkpoint's.
     pub dummy_seed: Option<u64>,
     /// Context length; `None` takes the model's.
@@ -27,6 +31,8 @@ pub struct LoadOptions {
     pub max_num_mixed_tokens: usize,
     /// Whether a GPU replays decode steps as CUDA graphs.
     pub cuda_graph: bool,
+    /// Whether and how tokens are drafted.
+    pub speculation: Option<Speculation>,
     /// Bytes of the KV pool; `None` takes what all sequences that run at once could use at full length: on the CPU at most
     /// [`DEFAULT_KV_BYTES`] and half of the memory that is left, on a GPU at most what the rest leaves of `gpu_memory_utilization`.
     pub kv_cache_bytes: Option<u64>,

@@ -4,6 +4,7 @@
 //! # Layout
 //! - `model`: the trait; `model_info`: the numbers that the rest needs of a model.
 //! - `config_file`, `load_options`, `load_error`, `bounds`: from config.json and flags to the sizes of an engine.
+//! - `quantization`: FP8 weights. `rope_scaling`: YaRN.
 //! - `load`, `record`: an engine from a checkpoint, a kernel plan from a configuration.
 //! - `executor`: steps in flight and CUDA graphs; `inputs`, `logits_processors`, `sampler`, `results`, `readbacks`: what every step
 //!   begins and ends with.
@@ -21,14 +22,16 @@ mod load_options;
 mod logits_processors;
 mod model;
 mod model_info;
+mod quantization;
 mod readbacks;
 mod record;
 mod results;
+mod rope_scaling;
 mod sampled_rows;
 mod sampler;
 
 pub use bounds::{Bounds, StepSize};
-pub use config_file::{ConfigError, ConfigFile, Served, unsupported};
+pub use config_file::{ConfigError, ConfigFile, Overrides, Served, unsupported};
 pub use decoder::{Activations, DecoderWeights, KvLayer, Mlp, load_head};
 pub use executor::Executor;
 pub use inputs::Inputs;
@@ -37,6 +40,7 @@ pub use load_error::LoadError;
 pub use load_options::{DEFAULT_KV_BYTES, DEFAULT_STATE_BYTES, LoadOptions, STATE_SHARE};
 pub use model::{Model, Parts, Pass, StepOf, padded, ragged, uniform};
 pub use model_info::ModelInfo;
+pub use quantization::{Quantization, load_projection, projection_bytes};
 pub use readbacks::Readbacks;
 pub use record::{record, record_step};
 pub use sampled_rows::{SampledRows, gather_rows};

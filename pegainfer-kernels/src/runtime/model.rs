@@ -1,7 +1,7 @@
 //! What a model crate supplies; the rest of the runtime is written once over it.
 
 use super::bounds::Bounds;
-use super::config_file::{ConfigError, ConfigFile};
+use super::config_file::{ConfigError, ConfigFile, Overrides};
 use super::inputs::Inputs;
 use super::load_error::LoadError;
 use super::model_info::ModelInfo;
@@ -80,7 +80,12 @@ pub trait Model: Debug + Sized + Send + 'static {
 
     /// Reads the configuration of the checkpoint in `dir`.
     fn load_config(dir: &Path) -> Result<Self::Config, ConfigError> {
-        Self::config(ConfigFile::read(dir, Self::NAME)?)
+        Self::load_config_with(dir, &Overrides::default())
+    }
+
+    /// The same, as the user's flags change it.
+    fn load_config_with(dir: &Path, overrides: &Overrides) -> Result<Self::Config, ConfigError> {
+        Self::config(ConfigFile::read(dir, Self::NAME)?.with(overrides.clone()))
     }
 
     /// Reads the text of a config.json.

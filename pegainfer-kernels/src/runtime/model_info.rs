@@ -15,6 +15,8 @@ pub struct ModelInfo {
     pub initializer_range: f32,
     /// Bytes of the weights as loaded.
     pub weight_bytes: u64,
+    /// Whether config.json or the user asks for FP8 weights.
+    pub fp8_weights: bool,
     /// Bytes of the workspace for each token of a step on a GPU.
     pub workspace_bytes_per_token: u64,
     /// Bytes of K and V of one token over all layers.

@@ -7,7 +7,7 @@
 mod engines;
 
 pub use engines::*;
-use pegainfer_kernels::runtime::{LoadOptions, load};
+use pegainfer_kernels::runtime::{LoadOptions, Overrides, load};
 use pegainfer_qwen3_4b::Engine;
 use std::path::PathBuf;
 
@@ -28,12 +28,14 @@ pub fn fixture() -> Fixture {
 pub fn options() -> LoadOptions {
     LoadOptions {
         model_path: model_path(),
+        overrides: Overrides::default(),
         dummy_seed: None,
         max_model_len: Some(1024),
         max_num_seqs: Some(32),
         max_num_batched_tokens: Some(1024),
         max_num_mixed_tokens: 512,
         cuda_graph: cuda_graph(),
+        speculation: None,
         kv_cache_bytes: small_cache(64 << 20),
         gpu_memory_utilization: 0.9,
         state_cache_bytes: None,

@@ -35,7 +35,7 @@ fn the_text_model_alone_and_older_fields_are_read_too() {
     text["partial_rotary_factor"] = json!(0.5);
     text.as_object_mut().unwrap().remove("layer_types");
     let config = Qwen35::parse_config(&text.to_string()).unwrap();
-    assert_eq!((config.rope_theta, config.rotary_dim), (5e5, 128));
+    assert_eq!((config.rope.theta, config.rotary_dim), (5e5, 128));
     assert_eq!(config.layers, Qwen35::parse_config(&tiny().to_string()).unwrap().layers);
 }
 
@@ -51,7 +51,7 @@ fn tying_is_asked_of_the_text_first() {
 #[test]
 fn refuses_what_it_does_not_implement_by_name() {
     for (field, value) in [
-        ("rope_scaling", json!({"rope_type": "yarn", "factor": 4.0})),
+        ("rope_scaling", json!({"rope_type": "dynamic", "factor": 4.0})),
         ("rope_parameters", json!({"rope_type": "linear"})),
         ("quantization_config", json!({"quant_method": "fp8"})),
         ("attn_output_gate", json!(false)),

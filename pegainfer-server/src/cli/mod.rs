@@ -5,6 +5,7 @@ pub mod bench;
 pub mod chat;
 pub mod completions;
 pub mod doctor;
+pub mod eval;
 pub mod generate;
 mod http_args;
 #[cfg(feature = "deepseek-v4")]
@@ -27,6 +28,7 @@ use chat::ChatArgs;
 use clap::{Arg, Parser, Subcommand};
 use completions::CompletionsArgs;
 use doctor::DoctorArgs;
+use eval::EvalArgs;
 use generate::GenerateArgs;
 #[cfg(feature = "deepseek-v4")]
 use inspect::InspectArgs;
@@ -69,6 +71,8 @@ pub enum Command {
     Models(ModelsArgs),
     /// Measure latency and throughput and compare them with the limits of the device
     Bench(BenchArgs),
+    /// Measure the quality of a model: the perplexity of a text, or the accuracy on word problems
+    Eval(Box<EvalArgs>),
     /// Print the ops of one step with their shapes, bytes and FLOPs, without loading weights
     Plan(PlanArgs),
     /// Check every op on this machine's GPU against the CPU

@@ -1,8 +1,12 @@
 //! Flags of all commands that load a model.
 
 use crate::logging::LogFormat;
+use crate::models::speculative;
 use crate::values::{parse_bytes, parse_bytes_or_none, parse_fraction, parse_seconds};
 use clap::{Args, ValueEnum};
+use pegainfer_core::schedule::speculation::Speculation;
+use pegainfer_kernels::runtime::Overrides;
+use serde_json::Value;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
@@ -61,12 +65,25 @@ pub struct EngineArgs {
     /// Whether a GPU replays decode steps as CUDA graphs; with false, a debugger or profiler sees each launch
     #[arg(long, value_name = "BOOL", default_value = "true", action = clap::ArgAction::Set)]
     pub cuda_graph: bool,
+    /// Speculative decoding: drafts several tokens from the request's own text and verifies them in one step, for text that
+    /// repeats itself; the output is the same. A JSON object as vLLM takes it, such as {"method": "ngram",
+    /// "num_speculative_tokens": 4}; the methods are ngram and suffix. Not for DeepSeek-V4
+    #[arg(long, value_name = "JSON", value_parser = speculative::parse)]
+    pub speculative_config: Option<Speculation>,
     /// Number of CPU threads of the engine [default: all cores]
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
     /// Source of the weights: the checkpoint, or seeded random numbers (no safetensors needed)
     #[arg(long, value_enum, default_value_t = LoadFormat::Auto)]
     pub load_format: LoadFormat,
+    /// Rounds the projections of a bf16 checkpoint when they are loaded: fp8 is e4m3 with a scale for each block of 128 x 128,
+    /// as in the official FP8 checkpoints. The CPU only; Qwen3 and Qwen3.5
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub quantization: Option<QuantizationArg>,
+    /// Extends the context by YaRN, in the words of config.json's rope_scaling, whose place it takes: {"rope_type": "yarn",
+    /// "factor": 4.0, "original_max_position_embeddings": 32768}. Qwen3 and Qwen3.5
+    #[arg(long, value_name = "JSON", value_parser = parse_object)]
+    pub rope_scaling: Option<Value>,
     /// /health reports an engine that has work and completes no step for this long [default: 30; 120 on the CPU]
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub step_deadline: Option<Duration>,
@@ -76,6 +93,20 @@ pub struct EngineArgs {
     /// Format of the log lines
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
+}
+
+impl EngineArgs {
+    /// What the flags change of config.json.
+    pub fn overrides(&self) -> Overrides {
+        Overrides { fp8: self.quantization == Some(QuantizationArg::Fp8), rope_scaling: self.rope_scaling.clone() }
+    }
+}
+
+/// Formats that weights are rounded to when they are loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum QuantizationArg {
+    /// e4m3 with a scale for each block of 128 x 128.
+    Fp8,
 }
 
 /// Source of the weights.
@@ -96,6 +127,12 @@ pub enum DeviceArg {
     Cpu,
     /// The NVIDIA GPU with this index.
     Cuda(usize),
+}
+
+/// Parses a JSON object.
+fn parse_object(text: &str) -> Result<Value, String> {
+    let value: Value = serde_json::from_str(text).map_err(|error| format!("it is not JSON: {error}"))?;
+    if value.is_object() { Ok(value) } else { Err(format!("{value} is not a JSON object")) }
 }
 
 /// Parses `auto`, `cpu`, `cuda` or `cuda:N`.

@@ -64,9 +64,16 @@ struct Tile<'a> {
     kv: KvTile<'a>,
 }
 
-/// Computes one work item and writes its rows of `out`.
+/// Computes one work item and writes its rows of `out`. At its end it prefetches the KV that the thread's `following` item
+/// begins with.
 #[inline(always)]
-pub(super) fn run_item<S: Lanes>(s: S, call: &Call<'_>, item: &Item<'_>, state: &mut LineState<'_>) {
+pub(super) fn run_item<S: Lanes>(
+    s: S,
+    call: &Call<'_>,
+    item: &Item<'_>,
+    following: Option<&Item<'_>>,
+    state: &mut LineState<'_>,
+) {
     state.load(call, item);
     let (group, position) = (call.shape.group(), item.position);
     let lines = item.rows * group;
@@ -75,6 +82,9 @@ pub(super) fn run_item<S: Lanes>(s: S, call: &Call<'_>, item: &Item<'_>, state: 
     for start in (0..=last).step_by(TILE) {
         let next = KvTile::find(call, item, start + TILE, last);
         next.prefetch(s);
+        if let (true, Some(item)) = (start + TILE > last, following) {
+            KvTile::find(call, item, 0, item.position + item.rows - 1).prefetch(s);
+        }
         for line in (0..lines).step_by(largest_tile::<S>()) {
             let tile = Tile { line, lines: largest_tile::<S>().min(lines - line), position, start, kv };
             if position + (line + tile.lines - 1) / group >= start {

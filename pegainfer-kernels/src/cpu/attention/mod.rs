@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::heads::BLOCK_SIZE;
 use half::bf16;
 use pegainfer_core::scratch::Scratch;
+use pegainfer_core::team;
 
 use self::kernel::run_item;
 use self::state::{Call, ITEM_LINES, Item, LineState};
@@ -102,25 +103,17 @@ fn plan<'a>(shape: HeadShape, batch: &Batch<'a>) -> Vec<Item<'a>> {
     items
 }
 
-/// Runs the items on all threads of the current rayon pool, each thread taking the next one when it is done.
+/// Runs the items on all threads of the current team, each thread taking the next one when it is done.
 fn run(isa: Isa, call: &Call<'_>, items: &[Item<'_>], scratch: &mut Scratch) {
     let positions: usize = items.iter().map(|item| item.rows * (item.position + item.rows)).sum();
     let threads = match positions * call.shape.group() * call.shape.head_dim {
         ..SERIAL_WORK => 1,
-        _ => rayon::current_num_threads().min(items.len()),
+        _ => team::threads().min(items.len()),
     };
     let next = &AtomicUsize::new(0);
-    let worker = &|memory| dispatch(isa, Worker { call, items, next, lines: LineState::new(call.shape, memory) });
     let len = LineState::memory(call.shape);
-    let (own, others) = scratch.slice(threads * len).split_at_mut(len);
-    if threads == 1 {
-        return worker(own);
-    }
-    rayon::scope(|scope| {
-        for memory in others.chunks_exact_mut(len) {
-            scope.spawn(move |_| worker(memory));
-        }
-        worker(own);
+    team::for_each_chunk(scratch.slice(threads * len), len, |_, memory| {
+        dispatch(isa, Worker { call, items, next, lines: LineState::new(call.shape, memory) });
     });
 }
 
@@ -138,8 +131,11 @@ impl Kernel for Worker<'_> {
 
     #[inline(always)]
     fn run<S: Lanes>(mut self, s: S) {
-        while let Some(item) = self.items.get(self.next.fetch_add(1, Ordering::Relaxed)) {
-            run_item(s, self.call, item, &mut self.lines);
+        let take = || self.items.get(self.next.fetch_add(1, Ordering::Relaxed));
+        let mut next = take();
+        while let Some(item) = next {
+            next = take();
+            run_item(s, self.call, item, next, &mut self.lines);
         }
     }
 }

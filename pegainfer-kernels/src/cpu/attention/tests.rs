@@ -1,4 +1,5 @@
 use half::bf16;
+use pegainfer_core::team::Team;
 use rayon::prelude::*;
 
 use super::*;
@@ -142,7 +143,7 @@ fn a_ragged_batch_matches_the_f64_reference() {
 
 #[test]
 fn bits_do_not_depend_on_chunks_batch_paging_or_threads() {
-    let pools = [1, 2].map(|n| rayon::ThreadPoolBuilder::new().num_threads(n).build().unwrap());
+    let teams = [1, 2].map(|n| Team::new(n).unwrap());
     for (i, shape) in shapes().iter().enumerate() {
         let mut rng = Rng(100 + i as u64, 0);
         let s = sequence(shape, 300, &mut rng);
@@ -153,15 +154,15 @@ fn bits_do_not_depend_on_chunks_batch_paging_or_threads() {
             let mut first = 0;
             while first < s.len {
                 let rows = (1 + rng.below(90)).min(s.len - first);
-                let pool = &pools[rng.below(2)];
-                let part = pool.install(|| attend(isa, shape, &[(&s, first, rows)], &mut rng));
+                let team = &teams[rng.below(2)];
+                let part = team.install(|| attend(isa, shape, &[(&s, first, rows)], &mut rng));
                 assert_eq!(bytes(&part), whole[first * row..(first + rows) * row], "{shape:?} {isa:?} {first} {rows}");
                 first += rows;
             }
             for position in (0..s.len).filter(|_| rng.below(8) == 0).collect::<Vec<_>>() {
                 let chunks = [(&others[0], 0, 77), (&s, position, 1), (&others[1], 129, 1)];
-                let pool = &pools[rng.below(2)];
-                let batch = pool.install(|| attend(isa, shape, &chunks, &mut rng));
+                let team = &teams[rng.below(2)];
+                let batch = team.install(|| attend(isa, shape, &chunks, &mut rng));
                 let got = bytes(&batch[77 * row..78 * row]);
                 assert_eq!(got, whole[position * row..(position + 1) * row], "{shape:?} {isa:?} {position}");
             }

@@ -1,7 +1,6 @@
 //! Reference kernel of `ops::deepseek_v4::{random_codes, random_numbers}`.
 
-use pegainfer_core::rng;
-use rayon::prelude::*;
+use pegainfer_core::{rng, team};
 
 /// Where a part lies in the whole matrix.
 #[derive(Debug, Clone, Copy)]
@@ -23,7 +22,7 @@ pub fn fill<T: Send>(
     each: usize,
     value: impl Fn(u64) -> T + Sync,
 ) {
-    out.par_chunks_mut(width.max(1)).enumerate().for_each(|(row, out)| {
+    team::for_each_chunk(out, width.max(1), |row, out| {
         let first = (place.first_row + row) * place.whole + place.first_column;
         for (column, v) in out.iter_mut().enumerate() {
             let at = first + column;

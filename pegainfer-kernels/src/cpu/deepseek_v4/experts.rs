@@ -1,8 +1,9 @@
 //! Reference kernel of `ops::deepseek_v4::{routed_experts, shared_expert}`.
 
 use super::kv_quant::fp8;
-use super::matmul::{BLOCK, Weights, matmul};
+use super::matmul::matmul;
 use crate::cpu::isa::Isa;
+use crate::cpu::weights::{BLOCK, Weights};
 
 /// The three weights of one of several experts, which are stacked along the rows.
 #[derive(Clone, Copy)]

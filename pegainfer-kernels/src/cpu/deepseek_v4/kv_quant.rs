@@ -1,6 +1,6 @@
 //! Reference kernel of `ops::deepseek_v4::{round_activation, norm_rope_kv, quantize_index}`: rounding to FP8 and FP4.
 
-use super::formats::{E2M1_MAX, E4M3_MAX, quantize, round_e2m1, round_e4m3};
+use crate::cpu::formats::{E2M1_MAX, E4M3_MAX, quantize, round_e2m1, round_e4m3};
 
 /// Values of a key that share an FP8 scale.
 pub const KEY_GROUP: usize = 64;

@@ -6,7 +6,6 @@ pub mod batch;
 pub mod compress;
 pub mod dummy;
 pub mod experts;
-pub mod formats;
 pub mod hyper;
 pub mod index;
 pub mod kv_quant;

@@ -16,7 +16,7 @@ pub use call::Inputs;
 use call::{Call, Gates};
 use half::bf16;
 use pegainfer_core::scratch::Scratch;
-use rayon::prelude::*;
+use pegainfer_core::team;
 
 /// Epsilon of the normalisation of queries and keys.
 const L2_EPS: f32 = 1e-6;
@@ -45,12 +45,13 @@ pub fn run(isa: Isa, form: Form, inputs: &Inputs<'_>, scratch: &mut Scratch, sta
     let call = &Call { inputs, qk, gates, states: shared.0, out: shared.1 };
     let tasks_per_head = if form == Form::Recurrent { shape.value_dim / recurrent::ROWS } else { 1 };
     let work = 4 * tokens * shape.key_dim * shape.value_dim / tasks_per_head;
-    let tasks = (0..shape.value_heads * tasks_per_head).into_par_iter().with_min_len((TASK_WORK / work.max(1)).max(1));
-    tasks.for_each(|task| {
-        let (head, part) = (task / tasks_per_head, task % tasks_per_head);
-        match form {
-            Form::Recurrent => dispatch(isa, recurrent::Rows { call, head, first: part * recurrent::ROWS }),
-            Form::Chunked => dispatch(isa, chunked::Head { call, head }),
+    team::for_each_range(shape.value_heads * tasks_per_head, TASK_WORK / work.max(1), |tasks| {
+        for task in tasks {
+            let (head, part) = (task / tasks_per_head, task % tasks_per_head);
+            match form {
+                Form::Recurrent => dispatch(isa, recurrent::Rows { call, head, first: part * recurrent::ROWS }),
+                Form::Chunked => dispatch(isa, chunked::Head { call, head }),
+            }
         }
     });
 }
@@ -59,8 +60,9 @@ pub fn run(isa: Isa, form: Form, inputs: &Inputs<'_>, scratch: &mut Scratch, sta
 fn prepare(isa: Isa, inputs: &Inputs<'_>, qk: &mut [f32], gates: &mut [Gates]) {
     let (width, heads) = (2 * inputs.shape.k_width(), inputs.shape.value_heads);
     let tokens = per_task(6 * width);
-    let parts = qk.par_chunks_mut(tokens * width).zip(gates.par_chunks_mut(tokens * heads)).enumerate();
-    parts.for_each(|(part, (qk, gates))| dispatch(isa, Tokens { inputs, first: part * tokens, qk, gates }));
+    team::for_each_chunk_pair((qk, tokens * width), (gates, tokens * heads), |part, qk, gates| {
+        dispatch(isa, Tokens { inputs, first: part * tokens, qk, gates });
+    });
 }
 
 /// Computes some of the tokens of [`prepare`].

@@ -1,10 +1,13 @@
 //! The AVX2 path: the scheme of the AVX-512 path with 8 lanes, for desktops and older servers.
 
+mod fp8;
+
 use super::grid::{Grid, RowGroups};
 use super::problem::Problem;
+pub(super) use fp8::run as run_fp8;
 use half::bf16;
 use pegainfer_core::scratch::Scratch;
-use rayon::prelude::*;
+use pegainfer_core::team;
 use std::{arch::x86_64::*, ops::Range};
 
 /// Elements of `k` per step: one 32-byte load of w.
@@ -21,14 +24,19 @@ pub(super) fn run(p: &Problem<'_>, scratch: &mut Scratch) {
     let k_padded = p.k.next_multiple_of(STEP);
     let groups = RowGroups::new(p.m, M_TILE);
     let x = scratch.slice::<f32>(p.m * k_padded);
-    if k_padded > 0 {
-        x.par_chunks_exact_mut(k_padded).zip(p.x.par_chunks_exact(p.k)).for_each(|(out, x)| widen_row(x, out));
-    }
+    widen_rows(p, k_padded, x);
     let block = Block { p, groups, x, k_padded };
     Grid::new(groups.count(), groups.rows(0).len() * k_padded * 4, usize::MAX, p.n, N_TILE).for_each(|groups, cols| {
         // SAFETY: `linear` has checked that the CPU has AVX2 and FMA; the block lies inside the problem.
         unsafe { block.run(groups, cols) }
     });
+}
+
+/// Widens the rows of x, to `k_padded` elements each.
+fn widen_rows<W: Sync>(p: &Problem<'_, W>, k_padded: usize, out: &mut [f32]) {
+    if k_padded > 0 {
+        team::for_each_chunk(out, k_padded, |row, out| widen_row(&p.x[row * p.k..][..p.k], out));
+    }
 }
 
 /// Widens a row into `[k_padded / 16, 2, 8]` f32: per step the even elements, then the odd ones, zero-padded.
@@ -109,7 +117,7 @@ impl Block<'_> {
         }
         for (r, acc) in acc.into_iter().enumerate() {
             // SAFETY: the elements lie inside the tile.
-            unsafe { self.p.sink.put4((row + r) * self.p.n + cols.start, reduce(acc), cols.len()) };
+            unsafe { self.p.sink.put4((row + r) * self.p.stride + cols.start, reduce(acc), cols.len()) };
         }
     }
 }

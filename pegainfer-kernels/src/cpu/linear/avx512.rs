@@ -5,11 +5,15 @@
 //! so the bound is 153; 150 a core was measured on a quiet machine, `[512, 2560]` against `[9728, 2560]`. It also
 //! needs no bf16 extension.
 
+mod fp8;
+
 use super::grid::{Grid, RowGroups};
 use super::problem::Problem;
+use crate::cpu::disjoint::Disjoint;
+pub(super) use fp8::run as run_fp8;
 use half::bf16;
 use pegainfer_core::scratch::Scratch;
-use rayon::prelude::*;
+use pegainfer_core::team;
 use std::{
     arch::{asm, x86_64::*},
     ops::Range,
@@ -39,17 +43,13 @@ pub(super) fn run(p: &Problem<'_>, scratch: &mut Scratch) {
 
 /// Widens x into groups of `[k_padded / 32, 2, rows, 16]` f32, so that a tile reads its x rows as one stream: per step
 /// the even elements of all rows, then the odd ones, zero-padded.
-fn widen(p: &Problem<'_>, groups: RowGroups, k_padded: usize, mut out: &mut [f32]) {
-    let mut tasks = Vec::with_capacity(groups.count());
-    for i in 0..groups.count() {
+fn widen<W: Sync>(p: &Problem<'_, W>, groups: RowGroups, k_padded: usize, out: &mut [f32]) {
+    let out = Disjoint::new(out);
+    team::for_each(groups.count(), |i| {
         let rows = groups.rows(i);
-        let (group, rest) = out.split_at_mut(rows.len() * k_padded);
-        tasks.push((group, &p.x[rows.start * p.k..rows.end * p.k]));
-        out = rest;
-    }
-    tasks.into_par_iter().for_each(|(out, x)| {
-        // SAFETY: `linear` has checked the CPU.
-        unsafe { widen_group(x, p.k, out) }
+        let x = &p.x[rows.start * p.k..rows.end * p.k];
+        // SAFETY: groups are disjoint; `linear` has checked the CPU.
+        unsafe { widen_group(x, p.k, out.slice(rows.start * k_padded, rows.len() * k_padded)) }
     });
 }
 
@@ -131,7 +131,7 @@ impl Block<'_> {
         }
         for (row, acc) in rows.zip(&acc.0) {
             // SAFETY: the elements lie inside the tile.
-            unsafe { self.p.sink.put4(row * self.p.n + cols.start, reduce(acc), cols.len()) };
+            unsafe { self.p.sink.put4(row * self.p.stride + cols.start, reduce(acc), cols.len()) };
         }
     }
 }

@@ -1,6 +1,6 @@
 //! How one GEMM is split into parallel tasks. The split never changes a result: a task computes whole outputs.
 
-use rayon::prelude::*;
+use pegainfer_core::team;
 use std::ops::Range;
 
 /// Tasks per thread: enough that a thread that loses its core for a while does not delay the others.
@@ -50,17 +50,17 @@ impl Grid {
         let most = (X_BLOCK_BYTES / group_bytes.max(1)).clamp(1, most_groups);
         let group_block = groups.div_ceil(groups.div_ceil(most));
         let group_blocks = groups.div_ceil(group_block);
-        let tasks = (TASKS_PER_THREAD * rayon::current_num_threads()).div_ceil(group_blocks);
+        let tasks = (TASKS_PER_THREAD * team::threads()).div_ceil(group_blocks);
         let n_block = n.div_ceil(tasks).next_multiple_of(n_tile);
         Self { groups, n, group_block, n_block }
     }
 
-    /// Runs `task(groups of x rows, rows of w)` for every block, in parallel on the current rayon pool. Blocks with the same
+    /// Runs `task(groups of x rows, rows of w)` for every block, in parallel on the current team. Blocks with the same
     /// w rows follow each other, so that the later ones find them in a cache.
     pub(super) fn for_each(&self, task: impl Fn(Range<usize>, Range<usize>) + Sync) {
         let n_blocks = self.n.div_ceil(self.n_block);
         let group_blocks = self.groups.div_ceil(self.group_block);
-        (0..group_blocks * n_blocks).into_par_iter().with_max_len(1).for_each(|i| {
+        team::for_each(group_blocks * n_blocks, |i| {
             let (group, col) = (i % group_blocks * self.group_block, i / group_blocks * self.n_block);
             task(group..(group + self.group_block).min(self.groups), col..(col + self.n_block).min(self.n));
         });

@@ -1,4 +1,4 @@
-//! `out = x * w^T` for bf16 matrices: the GEMM that takes most of the time of a transformer on the CPU.
+//! `out = x * w^T` for activations in bf16 and weights in bf16 or FP8: the GEMM that takes most of the time of a transformer on the CPU.
 //!
 //! One file per instruction-set path; [`grid`] cuts the work into tasks, [`output`] stores it. The weights are read as
 //! the checkpoint has them, `[n, k]` row-major: no second copy in memory and no repacking at load. Each path fixes one
@@ -19,10 +19,11 @@ mod problem;
 mod tests;
 
 use super::isa::Isa;
+use super::weights::Weights;
 use half::bf16;
 pub use output::LinearOut;
 pub use pegainfer_core::scratch::Scratch;
-use problem::Problem;
+use problem::{Fp8, Problem};
 
 /// GEMM with transposed weights: `out[i, j] = sum over l of x[i, l] * w[j, l]`.
 ///
@@ -31,11 +32,10 @@ use problem::Problem;
 /// to nearest even. Row `i` of `out` has the same bits whatever `m`, the other rows and the thread count are.
 /// [`Isa::Amx`] flushes denormals, the other paths do not.
 ///
-/// Runs on the current rayon pool. `scratch` is used by the call and may be shared by all calls of one thread.
+/// Runs on the current [`team`](pegainfer_core::team). `scratch` is used by the call and may be shared by all calls of one thread.
 ///
 /// # Panics
 /// If a slice does not have the size that `m`, `n` and `k` say, or if this machine lacks `isa`.
-#[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables, reason = "the portable path needs no scratch"))]
 #[expect(clippy::too_many_arguments, reason = "a BLAS-like signature: three matrices and three dimensions")]
 pub fn linear(
     isa: Isa,
@@ -51,18 +51,71 @@ pub fn linear(
     assert_eq!(w.len(), n * k, "w is [n, k] = [{n}, {k}]");
     assert_eq!(out.len(), m * n, "out is [m, n] = [{m}, {n}]");
     assert!(isa.is_available(), "this machine cannot run the {isa} path");
-    if m == 0 || n == 0 {
+    run_bf16(isa, &Problem { x, w, m, n, k, sink: out.sink(), stride: n }, scratch);
+}
+
+/// As [`linear`], with weights that are bf16 or FP8: the rows of all `parts`, one after the other. `k` is at least 1.
+///
+/// # Panics
+/// As for [`linear`], or if a part is FP4.
+pub fn linear_stacked(
+    isa: Isa,
+    x: &[bf16],
+    parts: &[Weights<'_>],
+    (m, k): (usize, usize),
+    mut out: LinearOut<'_>,
+    scratch: &mut Scratch,
+) {
+    let stride = parts.iter().map(|part| part.rows(k)).sum();
+    assert_eq!(x.len(), m * k, "x is [m, k] = [{m}, {k}]");
+    assert_eq!(out.len(), m * stride, "out is [m, n] = [{m}, {stride}]");
+    assert!(isa.is_available(), "this machine cannot run the {isa} path");
+    let mut first = 0;
+    for part in parts {
+        let (n, sink) = (part.rows(k), out.sink().at_column(first));
+        match *part {
+            Weights::Bf16(w) => run_bf16(isa, &Problem { x, w, m, n, k, sink, stride }, scratch),
+            Weights::Fp8(codes, scales) => {
+                assert_eq!(codes.len(), n * k, "codes are [n, k] = [{n}, {k}]");
+                run_fp8(isa, &Problem { x, w: Fp8 { codes, scales }, m, n, k, sink, stride }, scratch);
+            }
+            Weights::Fp4(..) => panic!("FP4 weights are for ops::deepseek_v4"),
+        }
+        first += n;
+    }
+}
+
+#[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables, reason = "the portable path needs no scratch"))]
+fn run_bf16(isa: Isa, problem: &Problem<'_>, scratch: &mut Scratch) {
+    if problem.m == 0 || problem.n == 0 {
         return;
     }
-    let problem = Problem { x, w, m, n, k, sink: out.sink() };
     match isa {
-        Isa::Portable => portable::run(&problem),
+        Isa::Portable => portable::run(problem),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => avx2::run(&problem, scratch),
+        Isa::Avx2 => avx2::run(problem, scratch),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => avx512::run(&problem, scratch),
+        Isa::Avx512 => avx512::run(problem, scratch),
         #[cfg(target_arch = "x86_64")]
-        Isa::Amx => amx::run(&problem, scratch),
+        Isa::Amx => amx::run(problem, scratch),
+        #[cfg(not(target_arch = "x86_64"))]
+        _ => unreachable!("{isa} is never available here"),
+    }
+}
+
+#[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables, reason = "the portable path needs no scratch"))]
+fn run_fp8(isa: Isa, problem: &Problem<'_, Fp8<'_>>, scratch: &mut Scratch) {
+    if problem.m == 0 || problem.n == 0 {
+        return;
+    }
+    match isa {
+        Isa::Portable => portable::run_fp8(problem),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => avx2::run_fp8(problem, scratch),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => avx512::run_fp8(problem, scratch),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => amx::run_fp8(problem, scratch),
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("{isa} is never available here"),
     }

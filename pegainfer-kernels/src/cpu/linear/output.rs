@@ -43,6 +43,14 @@ unsafe impl Send for Sink {}
 unsafe impl Sync for Sink {}
 
 impl Sink {
+    /// The output from column `first` on.
+    pub(super) fn at_column(self, first: usize) -> Self {
+        match self {
+            Self::Bf16(out) => Self::Bf16(out.wrapping_add(first)),
+            Self::F32(out) => Self::F32(out.wrapping_add(first)),
+        }
+    }
+
     /// Stores `values` from element `index` on.
     ///
     /// # Safety

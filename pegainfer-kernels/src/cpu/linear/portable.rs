@@ -1,7 +1,8 @@
 //! The path that runs anywhere: sixteen f32 lanes of plain Rust that the compiler may vectorise.
 
 use super::grid::Grid;
-use super::problem::Problem;
+use super::problem::{Fp8, Problem};
+use crate::cpu::weights::{BLOCK, widen_e4m3};
 use half::bf16;
 
 const LANES: usize = 16;
@@ -15,7 +16,24 @@ pub(super) fn run(p: &Problem<'_>) {
             let w = &p.w[col * k..][..k];
             for row in rows.clone() {
                 // SAFETY: row < m and col < n; the element belongs to this task's block.
-                unsafe { p.sink.put(row * p.n + col, &[dot(&p.x[row * k..][..k], w)]) };
+                unsafe { p.sink.put(row * p.stride + col, &[dot(&p.x[row * k..][..k], w)]) };
+            }
+        }
+    });
+}
+
+/// The same with FP8 weights.
+pub(super) fn run_fp8(p: &Problem<'_, Fp8<'_>>) {
+    let k = p.k;
+    Grid::new(p.m, k * 2, usize::MAX, p.n, 4).for_each(|rows, cols| {
+        let mut w = vec![bf16::ZERO; k];
+        for col in cols {
+            widen_e4m3(&p.w.codes[col * k..][..k], &mut w);
+            for row in rows.clone() {
+                let blocks = p.x[row * k..][..k].chunks(BLOCK).zip(w.chunks(BLOCK)).enumerate();
+                let sum = blocks.fold(0.0, |sum, (b, (x, w))| sum + dot(x, w) * p.w.scale(col, b, k));
+                // SAFETY: row < m and col < n; the element belongs to this task's block.
+                unsafe { p.sink.put(row * p.stride + col, &[sum]) };
             }
         }
     });

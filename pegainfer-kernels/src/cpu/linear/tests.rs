@@ -1,7 +1,9 @@
 //! Every path of this machine against an f64 reference, and bit for bit against itself in other batches.
 
+mod fp8;
+
 use super::*;
-use rayon::ThreadPoolBuilder;
+use pegainfer_core::team::Team;
 
 /// xorshift64*: reproducible without a dependency.
 struct Rng(u64);
@@ -79,13 +81,13 @@ fn a_row_has_the_same_bits_in_every_batch() {
     let mut rng = Rng(99);
     let mut shapes: Vec<_> = (1..=70).map(|m| (m, rng.range(1, 80), rng.range(1, 300))).collect();
     shapes.extend([(200, 100, 2085), (130, 64, 4096), (33, 7, 1031)]);
-    let pools = [1, 2, 3, 8].map(|threads| ThreadPoolBuilder::new().num_threads(threads).build().unwrap());
+    let teams = [1, 2, 3, 8].map(|threads| Team::new(threads).unwrap());
     for isa in Isa::available() {
         for (case, &(m, n, k)) in shapes.iter().enumerate() {
             let (x, w) = (rng.values(m * k), rng.values(n * k));
-            let batch = pools[case % 4].install(|| linear_f32(isa, &x, &w, m, n, k));
+            let batch = teams[case % 4].install(|| linear_f32(isa, &x, &w, m, n, k));
             for i in 0..m {
-                let alone = pools[(case + i) % 4].install(|| linear_f32(isa, &x[i * k..][..k], &w, 1, n, k));
+                let alone = teams[(case + i) % 4].install(|| linear_f32(isa, &x[i * k..][..k], &w, 1, n, k));
                 assert_same_bits(&batch[i * n..][..n], &alone, &format!("{isa} [{m},{n},{k}] row {i}"));
             }
             // A w row's place among the others does not matter either.

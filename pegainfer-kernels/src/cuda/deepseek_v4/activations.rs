@@ -2,7 +2,7 @@
 
 use crate::cuda::abi::{Planes, Target};
 use crate::limits::deepseek_v4_gemm::{DEPTH, THREADS};
-use crate::ops::deepseek_v4::Matrix;
+use crate::ops::Matrix;
 use pegainfer_core::cuda::WORKSPACE_BYTES;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError};
@@ -15,10 +15,10 @@ pub(super) fn tile(tokens: usize) -> usize {
     TILES.iter().position(|tile| tokens <= *tile).unwrap_or(TILES.len() - 1)
 }
 
-/// Number of the weight's format in the order of the entries: bf16, FP8, FP4.
+/// Number of the weight's format in the order of the entries: bf16, FP8, FP4. The op refuses a stack.
 pub(super) fn format(w: &Matrix) -> usize {
     match w {
-        Matrix::Bf16(_) => 0,
+        Matrix::Bf16(_) | Matrix::Stacked(_) => 0,
         Matrix::Fp8 { .. } => 1,
         Matrix::Fp4 { .. } => 2,
     }

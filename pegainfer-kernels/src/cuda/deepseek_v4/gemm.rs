@@ -3,7 +3,7 @@
 use super::activations::{Parts, Scratch, TILES, Values, format, operand, shared_bytes, tile};
 use crate::cuda::abi::{Dsv4Gemm, Entry};
 use crate::limits::deepseek_v4_gemm::{DEPTH, MAX_SEGMENTS, ROWS, THREADS};
-use crate::ops::deepseek_v4::Matrix;
+use crate::ops::Matrix;
 use pegainfer_core::cuda::COUNTERS;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};

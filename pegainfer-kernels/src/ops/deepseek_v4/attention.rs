@@ -8,8 +8,8 @@ use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
+use pegainfer_core::team;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-use rayon::prelude::*;
 use std::borrow::Cow;
 
 /// Which compressed entries a token sees besides its window.
@@ -88,7 +88,7 @@ pub fn sparse_attention(
     let entries = visible.entries().map(Rows::of);
     let of_tokens = rows.of_tokens();
     let mut result = vec![0.0; q.elements()];
-    let attend = |(t, out): (usize, &mut [f32])| {
+    let attend = |t: usize, out: &mut [f32]| {
         let (Some(b), p) = (of_tokens[t], rows.positions[t] as usize) else { return };
         let recent = (p + 1).saturating_sub(window)..p + 1;
         let mut keys: Vec<Cow<'_, [f32]>> = Vec::with_capacity(window);
@@ -117,7 +117,7 @@ pub fn sparse_attention(
             out,
         );
     };
-    result.par_chunks_exact_mut(heads * dim).enumerate().for_each(attend);
+    team::for_each_chunk(&mut result, heads * dim, attend);
     write(out, &result);
     Ok(())
 }

@@ -1,11 +1,12 @@
 //! The clamped SwiGLU of the routed experts and of the shared one.
 
 use super::kv_quant::round;
-use super::matrix::Matrix;
+use super::matmul::whole_blocks;
 use super::values::{activation, cpu, read, write};
 use crate::cpu::deepseek_v4::experts::{ExpertWeights, Math, expert};
 use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
+use crate::ops::matrix::Matrix;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -50,7 +51,7 @@ impl Experts {
 
     fn check(&self, check: Check, hidden: usize) -> Result<usize, OpError> {
         let (count, width) = (self.count, self.width());
-        [&self.gate, &self.up, &self.down].into_iter().try_for_each(|w| w.check(check))?;
+        [&self.gate, &self.up, &self.down].into_iter().try_for_each(|w| whole_blocks(check, w))?;
         let fits = self.gate.shape() == (count * width, hidden)
             && self.up.shape() == (count * width, hidden)
             && self.down.shape() == (count * hidden, width);

@@ -7,8 +7,8 @@ use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
+use pegainfer_core::team;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-use rayon::prelude::*;
 
 /// The entries that each token sees and that score best: `score[i] = scale · Σ_h weights[h] · relu(q[h] · entry[i])` for
 /// the entries `i < (position + 1) / ratio`; all of them if there are no more than fit.
@@ -47,7 +47,7 @@ pub fn select_entries(
     let Some(isa) = cpu(check, exec)? else { return Ok(()) };
     let (q, weights, entries, rows) = (read(q), read(weights), Rows::of(entries), batch.rows());
     let of_tokens = rows.of_tokens();
-    let choose = |(t, chosen): (usize, &mut [u32])| {
+    let choose = |t: usize, chosen: &mut [u32]| {
         chosen.fill(NO_ENTRY);
         let Some(row) = of_tokens[t] else { return };
         let visible = (rows.positions[t] as usize + 1) / ratio;
@@ -61,7 +61,7 @@ pub fn select_entries(
         let best = reference::top_k(&scores, k);
         chosen[..best.len()].copy_from_slice(&best);
     };
-    chosen.host_mut::<u32>().par_chunks_exact_mut(k).enumerate().for_each(choose);
+    team::for_each_chunk(chosen.host_mut::<u32>(), k, choose);
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 
 use super::values::{activation, cpu, read, rows, write};
 use crate::cpu::deepseek_v4::kv_quant as reference;
-use crate::cpu::deepseek_v4::matmul::BLOCK;
+use crate::cpu::weights::BLOCK;
 use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
 use half::bf16;

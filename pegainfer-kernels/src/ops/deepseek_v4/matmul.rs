@@ -1,10 +1,11 @@
 //! GEMMs with weights in bf16, FP8 or FP4.
 
-use super::matrix::Matrix;
 use super::values::{cpu, read, rows, write};
 use crate::cpu::deepseek_v4::matmul as reference;
+use crate::cpu::weights::{BLOCK, FP4_BLOCK};
 use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
+use crate::ops::matrix::{BlockScales, Matrix};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{OpError, Tensor};
@@ -19,7 +20,7 @@ pub fn matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor) -> Resu
     let check = Check("matmul");
     let (m, k) = x.rows_cols();
     let n = w.shape().0;
-    w.check(check)?;
+    whole_blocks(check, w)?;
     check.that(w.shape().1 == k, "x and w differ in k")?;
     rows(check, x, (m, k))?;
     rows(check, out, (m, n))?;
@@ -35,6 +36,20 @@ pub fn matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor) -> Resu
     Ok(())
 }
 
+/// `w` is no stack, its dtypes and shapes fit each other, and `k` is a multiple of what the kernels take at once.
+pub(super) fn whole_blocks(check: Check, w: &Matrix) -> Result<(), OpError> {
+    let k = w.shape().1;
+    match w {
+        Matrix::Bf16(_) => check.that(k.is_multiple_of(FP4_BLOCK), "k must be a multiple of 32")?,
+        Matrix::Fp8 { scale: BlockScales::F32(_), .. } => check.that(false, "the scales of w must be E8M0")?,
+        Matrix::Fp8 { .. } | Matrix::Fp4 { .. } => {
+            check.that(k.is_multiple_of(BLOCK), "k must be a multiple of 128")?;
+        }
+        Matrix::Stacked(_) => check.that(false, "w must be one matrix")?,
+    }
+    w.as_ref().check(check)
+}
+
 /// The first half of the output projection: group `g` of the heads has its own weight, rows `g · r` to `(g + 1) · r` of
 /// `w`. `out[t, g, :] = w[g] · x[t, g, :]`.
 ///
@@ -45,7 +60,7 @@ pub fn grouped_matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor)
     let (n, k) = w.shape();
     let (tokens, width) = x.rows_cols();
     let groups = width / k;
-    w.check(check)?;
+    whole_blocks(check, w)?;
     check.that(groups > 0 && width == groups * k, "x must have whole groups of heads")?;
     check.that(n.is_multiple_of(groups), "w must have the same rows for each group")?;
     rows(check, x, (tokens, width))?;
@@ -81,7 +96,7 @@ fn record(exec: &mut Exec, op: &'static str, x: &Tensor, w: &Matrix, out: &Tenso
 mod tests {
     use super::super::round_activation;
     use super::*;
-    use crate::cpu::deepseek_v4::formats::{e2m1, e4m3, e8m0};
+    use crate::cpu::formats::{e2m1, e4m3, e8m0};
     use crate::testing::{Host, bf16s};
     use half::bf16;
     use pegainfer_core::tensor::DType;
@@ -109,7 +124,8 @@ mod tests {
         };
         let values = (0..n * k).map(value).collect();
         let weight = u8s(host, &[n, k], &codes);
-        (Matrix::Fp8 { weight, scale: u8s(host, &[n.div_ceil(128), k / 128], &bytes) }, values)
+        let scale = BlockScales::E8m0(u8s(host, &[n.div_ceil(128), k / 128], &bytes));
+        (Matrix::Fp8 { weight, scale }, values)
     }
 
     fn fp4(host: &mut Host, n: usize, k: usize) -> (Matrix, Vec<f64>) {

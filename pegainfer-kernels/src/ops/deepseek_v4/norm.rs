@@ -2,8 +2,8 @@
 
 use super::values::{self, cpu, read, write};
 use crate::cpu::deepseek_v4::kv_quant::fp8;
-use crate::cpu::deepseek_v4::matmul::BLOCK;
 use crate::cpu::deepseek_v4::norm as reference;
+use crate::cpu::weights::BLOCK;
 use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
 use pegainfer_core::exec::{Device, Exec};

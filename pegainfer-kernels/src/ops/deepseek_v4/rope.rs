@@ -4,23 +4,10 @@ use super::values::{activation, cpu, read, write};
 use crate::cpu::deepseek_v4::rope as reference;
 use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
+use crate::rotary::{RopeSpec, Yarn};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-use std::f64::consts::PI;
-
-/// YaRN's numbers, see `rope_scaling` of config.json.
-#[derive(Debug, Clone, Copy)]
-pub struct YarnSpec {
-    /// Low frequencies are divided by this.
-    pub factor: f64,
-    /// Rotations within the original context above which a frequency stays.
-    pub beta_fast: f64,
-    /// Rotations below which it is divided.
-    pub beta_slow: f64,
-    /// Context length before the extension.
-    pub original_context: f64,
-}
 
 /// The frequencies of one kind of layer, `[dim / 2]` f32.
 #[derive(Debug)]
@@ -31,24 +18,14 @@ pub struct RopeTable {
 impl RopeTable {
     /// `theta^(-2i / dim)`; with YaRN those of few rotations are divided by its factor, over a linear ramp. YaRN's mscale
     /// is not applied, neither here nor to the softmax: the reference has none.
-    pub fn new(exec: &mut Exec, dim: usize, theta: f64, yarn: Option<YarnSpec>) -> Result<Self, OpError> {
+    pub fn new(exec: &mut Exec, dim: usize, theta: f64, yarn: Option<Yarn>) -> Result<Self, OpError> {
         let failed = |e: std::io::Error| OpError { op: "rope", message: e.to_string() };
         let mut table = exec.tensor("rope", &[dim / 2], DType::F32).map_err(failed)?;
-        let values: Vec<f32> = frequencies(dim, theta, yarn).iter().map(|f| *f as f32).collect();
+        let values: Vec<f32> =
+            RopeSpec { yarn, ..RopeSpec::from(theta) }.frequencies(dim).iter().map(|f| *f as f32).collect();
         exec.fill_rows(&mut table, &values)?;
         Ok(Self { frequencies: table })
     }
-}
-
-fn frequencies(dim: usize, theta: f64, yarn: Option<YarnSpec>) -> Vec<f64> {
-    let plain = |i: usize| theta.powf(-2.0 * i as f64 / dim as f64);
-    let Some(yarn) = yarn else { return (0..dim / 2).map(plain).collect() };
-    // The pair that rotates this often within the original context.
-    let pair = |rotations: f64| dim as f64 * (yarn.original_context / (rotations * 2.0 * PI)).ln() / (2.0 * theta.ln());
-    let low = pair(yarn.beta_fast).floor().max(0.0);
-    let high = pair(yarn.beta_slow).ceil().min(dim as f64 - 1.0);
-    let ramp = |i: usize| ((i as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
-    (0..dim / 2).map(|i| plain(i) / yarn.factor * ramp(i) + plain(i) * (1.0 - ramp(i))).collect()
 }
 
 /// Rotates the last dimensions of each head, in place, by its token's position, or back with `inverse`.
@@ -104,20 +81,8 @@ mod tests {
     use super::*;
     use crate::testing::{Host, bf16s};
 
-    const YARN: YarnSpec = YarnSpec { factor: 16.0, beta_fast: 32.0, beta_slow: 1.0, original_context: 65_536.0 };
-
-    #[test]
-    fn yarn_ramps_from_pair_15_to_pair_25() {
-        let (plain, yarn) = (frequencies(64, 160_000.0, None), frequencies(64, 160_000.0, Some(YARN)));
-        for i in 0..32 {
-            let expected = match i {
-                0..=15 => plain[i],
-                25.. => plain[i] / 16.0,
-                _ => plain[i] * (1.0 - (i as f64 - 15.0) / 10.0 * (15.0 / 16.0)),
-            };
-            assert!((yarn[i] / expected - 1.0).abs() < 1e-12, "pair {i}");
-        }
-    }
+    const YARN: Yarn =
+        Yarn { factor: 16.0, beta_fast: 32.0, beta_slow: 1.0, original_context: 65_536.0, truncate: true };
 
     #[test]
     fn trap_01_no_mscale_a_rotation_keeps_lengths() {

@@ -56,10 +56,17 @@ impl Model {
         match detect::detect(dir)?.name {
             Qwen3::NAME => {
                 let config = Qwen3::load_config(dir)?;
-                Ok(Self::qwen3(qwen3::config::Config { layers: config.layers.min(LAYERS), ..config }))
+                Ok(Self::qwen3(qwen3::config::Config {
+                    layers: config.layers.min(LAYERS),
+                    quantization: None,
+                    ..config
+                }))
             }
             #[cfg(feature = "qwen35")]
-            Qwen35::NAME => Ok(Self::qwen35(Qwen35::load_config(dir)?)),
+            Qwen35::NAME => {
+                let config = Qwen35::load_config(dir)?;
+                Ok(Self::qwen35(qwen35::config::Config { quantization: None, ..config }))
+            }
             #[cfg(feature = "deepseek-v4")]
             name if name == crate::models::engine::deepseek_v4::FAMILY.name => {
                 Ok(Self::deepseek_v4(deepseek_v4::config::Config::load(dir)?))
@@ -69,14 +76,14 @@ impl Model {
     }
 
     fn qwen3(config: qwen3::config::Config) -> Self {
-        let (shape, rope_theta) = (config.shape, config.rope_theta);
+        let (shape, rope_theta) = (config.shape, config.rope.theta);
         let matrix = [config.hidden_size, config.intermediate_size];
         Self { shape, rope_theta, matrix, more_steps: &[], records: records::<Qwen3>(config) }
     }
 
     #[cfg(feature = "qwen35")]
     fn qwen35(config: qwen35::config::Config) -> Self {
-        let (shape, rope_theta) = (config.shape, config.rope_theta);
+        let (shape, rope_theta) = (config.shape, config.rope.theta);
         let matrix = [config.hidden_size, config.intermediate_size];
         Self { shape, rope_theta, matrix, more_steps: &[], records: records::<Qwen35>(config) }
     }
@@ -191,9 +198,10 @@ fn qwen3_4b() -> qwen3::config::Config {
         layers: LAYERS,
         shape: HeadShape { heads: 32, kv_heads: 8, head_dim: 128 },
         rms_norm_eps: 1e-6,
-        rope_theta: 1e6,
+        rope: 1e6.into(),
         max_position_embeddings: 40_960,
         tie_word_embeddings: true,
+        quantization: None,
         initializer_range: 0.02,
         eos_token_ids: Vec::new(),
     }
@@ -211,9 +219,10 @@ fn qwen35_4b() -> qwen35::config::Config {
         rotary_dim: 64,
         delta: ops::DeltaShape { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, conv_width: 4 },
         rms_norm_eps: 1e-6,
-        rope_theta: 1e7,
+        rope: 1e7.into(),
         max_position_embeddings: 262_144,
         tie_word_embeddings: true,
+        quantization: None,
         initializer_range: 0.02,
         eos_token_ids: Vec::new(),
     }

@@ -138,6 +138,8 @@ fn what_is_wrong_with_a_file_is_one_sentence_with_the_key() {
         ("host = [\"a\", \"b\"]", "host must be a string, got an array"),
         ("allowed-host = [\"a\", 1]", "allowed-host must be a string, got an integer"),
         ("gpu-memory-utilization = true", "gpu-memory-utilization must be a number, got a boolean"),
+        ("speculative-config = 4", "speculative-config must be a table, or JSON in a string, got an integer"),
+        ("speculative-config = { method = \"mtp\" }", "speculative-config has the invalid value"),
         ("drain-timeout = -1", "drain-timeout has the invalid value \"-1\": \"-1\" is not a number of seconds"),
         ("log-format = \"yaml\"", "log-format has the invalid value \"yaml\": use text or json"),
         ("[serve]\nport = 1", "serve is not a known setting"),
@@ -148,6 +150,19 @@ fn what_is_wrong_with_a_file_is_one_sentence_with_the_key() {
         let error = refused(&["--config", &path], &[]);
         let rest = error.strip_prefix(&format!("{path}: ")).unwrap_or_else(|| panic!("{error}"));
         assert!(rest.starts_with(expected) && !rest.contains('\n'), "{text}: {error}");
+    }
+}
+
+#[test]
+fn an_object_is_a_table_or_json() {
+    let dir = TempDir::new("object-settings");
+    for text in [
+        "speculative-config = { method = \"ngram\", num_speculative_tokens = 4 }",
+        "[speculative-config]\nmethod = \"ngram\"\nnum_speculative_tokens = 4",
+        "speculative-config = '{\"method\": \"ngram\", \"num_speculative_tokens\": 4}'",
+    ] {
+        let serve = serve(&["--config", &with_file(&dir, text)], &[]);
+        assert_eq!(serve.engine.speculative_config.unwrap().num_tokens, 4, "{text}");
     }
 }
 

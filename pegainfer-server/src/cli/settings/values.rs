@@ -2,6 +2,7 @@
 
 use crate::http::Secret;
 use clap::{Arg, ArgAction};
+use pegainfer_core::schedule::speculation::Speculation;
 use std::any::TypeId;
 use std::ffi::{OsStr, OsString};
 use std::num::NonZeroUsize;
@@ -53,6 +54,8 @@ enum Kind {
     Number,
     /// A string or a number, as in `"8M"` or `30`.
     Quantity,
+    /// A JSON object, as a string or as a table.
+    Object,
 }
 
 impl Kind {
@@ -72,6 +75,8 @@ impl Kind {
             Self::Integer
         } else if is_any(&[TypeId::of::<f32>(), TypeId::of::<f64>()]) {
             Self::Number
+        } else if value == TypeId::of::<Speculation>() {
+            Self::Object
         } else {
             Self::Quantity
         }
@@ -84,13 +89,15 @@ impl Kind {
             Self::Integer => "a whole number",
             Self::Number => "a number",
             Self::Quantity => "a string or a number",
+            Self::Object => "a table, or JSON in a string",
         }
     }
 
     /// The value as on a command line; `None` if it has another type.
     fn text(&self, value: &Value) -> Option<String> {
         match (self, value) {
-            (Self::Text | Self::Quantity, Value::String(text)) => Some(text.clone()),
+            (Self::Object, Value::Table(table)) => serde_json::to_string(table).ok(),
+            (Self::Text | Self::Quantity | Self::Object, Value::String(text)) => Some(text.clone()),
             (Self::Boolean, Value::Boolean(flag)) => Some(flag.to_string()),
             (Self::Integer | Self::Number | Self::Quantity, Value::Integer(number)) => Some(number.to_string()),
             (Self::Number | Self::Quantity, Value::Float(number)) => Some(number.to_string()),

@@ -2,7 +2,7 @@
 
 use super::family::{DUMMY_SEED, Family, LoadedEngine, OpenDevice, spawn, with_progress_bar};
 use crate::models::args::{EngineArgs, LoadFormat};
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_deepseek_v4::config::Config;
 use pegainfer_deepseek_v4::numerics::Numerics;
@@ -18,6 +18,7 @@ pub const FAMILY: Family = Family {
     architecture: "DeepseekV4ForCausalLM",
     model_type: "deepseek_v4",
     tensor_parallel: true,
+    speculation: false,
     load,
     // Draft layers are left out.
     weight_bytes: |dir| inventory::weight_bytes(&Config::load(dir)?, 1).map_err(anyhow::Error::msg),
@@ -30,6 +31,8 @@ pub const FAMILY: Family = Family {
 
 /// Loads the checkpoint in `dir` and starts its engine, with the precision of DeepSeek's own code.
 fn load(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
+    ensure!(args.quantization.is_none(), "--quantization: checkpoints of DeepSeek-V4 are in FP8 and FP4 already");
+    ensure!(args.rope_scaling.is_none(), "--rope-scaling: DeepSeek-V4 takes that of its config.json");
     let options = LoadOptions {
         model_path: dir.to_path_buf(),
         dummy_seed: (args.load_format == LoadFormat::Dummy).then_some(DUMMY_SEED),

@@ -28,6 +28,8 @@ pub struct Family {
     pub model_type: &'static str,
     /// Whether several devices can share a model (tensor parallelism).
     pub tensor_parallel: bool,
+    /// Whether it can verify drafts (`--speculative-config`).
+    pub speculation: bool,
     /// Loads the checkpoint in a directory and starts its engine.
     pub load: fn(OpenDevice, &Path, &EngineArgs) -> Result<LoadedEngine>,
     /// Bytes of weights that a decode step of the checkpoint in a directory reads.
@@ -77,6 +79,7 @@ impl Family {
             architecture: M::ARCHITECTURE,
             model_type: M::MODEL_TYPE,
             tensor_parallel: false,
+            speculation: true,
             load: load::<M>,
             weight_bytes: |dir| Ok(M::info(&M::load_config(dir)?).weight_bytes),
             vocab_size: |dir| Ok(M::info(&M::load_config(dir)?).vocab_size),
@@ -112,12 +115,14 @@ fn load<M: Model>(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<L
     let kind = exec.device();
     let options = LoadOptions {
         model_path: dir.to_path_buf(),
+        overrides: args.overrides(),
         dummy_seed: (args.load_format == LoadFormat::Dummy).then_some(DUMMY_SEED),
         max_model_len: args.max_model_len.map(Into::into),
         max_num_seqs: args.max_num_seqs.map(Into::into),
         max_num_batched_tokens: args.max_num_batched_tokens.map(Into::into),
         max_num_mixed_tokens: args.max_num_mixed_tokens.into(),
         cuda_graph: args.cuda_graph,
+        speculation: args.speculative_config.clone(),
         kv_cache_bytes: args.kv_cache_memory,
         gpu_memory_utilization: args.gpu_memory_utilization,
         state_cache_bytes: args.state_cache_memory,

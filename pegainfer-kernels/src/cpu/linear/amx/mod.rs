@@ -5,28 +5,31 @@
 //! but decode waits for memory anyway, and one path for all `m` keeps the bits of a row the same in every batch.
 //!
 //! `tdpbf16ps` flushes denormals. Measured on a 16-core Sapphire or Emerald Rapids virtual machine (noisy): 512 rows
-//! of x against `[9728, 2560]` weights at 1.3 to 1.4 TFLOP/s on 2 threads, 6.5 to 7.0 on 16; one row against a
-//! gigabyte of weights at 1.2 to 1.35 times a plain read on 2 threads, 0.74 on 16.
+//! of x against `[9728, 2560]` weights at 1.3 to 1.4 TFLOP/s on 2 threads, 6.5 to 7.0 on 16. Measured on a 2-core Emerald
+//! Rapids virtual machine: one row against a gigabyte of weights at 26 to 28 GB/s, a plain read with AVX-512 loads at 26.5.
 
+mod fp8;
 mod tile;
 mod transpose;
 
 use self::{
-    tile::{BLOCK_STEPS, Left, N_TILE, Panel, STEP, TILE},
+    tile::{BLOCK_STEPS, N_TILE, Panel, Rows, STEP, TILE, TILE_ROWS},
     transpose::transpose,
 };
 use super::avx512::first;
 use super::grid::Grid;
 use super::problem::Problem;
-use half::bf16;
+pub(super) use fp8::run as run_fp8;
 use pegainfer_core::scratch::Scratch;
-use rayon::prelude::*;
+use pegainfer_core::team;
 use std::{arch::x86_64::*, ops::Range};
 
 /// Columns of an x tile, which are rows of x.
 const M_TILE: usize = 16;
 /// Most x tiles per task: bounds the sums that a task keeps on its stack (2 KiB per x tile).
 const MOST_TILES: usize = 16;
+/// Most x tiles of a task that reads w in place.
+const MOST_TILES_IN_PLACE: usize = 2;
 
 /// `out = x * w^T`. Step `s` adds the products of `k = 32 s .. 32 s + 32` to an f32 sum, in the order that `tdpbf16ps`
 /// fixes (pair after pair); missing elements of the last step are zero. The sum lives in a tile register or, between
@@ -45,12 +48,12 @@ pub(super) fn run(p: &Problem<'_>, scratch: &mut Scratch) {
 }
 
 /// Packs x into tiles, `[m / 16, steps, 16 pairs of k, 16 rows of x]` pairs of bf16, zero-padded.
-fn pack(p: &Problem<'_>, steps: usize, out: &mut [u32]) {
+fn pack<W: Sync>(p: &Problem<'_, W>, steps: usize, out: &mut [u32]) {
     if steps == 0 {
         return;
     }
-    let groups = out.par_chunks_exact_mut(steps * TILE).zip(p.x.par_chunks(M_TILE * p.k));
-    groups.for_each(|(out, x)| {
+    team::for_each_chunk(out, steps * TILE, |i, out| {
+        let x = &p.x[i * M_TILE * p.k..p.x.len().min((i + 1) * M_TILE * p.k)];
         for (step, tile) in out.as_chunks_mut::<TILE>().0.iter_mut().enumerate() {
             let len = (p.k - step * STEP).min(STEP);
             // SAFETY: the CPU has AVX-512; the masks keep the loads inside the rows.
@@ -76,64 +79,99 @@ struct Task<'a> {
     steps: usize,
 }
 
-/// The sums of a panel: for each x tile `[2, 16 w rows, 16 x rows]` f32.
+/// Sums that begin at a cache line: for each x tile `[w rows, 16 x rows]` f32.
 #[repr(C, align(64))]
-struct Sums([[f32; 2 * TILE]; MOST_TILES]);
+struct Aligned<T>(T);
 
 impl Task<'_> {
-    /// One task: w rows `cols` against some x tiles, which stay in L2. W is read once, in the order of memory, one
-    /// panel ahead of its use.
+    /// One task: w rows `cols` against some x tiles, which stay in L2. W is read once from memory.
     ///
     /// # Safety
     /// The CPU has AVX-512 F, BW, VL and AMX with permission; the block lies inside the problem and belongs to the
     /// calling task; at most [`MOST_TILES`] x tiles.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn run(&self, tiles: Range<usize>, cols: Range<usize>) {
+        // SAFETY: by the caller's promise; nothing is left in a tile at the end.
+        unsafe {
+            tile::configure();
+            if tiles.len() <= MOST_TILES_IN_PLACE && self.p.k > 0 && self.p.k.is_multiple_of(STEP) {
+                self.run_in_place(&tiles, cols);
+            } else {
+                self.run_staged(&tiles, cols);
+            }
+            tile::release();
+        }
+    }
+
+    /// A task of few x tiles, for which a copy of w would not be worth its time.
+    ///
+    /// # Safety
+    /// As for [`run`](Self::run); the tiles are configured; `k` is a multiple of [`STEP`].
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    unsafe fn run_in_place(&self, tiles: &Range<usize>, cols: Range<usize>) {
+        let x = [tiles.start, tiles.end - 1].map(|tile| self.x[tile * self.steps * TILE..].as_ptr());
+        let whole = cols.start..cols.end - cols.len() % TILE_ROWS;
+        let rest = whole.end..cols.end;
+        for col in whole.clone().step_by(TILE_ROWS) {
+            let rows = Rows::new(&self.p.w[col * self.p.k..], self.p.k);
+            if col == whole.start {
+                rows.fetch();
+            }
+            let mut sums = Aligned([[0.0; TILE]; MOST_TILES_IN_PLACE]);
+            let sums = &mut sums.0[..tiles.len()];
+            // SAFETY: by the caller's promise; tiles of x have the steps.
+            unsafe {
+                rows.add_products(x, self.steps, sums);
+                for (tile, sums) in tiles.clone().zip(&*sums) {
+                    store(self.p, tile, &(col..col + TILE_ROWS), sums);
+                }
+            }
+        }
+        if !rest.is_empty() {
+            // SAFETY: by the caller's promise.
+            unsafe { self.run_staged(tiles, rest) };
+        }
+    }
+
+    /// A task of any number of x tiles: each panel of w is copied to the L1 cache, one panel ahead of its use on the way
+    /// from memory.
+    ///
+    /// # Safety
+    /// As for [`run`](Self::run); the tiles are configured.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    unsafe fn run_staged(&self, tiles: &Range<usize>, cols: Range<usize>) {
         let mut panel = Panel([[[0; STEP]; N_TILE]; BLOCK_STEPS]);
-        let mut sums = Sums([[0.0; 2 * TILE]; MOST_TILES]);
+        let mut sums = Aligned([[0.0; 2 * TILE]; MOST_TILES]);
         let sums = &mut sums.0[..tiles.len()];
-        // SAFETY: by the caller's promise.
-        unsafe { tile::configure() };
         self.fetch(cols.start..(cols.start + N_TILE).min(cols.end));
         for col in cols.clone().step_by(N_TILE) {
             let panel_cols = col..(col + N_TILE).min(cols.end);
             let next = panel_cols.end..(panel_cols.end + N_TILE).min(cols.end);
             sums.fill([0.0; 2 * TILE]);
-            // With few x tiles a copy of the panel is not worth its time; what is left of `k` is padded in one.
-            let direct = if tiles.len() <= 2 && panel_cols.len() == N_TILE { self.p.k / STEP } else { 0 };
-            // SAFETY: by the caller's promise; tiles of x and the panel have the steps.
-            unsafe {
-                if direct > 0 {
-                    let w = Left::rows(&self.p.w[col * self.p.k..], self.p.k);
-                    let next =
-                        if next.is_empty() { std::ptr::null() } else { self.p.w[next.start * self.p.k..].as_ptr() };
-                    self.add_products(w, &tiles, 0..direct, next, sums);
-                }
-                for first_step in (direct..self.steps).step_by(BLOCK_STEPS) {
-                    let steps = first_step..(first_step + BLOCK_STEPS).min(self.steps);
+            for first_step in (0..self.steps).step_by(BLOCK_STEPS) {
+                let steps = first_step..(first_step + BLOCK_STEPS).min(self.steps);
+                // SAFETY: by the caller's promise; tiles of x and the panel have the steps.
+                unsafe {
                     self.stage(&mut panel, &panel_cols, &steps, &next);
-                    self.add_products(Left::panel(&panel), &tiles, steps, std::ptr::null(), sums);
-                }
-                for (tile, sums) in tiles.clone().zip(&*sums) {
-                    self.store(tile, &panel_cols, sums);
+                    self.add_products(&panel, tiles, steps, sums);
                 }
             }
+            for (tile, sums) in tiles.clone().zip(&*sums) {
+                // SAFETY: by the caller's promise.
+                unsafe { store(self.p, tile, &panel_cols, sums) };
+            }
         }
-        // SAFETY: nothing is left in a tile.
-        unsafe { tile::release() };
     }
 
-    /// Adds the products of `steps` of a panel with all x tiles of the task, two at a time. `next`: what to fetch
-    /// meanwhile, 2 KiB a step, or null.
+    /// Adds the products of `steps` of a panel with all x tiles of the task, two at a time.
     ///
     /// # Safety
-    /// The tiles are configured; `w` has 32 rows of `steps`.
+    /// The tiles are configured.
     unsafe fn add_products(
         &self,
-        w: Left,
+        panel: &Panel,
         tiles: &Range<usize>,
         steps: Range<usize>,
-        next: *const bf16,
         sums: &mut [[f32; 2 * TILE]],
     ) {
         for (i, sums) in sums.chunks_mut(2).enumerate() {
@@ -141,11 +179,9 @@ impl Task<'_> {
             let tile = tiles.start + 2 * i;
             // SAFETY: by the caller's promise.
             unsafe {
-                match (sums, next.is_null()) {
-                    ([a, b], true) => tile::add_products_2(w, x(tile), x(tile + 1), steps.len(), next, a, b),
-                    ([a, b], false) => tile::add_products_2_and_fetch(w, x(tile), x(tile + 1), steps.len(), next, a, b),
-                    (sums, true) => tile::add_products_1(w, x(tile), steps.len(), next, &mut sums[0]),
-                    (sums, false) => tile::add_products_1_and_fetch(w, x(tile), steps.len(), next, &mut sums[0]),
+                match sums {
+                    [a, b] => tile::add_panel_2(panel, x(tile), x(tile + 1), steps.len(), a, b),
+                    sums => tile::add_panel_1(panel, x(tile), steps.len(), &mut sums[0]),
                 }
             }
         }
@@ -194,26 +230,26 @@ impl Task<'_> {
             }
         }
     }
+}
 
-    /// Stores the sums of an x tile.
-    ///
-    /// # Safety
-    /// The CPU has AVX-512 F, BW and VL; the elements belong to the calling task.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn store(&self, tile: usize, cols: &Range<usize>, sums: &[f32; 2 * TILE]) {
-        for (half, sums) in sums.as_chunks::<TILE>().0.iter().enumerate() {
-            let col = cols.start + half * 16;
-            let count = cols.end.saturating_sub(col).min(16);
-            let mut by_w = [_mm512_setzero_si512(); 16];
-            for (lanes, sums) in by_w.iter_mut().zip(sums.as_chunks::<16>().0) {
-                // SAFETY: 16 f32.
-                *lanes = unsafe { _mm512_loadu_si512(sums.as_ptr().cast()) };
-            }
-            let rows = tile * M_TILE..((tile + 1) * M_TILE).min(self.p.m);
-            for (row, lanes) in rows.zip(transpose(by_w)) {
-                // SAFETY: by the caller's promise.
-                unsafe { self.p.sink.put16(row * self.p.n + col, _mm512_castsi512_ps(lanes), count) };
-            }
+/// Stores the sums of an x tile with w rows: `[w rows, 16 x rows]`, in whole tiles.
+///
+/// # Safety
+/// The CPU has AVX-512 F, BW and VL; the elements belong to the calling task.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn store<W>(p: &Problem<'_, W>, tile: usize, cols: &Range<usize>, sums: &[f32]) {
+    for (half, sums) in sums.as_chunks::<TILE>().0.iter().enumerate() {
+        let col = cols.start + half * TILE_ROWS;
+        let count = cols.end.saturating_sub(col).min(TILE_ROWS);
+        let mut by_w = [_mm512_setzero_si512(); 16];
+        for (lanes, sums) in by_w.iter_mut().zip(sums.as_chunks::<16>().0) {
+            // SAFETY: 16 f32.
+            *lanes = unsafe { _mm512_loadu_si512(sums.as_ptr().cast()) };
+        }
+        let rows = tile * M_TILE..((tile + 1) * M_TILE).min(p.m);
+        for (row, lanes) in rows.zip(transpose(by_w)) {
+            // SAFETY: by the caller's promise.
+            unsafe { p.sink.put16(row * p.stride + col, _mm512_castsi512_ps(lanes), count) };
         }
     }
 }

@@ -1,0 +1,51 @@
+//! FP8 weights as checkpoints of Qwen store them: `X.weight` in e4m3, and `X.weight_scale_inv` with a scale for each block of
+//! 128 x 128, which multiplies the codes despite its name.
+
+use super::checkpoint::{Checkpoint, WeightsError};
+use safetensors::Dtype;
+
+/// Edge of the blocks that share a scale.
+pub const SCALE_BLOCK: usize = 128;
+/// Dtypes of scales.
+const SCALES: [Dtype; 3] = [Dtype::BF16, Dtype::F16, Dtype::F32];
+
+/// Name of the tensor that has the scales of the weight `name`.
+pub fn scale_name(name: &str) -> String {
+    format!("{name}_scale_inv")
+}
+
+impl Checkpoint {
+    /// Checks that each FP8 weight has scales of the right shape and that each scale belongs to an FP8 weight. Without
+    /// `quantized`, that config.json announces FP8, there may be none of either.
+    pub fn check_block_scales(&self, quantized: bool) -> Result<(), WeightsError> {
+        let mut names: Vec<&str> = self.names().collect();
+        names.sort_unstable();
+        names.into_iter().try_for_each(|name| self.check_tensor(name, quantized))
+    }
+
+    fn check_tensor(&self, name: &str, quantized: bool) -> Result<(), WeightsError> {
+        let error = |message: String| Err(WeightsError::BlockScales { name: name.to_owned(), message });
+        let described = |name: &str| self.describe(name).map(|(dtype, shape)| (dtype, shape.to_vec()));
+        if let Some(weight) = name.strip_suffix("_scale_inv") {
+            return match described(weight) {
+                Some((Dtype::F8_E4M3, _)) => Ok(()),
+                Some((dtype, shape)) => {
+                    error(format!("has scales for {weight}, which is {dtype:?} {shape:?}, not F8_E4M3"))
+                }
+                None => error(format!("has scales for {weight}, which the checkpoint does not have")),
+            };
+        }
+        let Some((Dtype::F8_E4M3, shape)) = described(name) else { return Ok(()) };
+        if !quantized {
+            return error("is F8_E4M3, but config.json has no quantization_config".to_owned());
+        }
+        let (scale, expected) = (scale_name(name), shape.iter().map(|n| n.div_ceil(SCALE_BLOCK)).collect::<Vec<_>>());
+        match described(&scale) {
+            None => error(format!("is F8_E4M3, but the checkpoint has no {scale}")),
+            Some((dtype, found)) if !SCALES.contains(&dtype) || found != expected || shape.len() != 2 => error(
+                format!("is F8_E4M3 {shape:?} and {scale} {dtype:?} {found:?}, expected BF16, F16 or F32 {expected:?}"),
+            ),
+            Some(_) => Ok(()),
+        }
+    }
+}
