@@ -75,6 +75,14 @@ fn twenty_streams_of_which_a_third_hang_up_leak_nothing() {
     assert_eq!((stats.running, stats.waiting, stats.kv_blocks_free), (0, 0, stats.kv_blocks_total));
 }
 
+#[test]
+fn drafts_are_refused_by_the_name_of_the_flag() {
+    let ngram = r#"{"method": "ngram", "num_speculative_tokens": 2}"#;
+    let args: EngineArgs = Cli::parse_from(["pegainfer", "--speculative-config", ngram]).serve.engine;
+    let error = engine::load(&dsv4_dir(), &args).err().unwrap().to_string();
+    assert_eq!(error, "--speculative-config: DeepSeek-V4 does not support drafts");
+}
+
 /// A directory like the official one: a tokenizer, and no chat template.
 struct Official(PathBuf);
 

@@ -26,7 +26,11 @@ fn args(flags: &[&str]) -> EngineArgs {
 }
 
 fn server() -> TestServer {
-    let engine = engine::load(&tiny(), &args(&["--device", "cpu"])).unwrap();
+    server_with(&[])
+}
+
+fn server_with(flags: &[&str]) -> TestServer {
+    let engine = engine::load(&tiny(), &args(&[&["--device", "cpu"], flags].concat())).unwrap();
     assert_eq!(engine.family, "Qwen3.5");
     TestServer::over(engine.handle, Setup { max_queued: 1024, model_dir: tiny(), ..Setup::default() })
 }
@@ -41,7 +45,20 @@ fn chats() -> Vec<Value> {
 
 #[test]
 fn chats_answer_as_the_reference_plain_and_streamed() {
-    let server = server();
+    chats_answer_as_the_reference(&server());
+}
+
+#[test]
+fn chats_with_drafts_answer_as_the_reference() {
+    let ngram = r#"{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1,
+        "adaptive": false}"#;
+    let server = server_with(&["--speculative-config", ngram]);
+    chats_answer_as_the_reference(&server);
+    let stats = server.engine.stats().speculation;
+    assert!(stats.draft_tokens > stats.accepted_tokens() && stats.accepted_tokens() > 0, "{stats:?}");
+}
+
+fn chats_answer_as_the_reference(server: &TestServer) {
     let tokenizer = pegainfer_server::text::Tokenizer::load(&tiny()).unwrap();
     let (mut texts, mut calls) = (0, 0);
     for case in chats() {

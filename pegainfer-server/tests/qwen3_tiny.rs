@@ -41,7 +41,22 @@ fn it_is_served_as_every_model() {
 
 #[test]
 fn greedy_text_equals_the_reference_plain_and_streamed() {
-    let server = server(&[]);
+    // One chunk of the stream for each token.
+    greedy_text_equals_the_reference(&server(&[]), |events, tokens| assert_eq!(events, tokens));
+}
+
+#[test]
+fn greedy_text_with_drafts_equals_the_reference() {
+    let ngram = r#"{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1,
+        "adaptive": false}"#;
+    let server = server(&["--speculative-config", ngram]);
+    greedy_text_equals_the_reference(&server, |events, tokens| assert!(events <= tokens));
+    let stats = server.engine.stats().speculation;
+    assert!(stats.draft_tokens > stats.accepted_tokens() && stats.accepted_tokens() > 0, "{stats:?}");
+}
+
+/// Plain and streamed; `check_events` gets the chunks of a stream and its tokens.
+fn greedy_text_equals_the_reference(server: &TestServer, check_events: impl Fn(usize, usize)) {
     let tokenizer = tokenizer();
     let mut compared = 0;
     for case in fixture_cases() {
@@ -56,7 +71,7 @@ fn greedy_text_equals_the_reference_plain_and_streamed() {
         assert_eq!(plain["choices"][0]["text"], expected, "{}", case["name"]);
         body["stream"] = true.into();
         let events = post(server.address, COMPLETIONS, &body).events();
-        assert_eq!(events.len(), certain, "one chunk per token");
+        check_events(events.len(), certain);
         let streamed: String = events.iter().map(|e| e["choices"][0]["text"].as_str().unwrap()).collect();
         assert_eq!(streamed, expected, "{}", case["name"]);
         compared += certain;
