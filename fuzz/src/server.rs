@@ -118,6 +118,7 @@ impl StepEngine for Echo {
             vocab_size: VOCABULARY,
             block_size: 16,
             kv_blocks: 64,
+            kv_cache_dtype: "bf16",
             max_num_seqs: 1024,
             eos_token_ids: vec![EOS],
             num_speculative_tokens: None,

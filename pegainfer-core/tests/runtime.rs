@@ -47,6 +47,7 @@ impl StepEngine for Scripted {
             vocab_size: 10,
             block_size: 16,
             kv_blocks: 4,
+            kv_cache_dtype: "bf16",
             max_num_seqs: 8,
             eos_token_ids: vec![9],
             num_speculative_tokens: None,

@@ -101,6 +101,7 @@ pub fn load(
         vocab_size: config.vocab_size,
         block_size: PAGE_TOKENS,
         kv_blocks: bounds.pages,
+        kv_cache_dtype: "auto",
         max_num_seqs: bounds.rows,
         eos_token_ids: config.eos_token_ids.clone(),
         num_speculative_tokens: None,

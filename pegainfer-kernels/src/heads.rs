@@ -1,7 +1,7 @@
 //! The heads of an attention layer, and where their keys and values lie in the paged cache.
 
 use pegainfer_core::exec::Device;
-use pegainfer_core::tensor::Tensor;
+use pegainfer_core::tensor::{DType, Tensor};
 
 /// Tokens of one KV block in the cache of every attention kernel.
 pub const BLOCK_SIZE: usize = crate::limits::kv_cache::BLOCK;
@@ -9,13 +9,55 @@ pub const BLOCK_SIZE: usize = crate::limits::kv_cache::BLOCK;
 /// Largest supported head, elements.
 pub(crate) const MAX_HEAD_DIM: usize = 256;
 
+/// Rows of 16 bytes behind the codes of a KV block and head: the 16 scales of an FP8 cache.
+pub(crate) const SCALE_ROWS: usize = BLOCK_SIZE * size_of::<f32>() / 16;
+
+/// Element format of the KV cache.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum KvDType {
+    /// bf16.
+    #[default]
+    Bf16,
+    /// FP8 e4m3 with an f32 scale for each token and KV head, of K and of V: `x = code * scale`, where the scale is the
+    /// largest magnitude of the head's row over 448 (1 where that is 0), and a code is the e4m3 value nearest to
+    /// `x / scale`, ties to even. What is rounded are keys after norm and rotation, and values, both in bf16. So the bytes of
+    /// a token depend on that token alone, not on its neighbours in the block or on the step that wrote it.
+    Fp8,
+}
+
+impl KvDType {
+    /// The dtype of the cache's tensors. Codes and scales share one, as bytes.
+    pub fn dtype(self) -> DType {
+        match self {
+            Self::Bf16 => DType::Bf16,
+            Self::Fp8 => DType::U8,
+        }
+    }
+
+    /// Its name in flags and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bf16",
+            Self::Fp8 => "fp8",
+        }
+    }
+
+    /// The format of a cache tensor.
+    pub(crate) fn of(cache: &Tensor) -> Self {
+        if cache.dtype() == DType::U8 { Self::Fp8 } else { Self::Bf16 }
+    }
+}
+
 /// Head counts and size of an attention layer.
 ///
-/// One layer's cache is two arrays of bf16 in blocks of [`BLOCK_SIZE`] tokens: K `[blocks, kv_heads, head_dim, 16]` (a
+/// One layer's cache is two arrays in blocks of [`BLOCK_SIZE`] tokens: K `[blocks, kv_heads, head_dim, 16]` (a
 /// vector register holds one dimension of 16 tokens) and V `[blocks, kv_heads, 16, head_dim]` (a vector register holds
 /// 16 dimensions of one token). On a GPU both are `[blocks, kv_heads, 16, head_dim]`, and the order within the 16 tokens
-/// of a head is the one of csrc/common.cuh, which tensor cores read from shared memory. A token's slot is
+/// of a head is the one of csrc/kv_cache.cuh, which tensor cores read from shared memory. A token's slot is
 /// `block * 16 + offset`.
+///
+/// In FP8 both are `[blocks, kv_heads, head_dim + 4, 16]` bytes: the codes of a block and head in the order above, then the
+/// 16 scales of its tokens, f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeadShape {
     /// Query heads, a multiple of `kv_heads`.
@@ -92,18 +134,32 @@ impl HeadShape {
         self.heads * self.head_dim
     }
 
+    /// Rows of 16 elements that one KV head has in a block, of K and of V.
+    pub(crate) fn slab_rows(&self, dtype: KvDType) -> usize {
+        match dtype {
+            KvDType::Bf16 => self.head_dim,
+            KvDType::Fp8 => self.head_dim + SCALE_ROWS,
+        }
+    }
+
     /// Elements of one block of K, and of one block of V.
-    pub fn block_len(&self) -> usize {
-        self.kv_heads * self.head_dim * BLOCK_SIZE
+    pub fn block_len(&self, dtype: KvDType) -> usize {
+        self.kv_heads * self.slab_rows(dtype) * BLOCK_SIZE
+    }
+
+    /// Bytes of K and V of one token in one layer.
+    pub fn kv_bytes_per_token(&self, dtype: KvDType) -> usize {
+        2 * self.kv_heads * self.slab_rows(dtype) * dtype.dtype().size()
     }
 
     /// Shapes of one layer's cache of `blocks` blocks on this device, K and V; see [`HeadShape`].
-    pub fn cache(&self, device: Device, blocks: usize) -> [[usize; 4]; 2] {
-        let tokens_last = [blocks, self.kv_heads, self.head_dim, BLOCK_SIZE];
+    pub fn cache(&self, device: Device, dtype: KvDType, blocks: usize) -> [[usize; 4]; 2] {
+        let tokens_last = [blocks, self.kv_heads, self.slab_rows(dtype), BLOCK_SIZE];
         let dims_last = [blocks, self.kv_heads, BLOCK_SIZE, self.head_dim];
-        match device {
-            Device::Cpu(_) | Device::Meta => [tokens_last, dims_last],
-            Device::Cuda => [dims_last, dims_last],
+        match (dtype, device) {
+            (KvDType::Fp8, _) => [tokens_last; 2],
+            (KvDType::Bf16, Device::Cpu(_) | Device::Meta) => [tokens_last, dims_last],
+            (KvDType::Bf16, Device::Cuda) => [dims_last; 2],
         }
     }
 
@@ -116,19 +172,25 @@ impl HeadShape {
         i / slab * slab + inner
     }
 
-    /// The first of the `head_dim` rows of 16 elements that one KV head has in a block, of K and of V.
-    pub(crate) fn first_row(&self, block: usize, kv_head: usize) -> usize {
-        (block * self.kv_heads + kv_head) * self.head_dim
+    /// The first of the [`slab_rows`](Self::slab_rows) that one KV head has in a block, of K and of V.
+    pub(crate) fn first_row(&self, dtype: KvDType, block: usize, kv_head: usize) -> usize {
+        (block * self.kv_heads + kv_head) * self.slab_rows(dtype)
     }
 
     /// First element of a token's key in K of the CPU; the others follow at a stride of [`BLOCK_SIZE`].
-    pub(crate) fn key(&self, slot: usize, kv_head: usize) -> usize {
-        self.first_row(slot / BLOCK_SIZE, kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE
+    pub(crate) fn key(&self, dtype: KvDType, slot: usize, kv_head: usize) -> usize {
+        self.first_row(dtype, slot / BLOCK_SIZE, kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE
     }
 
     /// First element of a token's value in V of the CPU; the others follow.
-    pub(crate) fn value(&self, slot: usize, kv_head: usize) -> usize {
-        self.first_row(slot / BLOCK_SIZE, kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE * self.head_dim
+    pub(crate) fn value(&self, dtype: KvDType, slot: usize, kv_head: usize) -> usize {
+        self.first_row(dtype, slot / BLOCK_SIZE, kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE * self.head_dim
+    }
+
+    /// First byte of a token's scale in K and in V of an FP8 cache.
+    pub(crate) fn scale(&self, slot: usize, kv_head: usize) -> usize {
+        let row = self.first_row(KvDType::Fp8, slot / BLOCK_SIZE, kv_head) + self.head_dim;
+        row * BLOCK_SIZE + slot % BLOCK_SIZE * size_of::<f32>()
     }
 }
 
@@ -139,15 +201,15 @@ mod tests {
     #[test]
     fn the_gpu_layout_is_a_permutation_of_the_cpu_layout() {
         let shape = HeadShape { heads: 4, kv_heads: 2, head_dim: 128 };
-        let elements = 3 * shape.block_len();
+        let elements = 3 * shape.block_len(KvDType::Bf16);
         for keys in [true, false] {
             let mut seen = vec![false; elements];
             (0..elements).for_each(|i| seen[shape.cpu_index(keys, i)] = true);
             assert!(seen.iter().all(|&s| s));
         }
         // Token 1, dimension 64 of the second head of block 0: half 1, row 1, vector 0 at place 1.
-        let i = shape.block_len() / 2 + 16 * 64 + 64 + 8;
-        assert_eq!(shape.cpu_index(true, i), shape.key(1, 1) + 64 * BLOCK_SIZE);
-        assert_eq!(shape.cpu_index(false, i), shape.value(1, 1) + 64);
+        let i = shape.block_len(KvDType::Bf16) / 2 + 16 * 64 + 64 + 8;
+        assert_eq!(shape.cpu_index(true, i), shape.key(KvDType::Bf16, 1, 1) + 64 * BLOCK_SIZE);
+        assert_eq!(shape.cpu_index(false, i), shape.value(KvDType::Bf16, 1, 1) + 64);
     }
 }

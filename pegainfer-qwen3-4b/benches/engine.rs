@@ -8,7 +8,7 @@ use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
 use pegainfer_core::tensor::{DType, Tensor};
 use pegainfer_core::weights::Source;
-use pegainfer_kernels::ops::{self, HeadShape};
+use pegainfer_kernels::ops::{self, HeadShape, KvDType};
 use pegainfer_kernels::runtime::{Bounds, Executor, StepSize, load_weights, uniform};
 use pegainfer_qwen3_4b::Qwen3;
 use pegainfer_qwen3_4b::config::Config;
@@ -28,6 +28,7 @@ fn qwen3_0_6b() -> Config {
         max_position_embeddings: 40_960,
         tie_word_embeddings: true,
         quantization: None,
+        kv_dtype: KvDType::Bf16,
         initializer_range: 0.02,
         eos_token_ids: vec![151_645],
     }

@@ -1,6 +1,6 @@
 //! config.json of a Qwen3 checkpoint. What the engine does not implement is refused by name, never ignored.
 
-use pegainfer_kernels::ops::{HeadShape, RopeSpec};
+use pegainfer_kernels::ops::{HeadShape, KvDType, RopeSpec};
 use pegainfer_kernels::runtime::{ConfigError, ConfigFile, Quantization};
 use serde_json::json;
 
@@ -27,6 +27,8 @@ pub struct Config {
     pub tie_word_embeddings: bool,
     /// FP8 weights; `None` for bf16.
     pub quantization: Option<Quantization>,
+    /// Element format of the KV cache.
+    pub kv_dtype: KvDType,
     /// Standard deviation of dummy weights.
     pub initializer_range: f32,
     /// End-of-text ids, from generation_config.json where there is one, else from config.json.
@@ -54,6 +56,7 @@ impl Config {
             rope,
             max_position_embeddings: file.context(&rope)?,
             tie_word_embeddings: file.flag("tie_word_embeddings")?,
+            kv_dtype: file.kv_dtype(),
             quantization: file.quantization(&[])?,
             initializer_range: file.initializer_range(),
             eos_token_ids: file.eos_token_ids()?,
@@ -62,7 +65,7 @@ impl Config {
 
     /// Bytes of K and V of one token over all layers.
     pub fn kv_bytes_per_token(&self) -> usize {
-        2 * 2 * self.layers * self.shape.kv_heads * self.shape.head_dim
+        self.layers * self.shape.kv_bytes_per_token(self.kv_dtype)
     }
 }
 
@@ -85,6 +88,8 @@ mod tests {
         assert_eq!((config.layers, config.hidden_size, config.shape.heads), (6, 320, 4));
         assert_eq!(config.eos_token_ids, [4089, 4087], "generation_config.json wins over config.json");
         assert_eq!(config.kv_bytes_per_token(), 6144);
+        let fp8 = Config { kv_dtype: KvDType::Fp8, ..config.clone() };
+        assert_eq!(fp8.kv_bytes_per_token(), 6144 / 2 + 2 * 4 * config.layers * config.shape.kv_heads);
         // The checkpoint's tensor bytes: file size minus header.
         assert_eq!(Qwen3::info(&config).weight_bytes, 18_852_992);
     }

@@ -6,7 +6,7 @@ use crate::workspace::Workspace;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::schedule::Step;
 use pegainfer_core::tensor::{OpError, Tensor};
-use pegainfer_kernels::ops::{self, DECODE_LAYERS_ROWS, DecodeLayer, DecodeModel, DecodeScratch, DecodeState};
+use pegainfer_kernels::ops::{self, DECODE_LAYERS_ROWS, DecodeLayer, DecodeModel, DecodeScratch, DecodeState, KvDType};
 use pegainfer_kernels::runtime::{Activations, Inputs, KvLayer, LoadError};
 
 /// What outlives a step on the device.
@@ -26,9 +26,14 @@ impl Cache {
         rope: &Tensor,
         blocks: usize,
     ) -> Result<Self, LoadError> {
-        let layers = (0..config.layers).map(|_| KvLayer::new(exec, config.shape, blocks)).collect::<Result<_, _>>();
+        let layer = |_| KvLayer::new(exec, config.shape, config.kv_dtype, blocks);
+        let layers = (0..config.layers).map(layer).collect::<Result<_, _>>();
         let mut layers: Vec<KvLayer> = layers.map_err(LoadError::State)?;
-        let decode = DecodeState::new(exec, &decode_model(config, weights, &mut layers, rope))?;
+        let decode = match config.kv_dtype {
+            KvDType::Bf16 => DecodeState::new(exec, &decode_model(config, weights, &mut layers, rope))?,
+            // The op's kernel reads a cache in bf16.
+            KvDType::Fp8 => None,
+        };
         Ok(Self { layers, decode })
     }
 }

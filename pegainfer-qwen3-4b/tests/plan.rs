@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use pegainfer_core::record::OpRecord;
-use pegainfer_kernels::ops::HeadShape;
+use pegainfer_kernels::ops::{HeadShape, KvDType};
 use pegainfer_kernels::runtime::{record, record_step, uniform};
 use pegainfer_qwen3_4b::Qwen3;
 use pegainfer_qwen3_4b::Step;
@@ -32,6 +32,7 @@ fn config((hidden, width, layers, heads, tied, _): (usize, usize, usize, usize, 
         max_position_embeddings: 40_960,
         tie_word_embeddings: tied,
         quantization: None,
+        kv_dtype: KvDType::Bf16,
         initializer_range: 0.02,
         eos_token_ids: vec![151_645, 151_643],
     }
@@ -43,8 +44,8 @@ fn total(records: &[OpRecord], of: impl Fn(&OpRecord) -> u64) -> u64 {
 
 #[test]
 fn a_decode_step_reads_every_weight_once() {
-    for size in SIZES {
-        let config = config(size);
+    for (size, kv_dtype) in SIZES.into_iter().flat_map(|size| [KvDType::Bf16, KvDType::Fp8].map(|kv| (size, kv))) {
+        let config = Config { kv_dtype, ..config(size) };
         assert_eq!(weights::bytes(&config), 2 * size.5);
         let records = record::<Qwen3>(&config, 8, 1, 1024).unwrap();
         let untied = if size.4 { 0 } else { (config.vocab_size * config.hidden_size) as u64 };
@@ -69,6 +70,9 @@ fn one_op_takes_all_layers_of_few_rows() {
             let config = config(size);
             let records = record::<Qwen3>(&config, rows, 1, 1024).unwrap();
             let layers: Vec<_> = records.iter().filter(|r| r.op == "decode_layers").collect();
+            let fp8 = Config { kv_dtype: KvDType::Fp8, ..config.clone() };
+            let fp8 = record::<Qwen3>(&fp8, rows, 1, 1024).unwrap();
+            assert!(fp8.iter().all(|r| r.op != "decode_layers"), "its kernel reads a bf16 cache");
             if !one || rows > 2 {
                 assert!(layers.is_empty(), "too wide, or too many rows");
                 continue;

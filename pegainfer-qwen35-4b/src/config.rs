@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use pegainfer_kernels::ops::{DeltaShape, HeadShape, RopeSpec};
+use pegainfer_kernels::ops::{DeltaShape, HeadShape, KvDType, RopeSpec};
 use pegainfer_kernels::runtime::{ConfigError, ConfigFile, Quantization, unsupported};
 use serde_json::{Value, json};
 
@@ -51,6 +51,8 @@ pub struct Config {
     pub tie_word_embeddings: bool,
     /// FP8 weights; `None` for bf16.
     pub quantization: Option<Quantization>,
+    /// Element format of the KV cache.
+    pub kv_dtype: KvDType,
     /// Standard deviation of dummy weights.
     pub initializer_range: f32,
     /// End-of-text ids, from generation_config.json where there is one, else from config.json.
@@ -85,6 +87,7 @@ impl Config {
             rope,
             max_position_embeddings: file.context(&rope)?,
             tie_word_embeddings: file.flag("tie_word_embeddings")?,
+            kv_dtype: file.kv_dtype(),
             quantization: file.quantization(&BF16_MODULES)?,
             initializer_range: file.initializer_range(),
             eos_token_ids,
@@ -98,7 +101,7 @@ impl Config {
 
     /// Bytes of K and V of one token over all layers.
     pub fn kv_bytes_per_token(&self) -> usize {
-        2 * 2 * self.count(LayerKind::Full) * self.shape.kv_heads * self.shape.head_dim
+        self.count(LayerKind::Full) * self.shape.kv_bytes_per_token(self.kv_dtype)
     }
 
     /// Bytes of one slot of recurrent state over all layers.

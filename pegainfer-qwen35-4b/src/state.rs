@@ -43,7 +43,7 @@ pub fn allocate(exec: &mut Exec, config: &Config, blocks: usize, slots: usize) -
                 states: exec.tensor("state.memory", &states, DType::F32)?,
                 conv: exec.tensor("state.tail", &conv, DType::Bf16)?,
             },
-            LayerKind::Full => LayerState::Full(KvLayer::new(exec, config.shape, blocks)?),
+            LayerKind::Full => LayerState::Full(KvLayer::new(exec, config.shape, config.kv_dtype, blocks)?),
         })
     };
     config.layers.iter().map(&mut layer).collect()

@@ -48,6 +48,12 @@ fn perplexity_depends_on_the_window_and_little_on_fp8() {
     let fp8 = measure(&["--quantization", "fp8"]);
     assert_ne!(fp8["nats"], plain["nats"]);
     assert!((number(&fp8["perplexity"]) / perplexity - 1.0).abs() < 0.02, "{fp8}");
+    let fp8_kv = measure(&["--kv-cache-dtype", "fp8"]);
+    assert_ne!(fp8_kv["nats"], plain["nats"]);
+    assert!((number(&fp8_kv["perplexity"]) / perplexity - 1.0).abs() < 0.02, "{fp8_kv}");
+    for (name, same) in [("auto", &plain), ("bf16", &plain), ("fp8_e4m3", &fp8_kv)] {
+        assert_eq!(measure(&["--kv-cache-dtype", name])["nats"], same["nats"], "{name}");
+    }
 }
 
 #[test]
@@ -78,7 +84,7 @@ fn flags_that_cannot_work_are_refused() {
         let (code, _, err) = eval("perplexity", &file, flags);
         assert!(code == Some(1) && err.contains(words), "{err}");
     }
-    for flags in [["--rope-scaling", "[]"], ["--quantization", "int4"]] {
+    for flags in [["--rope-scaling", "[]"], ["--quantization", "int4"], ["--kv-cache-dtype", "fp8_e5m2"]] {
         assert_eq!(eval("perplexity", &file, &flags).0, Some(2));
     }
     let yarn = r#"{"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 4096}"#;

@@ -50,7 +50,8 @@ fn metrics_add_up() {
     assert_eq!(value("vllm:num_requests_running"), 0.0);
     assert_eq!(value("vllm:num_requests_waiting"), 0.0);
     assert_eq!(value("vllm:kv_cache_usage_perc"), 0.0);
-    let info = format!("vllm:cache_config_info{{{labels},block_size=\"16\",num_gpu_blocks=\"64\"}}");
+    let info =
+        format!("vllm:cache_config_info{{{labels},block_size=\"16\",cache_dtype=\"bf16\",num_gpu_blocks=\"64\"}}");
     assert_eq!(value(&info), 1.0);
     assert_eq!(value("vllm:request_params_n_count"), 2.0, "one for each request, not for each choice");
     assert_eq!(value("vllm:request_max_num_generation_tokens_count"), 2.0);

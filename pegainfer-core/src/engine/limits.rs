@@ -94,6 +94,8 @@ pub struct EngineLimits {
     pub block_size: usize,
     /// KV blocks of the pool.
     pub kv_blocks: usize,
+    /// Element format of the KV cache: `bf16`, `fp8`, or `auto` for a format of the model's own.
+    pub kv_cache_dtype: &'static str,
     /// Requests that run at once.
     pub max_num_seqs: usize,
     /// The checkpoint's end-of-text ids.

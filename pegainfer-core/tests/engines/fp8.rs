@@ -187,6 +187,13 @@ pub fn equals_quantized_at_load<E: StepEngine>(from: &Path, cases: &[Case], load
     assert!(mean > 0.005 && mean < 0.2, "mean {mean}, max {max}");
 }
 
+/// An FP8 KV cache moves log-probabilities by what the format costs.
+pub fn kv_cache_is_near(cases: &[Case], bf16: &mut impl StepEngine, fp8: &mut impl StepEngine) {
+    let (mean, max) = difference(&prompt_logprobs(fp8, cases), &prompt_logprobs(bf16, cases));
+    println!("FP8 KV cache against bf16: log-probabilities differ by {mean:.4} on average, {max:.4} at most");
+    assert!(mean > 0.001 && mean < 0.1, "mean {mean}, max {max}");
+}
+
 /// Requests in chunks and together give the bits that each gives alone.
 pub fn is_batch_invariant<E: StepEngine>(cases: &[Case], whole: &mut E, chunked: &mut E) {
     let alone = Alone::new(

@@ -65,6 +65,7 @@ impl<K: Kind> World<K> {
             vocab_size: VOCAB as usize,
             block_size: K::BLOCK_TOKENS,
             kv_blocks: blocks,
+            kv_cache_dtype: "bf16",
             max_num_seqs: 1 + rng.below(12),
             eos_token_ids: vec![EOS],
             num_speculative_tokens: None,

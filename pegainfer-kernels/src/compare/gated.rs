@@ -1,7 +1,7 @@
 //! Test: the ops of attention with gates are known here, and agree between the CPU's instruction sets.
 
 use super::{Case, compare};
-use crate::ops::{self, AttentionBatch, AttentionLoad, HeadShape, Heads};
+use crate::ops::{self, AttentionBatch, AttentionLoad, HeadShape, Heads, KvDType};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::isa::Isa;
 use pegainfer_core::record::OpRecord;
@@ -20,7 +20,7 @@ fn records() -> Vec<OpRecord> {
     let rope = tensor("rope", &[CONTEXT, rotary_dim], DType::F32);
     let at = ["positions", "slots"].map(|name| tensor(name, &[rows], DType::U32));
     let [mut q, mut out] = ["q", "attended"].map(|name| tensor(name, &[rows, SHAPE.q_width()], DType::Bf16));
-    let [k_shape, v_shape] = SHAPE.cache(Device::Meta, blocks);
+    let [k_shape, v_shape] = SHAPE.cache(Device::Meta, KvDType::Bf16, blocks);
     let (mut k, mut v) = (tensor("kv.k", &k_shape, DType::Bf16), tensor("kv.v", &v_shape, DType::Bf16));
     let batch = AttentionBatch {
         qo_indptr: &tensor("qo_indptr", &[rows + 1], DType::U32),

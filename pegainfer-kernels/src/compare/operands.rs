@@ -1,7 +1,7 @@
 //! Seeded operands like recorded ones, and what is read back of them.
 
 use super::case::{Case, EXACT, Output, Values};
-use crate::ops;
+use crate::ops::{self, KvDType};
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::{OpRecord, Operand};
@@ -21,7 +21,8 @@ pub(super) fn tensor(exec: &mut Exec, operand: &Operand, case: &Case, seed: u64)
         return ops::rope_table(exec, operand.shape[0], operand.shape[1], case.rope_theta).map_err(failed);
     }
     let cache = cache_index(&operand.name);
-    let shape = cache.map(|i| case.shape.cache(exec.device(), operand.shape[0])[i]);
+    let format = if operand.dtype == DType::U8 { KvDType::Fp8 } else { KvDType::Bf16 };
+    let shape = cache.map(|i| case.shape.cache(exec.device(), format, operand.shape[0])[i]);
     let shape = shape.as_ref().map_or(operand.shape.as_slice(), |shape| shape);
     let mut tensor = allocate(exec, &operand.name, shape, operand.dtype)?;
     fill(exec, &mut tensor, operand, case, seed)?;

@@ -1,11 +1,10 @@
 //! Reference kernel of `ops::gated_qk_norm_rope_write_kv`.
 
-use super::disjoint::Disjoint;
 use super::isa::Isa;
+use super::kv_cache::KvWriter;
 use super::lanes::{Kernel, Lanes, chunk, chunk_mut, dispatch};
 use super::norm::Scale;
 use super::rows::per_task;
-use crate::heads::BLOCK_SIZE;
 use crate::heads::{HeadShape, MAX_HEAD_DIM};
 use half::bf16;
 use pegainfer_core::kv::NO_SLOT;
@@ -32,11 +31,10 @@ pub struct Inputs<'a> {
 }
 
 /// See `ops::gated_qk_norm_rope_write_kv`; slots and positions were checked.
-pub fn run(isa: Isa, inputs: &Inputs<'_>, q: &mut [bf16], k: &mut [bf16], v: &mut [bf16]) {
+pub fn run(isa: Isa, inputs: &Inputs<'_>, q: &mut [bf16], cache: &KvWriter<'_>) {
     let shape = inputs.shape;
     assert!(shape.is_supported() && inputs.rotary_dim.is_multiple_of(32), "{shape:?}");
     let tokens = per_task(2 * shape.gated_qkv_width() * size_of::<bf16>());
-    let cache = &(Disjoint::new(k), Disjoint::new(v));
     team::for_each_chunk(q, tokens * shape.q_width(), |part, q| {
         dispatch(isa, Tokens { inputs, first: part * tokens, q, cache });
     });
@@ -48,8 +46,7 @@ struct Tokens<'a> {
     /// Index of the first token.
     first: usize,
     q: &'a mut [bf16],
-    /// The K and V caches.
-    cache: &'a (Disjoint<'a>, Disjoint<'a>),
+    cache: &'a KvWriter<'a>,
 }
 
 impl Kernel for Tokens<'_> {
@@ -75,10 +72,7 @@ impl Kernel for Tokens<'_> {
                 norm_rope(s, &row[(2 * heads + h) * head_dim..][..head_dim], norms.1, eps, rope, key);
                 let value = &row[(2 * heads + kv_heads + h) * head_dim..][..head_dim];
                 // SAFETY: slots are distinct, so this one belongs to this token alone; nobody reads the cache now.
-                unsafe {
-                    self.cache.0.scatter(shape.key(slot, h), BLOCK_SIZE, key);
-                    self.cache.1.slice(shape.value(slot, h), head_dim).copy_from_slice(value);
-                }
+                unsafe { self.cache.write(shape, slot, h, key, value) };
             }
         }
     }

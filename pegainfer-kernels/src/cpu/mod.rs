@@ -13,6 +13,7 @@ pub mod gated_delta;
 pub mod gated_norm;
 pub mod gated_qkv;
 pub mod isa;
+pub mod kv_cache;
 mod lanes;
 pub mod linear;
 pub mod norm;

@@ -1,11 +1,10 @@
 //! Reference kernel of `ops::qk_norm_rope_write_kv`.
 
-use super::disjoint::Disjoint;
 use super::isa::Isa;
+use super::kv_cache::KvWriter;
 use super::lanes::{Binary, Kernel, Lanes, chunk, chunk_mut, dispatch};
 use super::norm::Scale;
 use super::rows::per_task;
-use crate::heads::BLOCK_SIZE;
 use crate::heads::{HeadShape, MAX_HEAD_DIM};
 use crate::rotary::RopeSpec;
 use half::bf16;
@@ -54,11 +53,10 @@ pub fn fill_rope(table: &mut [f32], head_dim: usize, rope: &RopeSpec) {
 }
 
 /// See `ops::qk_norm_rope_write_kv`; slots and positions were checked.
-pub fn run(isa: Isa, inputs: &Inputs<'_>, q: &mut [bf16], k: &mut [bf16], v: &mut [bf16]) {
+pub fn run(isa: Isa, inputs: &Inputs<'_>, q: &mut [bf16], cache: &KvWriter<'_>) {
     let shape = inputs.shape;
     assert!(shape.is_supported(), "{shape:?}");
     let tokens = per_task(2 * shape.qkv_width() * size_of::<bf16>());
-    let cache = &(Disjoint::new(k), Disjoint::new(v));
     team::for_each_chunk(q, tokens * shape.q_width(), |part, q| {
         dispatch(isa, Tokens { inputs, first: part * tokens, q, cache });
     });
@@ -70,8 +68,7 @@ struct Tokens<'a> {
     /// Index of the first token.
     first: usize,
     q: &'a mut [bf16],
-    /// The K and V caches.
-    cache: &'a (Disjoint<'a>, Disjoint<'a>),
+    cache: &'a KvWriter<'a>,
 }
 
 impl Kernel for Tokens<'_> {
@@ -97,13 +94,8 @@ impl Kernel for Tokens<'_> {
             for h in 0..kv_heads {
                 norm_rope(s, &row[(heads + h) * head_dim..][..head_dim], k_norm, rope, key);
                 let value = &row[(heads + kv_heads + h) * head_dim..][..head_dim];
-                // The stores of K are of two bytes, but they hide behind the arithmetic of the next head: a prefill of
-                // 512 tokens takes as long without them (measured).
                 // SAFETY: slots are distinct, so this one belongs to this token alone; nobody reads the cache now.
-                unsafe {
-                    self.cache.0.scatter(shape.key(slot, h), BLOCK_SIZE, key);
-                    self.cache.1.slice(shape.value(slot, h), head_dim).copy_from_slice(value);
-                }
+                unsafe { self.cache.write(shape, slot, h, key, value) };
             }
         }
     }

@@ -4,8 +4,9 @@ use super::check::Check;
 use crate::batch::AttentionBatch;
 use crate::choice::{self, Attention};
 use crate::cpu::attention::{self as cpu, Batch};
+use crate::cpu::kv_cache::KvCache;
 use crate::cuda;
-use crate::heads::HeadShape;
+use crate::heads::{HeadShape, KvDType};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -13,7 +14,7 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// `out = softmax(q kᵀ * scale) v`, causal.
 ///
 /// `q`, `out`: `[tokens, heads * head_dim]` bf16; `k`, `v`: one layer's cache, see
-/// [`qk_norm_rope_write_kv`](super::qk_norm_rope_write_kv). The last query of a row sits at position `kv_lens - 1`.
+/// [`qk_norm_rope_write_kv`](super::qk_norm_rope_write_kv); the scales of an FP8 cache multiply scores and weights, in f32. The last query of a row sits at position `kv_lens - 1`.
 /// Scores, softmax and sums are f32 (online softmax over fixed tiles of positions, so that a row's result depends
 /// neither on how its prompt was chunked nor on the other rows); one rounding to bf16 at the end. On a GPU weights are
 /// rounded to bf16 before they are multiplied with `v`, and the tiles depend on the batch; `head_dim` is 64, 128
@@ -34,7 +35,7 @@ pub fn attention(
     exec.record(|device| {
         let kernel = choice::name(device, &choice, Attention::name);
         let reads = [q, k, v, batch.qo_indptr, batch.kv_lens, batch.block_tables];
-        OpRecord::new(c.0, kernel, &reads, &[out], flops(batch, shape)).with_bytes(bytes(q, batch, shape))
+        OpRecord::new(c.0, kernel, &reads, &[out], flops(batch, shape)).with_bytes(bytes(q, batch, shape, k))
     });
     match (exec.device(), &choice) {
         (Device::Cpu(_), _) => on_cpu(c, exec, q, (k, v), batch, shape, scale, out),
@@ -53,14 +54,12 @@ pub(super) fn check(
     shape: HeadShape,
     out: &Tensor,
 ) -> Result<(), OpError> {
-    let (tokens, blocks) = (q.rows_cols().0, k.rows_cols().0);
+    let tokens = q.rows_cols().0;
     let (rows, max_blocks) = batch.block_tables.rows_cols();
     check.that(shape.is_supported(), "heads do not group, or head_dim is no multiple of 16 from 32 to 256")?;
     check.is(q, DType::Bf16, &[tokens, shape.q_width()])?;
     check.is(out, DType::Bf16, &[tokens, shape.q_width()])?;
-    let [k_shape, v_shape] = shape.cache(device, blocks);
-    check.is(k, DType::Bf16, &k_shape)?;
-    check.is(v, DType::Bf16, &v_shape)?;
+    check.is_cache(device, shape, (k, v))?;
     check.is(batch.qo_indptr, DType::U32, &[rows + 1])?;
     check.is(batch.kv_lens, DType::U32, &[rows])?;
     check.is(batch.block_tables, DType::U32, &[rows, max_blocks])
@@ -72,8 +71,8 @@ pub(super) fn flops(batch: &AttentionBatch<'_>, shape: HeadShape) -> u64 {
 }
 
 /// Bytes of the call: queries, output, and the part of the cache that is attended to.
-pub(super) fn bytes(q: &Tensor, batch: &AttentionBatch<'_>, shape: HeadShape) -> u64 {
-    2 * q.bytes() + batch.load.cached * (2 * shape.kv_heads * shape.head_dim * DType::Bf16.size()) as u64
+pub(super) fn bytes(q: &Tensor, batch: &AttentionBatch<'_>, shape: HeadShape, k: &Tensor) -> u64 {
+    2 * q.bytes() + batch.load.cached * shape.kv_bytes_per_token(KvDType::of(k)) as u64
 }
 
 /// The reference kernel, on operands whose shapes were checked.
@@ -93,6 +92,6 @@ pub(super) fn on_cpu(
     let block_tables = batch.block_tables.host::<u32>();
     check.that(block_tables.iter().all(|&id| (id as usize) < blocks), "a block is outside the KV cache")?;
     let batch = Batch { qo_indptr: batch.qo_indptr.host(), kv_lens: batch.kv_lens.host(), block_tables, max_blocks };
-    cpu::paged_attention(isa, shape, q.host(), (k.host(), v.host()), &batch, scale, &mut exec.scratch, out.host_mut());
+    cpu::paged_attention(isa, shape, q.host(), KvCache::of((k, v)), &batch, scale, &mut exec.scratch, out.host_mut());
     Ok(())
 }

@@ -1,5 +1,7 @@
 //! Shape and dtype checks shared by the ops: a wrong call is an error that names the op and the operand.
 
+use crate::heads::{HeadShape, KvDType};
+use pegainfer_core::exec::Device;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// Checks of one op call.
@@ -18,6 +20,14 @@ impl Check {
             tensor.dtype(),
             tensor.shape()
         )))
+    }
+
+    /// `k` and `v` must be the cache of one layer on this device, both in one of the formats.
+    pub fn is_cache(self, device: Device, shape: HeadShape, (k, v): (&Tensor, &Tensor)) -> Result<(), OpError> {
+        let dtype = KvDType::of(k);
+        let [k_shape, v_shape] = shape.cache(device, dtype, k.rows_cols().0);
+        self.is(k, dtype.dtype(), &k_shape)?;
+        self.is(v, dtype.dtype(), &v_shape)
     }
 
     /// `weight` must be the weight of a norm over `hidden` elements, bf16 or f32.

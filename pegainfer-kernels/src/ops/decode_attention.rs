@@ -39,7 +39,7 @@ pub fn decode_attention(
         let tables = [batch.qo_indptr, batch.kv_lens, batch.block_tables];
         let reads = [qkv, norms.0, norms.1, rope, positions, slots, k, v, tables[0], tables[1], tables[2]];
         let flops = qkv::flops(qkv, shape) + attention::flops(batch, shape);
-        let bytes = qkv::bytes(qkv, shape) + attention::bytes(q, batch, shape);
+        let bytes = qkv::bytes(qkv, shape, k) + attention::bytes(q, batch, shape, k);
         OpRecord::new("decode_attention", kernel, &reads, &[out, k, v], flops).with_bytes(bytes)
     });
     let scale = (shape.head_dim as f32).sqrt().recip();
@@ -61,7 +61,7 @@ pub fn decode_attention(
 mod tests {
     use super::*;
     use crate::heads::BLOCK_SIZE;
-    use crate::heads::HeadShape;
+    use crate::heads::{HeadShape, KvDType};
     use crate::load::AttentionLoad;
     use crate::ops::{qk_norm_rope_write_kv, rope_table};
     use crate::testing::{Host, bf16s};
@@ -79,8 +79,8 @@ mod tests {
             let qkv = host.bf16("qkv", &[tokens, shape.qkv_width()], &bf16s(tokens * shape.qkv_width(), 1));
             let norms = ["q_norm", "k_norm"].map(|name| host.bf16(name, &[shape.head_dim], &bf16s(shape.head_dim, 2)));
             let norms = (&norms[0], &norms[1]);
-            let [k_shape, v_shape] = shape.cache(host.exec.device(), blocks);
-            let cache = bf16s(blocks * shape.block_len(), 3);
+            let [k_shape, v_shape] = shape.cache(host.exec.device(), KvDType::Bf16, blocks);
+            let cache = bf16s(blocks * shape.block_len(KvDType::Bf16), 3);
             let mut caches = [0, 1].map(|_| (host.bf16("k", &k_shape, &cache), host.bf16("v", &v_shape, &cache)));
             let mut tables = host.zeros("block_tables", &[tokens, 2], DType::U32);
             tables.host_mut::<u32>().copy_from_slice(&[3, 1, 2, 0]);

@@ -167,7 +167,7 @@ fn record(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::heads::HeadShape;
+    use crate::heads::{HeadShape, KvDType};
     use crate::load::AttentionLoad;
     use crate::ops::{DecodeLayer, MatrixRef, rope_table};
     use crate::testing::{Host, bf16s};
@@ -192,7 +192,7 @@ mod tests {
         ];
         let mut tensor = |shape: &[usize], seed| host.bf16("layer", shape, &bf16s(shape.iter().product(), seed));
         let weights = std::array::from_fn(|i| tensor(weights[i], 10 * seed + i as u64));
-        (weights, SHAPE.cache(Device::Meta, BLOCKS).map(|shape| tensor(&shape, seed)))
+        (weights, SHAPE.cache(Device::Meta, KvDType::Bf16, BLOCKS).map(|shape| tensor(&shape, seed)))
     }
 
     /// Every operand of two rows.

@@ -42,7 +42,7 @@ pub fn gated_decode_attention(
         let reads = [projected, norms.0, norms.1, rope, positions, slots, k, v, tables[0], tables[1], tables[2]];
         let qkv = gated_qkv::flops(projected, heads);
         let flops = qkv + attention::flops(batch, shape) + attention_gate::flops(out);
-        let bytes = gated_qkv::bytes(projected, heads) + attention::bytes(q, batch, shape) + out.bytes();
+        let bytes = gated_qkv::bytes(projected, heads, k) + attention::bytes(q, batch, shape, k) + out.bytes();
         OpRecord::new("gated_decode_attention", kernel, &reads, &[out, k, v], flops).with_bytes(bytes)
     });
     let scale = (shape.head_dim as f32).sqrt().recip();
@@ -69,7 +69,7 @@ pub fn gated_decode_attention(
 mod tests {
     use super::*;
     use crate::heads::BLOCK_SIZE;
-    use crate::heads::HeadShape;
+    use crate::heads::{HeadShape, KvDType};
     use crate::load::AttentionLoad;
     use crate::ops::{gated_qk_norm_rope_write_kv, rope_table};
     use crate::testing::{Host, bf16s};
@@ -92,8 +92,8 @@ mod tests {
                 norm
             });
             let norms = (&norms[0], &norms[1]);
-            let [k_shape, v_shape] = shape.cache(host.exec.device(), blocks);
-            let cache = bf16s(blocks * shape.block_len(), 3);
+            let [k_shape, v_shape] = shape.cache(host.exec.device(), KvDType::Bf16, blocks);
+            let cache = bf16s(blocks * shape.block_len(KvDType::Bf16), 3);
             let mut caches = [0, 1].map(|_| (host.bf16("k", &k_shape, &cache), host.bf16("v", &v_shape, &cache)));
             let mut tables = host.zeros("block_tables", &[tokens, 2], DType::U32);
             tables.host_mut::<u32>().copy_from_slice(&[3, 1, 2, 0]);

@@ -3,9 +3,9 @@
 use super::check::Check;
 use super::qkv::distinct;
 use crate::cpu::gated_qkv::{self, Inputs};
+use crate::cpu::kv_cache::KvWriter;
 use crate::cuda;
-use crate::heads::BLOCK_SIZE;
-use crate::heads::Heads;
+use crate::heads::{BLOCK_SIZE, Heads, KvDType};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::kv::NO_SLOT;
 use pegainfer_core::record::OpRecord;
@@ -31,7 +31,7 @@ pub fn gated_qk_norm_rope_write_kv(
     exec.record(|_| {
         let Heads { norms, rope, positions, slots, .. } = *heads;
         let reads = [projected, norms.0, norms.1, rope, positions, slots];
-        OpRecord::new(c.0, "rows", &reads, &[q, k, v], flops(projected, heads)).with_bytes(bytes(projected, heads))
+        OpRecord::new(c.0, "rows", &reads, &[q, k, v], flops(projected, heads)).with_bytes(bytes(projected, heads, k))
     });
     match exec.device() {
         Device::Cpu(_) => on_cpu(c, exec, projected, heads, q, (k, v)),
@@ -50,7 +50,7 @@ pub(super) fn check(
     (k, v): (&Tensor, &Tensor),
 ) -> Result<(), OpError> {
     let Heads { shape, norms, rope, positions, slots, .. } = *heads;
-    let (tokens, blocks, (max_position, rotary_dim)) = (projected.rows_cols().0, k.rows_cols().0, rope.rows_cols());
+    let (tokens, (max_position, rotary_dim)) = (projected.rows_cols().0, rope.rows_cols());
     check.that(shape.is_supported(), "heads do not group, or head_dim is no multiple of 16 from 32 to 256")?;
     let rotates = rotary_dim.is_multiple_of(32) && rotary_dim <= shape.head_dim;
     check.that(rotates, "the rotated elements are no multiple of 32, or more than a head has")?;
@@ -62,9 +62,7 @@ pub(super) fn check(
     check.is(positions, DType::U32, &[tokens])?;
     check.is(slots, DType::U32, &[tokens])?;
     check.is(q, DType::Bf16, &[tokens, shape.q_width()])?;
-    let [k_shape, v_shape] = shape.cache(device, blocks);
-    check.is(k, DType::Bf16, &k_shape)?;
-    check.is(v, DType::Bf16, &v_shape)
+    check.is_cache(device, shape, (k, v))
 }
 
 /// Floating-point operations of the call.
@@ -74,10 +72,12 @@ pub(super) fn flops(projected: &Tensor, heads: &Heads<'_>) -> u64 {
     (normed * (4 * shape.head_dim + 3 * rope.rows_cols().1)) as u64
 }
 
-/// Bytes of the call: everything but the gates is read once and written once; so is one row of the RoPE table per token.
-pub(super) fn bytes(projected: &Tensor, heads: &Heads<'_>) -> u64 {
+/// Bytes of the call: everything but the gates is read once and written once, keys and values as the cache `k` holds them;
+/// one row of the RoPE table is read per token.
+pub(super) fn bytes(projected: &Tensor, heads: &Heads<'_>, k: &Tensor) -> u64 {
     let Heads { shape, rope, .. } = heads;
-    let token = 2 * shape.qkv_width() * DType::Bf16.size() + rope.rows_cols().1 * DType::F32.size();
+    let moved = (shape.qkv_width() + shape.q_width()) * DType::Bf16.size();
+    let token = moved + shape.kv_bytes_per_token(KvDType::of(k)) + rope.rows_cols().1 * DType::F32.size();
     (projected.rows_cols().0 * token) as u64
 }
 
@@ -102,14 +102,14 @@ pub(super) fn on_cpu(
     let norms = (norms.0.host::<f32>(), norms.1.host::<f32>());
     let (projected, rope) = (projected.host(), rope.host());
     let inputs = Inputs { projected, norms, rope, rotary_dim, positions, slots, shape, eps };
-    gated_qkv::run(isa, &inputs, q.host_mut(), k.host_mut(), v.host_mut());
+    gated_qkv::run(isa, &inputs, q.host_mut(), &KvWriter::of((k, v)));
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::heads::HeadShape;
+    use crate::heads::{HeadShape, KvDType};
     use crate::ops::rope_table;
     use crate::testing::{Host, bf16s, close};
     use half::bf16;
@@ -148,7 +148,7 @@ mod tests {
                 let (at, places) = ([0, 1, 2, 30, 31, 48, 49], [47, 0, 1, 17, 18, 31, 30]);
                 let (positions, slots) = (host.u32("positions", &at), host.u32("slots", &places));
                 let mut q = host.zeros("q", &[tokens, shape.q_width()], DType::Bf16);
-                let [k_shape, v_shape] = shape.cache(host.exec.device(), blocks);
+                let [k_shape, v_shape] = shape.cache(host.exec.device(), KvDType::Bf16, blocks);
                 let mut k = host.zeros("k", &k_shape, DType::Bf16);
                 let mut v = host.zeros("v", &v_shape, DType::Bf16);
                 let norms = (&norms[0], &norms[1]);
@@ -164,11 +164,11 @@ mod tests {
                     }
                     for h in 0..kv_heads {
                         let key = &row[(2 * heads + h) * head_dim..][..head_dim];
-                        let first = shape.key(places[t] as usize, h);
+                        let first = shape.key(KvDType::Bf16, places[t] as usize, h);
                         let got: Vec<bf16> = (0..head_dim).map(|d| k.host::<bf16>()[first + d * BLOCK_SIZE]).collect();
                         close(&got, &reference(key, norms.1.host(), rotary_dim, at[t]), 1.01 / 256.0, 1e-4);
                         let value = &row[(2 * heads + kv_heads + h) * head_dim..][..head_dim];
-                        let got = &v.host::<bf16>()[shape.value(places[t] as usize, h)..][..head_dim];
+                        let got = &v.host::<bf16>()[shape.value(KvDType::Bf16, places[t] as usize, h)..][..head_dim];
                         assert_eq!(got, value);
                     }
                 }

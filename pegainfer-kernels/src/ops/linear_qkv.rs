@@ -40,7 +40,7 @@ pub fn linear_qkv<'w>(
         let kernel = w.kernel(device, choice::name(device, &choice, Qkv::name));
         let flops = 2 * (m * n * columns) as u64 + rest::flops(qkv, shape);
         // The GEMM's results need not go through memory.
-        let bytes = x.bytes() + w.bytes() + rest::bytes(qkv, shape) - qkv.bytes();
+        let bytes = x.bytes() + w.bytes() + rest::bytes(qkv, shape, k) - qkv.bytes();
         let reads = w.reads(&[x], &[norms.0, norms.1, rope, positions, slots]);
         OpRecord::new(check.0, kernel, &reads, &[q, k, v], flops).with_bytes(bytes)
     });
@@ -58,7 +58,7 @@ pub fn linear_qkv<'w>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::heads::HeadShape;
+    use crate::heads::{HeadShape, KvDType};
     use crate::ops::{linear, qk_norm_rope_write_kv, rope_table};
     use crate::testing::{Host, bf16s};
     use half::bf16;
@@ -76,8 +76,8 @@ mod tests {
                 let norms = [3, 4].map(|seed| host.bf16("norm", &[head_dim], &bf16s(head_dim, seed)));
                 let rope = rope_table(&mut host.exec, 64, head_dim, 1e6).unwrap();
                 let at = (host.u32("positions", &[9, 0, 63, 8, 1]), host.u32("slots", &[40, 3, NO_SLOT, 41, 16]));
-                let [k_shape, v_shape] = shape.cache(host.exec.device(), blocks);
-                let cache = bf16s(blocks * shape.block_len(), 5);
+                let [k_shape, v_shape] = shape.cache(host.exec.device(), KvDType::Bf16, blocks);
+                let cache = bf16s(blocks * shape.block_len(KvDType::Bf16), 5);
                 let mut caches = [0, 1].map(|_| (host.bf16("k", &k_shape, &cache), host.bf16("v", &v_shape, &cache)));
                 let mut q = ["apart", "one"].map(|name| host.zeros(name, &[tokens, shape.q_width()], DType::Bf16));
                 let mut qkv = host.zeros("qkv", &[tokens, n], DType::Bf16);

@@ -12,6 +12,8 @@ mod decode_layers;
 #[cfg(feature = "deepseek-v4")]
 pub mod deepseek_v4;
 mod embedding;
+#[cfg(test)]
+mod fp8_kv_tests;
 mod gated_decode_attention;
 mod gated_delta_chunks;
 mod gated_delta_rule;
@@ -36,7 +38,7 @@ pub use crate::decode_model::{DecodeLayer, DecodeModel};
 pub use crate::delta::{DeltaShape, NO_STATE, SEGMENT_WORDS, Segment};
 pub use crate::delta_operands::{DeltaInputs, DeltaWeights};
 pub use crate::draw::{DRAW_WORDS, Draw};
-pub use crate::heads::{BLOCK_SIZE, HeadShape, Heads, RopeHeads};
+pub use crate::heads::{BLOCK_SIZE, HeadShape, Heads, KvDType, RopeHeads};
 pub use crate::load::{AttentionLoad, DECODE_QUERIES};
 pub use crate::packed_logits_updates::{EDIT_WORDS, NO_MASK, PackedLogitsUpdates, SPAN_WORDS};
 pub use crate::rotary::{RopeSpec, Yarn};

@@ -1,10 +1,10 @@
 //! From the fused QKV projection to rotated queries and a written KV cache.
 
 use super::check::Check;
+use crate::cpu::kv_cache::KvWriter;
 use crate::cpu::qkv as cpu;
 use crate::cuda;
-use crate::heads::BLOCK_SIZE;
-use crate::heads::{HeadShape, Heads, RopeHeads};
+use crate::heads::{BLOCK_SIZE, HeadShape, Heads, KvDType, RopeHeads};
 use crate::rotary::RopeSpec;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::kv::NO_SLOT;
@@ -35,7 +35,8 @@ pub fn rope_table(
 /// Per-head RMS norm of queries and keys, RoPE on both, and the write of keys and values to the paged cache.
 ///
 /// `qkv`: `[tokens, (heads + 2 kv_heads) * head_dim]` bf16, queries first, then keys, then values; norms bf16; `q`:
-/// `[tokens, heads * head_dim]` bf16; `k`, `v`: the cache of one layer, bf16, see [`HeadShape::cache`].
+/// `[tokens, heads * head_dim]` bf16; `k`, `v`: the cache of one layer, bf16 or FP8, see [`HeadShape`] and
+/// [`KvDType`](super::KvDType).
 ///
 /// The norm rounds as [`rms_norm`](super::rms_norm) does; the rotation is f32 with one rounding.
 pub fn qk_norm_rope_write_kv(
@@ -50,7 +51,7 @@ pub fn qk_norm_rope_write_kv(
     exec.record(|_| {
         let Heads { shape, norms, rope, positions, slots, .. } = *heads;
         let reads = [qkv, norms.0, norms.1, rope, positions, slots];
-        OpRecord::new(c.0, "rows", &reads, &[q, k, v], flops(qkv, shape)).with_bytes(bytes(qkv, shape))
+        OpRecord::new(c.0, "rows", &reads, &[q, k, v], flops(qkv, shape)).with_bytes(bytes(qkv, shape, k))
     });
     match exec.device() {
         Device::Cpu(_) => on_cpu(c, exec, qkv, heads, q, (k, v)),
@@ -85,16 +86,14 @@ pub(super) fn check_rope(
 ) -> Result<(), OpError> {
     let RopeHeads { shape, rope, positions, slots } = *heads;
     let tokens = qkv.rows_cols().0;
-    let (head_dim, blocks) = (shape.head_dim, k.rows_cols().0);
+    let head_dim = shape.head_dim;
     check.that(shape.is_supported(), "heads do not group, or head_dim is no multiple of 16 from 32 to 256")?;
     check.is(qkv, DType::Bf16, &[tokens, shape.qkv_width()])?;
     check.is(rope, DType::F32, &[rope.rows_cols().0, head_dim])?;
     check.is(positions, DType::U32, &[tokens])?;
     check.is(slots, DType::U32, &[tokens])?;
     check.is(q, DType::Bf16, &[tokens, shape.q_width()])?;
-    let [k_shape, v_shape] = shape.cache(device, blocks);
-    check.is(k, DType::Bf16, &k_shape)?;
-    check.is(v, DType::Bf16, &v_shape)
+    check.is_cache(device, shape, (k, v))
 }
 
 /// Floating-point operations of the call.
@@ -102,9 +101,11 @@ pub(super) fn flops(qkv: &Tensor, shape: HeadShape) -> u64 {
     10 * (qkv.rows_cols().0 * (shape.heads + shape.kv_heads) * shape.head_dim) as u64
 }
 
-/// Bytes of the call: every element of qkv is read once and written once; so is one row of the RoPE table per token.
-pub(super) fn bytes(qkv: &Tensor, shape: HeadShape) -> u64 {
-    2 * qkv.bytes() + (qkv.rows_cols().0 * shape.head_dim * 4) as u64
+/// Bytes of the call: every element of qkv is read once and written once, keys and values as the cache `k` holds them; one
+/// row of the RoPE table is read per token.
+pub(super) fn bytes(qkv: &Tensor, shape: HeadShape, k: &Tensor) -> u64 {
+    let written = shape.q_width() * DType::Bf16.size() + shape.kv_bytes_per_token(KvDType::of(k));
+    qkv.bytes() + (qkv.rows_cols().0 * (written + shape.head_dim * DType::F32.size())) as u64
 }
 
 /// The reference kernel, on operands whose shapes were checked.
@@ -140,7 +141,7 @@ pub(super) fn rotate_on_cpu(
     check.that(distinct(slots), "two tokens share a slot")?;
     let norms = norms.map(|((q, k), eps)| cpu::Norms { q: q.host(), k: k.host(), eps });
     let inputs = cpu::Inputs { qkv: qkv.host(), norms, rope: rope.host(), positions, slots, shape };
-    cpu::run(isa, &inputs, q.host_mut(), k.host_mut(), v.host_mut());
+    cpu::run(isa, &inputs, q.host_mut(), &KvWriter::of((k, v)));
     Ok(())
 }
 

@@ -12,8 +12,7 @@ use pegainfer_core::tensor::{OpError, Tensor};
 /// [`qk_norm_rope_write_kv`](super::qk_norm_rope_write_kv) without its norms. The rotation is f32 with one rounding.
 ///
 /// `qkv`: `[tokens, (heads + 2 kv_heads) * head_dim]` bf16, queries first, then keys, then values; `q`:
-/// `[tokens, heads * head_dim]` bf16; `k`, `v`: the cache of one layer, bf16, see
-/// [`HeadShape::cache`](super::HeadShape::cache).
+/// `[tokens, heads * head_dim]` bf16; `k`, `v`: the cache of one layer, see [`HeadShape`](super::HeadShape).
 pub fn rope_write_kv(
     exec: &mut Exec,
     qkv: &Tensor,
@@ -28,7 +27,7 @@ pub fn rope_write_kv(
         // A multiplication and an addition, twice for each pair.
         let flops = 3 * (qkv.rows_cols().0 * (shape.heads + shape.kv_heads) * shape.head_dim) as u64;
         let reads = [qkv, rope, positions, slots];
-        OpRecord::new(check.0, "rows", &reads, &[q, k, v], flops).with_bytes(qkv::bytes(qkv, shape))
+        OpRecord::new(check.0, "rows", &reads, &[q, k, v], flops).with_bytes(qkv::bytes(qkv, shape, k))
     });
     match exec.device() {
         Device::Cpu(_) => qkv::rotate_on_cpu(check, exec, qkv, heads, None, q, (k, v)),
@@ -40,7 +39,7 @@ pub fn rope_write_kv(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::heads::{BLOCK_SIZE, HeadShape};
+    use crate::heads::{BLOCK_SIZE, HeadShape, KvDType};
     use crate::ops::rope_table;
     use crate::testing::{Host, bf16s, close};
     use half::bf16;
@@ -87,11 +86,11 @@ mod tests {
                     let slot = slots[t] as usize;
                     for h in 0..kv_heads {
                         let expected = reference(&row[(heads + h) * head_dim..][..head_dim], positions[t], 1e4);
-                        let first = shape.key(slot, h);
+                        let first = shape.key(KvDType::Bf16, slot, h);
                         let key: Vec<bf16> = (0..head_dim).map(|d| k.host::<bf16>()[first + d * BLOCK_SIZE]).collect();
                         close(&key, &expected, 0.005, 1e-4);
                         let value = &row[(heads + kv_heads + h) * head_dim..][..head_dim];
-                        assert_eq!(&v.host::<bf16>()[shape.value(slot, h)..][..head_dim], value);
+                        assert_eq!(&v.host::<bf16>()[shape.value(KvDType::Bf16, slot, h)..][..head_dim], value);
                     }
                 }
             }

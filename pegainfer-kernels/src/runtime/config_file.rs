@@ -1,6 +1,6 @@
 //! config.json of a checkpoint: fields read by name, and what a model does not implement refused by name.
 
-use crate::heads::HeadShape;
+use crate::heads::{HeadShape, KvDType};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -59,6 +59,8 @@ pub struct ConfigFile {
 pub struct Overrides {
     /// bf16 projections are rounded to FP8 when they are loaded: `--quantization fp8`.
     pub fp8: bool,
+    /// Element format of the KV cache: `--kv-cache-dtype`.
+    pub kv_dtype: KvDType,
     /// Takes the place of `rope_scaling`: `--rope-scaling`.
     pub rope_scaling: Option<Value>,
 }
@@ -109,6 +111,11 @@ impl ConfigFile {
     /// Whether the user wants bf16 weights rounded to FP8.
     pub(super) fn quantize_at_load(&self) -> bool {
         self.overrides.fp8
+    }
+
+    /// Element format of the KV cache.
+    pub fn kv_dtype(&self) -> KvDType {
+        self.overrides.kv_dtype
     }
 
     /// What takes the place of `rope_scaling`.

@@ -2,7 +2,7 @@
 //! a layer of full attention.
 
 use super::quantization::{Quantization, load_projection, projection_bytes};
-use crate::heads::HeadShape;
+use crate::heads::{HeadShape, KvDType};
 use crate::ops::{self, Matrix};
 use pegainfer_core::exec::{AliasedTensor, Exec, aliased_bytes};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -169,9 +169,9 @@ pub struct KvLayer {
 
 impl KvLayer {
     /// A cache of `blocks` blocks. On the CPU a page costs memory when it is first written.
-    pub fn new(exec: &mut Exec, shape: HeadShape, blocks: usize) -> std::io::Result<Self> {
-        let [k, v] = shape.cache(exec.device(), blocks);
-        Ok(Self { k: exec.tensor("kv.k", &k, DType::Bf16)?, v: exec.tensor("kv.v", &v, DType::Bf16)? })
+    pub fn new(exec: &mut Exec, shape: HeadShape, dtype: KvDType, blocks: usize) -> std::io::Result<Self> {
+        let [k, v] = shape.cache(exec.device(), dtype, blocks);
+        Ok(Self { k: exec.tensor("kv.k", &k, dtype.dtype())?, v: exec.tensor("kv.v", &v, dtype.dtype())? })
     }
 
     /// Keys and values, to be written.

@@ -7,7 +7,7 @@ use super::load_options::LoadOptions;
 use super::model::{Model, ragged, uniform};
 use super::model_info::ModelInfo;
 use crate::choice;
-use crate::heads::BLOCK_SIZE;
+use crate::heads::{BLOCK_SIZE, KvDType};
 use crate::ops;
 use pegainfer_core::engine::EngineLimits;
 use pegainfer_core::exec::{Device, Exec};
@@ -40,6 +40,7 @@ pub fn load<M: Model>(
     let config = M::load_config_with(&options.model_path, &options.overrides)?;
     let info = M::info(&config);
     check_device(info.fp8_weights, exec.device())?;
+    check_kv_device(options.overrides.kv_dtype, exec.device())?;
     check_eos(&info)?;
     let source = match options.dummy_seed {
         Some(seed) => Source::Dummy { seed, std: info.initializer_range, uniform: ops::uniform },
@@ -61,6 +62,7 @@ pub fn load<M: Model>(
         vocab_size: info.vocab_size,
         block_size: BLOCK_SIZE,
         kv_blocks: executor.kv_blocks(),
+        kv_cache_dtype: options.overrides.kv_dtype.name(),
         max_num_seqs: bounds.size.rows,
         eos_token_ids: info.eos_token_ids,
         num_speculative_tokens: options.speculation.as_ref().map(|speculation| speculation.num_tokens),
@@ -121,6 +123,15 @@ fn check_device(fp8: bool, device: Device) -> Result<(), LoadError> {
     Ok(())
 }
 
+/// An FP8 KV cache has no GPU kernels.
+fn check_kv_device(kv_dtype: KvDType, device: Device) -> Result<(), LoadError> {
+    if kv_dtype == KvDType::Fp8 && device == Device::Cuda {
+        let message = "--kv-cache-dtype fp8 runs on the CPU only: add --device cpu, or leave the flag out";
+        return Err(LoadError::Option(message.to_owned()));
+    }
+    Ok(())
+}
+
 /// An id beyond the vocabulary would never end a text.
 fn check_eos(info: &ModelInfo) -> Result<(), LoadError> {
     match info.eos_token_ids.iter().find(|id| **id as usize >= info.vocab_size) {
@@ -154,5 +165,13 @@ mod tests {
         let error = check_device(true, Device::Cuda).unwrap_err().to_string();
         assert!(error.starts_with("FP8 weights run on the CPU only") && error.contains("--device cpu"), "{error}");
         assert!(check_device(false, Device::Cuda).is_ok() && check_device(true, Device::Cpu(Isa::Portable)).is_ok());
+    }
+
+    #[test]
+    fn a_gpu_refuses_an_fp8_kv_cache() {
+        let error = check_kv_device(KvDType::Fp8, Device::Cuda).unwrap_err().to_string();
+        assert!(error.starts_with("--kv-cache-dtype fp8 runs on the CPU only"), "{error}");
+        assert!(check_kv_device(KvDType::Bf16, Device::Cuda).is_ok());
+        assert!(check_kv_device(KvDType::Fp8, Device::Cpu(Isa::Portable)).is_ok());
     }
 }

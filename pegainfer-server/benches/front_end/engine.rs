@@ -73,6 +73,7 @@ impl StepEngine for InstantEngine {
             vocab_size: self.vocab_size,
             block_size: 16,
             kv_blocks: CONTEXT / 16,
+            kv_cache_dtype: "bf16",
             max_num_seqs: 1024,
             eos_token_ids: vec![],
             num_speculative_tokens: None,

@@ -146,11 +146,12 @@ fn announce(engine: &LoadedEngine, source: &str) {
     let limits = engine.handle.limits();
     log::info!("model: {} from {source}, on {}", engine.family, engine.device);
     log::info!(
-        "KV cache: {} tokens ({} blocks of {}), see --kv-cache-memory; context {} tokens, see --max-model-len; up to {} concurrent \
+        "KV cache: {} tokens ({} blocks of {}, {}), see --kv-cache-memory; context {} tokens, see --max-model-len; up to {} concurrent \
          requests, see --max-num-seqs",
         limits.kv_capacity_tokens(),
         limits.kv_blocks,
         limits.block_size,
+        limits.kv_cache_dtype,
         limits.max_model_len,
         limits.max_num_seqs
     );

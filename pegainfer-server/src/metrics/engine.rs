@@ -84,7 +84,11 @@ impl Collector for EngineCollector {
         let help = "Tokens of one engine step: prompts of the requests it admitted, and tokens it generated";
         let mut histogram = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
         histogram.encode_histogram::<NoLabelSet>(steps.sum as f64, steps.count(), &steps.buckets(), None)?;
-        let labels = [("block_size", limits.block_size.to_string()), ("num_gpu_blocks", limits.kv_blocks.to_string())];
+        let labels = [
+            ("block_size", limits.block_size.to_string()),
+            ("cache_dtype", limits.kv_cache_dtype.to_owned()),
+            ("num_gpu_blocks", limits.kv_blocks.to_string()),
+        ];
         let info = ConstGauge::new(1i64);
         let mut family =
             encoder.encode_descriptor("vllm:cache_config_info", "Size of the KV cache", None, info.metric_type())?;

@@ -5,6 +5,7 @@ use crate::models::speculative;
 use crate::values::{parse_bytes, parse_bytes_or_none, parse_fraction, parse_seconds};
 use clap::{Args, ValueEnum};
 use pegainfer_core::schedule::speculation::Speculation;
+use pegainfer_kernels::ops::KvDType;
 use pegainfer_kernels::runtime::Overrides;
 use serde_json::Value;
 use std::num::NonZeroUsize;
@@ -49,6 +50,10 @@ pub struct EngineArgs {
         default_value = "512"
     )]
     pub max_num_mixed_tokens: NonZeroUsize,
+    /// Element format of the KV cache: auto is bf16; fp8 (or fp8_e4m3) is e4m3 with a scale for each token and KV head, which
+    /// takes about half of the memory. The CPU only; Qwen3 and Qwen3.5
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = KvCacheDType::Auto)]
+    pub kv_cache_dtype: KvCacheDType,
     /// Size of the KV cache, such as 512M or 4G (powers of 1024) or 4GB (powers of 1000) [default: by model and flags]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub kv_cache_memory: Option<u64>,
@@ -98,8 +103,25 @@ pub struct EngineArgs {
 impl EngineArgs {
     /// What the flags change of config.json.
     pub fn overrides(&self) -> Overrides {
-        Overrides { fp8: self.quantization == Some(QuantizationArg::Fp8), rope_scaling: self.rope_scaling.clone() }
+        Overrides {
+            fp8: self.quantization == Some(QuantizationArg::Fp8),
+            kv_dtype: if self.kv_cache_dtype == KvCacheDType::Fp8 { KvDType::Fp8 } else { KvDType::Bf16 },
+            rope_scaling: self.rope_scaling.clone(),
+        }
     }
+}
+
+/// Element formats of the KV cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum KvCacheDType {
+    /// The model's own: bf16.
+    Auto,
+    /// bf16.
+    #[value(alias = "bfloat16")]
+    Bf16,
+    /// e4m3 with a scale for each token and KV head.
+    #[value(alias = "fp8_e4m3")]
+    Fp8,
 }
 
 /// Formats that weights are rounded to when they are loaded.

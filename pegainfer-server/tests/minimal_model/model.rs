@@ -3,7 +3,7 @@
 use pegainfer_core::exec::{AliasedTensor, Exec};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_core::weights::{Loader, Part, WeightsError};
-use pegainfer_kernels::ops::{self, HeadShape, Matrix, RopeHeads, RopeSpec};
+use pegainfer_kernels::ops::{self, HeadShape, KvDType, Matrix, RopeHeads, RopeSpec};
 use pegainfer_kernels::runtime::{
     self, Activations, Bounds, ConfigError, ConfigFile, DecoderWeights, KvLayer, LoadError, Mlp, Model, ModelInfo,
     Parts, StepOf, gather_rows, load_head,
@@ -163,7 +163,7 @@ impl Model for Minimal {
 
     fn cache(parts: Parts<'_, Self>, _bounds: &Bounds, blocks: usize) -> Result<Vec<KvLayer>, LoadError> {
         let Parts { exec, config, .. } = parts;
-        let layers = (0..config.layers).map(|_| KvLayer::new(exec, config.shape, blocks));
+        let layers = (0..config.layers).map(|_| KvLayer::new(exec, config.shape, KvDType::Bf16, blocks));
         layers.collect::<Result<_, _>>().map_err(LoadError::State)
     }
 

@@ -181,6 +181,7 @@ impl StepEngine for MockEngine {
             vocab_size: 4096,
             block_size: 16,
             kv_blocks: self.max_model_len.div_ceil(16).max(64),
+            kv_cache_dtype: "bf16",
             max_num_seqs: self.max_num_seqs,
             eos_token_ids: vec![EOS, EOS_2],
             num_speculative_tokens: Some(2),

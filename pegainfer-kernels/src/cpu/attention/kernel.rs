@@ -8,11 +8,10 @@
 //! Loops fill arrays in place where `array::from_fn` would read better: its closure can stay a call, and a call is
 //! compiled without the instructions of the path.
 
-use crate::heads::BLOCK_SIZE;
-use half::bf16;
-
 use super::state::{Call, Item, LineState, finish};
+use crate::cpu::kv_cache::KvElement;
 use crate::cpu::lanes::{Lanes, chunk, exp2};
+use crate::heads::BLOCK_SIZE;
 use crate::heads::MAX_HEAD_DIM;
 
 /// KV positions per online-softmax step, counted from position 0.
@@ -21,22 +20,22 @@ const TILE_BLOCKS: usize = TILE / BLOCK_SIZE;
 
 /// One head's part of the blocks of one KV tile; blocks that the item does not see are empty.
 #[derive(Clone, Copy)]
-struct KvTile<'a> {
-    /// Per block `[head_dim]` rows of 16 tokens.
-    k: [&'a [[bf16; BLOCK_SIZE]]; TILE_BLOCKS],
-    /// Per block `[16 tokens, head_dim / 16]` rows of 16 dimensions.
-    v: [&'a [[bf16; BLOCK_SIZE]]; TILE_BLOCKS],
+struct KvTile<'a, E> {
+    /// Per block `[head_dim]` rows of 16 tokens, then its scales.
+    k: [&'a [[E; BLOCK_SIZE]]; TILE_BLOCKS],
+    /// Per block `[16 tokens, head_dim / 16]` rows of 16 dimensions, then its scales.
+    v: [&'a [[E; BLOCK_SIZE]]; TILE_BLOCKS],
 }
 
-impl<'a> KvTile<'a> {
+impl<'a, E: KvElement> KvTile<'a, E> {
     /// Looks up the blocks of the positions `start..` up to `last`.
     #[inline(always)]
-    fn find(call: &Call<'a>, item: &Item<'_>, start: usize, last: usize) -> Self {
+    fn find(call: &Call<'a, E>, item: &Item<'_>, start: usize, last: usize) -> Self {
         let mut kv = Self { k: [&[]; TILE_BLOCKS], v: [&[]; TILE_BLOCKS] };
-        let rows = call.shape.head_dim; // of 16 elements, in K and in V
+        let rows = call.shape.slab_rows(E::FORMAT);
         for block in 0..(last + 1).saturating_sub(start).div_ceil(BLOCK_SIZE).min(TILE_BLOCKS) {
             let id = item.table[start / BLOCK_SIZE + block] as usize;
-            let at = call.shape.first_row(id, item.kv_head);
+            let at = call.shape.first_row(E::FORMAT, id, item.kv_head);
             kv.k[block] = &call.k[at..at + rows];
             kv.v[block] = &call.v[at..at + rows];
         }
@@ -48,28 +47,28 @@ impl<'a> KvTile<'a> {
     #[inline(always)]
     fn prefetch<S: Lanes>(&self, s: S) {
         for block in self.k.iter().chain(&self.v) {
-            block.iter().step_by(64 / size_of::<[bf16; BLOCK_SIZE]>()).take(16).for_each(|row| s.prefetch(row));
+            block.iter().step_by(64 / size_of::<[E; BLOCK_SIZE]>()).take(16).for_each(|row| s.prefetch(row));
         }
     }
 }
 
 /// The lines `line..line + lines` of an item against one KV tile.
-struct Tile<'a> {
+struct Tile<'a, E> {
     line: usize,
     lines: usize,
     /// Absolute position of line 0 of the item.
     position: usize,
     /// Absolute position of the first token of the KV tile.
     start: usize,
-    kv: KvTile<'a>,
+    kv: KvTile<'a, E>,
 }
 
 /// Computes one work item and writes its rows of `out`. At its end it prefetches the KV that the thread's `following` item
 /// begins with.
 #[inline(always)]
-pub(super) fn run_item<S: Lanes>(
+pub(super) fn run_item<S: Lanes, E: KvElement>(
     s: S,
-    call: &Call<'_>,
+    call: &Call<'_, E>,
     item: &Item<'_>,
     following: Option<&Item<'_>>,
     state: &mut LineState<'_>,
@@ -108,20 +107,20 @@ const fn largest_tile<S: Lanes>() -> usize {
 /// Runs a register tile in the smallest instantiation that holds it. Accumulators, 16-column operands and one broadcast
 /// fill the registers of the path.
 #[inline(always)]
-fn smallest_fit<S: Lanes>(s: S, call: &Call<'_>, tile: &Tile<'_>, state: &mut LineState<'_>) {
+fn smallest_fit<S: Lanes, E: KvElement>(s: S, call: &Call<'_, E>, tile: &Tile<'_, E>, state: &mut LineState<'_>) {
     match (S::REGISTERS, tile.lines) {
-        (32.., 0 | 1) => run_tile::<S, 1, 4>(s, call, tile, state),
-        (32.., 2) => run_tile::<S, 2, 4>(s, call, tile, state),
-        (32.., 3 | 4) => run_tile::<S, 4, 4>(s, call, tile, state),
-        (32.., 5 | 6) => run_tile::<S, 6, 4>(s, call, tile, state),
-        (32.., 7 | 8) => run_tile::<S, 8, 2>(s, call, tile, state),
-        (32.., _) => run_tile::<S, 12, 2>(s, call, tile, state),
-        (8.., 0 | 1) => run_tile::<S, 1, 2>(s, call, tile, state),
-        (8.., 2) => run_tile::<S, 2, 2>(s, call, tile, state),
-        (8.., 3 | 4) => run_tile::<S, 4, 1>(s, call, tile, state),
-        (8.., _) => run_tile::<S, 6, 1>(s, call, tile, state),
-        (_, 0 | 1) => run_tile::<S, 1, 1>(s, call, tile, state),
-        (..) => run_tile::<S, 2, 1>(s, call, tile, state),
+        (32.., 0 | 1) => run_tile::<S, E, 1, 4>(s, call, tile, state),
+        (32.., 2) => run_tile::<S, E, 2, 4>(s, call, tile, state),
+        (32.., 3 | 4) => run_tile::<S, E, 4, 4>(s, call, tile, state),
+        (32.., 5 | 6) => run_tile::<S, E, 6, 4>(s, call, tile, state),
+        (32.., 7 | 8) => run_tile::<S, E, 8, 2>(s, call, tile, state),
+        (32.., _) => run_tile::<S, E, 12, 2>(s, call, tile, state),
+        (8.., 0 | 1) => run_tile::<S, E, 1, 2>(s, call, tile, state),
+        (8.., 2) => run_tile::<S, E, 2, 2>(s, call, tile, state),
+        (8.., 3 | 4) => run_tile::<S, E, 4, 1>(s, call, tile, state),
+        (8.., _) => run_tile::<S, E, 6, 1>(s, call, tile, state),
+        (_, 0 | 1) => run_tile::<S, E, 1, 1>(s, call, tile, state),
+        (..) => run_tile::<S, E, 2, 1>(s, call, tile, state),
     }
 }
 
@@ -139,10 +138,10 @@ struct Weights<const M: usize> {
 /// One online-softmax step for `tile.lines <= M` lines, `N` columns of 16 at a time. Lines past `tile.lines` are
 /// computed on stale state and are not stored.
 #[inline(always)]
-fn run_tile<S: Lanes, const M: usize, const N: usize>(
+fn run_tile<S: Lanes, E: KvElement, const M: usize, const N: usize>(
     s: S,
-    call: &Call<'_>,
-    tile: &Tile<'_>,
+    call: &Call<'_, E>,
+    tile: &Tile<'_, E>,
     state: &mut LineState<'_>,
 ) {
     let group = call.shape.group();
@@ -153,16 +152,17 @@ fn run_tile<S: Lanes, const M: usize, const N: usize>(
         *seen = (position + 1).saturating_sub(tile.start);
     }
     weights.blocks = weights.seen[M - 1].div_ceil(BLOCK_SIZE).min(TILE_BLOCKS);
-    scores::<S, M, N>(s, call, tile, state, &mut weights);
+    scores::<S, E, M, N>(s, call, tile, state, &mut weights);
     softmax(s, tile, state, &mut weights);
+    scale_weights(s, call, tile, &mut weights);
     let columns = call.shape.head_dim / 16;
     let mut column = 0;
     while column < columns {
         if column + N <= columns {
-            accumulate::<S, M, N>(s, columns, column, tile, state, &weights);
+            accumulate::<S, E, M, N>(s, columns, column, tile, state, &weights);
             column += N;
         } else {
-            accumulate::<S, M, 1>(s, columns, column, tile, state, &weights);
+            accumulate::<S, E, M, 1>(s, columns, column, tile, state, &weights);
             column += 1;
         }
     }
@@ -170,10 +170,10 @@ fn run_tile<S: Lanes, const M: usize, const N: usize>(
 
 /// `p[i][t] = q[i] · k[t]` for the tokens that line `i` sees, -inf for the others.
 #[inline(always)]
-fn scores<S: Lanes, const M: usize, const N: usize>(
+fn scores<S: Lanes, E: KvElement, const M: usize, const N: usize>(
     s: S,
-    call: &Call<'_>,
-    tile: &Tile<'_>,
+    call: &Call<'_, E>,
+    tile: &Tile<'_, E>,
     state: &LineState<'_>,
     weights: &mut Weights<M>,
 ) {
@@ -183,14 +183,35 @@ fn scores<S: Lanes, const M: usize, const N: usize>(
     while block < weights.blocks {
         if block + N <= weights.blocks {
             let mut acc = [[s.splat(0.0); N]; M];
-            multiply_add(s, &mut acc, q, 0..head_dim, *chunk(&tile.kv.k[block..]), 1);
+            let keys = *chunk(&tile.kv.k[block..]);
+            multiply_add(s, &mut acc, q, 0..head_dim, keys, 1);
+            apply_scales(s, &mut acc, keys, head_dim);
             store_seen(s, &acc, block, weights);
             block += N;
         } else {
             let mut acc = [[s.splat(0.0); 1]; M];
-            multiply_add(s, &mut acc, q, 0..head_dim, [tile.kv.k[block]], 1);
+            let keys = [tile.kv.k[block]];
+            multiply_add(s, &mut acc, q, 0..head_dim, keys, 1);
+            apply_scales(s, &mut acc, keys, head_dim);
             store_seen(s, &acc, block, weights);
             block += 1;
+        }
+    }
+}
+
+/// Multiplies the scores of `N` blocks by the scales of their keys, if they have some.
+#[inline(always)]
+fn apply_scales<S: Lanes, E: KvElement, const M: usize, const N: usize>(
+    s: S,
+    acc: &mut [[S::V; N]; M],
+    keys: [&[[E; 16]]; N],
+    head_dim: usize,
+) {
+    for (j, keys) in keys.into_iter().enumerate() {
+        if let Some(scales) = E::scales(s, keys, head_dim) {
+            for acc in acc.iter_mut() {
+                acc[j] = s.mul(acc[j], scales);
+            }
         }
     }
 }
@@ -214,7 +235,12 @@ fn store_seen<S: Lanes, const M: usize, const N: usize>(
 /// Turns scores into weights and updates each line's max and sum. A line that sees nothing of this tile gets p = 0 and
 /// alpha = 1, exactly.
 #[inline(always)]
-fn softmax<S: Lanes, const M: usize>(s: S, tile: &Tile<'_>, state: &mut LineState<'_>, weights: &mut Weights<M>) {
+fn softmax<S: Lanes, E: KvElement, const M: usize>(
+    s: S,
+    tile: &Tile<'_, E>,
+    state: &mut LineState<'_>,
+    weights: &mut Weights<M>,
+) {
     let (mut old, mut new) = ([0.0; 16], [0.0; 16]);
     for i in 0..M {
         let rows = &weights.p[i].as_chunks::<16>().0[..weights.blocks];
@@ -238,14 +264,33 @@ fn softmax<S: Lanes, const M: usize>(s: S, tile: &Tile<'_>, state: &mut LineStat
     }
 }
 
+/// Multiplies the weights by the scales of their values, if they have some. Weights of tokens that a line does not see may
+/// become NaN: they are not used.
+#[inline(always)]
+fn scale_weights<S: Lanes, E: KvElement, const M: usize>(
+    s: S,
+    call: &Call<'_, E>,
+    tile: &Tile<'_, E>,
+    weights: &mut Weights<M>,
+) {
+    for (block, values) in tile.kv.v[..weights.blocks].iter().enumerate() {
+        if let Some(scales) = E::scales(s, values, call.shape.head_dim) {
+            for p in &mut weights.p {
+                let row = &mut p.as_chunks_mut::<16>().0[block];
+                s.store(s.mul(s.load(row), scales), row);
+            }
+        }
+    }
+}
+
 /// `acc[i] = acc[i] * alpha[i] + Σ_t p[i][t] * v[t]` over the tokens that line `i` sees, for the `N` columns of 16 from
 /// `column` of `columns` on, which stay in registers.
 #[inline(always)]
-fn accumulate<S: Lanes, const M: usize, const N: usize>(
+fn accumulate<S: Lanes, E: KvElement, const M: usize, const N: usize>(
     s: S,
     columns: usize,
     column: usize,
-    tile: &Tile<'_>,
+    tile: &Tile<'_, E>,
     state: &mut LineState<'_>,
     weights: &Weights<M>,
 ) {
@@ -270,7 +315,7 @@ fn accumulate<S: Lanes, const M: usize, const N: usize>(
         for t in all..(seen[M - 1] - first).min(BLOCK_SIZE) {
             let mut row = [s.splat(0.0); N];
             for (row, v) in row.iter_mut().zip(&v) {
-                *row = s.widen(&v[t * columns]);
+                *row = E::widen(s, &v[t * columns]);
             }
             for i in 0..M {
                 if seen[i] > first + t {
@@ -291,12 +336,12 @@ fn accumulate<S: Lanes, const M: usize, const N: usize>(
 
 /// `acc[i][j] += Σ_n a[i][steps.start + n] * b[j][n * stride]`, in the order of `n`: the inner loop of both GEMMs.
 #[inline(always)]
-fn multiply_add<S: Lanes, const M: usize, const N: usize, const LEN: usize>(
+fn multiply_add<S: Lanes, E: KvElement, const M: usize, const N: usize, const LEN: usize>(
     s: S,
     acc: &mut [[S::V; N]; M],
     a: &[[f32; LEN]; M],
     steps: std::ops::Range<usize>,
-    b: [&[[bf16; 16]]; N],
+    b: [&[[E; 16]]; N],
     stride: usize,
 ) {
     if steps.is_empty() {
@@ -308,7 +353,7 @@ fn multiply_add<S: Lanes, const M: usize, const N: usize, const LEN: usize>(
         let mut columns = [s.splat(0.0); N];
         for (column, b) in columns.iter_mut().zip(&b) {
             // SAFETY: n < steps.len(), asserted above.
-            *column = s.widen(unsafe { b.get_unchecked(n * stride) });
+            *column = E::widen(s, unsafe { b.get_unchecked(n * stride) });
         }
         for i in 0..M {
             // SAFETY: step < steps.end <= LEN, asserted above.

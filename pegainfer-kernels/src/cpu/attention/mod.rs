@@ -16,6 +16,7 @@ use self::kernel::run_item;
 use self::state::{Call, ITEM_LINES, Item, LineState};
 use super::disjoint::Disjoint;
 use super::isa::Isa;
+use super::kv_cache::{KvCache, KvElement};
 use super::lanes::{Kernel, Lanes, dispatch};
 use crate::heads::HeadShape;
 
@@ -39,11 +40,11 @@ pub struct Batch<'a> {
 /// Causal softmax attention over a ragged batch and a paged KV cache: `out = softmax(scale * q kᵀ, causal) v`.
 ///
 /// - `q`, `out`: `[tokens, heads * head_dim]` bf16.
-/// - `k`, `v`: one layer's cache, `[num_blocks]` blocks in the layout of [`HeadShape`], bf16.
+/// - `cache`: one layer's keys and values, `[num_blocks]` blocks in the layout of [`HeadShape`].
 /// - `scratch`: working memory of the call; its contents do not matter.
 ///
 /// Numerics: q, k and v are widened to f32 (q times `scale` rounds once); scores, softmax and both sums are f32; one
-/// rounding to bf16 at the end. Online softmax over tiles of 64 positions from position 0 (Milakov and Gimelshein,
+/// rounding to bf16 at the end. Scales of an FP8 cache multiply the scores, and the weights before they meet the values. Online softmax over tiles of 64 positions from position 0 (Milakov and Gimelshein,
 /// arXiv 1805.02867; FlashAttention, arXiv 2205.14135), in base 2, `exp2` within 1.5e-7.
 ///
 /// The bits of an output row depend on its q row, its position and the K and V of the positions it sees, on one `isa`:
@@ -57,7 +58,7 @@ pub fn paged_attention(
     isa: Isa,
     shape: HeadShape,
     q: &[bf16],
-    (k, v): (&[bf16], &[bf16]),
+    cache: KvCache<'_>,
     batch: &Batch<'_>,
     scale: f32,
     scratch: &mut Scratch,
@@ -68,17 +69,19 @@ pub fn paged_attention(
     assert_eq!(batch.qo_indptr.len(), batch.kv_lens.len() + 1);
     assert_eq!(batch.block_tables.len(), batch.kv_lens.len() * batch.max_blocks);
     assert!(q.len() == tokens * shape.q_width() && out.len() == q.len());
-    assert!(k.len() == v.len() && k.len().is_multiple_of(shape.block_len()));
+    let scale_log2 = scale * std::f32::consts::LOG2_E;
+    let items = plan(shape, batch);
+    match cache {
+        KvCache::Bf16(k, v) => run(isa, &Call::new(shape, q, (k, v), scale_log2, out), &items, scratch),
+        KvCache::Fp8(k, v) => run(isa, &Call::new(shape, q, (k, v), scale_log2, out), &items, scratch),
+    }
+}
 
-    let call = Call {
-        shape,
-        q,
-        k: k.as_chunks().0,
-        v: v.as_chunks().0,
-        scale_log2: scale * std::f32::consts::LOG2_E,
-        out: Disjoint::new(out),
-    };
-    run(isa, &call, &plan(shape, batch), scratch);
+impl<'a, E: KvElement> Call<'a, E> {
+    fn new(shape: HeadShape, q: &'a [bf16], (k, v): (&'a [E], &'a [E]), scale_log2: f32, out: &'a mut [bf16]) -> Self {
+        assert!(k.len() == v.len() && k.len().is_multiple_of(shape.block_len(E::FORMAT)));
+        Self { shape, q, k: k.as_chunks().0, v: v.as_chunks().0, scale_log2, out: Disjoint::new(out) }
+    }
 }
 
 /// Cuts the batch into work items, longest first so that the last ones to finish are short.
@@ -104,7 +107,7 @@ fn plan<'a>(shape: HeadShape, batch: &Batch<'a>) -> Vec<Item<'a>> {
 }
 
 /// Runs the items on all threads of the current team, each thread taking the next one when it is done.
-fn run(isa: Isa, call: &Call<'_>, items: &[Item<'_>], scratch: &mut Scratch) {
+fn run<E: KvElement>(isa: Isa, call: &Call<'_, E>, items: &[Item<'_>], scratch: &mut Scratch) {
     let positions: usize = items.iter().map(|item| item.rows * (item.position + item.rows)).sum();
     let threads = match positions * call.shape.group() * call.shape.head_dim {
         ..SERIAL_WORK => 1,
@@ -118,15 +121,15 @@ fn run(isa: Isa, call: &Call<'_>, items: &[Item<'_>], scratch: &mut Scratch) {
 }
 
 /// The work of one thread of a call.
-struct Worker<'a> {
-    call: &'a Call<'a>,
+struct Worker<'a, E> {
+    call: &'a Call<'a, E>,
     items: &'a [Item<'a>],
     /// Index of the next item to take.
     next: &'a AtomicUsize,
     lines: LineState<'a>,
 }
 
-impl Kernel for Worker<'_> {
+impl<E: KvElement> Kernel for Worker<'_, E> {
     type Out = ();
 
     #[inline(always)]

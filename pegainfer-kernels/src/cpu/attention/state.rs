@@ -15,14 +15,14 @@ pub(crate) const ITEM_LINES: usize = 48;
 const PADDING: usize = 16;
 
 /// Arguments shared by all work items of one call.
-pub(crate) struct Call<'a> {
+pub(crate) struct Call<'a, E> {
     pub shape: HeadShape,
     /// `[tokens, heads, head_dim]`.
     pub q: &'a [bf16],
-    /// `[blocks, kv_heads, head_dim]` rows of 16 tokens.
-    pub k: &'a [[bf16; BLOCK_SIZE]],
-    /// `[blocks, kv_heads, 16 tokens, head_dim / 16]` rows of 16 dimensions.
-    pub v: &'a [[bf16; BLOCK_SIZE]],
+    /// `[blocks, kv_heads, head_dim]` rows of 16 tokens; behind those of a block and head, their scales.
+    pub k: &'a [[E; BLOCK_SIZE]],
+    /// `[blocks, kv_heads, 16 tokens, head_dim / 16]` rows of 16 dimensions, and scales as in `k`.
+    pub v: &'a [[E; BLOCK_SIZE]],
     /// Softmax scale times log2(e), folded into q: softmax is computed in base 2.
     pub scale_log2: f32,
     pub out: Disjoint<'a>,
@@ -74,7 +74,7 @@ impl<'a> LineState<'a> {
 
     /// Loads and scales the query lines of `item` and clears their state.
     #[inline(always)]
-    pub(crate) fn load(&mut self, call: &Call<'_>, item: &Item<'_>) {
+    pub(crate) fn load<E>(&mut self, call: &Call<'_, E>, item: &Item<'_>) {
         let HeadShape { heads, head_dim, .. } = call.shape;
         let group = call.shape.group();
         for row in 0..item.rows {
@@ -95,7 +95,7 @@ impl<'a> LineState<'a> {
 
 /// Divides by the sum of `p`, rounds once to bf16 and writes the rows of `out`.
 #[inline(always)]
-pub(crate) fn finish<S: Lanes>(s: S, call: &Call<'_>, item: &Item<'_>, state: &LineState<'_>) {
+pub(crate) fn finish<S: Lanes, E>(s: S, call: &Call<'_, E>, item: &Item<'_>, state: &LineState<'_>) {
     let HeadShape { heads, head_dim, .. } = call.shape;
     let group = call.shape.group();
     let columns = head_dim / 16;

@@ -3,6 +3,10 @@ use pegainfer_core::team::Team;
 use rayon::prelude::*;
 
 use super::*;
+use crate::cpu::formats::e4m3;
+use crate::cpu::kv_cache::{KvWriter, quantize};
+use crate::heads::KvDType;
+use pegainfer_core::exec::Exec;
 use pegainfer_core::rng::bits;
 
 /// A seeded stream of small numbers.
@@ -36,19 +40,40 @@ fn sequence(shape: &HeadShape, len: usize, rng: &mut Rng) -> Sequence {
     Sequence { q, k: values(shape.kv_heads), v: values(shape.kv_heads), len }
 }
 
-/// Attention of one row in f64, straight from the formula: `[heads * head_dim]`.
-fn reference(shape: &HeadShape, s: &Sequence, position: usize, scale: f64) -> Vec<f64> {
+/// What a cache of this format holds of keys or values, `[position][kv_head][dim]`.
+fn cached(format: KvDType, shape: &HeadShape, values: &[bf16]) -> Vec<f64> {
+    if format == KvDType::Bf16 {
+        return values.iter().map(|x| x.to_f64()).collect();
+    }
+    let mut codes = vec![0; shape.head_dim];
+    let rows = values.chunks_exact(shape.head_dim).map(|row| {
+        let scale = f64::from(quantize(row, &mut codes));
+        codes.iter().map(|code| f64::from(e4m3(*code)) * scale).collect::<Vec<_>>()
+    });
+    rows.flatten().collect()
+}
+
+/// Attention of the rows from `first` on in f64, straight from the formula: `[rows, heads * head_dim]`.
+fn reference(format: KvDType, shape: &HeadShape, s: &Sequence, (first, rows): (usize, usize), scale: f64) -> Vec<f64> {
+    let q: Vec<f64> = s.q.iter().map(|x| x.to_f64()).collect();
+    let (k, v) = (cached(format, shape, &s.k), cached(format, shape, &s.v));
+    let row = |t| reference_row(shape, (&q, &k, &v), t, scale);
+    (first..first + rows).into_par_iter().flat_map_iter(row).collect()
+}
+
+/// One of them.
+fn reference_row(shape: &HeadShape, (q, k, v): (&[f64], &[f64], &[f64]), position: usize, scale: f64) -> Vec<f64> {
     let d = shape.head_dim;
-    let at = |x: &[bf16], heads: usize, t: usize, h: usize, i: usize| x[(t * heads + h) * d + i].to_f64();
+    let at = |x: &[f64], heads: usize, t: usize, h: usize, i: usize| x[(t * heads + h) * d + i];
     let mut out = vec![0.0; shape.heads * d];
     for h in 0..shape.heads {
         let g = h / shape.group();
-        let dot = |t| (0..d).map(|i| at(&s.q, shape.heads, position, h, i) * at(&s.k, shape.kv_heads, t, g, i)).sum();
+        let dot = |t| (0..d).map(|i| at(q, shape.heads, position, h, i) * at(k, shape.kv_heads, t, g, i)).sum();
         let scores: Vec<f64> = (0..=position).map(|t| scale * std::convert::identity::<f64>(dot(t))).collect();
         let max = scores.iter().copied().fold(f64::MIN, f64::max);
         let sum: f64 = scores.iter().map(|x| (x - max).exp()).sum();
         for i in 0..d {
-            let weighted = |t: usize| (scores[t] - max).exp() * at(&s.v, shape.kv_heads, t, g, i);
+            let weighted = |t: usize| (scores[t] - max).exp() * at(v, shape.kv_heads, t, g, i);
             out[h * d + i] = (0..=position).map(weighted).sum::<f64>() / sum;
         }
     }
@@ -57,15 +82,29 @@ fn reference(shape: &HeadShape, s: &Sequence, position: usize, scale: f64) -> Ve
 
 /// Runs one call over `chunks` of `(sequence, first position, rows)` with a freshly shuffled, NaN-filled cache that
 /// holds just the positions each chunk may see, and returns the rows in order.
-fn attend(isa: Isa, shape: &HeadShape, chunks: &[(&Sequence, usize, usize)], rng: &mut Rng) -> Vec<bf16> {
+fn attend(
+    (isa, format): (Isa, KvDType),
+    shape: &HeadShape,
+    chunks: &[(&Sequence, usize, usize)],
+    rng: &mut Rng,
+) -> Vec<bf16> {
     let max_blocks = chunks.iter().map(|(_, first, rows)| (first + rows).div_ceil(BLOCK_SIZE)).max().unwrap() + 1;
     let blocks = chunks.len() * max_blocks + 3;
     let mut ids: Vec<u32> = (0..blocks as u32).collect();
     for i in (1..blocks).rev() {
         ids.swap(i, rng.below(i + 1));
     }
-    let mut k = vec![bf16::NAN; blocks * shape.block_len()];
-    let mut v = k.clone();
+    // Bytes of 255 are NaN in both formats, as codes' scales too.
+    let mut exec = Exec::cpu(isa, Some(1)).unwrap();
+    let [mut k, mut v] = shape.cache(exec.device(), format, blocks).map(|shape| {
+        let mut tensor = exec.tensor("kv", &shape, format.dtype()).unwrap();
+        match format {
+            KvDType::Bf16 => tensor.host_mut::<bf16>().fill(bf16::from_bits(u16::MAX)),
+            KvDType::Fp8 => tensor.host_mut::<u8>().fill(u8::MAX),
+        }
+        tensor
+    });
+    let writer = KvWriter::of((&mut k, &mut v));
     let (mut q, mut indptr, mut lens) = (Vec::new(), vec![0], Vec::new());
     let mut tables = vec![u32::MAX; chunks.len() * max_blocks];
     for (b, (s, first, rows)) in chunks.iter().enumerate() {
@@ -77,12 +116,8 @@ fn attend(isa: Isa, shape: &HeadShape, chunks: &[(&Sequence, usize, usize)], rng
             let slot = tables[b * max_blocks + t / BLOCK_SIZE] as usize * BLOCK_SIZE + t % BLOCK_SIZE;
             for h in 0..shape.kv_heads {
                 let head = (t * shape.kv_heads + h) * shape.head_dim..(t * shape.kv_heads + h + 1) * shape.head_dim;
-                k[shape.key(slot, h)..]
-                    .iter_mut()
-                    .step_by(BLOCK_SIZE)
-                    .zip(&s.k[head.clone()])
-                    .for_each(|(to, x)| *to = *x);
-                v[shape.value(slot, h)..][..shape.head_dim].copy_from_slice(&s.v[head]);
+                // SAFETY: this is the only thread.
+                unsafe { writer.write(*shape, slot, h, &s.k[head.clone()], &s.v[head]) };
             }
         }
         let row = shape.heads * shape.head_dim;
@@ -96,12 +131,19 @@ fn attend(isa: Isa, shape: &HeadShape, chunks: &[(&Sequence, usize, usize)], rng
     // What an earlier use left in the scratch must not matter.
     let mut scratch = Scratch::new();
     scratch.slice::<f32>(1 << 17).fill(f32::NAN);
-    paged_attention(isa, *shape, &q, (&k, &v), &batch, scale, &mut scratch, &mut out);
+    paged_attention(isa, *shape, &q, KvCache::of((&k, &v)), &batch, scale, &mut scratch, &mut out);
     out
 }
 
 fn bytes(x: &[bf16]) -> Vec<u16> {
     x.iter().map(|x| x.to_bits()).collect()
+}
+
+const FORMATS: [KvDType; 2] = [KvDType::Bf16, KvDType::Fp8];
+
+/// Every instruction-set path with every format.
+fn paths() -> impl Iterator<Item = (Isa, KvDType)> {
+    Isa::available().into_iter().flat_map(|isa| FORMATS.map(|format| (isa, format)))
 }
 
 fn shapes() -> Vec<HeadShape> {
@@ -127,15 +169,18 @@ fn a_ragged_batch_matches_the_f64_reference() {
                 (s, s.len - rows, rows)
             })
             .collect();
-        for isa in Isa::available() {
-            let out = attend(isa, shape, &chunks, &mut rng);
-            let expected = chunks.par_iter().flat_map(|(s, first, rows)| {
-                (*first..first + rows).into_par_iter().flat_map_iter(|t| reference(shape, s, t, scale))
-            });
-            for (at, (got, want)) in out.iter().zip(expected.collect::<Vec<_>>()).enumerate() {
-                // Half a unit in the last place of bf16 (8 bits), and what f32 sums of a few hundred terms lose.
-                let bound = want.abs() / 256.0 + 2e-6;
-                assert!((got.to_f64() - want).abs() <= bound, "{shape:?} {isa:?} [{at}] {got} {want}");
+        for format in FORMATS {
+            let of = |(s, first, rows): &(&Sequence, usize, usize)| reference(format, shape, s, (*first, *rows), scale);
+            let expected: Vec<f64> = chunks.iter().flat_map(of).collect();
+            for isa in Isa::available() {
+                let out = attend((isa, format), shape, &chunks, &mut rng);
+                assert_eq!(out.len(), expected.len());
+                for (at, (got, want)) in out.iter().zip(&expected).enumerate() {
+                    // Half a unit in the last place of bf16 (8 bits), and what f32 sums of a few hundred terms lose.
+                    let bound = want.abs() / 256.0 + 2e-6;
+                    let case = || format!("{shape:?} {isa:?} {format:?} [{at}] {got} {want}");
+                    assert!((got.to_f64() - want).abs() <= bound, "{}", case());
+                }
             }
         }
     }
@@ -149,7 +194,7 @@ fn bits_do_not_depend_on_chunks_batch_paging_or_threads() {
         let s = sequence(shape, 300, &mut rng);
         let others = [sequence(shape, 77, &mut rng), sequence(shape, 130, &mut rng)];
         let row = shape.heads * shape.head_dim;
-        for isa in Isa::available() {
+        for isa in paths() {
             let whole = bytes(&attend(isa, shape, &[(&s, 0, s.len)], &mut rng));
             let mut first = 0;
             while first < s.len {
@@ -176,7 +221,7 @@ fn a_token_that_is_not_finite_harms_only_those_who_see_it() {
     let row = shape.heads * shape.head_dim;
     let mut rng = Rng(7, 0);
     let mut s = sequence(&shape, 100, &mut rng);
-    for isa in Isa::available() {
+    for isa in paths() {
         let clean = bytes(&attend(isa, &shape, &[(&s, 0, 100)], &mut rng));
         for bad in [bf16::NAN, bf16::INFINITY] {
             let kv = 70 * shape.kv_heads * shape.head_dim..71 * shape.kv_heads * shape.head_dim;
@@ -195,7 +240,7 @@ fn nothing_to_do_is_fine() {
     let shape = HeadShape { heads: 2, kv_heads: 1, head_dim: 64 };
     let mut scratch = Scratch::new();
     let mut batch = Batch { qo_indptr: &[0], kv_lens: &[], block_tables: &[], max_blocks: 0 };
-    paged_attention(Isa::Portable, shape, &[], (&[], &[]), &batch, 1.0, &mut scratch, &mut []);
+    paged_attention(Isa::Portable, shape, &[], KvCache::Bf16(&[], &[]), &batch, 1.0, &mut scratch, &mut []);
     batch = Batch { qo_indptr: &[0, 0], kv_lens: &[0], block_tables: &[0], max_blocks: 1 };
-    paged_attention(Isa::Portable, shape, &[], (&[], &[]), &batch, 1.0, &mut scratch, &mut []);
+    paged_attention(Isa::Portable, shape, &[], KvCache::Bf16(&[], &[]), &batch, 1.0, &mut scratch, &mut []);
 }

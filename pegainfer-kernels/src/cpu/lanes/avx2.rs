@@ -65,9 +65,9 @@ impl Lanes for Avx2 {
         unsafe { [_mm256_set1_ps(x); 2] }
     }
     #[inline(always)]
-    fn prefetch(self, from: &[bf16; 16]) {
+    fn prefetch<T>(self, from: &T) {
         // SAFETY: SSE is in the x86-64 baseline, and a prefetch may name any address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.as_ptr().cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(from).cast()) }
     }
     #[inline(always)]
     fn load(self, from: &[f32; 16]) -> [__m256; 2] {
@@ -81,6 +81,20 @@ impl Lanes for Avx2 {
             let half = |at: usize| {
                 let eight = _mm_loadu_si128(from.as_ptr().add(at).cast());
                 _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(eight)))
+            };
+            [half(0), half(8)]
+        }
+    }
+    #[inline(always)]
+    fn widen_e4m3(self, from: &[u8; 16]) -> [__m256; 2] {
+        // SAFETY: `self` proves the features; the reference covers the two times 8 bytes read.
+        unsafe {
+            // The bits of an f32 that is smaller by the difference of the biases, 2^120.
+            let half = |at: usize| {
+                let eight = _mm_loadl_epi64(from.as_ptr().add(at).cast());
+                let codes = _mm256_slli_epi32::<20>(_mm256_cvtepi8_epi32(eight));
+                let small = _mm256_and_si256(codes, _mm256_set1_epi32(0x87f0_0000u32 as i32));
+                _mm256_mul_ps(_mm256_castsi256_ps(small), _mm256_set1_ps(f32::from_bits(247 << 23)))
             };
             [half(0), half(8)]
         }

@@ -58,9 +58,9 @@ impl Lanes for Avx512 {
         unsafe { _mm512_set1_ps(x) }
     }
     #[inline(always)]
-    fn prefetch(self, from: &[bf16; 16]) {
+    fn prefetch<T>(self, from: &T) {
         // SAFETY: SSE is in the x86-64 baseline, and a prefetch may name any address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.as_ptr().cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(from).cast()) }
     }
     #[inline(always)]
     fn load(self, from: &[f32; 16]) -> __m512 {
@@ -73,6 +73,17 @@ impl Lanes for Avx512 {
         unsafe {
             let half = _mm256_loadu_si256(from.as_ptr().cast());
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half)))
+        }
+    }
+    #[inline(always)]
+    fn widen_e4m3(self, from: &[u8; 16]) -> __m512 {
+        // SAFETY: `self` proves the features; the reference covers the 16 bytes read.
+        unsafe {
+            // As f16, whose exponent has one bit more: smaller by 2^8. Multiplying an f32 built of the same bits, a subnormal
+            // where the code is one, would take the slow path of the CPU; this conversion does not.
+            let codes = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(_mm_loadu_si128(from.as_ptr().cast())));
+            let half = _mm256_and_si256(codes, _mm256_set1_epi16(0xbf80u16 as i16));
+            _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0))
         }
     }
     #[inline(always)]

@@ -3,6 +3,7 @@
 use half::bf16;
 
 use super::vector::Lanes;
+use crate::cpu::formats::decode_e4m3;
 
 /// Plain Rust, any target. Fused multiply-add only where it is an instruction.
 #[derive(Debug, Clone, Copy)]
@@ -31,7 +32,7 @@ impl Lanes for Portable {
         [x; 16]
     }
     #[inline(always)]
-    fn prefetch(self, _from: &[bf16; 16]) {}
+    fn prefetch<T>(self, _from: &T) {}
     #[inline(always)]
     fn load(self, from: &[f32; 16]) -> [f32; 16] {
         *from
@@ -39,6 +40,10 @@ impl Lanes for Portable {
     #[inline(always)]
     fn widen(self, from: &[bf16; 16]) -> [f32; 16] {
         each(|i| f32::from_bits(u32::from(from[i].to_bits()) << 16))
+    }
+    #[inline(always)]
+    fn widen_e4m3(self, from: &[u8; 16]) -> [f32; 16] {
+        each(|i| decode_e4m3(from[i]))
     }
     #[inline(always)]
     fn store(self, v: [f32; 16], to: &mut [f32; 16]) {

@@ -91,6 +91,28 @@ fn rounding_is_to_nearest_even_and_keeps_nan() {
 }
 
 #[test]
+fn every_e4m3_code_widens_to_its_value() {
+    struct Widen([u8; 16]);
+    impl Kernel for Widen {
+        type Out = [f32; 16];
+        #[inline(always)]
+        fn run<S: Lanes>(self, s: S) -> [f32; 16] {
+            let mut out = [0.0; 16];
+            s.store(s.widen_e4m3(&self.0), &mut out);
+            out
+        }
+    }
+    for isa in Isa::available() {
+        for first in (0..=255u8).step_by(16) {
+            let codes = std::array::from_fn(|i| first + i as u8);
+            for (code, x) in codes.into_iter().zip(dispatch(isa, Widen(codes))) {
+                assert_eq!(x.to_bits(), crate::cpu::formats::decode_e4m3(code).to_bits(), "{isa} {code:#x}");
+            }
+        }
+    }
+}
+
+#[test]
 fn the_order_of_a_sum_is_the_same_on_every_path() {
     let x = std::array::from_fn(|i| (i as f32 * 1.7).sin() * 10f32.powi(i as i32 % 5));
     for isa in Isa::available() {

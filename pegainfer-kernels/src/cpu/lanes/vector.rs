@@ -23,11 +23,13 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     /// All lanes `x`.
     fn splat(self, x: f32) -> Self::V;
     /// Starts loading the cache line of `from`; changes nothing else.
-    fn prefetch(self, from: &[bf16; 16]);
+    fn prefetch<T>(self, from: &T);
     /// Reads sixteen values.
     fn load(self, from: &[f32; 16]) -> Self::V;
     /// Reads sixteen bf16 values; widening is exact.
     fn widen(self, from: &[bf16; 16]) -> Self::V;
+    /// Reads sixteen e4m3 codes, exactly; 0x7f and 0xff, which are NaN, give 480.
+    fn widen_e4m3(self, from: &[u8; 16]) -> Self::V;
     /// Writes sixteen values.
     fn store(self, v: Self::V, to: &mut [f32; 16]);
     /// Writes sixteen values rounded to bf16, to nearest even; NaN stays NaN.

@@ -202,6 +202,7 @@ fn qwen3_4b() -> qwen3::config::Config {
         max_position_embeddings: 40_960,
         tie_word_embeddings: true,
         quantization: None,
+        kv_dtype: ops::KvDType::Bf16,
         initializer_range: 0.02,
         eos_token_ids: Vec::new(),
     }
@@ -223,6 +224,7 @@ fn qwen35_4b() -> qwen35::config::Config {
         max_position_embeddings: 262_144,
         tie_word_embeddings: true,
         quantization: None,
+        kv_dtype: ops::KvDType::Bf16,
         initializer_range: 0.02,
         eos_token_ids: Vec::new(),
     }

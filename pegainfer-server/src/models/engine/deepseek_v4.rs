@@ -1,7 +1,7 @@
 //! DeepSeek-V4 as a family.
 
 use super::family::{DUMMY_SEED, Family, LoadedEngine, OpenDevice, spawn, with_progress_bar};
-use crate::models::args::{EngineArgs, LoadFormat};
+use crate::models::args::{EngineArgs, KvCacheDType, LoadFormat};
 use anyhow::{Result, ensure};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_deepseek_v4::config::Config;
@@ -32,6 +32,8 @@ pub const FAMILY: Family = Family {
 /// Loads the checkpoint in `dir` and starts its engine, with the precision of DeepSeek's own code.
 fn load(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
     ensure!(args.quantization.is_none(), "--quantization: checkpoints of DeepSeek-V4 are in FP8 and FP4 already");
+    let own_format = args.kv_cache_dtype == KvCacheDType::Auto;
+    ensure!(own_format, "--kv-cache-dtype: DeepSeek-V4 has packed formats of its own; leave the flag out");
     ensure!(args.rope_scaling.is_none(), "--rope-scaling: DeepSeek-V4 takes that of its config.json");
     let options = LoadOptions {
         model_path: dir.to_path_buf(),
