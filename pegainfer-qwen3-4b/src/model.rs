@@ -47,6 +47,7 @@ impl Model for Qwen3 {
             initializer_range: config.initializer_range,
             weight_bytes: weights::bytes(config),
             fp8_weights: config.quantization.is_some(),
+            drafts: false,
             workspace_bytes_per_token: Workspace::bytes_per_token(config),
             kv_bytes_per_token: config.kv_bytes_per_token(),
             state_slot_bytes: None,

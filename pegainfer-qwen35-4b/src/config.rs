@@ -49,6 +49,8 @@ pub struct Config {
     pub max_position_embeddings: usize,
     /// The output matrix is the embedding table.
     pub tie_word_embeddings: bool,
+    /// Whether the layer that drafts is loaded (multi-token prediction).
+    pub mtp: bool,
     /// FP8 weights; `None` for bf16.
     pub quantization: Option<Quantization>,
     /// Element format of the KV cache.
@@ -88,6 +90,7 @@ impl Config {
             max_position_embeddings: file.context(&rope)?,
             tie_word_embeddings: file.flag("tie_word_embeddings")?,
             kv_dtype: file.kv_dtype(),
+            mtp: mtp(file)?,
             quantization: file.quantization(&BF16_MODULES)?,
             initializer_range: file.initializer_range(),
             eos_token_ids,
@@ -101,7 +104,8 @@ impl Config {
 
     /// Bytes of K and V of one token over all layers.
     pub fn kv_bytes_per_token(&self) -> usize {
-        self.count(LayerKind::Full) * self.shape.kv_bytes_per_token(self.kv_dtype)
+        let layers = self.count(LayerKind::Full) + usize::from(self.mtp);
+        layers * self.shape.kv_bytes_per_token(self.kv_dtype)
     }
 
     /// Bytes of one slot of recurrent state over all layers.
@@ -126,7 +130,13 @@ impl Config {
         let linear = hidden * (delta.projected_width() + delta.v_width());
         let full = hidden * (shape.gated_qkv_width() + shape.q_width());
         let mlp = 3 * hidden * self.intermediate_size;
-        self.count(LayerKind::Linear) * linear + self.count(LayerKind::Full) * full + self.layers.len() * mlp
+        let mtp = if self.mtp { self.mtp_projection() + full + mlp } else { 0 };
+        self.count(LayerKind::Linear) * linear + self.count(LayerKind::Full) * full + self.layers.len() * mlp + mtp
+    }
+
+    /// Parameters of the matrix that joins the inputs of the layer that drafts, `mtp.fc`.
+    pub(crate) fn mtp_projection(&self) -> usize {
+        2 * self.hidden_size * self.hidden_size
     }
 
     /// Parameters that are not in matrices.
@@ -135,7 +145,9 @@ impl Config {
         let linear = delta.conv_width * delta.channels() + 2 * delta.value_heads + delta.value_dim;
         let full = 2 * self.shape.head_dim;
         let norms = (2 * self.layers.len() + 1) * self.hidden_size;
-        self.count(LayerKind::Linear) * linear + self.count(LayerKind::Full) * full + norms
+        // Those of a layer, of both inputs and of the output.
+        let mtp = if self.mtp { full + 5 * self.hidden_size } else { 0 };
+        self.count(LayerKind::Linear) * linear + self.count(LayerKind::Full) * full + norms + mtp
     }
 }
 
@@ -164,6 +176,18 @@ fn layers(file: &ConfigFile) -> Result<Vec<LayerKind>, ConfigError> {
         Some(LayerKind::Full) => Ok(layers),
         _ => Err(unsupported("the last of layer_types", "linear_attention", "models that end with full_attention")),
     }
+}
+
+/// Whether the layer that drafts is wanted, of which there may be one, without an embedding of its own.
+fn mtp(file: &ConfigFile) -> Result<bool, ConfigError> {
+    let wanted = file.drafts_by_model();
+    if wanted {
+        file.serves([
+            ("mtp_num_hidden_layers", json!(1), "drafts by one layer; choose another method of --speculative-config"),
+            ("mtp_use_dedicated_embeddings", json!(false), "drafts that share the embedding of the model"),
+        ])?;
+    }
+    Ok(wanted)
 }
 
 /// Leading elements of a head that RoPE rotates.

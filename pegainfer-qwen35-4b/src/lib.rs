@@ -4,14 +4,19 @@
 //! # Layout
 //! - [`config`]: config.json, refused where it asks for something else.
 //! - [`weights`], `workspace`, [`state`]: what lives on the device.
+//! - `attention`: layers of full attention; `mtp`: the layer that drafts (multi-token prediction); `pass`: what they take.
 //! - `model`: the forward pass, and what the runtime of pegainfer-kernels needs to load the model and run its steps.
 //! - [`plan`]: one step's work, and which kernel runs it.
 
+mod attention;
 pub mod config;
 mod model;
+mod mtp;
+mod pass;
 pub mod plan;
 pub mod state;
 pub mod weights;
 mod workspace;
 
-pub use model::{Engine, Qwen35};
+pub use model::Engine;
+pub use pass::Qwen35;

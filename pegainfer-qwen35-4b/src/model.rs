@@ -1,32 +1,28 @@
 //! Qwen3.5 as a model of the runtime: what it allocates, and its forward pass.
 
+use crate::attention::{full_attention, last_attention};
 use crate::config::Config;
+use crate::mtp;
+use crate::pass::{Pass, Qwen35};
 use crate::plan::{self, Segment, Step};
 use crate::state::{self, LayerState};
-use crate::weights::{self, FullAttention, LinearAttention, Mixer, Weights};
+use crate::weights::{self, LinearAttention, Mixer, Weights};
 use crate::workspace::Workspace;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::schedule::{StateConfig, StateSlots};
 use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_core::weights::{Loader, WeightsError};
-use pegainfer_kernels::ops::{self, BLOCK_SIZE, DeltaInputs, DeltaWeights, Heads, Matrix};
-use pegainfer_kernels::runtime::{
-    self, Bounds, ConfigError, ConfigFile, Inputs, LoadError, Model, ModelInfo, Parts, SampledRows,
-};
-
-/// Dense Qwen3.5, 0.8B to 27B, text only.
-#[derive(Debug)]
-pub struct Qwen35;
+use pegainfer_kernels::ops::{self, BLOCK_SIZE, DeltaInputs, DeltaWeights, Matrix};
+use pegainfer_kernels::runtime::{self, Bounds, ConfigError, ConfigFile, LoadError, Model, ModelInfo, Parts};
 
 /// The Qwen3.5 engine.
 pub type Engine = runtime::Engine<Qwen35>;
-
-type Pass<'a> = runtime::Pass<'a, Qwen35>;
 
 impl Model for Qwen35 {
     const NAME: &'static str = "Qwen3.5";
     const ARCHITECTURE: &'static str = "Qwen3_5ForConditionalGeneration";
     const MODEL_TYPE: &'static str = "qwen3_5";
+    const DRAFTS: bool = true;
 
     type Config = Config;
     type Weights = Weights;
@@ -46,6 +42,7 @@ impl Model for Qwen35 {
             initializer_range: config.initializer_range,
             weight_bytes: weights::bytes(config),
             fp8_weights: config.quantization.is_some(),
+            drafts: config.mtp,
             workspace_bytes_per_token: Workspace::bytes_per_token(config),
             kv_bytes_per_token: config.kv_bytes_per_token(),
             state_slot_bytes: Some(config.slot_bytes() as u64),
@@ -95,7 +92,7 @@ impl Model for Qwen35 {
     }
 
     fn forward(pass: &mut Pass<'_>) -> Result<(), OpError> {
-        let (weights, eps) = (pass.weights, pass.config.rms_norm_eps);
+        let (weights, eps) = (&pass.weights.decoder, pass.config.rms_norm_eps);
         let Pass { exec, work, inputs, previous, .. } = pass;
         let (residual, normed) = (&mut work.activations.residual, &mut work.activations.normed);
         ops::embedding(exec, &inputs.tokens, previous, &weights.embedding, residual)?;
@@ -105,7 +102,8 @@ impl Model for Qwen35 {
             match &layer.mixer {
                 Mixer::Linear(mixer) => linear_attention(pass, mixer, i)?,
                 Mixer::Full(mixer) if next.is_some() => full_attention(pass, mixer, i)?,
-                // The last layer is one of full attention.
+                // The last layer is one of full attention. What drafts needs the output for every token.
+                Mixer::Full(mixer) if pass.config.mtp => full_attention(pass, mixer, i)?,
                 Mixer::Full(mixer) => {
                     if !last_attention(pass, mixer, i)? {
                         return Ok(());
@@ -121,11 +119,25 @@ impl Model for Qwen35 {
             };
             activations.finish_layer(pass.exec, mixed, &layer.mlp, next, eps)?;
         }
-        Ok(())
+        if pass.config.mtp { mtp::gather_sampled(pass) } else { Ok(()) }
     }
 
     fn output<'a>(work: &'a mut Workspace, weights: &'a Weights) -> (&'a mut Tensor, &'a Tensor) {
-        (&mut work.activations.normed, weights.output())
+        let Workspace { activations, sampled, .. } = work;
+        (sampled.as_mut().unwrap_or(&mut activations.normed), weights.decoder.output())
+    }
+
+    fn begin_draft(_exec: &mut Exec, work: &mut Workspace, step: &Step) -> Result<(), OpError> {
+        work.set_rows(step.tokens.len());
+        Ok(())
+    }
+
+    fn draft(pass: &mut Pass<'_>) -> Result<(), OpError> {
+        mtp::draft(pass)
+    }
+
+    fn draft_output<'a>(work: &'a mut Workspace, weights: &'a Weights) -> (&'a mut Tensor, &'a Tensor) {
+        (&mut work.activations.normed, weights.decoder.output())
     }
 }
 
@@ -149,65 +161,4 @@ fn linear_attention(pass: &mut Pass<'_>, layer: &LinearAttention, i: usize) -> R
         ops::gated_delta_rule(exec, &inputs, shape, states, read)?;
     }
     ops::gated_rms_norm(exec, read, projected, weights.norm, shape, eps, gated)
-}
-
-/// Layer `i` of full attention up to its output projection: `normed` becomes `attended`.
-fn full_attention(pass: &mut Pass<'_>, layer: &FullAttention, i: usize) -> Result<(), OpError> {
-    if pass.step.queries().1 > 1 {
-        project(pass, layer, i)?;
-        return attend(pass, i, false);
-    }
-    let Pass { exec, config, cache, work, inputs, step, .. } = pass;
-    let Workspace { rope, activations, qkv, q, attended, .. } = &mut **work;
-    let (heads, kv) = (heads(config, layer, rope, inputs), cache[i].kv().both_mut());
-    ops::linear(exec, &activations.normed, &layer.projection, qkv)?;
-    ops::gated_decode_attention(exec, qkv, &heads, &inputs.attention(step), kv, q, attended)
-}
-
-/// As [`full_attention`] for the last layer, which goes on with the sampled rows only. Returns false if none is sampled.
-fn last_attention(pass: &mut Pass<'_>, layer: &FullAttention, i: usize) -> Result<bool, OpError> {
-    let rows = &pass.inputs.sample_rows;
-    match SampledRows::of(pass.step, pass.inputs) {
-        SampledRows::All => full_attention(pass, layer, i)?,
-        SampledRows::None => {
-            project(pass, layer, i)?;
-            return Ok(false);
-        }
-        SampledRows::RowEnds => {
-            project(pass, layer, i)?;
-            pass.work.gather_queries(pass.exec, rows)?;
-            attend(pass, i, true)?;
-        }
-        SampledRows::Some => {
-            full_attention(pass, layer, i)?;
-            pass.work.gather_outputs(pass.exec, rows)?;
-        }
-    }
-    Ok(true)
-}
-
-/// The projections of layer `i`: `normed` becomes `q`, the gates in `qkv`, and keys and values in the cache.
-fn project(pass: &mut Pass<'_>, layer: &FullAttention, i: usize) -> Result<(), OpError> {
-    let Pass { exec, config, cache, work, inputs, .. } = pass;
-    let Workspace { rope, activations, qkv, q, .. } = &mut **work;
-    let (heads, kv) = (heads(config, layer, rope, inputs), cache[i].kv().both_mut());
-    ops::linear(exec, &activations.normed, &layer.projection, qkv)?;
-    ops::gated_qk_norm_rope_write_kv(exec, qkv, &heads, q, kv)
-}
-
-/// Attention of the queries of layer `i` over its cache: `q` becomes `attended`, of the sampled tokens or of all.
-fn attend(pass: &mut Pass<'_>, i: usize, sampled: bool) -> Result<(), OpError> {
-    let Pass { exec, config, cache, work, inputs, step, .. } = pass;
-    let (shape, kv) = (config.shape, cache[i].kv());
-    let Workspace { qkv, q, attended, .. } = &mut **work;
-    let batch = if sampled { inputs.sampled_attention(step) } else { inputs.attention(step) };
-    let scale = (shape.head_dim as f32).sqrt().recip();
-    ops::attention(exec, q, (&kv.k, &kv.v), &batch, shape, scale, attended)?;
-    ops::attention_gate(exec, qkv, shape, attended)
-}
-
-/// The heads of a layer of full attention, for the tokens of a step.
-fn heads<'a>(config: &Config, layer: &'a FullAttention, rope: &'a Tensor, inputs: &'a Inputs) -> Heads<'a> {
-    let (shape, norms, eps) = (config.shape, (&layer.q_norm, &layer.k_norm), config.rms_norm_eps);
-    Heads { shape, norms, eps, rope, positions: &inputs.positions, slots: &inputs.slots }
 }

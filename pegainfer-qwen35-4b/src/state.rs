@@ -34,7 +34,7 @@ impl LayerState {
     }
 }
 
-/// Allocates the state of every layer. On the CPU a page costs memory when it is first written.
+/// Allocates the state of every layer, that of the layer that drafts last. On the CPU a page costs memory when it is first written.
 pub fn allocate(exec: &mut Exec, config: &Config, blocks: usize, slots: usize) -> std::io::Result<Vec<LayerState>> {
     let (states, conv) = (config.delta.states(slots), config.delta.conv_states(slots));
     let mut layer = |kind: &LayerKind| {
@@ -46,5 +46,6 @@ pub fn allocate(exec: &mut Exec, config: &Config, blocks: usize, slots: usize) -
             LayerKind::Full => LayerState::Full(KvLayer::new(exec, config.shape, config.kv_dtype, blocks)?),
         })
     };
-    config.layers.iter().map(&mut layer).collect()
+    // The layer that drafts has its cache behind those of the others.
+    config.layers.iter().chain(config.mtp.then_some(&LayerKind::Full)).map(&mut layer).collect()
 }

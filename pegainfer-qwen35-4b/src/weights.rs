@@ -9,6 +9,9 @@ use pegainfer_kernels::runtime::{DecoderWeights, Mlp, load_head, load_projection
 /// Beginnings of the names of tensors that a text engine does not run, and what they are for.
 const SKIPPED: [(&str, &str); 2] = [("model.visual.", "the image encoder"), ("mtp.", "multi-token prediction")];
 
+/// Beginning of the names of the tensors of the layer that drafts.
+const MTP_PREFIX: &str = "mtp.layers.0";
+
 /// What mixes the tokens in a layer.
 #[derive(Debug)]
 pub enum Mixer {
@@ -59,8 +62,35 @@ pub struct Layer {
     pub mlp: Mlp,
 }
 
-/// All weights; the final norm is `1 + w`, f32.
-pub type Weights = DecoderWeights<Layer>;
+/// Weights of the layer that drafts; norms are `1 + w`, f32.
+#[derive(Debug)]
+pub struct Mtp {
+    /// `[hidden]`.
+    pub embedding_norm: Tensor,
+    /// `[hidden]`.
+    pub hidden_norm: Tensor,
+    /// The columns of `mtp.fc` for the embedding, `[hidden, hidden]` bf16.
+    pub embedding_projection: Tensor,
+    /// Its columns for the hidden state, `[hidden, hidden]` bf16.
+    pub hidden_projection: Tensor,
+    /// `[hidden]`.
+    pub input_norm: Tensor,
+    /// The first half of the layer.
+    pub attention: FullAttention,
+    /// The second half.
+    pub mlp: Mlp,
+    /// `[hidden]`.
+    pub norm: Tensor,
+}
+
+/// All weights.
+#[derive(Debug)]
+pub struct Weights {
+    /// Of the model; the final norm is `1 + w`, f32.
+    pub decoder: DecoderWeights<Layer>,
+    /// Of the layer that drafts, if it is wanted.
+    pub mtp: Option<Mtp>,
+}
 
 /// What a text engine does not load.
 pub(crate) fn skipped(name: &str) -> Option<&'static str> {
@@ -71,12 +101,14 @@ pub(crate) fn skipped(name: &str) -> Option<&'static str> {
 pub(crate) fn load(loader: &mut Loader<'_>, config: &Config) -> Result<Weights, WeightsError> {
     let (vocab, hidden) = (config.vocab_size, config.hidden_size);
     let layers = config.layers.iter().enumerate();
-    Ok(Weights {
+    let decoder = DecoderWeights {
         embedding: loader.matrix("model.language_model.embed_tokens.weight".to_owned(), vocab, hidden)?,
-        layers: layers.map(|(i, kind)| Layer::load(loader, config, i, *kind)).collect::<Result<_, _>>()?,
+        layers: layers.map(|(i, kind)| Layer::load(loader, config, &prefix(i), *kind)).collect::<Result<_, _>>()?,
         norm: scale(loader, "model.language_model.norm.weight".to_owned(), hidden)?,
         head: load_head(loader, config.tie_word_embeddings, vocab, hidden)?,
-    })
+    };
+    let mtp = if config.mtp { Some(Mtp::load(loader, config)?) } else { None };
+    Ok(Weights { decoder, mtp })
 }
 
 /// The weight of a norm that is stored as its difference from 1. The sum is kept in f32: bf16 would round it.
@@ -96,10 +128,10 @@ fn prefix(i: usize) -> String {
 /// Projections of a layer that are stacked, `hidden` columns each, and its output projection with its columns.
 type Projections = (Vec<Part>, ([Part; 1], usize));
 
-/// The projections of layer `i`, of the gated delta rule.
-fn linear_projections(config: &Config, i: usize) -> Projections {
+/// The projections of the layer whose tensors begin with `prefix`, of the gated delta rule.
+fn linear_projections(config: &Config, prefix: &str) -> Projections {
     let shape = config.delta;
-    let part = |tail: &str, rows| Part { name: format!("{}.linear_attn.{tail}.weight", prefix(i)), rows };
+    let part = |tail: &str, rows| Part { name: format!("{prefix}.linear_attn.{tail}.weight"), rows };
     let input = vec![
         part("in_proj_qkv", shape.channels()),
         part("in_proj_z", shape.v_width()),
@@ -109,10 +141,10 @@ fn linear_projections(config: &Config, i: usize) -> Projections {
     (input, ([part("out_proj", config.hidden_size)], shape.v_width()))
 }
 
-/// The projections of layer `i`, of full attention.
-fn full_projections(config: &Config, i: usize) -> Projections {
+/// The same, of full attention.
+fn full_projections(config: &Config, prefix: &str) -> Projections {
     let shape = config.shape;
-    let part = |tail: &str, rows| Part { name: format!("{}.self_attn.{tail}.weight", prefix(i)), rows };
+    let part = |tail: &str, rows| Part { name: format!("{prefix}.self_attn.{tail}.weight"), rows };
     let kv = shape.kv_heads * shape.head_dim;
     let input = vec![part("q_proj", 2 * shape.q_width()), part("k_proj", kv), part("v_proj", kv)];
     (input, ([part("o_proj", config.hidden_size)], shape.q_width()))
@@ -120,44 +152,50 @@ fn full_projections(config: &Config, i: usize) -> Projections {
 
 /// Bytes of the weights as loaded: tables in bf16, matrices in bf16 or FP8, the rest in f32.
 pub fn bytes(config: &Config) -> u64 {
-    let matrices: u64 = (0..config.layers.len()).map(|i| layer_bytes(config, i)).sum();
-    matrices + 2 * config.tables() as u64 + 4 * config.small() as u64
+    let layers = config.layers.iter().enumerate().map(|(i, kind)| layer_bytes(config, &prefix(i), *kind));
+    let mtp = if config.mtp { mtp_bytes(config) } else { 0 };
+    layers.sum::<u64>() + mtp + 2 * config.tables() as u64 + 4 * config.small() as u64
 }
 
-/// Bytes of the matrices of layer `i`.
-fn layer_bytes(config: &Config, i: usize) -> u64 {
+/// Bytes of the matrices of the layer that drafts, in bf16 or FP8, and of `mtp.fc`, in bf16.
+fn mtp_bytes(config: &Config) -> u64 {
+    2 * config.mtp_projection() as u64 + layer_bytes(config, MTP_PREFIX, LayerKind::Full)
+}
+
+/// Bytes of the matrices of the layer whose tensors begin with `prefix`.
+fn layer_bytes(config: &Config, prefix: &str, kind: LayerKind) -> u64 {
     let (quantization, hidden) = (config.quantization.as_ref(), config.hidden_size);
-    let (input, ([out], width)) = match config.layers[i] {
-        LayerKind::Linear => linear_projections(config, i),
-        LayerKind::Full => full_projections(config, i),
+    let (input, ([out], width)) = match kind {
+        LayerKind::Linear => linear_projections(config, prefix),
+        LayerKind::Full => full_projections(config, prefix),
     };
     let bytes = |part: &Part, cols| projection_bytes(quantization, &part.name, part.rows, cols);
     let mixer = input.iter().map(|part| bytes(part, hidden)).sum::<u64>() + bytes(&out, width);
-    mixer + Mlp::bytes(&prefix(i), (hidden, config.intermediate_size), quantization)
+    mixer + Mlp::bytes(prefix, (hidden, config.intermediate_size), quantization)
 }
 
 impl Layer {
-    fn load(loader: &mut Loader<'_>, config: &Config, i: usize, kind: LayerKind) -> Result<Self, WeightsError> {
-        let (prefix, hidden) = (prefix(i), config.hidden_size);
+    fn load(loader: &mut Loader<'_>, config: &Config, prefix: &str, kind: LayerKind) -> Result<Self, WeightsError> {
+        let hidden = config.hidden_size;
         Ok(Self {
             input_norm: scale(loader, format!("{prefix}.input_layernorm.weight"), hidden)?,
             mixer: match kind {
-                LayerKind::Linear => Mixer::Linear(LinearAttention::load(loader, config, i)?),
-                LayerKind::Full => Mixer::Full(FullAttention::load(loader, config, i)?),
+                LayerKind::Linear => Mixer::Linear(LinearAttention::load(loader, config, prefix)?),
+                LayerKind::Full => Mixer::Full(FullAttention::load(loader, config, prefix)?),
             },
             mlp: {
                 let norm = scale(loader, format!("{prefix}.post_attention_layernorm.weight"), hidden)?;
-                Mlp::load(loader, &prefix, norm, (hidden, config.intermediate_size), config.quantization.as_ref())?
+                Mlp::load(loader, prefix, norm, (hidden, config.intermediate_size), config.quantization.as_ref())?
             },
         })
     }
 }
 
 impl LinearAttention {
-    fn load(loader: &mut Loader<'_>, config: &Config, i: usize) -> Result<Self, WeightsError> {
+    fn load(loader: &mut Loader<'_>, config: &Config, prefix: &str) -> Result<Self, WeightsError> {
         let (hidden, shape) = (config.hidden_size, config.delta);
-        let name = |tail: &str| format!("{}.linear_attn.{tail}", prefix(i));
-        let (parts, (out, out_width)) = linear_projections(config, i);
+        let name = |tail: &str| format!("{prefix}.linear_attn.{tail}");
+        let (parts, (out, out_width)) = linear_projections(config, prefix);
         let quantization = config.quantization.as_ref();
         let (width, channels) = (shape.conv_width, shape.channels());
         // Stored by channel; the kernels take neighbouring channels of one of the `width` inputs at once.
@@ -182,16 +220,41 @@ impl LinearAttention {
 }
 
 impl FullAttention {
-    fn load(loader: &mut Loader<'_>, config: &Config, i: usize) -> Result<Self, WeightsError> {
+    fn load(loader: &mut Loader<'_>, config: &Config, prefix: &str) -> Result<Self, WeightsError> {
         let (hidden, shape) = (config.hidden_size, config.shape);
-        let name = |tail: &str| format!("{}.self_attn.{tail}.weight", prefix(i));
-        let (parts, (out, out_width)) = full_projections(config, i);
+        let name = |tail: &str| format!("{prefix}.self_attn.{tail}.weight");
+        let (parts, (out, out_width)) = full_projections(config, prefix);
         let quantization = config.quantization.as_ref();
         Ok(Self {
             projection: load_projection(loader, quantization, &name("qkv_proj"), &parts, hidden)?,
             q_norm: scale(loader, name("q_norm"), shape.head_dim)?,
             k_norm: scale(loader, name("k_norm"), shape.head_dim)?,
             out: load_projection(loader, quantization, &out[0].name, &out, out_width)?,
+        })
+    }
+}
+
+impl Mtp {
+    /// Loads the `mtp.*` tensors.
+    fn load(loader: &mut Loader<'_>, config: &Config) -> Result<Self, WeightsError> {
+        let hidden = config.hidden_size;
+        let mut norm = |name: &str| scale(loader, format!("mtp.{name}.weight"), hidden);
+        let (embedding_norm, hidden_norm) = (norm("pre_fc_norm_embedding")?, norm("pre_fc_norm_hidden")?);
+        let norm = norm("norm")?;
+        let mut half =
+            |first: usize| loader.columns("mtp.fc.weight".to_owned(), (hidden, 2 * hidden), first..first + hidden);
+        let (embedding_projection, hidden_projection) = (half(0)?, half(hidden)?);
+        let Layer { input_norm, mixer, mlp } = Layer::load(loader, config, MTP_PREFIX, LayerKind::Full)?;
+        let Mixer::Full(attention) = mixer else { unreachable!("a layer of another kind") };
+        Ok(Self {
+            embedding_norm,
+            hidden_norm,
+            embedding_projection,
+            hidden_projection,
+            input_norm,
+            attention,
+            mlp,
+            norm,
         })
     }
 }

@@ -16,6 +16,9 @@ pub struct Workspace {
     pub segments: Tensor,
     /// The residual stream and the MLP's.
     pub activations: Activations,
+    /// With a layer that drafts: the normalised output of the last layer for the sampled tokens, while `activations.normed` has that
+    /// of all tokens, `[tokens, hidden]`. Scratch while it drafts.
+    pub sampled: Option<Tensor>,
     /// Of a gated delta rule layer, `[tokens, projected_width]`.
     pub projected: Tensor,
     /// `[tokens, channels]`.
@@ -47,8 +50,24 @@ impl Workspace {
         let (rule, attention) = mixer_scratch(config, tokens);
         let (activations, [projected, mixed, read, gated, qkv, sampled_qkv, q, attended]) =
             Activations::new(exec, widths, tokens, &[&rule, &attention])?;
+        let sampled = config.mtp.then(|| exec.tensor("sampled", &[tokens, config.hidden_size], DType::Bf16));
+        let sampled = sampled.transpose()?;
         let segments = exec.tensor("segments", &[segments, SEGMENT_WORDS], DType::U32)?;
-        Ok(Self { rope, segments, activations, projected, mixed, chunks, read, gated, qkv, sampled_qkv, q, attended })
+        Ok(Self {
+            rope,
+            segments,
+            activations,
+            sampled,
+            projected,
+            mixed,
+            chunks,
+            read,
+            gated,
+            qkv,
+            sampled_qkv,
+            q,
+            attended,
+        })
     }
 
     /// Bytes for each token on a GPU, without what each segment takes.
@@ -57,7 +76,8 @@ impl Workspace {
         let (rule, attention) = mixer_scratch(config, 1);
         let chunks = config.delta.chunk_scratch(MANY, 0) / MANY;
         let widths = (config.hidden_size, config.intermediate_size);
-        Activations::bytes_per_token(widths, &[&rule, &attention]) + chunks as u64
+        let sampled = if config.mtp { config.hidden_size * DType::Bf16.size() } else { 0 };
+        Activations::bytes_per_token(widths, &[&rule, &attention]) + (chunks + sampled) as u64
     }
 
     /// Goes on with `rows` (`[n]` u32) of the residual stream and of the queries with their gates, before full attention.
@@ -78,8 +98,8 @@ impl Workspace {
 
     pub(crate) fn set_rows(&mut self, tokens: usize) {
         self.activations.set_rows(tokens);
-        let Self { projected, mixed, read, gated, qkv, sampled_qkv, q, attended, .. } = self;
-        for tensor in [projected, mixed, read, gated, qkv, sampled_qkv, q, attended] {
+        let Self { sampled, projected, mixed, read, gated, qkv, sampled_qkv, q, attended, .. } = self;
+        for tensor in [projected, mixed, read, gated, qkv, sampled_qkv, q, attended].into_iter().chain(sampled) {
             tensor.set_rows(tokens);
         }
     }

@@ -93,6 +93,14 @@ fn every_official_size_has_its_published_totals() {
 }
 
 #[test]
+fn the_layer_that_drafts_has_its_published_total_and_a_cache_of_its_own() {
+    let plain = config(&SIZES[2]);
+    let drafting = Config { mtp: true, ..plain.clone() };
+    assert_eq!(drafting.parameters() - plain.parameters(), 120_599_552);
+    assert_eq!(drafting.kv_bytes_per_token() * 8, plain.kv_bytes_per_token() * 9);
+}
+
+#[test]
 fn a_decode_step_reads_every_weight_and_moves_the_state_once() {
     for size in &SIZES {
         let (config, batch, context) = (config(size), 8, 1024);

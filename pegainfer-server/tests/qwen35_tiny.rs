@@ -58,6 +58,24 @@ fn chats_with_drafts_answer_as_the_reference() {
     assert!(stats.draft_tokens > stats.accepted_tokens() && stats.accepted_tokens() > 0, "{stats:?}");
 }
 
+/// Dummy weights: the text means nothing, and neither do the drafts.
+#[test]
+fn drafts_of_the_model_change_no_text() {
+    let mtp = r#"{"method": "mtp", "num_speculative_tokens": 2, "adaptive": false}"#;
+    let texts =
+        [&["--load-format", "dummy"][..], &["--load-format", "dummy", "--speculative-config", mtp]].map(|flags| {
+            let server = server_with(flags);
+            let choices = [0.0, 1.0].map(|temperature| {
+                let body = json!({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 24, "seed": 5,
+                "temperature": temperature, "ignore_eos": true});
+                post_ok(server.address, CHAT, &body)["choices"].clone()
+            });
+            (choices, server.engine.stats().speculation.drafts)
+        });
+    assert_eq!(texts[0].0, texts[1].0);
+    assert!(texts[0].1 == 0 && texts[1].1 > 20, "{texts:?}");
+}
+
 fn chats_answer_as_the_reference(server: &TestServer) {
     let tokenizer = pegainfer_server::text::Tokenizer::load(&tiny()).unwrap();
     let (mut texts, mut calls) = (0, 0);

@@ -55,6 +55,14 @@ fn greedy_text_with_drafts_equals_the_reference() {
     assert!(stats.draft_tokens > stats.accepted_tokens() && stats.accepted_tokens() > 0, "{stats:?}");
 }
 
+#[test]
+fn drafts_by_layers_that_it_has_not_are_refused() {
+    let mtp = r#"{"method": "mtp", "num_speculative_tokens": 2}"#;
+    let args: EngineArgs = Cli::parse_from(["pegainfer", "--speculative-config", mtp]).serve.engine;
+    let error = engine::load(&model_dir(), &args).err().unwrap().to_string();
+    assert!(error.starts_with("--speculative-config: Qwen3 has no layers that draft"), "{error}");
+}
+
 /// Plain and streamed; `check_events` gets the chunks of a stream and its tokens.
 fn greedy_text_equals_the_reference(server: &TestServer, check_events: impl Fn(usize, usize)) {
     let tokenizer = tokenizer();

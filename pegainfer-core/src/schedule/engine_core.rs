@@ -157,8 +157,10 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
         let now = Instant::now();
         self.delay.measured(step.tokens.len(), now - began);
         if step.queries().1 <= MAX_DECODE_TOKENS {
-            self.step_cost.measured(step.tokens.len(), (now - began).as_secs_f64());
-            self.scheduler.set_token_cost(self.step_cost.token_cost());
+            let drafting = outcome.drafting_time.as_secs_f64();
+            self.step_cost.measured(step.tokens.len(), (now - began).as_secs_f64() - drafting);
+            self.step_cost.drafted(step.rows.iter().map(|row| row.model_drafts).max().unwrap_or(0), drafting);
+            self.scheduler.set_costs(self.step_cost.token_cost(), self.step_cost.draft_cost());
         }
         if let Some((_, began)) = self.in_flight.front_mut() {
             *began = now;

@@ -64,6 +64,8 @@ pub struct Scheduler<S: SequenceState = ()> {
     in_flight: usize,
     /// Cost of a token of a decode step beside its fixed cost: what drafts are weighed with.
     token_cost: f64,
+    /// The same of a pass in which the model drafts.
+    draft_cost: f64,
     stats: EngineStats,
 }
 
@@ -74,13 +76,14 @@ impl<S: SequenceState> Scheduler<S> {
         let drafts = config.speculation.is_none() || state.drafts() != DraftState::Unsupported;
         assert!(drafts, "the model's state does not support drafts");
         let (waiting, turns, running) = (VecDeque::new(), Turns::default(), Running::new());
-        let (token_cost, stats) = (StepCost::new().token_cost(), EngineStats::default());
-        Self { config, pool, state, waiting, turns, running, in_flight: 0, token_cost, stats }
+        let (cost, stats) = (StepCost::new(), EngineStats::default());
+        let (token_cost, draft_cost) = (cost.token_cost(), cost.draft_cost());
+        Self { config, pool, state, waiting, turns, running, in_flight: 0, token_cost, draft_cost, stats }
     }
 
-    /// Tells what a token of a decode step costs beside the step's fixed cost.
-    pub(super) fn set_token_cost(&mut self, token_cost: f64) {
-        self.token_cost = token_cost;
+    /// Tells what a token of a decode step, and a pass in which the model drafts, cost beside the step's fixed cost.
+    pub(super) fn set_costs(&mut self, token_cost: f64, draft_cost: f64) {
+        (self.token_cost, self.draft_cost) = (token_cost, draft_cost);
     }
 
     /// Queues a request that passed `EngineLimits::check`.
@@ -173,6 +176,7 @@ impl<S: SequenceState> Scheduler<S> {
         self.in_flight -= 1;
         let mut events = EventBatch::new();
         let mut sampled = step.samples.iter().zip(outcome.tokens).zip(outcome.logprobs).peekable();
+        let mut model_drafts = outcome.drafts.into_iter();
         for (row, &end) in step.rows.iter().zip(step.qo_indptr.iter().skip(1)) {
             let mut seq = self.running.at_index(row.sequence).filter(|seq| seq.id == row.id);
             if let Some(seq) = &mut seq {
@@ -195,6 +199,9 @@ impl<S: SequenceState> Scheduler<S> {
                 }
             }
             self.stats.generation_tokens += drawn as u64;
+            if let (Some(seq), Some(drafts)) = (&mut seq, model_drafts.next()) {
+                seq.set_drafts_of_model(drafts);
+            }
             if let Some(seq) = seq.filter(|_| row.drafts > 0 && drawn > 0) {
                 self.stats.speculation.verified(row.drafts, drawn - 1);
                 seq.verified(row.drafts, drawn - 1, self.state.drafts());

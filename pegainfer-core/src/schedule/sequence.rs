@@ -4,12 +4,23 @@
 //! other token in what is planned; [`Sequence::input`] names it by where the device will find it.
 
 use super::speculation::depth::Acceptance;
-use super::speculation::{DraftState, Drafter, Speculation};
+use super::speculation::{DraftSource, DraftState, Drafter, Speculation};
 use super::step::PLACEHOLDER;
 use crate::engine::{EventBatch, FinishReason, GenerateRequest, RequestId, TokenEvent, TokenLogprobs, TokenOut, Usage};
 use crate::grammar::GrammarTracker;
 use crate::kv::{BlockPool, BlockTable};
 use crate::logits_processors::{LogitsProcessorState, LogitsUpdate};
+
+/// Where the drafts of a sequence come from.
+#[derive(Debug)]
+enum Proposals {
+    /// The engine does not draft, or the sequence has a grammar, whose next mask has to know the token before it.
+    None,
+    /// From its text.
+    Host(Box<dyn Drafter>),
+    /// From the model: those that its last step made.
+    Model(Vec<u32>),
+}
 
 /// A request's tokens, blocks and progress; `L` is its state slot.
 #[derive(Debug)]
@@ -36,9 +47,8 @@ pub(super) struct Sequence<L> {
     logits_processors: Option<LogitsProcessorState>,
     /// As `logits_processors`, and often a moment behind; usually there is no grammar.
     pub grammar: Option<GrammarTracker>,
-    /// Proposes tokens to verify; `None` where the engine does not draft, and under a grammar, whose next mask has to know
-    /// the token before it.
-    drafter: Option<Box<dyn Drafter>>,
+    /// Proposes tokens to verify.
+    proposals: Proposals,
     /// Of the drafts so far.
     pub acceptance: Acceptance,
     /// Drafts in the newest step. Nothing follows it before it is committed: how many count is not known.
@@ -72,7 +82,11 @@ impl<L: Default> Sequence<L> {
         let logits_processors =
             request.logits_processors.take().map(|all| LogitsProcessorState::new(all, &request.prompt));
         let grammar = request.grammar.take().map(|grammar| GrammarTracker::new(&*grammar));
-        let drafter = speculation.filter(|_| grammar.is_none()).map(|speculation| speculation.method.start());
+        let proposals = match speculation.filter(|_| grammar.is_none()).map(|speculation| &speculation.source) {
+            None => Proposals::None,
+            Some(DraftSource::Host(method)) => Proposals::Host(method.start()),
+            Some(DraftSource::Model) => Proposals::Model(Vec::new()),
+        };
         Self {
             id,
             index: 0,
@@ -87,7 +101,7 @@ impl<L: Default> Sequence<L> {
             slot: L::default(),
             logits_processors,
             grammar,
-            drafter,
+            proposals,
             acceptance: Acceptance::new(),
             drafts_in_flight: 0,
             recomputed: 0,
@@ -143,11 +157,35 @@ impl<L: Default> Sequence<L> {
     pub fn propose(&mut self, most: usize) -> Vec<u32> {
         let left = self.prompt_len + self.request.max_tokens - self.len();
         let (most, unknown) = (most.min(left.saturating_sub(1)), self.unknown);
-        let Some(drafter) = self.drafter.as_mut().filter(|_| most > 0 && self.prompt_logprobs.is_none()) else {
+        if most == 0 || self.prompt_logprobs.is_some() {
             return Vec::new();
-        };
-        // What steps in flight draw comes first.
-        drafter.propose(&self.tokens, unknown + most).into_iter().skip(unknown).collect()
+        }
+        match &mut self.proposals {
+            Proposals::None => Vec::new(),
+            // What steps in flight draw comes first.
+            Proposals::Host(drafter) => {
+                drafter.propose(&self.tokens, unknown + most).into_iter().skip(unknown).collect()
+            }
+            Proposals::Model(drafts) => {
+                drafts.truncate(most);
+                std::mem::take(drafts)
+            }
+        }
+    }
+
+    /// Of `most` drafts, how many the model can make for the step after the next one, which samples and verifies `drafts`
+    /// drafts: their positions are those of tokens that the request can have.
+    pub fn drafts_of_model(&self, most: usize, drafts: usize) -> usize {
+        let left = self.prompt_len + self.request.max_tokens - self.len();
+        let by_model = matches!(self.proposals, Proposals::Model(_));
+        if by_model { most.min(left.saturating_sub(drafts + 2)) } else { 0 }
+    }
+
+    /// Takes what the model drafts behind the tokens that are known now.
+    pub fn set_drafts_of_model(&mut self, tokens: Vec<u32>) {
+        if let Proposals::Model(drafts) = &mut self.proposals {
+            *drafts = tokens;
+        }
     }
 
     /// Tokens of its next chunk: at most `tokens`, and with prompt logprobs at most what `sample_slots` allow besides the

@@ -4,6 +4,7 @@ use crate::engine::{RequestId, TokenLogprobs};
 use crate::kv::NO_SLOT;
 use crate::logits_processors::{LogitEdit, LogitsUpdate};
 use crate::sampling::SamplingParams;
+use std::time::Duration;
 
 /// Placeholder token id: `PLACEHOLDER | j` stands for the id that sample `j` of the step before draws, and the device
 /// resolves it. No vocabulary has ids with this bit.
@@ -49,6 +50,12 @@ pub struct StepRow {
     pub computed: usize,
     /// Draft tokens at the end of the row: its last samples verify them, see [`speculation`](super::speculation).
     pub drafts: usize,
+    /// The token that follows the row, where it is known because the row ends within the text; the row then verifies no
+    /// drafts.
+    pub next: Option<u32>,
+    /// Drafts that the model itself makes behind this step, for the next one; its block table has capacity for as many tokens
+    /// more. Not for a row with a `next`.
+    pub model_drafts: usize,
 }
 
 /// One token to sample.
@@ -86,6 +93,11 @@ pub struct Outcome {
     pub tokens: Vec<u32>,
     /// Present where the row asked.
     pub logprobs: Vec<Option<TokenLogprobs>>,
+    /// Tokens that the model drafts behind those of each row that count, [`StepRow::model_drafts`] of them; empty where it does not
+    /// draft.
+    pub drafts: Vec<Vec<u32>>,
+    /// How long the drafts took, a part of the step's time.
+    pub drafting_time: Duration,
 }
 
 impl<R: Clone + Default> Step<R> {
@@ -110,7 +122,7 @@ impl<R: Clone + Default> Step<R> {
             step.qo_indptr.push(step.tokens.len() as u32);
             step.kv_lens.push(context as u32);
             step.block_tables.extend((0..max_blocks).map(|i| (b * max_blocks + i) as u32));
-            step.rows.push(StepRow { id, sequence: b, computed: context, drafts: 0 });
+            step.rows.push(StepRow { id, sequence: b, computed: context, drafts: 0, next: None, model_drafts: 0 });
             step.samples.push(SampleRow {
                 id,
                 token: step.tokens.len() as u32 - 1,
@@ -134,7 +146,7 @@ impl<R: Clone + Default> Step<R> {
             step.qo_indptr.push(row as u32 + 1);
             step.kv_lens.push(0);
             let id = RequestId(u64::MAX);
-            step.rows.push(StepRow { id, sequence: row, computed: 0, drafts: 0 });
+            step.rows.push(StepRow { id, sequence: row, computed: 0, drafts: 0, next: None, model_drafts: 0 });
             let (token, params) = (row as u32, SamplingParams::greedy());
             step.samples.push(SampleRow { id, token, position: 0, logits_update: None, params, logprobs: None });
         }

@@ -231,7 +231,10 @@ impl Checkpoint {
                 expected: format!("{} {shape:?}", dtypes.join(" or ")),
             });
         }
-        Ok((location.dtype, Stored { shard: &self.shards[location.shard], start: location.bytes.start as u64 }))
+        Ok((
+            location.dtype,
+            Stored { shard: &self.shards[location.shard], start: location.bytes.start as u64, columns: None },
+        ))
     }
 }
 
@@ -255,14 +258,47 @@ pub struct Stored<'a> {
     shard: &'a Shard,
     /// Offset in the file, in bytes.
     start: u64,
+    /// Of each row only these bytes, if that is not all of the tensor.
+    columns: Option<Columns>,
+}
+
+/// Some columns of a stored matrix, in bytes.
+#[derive(Debug, Clone, Copy)]
+struct Columns {
+    /// Length of a row.
+    row: usize,
+    /// Where the columns begin in it.
+    first: usize,
+    /// Their length.
+    width: usize,
 }
 
 impl Stored<'_> {
+    /// The matrix of the bytes `columns` of each row, of a matrix whose rows have `row` bytes.
+    pub fn columns(self, row: usize, columns: Range<usize>) -> Self {
+        let columns = Columns { row, first: columns.start, width: columns.len() };
+        Self { columns: Some(columns), ..self }
+    }
+
     /// Reads `out.len()` bytes of the tensor, from byte `first` on. Any number of threads may read at once.
     ///
     /// The file is not mapped: a read causes no page faults, leaves nothing resident, and if the file was truncated it returns
     /// an error instead of raising a signal.
     pub fn read(&self, first: usize, out: &mut [u8]) -> Result<(), WeightsError> {
+        let Some(Columns { row, first: start, width }) = self.columns else { return self.read_whole(first, out) };
+        let (mut first, mut out) = (first, out);
+        while !out.is_empty() {
+            let (i, skipped) = (first / width, first % width);
+            let (of_row, rest) = out.split_at_mut((width - skipped).min(out.len()));
+            self.read_whole(i * row + start + skipped, of_row)?;
+            first += of_row.len();
+            out = rest;
+        }
+        Ok(())
+    }
+
+    /// Reads bytes of the tensor as it is stored.
+    fn read_whole(&self, first: usize, out: &mut [u8]) -> Result<(), WeightsError> {
         read_at(&self.shard.file, out, self.start + first as u64).map_err(|error| io(&self.shard.path, error))
     }
 }

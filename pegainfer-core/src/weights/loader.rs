@@ -1,5 +1,6 @@
 //! Loads weights to the device, stacking matrices that are used by one GEMM.
 
+mod columns;
 mod fp8;
 
 pub use fp8::Quantize;

@@ -3,7 +3,7 @@
 use super::invariance::Alone;
 use super::{Output, greedy, run};
 use pegainfer_core::engine::{GenerateRequest, SpeculationStats, StepEngine};
-use pegainfer_core::schedule::speculation::{DraftMethod, Drafter, PromptLookup, Speculation, Suffix};
+use pegainfer_core::schedule::speculation::{DraftMethod, DraftSource, Drafter, PromptLookup, Speculation, Suffix};
 use pegainfer_core::schedule::{EngineCore, StepExecutor};
 use std::sync::Arc;
 
@@ -29,10 +29,28 @@ impl Drafter for Oracle {
 }
 
 fn speculation(num_tokens: usize, method: impl DraftMethod + 'static) -> Option<Speculation> {
-    Some(Speculation { num_tokens, method: Arc::new(method), adaptive: false })
+    Some(Speculation {
+        num_tokens,
+        source: DraftSource::Host(Arc::new(method)),
+        adaptive: false,
+        synthetic_acceptance_length: None,
+    })
+}
+
+/// Drafts by the model's own layers, all of which are verified.
+pub fn by_model(num_tokens: usize) -> Option<Speculation> {
+    Some(Speculation { num_tokens, source: DraftSource::Model, adaptive: false, synthetic_acceptance_length: None })
 }
 
 impl Alone {
+    /// With drafts of the model itself, of which some are right: together, and from a warm cache. Returns the preemptions.
+    pub fn holds_with_drafts_of_the_model<E: StepExecutor>(&self, what: &str, drafting: &mut EngineCore<E>) -> u64 {
+        self.holds(what, drafting);
+        self.holds_without_logprobs(&format!("{what}, warm prefix cache"), drafting);
+        assert_drafted(&drafting.stats().speculation, self.requests.len());
+        drafting.stats().preemptions
+    }
+
     /// With drafts of many lengths, most of which are right, and with one or two steps in flight; together, from a warm
     /// cache, and preempted on the pool of `tight`, which holds little more than the longest request.
     pub fn holds_with_drafts<E: StepExecutor>(

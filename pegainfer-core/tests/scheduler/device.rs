@@ -1,12 +1,14 @@
 //! The simulated device.
 
 use super::VOCAB;
+use super::drafts::Oracle;
 use super::kinds::{Kind, StepOf};
 use super::requests::mix;
 use pegainfer_core::engine::TokenLogprobs;
 use pegainfer_core::kv::NO_SLOT;
 use pegainfer_core::logits_processors::{LogitsUpdate, TokenMask};
 use pegainfer_core::schedule::{Outcome, PLACEHOLDER, SampleRow, Step};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// The hash that token `token` leaves in the KV cache after the prefix `before`.
@@ -29,11 +31,13 @@ pub struct Device<K> {
     pub kv: Vec<u64>,
     pub states: K,
     pub sampled: Vec<u32>,
+    /// Drafts where the model does.
+    pub oracle: Oracle,
 }
 
 impl<K: Kind> Device<K> {
     pub fn run(&mut self, step: &StepOf<K>) -> Outcome {
-        let mut written = std::collections::HashSet::new();
+        let mut written = HashSet::new();
         let tokens: Vec<u32> = step.tokens.iter().map(|token| self.input(*token)).collect();
         // The hash of the prefix that ends with each token of the step.
         let mut prefixes = Vec::with_capacity(tokens.len());
@@ -68,7 +72,42 @@ impl<K: Kind> Device<K> {
         let report = |token: u32| TokenLogprobs { logprob: token as f32, rank: 1, top: vec![] };
         let rows = step.samples.iter().zip(&self.sampled);
         let logprobs = rows.map(|(sample, token)| sample.logprobs.map(|_| report(*token))).collect();
-        Outcome { tokens: self.sampled.clone(), logprobs }
+        let drafts = (0..step.rows.len()).map(|b| self.drafts(step, b, &tokens, &prefixes, &mut written)).collect();
+        Outcome { tokens: self.sampled.clone(), logprobs, drafts, ..Outcome::default() }
+    }
+
+    /// The drafts that the model makes behind row `b`. It writes KV behind each but the last one, in blocks that nobody else writes.
+    fn drafts(
+        &self,
+        step: &StepOf<K>,
+        b: usize,
+        tokens: &[u32],
+        prefixes: &[u64],
+        written: &mut HashSet<u32>,
+    ) -> Vec<u32> {
+        let (row, end) = (step.rows[b], step.qo_indptr[b + 1]);
+        let newest = end - 1 - row.drafts as u32;
+        let mut drawn = step.samples.iter().zip(&self.sampled).filter(|(s, _)| (newest..end).contains(&s.token));
+        if let Some(next) = row.next {
+            assert!(row.drafts == 0 && row.model_drafts == 0);
+            assert!(drawn.all(|(_, token)| *token == next), "a sample behind a prompt is forced");
+            return Vec::new();
+        }
+        let (mut hash, mut place) = (0, newest as usize);
+        for (sample, token) in drawn {
+            hash = kv_value(prefixes[sample.token as usize], *token);
+            place = sample.token as usize;
+            if tokens.get(place + 1) != Some(token) || place + 1 >= end as usize {
+                break;
+            }
+        }
+        let table = &step.block_tables[b * step.max_blocks..(b + 1) * step.max_blocks];
+        let behind = (row.computed + row.drafts).max(step.positions[place] as usize + 1);
+        for position in behind..(step.positions[place] as usize + row.model_drafts).max(behind) {
+            let slot = table[position / K::BLOCK_TOKENS] as usize * K::BLOCK_TOKENS + position % K::BLOCK_TOKENS;
+            assert!(written.insert(slot as u32), "the KV of drafts shares a slot");
+        }
+        self.oracle.tokens(hash, row.model_drafts)
     }
 
     fn input(&self, token: u32) -> u32 {

@@ -3,7 +3,7 @@
 use super::VOCAB;
 use super::device::{kv_value, next_token};
 use super::requests::{Rng, mix};
-use pegainfer_core::schedule::speculation::{DraftMethod, Drafter, Speculation};
+use pegainfer_core::schedule::speculation::{DraftMethod, DraftSource, Drafter, Speculation};
 use std::sync::Arc;
 
 /// Knows what the device will draw, but for logits processors, and says something else in `wrong` percent of the cases.
@@ -13,10 +13,32 @@ pub struct Oracle {
 }
 
 impl Oracle {
-    /// With a random share of wrong drafts, and a random number of them.
-    pub fn speculation(rng: &mut Rng) -> Speculation {
-        let wrong = [0, 10, 50, 90][rng.below(4)];
-        Speculation { num_tokens: 1 + rng.below(6), method: Arc::new(Self { wrong }), adaptive: rng.chance(50) }
+    /// With a random share of wrong drafts.
+    pub fn new(rng: &mut Rng) -> Self {
+        Self { wrong: [0, 10, 50, 90][rng.below(4)] }
+    }
+
+    /// A random number of its drafts, from the host or from the device.
+    pub fn speculation(&self, rng: &mut Rng) -> Speculation {
+        let source = if rng.chance(50) { DraftSource::Model } else { DraftSource::Host(Arc::new(self.clone())) };
+        Speculation {
+            num_tokens: 1 + rng.below(6),
+            source,
+            adaptive: rng.chance(50),
+            synthetic_acceptance_length: None,
+        }
+    }
+
+    /// `most` tokens behind the prefix of this hash.
+    pub fn tokens(&self, mut hash: u64, most: usize) -> Vec<u32> {
+        let draft = |_| {
+            let token = next_token(hash, |_, logit| logit);
+            let wrong = mix(hash ^ 1) % 100 < self.wrong;
+            let token = if wrong { (token + 1) % VOCAB } else { token };
+            hash = kv_value(hash, token);
+            token
+        };
+        (0..most).map(draft).collect()
     }
 }
 
@@ -28,16 +50,8 @@ impl DraftMethod for Oracle {
 
 impl Drafter for Oracle {
     fn propose(&mut self, tokens: &[u32], most: usize) -> Vec<u32> {
-        let mut hash = tokens.iter().fold(0, |hash, token| kv_value(hash, *token));
+        let hash = tokens.iter().fold(0, |hash, token| kv_value(hash, *token));
         // Sometimes it has nothing to say.
-        let most = if mix(hash).is_multiple_of(5) { 0 } else { most };
-        let draft = |_| {
-            let token = next_token(hash, |_, logit| logit);
-            let wrong = mix(hash ^ 1) % 100 < self.wrong;
-            let token = if wrong { (token + 1) % VOCAB } else { token };
-            hash = kv_value(hash, token);
-            token
-        };
-        (0..most).map(draft).collect()
+        Self::tokens(self, hash, if mix(hash).is_multiple_of(5) { 0 } else { most })
     }
 }

@@ -102,6 +102,11 @@ fn snapshots_leave_a_slot_for_every_sequence() {
     assert_eq!(scheduler.state().available(), 0);
 }
 
+/// What a step without drafts gives.
+fn outcome(tokens: Vec<u32>) -> Outcome {
+    Outcome { logprobs: vec![None; tokens.len()], tokens, ..Outcome::default() }
+}
+
 /// One for `seqs` sequences and steps of `tokens` tokens, mixed ones of 64, over `blocks` blocks.
 fn scheduler(seqs: usize, tokens: usize, blocks: usize) -> Scheduler {
     let config = SchedulerConfig {
@@ -129,7 +134,7 @@ fn lower_numbers_run_first_and_what_runs_goes_on() {
     while scheduler.has_work() {
         let (step, _) = scheduler.plan(false);
         let tokens = vec![2; step.samples.len()];
-        let outcome = Outcome { logprobs: vec![None; tokens.len()], tokens };
+        let outcome = outcome(tokens);
         let ended = |event: &TokenEvent| matches!(event, TokenEvent::Finished { .. });
         order.extend(scheduler.commit(&step, outcome).iter().filter(|(_, event)| ended(event)).map(|(id, _)| id.0));
         if steps == 0 {
@@ -169,7 +174,7 @@ fn a_late_mask_holds_up_its_own_request_only_and_a_failure_ends_no_other() {
             let (step, _) = scheduler.plan(false);
             let rows = step.rows.len();
             let tokens = vec![first; step.samples.len()];
-            let outcome = Outcome { logprobs: vec![None; tokens.len()], tokens };
+            let outcome = outcome(tokens);
             (rows, if rows > 0 { scheduler.commit(&step, outcome) } else { scheduler.fail_errored() })
         };
         assert_eq!(step(&mut scheduler).0, 2);
@@ -206,7 +211,7 @@ fn admission_can_be_delayed_and_a_step_takes_all_prompts_unless_many_decode() {
         if decoding > 0 {
             let (step, _) = scheduler.plan(false);
             let tokens = vec![2; step.samples.len()];
-            scheduler.commit(&step, Outcome { logprobs: vec![None; tokens.len()], tokens });
+            scheduler.commit(&step, outcome(tokens));
         }
         scheduler.add(RequestId(100), GenerateRequest { prompt: vec![6; 2000].into(), ..plain(9) });
         assert_eq!(scheduler.delayable_tokens(), None, "one alone does not wait");
@@ -218,7 +223,7 @@ fn admission_can_be_delayed_and_a_step_takes_all_prompts_unless_many_decode() {
             let (step, admitted) = scheduler.plan(true);
             assert_eq!((step.tokens.len(), admitted.len()), (decoding as usize, 0), "decoding sequences go on");
             let tokens = vec![2; step.samples.len()];
-            scheduler.commit(&step, Outcome { logprobs: vec![None; tokens.len()], tokens });
+            scheduler.commit(&step, outcome(tokens));
         }
         assert_eq!(scheduler.plan(false).0.tokens.len(), tokens);
         assert_eq!(scheduler.delayable_tokens(), left, "the others have been admitted");
@@ -232,7 +237,7 @@ fn run_step(scheduler: &mut Scheduler) -> (usize, EventBatch) {
         return (0, events);
     }
     let tokens = vec![2; step.samples.len()];
-    events.extend(scheduler.commit(&step, Outcome { logprobs: vec![None; tokens.len()], tokens }));
+    events.extend(scheduler.commit(&step, outcome(tokens)));
     (step.tokens.len(), events)
 }
 

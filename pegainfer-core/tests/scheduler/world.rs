@@ -72,7 +72,8 @@ impl<K: Kind> World<K> {
             unsupported: &[],
         };
         let pool = BlockPool::new(blocks, K::BLOCK_TOKENS);
-        let speculation = (K::DRAFTS && rng.chance(40)).then(|| Oracle::speculation(&mut rng));
+        let oracle = Oracle::new(&mut rng);
+        let speculation = (K::DRAFTS && rng.chance(40)).then(|| oracle.speculation(&mut rng));
         let config = SchedulerConfig {
             speculation: speculation.clone(),
             max_num_seqs: limits.max_num_seqs,
@@ -84,7 +85,7 @@ impl<K: Kind> World<K> {
         Self {
             speculation,
             scheduler: Scheduler::new(config, pool.clone(), state),
-            device: Device { kv: vec![0; blocks * K::BLOCK_TOKENS], states, sampled: vec![] },
+            device: Device { kv: vec![0; blocks * K::BLOCK_TOKENS], states, sampled: vec![], oracle },
             in_flight: VecDeque::new(),
             open: HashMap::new(),
             submitted: 0,

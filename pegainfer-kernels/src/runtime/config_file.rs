@@ -63,6 +63,8 @@ pub struct Overrides {
     pub kv_dtype: KvDType,
     /// Takes the place of `rope_scaling`: `--rope-scaling`.
     pub rope_scaling: Option<Value>,
+    /// The layers that draft are loaded (multi-token prediction). [`load`](super::load()) sets it as `--speculative-config` asks.
+    pub mtp: bool,
 }
 
 impl ConfigFile {
@@ -106,6 +108,11 @@ impl ConfigFile {
     /// The same file as the user's flags change it.
     pub fn with(self, overrides: Overrides) -> Self {
         Self { overrides, ..self }
+    }
+
+    /// Whether the user wants the layers that draft.
+    pub fn drafts_by_model(&self) -> bool {
+        self.overrides.mtp
     }
 
     /// Whether the user wants bf16 weights rounded to FP8.

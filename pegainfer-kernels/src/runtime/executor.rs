@@ -5,16 +5,20 @@
 //! them is on its way to the host.
 
 use super::bounds::Bounds;
+use super::drafting::{self, Drafting};
 use super::inputs::Inputs;
 use super::load_error::LoadError;
 use super::model::{Model, Parts, Pass, StepOf, padded};
 use super::readbacks::Readbacks;
 use super::sampler::Sampler;
+use super::synthetic_acceptance::SyntheticAcceptance;
 use crate::heads::BLOCK_SIZE;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::schedule::{Graphs, Launches, Outcome, STEPS_IN_FLIGHT, StepExecutor};
 use pegainfer_core::tensor::OpError;
+use std::collections::VecDeque;
+use std::time::Instant;
 
 /// Model, KV cache and workspace on one device.
 #[derive(Debug)]
@@ -32,6 +36,11 @@ pub struct Executor<M: Model> {
     graphs: Graphs,
     /// Of the steps in flight.
     readbacks: Readbacks,
+    /// Of a model that drafts.
+    drafting: Option<Drafting>,
+    synthetic: Option<SyntheticAcceptance>,
+    /// The steps in flight, oldest first, where something follows from the tokens that they draw.
+    followed: VecDeque<StepOf<M>>,
 }
 
 impl<M: Model> Executor<M> {
@@ -43,11 +52,32 @@ impl<M: Model> Executor<M> {
         let sampler = Sampler::new(&mut exec, info.vocab_size, bounds.size.samples)?;
         let readbacks = Readbacks::new(&mut exec, bounds.size.samples)?;
         let graph_rows = bounds.size.rows.min(sampler.max_rows());
-        let graphs = Graphs::new(if bounds.graphs && exec.device() == Device::Cuda { graph_rows } else { 0 });
+        let graphs = || Graphs::new(if bounds.graphs && exec.device() == Device::Cuda { graph_rows } else { 0 });
+        let drafting = info.drafts.then(|| Drafting::new(bounds.size.rows, graphs()));
+        let graphs = graphs();
         let kv_blocks = bounds.fitting_blocks(&info, &mut exec)?;
         let parts = Parts { exec: &mut exec, config: &config, weights: &weights, work: &work };
         let cache = M::cache(parts, bounds, kv_blocks)?;
-        Ok(Self { exec, config, weights, work, cache, kv_blocks, inputs, sampler, graphs, readbacks })
+        Ok(Self {
+            exec,
+            config,
+            weights,
+            work,
+            cache,
+            kv_blocks,
+            inputs,
+            sampler,
+            graphs,
+            readbacks,
+            drafting,
+            synthetic: None,
+            followed: VecDeque::new(),
+        })
+    }
+
+    /// For timing: see [`Speculation::synthetic_acceptance_length`](pegainfer_core::schedule::speculation::Speculation).
+    pub fn set_synthetic_acceptance(&mut self, length: Option<f64>) {
+        self.synthetic = length.map(SyntheticAcceptance::new);
     }
 
     /// The execution context, to ask about the device.
@@ -83,6 +113,35 @@ impl<M: Model> Executor<M> {
         self.finish()
     }
 
+    /// Launches the passes of the layers that draft behind `step`, which drew `drawn`, and waits for the drafts of each row.
+    fn draft(&mut self, step: &StepOf<M>, drawn: &[u32]) -> Result<Vec<Vec<u32>>, OpError> {
+        let Self { exec, config, weights, work, cache, inputs, sampler, drafting: Some(drafting), .. } = self else {
+            return Ok(Vec::new());
+        };
+        let (mut pass, rows) = drafting::first_pass(step, drawn);
+        let passes = drafting::passes(&rows);
+        for i in 0..passes.max(1) {
+            if i > 0 {
+                pass = drafting::next_pass(step, &rows, i);
+            }
+            let samples = &pass.samples;
+            let size = drafting.graphs.size(&pass).filter(|_| !exec.is_recording());
+            let padded = size.filter(|size| *size > pass.rows.len()).map(|size| padded::<M>(&pass, size));
+            let step = padded.as_ref().unwrap_or(&pass);
+            exec.install(|exec| {
+                inputs.fill(exec, step)?;
+                M::begin_draft(exec, work, step)?;
+                let part = Part::Drafts;
+                let mut launch = Launch::<M> { exec, config, weights, cache, work, inputs, sampler, step, part };
+                drafting.graphs.run(size, &mut launch)
+            })??;
+            if !samples.is_empty() {
+                drafting.start_readback(exec, sampler, samples, i)?;
+            }
+        }
+        drafting.finish(step.rows.len(), &rows, passes)
+    }
+
     /// As [`run`](Self::run), with the record of every op.
     pub fn record(&mut self, step: &StepOf<M>) -> (Result<Outcome, OpError>, Vec<OpRecord>) {
         self.exec.start_recording();
@@ -94,14 +153,17 @@ impl<M: Model> Executor<M> {
 impl<M: Model> StepExecutor for Executor<M> {
     type State = M::State;
 
-    /// A device that computes beside the host can have the next step waiting.
+    /// A device that computes beside the host can have the next step waiting, unless that begins with drafts of this one.
     fn useful_depth(&self) -> usize {
-        if self.exec.device() == Device::Cuda { STEPS_IN_FLIGHT } else { 1 }
+        if self.exec.device() == Device::Cuda && self.drafting.is_none() { STEPS_IN_FLIGHT } else { 1 }
     }
 
     fn launch(&mut self, step: &StepOf<M>) -> Result<(), OpError> {
         let Self { exec, config, weights, work, cache, inputs, sampler, graphs, readbacks, .. } = self;
         let samples = &step.samples;
+        if self.drafting.is_some() || self.synthetic.is_some() {
+            self.followed.push_back(step.clone());
+        }
         // A record is of the ops themselves.
         let size = graphs.size(step).filter(|_| !exec.is_recording());
         let padded = size.filter(|size| *size > step.rows.len()).map(|size| padded::<M>(step, size));
@@ -109,19 +171,39 @@ impl<M: Model> StepExecutor for Executor<M> {
         exec.install(|exec| {
             inputs.fill(exec, step)?;
             M::begin(exec, work, step)?;
-            graphs.run(size, &mut Launch::<M> { exec, config, weights, cache, work, inputs, sampler, step })
+            let part = Part::Layers;
+            graphs.run(size, &mut Launch::<M> { exec, config, weights, cache, work, inputs, sampler, step, part })
         })??;
         readbacks.start(exec, sampler, samples)
     }
 
     fn finish(&mut self) -> Result<Outcome, OpError> {
-        self.readbacks.finish()
+        let mut outcome = self.readbacks.finish()?;
+        if let Some(step) = self.followed.pop_front().filter(|_| self.exec.device() != Device::Meta) {
+            if let Some(synthetic) = &mut self.synthetic {
+                synthetic.apply(&step, &mut outcome.tokens);
+            }
+            let start = Instant::now();
+            outcome.drafts = self.draft(&step, &outcome.tokens)?;
+            outcome.drafting_time = start.elapsed();
+        }
+        Ok(outcome)
     }
 
     fn abandon(&mut self) -> Result<(), OpError> {
         self.readbacks.abandon();
+        self.followed.clear();
         self.exec.synchronize()
     }
+}
+
+/// The layers that a pass runs through.
+#[derive(Debug, Clone, Copy)]
+enum Part {
+    /// Those of the model.
+    Layers,
+    /// Those that draft.
+    Drafts,
 }
 
 /// The launches of one step between its inputs and its results: what a CUDA graph holds.
@@ -134,6 +216,7 @@ struct Launch<'a, M: Model> {
     inputs: &'a mut Inputs,
     sampler: &'a mut Sampler,
     step: &'a StepOf<M>,
+    part: Part,
 }
 
 impl<M: Model> Launches for Launch<'_, M> {
@@ -142,10 +225,19 @@ impl<M: Model> Launches for Launch<'_, M> {
     }
 
     fn launch(&mut self) -> Result<(), OpError> {
-        let Self { exec, config, weights, cache, work, inputs, sampler, step } = self;
+        let Self { exec, config, weights, cache, work, inputs, sampler, step, part } = self;
         let previous = &sampler.sampled;
-        M::forward(&mut Pass { exec, config, weights, cache, work, inputs, previous, step })?;
-        let (normed, head) = M::output(work, weights);
+        let mut pass = Pass::<M> { exec, config, weights, cache, work, inputs, previous, step };
+        let (normed, head) = match part {
+            Part::Layers => {
+                M::forward(&mut pass)?;
+                M::output(work, weights)
+            }
+            Part::Drafts => {
+                M::draft(&mut pass)?;
+                M::draft_output(work, weights)
+            }
+        };
         sampler.run(exec, normed, head, inputs, &step.samples)
     }
 }

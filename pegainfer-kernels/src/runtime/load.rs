@@ -1,6 +1,7 @@
 //! From a checkpoint to an engine that is ready for its thread.
 
 use super::bounds::Bounds;
+use super::config_file::Overrides;
 use super::executor::Executor;
 use super::load_error::LoadError;
 use super::load_options::LoadOptions;
@@ -11,6 +12,7 @@ use crate::heads::{BLOCK_SIZE, KvDType};
 use crate::ops;
 use pegainfer_core::engine::EngineLimits;
 use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::schedule::speculation::Speculation;
 use pegainfer_core::schedule::{EngineCore, TokenBudget};
 use pegainfer_core::weights::{Loader, Source, WeightsError};
 use std::collections::BTreeMap;
@@ -37,7 +39,7 @@ pub fn load<M: Model>(
     options: &LoadOptions,
     progress: &mut (dyn FnMut(u64, u64) + Send),
 ) -> Result<Loaded<M>, LoadError> {
-    let config = M::load_config_with(&options.model_path, &options.overrides)?;
+    let config = M::load_config_with(&options.model_path, &overrides::<M>(options)?)?;
     let info = M::info(&config);
     check_device(info.fp8_weights, exec.device())?;
     check_kv_device(options.overrides.kv_dtype, exec.device())?;
@@ -48,6 +50,7 @@ pub fn load<M: Model>(
     };
     if let Source::Checkpoint(checkpoint) = &source {
         checkpoint.check_block_scales(info.fp8_weights)?;
+        check_drafts(info.drafts, checkpoint.names())?;
     }
     let bounds = Bounds::new(&info, options, &mut exec)?;
     let start = Instant::now();
@@ -57,6 +60,11 @@ pub fn load<M: Model>(
     let weights_time = start.elapsed();
     let mut executor = Executor::<M>::new(exec, config.clone(), weights, &bounds)?;
     warm(&mut executor, &bounds, options.max_num_mixed_tokens)?;
+    let synthetic = options.speculation.as_ref().and_then(|speculation| speculation.synthetic_acceptance_length);
+    if let Some(length) = synthetic {
+        log::warn!("synthetic_acceptance_length is {length}: drafts are accepted unread, so all text is meaningless");
+    }
+    executor.set_synthetic_acceptance(synthetic);
     let limits = EngineLimits {
         max_model_len: bounds.size.context,
         vocab_size: info.vocab_size,
@@ -128,6 +136,30 @@ fn check_kv_device(kv_dtype: KvDType, device: Device) -> Result<(), LoadError> {
     if kv_dtype == KvDType::Fp8 && device == Device::Cuda {
         let message = "--kv-cache-dtype fp8 runs on the CPU only: add --device cpu, or leave the flag out";
         return Err(LoadError::Option(message.to_owned()));
+    }
+    Ok(())
+}
+
+/// What the flags change of config.json.
+fn overrides<M: Model>(options: &LoadOptions) -> Result<Overrides, LoadError> {
+    let mtp = Speculation::by_model(options.speculation.as_ref());
+    if mtp && !M::DRAFTS {
+        return Err(LoadError::Option(format!(
+            "--speculative-config: {} has no layers that draft for \"method\": \"mtp\"; choose \"ngram\" or \"suffix\"",
+            M::NAME
+        )));
+    }
+    Ok(Overrides { mtp, ..options.overrides.clone() })
+}
+
+/// Some tools leave the layers that draft out when they convert a checkpoint.
+fn check_drafts<'a>(drafts: bool, mut names: impl Iterator<Item = &'a str>) -> Result<(), LoadError> {
+    if drafts && !names.any(|name| name.starts_with("mtp.layers.")) {
+        return Err(LoadError::Option(
+            "--speculative-config: the checkpoint has no mtp.layers.* tensors for \"method\": \"mtp\"; choose \"ngram\" or \"suffix\", or a \
+             checkpoint with them"
+                .to_owned(),
+        ));
     }
     Ok(())
 }

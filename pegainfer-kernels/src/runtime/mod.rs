@@ -6,13 +6,15 @@
 //! - `config_file`, `load_options`, `load_error`, `bounds`: from config.json and flags to the sizes of an engine.
 //! - `quantization`: FP8 weights. `rope_scaling`: YaRN.
 //! - `load`, `record`: an engine from a checkpoint, a kernel plan from a configuration.
-//! - `executor`: steps in flight and CUDA graphs; `inputs`, `logits_processors`, `sampler`, `results`, `readbacks`: what every step
+//! - `executor`: steps in flight and CUDA graphs; `drafting`: the passes of the layers that draft; `inputs`, `logits_processors`, `sampler`, `results`, `readbacks`: what every step
 //!   begins and ends with.
+//! - `synthetic_acceptance`: drafts that are accepted for timing.
 //! - `decoder`, `sampled_rows`: parts of forward passes that dense decoders share.
 
 mod bounds;
 mod config_file;
 mod decoder;
+mod drafting;
 mod executor;
 mod fit;
 mod inputs;
@@ -29,6 +31,7 @@ mod results;
 mod rope_scaling;
 mod sampled_rows;
 mod sampler;
+mod synthetic_acceptance;
 
 pub use bounds::{Bounds, StepSize};
 pub use config_file::{ConfigError, ConfigFile, Overrides, Served, unsupported};

@@ -25,6 +25,8 @@ pub trait Model: Debug + Sized + Send + 'static {
     const ARCHITECTURE: &'static str;
     /// What `model_type` of config.json calls it.
     const MODEL_TYPE: &'static str;
+    /// Whether its checkpoints have layers that draft (multi-token prediction).
+    const DRAFTS: bool = false;
 
     /// The numbers of config.json.
     type Config: Debug + Clone + Send + Sync + 'static;
@@ -77,6 +79,26 @@ pub trait Model: Debug + Sized + Send + 'static {
     /// Where [`forward`](Self::forward) leaves its result, `[samples, hidden]` bf16, and the output matrix that makes
     /// logits of it, `[vocab, hidden]` bf16.
     fn output<'a>(work: &'a mut Self::Workspace, weights: &'a Self::Weights) -> (&'a mut Tensor, &'a Tensor);
+
+    /// Prepares the workspace for a pass of the layers that draft over `step`; see [`draft`](Self::draft).
+    fn begin_draft(_exec: &mut Exec, _work: &mut Self::Workspace, _step: &StepOf<Self>) -> Result<(), OpError> {
+        Ok(())
+    }
+
+    /// Launches the layers that draft (multi-token prediction), where [`ModelInfo::drafts`] says that they are loaded: from the token
+    /// *behind* each one of the step, and what the pass before has computed of that one, to the output for the tokens that are
+    /// sampled, in order; see [`draft_output`](Self::draft_output). In the first pass over a step the latter is the normalised
+    /// output of the last layer, of all tokens; in those that follow, the output of the pass before, of its samples, each of
+    /// which is a row now. Keys and values go where the step says, in a cache of these layers. It must not wait for the
+    /// device.
+    fn draft(_pass: &mut Pass<'_, Self>) -> Result<(), OpError> {
+        Err(OpError { op: "draft", message: format!("{} has no layers that draft", Self::NAME) })
+    }
+
+    /// As [`output`](Self::output), of [`draft`](Self::draft).
+    fn draft_output<'a>(work: &'a mut Self::Workspace, weights: &'a Self::Weights) -> (&'a mut Tensor, &'a Tensor) {
+        Self::output(work, weights)
+    }
 
     /// Reads the configuration of the checkpoint in `dir`.
     fn load_config(dir: &Path) -> Result<Self::Config, ConfigError> {

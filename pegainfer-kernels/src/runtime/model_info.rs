@@ -17,6 +17,8 @@ pub struct ModelInfo {
     pub weight_bytes: u64,
     /// Whether config.json or the user asks for FP8 weights.
     pub fp8_weights: bool,
+    /// Whether its own layers draft, see [`Model::draft`](super::Model::draft).
+    pub drafts: bool,
     /// Bytes of the workspace for each token of a step on a GPU.
     pub workspace_bytes_per_token: u64,
     /// Bytes of K and V of one token over all layers.

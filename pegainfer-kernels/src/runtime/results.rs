@@ -47,7 +47,7 @@ impl Results {
         } else {
             vec![None; tokens.len()]
         };
-        Ok(Outcome { tokens, logprobs })
+        Ok(Outcome { tokens, logprobs, ..Outcome::default() })
     }
 
     fn wants_logprobs(&self) -> bool {

@@ -70,9 +70,9 @@ pub struct EngineArgs {
     /// Whether a GPU replays decode steps as CUDA graphs; with false, a debugger or profiler sees each launch
     #[arg(long, value_name = "BOOL", default_value = "true", action = clap::ArgAction::Set)]
     pub cuda_graph: bool,
-    /// Speculative decoding: drafts several tokens from the request's own text and verifies them in one step, for text that
-    /// repeats itself; the output is the same. A JSON object as vLLM takes it, such as {"method": "ngram",
-    /// "num_speculative_tokens": 4}; the methods are ngram and suffix. Not for DeepSeek-V4
+    /// Speculative decoding: drafts several tokens and verifies them in one step; the output is the same. A JSON object as vLLM
+    /// takes it, such as {"method": "ngram", "num_speculative_tokens": 4}; ngram and suffix draft from the request's own text,
+    /// for text that repeats itself, mtp by the layer that Qwen3.5 has for it. Not for DeepSeek-V4
     #[arg(long, value_name = "JSON", value_parser = speculative::parse)]
     pub speculative_config: Option<Speculation>,
     /// Number of CPU threads of the engine [default: all cores]
@@ -107,6 +107,7 @@ impl EngineArgs {
             fp8: self.quantization == Some(QuantizationArg::Fp8),
             kv_dtype: if self.kv_cache_dtype == KvCacheDType::Fp8 { KvDType::Fp8 } else { KvDType::Bf16 },
             rope_scaling: self.rope_scaling.clone(),
+            ..Overrides::default()
         }
     }
 }

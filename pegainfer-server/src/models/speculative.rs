@@ -1,11 +1,13 @@
 //! `--speculative-config`, as vLLM spells it.
 
-use pegainfer_core::schedule::speculation::{DraftMethod, MAX_DRAFT_TOKENS, PromptLookup, Speculation, Suffix};
+use pegainfer_core::schedule::speculation::{
+    DraftMethod, DraftSource, MAX_DRAFT_TOKENS, PromptLookup, Speculation, Suffix,
+};
 use serde::Deserialize;
 use std::sync::Arc;
 
 /// Methods that there are.
-const METHODS: &str = "\"ngram\" and \"suffix\"";
+const METHODS: &str = "\"ngram\", \"suffix\" and \"mtp\"";
 /// Tokens of a match of method ngram, unless the user says.
 const DEFAULT_NGRAM: usize = 5;
 /// Draft tokens of method suffix, and tokens of its matches, unless the user says.
@@ -29,6 +31,27 @@ struct Fields {
     suffix_decoding_max_cached_requests: Option<usize>,
     /// Our own.
     adaptive: Option<bool>,
+    synthetic_acceptance_length: Option<f64>,
+}
+
+impl Fields {
+    /// Fields of method ngram alone, and whether they are given.
+    fn of_ngram(&self) -> [(&'static str, bool); 2] {
+        [
+            ("prompt_lookup_min", self.prompt_lookup_min.is_some()),
+            ("prompt_lookup_max", self.prompt_lookup_max.is_some()),
+        ]
+    }
+
+    /// The same of method suffix.
+    fn of_suffix(&self) -> [(&'static str, bool); 4] {
+        [
+            ("suffix_decoding_max_tree_depth", self.suffix_decoding_max_tree_depth.is_some()),
+            ("suffix_decoding_max_spec_factor", self.suffix_decoding_max_spec_factor.is_some()),
+            ("suffix_decoding_min_token_prob", self.suffix_decoding_min_token_prob.is_some()),
+            ("suffix_decoding_max_cached_requests", self.suffix_decoding_max_cached_requests.is_some()),
+        ]
+    }
 }
 
 /// Parses the flag's value. Errors name the field and what it may be.
@@ -36,9 +59,14 @@ pub fn parse(text: &str) -> Result<Speculation, String> {
     let fields: Fields = serde_json::from_str(text).map_err(|error| {
         format!("{error}; expected a JSON object such as {{\"method\": \"ngram\", \"num_speculative_tokens\": 4}}")
     })?;
+    if fields.synthetic_acceptance_length.is_some_and(|length| length < 1.0) {
+        return Err("\"synthetic_acceptance_length\" must be at least 1".into());
+    }
     match fields.method.as_str() {
         "ngram" => ngram(&fields),
         "suffix" => suffix(&fields),
+        // vLLM's other names of it.
+        "mtp" | "qwen3_5_mtp" | "qwen3_next_mtp" => mtp(&fields),
         other => Err(format!("\"method\": {other:?} is not supported; the methods are {METHODS}")),
     }
 }
@@ -61,15 +89,7 @@ fn only_for(method: &str, fields: &[(&str, bool)]) -> Result<(), String> {
 }
 
 fn ngram(fields: &Fields) -> Result<Speculation, String> {
-    only_for(
-        "suffix",
-        &[
-            ("suffix_decoding_max_tree_depth", fields.suffix_decoding_max_tree_depth.is_some()),
-            ("suffix_decoding_max_spec_factor", fields.suffix_decoding_max_spec_factor.is_some()),
-            ("suffix_decoding_min_token_prob", fields.suffix_decoding_min_token_prob.is_some()),
-            ("suffix_decoding_max_cached_requests", fields.suffix_decoding_max_cached_requests.is_some()),
-        ],
-    )?;
+    only_for("suffix", &fields.of_suffix())?;
     let tokens = fields.num_speculative_tokens.ok_or("\"num_speculative_tokens\" is missing")?;
     let given = (fields.prompt_lookup_min, fields.prompt_lookup_max);
     // One that is not given is the other one.
@@ -80,17 +100,11 @@ fn ngram(fields: &Fields) -> Result<Speculation, String> {
     };
     let max = within("prompt_lookup_max", max, 1..=usize::from(u8::MAX))?;
     let min = within("prompt_lookup_min", min, 1..=max)?;
-    speculation(num_tokens(tokens)?, fields, PromptLookup { ngram: min..=max })
+    Ok(speculation(num_tokens(tokens)?, fields, host(PromptLookup { ngram: min..=max })))
 }
 
 fn suffix(fields: &Fields) -> Result<Speculation, String> {
-    only_for(
-        "ngram",
-        &[
-            ("prompt_lookup_min", fields.prompt_lookup_min.is_some()),
-            ("prompt_lookup_max", fields.prompt_lookup_max.is_some()),
-        ],
-    )?;
+    only_for("ngram", &fields.of_ngram())?;
     if fields.suffix_decoding_max_cached_requests.is_some_and(|requests| requests > 0) {
         return Err("\"suffix_decoding_max_cached_requests\" must be 0: drafts come from the request's own text".into());
     }
@@ -105,11 +119,23 @@ fn suffix(fields: &Fields) -> Result<Speculation, String> {
         return Err(format!("\"suffix_decoding_min_token_prob\" must be 0 to 1, got {min_probability}"));
     }
     let tokens = fields.num_speculative_tokens.unwrap_or(max_match.min(MAX_DRAFT_TOKENS));
-    speculation(num_tokens(tokens)?, fields, Suffix { max_match, max_factor, min_probability })
+    Ok(speculation(num_tokens(tokens)?, fields, host(Suffix { max_match, max_factor, min_probability })))
 }
 
-fn speculation(num_tokens: usize, fields: &Fields, method: impl DraftMethod + 'static) -> Result<Speculation, String> {
-    Ok(Speculation { num_tokens, method: Arc::new(method), adaptive: fields.adaptive.unwrap_or(true) })
+fn mtp(fields: &Fields) -> Result<Speculation, String> {
+    only_for("ngram", &fields.of_ngram())?;
+    only_for("suffix", &fields.of_suffix())?;
+    let tokens = fields.num_speculative_tokens.ok_or("\"num_speculative_tokens\" is missing")?;
+    Ok(speculation(num_tokens(tokens)?, fields, DraftSource::Model))
+}
+
+fn host(method: impl DraftMethod + 'static) -> DraftSource {
+    DraftSource::Host(Arc::new(method))
+}
+
+fn speculation(num_tokens: usize, fields: &Fields, source: DraftSource) -> Speculation {
+    let adaptive = fields.adaptive.unwrap_or(true);
+    Speculation { num_tokens, source, adaptive, synthetic_acceptance_length: fields.synthetic_acceptance_length }
 }
 
 #[cfg(test)]
@@ -119,8 +145,11 @@ mod tests {
     #[test]
     fn methods_and_their_defaults() {
         let describe = |text: &str| {
-            let Speculation { num_tokens, method, .. } = parse(text).unwrap();
-            format!("{num_tokens} {method:?}")
+            let Speculation { num_tokens, source, .. } = parse(text).unwrap();
+            match source {
+                DraftSource::Host(method) => format!("{num_tokens} {method:?}"),
+                DraftSource::Model => format!("{num_tokens} of the model"),
+            }
         };
         let ngram = |n, range| format!("{n} PromptLookup {{ ngram: {range} }}");
         assert_eq!(describe(r#"{"method": "ngram", "num_speculative_tokens": 4}"#), ngram(4, "5..=5"));
@@ -131,12 +160,19 @@ mod tests {
         assert_eq!(describe(both), ngram(2, "2..=4"));
         let suffix = "24 Suffix { max_match: 24, max_factor: 1.0, min_probability: 0.1 }";
         assert_eq!(describe(r#"{"method": "suffix"}"#), suffix);
+        for method in ["mtp", "qwen3_5_mtp", "qwen3_next_mtp"] {
+            let text = format!(r#"{{"method": "{method}", "num_speculative_tokens": 3}}"#);
+            assert_eq!(describe(&text), "3 of the model");
+        }
     }
 
     #[test]
     fn what_is_not_supported_is_refused_by_name() {
         for (text, error) in [
-            (r#"{"method": "eagle3"}"#, "\"eagle3\" is not supported; the methods are \"ngram\" and \"suffix\""),
+            (
+                r#"{"method": "eagle3"}"#,
+                "\"eagle3\" is not supported; the methods are \"ngram\", \"suffix\" and \"mtp\"",
+            ),
             (r#"{"method": "ngram", "model": "x"}"#, "unknown field `model`"),
             (r#"{"method": "ngram"}"#, "\"num_speculative_tokens\" is missing"),
             (r#"{"method": "ngram", "num_speculative_tokens": 33}"#, "must be 1 to 32, got 33"),
@@ -149,6 +185,15 @@ mod tests {
                 "\"prompt_lookup_max\" is for \"method\": \"ngram\" only",
             ),
             (r#"{"method": "suffix", "suffix_decoding_max_cached_requests": 9}"#, "must be 0"),
+            (r#"{"method": "mtp"}"#, "\"num_speculative_tokens\" is missing"),
+            (
+                r#"{"method": "mtp", "num_speculative_tokens": 2, "synthetic_acceptance_length": 0.5}"#,
+                "\"synthetic_acceptance_length\" must be at least 1",
+            ),
+            (
+                r#"{"method": "mtp", "num_speculative_tokens": 2, "suffix_decoding_min_token_prob": 0.5}"#,
+                "is for \"method\": \"suffix\" only",
+            ),
             (r#"{"method": "suffix", "suffix_decoding_min_token_prob": 2}"#, "must be 0 to 1"),
             ("ngram", "such as {\"method\": \"ngram\""),
         ] {

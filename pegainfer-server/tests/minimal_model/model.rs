@@ -137,6 +137,7 @@ impl Model for Minimal {
             initializer_range: config.initializer_range,
             weight_bytes: 2 * config.parameters() as u64,
             fp8_weights: false,
+            drafts: false,
             workspace_bytes_per_token: Activations::bytes_per_token(widths, &[&config.attention_scratch(1)]),
             kv_bytes_per_token: 2 * 2 * config.layers * config.shape.kv_heads * config.shape.head_dim,
             state_slot_bytes: None,

@@ -27,6 +27,8 @@ struct Chunk {
     tokens: usize,
     /// Draft tokens behind them.
     drafts: Vec<u32>,
+    /// Drafts that the model makes behind this step.
+    model_drafts: usize,
 }
 
 impl Plan {
@@ -79,6 +81,9 @@ impl<S: SequenceState> Scheduler<S> {
     /// committed.
     pub fn plan(&mut self, hold: bool) -> (Step<S::Row>, EventBatch) {
         assert!(self.in_flight < STEPS_IN_FLIGHT, "a placeholder stands for a token of the step before");
+        if self.in_flight > 0 && Speculation::by_model(self.config.speculation.as_ref()) {
+            return (Step::default(), EventBatch::new());
+        }
         if let Some((waiting, victim)) = self.unfair_slot().filter(|_| !hold) {
             if self.in_flight > 0 {
                 return (Step::default(), EventBatch::new());
@@ -116,6 +121,7 @@ impl<S: SequenceState> Scheduler<S> {
         if self.stats.preemptions == preemptions && !hold {
             self.admit(&mut plan, &mut events);
         }
+        self.ask_for_drafts(&mut plan);
         (self.build_step(&plan.chunks), events)
     }
 
@@ -166,6 +172,36 @@ impl<S: SequenceState> Scheduler<S> {
                 samples -= drafts.len();
                 tokens += drafts.len();
                 chunk.drafts = drafts;
+            }
+        }
+    }
+
+    /// Where the model drafts: how many drafts it makes behind each chunk of `plan` that samples, as far as they are worth it and
+    /// the pool has capacity for their KV. A draft costs its part of the pass that makes it, and a token in the next step.
+    fn ask_for_drafts(&mut self, plan: &mut Plan) {
+        let Some(speculation) = self.config.speculation.as_ref().filter(|all| Speculation::by_model(Some(all))) else {
+            return;
+        };
+        let samples =
+            |seq: &Sequence<S::Slot>, chunk: &Chunk| chunk.tokens > 0 && seq.planned + chunk.tokens == seq.len();
+        let sampling = self.running.iter().zip(&plan.chunks).filter(|(seq, chunk)| samples(seq, chunk)).count();
+        let (sequences, mut tokens) = (self.running.len(), sampling);
+        let cost = self.token_cost + self.draft_cost / sampling.max(1) as f64;
+        for (seq, chunk) in self.running.iter_mut().zip(&mut plan.chunks) {
+            if !samples(seq, chunk) {
+                continue;
+            }
+            let most = seq.drafts_of_model(speculation.num_tokens, chunk.drafts.len());
+            let drafts = match speculation.adaptive {
+                true => seq.acceptance.depth(most, tokens, sampling, cost),
+                false => most,
+            };
+            let end = seq.len() + chunk.drafts.len() + drafts;
+            if drafts == 0 && most > 0 {
+                seq.acceptance.skipped();
+            } else if seq.table.missing(end) + sequences <= self.pool.available() && seq.table.grow(end).is_ok() {
+                tokens += drafts;
+                chunk.model_drafts = drafts;
             }
         }
     }
@@ -284,7 +320,7 @@ impl<S: SequenceState> Scheduler<S> {
             }
             plan.sample_slots -= 1;
             plan.take(&seq, tokens);
-            plan.chunks.push(Chunk { tokens, drafts: Vec::new() });
+            plan.chunks.push(Chunk { tokens, ..Chunk::default() });
             self.running.push(seq);
         }
     }
@@ -294,7 +330,7 @@ impl<S: SequenceState> Scheduler<S> {
         let chosen = || chunks.iter().enumerate().filter(|(_, chunk)| chunk.tokens > 0);
         let max_blocks = chosen().map(|(i, _)| self.running[i].table.blocks().len()).max().unwrap_or(0);
         let mut step = Step { qo_indptr: vec![0], max_blocks, ..Step::default() };
-        for (i, Chunk { tokens, drafts }) in chosen() {
+        for (i, Chunk { tokens, drafts, model_drafts }) in chosen() {
             let seq = &mut self.running[i];
             let range = seq.planned..seq.planned + tokens;
             let with_drafts = range.start..range.end + drafts.len();
@@ -316,8 +352,14 @@ impl<S: SequenceState> Scheduler<S> {
             let blocks = seq.table.blocks();
             step.block_tables.extend(blocks.iter().map(|b| b.id()));
             step.block_tables.resize(step.kv_lens.len() * max_blocks, 0);
-            let (computed, drafted) = (range.end, drafts.len());
-            step.rows.push(StepRow { id: seq.id, sequence: seq.index, computed, drafts: drafted });
+            step.rows.push(StepRow {
+                id: seq.id,
+                sequence: seq.index,
+                computed: range.end,
+                drafts: drafts.len(),
+                next: seq.tokens.get(range.end).copied(),
+                model_drafts: *model_drafts,
+            });
             seq.planned = range.end;
             seq.in_flight += 1;
             seq.recomputed = 0;

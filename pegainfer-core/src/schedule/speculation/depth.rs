@@ -3,10 +3,15 @@
 //! A step of `t` tokens takes a time proportional to `1 + r t`, where `r` is the cost of a token beside the fixed cost, the
 //! reading of the weights ([`StepCost`] measures both). `n` decoding sequences give `n` tokens in it. The `k`-th draft of a
 //! sequence whose drafts are accepted with probability `a` gives `a^k` more, and is worth it if that is not less than what
-//! the step gives in the time that it adds: `a^k >= n r / (1 + r t)`.
+//! the step gives in the time that it adds: `a^k >= n r / (1 + r t)`. Drafts that the model makes itself
+//! come from passes that cost `d` each and serve all sequences: `r + d / n` takes the place of `r`.
 
 /// Cost of a token beside the fixed cost before anything was measured: few drafts, to begin with.
 const INITIAL_TOKEN_COST: f64 = 0.02;
+/// Cost of the drafts that the model makes in one pass beside the fixed cost before anything was measured.
+const INITIAL_DRAFT_COST: f64 = 0.1;
+/// What a measurement of it counts for.
+const DRAFT_WEIGHT: f64 = 0.1;
 /// Highest cost of a token beside the fixed cost that is believed.
 const MAX_TOKEN_COST: f64 = 4.0;
 /// What a measurement counts for when the next one is made.
@@ -20,15 +25,18 @@ const MIN_STEPS: f64 = 8.0;
 pub struct StepCost {
     /// Decayed sums of 1, tokens, tokens squared, seconds, and tokens times seconds.
     sums: [f64; 5],
+    /// Seconds of a step without tokens; 0 before the first.
+    fixed: f64,
     token_cost: f64,
+    draft_cost: f64,
 }
 
 impl StepCost {
     pub fn new() -> Self {
-        Self { sums: [0.0; 5], token_cost: INITIAL_TOKEN_COST }
+        Self { sums: [0.0; 5], fixed: 0.0, token_cost: INITIAL_TOKEN_COST, draft_cost: INITIAL_DRAFT_COST }
     }
 
-    /// A decode step of `tokens` tokens took `seconds`.
+    /// A decode step of `tokens` tokens took `seconds`, without the drafts that the model made behind it.
     pub fn measured(&mut self, tokens: usize, seconds: f64) {
         let t = tokens as f64;
         for (sum, value) in self.sums.iter_mut().zip([1.0, t, t * t, seconds, t * seconds]) {
@@ -36,17 +44,32 @@ impl StepCost {
         }
         let [n, t, tt, s, ts] = self.sums;
         let variance = (n * tt - t * t) / (n * n);
+        self.fixed = s / n;
         if n < MIN_STEPS || variance < MIN_VARIANCE {
             return;
         }
         let per_token = ((n * ts - t * s) / (n * tt - t * t)).max(0.0);
         let fixed = ((s - per_token * t) / n).max(0.0);
+        self.fixed = fixed;
         self.token_cost = if fixed * MAX_TOKEN_COST > per_token { per_token / fixed } else { MAX_TOKEN_COST };
+    }
+
+    /// The model made drafts in so many passes, behind a decode step, which took `seconds`.
+    pub fn drafted(&mut self, passes: usize, seconds: f64) {
+        if passes > 0 && self.fixed > 0.0 {
+            let cost = (seconds / passes as f64 / self.fixed).min(MAX_TOKEN_COST);
+            self.draft_cost += DRAFT_WEIGHT * (cost - self.draft_cost);
+        }
     }
 
     /// The cost of a token beside the fixed cost.
     pub fn token_cost(&self) -> f64 {
         self.token_cost
+    }
+
+    /// The cost of a pass in which the model makes a draft for each sequence beside the fixed cost.
+    pub fn draft_cost(&self) -> f64 {
+        self.draft_cost
     }
 }
 
@@ -102,6 +125,18 @@ mod tests {
         assert!((cost.token_cost() - 0.05).abs() < 0.02, "{}", cost.token_cost());
         (0..400).for_each(|i| cost.measured(1 + i % 7, 0.001 * (1 + i % 7) as f64));
         assert!(cost.token_cost() > 3.0, "no fixed cost: {}", cost.token_cost());
+    }
+
+    #[test]
+    fn the_cost_of_the_models_drafts_is_that_of_a_pass_and_shared_by_the_sequences() {
+        let mut cost = StepCost::new();
+        cost.drafted(3, 1.0);
+        assert_eq!(cost.draft_cost(), INITIAL_DRAFT_COST, "no step was measured");
+        (0..100).for_each(|_| {
+            cost.measured(4, 0.010);
+            cost.drafted(3, 0.006);
+        });
+        assert!((cost.draft_cost() - 0.2).abs() < 0.01, "{}", cost.draft_cost());
     }
 
     #[test]

@@ -9,6 +9,9 @@
 //! random number of each position is the same as without drafts, and so is the text, greedy or sampled (but for the order
 //! of sums, where that depends on the size of the step).
 //!
+//! Drafts come from the host, which looks them up in the text, or from the model itself (multi-token prediction): see
+//! [`DraftSource`].
+//!
 //! Drafts pay while a step costs little more with a few tokens more. How many are worth it is decided for each step from
 //! what was accepted and what steps were measured to cost ([`depth`]).
 
@@ -36,18 +39,39 @@ pub trait DraftMethod: Debug + Send + Sync {
     fn start(&self) -> Box<dyn Drafter>;
 }
 
+/// Who proposes drafts.
+#[derive(Debug, Clone)]
+pub enum DraftSource {
+    /// A drafter for each sequence, on the host.
+    Host(Arc<dyn DraftMethod>),
+    /// The model: behind each step its executor makes as many drafts as [`StepRow::model_drafts`] asks for and returns them in
+    /// [`Outcome::drafts`]. Nothing is planned while a step is in flight, because the next step begins with them.
+    ///
+    /// [`StepRow::model_drafts`]: super::StepRow::model_drafts
+    /// [`Outcome::drafts`]: super::Outcome::drafts
+    Model,
+}
+
 /// Whether and how an engine drafts.
 #[derive(Debug, Clone)]
 pub struct Speculation {
     /// Most draft tokens of a sequence in one step, 1 to [`MAX_DRAFT_TOKENS`].
     pub num_tokens: usize,
     /// Who proposes them.
-    pub method: Arc<dyn DraftMethod>,
+    pub source: DraftSource,
     /// Verify only the drafts that are worth their time; otherwise all that the step has capacity for.
     pub adaptive: bool,
+    /// For timing: so many tokens of each row that verifies drafts count on average, whatever the model chose. The text is then
+    /// meaningless. Executors do it.
+    pub synthetic_acceptance_length: Option<f64>,
 }
 
 impl Speculation {
+    /// Whether the model itself drafts.
+    pub fn by_model(this: Option<&Self>) -> bool {
+        this.is_some_and(|speculation| matches!(speculation.source, DraftSource::Model))
+    }
+
     /// Samples of a step of `sequences` sequences and at most `tokens` tokens; `None` is an engine that does not draft.
     pub fn samples(this: Option<&Self>, sequences: usize, tokens: usize) -> usize {
         let drafts = this.map_or(0, |speculation| speculation.num_tokens);

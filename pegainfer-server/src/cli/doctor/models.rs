@@ -223,6 +223,7 @@ fn qwen35_4b() -> qwen35::config::Config {
         rope: 1e7.into(),
         max_position_embeddings: 262_144,
         tie_word_embeddings: true,
+        mtp: false,
         quantization: None,
         kv_dtype: ops::KvDType::Bf16,
         initializer_range: 0.02,

@@ -1,0 +1,58 @@
+//! Multi-token prediction: the layer of the checkpoint that drafts.
+//!
+//! `u[t] = fc · concat(norm(embed(token t + 1)), norm(h[t]))`, where `h[t]` is the output of the model's final norm for token `t`,
+//! goes through one layer of full attention with keys and values of its own, and `mtp.norm`. With the model's output matrix
+//! that gives the token at `t + 2`. Behind it, the layer runs again with its own output in place of `h` and the draft as the
+//! token. All norms are `1 + w`.
+//!
+//! The entry of a token in the layer's cache depends on the token behind it. Behind a prefix that another request computed, the
+//! last entry is that of the other text: a worse draft at most.
+
+use crate::attention::last_attention;
+use crate::pass::Pass;
+use crate::weights::Mtp;
+use crate::workspace::Workspace;
+use pegainfer_core::tensor::OpError;
+use pegainfer_kernels::ops;
+use pegainfer_kernels::runtime::Activations;
+
+/// Copies the rows of the sampled tokens behind the last layer: logits are made of these, drafts of all.
+pub(crate) fn gather_sampled(pass: &mut Pass<'_>) -> Result<(), OpError> {
+    let (Workspace { activations, sampled: Some(sampled), .. }, rows) = (&mut *pass.work, &pass.inputs.sample_rows)
+    else {
+        return Ok(());
+    };
+    sampled.set_rows(rows.elements());
+    if rows.elements() == 0 { Ok(()) } else { ops::gather_rows(pass.exec, &activations.normed, rows, sampled) }
+}
+
+/// A pass of the layer: `normed`, the hidden states of the step's tokens, becomes what `mtp.norm` gives for the sampled ones.
+pub(crate) fn draft(pass: &mut Pass<'_>) -> Result<(), OpError> {
+    let (weights, eps) = (pass.weights, pass.config.rms_norm_eps);
+    let Some(mtp) = &weights.mtp else {
+        return Err(OpError { op: "draft", message: "the layer that drafts is not loaded".to_owned() });
+    };
+    join_inputs(pass, mtp)?;
+    if !last_attention(pass, &mtp.attention, pass.config.layers.len())? {
+        return Ok(());
+    }
+    let Workspace { activations, attended, .. } = &mut *pass.work;
+    activations.finish_layer(pass.exec, (attended, &mtp.attention.out), &mtp.mlp, &mtp.norm, eps)
+}
+
+/// The residual stream of the layer, and in `normed` its input: `fc` is applied to embeddings and hidden states one after the
+/// other, and the sum is rounded to bf16 twice.
+fn join_inputs(pass: &mut Pass<'_>, mtp: &Mtp) -> Result<(), OpError> {
+    let (weights, eps) = (pass.weights, pass.config.rms_norm_eps);
+    let Pass { exec, work, inputs, previous, .. } = pass;
+    let Workspace { activations: Activations { residual, normed, delta, .. }, sampled: Some(scratch), .. } =
+        &mut **work
+    else {
+        return Ok(());
+    };
+    ops::embedding(exec, &inputs.tokens, previous, &weights.decoder.embedding, residual)?;
+    ops::rms_norm(exec, residual, &mtp.embedding_norm, eps, delta)?;
+    ops::linear(exec, delta, &mtp.embedding_projection, residual)?;
+    ops::rms_norm(exec, normed, &mtp.hidden_norm, eps, scratch)?;
+    ops::linear_add_norm(exec, scratch, &mtp.hidden_projection, residual, &mtp.input_norm, eps, delta, normed)
+}
