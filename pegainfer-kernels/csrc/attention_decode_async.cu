@@ -16,8 +16,8 @@ using namespace limits::attention;
 // Grid: splits, kv_heads, rows of the batch; each block takes an equal share of the row's KV blocks, its warps every
 // fourth. With one split it writes `out`, else its partial softmax: D numerators, the maximum and the sum of each
 // matrix row.
-template <int D>
-__device__ void decode(const bf16 *q, const bf16 *k, const bf16 *v, Batch batch, bf16 *out,
+template <int D, typename T>
+__device__ void decode(const bf16 *q, const T *k, const T *v, Batch batch, bf16 *out,
                        float *partials, // [batch, kv_heads, splits, max_rows, D + 2]
                        uint32_t heads, uint32_t max_rows, float scale) {
     extern __shared__ float shared[]; // [kDecodeWarps, max_rows, D + 2]
@@ -29,7 +29,7 @@ __device__ void decode(const bf16 *q, const bf16 *k, const bf16 *v, Batch batch,
     uint32_t first = min(blockIdx.x * share, total), end = min(first + share, total);
     Queries<D> queries = load_queries<D>(q, token0, tokens, kv_len, 0, heads, kv_head * group, group);
     const uint32_t *table = batch.block_tables + size_t(b) * batch.max_blocks;
-    Partial<D> partial = attend<D>(queries, k, v, table, batch.blocks, kv_heads, kv_head, kv_len, first + warp, end,
+    Partial<D> partial = attend<D, T>(queries, k, v, table, batch.blocks, kv_heads, kv_head, kv_len, first + warp, end,
                              kDecodeWarps, scale);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -93,11 +93,11 @@ __device__ void combine(const float *partials, // [batch, kv_heads, splits, max_
         __float2bfloat16_rn(sum == 0.f ? 0.f : o / sum);
 }
 
-#define ATTENTION(D)                                                                                                   \
-    extern "C" __global__ __launch_bounds__(32 * kDecodeWarps) void decode_##D(                                        \
+#define DECODE(SUFFIX, D, T)                                                                                           \
+    extern "C" __global__ __launch_bounds__(32 * kDecodeWarps) void decode##SUFFIX##_##D(                              \
         const bf16 *q,                /* [tokens, heads * D] */                                                        \
-        const bf16 *k,                /* [blocks, kv_heads, D / 64, 16, 64], csrc/kv_cache.cuh */                      \
-        const bf16 *v,                /* as k */                                                                       \
+        const T *k,                   /* csrc/kv_cache.cuh */                                                          \
+        const T *v,                   /* as k */                                                                       \
         const uint32_t *qo_indptr,    /* [gridDim.z + 1] */                                                            \
         const uint32_t *kv_lens,      /* [gridDim.z] */                                                                \
         const uint32_t *block_tables, /* [gridDim.z, max_blocks] */                                                    \
@@ -108,9 +108,10 @@ __device__ void combine(const float *partials, // [batch, kv_heads, splits, max_
         uint32_t max_rows) {                                                                                           \
         release_successor();                                                                                           \
         wait_for_predecessor();                                                                                        \
-        decode<D>(q, k, v, {qo_indptr, kv_lens, block_tables, gridDim.z, max_blocks, blocks}, out, partials, heads,    \
+        decode<D, T>(q, k, v, {qo_indptr, kv_lens, block_tables, gridDim.z, max_blocks, blocks}, out, partials, heads,    \
                   max_rows, scale);                                                                                    \
-    }                                                                                                                  \
+    }
+#define COMBINE(D)                                                                                                     \
     extern "C" __global__ __launch_bounds__(D) void combine_##D(                                                       \
         const float *partials,        /* as above, gridDim.x is max_rows */                                            \
         const uint32_t *qo_indptr,    /* [gridDim.z + 1] */                                                            \
@@ -120,6 +121,12 @@ __device__ void combine(const float *partials, // [batch, kv_heads, splits, max_
         wait_for_predecessor();                                                                                        \
         combine<D>(partials, qo_indptr, out, heads, splits);                                                           \
     }
-ATTENTION(64)
-ATTENTION(128)
-ATTENTION(256)
+DECODE(, 64, bf16)
+DECODE(, 128, bf16)
+DECODE(, 256, bf16)
+DECODE(_fp8, 64, fp8)
+DECODE(_fp8, 128, fp8)
+DECODE(_fp8, 256, fp8)
+COMBINE(64)
+COMBINE(128)
+COMBINE(256)

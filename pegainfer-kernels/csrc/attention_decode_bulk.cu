@@ -2,7 +2,8 @@
 // the rotary embedding and the cache write before it (decode_fused).
 //
 // decode_D_N: sequences of at most 8 N columns (queries times heads of a group); D of 64, 128 and 256. Two stages for
-// each warp's ring, three of D = 256. decode_fused_D_S: sequences of one query, S stages; D of 64 and 128, at most 8
+// each warp's ring, three of D = 256; of a cache in FP8 (decode_fp8_D_N) stages are half as large, and four, or of D = 256
+// three with both keys and values. decode_fused_D_S: sequences of one query, S stages; D of 64 and 128, at most 8
 // heads a group. The launcher (src/cuda/attention_decode.rs) takes three stages where the pairs of sequence and KV head
 // nearly fill one or two rounds of two blocks a multiprocessor, else two. Reference: src/cpu/attention/mod.rs,
 // src/cpu/qkv.rs.
@@ -22,8 +23,8 @@ struct Queries {
     __device__ bool fresh(const Pair &) const { return false; }
     template <int D, int P> __device__ Ungated gates(const Pair &, uint32_t, uint32_t) const { return {}; }
 
-    template <int D, int N, int S>
-    __device__ void stage(DecodeShared<D, N, S> &shared, const Pair &pair, bool, const Early<D> &) const {
+    template <int D, int N, int S, typename T>
+    __device__ void stage(DecodeShared<D, N, S, T> &shared, const Pair &pair, bool, const Early<D> &) const {
         for (uint32_t i = threadIdx.x; i < pair.columns * (D / kVector); i += 32 * kDecodeWarps) {
             uint32_t column = i / (D / kVector), vector = i % (D / kVector);
             // Past the L1: without a wait, nothing says that it has forgotten the queries of the layer before.
@@ -55,8 +56,8 @@ struct Projection {
     __device__ bool fresh(const Pair &pair) const { return slots[pair.token0] != kNoSlot; }
     template <int D, int P> __device__ Ungated gates(const Pair &, uint32_t, uint32_t) const { return {}; }
 
-    template <int D, int N, int S>
-    __device__ void stage(DecodeShared<D, N, S> &shared, const Pair &pair, bool fresh, const Early<D> &early) const {
+    template <int D, int N, int S, typename T>
+    __device__ void stage(DecodeShared<D, N, S, T> &shared, const Pair &pair, bool fresh, const Early<D> &early) const {
         constexpr int kItems = (8 * N + kDecodeWarps) / kDecodeWarps; // heads of a warp: queries, then the key
         uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, items = pair.group + fresh;
         uint32_t heads = pair.kv_heads * pair.group;
@@ -96,10 +97,10 @@ struct Projection {
 
 // Grid: rows + spare splits, kv_heads. Sequences without queries or context, and those of more than 8 N columns, are
 // left alone. A bad block id, and fused a bad position, stops the kernel.
-#define DECODE(D, N, S)                                                                                                \
-    extern "C" __global__ __launch_bounds__(32 * kDecodeWarps) void decode_##D##_##N(                                  \
+#define DECODE(SUFFIX, T, D, N, S)                                                                                     \
+    extern "C" __global__ __launch_bounds__(32 * kDecodeWarps) void decode##SUFFIX##_##D##_##N(                        \
         const bf16 *q,                /* [tokens, heads * D] */                                                        \
-        bf16 *k, bf16 *v,             /* [blocks, kv_heads, D / 64, 16, 64], csrc/kv_cache.cuh */                      \
+        T *k, T *v,                   /* csrc/kv_cache.cuh */                                                          \
         const uint32_t *qo_indptr,    /* [rows + 1] */                                                                 \
         const uint32_t *kv_lens,      /* [rows] */                                                                     \
         const uint32_t *block_tables, /* [rows, max_blocks] */                                                         \
@@ -109,18 +110,18 @@ struct Projection {
         float scale,                  /* of the scores, with log2(e) */                                                \
         float *partials,              /* [kv_heads, gridDim.x, 8 N, D + 4] */                                          \
         uint32_t *arrived) {          /* [kv_heads, gridDim.x], zero between launches */                               \
-        DECODE_BODY((decode<D, N, S>(Queries{q, overlapped}, k, v,                                                     \
+        DECODE_BODY((decode<D, N, S, T>(Queries{q, overlapped}, k, v,                                                     \
                                      {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks},                     \
                                      {partials, arrived}, out, heads, scale)))                                         \
     }
-#define DECODE_FUSED(D, S)                                                                                             \
-    extern "C" __global__ __launch_bounds__(32 * kDecodeWarps) void decode_fused_##D##_##S(                            \
+#define DECODE_FUSED(SUFFIX, T, D, S)                                                                                  \
+    extern "C" __global__ __launch_bounds__(32 * kDecodeWarps) void decode_fused##SUFFIX##_##D##_##S(                  \
         const bf16 *qkv,              /* [tokens, (heads + 2 kv_heads) * D] */                                         \
         const bf16 *q_norm,           /* [D] */                                                                        \
         const bf16 *k_norm,           /* [D] */                                                                        \
         const float *rope,            /* [positions, D]: cosines, then sines */                                        \
         const uint32_t *slots,        /* [tokens], or kNoSlot */                                                       \
-        bf16 *k, bf16 *v,             /* as above; the new token is written */                                         \
+        T *k, T *v,                   /* as above; the new token is written */                                         \
         const uint32_t *qo_indptr,    /* [rows + 1] */                                                                 \
         const uint32_t *kv_lens,      /* [rows] */                                                                     \
         const uint32_t *block_tables, /* [rows, max_blocks] */                                                         \
@@ -129,16 +130,25 @@ struct Projection {
         float scale,                  /* of the scores, with log2(e) */                                                \
         float *partials,              /* [kv_heads, gridDim.x, 8, D + 4] */                                            \
         uint32_t *arrived) {          /* [kv_heads, gridDim.x], zero between launches */                               \
-        DECODE_BODY((decode<D, 1, S>(Projection{qkv, q_norm, k_norm, rope, slots, positions, eps}, k, v,               \
+        DECODE_BODY((decode<D, 1, S, T>(Projection{qkv, q_norm, k_norm, rope, slots, positions, eps}, k, v,               \
                                      {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks},                     \
                                      {partials, arrived}, out, heads, scale)))                                         \
     }
-DECODE(64, 1, 2)
-DECODE(64, 2, 2)
-DECODE(128, 1, 2)
-DECODE(128, 2, 2)
-DECODE(256, 1, 3)
-DECODE(256, 2, 3)
-DECODE_FUSED(64, 2)
-DECODE_FUSED(128, 2)
-DECODE_FUSED(128, 3)
+DECODE(, bf16, 64, 1, 2)
+DECODE(, bf16, 64, 2, 2)
+DECODE(, bf16, 128, 1, 2)
+DECODE(, bf16, 128, 2, 2)
+DECODE(, bf16, 256, 1, 3)
+DECODE(, bf16, 256, 2, 3)
+DECODE_FUSED(, bf16, 64, 2)
+DECODE_FUSED(, bf16, 128, 2)
+DECODE_FUSED(, bf16, 128, 3)
+DECODE(_fp8, fp8, 64, 1, 4)
+DECODE(_fp8, fp8, 64, 2, 4)
+DECODE(_fp8, fp8, 128, 1, 4)
+DECODE(_fp8, fp8, 128, 2, 4)
+DECODE(_fp8, fp8, 256, 1, 3)
+DECODE(_fp8, fp8, 256, 2, 3)
+DECODE_FUSED(_fp8, fp8, 64, 4)
+DECODE_FUSED(_fp8, fp8, 128, 4)
+DECODE_FUSED(_fp8, fp8, 128, 6)

@@ -2,8 +2,8 @@
 // rotary embedding, the write to the cache, attention, and its gate, in one launch.
 //
 //   out = softmax(q kᵀ scale) v * sigmoid(gate), with q, k = rope(norm(projection))
-// Sequences of one query, heads of 256, at most 8 heads a KV head; compute capability 9.0 and 10.x. Four stages for
-// each warp's ring where at most one pair of sequence and KV head falls on 32 multiprocessors, else three. Bound by
+// Sequences of one query, heads of 256, at most 8 heads a KV head; compute capability 9.0 and 10.x. Four stages (keys or
+// values of 16 tokens, in FP8 both) for each warp's ring where at most one pair of sequence and KV head falls on 32 multiprocessors, else three. Bound by
 // memory, as csrc/decode.cuh; figures: docs/benchmarks/h200-qwen35-4b.md. Reference: src/cpu/gated_qkv.rs,
 // src/cpu/attention/mod.rs, src/cpu/gate.rs.
 #include "decode.cuh"
@@ -54,8 +54,8 @@ struct GatedProjection {
         return out;
     }
 
-    template <int D, int N, int S>
-    __device__ void stage(DecodeShared<D, N, S> &shared, const Pair &pair, bool fresh, const Early<D> &early) const {
+    template <int D, int N, int S, typename T>
+    __device__ void stage(DecodeShared<D, N, S, T> &shared, const Pair &pair, bool fresh, const Early<D> &early) const {
         constexpr int kItems = (8 * N + kDecodeWarps) / kDecodeWarps; // heads of a warp: queries, then the key
         uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, items = pair.group + fresh;
         uint32_t heads = pair.kv_heads * pair.group;
@@ -90,14 +90,14 @@ struct GatedProjection {
 
 // Grid: rows + spare splits, kv_heads. S stages of 16 tokens' keys or values for each warp. A bad block id or position
 // stops the kernel.
-#define GATED_DECODE(D, S)                                                                                             \
-    extern "C" __global__ __launch_bounds__(32 * kDecodeWarps) void gated_decode_##D##_##S(                            \
+#define GATED_DECODE(SUFFIX, T, D, S)                                                                                  \
+    extern "C" __global__ __launch_bounds__(32 * kDecodeWarps) void gated_decode##SUFFIX##_##D##_##S(                  \
         const bf16 *projected,        /* [tokens, (2 heads + 2 kv_heads) * D], csrc/gated_head.cuh */                  \
         const float *q_norm,          /* [D] */                                                                        \
         const float *k_norm,          /* [D] */                                                                        \
         const float *rope,            /* [positions, rotary]: cosines, then sines */                                   \
         const uint32_t *slots,        /* [tokens], or kNoSlot */                                                       \
-        bf16 *k, bf16 *v,             /* [blocks, kv_heads, D / 64, 16, 64]; the new token is written */               \
+        T *k, T *v,                   /* csrc/kv_cache.cuh; the new token is written */                                \
         const uint32_t *qo_indptr,    /* [rows + 1] */                                                                 \
         const uint32_t *kv_lens,      /* [rows] */                                                                     \
         const uint32_t *block_tables, /* [rows, max_blocks] */                                                         \
@@ -107,9 +107,11 @@ struct GatedProjection {
         float scale,                  /* of the scores, with log2(e) */                                                \
         float *partials,              /* [kv_heads, gridDim.x, 8, D + 4] */                                            \
         uint32_t *arrived) {          /* [kv_heads, gridDim.x], zero between launches */                               \
-        DECODE_BODY((decode<D, 1, S>(                                                                                  \
+        DECODE_BODY((decode<D, 1, S, T>(                                                                                \
             GatedProjection{projected, q_norm, k_norm, rope, slots, positions, rotary, eps}, k, v,                     \
             {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks}, {partials, arrived}, out, heads, scale)))    \
     }
-GATED_DECODE(256, 3)
-GATED_DECODE(256, 4)
+GATED_DECODE(, bf16, 256, 3)
+GATED_DECODE(, bf16, 256, 4)
+GATED_DECODE(_fp8, fp8, 256, 3)
+GATED_DECODE(_fp8, fp8, 256, 4)

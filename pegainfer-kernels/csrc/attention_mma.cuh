@@ -7,6 +7,8 @@
 // sequence that share a KV head are one matrix; row r of it is query r / group, head r % group of the group, so that K
 // and V are read once for the group.
 //
+// A cache in FP8 is widened to bf16, exactly; its scales multiply scores and weights in f32.
+//
 // K and V go from memory straight to the tensor cores' registers, a vector a load (layout: csrc/kv_cache.cuh). The
 // columns of S stand for tokens in an order that makes the accumulators of S the operand A of the second GEMM: columns
 // 2 j, 2 j + 1 of tile 0 are tokens 4 j, 4 j + 1, those of tile 1 are tokens 4 j + 2, 4 j + 3. The second GEMM wants V
@@ -14,7 +16,7 @@
 // + 1 of 32, for matrix i of 4.
 #pragma once
 #include "frag.cuh"
-#include "kv_cache.cuh"
+#include "fp8_kv.cuh"
 #include "math.cuh"
 #include "warp.cuh"
 
@@ -51,10 +53,11 @@ __device__ Queries<D> load_queries(const bf16 *q, uint32_t token0, uint32_t toke
 }
 
 // Attends to KV blocks first, first + step, ... below end of `table`, the block ids of the sequence.
-template <int D>
-__device__ Partial<D> attend(const Queries<D> &q, const bf16 *k, const bf16 *v, const uint32_t *table, uint32_t blocks,
+template <int D, typename T>
+__device__ Partial<D> attend(const Queries<D> &q, const T *k, const T *v, const uint32_t *table, uint32_t blocks,
                           uint32_t kv_heads, uint32_t kv_head, uint32_t kv_len, uint32_t first, uint32_t end,
                           uint32_t step, float scale) {
+    constexpr bool kScaled = sizeof(T) == sizeof(fp8);
     constexpr bool kAhead = D <= 128; // registers for the loads of a whole block
     Partial<D> partial = {};
     partial.max[0] = partial.max[1] = -INFINITY;
@@ -63,10 +66,10 @@ __device__ Partial<D> attend(const Queries<D> &q, const bf16 *k, const bf16 *v, 
     for (uint32_t i = first; i < end; i += step) {
         uint32_t id = table[i];
         if (id >= blocks) __trap();
-        size_t base = (size_t(id) * kv_heads + kv_head) * kBlock * D;
-        auto load_key = [&](int r, int c) { return load16(k + base + cache_vector(row + 2 * r, 4 * c + quad)); };
+        size_t slab = (size_t(id) * kv_heads + kv_head) * slab_size<T>(D);
+        auto load_key = [&](int r, int c) { return load_row(k + slab, row + 2 * r, 4 * c + quad); };
         auto load_value = [&](int r, int c) {
-            uint4 x = load16(v + base + cache_vector(row + 2 * r, 4 * c + quad));
+            uint4 x = load_row(v + slab, row + 2 * r, 4 * c + quad);
             // Beyond the end the cache may hold anything, and 0 * NaN is NaN.
             return i * kBlock + row + 2 * r < kv_len ? x : make_uint4(0, 0, 0, 0);
         };
@@ -82,14 +85,17 @@ __device__ Partial<D> attend(const Queries<D> &q, const bf16 *k, const bf16 *v, 
 #pragma unroll
             for (int r = 0; r < 2; ++r) mma32(s[r], q.low[c], q.high[c], kAhead ? key[r][c] : load_key(r, c));
         }
-        uint32_t token = i * kBlock + 4 * quad;
+        uint32_t token = i * kBlock + 4 * quad; // of the lane's first column
+        float4 key_scales = load_scales(k + slab, D, 4 * quad), value_scales = load_scales(v + slab, D, 4 * quad);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             float p[4];
             float new_max = partial.max[r];
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                p[j] = token + j <= q.last[r] ? s[j / 2][2 * r + j % 2] * scale : -INFINITY;
+                float score = s[j / 2][2 * r + j % 2] * scale;
+                if (kScaled) score *= (&key_scales.x)[j];
+                p[j] = token + j <= q.last[r] ? score : -INFINITY;
                 new_max = fmaxf(new_max, p[j]);
             }
             new_max = reduce_quad(new_max, Max());
@@ -100,8 +106,11 @@ __device__ Partial<D> attend(const Queries<D> &q, const bf16 *k, const bf16 *v, 
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 // The sum takes the weight as the GEMM does, so that rounding does not tilt the mean.
-                p[j] = round_bf16(exp2_approx(p[j] - base));
+                p[j] = exp2_approx(p[j] - base);
+                if (!kScaled) p[j] = round_bf16(p[j]);
                 partial.sum[r] += p[j];
+                // Scales beyond the end may be anything, too.
+                if (kScaled) p[j] = token + j < kv_len ? p[j] * (&value_scales.x)[j] : 0.f;
                 s[j / 2][2 * r + j % 2] = p[j];
             }
 #pragma unroll

@@ -15,8 +15,8 @@ using namespace limits::prefill_mma;
 
 // Grid: tiles of 64 matrix rows (the last ones first: they see most), kv_heads, rows of the batch. Rows of the batch
 // with at most kDecodeRows matrix rows are left to `decode`.
-template <int D>
-__device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, Batch batch, bf16 *out, uint32_t heads,
+template <int D, typename T>
+__device__ void prefill(const bf16 *q, const T *k, const T *v, Batch batch, bf16 *out, uint32_t heads,
                         float scale) {
     uint32_t kv_heads = gridDim.y, kv_head = blockIdx.y, group = heads / kv_heads, b = blockIdx.z;
     uint32_t token0 = batch.qo_indptr[b], tokens = batch.qo_indptr[b + 1] - token0, kv_len = batch.kv_lens[b];
@@ -26,7 +26,7 @@ __device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, Batch batch
     Queries<D> queries = load_queries<D>(q, token0, tokens, kv_len, row0, heads, kv_head * group, group);
     uint32_t end = (kv_len - tokens + min(row0 + kWarpRows - 1, rows - 1) / group) / kBlock + 1;
     const uint32_t *table = batch.block_tables + size_t(b) * batch.max_blocks;
-    Partial<D> partial = attend<D>(queries, k, v, table, batch.blocks, kv_heads, kv_head, kv_len, 0, end, 1, scale);
+    Partial<D> partial = attend<D, T>(queries, k, v, table, batch.blocks, kv_heads, kv_head, kv_len, 0, end, 1, scale);
     uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -42,11 +42,11 @@ __device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, Batch batch
     }
 }
 
-#define PREFILL(D)                                                                                                     \
-    extern "C" __global__ __launch_bounds__(32 * kWarps) void prefill_mma_##D(                                         \
+#define PREFILL(SUFFIX, D, T)                                                                                          \
+    extern "C" __global__ __launch_bounds__(32 * kWarps) void prefill_mma##SUFFIX##_##D(                               \
         const bf16 *q,                /* [tokens, heads * D] */                                                        \
-        const bf16 *k,                /* [blocks, kv_heads, D / 64, 16, 64], csrc/kv_cache.cuh */                      \
-        const bf16 *v,                /* as k */                                                                       \
+        const T *k,                   /* csrc/kv_cache.cuh */                                                          \
+        const T *v,                   /* as k */                                                                       \
         const uint32_t *qo_indptr,    /* [gridDim.z + 1] */                                                            \
         const uint32_t *kv_lens,      /* [gridDim.z] */                                                                \
         const uint32_t *block_tables, /* [gridDim.z, max_blocks] */                                                    \
@@ -55,8 +55,11 @@ __device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, Batch batch
         float scale) {                /* of the scores, with log2(e) */                                                \
         release_successor();                                                                                           \
         wait_for_predecessor();                                                                                        \
-        prefill<D>(q, k, v, {qo_indptr, kv_lens, block_tables, gridDim.z, max_blocks, blocks}, out, heads, scale);     \
+        prefill<D, T>(q, k, v, {qo_indptr, kv_lens, block_tables, gridDim.z, max_blocks, blocks}, out, heads, scale);     \
     }
-PREFILL(64)
-PREFILL(128)
-PREFILL(256)
+PREFILL(, 64, bf16)
+PREFILL(, 128, bf16)
+PREFILL(, 256, bf16)
+PREFILL(_fp8, 64, fp8)
+PREFILL(_fp8, 128, fp8)
+PREFILL(_fp8, 256, fp8)

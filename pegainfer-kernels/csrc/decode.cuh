@@ -40,16 +40,17 @@ struct Ungated {
 //                                           and writes nothing that this one reads
 //   gates<D, P>(pair, column, d)            of P times four elements of the output, from dimension d on, D / P apart;
 //                                           uint2 apply(p, uint2) gates four of them
-template <int D, int N, int S, typename Source>
-__device__ void decode(const Source &source, bf16 *k, bf16 *v, const Batch &batch, const Workspace &workspace,
+template <int D, int N, int S, typename T, typename Source>
+__device__ void decode(const Source &source, T *k, T *v, const Batch &batch, const Workspace &workspace,
                        bf16 *out, uint32_t heads, float scale) {
-    static_assert(sizeof(DecodeShared<D, N, S>) ==
-                      (kDecodeWarps * S * (kSlabs<D> * 32 * D + 8) + 16 * N * D + 4 * D + 8 + 127) / 128 * 128,
+    using Shared = DecodeShared<D, N, S, T>;
+    static_assert(sizeof(Shared) ==
+                      (kDecodeWarps * S * (sizeof(Stage<D, T>) + 8) + 16 * N * D + 4 * D + 8 + 127) / 128 * 128,
                   "cuda/attention_decode.rs computes it");
     constexpr bool kFused = Source::kFused;
-    constexpr uint32_t kStages = KvRing<D, S, kDecodeWarps>::kStages;
+    constexpr uint32_t kStages = KvRing<D, S, kDecodeWarps, T>::kStages;
     extern __shared__ __align__(128) uint8_t raw[];
-    DecodeShared<D, N, S> &shared = *reinterpret_cast<DecodeShared<D, N, S> *>(raw);
+    Shared &shared = *reinterpret_cast<Shared *>(raw);
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     release_successor();
     // From the end: blocks that find nothing come first and are gone while the kernel before this one still runs.
@@ -70,8 +71,8 @@ __device__ void decode(const Source &source, bf16 *k, bf16 *v, const Batch &batc
     uint32_t total = (pair.kv_len + kBlock - 1) / kBlock, newest = pair.kv_len - 1;
     uint32_t first = pair.split * total / pair.splits + warp, end = (pair.split + 1) * total / pair.splits;
     const uint32_t *table = batch.block_tables + size_t(pair.row) * batch.max_blocks;
-    size_t stride = size_t(pair.kv_heads) * kBlock * D, slab = size_t(pair.kv_head) * kBlock * D;
-    KvRing<D, S, kDecodeWarps> ring = {shared.kv[warp], shared.barriers[warp], k + slab, v + slab, stride};
+    size_t stride = size_t(pair.kv_heads) * slab_size<T>(D), slab = size_t(pair.kv_head) * slab_size<T>(D);
+    KvRing<D, S, kDecodeWarps, T> ring = {shared.kv[warp], shared.barriers[warp], k + slab, v + slab, stride};
     ring.table = table + first;
     ring.count = first < end ? (end - first + kDecodeWarps - 1) / kDecodeWarps : 0;
     ring.blocks = batch.blocks;
@@ -99,12 +100,10 @@ __device__ void decode(const Source &source, bf16 *k, bf16 *v, const Batch &batc
     __syncthreads();
 
     uint4 q[N][D / 32];
+    load_columns<D, N, T>(q, shared.q);
     Partial<D, N> part = {};
 #pragma unroll
     for (int t = 0; t < N; ++t) {
-#pragma unroll
-        for (int c = 0; c < D / 32; ++c)
-            q[t][c] = load_matrices(shared.q + query_vector<N>(8 * t + lane % 8, 4 * c + lane / 8));
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
             part.max[t][j] = -INFINITY;
@@ -115,20 +114,22 @@ __device__ void decode(const Source &source, bf16 *k, bf16 *v, const Batch &batc
     for (n = 0; n < ring.count; ++n) {
         uint32_t token = (first + n * kDecodeWarps) * kBlock, p[N][2];
         bool ends = token + kBlock >= pair.kv_len, masked = token + kBlock > pair.kv_len - pair.tokens;
-        Slab<D> *stage = ring.await(n * kStages);
-        if (ends) complete_tile<D, 0, kSlabs<D> - 1>(stage, newest - token, added, k + at, v + at);
-        weigh<D, N>(p, part, q, stage[0], token, masked, scale);
+        Slab<D, T> *stage = ring.await(n * kStages);
+        if (ends) complete_tile<D, 0, kSlabs<D, T> - 1>(stage, newest - token, added, k + at, v + at);
+        // Large heads in bf16, whose values are not there yet, have no scales.
+        float2 by = tile_scales<D>(stage[kSlabs<D, T> - 1]);
+        weigh<D, N>(p, part, q, stage[0], token, masked, scale, by);
         if constexpr (kStages == 2) {
             ring.refill(2 * n);
             stage = ring.await(2 * n + 1);
             if (ends) complete_tile<D, 1, 1>(stage, newest - token, added, k + at, v + at);
         }
-        add_values<D, N>(part, p, stage[kSlabs<D> - 1]);
+        add_values<D, N>(part, p, stage[kSlabs<D, T> - 1]);
         ring.refill((n + 1) * kStages - 1);
     }
-    store_partial<D, N>(part, reinterpret_cast<float *>(shared.kv[warp]), pair.columns);
+    store_partial<D, N, T>(part, reinterpret_cast<float *>(shared.kv[warp]), pair.columns);
     __syncthreads();
-    finish<D, N, S>(shared, source, pair, place.item - pair.split, workspace, out);
+    finish<D, N, S, T>(shared, source, pair, place.item - pair.split, workspace, out);
     if (source.overlaps_prefill() && closes) wait_for_predecessor();
 }
 #endif

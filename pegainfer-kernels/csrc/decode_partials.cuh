@@ -14,8 +14,8 @@ struct Workspace {
 };
 
 #if __CUDA_ARCH__ >= 900
-template <int D, int N, int S> struct DecodeShared {
-    alignas(128) Stage<D> kv[kDecodeWarps][S];
+template <int D, int N, int S, typename T> struct DecodeShared {
+    alignas(128) Stage<D, T> kv[kDecodeWarps][S];
     bf16 q[8 * N * D];
     bf16 fresh[2][D];                  // fused: key and value of the new token
     uint32_t arrived;
@@ -86,13 +86,9 @@ __device__ __forceinline__ uint32_t add_acq_rel(uint32_t *counter, uint32_t x) {
     return out;
 }
 
-// The first element of a vector of a column of the matrix of queries, swizzled as the cache is.
-template <int N> __device__ __forceinline__ uint32_t query_vector(uint32_t column, uint32_t vector) {
-    return ((vector / 8 * 8 * N + column) * 8 + (vector % 8 ^ column % 8)) * 8;
-}
-
 // Writes a warp's partial softmax to shared memory: of each column D numerators, the maximum and the sum.
-template <int D, int N> __device__ void store_partial(Partial<D, N> &partial, float *to, uint32_t columns) {
+template <int D, int N, typename T = bf16>
+__device__ void store_partial(Partial<D, N> &partial, float *to, uint32_t columns) {
     uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int t = 0; t < N; ++t) {
@@ -104,8 +100,8 @@ template <int D, int N> __device__ void store_partial(Partial<D, N> &partial, fl
             float *row = to + column * (D + 4);
 #pragma unroll
             for (int m = 0; m < D / 16; ++m) {
-                row[16 * m + Accumulator::row(lane, 0)] = partial.o[t][m][j];
-                row[16 * m + Accumulator::row(lane, 2)] = partial.o[t][m][j + 2];
+                row[output_dimension<T>(m, 0)] = partial.o[t][m][j];
+                row[output_dimension<T>(m, 2)] = partial.o[t][m][j + 2];
             }
             if (lane < 4) *reinterpret_cast<float2 *>(row + D) = make_float2(partial.max[t][j], sum);
         }
@@ -164,8 +160,8 @@ __device__ __forceinline__ void store_output(bf16 *to, float4 o, float sum, cons
 // Merges the partials of the block's warps; if the pair is split, its last block to arrive merges those of all. Vectors
 // are 4 dimensions; a thread has as many of them as keep the loads of few threads together. `first`: item of the first
 // partial.
-template <int D, int N, int S, typename Source>
-__device__ void finish(DecodeShared<D, N, S> &shared, const Source &source, const Pair &pair, uint32_t first,
+template <int D, int N, int S, typename T, typename Source>
+__device__ void finish(DecodeShared<D, N, S, T> &shared, const Source &source, const Pair &pair, uint32_t first,
                        const Workspace &workspace, bf16 *out) {
     constexpr uint32_t kStride = sizeof(shared.kv[0]) / sizeof(float);
     constexpr int kEach = D > 32 * kDecodeWarps ? D / (32 * kDecodeWarps) : 1;

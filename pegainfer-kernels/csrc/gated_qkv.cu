@@ -4,8 +4,8 @@
 // gated_qk_norm_rope_write_kv: QK norm, partial rotary embedding (csrc/gated_head.cuh: formula) and the write to the
 // cache; one block a token. attention_gate: attended *= sigmoid(gate). All accesses are vectors; bound by memory.
 // Reference: src/cpu/gated_qkv.rs, src/cpu/gate.rs.
+#include "fp8_kv.cuh"
 #include "gated_head.cuh"
-#include "kv_cache.cuh"
 #include "abi/gated_qkv.h"
 #include "limits.h"
 
@@ -13,7 +13,8 @@ using namespace limits::gated_qkv;
 
 
 // `lanes` of a head: the next power of two from head_dim / 8. A bad slot or position stops the kernel.
-extern "C" __global__ __launch_bounds__(kMaxThreads) void gated_qk_norm_rope_write_kv(
+template <typename T>
+__device__ __forceinline__ void rotate_write_kv(
     const bf16 *__restrict__ projected,     // [tokens, (2 heads + 2 kv_heads) * head_dim]
     const float *__restrict__ q_norm,       // [head_dim]
     const float *__restrict__ k_norm,       // [head_dim]
@@ -21,7 +22,7 @@ extern "C" __global__ __launch_bounds__(kMaxThreads) void gated_qk_norm_rope_wri
     const uint32_t *__restrict__ positions, // [tokens]
     const uint32_t *__restrict__ slots,     // [tokens]
     bf16 *__restrict__ q,                   // [tokens, heads * head_dim]
-    bf16 *__restrict__ k, bf16 *__restrict__ v, // [blocks, kv_heads, head_dim / 64, 16, 64], csrc/kv_cache.cuh
+    T *__restrict__ k, T *__restrict__ v,   // csrc/kv_cache.cuh
     uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t rotary,
     uint32_t max_position, uint32_t max_slot, float eps, uint32_t lanes) {
     release_successor();
@@ -52,17 +53,30 @@ extern "C" __global__ __launch_bounds__(kMaxThreads) void gated_qk_norm_rope_wri
             uint32_t h = head + i * at_once;
             bool query = h < heads, key = !query && h < heads + kv_heads;
             uint4 y = norm_rope(x[i], select(query, by_q, by_k), other, lanes, head_dim, eps);
+            float scale = row_scale<T>(key ? y : x[i], make_uint4(0, 0, 0, 0), inside, lanes);
             if (!inside || h >= all || (!query && slot == kNoSlot)) continue;
             if (query) {
                 *reinterpret_cast<uint4 *>(q + (size_t(token) * heads + h) * head_dim + 8 * vector) = y;
                 continue;
             }
             size_t slab = size_t(slot / kBlock) * kv_heads + h - heads - (key ? 0 : kv_heads);
-            bf16 *to = (key ? k : v) + slab * head_dim * kBlock + cache_vector(slot % kBlock, vector);
-            *reinterpret_cast<uint4 *>(to) = key ? y : x[i];
+            T *to = (key ? k : v) + slab * slab_size<T>(head_dim);
+            store_row(to, head_dim, slot % kBlock, vector, key ? y : x[i], scale);
         }
     }
 }
+
+#define WRITE_KV(SUFFIX, T)                                                                                            \
+    extern "C" __global__ __launch_bounds__(kMaxThreads) void gated_qk_norm_rope_write_kv##SUFFIX(                     \
+        const bf16 *__restrict__ projected, const float *__restrict__ q_norm, const float *__restrict__ k_norm,        \
+        const float *__restrict__ rope, const uint32_t *__restrict__ positions, const uint32_t *__restrict__ slots,    \
+        bf16 *__restrict__ q, T *__restrict__ k, T *__restrict__ v, uint32_t heads, uint32_t kv_heads,                 \
+        uint32_t head_dim, uint32_t rotary, uint32_t max_position, uint32_t max_slot, float eps, uint32_t lanes) {     \
+        rotate_write_kv(projected, q_norm, k_norm, rope, positions, slots, q, k, v, heads, kv_heads, head_dim, rotary, \
+                        max_position, max_slot, eps, lanes);                                                           \
+    }
+WRITE_KV(, bf16)
+WRITE_KV(_fp8, fp8)
 
 // attended *= sigmoid(gate), 8 elements a thread. Grid: tokens, then enough blocks for a row.
 extern "C" __global__ __launch_bounds__(kGateThreads) void attention_gate(

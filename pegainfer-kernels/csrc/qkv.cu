@@ -7,7 +7,7 @@
 // A lane has the 8 elements of vector l of its head's lower half and the 8 that they rotate with, D / 2 further; the
 // next power of two from D / 16 lanes share a head. So every access to memory is a vector, and the angles, which are
 // the same for all heads of a token, are loaded once.
-#include "kv_cache.cuh"
+#include "fp8_kv.cuh"
 #include "norm_rope.cuh"
 #include "vec8.cuh"
 #include "abi/qkv.h"
@@ -38,7 +38,7 @@ __device__ __forceinline__ void norm_rope(uint4 &low, uint4 &high, bool inside, 
 }
 
 // A bad slot or position stops the kernel.
-template <bool kNorm>
+template <bool kNorm, typename T>
 __device__ __forceinline__ void rotate_write_kv(
     const bf16 *__restrict__ qkv,               // [tokens, (heads + 2 kv_heads) * head_dim]
     const bf16 *__restrict__ q_norm,            // [head_dim]; not read without kNorm
@@ -47,7 +47,7 @@ __device__ __forceinline__ void rotate_write_kv(
     const uint32_t *__restrict__ positions,     // [tokens]
     const uint32_t *__restrict__ slots,         // [tokens]
     bf16 *__restrict__ q,                       // [tokens, heads * head_dim]
-    bf16 *__restrict__ k, bf16 *__restrict__ v, // [blocks, kv_heads, head_dim / 64, 16, 64], csrc/kv_cache.cuh
+    T *__restrict__ k, T *__restrict__ v,       // csrc/kv_cache.cuh
     uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t max_position, uint32_t max_slot, float eps,
     uint32_t lanes) {
     release_successor();
@@ -73,6 +73,8 @@ __device__ __forceinline__ void rotate_write_kv(
         if constexpr (kNorm) low_weight = load16(weight), high_weight = load16(weight + half);
         uint4 low_value = low, high_value = high;
         norm_rope<kNorm>(low, high, inside, lanes, head_dim, eps, low_weight, high_weight, cosine, sine);
+        uint4 low_row = key ? low : low_value, high_row = key ? high : high_value; // of the cache
+        float scale = row_scale<T>(low_row, high_row, inside, lanes);
         if (!there || (!query && slot == kNoSlot)) continue;
         if (query) {
             bf16 *to = q + (size_t(token) * heads + head) * head_dim + d;
@@ -81,25 +83,28 @@ __device__ __forceinline__ void rotate_write_kv(
             continue;
         }
         uint32_t kv_head = head - heads - (key ? 0 : kv_heads), vector = d / 8;
-        bf16 *to = (key ? k : v) + (block * kv_heads + kv_head) * head_dim * kBlock;
-        *reinterpret_cast<uint4 *>(to + cache_vector(offset, vector)) = key ? low : low_value;
-        *reinterpret_cast<uint4 *>(to + cache_vector(offset, vector + high_vector)) = key ? high : high_value;
+        T *to = (key ? k : v) + (block * kv_heads + kv_head) * slab_size<T>(head_dim);
+        store_row(to, head_dim, offset, vector, low_row, scale);
+        store_row(to, head_dim, offset, vector + high_vector, high_row, scale);
     }
 }
 
-extern "C" __global__ __launch_bounds__(kMaxThreads) void qk_norm_rope_write_kv(
-    const bf16 *__restrict__ qkv, const bf16 *__restrict__ q_norm, const bf16 *__restrict__ k_norm,
-    const float *__restrict__ rope, const uint32_t *__restrict__ positions, const uint32_t *__restrict__ slots,
-    bf16 *__restrict__ q, bf16 *__restrict__ k, bf16 *__restrict__ v, uint32_t heads, uint32_t kv_heads,
-    uint32_t head_dim, uint32_t max_position, uint32_t max_slot, float eps, uint32_t lanes) {
-    rotate_write_kv<true>(qkv, q_norm, k_norm, rope, positions, slots, q, k, v, heads, kv_heads, head_dim,
-                          max_position, max_slot, eps, lanes);
-}
-
-extern "C" __global__ __launch_bounds__(kMaxThreads) void rope_write_kv(
-    const bf16 *__restrict__ qkv, const float *__restrict__ rope, const uint32_t *__restrict__ positions,
-    const uint32_t *__restrict__ slots, bf16 *__restrict__ q, bf16 *__restrict__ k, bf16 *__restrict__ v,
-    uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t max_position, uint32_t max_slot, uint32_t lanes) {
-    rotate_write_kv<false>(qkv, qkv, qkv, rope, positions, slots, q, k, v, heads, kv_heads, head_dim, max_position,
-                           max_slot, 0.f, lanes);
-}
+#define WRITE_KV(SUFFIX, T)                                                                                            \
+    extern "C" __global__ __launch_bounds__(kMaxThreads) void qk_norm_rope_write_kv##SUFFIX(                           \
+        const bf16 *__restrict__ qkv, const bf16 *__restrict__ q_norm, const bf16 *__restrict__ k_norm,                \
+        const float *__restrict__ rope, const uint32_t *__restrict__ positions, const uint32_t *__restrict__ slots,    \
+        bf16 *__restrict__ q, T *__restrict__ k, T *__restrict__ v, uint32_t heads, uint32_t kv_heads,                 \
+        uint32_t head_dim, uint32_t max_position, uint32_t max_slot, float eps, uint32_t lanes) {                      \
+        rotate_write_kv<true>(qkv, q_norm, k_norm, rope, positions, slots, q, k, v, heads, kv_heads, head_dim,         \
+                              max_position, max_slot, eps, lanes);                                                     \
+    }                                                                                                                  \
+    extern "C" __global__ __launch_bounds__(kMaxThreads) void rope_write_kv##SUFFIX(                                   \
+        const bf16 *__restrict__ qkv, const float *__restrict__ rope, const uint32_t *__restrict__ positions,          \
+        const uint32_t *__restrict__ slots, bf16 *__restrict__ q, T *__restrict__ k, T *__restrict__ v,                \
+        uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t max_position, uint32_t max_slot,                \
+        uint32_t lanes) {                                                                                              \
+        rotate_write_kv<false>(qkv, qkv, qkv, rope, positions, slots, q, k, v, heads, kv_heads, head_dim,              \
+                               max_position, max_slot, 0.f, lanes);                                                    \
+    }
+WRITE_KV(, bf16)
+WRITE_KV(_fp8, fp8)

@@ -172,6 +172,26 @@ impl HeadShape {
         i / slab * slab + inner
     }
 
+    /// Where byte `i` of the GPU's cache in FP8 lies in the CPU's, in K or in V.
+    pub(crate) fn cpu_byte(&self, keys: bool, i: usize) -> usize {
+        let (slab, codes) = (BLOCK_SIZE * self.slab_rows(KvDType::Fp8), BLOCK_SIZE * self.head_dim);
+        let at = i % slab;
+        if at >= codes {
+            return i;
+        }
+        let (column, token) = (at / (64 * BLOCK_SIZE), at / 64 % BLOCK_SIZE);
+        let dim = 64 * column + 16 * ((at % 64 / 16) ^ (token / 2 % 4)) + at % 16;
+        let inner = if keys { dim * BLOCK_SIZE + token } else { token * self.head_dim + dim };
+        i / slab * slab + inner
+    }
+
+    /// The token of a block whose scale has byte `i` of a cache in FP8, and which of its bytes; `None` for a code.
+    pub(crate) fn scale_byte(&self, i: usize) -> Option<(usize, usize)> {
+        let at = i % (BLOCK_SIZE * self.slab_rows(KvDType::Fp8));
+        let byte = at.checked_sub(BLOCK_SIZE * self.head_dim)?;
+        Some((byte / size_of::<f32>(), byte % size_of::<f32>()))
+    }
+
     /// The first of the [`slab_rows`](Self::slab_rows) that one KV head has in a block, of K and of V.
     pub(crate) fn first_row(&self, dtype: KvDType, block: usize, kv_head: usize) -> usize {
         (block * self.kv_heads + kv_head) * self.slab_rows(dtype)
@@ -207,6 +227,19 @@ mod tests {
             (0..elements).for_each(|i| seen[shape.cpu_index(keys, i)] = true);
             assert!(seen.iter().all(|&s| s));
         }
+        let bytes = 3 * shape.block_len(KvDType::Fp8);
+        for keys in [true, false] {
+            let mut seen = vec![false; bytes];
+            (0..bytes).for_each(|i| seen[shape.cpu_byte(keys, i)] = true);
+            assert!(seen.iter().all(|&s| s));
+        }
+        // Token 2, dimension 64 of the second head of block 0: column 1, codes 0 at place 1.
+        let i = shape.block_len(KvDType::Fp8) / 2 + 16 * 64 + 2 * 64 + 16;
+        assert_eq!(shape.cpu_byte(true, i), shape.key(KvDType::Fp8, 2, 1) + 64 * BLOCK_SIZE);
+        assert_eq!(shape.cpu_byte(false, i), shape.value(KvDType::Fp8, 2, 1) + 64);
+        assert_eq!(shape.scale_byte(i), None);
+        let i = shape.scale(2, 1) + 3;
+        assert_eq!((shape.cpu_byte(true, i), shape.scale_byte(i)), (i, Some((2, 3))));
         // Token 1, dimension 64 of the second head of block 0: half 1, row 1, vector 0 at place 1.
         let i = shape.block_len(KvDType::Bf16) / 2 + 16 * 64 + 64 + 8;
         assert_eq!(shape.cpu_index(true, i), shape.key(KvDType::Bf16, 1, 1) + 64 * BLOCK_SIZE);

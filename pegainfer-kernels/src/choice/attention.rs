@@ -1,8 +1,7 @@
 //! Attention over the paged KV cache: the kernels for rows of many and of few queries, and their grids.
 
 use super::Gpu;
-use crate::heads::BLOCK_SIZE;
-use crate::heads::HeadShape;
+use crate::heads::{BLOCK_SIZE, HeadShape, KvDType};
 use crate::limits::attention::{DECODE_WARPS, LARGE_HEAD};
 use crate::load::{AttentionLoad, DECODE_QUERIES};
 use pegainfer_core::cuda::{COUNTERS, WORKSPACE_BYTES};
@@ -70,11 +69,18 @@ pub enum DecodeStep {
 }
 
 impl Attention {
-    /// Chooses for `rows` rows, `tokens` queries in all.
-    pub fn choose(gpu: &Gpu, shape: HeadShape, load: &AttentionLoad, (rows, tokens): (usize, usize)) -> Self {
+    /// Chooses for `rows` rows, `tokens` queries in all, over a cache of this format.
+    pub fn choose(
+        gpu: &Gpu,
+        shape: HeadShape,
+        format: KvDType,
+        load: &AttentionLoad,
+        (rows, tokens): (usize, usize),
+    ) -> Self {
         let (few, most) = (load.min_queries * shape.group(), load.max_queries * shape.group());
         let decodes = few <= DECODE_COLUMNS;
-        let prefill = (most > DECODE_COLUMNS).then(|| match gpu.is_hopper() {
+        // The kernel by wgmma reads a cache in bf16.
+        let prefill = (most > DECODE_COLUMNS).then(|| match gpu.is_hopper() && format == KvDType::Bf16 {
             true if decodes => Prefill::Wgmma { blocks: PrefillShare::of(load, rows, tokens, shape).blocks(gpu) },
             true => Prefill::Wgmma { blocks: gpu.multiprocessors },
             false => Prefill::Mma,
@@ -121,21 +127,21 @@ impl Decode {
 
 impl DecodeStep {
     /// Chooses `ops::decode_attention` for `rows` rows of one query.
-    pub fn choose(gpu: &Gpu, shape: HeadShape, load: &AttentionLoad, rows: usize) -> Self {
-        Self::fused(gpu, shape, load, rows, shape.head_dim <= LARGE_HEAD)
+    pub fn choose(gpu: &Gpu, shape: HeadShape, format: KvDType, load: &AttentionLoad, rows: usize) -> Self {
+        Self::fused(gpu, (shape, format), load, rows, shape.head_dim <= LARGE_HEAD)
     }
 
     /// Chooses `ops::gated_decode_attention`.
-    pub fn choose_gated(gpu: &Gpu, shape: HeadShape, load: &AttentionLoad, rows: usize) -> Self {
-        Self::fused(gpu, shape, load, rows, shape.head_dim == 256)
+    pub fn choose_gated(gpu: &Gpu, shape: HeadShape, format: KvDType, load: &AttentionLoad, rows: usize) -> Self {
+        Self::fused(gpu, (shape, format), load, rows, shape.head_dim == 256)
     }
 
-    fn fused(gpu: &Gpu, shape: HeadShape, load: &AttentionLoad, rows: usize, built: bool) -> Self {
+    fn fused(gpu: &Gpu, (shape, format): (HeadShape, KvDType), load: &AttentionLoad, rows: usize, built: bool) -> Self {
         if built && bulk_serves(gpu, shape) && shape.group() <= COLUMNS {
             let stages = fused_stages(gpu.multiprocessors, rows * shape.kv_heads, shape.head_dim);
             return Self::Fused(DecodeGrid::new(gpu, shape, rows, 1, stages));
         }
-        Self::Separate(Attention::choose(gpu, shape, load, (rows, rows)))
+        Self::Separate(Attention::choose(gpu, shape, format, load, (rows, rows)))
     }
 
     /// Its name in records.

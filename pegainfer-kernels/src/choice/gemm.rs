@@ -4,7 +4,7 @@ use super::gemm_shape::{GemmShape, Output};
 use super::gemv_splitk::{self, GemvPlan};
 use super::gpu::Gpu;
 use super::skinny_wgmma::{self, SkinnyPlan};
-use crate::heads::HeadShape;
+use crate::heads::{HeadShape, KvDType};
 use crate::limits::gemm_wgmma;
 use pegainfer_core::cuda::BOX_COLUMNS;
 
@@ -180,9 +180,12 @@ impl Qkv {
     /// Parts of a tile in csrc/gemm_wgmma_qkv.cu.
     const PARTS: usize = gemm_wgmma::QKV_PARTS;
 
-    /// Chooses for `m` rows of `k` columns.
-    pub fn choose(gpu: &Gpu, m: usize, k: usize, heads: HeadShape) -> Self {
-        let fused = m >= Self::MIN_ROWS && heads.head_dim == Self::HEAD_DIM && gemm_wgmma_serves(gpu, k, Self::PARTS);
+    /// Chooses for `m` rows of `k` columns; the fused kernel writes a cache in bf16.
+    pub fn choose(gpu: &Gpu, m: usize, k: usize, heads: HeadShape, format: KvDType) -> Self {
+        let fused = format == KvDType::Bf16
+            && m >= Self::MIN_ROWS
+            && heads.head_dim == Self::HEAD_DIM
+            && gemm_wgmma_serves(gpu, k, Self::PARTS);
         match fused {
             true => Self::Wgmma,
             false => Self::Separate(Gemm::choose(gpu, GemmShape { m, n: heads.qkv_width(), k, output: Output::Bf16 })),

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::delta::DeltaShape;
-use crate::heads::HeadShape;
+use crate::heads::{HeadShape, KvDType};
 use crate::load::AttentionLoad;
 use crate::ops;
 use pegainfer_core::tensor::DType;
@@ -46,7 +46,7 @@ fn gemms(gpu: &Gpu, card: &str) -> String {
         })
     };
     [
-        names(card, "qkv", |m| Qkv::choose(gpu, m, 2560, QWEN3).name()),
+        names(card, "qkv", |m| Qkv::choose(gpu, m, 2560, QWEN3, KvDType::Bf16).name()),
         matrix("in_proj", 12_352, 2560, Output::Bf16),
         matrix("o", 2560, 4096, Output::SplitK),
         names(card, "gate_up", |m| Swiglu::choose(gpu, (m, 19_456, 2560)).name()),
@@ -67,8 +67,8 @@ fn decode(gpu: &Gpu, card: &str) -> String {
         (choice.name(), grid)
     };
     [
-        line(card, "heads 128", |rows| grid(DecodeStep::choose(gpu, QWEN3, &load(rows), rows))),
-        line(card, "heads 256", |rows| grid(DecodeStep::choose_gated(gpu, QWEN35, &load(rows), rows))),
+        line(card, "heads 128", |rows| grid(DecodeStep::choose(gpu, QWEN3, KvDType::Bf16, &load(rows), rows))),
+        line(card, "heads 256", |rows| grid(DecodeStep::choose_gated(gpu, QWEN35, KvDType::Bf16, &load(rows), rows))),
     ]
     .concat()
 }
@@ -76,7 +76,7 @@ fn decode(gpu: &Gpu, card: &str) -> String {
 fn prefill(gpu: &Gpu, card: &str) -> String {
     let choose = |shape: HeadShape, decoding: usize, tokens: usize| {
         let load = AttentionLoad::of(std::iter::repeat_n((1, CONTEXT), decoding).chain([(tokens, tokens)]));
-        let choice = Attention::choose(gpu, shape, &load, (decoding + 1, decoding + tokens));
+        let choice = Attention::choose(gpu, shape, KvDType::Bf16, &load, (decoding + 1, decoding + tokens));
         let blocks =
             if let Some(Prefill::Wgmma { blocks }) = choice.prefill { blocks.to_string() } else { String::new() };
         (choice.name(), blocks)

@@ -1,7 +1,8 @@
 //! Seeded operands like recorded ones, and what is read back of them.
 
 use super::case::{Case, EXACT, Output, Values};
-use crate::ops::{self, KvDType};
+use crate::cpu::formats::{E4M3_MAX, e4m3, encode_e4m3};
+use crate::ops::{self, BLOCK_SIZE, HeadShape, KvDType};
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::{OpRecord, Operand};
@@ -40,7 +41,7 @@ pub(super) fn fill(
     let (elements, cache) = (tensor.elements(), cache_index(&operand.name));
     match operand.dtype {
         DType::Bf16 => {
-            let place = cpu_order(exec, cache, case);
+            let place = cpu_order(exec, cache, operand.dtype, case);
             exec.write(tensor, 0..elements, |first, out: &mut [bf16]| {
                 let value = |i: usize| bf16::from_f32(unit(seed, place(i)));
                 out.par_iter_mut().enumerate().for_each(|(i, v)| *v = value(first + i));
@@ -56,6 +57,12 @@ pub(super) fn fill(
             // Ids, positions, slots and rows all count from 0; distinct, because slots must be.
             let ids: Vec<u32> = (0..elements as u32).rev().collect();
             exec.fill_rows(tensor, &ids)
+        }
+        DType::U8 if cache.is_some() => {
+            let (shape, place) = (case.shape, cpu_order(exec, cache, operand.dtype, case));
+            exec.write(tensor, 0..elements, |first, out: &mut [u8]| {
+                out.par_iter_mut().enumerate().for_each(|(i, v)| *v = cached_byte(shape, seed, place(first + i)));
+            })
         }
         DType::U8 => exec.write(tensor, 0..elements, |first, out: &mut [u8]| {
             out.iter_mut().enumerate().for_each(|(i, v)| *v = (rng::bits(seed, (first + i) as u64) >> 56) as u8);
@@ -100,9 +107,34 @@ fn cache_index(name: &str) -> Option<usize> {
 }
 
 /// Where an element of this device's tensor lies in the CPU's.
-fn cpu_order(exec: &Exec, cache: Option<usize>, case: &Case) -> impl Fn(usize) -> usize + Sync + use<> {
+fn cpu_order(exec: &Exec, cache: Option<usize>, dtype: DType, case: &Case) -> impl Fn(usize) -> usize + Sync + use<> {
     let (shape, cache) = (case.shape, cache.filter(|_| exec.device() == Device::Cuda));
-    move |i| cache.map_or(i, |cache| shape.cpu_index(cache == 0, i))
+    move |i| match (cache, dtype) {
+        (None, _) => i,
+        (Some(cache), DType::U8) => shape.cpu_byte(cache == 0, i),
+        (Some(cache), _) => shape.cpu_index(cache == 0, i),
+    }
+}
+
+/// Byte `i`, in the CPU's layout, of a cache in FP8 whose values are below 1.5.
+fn cached_byte(shape: HeadShape, seed: u64, i: usize) -> u8 {
+    match shape.scale_byte(i) {
+        None => encode_e4m3(unit(seed, i) * E4M3_MAX),
+        Some((_, byte)) => ((1.0 + unit(seed, i - byte) / 2.0) / E4M3_MAX).to_ne_bytes()[byte],
+    }
+}
+
+/// The numbers that a cache in FP8 holds, in the CPU's layout: codes times scales, and in the last byte of each scale the scale.
+fn dequantized(shape: HeadShape, keys: bool, bytes: &[u8]) -> Vec<f32> {
+    let slab = BLOCK_SIZE * shape.slab_rows(KvDType::Fp8);
+    let slab_values = |slab: &[u8]| {
+        let (codes, scales) = slab.split_at(BLOCK_SIZE * shape.head_dim);
+        let scales: Vec<f32> = scales.as_chunks().0.iter().map(|scale| f32::from_ne_bytes(*scale)).collect();
+        let token = |i: usize| if keys { i % BLOCK_SIZE } else { i / shape.head_dim };
+        let codes = codes.iter().enumerate().map(|(i, code)| e4m3(*code) * scales[token(i)]);
+        codes.chain(scales.iter().flat_map(|scale| [0.0, 0.0, 0.0, *scale])).collect::<Vec<_>>()
+    };
+    bytes.chunks_exact(slab).flat_map(slab_values).collect()
 }
 
 /// In [-1, 1).
@@ -141,7 +173,15 @@ pub(super) fn output(exec: &Exec, tensor: &Tensor, case: &Case) -> Result<Output
             (EXACT, host.iter().map(|v| f32::from(*v)).collect())
         }
     };
-    let place = cpu_order(exec, cache_index(tensor.name()), case);
+    let cache = cache_index(tensor.name());
+    let place = cpu_order(exec, cache, tensor.dtype(), case);
+    if let (Some(cache), DType::U8) = (cache, tensor.dtype()) {
+        let mut ordered = vec![0; n];
+        values.iter().enumerate().for_each(|(i, v)| ordered[place(i)] = *v as u8);
+        let values = dequantized(case.shape, cache == 0, &ordered);
+        // What differs by a rounding to bf16 may differ by a code, which are an eighth apart.
+        return Ok(Output { tolerance: 1.0 / 8.0, row: tensor.rows_cols().1, values });
+    }
     let mut ordered = vec![0.0; n];
     values.iter().enumerate().for_each(|(i, v)| ordered[place(i)] = *v);
     Ok(Output { tolerance, row: tensor.rows_cols().1, values: ordered })

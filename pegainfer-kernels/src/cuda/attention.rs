@@ -7,7 +7,7 @@ use super::attention_operands::Operands;
 use super::attention_prefill::prefill;
 use crate::choice::{Attention, Decode, Prefill, async_partial_bytes};
 use crate::limits::attention::DECODE_WARPS;
-use crate::ops::{AttentionBatch, DECODE_QUERIES, HeadShape};
+use crate::ops::{AttentionBatch, DECODE_QUERIES, HeadShape, KvDType};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 
@@ -47,10 +47,18 @@ fn decode_async(exec: &mut Exec, splits: usize, operands: Operands<'_, '_>, out:
     let op = "attention";
     let Operands { q, k, v, batch, shape, scale } = operands;
     let HeadShape { heads, kv_heads, head_dim } = shape;
-    let (decode, combine) = match head_dim {
-        64 => (DecodeAsync::decode_64, CombineSplits::combine_64),
-        128 => (DecodeAsync::decode_128, CombineSplits::combine_128),
-        _ => (DecodeAsync::decode_256, CombineSplits::combine_256),
+    let decode = match (KvDType::of(k), head_dim) {
+        (KvDType::Bf16, 64) => DecodeAsync::decode_64,
+        (KvDType::Bf16, 128) => DecodeAsync::decode_128,
+        (KvDType::Bf16, _) => DecodeAsync::decode_256,
+        (KvDType::Fp8, 64) => DecodeAsync::decode_fp8_64,
+        (KvDType::Fp8, 128) => DecodeAsync::decode_fp8_128,
+        (KvDType::Fp8, _) => DecodeAsync::decode_fp8_256,
+    };
+    let combine = match head_dim {
+        64 => CombineSplits::combine_64,
+        128 => CombineSplits::combine_128,
+        _ => CombineSplits::combine_256,
     };
     let ((rows, max_blocks), blocks) = (batch.block_tables.rows_cols(), k.rows_cols().0);
     // Matrix rows of the longest row that the kernel takes.

@@ -4,7 +4,7 @@ use super::abi::{DecodeBulk, DecodeFused};
 use super::attention_operands::Operands;
 use crate::choice::DecodeGrid;
 use crate::limits::attention::{DECODE_WARPS, LARGE_HEAD};
-use crate::ops::{AttentionBatch, HeadShape, Heads};
+use crate::ops::{AttentionBatch, HeadShape, Heads, KvDType};
 use pegainfer_core::cuda::{Cuda, Launch};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
@@ -18,10 +18,21 @@ pub(super) enum Prefilled {
     Overlapped,
 }
 
-/// Size of `DecodeShared<D, N, S>` in csrc/decode_partials.cuh.
-fn shared_bytes(head_dim: usize, column_tiles: usize, stages: usize) -> usize {
-    let slabs = if head_dim > LARGE_HEAD { 1 } else { 2 };
-    let bytes = DECODE_WARPS * stages * (slabs * 32 * head_dim + 8) + 16 * column_tiles * head_dim + 4 * head_dim + 8;
+/// Stages of each warp's ring in the kernels for this format, of a grid for so many stages in bf16. They take as many bytes:
+/// in FP8 a stage of small heads is half as large, and one of large heads has both keys and values.
+pub(super) fn kernel_stages(format: KvDType, head_dim: usize, stages: usize) -> usize {
+    if format == KvDType::Fp8 && head_dim <= LARGE_HEAD { 2 * stages } else { stages }
+}
+
+/// Size of `DecodeShared<D, N, S, T>` in csrc/decode_partials.cuh, for a grid of so many stages.
+fn shared_bytes(format: KvDType, head_dim: usize, column_tiles: usize, stages: usize) -> usize {
+    let stage = match format {
+        KvDType::Bf16 if head_dim > LARGE_HEAD => 32 * head_dim,
+        KvDType::Bf16 => 2 * 32 * head_dim,
+        KvDType::Fp8 => 2 * 16 * (head_dim + size_of::<f32>()),
+    };
+    let ring = kernel_stages(format, head_dim, stages) * (stage + 8);
+    let bytes = DECODE_WARPS * ring + 16 * column_tiles * head_dim + 4 * head_dim + 8;
     bytes.next_multiple_of(128)
 }
 
@@ -29,6 +40,7 @@ fn shared_bytes(head_dim: usize, column_tiles: usize, stages: usize) -> usize {
 pub(super) struct Call<'a, 'b> {
     pub batch: &'a AttentionBatch<'b>,
     pub shape: HeadShape,
+    pub format: KvDType,
     pub grid: &'a DecodeGrid,
 }
 
@@ -39,7 +51,7 @@ impl Call<'_, '_> {
         let HeadShape { kv_heads, head_dim, .. } = self.shape;
         let DecodeGrid { column_tiles, stages, blocks } = *self.grid;
         let launch = launch.early(self.batch.qo_indptr).early(self.batch.kv_lens).early(self.batch.block_tables);
-        let launch = launch.shared(shared_bytes(head_dim, column_tiles, stages));
+        let launch = launch.shared(shared_bytes(self.format, head_dim, column_tiles, stages));
         // Overlapped, the kernel fetches the keys and values before a row's queries early. They are those of earlier steps
         // if the queries are all that the step adds to the row.
         let launch = if self.batch.load.sampled_only { launch } else { launch.overlapped() };
@@ -72,13 +84,20 @@ pub(super) fn decode_bulk(
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let Operands { q, k, v, batch, shape, scale } = operands;
-    let kernel = match (shape.head_dim, grid.column_tiles) {
-        (64, 1) => DecodeBulk::decode_64_1,
-        (64, _) => DecodeBulk::decode_64_2,
-        (128, 1) => DecodeBulk::decode_128_1,
-        (128, _) => DecodeBulk::decode_128_2,
-        (_, 1) => DecodeBulk::decode_256_1,
-        _ => DecodeBulk::decode_256_2,
+    let format = KvDType::of(k);
+    let kernel = match (format, shape.head_dim, grid.column_tiles) {
+        (KvDType::Bf16, 64, 1) => DecodeBulk::decode_64_1,
+        (KvDType::Bf16, 64, _) => DecodeBulk::decode_64_2,
+        (KvDType::Bf16, 128, 1) => DecodeBulk::decode_128_1,
+        (KvDType::Bf16, 128, _) => DecodeBulk::decode_128_2,
+        (KvDType::Bf16, _, 1) => DecodeBulk::decode_256_1,
+        (KvDType::Bf16, ..) => DecodeBulk::decode_256_2,
+        (KvDType::Fp8, 64, 1) => DecodeBulk::decode_fp8_64_1,
+        (KvDType::Fp8, 64, _) => DecodeBulk::decode_fp8_64_2,
+        (KvDType::Fp8, 128, 1) => DecodeBulk::decode_fp8_128_1,
+        (KvDType::Fp8, 128, _) => DecodeBulk::decode_fp8_128_2,
+        (KvDType::Fp8, _, 1) => DecodeBulk::decode_fp8_256_1,
+        (KvDType::Fp8, ..) => DecodeBulk::decode_fp8_256_2,
     };
     let gpu = exec.gpu()?;
     let Scratch { partials, arrived } = Scratch::of(gpu);
@@ -106,7 +125,7 @@ pub(super) fn decode_bulk(
     // Beside prefill the kernel waits for nothing before it reads.
     let launch = if overlapped { launch.early(q).early(k).early(v) } else { launch };
     // SAFETY: `prefilled` says what was launched before; the op checked the shapes, the kernel checks the block ids.
-    unsafe { Call { batch, shape, grid }.run(launch) }
+    unsafe { Call { batch, shape, format, grid }.run(launch) }
 }
 
 /// `ops::decode_attention` in one kernel.
@@ -121,10 +140,14 @@ pub(crate) fn decode_fused(
 ) -> Result<(), OpError> {
     let Heads { shape, norms, eps, rope, slots, .. } = *heads;
     let scale = (shape.head_dim as f32).sqrt().recip() * std::f32::consts::LOG2_E;
-    let kernel = match (shape.head_dim, grid.stages) {
-        (64, _) => DecodeFused::decode_fused_64_2,
-        (_, 2) => DecodeFused::decode_fused_128_2,
-        _ => DecodeFused::decode_fused_128_3,
+    let format = KvDType::of(k);
+    let kernel = match (format, shape.head_dim, grid.stages) {
+        (KvDType::Bf16, 64, _) => DecodeFused::decode_fused_64_2,
+        (KvDType::Bf16, _, 2) => DecodeFused::decode_fused_128_2,
+        (KvDType::Bf16, ..) => DecodeFused::decode_fused_128_3,
+        (KvDType::Fp8, 64, _) => DecodeFused::decode_fused_fp8_64_4,
+        (KvDType::Fp8, _, 2) => DecodeFused::decode_fused_fp8_128_4,
+        (KvDType::Fp8, ..) => DecodeFused::decode_fused_fp8_128_6,
     };
     let gpu = exec.gpu()?;
     let Scratch { partials, arrived } = Scratch::of(gpu);
@@ -155,7 +178,7 @@ pub(crate) fn decode_fused(
     let launch = kernel.launch(gpu, "decode_attention", arguments)?;
     let launch = launch.early(norms.0).early(norms.1).early(rope).early(slots).early(k).early(v);
     // SAFETY: the op checked the shapes, the kernel checks block ids and positions.
-    unsafe { Call { batch, shape, grid }.run(launch) }
+    unsafe { Call { batch, shape, format, grid }.run(launch) }
 }
 
 #[cfg(test)]
@@ -168,8 +191,10 @@ mod tests {
         for (head_dim, column_tiles, stages) in
             [(64, 1, 2), (64, 2, 2), (128, 1, 2), (128, 2, 2), (128, 1, 3), (256, 1, 3), (256, 2, 3), (256, 1, 4)]
         {
-            let bytes = shared_bytes(head_dim, column_tiles, stages) + 1024;
-            assert!(occupancy(stages) * bytes <= 228 << 10);
+            for format in [KvDType::Bf16, KvDType::Fp8] {
+                let bytes = shared_bytes(format, head_dim, column_tiles, stages) + 1024;
+                assert!(occupancy(stages) * bytes <= 228 << 10, "{format:?}, {head_dim}, {stages}");
+            }
         }
     }
 }

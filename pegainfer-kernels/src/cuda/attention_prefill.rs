@@ -5,7 +5,7 @@ use super::attention_operands::Operands;
 use crate::choice::Prefill;
 use crate::limits::prefill_mma::{WARP_ROWS, WARPS};
 use crate::limits::prefill_wgmma;
-use crate::ops::{AttentionBatch, HeadShape};
+use crate::ops::{AttentionBatch, HeadShape, KvDType};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 
@@ -62,10 +62,13 @@ pub(super) fn prefill(
             unsafe { launch.shared(wgmma_shared(head_dim)).overlapped_late_release().run([*grid, 1, 1], WGMMA_THREADS) }
         }
         Prefill::Mma => {
-            let kernel = match head_dim {
-                64 => PrefillMma::prefill_mma_64,
-                128 => PrefillMma::prefill_mma_128,
-                _ => PrefillMma::prefill_mma_256,
+            let kernel = match (KvDType::of(k), head_dim) {
+                (KvDType::Bf16, 64) => PrefillMma::prefill_mma_64,
+                (KvDType::Bf16, 128) => PrefillMma::prefill_mma_128,
+                (KvDType::Bf16, _) => PrefillMma::prefill_mma_256,
+                (KvDType::Fp8, 64) => PrefillMma::prefill_mma_fp8_64,
+                (KvDType::Fp8, 128) => PrefillMma::prefill_mma_fp8_128,
+                (KvDType::Fp8, _) => PrefillMma::prefill_mma_fp8_256,
             };
             let grid = [(batch.load.max_queries * shape.group()).div_ceil(MMA_ROWS), kv_heads, rows];
             let arguments =

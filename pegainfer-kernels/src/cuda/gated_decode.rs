@@ -3,7 +3,7 @@
 use super::abi::GatedDecode;
 use super::attention_decode::{Call, Scratch};
 use crate::choice::DecodeGrid;
-use crate::ops::{AttentionBatch, Heads};
+use crate::ops::{AttentionBatch, Heads, KvDType};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 
@@ -20,7 +20,13 @@ pub(crate) fn gated_decode_fused(
     let Heads { shape, norms, eps, rope, slots, .. } = *heads;
     let scale = (shape.head_dim as f32).sqrt().recip() * std::f32::consts::LOG2_E;
     let gpu = exec.gpu()?;
-    let kernel = if grid.stages == 4 { GatedDecode::gated_decode_256_4 } else { GatedDecode::gated_decode_256_3 };
+    let format = KvDType::of(k);
+    let kernel = match (format, grid.stages) {
+        (KvDType::Bf16, 4) => GatedDecode::gated_decode_256_4,
+        (KvDType::Bf16, _) => GatedDecode::gated_decode_256_3,
+        (KvDType::Fp8, 4) => GatedDecode::gated_decode_fp8_256_4,
+        (KvDType::Fp8, _) => GatedDecode::gated_decode_fp8_256_3,
+    };
     let Scratch { partials, arrived } = Scratch::of(gpu);
     let AttentionBatch { qo_indptr, kv_lens, block_tables, .. } = *batch;
     let ((rows, max_blocks), blocks) = (block_tables.rows_cols(), k.rows_cols().0);
@@ -51,5 +57,5 @@ pub(crate) fn gated_decode_fused(
     let launch = kernel.launch(gpu, "gated_decode_attention", arguments)?;
     let launch = launch.early(norms.0).early(norms.1).early(rope).early(slots).early(k).early(v);
     // SAFETY: the op checked the shapes, the kernel checks block ids and positions.
-    unsafe { Call { batch, shape, grid }.run(launch) }
+    unsafe { Call { batch, shape, format, grid }.run(launch) }
 }

@@ -3,7 +3,7 @@
 use super::abi::{AttentionGate, GatedQkv};
 use crate::heads::BLOCK_SIZE;
 use crate::limits::gated_qkv::{GATE_THREADS, MAX_THREADS, PASSES};
-use crate::ops::{HeadShape, Heads};
+use crate::ops::{HeadShape, Heads, KvDType};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 
@@ -32,6 +32,10 @@ pub(crate) fn gated_qk_norm_rope_write_kv(
     let all_heads = shape.heads + 2 * shape.kv_heads;
     let threads = (all_heads.div_ceil(PASSES) * lanes).next_multiple_of(32).min(MAX_THREADS);
     let HeadShape { heads, kv_heads, head_dim } = shape;
+    let kernel = match KvDType::of(k) {
+        KvDType::Bf16 => GatedQkv::gated_qk_norm_rope_write_kv,
+        KvDType::Fp8 => GatedQkv::gated_qk_norm_rope_write_kv_fp8,
+    };
     let arguments = GatedQkv {
         projected,
         q_norm: norms.0,
@@ -51,7 +55,7 @@ pub(crate) fn gated_qk_norm_rope_write_kv(
         eps,
         lanes,
     };
-    let launch = GatedQkv::gated_qk_norm_rope_write_kv.launch(exec.gpu()?, op, arguments)?.overlapped();
+    let launch = kernel.launch(exec.gpu()?, op, arguments)?.overlapped();
     // SAFETY: the op checked the shapes, the kernel checks positions and slots.
     unsafe { launch.run([tokens, 1, 1], threads) }
 }

@@ -1,7 +1,7 @@
 //! `ops::qk_norm_rope_write_kv` and `ops::rope_write_kv`: one block a token.
 
 use super::abi::{Qkv, RopeKv};
-use crate::heads::{BLOCK_SIZE, HeadShape, Heads, MAX_HEAD_DIM, RopeHeads};
+use crate::heads::{BLOCK_SIZE, HeadShape, Heads, KvDType, MAX_HEAD_DIM, RopeHeads};
 use crate::limits::qkv::MAX_THREADS;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
@@ -18,6 +18,10 @@ pub(crate) fn qk_norm_rope_write_kv(
     let Grid { tokens, threads, lanes } = Grid::new(op, qkv, shape)?;
     let (max_position, max_slot) = (rope.rows_cols().0, k.rows_cols().0 * BLOCK_SIZE);
     let HeadShape { heads, kv_heads, head_dim } = shape;
+    let kernel = match KvDType::of(k) {
+        KvDType::Bf16 => Qkv::qk_norm_rope_write_kv,
+        KvDType::Fp8 => Qkv::qk_norm_rope_write_kv_fp8,
+    };
     let arguments = Qkv {
         qkv,
         q_norm: norms.0,
@@ -36,7 +40,7 @@ pub(crate) fn qk_norm_rope_write_kv(
         eps,
         lanes,
     };
-    let launch = Qkv::qk_norm_rope_write_kv.launch(exec.gpu()?, op, arguments)?.overlapped();
+    let launch = kernel.launch(exec.gpu()?, op, arguments)?.overlapped();
     // SAFETY: the op checked the shapes, the kernel checks positions and slots.
     unsafe { launch.run([tokens, 1, 1], threads) }
 }
@@ -53,9 +57,13 @@ pub(crate) fn rope_write_kv(
     let Grid { tokens, threads, lanes } = Grid::new(op, qkv, shape)?;
     let (max_position, max_slot) = (rope.rows_cols().0, k.rows_cols().0 * BLOCK_SIZE);
     let HeadShape { heads, kv_heads, head_dim } = shape;
+    let kernel = match KvDType::of(k) {
+        KvDType::Bf16 => RopeKv::rope_write_kv,
+        KvDType::Fp8 => RopeKv::rope_write_kv_fp8,
+    };
     let arguments =
         RopeKv { qkv, rope, positions, slots, q, k, v, heads, kv_heads, head_dim, max_position, max_slot, lanes };
-    let launch = RopeKv::rope_write_kv.launch(exec.gpu()?, op, arguments)?.overlapped();
+    let launch = kernel.launch(exec.gpu()?, op, arguments)?.overlapped();
     // SAFETY: the op checked the shapes, the kernel checks positions and slots.
     unsafe { launch.run([tokens, 1, 1], threads) }
 }

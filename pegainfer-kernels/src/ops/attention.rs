@@ -31,7 +31,7 @@ pub fn attention(
     let c = Check("attention");
     check(c, exec.device(), q, (k, v), batch, shape, out)?;
     let size = (batch.block_tables.rows_cols().0, q.rows_cols().0);
-    let choice = choice::gpu(exec)?.map(|gpu| Attention::choose(&gpu, shape, &batch.load, size));
+    let choice = choice::gpu(exec)?.map(|gpu| Attention::choose(&gpu, shape, KvDType::of(k), &batch.load, size));
     exec.record(|device| {
         let kernel = choice::name(device, &choice, Attention::name);
         let reads = [q, k, v, batch.qo_indptr, batch.kv_lens, batch.block_tables];

@@ -4,7 +4,7 @@ use super::check::Check;
 use super::{AttentionBatch, attention, qkv};
 use crate::choice::{self, DecodeStep};
 use crate::cuda;
-use crate::heads::Heads;
+use crate::heads::{Heads, KvDType};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{OpError, Tensor};
@@ -33,7 +33,7 @@ pub fn decode_attention(
     qkv::check(check, exec.device(), qkv, heads, q, (k, v))?;
     attention::check(check, exec.device(), q, (k, v), batch, shape, out)?;
     let rows = batch.block_tables.rows_cols().0;
-    let choice = choice::gpu(exec)?.map(|gpu| DecodeStep::choose(&gpu, shape, &batch.load, rows));
+    let choice = choice::gpu(exec)?.map(|gpu| DecodeStep::choose(&gpu, shape, KvDType::of(k), &batch.load, rows));
     exec.record(|device| {
         let kernel = choice::name(device, &choice, DecodeStep::name);
         let tables = [batch.qo_indptr, batch.kv_lens, batch.block_tables];

@@ -4,7 +4,7 @@ use super::check::Check;
 use super::{AttentionBatch, attention, attention_gate, gated_qkv};
 use crate::choice::{self, DecodeStep};
 use crate::cuda;
-use crate::heads::Heads;
+use crate::heads::{Heads, KvDType};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{OpError, Tensor};
@@ -35,7 +35,7 @@ pub fn gated_decode_attention(
     gated_qkv::check(check, exec.device(), projected, heads, q, (k, v))?;
     attention::check(check, exec.device(), q, (k, v), batch, shape, out)?;
     let rows = batch.block_tables.rows_cols().0;
-    let choice = choice::gpu(exec)?.map(|gpu| DecodeStep::choose_gated(&gpu, shape, &batch.load, rows));
+    let choice = choice::gpu(exec)?.map(|gpu| DecodeStep::choose_gated(&gpu, shape, KvDType::of(k), &batch.load, rows));
     exec.record(|device| {
         let kernel = choice::name(device, &choice, DecodeStep::name);
         let tables = [batch.qo_indptr, batch.kv_lens, batch.block_tables];

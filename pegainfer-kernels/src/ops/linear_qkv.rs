@@ -6,7 +6,7 @@ use super::qkv as rest;
 use crate::choice::{self, Qkv};
 use crate::cpu::linear::{LinearOut, linear_stacked};
 use crate::cuda;
-use crate::heads::Heads;
+use crate::heads::{Heads, KvDType};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -35,7 +35,7 @@ pub fn linear_qkv<'w>(
     w.check_dense(check, exec.device(), (n, columns))?;
     check.is(qkv, DType::Bf16, &[m, n])?;
     rest::check(check, exec.device(), qkv, heads, q, (k, v))?;
-    let choice = choice::gpu(exec)?.map(|gpu| Qkv::choose(&gpu, m, columns, shape));
+    let choice = choice::gpu(exec)?.map(|gpu| Qkv::choose(&gpu, m, columns, shape, KvDType::of(k)));
     exec.record(|device| {
         let kernel = w.kernel(device, choice::name(device, &choice, Qkv::name));
         let flops = 2 * (m * n * columns) as u64 + rest::flops(qkv, shape);

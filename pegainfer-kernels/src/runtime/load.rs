@@ -8,7 +8,7 @@ use super::load_options::LoadOptions;
 use super::model::{Model, ragged, uniform};
 use super::model_info::ModelInfo;
 use crate::choice;
-use crate::heads::{BLOCK_SIZE, KvDType};
+use crate::heads::BLOCK_SIZE;
 use crate::ops;
 use pegainfer_core::engine::EngineLimits;
 use pegainfer_core::exec::{Device, Exec};
@@ -42,7 +42,6 @@ pub fn load<M: Model>(
     let config = M::load_config_with(&options.model_path, &overrides::<M>(options)?)?;
     let info = M::info(&config);
     check_device(info.fp8_weights, exec.device())?;
-    check_kv_device(options.overrides.kv_dtype, exec.device())?;
     check_eos(&info)?;
     let source = match options.dummy_seed {
         Some(seed) => Source::Dummy { seed, std: info.initializer_range, uniform: ops::uniform },
@@ -131,15 +130,6 @@ fn check_device(fp8: bool, device: Device) -> Result<(), LoadError> {
     Ok(())
 }
 
-/// An FP8 KV cache has no GPU kernels.
-fn check_kv_device(kv_dtype: KvDType, device: Device) -> Result<(), LoadError> {
-    if kv_dtype == KvDType::Fp8 && device == Device::Cuda {
-        let message = "--kv-cache-dtype fp8 runs on the CPU only: add --device cpu, or leave the flag out";
-        return Err(LoadError::Option(message.to_owned()));
-    }
-    Ok(())
-}
-
 /// What the flags change of config.json.
 fn overrides<M: Model>(options: &LoadOptions) -> Result<Overrides, LoadError> {
     let mtp = Speculation::by_model(options.speculation.as_ref());
@@ -197,13 +187,5 @@ mod tests {
         let error = check_device(true, Device::Cuda).unwrap_err().to_string();
         assert!(error.starts_with("FP8 weights run on the CPU only") && error.contains("--device cpu"), "{error}");
         assert!(check_device(false, Device::Cuda).is_ok() && check_device(true, Device::Cpu(Isa::Portable)).is_ok());
-    }
-
-    #[test]
-    fn a_gpu_refuses_an_fp8_kv_cache() {
-        let error = check_kv_device(KvDType::Fp8, Device::Cuda).unwrap_err().to_string();
-        assert!(error.starts_with("--kv-cache-dtype fp8 runs on the CPU only"), "{error}");
-        assert!(check_kv_device(KvDType::Bf16, Device::Cuda).is_ok());
-        assert!(check_kv_device(KvDType::Fp8, Device::Cpu(Isa::Portable)).is_ok());
     }
 }

@@ -51,7 +51,7 @@ pub struct EngineArgs {
     )]
     pub max_num_mixed_tokens: NonZeroUsize,
     /// Element format of the KV cache: auto is bf16; fp8 (or fp8_e4m3) is e4m3 with a scale for each token and KV head, which
-    /// takes about half of the memory. The CPU only; Qwen3 and Qwen3.5
+    /// takes about half of the memory. Qwen3 and Qwen3.5
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = KvCacheDType::Auto)]
     pub kv_cache_dtype: KvCacheDType,
     /// Size of the KV cache, such as 512M or 4G (powers of 1024) or 4GB (powers of 1000) [default: by model and flags]

@@ -17,34 +17,46 @@
 kernels! {
     ADJUST: Adjust [adjust] { logits: Out<F32>, spans: In<U32>, edits: In<U32>, masks: In<U32>, vocab: u32 }
 
-    ATTENTION_DECODE_ASYNC: DecodeAsync [decode_64, decode_128, decode_256] {
-        q: In<Bf16>, k: In<Bf16>, v: In<Bf16>, qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>,
+    ATTENTION_DECODE_ASYNC: DecodeAsync [
+        decode_64<Bf16>, decode_128<Bf16>, decode_256<Bf16>, decode_fp8_64<U8>, decode_fp8_128<U8>, decode_fp8_256<U8>
+    ] {
+        q: In<Bf16>, k: In<T>, v: In<T>, qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>,
         out: Out<Bf16>, heads: u32, max_blocks: u32, blocks: u32, scale: f32, partials: Scratch<F32>, max_rows: u32,
     }
     ATTENTION_DECODE_ASYNC: CombineSplits [combine_64, combine_128, combine_256] {
         partials: ScratchIn<F32>, qo_indptr: In<U32>, out: Out<Bf16>, heads: u32, splits: u32,
     }
     ATTENTION_DECODE_BULK: DecodeBulk [
-        decode_64_1, decode_64_2, decode_128_1, decode_128_2, decode_256_1, decode_256_2
+        decode_64_1<Bf16>, decode_64_2<Bf16>, decode_128_1<Bf16>, decode_128_2<Bf16>, decode_256_1<Bf16>,
+        decode_256_2<Bf16>, decode_fp8_64_1<U8>, decode_fp8_64_2<U8>, decode_fp8_128_1<U8>, decode_fp8_128_2<U8>,
+        decode_fp8_256_1<U8>, decode_fp8_256_2<U8>
     ] {
-        q: In<Bf16>, k: Alias<Bf16>, v: Alias<Bf16>, qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>,
+        q: In<Bf16>, k: Alias<T>, v: Alias<T>, qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>,
         out: Out<Bf16>, heads: u32, rows: u32, max_blocks: u32, blocks: u32, overlapped: u32, scale: f32,
         partials: Scratch<F32>, arrived: Scratch<U32>,
     }
-    ATTENTION_DECODE_BULK: DecodeFused [decode_fused_64_2, decode_fused_128_2, decode_fused_128_3] {
-        qkv: In<Bf16>, q_norm: In<Bf16>, k_norm: In<Bf16>, rope: In<F32>, slots: In<U32>, k: Out<Bf16>, v: Out<Bf16>,
+    ATTENTION_DECODE_BULK: DecodeFused [
+        decode_fused_64_2<Bf16>, decode_fused_128_2<Bf16>, decode_fused_128_3<Bf16>, decode_fused_fp8_64_4<U8>,
+        decode_fused_fp8_128_4<U8>, decode_fused_fp8_128_6<U8>
+    ] {
+        qkv: In<Bf16>, q_norm: In<Bf16>, k_norm: In<Bf16>, rope: In<F32>, slots: In<U32>, k: Out<T>, v: Out<T>,
         qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>, out: Out<Bf16>, heads: u32, rows: u32,
         max_blocks: u32, blocks: u32, positions: u32, eps: f32, scale: f32, partials: Scratch<F32>,
         arrived: Scratch<U32>,
     }
-    ATTENTION_DECODE_GATED: GatedDecode [gated_decode_256_3, gated_decode_256_4] {
-        projected: In<Bf16>, q_norm: In<F32>, k_norm: In<F32>, rope: In<F32>, slots: In<U32>, k: Out<Bf16>,
-        v: Out<Bf16>, qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>, out: Out<Bf16>, heads: u32,
+    ATTENTION_DECODE_GATED: GatedDecode [
+        gated_decode_256_3<Bf16>, gated_decode_256_4<Bf16>, gated_decode_fp8_256_3<U8>, gated_decode_fp8_256_4<U8>
+    ] {
+        projected: In<Bf16>, q_norm: In<F32>, k_norm: In<F32>, rope: In<F32>, slots: In<U32>, k: Out<T>,
+        v: Out<T>, qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>, out: Out<Bf16>, heads: u32,
         rows: u32, max_blocks: u32, blocks: u32, positions: u32, rotary: u32, eps: f32, scale: f32,
         partials: Scratch<F32>, arrived: Scratch<U32>,
     }
-    ATTENTION_PREFILL_MMA: PrefillMma [prefill_mma_64, prefill_mma_128, prefill_mma_256] {
-        q: In<Bf16>, k: In<Bf16>, v: In<Bf16>, qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>,
+    ATTENTION_PREFILL_MMA: PrefillMma [
+        prefill_mma_64<Bf16>, prefill_mma_128<Bf16>, prefill_mma_256<Bf16>, prefill_mma_fp8_64<U8>,
+        prefill_mma_fp8_128<U8>, prefill_mma_fp8_256<U8>
+    ] {
+        q: In<Bf16>, k: In<T>, v: In<T>, qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>,
         out: Out<Bf16>, heads: u32, max_blocks: u32, blocks: u32, scale: f32,
     }
     ATTENTION_PREFILL_WGMMA: PrefillWgmma [prefill_64, prefill_128, prefill_256] {
@@ -247,21 +259,21 @@ kernels! {
         x: In<F32>, projected: In<Bf16>, weight: In<F32>, out: Out<Bf16>, tokens: u32, heads: u32, gate: u32,
         width: u32, eps: f32,
     }
-    GATED_QKV: GatedQkv [gated_qk_norm_rope_write_kv] {
+    GATED_QKV: GatedQkv [gated_qk_norm_rope_write_kv<Bf16>, gated_qk_norm_rope_write_kv_fp8<U8>] {
         projected: In<Bf16>, q_norm: In<F32>, k_norm: In<F32>, rope: In<F32>, positions: In<U32>, slots: In<U32>,
-        q: Out<Bf16>, k: Out<Bf16>, v: Out<Bf16>, heads: u32, kv_heads: u32, head_dim: u32, rotary: u32,
+        q: Out<Bf16>, k: Out<T>, v: Out<T>, heads: u32, kv_heads: u32, head_dim: u32, rotary: u32,
         max_position: u32, max_slot: u32, eps: f32, lanes: u32,
     }
     GATED_QKV: AttentionGate [attention_gate] {
         projected: In<Bf16>, attended: Out<Bf16>, heads: u32, kv_heads: u32, head_dim: u32,
     }
-    QKV: Qkv [qk_norm_rope_write_kv] {
+    QKV: Qkv [qk_norm_rope_write_kv<Bf16>, qk_norm_rope_write_kv_fp8<U8>] {
         qkv: In<Bf16>, q_norm: In<Bf16>, k_norm: In<Bf16>, rope: In<F32>, positions: In<U32>, slots: In<U32>,
-        q: Out<Bf16>, k: Out<Bf16>, v: Out<Bf16>, heads: u32, kv_heads: u32, head_dim: u32, max_position: u32,
+        q: Out<Bf16>, k: Out<T>, v: Out<T>, heads: u32, kv_heads: u32, head_dim: u32, max_position: u32,
         max_slot: u32, eps: f32, lanes: u32,
     }
-    QKV: RopeKv [rope_write_kv] {
-        qkv: In<Bf16>, rope: In<F32>, positions: In<U32>, slots: In<U32>, q: Out<Bf16>, k: Out<Bf16>, v: Out<Bf16>,
+    QKV: RopeKv [rope_write_kv<Bf16>, rope_write_kv_fp8<U8>] {
+        qkv: In<Bf16>, rope: In<F32>, positions: In<U32>, slots: In<U32>, q: Out<Bf16>, k: Out<T>, v: Out<T>,
         heads: u32, kv_heads: u32, head_dim: u32, max_position: u32, max_slot: u32, lanes: u32,
     }
 

@@ -32,7 +32,7 @@ pub struct Model {
     /// Steps that are checked besides those of every model.
     pub more_steps: &'static [Step],
     /// The ops of a step, see [`records`].
-    records: Box<dyn Fn(usize, usize, usize) -> Result<Vec<OpRecord>>>,
+    records: StepRecords,
 }
 
 /// Layers that are checked: the second one finds what the first one hands on.
@@ -78,14 +78,18 @@ impl Model {
     fn qwen3(config: qwen3::config::Config) -> Self {
         let (shape, rope_theta) = (config.shape, config.rope.theta);
         let matrix = [config.hidden_size, config.intermediate_size];
-        Self { shape, rope_theta, matrix, more_steps: &[], records: records::<Qwen3>(config) }
+        let fp8_kv = qwen3::config::Config { kv_dtype: ops::KvDType::Fp8, ..config.clone() };
+        let records = both(records::<Qwen3>(config), records::<Qwen3>(fp8_kv));
+        Self { shape, rope_theta, matrix, more_steps: &[], records }
     }
 
     #[cfg(feature = "qwen35")]
     fn qwen35(config: qwen35::config::Config) -> Self {
         let (shape, rope_theta) = (config.shape, config.rope.theta);
         let matrix = [config.hidden_size, config.intermediate_size];
-        Self { shape, rope_theta, matrix, more_steps: &[], records: records::<Qwen35>(config) }
+        let fp8_kv = qwen35::config::Config { kv_dtype: ops::KvDType::Fp8, ..config.clone() };
+        let records = both(records::<Qwen35>(config), records::<Qwen35>(fp8_kv));
+        Self { shape, rope_theta, matrix, more_steps: &[], records }
     }
 
     #[cfg(feature = "deepseek-v4")]
@@ -117,8 +121,20 @@ impl Model {
     }
 }
 
+/// The ops of a step of so many rows, tokens that each adds, and tokens of its context.
+type StepRecords = Box<dyn Fn(usize, usize, usize) -> Result<Vec<OpRecord>>>;
+
+/// The ops of steps of one model, then of another.
+fn both(one: StepRecords, other: StepRecords) -> StepRecords {
+    Box::new(move |batch, tokens, context| {
+        let mut records = one(batch, tokens, context)?;
+        records.extend(other(batch, tokens, context)?);
+        Ok(records)
+    })
+}
+
 /// Records steps of a model whose rows all have log-probabilities and a logits update.
-fn records<M: runtime::Model>(config: M::Config) -> Box<dyn Fn(usize, usize, usize) -> Result<Vec<OpRecord>>> {
+fn records<M: runtime::Model>(config: M::Config) -> StepRecords {
     Box::new(move |batch, tokens, context| {
         let mut step = runtime::uniform::<M>(batch, tokens, context);
         ask_for_all(&mut step.samples, M::info(&config).vocab_size);

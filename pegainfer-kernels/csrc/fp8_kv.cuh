@@ -1,0 +1,117 @@
+// The KV cache in FP8: rows rounded to e4m3 codes under a scale, and codes widened to bf16.
+//
+//   scale = amax / 448 (1 where that is 0);  code = e4m3(x / scale), to nearest even;  x' = code * scale
+// A row is the key (after norm and rotation) or the value of one token and KV head, in bf16. Bit for bit as the
+// reference, src/cpu/kv_cache.rs, but for the codes of rows that are not finite: their scale is not finite either.
+#pragma once
+#include "kv_cache.cuh"
+#include "warp.cuh"
+
+// The larger of two bits of magnitudes.
+struct MaxBits {
+    __device__ uint32_t operator()(uint32_t a, uint32_t b) const { return max(a, b); }
+};
+
+// The largest magnitude of 8 elements as the bits of a bf16, of which a NaN is the largest.
+__device__ __forceinline__ uint32_t largest_bits(uint4 row) {
+    const uint32_t *v = reinterpret_cast<const uint32_t *>(&row);
+    uint32_t pair = 0;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) pair = __vmaxu2(pair, v[j] & 0x7fff7fffu);
+    return max(pair & 0xffffu, pair >> 16);
+}
+
+__device__ __forceinline__ float scale_of(uint32_t largest) {
+    return largest == 0 ? 1.f : __fdiv_rn(__uint_as_float(largest << 16), 448.f);
+}
+
+#if __CUDA_ARCH__ < 890
+// One code, without the instruction: as `encode_e4m3` of src/cpu/formats.rs.
+__device__ __forceinline__ uint32_t encode1(float x) {
+    float magnitude = fminf(fabsf(x), 448.f);
+    uint32_t bits = __float_as_uint(magnitude);
+    uint32_t normal = ((bits + 0x7ffffu + (bits >> 20 & 1)) >> 20) - (120u << 3);
+    uint32_t subnormal = __float_as_uint(magnitude + 16384.f) & 0xffu;
+    return (magnitude < 0.015625f ? subnormal : normal) | (__float_as_uint(x) >> 24 & 0x80u);
+}
+#endif
+
+// Two codes, the first in the lower byte.
+__device__ __forceinline__ uint32_t encode2(float low, float high) {
+#if __CUDA_ARCH__ >= 890
+    uint16_t codes;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+    return codes;
+#else
+    return encode1(low) | encode1(high) << 8;
+#endif
+}
+
+// Eight codes.
+__device__ __forceinline__ uint2 encode8(uint4 row, float scale) {
+    auto two = [&](uint32_t pair) {
+        float2 x = widen(pair);
+        return encode2(__fdiv_rn(x.x, scale), __fdiv_rn(x.y, scale));
+    };
+    return make_uint2(two(row.x) | two(row.y) << 16, two(row.z) | two(row.w) << 16);
+}
+
+// Two codes of a word as bf16, exactly; `bytes` selects them, each above a byte of zeros. The bits of a code, moved to their
+// places in a bf16, are its value times 2^-120.
+__device__ __forceinline__ uint32_t widen_codes(uint32_t codes, uint32_t bytes) {
+    uint32_t high = __byte_perm(codes, 0, bytes), small = (high & 0x80008000u) | (high >> 4 & 0x07f007f0u);
+    __nv_bfloat16 factor = __ushort_as_bfloat16(0x7b80); // 2^120
+    __nv_bfloat162 pair = __hmul2(reinterpret_cast<__nv_bfloat162 &>(small), __nv_bfloat162(factor, factor));
+    return reinterpret_cast<uint32_t &>(pair);
+}
+
+// Codes 0 and 1 of a word, and codes 2 and 3.
+__device__ __forceinline__ uint2 widen4(uint32_t codes) {
+    return make_uint2(widen_codes(codes, 0x1404), widen_codes(codes, 0x3424));
+}
+// Codes 0 and 2 of a word, and codes 1 and 3.
+__device__ __forceinline__ uint2 widen4_even_odd(uint32_t codes) {
+    return make_uint2(widen_codes(codes, 0x2404), widen_codes(codes, 0x3414));
+}
+// Eight codes as a vector.
+__device__ __forceinline__ uint4 widen8_codes(uint2 codes) {
+    uint2 low = widen4(codes.x), high = widen4(codes.y);
+    return make_uint4(low.x, low.y, high.x, high.y);
+}
+
+// ---- What the kernels do with a cache of either format
+
+// The scale of a row that `lanes` neighbours share, of which this lane has 8 elements, or 16 in two vectors; all lanes of
+// the warp take part. A cache in bf16 has none.
+template <typename T> __device__ __forceinline__ float row_scale(uint4 a, uint4 b, bool inside, uint32_t lanes) {
+    if constexpr (sizeof(T) != sizeof(fp8)) return 1.f;
+    uint32_t largest = inside ? max(largest_bits(a), largest_bits(b)) : 0;
+    return scale_of(reduce_lanes(largest, lanes, MaxBits()));
+}
+
+// Writes elements 8 vector to 8 vector + 7 of a token to its slab; the one of the row's first vector writes the scale.
+__device__ __forceinline__ void store_row(bf16 *slab, uint32_t, uint32_t token, uint32_t vector, uint4 x, float) {
+    *reinterpret_cast<uint4 *>(slab + cache_vector(token, vector)) = x;
+}
+__device__ __forceinline__ void store_row(fp8 *slab, uint32_t head_dim, uint32_t token, uint32_t vector, uint4 x,
+                                          float scale) {
+    *reinterpret_cast<uint2 *>(slab + cache_codes(token, vector / 2) + vector % 2 * 8) = encode8(x, scale);
+    if (vector == 0) cache_scales(slab, head_dim)[token] = scale;
+}
+
+// Elements 8 vector to 8 vector + 7 of a token, without its scale.
+__device__ __forceinline__ uint4 load_row(const bf16 *slab, uint32_t token, uint32_t vector) {
+    return load16(slab + cache_vector(token, vector));
+}
+__device__ __forceinline__ uint4 load_row(const fp8 *slab, uint32_t token, uint32_t vector) {
+    const fp8 *at = slab + cache_codes(token, vector / 2) + vector % 2 * 8;
+    return widen8_codes(*reinterpret_cast<const uint2 *>(at));
+}
+
+// The scales of four tokens from `token` on, a multiple of four.
+__device__ __forceinline__ float4 load_scales(const bf16 *, uint32_t, uint32_t) {
+    return make_float4(1.f, 1.f, 1.f, 1.f);
+}
+__device__ __forceinline__ float4 load_scales(const fp8 *slab, uint32_t head_dim, uint32_t token) {
+    return *reinterpret_cast<const float4 *>(cache_scales(slab, head_dim) + token);
+}
