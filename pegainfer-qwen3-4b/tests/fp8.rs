@@ -105,5 +105,5 @@ fn bits_of_an_fp8_kv_cache_do_not_depend_on_scheduling() {
     let tight = LoadOptions { kv_cache_bytes: Some(pool), max_num_batched_tokens: Some(64), ..fp8_kv() };
     many.holds_mixed_and_preempted(|| load_on(target, &mixed), || load_on(target, &tight));
     let with = |options: &LoadOptions, speculation| load_on(target, &LoadOptions { speculation, ..options.clone() });
-    alone.cycle(12).holds_with_drafts(|drafts| with(&fp8_kv(), drafts), |drafts| with(&tight, drafts));
+    many.holds_with_drafts(|drafts| with(&fp8_kv(), drafts), |drafts| with(&tight, drafts));
 }
