@@ -7,7 +7,7 @@
 // the row.
 #pragma once
 #include "async.cuh"
-#include "deepseek_v4_weights.cuh"
+#include "weight_codes.cuh"
 #include "limits.h"
 
 namespace gemm {

@@ -31,8 +31,8 @@ __device__ __forceinline__ void fetch(uint32_t to, const bf16 *from, uint32_t fi
 template <int ROWS, int COLS, typename T>
 __device__ void tiled(const bf16 *__restrict__ x, // [m, k]
                       const bf16 *__restrict__ w, // [n, k]
-                      T *__restrict__ out,        // [m, n]
-                      uint32_t m, uint32_t n, uint32_t k) {
+                      T *__restrict__ out,        // [m, n], rows `pitch` apart
+                      uint32_t m, uint32_t n, uint32_t k, uint32_t pitch) {
     constexpr int kM = ROWS / 2 / 16, kN = COLS / 4 / 8; // accumulators of a warp
     constexpr uint32_t kStage = (ROWS + COLS) * 64;
     extern __shared__ __align__(128) uint8_t shared[];
@@ -82,8 +82,8 @@ __device__ void tiled(const bf16 *__restrict__ x, // [m, k]
             uint32_t row = first_row + row0 + 16 * i + Accumulator::row(lane, 0);
             uint32_t col = first_col + col0 + 8 * j + Accumulator::column(lane, 0);
             if (col >= n) continue;
-            if (row < m) put(out + size_t(row) * n + col, acc[i][j][0], acc[i][j][1]);
-            if (row + 8 < m) put(out + size_t(row + 8) * n + col, acc[i][j][2], acc[i][j][3]);
+            if (row < m) put(out + size_t(row) * pitch + col, acc[i][j][0], acc[i][j][1]);
+            if (row + 8 < m) put(out + size_t(row + 8) * pitch + col, acc[i][j][2], acc[i][j][3]);
         }
     }
 }
@@ -92,9 +92,9 @@ __device__ void tiled(const bf16 *__restrict__ x, // [m, k]
     extern "C" __global__ __launch_bounds__(kThreads) void name(                                                       \
         const bf16 *x, /* [m, k] */                                                                                    \
         const bf16 *w, /* [n, k] */                                                                                    \
-        type *out,     /* [m, n] */                                                                                    \
-        uint32_t m, uint32_t n, uint32_t k) {                                                                          \
-        tiled<rows, cols, type>(x, w, out, m, n, k);                                                                   \
+        type *out,     /* [m, n], rows `pitch` apart */                                                                \
+        uint32_t m, uint32_t n, uint32_t k, uint32_t pitch) {                                                          \
+        tiled<rows, cols, type>(x, w, out, m, n, k, pitch);                                                            \
     }
 TILED(gemm_mma_bf16_64, 64, 64, bf16)
 TILED(gemm_mma_bf16_128, 128, 128, bf16)

@@ -33,6 +33,7 @@ enum Epilogue { kPlain, kGated };
 
 struct Shape {
     uint32_t m, n, k;
+    uint32_t pitch; // of out
     uint32_t split; // columns of a block, a multiple of kStep; blockIdx.y says which
     uint32_t slots; // chunks of x in shared memory: all of a split, or at least 3
 };
@@ -137,11 +138,11 @@ __device__ __forceinline__ void write(const Accumulator (&acc)[TILES], const Sha
             if (token >= shape.m) continue;
             if (E == kGated) {
                 if (at < end)
-                    put(out + size_t(token) * (shape.n / 2) + at,
+                    put(out + size_t(token) * shape.pitch + at,
                         silu_times(round_bf16(acc[t][i]), round_bf16(acc[t][2 + i])));
             } else {
-                if (at < end) put(out + size_t(token) * shape.n + at, acc[t][i]);
-                if (at + 8 < end) put(out + size_t(token) * shape.n + at + 8, acc[t][2 + i]);
+                if (at < end) put(out + size_t(token) * shape.pitch + at, acc[t][i]);
+                if (at + 8 < end) put(out + size_t(token) * shape.pitch + at + 8, acc[t][2 + i]);
             }
         }
 }
@@ -224,11 +225,11 @@ __device__ void stream(const bf16 *__restrict__ x, // [m, k], m <= 8 TILES
     extern "C" __global__ __launch_bounds__(32 * kMaxWarps) void name(                                                 \
         const bf16 *x,     /* [m, k] */                                                                                \
         const bf16 *w,     /* [n, k] */                                                                                \
-        type *out,         /* [m, n], gated [m, n / 2], f32 [gridDim.y, m, n] */                                       \
-        uint32_t m, uint32_t n, uint32_t k,                                                                            \
+        type *out,         /* [m, n], gated [m, n / 2], f32 [gridDim.y, m, n]; rows `pitch` apart */                   \
+        uint32_t m, uint32_t n, uint32_t k, uint32_t pitch,                                                            \
         uint32_t split,    /* columns of a split */                                                                    \
         uint32_t slots) {  /* see `Shape` */                                                                           \
-        stream<tiles, epilogue, type>(x, w, out, {m, n, k, split, slots});                                             \
+        stream<tiles, epilogue, type>(x, w, out, {m, n, k, pitch, split, slots});                                             \
     }
 #define KERNELS(rows, tiles)                                                                                           \
     STREAM(gemv_splitk_bf16_##rows, tiles, kPlain, bf16)                                                               \

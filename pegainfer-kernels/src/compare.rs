@@ -18,6 +18,7 @@ mod deepseek_v4_gemm;
 mod delta;
 mod dense;
 mod feed;
+mod fp8;
 #[cfg(test)]
 mod gated;
 mod layers;

@@ -304,6 +304,19 @@ limits! {
         /// Boxes of 64 columns of a step.
         BOXES: int = 2;
     }
+    /// FP8 with f32 scales.
+    fp8 {
+        /// Edge of a block of weights, and columns of a block of activations.
+        BLOCK: uint = 128;
+        /// Threads of a block that rounds a block of weights.
+        WEIGHT_THREADS: uint = 512;
+        /// Threads of a block that rounds activations.
+        ACTIVATION_THREADS: uint = 128;
+        /// Blocks of columns that a warp rounds.
+        ACTIVATION_BLOCKS: uint = 4;
+        /// Threads of a block that widens weights.
+        WIDEN_THREADS: uint = 256;
+    }
     /// All layers of a decode step in one kernel.
     decode_layers {
         /// Elements of a head.

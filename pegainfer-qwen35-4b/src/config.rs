@@ -13,7 +13,7 @@ const END_OF_TEXT: u32 = 248_044;
 const END_OF_TURN: u32 = 248_046;
 
 /// Projections that FP8 checkpoints keep in bf16.
-const BF16_MODULES: [&str; 2] = ["in_proj_a", "in_proj_b"];
+pub const BF16_MODULES: [&str; 2] = ["in_proj_a", "in_proj_b"];
 
 /// What mixes the tokens in a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

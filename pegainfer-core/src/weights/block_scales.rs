@@ -49,3 +49,16 @@ impl Checkpoint {
         }
     }
 }
+
+/// The error of a weight or of scales with values that are no numbers.
+pub(super) fn not_finite(name: String) -> WeightsError {
+    WeightsError::BlockScales { name, message: "has values that are no numbers".to_owned() }
+}
+
+/// Codes of the weight `name` are numbers: 0x7f and 0xff are not.
+pub(super) fn check_codes(name: &str, codes: &[u8]) -> Result<(), WeightsError> {
+    match codes.iter().any(|code| code & 0x7f == 0x7f) {
+        true => Err(not_finite(name.to_owned())),
+        false => Ok(()),
+    }
+}

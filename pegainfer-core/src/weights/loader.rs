@@ -5,6 +5,7 @@ mod fp8;
 
 pub use fp8::Quantize;
 
+use super::block_scales::check_codes;
 use super::checkpoint::{Checkpoint, Stored, WeightsError};
 use super::dummy;
 use crate::cuda::Target;
@@ -79,7 +80,15 @@ pub struct Loader<'a> {
     /// Names of all tensors that were asked for.
     used: HashSet<String>,
     /// Uploads to the GPU that are pending. They run after every tensor is allocated, because allocating waits for copies.
-    queued: Vec<(Target, Stored<'a>)>,
+    queued: Vec<Queued<'a>>,
+}
+
+/// A pending upload.
+struct Queued<'a> {
+    target: Target,
+    stored: Stored<'a>,
+    /// The name of an FP8 weight, whose codes have to be numbers.
+    codes: Option<String>,
 }
 
 impl<'a> Loader<'a> {
@@ -178,7 +187,7 @@ impl<'a> Loader<'a> {
     /// Fills the current row range of `tensor` with the tensor `name` of the source, now or in [`upload`](Self::upload).
     fn fill(&mut self, name: &str, shape: &[usize], tensor: &mut Tensor) -> Result<(), WeightsError> {
         if let (Source::Checkpoint(checkpoint), Some(target)) = (self.source, tensor.target()) {
-            self.queued.push((target, checkpoint.bf16(name, shape)?));
+            self.queued.push(Queued { target, stored: checkpoint.bf16(name, shape)?, codes: None });
             return Ok(());
         }
         self.read(name, shape, tensor)?;
@@ -211,10 +220,13 @@ impl<'a> Loader<'a> {
     /// Uploads all pending tensors to the GPU, and waits for the copies.
     fn upload(self) -> Result<(), WeightsError> {
         let Self { exec, progress, queued, .. } = self;
-        let (targets, stored): (Vec<Target>, Vec<Stored<'_>>) = queued.into_iter().unzip();
+        let targets: Vec<Target> = queued.iter().map(|queued| queued.target.clone()).collect();
         let progress = Mutex::new(progress);
         exec.upload(&targets, |i, first, out| {
-            stored[i].read(first, out)?;
+            queued[i].stored.read(first, out)?;
+            if let Some(name) = &queued[i].codes {
+                check_codes(name, out)?;
+            }
             // A poisoned lock only means that the progress callback panicked on another thread.
             let mut progress = progress.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
             progress(out.len() as u64);

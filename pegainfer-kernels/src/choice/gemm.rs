@@ -1,11 +1,11 @@
 //! GEMMs with a weight of the checkpoint: the kernel and its grid, alone and with what follows it.
 
-use super::gemm_shape::{GemmShape, Output};
+use super::gemm_shape::{GemmShape, Output, WeightFormat};
 use super::gemv_splitk::{self, GemvPlan};
-use super::gpu::Gpu;
+use super::gpu::{CublasLt, Gpu};
 use super::skinny_wgmma::{self, SkinnyPlan};
 use crate::heads::{HeadShape, KvDType};
-use crate::limits::gemm_wgmma;
+use crate::limits::{fp8, gemm_wgmma};
 use pegainfer_core::cuda::BOX_COLUMNS;
 
 /// The kernel of a skinny GEMM, which reads each weight once and may have an epilogue.
@@ -13,16 +13,17 @@ use pegainfer_core::cuda::BOX_COLUMNS;
 pub enum Skinny {
     /// csrc/gemv_splitk.cu: mma.sync, for up to 16 rows on any GPU but Hopper.
     GemvSplitK(GemvPlan),
-    /// csrc/skinny_wgmma.cu: wgmma, swap-AB (the weight is operand A), for up to 96 rows on Hopper.
+    /// csrc/skinny_wgmma.cu: wgmma, swap-AB (the weight is operand A), for up to 96 rows on Hopper; with FP8 weights
+    /// csrc/skinny_wgmma_fp8.cu, for up to 64.
     Wgmma(SkinnyPlan),
 }
 
 impl Skinny {
     /// The kernel that is faster than cuBLASLt here, if there is one.
     pub fn choose(gpu: &Gpu, shape: GemmShape) -> Option<Self> {
-        if skinny_wgmma::serves(gpu, shape.m) {
+        if skinny_wgmma::serves(gpu, shape) {
             Some(Self::Wgmma(skinny_wgmma::plan(gpu, shape)))
-        } else if gemv_splitk::serves(shape.m) {
+        } else if gemv_splitk::serves(shape.m) && shape.format == WeightFormat::Bf16 {
             Some(Self::GemvSplitK(gemv_splitk::plan(gpu, shape)))
         } else {
             None
@@ -55,6 +56,12 @@ pub enum Gemm {
     CublasLt,
     /// csrc/gemm_mma.cu: tiles of so many rows and columns in shared memory, where the library is missing.
     TiledMma(usize),
+    /// The library, FP8 by FP8 (W8A8): activations are rounded with a scale for each 128 columns of a row.
+    Fp8CublasLt,
+    /// FP8 weights are widened to bf16, as many rows at a time as the workspace takes, for the kernel of many rows.
+    Widened,
+    /// The parts of a stack, each as it is chosen.
+    Parts,
 }
 
 /// Rows and columns of the tiles of csrc/gemm_mma.cu: large ones reuse more, if there are enough of them to fill the GPU.
@@ -63,15 +70,18 @@ const TILES: [usize; 2] = [64, 128];
 impl Gemm {
     /// The fastest kernel that the GPU runs, see docs/benchmarks/h200-kernels.md.
     pub fn choose(gpu: &Gpu, shape: GemmShape) -> Self {
-        match Skinny::choose(gpu, shape) {
-            Some(skinny) => Self::Skinny(skinny),
-            None => Self::large(gpu, shape.m, shape.n),
+        match (Skinny::choose(gpu, shape), shape.format) {
+            (Some(skinny), _) => Self::Skinny(skinny),
+            (None, WeightFormat::Bf16) => Self::large(gpu, shape.m, shape.n),
+            (None, WeightFormat::Fp8) if fp8_cublaslt_serves(gpu, shape) => Self::Fp8CublasLt,
+            (None, WeightFormat::Fp8) => Self::Widened,
+            (None, WeightFormat::Stacked) => Self::Parts,
         }
     }
 
-    /// The kernel for many rows.
-    fn large(gpu: &Gpu, m: usize, n: usize) -> Self {
-        if gpu.cublaslt {
+    /// The kernel for many rows and bf16.
+    pub(crate) fn large(gpu: &Gpu, m: usize, n: usize) -> Self {
+        if gpu.cublaslt != CublasLt::Missing {
             return Self::CublasLt;
         }
         let fill = m.div_ceil(TILES[1]) * n.div_ceil(TILES[1]) >= gpu.multiprocessors;
@@ -85,8 +95,20 @@ impl Gemm {
             Self::CublasLt => "cublaslt",
             Self::TiledMma(64) => "gemm_mma_64",
             Self::TiledMma(_) => "gemm_mma_128",
+            Self::Fp8CublasLt => "cublaslt_fp8",
+            Self::Widened => "widened",
+            Self::Parts => "parts",
         }
     }
+}
+
+/// Whether the library multiplies FP8 by FP8 with scales of blocks: on Hopper, where a row of scales of w is whole vectors and its
+/// last block is whole.
+fn fp8_cublaslt_serves(gpu: &Gpu, GemmShape { n, k, .. }: GemmShape) -> bool {
+    gpu.is_hopper()
+        && gpu.cublaslt == CublasLt::BlockScales
+        && k.is_multiple_of(4 * fp8::BLOCK)
+        && n.is_multiple_of(fp8::BLOCK)
 }
 
 /// How `ops::linear_add_norm` runs.
@@ -96,17 +118,17 @@ pub enum AddNorm {
     Partials(Skinny),
     /// cuBLASLt adds to the residual stream; then the norm.
     Accumulated,
-    /// csrc/gemm_mma.cu with tiles of this size; then residual add and norm.
-    Separate(usize),
+    /// Another GEMM; then residual add and norm.
+    Separate(Gemm),
 }
 
 impl AddNorm {
     /// Chooses for `m` rows of `k` columns and a residual stream of `n`.
-    pub fn choose(gpu: &Gpu, (m, n, k): (usize, usize, usize)) -> Self {
-        match Gemm::choose(gpu, GemmShape { m, n, k, output: Output::SplitK }) {
+    pub fn choose(gpu: &Gpu, (m, n, k): (usize, usize, usize), format: WeightFormat) -> Self {
+        match Gemm::choose(gpu, GemmShape { m, n, k, output: Output::SplitK, format }) {
             Gemm::Skinny(skinny) => Self::Partials(skinny),
             Gemm::CublasLt => Self::Accumulated,
-            Gemm::TiledMma(tile) => Self::Separate(tile),
+            gemm => Self::Separate(gemm),
         }
     }
 
@@ -115,7 +137,7 @@ impl AddNorm {
         match self {
             Self::Partials(skinny) => skinny.name(),
             Self::Accumulated => Gemm::CublasLt.name(),
-            Self::Separate(tile) => Gemm::TiledMma(*tile).name(),
+            Self::Separate(gemm) => gemm.name(),
         }
     }
 }
@@ -144,10 +166,11 @@ impl Swiglu {
     const PARTS: usize = gemm_wgmma::SWIGLU_PARTS;
 
     /// Chooses for `m` rows of `k` columns and a weight of `n` rows, both halves.
-    pub fn choose(gpu: &Gpu, (m, n, k): (usize, usize, usize)) -> Self {
-        match Gemm::choose(gpu, GemmShape { m, n, k, output: Output::Gated }) {
+    pub fn choose(gpu: &Gpu, (m, n, k): (usize, usize, usize), format: WeightFormat) -> Self {
+        let wgmma = format == WeightFormat::Bf16 && gemm_wgmma_serves(gpu, k, Self::PARTS);
+        match Gemm::choose(gpu, GemmShape { m, n, k, output: Output::Gated, format }) {
             Gemm::Skinny(skinny) => Self::Gated(skinny),
-            _ if m >= Self::MIN_ROWS && gemm_wgmma_serves(gpu, k, Self::PARTS) => Self::Wgmma,
+            _ if m >= Self::MIN_ROWS && wgmma => Self::Wgmma,
             gemm => Self::Separate(gemm),
         }
     }
@@ -180,16 +203,20 @@ impl Qkv {
     /// Parts of a tile in csrc/gemm_wgmma_qkv.cu.
     const PARTS: usize = gemm_wgmma::QKV_PARTS;
 
-    /// Chooses for `m` rows of `k` columns; the fused kernel writes a cache in bf16.
-    pub fn choose(gpu: &Gpu, m: usize, k: usize, heads: HeadShape, format: KvDType) -> Self {
-        let fused = format == KvDType::Bf16
-            && m >= Self::MIN_ROWS
-            && heads.head_dim == Self::HEAD_DIM
-            && gemm_wgmma_serves(gpu, k, Self::PARTS);
-        match fused {
-            true => Self::Wgmma,
-            false => Self::Separate(Gemm::choose(gpu, GemmShape { m, n: heads.qkv_width(), k, output: Output::Bf16 })),
+    /// Chooses for `m` rows of `k` columns; the fused kernel takes weights in bf16 and writes a cache in bf16.
+    pub fn choose(
+        gpu: &Gpu,
+        (m, k): (usize, usize),
+        heads: HeadShape,
+        (format, cache): (WeightFormat, KvDType),
+    ) -> Self {
+        let bf16 = (format, cache) == (WeightFormat::Bf16, KvDType::Bf16);
+        let wgmma = bf16 && gemm_wgmma_serves(gpu, k, Self::PARTS);
+        if m >= Self::MIN_ROWS && heads.head_dim == Self::HEAD_DIM && wgmma {
+            return Self::Wgmma;
         }
+        let shape = GemmShape { m, n: heads.qkv_width(), k, output: Output::Bf16, format };
+        Self::Separate(Gemm::choose(gpu, shape))
     }
 
     /// Its name in records.

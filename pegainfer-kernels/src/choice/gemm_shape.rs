@@ -13,6 +13,17 @@ pub enum Output {
     Gated,
 }
 
+/// How the weight of a GEMM is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WeightFormat {
+    /// bf16.
+    Bf16,
+    /// e4m3 with an f32 scale for each block of 128 x 128.
+    Fp8,
+    /// Rows of several formats, or blocks that begin anew: see [`Matrix::Stacked`](crate::ops::Matrix::Stacked).
+    Stacked,
+}
+
 /// `[m, n] = [m, k] [n, k]ᵀ`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GemmShape {
@@ -24,4 +35,6 @@ pub struct GemmShape {
     pub k: usize,
     /// Epilogue.
     pub output: Output,
+    /// Of the weight.
+    pub format: WeightFormat,
 }

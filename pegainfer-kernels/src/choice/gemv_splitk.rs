@@ -51,7 +51,7 @@ pub(crate) fn tiles(m: usize) -> usize {
 
 /// Spreads the rows of w so that every multiprocessor has one block and every block an even share, and warps take whole
 /// tiles of rows where they can.
-pub(super) fn plan(gpu: &Gpu, GemmShape { m, n, k, output }: GemmShape) -> GemvPlan {
+pub(super) fn plan(gpu: &Gpu, GemmShape { m, n, k, output, .. }: GemmShape) -> GemvPlan {
     let &Gpu { multiprocessors, shared_memory: shared, .. } = gpu;
     let (rows, tile) = if output == Output::Gated { (n / 2, 8) } else { (n, 16) };
     let enough = |splits: &usize| n * splits >= BUSY_ROWS * multiprocessors || k / (splits + 1) < MIN_SPLIT;
@@ -77,11 +77,12 @@ pub(super) fn plan(gpu: &Gpu, GemmShape { m, n, k, output }: GemmShape) -> GemvP
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::choice::WeightFormat;
 
     #[test]
     fn a_qwen3_4b_layer_fills_an_h200() {
         let of = |n, k, output| {
-            let p = plan(&Gpu::PLANNED, GemmShape { m: 1, n, k, output });
+            let p = plan(&Gpu::PLANNED, GemmShape { m: 1, n, k, output, format: WeightFormat::Bf16 });
             (p.splits, p.blocks, p.warps)
         };
         assert_eq!(of(6144, 2560, Output::Bf16), (1, 132, 4));
@@ -100,7 +101,7 @@ mod tests {
             for (n, k) in [(2560, 4096), (16, 96), (1024, 3072), (1024, 128), (5120, 17_408), (256, 64)] {
                 for m in 1..=MAX_ROWS {
                     for output in [Output::Bf16, Output::SplitK, Output::Gated] {
-                        let p = plan(gpu, GemmShape { m, n, k, output });
+                        let p = plan(gpu, GemmShape { m, n, k, output, format: WeightFormat::Bf16 });
                         assert!(p.splits * p.split_columns >= k && (p.splits - 1) * p.split_columns < k, "{p:?}");
                         assert!(p.shared <= gpu.shared_memory && p.warps >= 1 && p.warps <= MAX_WARPS, "{p:?}");
                         assert!(p.slots >= MIN_SLOTS.min(p.split_columns.div_ceil(CHUNK)), "{p:?}");

@@ -45,6 +45,17 @@ impl Architecture {
     }
 }
 
+/// What can be called of cuBLASLt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CublasLt {
+    /// It is missing.
+    Missing,
+    /// GEMMs of bf16.
+    Bf16,
+    /// And those of FP8 with scales of blocks, from 12.9 on.
+    BlockScales,
+}
+
 /// A GPU in the numbers that choose kernels and their grids.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Gpu {
@@ -60,8 +71,8 @@ pub struct Gpu {
     pub flops: f64,
     /// Peak bytes a second of the memory.
     pub bandwidth: f64,
-    /// Whether cuBLASLt can be called.
-    pub cublaslt: bool,
+    /// cuBLASLt.
+    pub cublaslt: CublasLt,
     /// Whether the build has Triton kernels.
     pub triton: bool,
 }
@@ -90,7 +101,7 @@ const fn card(
         l2: l2_mib << 20,
         flops: 1e12 * teraflops,
         bandwidth: 1e9 * gigabytes,
-        cublaslt: true,
+        cublaslt: CublasLt::BlockScales,
         triton: cfg!(triton_kernels),
     };
     Card { name, gpu }
@@ -118,7 +129,7 @@ impl Gpu {
 
     /// The GPU that the driver describes. Its rates are the published ones if it is a card of the table, and else what its
     /// highest clocks allow: those are up to 8 % above the published ones.
-    pub fn of(info: &GpuInfo, cublaslt: bool) -> Self {
+    pub fn of(info: &GpuInfo, cublaslt: CublasLt) -> Self {
         let architecture = Architecture::of(info.capability);
         let cycle = architecture.flops_a_cycle() * info.multiprocessors as f64;
         let (flops, bandwidth) = match known(info) {
@@ -166,21 +177,21 @@ mod tests {
     #[test]
     fn a_known_card_has_its_published_rates() {
         let h200 = info("NVIDIA H200", (9, 0), 132, 1.98e9, 4.917e12);
-        assert_eq!(Gpu::of(&h200, true), Gpu::PLANNED);
+        assert_eq!(Gpu::of(&h200, CublasLt::BlockScales), Gpu::PLANNED);
         let h100 = info("NVIDIA H100 80GB HBM3", (9, 0), 132, 1.98e9, 3.352e12);
-        assert_eq!(Some(Gpu::of(&h100, true)), Gpu::named("H100"));
+        assert_eq!(Some(Gpu::of(&h100, CublasLt::BlockScales)), Gpu::named("H100"));
         let a100 = info("NVIDIA A100-SXM4-80GB", (8, 0), 108, 1.41e9, 2.039e12);
-        assert_eq!(Gpu::of(&a100, true).flops, 312e12);
+        assert_eq!(Gpu::of(&a100, CublasLt::BlockScales).flops, 312e12);
         assert!(Gpu::named("nothing").is_none());
     }
 
     #[test]
     fn another_card_has_the_rates_of_its_clocks() {
         // An L40S is no L4, and an H100 for PCIe has fewer multiprocessors and a slower memory than one for SXM.
-        let l40s = Gpu::of(&info("NVIDIA L40S", (8, 9), 142, 2.52e9, 8.64e11), true);
+        let l40s = Gpu::of(&info("NVIDIA L40S", (8, 9), 142, 2.52e9, 8.64e11), CublasLt::BlockScales);
         assert_eq!((l40s.architecture, l40s.bandwidth), (Architecture::Ada, 8.64e11));
         assert!((l40s.flops / 366e12 - 1.0).abs() < 0.01, "{l40s:?}");
-        let pcie = Gpu::of(&info("NVIDIA H100 PCIe", (9, 0), 114, 1.755e9, 2.039e12), true);
+        let pcie = Gpu::of(&info("NVIDIA H100 PCIe", (9, 0), 114, 1.755e9, 2.039e12), CublasLt::BlockScales);
         assert_eq!(pcie.bandwidth, 2.039e12);
         // The clocks of the cards of the table give their published rates, too.
         for (name, clock) in [("H100", 1.83e9), ("A100", 1.41e9), ("B200", 1.85e9), ("RTX 5090", 2.41e9)] {

@@ -26,10 +26,10 @@ pub(crate) use delta::RECURRENT_TOKENS;
 pub(crate) use delta::TRITON_SLICES;
 pub use delta::{Conv, DecodeDelta, DeltaChunks, InterChunkScan};
 pub use gemm::{AddNorm, Gemm, Qkv, Skinny, Swiglu};
-pub use gemm_shape::{GemmShape, Output};
+pub use gemm_shape::{GemmShape, Output, WeightFormat};
 pub use gemv_splitk::GemvPlan;
 pub(crate) use gemv_splitk::tiles as gemv_tiles;
-pub use gpu::{Architecture, Gpu};
+pub use gpu::{Architecture, CublasLt, Gpu};
 pub(crate) use sample::sample_cluster;
 pub use skinny_wgmma::SkinnyPlan;
 pub(crate) use skinny_wgmma::width as skinny_width;
@@ -58,7 +58,7 @@ pub fn gpu(exec: &mut Exec) -> Result<Option<Gpu>, OpError> {
         Device::Meta => Ok(Some(exec.attached(|_| Planned(Gpu::PLANNED)).0)),
         Device::Cuda => {
             let open = |exec: &mut Exec| {
-                let cublaslt = cuda::blaslt(exec).is_ok();
+                let cublaslt = cuda::cublaslt(exec);
                 Opened(exec.gpu().and_then(|gpu| gpu.info()).map(|info| Gpu::of(&info, cublaslt)))
             };
             exec.attached(open).0.clone().map(Some)

@@ -1,6 +1,6 @@
-//! The grid of csrc/skinny_wgmma.cu: GEMMs of up to about a hundred rows of x on Hopper's warpgroups.
+//! The grid of csrc/skinny_wgmma.cu and csrc/skinny_wgmma_fp8.cu: GEMMs of up to about a hundred rows of x on Hopper's warpgroups.
 
-use super::gemm_shape::{GemmShape, Output};
+use super::gemm_shape::{GemmShape, Output, WeightFormat};
 use super::gpu::Gpu;
 use crate::limits::skinny_wgmma::{BOXES, MAX_WARPGROUPS};
 use pegainfer_core::cuda::BOX_COLUMNS;
@@ -12,8 +12,12 @@ const MAX_ROWS: usize = 96;
 const TILE_ROWS: usize = 64;
 /// Columns of a step.
 const STEP: usize = BOXES * BOX_COLUMNS;
-/// Bytes of a step's columns.
+/// Bytes of a step's columns of x.
 const ROW_BYTES: usize = STEP * 2;
+/// Most rows of x with FP8 weights: above, FP8 by FP8 (W8A8) is faster.
+const FP8_MAX_ROWS: usize = 64;
+/// Columns of FP8 weights come in vectors of so many.
+const FP8_VECTOR: usize = 16;
 /// Bytes of the two barriers of a slot.
 const BARRIER_BYTES: usize = 16;
 /// Bytes of weights in flight in a block.
@@ -47,9 +51,14 @@ pub struct SkinnyPlan {
     pub shared: usize,
 }
 
-/// Whether `gpu` runs the kernel, for `m` rows of x.
-pub(super) fn serves(gpu: &Gpu, m: usize) -> bool {
-    gpu.is_hopper() && (1..=MAX_ROWS).contains(&m)
+/// Whether `gpu` runs the kernel for this shape.
+pub(super) fn serves(gpu: &Gpu, GemmShape { m, k, format, .. }: GemmShape) -> bool {
+    let most = match format {
+        WeightFormat::Bf16 => MAX_ROWS,
+        WeightFormat::Fp8 if k.is_multiple_of(FP8_VECTOR) => FP8_MAX_ROWS,
+        _ => 0,
+    };
+    gpu.is_hopper() && (1..=most).contains(&m)
 }
 
 /// The kernel for `m` rows of x, as the place in a list of those for 32, 64 and 96.
@@ -58,8 +67,9 @@ pub(crate) fn width(m: usize) -> usize {
 }
 
 /// Tiles that a warpgroup sums at once: more read x less often, where there are many.
-fn tiles(m: usize, output: Output) -> usize {
+fn tiles(m: usize, output: Output, format: WeightFormat) -> usize {
     match output {
+        _ if format == WeightFormat::Fp8 && output != Output::Gated => 1,
         Output::Bf16 | Output::SplitK => 1,
         Output::Gated => 2,
         Output::F32 => [4, 2, 2][width(m)],
@@ -67,7 +77,7 @@ fn tiles(m: usize, output: Output) -> usize {
 }
 
 /// Deals the rows of w to blocks in even shares, and each share to warpgroups in even tiles.
-pub(super) fn plan(gpu: &Gpu, GemmShape { m, n, k, output }: GemmShape) -> SkinnyPlan {
+pub(super) fn plan(gpu: &Gpu, GemmShape { m, n, k, output, format }: GemmShape) -> SkinnyPlan {
     let multiprocessors = gpu.multiprocessors;
     let rows = if output == Output::Gated { n / 2 } else { n };
     let splits = match output {
@@ -82,12 +92,13 @@ pub(super) fn plan(gpu: &Gpu, GemmShape { m, n, k, output }: GemmShape) -> Skinn
     let unit = if output == Output::F32 { 8 } else { 1 };
     let share = rows.div_ceil(unit).div_ceil(blocks) * unit;
     // A gated tile has its two halves in two sums of the same warpgroup.
-    let each = if output == Output::Gated { 1 } else { tiles(m, output) };
+    let each = if output == Output::Gated { 1 } else { tiles(m, output, format) };
     let wanted = share.div_ceil(TILE_ROWS);
     let warpgroups = wanted.div_ceil(each).min(MAX_WARPGROUPS);
     let passes = wanted.div_ceil(each * warpgroups);
     let rows = share.div_ceil(each * warpgroups * passes).next_multiple_of(unit);
-    let (slot, input_slot) = (rows.next_multiple_of(8) * ROW_BYTES, 32 * (width(m) + 1) * ROW_BYTES);
+    let row_bytes = if format == WeightFormat::Fp8 { STEP } else { ROW_BYTES };
+    let (slot, input_slot) = (rows.next_multiple_of(8) * row_bytes, 32 * (width(m) + 1) * ROW_BYTES);
     // A slot is always of the same warpgroup: another one's would pass a barrier of which it missed a round.
     let (slots, input_slots) = (RING_BYTES / slot / warpgroups * warpgroups, INPUT_RING_BYTES[width(m)] / input_slot);
     let shared = slots * slot + input_slots * input_slot + (slots + input_slots) * BARRIER_BYTES;
@@ -103,7 +114,7 @@ mod tests {
     #[test]
     fn a_qwen3_4b_layer_fills_an_h200() {
         let of = |n, k, output| {
-            let p = plan(&H200, GemmShape { m: 64, n, k, output });
+            let p = plan(&H200, GemmShape { m: 64, n, k, output, format: WeightFormat::Bf16 });
             (p.splits, p.blocks, p.warpgroups, p.passes, p.rows)
         };
         assert_eq!(of(6144, 2560, Output::Bf16), (1, 132, 1, 1, 47));
@@ -117,12 +128,13 @@ mod tests {
     fn everything_is_covered_and_fits() {
         let shapes =
             [(2560, 4096), (16, 96), (1024, 3072), (320, 896), (5120, 17_408), (8, 8), (151_936, 2560), (248, 64)];
-        for (n, k) in shapes {
-            for m in 1..=MAX_ROWS {
+        let formats = [(WeightFormat::Bf16, MAX_ROWS), (WeightFormat::Fp8, FP8_MAX_ROWS)];
+        for ((n, k), (format, most)) in shapes.into_iter().flat_map(|shape| formats.map(|format| (shape, format))) {
+            for m in 1..=most {
                 for output in [Output::Bf16, Output::F32, Output::SplitK, Output::Gated] {
-                    let p = plan(&H200, GemmShape { m, n, k, output });
+                    let p = plan(&H200, GemmShape { m, n, k, output, format });
                     assert!(p.splits * p.split_columns >= k && (p.splits - 1) * p.split_columns < k, "{p:?}");
-                    let (rows, each) = if output == Output::Gated { (n / 2, 1) } else { (n, tiles(m, output)) };
+                    let (rows, each) = if output == Output::Gated { (n / 2, 1) } else { (n, tiles(m, output, format)) };
                     assert!(p.blocks * p.splits <= H200.multiprocessors && p.rows <= TILE_ROWS, "{p:?}");
                     assert!(output != Output::F32 || p.rows.is_multiple_of(8), "{p:?}");
                     assert!(p.blocks * p.passes * p.warpgroups * each * p.rows >= rows, "{p:?}");

@@ -37,20 +37,28 @@ fn names(card: &str, what: &str, choice: impl Fn(usize) -> &'static str) -> Stri
     line(card, what, |rows| (choice(rows), String::new()))
 }
 
-fn gemms(gpu: &Gpu, card: &str) -> String {
+fn bf16(gpu: &Gpu, card: &str) -> String {
+    gemms(gpu, card, WeightFormat::Bf16)
+}
+
+fn fp8(gpu: &Gpu, card: &str) -> String {
+    gemms(gpu, card, WeightFormat::Fp8)
+}
+
+fn gemms(gpu: &Gpu, card: &str, format: WeightFormat) -> String {
     let matrix = |what: &str, n: usize, k: usize, output: Output| {
         line(card, what, |m| {
-            let gemm = Gemm::choose(gpu, GemmShape { m, n, k, output });
+            let gemm = Gemm::choose(gpu, GemmShape { m, n, k, output, format });
             let splits = if let Gemm::Skinny(kernel) = gemm { format!("/{}", kernel.splits()) } else { String::new() };
             (gemm.name(), splits)
         })
     };
     [
-        names(card, "qkv", |m| Qkv::choose(gpu, m, 2560, QWEN3, KvDType::Bf16).name()),
+        names(card, "qkv", |m| Qkv::choose(gpu, (m, 2560), QWEN3, (format, KvDType::Bf16)).name()),
         matrix("in_proj", 12_352, 2560, Output::Bf16),
         matrix("o", 2560, 4096, Output::SplitK),
-        names(card, "gate_up", |m| Swiglu::choose(gpu, (m, 19_456, 2560)).name()),
-        names(card, "down", |m| AddNorm::choose(gpu, (m, 2560, 9728)).name()),
+        names(card, "gate_up", |m| Swiglu::choose(gpu, (m, 19_456, 2560), format).name()),
+        names(card, "down", |m| AddNorm::choose(gpu, (m, 2560, 9728), format).name()),
         matrix("head", 151_936, 2560, Output::F32),
     ]
     .concat()
@@ -111,8 +119,9 @@ fn delta(gpu: &Gpu, card: &str) -> String {
 #[test]
 fn every_card_chooses_what_the_table_says() {
     type Section = (&'static str, fn(&Gpu, &str) -> String);
-    let sections: [Section; 4] = [
-        ("GEMMs, by rows of x; after a slash the splits of the columns", gemms),
+    let sections: [Section; 5] = [
+        ("GEMMs, by rows of x; after a slash the splits of the columns", bf16),
+        ("The same with FP8 weights", fp8),
         ("Attention of rows that decode at 1,100 tokens, by rows; stages x blocks of a KV head, or splits", decode),
         ("Attention of a prompt, by its tokens, alone and beside rows that decode; blocks of prefill", prefill),
         ("Gated delta rule of a step, by its tokens, with blocks of the scan; sampling, by rows", delta),
@@ -129,11 +138,13 @@ fn every_card_chooses_what_the_table_says() {
 
 #[test]
 fn tiles_serve_where_cublaslt_is_missing() {
-    let gpu = Gpu { cublaslt: false, ..Gpu::PLANNED };
-    let name = |m| Gemm::choose(&gpu, GemmShape { m, n: 2560, k: 4096, output: Output::Bf16 }).name();
+    let gpu = Gpu { cublaslt: CublasLt::Missing, ..Gpu::PLANNED };
+    let name = |m| {
+        Gemm::choose(&gpu, GemmShape { m, n: 2560, k: 4096, output: Output::Bf16, format: WeightFormat::Bf16 }).name()
+    };
     assert_eq!([96, 97, 512, 1024].map(name), ["skinny_wgmma", "gemm_mma_64", "gemm_mma_64", "gemm_mma_128"]);
-    assert_eq!(AddNorm::choose(&gpu, (128, 2560, 4096)), AddNorm::Separate(64));
-    assert_eq!(Swiglu::choose(&gpu, (128, 512, 64)).name(), "gemm_mma_64");
+    assert_eq!(AddNorm::choose(&gpu, (128, 2560, 4096), WeightFormat::Bf16), AddNorm::Separate(Gemm::TiledMma(64)));
+    assert_eq!(Swiglu::choose(&gpu, (128, 512, 64), WeightFormat::Bf16).name(), "gemm_mma_64");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What an engine computes before it serves on a GPU.
 
-use super::{GemmShape, Gpu, Output, Skinny};
+use super::{GemmShape, Gpu, Output, Skinny, WeightFormat};
 use crate::cuda::m_bucket;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::schedule::GRAPH_SIZES;
@@ -33,7 +33,7 @@ fn steps(gpu: &Gpu, mixed: usize, most: (usize, usize)) -> Vec<Vec<(usize, usize
 
 /// Fewest rows of a GEMM that no skinny kernel takes, whatever its weight: there cuBLASLt's algorithms have to be timed.
 fn first_autotuned(gpu: &Gpu) -> usize {
-    let weight = GemmShape { m: 0, n: 4096, k: 4096, output: Output::Bf16 };
+    let weight = GemmShape { m: 0, n: 4096, k: 4096, output: Output::Bf16, format: WeightFormat::Bf16 };
     let large = |m: &usize| Skinny::choose(gpu, GemmShape { m: *m, ..weight }).is_none();
     (1..).find(large).unwrap_or(1)
 }

@@ -68,7 +68,7 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
         }
         ("linear_qkv", [x, w, q_norm, k_norm, rope, positions, slots], [q, k, v], [qkv], _) => {
             let heads = Heads { shape, norms: (q_norm, k_norm), eps: EPS, rope, positions, slots };
-            ops::linear_qkv(exec, (x, w), &heads, qkv, q, (k, v))
+            ops::linear_qkv(exec, (x, call.weight(w)), &heads, qkv, q, (k, v))
         }
         ("gated_qk_norm_rope_write_kv", [projected, q_norm, k_norm, rope, positions, slots], [q, k, v], _, _) => {
             let heads = Heads { shape, norms: (q_norm, k_norm), eps: EPS, rope, positions, slots };

@@ -2,23 +2,25 @@
 
 use super::batch::Tables;
 use super::case::{Case, Output, Values};
-use super::operands::{self, place_of_input, tensor};
+use super::fp8;
+use super::operands::{self, allocate, place_of_input, tensor};
 use super::variant::Variant;
-use crate::ops::DecodeState;
-#[cfg(feature = "deepseek-v4")]
-use crate::ops::Matrix;
 #[cfg(feature = "deepseek-v4")]
 use crate::ops::deepseek_v4::{CompressorWeights, HyperWeights, RopeTable};
+use crate::ops::{DecodeState, Matrix, MatrixRef};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
-use pegainfer_core::tensor::{OpError, Tensor};
+use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// A call: its op, and what it only reads. Launches share it.
 pub(super) struct Call<'a> {
     pub record: &'a OpRecord,
     pub case: &'a Case,
     pub variant: Variant,
+    /// Tensors that it reads; a small one stands for a weight in FP8.
     pub read: Vec<Tensor>,
+    /// The weight in FP8.
+    fp8: Option<Matrix>,
     family: &'static Family,
 }
 
@@ -72,13 +74,24 @@ impl<'a> Call<'a> {
         variant: Variant,
     ) -> Result<Self, OpError> {
         let mut read = Vec::new();
+        let weight = fp8::weight(record).unwrap_or_default();
         for (i, operand) in record.reads.iter().enumerate() {
-            read.push(tensor(exec, operand, case, i as u64)?);
+            match i {
+                1 if !weight.is_empty() => read.push(allocate(exec, "weight", &[1, 1], DType::U8)?),
+                _ if i > 1 && i <= weight.len() => {}
+                _ => read.push(tensor(exec, operand, case, i as u64)?),
+            }
         }
+        let fp8 = (!weight.is_empty()).then(|| fp8::matrix(exec, weight)).transpose()?;
         for slots in read.iter_mut().filter(|tensor| tensor.name() == "slots") {
             variant.drop_slots(exec, slots)?;
         }
-        Ok(Self { record, case, variant, read, family })
+        Ok(Self { record, case, variant, read, fp8, family })
+    }
+
+    /// The weight of a GEMM, which is `read` unless it is FP8.
+    pub fn weight<'w>(&'w self, read: &'w Tensor) -> MatrixRef<'w> {
+        self.fp8.as_ref().map_or(read.into(), MatrixRef::from)
     }
 
     /// The operands of a launch, with `values`.

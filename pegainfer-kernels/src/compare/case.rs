@@ -16,6 +16,8 @@ pub struct Case {
     pub context: usize,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
+    /// Whether activations have values that FP8 holds exactly.
+    pub exact_in_fp8: bool,
 }
 
 /// Which values the inputs of a launch have.

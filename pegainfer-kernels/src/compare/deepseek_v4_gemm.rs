@@ -2,11 +2,11 @@
 
 use super::call::{Call, Family, Launch};
 use super::case::{Output, Values};
-use super::operands::{allocate, output, unit};
+use super::fp8::plain;
+use super::operands::{allocate, output};
 use super::variant::Variant;
 use crate::ops::deepseek_v4::{self as ops, ExpertMath, Experts};
 use crate::ops::{BlockScales, Matrix};
-use half::bf16;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::{OpRecord, Operand};
 use pegainfer_core::rng;
@@ -51,16 +51,6 @@ fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<
         operands = rest;
     }
     Ok(())
-}
-
-/// A matrix in bf16, whose GEMMs give values of about 1.
-fn plain(exec: &mut Exec, operand: &Operand, seed: u64) -> Result<Matrix, OpError> {
-    let mut weight = allocate(exec, &operand.name, &operand.shape, DType::Bf16)?;
-    let (elements, size) = (weight.elements(), 1.0 / (operand.shape[1] as f32).sqrt());
-    exec.write(&mut weight, 0..elements, |first, out: &mut [bf16]| {
-        out.par_iter_mut().enumerate().for_each(|(i, v)| *v = bf16::from_f32(size * unit(seed, first + i)));
-    })?;
-    Ok(Matrix::Bf16(weight))
 }
 
 /// A matrix in FP4, which has a row of scales for each row, or FP8.

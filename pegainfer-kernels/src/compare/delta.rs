@@ -189,7 +189,7 @@ mod tests {
             ops::decode_delta(exec, projected, &weights, segments, shape, EPS, kept, scratch, &mut out).unwrap();
         });
         let heads = HeadShape { heads: 1, kv_heads: 1, head_dim: 64 };
-        let case = Case { shape: heads, context: 1, rope_theta: 1e4 };
+        let case = Case { shape: heads, context: 1, rope_theta: 1e4, exact_in_fp8: false };
         let mut cpus = [1, 2].map(|threads| Exec::cpu(Isa::available()[0], Some(threads)).unwrap());
         let [one, other] = &mut cpus;
         assert_eq!(records.len(), 5);

@@ -11,8 +11,8 @@ use pegainfer_core::tensor::{DType, OpError};
 
 pub(super) const FAMILY: Family = Family { has, variants, prepare, fill, launch, outputs };
 
-const OPS: [&str; 7] =
-    ["embedding", "gather_rows", "rms_norm", "linear_add_norm", "linear", "linear_swiglu", "uniform"];
+const OPS: [&str; 8] =
+    ["embedding", "gather_rows", "rms_norm", "linear_add_norm", "linear", "linear_swiglu", "quantize_fp8", "uniform"];
 
 fn has(record: &OpRecord) -> bool {
     OPS.contains(&record.op)
@@ -26,7 +26,7 @@ fn variants(_: &OpRecord) -> Vec<Variant> {
 fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
     let (name, shape) = match (call.record.op, &call.read[..], &launch.written[..]) {
         ("linear_add_norm", _, [_, out]) => ("delta", out.shape().to_vec()),
-        ("linear_swiglu", [x, w], _) => ("gate_up", vec![x.rows_cols().0, w.rows_cols().0]),
+        ("linear_swiglu", [x, _], [out]) => ("gate_up", vec![x.rows_cols().0, 2 * out.rows_cols().1]),
         _ => return Ok(()),
     };
     launch.extra = vec![allocate(exec, name, &shape, DType::Bf16)?];
@@ -48,10 +48,11 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
         ("gather_rows", [x, rows], [out], _) => ops::gather_rows(exec, x, rows, out),
         ("rms_norm", [x, weight], [out], _) => ops::rms_norm(exec, x, weight, EPS, out),
         ("linear_add_norm", [x, w, _, norm], [residual, out], [delta]) => {
-            ops::linear_add_norm(exec, x, w, residual, norm, EPS, delta, out)
+            ops::linear_add_norm(exec, x, call.weight(w), residual, norm, EPS, delta, out)
         }
-        ("linear", [x, w], [out], _) => ops::linear(exec, x, w, out),
-        ("linear_swiglu", [x, w], [out], [gate_up]) => ops::linear_swiglu(exec, x, w, gate_up, out),
+        ("linear", [x, w], [out], _) => ops::linear(exec, x, call.weight(w), out),
+        ("linear_swiglu", [x, w], [out], [gate_up]) => ops::linear_swiglu(exec, x, call.weight(w), gate_up, out),
+        ("quantize_fp8", [w], [codes, scales], _) => ops::quantize_fp8(exec, w, codes, scales),
         ("uniform", [], [out], _) => ops::uniform(exec, 5, 0.02, out),
         _ => Err(call.unknown()),
     }
@@ -59,7 +60,7 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
 
 fn outputs(exec: &Exec, call: &Call<'_>, launch: &Launch) -> Result<Vec<Output>, OpError> {
     let mut outputs = all_written(exec, call, launch)?;
-    if call.record.op == "uniform" {
+    if matches!(call.record.op, "quantize_fp8" | "uniform") {
         outputs.iter_mut().for_each(|output| output.tolerance = EXACT);
     }
     Ok(outputs)

@@ -2,6 +2,7 @@
 
 use super::case::{Case, EXACT, Output, Values};
 use crate::cpu::formats::{E4M3_MAX, e4m3, encode_e4m3};
+use crate::limits::fp8::BLOCK;
 use crate::ops::{self, BLOCK_SIZE, HeadShape, KvDType};
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
@@ -43,6 +44,7 @@ pub(super) fn fill(
         DType::Bf16 => {
             let place = cpu_order(exec, cache, operand.dtype, case);
             exec.write(tensor, 0..elements, |first, out: &mut [bf16]| {
+                let unit = if case.exact_in_fp8 { exact_in_fp8 } else { unit };
                 let value = |i: usize| bf16::from_f32(unit(seed, place(i)));
                 out.par_iter_mut().enumerate().for_each(|(i, v)| *v = value(first + i));
             })
@@ -185,4 +187,35 @@ pub(super) fn output(exec: &Exec, tensor: &Tensor, case: &Case) -> Result<Output
     let mut ordered = vec![0.0; n];
     values.iter().enumerate().for_each(|(i, v)| ordered[place(i)] = *v);
     Ok(Output { tolerance, row: tensor.rows_cols().1, values: ordered })
+}
+
+/// Element `i` of activations that are e4m3 numbers times 2^-9, which is also what the largest of each 128 over 448 is: kernels that round
+/// them to FP8 agree with those that do not.
+fn exact_in_fp8(seed: u64, i: usize) -> f32 {
+    let value = unit(seed, i);
+    if i.is_multiple_of(BLOCK) {
+        return value.signum() * 0.875;
+    }
+    // Three bits of the mantissa.
+    let rounded = f32::from_bits(((0.8125 * value).to_bits() + (1 << 19)) & !((1 << 20) - 1));
+    if rounded.abs() < 1.0 / 32_768.0 { 0.0 } else { rounded }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::weights::quantize_fp8;
+
+    #[test]
+    fn fp8_holds_the_activations() {
+        let x: Vec<bf16> = (0..4 * BLOCK).map(|i| bf16::from_f32(exact_in_fp8(3, i))).collect();
+        for row in x.chunks(BLOCK) {
+            let (mut codes, mut scales) = (vec![0; BLOCK], vec![0.0]);
+            quantize_fp8(row, BLOCK, &mut codes, &mut scales);
+            assert_eq!(scales, [1.0 / 512.0]);
+            for (x, code) in row.iter().zip(codes) {
+                assert_eq!(x.to_f32(), crate::cpu::formats::e4m3(code) * scales[0]);
+            }
+        }
+    }
 }

@@ -20,7 +20,9 @@ pub(super) fn gemv_splitk(
         Output::Gated => [GemvSplitK::gemv_splitk_gated_8, GemvSplitK::gemv_splitk_gated_16],
     };
     let kernel = kernels[gemv_tiles(m).ilog2() as usize];
-    let arguments = GemvSplitK { x, w, out, m, n, k, slice: plan.split_columns, slots: plan.slots };
+    let width = if output == Output::Gated { n / 2 } else { n };
+    let pitch = out.pitch(width);
+    let arguments = GemvSplitK { x, w, out, m, n, k, pitch, slice: plan.split_columns, slots: plan.slots };
     let launch = kernel.launch(gpu, op, arguments)?.early(w).overlapped();
     // SAFETY: the op checked the shapes, and the plan covers all rows and columns.
     unsafe { launch.shared(plan.shared).run([plan.blocks, plan.splits, 1], 32 * plan.warps) }

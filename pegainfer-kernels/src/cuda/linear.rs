@@ -1,61 +1,63 @@
 //! `ops::linear` and the ops that fuse it with what follows, as they were chosen.
 
-use super::abi::{GemmMma, Target};
+use super::abi::Target;
+use super::columns::Columns;
+use super::fp8::{fp8_by_fp8, widened};
+use super::gemm_mma::tiled;
 use super::gemm_wgmma::linear_swiglu_wgmma;
 use super::gemv_splitk::gemv_splitk;
 use super::norm::{add_partials_rms_norm, add_rms_norm, rms_norm};
-use super::skinny_wgmma::skinny_wgmma;
+use super::skinny_wgmma::{skinny_wgmma, skinny_wgmma_fp8};
 use super::swiglu::swiglu;
 use super::{blaslt, vectors};
-use crate::choice::{AddNorm, Gemm, Output, Skinny, Swiglu};
-use crate::limits::gemm_mma::{DEPTH, STAGES, THREADS};
+use crate::choice::{self, AddNorm, Gemm, GemmShape, Output, Skinny, Swiglu};
+use crate::ops::{BlockScales, Matrix, MatrixRef};
 use pegainfer_core::cuda::Cuda;
 use pegainfer_core::exec::Exec;
-use pegainfer_core::tensor::{DType, OpError, Tensor};
+use pegainfer_core::tensor::{OpError, Tensor};
+
+/// What cannot be launched: the choice is made by the weight's format.
+fn mismatch(op: &'static str) -> OpError {
+    OpError { op, message: "a kernel was chosen for another format of weights".to_owned() }
+}
+
+/// The tensor of a weight in bf16.
+pub(super) fn bf16<'w>(op: &'static str, w: MatrixRef<'w>) -> Result<&'w Tensor, OpError> {
+    w.tensor().ok_or_else(|| mismatch(op))
+}
+
+/// Codes and scales of a weight in FP8.
+fn fp8<'w>(op: &'static str, w: MatrixRef<'w>) -> Result<(&'w Tensor, &'w Tensor), OpError> {
+    match w {
+        MatrixRef::Fp8(codes, BlockScales::F32(scales)) => Ok((codes, scales)),
+        _ => Err(mismatch(op)),
+    }
+}
 
 /// Launches a skinny GEMM, which writes to `out`.
 fn skinny(
     gpu: &mut Cuda,
     op: &'static str,
-    operands: (&Tensor, &Tensor),
+    (x, w): (&Tensor, MatrixRef<'_>),
     (kernel, output): (&Skinny, Output),
     out: Target<'_>,
 ) -> Result<(), OpError> {
     match kernel {
-        Skinny::GemvSplitK(plan) => gemv_splitk(gpu, op, operands, (plan, output), out),
-        Skinny::Wgmma(plan) => skinny_wgmma(gpu, op, operands, (plan, output), out),
-    }
-}
-
-/// Launches csrc/gemm_mma.cu with tiles of `tile` rows and columns.
-fn tiled(
-    gpu: &mut Cuda,
-    op: &'static str,
-    x: &Tensor,
-    w: &Tensor,
-    tile: usize,
-    out: &mut Tensor,
-) -> Result<(), OpError> {
-    let ((m, k), n) = (x.rows_cols(), w.rows_cols().0);
-    let kernel = match (out.dtype(), tile) {
-        (DType::F32, 64) => GemmMma::gemm_mma_f32_64,
-        (DType::F32, _) => GemmMma::gemm_mma_f32_128,
-        (_, 64) => GemmMma::gemm_mma_bf16_64,
-        (_, _) => GemmMma::gemm_mma_bf16_128,
-    };
-    let launch = kernel.launch(gpu, op, GemmMma { x, w, out, m, n, k })?;
-    // SAFETY: the op checked the shapes.
-    unsafe {
-        launch
-            .shared(STAGES * 2 * tile * DEPTH * DType::Bf16.size())
-            .run([m.div_ceil(tile), n.div_ceil(tile), 1], THREADS)
+        Skinny::GemvSplitK(plan) => gemv_splitk(gpu, op, (x, bf16(op, w)?), (plan, output), out),
+        Skinny::Wgmma(plan) => match w.tensor() {
+            Some(w) => skinny_wgmma(gpu, op, (x, w), (plan, output), out),
+            None => {
+                let (codes, scales) = fp8(op, w)?;
+                skinny_wgmma_fp8(gpu, op, (x, codes, scales), (plan, output), out)
+            }
+        },
     }
 }
 
 /// What the kernels demand of a GEMM's shape.
-fn check(op: &'static str, x: &Tensor, w: &Tensor) -> Result<(), OpError> {
+fn check(op: &'static str, x: &Tensor, w: MatrixRef<'_>) -> Result<(), OpError> {
     vectors(op, x.rows_cols().1)?;
-    vectors(op, w.rows_cols().0)
+    vectors(op, w.shape().0)
 }
 
 pub(crate) fn linear(
@@ -63,16 +65,64 @@ pub(crate) fn linear(
     op: &'static str,
     gemm: &Gemm,
     x: &Tensor,
-    w: &Tensor,
+    w: MatrixRef<'_>,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     check(op, x, w)?;
-    let output = if out.dtype() == DType::F32 { Output::F32 } else { Output::Bf16 };
+    columns(exec, op, gemm, x, w, &mut Columns { tensor: out, first: 0 })
+}
+
+/// The GEMM into some columns of a matrix.
+fn columns(
+    exec: &mut Exec,
+    op: &'static str,
+    gemm: &Gemm,
+    x: &Tensor,
+    w: MatrixRef<'_>,
+    out: &mut Columns<'_>,
+) -> Result<(), OpError> {
+    let output = out.output();
     match gemm {
-        Gemm::Skinny(kernel) => skinny(exec.gpu()?, op, (x, w), (kernel, output), Target::Tensor(out)),
-        Gemm::CublasLt => blaslt::matmul(exec, op, x, w, false, out),
-        Gemm::TiledMma(tile) => tiled(exec.gpu()?, op, x, w, *tile, out),
+        Gemm::Skinny(kernel) => skinny(exec.gpu()?, op, (x, w), (kernel, output), out.target()),
+        Gemm::CublasLt => {
+            let ((m, k), w) = (x.rows_cols(), bf16(op, w)?);
+            let (n, pitch, multiplied) = (w.rows_cols().0, out.pitch(), blaslt::Multiplied::Bf16);
+            let size = blaslt::GemmSize { m, n, k, out: out.tensor.dtype(), pitch, multiplied };
+            let at = blaslt::Operands { x: x.device(), w: w.device(), out: out.address(0), scales: (0, 0) };
+            blaslt::launch(exec, op, size, at, false, out.tensor)
+        }
+        Gemm::TiledMma(tile) => {
+            let w = bf16(op, w)?;
+            tiled(exec.gpu()?, op, x, (w.device(), w.rows_cols().0), *tile, out)
+        }
+        Gemm::Fp8CublasLt => fp8_by_fp8(exec, op, x, fp8(op, w)?, out),
+        Gemm::Widened => widened(exec, op, x, fp8(op, w)?, out),
+        Gemm::Parts => {
+            let MatrixRef::Stacked(parts) = w else { return Err(mismatch(op)) };
+            parts_of(exec, op, x, parts, out)
+        }
     }
+}
+
+/// The GEMMs of a stack, side by side.
+fn parts_of(
+    exec: &mut Exec,
+    op: &'static str,
+    x: &Tensor,
+    parts: &[Matrix],
+    out: &mut Columns<'_>,
+) -> Result<(), OpError> {
+    let (m, first) = (x.rows_cols().0, out.first);
+    for part in parts.iter().map(Matrix::as_ref) {
+        check(op, x, part)?;
+        let (n, k) = part.shape();
+        let shape = GemmShape { m, n, k, output: out.output(), format: part.format() };
+        let gemm = choice::gpu(exec)?.map(|gpu| Gemm::choose(&gpu, shape)).ok_or_else(|| mismatch(op))?;
+        columns(exec, op, &gemm, x, part, out)?;
+        out.first += n;
+    }
+    out.first = first;
+    Ok(())
 }
 
 #[expect(clippy::too_many_arguments, reason = "the operands of the op")]
@@ -80,7 +130,7 @@ pub(crate) fn linear_add_norm(
     exec: &mut Exec,
     choice: &AddNorm,
     x: &Tensor,
-    w: &Tensor,
+    w: MatrixRef<'_>,
     residual: &mut Tensor,
     norm: &Tensor,
     eps: f32,
@@ -98,11 +148,11 @@ pub(crate) fn linear_add_norm(
             add_partials_rms_norm(exec, (partials, kernel.splits()), residual, norm, eps, out)
         }
         AddNorm::Accumulated => {
-            blaslt::matmul(exec, op, x, w, true, residual)?;
+            blaslt::matmul(exec, op, x, bf16(op, w)?, true, residual)?;
             rms_norm(exec, residual, norm, eps, out)
         }
-        AddNorm::Separate(tile) => {
-            tiled(exec.gpu()?, op, x, w, *tile, delta)?;
+        AddNorm::Separate(gemm) => {
+            linear(exec, op, gemm, x, w, delta)?;
             add_rms_norm(exec, delta, residual, norm, eps, out)
         }
     }
@@ -112,7 +162,7 @@ pub(crate) fn linear_swiglu(
     exec: &mut Exec,
     choice: &Swiglu,
     x: &Tensor,
-    w: &Tensor,
+    w: MatrixRef<'_>,
     gate_up: &mut Tensor,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
@@ -120,7 +170,7 @@ pub(crate) fn linear_swiglu(
     check(op, x, w)?;
     match choice {
         Swiglu::Gated(kernel) => skinny(exec.gpu()?, op, (x, w), (kernel, Output::Gated), Target::Tensor(out)),
-        Swiglu::Wgmma => linear_swiglu_wgmma(exec.gpu()?, op, x, w, out),
+        Swiglu::Wgmma => linear_swiglu_wgmma(exec.gpu()?, op, x, bf16(op, w)?, out),
         Swiglu::Separate(gemm) => {
             linear(exec, op, gemm, x, w, gate_up)?;
             swiglu(exec, gate_up, out)

@@ -1,6 +1,6 @@
-//! Launch of csrc/skinny_wgmma.cu: GEMMs of up to about a hundred rows of x on Hopper's warpgroups.
+//! Launches of csrc/skinny_wgmma.cu and csrc/skinny_wgmma_fp8.cu: GEMMs of up to about a hundred rows of x on Hopper's warpgroups.
 
-use super::abi::{Map, SkinnyWgmma, Target};
+use super::abi::{Map, SkinnyWgmma, SkinnyWgmmaFp8, Target};
 use crate::choice::{Output, SkinnyPlan, skinny_width};
 use crate::limits::skinny_wgmma::FETCHERS;
 use pegainfer_core::cuda::Cuda;
@@ -34,6 +34,7 @@ pub(super) fn skinny_wgmma(
             [SkinnyWgmma::skinny_wgmma_gated_32, SkinnyWgmma::skinny_wgmma_gated_64, SkinnyWgmma::skinny_wgmma_gated_96]
         }
     };
+    let pitch = out.pitch(n);
     let arguments = SkinnyWgmma {
         x: Map::input(op, x, m)?,
         w: Map::input(op, w, plan.rows)?,
@@ -41,6 +42,7 @@ pub(super) fn skinny_wgmma(
         m,
         n,
         k,
+        pitch,
         slice: plan.split_columns,
         rows: plan.rows,
         passes: plan.passes,
@@ -51,4 +53,42 @@ pub(super) fn skinny_wgmma(
     let launch = kernels[skinny_width(m)].launch(gpu, op, arguments)?.early(w).overlapped().shared(plan.shared);
     // SAFETY: the op checked the shapes, and the plan covers all rows and columns.
     unsafe { launch.run([plan.blocks, plan.splits, 1], 128 * plan.warpgroups + FETCHERS) }
+}
+
+/// The same with codes and scales of FP8 weights.
+pub(super) fn skinny_wgmma_fp8(
+    gpu: &mut Cuda,
+    op: &'static str,
+    (x, codes, scales): (&Tensor, &Tensor, &Tensor),
+    (plan, output): (&SkinnyPlan, Output),
+    out: Target<'_>,
+) -> Result<(), OpError> {
+    let ((m, k), n) = (x.rows_cols(), codes.rows_cols().0);
+    let kernels = match output {
+        Output::Bf16 => [SkinnyWgmmaFp8::skinny_fp8_bf16_32, SkinnyWgmmaFp8::skinny_fp8_bf16_64],
+        Output::F32 | Output::SplitK => [SkinnyWgmmaFp8::skinny_fp8_f32_32, SkinnyWgmmaFp8::skinny_fp8_f32_64],
+        Output::Gated => [SkinnyWgmmaFp8::skinny_fp8_gated_32, SkinnyWgmmaFp8::skinny_fp8_gated_64],
+    };
+    let pitch = out.pitch(n);
+    let arguments = SkinnyWgmmaFp8 {
+        x: Map::input(op, x, m)?,
+        w: Map::codes(op, codes, plan.rows)?,
+        scales,
+        out,
+        m,
+        n,
+        k,
+        pitch,
+        slice: plan.split_columns,
+        rows: plan.rows,
+        passes: plan.passes,
+        slots: plan.slots,
+        x_slots: plan.input_slots,
+        ahead: AHEAD,
+    };
+    let launch = kernels[skinny_width(m)].launch(gpu, op, arguments)?.early(codes).early(scales);
+    // SAFETY: the op checked the shapes, and the plan covers all rows and columns.
+    unsafe {
+        launch.overlapped().shared(plan.shared).run([plan.blocks, plan.splits, 1], 128 * plan.warpgroups + FETCHERS)
+    }
 }

@@ -17,7 +17,9 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// `n` in multiples of 8.
 ///
 /// The codes of an FP8 `w` are exact in bf16: each block of 128 along `k` is summed in f32 without the scale, multiplied by it,
-/// and added to the blocks before (W8A16). The CPU only.
+/// and added to the blocks before (W8A16). A GPU of compute capability 9.0 does so for few rows. For many, it rounds `x` to FP8 as
+/// well, with a scale for each 128 columns of a row, as [`quantize_fp8`](super::quantize_fp8) rounds weights (W8A8). Other GPUs round
+/// `w` to bf16.
 pub fn linear<'w>(exec: &mut Exec, x: &Tensor, w: impl Into<MatrixRef<'w>>, out: &mut Tensor) -> Result<(), OpError> {
     let check = Check("linear");
     let (m, k) = x.rows_cols();
@@ -28,9 +30,9 @@ pub fn linear<'w>(exec: &mut Exec, x: &Tensor, w: impl Into<MatrixRef<'w>>, out:
     check.that(matches!(out.dtype(), DType::Bf16 | DType::F32), "out must be bf16 or f32")?;
     check.is(out, out.dtype(), &[m, n])?;
     let output = if out.dtype() == DType::F32 { Output::F32 } else { Output::Bf16 };
-    let gemm = choice::gpu(exec)?.map(|gpu| Gemm::choose(&gpu, GemmShape { m, n, k, output }));
+    let gemm = choice::gpu(exec)?.map(|gpu| Gemm::choose(&gpu, GemmShape { m, n, k, output, format: w.format() }));
     exec.record(|device| {
-        let kernel = w.kernel(device, choice::name(device, &gemm, Gemm::name));
+        let kernel = choice::name(device, &gemm, Gemm::name);
         OpRecord::new("linear", kernel, &w.reads(&[x], &[]), &[out], 2 * (m * n * k) as u64)
     });
     match (exec.device(), &gemm) {
@@ -41,7 +43,7 @@ pub fn linear<'w>(exec: &mut Exec, x: &Tensor, w: impl Into<MatrixRef<'w>>, out:
             };
             linear_stacked(isa, x.host(), &w.weights(), (m, k), out, &mut exec.scratch);
         }
-        (Device::Cuda, Some(gemm)) => cuda::linear(exec, "linear", gemm, x, w.bf16(check)?, out)?,
+        (Device::Cuda, Some(gemm)) => cuda::linear(exec, "linear", gemm, x, w, out)?,
         _ => {}
     }
     Ok(())

@@ -38,9 +38,9 @@ pub fn linear_add_norm<'w>(
         check.is(tensor, DType::Bf16, &[m, n])?;
     }
     check.is_norm(norm, n)?;
-    let choice = choice::gpu(exec)?.map(|gpu| AddNorm::choose(&gpu, (m, n, k)));
+    let choice = choice::gpu(exec)?.map(|gpu| AddNorm::choose(&gpu, (m, n, k), w.format()));
     exec.record(|device| {
-        let kernel = w.kernel(device, choice::name(device, &choice, AddNorm::name));
+        let kernel = choice::name(device, &choice, AddNorm::name);
         let flops = 2 * (m * n * k) as u64 + 5 * (m * n) as u64;
         OpRecord::new("linear_add_norm", kernel, &w.reads(&[x], &[residual, norm]), &[residual, out], flops)
     });
@@ -51,7 +51,7 @@ pub fn linear_add_norm<'w>(
             norm::add_rms_norm(isa, delta.host(), residual.host_mut(), NormWeight::of(norm), eps, out.host_mut());
         }
         (Device::Cuda, Some(choice)) => {
-            cuda::linear_add_norm(exec, choice, x, w.bf16(check)?, residual, norm, eps, delta, out)?;
+            cuda::linear_add_norm(exec, choice, x, w, residual, norm, eps, delta, out)?;
         }
         _ => {}
     }

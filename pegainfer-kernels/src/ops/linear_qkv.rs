@@ -35,9 +35,10 @@ pub fn linear_qkv<'w>(
     w.check_dense(check, exec.device(), (n, columns))?;
     check.is(qkv, DType::Bf16, &[m, n])?;
     rest::check(check, exec.device(), qkv, heads, q, (k, v))?;
-    let choice = choice::gpu(exec)?.map(|gpu| Qkv::choose(&gpu, m, columns, shape, KvDType::of(k)));
+    let formats = (w.format(), KvDType::of(k));
+    let choice = choice::gpu(exec)?.map(|gpu| Qkv::choose(&gpu, (m, columns), shape, formats));
     exec.record(|device| {
-        let kernel = w.kernel(device, choice::name(device, &choice, Qkv::name));
+        let kernel = choice::name(device, &choice, Qkv::name);
         let flops = 2 * (m * n * columns) as u64 + rest::flops(qkv, shape);
         // The GEMM's results need not go through memory.
         let bytes = x.bytes() + w.bytes() + rest::bytes(qkv, shape, k) - qkv.bytes();
@@ -50,7 +51,7 @@ pub fn linear_qkv<'w>(
             linear_stacked(isa, x.host(), &w.weights(), (m, columns), gemm, &mut exec.scratch);
             rest::on_cpu(check, exec, qkv, heads, q, (k, v))
         }
-        (Device::Cuda, Some(choice)) => cuda::linear_qkv(exec, choice, (x, w.bf16(check)?), heads, qkv, q, (k, v)),
+        (Device::Cuda, Some(choice)) => cuda::linear_qkv(exec, choice, (x, w), heads, qkv, q, (k, v)),
         _ => Ok(()),
     }
 }

@@ -30,9 +30,9 @@ pub fn linear_swiglu<'w>(
     w.check_dense(check, exec.device(), (2 * width, k))?;
     check.is(gate_up, DType::Bf16, &[m, 2 * width])?;
     check.is(out, DType::Bf16, &[m, width])?;
-    let choice = choice::gpu(exec)?.map(|gpu| Swiglu::choose(&gpu, (m, 2 * width, k)));
+    let choice = choice::gpu(exec)?.map(|gpu| Swiglu::choose(&gpu, (m, 2 * width, k), w.format()));
     exec.record(|device| {
-        let kernel = w.kernel(device, choice::name(device, &choice, Swiglu::name));
+        let kernel = choice::name(device, &choice, Swiglu::name);
         let flops = 4 * (m * width * k) as u64 + 5 * (m * width) as u64;
         OpRecord::new("linear_swiglu", kernel, &w.reads(&[x], &[]), &[out], flops)
     });
@@ -42,7 +42,7 @@ pub fn linear_swiglu<'w>(
             linear_stacked(isa, x.host(), &w.weights(), (m, k), gemm, &mut exec.scratch);
             swiglu(isa, gate_up.host(), width, out.host_mut());
         }
-        (Device::Cuda, Some(choice)) => cuda::linear_swiglu(exec, choice, x, w.bf16(check)?, gate_up, out)?,
+        (Device::Cuda, Some(choice)) => cuda::linear_swiglu(exec, choice, x, w, gate_up, out)?,
         _ => {}
     }
     Ok(())

@@ -1,12 +1,10 @@
 //! Weight matrices of all models, in the formats that checkpoints have them in.
 
+use crate::choice::WeightFormat;
 use crate::cpu::weights::{BLOCK, FP4_BLOCK, Scales, Weights};
 use crate::ops::check::Check;
 use pegainfer_core::exec::Device;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-
-/// Why an op refuses a weight on a GPU.
-pub const CPU_ONLY: &str = "FP8 weights run on the CPU only in this version";
 
 /// A weight `[n, k]`, never dequantised in memory.
 #[derive(Debug)]
@@ -176,11 +174,6 @@ impl<'a> MatrixRef<'a> {
         before.iter().copied().chain(self.tensors()).chain(after.iter().copied()).collect()
     }
 
-    /// The kernel's name in a record, where a bf16 matrix would have `name`.
-    pub(super) fn kernel(self, device: Device, name: &'static str) -> &'static str {
-        if device == Device::Meta && self.is_quantized() { "cpu" } else { name }
-    }
-
     /// Bytes of all its tensors.
     pub fn bytes(self) -> u64 {
         self.tensors().iter().map(|tensor| tensor.bytes()).sum()
@@ -223,7 +216,11 @@ impl<'a> MatrixRef<'a> {
             let (names, found, expected) = (names.join(", "), self.shape(), shape);
             return Err(OpError { op: check.0, message: format!("{names} is {found:?}, expected {expected:?}") });
         }
-        check.that(device != Device::Cuda || !self.is_quantized(), CPU_ONLY)
+        let e8m0 = |part: &Matrix| matches!(part, Matrix::Fp8 { scale: BlockScales::E8m0(_), .. });
+        let has_e8m0 = matches!(self, Self::Fp8(_, BlockScales::E8m0(_)))
+            || matches!(self, Self::Stacked(parts) if parts.iter().any(e8m0));
+        check
+            .that(device != Device::Cuda || !has_e8m0, "w has E8M0 scales, which a GPU takes in DeepSeek-V4's ops only")
     }
 
     /// The tensor of a bf16 matrix, else `None`.
@@ -231,9 +228,13 @@ impl<'a> MatrixRef<'a> {
         if let Self::Bf16(w) = self { Some(w) } else { None }
     }
 
-    /// The tensor of a bf16 matrix: what the GPU's dense GEMMs take.
-    pub(super) fn bf16(self, check: Check) -> Result<&'a Tensor, OpError> {
-        self.tensor().ok_or_else(|| OpError { op: check.0, message: CPU_ONLY.to_owned() })
+    /// What kernels are chosen by.
+    pub(crate) fn format(self) -> WeightFormat {
+        match self {
+            Self::Bf16(_) => WeightFormat::Bf16,
+            Self::Fp8(..) | Self::Fp4(..) => WeightFormat::Fp8,
+            Self::Stacked(_) => WeightFormat::Stacked,
+        }
     }
 
     /// As the reference kernels take it, stacked rows one after the other.

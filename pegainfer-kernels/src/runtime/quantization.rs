@@ -1,8 +1,8 @@
 //! FP8 weights of a dense model: what config.json says about them, and how projections are loaded.
 
 use super::config_file::{ConfigError, ConfigFile, unsupported};
-use crate::cpu::weights::{BLOCK, quantize_fp8};
-use crate::ops::{BlockScales, Matrix};
+use crate::cpu::weights::BLOCK;
+use crate::ops::{self, BlockScales, Matrix};
 use pegainfer_core::weights::{Loader, Part, WeightsError};
 use serde_json::{Value, json};
 
@@ -62,6 +62,11 @@ fn text(value: &Value) -> String {
 }
 
 impl Quantization {
+    /// All projections but those of modules with these names.
+    pub fn every(never: &[&str]) -> Self {
+        Self { kept: never.iter().map(|name| (*name).to_owned()).collect(), at_load: true }
+    }
+
     /// Whether bf16 weights are rounded when they are loaded.
     pub fn at_load(&self) -> bool {
         self.at_load
@@ -114,7 +119,7 @@ pub fn load_projection(
         let title = if whole { title } else { &parts[first].name };
         let parts = &parts[first..end];
         matrices.push(if formats[first] {
-            let (weight, scale) = loader.fp8(title, parts, cols, quantize_fp8)?;
+            let (weight, scale) = loader.fp8(title, parts, cols, ops::quantize_fp8)?;
             Matrix::Fp8 { weight, scale: BlockScales::F32(scale) }
         } else {
             Matrix::Bf16(loader.stacked(title, parts, cols)?)

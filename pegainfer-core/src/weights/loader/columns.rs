@@ -1,6 +1,6 @@
 //! Loads some columns of a matrix: one that a checkpoint stores whole and a model multiplies in parts.
 
-use super::{Loader, READ_CHUNK, Source};
+use super::{Loader, Queued, READ_CHUNK, Source};
 use crate::exec::Device;
 use crate::tensor::{DType, Tensor};
 use crate::weights::checkpoint::WeightsError;
@@ -30,7 +30,7 @@ impl Loader<'_> {
         let stored =
             checkpoint.bf16(&name, &[rows, cols])?.columns(cols * size, columns.start * size..columns.end * size);
         if let Some(target) = tensor.target() {
-            self.queued.push((target, stored));
+            self.queued.push(Queued { target, stored, codes: None });
             return Ok(tensor);
         }
         let out: &mut [u8] = bytemuck::cast_slice_mut(tensor.host_mut::<bf16>());

@@ -1,18 +1,17 @@
 //! Loads FP8 weights with block scales, or makes them of bf16 weights.
 
-use super::{Loader, Part, READ_CHUNK, Source};
-use crate::exec::Device;
+use super::{Loader, Part, Queued, READ_CHUNK, Source};
+use crate::exec::{Device, Exec};
 use crate::tensor::{DType, OpError, Tensor};
-use crate::weights::block_scales::{SCALE_BLOCK, scale_name};
+use crate::weights::block_scales::{SCALE_BLOCK, check_codes, not_finite, scale_name};
 use crate::weights::checkpoint::{Checkpoint, WeightsError};
-use half::bf16;
 use rayon::prelude::*;
 use safetensors::Dtype;
 
-/// Rounds bf16 weights, `[rows, cols]`, to codes of the same shape and a scale for each block.
-pub type Quantize = fn(weights: &[bf16], cols: usize, codes: &mut [u8], scales: &mut [f32]);
+/// An op that rounds bf16 weights, `[rows, cols]`, to codes of the same shape and a scale for each block, on their device.
+pub type Quantize = fn(&mut Exec, weights: &Tensor, codes: &mut Tensor, scales: &mut Tensor) -> Result<(), OpError>;
 
-impl Loader<'_> {
+impl<'a> Loader<'a> {
     /// Whether the checkpoint stores this weight as FP8; `None` for dummy weights, which can be either.
     pub fn is_fp8(&self, name: &str) -> Option<bool> {
         match self.source {
@@ -23,7 +22,7 @@ impl Loader<'_> {
         }
     }
 
-    /// Loads matrices with `cols` columns as FP8, stacked along their rows, to the host: codes `[rows, cols]` u8, and scales
+    /// Loads matrices with `cols` columns as FP8, stacked along their rows: codes `[rows, cols]` u8, and scales
     /// `[rows / 128, cols / 128]` f32, both rounded up. Weights that are not FP8 are rounded by `quantize`. All parts but the
     /// last have a multiple of 128 rows.
     pub fn fp8(
@@ -40,11 +39,6 @@ impl Loader<'_> {
         if self.exec.device() == Device::Meta {
             return Ok((codes, scales));
         }
-        if self.exec.device() == Device::Cuda {
-            return Err(
-                OpError { op: "fp8", message: format!("{title}: FP8 weights are loaded on the CPU only") }.into()
-            );
-        }
         let mut first = 0;
         for part in parts {
             codes.set_range(first, part.rows);
@@ -54,15 +48,50 @@ impl Loader<'_> {
             match self.source {
                 Source::Checkpoint(checkpoint) if self.is_fp8(&part.name) == Some(true) => {
                     self.used.insert(scale_name(&part.name));
-                    self.exec.on_host(|| read(checkpoint, &part.name, cols, &mut codes, &mut scales))?;
+                    self.stored(checkpoint, &part.name, cols, &mut codes, &mut scales)?;
                 }
-                _ => self.quantized(part, cols, quantize, &mut codes, &mut scales)?,
+                _ => {
+                    self.quantized(part, cols, quantize, &mut codes, &mut scales)?;
+                    (self.progress)(codes.bytes() + scales.bytes());
+                }
             }
-            (self.progress)(codes.bytes() + scales.bytes());
         }
         codes.set_rows(rows);
         scales.set_rows(blocks(rows));
         Ok((codes, scales))
+    }
+
+    /// Reads the FP8 weight `name` and its scales into the present rows of `codes` and `scales`; to a GPU, the codes later.
+    fn stored(
+        &mut self,
+        checkpoint: &'a Checkpoint,
+        name: &str,
+        cols: usize,
+        codes: &mut Tensor,
+        scales: &mut Tensor,
+    ) -> Result<(), WeightsError> {
+        let values = checkpoint.widened(&scale_name(name), scales.shape())?;
+        if !values.iter().all(|scale| scale.is_finite()) {
+            return Err(not_finite(scale_name(name)));
+        }
+        let (elements, bytes) = (scales.elements(), scales.bytes());
+        let copy = |first: usize, out: &mut [f32]| out.copy_from_slice(&values[first..][..out.len()]);
+        self.exec.write(scales, 0..elements, copy)?;
+        (self.progress)(bytes);
+        let stored = checkpoint.stored(name, Dtype::F8_E4M3, &[codes.rows_cols().0, cols])?;
+        if let Some(target) = codes.target() {
+            self.queued.push(Queued { target, stored, codes: Some(name.to_owned()) });
+            return Ok(());
+        }
+        let chunks = codes.host_mut::<u8>().par_chunks_mut(READ_CHUNK).enumerate();
+        self.exec.on_host(|| {
+            chunks.try_for_each(|(i, chunk)| {
+                stored.read(i * READ_CHUNK, chunk)?;
+                check_codes(name, chunk)
+            })
+        })?;
+        (self.progress)(codes.bytes());
+        Ok(())
     }
 
     /// Rounds a bf16 weight, of which one copy is in memory meanwhile.
@@ -76,32 +105,14 @@ impl Loader<'_> {
     ) -> Result<(), WeightsError> {
         let shape = [part.rows, cols];
         let mut weight = self.allocate(&part.name, &shape, DType::Bf16)?;
-        self.read(&part.name, &shape, &mut weight)?;
-        self.exec.on_host(|| quantize(weight.host(), cols, codes.host_mut(), scales.host_mut()));
+        match (self.source, weight.target()) {
+            (Source::Checkpoint(checkpoint), Some(target)) => {
+                let stored = checkpoint.bf16(&part.name, &shape)?;
+                self.exec.upload(&[target], |_, first, out| stored.read(first, out))?;
+            }
+            _ => self.read(&part.name, &shape, &mut weight)?,
+        }
+        self.exec.install(|exec| quantize(exec, &weight, codes, scales))??;
         Ok(())
     }
-}
-
-/// Reads the FP8 weight `name` and its scales into the present rows of `codes` and `scales`.
-fn read(
-    checkpoint: &Checkpoint,
-    name: &str,
-    cols: usize,
-    codes: &mut Tensor,
-    scales: &mut Tensor,
-) -> Result<(), WeightsError> {
-    let not_finite =
-        |name: String| WeightsError::BlockScales { name, message: "has values that are no numbers".to_owned() };
-    let values = checkpoint.widened(&scale_name(name), scales.shape())?;
-    if !values.iter().all(|scale| scale.is_finite()) {
-        return Err(not_finite(scale_name(name)));
-    }
-    scales.host_mut::<f32>().copy_from_slice(&values);
-    let stored = checkpoint.stored(name, Dtype::F8_E4M3, &[codes.rows_cols().0, cols])?;
-    codes.host_mut::<u8>().par_chunks_mut(READ_CHUNK).enumerate().try_for_each(|(i, chunk)| {
-        stored.read(i * READ_CHUNK, chunk)?;
-        // 0x7f and 0xff are NaN.
-        let nan = chunk.iter().any(|code| code & 0x7f == 0x7f);
-        if nan { Err(not_finite(name.to_owned())) } else { Ok(()) }
-    })
 }

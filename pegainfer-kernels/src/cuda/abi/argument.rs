@@ -1,14 +1,26 @@
 //! Values that kernels take.
 
-use pegainfer_core::cuda::{Launch, TensorMap};
+use pegainfer_core::cuda::{BOX_COLUMNS, Launch, TensorMap};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// Where a kernel writes what is either a result or goes into another kernel.
 pub(in crate::cuda) enum Target<'a> {
     /// A result.
     Tensor(&'a mut Tensor),
+    /// Columns of a result, from this one on.
+    Columns(&'a mut Tensor, usize),
     /// An address in the workspace.
     Scratch(u64),
+}
+
+impl Target<'_> {
+    /// Elements from one row to the next, of `n` elements in the workspace.
+    pub fn pitch(&self, n: usize) -> usize {
+        match self {
+            Self::Tensor(tensor) | Self::Columns(tensor, _) => tensor.rows_cols().1,
+            Self::Scratch(_) => n,
+        }
+    }
 }
 
 /// A tensor by its tensor map.
@@ -22,6 +34,13 @@ impl<'a> Map<'a> {
     /// A matrix that is read in boxes of `rows` rows.
     pub fn input(op: &'static str, tensor: &'a Tensor, rows: usize) -> Result<Self, OpError> {
         Ok(Self { tensor, map: TensorMap::new(op, tensor, rows)?, written: false })
+    }
+
+    /// A matrix of codes of a byte that is read in boxes of `rows` rows: as one of pairs of them.
+    pub fn codes(op: &'static str, tensor: &'a Tensor, rows: usize) -> Result<Self, OpError> {
+        let (height, width) = tensor.rows_cols();
+        let map = TensorMap::of_memory(op, tensor.device(), (height, width / 2), [rows, BOX_COLUMNS])?;
+        Ok(Self { tensor, map, written: false })
     }
 
     /// A matrix that is written in boxes of `rows` rows.
@@ -89,7 +108,7 @@ impl Argument for &mut Tensor {
 impl Argument for Target<'_> {
     fn tensor(&self) -> Option<&Tensor> {
         match self {
-            Self::Tensor(tensor) => Some(tensor),
+            Self::Tensor(tensor) | Self::Columns(tensor, _) => Some(tensor),
             Self::Scratch(_) => None,
         }
     }
@@ -97,6 +116,10 @@ impl Argument for Target<'_> {
     fn push(self, launch: Launch) -> Launch {
         match self {
             Self::Tensor(tensor) => launch.output(tensor),
+            Self::Columns(tensor, first) => {
+                let address = tensor.device() + (first * tensor.dtype().size()) as u64;
+                launch.writes(tensor).pointer(address)
+            }
             Self::Scratch(address) => launch.pointer(address),
         }
     }

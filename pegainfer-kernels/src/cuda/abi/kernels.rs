@@ -278,7 +278,7 @@ kernels! {
     }
 
     GEMM_MMA: GemmMma [gemm_mma_bf16_64<Bf16>, gemm_mma_bf16_128<Bf16>, gemm_mma_f32_64<F32>, gemm_mma_f32_128<F32>] {
-        x: In<Bf16>, w: In<Bf16>, out: Out<T>, m: u32, n: u32, k: u32,
+        x: In<Bf16>, w: ScratchIn<Bf16>, out: OutOrScratch<T>, m: u32, n: u32, k: u32, pitch: u32,
     }
     GEMM_WGMMA_QKV: GemmWgmmaQkv [gemm_wgmma_qkv] {
         x: Map<Bf16>, w: Map<Bf16>, q_norm: In<Bf16>, k_norm: In<Bf16>, rope: In<F32>, positions: In<U32>,
@@ -292,7 +292,7 @@ kernels! {
         gemv_splitk_bf16_8<Bf16>, gemv_splitk_bf16_16<Bf16>, gemv_splitk_f32_8<F32>, gemv_splitk_f32_16<F32>,
         gemv_splitk_gated_8<Bf16>, gemv_splitk_gated_16<Bf16>
     ] {
-        x: In<Bf16>, w: In<Bf16>, out: OutOrScratch<T>, m: u32, n: u32, k: u32, slice: u32, slots: u32,
+        x: In<Bf16>, w: In<Bf16>, out: OutOrScratch<T>, m: u32, n: u32, k: u32, pitch: u32, slice: u32, slots: u32,
     }
     SKINNY_WGMMA: SkinnyWgmma [
         skinny_wgmma_bf16_32<Bf16>, skinny_wgmma_bf16_64<Bf16>, skinny_wgmma_bf16_96<Bf16>,
@@ -300,8 +300,22 @@ kernels! {
         skinny_wgmma_gated_32<Bf16>, skinny_wgmma_gated_64<Bf16>, skinny_wgmma_gated_96<Bf16>,
         skinny_wgmma_logits_32<F32>, skinny_wgmma_logits_64<F32>, skinny_wgmma_logits_96<F32>
     ] {
-        x: Map<Bf16>, w: Map<Bf16>, out: OutOrScratch<T>, m: u32, n: u32, k: u32, slice: u32, rows: u32, passes: u32,
-        slots: u32, x_slots: u32, ahead: u32,
+        x: Map<Bf16>, w: Map<Bf16>, out: OutOrScratch<T>, m: u32, n: u32, k: u32, pitch: u32, slice: u32, rows: u32,
+        passes: u32, slots: u32, x_slots: u32, ahead: u32,
+    }
+    SKINNY_WGMMA_FP8: SkinnyWgmmaFp8 [
+        skinny_fp8_bf16_32<Bf16>, skinny_fp8_bf16_64<Bf16>, skinny_fp8_f32_32<F32>, skinny_fp8_f32_64<F32>,
+        skinny_fp8_gated_32<Bf16>, skinny_fp8_gated_64<Bf16>
+    ] {
+        x: Map<Bf16>, w: Map<U8>, scales: In<F32>, out: OutOrScratch<T>, m: u32, n: u32, k: u32, pitch: u32, slice: u32,
+        rows: u32, passes: u32, slots: u32, x_slots: u32, ahead: u32,
+    }
+    FP8: QuantizeWeights [quantize_weights] { w: In<Bf16>, codes: Out<U8>, scales: Out<F32>, n: u32, k: u32 }
+    FP8: QuantizeActivations [quantize_activations] {
+        x: In<Bf16>, codes: Scratch<U8>, scales: Scratch<F32>, first: u32, m: u32, k: u32,
+    }
+    FP8: WidenWeights [widen_weights] {
+        codes: In<U8>, scales: In<F32>, out: Scratch<Bf16>, first: u32, rows: u32, k: u32,
     }
 
     GATHER: Gather [gather] { from: In<Bf16>, ids: In<U32>, out: Out<Bf16>, from_rows: u32, width: u32 }

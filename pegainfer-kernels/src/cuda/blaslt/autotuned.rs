@@ -4,7 +4,7 @@
 //! on nothing but the GEMM, the GPU and the library; so a wrong file can cost speed and nothing else. Lines are only
 //! appended, each in one write, so that processes can share the file; the last line of a GEMM counts.
 
-use super::gemm_size::GemmSize;
+use super::gemm_size::{GemmSize, Multiplied};
 use pegainfer_core::tensor::DType;
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -48,7 +48,7 @@ impl Autotuned {
     /// Remembers a choice here and, if that is possible, for later runs.
     pub fn add(&mut self, gemm: GemmSize, candidate: usize) {
         self.known.insert(gemm, candidate);
-        let GemmSize { m, n, k, out } = gemm;
+        let GemmSize { m, n, k, out, .. } = gemm;
         let line = format!("{candidate} {m} {n} {k} {out} {}\n", self.place);
         if let Some(path) = &self.path
             && let Err(error) = append(path, &line)
@@ -91,7 +91,8 @@ fn parse(line: &str) -> Option<(GemmSize, usize, &str)> {
         "f32" => DType::F32,
         _ => return None,
     };
-    Some((GemmSize { m, n, k, out }, candidate, fields.next()?))
+    let gemm = GemmSize { m, n, k, out, pitch: n, multiplied: Multiplied::Bf16 };
+    Some((gemm, candidate, fields.next()?))
 }
 
 #[cfg(test)]
@@ -102,7 +103,8 @@ mod tests {
     fn algorithms_are_found_again_and_a_broken_file_is_not_fatal() {
         let dir = env::temp_dir().join(format!("pegainfer-autotuned-{}", std::process::id()));
         let path = dir.join(FILE);
-        let gemm = GemmSize { m: 64, n: 2560, k: 4096, out: DType::Bf16 };
+        let (out, multiplied) = (DType::Bf16, Multiplied::Bf16);
+        let gemm = GemmSize { m: 64, n: 2560, k: 4096, out, pitch: 2560, multiplied };
         let load = |place: &str| Autotuned::load(Some(path.clone()), place.to_owned());
         load("GPU A, lib 1").add(gemm, 3);
         load("GPU B, lib 1").add(gemm, 5);
@@ -119,7 +121,8 @@ mod tests {
     #[test]
     fn a_place_that_cannot_be_written_is_left_alone() {
         let mut autotuned = Autotuned::load(Some(PathBuf::from("/dev/null/pegainfer")), "here".to_owned());
-        let gemm = GemmSize { m: 64, n: 8, k: 8, out: DType::F32 };
+        let (out, multiplied) = (DType::F32, Multiplied::Bf16);
+        let gemm = GemmSize { m: 64, n: 8, k: 8, out, pitch: 8, multiplied };
         autotuned.add(gemm, 2);
         assert_eq!((autotuned.get(gemm), autotuned.path), (Some(2), None));
     }

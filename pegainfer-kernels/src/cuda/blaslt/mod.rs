@@ -6,17 +6,19 @@
 //! not know, and because it is up to 20 % off where it is wrong.
 
 mod autotuned;
+mod fp8;
 mod gemm_size;
 mod library;
 #[cfg(test)]
 mod tests;
 mod tuning;
 
+use crate::choice::CublasLt;
 use autotuned::Autotuned;
 use cudarc::cublaslt::result::CublasError;
 use cudarc::cublaslt::sys;
 use cudarc::driver::CudaStream;
-use gemm_size::GemmSize;
+pub(super) use gemm_size::{GemmSize, Multiplied};
 use library::Library;
 use pegainfer_core::cuda::{GpuInfo, WORKSPACE_BYTES, describe};
 use pegainfer_core::exec::Exec;
@@ -38,11 +40,18 @@ pub(crate) fn m_bucket(m: usize) -> usize {
 
 /// Addresses of the operands of a GEMM.
 #[derive(Debug, Clone, Copy)]
-struct Operands {
-    x: u64,
-    w: u64,
-    out: u64,
+pub(super) struct Operands {
+    pub x: u64,
+    pub w: u64,
+    pub out: u64,
+    /// Scales of x, `[k / 128, m]` f32, and of w, `[n / 128, k / 128]` f32; 0 without.
+    pub scales: (u64, u64),
 }
+
+/// The half of the workspace that the library leaves alone unless it multiplies bf16 tensors.
+pub(super) const FREE_BYTES: usize = WORKSPACE_BYTES / 2;
+/// The first version that has scales of blocks.
+const BLOCK_SCALES: usize = 120_900;
 
 /// How a GEMM is computed.
 #[derive(Clone, Copy)]
@@ -51,6 +60,7 @@ struct Plan {
     w: sys::cublasLtMatrixLayout_t,
     out: sys::cublasLtMatrixLayout_t,
     algorithm: sys::cublasLtMatmulAlgo_t,
+    multiplied: Multiplied,
 }
 
 /// The library and what was made with it. Plans are kept for good: 1 KB for each row count that ever came.
@@ -59,6 +69,10 @@ struct BlasLt {
     handle: sys::cublasLtHandle_t,
     operation: sys::cublasLtMatmulDesc_t,
     preference: sys::cublasLtMatmulPreference_t,
+    /// Of GEMMs that leave [`FREE_BYTES`] of the workspace alone.
+    half_preference: sys::cublasLtMatmulPreference_t,
+    /// Of FP8; null before version 12.9.
+    fp8_operation: sys::cublasLtMatmulDesc_t,
     plans: HashMap<GemmSize, Plan>,
     autotuned: Autotuned,
     stream: Arc<CudaStream>,
@@ -126,15 +140,16 @@ pub fn blaslt(exec: &mut Exec) -> Result<String, String> {
     Ok(format!("{} ({})", blaslt.library.version(), blaslt.library.path.display()))
 }
 
-/// `out = x · wᵀ`, or with `accumulate` `out += x · wᵀ`.
-///
-/// `x`: `[m, k]` bf16; `w`: `[n, k]` bf16; `out`: `[m, n]` bf16 or f32; `k` and `n` in multiples of 8, all on this
-/// GPU. f32 accumulation and one rounding at the end; but the library rounds the GEMM to bf16 before it adds it to
-/// a bf16 `out`, unless its algorithm splits the sum.
-///
-/// The first GEMM of a row count that comes often takes up to 0.1 s more, in which algorithms are timed, unless
-/// the stream is captured: then the heuristic's choice is taken, and kept. So run what is to be captured once before.
-/// Uses the workspace.
+/// What can be called on the GPU of `exec`; waits until the library is open.
+pub(crate) fn cublaslt(exec: &mut Exec) -> CublasLt {
+    match exec.attached(State::begin).opened() {
+        Ok(blaslt) if blaslt.library.version >= BLOCK_SCALES => CublasLt::BlockScales,
+        Ok(_) => CublasLt::Bf16,
+        Err(_) => CublasLt::Missing,
+    }
+}
+
+/// [`launch`] of tensors in bf16: `out = x · wᵀ`, or with `accumulate` `out += x · wᵀ`.
 pub(super) fn matmul(
     exec: &mut Exec,
     op: &'static str,
@@ -144,17 +159,38 @@ pub(super) fn matmul(
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let ((m, k), n) = (x.rows_cols(), w.rows_cols().0);
-    let gemm = GemmSize { m, n, k, out: out.dtype() };
+    let gemm = GemmSize { m, n, k, out: out.dtype(), pitch: n, multiplied: Multiplied::Bf16 };
     let bf16 = [x.dtype(), w.dtype()] == [DType::Bf16; 2];
-    let fits = w.rows_cols().1 == k && out.rows_cols() == (m, n) && out.dtype() != DType::U32;
+    let fits = w.rows_cols().1 == k && out.rows_cols() == (m, n);
     assert!(bf16 && fits, "{op}: {gemm:?} of {} and {}", x.name(), w.name());
-    let at = Operands { x: x.device(), w: w.device(), out: out.device() };
+    let at = Operands { x: x.device(), w: w.device(), out: out.device(), scales: (0, 0) };
+    launch(exec, op, gemm, at, accumulate, out)
+}
+
+/// `out = x · wᵀ`, or with `accumulate` `out += x · wᵀ`, of operands at these addresses, which lie in `written` where they are results.
+///
+/// `x`: `[m, k]` and `w`: `[n, k]`, both bf16, or both e4m3 with scales; `out`: `[m, n]` bf16 or f32; `k` and `n` in multiples of 8, all
+/// on this GPU. f32 accumulation and one rounding at the end; but the library rounds the GEMM to bf16 before it adds it to
+/// a bf16 `out`, unless its algorithm splits the sum.
+///
+/// The first GEMM of a row count that comes often takes up to 0.1 s more, in which algorithms are timed, unless
+/// the stream is captured: then the heuristic's choice is taken, and kept. So run what is to be captured once before.
+/// Uses the workspace.
+pub(super) fn launch(
+    exec: &mut Exec,
+    op: &'static str,
+    gemm: GemmSize,
+    at: Operands,
+    accumulate: bool,
+    written: &Tensor,
+) -> Result<(), OpError> {
+    let GemmSize { m, n, k, .. } = gemm;
     let blaslt = exec.attached(State::begin).opened();
     let blaslt = blaslt.map_err(|message| OpError { op, message: message.to_owned() })?;
     let failed = |e| OpError { op, message: format!("cuBLASLt, {m} rows of {k} to {n}: {e}") };
     let plan = blaslt.plan(gemm, at).map_err(failed)?;
     blaslt.run(&plan, at, accumulate).map_err(failed)?;
-    exec.gpu()?.library_kernel(op, out);
+    exec.gpu()?.library_kernel(op, written);
     Ok(())
 }
 
@@ -168,6 +204,8 @@ impl BlasLt {
             handle: null_mut(),
             operation: null_mut(),
             preference: null_mut(),
+            half_preference: null_mut(),
+            fp8_operation: null_mut(),
             plans: HashMap::new(),
             autotuned: Autotuned::load(autotuned::file(), place),
             stream,
@@ -197,17 +235,22 @@ impl BlasLt {
             (lt.create)(&mut self.handle).result()?;
             (lt.create_operation)(&mut self.operation, compute, f32).result()?;
             (lt.set_operation)(self.operation, TRANSPOSE_FIRST, from_ref(&transpose).cast(), 4).result()?;
-            (lt.create_preference)(&mut self.preference).result()?;
-            let workspace = from_ref(&WORKSPACE_BYTES).cast();
-            (lt.set_preference)(self.preference, WORKSPACE, workspace, size_of::<usize>()).result()?;
-            (lt.set_preference)(self.preference, SCHEMES, from_ref(&schemes).cast(), 4).result()
+            for (preference, bytes) in
+                [(&mut self.preference, WORKSPACE_BYTES), (&mut self.half_preference, WORKSPACE_BYTES - FREE_BYTES)]
+            {
+                (lt.create_preference)(preference).result()?;
+                (lt.set_preference)(*preference, WORKSPACE, from_ref(&bytes).cast(), size_of::<usize>()).result()?;
+                (lt.set_preference)(*preference, SCHEMES, from_ref(&schemes).cast(), 4).result()?;
+            }
         }
+        if self.library.version >= BLOCK_SCALES { self.set_up_fp8(compute, f32) } else { Ok(()) }
     }
 
     /// Asks the heuristic once, about any GEMM: its first answer takes 0.1 s longer than later ones.
     fn warm_up(&self) -> Result<(), CublasError> {
-        let plan = self.layouts(GemmSize { m: 256, n: 1024, k: 1024, out: DType::Bf16 })?;
-        let asked = self.candidates(&plan);
+        let (out, multiplied) = (DType::Bf16, Multiplied::Bf16);
+        let plan = self.layouts(GemmSize { m: 256, n: 1024, k: 1024, out, pitch: 1024, multiplied })?;
+        let asked = self.candidates(&plan, (0, 0));
         self.release(&plan);
         asked.map(drop)
     }
@@ -237,23 +280,34 @@ impl BlasLt {
         }
     }
 
-    fn layouts(&self, GemmSize { m, n, k, out }: GemmSize) -> Result<Plan, CublasError> {
+    fn layouts(&self, GemmSize { m, n, k, out, pitch, multiplied }: GemmSize) -> Result<Plan, CublasError> {
         let out_type = if out == DType::F32 { sys::cudaDataType::CUDA_R_32F } else { sys::cudaDataType::CUDA_R_16BF };
-        // A row-major matrix is column-major with rows and columns swapped; rows lie one after the other.
-        let layout = |dtype, rows: usize, cols: usize| {
+        // A row-major matrix is column-major with rows and columns swapped.
+        let layout = |dtype, rows: usize, cols: usize, pitch: usize| {
             let mut layout = null_mut();
             // SAFETY: `layout` is a valid place for the handle.
-            unsafe { (self.library.functions.create_layout)(&mut layout, dtype, cols as u64, rows as u64, cols as i64) }
-                .result()
-                .map(|()| layout)
+            unsafe {
+                (self.library.functions.create_layout)(&mut layout, dtype, cols as u64, rows as u64, pitch as i64)
+            }
+            .result()
+            .map(|()| layout)
         };
-        let bf16 = sys::cudaDataType::CUDA_R_16BF;
+        let operand = match multiplied {
+            Multiplied::Fp8 => sys::cudaDataType::CUDA_R_8F_E4M3,
+            Multiplied::Bf16 | Multiplied::Widened => sys::cudaDataType::CUDA_R_16BF,
+        };
         let algorithm = sys::cublasLtMatmulAlgo_t { data: [0; 8] };
-        Ok(Plan { x: layout(bf16, m, k)?, w: layout(bf16, n, k)?, out: layout(out_type, m, n)?, algorithm })
+        let (x, w) = (layout(operand, m, k, k)?, layout(operand, n, k, k)?);
+        Ok(Plan { x, w, out: layout(out_type, m, n, pitch)?, algorithm, multiplied })
     }
 
     /// The heuristic's candidates, best first; at least one.
-    fn candidates(&self, plan: &Plan) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, CublasError> {
+    fn candidates(&self, plan: &Plan, scales: (u64, u64)) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, CublasError> {
+        let operation = self.operation(plan.multiplied, scales)?;
+        let preference = match plan.multiplied {
+            Multiplied::Bf16 => self.preference,
+            Multiplied::Widened | Multiplied::Fp8 => self.half_preference,
+        };
         // SAFETY: plain numbers, for which zero is a value.
         let mut found: [sys::cublasLtMatmulHeuristicResult_t; CANDIDATES] = unsafe { std::mem::zeroed() };
         let mut count: c_int = 0;
@@ -262,8 +316,7 @@ impl BlasLt {
         unsafe {
             let (w, x, out, wanted) = (plan.w, plan.x, plan.out, CANDIDATES as c_int);
             let list = found.as_mut_ptr();
-            (lt.heuristic)(self.handle, self.operation, w, x, out, out, self.preference, wanted, list, &mut count)
-                .result()?;
+            (lt.heuristic)(self.handle, operation, w, x, out, out, preference, wanted, list, &mut count).result()?;
         }
         let usable = found.iter().take(count as usize).filter(|c| c.state.result().is_ok());
         let algorithms: Vec<_> = usable.map(|c| c.algo).collect();
@@ -288,14 +341,16 @@ impl BlasLt {
         let (alpha, beta) = (1f32, if accumulate { 1f32 } else { 0f32 });
         let (x, w, out) = (at.x as *const c_void, at.w as *const c_void, at.out as *mut c_void);
         let (alpha, beta) = (from_ref(&alpha).cast(), from_ref(&beta).cast());
-        let (algorithm, workspace) = (from_ref(&plan.algorithm), self.workspace as *mut c_void);
+        let free = if plan.multiplied == Multiplied::Bf16 { 0 } else { FREE_BYTES };
+        let (algorithm, workspace) = (from_ref(&plan.algorithm), (self.workspace + free as u64) as *mut c_void);
+        let operation = self.operation(plan.multiplied, at.scales)?;
         let stream = self.stream.cu_stream().cast();
         // SAFETY: operands are as large as the plan's layouts (`matmul` and `tuning` see to it) and the workspace is
         // WORKSPACE_BYTES long; alpha and beta are read before the call returns.
         unsafe {
             (self.library.functions.matmul)(
                 self.handle,
-                self.operation,
+                operation,
                 alpha,
                 w,
                 plan.w,
@@ -308,7 +363,7 @@ impl BlasLt {
                 plan.out,
                 algorithm,
                 workspace,
-                WORKSPACE_BYTES,
+                WORKSPACE_BYTES - free,
                 stream,
             )
         }
@@ -326,11 +381,11 @@ impl Drop for BlasLt {
         let lt = &self.library.functions;
         // SAFETY: each was made once, is destroyed once, and no call is under way; null was never made.
         unsafe {
-            if !self.preference.is_null() {
-                (lt.destroy_preference)(self.preference);
+            for preference in [self.preference, self.half_preference].into_iter().filter(|made| !made.is_null()) {
+                (lt.destroy_preference)(preference);
             }
-            if !self.operation.is_null() {
-                (lt.destroy_operation)(self.operation);
+            for operation in [self.operation, self.fp8_operation].into_iter().filter(|made| !made.is_null()) {
+                (lt.destroy_operation)(operation);
             }
             if !self.handle.is_null() {
                 (lt.destroy)(self.handle);

@@ -40,13 +40,16 @@ impl BlasLt {
         plan: &Plan,
         at: Operands,
     ) -> Result<sys::cublasLtMatmulAlgo_t, CublasError> {
+        if !gemm.is_tuned() {
+            return Ok(self.candidates(plan, at.scales)?[0]);
+        }
         let rows = m_bucket(gemm.m);
         if rows != gemm.m {
             // There are fewer rows of x than that plan has, so none are read.
             let served = self.plan(GemmSize { m: rows, ..gemm }, Operands { x: 0, ..at })?.algorithm;
-            return Ok(if self.accepts(plan, &served) { served } else { self.candidates(plan)?[0] });
+            return Ok(if self.accepts(plan, &served) { served } else { self.candidates(plan, at.scales)?[0] });
         }
-        let candidates = self.candidates(plan)?;
+        let candidates = self.candidates(plan, at.scales)?;
         let chosen = if is_timed(rows) { self.chosen(gemm, plan, at, &candidates) } else { 0 };
         Ok(*candidates.get(chosen).unwrap_or(&candidates[0]))
     }
@@ -105,7 +108,7 @@ struct Bench<'a> {
 impl<'a> Bench<'a> {
     /// Copies the weights often enough that none is in the cache when its turn comes again. x is copied if `at` has it
     /// (not 0), and else zero.
-    fn new(blaslt: &'a BlasLt, GemmSize { m, n, k, out }: GemmSize, at: Operands) -> Result<Self, DriverError> {
+    fn new(blaslt: &'a BlasLt, GemmSize { m, n, k, out, .. }: GemmSize, at: Operands) -> Result<Self, DriverError> {
         let stream = &blaslt.stream;
         let aligned = |bytes: usize| bytes.next_multiple_of(256);
         let (x, w, out) =
@@ -126,7 +129,7 @@ impl<'a> Bench<'a> {
                 result::memcpy_dtod_async(x_at, at.x, m * k * DType::Bf16.size(), stream.cu_stream())?;
             }
         }
-        let operands = |w: &u64| Operands { x: x_at, w: *w, out: x_at + x as u64 };
+        let operands = |w: &u64| Operands { x: x_at, w: *w, out: x_at + x as u64, ..at };
         let calls = weights.iter().cycle().take((ROWS / m).clamp(1, copies.max(4))).map(operands).collect();
         Ok(Self { blaslt, calls, _memory: memory })
     }

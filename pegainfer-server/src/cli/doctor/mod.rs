@@ -41,6 +41,9 @@ pub struct DoctorArgs {
     /// Index of the GPU, counted from 0
     #[arg(long, default_value_t = 0)]
     pub gpu: usize,
+    /// Check the ops with FP8 weights, too, which are not served on a GPU yet
+    #[arg(long)]
+    pub fp8: bool,
 }
 
 /// Runs the command.
@@ -67,10 +70,12 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
     }
     let mut cpu = Exec::cpu(Isa::best(), None).context("the CPU threads cannot be started")?;
     let model = model_path::resolve_config(args.model_path.as_deref())?;
-    let mut models = vec![(model.to_string(), Model::load(&model.dir)?)];
+    let named = |(more, loaded): (&str, Model)| (format!("{model}{more}"), loaded);
+    let mut models: Vec<_> = Model::load(&model.dir)?.into_iter().map(named).collect();
     if args.model_path.is_none() {
         models.extend(models::typical().map(|(name, model)| (name.to_owned(), model)));
     }
+    models.retain(|(_, model)| args.fp8 || !model.fp8);
     let mut report = Report::default();
     for (name, model) in &models {
         println!("\nops of {name}");
@@ -155,8 +160,8 @@ mod tests {
         let mut cpu = Exec::cpu(Isa::best(), Some(2)).unwrap();
         let mut portable = Exec::cpu(Isa::Portable, Some(2)).unwrap();
         let mut report = Report::default();
-        for model in BUNDLED.iter().map(|model| crate::testing::model_dir().with_file_name(model)) {
-            let model = Model::load(&model).unwrap();
+        let dirs = BUNDLED.iter().map(|model| crate::testing::model_dir().with_file_name(model));
+        for (_, model) in dirs.flat_map(|dir| Model::load(&dir).unwrap()) {
             for (batch, tokens, context) in [(1, 1, 100), (3, 1, 20), (2, 3, 50)] {
                 for record in model.records(batch, tokens, context).unwrap() {
                     if report.seen.insert(key(&record, context)) {

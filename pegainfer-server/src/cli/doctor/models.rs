@@ -12,7 +12,7 @@ use pegainfer_core::tensor::DType;
 use pegainfer_deepseek_v4 as deepseek_v4;
 use pegainfer_kernels::compare::Case;
 use pegainfer_kernels::ops::{self, HeadShape};
-use pegainfer_kernels::runtime::{self, Model as _};
+use pegainfer_kernels::runtime::{self, Model as _, Quantization};
 use pegainfer_qwen3_4b::{self as qwen3, Qwen3};
 #[cfg(feature = "qwen35")]
 use pegainfer_qwen35_4b::{self as qwen35, Qwen35};
@@ -29,6 +29,8 @@ pub struct Model {
     rope_theta: f64,
     /// Rows and columns of a matrix of dummy weights.
     matrix: [usize; 2],
+    /// Whether only ops with FP8 weights are checked: all others are the same in bf16.
+    pub fp8: bool,
     /// Steps that are checked besides those of every model.
     pub more_steps: &'static [Step],
     /// The ops of a step, see [`records`].
@@ -41,9 +43,12 @@ const LAYERS: usize = 2;
 /// Shapes that people use, each with as many layers as have ops of different shapes.
 pub fn typical() -> impl Iterator<Item = (&'static str, Model)> {
     let models = [
-        ("a model of Qwen3-4B's shape", Model::qwen3(qwen3_4b())),
+        ("a model of Qwen3-4B's shape", Model::qwen3(qwen3_4b(), false)),
+        ("a model of Qwen3-4B's shape with FP8 weights", Model::qwen3(qwen3_4b(), true)),
         #[cfg(feature = "qwen35")]
-        ("a model of Qwen3.5-4B's shape", Model::qwen35(qwen35_4b())),
+        ("a model of Qwen3.5-4B's shape", Model::qwen35(qwen35_4b(), false)),
+        #[cfg(feature = "qwen35")]
+        ("a model of Qwen3.5-4B's shape with FP8 weights", Model::qwen35(qwen35_4b(), true)),
         #[cfg(feature = "deepseek-v4")]
         ("a model of DeepSeek-V4-Flash's shape", Model::deepseek_v4(deepseek_v4_flash())),
     ];
@@ -51,45 +56,46 @@ pub fn typical() -> impl Iterator<Item = (&'static str, Model)> {
 }
 
 impl Model {
-    /// Of the checkpoint in `dir`.
-    pub fn load(dir: &Path) -> Result<Self> {
+    /// Of the checkpoint in `dir`; those that may have FP8 weights twice, with what to add to the name.
+    pub fn load(dir: &Path) -> Result<Vec<(&'static str, Self)>> {
+        let both = |model: &dyn Fn(bool) -> Self| vec![("", model(false)), (" with FP8 weights", model(true))];
         match detect::detect(dir)?.name {
             Qwen3::NAME => {
                 let config = Qwen3::load_config(dir)?;
-                Ok(Self::qwen3(qwen3::config::Config {
-                    layers: config.layers.min(LAYERS),
-                    quantization: None,
-                    ..config
-                }))
+                let config = qwen3::config::Config { layers: config.layers.min(LAYERS), ..config };
+                Ok(both(&|fp8| Self::qwen3(config.clone(), fp8)))
             }
             #[cfg(feature = "qwen35")]
             Qwen35::NAME => {
                 let config = Qwen35::load_config(dir)?;
-                Ok(Self::qwen35(qwen35::config::Config { quantization: None, ..config }))
+                Ok(both(&|fp8| Self::qwen35(config.clone(), fp8)))
             }
             #[cfg(feature = "deepseek-v4")]
             name if name == crate::models::engine::deepseek_v4::FAMILY.name => {
-                Ok(Self::deepseek_v4(deepseek_v4::config::Config::load(dir)?))
+                Ok(vec![("", Self::deepseek_v4(deepseek_v4::config::Config::load(dir)?))])
             }
             name => bail!("{name} has no CUDA kernels yet: there is nothing to check"),
         }
     }
 
-    fn qwen3(config: qwen3::config::Config) -> Self {
+    fn qwen3(config: qwen3::config::Config, fp8: bool) -> Self {
+        let config = qwen3::config::Config { quantization: fp8.then(|| Quantization::every(&[])), ..config };
         let (shape, rope_theta) = (config.shape, config.rope.theta);
         let matrix = [config.hidden_size, config.intermediate_size];
         let fp8_kv = qwen3::config::Config { kv_dtype: ops::KvDType::Fp8, ..config.clone() };
         let records = both(records::<Qwen3>(config), records::<Qwen3>(fp8_kv));
-        Self { shape, rope_theta, matrix, more_steps: &[], records }
+        Self { shape, rope_theta, matrix, fp8, more_steps: &[], records }
     }
 
     #[cfg(feature = "qwen35")]
-    fn qwen35(config: qwen35::config::Config) -> Self {
+    fn qwen35(config: qwen35::config::Config, fp8: bool) -> Self {
+        let quantization = fp8.then(|| Quantization::every(&qwen35::config::BF16_MODULES));
+        let config = qwen35::config::Config { quantization, ..config };
         let (shape, rope_theta) = (config.shape, config.rope.theta);
         let matrix = [config.hidden_size, config.intermediate_size];
         let fp8_kv = qwen35::config::Config { kv_dtype: ops::KvDType::Fp8, ..config.clone() };
         let records = both(records::<Qwen35>(config), records::<Qwen35>(fp8_kv));
-        Self { shape, rope_theta, matrix, more_steps: &[], records }
+        Self { shape, rope_theta, matrix, fp8, more_steps: &[], records }
     }
 
     #[cfg(feature = "deepseek-v4")]
@@ -101,17 +107,23 @@ impl Model {
         let records = Box::new(move |batch, tokens, context| deepseek_v4_records(&config, (batch, tokens, context)));
         // More entries than a token attends to.
         let more_steps = &[(1, 1, 20_000), (3, 1, 9000), (4, 40, 3000)];
-        Self { shape, rope_theta, matrix, more_steps, records }
+        Self { shape, rope_theta, matrix, fp8: false, more_steps, records }
     }
 
     /// What its calls do not say in shapes.
     pub fn case(&self, context: usize) -> Case {
-        Case { shape: self.shape, context, rope_theta: self.rope_theta }
+        Case { shape: self.shape, context, rope_theta: self.rope_theta, exact_in_fp8: self.fp8 }
     }
 
     /// The ops of a step whose rows all have log-probabilities and logits updates, and the one that makes dummy weights.
     pub fn records(&self, batch: usize, tokens: usize, context: usize) -> Result<Vec<OpRecord>> {
         let mut records = (self.records)(batch, tokens, context)?;
+        if self.fp8 {
+            let fp8 = |record: &OpRecord| record.reads.get(1).is_some_and(|weight| weight.dtype == DType::U8);
+            records.retain(|record| record.op.starts_with("linear") && fp8(record));
+            records.extend(self.quantized()?);
+            return Ok(records);
+        }
         let mut meta = Exec::meta()?;
         let mut matrix = meta.tensor("dummy weights", &self.matrix, DType::Bf16)?;
         let (filled, dummy) = meta.recording(|exec| ops::uniform(exec, 0, 0.0, &mut matrix));
@@ -132,6 +144,23 @@ fn both(one: StepRecords, other: StepRecords) -> StepRecords {
         Ok(records)
     })
 }
+
+impl Model {
+    /// The op that makes FP8 weights.
+    fn quantized(&self) -> Result<Vec<OpRecord>> {
+        let mut meta = Exec::meta()?;
+        let [rows, columns] = self.matrix;
+        let weight = meta.tensor("weight", &self.matrix, DType::Bf16)?;
+        let mut codes = meta.tensor("codes", &self.matrix, DType::U8)?;
+        let mut scales = meta.tensor("scales", &[rows.div_ceil(FP8_BLOCK), columns.div_ceil(FP8_BLOCK)], DType::F32)?;
+        let (made, records) = meta.recording(|exec| ops::quantize_fp8(exec, &weight, &mut codes, &mut scales));
+        made?;
+        Ok(records)
+    }
+}
+
+/// Edge of a block of FP8 weights.
+const FP8_BLOCK: usize = 128;
 
 /// Records steps of a model whose rows all have log-probabilities and a logits update.
 fn records<M: runtime::Model>(config: M::Config) -> StepRecords {

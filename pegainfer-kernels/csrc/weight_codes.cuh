@@ -1,4 +1,4 @@
-// Weights of DeepSeek-V4's GEMMs as operands of the tensor cores: bf16, FP8 or FP4 in memory, bf16 in registers.
+// Weights as operands of the tensor cores: bf16, FP8 or FP4 in memory, bf16 in registers.
 //
 // A code becomes the bf16 number with the same exponent and mantissa bits, which a multiplication by a power of two moves to its
 // value: both steps are exact, as long as the value is a bf16 number.

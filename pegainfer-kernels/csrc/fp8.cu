@@ -1,0 +1,112 @@
+// FP8 (e4m3) with f32 scales: what rounds weights and activations to it, and what widens weights again.
+//
+//   scale = largest magnitude of the block / 448, or 1 if that is 0;  code = e4m3(x / scale), nearest, ties to even
+//
+// Weights have a scale for each 128 x 128 values, activations for each 128 columns of a row. All GPUs, bound by memory.
+// Reference: src/cpu/weights.rs.
+#include "weight_codes.cuh"
+#include "warp.cuh"
+#include <cuda_fp8.h>
+#include "abi/fp8.h"
+#include "limits.h"
+
+using namespace limits::fp8;
+
+constexpr uint32_t kColumns = 4 * 32; // of a block: a warp has four of a row in each lane
+static_assert(kColumns == kBlock);
+
+// The larger magnitude of a pair, as bits of a bf16 number: NaN is the largest.
+__device__ __forceinline__ uint32_t magnitude(uint32_t pair) { return max(pair & 0x7fff, pair >> 16 & 0x7fff); }
+
+__device__ __forceinline__ float scale_of(uint32_t amax) {
+    return amax == 0 ? 1.f : __uint_as_float(amax << 16) / 448.f;
+}
+
+__device__ __forceinline__ uint32_t code(float x) { return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3); }
+
+// Codes of four values.
+__device__ __forceinline__ uint32_t codes_of(uint2 x, float scale) {
+    float2 a = widen(x.x), b = widen(x.y);
+    return code(a.x / scale) | code(a.y / scale) << 8 | code(b.x / scale) << 16 | code(b.y / scale) << 24;
+}
+
+// Four values of a row from `column` on, zeros behind its end; columns come in multiples of four.
+__device__ __forceinline__ uint2 load_quad(const bf16 *row, uint32_t column, uint32_t k) {
+    return column < k ? *reinterpret_cast<const uint2 *>(row + column) : make_uint2(0, 0);
+}
+
+// Grid: blocks of columns, blocks of rows; kWeightThreads threads.
+extern "C" __global__ __launch_bounds__(kWeightThreads) void quantize_weights(
+    const bf16 *w,   // [n, k]
+    uint8_t *codes,  // [n, k]
+    float *scales,   // [n / 128, k / 128], rounded up
+    uint32_t n, uint32_t k) {
+    __shared__ uint32_t most[kWeightThreads / 32];
+    constexpr uint32_t kWarps = kWeightThreads / 32, kEach = kBlock / kWarps; // rows of a warp
+    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = blockIdx.x * kBlock + 4 * lane;
+    uint32_t first = blockIdx.y * kBlock + warp;
+    uint2 x[kEach];
+    uint32_t amax = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) {
+        uint32_t row = first + i * kWarps;
+        x[i] = row < n ? load_quad(w + size_t(row) * k, column, k) : make_uint2(0, 0);
+        amax = max(amax, max(magnitude(x[i].x), magnitude(x[i].y)));
+    }
+    amax = __reduce_max_sync(kAll, amax);
+    if (lane == 0) most[warp] = amax;
+    __syncthreads();
+    for (uint32_t i = 0; i < kWarps; ++i) amax = max(amax, most[i]);
+    float scale = scale_of(amax);
+    if (threadIdx.x == 0) scales[size_t(blockIdx.y) * gridDim.x + blockIdx.x] = scale;
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) {
+        uint32_t row = first + i * kWarps;
+        if (row < n && column < k)
+            *reinterpret_cast<uint32_t *>(codes + size_t(row) * k + column) = codes_of(x[i], scale);
+    }
+}
+
+// Grid: tiles of kActivationThreads / 32 rows, groups of kActivationBlocks blocks of columns. A warp has a row of the group.
+extern "C" __global__ __launch_bounds__(kActivationThreads) void quantize_activations(
+    const bf16 *x,   // [first + m, k], k a multiple of 128; rows from `first` on
+    uint8_t *codes,  // [m, k]
+    float *scales,   // [k / 128, m]
+    uint32_t first, uint32_t m, uint32_t k) {
+    uint32_t lane = threadIdx.x % 32, row = blockIdx.x * (kActivationThreads / 32) + threadIdx.x / 32;
+    release_successor();
+    wait_for_predecessor();
+    if (row >= m) return;
+    const bf16 *from = x + size_t(first + row) * k + 4 * lane;
+    uint8_t *to = codes + size_t(row) * k + 4 * lane;
+    uint32_t group = blockIdx.y * kActivationBlocks, end = min(group + kActivationBlocks, k / kBlock);
+#pragma unroll 4
+    for (uint32_t b = group; b < end; ++b) {
+        uint2 v = *reinterpret_cast<const uint2 *>(from + b * kBlock);
+        float scale = scale_of(__reduce_max_sync(kAll, max(magnitude(v.x), magnitude(v.y))));
+        *reinterpret_cast<uint32_t *>(to + b * kBlock) = codes_of(v, scale);
+        if (lane == 0) scales[size_t(b) * m + row] = scale;
+    }
+}
+
+// Grid: elements / 16 over threads of a block. out = bf16(code * scale), rows of w from `first` on.
+extern "C" __global__ __launch_bounds__(kWidenThreads) void widen_weights(
+    const uint8_t *codes, // [n, k], k a multiple of 16
+    const float *scales,  // [n / 128, k / 128], rounded up
+    bf16 *out,            // [rows, k]
+    uint32_t first, uint32_t rows, uint32_t k) {
+    size_t i = size_t(blockIdx.x) * kWidenThreads + threadIdx.x;
+    if (i >= size_t(rows) * k / 16) return;
+    uint32_t row = i / (k / 16), column = (i - size_t(row) * (k / 16)) * 16;
+    uint4 from = load16(reinterpret_cast<const bf16 *>(codes + size_t(first + row) * k + column)), wide[2];
+    Codes<Format::kFp8>::widen(from, 127, wide);
+    float scale = scales[size_t((first + row) / kBlock) * ((k + kBlock - 1) / kBlock) + column / kBlock];
+    auto times = [&](uint32_t pair) {
+        float2 v = widen(pair);
+        return narrow(v.x * scale, v.y * scale);
+    };
+    uint4 *to = reinterpret_cast<uint4 *>(out + size_t(row) * k + column);
+#pragma unroll
+    for (int j = 0; j < 2; ++j)
+        to[j] = make_uint4(times(wide[j].x), times(wide[j].y), times(wide[j].z), times(wide[j].w));
+}

@@ -1,0 +1,66 @@
+//! FP8 weights of dense GEMMs.
+
+use super::operands::{allocate, unit};
+use crate::ops::{BlockScales, Matrix};
+use half::bf16;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::record::{OpRecord, Operand};
+use pegainfer_core::rng;
+use pegainfer_core::tensor::{DType, OpError};
+use rayon::prelude::*;
+
+/// The weight of a GEMM's record, unless it is one tensor in bf16.
+pub(super) fn weight(record: &OpRecord) -> Option<&[Operand]> {
+    let weights = record.reads.get(1..).filter(|rest| rest.first().is_some_and(|first| first.dtype == DType::U8))?;
+    match record.op {
+        // Its weight, which may be a stack, is all that it reads besides x.
+        "linear" => Some(weights),
+        "linear_qkv" | "linear_swiglu" | "linear_add_norm" => weights.get(..2),
+        _ => None,
+    }
+}
+
+/// The matrix of these operands, whose GEMMs give values of about 1.
+pub(super) fn matrix(exec: &mut Exec, mut operands: &[Operand]) -> Result<Matrix, OpError> {
+    let mut parts = Vec::new();
+    while let [weight, rest @ ..] = operands {
+        let seed = 1 << 8 | parts.len() as u64;
+        operands = match rest {
+            [scale, rest @ ..] if weight.dtype == DType::U8 => {
+                parts.push(quantized(exec, weight, scale, seed)?);
+                rest
+            }
+            _ => {
+                parts.push(plain(exec, weight, seed)?);
+                rest
+            }
+        };
+    }
+    Ok(if parts.len() == 1 { parts.remove(0) } else { Matrix::Stacked(parts) })
+}
+
+/// A matrix in bf16.
+pub(super) fn plain(exec: &mut Exec, operand: &Operand, seed: u64) -> Result<Matrix, OpError> {
+    let mut weight = allocate(exec, &operand.name, &operand.shape, DType::Bf16)?;
+    let (elements, size) = (weight.elements(), 1.0 / (operand.shape[1] as f32).sqrt());
+    exec.write(&mut weight, 0..elements, |first, out: &mut [bf16]| {
+        out.par_iter_mut().enumerate().for_each(|(i, v)| *v = bf16::from_f32(size * unit(seed, first + i)));
+    })?;
+    Ok(Matrix::Bf16(weight))
+}
+
+/// Codes up to 480, no NaN, and scales that are no powers of two.
+fn quantized(exec: &mut Exec, weight: &Operand, scale: &Operand, seed: u64) -> Result<Matrix, OpError> {
+    let mut codes = allocate(exec, &weight.name, &weight.shape, DType::U8)?;
+    let elements = codes.elements();
+    exec.write(&mut codes, 0..elements, |first, out: &mut [u8]| {
+        let code = |i: usize| (rng::bits(seed, i as u64) >> 40) as u8 & 0xf7;
+        out.par_iter_mut().enumerate().for_each(|(i, v)| *v = code(first + i));
+    })?;
+    let mut scales = allocate(exec, &scale.name, &scale.shape, DType::F32)?;
+    let (elements, size) = (scales.elements(), 1.0 / (64.0 * (weight.shape[1] as f32).sqrt()));
+    exec.write(&mut scales, 0..elements, |first, out: &mut [f32]| {
+        out.iter_mut().enumerate().for_each(|(i, v)| *v = size * (1.5 + unit(seed ^ 1 << 16, first + i)));
+    })?;
+    Ok(Matrix::Fp8 { weight: codes, scale: BlockScales::F32(scales) })
+}

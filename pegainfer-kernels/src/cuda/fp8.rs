@@ -1,0 +1,95 @@
+//! FP8 weights on a GPU: how they are made (csrc/fp8.cu), and GEMMs of many rows with them.
+
+use super::abi::{QuantizeActivations, QuantizeWeights, WidenWeights};
+use super::blaslt::{self, FREE_BYTES, GemmSize, Multiplied, Operands};
+use super::columns::Columns;
+use super::gemm_mma::tiled;
+use super::vectors;
+use crate::choice::{self, Gemm};
+use crate::limits::fp8::{ACTIVATION_BLOCKS, ACTIVATION_THREADS, BLOCK, WEIGHT_THREADS, WIDEN_THREADS};
+use pegainfer_core::exec::Exec;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+/// Elements of a vector of codes.
+const VECTOR: usize = 16;
+
+/// `ops::quantize_fp8`.
+pub(crate) fn quantize_fp8(
+    exec: &mut Exec,
+    w: &Tensor,
+    codes: &mut Tensor,
+    scales: &mut Tensor,
+) -> Result<(), OpError> {
+    let (op, (n, k)) = ("quantize_fp8", w.rows_cols());
+    vectors(op, k)?;
+    let launch =
+        QuantizeWeights::quantize_weights.launch(exec.gpu()?, op, QuantizeWeights { w, codes, scales, n, k })?;
+    // SAFETY: the op checked the shapes; the grid covers all blocks.
+    unsafe { launch.run([k.div_ceil(BLOCK), n.div_ceil(BLOCK), 1], WEIGHT_THREADS) }
+}
+
+/// `out = x · wᵀ`, FP8 by FP8: the activations are rounded in the workspace, as many rows at a time as it takes.
+pub(super) fn fp8_by_fp8(
+    exec: &mut Exec,
+    op: &'static str,
+    x: &Tensor,
+    (codes, scales): (&Tensor, &Tensor),
+    out: &Columns<'_>,
+) -> Result<(), OpError> {
+    let ((m, k), n) = (x.rows_cols(), codes.rows_cols().0);
+    let workspace = exec.gpu()?.workspace();
+    let row_bytes = k + k / BLOCK * size_of::<f32>();
+    // Whole tiles of the library.
+    let most = (FREE_BYTES / row_bytes / BLOCK * BLOCK).max(1);
+    for first in (0..m).step_by(most) {
+        let rows = most.min(m - first);
+        let (x_codes, x_scales) = (workspace, workspace + (rows * k) as u64);
+        let arguments = QuantizeActivations { x, codes: x_codes, scales: x_scales, first, m: rows, k };
+        let launch = QuantizeActivations::quantize_activations.launch(exec.gpu()?, op, arguments)?.overlapped();
+        let grid = [rows.div_ceil(ACTIVATION_THREADS / 32), (k / BLOCK).div_ceil(ACTIVATION_BLOCKS), 1];
+        // SAFETY: the choice checked that k is in whole blocks; the workspace has space for `rows` rows.
+        unsafe { launch.run(grid, ACTIVATION_THREADS)? };
+        let (out_type, pitch) = (out.tensor.dtype(), out.pitch());
+        let size = GemmSize { m: rows, n, k, out: out_type, pitch, multiplied: Multiplied::Fp8 };
+        let scales = (x_scales, scales.device());
+        let at = Operands { x: x_codes, w: codes.device(), out: out.address(first), scales };
+        blaslt::launch(exec, op, size, at, false, out.tensor)?;
+    }
+    Ok(())
+}
+
+/// `out = x · wᵀ` with w widened to bf16 in the workspace, as many rows at a time as it takes.
+pub(super) fn widened(
+    exec: &mut Exec,
+    op: &'static str,
+    x: &Tensor,
+    (codes, scales): (&Tensor, &Tensor),
+    out: &mut Columns<'_>,
+) -> Result<(), OpError> {
+    let ((m, k), n) = (x.rows_cols(), codes.rows_cols().0);
+    if !k.is_multiple_of(VECTOR) {
+        return Err(OpError { op, message: format!("FP8 weights of {k} columns: a GPU takes multiples of {VECTOR}") });
+    }
+    let (workspace, start) = (exec.gpu()?.workspace(), out.first);
+    let most = (FREE_BYTES / (k * DType::Bf16.size()) / BLOCK * BLOCK).max(1);
+    for first in (0..n).step_by(most) {
+        let rows = most.min(n - first);
+        let arguments = WidenWeights { codes, scales, out: workspace, first, rows, k };
+        let launch = WidenWeights::widen_weights.launch(exec.gpu()?, op, arguments)?;
+        // SAFETY: rows are whole vectors, of which the grid covers all; the workspace has space for them.
+        unsafe { launch.run([(rows * k / VECTOR).div_ceil(WIDEN_THREADS), 1, 1], WIDEN_THREADS)? };
+        out.first = start + first;
+        let gpu = choice::gpu(exec)?;
+        match gpu.map(|gpu| Gemm::large(&gpu, m, rows)) {
+            Some(Gemm::TiledMma(tile)) => tiled(exec.gpu()?, op, x, (workspace, rows), tile, out)?,
+            _ => {
+                let (out_type, pitch) = (out.tensor.dtype(), out.pitch());
+                let size = GemmSize { m, n: rows, k, out: out_type, pitch, multiplied: Multiplied::Widened };
+                let at = Operands { x: x.device(), w: workspace, out: out.address(0), scales: (0, 0) };
+                blaslt::launch(exec, op, size, at, false, out.tensor)?;
+            }
+        }
+    }
+    out.first = start;
+    Ok(())
+}
