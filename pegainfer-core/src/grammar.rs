@@ -14,6 +14,11 @@ use std::time::Duration;
 pub trait Grammar: fmt::Debug + Send + Sync {
     /// A matcher at the beginning of a text, and the mask of its first token.
     fn start(&self) -> (Box<dyn Matcher>, Arc<TokenMask>);
+
+    /// A text from which whoever made the grammar can make it again, for recordings; empty for a grammar that nobody records.
+    fn source(&self) -> String {
+        String::new()
+    }
 }
 
 /// A position in a text of a grammar.

@@ -102,6 +102,11 @@ impl LogitsProcessors {
         Ok(any.then(|| Arc::new(Self { fields, allowed })))
     }
 
+    /// What it was made of.
+    pub fn params(&self) -> &LogitsProcessorParams {
+        &self.fields
+    }
+
     /// The first field that bans tokens, if any: the tokens that it leaves may be disjoint from those of a grammar.
     pub fn ban(&self) -> Option<&'static str> {
         let LogitsProcessorParams { min_tokens, bad_words, .. } = &self.fields;

@@ -8,6 +8,7 @@ use crate::http::{cors, deadline, error_shape, guard, hosts, request_id};
 use crate::lifecycle::Lifecycle;
 use crate::limits::Limits;
 use crate::metrics::{Metrics, access};
+use crate::record::Recorder;
 use crate::text::{Checkpoint, GrammarTrial};
 use crate::trace::{self, Tracer};
 use axum::Router;
@@ -53,6 +54,8 @@ pub struct Options {
     pub tracer: Option<Arc<Tracer>>,
     /// Tries to compile grammars within limits; `None` only checks their sources.
     pub grammar_trial: Option<GrammarTrial>,
+    /// Records requests; `None` records nothing.
+    pub recorder: Option<Arc<Recorder>>,
     /// Limits on what requests may take.
     pub limits: Limits,
 }
@@ -75,6 +78,7 @@ impl Default for Options {
             tls: None,
             tracer: None,
             grammar_trial: None,
+            recorder: None,
             limits: Limits::default(),
         }
     }
@@ -95,7 +99,7 @@ impl App {
         let Options { keep_alive_interval, drain_timeout, .. } = options;
         let lifecycle = Lifecycle::default();
         let max_connections = options.limits.max_connections;
-        let (grammar_trial, limits) = (options.grammar_trial, options.limits);
+        let (grammar_trial, recorder, limits) = (options.grammar_trial, options.recorder, options.limits);
         let limits = ApiOptions {
             strict,
             plain_messages,
@@ -104,6 +108,7 @@ impl App {
             client_timeout,
             keep_alive_interval,
             grammar_trial,
+            recorder,
             limits,
         };
         let state = AppState::new(engine.clone(), checkpoint, names, limits, lifecycle.clone());

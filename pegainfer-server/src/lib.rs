@@ -8,7 +8,7 @@
 //! - [`text`]: tokenizer, detokenizer, stop strings, template, parsers, and the files they are loaded from. [`ui`]: the web
 //!   UI at `/`. [`metrics`], [`trace`]: observability.
 //! - [`models`]: from `--model-path` to a running engine.
-//! - [`budget`], [`error`], [`ids`], [`lifecycle`], [`limits`], [`logging`], [`progress`], [`rates`], [`tenant`], [`values`]: what all
+//! - [`budget`], [`error`], [`ids`], [`lifecycle`], [`limits`], [`logging`], [`progress`], [`rates`], [`record`], [`tenant`], [`values`]: what all
 //!   of them share.
 
 mod allocator;
@@ -26,6 +26,7 @@ pub mod metrics;
 pub mod models;
 pub mod progress;
 pub mod rates;
+pub mod record;
 pub mod tenant;
 #[cfg(test)]
 mod testing;

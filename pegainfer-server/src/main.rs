@@ -5,7 +5,7 @@ use clap::CommandFactory;
 use pegainfer_server::cli::settings::{self, ParseError};
 use pegainfer_server::cli::{Cli, Command};
 use pegainfer_server::cli::{
-    batch, bench, chat, completions, doctor, eval, generate, man, models, plan, reference, serve,
+    batch, bench, chat, completions, doctor, eval, generate, man, models, plan, reference, replay, serve,
 };
 use pegainfer_server::logging;
 use pegainfer_server::models::args::EngineArgs;
@@ -72,6 +72,10 @@ fn run(command: Command, started: Instant) -> Result<()> {
         Command::Eval(args) => {
             start_logging(args.task.engine())?;
             eval::run(&args)
+        }
+        Command::Replay(args) => {
+            start_logging(&args.engine)?;
+            replay::run(&args)
         }
         Command::CompileGrammar { memory, seconds } => Ok(trial::run(memory, seconds)?),
         Command::Plan(args) => plan::run(&args),

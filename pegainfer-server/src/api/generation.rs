@@ -10,6 +10,8 @@ use crate::error::{ApiError, truncate_for_error};
 use crate::lifecycle::Deadline;
 use crate::metrics::{Outcome, RequestRecord};
 use crate::rates::Meter;
+use crate::record::Recording;
+use crate::record::format::Reason;
 use crate::text::{Detokenizer, StopScanner, Tokenizer};
 use crate::trace::ChoiceTrace;
 use axum::http::StatusCode;
@@ -53,6 +55,8 @@ pub struct Generation {
     _open: Option<OpenRequest>,
     /// Counts the tokens that the API key takes.
     meter: Option<Arc<Meter>>,
+    /// Of a server that records.
+    recording: Option<Recording>,
 }
 
 /// Log-probabilities of a prompt's tokens from the second on.
@@ -138,6 +142,7 @@ impl Generation {
         let echoed = kept.as_ref().filter(|_| params.echo);
         let count = |prompt: &PromptInfo| state.checkpoint.tokenizer.decode_all(&prompt.ids).chars().count();
         let chars = first.map_or_else(|| echoed.map_or(0, count), |first| first.chars);
+        let recording = state.options.recorder.as_ref().map(|recorder| recorder.add(&request));
         let stream = state.engine.submit(request).map_err(|e| {
             if matches!(e, SubmitError::QueueFull { .. }) {
                 state.metrics.rejected("queue_full");
@@ -170,6 +175,7 @@ impl Generation {
             report: None,
             _open: None,
             meter: params.meter.clone(),
+            recording,
         })
     }
 
@@ -215,7 +221,13 @@ impl Generation {
                     // The engine's `Finished` event follows immediately.
                     last = Some(delta);
                 }
-                Some(TokenEvent::Finished { reason, .. }) => return Some(Ok(self.finish(last, reason))),
+                Some(TokenEvent::Finished { reason, .. }) => {
+                    self.recorded(match reason {
+                        FinishReason::Stop(_) => Reason::Stop,
+                        FinishReason::Length => Reason::Length,
+                    });
+                    return Some(Ok(self.finish(last, reason)));
+                }
                 Some(TokenEvent::Failed { error }) => return Some(Err(self.fail(error))),
                 Some(TokenEvent::GrammarFailed { error }) => return Some(Err(self.fail_grammar(&error))),
                 None => return Some(Err(self.ended_early())),
@@ -254,6 +266,13 @@ impl Generation {
         }
     }
 
+    /// Says how the engine ended the request, to the recording.
+    fn recorded(&mut self, reason: Reason) {
+        if let Some(recording) = &mut self.recording {
+            recording.ended(reason);
+        }
+    }
+
     /// Counts tokens of the API key.
     fn spend(&self, tokens: usize) {
         if let Some(meter) = &self.meter {
@@ -263,6 +282,9 @@ impl Generation {
 
     fn token(&mut self, token: TokenOut, at: Instant) -> Delta {
         self.counts.completion += 1;
+        if let Some(recording) = &mut self.recording {
+            recording.token(token.id);
+        }
         self.record.token(at, token.drafted);
         self.spend(1);
         let started = (self.timed_from.is_some() || self.record.is_traced()).then(Instant::now);
@@ -344,6 +366,7 @@ impl Generation {
 
     /// The request's own grammar cannot be followed any further.
     fn fail_grammar(&mut self, error: &str) -> ApiError {
+        self.recorded(Reason::Failed);
         self.stream = None;
         self.record.end(Outcome::Error);
         let message = format!("the grammar of the request cannot be followed: {}", truncate_for_error(error));
@@ -351,6 +374,7 @@ impl Generation {
     }
 
     fn fail(&mut self, error: String) -> ApiError {
+        self.recorded(Reason::Failed);
         self.stream = None;
         self.record.end(Outcome::Error);
         ApiError::internal(error)

@@ -7,6 +7,7 @@ use crate::error::{ApiError, truncate_for_error};
 use crate::lifecycle::Lifecycle;
 use crate::limits::Limits;
 use crate::metrics::Metrics;
+use crate::record::Recorder;
 use crate::text::Checkpoint;
 use crate::text::{Caller, GrammarCompiler, GrammarService, GrammarTrial, Tokenizer, TokenizerError};
 use axum::http::StatusCode;
@@ -33,6 +34,8 @@ pub struct ApiOptions {
     pub keep_alive_interval: Duration,
     /// Tries to compile grammars within limits; `None` only checks their sources.
     pub grammar_trial: Option<GrammarTrial>,
+    /// Records requests, if the server does.
+    pub recorder: Option<Arc<Recorder>>,
     /// Limits on what requests may take.
     pub limits: Limits,
 }

@@ -125,6 +125,7 @@ impl HttpArgs {
             tls: self.tls_cert.as_deref().zip(self.tls_key.as_deref()).map(|(c, k)| Tls::load(c, k)).transpose()?,
             tracer: self.tracer()?,
             grammar_trial: Some(self.grammar_trial()?),
+            recorder: None,
             limits: self.limits.limits(),
         })
     }

@@ -16,6 +16,7 @@ pub mod man;
 pub mod models;
 pub mod plan;
 pub mod reference;
+pub mod replay;
 pub mod serve;
 pub mod settings;
 mod signals;
@@ -35,6 +36,7 @@ use inspect::InspectArgs;
 use man::ManArgs;
 use models::ModelsArgs;
 use plan::PlanArgs;
+use replay::ReplayArgs;
 use serve::ServeArgs;
 use std::path::PathBuf;
 
@@ -73,6 +75,9 @@ pub enum Command {
     Bench(BenchArgs),
     /// Measure the quality of a model: the perplexity of a text, or the accuracy on word problems
     Eval(Box<EvalArgs>),
+    /// Run the requests of a recording again, and compare the tokens
+    #[command(mut_arg("log_level", quiet))]
+    Replay(Box<ReplayArgs>),
     /// Print the ops of one step with their shapes, bytes and FLOPs, without loading weights
     Plan(PlanArgs),
     /// Check every op on this machine's GPU against the CPU

@@ -9,11 +9,14 @@ use crate::cli::signals;
 use crate::http;
 use crate::models::args::EngineArgs;
 use crate::models::engine::family::LoadedEngine;
+use crate::record::Recorder;
+use crate::record::prompts::Prompts;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use pegainfer_core::engine::{EngineHandle, EngineStats};
 use std::io::ErrorKind;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
@@ -45,6 +48,12 @@ pub struct ServeArgs {
     /// conversation are left out, so that the prefix cache finds the rest (docs/api/agents.md)
     #[arg(long)]
     pub no_prompt_normalization: bool,
+    /// Record the requests in this file, which must not exist, for `pegainfer replay` (docs/operations/recording.md)
+    #[arg(long, value_name = "FILE")]
+    pub record: Option<PathBuf>,
+    /// What the recording holds of prompts
+    #[arg(long, value_name = "WHAT", value_enum, default_value_t, requires = "record")]
+    pub record_prompts: Prompts,
     /// Flags of the HTTP server.
     #[command(flatten)]
     pub http: HttpArgs,
@@ -61,7 +70,8 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
     let socket = runtime.block_on(reserve(&args.host, args.port))?;
     let bound = socket.local_addr().context("the server's address is unknown")?.ip().to_canonical();
     let options = args.http.options(args.strict, bound.is_loopback())?;
-    let options = Options { normalize_prompts: !args.no_prompt_normalization, ..options };
+    let recorder = recorder(args)?;
+    let options = Options { normalize_prompts: !args.no_prompt_normalization, recorder: recorder.clone(), ..options };
     if !bound.is_loopback() && options.api_keys.is_empty() {
         log::warn!("everybody who can reach {bound} may use this server: give --api-key-file, or --host 127.0.0.1");
     }
@@ -91,7 +101,18 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
     if let Some(tracer) = tracer {
         tracer.flush();
     }
+    if let Some(recorder) = recorder {
+        recorder.flush();
+    }
     served
+}
+
+/// The recording that `--record` asks for.
+fn recorder(args: &ServeArgs) -> Result<Option<Arc<Recorder>>> {
+    let Some(file) = &args.record else { return Ok(None) };
+    let model = args.engine.model_path.as_deref().unwrap_or("the bundled model");
+    let recorder = Recorder::create(file, args.record_prompts, model);
+    Ok(Some(recorder.with_context(|| format!("--record {} cannot be created", file.display()))?))
 }
 
 /// The async runtime. tokio panics where it cannot have its files or threads, so both are tried before.

@@ -13,7 +13,8 @@ mod source;
 mod tests;
 pub mod trial;
 
-use super::reasoned::{Reasoned, ReasoningLimits, ThinkTokens};
+use super::reasoned::{Reasoned, ThinkTokens};
+use super::recorded_grammar::{ReasoningLimits, RecordedGrammar};
 use super::tokenizer::Tokenizer;
 use compiled::Compiled;
 pub use error::GrammarError;
@@ -78,6 +79,22 @@ impl GrammarCompiler {
         })
     }
 
+    /// The grammar that has this [`source`](Grammar::source).
+    ///
+    /// # Errors
+    /// It is no such source, or of a model with other reasoning tags.
+    pub fn recorded(&self, source: &str) -> Result<Arc<dyn Grammar>, GrammarError> {
+        let foreign = |why: String| GrammarError::Invalid(format!("it was not recorded by this program: {why}"));
+        match source.parse().map_err(|error: serde_json::Error| foreign(error.to_string()))? {
+            RecordedGrammar::Lark(lark) => self.compile(GrammarSource::Lark(lark)),
+            RecordedGrammar::Reasoned { thinking, output } => {
+                let output = output.map(|output| self.recorded(&output)).transpose()?;
+                let missing = || foreign("the model has no reasoning tags".to_owned());
+                self.after_reasoning(thinking, output).ok_or_else(missing)
+            }
+        }
+    }
+
     /// Compiles a Lark grammar that is within the bounds, on a thread with [`COMPILER_STACK`].
     fn compile_here(&self, lark: String) -> Result<Arc<dyn Grammar>, GrammarError> {
         let factory = self.factory.get_or_init(|| self.create_factory()).as_ref();
@@ -119,8 +136,8 @@ fn create_factory(vocabulary: &TokEnv) -> Result<ParserFactory, String> {
 }
 
 fn compile_with(factory: &ParserFactory, lark: String, vocab_size: usize) -> Result<Compiled, GrammarError> {
-    let matcher = llguidance::Matcher::new(factory.create_parser(TopLevelGrammar::from_lark(lark)));
-    Compiled::new(matcher, vocab_size).map_err(GrammarError::Invalid)
+    let matcher = llguidance::Matcher::new(factory.create_parser(TopLevelGrammar::from_lark(lark.clone())));
+    Compiled::new(matcher, vocab_size, lark).map_err(GrammarError::Invalid)
 }
 
 /// Runs `work`, which recurses deeply, on a thread of its own, and waits for it.

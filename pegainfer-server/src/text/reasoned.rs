@@ -1,6 +1,7 @@
 //! A grammar for text after reasoning, and the reasoning budget: the output grammar applies from `</think>` on.
 
 use super::parser::{CALL_OPEN, ReasoningStart, THINK_CLOSE, THINK_OPEN};
+use super::recorded_grammar::{ReasoningLimits, RecordedGrammar};
 use super::tokenizer::Tokenizer;
 use pegainfer_core::grammar::{Grammar, Matcher};
 use pegainfer_core::logits_processors::TokenMask;
@@ -29,17 +30,6 @@ impl ThinkTokens {
         let breaks = ["\n", "\n\n", "\n\n\n"].into_iter().filter_map(one).collect();
         Some(Self { open: one(THINK_OPEN)?, close: one(THINK_CLOSE)?, call: one(CALL_OPEN), breaks })
     }
-}
-
-/// Constraints on the reasoning before the output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ReasoningLimits {
-    /// Whether the prompt has opened the reasoning, or the model may open it.
-    pub start: ReasoningStart,
-    /// Whether a tool call ends the reasoning, too, as Qwen3.5 may write it.
-    pub call_ends_it: bool,
-    /// Maximum number of tokens between the tags; at the limit, `</think>` is the only allowed token.
-    pub budget: Option<usize>,
 }
 
 /// A grammar of reasoning, then a text of the grammar `output`, or any text if there is none.
@@ -122,6 +112,12 @@ impl Grammar for Reasoned {
             ReasoningStart::IfOpened | ReasoningStart::Never => (State::Start, shared.first.clone()),
         };
         (Box::new(ReasonedMatcher { shared, state }), mask)
+    }
+
+    fn source(&self) -> String {
+        let Shared { thinking, output, .. } = &*self.0;
+        RecordedGrammar::Reasoned { thinking: *thinking, output: output.as_ref().map(|output| output.source()) }
+            .to_string()
     }
 }
 

@@ -1,5 +1,6 @@
 //! A compiled grammar as the engine uses it: a mask over the vocabulary for each step.
 
+use super::super::recorded_grammar::RecordedGrammar;
 use llguidance::toktrie::SimpleVob;
 use pegainfer_core::grammar::{Grammar, Matcher};
 use pegainfer_core::logits_processors::TokenMask;
@@ -11,6 +12,7 @@ pub(super) struct Compiled {
     initial: Mutex<llguidance::Matcher>,
     first: Arc<TokenMask>,
     vocab_size: usize,
+    lark: String,
 }
 
 impl Compiled {
@@ -18,9 +20,9 @@ impl Compiled {
     ///
     /// # Errors
     /// One sentence: what is wrong with the source of the grammar.
-    pub(super) fn new(mut initial: llguidance::Matcher, vocab_size: usize) -> Result<Self, String> {
+    pub(super) fn new(mut initial: llguidance::Matcher, vocab_size: usize, lark: String) -> Result<Self, String> {
         let first = mask(initial.compute_mask_or_eos(), vocab_size)?;
-        Ok(Self { initial: Mutex::new(initial), first, vocab_size })
+        Ok(Self { initial: Mutex::new(initial), first, vocab_size, lark })
     }
 }
 
@@ -35,6 +37,10 @@ impl Grammar for Compiled {
         // The matcher is only cloned: a panic cannot leave it half-changed.
         let inner = self.initial.lock().unwrap_or_else(PoisonError::into_inner).clone();
         (Box::new(CompiledMatcher { inner, vocab_size: self.vocab_size }), self.first.clone())
+    }
+
+    fn source(&self) -> String {
+        RecordedGrammar::Lark(self.lark.clone()).to_string()
     }
 }
 

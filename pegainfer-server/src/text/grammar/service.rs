@@ -5,7 +5,7 @@ use super::{
     COMPILER_STACK, GrammarCompiler, GrammarError, GrammarSource, bounds, lower_priority, no_thread, panicked,
     thread_with,
 };
-use crate::text::reasoned::ReasoningLimits;
+use crate::text::recorded_grammar::ReasoningLimits;
 use pegainfer_core::grammar::{Grammar, Matcher};
 use pegainfer_core::logits_processors::TokenMask;
 use ring::digest::{SHA256, digest};
@@ -148,6 +148,10 @@ struct Accounted {
 impl Grammar for Accounted {
     fn start(&self) -> (Box<dyn Matcher>, Arc<TokenMask>) {
         self.inner.start()
+    }
+
+    fn source(&self) -> String {
+        self.inner.source()
     }
 }
 

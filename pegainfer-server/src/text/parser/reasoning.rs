@@ -4,6 +4,7 @@ use super::cursor::{Cursor, Next, Seek, begins_after_space};
 use super::format::{CALL_OPEN, ToolFormat};
 use super::output::Output;
 use super::qwen3_coder::FUNCTION;
+use serde::{Deserialize, Serialize};
 
 /// Opening tag of the reasoning.
 pub const OPEN: &str = "<think>";
@@ -11,7 +12,8 @@ pub const OPEN: &str = "<think>";
 pub const CLOSE: &str = "</think>";
 
 /// What the prompt tells about reasoning in the output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ReasoningStart {
     /// There is no reasoning.
     Never,

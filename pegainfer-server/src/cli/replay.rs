@@ -1,0 +1,160 @@
+//! `pegainfer replay`: the requests of a recording, run again by the engine of this process.
+
+use crate::cli::local_server::{LoadedModel, async_runtime};
+use crate::models::args::EngineArgs;
+use crate::progress::{Progress, Unit};
+use crate::record::TokenHash;
+use crate::record::format::{Added, Ended, Header, Line, Reason, VERSION};
+use crate::record::prompts::Prompts;
+use crate::text::GrammarCompiler;
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use futures_util::StreamExt;
+use futures_util::stream;
+use pegainfer_core::engine::{EngineHandle, FinishReason, GenerateRequest, TokenEvent};
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+
+/// Differences that are printed.
+const PRINTED: usize = 10;
+
+/// Flags of `replay`.
+#[derive(Debug, Clone, Args)]
+pub struct ReplayArgs {
+    /// File that `serve --record FILE --record-prompts ids` has written
+    pub file: PathBuf,
+    /// Fail unless every request gives the recorded tokens again. On a CPU of the same kind it does; on a GPU the order of
+    /// sums depends on the requests beside it
+    #[arg(long)]
+    pub check: bool,
+    /// Model and engine flags.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// A request and how it ended.
+struct Recorded {
+    added: Added,
+    ended: Ended,
+}
+
+/// What came of a request this time.
+struct Outcome {
+    id: u64,
+    recorded: Ended,
+    tokens: usize,
+    hash: TokenHash,
+    reason: Reason,
+}
+
+/// Runs the command.
+pub fn run(args: &ReplayArgs) -> Result<()> {
+    let (header, requests, open) = read(&args.file)?;
+    let LoadedModel { engine, checkpoint, .. } = LoadedModel::load(&args.engine)?;
+    let limits = engine.handle.limits().clone();
+    let (vocab, eos) = (limits.vocab_size, limits.eos_token_ids.clone());
+    let compiler = checkpoint.encoder.run(move |tokenizer| GrammarCompiler::new(tokenizer.clone(), vocab, eos));
+    let mut prepared = Vec::with_capacity(requests.len());
+    for Recorded { added, ended } in requests {
+        let request = prepare(&added, vocab, &compiler)
+            .with_context(|| format!("request {} of {} does not fit this model", added.add, args.file.display()))?;
+        prepared.push((added.add, request, ended));
+    }
+    let mut progress = Progress::start("replay", Unit::Requests, 0, prepared.len() as u64);
+    let outcomes: Vec<Result<Outcome>> = async_runtime()?.block_on(async {
+        let running = stream::iter(prepared).map(|(id, request, ended)| replay(&engine.handle, id, request, ended));
+        let done = running.buffer_unordered(limits.max_num_seqs).inspect(|_| progress.add(1));
+        done.collect().await
+    });
+    progress.finish();
+    let outcomes = outcomes.into_iter().collect::<Result<Vec<_>>>()?;
+    report(&args.file, &header, &outcomes, open, args.check)
+}
+
+/// Prints what was the same; an error if something was not and `check` asks for it.
+fn report(file: &Path, header: &Header, outcomes: &[Outcome], open: usize, check: bool) -> Result<()> {
+    let tokens: usize = outcomes.iter().map(|outcome| outcome.tokens).sum();
+    let differ: Vec<&Outcome> = outcomes.iter().filter(|outcome| !outcome.is_same()).collect();
+    let same = outcomes.len() - differ.len();
+    println!(
+        "{}: {} requests, recorded with {} {}",
+        file.display(),
+        outcomes.len() + open,
+        header.model,
+        header.version
+    );
+    println!("{tokens} tokens; {same} of {} requests gave the recorded ones, {open} had not ended", outcomes.len());
+    for Outcome { id, recorded, tokens, reason, .. } in differ.iter().take(PRINTED) {
+        println!("request {id}: {tokens} tokens ({reason:?}), recorded {} ({:?})", recorded.tokens, recorded.reason);
+    }
+    ensure!(!check || differ.is_empty(), "{} of {} requests gave other tokens", differ.len(), outcomes.len());
+    Ok(())
+}
+
+impl Outcome {
+    fn is_same(&self) -> bool {
+        let Ended { tokens, reason, ref hash, .. } = self.recorded;
+        (self.tokens, self.reason, self.hash.to_string()) == (tokens, reason, hash.clone())
+    }
+}
+
+/// The header, the requests that ended, and the number of those that did not.
+fn read(file: &Path) -> Result<(Header, Vec<Recorded>, usize)> {
+    let name = file.display();
+    let mut lines = BufReader::new(File::open(file).with_context(|| format!("{name} cannot be read"))?).lines();
+    let first = lines.next().transpose().with_context(|| format!("{name} cannot be read"))?.unwrap_or_default();
+    let header: Header = serde_json::from_str(&first).with_context(|| format!("{name} is no recording"))?;
+    ensure!(header.record == VERSION, "{name} is of version {}; this program reads {VERSION}", header.record);
+    ensure!(header.prompts == Prompts::Ids, "{name} has no prompts: record with --record-prompts ids");
+    let (mut added, mut requests) = (HashMap::new(), Vec::new());
+    for (number, line) in lines.enumerate() {
+        let line = line.with_context(|| format!("{name} cannot be read"))?;
+        match line.parse() {
+            Ok(Line::Added(line)) => drop(added.insert(line.add, *line)),
+            Ok(Line::Ended(ended)) => {
+                requests.extend(added.remove(&ended.end).map(|added| Recorded { added, ended }));
+            }
+            Ok(Line::Gap { gap }) => log::warn!("{name}: {gap} lines were not recorded, the disk was too slow"),
+            Err(error) => bail!("{name}, line {}: {error}", number + 2),
+        }
+    }
+    requests.sort_by_key(|recorded| recorded.added.add);
+    Ok((header, requests, added.len()))
+}
+
+/// The request as the engine takes it.
+fn prepare(added: &Added, vocab_size: usize, compiler: &GrammarCompiler) -> Result<GenerateRequest> {
+    let mut request = added.request(vocab_size)?.context("its line has no ids")?;
+    if let Some(source) = added.parameters.as_ref().and_then(|parameters| parameters.grammar.as_ref()) {
+        request.grammar = Some(compiler.recorded(source)?);
+    }
+    Ok(request)
+}
+
+/// Runs a request as far as it was recorded.
+async fn replay(engine: &EngineHandle, id: u64, request: GenerateRequest, recorded: Ended) -> Result<Outcome> {
+    let (mut tokens, mut hash) = (0, TokenHash::default());
+    let cancelled = recorded.reason == Reason::Cancelled;
+    let mut reason = Reason::Cancelled;
+    if !cancelled || recorded.tokens > 0 {
+        let mut stream = engine.submit(request).with_context(|| format!("request {id} was refused"))?;
+        while let Some(event) = stream.recv().await {
+            match event {
+                TokenEvent::Admitted { .. } | TokenEvent::Prompt(_) => {}
+                TokenEvent::Token(token) => {
+                    tokens += 1;
+                    hash.push(token.id);
+                    if cancelled && tokens == recorded.tokens {
+                        break;
+                    }
+                }
+                TokenEvent::Finished { reason: FinishReason::Stop(_), .. } => reason = Reason::Stop,
+                TokenEvent::Finished { reason: FinishReason::Length, .. } => reason = Reason::Length,
+                TokenEvent::Failed { .. } | TokenEvent::GrammarFailed { .. } => reason = Reason::Failed,
+            }
+        }
+    }
+    Ok(Outcome { id, recorded, tokens, hash, reason })
+}

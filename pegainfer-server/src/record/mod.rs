@@ -1,0 +1,149 @@
+//! Records what is served, for `pegainfer replay`: `serve --record FILE`.
+//!
+//! # Layout
+//! - [`format`]: the lines of the file. [`prompts`]: how much of a prompt they hold.
+//! - [`writer`]: a thread that writes them; requests never wait for it.
+//!
+//! Inputs are recorded, not outputs: with the prompt, the parameters and the seed of a request the engine draws the same tokens on the
+//! same CPU again, whatever runs beside it. Of the tokens only their number and a hash are kept, to compare with.
+
+pub mod format;
+pub mod prompts;
+mod writer;
+
+use format::{Added, Ended, Header, Line, Reason};
+use pegainfer_core::engine::GenerateRequest;
+use pegainfer_core::rng;
+use prompts::{Chain, Prompts};
+use ring::hmac::{HMAC_SHA256, Key};
+use ring::rand::SystemRandom;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+use writer::Writer;
+
+/// A recording that is being written.
+#[derive(Debug)]
+pub struct Recorder {
+    writer: Writer,
+    prompts: Prompts,
+    /// Key of the hashes, which is in no file.
+    key: Key,
+    started: Instant,
+    next: AtomicU64,
+}
+
+impl Recorder {
+    /// Creates `file`, which must not exist, and writes its header.
+    ///
+    /// # Errors
+    /// The file or the thread that writes it cannot be created, or the system has no random numbers.
+    pub fn create(file: &Path, prompts: Prompts, model: &str) -> std::io::Result<Arc<Self>> {
+        let key = Key::generate(HMAC_SHA256, &SystemRandom::new());
+        let key = key.map_err(|_| std::io::Error::other("the operating system gives no random numbers"))?;
+        let header = Header { record: format::VERSION, model: model.to_owned(), version: version(), prompts };
+        let writer = Writer::create(file, &header)?;
+        Ok(Arc::new(Self { writer, prompts, key, started: Instant::now(), next: AtomicU64::new(0) }))
+    }
+
+    /// Records a request that is about to be submitted.
+    pub fn add(self: &Arc<Self>, request: &GenerateRequest) -> Recording {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let mut chain = (self.prompts == Prompts::Hashes).then(|| Chain::new(self.key.clone(), request.cache_salt));
+        let hashes = chain.as_mut().map(|chain| chain.extend(&request.prompt));
+        let added = Added::new(self.seconds(), id, request, self.prompts, hashes);
+        self.writer.write(&Line::Added(Box::new(added)));
+        Recording {
+            recorder: self.clone(),
+            id,
+            tokens: 0,
+            hash: TokenHash::default(),
+            chain,
+            reason: Reason::Cancelled,
+        }
+    }
+
+    /// Waits until all lines are in the file.
+    pub fn flush(&self) {
+        self.writer.flush();
+    }
+
+    fn seconds(&self) -> f64 {
+        (self.started.elapsed().as_secs_f64() * 1e6).round() / 1e6
+    }
+}
+
+fn version() -> String {
+    env!("CARGO_PKG_VERSION").to_owned()
+}
+
+/// A request of a recording. Its end is recorded when it is dropped: as cancelled, unless something else was said.
+#[derive(Debug)]
+pub struct Recording {
+    recorder: Arc<Recorder>,
+    id: u64,
+    tokens: usize,
+    hash: TokenHash,
+    chain: Option<Chain>,
+    reason: Reason,
+}
+
+impl Recording {
+    /// Adds a generated token.
+    pub fn token(&mut self, id: u32) {
+        self.tokens += 1;
+        self.hash.push(id);
+        if let Some(chain) = &mut self.chain {
+            chain.push(id);
+        }
+    }
+
+    /// The engine ended the request.
+    pub fn ended(&mut self, reason: Reason) {
+        self.reason = reason;
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        let hashes = self.chain.take().map(Chain::into_new);
+        let (t, end, tokens, reason) = (self.recorder.seconds(), self.id, self.tokens, self.reason);
+        let hash = self.hash.to_string();
+        self.recorder.writer.write(&Line::Ended(Ended { t, end, tokens, reason, hash, hashes }));
+    }
+}
+
+/// Hash of a list of tokens: equal lists have equal hashes, on every machine.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TokenHash(u64);
+
+impl TokenHash {
+    /// Adds a token at the end.
+    pub fn push(&mut self, id: u32) {
+        self.0 = rng::mix(self.0.wrapping_add(rng::GOLDEN) ^ u64::from(id));
+    }
+}
+
+impl std::fmt::Display for TokenHash {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hash_tells_lists_apart() {
+        let of = |ids: &[u32]| {
+            let mut hash = TokenHash::default();
+            ids.iter().for_each(|id| hash.push(*id));
+            hash.to_string()
+        };
+        let all = [of(&[]), of(&[0]), of(&[0, 0]), of(&[1, 2]), of(&[2, 1]), of(&[1, 2, 0])];
+        assert!((0..6).all(|i| (0..i).all(|j| all[i] != all[j])), "{all:?}");
+        assert_eq!(of(&[1, 2]), all[3]);
+    }
+}

@@ -1,0 +1,137 @@
+//! `serve --record` and `pegainfer replay` with the bundled model.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::path::Path;
+use support::client::{post, post_ok, post_unread, with};
+use support::process::{Process, pegainfer, run};
+use support::temp_dir::TempDir;
+
+const COMPLETIONS: &str = "/v1/completions";
+const CHAT: &str = "/v1/chat/completions";
+/// Requests of the long test; those with two choices count twice in the file.
+const REQUESTS: usize = 200;
+/// Kinds of requests, see [`request`].
+const KINDS: usize = 8;
+
+/// A server that records in `file`.
+fn recording(file: &Path, flags: &[&str]) -> Process {
+    let mut command = pegainfer();
+    command.args(["serve", "--device", "cpu", "--threads", "2", "--record"]).arg(file).args(flags);
+    Process::start(&mut command)
+}
+
+/// Stops a server and returns the lines of its recording.
+fn finish(mut server: Process, file: &Path) -> Vec<Value> {
+    server.signal("-TERM");
+    assert!(server.child.wait().unwrap().success());
+    let text = std::fs::read_to_string(file).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn replay(file: &Path, flags: &[&str]) -> (Option<i32>, String, String) {
+    run(pegainfer().arg("replay").arg(file).args(["--device", "cpu"]).args(flags))
+}
+
+/// Sends request `i`, whose kind is `i` modulo [`KINDS`], and waits for what it gives; two kinds do not wait.
+fn request(address: SocketAddr, i: usize) {
+    let messages = json!([{"role": "user", "content": format!("Tell me about cat number {i}.")}]);
+    let chat = |fields: Value| with(json!({"messages": messages, "max_tokens": 24}), fields);
+    let text = |fields: Value| with(json!({"prompt": format!("Once, {i} cats"), "max_tokens": 24}), fields);
+    let schema = json!({"type": "object", "additionalProperties": false, "required": ["name", "age"], "properties": {
+        "name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "minimum": 1, "maximum": 30}}});
+    let format = json!({"type": "json_schema", "json_schema": {"name": "cat", "schema": schema}});
+    let thinking = json!({"enable_thinking": true});
+    match i % KINDS {
+        0 => drop(post_ok(address, COMPLETIONS, &text(json!({"temperature": 0})))),
+        1 => drop(post_ok(address, COMPLETIONS, &text(json!({"temperature": 1.0})))),
+        2 => drop(post_ok(address, CHAT, &chat(json!({"response_format": format, "max_tokens": 100})))),
+        3 => {
+            let fields = json!({"n": 2, "frequency_penalty": 0.8, "logit_bias": {"100": 2.5}, "min_tokens": 4});
+            drop(post_ok(address, COMPLETIONS, &text(with(fields, json!({"top_p": 0.9, "min_p": 0.02})))));
+        }
+        // The stop string ends it within a token or two.
+        4 => drop(post_ok(address, COMPLETIONS, &text(json!({"stop": ["a", "e"], "top_k": 50})))),
+        5 => {
+            // The client goes away in the middle.
+            let mut response = post(address, COMPLETIONS, &text(json!({"stream": true, "max_tokens": 400})));
+            drop((response.chunk(), response.chunk()));
+        }
+        6 => drop(post_unread(address, CHAT, &chat(json!({"max_tokens": 300})))),
+        _ => {
+            let fields =
+                json!({"chat_template_kwargs": thinking, "thinking_token_budget": 5, "response_format": format});
+            drop(post_ok(address, CHAT, &chat(with(fields, json!({"max_tokens": 100, "cache_salt": "s"})))));
+        }
+    }
+}
+
+#[test]
+fn recorded_requests_give_the_same_tokens_again() {
+    let dir = TempDir::new("recording");
+    let file = dir.0.join("requests.jsonl");
+    let server = recording(&file, &["--record-prompts", "ids"]);
+    let address = server.address;
+    std::thread::scope(|scope| {
+        for thread in 0..KINDS {
+            scope.spawn(move || (thread..REQUESTS).step_by(KINDS).for_each(|i| request(address, i)));
+        }
+    });
+    let lines = finish(server, &file);
+    assert_eq!((&lines[0]["record"], &lines[0]["prompts"]), (&json!(1), &json!("ids")), "{}", lines[0]);
+    let ends: Vec<&Value> = lines.iter().filter(|line| line.get("end").is_some()).collect();
+    let reasons = |name: &str| ends.iter().filter(|end| end["reason"] == name).count();
+    let [stopped, long, cancelled] = ["stop", "length", "cancelled"].map(reasons);
+    assert!(stopped > 20 && long > 20 && cancelled > 20, "{stopped} {long} {cancelled}");
+    assert!(ends.len() > 180 && lines.iter().any(|line| line["parameters"]["grammar"].is_string()));
+    for threads in ["1", "2"] {
+        let (code, out, err) = replay(&file, &["--check", "--threads", threads]);
+        let all = format!("{0} of {0} requests gave the recorded ones, 0 had not ended", ends.len());
+        assert!(code == Some(0) && out.contains(&all), "{out}{err}");
+    }
+    // A request whose prompt is another one, and one whose end is missing.
+    let end = ends[3]["end"].clone();
+    let mut changed = lines.clone();
+    changed.retain(|line| line.get("end") != Some(&end));
+    changed.iter_mut().filter(|line| line["add"] == 1).for_each(|line| line["ids"] = json!([1, 2, 3]));
+    let text: String = changed.iter().map(|line| format!("{line}\n")).collect();
+    std::fs::write(&file, text).unwrap();
+    let (code, out, err) = replay(&file, &["--check"]);
+    assert!(
+        code == Some(1) && err.contains("requests gave other tokens") && out.contains("1 had not ended"),
+        "{out}{err}"
+    );
+    assert_eq!(replay(&file, &[]).0, Some(0), "only --check fails");
+}
+
+#[test]
+fn hashes_tell_prefixes_and_nothing_else() {
+    let dir = TempDir::new("hashes");
+    let file = dir.0.join("requests.jsonl");
+    let server = recording(&file, &[]);
+    let long = "Once upon a time there was a cat who lived in a small house by the sea. ".repeat(4);
+    for end in ["It slept on the roof all day long. ", "It sang to the moon every night. "].map(|end| end.repeat(4)) {
+        let body = json!({"prompt": format!("{long}{end}"), "max_tokens": 40, "ignore_eos": true});
+        post_ok(server.address, COMPLETIONS, &body);
+    }
+    let lines = finish(server, &file);
+    let of = |key: &str| lines.iter().filter(|line| line.get(key).is_some()).collect::<Vec<_>>();
+    let (adds, ends) = (of("add"), of("end"));
+    assert_eq!((adds.len(), ends.len()), (2, 2), "{lines:?}");
+    let hashes = |line: &Value| line["hashes"].as_array().unwrap().clone();
+    let [first, second] = [0, 1].map(|i| hashes(adds[i]));
+    assert!(first.len() > 3 && first[..3] == second[..3] && first != second, "{first:?} {second:?}");
+    assert!(hashes(ends[0]).len() >= 2, "{}", ends[0]);
+    assert!(adds.iter().all(|line| line.get("ids").is_none() && line.get("parameters").is_none()));
+    let (code, _, err) = replay(&file, &[]);
+    assert!(code == Some(1) && err.contains("record with --record-prompts ids"), "{err}");
+    let (code, _, err) = run(pegainfer().args(["serve", "--port", "0", "--record"]).arg(&file));
+    assert!(code == Some(1) && err.contains("cannot be created") && err.contains("exists"), "{err}");
+    std::fs::write(&file, "{}\n").unwrap();
+    let (code, _, err) = replay(&file, &[]);
+    assert!(code == Some(1) && err.contains("is no recording"), "{err}");
+}
