@@ -67,25 +67,26 @@ extern "C" __global__ __launch_bounds__(kWeightThreads) void quantize_weights(
     }
 }
 
-// Grid: tiles of kActivationThreads / 32 rows, groups of kActivationBlocks blocks of columns. A warp has a row of the group.
+// Grid: tiles of kActivationThreads / 32 of the padded rows, groups of kActivationBlocks blocks of columns. A warp has a row of the
+// group; rows behind the m-th become zeros.
 extern "C" __global__ __launch_bounds__(kActivationThreads) void quantize_activations(
     const bf16 *x,   // [first + m, k], k a multiple of 128; rows from `first` on
-    uint8_t *codes,  // [m, k]
-    float *scales,   // [k / 128, m]
-    uint32_t first, uint32_t m, uint32_t k) {
+    uint8_t *codes,  // [padded, k]
+    float *scales,   // [k / 128, padded]
+    uint32_t first, uint32_t m, uint32_t padded, uint32_t k) {
     uint32_t lane = threadIdx.x % 32, row = blockIdx.x * (kActivationThreads / 32) + threadIdx.x / 32;
     release_successor();
     wait_for_predecessor();
-    if (row >= m) return;
+    if (row >= padded) return;
     const bf16 *from = x + size_t(first + row) * k + 4 * lane;
     uint8_t *to = codes + size_t(row) * k + 4 * lane;
     uint32_t group = blockIdx.y * kActivationBlocks, end = min(group + kActivationBlocks, k / kBlock);
 #pragma unroll 4
     for (uint32_t b = group; b < end; ++b) {
-        uint2 v = *reinterpret_cast<const uint2 *>(from + b * kBlock);
+        uint2 v = row < m ? *reinterpret_cast<const uint2 *>(from + b * kBlock) : make_uint2(0, 0);
         float scale = scale_of(__reduce_max_sync(kAll, max(magnitude(v.x), magnitude(v.y))));
         *reinterpret_cast<uint32_t *>(to + b * kBlock) = codes_of(v, scale);
-        if (lane == 0) scales[size_t(b) * m + row] = scale;
+        if (lane == 0) scales[size_t(b) * padded + row] = scale;
     }
 }
 

@@ -308,6 +308,8 @@ limits! {
     fp8 {
         /// Edge of a block of weights, and columns of a block of activations.
         BLOCK: uint = 128;
+        /// Rows of activations come to the library in multiples of so many.
+        ROW_ALIGNMENT: uint = 4;
         /// Threads of a block that rounds a block of weights.
         WEIGHT_THREADS: uint = 512;
         /// Threads of a block that rounds activations.

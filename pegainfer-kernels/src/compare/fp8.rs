@@ -1,11 +1,11 @@
 //! FP8 weights of dense GEMMs.
 
 use super::operands::{allocate, unit};
+use crate::cpu::formats::{E4M3_MAX, encode_e4m3};
 use crate::ops::{BlockScales, Matrix};
 use half::bf16;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::{OpRecord, Operand};
-use pegainfer_core::rng;
 use pegainfer_core::tensor::{DType, OpError};
 use rayon::prelude::*;
 
@@ -49,16 +49,16 @@ pub(super) fn plain(exec: &mut Exec, operand: &Operand, seed: u64) -> Result<Mat
     Ok(Matrix::Bf16(weight))
 }
 
-/// Codes up to 480, no NaN, and scales that are no powers of two.
+/// Codes of values drawn uniformly, and scales that are no powers of two.
 fn quantized(exec: &mut Exec, weight: &Operand, scale: &Operand, seed: u64) -> Result<Matrix, OpError> {
     let mut codes = allocate(exec, &weight.name, &weight.shape, DType::U8)?;
     let elements = codes.elements();
     exec.write(&mut codes, 0..elements, |first, out: &mut [u8]| {
-        let code = |i: usize| (rng::bits(seed, i as u64) >> 40) as u8 & 0xf7;
+        let code = |i: usize| encode_e4m3(E4M3_MAX * unit(seed, i));
         out.par_iter_mut().enumerate().for_each(|(i, v)| *v = code(first + i));
     })?;
     let mut scales = allocate(exec, &scale.name, &scale.shape, DType::F32)?;
-    let (elements, size) = (scales.elements(), 1.0 / (64.0 * (weight.shape[1] as f32).sqrt()));
+    let (elements, size) = (scales.elements(), 1.0 / (E4M3_MAX * (weight.shape[1] as f32).sqrt()));
     exec.write(&mut scales, 0..elements, |first, out: &mut [f32]| {
         out.iter_mut().enumerate().for_each(|(i, v)| *v = size * (1.5 + unit(seed ^ 1 << 16, first + i)));
     })?;

@@ -11,9 +11,15 @@ use pegainfer_core::rng;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use rayon::prelude::*;
 
-/// A tensor whose values do not matter.
+/// A tensor whose values do not matter. Its memory has rows for a kernel that takes multiples of four.
 pub(super) fn allocate(exec: &mut Exec, name: &str, shape: &[usize], dtype: DType) -> Result<Tensor, OpError> {
-    exec.tensor(name, shape, dtype).map_err(|e| OpError { op: "compare", message: format!("{name}: {e}") })
+    let rows = shape.first().copied().unwrap_or(1);
+    let padded: Vec<usize> =
+        shape.iter().enumerate().map(|(i, n)| if i == 0 { n.next_multiple_of(4) } else { *n }).collect();
+    let tensor = exec.tensor(name, &padded, dtype);
+    let mut tensor = tensor.map_err(|e| OpError { op: "compare", message: format!("{name}: {e}") })?;
+    tensor.set_rows(rows);
+    Ok(tensor)
 }
 
 /// A tensor like `operand`, the same values on every device for the same seed.

@@ -6,7 +6,7 @@ use super::columns::Columns;
 use super::gemm_mma::tiled;
 use super::vectors;
 use crate::choice::{self, Gemm};
-use crate::limits::fp8::{ACTIVATION_BLOCKS, ACTIVATION_THREADS, BLOCK, WEIGHT_THREADS, WIDEN_THREADS};
+use crate::limits::fp8::{ACTIVATION_BLOCKS, ACTIVATION_THREADS, BLOCK, ROW_ALIGNMENT, WEIGHT_THREADS, WIDEN_THREADS};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
@@ -28,29 +28,34 @@ pub(crate) fn quantize_fp8(
     unsafe { launch.run([k.div_ceil(BLOCK), n.div_ceil(BLOCK), 1], WEIGHT_THREADS) }
 }
 
-/// `out = x · wᵀ`, FP8 by FP8: the activations are rounded in the workspace, as many rows at a time as it takes.
+/// `out = x · wᵀ`, FP8 by FP8: the activations are rounded in the workspace, as many rows at a time as it takes. Up to three rows behind
+/// those of `out` are overwritten; where its memory ends before them, the weights are widened instead.
 pub(super) fn fp8_by_fp8(
     exec: &mut Exec,
     op: &'static str,
     x: &Tensor,
     (codes, scales): (&Tensor, &Tensor),
-    out: &Columns<'_>,
+    out: &mut Columns<'_>,
 ) -> Result<(), OpError> {
     let ((m, k), n) = (x.rows_cols(), codes.rows_cols().0);
+    if m.next_multiple_of(ROW_ALIGNMENT) > out.tensor.max_rows() {
+        return widened(exec, op, x, (codes, scales), out);
+    }
     let workspace = exec.gpu()?.workspace();
     let row_bytes = k + k / BLOCK * size_of::<f32>();
     // Whole tiles of the library.
     let most = (FREE_BYTES / row_bytes / BLOCK * BLOCK).max(1);
     for first in (0..m).step_by(most) {
         let rows = most.min(m - first);
-        let (x_codes, x_scales) = (workspace, workspace + (rows * k) as u64);
-        let arguments = QuantizeActivations { x, codes: x_codes, scales: x_scales, first, m: rows, k };
+        let padded = rows.next_multiple_of(ROW_ALIGNMENT);
+        let (x_codes, x_scales) = (workspace, workspace + (padded * k) as u64);
+        let arguments = QuantizeActivations { x, codes: x_codes, scales: x_scales, first, m: rows, padded, k };
         let launch = QuantizeActivations::quantize_activations.launch(exec.gpu()?, op, arguments)?.overlapped();
-        let grid = [rows.div_ceil(ACTIVATION_THREADS / 32), (k / BLOCK).div_ceil(ACTIVATION_BLOCKS), 1];
-        // SAFETY: the choice checked that k is in whole blocks; the workspace has space for `rows` rows.
+        let grid = [padded.div_ceil(ACTIVATION_THREADS / 32), (k / BLOCK).div_ceil(ACTIVATION_BLOCKS), 1];
+        // SAFETY: the choice checked that k is in whole blocks; the workspace has space for the padded rows.
         unsafe { launch.run(grid, ACTIVATION_THREADS)? };
         let (out_type, pitch) = (out.tensor.dtype(), out.pitch());
-        let size = GemmSize { m: rows, n, k, out: out_type, pitch, multiplied: Multiplied::Fp8 };
+        let size = GemmSize { m: padded, n, k, out: out_type, pitch, multiplied: Multiplied::Fp8 };
         let scales = (x_scales, scales.device());
         let at = Operands { x: x_codes, w: codes.device(), out: out.address(first), scales };
         blaslt::launch(exec, op, size, at, false, out.tensor)?;

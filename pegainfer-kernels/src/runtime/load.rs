@@ -11,7 +11,7 @@ use crate::choice;
 use crate::heads::BLOCK_SIZE;
 use crate::ops;
 use pegainfer_core::engine::EngineLimits;
-use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::exec::Exec;
 use pegainfer_core::schedule::speculation::Speculation;
 use pegainfer_core::schedule::{EngineCore, TokenBudget};
 use pegainfer_core::weights::{Loader, Source, WeightsError};
@@ -41,7 +41,6 @@ pub fn load<M: Model>(
 ) -> Result<Loaded<M>, LoadError> {
     let config = M::load_config_with(&options.model_path, &overrides::<M>(options)?)?;
     let info = M::info(&config);
-    check_device(info.fp8_weights, exec.device())?;
     check_eos(&info)?;
     let source = match options.dummy_seed {
         Some(seed) => Source::Dummy { seed, std: info.initializer_range, uniform: ops::uniform },
@@ -122,15 +121,6 @@ fn log_unused<M: Model>(unused: &[&str]) {
     }
 }
 
-/// FP8 weights have GPU kernels (`pegainfer doctor --fp8`), but no model with them has been run on a GPU yet.
-fn check_device(fp8: bool, device: Device) -> Result<(), LoadError> {
-    if fp8 && device == Device::Cuda {
-        let message = "FP8 weights run on the CPU only in this version: add --device cpu, or choose a bf16 checkpoint";
-        return Err(LoadError::Option(message.to_owned()));
-    }
-    Ok(())
-}
-
 /// What the flags change of config.json.
 fn overrides<M: Model>(options: &LoadOptions) -> Result<Overrides, LoadError> {
     let mtp = Speculation::by_model(options.speculation.as_ref());
@@ -176,17 +166,4 @@ fn warm<M: Model>(executor: &mut Executor<M>, bounds: &Bounds, mixed_tokens: usi
         executor.run(&ragged::<M>(&rows))?;
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use pegainfer_core::isa::Isa;
-
-    #[test]
-    fn a_gpu_refuses_fp8_weights() {
-        let error = check_device(true, Device::Cuda).unwrap_err().to_string();
-        assert!(error.starts_with("FP8 weights run on the CPU only") && error.contains("--device cpu"), "{error}");
-        assert!(check_device(false, Device::Cuda).is_ok() && check_device(true, Device::Cpu(Isa::Portable)).is_ok());
-    }
 }

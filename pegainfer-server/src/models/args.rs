@@ -82,7 +82,7 @@ pub struct EngineArgs {
     #[arg(long, value_enum, default_value_t = LoadFormat::Auto)]
     pub load_format: LoadFormat,
     /// Rounds the projections of a bf16 checkpoint when they are loaded: fp8 is e4m3 with a scale for each block of 128 x 128,
-    /// as in the official FP8 checkpoints. The CPU only; Qwen3 and Qwen3.5
+    /// as in the official FP8 checkpoints. Qwen3 and Qwen3.5
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub quantization: Option<QuantizationArg>,
     /// Extends the context by YaRN, in the words of config.json's rope_scaling, whose place it takes: {"rope_type": "yarn",

@@ -1,7 +1,7 @@
 //! Records what is served, for `pegainfer replay`: `serve --record FILE`.
 //!
 //! # Layout
-//! - [`format`]: the lines of the file. [`prompts`]: how much of a prompt they hold.
+//! - [`mod@format`]: the lines of the file. [`prompts`]: how much of a prompt they hold.
 //! - [`writer`]: a thread that writes them; requests never wait for it.
 //!
 //! Inputs are recorded, not outputs: with the prompt, the parameters and the seed of a request the engine draws the same tokens on the

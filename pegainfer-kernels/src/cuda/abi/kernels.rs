@@ -312,7 +312,7 @@ kernels! {
     }
     FP8: QuantizeWeights [quantize_weights] { w: In<Bf16>, codes: Out<U8>, scales: Out<F32>, n: u32, k: u32 }
     FP8: QuantizeActivations [quantize_activations] {
-        x: In<Bf16>, codes: Scratch<U8>, scales: Scratch<F32>, first: u32, m: u32, k: u32,
+        x: In<Bf16>, codes: Scratch<U8>, scales: Scratch<F32>, first: u32, m: u32, padded: u32, k: u32,
     }
     FP8: WidenWeights [widen_weights] {
         codes: In<U8>, scales: In<F32>, out: Scratch<Bf16>, first: u32, rows: u32, k: u32,

@@ -41,9 +41,6 @@ pub struct DoctorArgs {
     /// Index of the GPU, counted from 0
     #[arg(long, default_value_t = 0)]
     pub gpu: usize,
-    /// Check the ops with FP8 weights, too, which are not served on a GPU yet
-    #[arg(long)]
-    pub fp8: bool,
 }
 
 /// Runs the command.
@@ -75,7 +72,6 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
     if args.model_path.is_none() {
         models.extend(models::typical().map(|(name, model)| (name.to_owned(), model)));
     }
-    models.retain(|(_, model)| args.fp8 || !model.fp8);
     let mut report = Report::default();
     for (name, model) in &models {
         println!("\nops of {name}");

@@ -30,7 +30,7 @@ pub struct Model {
     /// Rows and columns of a matrix of dummy weights.
     matrix: [usize; 2],
     /// Whether only ops with FP8 weights are checked: all others are the same in bf16.
-    pub fp8: bool,
+    fp8: bool,
     /// Steps that are checked besides those of every model.
     pub more_steps: &'static [Step],
     /// The ops of a step, see [`records`].
@@ -83,8 +83,9 @@ impl Model {
         let (shape, rope_theta) = (config.shape, config.rope.theta);
         let matrix = [config.hidden_size, config.intermediate_size];
         let fp8_kv = qwen3::config::Config { kv_dtype: ops::KvDType::Fp8, ..config.clone() };
-        let records = both(records::<Qwen3>(config), records::<Qwen3>(fp8_kv));
-        Self { shape, rope_theta, matrix, fp8, more_steps: &[], records }
+        let records =
+            if fp8 { records::<Qwen3>(config) } else { both(records::<Qwen3>(config), records::<Qwen3>(fp8_kv)) };
+        Self { shape, rope_theta, matrix, fp8, more_steps: if fp8 { &FP8_STEPS } else { &[] }, records }
     }
 
     #[cfg(feature = "qwen35")]
@@ -94,8 +95,9 @@ impl Model {
         let (shape, rope_theta) = (config.shape, config.rope.theta);
         let matrix = [config.hidden_size, config.intermediate_size];
         let fp8_kv = qwen35::config::Config { kv_dtype: ops::KvDType::Fp8, ..config.clone() };
-        let records = both(records::<Qwen35>(config), records::<Qwen35>(fp8_kv));
-        Self { shape, rope_theta, matrix, fp8, more_steps: &[], records }
+        let records =
+            if fp8 { records::<Qwen35>(config) } else { both(records::<Qwen35>(config), records::<Qwen35>(fp8_kv)) };
+        Self { shape, rope_theta, matrix, fp8, more_steps: if fp8 { &FP8_STEPS } else { &[] }, records }
     }
 
     #[cfg(feature = "deepseek-v4")]
@@ -120,7 +122,7 @@ impl Model {
         let mut records = (self.records)(batch, tokens, context)?;
         if self.fp8 {
             let fp8 = |record: &OpRecord| record.reads.get(1).is_some_and(|weight| weight.dtype == DType::U8);
-            records.retain(|record| record.op.starts_with("linear") && fp8(record));
+            records.retain(fp8);
             records.extend(self.quantized()?);
             return Ok(records);
         }
@@ -159,6 +161,8 @@ impl Model {
     }
 }
 
+/// Steps whose tokens are no multiple of four, which FP8 by FP8 is padded to.
+const FP8_STEPS: [Step; 2] = [(1, 301, 301), (1, 130, 130)];
 /// Edge of a block of FP8 weights.
 const FP8_BLOCK: usize = 128;
 
