@@ -14,7 +14,7 @@ mod stream;
 
 pub use limits::{EngineLimits, MAX_LOGPROBS, SubmitError};
 pub use runtime::{EngineConfig, EngineHandle};
-pub use step_engine::{EngineError, EventBatch, StepEngine, Wait};
+pub use step_engine::{EngineError, EventBatch, StepEngine};
 pub use step_tokens::StepTokens;
 pub use stream::TokenStream;
 

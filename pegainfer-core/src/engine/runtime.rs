@@ -255,7 +255,7 @@ impl<E: StepEngine> Runtime<E> {
     }
 
     fn drop_cancelled(&mut self) {
-        let now = Instant::now();
+        let now = self.engine.now();
         let gone: Vec<RequestId> = self.open.iter().filter(|(_, c)| c.is_due(now)).map(|(id, _)| *id).collect();
         for id in gone {
             self.engine.cancel(id);
@@ -272,9 +272,7 @@ impl<E: StepEngine> Runtime<E> {
                 self.engine.launch()
             }
             None => {
-                if let Some(wait) = self.engine.waits_for() {
-                    wait.wait();
-                }
+                self.engine.wait();
                 let events = self.engine.finish()?;
                 self.count_step();
                 self.forward(events);
@@ -315,7 +313,7 @@ impl<E: StepEngine> Runtime<E> {
         // uses them.
         self.publish();
         if !batch.is_empty() {
-            self.send(Demux::Events(Instant::now(), batch));
+            self.send(Demux::Events(self.engine.now(), batch));
         }
     }
 
@@ -326,7 +324,7 @@ impl<E: StepEngine> Runtime<E> {
     }
 
     fn publish(&mut self) {
-        *self.shared.stats() = (self.engine.stats(), Instant::now());
+        *self.shared.stats() = (self.engine.stats(), self.engine.now());
     }
 
     fn send(&self, message: Demux) {

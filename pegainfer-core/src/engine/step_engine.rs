@@ -1,8 +1,7 @@
 //! What the engine thread asks of a model crate.
 
 use super::{EngineLimits, EngineStats, GenerateRequest, RequestId, TokenEvent};
-use crate::grammar::GrammarTracker;
-use std::time::Duration;
+use std::time::Instant;
 use thiserror::Error;
 
 /// Events of several requests, in the order they happened.
@@ -17,31 +16,6 @@ pub struct EngineError {
     /// No later step can succeed either, because the device is lost: the engine stops and `/health` says so. Otherwise
     /// only the requests of now fail.
     pub fatal: bool,
-}
-
-/// How long to wait for a mask before new requests and cancellations are looked at again.
-const MASK_WAIT: Duration = Duration::from_millis(1);
-
-/// How long an idle device waits for more prompts before the queue is looked at again.
-const ARRIVALS_WAIT: Duration = Duration::from_micros(100);
-
-/// What an engine waits for that has work, no step in flight, and none to plan.
-#[derive(Debug)]
-pub enum Wait<'a> {
-    /// The next mask of a grammar.
-    Mask(&'a GrammarTracker),
-    /// More prompts: admission is delayed while they arrive.
-    Arrivals,
-}
-
-impl Wait<'_> {
-    /// Waits for it, for a millisecond at most.
-    pub fn wait(self) {
-        match self {
-            Self::Mask(grammar) => grammar.wait(MASK_WAIT),
-            Self::Arrivals => std::thread::sleep(ARRIVALS_WAIT),
-        }
-    }
 }
 
 /// What a model crate gives to the engine thread: scheduler and executor behind `plan`, `launch` and `finish`.
@@ -61,11 +35,13 @@ pub trait StepEngine: Send + 'static {
     /// Starts the planned step; returns before the device is done with it. On an error the caller drops every request
     /// with [`abort_all`](Self::abort_all).
     fn launch(&mut self) -> Result<(), EngineError>;
-    /// What to wait for before the next [`plan`](Self::plan) can give a step; `None` while one is in flight. Asked only after
-    /// `plan` gave `None`.
-    fn waits_for(&self) -> Option<Wait<'_>> {
-        None
+    /// The clock that deadlines, time stamps and step times are read from. A simulated device has its own.
+    fn now(&self) -> Instant {
+        Instant::now()
     }
+    /// Waits, for a millisecond at most, for what the next [`plan`](Self::plan) needs: a grammar's mask, or more prompts while
+    /// admission is delayed. Returns at once while a step is in flight. Called only after `plan` gave `None`.
+    fn wait(&mut self) {}
     /// Waits for the oldest step in flight and commits its outcome; where there is none, ends the requests that cannot go
     /// on. Called only after `plan` gave `None`. Errors as in [`launch`](Self::launch).
     fn finish(&mut self) -> Result<EventBatch, EngineError>;

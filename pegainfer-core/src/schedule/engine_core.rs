@@ -6,14 +6,20 @@ use super::speculation::Speculation;
 use super::speculation::depth::StepCost;
 use super::state::SequenceState;
 use super::step::{Outcome, Step};
-use crate::engine::{EngineError, EngineLimits, EngineStats, EventBatch, GenerateRequest, RequestId, StepEngine, Wait};
+use crate::engine::{EngineError, EngineLimits, EngineStats, EventBatch, GenerateRequest, RequestId, StepEngine};
 use crate::kv::BlockPool;
 use crate::tensor::OpError;
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Most tokens of a row of a step whose time tells what tokens of a decode step cost.
 const MAX_DECODE_TOKENS: usize = 16;
+
+/// How long to wait for a mask before new requests and cancellations are looked at again.
+const MASK_WAIT: Duration = Duration::from_millis(1);
+
+/// How long an idle device waits for more prompts before the queue is looked at again.
+const ARRIVALS_WAIT: Duration = Duration::from_micros(100);
 
 /// Steps that may be launched and not finished.
 pub const STEPS_IN_FLIGHT: usize = 2;
@@ -44,6 +50,16 @@ pub trait StepExecutor: Send + 'static {
 
     /// Forgets every step in flight, once the device is done with them; an error says that the device is lost.
     fn abandon(&mut self) -> Result<(), OpError>;
+
+    /// The clock that the engine reads; the wall clock unless the device is simulated.
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+
+    /// Lets `time` pass on that clock while nothing is in flight.
+    fn rest(&mut self, time: Duration) {
+        std::thread::sleep(time);
+    }
 }
 
 /// Scheduler and executor as one [`StepEngine`].
@@ -115,7 +131,7 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
     }
 
     fn add(&mut self, id: RequestId, request: GenerateRequest) {
-        self.delay.arrived(Instant::now());
+        self.delay.arrived(self.executor.now());
         self.scheduler.add(id, request);
     }
 
@@ -131,7 +147,7 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
         if self.in_flight.len() == self.depth {
             return None;
         }
-        self.delaying = self.delay.should_wait(self.scheduler.delayable_tokens(), Instant::now());
+        self.delaying = self.delay.should_wait(self.scheduler.delayable_tokens(), self.executor.now());
         let (step, admitted) = self.scheduler.plan(self.delaying);
         self.planned = step;
         (!self.planned.is_empty()).then_some(admitted)
@@ -140,21 +156,29 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
     fn launch(&mut self) -> Result<(), EngineError> {
         let step = std::mem::take(&mut self.planned);
         self.executor.launch(&step).map_err(|error| self.failed(&error))?;
-        self.in_flight.push_back((step, Instant::now()));
+        self.in_flight.push_back((step, self.executor.now()));
         Ok(())
     }
 
-    fn waits_for(&self) -> Option<Wait<'_>> {
+    fn now(&self) -> Instant {
+        self.executor.now()
+    }
+
+    fn wait(&mut self) {
         if !self.in_flight.is_empty() {
-            return None;
+            return;
         }
-        if self.delaying { Some(Wait::Arrivals) } else { self.scheduler.waiting_for_mask().map(Wait::Mask) }
+        if self.delaying {
+            self.executor.rest(ARRIVALS_WAIT);
+        } else if let Some(grammar) = self.scheduler.waiting_for_mask() {
+            grammar.wait(MASK_WAIT);
+        }
     }
 
     fn finish(&mut self) -> Result<EventBatch, EngineError> {
         let Some((step, began)) = self.in_flight.pop_front() else { return Ok(self.scheduler.fail_errored()) };
         let outcome = self.executor.finish().map_err(|error| self.failed(&error))?;
-        let now = Instant::now();
+        let now = self.executor.now();
         self.delay.measured(step.tokens.len(), now - began);
         if step.queries().1 <= MAX_DECODE_TOKENS {
             let drafting = outcome.drafting_time.as_secs_f64();

@@ -57,9 +57,7 @@ pub fn run(engine: &mut impl StepEngine, requests: &[GenerateRequest]) -> Vec<Ou
                 admitted
             }
             None => {
-                if let Some(wait) = engine.waits_for() {
-                    wait.wait();
-                }
+                engine.wait();
                 engine.finish().unwrap()
             }
         };
