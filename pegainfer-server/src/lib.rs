@@ -8,8 +8,8 @@
 //! - [`text`]: tokenizer, detokenizer, stop strings, template, parsers, and the files they are loaded from. [`ui`]: the web
 //!   UI at `/`. [`metrics`], [`trace`]: observability.
 //! - [`models`]: from `--model-path` to a running engine.
-//! - [`budget`], [`error`], [`ids`], [`lifecycle`], [`limits`], [`logging`], [`progress`], [`rates`], [`record`], [`tenant`], [`values`]: what all
-//!   of them share.
+//! - [`budget`], [`error`], [`ids`], [`lifecycle`], [`limits`], [`logging`], [`progress`], [`rates`], [`record`], [`tenant`], [`traces`], [`values`]:
+//!   what all of them share.
 
 mod allocator;
 pub mod api;
@@ -32,5 +32,6 @@ pub mod tenant;
 mod testing;
 pub mod text;
 pub mod trace;
+pub mod traces;
 pub mod ui;
 pub mod values;

@@ -1,0 +1,44 @@
+//! Reasons why a trace cannot be used.
+
+use super::detect::known;
+use crate::error::truncate_for_error;
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// Reason why a trace cannot be used.
+#[derive(Debug, Error)]
+pub enum TraceError {
+    /// The file cannot be opened or read.
+    #[error("the trace {} cannot be read", path.display())]
+    Unreadable {
+        /// Path of the file.
+        path: PathBuf,
+        /// Error of the operating system.
+        source: std::io::Error,
+    },
+    /// The first line is that of no known format.
+    #[error("{} is no known trace: its first line is {found:?}; known are{}", path.display(), known())]
+    Unknown {
+        /// Path of the file.
+        path: PathBuf,
+        /// Start of its first line.
+        found: String,
+    },
+    /// A line is not of the file's format.
+    #[error("{}, line {line}: {reason}", path.display())]
+    Line {
+        /// Path of the file.
+        path: PathBuf,
+        /// Number of the line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+impl TraceError {
+    /// The file at `path`, whose first line is `first`, is of no known format.
+    pub(super) fn unknown(path: &Path, first: &str) -> Self {
+        Self::Unknown { path: path.into(), found: truncate_for_error(first) }
+    }
+}

@@ -1,0 +1,111 @@
+//! Readers of request traces: when requests arrived, how long prompts and outputs were, and which prompts shared blocks.
+//!
+//! # Layout
+//! - [`detect`]: the known formats, and how a file is recognised by its first line.
+//! - [`azure`], [`burst_gpt`], [`mooncake`], [`bailian`], [`recording`]: one format each.
+//! - [`csv`]: columns by name. [`lines`]: lines of bounded length. [`request`]: what a trace says of a request. [`mod@format`],
+//!   [`reader`]: what the formats have in common.
+
+mod azure;
+mod bailian;
+mod burst_gpt;
+mod csv;
+pub mod detect;
+pub mod error;
+pub mod format;
+mod lines;
+mod mooncake;
+mod reader;
+mod recording;
+pub mod request;
+
+use detect::recognise;
+use error::TraceError;
+use format::Format;
+use lines::Lines;
+use reader::Read;
+use request::TraceRequest;
+use std::fs::File;
+use std::io::{BufReader, ErrorKind};
+use std::path::Path;
+use std::time::Duration;
+
+/// The requests of a file.
+#[derive(Debug, Clone)]
+pub struct Trace {
+    /// Format of the file.
+    pub format: &'static Format,
+    /// Requests in the order of their arrival; the first one arrives at 0.
+    pub requests: Vec<TraceRequest>,
+    /// Requests without a prompt, without output (failures) or without an end.
+    pub skipped: usize,
+}
+
+impl Trace {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// The file cannot be read, is of no known format, or has a line that is not of its format.
+    pub fn read(path: &Path) -> Result<Self, TraceError> {
+        Self::read_first(path, usize::MAX)
+    }
+
+    /// Reads a file until it has given `most` requests.
+    ///
+    /// # Errors
+    /// Those of [`read`](Self::read).
+    pub fn read_first(path: &Path, most: usize) -> Result<Self, TraceError> {
+        let unreadable = |source: std::io::Error| TraceError::Unreadable { path: path.into(), source };
+        let mut lines = Lines::new(BufReader::new(File::open(path).map_err(unreadable)?));
+        let bad_line = |line: usize, reason: String| TraceError::Line { path: path.into(), line, reason };
+        let next = |lines: &mut Lines<_>| {
+            lines.next().map_err(|error| match error.kind() {
+                ErrorKind::InvalidData => bad_line(lines.number(), error.to_string()),
+                _ => unreadable(error),
+            })
+        };
+        let first = next(&mut lines)?.unwrap_or_default();
+        let Some((mut reader, has_header)) = recognise(&first) else {
+            return Err(TraceError::unknown(path, &first));
+        };
+        let mut trace = Self { format: reader.format(), requests: Vec::new(), skipped: 0 };
+        let mut line = if has_header { next(&mut lines)? } else { Some(first) };
+        while let Some(text) = line {
+            match reader.read(&text).map_err(|reason| bad_line(lines.number(), reason))? {
+                Read::Request(request) => trace.add(request),
+                Read::Skipped(requests) => trace.skipped += requests,
+                Read::Nothing => {}
+            }
+            line = if trace.requests.len() < most { next(&mut lines)? } else { None };
+        }
+        trace.skipped += reader.open();
+        trace.sort();
+        Ok(trace)
+    }
+
+    /// Time from the first arrival to the last one.
+    pub fn duration(&self) -> Duration {
+        self.requests.last().map_or(Duration::ZERO, |request| request.at)
+    }
+
+    fn add(&mut self, request: TraceRequest) {
+        if request.prompt_len == 0 || request.output_len == 0 {
+            self.skipped += 1;
+            return;
+        }
+        self.requests.push(request);
+    }
+
+    /// Orders the requests by arrival, counts times from the first one on, and numbers the requests.
+    fn sort(&mut self) {
+        self.requests.sort_by_key(|request| request.at);
+        let start = self.requests.first().map_or(Duration::ZERO, |request| request.at);
+        for (number, request) in self.requests.iter_mut().enumerate() {
+            request.number = number as u64;
+            request.at -= start;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

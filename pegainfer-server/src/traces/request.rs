@@ -1,0 +1,89 @@
+//! What a trace says of a request, and token ids that fit.
+
+use pegainfer_core::rng;
+use std::time::Duration;
+
+/// A request of a trace.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TraceRequest {
+    /// Number of the request in the order of arrival, from 0.
+    pub number: u64,
+    /// Arrival, counted from that of the first request.
+    pub at: Duration,
+    /// Tokens of the prompt, at least 1.
+    pub prompt_len: usize,
+    /// Generated tokens, at least 1.
+    pub output_len: usize,
+    /// Hashes of the prompt's blocks, in order: equal ones stand for equal tokens. Empty if the trace has none; the tokens behind the last
+    /// one are the request's own.
+    pub blocks: Vec<u64>,
+    /// Tokens of a block.
+    pub block_tokens: usize,
+    /// Token ids of the prompt, where they were recorded.
+    pub ids: Option<Vec<u32>>,
+    /// Number of the session that the request belongs to; those of a session follow each other.
+    pub session: Option<u64>,
+    /// Time from the end of the session's request before it to this one.
+    pub delay: Option<Duration>,
+}
+
+impl TraceRequest {
+    /// Token ids of the prompt, below `vocab`. They are the recorded ones (modulo `vocab`, which keeps shared prefixes for any model), else
+    /// random ones: a block's depend on `seed` and its hash only, so requests share what they shared in the trace; all others depend on
+    /// `seed` and the request's number.
+    pub fn prompt(&self, vocab: usize, seed: u64) -> Vec<u32> {
+        let vocab = vocab.max(1) as u64;
+        if let Some(ids) = &self.ids {
+            return ids.iter().map(|&id| (u64::from(id) % vocab) as u32).collect();
+        }
+        let own = rng::bits(!seed, self.number);
+        let block_tokens = self.block_tokens.max(1);
+        let id = |position: usize| {
+            let bits = match self.blocks.get(position / block_tokens) {
+                Some(hash) => rng::bits(rng::bits(seed, *hash), (position % block_tokens) as u64),
+                None => rng::bits(own, position as u64),
+            };
+            rng::below(bits, vocab) as u32
+        };
+        (0..self.prompt_len).map(id).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn prompts_share_what_their_hashes_share() {
+        let request = |number, prompt_len, blocks: &[u64]| TraceRequest {
+            number,
+            prompt_len,
+            blocks: blocks.to_vec(),
+            block_tokens: 16,
+            ..TraceRequest::default()
+        };
+        let a = request(0, 50, &[7, 8, 9]).prompt(1000, 1);
+        let b = request(1, 70, &[7, 8, 10, 11, 12]).prompt(1000, 1);
+        assert_eq!((a.len(), b.len()), (50, 70));
+        assert_eq!(a[..32], b[..32]);
+        let differ = |a: &[u32], b: &[u32]| a.iter().zip(b).filter(|(a, b)| a != b).count();
+        assert!(differ(&a[32..48], &b[32..48]) > 12, "{a:?} {b:?}");
+        // Neither what no hash covers nor another seed has anything in common.
+        let c = request(2, 50, &[7, 8, 9]).prompt(1000, 1);
+        assert!(c[..48] == a[..48] && c[48..] != a[48..]);
+        assert!(differ(&request(0, 50, &[7, 8, 9]).prompt(1000, 2), &a) > 45);
+        assert_eq!(request(0, 50, &[7, 8, 9]).prompt(1000, 1), a);
+        let alone = |number| request(number, 64, &[]).prompt(1000, 1);
+        assert!(differ(&alone(0), &alone(1)) > 60);
+        let many = request(0, 10_000, &[]).prompt(50, 1);
+        assert_eq!(many.iter().copied().collect::<HashSet<u32>>(), (0..50).collect());
+    }
+
+    #[test]
+    fn recorded_ids_are_kept() {
+        let request = TraceRequest { prompt_len: 3, ids: Some(vec![5, 99, 100]), ..TraceRequest::default() };
+        assert_eq!(request.prompt(1000, 1), [5, 99, 100]);
+        assert_eq!(request.prompt(100, 1), [5, 99, 0]);
+    }
+}
