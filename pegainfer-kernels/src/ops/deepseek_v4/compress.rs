@@ -138,7 +138,6 @@ pub fn compress(
             done.push((rows.entry(b, i, PAGE_TOKENS / ratio), entry));
         }
     }
-    let all = entries.max_rows();
     for (at, entry) in done {
         let (page, row) = (at / (PAGE_TOKENS / ratio), at % (PAGE_TOKENS / ratio));
         entries.set_range(page, 1);
@@ -146,7 +145,7 @@ pub fn compress(
         values[row * dim..][..dim].copy_from_slice(&entry);
         write(entries, &values);
     }
-    entries.set_rows(all);
+    entries.set_rows(pages);
     write_ring(rows, values.host(), state.values.host_mut::<f32>(), ring, width);
     write_ring(rows, scores.host(), state.scores.host_mut::<f32>(), ring, width);
     Ok(())
