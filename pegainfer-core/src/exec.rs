@@ -16,6 +16,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::any::Any;
 use std::io;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// The device that ops dispatch on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +42,8 @@ pub struct Exec {
     /// Set on `Device::Cuda`.
     cuda: Option<Cuda>,
     records: Option<Vec<OpRecord>>,
+    /// When each of the records was made: when its op began.
+    began: Vec<Instant>,
     next_tensor: u32,
     /// Scratch memory of CPU kernels; it grows to the largest request and is never freed in the step loop.
     pub scratch: Scratch,
@@ -72,7 +75,7 @@ impl Exec {
         let pool = Arc::new(pool.map_err(io::Error::other)?);
         let team = Arc::new(Team::new(threads)?);
         let (attached, scratch) = (Attached::default(), Scratch::default());
-        Ok(Self { device, pool, team, attached, cuda, records: None, next_tensor: 0, scratch })
+        Ok(Self { device, pool, team, attached, cuda, records: None, began: Vec::new(), next_tensor: 0, scratch })
     }
 
     /// The device that ops dispatch on.
@@ -155,17 +158,28 @@ impl Exec {
     pub fn record(&mut self, record: impl FnOnce(Device) -> OpRecord) {
         if let Some(records) = &mut self.records {
             records.push(record(self.device));
+            self.began.push(Instant::now());
         }
     }
 
     /// Starts to keep the record of every op.
     pub fn start_recording(&mut self) {
         self.records = Some(Vec::new());
+        self.began.clear();
     }
 
     /// Stops recording; returns the records since [`start_recording`](Self::start_recording).
     pub fn stop_recording(&mut self) -> Vec<OpRecord> {
         self.records.take().unwrap_or_default()
+    }
+
+    /// As [`stop_recording`](Self::stop_recording), with the time of each op on the CPU: until the next one begins, for the last one
+    /// until now.
+    pub fn stop_timed_recording(&mut self) -> Vec<(OpRecord, Duration)> {
+        let mut began = std::mem::take(&mut self.began);
+        began.push(Instant::now());
+        let times = began.windows(2).map(|pair| pair[1] - pair[0]);
+        self.stop_recording().into_iter().zip(times).collect()
     }
 
     /// Runs `f` without recording: for an op that consists of other ops and records itself.

@@ -10,7 +10,7 @@
 //! - [`parallel`]: ranks that compute one model together.
 //! - [`readback`]: asynchronous copies of results to the host.
 //! - [`cuda`]: the GPU.
-//! - [`record`]: the record of each op call.
+//! - [`record`]: the record of each op call. [`ledger`]: measured step times, and the law that predicts from them.
 //! - [`rng`]: random numbers as a function of seed and position.
 //! - [`weights`]: safetensors and dummy weights.
 
@@ -21,6 +21,7 @@ pub mod grammar;
 pub mod host_memory;
 pub mod isa;
 pub mod kv;
+pub mod ledger;
 pub mod logits_processors;
 pub mod parallel;
 pub mod readback;

@@ -23,3 +23,6 @@ mod rotary;
 pub mod runtime;
 #[cfg(test)]
 mod testing;
+
+/// Hash of the sources of all kernels, their launchers and their choice: times that were measured with others are stale.
+pub const SOURCES_HASH: &str = env!("KERNEL_SOURCES");

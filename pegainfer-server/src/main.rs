@@ -5,7 +5,7 @@ use clap::CommandFactory;
 use pegainfer_server::cli::settings::{self, ParseError};
 use pegainfer_server::cli::{Cli, Command};
 use pegainfer_server::cli::{
-    batch, bench, chat, completions, doctor, eval, generate, man, models, plan, reference, replay, serve,
+    batch, bench, chat, completions, doctor, eval, generate, ledger, man, models, plan, reference, replay, serve, sim,
 };
 use pegainfer_server::logging;
 use pegainfer_server::models::args::EngineArgs;
@@ -77,6 +77,11 @@ fn run(command: Command, started: Instant) -> Result<()> {
             start_logging(&args.engine)?;
             replay::run(&args)
         }
+        Command::Ledger(args) => {
+            start_logging(&args.engine)?;
+            ledger::run(&args)
+        }
+        Command::Sim(args) => sim::run(&args),
         Command::CompileGrammar { memory, seconds } => Ok(trial::run(memory, seconds)?),
         Command::Plan(args) => plan::run(&args),
         Command::Doctor(args) => doctor::run(&args),

@@ -39,6 +39,23 @@ pub fn parse_bytes_or_none(text: &str) -> Result<u64, String> {
     if text.trim() == "0" { Ok(0) } else { parse_bytes(text) }
 }
 
+/// A time with its unit, such as 300ms, 1.5s or 20us.
+pub fn parse_time(text: &str) -> Result<Duration, String> {
+    let end = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let scale = match &text[end..] {
+        "us" => 1e-6,
+        "ms" => 1e-3,
+        "s" => 1.0,
+        _ => return Err(format!("{text:?} has no unit: write 300ms or 1.5s")),
+    };
+    match text[..end].trim().parse::<f64>() {
+        Ok(number) if number > 0.0 && number.is_finite() => {
+            Duration::try_from_secs_f64(number * scale).map_err(|e| format!("{text:?}: {e}"))
+        }
+        _ => Err(format!("{text:?} is not a time above 0")),
+    }
+}
+
 /// Parses a number of seconds above 0, with an optional fraction; at most a year.
 pub fn parse_seconds(text: &str) -> Result<Duration, String> {
     const YEAR: f64 = 365.0 * 24.0 * 3600.0;
@@ -75,6 +92,16 @@ mod tests {
         }
         for bad in ["", "M", "4X", "-1G", "1..5G", "0", "1e30", "99999999T"] {
             assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn times() {
+        for (text, us) in [("300ms", 300_000), ("1.5s", 1_500_000), ("20us", 20), ("0.5 ms", 500)] {
+            assert_eq!(parse_time(text), Ok(Duration::from_micros(us)), "{text}");
+        }
+        for bad in ["300", "ms", "-1s", "0ms", "1e999s", "3min", "NaNs"] {
+            assert!(parse_time(bad).is_err(), "{bad}");
         }
     }
 

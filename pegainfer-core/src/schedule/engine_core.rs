@@ -123,6 +123,11 @@ impl<E: StepExecutor> EngineCore<E> {
     pub fn executor(&mut self) -> &mut E {
         &mut self.executor
     }
+
+    /// The scheduler, to ask about its bounds and state.
+    pub fn scheduler(&self) -> &Scheduler<E::State> {
+        &self.scheduler
+    }
 }
 
 impl<E: StepExecutor> StepEngine for EngineCore<E> {

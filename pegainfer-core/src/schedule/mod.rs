@@ -18,6 +18,6 @@ pub use engine_core::{EngineCore, STEPS_IN_FLIGHT, StepExecutor, TokenBudget};
 pub use graphs::{GRAPH_SIZES, Graphs, Launches};
 pub use scheduler::{Scheduler, SchedulerConfig};
 pub use segment::{NO_STATE, SEGMENT_WORDS, Segment};
-pub use state::{OutOfSlots, SequenceState};
-pub use state_slots::{StateConfig, StateSlots};
+pub use state::{OutOfSlots, SequenceState, StateConfig};
+pub use state_slots::StateSlots;
 pub use step::{Outcome, PLACEHOLDER, SampleRow, Step, StepRow};

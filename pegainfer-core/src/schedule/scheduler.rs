@@ -138,7 +138,12 @@ impl<S: SequenceState> Scheduler<S> {
         }
     }
 
-    /// What the model keeps besides its KV blocks; for tests of its accounting.
+    /// Bounds of a step.
+    pub fn config(&self) -> &SchedulerConfig {
+        &self.config
+    }
+
+    /// What the model keeps besides its KV blocks.
     pub fn state(&self) -> &S {
         &self.state
     }

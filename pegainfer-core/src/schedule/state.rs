@@ -6,6 +6,22 @@ use std::fmt::Debug;
 use std::ops::Range;
 use thiserror::Error;
 
+/// How many slots a model has, and which states are kept.
+#[derive(Debug, Clone, Copy)]
+pub struct StateConfig {
+    /// Sequences that may run, each with a slot.
+    pub sequences: usize,
+    /// Slots besides these, for snapshots.
+    pub snapshots: usize,
+    /// Tokens between snapshots, a multiple of `block_tokens`; 0 keeps none, so that no prefix is ever found.
+    pub interval: usize,
+    /// Tokens of a KV block.
+    pub block_tokens: usize,
+    /// Whether a step can leave snapshots in the middle of a chunk. If not, a chunk that reaches a multiple of `interval`
+    /// ends at the last one that it reaches, and only ends of chunks are kept.
+    pub within_chunks: bool,
+}
+
 /// No state slot is left until a step is committed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("the model is out of state slots")]
@@ -21,6 +37,11 @@ pub trait SequenceState: Debug + Send + 'static {
     type Slot: Debug + Default + Send + 'static;
     /// What a step tells the executor about them.
     type Row: Debug + Clone + Default + PartialEq + Send + Sync + 'static;
+
+    /// The slots of a model that has some, to build the same state in a simulation.
+    fn slots(&self) -> Option<StateConfig> {
+        None
+    }
 
     /// Where a chunk must end that begins at position `computed` and may end at `end` at most: a position in
     /// `computed + 1..=end`. Anywhere, by default.

@@ -15,26 +15,10 @@
 use super::segment::{NO_STATE, Segment};
 use super::slot_pool::{SlotPool, SlotRef};
 use super::speculation::DraftState;
-use super::state::{OutOfSlots, SequenceState};
+use super::state::{OutOfSlots, SequenceState, StateConfig};
 use crate::kv::BlockTable;
 use std::ops::Range;
 use std::sync::Arc;
-
-/// How many slots a model has, and which states are kept.
-#[derive(Debug, Clone, Copy)]
-pub struct StateConfig {
-    /// Sequences that may run, each with a slot.
-    pub sequences: usize,
-    /// Slots besides these, for snapshots.
-    pub snapshots: usize,
-    /// Tokens between snapshots, a multiple of `block_tokens`; 0 keeps none, so that no prefix is ever found.
-    pub interval: usize,
-    /// Tokens of a KV block.
-    pub block_tokens: usize,
-    /// Whether a step can leave snapshots in the middle of a chunk. If not, a chunk that reaches a multiple of `interval`
-    /// ends at the last one that it reaches, and only ends of chunks are kept.
-    pub within_chunks: bool,
-}
 
 /// The slots of an engine.
 #[derive(Debug)]
@@ -133,6 +117,10 @@ impl StateSlots {
 impl SequenceState for StateSlots {
     type Slot = SequenceSlots;
     type Row = Segment;
+
+    fn slots(&self) -> Option<StateConfig> {
+        Some(self.config)
+    }
 
     fn chunk_end(&self, computed: usize, end: usize) -> usize {
         let StateConfig { interval, within_chunks, .. } = self.config;

@@ -135,6 +135,13 @@ impl<R: Clone + Default> Step<R> {
         step
     }
 
+    /// This step over the blocks from number `first` on.
+    pub fn over_blocks(mut self, block_tokens: usize, first: usize) -> Self {
+        self.slots.iter_mut().for_each(|slot| *slot += (first * block_tokens) as u32);
+        self.block_tables.iter_mut().for_each(|block| *block += first as u32);
+        self
+    }
+
     /// This step with rows added until there are `rows`, for a graph of fixed shape. An added row has one token, attends
     /// to nothing, writes no KV, adds no `state`, and draws a token that nobody reads.
     pub fn padded(&self, rows: usize) -> Self {

@@ -18,7 +18,7 @@ use pegainfer_core::record::OpRecord;
 use pegainfer_core::schedule::{Graphs, Launches, Outcome, STEPS_IN_FLIGHT, StepExecutor};
 use pegainfer_core::tensor::OpError;
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Model, KV cache and workspace on one device.
 #[derive(Debug)]
@@ -147,6 +147,16 @@ impl<M: Model> Executor<M> {
         self.exec.start_recording();
         let outcome = self.run(step);
         (outcome, self.exec.stop_recording())
+    }
+}
+
+impl<M: Model> Executor<M> {
+    /// As [`run`](Self::run), with the record and the time of every op. On the CPU.
+    pub fn time_ops(&mut self, step: &StepOf<M>) -> Result<Vec<(OpRecord, Duration)>, OpError> {
+        self.exec.start_recording();
+        let outcome = self.run(step);
+        let records = self.exec.stop_timed_recording();
+        outcome.map(|_| records)
     }
 }
 

@@ -5,7 +5,7 @@
 //! - `model`: the trait; `model_info`: the numbers that the rest needs of a model.
 //! - `config_file`, `load_options`, `load_error`, `bounds`: from config.json and flags to the sizes of an engine.
 //! - `quantization`: FP8 weights. `rope_scaling`: YaRN.
-//! - `load`, `record`: an engine from a checkpoint, a kernel plan from a configuration.
+//! - `load`, `record`: an engine from a checkpoint, a kernel plan from a configuration. `measure`: step times for the ledger.
 //! - `executor`: steps in flight and CUDA graphs; `drafting`: the passes of the layers that draft; `inputs`, `logits_processors`, `sampler`, `results`, `readbacks`: what every step
 //!   begins and ends with.
 //! - `synthetic_acceptance`: drafts that are accepted for timing.
@@ -22,6 +22,7 @@ mod load;
 mod load_error;
 mod load_options;
 mod logits_processors;
+mod measure;
 mod model;
 mod model_info;
 mod quantization;
@@ -41,6 +42,7 @@ pub use inputs::Inputs;
 pub use load::{Engine, Loaded, load, load_weights};
 pub use load_error::LoadError;
 pub use load_options::{DEFAULT_KV_BYTES, DEFAULT_STATE_BYTES, LoadOptions, STATE_SHARE};
+pub use measure::{Measured, measure};
 pub use model::{Model, Parts, Pass, StepOf, padded, ragged, uniform};
 pub use model_info::ModelInfo;
 pub use quantization::{Quantization, load_projection, projection_bytes};

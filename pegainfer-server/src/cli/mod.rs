@@ -10,6 +10,7 @@ pub mod generate;
 mod http_args;
 #[cfg(feature = "deepseek-v4")]
 pub mod inspect;
+pub mod ledger;
 mod limit_args;
 mod local_server;
 pub mod man;
@@ -20,6 +21,7 @@ pub mod replay;
 pub mod serve;
 pub mod settings;
 mod signals;
+pub mod sim;
 mod stdout;
 
 use crate::text::trial;
@@ -33,11 +35,13 @@ use eval::EvalArgs;
 use generate::GenerateArgs;
 #[cfg(feature = "deepseek-v4")]
 use inspect::InspectArgs;
+use ledger::LedgerArgs;
 use man::ManArgs;
 use models::ModelsArgs;
 use plan::PlanArgs;
 use replay::ReplayArgs;
 use serve::ServeArgs;
+use sim::args::SimArgs;
 use std::path::PathBuf;
 
 /// Serves language models behind an OpenAI-compatible API.
@@ -78,6 +82,10 @@ pub enum Command {
     /// Run the requests of a recording again, and compare the tokens
     #[command(mut_arg("log_level", quiet))]
     Replay(Box<ReplayArgs>),
+    /// Measure the time of steps on this device and write a ledger, for `sim`
+    Ledger(Box<LedgerArgs>),
+    /// Predict latency and throughput on the device of a ledger: the engine runs over a simulated device
+    Sim(Box<SimArgs>),
     /// Print the ops of one step with their shapes, bytes and FLOPs, without loading weights
     Plan(PlanArgs),
     /// Check every op on this machine's GPU against the CPU

@@ -7,11 +7,13 @@ pub mod family;
 use crate::models::args::{DeviceArg, EngineArgs};
 use crate::models::detect;
 use anyhow::{Context, Result, bail, ensure};
-use family::{Family, LoadedEngine, OpenDevice};
+use family::{Family, LoadedEngine, MeasureProgress, OpenDevice};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
+use pegainfer_core::ledger::Effort;
 use pegainfer_core::record::OpRecord;
 use pegainfer_kernels::cuda;
+use pegainfer_kernels::runtime::Measured;
 use std::panic::resume_unwind;
 use std::path::Path;
 
@@ -24,6 +26,14 @@ pub fn load(dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
     let drafts = args.speculative_config.is_some();
     ensure!(!drafts || family.speculation, "--speculative-config: {family} does not support drafts");
     (family.load)(open_device(family, args)?, dir, args)
+}
+
+/// Loads the checkpoint in `dir` and measures its steps.
+pub fn measure(dir: &Path, args: &EngineArgs, effort: Effort, progress: MeasureProgress<'_>) -> Result<Measured> {
+    let family = detect::detect(dir)?;
+    let measure = family.measure.with_context(|| format!("steps of {family} cannot be measured yet"))?;
+    ensure!(args.speculative_config.is_none(), "--speculative-config: a ledger is measured without drafts");
+    measure(open_device(family, args)?, dir, args, (effort, progress))
 }
 
 /// Bytes of weights that a decode step reads.

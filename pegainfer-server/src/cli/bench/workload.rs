@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
 /// Number of concurrent requests in the warm-up of an open loop.
-const WARM_UP: usize = 64;
+pub const WARM_UP: usize = 64;
 /// Default duration of the arrivals of `serve`, in seconds.
 const SECONDS: f64 = 15.0;
 /// Minimum number of requests of a run of `serve`, by default.
 const FEWEST_ARRIVALS: usize = 40;
 /// Run number of the warm-up, whose prompts no measured run has.
-const WARM_UP_RUN: u64 = u64::MAX;
+pub const WARM_UP_RUN: u64 = u64::MAX;
 
 /// Arrival process of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -136,13 +136,18 @@ pub async fn measure(
 type Prompts = Arc<Vec<Vec<u32>>>;
 
 fn prompts(point: Point, vocab: usize, seed: u64) -> Prompts {
-    let id = |seed, position| rng::below(rng::bits(seed, position), vocab as u64) as u32;
-    let prompt = |seed| (0..point.prompt_len as u64).map(|position| id(seed, position)).collect();
-    Arc::new((0..point.requests as u64).map(|request| prompt(rng::bits(seed, request))).collect())
+    Arc::new((0..point.requests).map(|request| prompt(point, vocab, seed, request)).collect())
+}
+
+/// The prompt of a request of a run.
+pub fn prompt(point: Point, vocab: usize, seed: u64, request: usize) -> Vec<u32> {
+    let seed = rng::bits(seed, request as u64);
+    let id = |position| rng::below(rng::bits(seed, position), vocab as u64) as u32;
+    (0..point.prompt_len as u64).map(id).collect()
 }
 
 /// Send times of the requests of an open loop, from the start of the run; empty for other arrival processes.
-fn delays(point: Point, seed: u64) -> Vec<Duration> {
+pub fn delays(point: Point, seed: u64) -> Vec<Duration> {
     let Arrivals::Poisson { qps } = point.arrivals else { return Vec::new() };
     let mut at = 0.0;
     let next = |request: u64| {

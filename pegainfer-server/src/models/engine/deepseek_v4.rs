@@ -20,6 +20,7 @@ pub const FAMILY: Family = Family {
     tensor_parallel: true,
     speculation: false,
     load,
+    measure: None,
     // Draft layers are left out.
     weight_bytes: |dir| inventory::weight_bytes(&Config::load(dir)?, 1).map_err(anyhow::Error::msg),
     vocab_size: |dir| Ok(Config::load(dir)?.vocab_size),

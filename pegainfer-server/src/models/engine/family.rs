@@ -5,8 +5,9 @@ use crate::progress::{Progress, Unit};
 use anyhow::{Context, Result};
 use pegainfer_core::engine::{EngineConfig, EngineHandle, StepEngine};
 use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::ledger::{Effort, StepLine};
 use pegainfer_core::record::OpRecord;
-use pegainfer_kernels::runtime::{self, LoadOptions, Model};
+use pegainfer_kernels::runtime::{self, LoadOptions, Measured, Model};
 use std::fmt;
 use std::path::Path;
 use std::time::Duration;
@@ -32,6 +33,8 @@ pub struct Family {
     pub speculation: bool,
     /// Loads the checkpoint in a directory and starts its engine.
     pub load: fn(OpenDevice, &Path, &EngineArgs) -> Result<LoadedEngine>,
+    /// Loads the checkpoint in a directory and measures its steps; `None` for a family whose steps cannot be measured yet.
+    pub measure: Option<MeasureSteps>,
     /// Bytes of weights that a decode step of the checkpoint in a directory reads.
     pub weight_bytes: fn(&Path) -> Result<u64>,
     /// Ids of its vocabulary.
@@ -81,6 +84,7 @@ impl Family {
             tensor_parallel: false,
             speculation: true,
             load: load::<M>,
+            measure: Some(measure::<M>),
             weight_bytes: |dir| Ok(M::info(&M::load_config(dir)?).weight_bytes),
             vocab_size: |dir| Ok(M::info(&M::load_config(dir)?).vocab_size),
             record: |dir, batch, tokens, context| {
@@ -113,7 +117,24 @@ fn load<M: Model>(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<L
     let name = device.name.clone();
     let exec = device.first()?;
     let kind = exec.device();
-    let options = LoadOptions {
+    let options = load_options(dir, args);
+    let loaded = with_progress_bar(|progress| runtime::load::<M>(exec, &options, progress))?;
+    let handle = spawn(loaded.engine, args, kind)?;
+    let info = M::info(&loaded.config);
+    let kv_bytes = (handle.limits().kv_capacity_tokens() * info.kv_bytes_per_token) as u64;
+    Ok(LoadedEngine {
+        handle,
+        family: M::NAME,
+        device: name,
+        weight_bytes: info.weight_bytes,
+        weights_time: loaded.weights_time,
+        kv_bytes,
+    })
+}
+
+/// What the flags say about loading a model of the runtime.
+fn load_options(dir: &Path, args: &EngineArgs) -> LoadOptions {
+    LoadOptions {
         model_path: dir.to_path_buf(),
         overrides: args.overrides(),
         dummy_seed: (args.load_format == LoadFormat::Dummy).then_some(DUMMY_SEED),
@@ -127,19 +148,29 @@ fn load<M: Model>(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<L
         gpu_memory_utilization: args.gpu_memory_utilization,
         state_cache_bytes: args.state_cache_memory,
         state_cache_interval: args.state_cache_interval.into(),
-    };
-    let loaded = with_progress_bar(|progress| runtime::load::<M>(exec, &options, progress))?;
-    let handle = spawn(loaded.engine, args, kind)?;
-    let info = M::info(&loaded.config);
-    let kv_bytes = (handle.limits().kv_capacity_tokens() * info.kv_bytes_per_token) as u64;
-    Ok(LoadedEngine {
-        handle,
-        family: M::NAME,
-        device: name,
-        weight_bytes: info.weight_bytes,
-        weights_time: loaded.weights_time,
-        kv_bytes,
-    })
+    }
+}
+
+/// Told about each step that was measured.
+pub type MeasureProgress<'a> = &'a mut dyn FnMut(&StepLine);
+
+/// Loads a checkpoint onto a device and measures its steps.
+pub type MeasureSteps = fn(OpenDevice, &Path, &EngineArgs, (Effort, MeasureProgress<'_>)) -> Result<Measured>;
+
+/// Loads a model of the runtime and measures its steps.
+fn measure<M: Model>(
+    device: OpenDevice,
+    dir: &Path,
+    args: &EngineArgs,
+    (effort, progress): (Effort, MeasureProgress<'_>),
+) -> Result<Measured> {
+    let name = device.name.clone();
+    let exec = device.first()?;
+    let options = load_options(dir, args);
+    let mut loaded = with_progress_bar(|progress| runtime::load::<M>(exec, &options, progress))?;
+    let mut measured = runtime::measure::<M>(&mut loaded.engine, options.cuda_graph, effort, progress)?;
+    measured.header.device = name;
+    Ok(measured)
 }
 
 /// Starts the thread of a loaded engine that runs on a device of this kind.

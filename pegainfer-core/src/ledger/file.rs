@@ -1,0 +1,239 @@
+//! The ledger as a file: JSON Lines, the header first.
+
+use super::law::{Law, LawError};
+use super::load::{StepLine, StepLoad};
+use crate::schedule::StateConfig;
+use serde::{Deserialize, Serialize};
+use std::io::{self, BufRead, Write};
+use thiserror::Error;
+
+/// Version of the format.
+const VERSION: u32 = 1;
+
+/// The engine that was measured: what tells whether a ledger applies, and what a simulation of the engine needs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Header {
+    /// Version of the format.
+    pub version: u32,
+    /// Version of the program.
+    pub program: String,
+    /// Hash of the sources of all kernels: a ledger of other kernels is stale.
+    pub kernels: String,
+    /// The model, as its path was given.
+    pub model: String,
+    /// The device, in words.
+    pub device: String,
+    /// What `--quantization` rounds the weights to; `None` for the checkpoint's own format.
+    pub quantization: Option<String>,
+    /// Element format of the KV cache.
+    pub kv_cache_dtype: String,
+    /// KV blocks of the pool.
+    pub kv_blocks: usize,
+    /// Tokens of a KV block.
+    pub block_size: usize,
+    /// Context length in tokens.
+    pub max_model_len: usize,
+    /// Token ids are below this.
+    pub vocab_size: usize,
+    /// Sequences that run at once.
+    pub max_num_seqs: usize,
+    /// Most tokens of a step.
+    pub max_num_batched_tokens: usize,
+    /// Most tokens of a mixed step, see `--mixed-step-token-budget`.
+    pub max_num_mixed_tokens: usize,
+    /// Steps in flight.
+    pub depth: usize,
+    /// Whether decode steps are padded to the sizes of CUDA graphs.
+    pub graphs: bool,
+    /// State slots of a model that keeps more than a KV cache.
+    pub state: Option<StateHeader>,
+}
+
+/// The state slots of the measured engine, see [`StateConfig`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StateHeader {
+    /// Slots for snapshots.
+    pub snapshots: usize,
+    /// Tokens between snapshots.
+    pub interval: usize,
+    /// Whether a step can leave snapshots in the middle of a chunk.
+    pub within_chunks: bool,
+}
+
+impl From<StateConfig> for StateHeader {
+    fn from(config: StateConfig) -> Self {
+        let StateConfig { snapshots, interval, within_chunks, .. } = config;
+        Self { snapshots, interval, within_chunks }
+    }
+}
+
+/// The time of one op in a measured step, over all layers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OpLine {
+    /// What the step asked of the device.
+    #[serde(flatten)]
+    pub load: StepLoad,
+    /// The op.
+    pub op: String,
+    /// Calls in the step.
+    pub calls: usize,
+    /// Time of all of them in microseconds.
+    pub us: f64,
+}
+
+/// Time that the engine thread takes beside the device.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct HostCost {
+    /// Microseconds to plan and commit a step.
+    pub step_us: f64,
+    /// The same for each sequence in it.
+    pub row_us: f64,
+}
+
+/// A line of the file.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Line {
+    Ledger(Header),
+    Host(HostCost),
+    Step(StepLine),
+    Op(OpLine),
+}
+
+/// What was measured.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ledger {
+    /// The engine.
+    pub header: Header,
+    /// The engine thread.
+    pub host: HostCost,
+    /// Steps.
+    pub steps: Vec<StepLine>,
+    /// Ops of some of the steps.
+    pub ops: Vec<OpLine>,
+}
+
+/// Why a ledger cannot be read.
+#[derive(Debug, Error)]
+pub enum LedgerError {
+    /// It cannot be read or written.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// A line that is none of a ledger.
+    #[error("line {line} is not one of a ledger: {cause}; write one with pegainfer ledger")]
+    Line {
+        /// Number of the line, from 1 on.
+        line: usize,
+        /// What the parser says.
+        cause: serde_json::Error,
+    },
+    /// No header in the first line.
+    #[error("the first line is not the header of a ledger; write one with pegainfer ledger")]
+    Header,
+    /// A file of a later program.
+    #[error("the ledger has format {0}, and this program knows {VERSION}; measure it again with pegainfer ledger")]
+    Version(u32),
+}
+
+impl Header {
+    /// The version of the format that this program writes.
+    pub const VERSION: u32 = VERSION;
+
+    /// The state slots, for as many sequences as may run; `None` for a model without.
+    pub fn state_config(&self) -> Option<StateConfig> {
+        let StateHeader { snapshots, interval, within_chunks } = self.state?;
+        let (sequences, block_tokens) = (self.max_num_seqs, self.block_size);
+        Some(StateConfig { sequences, snapshots, interval, block_tokens, within_chunks })
+    }
+}
+
+impl Ledger {
+    /// Reads a file.
+    pub fn read(lines: impl BufRead) -> Result<Self, LedgerError> {
+        let mut ledger: Option<Self> = None;
+        for (i, text) in lines.lines().enumerate() {
+            let line = serde_json::from_str(&text?).map_err(|cause| LedgerError::Line { line: i + 1, cause })?;
+            match (line, &mut ledger) {
+                (Line::Ledger(header), None) if header.version == VERSION => {
+                    ledger = Some(Self { header, host: HostCost::default(), steps: Vec::new(), ops: Vec::new() });
+                }
+                (Line::Ledger(header), None) => return Err(LedgerError::Version(header.version)),
+                (Line::Host(host), Some(ledger)) => ledger.host = host,
+                (Line::Step(step), Some(ledger)) => ledger.steps.push(step),
+                (Line::Op(op), Some(ledger)) => ledger.ops.push(op),
+                _ => return Err(LedgerError::Header),
+            }
+        }
+        ledger.ok_or(LedgerError::Header)
+    }
+
+    /// Writes a file.
+    pub fn write(&self, out: &mut impl Write) -> Result<(), LedgerError> {
+        let steps = self.steps.iter().cloned().map(Line::Step);
+        let ops = self.ops.iter().cloned().map(Line::Op);
+        for line in [Line::Ledger(self.header.clone()), Line::Host(self.host)].into_iter().chain(steps).chain(ops) {
+            serde_json::to_writer(&mut *out, &line).map_err(io::Error::from)?;
+            writeln!(out)?;
+        }
+        Ok(out.flush()?)
+    }
+
+    /// The law of its steps.
+    pub fn law(&self) -> Result<Law, LawError> {
+        Law::new(&self.steps, self.header.graphs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ledger() -> Ledger {
+        let header = Header {
+            version: VERSION,
+            program: "0.1.0".into(),
+            kernels: "0123".into(),
+            model: "m".into(),
+            device: "cpu".into(),
+            quantization: None,
+            kv_cache_dtype: "bf16".into(),
+            kv_blocks: 64,
+            block_size: 16,
+            max_model_len: 512,
+            vocab_size: 100,
+            max_num_seqs: 4,
+            max_num_batched_tokens: 64,
+            max_num_mixed_tokens: 32,
+            depth: 1,
+            graphs: false,
+            state: Some(StateHeader { snapshots: 2, interval: 256, within_chunks: true }),
+        };
+        let load = StepLoad { decode_rows: 2, decode_kv: 50, ..StepLoad::default() };
+        let steps = vec![StepLine { load, us: 12.5, spread: 0.01, runs: 9 }];
+        let ops = vec![OpLine { load, op: "linear".into(), calls: 3, us: 7.0 }];
+        Ledger { header, host: HostCost { step_us: 1.5, row_us: 0.25 }, steps, ops }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let (ledger, mut file) = (ledger(), Vec::new());
+        ledger.write(&mut file).unwrap();
+        assert_eq!(file.iter().filter(|b| **b == b'\n').count(), 4);
+        assert_eq!(Ledger::read(&file[..]).unwrap(), ledger);
+        let state = ledger.header.state_config().unwrap();
+        assert_eq!((state.sequences, state.snapshots, state.block_tokens), (4, 2, 16));
+    }
+
+    #[test]
+    fn other_files_are_refused_by_line() {
+        let read = |text: &str| Ledger::read(text.as_bytes()).unwrap_err().to_string();
+        assert!(read("").contains("header"));
+        assert!(read("{\"host\":{\"step_us\":1,\"row_us\":1}}\n").contains("header"));
+        let mut file = Vec::new();
+        ledger().write(&mut file).unwrap();
+        let text = String::from_utf8(file).unwrap();
+        assert!(read(&text.replace("\"version\":1", "\"version\":7")).contains("format 7"));
+        let broken = text.replacen("{\"step\"", "{\"stop\"", 1);
+        assert!(read(&broken).starts_with("line 3 is not one of a ledger"), "{}", read(&broken));
+    }
+}

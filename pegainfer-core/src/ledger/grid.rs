@@ -1,0 +1,257 @@
+//! Which steps are measured for a ledger, and how often.
+
+use super::law::Law;
+use super::load::{StepKind, StepLine, StepLoad};
+use crate::schedule::GRAPH_SIZES;
+use crate::tensor::OpError;
+use std::time::{Duration, Instant};
+
+/// Context of decoding sequences, at most: their attention is linear in it.
+const MAX_DECODE_CONTEXT: usize = 4096;
+/// Cached tokens before a chunk whose attention is compared with that of one without.
+const PRIOR_CONTEXT: usize = 4096;
+/// Relative error of the interpolation from which on a step in the middle is measured.
+const REFINE_ABOVE: f64 = 0.02;
+/// Times that an interval is halved.
+const MAX_HALVINGS: u32 = 3;
+/// Tokens of chunks are multiples of this, but for the smallest.
+const TOKEN_UNIT: usize = 16;
+
+/// Runs steps whose blocks and state slots are numbered through.
+pub trait MeasureStep {
+    /// Runs a step of `rows`, each with the tokens that it adds and its context, `runs` times, as close together as an engine does.
+    /// Returns the time of each.
+    fn run(&mut self, rows: &[(usize, usize)], runs: usize) -> Result<Vec<Duration>, OpError>;
+}
+
+/// What the measured engine can run.
+#[derive(Debug, Clone, Copy)]
+pub struct GridLimits {
+    /// Sequences of a step.
+    pub max_num_seqs: usize,
+    /// Tokens of a step.
+    pub max_tokens: usize,
+    /// Tokens of a mixed step.
+    pub mixed_tokens: usize,
+    /// Context length.
+    pub max_context: usize,
+    /// KV blocks of the pool, as far as they were ever written.
+    pub kv_blocks: usize,
+    /// Tokens of a KV block.
+    pub block_size: usize,
+    /// Whether decode steps are padded to the sizes of CUDA graphs.
+    pub graphs: bool,
+}
+
+/// How long to measure.
+#[derive(Debug, Clone, Copy)]
+pub struct Effort {
+    /// For each step, at least; a step that takes longer runs once after its warm-up.
+    pub per_step: Duration,
+    /// For all steps: beyond that, no interval is halved any more.
+    pub refine: Duration,
+}
+
+impl GridLimits {
+    /// Whether the pool holds a step of `rows`, all of which get as many blocks as the longest.
+    fn holds(&self, rows: &[(usize, usize)]) -> bool {
+        let context = rows.iter().map(|row| row.1).max().unwrap_or(0);
+        let tokens: usize = rows.iter().map(|row| row.0).sum();
+        rows.len() * context.div_ceil(self.block_size) <= self.kv_blocks
+            && rows.len() <= self.max_num_seqs
+            && tokens <= self.max_tokens
+            && context <= self.max_context
+    }
+
+    /// Numbers of decoding sequences.
+    fn decode_rows(&self) -> Vec<usize> {
+        let mut rows: Vec<usize> = GRAPH_SIZES.into_iter().filter(|rows| *rows <= self.max_num_seqs).collect();
+        if !self.graphs && rows.last() != Some(&self.max_num_seqs) {
+            rows.push(self.max_num_seqs);
+        }
+        rows
+    }
+
+    /// Contexts of `rows` decoding sequences: the shortest, the longest, and one between them.
+    fn decode_contexts(&self, rows: usize) -> Vec<usize> {
+        let most = (self.kv_blocks / rows * self.block_size).min(self.max_context).min(MAX_DECODE_CONTEXT);
+        let mut contexts = vec![self.block_size.min(most), most / 4, most];
+        contexts.retain(|context| *context > 0);
+        contexts.dedup();
+        contexts
+    }
+
+    /// Tokens of chunks: powers of two and what lies in their middle, up to the largest step.
+    fn chunks(&self) -> Vec<usize> {
+        let most = self.max_tokens.min(self.max_context).min(self.kv_blocks * self.block_size);
+        let powers = (0..).map(|i| TOKEN_UNIT << i).take_while(|tokens| *tokens < most);
+        let mut chunks = vec![2];
+        chunks.extend(powers.flat_map(|tokens| [tokens, tokens + tokens / 2]).filter(|tokens| *tokens < most));
+        chunks.push(most);
+        chunks.dedup();
+        chunks
+    }
+
+    /// Mixed steps: an eighth and half of the sequences decode beside one chunk.
+    fn mixed(&self) -> Vec<Vec<(usize, usize)>> {
+        let mut steps = Vec::new();
+        for decoding in [self.max_num_seqs.div_ceil(8), self.max_num_seqs.div_ceil(2)] {
+            let most = self.kv_blocks / (decoding + 1) * self.block_size;
+            for tokens in [64, self.mixed_tokens / 2, self.mixed_tokens, 2 * self.mixed_tokens, 4 * self.mixed_tokens] {
+                let Some(chunk) = tokens.checked_sub(decoding).filter(|chunk| *chunk > 1) else { continue };
+                let context = (self.max_context / 2).min(1024).min(most).max(1);
+                let mut rows = vec![(1, context); decoding];
+                rows.push((chunk, chunk));
+                steps.push(rows);
+            }
+        }
+        steps
+    }
+}
+
+/// Measures a grid of steps, finer where the time is not linear.
+pub fn measure(
+    target: &mut dyn MeasureStep,
+    limits: &GridLimits,
+    effort: Effort,
+    progress: &mut dyn FnMut(&StepLine),
+) -> Result<Vec<StepLine>, OpError> {
+    let start = Instant::now();
+    let mut grid = Grid { target, limits, effort, progress, steps: Vec::new() };
+    for rows in limits.decode_rows() {
+        for context in limits.decode_contexts(rows) {
+            grid.time(&vec![(1, context); rows])?;
+        }
+    }
+    let chunks = limits.chunks();
+    for &tokens in &chunks {
+        grid.time(&[(tokens, tokens)])?;
+        let longest = limits.max_context.min(limits.kv_blocks * limits.block_size);
+        let prior = PRIOR_CONTEXT.min(longest - tokens.min(longest));
+        if prior > tokens / 4 {
+            grid.time(&[(tokens, tokens + prior)])?;
+        }
+    }
+    for rows in limits.mixed() {
+        grid.time(&rows)?;
+    }
+    let mut intervals: Vec<(usize, usize, u32)> = chunks.windows(2).map(|pair| (pair[0], pair[1], 0)).collect();
+    // The widest errors are found at the first halving of each interval; later ones follow where it paid.
+    let mut next = 0;
+    while let Some(&(low, high, depth)) = intervals.get(next) {
+        next += 1;
+        let middle = usize::midpoint(low, high).next_multiple_of(TOKEN_UNIT);
+        if middle >= high || start.elapsed() > effort.refine {
+            continue;
+        }
+        let error = grid.refine(&[(middle, middle)])?;
+        if error > REFINE_ABOVE && depth + 1 < MAX_HALVINGS {
+            intervals.extend([(low, middle, depth + 1), (middle, high, depth + 1)]);
+        }
+    }
+    Ok(grid.steps)
+}
+
+/// A measurement that goes on.
+struct Grid<'a> {
+    target: &'a mut dyn MeasureStep,
+    limits: &'a GridLimits,
+    effort: Effort,
+    progress: &'a mut dyn FnMut(&StepLine),
+    steps: Vec<StepLine>,
+}
+
+impl Grid<'_> {
+    /// Measures a step, if the engine can run it.
+    fn time(&mut self, rows: &[(usize, usize)]) -> Result<(), OpError> {
+        let load = StepLoad::of_rows(rows.iter().copied());
+        if !self.limits.holds(rows) || self.steps.iter().any(|line| line.load == load) {
+            return Ok(());
+        }
+        // The first steps of a shape load kernels and capture its CUDA graph.
+        let warm_up = if self.limits.graphs && load.kind() == StepKind::Decode { 3 } else { 1 };
+        let first = self.target.run(rows, warm_up)?.into_iter().min().unwrap_or_default();
+        let runs = (self.effort.per_step.as_secs_f64() / first.as_secs_f64().max(1e-6)).clamp(1.0, 200.0);
+        let runs = if runs > 1.0 { runs.max(5.0) as usize } else { 1 };
+        let mut times: Vec<f64> = self.target.run(rows, runs)?.iter().map(|time| time.as_secs_f64() * 1e6).collect();
+        times.sort_unstable_by(f64::total_cmp);
+        let at = |quantile: usize| times[(times.len() - 1) * quantile / 4];
+        let line = StepLine { load, us: at(2), spread: (at(3) - at(1)) / at(2), runs };
+        (self.progress)(&line);
+        self.steps.push(line);
+        Ok(())
+    }
+
+    /// Measures a step and returns by how much the law of those before was off, more than the measurement itself is spread.
+    fn refine(&mut self, rows: &[(usize, usize)]) -> Result<f64, OpError> {
+        let law = Law::new(&self.steps, self.limits.graphs);
+        self.time(rows)?;
+        let (Ok(law), Some(line)) = (law, self.steps.last()) else { return Ok(0.0) };
+        let error = (law.time(&line.load).us / line.us - 1.0).abs();
+        Ok((error - line.spread).max(0.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Takes 1 ms for each started 256 tokens, 0.1 ms a decoding sequence, and 10 us for 1,000 KV tokens or pairs.
+    struct Stairs(Vec<usize>);
+
+    impl MeasureStep for Stairs {
+        fn run(&mut self, rows: &[(usize, usize)], runs: usize) -> Result<Vec<Duration>, OpError> {
+            self.0.push(rows.len());
+            let load = StepLoad::of_rows(rows.iter().copied());
+            let stairs = load.prefill_tokens.div_ceil(256) as u64 * 1000;
+            let us = stairs + load.decode_rows as u64 * 100 + (load.decode_kv as u64 + load.pairs) / 100;
+            Ok(vec![Duration::from_micros(us.max(1)); runs])
+        }
+    }
+
+    const LIMITS: GridLimits = GridLimits {
+        max_num_seqs: 10,
+        max_tokens: 2000,
+        mixed_tokens: 512,
+        max_context: 4000,
+        kv_blocks: 300,
+        block_size: 16,
+        graphs: false,
+    };
+
+    fn measured(limits: &GridLimits) -> Vec<StepLine> {
+        let effort = Effort { per_step: Duration::from_millis(1), refine: Duration::from_secs(10) };
+        measure(&mut Stairs(vec![]), limits, effort, &mut |_| {}).unwrap()
+    }
+
+    #[test]
+    fn the_grid_stays_within_the_limits_and_has_all_kinds() {
+        let steps = measured(&LIMITS);
+        for kind in StepKind::ALL {
+            assert!(steps.iter().filter(|line| line.load.kind() == kind).count() >= 4, "{kind:?}");
+        }
+        for StepLine { load, us, .. } in &steps {
+            assert!(load.tokens() <= 2000 && load.decode_rows + load.prefill_rows <= 11 && *us >= 1.0, "{load:?}");
+            assert!(load.decode_kv <= 300 * 16);
+        }
+        let most = steps.iter().map(|line| line.load.decode_rows).max();
+        assert_eq!(most, Some(10), "the largest number of sequences is not a graph's, and is measured");
+        let mut loads: Vec<String> = steps.iter().map(|line| format!("{:?}", line.load)).collect();
+        loads.sort_unstable();
+        loads.dedup();
+        assert_eq!(loads.len(), steps.len(), "a step is measured once");
+    }
+
+    #[test]
+    fn stairs_are_found() {
+        let steps = measured(&LIMITS);
+        let law = Law::new(&steps, false).unwrap();
+        let error = |tokens: usize| {
+            let load = StepLoad::of_rows([(tokens, tokens)]);
+            let us = (tokens.div_ceil(256) * 1000) as f64 + load.pairs as f64 / 100.0;
+            (law.time(&load).us / us - 1.0).abs()
+        };
+        let mean = (300..2000).step_by(10).map(error).sum::<f64>() / 170.0;
+        assert!(mean < 0.05, "mean error {mean}");
+    }
+}

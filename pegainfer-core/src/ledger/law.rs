@@ -1,0 +1,230 @@
+//! Step times as a function of the load.
+//!
+//! With R decoding sequences, K KV tokens that they attend to, T tokens of the step and P query-key pairs of the prefill chunks:
+//!
+//!     decode   t = D(R, K)
+//!     prefill  t = F(T, P)
+//!     mixed    t = (F(T, P) + D(R, K) - D(R, 0)) · m(T)
+//!
+//! D and F are interpolated between measured steps. D has classes where decode steps are padded to the sizes of CUDA graphs. The
+//! second and third term of a mixed step are the attention of its decoding sequences, whose other ops are those of F's T tokens;
+//! `m` is what was measured over that sum: prefill and decode attention overlap on a GPU.
+
+use super::load::{StepKind, StepLine, StepLoad};
+use super::surface::{Curve, Surface};
+use thiserror::Error;
+
+/// Predicts step times.
+#[derive(Debug, Clone)]
+pub struct Law {
+    decode: Surface,
+    prefill: Surface,
+    mixed: Curve,
+}
+
+/// A predicted step time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Prediction {
+    /// Microseconds.
+    pub us: f64,
+    /// Whether such a step lies within what was measured; otherwise the law was extended.
+    pub covered: bool,
+}
+
+/// How far the law is off at a measured step that it was not told.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Residual {
+    /// The step.
+    pub load: StepLoad,
+    /// Measured microseconds.
+    pub measured: f64,
+    /// Predicted microseconds.
+    pub predicted: f64,
+}
+
+impl Residual {
+    /// `predicted / measured - 1`.
+    pub fn relative(&self) -> f64 {
+        self.predicted / self.measured - 1.0
+    }
+}
+
+/// Measurements that no law follows from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("the ledger has no {} steps: measure it again with pegainfer ledger", .0.name())]
+pub struct LawError(pub StepKind);
+
+impl Law {
+    /// The law of measured steps; `graphs` says that decode steps are padded to the measured numbers of sequences.
+    pub fn new(steps: &[StepLine], graphs: bool) -> Result<Self, LawError> {
+        let (decode, prefill, mixed) = (Surface::new(graphs), Surface::new(false), Curve::default());
+        let mut law = Self { decode, prefill, mixed };
+        let of = |kind| steps.iter().filter(move |line| line.load.kind() == kind);
+        for line in of(StepKind::Decode) {
+            law.decode.add(line.load.decode_rows as f64, line.load.decode_kv as f64, line.us);
+        }
+        for line in of(StepKind::Prefill) {
+            law.prefill.add(line.load.tokens() as f64, line.load.pairs as f64, line.us);
+        }
+        // A step time of zero tokens tells whether there is anything to interpolate.
+        law.decode.at(1.0, 0.0).ok_or(LawError(StepKind::Decode))?;
+        law.prefill.at(1.0, 0.0).ok_or(LawError(StepKind::Prefill))?;
+        for line in of(StepKind::Mixed) {
+            law.mixed.add(line.load.tokens() as f64, line.us / law.sum(&line.load));
+        }
+        Ok(law)
+    }
+
+    /// The time of a step.
+    pub fn time(&self, load: &StepLoad) -> Prediction {
+        let (rows, kv) = (load.decode_rows as f64, load.decode_kv as f64);
+        let (tokens, pairs) = (load.tokens() as f64, load.pairs as f64);
+        let (us, covered) = match load.kind() {
+            StepKind::Decode => (self.decode.at(rows, kv), self.decode.covers(rows, kv)),
+            StepKind::Prefill => (self.prefill.at(tokens, pairs), self.prefill.covers(tokens, pairs)),
+            StepKind::Mixed => {
+                let ratio = self.mixed_ratio(tokens);
+                let covered = self.prefill.covers(tokens, pairs) && self.decode.covers(rows, kv);
+                (Some(self.sum(load) * ratio.unwrap_or(1.0)), covered && ratio.is_some())
+            }
+        };
+        // Both surfaces have points: `new` has looked.
+        Prediction { us: us.unwrap_or(0.0).max(0.0), covered }
+    }
+
+    /// Measured over added up, for mixed steps; as at the nearest measured size beyond the measured ones.
+    fn mixed_ratio(&self, tokens: f64) -> Option<f64> {
+        let (least, most) = self.mixed.range()?;
+        self.mixed.at(tokens.clamp(least, most))
+    }
+
+    /// The parts of a mixed step, added up.
+    fn sum(&self, load: &StepLoad) -> f64 {
+        let rows = load.decode_rows as f64;
+        let decode = |kv| self.decode.at(rows, kv).unwrap_or(0.0);
+        let attention = decode(load.decode_kv as f64) - decode(0.0);
+        let prefill = self.prefill.at(load.tokens() as f64, load.pairs as f64).unwrap_or(0.0);
+        prefill + attention.max(0.0)
+    }
+
+    /// How far the law is off at each measured step when the steps of its size are left out (cross-validation): those of as many
+    /// decoding sequences, or of as many tokens. Where decode steps have classes, the step alone is left out. The least and the
+    /// largest have no neighbours to be interpolated from, and are not asked about.
+    pub fn residuals(steps: &[StepLine], graphs: bool) -> Vec<Residual> {
+        let mut residuals = Vec::new();
+        for line in steps {
+            let classes = graphs && line.load.kind() == StepKind::Decode;
+            let same_kind = |other: &&StepLine| other.load.kind() == line.load.kind();
+            let left_out = |other: &StepLine| if classes { other == line } else { size(other) == size(line) };
+            let others: Vec<StepLine> =
+                steps.iter().filter(|other| !(same_kind(other) && left_out(other))).cloned().collect();
+            let neighbours = || others.iter().filter(same_kind).filter(|o| !classes || size(o) == size(line));
+            let place = |line: &StepLine| if classes { line.load.decode_kv } else { size(line) };
+            let (below, above) = (|o: &StepLine| place(o) < place(line), |o: &StepLine| place(o) > place(line));
+            if !neighbours().any(below) || !neighbours().any(above) {
+                continue;
+            }
+            if let Ok(law) = Self::new(&others, graphs) {
+                let predicted = law.time(&line.load).us;
+                residuals.push(Residual { load: line.load, measured: line.us, predicted });
+            }
+        }
+        residuals
+    }
+}
+
+/// Decoding sequences, or tokens of steps with chunks: what steps are interpolated over.
+fn size(line: &StepLine) -> usize {
+    match line.load.kind() {
+        StepKind::Decode => line.load.decode_rows,
+        _ => line.load.tokens(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(rows: &[(usize, usize)], us: f64) -> StepLine {
+        StepLine { load: StepLoad::of_rows(rows.iter().copied()), us, spread: 0.0, runs: 1 }
+    }
+
+    /// Steps of a device that takes 100 us, 2 us a token, 0.01 us a KV token and 0.001 us a pair.
+    fn steps() -> Vec<StepLine> {
+        let time = |rows: &[(usize, usize)]| {
+            let load = StepLoad::of_rows(rows.iter().copied());
+            let attention = load.decode_kv as f64 * 0.01 + load.pairs as f64 * 0.001;
+            let overlap = if load.kind() == StepKind::Mixed { 0.9 } else { 1.0 };
+            line(rows, (100.0 + 2.0 * load.tokens() as f64 + attention) * overlap)
+        };
+        let mut steps = Vec::new();
+        for rows in [1, 4, 16] {
+            for context in [1, 1000] {
+                steps.push(time(&vec![(1, context); rows]));
+            }
+        }
+        for tokens in [2, 64, 256, 512] {
+            for cached in [0, 1000] {
+                steps.push(time(&[(tokens, cached + tokens)]));
+            }
+        }
+        steps
+    }
+
+    #[test]
+    fn the_law_of_a_linear_device_is_exact() {
+        let law = Law::new(&steps(), false).unwrap();
+        let check = |rows: &[(usize, usize)], us: f64| {
+            let predicted = law.time(&StepLoad::of_rows(rows.iter().copied()));
+            assert!((predicted.us / us - 1.0).abs() < 1e-9, "{rows:?}: {predicted:?}, not {us}");
+            predicted.covered
+        };
+        assert!(check(&[(1, 500); 8], 100.0 + 16.0 + 40.0));
+        assert!(check(&[(1, 900), (1, 100)], 100.0 + 4.0 + 10.0));
+        assert!(check(&[(100, 100)], 100.0 + 200.0 + 5.05));
+        assert!(!check(&[(1, 100); 32], 100.0 + 64.0 + 32.0), "more sequences than were measured");
+        assert!(!check(&[(1024, 1024)], 100.0 + 2048.0 + 524.8), "more tokens than were measured");
+        // Without measured mixed steps the parts are added up.
+        let mixed = [(1, 500), (1, 500), (62, 62)];
+        assert!(!check(&mixed, 100.0 + 128.0 + 10.0 + 1.953));
+    }
+
+    #[test]
+    fn mixed_steps_are_scaled_by_what_was_measured() {
+        let mut lines = steps();
+        let rows = [(1, 500), (1, 500), (62, 62)];
+        lines.push(line(&rows, 150.0));
+        let law = Law::new(&lines, false).unwrap();
+        let predicted = law.time(&StepLoad::of_rows(rows));
+        assert!((predicted.us - 150.0).abs() < 1e-9 && predicted.covered, "{predicted:?}");
+    }
+
+    #[test]
+    fn padded_decode_steps_cost_what_the_next_graph_does() {
+        let law = Law::new(&steps(), true).unwrap();
+        let us = |rows: usize| law.time(&StepLoad::of_rows(vec![(1, 1); rows])).us;
+        assert!((us(5) - us(16)).abs() < 0.2, "{} {}", us(5), us(16));
+        assert!((us(2) - us(4)).abs() < 0.2 && us(4) < us(5));
+    }
+
+    #[test]
+    fn residuals_are_those_of_steps_that_were_left_out() {
+        let exact = Law::residuals(&steps(), false);
+        assert_eq!(exact.len(), 6, "those of 4 sequences, and of 64 and 256 tokens");
+        assert!(exact.iter().all(|r| r.relative().abs() < 1e-9), "{exact:?}");
+        assert!(Law::residuals(&steps(), true).len() == 4, "two contexts have none between them");
+        let mut lines = steps();
+        let middle = lines.iter_mut().find(|line| line.load.tokens() == 64).unwrap();
+        middle.us *= 1.5;
+        let worst = Law::residuals(&lines, false).into_iter().map(|r| r.relative().abs()).fold(0.0, f64::max);
+        assert!(worst > 0.2, "{worst}");
+    }
+
+    #[test]
+    fn a_ledger_without_prompts_is_refused() {
+        let decode: Vec<StepLine> = steps().into_iter().filter(|l| l.load.kind() == StepKind::Decode).collect();
+        let error = Law::new(&decode, false).unwrap_err();
+        assert_eq!(error, LawError(StepKind::Prefill));
+        assert!(error.to_string().contains("no prefill steps"), "{error}");
+    }
+}

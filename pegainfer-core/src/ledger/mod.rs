@@ -1,0 +1,19 @@
+//! The ledger: measured step times of one model on one device, and the law that predicts the time of any step from them.
+//!
+//! - [`StepLoad`]: what a step asks of a device.
+//! - [`measure`](measure()): runs a grid of steps and returns their times.
+//! - [`Law`]: step times as a function of the load, and how far it is off where it was not measured.
+//! - [`Ledger`]: all of that as a file of JSON Lines, with the properties of the engine that was measured.
+//!
+//! The truth is the whole step, because the times of ops measured alone do not add up to it; times of ops say where it goes.
+
+mod file;
+mod grid;
+mod law;
+mod load;
+mod surface;
+
+pub use file::{Header, HostCost, Ledger, LedgerError, OpLine, StateHeader};
+pub use grid::{Effort, GridLimits, MeasureStep, measure};
+pub use law::{Law, LawError, Prediction, Residual};
+pub use load::{StepKind, StepLine, StepLoad};

@@ -1,0 +1,83 @@
+//! `pegainfer ledger`: measures the steps of a model on this device, for `pegainfer sim`.
+
+use super::sim::host::host_cost;
+use crate::models::args::{EngineArgs, QuantizationArg};
+use crate::models::{engine, model_path};
+use anyhow::{Context, Result};
+use clap::Args;
+use pegainfer_core::ledger::{Effort, Law, Ledger, Residual, StepKind};
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Time for each step, and for all steps until no interval is halved any more.
+const FULL: Effort = Effort { per_step: Duration::from_millis(200), refine: Duration::from_secs(150) };
+/// The same with `--quick`.
+const QUICK: Effort = Effort { per_step: Duration::from_millis(40), refine: Duration::from_secs(30) };
+
+/// Flags of `ledger`.
+#[derive(Debug, Clone, Args)]
+pub struct LedgerArgs {
+    /// File to write
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// Measure each step for a fifth of the time
+    #[arg(long)]
+    pub quick: bool,
+    /// Model and engine flags.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// Runs the command.
+pub fn run(args: &LedgerArgs) -> Result<()> {
+    let unwritable = || format!("{} cannot be written", args.out.display());
+    // A path that cannot be written is reported before the measurement, not after it.
+    let file = File::create(&args.out).with_context(unwritable)?;
+    let model = model_path::resolve(&args.engine)?;
+    let effort = if args.quick { QUICK } else { FULL };
+    let measured = engine::measure(&model.dir, &args.engine, effort, &mut |line| {
+        log::debug!("{:?}: {:.1} us, spread {:.1} %", line.load, line.us, 100.0 * line.spread);
+    })?;
+    let mut header = measured.header;
+    header.model = model.to_string();
+    header.quantization = (args.engine.quantization == Some(QuantizationArg::Fp8)).then(|| "fp8".to_owned());
+    let host = host_cost(&header)?;
+    let ledger = Ledger { header, host, steps: measured.steps, ops: measured.ops };
+    ledger.write(&mut BufWriter::new(file)).with_context(unwritable)?;
+    print!("{}", summary(&ledger));
+    std::io::stdout().flush().context("standard output is closed")
+}
+
+/// How many steps were measured, and how far the law is off at steps that it was not told.
+fn summary(ledger: &Ledger) -> String {
+    let residuals = Law::residuals(&ledger.steps, ledger.header.graphs);
+    let mut out = format!("{} on {}\n", ledger.header.model, ledger.header.device);
+    let _ = writeln!(
+        out,
+        "{:<8} {:>6} {:>11} {:>11} {:>9} {:>9}",
+        "steps", "number", "least ms", "most ms", "error p50", "p95"
+    );
+    for kind in StepKind::ALL {
+        let times = ledger.steps.iter().filter(|line| line.load.kind() == kind).map(|line| line.us / 1e3);
+        let (count, least, most) = times
+            .fold((0, f64::INFINITY, 0.0_f64), |(count, least, most), ms| (count + 1, least.min(ms), most.max(ms)));
+        let of = residuals.iter().filter(|residual| residual.load.kind() == kind);
+        let mut errors: Vec<f64> = of.map(|residual: &Residual| 100.0 * residual.relative().abs()).collect();
+        errors.sort_unstable_by(f64::total_cmp);
+        let at = |percent: usize| match errors.len() {
+            0 => "-".to_owned(),
+            n => format!("{:.1} %", errors[(n - 1) * percent / 100]),
+        };
+        let _ = writeln!(out, "{:<8} {count:>6} {least:>11.3} {most:>11.3} {:>9} {:>9}", kind.name(), at(50), at(95));
+    }
+    let host = ledger.host;
+    let _ = writeln!(
+        out,
+        "the engine thread takes {:.1} us a step and {:.2} us a sequence beside it",
+        host.step_us, host.row_us
+    );
+    out + "error: predicted from the other steps, against measured\n"
+}

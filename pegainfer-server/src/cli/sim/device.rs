@@ -1,0 +1,164 @@
+//! A device that computes nothing and takes the time that a ledger predicts, on a clock of its own.
+
+use super::ops::OpShares;
+use pegainfer_core::ledger::{HostCost, Law, StepKind, StepLoad};
+use pegainfer_core::schedule::{Outcome, SequenceState, Step, StepExecutor};
+use pegainfer_core::tensor::OpError;
+use std::collections::VecDeque;
+use std::marker::PhantomData;
+use std::time::{Duration, Instant};
+
+/// Id of every sampled token. Requests of a simulation ignore ends of text.
+const TOKEN: u32 = 0;
+
+/// A simulated device beside an engine thread that takes time, too.
+#[derive(Debug)]
+pub struct SimulatedDevice<S> {
+    law: Law,
+    host: HostCost,
+    depth: usize,
+    /// What the clock counts from.
+    epoch: Instant,
+    now: Duration,
+    /// When the device has done all that was launched.
+    free_at: Duration,
+    /// When each step in flight ends, and its number of samples.
+    in_flight: VecDeque<(Duration, usize)>,
+    shares: OpShares,
+    tally: Tally,
+    /// Steps, where they are kept.
+    timeline: Option<Vec<SimulatedStep>>,
+    state: PhantomData<fn() -> S>,
+}
+
+/// What the device did.
+#[derive(Debug, Clone, Default)]
+pub struct Tally {
+    /// Steps by kind, in the order of [`StepKind::ALL`].
+    pub steps: [u64; 3],
+    /// Seconds by kind.
+    pub seconds: [f64; 3],
+    /// Seconds of steps beyond what the ledger covers.
+    pub uncovered: f64,
+    /// Steps beyond what the ledger covers.
+    pub uncovered_steps: u64,
+    /// Seconds of each op, in the order of [`OpShares::names`].
+    pub ops: Vec<f64>,
+}
+
+/// A step of the timeline.
+#[derive(Debug, Clone, Copy)]
+pub struct SimulatedStep {
+    /// When it began, on the simulation's clock.
+    pub begin: Duration,
+    /// When it ended.
+    pub end: Duration,
+    /// What it asked of the device.
+    pub load: StepLoad,
+}
+
+impl<S> SimulatedDevice<S> {
+    /// An idle device at time zero.
+    pub fn new(law: Law, host: HostCost, depth: usize, shares: OpShares, timeline: bool) -> Self {
+        Self {
+            law,
+            host,
+            depth,
+            epoch: Instant::now(),
+            now: Duration::ZERO,
+            free_at: Duration::ZERO,
+            in_flight: VecDeque::new(),
+            shares,
+            tally: Tally::default(),
+            timeline: timeline.then(Vec::new),
+            state: PhantomData,
+        }
+    }
+
+    /// Time since the beginning.
+    pub fn elapsed(&self) -> Duration {
+        self.now
+    }
+
+    /// A time of the simulation as one of its clock.
+    pub fn instant(&self, at: Duration) -> Instant {
+        self.epoch + at
+    }
+
+    /// Lets an idle host wait until `at`.
+    pub fn wait_until(&mut self, at: Duration) {
+        self.now = self.now.max(at);
+    }
+
+    /// What the device did since this was asked last, and its steps where they are kept.
+    pub fn take_results(&mut self) -> (Tally, Vec<SimulatedStep>) {
+        let timeline = self.timeline.as_mut().map(std::mem::take);
+        (std::mem::take(&mut self.tally), timeline.unwrap_or_default())
+    }
+}
+
+impl<S: SequenceState> StepExecutor for SimulatedDevice<S> {
+    type State = S;
+
+    fn useful_depth(&self) -> usize {
+        self.depth
+    }
+
+    fn launch(&mut self, step: &Step<S::Row>) -> Result<(), OpError> {
+        let load = StepLoad::of(step);
+        self.now += microseconds(self.host.step_us + self.host.row_us * step.rows.len() as f64);
+        let predicted = self.law.time(&load);
+        let begin = self.now.max(self.free_at);
+        let end = begin + microseconds(predicted.us);
+        self.free_at = end;
+        self.in_flight.push_back((end, step.samples.len()));
+        self.tally.count(&load, predicted.us, predicted.covered, &self.shares);
+        if let Some(timeline) = &mut self.timeline {
+            timeline.push(SimulatedStep { begin, end, load });
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<Outcome, OpError> {
+        let none = || OpError { op: "simulated device", message: "no step is in flight".to_owned() };
+        let (end, samples) = self.in_flight.pop_front().ok_or_else(none)?;
+        self.now = self.now.max(end);
+        Ok(Outcome { tokens: vec![TOKEN; samples], logprobs: vec![None; samples], ..Outcome::default() })
+    }
+
+    fn abandon(&mut self) -> Result<(), OpError> {
+        self.in_flight.clear();
+        Ok(())
+    }
+
+    fn now(&self) -> Instant {
+        self.epoch + self.now
+    }
+
+    fn rest(&mut self, time: Duration) {
+        self.now += time;
+    }
+}
+
+impl Tally {
+    fn count(&mut self, load: &StepLoad, us: f64, covered: bool, shares: &OpShares) {
+        let (kind, seconds) = (load.kind(), us / 1e6);
+        let i = StepKind::ALL.iter().position(|other| *other == kind).unwrap_or_default();
+        self.steps[i] += 1;
+        self.seconds[i] += seconds;
+        if !covered {
+            self.uncovered += seconds;
+            self.uncovered_steps += 1;
+        }
+        shares.add(load, seconds, &mut self.ops);
+    }
+
+    /// Seconds that the device was busy.
+    pub fn busy(&self) -> f64 {
+        self.seconds.iter().sum()
+    }
+}
+
+fn microseconds(us: f64) -> Duration {
+    Duration::from_nanos((us * 1e3) as u64)
+}

@@ -1,0 +1,72 @@
+//! How the time of a step is shared among its ops.
+
+use pegainfer_core::ledger::{OpLine, StepKind, StepLoad};
+
+/// Shares of ops in the steps whose ops were timed.
+#[derive(Debug, Clone, Default)]
+pub struct OpShares {
+    names: Vec<String>,
+    /// Kind and tokens of each such step, and the share of each op in it.
+    steps: Vec<(StepKind, usize, Vec<f64>)>,
+}
+
+impl OpShares {
+    /// The shares of the ops of a ledger.
+    pub fn new(lines: &[OpLine]) -> Self {
+        let mut all = Self::default();
+        let mut loads: Vec<StepLoad> = Vec::new();
+        for line in lines {
+            let op = all.names.iter().position(|name| *name == line.op).unwrap_or_else(|| {
+                all.names.push(line.op.clone());
+                all.names.len() - 1
+            });
+            let step = loads.iter().position(|load| *load == line.load).unwrap_or_else(|| {
+                loads.push(line.load);
+                all.steps.push((line.load.kind(), line.load.tokens(), Vec::new()));
+                loads.len() - 1
+            });
+            let shares = &mut all.steps[step].2;
+            shares.resize(shares.len().max(op + 1), 0.0);
+            shares[op] += line.us;
+        }
+        for (_, _, shares) in &mut all.steps {
+            let sum: f64 = shares.iter().sum();
+            shares.iter_mut().for_each(|share| *share /= sum.max(f64::MIN_POSITIVE));
+        }
+        all
+    }
+
+    /// Names of the ops.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Adds the ops of a step of `seconds` to `ops`: in the shares of the step of the same kind that is nearest in size.
+    pub fn add(&self, load: &StepLoad, seconds: f64, ops: &mut Vec<f64>) {
+        let (kind, tokens) = (load.kind(), load.tokens());
+        let same = self.steps.iter().filter(|(other, _, _)| *other == kind);
+        let Some((_, _, shares)) = same.min_by_key(|(_, other, _)| other.abs_diff(tokens)) else { return };
+        ops.resize(self.names.len(), 0.0);
+        ops.iter_mut().zip(shares).for_each(|(op, share)| *op += share * seconds);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_is_shared_as_the_nearest_one() {
+        let load = |rows: usize| StepLoad { decode_rows: rows, decode_kv: rows, ..StepLoad::default() };
+        let line = |rows, op: &str, us| OpLine { load: load(rows), op: op.into(), calls: 1, us };
+        let shares = OpShares::new(&[line(1, "linear", 30.0), line(1, "norm", 10.0), line(8, "linear", 20.0)]);
+        assert_eq!(shares.names(), ["linear", "norm"]);
+        let mut ops = Vec::new();
+        shares.add(&load(2), 4.0, &mut ops);
+        assert_eq!(ops, [3.0, 1.0]);
+        shares.add(&load(7), 4.0, &mut ops);
+        assert_eq!(ops, [7.0, 1.0]);
+        shares.add(&StepLoad { prefill_rows: 1, prefill_tokens: 9, ..StepLoad::default() }, 1.0, &mut ops);
+        assert_eq!(ops, [7.0, 1.0], "no step of that kind was timed");
+    }
+}

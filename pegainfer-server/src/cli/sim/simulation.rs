@@ -1,0 +1,72 @@
+//! A ledger as something that runs workloads.
+
+use super::device::SimulatedDevice;
+use super::ops::OpShares;
+use super::setup;
+use super::world::{self, FrontEnd, Requests, Run};
+use anyhow::{Context, Result, ensure};
+use pegainfer_core::ledger::{Header, HostCost, Law, Ledger};
+use pegainfer_core::schedule::{SequenceState, StateSlots};
+
+/// The engine of a ledger.
+#[derive(Debug, Clone)]
+pub struct Simulation {
+    /// The engine's properties, as flags may have changed them.
+    pub header: Header,
+    host: HostCost,
+    law: Law,
+    shares: OpShares,
+}
+
+impl Simulation {
+    /// The engine that was measured.
+    pub fn new(ledger: &Ledger) -> Result<Self> {
+        let (header, host) = (ledger.header.clone(), ledger.host);
+        Ok(Self { header, host, law: ledger.law()?, shares: OpShares::new(&ledger.ops) })
+    }
+
+    /// Names of the ops whose time is known.
+    pub fn ops(&self) -> &[String] {
+        self.shares.names()
+    }
+
+    /// Refuses sizes that no engine can have.
+    pub fn check(&self) -> Result<()> {
+        let Header { max_num_seqs, max_num_batched_tokens, kv_blocks, .. } = self.header;
+        ensure!(
+            max_num_seqs <= max_num_batched_tokens,
+            "--max-num-seqs {max_num_seqs} is more than --max-num-batched-tokens {max_num_batched_tokens}: each sequence has \
+             a token in every step"
+        );
+        ensure!(kv_blocks > 0, "--kv-cache-tokens is less than a block of {} tokens", self.header.block_size);
+        Ok(())
+    }
+
+    /// Runs `warm_up`, then `requests` on the same engine.
+    pub fn run(
+        &self,
+        warm_up: &Requests<'_>,
+        requests: &Requests<'_>,
+        front_end: FrontEnd,
+        timeline: bool,
+    ) -> Result<Run> {
+        match self.header.state_config() {
+            None => self.run_with((), warm_up, requests, (front_end, timeline)),
+            Some(config) => self.run_with(StateSlots::new(config), warm_up, requests, (front_end, timeline)),
+        }
+    }
+
+    fn run_with<S: SequenceState>(
+        &self,
+        state: S,
+        warm_up: &Requests<'_>,
+        requests: &Requests<'_>,
+        (front_end, timeline): (FrontEnd, bool),
+    ) -> Result<Run> {
+        let depth = self.header.depth;
+        let device = SimulatedDevice::new(self.law.clone(), self.host, depth, self.shares.clone(), timeline);
+        let mut engine = setup::engine(device, &self.header, state);
+        world::run(&mut engine, warm_up, front_end, 0).context("the warm-up failed")?;
+        world::run(&mut engine, requests, front_end, warm_up.count as u64)
+    }
+}

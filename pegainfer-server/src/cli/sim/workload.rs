@@ -1,0 +1,158 @@
+//! The workloads of a simulation: those of `bench` with the same seed, and traces.
+
+use super::args::SimArgs;
+use super::simulation::Simulation;
+use super::world::{FrontEnd, Requests, Run, Sending, SessionStart};
+use crate::cli::bench::workload::{Arrivals, Point, WARM_UP, WARM_UP_RUN, delays, prompt};
+use crate::traces::Trace;
+use anyhow::{Context, Result, ensure};
+use pegainfer_core::rng;
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// Default duration of Poisson arrivals in seconds.
+const SECONDS: f64 = 15.0;
+/// Fewest requests of a run of Poisson arrivals, by default.
+const FEWEST_ARRIVALS: usize = 40;
+/// Default requests of each client of a closed loop.
+const PER_CLIENT: usize = 2;
+
+/// A workload.
+#[derive(Debug, Clone)]
+pub enum Workload {
+    /// One of `bench`.
+    Point(Point),
+    /// A trace, sent as recorded or by sessions, `speed` times as fast.
+    Trace {
+        /// What was sent.
+        trace: Trace,
+        /// As in [`SimArgs::sessions`].
+        sessions: bool,
+        /// As in [`SimArgs::speed`].
+        speed: f64,
+    },
+}
+
+/// The workloads that the flags ask for.
+pub fn workloads(args: &SimArgs) -> Result<Vec<Workload>> {
+    let (prompt_len, output_len) = (args.prompt_len.get(), args.output_len.get());
+    let point = |arrivals, requests| Workload::Point(Point { arrivals, requests, prompt_len, output_len });
+    let asked = args.requests.map(usize::from);
+    let closed = |streams: usize| point(Arrivals::Closed { streams }, asked.unwrap_or(PER_CLIENT * streams));
+    let nothing = args.concurrency.is_empty() && args.burst.is_empty() && args.qps.is_empty() && args.trace.is_none();
+    let streams = if nothing { vec![1, 8] } else { args.concurrency.iter().map(|n| n.get()).collect() };
+    let mut all: Vec<Workload> = streams.into_iter().map(closed).collect();
+    all.extend(args.burst.iter().map(|n| point(Arrivals::Burst, n.get())));
+    all.extend(args.qps.iter().map(|&qps| poisson(qps, asked, prompt_len, output_len)).map(Workload::Point));
+    if let Some(path) = &args.trace {
+        let trace = Trace::read_first(path, asked.unwrap_or(usize::MAX))?;
+        ensure!(!trace.requests.is_empty(), "{} has no requests", path.display());
+        all.push(Workload::Trace { trace, sessions: args.sessions, speed: args.speed });
+    }
+    Ok(all)
+}
+
+/// Poisson arrivals, as many requests as `bench` sends by default unless they are given.
+pub fn poisson(qps: f64, requests: Option<usize>, prompt_len: usize, output_len: usize) -> Point {
+    let requests = requests.unwrap_or(FEWEST_ARRIVALS.max((qps * SECONDS) as usize));
+    Point { arrivals: Arrivals::Poisson { qps }, requests, prompt_len, output_len }
+}
+
+impl Workload {
+    /// Its name in tables.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Point(Point { arrivals: Arrivals::Closed { streams }, .. }) => format!("concurrency {streams}"),
+            Self::Point(Point { arrivals: Arrivals::Burst, requests, .. }) => format!("burst of {requests}"),
+            Self::Point(Point { arrivals: Arrivals::Poisson { qps }, .. }) => format!("{qps:.4} qps"),
+            Self::Trace { trace, .. } => format!("{} trace", trace.format.name),
+        }
+    }
+
+    /// Requests of a run.
+    pub fn requests(&self) -> usize {
+        match self {
+            Self::Point(point) => point.requests,
+            Self::Trace { trace, .. } => trace.requests.len(),
+        }
+    }
+
+    /// Mean lengths of prompts and outputs in tokens.
+    pub fn mean_lengths(&self) -> (f64, f64) {
+        match self {
+            Self::Point(point) => (point.prompt_len as f64, point.output_len as f64),
+            Self::Trace { trace, .. } => {
+                let (prompt, output) = trace
+                    .requests
+                    .iter()
+                    .fold((0, 0), |sum, request| (sum.0 + request.prompt_len, sum.1 + request.output_len));
+                let requests = trace.requests.len().max(1) as f64;
+                (prompt as f64 / requests, output as f64 / requests)
+            }
+        }
+    }
+
+    /// Runs it once, with the prompts and arrival times of `seed`.
+    pub fn run(&self, simulation: &Simulation, seed: u64, timeline: bool) -> Result<Run> {
+        match self {
+            Self::Point(point) => run_point(simulation, *point, seed, timeline),
+            Self::Trace { trace, sessions, speed } => {
+                let sending = if *sessions { by_session(trace, *speed)? } else { as_recorded(trace, *speed) };
+                let vocab = simulation.header.vocab_size;
+                let of = |i: usize| &trace.requests[i];
+                let requests = Requests {
+                    count: trace.requests.len(),
+                    sending,
+                    lengths: &|i| (of(i).prompt_len, of(i).output_len),
+                    prompt: &|i| of(i).prompt(vocab, seed),
+                };
+                let (lengths, prompt) = (requests.lengths, requests.prompt);
+                let no_warm_up = Requests { count: 0, sending: Sending::At(vec![]), lengths, prompt };
+                simulation.run(&no_warm_up, &requests, FrontEnd::HTTP, timeline)
+            }
+        }
+    }
+}
+
+/// A workload of `bench`, after the warm-up that it runs.
+fn run_point(simulation: &Simulation, point: Point, seed: u64, timeline: bool) -> Result<Run> {
+    let vocab = simulation.header.vocab_size;
+    let (front_end, warm) = match point.arrivals {
+        Arrivals::Closed { streams } => (FrontEnd::default(), streams),
+        Arrivals::Burst => (FrontEnd::default(), point.requests.min(WARM_UP)),
+        Arrivals::Poisson { .. } => (FrontEnd::HTTP, point.requests.min(WARM_UP)),
+    };
+    let sending = match point.arrivals {
+        Arrivals::Closed { streams } => Sending::Closed(streams),
+        Arrivals::Burst => Sending::At(vec![Duration::ZERO; point.requests]),
+        Arrivals::Poisson { .. } => Sending::At(delays(point, seed)),
+    };
+    let lengths = &|_| (point.prompt_len, point.output_len);
+    let warm_up_seed = rng::bits(seed, WARM_UP_RUN);
+    let warm_up = Requests {
+        count: warm,
+        sending: Sending::At(vec![Duration::ZERO; warm]),
+        lengths,
+        prompt: &|i| prompt(point, vocab, warm_up_seed, i),
+    };
+    let requests = Requests { count: point.requests, sending, lengths, prompt: &|i| prompt(point, vocab, seed, i) };
+    simulation.run(&warm_up, &requests, front_end, timeline)
+}
+
+fn as_recorded(trace: &Trace, speed: f64) -> Sending {
+    Sending::At(trace.requests.iter().map(|request| request.at.div_f64(speed)).collect())
+}
+
+/// The first request of a session at its time, the others their delay after the one before.
+fn by_session(trace: &Trace, speed: f64) -> Result<Sending> {
+    let mut last: HashMap<u64, usize> = HashMap::new();
+    let mut starts = Vec::with_capacity(trace.requests.len());
+    for (i, request) in trace.requests.iter().enumerate() {
+        let before = request.session.and_then(|session| last.insert(session, i));
+        starts.push(match before {
+            Some(before) => SessionStart::After(before, request.delay.unwrap_or_default().div_f64(speed)),
+            None => SessionStart::At(request.at.div_f64(speed)),
+        });
+    }
+    (!last.is_empty()).then_some(Sending::Sessions(starts)).context("--sessions: the trace has no sessions")
+}

@@ -1,0 +1,83 @@
+//! The commands `ledger` and `sim`, run as a user would.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn pegainfer(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_pegainfer")).args(args).env_remove("RUST_LOG").output().unwrap()
+}
+
+fn text(output: &[u8]) -> String {
+    String::from_utf8_lossy(output).into_owned()
+}
+
+fn measure(file: &Path, model: &str) {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models").join(model);
+    let (file, model) = (file.to_str().unwrap(), model.to_str().unwrap());
+    let size = ["--max-num-seqs", "3", "--max-num-batched-tokens", "64", "--max-model-len", "256", "--device", "cpu"];
+    let args = ["ledger", "--quick", "--out", file, "--model-path", model, "--log-level", "warn"];
+    let output = pegainfer(&[&args[..], &size].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let summary = text(&output.stdout);
+    assert!(summary.contains("decode") && summary.contains("the engine thread takes"), "{summary}");
+}
+
+#[test]
+fn a_measured_ledger_predicts_a_workload() {
+    let dir = tempfile::tempdir().unwrap();
+    for model in ["qwen3-tiny", "qwen35-tiny"] {
+        let file = dir.path().join(model);
+        measure(&file, model);
+        let (path, timeline) = (file.to_str().unwrap(), dir.path().join("timeline.json"));
+        let workload = ["--concurrency", "1,3", "--prompt-len", "40", "--output-len", "20", "--strict"];
+        let output = ["--json", "-", "--timeline", timeline.to_str().unwrap()];
+        let output = pegainfer(&[&["sim", path][..], &workload, &output].concat());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let rows = report["rows"].as_array().unwrap();
+        assert_eq!((rows.len(), report["stale"].as_bool()), (2, Some(false)));
+        for row in rows {
+            let figure = |name: &str| row["median"][name]["p50"].as_f64().unwrap();
+            assert!(figure("ttft_ms") > 0.0 && figure("tpot_ms") > 0.0, "{row}");
+            // The ops of a step are named, and so are those of the other kinds.
+            let ops = row["engine"]["ops"].as_array().unwrap();
+            let sum: f64 = ops.iter().map(|op| op[1].as_f64().unwrap()).sum();
+            assert!((sum - 1.0).abs() < 1e-6 && ops.iter().any(|op| op[0] == "linear_swiglu"), "{ops:?}");
+        }
+        let rate = |row: &Value| row["median"]["output_tok_s"].as_f64().unwrap();
+        assert!(rate(&rows[1]) > rate(&rows[0]), "three streams give more than one: {rows:?}");
+        let events: Value = serde_json::from_slice(&std::fs::read(&timeline).unwrap()).unwrap();
+        assert!(events.as_array().unwrap().iter().all(|event| event["dur"].as_f64().unwrap() > 0.0));
+    }
+}
+
+#[test]
+fn what_cannot_be_simulated_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("ledger");
+    let path = file.to_str().unwrap();
+    let refusal = |args: &[&str]| {
+        let output = pegainfer(&[&["sim", path][..], args].concat());
+        assert!(!output.status.success(), "{}", text(&output.stdout));
+        text(&output.stderr)
+    };
+    assert!(refusal(&[]).contains("cannot be read"));
+    std::fs::write(&file, "{\"record\":1}\n").unwrap();
+    assert!(refusal(&[]).contains("line 1 is not one of a ledger"));
+    measure(&file, "qwen3-tiny");
+    let error = refusal(&["--strict", "--concurrency", "8", "--max-num-seqs", "8"]);
+    assert!(error.contains("beyond what the ledger covers"), "{error}");
+    assert!(refusal(&["--max-num-seqs", "100"]).contains("--max-num-batched-tokens"));
+    assert!(refusal(&["--kv-cache-tokens", "3"]).contains("less than a block"));
+    assert!(refusal(&["--slo-ttft", "1us"]).contains("no rate is low enough"));
+    // Other kernels.
+    let stale = std::fs::read_to_string(&file).unwrap().replacen("\"kernels\":\"", "\"kernels\":\"0", 1);
+    std::fs::write(&file, stale).unwrap();
+    assert!(refusal(&["--strict"]).contains("the ledger is stale"));
+    let output = pegainfer(&["sim", path, "--slo-tpot", "10s", "--slo-ttft", "500ms", "--requests", "200"]);
+    assert!(text(&output.stdout).contains("requests per second"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("stale"));
+}
