@@ -4,16 +4,22 @@
 //! stream cancels the request: its KV blocks are free after the steps in flight. The engine runs on one OS thread that
 //! owns its device; see [`runtime`] for the loop.
 
+mod clock;
 mod demux;
+mod handle;
 mod limits;
 pub mod options;
 mod runtime;
+mod shared;
+pub mod simulation;
 mod step_engine;
 mod step_tokens;
 mod stream;
 
+pub use clock::{Clock, SimulatedClock};
+pub use handle::EngineHandle;
 pub use limits::{EngineLimits, MAX_LOGPROBS, SubmitError};
-pub use runtime::{EngineConfig, EngineHandle};
+pub use shared::EngineConfig;
 pub use step_engine::{EngineError, EventBatch, StepEngine};
 pub use step_tokens::StepTokens;
 pub use stream::TokenStream;

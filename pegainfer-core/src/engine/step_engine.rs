@@ -1,6 +1,6 @@
 //! What the engine thread asks of a model crate.
 
-use super::{EngineLimits, EngineStats, GenerateRequest, RequestId, TokenEvent};
+use super::{Clock, EngineLimits, EngineStats, GenerateRequest, RequestId, TokenEvent};
 use std::time::Instant;
 use thiserror::Error;
 
@@ -35,9 +35,14 @@ pub trait StepEngine: Send + 'static {
     /// Starts the planned step; returns before the device is done with it. On an error the caller drops every request
     /// with [`abort_all`](Self::abort_all).
     fn launch(&mut self) -> Result<(), EngineError>;
-    /// The clock that deadlines, time stamps and step times are read from. A simulated device has its own.
+    /// The clock that deadlines, time stamps and step times are read from; the handles get it once. A simulated device has
+    /// its own.
+    fn clock(&self) -> Clock {
+        Clock::Wall
+    }
+    /// The time on that clock.
     fn now(&self) -> Instant {
-        Instant::now()
+        self.clock().now()
     }
     /// Waits, for a millisecond at most, for what the next [`plan`](Self::plan) needs: a grammar's mask, or more prompts while
     /// admission is delayed. Returns at once while a step is in flight. Called only after `plan` gave `None`.

@@ -36,12 +36,17 @@ pub struct TokenStream {
 }
 
 impl TokenStream {
-    /// A stream for a request of at most `max_tokens` tokens, the sender of its events, and its cancellation.
-    pub(super) fn new(id: RequestId, max_tokens: usize) -> (Self, mpsc::Sender<Stamped>, Arc<Cancellation>) {
+    /// A stream for a request of at most `max_tokens` tokens that is submitted at `at`, the sender of its events, and its
+    /// cancellation.
+    pub(super) fn new(
+        id: RequestId,
+        max_tokens: usize,
+        at: Instant,
+    ) -> (Self, mpsc::Sender<Stamped>, Arc<Cancellation>) {
         // Admitted, Prompt, the tokens, Finished or Failed.
         let (sender, events) = mpsc::channel(max_tokens + 3);
         let cancellation = Arc::new(Cancellation::default());
-        (Self { id, events, cancellation: cancellation.clone(), at: Instant::now() }, sender, cancellation)
+        (Self { id, events, cancellation: cancellation.clone(), at }, sender, cancellation)
     }
 
     /// The engine's name for this request.

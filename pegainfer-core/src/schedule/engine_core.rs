@@ -6,7 +6,10 @@ use super::speculation::Speculation;
 use super::speculation::depth::StepCost;
 use super::state::SequenceState;
 use super::step::{Outcome, Step};
-use crate::engine::{EngineError, EngineLimits, EngineStats, EventBatch, GenerateRequest, RequestId, StepEngine};
+use crate::engine::{
+    Clock, EngineError, EngineLimits, EngineStats, EventBatch, GenerateRequest, RequestId, StepEngine,
+};
+use crate::grammar::GrammarTracker;
 use crate::kv::BlockPool;
 use crate::tensor::OpError;
 use std::collections::VecDeque;
@@ -51,14 +54,24 @@ pub trait StepExecutor: Send + 'static {
     /// Forgets every step in flight, once the device is done with them; an error says that the device is lost.
     fn abandon(&mut self) -> Result<(), OpError>;
 
-    /// The clock that the engine reads; the wall clock unless the device is simulated.
+    /// The clock that the engine and its handles read; the wall clock unless the device is simulated.
+    fn clock(&self) -> Clock {
+        Clock::Wall
+    }
+
+    /// The time on that clock.
     fn now(&self) -> Instant {
-        Instant::now()
+        self.clock().now()
     }
 
     /// Lets `time` pass on that clock while nothing is in flight.
     fn rest(&mut self, time: Duration) {
         std::thread::sleep(time);
+    }
+
+    /// Waits while nothing is in flight until the mask of `grammar` is ready, for `limit` on that clock at most.
+    fn wait_for_mask(&mut self, grammar: &GrammarTracker, limit: Duration) {
+        grammar.wait(limit);
     }
 }
 
@@ -165,6 +178,10 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
         Ok(())
     }
 
+    fn clock(&self) -> Clock {
+        self.executor.clock()
+    }
+
     fn now(&self) -> Instant {
         self.executor.now()
     }
@@ -176,7 +193,7 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
         if self.delaying {
             self.executor.rest(ARRIVALS_WAIT);
         } else if let Some(grammar) = self.scheduler.waiting_for_mask() {
-            grammar.wait(MASK_WAIT);
+            self.executor.wait_for_mask(grammar, MASK_WAIT);
         }
     }
 

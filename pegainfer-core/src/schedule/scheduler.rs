@@ -156,6 +156,11 @@ impl<S: SequenceState> Scheduler<S> {
         ids
     }
 
+    /// Checks that each block of the pool is free, cached or held by a running sequence; for tests.
+    pub fn check_blocks(&self) -> Result<(), String> {
+        self.pool.check(self.held_blocks().len())
+    }
+
     /// A running sequence that waits for nothing but its mask, if there is one.
     pub fn waiting_for_mask(&self) -> Option<&GrammarTracker> {
         let grammars = self.running.iter().filter(|seq| seq.unknown == 0).filter_map(|seq| seq.grammar.as_ref());

@@ -1,0 +1,78 @@
+//! The clock of an engine.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Where an engine and its handles read the time. Clones are the same clock.
+#[derive(Debug, Clone, Default)]
+pub enum Clock {
+    /// The wall clock.
+    #[default]
+    Wall,
+    /// The clock of a simulation.
+    Simulated(SimulatedClock),
+}
+
+impl Clock {
+    /// The time now.
+    pub fn now(&self) -> Instant {
+        match self {
+            Self::Wall => Instant::now(),
+            Self::Simulated(clock) => clock.now(),
+        }
+    }
+}
+
+/// A clock that moves only when it is told to. Clones are the same clock.
+#[derive(Debug, Clone)]
+pub struct SimulatedClock {
+    start: Instant,
+    /// Nanoseconds since `start`.
+    elapsed: Arc<AtomicU64>,
+}
+
+impl SimulatedClock {
+    /// A clock that reads `start`.
+    pub fn new(start: Instant) -> Self {
+        Self { start, elapsed: Arc::default() }
+    }
+
+    /// The simulated time now.
+    pub fn now(&self) -> Instant {
+        self.start + Duration::from_nanos(self.elapsed.load(Ordering::Acquire))
+    }
+
+    /// Lets `time` pass.
+    pub fn advance(&self, time: Duration) {
+        self.elapsed.fetch_add(nanos(time), Ordering::AcqRel);
+    }
+
+    /// Moves the clock to `time`, unless that has passed.
+    pub fn advance_to(&self, time: Instant) {
+        self.elapsed.fetch_max(nanos(time.saturating_duration_since(self.start)), Ordering::AcqRel);
+    }
+}
+
+/// Enough for 584 years.
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_simulated_clock_moves_when_told_and_never_backwards() {
+        let start = Instant::now();
+        let clock = SimulatedClock::new(start);
+        let shared = Clock::Simulated(clock.clone());
+        assert_eq!(shared.now(), start);
+        clock.advance(Duration::from_secs(3));
+        clock.advance_to(start + Duration::from_secs(2));
+        assert_eq!(shared.now(), start + Duration::from_secs(3));
+        clock.advance_to(start + Duration::from_hours(5));
+        assert_eq!(shared.now(), start + Duration::from_hours(5));
+    }
+}

@@ -1,0 +1,143 @@
+//! How the server reaches an engine: handles, and the start of the engine's two threads.
+
+use super::demux::Demultiplexer;
+use super::runtime::Runtime;
+use super::shared::{Command, EngineConfig, Shared, Submission};
+use super::step_tokens::StepTokens;
+use super::{EngineLimits, EngineStats, GenerateRequest, RequestId, StepEngine, SubmitError, TokenStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TrySendError, channel, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+/// How long the last handle waits for the engine's end.
+const STOPS_WITHIN: Duration = Duration::from_secs(5);
+/// Steps whose events may wait for the demultiplexer before the engine waits for it.
+const DEMUX_STEPS: usize = 64;
+
+/// A cheap, cloneable way to reach a running engine. The engine stops when the last handle is dropped and its last
+/// request has ended; the drop of the last handle waits for that, for a few seconds at most: a process must not end while
+/// the engine is still giving its device back.
+#[derive(Clone)]
+pub struct EngineHandle {
+    commands: SyncSender<Command>,
+    shared: Arc<Shared>,
+    /// After `commands`, so that the engine knows of the end before the last handle waits for it.
+    _stopped: Arc<Stopped>,
+}
+
+/// Disconnected once the engine is gone.
+struct Stopped(Mutex<Receiver<()>>);
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let stopped = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(STOPS_WITHIN) {
+            log::warn!("the engine does not stop; leaving it behind");
+        }
+    }
+}
+
+impl EngineHandle {
+    /// Starts the engine thread and its demultiplexer.
+    pub fn spawn<E: StepEngine>(engine: E, config: EngineConfig) -> std::io::Result<Self> {
+        let (handle, mut runtime, demux, running) = Self::connect(engine, config, DEMUX_STEPS);
+        std::thread::Builder::new().name("demux".into()).spawn(move || demux.run())?;
+        std::thread::Builder::new().name("engine".into()).spawn(move || {
+            if catch_unwind(AssertUnwindSafe(|| runtime.run())).is_err() {
+                runtime.panicked();
+            }
+            // This drops the demultiplexer's sender, which closes every open stream, and the engine.
+            drop(runtime);
+            drop(running);
+        })?;
+        Ok(handle)
+    }
+
+    /// A handle, what the two threads run, joined by a queue of `demux_capacity` messages, and what is dropped when the
+    /// engine is gone.
+    pub(super) fn connect<E: StepEngine>(
+        engine: E,
+        config: EngineConfig,
+        demux_capacity: usize,
+    ) -> (Self, Runtime<E>, Demultiplexer, Sender<()>) {
+        let (commands, inbox) = sync_channel(config.max_queued);
+        let (demux, messages) = sync_channel(demux_capacity);
+        let (running, stopped) = channel();
+        let shared = Arc::new(Shared::new(engine.limits(), config, engine.clock(), engine.stats()));
+        let runtime = Runtime::new(engine, inbox, demux, shared.clone());
+        let handle = Self { commands, shared, _stopped: Arc::new(Stopped(Mutex::new(stopped))) };
+        (handle, runtime, Demultiplexer::new(messages), running)
+    }
+
+    /// Queues a request. Every refusal is typed and immediate; nothing that can never run is queued.
+    pub fn submit(&self, request: GenerateRequest) -> Result<TokenStream, SubmitError> {
+        self.shared.limits.check(&request)?;
+        if !self.shared.alive.load(Ordering::Acquire) {
+            return Err(SubmitError::EngineStopped);
+        }
+        if self.shared.live.load(Ordering::Acquire) == 0 {
+            // The deadline of a step starts with the work, not with the step before it.
+            self.shared.stats().1 = self.shared.clock.now();
+        }
+        let queued = self.shared.live.fetch_add(1, Ordering::AcqRel);
+        if queued >= self.shared.config.max_queued {
+            self.shared.live.fetch_sub(1, Ordering::AcqRel);
+            return Err(SubmitError::QueueFull { queued });
+        }
+        let id = RequestId(self.shared.next_id.fetch_add(1, Ordering::Relaxed));
+        let (stream, events, cancellation) = TokenStream::new(id, request.max_tokens, self.shared.clock.now());
+        self.send(Command::Submit(Submission { id, request, events, cancellation })).inspect_err(|_| {
+            self.shared.live.fetch_sub(1, Ordering::AcqRel);
+        })?;
+        Ok(stream)
+    }
+
+    /// Forgets every cached prefix; blocks that requests hold stay with them. Returns when it is done, at the latest
+    /// after the step that is being waited for.
+    pub async fn reset_prefix_cache(&self) -> Result<(), SubmitError> {
+        let (done, waiting) = oneshot::channel();
+        self.send(Command::ResetPrefixCache(done))?;
+        waiting.await.map_err(|_| SubmitError::EngineStopped)
+    }
+
+    fn send(&self, command: Command) -> Result<(), SubmitError> {
+        self.commands.try_send(command).map_err(|e| match e {
+            TrySendError::Full(_) => SubmitError::QueueFull { queued: self.shared.config.max_queued },
+            TrySendError::Disconnected(_) => SubmitError::EngineStopped,
+        })
+    }
+
+    /// Fixed properties of the engine.
+    pub fn limits(&self) -> &EngineLimits {
+        &self.shared.limits
+    }
+
+    /// Gauges and counters as of the last step. Requests submitted since count as waiting.
+    pub fn stats(&self) -> EngineStats {
+        let mut stats = self.shared.stats().0;
+        let live = self.shared.live.load(Ordering::Acquire);
+        stats.waiting = live.saturating_sub(stats.running);
+        stats
+    }
+
+    /// How many tokens the steps had.
+    pub fn step_tokens(&self) -> StepTokens {
+        *self.shared.step_tokens()
+    }
+
+    /// Why the engine has stopped, after a fatal error or a panic: for people.
+    pub fn failure(&self) -> Option<&str> {
+        self.shared.failure.get().map(String::as_str)
+    }
+
+    /// False once the engine has stopped, as after a fatal error, and while it has work but passes the deadline of a step.
+    pub fn is_healthy(&self) -> bool {
+        let idle = self.shared.live.load(Ordering::Acquire) == 0;
+        let last_step = self.shared.stats().1;
+        let since = self.shared.clock.now().saturating_duration_since(last_step);
+        self.shared.alive.load(Ordering::Acquire) && (idle || since < self.shared.config.step_deadline)
+    }
+}
