@@ -1,9 +1,8 @@
 //! The simulated device.
 
-use super::VOCAB;
 use super::drafts::Oracle;
 use super::kinds::{Kind, StepOf};
-use super::requests::mix;
+use super::requests::{VOCAB, mix};
 use pegainfer_core::engine::TokenLogprobs;
 use pegainfer_core::kv::NO_SLOT;
 use pegainfer_core::logits_processors::{LogitsUpdate, TokenMask};

@@ -1,8 +1,7 @@
 //! Drafts that are often right.
 
-use super::VOCAB;
 use super::device::{kv_value, next_token};
-use super::requests::{Rng, mix};
+use super::requests::{Rng, VOCAB, mix};
 use pegainfer_core::schedule::speculation::{DraftMethod, DraftSource, Drafter, Speculation};
 use std::sync::Arc;
 

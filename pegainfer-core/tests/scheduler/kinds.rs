@@ -63,7 +63,7 @@ impl Kind for KvOnly {
 /// the middle of a chunk.
 pub struct Recurrent {
     /// The hash of the whole prefix.
-    slots: Vec<u64>,
+    pub slots: Vec<u64>,
 }
 
 impl Kind for Recurrent {
@@ -106,7 +106,7 @@ impl Kind for Recurrent {
 /// State that kernels update in place, so that it is copied before a step and can be kept at the ends of chunks alone, and
 /// blocks of 128 tokens.
 pub struct InPlace {
-    slots: Vec<u64>,
+    pub slots: Vec<u64>,
 }
 
 impl Kind for InPlace {

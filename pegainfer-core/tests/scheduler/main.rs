@@ -24,15 +24,13 @@ use pegainfer_core::grammar::{Grammar, Matcher};
 use pegainfer_core::kv::BlockPool;
 use pegainfer_core::logits_processors::TokenMask;
 use pegainfer_core::schedule::{Outcome, Scheduler, SchedulerConfig, StateConfig, StateSlots};
-use requests::Waltz;
+use requests::{EOS, VOCAB, Waltz};
 use std::sync::Arc;
 use std::time::Duration;
 use world::World;
 
 /// Tokens of a KV block.
 const BLOCK_TOKENS: usize = 16;
-const VOCAB: u32 = 50;
-const EOS: u32 = 49;
 const STEPS: u64 = 1_000_000;
 
 /// A million steps of random worlds of one kind.

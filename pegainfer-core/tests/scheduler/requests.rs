@@ -1,11 +1,14 @@
 //! Random requests, and what each has to give.
 
 use super::device::{kv_value, next_token};
-use super::{EOS, VOCAB};
 use pegainfer_core::engine::{EngineLimits, GenerateRequest};
 use pegainfer_core::grammar::{Grammar, Matcher};
 use pegainfer_core::logits_processors::{LogitsProcessorParams, TokenMask};
 use std::sync::Arc;
+
+pub const VOCAB: u32 = 50;
+/// The end-of-text token.
+pub const EOS: u32 = 49;
 
 pub struct Rng(pub u64);
 

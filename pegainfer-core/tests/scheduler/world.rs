@@ -3,8 +3,7 @@
 use super::device::{Device, blocks_of};
 use super::drafts::Oracle;
 use super::kinds::{Kind, StepOf};
-use super::requests::{Rng, Waltz, continuation, random_params, random_request};
-use super::{EOS, VOCAB};
+use super::requests::{EOS, Rng, VOCAB, Waltz, continuation, random_params, random_request};
 use pegainfer_core::engine::{
     EngineLimits, EngineStats, EventBatch, FinishReason, RequestId, SubmitError, TokenEvent, TokenOut,
 };

@@ -1,0 +1,201 @@
+//! The simulated device under a virtual clock, with the faults that the world orders.
+
+use super::device::Device;
+use super::kinds::{InPlace, Kind, KvOnly, Recurrent, StepOf};
+use super::requests::mix;
+use pegainfer_core::engine::{Clock, EngineHandle, GenerateRequest, SimulatedClock, SubmitError, TokenStream};
+use pegainfer_core::grammar::GrammarTracker;
+use pegainfer_core::kv::NO_SLOT;
+use pegainfer_core::schedule::{NO_STATE, Outcome, Segment, Step, StepExecutor};
+use pegainfer_core::tensor::OpError;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// Time of a step beside that of its tokens.
+const STEP_TIME: Duration = Duration::from_micros(20);
+const TOKEN_TIME: Duration = Duration::from_micros(1);
+/// How many times as long a slow step takes.
+const SLOW: u32 = 1000;
+
+/// A kind of model whose states can be spoilt.
+pub trait Spoil: Kind {
+    /// What a step leaves behind that failed half-way: garbage in every slot that it writes.
+    fn spoil(&mut self, step: &StepOf<Self>);
+}
+
+impl Spoil for KvOnly {
+    fn spoil(&mut self, _step: &Step) {}
+}
+
+impl Spoil for Recurrent {
+    fn spoil(&mut self, step: &Step<Segment>) {
+        spoil(&mut self.slots, step);
+    }
+}
+
+impl Spoil for InPlace {
+    fn spoil(&mut self, step: &Step<Segment>) {
+        spoil(&mut self.slots, step);
+    }
+}
+
+fn spoil(slots: &mut [u64], step: &Step<Segment>) {
+    for segment in step.state.iter().filter(|segment| segment.to != NO_STATE) {
+        slots[segment.to as usize] = mix(!slots[segment.to as usize]);
+    }
+}
+
+/// What goes wrong in the next turn, if there is an occasion.
+#[derive(Default)]
+pub struct Orders {
+    pub launch_fails: bool,
+    pub finish_fails: bool,
+    /// A failure is for good.
+    pub lost: bool,
+    pub slow_step: bool,
+    pub late_mask: bool,
+}
+
+/// Who looks at the engine's health while a step runs.
+pub struct Watch {
+    pub handle: EngineHandle,
+    /// When the engine counts as stuck, unless it goes on before.
+    pub stuck_at: Instant,
+    /// A request that comes while a step runs, and what became of it.
+    pub request: Option<GenerateRequest>,
+    pub submitted: Option<Result<TokenStream, SubmitError>>,
+}
+
+/// Runs steps one after the other, each for a time that its tokens tell; what a step computes is known when it is finished.
+pub struct VirtualDevice<K: Kind> {
+    device: Device<K>,
+    clock: SimulatedClock,
+    depth: usize,
+    /// Steps in flight, oldest first, and when they end.
+    in_flight: VecDeque<(StepOf<K>, Instant)>,
+    lost: bool,
+    pub orders: Orders,
+    pub watch: Option<Watch>,
+    /// Times that a step was seen to be past its deadline.
+    pub seen_stuck: u64,
+    /// Calls of `launch`, of `finish` and of `abandon`.
+    pub calls: u64,
+}
+
+impl<K: Kind> VirtualDevice<K>
+where
+    StepOf<K>: Send,
+{
+    pub fn new(device: Device<K>, clock: SimulatedClock, depth: usize) -> Self {
+        let (in_flight, orders) = (VecDeque::new(), Orders::default());
+        Self { device, clock, depth, in_flight, lost: false, orders, watch: None, seen_stuck: 0, calls: 0 }
+    }
+
+    /// The steps in flight.
+    pub fn in_flight(&self) -> impl Iterator<Item = &StepOf<K>> {
+        self.in_flight.iter().map(|(step, _)| step)
+    }
+
+    /// Until a step ends. Meanwhile health is what its deadline says, to the nanosecond.
+    fn wait_until(&mut self, end: Instant) {
+        let Some(Watch { handle, stuck_at, request, submitted }) = &mut self.watch else {
+            return self.clock.advance_to(end);
+        };
+        *submitted = request.take().map(|request| handle.submit(request));
+        if end >= *stuck_at {
+            self.clock.advance_to(*stuck_at - Duration::from_nanos(1));
+            assert_eq!(handle.is_healthy(), self.clock.now() < *stuck_at, "before the deadline of the step");
+            self.clock.advance_to(*stuck_at);
+            assert!(!handle.is_healthy(), "a step is past its deadline and nobody says so");
+            self.seen_stuck += 1;
+        }
+        self.clock.advance_to(end);
+        assert_eq!(handle.is_healthy(), self.clock.now() < *stuck_at, "after {:?}", STEP_TIME);
+    }
+}
+
+impl<K: Spoil> VirtualDevice<K> {
+    /// Garbage wherever the step writes.
+    fn spoil(&mut self, step: &StepOf<K>) {
+        for slot in step.slots.iter().filter(|slot| **slot != NO_SLOT) {
+            self.device.kv[*slot as usize] = mix(u64::from(*slot) ^ 0xBAD);
+        }
+        self.device.states.spoil(step);
+    }
+
+    fn fail(&mut self, op: &'static str, step: &StepOf<K>) -> OpError {
+        self.spoil(step);
+        self.lost |= self.orders.lost;
+        OpError { op, message: "out of order".into() }
+    }
+}
+
+impl<K: Spoil + Send + 'static> StepExecutor for VirtualDevice<K> {
+    type State = K::State;
+
+    fn useful_depth(&self) -> usize {
+        self.depth
+    }
+
+    fn launch(&mut self, step: &StepOf<K>) -> Result<(), OpError> {
+        self.calls += 1;
+        if std::mem::take(&mut self.orders.launch_fails) {
+            return Err(self.fail("launch", step));
+        }
+        let slow = if std::mem::take(&mut self.orders.slow_step) { SLOW } else { 1 };
+        let begin = self.in_flight.back().map_or(self.clock.now(), |(_, end)| self.clock.now().max(*end));
+        let time = (STEP_TIME + TOKEN_TIME * step.tokens.len() as u32) * slow;
+        self.in_flight.push_back((step.clone(), begin + time));
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<Outcome, OpError> {
+        self.calls += 1;
+        let (step, end) = self.in_flight.pop_front().expect("a step is in flight");
+        self.wait_until(end);
+        if std::mem::take(&mut self.orders.finish_fails) {
+            return Err(self.fail("attention", &step));
+        }
+        Ok(self.device.run(&step))
+    }
+
+    fn abandon(&mut self) -> Result<(), OpError> {
+        self.calls += 1;
+        for (step, _) in std::mem::take(&mut self.in_flight) {
+            self.spoil(&step);
+        }
+        match self.lost {
+            true => Err(OpError { op: "synchronize", message: "the device is lost".into() }),
+            false => Ok(()),
+        }
+    }
+
+    fn clock(&self) -> Clock {
+        Clock::Simulated(self.clock.clone())
+    }
+
+    fn rest(&mut self, time: Duration) {
+        assert!(self.in_flight.is_empty(), "the engine rests beside a step in flight");
+        self.clock.advance(time);
+    }
+
+    fn wait_for_mask(&mut self, grammar: &GrammarTracker, limit: Duration) {
+        assert!(self.in_flight.is_empty(), "the engine waits for a mask beside a step in flight");
+        match self.orders.late_mask {
+            true => self.clock.advance(limit),
+            false => compute_masks(usize::MAX),
+        }
+        assert!(self.orders.late_mask || grammar.mask().is_some() || grammar.failure().is_some());
+    }
+}
+
+/// Computes the next masks that wait for it, `most` at most. They belong to a pool of one thread, this one, which computes
+/// them only when told to.
+pub fn compute_masks(most: usize) {
+    let computed = || rayon::yield_local() == Some(rayon::Yield::Executed);
+    for _ in 0..most {
+        if !computed() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! What goes between the engine thread and its engine, checked on the way.
+
+use super::executor::{Spoil, VirtualDevice};
+use pegainfer_core::engine::{
+    Clock, EngineError, EngineLimits, EngineStats, EventBatch, GenerateRequest, RequestId, StepEngine, TokenEvent,
+};
+use pegainfer_core::schedule::EngineCore;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+/// Requests that the engine got, by their ends.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Ends {
+    pub finished: u64,
+    /// Their grammar failed.
+    pub broken: u64,
+    pub cancelled: u64,
+    /// By a step that failed.
+    pub aborted: u64,
+}
+
+impl Ends {
+    pub fn sum(self) -> u64 {
+        self.finished + self.broken + self.cancelled + self.aborted
+    }
+}
+
+/// An engine under observation.
+pub struct Tap<K: Spoil + Send + 'static> {
+    pub engine: EngineCore<VirtualDevice<K>>,
+    /// Requests that the engine has.
+    pub live: BTreeSet<RequestId>,
+    /// Tokens of each request so far, also after its end.
+    pub emitted: BTreeMap<RequestId, usize>,
+    pub ends: Ends,
+    /// Steps that failed.
+    pub failures: u64,
+}
+
+impl<K: Spoil + Send + 'static> Tap<K> {
+    pub fn new(engine: EngineCore<VirtualDevice<K>>) -> Self {
+        Self { engine, live: BTreeSet::new(), emitted: BTreeMap::new(), ends: Ends::default(), failures: 0 }
+    }
+
+    /// A request ends, which it can do once.
+    fn end(&mut self, id: RequestId, event: &TokenEvent) {
+        assert!(self.live.remove(&id), "{id:?} got {event:?} after its end");
+    }
+
+    fn saw(&mut self, events: &EventBatch) {
+        for (id, event) in events {
+            match event {
+                TokenEvent::Token(_) => *self.emitted.entry(*id).or_default() += 1,
+                TokenEvent::Finished { .. } => self.ends.finished += 1,
+                TokenEvent::GrammarFailed { .. } => self.ends.broken += 1,
+                TokenEvent::Failed { .. } => panic!("the engine fails {id:?} by itself"),
+                TokenEvent::Admitted { .. } | TokenEvent::Prompt(_) => {}
+            }
+            match event {
+                TokenEvent::Finished { .. } | TokenEvent::GrammarFailed { .. } => self.end(*id, event),
+                _ => assert!(self.live.contains(id), "{id:?} got {event:?} after its end"),
+            }
+        }
+    }
+}
+
+impl<K: Spoil + Send + 'static> StepEngine for Tap<K> {
+    fn limits(&self) -> EngineLimits {
+        self.engine.limits()
+    }
+
+    fn add(&mut self, id: RequestId, request: GenerateRequest) {
+        assert!(self.live.insert(id) && self.emitted.insert(id, 0).is_none(), "{id:?} is added twice");
+        self.engine.add(id, request);
+    }
+
+    fn cancel(&mut self, id: RequestId) {
+        assert!(self.live.remove(&id), "{id:?} is cancelled after its end");
+        self.ends.cancelled += 1;
+        self.engine.cancel(id);
+    }
+
+    fn has_work(&self) -> bool {
+        assert!(self.engine.has_work() || self.live.is_empty(), "the engine forgot {:?}", self.live);
+        self.engine.has_work()
+    }
+
+    fn plan(&mut self) -> Option<EventBatch> {
+        let admitted = self.engine.plan()?;
+        self.saw(&admitted);
+        Some(admitted)
+    }
+
+    fn launch(&mut self) -> Result<(), EngineError> {
+        self.engine.launch().inspect_err(|_| self.failures += 1)
+    }
+
+    fn clock(&self) -> Clock {
+        self.engine.clock()
+    }
+
+    fn now(&self) -> Instant {
+        self.engine.now()
+    }
+
+    fn wait(&mut self) {
+        self.engine.wait();
+    }
+
+    fn finish(&mut self) -> Result<EventBatch, EngineError> {
+        if self.live.is_empty() {
+            // With nobody to serve the engine is healthy, however long the last step takes.
+            self.engine.executor().watch = None;
+        }
+        let events = self.engine.finish().inspect_err(|_| self.failures += 1)?;
+        self.saw(&events);
+        Ok(events)
+    }
+
+    fn abort_all(&mut self) -> Vec<RequestId> {
+        let ids = self.engine.abort_all();
+        let aborted = BTreeSet::from_iter(ids.iter().copied());
+        assert_eq!(aborted.len(), ids.len(), "a request is aborted twice");
+        assert_eq!(aborted, std::mem::take(&mut self.live), "a request that is aborted gets its end");
+        self.ends.aborted += ids.len() as u64;
+        ids
+    }
+
+    fn reset_prefix_cache(&mut self) {
+        self.engine.reset_prefix_cache();
+    }
+
+    fn stats(&self) -> EngineStats {
+        self.engine.stats()
+    }
+}
