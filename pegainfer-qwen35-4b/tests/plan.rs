@@ -3,9 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use pegainfer_core::record::OpRecord;
-use pegainfer_kernels::runtime::{Model, record, record_step, uniform};
+use pegainfer_kernels::ops::KvDType;
+use pegainfer_kernels::runtime::{Model, Quantization, record, record_step, uniform};
 use pegainfer_qwen35_4b::Qwen35;
-use pegainfer_qwen35_4b::config::{Config, LayerKind};
+use pegainfer_qwen35_4b::config::{BF16_MODULES, Config, LayerKind};
 use pegainfer_qwen35_4b::plan::Step;
 use pegainfer_qwen35_4b::weights;
 use serde_json::{Value, json};
@@ -141,4 +142,26 @@ fn a_step_without_samples_ends_with_the_last_keys_and_values() {
     let step = Step { samples: Vec::new(), ..uniform::<Qwen35>(1, 512, 1024) };
     let records = record_step::<Qwen35>(&config(&SIZES[2]), &step).unwrap();
     assert_eq!((records.len(), records.last().unwrap().op), (2 + 31 * 7 + 2, "gated_qk_norm_rope_write_kv"));
+}
+
+/// `config` with FP8 projections and, if `kv` asks for it, an FP8 KV cache.
+fn fp8(config: &Config, kv: KvDType) -> Config {
+    Config { quantization: Some(Quantization::every(&BF16_MODULES)), kv_dtype: kv, ..config.clone() }
+}
+
+#[test]
+fn a_decode_step_in_fp8_reads_half_of_the_projections_and_of_the_cache() {
+    for size in &SIZES {
+        let (plain, batch, context) = (config(size), 8, 1024);
+        let bytes = |config: &Config| total(&record::<Qwen35>(config, batch, 1, context).unwrap(), |r| r.bytes);
+        let (bf16, fp8_weights) = (bytes(&plain), bytes(&fp8(&plain, KvDType::Bf16)));
+        let saved = weights::bytes(&plain) - weights::bytes(&fp8(&plain, KvDType::Bf16));
+        assert!(saved > weights::bytes(&plain) / 4, "{saved}");
+        assert_eq!(bf16 - fp8_weights, saved, "{} layers of {}", size.layers, size.hidden);
+        let both = fp8(&plain, KvDType::Fp8);
+        // One byte an element, and a scale of four bytes for each 256; a step reads the context and writes a token.
+        assert_eq!(both.kv_bytes_per_token() * 512, plain.kv_bytes_per_token() * 260);
+        let kv = (batch * (context + 1) * (plain.kv_bytes_per_token() - both.kv_bytes_per_token())) as u64;
+        assert_eq!(fp8_weights - bytes(&both), kv);
+    }
 }

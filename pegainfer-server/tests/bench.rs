@@ -4,14 +4,18 @@
 
 mod support;
 
+use axum::http::StatusCode;
+use axum::routing::{get, post};
+use axum::{Json, Router};
 use clap::Parser;
 use pegainfer_server::cli::bench::args::Workload;
 use pegainfer_server::cli::bench::bench;
 use pegainfer_server::cli::bench::report::Report;
 use pegainfer_server::cli::{Cli, Command};
-use serde_json::Value;
+use serde_json::{Value, json};
 use support::mock::MockEngine;
 use support::process::{pegainfer, run};
+use support::temp_dir::TempDir;
 use support::{Setup, TestServer, model_dir};
 
 const CPU: [&str; 6] = ["--device", "cpu", "--read-gbs", "10", "--peak-tflops", "1"];
@@ -25,6 +29,37 @@ fn workload(flags: &[&str]) -> Workload {
 
 fn report(flags: &[&str]) -> Report {
     bench(&workload(flags)).unwrap()
+}
+
+/// Path of a trace among the fixtures.
+fn trace(name: &str) -> String {
+    format!("{}/tests/fixtures/traces/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// A server that refuses fields that it does not know, as OpenAI's does, and generates two tokens for each request. Returns its URL.
+fn strict_server() -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let completions = |Json(body): Json<Value>| async move {
+        let unknown = ["cache_salt", "ignore_eos"].into_iter().find(|name| body.get(name).is_some());
+        if let Some(name) = unknown {
+            let message = format!("Unrecognized request argument supplied: {name}");
+            return (StatusCode::BAD_REQUEST, json!({"error": {"message": message}}).to_string());
+        }
+        let chunk = r#"data: {"choices":[{"text":"x"}]}"#;
+        let usage = r#"data: {"choices":[],"usage":{"completion_tokens":2}}"#;
+        (StatusCode::OK, format!("{chunk}\n\n{chunk}\n\n{usage}\n\ndata: [DONE]\n\n"))
+    };
+    let models = || async { Json(json!({"data": [{"id": "m"}]})) };
+    let app = Router::new().route("/v1/completions", post(completions)).route("/v1/models", get(models));
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            listener.set_nonblocking(true).unwrap();
+            axum::serve(tokio::net::TcpListener::from_std(listener).unwrap(), app).await.unwrap();
+        });
+    });
+    format!("http://{address}")
 }
 
 /// Generated tokens and all tokens of every run of a row, computed from its rates.
@@ -102,6 +137,93 @@ fn a_running_server_is_measured_with_many_concurrent_requests() {
 }
 
 #[test]
+fn a_trace_is_replayed_with_its_lengths_and_prefixes() {
+    let file = trace("bailian.jsonl");
+    let report = report(&["replay", &file, "--speed", "20,40", "--runs", "2"]);
+    let names: Vec<&str> = report.rows.iter().map(|row| row.name.as_str()).collect();
+    assert_eq!(names, ["speed 20", "speed 40"]);
+    for (row, wall) in [(0, 14.886 / 20.0), (1, 14.886 / 40.0)] {
+        // 13 + 8 + 21 + 5 generated, 40 + 36 + 70 + 20 in prompts.
+        assert_eq!(tokens(&report, row), [(47.0, 47.0 + 166.0); 2]);
+        let median = &report.rows[row].median;
+        assert_eq!((median.requests, median.failed, median.stopped_early), (8, 0, 0));
+        assert_eq!((median.prompt_tokens, median.output_tokens), (41.5, 11.75));
+        assert!(median.wall_s >= wall, "{} of {wall} s", median.wall_s);
+        // The session's second request begins as its first one, in each run anew; the second session may be too early.
+        for run in &report.rows[row].runs {
+            assert!([8.0, 16.0].contains(&run.cached_tokens), "{}", run.cached_tokens);
+        }
+    }
+    let json = serde_json::to_value(&report).unwrap();
+    assert_eq!((&json["target"], &json["rows"][0]["arrivals"]), (&json!("http inside the process"), &json!("trace")));
+    let summary = json!({"file": file, "format": "Qwen-Bailian", "time": "timestamp, seconds", "requests": 4,
+        "skipped": 0, "too_long": 0, "seconds": 14.886});
+    assert_eq!(json["trace"], summary);
+    assert!(
+        report.table().contains("Qwen-Bailian, 4 requests in 14.9 s (from timestamp, seconds)"),
+        "{}",
+        report.table()
+    );
+}
+
+#[test]
+fn requests_beyond_the_context_are_left_out() {
+    let report = report(&["replay", &trace("mooncake.jsonl"), "--speed", "100", "--max-model-len", "1100"]);
+    let trace = report.trace.as_ref().unwrap();
+    assert_eq!((trace.requests, trace.too_long, report.rows[0].median.requests), (2, 1, 6));
+    assert!(report.table().contains("1 longer than the context"), "{}", report.table());
+    let short = ["replay", &trace_of_one(), "--max-model-len", "20"];
+    let error = format!("{:#}", bench(&workload(&short)).unwrap_err());
+    assert!(error.contains("are longer than the context of 20 tokens"), "{error}");
+}
+
+/// A trace whose only request has 24 tokens.
+fn trace_of_one() -> String {
+    let file = std::env::temp_dir().join(format!("pegainfer-bench-one-{}.csv", std::process::id()));
+    std::fs::write(&file, "Timestamp,Request tokens,Response tokens\n5,20,4\n6,0,4\n").unwrap();
+    file.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn sessions_wait_for_their_responses() {
+    let dir = TempDir::new("bench-sessions");
+    let file = dir.0.join("trace.jsonl");
+    // The second request arrived a millisecond after the first one, or 1.2 seconds after its end.
+    let lines = [
+        r#"{"session_id": "a", "timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [1, 2]}"#,
+        r#"{"session_id": "a", "timestamp": 1, "delay": 1200, "input_length": 700, "output_length": 3, "hash_ids": [1, 3]}"#,
+    ];
+    std::fs::write(&file, lines.join("\n")).unwrap();
+    let flags = ["replay", file.to_str().unwrap(), "--speed", "2", "--runs", "1"];
+    let open = report(&flags);
+    let sessions = report(&[&flags[..], &["--sessions"]].concat());
+    let (open, sessions) = (&open.rows[0].median, &sessions.rows[0].median);
+    assert!(sessions.wall_s >= 0.6, "{}", sessions.wall_s);
+    assert!(open.wall_s < sessions.wall_s, "{} {}", open.wall_s, sessions.wall_s);
+    assert_eq!(sessions.cached_tokens, 256.0, "a block of 512 tokens is found by the second of two requests");
+}
+
+#[test]
+fn a_server_without_ignore_eos_is_measured_without_it() {
+    let (url, model) = (strict_server(), model_dir());
+    let file = trace("azure-2023.csv");
+    let flags = ["replay", &file, "--url", &url, "--model-path", model.to_str().unwrap(), "--speed", "100"];
+    let report = report(&[&flags[..], &["--runs", "2", "--requests", "3"]].concat());
+    let median = &report.rows[0].median;
+    assert_eq!((median.requests, median.failed, median.stopped_early, median.output_tokens), (6, 0, 6, 2.0));
+    assert!(report.table().contains("6 of 6 stopped before their length"), "{}", report.table());
+}
+
+#[test]
+fn a_file_that_is_no_trace_is_refused_before_anything_is_loaded() {
+    let error =
+        |file: &str| format!("{:#}", bench(&workload(&["replay", file, "--model-path", "/nowhere"])).unwrap_err());
+    assert!(error(&trace("none.csv")).contains("none.csv cannot be read"));
+    let unknown = error(&format!("{}/Cargo.toml", env!("CARGO_MANIFEST_DIR")));
+    assert!(unknown.contains("Cargo.toml is no known trace") && unknown.contains("Mooncake: JSON Lines"), "{unknown}");
+}
+
+#[test]
 fn unmeasurable_targets_are_reported() {
     let error = |flags: &[&str]| format!("{:#}", bench(&workload(flags)).unwrap_err());
     let many = error(&["throughput", "--concurrency", "65"]);
@@ -150,6 +272,7 @@ fn json_and_svg_are_written() {
     assert_eq!((code, nothing.as_str()), (Some(1), ""));
     assert!(stderr.contains("y.json cannot be written"), "{stderr}");
     let json: Value = serde_json::from_str(&stdout).unwrap();
+    assert!(json.get("trace").is_none());
     let lengths = |row: &Value| (row["prompt_len"].as_u64().unwrap(), row["output_len"].as_u64().unwrap());
     let rows = json["rows"].as_array().unwrap();
     assert_eq!(rows.iter().map(lengths).collect::<Vec<_>>(), [(16, 1), (16, 4), (48, 1), (48, 4)]);

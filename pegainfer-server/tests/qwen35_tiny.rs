@@ -6,6 +6,7 @@
 mod support;
 
 use clap::Parser;
+use pegainfer_kernels::runtime::Overrides;
 use pegainfer_server::cli::Cli;
 use pegainfer_server::models::args::EngineArgs;
 use pegainfer_server::models::engine;
@@ -132,7 +133,7 @@ fn it_is_served_as_every_model() {
 
 #[test]
 fn the_plan_needs_no_weights() {
-    let records = engine::record(&tiny(), 2, 1, 100).unwrap();
+    let records = engine::record(&tiny(), &Overrides::default(), 2, 1, 100).unwrap();
     assert!(["decode_delta", "gated_decode_attention"].iter().all(|op| records.iter().any(|r| r.op == *op)));
     let loaded = engine::load(&tiny(), &args(&["--device", "cpu", "--load-format", "dummy"])).unwrap();
     assert!(loaded.device.starts_with("cpu"), "{}", loaded.device);

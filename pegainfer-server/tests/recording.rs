@@ -129,6 +129,16 @@ fn hashes_tell_prefixes_and_nothing_else() {
     assert!(adds.iter().all(|line| line.get("ids").is_none() && line.get("parameters").is_none()));
     let (code, _, err) = replay(&file, &[]);
     assert!(code == Some(1) && err.contains("record with --record-prompts ids"), "{err}");
+    // As load, a recording with hashes has the lengths and the prefixes of its requests.
+    let mut bench = pegainfer();
+    bench.args(["bench", "replay"]).arg(&file).args(["--device", "cpu", "--read-gbs", "10", "--peak-tflops", "1"]);
+    let (code, out, err) = run(bench.args(["--runs", "1", "--json", "-"]));
+    assert_eq!(code, Some(0), "{err}");
+    let report: Value = serde_json::from_str(&out).unwrap();
+    let median = &report["rows"][0]["median"];
+    let shared = hashes(adds[0]).iter().zip(hashes(adds[1])).take_while(|(a, b)| *a == b).count() * 16;
+    assert_eq!((&median["requests"], &median["output_tokens"]), (&json!(2), &json!(40.0)), "{report}");
+    assert_eq!(median["cached_tokens"], shared as f64 / 2.0, "{report}");
     let (code, _, err) = run(pegainfer().args(["serve", "--port", "0", "--record"]).arg(&file));
     assert!(code == Some(1) && err.contains("cannot be created") && err.contains("exists"), "{err}");
     std::fs::write(&file, "{}\n").unwrap();

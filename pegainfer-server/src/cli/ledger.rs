@@ -43,7 +43,7 @@ pub fn run(args: &LedgerArgs) -> Result<()> {
     })?;
     let mut header = measured.header;
     header.model = model.to_string();
-    header.quantization = (args.engine.quantization == Some(QuantizationArg::Fp8)).then(|| "fp8".to_owned());
+    header.quantization = (args.engine.formats.quantization == Some(QuantizationArg::Fp8)).then(|| "fp8".to_owned());
     let host = host_cost(&header)?;
     let ledger = Ledger { header, host, steps: measured.steps, ops: measured.ops };
     ledger.write(&mut BufWriter::new(file)).with_context(unwritable)?;

@@ -1,5 +1,6 @@
 //! `pegainfer plan`: the recorded ops of one step, printed.
 
+use crate::models::args::FormatArgs;
 use crate::models::{engine, model_path};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
@@ -25,6 +26,9 @@ pub struct PlanArgs {
     /// Context length of each sequence in tokens, including the new ones
     #[arg(long, value_name = "TOKENS", default_value = "1024")]
     pub context: NonZeroUsize,
+    /// Formats of weights and KV cache.
+    #[command(flatten)]
+    pub formats: FormatArgs,
     /// Print every op as JSON instead of a table
     #[arg(long)]
     pub json: bool,
@@ -47,7 +51,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
         Phase::Decode => 1,
         Phase::Prefill => context,
     };
-    let records = engine::record(&model.dir, batch, tokens, context)?;
+    let records = engine::record(&model.dir, &args.formats.overrides(), batch, tokens, context)?;
     if args.json {
         println!("{:#}", json(&records));
     } else {
@@ -187,9 +191,84 @@ fn shapes(record: &OpRecord) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::{Cli, Command};
     use crate::testing::model_dir;
-    use pegainfer_kernels::runtime::{Model, record};
+    use clap::Parser;
+    use pegainfer_core::tensor::DType;
+    use pegainfer_kernels::ops::KvDType;
+    use pegainfer_kernels::runtime::{Model, Overrides, record};
     use pegainfer_qwen3_4b::Qwen3;
+    use std::collections::HashSet;
+
+    /// Bytes that a decode step of the bundled model moves, and the elements of the matrices that it only reads, by data type.
+    fn decode(overrides: &Overrides) -> (u64, HashMap<DType, usize>) {
+        let records = engine::record(&model_dir(), overrides, 3, 1, 100).unwrap();
+        let written: HashSet<u32> = records.iter().flat_map(|r| &r.writes).map(|o| o.id).collect();
+        let inputs: HashMap<u32, &Operand> = records.iter().flat_map(|r| &r.reads).map(|o| (o.id, o)).collect();
+        let mut elements = HashMap::new();
+        for operand in inputs.into_values().filter(|o| !written.contains(&o.id) && o.shape.len() == 2) {
+            *elements.entry(operand.dtype).or_default() += operand.shape.iter().product::<usize>();
+        }
+        (totals(&records).0, elements)
+    }
+
+    #[test]
+    fn fp8_weights_are_a_byte_and_their_scales() {
+        let config: Value =
+            serde_json::from_str(&std::fs::read_to_string(model_dir().join("config.json")).unwrap()).unwrap();
+        let number = |field: &str| config[field].as_u64().unwrap() as usize;
+        let (hidden, inner, layers) = (number("hidden_size"), number("intermediate_size"), number("num_hidden_layers"));
+        let q = number("num_attention_heads") * number("head_dim");
+        let kv = number("num_key_value_heads") * number("head_dim");
+        let projections =
+            [(q, hidden), (kv, hidden), (kv, hidden), (hidden, q), (inner, hidden), (inner, hidden), (hidden, inner)];
+        let blocks = |n: usize| n.div_ceil(128);
+        let elements: usize = layers * projections.iter().map(|(rows, cols)| rows * cols).sum::<usize>();
+        let scales: usize =
+            layers * projections.iter().map(|(rows, cols)| blocks(*rows) * blocks(*cols)).sum::<usize>();
+        let fp8 = Overrides { fp8: true, ..Overrides::default() };
+        let ((bf16_bytes, bf16), (fp8_bytes, fp8)) = (decode(&Overrides::default()), decode(&fp8));
+        assert_eq!(
+            (bf16.get(&DType::U8), fp8[&DType::U8], fp8[&DType::F32] - bf16[&DType::F32]),
+            (None, elements, scales),
+            "{bf16:?} {fp8:?}"
+        );
+        assert_eq!(bf16[&DType::Bf16] - fp8[&DType::Bf16], elements, "{bf16:?} {fp8:?}");
+        assert_eq!(bf16_bytes - fp8_bytes, (2 * elements - (elements + 4 * scales)) as u64);
+    }
+
+    #[test]
+    fn fp8_kv_is_a_byte_and_its_scales() {
+        let fp8 = Overrides { kv_dtype: KvDType::Fp8, ..Overrides::default() };
+        let (bf16, fp8) = (decode(&Overrides::default()).0, decode(&fp8).0);
+        // Keys and values of six layers and two heads of 128 elements: three sequences read 100 tokens each and write one.
+        let entries = 3 * (100 + 1) * 6 * 2 * 2;
+        assert_eq!(bf16 - fp8, entries * (2 * 128 - (128 + 4)));
+    }
+
+    #[test]
+    fn flags_name_the_formats() {
+        let plan = |flags: &[&str]| match Cli::parse_from(["pegainfer", "plan"].iter().chain(flags)).into_command() {
+            Command::Plan(args) => args.formats.overrides(),
+            _ => panic!("{flags:?}"),
+        };
+        let both = plan(&["--quantization", "fp8", "--kv-cache-dtype", "fp8"]);
+        assert!(both.fp8 && both.kv_dtype == KvDType::Fp8);
+        let none = plan(&[]);
+        assert!(!none.fp8 && none.kv_dtype == KvDType::Bf16);
+    }
+
+    #[cfg(feature = "deepseek-v4")]
+    #[test]
+    fn formats_of_other_models_are_refused() {
+        let dir = model_dir().with_file_name("dsv4-tiny-fp4fp8");
+        let fp8 = Overrides { fp8: true, ..Overrides::default() };
+        let error = engine::record(&dir, &fp8, 1, 1, 8).unwrap_err().to_string();
+        assert!(error.starts_with("--quantization: checkpoints of DeepSeek-V4"), "{error}");
+        let kv = Overrides { kv_dtype: KvDType::Fp8, ..Overrides::default() };
+        assert!(engine::record(&dir, &kv, 1, 1, 8).unwrap_err().to_string().starts_with("--kv-cache-dtype"));
+        assert!(engine::record(&dir, &Overrides::default(), 1, 1, 8).is_ok());
+    }
 
     #[test]
     fn layers_fold_and_nothing_is_lost() {

@@ -50,10 +50,9 @@ pub struct EngineArgs {
         default_value = "512"
     )]
     pub max_num_mixed_tokens: NonZeroUsize,
-    /// Element format of the KV cache: auto is bf16; fp8 (or fp8_e4m3) is e4m3 with a scale for each token and KV head, which
-    /// takes about half of the memory. Qwen3 and Qwen3.5
-    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = KvCacheDType::Auto)]
-    pub kv_cache_dtype: KvCacheDType,
+    /// Formats of weights and KV cache.
+    #[command(flatten)]
+    pub formats: FormatArgs,
     /// Size of the KV cache, such as 512M or 4G (powers of 1024) or 4GB (powers of 1000) [default: by model and flags]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub kv_cache_memory: Option<u64>,
@@ -81,10 +80,6 @@ pub struct EngineArgs {
     /// Source of the weights: the checkpoint, or seeded random numbers (no safetensors needed)
     #[arg(long, value_enum, default_value_t = LoadFormat::Auto)]
     pub load_format: LoadFormat,
-    /// Rounds the projections of a bf16 checkpoint when they are loaded: fp8 is e4m3 with a scale for each block of 128 x 128,
-    /// as in the official FP8 checkpoints. Qwen3 and Qwen3.5
-    #[arg(long, value_enum, value_name = "FORMAT")]
-    pub quantization: Option<QuantizationArg>,
     /// Extends the context by YaRN, in the words of config.json's rope_scaling, whose place it takes: {"rope_type": "yarn",
     /// "factor": 4.0, "original_max_position_embeddings": 32768}. Qwen3 and Qwen3.5
     #[arg(long, value_name = "JSON", value_parser = parse_object)]
@@ -103,10 +98,29 @@ pub struct EngineArgs {
 impl EngineArgs {
     /// What the flags change of config.json.
     pub fn overrides(&self) -> Overrides {
+        Overrides { rope_scaling: self.rope_scaling.clone(), ..self.formats.overrides() }
+    }
+}
+
+/// Flags for the formats of weights and KV cache.
+#[derive(Debug, Clone, Args)]
+pub struct FormatArgs {
+    /// Element format of the KV cache: auto is bf16; fp8 (or fp8_e4m3) is e4m3 with a scale for each token and KV head, which
+    /// takes about half of the memory. Qwen3 and Qwen3.5
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = KvCacheDType::Auto)]
+    pub kv_cache_dtype: KvCacheDType,
+    /// Rounds the projections of a bf16 checkpoint when they are loaded: fp8 is e4m3 with a scale for each block of 128 x 128,
+    /// as in the official FP8 checkpoints. Qwen3 and Qwen3.5
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub quantization: Option<QuantizationArg>,
+}
+
+impl FormatArgs {
+    /// What the flags change of config.json.
+    pub fn overrides(&self) -> Overrides {
         Overrides {
             fp8: self.quantization == Some(QuantizationArg::Fp8),
             kv_dtype: if self.kv_cache_dtype == KvCacheDType::Fp8 { KvDType::Fp8 } else { KvDType::Bf16 },
-            rope_scaling: self.rope_scaling.clone(),
             ..Overrides::default()
         }
     }

@@ -13,7 +13,7 @@ use pegainfer_core::isa::Isa;
 use pegainfer_core::ledger::Effort;
 use pegainfer_core::record::OpRecord;
 use pegainfer_kernels::cuda;
-use pegainfer_kernels::runtime::Measured;
+use pegainfer_kernels::runtime::{Measured, Overrides};
 use std::panic::resume_unwind;
 use std::path::Path;
 
@@ -36,9 +36,9 @@ pub fn measure(dir: &Path, args: &EngineArgs, effort: Effort, progress: MeasureP
     measure(open_device(family, args)?, dir, args, (effort, progress))
 }
 
-/// Bytes of weights that a decode step reads.
-pub fn weight_bytes(dir: &Path) -> Result<u64> {
-    (detect::detect(dir)?.weight_bytes)(dir)
+/// Bytes of weights that a decode step reads, of the model in `dir` as `overrides` change it.
+pub fn weight_bytes(dir: &Path, overrides: &Overrides) -> Result<u64> {
+    (detect::detect(dir)?.weight_bytes)(dir, overrides)
 }
 
 /// Token ids are below this.
@@ -46,9 +46,9 @@ pub fn vocab_size(dir: &Path) -> Result<usize> {
     (detect::detect(dir)?.vocab_size)(dir)
 }
 
-/// The ops of one step of the model in `dir`: `batch` rows of `context` tokens, the last `tokens` of them new.
-pub fn record(dir: &Path, batch: usize, tokens: usize, context: usize) -> Result<Vec<OpRecord>> {
-    (detect::detect(dir)?.record)(dir, batch, tokens, context)
+/// The ops of one step of the model in `dir` as `overrides` change it: `batch` rows of `context` tokens, the last `tokens` of them new.
+pub fn record(dir: &Path, overrides: &Overrides, batch: usize, tokens: usize, context: usize) -> Result<Vec<OpRecord>> {
+    (detect::detect(dir)?.record)(dir, overrides, (batch, tokens, context))
 }
 
 /// The device that the flags ask for, or one for each rank.

@@ -13,6 +13,7 @@ use checkpoint::{Checkpoint, LAYERS};
 use clap::Parser;
 use model::Minimal;
 use pegainfer_core::engine::{EngineHandle, GenerateRequest, TokenEvent, TokenLogprobs};
+use pegainfer_kernels::runtime::Overrides;
 use pegainfer_server::cli::Cli;
 use pegainfer_server::models::args::EngineArgs;
 use pegainfer_server::models::engine;
@@ -84,8 +85,9 @@ fn dummy_weights_and_the_plan_need_no_checkpoint_but_its_config() {
     std::fs::remove_file(checkpoint.dir.join("model.safetensors")).unwrap();
     load(&checkpoint, &["--load-format", "dummy"]);
     let stored: usize = checkpoint.tensors.values().map(|(_, values)| 2 * values.len()).sum();
-    assert_eq!((FAMILY.weight_bytes)(&checkpoint.dir).unwrap(), stored as u64);
-    let ops: Vec<&str> = (FAMILY.record)(&checkpoint.dir, 3, 1, 100).unwrap().iter().map(|r| r.op).collect();
+    assert_eq!((FAMILY.weight_bytes)(&checkpoint.dir, &Overrides::default()).unwrap(), stored as u64);
+    let ops: Vec<&str> =
+        (FAMILY.record)(&checkpoint.dir, &Overrides::default(), (3, 1, 100)).unwrap().iter().map(|r| r.op).collect();
     let layer = ["linear", "rope_write_kv", "attention", "linear_add_norm", "linear_swiglu", "linear_add_norm"];
     assert_eq!(ops[..2], ["embedding", "rms_norm"]);
     assert_eq!(ops[2..2 + LAYERS * layer.len()], layer.repeat(LAYERS));

@@ -24,6 +24,8 @@ pub enum Workload {
     Serve(ArrivalArgs),
     /// Each prompt twice: TTFT without and with a prefix cache hit
     Prefix(PrefixArgs),
+    /// The requests of a trace at its own times, over HTTP with streamed responses, to a server in this process or at --url
+    Replay(ReplayArgs),
 }
 
 /// Flags of `bench latency`. Every prompt length is measured with every output length.
@@ -103,6 +105,26 @@ pub struct PrefixArgs {
     pub requests: NonZeroUsize,
 }
 
+/// Flags of `bench replay`.
+#[derive(Debug, Clone, Args)]
+pub struct ReplayArgs {
+    /// Flags of all workloads.
+    #[command(flatten)]
+    pub common: CommonArgs,
+    /// Trace: a recording of serve --record, or a file of the Azure LLM inference, BurstGPT, Mooncake or Qwen-Bailian traces
+    pub file: PathBuf,
+    /// Divides the times of the trace: 2 sends twice as many requests a second
+    #[arg(long, value_name = "FACTOR,..", value_delimiter = ',', default_value = "1", value_parser = parse_positive)]
+    pub speed: Vec<f64>,
+    /// Sends the next request of a session when the response to the one before is complete and the session's delay has passed,
+    /// instead of at its time
+    #[arg(long)]
+    pub sessions: bool,
+    /// Take only the first requests of the file [default: all]
+    #[arg(long, value_name = "N")]
+    pub requests: Option<NonZeroUsize>,
+}
+
 /// Flags of every workload.
 #[derive(Debug, Clone, Args)]
 pub struct CommonArgs {
@@ -141,6 +163,7 @@ impl Workload {
             Self::Throughput(args) => &args.common,
             Self::Serve(args) => &args.common,
             Self::Prefix(args) => &args.common,
+            Self::Replay(args) => &args.common,
         }
     }
 
@@ -151,6 +174,7 @@ impl Workload {
             Self::Throughput(_) => "throughput",
             Self::Serve(_) => "serve",
             Self::Prefix(_) => "prefix",
+            Self::Replay(_) => "replay",
         }
     }
 }

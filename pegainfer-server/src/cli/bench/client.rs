@@ -4,6 +4,7 @@ use super::http::Api;
 use super::stats::Sample;
 use anyhow::{Result, bail, ensure};
 use pegainfer_core::engine::{EngineHandle, GenerateRequest, TokenEvent};
+use pegainfer_core::rng;
 use std::time::Instant;
 
 /// The system under test.
@@ -31,9 +32,23 @@ impl Client {
 
     /// Generates `output_len` tokens greedily, ignoring EOS.
     pub async fn complete(&self, prompt: &[u32], output_len: usize) -> Result<Sample> {
+        self.complete_in(0, prompt, output_len).await
+    }
+
+    /// As [`complete`](Self::complete), sharing prefixes only with requests of the same `group`.
+    pub async fn complete_in(&self, group: u64, prompt: &[u32], output_len: usize) -> Result<Sample> {
+        let salt = if group == 0 { self.salt } else { rng::bits(self.salt, group).max(1) };
         match &self.target {
-            Target::Engine(engine) => submit(engine, prompt, output_len, self.salt).await,
-            Target::Http(api) => api.complete(prompt, output_len, self.salt).await,
+            Target::Engine(engine) => submit(engine, prompt, output_len, salt).await,
+            Target::Http(api) => api.complete(prompt, output_len, salt).await,
+        }
+    }
+
+    /// Longest context of the target, in tokens, if it says.
+    pub fn max_model_len(&self) -> Option<usize> {
+        match &self.target {
+            Target::Engine(engine) => Some(engine.limits().max_model_len),
+            Target::Http(api) => api.max_model_len(),
         }
     }
 }
@@ -53,5 +68,6 @@ async fn submit(engine: &EngineHandle, prompt: &[u32], output_len: usize, salt: 
     }
     let Some(usage) = end else { bail!("the engine stopped before the request was complete") };
     ensure!(!stamps.is_empty(), "the engine generated no token");
-    Ok(Sample { start, stamps, tokens: usage.completion_tokens, cached: usage.cached_tokens })
+    let (tokens, cached) = (usage.completion_tokens, usage.cached_tokens);
+    Ok(Sample { start, stamps, prompt: prompt.len(), asked: output_len, tokens, cached })
 }

@@ -7,7 +7,9 @@ use axum::http::Uri;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use thiserror::Error;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
@@ -15,6 +17,8 @@ use tokio::net::TcpStream;
 const TIMEOUT: Duration = Duration::from_secs(600);
 /// Maximum bytes of a header line or of a chunk.
 const MAX_PART: usize = 64 << 20;
+/// Fields of a request that not all servers know; one that is refused by name is left out from then on.
+const OPTIONAL: [&str; 2] = ["ignore_eos", "cache_salt"];
 
 /// An OpenAI-compatible server.
 #[derive(Debug)]
@@ -23,8 +27,19 @@ pub struct Api {
     authority: String,
     /// Path prefix before `/v1`.
     base: String,
-    /// Name of the first model that it serves.
-    model: String,
+    /// The first model that it serves.
+    model: Model,
+    /// Which fields of [`OPTIONAL`] it has refused.
+    refused: [AtomicBool; OPTIONAL.len()],
+}
+
+/// A response whose status is not 200.
+#[derive(Debug, Error)]
+#[error("HTTP {status}: {text}")]
+struct Status {
+    status: u16,
+    /// Start of its body.
+    text: String,
 }
 
 /// The fields of a chunk that are used.
@@ -52,9 +67,10 @@ struct Models {
     data: Vec<Model>,
 }
 
-#[derive(Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 struct Model {
     id: String,
+    max_model_len: Option<usize>,
 }
 
 impl Api {
@@ -68,28 +84,64 @@ impl Api {
         let mut api = Self {
             authority: format!("{host}:{}", uri.port_u16().unwrap_or(80)),
             base: path.strip_suffix("/v1").unwrap_or(path).to_owned(),
-            model: String::new(),
+            model: Model::default(),
+            refused: Default::default(),
         };
         let fetch = async || {
             let body = api.send("GET", "/v1/models", b"").await?.rest().await?;
             let models: Models = serde_json::from_slice(&body).context("/v1/models is not a list of models")?;
             models.data.into_iter().next().context("it serves no model")
         };
-        api.model = fetch().await.with_context(|| format!("the server at {url} cannot be measured"))?.id;
+        api.model = fetch().await.with_context(|| format!("the server at {url} cannot be measured"))?;
         Ok(api)
     }
 
-    /// Completes one prompt greedily, ignoring EOS. `salt` keeps the prompts of other runs out of the prefix cache.
+    /// Longest context of the model, in tokens, if the server says.
+    pub fn max_model_len(&self) -> Option<usize> {
+        self.model.max_model_len
+    }
+
+    /// Completes one prompt greedily, ignoring EOS. `salt` keeps the prompts of other runs out of the prefix cache. A server that refuses
+    /// one of these fields is asked again without it; the sample is of the last attempt.
     pub async fn complete(&self, prompt: &[u32], max_tokens: usize, salt: u64) -> Result<Sample> {
-        let body = json!({
-            "model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": true,
+        let mut body = json!({
+            "model": self.model.id, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": true,
             "stream": true, "stream_options": {"include_usage": true}, "cache_salt": format!("{salt:016x}"),
-        })
-        .to_string();
-        match tokio::time::timeout(TIMEOUT, self.stream(body.as_bytes())).await {
-            Ok(sample) => sample,
-            Err(_) => bail!("no end of the stream after {} s", TIMEOUT.as_secs()),
+        });
+        loop {
+            self.leave_out(&mut body);
+            let text = body.to_string();
+            let sample = match tokio::time::timeout(TIMEOUT, self.stream(text.as_bytes())).await {
+                Ok(sample) => sample,
+                Err(_) => bail!("no end of the stream after {} s", TIMEOUT.as_secs()),
+            };
+            match sample {
+                Err(error) if self.learn(&body, &error) => {}
+                sample => return sample.map(|sample| Sample { prompt: prompt.len(), asked: max_tokens, ..sample }),
+            }
         }
+    }
+
+    /// Removes the fields that the server has refused.
+    fn leave_out(&self, body: &mut Value) {
+        for (name, refused) in OPTIONAL.iter().zip(&self.refused) {
+            if let Some(fields) = body.as_object_mut().filter(|_| refused.load(Ordering::Relaxed)) {
+                fields.remove(*name);
+            }
+        }
+    }
+
+    /// Whether the server has refused a field of `body` that may be left out; it is then left out.
+    fn learn(&self, body: &Value, error: &anyhow::Error) -> bool {
+        let Some(status) = error.downcast_ref::<Status>().filter(|it| matches!(it.status, 400 | 422)) else {
+            return false;
+        };
+        let named = |(name, _): &(&&str, _)| body.get(**name).is_some() && status.text.contains(**name);
+        let Some((name, refused)) = OPTIONAL.iter().zip(&self.refused).find(named) else { return false };
+        if !refused.swap(true, Ordering::Relaxed) {
+            log::info!("the server does not know {name}, it is left out");
+        }
+        true
     }
 
     async fn stream(&self, body: &[u8]) -> Result<Sample> {
@@ -116,7 +168,7 @@ impl Api {
         let details = usage.as_ref().and_then(|u| u.prompt_tokens_details.as_ref());
         let cached = details.and_then(|d| d.cached_tokens).unwrap_or(0);
         let tokens = usage.map_or(stamps.len(), |u| u.completion_tokens);
-        Ok(Sample { start, stamps, tokens, cached })
+        Ok(Sample { start, stamps, prompt: 0, asked: 0, tokens, cached })
     }
 
     /// Sends a request and reads the head of the response, whose status must be 200.
@@ -135,7 +187,7 @@ impl Api {
         if status != 200 {
             let body = response.rest().await?;
             let text: String = String::from_utf8_lossy(&body).chars().take(300).collect();
-            bail!("HTTP {status}: {text}");
+            bail!(Status { status, text });
         }
         Ok(response)
     }

@@ -1,16 +1,17 @@
 //! `pegainfer bench`: latency and throughput, with the roofline limit of each metric.
 //!
 //! # Layout
-//! - [`args`]: flags. [`workload`]: arrival times and prompts.
+//! - [`args`]: flags. [`workload`]: arrival times and prompts. [`replay`]: those of a trace.
 //! - [`client`]: the target, which is the engine of this process or a server through [`http`].
 //! - [`stats`]: metrics from the arrival times of tokens. [`roofline`]: their limits, from the recorded ops of a step.
 //! - [`report`]: table, JSON, and a plot drawn by [`svg`].
 //!
-//! Every request of a run has its own random prompt, so that only the workload `prefix` hits the prefix cache.
+//! Every request of a run has its own random prompt, so that only the workloads `prefix` and `replay` hit the prefix cache.
 
 pub mod args;
 pub mod client;
 pub mod http;
+pub mod replay;
 pub mod report;
 pub mod roofline;
 pub mod stats;
@@ -28,6 +29,7 @@ use client::{Client, Target};
 use http::Api;
 use pegainfer_core::engine::EngineHandle;
 use pegainfer_core::rng;
+use replay::Replay;
 use report::{Report, Row};
 use roofline::Roofline;
 use std::fs::File;
@@ -66,12 +68,16 @@ fn create(path: &Path) -> Result<File> {
 pub fn bench(workload: &Workload) -> Result<Report> {
     let common = workload.common();
     let points = workload.points();
+    let replay = match workload {
+        Workload::Replay(args) => Some(Replay::read(args)?),
+        _ => None,
+    };
     let model_dir = model_dir(common)?;
     let dir = model_dir.dir.as_path();
     let opened = engine::open_device(detect::detect(dir)?, &common.engine)?;
     let (device, exec) = (opened.name.clone(), opened.first()?);
     let (read, peak) = (common.read_gbs.map(|n| n * 1e9), common.peak_tflops.map(|n| n * 1e12));
-    let roofline = Roofline::new(dir, exec, &device, read, peak)?;
+    let roofline = Roofline::new(dir, common.engine.overrides(), exec, &device, read, peak)?;
     let vocab = engine::vocab_size(dir)?;
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no async runtime")?;
@@ -79,6 +85,16 @@ pub fn bench(workload: &Workload) -> Result<Report> {
     let client = Arc::new(Client::new(target)?);
     let (passes, runs) = (workload.passes(), common.runs.get());
     let mut rows = Vec::new();
+    let mut trace = None;
+    if let Some(mut replay) = replay {
+        replay.fit(client.max_model_len())?;
+        for (i, (point, speed)) in replay.points().into_iter().enumerate() {
+            let seed = rng::bits(common.seed, i as u64);
+            let figures = runtime.block_on(replay.measure(&client, speed, runs, vocab, seed))?;
+            rows.push(Row::new(workload, point, 0, figures, &roofline)?);
+        }
+        trace = Some(replay.into_summary());
+    }
     for (i, &point) in points.iter().enumerate() {
         let seed = rng::bits(common.seed, i as u64);
         let figures = runtime.block_on(measure(&client, point, passes, runs, vocab, seed))?;
@@ -90,11 +106,12 @@ pub fn bench(workload: &Workload) -> Result<Report> {
     runtime.shutdown_background();
     let target = match (&common.url, workload) {
         (Some(url), _) => url.clone(),
-        (None, Workload::Serve(_)) => "http inside the process".into(),
+        (None, Workload::Serve(_) | Workload::Replay(_)) => "http inside the process".into(),
         (None, _) => "engine".into(),
     };
     let (version, model) = (env!("CARGO_PKG_VERSION"), model_dir.to_string());
-    Ok(Report { version, workload: workload.name(), model, target, device, seed: common.seed, roofline, rows })
+    let (workload, seed) = (workload.name(), common.seed);
+    Ok(Report { version, workload, model, target, device, seed, roofline, trace, rows })
 }
 
 /// The model's directory; for a model served elsewhere, config.json is enough.
@@ -120,7 +137,7 @@ fn open(workload: &Workload, points: &[Point], dir: &Path, runtime: &Runtime) ->
     }
     let most = points.iter().map(|point| match point.arrivals {
         Arrivals::Closed { streams } => streams,
-        Arrivals::Burst | Arrivals::Poisson { .. } => 1,
+        Arrivals::Burst | Arrivals::Poisson { .. } | Arrivals::Trace { .. } => 1,
     });
     let most = most.max().unwrap_or(1);
     let engine = engine::load(dir, &common.engine)?.handle;
@@ -129,7 +146,7 @@ fn open(workload: &Workload, points: &[Point], dir: &Path, runtime: &Runtime) ->
         "a concurrency of {most} needs --max-num-seqs {most}: otherwise requests wait for each other"
     );
     match workload {
-        Workload::Serve(_) => {
+        Workload::Serve(_) | Workload::Replay(_) => {
             raise_open_files();
             Ok(Target::Http(runtime.block_on(serve_here(engine, dir))?))
         }

@@ -1,6 +1,7 @@
 //! Metrics as a table, as JSON and as a plot, each with its limit.
 
 use super::args::Workload;
+use super::replay::TraceSummary;
 use super::roofline::{Limit, Limits, Roofline};
 use super::stats::{Figures, Percentiles};
 use super::svg::{Ink, Panel, Series, render};
@@ -59,6 +60,9 @@ pub struct Report {
     pub seed: u64,
     /// Device limits from which the limits of the metrics are computed.
     pub roofline: Roofline,
+    /// What was replayed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trace: Option<TraceSummary>,
     /// Rows in the order of the sweep.
     pub rows: Vec<Row>,
 }
@@ -89,6 +93,7 @@ impl Row {
             }
             (_, Arrivals::Burst) => (format!("burst of {}", point.requests), "burst".into(), point.requests as f64),
             (_, Arrivals::Poisson { qps }) => (format!("{qps} qps"), "Poisson".into(), qps),
+            (_, Arrivals::Trace { speed, .. }) => (format!("speed {speed}"), "trace".into(), speed),
         };
         Ok(Self { name, line, x, point, median, limits, roofline_share, runs })
     }
@@ -112,6 +117,10 @@ impl Row {
         );
         if median.failed > 0 {
             let _ = writeln!(out, "{:<15} {} of {} failed", "", median.failed, median.failed + median.requests);
+        }
+        if median.stopped_early > 0 {
+            let (early, requests) = (median.stopped_early, median.requests);
+            let _ = writeln!(out, "{:<15} {early} of {requests} stopped before their length", "");
         }
     }
 }
@@ -145,6 +154,9 @@ impl Report {
         for row in &self.rows {
             row.write(&mut out);
         }
+        if let Some(trace) = &self.trace {
+            out += &format!("{trace}\n");
+        }
         out + &self.notes()
     }
 
@@ -172,6 +184,7 @@ impl Report {
             Workload::Latency(_) | Workload::Prefix(_) => [self.ttft("prompt tokens"), self.tpot("prompt tokens")],
             Workload::Throughput(_) => [self.tpot("concurrent requests"), self.rate("concurrent requests")],
             Workload::Serve(_) => [self.tpot("requests per second"), self.rate("requests per second")],
+            Workload::Replay(_) => [self.tpot("speed of the trace"), self.rate("speed of the trace")],
         };
         render(&title, &format!("{}; dashed: roofline", self.device), &panels, Ink::Grey)
     }

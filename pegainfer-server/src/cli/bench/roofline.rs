@@ -7,6 +7,7 @@ use anyhow::Result;
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::tensor::DType;
+use pegainfer_kernels::runtime::Overrides;
 use pegainfer_kernels::{cuda, ops};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -36,6 +37,9 @@ const TRIES: Duration = Duration::from_millis(300);
 pub struct Roofline {
     #[serde(skip)]
     model: PathBuf,
+    /// Formats of weights and KV cache that are not those of config.json.
+    #[serde(skip)]
+    overrides: Overrides,
     /// Memory bandwidth in bytes per second.
     pub read_bytes_s: f64,
     /// Source of `read_bytes_s`.
@@ -74,12 +78,22 @@ struct Work {
 }
 
 impl Roofline {
-    /// The limits of `exec` for the model in `model`; given limits (bytes/s and FLOP/s) are not measured. Call it while no
-    /// engine is loaded, so that both fit into memory. `device` is the device's name.
-    pub fn new(model: &Path, mut exec: Exec, device: &str, read: Option<f64>, peak: Option<f64>) -> Result<Self> {
+    /// The limits of `exec` for the model in `model` as `overrides` change it; given limits (bytes/s and FLOP/s) are not measured. Call
+    /// it while no engine is loaded, so that both fit into memory. `device` is the device's name.
+    pub fn new(
+        model: &Path,
+        overrides: Overrides,
+        mut exec: Exec,
+        device: &str,
+        read: Option<f64>,
+        peak: Option<f64>,
+    ) -> Result<Self> {
         let (read_bytes_s, read_source) = match read {
             Some(read) => (read, "as given"),
-            None => (read_bandwidth(&mut exec, engine::weight_bytes(model)?)?, "a plain read of the weights' size"),
+            None => {
+                let bytes = engine::weight_bytes(model, &overrides)?;
+                (read_bandwidth(&mut exec, bytes)?, "a plain read of the weights' size")
+            }
         };
         let datasheet = || DATASHEETS.iter().find(|(name, _)| device.contains(name)).map(|(_, peak)| peak * 1e12);
         let (peak_flop_s, peak_source) = match (peak, exec.device()) {
@@ -87,7 +101,7 @@ impl Roofline {
             (None, Device::Cuda) => (datasheet(), "the datasheet's dense bf16"),
             (None, _) => (Some(gemm_rate(&mut exec)?), "a measured bf16 GEMM"),
         };
-        Ok(Self { model: model.to_owned(), read_bytes_s, read_source, peak_flop_s, peak_source })
+        Ok(Self { model: model.to_owned(), overrides, read_bytes_s, read_source, peak_flop_s, peak_source })
     }
 
     /// The limits of a point whose metrics are `figures`.
@@ -109,7 +123,7 @@ impl Roofline {
 
     /// Work of a step of `batch` sequences that attend to `context` tokens, the last `tokens` of which are new.
     fn step(&self, batch: usize, tokens: usize, context: usize) -> Result<Work> {
-        let records = engine::record(&self.model, batch, tokens, context)?;
+        let records = engine::record(&self.model, &self.overrides, batch, tokens, context)?;
         Ok(Work {
             bytes: records.iter().map(|r| r.bytes as f64).sum(),
             flops: records.iter().map(|r| r.flops as f64).sum(),
@@ -178,10 +192,12 @@ mod tests {
     use crate::cli::bench::stats::Sample;
     use crate::cli::bench::workload::Arrivals;
     use crate::testing::model_dir;
+    use pegainfer_kernels::ops::KvDType;
 
     fn roofline(read: f64, peak: Option<f64>) -> Roofline {
         let (read_source, peak_source) = ("", "");
-        Roofline { model: model_dir(), read_bytes_s: read, read_source, peak_flop_s: peak, peak_source }
+        let (model, overrides) = (model_dir(), Overrides::default());
+        Roofline { model, overrides, read_bytes_s: read, read_source, peak_flop_s: peak, peak_source }
     }
 
     fn limits(roofline: &Roofline, cached: usize) -> Limits {
@@ -189,12 +205,16 @@ mod tests {
         let start = Instant::now();
         // Four requests that decode all the time: a batch size of four.
         let stamps = vec![start, start + Duration::from_secs(1)];
-        let samples = vec![Sample { start, stamps, tokens: 20, cached }; 4];
-        roofline.limits(point, &Figures::of(&samples, 0, 100, Duration::from_secs(1))).unwrap()
+        let samples = vec![Sample { start, stamps, prompt: 100, asked: 20, tokens: 20, cached }; 4];
+        roofline.limits(point, &Figures::of(&samples, 0, Duration::from_secs(1))).unwrap()
     }
 
     fn total(batch: usize, tokens: usize, context: usize) -> (f64, f64) {
-        let records = engine::record(&model_dir(), batch, tokens, context).unwrap();
+        total_with(&Overrides::default(), batch, tokens, context)
+    }
+
+    fn total_with(overrides: &Overrides, batch: usize, tokens: usize, context: usize) -> (f64, f64) {
+        let records = engine::record(&model_dir(), overrides, batch, tokens, context).unwrap();
         (records.iter().map(|r| r.bytes).sum::<u64>() as f64, records.iter().map(|r| r.flops).sum::<u64>() as f64)
     }
 
@@ -220,9 +240,18 @@ mod tests {
     }
 
     #[test]
+    fn limits_are_those_of_the_formats_that_are_served() {
+        let fp8 = Overrides { fp8: true, kv_dtype: KvDType::Fp8, ..Overrides::default() };
+        let slow = Roofline { overrides: fp8.clone(), ..roofline(1e6, Some(1e18)) };
+        let bytes = total_with(&fp8, 4, 1, 110).0;
+        assert_eq!(limits(&slow, 0).tpot_ms, Limit { value: bytes / 1e6 * 1e3, by: "memory" });
+        assert!(bytes < 0.8 * total(4, 1, 110).0, "{bytes}");
+    }
+
+    #[test]
     fn names_of_devices_are_looked_up() {
-        let exec = Exec::meta().unwrap();
-        let given = Roofline::new(&model_dir(), exec, "cuda (NVIDIA H200)", Some(4.3e12), Some(790e12)).unwrap();
+        let (exec, none) = (Exec::meta().unwrap(), Overrides::default());
+        let given = Roofline::new(&model_dir(), none, exec, "cuda (NVIDIA H200)", Some(4.3e12), Some(790e12)).unwrap();
         assert_eq!((given.read_bytes_s, given.peak_flop_s), (4.3e12, Some(790e12)));
         let find = |device: &str| DATASHEETS.iter().find(|(name, _)| device.contains(name)).map(|(_, peak)| *peak);
         assert_eq!(find("cuda (NVIDIA H200)"), Some(989.0));

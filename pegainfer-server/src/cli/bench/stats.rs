@@ -13,6 +13,10 @@ pub struct Sample {
     pub start: Instant,
     /// Arrival times of its tokens, at least one.
     pub stamps: Vec<Instant>,
+    /// Tokens of its prompt.
+    pub prompt: usize,
+    /// Tokens that it asked for.
+    pub asked: usize,
     /// Number of generated tokens, as the server counts them.
     pub tokens: usize,
     /// Number of prompt tokens found in the prefix cache; 0 if the server does not report it.
@@ -82,6 +86,8 @@ pub struct Figures {
     pub requests: usize,
     /// Number of requests that were refused or failed; they are not part of any other metric.
     pub failed: usize,
+    /// Number of successful requests with fewer tokens than they asked for: the server does not know `ignore_eos`.
+    pub stopped_early: usize,
     /// Time from the first request to the end of the last one, in seconds.
     pub wall_s: f64,
     /// Time to first token (TTFT).
@@ -99,32 +105,40 @@ pub struct Figures {
     /// Mean number of requests between their first and their last token, over the time in which there is at least one: the
     /// mean batch size of decode steps.
     pub decoding: f64,
+    /// Prompt tokens, mean per request.
+    pub prompt_tokens: f64,
+    /// Generated tokens, mean per request.
+    pub output_tokens: f64,
     /// Prompt tokens found in the prefix cache, mean per request.
     pub cached_tokens: f64,
 }
 
 impl Figures {
-    /// Metrics of one run that took `wall`, with prompts of `prompt_len` tokens.
-    pub fn of(samples: &[Sample], failed: usize, prompt_len: usize, wall: Duration) -> Self {
+    /// Metrics of one run that took `wall`.
+    pub fn of(samples: &[Sample], failed: usize, wall: Duration) -> Self {
         let seconds = wall.as_secs_f64();
-        let output: usize = samples.iter().map(|s| s.tokens).sum();
-        let cached: usize = samples.iter().map(|s| s.cached).sum();
+        let sum = |count: fn(&Sample) -> usize| samples.iter().map(count).sum::<usize>();
+        let (prompt, output, cached) = (sum(|s| s.prompt), sum(|s| s.tokens), sum(|s| s.cached));
+        let mean = |sum: usize| sum as f64 / samples.len() as f64;
         Self {
             requests: samples.len(),
             failed,
+            stopped_early: samples.iter().filter(|s| s.tokens < s.asked).count(),
             wall_s: seconds,
             ttft_ms: Percentiles::of(samples.iter().map(Sample::ttft).collect()),
             tpot_ms: Percentiles::of(samples.iter().filter_map(Sample::tpot).collect()),
             itl_ms: Percentiles::of(samples.iter().flat_map(Sample::itl).collect()),
             req_s: samples.len() as f64 / seconds,
             output_tok_s: output as f64 / seconds,
-            total_tok_s: (output + samples.len() * prompt_len) as f64 / seconds,
+            total_tok_s: (prompt + output) as f64 / seconds,
             decoding: decoding(samples),
-            cached_tokens: cached as f64 / samples.len() as f64,
+            prompt_tokens: mean(prompt),
+            output_tokens: mean(output),
+            cached_tokens: mean(cached),
         }
     }
 
-    /// The median of each metric; requests and failures are summed.
+    /// The median of each metric; requests, failures and early stops are summed.
     pub fn median(runs: &[Self]) -> Self {
         let of = |figure: &dyn Fn(&Self) -> f64| Percentiles::of(runs.iter().map(figure).collect()).p50;
         let each = |time: &dyn Fn(&Self) -> Percentiles| Percentiles {
@@ -135,6 +149,7 @@ impl Figures {
         Self {
             requests: runs.iter().map(|r| r.requests).sum(),
             failed: runs.iter().map(|r| r.failed).sum(),
+            stopped_early: runs.iter().map(|r| r.stopped_early).sum(),
             wall_s: of(&|r| r.wall_s),
             ttft_ms: each(&|r| r.ttft_ms),
             tpot_ms: each(&|r| r.tpot_ms),
@@ -143,6 +158,8 @@ impl Figures {
             output_tok_s: of(&|r| r.output_tok_s),
             total_tok_s: of(&|r| r.total_tok_s),
             decoding: of(&|r| r.decoding),
+            prompt_tokens: of(&|r| r.prompt_tokens),
+            output_tokens: of(&|r| r.output_tokens),
             cached_tokens: of(&|r| r.cached_tokens),
         }
     }
@@ -168,7 +185,7 @@ mod tests {
 
     fn sample(start: Instant, stamps: &[u64], tokens: usize, cached: usize) -> Sample {
         let stamps = stamps.iter().map(|&ms| start + Duration::from_millis(ms)).collect();
-        Sample { start, stamps, tokens, cached }
+        Sample { start, stamps, prompt: 100, asked: 4, tokens, cached }
     }
 
     fn close(a: f64, b: f64) {
@@ -190,7 +207,7 @@ mod tests {
         let now = Instant::now();
         // Four tokens in three arrivals: the last two arrived in one event.
         let samples = [sample(now, &[10, 20, 70], 4, 16), sample(now + Duration::from_millis(30), &[30, 40], 2, 0)];
-        let figures = Figures::of(&samples, 1, 100, Duration::from_millis(200));
+        let figures = Figures::of(&samples, 1, Duration::from_millis(200));
         close(figures.ttft_ms.p50, 20.0);
         close(figures.ttft_ms.p90, 28.0);
         // (70 - 10) / 3 and (40 - 30) / 1.
@@ -204,7 +221,9 @@ mod tests {
         // One from 10 to 70, the other from 60 to 70.
         close(figures.decoding, 70.0 / 60.0);
         close(figures.cached_tokens, 8.0);
-        assert_eq!((figures.requests, figures.failed), (2, 1));
+        close(figures.prompt_tokens, 100.0);
+        close(figures.output_tokens, 3.0);
+        assert_eq!((figures.requests, figures.failed, figures.stopped_early), (2, 1, 1));
     }
 
     #[test]
@@ -220,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_single_token_has_no_tpot() {
-        let figures = Figures::of(&[sample(Instant::now(), &[5], 1, 0)], 0, 8, Duration::from_millis(10));
+        let figures = Figures::of(&[sample(Instant::now(), &[5], 1, 0)], 0, Duration::from_millis(10));
         close(figures.ttft_ms.p50, 5.0);
         assert!(figures.tpot_ms.p50.is_nan() && figures.itl_ms.p99.is_nan());
         assert_eq!(serde_json::to_value(&figures).unwrap()["tpot_ms"]["p50"], serde_json::Value::Null);
@@ -229,12 +248,12 @@ mod tests {
     #[test]
     fn the_median_is_taken_of_each_figure() {
         let run = |ttft, wall| {
-            Figures::of(&[sample(Instant::now(), &[ttft, ttft + 4], 3, 0)], 0, 8, Duration::from_millis(wall))
+            Figures::of(&[sample(Instant::now(), &[ttft, ttft + 4], 3, 0)], 0, Duration::from_millis(wall))
         };
         let median = Figures::median(&[run(9, 100), run(1, 400), run(5, 200)]);
         close(median.ttft_ms.p50, 5.0);
         close(median.tpot_ms.p99, 2.0);
         close(median.wall_s, 0.2);
-        assert_eq!(median.requests, 3);
+        assert_eq!((median.requests, median.stopped_early), (3, 3));
     }
 }

@@ -37,6 +37,13 @@ pub enum Arrivals {
         /// Mean arrival rate in requests per second.
         qps: f64,
     },
+    /// The arrivals of a trace.
+    Trace {
+        /// Its times are divided by this.
+        speed: f64,
+        /// Whether a session's next request follows the response to the one before.
+        sessions: bool,
+    },
 }
 
 /// One measurement point of a benchmark.
@@ -47,14 +54,14 @@ pub struct Point {
     pub arrivals: Arrivals,
     /// Number of requests per run.
     pub requests: usize,
-    /// Prompt length of each request in tokens.
+    /// Prompt length of each request in tokens; the mean of a trace.
     pub prompt_len: usize,
-    /// Output length of each request in tokens.
+    /// Output length of each request in tokens; the mean of a trace.
     pub output_len: usize,
 }
 
 impl Workload {
-    /// The measurement points of the sweep, in order.
+    /// The measurement points of the sweep, in order; those of a trace depend on its requests, see [`replay`](super::replay).
     pub fn points(&self) -> Vec<Point> {
         let closed = |streams: usize, requests: usize, prompt_len: NonZeroUsize, output_len: NonZeroUsize| Point {
             arrivals: Arrivals::Closed { streams },
@@ -97,6 +104,7 @@ impl Workload {
                 let point = |&prompt| closed(1, args.requests.get(), prompt, args.output_len);
                 args.prompt_len.iter().map(point).collect()
             }
+            Self::Replay(_) => Vec::new(),
         }
     }
 
@@ -170,7 +178,7 @@ async fn run(client: &Arc<Client>, point: Point, prompts: Prompts, delays: &[Dur
                 tasks.spawn(stream(client.clone(), prompts.clone(), next.clone(), point.output_len));
             }
         }
-        Arrivals::Burst | Arrivals::Poisson { .. } => {
+        Arrivals::Burst | Arrivals::Poisson { .. } | Arrivals::Trace { .. } => {
             for request in 0..prompts.len() {
                 if let Some(delay) = delays.get(request) {
                     tokio::time::sleep_until((start + *delay).into()).await;
@@ -180,10 +188,13 @@ async fn run(client: &Arc<Client>, point: Point, prompts: Prompts, delays: &[Dur
             }
         }
     }
-    let results = tasks.join_all().await;
-    let wall = start.elapsed();
+    figures(tasks.join_all().await.into_iter().flatten(), start.elapsed())
+}
+
+/// Metrics of a run from the results of its requests; an error if all of them failed.
+pub(super) fn figures(results: impl Iterator<Item = Result<Sample>>, wall: Duration) -> Result<Figures> {
     let (mut samples, mut errors) = (Vec::new(), Vec::new());
-    for result in results.into_iter().flatten() {
+    for result in results {
         match result {
             Ok(sample) => samples.push(sample),
             Err(error) => errors.push(error),
@@ -192,10 +203,10 @@ async fn run(client: &Arc<Client>, point: Point, prompts: Prompts, delays: &[Dur
     let failed = errors.len();
     match errors.into_iter().next() {
         Some(error) if samples.is_empty() => bail!(error.context(format!("all {failed} requests failed"))),
-        Some(error) => log::warn!("{failed} of {} requests failed, the first one: {error:#}", prompts.len()),
+        Some(error) => log::warn!("{failed} of {} requests failed, the first one: {error:#}", samples.len() + failed),
         None => {}
     }
-    Ok(Figures::of(&samples, failed, point.prompt_len, wall))
+    Ok(Figures::of(&samples, failed, wall))
 }
 
 /// One client of a closed loop: sends the next prompt until there are none left.

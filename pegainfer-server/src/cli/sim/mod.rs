@@ -85,7 +85,7 @@ fn report(args: &SimArgs, simulation: &Simulation, workloads: &[workload::Worklo
         let mut engine = None;
         for r in 0..args.runs.get() as u64 {
             let run = workload.run(simulation, rng::bits(seed, r), args.timeline.is_some())?;
-            runs.push(figures(workload, &run));
+            runs.push(figures(&run));
             engine = Some(EngineUse::new(&run, simulation.ops()));
             steps = run.timeline;
         }

@@ -1,7 +1,6 @@
 //! What a simulation says, as tables and as JSON.
 
 use super::simulation::Simulation;
-use super::workload::Workload;
 use super::world::Run;
 use crate::cli::bench::stats::{Figures, Percentiles};
 use pegainfer_core::ledger::{Header, StepKind};
@@ -71,9 +70,8 @@ impl EngineUse {
 }
 
 /// The metrics of one run.
-pub fn figures(workload: &Workload, run: &Run) -> Figures {
-    let prompt_len = workload.mean_lengths().0.round() as usize;
-    Figures::of(&run.samples, run.refused, prompt_len, run.wall)
+pub fn figures(run: &Run) -> Figures {
+    Figures::of(&run.samples, run.refused, run.wall)
 }
 
 /// The report of a simulation.

@@ -105,7 +105,7 @@ fn bisect(simulation: &Simulation, slo: Slo, lengths: Lengths, seed: u64) -> Res
         let workload = Workload::Point(point);
         let run = workload.run(simulation, seed, false)?;
         let busy = run.tally.busy() / run.wall.as_secs_f64();
-        Ok((slo.exceeded(&figures(&workload, &run)), busy))
+        Ok((slo.exceeded(&figures(&run)), busy))
     };
     let (mut low, mut high) = (None, RATES.0);
     // The same seed gives the same requests at each rate, closer together.
@@ -163,7 +163,7 @@ pub fn tune(simulation: &Simulation, workload: &Workload, seed: u64) -> Result<S
             let run = workload.run(&simulation, seed, false)?;
             let current = (batched, seqs, mixed)
                 == (measured.max_num_batched_tokens, measured.max_num_seqs, measured.max_num_mixed_tokens);
-            rows.push((flags, figures(workload, &run), current));
+            rows.push((flags, figures(&run), current));
         }
     }
     rows.sort_by(|a, b| a.1.tpot_ms.p50.total_cmp(&b.1.tpot_ms.p50));

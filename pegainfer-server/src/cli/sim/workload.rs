@@ -65,6 +65,7 @@ impl Workload {
             Self::Point(Point { arrivals: Arrivals::Closed { streams }, .. }) => format!("concurrency {streams}"),
             Self::Point(Point { arrivals: Arrivals::Burst, requests, .. }) => format!("burst of {requests}"),
             Self::Point(Point { arrivals: Arrivals::Poisson { qps }, .. }) => format!("{qps:.4} qps"),
+            Self::Point(Point { arrivals: Arrivals::Trace { speed, .. }, .. }) => format!("speed {speed}"),
             Self::Trace { trace, .. } => format!("{} trace", trace.format.name),
         }
     }
@@ -120,12 +121,12 @@ fn run_point(simulation: &Simulation, point: Point, seed: u64, timeline: bool) -
     let (front_end, warm) = match point.arrivals {
         Arrivals::Closed { streams } => (FrontEnd::default(), streams),
         Arrivals::Burst => (FrontEnd::default(), point.requests.min(WARM_UP)),
-        Arrivals::Poisson { .. } => (FrontEnd::HTTP, point.requests.min(WARM_UP)),
+        Arrivals::Poisson { .. } | Arrivals::Trace { .. } => (FrontEnd::HTTP, point.requests.min(WARM_UP)),
     };
     let sending = match point.arrivals {
         Arrivals::Closed { streams } => Sending::Closed(streams),
         Arrivals::Burst => Sending::At(vec![Duration::ZERO; point.requests]),
-        Arrivals::Poisson { .. } => Sending::At(delays(point, seed)),
+        Arrivals::Poisson { .. } | Arrivals::Trace { .. } => Sending::At(delays(point, seed)),
     };
     let lengths = &|_| (point.prompt_len, point.output_len);
     let warm_up_seed = rng::bits(seed, WARM_UP_RUN);

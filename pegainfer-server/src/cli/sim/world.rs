@@ -213,7 +213,8 @@ impl<'a> World<'a> {
         }
         let id = RequestId(self.first_id + i as u64);
         let stamps = Vec::with_capacity(output_len);
-        self.open.insert(id, Sample { start, stamps, tokens: 0, cached: 0 });
+        let prompt = request.prompt.len();
+        self.open.insert(id, Sample { start, stamps, prompt, asked: output_len, tokens: 0, cached: 0 });
         engine.add(id, request);
     }
 

@@ -7,6 +7,8 @@ use pegainfer_core::exec::{Device, Exec};
 use pegainfer_deepseek_v4::config::Config;
 use pegainfer_deepseek_v4::numerics::Numerics;
 use pegainfer_deepseek_v4::{LoadOptions, Loaded, inventory};
+use pegainfer_kernels::ops::KvDType;
+use pegainfer_kernels::runtime::Overrides;
 use std::path::Path;
 
 /// Requests that run at once, and tokens of a step.
@@ -22,19 +24,21 @@ pub const FAMILY: Family = Family {
     load,
     measure: None,
     // Draft layers are left out.
-    weight_bytes: |dir| inventory::weight_bytes(&Config::load(dir)?, 1).map_err(anyhow::Error::msg),
+    weight_bytes: |dir, overrides| {
+        check_formats(overrides)?;
+        inventory::weight_bytes(&Config::load(dir)?, 1).map_err(anyhow::Error::msg)
+    },
     vocab_size: |dir| Ok(Config::load(dir)?.vocab_size),
-    record: |dir, batch, tokens, context| {
-        let step = (batch, tokens, context);
+    record: |dir, overrides, step| {
+        check_formats(overrides)?;
         Ok(pegainfer_deepseek_v4::record(&Config::load(dir)?, Numerics::REFERENCE, step)?)
     },
 };
 
 /// Loads the checkpoint in `dir` and starts its engine, with the precision of DeepSeek's own code.
 fn load(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
-    ensure!(args.quantization.is_none(), "--quantization: checkpoints of DeepSeek-V4 are in FP8 and FP4 already");
-    let own_format = args.kv_cache_dtype == KvCacheDType::Auto;
-    ensure!(own_format, "--kv-cache-dtype: DeepSeek-V4 has packed formats of its own; leave the flag out");
+    let (kv_cache_dtype, quantization) = (args.formats.kv_cache_dtype, args.formats.quantization);
+    check_format_flags(quantization.is_some(), kv_cache_dtype != KvCacheDType::Auto)?;
     ensure!(args.rope_scaling.is_none(), "--rope-scaling: DeepSeek-V4 takes that of its config.json");
     let options = LoadOptions {
         model_path: dir.to_path_buf(),
@@ -53,4 +57,15 @@ fn load(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<LoadedEngin
     let Loaded { engine, weight_bytes, weights_time, kv_bytes, .. } = loaded;
     let (handle, family) = (spawn(engine, args, kind)?, FAMILY.name);
     Ok(LoadedEngine { handle, family, device: device.name, weight_bytes, weights_time, kv_bytes })
+}
+
+/// Refuses formats other than the checkpoint's, where a plan asks for them.
+fn check_formats(overrides: &Overrides) -> Result<()> {
+    check_format_flags(overrides.fp8, overrides.kv_dtype != KvDType::Bf16)
+}
+
+fn check_format_flags(quantization: bool, kv_cache_dtype: bool) -> Result<()> {
+    ensure!(!quantization, "--quantization: checkpoints of DeepSeek-V4 are in FP8 and FP4 already");
+    ensure!(!kv_cache_dtype, "--kv-cache-dtype: DeepSeek-V4 has packed formats of its own; leave the flag out");
+    Ok(())
 }

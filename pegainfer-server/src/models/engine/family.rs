@@ -7,7 +7,7 @@ use pegainfer_core::engine::{EngineConfig, EngineHandle, StepEngine};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::ledger::{Effort, StepLine};
 use pegainfer_core::record::OpRecord;
-use pegainfer_kernels::runtime::{self, LoadOptions, Measured, Model};
+use pegainfer_kernels::runtime::{self, LoadOptions, Measured, Model, Overrides};
 use std::fmt;
 use std::path::Path;
 use std::time::Duration;
@@ -18,6 +18,9 @@ pub(super) const DUMMY_SEED: u64 = 0;
 const GPU_STEP_DEADLINE: Duration = Duration::from_secs(30);
 /// Default of `--step-deadline` on the CPU, where a step of a large model takes up to a minute.
 const CPU_STEP_DEADLINE: Duration = Duration::from_secs(120);
+
+/// A step of equal rows: their number, tokens that each adds, and tokens of its context in all.
+pub type UniformStep = (usize, usize, usize);
 
 /// A model family that has an engine.
 pub struct Family {
@@ -35,12 +38,12 @@ pub struct Family {
     pub load: fn(OpenDevice, &Path, &EngineArgs) -> Result<LoadedEngine>,
     /// Loads the checkpoint in a directory and measures its steps; `None` for a family whose steps cannot be measured yet.
     pub measure: Option<MeasureSteps>,
-    /// Bytes of weights that a decode step of the checkpoint in a directory reads.
-    pub weight_bytes: fn(&Path) -> Result<u64>,
+    /// Bytes of weights that a decode step of the checkpoint in a directory reads, as the flags change it.
+    pub weight_bytes: fn(&Path, &Overrides) -> Result<u64>,
     /// Ids of its vocabulary.
     pub vocab_size: fn(&Path) -> Result<usize>,
-    /// The ops of one step: rows, tokens that each adds, and tokens of its context in all.
-    pub record: fn(&Path, usize, usize, usize) -> Result<Vec<OpRecord>>,
+    /// The ops of one step, as the flags change the model.
+    pub record: fn(&Path, &Overrides, UniformStep) -> Result<Vec<OpRecord>>,
 }
 
 /// Where an engine is to run.
@@ -85,10 +88,10 @@ impl Family {
             speculation: true,
             load: load::<M>,
             measure: Some(measure::<M>),
-            weight_bytes: |dir| Ok(M::info(&M::load_config(dir)?).weight_bytes),
+            weight_bytes: |dir, overrides| Ok(M::info(&M::load_config_with(dir, overrides)?).weight_bytes),
             vocab_size: |dir| Ok(M::info(&M::load_config(dir)?).vocab_size),
-            record: |dir, batch, tokens, context| {
-                Ok(runtime::record::<M>(&M::load_config(dir)?, batch, tokens, context)?)
+            record: |dir, overrides, (batch, tokens, context)| {
+                Ok(runtime::record::<M>(&M::load_config_with(dir, overrides)?, batch, tokens, context)?)
             },
         }
     }

@@ -1,0 +1,224 @@
+//! The requests of a trace as load: at their own times, or session by session.
+
+use super::args::ReplayArgs;
+use super::client::Client;
+use super::stats::{Figures, Sample};
+use super::workload::{Arrivals, Point, WARM_UP_RUN, figures};
+use crate::traces::Trace;
+use crate::traces::request::TraceRequest;
+use anyhow::{Result, ensure};
+use pegainfer_core::rng;
+use serde::Serialize;
+use std::collections::HashMap;
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+
+/// Number of concurrent requests in the warm-up, and the most tokens that each generates.
+const WARM_UP: (usize, usize) = (16, 8);
+/// Longest time that a request is waited for.
+const MAX_WAIT: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// A trace that is to be replayed.
+pub struct Replay {
+    requests: Arc<Vec<TraceRequest>>,
+    speeds: Vec<f64>,
+    sessions: bool,
+    summary: TraceSummary,
+}
+
+/// What was replayed.
+#[derive(Debug, Clone, Serialize)]
+pub struct TraceSummary {
+    /// Path of the file.
+    pub file: String,
+    /// Name of its format.
+    pub format: &'static str,
+    /// Column or field of its times, and their unit.
+    pub time: &'static str,
+    /// Requests that were sent in a run.
+    pub requests: usize,
+    /// Requests of the file without a prompt, without output or without an end.
+    pub skipped: usize,
+    /// Requests of the file that are longer than the model's context.
+    pub too_long: usize,
+    /// Time from the first arrival to the last one at speed 1, in seconds.
+    pub seconds: f64,
+}
+
+/// What the requests of a run have in common.
+#[derive(Clone, Copy)]
+struct Run {
+    start: Instant,
+    speed: f64,
+    vocab: usize,
+    seed: u64,
+}
+
+impl Replay {
+    /// Reads the trace of these flags.
+    pub fn read(args: &ReplayArgs) -> Result<Self> {
+        let trace = Trace::read_first(&args.file, args.requests.map_or(usize::MAX, NonZeroUsize::get))?;
+        let summary = TraceSummary {
+            file: args.file.display().to_string(),
+            format: trace.format.name,
+            time: trace.format.time,
+            requests: trace.requests.len(),
+            skipped: trace.skipped,
+            too_long: 0,
+            seconds: trace.duration().as_secs_f64(),
+        };
+        ensure!(!trace.requests.is_empty(), "{} has no request with a prompt and output", summary.file);
+        let (speeds, sessions) = (args.speed.clone(), args.sessions);
+        Ok(Self { requests: Arc::new(trace.requests), speeds, sessions, summary })
+    }
+
+    /// Leaves out the requests that are longer than the context of the model, where that is known.
+    pub fn fit(&mut self, max_model_len: Option<usize>) -> Result<()> {
+        let Some(most) = max_model_len else { return Ok(()) };
+        let fits = |request: &&TraceRequest| request.prompt_len.saturating_add(request.output_len) <= most;
+        let mut requests: Vec<TraceRequest> = self.requests.iter().filter(fits).cloned().collect();
+        let summary = &mut self.summary;
+        ensure!(!requests.is_empty(), "all requests of {} are longer than the context of {most} tokens", summary.file);
+        let start = requests[0].at;
+        requests.iter_mut().for_each(|request| request.at -= start);
+        summary.seconds = requests.last().map_or(0.0, |request| request.at.as_secs_f64());
+        summary.too_long = self.requests.len() - requests.len();
+        summary.requests = requests.len();
+        self.requests = Arc::new(requests);
+        Ok(())
+    }
+
+    /// The measurement points, each with its speed.
+    pub fn points(&self) -> Vec<(Point, f64)> {
+        let requests = self.requests.len();
+        let mean = |length: fn(&TraceRequest) -> usize| {
+            (self.requests.iter().map(|request| length(request) as f64).sum::<f64>() / requests as f64).round() as usize
+        };
+        let (prompt_len, output_len) = (mean(|request| request.prompt_len), mean(|request| request.output_len));
+        let sessions = self.sessions;
+        let point = |speed| Point { arrivals: Arrivals::Trace { speed, sessions }, requests, prompt_len, output_len };
+        self.speeds.iter().map(|&speed| (point(speed), speed)).collect()
+    }
+
+    /// Replays the trace `runs` times at one of its speeds, after a warm-up. Prompts are found in the prefix cache only if the same run has
+    /// sent them.
+    pub async fn measure(
+        &self,
+        client: &Arc<Client>,
+        speed: f64,
+        runs: usize,
+        vocab: usize,
+        seed: u64,
+    ) -> Result<Vec<Figures>> {
+        let run = |r| Run { start: Instant::now(), speed, vocab, seed: rng::bits(seed, r) };
+        let warm_up = self.requests.iter().take(WARM_UP.0).map(|request| TraceRequest {
+            at: Duration::ZERO,
+            output_len: request.output_len.min(WARM_UP.1),
+            ..request.clone()
+        });
+        replay(client, &Arc::new(warm_up.collect()), false, run(WARM_UP_RUN)).await?;
+        let mut figures = Vec::with_capacity(runs);
+        for r in 0..runs as u64 {
+            figures.push(replay(client, &self.requests, self.sessions, run(r)).await?);
+        }
+        Ok(figures)
+    }
+
+    /// What was replayed.
+    pub fn into_summary(self) -> TraceSummary {
+        self.summary
+    }
+}
+
+impl fmt::Display for TraceSummary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { file, format, time, requests, skipped, too_long, seconds } = self;
+        write!(
+            f,
+            "{file}: {format}, {requests} requests in {seconds:.1} s (from {time}); left out: {skipped} without "
+        )?;
+        write!(f, "prompt, output or end, {too_long} longer than the context")
+    }
+}
+
+/// Sends all requests and waits for the responses.
+async fn replay(client: &Arc<Client>, requests: &Arc<Vec<TraceRequest>>, sessions: bool, run: Run) -> Result<Figures> {
+    let mut tasks = JoinSet::new();
+    for chain in chains(requests, sessions) {
+        let first = chain.first().map_or(Duration::ZERO, |&first| requests[first].at);
+        tokio::time::sleep_until((run.start + run.scaled(first)).into()).await;
+        tasks.spawn(send(client.clone(), requests.clone(), chain, run));
+    }
+    figures(tasks.join_all().await.into_iter().flatten(), run.start.elapsed())
+}
+
+/// Positions of requests that follow each other, in the order of their first arrivals: those of a session, or each request alone.
+fn chains(requests: &[TraceRequest], sessions: bool) -> Vec<Vec<usize>> {
+    let mut chains: Vec<Vec<usize>> = Vec::new();
+    let mut of_session: HashMap<u64, usize> = HashMap::new();
+    for (i, request) in requests.iter().enumerate() {
+        let next = chains.len();
+        let chain = match request.session.filter(|_| sessions) {
+            Some(session) => *of_session.entry(session).or_insert(next),
+            None => next,
+        };
+        match chains.get_mut(chain) {
+            Some(chain) => chain.push(i),
+            None => chains.push(vec![i]),
+        }
+    }
+    chains
+}
+
+/// Sends the requests of a chain, each after the response to the one before: when its delay has passed, or at its time if the trace does
+/// not know the delay.
+async fn send(
+    client: Arc<Client>,
+    requests: Arc<Vec<TraceRequest>>,
+    chain: Vec<usize>,
+    run: Run,
+) -> Vec<Result<Sample>> {
+    let mut results = Vec::with_capacity(chain.len());
+    for (i, &request) in chain.iter().enumerate() {
+        let request = &requests[request];
+        match request.delay {
+            Some(delay) if i > 0 => tokio::time::sleep(run.scaled(delay)).await,
+            _ => tokio::time::sleep_until((run.start + run.scaled(request.at)).into()).await,
+        }
+        let prompt = request.prompt(run.vocab, run.seed);
+        results.push(client.complete_in(run.seed, &prompt, request.output_len).await);
+    }
+    results
+}
+
+impl Run {
+    /// A time of the trace at this speed.
+    fn scaled(&self, time: Duration) -> Duration {
+        Duration::try_from_secs_f64(time.as_secs_f64() / self.speed).map_or(MAX_WAIT, |time| time.min(MAX_WAIT))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_of_a_session_follow_each_other() {
+        let requests = [Some(7), None, Some(3), Some(7), None, Some(7)]
+            .map(|session| TraceRequest { session, ..TraceRequest::default() });
+        assert_eq!(chains(&requests, true), [vec![0, 3, 5], vec![1], vec![2], vec![4]]);
+        assert_eq!(chains(&requests, false), (0..6).map(|i| vec![i]).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn times_are_divided_by_the_speed() {
+        let at = |speed, seconds| {
+            Run { start: Instant::now(), speed, vocab: 1, seed: 1 }.scaled(Duration::from_secs(seconds))
+        };
+        assert_eq!((at(4.0, 10), at(0.5, 10)), (Duration::from_millis(2500), Duration::from_secs(20)));
+        assert_eq!((at(1e-300, 10), at(1e300, 10)), (MAX_WAIT, Duration::ZERO));
+    }
+}
