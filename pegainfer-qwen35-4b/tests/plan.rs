@@ -4,7 +4,7 @@
 
 use pegainfer_core::record::OpRecord;
 use pegainfer_kernels::ops::KvDType;
-use pegainfer_kernels::runtime::{Model, Quantization, record, record_step, uniform};
+use pegainfer_kernels::runtime::{GpuFit, LoadOptions, Model, Overrides, Quantization, record, record_step, uniform};
 use pegainfer_qwen35_4b::Qwen35;
 use pegainfer_qwen35_4b::config::{BF16_MODULES, Config, LayerKind};
 use pegainfer_qwen35_4b::plan::Step;
@@ -164,4 +164,54 @@ fn a_decode_step_in_fp8_reads_half_of_the_projections_and_of_the_cache() {
         let kv = (batch * (context + 1) * (plain.kv_bytes_per_token() - both.kv_bytes_per_token())) as u64;
         assert_eq!(fp8_weights - bytes(&both), kv);
     }
+}
+
+/// What an engine with the defaults of the server makes of a GPU with so many bytes.
+fn fit(config: &Config, bytes: u64) -> Result<GpuFit, String> {
+    let defaults = LoadOptions {
+        model_path: "model".into(),
+        overrides: Overrides::default(),
+        dummy_seed: None,
+        max_model_len: None,
+        max_num_seqs: None,
+        max_num_batched_tokens: None,
+        max_num_mixed_tokens: 512,
+        cuda_graph: true,
+        speculation: None,
+        kv_cache_bytes: None,
+        gpu_memory_utilization: 0.9,
+        gpu_memory_limit: None,
+        state_cache_bytes: None,
+        state_cache_interval: 256,
+    };
+    let fit = GpuFit::new(&Qwen35::info(config), &defaults, bytes);
+    // The flag on a larger GPU gives the same.
+    let limited = LoadOptions { gpu_memory_limit: Some(bytes), ..defaults };
+    let limited = GpuFit::new(&Qwen35::info(config), &limited, 150_000_000_000);
+    let (fit, limited) = (fit.map_err(|e| e.to_string()), limited.map_err(|e| e.to_string()));
+    assert_eq!(fit, limited);
+    fit
+}
+
+#[test]
+fn the_defaults_fit_common_gpus() {
+    let [small, large] = [&SIZES[2], &SIZES[4]].map(config);
+    let gb = 1_000_000_000;
+    // Sequences at once, and thousands of tokens in the KV cache, at least.
+    for (config, memory, sequences, kv) in [
+        (&small, 16 * gb, 24, 24),
+        (&small, 24 * gb, 64, 100),
+        (&fp8(&large, KvDType::Bf16), 48 * gb, 16, 24),
+        (&large, 80 * gb, 16, 24),
+    ] {
+        let fit = fit(config, memory).unwrap();
+        println!("{fit}");
+        let budget = (memory as f64 * 0.9) as u64;
+        assert!(fit.used() <= budget && fit.used() > budget - budget / 50, "{fit}");
+        assert!(fit.sequences >= sequences && fit.kv_tokens >= kv * 1000 && fit.snapshots >= 8, "{fit}");
+        assert!(fit.step_tokens >= 2048 && fit.step_tokens >= fit.sequences, "{fit}");
+    }
+    let error = fit(&large, 48 * gb).unwrap_err();
+    assert!(error.contains("53.8 GB for its weights") && error.contains("are missing"), "{error}");
+    assert!(fit(&small, 8 * gb).is_err());
 }

@@ -1,7 +1,7 @@
 //! How many KV blocks fit the memory of a device.
 
 /// Memory of a device, in bytes.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceMemory {
     /// All of it.
     pub total: u64,
@@ -10,6 +10,12 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
+    /// A device of this kind with `limit` bytes, of which as many are in use as of the whole one; the device itself without a limit.
+    pub fn limited(self, limit: Option<u64>) -> Self {
+        let total = limit.map_or(self.total, |limit| limit.min(self.total));
+        Self { total, free: self.free.saturating_sub(self.total - total) }
+    }
+
     /// Bytes that are left of `share` (0 to 1) of the memory; the rest of it stays free for kernels, graphs and cuBLASLt.
     pub fn left_of(self, share: f64) -> u64 {
         let used = self.total - self.free.min(self.total);
@@ -44,6 +50,14 @@ mod tests {
         assert_eq!(left(1000, 50, 0.9), 0);
         // An H200 with Qwen3-4B: 150.1 GB, of which weights, workspace and context take 10.
         assert_eq!(left(150_100_000_000, 140_100_000_000, 0.9), 125_090_000_000);
+    }
+
+    #[test]
+    fn a_limit_leaves_what_is_used_as_it_is() {
+        let memory = DeviceMemory { total: 1000, free: 900 };
+        assert_eq!(memory.limited(Some(300)), DeviceMemory { total: 300, free: 200 });
+        assert_eq!(memory.limited(Some(80)), DeviceMemory { total: 80, free: 0 });
+        assert_eq!((memory.limited(Some(2000)), memory.limited(None)), (memory, memory));
     }
 
     #[test]

@@ -42,6 +42,8 @@ pub struct Bounds {
     pub kv_blocks: usize,
     /// Fewer blocks, if that is all that fits this fraction of a GPU's memory. `None` insists on `kv_blocks`.
     pub gpu_memory_share: Option<f64>,
+    /// Bytes of a GPU's memory, as if it had no more.
+    pub gpu_memory_limit: Option<u64>,
     /// Slots of state beside the KV cache, one for each row and one for each snapshot.
     pub slots: usize,
     /// Tokens between snapshots, a multiple of the KV block size.
@@ -53,15 +55,31 @@ pub struct Bounds {
 impl Bounds {
     /// Steps of `size` over `kv_blocks` blocks, a slot for each row, launch by launch: for plans, benchmarks and tests.
     pub fn exact(size: StepSize, kv_blocks: usize) -> Self {
-        let snapshot_interval = BLOCK_SIZE;
-        Self { size, kv_blocks, gpu_memory_share: None, slots: size.rows, snapshot_interval, graphs: false }
+        Self {
+            size,
+            kv_blocks,
+            gpu_memory_share: None,
+            gpu_memory_limit: None,
+            slots: size.rows,
+            snapshot_interval: BLOCK_SIZE,
+            graphs: false,
+        }
     }
 
     /// What `options` allow a model on the device of `exec`.
     pub fn new(info: &ModelInfo, options: &LoadOptions, exec: &mut Exec) -> Result<Self, LoadError> {
+        let is_gpu = exec.device() == Device::Cuda;
+        let gpu = if is_gpu { Some(gpu_memory(exec, options.gpu_memory_limit)?) } else { None };
+        Self::within(info, options, gpu)
+    }
+
+    /// What `options` allow a model on a GPU with this memory, or on the CPU.
+    pub(super) fn within(
+        info: &ModelInfo,
+        options: &LoadOptions,
+        gpu: Option<DeviceMemory>,
+    ) -> Result<Self, LoadError> {
         let context = context_len(options.max_model_len, info.max_position_embeddings).map_err(LoadError::Option)?;
-        let gpu = if exec.device() == Device::Cuda { Some(exec.gpu()?.info()?) } else { None };
-        let gpu = gpu.map(|gpu| DeviceMemory { total: gpu.memory as u64, free: gpu.free as u64 });
         let memory = gpu.map(|gpu| gpu.total);
         let tokens = step_tokens(options.max_num_batched_tokens, memory, info.workspace_bytes_per_token);
         let snapshots = snapshots(info, options, memory)?;
@@ -86,6 +104,7 @@ impl Bounds {
             },
             kv_blocks: pool_blocks(kv_blocks, BLOCK_SIZE, info.block_bytes()).map_err(LoadError::Option)?,
             gpu_memory_share,
+            gpu_memory_limit: options.gpu_memory_limit,
             slots: rows + snapshots,
             snapshot_interval: options.state_cache_interval,
             graphs: options.cuda_graph,
@@ -100,12 +119,25 @@ impl Bounds {
     /// Blocks of the pool: as many as asked for, or as fit what is left of the GPU beside the slots. To be asked when
     /// all else is allocated.
     pub(super) fn fitting_blocks(&self, info: &ModelInfo, exec: &mut Exec) -> Result<usize, LoadError> {
+        if self.gpu_memory_share.is_none() {
+            return Ok(self.kv_blocks);
+        }
+        self.blocks_within(info, gpu_memory(exec, self.gpu_memory_limit)?)
+    }
+
+    /// Blocks of the pool on a GPU with this memory, where all but the pool and the slots is allocated.
+    pub(super) fn blocks_within(&self, info: &ModelInfo, memory: DeviceMemory) -> Result<usize, LoadError> {
         let Some(share) = self.gpu_memory_share else { return Ok(self.kv_blocks) };
-        let gpu = exec.gpu()?.info()?;
         let slots = self.slots as u64 * info.state_slot_bytes.unwrap_or(0);
-        let memory = DeviceMemory { total: gpu.memory as u64, free: (gpu.free as u64).saturating_sub(slots) };
+        let memory = DeviceMemory { free: memory.free.saturating_sub(slots), ..memory };
         memory.blocks(share, info.block_bytes(), self.kv_blocks).map_err(LoadError::Option)
     }
+}
+
+/// Memory of the GPU, of which the engine sees at most `limit` bytes.
+fn gpu_memory(exec: &mut Exec, limit: Option<u64>) -> Result<DeviceMemory, LoadError> {
+    let gpu = exec.gpu()?.info()?;
+    Ok(DeviceMemory { total: gpu.memory as u64, free: gpu.free as u64 }.limited(limit))
 }
 
 /// What the model takes of a device's memory. A KV cache of unknown size has at least one block.

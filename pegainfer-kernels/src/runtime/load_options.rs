@@ -38,6 +38,8 @@ pub struct LoadOptions {
     pub kv_cache_bytes: Option<u64>,
     /// Fraction of a GPU's memory that may be in use when the engine is loaded, 0 to 1.
     pub gpu_memory_utilization: f64,
+    /// Bytes of a GPU's memory, as if it had no more; `None` takes all of it.
+    pub gpu_memory_limit: Option<u64>,
     /// Bytes of the state snapshots that a prefix hit resumes from, beside the state of running sequences; less than one
     /// snapshot keeps none, and then there is no prefix cache. `None` takes [`DEFAULT_STATE_BYTES`], or on a GPU a
     /// [`STATE_SHARE`]th of its memory.

@@ -3,7 +3,8 @@
 //!
 //! # Layout
 //! - `model`: the trait; `model_info`: the numbers that the rest needs of a model.
-//! - `config_file`, `load_options`, `load_error`, `bounds`: from config.json and flags to the sizes of an engine.
+//! - `config_file`, `load_options`, `load_error`, `bounds`: from config.json and flags to the sizes of an engine; `fit`, `gpu_fit`: whether
+//!   that fits the memory.
 //! - `quantization`: FP8 weights. `rope_scaling`: YaRN.
 //! - `load`, `record`: an engine from a checkpoint, a kernel plan from a configuration. `measure`: step times for the ledger.
 //! - `executor`: steps in flight and CUDA graphs; `drafting`: the passes of the layers that draft; `inputs`, `logits_processors`, `sampler`, `results`, `readbacks`: what every step
@@ -17,6 +18,7 @@ mod decoder;
 mod drafting;
 mod executor;
 mod fit;
+mod gpu_fit;
 mod inputs;
 mod load;
 mod load_error;
@@ -38,6 +40,7 @@ pub use bounds::{Bounds, StepSize};
 pub use config_file::{ConfigError, ConfigFile, Overrides, Served, unsupported};
 pub use decoder::{Activations, DecoderWeights, KvLayer, Mlp, load_head};
 pub use executor::Executor;
+pub use gpu_fit::GpuFit;
 pub use inputs::Inputs;
 pub use load::{Engine, Loaded, load, load_weights};
 pub use load_error::LoadError;

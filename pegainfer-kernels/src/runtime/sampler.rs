@@ -11,7 +11,7 @@ use std::ops::Range;
 
 /// Rows of logits computed at once: more rows take more memory (0.6 MB each for Qwen3's vocabulary), fewer stream the
 /// output matrix more often.
-fn logits_rows(device: Device) -> usize {
+pub(super) fn logits_rows(device: Device) -> usize {
     if device == Device::Cuda { 256 } else { 32 }
 }
 

@@ -38,6 +38,7 @@ pub fn options() -> LoadOptions {
         speculation: None,
         kv_cache_bytes: small_cache(64 << 20),
         gpu_memory_utilization: 0.9,
+        gpu_memory_limit: None,
         state_cache_bytes: small_cache(256 << 20),
         state_cache_interval: 64,
     }

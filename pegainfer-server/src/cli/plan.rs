@@ -1,9 +1,10 @@
 //! `pegainfer plan`: the recorded ops of one step, printed.
 
-use crate::models::args::FormatArgs;
+use crate::models::args::{EngineArgs, FormatArgs};
 use crate::models::{engine, model_path};
+use crate::values::parse_bytes;
 use anyhow::Result;
-use clap::{Args, ValueEnum};
+use clap::{Args, Parser, ValueEnum};
 use pegainfer_core::record::{OpRecord, Operand};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -29,9 +30,19 @@ pub struct PlanArgs {
     /// Formats of weights and KV cache.
     #[command(flatten)]
     pub formats: FormatArgs,
+    /// Print instead what the server would make of a GPU with this much memory, such as 24G: sequences, KV cache, tokens of a step
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, conflicts_with = "json")]
+    pub gpu_memory: Option<u64>,
     /// Print every op as JSON instead of a table
     #[arg(long)]
     pub json: bool,
+}
+
+/// The engine's flags, for their defaults.
+#[derive(Parser)]
+struct Defaults {
+    #[command(flatten)]
+    engine: EngineArgs,
 }
 
 /// Kind of the planned step.
@@ -46,6 +57,11 @@ pub enum Phase {
 /// Runs the command.
 pub fn run(args: &PlanArgs) -> Result<()> {
     let model = model_path::resolve_config(args.model_path.as_deref())?;
+    if let Some(bytes) = args.gpu_memory {
+        let engine = EngineArgs { formats: args.formats.clone(), ..Defaults::try_parse_from(["plan"])?.engine };
+        print!("{}", engine::gpu_fit(&model.dir, &engine, bytes)?);
+        return Ok(());
+    }
     let (batch, context) = (args.batch.get(), args.context.get());
     let tokens = match args.phase {
         Phase::Decode => 1,
@@ -193,7 +209,6 @@ mod tests {
     use super::*;
     use crate::cli::{Cli, Command};
     use crate::testing::model_dir;
-    use clap::Parser;
     use pegainfer_core::tensor::DType;
     use pegainfer_kernels::ops::KvDType;
     use pegainfer_kernels::runtime::{Model, Overrides, record};
@@ -244,6 +259,18 @@ mod tests {
         // Keys and values of six layers and two heads of 128 elements: three sequences read 100 tokens each and write one.
         let entries = 3 * (100 + 1) * 6 * 2 * 2;
         assert_eq!(bf16 - fp8, entries * (2 * 128 - (128 + 4)));
+    }
+
+    #[test]
+    fn a_gpu_that_is_not_here_is_planned() {
+        let engine = Defaults::try_parse_from(["plan"]).unwrap().engine;
+        let fit = engine::gpu_fit(&model_dir(), &engine, 16_000_000_000).unwrap();
+        // 256 sequences of 4,096 tokens: more KV cache would be of no use.
+        assert_eq!((fit.sequences, fit.kv_tokens, fit.context), (256, 256 * 4096, 4096));
+        let text = fit.to_string();
+        assert!(text.contains("1048576 tokens, 256 sequences at once") && text.contains("of 16.00 GB x 0.9"), "{text}");
+        let error = engine::gpu_fit(&model_dir(), &engine, 600_000_000).unwrap_err().to_string();
+        assert!(error.contains("does not fit the GPU"), "{error}");
     }
 
     #[test]

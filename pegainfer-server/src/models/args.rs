@@ -66,6 +66,10 @@ pub struct EngineArgs {
     /// Fraction of the GPU's memory that weights, workspace and KV cache may use, including what other programs use
     #[arg(long, value_name = "FRACTION", default_value = "0.9", value_parser = parse_fraction)]
     pub gpu_memory_utilization: f64,
+    /// Use a GPU as if it had only this much memory; weights, workspace and KV cache share it as on a smaller one. Qwen3 and
+    /// Qwen3.5
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub gpu_memory_limit: Option<u64>,
     /// Whether a GPU replays decode steps as CUDA graphs; with false, a debugger or profiler sees each launch
     #[arg(long, value_name = "BOOL", default_value = "true", action = clap::ArgAction::Set)]
     pub cuda_graph: bool,

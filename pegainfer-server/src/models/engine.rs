@@ -13,7 +13,7 @@ use pegainfer_core::isa::Isa;
 use pegainfer_core::ledger::Effort;
 use pegainfer_core::record::OpRecord;
 use pegainfer_kernels::cuda;
-use pegainfer_kernels::runtime::{Measured, Overrides};
+use pegainfer_kernels::runtime::{GpuFit, Measured, Overrides};
 use std::panic::resume_unwind;
 use std::path::Path;
 
@@ -49,6 +49,11 @@ pub fn vocab_size(dir: &Path) -> Result<usize> {
 /// The ops of one step of the model in `dir` as `overrides` change it: `batch` rows of `context` tokens, the last `tokens` of them new.
 pub fn record(dir: &Path, overrides: &Overrides, batch: usize, tokens: usize, context: usize) -> Result<Vec<OpRecord>> {
     (detect::detect(dir)?.record)(dir, overrides, (batch, tokens, context))
+}
+
+/// What an engine of the model in `dir` makes of a GPU with `bytes` bytes, which this machine need not have.
+pub fn gpu_fit(dir: &Path, args: &EngineArgs, bytes: u64) -> Result<GpuFit> {
+    (detect::detect(dir)?.gpu_fit)(dir, args, bytes)
 }
 
 /// The device that the flags ask for, or one for each rank.

@@ -2,7 +2,7 @@
 
 use super::family::{DUMMY_SEED, Family, LoadedEngine, OpenDevice, spawn, with_progress_bar};
 use crate::models::args::{EngineArgs, KvCacheDType, LoadFormat};
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_deepseek_v4::config::Config;
 use pegainfer_deepseek_v4::numerics::Numerics;
@@ -33,12 +33,16 @@ pub const FAMILY: Family = Family {
         check_formats(overrides)?;
         Ok(pegainfer_deepseek_v4::record(&Config::load(dir)?, Numerics::REFERENCE, step)?)
     },
+    gpu_fit: |_, _, _| {
+        bail!("--gpu-memory: for DeepSeek-V4, pegainfer inspect prints the memory that its weights take")
+    },
 };
 
 /// Loads the checkpoint in `dir` and starts its engine, with the precision of DeepSeek's own code.
 fn load(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
     let (kv_cache_dtype, quantization) = (args.formats.kv_cache_dtype, args.formats.quantization);
     check_format_flags(quantization.is_some(), kv_cache_dtype != KvCacheDType::Auto)?;
+    ensure!(args.gpu_memory_limit.is_none(), "--gpu-memory-limit: DeepSeek-V4 takes --kv-cache-memory");
     ensure!(args.rope_scaling.is_none(), "--rope-scaling: DeepSeek-V4 takes that of its config.json");
     let options = LoadOptions {
         model_path: dir.to_path_buf(),

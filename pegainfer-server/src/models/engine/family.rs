@@ -7,7 +7,7 @@ use pegainfer_core::engine::{EngineConfig, EngineHandle, StepEngine};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::ledger::{Effort, StepLine};
 use pegainfer_core::record::OpRecord;
-use pegainfer_kernels::runtime::{self, LoadOptions, Measured, Model, Overrides};
+use pegainfer_kernels::runtime::{self, GpuFit, LoadOptions, Measured, Model, Overrides};
 use std::fmt;
 use std::path::Path;
 use std::time::Duration;
@@ -44,6 +44,8 @@ pub struct Family {
     pub vocab_size: fn(&Path) -> Result<usize>,
     /// The ops of one step, as the flags change the model.
     pub record: fn(&Path, &Overrides, UniformStep) -> Result<Vec<OpRecord>>,
+    /// What an engine with these flags makes of a GPU with so many bytes.
+    pub gpu_fit: fn(&Path, &EngineArgs, u64) -> Result<GpuFit>,
 }
 
 /// Where an engine is to run.
@@ -92,6 +94,10 @@ impl Family {
             vocab_size: |dir| Ok(M::info(&M::load_config(dir)?).vocab_size),
             record: |dir, overrides, (batch, tokens, context)| {
                 Ok(runtime::record::<M>(&M::load_config_with(dir, overrides)?, batch, tokens, context)?)
+            },
+            gpu_fit: |dir, args, bytes| {
+                let info = M::info(&M::load_config_with(dir, &args.overrides())?);
+                Ok(GpuFit::new(&info, &load_options(dir, args), bytes)?)
             },
         }
     }
@@ -149,6 +155,7 @@ fn load_options(dir: &Path, args: &EngineArgs) -> LoadOptions {
         speculation: args.speculative_config.clone(),
         kv_cache_bytes: args.kv_cache_memory,
         gpu_memory_utilization: args.gpu_memory_utilization,
+        gpu_memory_limit: args.gpu_memory_limit,
         state_cache_bytes: args.state_cache_memory,
         state_cache_interval: args.state_cache_interval.into(),
     }
