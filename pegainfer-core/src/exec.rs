@@ -44,6 +44,8 @@ pub struct Exec {
     records: Option<Vec<OpRecord>>,
     /// When each of the records was made: when its op began.
     began: Vec<Instant>,
+    /// Fault injection: an op that takes so much longer on the CPU.
+    slow_op: Option<(&'static str, Duration)>,
     next_tensor: u32,
     /// Scratch memory of CPU kernels; it grows to the largest request and is never freed in the step loop.
     pub scratch: Scratch,
@@ -75,7 +77,18 @@ impl Exec {
         let pool = Arc::new(pool.map_err(io::Error::other)?);
         let team = Arc::new(Team::new(threads)?);
         let (attached, scratch) = (Attached::default(), Scratch::default());
-        Ok(Self { device, pool, team, attached, cuda, records: None, began: Vec::new(), next_tensor: 0, scratch })
+        Ok(Self {
+            device,
+            pool,
+            team,
+            attached,
+            cuda,
+            records: None,
+            began: Vec::new(),
+            slow_op: None,
+            next_tensor: 0,
+            scratch,
+        })
     }
 
     /// The device that ops dispatch on.
@@ -156,10 +169,24 @@ impl Exec {
 
     /// Adds the record of an op; it is built only while recording.
     pub fn record(&mut self, record: impl FnOnce(Device) -> OpRecord) {
-        if let Some(records) = &mut self.records {
-            records.push(record(self.device));
-            self.began.push(Instant::now());
+        if self.records.is_none() && self.slow_op.is_none() {
+            return;
         }
+        let (record, began) = (record(self.device), Instant::now());
+        if let Some((op, time)) = self.slow_op
+            && op == record.op
+        {
+            std::thread::sleep(time);
+        }
+        if let Some(records) = &mut self.records {
+            records.push(record);
+            self.began.push(began);
+        }
+    }
+
+    /// Fault injection: lets each call of `op` take so much longer on the CPU from now on.
+    pub fn slow_down(&mut self, op: &'static str, time: Duration) {
+        self.slow_op = Some((op, time));
     }
 
     /// Starts to keep the record of every op.

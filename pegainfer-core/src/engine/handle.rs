@@ -5,6 +5,7 @@ use super::runtime::Runtime;
 use super::shared::{Command, EngineConfig, Shared, Submission};
 use super::step_tokens::StepTokens;
 use super::{EngineLimits, EngineStats, GenerateRequest, RequestId, StepEngine, SubmitError, TokenStream};
+use crate::ledger::StepLog;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TrySendError, channel, sync_channel};
@@ -66,7 +67,7 @@ impl EngineHandle {
         let (commands, inbox) = sync_channel(config.max_queued);
         let (demux, messages) = sync_channel(demux_capacity);
         let (running, stopped) = channel();
-        let shared = Arc::new(Shared::new(engine.limits(), config, engine.clock(), engine.stats()));
+        let shared = Arc::new(Shared::new(&engine, config));
         let runtime = Runtime::new(engine, inbox, demux, shared.clone());
         let handle = Self { commands, shared, _stopped: Arc::new(Stopped(Mutex::new(stopped))) };
         (handle, runtime, Demultiplexer::new(messages), running)
@@ -126,6 +127,11 @@ impl EngineHandle {
     /// How many tokens the steps had.
     pub fn step_tokens(&self) -> StepTokens {
         *self.shared.step_tokens()
+    }
+
+    /// Times of its steps; `None` for an engine that keeps none.
+    pub fn step_log(&self) -> Option<&StepLog> {
+        self.shared.step_log.as_deref()
     }
 
     /// Why the engine has stopped, after a fatal error or a panic: for people.

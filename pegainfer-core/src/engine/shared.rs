@@ -3,7 +3,8 @@
 use super::clock::Clock;
 use super::step_tokens::StepTokens;
 use super::stream::{Cancellation, Stamped};
-use super::{EngineLimits, EngineStats, GenerateRequest, RequestId};
+use super::{EngineLimits, EngineStats, GenerateRequest, RequestId, StepEngine};
+use crate::ledger::StepLog;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -54,13 +55,16 @@ pub(super) struct Shared {
     pub failure: OnceLock<String>,
     stats: Mutex<(EngineStats, Instant)>,
     step_tokens: Mutex<StepTokens>,
+    /// Times of the steps, where the engine keeps them.
+    pub step_log: Option<Arc<StepLog>>,
 }
 
 impl Shared {
-    pub(super) fn new(limits: EngineLimits, config: EngineConfig, clock: Clock, stats: EngineStats) -> Self {
+    pub(super) fn new(engine: &impl StepEngine, config: EngineConfig) -> Self {
+        let clock = engine.clock();
         Self {
-            stats: Mutex::new((stats, clock.now())),
-            limits,
+            stats: Mutex::new((engine.stats(), clock.now())),
+            limits: engine.limits(),
             config,
             clock,
             live: AtomicUsize::new(0),
@@ -68,6 +72,7 @@ impl Shared {
             alive: AtomicBool::new(true),
             failure: OnceLock::new(),
             step_tokens: Mutex::default(),
+            step_log: engine.step_log(),
         }
     }
 

@@ -1,6 +1,8 @@
 //! What the engine thread asks of a model crate.
 
 use super::{Clock, EngineLimits, EngineStats, GenerateRequest, RequestId, TokenEvent};
+use crate::ledger::StepLog;
+use std::sync::Arc;
 use std::time::Instant;
 use thiserror::Error;
 
@@ -56,4 +58,8 @@ pub trait StepEngine: Send + 'static {
     fn reset_prefix_cache(&mut self);
     /// Gauges and counters now.
     fn stats(&self) -> EngineStats;
+    /// Times of its steps; `None` for an engine that keeps none.
+    fn step_log(&self) -> Option<Arc<StepLog>> {
+        None
+    }
 }

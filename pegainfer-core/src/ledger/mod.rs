@@ -3,7 +3,9 @@
 //! - [`StepLoad`]: what a step asks of a device.
 //! - [`measure`](measure()): runs a grid of steps and returns their times.
 //! - [`Law`]: step times as a function of the load, and how far it is off where it was not measured.
-//! - [`Ledger`]: all of that as a file of JSON Lines, with the properties of the engine that was measured.
+//! - [`OpShares`]: how the time of a step is shared among its ops.
+//! - [`StepLog`]: times of the steps of a running engine; [`Watch`]: what it says of steps that take longer than predicted.
+//! - [`Ledger`]: measured times as a file of JSON Lines, with the properties of the engine that was measured.
 //!
 //! The truth is the whole step, because the times of ops measured alone do not add up to it; times of ops say where it goes.
 
@@ -11,9 +13,15 @@ mod file;
 mod grid;
 mod law;
 mod load;
+mod op_shares;
+mod step_log;
 mod surface;
+mod watch;
 
 pub use file::{Header, HostCost, Ledger, LedgerError, OpLine, StateHeader};
 pub use grid::{Effort, GridLimits, MeasureStep, measure};
 pub use law::{Law, LawError, Prediction, Residual};
 pub use load::{StepKind, StepLine, StepLoad};
+pub use op_shares::OpShares;
+pub use step_log::{StepLog, StepTime, StepTotals};
+pub use watch::{Anomaly, Cause, Watch};

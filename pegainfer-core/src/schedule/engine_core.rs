@@ -11,8 +11,10 @@ use crate::engine::{
 };
 use crate::grammar::GrammarTracker;
 use crate::kv::BlockPool;
+use crate::ledger::{StepLoad, StepLog};
 use crate::tensor::OpError;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Most tokens of a row of a step whose time tells what tokens of a decode step cost.
@@ -73,6 +75,16 @@ pub trait StepExecutor: Send + 'static {
     fn wait_for_mask(&mut self, grammar: &GrammarTracker, limit: Duration) {
         grammar.wait(limit);
     }
+
+    /// Whether to time the ops of the next step; a device that cannot ignores it.
+    fn time_ops(&mut self, on: bool) {
+        let _ = on;
+    }
+
+    /// The times of the ops of the step that was finished last, if they were asked for.
+    fn take_op_times(&mut self) -> Vec<(&'static str, Duration)> {
+        Vec::new()
+    }
 }
 
 /// Scheduler and executor as one [`StepEngine`].
@@ -92,6 +104,7 @@ pub struct EngineCore<E: StepExecutor> {
     step_cost: StepCost,
     /// The last plan admitted nobody because of the batching delay.
     delaying: bool,
+    step_log: Arc<StepLog>,
 }
 
 /// The steps that an executor runs.
@@ -118,7 +131,8 @@ impl<E: StepExecutor> EngineCore<E> {
         let depth = executor.useful_depth();
         let (planned, in_flight) = (Step::default(), VecDeque::new());
         let (delay, step_cost, delaying) = (BatchingDelay::new(), StepCost::new(), false);
-        Self { executor, scheduler, limits, depth, planned, in_flight, delay, step_cost, delaying }
+        let step_log = Arc::new(StepLog::new(executor.now()));
+        Self { executor, scheduler, limits, depth, planned, in_flight, delay, step_cost, delaying, step_log }
     }
 
     /// Lets `depth` steps be in flight at once, 1 or 2. The default is what helps on the device; results are the same.
@@ -172,9 +186,9 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
     }
 
     fn launch(&mut self) -> Result<(), EngineError> {
-        let step = std::mem::take(&mut self.planned);
+        let (step, began) = (std::mem::take(&mut self.planned), self.executor.now());
         self.executor.launch(&step).map_err(|error| self.failed(&error))?;
-        self.in_flight.push_back((step, self.executor.now()));
+        self.in_flight.push_back((step, began));
         Ok(())
     }
 
@@ -184,6 +198,10 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
 
     fn now(&self) -> Instant {
         self.executor.now()
+    }
+
+    fn step_log(&self) -> Option<Arc<StepLog>> {
+        Some(self.step_log.clone())
     }
 
     fn wait(&mut self) {
@@ -208,8 +226,11 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
             self.step_cost.drafted(step.rows.iter().map(|row| row.model_drafts).max().unwrap_or(0), drafting);
             self.scheduler.set_costs(self.step_cost.token_cost(), self.step_cost.draft_cost());
         }
+        let ops = self.executor.take_op_times();
+        let time_ops = self.step_log.add(StepLoad::of(&step), now, now - began, &ops);
+        self.executor.time_ops(time_ops);
         if let Some((_, began)) = self.in_flight.front_mut() {
-            *began = now;
+            *began = now.max(*began);
         }
         Ok(self.scheduler.commit(&step, outcome))
     }

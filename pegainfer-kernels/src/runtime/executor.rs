@@ -41,6 +41,10 @@ pub struct Executor<M: Model> {
     synthetic: Option<SyntheticAcceptance>,
     /// The steps in flight, oldest first, where something follows from the tokens that they draw.
     followed: VecDeque<StepOf<M>>,
+    /// Whether to time the ops of the next step, on the CPU.
+    times_ops: bool,
+    /// The ops of the last step whose ops were timed.
+    op_times: Vec<(&'static str, Duration)>,
 }
 
 impl<M: Model> Executor<M> {
@@ -72,6 +76,8 @@ impl<M: Model> Executor<M> {
             drafting,
             synthetic: None,
             followed: VecDeque::new(),
+            times_ops: false,
+            op_times: Vec::new(),
         })
     }
 
@@ -171,6 +177,10 @@ impl<M: Model> StepExecutor for Executor<M> {
     fn launch(&mut self, step: &StepOf<M>) -> Result<(), OpError> {
         let Self { exec, config, weights, work, cache, inputs, sampler, graphs, readbacks, .. } = self;
         let samples = &step.samples;
+        let times_ops = self.times_ops && !exec.is_recording();
+        if times_ops {
+            exec.start_recording();
+        }
         if self.drafting.is_some() || self.synthetic.is_some() {
             self.followed.push_back(step.clone());
         }
@@ -184,6 +194,9 @@ impl<M: Model> StepExecutor for Executor<M> {
             let part = Part::Layers;
             graphs.run(size, &mut Launch::<M> { exec, config, weights, cache, work, inputs, sampler, step, part })
         })??;
+        if times_ops {
+            self.op_times = exec.stop_timed_recording().into_iter().map(|(record, time)| (record.op, time)).collect();
+        }
         readbacks.start(exec, sampler, samples)
     }
 
@@ -198,6 +211,15 @@ impl<M: Model> StepExecutor for Executor<M> {
             outcome.drafting_time = start.elapsed();
         }
         Ok(outcome)
+    }
+
+    fn time_ops(&mut self, on: bool) {
+        // A GPU computes beside the host, which does not see when an op ends.
+        self.times_ops = on && matches!(self.exec.device(), Device::Cpu(_));
+    }
+
+    fn take_op_times(&mut self) -> Vec<(&'static str, Duration)> {
+        std::mem::take(&mut self.op_times)
     }
 
     fn abandon(&mut self) -> Result<(), OpError> {

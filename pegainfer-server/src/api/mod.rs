@@ -44,6 +44,7 @@ mod sampling;
 pub mod schema;
 mod sse;
 mod state;
+mod steps;
 mod stop;
 mod stream_head;
 mod stream_options;
@@ -90,6 +91,7 @@ pub fn router(state: Arc<AppState>) -> Router {
         .route("/ping", get(info::health).post(info::health))
         .route("/load", get(info::load))
         .route("/reset_prefix_cache", post(info::reset_prefix_cache))
+        .route("/debug/steps", get(steps::steps))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route("/openapi.json", get(openapi::openapi))

@@ -155,6 +155,7 @@ pub fn document() -> Value {
         ("/version", &["get"], "Version of the server"),
         ("/metrics", &["get"], "Metrics, in Prometheus' format"),
         ("/reset_prefix_cache", &["post"], "Drop all cached prefixes"),
+        ("/debug/steps", &["get"], "Times of the newest steps of the engine, in JSON Lines"),
         ("/openapi.json", &["get"], "This document"),
     ] {
         let methods = methods.iter().map(|method| (method.to_string(), without_body(path, summary)));

@@ -23,6 +23,7 @@ pub mod settings;
 mod signals;
 pub mod sim;
 mod stdout;
+mod watch;
 
 use crate::text::trial;
 use batch::BatchArgs;

@@ -5,7 +5,7 @@ use crate::app::{App, Options};
 use crate::budget::Budget;
 use crate::cli::http_args::HttpArgs;
 use crate::cli::local_server::LoadedModel;
-use crate::cli::signals;
+use crate::cli::{signals, watch};
 use crate::http;
 use crate::models::args::EngineArgs;
 use crate::models::engine::family::LoadedEngine;
@@ -54,6 +54,10 @@ pub struct ServeArgs {
     /// What the recording holds of prompts
     #[arg(long, value_name = "WHAT", value_enum, default_value_t, requires = "record")]
     pub record_prompts: Prompts,
+    /// Compare the time of each step with this ledger, which `pegainfer ledger` has measured on this device with the same flags
+    /// (docs/operations/steps.md)
+    #[arg(long, value_name = "FILE")]
+    pub ledger: Option<PathBuf>,
     /// Flags of the HTTP server.
     #[command(flatten)]
     pub http: HttpArgs,
@@ -79,6 +83,9 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
     runtime.spawn(signals::reload_on_hangup(options.api_keys.clone(), options.admin_keys.clone(), options.tls.clone()));
     let LoadedModel { engine, checkpoint, source } = LoadedModel::load(&args.engine)?;
     announce(&engine, &source);
+    if let Some(file) = &args.ledger {
+        watch::watch(file, &engine, &source, &args.engine)?;
+    }
     let costs = costs(&engine);
     let handle = engine.handle.clone();
     let app = App::new(engine.handle, checkpoint, args.served_model_name.clone(), options);

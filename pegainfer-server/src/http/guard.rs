@@ -23,7 +23,7 @@ pub(super) fn is_open(path: &str) -> bool {
 }
 
 /// Paths that change what others notice: for admins only.
-const ADMIN_PATHS: [&str; 1] = ["/reset_prefix_cache"];
+const ADMIN_PATHS: [&str; 2] = ["/reset_prefix_cache", "/debug/steps"];
 
 /// Rights of a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

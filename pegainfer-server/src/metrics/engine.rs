@@ -1,6 +1,7 @@
 //! Gauges and counters of the engine.
 
 use pegainfer_core::engine::EngineHandle;
+use pegainfer_core::ledger::StepTotals;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
 use prometheus_client::metrics::MetricType;
@@ -35,6 +36,45 @@ impl EngineCollector {
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         for (position, accepted) in stats.accepted.iter().take(most).enumerate() {
             ConstCounter::new(*accepted).encode(family.encode_family(&[("position", position.to_string())])?)?;
+        }
+        Ok(())
+    }
+}
+
+/// A sum over the steps of one kind.
+type Sum = fn(&StepTotals) -> f64;
+
+impl EngineCollector {
+    /// Times of steps by kind, and what `--ledger` says of them.
+    fn encode_steps(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
+        let Some(log) = self.0.step_log() else { return Ok(()) };
+        let (name, help) = ("pegainfer:step_seconds", "Time of an engine step");
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        for (kind, totals) in log.totals() {
+            let labels = [("kind", kind.name())];
+            let mut histogram = family.encode_family(&labels)?;
+            histogram.encode_histogram::<NoLabelSet>(totals.seconds, totals.count(), &totals.buckets(), None)?;
+        }
+        if !log.is_watched() {
+            return Ok(());
+        }
+        let sums: [(&str, &str, Sum); 2] = [
+            ("pegainfer:step_predicted_seconds", "Time that the ledger predicts for steps", |totals| totals.predicted),
+            ("pegainfer:step_measured_seconds", "Time of the steps that the ledger predicts", |totals| {
+                totals.predictable
+            }),
+        ];
+        for (name, help, value) in sums {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for (kind, totals) in log.totals() {
+                ConstCounter::new(value(&totals)).encode(family.encode_family(&[("kind", kind.name())])?)?;
+            }
+        }
+        let name = "pegainfer:step_anomalies";
+        let help = "Steps that took more than twice as long as predicted, by what was found out about them";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (cause, steps) in log.anomalies() {
+            ConstCounter::new(steps).encode(family.encode_family(&[("cause", cause.name())])?)?;
         }
         Ok(())
     }
@@ -84,6 +124,7 @@ impl Collector for EngineCollector {
         let help = "Tokens of one engine step: prompts of the requests it admitted, and tokens it generated";
         let mut histogram = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
         histogram.encode_histogram::<NoLabelSet>(steps.sum as f64, steps.count(), &steps.buckets(), None)?;
+        self.encode_steps(&mut encoder)?;
         let labels = [
             ("block_size", limits.block_size.to_string()),
             ("cache_dtype", limits.kv_cache_dtype.to_owned()),

@@ -5,10 +5,11 @@ use pegainfer_core::engine::{
     EngineError, EngineLimits, EngineStats, EventBatch, FinishReason, GenerateRequest, RequestId, StepEngine,
     TokenEvent, TokenLogprobs, TokenOut, Usage,
 };
+use pegainfer_core::ledger::{Law, OpShares, StepLine, StepLoad, StepLog, Watch};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// `<|im_end|>` of the bundled tokenizer.
 pub const EOS: u32 = 4089;
@@ -174,7 +175,26 @@ fn cached(request: &GenerateRequest) -> usize {
     request.prompt.len() / 2
 }
 
+/// A log whose steps are compared with a ledger.
+fn step_log() -> StepLog {
+    let line = |rows: &[(usize, usize)]| {
+        let load = StepLoad::of_rows(rows.iter().copied());
+        StepLine { load, us: 1000.0, spread: 0.0, runs: 1 }
+    };
+    let law = Law::new(&[line(&[(1, 1)]), line(&[(2, 2)])], false).unwrap();
+    let log = StepLog::new(Instant::now());
+    log.watch(Watch::new(law, OpShares::default()));
+    for i in 0..5 {
+        log.add(StepLoad::of_rows([(1 + i, 7)]), Instant::now(), Duration::from_millis(2), &[]);
+    }
+    log
+}
+
 impl StepEngine for MockEngine {
+    fn step_log(&self) -> Option<Arc<StepLog>> {
+        Some(Arc::new(step_log()))
+    }
+
     fn limits(&self) -> EngineLimits {
         EngineLimits {
             max_model_len: self.max_model_len,

@@ -1,7 +1,6 @@
 //! A device that computes nothing and takes the time that a ledger predicts, on a clock of its own.
 
-use super::ops::OpShares;
-use pegainfer_core::ledger::{HostCost, Law, StepKind, StepLoad};
+use pegainfer_core::ledger::{HostCost, Law, OpShares, StepKind, StepLoad};
 use pegainfer_core::schedule::{Outcome, SequenceState, Step, StepExecutor};
 use pegainfer_core::tensor::OpError;
 use std::collections::VecDeque;

@@ -1,11 +1,10 @@
 //! How long the engine thread takes for a step, beside the device: measured by running it over a device that takes no time.
 
 use super::device::SimulatedDevice;
-use super::ops::OpShares;
 use super::setup;
 use anyhow::{Result, ensure};
 use pegainfer_core::engine::{GenerateRequest, RequestId, StepEngine};
-use pegainfer_core::ledger::{Header, HostCost, Law, StepLine, StepLoad};
+use pegainfer_core::ledger::{Header, HostCost, Law, OpShares, StepLine, StepLoad};
 use std::time::Instant;
 
 /// Tokens that each sequence generates.

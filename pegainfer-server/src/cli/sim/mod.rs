@@ -6,13 +6,12 @@
 //! # Layout
 //! - [`args`]: flags. [`mod@workload`]: the workloads of `bench`, and traces. [`search`]: rates within limits, and flags.
 //! - [`device`]: the executor. [`world`]: clients and engine. [`simulation`], [`setup`]: both from a ledger. [`host`]: the
-//!   engine thread's own time. [`ops`]: shares of ops.
+//!   engine thread's own time.
 //! - [`report`]: tables and JSON. [`timeline`]: steps for a trace viewer.
 
 pub mod args;
 pub mod device;
 pub mod host;
-pub mod ops;
 pub mod report;
 pub mod search;
 pub mod setup;

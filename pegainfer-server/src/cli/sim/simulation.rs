@@ -1,11 +1,10 @@
 //! A ledger as something that runs workloads.
 
 use super::device::SimulatedDevice;
-use super::ops::OpShares;
 use super::setup;
 use super::world::{self, FrontEnd, Requests, Run};
 use anyhow::{Context, Result, ensure};
-use pegainfer_core::ledger::{Header, HostCost, Law, Ledger};
+use pegainfer_core::ledger::{Header, HostCost, Law, Ledger, OpShares};
 use pegainfer_core::schedule::{SequenceState, StateSlots};
 
 /// The engine of a ledger.

@@ -1,6 +1,7 @@
 //! How the time of a step is shared among its ops.
 
-use pegainfer_core::ledger::{OpLine, StepKind, StepLoad};
+use super::file::OpLine;
+use super::load::{StepKind, StepLoad};
 
 /// Shares of ops in the steps whose ops were timed.
 #[derive(Debug, Clone, Default)]
@@ -41,13 +42,18 @@ impl OpShares {
         &self.names
     }
 
-    /// Adds the ops of a step of `seconds` to `ops`: in the shares of the step of the same kind that is nearest in size.
-    pub fn add(&self, load: &StepLoad, seconds: f64, ops: &mut Vec<f64>) {
+    /// Shares of the ops in the step of the same kind that is nearest in size, in the order of [`names`](Self::names); empty if no step
+    /// of that kind was timed.
+    pub fn of(&self, load: &StepLoad) -> &[f64] {
         let (kind, tokens) = (load.kind(), load.tokens());
         let same = self.steps.iter().filter(|(other, _, _)| *other == kind);
-        let Some((_, _, shares)) = same.min_by_key(|(_, other, _)| other.abs_diff(tokens)) else { return };
+        same.min_by_key(|(_, other, _)| other.abs_diff(tokens)).map_or(&[], |(_, _, shares)| shares)
+    }
+
+    /// Adds the ops of a step of `seconds` to `ops`.
+    pub fn add(&self, load: &StepLoad, seconds: f64, ops: &mut Vec<f64>) {
         ops.resize(self.names.len(), 0.0);
-        ops.iter_mut().zip(shares).for_each(|(op, share)| *op += share * seconds);
+        ops.iter_mut().zip(self.of(load)).for_each(|(op, share)| *op += share * seconds);
     }
 }
 

@@ -1,0 +1,44 @@
+//! `serve --ledger`: compares the steps of a server with a ledger.
+
+use crate::models::args::{EngineArgs, QuantizationArg};
+use crate::models::engine::family::LoadedEngine;
+use anyhow::{Context, Result};
+use pegainfer_core::ledger::{Header, Ledger, OpShares, Watch};
+use pegainfer_kernels::SOURCES_HASH;
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+
+/// Compares the steps of `engine`, of the model from `source`, with the ledger in `file` from now on, if that is one of this engine.
+pub fn watch(file: &Path, engine: &LoadedEngine, source: &str, args: &EngineArgs) -> Result<()> {
+    let unreadable = || format!("--ledger {} cannot be read", file.display());
+    let ledger = Ledger::read(BufReader::new(File::open(file).with_context(unreadable)?)).with_context(unreadable)?;
+    let law = ledger.law().with_context(unreadable)?;
+    if let Some(other) = difference(&ledger.header, engine, source, args) {
+        log::warn!(
+            "--ledger was measured with {other}: steps are not compared with it; measure it again with pegainfer ledger"
+        );
+        return Ok(());
+    }
+    if let Some(log) = engine.handle.step_log() {
+        log.watch(Watch::new(law, OpShares::new(&ledger.ops)));
+    }
+    Ok(())
+}
+
+/// What the ledger was measured with that this engine has not.
+fn difference(header: &Header, engine: &LoadedEngine, source: &str, args: &EngineArgs) -> Option<String> {
+    let quantization = (args.formats.quantization == Some(QuantizationArg::Fp8)).then_some("fp8");
+    let limits = engine.handle.limits();
+    if header.kernels != SOURCES_HASH {
+        Some("other kernels than those of this program".to_owned())
+    } else if header.device != engine.device {
+        Some(format!("the device {}", header.device))
+    } else if header.model != source {
+        Some(format!("the model {}", header.model))
+    } else if header.quantization.as_deref() != quantization || header.kv_cache_dtype != limits.kv_cache_dtype {
+        Some("other formats of weights or KV cache".to_owned())
+    } else {
+        None
+    }
+}
