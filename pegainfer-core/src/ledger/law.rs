@@ -2,9 +2,11 @@
 //!
 //! With R decoding sequences, K KV tokens that they attend to, T tokens of the step and P query-key pairs of the prefill chunks:
 //!
-//!     decode   t = D(R, K)
-//!     prefill  t = F(T, P)
-//!     mixed    t = (F(T, P) + D(R, K) - D(R, 0)) · m(T)
+//! ```text
+//! decode   t = D(R, K)
+//! prefill  t = F(T, P)
+//! mixed    t = (F(T, P) + D(R, K) - D(R, 0)) · m(T)
+//! ```
 //!
 //! D and F are interpolated between measured steps. D has classes where decode steps are padded to the sizes of CUDA graphs. The
 //! second and third term of a mixed step are the attention of its decoding sequences, whose other ops are those of F's T tokens;
