@@ -6,7 +6,7 @@ use crate::schedule::GRAPH_SIZES;
 use crate::tensor::OpError;
 use std::time::{Duration, Instant};
 
-/// Context of decoding sequences, at most: their attention is linear in it.
+/// Context of decoding sequences, at most: their attention is linear in longer ones.
 const MAX_DECODE_CONTEXT: usize = 4096;
 /// Cached tokens before a chunk whose attention is compared with that of one without.
 const PRIOR_CONTEXT: usize = 4096;
@@ -72,13 +72,12 @@ impl GridLimits {
         rows
     }
 
-    /// Contexts of `rows` decoding sequences: the shortest, the longest, and one between them.
+    /// Contexts of `rows` decoding sequences: powers of four blocks up to the longest, because caches and split kernels make short
+    /// contexts anything but linear.
     fn decode_contexts(&self, rows: usize) -> Vec<usize> {
         let most = (self.kv_blocks / rows * self.block_size).min(self.max_context).min(MAX_DECODE_CONTEXT);
-        let mut contexts = vec![self.block_size.min(most), most / 4, most];
-        contexts.retain(|context| *context > 0);
-        contexts.dedup();
-        contexts
+        let powers = (0..).map(|i| self.block_size << (2 * i)).take_while(|context| *context < most);
+        powers.chain((most > 0).then_some(most)).collect()
     }
 
     /// Tokens of chunks: powers of two and what lies in their middle, up to the largest step.
