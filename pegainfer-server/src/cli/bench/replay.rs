@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 /// Number of concurrent requests in the warm-up, and the most tokens that each generates.
 const WARM_UP: (usize, usize) = (16, 8);
 /// Longest time that a request is waited for.
-const MAX_WAIT: Duration = Duration::from_secs(365 * 24 * 3600);
+pub const MAX_WAIT: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// A trace that is to be replayed.
 pub struct Replay {
@@ -144,19 +144,24 @@ impl fmt::Display for TraceSummary {
     }
 }
 
+/// A time of a trace at `speed` times its own.
+pub fn scaled(time: Duration, speed: f64) -> Duration {
+    Duration::try_from_secs_f64(time.as_secs_f64() / speed).map_or(MAX_WAIT, |time| time.min(MAX_WAIT))
+}
+
 /// Sends all requests and waits for the responses.
 async fn replay(client: &Arc<Client>, requests: &Arc<Vec<TraceRequest>>, sessions: bool, run: Run) -> Result<Figures> {
     let mut tasks = JoinSet::new();
     for chain in chains(requests, sessions) {
         let first = chain.first().map_or(Duration::ZERO, |&first| requests[first].at);
-        tokio::time::sleep_until((run.start + run.scaled(first)).into()).await;
+        tokio::time::sleep_until((run.start + scaled(first, run.speed)).into()).await;
         tasks.spawn(send(client.clone(), requests.clone(), chain, run));
     }
     figures(tasks.join_all().await.into_iter().flatten(), run.start.elapsed())
 }
 
 /// Positions of requests that follow each other, in the order of their first arrivals: those of a session, or each request alone.
-fn chains(requests: &[TraceRequest], sessions: bool) -> Vec<Vec<usize>> {
+pub fn chains(requests: &[TraceRequest], sessions: bool) -> Vec<Vec<usize>> {
     let mut chains: Vec<Vec<usize>> = Vec::new();
     let mut of_session: HashMap<u64, usize> = HashMap::new();
     for (i, request) in requests.iter().enumerate() {
@@ -185,20 +190,13 @@ async fn send(
     for (i, &request) in chain.iter().enumerate() {
         let request = &requests[request];
         match request.delay {
-            Some(delay) if i > 0 => tokio::time::sleep(run.scaled(delay)).await,
-            _ => tokio::time::sleep_until((run.start + run.scaled(request.at)).into()).await,
+            Some(delay) if i > 0 => tokio::time::sleep(scaled(delay, run.speed)).await,
+            _ => tokio::time::sleep_until((run.start + scaled(request.at, run.speed)).into()).await,
         }
         let prompt = request.prompt(run.vocab, run.seed);
         results.push(client.complete_in(run.seed, &prompt, request.output_len).await);
     }
     results
-}
-
-impl Run {
-    /// A time of the trace at this speed.
-    fn scaled(&self, time: Duration) -> Duration {
-        Duration::try_from_secs_f64(time.as_secs_f64() / self.speed).map_or(MAX_WAIT, |time| time.min(MAX_WAIT))
-    }
 }
 
 #[cfg(test)]
@@ -215,9 +213,7 @@ mod tests {
 
     #[test]
     fn times_are_divided_by_the_speed() {
-        let at = |speed, seconds| {
-            Run { start: Instant::now(), speed, vocab: 1, seed: 1 }.scaled(Duration::from_secs(seconds))
-        };
+        let at = |speed, seconds| scaled(Duration::from_secs(seconds), speed);
         assert_eq!((at(4.0, 10), at(0.5, 10)), (Duration::from_millis(2500), Duration::from_secs(20)));
         assert_eq!((at(1e-300, 10), at(1e300, 10)), (MAX_WAIT, Duration::ZERO));
     }

@@ -23,7 +23,8 @@ pub struct SimArgs {
     /// Requests of a trace, over HTTP: a recording of `serve --record`, or a trace of Azure, BurstGPT, Mooncake or Bailian
     #[arg(long, value_name = "FILE", help_heading = WORKLOAD)]
     pub trace: Option<PathBuf>,
-    /// Sends a session's next request after the response before it, not at its recorded time
+    /// Sends the next request of a session when the response to the one before is complete and the session's delay has passed,
+    /// instead of at its time
     #[arg(long, requires = "trace", help_heading = WORKLOAD)]
     pub sessions: bool,
     /// Divides the times of a trace: 2 sends its requests at twice the rate

@@ -2,7 +2,7 @@
 
 use super::simulation::Simulation;
 use super::workload::Workload;
-use super::world::{FrontEnd, Requests, Run, Sending, SessionStart};
+use super::world::{FrontEnd, Requests, Run, Sending, SessionStart, Turn};
 use crate::cli::bench::workload::{Arrivals, Point};
 use pegainfer_core::ledger::{Header, HostCost, Ledger, OpLine, StateHeader, StepLine, StepLoad};
 use std::time::Duration;
@@ -130,7 +130,9 @@ fn a_closed_loop_sends_the_next_request_when_one_ends() {
 
 #[test]
 fn turns_of_a_session_follow_each_other_and_find_their_prefix() {
-    let starts = vec![SessionStart::At(Duration::from_millis(1)), SessionStart::After(0, Duration::from_millis(7))];
+    let delay = Duration::from_millis(7);
+    let second = Turn { previous: 0, delay, earliest: Duration::ZERO };
+    let starts = vec![SessionStart::At(Duration::from_millis(1)), SessionStart::After(second)];
     let simulation = Simulation::new(&ledger(1, None)).unwrap();
     let (lengths, prompt) = (|i: usize| (33 + 16 * i, 1), |i: usize| vec![7; 33 + 16 * i]);
     let requests = |count, sending| Requests { count, sending, lengths: &lengths, prompt: &prompt };
@@ -140,6 +142,18 @@ fn turns_of_a_session_follow_each_other_and_find_their_prefix() {
     assert_close((run.samples[1].start - run.samples[0].start).as_secs_f64() * 1e3, 3.3 + 7.0);
     assert_close(stamps(&run, 1)[0], 1.7);
     assert_eq!(run.stats.prefix_hits, 32);
+}
+
+#[test]
+fn turns_without_a_delay_are_sent_at_their_time_or_after_the_turn_before() {
+    let turn = |previous, ms| {
+        SessionStart::After(Turn { previous, delay: Duration::ZERO, earliest: Duration::from_millis(ms) })
+    };
+    let starts = vec![SessionStart::At(Duration::ZERO), turn(0, 2), turn(1, 20)];
+    let run = simulate(&ledger(1, None), Sending::Sessions(starts), &[(32, 1); 3], FrontEnd::default());
+    let sent = |i: usize| (run.samples[i].start - run.samples[0].start).as_secs_f64() * 1e3;
+    assert_close(sent(1), 3.2);
+    assert_close(sent(2), 20.0);
 }
 
 #[test]

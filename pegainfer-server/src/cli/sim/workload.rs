@@ -2,12 +2,13 @@
 
 use super::args::SimArgs;
 use super::simulation::Simulation;
-use super::world::{FrontEnd, Requests, Run, Sending, SessionStart};
+use super::world::{FrontEnd, Requests, Run, Sending, SessionStart, Turn};
+use crate::cli::bench::replay::{chains, scaled};
 use crate::cli::bench::workload::{Arrivals, Point, WARM_UP, WARM_UP_RUN, delays, prompt};
 use crate::traces::Trace;
-use anyhow::{Context, Result, ensure};
+use crate::traces::request::TraceRequest;
+use anyhow::{Result, ensure};
 use pegainfer_core::rng;
-use std::collections::HashMap;
 use std::time::Duration;
 
 /// Default duration of Poisson arrivals in seconds.
@@ -98,7 +99,7 @@ impl Workload {
         match self {
             Self::Point(point) => run_point(simulation, *point, seed, timeline),
             Self::Trace { trace, sessions, speed } => {
-                let sending = if *sessions { by_session(trace, *speed)? } else { as_recorded(trace, *speed) };
+                let sending = Sending::Sessions(starts(&trace.requests, *sessions, *speed));
                 let vocab = simulation.header.vocab_size;
                 let of = |i: usize| &trace.requests[i];
                 let requests = Requests {
@@ -140,20 +141,51 @@ fn run_point(simulation: &Simulation, point: Point, seed: u64, timeline: bool) -
     simulation.run(&warm_up, &requests, front_end, timeline)
 }
 
-fn as_recorded(trace: &Trace, speed: f64) -> Sending {
-    Sending::At(trace.requests.iter().map(|request| request.at.div_f64(speed)).collect())
+/// When `bench replay` sends these requests: the first one of a session at its time, the others when their delay after the one
+/// before has passed, or at their times if the trace does not know the delay, but not before that one ends.
+fn starts(requests: &[TraceRequest], sessions: bool, speed: f64) -> Vec<SessionStart> {
+    let mut starts: Vec<SessionStart> =
+        requests.iter().map(|request| SessionStart::At(scaled(request.at, speed))).collect();
+    for chain in chains(requests, sessions) {
+        for pair in chain.windows(2) {
+            let (previous, request) = (pair[0], &requests[pair[1]]);
+            let (delay, earliest) = match request.delay {
+                Some(delay) => (delay, Duration::ZERO),
+                None => (Duration::ZERO, request.at),
+            };
+            let turn = Turn { previous, delay: scaled(delay, speed), earliest: scaled(earliest, speed) };
+            starts[pair[1]] = SessionStart::After(turn);
+        }
+    }
+    starts
 }
 
-/// The first request of a session at its time, the others their delay after the one before.
-fn by_session(trace: &Trace, speed: f64) -> Result<Sending> {
-    let mut last: HashMap<u64, usize> = HashMap::new();
-    let mut starts = Vec::with_capacity(trace.requests.len());
-    for (i, request) in trace.requests.iter().enumerate() {
-        let before = request.session.and_then(|session| last.insert(session, i));
-        starts.push(match before {
-            Some(before) => SessionStart::After(before, request.delay.unwrap_or_default().div_f64(speed)),
-            None => SessionStart::At(request.at.div_f64(speed)),
-        });
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::bench::replay::MAX_WAIT;
+
+    const fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
     }
-    (!last.is_empty()).then_some(Sending::Sessions(starts)).context("--sessions: the trace has no sessions")
+
+    #[test]
+    fn sessions_start_as_in_a_replay() {
+        let request = |at, session, delay| TraceRequest { at: ms(at), session, delay, ..TraceRequest::default() };
+        let a = Some(7);
+        let requests = [
+            request(0, a, None),
+            request(10, None, None),
+            request(20, a, None),
+            request(30, Some(8), Some(ms(9))),
+            request(40, a, Some(ms(6))),
+        ];
+        let at = |ms| SessionStart::At(self::ms(ms));
+        let after = |previous, delay, earliest| {
+            SessionStart::After(Turn { previous, delay: ms(delay), earliest: ms(earliest) })
+        };
+        assert_eq!(starts(&requests, true, 2.0), [at(0), at(5), after(0, 0, 10), at(15), after(2, 3, 0)]);
+        assert_eq!(starts(&requests, false, 1.0), [0, 10, 20, 30, 40].map(at));
+        assert!(starts(&requests, true, 1e-300).contains(&SessionStart::At(MAX_WAIT)), "no speed is too low");
+    }
 }

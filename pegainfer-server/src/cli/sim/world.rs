@@ -18,17 +18,28 @@ pub enum Sending {
     At(Vec<Duration>),
     /// So many at the beginning, and the next one when one ends.
     Closed(usize),
-    /// Each at its time, or so long after the end of an earlier one (its number): the turns of a conversation.
+    /// Each at its time, or after the end of an earlier one: the turns of a conversation.
     Sessions(Vec<SessionStart>),
 }
 
 /// When a request of a session is sent.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SessionStart {
     /// At this time.
     At(Duration),
-    /// After the end of the request of this number.
-    After(usize, Duration),
+    /// After the end of another request.
+    After(Turn),
+}
+
+/// When the next turn of a session is sent: `delay` after the end of the one before, and not before the time `earliest`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Turn {
+    /// Number of the request before it.
+    pub previous: usize,
+    /// Time from the end of that request on.
+    pub delay: Duration,
+    /// Time from the start of the run on.
+    pub earliest: Duration,
 }
 
 /// The requests of a simulation.
@@ -151,8 +162,8 @@ struct World<'a> {
     pending: BinaryHeap<Reverse<Pending>>,
     /// Of a closed loop: the next request.
     next: usize,
-    /// Requests that wait for the end of each one.
-    followers: HashMap<usize, Vec<(usize, Duration)>>,
+    /// Requests that wait for the end of each one; their `earliest` is on the simulation's clock.
+    followers: HashMap<usize, Vec<(usize, Turn)>>,
     open: HashMap<RequestId, Sample>,
     samples: Vec<Sample>,
     refused: usize,
@@ -187,7 +198,10 @@ impl<'a> World<'a> {
                 for (i, how) in starts.iter().enumerate() {
                     match *how {
                         SessionStart::At(at) => self.send(i, start + at),
-                        SessionStart::After(other, delay) => self.followers.entry(other).or_default().push((i, delay)),
+                        SessionStart::After(turn) => {
+                            let turn = Turn { earliest: start + turn.earliest, ..turn };
+                            self.followers.entry(turn.previous).or_default().push((i, turn));
+                        }
                     }
                 }
             }
@@ -242,8 +256,8 @@ impl<'a> World<'a> {
             self.send(self.next, now);
             self.next += 1;
         }
-        for (follower, delay) in self.followers.remove(&i).unwrap_or_default() {
-            self.send(follower, now + delay);
+        for (follower, turn) in self.followers.remove(&i).unwrap_or_default() {
+            self.send(follower, (now + turn.delay).max(turn.earliest));
         }
     }
 }
