@@ -5,6 +5,9 @@ use clap::{Args, Subcommand};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
+/// Default number of requests of each client of a closed loop.
+pub const PER_CLIENT: NonZeroUsize = NonZeroUsize::MIN.saturating_add(1);
+
 /// Flags of `bench`.
 #[derive(Debug, Clone, Args)]
 pub struct BenchArgs {
@@ -64,7 +67,7 @@ pub struct ThroughputArgs {
     #[arg(long, value_name = "TOKENS", default_value = "64")]
     pub output_len: NonZeroUsize,
     /// Requests per run and concurrent client of a closed loop
-    #[arg(long, value_name = "N", default_value = "2")]
+    #[arg(long, value_name = "N", default_value_t = PER_CLIENT)]
     pub requests: NonZeroUsize,
 }
 
@@ -179,7 +182,8 @@ impl Workload {
     }
 }
 
-fn parse_positive(text: &str) -> Result<f64, String> {
+/// A finite number above 0.
+pub fn parse_positive(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(number) if f64::is_finite(number) && number > 0.0 => Ok(number),
         _ => Err(format!("{text:?} is not a number above 0")),

@@ -228,7 +228,8 @@ impl Report {
 /// Name in the legend, and accessor of the value.
 type Figure = (&'static str, fn(&Row) -> f64);
 
-fn times(times: Percentiles) -> String {
+/// Percentiles of a time in milliseconds, as three columns of a table.
+pub fn times(times: Percentiles) -> String {
     let Percentiles { p50, p90, p99 } = times;
     format!("{:>8} {:>8} {:>8}", milliseconds(p50), milliseconds(p90), milliseconds(p99))
 }

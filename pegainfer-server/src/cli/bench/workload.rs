@@ -60,6 +60,14 @@ pub struct Point {
     pub output_len: usize,
 }
 
+impl Point {
+    /// Poisson arrivals; `requests` are those of [`SECONDS`] and at least [`FEWEST_ARRIVALS`], unless they are given.
+    pub fn poisson(qps: f64, requests: Option<NonZeroUsize>, prompt_len: usize, output_len: usize) -> Self {
+        let requests = requests.map_or(FEWEST_ARRIVALS.max((qps * SECONDS) as usize), NonZeroUsize::get);
+        Self { arrivals: Arrivals::Poisson { qps }, requests, prompt_len, output_len }
+    }
+}
+
 impl Workload {
     /// The measurement points of the sweep, in order; those of a trace depend on its requests, see [`replay`](super::replay).
     pub fn points(&self) -> Vec<Point> {
@@ -92,13 +100,8 @@ impl Workload {
                 closed.chain(burst).collect()
             }
             Self::Serve(args) => {
-                let point = |&qps: &f64| Point {
-                    arrivals: Arrivals::Poisson { qps },
-                    requests: args.requests.map_or(FEWEST_ARRIVALS.max((qps * SECONDS) as usize), NonZeroUsize::get),
-                    prompt_len: args.prompt_len.get(),
-                    output_len: args.output_len.get(),
-                };
-                args.qps.iter().map(point).collect()
+                let (prompt, output) = (args.prompt_len.get(), args.output_len.get());
+                args.qps.iter().map(|&qps| Point::poisson(qps, args.requests, prompt, output)).collect()
             }
             Self::Prefix(args) => {
                 let point = |&prompt| closed(1, args.requests.get(), prompt, args.output_len);

@@ -1,5 +1,6 @@
 //! Flags of `sim`.
 
+use crate::cli::bench::args::parse_positive;
 use crate::values::parse_time;
 use clap::Args;
 use std::num::NonZeroUsize;
@@ -18,7 +19,7 @@ pub struct SimArgs {
     #[arg(long, value_name = "N,..", value_delimiter = ',', help_heading = WORKLOAD)]
     pub burst: Vec<NonZeroUsize>,
     /// Poisson arrivals over HTTP: mean rate in requests per second
-    #[arg(long, value_name = "RATE,..", value_delimiter = ',', value_parser = positive, help_heading = WORKLOAD)]
+    #[arg(long, value_name = "RATE,..", value_delimiter = ',', value_parser = parse_positive, help_heading = WORKLOAD)]
     pub qps: Vec<f64>,
     /// Requests of a trace, over HTTP: a recording of `serve --record`, or a trace of Azure, BurstGPT, Mooncake or Bailian
     #[arg(long, value_name = "FILE", help_heading = WORKLOAD)]
@@ -28,7 +29,7 @@ pub struct SimArgs {
     #[arg(long, requires = "trace", help_heading = WORKLOAD)]
     pub sessions: bool,
     /// Divides the times of a trace: 2 sends its requests at twice the rate
-    #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = positive, help_heading = WORKLOAD)]
+    #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = parse_positive, help_heading = WORKLOAD)]
     pub speed: f64,
     /// Prompt length of each request in tokens
     #[arg(long, value_name = "TOKENS", default_value = "128", help_heading = WORKLOAD)]
@@ -83,10 +84,3 @@ pub struct SimArgs {
 const WORKLOAD: &str = "Workload";
 const SEARCH: &str = "Search";
 const ENGINE: &str = "Engine";
-
-fn positive(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(number) if f64::is_finite(number) && number > 0.0 => Ok(number),
-        _ => Err(format!("{text:?} is not a number above 0")),
-    }
-}

@@ -2,7 +2,8 @@
 
 use super::simulation::Simulation;
 use super::world::Run;
-use crate::cli::bench::stats::{Figures, Percentiles};
+use crate::cli::bench::report::times;
+use crate::cli::bench::stats::Figures;
 use pegainfer_core::ledger::{Header, StepKind};
 use serde::Serialize;
 use std::fmt::Write;
@@ -130,10 +131,6 @@ impl Report {
 impl Row {
     fn write_times(&self, out: &mut String) {
         let Self { name, prompt_len, output_len, median, .. } = self;
-        let times = |times: Percentiles| {
-            let Percentiles { p50, p90, p99 } = times;
-            format!("{:>8} {:>8} {:>8}", milliseconds(p50), milliseconds(p90), milliseconds(p99))
-        };
         let _ = writeln!(
             out,
             "{name:<16} {prompt_len:>6.0} {output_len:>6.0} |{} |{} |{} |{:>8.2} {:>9.1}",
@@ -158,15 +155,5 @@ impl Row {
         let percent = |part: &f64| 100.0 * part;
         let (kv, hits, uncovered) = (percent(kv_peak), percent(hit_rate), percent(uncovered));
         let _ = writeln!(out, "|{kv:>7.1} {hits:>8.1} {preemptions:>9} {uncovered:>10.1}");
-    }
-}
-
-/// Four digits, or a dash if nothing was measured.
-fn milliseconds(value: f64) -> String {
-    match value {
-        v if v.is_nan() => "-".into(),
-        v if v < 10.0 => format!("{v:.3}"),
-        v if v < 100.0 => format!("{v:.2}"),
-        v => format!("{v:.1}"),
     }
 }

@@ -2,8 +2,9 @@
 
 use super::report::figures;
 use super::simulation::Simulation;
-use super::workload::{Workload, poisson};
+use super::workload::Workload;
 use crate::cli::bench::stats::{Figures, Percentiles};
+use crate::cli::bench::workload::Point;
 use anyhow::{Result, bail};
 use pegainfer_core::rng;
 use std::fmt::Write;
@@ -11,7 +12,7 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 /// Arrivals of each tried rate, unless they are given: p99 is the tenth largest.
-const REQUESTS: usize = 1000;
+const REQUESTS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(999);
 /// Relative width of the interval that the bisection ends with.
 const PRECISION: f64 = 0.01;
 /// Rate with which a search begins, and the highest one.
@@ -99,9 +100,9 @@ pub fn highest_rate(simulation: &Simulation, slo: Slo, lengths: Lengths, (seed, 
 }
 
 fn bisect(simulation: &Simulation, slo: Slo, lengths: Lengths, seed: u64) -> Result<Highest> {
-    let requests = lengths.requests.map_or(REQUESTS, usize::from);
+    let requests = lengths.requests.or(Some(REQUESTS));
     let try_rate = |qps: f64| -> Result<(Option<&'static str>, f64)> {
-        let point = poisson(qps, Some(requests), lengths.prompt.get(), lengths.output.get());
+        let point = Point::poisson(qps, requests, lengths.prompt.get(), lengths.output.get());
         let workload = Workload::Point(point);
         let run = workload.run(simulation, seed, false)?;
         let busy = run.tally.busy() / run.wall.as_secs_f64();

@@ -3,20 +3,14 @@
 use super::args::SimArgs;
 use super::simulation::Simulation;
 use super::world::{FrontEnd, Requests, Run, Sending, SessionStart, Turn};
+use crate::cli::bench::args::PER_CLIENT;
 use crate::cli::bench::replay::{chains, scaled};
 use crate::cli::bench::workload::{Arrivals, Point, WARM_UP, WARM_UP_RUN, delays, prompt};
 use crate::traces::Trace;
 use crate::traces::request::TraceRequest;
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use pegainfer_core::rng;
 use std::time::Duration;
-
-/// Default duration of Poisson arrivals in seconds.
-const SECONDS: f64 = 15.0;
-/// Fewest requests of a run of Poisson arrivals, by default.
-const FEWEST_ARRIVALS: usize = 40;
-/// Default requests of each client of a closed loop.
-const PER_CLIENT: usize = 2;
 
 /// A workload.
 #[derive(Debug, Clone)]
@@ -39,24 +33,18 @@ pub fn workloads(args: &SimArgs) -> Result<Vec<Workload>> {
     let (prompt_len, output_len) = (args.prompt_len.get(), args.output_len.get());
     let point = |arrivals, requests| Workload::Point(Point { arrivals, requests, prompt_len, output_len });
     let asked = args.requests.map(usize::from);
-    let closed = |streams: usize| point(Arrivals::Closed { streams }, asked.unwrap_or(PER_CLIENT * streams));
+    let closed = |streams: usize| point(Arrivals::Closed { streams }, asked.unwrap_or(PER_CLIENT.get() * streams));
     let nothing = args.concurrency.is_empty() && args.burst.is_empty() && args.qps.is_empty() && args.trace.is_none();
     let streams = if nothing { vec![1, 8] } else { args.concurrency.iter().map(|n| n.get()).collect() };
     let mut all: Vec<Workload> = streams.into_iter().map(closed).collect();
     all.extend(args.burst.iter().map(|n| point(Arrivals::Burst, n.get())));
-    all.extend(args.qps.iter().map(|&qps| poisson(qps, asked, prompt_len, output_len)).map(Workload::Point));
+    all.extend(args.qps.iter().map(|&qps| Workload::Point(Point::poisson(qps, args.requests, prompt_len, output_len))));
     if let Some(path) = &args.trace {
         let trace = Trace::read_first(path, asked.unwrap_or(usize::MAX))?;
         ensure!(!trace.requests.is_empty(), "{} has no requests", path.display());
         all.push(Workload::Trace { trace, sessions: args.sessions, speed: args.speed });
     }
     Ok(all)
-}
-
-/// Poisson arrivals, as many requests as `bench` sends by default unless they are given.
-pub fn poisson(qps: f64, requests: Option<usize>, prompt_len: usize, output_len: usize) -> Point {
-    let requests = requests.unwrap_or(FEWEST_ARRIVALS.max((qps * SECONDS) as usize));
-    Point { arrivals: Arrivals::Poisson { qps }, requests, prompt_len, output_len }
 }
 
 impl Workload {
@@ -119,15 +107,12 @@ impl Workload {
 /// A workload of `bench`, after the warm-up that it runs.
 fn run_point(simulation: &Simulation, point: Point, seed: u64, timeline: bool) -> Result<Run> {
     let vocab = simulation.header.vocab_size;
-    let (front_end, warm) = match point.arrivals {
-        Arrivals::Closed { streams } => (FrontEnd::default(), streams),
-        Arrivals::Burst => (FrontEnd::default(), point.requests.min(WARM_UP)),
-        Arrivals::Poisson { .. } | Arrivals::Trace { .. } => (FrontEnd::HTTP, point.requests.min(WARM_UP)),
-    };
-    let sending = match point.arrivals {
-        Arrivals::Closed { streams } => Sending::Closed(streams),
-        Arrivals::Burst => Sending::At(vec![Duration::ZERO; point.requests]),
-        Arrivals::Poisson { .. } | Arrivals::Trace { .. } => Sending::At(delays(point, seed)),
+    let open_loop = point.requests.min(WARM_UP);
+    let (sending, warm, front_end) = match point.arrivals {
+        Arrivals::Closed { streams } => (Sending::Closed(streams), streams, FrontEnd::default()),
+        Arrivals::Burst => (Sending::At(vec![Duration::ZERO; point.requests]), open_loop, FrontEnd::default()),
+        Arrivals::Poisson { .. } => (Sending::At(delays(point, seed)), open_loop, FrontEnd::HTTP),
+        Arrivals::Trace { .. } => bail!("a point does not have the requests of its trace"),
     };
     let lengths = &|_| (point.prompt_len, point.output_len);
     let warm_up_seed = rng::bits(seed, WARM_UP_RUN);
