@@ -196,10 +196,6 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
         self.executor.clock()
     }
 
-    fn now(&self) -> Instant {
-        self.executor.now()
-    }
-
     fn step_log(&self) -> Option<Arc<StepLog>> {
         Some(self.step_log.clone())
     }

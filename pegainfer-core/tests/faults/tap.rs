@@ -6,7 +6,6 @@ use pegainfer_core::engine::{
 };
 use pegainfer_core::schedule::EngineCore;
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
 
 /// Requests that the engine got, by their ends.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -97,10 +96,6 @@ impl<K: Spoil + Send + 'static> StepEngine for Tap<K> {
 
     fn clock(&self) -> Clock {
         self.engine.clock()
-    }
-
-    fn now(&self) -> Instant {
-        self.engine.now()
     }
 
     fn wait(&mut self) {

@@ -1,5 +1,6 @@
 //! A device that computes nothing and takes the time that a ledger predicts, on a clock of its own.
 
+use pegainfer_core::engine::{Clock, SimulatedClock};
 use pegainfer_core::ledger::{HostCost, Law, OpShares, StepKind, StepLoad};
 use pegainfer_core::schedule::{Outcome, SequenceState, Step, StepExecutor};
 use pegainfer_core::tensor::OpError;
@@ -16,9 +17,9 @@ pub struct SimulatedDevice<S> {
     law: Law,
     host: HostCost,
     depth: usize,
-    /// What the clock counts from.
+    /// The time at which the clock began.
     epoch: Instant,
-    now: Duration,
+    clock: SimulatedClock,
     /// When the device has done all that was launched.
     free_at: Duration,
     /// When each step in flight ends, and its number of samples.
@@ -59,12 +60,13 @@ pub struct SimulatedStep {
 impl<S> SimulatedDevice<S> {
     /// An idle device at time zero.
     pub fn new(law: Law, host: HostCost, depth: usize, shares: OpShares, timeline: bool) -> Self {
+        let epoch = Instant::now();
         Self {
             law,
             host,
             depth,
-            epoch: Instant::now(),
-            now: Duration::ZERO,
+            epoch,
+            clock: SimulatedClock::new(epoch),
             free_at: Duration::ZERO,
             in_flight: VecDeque::new(),
             shares,
@@ -76,7 +78,7 @@ impl<S> SimulatedDevice<S> {
 
     /// Time since the beginning.
     pub fn elapsed(&self) -> Duration {
-        self.now
+        self.clock.now() - self.epoch
     }
 
     /// A time of the simulation as one of its clock.
@@ -86,7 +88,7 @@ impl<S> SimulatedDevice<S> {
 
     /// Lets an idle host wait until `at`.
     pub fn wait_until(&mut self, at: Duration) {
-        self.now = self.now.max(at);
+        self.clock.advance_to(self.instant(at));
     }
 
     /// What the device did since this was asked last, and its steps where they are kept.
@@ -105,9 +107,9 @@ impl<S: SequenceState> StepExecutor for SimulatedDevice<S> {
 
     fn launch(&mut self, step: &Step<S::Row>) -> Result<(), OpError> {
         let load = StepLoad::of(step);
-        self.now += microseconds(self.host.step_us + self.host.row_us * step.rows.len() as f64);
+        self.clock.advance(microseconds(self.host.step_us + self.host.row_us * step.rows.len() as f64));
         let predicted = self.law.time(&load);
-        let begin = self.now.max(self.free_at);
+        let begin = self.elapsed().max(self.free_at);
         let end = begin + microseconds(predicted.us);
         self.free_at = end;
         self.in_flight.push_back((end, step.samples.len()));
@@ -121,7 +123,7 @@ impl<S: SequenceState> StepExecutor for SimulatedDevice<S> {
     fn finish(&mut self) -> Result<Outcome, OpError> {
         let none = || OpError { op: "simulated device", message: "no step is in flight".to_owned() };
         let (end, samples) = self.in_flight.pop_front().ok_or_else(none)?;
-        self.now = self.now.max(end);
+        self.clock.advance_to(self.instant(end));
         Ok(Outcome { tokens: vec![TOKEN; samples], logprobs: vec![None; samples], ..Outcome::default() })
     }
 
@@ -130,12 +132,12 @@ impl<S: SequenceState> StepExecutor for SimulatedDevice<S> {
         Ok(())
     }
 
-    fn now(&self) -> Instant {
-        self.epoch + self.now
+    fn clock(&self) -> Clock {
+        Clock::Simulated(self.clock.clone())
     }
 
     fn rest(&mut self, time: Duration) {
-        self.now += time;
+        self.clock.advance(time);
     }
 }
 
