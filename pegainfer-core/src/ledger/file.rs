@@ -46,25 +46,7 @@ pub struct Header {
     /// Whether decode steps are padded to the sizes of CUDA graphs.
     pub graphs: bool,
     /// State slots of a model that keeps more than a KV cache.
-    pub state: Option<StateHeader>,
-}
-
-/// The state slots of the measured engine, see [`StateConfig`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StateHeader {
-    /// Slots for snapshots.
-    pub snapshots: usize,
-    /// Tokens between snapshots.
-    pub interval: usize,
-    /// Whether a step can leave snapshots in the middle of a chunk.
-    pub within_chunks: bool,
-}
-
-impl From<StateConfig> for StateHeader {
-    fn from(config: StateConfig) -> Self {
-        let StateConfig { snapshots, interval, within_chunks, .. } = config;
-        Self { snapshots, interval, within_chunks }
-    }
+    pub state: Option<StateConfig>,
 }
 
 /// The time of one op in a measured step, over all layers.
@@ -139,11 +121,9 @@ impl Header {
     /// The version of the format that this program writes.
     pub const VERSION: u32 = VERSION;
 
-    /// The state slots, for as many sequences as may run; `None` for a model without.
+    /// The state slots of an engine of these sizes; `None` for a model without.
     pub fn state_config(&self) -> Option<StateConfig> {
-        let StateHeader { snapshots, interval, within_chunks } = self.state?;
-        let (sequences, block_tokens) = (self.max_num_seqs, self.block_size);
-        Some(StateConfig { sequences, snapshots, interval, block_tokens, within_chunks })
+        Some(StateConfig { sequences: self.max_num_seqs, block_tokens: self.block_size, ..self.state? })
     }
 }
 
@@ -189,6 +169,7 @@ mod tests {
     use super::*;
 
     fn ledger() -> Ledger {
+        let state = StateConfig { sequences: 4, snapshots: 2, interval: 256, block_tokens: 16, within_chunks: true };
         let header = Header {
             version: VERSION,
             program: "0.1.0".into(),
@@ -206,7 +187,7 @@ mod tests {
             max_num_mixed_tokens: 32,
             depth: 1,
             graphs: false,
-            state: Some(StateHeader { snapshots: 2, interval: 256, within_chunks: true }),
+            state: Some(state),
         };
         let load = StepLoad { decode_rows: 2, decode_kv: 50, ..StepLoad::default() };
         let steps = vec![StepLine { load, us: 12.5, spread: 0.01, runs: 9 }];
@@ -220,8 +201,8 @@ mod tests {
         ledger.write(&mut file).unwrap();
         assert_eq!(file.iter().filter(|b| **b == b'\n').count(), 4);
         assert_eq!(Ledger::read(&file[..]).unwrap(), ledger);
-        let state = ledger.header.state_config().unwrap();
-        assert_eq!((state.sequences, state.snapshots, state.block_tokens), (4, 2, 16));
+        let more = Header { max_num_seqs: 9, ..ledger.header.clone() };
+        assert_eq!(more.state_config(), Some(StateConfig { sequences: 9, ..ledger.header.state.unwrap() }));
     }
 
     #[test]

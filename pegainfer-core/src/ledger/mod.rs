@@ -18,7 +18,7 @@ mod step_log;
 mod surface;
 mod watch;
 
-pub use file::{Header, HostCost, Ledger, LedgerError, OpLine, StateHeader};
+pub use file::{Header, HostCost, Ledger, LedgerError, OpLine};
 pub use grid::{Effort, GridLimits, MeasureStep, measure};
 pub use law::{Law, LawError, Prediction, Residual};
 pub use load::{StepKind, StepLine, StepLoad};

@@ -2,20 +2,23 @@
 
 use super::speculation::DraftState;
 use crate::kv::BlockTable;
+use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
 use std::ops::Range;
 use thiserror::Error;
 
 /// How many slots a model has, and which states are kept.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateConfig {
     /// Sequences that may run, each with a slot.
+    #[serde(default)]
     pub sequences: usize,
     /// Slots besides these, for snapshots.
     pub snapshots: usize,
     /// Tokens between snapshots, a multiple of `block_tokens`; 0 keeps none, so that no prefix is ever found.
     pub interval: usize,
     /// Tokens of a KV block.
+    #[serde(default)]
     pub block_tokens: usize,
     /// Whether a step can leave snapshots in the middle of a chunk. If not, a chunk that reaches a multiple of `interval`
     /// ends at the last one that it reaches, and only ends of chunks are kept.

@@ -61,7 +61,7 @@ fn header<M: Model>(engine: &mut Engine<M>, graphs: bool) -> Header {
     let limits = engine.limits();
     let config = engine.scheduler().config();
     let (max_num_batched_tokens, max_num_mixed_tokens) = (config.max_num_batched_tokens, config.max_num_mixed_tokens);
-    let state = engine.scheduler().state().slots().map(Into::into);
+    let state = engine.scheduler().state().slots();
     let executor = engine.executor();
     Header {
         version: Header::VERSION,

@@ -4,7 +4,8 @@ use super::simulation::Simulation;
 use super::workload::Workload;
 use super::world::{FrontEnd, Requests, Run, Sending, SessionStart, Turn};
 use crate::cli::bench::workload::{Arrivals, Point};
-use pegainfer_core::ledger::{Header, HostCost, Ledger, OpLine, StateHeader, StepLine, StepLoad};
+use pegainfer_core::ledger::{Header, HostCost, Ledger, OpLine, StepLine, StepLoad};
+use pegainfer_core::schedule::StateConfig;
 use std::time::Duration;
 
 /// Microseconds of a decode step, and of each token of a chunk.
@@ -12,7 +13,7 @@ const DECODE: f64 = 1000.0;
 const TOKEN: f64 = 100.0;
 
 /// A device that takes 1 ms for a decode step of any size and 0.1 ms for each token of a chunk.
-fn ledger(depth: usize, state: Option<StateHeader>) -> Ledger {
+fn ledger(depth: usize, state: Option<StateConfig>) -> Ledger {
     let line = |rows: &[(usize, usize)], us| {
         let load = StepLoad::of_rows(rows.iter().copied());
         StepLine { load, us, spread: 0.0, runs: 1 }
@@ -158,7 +159,7 @@ fn turns_without_a_delay_are_sent_at_their_time_or_after_the_turn_before() {
 
 #[test]
 fn a_model_with_state_slots_runs_and_finds_prefixes_at_its_snapshots() {
-    let state = StateHeader { snapshots: 2, interval: 256, within_chunks: true };
+    let state = StateConfig { sequences: 4, snapshots: 2, interval: 256, block_tokens: 16, within_chunks: true };
     let simulation = Simulation::new(&ledger(1, Some(state))).unwrap();
     let (lengths, prompt) = (|_| (40, 2), |_| vec![7; 40]);
     let requests = |count, times: Vec<Duration>| Requests {
