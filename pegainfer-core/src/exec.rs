@@ -41,9 +41,8 @@ pub struct Exec {
     attached: Attached,
     /// Set on `Device::Cuda`.
     cuda: Option<Cuda>,
-    records: Option<Vec<OpRecord>>,
-    /// When each of the records was made: when its op began.
-    began: Vec<Instant>,
+    /// The record of each op and when it was made: when the op began. `None` while nothing is recorded.
+    records: Option<Vec<(OpRecord, Instant)>>,
     /// Fault injection: an op that takes so much longer on the CPU.
     slow_op: Option<(&'static str, Duration)>,
     next_tensor: u32,
@@ -77,18 +76,7 @@ impl Exec {
         let pool = Arc::new(pool.map_err(io::Error::other)?);
         let team = Arc::new(Team::new(threads)?);
         let (attached, scratch) = (Attached::default(), Scratch::default());
-        Ok(Self {
-            device,
-            pool,
-            team,
-            attached,
-            cuda,
-            records: None,
-            began: Vec::new(),
-            slow_op: None,
-            next_tensor: 0,
-            scratch,
-        })
+        Ok(Self { device, pool, team, attached, cuda, records: None, slow_op: None, next_tensor: 0, scratch })
     }
 
     /// The device that ops dispatch on.
@@ -179,8 +167,7 @@ impl Exec {
             std::thread::sleep(time);
         }
         if let Some(records) = &mut self.records {
-            records.push(record);
-            self.began.push(began);
+            records.push((record, began));
         }
     }
 
@@ -192,21 +179,21 @@ impl Exec {
     /// Starts to keep the record of every op.
     pub fn start_recording(&mut self) {
         self.records = Some(Vec::new());
-        self.began.clear();
     }
 
     /// Stops recording; returns the records since [`start_recording`](Self::start_recording).
     pub fn stop_recording(&mut self) -> Vec<OpRecord> {
-        self.records.take().unwrap_or_default()
+        self.records.take().into_iter().flatten().map(|(record, _)| record).collect()
     }
 
     /// As [`stop_recording`](Self::stop_recording), with the time of each op on the CPU: until the next one begins, for the last one
     /// until now.
     pub fn stop_timed_recording(&mut self) -> Vec<(OpRecord, Duration)> {
-        let mut began = std::mem::take(&mut self.began);
-        began.push(Instant::now());
-        let times = began.windows(2).map(|pair| pair[1] - pair[0]);
-        self.stop_recording().into_iter().zip(times).collect()
+        let (mut end, records) = (Instant::now(), self.records.take().unwrap_or_default());
+        let until_next = |(record, began)| (record, std::mem::replace(&mut end, began) - began);
+        let mut timed: Vec<(OpRecord, Duration)> = records.into_iter().rev().map(until_next).collect();
+        timed.reverse();
+        timed
     }
 
     /// Runs `f` without recording: for an op that consists of other ops and records itself.

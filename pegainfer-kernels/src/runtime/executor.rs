@@ -156,16 +156,6 @@ impl<M: Model> Executor<M> {
     }
 }
 
-impl<M: Model> Executor<M> {
-    /// As [`run`](Self::run), with the record and the time of every op. On the CPU.
-    pub fn time_ops(&mut self, step: &StepOf<M>) -> Result<Vec<(OpRecord, Duration)>, OpError> {
-        self.exec.start_recording();
-        let outcome = self.run(step);
-        let records = self.exec.stop_timed_recording();
-        outcome.map(|_| records)
-    }
-}
-
 impl<M: Model> StepExecutor for Executor<M> {
     type State = M::State;
 
@@ -188,15 +178,17 @@ impl<M: Model> StepExecutor for Executor<M> {
         let size = graphs.size(step).filter(|_| !exec.is_recording());
         let padded = size.filter(|size| *size > step.rows.len()).map(|size| padded::<M>(step, size));
         let step = padded.as_ref().unwrap_or(step);
-        exec.install(|exec| {
+        let launched = exec.install(|exec| {
             inputs.fill(exec, step)?;
             M::begin(exec, work, step)?;
             let part = Part::Layers;
             graphs.run(size, &mut Launch::<M> { exec, config, weights, cache, work, inputs, sampler, step, part })
-        })??;
+        });
+        // A step that fails is recorded no further, either.
         if times_ops {
             self.op_times = exec.stop_timed_recording().into_iter().map(|(record, time)| (record.op, time)).collect();
         }
+        launched??;
         readbacks.start(exec, sampler, samples)
     }
 

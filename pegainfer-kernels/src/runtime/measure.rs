@@ -150,6 +150,7 @@ fn time_ops<M: Model>(
         mixed,
     ];
     let mut lines: Vec<OpLine> = Vec::new();
+    executor.time_ops(true);
     for rows in chosen {
         let load = StepLoad::of_rows(rows.iter().copied());
         let measured = |line: &StepLine| line.load.kind() == load.kind();
@@ -160,8 +161,9 @@ fn time_ops<M: Model>(
         let mut best: Option<BTreeMap<&'static str, (usize, Duration)>> = None;
         for _ in 0..OP_RUNS {
             let mut ops = BTreeMap::new();
-            for (record, time) in executor.time_ops(&step)? {
-                let entry: &mut (usize, Duration) = ops.entry(record.op).or_default();
+            executor.run(&step)?;
+            for (op, time) in executor.take_op_times() {
+                let entry: &mut (usize, Duration) = ops.entry(op).or_default();
                 *entry = (entry.0 + 1, entry.1 + time);
             }
             let total = |ops: &BTreeMap<_, (usize, Duration)>| ops.values().map(|(_, time)| *time).sum::<Duration>();
@@ -173,5 +175,6 @@ fn time_ops<M: Model>(
             lines.push(OpLine { load, op: op.to_owned(), calls, us: time.as_secs_f64() * 1e6 });
         }
     }
+    executor.time_ops(false);
     Ok(lines)
 }
