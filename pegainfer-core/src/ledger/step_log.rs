@@ -100,7 +100,7 @@ impl StepLog {
         inner.steps.push_back(StepTime { number, end, load, took, predicted_us });
         inner.count(load.kind(), took.as_secs_f64(), predicted_us);
         let Some(watch) = &mut inner.watch else { return false };
-        let anomaly = watch.saw(number, &load, took, ops);
+        let anomaly = predicted_us.and_then(|us| watch.saw(number, &load, (took, us), ops));
         let investigates = watch.investigates();
         if let Some(anomaly) = anomaly {
             let cause = Cause::ALL.iter().position(|cause| *cause == anomaly.cause).unwrap_or_default();

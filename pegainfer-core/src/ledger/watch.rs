@@ -13,9 +13,9 @@ use std::time::Duration;
 
 /// Steps of a kind before its steps are judged.
 const MIN_STEPS: u64 = 32;
-/// A step is slow if it takes so many times as long as predicted ...
+/// Measured over predicted time from which on a step is slow, if it also takes [`MIN_EXCESS_US`] longer.
 const SLOW: f64 = 2.0;
-/// ... and so many microseconds longer.
+/// Least excess of a slow step over its predicted time, in microseconds.
 const MIN_EXCESS_US: f64 = 2000.0;
 /// Steps whose ops are timed after a slow one.
 const INVESTIGATED: usize = 16;
@@ -132,11 +132,19 @@ impl Watch {
         self.investigation.is_some()
     }
 
-    /// Step `number` took `took`; `ops` are the times of its ops, if they were asked for and the device has them. Returns what an
-    /// investigation that ends with it has found.
-    pub fn saw(&mut self, number: u64, load: &StepLoad, took: Duration, ops: &[(&str, Duration)]) -> Option<Anomaly> {
+    /// Step `number` took `took`, and [`predict`](Self::predict) gave `predicted` microseconds; `ops` are the times of its ops, if they
+    /// were asked for and the device has them. Returns what an investigation that ends with it has found.
+    pub fn saw(
+        &mut self,
+        number: u64,
+        load: &StepLoad,
+        (took, predicted): (Duration, f64),
+        ops: &[(&str, Duration)],
+    ) -> Option<Anomaly> {
+        if predicted <= 0.0 {
+            return None;
+        }
         let took_us = took.as_secs_f64() * 1e6;
-        let predicted = self.predict(load).filter(|us| *us > 0.0)?;
         let kind = StepKind::ALL.iter().position(|kind| *kind == load.kind())?;
         let (seen, median) = &mut self.kinds[kind];
         let scale = median.exp();
@@ -240,7 +248,8 @@ mod tests {
         for step in 0..steps {
             let ops = [("linear", time(linear)), ("attention", time(attention))];
             let ops = if watch.investigates() { &ops[..] } else { &[] };
-            last = watch.saw(step, &LOAD, time(linear + attention), ops).or(last);
+            let predicted = watch.predict(&LOAD).unwrap();
+            last = watch.saw(step, &LOAD, (time(linear + attention), predicted), ops).or(last);
         }
         last
     }
