@@ -65,8 +65,13 @@ fn what_cannot_be_simulated_is_refused() {
         text(&output.stderr)
     };
     assert!(refusal(&[]).contains("cannot be read"));
-    std::fs::write(&file, "{\"record\":1}\n").unwrap();
+    let other = "{\"record\":1}\n".repeat(100_000);
+    std::fs::write(&file, &other).unwrap();
     assert!(refusal(&[]).contains("line 1 is not one of a ledger"));
+    // A file is kept until there is a ledger to replace it with.
+    let missing = dir.path().join("no-model");
+    assert!(!pegainfer(&["ledger", "--out", path, "--model-path", missing.to_str().unwrap()]).status.success());
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), other);
     measure(&file, "qwen3-tiny");
     let error = refusal(&["--strict", "--concurrency", "8", "--max-num-seqs", "8"]);
     assert!(error.contains("beyond what the ledger covers"), "{error}");

@@ -34,8 +34,8 @@ pub struct LedgerArgs {
 /// Runs the command.
 pub fn run(args: &LedgerArgs) -> Result<()> {
     let unwritable = || format!("{} cannot be written", args.out.display());
-    // A path that cannot be written is reported before the measurement, not after it.
-    let file = File::create(&args.out).with_context(unwritable)?;
+    // A path that cannot be written is reported before the measurement, not after it; what is there stays until then.
+    let file = File::options().write(true).create(true).truncate(false).open(&args.out).with_context(unwritable)?;
     let model = model_path::resolve(&args.engine)?;
     let effort = if args.quick { QUICK } else { FULL };
     let measured = engine::measure(&model.dir, &args.engine, effort, &mut |line| {
@@ -46,9 +46,18 @@ pub fn run(args: &LedgerArgs) -> Result<()> {
     header.quantization = (args.engine.formats.quantization == Some(QuantizationArg::Fp8)).then(|| "fp8".to_owned());
     let host = host_cost(&header)?;
     let ledger = Ledger { header, host, steps: measured.steps, ops: measured.ops };
-    ledger.write(&mut BufWriter::new(file)).with_context(unwritable)?;
+    replace(file, &ledger).with_context(unwritable)?;
     print!("{}", summary(&ledger));
     std::io::stdout().flush().context("standard output is closed")
+}
+
+/// Writes the ledger in place of what the file has.
+fn replace(file: File, ledger: &Ledger) -> Result<()> {
+    // A pipe or a terminal has no length.
+    if file.metadata()?.is_file() {
+        file.set_len(0)?;
+    }
+    Ok(ledger.write(&mut BufWriter::new(file))?)
 }
 
 /// How many steps were measured, and how far the law is off at steps that it was not told.
