@@ -214,7 +214,7 @@ fn drain_log(server: &mut Process) -> Arc<Mutex<String>> {
     log
 }
 
-/// Fills the KV cache once with prompts that share no prefix. A virtual machine may get a page from its host only when the page is
+/// Fills the KV cache once with prompts that share no prefix. A virtual machine may get memory from its host only when that is
 /// first written, in 5 to 15 ms for each 2 MiB: that is the machine's time, not what an attack costs.
 fn use_kv_cache(address: SocketAddr) {
     /// Tokens of a prompt, which fits into the context of the bundled model.
