@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 const MAX_DECODE_CONTEXT: usize = 4096;
 /// Cached tokens before a chunk whose attention is compared with that of one without.
 const PRIOR_CONTEXT: usize = 4096;
+/// Tokens of each prompt where a step prefills several.
+const SHORT_PROMPT: usize = 512;
 /// Relative error of the interpolation from which on a step in the middle is measured.
 const REFINE_ABOVE: f64 = 0.02;
 /// Times that an interval is halved.
@@ -91,10 +93,29 @@ impl GridLimits {
         chunks
     }
 
-    /// Mixed steps: an eighth and half of the sequences decode beside one chunk.
+    /// Steps of `tokens` tokens with few and with many pairs of query and key: short prompts, if there is more than one of them,
+    /// a single prompt, and a chunk behind cached tokens.
+    fn prefills(&self, tokens: usize) -> Vec<Vec<(usize, usize)>> {
+        let mut steps = Vec::new();
+        if tokens >= 2 * SHORT_PROMPT {
+            let mut prompts = vec![(SHORT_PROMPT, SHORT_PROMPT); tokens / SHORT_PROMPT];
+            let rest = tokens % SHORT_PROMPT;
+            prompts.extend((rest > 1).then_some((rest, rest)));
+            steps.push(prompts);
+        }
+        steps.push(vec![(tokens, tokens)]);
+        let longest = self.max_context.min(self.kv_blocks * self.block_size);
+        let prior = PRIOR_CONTEXT.min(longest - tokens.min(longest));
+        if prior > tokens / 4 {
+            steps.push(vec![(tokens, tokens + prior)]);
+        }
+        steps
+    }
+
+    /// Mixed steps: an eighth, half and all but one of the sequences decode beside one chunk.
     fn mixed(&self) -> Vec<Vec<(usize, usize)>> {
         let mut steps = Vec::new();
-        for decoding in [self.max_num_seqs.div_ceil(8), self.max_num_seqs.div_ceil(2)] {
+        for decoding in [self.max_num_seqs.div_ceil(8), self.max_num_seqs.div_ceil(2), self.max_num_seqs - 1] {
             let most = self.kv_blocks / (decoding + 1) * self.block_size;
             for tokens in [64, self.mixed_tokens / 2, self.mixed_tokens, 2 * self.mixed_tokens, 4 * self.mixed_tokens] {
                 let Some(chunk) = tokens.checked_sub(decoding).filter(|chunk| *chunk > 1) else { continue };
@@ -124,11 +145,8 @@ pub fn measure(
     }
     let chunks = limits.chunks();
     for &tokens in &chunks {
-        grid.time(&[(tokens, tokens)])?;
-        let longest = limits.max_context.min(limits.kv_blocks * limits.block_size);
-        let prior = PRIOR_CONTEXT.min(longest - tokens.min(longest));
-        if prior > tokens / 4 {
-            grid.time(&[(tokens, tokens + prior)])?;
+        for rows in limits.prefills(tokens) {
+            grid.time(&rows)?;
         }
     }
     for rows in limits.mixed() {
@@ -143,7 +161,7 @@ pub fn measure(
         if middle >= high || start.elapsed() > effort.refine {
             continue;
         }
-        let error = grid.refine(&[(middle, middle)])?;
+        let error = grid.refine(&limits.prefills(middle))?;
         if error > REFINE_ABOVE && depth + 1 < MAX_HALVINGS {
             intervals.extend([(low, middle, depth + 1), (middle, high, depth + 1)]);
         }
@@ -181,13 +199,15 @@ impl Grid<'_> {
         Ok(())
     }
 
-    /// Measures a step and returns by how much the law of those before was off, more than the measurement itself is spread.
-    fn refine(&mut self, rows: &[(usize, usize)]) -> Result<f64, OpError> {
-        let law = Law::new(&self.steps, self.limits.graphs);
-        self.time(rows)?;
-        let (Ok(law), Some(line)) = (law, self.steps.last()) else { return Ok(0.0) };
-        let error = (law.time(&line.load).us / line.us - 1.0).abs();
-        Ok((error - line.spread).max(0.0))
+    /// Measures steps and returns by how much the law of those before was off at most, more than a measurement itself is spread.
+    fn refine(&mut self, steps: &[Vec<(usize, usize)>]) -> Result<f64, OpError> {
+        let (law, before) = (Law::new(&self.steps, self.limits.graphs), self.steps.len());
+        for rows in steps {
+            self.time(rows)?;
+        }
+        let Ok(law) = law else { return Ok(0.0) };
+        let error = |line: &StepLine| (law.time(&line.load).us / line.us - 1.0).abs() - line.spread;
+        Ok(self.steps[before..].iter().map(error).fold(0.0, f64::max))
     }
 }
 

@@ -5,15 +5,16 @@
 //! ```text
 //! decode   t = D(R, K)
 //! prefill  t = F(T, P)
-//! mixed    t = (F(T, P) + D(R, K) - D(R, 0)) · m(T)
+//! mixed    t = F(T, P) + D(R, K) - D(R, 0) + m(R, T)
 //! ```
 //!
-//! D and F are interpolated between measured steps. D has classes where decode steps are padded to the sizes of CUDA graphs. The
+//! D, F and m are interpolated between measured steps. D has classes where decode steps are padded to the sizes of CUDA graphs. The
 //! second and third term of a mixed step are the attention of its decoding sequences, whose other ops are those of F's T tokens;
-//! `m` is what was measured over that sum: prefill and decode attention overlap on a GPU.
+//! `m`, zero without decoding sequences, is what was measured beyond that sum: prefill and decode attention overlap on a GPU, and a
+//! recurrent state is read and written for each sequence.
 
 use super::load::{StepKind, StepLine, StepLoad};
-use super::surface::{Curve, Surface};
+use super::surface::Surface;
 use thiserror::Error;
 
 /// Predicts step times.
@@ -21,7 +22,8 @@ use thiserror::Error;
 pub struct Law {
     decode: Surface,
     prefill: Surface,
-    mixed: Curve,
+    /// Measured less the sum of the parts, over decoding sequences and tokens; empty if no mixed step was measured.
+    mixed: Surface,
 }
 
 /// A predicted step time.
@@ -59,8 +61,7 @@ pub struct LawError(pub StepKind);
 impl Law {
     /// The law of measured steps; `graphs` says that decode steps are padded to the measured numbers of sequences.
     pub fn new(steps: &[StepLine], graphs: bool) -> Result<Self, LawError> {
-        let (decode, prefill, mixed) = (Surface::new(graphs), Surface::new(false), Curve::default());
-        let mut law = Self { decode, prefill, mixed };
+        let mut law = Self { decode: Surface::new(graphs), prefill: Surface::new(false), mixed: Surface::new(false) };
         let of = |kind| steps.iter().filter(move |line| line.load.kind() == kind);
         for line in of(StepKind::Decode) {
             law.decode.add(line.load.decode_rows as f64, line.load.decode_kv as f64, line.us);
@@ -72,7 +73,9 @@ impl Law {
         law.decode.at(1.0, 0.0).ok_or(LawError(StepKind::Decode))?;
         law.prefill.at(1.0, 0.0).ok_or(LawError(StepKind::Prefill))?;
         for line in of(StepKind::Mixed) {
-            law.mixed.add(line.load.tokens() as f64, line.us / law.sum(&line.load));
+            let (rows, tokens) = (line.load.decode_rows as f64, line.load.tokens() as f64);
+            law.mixed.add(0.0, tokens, 0.0);
+            law.mixed.add(rows, tokens, line.us - law.sum(&line.load));
         }
         Ok(law)
     }
@@ -85,19 +88,13 @@ impl Law {
             StepKind::Decode => (self.decode.at(rows, kv), self.decode.covers(rows, kv)),
             StepKind::Prefill => (self.prefill.at(tokens, pairs), self.prefill.covers(tokens, pairs)),
             StepKind::Mixed => {
-                let ratio = self.mixed_ratio(tokens);
+                let beyond = self.mixed.within(rows, tokens);
                 let covered = self.prefill.covers(tokens, pairs) && self.decode.covers(rows, kv);
-                (Some(self.sum(load) * ratio.unwrap_or(1.0)), covered && ratio.is_some())
+                (Some(self.sum(load) + beyond.unwrap_or(0.0)), covered && beyond.is_some())
             }
         };
         // Both surfaces have points: `new` has looked.
         Prediction { us: us.unwrap_or(0.0).max(0.0), covered }
-    }
-
-    /// Measured over added up, for mixed steps; as at the nearest measured size beyond the measured ones.
-    fn mixed_ratio(&self, tokens: f64) -> Option<f64> {
-        let (least, most) = self.mixed.range()?;
-        self.mixed.at(tokens.clamp(least, most))
     }
 
     /// The parts of a mixed step, added up.
@@ -192,13 +189,16 @@ mod tests {
     }
 
     #[test]
-    fn mixed_steps_are_scaled_by_what_was_measured() {
+    fn mixed_steps_take_what_was_measured_beyond_their_parts() {
         let mut lines = steps();
         let rows = [(1, 500), (1, 500), (62, 62)];
         lines.push(line(&rows, 150.0));
         let law = Law::new(&lines, false).unwrap();
         let predicted = law.time(&StepLoad::of_rows(rows));
         assert!((predicted.us - 150.0).abs() < 1e-9 && predicted.covered, "{predicted:?}");
+        // Half of it with half as many decoding sequences; the parts are 239.953 us.
+        let beyond = law.time(&StepLoad::of_rows([(1, 500), (63, 63)])).us - (100.0 + 128.0 + 5.0 + 2.016);
+        assert!((beyond - (150.0 - 239.953) / 2.0).abs() < 1e-6, "{beyond}");
     }
 
     #[test]

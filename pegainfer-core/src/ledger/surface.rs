@@ -79,6 +79,17 @@ impl Surface {
         across.at(class)
     }
 
+    /// As [`at`](Self::at), but as at the nearest curve and point beyond the outermost ones.
+    pub fn within(&self, class: f64, x: f64) -> Option<f64> {
+        let ((least, _), (most, _)) = (self.curves.first()?, self.curves.last()?);
+        let nearest = |curve: &Curve| curve.range().and_then(|(least, most)| curve.at(x.clamp(least, most)));
+        let mut across = Curve::default();
+        for (class, curve) in &self.curves {
+            across.add(*class, nearest(curve)?);
+        }
+        across.at(class.clamp(*least, *most))
+    }
+
     /// Whether (`class`, `x`) lies within what was measured: no more than the largest class, and no more than the longest curve.
     pub fn covers(&self, class: f64, x: f64) -> bool {
         let most = self.curves.iter().filter_map(|(_, curve)| curve.range()).map(|range| range.1).fold(0.0, f64::max);
@@ -121,5 +132,6 @@ mod tests {
         assert_eq!((surface(false).at(9.0, 0.0), surface(true).at(9.0, 0.0)), (Some(90.0), Some(90.0)));
         assert!(surface(true).covers(5.0, 10.0) && !surface(true).covers(6.0, 1.0) && !surface(true).covers(1.0, 11.0));
         assert_eq!(surface(false).at(1.0, 5.0), Some(15.0));
+        assert_eq!((surface(false).within(3.0, 5.0), surface(false).within(9.0, -7.0)), (Some(37.5), Some(50.0)));
     }
 }
