@@ -1,6 +1,7 @@
 //! Execution context of ops: a device, its threads, scratch memory and the recorder.
 
 mod attached;
+mod moment;
 mod tensors;
 
 pub use tensors::{AliasedTensor, aliased_bytes};
@@ -12,11 +13,13 @@ use crate::scratch::Scratch;
 use crate::team::Team;
 use crate::tensor::OpError;
 use attached::Attached;
+use moment::Moment;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::any::Any;
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// The device that ops dispatch on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,10 +44,12 @@ pub struct Exec {
     attached: Attached,
     /// Set on `Device::Cuda`.
     cuda: Option<Cuda>,
-    /// The record of each op and when it was made: when the op began. `None` while nothing is recorded.
-    records: Option<Vec<(OpRecord, Instant)>>,
-    /// Fault injection: an op that takes so much longer on the CPU.
-    slow_op: Option<(&'static str, Duration)>,
+    /// The record of each op and when the op began. `None` while nothing is recorded.
+    records: Option<Vec<(OpRecord, Moment)>>,
+    /// Whether the moments of records are those of the device. Otherwise they are those of the host, on which a GPU's ops have no time.
+    times_ops: bool,
+    /// Fault injection: an op, and the microseconds that each call of it takes longer.
+    slow_op: Option<(&'static str, &'static AtomicU64)>,
     next_tensor: u32,
     /// Scratch memory of CPU kernels; it grows to the largest request and is never freed in the step loop.
     pub scratch: Scratch,
@@ -76,7 +81,18 @@ impl Exec {
         let pool = Arc::new(pool.map_err(io::Error::other)?);
         let team = Arc::new(Team::new(threads)?);
         let (attached, scratch) = (Attached::default(), Scratch::default());
-        Ok(Self { device, pool, team, attached, cuda, records: None, slow_op: None, next_tensor: 0, scratch })
+        Ok(Self {
+            device,
+            pool,
+            team,
+            attached,
+            cuda,
+            records: None,
+            times_ops: false,
+            slow_op: None,
+            next_tensor: 0,
+            scratch,
+        })
     }
 
     /// The device that ops dispatch on.
@@ -160,20 +176,28 @@ impl Exec {
         if self.records.is_none() && self.slow_op.is_none() {
             return;
         }
-        let (record, began) = (record(self.device), Instant::now());
-        if let Some((op, time)) = self.slow_op
-            && op == record.op
-        {
-            std::thread::sleep(time);
+        let (record, began) = (record(self.device), Moment::now(self.cuda.as_ref().filter(|_| self.times_ops)));
+        if let Some((_, time)) = self.slow_op.filter(|(op, _)| *op == record.op) {
+            match &self.cuda {
+                Some(cuda) => cuda.sleep(time),
+                None => std::thread::sleep(Duration::from_micros(time.load(Ordering::Relaxed))),
+            }
         }
         if let Some(records) = &mut self.records {
             records.push((record, began));
         }
     }
 
-    /// Fault injection: lets each call of `op` take so much longer on the CPU from now on.
+    /// Fault injection: lets each call of `op` take so much longer from now on, and no other op. A CUDA graph follows later changes if it
+    /// was captured when that op was already named here, with whatever time.
     pub fn slow_down(&mut self, op: &'static str, time: Duration) {
-        self.slow_op = Some((op, time));
+        let micros = match self.slow_op {
+            Some((slow, micros)) if slow == op => micros,
+            // Graphs refer to it for as long as they are replayed.
+            _ => Box::leak(Box::default()),
+        };
+        micros.store(time.as_micros() as u64, Ordering::Relaxed);
+        self.slow_op = Some((op, micros));
     }
 
     /// Starts to keep the record of every op.
@@ -181,19 +205,31 @@ impl Exec {
         self.records = Some(Vec::new());
     }
 
+    /// As [`start_recording`](Self::start_recording), for [`stop_timed_recording`](Self::stop_timed_recording). On a GPU each op begins
+    /// when those before it have ended.
+    pub fn start_timed_recording(&mut self) {
+        self.start_recording();
+        self.times_ops = true;
+    }
+
     /// Stops recording; returns the records since [`start_recording`](Self::start_recording).
     pub fn stop_recording(&mut self) -> Vec<OpRecord> {
         self.records.take().into_iter().flatten().map(|(record, _)| record).collect()
     }
 
-    /// As [`stop_recording`](Self::stop_recording), with the time of each op on the CPU: until the next one begins, for the last one
-    /// until now.
-    pub fn stop_timed_recording(&mut self) -> Vec<(OpRecord, Duration)> {
-        let (mut end, records) = (Instant::now(), self.records.take().unwrap_or_default());
-        let until_next = |(record, began)| (record, std::mem::replace(&mut end, began) - began);
-        let mut timed: Vec<(OpRecord, Duration)> = records.into_iter().rev().map(until_next).collect();
+    /// As [`stop_recording`](Self::stop_recording), with the time of each op: until the next one begins, for the last one until all has
+    /// ended. Waits for the device.
+    pub fn stop_timed_recording(&mut self) -> Result<Vec<(OpRecord, Duration)>, OpError> {
+        let mut end = Moment::now(self.cuda.as_ref().filter(|_| self.times_ops));
+        let records = self.records.take().unwrap_or_default();
+        self.times_ops = false;
+        let mut timed = Vec::with_capacity(records.len());
+        for (record, began) in records.into_iter().rev() {
+            timed.push((record, end.since(&began)?));
+            end = began;
+        }
         timed.reverse();
-        timed
+        Ok(timed)
     }
 
     /// Runs `f` without recording: for an op that consists of other ops and records itself.

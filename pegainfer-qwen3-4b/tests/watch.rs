@@ -5,18 +5,19 @@
 mod support;
 
 use pegainfer_core::engine::StepEngine;
-use pegainfer_core::exec::Exec;
-use pegainfer_core::isa::Isa;
-use pegainfer_core::ledger::{Cause, Effort, Law, OpShares, StepLog, Watch};
+use pegainfer_core::ledger::{Cause, Effort, Law, OpLine, OpShares, StepLog, Watch};
 use pegainfer_kernels::runtime::{LoadOptions, load, measure};
 use pegainfer_qwen3_4b::Qwen3;
 use std::time::Duration;
-use support::{fixture, greedy, options, run};
+use support::{Target, best, cuda_graph, fixture, greedy, options, run};
 
 /// Steps of each run.
 const TOKENS: usize = 120;
 /// Time that each call of the slow op takes longer.
 const SLOW: Duration = Duration::from_millis(4);
+
+/// Ops one of which decodes.
+const OPS: [&str; 2] = ["linear_swiglu", "decode_layers"];
 
 fn slow_steps(log: &StepLog, cause: Cause) -> u64 {
     log.anomalies().iter().find(|(other, _)| *other == cause).unwrap().1
@@ -26,14 +27,21 @@ fn slow_steps(log: &StepLog, cause: Cause) -> u64 {
 fn a_planted_slowdown_is_named() {
     let options =
         LoadOptions { max_model_len: Some(512), max_num_seqs: Some(2), max_num_batched_tokens: Some(64), ..options() };
-    let exec = Exec::cpu(Isa::best(), Some(1)).unwrap();
-    let mut engine = load::<Qwen3>(exec, &options, &mut |_, _| {}).unwrap().engine;
+    let open = || load::<Qwen3>(best().exec(), &options, &mut |_, _| {}).unwrap().engine;
+    let graphs = best() == Target::Cuda && cuda_graph();
     let effort = Effort { per_step: Duration::from_millis(20), refine: Duration::ZERO };
-    let measured = measure::<Qwen3>(&mut engine, false, effort, &mut |_| {}).unwrap();
-    assert!(measured.ops.iter().any(|line| line.op == "linear_swiglu" && line.calls > 1 && line.us > 0.0));
+    let measured = measure::<Qwen3>(&mut open(), graphs, effort, &mut |_| {}).unwrap();
+    // The MLP, or the kernel of a GPU that runs whole layers.
+    let decode = |line: &&OpLine| line.load.decode_rows == 1 && line.load.prefill_rows == 0;
+    let slow = measured.ops.iter().filter(decode).find(|line| OPS.contains(&line.op.as_str())).unwrap();
+    let op = OPS.into_iter().find(|op| *op == slow.op).unwrap();
+    assert!(slow.calls > 0 && slow.us > 0.0);
 
+    let mut engine = open();
+    // From before graphs are captured.
+    engine.executor().exec().slow_down(op, Duration::ZERO);
     let log = engine.step_log().unwrap();
-    log.watch(Watch::new(Law::new(&measured.steps, false).unwrap(), OpShares::new(&measured.ops)));
+    log.watch(Watch::new(Law::new(&measured.steps, graphs).unwrap(), OpShares::new(&measured.ops)));
     let request = greedy(&fixture().cases[0].prompt_ids, TOKENS);
     run(&mut engine, std::slice::from_ref(&request));
     let steps = log.last(usize::MAX);
@@ -41,13 +49,13 @@ fn a_planted_slowdown_is_named() {
     assert!(steps.iter().all(|step| step.predicted_us.is_some_and(|us| us > 0.0)), "all were measured");
     assert_eq!(slow_steps(&log, Cause::Op), 0, "{:?}", log.last_anomaly());
 
-    engine.executor().exec().slow_down("linear_swiglu", SLOW);
+    engine.executor().exec().slow_down(op, SLOW);
     run(&mut engine, &[request]);
     assert!(slow_steps(&log, Cause::Op) > 0, "{:?}", log.last_anomaly());
     let anomaly = log.last_anomaly().unwrap();
-    let (op, us) = anomaly.op.clone().unwrap();
-    assert_eq!(op, "linear_swiglu", "{anomaly}");
-    let layers = engine.executor().config().layers;
-    let planted = layers as f64 * SLOW.as_secs_f64() * 1e6;
+    println!("{anomaly}");
+    let (named, us) = anomaly.op.clone().unwrap();
+    assert_eq!(named, op, "{anomaly}");
+    let planted = slow.calls as f64 * SLOW.as_secs_f64() * 1e6;
     assert!(us > 0.5 * planted && us < 3.0 * planted, "{anomaly}: {us} us, planted {planted}");
 }

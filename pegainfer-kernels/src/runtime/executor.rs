@@ -169,7 +169,7 @@ impl<M: Model> StepExecutor for Executor<M> {
         let samples = &step.samples;
         let times_ops = self.times_ops && !exec.is_recording();
         if times_ops {
-            exec.start_recording();
+            exec.start_timed_recording();
         }
         if self.drafting.is_some() || self.synthetic.is_some() {
             self.followed.push_back(step.clone());
@@ -186,8 +186,10 @@ impl<M: Model> StepExecutor for Executor<M> {
         });
         // A step that fails is recorded no further, either.
         if times_ops {
-            self.op_times = exec.stop_timed_recording().into_iter().map(|(record, time)| (record.op, time)).collect();
+            let timed = exec.stop_timed_recording();
+            self.op_times = timed.unwrap_or_default().into_iter().map(|(record, time)| (record.op, time)).collect();
         }
+        // A device that has failed says so here.
         launched??;
         readbacks.start(exec, sampler, samples)
     }
@@ -206,8 +208,7 @@ impl<M: Model> StepExecutor for Executor<M> {
     }
 
     fn time_ops(&mut self, on: bool) {
-        // A GPU computes beside the host, which does not see when an op ends.
-        self.times_ops = on && matches!(self.exec.device(), Device::Cpu(_));
+        self.times_ops = on && self.exec.device() != Device::Meta;
     }
 
     fn take_op_times(&mut self) -> Vec<(&'static str, Duration)> {

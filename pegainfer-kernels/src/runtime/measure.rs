@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 const KV_TOKENS: (usize, usize) = (16 << 10, 512 << 10);
 /// Tokens of the prompts that write them.
 const PROMPT_TOKENS: usize = 512;
+/// Tokens of the longest prompt whose ops are timed.
+const MAX_TIMED_PROMPT: usize = 8192;
 /// Runs of a step whose ops are timed.
 const OP_RUNS: usize = 3;
 
@@ -27,7 +29,7 @@ pub struct Measured {
     pub header: Header,
     /// Times of steps.
     pub steps: Vec<StepLine>,
-    /// Times of ops; none on a GPU, where the host does not see them.
+    /// Times of ops in some of them, where each op begins when those before it have ended and CUDA graphs are not replayed.
     pub ops: Vec<OpLine>,
 }
 
@@ -53,7 +55,7 @@ pub fn measure<M: Model>(
     };
     write_kv(executor, &limits)?;
     let steps = ledger::measure(&mut Pipelined(executor), &limits, effort, progress)?;
-    let ops = if on_gpu { Vec::new() } else { time_ops(executor, &steps, &limits)? };
+    let ops = time_ops(executor, &steps, &limits)?;
     Ok(Measured { header, steps, ops })
 }
 
@@ -131,7 +133,7 @@ impl<M: Model> Pipelined<'_, M> {
     }
 }
 
-/// The ops of some steps: of one sequence and of the most, of the largest chunk and of a mixed step.
+/// The ops of some steps: of one sequence and of the most, of a short and a long chunk, and of a mixed step.
 fn time_ops<M: Model>(
     executor: &mut Executor<M>,
     steps: &[StepLine],
@@ -139,6 +141,7 @@ fn time_ops<M: Model>(
 ) -> Result<Vec<OpLine>, OpError> {
     let context = 256.min(limits.max_context).min(limits.kv_blocks / limits.max_num_seqs * BLOCK_SIZE).max(1);
     let chunk = limits.max_tokens.min(limits.max_context).min(512);
+    let prompt = limits.max_tokens.min(limits.max_context).min(MAX_TIMED_PROMPT);
     let decoding = vec![(1, context); limits.max_num_seqs];
     let mut mixed = vec![(1, context); limits.max_num_seqs.div_ceil(8)];
     mixed.push((chunk.saturating_sub(mixed.len()).max(2), chunk));
@@ -147,6 +150,7 @@ fn time_ops<M: Model>(
         vec![(1, context); limits.max_num_seqs.div_ceil(8)],
         decoding,
         vec![(chunk, chunk)],
+        vec![(prompt, prompt)],
         mixed,
     ];
     let mut lines: Vec<OpLine> = Vec::new();

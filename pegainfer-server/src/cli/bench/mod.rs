@@ -36,9 +36,13 @@ use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::TcpSocket;
 use tokio::runtime::Runtime;
 use workload::{Arrivals, Point, measure};
+
+/// How long the server of this process may take to stop.
+const STOPS_WITHIN: Duration = Duration::from_secs(5);
 
 /// Runs the command.
 pub fn run(args: &BenchArgs) -> Result<()> {
@@ -102,8 +106,9 @@ pub fn bench(workload: &Workload) -> Result<Report> {
             rows.push(Row::new(workload, point, pass, runs, &roofline)?);
         }
     }
-    // Connections of the server must not delay the exit.
-    runtime.shutdown_background();
+    // Connections of the server must not delay the exit; but the process must not end while its engine still holds the device.
+    drop(client);
+    runtime.shutdown_timeout(STOPS_WITHIN);
     let target = match (&common.url, workload) {
         (Some(url), _) => url.clone(),
         (None, Workload::Serve(_) | Workload::Replay(_)) => "http inside the process".into(),
