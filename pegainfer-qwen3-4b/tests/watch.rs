@@ -27,19 +27,20 @@ fn slow_steps(log: &StepLog, cause: Cause) -> u64 {
 fn a_planted_slowdown_is_named() {
     let options =
         LoadOptions { max_model_len: Some(512), max_num_seqs: Some(2), max_num_batched_tokens: Some(64), ..options() };
-    let open = || load::<Qwen3>(best().exec(), &options, &mut |_, _| {}).unwrap().engine;
+    let open = |exec| load::<Qwen3>(exec, &options, &mut |_, _| {}).unwrap().engine;
     let graphs = best() == Target::Cuda && cuda_graph();
     let effort = Effort { per_step: Duration::from_millis(20), refine: Duration::ZERO };
-    let measured = measure::<Qwen3>(&mut open(), graphs, effort, &mut |_| {}).unwrap();
+    let measured = measure::<Qwen3>(&mut open(best().exec()), graphs, effort, &mut |_| {}).unwrap();
     // The MLP, or the kernel of a GPU that runs whole layers.
     let decode = |line: &&OpLine| line.load.decode_rows == 1 && line.load.prefill_rows == 0;
     let slow = measured.ops.iter().filter(decode).find(|line| OPS.contains(&line.op.as_str())).unwrap();
     let op = OPS.into_iter().find(|op| *op == slow.op).unwrap();
     assert!(slow.calls > 0 && slow.us > 0.0);
 
-    let mut engine = open();
-    // From before graphs are captured.
-    engine.executor().exec().slow_down(op, Duration::ZERO);
+    // Graphs are captured when the model is loaded.
+    let mut exec = best().exec();
+    exec.slow_down(op, Duration::ZERO);
+    let mut engine = open(exec);
     let log = engine.step_log().unwrap();
     log.watch(Watch::new(Law::new(&measured.steps, graphs).unwrap(), OpShares::new(&measured.ops)));
     let request = greedy(&fixture().cases[0].prompt_ids, TOKENS);

@@ -105,7 +105,9 @@ impl StepLog {
         if let Some(anomaly) = anomaly {
             let cause = Cause::ALL.iter().position(|cause| *cause == anomaly.cause).unwrap_or_default();
             inner.anomalies[cause] += 1;
-            if inner.logged.is_none_or(|logged| now.saturating_duration_since(logged) >= LOG_INTERVAL) {
+            if anomaly.cause == Cause::Once {
+                log::debug!("slow {anomaly}");
+            } else if inner.logged.is_none_or(|logged| now.saturating_duration_since(logged) >= LOG_INTERVAL) {
                 inner.logged = Some(now);
                 log::warn!("slow {anomaly}");
             }

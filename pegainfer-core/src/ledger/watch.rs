@@ -2,8 +2,9 @@
 //!
 //! Steps of a machine are not those of the ledger: another card, another clock, other load. So predictions of each kind of step are first
 //! scaled by the median of measured over predicted. A step that then takes more than twice as long, and at least 2 ms longer, starts an
-//! investigation: the ops of the next steps are timed, where the device can. If most of them are slow as well, the op with the
-//! largest excess is named; if they are not, the step was slow once.
+//! investigation of the next steps: from the first of them that is slow, too, their ops are timed, which costs the overlap of steps. If
+//! most of them are slow, the op with the largest excess is named; if they are not, the step was slow once: the host or the driver had
+//! other work, or a kernel was used for the first time.
 
 use super::law::Law;
 use super::load::{StepKind, StepLoad};
@@ -35,7 +36,7 @@ pub enum Cause {
     Device,
     /// The next steps were as fast as ever.
     Once,
-    /// The steps go on being slow, and the device cannot time ops.
+    /// The steps go on being slow, and no op was timed.
     Unknown,
 }
 
@@ -129,7 +130,7 @@ impl Watch {
 
     /// Whether the ops of the next step are to be timed.
     pub fn investigates(&self) -> bool {
-        self.investigation.is_some()
+        self.investigation.as_ref().is_some_and(|investigation| investigation.slow > 0)
     }
 
     /// Step `number` took `took`, and [`predict`](Self::predict) gave `predicted` microseconds; `ops` are the times of its ops, if they
