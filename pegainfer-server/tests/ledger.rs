@@ -86,3 +86,51 @@ fn what_cannot_be_simulated_is_refused() {
     assert!(text(&output.stdout).contains("requests per second"), "{}", text(&output.stderr));
     assert!(text(&output.stderr).contains("stale"));
 }
+
+/// The workloads of docs/performance/simulation.md: TPOT in ms and output tokens per second as `bench` measured them on the card of the
+/// ledger, and how far the simulation may be off.
+#[test]
+fn the_ledgers_of_the_h200_predict_what_was_measured_there() {
+    const MEASURED: [(&str, [(&str, &str, f64, f64); 6]); 2] = [
+        (
+            "h200-qwen3-4b",
+            [
+                ("--concurrency", "1", 2.270, 426.0),
+                ("--concurrency", "8", 2.750, 2340.0),
+                ("--concurrency", "32", 3.687, 4934.0),
+                ("--concurrency", "128", 12.23, 6507.0),
+                ("--burst", "768", 28.86, 6898.0),
+                ("--qps", "40", 6.871, 4932.0),
+            ],
+        ),
+        (
+            "h200-qwen35-4b",
+            [
+                ("--concurrency", "1", 2.452, 395.0),
+                ("--concurrency", "8", 2.751, 2340.0),
+                ("--concurrency", "32", 3.759, 4828.0),
+                ("--concurrency", "128", 12.15, 6464.0),
+                ("--burst", "768", 28.82, 6882.0),
+                ("--qps", "40", 7.720, 4928.0),
+            ],
+        ),
+    ];
+    for (dir, workloads) in MEASURED {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/benchmarks").join(dir).join("ledger.jsonl");
+        for (flag, load, tpot, rate) in workloads {
+            // The seed of a workload's second value is another one: that of `--qps 16,40`.
+            let loads = if flag == "--qps" { format!("16,{load}") } else { load.to_owned() };
+            let args = ["sim", file.to_str().unwrap(), flag, &loads, "--prompt-len", "1024", "--output-len", "128"];
+            let output = pegainfer(&[&args[..], &["--runs", "1", "--json", "-"]].concat());
+            assert!(output.status.success(), "{}", text(&output.stderr));
+            let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+            let median = &report["rows"].as_array().unwrap().last().unwrap()["median"];
+            let off = |name: &str, figure: &Value, measured: f64| {
+                let off = figure.as_f64().unwrap() / measured - 1.0;
+                assert!(off.abs() < 0.05, "{dir} {flag} {load}: {name} {figure}, measured {measured}");
+            };
+            off("TPOT", &median["tpot_ms"]["p50"], tpot);
+            off("rate", &median["output_tok_s"], rate);
+        }
+    }
+}

@@ -32,13 +32,36 @@ fn difference(header: &Header, engine: &LoadedEngine, source: &str, args: &Engin
     let limits = engine.handle.limits();
     if header.kernels != SOURCES_HASH {
         Some("other kernels than those of this program".to_owned())
-    } else if header.device != engine.device {
+    } else if card(&header.device) != card(&engine.device) {
         Some(format!("the device {}", header.device))
-    } else if header.model != source {
+    } else if directory(&header.model) != directory(source) {
         Some(format!("the model {}", header.model))
     } else if header.quantization.as_deref() != quantization || header.kv_cache_dtype != limits.kv_cache_dtype {
         Some("other formats of weights or KV cache".to_owned())
     } else {
         None
+    }
+}
+
+/// The card in `cuda:0 (NVIDIA H200)`.
+fn card(device: &str) -> &str {
+    device.split_once(' ').map_or(device, |(_, card)| card)
+}
+
+/// The last part of the path or id of a model, by which ledgers of other machines name it.
+fn directory(model: &str) -> &str {
+    model.trim_end_matches('/').rsplit('/').next().unwrap_or(model)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_and_cards_are_the_same_in_other_places() {
+        assert_eq!(directory("/models/Qwen3-4B/"), directory("Qwen/Qwen3-4B"));
+        assert_ne!(directory("Qwen3-4B"), directory("Qwen3-4B-FP8"));
+        assert_eq!(card("cuda:0 (NVIDIA H200)"), card("cuda:3 (NVIDIA H200)"));
+        assert_ne!(card("cpu (avx2, 1 thread)"), card("cpu (avx2, 2 threads)"));
     }
 }
