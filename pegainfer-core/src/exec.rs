@@ -46,7 +46,7 @@ pub struct Exec {
     cuda: Option<Cuda>,
     /// The record of each op and when the op began. `None` while nothing is recorded.
     records: Option<Vec<(OpRecord, Moment)>>,
-    /// Whether the moments of records are those of the device. Otherwise they are those of the host, on which a GPU's ops have no time.
+    /// Whether ops are timed: on a GPU, records then have moments of its stream instead of moments of the host.
     times_ops: bool,
     /// Fault injection: an op, and the microseconds that each call of it takes longer.
     slow_op: Option<(&'static str, &'static AtomicU64)>,

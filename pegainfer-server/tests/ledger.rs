@@ -87,37 +87,42 @@ fn what_cannot_be_simulated_is_refused() {
     assert!(text(&output.stderr).contains("stale"));
 }
 
-/// The workloads of docs/performance/simulation.md: TPOT in ms and output tokens per second as `bench` measured them on the card of the
-/// ledger, and how far the simulation may be off.
+/// A workload of docs/performance/simulation.md: flag and value of `sim`, and what `bench` measured on the card of the ledger.
+struct Measured {
+    flag: &'static str,
+    load: &'static str,
+    /// Median TPOT in milliseconds.
+    tpot: f64,
+    output_tok_s: f64,
+}
+
+const fn measured(flag: &'static str, load: &'static str, tpot: f64, output_tok_s: f64) -> Measured {
+    Measured { flag, load, tpot, output_tok_s }
+}
+
+const QWEN3_4B: [Measured; 6] = [
+    measured("--concurrency", "1", 2.270, 426.0),
+    measured("--concurrency", "8", 2.750, 2340.0),
+    measured("--concurrency", "32", 3.687, 4934.0),
+    measured("--concurrency", "128", 12.23, 6507.0),
+    measured("--burst", "768", 28.86, 6898.0),
+    measured("--qps", "40", 6.871, 4932.0),
+];
+
+const QWEN35_4B: [Measured; 6] = [
+    measured("--concurrency", "1", 2.452, 395.0),
+    measured("--concurrency", "8", 2.751, 2340.0),
+    measured("--concurrency", "32", 3.759, 4828.0),
+    measured("--concurrency", "128", 12.15, 6464.0),
+    measured("--burst", "768", 28.82, 6882.0),
+    measured("--qps", "40", 7.720, 4928.0),
+];
+
 #[test]
 fn the_ledgers_of_the_h200_predict_what_was_measured_there() {
-    const MEASURED: [(&str, [(&str, &str, f64, f64); 6]); 2] = [
-        (
-            "h200-qwen3-4b",
-            [
-                ("--concurrency", "1", 2.270, 426.0),
-                ("--concurrency", "8", 2.750, 2340.0),
-                ("--concurrency", "32", 3.687, 4934.0),
-                ("--concurrency", "128", 12.23, 6507.0),
-                ("--burst", "768", 28.86, 6898.0),
-                ("--qps", "40", 6.871, 4932.0),
-            ],
-        ),
-        (
-            "h200-qwen35-4b",
-            [
-                ("--concurrency", "1", 2.452, 395.0),
-                ("--concurrency", "8", 2.751, 2340.0),
-                ("--concurrency", "32", 3.759, 4828.0),
-                ("--concurrency", "128", 12.15, 6464.0),
-                ("--burst", "768", 28.82, 6882.0),
-                ("--qps", "40", 7.720, 4928.0),
-            ],
-        ),
-    ];
-    for (dir, workloads) in MEASURED {
+    for (dir, workloads) in [("h200-qwen3-4b", QWEN3_4B), ("h200-qwen35-4b", QWEN35_4B)] {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/benchmarks").join(dir).join("ledger.jsonl");
-        for (flag, load, tpot, rate) in workloads {
+        for Measured { flag, load, tpot, output_tok_s } in workloads {
             // The seed of a workload's second value is another one: that of `--qps 16,40`.
             let loads = if flag == "--qps" { format!("16,{load}") } else { load.to_owned() };
             let args = ["sim", file.to_str().unwrap(), flag, &loads, "--prompt-len", "1024", "--output-len", "128"];
@@ -130,7 +135,7 @@ fn the_ledgers_of_the_h200_predict_what_was_measured_there() {
                 assert!(off.abs() < 0.05, "{dir} {flag} {load}: {name} {figure}, measured {measured}");
             };
             off("TPOT", &median["tpot_ms"]["p50"], tpot);
-            off("rate", &median["output_tok_s"], rate);
+            off("rate", &median["output_tok_s"], output_tok_s);
         }
     }
 }

@@ -18,7 +18,7 @@ const MIN_STEPS: u64 = 32;
 const SLOW: f64 = 2.0;
 /// Least excess of a slow step over its predicted time, in microseconds.
 const MIN_EXCESS_US: f64 = 2000.0;
-/// Steps whose ops are timed after a slow one.
+/// Steps of an investigation.
 const INVESTIGATED: usize = 16;
 /// Part of the excess time that one op must have to be named.
 const MIN_OP_PART: f64 = 0.5;

@@ -3,7 +3,7 @@
 use super::args::ReplayArgs;
 use super::client::Client;
 use super::stats::{Figures, Sample};
-use super::workload::{Arrivals, Point, WARM_UP_RUN, figures};
+use super::workload::{Arrivals, Point, WARM_UP_RUN, figures, scaled};
 use crate::traces::Trace;
 use crate::traces::request::TraceRequest;
 use anyhow::{Result, ensure};
@@ -18,8 +18,6 @@ use tokio::task::JoinSet;
 
 /// Number of concurrent requests in the warm-up, and the most tokens that each generates.
 const WARM_UP: (usize, usize) = (16, 8);
-/// Longest time that a request is waited for.
-pub const MAX_WAIT: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// A trace that is to be replayed.
 pub struct Replay {
@@ -144,11 +142,6 @@ impl fmt::Display for TraceSummary {
     }
 }
 
-/// A time of a trace at `speed` times its own.
-pub fn scaled(time: Duration, speed: f64) -> Duration {
-    Duration::try_from_secs_f64(time.as_secs_f64() / speed).map_or(MAX_WAIT, |time| time.min(MAX_WAIT))
-}
-
 /// Sends all requests and waits for the responses.
 async fn replay(client: &Arc<Client>, requests: &Arc<Vec<TraceRequest>>, sessions: bool, run: Run) -> Result<Figures> {
     let mut tasks = JoinSet::new();
@@ -209,12 +202,5 @@ mod tests {
             .map(|session| TraceRequest { session, ..TraceRequest::default() });
         assert_eq!(chains(&requests, true), [vec![0, 3, 5], vec![1], vec![2], vec![4]]);
         assert_eq!(chains(&requests, false), (0..6).map(|i| vec![i]).collect::<Vec<_>>());
-    }
-
-    #[test]
-    fn times_are_divided_by_the_speed() {
-        let at = |speed, seconds| scaled(Duration::from_secs(seconds), speed);
-        assert_eq!((at(4.0, 10), at(0.5, 10)), (Duration::from_millis(2500), Duration::from_secs(20)));
-        assert_eq!((at(1e-300, 10), at(1e300, 10)), (MAX_WAIT, Duration::ZERO));
     }
 }

@@ -21,6 +21,9 @@ const FEWEST_ARRIVALS: usize = 40;
 /// Run number of the warm-up, whose prompts no measured run has.
 pub const WARM_UP_RUN: u64 = u64::MAX;
 
+/// Latest time at which a request is sent.
+pub const MAX_WAIT: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// Arrival process of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "arrivals")]
@@ -164,10 +167,15 @@ pub fn delays(point: Point, seed: u64) -> Vec<Duration> {
     let next = |request: u64| {
         // In (0, 1]: its logarithm is finite. The prompts use the seed as it is.
         let uniform = (rng::below(rng::bits(!seed, request), 1 << 53) + 1) as f64 / (1u64 << 53) as f64;
-        at -= uniform.ln() / qps;
-        Duration::from_secs_f64(at)
+        at -= uniform.ln();
+        scaled(Duration::from_secs_f64(at), qps)
     };
     (0..point.requests as u64).map(next).collect()
+}
+
+/// A time at `speed` times its rate, at most [`MAX_WAIT`].
+pub fn scaled(time: Duration, speed: f64) -> Duration {
+    Duration::try_from_secs_f64(time.as_secs_f64() / speed).map_or(MAX_WAIT, |time| time.min(MAX_WAIT))
 }
 
 /// Runs once: sends every prompt and waits for all responses.
@@ -255,5 +263,13 @@ mod tests {
         // The mean of an exponential distribution is its standard deviation: five standard errors, then twice as many.
         assert!((mean * 20.0 - 1.0).abs() < 5.0 / 4000f64.sqrt(), "{mean}");
         assert!((variance.sqrt() * 20.0 - 1.0).abs() < 10.0 / 4000f64.sqrt(), "{variance}");
+    }
+    #[test]
+    fn times_are_divided_by_the_speed() {
+        let at = |speed, seconds| scaled(Duration::from_secs(seconds), speed);
+        assert_eq!((at(4.0, 10), at(0.5, 10)), (Duration::from_millis(2500), Duration::from_secs(20)));
+        assert_eq!((at(1e-300, 10), at(1e300, 10)), (MAX_WAIT, Duration::ZERO));
+        let rare = Point { arrivals: Arrivals::Poisson { qps: 1e-300 }, requests: 3, ..POINT };
+        assert_eq!(delays(rare, 1), [MAX_WAIT; 3]);
     }
 }

@@ -4,8 +4,8 @@ use super::args::SimArgs;
 use super::simulation::Simulation;
 use super::world::{FrontEnd, Requests, Run, Sending, SessionStart, Turn};
 use crate::cli::bench::args::PER_CLIENT;
-use crate::cli::bench::replay::{chains, scaled};
-use crate::cli::bench::workload::{Arrivals, Point, WARM_UP, WARM_UP_RUN, delays, prompt};
+use crate::cli::bench::replay::chains;
+use crate::cli::bench::workload::{Arrivals, Point, WARM_UP, WARM_UP_RUN, delays, prompt, scaled};
 use crate::traces::Trace;
 use crate::traces::request::TraceRequest;
 use anyhow::{Result, bail, ensure};
@@ -148,7 +148,7 @@ fn starts(requests: &[TraceRequest], sessions: bool, speed: f64) -> Vec<SessionS
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::bench::replay::MAX_WAIT;
+    use crate::cli::bench::workload::MAX_WAIT;
 
     const fn ms(ms: u64) -> Duration {
         Duration::from_millis(ms)
