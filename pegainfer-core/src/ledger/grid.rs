@@ -273,4 +273,14 @@ mod tests {
         let mean = (300..2000).step_by(10).map(error).sum::<f64>() / 170.0;
         assert!(mean < 0.05, "mean error {mean}");
     }
+    #[test]
+    fn steps_of_several_prompts_are_not_taken_for_one_long_prompt() {
+        let law = Law::new(&measured(&LIMITS), false).unwrap();
+        for rows in [vec![(300, 300); 6], vec![(100, 100); 15], vec![(700, 700), (600, 600), (200, 200)]] {
+            let load = StepLoad::of_rows(rows.iter().copied());
+            let us = (load.tokens().div_ceil(256) * 1000) as f64 + load.pairs as f64 / 100.0;
+            let error = (law.time(&load).us / us - 1.0).abs();
+            assert!(error < 0.15, "{rows:?}: {error}");
+        }
+    }
 }
