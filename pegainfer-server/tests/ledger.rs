@@ -87,6 +87,67 @@ fn what_cannot_be_simulated_is_refused() {
     assert!(text(&output.stderr).contains("stale"));
 }
 
+/// The ledger in `file` with prefill times divided by `factor`, as of a device that is so much faster at them.
+fn with_faster_prompts(file: &Path, factor: f64) -> String {
+    let lines = std::fs::read_to_string(file).unwrap();
+    let line = |text: &str| {
+        let mut line: Value = serde_json::from_str(text).unwrap();
+        if let Some(step) = line.get_mut("step").filter(|step| step["prefill_rows"] == 1 && step["decode_rows"] == 0) {
+            step["us"] = (step["us"].as_f64().unwrap() / factor).into();
+        }
+        line.to_string() + "\n"
+    };
+    lines.lines().map(line).collect()
+}
+
+#[test]
+fn an_anchor_corrects_the_ledger_of_another_device_and_doctor_compares_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (own, other, anchored) = (path("own"), path("other"), path("anchored"));
+    measure(Path::new(&own), "qwen3-tiny");
+    std::fs::write(&other, with_faster_prompts(Path::new(&own), 4.0)).unwrap();
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models");
+    let model = |name: &str| models.join(name).to_str().unwrap().to_owned();
+    let (tiny, flags) = (model("qwen3-tiny"), ["--log-level", "warn", "--device", "cpu", "--max-num-seqs", "3"]);
+    let anchor = |model: &str| {
+        let args = ["ledger", "--anchor", &other, "--out", &anchored, "--model-path", model];
+        pegainfer(&[&args[..], &flags, &["--max-num-batched-tokens", "64", "--max-model-len", "256"]].concat())
+    };
+    let refused = anchor(&model("qwen35-tiny"));
+    assert!(text(&refused.stderr).contains("the ledger was measured with the model"), "{}", text(&refused.stderr));
+    let output = anchor(&tiny);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let report = text(&output.stdout);
+    assert!(report.contains("factor of prefill steps:") && report.contains("more than 10 % off"), "{report}");
+    let factor = |name: &str| -> f64 {
+        let line = report.lines().find_map(|line| line.strip_prefix(&format!("factor of {name} steps: ")));
+        line.unwrap().parse().unwrap()
+    };
+    // Other work on this machine may slow some steps down.
+    assert!((1.3..40.0).contains(&factor("prefill")), "{report}");
+    assert!((0.1..10.0).contains(&factor("small decode")), "{report}");
+    let ttft = |ledger: &str| {
+        let output = pegainfer(&["sim", ledger, "--concurrency", "1", "--prompt-len", "60", "--json", "-"]);
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        report["rows"][0]["median"]["ttft_ms"]["p50"].as_f64().unwrap()
+    };
+    let corrected = ttft(&anchored) / ttft(&other);
+    assert!((corrected / factor("prefill") - 1.0).abs() < 0.1, "TTFT is {corrected} times the other's: {report}");
+
+    let doctor = |ledger: &str| pegainfer(&["doctor", "--ledger", ledger, "--model-path", &tiny]);
+    let output = doctor(&other);
+    let said = text(&output.stdout);
+    assert!(!output.status.success() && said.contains("factor of prefill steps:"), "{said}");
+    let why = text(&output.stderr);
+    assert!(why.contains("the steps of this device do not take what the ledger says"), "{why}");
+    std::fs::write(&other, std::fs::read_to_string(&other).unwrap().replacen("kernels\":\"", "kernels\":\"0", 1))
+        .unwrap();
+    let output = doctor(&other);
+    let said = text(&output.stdout) + &text(&output.stderr);
+    assert!(said.contains("kernels: ") && said.contains("the kernels have changed since"), "{said}");
+}
+
 /// A workload of docs/performance/simulation.md: flag and value of `sim`, and what `bench` measured on the card of the ledger.
 struct Measured {
     flag: &'static str,

@@ -1,9 +1,11 @@
 //! The ledger as a file: JSON Lines, the header first.
 
+use super::anchor::Anchor;
 use super::law::{Law, LawError};
 use super::load::{StepLine, StepLoad};
 use crate::schedule::StateConfig;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::io::{self, BufRead, Write};
 use thiserror::Error;
 
@@ -23,6 +25,9 @@ pub struct Header {
     pub model: String,
     /// The device, in words.
     pub device: String,
+    /// Version of CUDA that its driver speaks; `None` on the CPU, and in older ledgers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<String>,
     /// What `--quantization` rounds the weights to; `None` for the checkpoint's own format.
     pub quantization: Option<String>,
     /// Element format of the KV cache.
@@ -78,6 +83,7 @@ pub struct HostCost {
 enum Line {
     Ledger(Header),
     Host(HostCost),
+    Anchor(Anchor),
     Step(StepLine),
     Op(OpLine),
 }
@@ -89,6 +95,8 @@ pub struct Ledger {
     pub header: Header,
     /// The engine thread.
     pub host: HostCost,
+    /// Steps measured again on the device of the header, where the others were measured on another one.
+    pub anchor: Option<Anchor>,
     /// Steps.
     pub steps: Vec<StepLine>,
     /// Ops of some of the steps.
@@ -135,10 +143,12 @@ impl Ledger {
             let line = serde_json::from_str(&text?).map_err(|cause| LedgerError::Line { line: i + 1, cause })?;
             match (line, &mut ledger) {
                 (Line::Ledger(header), None) if header.version == VERSION => {
-                    ledger = Some(Self { header, host: HostCost::default(), steps: Vec::new(), ops: Vec::new() });
+                    let host = HostCost::default();
+                    ledger = Some(Self { header, host, anchor: None, steps: Vec::new(), ops: Vec::new() });
                 }
                 (Line::Ledger(header), None) => return Err(LedgerError::Version(header.version)),
                 (Line::Host(host), Some(ledger)) => ledger.host = host,
+                (Line::Anchor(anchor), Some(ledger)) => ledger.anchor = Some(anchor),
                 (Line::Step(step), Some(ledger)) => ledger.steps.push(step),
                 (Line::Op(op), Some(ledger)) => ledger.ops.push(op),
                 _ => return Err(LedgerError::Header),
@@ -151,21 +161,32 @@ impl Ledger {
     pub fn write(&self, out: &mut impl Write) -> Result<(), LedgerError> {
         let steps = self.steps.iter().cloned().map(Line::Step);
         let ops = self.ops.iter().cloned().map(Line::Op);
-        for line in [Line::Ledger(self.header.clone()), Line::Host(self.host)].into_iter().chain(steps).chain(ops) {
+        let anchor = self.anchor.clone().map(Line::Anchor);
+        let head = [Line::Ledger(self.header.clone()), Line::Host(self.host)];
+        for line in head.into_iter().chain(anchor).chain(steps).chain(ops) {
             serde_json::to_writer(&mut *out, &line).map_err(io::Error::from)?;
             writeln!(out)?;
         }
         Ok(out.flush()?)
     }
 
-    /// The law of its steps.
+    /// The steps as they are on the device of the header.
+    pub fn anchored_steps(&self) -> Cow<'_, [StepLine]> {
+        match &self.anchor {
+            Some(anchor) => Cow::Owned(anchor.scale(&self.steps)),
+            None => Cow::Borrowed(&self.steps),
+        }
+    }
+
+    /// The law of these steps.
     pub fn law(&self) -> Result<Law, LawError> {
-        Law::new(&self.steps, self.header.graphs)
+        Law::new(&self.anchored_steps(), self.header.graphs)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::anchor::Remeasured;
     use super::*;
 
     fn ledger() -> Ledger {
@@ -176,6 +197,7 @@ mod tests {
             kernels: "0123".into(),
             model: "m".into(),
             device: "cpu".into(),
+            driver: None,
             quantization: None,
             kv_cache_dtype: "bf16".into(),
             kv_blocks: 64,
@@ -192,7 +214,7 @@ mod tests {
         let load = StepLoad { decode_rows: 2, decode_kv: 50, ..StepLoad::default() };
         let steps = vec![StepLine { load, us: 12.5, spread: 0.01, runs: 9 }];
         let ops = vec![OpLine { load, op: "linear".into(), calls: 3, us: 7.0 }];
-        Ledger { header, host: HostCost { step_us: 1.5, row_us: 0.25 }, steps, ops }
+        Ledger { header, host: HostCost { step_us: 1.5, row_us: 0.25 }, anchor: None, steps, ops }
     }
 
     #[test]
@@ -203,6 +225,23 @@ mod tests {
         assert_eq!(Ledger::read(&file[..]).unwrap(), ledger);
         let more = Header { max_num_seqs: 9, ..ledger.header.clone() };
         assert_eq!(more.state_config(), Some(StateConfig { sequences: 9, ..ledger.header.state.unwrap() }));
+    }
+
+    #[test]
+    fn an_anchor_scales_the_law_and_leaves_the_lines() {
+        let prefill = StepLoad { prefill_rows: 1, prefill_tokens: 8, pairs: 36, ..StepLoad::default() };
+        let decode = ledger().steps[0].load;
+        let again = |load, ledger_us, us| Remeasured { load, ledger_us, us };
+        let steps = vec![again(decode, 12.5, 25.0), again(prefill, 80.0, 60.0)];
+        let mut ledger = Ledger { anchor: Some(Anchor { ledger_device: "cpu".into(), steps }), ..ledger() };
+        ledger.steps.push(StepLine { load: prefill, us: 80.0, spread: 0.0, runs: 1 });
+        let mut file = Vec::new();
+        ledger.write(&mut file).unwrap();
+        let read = Ledger::read(&file[..]).unwrap();
+        assert_eq!(read, ledger);
+        assert_eq!(read.steps[0].us, 12.5);
+        let law = read.law().unwrap();
+        assert_eq!((law.time(&decode).us, law.time(&prefill).us), (25.0, 60.0));
     }
 
     #[test]

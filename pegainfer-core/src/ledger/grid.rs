@@ -18,6 +18,8 @@ const REFINE_ABOVE: f64 = 0.02;
 const MAX_HALVINGS: u32 = 3;
 /// Tokens of chunks are multiples of this, but for the smallest.
 const TOKEN_UNIT: usize = 16;
+/// Time for which a step that is measured again runs first: the clock of a GPU follows its load.
+pub(super) const AGAIN_SETTLE: Duration = Duration::from_millis(150);
 
 /// Runs steps whose blocks and state slots are numbered through.
 pub trait MeasureStep {
@@ -56,13 +58,36 @@ pub struct Effort {
 
 impl GridLimits {
     /// Whether the pool holds a step of `rows`, all of which get as many blocks as the longest.
-    fn holds(&self, rows: &[(usize, usize)]) -> bool {
+    pub(super) fn holds(&self, rows: &[(usize, usize)]) -> bool {
         let context = rows.iter().map(|row| row.1).max().unwrap_or(0);
         let tokens: usize = rows.iter().map(|row| row.0).sum();
         rows.len() * context.div_ceil(self.block_size) <= self.kv_blocks
             && rows.len() <= self.max_num_seqs
             && tokens <= self.max_tokens
             && context <= self.max_context
+    }
+
+    /// Measures a step for the second of the times, after a warm-up that goes on for the first.
+    pub(super) fn time(
+        &self,
+        target: &mut dyn MeasureStep,
+        rows: &[(usize, usize)],
+        (settle, per_step): (Duration, Duration),
+    ) -> Result<StepLine, OpError> {
+        let load = StepLoad::of_rows(rows.iter().copied());
+        // The first steps of a shape load kernels and capture its CUDA graph.
+        let warm_up = if self.graphs && load.kind() == StepKind::Decode { 3 } else { 1 };
+        let first = target.run(rows, warm_up)?.into_iter().min().unwrap_or_default();
+        let runs = |time: Duration| (time.as_secs_f64() / first.as_secs_f64().max(1e-6)).clamp(0.0, 200.0);
+        if runs(settle) >= 1.0 {
+            target.run(rows, runs(settle) as usize)?;
+        }
+        let runs = runs(per_step).max(1.0);
+        let runs = if runs > 1.0 { runs.max(5.0) as usize } else { 1 };
+        let mut times: Vec<f64> = target.run(rows, runs)?.iter().map(|time| time.as_secs_f64() * 1e6).collect();
+        times.sort_unstable_by(f64::total_cmp);
+        let at = |quantile: usize| times[(times.len() - 1) * quantile / 4];
+        Ok(StepLine { load, us: at(2), spread: (at(3) - at(1)) / at(2), runs })
     }
 
     /// Numbers of decoding sequences.
@@ -185,15 +210,7 @@ impl Grid<'_> {
         if !self.limits.holds(rows) || self.steps.iter().any(|line| line.load == load) {
             return Ok(());
         }
-        // The first steps of a shape load kernels and capture its CUDA graph.
-        let warm_up = if self.limits.graphs && load.kind() == StepKind::Decode { 3 } else { 1 };
-        let first = self.target.run(rows, warm_up)?.into_iter().min().unwrap_or_default();
-        let runs = (self.effort.per_step.as_secs_f64() / first.as_secs_f64().max(1e-6)).clamp(1.0, 200.0);
-        let runs = if runs > 1.0 { runs.max(5.0) as usize } else { 1 };
-        let mut times: Vec<f64> = self.target.run(rows, runs)?.iter().map(|time| time.as_secs_f64() * 1e6).collect();
-        times.sort_unstable_by(f64::total_cmp);
-        let at = |quantile: usize| times[(times.len() - 1) * quantile / 4];
-        let line = StepLine { load, us: at(2), spread: (at(3) - at(1)) / at(2), runs };
+        let line = self.limits.time(self.target, rows, (Duration::ZERO, self.effort.per_step))?;
         (self.progress)(&line);
         self.steps.push(line);
         Ok(())

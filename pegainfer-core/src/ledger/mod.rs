@@ -2,6 +2,7 @@
 //!
 //! - [`StepLoad`]: what a step asks of a device.
 //! - [`measure`](measure()): runs a grid of steps and returns their times.
+//! - [`Anchor`]: some of these steps measured again on another card, and the factors that follow.
 //! - [`Law`]: step times as a function of the load, and how far it is off where it was not measured.
 //! - [`OpShares`]: how the time of a step is shared among its ops.
 //! - [`StepLog`]: times of the steps of a running engine; [`Watch`]: what it says of steps that take longer than predicted.
@@ -9,6 +10,7 @@
 //!
 //! The truth is the whole step, because the times of ops measured alone do not add up to it; times of ops say where it goes.
 
+mod anchor;
 mod file;
 mod grid;
 mod law;
@@ -18,6 +20,7 @@ mod step_log;
 mod surface;
 mod watch;
 
+pub use anchor::{Anchor, Remeasured, StepGroup, blocks_of, measure_again};
 pub use file::{Header, HostCost, Ledger, LedgerError, OpLine};
 pub use grid::{Effort, GridLimits, MeasureStep, measure};
 pub use law::{Law, LawError, Prediction, Residual};

@@ -7,7 +7,9 @@ use crate::SOURCES_HASH;
 use crate::heads::BLOCK_SIZE;
 use pegainfer_core::engine::StepEngine;
 use pegainfer_core::exec::Device;
-use pegainfer_core::ledger::{self, Effort, GridLimits, Header, MeasureStep, OpLine, StepLine, StepLoad};
+use pegainfer_core::ledger::{
+    self, Effort, GridLimits, Header, MeasureStep, OpLine, Remeasured, StepLine, StepLoad, blocks_of,
+};
 use pegainfer_core::schedule::{SequenceState, StepExecutor};
 use pegainfer_core::tensor::OpError;
 use std::collections::BTreeMap;
@@ -40,37 +42,62 @@ pub fn measure<M: Model>(
     effort: Effort,
     progress: &mut dyn FnMut(&StepLine),
 ) -> Result<Measured, OpError> {
-    let header = header::<M>(engine, graphs);
+    let header = header::<M>(engine, graphs)?;
     let executor = engine.executor();
     let on_gpu = executor.exec().device() == Device::Cuda;
     let kv_tokens = if on_gpu { KV_TOKENS.1 } else { KV_TOKENS.0 };
-    let limits = GridLimits {
-        max_num_seqs: header.max_num_seqs,
-        max_tokens: header.max_num_batched_tokens,
-        mixed_tokens: header.max_num_mixed_tokens,
-        max_context: header.max_model_len,
-        kv_blocks: header.kv_blocks.min(kv_tokens / BLOCK_SIZE),
-        block_size: BLOCK_SIZE,
-        graphs: header.graphs,
-    };
+    let limits = limits(&header, kv_tokens / BLOCK_SIZE);
     write_kv(executor, &limits)?;
     let steps = ledger::measure(&mut Pipelined(executor), &limits, effort, progress)?;
     let ops = time_ops(executor, &steps, &limits)?;
     Ok(Measured { header, steps, ops })
 }
 
-fn header<M: Model>(engine: &mut Engine<M>, graphs: bool) -> Header {
+/// Measures `steps` of a ledger again, as far as this engine can run them; returns its properties, and the times.
+pub fn measure_again<M: Model>(
+    engine: &mut Engine<M>,
+    graphs: bool,
+    steps: &[StepLine],
+    progress: &mut dyn FnMut(&StepLine),
+) -> Result<(Header, Vec<Remeasured>), OpError> {
+    let header = header::<M>(engine, graphs)?;
+    let limits = limits(&header, blocks_of(steps, BLOCK_SIZE));
+    let executor = engine.executor();
+    write_kv(executor, &limits)?;
+    let again = ledger::measure_again(&mut Pipelined(executor), &limits, steps, progress)?;
+    Ok((header, again))
+}
+
+/// What an engine can run, with at most `kv_blocks` blocks.
+fn limits(header: &Header, kv_blocks: usize) -> GridLimits {
+    GridLimits {
+        max_num_seqs: header.max_num_seqs,
+        max_tokens: header.max_num_batched_tokens,
+        mixed_tokens: header.max_num_mixed_tokens,
+        max_context: header.max_model_len,
+        kv_blocks: header.kv_blocks.min(kv_blocks),
+        block_size: BLOCK_SIZE,
+        graphs: header.graphs,
+    }
+}
+
+fn header<M: Model>(engine: &mut Engine<M>, graphs: bool) -> Result<Header, OpError> {
     let limits = engine.limits();
     let config = engine.scheduler().config();
     let (max_num_batched_tokens, max_num_mixed_tokens) = (config.max_num_batched_tokens, config.max_num_mixed_tokens);
     let state = engine.scheduler().state().slots();
     let executor = engine.executor();
-    Header {
+    let driver = match executor.exec().device() {
+        Device::Cuda => Some(executor.exec().gpu()?.info()?.driver),
+        _ => None,
+    };
+    Ok(Header {
         version: Header::VERSION,
         program: env!("CARGO_PKG_VERSION").to_owned(),
         kernels: SOURCES_HASH.to_owned(),
         model: String::new(),
         device: String::new(),
+        driver: driver.map(|version| format!("CUDA {}.{}", version / 1000, version % 1000 / 10)),
         quantization: None,
         kv_cache_dtype: limits.kv_cache_dtype.to_owned(),
         kv_blocks: limits.kv_blocks,
@@ -83,7 +110,7 @@ fn header<M: Model>(engine: &mut Engine<M>, graphs: bool) -> Header {
         depth: executor.useful_depth(),
         graphs: graphs && executor.exec().device() == Device::Cuda,
         state,
-    }
+    })
 }
 
 /// Writes the blocks that measured steps read: memory that was never written is not like memory that was.

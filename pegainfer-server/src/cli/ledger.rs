@@ -1,15 +1,19 @@
-//! `pegainfer ledger`: measures the steps of a model on this device, for `pegainfer sim`.
+//! `pegainfer ledger`: measures the steps of a model on this device, for `pegainfer sim`, or some of them to correct the ledger of another
+//! device.
 
+use super::anchor;
 use super::sim::host::host_cost;
 use crate::models::args::{EngineArgs, QuantizationArg};
-use crate::models::{engine, model_path};
+use crate::models::engine;
+use crate::models::model_path::{self, ModelDir};
 use anyhow::{Context, Result};
 use clap::Args;
-use pegainfer_core::ledger::{Effort, Law, Ledger, Residual, StepKind};
+use pegainfer_core::ledger::{Effort, Header, Law, Ledger, Residual, StepKind};
+use pegainfer_kernels::SOURCES_HASH;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Time for each step, and for all steps until no interval is halved any more.
@@ -26,6 +30,9 @@ pub struct LedgerArgs {
     /// Measure each step for a fifth of the time
     #[arg(long)]
     pub quick: bool,
+    /// Measure a dozen steps of this ledger again, in seconds, and write it with factors for this device
+    #[arg(long, value_name = "LEDGER", conflicts_with = "quick")]
+    pub anchor: Option<PathBuf>,
     /// Model and engine flags.
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -37,6 +44,30 @@ pub fn run(args: &LedgerArgs) -> Result<()> {
     // A path that cannot be written is reported before the measurement, not after it; what is there stays until then.
     let file = File::options().write(true).create(true).truncate(false).open(&args.out).with_context(unwritable)?;
     let model = model_path::resolve(&args.engine)?;
+    let (ledger, report) = match &args.anchor {
+        Some(base) => anchored(base, &model, &args.engine)?,
+        None => measured(&model, args)?,
+    };
+    replace(file, &ledger).with_context(unwritable)?;
+    print!("{report}");
+    std::io::stdout().flush().context("standard output is closed")
+}
+
+/// The ledger in `base` with factors for this device, and what was measured for them.
+fn anchored(base: &Path, model: &ModelDir, args: &EngineArgs) -> Result<(Ledger, String)> {
+    let ledger = anchor::read(base)?;
+    let (header, anchor) = anchor::measure(&ledger, model, args)?;
+    let mut report = anchor::table(&anchor);
+    if ledger.header.kernels != SOURCES_HASH {
+        report += "the ledger was measured with other kernels than those of this program, and stays stale\n";
+    }
+    // What was measured decides whether a ledger is stale.
+    let header = Header { kernels: ledger.header.kernels.clone(), program: ledger.header.program.clone(), ..header };
+    Ok((Ledger { header, anchor: Some(anchor), ..ledger }, report))
+}
+
+/// A ledger of this device, and its summary.
+fn measured(model: &ModelDir, args: &LedgerArgs) -> Result<(Ledger, String)> {
     let effort = if args.quick { QUICK } else { FULL };
     let measured = engine::measure(&model.dir, &args.engine, effort, &mut |line| {
         log::debug!("{:?}: {:.1} us, spread {:.1} %", line.load, line.us, 100.0 * line.spread);
@@ -45,10 +76,9 @@ pub fn run(args: &LedgerArgs) -> Result<()> {
     header.model = model.to_string();
     header.quantization = (args.engine.formats.quantization == Some(QuantizationArg::Fp8)).then(|| "fp8".to_owned());
     let host = host_cost(&header)?;
-    let ledger = Ledger { header, host, steps: measured.steps, ops: measured.ops };
-    replace(file, &ledger).with_context(unwritable)?;
-    print!("{}", summary(&ledger));
-    std::io::stdout().flush().context("standard output is closed")
+    let ledger = Ledger { header, host, anchor: None, steps: measured.steps, ops: measured.ops };
+    let report = summary(&ledger);
+    Ok((ledger, report))
 }
 
 /// Writes the ledger in place of what the file has.

@@ -1,5 +1,6 @@
 //! The command line: one module for each command, with its flags.
 
+mod anchor;
 pub mod batch;
 pub mod bench;
 pub mod chat;

@@ -28,15 +28,21 @@ pub fn watch(file: &Path, engine: &LoadedEngine, source: &str, args: &EngineArgs
 
 /// What the ledger was measured with that this engine has not.
 fn difference(header: &Header, engine: &LoadedEngine, source: &str, args: &EngineArgs) -> Option<String> {
-    let quantization = (args.formats.quantization == Some(QuantizationArg::Fp8)).then_some("fp8");
-    let limits = engine.handle.limits();
     if header.kernels != SOURCES_HASH {
         Some("other kernels than those of this program".to_owned())
     } else if card(&header.device) != card(&engine.device) {
         Some(format!("the device {}", header.device))
-    } else if directory(&header.model) != directory(source) {
+    } else {
+        other_model(header, source, args, engine.handle.limits().kv_cache_dtype)
+    }
+}
+
+/// The model or the formats of a ledger, where they are not those of the model from `source` with these flags.
+pub fn other_model(header: &Header, source: &str, args: &EngineArgs, kv_cache_dtype: &str) -> Option<String> {
+    let quantization = (args.formats.quantization == Some(QuantizationArg::Fp8)).then_some("fp8");
+    if directory(&header.model) != directory(source) {
         Some(format!("the model {}", header.model))
-    } else if header.quantization.as_deref() != quantization || header.kv_cache_dtype != limits.kv_cache_dtype {
+    } else if header.quantization.as_deref() != quantization || header.kv_cache_dtype != kv_cache_dtype {
         Some("other formats of weights or KV cache".to_owned())
     } else {
         None
@@ -44,7 +50,7 @@ fn difference(header: &Header, engine: &LoadedEngine, source: &str, args: &Engin
 }
 
 /// The card in `cuda:0 (NVIDIA H200)`.
-fn card(device: &str) -> &str {
+pub fn card(device: &str) -> &str {
     device.split_once(' ').map_or(device, |(_, card)| card)
 }
 

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use family::{Family, LoadedEngine, MeasureProgress, OpenDevice};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
-use pegainfer_core::ledger::Effort;
+use pegainfer_core::ledger::{Effort, Header, Remeasured, StepLine};
 use pegainfer_core::record::OpRecord;
 use pegainfer_kernels::cuda;
 use pegainfer_kernels::runtime::{GpuFit, Measured, Overrides};
@@ -34,6 +34,19 @@ pub fn measure(dir: &Path, args: &EngineArgs, effort: Effort, progress: MeasureP
     let measure = family.measure.with_context(|| format!("steps of {family} cannot be measured yet"))?;
     ensure!(args.speculative_config.is_none(), "--speculative-config: a ledger is measured without drafts");
     measure(open_device(family, args)?, dir, args, (effort, progress))
+}
+
+/// Loads the checkpoint in `dir` and measures `steps` of a ledger again. Returns the engine's properties, too.
+pub fn measure_again(
+    dir: &Path,
+    args: &EngineArgs,
+    steps: &[StepLine],
+    progress: MeasureProgress<'_>,
+) -> Result<(Header, Vec<Remeasured>)> {
+    let family = detect::detect(dir)?;
+    let measure = family.measure_again.with_context(|| format!("steps of {family} cannot be measured yet"))?;
+    ensure!(args.speculative_config.is_none(), "--speculative-config: a ledger is measured without drafts");
+    measure(open_device(family, args)?, dir, args, (steps, progress))
 }
 
 /// Bytes of weights that a decode step reads, of the model in `dir` as `overrides` change it.

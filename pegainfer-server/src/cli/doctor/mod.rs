@@ -1,6 +1,7 @@
 //! `pegainfer doctor`: is there a GPU, and does every op on it agree with its reference kernel, alone, overlapped with its neighbours
-//! and replayed in a CUDA graph?
+//! and replayed in a CUDA graph? With `--ledger`: do its steps take the time that they did?
 
+mod ledger_check;
 mod models;
 
 use crate::models::model_path;
@@ -13,6 +14,7 @@ use pegainfer_core::record::{OpRecord, Operand};
 use pegainfer_kernels::compare::{Case, compare};
 use pegainfer_kernels::cuda;
 use std::collections::HashSet;
+use std::path::PathBuf;
 
 /// Steps whose ops are checked. Every kernel that a batch size chooses is among them.
 const STEPS: [Step; 13] = [
@@ -41,10 +43,17 @@ pub struct DoctorArgs {
     /// Index of the GPU, counted from 0
     #[arg(long, default_value_t = 0)]
     pub gpu: usize,
+    /// Instead of the ops, check the time of a dozen steps against this ledger, with the engine flags that it was measured with; dummy
+    /// weights take the place of missing ones
+    #[arg(long, value_name = "FILE")]
+    pub ledger: Option<PathBuf>,
 }
 
 /// Runs the command.
 pub fn run(args: &DoctorArgs) -> Result<()> {
+    if let Some(file) = &args.ledger {
+        return ledger_check::run(file, args.model_path.as_deref(), args.gpu);
+    }
     println!("build: {}", if cuda::images::BUILT { "with CUDA kernels" } else { "CPU-only" });
     cuda::available().map_err(anyhow::Error::msg)?;
     let mut gpu = cuda::open(args.gpu, None)?;

@@ -23,6 +23,7 @@ pub const FAMILY: Family = Family {
     speculation: false,
     load,
     measure: None,
+    measure_again: None,
     // Draft layers are left out.
     weight_bytes: |dir, overrides| {
         check_formats(overrides)?;

@@ -5,7 +5,7 @@ use crate::progress::{Progress, Unit};
 use anyhow::{Context, Result};
 use pegainfer_core::engine::{EngineConfig, EngineHandle, StepEngine};
 use pegainfer_core::exec::{Device, Exec};
-use pegainfer_core::ledger::{Effort, StepLine};
+use pegainfer_core::ledger::{Effort, Header, Remeasured, StepLine};
 use pegainfer_core::record::OpRecord;
 use pegainfer_kernels::runtime::{self, GpuFit, LoadOptions, Measured, Model, Overrides};
 use std::fmt;
@@ -38,6 +38,8 @@ pub struct Family {
     pub load: fn(OpenDevice, &Path, &EngineArgs) -> Result<LoadedEngine>,
     /// Loads the checkpoint in a directory and measures its steps; `None` for a family whose steps cannot be measured yet.
     pub measure: Option<MeasureSteps>,
+    /// Loads it and measures some steps of a ledger again.
+    pub measure_again: Option<MeasureAgain>,
     /// Bytes of weights that a decode step of the checkpoint in a directory reads, as the flags change it.
     pub weight_bytes: fn(&Path, &Overrides) -> Result<u64>,
     /// Ids of its vocabulary.
@@ -90,6 +92,7 @@ impl Family {
             speculation: true,
             load: load::<M>,
             measure: Some(measure::<M>),
+            measure_again: Some(measure_again::<M>),
             weight_bytes: |dir, overrides| Ok(M::info(&M::load_config_with(dir, overrides)?).weight_bytes),
             vocab_size: |dir| Ok(M::info(&M::load_config(dir)?).vocab_size),
             record: |dir, overrides, (batch, tokens, context)| {
@@ -167,6 +170,10 @@ pub type MeasureProgress<'a> = &'a mut dyn FnMut(&StepLine);
 /// Loads a checkpoint onto a device and measures its steps.
 pub type MeasureSteps = fn(OpenDevice, &Path, &EngineArgs, (Effort, MeasureProgress<'_>)) -> Result<Measured>;
 
+/// Loads a checkpoint onto a device and measures some steps of a ledger again.
+pub type MeasureAgain =
+    fn(OpenDevice, &Path, &EngineArgs, (&[StepLine], MeasureProgress<'_>)) -> Result<(Header, Vec<Remeasured>)>;
+
 /// Loads a model of the runtime and measures its steps.
 fn measure<M: Model>(
     device: OpenDevice,
@@ -181,6 +188,21 @@ fn measure<M: Model>(
     let mut measured = runtime::measure::<M>(&mut loaded.engine, options.cuda_graph, effort, progress)?;
     measured.header.device = name;
     Ok(measured)
+}
+
+/// Loads a model of the runtime and measures some steps of a ledger again.
+fn measure_again<M: Model>(
+    device: OpenDevice,
+    dir: &Path,
+    args: &EngineArgs,
+    (steps, progress): (&[StepLine], MeasureProgress<'_>),
+) -> Result<(Header, Vec<Remeasured>)> {
+    let name = device.name.clone();
+    let exec = device.first()?;
+    let options = load_options(dir, args);
+    let mut loaded = with_progress_bar(|progress| runtime::load::<M>(exec, &options, progress))?;
+    let (header, again) = runtime::measure_again::<M>(&mut loaded.engine, options.cuda_graph, steps, progress)?;
+    Ok((Header { device: name, ..header }, again))
 }
 
 /// Starts the thread of a loaded engine that runs on a device of this kind.
