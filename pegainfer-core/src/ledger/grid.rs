@@ -290,6 +290,7 @@ mod tests {
         let mean = (300..2000).step_by(10).map(error).sum::<f64>() / 170.0;
         assert!(mean < 0.05, "mean error {mean}");
     }
+
     #[test]
     fn steps_of_several_prompts_are_not_taken_for_one_long_prompt() {
         let law = Law::new(&measured(&LIMITS), false).unwrap();

@@ -86,7 +86,7 @@ pub struct ArrivalArgs {
     /// Output length of each request in tokens
     #[arg(long, value_name = "TOKENS", default_value = "64")]
     pub output_len: NonZeroUsize,
-    /// Requests per run [default: the arrivals of 15 seconds, at least 40]
+    /// Requests per run [default: the arrivals of 15 seconds, at least 40 and at most 100000]
     #[arg(long, value_name = "N")]
     pub requests: Option<NonZeroUsize>,
 }

@@ -18,6 +18,8 @@ pub const WARM_UP: usize = 64;
 const SECONDS: f64 = 15.0;
 /// Minimum number of requests of a run of `serve`, by default.
 const FEWEST_ARRIVALS: usize = 40;
+/// The same at most: their prompts are in memory, 4 bytes a token.
+const MOST_ARRIVALS: usize = 100_000;
 /// Run number of the warm-up, whose prompts no measured run has.
 pub const WARM_UP_RUN: u64 = u64::MAX;
 
@@ -64,9 +66,11 @@ pub struct Point {
 }
 
 impl Point {
-    /// Poisson arrivals; `requests` are those of [`SECONDS`] and at least [`FEWEST_ARRIVALS`], unless they are given.
+    /// Poisson arrivals; unless `requests` are given, those of [`SECONDS`], at least [`FEWEST_ARRIVALS`] and at most
+    /// [`MOST_ARRIVALS`].
     pub fn poisson(qps: f64, requests: Option<NonZeroUsize>, prompt_len: usize, output_len: usize) -> Self {
-        let requests = requests.map_or(FEWEST_ARRIVALS.max((qps * SECONDS) as usize), NonZeroUsize::get);
+        let arrivals = ((qps * SECONDS) as usize).clamp(FEWEST_ARRIVALS, MOST_ARRIVALS);
+        let requests = requests.map_or(arrivals, NonZeroUsize::get);
         Self { arrivals: Arrivals::Poisson { qps }, requests, prompt_len, output_len }
     }
 }
@@ -264,6 +268,14 @@ mod tests {
         assert!((mean * 20.0 - 1.0).abs() < 5.0 / 4000f64.sqrt(), "{mean}");
         assert!((variance.sqrt() * 20.0 - 1.0).abs() < 10.0 / 4000f64.sqrt(), "{variance}");
     }
+
+    #[test]
+    fn the_default_number_of_arrivals_is_bounded() {
+        let requests = |qps, asked| Point::poisson(qps, NonZeroUsize::new(asked), 8, 2).requests;
+        assert_eq!([0.1, 10.0, 1e12, f64::MAX].map(|qps| requests(qps, 0)), [40, 150, 100_000, 100_000]);
+        assert_eq!(requests(10.0, 2_000_000), 2_000_000, "what was asked for");
+    }
+
     #[test]
     fn times_are_divided_by_the_speed() {
         let at = |speed, seconds| scaled(Duration::from_secs(seconds), speed);

@@ -37,7 +37,7 @@ pub struct SimArgs {
     /// Output length of each request in tokens
     #[arg(long, value_name = "TOKENS", default_value = "64", help_heading = WORKLOAD)]
     pub output_len: NonZeroUsize,
-    /// Requests of a run [default: 2 for each concurrent request, the arrivals of 15 seconds, at least 40, or the whole trace]
+    /// Requests of a run [default: 2 for each concurrent request, the arrivals of 15 seconds (40 to 100000), or the whole trace]
     #[arg(long, value_name = "N", help_heading = WORKLOAD)]
     pub requests: Option<NonZeroUsize>,
     /// Number of runs with other prompts and arrival times; the median of each metric is printed
