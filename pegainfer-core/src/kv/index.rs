@@ -3,6 +3,9 @@
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 
+/// Words of a key besides its tokens: the kind of its parent, and its number.
+const PARENT_WORDS: usize = 3;
+
 /// Identity of an indexed block: never reused, so a child entry can never be reached through another parent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Node {
@@ -21,12 +24,48 @@ pub(super) struct Key<'a> {
     pub tokens: &'a [u32],
 }
 
+/// Multilinear hash of keys: strongly universal over words of 32 bits (Lemire and Kaser, "Strongly universal string hashing is fast",
+/// The Computer Journal 2014). Its factors are random, so that no client can choose prompts of one bucket.
+#[derive(Debug)]
+struct Multilinear {
+    /// The first summand, and one factor for each word of a key.
+    factors: Vec<u64>,
+}
+
+impl Multilinear {
+    /// A hash of keys of `block_tokens` tokens.
+    fn new(block_tokens: usize) -> Self {
+        let random = RandomState::new();
+        Self { factors: (0..=PARENT_WORDS + block_tokens).map(|i| random.hash_one(i)).collect() }
+    }
+
+    /// 32 bits, of which each has the same chance.
+    fn hash(&self, key: Key<'_>) -> u32 {
+        let (kind, number) = match key.parent {
+            Node::Root(salt) => (0, salt),
+            Node::Block(serial) => (1, serial),
+        };
+        let (parent, tokens) = self.factors.split_at(1 + PARENT_WORDS);
+        let term = |factor: u64, word: u32| factor.wrapping_mul(u64::from(word));
+        let mut sum = parent[0].wrapping_add(term(parent[1], kind));
+        sum =
+            sum.wrapping_add(term(parent[2], number as u32)).wrapping_add(term(parent[3], (number >> 32) as u32));
+        for (&factor, &token) in tokens.iter().zip(key.tokens) {
+            sum = sum.wrapping_add(term(factor, token));
+        }
+        (sum >> 32) as u32
+    }
+}
+
 #[derive(Debug)]
 struct Entry {
     parent: Node,
     serial: u64,
-    bucket: usize,
+    bucket: u32,
 }
+
+/// Fewest buckets for each block of the pool.
+const BUCKETS_PER_BLOCK: usize = 4;
 
 /// No block.
 const NONE: u32 = u32::MAX;
@@ -36,9 +75,9 @@ const NONE: u32 = u32::MAX;
 /// as go, has to clean up after some thousand blocks, and every request waits the 5 to 10 ms that this takes.
 #[derive(Debug)]
 pub(super) struct Index {
-    /// Keyed at random, so that no client can choose prompts of one bucket.
-    hasher: RandomState,
-    /// First block of each bucket, or [`NONE`]. Their number is a power of two.
+    hasher: Multilinear,
+    /// First block of each bucket, or [`NONE`]. Their number is a power of two, and several times that of the blocks: most
+    /// searches are for keys that nobody has, and end at an empty bucket without a look at another block.
     buckets: Vec<u32>,
     /// By block.
     entries: Vec<Option<Entry>>,
@@ -54,8 +93,8 @@ impl Index {
     /// An empty index of a pool of `blocks` blocks of `block_tokens` tokens.
     pub fn new(blocks: usize, block_tokens: usize) -> Self {
         Self {
-            hasher: RandomState::new(),
-            buckets: vec![NONE; blocks.next_power_of_two()],
+            hasher: Multilinear::new(block_tokens),
+            buckets: vec![NONE; (BUCKETS_PER_BLOCK * blocks).next_power_of_two()],
             entries: (0..blocks).map(|_| None).collect(),
             tokens: vec![0; blocks * block_tokens],
             block_tokens,
@@ -83,7 +122,7 @@ impl Index {
         debug_assert!(!self.has(block), "a block was registered twice");
         let serial = self.next_serial;
         self.next_serial += 1;
-        self.entries[block as usize] = Some(Entry { parent: key.parent, serial, bucket });
+        self.entries[block as usize] = Some(Entry { parent: key.parent, serial, bucket: bucket as u32 });
         self.tokens[block as usize * self.block_tokens..][..self.block_tokens].copy_from_slice(key.tokens);
         self.next[block as usize] = std::mem::replace(&mut self.buckets[bucket], block);
         Node::Block(serial)
@@ -92,7 +131,7 @@ impl Index {
     /// Takes the entry of `block` out, if it has one.
     pub fn remove(&mut self, block: u32) {
         let Some(Entry { bucket, .. }) = self.entries[block as usize].take() else { return };
-        let next = self.next[block as usize];
+        let (next, bucket) = (self.next[block as usize], bucket as usize);
         let mut before = self.buckets[bucket];
         if before == block {
             self.buckets[bucket] = next;
@@ -113,12 +152,12 @@ impl Index {
     /// Whether every entry, and nothing else, is in its bucket; for tests.
     pub fn is_consistent(&self) -> bool {
         let reachable = (0..self.buckets.len()).flat_map(|bucket| self.chain(bucket).map(move |found| (bucket, found)));
-        let placed = reachable.filter(|(bucket, (_, entry))| entry.bucket == *bucket).count();
+        let placed = reachable.filter(|(bucket, (_, entry))| entry.bucket as usize == *bucket).count();
         placed == self.entries.iter().flatten().count()
     }
 
     fn bucket(&self, key: Key<'_>) -> usize {
-        self.hasher.hash_one(key) as usize & (self.buckets.len() - 1)
+        self.hasher.hash(key) as usize & (self.buckets.len() - 1)
     }
 
     fn search(&self, bucket: usize, key: Key<'_>) -> Option<(u32, Node)> {

@@ -1,16 +1,17 @@
 //! Paged KV: which blocks hold which tokens. Pure bookkeeping; the bytes live in a model's `state.rs`.
 //!
-//! A [`BlockPool`] hands out blocks of a fixed number of tokens as reference-counted [`BlockRef`]s. A [`BlockTable`] is one
-//! request's list of blocks. Full blocks are entered in the pool's prefix index, where later requests find them; a
+//! A [`BlockPool`] hands out blocks of a fixed number of tokens and counts their holders. A [`BlockTable`] is one request's list of
+//! blocks. Full blocks are entered in the pool's prefix index, where later requests find them; a
 //! block that nobody holds stays there until it is evicted, least recently used first.
 
 mod budget;
+mod idle;
 mod index;
 mod pool;
 mod table;
 
 pub use budget::DeviceMemory;
-pub use pool::{Block, BlockPool, BlockRef};
+pub use pool::BlockPool;
 pub use table::{BlockTable, OutOfBlocks};
 
 /// The slot of a token whose key and value stay out of the cache: because they are there already, in a block that other

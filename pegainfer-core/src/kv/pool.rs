@@ -1,86 +1,84 @@
 //! The block pool.
 
+use super::idle::IdleList;
 use super::index::{Index, Key, Node};
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+/// The bookkeeping of a pool. A block is held, or free, or idle: in the index, so that a later request may find it.
 #[derive(Debug)]
-struct Slot {
-    /// Position in the eviction order while the block is indexed and nobody holds it.
-    idle_since: Option<u64>,
-    /// Empty while nobody holds the block: a weak reference would keep its allocation.
-    held: Weak<Block>,
-}
-
-#[derive(Debug)]
-struct Inner {
-    slots: Vec<Slot>,
+pub(super) struct Blocks {
+    /// By block: tables that hold it.
+    holders: Vec<u32>,
     free: Vec<u32>,
     index: Index,
     /// Indexed blocks that nobody holds, least recently used first.
-    idle: BTreeMap<u64, u32>,
-    clock: u64,
+    idle: IdleList,
 }
 
 /// A fixed number of KV blocks, shared by every request of an engine. Clones are handles to the same pool.
 #[derive(Debug, Clone)]
 pub struct BlockPool {
-    inner: Arc<Mutex<Inner>>,
+    blocks: Arc<Mutex<Blocks>>,
     total: usize,
     block_tokens: usize,
 }
 
-/// A held block. It goes back to the pool when the last reference is dropped.
-#[derive(Debug)]
-pub struct Block {
-    id: u32,
-    pool: Arc<Mutex<Inner>>,
-}
-
-/// A shared, counted hold on a block.
-pub type BlockRef = Arc<Block>;
-
-impl Block {
-    /// Index of the block in the device's KV buffer.
-    pub fn id(&self) -> u32 {
-        self.id
+impl Blocks {
+    /// A block with undefined contents, held by the caller; evicts the least recently used cached prefix if need be.
+    pub fn allocate(&mut self) -> Option<u32> {
+        let id = match self.free.pop() {
+            Some(id) => id,
+            None => {
+                let id = self.idle.pop_oldest()?;
+                self.index.remove(id);
+                id
+            }
+        };
+        self.holders[id as usize] = 1;
+        Some(id)
     }
-}
 
-impl Drop for Block {
-    fn drop(&mut self) {
-        let inner = &mut *lock(&self.pool);
-        inner.clock += 1;
-        let slot = &mut inner.slots[self.id as usize];
-        slot.held = Weak::new();
-        if inner.index.has(self.id) {
-            debug_assert!(slot.idle_since.is_none(), "a held block was idle");
-            slot.idle_since = Some(inner.clock);
-            inner.idle.insert(inner.clock, self.id);
+    /// The indexed block with this key, held by the caller, too, and its node.
+    pub fn lookup(&mut self, key: Key<'_>) -> Option<(u32, Node)> {
+        let (id, node) = self.index.find(key)?;
+        self.idle.remove(id);
+        self.holders[id as usize] += 1;
+        Some((id, node))
+    }
+
+    /// Enters a full, computed block in the index and returns its node. When another block already holds the same
+    /// tokens, that one stays the indexed one.
+    pub fn register(&mut self, id: u32, key: Key<'_>) -> Node {
+        self.index.enter(id, key)
+    }
+
+    /// The caller holds block `id` no longer.
+    pub fn release(&mut self, id: u32) {
+        let holders = &mut self.holders[id as usize];
+        *holders -= 1;
+        if *holders > 0 {
+            return;
+        }
+        if self.index.has(id) {
+            self.idle.push(id);
         } else {
-            inner.free.push(self.id);
+            self.free.push(id);
         }
     }
-}
-
-fn lock(inner: &Mutex<Inner>) -> MutexGuard<'_, Inner> {
-    // No user code runs under the lock, so a poisoned pool is still consistent.
-    inner.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl BlockPool {
     /// A pool of `total` free blocks of `block_tokens` tokens, at least 1.
     pub fn new(total: usize, block_tokens: usize) -> Self {
         assert!(block_tokens > 0, "a block has tokens");
-        let inner = Inner {
-            slots: (0..total).map(|_| Slot { idle_since: None, held: Weak::new() }).collect(),
+        let blocks = Blocks {
+            holders: vec![0; total],
             // Popped from the end: hand out low ids first.
             free: (0..total as u32).rev().collect(),
             index: Index::new(total, block_tokens),
-            idle: BTreeMap::new(),
-            clock: 0,
+            idle: IdleList::new(total),
         };
-        Self { inner: Arc::new(Mutex::new(inner)), total, block_tokens }
+        Self { blocks: Arc::new(Mutex::new(blocks)), total, block_tokens }
     }
 
     /// Blocks of the pool.
@@ -95,88 +93,48 @@ impl BlockPool {
 
     /// Blocks that can be allocated now, cached prefixes that nobody holds included.
     pub fn available(&self) -> usize {
-        let inner = lock(&self.inner);
-        inner.free.len() + inner.idle.len()
+        let blocks = self.lock();
+        blocks.free.len() + blocks.idle.len()
     }
 
-    /// A block with undefined contents, evicting the least recently used cached prefix if need be.
-    pub fn allocate(&self) -> Option<BlockRef> {
-        let mut guard = lock(&self.inner);
-        let inner = &mut *guard;
-        let id = match inner.free.pop() {
-            Some(id) => id,
-            None => {
-                let (_, id) = inner.idle.pop_first()?;
-                inner.slots[id as usize].idle_since = None;
-                inner.index.remove(id);
-                id
-            }
-        };
-        Some(self.hold(inner, id))
-    }
-
-    /// The indexed block with this key, held, and its node.
-    pub(super) fn lookup(&self, key: Key<'_>) -> Option<(BlockRef, Node)> {
-        let mut guard = lock(&self.inner);
-        let inner = &mut *guard;
-        let (id, node) = inner.index.find(key)?;
-        let slot = &mut inner.slots[id as usize];
-        match slot.idle_since.take() {
-            Some(since) => {
-                inner.idle.remove(&since);
-                Some((self.hold(inner, id), node))
-            }
-            None => slot.held.upgrade().map(|block| (block, node)),
-        }
-    }
-
-    /// Enters a full, computed block in the index and returns its node. When another block already holds the same
-    /// tokens, that one stays the indexed one.
-    pub(super) fn register(&self, block: &BlockRef, key: Key<'_>) -> Node {
-        lock(&self.inner).index.enter(block.id, key)
+    /// The bookkeeping, for several operations at once.
+    pub(super) fn lock(&self) -> MutexGuard<'_, Blocks> {
+        // No user code runs under the lock, so a poisoned pool is still consistent.
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Empties the prefix index: no prefix entered before is found again. Blocks that are held stay with their holders
     /// and are free, not cached, afterwards.
     pub fn forget_prefixes(&self) {
-        let mut guard = lock(&self.inner);
-        let inner = &mut *guard;
-        inner.index.clear();
-        inner.free.extend(std::mem::take(&mut inner.idle).into_values());
-        for slot in &mut inner.slots {
-            slot.idle_since = None;
+        let blocks = &mut *self.lock();
+        blocks.index.clear();
+        while let Some(id) = blocks.idle.pop_oldest() {
+            blocks.free.push(id);
         }
-    }
-
-    fn hold(&self, inner: &mut Inner, id: u32) -> BlockRef {
-        let block = Arc::new(Block { id, pool: self.inner.clone() });
-        inner.slots[id as usize].held = Arc::downgrade(&block);
-        block
     }
 
     /// Checks every invariant of the bookkeeping; for tests. `held` is the number of distinct blocks the caller holds.
     pub fn check(&self, held: usize) -> Result<(), String> {
-        let inner = lock(&self.inner);
-        let live = inner.slots.iter().filter(|s| s.held.strong_count() > 0).count();
+        let blocks = self.lock();
+        let live = blocks.holders.iter().filter(|holders| **holders > 0).count();
         let fail =
-            |what: &str| Err(format!("{what}: {} free, {} idle, {live} held", inner.free.len(), inner.idle.len()));
+            |what: &str| Err(format!("{what}: {} free, {} idle, {live} held", blocks.free.len(), blocks.idle.len()));
         if live != held {
             return fail(&format!("the caller holds {held} blocks"));
         }
-        if inner.free.len() + inner.idle.len() + live != self.total {
+        if blocks.free.len() + blocks.idle.len() + live != self.total {
             return fail("a block leaked or is in two places");
         }
         let mut seen = vec![false; self.total];
-        for &id in inner.free.iter().chain(inner.idle.values()) {
-            if std::mem::replace(&mut seen[id as usize], true) || inner.slots[id as usize].held.strong_count() > 0 {
+        for id in blocks.free.iter().copied().chain(blocks.idle.iter()) {
+            if std::mem::replace(&mut seen[id as usize], true) || blocks.holders[id as usize] > 0 {
                 return fail(&format!("block {id} was freed twice"));
             }
         }
-        let marked = inner.slots.iter().filter(|s| s.idle_since.is_some()).count();
-        if marked != inner.idle.len() || !inner.idle.values().all(|&id| inner.index.has(id)) {
+        if !blocks.idle.iter().all(|id| blocks.index.has(id)) {
             return fail("the index and the blocks disagree");
         }
-        if !inner.index.is_consistent() {
+        if !blocks.index.is_consistent() {
             return fail("the index lost a block");
         }
         Ok(())

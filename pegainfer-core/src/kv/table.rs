@@ -1,7 +1,7 @@
 //! One request's blocks.
 
 use super::index::{Key, Node};
-use super::{BlockPool, BlockRef, NO_SLOT};
+use super::{BlockPool, NO_SLOT};
 use std::ops::Range;
 use thiserror::Error;
 
@@ -15,7 +15,7 @@ pub struct OutOfBlocks;
 #[derive(Debug)]
 pub struct BlockTable {
     pool: BlockPool,
-    blocks: Vec<BlockRef>,
+    blocks: Vec<u32>,
     /// Of the blocks from the front that are in the prefix index.
     nodes: Vec<Node>,
     /// Tokens whose KV other tables may read: it was in the cache before.
@@ -33,34 +33,53 @@ impl BlockTable {
     /// than all: the last token is left to compute, for its logits, even if its KV is there.
     pub fn match_prefix(&mut self, tokens: &[u32]) -> usize {
         assert!(self.blocks.is_empty(), "a prefix can only be matched into an empty table");
-        for tokens in tokens.chunks_exact(self.block_tokens()) {
-            let Some((block, node)) = self.pool.lookup(Key { parent: self.tip(), tokens }) else { break };
+        let mut pool = self.pool.lock();
+        for tokens in tokens.chunks_exact(self.pool.block_tokens()) {
+            let Some((block, node)) = pool.lookup(Key { parent: tip(&self.nodes, self.salt), tokens }) else { break };
             self.blocks.push(block);
             self.nodes.push(node);
         }
+        drop(pool);
         self.found = self.blocks.len() * self.block_tokens();
         self.found.min(tokens.len().saturating_sub(1))
     }
 
     /// Blocks missing for `tokens` tokens.
+    #[inline]
     pub fn missing(&self, tokens: usize) -> usize {
-        tokens.div_ceil(self.block_tokens()).saturating_sub(self.blocks.len())
+        let lacking = tokens.saturating_sub(self.blocks.len() * self.block_tokens());
+        if lacking == 0 { 0 } else { lacking.div_ceil(self.block_tokens()) }
     }
 
     /// Allocates until `tokens` tokens fit. On failure the blocks allocated so far stay in the table.
+    #[inline]
     pub fn grow(&mut self, tokens: usize) -> Result<(), OutOfBlocks> {
-        while self.missing(tokens) > 0 {
-            self.blocks.push(self.pool.allocate().ok_or(OutOfBlocks)?);
+        let missing = self.missing(tokens);
+        if missing == 0 { Ok(()) } else { self.allocate(missing) }
+    }
+
+    fn allocate(&mut self, blocks: usize) -> Result<(), OutOfBlocks> {
+        let mut pool = self.pool.lock();
+        for _ in 0..blocks {
+            self.blocks.push(pool.allocate().ok_or(OutOfBlocks)?);
         }
         Ok(())
     }
 
     /// Enters every block that is now full in the prefix index: the KV of `computed` (all tokens so far) is written.
+    #[inline]
     pub fn register(&mut self, computed: &[u32]) {
-        let full = computed.chunks_exact(self.block_tokens());
-        for (block, tokens) in self.blocks.iter().zip(full).skip(self.nodes.len()) {
-            let parent = self.nodes.last().copied().unwrap_or(Node::Root(self.salt));
-            self.nodes.push(self.pool.register(block, Key { parent, tokens }));
+        if computed.len() >= (self.nodes.len() + 1) * self.block_tokens() {
+            self.register_full(computed);
+        }
+    }
+
+    fn register_full(&mut self, computed: &[u32]) {
+        let (known, size) = (self.nodes.len(), self.block_tokens());
+        let mut pool = self.pool.lock();
+        for (block, tokens) in self.blocks[known..].iter().zip(computed[known * size..].chunks_exact(size)) {
+            let parent = tip(&self.nodes, self.salt);
+            self.nodes.push(pool.register(*block, Key { parent, tokens }));
         }
     }
 
@@ -76,17 +95,14 @@ impl BlockTable {
 
     /// Gives back the blocks behind the first `tokens` tokens, which are whole blocks.
     pub fn truncate(&mut self, tokens: usize) {
-        // Last block first, so that eviction takes the tail of a prefix before its head.
-        while self.blocks.len() > tokens / self.block_tokens() {
-            self.blocks.pop();
+        let keep = (tokens / self.block_tokens()).min(self.blocks.len());
+        if keep < self.blocks.len() {
+            let mut pool = self.pool.lock();
+            // Last block first, so that eviction takes the tail of a prefix before its head.
+            self.blocks.drain(keep..).rev().for_each(|block| pool.release(block));
         }
         self.nodes.truncate(self.blocks.len());
         self.found = self.found.min(self.blocks.len() * self.block_tokens());
-    }
-
-    /// The node of the last block in the index.
-    fn tip(&self) -> Node {
-        self.nodes.last().copied().unwrap_or(Node::Root(self.salt))
     }
 
     /// Tokens of a block.
@@ -94,30 +110,41 @@ impl BlockTable {
         self.pool.block_tokens()
     }
 
-    /// The blocks, in token order.
-    pub fn blocks(&self) -> &[BlockRef] {
+    /// The blocks, in token order: their places in the device's KV buffer.
+    pub fn blocks(&self) -> &[u32] {
         &self.blocks
     }
 
-    /// Where the KV of each of the tokens at `positions` is to be written in the device's buffer: `block * n + row` for
+    /// Adds where the KV of each of the tokens at `positions` is to be written in the device's buffer: `block * n + row` for
     /// blocks of `n` tokens, or [`NO_SLOT`] if it is there.
-    pub fn slots(&self, positions: Range<usize>) -> impl Iterator<Item = u32> + '_ {
-        let (size, found) = (self.block_tokens(), self.found);
-        let (mut block, mut row) = (positions.start / size, positions.start % size);
-        positions.map(move |position| {
-            let slot = if position < found { NO_SLOT } else { self.blocks[block].id() * size as u32 + row as u32 };
-            row += 1;
-            if row == size {
-                (block, row) = (block + 1, 0);
+    pub fn write_slots(&self, positions: Range<usize>, slots: &mut Vec<u32>) {
+        let (size, Range { start, end }) = (self.block_tokens(), positions);
+        if end - start == 1 && start >= self.found {
+            slots.push(self.blocks[start / size] * size as u32 + (start % size) as u32);
+            return;
+        }
+        let computed = start.max(self.found.min(end));
+        slots.resize(slots.len() + computed - start, NO_SLOT);
+        let (mut at, mut row) = (computed, computed % size);
+        for block in self.blocks.iter().skip(computed / size) {
+            if at == end {
+                break;
             }
-            slot
-        })
+            let (first, rows) = (block * size as u32 + row as u32, (size - row).min(end - at));
+            slots.extend(first..first + rows as u32);
+            (at, row) = (at + rows, 0);
+        }
     }
 
     /// Gives every block back.
     pub fn clear(&mut self) {
         self.truncate(0);
     }
+}
+
+/// The node of the last of the blocks that are in the index.
+fn tip(nodes: &[Node], salt: u64) -> Node {
+    nodes.last().copied().unwrap_or(Node::Root(salt))
 }
 
 impl Drop for BlockTable {
@@ -145,7 +172,7 @@ mod tests {
 
         let mut second = BlockTable::new(&pool, 0);
         assert_eq!(second.match_prefix(&prompt), 32, "the ragged tail is not shared");
-        assert_eq!(second.blocks()[0].id(), first.blocks()[0].id());
+        assert_eq!(second.blocks()[0], first.blocks()[0]);
         let mut other_salt = BlockTable::new(&pool, 7);
         assert_eq!(other_salt.match_prefix(&prompt), 0);
         drop(first);
@@ -157,8 +184,16 @@ mod tests {
         let mut exact = BlockTable::new(&pool, 0);
         assert_eq!(exact.match_prefix(&prompt[..32]), 31, "one token is left to compute");
         exact.grow(33).unwrap();
-        let slots: Vec<u32> = exact.slots(31..33).collect();
-        assert_eq!(slots, [NO_SLOT, exact.blocks()[2].id() * 16], "the first two blocks are shared");
+        let mut slots = Vec::new();
+        exact.write_slots(31..33, &mut slots);
+        assert_eq!(slots, [NO_SLOT, exact.blocks()[2] * 16], "the first two blocks are shared");
+        exact.grow(70).unwrap();
+        for range in [0..70, 31..32, 33..34, 35..48, 40..70, 48..64] {
+            slots.clear();
+            exact.write_slots(range.clone(), &mut slots);
+            let slot = |i: usize| if i < 32 { NO_SLOT } else { exact.blocks()[i / 16] * 16 + (i % 16) as u32 };
+            assert_eq!(slots, range.map(slot).collect::<Vec<_>>());
+        }
     }
 
     #[test]

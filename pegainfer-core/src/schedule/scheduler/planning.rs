@@ -346,11 +346,10 @@ impl<S: SequenceState> Scheduler<S> {
             step.tokens.extend(range.clone().map(|p| seq.input(p)));
             step.tokens.extend(drafts);
             step.positions.extend(with_drafts.clone().map(|p| p as u32));
-            step.slots.extend(seq.table.slots(with_drafts.clone()));
+            seq.table.write_slots(with_drafts.clone(), &mut step.slots);
             step.qo_indptr.push(step.tokens.len() as u32);
             step.kv_lens.push(with_drafts.end as u32);
-            let blocks = seq.table.blocks();
-            step.block_tables.extend(blocks.iter().map(|b| b.id()));
+            step.block_tables.extend_from_slice(seq.table.blocks());
             step.block_tables.resize(step.kv_lens.len() * max_blocks, 0);
             step.rows.push(StepRow {
                 id: seq.id,
