@@ -144,9 +144,14 @@ impl EngineLimits {
         if needed > self.kv_capacity_tokens() {
             return Err(SubmitError::NeverFits { needed, capacity: self.kv_capacity_tokens() });
         }
-        match request.prompt.iter().find(|&&id| id as usize >= self.vocab_size) {
-            Some(&id) => Err(SubmitError::InvalidToken { id, vocab_size: self.vocab_size }),
-            None => Ok(()),
+        // Without an exit from the loop, and with numbers of one size, it is vectorised.
+        let vocab_size = u32::try_from(self.vocab_size).unwrap_or(u32::MAX);
+        let outside = |id: u32| id >= vocab_size;
+        if request.prompt.iter().fold(false, |any, &id| any | outside(id))
+            && let Some(id) = request.prompt.iter().copied().find(|&id| outside(id))
+        {
+            return Err(SubmitError::InvalidToken { id, vocab_size: self.vocab_size });
         }
+        Ok(())
     }
 }

@@ -48,8 +48,7 @@ impl Multilinear {
         let (parent, tokens) = self.factors.split_at(1 + PARENT_WORDS);
         let term = |factor: u64, word: u32| factor.wrapping_mul(u64::from(word));
         let mut sum = parent[0].wrapping_add(term(parent[1], kind));
-        sum =
-            sum.wrapping_add(term(parent[2], number as u32)).wrapping_add(term(parent[3], (number >> 32) as u32));
+        sum = sum.wrapping_add(term(parent[2], number as u32)).wrapping_add(term(parent[3], (number >> 32) as u32));
         for (&factor, &token) in tokens.iter().zip(key.tokens) {
             sum = sum.wrapping_add(term(factor, token));
         }

@@ -215,20 +215,23 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
         let Some((step, began)) = self.in_flight.pop_front() else { return Ok(self.scheduler.fail_errored()) };
         let outcome = self.executor.finish().map_err(|error| self.failed(&error))?;
         let now = self.executor.now();
-        self.delay.measured(step.tokens.len(), now - began);
+        let took = now - began;
+        self.delay.measured(step.tokens.len(), took);
         if step.queries().1 <= MAX_DECODE_TOKENS {
             let drafting = outcome.drafting_time.as_secs_f64();
-            self.step_cost.measured(step.tokens.len(), (now - began).as_secs_f64() - drafting);
+            self.step_cost.measured(step.tokens.len(), took.as_secs_f64() - drafting);
             self.step_cost.drafted(step.rows.iter().map(|row| row.model_drafts).max().unwrap_or(0), drafting);
             self.scheduler.set_costs(self.step_cost.token_cost(), self.step_cost.draft_cost());
         }
         let ops = self.executor.take_op_times();
-        let time_ops = self.step_log.add(StepLoad::of(&step), now, now - began, &ops);
+        let time_ops = self.step_log.add(StepLoad::of(&step), now, took, &ops);
         self.executor.time_ops(time_ops);
         if let Some((_, began)) = self.in_flight.front_mut() {
             *began = now.max(*began);
         }
-        Ok(self.scheduler.commit(&step, outcome))
+        let events = self.scheduler.commit(&step, outcome);
+        self.scheduler.recycle(step);
+        Ok(events)
     }
 
     fn abort_all(&mut self) -> Vec<RequestId> {

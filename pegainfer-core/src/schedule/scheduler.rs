@@ -19,6 +19,8 @@
 //! from the prefix cache). That happens only when nothing is in flight. The oldest sequence always progresses, so every
 //! request finishes.
 
+mod building;
+mod chunk;
 mod planning;
 mod running;
 
@@ -31,6 +33,7 @@ use super::turns::Turns;
 use crate::engine::{EngineStats, EventBatch, GenerateRequest, RequestId, TokenEvent};
 use crate::grammar::GrammarTracker;
 use crate::kv::BlockPool;
+use chunk::Chunk;
 use running::Running;
 use std::collections::VecDeque;
 
@@ -67,6 +70,10 @@ pub struct Scheduler<S: SequenceState = ()> {
     /// The same of a pass in which the model drafts.
     draft_cost: f64,
     stats: EngineStats,
+    /// Buffers of the plan, to be used again.
+    chunks: Vec<Chunk>,
+    /// Committed steps, whose buffers the next ones use.
+    spare_steps: Vec<Step<S::Row>>,
 }
 
 impl<S: SequenceState> Scheduler<S> {
@@ -78,7 +85,21 @@ impl<S: SequenceState> Scheduler<S> {
         let (waiting, turns, running) = (VecDeque::new(), Turns::default(), Running::new());
         let (cost, stats) = (StepCost::new(), EngineStats::default());
         let (token_cost, draft_cost) = (cost.token_cost(), cost.draft_cost());
-        Self { config, pool, state, waiting, turns, running, in_flight: 0, token_cost, draft_cost, stats }
+        let (chunks, spare_steps) = (Vec::new(), Vec::new());
+        Self {
+            config,
+            pool,
+            state,
+            waiting,
+            turns,
+            running,
+            in_flight: 0,
+            token_cost,
+            draft_cost,
+            stats,
+            chunks,
+            spare_steps,
+        }
     }
 
     /// Tells what a token of a decode step, and a pass in which the model drafts, cost beside the step's fixed cost.
@@ -184,9 +205,9 @@ impl<S: SequenceState> Scheduler<S> {
     pub fn commit(&mut self, step: &Step<S::Row>, outcome: Outcome) -> EventBatch {
         assert_eq!(outcome.tokens.len(), step.samples.len(), "one sampled token per sample row");
         self.in_flight -= 1;
-        let mut events = EventBatch::new();
-        let mut sampled = step.samples.iter().zip(outcome.tokens).zip(outcome.logprobs).peekable();
-        let mut model_drafts = outcome.drafts.into_iter();
+        let mut events = EventBatch::with_capacity(step.samples.len());
+        let mut sampled = step.samples.iter().zip(outcome.tokens).peekable();
+        let (mut logprobs, mut model_drafts) = (outcome.logprobs.into_iter(), outcome.drafts.into_iter());
         for (row, &end) in step.rows.iter().zip(step.qo_indptr.iter().skip(1)) {
             let mut seq = self.running.at_index(row.sequence).filter(|seq| seq.id == row.id);
             if let Some(seq) = &mut seq {
@@ -197,7 +218,8 @@ impl<S: SequenceState> Scheduler<S> {
                 self.state.commit(&mut seq.slot, &seq.table, known);
             }
             let mut drawn = 0;
-            while let Some(((sample, token), logprobs)) = sampled.next_if(|((sample, _), _)| sample.token < end) {
+            while let Some((sample, token)) = sampled.next_if(|(sample, _)| sample.token < end) {
+                let logprobs = logprobs.next().flatten();
                 let Some(seq) = seq.as_mut().filter(|seq| !seq.is_finished()) else { continue };
                 if sample.position < seq.prompt_len as u64 {
                     if let Some(prompt) = &mut seq.prompt_logprobs {

@@ -1,7 +1,7 @@
 //! One request inside the scheduler.
 //!
 //! While a step that samples for it is in flight, a sequence has a token whose id is not known yet. It counts like any
-//! other token in what is planned; [`Sequence::input`] names it by where the device will find it.
+//! other token in what is planned; [`Sequence::write_inputs`] names it by where the device will find it.
 
 use super::speculation::depth::Acceptance;
 use super::speculation::{DraftSource, DraftState, Drafter, Speculation};
@@ -10,6 +10,10 @@ use crate::engine::{EventBatch, FinishReason, GenerateRequest, RequestId, TokenE
 use crate::grammar::GrammarTracker;
 use crate::kv::{BlockPool, BlockTable};
 use crate::logits_processors::{LogitsProcessorState, LogitsUpdate};
+use std::ops::Range;
+
+/// Generated tokens for which a sequence has memory at its first admission; those of longer outputs take more when they come.
+const MAX_RESERVED_TOKENS: usize = 1024;
 
 /// Where the drafts of a sequence come from.
 #[derive(Debug)]
@@ -115,6 +119,7 @@ impl<L: Default> Sequence<L> {
     }
 
     /// True when no step may be planned with it any more.
+    #[inline]
     pub fn is_finished(&self) -> bool {
         self.cancelled || self.finished
     }
@@ -122,11 +127,13 @@ impl<L: Default> Sequence<L> {
     /// Copies the prompt before the first admission.
     pub fn begin(&mut self) {
         if self.tokens.is_empty() {
-            self.tokens = self.request.prompt.to_vec();
+            self.tokens.reserve_exact(self.prompt_len + self.request.max_tokens.min(MAX_RESERVED_TOKENS));
+            self.tokens.extend_from_slice(&self.request.prompt);
         }
     }
 
     /// Tokens so far, the unknown ones included.
+    #[inline]
     pub fn len(&self) -> usize {
         self.tokens.len().max(self.prompt_len) + self.unknown
     }
@@ -139,6 +146,7 @@ impl<L: Default> Sequence<L> {
     /// Tokens to compute before the next one can be sampled: 1 while decoding, and accepted drafts that are computed again.
     /// 0 when there is no next one, or none yet because drafts are in flight, the logits processors need to know the newest
     /// token first, or the grammar has not got over it.
+    #[inline]
     pub fn remaining(&self) -> usize {
         let all_drawn = self.len() - self.prompt_len == self.request.max_tokens;
         let history =
@@ -148,9 +156,10 @@ impl<L: Default> Sequence<L> {
         if all_drawn || waits || self.is_finished() { 0 } else { self.len() - self.planned }
     }
 
-    /// Whether its next chunk is the newest token, but for accepted drafts that are computed again.
-    pub fn is_decoding(&self) -> bool {
-        self.remaining() == 1 + self.recomputed
+    /// Whether its next chunk, of `remaining` tokens, is the newest token, but for accepted drafts that are computed again.
+    #[inline]
+    pub fn is_decoding(&self, remaining: usize) -> bool {
+        remaining == 1 + self.recomputed
     }
 
     /// At most `most` tokens that may follow, for the step that computes all that is known.
@@ -188,21 +197,29 @@ impl<L: Default> Sequence<L> {
         }
     }
 
-    /// Tokens of its next chunk: at most `tokens`, and with prompt logprobs at most what `sample_slots` allow besides the
+    /// How many of `tokens` tokens its next chunk may have: with prompt logprobs at most what `sample_slots` allow besides the
     /// sample slot that every running sequence has.
+    #[inline]
     pub fn chunk(&self, tokens: usize, sample_slots: usize) -> usize {
-        let tokens = self.remaining().min(tokens);
         if self.prompt_logprobs.is_some() { tokens.min(1 + sample_slots) } else { tokens }
     }
 
     /// Sample slots that a chunk of `tokens` tokens takes besides the sequence's own: those of its prompt logprobs.
+    #[inline]
     pub fn sample_slots(&self, tokens: usize) -> usize {
         if self.prompt_logprobs.is_some() { tokens.saturating_sub(1) } else { 0 }
     }
 
-    /// The id of the token at `position`, or where the next step's device finds it.
-    pub fn input(&self, position: usize) -> u32 {
-        self.tokens.get(position).copied().unwrap_or(PLACEHOLDER | self.sample as u32)
+    /// Adds the ids of the tokens at `positions`, or where the next step's device finds them.
+    #[inline]
+    pub fn write_inputs(&self, positions: Range<usize>, inputs: &mut Vec<u32>) {
+        let known = positions.end.min(self.tokens.len());
+        if positions.start < known {
+            inputs.extend_from_slice(&self.tokens[positions.start..known]);
+        }
+        for _ in known.max(positions.start)..positions.end {
+            inputs.push(PLACEHOLDER | self.sample as u32);
+        }
     }
 
     /// The updates of the logits behind each of `drafts`, if they are accepted.
@@ -219,6 +236,7 @@ impl<L: Default> Sequence<L> {
     }
 
     /// The update by logits processors and grammar of the logits of the next token.
+    #[inline]
     pub fn logits_update(&self) -> Option<LogitsUpdate> {
         let generated = self.len() - self.prompt_len;
         let update = |state: &LogitsProcessorState| state.update(generated, &self.tokens[self.prompt_len..]);

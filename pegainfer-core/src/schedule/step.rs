@@ -91,7 +91,7 @@ impl SampleRow {
 pub struct Outcome {
     /// The sampled ids.
     pub tokens: Vec<u32>,
-    /// Present where the row asked.
+    /// Present where the row asked; empty if none did.
     pub logprobs: Vec<Option<TokenLogprobs>>,
     /// Tokens that the model drafts behind those of each row that count, [`StepRow::model_drafts`] of them; empty where it does not
     /// draft.
@@ -133,6 +133,19 @@ impl<R: Clone + Default> Step<R> {
             });
         }
         step
+    }
+
+    /// Empties it; the memory of its parts stays.
+    pub fn clear(&mut self) {
+        let Self { tokens, positions, slots, qo_indptr, kv_lens, block_tables, max_blocks, rows, samples, state } =
+            self;
+        for ids in [tokens, positions, slots, qo_indptr, kv_lens, block_tables] {
+            ids.clear();
+        }
+        *max_blocks = 0;
+        rows.clear();
+        samples.clear();
+        state.clear();
     }
 
     /// This step over the blocks from number `first` on.

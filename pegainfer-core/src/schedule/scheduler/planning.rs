@@ -1,5 +1,6 @@
 //! What a step has: how many tokens, of whom, and who has to give blocks back for it.
 
+use super::chunk::Chunk;
 use super::{Scheduler, SchedulerConfig};
 use crate::engine::{EventBatch, RequestId, TokenEvent};
 use crate::schedule::engine_core::STEPS_IN_FLIGHT;
@@ -7,7 +8,7 @@ use crate::schedule::policy::{Load, MIN_DELAYED_PROMPTS, token_budget};
 use crate::schedule::sequence::Sequence;
 use crate::schedule::speculation::Speculation;
 use crate::schedule::state::SequenceState;
-use crate::schedule::step::{SampleRow, Step, StepRow};
+use crate::schedule::step::Step;
 use std::collections::HashMap;
 
 /// A step while it is planned: what its sequences get, and what is left.
@@ -20,21 +21,15 @@ struct Plan {
     chunks: Vec<Chunk>,
 }
 
-/// What a sequence has of a step.
-#[derive(Debug, Clone, Default)]
-struct Chunk {
-    /// Tokens; 0 where it sits this step out.
-    tokens: usize,
-    /// Draft tokens behind them.
-    drafts: Vec<u32>,
-    /// Drafts that the model makes behind this step.
-    model_drafts: usize,
-}
-
 impl Plan {
-    /// The next chunk of `seq`, in tokens, and the position of its end.
-    fn chunk<S: SequenceState>(&self, state: &S, seq: &Sequence<S::Slot>, sample_slots: usize) -> (usize, usize) {
-        let tokens = seq.chunk(self.tokens, sample_slots);
+    /// The next chunk of `seq`, which has `remaining` tokens to compute: its tokens, and the position of its end.
+    fn chunk<S: SequenceState>(
+        &self,
+        state: &S,
+        (seq, remaining): (&Sequence<S::Slot>, usize),
+        sample_slots: usize,
+    ) -> (usize, usize) {
+        let tokens = seq.chunk(remaining.min(self.tokens), sample_slots);
         let end = if tokens == 0 { seq.planned } else { state.chunk_end(seq.planned, seq.planned + tokens) };
         (end - seq.planned, end)
     }
@@ -90,18 +85,18 @@ impl<S: SequenceState> Scheduler<S> {
             }
             self.exchange(waiting, victim);
         }
-        let mut plan = Plan {
-            tokens: token_budget(&self.config, self.load()),
-            sample_slots: self.config.max_num_seqs - self.running.len(),
-            chunks: vec![Chunk::default(); self.running.len()],
-        };
+        let mut chunks = std::mem::take(&mut self.chunks);
+        chunks.clear();
+        chunks.extend(self.running.iter().map(Chunk::of));
+        let tokens = token_budget(&self.config, self.load(&chunks));
+        let mut plan = Plan { tokens, sample_slots: self.config.max_num_seqs - self.running.len(), chunks };
         let preemptions = self.stats.preemptions;
         for decoding in [true, false] {
             let mut i = 0;
             while i < self.running.len() && plan.tokens > 0 {
-                let seq = &self.running[i];
-                let (tokens, end) = plan.chunk(&self.state, seq, plan.sample_slots);
-                if tokens > 0 && seq.is_decoding() == decoding && plan.chunks[i].tokens == 0 {
+                let Chunk { remaining, decoding: decodes, tokens, .. } = plan.chunks[i];
+                if remaining > 0 && decodes == decoding && tokens == 0 {
+                    let (tokens, end) = plan.chunk(&self.state, (&self.running[i], remaining), plan.sample_slots);
                     match self.reserve(i, end, &mut plan) {
                         Reservation::Made => {
                             plan.chunks[i].tokens = tokens;
@@ -122,23 +117,28 @@ impl<S: SequenceState> Scheduler<S> {
             self.admit(&mut plan, &mut events);
         }
         self.ask_for_drafts(&mut plan);
-        (self.build_step(&plan.chunks), events)
+        let step = self.build_step(&plan.chunks);
+        self.chunks = plan.chunks;
+        (step, events)
     }
 
-    /// What the next step can choose from. Requests for which there is no slot do not count: they cannot run yet.
-    fn load(&self) -> Load {
+    /// What the next step can choose from: the running sequences, whose `chunks` these are, and waiting requests. Those for
+    /// which there is no slot do not count: they cannot run yet.
+    fn load(&self, chunks: &[Chunk]) -> Load {
         let admissible = self.config.max_num_seqs.saturating_sub(self.running.len());
         let mut load = Load { decoding: 0, prompts: 0, backlog: 0 };
-        let waiting = self.admissible().take(admissible).map(|(_, seq)| seq);
-        for seq in self.running.iter().chain(waiting) {
-            match seq.remaining() {
-                0 => {}
-                _ if seq.is_decoding() => load.decoding += 1,
-                tokens => {
-                    load.prompts += 1;
-                    load.backlog += tokens;
-                }
+        let mut add = |remaining: usize, decoding: bool| match remaining {
+            0 => {}
+            _ if decoding => load.decoding += 1,
+            tokens => {
+                load.prompts += 1;
+                load.backlog += tokens;
             }
+        };
+        chunks.iter().for_each(|chunk| add(chunk.remaining, chunk.decoding));
+        for (_, seq) in self.admissible().take(admissible) {
+            let remaining = seq.remaining();
+            add(remaining, seq.is_decoding(remaining));
         }
         load
     }
@@ -154,7 +154,7 @@ impl<S: SequenceState> Scheduler<S> {
         let decoding = plan.chunks.iter().filter(|chunk| chunk.tokens > 0).count();
         let sequences = self.running.len();
         for (seq, chunk) in self.running.iter_mut().zip(&mut plan.chunks) {
-            if chunk.tokens == 0 || chunk.tokens < seq.remaining() {
+            if chunk.tokens == 0 || chunk.tokens < chunk.remaining {
                 continue;
             }
             let mut drafts = seq.propose(speculation.num_tokens.min(plan.tokens).min(samples));
@@ -302,7 +302,7 @@ impl<S: SequenceState> Scheduler<S> {
                 return;
             }
             seq.planned = cached;
-            let (tokens, end) = plan.chunk(&self.state, seq, plan.sample_slots - 1);
+            let (tokens, end) = plan.chunk(&self.state, (seq, seq.remaining()), plan.sample_slots - 1);
             let reserved = self.state.reserve(&mut seq.slot, seq.prompt_len, cached..end);
             if reserved.is_err() || seq.table.grow(end).is_err() {
                 seq.release();
@@ -323,64 +323,5 @@ impl<S: SequenceState> Scheduler<S> {
             plan.chunks.push(Chunk { tokens, ..Chunk::default() });
             self.running.push(seq);
         }
-    }
-
-    /// The step in which each running sequence, oldest first, has what `chunks` says.
-    fn build_step(&mut self, chunks: &[Chunk]) -> Step<S::Row> {
-        let chosen = || chunks.iter().enumerate().filter(|(_, chunk)| chunk.tokens > 0);
-        let max_blocks = chosen().map(|(i, _)| self.running[i].table.blocks().len()).max().unwrap_or(0);
-        let mut step = Step { qo_indptr: vec![0], max_blocks, ..Step::default() };
-        for (i, Chunk { tokens, drafts, model_drafts }) in chosen() {
-            let seq = &mut self.running[i];
-            let range = seq.planned..seq.planned + tokens;
-            let with_drafts = range.start..range.end + drafts.len();
-            if seq.prompt_logprobs.is_some() {
-                let (first, tokens) = (step.tokens.len(), &seq.tokens[..seq.prompt_len]);
-                let known =
-                    range.clone().zip(first..).filter_map(|(p, t)| Some((t as u32, p + 1, *tokens.get(p + 1)?)));
-                let asked = seq.request.prompt_logprobs;
-                step.samples.extend(known.map(|(t, p, token)| SampleRow::of_prompt(seq.id, t, p, token, asked)));
-            }
-            let first = step.tokens.len() as u32;
-            self.state.plan(&mut seq.slot, range.clone(), drafts.len() as u32, first, &mut step.state);
-            step.tokens.extend(range.clone().map(|p| seq.input(p)));
-            step.tokens.extend(drafts);
-            step.positions.extend(with_drafts.clone().map(|p| p as u32));
-            seq.table.write_slots(with_drafts.clone(), &mut step.slots);
-            step.qo_indptr.push(step.tokens.len() as u32);
-            step.kv_lens.push(with_drafts.end as u32);
-            step.block_tables.extend_from_slice(seq.table.blocks());
-            step.block_tables.resize(step.kv_lens.len() * max_blocks, 0);
-            step.rows.push(StepRow {
-                id: seq.id,
-                sequence: seq.index,
-                computed: range.end,
-                drafts: drafts.len(),
-                next: seq.tokens.get(range.end).copied(),
-                model_drafts: *model_drafts,
-            });
-            seq.planned = range.end;
-            seq.in_flight += 1;
-            seq.recomputed = 0;
-            if range.end == seq.len() {
-                let updates = std::iter::once(seq.logits_update()).chain(seq.draft_updates(drafts));
-                let tokens = first + *tokens as u32 - 1..;
-                seq.sample = step.samples.len();
-                step.samples.extend(tokens.zip(range.end as u64..).zip(updates).map(
-                    |((token, position), logits_update)| SampleRow {
-                        id: seq.id,
-                        token,
-                        position,
-                        logits_update,
-                        params: seq.request.sampling,
-                        logprobs: seq.request.logprobs,
-                    },
-                ));
-                seq.unknown += 1;
-                seq.drafts_in_flight = drafts.len();
-            }
-        }
-        self.in_flight += usize::from(!step.is_empty());
-        step
     }
 }

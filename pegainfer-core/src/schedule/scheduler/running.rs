@@ -54,13 +54,11 @@ impl<L> Running<L> {
 
     /// Drops those that `keep` does not want.
     pub fn retain(&mut self, keep: impl Fn(&Sequence<L>) -> bool) {
-        let before = self.sequences.len();
+        let Some(first) = self.sequences.iter().position(|sequence| !keep(sequence)) else { return };
         self.free.extend(self.sequences.iter().filter(|sequence| !keep(sequence)).map(|sequence| sequence.index));
         self.sequences.retain(keep);
-        if self.sequences.len() < before {
-            for (place, sequence) in self.sequences.iter().enumerate() {
-                self.places[sequence.index] = place;
-            }
+        for (place, sequence) in self.sequences.iter().enumerate().skip(first) {
+            self.places[sequence.index] = place;
         }
     }
 

@@ -1,0 +1,82 @@
+//! The step of a plan, as the executor gets it.
+
+use super::Scheduler;
+use super::chunk::Chunk;
+use crate::schedule::engine_core::STEPS_IN_FLIGHT;
+use crate::schedule::state::SequenceState;
+use crate::schedule::step::{SampleRow, Step, StepRow};
+
+impl<S: SequenceState> Scheduler<S> {
+    /// The step in which each running sequence, oldest first, has what `chunks` says.
+    pub(super) fn build_step(&mut self, chunks: &[Chunk]) -> Step<S::Row> {
+        let chosen = || chunks.iter().enumerate().filter(|(_, chunk)| chunk.tokens > 0);
+        let max_blocks = chosen().map(|(i, _)| self.running[i].table.blocks().len()).max().unwrap_or(0);
+        if max_blocks == 0 {
+            return Step::default();
+        }
+        let mut step = self.spare_steps.pop().unwrap_or_default();
+        step.clear();
+        step.qo_indptr.push(0);
+        step.max_blocks = max_blocks;
+        for (i, Chunk { tokens, drafts, model_drafts, .. }) in chosen() {
+            let seq = &mut self.running[i];
+            let range = seq.planned..seq.planned + tokens;
+            let with_drafts = range.start..range.end + drafts.len();
+            if seq.prompt_logprobs.is_some() {
+                let (first, tokens) = (step.tokens.len(), &seq.tokens[..seq.prompt_len]);
+                let known =
+                    range.clone().zip(first..).filter_map(|(p, t)| Some((t as u32, p + 1, *tokens.get(p + 1)?)));
+                let asked = seq.request.prompt_logprobs;
+                step.samples.extend(known.map(|(t, p, token)| SampleRow::of_prompt(seq.id, t, p, token, asked)));
+            }
+            let first = step.tokens.len() as u32;
+            self.state.plan(&mut seq.slot, range.clone(), drafts.len() as u32, first, &mut step.state);
+            seq.write_inputs(range.clone(), &mut step.tokens);
+            step.tokens.extend_from_slice(drafts);
+            step.positions.extend(with_drafts.start as u32..with_drafts.end as u32);
+            seq.table.write_slots(with_drafts.clone(), &mut step.slots);
+            step.qo_indptr.push(step.tokens.len() as u32);
+            step.kv_lens.push(with_drafts.end as u32);
+            step.block_tables.extend_from_slice(seq.table.blocks());
+            step.block_tables.resize(step.kv_lens.len() * max_blocks, 0);
+            step.rows.push(StepRow {
+                id: seq.id,
+                sequence: seq.index,
+                computed: range.end,
+                drafts: drafts.len(),
+                next: seq.tokens.get(range.end).copied(),
+                model_drafts: *model_drafts,
+            });
+            seq.planned = range.end;
+            seq.in_flight += 1;
+            seq.recomputed = 0;
+            if range.end == seq.len() {
+                let sample = |behind: usize, logits_update| SampleRow {
+                    id: seq.id,
+                    token: first + (tokens + behind) as u32 - 1,
+                    position: (range.end + behind) as u64,
+                    logits_update,
+                    params: seq.request.sampling,
+                    logprobs: seq.request.logprobs,
+                };
+                let number = step.samples.len();
+                step.samples.push(sample(0, seq.logits_update()));
+                if !drafts.is_empty() {
+                    step.samples.extend((1..).zip(seq.draft_updates(drafts)).map(|(i, update)| sample(i, update)));
+                }
+                seq.sample = number;
+                seq.unknown += 1;
+                seq.drafts_in_flight = drafts.len();
+            }
+        }
+        self.in_flight += 1;
+        step
+    }
+
+    /// Takes a committed step back, so that a later one has its buffers.
+    pub fn recycle(&mut self, step: Step<S::Row>) {
+        if self.spare_steps.len() < STEPS_IN_FLIGHT {
+            self.spare_steps.push(step);
+        }
+    }
+}
