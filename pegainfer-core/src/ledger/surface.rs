@@ -18,17 +18,12 @@ impl Curve {
     /// The value at `x`: on the line through its neighbours, or through the two outermost points. No slope is negative beyond
     /// the points: more work takes no less time. `None` without points.
     pub fn at(&self, x: f64) -> Option<f64> {
-        let (first, last) = (self.points.first()?, self.points.last()?);
+        let first = self.points.first()?;
         if self.points.len() == 1 {
             return Some(first.1);
         }
         let i = self.points.partition_point(|point| point.0 < x).clamp(1, self.points.len() - 1);
-        let (a, b) = (self.points[i - 1], self.points[i]);
-        let slope = (b.1 - a.1) / (b.0 - a.0);
-        let outside = x < first.0 || x > last.0;
-        let slope = if outside { slope.max(0.0) } else { slope };
-        let (from, value) = if x > b.0 { b } else { a };
-        Some(value + slope * (x - from))
+        Some(on_line(self.points[i - 1], self.points[i], x))
     }
 
     /// Least and greatest `x`.
@@ -37,10 +32,21 @@ impl Curve {
     }
 }
 
+/// The value at `x` on the line through two points, of which `a` has the lesser `x`; beyond them no slope is negative.
+fn on_line(a: (f64, f64), b: (f64, f64), x: f64) -> f64 {
+    let slope = (b.1 - a.1) / (b.0 - a.0);
+    let outside = x < a.0 || x > b.0;
+    let slope = if outside { slope.max(0.0) } else { slope };
+    let (from, value) = if x > b.0 { b } else { a };
+    value + slope * (x - from)
+}
+
 /// Curves over a second variable, in ascending order of it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Surface {
     curves: Vec<(f64, Curve)>,
+    /// Greatest `x` of all points, at least 0.
+    greatest: f64,
     /// The second variable has classes, such as the sizes of CUDA graphs: each value costs what the next curve says.
     classes: bool,
 }
@@ -48,11 +54,12 @@ pub(super) struct Surface {
 impl Surface {
     /// An empty surface; `classes` as above.
     pub fn new(classes: bool) -> Self {
-        Self { curves: Vec::new(), classes }
+        Self { curves: Vec::new(), greatest: 0.0, classes }
     }
 
     /// Adds a point.
     pub fn add(&mut self, class: f64, x: f64, y: f64) {
+        self.greatest = self.greatest.max(x);
         match self.curves.binary_search_by(|(other, _)| other.total_cmp(&class)) {
             Ok(i) => self.curves[i].1.add(x, y),
             Err(i) => {
@@ -71,29 +78,29 @@ impl Surface {
         {
             return curve.at(x);
         }
-        let mut across = Curve::default();
-        let nearest = i.clamp(1, self.curves.len().saturating_sub(1).max(1));
-        for (class, curve) in self.curves.iter().skip(nearest - 1).take(2) {
-            across.add(*class, curve.at(x)?);
-        }
-        across.at(class)
+        self.across(class, |curve| curve.at(x))
     }
 
     /// As [`at`](Self::at), but as at the nearest curve and point beyond the outermost ones.
     pub fn within(&self, class: f64, x: f64) -> Option<f64> {
         let ((least, _), (most, _)) = (self.curves.first()?, self.curves.last()?);
         let nearest = |curve: &Curve| curve.range().and_then(|(least, most)| curve.at(x.clamp(least, most)));
-        let mut across = Curve::default();
-        for (class, curve) in &self.curves {
-            across.add(*class, nearest(curve)?);
+        self.across(class.clamp(*least, *most), nearest)
+    }
+
+    /// The value at `class` on the line through the two nearest curves, each of which has one `value`.
+    fn across(&self, class: f64, value: impl Fn(&Curve) -> Option<f64>) -> Option<f64> {
+        if let [(_, curve)] = &self.curves[..] {
+            return value(curve);
         }
-        across.at(class.clamp(*least, *most))
+        let i = self.curves.partition_point(|(other, _)| *other < class).clamp(1, self.curves.len().max(2) - 1);
+        let ((a, below), (b, above)) = (self.curves.get(i - 1)?, self.curves.get(i)?);
+        Some(on_line((*a, value(below)?), (*b, value(above)?), class))
     }
 
     /// Whether (`class`, `x`) lies within what was measured: no more than the largest class, and no more than the longest curve.
     pub fn covers(&self, class: f64, x: f64) -> bool {
-        let most = self.curves.iter().filter_map(|(_, curve)| curve.range()).map(|range| range.1).fold(0.0, f64::max);
-        self.curves.last().is_some_and(|(last, _)| class <= *last) && x <= most
+        self.curves.last().is_some_and(|(last, _)| class <= *last) && x <= self.greatest
     }
 }
 
