@@ -40,7 +40,12 @@ impl SimulatedClock {
 
     /// The simulated time now.
     pub fn now(&self) -> Instant {
-        self.start + Duration::from_nanos(self.elapsed.load(Ordering::Acquire))
+        self.start + self.elapsed()
+    }
+
+    /// The time that has passed.
+    pub fn elapsed(&self) -> Duration {
+        Duration::from_nanos(self.elapsed.load(Ordering::Acquire))
     }
 
     /// Lets `time` pass.
@@ -50,7 +55,12 @@ impl SimulatedClock {
 
     /// Moves the clock to `time`, unless that has passed.
     pub fn advance_to(&self, time: Instant) {
-        self.elapsed.fetch_max(nanos(time.saturating_duration_since(self.start)), Ordering::AcqRel);
+        self.advance_to_elapsed(time.saturating_duration_since(self.start));
+    }
+
+    /// As [`advance_to`](Self::advance_to), for a time that is counted from the start of the clock.
+    pub fn advance_to_elapsed(&self, elapsed: Duration) {
+        self.elapsed.fetch_max(nanos(elapsed), Ordering::AcqRel);
     }
 }
 
@@ -74,5 +84,8 @@ mod tests {
         assert_eq!(shared.now(), start + Duration::from_secs(3));
         clock.advance_to(start + Duration::from_hours(5));
         assert_eq!(shared.now(), start + Duration::from_hours(5));
+        clock.advance_to_elapsed(Duration::from_hours(6));
+        clock.advance_to_elapsed(Duration::from_hours(1));
+        assert_eq!((clock.elapsed(), shared.now()), (Duration::from_hours(6), start + Duration::from_hours(6)));
     }
 }

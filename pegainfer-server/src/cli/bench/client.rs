@@ -61,7 +61,7 @@ async fn submit(engine: &EngineHandle, prompt: &[u32], output_len: usize, salt: 
     while let Some(event) = stream.recv().await {
         match event {
             TokenEvent::Admitted { .. } | TokenEvent::Prompt(_) => {}
-            TokenEvent::Token(_) => stamps.push(Instant::now()),
+            TokenEvent::Token(_) => stamps.push(start.elapsed()),
             TokenEvent::Finished { usage, .. } => end = Some(usage),
             TokenEvent::Failed { error } | TokenEvent::GrammarFailed { error } => bail!(error),
         }

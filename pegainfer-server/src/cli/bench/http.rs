@@ -151,7 +151,7 @@ impl Api {
         loop {
             let line = response.line().await?.context("the stream ended before [DONE]")?;
             let Some(data) = line.strip_prefix(b"data:").map(<[u8]>::trim_ascii) else { continue };
-            let now = Instant::now();
+            let now = start.elapsed();
             if data == b"[DONE]" {
                 break;
             }

@@ -204,7 +204,7 @@ mod tests {
         let point = Point { arrivals: Arrivals::Closed { streams: 4 }, requests: 4, prompt_len: 100, output_len: 20 };
         let start = Instant::now();
         // Four requests that decode all the time: a batch size of four.
-        let stamps = vec![start, start + Duration::from_secs(1)];
+        let stamps = vec![Duration::ZERO, Duration::from_secs(1)];
         let samples = vec![Sample { start, stamps, prompt: 100, asked: 20, tokens: 20, cached }; 4];
         roofline.limits(point, &Figures::of(&samples, 0, Duration::from_secs(1))).unwrap()
     }

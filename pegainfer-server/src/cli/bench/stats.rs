@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 pub struct Sample {
     /// Time just before it was sent.
     pub start: Instant,
-    /// Arrival times of its tokens, at least one.
-    pub stamps: Vec<Instant>,
+    /// Time from then to the arrival of each of its tokens, at least one.
+    pub stamps: Vec<Duration>,
     /// Tokens of its prompt.
     pub prompt: usize,
     /// Tokens that it asked for.
@@ -24,16 +24,16 @@ pub struct Sample {
 }
 
 impl Sample {
-    fn first(&self) -> Instant {
-        self.stamps.first().copied().unwrap_or(self.start)
+    fn first(&self) -> Duration {
+        self.stamps.first().copied().unwrap_or_default()
     }
 
-    fn last(&self) -> Instant {
-        self.stamps.last().copied().unwrap_or(self.start)
+    fn last(&self) -> Duration {
+        self.stamps.last().copied().unwrap_or_default()
     }
 
     fn ttft(&self) -> f64 {
-        milliseconds(self.first() - self.start)
+        milliseconds(self.first())
     }
 
     /// `None` for a single token.
@@ -50,7 +50,7 @@ fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// Percentiles of a time in milliseconds; NaN (null in JSON) if nothing was measured.
+/// Percentiles by linear interpolation between the closest ranks, of a time in milliseconds; NaN (null in JSON) if nothing was measured.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Percentiles {
     /// The median.
@@ -63,19 +63,21 @@ pub struct Percentiles {
 
 impl Percentiles {
     fn of(mut values: Vec<f64>) -> Self {
-        values.sort_unstable_by(f64::total_cmp);
-        let at = |percent| percentile(&values, percent);
+        // A long run has millions of values: each percentile is selected among those that are not below the one before.
+        let mut below = 0;
+        let mut at = |percent: f64| {
+            let rank = percent / 100.0 * values.len().saturating_sub(1) as f64;
+            let low = rank.floor() as usize;
+            let rest = &mut values[below..];
+            if rest.is_empty() {
+                return f64::NAN;
+            }
+            let (_, &mut a, above) = rest.select_nth_unstable_by(low - below, f64::total_cmp);
+            let b = above.iter().copied().min_by(f64::total_cmp).unwrap_or(a);
+            below = low;
+            a + (b - a) * rank.fract()
+        };
         Self { p50: at(50.0), p90: at(90.0), p99: at(99.0) }
-    }
-}
-
-/// Percentile by linear interpolation between the closest ranks of sorted values; NaN if there are none.
-fn percentile(sorted: &[f64], percent: f64) -> f64 {
-    let at = percent / 100.0 * sorted.len().saturating_sub(1) as f64;
-    let (low, high) = (at.floor() as usize, at.ceil() as usize);
-    match (sorted.get(low), sorted.get(high)) {
-        (Some(a), Some(b)) => a + (b - a) * at.fract(),
-        _ => f64::NAN,
     }
 }
 
@@ -120,6 +122,8 @@ impl Figures {
         let sum = |count: fn(&Sample) -> usize| samples.iter().map(count).sum::<usize>();
         let (prompt, output, cached) = (sum(|s| s.prompt), sum(|s| s.tokens), sum(|s| s.cached));
         let mean = |sum: usize| sum as f64 / samples.len() as f64;
+        let mut itl = Vec::with_capacity(samples.iter().map(|s| s.stamps.len()).sum());
+        samples.iter().for_each(|s| itl.extend(s.itl()));
         Self {
             requests: samples.len(),
             failed,
@@ -127,7 +131,7 @@ impl Figures {
             wall_s: seconds,
             ttft_ms: Percentiles::of(samples.iter().map(Sample::ttft).collect()),
             tpot_ms: Percentiles::of(samples.iter().filter_map(Sample::tpot).collect()),
-            itl_ms: Percentiles::of(samples.iter().flat_map(Sample::itl).collect()),
+            itl_ms: Percentiles::of(itl),
             req_s: samples.len() as f64 / seconds,
             output_tok_s: output as f64 / seconds,
             total_tok_s: (prompt + output) as f64 / seconds,
@@ -167,7 +171,8 @@ impl Figures {
 
 /// See [`Figures::decoding`]; NaN if no request has two tokens.
 fn decoding(samples: &[Sample]) -> f64 {
-    let mut spans: Vec<(Instant, Instant)> = samples.iter().map(|s| (s.first(), s.last())).collect();
+    let mut spans: Vec<(Instant, Instant)> =
+        samples.iter().map(|s| (s.start + s.first(), s.start + s.last())).collect();
     spans.sort_unstable();
     let (mut sum, mut busy, mut until) = (Duration::ZERO, Duration::ZERO, None);
     for (first, last) in spans {
@@ -184,7 +189,7 @@ mod tests {
     use super::*;
 
     fn sample(start: Instant, stamps: &[u64], tokens: usize, cached: usize) -> Sample {
-        let stamps = stamps.iter().map(|&ms| start + Duration::from_millis(ms)).collect();
+        let stamps = stamps.iter().map(|&ms| Duration::from_millis(ms)).collect();
         Sample { start, stamps, prompt: 100, asked: 4, tokens, cached }
     }
 

@@ -78,7 +78,7 @@ impl<S> SimulatedDevice<S> {
 
     /// Time since the beginning.
     pub fn elapsed(&self) -> Duration {
-        self.clock.now() - self.epoch
+        self.clock.elapsed()
     }
 
     /// A time of the simulation as one of its clock.
@@ -88,7 +88,7 @@ impl<S> SimulatedDevice<S> {
 
     /// Lets an idle host wait until `at`.
     pub fn wait_until(&mut self, at: Duration) {
-        self.clock.advance_to(self.instant(at));
+        self.clock.advance_to_elapsed(at);
     }
 
     /// What the device did since this was asked last, and its steps where they are kept.
@@ -123,8 +123,8 @@ impl<S: SequenceState> StepExecutor for SimulatedDevice<S> {
     fn finish(&mut self) -> Result<Outcome, OpError> {
         let none = || OpError { op: "simulated device", message: "no step is in flight".to_owned() };
         let (end, samples) = self.in_flight.pop_front().ok_or_else(none)?;
-        self.clock.advance_to(self.instant(end));
-        Ok(Outcome { tokens: vec![TOKEN; samples], logprobs: vec![None; samples], ..Outcome::default() })
+        self.clock.advance_to_elapsed(end);
+        Ok(Outcome { tokens: vec![TOKEN; samples], ..Outcome::default() })
     }
 
     fn abandon(&mut self) -> Result<(), OpError> {
@@ -134,6 +134,10 @@ impl<S: SequenceState> StepExecutor for SimulatedDevice<S> {
 
     fn clock(&self) -> Clock {
         Clock::Simulated(self.clock.clone())
+    }
+
+    fn now(&self) -> Instant {
+        self.clock.now()
     }
 
     fn rest(&mut self, time: Duration) {

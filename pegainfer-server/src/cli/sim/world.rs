@@ -9,7 +9,7 @@ use pegainfer_core::engine::{
 use pegainfer_core::schedule::{EngineCore, SequenceState};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// When requests are sent.
 #[derive(Debug, Clone)]
@@ -128,7 +128,7 @@ pub fn run<S: SequenceState>(
             peak_blocks = peak_blocks.max(stats.kv_blocks_total - stats.kv_blocks_free);
         }
         let now = engine.executor().elapsed();
-        world.take(events, now, engine.executor().instant(now))?;
+        world.take(events, now)?;
     }
     let (wall, after) = (engine.executor().elapsed() - start, engine.stats());
     let (tally, timeline) = engine.executor().take_results();
@@ -152,6 +152,14 @@ struct Pending {
     request: usize,
 }
 
+/// A request that the engine has.
+#[derive(Debug, Clone)]
+struct Open {
+    /// When its client sent it.
+    sent: Duration,
+    sample: Sample,
+}
+
 /// The clients.
 struct World<'a> {
     requests: &'a Requests<'a>,
@@ -164,7 +172,8 @@ struct World<'a> {
     next: usize,
     /// Requests that wait for the end of each one; their `earliest` is on the simulation's clock.
     followers: HashMap<usize, Vec<(usize, Turn)>>,
-    open: HashMap<RequestId, Sample>,
+    /// By number of the request: what its client has seen, while the engine has it.
+    open: Vec<Option<Open>>,
     samples: Vec<Sample>,
     refused: usize,
 }
@@ -179,7 +188,7 @@ impl<'a> World<'a> {
             pending: BinaryHeap::new(),
             next: 0,
             followers: HashMap::new(),
-            open: HashMap::new(),
+            open: vec![None; requests.count],
             samples: Vec::with_capacity(requests.count),
             refused: 0,
         }
@@ -228,21 +237,23 @@ impl<'a> World<'a> {
         let id = RequestId(self.first_id + i as u64);
         let stamps = Vec::with_capacity(output_len);
         let prompt = request.prompt.len();
-        self.open.insert(id, Sample { start, stamps, prompt, asked: output_len, tokens: 0, cached: 0 });
+        let sample = Sample { start, stamps, prompt, asked: output_len, tokens: 0, cached: 0 };
+        self.open[i] = Some(Open { sent, sample });
         engine.add(id, request);
     }
 
     /// What a step gave, at `now` on the simulation's clock.
-    fn take(&mut self, events: EventBatch, now: Duration, at: Instant) -> Result<()> {
-        let seen = at + self.front_end.event;
+    fn take(&mut self, events: EventBatch, now: Duration) -> Result<()> {
+        let seen = now + self.front_end.event;
         for (id, event) in events {
-            let sample = self.open.get_mut(&id).context("an event of a request that has ended")?;
+            let i = (id.0 - self.first_id) as usize;
+            let Open { sent, sample } = self.open[i].as_mut().context("an event of a request that has ended")?;
             match event {
-                TokenEvent::Token(_) => sample.stamps.push(seen),
+                TokenEvent::Token(_) => sample.stamps.push(seen - *sent),
                 TokenEvent::Finished { usage, .. } => {
                     (sample.tokens, sample.cached) = (usage.completion_tokens, usage.cached_tokens);
-                    self.samples.extend(self.open.remove(&id));
-                    self.ended((id.0 - self.first_id) as usize, now + self.front_end.event);
+                    self.samples.extend(self.open[i].take().map(|open| open.sample));
+                    self.ended(i, seen);
                 }
                 _ => {}
             }
