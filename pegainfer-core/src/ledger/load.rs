@@ -2,6 +2,7 @@
 
 use crate::schedule::Step;
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
 
 /// The numbers that the time of a step depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -100,6 +101,21 @@ pub struct StepLine {
     pub spread: f64,
     /// Times that it ran.
     pub runs: usize,
+}
+
+/// A step that has run.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepTime {
+    /// Its number, from 0 on.
+    pub number: u64,
+    /// When it ended, from the start of the engine on.
+    pub end: Duration,
+    /// What it asked of the device.
+    pub load: StepLoad,
+    /// How long it took.
+    pub took: Duration,
+    /// Predicted microseconds; `None` without a ledger, or beyond what it covers.
+    pub predicted_us: Option<f64>,
 }
 
 #[cfg(test)]

@@ -1,8 +1,12 @@
 //! Times of the steps of a running engine: written by its thread, read by others.
 
-use super::load::{StepKind, StepLoad};
+use super::capture::{Capture, EngineDetail, Limits, StepDetail};
+use super::drift::DriftWatch;
+use super::load::{StepKind, StepLoad, StepTime};
 use super::watch::{Anomaly, Cause, Watch};
 use std::collections::VecDeque;
+use std::fmt;
+use std::sync::mpsc::SyncSender;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,22 +14,28 @@ use std::time::{Duration, Instant};
 const KEPT: usize = 4096;
 /// Upper bounds of the buckets of the histogram in seconds.
 const BOUNDS: [f64; 14] = [0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0];
-/// Least time between two lines of the log about slow steps.
-const LOG_INTERVAL: Duration = Duration::from_secs(10);
+/// Steps of a capture before the slow one.
+const CAPTURED: usize = 64;
 
-/// A step that has run.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct StepTime {
-    /// Its number, from 0 on.
-    pub number: u64,
-    /// When it ended, from the start of the engine on.
-    pub end: Duration,
+/// A step that has just ended.
+pub struct FinishedStep<'a> {
     /// What it asked of the device.
     pub load: StepLoad,
+    /// When it ended.
+    pub now: Instant,
     /// How long it took.
     pub took: Duration,
-    /// Predicted microseconds; `None` without a ledger, or beyond what it covers.
-    pub predicted_us: Option<f64>,
+    /// Times of its ops, if they were asked for and the device has them.
+    pub ops: &'a [(&'static str, Duration)],
+    /// Asked in an investigation only.
+    pub engine: &'a dyn Fn() -> EngineDetail,
+}
+
+impl fmt::Debug for FinishedStep<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { load, took, .. } = self;
+        write!(f, "FinishedStep({load:?}, {took:?})")
+    }
 }
 
 /// Sums over all steps of one kind.
@@ -65,16 +75,30 @@ struct Inner {
     totals: [StepTotals; 3],
     anomalies: [u64; 4],
     last_anomaly: Option<Anomaly>,
-    logged: Option<Instant>,
     watch: Option<Watch>,
+    drift: DriftWatch,
+    /// Steps of the investigation that goes on.
+    details: Vec<StepDetail>,
+    limits: Limits,
+    captures: Option<SyncSender<Capture>>,
 }
 
 impl StepLog {
     /// An empty log, whose times count from `start`.
     pub fn new(start: Instant) -> Self {
-        let (steps, totals) = (VecDeque::new(), Default::default());
-        let (anomalies, last_anomaly, logged, watch) = ([0; 4], None, None, None);
-        Self(Mutex::new(Inner { start, next: 0, steps, totals, anomalies, last_anomaly, logged, watch }))
+        Self(Mutex::new(Inner {
+            start,
+            next: 0,
+            steps: VecDeque::new(),
+            totals: Default::default(),
+            anomalies: [0; 4],
+            last_anomaly: None,
+            watch: None,
+            drift: DriftWatch::default(),
+            details: Vec::new(),
+            limits: Limits::default(),
+            captures: None,
+        }))
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -87,9 +111,15 @@ impl StepLog {
         self.inner().watch = Some(watch);
     }
 
-    /// Adds a step that ended `now` and took `took`; `ops` as in [`Watch::saw`]. Returns whether to time the ops of the next one.
-    pub fn add(&self, load: StepLoad, now: Instant, took: Duration, ops: &[(&'static str, Duration)]) -> bool {
+    /// Sends slow steps to a thread that writes traces of them and reports them, as far as it follows, from now on.
+    pub fn capture(&self, captures: SyncSender<Capture>) {
+        self.inner().captures = Some(captures);
+    }
+
+    /// Adds a step. Returns whether to time the ops of the next one.
+    pub fn add(&self, step: &FinishedStep<'_>) -> bool {
         let mut inner = self.inner();
+        let FinishedStep { load, now, took, ops, engine } = *step;
         let number = inner.next;
         inner.next += 1;
         let predicted_us = inner.watch.as_ref().and_then(|watch| watch.predict(&load));
@@ -99,21 +129,21 @@ impl StepLog {
         }
         inner.steps.push_back(StepTime { number, end, load, took, predicted_us });
         inner.count(load.kind(), took.as_secs_f64(), predicted_us);
-        let Some(watch) = &mut inner.watch else { return false };
-        let anomaly = predicted_us.and_then(|us| watch.saw(number, &load, (took, us), ops));
-        let investigates = watch.investigates();
-        if let Some(anomaly) = anomaly {
-            let cause = Cause::ALL.iter().position(|cause| *cause == anomaly.cause).unwrap_or_default();
-            inner.anomalies[cause] += 1;
-            if anomaly.cause == Cause::Once {
-                log::debug!("slow {anomaly}");
-            } else if inner.logged.is_none_or(|logged| now.saturating_duration_since(logged) >= LOG_INTERVAL) {
-                inner.logged = Some(now);
-                log::warn!("slow {anomaly}");
-            }
-            inner.last_anomaly = Some(anomaly);
+        let (Some(us), Some(watch)) = (predicted_us, &mut inner.watch) else {
+            return inner.watch.as_ref().is_some_and(Watch::times_ops);
+        };
+        let anomaly = watch.saw(number, &load, (took, us), ops);
+        let (times_ops, investigates) = (watch.times_ops(), watch.investigates());
+        if investigates || anomaly.is_some() {
+            inner.details.push(StepDetail { number, ops: ops.to_vec(), engine: engine() });
+        } else if let Some(drift) = inner.drift.saw(&load, end, (took.as_secs_f64() * 1e6 / us).max(1e-9).ln()) {
+            // Steps of an investigation are slower for being watched.
+            log::warn!("drift: {drift}");
         }
-        investigates
+        if let Some(anomaly) = anomaly {
+            inner.report(anomaly, now);
+        }
+        times_ops
     }
 
     /// The newest `n` steps, oldest first.
@@ -139,6 +169,18 @@ impl StepLog {
         self.inner().last_anomaly.clone()
     }
 
+    /// Time of the steps of each kind over what it was at first, and how often it has drifted by 5 % or more.
+    pub fn drifts(&self) -> [(StepKind, f64, u64); 3] {
+        let inner = self.inner();
+        let (ratios, drifts) = (inner.drift.ratios(), inner.drift.drifts());
+        std::array::from_fn(|i| (StepKind::ALL[i], ratios[i], drifts[i]))
+    }
+
+    /// When the engine started.
+    pub fn start(&self) -> Instant {
+        self.inner().start
+    }
+
     /// Whether steps are compared with a ledger.
     pub fn is_watched(&self) -> bool {
         self.inner().watch.is_some()
@@ -146,6 +188,29 @@ impl StepLog {
 }
 
 impl Inner {
+    /// An investigation has ended.
+    fn report(&mut self, anomaly: Anomaly, now: Instant) {
+        let cause = Cause::ALL.iter().position(|cause| *cause == anomaly.cause).unwrap_or_default();
+        self.anomalies[cause] += 1;
+        self.last_anomaly = Some(anomaly.clone());
+        let details = std::mem::take(&mut self.details);
+        let (reported, captured) = self.limits.take(anomaly.cause, now);
+        if let Some(captures) = self.captures.as_ref().filter(|_| captured) {
+            let before = anomaly.step.saturating_sub(CAPTURED as u64);
+            let steps = self.steps.iter().filter(|step| step.number >= before).copied().collect();
+            let capture = Capture { anomaly: anomaly.clone(), steps, details, start: self.start };
+            // The engine does not wait for a slow disk.
+            if captures.try_send(capture).is_ok() {
+                return;
+            }
+        }
+        match anomaly.cause {
+            Cause::Once => log::debug!("slow {anomaly}"),
+            _ if reported => log::warn!("slow {anomaly}"),
+            _ => {}
+        }
+    }
+
     fn count(&mut self, kind: StepKind, seconds: f64, predicted_us: Option<f64>) {
         let Some(i) = StepKind::ALL.iter().position(|other| *other == kind) else { return };
         let totals = &mut self.totals[i];
@@ -160,18 +225,32 @@ impl Inner {
 
 #[cfg(test)]
 mod tests {
+    use super::super::file::OpLine;
+    use super::super::law::Law;
+    use super::super::load::StepLine;
+    use super::super::op_shares::OpShares;
     use super::*;
+    use std::sync::mpsc::sync_channel;
+
+    const DECODE: StepLoad = StepLoad { decode_rows: 2, decode_kv: 9, prefill_rows: 0, prefill_tokens: 0, pairs: 0 };
+    const PREFILL: StepLoad = StepLoad { decode_rows: 0, decode_kv: 0, prefill_rows: 1, prefill_tokens: 7, pairs: 28 };
+
+    fn no_detail() -> EngineDetail {
+        EngineDetail::default()
+    }
+
+    fn finished(load: StepLoad, now: Instant, took: Duration) -> FinishedStep<'static> {
+        FinishedStep { load, now, took, ops: &[], engine: &no_detail }
+    }
 
     #[test]
     fn steps_are_counted_by_kind_and_the_newest_are_kept() {
         let start = Instant::now();
         let log = StepLog::new(start);
-        let decode = StepLoad { decode_rows: 2, decode_kv: 9, ..StepLoad::default() };
-        let prefill = StepLoad { prefill_rows: 1, prefill_tokens: 7, pairs: 28, ..StepLoad::default() };
         for i in 0..5000u64 {
-            let load = if i % 10 == 0 { prefill } else { decode };
+            let load = if i % 10 == 0 { PREFILL } else { DECODE };
             let now = start + Duration::from_millis(3 * (i + 1));
-            assert!(!log.add(load, now, Duration::from_millis(3), &[]), "nothing is watched");
+            assert!(!log.add(&finished(load, now, Duration::from_millis(3))), "nothing is watched");
         }
         let last = log.last(3);
         assert_eq!(last.iter().map(|step| step.number).collect::<Vec<_>>(), [4997, 4998, 4999]);
@@ -181,5 +260,58 @@ mod tests {
         assert_eq!((decode.count(), prefill.count(), mixed.count()), (4500, 500, 0));
         assert!((prefill.seconds - 1.5).abs() < 1e-9 && prefill.predicted == 0.0);
         assert_eq!(decode.buckets()[3], (0.003, 4500));
+    }
+
+    /// A log whose decode steps should take 4 ms: 3 of linear, 1 of attention.
+    fn watched(start: Instant) -> StepLog {
+        let line = |load, us| StepLine { load, us, spread: 0.0, runs: 1 };
+        let law = Law::new(&[line(DECODE, 4000.0), line(PREFILL, 1.0)], false).unwrap();
+        let op = |op: &str, us| OpLine { load: DECODE, op: op.into(), calls: 1, us };
+        let log = StepLog::new(start);
+        log.watch(Watch::new(law, OpShares::new(&[op("linear", 3000.0), op("attention", 1000.0)])));
+        log
+    }
+
+    #[test]
+    fn a_slow_step_is_captured_with_its_ops_and_requests() {
+        let start = Instant::now();
+        let log = watched(start);
+        let (captures, captured) = sync_channel(1);
+        log.capture(captures);
+        let (mut now, mut times_ops) = (start, false);
+        let mut step = |attention: u64| {
+            let (linear, attention) = (Duration::from_millis(3), Duration::from_millis(attention));
+            now += linear + attention;
+            let ops = [("linear", linear), ("attention", attention)];
+            let engine = || EngineDetail { rows: vec![(5, 1, 4), (6, 1, 5)], waiting: 3, kv_blocks_free: 40 };
+            let ops = if times_ops { &ops[..] } else { &[] };
+            let (load, took) = (DECODE, linear + attention);
+            times_ops = log.add(&FinishedStep { load, now, took, ops, engine: &engine });
+        };
+        (0..100).for_each(|_| step(1));
+        (0..40).for_each(|_| step(14));
+        let Capture { anomaly, steps, details, .. } = captured.try_recv().unwrap();
+        assert_eq!((anomaly.step, anomaly.cause), (100, Cause::Op));
+        assert_eq!((steps[0].number, steps.last().unwrap().number), (36, 116));
+        assert_eq!((details[0].number, details.len()), (100, 17));
+        assert!(details[0].ops.is_empty() && details[16].ops[1] == ("attention", Duration::from_millis(14)));
+        let engine = &details[0].engine;
+        assert_eq!((engine.rows[1], engine.waiting, engine.kv_blocks_free), ((6, 1, 5), 3, 40));
+        // The second investigation ends within 10 seconds.
+        assert!(log.anomalies()[0].1 == 2 && captured.try_recv().is_err());
+    }
+
+    #[test]
+    fn a_drift_is_counted() {
+        let start = Instant::now();
+        let (log, mut now) = (watched(start), start);
+        for i in 0..90_000 {
+            // Below what makes a step slow.
+            let took = Duration::from_micros(if i < 45_000 { 4000 } else { 4800 });
+            now += took;
+            assert!(!log.add(&finished(DECODE, now, took)));
+        }
+        let [(_, ratio, drifts), (_, _, none), _] = log.drifts();
+        assert!((ratio - 1.2).abs() < 0.01 && (drifts, none) == (1, 0), "{ratio}: {drifts} drifts");
     }
 }

@@ -129,8 +129,13 @@ impl Watch {
     }
 
     /// Whether the ops of the next step are to be timed.
-    pub fn investigates(&self) -> bool {
+    pub fn times_ops(&self) -> bool {
         self.investigation.as_ref().is_some_and(|investigation| investigation.slow > 0)
+    }
+
+    /// Whether the last step was slow, or is one behind a slow step.
+    pub fn investigates(&self) -> bool {
+        self.investigation.is_some()
     }
 
     /// Step `number` took `took`, and [`predict`](Self::predict) gave `predicted` microseconds; `ops` are the times of its ops, if they
@@ -248,7 +253,7 @@ mod tests {
         let mut last = None;
         for step in 0..steps {
             let ops = [("linear", time(linear)), ("attention", time(attention))];
-            let ops = if watch.investigates() { &ops[..] } else { &[] };
+            let ops = if watch.times_ops() { &ops[..] } else { &[] };
             let predicted = watch.predict(&LOAD).unwrap();
             last = watch.saw(step, &LOAD, (time(linear + attention), predicted), ops).or(last);
         }

@@ -11,7 +11,7 @@ use crate::engine::{
 };
 use crate::grammar::GrammarTracker;
 use crate::kv::BlockPool;
-use crate::ledger::{StepLoad, StepLog};
+use crate::ledger::{EngineDetail, FinishedStep, StepLoad, StepLog};
 use crate::tensor::OpError;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -157,6 +157,14 @@ impl<E: StepExecutor> EngineCore<E> {
     }
 }
 
+/// What a capture of a slow step has of the engine.
+fn detail<R>(step: &Step<R>, stats: &EngineStats) -> EngineDetail {
+    let tokens = step.qo_indptr.windows(2).map(|pair| (pair[1] - pair[0]) as usize);
+    let rows = step.rows.iter().zip(tokens).zip(&step.kv_lens);
+    let rows = rows.map(|((row, tokens), context)| (row.id.0, tokens, *context as usize)).collect();
+    EngineDetail { rows, waiting: stats.waiting, kv_blocks_free: stats.kv_blocks_free }
+}
+
 impl<E: StepExecutor> StepEngine for EngineCore<E> {
     fn limits(&self) -> EngineLimits {
         self.limits.clone()
@@ -224,7 +232,9 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
             self.scheduler.set_costs(self.step_cost.token_cost(), self.step_cost.draft_cost());
         }
         let ops = self.executor.take_op_times();
-        let time_ops = self.step_log.add(StepLoad::of(&step), now, took, &ops);
+        let engine = || detail(&step, &self.scheduler.stats());
+        let load = StepLoad::of(&step);
+        let time_ops = self.step_log.add(&FinishedStep { load, now, took, ops: &ops, engine: &engine });
         self.executor.time_ops(time_ops);
         if let Some((_, began)) = self.in_flight.front_mut() {
             *began = now.max(*began);

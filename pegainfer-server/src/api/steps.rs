@@ -2,6 +2,8 @@
 
 use super::state::AppState;
 use crate::error::ApiError;
+use crate::trace;
+use axum::Json;
 use axum::extract::State;
 use axum::http::Uri;
 use axum::http::header::CONTENT_TYPE;
@@ -14,18 +16,45 @@ use std::sync::Arc;
 const LISTED: usize = 256;
 
 /// JSON Lines, oldest step first: number, end in seconds since the engine's start, kind, load, and microseconds measured and predicted.
-/// `?last=N` lists so many.
+/// `?last=N` lists so many; `format=perfetto` gives a trace instead.
 pub async fn steps(State(state): State<Arc<AppState>>, uri: Uri) -> Result<Response, ApiError> {
-    let last = match uri.query().filter(|query| !query.is_empty()) {
-        None => LISTED,
-        Some(query) => query
-            .strip_prefix("last=")
-            .and_then(|number| number.parse().ok())
-            .ok_or_else(|| ApiError::invalid("last", "the query is last=N, the number of steps to list"))?,
-    };
-    let steps = state.engine.step_log().map(|log| log.last(last)).unwrap_or_default();
+    let query = Query::parse(uri.query().unwrap_or_default())?;
+    let Some(log) = state.engine.step_log() else { return Ok(Json(Vec::<Value>::new()).into_response()) };
+    let steps = log.last(query.last);
+    if query.trace {
+        return Ok(Json(trace::steps::events(&steps, log.start())).into_response());
+    }
     let text: String = steps.iter().map(|step| format!("{}\n", line(step))).collect();
     Ok(([(CONTENT_TYPE, "application/jsonl")], text).into_response())
+}
+
+/// What the client asks for.
+struct Query {
+    last: usize,
+    trace: bool,
+}
+
+impl Query {
+    fn parse(text: &str) -> Result<Self, ApiError> {
+        let mut query = Self { last: LISTED, trace: false };
+        for part in text.split('&').filter(|part| !part.is_empty()) {
+            let (name, value) = part.split_once('=').unwrap_or((part, ""));
+            match name {
+                "last" => {
+                    let number = value.parse();
+                    query.last =
+                        number.map_err(|_| ApiError::invalid("last", "last is the number of steps to list"))?;
+                }
+                "format" if value == "perfetto" || value == "jsonl" => query.trace = value == "perfetto",
+                "format" => return Err(ApiError::invalid("format", "format is jsonl or perfetto")),
+                _ => {
+                    let known = "the query is last=N, the number of steps to list, and format=jsonl or perfetto";
+                    return Err(ApiError::invalid("last", known));
+                }
+            }
+        }
+        Ok(query)
+    }
 }
 
 fn line(step: &StepTime) -> Value {

@@ -69,7 +69,8 @@ pub struct HttpArgs {
     /// Private key of the certificate (PEM, without password)
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// Write the stages of each request (queue, prefill, decode, ...) to trace files in this directory, for ui.perfetto.dev
+    /// Write the stages of each request (queue, prefill, decode, ...) to trace files in this directory, for ui.perfetto.dev; with
+    /// --ledger also slow steps
     #[arg(long, value_name = "DIR")]
     pub trace_dir: Option<PathBuf>,
     /// Maximum size of all trace files in --trace-dir together; the oldest ones are deleted

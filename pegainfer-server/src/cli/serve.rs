@@ -84,7 +84,7 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
     let LoadedModel { engine, checkpoint, source } = LoadedModel::load(&args.engine)?;
     announce(&engine, &source);
     if let Some(file) = &args.ledger {
-        watch::watch(file, &engine, &source, &args.engine)?;
+        watch::watch(file, &engine, &source, &args.engine, args.http.trace_dir.as_deref())?;
     }
     let costs = costs(&engine);
     let handle = engine.handle.clone();

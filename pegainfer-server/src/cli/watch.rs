@@ -2,6 +2,7 @@
 
 use crate::models::args::{EngineArgs, QuantizationArg};
 use crate::models::engine::family::LoadedEngine;
+use crate::trace::steps;
 use anyhow::{Context, Result};
 use pegainfer_core::ledger::{Header, Ledger, OpShares, Watch};
 use pegainfer_kernels::SOURCES_HASH;
@@ -10,7 +11,8 @@ use std::io::BufReader;
 use std::path::Path;
 
 /// Compares the steps of `engine`, of the model from `source`, with the ledger in `file` from now on, if that is one of this engine.
-pub fn watch(file: &Path, engine: &LoadedEngine, source: &str, args: &EngineArgs) -> Result<()> {
+/// Traces of slow steps go to `traces`.
+pub fn watch(file: &Path, engine: &LoadedEngine, source: &str, args: &EngineArgs, traces: Option<&Path>) -> Result<()> {
     let unreadable = || format!("--ledger {} cannot be read", file.display());
     let ledger = Ledger::read(BufReader::new(File::open(file).with_context(unreadable)?)).with_context(unreadable)?;
     let law = ledger.law().with_context(unreadable)?;
@@ -22,6 +24,10 @@ pub fn watch(file: &Path, engine: &LoadedEngine, source: &str, args: &EngineArgs
     }
     if let Some(log) = engine.handle.step_log() {
         log.watch(Watch::new(law, OpShares::new(&ledger.ops)));
+        if let Some(dir) = traces {
+            let unusable = || format!("--trace-dir {} cannot be used", dir.display());
+            steps::write_captures(log, dir).with_context(unusable)?;
+        }
     }
     Ok(())
 }

@@ -76,6 +76,16 @@ impl EngineCollector {
         for (cause, steps) in log.anomalies() {
             ConstCounter::new(steps).encode(family.encode_family(&[("cause", cause.name())])?)?;
         }
+        let (name, help) = ("pegainfer:step_drift_ratio", "Time of steps over what it was in their first two minutes");
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (kind, ratio, _) in log.drifts() {
+            ConstGauge::new(ratio).encode(family.encode_family(&[("kind", kind.name())])?)?;
+        }
+        let (name, help) = ("pegainfer:step_drifts", "Times that the time of steps has moved by 5 % or more");
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (kind, _, drifts) in log.drifts() {
+            ConstCounter::new(drifts).encode(family.encode_family(&[("kind", kind.name())])?)?;
+        }
         Ok(())
     }
 }

@@ -3,6 +3,7 @@
 //! # Layout
 //! - [`Tracer`]: decides which requests are traced, and hands their spans to a writer thread.
 //! - [`Trace`]: the spans of one request. [`ChoiceTrace`]: the spans of one of its choices, with the engine's timestamps.
+//! - [`steps`]: engine steps as a trace, and files of slow ones.
 //! - [`ChromeFiles`]: writes files. [`Otlp`]: sends to an OpenTelemetry collector.
 //!
 //! Spans are `fastrace` records, so any of its reporters can take them. Their times are those of the engine's events, not
@@ -12,6 +13,7 @@
 mod choice;
 mod chrome;
 mod otlp;
+pub mod steps;
 
 pub use choice::{ChoiceTrace, Stages};
 pub use chrome::ChromeFiles;

@@ -5,7 +5,7 @@ use pegainfer_core::engine::{
     EngineError, EngineLimits, EngineStats, EventBatch, FinishReason, GenerateRequest, RequestId, StepEngine,
     TokenEvent, TokenLogprobs, TokenOut, Usage,
 };
-use pegainfer_core::ledger::{Law, OpShares, StepLine, StepLoad, StepLog, Watch};
+use pegainfer_core::ledger::{EngineDetail, FinishedStep, Law, OpShares, StepLine, StepLoad, StepLog, Watch};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -185,7 +185,8 @@ fn step_log() -> StepLog {
     let log = StepLog::new(Instant::now());
     log.watch(Watch::new(law, OpShares::default()));
     for i in 0..5 {
-        log.add(StepLoad::of_rows([(1 + i, 7)]), Instant::now(), Duration::from_millis(2), &[]);
+        let (load, took) = (StepLoad::of_rows([(1 + i, 7)]), Duration::from_millis(2));
+        log.add(&FinishedStep { load, now: Instant::now(), took, ops: &[], engine: &EngineDetail::default });
     }
     log
 }

@@ -1,0 +1,213 @@
+//! Engine steps in Chrome's trace format, for <https://ui.perfetto.dev>: the newest ones, and files of slow ones.
+
+use pegainfer_core::ledger::{Capture, Cause, StepDetail, StepLog, StepTime};
+use serde_json::{Value, json};
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Rows of a trace, and their names.
+const ROWS: [(u32, &str); 3] = [(STEPS, "steps"), (OPS, "ops"), (IDLE, "no step runs")];
+const STEPS: u32 = 1;
+const OPS: u32 = 2;
+const IDLE: u32 = 3;
+/// Least pause between two steps that is shown.
+const MIN_PAUSE: Duration = Duration::from_micros(20);
+/// Captures that wait to be written; the log has a line of more.
+const MAX_WAITING: usize = 4;
+/// Files of slow steps that a server keeps.
+const MAX_FILES: usize = 100;
+
+/// The steps as a trace. `start`: start of the engine, from which their times count. Traces of requests have the same clock.
+pub fn events(steps: &[StepTime], start: Instant) -> Vec<Value> {
+    let origin = unix_us(start);
+    let mut events: Vec<Value> = ROWS.iter().map(|(row, name)| named(*row, name)).collect();
+    let mut ended: Option<Duration> = None;
+    for step in steps {
+        let StepTime { number, end, load, took, predicted_us } = step;
+        let began = end.saturating_sub(*took);
+        if let Some(pause) = ended.and_then(|ended| began.checked_sub(ended)).filter(|pause| *pause >= MIN_PAUSE) {
+            events.push(span(IDLE, "no step runs", (origin, began.saturating_sub(pause), pause), Value::Null));
+        }
+        let ratio = predicted_us.map(|us| took.as_secs_f64() * 1e6 / us);
+        let args = json!({"step": number, "load": load, "predicted_us": predicted_us, "measured/predicted": ratio});
+        events.push(span(STEPS, load.kind().name(), (origin, began, *took), args));
+        ended = Some(*end);
+    }
+    events
+}
+
+/// A slow step, its neighbours, and what is known of the ops and requests in them.
+pub fn capture(capture: &Capture) -> Value {
+    let Capture { anomaly, steps, details, start } = capture;
+    let origin = unix_us(*start);
+    let mut events = events(steps, *start);
+    for detail in details {
+        let Some(step) = steps.iter().find(|step| step.number == detail.number) else { continue };
+        let StepDetail { ops, engine, .. } = detail;
+        let mut at = step.end.saturating_sub(step.took);
+        for (op, time) in ops {
+            events.push(span(OPS, op, (origin, at, *time), Value::Null));
+            at += *time;
+        }
+        let rows: Vec<Value> = engine.rows.iter().map(|(id, tokens, context)| json!([id, tokens, context])).collect();
+        let args = json!({
+            "step": detail.number, "[request, tokens, context]": rows, "waiting": engine.waiting,
+            "kv_blocks_free": engine.kv_blocks_free,
+        });
+        let ts = origin + microseconds(step.end);
+        events.push(json!({"name": "requests", "ph": "i", "s": "t", "pid": 1, "tid": STEPS, "ts": ts, "args": args}));
+    }
+    let op = anomaly.op.as_ref().map(|(op, us)| json!({"name": op, "excess_us": us}));
+    let found = json!({
+        "slow_step": anomaly.step, "took_us": anomaly.took_us, "predicted_us": anomaly.predicted_us,
+        "cause": anomaly.cause.name(), "op": op, "summary": anomaly.to_string(),
+        "version": env!("CARGO_PKG_VERSION"),
+    });
+    json!({"traceEvents": events, "otherData": found})
+}
+
+fn named(row: u32, name: &str) -> Value {
+    json!({"name": "thread_name", "ph": "M", "pid": 1, "tid": row, "args": {"name": name}})
+}
+
+fn span(row: u32, name: &str, (origin, begin, duration): (f64, Duration, Duration), args: Value) -> Value {
+    let (ts, dur) = (origin + microseconds(begin), microseconds(duration));
+    json!({"name": name, "ph": "X", "pid": 1, "tid": row, "ts": ts, "dur": dur, "args": args})
+}
+
+fn microseconds(time: Duration) -> f64 {
+    time.as_nanos() as f64 / 1e3
+}
+
+/// Microseconds of Unix time at an instant of the past.
+fn unix_us(at: Instant) -> f64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    // Whole microseconds: a float has no more digits for the rest.
+    now.saturating_sub(at.elapsed()).as_micros() as f64
+}
+
+/// Writes the slow steps of `log` as files in `dir` from now on, in a thread of its own, and reports them.
+pub fn write_captures(log: &StepLog, dir: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(dir)?;
+    let (sender, captures): (SyncSender<Capture>, Receiver<Capture>) = sync_channel(MAX_WAITING);
+    let mut files = Files { dir: dir.to_path_buf(), written: VecDeque::new() };
+    let run = move || captures.iter().for_each(|capture| files.report(&capture));
+    std::thread::Builder::new().name("step-trace".into()).spawn(run)?;
+    log.capture(sender);
+    Ok(())
+}
+
+/// The files of a server, oldest first.
+struct Files {
+    dir: PathBuf,
+    written: VecDeque<PathBuf>,
+}
+
+impl Files {
+    fn report(&mut self, capture: &Capture) {
+        let anomaly = &capture.anomaly;
+        match self.write(capture) {
+            // The next steps were as fast as ever: nothing has to be done.
+            Ok(path) if anomaly.cause == Cause::Once => log::info!("slow {anomaly}; trace {}", path.display()),
+            Ok(path) => log::warn!("slow {anomaly}; trace {}", path.display()),
+            Err(error) => log::warn!("slow {anomaly}; its trace cannot be written: {error}"),
+        }
+    }
+
+    fn write(&mut self, capture: &Capture) -> std::io::Result<PathBuf> {
+        let name = format!("pegainfer-slow-step-{}-{}.json", std::process::id(), capture.anomaly.step);
+        let path = self.dir.join(name);
+        let written = File::create(&path).and_then(|file| {
+            let mut out = BufWriter::new(file);
+            serde_json::to_writer(&mut out, &self::capture(capture))?;
+            out.flush()
+        });
+        if let Err(error) = written {
+            // The error of the write is the one that matters.
+            let _ = std::fs::remove_file(&path);
+            return Err(error);
+        }
+        self.written.push_back(path.clone());
+        if self.written.len() > MAX_FILES
+            && let Some(oldest) = self.written.pop_front()
+        {
+            // Somebody may have moved it away.
+            let _ = std::fs::remove_file(oldest);
+        }
+        Ok(path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::TempDir;
+    use pegainfer_core::ledger::{Anomaly, EngineDetail, StepLoad};
+
+    const LOAD: StepLoad = StepLoad { decode_rows: 2, decode_kv: 50, prefill_rows: 0, prefill_tokens: 0, pairs: 0 };
+
+    /// Steps of 1 ms, each 2 ms after the one before; the slow one is number 3.
+    fn slow(step: u64) -> Capture {
+        let time = |number: u64| StepTime {
+            number,
+            end: Duration::from_millis(3 * (number + 1)),
+            load: LOAD,
+            took: Duration::from_millis(1),
+            predicted_us: Some(500.0),
+        };
+        let ops = vec![("linear", Duration::from_micros(300)), ("attention", Duration::from_micros(600))];
+        let engine = EngineDetail { rows: vec![(7, 1, 20), (9, 1, 30)], waiting: 4, kv_blocks_free: 11 };
+        let op = Some(("attention".to_owned(), 500.0));
+        let (took_us, predicted_us) = (1000.0, 500.0);
+        Capture {
+            anomaly: Anomaly { step, load: LOAD, took_us, predicted_us, cause: Cause::Op, op },
+            steps: (0..5).map(time).collect(),
+            details: vec![StepDetail { number: 3, ops, engine }],
+            start: Instant::now(),
+        }
+    }
+
+    #[test]
+    fn a_capture_has_steps_pauses_ops_and_requests() {
+        let trace = capture(&slow(3));
+        let events = trace["traceEvents"].as_array().unwrap();
+        let of = |row: u32| events.iter().filter(move |event| event["tid"] == row && event["ph"] == "X");
+        let figures = |row: u32| of(row).map(|event| event["dur"].as_f64().unwrap()).collect::<Vec<_>>();
+        assert_eq!(figures(STEPS), [1000.0; 5]);
+        assert_eq!(figures(IDLE), [2000.0; 4]);
+        let ops: Vec<&str> = of(OPS).map(|event| event["name"].as_str().unwrap()).collect();
+        assert_eq!(ops, ["linear", "attention"]);
+        let at = |row: u32, i: usize| of(row).nth(i).unwrap()["ts"].as_f64().unwrap();
+        assert_eq!(
+            (at(OPS, 0), at(OPS, 1)),
+            (at(STEPS, 3), at(STEPS, 3) + 300.0),
+            "in their step, one behind the other"
+        );
+        assert_eq!(of(STEPS).next().unwrap()["args"]["measured/predicted"], 2.0);
+        let requests = &events.iter().find(|event| event["name"] == "requests").unwrap()["args"];
+        assert_eq!(requests["[request, tokens, context]"], json!([[7, 1, 20], [9, 1, 30]]));
+        assert_eq!((&requests["waiting"], &requests["kv_blocks_free"]), (&json!(4), &json!(11)));
+        assert_eq!(
+            (&trace["otherData"]["cause"], &trace["otherData"]["op"]["name"]),
+            (&json!("op"), &json!("attention"))
+        );
+    }
+
+    #[test]
+    fn files_are_bounded() {
+        let dir = TempDir::new("slow-steps");
+        let mut files = Files { dir: dir.path().to_path_buf(), written: VecDeque::new() };
+        for step in 0..MAX_FILES as u64 + 5 {
+            let path = files.write(&slow(step)).unwrap();
+            let trace: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+            assert_eq!(trace["otherData"]["slow_step"], step);
+        }
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), MAX_FILES);
+        files.dir = dir.path().join("missing");
+        assert!(files.write(&slow(0)).is_err());
+    }
+}
