@@ -9,12 +9,13 @@ of `cargo test`: not every machine has a browser.
 """
 
 import argparse
+import tempfile
 from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
 from web_ui_test import controls, conversation, files, responses
-from web_ui_test.harness import ROOT, server, window
+from web_ui_test.harness import ROOT, ledger, server, window
 
 
 def main():
@@ -61,6 +62,12 @@ def main():
         controls.theme(browser, url)
         controls.accessible(browser, url)
         print("ok: colours, contrast and access by keyboard")
+        with tempfile.TemporaryDirectory() as folder:
+            ledger(options.binary, Path(folder) / "ledger")
+            with server(options.binary, "--ledger", Path(folder) / "ledger") as watched:
+                with window(browser, watched, refused=True) as page:
+                    conversation.steps_against_a_ledger(page, lambda name: shoot(page, name))
+        print("ok: steps against a ledger")
         browser.close()
 
 

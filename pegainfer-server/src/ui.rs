@@ -37,6 +37,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/ui/transcript.js", JAVASCRIPT, include_str!("../ui/transcript.js")),
     ("/ui/words.js", JAVASCRIPT, include_str!("../ui/words.js")),
     ("/ui/charts.js", JAVASCRIPT, include_str!("../ui/charts.js")),
+    ("/ui/steps.js", JAVASCRIPT, include_str!("../ui/steps.js")),
     ("/ui/vendor/marked.js", JAVASCRIPT, include_str!("../ui/vendor/marked.js")),
     ("/ui/vendor/marked.LICENSE.txt", TEXT, include_str!("../ui/vendor/marked.LICENSE.txt")),
 ];

@@ -1,6 +1,8 @@
-//! A kernel that becomes slow while the engine runs is named in a trace file.
+//! A kernel that becomes slow while the engine runs is named in a trace file; the newest steps over HTTP.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
 
 use pegainfer_core::engine::{GenerateRequest, RequestId, StepEngine};
 use pegainfer_core::exec::Exec;
@@ -13,6 +15,9 @@ use pegainfer_server::trace::steps;
 use serde_json::Value;
 use std::path::Path;
 use std::time::{Duration, Instant};
+use support::client::get;
+use support::mock::MockEngine;
+use support::{Setup, TestServer};
 
 /// Time that each call of the slow op takes longer.
 const SLOW: Duration = Duration::from_millis(4);
@@ -106,4 +111,19 @@ fn the_trace_of_a_slow_step_names_the_slow_op() {
     assert!(slow_calls >= 8 * slow.calls, "{slow_calls} slow calls, {} in a step", slow.calls);
     let mut requests = events.iter().filter(|event| event["name"] == "requests");
     assert!(requests.any(|event| event["args"]["[request, tokens, context]"][0][0] == 2), "{found}");
+}
+
+#[test]
+fn the_newest_steps_are_lines_a_trace_or_times_of_ops() {
+    let server = TestServer::start(MockEngine::replying(" a cat").0, Setup::default());
+    let lines = get(server.address, "/debug/steps?last=2").text();
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.iter().map(|line| line["step"].as_u64().unwrap()).collect::<Vec<_>>(), [3, 4]);
+    let trace = get(server.address, "/debug/steps?format=perfetto&last=3").json();
+    let steps = trace.as_array().unwrap().iter().filter(|event| event["ph"] == "X" && event["tid"] == 1);
+    assert_eq!(steps.map(|event| event["dur"].as_f64().unwrap()).collect::<Vec<_>>(), [2000.0; 3]);
+    assert!(get(server.address, "/debug/steps?format=ops").json().is_object());
+    for wrong in ["last=x", "format=svg", "first=1"] {
+        assert_eq!(get(server.address, &format!("/debug/steps?{wrong}")).status, 400, "{wrong}");
+    }
 }

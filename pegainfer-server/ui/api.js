@@ -37,6 +37,19 @@ export async function metrics(key) {
   return samples;
 }
 
+/** The newest steps of the engine, oldest first. */
+export async function steps(key, last) {
+  const response = await request(`debug/steps?last=${last}`, key);
+  const lines = (await response.text()).split('\n');
+  return lines.filter((line) => line).map((line) => JSON.parse(line));
+}
+
+/** Seconds of the newest steps by op, as the server's ledger divides them. */
+export async function opTimes(key, last) {
+  const response = await request(`debug/steps?last=${last}&format=ops`, key);
+  return response.json();
+}
+
 async function request(path, key, options = {}) {
   const headers = { ...options.headers, ...(key && { authorization: `Bearer ${key}` }) };
   let response;

@@ -2,6 +2,7 @@
 
 import { metrics } from './api.js';
 import { element, svg } from './dom.js';
+import { StepStrip } from './steps.js';
 import { milliseconds } from './words.js';
 
 /** Number of responses that a bar chart shows. */
@@ -84,6 +85,7 @@ export class Charts {
   #prefix;
   /** Only where the server drafts. */
   #drafts = null;
+  #steps;
   #root;
   #times = { ttft: [], tpot: [] };
   #gauges = { running: [], waiting: [], generated: [], prefilled: [], kv: [], hits: [], accepted: [] };
@@ -92,6 +94,7 @@ export class Charts {
 
   constructor(root) {
     this.#root = root;
+    this.#steps = new StepStrip(root);
     this.#ttft = new Figure(root, 'TTFT', 'Time to first token of a response, measured in the browser');
     this.#tpot = new Figure(root, 'TPOT', 'Time per output token after the first, measured in the browser');
     this.#requests = new Figure(root, 'Requests', 'Running (solid) and waiting (dashed), the last minute');
@@ -128,6 +131,8 @@ export class Charts {
     drawLines(this.#kv, percent(now(kv)), percent, 0.01, kv);
     drawLines(this.#prefix, `${percent(now(hits))} hits`, percent, 0.01, hits);
     if (this.#drafts) drawLines(this.#drafts, `${percent(now(accepted))} accepted`, percent, 0.01, accepted);
+    // Only a server with a ledger has this counter.
+    await this.#steps.poll(key, samples.has('pegainfer:step_predicted_seconds_total'));
   }
 
   /** Adds the rates since the last poll, and the hits of the last minute. */

@@ -226,3 +226,21 @@ def keeps_turns_when_a_request_fails(browser, url):
         expect(first.get_by_role("textbox", name="Edited message")).to_have_value("Another question?")
         page.reload()
         assert page.locator(".response").all_inner_texts() == before
+
+
+def steps_against_a_ledger(page, shoot):
+    """A server with a ledger shows its newest steps, and their time by op."""
+    expect(page.locator("#steps")).to_have_count(0)
+    ask(page, FACT)
+    completed(page)
+    strip = page.locator("#steps")
+    expect(strip.locator("rect.step.decode").first).to_be_attached()
+    expect(strip.locator("rect.step.prefill").first).to_be_attached()
+    expect(strip.locator("strong")).to_have_text(re.compile(r"^\d+\.\d\d of predicted$"))
+    expect(strip.locator("p.ops")).to_have_text(re.compile(r"^\w+ \d+ %(, \w+ \d+ %)+$"))
+    assert strip.locator("rect.op").count() >= 3
+    shoot("steps")
+    # A refusal, as of a client that is no admin, hides it and leaves the rest.
+    page.route("**/debug/steps*", lambda route: route.fulfill(status=403, json={"error": {"message": "no"}}))
+    expect(strip).to_be_hidden()
+    expect(page.locator("figure").nth(2)).to_be_visible()

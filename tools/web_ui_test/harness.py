@@ -9,14 +9,15 @@ from pathlib import Path
 from playwright.sync_api import expect
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+MODEL = ROOT / "models/qwen3-tiny"
 STORY = "Tell me a long story about a cat and a dog."
 FACT = "What is the capital of France?"
 
 
 @contextmanager
-def server(binary):
-    """The bundled model on a free port of this machine; gives its address."""
-    command = [binary, "--port", "0", "--device", "cpu", "--model-path", ROOT / "models/qwen3-tiny"]
+def server(binary, *flags):
+    """The bundled model on a free port of this machine, with more flags; gives its address."""
+    command = [binary, "--port", "0", "--device", "cpu", "--model-path", MODEL, *flags]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         for line in process.stderr:
@@ -27,6 +28,13 @@ def server(binary):
     finally:
         process.terminate()
         process.communicate()
+
+
+def ledger(binary, file):
+    """Measures a small ledger of the bundled model."""
+    sizes = ["--max-num-seqs", "4", "--max-num-batched-tokens", "256", "--max-model-len", "1024", "--log-level", "warn"]
+    command = [binary, "ledger", "--quick", "--out", file, "--device", "cpu", "--model-path", MODEL, *sizes]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 @contextmanager

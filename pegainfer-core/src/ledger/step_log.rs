@@ -152,6 +152,17 @@ impl StepLog {
         inner.steps.iter().skip(inner.steps.len().saturating_sub(n)).copied().collect()
     }
 
+    /// Seconds of the newest `n` steps by op, as the ledger divides steps like them; empty without a ledger.
+    pub fn op_times(&self, n: usize) -> Vec<(String, f64)> {
+        let inner = self.inner();
+        let Some(watch) = &inner.watch else { return Vec::new() };
+        let mut times = Vec::new();
+        for step in inner.steps.iter().skip(inner.steps.len().saturating_sub(n)) {
+            watch.shares().add(&step.load, step.took.as_secs_f64(), &mut times);
+        }
+        watch.shares().names().iter().cloned().zip(times).collect()
+    }
+
     /// Sums of each kind of step.
     pub fn totals(&self) -> [(StepKind, StepTotals); 3] {
         let totals = self.inner().totals;
@@ -297,6 +308,8 @@ mod tests {
         assert!(details[0].ops.is_empty() && details[16].ops[1] == ("attention", Duration::from_millis(14)));
         let engine = &details[0].engine;
         assert_eq!((engine.rows[1], engine.waiting, engine.kv_blocks_free), ((6, 1, 5), 3, 40));
+        let seconds: f64 = log.op_times(10).iter().map(|(_, seconds)| seconds).sum();
+        assert!((seconds - 0.17).abs() < 1e-9 && log.op_times(10)[0].0 == "linear", "{seconds}");
         // The second investigation ends within 10 seconds.
         assert!(log.anomalies()[0].1 == 2 && captured.try_recv().is_err());
     }

@@ -128,6 +128,11 @@ impl Watch {
         Some(self.law.time(load)).filter(|prediction| prediction.covered).map(|prediction| prediction.us)
     }
 
+    /// How the time of steps is shared among their ops.
+    pub fn shares(&self) -> &OpShares {
+        &self.shares
+    }
+
     /// Whether the ops of the next step are to be timed.
     pub fn times_ops(&self) -> bool {
         self.investigation.as_ref().is_some_and(|investigation| investigation.slow > 0)

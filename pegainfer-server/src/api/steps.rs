@@ -10,33 +10,47 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use pegainfer_core::ledger::StepTime;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Steps that are listed unless the client says.
 const LISTED: usize = 256;
 
 /// JSON Lines, oldest step first: number, end in seconds since the engine's start, kind, load, and microseconds measured and predicted.
-/// `?last=N` lists so many; `format=perfetto` gives a trace instead.
+/// `?last=N` lists so many; `format=perfetto` gives a trace instead, `format=ops` their seconds by op.
 pub async fn steps(State(state): State<Arc<AppState>>, uri: Uri) -> Result<Response, ApiError> {
     let query = Query::parse(uri.query().unwrap_or_default())?;
     let Some(log) = state.engine.step_log() else { return Ok(Json(Vec::<Value>::new()).into_response()) };
     let steps = log.last(query.last);
-    if query.trace {
-        return Ok(Json(trace::steps::events(&steps, log.start())).into_response());
-    }
-    let text: String = steps.iter().map(|step| format!("{}\n", line(step))).collect();
-    Ok(([(CONTENT_TYPE, "application/jsonl")], text).into_response())
+    Ok(match query.format {
+        Format::Perfetto => Json(trace::steps::events(&steps, log.start())).into_response(),
+        Format::Ops => Json(log.op_times(query.last).into_iter().collect::<BTreeMap<_, _>>()).into_response(),
+        Format::Lines => {
+            let text: String = steps.iter().map(|step| format!("{}\n", line(step))).collect();
+            ([(CONTENT_TYPE, "application/jsonl")], text).into_response()
+        }
+    })
 }
 
 /// What the client asks for.
 struct Query {
     last: usize,
-    trace: bool,
+    format: Format,
+}
+
+/// What the client gets of the steps.
+enum Format {
+    /// A line of JSON for each.
+    Lines,
+    /// A trace.
+    Perfetto,
+    /// Their time by op.
+    Ops,
 }
 
 impl Query {
     fn parse(text: &str) -> Result<Self, ApiError> {
-        let mut query = Self { last: LISTED, trace: false };
+        let mut query = Self { last: LISTED, format: Format::Lines };
         for part in text.split('&').filter(|part| !part.is_empty()) {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
             match name {
@@ -45,10 +59,16 @@ impl Query {
                     query.last =
                         number.map_err(|_| ApiError::invalid("last", "last is the number of steps to list"))?;
                 }
-                "format" if value == "perfetto" || value == "jsonl" => query.trace = value == "perfetto",
-                "format" => return Err(ApiError::invalid("format", "format is jsonl or perfetto")),
+                "format" => {
+                    query.format = match value {
+                        "jsonl" => Format::Lines,
+                        "perfetto" => Format::Perfetto,
+                        "ops" => Format::Ops,
+                        _ => return Err(ApiError::invalid("format", "format is jsonl, perfetto or ops")),
+                    };
+                }
                 _ => {
-                    let known = "the query is last=N, the number of steps to list, and format=jsonl or perfetto";
+                    let known = "the query is last=N, the number of steps to list, and format=jsonl, perfetto or ops";
                     return Err(ApiError::invalid("last", known));
                 }
             }
