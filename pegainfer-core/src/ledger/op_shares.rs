@@ -1,36 +1,34 @@
 //! How the time of a step is shared among its ops.
 
 use super::file::OpLine;
-use super::load::{StepKind, StepLoad};
+use super::load::StepLoad;
 
 /// Shares of ops in the steps whose ops were timed.
 #[derive(Debug, Clone, Default)]
 pub struct OpShares {
     names: Vec<String>,
-    /// Kind and tokens of each such step, and the share of each op in it.
-    steps: Vec<(StepKind, usize, Vec<f64>)>,
+    /// What each such step asked of the device, and the share of each op in it.
+    steps: Vec<(StepLoad, Vec<f64>)>,
 }
 
 impl OpShares {
     /// The shares of the ops of a ledger.
     pub fn new(lines: &[OpLine]) -> Self {
         let mut all = Self::default();
-        let mut loads: Vec<StepLoad> = Vec::new();
         for line in lines {
             let op = all.names.iter().position(|name| *name == line.op).unwrap_or_else(|| {
                 all.names.push(line.op.clone());
                 all.names.len() - 1
             });
-            let step = loads.iter().position(|load| *load == line.load).unwrap_or_else(|| {
-                loads.push(line.load);
-                all.steps.push((line.load.kind(), line.load.tokens(), Vec::new()));
-                loads.len() - 1
+            let step = all.steps.iter().position(|(load, _)| *load == line.load).unwrap_or_else(|| {
+                all.steps.push((line.load, Vec::new()));
+                all.steps.len() - 1
             });
-            let shares = &mut all.steps[step].2;
+            let shares = &mut all.steps[step].1;
             shares.resize(shares.len().max(op + 1), 0.0);
             shares[op] += line.us;
         }
-        for (_, _, shares) in &mut all.steps {
+        for (_, shares) in &mut all.steps {
             let sum: f64 = shares.iter().sum();
             shares.iter_mut().for_each(|share| *share /= sum.max(f64::MIN_POSITIVE));
         }
@@ -42,12 +40,28 @@ impl OpShares {
         &self.names
     }
 
-    /// Shares of the ops in the step of the same kind that is nearest in size, in the order of [`names`](Self::names); empty if no step
-    /// of that kind was timed.
-    pub fn of(&self, load: &StepLoad) -> &[f64] {
+    /// The steps whose ops were timed.
+    pub fn steps(&self) -> impl Iterator<Item = &StepLoad> {
+        self.steps.iter().map(|(load, _)| load)
+    }
+
+    /// The step of the same kind that is nearest in size, and the shares of its ops in the order of [`names`](Self::names), as far as it
+    /// has them; `None` if no step of that kind was timed.
+    pub fn nearest(&self, load: &StepLoad) -> Option<(&StepLoad, &[f64])> {
         let (kind, tokens) = (load.kind(), load.tokens());
-        let same = self.steps.iter().filter(|(other, _, _)| *other == kind);
-        same.min_by_key(|(_, other, _)| other.abs_diff(tokens)).map_or(&[], |(_, _, shares)| shares)
+        let same = self.steps.iter().filter(|(other, _)| other.kind() == kind);
+        same.min_by_key(|(other, _)| other.tokens().abs_diff(tokens)).map(|(step, shares)| (step, &shares[..]))
+    }
+
+    /// The shares of [`nearest`](Self::nearest); empty if no step of that kind was timed.
+    pub fn of(&self, load: &StepLoad) -> &[f64] {
+        self.nearest(load).map_or(&[], |(_, shares)| shares)
+    }
+
+    /// Share of the op with this name in [`nearest`](Self::nearest); `None` if that does not have it.
+    pub fn share(&self, load: &StepLoad, op: &str) -> Option<f64> {
+        let place = self.names.iter().position(|name| name == op)?;
+        self.of(load).get(place).copied().filter(|share| *share > 0.0)
     }
 
     /// Adds the ops of a step of `seconds` to `ops`.
@@ -67,6 +81,8 @@ mod tests {
         let line = |rows, op: &str, us| OpLine { load: load(rows), op: op.into(), calls: 1, us };
         let shares = OpShares::new(&[line(1, "linear", 30.0), line(1, "norm", 10.0), line(8, "linear", 20.0)]);
         assert_eq!(shares.names(), ["linear", "norm"]);
+        assert_eq!((shares.share(&load(2), "norm"), shares.share(&load(9), "norm")), (Some(0.25), None));
+        assert_eq!(shares.nearest(&load(5)).map(|(step, _)| step.decode_rows), Some(8));
         let mut ops = Vec::new();
         shares.add(&load(2), 4.0, &mut ops);
         assert_eq!(ops, [3.0, 1.0]);

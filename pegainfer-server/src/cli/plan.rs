@@ -1,15 +1,24 @@
 //! `pegainfer plan`: the recorded ops of one step, printed.
 
+mod times;
+
+use super::anchor;
+use super::bench::args::parse_positive;
+use super::bench::roofline::Peaks;
+use super::watch::other_model;
 use crate::models::args::{EngineArgs, FormatArgs};
 use crate::models::{engine, model_path};
 use crate::values::parse_bytes;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Args, Parser, ValueEnum};
+use pegainfer_core::ledger::StepLoad;
 use pegainfer_core::record::{OpRecord, Operand};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use times::Times;
 
 /// Flags of `plan`.
 #[derive(Debug, Clone, Args)]
@@ -33,6 +42,15 @@ pub struct PlanArgs {
     /// Print instead what the server would make of a GPU with this much memory, such as 24G: sequences, KV cache, tokens of a step
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, conflicts_with = "json")]
     pub gpu_memory: Option<u64>,
+    /// Add the times of this ledger, beside the least that the device needs
+    #[arg(long, value_name = "LEDGER", conflicts_with = "gpu_memory")]
+    pub ledger: Option<PathBuf>,
+    /// Memory bandwidth for the least time, in GB/s [default: the datasheet's]
+    #[arg(long, value_name = "GB/S", value_parser = parse_positive, requires = "ledger")]
+    pub read_gbs: Option<f64>,
+    /// bf16 rate for the least time, in TFLOP/s [default: the datasheet's]
+    #[arg(long, value_name = "TFLOP/S", value_parser = parse_positive, requires = "ledger")]
+    pub peak_tflops: Option<f64>,
     /// Print every op as JSON instead of a table
     #[arg(long)]
     pub json: bool,
@@ -68,12 +86,36 @@ pub fn run(args: &PlanArgs) -> Result<()> {
         Phase::Prefill => context,
     };
     let records = engine::record(&model.dir, &args.formats.overrides(), batch, tokens, context)?;
+    let load = StepLoad::of_rows(vec![(tokens, context); batch]);
+    // A model of the hub is named by its id: its directory is one of the cache.
+    let source = model.hub_id.clone().unwrap_or_else(|| model.to_string());
+    let times = args.ledger.as_deref().map(|file| times(file, args, &source, &load, &records)).transpose()?;
     if args.json {
-        println!("{:#}", json(&records));
+        let mut plan = json(&records);
+        if let Some(times) = times {
+            plan["times"] = serde_json::to_value(times)?;
+        }
+        println!("{plan:#}");
     } else {
-        print!("{}", table(&records));
+        print!("{}{}", table(&records), times.map(|times| times.to_string()).unwrap_or_default());
     }
     Ok(())
+}
+
+/// The times that the ledger in `file` has for a step.
+fn times(file: &Path, args: &PlanArgs, source: &str, load: &StepLoad, records: &[OpRecord]) -> Result<Times> {
+    let ledger = anchor::read(file)?;
+    let engine = EngineArgs { formats: args.formats.clone(), ..Defaults::try_parse_from(["plan"])?.engine };
+    let kv_cache_dtype = engine.overrides().kv_dtype.name();
+    if let Some(other) = other_model(&ledger.header, source, &engine, kv_cache_dtype) {
+        bail!("--ledger was measured with {other}: give the --model-path and the formats that it was measured with");
+    }
+    let datasheet = Peaks::of_device(&ledger.header.device);
+    let peaks = Peaks {
+        read_bytes_s: args.read_gbs.map(|gbs| gbs * 1e9).or(datasheet.read_bytes_s),
+        flop_s: args.peak_tflops.map(|tflops| tflops * 1e12).or(datasheet.flop_s),
+    };
+    Ok(Times::new(&ledger, load, records, peaks)?)
 }
 
 /// One line of the printed plan; equal nodes of several layers are folded into one line.

@@ -14,18 +14,18 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Dense bf16 rates of datasheets with f32 accumulation, in TFLOP/s. The first entry whose name is part of the device's name
-/// applies.
-const DATASHEETS: [(&str, f64); 9] = [
-    ("H200 NVL", 835.0),
-    ("H200", 989.0),
-    ("H100 NVL", 835.0),
-    ("H100 PCIe", 756.0),
-    ("H100", 989.0),
-    ("B200", 2250.0),
-    ("A100", 312.0),
-    ("L40S", 362.0),
-    ("RTX 4090", 165.0),
+/// Dense bf16 rates of datasheets with f32 accumulation in TFLOP/s, and memory bandwidths in GB/s, of A100s that of 80 GB. The first
+/// entry whose name is part of the device's name applies.
+const DATASHEETS: [(&str, f64, f64); 9] = [
+    ("H200 NVL", 835.0, 4800.0),
+    ("H200", 989.0, 4800.0),
+    ("H100 NVL", 835.0, 3938.0),
+    ("H100 PCIe", 756.0, 2039.0),
+    ("H100", 989.0, 3352.0),
+    ("B200", 2250.0, 8000.0),
+    ("A100", 312.0, 2039.0),
+    ("L40S", 362.0, 864.0),
+    ("RTX 4090", 165.0, 1008.0),
 ];
 /// `(m, k, n)` of the GEMM `[m, k] x [k, n]` that is measured on the CPU: larger than a core's caches.
 const GEMM: (usize, usize, usize) = (256, 2560, 9728);
@@ -70,6 +70,30 @@ pub struct Limits {
     pub output_tok_s: Limit,
 }
 
+/// Peak rates of a device that need not be here.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Peaks {
+    /// Memory bandwidth in bytes per second, if it is known.
+    pub read_bytes_s: Option<f64>,
+    /// bf16 arithmetic in FLOP/s, if it is known.
+    pub flop_s: Option<f64>,
+}
+
+impl Peaks {
+    /// Those of the datasheet of the device with this name; unknown for others.
+    pub fn of_device(device: &str) -> Self {
+        let Some((_, tflops, gbs)) = DATASHEETS.iter().find(|(name, ..)| device.contains(name)) else {
+            return Self::default();
+        };
+        Self { read_bytes_s: Some(gbs * 1e9), flop_s: Some(tflops * 1e12) }
+    }
+
+    /// Least microseconds in which an op moves `bytes` bytes and computes `flops` operations; `None` unless both rates are known.
+    pub fn floor_us(&self, bytes: u64, flops: u64) -> Option<f64> {
+        Some((bytes as f64 / self.read_bytes_s?).max(flops as f64 / self.flop_s?) * 1e6)
+    }
+}
+
 /// Bytes moved and floating-point operations.
 #[derive(Debug, Clone, Copy)]
 struct Work {
@@ -95,10 +119,9 @@ impl Roofline {
                 (read_bandwidth(&mut exec, bytes)?, "a plain read of the weights' size")
             }
         };
-        let datasheet = || DATASHEETS.iter().find(|(name, _)| device.contains(name)).map(|(_, peak)| peak * 1e12);
         let (peak_flop_s, peak_source) = match (peak, exec.device()) {
             (Some(peak), _) => (Some(peak), "as given"),
-            (None, Device::Cuda) => (datasheet(), "the datasheet's dense bf16"),
+            (None, Device::Cuda) => (Peaks::of_device(device).flop_s, "the datasheet's dense bf16"),
             (None, _) => (Some(gemm_rate(&mut exec)?), "a measured bf16 GEMM"),
         };
         Ok(Self { model: model.to_owned(), overrides, read_bytes_s, read_source, peak_flop_s, peak_source })
@@ -253,9 +276,11 @@ mod tests {
         let (exec, none) = (Exec::meta().unwrap(), Overrides::default());
         let given = Roofline::new(&model_dir(), none, exec, "cuda (NVIDIA H200)", Some(4.3e12), Some(790e12)).unwrap();
         assert_eq!((given.read_bytes_s, given.peak_flop_s), (4.3e12, Some(790e12)));
-        let find = |device: &str| DATASHEETS.iter().find(|(name, _)| device.contains(name)).map(|(_, peak)| *peak);
-        assert_eq!(find("cuda (NVIDIA H200)"), Some(989.0));
-        assert_eq!(find("cuda (NVIDIA H100 PCIe)"), Some(756.0));
-        assert_eq!(find("cuda (NVIDIA A10)"), None);
+        let h200 = Peaks { read_bytes_s: Some(4.8e12), flop_s: Some(989e12) };
+        assert_eq!(Peaks::of_device("cuda (NVIDIA H200)"), h200);
+        assert_eq!(Peaks::of_device("cuda (NVIDIA H100 PCIe)").flop_s, Some(756e12));
+        assert_eq!(Peaks::of_device("cuda (NVIDIA A10)"), Peaks::default());
+        assert_eq!((h200.floor_us(4_800_000_000, 1), h200.floor_us(1, 989_000_000_000)), (Some(1000.0), Some(1000.0)));
+        assert_eq!(Peaks { flop_s: None, ..h200 }.floor_us(1, 1), None);
     }
 }
