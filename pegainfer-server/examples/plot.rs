@@ -8,7 +8,7 @@
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use pegainfer_server::cli::bench::svg::{Ink, Panel, Series, render};
+use pegainfer_server::cli::bench::svg::{Ink, Mark, Panel, Series, render};
 use serde::Deserialize;
 use std::fs;
 use std::path::PathBuf;
@@ -55,7 +55,7 @@ fn panel(title: &str, measurements: &[Measurement], value: fn(&Measurement) -> f
         match series.iter_mut().find(|line| line.name == measurement.server) {
             Some(line) => line.points.push(point),
             None => {
-                series.push(Series { name: measurement.server.clone(), dashed: false, points: vec![point] });
+                series.push(Series { name: measurement.server.clone(), mark: Mark::Line, points: vec![point] });
             }
         }
     }

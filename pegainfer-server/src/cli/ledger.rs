@@ -1,6 +1,8 @@
 //! `pegainfer ledger`: measures the steps of a model on this device, for `pegainfer sim`, or some of them to correct the ledger of another
 //! device.
 
+mod plots;
+
 use super::anchor;
 use super::sim::host::host_cost;
 use crate::models::args::{EngineArgs, QuantizationArg};
@@ -24,9 +26,15 @@ const QUICK: Effort = Effort { per_step: Duration::from_millis(40), refine: Dura
 /// Flags of `ledger`.
 #[derive(Debug, Clone, Args)]
 pub struct LedgerArgs {
+    /// Plot this ledger instead of measuring one
+    #[arg(value_name = "LEDGER", requires = "svg", conflicts_with_all = ["out", "quick", "anchor"])]
+    pub ledger: Option<PathBuf>,
     /// File to write
-    #[arg(long, value_name = "FILE")]
-    pub out: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "ledger")]
+    pub out: Option<PathBuf>,
+    /// Directory for plots of the ledger: steps.svg, ops.svg, errors.svg
+    #[arg(long, value_name = "DIR")]
+    pub svg: Option<PathBuf>,
     /// Measure each step for a fifth of the time
     #[arg(long)]
     pub quick: bool,
@@ -40,15 +48,25 @@ pub struct LedgerArgs {
 
 /// Runs the command.
 pub fn run(args: &LedgerArgs) -> Result<()> {
-    let unwritable = || format!("{} cannot be written", args.out.display());
     // A path that cannot be written is reported before the measurement, not after it; what is there stays until then.
-    let file = File::options().write(true).create(true).truncate(false).open(&args.out).with_context(unwritable)?;
+    if let Some(dir) = &args.svg {
+        std::fs::create_dir_all(dir).with_context(|| format!("--svg {} cannot be created", dir.display()))?;
+    }
+    if let (Some(ledger), Some(dir)) = (&args.ledger, &args.svg) {
+        return plots::write(&anchor::read(ledger)?, dir);
+    }
+    let out = args.out.as_deref().context("--out names no file")?;
+    let unwritable = || format!("{} cannot be written", out.display());
+    let file = File::options().write(true).create(true).truncate(false).open(out).with_context(unwritable)?;
     let model = model_path::resolve(&args.engine)?;
     let (ledger, report) = match &args.anchor {
         Some(base) => anchored(base, &model, &args.engine)?,
         None => measured(&model, args)?,
     };
     replace(file, &ledger).with_context(unwritable)?;
+    if let Some(dir) = &args.svg {
+        plots::write(&ledger, dir)?;
+    }
     print!("{report}");
     std::io::stdout().flush().context("standard output is closed")
 }

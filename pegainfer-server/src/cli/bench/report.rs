@@ -4,7 +4,7 @@ use super::args::Workload;
 use super::replay::TraceSummary;
 use super::roofline::{Limit, Limits, Roofline};
 use super::stats::{Figures, Percentiles};
-use super::svg::{Ink, Panel, Series, render};
+use super::svg::{Ink, Mark, Panel, Series, render};
 use super::workload::{Arrivals, Point};
 use anyhow::Result;
 use serde::Serialize;
@@ -214,11 +214,12 @@ impl Report {
         }
         let mut series = Vec::new();
         for line in &lines {
-            let figures = measured.iter().map(|figure| (*figure, false)).chain([(("roofline", limit), true)]);
-            for ((name, figure), dashed) in figures {
+            let measured = measured.iter().map(|figure| (*figure, Mark::Line));
+            let figures = measured.chain([(("roofline", limit), Mark::Dashed)]);
+            for ((name, figure), mark) in figures {
                 let name = if lines.len() > 1 { format!("{line}, {name}") } else { name.to_owned() };
                 let rows = self.rows.iter().filter(|row| row.line == *line);
-                series.push(Series { name, dashed, points: rows.map(|row| (row.x, figure(row))).collect() });
+                series.push(Series { name, mark, points: rows.map(|row| (row.x, figure(row))).collect() });
             }
         }
         Panel { title: title.into(), x_label: x_label.into(), series }

@@ -1,4 +1,6 @@
-//! Line plots as SVG: panels side by side, without a library.
+//! Plots as SVG: panels of lines or of [`bars`] side by side, without a library.
+
+pub mod bars;
 
 use std::fmt::Write;
 
@@ -9,7 +11,7 @@ const RIGHT: f64 = 20.0;
 const TOP: f64 = 50.0;
 const BELOW: f64 = 64.0;
 const LEGEND_LINE: f64 = 18.0;
-const COLOURS: [&str; 6] = ["#2f81f7", "#e07b20", "#2da44e", "#b063d9", "#d64550", "#1a9ba1"];
+const COLOURS: [&str; 8] = ["#2f81f7", "#e07b20", "#2da44e", "#b063d9", "#d64550", "#1a9ba1", "#c9a227", "#8c8c8c"];
 /// An axis whose ends differ by more than this factor is logarithmic.
 const LOGARITHMIC: f64 = 9.0;
 
@@ -34,13 +36,24 @@ impl Ink {
     }
 }
 
+/// How the points of a series are joined.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mark {
+    /// By a line.
+    Line,
+    /// By a dashed line, which marks a limit.
+    Dashed,
+    /// Not at all.
+    Points,
+}
+
 /// One line of a plot.
 #[derive(Debug, Clone)]
 pub struct Series {
     /// Name in the legend.
     pub name: String,
-    /// Whether the line is dashed, which marks a limit.
-    pub dashed: bool,
+    /// How its points are joined.
+    pub mark: Mark,
     /// Points (x, y); those that are not finite are left out.
     pub points: Vec<(f64, f64)>,
 }
@@ -56,9 +69,18 @@ pub struct Panel {
     pub series: Vec<Series>,
 }
 
+/// What a panel shows.
+pub trait Draw {
+    /// Lines of its legend.
+    fn legend_lines(&self) -> usize;
+
+    /// Draws plot area, axes and legend; the origin is the upper left corner of the plot area.
+    fn draw(&self, out: &mut String);
+}
+
 /// Renders the plots side by side, with `title` above and `note` below.
-pub fn render(title: &str, note: &str, panels: &[Panel], ink: Ink) -> String {
-    let most = panels.iter().map(|panel| panel.series.len()).max().unwrap_or(0);
+pub fn render(title: &str, note: &str, panels: &[impl Draw], ink: Ink) -> String {
+    let most = panels.iter().map(Draw::legend_lines).max().unwrap_or(0);
     let panel_width = LEFT + PLOT.0 + RIGHT;
     let width = panel_width * panels.len().max(1) as f64;
     let height = TOP + PLOT.1 + BELOW + LEGEND_LINE * (most + 1) as f64;
@@ -70,7 +92,7 @@ pub fn render(title: &str, note: &str, panels: &[Panel], ink: Ink) -> String {
     text(&mut out, LEFT, 18.0, "start", title);
     for (i, panel) in panels.iter().enumerate() {
         let _ = writeln!(out, "<g transform=\"translate({} {TOP})\">", LEFT + panel_width * i as f64);
-        draw(&mut out, panel);
+        panel.draw(&mut out);
         out += "</g>\n";
     }
     text(&mut out, LEFT, height - 6.0, "start", note);
@@ -99,40 +121,54 @@ impl XAxis {
     }
 }
 
-fn draw(out: &mut String, panel: &Panel) {
-    let finite = |points: &[(f64, f64)]| -> Vec<(f64, f64)> {
-        points.iter().copied().filter(|(x, y)| x.is_finite() && y.is_finite()).collect()
-    };
-    let series: Vec<Vec<(f64, f64)>> = panel.series.iter().map(|s| finite(&s.points)).collect();
-    let all = series.concat();
-    let axis = XAxis::of(&all);
-    let ticks = y_ticks(all.iter().map(|p| p.1).fold(0.0, f64::max));
-    let most = ticks.last().copied().unwrap_or(1.0);
-    let y_place = |y: f64| PLOT.1 * (1.0 - y / most);
+impl Draw for Panel {
+    fn legend_lines(&self) -> usize {
+        self.series.len()
+    }
 
-    text(out, 0.0, -10.0, "start", &panel.title);
+    fn draw(&self, out: &mut String) {
+        let finite = |points: &[(f64, f64)]| -> Vec<(f64, f64)> {
+            points.iter().copied().filter(|(x, y)| x.is_finite() && y.is_finite()).collect()
+        };
+        let series: Vec<Vec<(f64, f64)>> = self.series.iter().map(|s| finite(&s.points)).collect();
+        let all = series.concat();
+        let axis = XAxis::of(&all);
+        let y_place = y_axis(out, &self.title, all.iter().map(|p| p.1).fold(0.0, f64::max));
+        x_ticks(out, &all, &axis);
+        text(out, PLOT.0 / 2.0, PLOT.1 + 38.0, "middle", &self.x_label);
+        for (i, (series, points)) in self.series.iter().zip(&series).enumerate() {
+            let colour = COLOURS[i % COLOURS.len()];
+            let style = if series.mark == Mark::Dashed { " stroke-dasharray=\"5 4\"" } else { "" };
+            let placed: Vec<(f64, f64)> = points.iter().map(|&(x, y)| (axis.place(x), y_place(y))).collect();
+            let y = PLOT.1 + BELOW + LEGEND_LINE * i as f64;
+            if series.mark == Mark::Points {
+                let _ = writeln!(out, "<rect x=\"9\" y=\"{}\" width=\"6\" height=\"6\" fill=\"{colour}\"/>", y - 3.0);
+            } else {
+                let line: Vec<String> = placed.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+                let stroke = format!("stroke=\"{colour}\" stroke-width=\"2\"{style}");
+                let _ = writeln!(out, "<polyline points=\"{}\" fill=\"none\" {stroke}/>", line.join(" "));
+                let _ = writeln!(out, "<path d=\"M0 {y}h24\" {stroke}/>");
+            }
+            for (x, y) in placed {
+                let _ = writeln!(out, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>");
+            }
+            text(out, 32.0, y + 4.0, "start", &series.name);
+        }
+    }
+}
+
+/// Draws title and grid of a y axis from 0 to at least `most`, and returns the place of a value on it.
+fn y_axis(out: &mut String, title: &str, most: f64) -> impl Fn(f64) -> f64 + use<> {
+    let ticks = y_ticks(most);
+    let most = ticks.last().copied().unwrap_or(1.0);
+    let place = move |y: f64| PLOT.1 * (1.0 - y / most);
+    text(out, 0.0, -10.0, "start", title);
     for tick in &ticks {
-        let y = y_place(*tick);
+        let y = place(*tick);
         let _ = writeln!(out, "<path d=\"M0 {y:.1}H{}\" stroke=\"currentColor\" stroke-opacity=\"0.3\"/>", PLOT.0);
         text(out, -8.0, y + 4.0, "end", &short(*tick));
     }
-    x_ticks(out, &all, &axis);
-    text(out, PLOT.0 / 2.0, PLOT.1 + 38.0, "middle", &panel.x_label);
-    for (i, (series, points)) in panel.series.iter().zip(&series).enumerate() {
-        let colour = COLOURS[i % COLOURS.len()];
-        let style = if series.dashed { " stroke-dasharray=\"5 4\"" } else { "" };
-        let placed: Vec<(f64, f64)> = points.iter().map(|&(x, y)| (axis.place(x), y_place(y))).collect();
-        let line: Vec<String> = placed.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
-        let line = line.join(" ");
-        let _ =
-            writeln!(out, "<polyline points=\"{line}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"{style}/>");
-        for (x, y) in placed {
-            let _ = writeln!(out, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>");
-        }
-        let y = PLOT.1 + BELOW + LEGEND_LINE * i as f64;
-        let _ = writeln!(out, "<path d=\"M0 {y}h24\" stroke=\"{colour}\" stroke-width=\"2\"{style}/>");
-        text(out, 32.0, y + 4.0, "start", &series.name);
-    }
+    place
 }
 
 /// Labels the measured x values, except those whose label would overlap the previous one.
@@ -188,21 +224,21 @@ mod tests {
     use super::*;
 
     fn panel(points: &[(f64, f64)]) -> Panel {
-        let series = |name: &str, dashed| Series { name: name.into(), dashed, points: points.to_vec() };
+        let series = |name: &str, mark| Series { name: name.into(), mark, points: points.to_vec() };
         Panel {
             title: "TPOT, ms".into(),
             x_label: "a < b & c".into(),
-            series: vec![series("p50", false), series("floor", true)],
+            series: vec![series("p50", Mark::Line), series("floor", Mark::Dashed)],
         }
     }
 
     /// Every value of an attribute, in order.
-    fn values(svg: &str, name: &str) -> Vec<f64> {
+    pub fn values(svg: &str, name: &str) -> Vec<f64> {
         svg.split(&format!(" {name}=\"")).skip(1).map(|rest| rest.split('"').next().unwrap().parse().unwrap()).collect()
     }
 
     /// Checks that elements open and close in pairs and that text contains no markup.
-    fn well_formed(svg: &str) {
+    pub fn well_formed(svg: &str) {
         let mut open = Vec::new();
         for part in svg.split('<').skip(1) {
             let (tag, rest) = part.split_once('>').expect("a tag ends");
@@ -246,6 +282,15 @@ mod tests {
         // Decades are as wide as each other.
         let svg = render("", "", &[panel(&[(1.0, 1.0), (10.0, 1.0), (100.0, 1.0)])], Ink::Grey);
         assert_eq!(values(&svg, "cx")[..3], [0.0, PLOT.0 / 2.0, PLOT.0]);
+    }
+
+    #[test]
+    fn points_that_are_not_joined_have_no_line() {
+        let mut panel = panel(&[(1.0, 5.0), (10.0, 10.0)]);
+        panel.series.iter_mut().for_each(|series| series.mark = Mark::Points);
+        let svg = render("", "", &[panel], Ink::Grey);
+        well_formed(&svg);
+        assert!(!svg.contains("polyline") && values(&svg, "cx").len() == 4);
     }
 
     #[test]
