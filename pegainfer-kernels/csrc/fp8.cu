@@ -4,9 +4,9 @@
 //
 // Weights have a scale for each 128 x 128 values, activations for each 128 columns of a row. All GPUs, bound by memory.
 // Reference: src/cpu/weights.rs.
+#include "fp8_codes.cuh"
 #include "weight_codes.cuh"
 #include "warp.cuh"
-#include <cuda_fp8.h>
 #include "abi/fp8.h"
 #include "limits.h"
 
@@ -14,21 +14,6 @@ using namespace limits::fp8;
 
 constexpr uint32_t kColumns = 4 * 32; // of a block: a warp has four of a row in each lane
 static_assert(kColumns == kBlock);
-
-// The larger magnitude of a pair, as bits of a bf16 number: NaN is the largest.
-__device__ __forceinline__ uint32_t magnitude(uint32_t pair) { return max(pair & 0x7fff, pair >> 16 & 0x7fff); }
-
-__device__ __forceinline__ float scale_of(uint32_t amax) {
-    return amax == 0 ? 1.f : __uint_as_float(amax << 16) / 448.f;
-}
-
-__device__ __forceinline__ uint32_t code(float x) { return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3); }
-
-// Codes of four values.
-__device__ __forceinline__ uint32_t codes_of(uint2 x, float scale) {
-    float2 a = widen(x.x), b = widen(x.y);
-    return code(a.x / scale) | code(a.y / scale) << 8 | code(b.x / scale) << 16 | code(b.y / scale) << 24;
-}
 
 // Four values of a row from `column` on, zeros behind its end; columns come in multiples of four.
 __device__ __forceinline__ uint2 load_quad(const bf16 *row, uint32_t column, uint32_t k) {
@@ -63,7 +48,7 @@ extern "C" __global__ __launch_bounds__(kWeightThreads) void quantize_weights(
     for (uint32_t i = 0; i < kEach; ++i) {
         uint32_t row = first + i * kWarps;
         if (row < n && column < k)
-            *reinterpret_cast<uint32_t *>(codes + size_t(row) * k + column) = codes_of(x[i], scale);
+            *reinterpret_cast<uint32_t *>(codes + size_t(row) * k + column) = encode4(x[i], scale);
     }
 }
 
@@ -85,7 +70,7 @@ extern "C" __global__ __launch_bounds__(kActivationThreads) void quantize_activa
     for (uint32_t b = group; b < end; ++b) {
         uint2 v = row < m ? *reinterpret_cast<const uint2 *>(from + b * kBlock) : make_uint2(0, 0);
         float scale = scale_of(__reduce_max_sync(kAll, max(magnitude(v.x), magnitude(v.y))));
-        *reinterpret_cast<uint32_t *>(to + b * kBlock) = codes_of(v, scale);
+        *reinterpret_cast<uint32_t *>(to + b * kBlock) = encode4(v, scale);
         if (lane == 0) scales[size_t(b) * padded + row] = scale;
     }
 }

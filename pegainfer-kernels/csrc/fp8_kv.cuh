@@ -4,6 +4,7 @@
 // A row is the key (after norm and rotation) or the value of one token and KV head, in bf16. Bit for bit as the
 // reference, src/cpu/kv_cache.rs, but for the codes of rows that are not finite: their scale is not finite either.
 #pragma once
+#include "fp8_codes.cuh"
 #include "kv_cache.cuh"
 #include "warp.cuh"
 
@@ -19,32 +20,6 @@ __device__ __forceinline__ uint32_t largest_bits(uint4 row) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) pair = __vmaxu2(pair, v[j] & 0x7fff7fffu);
     return max(pair & 0xffffu, pair >> 16);
-}
-
-__device__ __forceinline__ float scale_of(uint32_t largest) {
-    return largest == 0 ? 1.f : __fdiv_rn(__uint_as_float(largest << 16), 448.f);
-}
-
-#if __CUDA_ARCH__ < 890
-// One code, without the instruction: as `encode_e4m3` of src/cpu/formats.rs.
-__device__ __forceinline__ uint32_t encode1(float x) {
-    float magnitude = fminf(fabsf(x), 448.f);
-    uint32_t bits = __float_as_uint(magnitude);
-    uint32_t normal = ((bits + 0x7ffffu + (bits >> 20 & 1)) >> 20) - (120u << 3);
-    uint32_t subnormal = __float_as_uint(magnitude + 16384.f) & 0xffu;
-    return (magnitude < 0.015625f ? subnormal : normal) | (__float_as_uint(x) >> 24 & 0x80u);
-}
-#endif
-
-// Two codes, the first in the lower byte.
-__device__ __forceinline__ uint32_t encode2(float low, float high) {
-#if __CUDA_ARCH__ >= 890
-    uint16_t codes;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
-    return codes;
-#else
-    return encode1(low) | encode1(high) << 8;
-#endif
 }
 
 // Eight codes.

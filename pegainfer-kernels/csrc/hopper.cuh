@@ -92,14 +92,21 @@ template <bool First> __device__ __forceinline__ void wgmma(float (&d)[128], uin
                  : "l"(a), "l"(b), "n"(int(!First)));
 }
 
-// As above with a in registers, as operand A of `mma`; n = 32 or 64.
-template <bool First> __device__ __forceinline__ void wgmma(float (&d)[16], const uint4 &a, uint64_t b) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" NAMES_16 "}, {%16, %17, %18, %19}, %20, "
-                 "p, 1, 1, 0;\n}"
+// The same of FP8 (e4m3): d[64, n] = (first ? 0 : d) + a[64, 32] b[n, 32]ᵀ, n = 32 or 64.
+template <bool First> __device__ __forceinline__ void wgmma_fp8(float (&d)[16], uint64_t a, uint64_t b) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {" NAMES_16 "}, %16, %17, p, 1, 1;\n}"
                  : ACCUMULATORS_16(d, 0)
-                 : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "n"(int(!First)));
+                 : "l"(a), "l"(b), "n"(int(!First)));
 }
+template <bool First> __device__ __forceinline__ void wgmma_fp8(float (&d)[32], uint64_t a, uint64_t b) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" NAMES_32 "}, %32, %33, p, 1, 1;\n}"
+                 : ACCUMULATORS_32(d, 0)
+                 : "l"(a), "l"(b), "n"(int(!First)));
+}
+
+// As above in bf16 with a in registers, as operand A of `mma`; n = 64.
 template <bool First> __device__ __forceinline__ void wgmma(float (&d)[32], const uint4 &a, uint64_t b) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES_32 "}, {%32, %33, %34, %35}, %36, "

@@ -76,7 +76,7 @@ __device__ void multiply(const Shape &shape, const Share<T, E> &share, const Rin
 template <int N, int T, Epilogue E, typename O>
 __device__ void wide(const TensorMap &x, const TensorMap &w, O *out, const Shape &shape) {
     extern __shared__ __align__(1024) uint8_t shared[];
-    const Share<T, E> share(shape);
+    const Share<T, E> share(shape, kStep<Format::kBf16>);
     Rings<N, Format::kBf16> rings(shared, shape);
     uint32_t warp = threadIdx.x / 32, fetcher = share.warpgroups * 4;
     release_successor();

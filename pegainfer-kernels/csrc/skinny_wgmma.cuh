@@ -24,20 +24,22 @@ struct Shape {
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-constexpr uint32_t kStep = 64 * kBoxes;
+// Columns of a box, 128 bytes of a row, and of a step.
+template <Format F> constexpr uint32_t kBoxColumns = F == Format::kFp8 ? 128 : 64;
+template <Format F> constexpr uint32_t kStep = kBoxes * kBoxColumns<F>;
 
-// Boxes of w of a step, of 128 bytes a row.
-template <Format F> constexpr uint32_t kWeightBoxes = F == Format::kFp8 ? kBoxes / 2 : kBoxes;
-
-// Shared memory, 1,024-byte aligned: w [slots][kWeightBoxes][rows rounded up to 8][128 bytes], x [x_slots][kBoxes][N][64], barriers.
+// Shared memory, 1,024-byte aligned: w [slots][kBoxes][rows rounded up to 8][128 bytes], x [x_slots][kBoxes][N][128 bytes], with FP8
+// the scales of x [x_slots][kBoxes][N], barriers.
 template <int N, Format F> struct Rings {
     uint32_t w, x, w_box; // addresses, and bytes of a box of w
+    float *x_scales;
     uint64_t *w_full, *w_empty, *x_full, *x_empty;
     __device__ Rings(uint8_t *shared, const Shape &shape) {
         w_box = (shape.rows + 7) / 8 * 1024;
         w = shared_address(shared);
-        x = w + shape.slots * kWeightBoxes<F> * w_box;
-        w_full = reinterpret_cast<uint64_t *>(shared + (x - w) + shape.x_slots * (kBoxes * N * 128));
+        x = w + shape.slots * kBoxes * w_box;
+        x_scales = reinterpret_cast<float *>(shared + (x - w) + shape.x_slots * (kBoxes * N * 128));
+        w_full = reinterpret_cast<uint64_t *>(x_scales + (F == Format::kFp8 ? shape.x_slots * kBoxes * N : 0));
         w_empty = w_full + shape.slots;
         x_full = w_empty + shape.slots;
         x_empty = x_full + shape.x_slots;
@@ -59,7 +61,8 @@ template <int N, Format F> struct Rings {
 // A block's work: rows from `first` to before `end`, if gated those of the gate.
 template <int T, Epilogue E> struct Share {
     uint32_t first, end, column, steps, warpgroups;
-    __device__ Share(const Shape &shape) {
+    // `step`: columns of a step.
+    __device__ Share(const Shape &shape, uint32_t step) {
         uint32_t rows = E == kGated ? shape.n / 2 : shape.n;
         // Logits come in whole sectors of 32 bytes: written in fragments, they keep the memory busy for longer.
         const uint32_t unit = E == kLogits ? 8 : 1;
@@ -67,7 +70,7 @@ template <int T, Epilogue E> struct Share {
         first = (each * blockIdx.x + min(blockIdx.x, more)) * unit;
         end = first + (each + (blockIdx.x < more ? 1 : 0)) * unit;
         column = blockIdx.y * shape.split;
-        steps = (min(shape.split, shape.k - column) + kStep - 1) / kStep;
+        steps = (min(shape.split, shape.k - column) + step - 1) / step;
         warpgroups = (blockDim.x - kFetchers) / 128;
     }
     // First row of a warpgroup's tile t in a pass.
@@ -81,11 +84,15 @@ template <int T, Epilogue E> struct Share {
     }
 };
 
+// Where box i of a step begins in a map, of which FP8 has two codes in an element.
+template <Format F> __device__ __forceinline__ uint32_t map_column(uint32_t first, uint32_t step, uint32_t i) {
+    return (first + step * kStep<F>) / (kBoxColumns<F> / 64) + 64 * i;
+}
+
 // Rows behind the share, or behind w, may be fetched with its last tile.
 template <int N, int T, Epilogue E, Format F>
 __device__ void fetch_weights(const TensorMap &map, const Shape &shape, const Share<T, E> &share,
                               const Rings<N, F> &rings) {
-    constexpr uint32_t kElement = F == Format::kFp8 ? 2 : 1; // columns of an element of the map
     RingCursor place{0};
     uint32_t fetched = 0;
     for (uint32_t pass = 0; pass < shape.passes; ++pass)
@@ -97,30 +104,42 @@ __device__ void fetch_weights(const TensorMap &map, const Shape &shape, const Sh
                     uint32_t row = share.tile_row(shape, pass, t, g) + (E == kGated && t > 0 ? shape.n / 2 : 0);
                     uint64_t *full = rings.w_full + place.index;
                     wait(rings.w_empty + place.index, place.parity ^ 1);
-                    arrive_expecting(full, kWeightBoxes<F> * shape.rows * 128);
+                    arrive_expecting(full, kBoxes * shape.rows * 128);
 #pragma unroll
-                    for (int i = 0; i < int(kWeightBoxes<F>); ++i)
-                        copy_box(rings.w + (place.index * kWeightBoxes<F> + i) * rings.w_box, map,
-                                 (share.column + step * kStep) / kElement + 64 * i, row, full);
+                    for (int i = 0; i < kBoxes; ++i)
+                        copy_box(rings.w + (place.index * kBoxes + i) * rings.w_box, map,
+                                 map_column<F>(share.column, step, i), row, full);
                     place.advance(1, shape.slots);
                 }
 }
 
+// The scales of x in memory, for each 128 columns those of all rows: [columns, rows], rows in multiples of four.
+struct InputScales {
+    const float *values;
+    uint32_t columns, rows;
+};
+
 // A box has as many rows as x. What is behind them in a slot goes to columns of the accumulators that nobody reads.
 template <int N, int T, Epilogue E, Format F>
 __device__ void fetch_inputs(const TensorMap &map, const Shape &shape, const Share<T, E> &share,
-                             const Rings<N, F> &rings) {
+                             const Rings<N, F> &rings, InputScales scales = {}) {
     RingCursor place{0};
     wait_for_predecessor();
     for (uint32_t pass = 0; pass < shape.passes; ++pass)
         for (uint32_t step = 0; step < share.steps; ++step) {
             uint64_t *full = rings.x_full + place.index;
             wait(rings.x_empty + place.index, place.parity ^ 1);
-            arrive_expecting(full, kBoxes * shape.m * 128);
+            arrive_expecting(full, kBoxes * (shape.m * 128 + scales.rows * sizeof(float)));
 #pragma unroll
-            for (int i = 0; i < kBoxes; ++i)
-                copy_box(rings.x + (place.index * kBoxes + i) * (N * 128), map, share.column + step * kStep + 64 * i, 0,
+            for (int i = 0; i < kBoxes; ++i) {
+                copy_box(rings.x + (place.index * kBoxes + i) * (N * 128), map, map_column<F>(share.column, step, i), 0,
                          full);
+                if (F != Format::kFp8) continue;
+                // Behind the last columns, codes are zeros: any scale is right that is a number.
+                uint32_t block = min(share.column / kBoxColumns<F> + step * kBoxes + i, scales.columns - 1);
+                copy_bulk(rings.x_scales + (place.index * kBoxes + i) * N, scales.values + size_t(block) * scales.rows,
+                          scales.rows * sizeof(float), full);
+            }
             place.advance(1, shape.x_slots);
         }
 }

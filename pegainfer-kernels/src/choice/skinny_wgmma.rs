@@ -2,6 +2,7 @@
 
 use super::gemm_shape::{GemmShape, Output, WeightFormat};
 use super::gpu::Gpu;
+use crate::limits::fp8::BLOCK;
 use crate::limits::skinny_wgmma::{BOXES, MAX_WARPGROUPS};
 use pegainfer_core::cuda::BOX_COLUMNS;
 
@@ -10,14 +11,10 @@ const MAX_ROWS: usize = 96;
 
 /// Most rows of a tile of w: those of one wgmma.
 const TILE_ROWS: usize = 64;
-/// Columns of a step.
-const STEP: usize = BOXES * BOX_COLUMNS;
-/// Bytes of a step's columns of x.
-const ROW_BYTES: usize = STEP * 2;
-/// Most rows of x with FP8 weights: above, FP8 by FP8 (W8A8) is faster.
+/// Bytes of a step's columns of a row.
+const ROW_BYTES: usize = BOXES * BOX_COLUMNS * 2;
+/// Most rows of x with FP8 weights: above, cuBLASLt is faster.
 const FP8_MAX_ROWS: usize = 64;
-/// Columns of FP8 weights come in vectors of so many.
-const FP8_VECTOR: usize = 16;
 /// Bytes of the two barriers of a slot.
 const BARRIER_BYTES: usize = 16;
 /// Bytes of weights in flight in a block.
@@ -55,7 +52,7 @@ pub struct SkinnyPlan {
 pub(super) fn serves(gpu: &Gpu, GemmShape { m, k, format, .. }: GemmShape) -> bool {
     let most = match format {
         WeightFormat::Bf16 => MAX_ROWS,
-        WeightFormat::Fp8 if k.is_multiple_of(FP8_VECTOR) => FP8_MAX_ROWS,
+        WeightFormat::Fp8 if k.is_multiple_of(BLOCK) => FP8_MAX_ROWS,
         _ => 0,
     };
     gpu.is_hopper() && (1..=most).contains(&m)
@@ -64,6 +61,11 @@ pub(super) fn serves(gpu: &Gpu, GemmShape { m, k, format, .. }: GemmShape) -> bo
 /// The kernel for `m` rows of x, as the place in a list of those for 32, 64 and 96.
 pub(crate) fn width(m: usize) -> usize {
     m.div_ceil(32) - 1
+}
+
+/// Columns of a step.
+fn step(format: WeightFormat) -> usize {
+    if format == WeightFormat::Fp8 { ROW_BYTES } else { ROW_BYTES / 2 }
 }
 
 /// Tiles that a warpgroup sums at once: more read x less often, where there are many.
@@ -85,7 +87,8 @@ pub(super) fn plan(gpu: &Gpu, GemmShape { m, n, k, output, format }: GemmShape) 
         Output::SplitK => (multiprocessors * TILE_ROWS / n).min(k / MIN_SPLIT).clamp(1, MAX_SPLITS),
         _ => 1,
     };
-    let split_columns = k.div_ceil(STEP).div_ceil(splits) * STEP;
+    let step = step(format);
+    let split_columns = k.div_ceil(step).div_ceil(splits) * step;
     let splits = k.div_ceil(split_columns);
     let blocks = (multiprocessors / splits).clamp(1, rows.div_ceil(8));
     // Tiles of logits begin at whole vectors of 32 bytes.
@@ -97,11 +100,12 @@ pub(super) fn plan(gpu: &Gpu, GemmShape { m, n, k, output, format }: GemmShape) 
     let warpgroups = wanted.div_ceil(each).min(MAX_WARPGROUPS);
     let passes = wanted.div_ceil(each * warpgroups);
     let rows = share.div_ceil(each * warpgroups * passes).next_multiple_of(unit);
-    let row_bytes = if format == WeightFormat::Fp8 { STEP } else { ROW_BYTES };
-    let (slot, input_slot) = (rows.next_multiple_of(8) * row_bytes, 32 * (width(m) + 1) * ROW_BYTES);
+    let width_rows = 32 * (width(m) + 1);
+    let (slot, input_slot) = (rows.next_multiple_of(8) * ROW_BYTES, width_rows * ROW_BYTES);
+    let scale_bytes = if format == WeightFormat::Fp8 { BOXES * width_rows * size_of::<f32>() } else { 0 };
     // A slot is always of the same warpgroup: another one's would pass a barrier of which it missed a round.
     let (slots, input_slots) = (RING_BYTES / slot / warpgroups * warpgroups, INPUT_RING_BYTES[width(m)] / input_slot);
-    let shared = slots * slot + input_slots * input_slot + (slots + input_slots) * BARRIER_BYTES;
+    let shared = slots * slot + input_slots * (input_slot + scale_bytes) + (slots + input_slots) * BARRIER_BYTES;
     SkinnyPlan { splits, split_columns, blocks, warpgroups, passes, rows, slots, input_slots, shared }
 }
 

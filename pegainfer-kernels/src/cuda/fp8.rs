@@ -7,6 +7,7 @@ use super::gemm_mma::tiled;
 use super::vectors;
 use crate::choice::{self, Gemm};
 use crate::limits::fp8::{ACTIVATION_BLOCKS, ACTIVATION_THREADS, BLOCK, ROW_ALIGNMENT, WEIGHT_THREADS, WIDEN_THREADS};
+use pegainfer_core::cuda::Cuda;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
@@ -28,6 +29,34 @@ pub(crate) fn quantize_fp8(
     unsafe { launch.run([k.div_ceil(BLOCK), n.div_ceil(BLOCK), 1], WEIGHT_THREADS) }
 }
 
+/// Activations that were rounded to FP8 in the workspace.
+pub(super) struct Rounded {
+    /// Address of `[rows, k]` codes.
+    pub codes: u64,
+    /// Address of `[k / 128, rows]` f32 scales.
+    pub scales: u64,
+    /// Of the activations, and zeros up to a multiple of [`ROW_ALIGNMENT`].
+    pub rows: usize,
+}
+
+/// Rounds `rows` rows of `x`, from `first` on, to FP8 at the address `to`, which leads to as much free memory as they take.
+pub(super) fn round_activations(
+    gpu: &mut Cuda,
+    op: &'static str,
+    x: &Tensor,
+    (first, rows): (usize, usize),
+    to: u64,
+) -> Result<Rounded, OpError> {
+    let (k, padded) = (x.rows_cols().1, rows.next_multiple_of(ROW_ALIGNMENT));
+    let (codes, scales) = (to, to + (padded * k) as u64);
+    let arguments = QuantizeActivations { x, codes, scales, first, m: rows, padded, k };
+    let launch = QuantizeActivations::quantize_activations.launch(gpu, op, arguments)?.overlapped();
+    let grid = [padded.div_ceil(ACTIVATION_THREADS / 32), (k / BLOCK).div_ceil(ACTIVATION_BLOCKS), 1];
+    // SAFETY: the choice checked that k is in whole blocks; there is space for the padded rows.
+    unsafe { launch.run(grid, ACTIVATION_THREADS)? };
+    Ok(Rounded { codes, scales, rows: padded })
+}
+
 /// `out = x · wᵀ`, FP8 by FP8: the activations are rounded in the workspace, as many rows at a time as it takes. Up to three rows behind
 /// those of `out` are overwritten; where its memory ends before them, the weights are widened instead.
 pub(super) fn fp8_by_fp8(
@@ -47,17 +76,11 @@ pub(super) fn fp8_by_fp8(
     let most = (FREE_BYTES / row_bytes / BLOCK * BLOCK).max(1);
     for first in (0..m).step_by(most) {
         let rows = most.min(m - first);
-        let padded = rows.next_multiple_of(ROW_ALIGNMENT);
-        let (x_codes, x_scales) = (workspace, workspace + (padded * k) as u64);
-        let arguments = QuantizeActivations { x, codes: x_codes, scales: x_scales, first, m: rows, padded, k };
-        let launch = QuantizeActivations::quantize_activations.launch(exec.gpu()?, op, arguments)?.overlapped();
-        let grid = [padded.div_ceil(ACTIVATION_THREADS / 32), (k / BLOCK).div_ceil(ACTIVATION_BLOCKS), 1];
-        // SAFETY: the choice checked that k is in whole blocks; the workspace has space for the padded rows.
-        unsafe { launch.run(grid, ACTIVATION_THREADS)? };
+        let rounded = round_activations(exec.gpu()?, op, x, (first, rows), workspace)?;
         let (out_type, pitch) = (out.tensor.dtype(), out.pitch());
-        let size = GemmSize { m: padded, n, k, out: out_type, pitch, multiplied: Multiplied::Fp8 };
-        let scales = (x_scales, scales.device());
-        let at = Operands { x: x_codes, w: codes.device(), out: out.address(first), scales };
+        let size = GemmSize { m: rounded.rows, n, k, out: out_type, pitch, multiplied: Multiplied::Fp8 };
+        let scales = (rounded.scales, scales.device());
+        let at = Operands { x: rounded.codes, w: codes.device(), out: out.address(first), scales };
         blaslt::launch(exec, op, size, at, false, out.tensor)?;
     }
     Ok(())

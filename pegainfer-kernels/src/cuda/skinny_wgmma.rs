@@ -1,6 +1,8 @@
 //! Launches of csrc/skinny_wgmma.cu and csrc/skinny_wgmma_fp8.cu: GEMMs of up to about a hundred rows of x on Hopper's warpgroups.
 
 use super::abi::{Map, SkinnyWgmma, SkinnyWgmmaFp8, Target};
+use super::blaslt::FREE_BYTES;
+use super::fp8::round_activations;
 use crate::choice::{Output, SkinnyPlan, skinny_width};
 use crate::limits::skinny_wgmma::FETCHERS;
 use pegainfer_core::cuda::Cuda;
@@ -55,7 +57,7 @@ pub(super) fn skinny_wgmma(
     unsafe { launch.run([plan.blocks, plan.splits, 1], 128 * plan.warpgroups + FETCHERS) }
 }
 
-/// The same with codes and scales of FP8 weights.
+/// The same with codes and scales of FP8 weights: rounds `x` to FP8, too, in the half of the workspace that no partial sums are in.
 pub(super) fn skinny_wgmma_fp8(
     gpu: &mut Cuda,
     op: &'static str,
@@ -70,11 +72,15 @@ pub(super) fn skinny_wgmma_fp8(
         Output::Gated => [SkinnyWgmmaFp8::skinny_fp8_gated_32, SkinnyWgmmaFp8::skinny_fp8_gated_64],
     };
     let pitch = out.pitch(n);
+    let to = gpu.workspace() + FREE_BYTES as u64;
+    let rounded = round_activations(gpu, op, x, (0, m), to)?;
     let arguments = SkinnyWgmmaFp8 {
-        x: Map::input(op, x, m)?,
+        x: Map::scratch_codes(op, rounded.codes, (m, k), m)?,
         w: Map::codes(op, codes, plan.rows)?,
+        x_scales: rounded.scales,
         scales,
         out,
+        scale_rows: rounded.rows,
         m,
         n,
         k,

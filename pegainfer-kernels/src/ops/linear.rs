@@ -17,9 +17,9 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// `n` in multiples of 8.
 ///
 /// The codes of an FP8 `w` are exact in bf16: each block of 128 along `k` is summed in f32 without the scale, multiplied by it,
-/// and added to the blocks before (W8A16). A GPU of compute capability 9.0 does so for few rows. For many, it rounds `x` to FP8 as
-/// well, with a scale for each 128 columns of a row, as [`quantize_fp8`](super::quantize_fp8) rounds weights (W8A8). Other GPUs round
-/// `w` to bf16.
+/// and added to the blocks before (W8A16). A GPU of compute capability 9.0 rounds `x` to FP8 as well, with a scale for each 128
+/// columns of a row, as [`quantize_fp8`](super::quantize_fp8) rounds weights (W8A8), where `k` is whole blocks. Otherwise, a GPU
+/// rounds `w` to bf16.
 pub fn linear<'w>(exec: &mut Exec, x: &Tensor, w: impl Into<MatrixRef<'w>>, out: &mut Tensor) -> Result<(), OpError> {
     let check = Check("linear");
     let (m, k) = x.rows_cols();

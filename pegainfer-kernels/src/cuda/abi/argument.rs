@@ -25,7 +25,8 @@ impl Target<'_> {
 
 /// A tensor by its tensor map.
 pub(in crate::cuda) struct Map<'a> {
-    tensor: &'a Tensor,
+    /// None: the workspace.
+    tensor: Option<&'a Tensor>,
     map: TensorMap,
     written: bool,
 }
@@ -33,19 +34,32 @@ pub(in crate::cuda) struct Map<'a> {
 impl<'a> Map<'a> {
     /// A matrix that is read in boxes of `rows` rows.
     pub fn input(op: &'static str, tensor: &'a Tensor, rows: usize) -> Result<Self, OpError> {
-        Ok(Self { tensor, map: TensorMap::new(op, tensor, rows)?, written: false })
+        Ok(Self { tensor: Some(tensor), map: TensorMap::new(op, tensor, rows)?, written: false })
     }
 
     /// A matrix of codes of a byte that is read in boxes of `rows` rows: as one of pairs of them.
     pub fn codes(op: &'static str, tensor: &'a Tensor, rows: usize) -> Result<Self, OpError> {
-        let (height, width) = tensor.rows_cols();
-        let map = TensorMap::of_memory(op, tensor.device(), (height, width / 2), [rows, BOX_COLUMNS])?;
-        Ok(Self { tensor, map, written: false })
+        let map = Self::pairs(op, tensor.device(), tensor.rows_cols(), rows)?;
+        Ok(Self { tensor: Some(tensor), map, written: false })
+    }
+
+    /// The same of a matrix in the workspace, of `(rows, columns)` codes.
+    pub fn scratch_codes(op: &'static str, address: u64, shape: (usize, usize), rows: usize) -> Result<Self, OpError> {
+        Ok(Self { tensor: None, map: Self::pairs(op, address, shape, rows)?, written: false })
+    }
+
+    fn pairs(
+        op: &'static str,
+        address: u64,
+        (height, width): (usize, usize),
+        rows: usize,
+    ) -> Result<TensorMap, OpError> {
+        TensorMap::of_memory(op, address, (height, width / 2), [rows, BOX_COLUMNS])
     }
 
     /// A matrix that is written in boxes of `rows` rows.
     pub fn output(op: &'static str, tensor: &'a mut Tensor, rows: usize) -> Result<Self, OpError> {
-        Ok(Self { map: TensorMap::new(op, tensor, rows)?, tensor, written: true })
+        Ok(Self { map: TensorMap::new(op, tensor, rows)?, tensor: Some(tensor), written: true })
     }
 }
 
@@ -127,12 +141,14 @@ impl Argument for Target<'_> {
 
 impl Argument for Map<'_> {
     fn tensor(&self) -> Option<&Tensor> {
-        Some(self.tensor)
+        self.tensor
     }
 
     fn push(self, launch: Launch) -> Launch {
-        let launch = if self.written { launch.writes(self.tensor) } else { launch };
-        launch.map(self.map)
+        match self.tensor {
+            Some(tensor) if self.written => launch.writes(tensor).map(self.map),
+            _ => launch.map(self.map),
+        }
     }
 }
 

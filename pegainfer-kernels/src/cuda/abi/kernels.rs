@@ -307,8 +307,8 @@ kernels! {
         skinny_fp8_bf16_32<Bf16>, skinny_fp8_bf16_64<Bf16>, skinny_fp8_f32_32<F32>, skinny_fp8_f32_64<F32>,
         skinny_fp8_gated_32<Bf16>, skinny_fp8_gated_64<Bf16>
     ] {
-        x: Map<Bf16>, w: Map<U8>, scales: In<F32>, out: OutOrScratch<T>, m: u32, n: u32, k: u32, pitch: u32, slice: u32,
-        rows: u32, passes: u32, slots: u32, x_slots: u32, ahead: u32,
+        x: Map<U8>, w: Map<U8>, x_scales: ScratchIn<F32>, scales: In<F32>, out: OutOrScratch<T>, scale_rows: u32,
+        m: u32, n: u32, k: u32, pitch: u32, slice: u32, rows: u32, passes: u32, slots: u32, x_slots: u32, ahead: u32,
     }
     FP8: QuantizeWeights [quantize_weights] { w: In<Bf16>, codes: Out<U8>, scales: Out<F32>, n: u32, k: u32 }
     FP8: QuantizeActivations [quantize_activations] {
