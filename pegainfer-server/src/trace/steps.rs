@@ -23,7 +23,12 @@ const MAX_FILES: usize = 100;
 
 /// The steps as a trace. `start`: start of the engine, from which their times count. Traces of requests have the same clock.
 pub fn events(steps: &[StepTime], start: Instant) -> Vec<Value> {
-    let origin = unix_us(start);
+    step_events(steps, unix_us(start))
+}
+
+/// As [`events`], with the start in microseconds of Unix time. All events of a trace need the same value: the clocks
+/// are read one after the other, so that two conversions of one instant can differ by a microsecond.
+fn step_events(steps: &[StepTime], origin: f64) -> Vec<Value> {
     let mut events: Vec<Value> = ROWS.iter().map(|(row, name)| named(*row, name)).collect();
     let mut ended: Option<Duration> = None;
     for step in steps {
@@ -44,7 +49,7 @@ pub fn events(steps: &[StepTime], start: Instant) -> Vec<Value> {
 pub fn capture(capture: &Capture) -> Value {
     let Capture { anomaly, steps, details, start } = capture;
     let origin = unix_us(*start);
-    let mut events = events(steps, *start);
+    let mut events = step_events(steps, origin);
     for detail in details {
         let Some(step) = steps.iter().find(|step| step.number == detail.number) else { continue };
         let StepDetail { ops, engine, .. } = detail;
