@@ -66,6 +66,8 @@ impl Config {
     pub fn read(file: &ConfigFile) -> Result<Self, ConfigError> {
         file.serves([
             ("attn_output_gate", json!(true), "gated attention"),
+            // The gate of the delta rule's output; silu and swish are the same function.
+            ("output_gate_type", json!("swish"), "swish"),
             ("attention_bias", json!(false), "projections without bias"),
             ("hidden_act", json!("silu"), "silu"),
             ("dtype", json!("bfloat16"), "bfloat16"),

@@ -27,6 +27,44 @@ fn a_chat_turn_ends_where_only_the_end_of_text_is_named() {
     assert_eq!(Qwen35::parse_config(&config.to_string()).unwrap().eos_token_ids, [248_044, 248_046]);
 }
 
+/// Fields and numbers of Qwen3.6-27B and Qwen3.8-27B, whose layers are those of Qwen3.5-27B.
+#[test]
+fn reads_the_27b_of_the_later_releases() {
+    let config = json!({
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "language_model_only": false,
+        "model_type": "qwen3_5",
+        "text_config": {
+            "attention_bias": false, "attention_dropout": 0.0, "attn_output_gate": true, "bos_token_id": 248_044,
+            "dtype": "bfloat16", "eos_token_id": 248_044, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu",
+            "hidden_size": 5120, "initializer_range": 0.02, "intermediate_size": 17_408, "linear_conv_kernel_dim": 4,
+            "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 48,
+            "linear_value_head_dim": 128, "mamba_ssm_dtype": "float32", "max_position_embeddings": 262_144,
+            "model_type": "qwen3_5_text", "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": false,
+            "num_attention_heads": 24, "num_hidden_layers": 64, "num_key_value_heads": 4, "output_gate_type": "swish",
+            "pad_token_id": null, "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-6, "tie_word_embeddings": false,
+            "rope_parameters": {
+                "mrope_interleaved": true, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
+                "rope_theta": 10_000_000, "rope_type": "default",
+            },
+            "use_cache": true, "vocab_size": 248_320,
+        },
+        "tie_word_embeddings": false,
+        "vision_config": {"depth": 27, "hidden_size": 1152, "model_type": "qwen3_5"},
+    });
+    let read = Qwen35::parse_config(&config.to_string()).unwrap();
+    assert_eq!((read.count(LayerKind::Linear), read.count(LayerKind::Full)), (48, 16));
+    assert_eq!((read.rotary_dim, read.delta.value_heads, read.max_position_embeddings), (64, 48, 262_144));
+    assert_eq!(read.parameters() / 100_000_000, 268, "26.9e9 of the text model");
+    assert_eq!(read.eos_token_ids, [248_044, 248_046]);
+    let mut long = config;
+    long["text_config"]["rope_parameters"] = json!({
+        "mrope_interleaved": true, "mrope_section": [11, 11, 10], "rope_type": "yarn", "rope_theta": 10_000_000,
+        "partial_rotary_factor": 0.25, "factor": 4.0, "original_max_position_embeddings": 262_144,
+    });
+    assert_eq!(Qwen35::parse_config(&long.to_string()).unwrap().max_position_embeddings, 1_048_576);
+}
+
 #[test]
 fn the_text_model_alone_and_older_fields_are_read_too() {
     let mut text = tiny()["text_config"].clone();
@@ -55,6 +93,7 @@ fn refuses_what_it_does_not_implement_by_name() {
         ("rope_parameters", json!({"rope_type": "linear"})),
         ("quantization_config", json!({"quant_method": "fp8"})),
         ("attn_output_gate", json!(false)),
+        ("output_gate_type", json!("sigmoid")),
         ("attention_bias", json!(true)),
         ("hidden_act", json!("gelu")),
         ("dtype", json!("float16")),

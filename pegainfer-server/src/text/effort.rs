@@ -2,41 +2,57 @@
 
 use serde_json::{Map, Value};
 
+/// No reasoning.
+const NONE: &str = "none";
+/// The levels of reasoning that clients ask for, least first.
+const LEVELS: [&str; 6] = ["minimal", "low", "medium", "high", "xhigh", "max"];
+
 /// Reasoning arguments that a template accepts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Switches {
     /// The template reads `enable_thinking`, which turns reasoning on and off.
     thinking: bool,
-    /// The template reads `reasoning_effort` itself.
-    effort: bool,
+    /// Values of `reasoning_effort` that the template accepts; none if it does not read it.
+    efforts: Vec<&'static str>,
     /// The model reasons.
     reasons: bool,
 }
 
 impl Switches {
-    /// Detects them in the source of a template.
-    pub fn of_template(source: &str, reasons: bool) -> Self {
-        Self { thinking: source.contains("enable_thinking"), effort: source.contains("reasoning_effort"), reasons }
+    /// Detects them in the source of a template, and by asking it. `renders`: whether it renders a conversation with this
+    /// `reasoning_effort`: Qwen3.8's, for one, raises an exception at levels that the model was not trained for.
+    pub fn of_template(source: &str, reasons: bool, renders: impl Fn(&str) -> bool) -> Self {
+        let mut efforts = Vec::new();
+        if source.contains("reasoning_effort") {
+            efforts.extend(LEVELS.into_iter().chain([NONE]).filter(|effort| renders(effort)));
+            if efforts.is_empty() {
+                // It does not like the conversation, so that nothing is known of its levels.
+                efforts.extend(LEVELS.into_iter().chain([NONE]));
+            }
+        }
+        Self { thinking: source.contains("enable_thinking"), efforts, reasons }
     }
 
-    /// Adds the arguments for `effort`; arguments that `kwargs` already has are kept. In a template without levels, `none`
-    /// turns reasoning off and all other levels turn it on. False if the model does not reason, so that there is nothing to
-    /// set: coding agents ask every model to reason.
+    /// Adds the arguments for `effort`; arguments that `kwargs` already has are kept. A level that the template does not
+    /// accept becomes the next higher one that it does, or the highest. In a template without levels, `none` turns reasoning
+    /// off and all other levels turn it on. False if the model does not reason, so that there is nothing to set: coding
+    /// agents ask every model to reason.
     ///
     /// # Errors
     /// One sentence: the reasoning cannot be switched off, or `kwargs` contradict it.
-    pub fn set(self, effort: &str, kwargs: &mut Map<String, Value>) -> Result<bool, String> {
-        let reason = effort != "none";
+    pub fn set(&self, effort: &str, kwargs: &mut Map<String, Value>) -> Result<bool, String> {
+        let reason = effort != NONE;
         if !reason && kwargs.get("enable_thinking") == Some(&Value::Bool(true)) {
             return Err("is none, but enable_thinking is true".into());
         }
-        if self.effort {
-            kwargs.entry("reasoning_effort").or_insert(effort.into());
+        let level = self.level(effort);
+        if let Some(level) = level {
+            kwargs.entry("reasoning_effort").or_insert(level.into());
         }
         if self.thinking {
             kwargs.entry("enable_thinking").or_insert(reason.into());
         }
-        match (self.effort || self.thinking, reason) {
+        match (level.is_some() || self.thinking, reason) {
             (true, _) => Ok(true),
             (false, true) if !self.reasons => Ok(false),
             (false, false) if self.reasons => {
@@ -44,6 +60,15 @@ impl Switches {
             }
             // The template has no switch, and the request asks for what the model does anyway.
             (false, _) => Ok(true),
+        }
+    }
+
+    /// The value of `reasoning_effort` for this effort, if the template has one.
+    fn level(&self, effort: &str) -> Option<&'static str> {
+        let accepted = |level: &&&str| self.efforts.contains(level);
+        match LEVELS.iter().position(|level| *level == effort) {
+            Some(asked) => LEVELS[asked..].iter().chain(LEVELS[..asked].iter().rev()).find(accepted).copied(),
+            None => [NONE].iter().find(accepted).copied(),
         }
     }
 }
@@ -74,7 +99,7 @@ mod tests {
             ("always </think>", "none", json!({}), Err("no switch")),
         ] {
             let mut set = kwargs.as_object().unwrap().clone();
-            let outcome = Switches::of_template(source, source.contains("</think>")).set(effort, &mut set);
+            let outcome = Switches::of_template(source, source.contains("</think>"), |_| true).set(effort, &mut set);
             match expected {
                 Ok((honoured, expected)) => {
                     assert_eq!((outcome, Value::Object(set)), (Ok(honoured), expected), "{source} {effort}");
@@ -82,5 +107,31 @@ mod tests {
                 Err(expected) => assert!(outcome.unwrap_err().contains(expected), "{source} {effort}"),
             }
         }
+    }
+
+    #[test]
+    fn a_level_that_the_template_refuses_becomes_the_next_one() {
+        let effort = |accepted: &'static [&str], source: &str, effort: &str| {
+            let mut kwargs = Map::new();
+            let switches = Switches::of_template(source, true, |level| accepted.contains(&level));
+            switches.set(effort, &mut kwargs).map(|_| Value::Object(kwargs))
+        };
+        let levels = ["low", "medium", "xhigh"].as_slice();
+        let both = "enable_thinking reasoning_effort";
+        for (asked, expected) in [
+            ("minimal", "low"),
+            ("low", "low"),
+            ("medium", "medium"),
+            ("high", "xhigh"),
+            ("xhigh", "xhigh"),
+            ("max", "xhigh"),
+        ] {
+            let expected = json!({"reasoning_effort": expected, "enable_thinking": true});
+            assert_eq!(effort(levels, both, asked), Ok(expected), "{asked}");
+        }
+        assert_eq!(effort(levels, both, "none"), Ok(json!({"enable_thinking": false})));
+        assert!(effort(levels, "reasoning_effort", "none").unwrap_err().contains("no switch"));
+        let any = json!({"reasoning_effort": "high", "enable_thinking": true});
+        assert_eq!(effort(&[], both, "high"), Ok(any), "a template that refuses the conversation");
     }
 }

@@ -87,9 +87,17 @@ impl ChatTemplate {
     /// Compiles a template.
     fn new(source: String, special_tokens: Map<String, Json>) -> Result<Self, Error> {
         let output_format = OutputFormat::of_template(&source);
-        let switches = Switches::of_template(&source, output_format.reasoning);
         let mut env = dialect::environment();
-        env.add_template_owned(NAME, source)?;
+        env.add_template_owned(NAME, source.clone())?;
+        let renders = |effort: &str| {
+            let mut context = special_tokens.clone();
+            context.insert("messages".into(), json!([{"role": "user", "content": "a"}]));
+            context.insert("tools".into(), Json::Null);
+            context.insert("add_generation_prompt".into(), true.into());
+            context.insert("reasoning_effort".into(), effort.into());
+            run(&env, context).is_ok()
+        };
+        let switches = Switches::of_template(&source, output_format.reasoning, renders);
         Ok(Self { program: Program::Jinja(Box::new(env), switches), special_tokens, output_format })
     }
 
@@ -139,9 +147,14 @@ impl ChatTemplate {
         context.insert("messages".into(), messages.into());
         context.insert("tools".into(), tools.map_or(Json::Null, Json::from));
         context.insert("add_generation_prompt".into(), add_generation_prompt.into());
-        let template = env.get_template(NAME).map_err(|e| explain(&e))?;
-        template.render(Value::from_serialize(context)).map_err(|e| explain(&e))
+        run(env, context)
     }
+}
+
+/// Renders the template of `env` with these arguments.
+fn run(env: &Environment<'_>, context: Map<String, Json>) -> Result<String, TemplateError> {
+    let template = env.get_template(NAME).map_err(|e| explain(&e))?;
+    template.render(Value::from_serialize(context)).map_err(|e| explain(&e))
 }
 
 fn read_json(path: &Path) -> Result<Json, TemplateError> {

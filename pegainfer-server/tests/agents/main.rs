@@ -161,6 +161,11 @@ fn agents_work_with_tagged_calls_and_a_strict_template() {
 }
 
 #[test]
+fn agents_work_with_a_template_that_knows_three_levels_of_reasoning() {
+    every_recorded_request_is_answered(Template::effort());
+}
+
+#[test]
 #[ignore = "needs the official templates: PEGAINFER_TEST_TEMPLATES=DIR"]
 fn agents_work_with_the_official_templates() {
     for template in Template::official() {

@@ -31,18 +31,29 @@ impl Template {
         Self::with("tags", Format::Tags, include_str!("../fixtures/agents/tags.jinja"))
     }
 
-    /// The official templates in the directory `PEGAINFER_TEST_TEMPLATES`.
+    /// [`tags`](Self::tags) with the further demands of Qwen3.8's: three levels of reasoning, which stays in the prompt.
+    pub fn effort() -> Self {
+        let source =
+            concat!(include_str!("../fixtures/agents/effort.jinja"), include_str!("../fixtures/agents/tags.jinja"));
+        Self::with("effort", Format::Tags, source)
+    }
+
+    /// The templates `*.jinja` in the directories of `PEGAINFER_TEST_TEMPLATES`, such as those of the official checkpoints.
     pub fn official() -> Vec<Self> {
         let dir = std::env::var_os("PEGAINFER_TEST_TEMPLATES").expect("PEGAINFER_TEST_TEMPLATES is not set");
-        let files = [
-            ("qwen3/qwen3.chat_template.jinja", Format::Json),
-            ("qwen3.5/qwen3.5-4B-9B-27B.chat_template.jinja", Format::Tags),
-        ];
-        let template = |(file, format): (&str, Format)| {
-            let name = Path::new(file).file_name().unwrap().to_str().unwrap();
-            Self::with(name, format, &std::fs::read_to_string(Path::new(&dir).join(file)).unwrap())
+        let entries =
+            |dir: &Path| std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
+        let families = entries(Path::new(&dir)).into_iter().filter(|path| path.is_dir());
+        let files = families.flat_map(|family| entries(&family));
+        let template = |file: PathBuf| {
+            let source = std::fs::read_to_string(&file).unwrap();
+            let format = if source.contains("<function=") { Format::Tags } else { Format::Json };
+            Self::with(file.file_name().unwrap().to_str().unwrap(), format, &source)
         };
-        files.into_iter().map(template).collect()
+        let templates: Vec<Self> =
+            files.filter(|file| file.extension().is_some_and(|extension| extension == "jinja")).map(template).collect();
+        assert!(!templates.is_empty(), "no *.jinja in the directories of {}", Path::new(&dir).display());
+        templates
     }
 
     fn with(name: &str, format: Format, source: &str) -> Self {
