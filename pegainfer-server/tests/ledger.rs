@@ -181,22 +181,61 @@ const QWEN35_4B: [Measured; 6] = [
 
 #[test]
 fn the_ledgers_of_the_h200_predict_what_was_measured_there() {
-    for (dir, workloads) in [("h200-qwen3-4b", QWEN3_4B), ("h200-qwen35-4b", QWEN35_4B)] {
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/benchmarks").join(dir).join("ledger.jsonl");
+    for (model, workloads) in [("qwen3-4b", QWEN3_4B), ("Qwen/Qwen3.5-4B", QWEN35_4B)] {
         for Measured { flag, load, tpot, output_tok_s } in workloads {
             // The seed of a workload's second value is another one: that of `--qps 16,40`.
             let loads = if flag == "--qps" { format!("16,{load}") } else { load.to_owned() };
-            let args = ["sim", file.to_str().unwrap(), flag, &loads, "--prompt-len", "1024", "--output-len", "128"];
-            let output = pegainfer(&[&args[..], &["--runs", "1", "--json", "-"]].concat());
+            let args = ["sim", "--gpu", "h200", "--model", model, flag, &loads, "--runs", "1", "--json", "-"];
+            let output = pegainfer(&[&args[..], &["--prompt-len", "1024", "--output-len", "128"]].concat());
             assert!(output.status.success(), "{}", text(&output.stderr));
             let report: Value = serde_json::from_slice(&output.stdout).unwrap();
             let median = &report["rows"].as_array().unwrap().last().unwrap()["median"];
             let off = |name: &str, figure: &Value, measured: f64| {
                 let off = figure.as_f64().unwrap() / measured - 1.0;
-                assert!(off.abs() < 0.05, "{dir} {flag} {load}: {name} {figure}, measured {measured}");
+                assert!(off.abs() < 0.05, "{model} {flag} {load}: {name} {figure}, measured {measured}");
             };
             off("TPOT", &median["tpot_ms"]["p50"], tpot);
             off("rate", &median["output_tok_s"], output_tok_s);
         }
     }
+}
+
+#[test]
+fn a_ledger_inside_the_executable_needs_nothing_beside_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pegainfer"));
+        // An empty directory, and no cache of models.
+        command.args(args).env_clear().env("TMPDIR", dir.path()).current_dir(dir.path()).output().unwrap()
+    };
+    let names = ["--gpu", "NVIDIA H200", "--model", "Qwen/Qwen3-4B"];
+    let workload = ["--concurrency", "8", "--runs", "1", "--json", "-"];
+    let by_name = run(&[&["sim"][..], &names, &workload].concat());
+    assert!(by_name.status.success(), "{}", text(&by_name.stderr));
+    // The same ledger as a file.
+    let written = run(&[&["ledger", "--out", "h200.jsonl"][..], &names].concat());
+    assert!(written.status.success(), "{}", text(&written.stderr));
+    let by_file = run(&[&["sim", "h200.jsonl"][..], &workload].concat());
+    assert_eq!((text(&by_file.stdout), by_file.stderr), (text(&by_name.stdout), by_name.stderr));
+    // Its model is known, too.
+    for source in [&names[..], &["--ledger", "h200.jsonl"]] {
+        let output = run(&[&["plan", "--batch", "32", "--context", "256", "--json"][..], source].concat());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(plan["times"]["source"], "measured", "{source:?}");
+        let step = &plan["times"]["step"];
+        let efficiency = step["floor_us"].as_f64().unwrap() / step["us"].as_f64().unwrap();
+        assert!((0.6..0.8).contains(&efficiency), "{step}");
+    }
+    let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["h200.jsonl"]);
+    for args in [&["sim"][..], &["sim", "--gpu", "h100", "--model", "qwen3-4b"], &["plan", "--model", "qwen3-4b"]] {
+        let output = run(args);
+        assert!(
+            !output.status.success() && text(&output.stderr).contains("\n  --gpu h200 --model qwen3.5-4b"),
+            "{args:?}"
+        );
+    }
+    let refused = run(&[&["ledger"][..], &names].concat());
+    assert!(text(&refused.stderr).contains("give --out or --svg"), "{}", text(&refused.stderr));
 }

@@ -5,6 +5,7 @@ use super::law::{Law, LawError};
 use super::load::{StepLine, StepLoad};
 use crate::schedule::StateConfig;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::borrow::Cow;
 use std::io::{self, BufRead, Write};
 use thiserror::Error;
@@ -83,6 +84,7 @@ pub struct HostCost {
 enum Line {
     Ledger(Header),
     Host(HostCost),
+    Config(Value),
     Anchor(Anchor),
     Step(StepLine),
     Op(OpLine),
@@ -95,6 +97,8 @@ pub struct Ledger {
     pub header: Header,
     /// The engine thread.
     pub host: HostCost,
+    /// The model's config.json, from which the ops of any step follow; `None` in older ledgers.
+    pub config: Option<Value>,
     /// Steps measured again on the device of the header, where the others were measured on another one.
     pub anchor: Option<Anchor>,
     /// Steps.
@@ -144,10 +148,12 @@ impl Ledger {
             match (line, &mut ledger) {
                 (Line::Ledger(header), None) if header.version == VERSION => {
                     let host = HostCost::default();
-                    ledger = Some(Self { header, host, anchor: None, steps: Vec::new(), ops: Vec::new() });
+                    let (steps, ops) = (Vec::new(), Vec::new());
+                    ledger = Some(Self { header, host, config: None, anchor: None, steps, ops });
                 }
                 (Line::Ledger(header), None) => return Err(LedgerError::Version(header.version)),
                 (Line::Host(host), Some(ledger)) => ledger.host = host,
+                (Line::Config(config), Some(ledger)) => ledger.config = Some(config),
                 (Line::Anchor(anchor), Some(ledger)) => ledger.anchor = Some(anchor),
                 (Line::Step(step), Some(ledger)) => ledger.steps.push(step),
                 (Line::Op(op), Some(ledger)) => ledger.ops.push(op),
@@ -161,9 +167,10 @@ impl Ledger {
     pub fn write(&self, out: &mut impl Write) -> Result<(), LedgerError> {
         let steps = self.steps.iter().cloned().map(Line::Step);
         let ops = self.ops.iter().cloned().map(Line::Op);
+        let config = self.config.clone().map(Line::Config);
         let anchor = self.anchor.clone().map(Line::Anchor);
         let head = [Line::Ledger(self.header.clone()), Line::Host(self.host)];
-        for line in head.into_iter().chain(anchor).chain(steps).chain(ops) {
+        for line in head.into_iter().chain(config).chain(anchor).chain(steps).chain(ops) {
             serde_json::to_writer(&mut *out, &line).map_err(io::Error::from)?;
             writeln!(out)?;
         }
@@ -214,14 +221,15 @@ mod tests {
         let load = StepLoad { decode_rows: 2, decode_kv: 50, ..StepLoad::default() };
         let steps = vec![StepLine { load, us: 12.5, spread: 0.01, runs: 9 }];
         let ops = vec![OpLine { load, op: "linear".into(), calls: 3, us: 7.0 }];
-        Ledger { header, host: HostCost { step_us: 1.5, row_us: 0.25 }, anchor: None, steps, ops }
+        let config = Some(serde_json::json!({"hidden_size": 64, "rms_norm_eps": 1e-6}));
+        Ledger { header, host: HostCost { step_us: 1.5, row_us: 0.25 }, config, anchor: None, steps, ops }
     }
 
     #[test]
     fn what_is_written_is_read() {
         let (ledger, mut file) = (ledger(), Vec::new());
         ledger.write(&mut file).unwrap();
-        assert_eq!(file.iter().filter(|b| **b == b'\n').count(), 4);
+        assert_eq!(file.iter().filter(|b| **b == b'\n').count(), 5);
         assert_eq!(Ledger::read(&file[..]).unwrap(), ledger);
         let more = Header { max_num_seqs: 9, ..ledger.header.clone() };
         assert_eq!(more.state_config(), Some(StateConfig { sequences: 9, ..ledger.header.state.unwrap() }));
@@ -254,6 +262,6 @@ mod tests {
         let text = String::from_utf8(file).unwrap();
         assert!(read(&text.replace("\"version\":1", "\"version\":7")).contains("format 7"));
         let broken = text.replacen("{\"step\"", "{\"stop\"", 1);
-        assert!(read(&broken).starts_with("line 3 is not one of a ledger"), "{}", read(&broken));
+        assert!(read(&broken).starts_with("line 4 is not one of a ledger"), "{}", read(&broken));
     }
 }

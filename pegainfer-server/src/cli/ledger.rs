@@ -4,14 +4,16 @@
 mod plots;
 
 use super::anchor;
+use super::shipped::{self, ShippedArgs};
 use super::sim::host::host_cost;
 use crate::models::args::{EngineArgs, QuantizationArg};
 use crate::models::engine;
 use crate::models::model_path::{self, ModelDir};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use pegainfer_core::ledger::{Effort, Header, Law, Ledger, Residual, StepKind};
 use pegainfer_kernels::SOURCES_HASH;
+use serde_json::Value;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -30,16 +32,19 @@ pub struct LedgerArgs {
     #[arg(value_name = "LEDGER", requires = "svg", conflicts_with_all = ["out", "quick", "anchor"])]
     pub ledger: Option<PathBuf>,
     /// File to write
-    #[arg(long, value_name = "FILE", required_unless_present = "ledger")]
+    #[arg(long, value_name = "FILE", required_unless_present_any = ["ledger", "gpu", "model"])]
     pub out: Option<PathBuf>,
     /// Directory for plots of the ledger: steps.svg, ops.svg, errors.svg
     #[arg(long, value_name = "DIR")]
     pub svg: Option<PathBuf>,
+    /// Write (--out) or plot (--svg) a ledger inside the executable instead of measuring one.
+    #[command(flatten)]
+    pub shipped: ShippedArgs,
     /// Measure each step for a fifth of the time
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["gpu", "model"])]
     pub quick: bool,
     /// Measure a dozen steps of this ledger again, in seconds, and write it with factors for this device
-    #[arg(long, value_name = "LEDGER", conflicts_with = "quick")]
+    #[arg(long, value_name = "LEDGER", conflicts_with_all = ["quick", "gpu", "model"])]
     pub anchor: Option<PathBuf>,
     /// Model and engine flags.
     #[command(flatten)]
@@ -52,23 +57,30 @@ pub fn run(args: &LedgerArgs) -> Result<()> {
     if let Some(dir) = &args.svg {
         std::fs::create_dir_all(dir).with_context(|| format!("--svg {} cannot be created", dir.display()))?;
     }
-    if let (Some(ledger), Some(dir)) = (&args.ledger, &args.svg) {
-        return plots::write(&anchor::read(ledger)?, dir);
+    let out = args.out.as_deref().map(Output::new).transpose()?;
+    if args.ledger.is_some() || args.shipped.is_given() {
+        let ledger = shipped::read(args.ledger.as_deref(), &args.shipped)?;
+        ensure!(
+            out.is_some() || args.svg.is_some(),
+            "give --out or --svg: the ledger is inside this executable already"
+        );
+        return write(&ledger, out, args.svg.as_deref());
     }
-    let out = args.out.as_deref().context("--out names no file")?;
-    let unwritable = || format!("{} cannot be written", out.display());
-    let file = File::options().write(true).create(true).truncate(false).open(out).with_context(unwritable)?;
+    let out = out.context("--out names no file")?;
     let model = model_path::resolve(&args.engine)?;
     let (ledger, report) = match &args.anchor {
         Some(base) => anchored(base, &model, &args.engine)?,
         None => measured(&model, args)?,
     };
-    replace(file, &ledger).with_context(unwritable)?;
-    if let Some(dir) = &args.svg {
-        plots::write(&ledger, dir)?;
-    }
+    write(&ledger, Some(out), args.svg.as_deref())?;
     print!("{report}");
     std::io::stdout().flush().context("standard output is closed")
+}
+
+/// Writes the ledger and its plots, as far as they were asked for.
+fn write(ledger: &Ledger, out: Option<Output<'_>>, svg: Option<&Path>) -> Result<()> {
+    out.map_or(Ok(()), |out| out.replace(ledger))?;
+    svg.map_or(Ok(()), |dir| plots::write(ledger, dir))
 }
 
 /// The ledger in `base` with factors for this device, and what was measured for them.
@@ -81,7 +93,8 @@ fn anchored(base: &Path, model: &ModelDir, args: &EngineArgs) -> Result<(Ledger,
     }
     // What was measured decides whether a ledger is stale.
     let header = Header { kernels: ledger.header.kernels.clone(), program: ledger.header.program.clone(), ..header };
-    Ok((Ledger { header, anchor: Some(anchor), ..ledger }, report))
+    let config = ledger.config.clone().map_or_else(|| config(model), Ok)?;
+    Ok((Ledger { header, anchor: Some(anchor), config: Some(config), ..ledger }, report))
 }
 
 /// A ledger of this device, and its summary.
@@ -94,18 +107,45 @@ fn measured(model: &ModelDir, args: &LedgerArgs) -> Result<(Ledger, String)> {
     header.model = model.to_string();
     header.quantization = (args.engine.formats.quantization == Some(QuantizationArg::Fp8)).then(|| "fp8".to_owned());
     let host = host_cost(&header)?;
-    let ledger = Ledger { header, host, anchor: None, steps: measured.steps, ops: measured.ops };
+    let config = Some(config(model)?);
+    let ledger = Ledger { header, host, config, anchor: None, steps: measured.steps, ops: measured.ops };
     let report = summary(&ledger);
     Ok((ledger, report))
 }
 
-/// Writes the ledger in place of what the file has.
-fn replace(file: File, ledger: &Ledger) -> Result<()> {
-    // A pipe or a terminal has no length.
-    if file.metadata()?.is_file() {
-        file.set_len(0)?;
+/// The config.json of the model that was measured.
+fn config(model: &ModelDir) -> Result<Value> {
+    let path = model.dir.join("config.json");
+    let unreadable = || format!("{} cannot be read", path.display());
+    let text = std::fs::read_to_string(&path).with_context(unreadable)?;
+    serde_json::from_str(&text).with_context(unreadable)
+}
+
+/// The file of `--out`.
+struct Output<'a> {
+    path: &'a Path,
+    file: File,
+}
+
+impl<'a> Output<'a> {
+    /// Opens the file, and leaves what it has.
+    fn new(path: &'a Path) -> Result<Self> {
+        let file = File::options().write(true).create(true).truncate(false).open(path);
+        Ok(Self { path, file: file.with_context(|| format!("{} cannot be written", path.display()))? })
     }
-    Ok(ledger.write(&mut BufWriter::new(file))?)
+
+    /// Writes the ledger in place of what the file has.
+    fn replace(self, ledger: &Ledger) -> Result<()> {
+        let Self { path, file } = self;
+        let write = || -> Result<()> {
+            // A pipe or a terminal has no length.
+            if file.metadata()?.is_file() {
+                file.set_len(0)?;
+            }
+            Ok(ledger.write(&mut BufWriter::new(file))?)
+        };
+        write().with_context(|| format!("{} cannot be written", path.display()))
+    }
 }
 
 /// How many steps were measured, and how far the law is off at steps that it was not told.

@@ -21,6 +21,7 @@ pub mod reference;
 pub mod replay;
 pub mod serve;
 pub mod settings;
+mod shipped;
 mod signals;
 pub mod sim;
 mod stdout;

@@ -2,28 +2,30 @@
 
 mod times;
 
-use super::anchor;
 use super::bench::args::parse_positive;
 use super::bench::roofline::Peaks;
+use super::shipped::{self, ShippedArgs};
 use super::watch::other_model;
 use crate::models::args::{EngineArgs, FormatArgs};
+use crate::models::model_path::ModelDir;
 use crate::models::{engine, model_path};
 use crate::values::parse_bytes;
 use anyhow::{Result, bail};
-use clap::{Args, Parser, ValueEnum};
-use pegainfer_core::ledger::StepLoad;
+use clap::{ArgGroup, Args, Parser, ValueEnum};
+use pegainfer_core::ledger::{Ledger, StepLoad};
 use pegainfer_core::record::{OpRecord, Operand};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use times::Times;
 
 /// Flags of `plan`.
 #[derive(Debug, Clone, Args)]
+#[command(group(ArgGroup::new("times").args(["ledger", "gpu", "model"]).multiple(true)))]
 pub struct PlanArgs {
-    /// Checkpoint directory (config.json is enough), or a Hugging Face id [default: qwen3-tiny, which
+    /// Checkpoint directory (config.json is enough), or a Hugging Face id [default: the ledger's model, or qwen3-tiny, which
     /// is inside the executable]
     #[arg(long, value_name = "DIR|ID")]
     pub model_path: Option<String>,
@@ -40,16 +42,19 @@ pub struct PlanArgs {
     #[command(flatten)]
     pub formats: FormatArgs,
     /// Print instead what the server would make of a GPU with this much memory, such as 24G: sequences, KV cache, tokens of a step
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, conflicts_with = "json")]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, conflicts_with_all = ["json", "times"])]
     pub gpu_memory: Option<u64>,
     /// Add the times of this ledger, beside the least that the device needs
-    #[arg(long, value_name = "LEDGER", conflicts_with = "gpu_memory")]
+    #[arg(long, value_name = "LEDGER")]
     pub ledger: Option<PathBuf>,
+    /// Times of a ledger inside the executable.
+    #[command(flatten)]
+    pub shipped: ShippedArgs,
     /// Memory bandwidth for the least time, in GB/s [default: the datasheet's]
-    #[arg(long, value_name = "GB/S", value_parser = parse_positive, requires = "ledger")]
+    #[arg(long, value_name = "GB/S", value_parser = parse_positive, requires = "times")]
     pub read_gbs: Option<f64>,
     /// bf16 rate for the least time, in TFLOP/s [default: the datasheet's]
-    #[arg(long, value_name = "TFLOP/S", value_parser = parse_positive, requires = "ledger")]
+    #[arg(long, value_name = "TFLOP/S", value_parser = parse_positive, requires = "times")]
     pub peak_tflops: Option<f64>,
     /// Print every op as JSON instead of a table
     #[arg(long)]
@@ -74,7 +79,9 @@ pub enum Phase {
 
 /// Runs the command.
 pub fn run(args: &PlanArgs) -> Result<()> {
-    let model = model_path::resolve_config(args.model_path.as_deref())?;
+    let given = args.ledger.is_some() || args.shipped.is_given();
+    let ledger = given.then(|| shipped::read(args.ledger.as_deref(), &args.shipped)).transpose()?;
+    let model = model(args, ledger.as_ref())?;
     if let Some(bytes) = args.gpu_memory {
         let engine = EngineArgs { formats: args.formats.clone(), ..Defaults::try_parse_from(["plan"])?.engine };
         print!("{}", engine::gpu_fit(&model.dir, &engine, bytes)?);
@@ -89,7 +96,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     let load = StepLoad::of_rows(vec![(tokens, context); batch]);
     // A model of the hub is named by its id: its directory is one of the cache.
     let source = model.hub_id.clone().unwrap_or_else(|| model.to_string());
-    let times = args.ledger.as_deref().map(|file| times(file, args, &source, &load, &records)).transpose()?;
+    let times = ledger.map(|ledger| times(&ledger, args, &source, &load, &records)).transpose()?;
     if args.json {
         let mut plan = json(&records);
         if let Some(times) = times {
@@ -102,20 +109,23 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     Ok(())
 }
 
-/// The times that the ledger in `file` has for a step.
-fn times(file: &Path, args: &PlanArgs, source: &str, load: &StepLoad, records: &[OpRecord]) -> Result<Times> {
-    let ledger = anchor::read(file)?;
+/// The model that is planned: that of `--model-path`, or else that of the ledger.
+fn model(args: &PlanArgs, ledger: Option<&Ledger>) -> Result<ModelDir> {
+    match ledger.and_then(|ledger| Some((ledger.config.as_ref()?, &ledger.header.model))) {
+        Some((config, name)) if args.model_path.is_none() => model_path::of_config(config, name),
+        _ => model_path::resolve_config(args.model_path.as_deref()),
+    }
+}
+
+/// The times that the ledger has for a step.
+fn times(ledger: &Ledger, args: &PlanArgs, source: &str, load: &StepLoad, records: &[OpRecord]) -> Result<Times> {
     let engine = EngineArgs { formats: args.formats.clone(), ..Defaults::try_parse_from(["plan"])?.engine };
     let kv_cache_dtype = engine.overrides().kv_dtype.name();
     if let Some(other) = other_model(&ledger.header, source, &engine, kv_cache_dtype) {
-        bail!("--ledger was measured with {other}: give the --model-path and the formats that it was measured with");
+        bail!("the ledger was measured with {other}: give the --model-path and the formats that it was measured with");
     }
-    let datasheet = Peaks::of_device(&ledger.header.device);
-    let peaks = Peaks {
-        read_bytes_s: args.read_gbs.map(|gbs| gbs * 1e9).or(datasheet.read_bytes_s),
-        flop_s: args.peak_tflops.map(|tflops| tflops * 1e12).or(datasheet.flop_s),
-    };
-    Ok(Times::new(&ledger, load, records, peaks)?)
+    let peaks = Peaks::given_or_of_device(args.read_gbs, args.peak_tflops, &ledger.header.device);
+    Ok(Times::new(ledger, load, records, peaks)?)
 }
 
 /// One line of the printed plan; equal nodes of several layers are folded into one line.

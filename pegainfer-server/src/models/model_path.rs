@@ -3,7 +3,8 @@
 use crate::models::args::{EngineArgs, LoadFormat};
 use crate::models::bundled;
 use crate::models::hub::Hub;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
 use std::fmt;
 use std::path::PathBuf;
 use tempfile::TempDir;
@@ -14,14 +15,16 @@ pub struct ModelDir {
     pub dir: PathBuf,
     /// Hugging Face id under which it was downloaded.
     pub hub_id: Option<String>,
-    /// The files of the bundled checkpoint, which are removed with this value.
-    bundled: Option<TempDir>,
+    /// Its name, where that is not the path.
+    name: Option<String>,
+    /// Files that are removed with this value.
+    _temporary: Option<TempDir>,
 }
 
 impl fmt::Display for ModelDir {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.bundled {
-            Some(_) => write!(f, "the bundled {}", bundled::NAME),
+        match &self.name {
+            Some(name) => name.fmt(f),
             None => self.dir.display().fmt(f),
         }
     }
@@ -37,14 +40,29 @@ pub fn resolve_config(model_path: Option<&str>) -> Result<ModelDir> {
     find(model_path, false)
 }
 
+/// A directory with the config.json of the model `name`, for commands that need no weights.
+pub fn of_config(config: &Value, name: &str) -> Result<ModelDir> {
+    let parent = std::env::temp_dir();
+    let written = || -> std::io::Result<TempDir> {
+        let temporary = tempfile::Builder::new().prefix("pegainfer-").tempdir_in(&parent)?;
+        std::fs::write(temporary.path().join("config.json"), config.to_string())?;
+        Ok(temporary)
+    };
+    let unwritable = || format!("{} cannot be written: set TMPDIR to another directory", parent.display());
+    let temporary = written().with_context(unwritable)?;
+    let (dir, name) = (temporary.path().to_owned(), Some(name.to_owned()));
+    Ok(ModelDir { dir, hub_id: None, name, _temporary: Some(temporary) })
+}
+
 fn find(model_path: Option<&str>, weights: bool) -> Result<ModelDir> {
     let Some(given) = model_path else {
         let files = bundled::write()?;
-        return Ok(ModelDir { dir: files.path().join(bundled::NAME), hub_id: None, bundled: Some(files) });
+        let (dir, name) = (files.path().join(bundled::NAME), Some(format!("the bundled {}", bundled::NAME)));
+        return Ok(ModelDir { dir, hub_id: None, name, _temporary: Some(files) });
     };
     let dir = PathBuf::from(given);
     if dir.is_dir() {
-        return Ok(ModelDir { dir, hub_id: None, bundled: None });
+        return Ok(ModelDir { dir, hub_id: None, name: None, _temporary: None });
     }
     if dir.exists() {
         bail!("--model-path {given} is a file: give the directory that holds config.json");
@@ -53,7 +71,7 @@ fn find(model_path: Option<&str>, weights: bool) -> Result<ModelDir> {
         bail!("--model-path {given} is neither a directory nor a Hugging Face id such as Qwen/Qwen3-0.6B");
     }
     let dir = Hub::from_env().fetch(given, weights)?;
-    Ok(ModelDir { dir, hub_id: Some(given.to_owned()), bundled: None })
+    Ok(ModelDir { dir, hub_id: Some(given.to_owned()), name: None, _temporary: None })
 }
 
 /// Whether the text is `organisation/name`, in the characters that the hub allows.

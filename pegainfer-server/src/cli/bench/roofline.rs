@@ -88,6 +88,15 @@ impl Peaks {
         Self { read_bytes_s: Some(gbs * 1e9), flop_s: Some(tflops * 1e12) }
     }
 
+    /// The given rates in GB/s and TFLOP/s, and where one is not given, that of the datasheet.
+    pub fn given_or_of_device(read_gbs: Option<f64>, peak_tflops: Option<f64>, device: &str) -> Self {
+        let datasheet = Self::of_device(device);
+        Self {
+            read_bytes_s: read_gbs.map(|gbs| gbs * 1e9).or(datasheet.read_bytes_s),
+            flop_s: peak_tflops.map(|tflops| tflops * 1e12).or(datasheet.flop_s),
+        }
+    }
+
     /// Least microseconds in which an op moves `bytes` bytes and computes `flops` operations; `None` unless both rates are known.
     pub fn floor_us(&self, bytes: u64, flops: u64) -> Option<f64> {
         Some((bytes as f64 / self.read_bytes_s?).max(flops as f64 / self.flop_s?) * 1e6)

@@ -125,12 +125,12 @@ fn errors(ledger: &Ledger) -> Panel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::anchor;
+    use crate::cli::shipped::{self, ShippedArgs};
 
     /// A ledger of this repository.
     fn ledger() -> Ledger {
-        let benchmarks = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/benchmarks");
-        anchor::read(&benchmarks.join("h200-qwen3-4b/ledger.jsonl")).unwrap()
+        let shipped = ShippedArgs { gpu: Some("h200".into()), model: Some("qwen3-4b".into()) };
+        shipped::read(None, &shipped).unwrap()
     }
 
     #[test]

@@ -161,7 +161,7 @@ mod tests {
             graphs: false,
             state: None,
         };
-        Ledger { header, host: HostCost::default(), anchor: None, steps, ops }
+        Ledger { header, host: HostCost::default(), config: None, anchor: None, steps, ops }
     }
 
     fn times(rows: usize, peaks: Peaks) -> Times {

@@ -1,6 +1,7 @@
 //! Flags of `sim`.
 
 use crate::cli::bench::args::parse_positive;
+use crate::cli::shipped::ShippedArgs;
 use crate::values::parse_time;
 use clap::Args;
 use std::num::NonZeroUsize;
@@ -10,8 +11,12 @@ use std::time::Duration;
 /// Flags of `sim`.
 #[derive(Debug, Clone, Args)]
 pub struct SimArgs {
-    /// Ledger that `pegainfer ledger` has written
-    pub ledger: PathBuf,
+    /// Ledger that `pegainfer ledger` has written; or give --gpu and --model
+    #[arg(value_name = "LEDGER")]
+    pub ledger: Option<PathBuf>,
+    /// A ledger inside the executable instead.
+    #[command(flatten)]
+    pub shipped: ShippedArgs,
     /// Closed loop: number of concurrent requests; a new one starts when one ends [default: 1,8 if no other workload is given]
     #[arg(long, value_name = "N,..", value_delimiter = ',', help_heading = WORKLOAD)]
     pub concurrency: Vec<NonZeroUsize>,

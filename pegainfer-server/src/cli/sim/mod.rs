@@ -21,22 +21,20 @@ pub mod workload;
 pub mod world;
 
 use crate::cli::bench::stats::Figures;
+use crate::cli::shipped;
 use anyhow::{Context, Result, ensure};
 use args::SimArgs;
-use pegainfer_core::ledger::Ledger;
 use pegainfer_core::rng;
 use pegainfer_kernels::SOURCES_HASH;
 use report::{EngineUse, Report, Row, figures};
 use search::{Lengths, Slo};
 use simulation::Simulation;
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Write};
+use std::io::{BufWriter, Write};
 
 /// Runs the command.
 pub fn run(args: &SimArgs) -> Result<()> {
-    let unreadable = || format!("the ledger {} cannot be read", args.ledger.display());
-    let file = File::open(&args.ledger).with_context(unreadable)?;
-    let ledger = Ledger::read(BufReader::new(file)).with_context(unreadable)?;
+    let ledger = shipped::read(args.ledger.as_deref(), &args.shipped)?;
     let stale = ledger.header.kernels != SOURCES_HASH;
     let mut simulation = Simulation::new(&ledger)?;
     resize(&mut simulation, args);

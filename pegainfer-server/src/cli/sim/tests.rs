@@ -42,7 +42,7 @@ fn ledger(depth: usize, state: Option<StateConfig>) -> Ledger {
     let prefill = [2, 64].map(|tokens| line(&[(tokens, tokens)], tokens as f64 * TOKEN));
     let steps: Vec<StepLine> = decode.into_iter().chain(prefill).collect();
     let op = |us| OpLine { load: steps[0].load, op: "linear".into(), calls: 1, us };
-    Ledger { header, host: HostCost::default(), anchor: None, ops: vec![op(1.0)], steps }
+    Ledger { header, host: HostCost::default(), config: None, anchor: None, ops: vec![op(1.0)], steps }
 }
 
 fn simulate(ledger: &Ledger, sending: Sending, lengths: &[(usize, usize)], front_end: FrontEnd) -> Run {

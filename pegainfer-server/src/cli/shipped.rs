@@ -1,0 +1,172 @@
+//! The ledgers inside the executable, found by GPU and model.
+
+use super::anchor;
+use super::watch::card;
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use pegainfer_core::ledger::Ledger;
+use std::fmt::Write;
+use std::path::Path;
+
+/// A ledger of the repository, as text: 50 KB each, of which compression would save the executable less than a thousandth.
+struct Shipped {
+    /// GPU, as `--gpu` names it.
+    gpu: &'static str,
+    /// Model, as `--model` names it.
+    model: &'static str,
+    text: &'static str,
+}
+
+macro_rules! ledger {
+    ($file:literal) => {
+        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../ledgers/", $file))
+    };
+}
+
+/// Every ledger of the repository.
+static LEDGERS: [Shipped; 2] = [
+    Shipped { gpu: "h200", model: "qwen3-4b", text: ledger!("h200-qwen3-4b.jsonl") },
+    Shipped { gpu: "h200", model: "qwen3.5-4b", text: ledger!("h200-qwen35-4b.jsonl") },
+];
+
+/// Flags that name a ledger inside the executable.
+#[derive(Debug, Clone, Default, Args)]
+pub struct ShippedArgs {
+    /// With --model: take the ledger inside the executable that was measured on this GPU, such as h200
+    #[arg(long, value_name = "NAME")]
+    pub gpu: Option<String>,
+    /// With --gpu: take the ledger inside the executable that was measured with this model, such as Qwen/Qwen3-4B
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
+}
+
+impl ShippedArgs {
+    /// Whether one of the flags is given.
+    pub fn is_given(&self) -> bool {
+        self.gpu.is_some() || self.model.is_some()
+    }
+}
+
+/// The ledger in `file`, or the one inside the executable that the flags name.
+pub fn read(file: Option<&Path>, shipped: &ShippedArgs) -> Result<Ledger> {
+    match (file, &shipped.gpu, &shipped.model) {
+        (Some(file), None, None) => anchor::read(file),
+        (Some(_), ..) => bail!("give the file of a ledger or --gpu and --model, not both"),
+        (None, Some(gpu), Some(model)) => find(gpu, model),
+        (None, ..) => bail!(
+            "give the file of a ledger, or both --gpu and --model of one of those inside this executable:{}",
+            known()
+        ),
+    }
+}
+
+/// The ledger of this model on this GPU, by the names under which people know them.
+fn find(gpu: &str, model: &str) -> Result<Ledger> {
+    let named =
+        |ledger: &&Shipped| gpu_name(ledger.gpu) == gpu_name(gpu) && model_name(ledger.model) == model_name(model);
+    let Some(ledger) = LEDGERS.iter().find(named) else {
+        bail!(
+            "no ledger of {model} on {gpu} is inside this executable: measure one with pegainfer ledger, or take one of these:{}",
+            known()
+        );
+    };
+    Ledger::read(ledger.text.as_bytes()).with_context(|| format!("the ledger of {} on {}", ledger.model, ledger.gpu))
+}
+
+/// The flags of each ledger, a line for each.
+fn known() -> String {
+    LEDGERS.iter().fold(String::new(), |mut out, Shipped { gpu, model, .. }| {
+        let _ = write!(out, "\n  --gpu {gpu} --model {model}");
+        out
+    })
+}
+
+/// `h200` for `NVIDIA H200`, `cuda:0 (NVIDIA H200)` and `nvidia-h200`.
+fn gpu_name(name: &str) -> String {
+    let name = card(name).to_lowercase().replace("nvidia", "");
+    name.chars().filter(char::is_ascii_alphanumeric).collect()
+}
+
+/// `qwen35-4b` for `Qwen/Qwen3.5-4B` and for the path `/models/Qwen3.5-4B/`.
+fn model_name(name: &str) -> String {
+    let name = name.trim().trim_end_matches('/').rsplit('/').next().unwrap_or(name);
+    name.to_lowercase().replace('.', "").replace(['_', ' '], "-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::models::{detect, model_path};
+
+    fn named(gpu: &str, model: &str) -> Result<Ledger> {
+        read(None, &ShippedArgs { gpu: Some(gpu.to_owned()), model: Some(model.to_owned()) })
+    }
+
+    #[test]
+    fn each_ledger_is_that_of_its_names_and_knows_its_model() {
+        for Shipped { gpu, model, .. } in &LEDGERS {
+            let ledger = named(gpu, model).unwrap();
+            let header = &ledger.header;
+            assert_eq!((gpu_name(&header.device), model_name(&header.model)), (gpu_name(gpu), model_name(model)));
+            assert!(ledger.law().is_ok() && !ledger.ops.is_empty());
+            let config = model_path::of_config(ledger.config.as_ref().unwrap(), &header.model).unwrap();
+            let vocab_size = || (detect::detect(&config.dir).unwrap().vocab_size)(&config.dir).unwrap();
+            if cfg!(feature = "qwen35") || !model.contains("3.5") {
+                assert_eq!(vocab_size(), header.vocab_size, "{model}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_ledger_of_the_repository_is_inside() {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ledgers");
+        let texts: Vec<String> = std::fs::read_dir(dir)
+            .unwrap()
+            .map(|file| std::fs::read_to_string(file.unwrap().path()).unwrap())
+            .collect();
+        assert_eq!(texts.len(), LEDGERS.len());
+        assert!(texts.iter().all(|text| LEDGERS.iter().any(|ledger| ledger.text == text)));
+    }
+
+    #[test]
+    fn people_have_several_names_for_a_gpu_and_a_model() {
+        let dense = named("h200", "qwen3-4b").unwrap();
+        for (gpu, model) in [
+            ("NVIDIA H200", "Qwen/Qwen3-4B"),
+            ("nvidia-h200", "QWEN3_4B"),
+            ("cuda:3 (NVIDIA H200)", "/models/Qwen3-4B/"),
+            (" H200 ", "qwen3 4b "),
+        ] {
+            assert_eq!(named(gpu, model).unwrap(), dense, "{gpu} {model}");
+        }
+        for model in ["Qwen/Qwen3.5-4B", "qwen35-4b"] {
+            assert_eq!(named("h200", model).unwrap().header.model, "Qwen3.5-4B");
+        }
+    }
+
+    #[test]
+    fn unknown_names_are_refused_with_the_known_ones() {
+        for (gpu, model) in
+            [("h100", "qwen3-4b"), ("H200 NVL", "qwen3-4b"), ("h200", "qwen3-54b"), ("h200", "qwen3-4b-fp8")]
+        {
+            let error = named(gpu, model).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("no ledger of {model} on {gpu} is inside")), "{error}");
+            assert!(error.ends_with("\n  --gpu h200 --model qwen3-4b\n  --gpu h200 --model qwen3.5-4b"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_ledger_has_one_source() {
+        let refused = |file: Option<&str>, gpu: Option<&str>, model: Option<&str>| {
+            let shipped = ShippedArgs { gpu: gpu.map(str::to_owned), model: model.map(str::to_owned) };
+            read(file.map(Path::new), &shipped).unwrap_err().to_string()
+        };
+        for (gpu, model) in [(None, None), (Some("h200"), None), (None, Some("qwen3-4b"))] {
+            let error = refused(None, gpu, model);
+            assert!(error.contains("both --gpu and --model") && error.contains("\n  --gpu h200"), "{error}");
+        }
+        assert!(refused(Some("x"), Some("h200"), Some("qwen3-4b")).ends_with("not both"));
+        assert!(refused(Some("x"), None, Some("qwen3-4b")).ends_with("not both"));
+        assert!(refused(Some("x"), None, None).contains("the ledger x cannot be read"));
+    }
+}
