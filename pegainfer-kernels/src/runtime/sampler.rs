@@ -10,9 +10,12 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 use std::ops::Range;
 
 /// Rows of logits computed at once: more rows take more memory (0.6 MB each for Qwen3's vocabulary), fewer stream the
-/// output matrix more often.
+/// output matrix more often. A step that is only recorded has the ops of a GPU.
 pub(super) fn logits_rows(device: Device) -> usize {
-    if device == Device::Cuda { 256 } else { 32 }
+    match device {
+        Device::Cpu(_) => 32,
+        Device::Cuda | Device::Meta => 256,
+    }
 }
 
 /// Computes the logits of a step's samples.

@@ -1,6 +1,6 @@
 //! `pegainfer plan`: the recorded ops of one step, printed.
 
-mod times;
+pub mod times;
 
 use super::bench::args::parse_positive;
 use super::bench::roofline::Peaks;
@@ -302,6 +302,16 @@ mod tests {
         );
         assert_eq!(bf16[&DType::Bf16] - fp8[&DType::Bf16], elements, "{bf16:?} {fp8:?}");
         assert_eq!(bf16_bytes - fp8_bytes, (2 * elements - (elements + 4 * scales)) as u64);
+    }
+
+    #[test]
+    fn the_logits_of_a_step_are_one_gemm_as_on_a_gpu() {
+        let rows = |batch: usize| -> Vec<usize> {
+            let records = engine::record(&model_dir(), &Overrides::default(), batch, 1, 8).unwrap();
+            let sampled = records.iter().filter(|record| record.op == "sample");
+            sampled.map(|record| record.reads[0].shape[0]).collect()
+        };
+        assert_eq!((rows(32), rows(256), rows(300)), (vec![32], vec![256], vec![256, 44]));
     }
 
     #[test]
