@@ -1,9 +1,11 @@
 //! `pegainfer ledger`: measures the steps of a model on this device, for `pegainfer sim`, or some of them to correct the ledger of another
 //! device.
 
+mod floors;
 mod plots;
 
 use super::anchor;
+use super::bench::args::parse_positive;
 use super::shipped::{self, ShippedArgs};
 use super::sim::host::host_cost;
 use crate::models::args::{EngineArgs, QuantizationArg};
@@ -11,6 +13,7 @@ use crate::models::engine;
 use crate::models::model_path::{self, ModelDir};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use floors::Given;
 use pegainfer_core::ledger::{Effort, Header, Law, Ledger, Residual, StepKind};
 use pegainfer_kernels::SOURCES_HASH;
 use serde_json::Value;
@@ -34,7 +37,7 @@ pub struct LedgerArgs {
     /// File to write
     #[arg(long, value_name = "FILE", required_unless_present_any = ["ledger", "gpu", "model"])]
     pub out: Option<PathBuf>,
-    /// Directory for plots of the ledger: steps.svg, ops.svg, errors.svg
+    /// Directory for plots of the ledger: steps.svg, ops.svg, errors.svg, roofline.svg, efficiency.svg
     #[arg(long, value_name = "DIR")]
     pub svg: Option<PathBuf>,
     /// Write (--out) or plot (--svg) a ledger inside the executable instead of measuring one.
@@ -46,6 +49,12 @@ pub struct LedgerArgs {
     /// Measure a dozen steps of this ledger again, in seconds, and write it with factors for this device
     #[arg(long, value_name = "LEDGER", conflicts_with_all = ["quick", "gpu", "model"])]
     pub anchor: Option<PathBuf>,
+    /// Memory bandwidth for roofline.svg and efficiency.svg, in GB/s [default: the datasheet's]
+    #[arg(long, value_name = "GB/S", value_parser = parse_positive, requires = "svg")]
+    pub read_gbs: Option<f64>,
+    /// bf16 rate for roofline.svg and efficiency.svg, in TFLOP/s [default: the datasheet's]
+    #[arg(long, value_name = "TFLOP/S", value_parser = parse_positive, requires = "svg")]
+    pub peak_tflops: Option<f64>,
     /// Model and engine flags.
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -64,7 +73,7 @@ pub fn run(args: &LedgerArgs) -> Result<()> {
             out.is_some() || args.svg.is_some(),
             "give --out or --svg: the ledger is inside this executable already"
         );
-        return write(&ledger, out, args.svg.as_deref());
+        return write(&ledger, out, args);
     }
     let out = out.context("--out names no file")?;
     let model = model_path::resolve(&args.engine)?;
@@ -72,15 +81,17 @@ pub fn run(args: &LedgerArgs) -> Result<()> {
         Some(base) => anchored(base, &model, &args.engine)?,
         None => measured(&model, args)?,
     };
-    write(&ledger, Some(out), args.svg.as_deref())?;
+    write(&ledger, Some(out), args)?;
     print!("{report}");
     std::io::stdout().flush().context("standard output is closed")
 }
 
 /// Writes the ledger and its plots, as far as they were asked for.
-fn write(ledger: &Ledger, out: Option<Output<'_>>, svg: Option<&Path>) -> Result<()> {
+fn write(ledger: &Ledger, out: Option<Output<'_>>, args: &LedgerArgs) -> Result<()> {
     out.map_or(Ok(()), |out| out.replace(ledger))?;
-    svg.map_or(Ok(()), |dir| plots::write(ledger, dir))
+    let LedgerArgs { read_gbs, peak_tflops, .. } = *args;
+    let given = Given { model_path: args.engine.model_path.as_deref(), read_gbs, peak_tflops };
+    args.svg.as_ref().map_or(Ok(()), |dir| plots::write(ledger, dir, given))
 }
 
 /// The ledger in `base` with factors for this device, and what was measured for them.

@@ -1,6 +1,9 @@
-//! Plots as SVG: panels of lines or of [`bars`] side by side, without a library.
+//! Plots as SVG: panels of lines, [`bars`], [`dots`] or a [`heat_map`] side by side, without a library.
 
 pub mod bars;
+pub mod dots;
+pub mod heat_map;
+mod labels;
 
 use std::fmt::Write;
 
@@ -74,6 +77,11 @@ pub trait Draw {
     /// Lines of its legend.
     fn legend_lines(&self) -> usize;
 
+    /// Width of its plot area in pixels.
+    fn width(&self) -> f64 {
+        PLOT.0
+    }
+
     /// Draws plot area, axes and legend; the origin is the upper left corner of the plot area.
     fn draw(&self, out: &mut String);
 }
@@ -81,8 +89,7 @@ pub trait Draw {
 /// Renders the plots side by side, with `title` above and `note` below.
 pub fn render(title: &str, note: &str, panels: &[impl Draw], ink: Ink) -> String {
     let most = panels.iter().map(Draw::legend_lines).max().unwrap_or(0);
-    let panel_width = LEFT + PLOT.0 + RIGHT;
-    let width = panel_width * panels.len().max(1) as f64;
+    let width: f64 = panels.iter().map(|panel| LEFT + panel.width() + RIGHT).sum();
     let height = TOP + PLOT.1 + BELOW + LEGEND_LINE * (most + 1) as f64;
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" \
@@ -90,10 +97,12 @@ pub fn render(title: &str, note: &str, panels: &[impl Draw], ink: Ink) -> String
         ink.colour()
     );
     text(&mut out, LEFT, 18.0, "start", title);
-    for (i, panel) in panels.iter().enumerate() {
-        let _ = writeln!(out, "<g transform=\"translate({} {TOP})\">", LEFT + panel_width * i as f64);
+    let mut left = 0.0;
+    for panel in panels {
+        let _ = writeln!(out, "<g transform=\"translate({} {TOP})\">", left + LEFT);
         panel.draw(&mut out);
         out += "</g>\n";
+        left += LEFT + panel.width() + RIGHT;
     }
     text(&mut out, LEFT, height - 6.0, "start", note);
     out + "</svg>\n"

@@ -1,5 +1,6 @@
 //! Plots of a ledger.
 
+use super::floors::{Floors, Given};
 use crate::cli::bench::svg::bars::Bars;
 use crate::cli::bench::svg::{Ink, Mark, Panel, Series, render};
 use anyhow::{Context, Result};
@@ -16,12 +17,18 @@ const SHARED: &str = "measured times of steps, shared as their ops were timed";
 /// What the points of `errors.svg` are.
 const CROSS_VALIDATED: &str = "each step predicted from the others (cross-validation)";
 
-/// Writes `steps.svg`, `ops.svg` and `errors.svg` into `dir`.
-pub fn write(ledger: &Ledger, dir: &Path) -> Result<()> {
+/// What the plots of floors show.
+const ROOFLINE: &str =
+    "area: share of the step; the dashed line is the datasheet's memory bandwidth and dense bf16 rate";
+const EFFICIENCY: &str = "decode steps: the least time at the datasheet's peak rates, % of the measured time";
+
+/// Writes `steps.svg`, `ops.svg` and `errors.svg` into `dir`, and `roofline.svg` and `efficiency.svg` if the model's shape and the
+/// device's peak rates are known.
+pub fn write(ledger: &Ledger, dir: &Path, given: Given<'_>) -> Result<()> {
     let name = ledger.header.model.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
     let title = |what: &str| format!("{name} on {}: {what}", ledger.header.device);
     let steps = ledger.anchored_steps();
-    let plots = [
+    let mut plots = vec![
         ("steps.svg", render(&title("measured steps"), "", &[decode(&steps), prefill(&steps)], Ink::Grey)),
         (
             "ops.svg",
@@ -29,6 +36,14 @@ pub fn write(ledger: &Ledger, dir: &Path) -> Result<()> {
         ),
         ("errors.svg", render(&title("error of the law"), CROSS_VALIDATED, &[errors(ledger)], Ink::Grey)),
     ];
+    match Floors::new(ledger, given) {
+        Ok(floors) => {
+            let (roofline, efficiency) = (floors.roofline()?, [floors.efficiency()?]);
+            plots.push(("roofline.svg", render(&title("roofline"), ROOFLINE, &roofline, Ink::Grey)));
+            plots.push(("efficiency.svg", render(&title("efficiency"), EFFICIENCY, &efficiency, Ink::Grey)));
+        }
+        Err(why) => log::warn!("roofline.svg and efficiency.svg are left out: {why:#}"),
+    }
     for (name, plot) in plots {
         let file = dir.join(name);
         std::fs::write(&file, plot).with_context(|| format!("{} cannot be written", file.display()))?;
@@ -163,14 +178,21 @@ mod tests {
     }
 
     #[test]
-    fn a_ledger_is_three_files() {
+    fn a_ledger_is_five_files() {
         let dir = tempfile::tempdir().unwrap();
-        write(&ledger(), dir.path()).unwrap();
-        for name in ["steps.svg", "ops.svg", "errors.svg"] {
+        write(&ledger(), dir.path(), Given::default()).unwrap();
+        let files = || std::fs::read_dir(dir.path()).unwrap().count();
+        assert_eq!(files(), 5);
+        for name in ["steps.svg", "ops.svg", "errors.svg", "roofline.svg", "efficiency.svg"] {
             let plot = std::fs::read_to_string(dir.path().join(name)).unwrap();
             assert!(plot.contains("Qwen3-4B on cuda:0 (NVIDIA H200)") && plot.ends_with("</svg>\n"), "{name}");
         }
-        let error = write(&ledger(), &dir.path().join("none")).unwrap_err();
+        // Without the model's shape there are three.
+        let unknown = Ledger { config: None, ..ledger() };
+        std::fs::remove_file(dir.path().join("roofline.svg")).unwrap();
+        write(&unknown, dir.path(), Given::default()).unwrap();
+        assert_eq!(files(), 4);
+        let error = write(&ledger(), &dir.path().join("none"), Given::default()).unwrap_err();
         assert!(error.to_string().ends_with("steps.svg cannot be written"), "{error}");
     }
 }

@@ -17,9 +17,9 @@ pub struct Times {
     /// Where the time of the step comes from; `None` if the step lies beyond what the ledger covers.
     source: Option<Source>,
     /// The step.
-    step: Time,
+    pub step: Time,
     /// Each op, in the order of the plan.
-    ops: Vec<OpTime>,
+    pub ops: Vec<OpTime>,
     /// The step whose ops were timed: its shares give the times of the ops.
     shares_of: Option<StepLoad>,
 }
@@ -36,20 +36,27 @@ enum Source {
 
 /// A time and the least that it can be.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-struct Time {
+pub struct Time {
     /// Microseconds that memory or arithmetic takes at the peak rates of the device; `None` if these are not known.
-    floor_us: Option<f64>,
+    pub floor_us: Option<f64>,
     /// Microseconds by the ledger; `None` where it has no time.
-    us: Option<f64>,
+    pub us: Option<f64>,
 }
 
 /// The time of the calls of an op.
 #[derive(Debug, PartialEq, Serialize)]
-struct OpTime {
-    op: &'static str,
-    calls: usize,
+pub struct OpTime {
+    /// Its name.
+    pub op: &'static str,
+    /// Calls in the step.
+    pub calls: usize,
+    /// Bytes that all of them move.
+    pub bytes: u64,
+    /// Floating-point operations of all of them.
+    pub flops: u64,
+    /// The time of all of them.
     #[serde(flatten)]
-    time: Time,
+    pub time: Time,
 }
 
 impl Times {
@@ -68,11 +75,14 @@ impl Times {
             match ops.iter_mut().find(|op| op.op == record.op) {
                 Some(op) => {
                     op.calls += 1;
+                    op.bytes += record.bytes;
+                    op.flops += record.flops;
                     op.time.floor_us = op.time.floor_us.zip(floor_us).map(|(sum, floor)| sum + floor);
                 }
                 None => {
                     let us = us.zip(shares.share(load, record.op)).map(|(us, share)| us * share);
-                    ops.push(OpTime { op: record.op, calls: 1, time: Time { floor_us, us } });
+                    let OpRecord { op, bytes, flops, .. } = *record;
+                    ops.push(OpTime { op, calls: 1, bytes, flops, time: Time { floor_us, us } });
                 }
             }
         }
@@ -87,7 +97,7 @@ impl fmt::Display for Times {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "\n{}: the ledger's times, and the least at the device's peak rates", self.device)?;
         writeln!(f, "{:<22} {:>5} {:>11} {:>11} {:>9}", "op", "calls", "floor ms", "ms", "% floor")?;
-        for OpTime { op, calls, time } in &self.ops {
+        for OpTime { op, calls, time, .. } in &self.ops {
             writeln!(f, "{op:<22} {calls:>5} {time}")?;
         }
         let calls: usize = self.ops.iter().map(|op| op.calls).sum();
@@ -185,6 +195,9 @@ mod tests {
             records.map(|r| (r.bytes as f64 / 1e9).max(r.flops as f64 / 1e12) * 1e6).sum::<f64>()
         };
         assert!((of("linear").time.floor_us.unwrap() / floor("linear") - 1.0).abs() < 1e-9);
+        let linear = || records.iter().filter(|record| record.op == "linear");
+        assert_eq!(of("linear").bytes, linear().map(|record| record.bytes).sum::<u64>());
+        assert_eq!(of("linear").flops, linear().map(|record| record.flops).sum::<u64>());
         assert_eq!(times.ops.iter().map(|op| op.calls).sum::<usize>(), records.len());
         let sum: f64 = times.ops.iter().map(|op| op.time.floor_us.unwrap()).sum();
         assert!((times.step.floor_us.unwrap() / sum - 1.0).abs() < 1e-9);
