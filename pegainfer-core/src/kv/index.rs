@@ -39,7 +39,7 @@ impl Multilinear {
         Self { factors: (0..=PARENT_WORDS + block_tokens).map(|i| random.hash_one(i)).collect() }
     }
 
-    /// 32 bits, of which each has the same chance.
+    /// 31 bits, of which each has the same chance.
     fn hash(&self, key: Key<'_>) -> u32 {
         let (kind, number) = match key.parent {
             Node::Root(salt) => (0, salt),
@@ -52,16 +52,12 @@ impl Multilinear {
         for (&factor, &token) in tokens.iter().zip(key.tokens) {
             sum = sum.wrapping_add(term(factor, token));
         }
-        (sum >> 32) as u32
+        (sum >> 33) as u32
     }
 }
 
-#[derive(Debug)]
-struct Entry {
-    parent: Node,
-    serial: u64,
-    bucket: u32,
-}
+/// Blocks that are entered or evicted together: so many reads of memory are under way at once.
+pub(super) const BATCH: usize = 16;
 
 /// Fewest buckets for each block of the pool.
 const BUCKETS_PER_BLOCK: usize = 4;
@@ -78,13 +74,16 @@ pub(super) struct Index {
     /// First block of each bucket, or [`NONE`]. Their number is a power of two, and several times that of the blocks: most
     /// searches are for keys that nobody has, and end at an empty bucket without a look at another block.
     buckets: Vec<u32>,
-    /// By block.
-    entries: Vec<Option<Entry>>,
+    /// By block: the hash of its key, or [`NONE`] without an entry. What searches and evictions need has short arrays of its own, which
+    /// stay in a cache.
+    hashes: Vec<u32>,
+    /// By block with an entry: the next one of its bucket, or [`NONE`].
+    next: Vec<u32>,
+    /// By block with an entry: its parent, and its serial number.
+    nodes: Vec<(Node, u64)>,
     /// Tokens of the entries, `[blocks, block_tokens]`.
     tokens: Vec<u32>,
     block_tokens: usize,
-    /// By block with an entry: the next one of its bucket, or [`NONE`].
-    next: Vec<u32>,
     next_serial: u64,
 }
 
@@ -94,43 +93,79 @@ impl Index {
         Self {
             hasher: Multilinear::new(block_tokens),
             buckets: vec![NONE; (BUCKETS_PER_BLOCK * blocks).next_power_of_two()],
-            entries: (0..blocks).map(|_| None).collect(),
+            hashes: vec![NONE; blocks],
+            next: vec![NONE; blocks],
+            nodes: vec![(Node::Root(0), 0); blocks],
             tokens: vec![0; blocks * block_tokens],
             block_tokens,
-            next: vec![NONE; blocks],
             next_serial: 0,
         }
     }
 
     /// The block with this key, and its node.
     pub fn find(&self, key: Key<'_>) -> Option<(u32, Node)> {
-        self.search(self.bucket(key), key)
+        self.search(self.hasher.hash(key), key)
     }
 
     /// Whether `block` has an entry.
     pub fn has(&self, block: u32) -> bool {
-        self.entries[block as usize].is_some()
+        self.hashes[block as usize] != NONE
     }
 
-    /// Enters `block`, which must not have an entry, and returns its node; or that of another block with this key.
-    pub fn enter(&mut self, block: u32, key: Key<'_>) -> Node {
-        let bucket = self.bucket(key);
-        if let Some((_, node)) = self.search(bucket, key) {
+    /// Enters `blocks`, which must not have entries: full ones of one sequence, one behind the other, with their `tokens`, the first
+    /// one behind `parent`. Adds their nodes, or those of other blocks with their keys.
+    pub fn enter(&mut self, parent: Node, blocks: &[u32], tokens: &[u32], nodes: &mut Vec<Node>) {
+        let size = self.block_tokens;
+        let mut parent = parent;
+        for (blocks, tokens) in blocks.chunks(BATCH).zip(tokens.chunks(BATCH * size)) {
+            // Most blocks are new, and follow each other: their buckets are known before the first one is entered, and memory has
+            // fetched them when they are needed.
+            let mut hashes = [0; BATCH];
+            for (i, (hash, tokens)) in hashes.iter_mut().zip(tokens.chunks_exact(size)).enumerate() {
+                let expected = if i == 0 { parent } else { Node::Block(self.next_serial + i as u64 - 1) };
+                *hash = self.hasher.hash(Key { parent: expected, tokens });
+                prefetch(&self.buckets[self.bucket(*hash)]);
+            }
+            let first = self.next_serial;
+            for (i, (block, tokens)) in blocks.iter().zip(tokens.chunks_exact(size)).enumerate() {
+                let key = Key { parent, tokens };
+                let as_expected = i == 0 || parent == Node::Block(first + i as u64 - 1);
+                let hash = if as_expected { hashes[i] } else { self.hasher.hash(key) };
+                parent = self.enter_one(hash, *block, key);
+                nodes.push(parent);
+            }
+        }
+    }
+
+    /// Enters one block, whose key has this hash.
+    fn enter_one(&mut self, hash: u32, block: u32, key: Key<'_>) -> Node {
+        if let Some((_, node)) = self.search(hash, key) {
             return node;
         }
         debug_assert!(!self.has(block), "a block was registered twice");
-        let serial = self.next_serial;
+        let (serial, at) = (self.next_serial, block as usize);
         self.next_serial += 1;
-        self.entries[block as usize] = Some(Entry { parent: key.parent, serial, bucket: bucket as u32 });
-        self.tokens[block as usize * self.block_tokens..][..self.block_tokens].copy_from_slice(key.tokens);
-        self.next[block as usize] = std::mem::replace(&mut self.buckets[bucket], block);
+        self.hashes[at] = hash;
+        self.nodes[at] = (key.parent, serial);
+        self.tokens[at * self.block_tokens..][..self.block_tokens].copy_from_slice(key.tokens);
+        let bucket = self.bucket(hash);
+        self.next[at] = std::mem::replace(&mut self.buckets[bucket], block);
         Node::Block(serial)
+    }
+
+    /// Tells memory that the entry of `block` will be taken out soon.
+    pub fn expect_removal(&self, block: u32) {
+        let hash = self.hashes[block as usize];
+        prefetch(&self.buckets[self.bucket(hash)]);
     }
 
     /// Takes the entry of `block` out, if it has one.
     pub fn remove(&mut self, block: u32) {
-        let Some(Entry { bucket, .. }) = self.entries[block as usize].take() else { return };
-        let (next, bucket) = (self.next[block as usize], bucket as usize);
+        let hash = std::mem::replace(&mut self.hashes[block as usize], NONE);
+        if hash == NONE {
+            return;
+        }
+        let (next, bucket) = (self.next[block as usize], self.bucket(hash));
         let mut before = self.buckets[bucket];
         if before == block {
             self.buckets[bucket] = next;
@@ -145,32 +180,44 @@ impl Index {
     /// Takes every entry out. Their serial numbers are not used again.
     pub fn clear(&mut self) {
         self.buckets.fill(NONE);
-        self.entries.fill_with(|| None);
+        self.hashes.fill(NONE);
     }
 
     /// Whether every entry, and nothing else, is in its bucket; for tests.
     pub fn is_consistent(&self) -> bool {
-        let reachable = (0..self.buckets.len()).flat_map(|bucket| self.chain(bucket).map(move |found| (bucket, found)));
-        let placed = reachable.filter(|(bucket, (_, entry))| entry.bucket as usize == *bucket).count();
-        placed == self.entries.iter().flatten().count()
+        let reachable = (0..self.buckets.len()).flat_map(|bucket| self.chain(bucket).map(move |block| (bucket, block)));
+        let placed = reachable.filter(|(bucket, block)| self.bucket(self.hashes[*block as usize]) == *bucket).count();
+        placed == self.hashes.iter().filter(|hash| **hash != NONE).count()
     }
 
-    fn bucket(&self, key: Key<'_>) -> usize {
-        self.hasher.hash(key) as usize & (self.buckets.len() - 1)
+    fn bucket(&self, hash: u32) -> usize {
+        hash as usize & (self.buckets.len() - 1)
     }
 
-    fn search(&self, bucket: usize, key: Key<'_>) -> Option<(u32, Node)> {
+    fn search(&self, hash: u32, key: Key<'_>) -> Option<(u32, Node)> {
         let tokens = |block: u32| &self.tokens[block as usize * self.block_tokens..][..self.block_tokens];
-        let holds = |(block, entry): &(u32, &Entry)| entry.parent == key.parent && tokens(*block) == key.tokens;
-        let (block, entry) = self.chain(bucket).find(holds)?;
-        Some((block, Node::Block(entry.serial)))
+        let same = |block: u32| self.nodes[block as usize].0 == key.parent && tokens(block) == key.tokens;
+        let block = self.chain(self.bucket(hash)).find(|block| self.hashes[*block as usize] == hash && same(*block))?;
+        Some((block, Node::Block(self.nodes[block as usize].1)))
     }
 
     /// The blocks of a bucket.
-    fn chain(&self, bucket: usize) -> impl Iterator<Item = (u32, &Entry)> {
-        let at = |block: u32| Some((block, self.entries.get(block as usize)?.as_ref()?));
-        std::iter::successors(at(self.buckets[bucket]), move |(block, _)| at(self.next[*block as usize]))
+    fn chain(&self, bucket: usize) -> impl Iterator<Item = u32> {
+        let some = |block: u32| (block != NONE).then_some(block);
+        std::iter::successors(some(self.buckets[bucket]), move |block| some(self.next[*block as usize]))
     }
+}
+
+/// Asks memory for `value`, which will be needed soon.
+fn prefetch<T>(value: &T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint, which reads nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(value).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = value;
 }
 
 #[cfg(test)]
@@ -178,6 +225,35 @@ mod tests {
     use super::*;
     use crate::rng;
     use std::collections::HashMap;
+
+    fn enter(index: &mut Index, block: u32, key: Key<'_>) -> Node {
+        let mut nodes = Vec::new();
+        index.enter(key.parent, &[block], key.tokens, &mut nodes);
+        nodes[0]
+    }
+
+    #[test]
+    fn blocks_that_are_entered_together_follow_each_other() {
+        let mut index = Index::new(200, 2);
+        let tokens: Vec<u32> = (0..140).collect();
+        let blocks: Vec<u32> = (0..70).collect();
+        let mut nodes = Vec::new();
+        index.enter(Node::Root(7), &blocks, &tokens, &mut nodes);
+        // The first 40 are there; the others follow another text.
+        let other: Vec<u32> = (0..80).chain(500..560).collect();
+        let mut of_other = Vec::new();
+        index.enter(Node::Root(7), &(70..140).collect::<Vec<_>>(), &other, &mut of_other);
+        assert_eq!((of_other.len(), &of_other[..40]), (70, &nodes[..40]));
+        assert!(of_other[40..].iter().all(|node| !nodes.contains(node)));
+        for (tokens, nodes, blocks) in [(&tokens, &nodes, 0..70), (&other, &of_other, 70..140)] {
+            let parents = std::iter::once(Node::Root(7)).chain(nodes.iter().copied());
+            for (i, (parent, tokens)) in parents.zip(tokens.chunks(2)).enumerate() {
+                let block = if i < 40 { i as u32 } else { blocks.start + i as u32 };
+                assert_eq!(index.find(Key { parent, tokens }), Some((block, nodes[i])));
+            }
+        }
+        assert!(index.is_consistent());
+    }
 
     #[test]
     fn it_has_what_a_map_has() {
@@ -195,7 +271,7 @@ mod tests {
                 index.remove(block);
                 expected.retain(|_, (held, _)| *held != block);
             } else {
-                let node = index.enter(block, key);
+                let node = enter(&mut index, block, key);
                 let (_, entered) = expected.entry(key).or_insert((block, node));
                 assert_eq!(node, *entered, "an equal key keeps its block");
             }
@@ -205,6 +281,6 @@ mod tests {
         index.clear();
         assert!(index.is_consistent() && expected.keys().all(|key| index.find(*key).is_none()));
         let before = index.next_serial - 1;
-        assert_ne!(index.enter(0, key(0)), Node::Block(before), "names are not used again");
+        assert_ne!(enter(&mut index, 0, key(0)), Node::Block(before), "names are not used again");
     }
 }

@@ -1,7 +1,7 @@
 //! The block pool.
 
 use super::idle::IdleList;
-use super::index::{Index, Key, Node};
+use super::index::{BATCH, Index, Key, Node};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The bookkeeping of a pool. A block is held, or free, or idle: in the index, so that a later request may find it.
@@ -24,18 +24,24 @@ pub struct BlockPool {
 }
 
 impl Blocks {
-    /// A block with undefined contents, held by the caller; evicts the least recently used cached prefix if need be.
-    pub fn allocate(&mut self) -> Option<u32> {
-        let id = match self.free.pop() {
-            Some(id) => id,
-            None => {
-                let id = self.idle.pop_oldest()?;
-                self.index.remove(id);
-                id
+    /// Adds `count` blocks with undefined contents, held by the caller; evicts the least recently used cached prefixes if need be.
+    /// False if there are not so many: then it has added all that there are.
+    pub fn allocate(&mut self, count: usize, blocks: &mut Vec<u32>) -> bool {
+        let wanted = blocks.len() + count;
+        while blocks.len() < wanted {
+            let first = blocks.len();
+            blocks.extend((0..BATCH.min(wanted - first)).map_while(|_| {
+                self.free.pop().or_else(|| self.idle.pop_oldest().inspect(|id| self.index.expect_removal(*id)))
+            }));
+            if blocks.len() == first {
+                return false;
             }
-        };
-        self.holders[id as usize] = 1;
-        Some(id)
+            for id in &blocks[first..] {
+                self.index.remove(*id);
+                self.holders[*id as usize] = 1;
+            }
+        }
+        true
     }
 
     /// The indexed block with this key, held by the caller, too, and its node.
@@ -46,10 +52,10 @@ impl Blocks {
         Some((id, node))
     }
 
-    /// Enters a full, computed block in the index and returns its node. When another block already holds the same
-    /// tokens, that one stays the indexed one.
-    pub fn register(&mut self, id: u32, key: Key<'_>) -> Node {
-        self.index.enter(id, key)
+    /// Enters full, computed blocks of one sequence in the index, the first one behind `parent`, and adds their nodes. Where another
+    /// block holds the same tokens, that one stays the indexed one.
+    pub fn register(&mut self, parent: Node, ids: &[u32], tokens: &[u32], nodes: &mut Vec<Node>) {
+        self.index.enter(parent, ids, tokens, nodes);
     }
 
     /// The caller holds block `id` no longer.

@@ -59,11 +59,7 @@ impl BlockTable {
     }
 
     fn allocate(&mut self, blocks: usize) -> Result<(), OutOfBlocks> {
-        let mut pool = self.pool.lock();
-        for _ in 0..blocks {
-            self.blocks.push(pool.allocate().ok_or(OutOfBlocks)?);
-        }
-        Ok(())
+        if self.pool.lock().allocate(blocks, &mut self.blocks) { Ok(()) } else { Err(OutOfBlocks) }
     }
 
     /// Enters every block that is now full in the prefix index: the KV of `computed` (all tokens so far) is written.
@@ -76,11 +72,9 @@ impl BlockTable {
 
     fn register_full(&mut self, computed: &[u32]) {
         let (known, size) = (self.nodes.len(), self.block_tokens());
-        let mut pool = self.pool.lock();
-        for (block, tokens) in self.blocks[known..].iter().zip(computed[known * size..].chunks_exact(size)) {
-            let parent = tip(&self.nodes, self.salt);
-            self.nodes.push(pool.register(*block, Key { parent, tokens }));
-        }
+        let full = computed.len() / size;
+        let (parent, tokens) = (tip(&self.nodes, self.salt), &computed[known * size..full * size]);
+        self.pool.lock().register(parent, &self.blocks[known..full], tokens, &mut self.nodes);
     }
 
     /// A name for the prefix of `tokens` tokens, whole blocks of them, for what a model keeps besides its KV: equal

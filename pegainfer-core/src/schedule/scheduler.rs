@@ -59,7 +59,7 @@ pub struct Scheduler<S: SequenceState = ()> {
     pool: BlockPool,
     state: S,
     /// Not running, in the order in which they will; preempted sequences come before those that never ran.
-    waiting: VecDeque<Sequence<S::Slot>>,
+    waiting: VecDeque<Box<Sequence<S::Slot>>>,
     turns: Turns,
     /// Holding blocks, oldest first.
     running: Running<S::Slot>,
@@ -115,10 +115,10 @@ impl<S: SequenceState> Scheduler<S> {
         let turn = self.turns.arrive(request.priority, request.tenant);
         // Behind what has run before: that is older, and is to end.
         let order = (request.priority, turn);
-        let later = |seq: &Sequence<S::Slot>| !seq.admitted && (seq.request.priority, seq.turn) > order;
+        let later = |seq: &Box<Sequence<S::Slot>>| !seq.admitted && (seq.request.priority, seq.turn) > order;
         let at = self.waiting.iter().position(later).unwrap_or(self.waiting.len());
         let sequence = Sequence::new(id, request, turn, &self.pool, self.config.speculation.as_ref());
-        self.waiting.insert(at, sequence);
+        self.waiting.insert(at, Box::new(sequence));
     }
 
     /// Drops a request. One that is in a step in flight keeps its blocks until that is committed.

@@ -234,7 +234,7 @@ impl<S: SequenceState> Scheduler<S> {
     fn admissible(&self) -> impl Iterator<Item = (usize, &Sequence<S::Slot>)> {
         // Choices of one prompt are neighbours: the answer for the newest prompt is the one that is needed again.
         let mut newest: Option<(RequestId, bool)> = None;
-        self.waiting.iter().enumerate().filter(move |(_, seq)| {
+        self.waiting.iter().map(Box::as_ref).enumerate().filter(move |(_, seq)| {
             let shared = seq.prompt_len > self.pool.block_tokens() && !seq.admitted;
             let Some(first) = seq.request.same_prompt_as.filter(|_| shared) else { return true };
             if newest.is_none_or(|(id, _)| id != first) {
@@ -246,7 +246,7 @@ impl<S: SequenceState> Scheduler<S> {
 
     /// Whether this request will compute its prompt, or the step that does is in flight.
     fn is_computing_prompt(&self, id: RequestId) -> bool {
-        let found = self.running.iter().chain(&self.waiting).find(|seq| seq.id == id);
+        let found = self.running.iter().chain(self.waiting.iter().map(Box::as_ref)).find(|seq| seq.id == id);
         found.is_some_and(|seq| !seq.has_prompt() && !seq.is_finished())
     }
 
@@ -255,7 +255,7 @@ impl<S: SequenceState> Scheduler<S> {
     fn unfair_slot(&self) -> Option<(usize, usize)> {
         let (first, busy) = (self.running.first()?, self.running.len() >= self.config.max_num_seqs);
         let one_tenant = || {
-            let tenants = self.running.iter().chain(&self.waiting).map(|seq| seq.request.tenant);
+            let tenants = self.running.iter().chain(self.waiting.iter().map(Box::as_ref)).map(|seq| seq.request.tenant);
             tenants.into_iter().all(|tenant| tenant == first.request.tenant)
         };
         if !busy || self.waiting.is_empty() || one_tenant() || self.running.iter().any(Sequence::is_finished) {

@@ -7,7 +7,8 @@ use std::ops::{Deref, Index, IndexMut};
 /// by which the rows of a step find it.
 #[derive(Debug)]
 pub(super) struct Running<L> {
-    sequences: Vec<Sequence<L>>,
+    /// Boxed: where one ends, only pointers move up.
+    sequences: Vec<Box<Sequence<L>>>,
     /// By index: the place of its sequence.
     places: Vec<usize>,
     /// Indices of no sequence.
@@ -20,7 +21,7 @@ impl<L> Running<L> {
     }
 
     /// Adds the youngest.
-    pub fn push(&mut self, mut sequence: Sequence<L>) {
+    pub fn push(&mut self, mut sequence: Box<Sequence<L>>) {
         sequence.index = self.free.pop().unwrap_or_else(|| {
             self.places.push(0);
             self.places.len() - 1
@@ -30,14 +31,14 @@ impl<L> Running<L> {
     }
 
     /// Takes the youngest out.
-    pub fn pop(&mut self) -> Option<Sequence<L>> {
+    pub fn pop(&mut self) -> Option<Box<Sequence<L>>> {
         let sequence = self.sequences.pop()?;
         self.free.push(sequence.index);
         Some(sequence)
     }
 
     /// Takes out the one at this place.
-    pub fn remove(&mut self, place: usize) -> Sequence<L> {
+    pub fn remove(&mut self, place: usize) -> Box<Sequence<L>> {
         let sequence = self.sequences.remove(place);
         self.free.push(sequence.index);
         for (place, sequence) in self.sequences.iter().enumerate().skip(place) {
@@ -49,34 +50,38 @@ impl<L> Running<L> {
     /// The sequence that has this index.
     pub fn at_index(&mut self, index: usize) -> Option<&mut Sequence<L>> {
         let place = *self.places.get(index)?;
-        self.sequences.get_mut(place).filter(|sequence| sequence.index == index)
+        self.sequences.get_mut(place).map(Box::as_mut).filter(|sequence| sequence.index == index)
     }
 
     /// Drops those that `keep` does not want.
     pub fn retain(&mut self, keep: impl Fn(&Sequence<L>) -> bool) {
         let Some(first) = self.sequences.iter().position(|sequence| !keep(sequence)) else { return };
         self.free.extend(self.sequences.iter().filter(|sequence| !keep(sequence)).map(|sequence| sequence.index));
-        self.sequences.retain(keep);
+        self.sequences.retain(|sequence| keep(sequence));
         for (place, sequence) in self.sequences.iter().enumerate().skip(first) {
             self.places[sequence.index] = place;
         }
     }
 
     /// Takes all out.
-    pub fn take(&mut self) -> Vec<Sequence<L>> {
+    pub fn take(&mut self) -> Vec<Box<Sequence<L>>> {
         self.free.extend(self.sequences.iter().map(|sequence| sequence.index));
         std::mem::take(&mut self.sequences)
     }
 
-    pub fn iter_mut(&mut self) -> std::slice::IterMut<'_, Sequence<L>> {
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = &Sequence<L>> + ExactSizeIterator {
+        self.sequences.iter().map(Box::as_ref)
+    }
+
+    pub fn iter_mut(&mut self) -> std::slice::IterMut<'_, Box<Sequence<L>>> {
         self.sequences.iter_mut()
     }
 }
 
 impl<L> Deref for Running<L> {
-    type Target = [Sequence<L>];
+    type Target = [Box<Sequence<L>>];
 
-    fn deref(&self) -> &[Sequence<L>] {
+    fn deref(&self) -> &[Box<Sequence<L>>] {
         &self.sequences
     }
 }
