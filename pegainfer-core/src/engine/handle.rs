@@ -6,6 +6,7 @@ use super::shared::{Command, EngineConfig, Shared, Submission};
 use super::step_tokens::StepTokens;
 use super::{EngineLimits, EngineStats, GenerateRequest, RequestId, StepEngine, SubmitError, TokenStream};
 use crate::ledger::StepLog;
+use crate::schedule::recording::ScheduleSink;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TrySendError, channel, sync_channel};
@@ -102,6 +103,12 @@ impl EngineHandle {
         let (done, waiting) = oneshot::channel();
         self.send(Command::ResetPrefixCache(done))?;
         waiting.await.map_err(|_| SubmitError::EngineStopped)
+    }
+
+    /// Tells `sink` from now on what decides the schedule and which steps are planned. Only what is recorded from before the
+    /// first request on can be replayed, see [`recording`](crate::schedule::recording).
+    pub fn record_schedule(&self, sink: Box<dyn ScheduleSink>) -> Result<(), SubmitError> {
+        self.send(Command::RecordSchedule(sink))
     }
 
     fn send(&self, command: Command) -> Result<(), SubmitError> {

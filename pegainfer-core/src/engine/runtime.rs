@@ -100,6 +100,7 @@ impl<E: StepEngine> Runtime<E> {
                 // Who asked may have gone; the cache is empty all the same.
                 let _ = done.send(());
             }
+            Command::RecordSchedule(sink) => self.engine.record_schedule(sink),
         }
     }
 

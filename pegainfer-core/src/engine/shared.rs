@@ -5,6 +5,7 @@ use super::step_tokens::StepTokens;
 use super::stream::{Cancellation, Stamped};
 use super::{EngineLimits, EngineStats, GenerateRequest, RequestId, StepEngine};
 use crate::ledger::StepLog;
+use crate::schedule::recording::ScheduleSink;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -38,6 +39,7 @@ pub(super) enum Command {
     Submit(Submission),
     /// Answered when it is done.
     ResetPrefixCache(oneshot::Sender<()>),
+    RecordSchedule(Box<dyn ScheduleSink>),
 }
 
 /// Written by the engine thread and by handles, read by handles.

@@ -2,6 +2,7 @@
 
 use super::{Clock, EngineLimits, EngineStats, GenerateRequest, RequestId, TokenEvent};
 use crate::ledger::StepLog;
+use crate::schedule::recording::ScheduleSink;
 use std::sync::Arc;
 use std::time::Instant;
 use thiserror::Error;
@@ -61,5 +62,10 @@ pub trait StepEngine: Send + 'static {
     /// Times of its steps; `None` for an engine that keeps none.
     fn step_log(&self) -> Option<Arc<StepLog>> {
         None
+    }
+    /// Tells `sink` from now on what decides the schedule and which steps are planned. Called before the first request; an
+    /// engine that does not plan with the scheduler ignores it.
+    fn record_schedule(&mut self, sink: Box<dyn ScheduleSink>) {
+        drop(sink);
     }
 }

@@ -1,6 +1,7 @@
 //! Scheduler plus executor as one engine.
 
 use super::policy::BatchingDelay;
+use super::recording::{EngineSetup, ScheduleRecorder, ScheduleSink};
 use super::scheduler::{Scheduler, SchedulerConfig};
 use super::speculation::Speculation;
 use super::speculation::depth::StepCost;
@@ -105,6 +106,8 @@ pub struct EngineCore<E: StepExecutor> {
     /// The last plan admitted nobody because of the batching delay.
     delaying: bool,
     step_log: Arc<StepLog>,
+    /// Of an engine that records its schedule.
+    recorder: Option<ScheduleRecorder>,
 }
 
 /// The steps that an executor runs.
@@ -132,7 +135,19 @@ impl<E: StepExecutor> EngineCore<E> {
         let (planned, in_flight) = (Step::default(), VecDeque::new());
         let (delay, step_cost, delaying) = (BatchingDelay::new(), StepCost::new(), false);
         let step_log = Arc::new(StepLog::new(executor.now()));
-        Self { executor, scheduler, limits, depth, planned, in_flight, delay, step_cost, delaying, step_log }
+        Self {
+            executor,
+            scheduler,
+            limits,
+            depth,
+            planned,
+            in_flight,
+            delay,
+            step_cost,
+            delaying,
+            step_log,
+            recorder: None,
+        }
     }
 
     /// Lets `depth` steps be in flight at once, 1 or 2. The default is what helps on the device; results are the same.
@@ -144,6 +159,13 @@ impl<E: StepExecutor> EngineCore<E> {
     /// is lost.
     fn failed(&mut self, error: &OpError) -> EngineError {
         EngineError { message: error.to_string(), fatal: self.executor.abandon().is_err() }
+    }
+
+    /// Tells the recorder of the schedule something, if there is one.
+    fn record(&mut self, tell: impl FnOnce(&mut ScheduleRecorder)) {
+        if let Some(recorder) = &mut self.recorder {
+            tell(recorder);
+        }
     }
 
     /// The executor, to run single steps.
@@ -172,10 +194,12 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
 
     fn add(&mut self, id: RequestId, request: GenerateRequest) {
         self.delay.arrived(self.executor.now());
+        self.record(|recorder| recorder.queued(id, &request));
         self.scheduler.add(id, request);
     }
 
     fn cancel(&mut self, id: RequestId) {
+        self.record(|recorder| recorder.cancelled(id));
         self.scheduler.cancel(id);
     }
 
@@ -188,7 +212,12 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
             return None;
         }
         self.delaying = self.delay.should_wait(self.scheduler.delayable_tokens(), self.executor.now());
-        let (step, admitted) = self.scheduler.plan(self.delaying);
+        self.scheduler.update_masks();
+        if let Some(recorder) = &mut self.recorder {
+            recorder.planning(self.delaying, self.scheduler.waiting_for_masks());
+        }
+        let (step, admitted) = self.scheduler.plan_with_known_masks(self.delaying);
+        self.record(|recorder| recorder.planned(&step, &admitted));
         self.planned = step;
         (!self.planned.is_empty()).then_some(admitted)
     }
@@ -208,6 +237,12 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
         Some(self.step_log.clone())
     }
 
+    fn record_schedule(&mut self, sink: Box<dyn ScheduleSink>) {
+        let steps = self.scheduler.stats().steps;
+        let setup = EngineSetup::new(self.scheduler.config(), &self.limits, self.scheduler.state().slots(), steps);
+        self.recorder = Some(ScheduleRecorder::new(sink, setup));
+    }
+
     fn wait(&mut self) {
         if !self.in_flight.is_empty() {
             return;
@@ -220,7 +255,11 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
     }
 
     fn finish(&mut self) -> Result<EventBatch, EngineError> {
-        let Some((step, began)) = self.in_flight.pop_front() else { return Ok(self.scheduler.fail_errored()) };
+        let Some((step, began)) = self.in_flight.pop_front() else {
+            let events = self.scheduler.fail_errored();
+            self.record(|recorder| recorder.failed(&events));
+            return Ok(events);
+        };
         let outcome = self.executor.finish().map_err(|error| self.failed(&error))?;
         let now = self.executor.now();
         let took = now - began;
@@ -239,17 +278,21 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
         if let Some((_, began)) = self.in_flight.front_mut() {
             *began = now.max(*began);
         }
+        self.record(|recorder| recorder.committing(&outcome.tokens, took));
         let events = self.scheduler.commit(&step, outcome);
+        self.record(|recorder| recorder.failed(&events));
         self.scheduler.recycle(step);
         Ok(events)
     }
 
     fn abort_all(&mut self) -> Vec<RequestId> {
+        self.record(ScheduleRecorder::aborted);
         self.in_flight.clear();
         self.scheduler.abort_all()
     }
 
     fn reset_prefix_cache(&mut self) {
+        self.record(ScheduleRecorder::reset);
         self.scheduler.reset_prefix_cache();
     }
 

@@ -4,9 +4,11 @@
 mod engine_core;
 mod graphs;
 mod policy;
+pub mod recording;
 mod scheduler;
 mod segment;
 mod sequence;
+mod sequence_grammar;
 mod slot_pool;
 pub mod speculation;
 mod state;

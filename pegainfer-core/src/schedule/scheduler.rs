@@ -22,6 +22,7 @@
 mod building;
 mod chunk;
 mod planning;
+mod replaying;
 mod running;
 
 use super::sequence::Sequence;
@@ -184,15 +185,20 @@ impl<S: SequenceState> Scheduler<S> {
 
     /// A running sequence that waits for nothing but its mask, if there is one.
     pub fn waiting_for_mask(&self) -> Option<&GrammarTracker> {
-        let grammars = self.running.iter().filter(|seq| seq.unknown == 0).filter_map(|seq| seq.grammar.as_ref());
+        let grammars = self.running.iter().filter(|seq| seq.unknown == 0).filter_map(|seq| seq.grammar.tracker());
         grammars.into_iter().find(|grammar| grammar.mask().is_none())
     }
 
     /// Ends the requests whose grammar failed.
     pub fn fail_errored(&mut self) -> EventBatch {
+        self.fail(|seq| seq.grammar.tracker().and_then(GrammarTracker::failure))
+    }
+
+    /// Ends the requests that have an `error`.
+    fn fail(&mut self, error: impl Fn(&Sequence<S::Slot>) -> Option<String>) -> EventBatch {
         let mut events = EventBatch::new();
         for seq in self.running.iter_mut().filter(|seq| !seq.is_finished()) {
-            if let Some(error) = seq.grammar.as_ref().and_then(GrammarTracker::failure) {
+            if let Some(error) = error(seq) {
                 events.push((seq.id, TokenEvent::GrammarFailed { error }));
                 seq.finished = true;
             }
@@ -203,6 +209,13 @@ impl<S: SequenceState> Scheduler<S> {
 
     /// Takes the outcome of the oldest step in flight: new tokens, finished requests, full blocks for the prefix index.
     pub fn commit(&mut self, step: &Step<S::Row>, outcome: Outcome) -> EventBatch {
+        let mut events = self.take_outcome(step, outcome);
+        events.extend(self.fail_errored());
+        events
+    }
+
+    /// New tokens and finished requests of the oldest step in flight; the finished ones are not dropped yet.
+    fn take_outcome(&mut self, step: &Step<S::Row>, outcome: Outcome) -> EventBatch {
         assert_eq!(outcome.tokens.len(), step.samples.len(), "one sampled token per sample row");
         self.in_flight -= 1;
         let mut events = EventBatch::with_capacity(step.samples.len());
@@ -240,7 +253,6 @@ impl<S: SequenceState> Scheduler<S> {
             }
         }
         self.stats.steps += 1;
-        events.extend(self.fail_errored());
         events
     }
 

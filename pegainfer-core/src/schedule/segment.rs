@@ -9,7 +9,7 @@ pub const SEGMENT_WORDS: usize = 4;
 /// Consecutive tokens of one sequence in a step. A segment may go on from the slot that the one before it went to: that is
 /// how a step leaves a snapshot of the state in the middle of a prompt. Segments joined so run in order, all others at
 /// once: they must not read or write a slot that another one writes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Segment {
     /// First token, an index into the step's tokens.
     pub first: u32,

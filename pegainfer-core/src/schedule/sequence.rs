@@ -3,11 +3,11 @@
 //! While a step that samples for it is in flight, a sequence has a token whose id is not known yet. It counts like any
 //! other token in what is planned; [`Sequence::write_inputs`] names it by where the device will find it.
 
+use super::sequence_grammar::SequenceGrammar;
 use super::speculation::depth::Acceptance;
 use super::speculation::{DraftSource, DraftState, Drafter, Speculation};
 use super::step::PLACEHOLDER;
 use crate::engine::{EventBatch, FinishReason, GenerateRequest, RequestId, TokenEvent, TokenLogprobs, TokenOut, Usage};
-use crate::grammar::GrammarTracker;
 use crate::kv::{BlockPool, BlockTable};
 use crate::logits_processors::{LogitsProcessorState, LogitsUpdate};
 use std::ops::Range;
@@ -50,7 +50,7 @@ pub(super) struct Sequence<L> {
     /// Follows the tokens that are known; `None` if the request has none.
     logits_processors: Option<LogitsProcessorState>,
     /// As `logits_processors`, and often a moment behind; usually there is no grammar.
-    pub grammar: Option<GrammarTracker>,
+    pub grammar: SequenceGrammar,
     /// Proposes tokens to verify.
     proposals: Proposals,
     /// Of the drafts so far.
@@ -85,8 +85,8 @@ impl<L: Default> Sequence<L> {
         let prompt_logprobs = request.prompt_logprobs.map(|_| Vec::new());
         let logits_processors =
             request.logits_processors.take().map(|all| LogitsProcessorState::new(all, &request.prompt));
-        let grammar = request.grammar.take().map(|grammar| GrammarTracker::new(&*grammar));
-        let proposals = match speculation.filter(|_| grammar.is_none()).map(|speculation| &speculation.source) {
+        let grammar = SequenceGrammar::new(request.grammar.take());
+        let proposals = match speculation.filter(|_| !grammar.is_some()).map(|speculation| &speculation.source) {
             None => Proposals::None,
             Some(DraftSource::Host(method)) => Proposals::Host(method.start()),
             Some(DraftSource::Model) => Proposals::Model(Vec::new()),
@@ -151,8 +151,7 @@ impl<L: Default> Sequence<L> {
         let all_drawn = self.len() - self.prompt_len == self.request.max_tokens;
         let history =
             self.grammar.is_some() || self.logits_processors.as_ref().is_some_and(LogitsProcessorState::needs_history);
-        let masked = self.grammar.as_ref().is_none_or(|grammar| grammar.mask().is_some());
-        let waits = self.drafts_in_flight > 0 || (self.unknown > 0 && history) || !masked;
+        let waits = self.drafts_in_flight > 0 || (self.unknown > 0 && history) || self.grammar.waits_for_mask();
         if all_drawn || waits || self.is_finished() { 0 } else { self.len() - self.planned }
     }
 
@@ -241,7 +240,7 @@ impl<L: Default> Sequence<L> {
         let generated = self.len() - self.prompt_len;
         let update = |state: &LogitsProcessorState| state.update(generated, &self.tokens[self.prompt_len..]);
         let logits_update = self.logits_processors.as_ref().and_then(update);
-        let Some(allowed) = self.grammar.as_ref().and_then(GrammarTracker::mask) else { return logits_update };
+        let Some(allowed) = self.grammar.mask() else { return logits_update };
         Some(LogitsUpdate { allowed: Some(allowed), ..logits_update.unwrap_or_default() })
     }
 
@@ -308,9 +307,7 @@ impl<L: Default> Sequence<L> {
         if self.tokens.len() - self.prompt_len == self.request.max_tokens {
             return Some(FinishReason::Length);
         }
-        if let Some(grammar) = &mut self.grammar {
-            grammar.push(token);
-        }
+        self.grammar.push(token);
         None
     }
 

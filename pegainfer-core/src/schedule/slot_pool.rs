@@ -129,9 +129,12 @@ impl SlotPool {
     /// Forgets every snapshot.
     pub fn clear(&self) {
         let slots = &mut *self.lock();
-        for (_, id) in std::mem::take(&mut slots.snapshots) {
-            slots.slots[id as usize].snapshot = None;
-            slots.release(id);
+        slots.snapshots.clear();
+        // Not in the order of a hash map, which is random: a recorded schedule hands out the same slots when it is replayed.
+        for id in (0..slots.slots.len() as u32).rev() {
+            if slots.slots[id as usize].snapshot.take().is_some() {
+                slots.release(id);
+            }
         }
         slots.idle.clear();
     }

@@ -4,6 +4,7 @@ use super::speculation::DraftState;
 use crate::kv::BlockTable;
 use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
+use std::hash::Hash;
 use std::ops::Range;
 use thiserror::Error;
 
@@ -39,7 +40,7 @@ pub trait SequenceState: Debug + Send + 'static {
     /// The state slots of one sequence; the default is that of a sequence without tokens.
     type Slot: Debug + Default + Send + 'static;
     /// What a step tells the executor about them.
-    type Row: Debug + Clone + Default + PartialEq + Send + Sync + 'static;
+    type Row: Debug + Clone + Default + PartialEq + Hash + Send + Sync + 'static;
 
     /// The slots of a model that has some, to build the same state in a simulation.
     fn slots(&self) -> Option<StateConfig> {

@@ -25,6 +25,7 @@ mod kinds;
 mod report;
 #[path = "../scheduler/requests.rs"]
 mod requests;
+mod schedule;
 mod tap;
 mod tight;
 mod world;

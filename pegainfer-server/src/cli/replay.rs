@@ -1,20 +1,21 @@
-//! `pegainfer replay`: the requests of a recording, run again by the engine of this process.
+//! `pegainfer replay`: the requests of a recording, run again by the engine of this process, or its schedule, planned again.
+
+mod file;
+mod schedule;
 
 use crate::cli::local_server::{LoadedModel, async_runtime};
 use crate::models::args::EngineArgs;
 use crate::progress::{Progress, Unit};
 use crate::record::TokenHash;
-use crate::record::format::{Added, Ended, Header, Line, Reason, VERSION};
-use crate::record::prompts::Prompts;
+use crate::record::format::{Added, Ended, Header, Line, Reason};
 use crate::text::GrammarCompiler;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
+use file::open;
 use futures_util::StreamExt;
 use futures_util::stream;
 use pegainfer_core::engine::{EngineHandle, FinishReason, GenerateRequest, TokenEvent};
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 /// Differences that are printed.
@@ -29,6 +30,10 @@ pub struct ReplayArgs {
     /// sums depends on the requests beside it
     #[arg(long)]
     pub check: bool,
+    /// Plan the recorded steps again, without a model, and fail at the first one that differs. For files that
+    /// `serve --record-steps` has written
+    #[arg(long, conflicts_with = "check")]
+    pub schedule: bool,
     /// Model and engine flags.
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -51,6 +56,9 @@ struct Outcome {
 
 /// Runs the command.
 pub fn run(args: &ReplayArgs) -> Result<()> {
+    if args.schedule {
+        return schedule::run(&args.file);
+    }
     let (header, requests, open) = read(&args.file)?;
     let LoadedModel { engine, checkpoint, .. } = LoadedModel::load(&args.engine)?;
     let limits = engine.handle.limits().clone();
@@ -103,21 +111,16 @@ impl Outcome {
 /// The header, the requests that ended, and the number of those that did not.
 fn read(file: &Path) -> Result<(Header, Vec<Recorded>, usize)> {
     let name = file.display();
-    let mut lines = BufReader::new(File::open(file).with_context(|| format!("{name} cannot be read"))?).lines();
-    let first = lines.next().transpose().with_context(|| format!("{name} cannot be read"))?.unwrap_or_default();
-    let header: Header = serde_json::from_str(&first).with_context(|| format!("{name} is no recording"))?;
-    ensure!(header.record == VERSION, "{name} is of version {}; this program reads {VERSION}", header.record);
-    ensure!(header.prompts == Prompts::Ids, "{name} has no prompts: record with --record-prompts ids");
+    let (header, lines) = open(file)?;
     let (mut added, mut requests) = (HashMap::new(), Vec::new());
-    for (number, line) in lines.enumerate() {
-        let line = line.with_context(|| format!("{name} cannot be read"))?;
-        match line.parse() {
-            Ok(Line::Added(line)) => drop(added.insert(line.add, *line)),
-            Ok(Line::Ended(ended)) => {
+    for line in lines {
+        match line? {
+            Line::Added(line) => drop(added.insert(line.add, *line)),
+            Line::Ended(ended) => {
                 requests.extend(added.remove(&ended.end).map(|added| Recorded { added, ended }));
             }
-            Ok(Line::Gap { gap }) => log::warn!("{name}: {gap} lines were not recorded, the disk was too slow"),
-            Err(error) => bail!("{name}, line {}: {error}", number + 2),
+            Line::Gap { gap } => log::warn!("{name}: {gap} lines were not recorded, the disk was too slow"),
+            Line::Schedule(_) => {}
         }
     }
     requests.sort_by_key(|recorded| recorded.added.add);

@@ -54,6 +54,10 @@ pub struct ServeArgs {
     /// What the recording holds of prompts
     #[arg(long, value_name = "WHAT", value_enum, default_value_t, requires = "record")]
     pub record_prompts: Prompts,
+    /// Record what decides the schedule and each step that is planned, too, for `pegainfer replay --schedule`. Needs
+    /// --record-prompts ids, because the prefix cache decides with, and no --speculative-config
+    #[arg(long, requires = "record")]
+    pub record_steps: bool,
     /// Compare the time of each step with this ledger, which `pegainfer ledger` has measured on this device with the same flags
     /// (docs/operations/steps.md)
     #[arg(long, value_name = "FILE")]
@@ -74,6 +78,7 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
     let socket = runtime.block_on(reserve(&args.host, args.port))?;
     let bound = socket.local_addr().context("the server's address is unknown")?.ip().to_canonical();
     let options = args.http.options(args.strict, bound.is_loopback())?;
+    check_record_steps(args)?;
     let recorder = recorder(args)?;
     let options = Options { normalize_prompts: !args.no_prompt_normalization, recorder: recorder.clone(), ..options };
     if !bound.is_loopback() && options.api_keys.is_empty() {
@@ -83,6 +88,9 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
     runtime.spawn(signals::reload_on_hangup(options.api_keys.clone(), options.admin_keys.clone(), options.tls.clone()));
     let LoadedModel { engine, checkpoint, source } = LoadedModel::load(&args.engine)?;
     announce(&engine, &source);
+    if let Some(recorder) = recorder.as_ref().filter(|_| args.record_steps) {
+        engine.handle.record_schedule(recorder.schedule())?;
+    }
     if let Some(file) = &args.ledger {
         watch::watch(file, &engine, &source, &args.engine, args.http.trace_dir.as_deref())?;
     }
@@ -120,6 +128,17 @@ fn recorder(args: &ServeArgs) -> Result<Option<Arc<Recorder>>> {
     let model = args.engine.model_path.as_deref().unwrap_or("the bundled model");
     let recorder = Recorder::create(file, args.record_prompts, model);
     Ok(Some(recorder.with_context(|| format!("--record {} cannot be created", file.display()))?))
+}
+
+/// Refuses what a recorded schedule could not be replayed with.
+fn check_record_steps(args: &ServeArgs) -> Result<()> {
+    let (ids, drafts) = (args.record_prompts == Prompts::Ids, args.engine.speculative_config.is_some());
+    ensure!(
+        !args.record_steps || ids,
+        "--record-steps: the prefix cache decides the schedule; give --record-prompts ids"
+    );
+    ensure!(!args.record_steps || !drafts, "--record-steps: drafts are not recorded; leave out --speculative-config");
+    Ok(())
 }
 
 /// The async runtime. tokio panics where it cannot have its files or threads, so both are tried before.

@@ -4,6 +4,7 @@ use super::prompts::Prompts;
 use pegainfer_core::engine::GenerateRequest;
 use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors};
 use pegainfer_core::sampling::{SamplingError, SamplingParams};
+use pegainfer_core::schedule::recording::ScheduleEvent;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -38,6 +39,8 @@ pub enum Line {
         /// Number of lines.
         gap: u64,
     },
+    /// What the engine's scheduler was told or planned, with `--record-steps`.
+    Schedule(ScheduleEvent),
 }
 
 impl FromStr for Line {
@@ -49,15 +52,13 @@ impl FromStr for Line {
         struct Kind {
             add: Option<IgnoredAny>,
             end: Option<IgnoredAny>,
-        }
-        #[derive(Deserialize)]
-        struct Gap {
-            gap: u64,
+            gap: Option<u64>,
         }
         match serde_json::from_str(text)? {
             Kind { add: Some(_), .. } => Ok(Self::Added(serde_json::from_str(text)?)),
             Kind { end: Some(_), .. } => Ok(Self::Ended(serde_json::from_str(text)?)),
-            _ => serde_json::from_str(text).map(|Gap { gap }| Self::Gap { gap }),
+            Kind { gap: Some(gap), .. } => Ok(Self::Gap { gap }),
+            _ => Ok(Self::Schedule(serde_json::from_str(text)?)),
         }
     }
 }

@@ -2,21 +2,25 @@
 //!
 //! # Layout
 //! - [`mod@format`]: the lines of the file. [`prompts`]: how much of a prompt they hold.
-//! - [`writer`]: a thread that writes them; requests never wait for it.
+//! - [`schedule`]: the events of the engine's scheduler, with `--record-steps`.
+//! - [`writer`]: a thread that writes them; requests and steps never wait for it.
 //!
 //! Inputs are recorded, not outputs: with the prompt, the parameters and the seed of a request the engine draws the same tokens on the
 //! same CPU again, whatever runs beside it. Of the tokens only their number and a hash are kept, to compare with.
 
 pub mod format;
 pub mod prompts;
+mod schedule;
 mod writer;
 
 use format::{Added, Ended, Header, Line, Reason};
 use pegainfer_core::engine::GenerateRequest;
 use pegainfer_core::rng;
+use pegainfer_core::schedule::recording::ScheduleSink;
 use prompts::{Chain, Prompts};
 use ring::hmac::{HMAC_SHA256, Key};
 use ring::rand::SystemRandom;
+use schedule::ScheduleLines;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -62,6 +66,11 @@ impl Recorder {
             chain,
             reason: Reason::Cancelled,
         }
+    }
+
+    /// Where an engine tells its schedule.
+    pub fn schedule(&self) -> Box<dyn ScheduleSink> {
+        Box::new(ScheduleLines::new(self.writer.clone()))
     }
 
     /// Waits until all lines are in the file.

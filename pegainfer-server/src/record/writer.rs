@@ -18,12 +18,14 @@ const FLUSH: Duration = Duration::from_secs(5);
 
 enum Message {
     Line(Vec<u8>),
+    /// A line that is not text yet, and how many bytes it counts for.
+    Event(Line, usize),
     /// All lines before it are to be in the file.
     Flush(SyncSender<()>),
 }
 
-/// The side of those that have lines.
-#[derive(Debug)]
+/// The side of those that have lines. Clones are of the same file.
+#[derive(Debug, Clone)]
 pub(super) struct Writer {
     lines: SyncSender<Message>,
     counts: Arc<Counts>,
@@ -58,8 +60,17 @@ impl Writer {
     pub fn write(&self, line: &Line) {
         let Ok(line) = json(line) else { return };
         let bytes = line.len();
+        self.send(Message::Line(line), bytes);
+    }
+
+    /// Hands over a line that takes about `bytes` bytes; the thread that writes it makes it text.
+    pub fn write_later(&self, line: Line, bytes: usize) {
+        self.send(Message::Event(line, bytes), bytes);
+    }
+
+    fn send(&self, message: Message, bytes: usize) {
         let fits = self.counts.waiting.fetch_add(bytes, Ordering::Relaxed) + bytes <= MAX_WAITING_BYTES;
-        if !fits || self.lines.try_send(Message::Line(line)).is_err() {
+        if !fits || self.lines.try_send(message).is_err() {
             self.counts.waiting.fetch_sub(bytes, Ordering::Relaxed);
             self.counts.missing.fetch_add(1, Ordering::Relaxed);
         }
@@ -102,6 +113,10 @@ fn run(out: &mut BufWriter<File>, waiting: &Receiver<Message>, counts: &Counts) 
             Message::Line(line) => {
                 counts.waiting.fetch_sub(line.len(), Ordering::Relaxed);
                 out.write_all(&line)?;
+            }
+            Message::Event(line, bytes) => {
+                counts.waiting.fetch_sub(bytes, Ordering::Relaxed);
+                out.write_all(&json(&line)?)?;
             }
             Message::Flush(done) => {
                 out.flush()?;

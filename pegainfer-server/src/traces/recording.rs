@@ -45,6 +45,7 @@ impl Reader for Recording {
             Line::Added(added) => self.add(*added).map(|()| Read::Nothing),
             Line::Ended(ended) => self.end(ended),
             Line::Gap { gap } => Ok(Read::Skipped(gap as usize)),
+            Line::Schedule(_) => Ok(Read::Nothing),
         }
     }
 

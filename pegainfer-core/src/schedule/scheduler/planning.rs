@@ -75,6 +75,18 @@ impl<S: SequenceState> Scheduler<S> {
     /// step is empty when there is nothing to run before the step in flight is committed; an empty step is not run and not
     /// committed.
     pub fn plan(&mut self, hold: bool) -> (Step<S::Row>, EventBatch) {
+        self.update_masks();
+        self.plan_with_known_masks(hold)
+    }
+
+    /// Looks which masks are ready, for the next plan.
+    pub(in crate::schedule) fn update_masks(&mut self) {
+        let sequences = self.running.iter_mut().chain(&mut self.waiting);
+        sequences.for_each(|seq| seq.grammar.update_mask());
+    }
+
+    /// As [`plan`](Self::plan), with the masks that the last look found.
+    pub(in crate::schedule) fn plan_with_known_masks(&mut self, hold: bool) -> (Step<S::Row>, EventBatch) {
         assert!(self.in_flight < STEPS_IN_FLIGHT, "a placeholder stands for a token of the step before");
         if self.in_flight > 0 && Speculation::by_model(self.config.speculation.as_ref()) {
             return (Step::default(), EventBatch::new());

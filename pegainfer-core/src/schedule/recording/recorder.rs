@@ -1,0 +1,146 @@
+//! Writes down what an engine's scheduler is told and plans.
+
+use super::step_hash::step_hash;
+use super::{Commit, EngineSetup, Plan, QueuedRequest, ScheduleEvent, ScheduleSink};
+use crate::engine::{EngineLimits, EventBatch, GenerateRequest, RequestId, TokenEvent};
+use crate::schedule::scheduler::SchedulerConfig;
+use crate::schedule::state::StateConfig;
+use crate::schedule::step::Step;
+use std::hash::Hash;
+use std::time::Duration;
+
+/// Tells a sink of everything that an engine's scheduler is told and plans. Plans without rows that follow each other become one
+/// event: an engine that waits asks again every millisecond.
+#[derive(Debug)]
+pub struct ScheduleRecorder {
+    sink: Box<dyn ScheduleSink>,
+    /// Steps that were planned, and the oldest one that is not finished.
+    planned: u64,
+    oldest: u64,
+    /// A plan without rows, which may be repeated.
+    empty: Option<Plan>,
+    /// A plan that the scheduler is making; left here if it panics.
+    open: Option<Plan>,
+}
+
+impl ScheduleRecorder {
+    /// A recorder of an engine made with `setup`.
+    pub fn new(mut sink: Box<dyn ScheduleSink>, setup: EngineSetup) -> Self {
+        sink.record(ScheduleEvent::Engine(setup));
+        Self { sink, planned: 0, oldest: 0, empty: None, open: None }
+    }
+
+    fn record(&mut self, event: ScheduleEvent) {
+        self.flush();
+        self.sink.record(event);
+    }
+
+    fn flush(&mut self) {
+        if let Some(plan) = self.empty.take() {
+            self.sink.record(ScheduleEvent::Plan(plan));
+        }
+    }
+
+    /// A request comes to the scheduler.
+    pub fn queued(&mut self, id: RequestId, request: &GenerateRequest) {
+        self.record(ScheduleEvent::Queue(QueuedRequest::new(id.0, request)));
+    }
+
+    /// A request is cancelled.
+    pub fn cancelled(&mut self, id: RequestId) {
+        self.record(ScheduleEvent::Cancel(id.0));
+    }
+
+    /// The scheduler is about to plan a step.
+    pub fn planning(&mut self, hold: bool, waiting_for_mask: Vec<u64>) {
+        self.open = Some(Plan { n: self.planned, hold, waiting_for_mask, times: 1, ..Plan::default() });
+    }
+
+    /// It planned `step` and `admitted` requests.
+    pub fn planned<R: Hash>(&mut self, step: &Step<R>, admitted: &EventBatch) {
+        let Some(plan) = self.open.take() else { return };
+        let plan = plan.with_result(step, admitted);
+        if !step.rows.is_empty() {
+            self.planned += 1;
+        } else if let Some(empty) = self.empty.as_mut().filter(|empty| empty.is_repeated_by(&plan)) {
+            empty.times += 1;
+            return;
+        }
+        self.flush();
+        match step.rows.is_empty() {
+            true => self.empty = Some(plan),
+            false => self.sink.record(ScheduleEvent::Plan(plan)),
+        }
+    }
+
+    /// The oldest step is finished and about to be committed.
+    pub fn committing(&mut self, tokens: &[u32], took: Duration) {
+        let (n, took) = (self.oldest, u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
+        self.oldest += 1;
+        self.record(ScheduleEvent::Commit(Commit { n, tokens: tokens.to_vec(), took }));
+    }
+
+    /// A commit, or a look at the grammars, gave these events.
+    pub fn failed(&mut self, events: &EventBatch) {
+        let failed = events.iter().filter(|(_, event)| matches!(event, TokenEvent::GrammarFailed { .. }));
+        let failed: Vec<u64> = failed.map(|(id, _)| id.0).collect();
+        if !failed.is_empty() {
+            self.record(ScheduleEvent::Fail(failed));
+        }
+    }
+
+    /// Every request and every step in flight is dropped.
+    pub fn aborted(&mut self) {
+        self.oldest = self.planned;
+        self.record(ScheduleEvent::Abort {});
+    }
+
+    /// The prefix cache is emptied.
+    pub fn reset(&mut self) {
+        self.record(ScheduleEvent::Reset {});
+    }
+}
+
+impl Drop for ScheduleRecorder {
+    fn drop(&mut self) {
+        let plans = [self.empty.take(), self.open.take()];
+        plans.into_iter().flatten().for_each(|plan| self.sink.record(ScheduleEvent::Plan(plan)));
+    }
+}
+
+impl EngineSetup {
+    /// What a scheduler was made with that has run `steps` steps.
+    pub fn new(config: &SchedulerConfig, limits: &EngineLimits, state: Option<StateConfig>, steps: u64) -> Self {
+        Self {
+            max_num_seqs: config.max_num_seqs,
+            max_num_batched_tokens: config.max_num_batched_tokens,
+            max_num_mixed_tokens: config.max_num_mixed_tokens,
+            eos_token_ids: config.eos_token_ids.clone(),
+            kv_blocks: limits.kv_blocks,
+            block_size: limits.block_size,
+            state,
+            speculation: config.speculation.is_some(),
+            steps,
+        }
+    }
+}
+
+impl Plan {
+    /// The plan with what the scheduler made of it.
+    pub(super) fn with_result<R: Hash>(self, step: &Step<R>, admitted: &EventBatch) -> Self {
+        let tokens = step.qo_indptr.windows(2).map(|pair| (pair[1] - pair[0]) as usize);
+        let rows = step.rows.iter().zip(tokens).map(|(row, tokens)| (row.id.0, tokens)).collect();
+        let admitted = admitted.iter().filter_map(|(id, event)| match event {
+            TokenEvent::Admitted { cached_tokens } => Some((id.0, *cached_tokens)),
+            _ => None,
+        });
+        let hash = if step.rows.is_empty() { 0 } else { step_hash(step) };
+        Self { rows: Some(rows), admitted: admitted.collect(), hash, ..self }
+    }
+
+    /// Whether `other` is the same again, apart from [`times`](Self::times), and changed nothing.
+    fn is_repeated_by(&self, other: &Self) -> bool {
+        let times = self.times;
+        *self == Self { times, ..other.clone() } && self.admitted.is_empty()
+    }
+}

@@ -1,0 +1,48 @@
+//! What the replay of a recorded schedule asks of the scheduler: the masks and failures of grammars, which come from another
+//! thread, are those of the recording.
+
+use super::Scheduler;
+use crate::engine::{EventBatch, RequestId};
+use crate::schedule::sequence::Sequence;
+use crate::schedule::sequence_grammar::SequenceGrammar;
+use crate::schedule::state::SequenceState;
+use crate::schedule::step::{Outcome, Step};
+
+impl<S: SequenceState> Scheduler<S> {
+    /// The requests whose next mask was not ready when the scheduler last looked.
+    pub(in crate::schedule) fn waiting_for_masks(&self) -> Vec<u64> {
+        let sequences = self.running.iter().chain(self.waiting.iter().map(AsRef::as_ref));
+        sequences.filter(|seq| seq.grammar.waits_for_mask()).map(|seq| seq.id.0).collect()
+    }
+
+    /// The request `id`, which was just added, has a grammar.
+    pub(in crate::schedule) fn replay_grammar(&mut self, id: RequestId) {
+        if let Some(seq) = self.waiting.iter_mut().find(|seq| seq.id == id) {
+            seq.grammar = SequenceGrammar::Replayed { is_ready: true };
+        }
+    }
+
+    /// As [`plan`](Self::plan); masks are ready but for those of the requests in `waiting_for_mask`.
+    pub(in crate::schedule) fn replay_plan(
+        &mut self,
+        hold: bool,
+        waiting_for_mask: &[u64],
+    ) -> (Step<S::Row>, EventBatch) {
+        for seq in self.running.iter_mut().chain(&mut self.waiting) {
+            seq.grammar.set_ready(!waiting_for_mask.contains(&seq.id.0));
+        }
+        self.plan_with_known_masks(hold)
+    }
+
+    /// As [`commit`](Self::commit), after which the grammars of the requests in `failed` have failed.
+    pub(in crate::schedule) fn replay_commit(&mut self, step: &Step<S::Row>, outcome: Outcome, failed: &[u64]) {
+        self.take_outcome(step, outcome);
+        self.replay_fail(failed);
+    }
+
+    /// As [`fail_errored`](Self::fail_errored), where the grammars of the requests in `failed` have failed.
+    pub(in crate::schedule) fn replay_fail(&mut self, failed: &[u64]) {
+        let error = |seq: &Sequence<S::Slot>| failed.contains(&seq.id.0).then(String::new);
+        self.fail(error);
+    }
+}

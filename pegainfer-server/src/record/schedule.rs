@@ -1,0 +1,38 @@
+//! The schedule of an engine as lines of a recording.
+
+use super::format::Line;
+use super::writer::Writer;
+use pegainfer_core::schedule::recording::{ScheduleEvent, ScheduleSink};
+
+/// Bytes of a line besides its lists, and of each entry of a list, as an upper bound for usual numbers.
+const LINE_BYTES: usize = 128;
+const ENTRY_BYTES: usize = 12;
+
+/// Hands the events of an engine to the thread that writes the recording.
+pub(super) struct ScheduleLines {
+    writer: Writer,
+}
+
+impl ScheduleLines {
+    /// Lines for this thread.
+    pub fn new(writer: Writer) -> Self {
+        Self { writer }
+    }
+}
+
+impl ScheduleSink for ScheduleLines {
+    fn record(&mut self, event: ScheduleEvent) {
+        let entries = match &event {
+            ScheduleEvent::Queue(request) => request.prompt.len() + request.stop_token_ids.len(),
+            ScheduleEvent::Plan(plan) => {
+                2 * (plan.rows.as_ref().map_or(0, Vec::len) + plan.admitted.len()) + plan.waiting_for_mask.len()
+            }
+            ScheduleEvent::Commit(commit) => commit.tokens.len(),
+            ScheduleEvent::Fail(ids) => ids.len(),
+            ScheduleEvent::Engine(_) | ScheduleEvent::Cancel(_) | ScheduleEvent::Abort {} | ScheduleEvent::Reset {} => {
+                0
+            }
+        };
+        self.writer.write_later(Line::Schedule(event), LINE_BYTES + ENTRY_BYTES * entries);
+    }
+}
