@@ -6,8 +6,8 @@ use std::fmt::Write;
 
 /// Radius in pixels of a dot whose area is 1, and the least radius.
 const RADIUS: (f64, f64) = (15.0, 2.5);
-/// Pieces of the limit's slope that labels avoid.
-const PIECES: i32 = 50;
+/// Segments of the slope of the limit, each of which labels avoid.
+const SLOPE_SEGMENTS: i32 = 50;
 /// Font size of labels in the plot.
 const FONT: f64 = 10.0;
 
@@ -143,13 +143,15 @@ impl Dots {
             PLOT.0
         );
         let along = |part: f64| (x + (corner - x) * part, y + (roof - y) * part);
-        for i in 0..=PIECES {
-            let (x, y) = along(f64::from(i) / f64::from(PIECES));
+        for i in 0..=SLOPE_SEGMENTS {
+            let (x, y) = along(f64::from(i) / f64::from(SLOPE_SEGMENTS));
             labels.block(Extent::around(x, y, 2.0));
         }
         labels.block(Extent::between((corner, roof - 2.0), (PLOT.0, roof + 2.0)));
         let above = roof - 0.5 * FONT;
-        labels.place(out, &[(corner + FONT, above), (PLOT.0 - labels.width(top_name), above)], top_name);
+        let longest = PLOT.0 - labels.width(top_name);
+        let places = [0.0, 1.0, 0.5, 0.25, 0.75].map(|part| corner + FONT + (longest - corner - FONT) * part);
+        labels.place(out, &places.map(|x| (x, above)), top_name);
         let width = labels.width(slope_name);
         let left = |part: f64| (along(part).0 - width - 0.6 * FONT, along(part).1 - 0.4 * FONT);
         labels.place(out, &[left(0.6), left(0.7), left(0.5), left(0.8), left(0.4)], slope_name);

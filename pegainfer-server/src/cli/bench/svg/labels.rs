@@ -57,19 +57,19 @@ impl Labels {
         self.write(out, places, (label, "currentColor"));
     }
 
-    /// Writes the label beside a dot: to the right, to the left, above or below. Returns whether there is a place for it.
+    /// Writes the label beside a dot: to the right, to the left, above, below or at a corner. Returns whether there is a place for it.
     pub fn beside(&mut self, out: &mut String, (x, y): (f64, f64), radius: f64, label: &str, colour: &str) -> bool {
-        let (width, distance) = (self.width(label), radius + GAP);
+        let (width, distance, corner) = (self.width(label), radius + GAP, radius + 1.0);
         let middle = y + 0.35 * self.font;
         let places = [
             (x + distance, middle),
             (x - distance - width, middle),
             (x - width / 2.0, y - distance),
             (x - width / 2.0, y + distance + 0.8 * self.font),
-            (x + 0.7 * distance, y - 0.7 * distance),
-            (x + 0.7 * distance, y + 0.7 * distance + 0.7 * self.font),
-            (x - 0.7 * distance - width, y - 0.7 * distance),
-            (x - 0.7 * distance - width, y + 0.7 * distance + 0.7 * self.font),
+            (x + corner, y - corner),
+            (x + corner, y + corner + 0.8 * self.font),
+            (x - corner - width, y - corner),
+            (x - corner - width, y + corner + 0.8 * self.font),
         ];
         self.write(out, &places, (label, colour))
     }
@@ -131,5 +131,20 @@ mod tests {
         labels.place(&mut out, &[(81.0, 53.0), (10.0, 90.0)], "a & b");
         assert_eq!(places(&out)[2], (10.0, 90.0), "the first place is taken: {out}");
         assert!(out.contains(">a &amp; b</text>"), "{out}");
+    }
+
+    #[test]
+    fn a_label_whose_sides_are_taken_is_at_a_corner() {
+        let (mut labels, mut out) = (Labels::new((100.0, 100.0), 10.0), String::new());
+        labels.block(Extent::around(50.0, 50.0, 5.0));
+        for (left, top, right, bottom) in
+            [(58.0, 47.0, 90.0, 53.0), (10.0, 47.0, 42.0, 53.0), (47.0, 30.0, 53.0, 42.0), (47.0, 58.0, 53.0, 75.0)]
+        {
+            labels.block(Extent::between((left, top), (right, bottom)));
+        }
+        assert!(labels.beside(&mut out, (50.0, 50.0), 5.0, "ab", "red"));
+        assert_eq!(places(&out), [(56.0, 44.0)]);
+        labels.block(Extent::between((0.0, 0.0), (100.0, 100.0)));
+        assert!(!labels.beside(&mut out, (50.0, 50.0), 5.0, "ab", "red"));
     }
 }
