@@ -86,12 +86,9 @@ pub fn load(
     let of_rank = |shard: &Shard| entries.iter().map(|e| e.loaded_bytes(&config, *shard)).sum::<u64>();
     let weight_bytes: u64 = shards.iter().take(execs.len()).map(of_rank).sum();
     let start = Instant::now();
-    let mut ranks = Vec::new();
-    for (mut exec, shard) in execs.into_iter().zip(shards) {
-        let mut progress = |bytes| progress(bytes, weight_bytes);
-        let weights = Weights::load(&mut exec, &config, shard, source, &mut progress)?;
-        ranks.push((exec, shard, weights));
-    }
+    let mut ranks: Vec<(Exec, Shard)> = execs.into_iter().zip(shards).collect();
+    let weights = Weights::load(&mut ranks, &config, source, &mut |bytes| progress(bytes, weight_bytes))?;
+    let ranks = ranks.into_iter().zip(weights).map(|((exec, shard), weights)| (exec, shard, weights)).collect();
     let weights_time = start.elapsed();
     let mut executor = Executor::new(config.clone(), options.numerics, ranks, bounds)?;
     // One token through the model: what it cannot run is refused here.
@@ -148,7 +145,7 @@ pub fn record(
 ) -> Result<Vec<OpRecord>, LoadError> {
     let mut exec = Exec::meta()?;
     let step = plan::uniform(batch, tokens, context);
-    let weights = Weights::load(&mut exec, config, Shard::WHOLE, Source::Dummy(0), &mut |_| {})?;
+    let weights = Weights::shapes(&mut exec, config, Shard::WHOLE)?;
     let pages = batch * step.max_blocks;
     let bounds = StepBounds { tokens: batch * tokens, rows: batch, context, slots: batch, pages, graphs: false };
     let ranks = vec![(exec, Shard::WHOLE, weights)];

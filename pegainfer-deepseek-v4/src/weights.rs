@@ -1,6 +1,8 @@
 //! The weights of one rank, in the formats of the checkpoint.
 
 mod dummy;
+mod feed;
+mod load;
 mod part;
 mod reader;
 mod source;
@@ -8,13 +10,13 @@ mod source;
 use crate::config::{Config, LayerKind, STREAMS};
 use crate::shard::Shard;
 use part::Part;
-use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::Tensor;
 use pegainfer_core::weights::{StoredDtype as Dtype, WeightsError};
 use pegainfer_kernels::ops::Matrix;
 use pegainfer_kernels::ops::deepseek_v4::{CompressorWeights, Experts, HyperWeights};
 use reader::Reader;
 
+pub use load::LoadProgress;
 pub use source::Source;
 
 /// A decoder layer.
@@ -120,29 +122,19 @@ pub struct Weights {
     pub head: Matrix,
 }
 
-impl Weights {
-    /// Loads what `shard` holds; `progress` is called with the bytes of each tensor. Draft layers stay in the file. On
-    /// `Meta` nothing is read or made.
-    pub fn load(
-        exec: &mut Exec,
-        config: &Config,
-        shard: Shard,
-        source: Source<'_>,
-        progress: &mut dyn FnMut(u64),
-    ) -> Result<Self, WeightsError> {
-        let mut reader = Reader { exec, source, quantized: config.quantized, progress };
-        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
-        let rows = Part { rows: Some(shard.vocab(config)), columns: None };
-        let layer = |(i, kind): (usize, &LayerKind)| layer(&mut reader, config, shard, i, *kind);
-        let layers = config.layers.iter().enumerate().map(layer).collect::<Result<_, _>>()?;
-        Ok(Self {
-            embedding: reader.plain("embed.weight", Dtype::BF16, &[vocab, hidden], rows.clone())?,
-            layers,
-            head_hyper: hyper(&mut reader, "hc_head", STREAMS, 1, hidden)?,
-            norm: reader.vector("norm.weight", hidden)?,
-            head: Matrix::Bf16(reader.plain("head.weight", Dtype::BF16, &[vocab, hidden], rows)?),
-        })
-    }
+/// All tensors of `shard`, in the same order on every rank.
+fn read(reader: &mut Reader<'_>, config: &Config, shard: Shard) -> Result<Weights, WeightsError> {
+    let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+    let rows = Part { rows: Some(shard.vocab(config)), columns: None };
+    let layer = |(i, kind): (usize, &LayerKind)| layer(reader, config, shard, i, *kind);
+    let layers = config.layers.iter().enumerate().map(layer).collect::<Result<_, _>>()?;
+    Ok(Weights {
+        embedding: reader.plain("embed.weight", Dtype::BF16, &[vocab, hidden], rows.clone())?,
+        layers,
+        head_hyper: hyper(reader, "hc_head", STREAMS, 1, hidden)?,
+        norm: reader.vector("norm.weight", hidden)?,
+        head: Matrix::Bf16(reader.plain("head.weight", Dtype::BF16, &[vocab, hidden], rows)?),
+    })
 }
 
 fn layer(
@@ -253,8 +245,8 @@ fn moe(reader: &mut Reader<'_>, config: &Config, shard: Shard, prefix: &str, has
     let rows = Part { rows: Some(columns.clone()), columns: None };
     let columns = Part { rows: None, columns: Some(columns) };
     let mut stacked = |w: &str, shape, part| {
-        let names: Vec<String> = numbers.clone().map(|e| format!("{prefix}experts.{e}.{w}")).collect();
-        reader.fp4(&format!("{prefix}experts.{w}"), &names, shape, part)
+        let names: Vec<String> = (0..count).map(|e| format!("{prefix}experts.{e}.{w}")).collect();
+        reader.fp4(&format!("{prefix}experts.{w}"), (&names, numbers.clone()), shape, part)
     };
     let (gate, up) = (stacked("w1", (width, hidden), &rows)?, stacked("w3", (width, hidden), &rows)?);
     let experts = Experts { gate, up, down: stacked("w2", (hidden, width), &columns)?, count: numbers.len() };

@@ -139,11 +139,12 @@ fn bits_equal(name: &str, (n, k): (usize, usize), values: &[f32], stored: &Numbe
 
 #[test]
 fn trap_08_dequantised_weights_equal_the_formulas_bit_for_bit() {
-    let (stored, mut exec) = (&*WEIGHTS, Exec::cpu(Isa::Portable, Some(2)).unwrap());
+    let stored = &*WEIGHTS;
+    let mut ranks = [(Exec::cpu(Isa::Portable, Some(2)).unwrap(), Shard::WHOLE)];
     let config = Config::load(&model_path()).unwrap();
     let checkpoint = Checkpoint::open(&model_path()).unwrap();
-    let weights =
-        Weights::load(&mut exec, &config, Shard::WHOLE, Source::Checkpoint(&checkpoint), &mut |_| {}).unwrap();
+    let loaded = Weights::load(&mut ranks, &config, Source::Checkpoint(&checkpoint), &mut |_| {}).unwrap();
+    let weights = &loaded[0];
     let mut matrices = vec![("head".to_owned(), &weights.head)];
     for (i, layer) in weights.layers.iter().enumerate() {
         let mut add = |tail: String, matrix| matrices.push((format!("layers.{i}.{tail}"), matrix));

@@ -1,25 +1,46 @@
 //! Reads tensors of the official formats, or the part of one that a rank holds.
 
 use super::dummy;
+use super::feed::{Cursor, Feed, TensorSpec, named};
 use super::part::Part;
-use super::source::Source;
-use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, Element, OpError, Tensor};
 use pegainfer_core::weights::{StoredDtype as Dtype, WeightsError};
 use pegainfer_kernels::ops::{BlockScales, Matrix};
+use std::ops::Range;
 
 /// Edge of the blocks of FP8 weights.
 const BLOCK: usize = 128;
-/// An E8M0 scale that is no number.
-const E8M0_NAN: u8 = 255;
 
-/// Brings tensors to a device.
+/// Where the bytes of a rank come from.
+#[derive(Debug)]
+pub(super) enum Input<'a> {
+    /// Nowhere: each tensor that is asked for is noted, on `Meta`.
+    List(&'a mut Vec<TensorSpec>),
+    /// A checkpoint that all ranks read together.
+    Feed(Cursor<'a>),
+    /// Random values of this seed.
+    Dummy(u64),
+}
+
+impl<'a> Input<'a> {
+    /// The feed of all ranks, if there is one.
+    pub fn feed(&self) -> Option<&'a Feed<'a>> {
+        match self {
+            Self::Feed(cursor) => Some(cursor.feed()),
+            Self::List(_) | Self::Dummy(_) => None,
+        }
+    }
+}
+
+/// Brings tensors to a device. All ranks ask for the same tensors in the same order, whichever part of them they hold.
 pub(super) struct Reader<'a> {
     pub exec: &'a mut Exec,
-    pub source: Source<'a>,
+    pub input: Input<'a>,
     /// The checkpoint has FP8 and FP4 weights; else all matrices are bf16.
     pub quantized: bool,
-    pub progress: &'a mut dyn FnMut(u64),
+    /// Told the bytes of each tensor.
+    pub progress: &'a (dyn Fn(u64) + Sync),
 }
 
 impl Reader<'_> {
@@ -47,18 +68,18 @@ impl Reader<'_> {
     }
 
     /// A part of `NAME.weight` in FP4 with `NAME.scale`, or in bf16, of each of several matrices `[n, k]`; the parts are
-    /// stacked along their rows.
+    /// stacked along their rows. `names` has the matrices of all ranks and the numbers of those that this rank holds.
     pub fn fp4(
         &mut self,
         title: &str,
-        names: &[String],
+        names: (&[String], Range<usize>),
         (n, k): (usize, usize),
         part: &Part,
     ) -> Result<Matrix, WeightsError> {
         if !self.quantized {
             return self.stacked(title, names, "weight", (Dtype::BF16, 1), (n, k), part).map(Matrix::Bf16);
         }
-        let weight = self.stacked(title, names, "weight", (Dtype::I8, 2), (n, k), part)?;
+        let weight = self.stacked(title, names.clone(), "weight", (Dtype::I8, 2), (n, k), part)?;
         Ok(Matrix::Fp4 { weight, scale: self.stacked(title, names, "scale", (Dtype::F8_E8M0, 32), (n, k), part)? })
     }
 
@@ -66,7 +87,7 @@ impl Reader<'_> {
     fn stacked(
         &mut self,
         title: &str,
-        names: &[String],
+        (names, held): (&[String], Range<usize>),
         tail: &str,
         (dtype, values): (Dtype, usize),
         (n, k): (usize, usize),
@@ -77,26 +98,24 @@ impl Reader<'_> {
             columns: part.columns.as_ref().map(|columns| columns.start / values..columns.end / values),
         };
         let (shape, [rows, width]) = ([n, k / values], part.shape([n, k / values]));
-        let mut tensor = self.allocate(&format!("{title}.{tail}"), &[names.len() * rows, width], loaded(dtype))?;
+        let mut tensor = self.allocate(&format!("{title}.{tail}"), &[held.len() * rows, width], loaded(dtype))?;
         for (i, name) in names.iter().enumerate() {
-            tensor.set_range(i * rows, rows);
-            self.fill(&mut tensor, &format!("{name}.{tail}"), dtype, &shape, &part)?;
+            let spec = TensorSpec { name: format!("{name}.{tail}"), dtype, shape: shape.to_vec() };
+            if held.contains(&i) {
+                tensor.set_range((i - held.start) * rows, rows);
+                self.fill(&mut tensor, spec, &part)?;
+            } else if let Input::Feed(cursor) = &mut self.input {
+                cursor.next(&spec, |_, _| Ok(()))?;
+            }
         }
-        tensor.set_range(0, names.len() * rows);
+        tensor.set_range(0, held.len() * rows);
         Ok(tensor)
     }
 
     /// Expert numbers below `count`, stored as I64 and loaded as u32, `[rows, k]`.
     pub fn ids(&mut self, name: &str, rows: usize, k: usize, count: usize) -> Result<Tensor, WeightsError> {
         let mut tensor = self.allocate(name, &[rows, k], DType::U32)?;
-        if self.exec.device() == Device::Meta {
-            return Ok(tensor);
-        }
-        if let Source::Dummy(seed) = self.source {
-            self.exec.fill_rows(&mut tensor, &dummy::ids(rows, k, count, seed))?;
-            return Ok(tensor);
-        }
-        let bytes = self.bytes(name, Dtype::I64, &[rows, k], &Part::ALL)?;
+        let spec = TensorSpec { name: name.to_owned(), dtype: Dtype::I64, shape: vec![rows, k] };
         let expert = |bytes: &[u8; 8]| {
             let stored = i64::from_le_bytes(*bytes);
             let valid = u32::try_from(stored).ok().filter(|id| (*id as usize) < count);
@@ -104,9 +123,18 @@ impl Reader<'_> {
                 wrong(name, &format!("I64 with expert {stored}"), &format!("expert numbers below {count}"))
             })
         };
-        let ids: Vec<u32> = bytes.as_chunks::<8>().0.iter().map(expert).collect::<Result<_, _>>()?;
-        self.exec.fill_rows(&mut tensor, &ids)?;
-        (self.progress)(tensor.bytes());
+        let Self { exec, input, progress, .. } = self;
+        match input {
+            Input::List(list) => list.push(spec),
+            Input::Dummy(seed) => exec.fill_rows(&mut tensor, &dummy::ids(rows, k, count, *seed))?,
+            Input::Feed(cursor) => cursor.next(&spec, |rows, bytes| {
+                let ids: Vec<u32> = bytes.as_chunks::<8>().0.iter().map(expert).collect::<Result<_, _>>()?;
+                let copy = |first: usize, out: &mut [u32]| out.copy_from_slice(&ids[first..][..out.len()]);
+                let written = exec.write(&mut tensor, rows.start * k..rows.end * k, copy);
+                written.map_err(|error| named(name, error.into()))
+            })?,
+        }
+        progress(tensor.bytes());
         Ok(tensor)
     }
 
@@ -117,34 +145,30 @@ impl Reader<'_> {
             *n = range.as_ref().map_or(*n, ExactSizeIterator::len);
         }
         let mut tensor = self.allocate(name, &local, loaded(dtype))?;
-        self.fill(&mut tensor, name, dtype, shape, &part)?;
+        let spec = TensorSpec { name: name.to_owned(), dtype, shape: shape.to_vec() };
+        self.fill(&mut tensor, spec, &part)?;
         Ok(tensor)
     }
 
     /// Fills the present rows of `tensor` with a part of a tensor of the checkpoint.
-    fn fill(
-        &mut self,
-        tensor: &mut Tensor,
-        name: &str,
-        dtype: Dtype,
-        shape: &[usize],
-        part: &Part,
-    ) -> Result<(), WeightsError> {
-        if self.exec.device() == Device::Meta {
-            return Ok(());
+    fn fill(&mut self, tensor: &mut Tensor, spec: TensorSpec, part: &Part) -> Result<(), WeightsError> {
+        let Self { exec, input, progress, .. } = self;
+        match input {
+            Input::List(list) => list.push(spec),
+            Input::Dummy(seed) => {
+                let stored = (spec.dtype, spec.shape.as_slice());
+                exec.install(|exec| dummy::fill(exec, tensor, &spec.name, stored, part, *seed))??;
+            }
+            Input::Feed(cursor) => cursor.next(&spec, |rows, bytes| {
+                let copied = match loaded(spec.dtype) {
+                    DType::Bf16 => copy::<half::bf16>(exec, tensor, &spec, part, (rows, bytes)),
+                    DType::F32 => copy::<f32>(exec, tensor, &spec, part, (rows, bytes)),
+                    _ => copy::<u8>(exec, tensor, &spec, part, (rows, bytes)),
+                };
+                copied.map_err(|error| named(&spec.name, error.into()))
+            })?,
         }
-        if let Source::Dummy(seed) = self.source {
-            let Self { exec, progress, .. } = self;
-            progress(tensor.bytes());
-            return Ok(exec.install(|exec| dummy::fill(exec, tensor, name, (dtype, shape), part, seed))??);
-        }
-        let bytes = self.bytes(name, dtype, shape, part)?;
-        match loaded(dtype) {
-            DType::Bf16 => copy(self.exec, tensor, &bytes, half::bf16::from_le_bytes)?,
-            DType::F32 => copy(self.exec, tensor, &bytes, f32::from_le_bytes)?,
-            _ => copy(self.exec, tensor, &bytes, |[byte]: [u8; 1]| byte)?,
-        }
-        (self.progress)(tensor.bytes());
+        progress(tensor.bytes());
         Ok(())
     }
 
@@ -154,24 +178,6 @@ impl Reader<'_> {
             bytes: (shape.iter().product::<usize>() * dtype.size()) as u64,
             error,
         })
-    }
-
-    /// The bytes of a part of the tensor `name`, row-major.
-    fn bytes(&self, name: &str, dtype: Dtype, shape: &[usize], part: &Part) -> Result<Vec<u8>, WeightsError> {
-        let Source::Checkpoint(checkpoint) = self.source else {
-            return Err(WeightsError::MissingTensor { name: name.to_owned() });
-        };
-        let stored = checkpoint.stored(name, dtype, shape)?;
-        let width = shape[1..].iter().product::<usize>() * dtype.bitsize() / 8;
-        let rows = part.rows.clone().unwrap_or(0..shape[0]);
-        let mut bytes = vec![0; rows.len() * width];
-        stored.read(rows.start * width, &mut bytes)?;
-        if dtype == Dtype::F8_E8M0 && bytes.contains(&E8M0_NAN) {
-            return Err(wrong(name, "F8_E8M0 with a scale that is not a number", "scales of 2^-127 to 2^127"));
-        }
-        let Some(columns) = &part.columns else { return Ok(bytes) };
-        let columns = columns.start * dtype.bitsize() / 8..columns.end * dtype.bitsize() / 8;
-        Ok(bytes.chunks_exact(width).flat_map(|row| &row[columns.clone()]).copied().collect())
     }
 }
 
@@ -184,17 +190,38 @@ fn loaded(dtype: Dtype) -> DType {
     }
 }
 
-/// Copies little-endian `bytes` to the present rows of `tensor`.
-fn copy<T: Element, const N: usize>(
+/// Copies what `part` has of some rows of a stored tensor to its place in the present rows of `tensor`.
+fn copy<T: Element>(
     exec: &mut Exec,
     tensor: &mut Tensor,
-    bytes: &[u8],
-    value: impl Fn([u8; N]) -> T + Sync,
+    spec: &TensorSpec,
+    part: &Part,
+    (rows, bytes): (Range<usize>, &[u8]),
 ) -> Result<(), OpError> {
-    let elements = tensor.elements();
-    exec.write(tensor, 0..elements, |first, out: &mut [T]| {
-        let from = bytes.as_chunks::<N>().0[first..].iter();
-        out.iter_mut().zip(from).for_each(|(to, from)| *to = value(*from));
+    let row = spec.row_bytes();
+    let held = part.rows.clone().unwrap_or(0..spec.shape[0]);
+    let present = rows.start.max(held.start)..rows.end.min(held.end);
+    if present.is_empty() {
+        return Ok(());
+    }
+    let columns = part
+        .columns
+        .as_ref()
+        .map_or(0..row, |columns| columns.start * spec.dtype.bitsize() / 8..columns.end * spec.dtype.bitsize() / 8);
+    let (width, first_row) = (columns.len(), present.start - rows.start);
+    let elements = width / size_of::<T>();
+    let range = (present.start - held.start) * elements..(present.end - held.start) * elements;
+    exec.write(tensor, range, |first, out: &mut [T]| {
+        // Checkpoints are little-endian, as every machine is that this runs on.
+        let mut out: &mut [u8] = bytemuck::cast_slice_mut(out);
+        let mut at = first * size_of::<T>();
+        while !out.is_empty() {
+            let (i, skipped) = (at / width, at % width);
+            let (of_row, rest) = out.split_at_mut((width - skipped).min(out.len()));
+            of_row.copy_from_slice(&bytes[(first_row + i) * row + columns.start + skipped..][..of_row.len()]);
+            at += of_row.len();
+            out = rest;
+        }
     })
 }
 
