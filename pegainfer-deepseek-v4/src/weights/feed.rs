@@ -1,5 +1,5 @@
-//! Reads a checkpoint once for all ranks: reader threads run ahead of the ranks by a bounded number of pieces, each rank takes its
-//! part of every piece, and the memory of a piece is used again when the last rank has taken its part.
+//! Reads a checkpoint once for all ranks: reader threads run ahead of the ranks by a bounded number of chunks, each rank takes its
+//! part of every chunk, and the memory of a chunk is used again when the last rank has taken its part.
 
 #[cfg(test)]
 mod tests;
@@ -31,32 +31,32 @@ impl TensorSpec {
 /// How much is in host memory at a time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct FeedLimits {
-    /// Bytes of a piece; of at least one row.
-    pub piece_bytes: usize,
-    /// Pieces.
-    pub pieces: usize,
+    /// Bytes of a chunk; of at least one row.
+    pub chunk_bytes: usize,
+    /// Chunks.
+    pub chunks: usize,
 }
 
 impl FeedLimits {
     /// Half a gigabyte: several experts ahead of the slowest rank.
-    pub const DEFAULT: Self = Self { piece_bytes: 8 << 20, pieces: 64 };
+    pub const DEFAULT: Self = Self { chunk_bytes: 8 << 20, chunks: 64 };
 }
 
 /// Some rows of a tensor.
 #[derive(Debug)]
-struct Piece {
+struct Chunk {
     tensor: usize,
     rows: Range<usize>,
 }
 
-/// The pieces of a checkpoint, in the order in which every rank takes them.
+/// The chunks of a checkpoint, in the order in which every rank takes them.
 #[derive(Debug)]
 pub(super) struct Feed<'a> {
     tensors: Vec<(TensorSpec, Stored<'a>)>,
-    pieces: Vec<Piece>,
-    /// Pieces in memory, at most.
+    chunks: Vec<Chunk>,
+    /// Chunks in memory, at most.
     limit: usize,
-    /// Ranks that take each piece.
+    /// Ranks that take each chunk.
     ranks: usize,
     state: Mutex<State>,
     changed: Condvar,
@@ -64,11 +64,11 @@ pub(super) struct Feed<'a> {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The piece that is read next.
+    /// The chunk that is read next.
     next: usize,
-    /// Pieces in memory, by number.
+    /// Chunks in memory, by number.
     held: BTreeMap<usize, Held>,
-    /// Buffers of pieces that every rank has taken.
+    /// Buffers of chunks that every rank has taken.
     spare: Vec<Vec<u8>>,
     /// Bytes that were read from the files.
     bytes_read: u64,
@@ -78,7 +78,7 @@ struct State {
     failure: Option<WeightsError>,
 }
 
-/// A piece in memory.
+/// A chunk in memory.
 #[derive(Debug, Default)]
 struct Held {
     /// `None` while it is read.
@@ -100,21 +100,21 @@ impl<'a> Feed<'a> {
             Ok((spec, stored))
         };
         let tensors = tensors.into_iter().map(stored).collect::<Result<Vec<_>, WeightsError>>()?;
-        let mut pieces = Vec::new();
+        let mut chunks = Vec::new();
         for (tensor, (spec, _)) in tensors.iter().enumerate() {
-            let (all, at_once) = (spec.shape[0], (limits.piece_bytes / spec.row_bytes().max(1)).max(1));
-            let piece = |first: usize| Piece { tensor, rows: first..(first + at_once).min(all) };
-            pieces.extend((0..all).step_by(at_once).map(piece));
+            let (all, at_once) = (spec.shape[0], (limits.chunk_bytes / spec.row_bytes().max(1)).max(1));
+            let chunk = |first: usize| Chunk { tensor, rows: first..(first + at_once).min(all) };
+            chunks.extend((0..all).step_by(at_once).map(chunk));
         }
         let (state, changed) = (Mutex::default(), Condvar::new());
-        Ok(Self { tensors, pieces, limit: limits.pieces, ranks, state, changed })
+        Ok(Self { tensors, chunks, limit: limits.chunks, ranks, state, changed })
     }
 
-    /// Reads pieces until there are none, or the feed is stopped. Any number of threads may.
+    /// Reads chunks until there are none, or the feed is stopped. Any number of threads may.
     pub fn read(&self) {
         let _guard = StopOnPanic(self);
         while let Some((i, mut buffer)) = self.claim() {
-            let read = self.read_piece(&self.pieces[i], &mut buffer);
+            let read = self.read_chunk(&self.chunks[i], &mut buffer);
             if let Err(error) = read {
                 return self.fail(error);
             }
@@ -127,13 +127,13 @@ impl<'a> Feed<'a> {
         }
     }
 
-    /// The next piece and memory for it, when there is room; `None` if nothing is left to read. Pieces are claimed in the order in
-    /// which they are taken, so the one that a rank waits for always has its room.
+    /// The next chunk and memory for it, when there is capacity; `None` if nothing is left to read. Chunks are claimed in the order in
+    /// which they are taken, so the one that a rank waits for always has its place.
     fn claim(&self) -> Option<(usize, Vec<u8>)> {
         let mut state = self.lock();
         loop {
             let i = state.next;
-            if state.stopped || i == self.pieces.len() {
+            if state.stopped || i == self.chunks.len() {
                 return None;
             }
             if state.held.len() < self.limit {
@@ -145,16 +145,16 @@ impl<'a> Feed<'a> {
         }
     }
 
-    fn read_piece(&self, piece: &Piece, buffer: &mut Vec<u8>) -> Result<(), WeightsError> {
-        let (spec, stored) = &self.tensors[piece.tensor];
+    fn read_chunk(&self, chunk: &Chunk, buffer: &mut Vec<u8>) -> Result<(), WeightsError> {
+        let (spec, stored) = &self.tensors[chunk.tensor];
         let row = spec.row_bytes();
-        let bytes = piece.rows.len() * row;
+        let bytes = chunk.rows.len() * row;
         if buffer.capacity() < bytes {
             // Not grown: what it held is of no use, and its capacity could double.
             *buffer = Vec::with_capacity(bytes);
         }
         buffer.resize(bytes, 0);
-        stored.read(piece.rows.start * row, buffer).map_err(|error| named(&spec.name, error))?;
+        stored.read(chunk.rows.start * row, buffer).map_err(|error| named(&spec.name, error))?;
         if spec.dtype == Dtype::F8_E8M0 && buffer.contains(&E8M0_NAN) {
             return Err(WeightsError::Mismatch {
                 name: spec.name.clone(),
@@ -165,7 +165,7 @@ impl<'a> Feed<'a> {
         Ok(())
     }
 
-    /// Waits for piece `i` and lends it to `part`, once for each rank.
+    /// Waits for chunk `i` and lends it to `part`, once for each rank.
     fn take(&self, i: usize, part: impl FnOnce(&[u8]) -> Result<(), WeightsError>) -> Result<(), WeightsError> {
         let mut state = self.lock();
         let bytes = loop {
@@ -239,13 +239,13 @@ impl Drop for StopOnPanic<'_> {
 pub(super) struct Cursor<'a> {
     feed: &'a Feed<'a>,
     tensor: usize,
-    piece: usize,
+    chunk: usize,
 }
 
 impl<'a> Cursor<'a> {
     /// Before the first tensor.
     pub fn new(feed: &'a Feed<'a>) -> Self {
-        Self { feed, tensor: 0, piece: 0 }
+        Self { feed, tensor: 0, chunk: 0 }
     }
 
     /// The feed of all ranks.
@@ -253,16 +253,16 @@ impl<'a> Cursor<'a> {
         self.feed
     }
 
-    /// Lends the pieces of the next tensor, `spec`, to `part`, which is called with the rows and the bytes of each.
+    /// Lends the chunks of the next tensor, `spec`, to `part`, which is called with the rows and the bytes of each.
     pub fn next(
         &mut self,
         spec: &TensorSpec,
         mut part: impl FnMut(Range<usize>, &[u8]) -> Result<(), WeightsError>,
     ) -> Result<(), WeightsError> {
         assert_eq!(self.feed.tensors.get(self.tensor).map(|(spec, _)| spec), Some(spec), "tensors out of order");
-        while let Some(piece) = self.feed.pieces.get(self.piece).filter(|piece| piece.tensor == self.tensor) {
-            self.feed.take(self.piece, |bytes| part(piece.rows.clone(), bytes))?;
-            self.piece += 1;
+        while let Some(chunk) = self.feed.chunks.get(self.chunk).filter(|chunk| chunk.tensor == self.tensor) {
+            self.feed.take(self.chunk, |bytes| part(chunk.rows.clone(), bytes))?;
+            self.chunk += 1;
         }
         self.tensor += 1;
         Ok(())

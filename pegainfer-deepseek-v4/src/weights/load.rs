@@ -175,7 +175,7 @@ mod tests {
         let entries = inventory(&config);
         let stored: u64 = entries.iter().filter(|entry| entry.split != Split::Draft).map(|entry| entry.bytes()).sum();
         for count in [1, 2, 4] {
-            let limits = FeedLimits { piece_bytes: 10_000, pieces: 3 };
+            let limits = FeedLimits { chunk_bytes: 10_000, chunks: 3 };
             let (read, told, loaded) = ends(move || {
                 let config = Config::load(&tiny_dir()).unwrap();
                 let checkpoint = Checkpoint::open(&tiny_dir()).unwrap();

@@ -1,4 +1,4 @@
-//! Tests of the feed without devices: threads that take pieces.
+//! Tests of the feed without devices: threads that take chunks.
 
 use super::*;
 use crate::testing::tiny_dir;
@@ -6,9 +6,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
-const LIMITS: FeedLimits = FeedLimits { piece_bytes: 4096, pieces: 5 };
+const LIMITS: FeedLimits = FeedLimits { chunk_bytes: 4096, chunks: 5 };
 
-/// Some tensors of the bundled checkpoint: rows of 512 bytes, of more than a piece, and vectors.
+/// Some tensors of the bundled checkpoint: rows of 512 bytes, of more than a chunk, and vectors.
 fn specs(checkpoint: &Checkpoint) -> Vec<TensorSpec> {
     let spec = |name: &str| {
         let (dtype, shape) = checkpoint.describe(name).unwrap();
@@ -39,8 +39,8 @@ fn take_all(feed: &Feed<'_>, delay: Duration) -> Result<(), WeightsError> {
 fn readers_wait_for_the_slowest_rank() {
     let checkpoint = Checkpoint::open(&tiny_dir()).unwrap();
     let feed = Feed::new(&checkpoint, specs(&checkpoint), 2, LIMITS).unwrap();
-    let most = feed.pieces.iter().map(|piece| piece.rows.len() * feed.tensors[piece.tensor].0.row_bytes()).max();
-    assert!(feed.pieces.len() > 40, "{} pieces", feed.pieces.len());
+    let most = feed.chunks.iter().map(|chunk| chunk.rows.len() * feed.tensors[chunk.tensor].0.row_bytes()).max();
+    assert!(feed.chunks.len() > 40, "{} chunks", feed.chunks.len());
     let in_memory = |state: &State| {
         let held = state.held.values().filter_map(|held| held.bytes.as_ref()).map(|bytes| bytes.capacity());
         let spare = state.spare.iter().map(Vec::capacity);
@@ -53,16 +53,16 @@ fn readers_wait_for_the_slowest_rank() {
         let fast = scope.spawn(|| take_all(&feed, Duration::ZERO).unwrap());
         // The slow rank has taken nothing: no more is read than fits.
         let start = Instant::now();
-        while feed.lock().next < LIMITS.pieces {
+        while feed.lock().next < LIMITS.chunks {
             assert!(start.elapsed() < Duration::from_secs(60), "nothing is read");
             sleep(Duration::from_millis(1));
         }
         sleep(Duration::from_millis(50));
-        assert_eq!(feed.lock().next, LIMITS.pieces);
+        assert_eq!(feed.lock().next, LIMITS.chunks);
         let slow = scope.spawn(|| take_all(&feed, Duration::from_micros(200)).unwrap());
         while !(fast.is_finished() && slow.is_finished()) {
             let (buffers, bytes) = in_memory(&feed.lock());
-            assert!(buffers <= LIMITS.pieces && bytes <= LIMITS.pieces * most.unwrap(), "{buffers}: {bytes} bytes");
+            assert!(buffers <= LIMITS.chunks && bytes <= LIMITS.chunks * most.unwrap(), "{buffers}: {bytes} bytes");
             sleep(Duration::from_micros(100));
         }
     });
