@@ -12,10 +12,10 @@ use pegainfer_kernels::cuda;
 use pegainfer_kernels::runtime::{Engine, LoadOptions, Overrides, load, measure};
 use pegainfer_qwen3_4b::Qwen3;
 use pegainfer_server::trace::steps;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::Path;
 use std::time::{Duration, Instant};
-use support::client::get;
+use support::client::{get, post_with};
 use support::mock::MockEngine;
 use support::{Setup, TestServer};
 
@@ -49,7 +49,8 @@ fn engine(exec: Exec) -> Engine<Qwen3> {
 }
 
 fn generate(engine: &mut Engine<Qwen3>, id: u64, tokens: usize) {
-    let request = GenerateRequest { ignore_eos: true, ..GenerateRequest::greedy(vec![5, 6, 7], tokens) };
+    let label = Some(format!("request-{id}").into());
+    let request = GenerateRequest { ignore_eos: true, label, ..GenerateRequest::greedy(vec![5, 6, 7], tokens) };
     engine.add(RequestId(id), request);
     while engine.has_work() {
         match engine.plan() {
@@ -109,8 +110,25 @@ fn the_trace_of_a_slow_step_names_the_slow_op() {
     assert!(calls("decode").len() > 60, "the steps before the slow one and behind it");
     let slow_calls = calls(op).into_iter().filter(|us| *us >= SLOW.as_secs_f64() * 1e6).count();
     assert!(slow_calls >= 8 * slow.calls, "{slow_calls} slow calls, {} in a step", slow.calls);
-    let mut requests = events.iter().filter(|event| event["name"] == "requests");
-    assert!(requests.any(|event| event["args"]["[request, tokens, context]"][0][0] == 2), "{found}");
+    let requests = events.iter().filter(|event| event["name"] == "requests");
+    let first_row = |event: &Value| event["args"]["[request, x-request-id, tokens, context]"][0].clone();
+    let slow_request = requests.map(first_row).find(|row| row[0] == 2);
+    assert_eq!(slow_request.unwrap()[1], "request-2", "{found}");
+}
+
+#[test]
+fn the_engine_knows_each_choice_by_the_id_of_its_request() {
+    let (engine, control) = MockEngine::replying(" a cat");
+    let server = TestServer::start(engine, Setup::default());
+    let labels = |body: Value| -> Vec<String> {
+        control.added.lock().unwrap().clear();
+        assert_eq!(post_with(server.address, "/v1/completions", ("x-request-id", "req-7"), &body).status, 200);
+        let added = control.added.lock().unwrap();
+        added.iter().map(|request| request.label.as_deref().unwrap().to_owned()).collect()
+    };
+    assert_eq!(labels(json!({"prompt": "on"})), ["req-7"]);
+    assert_eq!(labels(json!({"prompt": ["on", "the"], "n": 2})), ["req-7#0", "req-7#1", "req-7#2", "req-7#3"]);
+    assert_eq!(labels(json!({"prompt": "on", "request_id": "mine"})), ["req-7"], "the log has the header");
 }
 
 #[test]

@@ -67,6 +67,8 @@ pub struct GenerateRequest {
     pub tenant: u64,
     /// Requests share cached prefixes only with requests of the same salt.
     pub cache_salt: u64,
+    /// The name by which people know the request, for traces of slow steps; it decides nothing.
+    pub label: Option<Arc<str>>,
 }
 
 impl GenerateRequest {
@@ -86,6 +88,7 @@ impl GenerateRequest {
             priority: 0,
             tenant: 0,
             cache_salt: 0,
+            label: None,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::load::StepTime;
 use super::watch::{Anomaly, Cause};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Least time between two captures of a class.
@@ -38,12 +39,25 @@ pub struct StepDetail {
 /// What an engine is asked about a step of an investigation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EngineDetail {
-    /// Number of the request, tokens and context of each row of the step.
-    pub rows: Vec<(u64, usize, usize)>,
+    /// The rows of the step.
+    pub rows: Vec<RowDetail>,
     /// Requests that wait.
     pub waiting: usize,
     /// KV blocks that are free.
     pub kv_blocks_free: usize,
+}
+
+/// A row of a step of an investigation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RowDetail {
+    /// Number of its request in the engine.
+    pub request: u64,
+    /// [`GenerateRequest::label`](crate::engine::GenerateRequest::label); `None` also for a request that has ended.
+    pub label: Option<Arc<str>>,
+    /// Its tokens in the step.
+    pub tokens: usize,
+    /// Tokens it attends to, its own included.
+    pub context: usize,
 }
 
 /// How often slow steps are reported, and captured.

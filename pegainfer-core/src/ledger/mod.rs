@@ -24,7 +24,7 @@ mod surface;
 mod watch;
 
 pub use anchor::{Anchor, Remeasured, StepGroup, blocks_of, measure_again};
-pub use capture::{Capture, EngineDetail, StepDetail};
+pub use capture::{Capture, EngineDetail, RowDetail, StepDetail};
 pub use drift::Drift;
 pub use file::{Header, HostCost, Ledger, LedgerError, OpLine};
 pub use grid::{Effort, GridLimits, MeasureStep, measure};

@@ -236,6 +236,7 @@ impl Inner {
 
 #[cfg(test)]
 mod tests {
+    use super::super::capture::RowDetail;
     use super::super::file::OpLine;
     use super::super::law::Law;
     use super::super::load::StepLine;
@@ -290,11 +291,12 @@ mod tests {
         let (captures, captured) = sync_channel(1);
         log.capture(captures);
         let (mut now, mut times_ops) = (start, false);
+        let row = |request, context| RowDetail { request, label: None, tokens: 1, context };
         let mut step = |attention: u64| {
             let (linear, attention) = (Duration::from_millis(3), Duration::from_millis(attention));
             now += linear + attention;
             let ops = [("linear", linear), ("attention", attention)];
-            let engine = || EngineDetail { rows: vec![(5, 1, 4), (6, 1, 5)], waiting: 3, kv_blocks_free: 40 };
+            let engine = || EngineDetail { rows: vec![row(5, 4), row(6, 5)], waiting: 3, kv_blocks_free: 40 };
             let ops = if times_ops { &ops[..] } else { &[] };
             let (load, took) = (DECODE, linear + attention);
             times_ops = log.add(&FinishedStep { load, now, took, ops, engine: &engine });
@@ -307,7 +309,7 @@ mod tests {
         assert_eq!((details[0].number, details.len()), (100, 17));
         assert!(details[0].ops.is_empty() && details[16].ops[1] == ("attention", Duration::from_millis(14)));
         let engine = &details[0].engine;
-        assert_eq!((engine.rows[1], engine.waiting, engine.kv_blocks_free), ((6, 1, 5), 3, 40));
+        assert_eq!((&engine.rows[1], engine.waiting, engine.kv_blocks_free), (&row(6, 5), 3, 40));
         let seconds: f64 = log.op_times(10).iter().map(|(_, seconds)| seconds).sum();
         assert!((seconds - 0.17).abs() < 1e-9 && log.op_times(10)[0].0 == "linear", "{seconds}");
         // The second investigation ends within 10 seconds.

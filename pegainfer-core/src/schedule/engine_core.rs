@@ -6,13 +6,13 @@ use super::scheduler::{Scheduler, SchedulerConfig};
 use super::speculation::Speculation;
 use super::speculation::depth::StepCost;
 use super::state::SequenceState;
-use super::step::{Outcome, Step};
+use super::step::{Outcome, Step, StepRow};
 use crate::engine::{
     Clock, EngineError, EngineLimits, EngineStats, EventBatch, GenerateRequest, RequestId, StepEngine,
 };
 use crate::grammar::GrammarTracker;
 use crate::kv::BlockPool;
-use crate::ledger::{EngineDetail, FinishedStep, StepLoad, StepLog};
+use crate::ledger::{EngineDetail, FinishedStep, RowDetail, StepLoad, StepLog};
 use crate::tensor::OpError;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -180,10 +180,14 @@ impl<E: StepExecutor> EngineCore<E> {
 }
 
 /// What a capture of a slow step has of the engine.
-fn detail<R>(step: &Step<R>, stats: &EngineStats) -> EngineDetail {
+fn detail<S: SequenceState>(step: &Step<S::Row>, scheduler: &Scheduler<S>) -> EngineDetail {
     let tokens = step.qo_indptr.windows(2).map(|pair| (pair[1] - pair[0]) as usize);
-    let rows = step.rows.iter().zip(tokens).zip(&step.kv_lens);
-    let rows = rows.map(|((row, tokens), context)| (row.id.0, tokens, *context as usize)).collect();
+    let row = |((row, tokens), context): ((&StepRow, usize), &u32)| {
+        let (request, label) = (row.id.0, scheduler.label(row));
+        RowDetail { request, label, tokens, context: *context as usize }
+    };
+    let rows = step.rows.iter().zip(tokens).zip(&step.kv_lens).map(row).collect();
+    let stats = scheduler.stats();
     EngineDetail { rows, waiting: stats.waiting, kv_blocks_free: stats.kv_blocks_free }
 }
 
@@ -271,7 +275,7 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
             self.scheduler.set_costs(self.step_cost.token_cost(), self.step_cost.draft_cost());
         }
         let ops = self.executor.take_op_times();
-        let engine = || detail(&step, &self.scheduler.stats());
+        let engine = || detail(&step, &self.scheduler);
         let load = StepLoad::of(&step);
         let time_ops = self.step_log.add(&FinishedStep { load, now, took, ops: &ops, engine: &engine });
         self.executor.time_ops(time_ops);

@@ -29,7 +29,7 @@ use super::sequence::Sequence;
 use super::speculation::depth::StepCost;
 use super::speculation::{DraftState, Speculation};
 use super::state::SequenceState;
-use super::step::{Outcome, Step};
+use super::step::{Outcome, Step, StepRow};
 use super::turns::Turns;
 use crate::engine::{EngineStats, EventBatch, GenerateRequest, RequestId, TokenEvent};
 use crate::grammar::GrammarTracker;
@@ -37,6 +37,7 @@ use crate::kv::BlockPool;
 use chunk::Chunk;
 use running::Running;
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// Bounds of a step.
 #[derive(Debug, Clone)]
@@ -116,8 +117,8 @@ impl<S: SequenceState> Scheduler<S> {
         let turn = self.turns.arrive(request.priority, request.tenant);
         // Behind what has run before: that is older, and is to end.
         let order = (request.priority, turn);
-        let later = |seq: &Box<Sequence<S::Slot>>| !seq.admitted && (seq.request.priority, seq.turn) > order;
-        let at = self.waiting.iter().position(later).unwrap_or(self.waiting.len());
+        let later = |seq: &Sequence<S::Slot>| !seq.admitted && (seq.request.priority, seq.turn) > order;
+        let at = self.waiting.iter().position(|seq| later(seq)).unwrap_or(self.waiting.len());
         let sequence = Sequence::new(id, request, turn, &self.pool, self.config.speculation.as_ref());
         self.waiting.insert(at, Box::new(sequence));
     }
@@ -158,6 +159,11 @@ impl<S: SequenceState> Scheduler<S> {
             kv_blocks_free: self.pool.available(),
             ..self.stats
         }
+    }
+
+    /// The label of the request of a row of a step in flight.
+    pub(super) fn label(&self, row: &StepRow) -> Option<Arc<str>> {
+        self.running.iter().find(|seq| seq.id == row.id).and_then(|seq| seq.request.label.clone())
     }
 
     /// Bounds of a step.

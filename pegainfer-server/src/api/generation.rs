@@ -98,7 +98,9 @@ impl Generation {
         }
         state.metrics.requested(params.n);
         let mut generations: Vec<Self> = Vec::with_capacity(requests.len());
+        let choices = requests.len();
         for (choice, mut request) in requests.into_iter().enumerate() {
+            request.label = Some(params.label(choice, choices));
             // The first choice of a prompt computes it, and its log-probabilities; the others find it in the prefix cache.
             let first = choice - choice % params.n;
             let report = match generations.get(first) {

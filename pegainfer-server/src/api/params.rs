@@ -32,6 +32,8 @@ pub struct Params {
     pub model: String,
     /// Becomes part of the response id.
     pub request_id: String,
+    /// Header `x-request-id`, by which the log names the request, also where the client names it otherwise.
+    log_id: Arc<str>,
     /// When the request is cancelled.
     pub deadline: Option<Deadline>,
     /// `None`: the response is one JSON object.
@@ -108,6 +110,7 @@ impl Params {
         Ok(Self {
             model: state.model_named(fields.model.take())?,
             request_id: request_id(sampling.request_id.take(), &context.headers)?,
+            log_id: ids::request_id(&context.headers)?.into(),
             deadline: context.deadline,
             stream,
             max_tokens: newer.or(fields.max_tokens.map(|n| n.count())),
@@ -141,6 +144,11 @@ impl Params {
     /// Whether a long prompt is truncated.
     pub fn is_truncated(&self) -> bool {
         self.truncation.is_some()
+    }
+
+    /// The engine's label of choice number `choice` of `choices`: the request's id, and the number where there are several.
+    pub fn label(&self, choice: usize, choices: usize) -> Arc<str> {
+        if choices == 1 { self.log_id.clone() } else { format!("{}#{choice}", self.log_id).into() }
     }
 
     /// Whether the response needs the prompt.

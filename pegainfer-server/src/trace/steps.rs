@@ -1,6 +1,6 @@
 //! Engine steps in Chrome's trace format, for <https://ui.perfetto.dev>: the newest ones, and files of slow ones.
 
-use pegainfer_core::ledger::{Capture, Cause, StepDetail, StepLog, StepTime};
+use pegainfer_core::ledger::{Capture, Cause, RowDetail, StepDetail, StepLog, StepTime};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::fs::File;
@@ -58,9 +58,12 @@ pub fn capture(capture: &Capture) -> Value {
             events.push(span(OPS, op, (origin, at, *time), Value::Null));
             at += *time;
         }
-        let rows: Vec<Value> = engine.rows.iter().map(|(id, tokens, context)| json!([id, tokens, context])).collect();
+        let row = |RowDetail { request, label, tokens, context }: &RowDetail| {
+            json!([request, label.as_deref(), tokens, context])
+        };
+        let rows: Vec<Value> = engine.rows.iter().map(row).collect();
         let args = json!({
-            "step": detail.number, "[request, tokens, context]": rows, "waiting": engine.waiting,
+            "step": detail.number, "[request, x-request-id, tokens, context]": rows, "waiting": engine.waiting,
             "kv_blocks_free": engine.kv_blocks_free,
         });
         let ts = origin + microseconds(step.end);
@@ -165,7 +168,12 @@ mod tests {
             predicted_us: Some(500.0),
         };
         let ops = vec![("linear", Duration::from_micros(300)), ("attention", Duration::from_micros(600))];
-        let engine = EngineDetail { rows: vec![(7, 1, 20), (9, 1, 30)], waiting: 4, kv_blocks_free: 11 };
+        let row = |request, label: Option<&str>, context| {
+            let label = label.map(Into::into);
+            RowDetail { request, label, tokens: 1, context }
+        };
+        let rows = vec![row(7, Some("req-a#1"), 20), row(9, None, 30)];
+        let engine = EngineDetail { rows, waiting: 4, kv_blocks_free: 11 };
         let op = Some(("attention".to_owned(), 500.0));
         let (took_us, predicted_us) = (1000.0, 500.0);
         Capture {
@@ -194,7 +202,8 @@ mod tests {
         );
         assert_eq!(of(STEPS).next().unwrap()["args"]["measured/predicted"], 2.0);
         let requests = &events.iter().find(|event| event["name"] == "requests").unwrap()["args"];
-        assert_eq!(requests["[request, tokens, context]"], json!([[7, 1, 20], [9, 1, 30]]));
+        let rows = &requests["[request, x-request-id, tokens, context]"];
+        assert_eq!(*rows, json!([[7, "req-a#1", 1, 20], [9, null, 1, 30]]));
         assert_eq!((&requests["waiting"], &requests["kv_blocks_free"]), (&json!(4), &json!(11)));
         assert_eq!(
             (&trace["otherData"]["cause"], &trace["otherData"]["op"]["name"]),
