@@ -51,6 +51,8 @@ pub struct Exec {
     /// Fault injection: an op, and the microseconds that each call of it takes longer.
     slow_op: Option<(&'static str, &'static AtomicU64)>,
     next_tensor: u32,
+    /// Bytes of all tensors so far.
+    allocated: u64,
     /// Scratch memory of CPU kernels; it grows to the largest request and is never freed in the step loop.
     pub scratch: Scratch,
 }
@@ -91,6 +93,7 @@ impl Exec {
             times_ops: false,
             slow_op: None,
             next_tensor: 0,
+            allocated: 0,
             scratch,
         })
     }
@@ -119,6 +122,12 @@ impl Exec {
     /// Attaches a value in place of one of its type.
     pub fn attach<T: Any + Send>(&mut self, value: T) {
         self.attached.set(value);
+    }
+
+    /// Bytes of all tensors that were allocated with storage of their own, those included that were dropped: on `Meta`, what a model
+    /// would take.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.allocated
     }
 
     /// Number of host threads.

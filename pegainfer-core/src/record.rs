@@ -36,6 +36,8 @@ pub struct OpRecord {
     pub bytes: u64,
     /// Number of floating-point operations; a multiply-add counts as two.
     pub flops: u64,
+    /// Bytes that this rank sends to the others, with the flags of the protocol; 0 for an op of one device.
+    pub sent: u64,
 }
 
 impl OpRecord {
@@ -43,11 +45,16 @@ impl OpRecord {
     pub fn new(op: &'static str, kernel: &'static str, reads: &[&Tensor], writes: &[&Tensor], flops: u64) -> Self {
         let bytes = reads.iter().chain(writes).map(|t| t.bytes()).sum();
         let operands = |tensors: &[&Tensor]| tensors.iter().map(|t| Operand::from(*t)).collect();
-        Self { op, kernel, reads: operands(reads), writes: operands(writes), bytes, flops }
+        Self { op, kernel, reads: operands(reads), writes: operands(writes), bytes, flops, sent: 0 }
     }
 
     /// Replaces the byte count, for ops that access only part of an operand.
     pub fn with_bytes(self, bytes: u64) -> Self {
         Self { bytes, ..self }
+    }
+
+    /// Sets the bytes that are sent to other ranks.
+    pub fn with_sent(self, sent: u64) -> Self {
+        Self { sent, ..self }
     }
 }

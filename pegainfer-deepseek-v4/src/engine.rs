@@ -7,15 +7,17 @@ use crate::inventory;
 use crate::load_error::LoadError;
 use crate::numerics::Numerics;
 use crate::plan::{self, PAGE_TOKENS};
-use crate::shard::Shard;
+use crate::shard::{MAX_RANKS, Shard};
 use crate::state;
 use crate::weights::{Source, Weights};
 use pegainfer_core::engine::EngineLimits;
 use pegainfer_core::engine::options::{check_step, context_len, pool_blocks};
 use pegainfer_core::exec::Exec;
+use pegainfer_core::parallel::RankBytes;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::schedule::{EngineCore, StateConfig, StateSlots, TokenBudget};
 use pegainfer_core::weights::Checkpoint;
+use pegainfer_kernels::parallel;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -136,21 +138,102 @@ fn bounds(config: &Config, options: &LoadOptions) -> Result<StepBounds, LoadErro
     Ok(StepBounds { tokens, rows, context, slots: 2 * rows, pages, graphs: options.cuda_graph })
 }
 
-/// The ops of one step on one rank, without weights or memory: `batch` rows that each add `tokens` tokens to a context
-/// of `context` tokens in all, and sample.
+/// The ops of one step on rank 0 of `ranks`, without weights or memory: `batch` rows that each add `tokens` tokens to a context
+/// of `context` tokens in all, and sample. Exchanges are those of GPUs that access each other's memory.
 pub fn record(
     config: &Config,
     numerics: Numerics,
+    ranks: usize,
     (batch, tokens, context): (usize, usize, usize),
 ) -> Result<Vec<OpRecord>, LoadError> {
-    let mut exec = Exec::meta()?;
     let step = plan::uniform(batch, tokens, context);
-    let weights = Weights::shapes(&mut exec, config, Shard::WHOLE)?;
     let pages = batch * step.max_blocks;
     let bounds = StepBounds { tokens: batch * tokens, rows: batch, context, slots: batch, pages, graphs: false };
-    let ranks = vec![(exec, Shard::WHOLE, weights)];
-    let mut executor = Executor::new(config.clone(), numerics, ranks, bounds)?;
+    let shards = Shard::all(config, ranks).map_err(LoadError::Option)?;
+    let mut executor = without_memory(config, numerics, shards[0], bounds)?;
     let (result, records) = executor.record(&step);
     result?;
     Ok(records)
+}
+
+/// One rank on `Meta`.
+fn without_memory(
+    config: &Config,
+    numerics: Numerics,
+    shard: Shard,
+    bounds: StepBounds,
+) -> Result<Executor, LoadError> {
+    let mut exec = Exec::meta()?;
+    let weights = Weights::shapes(&mut exec, config, shard)?;
+    Executor::new(config.clone(), numerics, vec![(exec, shard, weights)], bounds)
+}
+
+/// Bytes that a GPU needs with these options, for each number of ranks that can share the model: weights, slots, pages, workspace, and
+/// about what CUDA takes.
+pub fn rank_bytes(config: &Config, options: &LoadOptions) -> Result<Vec<RankBytes>, LoadError> {
+    let bounds = bounds(config, options)?;
+    let possible = (1..=MAX_RANKS).filter_map(|ranks| Shard::all(config, ranks).ok());
+    let need = |shards: Vec<Shard>| {
+        let executor = without_memory(config, options.numerics, shards[0], bounds)?;
+        let ranks = shards.len();
+        Ok(RankBytes { ranks, bytes: executor.allocated_bytes() + parallel::device_bytes(ranks) })
+    };
+    possible.map(need).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inventory::weight_bytes;
+    use crate::testing::flash;
+    use pegainfer_core::parallel::fewest_ranks;
+
+    fn options() -> LoadOptions {
+        LoadOptions {
+            model_path: PathBuf::new(),
+            dummy_seed: None,
+            max_model_len: None,
+            max_num_seqs: 64,
+            max_num_batched_tokens: 512,
+            max_num_mixed_tokens: 512,
+            kv_cache_bytes: None,
+            loop_back_ranks: None,
+            cuda_graph: true,
+            numerics: Numerics::REFERENCE,
+        }
+    }
+
+    /// What the official shapes take: the weights that `inspect` prints, 128 slots, 4 GiB of pages, and the rest.
+    #[test]
+    fn a_rank_needs_its_weights_its_state_and_little_more() {
+        let config = flash(false);
+        let needs = rank_bytes(&config, &options()).unwrap();
+        let state = 128 * state::slot_bytes(&config, Numerics::REFERENCE) as u64 + DEFAULT_KV_BYTES;
+        assert_eq!(needs.iter().map(|need| need.ranks).collect::<Vec<_>>(), [1, 2, 4, 8]);
+        for RankBytes { ranks, bytes } in needs {
+            let rest = bytes as i64 - (weight_bytes(&config, ranks).unwrap() + state) as i64;
+            println!("{ranks} ranks: {bytes} bytes, {rest} beside weights, slots and pages");
+            assert!(
+                (500_000_000..2_000_000_000).contains(&rest),
+                "{ranks} ranks: {bytes} bytes, {rest} of them beside"
+            );
+        }
+    }
+
+    #[test]
+    fn the_official_shapes_take_two_large_gpus_or_four_of_80_gb() {
+        let config = flash(false);
+        let needs = rank_bytes(&config, &options()).unwrap();
+        let free = |gigabytes: u64, gpus| vec![gigabytes * 1_000_000_000; gpus];
+        assert_eq!(fewest_ranks(&needs, &free(141, 8)), Ok(2));
+        assert_eq!(fewest_ranks(&needs, &free(80, 8)), Ok(4));
+        assert_eq!(fewest_ranks(&needs, &free(180, 1)), Ok(1));
+        let one = fewest_ranks(&needs, &free(141, 1)).unwrap_err();
+        assert!(one.contains("141.0 GB is free on the one GPU: 2 such GPUs hold it"), "{one}");
+        let small = fewest_ranks(&needs, &free(24, 8)).unwrap_err();
+        assert!(small.contains("it takes 8 GPUs with 2"), "{small}");
+        // Fewer sequences and a smaller cache let it fit.
+        let lower = LoadOptions { max_num_seqs: 8, kv_cache_bytes: Some(512 << 20), ..options() };
+        assert_eq!(fewest_ranks(&rank_bytes(&config, &lower).unwrap(), &free(24, 8)), Ok(8));
+    }
 }

@@ -199,6 +199,11 @@ impl Executor {
         (outcome, self.ranks.first_mut().exec.stop_recording())
     }
 
+    /// Bytes of all tensors of rank 0.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.ranks.first().exec.allocated_bytes()
+    }
+
     /// Steps that ran as a CUDA graph so far.
     pub fn graph_replays(&self) -> u64 {
         self.ranks.first().graphs.replays()

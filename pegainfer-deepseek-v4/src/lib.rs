@@ -29,5 +29,5 @@ mod testing;
 pub mod weights;
 mod workspace;
 
-pub use engine::{DEFAULT_KV_BYTES, Engine, LoadOptions, Loaded, load, record};
+pub use engine::{DEFAULT_KV_BYTES, Engine, LoadOptions, Loaded, load, rank_bytes, record};
 pub use load_error::LoadError;

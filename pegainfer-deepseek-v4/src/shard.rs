@@ -4,8 +4,8 @@
 use crate::config::Config;
 use std::ops::Range;
 
-/// Most ranks that an error suggests: GPUs of one machine.
-const MAX_RANKS: usize = 8;
+/// Most ranks that are suggested: GPUs of one machine.
+pub const MAX_RANKS: usize = 8;
 /// Edge of a block of FP8 weights, and values of a rounded activation that share a scale.
 const BLOCK: usize = 128;
 

@@ -13,7 +13,7 @@ use support::model_path;
 #[test]
 fn every_layer_is_in_the_plan() {
     let config = Config::load(&model_path()).unwrap();
-    let records = record(&config, Numerics::REFERENCE, (2, 1, 300)).unwrap();
+    let records = record(&config, Numerics::REFERENCE, 1, (2, 1, 300)).unwrap();
     let count = |op: &str| records.iter().filter(|record| record.op == op).count();
     for (op, expected) in [
         ("embed", 1),
@@ -30,5 +30,46 @@ fn every_layer_is_in_the_plan() {
     }
     // A token reads the experts that it goes to, not all of them.
     let bytes: u64 = records.iter().map(|record| record.bytes).sum();
+    assert!(records.iter().all(|record| record.sent == 0), "one rank sends nothing");
     assert!((4_000_000..18_000_000).contains(&bytes), "{bytes} bytes");
+}
+
+/// Two all-reduces of `[tokens, hidden]` f32 a layer, one of bf16 behind the embedding, and an all-gather of the logits.
+#[test]
+fn a_rank_of_several_records_its_exchanges() {
+    let config = Config::load(&model_path()).unwrap();
+    let (hidden, vocab, layers, rows) = (256, 4096, 5, 2);
+    // A rank sends to each other rank; messages as short as these have a flag for each word, in a word of its own.
+    for (ranks, others) in [(2, 1), (4, 3)] {
+        let records = record(&config, Numerics::REFERENCE, ranks, (rows, 1, 300)).unwrap();
+        let of = |op: &str| records.iter().filter(|record| record.op == op).cloned().collect::<Vec<_>>();
+        let (sums, gathers) = (of("all_reduce"), of("all_gather"));
+        let (embedded, partial) = ((rows * hidden * 2) as u64, (rows * hidden * 4) as u64);
+        assert_eq!(sums.len(), 2 * layers + 1);
+        assert_eq!((sums[0].bytes, sums[0].sent, sums[0].kernel), (2 * embedded, 2 * others * embedded, "low_latency"));
+        for sum in &sums[1..] {
+            assert_eq!((sum.bytes, sum.sent), (2 * partial, 2 * others * partial));
+            assert_eq!((sum.reads[0].shape.as_slice(), sum.flops), (&[rows, hidden][..], others * partial / 4));
+        }
+        let part = (rows * vocab / ranks * 4) as u64;
+        assert_eq!(gathers.len(), 1);
+        assert_eq!((gathers[0].bytes, gathers[0].sent), (part + ranks as u64 * part, others * part));
+        let sent: u64 = records.iter().map(|record| record.sent).sum();
+        assert_eq!(sent, 2 * others * (embedded + 10 * partial) + others * part);
+        // The ops are those of the rank: its rows of the embedding, and of the output matrix.
+        assert_eq!(of("embed")[0].reads[1].shape, [vocab / ranks, hidden]);
+        assert_eq!(gathers[0].reads[0].shape, [rows, vocab / ranks]);
+    }
+    let error = record(&config, Numerics::REFERENCE, 3, (1, 1, 300)).unwrap_err().to_string();
+    assert!(error.contains("takes 1, 2, 4, 8 here"), "{error}");
+}
+
+/// The step of a long prompt takes the algorithm that sends fewer bytes.
+#[test]
+fn long_messages_travel_in_two_hops() {
+    let config = Config::load(&model_path()).unwrap();
+    let records = record(&config, Numerics::REFERENCE, 4, (1, 1024, 1024)).unwrap();
+    let sums: Vec<_> = records.iter().filter(|record| record.op == "all_reduce").collect();
+    assert_eq!((sums[0].kernel, sums[0].sent), ("one_shot", 3 * 1024 * 256 * 2));
+    assert_eq!((sums[1].kernel, sums[1].sent), ("two_shot", 2 * 3 * 1024 * 256 * 4 / 4));
 }

@@ -29,6 +29,7 @@ impl Exec {
         let id = self.next_tensor;
         self.next_tensor += 1;
         let bytes = shape.iter().product::<usize>() * dtype.size();
+        self.allocated += bytes as u64;
         let storage = match (&self.cuda, self.device) {
             (Some(cuda), _) => Storage::Device(Arc::new(cuda.zeroed(bytes).map_err(io::Error::other)?), 0),
             (None, Device::Meta) => Storage::Meta,

@@ -1,11 +1,12 @@
 //! How ranks exchange what each has computed.
 
 use crate::exec::Exec;
+use crate::record::OpRecord;
 use crate::tensor::{OpError, Tensor};
 use std::fmt;
 
 /// One rank's end of the connection between all ranks. Every rank calls the same operations in the same order, with tensors of
-/// the same shapes. On the CPU a call waits for all ranks; on a GPU it is launched as any op is.
+/// the same shapes, and each call is recorded as an op. On the CPU a call waits for all ranks; on a GPU it is launched as any op is.
 pub trait Communicator: fmt::Debug + Send + Sync {
     /// Replaces `x`, bf16 or f32, by the sum over the ranks: `(x0 + x1) + x2 ...` in f32, in the order of the ranks, rounded
     /// once to the type of `x`. Every rank gets the same bits.
@@ -20,6 +21,23 @@ pub trait Communicator: fmt::Debug + Send + Sync {
 
     /// Makes every rank's current and later exchange fail: this rank cannot take part any more, and the others would wait for it.
     fn abort(&self);
+}
+
+/// Records an all-reduce of `x` over `ranks` ranks by `kernel`, for which this rank sends `sent` bytes.
+pub fn record_all_reduce(exec: &mut Exec, kernel: &'static str, x: &Tensor, ranks: usize, sent: u64) {
+    let adds = ranks.saturating_sub(1) * x.elements();
+    exec.record(|_| OpRecord::new("all_reduce", kernel, &[x], &[x], adds as u64).with_sent(sent));
+}
+
+/// Records an all-gather over `ranks` ranks by `kernel`, for which this rank sends its part to each of the others.
+pub fn record_all_gather(exec: &mut Exec, kernel: &'static str, part: &Tensor, whole: &Tensor, ranks: usize) {
+    let sent = to_others(ranks, part.bytes());
+    exec.record(|_| OpRecord::new("all_gather", kernel, &[part], &[whole], 0).with_sent(sent));
+}
+
+/// Bytes that a rank sends when it sends `bytes` to each of the others.
+pub(super) fn to_others(ranks: usize, bytes: u64) -> u64 {
+    ranks.saturating_sub(1) as u64 * bytes
 }
 
 /// Name of the op in [`aborted`].

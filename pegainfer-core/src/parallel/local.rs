@@ -1,14 +1,18 @@
 //! Ranks on the CPU: they exchange through the memory of the process.
 
-use super::communicator::{Communicator, aborted};
+use super::communicator::{Communicator, aborted, record_all_gather, record_all_reduce, to_others};
 use crate::exec::{Device, Exec};
 use crate::tensor::{DType, OpError, Tensor};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Name of the kernel in records.
+const KERNEL: &str = "host_memory";
 
 /// A rank on the CPU, or on `Meta`, where nothing is exchanged.
 #[derive(Debug)]
 pub struct Local {
     rank: usize,
+    ranks: usize,
     meeting: Arc<Meeting>,
 }
 
@@ -34,7 +38,7 @@ impl Local {
     pub fn new(ranks: usize) -> Vec<Self> {
         let state = State { parts: vec![None; ranks], complete: Vec::new(), generation: 0, aborted: false };
         let meeting = Arc::new(Meeting { state: Mutex::new(state), changed: Condvar::new() });
-        (0..ranks).map(|rank| Self { rank, meeting: meeting.clone() }).collect()
+        (0..ranks).map(|rank| Self { rank, ranks, meeting: meeting.clone() }).collect()
     }
 
     /// Brings `mine` and waits for the others.
@@ -67,6 +71,7 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 
 impl Communicator for Local {
     fn all_reduce(&self, exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError> {
+        record_all_reduce(exec, KERNEL, x, self.ranks, to_others(self.ranks, x.bytes()));
         if exec.device() == Device::Meta {
             return Ok(());
         }
@@ -87,6 +92,7 @@ impl Communicator for Local {
     }
 
     fn all_gather(&self, exec: &mut Exec, part: &Tensor, whole: &mut Tensor) -> Result<(), OpError> {
+        record_all_gather(exec, KERNEL, part, whole, self.ranks);
         if exec.device() == Device::Meta {
             return Ok(());
         }

@@ -1,9 +1,12 @@
 //! One rank of several without the others, for development and timing.
 
-use super::communicator::Communicator;
+use super::communicator::{Communicator, record_all_gather, record_all_reduce, to_others};
 use crate::exec::{Device, Exec};
 use crate::tensor::{DType, OpError, Tensor};
 use half::bf16;
+
+/// Name of the kernel in records.
+const KERNEL: &str = "loop_back";
 
 /// One rank of several on the CPU, that takes its own part for the part of each other rank. The results are not the model's;
 /// shapes, memory and work are those of the rank.
@@ -15,6 +18,7 @@ pub struct LoopBack {
 
 impl Communicator for LoopBack {
     fn all_reduce(&self, exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError> {
+        record_all_reduce(exec, KERNEL, x, self.ranks, to_others(self.ranks, x.bytes()));
         let sum = |part: f32| (1..self.ranks).fold(part, |sum, _| sum + part);
         match (exec.device(), x.dtype()) {
             (Device::Meta, _) => {}
@@ -25,6 +29,7 @@ impl Communicator for LoopBack {
     }
 
     fn all_gather(&self, exec: &mut Exec, part: &Tensor, whole: &mut Tensor) -> Result<(), OpError> {
+        record_all_gather(exec, KERNEL, part, whole, self.ranks);
         if exec.device() != Device::Meta {
             let width = part.rows_cols().1;
             let parts = part.host::<f32>().chunks_exact(width);

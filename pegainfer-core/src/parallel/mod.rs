@@ -6,11 +6,13 @@
 //! [`Exec`]: crate::exec::Exec
 
 mod communicator;
+mod fit;
 mod local;
 mod loop_back;
 mod ranks;
 
-pub use communicator::{Communicator, aborted};
+pub use communicator::{Communicator, aborted, record_all_gather, record_all_reduce};
+pub use fit::{RankBytes, fewest_ranks};
 pub use local::Local;
 pub use loop_back::LoopBack;
 pub use ranks::Ranks;

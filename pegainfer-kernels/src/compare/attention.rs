@@ -114,7 +114,15 @@ mod tests {
             |shape: &[usize]| Operand { id: 0, name: String::new(), shape: shape.to_vec(), dtype: DType::Bf16 };
         let attention = |queries: usize| {
             let reads = [[queries, 64], [9, 64], [9, 64], [8, 1], [7, 1], [7, 2]].map(|shape| operand(&shape)).to_vec();
-            OpRecord { op: "attention", kernel: "", reads, writes: vec![operand(&[queries, 64])], bytes: 0, flops: 0 }
+            OpRecord {
+                op: "attention",
+                kernel: "",
+                reads,
+                writes: vec![operand(&[queries, 64])],
+                bytes: 0,
+                flops: 0,
+                sent: 0,
+            }
         };
         assert_eq!(variants(&attention(20)), [Variant::Plain]);
         assert_eq!(variants(&attention(7)), [Variant::Plain, Variant::SampledRows]);

@@ -3,6 +3,7 @@
 use super::abi::{AllGather, AllReduce, Entry};
 use crate::limits::collectives::{HEADER_BYTES, LL_THREADS, MAILBOX_BYTES, MAX_BLOCKS, MAX_RANKS, THREADS};
 use pegainfer_core::exec::Exec;
+use pegainfer_core::parallel::{record_all_gather, record_all_reduce};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// Bytes of a vector.
@@ -34,7 +35,31 @@ impl Algorithm {
             _ => Self::TwoShot,
         }
     }
+
+    /// Its name in records.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::LowLatency => "low_latency",
+            Self::OneShot => ONE_SHOT,
+            Self::TwoShot => "two_shot",
+        }
+    }
+
+    /// Bytes that a rank sends to all others for a message of `bytes` bytes, without the flags of blocks.
+    pub fn sent(self, ranks: usize, bytes: usize) -> u64 {
+        let to_others = (bytes * (ranks - 1)) as u64;
+        match self {
+            // A flag for each word.
+            Self::LowLatency => 2 * to_others,
+            Self::OneShot => to_others,
+            // Its part of each other rank's slice, then its sums to each.
+            Self::TwoShot => 2 * to_others / ranks as u64,
+        }
+    }
 }
+
+/// Name of [`Algorithm::OneShot`], and of how an all-gather travels.
+pub const ONE_SHOT: &str = "one_shot";
 
 /// One rank's view of the arenas of all ranks.
 #[derive(Debug, Clone, Copy)]
@@ -163,6 +188,7 @@ pub fn all_reduce(exec: &mut Exec, link: &Link, algorithm: Option<Algorithm>, x:
     let algorithm = algorithm.unwrap_or_else(|| Algorithm::choose(link.ranks, bytes));
     // The parts of a rank that is alone are not where the other ranks' would be.
     let algorithm = if link.alone && algorithm == Algorithm::TwoShot { Algorithm::OneShot } else { algorithm };
+    record_all_reduce(exec, algorithm.name(), x, link.ranks, algorithm.sent(link.ranks, bytes));
     let (vectors, capacity, gpu) = (bytes / VECTOR, link.capacity(algorithm), exec.gpu()?);
     for first in (0..vectors).step_by(capacity) {
         let count = capacity.min(vectors - first);
@@ -196,6 +222,7 @@ pub fn all_gather(exec: &mut Exec, link: &Link, part: &Tensor, whole: &mut Tenso
         let most = link.stage_bytes / size_of::<f32>();
         return Err(message(format!("rows of {columns} elements: GPUs exchange multiples of 4, at most {most}")));
     }
+    record_all_gather(exec, ONE_SHOT, part, whole, link.ranks);
     let gpu = exec.gpu()?;
     for first in (0..rows).step_by(at_once) {
         let rows = at_once.min(rows - first);
@@ -263,5 +290,7 @@ mod tests {
         assert_eq!(of(2), [LowLatency, LowLatency, OneShot, OneShot]);
         assert_eq!(of(4), [LowLatency, LowLatency, OneShot, TwoShot]);
         assert_eq!(of(8), [LowLatency, OneShot, OneShot, TwoShot]);
+        let sent = |ranks| [LowLatency, OneShot, TwoShot].map(|algorithm| algorithm.sent(ranks, 1024));
+        assert_eq!((sent(2), sent(4)), ([2048, 1024, 1024], [6144, 3072, 1536]));
     }
 }

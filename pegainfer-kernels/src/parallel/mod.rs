@@ -3,18 +3,24 @@
 
 mod nccl;
 mod peers;
+mod planned;
 
 pub use crate::cuda::collectives::Algorithm;
 pub use nccl::Nccl;
 pub use peers::Peers;
 
+use crate::cuda::collectives::Link;
 use crate::cuda::images;
 use pegainfer_core::cuda::Cuda;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::parallel::{Communicator, Local, LoopBack};
 use pegainfer_core::tensor::OpError;
+use planned::Planned;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Memory that a CUDA context and the loaded kernels take, about.
+pub(crate) const CONTEXT_BYTES: u64 = 600_000_000;
 
 /// How long a rank waits in an exchange for the others, on a GPU. The longest honest wait is for a peer that captures a graph.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
@@ -47,11 +53,17 @@ pub fn connect(execs: &mut [&mut Exec]) -> Result<Vec<Arc<dyn Communicator>>, Op
     Ok(ends.into_iter().map(|end| Arc::new(end) as Arc<dyn Communicator>).collect())
 }
 
+/// Bytes of a GPU that one of `ranks` ranks takes for its CUDA context, kernels and exchanges, about.
+pub fn device_bytes(ranks: usize) -> u64 {
+    CONTEXT_BYTES + if ranks > 1 { Link::arena_bytes(ranks) as u64 } else { 0 }
+}
+
 /// The end of `rank` of `ranks`, alone on its device: every other rank's part is its own. It does the work of one rank, for development
-/// and timing; the results are not the model's.
+/// and timing; the results are not the model's. On `Meta` its exchanges are recorded as those of GPUs.
 pub fn loop_back(exec: &mut Exec, rank: usize, ranks: usize) -> Result<Arc<dyn Communicator>, OpError> {
-    if exec.device() != Device::Cuda {
-        return Ok(Arc::new(LoopBack { ranks }));
-    }
-    Ok(Arc::new(Peers::loop_back(exec.gpu()?, rank, ranks, TIMEOUT)?))
+    Ok(match exec.device() {
+        Device::Cuda => Arc::new(Peers::loop_back(exec.gpu()?, rank, ranks, TIMEOUT)?),
+        Device::Meta => Arc::new(Planned { ranks }),
+        Device::Cpu(_) => Arc::new(LoopBack { ranks }),
+    })
 }

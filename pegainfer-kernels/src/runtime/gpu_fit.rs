@@ -6,12 +6,10 @@ use super::load_options::LoadOptions;
 use super::model_info::ModelInfo;
 use super::sampler::logits_rows;
 use crate::heads::BLOCK_SIZE;
+use crate::parallel::CONTEXT_BYTES;
 use pegainfer_core::exec::Device;
 use pegainfer_core::kv::DeviceMemory;
 use std::fmt;
-
-/// Memory that a CUDA context and the loaded kernels take, about.
-const CONTEXT_BYTES: u64 = 600_000_000;
 
 /// What an engine makes of the memory of a GPU. The sizes are those that loading chooses, from the same functions; only what is in use
 /// beside weights, activations and logits is an estimate.

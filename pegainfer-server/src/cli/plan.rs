@@ -15,7 +15,7 @@ use clap::{ArgGroup, Args, Parser, ValueEnum};
 use pegainfer_core::ledger::{Ledger, StepLoad};
 use pegainfer_core::record::{OpRecord, Operand};
 use serde_json::{Value, json};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -38,6 +38,9 @@ pub struct PlanArgs {
     /// Context length of each sequence in tokens, including the new ones
     #[arg(long, value_name = "TOKENS", default_value = "1024")]
     pub context: NonZeroUsize,
+    /// Plan one rank of N that share the model on GPUs, with what it sends to the others. DeepSeek-V4 only
+    #[arg(long, alias = "tp", value_name = "N", default_value = "1", conflicts_with_all = ["gpu_memory", "times"])]
+    pub tensor_parallel_size: NonZeroUsize,
     /// Formats of weights and KV cache.
     #[command(flatten)]
     pub formats: FormatArgs,
@@ -92,7 +95,8 @@ pub fn run(args: &PlanArgs) -> Result<()> {
         Phase::Decode => 1,
         Phase::Prefill => context,
     };
-    let records = engine::record(&model.dir, &args.formats.overrides(), batch, tokens, context)?;
+    let (overrides, ranks) = (args.formats.overrides(), args.tensor_parallel_size.get());
+    let records = engine::record_rank(&model.dir, &overrides, ranks, (batch, tokens, context))?;
     let load = StepLoad::of_rows(vec![(tokens, context); batch]);
     // A model of the hub is named by its id: its directory is one of the cache.
     let source = model.hub_id.clone().unwrap_or_else(|| model.to_string());
@@ -175,7 +179,21 @@ pub fn table(records: &[OpRecord]) -> String {
         flops as f64 / 1e9,
         flops as f64 / bytes.max(1) as f64
     );
+    for (op, (calls, sent)) in exchanges(records) {
+        let _ = writeln!(out, "{op}: {calls} calls, {:.3} MB sent by each rank", sent as f64 / 1e6);
+    }
     out
+}
+
+/// Calls of each op that sends something to other ranks, and the bytes that a rank sends for all of them.
+fn exchanges(records: &[OpRecord]) -> BTreeMap<&'static str, (usize, u64)> {
+    let mut exchanges: BTreeMap<_, (usize, u64)> = BTreeMap::new();
+    for record in records.iter().filter(|record| record.sent > 0) {
+        let (calls, sent) = exchanges.entry(record.op).or_default();
+        *calls += 1;
+        *sent += record.sent;
+    }
+    exchanges
 }
 
 /// The plan as JSON: every node, with the indices of the nodes it depends on.
@@ -193,12 +211,14 @@ pub fn json(records: &[OpRecord]) -> Value {
                 "writes": r.writes.iter().map(operand).collect::<Vec<_>>(),
                 "bytes": r.bytes,
                 "flops": r.flops,
+                "sent": r.sent,
                 "after": after,
             })
         })
         .collect();
     let (bytes, flops) = totals(records);
-    json!({"nodes": nodes, "bytes": bytes, "flops": flops})
+    let sent: u64 = records.iter().map(|r| r.sent).sum();
+    json!({"nodes": nodes, "bytes": bytes, "flops": flops, "sent": sent})
 }
 
 fn totals(records: &[OpRecord]) -> (u64, u64) {
@@ -345,6 +365,29 @@ mod tests {
         assert!(both.fp8 && both.kv_dtype == KvDType::Fp8);
         let none = plan(&[]);
         assert!(!none.fp8 && none.kv_dtype == KvDType::Bf16);
+    }
+
+    #[cfg(feature = "deepseek-v4")]
+    #[test]
+    fn a_rank_of_several_prints_what_it_sends() {
+        let dir = model_dir().with_file_name("dsv4-tiny-fp4fp8");
+        let records = engine::record_rank(&dir, &Overrides::default(), 2, (2, 1, 100)).unwrap();
+        // Five layers, two rows of 256: 10 sums of f32 and one of bf16, with a flag for each word, and half of 4,096 logits.
+        let (sums, logits) = (2 * (10 * 2 * 256 * 4 + 2 * 256 * 2), 2 * 2048 * 4);
+        let text = table(&records);
+        assert!(text.contains("\nall_reduce: 11 calls, 0.043 MB sent by each rank\n"), "{text}");
+        assert!(text.contains("\nall_gather: 1 calls, 0.016 MB sent by each rank\n"), "{text}");
+        let json = json(&records);
+        assert_eq!(json["sent"], sums + logits);
+        let sent = |op: &str| {
+            let nodes = json["nodes"].as_array().unwrap().iter().filter(|node| node["op"] == op);
+            nodes.map(|node| node["sent"].as_u64().unwrap()).sum::<u64>()
+        };
+        assert_eq!((sent("all_reduce"), sent("all_gather"), sent("embed")), (sums, logits, 0));
+        let alone = table(&engine::record(&dir, &Overrides::default(), 2, 1, 100).unwrap());
+        assert!(!alone.contains("sent by"), "{alone}");
+        let error = engine::record_rank(&model_dir(), &Overrides::default(), 2, (2, 1, 100)).unwrap_err();
+        assert_eq!(error.to_string(), "--tensor-parallel-size 2: Qwen3 runs on one device");
     }
 
     #[cfg(feature = "deepseek-v4")]

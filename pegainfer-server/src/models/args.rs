@@ -22,9 +22,9 @@ pub struct EngineArgs {
     #[arg(long, default_value = "auto", value_parser = parse_device)]
     pub device: DeviceArg,
     /// Number of GPUs that share the model, with consecutive indices from that of --device on; or of CPU ranks, for tests.
-    /// DeepSeek-V4 only
-    #[arg(long, alias = "tp", value_name = "N", default_value = "1")]
-    pub tensor_parallel_size: NonZeroUsize,
+    /// DeepSeek-V4 only [default: the fewest GPUs whose free memory holds the model; 1 on the CPU]
+    #[arg(long, alias = "tp", value_name = "N")]
+    pub tensor_parallel_size: Option<NonZeroUsize>,
     /// Load rank 0 of N alone, whose messages to the others come back as theirs: times one rank on one GPU; the output
     /// means nothing. DeepSeek-V4 only
     #[arg(long, value_name = "N", conflicts_with = "tensor_parallel_size")]

@@ -6,11 +6,12 @@ pub mod family;
 
 use crate::models::args::{DeviceArg, EngineArgs};
 use crate::models::detect;
-use anyhow::{Context, Result, bail, ensure};
-use family::{Family, LoadedEngine, MeasureProgress, OpenDevice};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use family::{Family, LoadedEngine, MeasureProgress, OpenDevice, UniformStep};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
 use pegainfer_core::ledger::{Effort, Header, Remeasured, StepLine};
+use pegainfer_core::parallel::fewest_ranks;
 use pegainfer_core::record::OpRecord;
 use pegainfer_kernels::cuda;
 use pegainfer_kernels::runtime::{GpuFit, Measured, Overrides};
@@ -25,7 +26,7 @@ pub fn load(dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
     let family = detect::detect(dir)?;
     let drafts = args.speculative_config.is_some();
     ensure!(!drafts || family.speculation, "--speculative-config: {family} does not support drafts");
-    (family.load)(open_device(family, args)?, dir, args)
+    (family.load)(open_device(family, dir, args)?, dir, args)
 }
 
 /// Loads the checkpoint in `dir` and measures its steps.
@@ -33,7 +34,7 @@ pub fn measure(dir: &Path, args: &EngineArgs, effort: Effort, progress: MeasureP
     let family = detect::detect(dir)?;
     let measure = family.measure.with_context(|| format!("steps of {family} cannot be measured yet"))?;
     ensure!(args.speculative_config.is_none(), "--speculative-config: a ledger is measured without drafts");
-    measure(open_device(family, args)?, dir, args, (effort, progress))
+    measure(open_device(family, dir, args)?, dir, args, (effort, progress))
 }
 
 /// Loads the checkpoint in `dir` and measures `steps` of a ledger again. Returns the engine's properties, too.
@@ -46,7 +47,7 @@ pub fn measure_again(
     let family = detect::detect(dir)?;
     let measure = family.measure_again.with_context(|| format!("steps of {family} cannot be measured yet"))?;
     ensure!(args.speculative_config.is_none(), "--speculative-config: a ledger is measured without drafts");
-    measure(open_device(family, args)?, dir, args, (steps, progress))
+    measure(open_device(family, dir, args)?, dir, args, (steps, progress))
 }
 
 /// Bytes of weights that a decode step reads, of the model in `dir` as `overrides` change it.
@@ -61,7 +62,19 @@ pub fn vocab_size(dir: &Path) -> Result<usize> {
 
 /// The ops of one step of the model in `dir` as `overrides` change it: `batch` rows of `context` tokens, the last `tokens` of them new.
 pub fn record(dir: &Path, overrides: &Overrides, batch: usize, tokens: usize, context: usize) -> Result<Vec<OpRecord>> {
-    (detect::detect(dir)?.record)(dir, overrides, (batch, tokens, context))
+    record_rank(dir, overrides, 1, (batch, tokens, context))
+}
+
+/// As [`record`], on rank 0 of `ranks`.
+pub fn record_rank(dir: &Path, overrides: &Overrides, ranks: usize, step: UniformStep) -> Result<Vec<OpRecord>> {
+    let family = detect::detect(dir)?;
+    check_ranks(family, ranks)?;
+    (family.record)(dir, overrides, ranks, step)
+}
+
+fn check_ranks(family: &Family, ranks: usize) -> Result<()> {
+    ensure!(ranks == 1 || family.rank_bytes.is_some(), "--tensor-parallel-size {ranks}: {family} runs on one device");
+    Ok(())
 }
 
 /// What an engine of the model in `dir` makes of a GPU with `bytes` bytes, which this machine need not have.
@@ -69,17 +82,16 @@ pub fn gpu_fit(dir: &Path, args: &EngineArgs, bytes: u64) -> Result<GpuFit> {
     (detect::detect(dir)?.gpu_fit)(dir, args, bytes)
 }
 
-/// The device that the flags ask for, or one for each rank.
-pub fn open_device(family: &Family, args: &EngineArgs) -> Result<OpenDevice> {
-    let ranks = args.tensor_parallel_size.get();
-    ensure!(ranks == 1 || family.tensor_parallel, "--tensor-parallel-size {ranks}: {family} runs on one device");
+/// The device that the flags ask for, or one for each rank, for the model in `dir`.
+pub fn open_device(family: &Family, dir: &Path, args: &EngineArgs) -> Result<OpenDevice> {
+    check_ranks(family, args.tensor_parallel_size.map_or(1, Into::into))?;
     match (args.device, cuda::available()) {
         (DeviceArg::Cuda(_), Err(why)) => bail!("--device cuda: {why}; use --device cpu"),
         (DeviceArg::Cuda(ordinal), Ok(count)) if ordinal >= count => {
             bail!("--device cuda:{ordinal}: GPUs are counted from 0, and this machine has {count}")
         }
-        (DeviceArg::Cuda(first), Ok(count)) => return open_gpus(first, count, args),
-        (DeviceArg::Auto, Ok(count)) => return open_gpus(0, count, args),
+        (DeviceArg::Cuda(first), Ok(count)) => return open_gpus(first, count, (family, dir, args)),
+        (DeviceArg::Auto, Ok(count)) => return open_gpus(0, count, (family, dir, args)),
         (DeviceArg::Auto, Err(why)) => log::debug!("running on the CPU: {why}"),
         (DeviceArg::Cpu, _) => {}
     }
@@ -88,7 +100,8 @@ pub fn open_device(family: &Family, args: &EngineArgs) -> Result<OpenDevice> {
 
 /// The CPU, whose threads the ranks share.
 fn open_cpu(args: &EngineArgs) -> Result<OpenDevice> {
-    let (ranks, cores) = (args.tensor_parallel_size.get(), std::thread::available_parallelism().map_or(1, usize::from));
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let ranks = args.tensor_parallel_size.map_or(1, Into::into);
     check_threads(args.threads.map_or(0, Into::into))?;
     let isa = Isa::best();
     let threads = (args.threads.map_or(cores, Into::into) / ranks).max(1);
@@ -107,10 +120,16 @@ fn check_threads(threads: usize) -> Result<()> {
     Ok(())
 }
 
-/// A GPU for each rank, from GPU `first` of `count` on.
-fn open_gpus(first: usize, count: usize, args: &EngineArgs) -> Result<OpenDevice> {
-    let (ranks, left) = (args.tensor_parallel_size.get(), count - first);
+/// A GPU for each rank, from GPU `first` of `count` on: as many as the flags ask for, or the fewest that hold the model.
+fn open_gpus(first: usize, count: usize, (family, dir, args): (&Family, &Path, &EngineArgs)) -> Result<OpenDevice> {
+    let left = count - first;
+    let needs = match (args.tensor_parallel_size, args.loop_back_ranks, family.rank_bytes) {
+        (None, None, Some(needs)) => needs(dir, args)?,
+        _ => Vec::new(),
+    };
+    let ranks: usize = args.tensor_parallel_size.map_or(1, Into::into);
     ensure!(ranks <= left, "--tensor-parallel-size {ranks}: from cuda:{first} on this machine has {left} GPUs");
+    let ranks = needs.last().map_or(ranks, |most| most.ranks.min(left));
     check_threads(args.threads.map_or(0, Into::into))?;
     // A context takes a few tenths of a second.
     let open = |ordinal| {
@@ -122,6 +141,11 @@ fn open_gpus(first: usize, count: usize, args: &EngineArgs) -> Result<OpenDevice
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
     });
     let mut execs = opened?;
+    if !needs.is_empty() {
+        let free = execs.iter_mut().map(|exec| Ok(exec.gpu()?.info()?.free as u64)).collect::<Result<Vec<_>>>()?;
+        execs.truncate(fewest_ranks(&needs, &free).map_err(|why| anyhow!("{family}: {why}"))?);
+    }
+    let ranks = execs.len();
     let name = execs[0].gpu()?.info()?.name;
     let name = match ranks {
         1 => format!("cuda:{first} ({name})"),

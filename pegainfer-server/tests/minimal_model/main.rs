@@ -32,7 +32,7 @@ fn load(checkpoint: &Checkpoint, flags: &[&str]) -> EngineHandle {
 /// As [`load`], on another device.
 fn load_on(device: &str, checkpoint: &Checkpoint, flags: &[&str]) -> EngineHandle {
     let args: EngineArgs = Cli::parse_from(["pegainfer", "--device", device].iter().chain(flags)).serve.engine;
-    let device = engine::open_device(&FAMILY, &args).unwrap();
+    let device = engine::open_device(&FAMILY, &checkpoint.dir, &args).unwrap();
     (FAMILY.load)(device, &checkpoint.dir, &args).unwrap().handle
 }
 
@@ -87,7 +87,7 @@ fn dummy_weights_and_the_plan_need_no_checkpoint_but_its_config() {
     let stored: usize = checkpoint.tensors.values().map(|(_, values)| 2 * values.len()).sum();
     assert_eq!((FAMILY.weight_bytes)(&checkpoint.dir, &Overrides::default()).unwrap(), stored as u64);
     let ops: Vec<&str> =
-        (FAMILY.record)(&checkpoint.dir, &Overrides::default(), (3, 1, 100)).unwrap().iter().map(|r| r.op).collect();
+        (FAMILY.record)(&checkpoint.dir, &Overrides::default(), 1, (3, 1, 100)).unwrap().iter().map(|r| r.op).collect();
     let layer = ["linear", "rope_write_kv", "attention", "linear_add_norm", "linear_swiglu", "linear_add_norm"];
     assert_eq!(ops[..2], ["embedding", "rms_norm"]);
     assert_eq!(ops[2..2 + LAYERS * layer.len()], layer.repeat(LAYERS));

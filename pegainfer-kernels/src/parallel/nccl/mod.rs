@@ -3,21 +3,26 @@
 
 mod library;
 
+use crate::cuda::collectives::Algorithm;
 use library::{BF16, F32, Handle, Library, SUM};
 use pegainfer_core::cuda::Cuda;
 use pegainfer_core::exec::Exec;
-use pegainfer_core::parallel::{Communicator, aborted};
+use pegainfer_core::parallel::{Communicator, aborted, record_all_gather, record_all_reduce};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+/// Name of the kernels in records.
+const KERNEL: &str = "nccl";
+
 /// One rank's end.
 pub struct Nccl {
     library: Arc<Library>,
     /// `ncclComm_t`; null once it is aborted.
     handle: AtomicPtr<c_void>,
+    ranks: usize,
 }
 
 impl Nccl {
@@ -32,7 +37,8 @@ impl Nccl {
             unsafe { (library.functions.init_all)(handles.as_mut_ptr(), devices.len() as c_int, devices.as_ptr()) };
         library.check(status).map_err(fail)?;
         log::debug!("NCCL {}", library.version());
-        let end = |handle| Self { library: library.clone(), handle: AtomicPtr::new(handle) };
+        let ranks = gpus.len();
+        let end = |handle| Self { library: library.clone(), handle: AtomicPtr::new(handle), ranks };
         Ok(handles.into_iter().map(end).collect())
     }
 
@@ -52,6 +58,9 @@ fn dtype(tensor: &Tensor) -> c_int {
 
 impl Communicator for Nccl {
     fn all_reduce(&self, exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError> {
+        // What a ring sends, the least: it is the library that chooses.
+        let sent = Algorithm::TwoShot.sent(self.ranks, x.bytes() as usize);
+        record_all_reduce(exec, KERNEL, x, self.ranks, sent);
         let (op, handle, gpu) = ("all_reduce", self.handle()?, exec.gpu()?);
         gpu.library_kernel(op, x);
         let (data, stream) = (x.device() as *mut c_void, gpu.stream().cu_stream().cast());
@@ -63,6 +72,7 @@ impl Communicator for Nccl {
 
     /// Row by row: the parts of a row are adjacent in the result.
     fn all_gather(&self, exec: &mut Exec, part: &Tensor, whole: &mut Tensor) -> Result<(), OpError> {
+        record_all_gather(exec, KERNEL, part, whole, self.ranks);
         let (op, handle, gpu) = ("all_gather", self.handle()?, exec.gpu()?);
         gpu.library_kernel(op, whole);
         let ((rows, columns), row_bytes) =

@@ -181,7 +181,7 @@ fn deepseek_v4_records(config: &deepseek_v4::config::Config, step: (usize, usize
     use deepseek_v4::numerics::Numerics;
     let mut records = Vec::new();
     for numerics in [Numerics::REFERENCE, Numerics::F32] {
-        records.extend(deepseek_v4::record(config, numerics, step)?);
+        records.extend(deepseek_v4::record(config, numerics, 1, step)?);
         records.extend(sum_over_ranks([step.0 * step.1, config.hidden_size], numerics.activations)?);
         records.extend(dummy_weights()?);
         records.extend(copied_slot([step.0 + 1, deepseek_v4::config::WINDOW, config.head_dim], numerics.activations)?);

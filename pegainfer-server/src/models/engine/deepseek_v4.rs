@@ -19,7 +19,7 @@ pub const FAMILY: Family = Family {
     name: "DeepSeek-V4",
     architecture: "DeepseekV4ForCausalLM",
     model_type: "deepseek_v4",
-    tensor_parallel: true,
+    rank_bytes: Some(|dir, args| Ok(pegainfer_deepseek_v4::rank_bytes(&Config::load(dir)?, &load_options(dir, args))?)),
     speculation: false,
     load,
     measure: None,
@@ -30,9 +30,9 @@ pub const FAMILY: Family = Family {
         inventory::weight_bytes(&Config::load(dir)?, 1).map_err(anyhow::Error::msg)
     },
     vocab_size: |dir| Ok(Config::load(dir)?.vocab_size),
-    record: |dir, overrides, step| {
+    record: |dir, overrides, ranks, step| {
         check_formats(overrides)?;
-        Ok(pegainfer_deepseek_v4::record(&Config::load(dir)?, Numerics::REFERENCE, step)?)
+        Ok(pegainfer_deepseek_v4::record(&Config::load(dir)?, Numerics::REFERENCE, ranks, step)?)
     },
     gpu_fit: |_, _, _| {
         bail!("--gpu-memory: for DeepSeek-V4, pegainfer inspect prints the memory that its weights take")
@@ -45,7 +45,17 @@ fn load(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<LoadedEngin
     check_format_flags(quantization.is_some(), kv_cache_dtype != KvCacheDType::Auto)?;
     ensure!(args.gpu_memory_limit.is_none(), "--gpu-memory-limit: DeepSeek-V4 takes --kv-cache-memory");
     ensure!(args.rope_scaling.is_none(), "--rope-scaling: DeepSeek-V4 takes that of its config.json");
-    let options = LoadOptions {
+    let options = load_options(dir, args);
+    let kind = device.execs.first().map_or(Device::Meta, Exec::device);
+    let loaded = with_progress_bar(|progress| pegainfer_deepseek_v4::load(device.execs, &options, progress))?;
+    let Loaded { engine, weight_bytes, weights_time, kv_bytes, .. } = loaded;
+    let (handle, family) = (spawn(engine, args, kind)?, FAMILY.name);
+    Ok(LoadedEngine { handle, family, device: device.name, weight_bytes, weights_time, kv_bytes })
+}
+
+/// What the flags say about loading.
+fn load_options(dir: &Path, args: &EngineArgs) -> LoadOptions {
+    LoadOptions {
         model_path: dir.to_path_buf(),
         dummy_seed: (args.load_format == LoadFormat::Dummy).then_some(DUMMY_SEED),
         max_model_len: args.max_model_len.map(Into::into),
@@ -56,12 +66,7 @@ fn load(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<LoadedEngin
         cuda_graph: args.cuda_graph,
         loop_back_ranks: args.loop_back_ranks.map(Into::into),
         numerics: Numerics::REFERENCE,
-    };
-    let kind = device.execs.first().map_or(Device::Meta, Exec::device);
-    let loaded = with_progress_bar(|progress| pegainfer_deepseek_v4::load(device.execs, &options, progress))?;
-    let Loaded { engine, weight_bytes, weights_time, kv_bytes, .. } = loaded;
-    let (handle, family) = (spawn(engine, args, kind)?, FAMILY.name);
-    Ok(LoadedEngine { handle, family, device: device.name, weight_bytes, weights_time, kv_bytes })
+    }
 }
 
 /// Refuses formats other than the checkpoint's, where a plan asks for them.

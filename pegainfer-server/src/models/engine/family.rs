@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use pegainfer_core::engine::{EngineConfig, EngineHandle, StepEngine};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::ledger::{Effort, Header, Remeasured, StepLine};
+use pegainfer_core::parallel::RankBytes;
 use pegainfer_core::record::OpRecord;
 use pegainfer_kernels::runtime::{self, GpuFit, LoadOptions, Measured, Model, Overrides};
 use std::fmt;
@@ -30,8 +31,9 @@ pub struct Family {
     pub architecture: &'static str,
     /// What `model_type` of config.json calls it.
     pub model_type: &'static str,
-    /// Whether several devices can share a model (tensor parallelism).
-    pub tensor_parallel: bool,
+    /// What a GPU needs for each number of ranks that can share a model (tensor parallelism); `None` for a family that runs on one
+    /// device.
+    pub rank_bytes: Option<NeedsOfRanks>,
     /// Whether it can verify drafts (`--speculative-config`).
     pub speculation: bool,
     /// Loads the checkpoint in a directory and starts its engine.
@@ -44,11 +46,14 @@ pub struct Family {
     pub weight_bytes: fn(&Path, &Overrides) -> Result<u64>,
     /// Ids of its vocabulary.
     pub vocab_size: fn(&Path) -> Result<usize>,
-    /// The ops of one step, as the flags change the model.
-    pub record: fn(&Path, &Overrides, UniformStep) -> Result<Vec<OpRecord>>,
+    /// The ops of one step on rank 0 of so many, as the flags change the model.
+    pub record: fn(&Path, &Overrides, usize, UniformStep) -> Result<Vec<OpRecord>>,
     /// What an engine with these flags makes of a GPU with so many bytes.
     pub gpu_fit: fn(&Path, &EngineArgs, u64) -> Result<GpuFit>,
 }
+
+/// Bytes that a GPU needs, for each possible number of ranks in ascending order, of the checkpoint in a directory with these flags.
+pub type NeedsOfRanks = fn(&Path, &EngineArgs) -> Result<Vec<RankBytes>>;
 
 /// Where an engine is to run.
 pub struct OpenDevice {
@@ -88,14 +93,14 @@ impl Family {
             name: M::NAME,
             architecture: M::ARCHITECTURE,
             model_type: M::MODEL_TYPE,
-            tensor_parallel: false,
+            rank_bytes: None,
             speculation: true,
             load: load::<M>,
             measure: Some(measure::<M>),
             measure_again: Some(measure_again::<M>),
             weight_bytes: |dir, overrides| Ok(M::info(&M::load_config_with(dir, overrides)?).weight_bytes),
             vocab_size: |dir| Ok(M::info(&M::load_config(dir)?).vocab_size),
-            record: |dir, overrides, (batch, tokens, context)| {
+            record: |dir, overrides, _, (batch, tokens, context)| {
                 Ok(runtime::record::<M>(&M::load_config_with(dir, overrides)?, batch, tokens, context)?)
             },
             gpu_fit: |dir, args, bytes| {

@@ -1,0 +1,32 @@
+//! A rank of several on `Meta`: its exchanges are only recorded, as those of GPUs that access each other's memory.
+
+use crate::cuda::collectives::{Algorithm, ONE_SHOT};
+use pegainfer_core::exec::Exec;
+use pegainfer_core::parallel::{Communicator, record_all_gather, record_all_reduce};
+use pegainfer_core::tensor::{OpError, Tensor};
+
+/// The end of one of `ranks` ranks.
+#[derive(Debug)]
+pub(super) struct Planned {
+    pub ranks: usize,
+}
+
+impl Communicator for Planned {
+    fn all_reduce(&self, exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError> {
+        let (ranks, bytes) = (self.ranks, x.bytes() as usize);
+        let algorithm = Algorithm::choose(ranks, bytes);
+        record_all_reduce(exec, algorithm.name(), x, ranks, algorithm.sent(ranks, bytes));
+        Ok(())
+    }
+
+    fn all_gather(&self, exec: &mut Exec, part: &Tensor, whole: &mut Tensor) -> Result<(), OpError> {
+        record_all_gather(exec, ONE_SHOT, part, whole, self.ranks);
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), OpError> {
+        Ok(())
+    }
+
+    fn abort(&self) {}
+}
