@@ -4,9 +4,13 @@ use super::communicator::{Communicator, aborted, record_all_gather, record_all_r
 use crate::exec::{Device, Exec};
 use crate::tensor::{DType, OpError, Tensor};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Name of the kernel in records.
 const KERNEL: &str = "host_memory";
+
+/// How long a rank waits for the others: ranks of a CPU have equal work, and a step is reported as stuck after as long.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A rank on the CPU, or on `Meta`, where nothing is exchanged.
 #[derive(Debug)]
@@ -18,6 +22,7 @@ pub struct Local {
 
 #[derive(Debug)]
 struct Meeting {
+    timeout: Duration,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -25,27 +30,40 @@ struct Meeting {
 #[derive(Debug)]
 struct State {
     /// What each rank has brought to this exchange.
-    parts: Vec<Option<Arc<Vec<f32>>>>,
+    parts: Vec<Option<Arc<Part>>>,
     /// Of the last complete one: all parts, which some ranks may still have to take.
-    complete: Vec<Arc<Vec<f32>>>,
+    complete: Vec<Arc<Part>>,
     /// Exchanges so far.
     generation: u64,
     aborted: bool,
 }
 
+/// What a rank brings to an exchange.
+#[derive(Debug)]
+struct Part {
+    op: &'static str,
+    values: Vec<f32>,
+}
+
 impl Local {
     /// The ends of `ranks` ranks.
     pub fn new(ranks: usize) -> Vec<Self> {
+        Self::with_timeout(ranks, TIMEOUT)
+    }
+
+    /// The ends of `ranks` ranks, which wait for each other for at most `timeout`.
+    pub fn with_timeout(ranks: usize, timeout: Duration) -> Vec<Self> {
         let state = State { parts: vec![None; ranks], complete: Vec::new(), generation: 0, aborted: false };
-        let meeting = Arc::new(Meeting { state: Mutex::new(state), changed: Condvar::new() });
+        let meeting = Arc::new(Meeting { timeout, state: Mutex::new(state), changed: Condvar::new() });
         (0..ranks).map(|rank| Self { rank, ranks, meeting: meeting.clone() }).collect()
     }
 
-    /// Brings `mine` and waits for the others.
-    fn exchange(&self, mine: Vec<f32>) -> Result<Vec<Arc<Vec<f32>>>, OpError> {
-        let Meeting { state, changed } = &*self.meeting;
+    /// Brings `values` to an exchange by `op`, and waits for the others.
+    fn exchange(&self, op: &'static str, values: Vec<f32>) -> Result<Vec<Arc<Part>>, OpError> {
+        let Meeting { timeout, state, changed } = &*self.meeting;
+        let (deadline, elements) = (Instant::now() + *timeout, values.len());
         let mut state = lock(state);
-        state.parts[self.rank] = Some(Arc::new(mine));
+        state.parts[self.rank] = Some(Arc::new(Part { op, values }));
         let generation = state.generation;
         if state.parts.iter().all(Option::is_some) {
             let parts = state.parts.iter_mut().filter_map(Option::take).collect();
@@ -55,11 +73,26 @@ impl Local {
         }
         // Nobody can complete the next exchange, and replace what is taken here, before this rank brings its part to it.
         while state.generation == generation && !state.aborted {
-            state = changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let peer = state.parts.iter().position(Option::is_none).unwrap_or(self.rank);
+                let message = format!("waited {timeout:?} for rank {peer}, exchange {generation}");
+                return Err(OpError { op, message });
+            }
+            state = changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        match state.aborted {
-            true => Err(aborted()),
-            false => Ok(state.complete.clone()),
+        if state.aborted {
+            return Err(aborted());
+        }
+        // They would not run the same ops.
+        match state.complete.iter().find(|part| part.op != op || part.values.len() != elements) {
+            Some(part) => {
+                let Part { op: other, values } = &**part;
+                let message =
+                    format!("{elements} elements meet {other} of {}: the ranks are out of step", values.len());
+                Err(OpError { op, message })
+            }
+            None => Ok(state.complete.clone()),
         }
     }
 }
@@ -79,8 +112,8 @@ impl Communicator for Local {
             DType::F32 => x.host::<f32>().to_vec(),
             _ => x.host::<half::bf16>().iter().map(|v| v.to_f32()).collect(),
         };
-        let parts = self.exchange(mine)?;
-        let sum = |i: usize| parts[1..].iter().fold(parts[0][i], |sum, part| sum + part[i]);
+        let parts = self.exchange("all_reduce", mine)?;
+        let sum = |i: usize| parts[1..].iter().fold(parts[0].values[i], |sum, part| sum + part.values[i]);
         match x.dtype() {
             DType::F32 => x.host_mut::<f32>().iter_mut().enumerate().for_each(|(i, v)| *v = sum(i)),
             _ => {
@@ -97,10 +130,10 @@ impl Communicator for Local {
             return Ok(());
         }
         let width = part.rows_cols().1;
-        let parts = self.exchange(part.host::<f32>().to_vec())?;
+        let parts = self.exchange("all_gather", part.host::<f32>().to_vec())?;
         for (i, row) in whole.host_mut::<f32>().chunks_exact_mut(parts.len() * width).enumerate() {
             for (to, part) in row.chunks_exact_mut(width).zip(&parts) {
-                to.copy_from_slice(&part[i * width..][..width]);
+                to.copy_from_slice(&part.values[i * width..][..width]);
             }
         }
         Ok(())

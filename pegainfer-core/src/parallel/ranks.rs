@@ -192,6 +192,10 @@ mod tests {
     }
 
     fn ranks(count: usize) -> (Ranks<Rank>, Receiver<usize>) {
+        with_timeout(count, Duration::from_secs(60))
+    }
+
+    fn with_timeout(count: usize, timeout: Duration) -> (Ranks<Rank>, Receiver<usize>) {
         let (dropped, drops) = std::sync::mpsc::channel();
         let rank = |(rank, end): (usize, Local)| {
             let communicator: Arc<dyn Communicator> = Arc::new(end);
@@ -200,7 +204,7 @@ mod tests {
             let state = Rank { rank, exec, x, communicator: communicator.clone(), dropped: dropped.clone() };
             (state, communicator)
         };
-        (Ranks::new(Local::new(count).into_iter().enumerate().map(rank).collect()).unwrap(), drops)
+        (Ranks::new(Local::with_timeout(count, timeout).into_iter().enumerate().map(rank).collect()).unwrap(), drops)
     }
 
     #[test]
@@ -239,6 +243,52 @@ mod tests {
             assert_eq!(all.run(|_| Ok(())).unwrap_err().to_string(), text, "no job is run after a failure");
             drop(all);
             assert_eq!(drops.try_iter().count(), 3);
+            assert!(start.elapsed() < Duration::from_secs(20));
+        }
+    }
+
+    #[test]
+    fn a_rank_that_is_late_is_waited_for_and_the_sums_are_right() {
+        let (mut all, _drops) = ranks(3);
+        for late in 0..3 {
+            all.run(move |rank| {
+                if rank.rank == late {
+                    std::thread::sleep(Duration::from_millis(300));
+                }
+                assert_eq!(rank.sum(1.0)?, 3.0);
+                Ok(())
+            })
+            .unwrap();
+        }
+    }
+
+    #[test]
+    fn a_rank_that_sleeps_beyond_the_timeout_ends_the_job_and_is_named() {
+        let (mut all, _drops) = with_timeout(3, Duration::from_millis(100));
+        let error = all.run(|rank| {
+            if rank.rank == 1 {
+                std::thread::sleep(Duration::from_millis(1000));
+            }
+            rank.sum(1.0).map(drop)
+        });
+        let text = error.unwrap_err().to_string();
+        assert!(text.starts_with("all_reduce: rank ") && text.contains("waited 100ms for rank 1"), "{text}");
+        assert_eq!(all.run(|_| Ok(())).unwrap_err().to_string(), text, "no job is run after a failure");
+    }
+
+    /// The others have ended their job: nobody would ever come.
+    #[test]
+    fn a_rank_that_launches_one_exchange_more_gives_up() {
+        for more in [0, 2] {
+            let (mut all, _drops) = with_timeout(3, Duration::from_millis(200));
+            let start = Instant::now();
+            let error = all.run(move |rank| {
+                rank.sum(1.0)?;
+                if rank.rank == more { rank.sum(1.0).map(drop) } else { Ok(()) }
+            });
+            let (text, absent) = (error.unwrap_err().to_string(), if more == 0 { 1 } else { 0 });
+            let expected = format!("all_reduce: rank {more}: waited 200ms for rank {absent}, exchange 1");
+            assert_eq!(text, expected);
             assert!(start.elapsed() < Duration::from_secs(20));
         }
     }
