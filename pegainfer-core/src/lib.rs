@@ -11,6 +11,7 @@
 //! - [`readback`]: asynchronous copies of results to the host.
 //! - [`cuda`]: the GPU.
 //! - [`record`]: the record of each op call. [`ledger`]: measured step times, and the law that predicts from them.
+//! - `sync`: atomics, locks and channels of the engine's threads, which a model checker can replace.
 //! - [`rng`]: random numbers as a function of seed and position.
 //! - [`weights`]: safetensors and dummy weights.
 
@@ -30,6 +31,7 @@ pub mod rng;
 pub mod sampling;
 pub mod schedule;
 pub mod scratch;
+mod sync;
 pub mod team;
 pub mod tensor;
 pub mod weights;

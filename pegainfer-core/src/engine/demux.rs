@@ -2,10 +2,10 @@
 
 use super::stream::Stamped;
 use super::{EventBatch, RequestId, TokenEvent};
+use crate::sync::events;
+use crate::sync::queue::Receiver;
 use std::collections::HashMap;
-use std::sync::mpsc::Receiver;
 use std::time::Instant;
-use tokio::sync::mpsc as events;
 
 /// What the engine thread tells the demultiplexer.
 pub(super) enum Demux {
@@ -58,7 +58,7 @@ impl Demultiplexer {
                     let last = is_last(&event);
                     if let Some(sender) = self.streams.get(&id) {
                         // An error means that the client is gone; the engine sees its flag before the next step.
-                        let _: Result<(), events::error::TrySendError<Stamped>> = sender.try_send((at, event));
+                        drop(sender.try_send((at, event)));
                     }
                     if last {
                         self.streams.remove(&id);

@@ -7,9 +7,10 @@ use super::step_tokens::StepTokens;
 use super::{EngineLimits, EngineStats, GenerateRequest, RequestId, StepEngine, SubmitError, TokenStream};
 use crate::ledger::StepLog;
 use crate::schedule::recording::ScheduleSink;
+use crate::sync::atomic::Ordering;
+use crate::sync::queue::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TrySendError, channel, sync_channel};
+use std::sync::mpsc::{RecvTimeoutError, TrySendError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -45,17 +46,27 @@ impl Drop for Stopped {
 impl EngineHandle {
     /// Starts the engine thread and its demultiplexer.
     pub fn spawn<E: StepEngine>(engine: E, config: EngineConfig) -> std::io::Result<Self> {
+        let (handle, run_engine, run_demux) = Self::threads(engine, config);
+        std::thread::Builder::new().name("demux".into()).spawn(run_demux)?;
+        std::thread::Builder::new().name("engine".into()).spawn(run_engine)?;
+        Ok(handle)
+    }
+
+    /// A handle, what the engine thread runs, and what the demultiplexer's thread runs.
+    pub(super) fn threads<E: StepEngine>(
+        engine: E,
+        config: EngineConfig,
+    ) -> (Self, impl FnOnce() + Send + 'static, impl FnOnce() + Send + 'static) {
         let (handle, mut runtime, demux, running) = Self::connect(engine, config, DEMUX_STEPS);
-        std::thread::Builder::new().name("demux".into()).spawn(move || demux.run())?;
-        std::thread::Builder::new().name("engine".into()).spawn(move || {
+        let run_engine = move || {
             if catch_unwind(AssertUnwindSafe(|| runtime.run())).is_err() {
                 runtime.panicked();
             }
             // This drops the demultiplexer's sender, which closes every open stream, and the engine.
             drop(runtime);
             drop(running);
-        })?;
-        Ok(handle)
+        };
+        (handle, run_engine, move || demux.run())
     }
 
     /// A handle, what the two threads run, joined by a queue of `demux_capacity` messages, and what is dropped when the

@@ -7,10 +7,11 @@ use super::demux::{Demux, is_last};
 use super::shared::{Command, Shared, Submission};
 use super::stream::Cancellation;
 use super::{EngineError, EngineStats, EventBatch, RequestId, StepEngine, TokenEvent};
+use crate::sync::atomic::Ordering;
+use crate::sync::queue::{Receiver, SyncSender};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};
+use std::sync::mpsc::TryRecvError;
 
 /// What becomes of the engine's loop after a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,10 +6,11 @@ use super::stream::{Cancellation, Stamped};
 use super::{EngineLimits, EngineStats, GenerateRequest, RequestId, StepEngine};
 use crate::ledger::StepLog;
 use crate::schedule::recording::ScheduleSink;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use crate::sync::{Mutex, MutexGuard, events};
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::{mpsc as events, oneshot};
+use tokio::sync::oneshot;
 
 /// Bounds of the engine's queues and steps.
 #[derive(Debug, Clone, Copy)]
@@ -73,7 +74,7 @@ impl Shared {
             next_id: AtomicU64::new(0),
             alive: AtomicBool::new(true),
             failure: OnceLock::new(),
-            step_tokens: Mutex::default(),
+            step_tokens: Mutex::new(StepTokens::default()),
             step_log: engine.step_log(),
         }
     }

@@ -59,3 +59,12 @@ impl<E: StepEngine> EngineLoop<E> {
         &mut self.runtime.engine
     }
 }
+
+/// A handle that works as the one that [`EngineHandle::spawn`] returns, what its engine thread runs, and what its demultiplexer's
+/// thread runs, for a caller who starts these threads.
+pub fn threads<E: StepEngine>(
+    engine: E,
+    config: EngineConfig,
+) -> (EngineHandle, impl FnOnce() + Send + 'static, impl FnOnce() + Send + 'static) {
+    EngineHandle::threads(engine, config)
+}

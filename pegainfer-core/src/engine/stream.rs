@@ -1,10 +1,10 @@
 //! The receiving end of one request.
 
 use super::{RequestId, TokenEvent};
-use std::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::events;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
-use tokio::sync::mpsc;
 
 /// An event and when the engine emitted it.
 pub(super) type Stamped = (Instant, TokenEvent);
@@ -30,7 +30,7 @@ impl Cancellation {
 #[derive(Debug)]
 pub struct TokenStream {
     id: RequestId,
-    events: mpsc::Receiver<Stamped>,
+    events: events::Receiver<Stamped>,
     cancellation: Arc<Cancellation>,
     at: Instant,
 }
@@ -42,9 +42,9 @@ impl TokenStream {
         id: RequestId,
         max_tokens: usize,
         at: Instant,
-    ) -> (Self, mpsc::Sender<Stamped>, Arc<Cancellation>) {
+    ) -> (Self, events::Sender<Stamped>, Arc<Cancellation>) {
         // Admitted, Prompt, the tokens, Finished or Failed.
-        let (sender, events) = mpsc::channel(max_tokens + 3);
+        let (sender, events) = events::channel(max_tokens + 3);
         let cancellation = Arc::new(Cancellation::default());
         (Self { id, events, cancellation: cancellation.clone(), at }, sender, cancellation)
     }
