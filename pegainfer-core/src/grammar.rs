@@ -3,6 +3,13 @@
 //! A [`Grammar`] belongs to a request, a [`GrammarTracker`] follows one sequence under it. The mask of the next token can
 //! take longer than a step, so it is computed on another thread; a sequence whose mask is not ready skips steps, and the
 //! other sequences do not wait for it.
+//!
+//! Drafts (speculative decoding) need the mask behind each of them before any is sampled. A copy of the matcher, a fork, is
+//! advanced by the drafts as far as the grammar allows them ([`Lookahead`]). When the tokens of the step are known, the matcher
+//! follows them; if all drafts were among them, the fork takes its place.
+
+#[cfg(test)]
+mod tests;
 
 use crate::logits_processors::TokenMask;
 use std::fmt;
@@ -29,6 +36,75 @@ pub trait Matcher: Send {
     /// # Errors
     /// One sentence for the client; the matcher must not be used again.
     fn next(&mut self, token: u32) -> Result<Arc<TokenMask>, String>;
+
+    /// Advances by one token as [`next`](Self::next) does, without the mask, which is most of the work for some grammars.
+    ///
+    /// # Errors
+    /// As `next`.
+    fn consume(&mut self, token: u32) -> Result<(), String> {
+        self.next(token).map(drop)
+    }
+
+    /// A matcher at the same position, to try drafts with. `None`, the default: its sequence has no drafts.
+    fn fork(&self) -> Option<Box<dyn Matcher>> {
+        None
+    }
+}
+
+/// What may follow a text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lookahead {
+    /// Mask of the next token.
+    pub mask: Arc<TokenMask>,
+    /// Drafts that the grammar allows there, one behind the other, each with the mask of the token behind it.
+    pub drafts: Vec<(u32, Arc<TokenMask>)>,
+}
+
+impl Lookahead {
+    /// Tries `drafts` behind the text of `matcher`, up to the first that is not allowed; returns a matcher behind them. A fork that fails
+    /// ends the drafts and not the text, in which that token may never come.
+    fn extend(&mut self, matcher: &dyn Matcher, drafts: &[u32]) -> Option<Box<dyn Matcher>> {
+        drafts.first().filter(|first| self.mask.allows(**first))?;
+        let mut fork = matcher.fork()?;
+        for draft in drafts {
+            let mask = self.drafts.last().map_or(&self.mask, |(_, mask)| mask);
+            if !mask.allows(*draft) {
+                break;
+            }
+            let behind = fork.next(*draft).ok()?;
+            self.drafts.push((*draft, behind));
+        }
+        Some(fork)
+    }
+}
+
+/// The end of a text.
+struct Position {
+    matcher: Box<dyn Matcher>,
+    lookahead: Arc<Lookahead>,
+    /// A matcher behind the drafts of `lookahead`.
+    fork: Option<Box<dyn Matcher>>,
+}
+
+impl Position {
+    /// The end of the text after `tokens` more, and what may follow there; `drafts` are tried.
+    fn advance(self, tokens: &[u32], drafts: &[u32]) -> Result<Self, String> {
+        let Self { mut matcher, lookahead, fork } = self;
+        let (mut tokens, mut mask) = (tokens, lookahead.mask.clone());
+        let tried = &lookahead.drafts;
+        let came_true =
+            tokens.len() >= tried.len() && tokens.iter().zip(tried).all(|(token, (draft, _))| token == draft);
+        if let (Some(fork), Some((_, behind)), true) = (fork, tried.last(), came_true) {
+            (matcher, mask, tokens) = (fork, behind.clone(), &tokens[tried.len()..]);
+        }
+        if let Some((last, before)) = tokens.split_last() {
+            before.iter().try_for_each(|token| matcher.consume(*token))?;
+            mask = matcher.next(*last)?;
+        }
+        let mut lookahead = Lookahead { mask, drafts: Vec::new() };
+        let fork = lookahead.extend(&*matcher, drafts);
+        Ok(Self { matcher, lookahead: Arc::new(lookahead), fork })
+    }
 }
 
 /// Follows one sequence under a grammar.
@@ -42,7 +118,7 @@ struct Shared {
 }
 
 enum State {
-    Ready(Box<dyn Matcher>, Arc<TokenMask>),
+    Ready(Position),
     Computing,
     Failed(String),
 }
@@ -58,22 +134,29 @@ impl GrammarTracker {
     /// A tracker at the start of a sequence. The first mask is ready immediately.
     pub fn new(grammar: &dyn Grammar) -> Self {
         let (matcher, mask) = grammar.start();
-        Self { shared: Arc::new(Shared { state: Mutex::new(State::Ready(matcher, mask)), changed: Condvar::new() }) }
+        let lookahead = Arc::new(Lookahead { mask, drafts: Vec::new() });
+        let state = Mutex::new(State::Ready(Position { matcher, lookahead, fork: None }));
+        Self { shared: Arc::new(Shared { state, changed: Condvar::new() }) }
     }
 
     /// Adds a generated token: another thread starts to compute the next mask.
     pub fn push(&mut self, token: u32) {
+        self.advance(vec![token], Vec::new());
+    }
+
+    /// Adds generated tokens: another thread starts to compute the next mask, and tries `drafts` behind it.
+    pub fn advance(&mut self, tokens: Vec<u32>, drafts: Vec<u32>) {
         let mut state = self.shared.state();
-        let State::Ready(mut matcher, _) = std::mem::replace(&mut *state, State::Computing) else {
+        let State::Ready(position) = std::mem::replace(&mut *state, State::Computing) else {
             *state = State::Failed("a token was generated that the grammar did not wait for".to_owned());
             return;
         };
         drop(state);
         let shared = self.shared.clone();
         rayon::spawn(move || {
-            let next = catch_unwind(AssertUnwindSafe(|| matcher.next(token)));
+            let next = catch_unwind(AssertUnwindSafe(|| position.advance(&tokens, &drafts)));
             *shared.state() = match next {
-                Ok(Ok(mask)) => State::Ready(matcher, mask),
+                Ok(Ok(position)) => State::Ready(position),
                 Ok(Err(error)) => State::Failed(error),
                 Err(_) => State::Failed("the grammar matcher panicked; this is a bug".to_owned()),
             };
@@ -83,8 +166,13 @@ impl GrammarTracker {
 
     /// Mask of the next token; `None` while it is computed, and after a failure.
     pub fn mask(&self) -> Option<Arc<TokenMask>> {
+        self.lookahead().map(|lookahead| lookahead.mask.clone())
+    }
+
+    /// What may follow; `None` while it is computed, and after a failure.
+    pub fn lookahead(&self) -> Option<Arc<Lookahead>> {
         match &*self.shared.state() {
-            State::Ready(_, mask) => Some(mask.clone()),
+            State::Ready(position) => Some(position.lookahead.clone()),
             State::Computing | State::Failed(_) => None,
         }
     }
@@ -113,56 +201,5 @@ impl fmt::Debug for GrammarTracker {
             State::Failed(_) => "failed",
         };
         f.debug_tuple("GrammarTracker").field(&state).finish()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Allows the token after the last one; fails at 3, panics at 5.
-    #[derive(Debug)]
-    struct Counting;
-
-    fn only(token: u32) -> Arc<TokenMask> {
-        Arc::new(TokenMask::new(&[token], 40))
-    }
-
-    impl Grammar for Counting {
-        fn start(&self) -> (Box<dyn Matcher>, Arc<TokenMask>) {
-            (Box::new(Self), only(0))
-        }
-    }
-
-    impl Matcher for Counting {
-        fn next(&mut self, token: u32) -> Result<Arc<TokenMask>, String> {
-            assert!(token != 5, "scripted");
-            if token == 3 { Err("three".into()) } else { Ok(only(token + 1)) }
-        }
-    }
-
-    fn after(tokens: &[u32]) -> GrammarTracker {
-        let mut tracker = GrammarTracker::new(&Counting);
-        for token in tokens {
-            tracker.push(*token);
-            tracker.wait(Duration::from_secs(10));
-        }
-        tracker
-    }
-
-    #[test]
-    fn masks_follow_tokens() {
-        assert_eq!(after(&[]).mask(), Some(only(0)));
-        let tracker = after(&[0, 1]);
-        assert_eq!((tracker.mask(), tracker.failure()), (Some(only(2)), None));
-    }
-
-    #[test]
-    fn failures_and_panics_stay() {
-        for (tokens, expected) in [(vec![0, 3], "three"), (vec![0, 3, 4], "did not wait"), (vec![5], "panicked")] {
-            let tracker = after(&tokens);
-            assert_eq!(tracker.mask(), None);
-            assert!(tracker.failure().unwrap().contains(expected), "{tokens:?}: {tracker:?}");
-        }
     }
 }

@@ -10,11 +10,12 @@ use pegainfer_server::models::args::EngineArgs;
 use pegainfer_server::models::engine;
 use serde_json::{Value, json};
 use std::path::Path;
-use support::client::{post, post_ok};
+use support::client::{post, post_ok, with};
 use support::served::model_is_served;
 use support::{Setup, TestServer, model_dir, tokenizer};
 
 const COMPLETIONS: &str = "/v1/completions";
+const CHAT: &str = "/v1/chat/completions";
 
 fn server(flags: &[&str]) -> TestServer {
     let args: EngineArgs = Cli::parse_from(["pegainfer"].iter().chain(flags)).serve.engine;
@@ -53,6 +54,51 @@ fn greedy_text_with_drafts_equals_the_reference() {
     greedy_text_equals_the_reference(&server, |events, tokens| assert!(events <= tokens));
     let stats = server.engine.stats().speculation;
     assert!(stats.draft_tokens > stats.accepted_tokens() && stats.accepted_tokens() > 0, "{stats:?}");
+}
+
+#[test]
+fn structured_output_with_drafts_is_that_without() {
+    let ngram = r#"{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 3, "prompt_lookup_min": 1,
+        "adaptive": false}"#;
+    let (plain, drafting) = (server(&[]), server(&["--speculative-config", ngram]));
+    let cat = json!({"type": "object", "required": ["name", "age"], "additionalProperties": false, "properties": {
+        "name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "minimum": 1, "maximum": 30}}});
+    let cats = json!({"type": "array", "items": cat, "minItems": 4, "maxItems": 4});
+    let known = "[{\"name\": \"Tom\", \"age\": 3}, {\"name\": \"Kitty\", \"age\": 12}]";
+    let tools = json!([{"type": "function", "function": {"name": "write", "parameters":
+        {"type": "object", "required": ["cats"], "properties": {"cats": cats}, "additionalProperties": false}}}]);
+    let messages = json!([{"role": "user", "content": format!("Write this list again: {known}")}]);
+    let prompt = format!("{known} {known} ");
+    let mut accepted = 0;
+    for (path, body) in [
+        (COMPLETIONS, json!({"prompt": prompt, "structured_outputs": {"json": cats}})),
+        (COMPLETIONS, json!({"prompt": prompt, "structured_outputs": {"json": cats}, "logprobs": 2, "n": 2})),
+        (CHAT, json!({"messages": messages, "tools": tools, "tool_choice": "required"})),
+        (
+            CHAT,
+            json!({"messages": messages, "structured_outputs": {"json": cats},
+            "chat_template_kwargs": {"enable_thinking": true}, "thinking_token_budget": 12}),
+        ),
+    ] {
+        for temperature in [0.0, 0.8] {
+            let body = with(body.clone(), json!({"temperature": temperature, "seed": 3, "max_tokens": 300}));
+            let choices = |server: &TestServer| {
+                let mut choices = post_ok(server.address, path, &body)["choices"].take();
+                let calls = choices.pointer_mut("/0/message/tool_calls").and_then(Value::as_array_mut);
+                // Their ids are random.
+                calls.into_iter().flatten().for_each(|call| call["id"] = Value::Null);
+                choices
+            };
+            assert_eq!(choices(&drafting), choices(&plain), "{path} {body}");
+            let stats = drafting.engine.stats().speculation;
+            assert!(stats.accepted_tokens() > accepted, "no draft was accepted: {path} {body}, {stats:?}");
+            accepted = stats.accepted_tokens();
+        }
+    }
+    assert_eq!(plain.engine.stats().speculation.drafts, 0);
+    let (with_drafts, without) = (drafting.engine.stats(), plain.engine.stats().steps);
+    println!("{} steps instead of {without}, {:?}", with_drafts.steps, with_drafts.speculation);
+    assert!(with_drafts.steps < without, "{} steps, {without} without drafts", with_drafts.steps);
 }
 
 #[test]

@@ -21,6 +21,11 @@ impl TokenMask {
         Self { words }
     }
 
+    /// Whether it allows this token.
+    pub fn allows(&self, token: u32) -> bool {
+        self.words.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+    }
+
     /// The words of the mask, `[ceil(vocab / 32)]`; token `t` is bit `t % 32` of word `t / 32`.
     pub fn words(&self) -> &[u32] {
         &self.words

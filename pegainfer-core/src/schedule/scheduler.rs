@@ -253,9 +253,14 @@ impl<S: SequenceState> Scheduler<S> {
             if let (Some(seq), Some(drafts)) = (&mut seq, model_drafts.next()) {
                 seq.set_drafts_of_model(drafts);
             }
-            if let Some(seq) = seq.filter(|_| row.drafts > 0 && drawn > 0) {
+            let Some(seq) = seq.filter(|_| drawn > 0) else { continue };
+            if row.drafts > 0 {
                 self.stats.speculation.verified(row.drafts, drawn - 1);
                 seq.verified(row.drafts, drawn - 1, self.state.drafts());
+            }
+            if seq.grammar.is_behind() && !seq.is_finished() {
+                let load = (step.tokens.len(), step.rows.len());
+                seq.follow_grammar(self.config.speculation.as_ref(), load, self.token_cost);
             }
         }
         self.stats.steps += 1;

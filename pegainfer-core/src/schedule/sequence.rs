@@ -18,7 +18,7 @@ const MAX_RESERVED_TOKENS: usize = 1024;
 /// Where the drafts of a sequence come from.
 #[derive(Debug)]
 enum Proposals {
-    /// The engine does not draft, or the sequence has a grammar, whose next mask has to know the token before it.
+    /// The engine does not draft, or forces the acceptance of drafts and the sequence has a grammar.
     None,
     /// From its text.
     Host(Box<dyn Drafter>),
@@ -86,7 +86,9 @@ impl<L: Default> Sequence<L> {
         let logits_processors =
             request.logits_processors.take().map(|all| LogitsProcessorState::new(all, &request.prompt));
         let grammar = SequenceGrammar::new(request.grammar.take());
-        let proposals = match speculation.filter(|_| !grammar.is_some()).map(|speculation| &speculation.source) {
+        // A forced acceptance draws tokens that a grammar does not allow.
+        let drafting = speculation.filter(|all| !grammar.is_some() || all.synthetic_acceptance_length.is_none());
+        let proposals = match drafting.map(|speculation| &speculation.source) {
             None => Proposals::None,
             Some(DraftSource::Host(method)) => Proposals::Host(method.start()),
             Some(DraftSource::Model) => Proposals::Model(Vec::new()),
@@ -161,8 +163,34 @@ impl<L: Default> Sequence<L> {
         remaining == 1 + self.recomputed
     }
 
-    /// At most `most` tokens that may follow, for the step that computes all that is known.
+    /// At most `most` tokens that may follow, for the step that computes all that is known. Under a grammar they are some that
+    /// [`follow_grammar`](Self::follow_grammar) had it try.
     pub fn propose(&mut self, most: usize) -> Vec<u32> {
+        if self.grammar.is_some() { self.grammar.drafts(most) } else { self.likely_tokens(most) }
+    }
+
+    /// Gives the grammar the tokens of the last step, which are known now, and lets it try drafts for the next one: as many as would be
+    /// worth it in a step like the last one, of so many tokens and rows.
+    pub fn follow_grammar(
+        &mut self,
+        speculation: Option<&Speculation>,
+        (tokens, rows): (usize, usize),
+        token_cost: f64,
+    ) {
+        let most = speculation.map_or(0, |all| all.num_tokens);
+        let depth = match speculation.is_some_and(|all| all.adaptive) {
+            true => self.acceptance.depth(most, tokens, rows, token_cost),
+            false => most,
+        };
+        if depth < most.min(1) {
+            self.acceptance.skipped();
+        }
+        let drafts = self.likely_tokens(depth);
+        self.grammar.advance(drafts);
+    }
+
+    /// At most `most` tokens that its proposals say may follow, no more than the request can have before its last one.
+    fn likely_tokens(&mut self, most: usize) -> Vec<u32> {
         let left = self.prompt_len + self.request.max_tokens - self.len();
         let (most, unknown) = (most.min(left.saturating_sub(1)), self.unknown);
         if most == 0 || self.prompt_logprobs.is_some() {
@@ -223,15 +251,21 @@ impl<L: Default> Sequence<L> {
 
     /// The updates of the logits behind each of `drafts`, if they are accepted.
     pub fn draft_updates(&self, drafts: &[u32]) -> Vec<Option<LogitsUpdate>> {
-        let Some(mut state) = self.logits_processors.clone() else { return vec![None; drafts.len()] };
+        let mut processors = self.logits_processors.clone();
+        if processors.is_none() && !self.grammar.is_some() {
+            return vec![None; drafts.len()];
+        }
         let mut generated = self.tokens[self.prompt_len..].to_vec();
-        let behind = (self.len() - self.prompt_len + 1)..;
-        let update = |(draft, count): (&u32, usize)| {
-            state.push(*draft);
+        let len = self.len() - self.prompt_len;
+        let update = |(draft, behind): (&u32, usize)| {
             generated.push(*draft);
-            state.update(count, &generated)
+            let processed = processors.as_mut().and_then(|state| {
+                state.push(*draft);
+                state.update(len + behind, &generated)
+            });
+            self.with_mask_behind(behind, processed)
         };
-        drafts.iter().zip(behind).map(update).collect()
+        drafts.iter().zip(1..).map(update).collect()
     }
 
     /// The update by logits processors and grammar of the logits of the next token.
@@ -239,9 +273,13 @@ impl<L: Default> Sequence<L> {
     pub fn logits_update(&self) -> Option<LogitsUpdate> {
         let generated = self.len() - self.prompt_len;
         let update = |state: &LogitsProcessorState| state.update(generated, &self.tokens[self.prompt_len..]);
-        let logits_update = self.logits_processors.as_ref().and_then(update);
-        let Some(allowed) = self.grammar.mask() else { return logits_update };
-        Some(LogitsUpdate { allowed: Some(allowed), ..logits_update.unwrap_or_default() })
+        self.with_mask_behind(0, self.logits_processors.as_ref().and_then(update))
+    }
+
+    /// The update with the grammar's mask of the token behind this many drafts.
+    fn with_mask_behind(&self, drafts: usize, update: Option<LogitsUpdate>) -> Option<LogitsUpdate> {
+        let Some(allowed) = self.grammar.mask_behind(drafts) else { return update };
+        Some(LogitsUpdate { allowed: Some(allowed), ..update.unwrap_or_default() })
     }
 
     /// Gives the blocks back; everything is computed again after the next admission.

@@ -2,8 +2,11 @@
 //!
 //! A mask is computed on another thread and may become ready at any moment. The scheduler looks for it once before each plan, so that
 //! a plan is a function of what was known when it began: a recorded schedule can be replayed.
+//!
+//! Drafts are tried when the tokens before them are given to the grammar, so that their masks are ready together with that of the next
+//! token. A step verifies those that the grammar allows, or the first of them.
 
-use crate::grammar::{Grammar, GrammarTracker};
+use crate::grammar::{Grammar, GrammarTracker, Lookahead};
 use crate::logits_processors::TokenMask;
 use std::sync::Arc;
 
@@ -12,8 +15,14 @@ use std::sync::Arc;
 pub(super) enum SequenceGrammar {
     /// Any text is allowed.
     None,
-    /// Followed by a tracker; the mask is the one that the scheduler found there last.
-    Tracked(GrammarTracker, Option<Arc<TokenMask>>),
+    /// Followed by a tracker.
+    Tracked {
+        tracker: GrammarTracker,
+        /// What may follow, once the scheduler found it there.
+        lookahead: Option<Arc<Lookahead>>,
+        /// Generated tokens that the tracker was not given yet.
+        pushed: Vec<u32>,
+    },
     /// In the replay of a recorded schedule: only whether the mask of the next token is ready.
     Replayed { is_ready: bool },
 }
@@ -23,8 +32,8 @@ impl SequenceGrammar {
     pub fn new(grammar: Option<Arc<dyn Grammar>>) -> Self {
         let Some(grammar) = grammar else { return Self::None };
         let tracker = GrammarTracker::new(&*grammar);
-        let mask = tracker.mask();
-        Self::Tracked(tracker, mask)
+        let lookahead = tracker.lookahead();
+        Self::Tracked { tracker, lookahead, pushed: Vec::new() }
     }
 
     /// Whether there is one.
@@ -34,8 +43,8 @@ impl SequenceGrammar {
 
     /// Looks whether the mask of the next token is ready.
     pub fn update_mask(&mut self) {
-        if let Self::Tracked(tracker, mask @ None) = self {
-            *mask = tracker.mask();
+        if let Self::Tracked { tracker, lookahead: lookahead @ None, .. } = self {
+            *lookahead = tracker.lookahead();
         }
     }
 
@@ -48,30 +57,53 @@ impl SequenceGrammar {
 
     /// Whether there is a grammar, and the mask of its next token was not ready.
     pub fn waits_for_mask(&self) -> bool {
-        matches!(self, Self::Tracked(_, None) | Self::Replayed { is_ready: false })
+        matches!(self, Self::Tracked { lookahead: None, .. } | Self::Replayed { is_ready: false })
     }
 
-    /// The mask of the next token, if it was ready.
-    pub fn mask(&self) -> Option<Arc<TokenMask>> {
+    fn lookahead(&self) -> Option<&Lookahead> {
         match self {
-            Self::Tracked(_, mask) => mask.clone(),
+            Self::Tracked { lookahead, .. } => lookahead.as_deref(),
             Self::None | Self::Replayed { .. } => None,
         }
+    }
+
+    /// The mask of the token behind the first `drafts` of [`drafts`](Self::drafts), if it was ready.
+    pub fn mask_behind(&self, drafts: usize) -> Option<Arc<TokenMask>> {
+        let Lookahead { mask, drafts: tried } = self.lookahead()?;
+        Some(drafts.checked_sub(1).map_or(mask, |last| &tried[last].1).clone())
+    }
+
+    /// At most `most` drafts that it allows, of those that were tried.
+    pub fn drafts(&self, most: usize) -> Vec<u32> {
+        let tried = self.lookahead().map_or(&[][..], |lookahead| &lookahead.drafts);
+        tried.iter().take(most).map(|(draft, _)| *draft).collect()
     }
 
     /// What follows the text on another thread.
     pub fn tracker(&self) -> Option<&GrammarTracker> {
         match self {
-            Self::Tracked(tracker, _) => Some(tracker),
+            Self::Tracked { tracker, .. } => Some(tracker),
             Self::None | Self::Replayed { .. } => None,
         }
     }
 
-    /// Adds a generated token: the next mask is computed.
+    /// Adds a generated token, for the next [`advance`](Self::advance).
     pub fn push(&mut self, token: u32) {
-        if let Self::Tracked(tracker, mask) = self {
-            *mask = None;
-            tracker.push(token);
+        if let Self::Tracked { lookahead, pushed, .. } = self {
+            *lookahead = None;
+            pushed.push(token);
+        }
+    }
+
+    /// Whether there are tokens for [`advance`](Self::advance).
+    pub fn is_behind(&self) -> bool {
+        matches!(self, Self::Tracked { pushed, .. } if !pushed.is_empty())
+    }
+
+    /// Gives the tracker the generated tokens: the next mask is computed, and `drafts` are tried.
+    pub fn advance(&mut self, drafts: Vec<u32>) {
+        if let Self::Tracked { tracker, pushed, .. } = self {
+            tracker.advance(std::mem::take(pushed), drafts);
         }
     }
 }

@@ -26,6 +26,10 @@ impl Matcher for Broken {
         self.after -= 1;
         if self.after == 0 { Err("broken".into()) } else { Ok(Waltz::mask(Some(token))) }
     }
+
+    fn fork(&self) -> Option<Box<dyn Matcher>> {
+        Some(Box::new(self.clone()))
+    }
 }
 
 /// A request, and what it gives when it runs alone.

@@ -14,6 +14,7 @@
 
 mod device;
 mod drafts;
+mod grammars;
 mod kinds;
 mod requests;
 mod world;
@@ -39,26 +40,29 @@ fn simulate<K: Kind>() {
         Ok(seed) => seed.parse().expect("PEGAINFER_TEST_SEED is a number"),
         Err(_) => std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64,
     };
-    let (mut steps, mut episodes, mut preemptions, mut hits, mut accepted) = (0, 0, 0, 0, 0);
+    let (mut steps, mut episodes, mut preemptions, mut hits, mut accepted, mut ruled) = (0, 0, 0, 0, 0, 0);
     while steps < STEPS {
         let episode_seed = seed.wrapping_add(episodes);
         let world = std::panic::AssertUnwindSafe(|| World::<K>::new(episode_seed).run(600));
         match std::panic::catch_unwind(world) {
-            Ok(stats) => {
+            Ok((stats, accepted_by_grammars)) => {
                 steps += stats.steps;
                 preemptions += stats.preemptions;
                 hits += stats.prefix_hits;
                 accepted += stats.speculation.accepted_tokens();
+                ruled += accepted_by_grammars;
             }
             Err(_) => panic!("replay with PEGAINFER_TEST_SEED={episode_seed}"),
         }
         episodes += 1;
     }
     println!(
-        "seed {seed}: {steps} steps, {episodes} episodes, {preemptions} preemptions, {hits} cached tokens, {accepted} drafts"
+        "seed {seed}: {steps} steps, {episodes} episodes, {preemptions} preemptions, {hits} cached tokens, {accepted} drafts, \
+         {ruled} of them under a grammar"
     );
     assert!(preemptions > STEPS / K::STEPS_PER_PREEMPTION && hits > STEPS / 100, "the worlds are too easy");
     assert!(!K::DRAFTS || accepted > STEPS / 10, "few drafts are accepted");
+    assert!(!K::DRAFTS || ruled > STEPS / 200, "few drafts of requests with a grammar are accepted: {ruled}");
 }
 
 #[test]

@@ -154,4 +154,8 @@ impl Matcher for Waltz {
     fn next(&mut self, token: u32) -> Result<Arc<TokenMask>, String> {
         Ok(Self::mask(Some(token)))
     }
+
+    fn fork(&self) -> Option<Box<dyn Matcher>> {
+        Some(Box::new(Self))
+    }
 }

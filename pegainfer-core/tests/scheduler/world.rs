@@ -27,6 +27,7 @@ struct Open {
     prompt_len: usize,
     /// Tokens of the prompt whose log-probabilities are to come.
     prompt_logprobs: Option<Vec<u32>>,
+    has_grammar: bool,
     arrived: usize,
 }
 
@@ -44,6 +45,8 @@ pub struct World<K: Kind> {
     submitted: u64,
     finished: u64,
     cancelled: u64,
+    /// Accepted drafts of requests with a grammar.
+    accepted_by_grammars: u64,
     /// Percent: how often the host plans ahead instead of waiting for the step in flight.
     eager: usize,
     /// Percent: how often a request comes.
@@ -90,6 +93,7 @@ impl<K: Kind> World<K> {
             submitted: 0,
             finished: 0,
             cancelled: 0,
+            accepted_by_grammars: 0,
             eager: [0, 50, 100][rng.below(3)],
             arrivals: 5 + rng.below(60),
             holds: [0, 20, 80][rng.below(3)],
@@ -101,8 +105,9 @@ impl<K: Kind> World<K> {
         }
     }
 
-    /// Requests come for `max_steps` turns, and then all that came end. Returns the scheduler's counters.
-    pub fn run(mut self, max_steps: usize) -> EngineStats {
+    /// Requests come for `max_steps` turns, and then all that came end. Returns the scheduler's counters, and how
+    /// many drafts of requests with a grammar were accepted.
+    pub fn run(mut self, max_steps: usize) -> (EngineStats, u64) {
         while self.steps < max_steps || self.scheduler.has_work() {
             if self.steps < max_steps && self.open.len() < 40 && self.rng.chance(self.arrivals) {
                 self.arrive();
@@ -128,7 +133,7 @@ impl<K: Kind> World<K> {
         assert!(self.open.is_empty() && self.in_flight.is_empty() && self.submitted == self.finished + self.cancelled);
         assert_eq!(self.pool.available(), self.limits.kv_blocks, "blocks leaked");
         K::check_idle(self.scheduler.state());
-        self.scheduler.stats()
+        (self.scheduler.stats(), self.accepted_by_grammars)
     }
 
     /// A request comes; one that can never run is refused.
@@ -141,7 +146,7 @@ impl<K: Kind> World<K> {
         }
         let params = random_params(&mut self.rng, &request);
         request.logits_processors = LogitsProcessors::new(params.clone(), self.limits.vocab_size).unwrap();
-        if params.allowed_token_ids.is_none() && self.rng.chance(5) {
+        if params.allowed_token_ids.is_none() && self.rng.chance(15) {
             request.grammar = Some(Arc::new(Waltz));
         }
         match self.limits.check(&request) {
@@ -153,11 +158,22 @@ impl<K: Kind> World<K> {
         self.submitted += 1;
         let (expected, prompt_len) = (continuation(&request, &params), request.prompt.len());
         let prompt_logprobs = request.prompt_logprobs.map(|_| request.prompt[1..].to_vec());
-        let (prompt, cache_salt) = (request.prompt.clone(), request.cache_salt);
+        let (prompt, cache_salt, has_grammar) = (request.prompt.clone(), request.cache_salt, request.grammar.is_some());
         self.scheduler.add(id, request);
         let (got, arrived) = (vec![], self.steps);
         let (drawn, admitted) = (0, false);
-        let open = Open { expected, got, drawn, admitted, prompt, cache_salt, prompt_len, prompt_logprobs, arrived };
+        let open = Open {
+            expected,
+            got,
+            drawn,
+            admitted,
+            prompt,
+            cache_salt,
+            prompt_len,
+            prompt_logprobs,
+            has_grammar,
+            arrived,
+        };
         self.open.insert(id, open);
     }
 
@@ -245,6 +261,8 @@ impl<K: Kind> World<K> {
         for (id, event) in events {
             let entry = self.open.get_mut(&id).unwrap_or_else(|| panic!("{id:?} got {event:?} after its end"));
             let ended = matches!(event, TokenEvent::Finished { .. });
+            let drafted = matches!(event, TokenEvent::Token(TokenOut { drafted: true, .. }));
+            self.accepted_by_grammars += u64::from(drafted && entry.has_grammar);
             entry.take(id, event, ahead);
             if ended {
                 self.open.remove(&id);

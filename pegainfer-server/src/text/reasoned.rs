@@ -161,6 +161,24 @@ impl Matcher for ReasonedMatcher {
         self.state = state;
         Ok(mask)
     }
+
+    fn consume(&mut self, token: u32) -> Result<(), String> {
+        match &mut self.state {
+            State::Output(matcher) => matcher.consume(token),
+            _ => self.next(token).map(drop),
+        }
+    }
+
+    fn fork(&self) -> Option<Box<dyn Matcher>> {
+        let state = match &self.state {
+            State::Start => State::Start,
+            State::Reasoning(used) => State::Reasoning(*used),
+            State::Closed(breaks) => State::Closed(*breaks),
+            State::Output(matcher) => State::Output(matcher.fork()?),
+            State::Free => State::Free,
+        };
+        Some(Box::new(Self { shared: self.shared.clone(), state }))
+    }
 }
 
 #[cfg(test)]

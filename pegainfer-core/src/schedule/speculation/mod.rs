@@ -12,6 +12,9 @@
 //! Drafts come from the host, which looks them up in the text, or from the model itself (multi-token prediction): see
 //! [`DraftSource`].
 //!
+//! Under a [grammar](crate::grammar) the drafts are tried when the tokens before them are known, on the thread that computes
+//! masks. Those up to the first that the grammar does not allow are verified, each sample with the mask of its place.
+//!
 //! Drafts pay while a step costs little more with a few tokens more. How many are worth it is decided for each step from
 //! what was accepted and what steps were measured to cost ([`depth`]).
 

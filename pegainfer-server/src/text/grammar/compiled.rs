@@ -52,20 +52,31 @@ struct CompiledMatcher {
 
 impl Matcher for CompiledMatcher {
     fn next(&mut self, token: u32) -> Result<Arc<TokenMask>, String> {
-        // After its end (`ignore_eos`), a text can only continue with more EOS tokens.
-        let consumed = if self.inner.is_stopped() { Ok(()) } else { self.inner.consume_token(token) };
-        mask(consumed.and_then(|()| self.inner.compute_mask_or_eos()), self.vocab_size)
+        self.consume(token)?;
+        mask(self.inner.compute_mask_or_eos(), self.vocab_size)
     }
+
+    fn consume(&mut self, token: u32) -> Result<(), String> {
+        // After its end (`ignore_eos`), a text can only continue with more EOS tokens.
+        if self.inner.is_stopped() { Ok(()) } else { self.inner.consume_token(token).map_err(reason) }
+    }
+
+    fn fork(&self) -> Option<Box<dyn Matcher>> {
+        Some(Box::new(Self { inner: self.inner.clone(), vocab_size: self.vocab_size }))
+    }
+}
+
+/// One sentence of what llguidance says.
+fn reason(error: impl fmt::Display) -> String {
+    let text = error.to_string();
+    // The lines after the first describe the library's internal state.
+    let line = text.lines().next().unwrap_or_default();
+    if line.starts_with("NoExtension") { "no text fits it".to_owned() } else { line.to_owned() }
 }
 
 /// Converts llguidance's token set, which has one bit per token, to a mask.
 fn mask(tokens: Result<SimpleVob, impl fmt::Display>, vocab_size: usize) -> Result<Arc<TokenMask>, String> {
-    let tokens = tokens.map_err(|e| {
-        let text = e.to_string();
-        // The lines after the first describe the library's internal state.
-        let line = text.lines().next().unwrap_or_default();
-        if line.starts_with("NoExtension") { "no text fits it".to_owned() } else { line.to_owned() }
-    })?;
+    let tokens = tokens.map_err(reason)?;
     if tokens.is_zero() {
         return Err("no token can come next".into());
     }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::testing;
+use crate::text::parser::ReasoningStart;
 use pegainfer_core::logits_processors::TokenMask;
 use serde_json::{Value, json};
 
@@ -74,6 +75,45 @@ fn control_tokens_are_not_text_and_eos_may_repeat() {
         let mask = matcher.next(EOS[1]).unwrap();
         let count: u32 = mask.words().iter().map(|word| word.count_ones()).sum();
         assert!(count == 2 && allows(&mask, EOS[0]) && allows(&mask, EOS[1]));
+    }
+}
+
+#[test]
+fn forks_go_their_own_way() {
+    let compiler = compiler();
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "é"]}}, "required": ["a"],
+        "additionalProperties": false});
+    let json = compiler.compile(GrammarSource::JsonSchema(schema)).unwrap();
+    let thinking = ReasoningLimits { start: ReasoningStart::Opened, call_ends_it: false, budget: Some(9) };
+    let reasoned = compiler.after_reasoning(thinking, Some(json.clone())).unwrap();
+    let budget = compiler.after_reasoning(thinking, None).unwrap();
+    for (grammar, text) in [
+        (&json, "{\"a\":-12,\"b\":\"é\"}"),
+        (&json, "{\n  \"a\": 1\n}"),
+        (&reasoned, "Hm.</think>\n\n{\"a\": 1}"),
+        (&budget, "Hm.</think>\n\n{\"a\": 1}"),
+    ] {
+        let mut ids = compiler.tokenizer.encode(text, false).unwrap();
+        // The text ends, and is complete.
+        ids.extend([EOS[0], EOS[1]]);
+        let (mut matcher, first) = grammar.start();
+        let masks: Vec<Arc<TokenMask>> =
+            std::iter::once(first).chain(ids.iter().map(|id| matcher.next(*id).unwrap())).collect();
+        let (mut matcher, _) = grammar.start();
+        for (i, id) in ids.iter().enumerate() {
+            let mut followed = matcher.fork().unwrap();
+            for (j, ahead) in ids.iter().enumerate().skip(i) {
+                assert_eq!(followed.next(*ahead).unwrap(), masks[j + 1], "{text:?}: a fork at {i}, token {j}");
+            }
+            let other = (0..4100).rev().find(|other| other != id && allows(&masks[i], *other));
+            other.into_iter().for_each(|other| drop(matcher.fork().unwrap().next(other)));
+            let mut consumed = matcher.fork().unwrap();
+            consumed.consume(*id).unwrap();
+            if let Some(behind) = ids.get(i + 1) {
+                assert_eq!(consumed.next(*behind).unwrap(), masks[i + 2], "{text:?}: {i} without a mask");
+            }
+            assert_eq!(matcher.next(*id).unwrap(), masks[i + 1], "{text:?}: token {i}, after the forks");
+        }
     }
 }
 
