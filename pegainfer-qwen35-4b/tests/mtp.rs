@@ -7,8 +7,9 @@ mod mtp_support;
 mod support;
 
 use mtp_support::{Checkpoint, Reference};
-use pegainfer_core::engine::GenerateRequest;
-use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors};
+use pegainfer_core::engine::{GenerateRequest, StepEngine};
+use pegainfer_core::grammar::{Grammar, Matcher};
+use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors, TokenMask};
 use pegainfer_core::schedule::SampleRow;
 use pegainfer_core::weights::Source;
 use pegainfer_kernels::runtime::{
@@ -16,9 +17,10 @@ use pegainfer_kernels::runtime::{
 };
 use pegainfer_qwen35_4b::Qwen35;
 use pegainfer_qwen35_4b::plan::{NO_STATE, Segment, Step};
+use std::sync::Arc;
 use support::invariance::{self, Alone};
 use support::speculation::by_model;
-use support::{Target, best, engine, fixture, options};
+use support::{Output, Target, best, engine, fixture, options, run};
 
 /// The usual requests, and such as may generate few different tokens only: the layer of [`Checkpoint::repeating`] mostly drafts
 /// the token that came before, and is right now and then.
@@ -50,6 +52,54 @@ fn drafts_of_the_model_change_no_bit() {
     let short = alone.skip(fixture().cases.len());
     let preemptions = short.holds_with_drafts_of_the_model("few blocks", &mut with(&tight, by_model(3)));
     assert!(preemptions > 0, "nothing was preempted");
+}
+
+/// A grammar of texts of three tokens, of which 300 never comes twice in a row.
+#[derive(Debug)]
+struct Three;
+
+impl Three {
+    fn mask(last: Option<u32>) -> Arc<TokenMask> {
+        let ids: Vec<u32> = [300, 341, 382].into_iter().filter(|id| *id != 300 || last != Some(300)).collect();
+        Arc::new(TokenMask::new(&ids, 4096))
+    }
+}
+
+impl Grammar for Three {
+    fn start(&self) -> (Box<dyn Matcher>, Arc<TokenMask>) {
+        (Box::new(Self), Self::mask(None))
+    }
+}
+
+impl Matcher for Three {
+    fn next(&mut self, token: u32) -> Result<Arc<TokenMask>, String> {
+        Ok(Self::mask(Some(token)))
+    }
+
+    fn fork(&self) -> Option<Box<dyn Matcher>> {
+        Some(Box::new(Self))
+    }
+}
+
+#[test]
+fn drafts_of_the_model_under_a_grammar_change_no_bit() {
+    let checkpoint = Checkpoint::repeating("grammar");
+    let options = LoadOptions { model_path: checkpoint.path(), ..options() };
+    let ruled = |request: GenerateRequest| GenerateRequest {
+        grammar: Some(Arc::new(Three)),
+        logits_processors: None,
+        prompt_logprobs: None,
+        ..request
+    };
+    let requests: Vec<_> = requests().into_iter().map(ruled).collect();
+    let run_with = |speculation| {
+        let mut engine = engine(best(), &LoadOptions { speculation, ..options.clone() });
+        let bits: Vec<_> = run(&mut engine, &requests).iter().map(Output::bits).collect();
+        (bits, engine.stats().speculation)
+    };
+    let ((expected, _), (bits, stats)) = (run_with(None), run_with(by_model(3)));
+    assert!(bits == expected, "drafts change a token or a log-probability");
+    assert!(stats.draft_tokens > 0 && stats.accepted_tokens() > 0, "{stats:?}");
 }
 
 /// An executor of the checkpoint with the layer that drafts.
