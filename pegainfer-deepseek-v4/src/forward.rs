@@ -12,12 +12,12 @@ use crate::plan::Step;
 use crate::rotations::Rotations;
 use crate::shard::Shard;
 use crate::state::LayerState;
-use crate::weights::{Layer, Moe, Router, Weights};
+use crate::weights::{self, Layer, Router, Weights};
 use crate::workspace::Workspace;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::parallel::Communicator;
 use pegainfer_core::tensor::{OpError, Tensor};
-use pegainfer_kernels::ops::deepseek_v4::{self as ops, ExpertMath, HyperSpec, HyperWeights, Routing, RoutingSpec};
+use pegainfer_kernels::ops::deepseek_v4::{self as ops, ExpertMath, HyperSpec, HyperWeights, Moe, Routing, RoutingSpec};
 
 /// The borrowed parts of one run.
 pub(crate) struct Pass<'a> {
@@ -97,7 +97,7 @@ impl Pass<'_> {
     }
 
     /// `normed` to `output` through the experts of all ranks.
-    fn experts(&mut self, moe: &Moe) -> Result<(), OpError> {
+    fn experts(&mut self, moe: &weights::Moe) -> Result<(), OpError> {
         let shared = self.is_shared();
         let Self { exec, config, numerics, shard, inputs, work, .. } = self;
         ops::matmul(exec, &work.normed.exact, &moe.gate, &mut work.router_logits)?;
@@ -108,15 +108,13 @@ impl Pass<'_> {
         let spec = RoutingSpec { scale: config.routed_scaling };
         ops::route(exec, &work.router_logits, routing, spec, (&mut work.experts, &mut work.expert_weights))?;
         let math = ExpertMath { limit: config.swiglu_limit, quantize: numerics.quantize_activations };
-        let (choice, experts) = ((&work.experts, &work.expert_weights), (&moe.experts, moe.first));
-        ops::routed_experts(exec, work.normed.input(&moe.experts.gate), choice, experts, math, &mut work.routed)?;
-        let x = work.normed.input(&moe.shared.gate);
+        let owns_shared = shard.owns_shared_expert(config);
+        let experts = Moe { routed: &moe.experts, first: moe.first, shared: owns_shared.then_some(&moe.shared) };
+        let (x, choice) = (work.normed.input(&moe.experts.gate), (&work.experts, &work.expert_weights));
+        let out = if shared { &mut work.partial } else { &mut work.output };
+        ops::moe(exec, x, choice, experts, math, &mut work.routed, out)?;
         if !shared {
-            return ops::shared_expert(exec, x, &moe.shared, math, &work.routed, &mut work.output);
-        }
-        match shard.owns_shared_expert(config) {
-            true => ops::shared_expert(exec, x, &moe.shared, math, &work.routed, &mut work.partial)?,
-            false => ops::store_sum(exec, &work.routed, &mut work.partial)?,
+            return Ok(());
         }
         self.communicator.all_reduce(exec, &mut work.partial)?;
         ops::store_sum(exec, &work.partial, &mut work.output)

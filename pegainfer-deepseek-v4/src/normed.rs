@@ -2,15 +2,25 @@
 
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-use pegainfer_kernels::ops::{Matrix, deepseek_v4 as ops};
+use pegainfer_kernels::ops::Matrix;
+use pegainfer_kernels::ops::deepseek_v4::{self as ops, Activation};
 
 /// An activation behind a norm, as it is and as the reference rounds it for its FP8 and FP4 matrices.
 #[derive(Debug)]
 pub(crate) struct Normed {
     /// `[tokens, width]`.
     pub exact: Tensor,
-    /// Of the same shape and dtype; none where activations are not rounded.
-    low: Option<Tensor>,
+    /// None where activations are not rounded.
+    low: Option<Low>,
+}
+
+/// A rounded activation.
+#[derive(Debug)]
+struct Low {
+    /// `[tokens, width]`, of the dtype of the exact one.
+    values: Tensor,
+    /// Their packed rows, where the device's kernels take them.
+    packed: Option<Tensor>,
 }
 
 impl Normed {
@@ -22,21 +32,48 @@ impl Normed {
         quantize: bool,
     ) -> std::io::Result<Self> {
         let exact = exec.tensor(name, &[tokens, width], dtype)?;
-        let low = quantize.then(|| exec.tensor(&format!("{name}.fp8"), &[tokens, width], dtype)).transpose()?;
-        Ok(Self { exact, low })
+        if !quantize {
+            return Ok(Self { exact, low: None });
+        }
+        let values = exec.tensor(&format!("{name}.fp8"), &[tokens, width], dtype)?;
+        let packs = ops::takes_packed_rows(exec, dtype, width).map_err(std::io::Error::other)?;
+        let shape = [tokens, ops::packed_bytes(width)];
+        let packed = packs.then(|| exec.tensor(&format!("{name}.packed"), &shape, DType::U8)).transpose()?;
+        Ok(Self { exact, low: Some(Low { values, packed }) })
     }
 
     pub fn set_rows(&mut self, tokens: usize) {
-        std::iter::once(&mut self.exact).chain(&mut self.low).for_each(|tensor| tensor.set_rows(tokens));
+        self.exact.set_rows(tokens);
+        if let Some(Low { values, packed }) = &mut self.low {
+            std::iter::once(values).chain(packed).for_each(|tensor| tensor.set_rows(tokens));
+        }
     }
 
-    /// Writes both from `x`.
+    /// Writes all of them from `x`.
     pub fn norm(&mut self, exec: &mut Exec, x: &Tensor, weight: &Tensor, eps: f32) -> Result<(), OpError> {
-        ops::norm(exec, x, weight, eps, &mut self.exact, self.low.as_mut())
+        let values = self.low.as_mut().map(|low| &mut low.values);
+        ops::norm(exec, x, weight, eps, &mut self.exact, values)?;
+        self.pack(exec)
+    }
+
+    /// Writes the packed rows.
+    fn pack(&mut self, exec: &mut Exec) -> Result<(), OpError> {
+        match &mut self.low {
+            Some(Low { values, packed: Some(packed) }) => ops::pack_rows(exec, values, packed),
+            _ => Ok(()),
+        }
+    }
+
+    /// The input of GEMMs in the reference's precision for FP8 and FP4 matrices.
+    pub fn rounded(&self) -> Activation<'_> {
+        match &self.low {
+            Some(Low { values, packed }) => Activation { values, packed: packed.as_ref() },
+            None => (&self.exact).into(),
+        }
     }
 
     /// The input of a GEMM with `w` whose precision follows the matrix.
-    pub fn input(&self, w: &Matrix) -> &Tensor {
-        self.low.as_ref().filter(|_| w.is_quantized()).unwrap_or(&self.exact)
+    pub fn input(&self, w: &Matrix) -> Activation<'_> {
+        if w.is_quantized() { self.rounded() } else { (&self.exact).into() }
     }
 }

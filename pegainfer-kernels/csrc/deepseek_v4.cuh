@@ -62,3 +62,31 @@ template <typename F> __device__ __forceinline__ float quantize(float x, float a
     float scale = ceil_power_of_two(amax / F::kMax);
     return round_to<F>(x / scale) * scale;
 }
+
+// Rounded activations, packed: the e4m3 codes of a row of `k` columns, then an f32 scale for each 128 of them, a power of two. The
+// codes of 128 columns have the order in which deepseek_v4_skinny.cuh multiplies them: column 32 q + 8 s + 4 h + i, all below 4 but h
+// below 2, is at 32 s + 16 h + 4 q + i.
+__host__ __device__ constexpr uint32_t packed_bytes(uint32_t k) { return k + k / kGroup * 4; }
+
+#if __CUDA_ARCH__ >= 890
+// Four values to e4m3, the first in the lowest byte.
+__device__ __forceinline__ uint32_t to_e4m3(float a, float b, float c, float d) {
+    uint16_t low, high;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(b), "f"(a));
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(d), "f"(c));
+    return uint32_t(low) | uint32_t(high) << 16;
+}
+
+// Where the codes of columns 4 lane to 4 lane + 3 of 128 are.
+__device__ __forceinline__ uint32_t packed_place(uint32_t lane) { return 32 * (lane % 8 / 2) + 16 * (lane % 2) + 4 * (lane / 8); }
+
+// Puts 128 columns, number `group` of a row of `k`, to its packed row: a warp, columns 4 lane to 4 lane + 3 a lane. `amax` of all
+// 128, at least kLeastAmax.
+__device__ __forceinline__ void pack_group(uint8_t *row, uint32_t k, uint32_t group, float4 v, float amax) {
+    const uint32_t lane = threadIdx.x % 32;
+    const float scale = ceil_power_of_two(amax / E4M3::kMax), inverse = 1.f / scale; // exact
+    *reinterpret_cast<uint32_t *>(row + group * kGroup + packed_place(lane)) =
+        to_e4m3(v.x * inverse, v.y * inverse, v.z * inverse, v.w * inverse);
+    if (lane == 0) reinterpret_cast<float *>(row + k)[group] = scale;
+}
+#endif

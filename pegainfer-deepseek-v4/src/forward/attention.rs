@@ -90,13 +90,14 @@ impl Pass<'_> {
         let (shared, owner) = (self.is_shared(), self.shard.owns_heads(self.config));
         let Self { exec, numerics, work, .. } = self;
         ops::grouped_matmul(exec, &work.attended, &weights.wo_a, &mut work.z)?;
-        if numerics.quantize_activations && weights.wo_b.is_quantized() {
-            ops::round_activation(exec, &mut work.z)?;
+        let out = if shared { &mut work.partial } else { &mut work.output };
+        match numerics.quantize_activations && weights.wo_b.is_quantized() {
+            true => ops::matmul_dynamic(exec, &mut work.z, &weights.wo_b, out)?,
+            false => ops::matmul(exec, &work.z, &weights.wo_b, out)?,
         }
         if !shared {
-            return ops::matmul(exec, &work.z, &weights.wo_b, &mut work.output);
+            return Ok(());
         }
-        ops::matmul(exec, &work.z, &weights.wo_b, &mut work.partial)?;
         if !owner {
             // Another rank has the same heads.
             exec.clear(&mut work.partial)?;

@@ -41,10 +41,10 @@ impl LogitsSource for Head<'_> {
     fn logits(&mut self, exec: &mut Exec, samples: Range<usize>, logits: &mut Tensor) -> Result<(), OpError> {
         self.normed.set_range(samples.start, samples.len());
         let Some(communicator) = self.communicator else {
-            return ops::matmul(exec, self.normed, self.matrix, logits);
+            return ops::matmul(exec, &*self.normed, self.matrix, logits);
         };
         self.part.set_rows(samples.len());
-        ops::matmul(exec, self.normed, self.matrix, self.part)?;
+        ops::matmul(exec, &*self.normed, self.matrix, self.part)?;
         communicator.all_gather(exec, self.part, logits)
     }
 }

@@ -131,6 +131,22 @@ kernels! {
     DEEPSEEK_V4_EXPERTS: AddRouted [add_routed_bf16<Bf16>, add_routed_f32<F32>] {
         routed: ScratchIn<F32>, y: ScratchIn<T>, out: OutOrScratch<void>, elements: u32, to_f32: u32,
     }
+    DEEPSEEK_V4_EXPERTS_SKINNY: SkinnyGateUp [experts_gate_up_8] {
+        x: In<U8>, gate: In<U8>, gate_scales: ScratchIn<U8>, up: In<U8>, up_scales: ScratchIn<U8>,
+        shared_gate: ScratchIn<U8>, shared_gate_scales: ScratchIn<U8>, shared_up: ScratchIn<U8>,
+        shared_up_scales: ScratchIn<U8>, chosen: In<U32>, weights: In<F32>, tiles: ScratchIn<U32>,
+        pairs: ScratchIn<U32>, h: Scratch<Bf16>, tokens: u32, experts_of_token: u32, first: u32, experts: u32,
+        width: u32, k: u32, splits: u32, limit: f32,
+    }
+    DEEPSEEK_V4_EXPERTS_SKINNY: SkinnyDown [experts_down_8] {
+        h: ScratchIn<Bf16>, w: In<U8>, scales: ScratchIn<U8>, shared_w: ScratchIn<U8>, shared_scales: ScratchIn<U8>,
+        chosen: In<U32>, tiles: ScratchIn<U32>, pairs: ScratchIn<U32>, y: Scratch<Bf16>, tokens: u32,
+        experts_of_token: u32, first: u32, experts: u32, hidden: u32, k: u32, splits: u32,
+    }
+    DEEPSEEK_V4_EXPERTS_SKINNY: AddExperts [experts_add] {
+        y: ScratchIn<Bf16>, chosen: In<U32>, out: Scratch<void>, tokens: u32, hidden: u32, k: u32, first: u32,
+        experts: u32, shared: u32, to_f32: u32,
+    }
     DEEPSEEK_V4_GEMM: Planes [planes] {
         x: ScratchIn<F32>, out: OutOrScratch<Bf16>, elements: u32, plane: u64, planes: u32,
     }
@@ -169,6 +185,25 @@ kernels! {
         logits: In<F32>, table: In<U32>, ids: In<U32>, experts: Out<U32>, weights: Out<F32>, vocab: u32, count: u32,
         k: u32, scale: f32,
     }
+    DEEPSEEK_V4_SKINNY: SkinnyPacked [skinny_packed_8, skinny_packed_16, skinny_packed_32] {
+        x: In<U8>, w: In<U8>, scales: ScratchIn<U8>, out: Scratch<void>, m: u32, n: u32, k: u32, splits: u32,
+        to_f32: u32,
+    }
+    DEEPSEEK_V4_SKINNY: SkinnyGemm [
+        skinny_round_8<U8>, skinny_round_16<U8>, skinny_round_32<U8>, skinny_split_8<U8>, skinny_split_16<U8>,
+        skinny_exact_8<Bf16>, skinny_exact_16<Bf16>, skinny_exact_32<Bf16>,
+    ] {
+        x: In<Bf16>, w: In<T>, scales: ScratchIn<U8>, out: Scratch<void>, m: u32, n: u32, k: u32, stride: u32,
+        group_rows: u32, splits: u32, to_f32: u32,
+    }
+    DEEPSEEK_V4_SKINNY: SkinnyProject [skinny_project_8, skinny_project_16, skinny_project_32] {
+        x: In<Bf16>, packed: In<U8>, w0: In<U8>, scales0: ScratchIn<U8>, w1: In<U8>, scales1: ScratchIn<U8>,
+        w2: ScratchIn<Bf16>, w3: ScratchIn<Bf16>, w4: ScratchIn<Bf16>, w5: ScratchIn<Bf16>, w6: ScratchIn<Bf16>,
+        out0: Out<Bf16>, out1: Out<Bf16>, out2: Scratch<F32>, out3: Scratch<F32>, out4: Scratch<F32>,
+        out5: Scratch<F32>, out6: Scratch<Bf16>, m: u32, k: u32, splits: u32, n0: u32, n1: u32, n2: u32, n4: u32,
+        n6: u32,
+    }
+    DEEPSEEK_V4_SKINNY: PackRows [pack_rows] { x: In<Bf16>, out: Out<U8>, rows: u32, k: u32 }
     DEEPSEEK_V4_STREAMS: Dsv4Embed [dsv4_embed_bf16<Bf16>, dsv4_embed_f32<F32>] {
         ids: In<U32>, table: In<Bf16>, out: Out<T>, first: u32, rows: u32, hidden: u32,
     }

@@ -1,9 +1,11 @@
 //! `matmul` and `grouped_matmul` (csrc/deepseek_v4_gemm.cu).
 
+use super::skinny::skinny_gemm;
 use super::activations::{Parts, Scratch, TILES, Values, format, operand, shared_bytes, tile};
 use crate::cuda::abi::{Dsv4Gemm, Entry};
 use crate::limits::deepseek_v4_gemm::{DEPTH, MAX_SEGMENTS, ROWS, THREADS};
 use crate::ops::Matrix;
+use crate::ops::deepseek_v4::Activation;
 use pegainfer_core::cuda::COUNTERS;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -30,8 +32,36 @@ fn segments(n: usize, k: usize) -> (usize, usize) {
     (steps.div_ceil(each), each)
 }
 
-/// `out = x wᵀ`, or, of `groups` groups of rows of `w`, each with its part of the columns of `x`.
+/// `out = x wᵀ`; `x` is rounded where `w` is in FP8 or FP4.
 pub(crate) fn matmul(
+    exec: &mut Exec,
+    op: &'static str,
+    x: Activation<'_>,
+    w: &Matrix,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    match skinny_gemm(exec, op, x, (w, 1), true, out)? {
+        true => Ok(()),
+        false => tiled_matmul(exec, op, x.values, (w, 1), out),
+    }
+}
+
+/// The same of `groups` groups of rows of `w`, each with its part of the columns of `x`, which is not rounded.
+pub(crate) fn grouped_matmul(
+    exec: &mut Exec,
+    op: &'static str,
+    x: &Tensor,
+    (w, groups): (&Matrix, usize),
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    match skinny_gemm(exec, op, x.into(), (w, groups), false, out)? {
+        true => Ok(()),
+        false => tiled_matmul(exec, op, x, (w, groups), out),
+    }
+}
+
+/// By mma.sync, any operands.
+fn tiled_matmul(
     exec: &mut Exec,
     op: &'static str,
     x: &Tensor,

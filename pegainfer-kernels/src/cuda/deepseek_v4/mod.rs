@@ -6,24 +6,28 @@ mod attention;
 mod compress;
 mod dummy;
 mod experts;
+mod experts_skinny;
 mod gemm;
 mod index;
 mod norm;
 mod quant;
 mod rings;
 mod route;
+mod skinny;
 mod streams;
 
 pub(crate) use attention::sparse_attention;
 pub(crate) use compress::compress;
 pub(crate) use dummy::{random_codes, random_numbers};
 pub(crate) use experts::{routed_experts, shared_expert};
-pub(crate) use gemm::matmul;
+pub(crate) use experts_skinny::{fuses_experts, moe};
+pub(crate) use gemm::{grouped_matmul, matmul};
 pub(crate) use index::select_entries;
 pub(crate) use norm::{norm, norm_rope_kv, norm_rope_q, rope};
 pub(crate) use quant::{quantize_index, round_activation};
 pub(crate) use rings::{copy_slot, write_ring};
 pub(crate) use route::{route_hash, route_learned};
+pub(crate) use skinny::{pack_rows, project, projects, rounds_input};
 pub(crate) use streams::{
     embed, expand_streams, hyper_head, hyper_merge, hyper_mix_f32, pick_rows, resolve_ids, store_sum,
 };

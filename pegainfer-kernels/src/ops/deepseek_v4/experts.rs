@@ -49,7 +49,7 @@ impl Experts {
         self.down.shape().1
     }
 
-    fn check(&self, check: Check, hidden: usize) -> Result<usize, OpError> {
+    pub(super) fn check(&self, check: Check, hidden: usize) -> Result<usize, OpError> {
         let (count, width) = (self.count, self.width());
         [&self.gate, &self.up, &self.down].into_iter().try_for_each(|w| whole_blocks(check, w))?;
         let fits = self.gate.shape() == (count * width, hidden)
@@ -67,7 +67,7 @@ impl Experts {
         ExpertWeights { gate, up, down, number }
     }
 
-    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+    pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         [&self.gate, &self.up, &self.down].into_iter().flat_map(Matrix::tensors)
     }
 }

@@ -1,5 +1,7 @@
 //! GEMMs with weights in bf16, FP8 or FP4.
 
+use super::kv_quant::round_activation;
+use super::packed::Activation;
 use super::values::{cpu, read, rows, write};
 use crate::cpu::deepseek_v4::matmul as reference;
 use crate::cpu::weights::{BLOCK, FP4_BLOCK};
@@ -10,14 +12,22 @@ use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{OpError, Tensor};
 
-/// `out = x · wᵀ`. The reference rounds the inputs of FP8 and FP4 matrices first, see `round_activation`.
+/// `out = x · wᵀ`. Inputs of FP8 and FP4 matrices in bf16 are rounded activations, see `round_activation`: kernels with FP8 tensor cores
+/// take them as such.
 ///
 /// `x`: `[m, k]`; `w`: `[n, k]`; `out`: `[m, n]`, whose columns may be several dimensions; activations bf16 or f32.
 /// Computed in f32: each block along `k` (128 for FP8, 32 for FP4, all of it for bf16) is summed without the weight's
 /// scale, multiplied by it, and added to the rest; one rounding at the end. A row's result does not depend on the other
 /// rows.
-pub fn matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor) -> Result<(), OpError> {
+pub fn matmul<'a>(
+    exec: &mut Exec,
+    x: impl Into<Activation<'a>>,
+    w: &Matrix,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
     let check = Check("matmul");
+    let input = x.into();
+    let x = input.values;
     let (m, k) = x.rows_cols();
     let n = w.shape().0;
     whole_blocks(check, w)?;
@@ -26,7 +36,7 @@ pub fn matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor) -> Resu
     rows(check, out, (m, n))?;
     record(exec, "matmul", x, w, out, 2 * (m * n * k) as u64);
     if exec.device() == Device::Cuda {
-        return gpu::matmul(exec, check.0, x, (w, 1), out);
+        return gpu::matmul(exec, check.0, input, w, out);
     }
     if let Some(isa) = cpu(check, exec)? {
         let mut result = vec![0.0; m * n];
@@ -34,6 +44,15 @@ pub fn matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor) -> Resu
         write(out, &result);
     }
     Ok(())
+}
+
+/// [`matmul`] with dynamic quantisation: `x` becomes a rounded activation first, as `round_activation` makes it. What is in `x` afterwards
+/// is not specified: kernels may round what they load.
+pub fn matmul_dynamic(exec: &mut Exec, x: &mut Tensor, w: &Matrix, out: &mut Tensor) -> Result<(), OpError> {
+    if !gpu::rounds_input(exec, x, w)? {
+        round_activation(exec, x)?;
+    }
+    matmul(exec, &*x, w, out)
 }
 
 /// `w` is no stack, its dtypes and shapes fit each other, and `k` is a multiple of what the kernels take at once.
@@ -67,7 +86,7 @@ pub fn grouped_matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor)
     rows(check, out, (tokens, n))?;
     record(exec, "grouped_matmul", x, w, out, 2 * (tokens * n * k) as u64);
     if exec.device() == Device::Cuda {
-        return gpu::matmul(exec, check.0, x, (w, groups), out);
+        return gpu::grouped_matmul(exec, check.0, x, (w, groups), out);
     }
     if let Some(isa) = cpu(check, exec)? {
         let (x, rank) = (read(x), n / groups);

@@ -1,0 +1,200 @@
+// DeepSeek-V4's GEMM at few tokens on Hopper (deepseek_v4_skinny.cuh): out = x wᵀ; rows of w in groups, each with columns of x of its
+// own.
+//
+// w: [n, k] in FP8 with E8M0 scales [n / 128, k / 128], or bf16. Entry points by what x is:
+//
+//   skinny_packed:  rounded activations, packed (deepseek_v4.cuh); w in FP8
+//   skinny_round:   bf16 activations, of which groups of 128 columns are rounded here to e4m3 times a power of two; w in FP8
+//   skinny_split:   bf16 activations as sums of two e4m3 values; w in FP8
+//   skinny_exact:   bf16 activations; w in bf16
+//   skinny_project: several weights times the same tokens
+//   pack_rows:      rounded activations in bf16 to packed rows
+//
+// Bound by memory and latency. Reference: src/cpu/deepseek_v4/matmul.rs.
+#include "deepseek_v4_skinny.cuh"
+#include "abi/deepseek_v4_skinny.h"
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+using namespace skinny;
+
+// Rows of a matrix, and where their sums go.
+struct Matrix {
+    const uint8_t *codes, *scales;
+    void *out; // [m, n]
+    uint32_t n;
+    bool to_f32;
+};
+
+__device__ __forceinline__ Matrix bf16_matrix(const bf16 *w, void *out, uint32_t n, bool to_f32) {
+    return {reinterpret_cast<const uint8_t *>(w), nullptr, out, n, to_f32};
+}
+
+// Rows of the weight from `first_row` on times all tokens of this block; `fill` puts them to shared memory.
+template <Format F, int N, bool Split, typename Fill>
+__device__ __forceinline__ void gemm_tiles(const Matrix &w, uint32_t first_row, uint32_t m, uint32_t k, const Share &share, Fill fill) {
+    extern __shared__ __align__(1024) uint8_t shared[];
+    constexpr uint32_t kTokens = Split ? N / 2 : N;
+    const uint32_t row = first_row + share.row();
+    const Weight weight = weight_of<F>(w.codes, w.scales, min(row, w.n - 1), min(row + 8, w.n - 1), k);
+    Stored<F> stored[kAhead<F>];
+    read_ahead(stored, weight, share);
+    wait_for_predecessor();
+    const Memory<F, N> memory(shared, share);
+    fill(memory);
+    const auto sums = multiply_share<F, N, Split>(memory, share, stored, weight, nullptr);
+    for (uint32_t i = sums.begin() + threadIdx.x; i < sums.end(); i += blockDim.x) {
+        const uint32_t at = first_row + i / sums.kElements * kTileRows + i % kTileRows;
+        const uint32_t token = blockIdx.y * kTokens + i % sums.kElements / kTileRows;
+        if (at >= w.n || token >= m) continue;
+        const size_t to = size_t(token) * w.n + at;
+        if (w.to_f32) static_cast<float *>(w.out)[to] = sums[i];
+        else put(static_cast<bf16 *>(w.out) + to, sums[i]);
+    }
+}
+
+template <Format F, int N, bool Split>
+__device__ void gemm(const bf16 *x, const Matrix &w, uint32_t m, uint32_t k, uint32_t stride, uint32_t group_rows, uint32_t splits) {
+    constexpr uint32_t kTokens = Split ? N / 2 : N;
+    const Share share(k, splits);
+    release_successor();
+    share.begin();
+    const uint32_t first_row = share.first_tile * kTileRows, first_token = blockIdx.y * kTokens;
+    const bf16 *columns = x + size_t(first_row / group_rows) * k;
+    gemm_tiles<F, N, Split>(w, first_row, m, k, share, [&](const Memory<F, N> &memory) {
+        put_tokens<F, N, Split>(memory, share, [&](uint32_t t) {
+            return first_token + t < m ? columns + size_t(first_token + t) * stride : nullptr;
+        });
+    });
+}
+
+// The rows of packed tokens from `first` on.
+struct PackedRows {
+    const uint8_t *rows;
+    uint32_t first, m, k;
+    __device__ __forceinline__ const uint8_t *operator()(uint32_t t) const {
+        return first + t < m ? rows + size_t(first + t) * packed_bytes(k) : nullptr;
+    }
+};
+
+template <int N>
+__device__ void gemm_packed(const uint8_t *x, const Matrix &w, uint32_t m, uint32_t k, uint32_t splits) {
+    const Share share(k, splits);
+    release_successor();
+    share.begin();
+    gemm_tiles<Format::kFp8, N, false>(w, share.first_tile * kTileRows, m, k, share, [&](const Memory<Format::kFp8, N> &memory) {
+        copy_tokens(memory, share, k, PackedRows{x, blockIdx.y * N, m, k});
+    });
+}
+
+// The tile of this block among those of several matrices, one tile a block.
+template <int N>
+__device__ void project(const bf16 *exact, const uint8_t *packed, const Matrix (&low)[2], const Matrix (&high)[5], uint32_t m,
+                        uint32_t k, uint32_t splits) {
+    const Share share(k, splits);
+    release_successor();
+    share.begin();
+    uint32_t tile = share.first_tile;
+    Matrix w = {};
+    bool found = false, is_low = false;
+    auto look = [&](const Matrix &at, bool low_precision) {
+        const uint32_t tiles = (at.n + kTileRows - 1) / kTileRows;
+        if (!found && tile < tiles) w = at, found = true, is_low = low_precision;
+        if (!found) tile -= tiles;
+    };
+#pragma unroll
+    for (int i = 0; i < 2; ++i) look(low[i], true);
+#pragma unroll
+    for (int i = 0; i < 5; ++i) look(high[i], false);
+    const uint32_t first_token = blockIdx.y * N;
+    if (is_low) {
+        gemm_tiles<Format::kFp8, N, false>(w, tile * kTileRows, m, k, share, [&](const Memory<Format::kFp8, N> &memory) {
+            copy_tokens(memory, share, k, PackedRows{packed, first_token, m, k});
+        });
+    } else {
+        gemm_tiles<Format::kBf16, N, false>(w, tile * kTileRows, m, k, share, [&](const Memory<Format::kBf16, N> &memory) {
+            put_tokens<Format::kBf16, N, false>(memory, share, [&](uint32_t t) {
+                return first_token + t < m ? exact + size_t(first_token + t) * k : nullptr;
+            });
+        });
+    }
+}
+#define GEMM(F, N, SPLIT)                                                                                              \
+    gemm<F, N, SPLIT>(x, {reinterpret_cast<const uint8_t *>(w), scales, out, n, to_f32 != 0}, m, k, stride, group_rows, splits)
+#define PACKED(N) gemm_packed<N>(x, {w, scales, out, n, to_f32 != 0}, m, k, splits)
+#define PROJECT(N)                                                                                                     \
+    project<N>(x, packed, {{w0, scales0, out0, n0, false}, {w1, scales1, out1, n1, false}},                            \
+               {bf16_matrix(w2, out2, n2, true), bf16_matrix(w3, out3, n2, true), bf16_matrix(w4, out4, n4, true),     \
+                bf16_matrix(w5, out5, n4, true), bf16_matrix(w6, out6, n6, false)},                                    \
+               m, k, splits)
+#else
+#define GEMM(...) __trap() // the launcher takes another kernel
+#define PACKED(N) __trap()
+#define PROJECT(N) __trap()
+#endif
+
+// Grid: tiles of rows over those of a block, times blocks of a cluster; tiles of tokens.
+#define KERNEL(name, F, W, N, SPLIT)                                                                                    \
+    extern "C" __global__ __launch_bounds__(512, 1) void name(                                                         \
+        const bf16 *x,       /* [m, stride] */                                                                         \
+        const W *w,          /* [n, k] */                                                                              \
+        const uint8_t *scales, /* FP8: [n / 128, k / 128] */                                                           \
+        void *out,           /* [m, n] bf16 or f32, see `to_f32` */                                                    \
+        uint32_t m, uint32_t n, uint32_t k, uint32_t stride,                                                           \
+        uint32_t group_rows, /* of w with the same columns of x, a multiple of a block's rows, or n */                 \
+        uint32_t splits,     /* segments of k of a block */                                                            \
+        uint32_t to_f32) {                                                                                             \
+        GEMM(F, N, SPLIT);                                                                                             \
+    }
+KERNEL(skinny_round_8, Format::kFp8, uint8_t, 8, false)
+KERNEL(skinny_round_16, Format::kFp8, uint8_t, 16, false)
+KERNEL(skinny_round_32, Format::kFp8, uint8_t, 32, false)
+KERNEL(skinny_split_8, Format::kFp8, uint8_t, 16, true)
+KERNEL(skinny_split_16, Format::kFp8, uint8_t, 32, true)
+KERNEL(skinny_exact_8, Format::kBf16, bf16, 8, false)
+KERNEL(skinny_exact_16, Format::kBf16, bf16, 16, false)
+KERNEL(skinny_exact_32, Format::kBf16, bf16, 32, false)
+
+// The same grid.
+#define KERNELS(N)                                                                                                     \
+    extern "C" __global__ __launch_bounds__(512, 1) void skinny_packed_##N(                                            \
+        const uint8_t *x,    /* [m, packed row of k] */                                                                \
+        const uint8_t *w, const uint8_t *scales, void *out, uint32_t m, uint32_t n, uint32_t k, uint32_t splits,       \
+        uint32_t to_f32) {                                                                                             \
+        PACKED(N);                                                                                                     \
+    }                                                                                                                  \
+    /* Several weights times the same tokens: w0 and w1 in FP8 with packed tokens, the others in bf16. Grid: tiles of all of */\
+    /* them, times blocks of a cluster; tiles of tokens. */                                                            \
+    extern "C" __global__ __launch_bounds__(512, 1) void skinny_project_##N(                                           \
+        const bf16 *x,         /* [m, k] */                                                                            \
+        const uint8_t *packed, /* [m, packed row of k] */                                                              \
+        const uint8_t *w0, const uint8_t *scales0, const uint8_t *w1, const uint8_t *scales1, /* [n0, k], [n1, k] */   \
+        const bf16 *w2, const bf16 *w3, /* [n2, k] */                                                                  \
+        const bf16 *w4, const bf16 *w5, /* [n4, k] */                                                                  \
+        const bf16 *w6,                 /* [n6, k] */                                                                  \
+        bf16 *out0, bf16 *out1, float *out2, float *out3, float *out4, float *out5, bf16 *out6, /* [m, n of its weight] */\
+        uint32_t m, uint32_t k, uint32_t splits, uint32_t n0, uint32_t n1, uint32_t n2, uint32_t n4, uint32_t n6) {    \
+        PROJECT(N);                                                                                                    \
+    }
+KERNELS(8)
+KERNELS(16)
+KERNELS(32)
+
+// Packs rounded activations. Grid: groups of 128 columns over warps of a block.
+extern "C" __global__ __launch_bounds__(128) void pack_rows(
+    const bf16 *x, // [rows, k]
+    uint8_t *out,  // [rows, packed row of k]
+    uint32_t rows, uint32_t k) {
+#if __CUDA_ARCH__ >= 890
+    release_successor();
+    const uint32_t group = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, row = group / (k / kGroup);
+    wait_for_predecessor();
+    if (row >= rows) return;
+    const uint2 pairs = *reinterpret_cast<const uint2 *>(x + size_t(group) * kGroup + 4 * (threadIdx.x % 32));
+    const float2 low = widen(pairs.x), high = widen(pairs.y);
+    const float own = fmaxf(fmaxf(fabsf(low.x), fabsf(low.y)), fmaxf(fabsf(high.x), fabsf(high.y)));
+    const float amax = fmaxf(reduce_lanes(own, 32, Max()), kLeastAmax);
+    pack_group(out + size_t(row) * packed_bytes(k), k, group % (k / kGroup), make_float4(low.x, low.y, high.x, high.y), amax);
+#else
+    __trap(); // not used
+#endif
+}

@@ -1,0 +1,278 @@
+//! `matmul`, `grouped_matmul`, `project` and `pack_rows` at few tokens on Hopper (csrc/deepseek_v4_skinny.cu).
+
+use crate::choice;
+use crate::cuda::abi::{Entry, PackRows, SkinnyGemm, SkinnyPacked, SkinnyProject};
+use crate::ops::deepseek_v4::{Activation, Projected, Projections};
+use crate::ops::{BlockScales, Matrix};
+use pegainfer_core::cuda::Launch;
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+/// Most tokens of a step whose GEMMs read every weight for each 32 of them.
+pub(in crate::cuda) const FEW_TOKENS: usize = 64;
+/// Elements of a weight below which a tile of 32 tokens serves all steps: it stays in the L2 cache.
+const SMALL_WEIGHT: usize = 1 << 20;
+
+/// Shared memory that a block may have.
+const SHARED_BYTES: usize = 227 << 10;
+const TILE_ROWS: usize = 64;
+const DEPTH: usize = 128;
+const PACKED: [Entry<SkinnyPacked<'static>>; 3] =
+    [SkinnyPacked::skinny_packed_8, SkinnyPacked::skinny_packed_16, SkinnyPacked::skinny_packed_32];
+const ROUND: [Entry<SkinnyGemm<'static>>; 3] =
+    [SkinnyGemm::skinny_round_8, SkinnyGemm::skinny_round_16, SkinnyGemm::skinny_round_32];
+const SPLIT: [Entry<SkinnyGemm<'static>>; 2] = [SkinnyGemm::skinny_split_8, SkinnyGemm::skinny_split_16];
+const EXACT: [Entry<SkinnyGemm<'static>>; 3] =
+    [SkinnyGemm::skinny_exact_8, SkinnyGemm::skinny_exact_16, SkinnyGemm::skinny_exact_32];
+const PROJECT: [Entry<SkinnyProject<'static>>; 3] =
+    [SkinnyProject::skinny_project_8, SkinnyProject::skinny_project_16, SkinnyProject::skinny_project_32];
+
+/// How the sum over k is split: by the shape of the weight alone, so that a row's bits do not depend on the other rows of the step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SkinnyPlan {
+    /// Segments of a block, a warpgroup each.
+    pub splits: usize,
+    /// Blocks of a cluster.
+    pub blocks: usize,
+}
+
+impl SkinnyPlan {
+    /// Of a weight `[n, k]`.
+    fn new(n: usize, k: usize) -> Self {
+        let (tiles, steps) = (n.div_ceil(TILE_ROWS), k.div_ceil(DEPTH));
+        match steps {
+            16.. if tiles <= 8 => Self { splits: 2, blocks: 8 },
+            16.. => Self { splits: 4, blocks: 2 },
+            2.. => Self { splits: 2, blocks: 1 },
+            _ => Self { splits: 1, blocks: 1 },
+        }
+    }
+
+    /// Bytes of a block's shared memory, for `tiles` tiles of rows: see `Memory` in csrc/deepseek_v4_skinny.cuh. `tokens`: rows of operand B;
+    /// `columns`: bytes of each of its columns; `results`: tokens of the result.
+    pub fn shared(self, k: usize, tiles: usize, (tokens, columns): (usize, usize), results: usize) -> usize {
+        let all = k / DEPTH;
+        let each = all.div_ceil(self.splits * self.blocks);
+        let steps = (self.splits * each).min(all);
+        let parts = if self.blocks > 1 { tiles * results * TILE_ROWS * 4 } else { 0 };
+        steps * tokens * (DEPTH * columns + 4) + tiles * self.splits * tokens * TILE_ROWS * 4 + parts
+    }
+}
+
+/// Whether the tokens are few for a weight of this shape.
+pub(super) fn few(tokens: usize, (n, k): (usize, usize)) -> bool {
+    tokens <= FEW_TOKENS || n * k < SMALL_WEIGHT
+}
+
+/// The tile for so many tokens, by its place among 8, 16 and 32, and its tokens.
+fn tile(tokens: usize, tiles: usize) -> (usize, usize) {
+    let place = [8, 16, 32].iter().take(tiles - 1).position(|tile| tokens <= *tile).unwrap_or(tiles - 1);
+    (place, 8 << place)
+}
+
+/// The weight in FP8 with E8M0 scales, or in bf16.
+fn parts(w: &Matrix) -> Option<(&Tensor, u64)> {
+    match w {
+        Matrix::Fp8 { scale: BlockScales::E8m0(_), .. } | Matrix::Bf16(_) => Some(w.device()),
+        _ => None,
+    }
+}
+
+/// Whether `skinny_gemm` takes these operands.
+fn takes(exec: &mut Exec, x: &Tensor, (w, groups): (&Matrix, usize)) -> Result<bool, OpError> {
+    let (m, (n, k)) = (x.rows_cols().0, w.shape());
+    let hopper = choice::gpu(exec)?.is_some_and(|gpu| gpu.is_hopper());
+    let whole = k.is_multiple_of(DEPTH) && (groups == 1 || (n / groups).is_multiple_of(TILE_ROWS));
+    let columns = if w.is_quantized() { 1 } else { 2 };
+    let fits = SkinnyPlan::new(n, k).shared(k, 1, (32, columns), 32) <= SHARED_BYTES;
+    Ok(hopper && whole && fits && parts(w).is_some() && x.dtype() == DType::Bf16 && few(m, (n, k)))
+}
+
+/// Whether the kernel of `matmul` rounds `x` for `w` itself.
+pub(crate) fn rounds_input(exec: &mut Exec, x: &Tensor, w: &Matrix) -> Result<bool, OpError> {
+    Ok(w.is_quantized() && takes(exec, x, (w, 1))?)
+}
+
+/// `out = x wᵀ`, or of `groups` groups of rows of `w`, each with its part of the columns of `x`. False, and nothing is launched, where other
+/// kernels are faster or this one does not take the operands. `rounded`: the reference rounds `x` for this weight; it is rounded here where
+/// it is not packed.
+pub(super) fn skinny_gemm(
+    exec: &mut Exec,
+    op: &'static str,
+    x: Activation<'_>,
+    (w, groups): (&Matrix, usize),
+    rounded: bool,
+    out: &mut Tensor,
+) -> Result<bool, OpError> {
+    let ((m, stride), (n, k)) = (x.values.rows_cols(), w.shape());
+    if !takes(exec, x.values, (w, groups))? {
+        return Ok(false);
+    }
+    if m == 0 {
+        return Ok(true);
+    }
+    let (codes, scales) = w.device();
+    let plan = SkinnyPlan::new(n, k);
+    let to_f32 = usize::from(out.dtype() == DType::F32);
+    let rows = n.div_ceil(TILE_ROWS) * plan.blocks;
+    if let (Some(packed), true) = (x.packed, w.is_quantized() && rounded) {
+        let (place, tokens) = tile(m, 3);
+        let arguments =
+            SkinnyPacked { x: packed, w: codes, scales, out: out.device(), m, n, k, splits: plan.splits, to_f32 };
+        let launch = PACKED[place].launch(exec.gpu()?, op, arguments)?.early(codes).writes(out);
+        let shared = plan.shared(k, 1, (tokens, 1), tokens);
+        return run(launch, plan, (rows, m.div_ceil(tokens)), shared).map(|()| true);
+    }
+    let (entry, tokens, operand) = match (w.is_quantized(), rounded) {
+        (true, true) => tiled(&ROUND, m, |tokens| (tokens, 1)),
+        (true, false) => tiled(&SPLIT, m, |tokens| (2 * tokens, 1)),
+        (false, _) => tiled(&EXACT, m, |tokens| (tokens, 2)),
+    };
+    let arguments = SkinnyGemm {
+        x: x.values,
+        w: codes,
+        scales,
+        out: out.device(),
+        m,
+        n,
+        k,
+        stride,
+        group_rows: n / groups,
+        splits: plan.splits,
+        to_f32,
+    };
+    let launch = entry.launch(exec.gpu()?, op, arguments)?.early(codes).writes(out);
+    run(launch, plan, (rows, m.div_ceil(tokens)), plan.shared(k, 1, operand, tokens)).map(|()| true)
+}
+
+/// The entry for so many tokens, the tokens of its tile, and rows and bytes of its operand B.
+fn tiled<A>(
+    entries: &[Entry<A>],
+    tokens: usize,
+    operand: impl Fn(usize) -> (usize, usize),
+) -> (Entry<A>, usize, (usize, usize)) {
+    let (place, tile) = tile(tokens, entries.len());
+    (entries[place], tile, operand(tile))
+}
+
+/// `grid`: blocks of all tiles of rows, and tiles of tokens.
+fn run(launch: Launch, plan: SkinnyPlan, grid: (usize, usize), shared: usize) -> Result<(), OpError> {
+    let launch = launch.cluster(plan.blocks).overlapped().shared(shared);
+    // SAFETY: the op checked the shapes; the grid covers `out`, and a kernel checks rows and tokens against its ends.
+    unsafe { launch.run([grid.0, grid.1, 1], plan.splits * 128) }
+}
+
+/// Whether [`project`] takes these operands.
+pub(crate) fn projects(
+    exec: &mut Exec,
+    x: &Tensor,
+    rounded: Activation<'_>,
+    weights: &Projections<'_>,
+) -> Result<bool, OpError> {
+    let bf16 = |w: &Matrix| matches!(w, Matrix::Bf16(_));
+    let low = weights.low.iter().all(|w| w.is_quantized());
+    if rounded.packed.is_none() || !low || weights.all().skip(2).any(|w| !bf16(w)) {
+        return Ok(false);
+    }
+    for w in weights.all() {
+        if !takes(exec, x, (w, 1))? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// All of `weights` in one launch.
+pub(crate) fn project(
+    exec: &mut Exec,
+    op: &'static str,
+    x: Activation<'_>,
+    weights: &Projections<'_>,
+    out: &mut Projected<'_>,
+) -> Result<(), OpError> {
+    let (m, k) = x.values.rows_cols();
+    let [(w0, scales0), (w1, scales1)] = weights.low.map(Matrix::device);
+    let Some(packed) = x.packed.filter(|_| exec.device() == Device::Cuda && m > 0) else { return Ok(()) };
+    let pair = |i: usize| weights.pairs[i].map_or([0, 0], |pair| pair.map(|w| w.device().0.device()));
+    let rows = |w: Option<&Matrix>| w.map_or(0, |w| w.shape().0);
+    let (n2, n4) = (rows(weights.pairs[0].map(|pair| pair[0])), rows(weights.pairs[1].map(|pair| pair[0])));
+    let (n0, n1, n6) = (weights.low[0].shape().0, weights.low[1].shape().0, rows(weights.last));
+    let mut sums = [0; 4];
+    for (i, out) in out.pairs.iter().enumerate().filter_map(|(i, out)| Some((i, out.as_ref()?))) {
+        (sums[2 * i], sums[2 * i + 1]) = (out[0].device(), out[1].device());
+    }
+    let ([w2, w3], [w4, w5]) = (pair(0), pair(1));
+    // The largest of the plans that the matrices would have alone.
+    let plan = SkinnyPlan::new(usize::MAX, k);
+    let (place, tokens) = tile(m, 3);
+    let last = out.last.as_ref().map_or(0, |out| out.device());
+    let [out0, out1] = &mut out.low;
+    let arguments = SkinnyProject {
+        x: x.values,
+        packed,
+        w0,
+        scales0,
+        w1,
+        scales1,
+        w2,
+        w3,
+        w4,
+        w5,
+        w6: weights.last.map_or(0, |w| w.device().0.device()),
+        out0,
+        out1,
+        out2: sums[0],
+        out3: sums[1],
+        out4: sums[2],
+        out5: sums[3],
+        out6: last,
+        m,
+        k,
+        splits: plan.splits,
+        n0,
+        n1,
+        n2,
+        n4,
+        n6,
+    };
+    let mut launch = PROJECT[place].launch(exec.gpu()?, op, arguments)?;
+    launch = weights.all().fold(launch, |launch, w| launch.early(w.device().0));
+    let outputs = out.pairs.iter().flatten().flatten().map(|out| &**out).chain(out.last.as_deref());
+    launch = outputs.fold(launch, |launch, out| launch.writes(out));
+    let tiles: usize = [n0, n1, n2, n2, n4, n4, n6].iter().map(|n| n.div_ceil(TILE_ROWS)).sum();
+    let shared = plan.shared(k, 1, (tokens, 2), tokens);
+    run(launch, plan, (tiles * plan.blocks, m.div_ceil(tokens)), shared)
+}
+
+pub(crate) fn pack_rows(exec: &mut Exec, x: &Tensor, packed: &mut Tensor) -> Result<(), OpError> {
+    const WARPS: usize = 4;
+    let (rows, k) = x.rows_cols();
+    if rows == 0 {
+        return Ok(());
+    }
+    let launch = PackRows::pack_rows.launch(exec.gpu()?, "pack_rows", PackRows { x, out: packed, rows, k })?;
+    // SAFETY: the op checked the shapes; a warp has a group.
+    unsafe { launch.overlapped().run([(rows * k / DEPTH).div_ceil(WARPS), 1, 1], 32 * WARPS) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shared_memory_fits_a_hopper_block() {
+        for (n, k) in [(1024, 4096), (8192, 1024), (4096, 8192), (2048, 4096), (256, 4096), (129_280, 4096)] {
+            let plan = SkinnyPlan::new(n, k);
+            for (operand, tokens) in [((32, 1), 32), ((32, 1), 16), ((32, 2), 32)] {
+                let bytes = plan.shared(k, 1, operand, tokens);
+                assert!(bytes <= SHARED_BYTES || k > 4096, "{n} x {k}: {bytes} bytes for {operand:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn tiles_hold_their_tokens() {
+        assert_eq!([1, 8, 9, 16, 17, 64].map(|m| tile(m, 3).1), [8, 8, 16, 16, 32, 32]);
+        assert_eq!([1, 8, 9, 64].map(|m| tile(m, 2).1), [8, 8, 16, 16]);
+    }
+}

@@ -1,0 +1,71 @@
+//! The experts of a layer: the routed ones, and the shared one where this rank has it.
+
+use super::experts::{ExpertMath, Experts, routed_experts, shared_expert};
+use super::packed::Activation;
+use super::store_sum;
+use super::values::activation;
+use crate::cuda::deepseek_v4 as gpu;
+use crate::ops::check::Check;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::record::OpRecord;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+/// A rank's experts of a layer.
+#[derive(Debug, Clone, Copy)]
+pub struct Moe<'a> {
+    /// Those that tokens choose.
+    pub routed: &'a Experts,
+    /// Number of the first of them.
+    pub first: usize,
+    /// The one of all tokens; none where another rank adds it.
+    pub shared: Option<&'a Experts>,
+}
+
+/// `out = Σ_e routed expert e + shared expert`, see [`routed_experts`] and [`shared_expert`], in fewer launches where a device has kernels
+/// for that.
+///
+/// `x`: `[T, hidden]` bf16 or f32, rounded where the experts are in FP4 and FP8, with packed rows where the device takes them; `chosen`:
+/// `[T, k]` u32; `weights`: `[T, k]` f32; `sum`: `[T, hidden]` f32, a workspace; `out`: `[T, hidden]` f32, or of the dtype of `x`.
+pub fn moe(
+    exec: &mut Exec,
+    x: Activation<'_>,
+    (chosen, weights): (&Tensor, &Tensor),
+    experts: Moe<'_>,
+    math: ExpertMath,
+    sum: &mut Tensor,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    let check = Check("moe");
+    if !gpu::fuses_experts(exec, x, &experts, math)? {
+        routed_experts(exec, x.values, (chosen, weights), (experts.routed, experts.first), math, sum)?;
+        return match experts.shared {
+            Some(shared) => shared_expert(exec, x.values, shared, math, sum, out),
+            None => store_sum(exec, sum, out),
+        };
+    }
+    let ((tokens, hidden), k) = (x.values.rows_cols(), chosen.rows_cols().1);
+    activation(check, x.values, &[tokens, hidden])?;
+    check.is(chosen, DType::U32, &[tokens, k])?;
+    check.is(weights, DType::F32, &[tokens, k])?;
+    activation(check, out, &[tokens, hidden])?;
+    let width = experts.routed.check(check, hidden)?;
+    if let Some(shared) = experts.shared {
+        check.that(shared.check(check, hidden)? == width, "the shared expert has another width")?;
+        check.that(shared.count == 1, "there is one shared expert")?;
+    }
+    exec.record(|_| {
+        let count = experts.routed.count;
+        // At most this many distinct experts are read.
+        let read = count.min(tokens * k) as u64;
+        let all: u64 = experts.routed.tensors().map(Tensor::bytes).sum();
+        let shared: Vec<&Tensor> = experts.shared.into_iter().flat_map(Experts::tensors).collect();
+        let shared_bytes: u64 = shared.iter().map(|tensor| tensor.bytes()).sum();
+        let packed = x.packed.map_or(0, Tensor::bytes);
+        let bytes = packed + out.bytes() + all / count.max(1) as u64 * read + shared_bytes;
+        let flops = 6 * (tokens * (k + usize::from(experts.shared.is_some())) * hidden * width) as u64;
+        let operands = [Some(x.values), Some(chosen), Some(weights), x.packed].into_iter().flatten();
+        let reads: Vec<&Tensor> = operands.chain(experts.routed.tensors()).chain(shared).collect();
+        OpRecord::new("moe", "experts_skinny", &reads, &[out], flops).with_bytes(bytes)
+    });
+    gpu::moe(exec, check.0, x, (chosen, weights), &experts, math, out)
+}
