@@ -1,6 +1,8 @@
 //! `matmul` and `grouped_matmul` (csrc/deepseek_v4_gemm.cu).
 
 use super::activations::{Parts, Scratch, TILES, Values, format, operand, shared_bytes, tile};
+use super::large_gemm::large_gemm;
+use crate::choice::DenseGemm;
 use crate::cuda::abi::{Dsv4Gemm, Entry};
 use crate::limits::deepseek_v4_gemm::{DEPTH, MAX_SEGMENTS, ROWS, THREADS};
 use crate::ops::Matrix;
@@ -30,14 +32,19 @@ fn segments(n: usize, k: usize) -> (usize, usize) {
     (steps.div_ceil(each), each)
 }
 
-/// `out = x wᵀ`, or, of `groups` groups of rows of `w`, each with its part of the columns of `x`.
+/// `out = x wᵀ`, or, of `groups` groups of rows of `w`, each with its part of the columns of `x`. `large`: what was chosen for
+/// many tokens.
 pub(crate) fn matmul(
     exec: &mut Exec,
     op: &'static str,
+    large: Option<DenseGemm>,
     x: &Tensor,
     (w, groups): (&Matrix, usize),
     out: &mut Tensor,
 ) -> Result<(), OpError> {
+    if let Some(kernel) = large {
+        return large_gemm(exec, op, kernel, x, (w, groups), out);
+    }
     let ((m, stride), n) = (x.rows_cols(), w.shape().0);
     if groups > 1 && !(n / groups).is_multiple_of(ROWS) {
         let message = format!("groups of {} rows: the GPU kernel takes multiples of {ROWS}", n / groups);

@@ -1,6 +1,7 @@
 //! GEMMs with weights in bf16, FP8 or FP4.
 
 use super::values::{cpu, read, rows, write};
+use crate::choice::DenseGemm;
 use crate::cpu::deepseek_v4::matmul as reference;
 use crate::cpu::weights::{BLOCK, FP4_BLOCK};
 use crate::cuda::deepseek_v4 as gpu;
@@ -10,12 +11,16 @@ use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{OpError, Tensor};
 
-/// `out = x · wᵀ`. The reference rounds the inputs of FP8 and FP4 matrices first, see `round_activation`.
+/// `out = x · wᵀ`.
 ///
-/// `x`: `[m, k]`; `w`: `[n, k]`; `out`: `[m, n]`, whose columns may be several dimensions; activations bf16 or f32.
+/// `x`: `[m, k]`; `w`: `[n, k]`; `out`: `[m, n]`, whose columns may be several dimensions; activations bf16 or f32. Where `w` is FP8 or
+/// FP4, bf16 activations must be values of `round_activation`: on a GPU they may be multiplied in FP8, to which others would be
+/// rounded.
+///
 /// Computed in f32: each block along `k` (128 for FP8, 32 for FP4, all of it for bf16) is summed without the weight's
-/// scale, multiplied by it, and added to the rest; one rounding at the end. A row's result does not depend on the other
-/// rows.
+/// scale, multiplied by it, and added to the rest; one rounding at the end. On a GPU, from 129 rows on, FP8 tensor cores sum
+/// within a block of 128 with about 14 bits, and `out` may be overwritten up to three rows behind its last. Up to 128 rows a
+/// row's result does not depend on the other rows; on a CPU it never does.
 pub fn matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor) -> Result<(), OpError> {
     let check = Check("matmul");
     let (m, k) = x.rows_cols();
@@ -24,9 +29,10 @@ pub fn matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor) -> Resu
     check.that(w.shape().1 == k, "x and w differ in k")?;
     rows(check, x, (m, k))?;
     rows(check, out, (m, n))?;
-    record(exec, "matmul", x, w, out, 2 * (m * n * k) as u64);
+    let large = gpu::choose_large(exec, x, true, (w, 1), out)?;
+    record(exec, (check.0, large), x, w, out, 2 * (m * n * k) as u64);
     if exec.device() == Device::Cuda {
-        return gpu::matmul(exec, check.0, x, (w, 1), out);
+        return gpu::matmul(exec, check.0, large, x, (w, 1), out);
     }
     if let Some(isa) = cpu(check, exec)? {
         let mut result = vec![0.0; m * n];
@@ -65,9 +71,10 @@ pub fn grouped_matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor)
     check.that(n.is_multiple_of(groups), "w must have the same rows for each group")?;
     rows(check, x, (tokens, width))?;
     rows(check, out, (tokens, n))?;
-    record(exec, "grouped_matmul", x, w, out, 2 * (tokens * n * k) as u64);
+    let large = gpu::choose_large(exec, x, false, (w, groups), out)?;
+    record(exec, (check.0, large), x, w, out, 2 * (tokens * n * k) as u64);
     if exec.device() == Device::Cuda {
-        return gpu::matmul(exec, check.0, x, (w, groups), out);
+        return gpu::matmul(exec, check.0, large, x, (w, groups), out);
     }
     if let Some(isa) = cpu(check, exec)? {
         let (x, rank) = (read(x), n / groups);
@@ -85,10 +92,17 @@ pub fn grouped_matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor)
     Ok(())
 }
 
-fn record(exec: &mut Exec, op: &'static str, x: &Tensor, w: &Matrix, out: &Tensor, flops: u64) {
+fn record(
+    exec: &mut Exec,
+    (op, large): (&'static str, Option<DenseGemm>),
+    x: &Tensor,
+    w: &Matrix,
+    out: &Tensor,
+    flops: u64,
+) {
     exec.record(|_| {
         let reads: Vec<&Tensor> = std::iter::once(x).chain(w.tensors()).collect();
-        OpRecord::new(op, "blocks", &reads, &[out], flops)
+        OpRecord::new(op, large.map_or("blocks", |kernel| kernel.name()), &reads, &[out], flops)
     });
 }
 
