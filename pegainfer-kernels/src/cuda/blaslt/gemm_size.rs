@@ -44,6 +44,14 @@ impl GemmSize {
         Self { m, n, k, out, pitch: n, x_pitch: k, groups: 1, multiplied }
     }
 
+    /// Bytes of its largest operand.
+    #[cfg(feature = "deepseek-v4")]
+    pub(super) fn extent(&self) -> usize {
+        let operand = if self.multiplied == Multiplied::Fp8 { 1 } else { DType::Bf16.size() };
+        let Self { m, n, k, .. } = *self;
+        (m * self.pitch * self.out.size()).max(m * self.x_pitch * operand).max(self.groups * n * k * operand)
+    }
+
     /// Whether candidates are timed: bf16 weights of a checkpoint, whose outputs are whole matrices.
     pub(super) fn is_tuned(&self) -> bool {
         self.multiplied == Multiplied::Bf16 && self.pitch == self.n

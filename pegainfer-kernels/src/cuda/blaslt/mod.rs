@@ -9,6 +9,8 @@ mod autotuned;
 mod fp8;
 mod gemm_size;
 mod library;
+#[cfg(feature = "deepseek-v4")]
+mod preparation;
 #[cfg(test)]
 mod tests;
 mod tuning;
@@ -146,6 +148,15 @@ pub(crate) fn cublaslt(exec: &mut Exec) -> CublasLt {
         Ok(blaslt) if blaslt.library.version >= BLOCK_SCALES => CublasLt::BlockScales,
         Ok(_) => CublasLt::Bf16,
         Err(_) => CublasLt::Missing,
+    }
+}
+
+/// Plans every GEMM that was launched so far and whose algorithms are not timed, for other row counts from 129 to `most`, and loads the
+/// library's kernels for them; see `preparation`. Writes to the workspace. No effect without cuBLASLt.
+#[cfg(feature = "deepseek-v4")]
+pub(crate) fn plan_row_counts(exec: &mut Exec, most: usize) {
+    if let Ok(blaslt) = exec.attached(State::begin).opened() {
+        blaslt.prepare(most);
     }
 }
 

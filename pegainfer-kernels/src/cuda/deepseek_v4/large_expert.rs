@@ -43,7 +43,7 @@ pub(crate) fn is_large_expert(
     Ok(choice::gpu(exec)?.is_some_and(|gpu| [first, last].iter().all(|shape| DenseGemm::is_fp8(&gpu, *shape))))
 }
 
-/// `shared_expert`. Gate and up values, and then the last GEMM, lie in the rows of `out` in bf16, before the sum overwrites
+/// `shared_expert`. One GEMM gives gate and up values where the codes of `up` follow those of `gate` in memory. They, and then the last GEMM, lie in the rows of `out` in bf16, before the sum overwrites
 /// them. Up to three rows behind those of `out` are overwritten.
 pub(super) fn large_expert(
     exec: &mut Exec,
@@ -64,8 +64,11 @@ pub(super) fn large_expert(
         let row = out.device() + (first * pitch * DType::Bf16.size()) as u64;
         let up_row = row + (width * DType::Bf16.size()) as u64;
         let up_scales = packed.weight_scales + (gate.2 * size_of::<f32>()) as u64;
-        let inner = GemmSize { pitch, ..GemmSize::whole((packed.rows, width, hidden), DType::Bf16, Multiplied::Fp8) };
-        for (w, weight_scales, out_at) in [(gate.0, packed.weight_scales, row), (up.0, up_scales, up_row)] {
+        let together = up.0.device() == gate.0.device() + gate.0.bytes();
+        let n = if together { 2 * width } else { width };
+        let inner = GemmSize { pitch, ..GemmSize::whole((packed.rows, n, hidden), DType::Bf16, Multiplied::Fp8) };
+        let halves = [(gate.0, packed.weight_scales, row), (up.0, up_scales, up_row)];
+        for (w, weight_scales, out_at) in halves.into_iter().take(if together { 1 } else { 2 }) {
             let scales = (packed.scales, weight_scales);
             let at = Operands { x: packed.codes, w: w.device(), out: out_at, scales };
             blaslt::launch(exec, op, inner, at, false, out)?;

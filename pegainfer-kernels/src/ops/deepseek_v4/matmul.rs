@@ -42,6 +42,14 @@ pub fn matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor) -> Resu
     Ok(())
 }
 
+/// Prepares GEMMs like those that ran so far for all numbers of tokens from 129 to `most`, so that no step has to. On a GPU only, and
+/// only before a graph is captured.
+pub fn plan_gemms(exec: &mut Exec, most: usize) {
+    if exec.device() == Device::Cuda {
+        crate::cuda::plan_row_counts(exec, most);
+    }
+}
+
 /// `w` is no stack, its dtypes and shapes fit each other, and `k` is a multiple of what the kernels take at once.
 pub(super) fn whole_blocks(check: Check, w: &Matrix) -> Result<(), OpError> {
     let k = w.shape().1;

@@ -28,7 +28,7 @@ pub use experts::{ExpertMath, Experts, routed_experts, shared_expert};
 pub use hyper::{hyper_head, hyper_merge, hyper_mix};
 pub use index::select_entries;
 pub use kv_quant::{quantize_index, round_activation};
-pub use matmul::{grouped_matmul, matmul};
+pub use matmul::{grouped_matmul, matmul, plan_gemms};
 pub use norm::norm;
 pub use norm_rope::{norm_rope_kv, norm_rope_q};
 pub use pick_rows::pick_rows;
