@@ -54,6 +54,9 @@ pub struct LoadOptions {
 /// Upper bound of the default for compressed entries.
 pub const DEFAULT_KV_BYTES: u64 = 4 << 30;
 
+/// Most tokens of a step that an engine runs before it serves.
+const WARM_UP_TOKENS: usize = 4096;
+
 /// A loaded engine, ready for its thread, and what start-up prints about it.
 #[derive(Debug)]
 pub struct Loaded {
@@ -95,6 +98,8 @@ pub fn load(
     let mut executor = Executor::new(config.clone(), options.numerics, ranks, bounds)?;
     // One token through the model: what it cannot run is refused here.
     executor.run(&plan::uniform(1, 1, 1))?;
+    let most = bounds.tokens.min(bounds.context).min(bounds.pages * PAGE_TOKENS).min(WARM_UP_TOKENS);
+    executor.warm_up(most)?;
     let limits = EngineLimits {
         max_model_len: bounds.context,
         vocab_size: config.vocab_size,

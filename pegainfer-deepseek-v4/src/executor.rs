@@ -17,6 +17,7 @@ use pegainfer_core::parallel::{Communicator, Ranks};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::schedule::{Graphs, Launches, STEPS_IN_FLIGHT, StateSlots, StepExecutor};
 use pegainfer_core::tensor::OpError;
+use pegainfer_kernels::ops::deepseek_v4::plan_gemms;
 use pegainfer_kernels::parallel;
 use pegainfer_kernels::runtime::{Readbacks, Sampler};
 use std::sync::Arc;
@@ -35,6 +36,8 @@ struct Rank {
     /// Of decode steps.
     graphs: Graphs,
     communicator: Arc<dyn Communicator>,
+    /// Layers that a step runs: all but in a warm-up.
+    layers: usize,
 }
 
 impl Rank {
@@ -53,7 +56,8 @@ impl Rank {
         let state = state::allocate(&mut exec, config, numerics, bounds.slots, bounds.pages);
         let state = state.map_err(LoadError::State)?;
         let graphs = Graphs::new(if bounds.graphs && exec.device() == Device::Cuda { sampler.max_rows() } else { 0 });
-        Ok(Self { exec, shard, weights, state, rotations, inputs, work, sampler, graphs, communicator })
+        let layers = weights.layers.len();
+        Ok(Self { exec, shard, weights, state, rotations, inputs, work, sampler, graphs, communicator, layers })
     }
 
     /// Uploads `step`, and moves the state of rows that change their slot.
@@ -89,8 +93,8 @@ impl Rank {
         step: &Step,
         job: impl FnOnce(&mut Graphs, &mut StepLaunches<'_>) -> Result<(), OpError> + Send,
     ) -> Result<(), OpError> {
-        let Self { exec, shard, weights, state, rotations, inputs, work, sampler, graphs, communicator } = self;
-        let (shard, communicator) = (*shard, &**communicator);
+        let Self { exec, shard, weights, state, rotations, inputs, work, sampler, graphs, communicator, layers } = self;
+        let (shard, communicator, state) = (*shard, &**communicator, &mut state[..*layers]);
         exec.install(|exec| {
             let mut launches = StepLaunches {
                 exec,
@@ -118,6 +122,7 @@ struct StepLaunches<'a> {
     numerics: Numerics,
     shard: Shard,
     weights: &'a Weights,
+    /// Of the layers that run.
     state: &'a mut [LayerState],
     rotations: &'a Rotations,
     inputs: &'a mut Inputs,
@@ -146,6 +151,16 @@ impl Launches for StepLaunches<'_> {
         let mut head = Head { normed, matrix: &weights.head, part, communicator };
         sampler.run_with(exec, &mut head, &mut inputs.common, &step.samples)
     }
+}
+
+/// Tokens of the smallest step of a warm-up, above those that run as decode steps do.
+const MIN_WARM_UP: usize = 256;
+
+/// The first layers, in which every kind of attention and of router occurs.
+fn distinct_layers(config: &Config) -> usize {
+    let kind = |i: usize| (config.layers[i], i < config.hash_layers);
+    let is_new = |i: &usize| !(0..*i).any(|before| kind(before) == kind(*i));
+    (0..config.layers.len()).filter(is_new).last().map_or(0, |i| i + 1)
 }
 
 /// The model on all of its ranks.
@@ -190,6 +205,30 @@ impl Executor {
     pub fn run(&mut self, step: &Step) -> Result<Outcome, OpError> {
         self.launch(step)?;
         self.finish()
+    }
+
+    /// Loads kernels, and lets cuBLASLt choose its own, for steps of up to `tokens` tokens: the first requests would wait for that.
+    /// Runs the first layers, in which there is one of each kind. Without a GPU there is nothing to do.
+    pub fn warm_up(&mut self, tokens: usize) -> Result<(), OpError> {
+        if self.ranks.first().exec.device() != Device::Cuda {
+            return Ok(());
+        }
+        self.set_layers(distinct_layers(&self.config))?;
+        let sizes = std::iter::successors(Some(MIN_WARM_UP), |tokens| Some(2 * tokens)).take_while(|n| *n < tokens);
+        let ran = sizes.chain([tokens]).try_for_each(|n| self.run(&plan::uniform(1, n, n)).map(drop));
+        self.set_layers(self.config.layers.len())?;
+        ran?;
+        self.ranks.run(move |rank| {
+            plan_gemms(&mut rank.exec, tokens);
+            Ok(())
+        })
+    }
+
+    fn set_layers(&mut self, layers: usize) -> Result<(), OpError> {
+        self.ranks.run(move |rank| {
+            rank.layers = layers;
+            Ok(())
+        })
     }
 
     /// As [`run`](Self::run), with the record of every op of rank 0.

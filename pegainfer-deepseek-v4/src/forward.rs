@@ -17,7 +17,9 @@ use crate::workspace::Workspace;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::parallel::Communicator;
 use pegainfer_core::tensor::{OpError, Tensor};
-use pegainfer_kernels::ops::deepseek_v4::{self as ops, ExpertMath, HyperSpec, HyperWeights, Moe, Routing, RoutingSpec};
+use pegainfer_kernels::ops::deepseek_v4::{
+    self as ops, ExpertMath, HyperSpec, HyperWeights, Moe, Routing, RoutingSpec,
+};
 
 /// The borrowed parts of one run.
 pub(crate) struct Pass<'a> {

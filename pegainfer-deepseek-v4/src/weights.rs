@@ -250,9 +250,9 @@ fn moe(reader: &mut Reader<'_>, config: &Config, shard: Shard, prefix: &str, has
     };
     let (gate, up) = (stacked("w1", (width, hidden), &rows)?, stacked("w3", (width, hidden), &rows)?);
     let experts = Experts { gate, up, down: stacked("w2", (hidden, width), &columns)?, count: numbers.len() };
-    let mut fp8 = |w: &str, n, k, part: &Part| reader.fp8(&format!("{prefix}shared_experts.{w}"), n, k, part.clone());
-    let (gate, up) = (fp8("w1", width, hidden, &rows)?, fp8("w3", width, hidden, &rows)?);
-    let shared = Experts { gate, up, down: fp8("w2", hidden, width, &columns)?, count: 1 };
+    let name = |w: &str| format!("{prefix}shared_experts.{w}");
+    let [gate, up] = reader.fp8_pair(["w1", "w3"].map(name), (width, hidden), &rows)?;
+    let shared = Experts { gate, up, down: reader.fp8(&name("w2"), hidden, width, columns)?, count: 1 };
     let gate = reader.bf16(&format!("{prefix}gate"), count, hidden)?;
     Ok(Moe { gate, router, experts, first: numbers.start, shared })
 }

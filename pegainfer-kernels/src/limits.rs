@@ -116,6 +116,15 @@ limits! {
         /// Most experts of a token.
         MAX_CHOSEN: uint = 32;
     }
+    /// What surrounds the library in DeepSeek-V4's large-M GEMMs.
+    deepseek_v4_pack {
+        /// Threads of a block.
+        THREADS: uint = 256;
+        /// Most threads of a block that has a row of a sum.
+        ADD_THREADS: uint = 512;
+        /// Vectors of 8 elements of such a thread.
+        ADD_VECTORS: uint = 2;
+    }
     /// Logits processors.
     adjust {
         /// Words of a row's span: first edit, end of its edits, mask.

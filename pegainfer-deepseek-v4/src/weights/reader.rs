@@ -60,11 +60,40 @@ impl Reader<'_> {
         if !self.quantized {
             return self.plain(&weight, Dtype::BF16, &[n, k], part).map(Matrix::Bf16);
         }
+        let codes = self.allocate(&weight, &part.shape([n, k]), DType::U8)?;
+        self.fp8_into(codes, (weight, scale), (n, k), part)
+    }
+
+    /// Two such matrices of one shape. On a GPU the codes of the second follow those of the first, so that one GEMM takes both.
+    pub fn fp8_pair(
+        &mut self,
+        names: [String; 2],
+        (n, k): (usize, usize),
+        part: &Part,
+    ) -> Result<[Matrix; 2], WeightsError> {
+        let [first, second] = names;
+        if !self.quantized {
+            return Ok([self.fp8(&first, n, k, part.clone())?, self.fp8(&second, n, k, part.clone())?]);
+        }
+        let [first, second] = [first, second].map(|name| (format!("{name}.weight"), format!("{name}.scale")));
+        let local = part.shape([n, k]);
+        let adjacent = self.exec.adjacent([(&first.0, &local), (&second.0, &local)], DType::U8);
+        let [codes, more] = adjacent.map_err(|error| out_of_memory(&first.0, 2 * local[0] * local[1], error))?;
+        Ok([self.fp8_into(codes, first, (n, k), part.clone())?, self.fp8_into(more, second, (n, k), part.clone())?])
+    }
+
+    /// Scales, and then codes that go where they are to be.
+    fn fp8_into(
+        &mut self,
+        mut codes: Tensor,
+        (weight, scale): (String, String),
+        (n, k): (usize, usize),
+        part: Part,
+    ) -> Result<Matrix, WeightsError> {
         let blocks = [n.div_ceil(BLOCK), k.div_ceil(BLOCK)];
-        Ok(Matrix::Fp8 {
-            scale: BlockScales::E8m0(self.plain(&scale, Dtype::F8_E8M0, &blocks, part.of_blocks())?),
-            weight: self.plain(&weight, Dtype::F8_E4M3, &[n, k], part)?,
-        })
+        let scale = BlockScales::E8m0(self.plain(&scale, Dtype::F8_E8M0, &blocks, part.of_blocks())?);
+        self.fill(&mut codes, TensorSpec { name: weight, dtype: Dtype::F8_E4M3, shape: vec![n, k] }, &part)?;
+        Ok(Matrix::Fp8 { weight: codes, scale })
     }
 
     /// A part of `NAME.weight` in FP4 with `NAME.scale`, or in bf16, of each of several matrices `[n, k]`; the parts are
@@ -173,12 +202,13 @@ impl Reader<'_> {
     }
 
     fn allocate(&mut self, name: &str, shape: &[usize], dtype: DType) -> Result<Tensor, WeightsError> {
-        self.exec.tensor(name, shape, dtype).map_err(|error| WeightsError::OutOfMemory {
-            name: name.to_owned(),
-            bytes: (shape.iter().product::<usize>() * dtype.size()) as u64,
-            error,
-        })
+        let bytes = shape.iter().product::<usize>() * dtype.size();
+        self.exec.tensor(name, shape, dtype).map_err(|error| out_of_memory(name, bytes, error))
     }
+}
+
+fn out_of_memory(name: &str, bytes: usize, error: std::io::Error) -> WeightsError {
+    WeightsError::OutOfMemory { name: name.to_owned(), bytes: bytes as u64, error }
 }
 
 /// The dtype in memory. E8M0 scales are bytes: they are exponents, and as numbers most of them would be 0.

@@ -104,7 +104,7 @@ impl Gemm {
 
 /// Whether the library multiplies FP8 by FP8 with scales of blocks: on Hopper, where a row of scales of w is whole vectors and its
 /// last block is whole.
-fn fp8_cublaslt_serves(gpu: &Gpu, GemmShape { n, k, .. }: GemmShape) -> bool {
+pub(super) fn fp8_cublaslt_serves(gpu: &Gpu, GemmShape { n, k, .. }: GemmShape) -> bool {
     gpu.is_hopper()
         && gpu.cublaslt == CublasLt::BlockScales
         && k.is_multiple_of(4 * fp8::BLOCK)

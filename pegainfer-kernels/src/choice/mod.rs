@@ -7,6 +7,8 @@
 
 mod attention;
 mod delta;
+#[cfg(feature = "deepseek-v4")]
+mod dense_gemm;
 mod gemm;
 mod gemm_shape;
 mod gemv_splitk;
@@ -25,6 +27,8 @@ pub(crate) use delta::RECURRENT_TOKENS;
 #[cfg(triton_kernels)]
 pub(crate) use delta::TRITON_SLICES;
 pub use delta::{Conv, DecodeDelta, DeltaChunks, InterChunkScan};
+#[cfg(feature = "deepseek-v4")]
+pub(crate) use dense_gemm::{DenseGemm, DenseShape};
 pub use gemm::{AddNorm, Gemm, Qkv, Skinny, Swiglu};
 pub use gemm_shape::{GemmShape, Output, WeightFormat};
 pub use gemv_splitk::GemvPlan;

@@ -78,7 +78,7 @@ pub(super) fn fp8_by_fp8(
         let rows = most.min(m - first);
         let rounded = round_activations(exec.gpu()?, op, x, (first, rows), workspace)?;
         let (out_type, pitch) = (out.tensor.dtype(), out.pitch());
-        let size = GemmSize { m: rounded.rows, n, k, out: out_type, pitch, multiplied: Multiplied::Fp8 };
+        let size = GemmSize { pitch, ..GemmSize::whole((rounded.rows, n, k), out_type, Multiplied::Fp8) };
         let scales = (rounded.scales, scales.device());
         let at = Operands { x: rounded.codes, w: codes.device(), out: out.address(first), scales };
         blaslt::launch(exec, op, size, at, false, out.tensor)?;
@@ -112,7 +112,7 @@ pub(super) fn widened(
             Some(Gemm::TiledMma(tile)) => tiled(exec.gpu()?, op, x, (workspace, rows), tile, out)?,
             _ => {
                 let (out_type, pitch) = (out.tensor.dtype(), out.pitch());
-                let size = GemmSize { m, n: rows, k, out: out_type, pitch, multiplied: Multiplied::Widened };
+                let size = GemmSize { pitch, ..GemmSize::whole((m, rows, k), out_type, Multiplied::Widened) };
                 let at = Operands { x: x.device(), w: workspace, out: out.address(0), scales: (0, 0) };
                 blaslt::launch(exec, op, size, at, false, out.tensor)?;
             }

@@ -86,8 +86,9 @@ fn columns(
         Gemm::Skinny(kernel) => skinny(exec.gpu()?, op, (x, w), (kernel, output), out.target()),
         Gemm::CublasLt => {
             let ((m, k), w) = (x.rows_cols(), bf16(op, w)?);
-            let (n, pitch, multiplied) = (w.rows_cols().0, out.pitch(), blaslt::Multiplied::Bf16);
-            let size = blaslt::GemmSize { m, n, k, out: out.tensor.dtype(), pitch, multiplied };
+            let (n, pitch, out_type) = (w.rows_cols().0, out.pitch(), out.tensor.dtype());
+            let whole = blaslt::GemmSize::whole((m, n, k), out_type, blaslt::Multiplied::Bf16);
+            let size = blaslt::GemmSize { pitch, ..whole };
             let at = blaslt::Operands { x: x.device(), w: w.device(), out: out.address(0), scales: (0, 0) };
             blaslt::launch(exec, op, size, at, false, out.tensor)
         }

@@ -46,6 +46,8 @@ pub(crate) use adjust::adjust_logits;
 pub(crate) use attention::attention;
 pub(crate) use attention_decode::decode_fused;
 pub use blaslt::blaslt;
+#[cfg(feature = "deepseek-v4")]
+pub(crate) use blaslt::plan_row_counts;
 pub(crate) use blaslt::{cublaslt, m_bucket};
 pub(crate) use causal_conv::causal_conv1d;
 pub(crate) use decode_layers::decode_layers;

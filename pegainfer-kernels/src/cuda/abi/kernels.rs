@@ -174,6 +174,20 @@ kernels! {
         x: Out<T>, positions: In<U32>, frequencies: In<F32>, heads: u32, heads_of_token: u32, dim: u32, pairs: u32,
         inverse: u32,
     }
+    DEEPSEEK_V4_PACK: PackActivations [pack_activations] {
+        x: ScratchIn<Bf16>, codes: OutOrScratch<U8>, scales: Scratch<F32>, first: ScratchIn<U8>, second: ScratchIn<U8>,
+        weight_scales: Scratch<F32>, each: u32, m: u32, padded: u32, k: u32,
+    }
+    DEEPSEEK_V4_PACK: PackSwiglu [pack_swiglu] {
+        gate: ScratchIn<Bf16>, up: ScratchIn<Bf16>, codes: OutOrScratch<U8>, scales: Scratch<F32>,
+        down_scales: ScratchIn<U8>, weight_scales: Scratch<F32>, each: u32, m: u32, width: u32, pitch: u32, limit: f32,
+    }
+    DEEPSEEK_V4_PACK: WidenE8m0 [widen_e8m0] {
+        codes: In<U8>, scales: ScratchIn<U8>, out: Scratch<Bf16>, first: u32, rows: u32, k: u32,
+    }
+    DEEPSEEK_V4_PACK: AddRows [add_rows_bf16<Bf16>, add_rows_f32<F32>] {
+        routed: ScratchIn<F32>, out: OutOrScratch<T>, hidden: u32,
+    }
     DEEPSEEK_V4_QUANT: RoundActivation [round_activation_bf16<Bf16>, round_activation_f32<F32>] { x: Out<T>, groups: u32 }
     DEEPSEEK_V4_QUANT: QuantizeIndex [quantize_index_bf16<Bf16>, quantize_index_f32<F32>] {
         x: Out<T>, dim: u32, low_precision: u32,

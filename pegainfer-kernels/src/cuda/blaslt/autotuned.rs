@@ -91,7 +91,7 @@ fn parse(line: &str) -> Option<(GemmSize, usize, &str)> {
         "f32" => DType::F32,
         _ => return None,
     };
-    let gemm = GemmSize { m, n, k, out, pitch: n, multiplied: Multiplied::Bf16 };
+    let gemm = GemmSize::whole((m, n, k), out, Multiplied::Bf16);
     Some((gemm, candidate, fields.next()?))
 }
 
@@ -103,8 +103,7 @@ mod tests {
     fn algorithms_are_found_again_and_a_broken_file_is_not_fatal() {
         let dir = env::temp_dir().join(format!("pegainfer-autotuned-{}", std::process::id()));
         let path = dir.join(FILE);
-        let (out, multiplied) = (DType::Bf16, Multiplied::Bf16);
-        let gemm = GemmSize { m: 64, n: 2560, k: 4096, out, pitch: 2560, multiplied };
+        let gemm = GemmSize::whole((64, 2560, 4096), DType::Bf16, Multiplied::Bf16);
         let load = |place: &str| Autotuned::load(Some(path.clone()), place.to_owned());
         load("GPU A, lib 1").add(gemm, 3);
         load("GPU B, lib 1").add(gemm, 5);
@@ -121,8 +120,7 @@ mod tests {
     #[test]
     fn a_place_that_cannot_be_written_is_left_alone() {
         let mut autotuned = Autotuned::load(Some(PathBuf::from("/dev/null/pegainfer")), "here".to_owned());
-        let (out, multiplied) = (DType::F32, Multiplied::Bf16);
-        let gemm = GemmSize { m: 64, n: 8, k: 8, out, pitch: 8, multiplied };
+        let gemm = GemmSize::whole((64, 8, 8), DType::F32, Multiplied::Bf16);
         autotuned.add(gemm, 2);
         assert_eq!((autotuned.get(gemm), autotuned.path), (Some(2), None));
     }

@@ -1,5 +1,6 @@
 //! What a plan of cuBLASLt is made for.
 
+use super::FREE_BYTES;
 use pegainfer_core::tensor::DType;
 
 /// What is multiplied.
@@ -7,24 +8,50 @@ use pegainfer_core::tensor::DType;
 pub enum Multiplied {
     /// bf16 by bf16.
     Bf16,
-    /// The same, with the weight in the first half of the workspace.
+    /// The same by the heuristic's first algorithm; the first half of the workspace, which may hold the weight, is left alone.
     Widened,
     /// FP8 by FP8 with scales of blocks; the activations are in the first half of the workspace.
     Fp8,
 }
 
-/// `[m, n] = [m, k] [n, k]ᵀ` with this output, whose rows are `pitch` apart. `+ out` needs no other plan.
+impl Multiplied {
+    /// Bytes of the workspace, from its beginning on, that the library leaves alone.
+    pub(super) fn free_bytes(self) -> usize {
+        if self == Self::Bf16 { 0 } else { FREE_BYTES }
+    }
+}
+
+/// `[m, n] = [m, k] [n, k]ᵀ` with this output. `+ out` needs no other plan.
+///
+/// Of `groups` GEMMs in one call, the next has the next `k` columns of x, `n` rows of w and `n` columns of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GemmSize {
     pub m: usize,
     pub n: usize,
     pub k: usize,
     pub out: DType,
+    /// Elements from one row of the output to the next.
     pub pitch: usize,
+    /// Elements from one row of x to the next.
+    pub x_pitch: usize,
+    pub groups: usize,
     pub multiplied: Multiplied,
 }
 
 impl GemmSize {
+    /// One GEMM whose matrices are whole.
+    pub fn whole((m, n, k): (usize, usize, usize), out: DType, multiplied: Multiplied) -> Self {
+        Self { m, n, k, out, pitch: n, x_pitch: k, groups: 1, multiplied }
+    }
+
+    /// Bytes of its largest operand.
+    #[cfg(feature = "deepseek-v4")]
+    pub(super) fn extent(&self) -> usize {
+        let operand = if self.multiplied == Multiplied::Fp8 { 1 } else { DType::Bf16.size() };
+        let Self { m, n, k, .. } = *self;
+        (m * self.pitch * self.out.size()).max(m * self.x_pitch * operand).max(self.groups * n * k * operand)
+    }
+
     /// Whether candidates are timed: bf16 weights of a checkpoint, whose outputs are whole matrices.
     pub(super) fn is_tuned(&self) -> bool {
         self.multiplied == Multiplied::Bf16 && self.pitch == self.n

@@ -8,7 +8,7 @@ use cudarc::cublaslt::sys::{
     cublasLtMatmulDesc_t as Operation, cublasLtMatmulDescAttributes_t as OperationAttribute,
     cublasLtMatmulHeuristicResult_t as Candidate, cublasLtMatmulPreference_t as Preference,
     cublasLtMatmulPreferenceAttributes_t as PreferenceAttribute, cublasLtMatrixLayout_t as Layout,
-    cublasStatus_t as Status, cudaDataType, cudaStream_t as Stream,
+    cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cublasStatus_t as Status, cudaDataType, cudaStream_t as Stream,
 };
 use std::env;
 use std::ffi::{c_int, c_void};
@@ -58,6 +58,7 @@ functions! {
         (Preference, PreferenceAttribute, *const c_void, usize) -> Status;
     destroy_preference = "cublasLtMatmulPreferenceDestroy" (Preference) -> Status;
     create_layout = "cublasLtMatrixLayoutCreate" (*mut Layout, cudaDataType, u64, u64, i64) -> Status;
+    set_layout = "cublasLtMatrixLayoutSetAttribute" (Layout, LayoutAttribute, *const c_void, usize) -> Status;
     destroy_layout = "cublasLtMatrixLayoutDestroy" (Layout) -> Status;
     heuristic = "cublasLtMatmulAlgoGetHeuristic"
         (Handle, Operation, Layout, Layout, Layout, Layout, Preference, c_int, *mut Candidate, *mut c_int) -> Status;

@@ -9,6 +9,8 @@ mod autotuned;
 mod fp8;
 mod gemm_size;
 mod library;
+#[cfg(feature = "deepseek-v4")]
+mod preparation;
 #[cfg(test)]
 mod tests;
 mod tuning;
@@ -44,7 +46,7 @@ pub(super) struct Operands {
     pub x: u64,
     pub w: u64,
     pub out: u64,
-    /// Scales of x, `[k / 128, m]` f32, and of w, `[n / 128, k / 128]` f32; 0 without.
+    /// Addresses of the scales of x, `[k / 128, m]` f32, and of w, `[n / 128, k / 128]` f32; 0 without.
     pub scales: (u64, u64),
 }
 
@@ -149,6 +151,15 @@ pub(crate) fn cublaslt(exec: &mut Exec) -> CublasLt {
     }
 }
 
+/// Plans every GEMM that was launched so far and whose algorithms are not timed, for other row counts from 129 to `most`, and loads the
+/// library's kernels for them; see `preparation`. Writes to the workspace. No effect without cuBLASLt.
+#[cfg(feature = "deepseek-v4")]
+pub(crate) fn plan_row_counts(exec: &mut Exec, most: usize) {
+    if let Ok(blaslt) = exec.attached(State::begin).opened() {
+        blaslt.prepare(most);
+    }
+}
+
 /// [`launch`] of tensors in bf16: `out = x · wᵀ`, or with `accumulate` `out += x · wᵀ`.
 pub(super) fn matmul(
     exec: &mut Exec,
@@ -159,7 +170,7 @@ pub(super) fn matmul(
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let ((m, k), n) = (x.rows_cols(), w.rows_cols().0);
-    let gemm = GemmSize { m, n, k, out: out.dtype(), pitch: n, multiplied: Multiplied::Bf16 };
+    let gemm = GemmSize::whole((m, n, k), out.dtype(), Multiplied::Bf16);
     let bf16 = [x.dtype(), w.dtype()] == [DType::Bf16; 2];
     let fits = w.rows_cols().1 == k && out.rows_cols() == (m, n);
     assert!(bf16 && fits, "{op}: {gemm:?} of {} and {}", x.name(), w.name());
@@ -248,8 +259,7 @@ impl BlasLt {
 
     /// Asks the heuristic once, about any GEMM: its first answer takes 0.1 s longer than later ones.
     fn warm_up(&self) -> Result<(), CublasError> {
-        let (out, multiplied) = (DType::Bf16, Multiplied::Bf16);
-        let plan = self.layouts(GemmSize { m: 256, n: 1024, k: 1024, out, pitch: 1024, multiplied })?;
+        let plan = self.layouts(GemmSize::whole((256, 1024, 1024), DType::Bf16, Multiplied::Bf16))?;
         let asked = self.candidates(&plan, (0, 0));
         self.release(&plan);
         asked.map(drop)
@@ -280,34 +290,49 @@ impl BlasLt {
         }
     }
 
-    fn layouts(&self, GemmSize { m, n, k, out, pitch, multiplied }: GemmSize) -> Result<Plan, CublasError> {
+    fn layouts(&self, gemm: GemmSize) -> Result<Plan, CublasError> {
+        let GemmSize { m, n, k, out, pitch, x_pitch, multiplied, .. } = gemm;
         let out_type = if out == DType::F32 { sys::cudaDataType::CUDA_R_32F } else { sys::cudaDataType::CUDA_R_16BF };
         // A row-major matrix is column-major with rows and columns swapped.
-        let layout = |dtype, rows: usize, cols: usize, pitch: usize| {
+        let layout = |dtype, rows: usize, cols: usize, pitch: usize, next_group: usize| {
             let mut layout = null_mut();
             // SAFETY: `layout` is a valid place for the handle.
             unsafe {
                 (self.library.functions.create_layout)(&mut layout, dtype, cols as u64, rows as u64, pitch as i64)
             }
-            .result()
-            .map(|()| layout)
+            .result()?;
+            self.set_groups(layout, gemm.groups, next_group)?;
+            Ok(layout)
         };
         let operand = match multiplied {
             Multiplied::Fp8 => sys::cudaDataType::CUDA_R_8F_E4M3,
             Multiplied::Bf16 | Multiplied::Widened => sys::cudaDataType::CUDA_R_16BF,
         };
         let algorithm = sys::cublasLtMatmulAlgo_t { data: [0; 8] };
-        let (x, w) = (layout(operand, m, k, k)?, layout(operand, n, k, k)?);
-        Ok(Plan { x, w, out: layout(out_type, m, n, pitch)?, algorithm, multiplied })
+        let (x, w) = (layout(operand, m, k, x_pitch, k)?, layout(operand, n, k, k, n * k)?);
+        Ok(Plan { x, w, out: layout(out_type, m, n, pitch, n)?, algorithm, multiplied })
+    }
+
+    /// Lets a layout stand for `groups` matrices, each `next` elements behind the one before.
+    fn set_groups(&self, layout: sys::cublasLtMatrixLayout_t, groups: usize, next: usize) -> Result<(), CublasError> {
+        use sys::cublasLtMatrixLayoutAttribute_t::{
+            CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT as COUNT, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET as OFFSET,
+        };
+        if groups == 1 {
+            return Ok(());
+        }
+        let (count, offset, lt) = (groups as i32, next as i64, &self.library.functions);
+        // SAFETY: the layout is alive; the attributes are an int32 and an int64.
+        unsafe {
+            (lt.set_layout)(layout, COUNT, from_ref(&count).cast(), 4).result()?;
+            (lt.set_layout)(layout, OFFSET, from_ref(&offset).cast(), 8).result()
+        }
     }
 
     /// The heuristic's candidates, best first; at least one.
     fn candidates(&self, plan: &Plan, scales: (u64, u64)) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, CublasError> {
         let operation = self.operation(plan.multiplied, scales)?;
-        let preference = match plan.multiplied {
-            Multiplied::Bf16 => self.preference,
-            Multiplied::Widened | Multiplied::Fp8 => self.half_preference,
-        };
+        let preference = if plan.multiplied.free_bytes() == 0 { self.preference } else { self.half_preference };
         // SAFETY: plain numbers, for which zero is a value.
         let mut found: [sys::cublasLtMatmulHeuristicResult_t; CANDIDATES] = unsafe { std::mem::zeroed() };
         let mut count: c_int = 0;
@@ -327,13 +352,14 @@ impl BlasLt {
     }
 
     /// Whether `algorithm` can compute what `plan` lays out, within the workspace.
-    fn accepts(&self, plan: &Plan, algorithm: &sys::cublasLtMatmulAlgo_t) -> bool {
+    fn accepts(&self, plan: &Plan, scales: (u64, u64), algorithm: &sys::cublasLtMatmulAlgo_t) -> bool {
         // SAFETY: plain numbers, for which zero is a value.
         let mut result: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
         let (lt, w, x, out) = (&self.library.functions, plan.w, plan.x, plan.out);
+        let Ok(operation) = self.operation(plan.multiplied, scales) else { return false };
         // SAFETY: handles are alive, and the algorithm came from this library.
-        let status = unsafe { (lt.check)(self.handle, self.operation, w, x, out, out, algorithm, &mut result) };
-        status.result().is_ok() && result.workspaceSize <= WORKSPACE_BYTES
+        let status = unsafe { (lt.check)(self.handle, operation, w, x, out, out, algorithm, &mut result) };
+        status.result().is_ok() && result.workspaceSize <= WORKSPACE_BYTES - plan.multiplied.free_bytes()
     }
 
     /// Puts `out = x wᵀ`, or `out += x wᵀ`, into the stream.
@@ -341,7 +367,7 @@ impl BlasLt {
         let (alpha, beta) = (1f32, if accumulate { 1f32 } else { 0f32 });
         let (x, w, out) = (at.x as *const c_void, at.w as *const c_void, at.out as *mut c_void);
         let (alpha, beta) = (from_ref(&alpha).cast(), from_ref(&beta).cast());
-        let free = if plan.multiplied == Multiplied::Bf16 { 0 } else { FREE_BYTES };
+        let free = plan.multiplied.free_bytes();
         let (algorithm, workspace) = (from_ref(&plan.algorithm), (self.workspace + free as u64) as *mut c_void);
         let operation = self.operation(plan.multiplied, at.scales)?;
         let stream = self.stream.cu_stream().cast();

@@ -40,17 +40,15 @@ impl BlasLt {
         plan: &Plan,
         at: Operands,
     ) -> Result<sys::cublasLtMatmulAlgo_t, CublasError> {
-        if !gemm.is_tuned() {
-            return Ok(self.candidates(plan, at.scales)?[0]);
-        }
         let rows = m_bucket(gemm.m);
         if rows != gemm.m {
             // There are fewer rows of x than that plan has, so none are read.
             let served = self.plan(GemmSize { m: rows, ..gemm }, Operands { x: 0, ..at })?.algorithm;
-            return Ok(if self.accepts(plan, &served) { served } else { self.candidates(plan, at.scales)?[0] });
+            let served = self.accepts(plan, at.scales, &served).then_some(served);
+            return served.map_or_else(|| Ok(self.candidates(plan, at.scales)?[0]), Ok);
         }
         let candidates = self.candidates(plan, at.scales)?;
-        let chosen = if is_timed(rows) { self.chosen(gemm, plan, at, &candidates) } else { 0 };
+        let chosen = if gemm.is_tuned() && is_timed(rows) { self.chosen(gemm, plan, at, &candidates) } else { 0 };
         Ok(*candidates.get(chosen).unwrap_or(&candidates[0]))
     }
 

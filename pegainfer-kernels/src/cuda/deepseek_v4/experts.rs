@@ -1,6 +1,7 @@
 //! `routed_experts` and `shared_expert` (csrc/deepseek_v4_experts.cu).
 
 use super::activations::{Operand, Parts, Scratch, TILES, Values, format, operand, shared_bytes, tile};
+use super::large_expert::large_expert;
 use crate::cuda::abi::{AddPairs, AddRouted, Down, Entry, GateUp, GroupPairs, Target};
 use crate::limits::deepseek_v4::MAX_EXPERTS;
 use crate::limits::deepseek_v4_gemm::{DEPTH, GROUP_THREADS, MAX_CHOSEN, ROWS, THREADS};
@@ -241,8 +242,11 @@ pub(crate) fn shared_expert(
     experts: &Experts,
     math: ExpertMath,
     routed: &Tensor,
-    out: &mut Tensor,
+    (large, out): (bool, &mut Tensor),
 ) -> Result<(), OpError> {
+    if large {
+        return large_expert(exec, "shared_expert", x, (experts, math), routed, out);
+    }
     let call = Call { op: "shared_expert", x, experts, math };
     let (tokens, hidden) = x.rows_cols();
     let pass = call.pass(1);

@@ -22,7 +22,8 @@ const ROWS: usize = 64;
 
 /// Whether the experts are in the formats of the official checkpoints, FP4 and FP8 in whole groups.
 fn official(experts: &Moe<'_>) -> bool {
-    let all = |experts: &Experts, is: fn(&Matrix) -> bool| [&experts.gate, &experts.up, &experts.down].into_iter().all(is);
+    let all =
+        |experts: &Experts, is: fn(&Matrix) -> bool| [&experts.gate, &experts.up, &experts.down].into_iter().all(is);
     let fp8 = |w: &Matrix| matches!(w, Matrix::Fp8 { scale: BlockScales::E8m0(_), .. });
     all(experts.routed, |w| matches!(w, Matrix::Fp4 { .. })) && experts.shared.is_none_or(|shared| all(shared, fp8))
 }
@@ -73,7 +74,8 @@ pub(crate) fn moe(
     let listed = count > UNLISTED;
     let mut list = |bytes: usize| if listed { scratch.take(op, bytes) } else { Ok(0) };
     let (pairs, tiles) = (list(count * 4)?, list((1 + 3 * most) * 4)?);
-    let buffers = Buffers { tiles, pairs, h: scratch.take(op, all * width * 2)?, y: scratch.take(op, all * hidden * 2)? };
+    let buffers =
+        Buffers { tiles, pairs, h: scratch.take(op, all * width * 2)?, y: scratch.take(op, all * hidden * 2)? };
     let Buffers { tiles, pairs, h, y } = buffers;
     if listed {
         let arguments = GroupPairs {
@@ -92,7 +94,8 @@ pub(crate) fn moe(
     let grid = most + if shared.is_some() { tokens.div_ceil(TILE) } else { 0 };
     let of_shared = |w: fn(&Experts) -> &Matrix| shared.map_or((0, 0), |shared| address(w(shared)));
     let ((gate, gate_scales), (up, up_scales)) = (routed.gate.device(), routed.up.device());
-    let ((shared_gate, shared_gate_scales), (shared_up, shared_up_scales)) = (of_shared(|e| &e.gate), of_shared(|e| &e.up));
+    let ((shared_gate, shared_gate_scales), (shared_up, shared_up_scales)) =
+        (of_shared(|e| &e.gate), of_shared(|e| &e.up));
     // Four segments of k either way, with the same bits: more warpgroups for a tile where there are few tiles.
     let few_tiles = tokens == 1 && width <= 512 && hidden == 32 * DEPTH;
     let plan = SkinnyPlan { splits: if few_tiles { 4 } else { 2 }, blocks: 1 };

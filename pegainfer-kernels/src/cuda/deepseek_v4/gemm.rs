@@ -1,7 +1,9 @@
 //! `matmul` and `grouped_matmul` (csrc/deepseek_v4_gemm.cu).
 
-use super::skinny::skinny_gemm;
 use super::activations::{Parts, Scratch, TILES, Values, format, operand, shared_bytes, tile};
+use super::large_gemm::large_gemm;
+use super::skinny::skinny_gemm;
+use crate::choice::DenseGemm;
 use crate::cuda::abi::{Dsv4Gemm, Entry};
 use crate::limits::deepseek_v4_gemm::{DEPTH, MAX_SEGMENTS, ROWS, THREADS};
 use crate::ops::Matrix;
@@ -32,17 +34,18 @@ fn segments(n: usize, k: usize) -> (usize, usize) {
     (steps.div_ceil(each), each)
 }
 
-/// `out = x wᵀ`; `x` is rounded where `w` is in FP8 or FP4.
+/// `out = x wᵀ`; `x` is rounded where `w` is in FP8 or FP4. `large`: what was chosen for many tokens.
 pub(crate) fn matmul(
     exec: &mut Exec,
     op: &'static str,
+    large: Option<DenseGemm>,
     x: Activation<'_>,
     w: &Matrix,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
-    match skinny_gemm(exec, op, x, (w, 1), true, out)? {
+    match large.is_none() && skinny_gemm(exec, op, x, (w, 1), true, out)? {
         true => Ok(()),
-        false => tiled_matmul(exec, op, x.values, (w, 1), out),
+        false => tiled_matmul(exec, op, large, x.values, (w, 1), out),
     }
 }
 
@@ -50,24 +53,29 @@ pub(crate) fn matmul(
 pub(crate) fn grouped_matmul(
     exec: &mut Exec,
     op: &'static str,
+    large: Option<DenseGemm>,
     x: &Tensor,
     (w, groups): (&Matrix, usize),
     out: &mut Tensor,
 ) -> Result<(), OpError> {
-    match skinny_gemm(exec, op, x.into(), (w, groups), false, out)? {
+    match large.is_none() && skinny_gemm(exec, op, x.into(), (w, groups), false, out)? {
         true => Ok(()),
-        false => tiled_matmul(exec, op, x, (w, groups), out),
+        false => tiled_matmul(exec, op, large, x, (w, groups), out),
     }
 }
 
-/// By mma.sync, any operands.
+/// By `large`, or else by mma.sync, which takes any operands.
 fn tiled_matmul(
     exec: &mut Exec,
     op: &'static str,
+    large: Option<DenseGemm>,
     x: &Tensor,
     (w, groups): (&Matrix, usize),
     out: &mut Tensor,
 ) -> Result<(), OpError> {
+    if let Some(kernel) = large {
+        return large_gemm(exec, op, kernel, x, (w, groups), out);
+    }
     let ((m, stride), n) = (x.rows_cols(), w.shape().0);
     if groups > 1 && !(n / groups).is_multiple_of(ROWS) {
         let message = format!("groups of {} rows: the GPU kernel takes multiples of {ROWS}", n / groups);

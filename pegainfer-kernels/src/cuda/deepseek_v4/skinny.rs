@@ -1,17 +1,12 @@
 //! `matmul`, `grouped_matmul`, `project` and `pack_rows` at few tokens on Hopper (csrc/deepseek_v4_skinny.cu).
 
-use crate::choice;
+use crate::choice::{self, DenseGemm};
 use crate::cuda::abi::{Entry, PackRows, SkinnyGemm, SkinnyPacked, SkinnyProject};
 use crate::ops::deepseek_v4::{Activation, Projected, Projections};
 use crate::ops::{BlockScales, Matrix};
 use pegainfer_core::cuda::Launch;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-
-/// Most tokens of a step whose GEMMs read every weight for each 32 of them.
-pub(in crate::cuda) const FEW_TOKENS: usize = 64;
-/// Elements of a weight below which a tile of 32 tokens serves all steps: it stays in the L2 cache.
-const SMALL_WEIGHT: usize = 1 << 20;
 
 /// Shared memory that a block may have.
 const SHARED_BYTES: usize = 227 << 10;
@@ -59,9 +54,9 @@ impl SkinnyPlan {
     }
 }
 
-/// Whether the tokens are few for a weight of this shape.
-pub(super) fn few(tokens: usize, (n, k): (usize, usize)) -> bool {
-    tokens <= FEW_TOKENS || n * k < SMALL_WEIGHT
+/// Whether every weight is read again for each 32 tokens. Small weights stay in the L2 cache, whatever the tokens.
+fn few(tokens: usize, (n, k): (usize, usize)) -> bool {
+    tokens < DenseGemm::MIN_TOKENS || n * k < DenseGemm::MIN_ELEMENTS
 }
 
 /// The tile for so many tokens, by its place among 8, 16 and 32, and its tokens.

@@ -3,6 +3,7 @@
 use super::kv_quant::round;
 use super::matmul::whole_blocks;
 use super::values::{activation, cpu, read, write};
+use crate::choice::DenseGemm;
 use crate::cpu::deepseek_v4::experts::{ExpertWeights, Math, expert};
 use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
@@ -78,7 +79,8 @@ impl Experts {
 ///
 /// `x`: `[T, hidden]` bf16 or f32; `chosen`: `[T, k]` u32; `weights`: `[T, k]` f32; `experts` are those with the numbers
 /// from `first` on, others are left out; `out`: `[T, hidden]` f32. SwiGLU and the sum are f32; where `x` is bf16, the
-/// output of every GEMM and the input of `w2` are rounded to bf16.
+/// output of every GEMM and the input of `w2` are rounded to bf16, and `x` itself must be values of `round_activation` where the
+/// experts are FP8 or FP4.
 pub fn routed_experts(
     exec: &mut Exec,
     x: &Tensor,
@@ -128,7 +130,8 @@ pub fn routed_experts(
 /// The shared expert's output and the routed sum: `out = routed + w2 · (silu(min(w1 · x, limit)) · clamp(w3 · x, ±limit))`.
 ///
 /// `x`, `out`: `[T, hidden]` bf16 or f32; `routed`: `[T, hidden]` f32. Clamped as the routed ones are; the sum is f32 and
-/// rounded once.
+/// rounded once. As in [`matmul`](super::matmul), bf16 activations must be values of `round_activation` where the experts are FP8
+/// or FP4, and from 129 rows on a GPU may overwrite `out` up to three rows behind its last.
 pub fn shared_expert(
     exec: &mut Exec,
     x: &Tensor,
@@ -144,12 +147,15 @@ pub fn shared_expert(
     activation(check, out, &[tokens, hidden])?;
     let width = experts.check(check, hidden)?;
     check.that(experts.count == 1, "there is one shared expert")?;
+    let large = gpu::is_large_expert(exec, x, experts, math, out)?;
     exec.record(|_| {
-        let reads: Vec<&Tensor> = [x, routed].into_iter().chain(experts.tensors()).collect();
-        OpRecord::new("shared_expert", "experts", &reads, &[out], 6 * (tokens * hidden * width) as u64)
+        let (reads, flops): (Vec<&Tensor>, _) =
+            ([x, routed].into_iter().chain(experts.tensors()).collect(), 6 * (tokens * hidden * width) as u64);
+        let kernel = if large { DenseGemm::Fp8CublasLt.name() } else { "experts" };
+        OpRecord::new("shared_expert", kernel, &reads, &[out], flops)
     });
     if exec.device() == Device::Cuda {
-        return gpu::shared_expert(exec, x, experts, math, routed, out);
+        return gpu::shared_expert(exec, x, experts, math, routed, (large, out));
     }
     let Some(isa) = cpu(check, exec)? else { return Ok(()) };
     let (x, math) = (read(x), math.for_reference(x.dtype()));

@@ -3,6 +3,8 @@
 use super::kv_quant::round_activation;
 use super::packed::Activation;
 use super::values::{cpu, read, rows, write};
+use crate::choice::DenseGemm;
+use crate::cpu::deepseek_v4::kv_quant::fp8;
 use crate::cpu::deepseek_v4::matmul as reference;
 use crate::cpu::weights::{BLOCK, FP4_BLOCK};
 use crate::cuda::deepseek_v4 as gpu;
@@ -12,19 +14,17 @@ use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{OpError, Tensor};
 
-/// `out = x · wᵀ`. Inputs of FP8 and FP4 matrices in bf16 are rounded activations, see `round_activation`: kernels with FP8 tensor cores
-/// take them as such.
+/// `out = x · wᵀ`.
 ///
-/// `x`: `[m, k]`; `w`: `[n, k]`; `out`: `[m, n]`, whose columns may be several dimensions; activations bf16 or f32.
+/// `x`: `[m, k]`; `w`: `[n, k]`; `out`: `[m, n]`, whose columns may be several dimensions; activations bf16 or f32. Where `w` is FP8 or
+/// FP4, bf16 activations must be values of `round_activation`: on a GPU they may be multiplied in FP8, to which others would be
+/// rounded.
+///
 /// Computed in f32: each block along `k` (128 for FP8, 32 for FP4, all of it for bf16) is summed without the weight's
-/// scale, multiplied by it, and added to the rest; one rounding at the end. A row's result does not depend on the other
-/// rows.
-pub fn matmul<'a>(
-    exec: &mut Exec,
-    x: impl Into<Activation<'a>>,
-    w: &Matrix,
-    out: &mut Tensor,
-) -> Result<(), OpError> {
+/// scale, multiplied by it, and added to the rest; one rounding at the end. On a GPU, from 129 rows on, FP8 tensor cores sum
+/// within a block of 128 with about 14 bits, and `out` may be overwritten up to three rows behind its last. Up to 128 rows a
+/// row's result does not depend on the other rows; on a CPU it never does.
+pub fn matmul<'a>(exec: &mut Exec, x: impl Into<Activation<'a>>, w: &Matrix, out: &mut Tensor) -> Result<(), OpError> {
     let check = Check("matmul");
     let input = x.into();
     let x = input.values;
@@ -34,9 +34,10 @@ pub fn matmul<'a>(
     check.that(w.shape().1 == k, "x and w differ in k")?;
     rows(check, x, (m, k))?;
     rows(check, out, (m, n))?;
-    record(exec, "matmul", x, w, out, 2 * (m * n * k) as u64);
+    let large = gpu::choose_large(exec, x, true, (w, 1), out)?;
+    record(exec, (check.0, large), x, w, out, 2 * (m * n * k) as u64);
     if exec.device() == Device::Cuda {
-        return gpu::matmul(exec, check.0, input, w, out);
+        return gpu::matmul(exec, check.0, large, input, w, out);
     }
     if let Some(isa) = cpu(check, exec)? {
         let mut result = vec![0.0; m * n];
@@ -46,13 +47,46 @@ pub fn matmul<'a>(
     Ok(())
 }
 
-/// [`matmul`] with dynamic quantisation: `x` becomes a rounded activation first, as `round_activation` makes it. What is in `x` afterwards
-/// is not specified: kernels may round what they load.
+/// [`matmul`] of `x` as `round_activation` rounds it. What is in `x` afterwards is not specified: it may be rounded in place, or as it is
+/// loaded, see [`matmul_rounding`].
 pub fn matmul_dynamic(exec: &mut Exec, x: &mut Tensor, w: &Matrix, out: &mut Tensor) -> Result<(), OpError> {
-    if !gpu::rounds_input(exec, x, w)? {
-        round_activation(exec, x)?;
+    if gpu::rounds_input(exec, x, w)? {
+        return matmul_rounding(exec, x, w, out);
     }
+    round_activation(exec, x)?;
     matmul(exec, &*x, w, out)
+}
+
+/// [`matmul`] that rounds its input as it loads it, by `round_activation`'s formula; at few tokens, on Hopper.
+///
+/// `x`: `[m, k]` bf16; `w`: `[n, k]` FP8; `out`: `[m, n]` bf16 or f32.
+pub fn matmul_rounding(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor) -> Result<(), OpError> {
+    let check = Check("matmul_rounding");
+    let ((m, k), n) = (x.rows_cols(), w.shape().0);
+    whole_blocks(check, w)?;
+    check.that(w.shape().1 == k, "x and w differ in k")?;
+    rows(check, x, (m, k))?;
+    rows(check, out, (m, n))?;
+    record(exec, (check.0, None), x, w, out, 2 * (m * n * k) as u64);
+    if exec.device() == Device::Cuda {
+        return gpu::matmul(exec, check.0, None, x.into(), w, out);
+    }
+    if let Some(isa) = cpu(check, exec)? {
+        let mut values = read(x).into_owned();
+        fp8(&mut values, BLOCK);
+        let mut result = vec![0.0; m * n];
+        reference::matmul(isa, &values, w.weights(), 0..n, k, &mut result);
+        write(out, &result);
+    }
+    Ok(())
+}
+
+/// Prepares GEMMs like those that ran so far for all numbers of tokens from 129 to `most`, so that no step has to. On a GPU only, and
+/// only before a graph is captured.
+pub fn plan_gemms(exec: &mut Exec, most: usize) {
+    if exec.device() == Device::Cuda {
+        crate::cuda::plan_row_counts(exec, most);
+    }
 }
 
 /// `w` is no stack, its dtypes and shapes fit each other, and `k` is a multiple of what the kernels take at once.
@@ -84,9 +118,10 @@ pub fn grouped_matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor)
     check.that(n.is_multiple_of(groups), "w must have the same rows for each group")?;
     rows(check, x, (tokens, width))?;
     rows(check, out, (tokens, n))?;
-    record(exec, "grouped_matmul", x, w, out, 2 * (tokens * n * k) as u64);
+    let large = gpu::choose_large(exec, x, false, (w, groups), out)?;
+    record(exec, (check.0, large), x, w, out, 2 * (tokens * n * k) as u64);
     if exec.device() == Device::Cuda {
-        return gpu::grouped_matmul(exec, check.0, x, (w, groups), out);
+        return gpu::grouped_matmul(exec, check.0, large, x, (w, groups), out);
     }
     if let Some(isa) = cpu(check, exec)? {
         let (x, rank) = (read(x), n / groups);
@@ -104,10 +139,17 @@ pub fn grouped_matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor)
     Ok(())
 }
 
-fn record(exec: &mut Exec, op: &'static str, x: &Tensor, w: &Matrix, out: &Tensor, flops: u64) {
+fn record(
+    exec: &mut Exec,
+    (op, large): (&'static str, Option<DenseGemm>),
+    x: &Tensor,
+    w: &Matrix,
+    out: &Tensor,
+    flops: u64,
+) {
     exec.record(|_| {
         let reads: Vec<&Tensor> = std::iter::once(x).chain(w.tensors()).collect();
-        OpRecord::new(op, "blocks", &reads, &[out], flops)
+        OpRecord::new(op, large.map_or("blocks", |kernel| kernel.name()), &reads, &[out], flops)
     });
 }
 

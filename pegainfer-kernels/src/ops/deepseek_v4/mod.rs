@@ -28,11 +28,11 @@ pub use compress::{CompressorSpec, CompressorState, CompressorWeights, compress}
 pub use dummy::{Place, random_codes, random_numbers};
 pub use embed::{embed, expand_streams, resolve_ids, store_sum};
 pub use experts::{ExpertMath, Experts, routed_experts, shared_expert};
-pub use moe::{Moe, moe};
 pub use hyper::{hyper_head, hyper_merge, hyper_mix};
 pub use index::select_entries;
 pub use kv_quant::{quantize_index, round_activation};
-pub use matmul::{grouped_matmul, matmul, matmul_dynamic};
+pub use matmul::{grouped_matmul, matmul, matmul_dynamic, matmul_rounding, plan_gemms};
+pub use moe::{Moe, moe};
 pub use norm::norm;
 pub use norm_rope::{norm_rope_kv, norm_rope_q};
 pub use packed::{Activation, pack_rows, packed_bytes, takes_packed_rows};

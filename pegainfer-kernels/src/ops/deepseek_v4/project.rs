@@ -67,12 +67,22 @@ pub fn project(
             rows(check, out, (m, w.shape().0))?;
         }
         let sums = out.pairs.iter().flatten().flatten().all(|out| out.dtype() == DType::F32);
-        check.that(sums && out.low.iter().all(|out| out.dtype() == x.dtype()), "outputs of these dtypes are not fused")?;
+        check.that(
+            sums && out.low.iter().all(|out| out.dtype() == x.dtype()),
+            "outputs of these dtypes are not fused",
+        )?;
         exec.record(|_| {
             let operands = [Some(x), Some(rounded.values), rounded.packed];
-            let reads: Vec<&Tensor> = operands.into_iter().flatten().chain(weights.all().flat_map(Matrix::tensors)).collect();
+            let reads: Vec<&Tensor> =
+                operands.into_iter().flatten().chain(weights.all().flat_map(Matrix::tensors)).collect();
             let outputs: u64 = weights.all().map(|w| w.shape().0 as u64).sum();
-            OpRecord::new("project", "skinny_project", &reads, &out.all().collect::<Vec<_>>(), 2 * (m * k) as u64 * outputs)
+            OpRecord::new(
+                "project",
+                "skinny_project",
+                &reads,
+                &out.all().collect::<Vec<_>>(),
+                2 * (m * k) as u64 * outputs,
+            )
         });
         return gpu::project(exec, check.0, Activation { values: x, packed: rounded.packed }, &weights, out);
     }

@@ -1,0 +1,107 @@
+//! DeepSeek-V4's dense GEMMs at many tokens.
+
+use super::gemm::fp8_cublaslt_serves;
+use super::gemm_shape::{GemmShape, Output, WeightFormat};
+use super::gpu::{CublasLt, Gpu};
+use crate::limits::fp8::{BLOCK, ROW_ALIGNMENT};
+
+/// A GEMM of bf16 activations with one weight, or with one for each of `groups` groups of columns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DenseShape {
+    /// Tokens.
+    pub m: usize,
+    /// Rows of a group's weight.
+    pub n: usize,
+    /// Columns of a group's weight.
+    pub k: usize,
+    pub groups: usize,
+    /// Rows that the memory of the output has, at least `m`.
+    pub out_rows: usize,
+    /// bf16, or FP8 with E8M0 scales.
+    pub format: WeightFormat,
+    /// The activations are values of `round_activation`.
+    pub rounded: bool,
+}
+
+/// How such a GEMM runs on cuBLASLt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DenseGemm {
+    /// FP8 by FP8: the activations' codes are packed in the workspace (csrc/deepseek_v4_pack.cu).
+    Fp8CublasLt,
+    /// FP8 weights, widened to bf16 in the workspace, by bf16.
+    Widened,
+    /// bf16 by bf16.
+    CublasLt,
+}
+
+impl DenseGemm {
+    /// Fewest tokens. Up to one less, a token's bits must not depend on the other tokens of the step, and the kernels of
+    /// csrc/deepseek_v4_skinny.cu or deepseek_v4_gemm.cu run.
+    pub const MIN_TOKENS: usize = 129;
+
+    /// Fewest elements of a weight: smaller ones gain little, and keep the bits of few tokens.
+    pub const MIN_ELEMENTS: usize = 1 << 18;
+
+    /// The kernel, or none where those of few tokens serve.
+    pub fn choose(gpu: &Gpu, shape: DenseShape) -> Option<Self> {
+        let DenseShape { m, n, k, groups, .. } = shape;
+        if n * k * groups < Self::MIN_ELEMENTS {
+            return None;
+        }
+        if m < Self::MIN_TOKENS || gpu.cublaslt == CublasLt::Missing || !n.is_multiple_of(8) || !k.is_multiple_of(8) {
+            return None;
+        }
+        match shape.format {
+            WeightFormat::Bf16 => Some(Self::CublasLt),
+            WeightFormat::Fp8 if groups == 1 && shape.rounded && Self::is_fp8(gpu, shape) => Some(Self::Fp8CublasLt),
+            WeightFormat::Fp8 => k.is_multiple_of(BLOCK).then_some(Self::Widened),
+            WeightFormat::Stacked => None,
+        }
+    }
+
+    /// Whether the library multiplies FP8 by FP8. It takes multiples of four tokens, and so writes up to three rows more.
+    pub fn is_fp8(gpu: &Gpu, DenseShape { m, n, k, out_rows, .. }: DenseShape) -> bool {
+        let shape = GemmShape { m, n, k, output: Output::Bf16, format: WeightFormat::Fp8 };
+        m >= Self::MIN_TOKENS && m.next_multiple_of(ROW_ALIGNMENT) <= out_rows && fp8_cublaslt_serves(gpu, shape)
+    }
+
+    /// Its name in records.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Fp8CublasLt => "cublaslt_fp8",
+            Self::Widened => "widened",
+            Self::CublasLt => "cublaslt",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: DenseShape =
+        DenseShape { m: 1024, n: 1024, k: 4096, groups: 1, out_rows: 1024, format: WeightFormat::Fp8, rounded: true };
+
+    #[test]
+    fn tensor_cores_multiply_fp8_where_they_can() {
+        let choose = |shape| DenseGemm::choose(&Gpu::PLANNED, shape);
+        assert_eq!(choose(SHAPE), Some(DenseGemm::Fp8CublasLt));
+        assert_eq!(choose(DenseShape { m: 1022, ..SHAPE }), Some(DenseGemm::Fp8CublasLt));
+        let full = DenseShape { m: 1022, out_rows: 1022, ..SHAPE };
+        assert_eq!(choose(full), Some(DenseGemm::Widened), "there is no memory behind the last row");
+        let unrounded = DenseShape { groups: 4, rounded: false, ..SHAPE };
+        assert_eq!(choose(unrounded), Some(DenseGemm::Widened));
+        assert_eq!(choose(DenseShape { k: 256, ..SHAPE }), Some(DenseGemm::Widened));
+        let bf16 = DenseShape { n: 64, format: WeightFormat::Bf16, ..SHAPE };
+        assert_eq!(choose(bf16), Some(DenseGemm::CublasLt));
+        let a100 = Gpu::named("A100").unwrap();
+        assert_eq!(DenseGemm::choose(&a100, SHAPE), Some(DenseGemm::Widened));
+    }
+
+    #[test]
+    fn few_tokens_and_gpus_without_cublaslt_have_other_kernels() {
+        assert_eq!(DenseGemm::choose(&Gpu::PLANNED, DenseShape { m: 128, ..SHAPE }), None);
+        assert_eq!(DenseGemm::choose(&Gpu { cublaslt: CublasLt::Missing, ..Gpu::PLANNED }, SHAPE), None);
+        assert_eq!(DenseGemm::choose(&Gpu::PLANNED, DenseShape { n: 60, ..SHAPE }), None);
+    }
+}
