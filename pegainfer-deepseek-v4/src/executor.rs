@@ -160,7 +160,7 @@ const MIN_WARM_UP: usize = 256;
 fn distinct_layers(config: &Config) -> usize {
     let kind = |i: usize| (config.layers[i], i < config.hash_layers);
     let is_new = |i: &usize| !(0..*i).any(|before| kind(before) == kind(*i));
-    (0..config.layers.len()).filter(is_new).last().map_or(0, |i| i + 1)
+    (0..config.layers.len()).rfind(is_new).map_or(0, |i| i + 1)
 }
 
 /// The model on all of its ranks.
