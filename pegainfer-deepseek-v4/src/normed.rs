@@ -35,6 +35,11 @@ impl Normed {
         ops::norm(exec, x, weight, eps, &mut self.exact, self.low.as_mut())
     }
 
+    /// Both, for an op that writes them.
+    pub fn outputs(&mut self) -> (&mut Tensor, Option<&mut Tensor>) {
+        (&mut self.exact, self.low.as_mut())
+    }
+
     /// The input of a GEMM with `w` whose precision follows the matrix.
     pub fn input(&self, w: &Matrix) -> &Tensor {
         self.low.as_ref().filter(|_| w.is_quantized()).unwrap_or(&self.exact)

@@ -41,8 +41,8 @@ struct E2M1 {
 template <typename F> __device__ __forceinline__ float round_to(float x) {
     if (x > F::kMax) x = F::kMax;
     if (x < -F::kMax) x = -F::kMax;
-    float spacing = power_of_two(max(exponent(x), F::kMinExponent) - F::kMantissa);
-    return rintf(x / spacing) * spacing;
+    int spacing = max(exponent(x), F::kMinExponent) - F::kMantissa;
+    return rintf(x * power_of_two(-spacing)) * power_of_two(spacing);
 }
 
 // Neighbouring values of a head, turned by the angle position * frequency, or back.
@@ -60,5 +60,5 @@ constexpr float kLeastAmax = 1e-4f;   // from which on the scale of values in FP
 // x rounded to the format times a power of two, the smallest with which the group's largest magnitude `amax` fits.
 template <typename F> __device__ __forceinline__ float quantize(float x, float amax) {
     float scale = ceil_power_of_two(amax / F::kMax);
-    return round_to<F>(x / scale) * scale;
+    return round_to<F>(x * power_of_two(-exponent(scale))) * scale;
 }

@@ -15,7 +15,7 @@ use pegainfer_core::tensor::{DType, OpError};
 
 pub(super) const FAMILY: Family = Family { has, variants, prepare, fill, launch, outputs };
 
-const OPS: [&str; 17] = [
+const OPS: [&str; 18] = [
     "resolve_ids",
     "random_codes",
     "random_numbers",
@@ -25,6 +25,7 @@ const OPS: [&str; 17] = [
     "store_sum",
     "hyper_mix",
     "hyper_merge",
+    "hyper_merge_mix_norm",
     "hyper_head",
     "norm",
     "round_activation",
@@ -56,6 +57,11 @@ fn variants(_: &OpRecord) -> Vec<Variant> {
 fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
     match call.record.op {
         "hyper_mix" | "hyper_head" => launch.hyper = Some(hyper_weights(exec, call)?),
+        "hyper_merge_mix_norm" => {
+            launch.hyper = Some(hyper_weights(exec, call)?);
+            let [streams, _, _, out, ..] = &launch.written[..] else { return Err(call.unknown()) };
+            launch.extra = vec![allocate(exec, "mixed", out.shape(), streams.dtype())?];
+        }
         "rope" | "norm_rope_q" | "norm_rope_kv" => {
             launch.rope = Some(RopeTable::new(exec, ROPE_DIM, 160_000.0, Some(YARN))?)
         }
@@ -147,6 +153,12 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
             ("hyper_head", [streams, ..], [out], Some(weights), _) => {
                 ops::hyper_head(exec, streams, weights, HYPER, out)
             }
+            ("hyper_merge_mix_norm", [_, _, _, _, f, _, _, norm], [streams, post, comb, out, low @ ..], Some(w), _) => {
+                let [mixed] = &mut launch.extra[..] else { return Err(call.unknown()) };
+                let (merged, mixing, norm) = ((f, streams), (post, comb), (norm, EPS));
+                let outputs = (out, low.first_mut());
+                ops::hyper_merge_mix_norm(exec, merged, (w, HYPER), mixing, norm, mixed, outputs)
+            }
             ("rope", [_, positions], [x], _, Some(table)) => ops::rope(exec, x, positions, table, false),
             ("norm_rope_q", [_, positions], [x], _, Some(table)) => ops::norm_rope_q(exec, x, (positions, table), EPS),
             // In the precision of the model: low in bf16, none in f32.
@@ -161,7 +173,7 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
 
 fn outputs(exec: &Exec, call: &Call<'_>, launch: &Launch) -> Result<Vec<Output>, OpError> {
     let mut outputs = all_written(exec, call, launch)?;
-    if let ("norm", [out, low]) = (call.record.op, &mut outputs[..]) {
+    if let ("norm", [out, low]) | ("hyper_merge_mix_norm", [_, _, _, out, low]) = (call.record.op, &mut outputs[..]) {
         let mut rounded = out.values.clone();
         rounded.chunks_mut(out.row).for_each(|row| fp8(row, BLOCK));
         let errors = unrounded(low, &rounded);

@@ -40,16 +40,20 @@ pub fn norm(
         return gpu::norm(exec, x, weight, eps, out, low);
     }
     if cpu(check, exec)?.is_some() {
-        let mut values = read(x).into_owned();
-        reference::norm(&mut values, &read(weight), eps);
-        write(out, &values);
-        if let Some(low) = low {
-            let mut values = read(out).into_owned();
-            values.chunks_exact_mut(hidden).for_each(|row| fp8(row, BLOCK));
-            write(low, &values);
-        }
+        norm_host(read(x).into_owned(), weight, eps, out, low);
     }
     Ok(())
+}
+
+/// [`norm`] of `values` on the host.
+pub(super) fn norm_host(mut values: Vec<f32>, weight: &Tensor, eps: f32, out: &mut Tensor, low: Option<&mut Tensor>) {
+    reference::norm(&mut values, &read(weight), eps);
+    write(out, &values);
+    if let Some(low) = low {
+        let mut values = read(out).into_owned();
+        values.chunks_exact_mut(weight.elements()).for_each(|row| fp8(row, BLOCK));
+        write(low, &values);
+    }
 }
 
 #[cfg(test)]
