@@ -5,14 +5,14 @@ mod head;
 
 pub(crate) use head::Head;
 
-use crate::config::{Config, LayerKind};
+use crate::config::Config;
 use crate::inputs::Inputs;
 use crate::numerics::Numerics;
 use crate::plan::Step;
 use crate::rotations::Rotations;
 use crate::shard::Shard;
 use crate::state::LayerState;
-use crate::weights::{self, Layer, Router, Weights};
+use crate::weights::{self, Router, Weights};
 use crate::workspace::Workspace;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::parallel::Communicator;
@@ -43,9 +43,15 @@ impl Pass<'_> {
         self.embed()?;
         let weights = self.weights;
         for (i, (layer, state)) in weights.layers.iter().zip(&mut *state).enumerate() {
-            self.attention_half(layer, self.config.layers[i], state)?;
-            self.expert_half(layer)?;
+            match i {
+                0 => self.enter_first(&layer.attn_hyper, &layer.attn_norm)?,
+                _ => self.enter(&layer.attn_hyper, &layer.attn_norm)?,
+            }
+            self.attention(&layer.attn, self.config.layers[i], state)?;
+            self.enter(&layer.ffn_hyper, &layer.ffn_norm)?;
+            self.experts(&layer.moe)?;
         }
+        self.leave()?;
         self.sampled_rows()
     }
 
@@ -72,33 +78,33 @@ impl Pass<'_> {
         HyperSpec { iters: c.sinkhorn_iters, eps: c.hc_eps, norm_eps: c.rms_norm_eps }
     }
 
-    /// Streams to the normalised input of a block.
-    fn enter(&mut self, hyper: &HyperWeights, norm: &Tensor) -> Result<(), OpError> {
+    /// Streams to the normalised input of the first block.
+    fn enter_first(&mut self, hyper: &HyperWeights, norm: &Tensor) -> Result<(), OpError> {
         let (spec, eps) = (self.hyper_spec(), self.config.rms_norm_eps);
         let Self { exec, work, .. } = self;
         ops::hyper_mix(exec, &work.streams, hyper, spec, &mut work.mixed, (&mut work.post, &mut work.comb))?;
         work.normed.norm(exec, &work.mixed, norm, eps)
     }
 
-    /// A block's output to the streams.
-    fn leave(&mut self) -> Result<(), OpError> {
+    /// The output of the block before goes to the streams, and they to the normalised input of a block.
+    fn enter(&mut self, hyper: &HyperWeights, norm: &Tensor) -> Result<(), OpError> {
+        let (spec, eps, shared) = (self.hyper_spec(), self.config.rms_norm_eps, self.is_shared());
         let Self { exec, work, .. } = self;
-        ops::hyper_merge(exec, &work.output, (&work.post, &work.comb), &mut work.streams)
+        let Workspace { output, partial, streams, post, comb, mixed, normed, .. } = &mut **work;
+        let f = if shared { partial } else { output };
+        let (hyper, norm) = ((hyper, spec), (norm, eps));
+        ops::hyper_merge_mix_norm(exec, (f, streams), hyper, (post, comb), norm, mixed, normed.outputs())
     }
 
-    fn attention_half(&mut self, layer: &Layer, kind: LayerKind, state: &mut LayerState) -> Result<(), OpError> {
-        self.enter(&layer.attn_hyper, &layer.attn_norm)?;
-        self.attention(&layer.attn, kind, state)?;
-        self.leave()
+    /// The last block's output goes to the streams.
+    fn leave(&mut self) -> Result<(), OpError> {
+        let shared = self.is_shared();
+        let Self { exec, work, .. } = self;
+        let f = if shared { &work.partial } else { &work.output };
+        ops::hyper_merge(exec, f, (&work.post, &work.comb), &mut work.streams)
     }
 
-    fn expert_half(&mut self, layer: &Layer) -> Result<(), OpError> {
-        self.enter(&layer.ffn_hyper, &layer.ffn_norm)?;
-        self.experts(&layer.moe)?;
-        self.leave()
-    }
-
-    /// `normed` to `output` through the experts of all ranks.
+    /// `normed` through the experts of all ranks to `output`, or to `partial` where there are several ranks.
     fn experts(&mut self, moe: &weights::Moe) -> Result<(), OpError> {
         let shared = self.is_shared();
         let Self { exec, config, numerics, shard, inputs, work, .. } = self;
@@ -118,7 +124,6 @@ impl Pass<'_> {
         if !shared {
             return Ok(());
         }
-        self.communicator.all_reduce(exec, &mut work.partial)?;
-        ops::store_sum(exec, &work.partial, &mut work.output)
+        self.communicator.all_reduce(exec, &mut work.partial)
     }
 }

@@ -3,7 +3,7 @@
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_kernels::ops::Matrix;
-use pegainfer_kernels::ops::deepseek_v4::{self as ops, Activation};
+use pegainfer_kernels::ops::deepseek_v4::{self as ops, Activation, Rounded};
 
 /// An activation behind a norm, as it is and as the reference rounds it for its FP8 and FP4 matrices.
 #[derive(Debug)]
@@ -51,17 +51,14 @@ impl Normed {
 
     /// Writes all of them from `x`.
     pub fn norm(&mut self, exec: &mut Exec, x: &Tensor, weight: &Tensor, eps: f32) -> Result<(), OpError> {
-        let values = self.low.as_mut().map(|low| &mut low.values);
-        ops::norm(exec, x, weight, eps, &mut self.exact, values)?;
-        self.pack(exec)
+        let (exact, low) = self.outputs();
+        ops::norm(exec, x, weight, eps, exact, low)
     }
 
-    /// Writes the packed rows.
-    fn pack(&mut self, exec: &mut Exec) -> Result<(), OpError> {
-        match &mut self.low {
-            Some(Low { values, packed: Some(packed) }) => ops::pack_rows(exec, values, packed),
-            _ => Ok(()),
-        }
+    /// All of them, for an op that writes them.
+    pub fn outputs(&mut self) -> (&mut Tensor, Option<Rounded<'_>>) {
+        let low = self.low.as_mut().map(|Low { values, packed }| Rounded { values, packed: packed.as_mut() });
+        (&mut self.exact, low)
     }
 
     /// The input of GEMMs in the reference's precision for FP8 and FP4 matrices.

@@ -22,7 +22,7 @@ pub(crate) struct Workspace {
     pub embedded: Tensor,
     /// The residual streams, `[tokens, 4, hidden]`.
     pub streams: Tensor,
-    /// Input of a block, `[tokens, hidden]`.
+    /// Input of a block before its norm, `[tokens, hidden]`.
     pub mixed: Tensor,
     /// Normalised, `[tokens, hidden]`.
     pub normed: Normed,
@@ -30,9 +30,9 @@ pub(crate) struct Workspace {
     pub post: Tensor,
     /// How the streams are mixed, `[tokens, 4, 4]` f32.
     pub comb: Tensor,
-    /// Output of a block, `[tokens, hidden]`.
+    /// Output of a block where there is one rank, `[tokens, hidden]`.
     pub output: Tensor,
-    /// A rank's part of it, `[tokens, hidden]` f32.
+    /// A rank's part of it where there are several, then the sum over them, `[tokens, hidden]` f32.
     pub partial: Tensor,
     /// The rank's part of the routed experts' sum, `[tokens, hidden]` f32.
     pub routed: Tensor,

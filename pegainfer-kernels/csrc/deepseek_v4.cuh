@@ -41,8 +41,8 @@ struct E2M1 {
 template <typename F> __device__ __forceinline__ float round_to(float x) {
     if (x > F::kMax) x = F::kMax;
     if (x < -F::kMax) x = -F::kMax;
-    float spacing = power_of_two(max(exponent(x), F::kMinExponent) - F::kMantissa);
-    return rintf(x / spacing) * spacing;
+    int spacing = max(exponent(x), F::kMinExponent) - F::kMantissa;
+    return rintf(x * power_of_two(-spacing)) * power_of_two(spacing);
 }
 
 // Neighbouring values of a head, turned by the angle position * frequency, or back.
@@ -60,7 +60,7 @@ constexpr float kLeastAmax = 1e-4f;   // from which on the scale of values in FP
 // x rounded to the format times a power of two, the smallest with which the group's largest magnitude `amax` fits.
 template <typename F> __device__ __forceinline__ float quantize(float x, float amax) {
     float scale = ceil_power_of_two(amax / F::kMax);
-    return round_to<F>(x / scale) * scale;
+    return round_to<F>(x * power_of_two(-exponent(scale))) * scale;
 }
 
 // Rounded activations, packed: the e4m3 codes of a row of `k` columns, then an f32 scale for each 128 of them, a power of two. The
@@ -88,5 +88,16 @@ __device__ __forceinline__ void pack_group(uint8_t *row, uint32_t k, uint32_t gr
     *reinterpret_cast<uint32_t *>(row + group * kGroup + packed_place(lane)) =
         to_e4m3(v.x * inverse, v.y * inverse, v.z * inverse, v.w * inverse);
     if (lane == 0) reinterpret_cast<float *>(row + k)[group] = scale;
+}
+
+// The same of the eight columns from `column` on, a lane.
+__device__ __forceinline__ void pack_eight(uint8_t *row, uint32_t k, uint32_t column, const float (&v)[8], float amax) {
+    const float scale = ceil_power_of_two(amax / E4M3::kMax), inverse = 1.f / scale; // exact
+    uint8_t *group = row + column / kGroup * kGroup;
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i += 4)
+        *reinterpret_cast<uint32_t *>(group + packed_place((column + i) % kGroup / 4)) =
+            to_e4m3(v[i] * inverse, v[i + 1] * inverse, v[i + 2] * inverse, v[i + 3] * inverse);
+    if (column % kGroup == 0) reinterpret_cast<float *>(row + k)[column / kGroup] = scale;
 }
 #endif

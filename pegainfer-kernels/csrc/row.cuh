@@ -5,6 +5,7 @@
 // to them as in src/cpu/sampling/weight.rs, so that sums do not depend on their order: every grid, and the CPU, cuts
 // and draws the same.
 #pragma once
+#include "cluster.cuh"
 #include "common.cuh"
 #include "warp.cuh"
 #include "limits.h"
@@ -12,43 +13,6 @@
 using namespace limits::sampling;
 
 constexpr uint32_t kWarps = kThreads / 32;
-
-
-__device__ __forceinline__ uint32_t block_rank() {
-    uint32_t rank = 0;
-#if __CUDA_ARCH__ >= 900
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-#endif
-    return rank;
-}
-
-__device__ __forceinline__ uint32_t cluster_blocks() {
-    uint32_t blocks = 1;
-#if __CUDA_ARCH__ >= 900
-    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
-#endif
-    return blocks;
-}
-
-// Waits for all threads of the cluster; what they wrote to shared memory before is visible after.
-__device__ __forceinline__ void cluster_sync() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
-#else
-    __syncthreads();
-#endif
-}
-
-// Where a shared variable of this block lies in another block of the cluster.
-template <typename T> __device__ __forceinline__ T *in_block(T *shared, uint32_t rank) {
-#if __CUDA_ARCH__ >= 900
-    T *there;
-    asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(shared), "r"(rank));
-    return there;
-#else
-    return shared;
-#endif
-}
 
 // Rises with the logit; -0 and 0 are equal, NaN comes before all.
 __device__ __forceinline__ uint32_t ordered(float logit) {

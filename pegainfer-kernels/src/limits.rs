@@ -51,6 +51,23 @@ limits! {
         /// Most experts that a token chooses from.
         MAX_EXPERTS: uint = 1024;
     }
+    /// The boundary between blocks of DeepSeek-V4 in bf16.
+    deepseek_v4_hyper {
+        /// Columns of every stream whose products a block sums.
+        COLUMNS: uint = 64;
+        /// Tokens of a tile.
+        TILE_TOKENS: uint = 16;
+        /// Threads of a block that merges and multiplies.
+        THREADS: uint = 128;
+        /// Such blocks that a multiprocessor holds at once.
+        BLOCKS: uint = 3;
+        /// Values of a split's partial sums.
+        STRIDE: uint = 32;
+        /// Columns of a warp that mixes and normalises.
+        NORM_WARP_COLUMNS: uint = 256;
+        /// Most threads of a block that does: a thread has eight columns, and one warp has none.
+        MAX_NORM_THREADS: uint = 1024;
+    }
     /// The indexer and the attention of DeepSeek-V4.
     deepseek_v4_attention {
         /// In a list of chosen entries: there is none here.

@@ -85,7 +85,7 @@ impl Pass<'_> {
         ops::select_entries(exec, q, weights, entries, ratio, &batch, &mut work.chosen)
     }
 
-    /// `attended` to `output`, summed over the ranks.
+    /// `attended` to `output`, or to `partial`, summed over the ranks, where there are several.
     fn project_output(&mut self, weights: &Attention) -> Result<(), OpError> {
         let (shared, owner) = (self.is_shared(), self.shard.owns_heads(self.config));
         let Self { exec, numerics, work, .. } = self;
@@ -102,8 +102,7 @@ impl Pass<'_> {
             // Another rank has the same heads.
             exec.clear(&mut work.partial)?;
         }
-        self.communicator.all_reduce(exec, &mut work.partial)?;
-        ops::store_sum(exec, &work.partial, &mut work.output)
+        self.communicator.all_reduce(exec, &mut work.partial)
     }
 }
 

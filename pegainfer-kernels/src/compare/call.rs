@@ -38,7 +38,7 @@ pub(super) struct Launch {
     pub tables: Option<Tables>,
     /// Of `decode_layers`.
     pub state: Option<DecodeState>,
-    /// Of `hyper_mix` and `hyper_head`.
+    /// Of `hyper_mix`, `hyper_head` and `hyper_merge_mix_norm`.
     #[cfg(feature = "deepseek-v4")]
     pub hyper: Option<HyperWeights>,
     /// Of DeepSeek-V4's `rope` and `compress`.

@@ -6,16 +6,18 @@ use super::operands::{allocate, tensor, unit};
 use super::variant::Variant;
 use crate::cpu::deepseek_v4::kv_quant::{KEY_GROUP, fp8};
 use crate::cpu::weights::BLOCK;
-use crate::ops::deepseek_v4::{self as ops, HyperSpec, HyperWeights, Place, RopeTable, Routing, RoutingSpec};
+use crate::ops::deepseek_v4::{
+    self as ops, HyperSpec, HyperWeights, Place, Rounded, RopeTable, Routing, RoutingSpec, packed_bytes, takes_packed_rows, unpacked,
+};
 use crate::rotary::Yarn;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::schedule::PLACEHOLDER;
-use pegainfer_core::tensor::{DType, OpError};
+use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 pub(super) const FAMILY: Family = Family { has, variants, prepare, fill, launch, outputs };
 
-const OPS: [&str; 17] = [
+const OPS: [&str; 18] = [
     "resolve_ids",
     "random_codes",
     "random_numbers",
@@ -25,6 +27,7 @@ const OPS: [&str; 17] = [
     "store_sum",
     "hyper_mix",
     "hyper_merge",
+    "hyper_merge_mix_norm",
     "hyper_head",
     "norm",
     "round_activation",
@@ -56,6 +59,16 @@ fn variants(_: &OpRecord) -> Vec<Variant> {
 fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
     match call.record.op {
         "hyper_mix" | "hyper_head" => launch.hyper = Some(hyper_weights(exec, call)?),
+        "hyper_merge_mix_norm" => {
+            launch.hyper = Some(hyper_weights(exec, call)?);
+            let [streams, _, _, out, ..] = &launch.written[..] else { return Err(call.unknown()) };
+            let (rows, hidden) = out.rows_cols();
+            let (shape, dtype) = ([rows, hidden], streams.dtype());
+            launch.extra = vec![allocate(exec, "mixed", &shape, dtype)?];
+            if takes_packed_rows(exec, dtype, hidden)? {
+                launch.extra.push(allocate(exec, "packed", &[rows, packed_bytes(hidden)], DType::U8)?);
+            }
+        }
         "rope" | "norm_rope_q" | "norm_rope_kv" => {
             launch.rope = Some(RopeTable::new(exec, ROPE_DIM, 160_000.0, Some(YARN))?)
         }
@@ -127,7 +140,7 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
         ("store_sum", [sum], [out]) => ops::store_sum(exec, sum, out),
         ("hyper_merge", [_, f, post, comb], [streams]) => ops::hyper_merge(exec, f, (post, comb), streams),
         ("norm", [x, weight], [out]) => ops::norm(exec, x, weight, EPS, out, None),
-        ("norm", [x, weight], [out, low]) => ops::norm(exec, x, weight, EPS, out, Some(low)),
+        ("norm", [x, weight], [out, low]) => ops::norm(exec, x, weight, EPS, out, Some(low.into())),
         ("round_activation", [_], [x]) => ops::round_activation(exec, x),
         ("quantize_index", [_], [x]) => ops::quantize_index(exec, x, true),
         ("route", [logits, by], [experts, weights]) => {
@@ -147,6 +160,13 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
             ("hyper_head", [streams, ..], [out], Some(weights), _) => {
                 ops::hyper_head(exec, streams, weights, HYPER, out)
             }
+            ("hyper_merge_mix_norm", [_, _, _, _, f, _, _, norm], [streams, post, comb, out, low @ ..], Some(w), _) => {
+                let [mixed, packed @ ..] = &mut launch.extra[..] else { return Err(call.unknown()) };
+                let (merged, mixing, norm) = ((f, streams), (post, comb), (norm, EPS));
+                let low = low.first_mut().map(|values| Rounded { values, packed: packed.first_mut() });
+                let outputs = (out, low);
+                ops::hyper_merge_mix_norm(exec, merged, (w, HYPER), mixing, norm, mixed, outputs)
+            }
             ("rope", [_, positions], [x], _, Some(table)) => ops::rope(exec, x, positions, table, false),
             ("norm_rope_q", [_, positions], [x], _, Some(table)) => ops::norm_rope_q(exec, x, (positions, table), EPS),
             // In the precision of the model: low in bf16, none in f32.
@@ -161,11 +181,14 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
 
 fn outputs(exec: &Exec, call: &Call<'_>, launch: &Launch) -> Result<Vec<Output>, OpError> {
     let mut outputs = all_written(exec, call, launch)?;
-    if let ("norm", [out, low]) = (call.record.op, &mut outputs[..]) {
+    if let ("norm", [out, low]) | ("hyper_merge_mix_norm", [_, _, _, out, low]) = (call.record.op, &mut outputs[..]) {
         let mut rounded = out.values.clone();
         rounded.chunks_mut(out.row).for_each(|row| fp8(row, BLOCK));
         let errors = unrounded(low, &rounded);
         outputs.push(errors);
+        if call.record.op == "hyper_merge_mix_norm" {
+            outputs.push(packing_errors(exec, launch.extra.get(1), &outputs[4])?);
+        }
     }
     if call.record.op == "norm_rope_kv" && call.read[0].dtype() == DType::Bf16 {
         // Rounded values are rounded to themselves.
@@ -176,6 +199,18 @@ fn outputs(exec: &Exec, call: &Call<'_>, launch: &Launch) -> Result<Vec<Output>,
         outputs = vec![low, rotated, errors];
     }
     Ok(outputs)
+}
+
+/// How far packed rows, if there are any, are from the values that they pack: not at all.
+fn packing_errors(exec: &Exec, packed: Option<&Tensor>, low: &Output) -> Result<Output, OpError> {
+    let mut values = vec![0.0; low.values.len()];
+    if let Some(packed) = packed {
+        let mut bytes = vec![0; packed.elements()];
+        exec.read(packed, 0, &mut bytes)?;
+        values = unpacked(&bytes, low.row);
+        values.iter_mut().zip(&low.values).for_each(|(value, low)| *value -= low);
+    }
+    Ok(Output { tolerance: EXACT, row: low.row, values })
 }
 
 /// The first columns of a matrix, `at` of them, and the others.

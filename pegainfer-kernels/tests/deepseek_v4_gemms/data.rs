@@ -18,7 +18,7 @@ pub fn activations(exec: &mut Exec, shape: &[usize], short: bool, seed: u64) -> 
     let mut tensor = exec.tensor("x", shape, DType::Bf16).unwrap();
     let all = tensor.elements();
     exec.write(&mut tensor, 0..all, |first, out: &mut [bf16]| {
-        let scale = |i: usize| (1 << (rng::bits(seed, !(i / 128) as u64) >> 40) % 5) as f32 / 4.0;
+        let scale = |i: usize| (1 << ((rng::bits(seed, !(i / 128) as u64) >> 40) % 5)) as f32 / 4.0;
         let cut = |v: f32| if short { (4.0 * v).round() / 4.0 } else { v };
         let value = |i: usize| bf16::from_f32(scale(i) * cut(unit(seed, i)));
         out.par_iter_mut().enumerate().for_each(|(i, v)| *v = value(first + i));

@@ -159,6 +159,16 @@ kernels! {
         counters: Scratch<U32>, m: u32, n: u32, k: u32, stride: u32, group_rows: u32, planes: u32, plane: u64,
         segments: u32, steps: u32, to_f32: u32,
     }
+    DEEPSEEK_V4_HYPER: HyperMergeProducts [hyper_merge_products_bf16<Bf16>, hyper_merge_products_f32<F32>] {
+        f: In<T>, post: In<F32>, comb: In<F32>, streams: Out<Bf16>, function: In<F32>, partial: Scratch<F32>,
+        first: u32, tokens: u32, hidden: u32,
+    }
+    DEEPSEEK_V4_HYPER: HyperMixNorm [hyper_mix_norm] {
+        streams: In<Bf16>, partial: ScratchIn<F32>, base: In<F32>, scale: In<F32>, weight: In<Bf16>, post: Out<F32>,
+        comb: Out<F32>, out: Out<Bf16>, low: OutOrScratch<Bf16>, packed: OutOrScratch<U8>, first: u32, hidden: u32,
+        iters: u32, eps: f32,
+        streams_eps: f32, norm_eps: f32,
+    }
     DEEPSEEK_V4_NORM: Dsv4Norm [dsv4_norm_bf16<Bf16>, dsv4_norm_f32<F32>] {
         x: In<T>, weight: In<Bf16>, out: Out<T>, low: OutOrScratch<T>, hidden: u32, eps: f32,
     }
@@ -235,6 +245,9 @@ kernels! {
     }
     DEEPSEEK_V4_STREAMS: HyperMerge [hyper_merge_bf16<Bf16>, hyper_merge_f32<F32>] {
         f: In<T>, post: In<F32>, comb: In<F32>, streams: Out<T>, hidden: u32,
+    }
+    DEEPSEEK_V4_STREAMS: HyperMergeSum [hyper_merge_sum] {
+        f: In<F32>, post: In<F32>, comb: In<F32>, streams: Out<Bf16>, hidden: u32,
     }
     DEEPSEEK_V4_STREAMS: HyperHead [hyper_head_bf16<Bf16>, hyper_head_f32<F32>] {
         streams: In<T>, function: In<F32>, base: In<F32>, scale: In<F32>, out: Out<T>, hidden: u32, eps: f32,

@@ -1,5 +1,5 @@
-//! Launchers of DeepSeek-V4's ops, whose activations are bf16 or f32. The kernels are the plain first version: they
-//! do not overlap with their neighbours.
+//! Launchers of DeepSeek-V4's ops, whose activations are bf16 or f32. Kernels launched by [`run`] are the plain first version:
+//! they do not overlap with their neighbours.
 
 mod activations;
 mod attention;
@@ -8,6 +8,7 @@ mod dummy;
 mod experts;
 mod experts_skinny;
 mod gemm;
+mod hyper;
 mod index;
 mod large_expert;
 mod large_gemm;
@@ -24,6 +25,7 @@ pub(crate) use dummy::{random_codes, random_numbers};
 pub(crate) use experts::{routed_experts, shared_expert};
 pub(crate) use experts_skinny::{fuses_experts, moe};
 pub(crate) use gemm::{grouped_matmul, matmul};
+pub(crate) use hyper::{has_hyper_merge_mix_norm, hyper_merge_mix_norm, hyper_mix};
 pub(crate) use index::select_entries;
 pub(crate) use large_expert::is_large_expert;
 pub(crate) use large_gemm::choose_large;
@@ -32,9 +34,7 @@ pub(crate) use quant::{quantize_index, round_activation};
 pub(crate) use rings::{copy_slot, write_ring};
 pub(crate) use route::{route_hash, route_learned};
 pub(crate) use skinny::{pack_rows, project, projects, rounds_input};
-pub(crate) use streams::{
-    embed, expand_streams, hyper_head, hyper_merge, hyper_mix_f32, pick_rows, resolve_ids, store_sum,
-};
+pub(crate) use streams::{embed, expand_streams, hyper_head, hyper_merge, pick_rows, resolve_ids, store_sum};
 
 use super::abi::{Arguments, Entry};
 use crate::limits::deepseek_v4::{HEAD_THREADS, ROW_THREADS};

@@ -65,12 +65,9 @@ fn tile(tokens: usize, tiles: usize) -> (usize, usize) {
     (place, 8 << place)
 }
 
-/// The weight in FP8 with E8M0 scales, or in bf16.
-fn parts(w: &Matrix) -> Option<(&Tensor, u64)> {
-    match w {
-        Matrix::Fp8 { scale: BlockScales::E8m0(_), .. } | Matrix::Bf16(_) => Some(w.device()),
-        _ => None,
-    }
+/// Whether the weight is in FP8 with E8M0 scales, or in bf16.
+fn is_known(w: &Matrix) -> bool {
+    matches!(w, Matrix::Fp8 { scale: BlockScales::E8m0(_), .. } | Matrix::Bf16(_))
 }
 
 /// Whether `skinny_gemm` takes these operands.
@@ -80,7 +77,7 @@ fn takes(exec: &mut Exec, x: &Tensor, (w, groups): (&Matrix, usize)) -> Result<b
     let whole = k.is_multiple_of(DEPTH) && (groups == 1 || (n / groups).is_multiple_of(TILE_ROWS));
     let columns = if w.is_quantized() { 1 } else { 2 };
     let fits = SkinnyPlan::new(n, k).shared(k, 1, (32, columns), 32) <= SHARED_BYTES;
-    Ok(hopper && whole && fits && parts(w).is_some() && x.dtype() == DType::Bf16 && few(m, (n, k)))
+    Ok(hopper && whole && fits && is_known(w) && x.dtype() == DType::Bf16 && few(m, (n, k)))
 }
 
 /// Whether the kernel of `matmul` rounds `x` for `w` itself.
@@ -186,8 +183,8 @@ pub(crate) fn project(
     out: &mut Projected<'_>,
 ) -> Result<(), OpError> {
     let (m, k) = x.values.rows_cols();
-    let [(w0, scales0), (w1, scales1)] = weights.low.map(Matrix::device);
     let Some(packed) = x.packed.filter(|_| exec.device() == Device::Cuda && m > 0) else { return Ok(()) };
+    let [(w0, scales0), (w1, scales1)] = weights.low.map(Matrix::device);
     let pair = |i: usize| weights.pairs[i].map_or([0, 0], |pair| pair.map(|w| w.device().0.device()));
     let rows = |w: Option<&Matrix>| w.map_or(0, |w| w.shape().0);
     let (n2, n4) = (rows(weights.pairs[0].map(|pair| pair[0])), rows(weights.pairs[1].map(|pair| pair[0])));

@@ -2,7 +2,9 @@
 
 use super::{rows, run};
 use crate::cpu::deepseek_v4::hyper::STREAMS;
-use crate::cuda::abi::{Dsv4Embed, ExpandStreams, HyperHead, HyperMerge, HyperMixF32, PickRows, ResolveIds, StoreSum};
+use crate::cuda::abi::{
+    Dsv4Embed, ExpandStreams, HyperHead, HyperMerge, HyperMergeSum, HyperMixF32, PickRows, ResolveIds, StoreSum,
+};
 use crate::hyper_operands::{HyperSpec, HyperWeights};
 use crate::limits::deepseek_v4::ROW_THREADS;
 use pegainfer_core::exec::Exec;
@@ -55,8 +57,13 @@ pub(crate) fn hyper_merge(
     streams: &mut Tensor,
 ) -> Result<(), OpError> {
     let ((tokens, hidden), dtype) = (f.rows_cols(), f.dtype());
+    let grid = rows(tokens, hidden);
+    if dtype != streams.dtype() {
+        let entries = [HyperMergeSum::hyper_merge_sum; 2];
+        return run(exec, "hyper_merge", entries, dtype, HyperMergeSum { f, post, comb, streams, hidden }, grid);
+    }
     let entries = [HyperMerge::hyper_merge_bf16, HyperMerge::hyper_merge_f32];
-    run(exec, "hyper_merge", entries, dtype, HyperMerge { f, post, comb, streams, hidden }, rows(tokens, hidden))
+    run(exec, "hyper_merge", entries, dtype, HyperMerge { f, post, comb, streams, hidden }, grid)
 }
 
 pub(crate) fn hyper_head(

@@ -1,11 +1,13 @@
 //! Manifold-constrained hyper-connections (mHC): four residual streams instead of one.
 
+use super::kv_quant::round;
 use super::values::{activation, cpu, read, write};
 use crate::cpu::deepseek_v4::hyper::{self as reference, MIXES, STREAMS};
-use crate::cuda::{self, deepseek_v4 as gpu};
+use crate::cuda::deepseek_v4 as gpu;
 use crate::hyper_operands::{HyperSpec, HyperWeights};
 use crate::ops::check::Check;
 use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::isa::Isa;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
@@ -34,15 +36,30 @@ pub fn hyper_mix(
     check.is(comb, DType::F32, &[tokens, STREAMS, STREAMS])?;
     record(exec, "hyper_mix", (streams, weights), &[mixed, post, comb], MIXES);
     if exec.device() == Device::Cuda {
-        let mix = if streams.dtype() == DType::F32 { gpu::hyper_mix_f32 } else { cuda::hyper_mix };
-        return mix(exec, streams, weights, spec, mixed, (post, comb));
+        return gpu::hyper_mix(exec, streams, weights, spec, mixed, (post, comb));
     }
-    let Some(isa) = cpu(check, exec)? else { return Ok(()) };
-    let (x, base, scale) = (read(streams), weights.base.host::<f32>(), weights.scale.host::<f32>());
+    if let Some(isa) = cpu(check, exec)? {
+        let values = mix_host(isa, &read(streams), weights, spec, (post, comb));
+        write(mixed, &values);
+    }
+    Ok(())
+}
+
+/// [`hyper_mix`] on the host; returns `mixed` before its rounding.
+pub(super) fn mix_host(
+    isa: Isa,
+    streams: &[f32],
+    weights: &HyperWeights,
+    spec: HyperSpec,
+    (post, comb): (&mut Tensor, &mut Tensor),
+) -> Vec<f32> {
+    let (base, scale) = (weights.base.host::<f32>(), weights.scale.host::<f32>());
     let (post, comb) = (post.host_mut::<f32>(), comb.host_mut::<f32>());
-    let mut out = vec![0.0; tokens * hidden];
+    let width = weights.function.rows_cols().1;
+    let hidden = width / STREAMS;
+    let mut out = vec![0.0; streams.len() / STREAMS];
     let mut m = [0.0; MIXES];
-    for (t, x) in x.chunks_exact(STREAMS * hidden).enumerate() {
+    for (t, x) in streams.chunks_exact(width).enumerate() {
         reference::mixes(isa, x, weights.function.host(), spec.norm_eps, &mut m);
         let pre: [f32; STREAMS] = std::array::from_fn(|j| reference::input_weight(m[j], scale[0], base[j], spec.eps));
         reference::weighted_sum(x, &pre, &mut out[t * hidden..][..hidden]);
@@ -55,15 +72,15 @@ pub fn hyper_mix(
         }
         reference::sinkhorn(comb, spec.iters, spec.eps);
     }
-    write(mixed, &out);
-    Ok(())
+    out
 }
 
 /// A block's output goes to the streams, which are mixed, in place: `stream'[k] = post[k] · f + Σ_j comb[j][k] ·
 /// stream[j]`. The sum runs over the first index of `comb`.
 ///
-/// `streams`: `[tokens, 4, hidden]`, `f`: `[tokens, hidden]`, bf16 or f32; `post`: `[tokens, 4]`, `comb`:
-/// `[tokens, 4, 4]` f32. f32 inside, one rounding at the end.
+/// `streams`: `[tokens, 4, hidden]` bf16 or f32; `f`: `[tokens, hidden]` of the same dtype, or f32 as it comes from the sum
+/// over ranks, which is first rounded to that of the streams; `post`: `[tokens, 4]`, `comb`: `[tokens, 4, 4]` f32. f32
+/// inside, one rounding at the end.
 pub fn hyper_merge(
     exec: &mut Exec,
     f: &Tensor,
@@ -71,25 +88,43 @@ pub fn hyper_merge(
     streams: &mut Tensor,
 ) -> Result<(), OpError> {
     let check = Check("hyper_merge");
-    let (tokens, hidden) = f.rows_cols();
-    activation(check, f, &[tokens, hidden])?;
-    activation(check, streams, &[tokens, STREAMS, hidden])?;
-    check.is(post, DType::F32, &[tokens, STREAMS])?;
-    check.is(comb, DType::F32, &[tokens, STREAMS, STREAMS])?;
+    merge_shapes(check, f, (post, comb), streams)?;
     let flops = (2 * STREAMS + 2) * streams.elements();
     exec.record(|_| OpRecord::new("hyper_merge", "rows", &[streams, f, post, comb], &[streams], flops as u64));
     if exec.device() == Device::Cuda {
         return gpu::hyper_merge(exec, f, (post, comb), streams);
     }
     if cpu(check, exec)?.is_some() {
-        let mut values = read(streams).into_owned();
-        let f = read(f);
-        let tokens = values.chunks_exact_mut(STREAMS * hidden).zip(f.chunks_exact(hidden));
-        let mixing = post.host().chunks_exact(STREAMS).zip(comb.host().chunks_exact(STREAMS * STREAMS));
-        tokens.zip(mixing).for_each(|((streams, f), (post, comb))| reference::merge(streams, f, post, comb));
-        write(streams, &values);
+        merge_host(f, (post, comb), streams);
     }
     Ok(())
+}
+
+/// Checks a block's output, how it goes back, and the streams.
+pub(super) fn merge_shapes(
+    check: Check,
+    f: &Tensor,
+    (post, comb): (&Tensor, &Tensor),
+    streams: &Tensor,
+) -> Result<(), OpError> {
+    let (tokens, hidden) = f.rows_cols();
+    activation(check, f, &[tokens, hidden])?;
+    activation(check, streams, &[tokens, STREAMS, hidden])?;
+    check.that(f.dtype() == streams.dtype() || f.dtype() == DType::F32, "f must be f32 or of the streams' dtype")?;
+    check.is(post, DType::F32, &[tokens, STREAMS])?;
+    check.is(comb, DType::F32, &[tokens, STREAMS, STREAMS])
+}
+
+/// [`hyper_merge`] on the host.
+pub(super) fn merge_host(f: &Tensor, (post, comb): (&Tensor, &Tensor), streams: &mut Tensor) {
+    let hidden = f.rows_cols().1;
+    let mut values = read(streams).into_owned();
+    let mut f = read(f).into_owned();
+    round(&mut f, streams.dtype());
+    let tokens = values.chunks_exact_mut(STREAMS * hidden).zip(f.chunks_exact(hidden));
+    let mixing = post.host().chunks_exact(STREAMS).zip(comb.host().chunks_exact(STREAMS * STREAMS));
+    tokens.zip(mixing).for_each(|((streams, f), (post, comb))| reference::merge(streams, f, post, comb));
+    write(streams, &values);
 }
 
 /// The end of the residual streams: `out = Σ_j (sigmoid(m[j] * scale + base[j]) + eps) · stream[j]`, `m` as in
@@ -122,7 +157,7 @@ pub fn hyper_head(
 }
 
 /// Checks streams and weights of `mixes` values with `scales` scales; `(tokens, hidden)`.
-fn shapes(
+pub(super) fn shapes(
     check: Check,
     streams: &Tensor,
     weights: &HyperWeights,

@@ -1,5 +1,6 @@
 //! RMS normalisation with one rounding.
 
+use super::packed::{Rounded, pack_host, pack_rows};
 use super::values::{self, cpu, read, write};
 use crate::cpu::deepseek_v4::kv_quant::fp8;
 use crate::cpu::deepseek_v4::norm as reference;
@@ -14,16 +15,17 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 ///
 /// `x`, `out`: `[rows, hidden]` bf16 or f32; `weight`: `[hidden]` bf16. All in f32, one rounding at the end (DeepSeek's
 /// RMSNorm; Qwen's rounds before it multiplies by the weight, too). `low`, of the dtype of `x`: what `round_activation` makes
-/// of `out`.
+/// of `out`, with its packed rows, see [`pack_rows`].
 pub fn norm(
     exec: &mut Exec,
     x: &Tensor,
     weight: &Tensor,
     eps: f32,
     out: &mut Tensor,
-    low: Option<&mut Tensor>,
+    low: Option<Rounded<'_>>,
 ) -> Result<(), OpError> {
     let check = Check("norm");
+    let (mut low, packed) = low.map_or((None, None), |low| (Some(low.values), low.packed));
     let (rows, hidden) = x.rows_cols();
     values::rows(check, x, (rows, hidden))?;
     check.is(weight, DType::Bf16, &[hidden])?;
@@ -37,19 +39,36 @@ pub fn norm(
         OpRecord::new("norm", "rows", &[x, weight], &writes, 4 * x.elements() as u64)
     });
     if exec.device() == Device::Cuda {
-        return gpu::norm(exec, x, weight, eps, out, low);
+        gpu::norm(exec, x, weight, eps, out, low.as_deref_mut())?;
+        return match (low, packed) {
+            (Some(low), Some(packed)) => pack_rows(exec, low, packed),
+            _ => Ok(()),
+        };
     }
     if cpu(check, exec)?.is_some() {
-        let mut values = read(x).into_owned();
-        reference::norm(&mut values, &read(weight), eps);
-        write(out, &values);
-        if let Some(low) = low {
-            let mut values = read(out).into_owned();
-            values.chunks_exact_mut(hidden).for_each(|row| fp8(row, BLOCK));
-            write(low, &values);
-        }
+        norm_host(read(x).into_owned(), weight, eps, out, low.map(|values| Rounded { values, packed }));
     }
     Ok(())
+}
+
+/// [`norm`] of `values` on the host.
+pub(super) fn norm_host(
+    mut values: Vec<f32>,
+    weight: &Tensor,
+    eps: f32,
+    out: &mut Tensor,
+    low: Option<Rounded<'_>>,
+) {
+    reference::norm(&mut values, &read(weight), eps);
+    write(out, &values);
+    if let Some(low) = low {
+        let mut values = read(out).into_owned();
+        values.chunks_exact_mut(weight.elements()).for_each(|row| fp8(row, BLOCK));
+        write(low.values, &values);
+        if let Some(packed) = low.packed {
+            pack_host(&mut values, weight.elements(), packed);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -64,7 +83,7 @@ mod tests {
             let (x, w) = (bf16s(3 * 192, 1), bf16s(192, 2));
             let (tx, tw) = (host.bf16("x", &[3, 192], &x), host.bf16("w", &[192], &w));
             let [mut out, mut low] = ["out", "low"].map(|name| host.zeros(name, &[3, 192], DType::Bf16));
-            norm(&mut host.exec, &tx, &tw, 1e-6, &mut out, Some(&mut low)).unwrap();
+            norm(&mut host.exec, &tx, &tw, 1e-6, &mut out, Some((&mut low).into())).unwrap();
             for (got, row) in low.host::<bf16>().chunks(192).zip(out.host::<bf16>().chunks(192)) {
                 assert_ne!(got, row);
                 // A group of 128 and the rest, each for itself.

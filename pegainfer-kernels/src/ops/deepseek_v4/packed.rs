@@ -2,7 +2,7 @@
 
 use super::values::{cpu, read, rows};
 use crate::choice;
-use crate::cpu::formats::{E4M3_MAX, encode_e4m3, quantize, round_e4m3};
+use crate::cpu::formats::{E4M3_MAX, e4m3, encode_e4m3, quantize, round_e4m3};
 use crate::cpu::weights::BLOCK;
 use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
@@ -21,6 +21,21 @@ pub struct Activation<'a> {
 
 impl<'a> From<&'a Tensor> for Activation<'a> {
     fn from(values: &'a Tensor) -> Self {
+        Self { values, packed: None }
+    }
+}
+
+/// Where an op writes a rounded activation.
+#[derive(Debug)]
+pub struct Rounded<'a> {
+    /// `[tokens, width]` bf16 or f32.
+    pub values: &'a mut Tensor,
+    /// What [`pack_rows`] makes of them.
+    pub packed: Option<&'a mut Tensor>,
+}
+
+impl<'a> From<&'a mut Tensor> for Rounded<'a> {
+    fn from(values: &'a mut Tensor) -> Self {
         Self { values, packed: None }
     }
 }
@@ -53,11 +68,26 @@ pub fn pack_rows(exec: &mut Exec, x: &Tensor, packed: &mut Tensor) -> Result<(),
         return gpu::pack_rows(exec, x, packed);
     }
     if cpu(check, exec)?.is_some() {
-        let mut values = read(x).into_owned();
-        let rows = packed.host_mut::<u8>().chunks_exact_mut(packed_bytes(width));
-        rows.zip(values.chunks_exact_mut(width)).for_each(|(packed, values)| pack_row(values, packed));
+        pack_host(&mut read(x).into_owned(), width, packed);
     }
     Ok(())
+}
+
+/// [`pack_rows`] of `values` on the host, which are divided by their scales.
+pub(super) fn pack_host(values: &mut [f32], width: usize, packed: &mut Tensor) {
+    let rows = packed.host_mut::<u8>().chunks_exact_mut(packed_bytes(width));
+    rows.zip(values.chunks_exact_mut(width)).for_each(|(packed, values)| pack_row(values, packed));
+}
+
+/// The values of packed rows of `width` columns.
+pub(crate) fn unpacked(packed: &[u8], width: usize) -> Vec<f32> {
+    let value = |row: &[u8], column: usize| {
+        let (group, column) = (column / BLOCK, column % BLOCK);
+        let scale: [u8; 4] = std::array::from_fn(|i| row[width + 4 * group + i]);
+        let (q, s, h, i) = (column / 32, column % 32 / 8, column % 8 / 4, column % 4);
+        e4m3(row[BLOCK * group + 32 * s + 16 * h + 4 * q + i]) * f32::from_le_bytes(scale)
+    };
+    packed.chunks_exact(packed_bytes(width)).flat_map(|row| (0..width).map(move |column| value(row, column))).collect()
 }
 
 fn pack_row(values: &mut [f32], packed: &mut [u8]) {
@@ -77,7 +107,6 @@ fn pack_row(values: &mut [f32], packed: &mut [u8]) {
 mod tests {
     use super::super::round_activation;
     use super::*;
-    use crate::cpu::formats::e4m3;
     use crate::testing::{Host, bf16s};
 
     #[test]
@@ -98,6 +127,7 @@ mod tests {
                     }
                 }
             }
+            assert_eq!(unpacked(packed.host(), 256), &*read(&x));
         });
     }
 }

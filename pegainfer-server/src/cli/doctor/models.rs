@@ -182,6 +182,9 @@ fn deepseek_v4_records(config: &deepseek_v4::config::Config, step: (usize, usize
     let mut records = Vec::new();
     for numerics in [Numerics::REFERENCE, Numerics::F32] {
         records.extend(deepseek_v4::record(config, numerics, 1, step)?);
+        // Of several ranks a block's output is an f32 sum.
+        let shared = deepseek_v4::record(config, numerics, 2, step)?;
+        records.extend(shared.into_iter().filter(|record| record.op.starts_with("hyper_merge")));
         records.extend(sum_over_ranks([step.0 * step.1, config.hidden_size], numerics.activations)?);
         records.extend(dummy_weights()?);
         records.extend(copied_slot([step.0 + 1, deepseek_v4::config::WINDOW, config.head_dim], numerics.activations)?);

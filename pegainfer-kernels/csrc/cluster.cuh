@@ -1,0 +1,54 @@
+// Thread block clusters (compute capability 9.0 and later; PTX ISA, "Cluster"): ranks, barriers, and shared memory of
+// other blocks. Elsewhere a block is a cluster of its own.
+#pragma once
+#include <cstdint>
+
+__device__ __forceinline__ uint32_t block_rank() {
+    uint32_t rank = 0;
+#if __CUDA_ARCH__ >= 900
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+    return rank;
+}
+
+__device__ __forceinline__ uint32_t cluster_blocks() {
+    uint32_t blocks = 1;
+#if __CUDA_ARCH__ >= 900
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+#endif
+    return blocks;
+}
+
+// The two halves of `cluster_sync`. A block without a cluster has its own barrier in the second one.
+__device__ __forceinline__ void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#else
+    __syncthreads();
+#endif
+}
+
+// Waits for all threads of the cluster; what they wrote to shared memory before is visible after.
+__device__ __forceinline__ void cluster_sync() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
+#else
+    __syncthreads();
+#endif
+}
+
+// Where a shared variable of this block lies in another block of the cluster.
+template <typename T> __device__ __forceinline__ T *in_block(T *shared, uint32_t rank) {
+#if __CUDA_ARCH__ >= 900
+    T *there;
+    asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(shared), "r"(rank));
+    return there;
+#else
+    return shared;
+#endif
+}

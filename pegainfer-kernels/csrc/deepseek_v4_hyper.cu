@@ -1,0 +1,190 @@
+// The boundary between two blocks of DeepSeek-V4 in two kernels (formulas: deepseek_v4_hyper.cuh):
+//
+//   hyper_merge_products: merges the block's output into the streams, in place, and multiplies 64 columns of all streams
+//                         with the function (split-K)
+//   hyper_mix_norm:       adds the splits, then mixes and normalises
+//
+// All GPUs; hidden a multiple of 256, at most 7,936. A warp keeps the function's 16 columns of four streams as operand B
+// in registers, loaded before the wait (PDL), and runs over tiles of 16 tokens: a lane has four columns of two tokens in
+// all streams, merges them, stores them and has with them operand A. In the second kernel a block has a token, and a
+// warp of its own does Sinkhorn's iteration beside those that mix and normalise.
+// Bound by latency at few tokens, by memory at many. References: src/cpu/deepseek_v4/{hyper,norm,kv_quant}.rs.
+#include "deepseek_v4_hyper.cuh"
+#include "abi/deepseek_v4_hyper.h"
+
+constexpr uint32_t kWarps = kThreads / 32;
+constexpr uint32_t kSplitsOfWarp = kNormWarpColumns / kColumns; // whose columns a warp of hyper_mix_norm has
+static_assert(kWarps * kSlice == kColumns && kNormWarpColumns == 32 * kVector, "a slice a warp; a vector a lane");
+
+template <typename F>
+__device__ void merge_products(const F *f, const float *post, const float *comb, bf16 *streams, const float *function,
+                               float *partial, uint32_t first, uint32_t tokens, uint32_t hidden) {
+    __shared__ __align__(16) float sums[2][kWarps][kTileTokens][kPitch];
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const uint32_t column = blockIdx.x * kColumns + warp * kSlice + lane % 4 * 4;
+    release_successor();
+    Summands b[kStreams][kTiles];
+#pragma unroll
+    for (uint32_t j = 0; j < kStreams; ++j)
+#pragma unroll
+        for (uint32_t n = 0; n < kTiles; ++n)
+            b[j][n] = Summands(early4(function + (8 * n + lane / 4) * size_t(kStreams * hidden) + j * hidden + column));
+    uint32_t digest = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < kStreams * kTiles; ++i) digest ^= b[i / kTiles][i % kTiles].digest();
+    settle(digest);
+    wait_for_predecessor();
+    f = written(f), post = written(post), comb = written(comb);
+    uint32_t buffer = 0;
+    for (uint32_t tile = blockIdx.y; tile * kTileTokens < tokens; tile += gridDim.y, buffer ^= 1) {
+        Columns<F> token[2];
+        size_t at[2];
+        bool inside[2];
+        // Behind the last token it is that one again, whose results are not kept.
+#pragma unroll
+        for (uint32_t i = 0; i < 2; ++i) {
+            const uint32_t row = tile * kTileTokens + lane / 4 + 8 * i;
+            inside[i] = row < tokens, at[i] = first + min(row, tokens - 1);
+            token[i].load(f + at[i] * hidden + column, streams + at[i] * kStreams * hidden + column, hidden);
+        }
+        const Mixing mixing[2] = {{post + at[0] * kStreams, comb + at[0] * kStreams * kStreams},
+                                  {post + at[1] * kStreams, comb + at[1] * kStreams * kStreams}};
+        float squares[2];
+#pragma unroll
+        for (uint32_t i = 0; i < 2; ++i) {
+            squares[i] = token[i].merge(mixing[i]);
+            if (inside[i]) token[i].store(streams + at[i] * kStreams * hidden + column, hidden);
+        }
+        Sums product;
+#pragma unroll
+        for (uint32_t j = 0; j < kStreams; ++j)
+            product.add(make_uint4(token[0].stream[j].x, token[1].stream[j].x, token[0].stream[j].y, token[1].stream[j].y),
+                        b[j]);
+#pragma unroll
+        for (uint32_t i = 0; i < 2; ++i) product.store(sums[buffer][warp][lane / 4 + 8 * i], i, squares[i]);
+        __syncthreads();
+        // Eight threads a token, four sums each; those behind the squares are not used.
+        const uint32_t row = threadIdx.x / 8, value = threadIdx.x % 8 * 4;
+        if (value > kMixes || tile * kTileTokens + row >= tokens) continue;
+        float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+        for (uint32_t w = 0; w < kWarps; ++w) {
+            float4 v = *reinterpret_cast<const float4 *>(&sums[buffer][w][row][value]);
+            total.x += v.x, total.y += v.y, total.z += v.z, total.w += v.w;
+        }
+        *reinterpret_cast<float4 *>(
+            partial + (size_t(tile * kTileTokens + row) * gridDim.x + blockIdx.x) * kStride + value) = total;
+    }
+}
+
+// A barrier of the warps that have columns.
+__device__ __forceinline__ void sync_columns(uint32_t threads) {
+    asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
+}
+
+// The largest magnitude of a group of 128, of which a lane has eight neighbouring values. All lanes call it.
+__device__ __forceinline__ float group_amax(const float (&v)[kVector]) {
+    float amax = kLeastAmax;
+#pragma unroll
+    for (uint32_t i = 0; i < kVector; ++i) amax = fmaxf(amax, fabsf(v[i]));
+    return reduce_lanes(amax, kGroup / kVector, Max());
+}
+
+// These values rounded to FP8.
+__device__ __forceinline__ uint4 round_group(const float (&v)[kVector], float amax) {
+    float low[kVector];
+#pragma unroll
+    for (uint32_t i = 0; i < kVector; ++i) low[i] = quantize<E4M3>(v[i], amax);
+    return make_uint4(narrow(low[0], low[1]), narrow(low[2], low[3]), narrow(low[4], low[5]), narrow(low[6], low[7]));
+}
+
+#define KERNEL(SUFFIX, F)                                                                                              \
+    /* Grid: splits of 64 columns, groups of tokens. Tokens `first` to `first + tokens`. */                            \
+    extern "C" __global__ __launch_bounds__(kThreads, 3) void hyper_merge_products_##SUFFIX(                           \
+        const F *f,                    /* [.., hidden] */                                                              \
+        const float *post,             /* [.., 4] */                                                                   \
+        const float *comb,             /* [.., 4, 4] */                                                                \
+        bf16 *streams,                 /* [.., 4, hidden], in place */                                                 \
+        const float *function,         /* [24, 4 hidden] */                                                            \
+        float *partial,                /* [tokens, splits, 32]: 24 sums, that of squares, 7 without a use */           \
+        uint32_t first, uint32_t tokens, uint32_t hidden) {                                                            \
+        merge_products(f, post, comb, streams, function, partial, first, tokens, hidden);                              \
+    }
+KERNEL(bf16, bf16)
+KERNEL(f32, float)
+
+// Grid: tokens, from `first` on. A thread has eight columns; behind them is one warp more.
+extern "C" __global__ __launch_bounds__(kMaxNormThreads) void hyper_mix_norm(
+    const bf16 *streams,  // [.., 4, hidden]
+    const float *partial, // [gridDim.x, splits, 32]
+    const float *base,    // [24]
+    const float *scale,   // [3]
+    const bf16 *weight,   // [hidden]
+    float *post,          // [.., 4]
+    float *comb,          // [.., 4, 4]
+    bf16 *out,            // [.., hidden]
+    bf16 *low,            // [.., hidden], `out` rounded to FP8; null: none
+    uint8_t *packed,      // [.., packed row of hidden] (deepseek_v4.cuh), of `low`; null: none
+    uint32_t first, uint32_t hidden, uint32_t iters, float eps, float streams_eps, float norm_eps) {
+    __shared__ float sums[32][kStride], squares[32];
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = hidden / kNormWarpColumns;
+    const uint32_t column = threadIdx.x * kVector, columns = 32 * warps;
+    const bool mixes = warp < warps;
+    const size_t token = first + blockIdx.x;
+    release_successor();
+    // Of a lane's mixing value.
+    const float value_scale = early(scale + min(lane / kStreams, 2)), value_base = early(base + min(lane, kMixes - 1));
+    const float4 w = early4(reinterpret_cast<const float *>(weight + min(column, hidden - kVector)));
+    wait_for_predecessor();
+    uint4 x[kStreams];
+    if (mixes) {
+        const float *at = written(partial) + (size_t(blockIdx.x) * warps + warp) * kSplitsOfWarp * kStride + lane;
+        const bf16 *from = written(streams) + token * kStreams * hidden + column;
+        float part[kSplitsOfWarp];
+#pragma unroll
+        for (uint32_t i = 0; i < kSplitsOfWarp; ++i) part[i] = at[i * kStride];
+#pragma unroll
+        for (uint32_t j = 0; j < kStreams; ++j) x[j] = load16(from + j * hidden);
+#pragma unroll
+        for (uint32_t i = 1; i < kSplitsOfWarp; ++i) part[0] += part[i];
+        sums[warp][lane] = part[0];
+    }
+    __syncthreads();
+    float m = 0.f;
+#pragma unroll 4
+    for (uint32_t i = 0; i < warps; ++i) m += sums[i][lane];
+    m = mixing_value(m, __shfl_sync(kAll, m, kMixes), kStreams * hidden, streams_eps, value_scale, value_base);
+    if (!mixes) return output_mixing(m, post + token * kStreams, comb + token * kStreams * kStreams, iters, eps);
+    const float input = exact_sigmoid(m) + eps;
+    float v[kVector] = {};
+#pragma unroll
+    for (uint32_t j = 0; j < kStreams; ++j) {
+        const float pre = __shfl_sync(kAll, input, j);
+        const uint32_t *pairs = reinterpret_cast<const uint32_t *>(&x[j]);
+#pragma unroll
+        for (uint32_t i = 0; i < kVector; ++i)
+            v[i] = fmaf(pre, i % 2 ? widen(pairs[i / 2]).y : widen(pairs[i / 2]).x, v[i]);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kVector; ++i) v[i] = round_bf16(v[i]);
+    const float sum = near_sum(square4(v) + square4(v + 4));
+    if (lane == 0) squares[warp] = sum;
+    sync_columns(columns);
+    const float norm = inverse_rms(warp_sum(lane < warps ? squares[lane] : 0.f), hidden, norm_eps);
+    const uint32_t *weights = reinterpret_cast<const uint32_t *>(&w);
+    uint4 y;
+#pragma unroll
+    for (uint32_t i = 0; i < kVector; i += 2) {
+        const float2 g = widen(weights[i / 2]);
+        const uint32_t pair = narrow(v[i] * norm * g.x, v[i + 1] * norm * g.y);
+        v[i] = widen(pair).x, v[i + 1] = widen(pair).y;
+        reinterpret_cast<uint32_t *>(&y)[i / 2] = pair;
+    }
+    *reinterpret_cast<uint4 *>(out + token * hidden + column) = y;
+    if (!low) return;
+    const float amax = group_amax(v);
+    *reinterpret_cast<uint4 *>(low + token * hidden + column) = round_group(v, amax);
+#if __CUDA_ARCH__ >= 890
+    if (packed) pack_eight(packed + token * packed_bytes(hidden), hidden, column, v, amax);
+#endif
+}
