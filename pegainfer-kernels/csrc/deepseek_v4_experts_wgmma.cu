@@ -1,10 +1,12 @@
 // DeepSeek-V4's routed experts at many tokens on Hopper: grouped GEMMs of FP4 weights and FP8 activations (deepseek_v4_w4a8.cuh).
 //
-//   pack_fp8:       rows of bf16 to FP8, permuted, with scales
+//   pack_and_group: rows of bf16 to FP8, permuted, with scales; meanwhile one block lists the pairs of each expert
 //   gate_up_wgmma:  h = weight silu(min(w1 x, limit)) clamp(w3 x, ±limit)
-//   down_wgmma:     y = w2 h, some of the columns of y
+//   pack_fp8:       h to FP8
+//   down_wgmma:     y = w2 h, some of the columns of y, so that they stay in the L2
+//   add_columns:    the sum of a token's y
 //
-// Tiles of pairs are those of group_pairs (deepseek_v4_experts.cu) with at most 32, 64 or 128 tokens. Rows of h are places in the
+// Tiles of pairs (deepseek_v4_pairs.cuh) have at most 32, 64 or 128 tokens. Rows of h are places in the
 // list of pairs, so that the tokens of a tile are neighbours in down; rows of y are pairs. A block is persistent: two warpgroups
 // with 64 rows of weights each, and a warpgroup that fetches steps of 128 columns into a ring, weights by TMA and the tile's tokens
 // by cp.async. A tile of gate_up has 64 rows of w1 and the same 64 of w3: a thread has both, so that SwiGLU needs no exchange.
@@ -12,12 +14,17 @@
 // Limit: issue slots (widening and promotion) at many tokens of an expert, memory at few. Reference:
 // src/cpu/deepseek_v4/experts.rs.
 #include "deepseek_v4.cuh"
+#include "deepseek_v4_pairs.cuh"
 #include "deepseek_v4_w4a8.cuh"
 #include "abi/deepseek_v4_experts_wgmma.h"
 
 namespace {
+using limits::deepseek_v4_experts_wgmma::kAddTokens;
+using limits::deepseek_v4_experts_wgmma::kPackThreads;
 using limits::deepseek_v4_experts_wgmma::kThreads;
 using limits::deepseek_v4_experts_wgmma::kTileRows;
+using limits::deepseek_v4_gemm::kGroupThreads;
+using limits::deepseek_v4_gemm::kMaxChosen;
 
 constexpr uint32_t kConsumers = 256;       // threads of the warpgroups that multiply
 constexpr uint32_t kProducers = 128;
@@ -94,78 +101,100 @@ __device__ __forceinline__ uint32_t keep(uint32_t address) {
     return address;
 }
 
-template <bool GATE_UP, int TOKENS> __device__ __forceinline__ void produce(Shared<TOKENS> &s, const Problem &p) {
+// A thread of the warpgroup that fetches.
+template <bool GATE_UP, int TOKENS> struct Producer {
     using S = Shared<TOKENS>;
-    constexpr int kRows = TOKENS / 16; // rows of tokens of which a thread copies 16 bytes
-    const uint32_t thread = threadIdx.x - kConsumers, steps = p.k / w4a8::kStep;
-    Schedule<GATE_UP> schedule(p);
+    S &s;
+    const Problem &p;
+    const uint32_t thread = threadIdx.x - kConsumers;
     Ring<S::kStages> ring, published;
     uint32_t issued = 0;
+
+    __device__ __forceinline__ Producer(S &s, const Problem &p) : s(s), p(p) {}
+
     // What this thread copied becomes visible to the consumers, and to wgmma.
-    auto publish = [&] {
+    __device__ __forceinline__ void publish() {
         fence_shared_for_async();
         arrive(&s.full[published.index]);
         published.next();
-    };
-    auto pair_of = [&](const Tile &tile) { return thread < tile.count ? p.pairs[tile.first + thread] : 0; };
-    Tile tile = schedule.tile(0), next = schedule.tile(1);
-    uint32_t pair = pair_of(tile);
-    for (uint32_t number = 0; schedule.any(); schedule.next(), ++number) {
-        const uint32_t slot = number % kSlots, parts = (tile.count + 15) / 16;
-        wait(&s.empty[ring.index], ring.parity ^ 1); // with it the slot is free
-        // What the next tile needs is under way while this one's steps are.
-        Tile after = schedule.tile(2);
-        uint32_t next_pair = pair_of(next);
+    }
+    __device__ __forceinline__ void wait_empty() { wait(&s.empty[ring.index], ring.parity ^ 1); }
+
+    // The scales of this thread's row of the weights, and the weight of its pair.
+    __device__ __forceinline__ void fetch_lists(const Tile &tile, uint32_t number, uint32_t pair) {
+        const uint32_t bytes = p.k / w4a8::kScaled;
+        const uint8_t *from = thread < kBoxRows ? p.w_scales[0] : p.w_scales[1];
+        from += (size_t(tile.expert) * p.rows_of_expert + tile.row + (GATE_UP ? thread % kBoxRows : thread)) * bytes;
+        uint32_t to = shared_address(s.row_scales) + (number % scale_slots(p.k) * kTileRows + thread) * scale_stride(p.k);
+        if (bytes % 16 == 0)
+            for (uint32_t i = 0; i < bytes; i += 16) copy16(to + i, from + i);
+        else
+            for (uint32_t i = 0; i < bytes; i += 4) copy4(to + i, from + i);
+        if (GATE_UP && thread < TOKENS) copy4(shared_address(&s.factors[number % kSlots][thread]), p.weights + pair);
+    }
+
+    // All steps of a tile of at most 16 PARTS tokens. The first one's stage is empty.
+    template <int PARTS> __device__ __forceinline__ void fetch_steps(const Tile &tile, uint32_t slot, uint32_t own) {
         // Places of the tile without a token have the first one's row; nothing is stored of them.
-        const uint32_t own = GATE_UP ? pair / p.experts_of_token : tile.first + (thread < tile.count ? thread : 0);
-        if (thread < TOKENS) s.rows[slot][thread] = GATE_UP ? own : pair;
-        if (thread == 0) s.tiles[slot] = tile;
-        group_sync(2);
-        const uint8_t *from[kRows];
+        const uint8_t *from[PARTS];
 #pragma unroll
-        for (int i = 0; i < kRows; ++i) {
-            uint32_t token = thread / 8 + 16 * i, row = tile.first;
-            if (token < tile.count) row = GATE_UP ? s.rows[slot][token] : tile.first + token;
-            else if (GATE_UP) row = s.rows[slot][0];
-            from[i] = p.x + size_t(row) * p.k + thread % 8 * 16;
+        for (int i = 0; i < PARTS; ++i) {
+            uint32_t token = thread / 8 + 16 * i, real = token < tile.count ? token : 0;
+            from[i] = p.x + size_t(GATE_UP ? s.rows[slot][real] : tile.first + real) * p.k + thread % 8 * 16;
         }
+        const uint32_t steps = p.k / w4a8::kStep, weight_row = tile.expert * p.rows_of_expert + tile.row;
         const float *scale = p.x_scales + size_t(own) * steps;
-        {
-            uint32_t row = thread % kBoxRows, bytes = p.k / w4a8::kScaled;
-            const uint8_t *base = thread < kBoxRows ? p.w_scales[0] : p.w_scales[1];
-            base += (size_t(tile.expert) * p.rows_of_expert + tile.row + (GATE_UP ? row : thread)) * bytes;
-            uint32_t to = shared_address(s.row_scales) + (number % scale_slots(p.k) * kTileRows + thread) * scale_stride(p.k);
-            if (bytes % 16 == 0)
-                for (uint32_t i = 0; i < bytes; i += 16) copy16(to + i, base + i);
-            else
-                for (uint32_t i = 0; i < bytes; i += 4) copy4(to + i, base + i);
-            if (GATE_UP && thread < TOKENS) copy4(shared_address(&s.factors[slot][thread]), p.weights + pair);
-        }
-        const uint32_t weight_row = tile.expert * p.rows_of_expert + tile.row;
+        const uint32_t place = thread / 8 * 128 + ((thread ^ thread / 8) & 7) * 16; // with the 128-byte swizzle
 #pragma unroll 2
         for (uint32_t j = 0; j < steps; ++j, ++issued) {
-            if (j > 0) wait(&s.empty[ring.index], ring.parity ^ 1);
+            if (j > 0) wait_empty();
+            uint64_t *full = &s.full[ring.index];
             if (thread == 0) {
-                arrive_expecting(&s.full[ring.index], sizeof(s.weights[0]));
-                uint32_t to = shared_address(s.weights[ring.index]);
-                copy_box(to, *p.w[0], j * (w4a8::kRowBytes / 2), weight_row, &s.full[ring.index]);
-                copy_box(to + kBoxRows * w4a8::kRowBytes, *p.w[1], j * (w4a8::kRowBytes / 2), GATE_UP ? weight_row : weight_row + kBoxRows,
-                         &s.full[ring.index]);
+                const uint32_t to = shared_address(s.weights[ring.index]), column = j * (w4a8::kRowBytes / 2);
+                arrive_expecting(full, sizeof(s.weights[0]));
+                copy_box(to, *p.w[0], column, weight_row, full);
+                copy_box(to + kBoxRows * w4a8::kRowBytes, *p.w[1], column, GATE_UP ? weight_row : weight_row + kBoxRows, full);
             }
-            uint32_t to = shared_address(s.tokens[ring.index]) + thread / 8 * 128 + ((thread ^ thread / 8) & 7) * 16;
+            const uint32_t to = shared_address(s.tokens[ring.index]) + place;
 #pragma unroll
-            for (int i = 0; i < kRows; ++i)
-                if (i < parts) copy16(to + i * 2048, from[i] + j * w4a8::kStep);
-            if (thread < TOKENS) copy4(shared_address(&s.scales[ring.index][thread]), scale + j);
+            for (int i = 0; i < PARTS; ++i) copy16(to + i * 2048, from[i] + j * w4a8::kStep);
+            if (thread < 16 * PARTS) copy4(shared_address(&s.scales[ring.index][thread]), scale + j);
             copies_commit();
             if (issued >= S::kInFlight) copies_wait<S::kInFlight>(), publish();
             ring.next();
         }
-        tile = next, next = after, pair = next_pair;
     }
-    copies_wait_all();
-    for (uint32_t i = 0; i < min(issued, uint32_t(S::kInFlight)); ++i) publish();
-}
+    template <int PARTS> __device__ __forceinline__ void fetch_any(const Tile &tile, uint32_t slot, uint32_t own) {
+        if constexpr (PARTS > 1)
+            if (tile.count <= 16 * (PARTS - 1)) return fetch_any<PARTS - 1>(tile, slot, own);
+        fetch_steps<PARTS>(tile, slot, own);
+    }
+
+    __device__ __forceinline__ uint32_t pair_of(const Tile &tile) const {
+        return thread < tile.count ? p.pairs[tile.first + thread] : 0;
+    }
+    __device__ __forceinline__ void run() {
+        Schedule<GATE_UP> schedule(p);
+        Tile tile = schedule.tile(0), next = schedule.tile(1);
+        uint32_t pair = pair_of(tile);
+        for (uint32_t number = 0; schedule.any(); schedule.next(), ++number) {
+            const uint32_t slot = number % kSlots;
+            wait_empty(); // with this stage the slot is free
+            // What the next tile needs is under way while this one's steps are.
+            Tile after = schedule.tile(2);
+            uint32_t next_pair = pair_of(next);
+            const uint32_t own = GATE_UP ? pair / p.experts_of_token : tile.first + (thread < tile.count ? thread : 0);
+            if (thread < TOKENS) s.rows[slot][thread] = GATE_UP ? own : pair;
+            if (thread == 0) s.tiles[slot] = tile;
+            group_sync(2);
+            fetch_lists(tile, number, pair);
+            fetch_any<TOKENS / 16>(tile, slot, own);
+            tile = next, next = after, pair = next_pair;
+        }
+        copies_wait_all();
+        for (uint32_t i = 0; i < min(issued, uint32_t(S::kInFlight)); ++i) publish();
+    }
+};
 
 // Where a thread of a warpgroup that multiplies stands.
 template <int TOKENS> struct Consumer {
@@ -313,15 +342,17 @@ template <bool GATE_UP, int TOKENS> __device__ __forceinline__ void run(const Pr
     using S = Shared<TOKENS>;
     extern __shared__ uint8_t dynamic[];
     S &s = *reinterpret_cast<S *>(dynamic + (1024 - shared_address(dynamic) % 1024) % 1024);
+    release_successor();
     w4a8::fill_table(s.table, threadIdx.x, kThreads);
     if (threadIdx.x == 0) {
         for (int i = 0; i < S::kStages; ++i) barrier_init(&s.full[i], kProducers + 1), barrier_init(&s.empty[i], kConsumers / 32);
         barriers_ready();
     }
     __syncthreads();
+    wait_for_predecessor();
     if (threadIdx.x >= kConsumers) {
         registers_lower<72>();
-        produce<GATE_UP>(s, p);
+        Producer<GATE_UP, TOKENS>(s, p).run();
         return;
     }
     registers_raise<216>();
@@ -338,13 +369,9 @@ template <bool GATE_UP, int TOKENS> __device__ __forceinline__ void run(const Pr
 #endif
 } // namespace
 
-// Grid: threads over vectors of x.
-extern "C" __global__ __launch_bounds__(kThreads) void pack_fp8(
-    const bf16 *__restrict__ x, // [rows, k]
-    uint8_t *codes,             // [rows, k], permuted within each 128 columns
-    float *scales,              // [rows, k / 128]
-    uint32_t vectors) {         // rows * k / 8
-    uint32_t i = blockIdx.x * kThreads + threadIdx.x, lane = threadIdx.x % 16;
+// A vector of x a thread, the i-th; half a warp has the 128 columns of a scale.
+__device__ __forceinline__ void pack(const bf16 *x, uint8_t *codes, float *scales, uint32_t i, uint32_t vectors) {
+    const uint32_t lane = threadIdx.x % 16;
     if (i / 32 * 32 >= vectors) return;
     uint4 v = i < vectors ? load16(x + size_t(i) * 8) : make_uint4(0, 0, 0, 0);
     uint32_t most = max(max(magnitude(v.x), magnitude(v.y)), max(magnitude(v.z), magnitude(v.w)));
@@ -358,6 +385,69 @@ extern "C" __global__ __launch_bounds__(kThreads) void pack_fp8(
     uint32_t *to = reinterpret_cast<uint32_t *>(codes) + size_t(i / 16) * 32;
     to[w4a8::permuted(2 * lane)] = four(v.x, v.y), to[w4a8::permuted(2 * lane + 1)] = four(v.z, v.w);
     if (lane == 0) scales[i / 16] = scale;
+}
+
+// Grid: threads over vectors of x, and a block that groups the pairs.
+extern "C" __global__ __launch_bounds__(kGroupThreads) void pack_and_group(
+    const bf16 *x,    // [rows, k]
+    uint8_t *codes,   // [rows, k], permuted within each 128 columns
+    float *scales,    // [rows, k / 128]
+    uint32_t vectors, // rows * k / 8
+    const uint32_t *chosen, uint32_t *pairs, uint32_t *tiles, uint32_t count, uint32_t first, uint32_t experts,
+    uint32_t tokens) { // see group_by_expert
+    release_successor();
+    wait_for_predecessor();
+    if (blockIdx.x == 0) group_by_expert(chosen, pairs, tiles, count, first, experts, tokens);
+    else pack(x, codes, scales, (blockIdx.x - 1) * kGroupThreads + threadIdx.x, vectors);
+}
+
+// Grid: threads over vectors of x.
+extern "C" __global__ __launch_bounds__(kPackThreads) void pack_fp8(const bf16 *x, uint8_t *codes, float *scales,
+                                                                    uint32_t vectors) { // as above
+    release_successor();
+    wait_for_predecessor();
+    pack(x, codes, scales, blockIdx.x * kPackThreads + threadIdx.x, vectors);
+}
+
+// The sum of a token's y, in the order of the experts, some of its columns. A block has kAddTokens tokens, and columns / 8
+// threads for each.
+extern "C" __global__ __launch_bounds__(1024) void add_columns(
+    const bf16 *y,          // [tokens * k, columns]
+    const uint32_t *chosen, // [tokens, k]
+    float *out,             // [tokens, hidden]
+    uint32_t tokens, uint32_t hidden, uint32_t k, uint32_t first, uint32_t experts, // those that are here
+    uint32_t first_column, uint32_t columns) {
+    __shared__ uint32_t order[kAddTokens][kMaxChosen], counts[kAddTokens];
+    release_successor();
+    wait_for_predecessor();
+    const uint32_t own = threadIdx.x / (columns / 8), column = threadIdx.x % (columns / 8) * 8;
+    const uint32_t token = blockIdx.x * kAddTokens + own;
+    if (token < tokens && column / 8 < k) { // a place of the token's list a thread
+        const uint32_t *keys = chosen + size_t(token) * k;
+        const uint32_t i = column / 8, key = keys[i];
+        uint32_t before = 0, here = 0;
+        for (uint32_t j = 0; j < k; ++j) {
+            uint32_t other = keys[j];
+            if (other - first >= experts) continue;
+            ++here, before += other < key || (other == key && j < i);
+        }
+        if (key - first < experts) order[own][before] = i;
+        if (i == 0) counts[own] = here;
+    }
+    __syncthreads();
+    if (token >= tokens) return;
+    float sum[8] = {};
+    for (uint32_t i = 0; i < counts[own]; ++i) {
+        uint4 v = load16(y + (size_t(token) * k + order[own][i]) * columns + column);
+        const uint32_t pairs[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            float2 two = widen(pairs[c]);
+            sum[2 * c] += two.x, sum[2 * c + 1] += two.y;
+        }
+    }
+    float4 *to = reinterpret_cast<float4 *>(out + size_t(token) * hidden + first_column + column);
+    to[0] = make_float4(sum[0], sum[1], sum[2], sum[3]), to[1] = make_float4(sum[4], sum[5], sum[6], sum[7]);
 }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
