@@ -13,15 +13,10 @@
 // src/cpu/deepseek_v4/experts.rs.
 #include "deepseek_v4.cuh"
 #include "deepseek_v4_gemm.cuh"
+#include "deepseek_v4_pairs.cuh"
 #include "abi/deepseek_v4_experts.h"
 
 using namespace gemm;
-using limits::deepseek_v4::kMaxExperts;
-
-// A tile: some pairs of an expert, `pairs[first]` to `pairs[first + count - 1]`.
-struct PairTile {
-    uint32_t expert, first, count;
-};
 
 // The tile of this block: from the list, or, without a list, of all tokens with the only expert. False where there is none.
 template <int TOKENS>
@@ -37,43 +32,11 @@ __device__ __forceinline__ bool find_tile(const uint32_t *tiles, uint32_t tokens
 }
 __device__ __forceinline__ uint32_t pair_at(const uint32_t *pairs, uint32_t i) { return pairs ? pairs[i] : i; }
 
-// One block. `tiles`: their number, then 3 words each.
+// One block.
 extern "C" __global__ __launch_bounds__(kGroupThreads) void group_pairs(
-    const uint32_t *__restrict__ chosen, // [count], experts of all ranks
-    uint32_t *__restrict__ pairs,        // [count], by expert
-    uint32_t *__restrict__ tiles, uint32_t count,
-    uint32_t first, uint32_t experts,    // those that are here
-    uint32_t tokens) {                   // of a tile
-    __shared__ uint32_t counts[kMaxExperts], starts[kMaxExperts], first_tile[kMaxExperts];
-    for (uint32_t e = threadIdx.x; e < experts; e += kGroupThreads) counts[e] = 0;
-    __syncthreads();
-    for (uint32_t p = threadIdx.x; p < count; p += kGroupThreads) {
-        uint32_t e = chosen[p] - first; // below `first` it wraps beyond all experts
-        if (e < experts) atomicAdd(&counts[e], 1);
-    }
-    __syncthreads();
-    if (threadIdx.x < 32) {
-        uint32_t pairs_before = 0, tiles_before = 0;
-        for (uint32_t at = 0; at < experts; at += 32) {
-            uint32_t e = at + threadIdx.x, own = e < experts ? counts[e] : 0, own_tiles = (own + tokens - 1) / tokens;
-            uint32_t pairs_to = inclusive_scan(own), tiles_to = inclusive_scan(own_tiles);
-            if (e < experts) {
-                starts[e] = pairs_before + pairs_to - own, first_tile[e] = tiles_before + tiles_to - own_tiles;
-                for (uint32_t i = 0; i < own_tiles; ++i) {
-                    uint32_t *tile = tiles + 1 + 3 * (first_tile[e] + i);
-                    tile[0] = e, tile[1] = starts[e] + i * tokens, tile[2] = min(tokens, own - i * tokens);
-                }
-            }
-            pairs_before += __shfl_sync(kAll, pairs_to, 31), tiles_before += __shfl_sync(kAll, tiles_to, 31);
-        }
-        if (threadIdx.x == 0) tiles[0] = tiles_before;
-    }
-    __syncthreads();
-    // The order of an expert's pairs does not matter: a row's bits depend on the row alone.
-    for (uint32_t p = threadIdx.x; p < count; p += kGroupThreads) {
-        uint32_t e = chosen[p] - first;
-        if (e < experts) pairs[atomicAdd(&starts[e], 1)] = p;
-    }
+    const uint32_t *__restrict__ chosen, uint32_t *__restrict__ pairs, uint32_t *__restrict__ tiles, uint32_t count,
+    uint32_t first, uint32_t experts, uint32_t tokens) { // see group_by_expert
+    group_by_expert(chosen, pairs, tiles, count, first, experts, tokens);
 }
 
 // 128 columns of a tile's h, from `column` on, in FP8 as deepseek_v4_quant.cu has it. A warp has a row.

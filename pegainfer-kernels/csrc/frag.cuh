@@ -81,4 +81,16 @@ __device__ __forceinline__ void store_matrices(uint32_t to, const uint32_t (&pai
                  "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
                  : "memory");
 }
+
+// The same of a matrix's transpose: lane 8 i + c says where column c of matrix i goes, as a vector. Two matrices take the
+// addresses of lanes 0 to 15.
+__device__ __forceinline__ void store_columns(uint32_t to, const uint32_t (&pairs)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(pairs[0]),
+                 "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
+                 : "memory");
+}
+__device__ __forceinline__ void store_columns(uint32_t to, const uint32_t (&pairs)[2]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(to), "r"(pairs[0]), "r"(pairs[1])
+                 : "memory");
+}
 #endif

@@ -35,7 +35,11 @@ template <int N> __device__ __forceinline__ void wgmma_wait() {
 #define ACCUMULATORS_32(d, i)                                                                                          \
     ACCUMULATORS_8(d, i), ACCUMULATORS_8(d, i + 8), ACCUMULATORS_8(d, i + 16), ACCUMULATORS_8(d, i + 24)
 #define ACCUMULATORS_16(d, i) ACCUMULATORS_8(d, i), ACCUMULATORS_8(d, i + 8)
+#define ACCUMULATORS_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define NAMES_4 "%0, %1, %2, %3"
+#define NAMES_8 NAMES_4 ", %4, %5, %6, %7"
 #define NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define NAMES_24 NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define NAMES_32                                                                                                       \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "   \
     "%24, %25, %26, %27, %28, %29, %30, %31"
@@ -50,6 +54,7 @@ template <int N> __device__ __forceinline__ void wgmma_wait() {
 #define NAMES_40 NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define NAMES_48                                                                                                       \
     NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define NAMES_56 NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
 
 // d[64, n] = (first ? 0 : d) + a[64, 16] b[n, 16]ᵀ for a warpgroup, n = 32, 64, 80, 96, 128 or 256, both operands in
 // shared memory with the sum along their rows. Warp w holds rows 16 w to 16 w + 15 of d, as accumulators
@@ -105,6 +110,27 @@ template <bool First> __device__ __forceinline__ void wgmma_fp8(float (&d)[32], 
                  : ACCUMULATORS_32(d, 0)
                  : "l"(a), "l"(b), "n"(int(!First)));
 }
+
+// The same with a in registers: 4 codes a register, row group and group + 8 of the warp's 16 at columns 4 quad on, then the
+// same rows at columns 16 + 4 quad on. n = 8, 16 or a multiple of 16 up to 128.
+#define WGMMA_FP8_REGISTERS(N, D, NAMES, A0, A1, A2, A3, B, KEEP, ...)                                                 \
+    template <bool First> __device__ __forceinline__ void wgmma_fp8(float (&d)[D], const uint32_t (&a)[4], uint64_t b) { \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #KEEP ", 0;\n"                                               \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" NAMES "}, {%" #A0 ", %" #A1 ", %" #A2  \
+                     ", %" #A3 "}, %" #B ", p, 1, 1;\n}"                                                               \
+                     : __VA_ARGS__                                                                                     \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(!First)));                          \
+    }
+WGMMA_FP8_REGISTERS(8, 4, NAMES_4, 4, 5, 6, 7, 8, 9, ACCUMULATORS_4(d, 0))
+WGMMA_FP8_REGISTERS(16, 8, NAMES_8, 8, 9, 10, 11, 12, 13, ACCUMULATORS_8(d, 0))
+WGMMA_FP8_REGISTERS(32, 16, NAMES_16, 16, 17, 18, 19, 20, 21, ACCUMULATORS_16(d, 0))
+WGMMA_FP8_REGISTERS(48, 24, NAMES_24, 24, 25, 26, 27, 28, 29, ACCUMULATORS_16(d, 0), ACCUMULATORS_8(d, 16))
+WGMMA_FP8_REGISTERS(64, 32, NAMES_32, 32, 33, 34, 35, 36, 37, ACCUMULATORS_32(d, 0))
+WGMMA_FP8_REGISTERS(80, 40, NAMES_40, 40, 41, 42, 43, 44, 45, ACCUMULATORS_32(d, 0), ACCUMULATORS_8(d, 32))
+WGMMA_FP8_REGISTERS(96, 48, NAMES_48, 48, 49, 50, 51, 52, 53, ACCUMULATORS_32(d, 0), ACCUMULATORS_16(d, 32))
+WGMMA_FP8_REGISTERS(112, 56, NAMES_56, 56, 57, 58, 59, 60, 61, ACCUMULATORS_32(d, 0), ACCUMULATORS_16(d, 32),
+                    ACCUMULATORS_8(d, 48))
+WGMMA_FP8_REGISTERS(128, 64, NAMES_64, 64, 65, 66, 67, 68, 69, ACCUMULATORS_32(d, 0), ACCUMULATORS_32(d, 32))
 
 // As above in bf16 with a in registers, as operand A of `mma`; n = 64.
 template <bool First> __device__ __forceinline__ void wgmma(float (&d)[32], const uint4 &a, uint64_t b) {
