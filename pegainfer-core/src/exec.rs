@@ -209,6 +209,14 @@ impl Exec {
         self.slow_op = Some((op, micros));
     }
 
+    /// Lets a GPU wait for as many microseconds as `time` has before what is launched next: the host launches ahead of it. No effect on
+    /// other devices.
+    pub fn delay(&self, time: &'static AtomicU64) {
+        if let Some(cuda) = &self.cuda {
+            cuda.sleep(time);
+        }
+    }
+
     /// Starts to keep the record of every op.
     pub fn start_recording(&mut self) {
         self.records = Some(Vec::new());

@@ -21,6 +21,19 @@ impl From<&Tensor> for Operand {
     }
 }
 
+impl Operand {
+    /// Its name without the number of its layer.
+    fn kind(&self) -> String {
+        let of_all_layers = |part: &&str| *part != "layers" && *part != "model" && part.parse::<usize>().is_err();
+        let parts: Vec<&str> = self.name.split('.').filter(of_all_layers).collect();
+        parts.join(".").trim_end_matches(".weight").to_owned()
+    }
+}
+
+fn shape(operand: &Operand) -> String {
+    format!("{:?}", operand.shape).replace(", ", ",")
+}
+
 /// Record of one op call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OpRecord {
@@ -46,6 +59,23 @@ impl OpRecord {
         let bytes = reads.iter().chain(writes).map(|t| t.bytes()).sum();
         let operands = |tensors: &[&Tensor]| tensors.iter().map(|t| Operand::from(*t)).collect();
         Self { op, kernel, reads: operands(reads), writes: operands(writes), bytes, flops, sent: 0 }
+    }
+
+    /// Shapes of two of its inputs and one of its outputs, as `[1,64] [32,64] -> [1,32]`.
+    pub fn shapes(&self) -> String {
+        self.operands_by(|_, o| shape(o))
+    }
+
+    /// As [`shapes`](Self::shapes), with the name of the second input, which is the weight of an op that has one, without the number of its
+    /// layer: `[1,64] attn.wo [32,64] -> [1,32]`.
+    pub fn operands(&self) -> String {
+        self.operands_by(|i, o| if i == 1 { format!("{} {}", o.kind(), shape(o)) } else { shape(o) })
+    }
+
+    fn operands_by(&self, text: impl Fn(usize, &Operand) -> String) -> String {
+        let reads: Vec<String> = self.reads.iter().take(2).enumerate().map(|(i, o)| text(i, o)).collect();
+        let writes: Vec<String> = self.writes.iter().take(1).map(shape).collect();
+        format!("{} -> {}", reads.join(" "), writes.join(" "))
     }
 
     /// Replaces the byte count, for ops that access only part of an operand.

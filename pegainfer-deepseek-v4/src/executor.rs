@@ -19,8 +19,9 @@ use pegainfer_core::schedule::{Graphs, Launches, STEPS_IN_FLIGHT, StateSlots, St
 use pegainfer_core::tensor::OpError;
 use pegainfer_kernels::ops::deepseek_v4::plan_gemms;
 use pegainfer_kernels::parallel;
-use pegainfer_kernels::runtime::{Readbacks, Sampler};
+use pegainfer_kernels::runtime::{Measurable, Readbacks, Sampler};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// One rank: its part of the model, and its device.
 #[derive(Debug)]
@@ -171,6 +172,10 @@ pub struct Executor {
     ranks: Ranks<Rank>,
     /// Of rank 0.
     readbacks: Readbacks,
+    /// Whether to time the ops of the next step.
+    times_ops: bool,
+    /// The ops of rank 0 in the last step whose ops were timed.
+    timed_ops: Vec<(OpRecord, Duration)>,
 }
 
 impl Executor {
@@ -193,7 +198,8 @@ impl Executor {
         let started = Ranks::new(ranks);
         let mut ranks = started.map_err(|e| LoadError::Option(format!("the ranks cannot be started: {e}")))?;
         let readbacks = Readbacks::new(&mut ranks.first_mut().exec, bounds.rows)?;
-        Ok(Self { config: Arc::new(config), numerics, ranks, readbacks })
+        let config = Arc::new(config);
+        Ok(Self { config, numerics, ranks, readbacks, times_ops: false, timed_ops: Vec::new() })
     }
 
     /// The model's numbers.
@@ -238,34 +244,8 @@ impl Executor {
         (outcome, self.ranks.first_mut().exec.stop_recording())
     }
 
-    /// Bytes of all tensors of rank 0.
-    pub fn allocated_bytes(&self) -> u64 {
-        self.ranks.first().exec.allocated_bytes()
-    }
-
-    /// Steps that ran as a CUDA graph so far.
-    pub fn graph_replays(&self) -> u64 {
-        self.ranks.first().graphs.replays()
-    }
-
-    /// Logits of the last step's last samples, at most 32, as logits processors left them: `[samples, vocab]`.
-    pub fn logits(&self) -> Result<Vec<f32>, OpError> {
-        let Rank { exec, sampler, .. } = self.ranks.first();
-        let mut values = vec![0.0; sampler.logits().elements()];
-        exec.read(sampler.logits(), 0, &mut values)?;
-        Ok(values)
-    }
-}
-
-impl StepExecutor for Executor {
-    type State = StateSlots;
-
-    /// A device that computes beside the host can have the next step waiting.
-    fn useful_depth(&self) -> usize {
-        if self.ranks.first().exec.device() == Device::Cuda { STEPS_IN_FLIGHT } else { 1 }
-    }
-
-    fn launch(&mut self, step: &Step) -> Result<(), OpError> {
+    /// Enqueues a step on all ranks, and the readback of its tokens.
+    fn launch_on_ranks(&mut self, step: &Step) -> Result<(), OpError> {
         let (config, numerics, Rank { exec, graphs, .. }) = (self.config.clone(), self.numerics, self.ranks.first());
         // A record is of the ops themselves.
         let size = graphs.size(step).filter(|_| !exec.is_recording());
@@ -292,11 +272,71 @@ impl StepExecutor for Executor {
         self.readbacks.start(exec, sampler, &step.samples)
     }
 
+    /// Bytes of all tensors of rank 0.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.ranks.first().exec.allocated_bytes()
+    }
+
+    /// Steps that ran as a CUDA graph so far.
+    pub fn graph_replays(&self) -> u64 {
+        self.ranks.first().graphs.replays()
+    }
+
+    /// Logits of the last step's last samples, at most 32, as logits processors left them: `[samples, vocab]`.
+    pub fn logits(&self) -> Result<Vec<f32>, OpError> {
+        let Rank { exec, sampler, .. } = self.ranks.first();
+        let mut values = vec![0.0; sampler.logits().elements()];
+        exec.read(sampler.logits(), 0, &mut values)?;
+        Ok(values)
+    }
+}
+
+impl Measurable for Executor {
+    fn exec(&mut self) -> &mut Exec {
+        &mut self.ranks.first_mut().exec
+    }
+
+    fn step(rows: &[(usize, usize)]) -> Step {
+        plan::ragged(rows)
+    }
+
+    fn take_timed_ops(&mut self) -> Vec<(OpRecord, Duration)> {
+        std::mem::take(&mut self.timed_ops)
+    }
+}
+
+impl StepExecutor for Executor {
+    type State = StateSlots;
+
+    /// A device that computes beside the host can have the next step waiting.
+    fn useful_depth(&self) -> usize {
+        if self.ranks.first().exec.device() == Device::Cuda { STEPS_IN_FLIGHT } else { 1 }
+    }
+
+    fn launch(&mut self, step: &Step) -> Result<(), OpError> {
+        let times_ops = self.times_ops && !self.ranks.first().exec.is_recording();
+        if !times_ops {
+            return self.launch_on_ranks(step);
+        }
+        self.ranks.first_mut().exec.start_timed_recording();
+        let launched = self.launch_on_ranks(step);
+        self.timed_ops = self.ranks.first_mut().exec.stop_timed_recording().unwrap_or_default();
+        launched
+    }
+
     fn finish(&mut self) -> Result<Outcome, OpError> {
         let outcome = self.readbacks.finish();
         // A rank that has failed on its device has left the others without its part.
         self.ranks.check()?;
         outcome
+    }
+
+    fn time_ops(&mut self, on: bool) {
+        self.times_ops = on && self.ranks.first().exec.device() != Device::Meta;
+    }
+
+    fn take_op_times(&mut self) -> Vec<(&'static str, Duration)> {
+        self.take_timed_ops().into_iter().map(|(record, time)| (record.op, time)).collect()
     }
 
     fn abandon(&mut self) -> Result<(), OpError> {

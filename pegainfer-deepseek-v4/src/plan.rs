@@ -8,15 +8,20 @@ pub use pegainfer_kernels::ops::deepseek_v4::PAGE_TOKENS;
 /// keeps its newest tokens: a row that changes its slot takes over what is in the old one before the step.
 pub type Step = schedule::Step<Segment>;
 
-/// A step of `batch` equal rows that each add `tokens` tokens to `context - tokens` computed ones, and sample. Slots and
-/// pages are numbered through. For plans and tests: no scheduler is asked.
+/// A step of `batch` equal rows that each add `tokens` tokens to `context - tokens` computed ones, and sample, see [`ragged`].
 pub fn uniform(batch: usize, tokens: usize, context: usize) -> Step {
-    let mut step = Step::uniform(PAGE_TOKENS, batch, tokens, context);
-    let segment = |(slot, ends): (u32, &[u32])| {
+    ragged(&vec![(tokens, context); batch])
+}
+
+/// A step of `rows`, of tokens that a row adds and of its context, these included; each samples once. Slots and pages are numbered
+/// through. For plans, measurements and tests: no scheduler is asked.
+pub fn ragged(rows: &[(usize, usize)]) -> Step {
+    let mut step = Step::ragged(PAGE_TOKENS, rows);
+    let segment = |((slot, ends), (tokens, context)): ((u32, &[u32]), &(usize, usize))| {
         let from = if tokens == context { NO_STATE } else { slot };
         Segment { first: ends[0], end: ends[1], from, to: slot }
     };
-    step.state = (0..).zip(step.qo_indptr.windows(2)).map(segment).collect();
+    step.state = (0..).zip(step.qo_indptr.windows(2)).zip(rows).map(segment).collect();
     step
 }
 

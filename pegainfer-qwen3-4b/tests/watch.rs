@@ -5,7 +5,7 @@
 mod support;
 
 use pegainfer_core::engine::StepEngine;
-use pegainfer_core::ledger::{Cause, Effort, Law, OpLine, OpShares, StepLog, Watch};
+use pegainfer_core::ledger::{Cause, Effort, Law, OpLine, OpShares, Selection, StepLog, Watch};
 use pegainfer_kernels::runtime::{LoadOptions, load, measure};
 use pegainfer_qwen3_4b::Qwen3;
 use std::time::Duration;
@@ -30,7 +30,7 @@ fn a_planted_slowdown_is_named() {
     let open = |exec| load::<Qwen3>(exec, &options, &mut |_, _| {}).unwrap().engine;
     let graphs = best() == Target::Cuda && cuda_graph();
     let effort = Effort { per_step: Duration::from_millis(20), refine: Duration::ZERO };
-    let measured = measure::<Qwen3>(&mut open(best().exec()), graphs, effort, &mut |_| {}).unwrap();
+    let measured = measure(&mut open(best().exec()), graphs, Selection::Grid(effort), &mut |_| {}).unwrap();
     // The MLP, or the kernel of a GPU that runs whole layers.
     let decode = |line: &&OpLine| line.load.decode_rows == 1 && line.load.prefill_rows == 0;
     let slow = measured.ops.iter().filter(decode).find(|line| OPS.contains(&line.op.as_str())).unwrap();

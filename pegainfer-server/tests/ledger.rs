@@ -28,7 +28,9 @@ fn measure(file: &Path, model: &str) {
 #[test]
 fn a_measured_ledger_predicts_a_workload() {
     let dir = tempfile::tempdir().unwrap();
-    for model in ["qwen3-tiny", "qwen35-tiny"] {
+    for (model, mlp) in
+        [("qwen3-tiny", "linear_swiglu"), ("qwen35-tiny", "linear_swiglu"), ("dsv4-tiny-fp4fp8", "routed_experts")]
+    {
         let file = dir.path().join(model);
         measure(&file, model);
         let (path, timeline) = (file.to_str().unwrap(), dir.path().join("timeline.json"));
@@ -45,7 +47,7 @@ fn a_measured_ledger_predicts_a_workload() {
             // The ops of a step are named, and so are those of the other kinds.
             let ops = row["engine"]["ops"].as_array().unwrap();
             let sum: f64 = ops.iter().map(|op| op[1].as_f64().unwrap()).sum();
-            assert!((sum - 1.0).abs() < 1e-6 && ops.iter().any(|op| op[0] == "linear_swiglu"), "{ops:?}");
+            assert!((sum - 1.0).abs() < 1e-6 && ops.iter().any(|op| op[0] == mlp), "{ops:?}");
         }
         let rate = |row: &Value| row["median"]["output_tok_s"].as_f64().unwrap();
         assert!(rate(&rows[1]) > rate(&rows[0]), "three streams give more than one: {rows:?}");
@@ -85,6 +87,39 @@ fn what_cannot_be_simulated_is_refused() {
     let output = pegainfer(&["sim", path, "--slo-tpot", "10s", "--slo-ttft", "500ms", "--requests", "200"]);
     assert!(text(&output.stdout).contains("requests per second"), "{}", text(&output.stderr));
     assert!(text(&output.stderr).contains("stale"));
+}
+
+/// On one rank and on two: rank 0 is measured.
+#[test]
+fn steps_of_a_list_are_printed_with_their_ops() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("steps");
+    let out = file.to_str().unwrap();
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models");
+    let run = |model: &str, ranks: &str, steps: &str| {
+        let model = models.join(model);
+        let flags = ["--max-num-seqs", "3", "--max-num-batched-tokens", "64", "--max-model-len", "256"];
+        let args =
+            ["ledger", "--steps", steps, "--out", out, "--model-path", model.to_str().unwrap(), "--device", "cpu"];
+        pegainfer(&[&args[..], &flags, &["--tensor-parallel-size", ranks, "--log-level", "warn"]].concat())
+    };
+    for (model, ranks, op) in [
+        ("qwen3-tiny", "1", "linear_swiglu"),
+        ("dsv4-tiny-fp4fp8", "1", "routed_experts"),
+        ("dsv4-tiny-fp4fp8", "2", "all_reduce"),
+    ] {
+        let output = run(model, ranks, "decode:2:129,prefill:40,prefill:16:200");
+        let tables = text(&output.stdout);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        for part in ["decode: 2 x 129 tokens of context: ", "prefill: 40 tokens: ", " ms a step; ", op] {
+            assert!(tables.contains(part), "{model}: {part:?} is not in {tables}");
+        }
+        assert_eq!(tables.matches("one after the other").count(), 3, "{tables}");
+        let shown = pegainfer(&["ledger", out, "--ops"]);
+        assert_eq!(text(&shown.stdout), tables, "{}", text(&shown.stderr));
+    }
+    let output = run("dsv4-tiny-fp4fp8", "1", "decode:9:129");
+    assert!(text(&output.stderr).contains("does not fit an engine of 3 sequences"), "{}", text(&output.stderr));
 }
 
 /// The ledger in `file` with prefill times divided by `factor`, as of a device that is so much faster at them.

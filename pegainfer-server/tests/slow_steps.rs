@@ -7,7 +7,7 @@ mod support;
 use pegainfer_core::engine::{GenerateRequest, RequestId, StepEngine};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
-use pegainfer_core::ledger::{Effort, Law, OpLine, OpShares, Watch};
+use pegainfer_core::ledger::{Effort, Law, OpLine, OpShares, Selection, Watch};
 use pegainfer_kernels::cuda;
 use pegainfer_kernels::runtime::{Engine, LoadOptions, Overrides, load, measure};
 use pegainfer_qwen3_4b::Qwen3;
@@ -75,7 +75,7 @@ fn trace(dir: &Path, cause: &str) -> Option<Value> {
 fn the_trace_of_a_slow_step_names_the_slow_op() {
     let dir = tempfile::tempdir().unwrap();
     let effort = Effort { per_step: Duration::from_millis(20), refine: Duration::ZERO };
-    let measured = measure::<Qwen3>(&mut engine(exec()), false, effort, &mut |_| {}).unwrap();
+    let measured = measure(&mut engine(exec()), false, Selection::Grid(effort), &mut |_| {}).unwrap();
     let decode = |line: &&OpLine| line.load.decode_rows == 1 && line.load.prefill_rows == 0;
     let slow = measured.ops.iter().filter(decode).find(|line| OPS.contains(&line.op.as_str())).unwrap();
     let op = OPS.into_iter().find(|op| *op == slow.op).unwrap();

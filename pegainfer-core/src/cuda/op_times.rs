@@ -20,8 +20,8 @@ impl Cuda {
         DeviceMoment(event.and_then(|event| event.record(&self.stream).map(|()| event)))
     }
 
-    /// Lets the stream sleep for as many microseconds as `time` has when it comes to that, also in a graph. For fault injection: an
-    /// error is only logged.
+    /// Lets the stream sleep for as many microseconds as `time` has when it comes to that, also in a graph. An error is only
+    /// logged.
     pub(crate) fn sleep(&self, time: &'static AtomicU64) {
         unsafe extern "C" fn sleep(time: *mut c_void) {
             // SAFETY: it is the pointer below, to a static that nobody writes but atomically.
@@ -33,7 +33,7 @@ impl Cuda {
         let launched =
             unsafe { cuLaunchHostFunc(self.stream.cu_stream(), Some(sleep), from_ref(time).cast_mut().cast()) };
         if let Err(error) = launched.result() {
-            log::error!("the planted delay has no effect: {error:?}");
+            log::error!("a delay of the GPU has no effect: {error:?}");
         }
     }
 }

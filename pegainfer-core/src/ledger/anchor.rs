@@ -1,11 +1,10 @@
 //! Corrects a ledger for another card of the same kind: a dozen of its steps are measured again, and each group of steps is scaled by
 //! the median of measured over recorded time.
 
-use super::grid::{AGAIN_SETTLE, GridLimits, MeasureStep};
+use super::grid::{AGAIN_SETTLE, GridLimits, MeasureStep, PER_STEP, blocks_of_rows};
 use super::load::{StepKind, StepLine, StepLoad};
 use crate::tensor::OpError;
 use serde::{Deserialize, Serialize};
-use std::time::Duration;
 
 /// Most decoding sequences of a small decode step, whose time is that of reading the weights.
 const SMALL_DECODE: usize = 16;
@@ -17,8 +16,6 @@ const DECODE: [(usize, usize); 7] = [(1, 256), (1, 1024), (8, 256), (8, 1024), (
 const PREFILL: [usize; 3] = [8192, 2048, 512];
 /// Mixed steps: decoding sequences, and tokens of the step.
 const MIXED: [(usize, usize); 3] = [(128, 2048), (128, 512), (32, 512)];
-/// Time for each step that is measured again.
-const PER_STEP: Duration = Duration::from_millis(250);
 
 /// Steps that have a factor in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -187,17 +184,14 @@ pub fn measure_again(
 
 /// KV blocks that the steps need, of `block_size` tokens each.
 pub fn blocks_of(steps: &[StepLine], block_size: usize) -> usize {
-    let blocks = |rows: Vec<(usize, usize)>| {
-        let longest = rows.iter().map(|row| row.1).max().unwrap_or(0);
-        rows.len() * longest.div_ceil(block_size)
-    };
-    steps.iter().filter_map(|line| rows(&line.load)).map(blocks).max().unwrap_or(0)
+    steps.iter().filter_map(|line| rows(&line.load)).map(|rows| blocks_of_rows(&rows, block_size)).max().unwrap_or(0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::law::Law;
     use super::*;
+    use std::time::Duration;
 
     fn line(rows: &[(usize, usize)], us: f64) -> StepLine {
         StepLine { load: StepLoad::of_rows(rows.iter().copied()), us, spread: 0.0, runs: 1 }

@@ -55,14 +55,21 @@ pub struct Header {
     pub state: Option<StateConfig>,
 }
 
-/// The time of one op in a measured step, over all layers.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// The time of one op in a measured step, over all layers. Calls with other operands or of another kernel have a line of their own.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct OpLine {
     /// What the step asked of the device.
     #[serde(flatten)]
     pub load: StepLoad,
     /// The op.
     pub op: String,
+    /// The kernel that runs it; empty in older ledgers.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub kernel: String,
+    /// Its operands, see [`OpRecord::operands`](crate::record::OpRecord::operands); empty in older ledgers, which have one line for all
+    /// of them.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub operands: String,
     /// Calls in the step.
     pub calls: usize,
     /// Time of all of them in microseconds.
@@ -220,7 +227,7 @@ mod tests {
         };
         let load = StepLoad { decode_rows: 2, decode_kv: 50, ..StepLoad::default() };
         let steps = vec![StepLine { load, us: 12.5, spread: 0.01, runs: 9 }];
-        let ops = vec![OpLine { load, op: "linear".into(), calls: 3, us: 7.0 }];
+        let ops = vec![OpLine { load, op: "linear".into(), calls: 3, us: 7.0, ..OpLine::default() }];
         let config = Some(serde_json::json!({"hidden_size": 64, "rms_norm_eps": 1e-6}));
         Ledger { header, host: HostCost { step_us: 1.5, row_us: 0.25 }, config, anchor: None, steps, ops }
     }

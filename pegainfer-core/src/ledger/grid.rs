@@ -20,12 +20,26 @@ const MAX_HALVINGS: u32 = 3;
 const TOKEN_UNIT: usize = 16;
 /// Time for which a step that is measured again runs first: the clock of a GPU follows its load.
 pub(super) const AGAIN_SETTLE: Duration = Duration::from_millis(150);
+/// Time for each step of a list.
+pub(super) const PER_STEP: Duration = Duration::from_millis(250);
 
 /// Runs steps whose blocks and state slots are numbered through.
 pub trait MeasureStep {
     /// Runs a step of `rows`, each with the tokens that it adds and its context, `runs` times, as close together as an engine does.
     /// Returns the time of each.
     fn run(&mut self, rows: &[(usize, usize)], runs: usize) -> Result<Vec<Duration>, OpError>;
+}
+
+/// Rows of a step: the tokens that each adds, and its context, these included.
+pub type Rows = Vec<(usize, usize)>;
+
+/// Which steps are measured.
+#[derive(Debug, Clone, Copy)]
+pub enum Selection<'a> {
+    /// A grid from which the law follows.
+    Grid(Effort),
+    /// These alone.
+    Steps(&'a [Rows]),
 }
 
 /// What the measured engine can run.
@@ -58,10 +72,10 @@ pub struct Effort {
 
 impl GridLimits {
     /// Whether the pool holds a step of `rows`, all of which get as many blocks as the longest.
-    pub(super) fn holds(&self, rows: &[(usize, usize)]) -> bool {
+    pub fn holds(&self, rows: &[(usize, usize)]) -> bool {
         let context = rows.iter().map(|row| row.1).max().unwrap_or(0);
         let tokens: usize = rows.iter().map(|row| row.0).sum();
-        rows.len() * context.div_ceil(self.block_size) <= self.kv_blocks
+        blocks_of_rows(rows, self.block_size) <= self.kv_blocks
             && rows.len() <= self.max_num_seqs
             && tokens <= self.max_tokens
             && context <= self.max_context
@@ -120,7 +134,7 @@ impl GridLimits {
 
     /// Steps of `tokens` tokens with few and with many pairs of query and key: short prompts, if there is more than one of them,
     /// a single prompt, and a chunk behind cached tokens.
-    fn prefills(&self, tokens: usize) -> Vec<Vec<(usize, usize)>> {
+    fn prefills(&self, tokens: usize) -> Vec<Rows> {
         let mut steps = Vec::new();
         if tokens >= 2 * SHORT_PROMPT {
             let mut prompts = vec![(SHORT_PROMPT, SHORT_PROMPT); tokens / SHORT_PROMPT];
@@ -138,7 +152,7 @@ impl GridLimits {
     }
 
     /// Mixed steps: an eighth, half and all but one of the sequences decode beside one chunk.
-    fn mixed(&self) -> Vec<Vec<(usize, usize)>> {
+    fn mixed(&self) -> Vec<Rows> {
         let mut steps = Vec::new();
         for decoding in [self.max_num_seqs.div_ceil(8), self.max_num_seqs.div_ceil(2), self.max_num_seqs - 1] {
             let most = self.kv_blocks / (decoding + 1) * self.block_size;
@@ -152,6 +166,38 @@ impl GridLimits {
         }
         steps
     }
+}
+
+/// KV blocks of `block_size` tokens that a step of `rows` takes: all rows get as many as the longest.
+pub fn blocks_of_rows(rows: &[(usize, usize)], block_size: usize) -> usize {
+    rows.len() * rows.iter().map(|row| row.1).max().unwrap_or(0).div_ceil(block_size)
+}
+
+/// Measures these steps, each one once; an error names one that the engine cannot run.
+pub fn measure_steps(
+    target: &mut dyn MeasureStep,
+    limits: &GridLimits,
+    steps: &[Rows],
+    progress: &mut dyn FnMut(&StepLine),
+) -> Result<Vec<StepLine>, OpError> {
+    let mut lines: Vec<StepLine> = Vec::new();
+    for rows in steps {
+        let load = StepLoad::of_rows(rows.iter().copied());
+        if !limits.holds(rows) {
+            let message = format!(
+                "a step of {load} does not fit an engine of {} sequences, {} tokens a step, {} tokens of context and {} KV \
+                 blocks",
+                limits.max_num_seqs, limits.max_tokens, limits.max_context, limits.kv_blocks
+            );
+            return Err(OpError { op: "ledger", message });
+        }
+        if lines.iter().all(|line| line.load != load) {
+            let line = limits.time(target, rows, (AGAIN_SETTLE, PER_STEP))?;
+            progress(&line);
+            lines.push(line);
+        }
+    }
+    Ok(lines)
 }
 
 /// Measures a grid of steps, finer where the time is not linear.
@@ -217,7 +263,7 @@ impl Grid<'_> {
     }
 
     /// Measures steps and returns by how much the law of those before was off at most, more than a measurement itself is spread.
-    fn refine(&mut self, steps: &[Vec<(usize, usize)>]) -> Result<f64, OpError> {
+    fn refine(&mut self, steps: &[Rows]) -> Result<f64, OpError> {
         let (law, before) = (Law::new(&self.steps, self.limits.graphs), self.steps.len());
         for rows in steps {
             self.time(rows)?;

@@ -2,6 +2,7 @@
 
 use crate::schedule::Step;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::time::Duration;
 
 /// The numbers that the time of a step depends on.
@@ -86,6 +87,18 @@ impl StepLoad {
             (0, _) => StepKind::Prefill,
             _ => StepKind::Mixed,
         }
+    }
+}
+
+impl fmt::Display for StepLoad {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { decode_rows, decode_kv, prefill_tokens, .. } = *self;
+        let name = match (decode_rows, prefill_tokens) {
+            (rows, 0) => format!("decode: {rows} x {} tokens of context", decode_kv / rows.max(1)),
+            (0, tokens) => format!("prefill: {tokens} tokens"),
+            (rows, tokens) => format!("mixed: {rows} decode, {tokens} tokens of a prompt"),
+        };
+        f.pad(&name)
     }
 }
 

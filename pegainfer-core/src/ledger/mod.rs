@@ -27,7 +27,7 @@ pub use anchor::{Anchor, Remeasured, StepGroup, blocks_of, measure_again};
 pub use capture::{Capture, EngineDetail, RowDetail, StepDetail};
 pub use drift::Drift;
 pub use file::{Header, HostCost, Ledger, LedgerError, OpLine};
-pub use grid::{Effort, GridLimits, MeasureStep, measure};
+pub use grid::{Effort, GridLimits, MeasureStep, Rows, Selection, blocks_of_rows, measure, measure_steps};
 pub use law::{Law, LawError, Prediction, Residual};
 pub use load::{StepKind, StepLine, StepLoad, StepTime};
 pub use op_shares::OpShares;

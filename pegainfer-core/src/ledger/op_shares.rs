@@ -78,7 +78,7 @@ mod tests {
     #[test]
     fn a_step_is_shared_as_the_nearest_one() {
         let load = |rows: usize| StepLoad { decode_rows: rows, decode_kv: rows, ..StepLoad::default() };
-        let line = |rows, op: &str, us| OpLine { load: load(rows), op: op.into(), calls: 1, us };
+        let line = |rows, op: &str, us| OpLine { load: load(rows), op: op.into(), calls: 1, us, ..OpLine::default() };
         let shares = OpShares::new(&[line(1, "linear", 30.0), line(1, "norm", 10.0), line(8, "linear", 20.0)]);
         assert_eq!(shares.names(), ["linear", "norm"]);
         assert_eq!((shares.share(&load(2), "norm"), shares.share(&load(9), "norm")), (Some(0.25), None));

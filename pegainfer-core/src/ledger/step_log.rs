@@ -278,7 +278,7 @@ mod tests {
     fn watched(start: Instant) -> StepLog {
         let line = |load, us| StepLine { load, us, spread: 0.0, runs: 1 };
         let law = Law::new(&[line(DECODE, 4000.0), line(PREFILL, 1.0)], false).unwrap();
-        let op = |op: &str, us| OpLine { load: DECODE, op: op.into(), calls: 1, us };
+        let op = |op: &str, us| OpLine { load: DECODE, op: op.into(), calls: 1, us, ..OpLine::default() };
         let log = StepLog::new(start);
         log.watch(Watch::new(law, OpShares::new(&[op("linear", 3000.0), op("attention", 1000.0)])));
         log

@@ -248,7 +248,7 @@ mod tests {
         let prefill = StepLoad { prefill_rows: 1, prefill_tokens: 9, pairs: 45, ..StepLoad::default() };
         let line = |load, us| StepLine { load, us, spread: 0.0, runs: 1 };
         let law = Law::new(&[line(LOAD, 4000.0), line(prefill, 1.0)], false).unwrap();
-        let op = |op: &str, us| OpLine { load: LOAD, op: op.into(), calls: 1, us };
+        let op = |op: &str, us| OpLine { load: LOAD, op: op.into(), calls: 1, us, ..OpLine::default() };
         Watch::new(law, OpShares::new(&[op("linear", 3000.0), op("attention", 1000.0)]))
     }
 

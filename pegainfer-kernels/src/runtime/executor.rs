@@ -8,7 +8,8 @@ use super::bounds::Bounds;
 use super::drafting::{self, Drafting};
 use super::inputs::Inputs;
 use super::load_error::LoadError;
-use super::model::{Model, Parts, Pass, StepOf, padded};
+use super::measure::Measurable;
+use super::model::{Model, Parts, Pass, StepOf, padded, ragged};
 use super::readbacks::Readbacks;
 use super::sampler::Sampler;
 use super::synthetic_acceptance::SyntheticAcceptance;
@@ -41,10 +42,10 @@ pub struct Executor<M: Model> {
     synthetic: Option<SyntheticAcceptance>,
     /// The steps in flight, oldest first, where something follows from the tokens that they draw.
     followed: VecDeque<StepOf<M>>,
-    /// Whether to time the ops of the next step, on the CPU.
+    /// Whether to time the ops of the next step.
     times_ops: bool,
     /// The ops of the last step whose ops were timed.
-    op_times: Vec<(&'static str, Duration)>,
+    timed_ops: Vec<(OpRecord, Duration)>,
 }
 
 impl<M: Model> Executor<M> {
@@ -77,7 +78,7 @@ impl<M: Model> Executor<M> {
             synthetic: None,
             followed: VecDeque::new(),
             times_ops: false,
-            op_times: Vec::new(),
+            timed_ops: Vec::new(),
         })
     }
 
@@ -156,6 +157,20 @@ impl<M: Model> Executor<M> {
     }
 }
 
+impl<M: Model> Measurable for Executor<M> {
+    fn exec(&mut self) -> &mut Exec {
+        &mut self.exec
+    }
+
+    fn step(rows: &[(usize, usize)]) -> StepOf<M> {
+        ragged::<M>(rows)
+    }
+
+    fn take_timed_ops(&mut self) -> Vec<(OpRecord, Duration)> {
+        std::mem::take(&mut self.timed_ops)
+    }
+}
+
 impl<M: Model> StepExecutor for Executor<M> {
     type State = M::State;
 
@@ -186,8 +201,7 @@ impl<M: Model> StepExecutor for Executor<M> {
         });
         // A step that fails is recorded no further, either.
         if times_ops {
-            let timed = exec.stop_timed_recording();
-            self.op_times = timed.unwrap_or_default().into_iter().map(|(record, time)| (record.op, time)).collect();
+            self.timed_ops = exec.stop_timed_recording().unwrap_or_default();
         }
         // A device that has failed says so here.
         launched??;
@@ -212,7 +226,7 @@ impl<M: Model> StepExecutor for Executor<M> {
     }
 
     fn take_op_times(&mut self) -> Vec<(&'static str, Duration)> {
-        std::mem::take(&mut self.op_times)
+        self.take_timed_ops().into_iter().map(|(record, time)| (record.op, time)).collect()
     }
 
     fn abandon(&mut self) -> Result<(), OpError> {

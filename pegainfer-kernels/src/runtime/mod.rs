@@ -45,7 +45,7 @@ pub use inputs::Inputs;
 pub use load::{Engine, Loaded, load, load_weights};
 pub use load_error::LoadError;
 pub use load_options::{DEFAULT_KV_BYTES, DEFAULT_STATE_BYTES, LoadOptions, STATE_SHARE};
-pub use measure::{Measured, measure, measure_again};
+pub use measure::{Measurable, Measured, measure, measure_again};
 pub use model::{Model, Parts, Pass, StepOf, padded, ragged, uniform};
 pub use model_info::ModelInfo;
 pub use quantization::{Quantization, load_projection, projection_bytes};

@@ -45,14 +45,9 @@ pub fn table(anchor: &Anchor) -> String {
     let mut out = format!("{:<44} {:>10} {:>10} {:>7}\n", "step", "ledger ms", "now ms", "ratio");
     for step in &anchor.steps {
         let Remeasured { load, ledger_us, us } = step;
-        let name = match (load.decode_rows, load.prefill_tokens) {
-            (rows, 0) => format!("decode: {rows} x {} tokens of context", load.decode_kv / rows.max(1)),
-            (0, tokens) => format!("prefill: {tokens} tokens"),
-            (rows, tokens) => format!("mixed: {rows} decode, {tokens} tokens of a prompt"),
-        };
         let mark = if (step.ratio() - 1.0).abs() > MARKED { "  more than 10 % off" } else { "" };
         let (before, now) = (ledger_us / 1e3, us / 1e3);
-        let _ = writeln!(out, "{name:<44} {before:>10.3} {now:>10.3} {:>7.3}{mark}", step.ratio());
+        let _ = writeln!(out, "{load:<44} {before:>10.3} {now:>10.3} {:>7.3}{mark}", step.ratio());
     }
     for (group, factor) in factors(anchor) {
         let _ = writeln!(out, "factor of {} steps: {factor:.3}", group.name());

@@ -2,26 +2,31 @@
 //! device.
 
 mod floors;
+mod op_table;
 mod plots;
+mod steps;
 
 use super::anchor;
 use super::bench::args::parse_positive;
 use super::shipped::{self, ShippedArgs};
 use super::sim::host::host_cost;
+use super::stdout::print;
 use crate::models::args::{EngineArgs, QuantizationArg};
 use crate::models::engine;
 use crate::models::model_path::{self, ModelDir};
 use anyhow::{Context, Result, ensure};
-use clap::Args;
+use clap::{ArgGroup, Args};
 use floors::Given;
-use pegainfer_core::ledger::{Effort, Header, Law, Ledger, Residual, StepKind};
+use op_table::op_tables;
+use pegainfer_core::ledger::{Effort, Header, Law, Ledger, Residual, Rows, Selection, StepKind};
 use pegainfer_kernels::SOURCES_HASH;
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use steps::{StepArg, parse_step};
 
 /// Time for each step, and for all steps until no interval is halved any more.
 const FULL: Effort = Effort { per_step: Duration::from_millis(200), refine: Duration::from_secs(150) };
@@ -30,22 +35,31 @@ const QUICK: Effort = Effort { per_step: Duration::from_millis(40), refine: Dura
 
 /// Flags of `ledger`.
 #[derive(Debug, Clone, Args)]
+#[command(group(ArgGroup::new("shown").args(["svg", "ops"]).multiple(true)))]
 pub struct LedgerArgs {
-    /// Plot this ledger instead of measuring one
-    #[arg(value_name = "LEDGER", requires = "svg", conflicts_with_all = ["out", "quick", "anchor"])]
+    /// Plot this ledger (--svg) or print its ops (--ops) instead of measuring one
+    #[arg(value_name = "LEDGER", requires = "shown", conflicts_with_all = ["out", "quick", "anchor", "steps"])]
     pub ledger: Option<PathBuf>,
     /// File to write
-    #[arg(long, value_name = "FILE", required_unless_present_any = ["ledger", "gpu", "model"])]
+    #[arg(long, value_name = "FILE", required_unless_present_any = ["ledger", "gpu", "model", "steps"])]
     pub out: Option<PathBuf>,
     /// Directory for plots of the ledger: steps.svg, ops.svg, errors.svg, roofline.svg, efficiency.svg
     #[arg(long, value_name = "DIR")]
     pub svg: Option<PathBuf>,
-    /// Write (--out) or plot (--svg) a ledger inside the executable instead of measuring one.
+    /// Print the ops of the steps whose ops were timed, those that take longest first
+    #[arg(long)]
+    pub ops: bool,
+    /// Write (--out), plot (--svg) or print (--ops) a ledger inside the executable instead of measuring one.
     #[command(flatten)]
     pub shipped: ShippedArgs,
     /// Measure each step for a fifth of the time
     #[arg(long, conflicts_with_all = ["gpu", "model"])]
     pub quick: bool,
+    /// Measure these steps alone, in seconds, and print their time and their ops: decode:SEQUENCES:CONTEXT, prefill:TOKENS, and
+    /// prefill:TOKENS:CONTEXT for a chunk behind cached tokens
+    #[arg(long, value_name = "STEP,..", value_delimiter = ',', value_parser = parse_step,
+        conflicts_with_all = ["quick", "anchor", "gpu", "model"])]
+    pub steps: Vec<StepArg>,
     /// Measure a dozen steps of this ledger again, in seconds, and write it with factors for this device
     #[arg(long, value_name = "LEDGER", conflicts_with_all = ["quick", "gpu", "model"])]
     pub anchor: Option<PathBuf>,
@@ -70,20 +84,22 @@ pub fn run(args: &LedgerArgs) -> Result<()> {
     if args.ledger.is_some() || args.shipped.is_given() {
         let ledger = shipped::read(args.ledger.as_deref(), &args.shipped)?;
         ensure!(
-            out.is_some() || args.svg.is_some(),
-            "give --out or --svg: the ledger is inside this executable already"
+            out.is_some() || args.svg.is_some() || args.ops,
+            "give --out, --svg or --ops: the ledger is inside this executable already"
         );
-        return write(&ledger, out, args);
+        write(&ledger, out, args)?;
+        return if args.ops { print(&op_tables(&ledger)) } else { Ok(()) };
     }
-    let out = out.context("--out names no file")?;
     let model = model_path::resolve(&args.engine)?;
-    let (ledger, report) = match &args.anchor {
+    let (ledger, mut report) = match &args.anchor {
         Some(base) => anchored(base, &model, &args.engine)?,
         None => measured(&model, args)?,
     };
-    write(&ledger, Some(out), args)?;
-    print!("{report}");
-    std::io::stdout().flush().context("standard output is closed")
+    write(&ledger, out, args)?;
+    if args.ops || !args.steps.is_empty() {
+        report += &op_tables(&ledger);
+    }
+    print(&report)
 }
 
 /// Writes the ledger and its plots, as far as they were asked for.
@@ -110,8 +126,12 @@ fn anchored(base: &Path, model: &ModelDir, args: &EngineArgs) -> Result<(Ledger,
 
 /// A ledger of this device, and its summary.
 fn measured(model: &ModelDir, args: &LedgerArgs) -> Result<(Ledger, String)> {
-    let effort = if args.quick { QUICK } else { FULL };
-    let measured = engine::measure(&model.dir, &args.engine, effort, &mut |line| {
+    let steps: Vec<Rows> = args.steps.iter().map(|step| step.0.clone()).collect();
+    let selection = match (&steps[..], args.quick) {
+        ([], quick) => Selection::Grid(if quick { QUICK } else { FULL }),
+        (steps, _) => Selection::Steps(steps),
+    };
+    let measured = engine::measure(&model.dir, &args.engine, selection, &mut |line| {
         log::debug!("{:?}: {:.1} us, spread {:.1} %", line.load, line.us, 100.0 * line.spread);
     })?;
     let mut header = measured.header;
@@ -120,7 +140,7 @@ fn measured(model: &ModelDir, args: &LedgerArgs) -> Result<(Ledger, String)> {
     let host = host_cost(&header)?;
     let config = Some(config(model)?);
     let ledger = Ledger { header, host, config, anchor: None, steps: measured.steps, ops: measured.ops };
-    let report = summary(&ledger);
+    let report = if steps.is_empty() { summary(&ledger) } else { String::new() };
     Ok((ledger, report))
 }
 

@@ -161,7 +161,7 @@ pub fn table(records: &[OpRecord]) -> String {
             "{i:>3} {:<22} {:>4} {:<46} {:<5} {:<12} {:>11.3} {:>9.3} {:>7.2} {:>7.2}  {}",
             line.record.op,
             line.count,
-            shapes(line.record),
+            line.record.shapes(),
             dtype.unwrap_or_default(),
             line.record.kernel,
             b as f64 / 1e6,
@@ -266,14 +266,6 @@ fn fold(records: &[OpRecord]) -> Vec<Line<'_>> {
         line.after = edges[line.first].iter().map(|&node| line_of_node[node]).collect();
     }
     lines
-}
-
-/// Shapes of the operands of a node, `in x weight -> out`.
-fn shapes(record: &OpRecord) -> String {
-    let shape = |o: &Operand| format!("{:?}", o.shape).replace(", ", ",");
-    let reads: Vec<String> = record.reads.iter().take(2).map(shape).collect();
-    let writes: Vec<String> = record.writes.iter().take(1).map(shape).collect();
-    format!("{} -> {}", reads.join(" "), writes.join(" "))
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use family::{Family, LoadedEngine, MeasureProgress, OpenDevice, UniformStep};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
-use pegainfer_core::ledger::{Effort, Header, Remeasured, StepLine};
+use pegainfer_core::ledger::{Header, Remeasured, Selection, StepLine};
 use pegainfer_core::parallel::fewest_ranks;
 use pegainfer_core::record::OpRecord;
 use pegainfer_kernels::cuda;
@@ -30,11 +30,15 @@ pub fn load(dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
 }
 
 /// Loads the checkpoint in `dir` and measures its steps.
-pub fn measure(dir: &Path, args: &EngineArgs, effort: Effort, progress: MeasureProgress<'_>) -> Result<Measured> {
+pub fn measure(
+    dir: &Path,
+    args: &EngineArgs,
+    selection: Selection<'_>,
+    progress: MeasureProgress<'_>,
+) -> Result<Measured> {
     let family = detect::detect(dir)?;
-    let measure = family.measure.with_context(|| format!("steps of {family} cannot be measured yet"))?;
     ensure!(args.speculative_config.is_none(), "--speculative-config: a ledger is measured without drafts");
-    measure(open_device(family, dir, args)?, dir, args, (effort, progress))
+    (family.measure)(open_device(family, dir, args)?, dir, args, (selection, progress))
 }
 
 /// Loads the checkpoint in `dir` and measures `steps` of a ledger again. Returns the engine's properties, too.
@@ -45,9 +49,8 @@ pub fn measure_again(
     progress: MeasureProgress<'_>,
 ) -> Result<(Header, Vec<Remeasured>)> {
     let family = detect::detect(dir)?;
-    let measure = family.measure_again.with_context(|| format!("steps of {family} cannot be measured yet"))?;
     ensure!(args.speculative_config.is_none(), "--speculative-config: a ledger is measured without drafts");
-    measure(open_device(family, dir, args)?, dir, args, (steps, progress))
+    (family.measure_again)(open_device(family, dir, args)?, dir, args, (steps, progress))
 }
 
 /// Bytes of weights that a decode step reads, of the model in `dir` as `overrides` change it.

@@ -149,7 +149,7 @@ mod tests {
         let line = |load, us| StepLine { load, us, spread: 0.0, runs: 1 };
         let prefill = line(StepLoad::of_rows([(64, 64)]), 9000.0);
         let steps = vec![line(load(1, 100), 1000.0), line(load(4, 100), 4000.0), prefill];
-        let op = |op: &str, us| OpLine { load: load(4, 100), op: op.into(), calls: 1, us };
+        let op = |op: &str, us| OpLine { load: load(4, 100), op: op.into(), calls: 1, us, ..OpLine::default() };
         let ops = vec![op("linear", 600.0), op("decode_attention", 200.0)];
         let header = Header {
             version: Header::VERSION,

@@ -41,7 +41,7 @@ fn ledger(depth: usize, state: Option<StateConfig>) -> Ledger {
     let decode = [1, 4].map(|rows| line(&vec![(1, 512); rows], DECODE));
     let prefill = [2, 64].map(|tokens| line(&[(tokens, tokens)], tokens as f64 * TOKEN));
     let steps: Vec<StepLine> = decode.into_iter().chain(prefill).collect();
-    let op = |us| OpLine { load: steps[0].load, op: "linear".into(), calls: 1, us };
+    let op = |us| OpLine { load: steps[0].load, op: "linear".into(), calls: 1, us, ..OpLine::default() };
     Ledger { header, host: HostCost::default(), config: None, anchor: None, ops: vec![op(1.0)], steps }
 }
 

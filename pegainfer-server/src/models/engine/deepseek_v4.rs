@@ -1,14 +1,15 @@
 //! DeepSeek-V4 as a family.
 
-use super::family::{DUMMY_SEED, Family, LoadedEngine, OpenDevice, spawn, with_progress_bar};
+use super::family::{DUMMY_SEED, Family, LoadedEngine, MeasureProgress, OpenDevice, spawn, with_progress_bar};
 use crate::models::args::{EngineArgs, KvCacheDType, LoadFormat};
 use anyhow::{Result, bail, ensure};
 use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::ledger::{Header, Remeasured, Selection, StepLine};
 use pegainfer_deepseek_v4::config::Config;
 use pegainfer_deepseek_v4::numerics::Numerics;
 use pegainfer_deepseek_v4::{LoadOptions, Loaded, inventory};
 use pegainfer_kernels::ops::KvDType;
-use pegainfer_kernels::runtime::Overrides;
+use pegainfer_kernels::runtime::{self, Measured, Overrides};
 use std::path::Path;
 
 /// Requests that run at once, and tokens of a step.
@@ -22,8 +23,8 @@ pub const FAMILY: Family = Family {
     rank_bytes: Some(|dir, args| Ok(pegainfer_deepseek_v4::rank_bytes(&Config::load(dir)?, &load_options(dir, args))?)),
     speculation: false,
     load,
-    measure: None,
-    measure_again: None,
+    measure,
+    measure_again,
     // Draft layers are left out.
     weight_bytes: |dir, overrides| {
         check_formats(overrides)?;
@@ -39,18 +40,49 @@ pub const FAMILY: Family = Family {
     },
 };
 
-/// Loads the checkpoint in `dir` and starts its engine, with the precision of DeepSeek's own code.
+/// Loads the checkpoint in `dir` and starts its engine.
 fn load(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
+    let (name, kind) = (device.name.clone(), device.execs.first().map_or(Device::Meta, Exec::device));
+    let Loaded { engine, weight_bytes, weights_time, kv_bytes, .. } = load_engine(device, dir, args)?;
+    let (handle, family) = (spawn(engine, args, kind)?, FAMILY.name);
+    Ok(LoadedEngine { handle, family, device: name, weight_bytes, weights_time, kv_bytes })
+}
+
+/// Loads the checkpoint in `dir` and measures its steps.
+fn measure(
+    device: OpenDevice,
+    dir: &Path,
+    args: &EngineArgs,
+    (selection, progress): (Selection<'_>, MeasureProgress<'_>),
+) -> Result<Measured> {
+    let name = device.name.clone();
+    let mut loaded = load_engine(device, dir, args)?;
+    let mut measured = runtime::measure(&mut loaded.engine, args.cuda_graph, selection, progress)?;
+    measured.header.device = name;
+    Ok(measured)
+}
+
+/// Loads the checkpoint in `dir` and measures some steps of a ledger again.
+fn measure_again(
+    device: OpenDevice,
+    dir: &Path,
+    args: &EngineArgs,
+    (steps, progress): (&[StepLine], MeasureProgress<'_>),
+) -> Result<(Header, Vec<Remeasured>)> {
+    let name = device.name.clone();
+    let mut loaded = load_engine(device, dir, args)?;
+    let (header, again) = runtime::measure_again(&mut loaded.engine, args.cuda_graph, steps, progress)?;
+    Ok((Header { device: name, ..header }, again))
+}
+
+/// Loads the checkpoint in `dir`, with the precision of DeepSeek's own code.
+fn load_engine(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<Loaded> {
     let (kv_cache_dtype, quantization) = (args.formats.kv_cache_dtype, args.formats.quantization);
     check_format_flags(quantization.is_some(), kv_cache_dtype != KvCacheDType::Auto)?;
     ensure!(args.gpu_memory_limit.is_none(), "--gpu-memory-limit: DeepSeek-V4 takes --kv-cache-memory");
     ensure!(args.rope_scaling.is_none(), "--rope-scaling: DeepSeek-V4 takes that of its config.json");
     let options = load_options(dir, args);
-    let kind = device.execs.first().map_or(Device::Meta, Exec::device);
-    let loaded = with_progress_bar(|progress| pegainfer_deepseek_v4::load(device.execs, &options, progress))?;
-    let Loaded { engine, weight_bytes, weights_time, kv_bytes, .. } = loaded;
-    let (handle, family) = (spawn(engine, args, kind)?, FAMILY.name);
-    Ok(LoadedEngine { handle, family, device: device.name, weight_bytes, weights_time, kv_bytes })
+    Ok(with_progress_bar(|progress| pegainfer_deepseek_v4::load(device.execs, &options, progress))?)
 }
 
 /// What the flags say about loading.

@@ -5,7 +5,7 @@ use crate::progress::{Progress, Unit};
 use anyhow::{Context, Result};
 use pegainfer_core::engine::{EngineConfig, EngineHandle, StepEngine};
 use pegainfer_core::exec::{Device, Exec};
-use pegainfer_core::ledger::{Effort, Header, Remeasured, StepLine};
+use pegainfer_core::ledger::{Header, Remeasured, Selection, StepLine};
 use pegainfer_core::parallel::RankBytes;
 use pegainfer_core::record::OpRecord;
 use pegainfer_kernels::runtime::{self, GpuFit, LoadOptions, Measured, Model, Overrides};
@@ -38,10 +38,10 @@ pub struct Family {
     pub speculation: bool,
     /// Loads the checkpoint in a directory and starts its engine.
     pub load: fn(OpenDevice, &Path, &EngineArgs) -> Result<LoadedEngine>,
-    /// Loads the checkpoint in a directory and measures its steps; `None` for a family whose steps cannot be measured yet.
-    pub measure: Option<MeasureSteps>,
+    /// Loads the checkpoint in a directory and measures its steps.
+    pub measure: MeasureSteps,
     /// Loads it and measures some steps of a ledger again.
-    pub measure_again: Option<MeasureAgain>,
+    pub measure_again: MeasureAgain,
     /// Bytes of weights that a decode step of the checkpoint in a directory reads, as the flags change it.
     pub weight_bytes: fn(&Path, &Overrides) -> Result<u64>,
     /// Ids of its vocabulary.
@@ -96,8 +96,8 @@ impl Family {
             rank_bytes: None,
             speculation: true,
             load: load::<M>,
-            measure: Some(measure::<M>),
-            measure_again: Some(measure_again::<M>),
+            measure: measure::<M>,
+            measure_again: measure_again::<M>,
             weight_bytes: |dir, overrides| Ok(M::info(&M::load_config_with(dir, overrides)?).weight_bytes),
             vocab_size: |dir| Ok(M::info(&M::load_config(dir)?).vocab_size),
             record: |dir, overrides, _, (batch, tokens, context)| {
@@ -173,7 +173,7 @@ fn load_options(dir: &Path, args: &EngineArgs) -> LoadOptions {
 pub type MeasureProgress<'a> = &'a mut dyn FnMut(&StepLine);
 
 /// Loads a checkpoint onto a device and measures its steps.
-pub type MeasureSteps = fn(OpenDevice, &Path, &EngineArgs, (Effort, MeasureProgress<'_>)) -> Result<Measured>;
+pub type MeasureSteps = fn(OpenDevice, &Path, &EngineArgs, (Selection<'_>, MeasureProgress<'_>)) -> Result<Measured>;
 
 /// Loads a checkpoint onto a device and measures some steps of a ledger again.
 pub type MeasureAgain =
@@ -184,13 +184,13 @@ fn measure<M: Model>(
     device: OpenDevice,
     dir: &Path,
     args: &EngineArgs,
-    (effort, progress): (Effort, MeasureProgress<'_>),
+    (selection, progress): (Selection<'_>, MeasureProgress<'_>),
 ) -> Result<Measured> {
     let name = device.name.clone();
     let exec = device.first()?;
     let options = load_options(dir, args);
     let mut loaded = with_progress_bar(|progress| runtime::load::<M>(exec, &options, progress))?;
-    let mut measured = runtime::measure::<M>(&mut loaded.engine, options.cuda_graph, effort, progress)?;
+    let mut measured = runtime::measure(&mut loaded.engine, options.cuda_graph, selection, progress)?;
     measured.header.device = name;
     Ok(measured)
 }
@@ -206,7 +206,7 @@ fn measure_again<M: Model>(
     let exec = device.first()?;
     let options = load_options(dir, args);
     let mut loaded = with_progress_bar(|progress| runtime::load::<M>(exec, &options, progress))?;
-    let (header, again) = runtime::measure_again::<M>(&mut loaded.engine, options.cuda_graph, steps, progress)?;
+    let (header, again) = runtime::measure_again(&mut loaded.engine, options.cuda_graph, steps, progress)?;
     Ok((Header { device: name, ..header }, again))
 }
 

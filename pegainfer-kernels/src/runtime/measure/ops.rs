@@ -1,0 +1,93 @@
+//! Times of the ops of a step.
+
+use super::Measurable;
+use pegainfer_core::exec::Device;
+use pegainfer_core::ledger::{GridLimits, OpLine, Rows, StepLoad};
+use pegainfer_core::tensor::OpError;
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+/// Numbers of decoding sequences whose ops are timed, beside the most of the engine.
+const DECODE_ROWS: [usize; 4] = [1, 8, 32, 128];
+/// Their context: not a multiple of a block, where DeepSeek-V4 compresses more tokens than in other steps.
+const DECODE_CONTEXT: usize = 1023;
+/// Tokens of the prompts whose ops are timed.
+const PROMPTS: [usize; 4] = [512, 1024, 4096, 8192];
+/// Tokens of the chunk of a mixed step.
+const MIXED_CHUNK: usize = 512;
+/// Runs of a step whose ops are timed, the fastest of which counts.
+const RUNS: usize = 3;
+
+/// Microseconds that a GPU waits before a step whose ops are timed. The host launches ahead of it meanwhile: the time of an op is then not
+/// that of its launch.
+static HEAD_START: AtomicU64 = AtomicU64::new(10_000);
+
+/// Op and kernel with its operands.
+type Key = (&'static str, &'static str, String);
+
+/// The steps whose ops are timed, as far as the engine can run them: decoding sequences, prompts, and both.
+pub fn typical_steps(limits: &GridLimits) -> Vec<Rows> {
+    let most = limits.max_num_seqs;
+    let decoding = |rows: usize| {
+        let fits = limits.kv_blocks / rows * limits.block_size;
+        vec![(1, DECODE_CONTEXT.min(limits.max_context).min(fits).max(1)); rows]
+    };
+    let longest = limits.max_tokens.min(limits.max_context).min(limits.kv_blocks * limits.block_size);
+    let mut steps: Vec<Rows> =
+        DECODE_ROWS.into_iter().filter(|rows| *rows < most).chain([most]).map(decoding).collect();
+    let mut prompts = PROMPTS.map(|tokens| tokens.min(longest).max(2)).to_vec();
+    prompts.dedup();
+    steps.extend(prompts.into_iter().map(|tokens| vec![(tokens, tokens)]));
+    let mut mixed = decoding(most.div_ceil(8));
+    let chunk = MIXED_CHUNK.min(longest);
+    mixed.push((chunk.saturating_sub(mixed.len()).max(2), chunk.max(2)));
+    steps.push(mixed);
+    steps.retain(|rows| limits.holds(rows));
+    steps
+}
+
+/// Times the ops of rank 0 in these steps.
+pub fn time_ops<E: Measurable>(executor: &mut E, steps: &[Rows]) -> Result<Vec<OpLine>, OpError> {
+    let mut lines: Vec<OpLine> = Vec::new();
+    executor.time_ops(true);
+    for rows in steps {
+        let load = StepLoad::of_rows(rows.iter().copied());
+        if lines.iter().any(|line| line.load == load) {
+            continue;
+        }
+        let step = E::step(rows);
+        let mut best: Option<BTreeMap<Key, (usize, Duration)>> = None;
+        for _ in 0..RUNS {
+            let ops = timed_run(executor, &step)?;
+            let total = |ops: &BTreeMap<_, (usize, Duration)>| ops.values().map(|(_, time)| *time).sum::<Duration>();
+            if best.as_ref().is_none_or(|best| total(&ops) < total(best)) {
+                best = Some(ops);
+            }
+        }
+        for ((op, kernel, operands), (calls, time)) in best.into_iter().flatten() {
+            let us = time.as_secs_f64() * 1e6;
+            lines.push(OpLine { load, op: op.to_owned(), kernel: kernel.to_owned(), operands, calls, us });
+        }
+    }
+    executor.time_ops(false);
+    Ok(lines)
+}
+
+/// Runs a step whose ops are timed. Returns the calls of each, and their time.
+fn timed_run<E: Measurable>(
+    executor: &mut E,
+    step: &super::StepOf<E>,
+) -> Result<BTreeMap<Key, (usize, Duration)>, OpError> {
+    if executor.exec().device() == Device::Cuda {
+        executor.exec().install(|exec| exec.delay(&HEAD_START))?;
+    }
+    executor.launch(step)?;
+    executor.finish()?;
+    let mut ops: BTreeMap<Key, (usize, Duration)> = BTreeMap::new();
+    for (record, time) in executor.take_timed_ops() {
+        let entry = ops.entry((record.op, record.kernel, record.operands())).or_default();
+        *entry = (entry.0 + 1, entry.1 + time);
+    }
+    Ok(ops)
+}
