@@ -7,7 +7,8 @@ use super::variant::Variant;
 use crate::cpu::deepseek_v4::kv_quant::{KEY_GROUP, fp8};
 use crate::cpu::weights::BLOCK;
 use crate::ops::deepseek_v4::{
-    self as ops, HyperSpec, HyperWeights, Place, Rounded, RopeTable, Routing, RoutingSpec, packed_bytes, takes_packed_rows, unpacked,
+    self as ops, HyperSpec, HyperWeights, Place, RopeTable, Rounded, Routing, RoutingSpec, packed_bytes,
+    takes_packed_rows, unpacked,
 };
 use crate::rotary::Yarn;
 use pegainfer_core::exec::Exec;

@@ -56,7 +56,14 @@ pub fn hyper_merge_mix_norm(
     if exec.device() == Device::Cuda {
         if gpu::has_hyper_merge_mix_norm(streams.dtype(), hidden) {
             let norm = (norm_weight, eps);
-            return gpu::hyper_merge_mix_norm(exec, (f, streams), (weights, spec), (post, comb), norm, (out, low, packed));
+            return gpu::hyper_merge_mix_norm(
+                exec,
+                (f, streams),
+                (weights, spec),
+                (post, comb),
+                norm,
+                (out, low, packed),
+            );
         }
         gpu::hyper_merge(exec, f, (post, comb), streams)?;
         gpu::hyper_mix(exec, streams, weights, spec, mixed, (post, comb))?;

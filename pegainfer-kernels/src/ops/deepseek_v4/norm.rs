@@ -52,13 +52,7 @@ pub fn norm(
 }
 
 /// [`norm`] of `values` on the host.
-pub(super) fn norm_host(
-    mut values: Vec<f32>,
-    weight: &Tensor,
-    eps: f32,
-    out: &mut Tensor,
-    low: Option<Rounded<'_>>,
-) {
+pub(super) fn norm_host(mut values: Vec<f32>, weight: &Tensor, eps: f32, out: &mut Tensor, low: Option<Rounded<'_>>) {
     reference::norm(&mut values, &read(weight), eps);
     write(out, &values);
     if let Some(low) = low {
