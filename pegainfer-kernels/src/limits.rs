@@ -53,7 +53,7 @@ limits! {
     }
     /// The boundary between blocks of DeepSeek-V4 in bf16.
     deepseek_v4_hyper {
-        /// Columns of every stream whose products a block sums.
+        /// Columns of every stream whose multiplications a block sums.
         COLUMNS: uint = 64;
         /// Tokens of a tile.
         TILE_TOKENS: uint = 16;

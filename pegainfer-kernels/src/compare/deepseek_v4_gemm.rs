@@ -23,8 +23,8 @@ const OPS: [&str; 8] =
 const FIRST: usize = 1;
 /// Tolerance of what comes of values in bf16, which may have been rounded the other way.
 const ROUNDED: f64 = 1.0 / 32.0;
-/// Times a tolerance that results of FP8 by FP8 may differ by. Hopper's tensor cores add 32 products at a time to a sum of about 14 bits,
-/// four times before a block of 128 columns is added in f32: of each product up to 2^-13 of the largest is lost. The losses have no
+/// Times a tolerance that results of FP8 by FP8 may differ by. Hopper's tensor cores add 32 multiplications at a time to a sum of about 14 bits,
+/// four times before a block of 128 columns is added in f32: of each multiplication up to 2^-13 of the largest is lost. The losses have no
 /// common sign; of 1,100 rows some result is off by 2^-10 of its row's root mean square (measured; f32 sums: 2^-18). An expert rounds
 /// such sums to bf16 and their SwiGLU to FP8, one in twenty the other way, by up to an eighth: its results are off by up to 2^-4.
 const FP8_SUMS: f64 = 4.0;

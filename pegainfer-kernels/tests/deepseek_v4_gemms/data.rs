@@ -13,7 +13,7 @@ fn unit(seed: u64, i: usize) -> f32 {
 }
 
 /// A tensor of activations, bf16 in [-4, 4), smaller in some groups of 128. `short`: of three bits, with which all sums of
-/// products with `short` weights are exact.
+/// multiplications with `short` weights are exact.
 pub fn activations(exec: &mut Exec, shape: &[usize], short: bool, seed: u64) -> Tensor {
     let mut tensor = exec.tensor("x", shape, DType::Bf16).unwrap();
     let all = tensor.elements();

@@ -49,7 +49,7 @@ pub fn hyper_merge_mix_norm(
         let HyperWeights { function, base, scale } = weights;
         let reads: [&Tensor; 8] = [streams, function, base, scale, f, post, comb, norm_weight];
         let writes: Vec<&Tensor> = [&*streams, &*post, &*comb, &*out].into_iter().chain(low.as_deref()).collect();
-        // Merge, products and squares, weighted sum; the norm.
+        // Merge, multiplications and squares, weighted sum; the norm.
         let flops = (2 * STREAMS + 2 + 2 * (MIXES + 2)) * streams.elements() + 4 * out.elements();
         OpRecord::new("hyper_merge_mix_norm", "rows", &reads, &writes, flops as u64)
     });
