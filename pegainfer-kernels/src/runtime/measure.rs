@@ -1,15 +1,16 @@
 //! Measures the steps of a loaded engine for the ledger.
 
+mod measurable;
 mod ops;
 
 use crate::SOURCES_HASH;
+pub use measurable::Measurable;
 use pegainfer_core::engine::StepEngine;
-use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::exec::Device;
 use pegainfer_core::ledger::{
     self, GridLimits, Header, MeasureStep, OpLine, Remeasured, Rows, Selection, StepLine, blocks_of, blocks_of_rows,
 };
-use pegainfer_core::record::OpRecord;
-use pegainfer_core::schedule::{EngineCore, SequenceState, Step, StepExecutor};
+use pegainfer_core::schedule::{EngineCore, SequenceState};
 use pegainfer_core::tensor::OpError;
 use std::time::{Duration, Instant};
 
@@ -17,21 +18,6 @@ use std::time::{Duration, Instant};
 const KV_TOKENS: (usize, usize) = (16 << 10, 512 << 10);
 /// Tokens of the prompts that write them.
 const PROMPT_TOKENS: usize = 512;
-
-/// A step of an executor.
-type StepOf<E> = Step<<<E as StepExecutor>::State as SequenceState>::Row>;
-
-/// An executor whose steps can be measured. Of several ranks, rank 0 is.
-pub trait Measurable: StepExecutor {
-    /// The device of rank 0.
-    fn exec(&mut self) -> &mut Exec;
-
-    /// A step of `rows`, each with the tokens that it adds and its context, whose blocks and state slots are numbered through.
-    fn step(rows: &[(usize, usize)]) -> StepOf<Self>;
-
-    /// The ops of the step that was launched last, on rank 0, if [`time_ops`](StepExecutor::time_ops) was asked for.
-    fn take_timed_ops(&mut self) -> Vec<(OpRecord, Duration)>;
-}
 
 /// What was measured of an engine.
 #[derive(Debug)]

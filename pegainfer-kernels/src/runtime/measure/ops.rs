@@ -1,6 +1,6 @@
 //! Times of the ops of a step.
 
-use super::Measurable;
+use super::measurable::Measurable;
 use pegainfer_core::exec::Device;
 use pegainfer_core::ledger::{GridLimits, OpLine, Rows, StepLoad};
 use pegainfer_core::tensor::OpError;
@@ -77,7 +77,7 @@ pub fn time_ops<E: Measurable>(executor: &mut E, steps: &[Rows]) -> Result<Vec<O
 /// Runs a step whose ops are timed. Returns the calls of each, and their time.
 fn timed_run<E: Measurable>(
     executor: &mut E,
-    step: &super::StepOf<E>,
+    step: &super::measurable::StepOf<E>,
 ) -> Result<BTreeMap<Key, (usize, Duration)>, OpError> {
     if executor.exec().device() == Device::Cuda {
         executor.exec().install(|exec| exec.delay(&HEAD_START))?;
