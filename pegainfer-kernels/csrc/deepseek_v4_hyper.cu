@@ -55,13 +55,13 @@ __device__ void merge_products(const F *f, const float *post, const float *comb,
             squares[i] = token[i].merge(mixing[i]);
             if (inside[i]) token[i].store(streams + at[i] * kStreams * hidden + column, hidden);
         }
-        Sums product;
+        Sums mixes;
 #pragma unroll
         for (uint32_t j = 0; j < kStreams; ++j)
-            product.add(make_uint4(token[0].stream[j].x, token[1].stream[j].x, token[0].stream[j].y, token[1].stream[j].y),
+            mixes.add(make_uint4(token[0].stream[j].x, token[1].stream[j].x, token[0].stream[j].y, token[1].stream[j].y),
                         b[j]);
 #pragma unroll
-        for (uint32_t i = 0; i < 2; ++i) product.store(sums[buffer][warp][lane / 4 + 8 * i], i, squares[i]);
+        for (uint32_t i = 0; i < 2; ++i) mixes.store(sums[buffer][warp][lane / 4 + 8 * i], i, squares[i]);
         __syncthreads();
         // Eight threads a token, four sums each; those behind the squares are not used.
         const uint32_t row = threadIdx.x / 8, value = threadIdx.x % 8 * 4;

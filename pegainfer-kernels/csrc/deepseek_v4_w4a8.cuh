@@ -13,7 +13,7 @@
 // is below 448); codes of groups further below are rounded to the nearest e4m3 number, an error of at most 2^-16 of the
 // row's largest magnitude each.
 //
-// Promotion: Hopper sums e4m3 products with about 14 bits, so the sum of each step is added to an f32 total times the token's
+// Promotion: Hopper sums e4m3 multiplications with about 14 bits, so the sum of each step is added to an f32 total times the token's
 // scale of these columns (DeepGEMM).
 #pragma once
 #include "fp8_codes.cuh"

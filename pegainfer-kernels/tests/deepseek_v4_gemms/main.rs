@@ -12,13 +12,14 @@ mod calls;
 #[cfg(feature = "deepseek-v4")]
 mod data;
 
+#[cfg(feature = "deepseek-v4")]
 fn main() {
     if std::env::var("PEGAINFER_TEST_DEVICE").as_deref() != Ok("cuda") {
         println!("skipped: these GEMMs run on a GPU, with PEGAINFER_TEST_DEVICE=cuda");
-        return;
-    }
-    #[cfg(feature = "deepseek-v4")]
-    if !calls::run() {
+    } else if !calls::run() {
         std::process::exit(1);
     }
 }
+
+#[cfg(not(feature = "deepseek-v4"))]
+fn main() {}

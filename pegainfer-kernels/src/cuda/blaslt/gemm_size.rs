@@ -1,7 +1,10 @@
 //! What a plan of cuBLASLt is made for.
 
-use super::FREE_BYTES;
+use pegainfer_core::cuda::WORKSPACE_BYTES;
 use pegainfer_core::tensor::DType;
+
+/// The half of the workspace that the library leaves alone unless it multiplies bf16 tensors.
+pub const FREE_BYTES: usize = WORKSPACE_BYTES / 2;
 
 /// What is multiplied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -20,7 +20,7 @@ use autotuned::Autotuned;
 use cudarc::cublaslt::result::CublasError;
 use cudarc::cublaslt::sys;
 use cudarc::driver::CudaStream;
-pub(super) use gemm_size::{GemmSize, Multiplied};
+pub(super) use gemm_size::{FREE_BYTES, GemmSize, Multiplied};
 use library::Library;
 use pegainfer_core::cuda::{GpuInfo, WORKSPACE_BYTES, describe};
 use pegainfer_core::exec::Exec;
@@ -50,8 +50,6 @@ pub(super) struct Operands {
     pub scales: (u64, u64),
 }
 
-/// The half of the workspace that the library leaves alone unless it multiplies bf16 tensors.
-pub(super) const FREE_BYTES: usize = WORKSPACE_BYTES / 2;
 /// The first version that has scales of blocks.
 const BLOCK_SCALES: usize = 120_900;
 
