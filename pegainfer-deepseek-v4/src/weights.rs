@@ -72,6 +72,13 @@ pub struct Compressor {
     pub pooling: CompressorWeights,
 }
 
+impl Compressor {
+    /// Those of the GEMMs: of values, then of scores.
+    pub fn matrices(&self) -> [&Matrix; 2] {
+        [&self.wkv, &self.wgate]
+    }
+}
+
 /// The indexer of a sparse layer, whole on every rank.
 #[derive(Debug)]
 pub struct Indexer {

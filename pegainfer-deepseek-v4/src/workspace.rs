@@ -15,6 +15,13 @@ pub(crate) struct Pair {
     pub scores: Tensor,
 }
 
+impl Pair {
+    /// Values, then scores.
+    pub fn both(&mut self) -> [&mut Tensor; 2] {
+        [&mut self.values, &mut self.scores]
+    }
+}
+
 /// Activations, allocated once for the largest step. Heads and groups are the rank's.
 #[derive(Debug)]
 pub(crate) struct Workspace {

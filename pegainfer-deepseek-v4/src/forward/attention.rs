@@ -4,10 +4,12 @@ use super::Pass;
 use crate::config::LayerKind;
 use crate::state::{Compressed, LayerState, compressor_spec};
 use crate::weights::{Attention, Compressor, Indexer};
-use crate::workspace::Pair;
+use crate::workspace::{Pair, Workspace};
 use pegainfer_core::exec::Exec;
-use pegainfer_core::tensor::{OpError, Tensor};
-use pegainfer_kernels::ops::deepseek_v4::{self as ops, Batch, CompressorSpec, RopeTable, Visible};
+use pegainfer_core::tensor::OpError;
+use pegainfer_kernels::ops::deepseek_v4::{
+    self as ops, Batch, CompressorSpec, Projected, Projections, RopeTable, Visible,
+};
 
 impl Pass<'_> {
     /// `normed` to `output`. The state is read before it is written: a chunk may replace all of a window.
@@ -17,6 +19,7 @@ impl Pass<'_> {
         kind: LayerKind,
         state: &mut LayerState,
     ) -> Result<(), OpError> {
+        self.project_input(weights, kind)?;
         self.queries_and_keys(weights, kind)?;
         self.compress(weights, kind, state)?;
         if let (Some(indexer), Some(index)) = (&weights.indexer, &state.index) {
@@ -40,16 +43,35 @@ impl Pass<'_> {
         self.project_output(weights)
     }
 
+    /// `normed` to the inputs of the norms, the compressors and the indexer.
+    fn project_input(&mut self, weights: &Attention, kind: LayerKind) -> Result<(), OpError> {
+        let Self { exec, work, .. } = self;
+        let Workspace { normed, qr_raw, kv_raw, sparse, heavy, index, index_weights, .. } = &mut **work;
+        let projections = Projections {
+            low: [&weights.wq_a, &weights.wkv],
+            pairs: [
+                weights.compressor.as_ref().map(Compressor::matrices),
+                weights.indexer.as_ref().map(|indexer| indexer.compressor.matrices()),
+            ],
+            last: weights.indexer.as_ref().map(|indexer| &indexer.weights_proj),
+        };
+        let main = if kind == LayerKind::Sparse { sparse } else { heavy };
+        let mut out = Projected {
+            low: [qr_raw, kv_raw],
+            pairs: [weights.compressor.as_ref().map(|_| main.both()), weights.indexer.as_ref().map(|_| index.both())],
+            last: weights.indexer.as_ref().map(|_| index_weights),
+        };
+        ops::project(exec, &normed.exact, normed.rounded(), projections, &mut out)
+    }
+
     fn queries_and_keys(&mut self, weights: &Attention, kind: LayerKind) -> Result<(), OpError> {
         let Self { exec, config, numerics, rotations, inputs, work, .. } = self;
         let eps = config.rms_norm_eps;
         let table = rotations.of(kind);
-        ops::matmul(exec, work.normed.input(&weights.wq_a), &weights.wq_a, &mut work.qr_raw)?;
         work.qr.norm(exec, &work.qr_raw, &weights.q_norm, eps)?;
         ops::matmul(exec, work.qr.input(&weights.wq_b), &weights.wq_b, &mut work.q)?;
         let at = (&inputs.common.positions, table);
         ops::norm_rope_q(exec, &mut work.q, at, eps)?;
-        ops::matmul(exec, work.normed.input(&weights.wkv), &weights.wkv, &mut work.kv_raw)?;
         let (keys, quantize) = ((&work.kv_raw, &weights.kv_norm), numerics.quantize_kv);
         ops::norm_rope_kv(exec, keys, at, eps, quantize, &mut work.kv)
     }
@@ -62,11 +84,11 @@ impl Pass<'_> {
         let main = compressor_spec(config, kind, false, numerics);
         if let (Some(spec), Some(compressor), Some(state)) = (main, &weights.compressor, &mut state.compressed) {
             let pair = if kind == LayerKind::Sparse { &mut work.sparse } else { &mut work.heavy };
-            pool(exec, &work.normed.exact, compressor, pair, table, spec, &batch, state)?;
+            pool(exec, compressor, pair, table, spec, &batch, state)?;
         }
         let index = compressor_spec(config, kind, true, numerics);
         if let (Some(spec), Some(indexer), Some(state)) = (index, &weights.indexer, &mut state.index) {
-            pool(exec, &work.normed.exact, &indexer.compressor, &mut work.index, table, spec, &batch, state)?;
+            pool(exec, &indexer.compressor, &mut work.index, table, spec, &batch, state)?;
         }
         Ok(())
     }
@@ -79,7 +101,6 @@ impl Pass<'_> {
         ops::rope(exec, &mut work.index_q, &inputs.common.positions, table, false)?;
         ops::quantize_index(exec, &mut work.index_q, numerics.quantize_kv)?;
         // Constant positive factors of the scores, head_dim^-1/2 and heads^-1/2, do not change the choice.
-        ops::matmul(exec, &work.normed.exact, &indexer.weights_proj, &mut work.index_weights)?;
         let (entries, ratio) = (&index.entries, kind.ratio().unwrap_or(1));
         let (q, weights, batch) = (&work.index_q, &work.index_weights, inputs.batch());
         ops::select_entries(exec, q, weights, entries, ratio, &batch, &mut work.chosen)
@@ -110,7 +131,6 @@ impl Pass<'_> {
 #[expect(clippy::too_many_arguments, reason = "what it works on, with what, and where to")]
 fn pool(
     exec: &mut Exec,
-    x: &Tensor,
     compressor: &Compressor,
     pair: &mut Pair,
     table: &RopeTable,
@@ -118,8 +138,6 @@ fn pool(
     batch: &Batch<'_>,
     state: &mut Compressed,
 ) -> Result<(), OpError> {
-    ops::matmul(exec, x, &compressor.wkv, &mut pair.values)?;
-    ops::matmul(exec, x, &compressor.wgate, &mut pair.scores)?;
     let tokens = (&pair.values, &mut pair.scores);
     ops::compress(exec, tokens, (&compressor.pooling, table), spec, batch, &mut state.partial, &mut state.entries)
 }
