@@ -55,7 +55,7 @@ template <int TOKENS> struct Shared {
     Tile tiles[kSlots];
     uint64_t full[kStages], empty[kStages];
 };
-static_assert(sizeof(Shared<128>) + 1024 <= 227 << 10 && sizeof(Shared<32>) <= sizeof(Shared<128>) &&
+static_assert(sizeof(Shared<128>) + 1024 <= limits::deepseek_v4_experts_wgmma::kSharedBytes && sizeof(Shared<32>) <= sizeof(Shared<128>) &&
               sizeof(Shared<64>) <= sizeof(Shared<128>), "shared memory of a block");
 
 struct Problem {

@@ -142,6 +142,19 @@ limits! {
         /// Vectors of 8 elements of such a thread.
         ADD_VECTORS: uint = 2;
     }
+    /// The routed experts of DeepSeek-V4 at many tokens, on Hopper.
+    deepseek_v4_experts_wgmma {
+        /// Threads of a block: two warpgroups that multiply, and one that fetches.
+        THREADS: uint = 384;
+        /// Rows of weights of a tile.
+        TILE_ROWS: uint = 128;
+        /// Threads of a block that packs activations.
+        PACK_THREADS: uint = 256;
+        /// Tokens of a block that adds up experts.
+        ADD_TOKENS: uint = 8;
+        /// Shared memory of a block.
+        SHARED_BYTES: uint = 224 << 10;
+    }
     /// Logits processors.
     adjust {
         /// Words of a row's span: first edit, end of its edits, mask.

@@ -43,6 +43,14 @@ impl<'a> Map<'a> {
         Ok(Self { tensor: Some(tensor), map, written: false })
     }
 
+    /// The same in boxes of `rows` rows and 64 bytes.
+    #[cfg(feature = "deepseek-v4")]
+    pub fn narrow_codes(op: &'static str, tensor: &'a Tensor, rows: usize) -> Result<Self, OpError> {
+        let (height, width) = tensor.rows_cols();
+        let map = TensorMap::of_memory(op, tensor.device(), (height, width / 2), [rows, BOX_COLUMNS / 2])?;
+        Ok(Self { tensor: Some(tensor), map, written: false })
+    }
+
     /// The same of a matrix in the workspace, of `(rows, columns)` codes.
     pub fn scratch_codes(op: &'static str, address: u64, shape: (usize, usize), rows: usize) -> Result<Self, OpError> {
         Ok(Self { tensor: None, map: Self::pairs(op, address, shape, rows)?, written: false })

@@ -1,6 +1,7 @@
 //! `routed_experts` and `shared_expert` (csrc/deepseek_v4_experts.cu).
 
 use super::activations::{Operand, Parts, Scratch, TILES, Values, format, operand, shared_bytes, tile};
+use super::experts_wgmma;
 use super::large_expert::large_expert;
 use crate::cuda::abi::{AddPairs, AddRouted, Down, Entry, GateUp, GroupPairs, Target};
 use crate::limits::deepseek_v4::MAX_EXPERTS;
@@ -213,6 +214,9 @@ pub(crate) fn routed_experts(
     math: ExpertMath,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
+    if experts_wgmma::takes(exec, x, experts, math)? {
+        return experts_wgmma::routed_experts(exec, x, (chosen, weights), (experts, first), math, out);
+    }
     let call = Call { op: "routed_experts", x, experts, math };
     let ((tokens, hidden), k) = (x.rows_cols(), chosen.rows_cols().1);
     if experts.count > MAX_EXPERTS || k > MAX_CHOSEN {

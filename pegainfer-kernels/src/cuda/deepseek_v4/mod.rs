@@ -7,6 +7,7 @@ mod compress;
 mod dummy;
 mod experts;
 mod experts_skinny;
+mod experts_wgmma;
 mod gemm;
 mod hyper;
 mod index;
