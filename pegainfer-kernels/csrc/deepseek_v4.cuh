@@ -63,10 +63,11 @@ template <typename F> __device__ __forceinline__ float quantize(float x, float a
     return round_to<F>(x * power_of_two(-exponent(scale))) * scale;
 }
 
-// Rounded activations, packed: the e4m3 codes of a row of `k` columns, then an f32 scale for each 128 of them, a power of two. The
+// Rounded activations, packed: the e4m3 codes of a row of `k` columns, then an f32 scale for each 128 of them, a power of two; rows are
+// multiples of 16 bytes. The
 // codes of 128 columns have the order in which deepseek_v4_skinny.cuh multiplies them: column 32 q + 8 s + 4 h + i, all below 4 but h
 // below 2, is at 32 s + 16 h + 4 q + i.
-__host__ __device__ constexpr uint32_t packed_bytes(uint32_t k) { return k + k / kGroup * 4; }
+__host__ __device__ constexpr uint32_t packed_bytes(uint32_t k) { return (k + k / kGroup * 4 + 15) / 16 * 16; }
 
 #if __CUDA_ARCH__ >= 890
 // Four values to e4m3, the first in the lowest byte.

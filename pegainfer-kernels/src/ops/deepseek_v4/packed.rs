@@ -42,7 +42,7 @@ impl<'a> From<&'a mut Tensor> for Rounded<'a> {
 
 /// Bytes of a packed row of `width` columns.
 pub fn packed_bytes(width: usize) -> usize {
-    width + width / BLOCK * 4
+    (width + width / BLOCK * 4).next_multiple_of(16)
 }
 
 /// Whether this device's kernels take packed rows of activations of `dtype` and `width` columns.
@@ -53,7 +53,7 @@ pub fn takes_packed_rows(exec: &mut Exec, dtype: DType, width: usize) -> Result<
 
 /// Packs rounded activations for Hopper's FP8 tensor cores.
 ///
-/// `x`: `[rows, width]` bf16, values that `round_activation` made; `width` a multiple of 128. `packed`: `[rows, width + width / 32]`
+/// `x`: `[rows, width]` bf16, values that `round_activation` made; `width` a multiple of 128. `packed`: `[rows, packed_bytes(width)]`
 /// u8: the e4m3 codes of a row, then an f32 scale for each 128 columns, the power of two `2^ceil(log2(max(amax, 1e-4) / 448))` of
 /// these. Within 128 columns, column `32 q + 8 s + 4 h + i` (`q`, `s`, `i` below 4, `h` below 2) is at `32 s + 16 h + 4 q + i`, the order of
 /// the kernels' operands (csrc/deepseek_v4_skinny.cuh).
