@@ -7,7 +7,7 @@
 //   experts_add:     the sum of a token's y, in the order of the experts, the shared one last
 //
 // The tile of a block: with a list (deepseek_v4_experts.cu, group_pairs) up to N pairs of an expert; without, where all pairs are at
-// most 64, a block for each pair, of which the first of an expert has all of that expert. Gate and up rows lie side by side: the lower
+// most 64, a block for each pair, of which the first of an expert, and each N-th, has N of that expert. Gate and up rows lie side by side: the lower
 // of a lane's two rows is of w1, the upper the same of w3. Bound by memory: each chosen expert is read once, unless it has more than N
 // pairs. Reference: src/cpu/deepseek_v4/experts.rs.
 #include "deepseek_v4_skinny.cuh"
@@ -61,9 +61,10 @@ template <int N> __device__ __forceinline__ bool find_tile(const Choice &c, Pair
     const uint32_t expert = c.chosen[blockIdx.y];
     if (expert - c.first >= c.experts) return false; // below `first` it wraps beyond all experts
     const bool low = lane < all && c.chosen[lane] == expert, high = lane + 32 < all && c.chosen[lane + 32] == expert;
-    const uint64_t mask = uint64_t(__ballot_sync(kAll, high)) << 32 | __ballot_sync(kAll, low);
-    tile = {expert - c.first, uint32_t(__popcll(mask)), 0, nullptr, mask};
-    return __ffsll(mask) - 1 == int(blockIdx.y); // else another block has this expert
+    const uint64_t all_pairs = uint64_t(__ballot_sync(kAll, high)) << 32 | __ballot_sync(kAll, low);
+    const uint64_t before = all_pairs & ((1ull << blockIdx.y) - 1), mask = all_pairs - before;
+    tile = {expert - c.first, min(uint32_t(N), uint32_t(__popcll(mask))), 0, nullptr, mask};
+    return __popcll(before) % N == 0; // else the block of an earlier pair has this one
 }
 
 // A matrix of all experts, and of the shared one.
@@ -232,7 +233,8 @@ extern "C" __global__ __launch_bounds__(128) void experts_add(
     __syncthreads();
     if (threadIdx.x < k) {
         uint32_t before = 0;
-        for (uint32_t j = 0; j < k; ++j) before += keys[j] < keys[threadIdx.x];
+        for (uint32_t j = 0; j < k; ++j) // a table of hash routing may name an expert twice
+            before += keys[j] < keys[threadIdx.x] || (keys[j] == keys[threadIdx.x] && j < threadIdx.x);
         order[before] = threadIdx.x;
     }
     __syncthreads();

@@ -40,7 +40,7 @@ impl DenseGemm {
     pub const MIN_TOKENS: usize = 129;
 
     /// Fewest elements of a weight: smaller ones gain little, and keep the bits of few tokens.
-    pub const MIN_ELEMENTS: usize = 1 << 18;
+    pub const MIN_ELEMENTS: usize = 1 << 20;
 
     /// The kernel, or none where those of few tokens serve.
     pub fn choose(gpu: &Gpu, shape: DenseShape) -> Option<Self> {
@@ -91,8 +91,8 @@ mod tests {
         assert_eq!(choose(full), Some(DenseGemm::Widened), "there is no memory behind the last row");
         let unrounded = DenseShape { groups: 4, rounded: false, ..SHAPE };
         assert_eq!(choose(unrounded), Some(DenseGemm::Widened));
-        assert_eq!(choose(DenseShape { k: 256, ..SHAPE }), Some(DenseGemm::Widened));
-        let bf16 = DenseShape { n: 64, format: WeightFormat::Bf16, ..SHAPE };
+        assert_eq!(choose(DenseShape { n: 4096, k: 256, ..SHAPE }), Some(DenseGemm::Widened));
+        let bf16 = DenseShape { n: 256, format: WeightFormat::Bf16, ..SHAPE };
         assert_eq!(choose(bf16), Some(DenseGemm::CublasLt));
         let a100 = Gpu::named("A100").unwrap();
         assert_eq!(DenseGemm::choose(&a100, SHAPE), Some(DenseGemm::Widened));

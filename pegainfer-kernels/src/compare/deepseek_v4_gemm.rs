@@ -28,6 +28,9 @@ const ROUNDED: f64 = 1.0 / 32.0;
 /// common sign; of 1,100 rows some result is off by 2^-10 of its row's root mean square (measured; f32 sums: 2^-18). An expert rounds
 /// such sums to bf16 and their SwiGLU to FP8, one in twenty the other way, by up to an eighth: its results are off by up to 2^-4.
 const FP8_SUMS: f64 = 4.0;
+/// The same of `moe` at few tokens, whose experts' sums of FP4 by FP8 are rounded to FP8 twice: of 1,100 rows some result is off by a fifth of
+/// its row's root mean square (measured; a kernel with an error is off by several).
+const MOE: f64 = 8.0;
 
 fn has(record: &OpRecord) -> bool {
     OPS.contains(&record.op)
@@ -220,7 +223,11 @@ fn outputs(exec: &Exec, call: &Call<'_>, launch: &Launch) -> Result<Vec<Output>,
     let of = |tensor: &Tensor| {
         let output = output(exec, tensor, call.case)?;
         // Of a GEMM in bf16 its own rounding is the larger.
-        let factor = if in_fp8 && (from_bf16 || tensor.dtype() == DType::F32) { FP8_SUMS } else { 1.0 };
+        let factor = match call.record.op {
+            "moe" => MOE,
+            _ if in_fp8 && (from_bf16 || tensor.dtype() == DType::F32) => FP8_SUMS,
+            _ => 1.0,
+        };
         Ok(Output { tolerance: factor * if from_bf16 { ROUNDED } else { output.tolerance }, ..output })
     };
     launch.written.iter().map(of).collect()
