@@ -1,6 +1,5 @@
 // The boundary between two blocks of DeepSeek-V4 (manifold-constrained hyper-connections, mHC), activations in bf16: the
-// arithmetic that csrc/deepseek_v4_hyper.cu (two kernels, any number of tokens) and csrc/deepseek_v4_hyper_cluster.cu (one
-// kernel, few tokens) share, so that both give the same bits.
+// arithmetic of csrc/deepseek_v4_hyper.cu.
 //
 //   merge:  stream'[k] = post[k] f + Σ_j comb[j][k] stream[j], with the block's output f in bf16 or as the ranks' f32
 //           sum, which is rounded to bf16 first
