@@ -27,7 +27,8 @@ fn every_layer_is_in_the_plan() {
         ("compress", 5),
         ("select_entries", 2),
         ("route", 5),
-        ("routed_experts", 5),
+        ("moe", 5),
+        ("project", 5),
         ("sample", 1),
     ] {
         assert_eq!(count(op), expected, "{op}");
