@@ -128,7 +128,6 @@ impl Pass<'_> {
 }
 
 /// One compressor over the step's tokens.
-#[expect(clippy::too_many_arguments, reason = "what it works on, with what, and where to")]
 fn pool(
     exec: &mut Exec,
     compressor: &Compressor,
