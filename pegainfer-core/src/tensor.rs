@@ -163,6 +163,18 @@ impl Tensor {
         self.shape[0] = rows;
     }
 
+    /// Lends the present rows to `f` as rows of `columns` elements, of which the columns must be a multiple.
+    pub fn as_rows_of<R>(&mut self, columns: usize, f: impl FnOnce(&mut Self) -> R) -> R {
+        let (rows, width) = self.rows_cols();
+        assert!(width.is_multiple_of(columns), "{}: {width} columns are no rows of {columns}", self.name);
+        let (parts, first_row, max_rows) = (width / columns, self.first_row, self.max_rows);
+        let shape = std::mem::replace(&mut self.shape, vec![rows * parts, columns]);
+        (self.first_row, self.max_rows) = (first_row * parts, max_rows * parts);
+        let result = f(self);
+        (self.shape, self.first_row, self.max_rows) = (shape, first_row, max_rows);
+        result
+    }
+
     /// Number of elements before the first row.
     fn offset(&self) -> usize {
         self.first_row * self.rows_cols().1

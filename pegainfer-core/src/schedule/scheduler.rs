@@ -26,8 +26,8 @@ mod replaying;
 mod running;
 
 use super::sequence::Sequence;
+use super::speculation::Speculation;
 use super::speculation::depth::StepCost;
-use super::speculation::{DraftState, Speculation};
 use super::state::SequenceState;
 use super::step::{Outcome, Step, StepRow};
 use super::turns::Turns;
@@ -82,8 +82,6 @@ impl<S: SequenceState> Scheduler<S> {
     /// A scheduler without requests over an unused pool, and an unused `state`.
     pub fn new(config: SchedulerConfig, pool: BlockPool, state: S) -> Self {
         assert!(config.max_num_seqs >= 1 && config.max_num_batched_tokens >= config.max_num_seqs);
-        let drafts = config.speculation.is_none() || state.drafts() != DraftState::Unsupported;
-        assert!(drafts, "the model's state does not support drafts");
         let (waiting, turns, running) = (VecDeque::new(), Turns::default(), Running::new());
         let (cost, stats) = (StepCost::new(), EngineStats::default());
         let (token_cost, draft_cost) = (cost.token_cost(), cost.draft_cost());

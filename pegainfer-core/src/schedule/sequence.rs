@@ -299,7 +299,6 @@ impl<L: Default> Sequence<L> {
         match state {
             DraftState::Kept => self.planned += accepted,
             DraftState::Recomputed => self.recomputed = accepted,
-            DraftState::Unsupported => unreachable!("a model that does not draft"),
         }
     }
 

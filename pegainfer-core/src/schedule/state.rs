@@ -22,7 +22,8 @@ pub struct StateConfig {
     #[serde(default)]
     pub block_tokens: usize,
     /// Whether a step can leave snapshots in the middle of a chunk. If not, a chunk that reaches a multiple of `interval`
-    /// ends at the last one that it reaches, and only ends of chunks are kept.
+    /// ends at the last one that it reaches, and only ends of chunks are kept. What such a model keeps in a slot has an address for
+    /// each of the newest tokens, drafts included, and that of refused drafts is overwritten.
     pub within_chunks: bool,
 }
 
@@ -63,6 +64,12 @@ pub trait SequenceState: Debug + Send + 'static {
 
     /// What becomes of the state behind draft tokens.
     fn drafts(&self) -> DraftState;
+
+    /// Most draft tokens behind a chunk that ends at `end`. As many as are wanted, by default.
+    fn most_drafts(&self, end: usize) -> usize {
+        let _ = end;
+        usize::MAX
+    }
 
     /// Adds the rows of what was reserved for `tokens`, the first of which is token `first` of the step, and of `drafts` draft
     /// tokens behind them.

@@ -169,7 +169,16 @@ impl SequenceState for StateSlots {
 
     /// A kernel that reads one slot and writes another can compute drafts from a slot and write none.
     fn drafts(&self) -> DraftState {
-        if self.config.within_chunks { DraftState::Recomputed } else { DraftState::Unsupported }
+        if self.config.within_chunks { DraftState::Recomputed } else { DraftState::Kept }
+    }
+
+    /// Where only ends of chunks are kept, accepted drafts must not take a sequence past one.
+    fn most_drafts(&self, end: usize) -> usize {
+        let StateConfig { interval, within_chunks, .. } = self.config;
+        if within_chunks || interval == 0 {
+            return usize::MAX;
+        }
+        (end / interval + 1) * interval - 1 - end
     }
 
     fn plan(
@@ -182,8 +191,10 @@ impl SequenceState for StateSlots {
     ) {
         let at = |position: usize| first + (position - tokens.start) as u32;
         let (mut begin, mut from) = (tokens.start, slots.current.as_ref().map_or(NO_STATE, SlotRef::id));
+        let kept = if self.drafts() == DraftState::Kept { drafts } else { 0 };
         for Target { end, slot, is_snapshot } in std::mem::take(&mut slots.targets) {
-            rows.push(Segment { first: at(begin), end: at(end), from, to: slot.id() });
+            let behind = if end == tokens.end { kept } else { 0 };
+            rows.push(Segment { first: at(begin), end: at(end) + behind, from, to: slot.id() });
             (begin, from) = (end, slot.id());
             if is_snapshot {
                 slots.pending.push((end, slot.clone()));
@@ -191,7 +202,7 @@ impl SequenceState for StateSlots {
             slots.current = Some(slot);
         }
         assert_eq!(begin, tokens.end, "the tokens were not reserved");
-        if drafts > 0 {
+        if drafts > kept {
             let first = at(tokens.end);
             rows.push(Segment { first, end: first + drafts, from, to: NO_STATE });
         }

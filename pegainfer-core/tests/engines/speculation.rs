@@ -37,6 +37,11 @@ fn speculation(num_tokens: usize, method: impl DraftMethod + 'static) -> Option<
     })
 }
 
+/// Drafts of what follows in `texts`, all of which are verified.
+pub fn oracle(num_tokens: usize, texts: Vec<Vec<u32>>) -> Option<Speculation> {
+    speculation(num_tokens, Oracle { texts: texts.into(), wrong: usize::MAX })
+}
+
 /// Drafts by the model's own layers, all of which are verified.
 pub fn by_model(num_tokens: usize) -> Option<Speculation> {
     Some(Speculation { num_tokens, source: DraftSource::Model, adaptive: false, synthetic_acceptance_length: None })

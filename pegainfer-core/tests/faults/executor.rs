@@ -29,20 +29,21 @@ impl Spoil for KvOnly {
 
 impl Spoil for Recurrent {
     fn spoil(&mut self, step: &Step<Segment>) {
-        spoil(&mut self.slots, step);
+        written(step).for_each(|slot| self.slots[slot] = mix(!self.slots[slot]));
     }
 }
 
 impl Spoil for InPlace {
     fn spoil(&mut self, step: &Step<Segment>) {
-        spoil(&mut self.slots, step);
+        for slot in written(step) {
+            self.slots[slot].iter_mut().for_each(|kept| kept.prefix = mix(!kept.prefix));
+        }
     }
 }
 
-fn spoil(slots: &mut [u64], step: &Step<Segment>) {
-    for segment in step.state.iter().filter(|segment| segment.to != NO_STATE) {
-        slots[segment.to as usize] = mix(!slots[segment.to as usize]);
-    }
+/// The slots that a step writes.
+fn written(step: &Step<Segment>) -> impl Iterator<Item = usize> {
+    step.state.iter().filter(|segment| segment.to != NO_STATE).map(|segment| segment.to as usize)
 }
 
 /// What goes wrong in the next turn, if there is an occasion.

@@ -104,9 +104,35 @@ impl Kind for Recurrent {
 }
 
 /// State that kernels update in place, so that it is copied before a step and can be kept at the ends of chunks alone, and
-/// blocks of 128 tokens.
+/// blocks of 128 tokens. It has an address for each of the newest tokens, so that drafts can be refused.
 pub struct InPlace {
-    pub slots: Vec<u64>,
+    /// Of each slot: of the token at position `p` at `p % RING`.
+    pub slots: Vec<Vec<Kept>>,
+}
+
+/// What a slot has of a token.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Kept {
+    token: u32,
+    /// The hash of the prefix that ends with it.
+    pub prefix: u64,
+}
+
+/// Tokens that a slot has to remember.
+const WINDOW: usize = 128;
+/// These, and the longest drafts of the tests.
+const RING: usize = WINDOW + 6;
+
+impl InPlace {
+    /// The state before position `position`, after a look at all that the slot has to remember.
+    fn before(ring: &[Kept], position: usize) -> u64 {
+        let at = |p: usize| ring[p % RING];
+        for p in position.saturating_sub(WINDOW) + 1..position {
+            let Kept { token, prefix } = at(p);
+            assert_eq!(prefix, kv_value(at(p - 1).prefix, token), "position {p} before {position} is of another text");
+        }
+        position.checked_sub(1).map_or(0, |p| at(p).prefix)
+    }
 }
 
 impl Kind for InPlace {
@@ -114,14 +140,14 @@ impl Kind for InPlace {
     const BLOCK_TOKENS: usize = 128;
     const SCALE: usize = 6;
     const BLOCKS: usize = 7;
-    const DRAFTS: bool = false;
+    const DRAFTS: bool = true;
     const STEPS_PER_PREEMPTION: u64 = 5000;
 
     fn new(rng: &mut Rng, sequences: usize) -> (StateSlots, Self) {
         let (snapshots, block_tokens) = (rng.below(6), Self::BLOCK_TOKENS);
         let interval = if snapshots == 0 { 0 } else { block_tokens };
         let config = StateConfig { sequences, snapshots, interval, block_tokens, within_chunks: false };
-        (StateSlots::new(config), Self { slots: vec![0; sequences + snapshots] })
+        (StateSlots::new(config), Self { slots: vec![vec![Kept::default(); RING]; sequences + snapshots] })
     }
 
     fn run(&mut self, step: &Step<Segment>, tokens: &[u32], prefixes: &[u64]) {
@@ -130,12 +156,15 @@ impl Kind for InPlace {
         assert_eq!(step.state.len(), step.rows.len(), "a chunk is one segment");
         for segment in &step.state {
             if !begins(step, segment) && segment.from != segment.to {
-                self.slots[segment.to as usize] = self.slots[segment.from as usize];
+                self.slots[segment.to as usize] = self.slots[segment.from as usize].clone();
             }
         }
         for segment in &step.state {
-            let before = if begins(step, segment) { 0 } else { self.slots[segment.to as usize] };
-            self.slots[segment.to as usize] = advance(before, segment, tokens, prefixes);
+            let (ring, first) = (&mut self.slots[segment.to as usize], step.positions[segment.first as usize] as usize);
+            advance(Self::before(ring, first), segment, tokens, prefixes);
+            for (t, p) in segment.tokens().zip(first..) {
+                ring[p % RING] = Kept { token: tokens[t], prefix: prefixes[t] };
+            }
         }
     }
 

@@ -6,28 +6,27 @@
 
 use super::results::Results;
 use super::sampler::Sampler;
-use crate::heads::BLOCK_SIZE;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::kv::NO_SLOT;
 use pegainfer_core::sampling::SamplingParams;
-use pegainfer_core::schedule::{Graphs, PLACEHOLDER, SampleRow, Step, StepRow};
+use pegainfer_core::schedule::{PLACEHOLDER, SampleRow, Step, StepRow};
 use pegainfer_core::tensor::OpError;
 
 /// A row of a step behind which the model drafts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct DraftRow {
+pub struct DraftRow {
     /// Its index in the step.
-    row: usize,
+    pub row: usize,
     /// Index of its newest token that counts: the one behind it was sampled.
-    token: usize,
+    pub token: usize,
     /// Drafts that are wanted.
-    count: usize,
+    pub count: usize,
 }
 
 /// The first pass: over the tokens of `step`, whose samples drew `drawn`, each replaced by the one behind it. Samples what
 /// follows the newest token of each row that drafts. Behind drafts that were refused there is something that the next step
 /// overwrites.
-pub(super) fn first_pass<R: Clone + Default>(step: &Step<R>, drawn: &[u32]) -> (Step<R>, Vec<DraftRow>) {
+pub fn first_pass<R: Clone + Default>(step: &Step<R>, drawn: &[u32]) -> (Step<R>, Vec<DraftRow>) {
     let mut first = Step { tokens: Vec::with_capacity(step.tokens.len()), samples: Vec::new(), ..step.clone() };
     let mut rows = Vec::new();
     let mut sampled = step.samples.iter().zip(drawn).peekable();
@@ -57,8 +56,8 @@ pub(super) fn first_pass<R: Clone + Default>(step: &Step<R>, drawn: &[u32]) -> (
 }
 
 /// Pass `pass`, from 1 on, behind the [`first_pass`] over `step`: one token for each of `rows`, which the pass before drew. A row
-/// that wants no more drafts attends to nothing and writes nothing.
-pub(super) fn next_pass<R: Clone + Default>(step: &Step<R>, rows: &[DraftRow], pass: usize) -> Step<R> {
+/// that wants no more drafts attends to nothing and writes nothing. KV blocks have `block_tokens` tokens; `state` is empty.
+pub fn next_pass<R: Clone + Default>(step: &Step<R>, rows: &[DraftRow], pass: usize, block_tokens: usize) -> Step<R> {
     let max_blocks = step.max_blocks;
     let mut next = Step { qo_indptr: vec![0], max_blocks, ..Step::default() };
     for (i, DraftRow { row, token, count }) in rows.iter().enumerate() {
@@ -66,7 +65,8 @@ pub(super) fn next_pass<R: Clone + Default>(step: &Step<R>, rows: &[DraftRow], p
         let position = step.positions[*token] as usize + pass;
         let (position, slot, context) = match pass < *count {
             true => {
-                (position, blocks[position / BLOCK_SIZE] as usize * BLOCK_SIZE + position % BLOCK_SIZE, position + 1)
+                let block = blocks[position / block_tokens] as usize;
+                (position, block * block_tokens + position % block_tokens, position + 1)
             }
             false => (0, NO_SLOT as usize, 0),
         };
@@ -90,9 +90,7 @@ fn greedy(row: &StepRow, token: usize) -> SampleRow {
 
 /// What an executor keeps for the drafts of its model.
 #[derive(Debug)]
-pub(super) struct Drafting {
-    /// Of passes with one token for each row.
-    pub graphs: Graphs,
+pub struct Drafting {
     /// The drafts of each pass, on their way to the host.
     results: Vec<Results>,
     /// Most rows of a step.
@@ -101,8 +99,8 @@ pub(super) struct Drafting {
 
 impl Drafting {
     /// For steps of at most `rows` rows.
-    pub fn new(rows: usize, graphs: Graphs) -> Self {
-        Self { graphs, results: Vec::new(), rows }
+    pub fn new(rows: usize) -> Self {
+        Self { results: Vec::new(), rows }
     }
 
     /// Starts the readback of what the `samples` of pass `pass` drew.
@@ -132,7 +130,7 @@ impl Drafting {
 }
 
 /// Passes that give each of `rows` its drafts.
-pub(super) fn passes(rows: &[DraftRow]) -> usize {
+pub fn passes(rows: &[DraftRow]) -> usize {
     rows.iter().map(|row| row.count).max().unwrap_or(0)
 }
 
@@ -143,6 +141,7 @@ fn failed(error: &std::io::Error) -> OpError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::heads::BLOCK_SIZE;
 
     /// Rows of a chunk within a prompt, of three drafts of which one is accepted, and of a prompt's end with a prompt logprob.
     fn step() -> (Step, Vec<u32>) {
@@ -171,7 +170,7 @@ mod tests {
         let (step, drawn) = step();
         let rows = first_pass(&step, &drawn).1;
         assert_eq!(passes(&rows), 3);
-        let next = next_pass(&step, &rows, 2);
+        let next = next_pass(&step, &rows, 2, BLOCK_SIZE);
         assert_eq!(next.tokens, [PLACEHOLDER, PLACEHOLDER | 1]);
         // Token 4 of the step is at position 29; the row's blocks are 2 and 3.
         assert_eq!((&next.positions[..], &next.kv_lens[..]), (&[31, 0][..], &[32, 0][..]));

@@ -37,8 +37,8 @@ pub struct Executor<M: Model> {
     graphs: Graphs,
     /// Of the steps in flight.
     readbacks: Readbacks,
-    /// Of a model that drafts.
-    drafting: Option<Drafting>,
+    /// Of a model that drafts, and the graphs of passes with one token for each row.
+    drafting: Option<(Drafting, Graphs)>,
     synthetic: Option<SyntheticAcceptance>,
     /// The steps in flight, oldest first, where something follows from the tokens that they draw.
     followed: VecDeque<StepOf<M>>,
@@ -58,7 +58,7 @@ impl<M: Model> Executor<M> {
         let readbacks = Readbacks::new(&mut exec, bounds.size.samples)?;
         let graph_rows = bounds.size.rows.min(sampler.max_rows());
         let graphs = || Graphs::new(if bounds.graphs && exec.device() == Device::Cuda { graph_rows } else { 0 });
-        let drafting = info.drafts.then(|| Drafting::new(bounds.size.rows, graphs()));
+        let drafting = info.drafts.then(|| (Drafting::new(bounds.size.rows), graphs()));
         let graphs = graphs();
         let kv_blocks = bounds.fitting_blocks(&info, &mut exec)?;
         let parts = Parts { exec: &mut exec, config: &config, weights: &weights, work: &work };
@@ -83,8 +83,8 @@ impl<M: Model> Executor<M> {
     }
 
     /// For timing: see [`Speculation::synthetic_acceptance_length`](pegainfer_core::schedule::speculation::Speculation).
-    pub fn set_synthetic_acceptance(&mut self, length: Option<f64>) {
-        self.synthetic = length.map(SyntheticAcceptance::new);
+    pub fn set_synthetic_acceptance(&mut self, synthetic: Option<SyntheticAcceptance>) {
+        self.synthetic = synthetic;
     }
 
     /// The execution context, to ask about the device.
@@ -122,17 +122,18 @@ impl<M: Model> Executor<M> {
 
     /// Launches the passes of the layers that draft behind `step`, which drew `drawn`, and waits for the drafts of each row.
     fn draft(&mut self, step: &StepOf<M>, drawn: &[u32]) -> Result<Vec<Vec<u32>>, OpError> {
-        let Self { exec, config, weights, work, cache, inputs, sampler, drafting: Some(drafting), .. } = self else {
+        let Self { exec, config, weights, work, cache, inputs, sampler, drafting: Some((drafting, graphs)), .. } = self
+        else {
             return Ok(Vec::new());
         };
         let (mut pass, rows) = drafting::first_pass(step, drawn);
         let passes = drafting::passes(&rows);
         for i in 0..passes.max(1) {
             if i > 0 {
-                pass = drafting::next_pass(step, &rows, i);
+                pass = drafting::next_pass(step, &rows, i, BLOCK_SIZE);
             }
             let samples = &pass.samples;
-            let size = drafting.graphs.size(&pass).filter(|_| !exec.is_recording());
+            let size = graphs.size(&pass).filter(|_| !exec.is_recording());
             let padded = size.filter(|size| *size > pass.rows.len()).map(|size| padded::<M>(&pass, size));
             let step = padded.as_ref().unwrap_or(&pass);
             exec.install(|exec| {
@@ -140,7 +141,7 @@ impl<M: Model> Executor<M> {
                 M::begin_draft(exec, work, step)?;
                 let part = Part::Drafts;
                 let mut launch = Launch::<M> { exec, config, weights, cache, work, inputs, sampler, step, part };
-                drafting.graphs.run(size, &mut launch)
+                graphs.run(size, &mut launch)
             })??;
             if !samples.is_empty() {
                 drafting.start_readback(exec, sampler, samples, i)?;

@@ -7,6 +7,7 @@ use super::load_error::LoadError;
 use super::load_options::LoadOptions;
 use super::model::{Model, ragged, uniform};
 use super::model_info::ModelInfo;
+use super::synthetic_acceptance::SyntheticAcceptance;
 use crate::choice;
 use crate::heads::BLOCK_SIZE;
 use crate::ops;
@@ -58,11 +59,7 @@ pub fn load<M: Model>(
     let weights_time = start.elapsed();
     let mut executor = Executor::<M>::new(exec, config.clone(), weights, &bounds)?;
     warm(&mut executor, &bounds, options.max_num_mixed_tokens)?;
-    let synthetic = options.speculation.as_ref().and_then(|speculation| speculation.synthetic_acceptance_length);
-    if let Some(length) = synthetic {
-        log::warn!("synthetic_acceptance_length is {length}: drafts are accepted unread, so all text is meaningless");
-    }
-    executor.set_synthetic_acceptance(synthetic);
+    executor.set_synthetic_acceptance(SyntheticAcceptance::of(options.speculation.as_ref()));
     let limits = EngineLimits {
         max_model_len: bounds.size.context,
         vocab_size: info.vocab_size,

@@ -15,7 +15,7 @@
 mod bounds;
 mod config_file;
 mod decoder;
-mod drafting;
+pub mod drafting;
 mod executor;
 mod fit;
 mod gpu_fit;
@@ -53,3 +53,4 @@ pub use readbacks::Readbacks;
 pub use record::{record, record_step};
 pub use sampled_rows::{SampledRows, gather_rows};
 pub use sampler::{LogitsSource, Sampler};
+pub use synthetic_acceptance::SyntheticAcceptance;

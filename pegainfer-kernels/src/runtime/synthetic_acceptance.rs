@@ -1,10 +1,11 @@
 //! A forced acceptance length: how fast speculative decoding is with drafts of a given quality, whatever the weights.
 
 use pegainfer_core::schedule::Step;
+use pegainfer_core::schedule::speculation::Speculation;
 
 /// Replaces what the model chose behind drafts, so that a given number of tokens counts on average. The text is meaningless.
 #[derive(Debug)]
-pub(super) struct SyntheticAcceptance {
+pub struct SyntheticAcceptance {
     /// Tokens of a row that verifies drafts which count, on average.
     length: f64,
     /// Accepted drafts that are due, less than one between rows that have enough drafts.
@@ -12,8 +13,15 @@ pub(super) struct SyntheticAcceptance {
 }
 
 impl SyntheticAcceptance {
+    /// What the user asks for, with a warning; usually nothing.
+    pub fn of(speculation: Option<&Speculation>) -> Option<Self> {
+        let length = speculation?.synthetic_acceptance_length?;
+        log::warn!("synthetic_acceptance_length is {length}: drafts are accepted unread, so all text is meaningless");
+        Some(Self::new(length))
+    }
+
     /// So many tokens count on average, at least 1.
-    pub fn new(length: f64) -> Self {
+    fn new(length: f64) -> Self {
         Self { length, due: 0.0 }
     }
 

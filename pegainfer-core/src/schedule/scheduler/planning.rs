@@ -169,7 +169,8 @@ impl<S: SequenceState> Scheduler<S> {
             if chunk.tokens == 0 || chunk.tokens < chunk.remaining {
                 continue;
             }
-            let mut drafts = seq.propose(speculation.num_tokens.min(plan.tokens).min(samples));
+            let most = speculation.num_tokens.min(self.state.most_drafts(seq.len()));
+            let mut drafts = seq.propose(most.min(plan.tokens).min(samples));
             if drafts.is_empty() {
                 continue;
             }

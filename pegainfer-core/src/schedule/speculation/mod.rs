@@ -89,6 +89,4 @@ pub enum DraftState {
     Kept,
     /// The state behind drafts is dropped, and the next step computes the accepted ones again.
     Recomputed,
-    /// The model does not draft.
-    Unsupported,
 }
