@@ -5,8 +5,12 @@
 pub struct StepBounds {
     /// Input tokens.
     pub tokens: usize,
-    /// Rows, and samples.
+    /// Rows.
     pub rows: usize,
+    /// Samples.
+    pub samples: usize,
+    /// Draft tokens of a row, at most: slots remember so many tokens more.
+    pub drafts: usize,
     /// Tokens of context.
     pub context: usize,
     /// Slots of recent tokens.

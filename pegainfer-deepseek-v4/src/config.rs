@@ -102,8 +102,10 @@ pub struct Config {
     pub hidden_size: usize,
     /// One for each decoder layer.
     pub layers: Vec<LayerKind>,
-    /// Draft layers of the checkpoint, which are recognised and not loaded.
+    /// Draft layers of the checkpoint.
     pub drafts: Drafts,
+    /// Whether they are loaded; otherwise they are only recognised.
+    pub loads_drafts: bool,
     /// Query heads; there is one head of keys, which are the values, too.
     pub heads: usize,
     /// Width of a head.
@@ -158,8 +160,7 @@ pub struct Config {
 
 /// Residual streams of the hyper-connections.
 pub const STREAMS: usize = 4;
-/// Tokens of the attention window.
-pub const WINDOW: usize = 128;
+pub use pegainfer_kernels::ops::deepseek_v4::WINDOW;
 
 impl Config {
     /// Bytes that one token adds to the compressed entries of all layers.

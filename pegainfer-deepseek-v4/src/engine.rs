@@ -1,7 +1,7 @@
 //! Loading.
 
 use crate::bounds::StepBounds;
-use crate::config::Config;
+use crate::config::{Config, Drafts};
 use crate::executor::Executor;
 use crate::inventory;
 use crate::load_error::LoadError;
@@ -15,9 +15,11 @@ use pegainfer_core::engine::options::{check_step, context_len, pool_blocks};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::parallel::RankBytes;
 use pegainfer_core::record::OpRecord;
+use pegainfer_core::schedule::speculation::Speculation;
 use pegainfer_core::schedule::{EngineCore, StateConfig, StateSlots, TokenBudget};
 use pegainfer_core::weights::Checkpoint;
 use pegainfer_kernels::parallel;
+use pegainfer_kernels::runtime::SyntheticAcceptance;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -47,9 +49,14 @@ pub struct LoadOptions {
     pub loop_back_ranks: Option<usize>,
     /// Replay decode steps as CUDA graphs, on a GPU.
     pub cuda_graph: bool,
+    /// Whether and how it drafts.
+    pub speculation: Option<Speculation>,
     /// Which roundings a run has.
     pub numerics: Numerics,
 }
+
+/// A tensor of the layer that drafts.
+const DRAFT_TENSOR: &str = "mtp.0.e_proj.weight";
 
 /// Upper bound of the default for compressed entries.
 pub const DEFAULT_KV_BYTES: u64 = 4 << 30;
@@ -79,13 +86,19 @@ pub fn load(
     options: &LoadOptions,
     progress: &mut (dyn FnMut(u64, u64) + Send),
 ) -> Result<Loaded, LoadError> {
-    let config = Config::load(&options.model_path)?;
+    let config = with_drafts(Config::load(&options.model_path)?, options)?;
     let bounds = bounds(&config, options)?;
     let shards = Shard::all(&config, options.loop_back_ranks.unwrap_or(execs.len())).map_err(LoadError::Option)?;
     let checkpoint = match options.dummy_seed {
         Some(_) => None,
         None => Some(Checkpoint::open(&options.model_path)?),
     };
+    if config.loads_drafts && checkpoint.as_ref().is_some_and(|checkpoint| !checkpoint.contains(DRAFT_TENSOR)) {
+        return Err(LoadError::Option(format!(
+            "--speculative-config: the checkpoint has no {DRAFT_TENSOR} for \"method\": \"mtp\"; choose \"ngram\" or \"suffix\", or a \
+             checkpoint with it"
+        )));
+    }
     let source = checkpoint.as_ref().map_or(Source::Dummy(options.dummy_seed.unwrap_or(0)), Source::Checkpoint);
     let entries = inventory::inventory(&config);
     let of_rank = |shard: &Shard| entries.iter().map(|e| e.loaded_bytes(&config, *shard)).sum::<u64>();
@@ -96,6 +109,7 @@ pub fn load(
     let ranks = ranks.into_iter().zip(weights).map(|((exec, shard), weights)| (exec, shard, weights)).collect();
     let weights_time = start.elapsed();
     let mut executor = Executor::new(config.clone(), options.numerics, ranks, bounds)?;
+    executor.set_synthetic_acceptance(SyntheticAcceptance::of(options.speculation.as_ref()));
     // One token through the model: what it cannot run is refused here.
     executor.run(&plan::uniform(1, 1, 1))?;
     let most = bounds.tokens.min(bounds.context).min(bounds.pages * PAGE_TOKENS).min(WARM_UP_TOKENS);
@@ -108,11 +122,11 @@ pub fn load(
         kv_cache_dtype: "auto",
         max_num_seqs: bounds.rows,
         eos_token_ids: config.eos_token_ids.clone(),
-        num_speculative_tokens: None,
+        num_speculative_tokens: options.speculation.as_ref().map(|speculation| speculation.num_tokens),
         unsupported: &[],
     };
     let pages = bounds.pages * state::page_bytes(&config, options.numerics);
-    let kv_bytes = (pages + bounds.slots * state::slot_bytes(&config, options.numerics)) as u64;
+    let kv_bytes = (pages + bounds.slots * state::slot_bytes(&config, options.numerics, bounds.drafts)) as u64;
     let tokens = TokenBudget { step: bounds.tokens, mixed: options.max_num_mixed_tokens };
     let slots = StateSlots::new(StateConfig {
         sequences: bounds.rows,
@@ -122,7 +136,7 @@ pub fn load(
         // The ops update a slot in place.
         within_chunks: false,
     });
-    let engine = Engine::new(executor, limits, tokens, slots, None);
+    let engine = Engine::new(executor, limits, tokens, slots, options.speculation.clone());
     Ok(Loaded { engine, config, weight_bytes, weights_time, kv_bytes })
 }
 
@@ -140,11 +154,40 @@ fn bounds(config: &Config, options: &LoadOptions) -> Result<StepBounds, LoadErro
     };
     let pages = pool_blocks(pages, PAGE_TOKENS, page_bytes).map_err(LoadError::Option)?;
     // A slot for each running sequence, and as many for snapshots.
-    Ok(StepBounds { tokens, rows, context, slots: 2 * rows, pages, graphs: options.cuda_graph })
+    let speculation = options.speculation.as_ref();
+    Ok(StepBounds {
+        tokens,
+        rows,
+        samples: Speculation::samples(speculation, rows, tokens),
+        drafts: speculation.map_or(0, |speculation| speculation.num_tokens),
+        context,
+        slots: 2 * rows,
+        pages,
+        graphs: options.cuda_graph,
+    })
+}
+
+/// `config` with the layer that drafts, where the options ask for it.
+fn with_drafts(config: Config, options: &LoadOptions) -> Result<Config, LoadError> {
+    let loads_drafts = Speculation::by_model(options.speculation.as_ref());
+    let reason = match config.drafts {
+        _ if !loads_drafts => None,
+        Drafts::Mtp { layers: 1 } => None,
+        Drafts::Mtp { layers } => Some(format!("drafts by {layers} layers are not implemented, only by one")),
+        Drafts::DSpark { .. } => Some("the checkpoint drafts by DSpark, which is not implemented".to_owned()),
+        Drafts::None => Some("config.json has no layers that draft".to_owned()),
+    };
+    match reason {
+        Some(reason) => Err(LoadError::Option(format!(
+            "--speculative-config: {reason}: choose \"ngram\" or \"suffix\" instead of \"mtp\""
+        ))),
+        None => Ok(Config { loads_drafts, ..config }),
+    }
 }
 
 /// The ops of one step on rank 0 of `ranks`, without weights or memory: `batch` rows that each add `tokens` tokens to a context
-/// of `context` tokens in all, and sample. Exchanges are those of GPUs that access each other's memory.
+/// of `context` tokens in all, and sample. Exchanges are those of GPUs that access each other's memory. Of a model that drafts, it is the
+/// step without what drafts behind it, over slots that remember a token more.
 pub fn record(
     config: &Config,
     numerics: Numerics,
@@ -153,7 +196,16 @@ pub fn record(
 ) -> Result<Vec<OpRecord>, LoadError> {
     let step = plan::uniform(batch, tokens, context);
     let pages = batch * step.max_blocks;
-    let bounds = StepBounds { tokens: batch * tokens, rows: batch, context, slots: batch, pages, graphs: false };
+    let bounds = StepBounds {
+        tokens: batch * tokens,
+        rows: batch,
+        samples: batch,
+        drafts: usize::from(config.loads_drafts),
+        context,
+        slots: batch,
+        pages,
+        graphs: false,
+    };
     let shards = Shard::all(config, ranks).map_err(LoadError::Option)?;
     let mut executor = without_memory(config, numerics, shards[0], bounds)?;
     let (result, records) = executor.record(&step);
@@ -176,6 +228,7 @@ fn without_memory(
 /// Bytes that a GPU needs with these options, for each number of ranks that can share the model: weights, slots, pages, workspace, and
 /// about what CUDA takes.
 pub fn rank_bytes(config: &Config, options: &LoadOptions) -> Result<Vec<RankBytes>, LoadError> {
+    let config = &with_drafts(config.clone(), options)?;
     let bounds = bounds(config, options)?;
     let possible = (1..=MAX_RANKS).filter_map(|ranks| Shard::all(config, ranks).ok());
     let need = |shards: Vec<Shard>| {
@@ -204,6 +257,7 @@ mod tests {
             kv_cache_bytes: None,
             loop_back_ranks: None,
             cuda_graph: true,
+            speculation: None,
             numerics: Numerics::REFERENCE,
         }
     }
@@ -213,7 +267,7 @@ mod tests {
     fn a_rank_needs_its_weights_its_state_and_little_more() {
         let config = flash(false);
         let needs = rank_bytes(&config, &options()).unwrap();
-        let state = 128 * state::slot_bytes(&config, Numerics::REFERENCE) as u64 + DEFAULT_KV_BYTES;
+        let state = 128 * state::slot_bytes(&config, Numerics::REFERENCE, 0) as u64 + DEFAULT_KV_BYTES;
         assert_eq!(needs.iter().map(|need| need.ranks).collect::<Vec<_>>(), [1, 2, 4, 8]);
         for RankBytes { ranks, bytes } in needs {
             let rest = bytes as i64 - (weight_bytes(&config, ranks).unwrap() + state) as i64;

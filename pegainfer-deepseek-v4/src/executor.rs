@@ -1,158 +1,27 @@
 //! Runs a step: the DeepSeek-V4 forward pass on every rank, written once over ops.
 
+mod rank;
+
 use crate::bounds::StepBounds;
 use crate::config::Config;
-use crate::forward::{Head, Pass};
-use crate::inputs::Inputs;
 use crate::load_error::LoadError;
 use crate::numerics::Numerics;
-use crate::plan::{self, Outcome, Step};
-use crate::rotations::Rotations;
+use crate::plan::{self, NO_STATE, Outcome, PAGE_TOKENS, Segment, Step};
 use crate::shard::Shard;
-use crate::state::{self, LayerState};
 use crate::weights::Weights;
-use crate::workspace::Workspace;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::parallel::{Communicator, Ranks};
 use pegainfer_core::record::OpRecord;
-use pegainfer_core::schedule::{Graphs, Launches, STEPS_IN_FLIGHT, StateSlots, StepExecutor};
+use pegainfer_core::schedule::{STEPS_IN_FLIGHT, StateSlots, StepExecutor};
 use pegainfer_core::tensor::OpError;
 use pegainfer_kernels::ops::deepseek_v4::plan_gemms;
 use pegainfer_kernels::parallel;
-use pegainfer_kernels::runtime::{Measurable, Readbacks, Sampler};
+use pegainfer_kernels::runtime::drafting::{self, DraftRow, Drafting};
+use pegainfer_kernels::runtime::{Measurable, Readbacks, SyntheticAcceptance};
+use rank::Rank;
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
-
-/// One rank: its part of the model, and its device.
-#[derive(Debug)]
-struct Rank {
-    exec: Exec,
-    shard: Shard,
-    weights: Weights,
-    state: Vec<LayerState>,
-    rotations: Rotations,
-    inputs: Inputs,
-    work: Workspace,
-    sampler: Sampler,
-    /// Of decode steps.
-    graphs: Graphs,
-    communicator: Arc<dyn Communicator>,
-    /// Layers that a step runs: all but in a warm-up.
-    layers: usize,
-}
-
-impl Rank {
-    fn new(
-        mut exec: Exec,
-        config: &Config,
-        numerics: Numerics,
-        (shard, weights): (Shard, Weights),
-        bounds: StepBounds,
-        communicator: Arc<dyn Communicator>,
-    ) -> Result<Self, LoadError> {
-        let rotations = Rotations::new(&mut exec, config)?;
-        let inputs = Inputs::new(&mut exec, config.vocab_size, bounds)?;
-        let sampler = Sampler::new(&mut exec, config.vocab_size, bounds.rows)?;
-        let work = Workspace::new(&mut exec, config, shard, numerics, bounds, sampler.max_rows())?;
-        let state = state::allocate(&mut exec, config, numerics, bounds.slots, bounds.pages);
-        let state = state.map_err(LoadError::State)?;
-        let graphs = Graphs::new(if bounds.graphs && exec.device() == Device::Cuda { sampler.max_rows() } else { 0 });
-        let layers = weights.layers.len();
-        Ok(Self { exec, shard, weights, state, rotations, inputs, work, sampler, graphs, communicator, layers })
-    }
-
-    /// Uploads `step`, and moves the state of rows that change their slot.
-    fn begin(&mut self, step: &Step) -> Result<(), OpError> {
-        let Self { exec, state, inputs, work, .. } = self;
-        exec.install(|exec| {
-            inputs.fill(exec, step)?;
-            work.set_rows(step.tokens.len());
-            state::copy_slots(exec, state, step)
-        })?
-    }
-
-    /// Makes the graph of steps of `size`, if it is time.
-    fn capture(
-        &mut self,
-        config: &Config,
-        numerics: Numerics,
-        step: &Step,
-        size: Option<usize>,
-    ) -> Result<(), OpError> {
-        self.on_device(config, numerics, step, |graphs, launches| graphs.capture(size, launches))
-    }
-
-    /// Launches a step, for which the rank has begun.
-    fn run(&mut self, config: &Config, numerics: Numerics, step: &Step, size: Option<usize>) -> Result<(), OpError> {
-        self.on_device(config, numerics, step, |graphs, launches| graphs.run(size, launches))
-    }
-
-    fn on_device(
-        &mut self,
-        config: &Config,
-        numerics: Numerics,
-        step: &Step,
-        job: impl FnOnce(&mut Graphs, &mut StepLaunches<'_>) -> Result<(), OpError> + Send,
-    ) -> Result<(), OpError> {
-        let Self { exec, shard, weights, state, rotations, inputs, work, sampler, graphs, communicator, layers } = self;
-        let (shard, communicator, state) = (*shard, &**communicator, &mut state[..*layers]);
-        exec.install(|exec| {
-            let mut launches = StepLaunches {
-                exec,
-                config,
-                numerics,
-                shard,
-                weights,
-                state,
-                rotations,
-                inputs,
-                work,
-                sampler,
-                communicator,
-                step,
-            };
-            job(graphs, &mut launches)
-        })?
-    }
-}
-
-/// The launches of one step between its inputs and its tokens: what a CUDA graph holds.
-struct StepLaunches<'a> {
-    exec: &'a mut Exec,
-    config: &'a Config,
-    numerics: Numerics,
-    shard: Shard,
-    weights: &'a Weights,
-    /// Of the layers that run.
-    state: &'a mut [LayerState],
-    rotations: &'a Rotations,
-    inputs: &'a mut Inputs,
-    work: &'a mut Workspace,
-    sampler: &'a mut Sampler,
-    communicator: &'a dyn Communicator,
-    step: &'a Step,
-}
-
-impl Launches for StepLaunches<'_> {
-    fn exec(&mut self) -> &mut Exec {
-        self.exec
-    }
-
-    fn launch(&mut self) -> Result<(), OpError> {
-        let Self { config, numerics, shard, weights, rotations, communicator, step, .. } = *self;
-        let Self { exec, state, inputs, work, sampler, .. } = self;
-        // A step may ask for any token of the one before, and a graph keeps the length.
-        sampler.sampled.set_rows(sampler.sampled.max_rows());
-        let previous = &sampler.sampled;
-        let mut pass =
-            Pass { exec, config, numerics, shard, weights, rotations, inputs, work, step, previous, communicator };
-        pass.run(state)?;
-        let communicator = (shard.ranks > 1).then_some(communicator);
-        let (normed, part) = (&mut work.last_normed, &mut work.logits_part);
-        let mut head = Head { normed, matrix: &weights.head, part, communicator };
-        sampler.run_with(exec, &mut head, &mut inputs.common, &step.samples)
-    }
-}
+use std::time::{Duration, Instant};
 
 /// Tokens of the smallest step of a warm-up, above those that run as decode steps do.
 const MIN_WARM_UP: usize = 256;
@@ -172,6 +41,11 @@ pub struct Executor {
     ranks: Ranks<Rank>,
     /// Of rank 0.
     readbacks: Readbacks,
+    /// Of rank 0, where the layer that drafts is loaded.
+    drafting: Option<Drafting>,
+    synthetic: Option<SyntheticAcceptance>,
+    /// The steps in flight, oldest first, where something follows from the tokens that they draw.
+    followed: VecDeque<Step>,
     /// Whether to time the ops of the next step.
     times_ops: bool,
     /// The ops of rank 0 in the last step whose ops were timed.
@@ -197,9 +71,24 @@ impl Executor {
         let ranks = ranks.into_iter().zip(ends).map(rank).collect::<Result<_, _>>()?;
         let started = Ranks::new(ranks);
         let mut ranks = started.map_err(|e| LoadError::Option(format!("the ranks cannot be started: {e}")))?;
-        let readbacks = Readbacks::new(&mut ranks.first_mut().exec, bounds.rows)?;
-        let config = Arc::new(config);
-        Ok(Self { config, numerics, ranks, readbacks, times_ops: false, timed_ops: Vec::new() })
+        let readbacks = Readbacks::new(&mut ranks.first_mut().exec, bounds.samples)?;
+        let drafting = config.loads_drafts.then(|| Drafting::new(bounds.rows));
+        Ok(Self {
+            config: Arc::new(config),
+            numerics,
+            ranks,
+            readbacks,
+            drafting,
+            synthetic: None,
+            followed: VecDeque::new(),
+            times_ops: false,
+            timed_ops: Vec::new(),
+        })
+    }
+
+    /// For timing: see [`Speculation::synthetic_acceptance_length`](pegainfer_core::schedule::speculation::Speculation).
+    pub fn set_synthetic_acceptance(&mut self, synthetic: Option<SyntheticAcceptance>) {
+        self.synthetic = synthetic;
     }
 
     /// The model's numbers.
@@ -272,6 +161,25 @@ impl Executor {
         self.readbacks.start(exec, sampler, &step.samples)
     }
 
+    /// Launches the passes of the layer that drafts behind `step`, which drew `drawn`, and waits for the drafts of each row.
+    fn draft(&mut self, step: &Step, drawn: &[u32]) -> Result<Vec<Vec<u32>>, OpError> {
+        let Self { config, numerics, ranks, drafting: Some(drafting), .. } = self else { return Ok(Vec::new()) };
+        let (mut pass, rows) = drafting::first_pass(step, drawn);
+        let passes = drafting::passes(&rows);
+        for i in 0..passes.max(1) {
+            if i > 0 {
+                pass = next_pass(step, &rows, i);
+            }
+            let (config, numerics, shared) = (config.clone(), *numerics, Arc::new(pass.clone()));
+            ranks.run(move |rank| rank.draft(&config, numerics, &shared, i > 0))?;
+            if !pass.samples.is_empty() {
+                let Rank { exec, sampler, .. } = ranks.first_mut();
+                drafting.start_readback(exec, sampler, &pass.samples, i)?;
+            }
+        }
+        drafting.finish(step.rows.len(), &rows, passes)
+    }
+
     /// Bytes of all tensors of rank 0.
     pub fn allocated_bytes(&self) -> u64 {
         self.ranks.first().exec.allocated_bytes()
@@ -308,13 +216,17 @@ impl Measurable for Executor {
 impl StepExecutor for Executor {
     type State = StateSlots;
 
-    /// A device that computes beside the host can have the next step waiting.
+    /// A device that computes beside the host can have the next step waiting, unless that begins with drafts of this one.
     fn useful_depth(&self) -> usize {
-        if self.ranks.first().exec.device() == Device::Cuda { STEPS_IN_FLIGHT } else { 1 }
+        let overlaps = self.ranks.first().exec.device() == Device::Cuda && self.drafting.is_none();
+        if overlaps { STEPS_IN_FLIGHT } else { 1 }
     }
 
     fn launch(&mut self, step: &Step) -> Result<(), OpError> {
         let times_ops = self.times_ops && !self.ranks.first().exec.is_recording();
+        if self.drafting.is_some() || self.synthetic.is_some() {
+            self.followed.push_back(step.clone());
+        }
         if !times_ops {
             return self.launch_on_ranks(step);
         }
@@ -328,7 +240,16 @@ impl StepExecutor for Executor {
         let outcome = self.readbacks.finish();
         // A rank that has failed on its device has left the others without its part.
         self.ranks.check()?;
-        outcome
+        let mut outcome = outcome?;
+        if let Some(step) = self.followed.pop_front().filter(|_| self.ranks.first().exec.device() != Device::Meta) {
+            if let Some(synthetic) = &mut self.synthetic {
+                synthetic.apply(&step, &mut outcome.tokens);
+            }
+            let start = Instant::now();
+            outcome.drafts = self.draft(&step, &outcome.tokens)?;
+            outcome.drafting_time = start.elapsed();
+        }
+        Ok(outcome)
     }
 
     fn time_ops(&mut self, on: bool) {
@@ -341,6 +262,18 @@ impl StepExecutor for Executor {
 
     fn abandon(&mut self) -> Result<(), OpError> {
         self.readbacks.abandon();
+        self.followed.clear();
         self.ranks.run(|rank| rank.exec.synchronize())
     }
+}
+
+/// Pass `pass`, from 1 on, of the layer that drafts behind `step`. A row that wants no more drafts has no slot.
+fn next_pass(step: &Step, rows: &[DraftRow], pass: usize) -> Step {
+    let mut next = drafting::next_pass(step, rows, pass, PAGE_TOKENS);
+    let segment = |(row, first): (&DraftRow, u32)| {
+        let slot = if pass < row.count { step.state[row.row].to } else { NO_STATE };
+        Segment { first, end: first + 1, from: slot, to: slot }
+    };
+    next.state = rows.iter().zip(0..).map(segment).collect();
+    next
 }

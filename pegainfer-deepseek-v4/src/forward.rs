@@ -1,18 +1,19 @@
 //! One rank's pass over a step: from token ids to the logits of the sampled tokens.
 
 mod attention;
+mod draft;
 mod head;
 
 pub(crate) use head::Head;
 
-use crate::config::Config;
+use crate::config::{Config, LayerKind};
 use crate::inputs::Inputs;
 use crate::numerics::Numerics;
 use crate::plan::Step;
 use crate::rotations::Rotations;
 use crate::shard::Shard;
 use crate::state::LayerState;
-use crate::weights::{self, Router, Weights};
+use crate::weights::{self, Layer, Router, Weights};
 use crate::workspace::Workspace;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::parallel::Communicator;
@@ -41,18 +42,24 @@ impl Pass<'_> {
     /// From token ids to `last_normed`. Nothing in it waits for the device or depends on more of the step than its shape.
     pub fn run(&mut self, state: &mut [LayerState]) -> Result<(), OpError> {
         self.embed()?;
+        ops::expand_streams(self.exec, &self.work.embedded, &mut self.work.streams)?;
         let weights = self.weights;
         for (i, (layer, state)) in weights.layers.iter().zip(&mut *state).enumerate() {
-            match i {
-                0 => self.enter_first(&layer.attn_hyper, &layer.attn_norm)?,
-                _ => self.enter(&layer.attn_hyper, &layer.attn_norm)?,
-            }
-            self.attention(&layer.attn, self.config.layers[i], state)?;
-            self.enter(&layer.ffn_hyper, &layer.ffn_norm)?;
-            self.experts(&layer.moe)?;
+            self.layer(layer, self.config.layers[i], state, i == 0)?;
         }
         self.leave()?;
-        self.sampled_rows()
+        self.sampled_rows(&weights.head_hyper, &weights.norm)
+    }
+
+    /// Runs a layer up to the output of its experts; `first`: no block's output goes to the streams before it.
+    fn layer(&mut self, layer: &Layer, kind: LayerKind, state: &mut LayerState, first: bool) -> Result<(), OpError> {
+        match first {
+            true => self.enter_first(&layer.attn_hyper, &layer.attn_norm)?,
+            false => self.enter(&layer.attn_hyper, &layer.attn_norm)?,
+        }
+        self.attention(&layer.attn, kind, state)?;
+        self.enter(&layer.ffn_hyper, &layer.ffn_norm)?;
+        self.experts(&layer.moe)
     }
 
     /// True when there are other ranks to talk to.
@@ -60,6 +67,7 @@ impl Pass<'_> {
         self.shard.ranks > 1
     }
 
+    /// Token ids to `embedded`.
     fn embed(&mut self) -> Result<(), OpError> {
         let first = self.shard.vocab(self.config).start;
         let shared = self.is_shared();
@@ -70,7 +78,7 @@ impl Pass<'_> {
             // Exact: all but one of the ranks add zeros.
             self.communicator.all_reduce(exec, &mut work.embedded)?;
         }
-        ops::expand_streams(exec, &work.embedded, &mut work.streams)
+        Ok(())
     }
 
     fn hyper_spec(&self) -> HyperSpec {

@@ -19,8 +19,9 @@ pub(crate) struct Inputs {
 impl Inputs {
     /// For the vocabulary's `vocab` ids.
     pub fn new(exec: &mut Exec, vocab: usize, bounds: StepBounds) -> std::io::Result<Self> {
-        let StepBounds { tokens, rows, context, .. } = bounds;
-        let common = runtime::Inputs::new(exec, vocab, PAGE_TOKENS, StepSize { tokens, rows, samples: rows, context })?;
+        let StepBounds { tokens, rows, samples, context, .. } = bounds;
+        let size = StepSize { tokens, rows, samples, context };
+        let common = runtime::Inputs::new(exec, vocab, PAGE_TOKENS, size)?;
         Ok(Self { common, slots: exec.tensor("state_slots", &[rows], DType::U32)? })
     }
 

@@ -3,7 +3,7 @@
 mod header;
 
 use crate::config::{Config, ConfigError};
-use crate::inventory::{Entry, Split, inventory, weight_bytes};
+use crate::inventory::{Entry, inventory, weight_bytes};
 pub use header::{HeaderError, Stored, parse_header};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -111,7 +111,7 @@ pub fn compare(config: &Config, tensors: &BTreeMap<String, Stored>) -> Report {
                 let message = format!("{name} is {dtype} {shape:?}, expected {:?} {:?}", entry.dtype, entry.shape);
                 report.mismatched.push(message);
             }
-            Some(stored) if entry.split == Split::Draft => {
+            Some(stored) if entry.draft => {
                 report.drafts = (report.drafts.0 + 1, report.drafts.1 + stored.bytes);
             }
             Some(_) => {}

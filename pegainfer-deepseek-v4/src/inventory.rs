@@ -19,8 +19,6 @@ pub enum Split {
     Expert(usize),
     /// The same of the shared expert.
     SharedExpert,
-    /// None: a draft layer, which is not loaded.
-    Draft,
 }
 
 /// One tensor.
@@ -34,6 +32,8 @@ pub struct Entry {
     pub shape: Vec<usize>,
     /// How the ranks share it.
     pub split: Split,
+    /// Of a draft layer.
+    pub draft: bool,
 }
 
 impl Entry {
@@ -44,6 +44,9 @@ impl Entry {
 
     /// Bytes that `shard` loads of it; hash tables become u32.
     pub fn loaded_bytes(&self, config: &Config, shard: Shard) -> u64 {
+        if self.draft && !config.loads_drafts {
+            return 0;
+        }
         let bytes = if self.dtype == Dtype::I64 { self.bytes() / 2 } else { self.bytes() };
         match self.split {
             Split::Whole => bytes,
@@ -57,7 +60,6 @@ impl Entry {
                 }
             }
             Split::SharedExpert => bytes / shard.team(config) as u64,
-            Split::Draft => 0,
         }
     }
 }
@@ -93,8 +95,7 @@ struct List<'a> {
 
 impl List<'_> {
     fn add(&mut self, name: &str, dtype: Dtype, shape: &[usize], split: Split) {
-        let split = if self.draft { Split::Draft } else { split };
-        self.entries.push(Entry { name: name.to_owned(), dtype, shape: shape.to_vec(), split });
+        self.entries.push(Entry { name: name.to_owned(), dtype, shape: shape.to_vec(), split, draft: self.draft });
     }
 
     fn bf16(&mut self, name: &str, shape: &[usize]) {
@@ -248,7 +249,7 @@ mod tests {
         ] {
             assert_eq!(entries.iter().filter(|e| e.dtype == dtype).count(), count, "{dtype:?}");
         }
-        let drafts: u64 = entries.iter().filter(|e| e.split == Split::Draft).map(Entry::bytes).sum();
+        let drafts: u64 = entries.iter().filter(|e| e.draft).map(Entry::bytes).sum();
         assert_eq!(drafts / 1_000_000, 3_593, "MTP takes 3.59 GB, the backbone 156.016 GB");
     }
 
@@ -256,7 +257,7 @@ mod tests {
     fn the_0731_checkpoint_differs_in_its_drafts_alone() {
         let (april, july) = (inventory(&flash(false)), inventory(&flash(true)));
         assert_eq!(july.iter().map(Entry::bytes).sum::<u64>(), 166_878_536_440);
-        let backbone = |list: &[Entry]| list.iter().filter(|e| e.split != Split::Draft).cloned().collect::<Vec<_>>();
+        let backbone = |list: &[Entry]| list.iter().filter(|e| !e.draft).cloned().collect::<Vec<_>>();
         assert_eq!(backbone(&april), backbone(&july));
     }
 

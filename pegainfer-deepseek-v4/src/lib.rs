@@ -11,6 +11,7 @@
 
 pub mod bounds;
 pub mod config;
+mod draft_workspace;
 mod engine;
 pub mod executor;
 mod forward;

@@ -1,12 +1,14 @@
 //! What a request leaves on the device between steps. Two kinds of memory:
 //!
 //! - A slot, of fixed size: the keys of the last 128 tokens, and for each compressor the tokens of entries that are not
-//!   complete yet. Everything in it is found by position (`p % ring`), so a slot needs no clearing for its next sequence.
+//!   complete yet. Everything in it is found by position (`p % ring`), so a slot needs no clearing for its next sequence. Where
+//!   steps verify draft tokens, rings are longer by as many: a refused draft has overwritten nothing that is needed.
 //! - Pages, which grow with the context: the compressed entries of 128 tokens each, of all layers.
 //!
 //! At a multiple of 128 tokens a slot and the pages before it are all that a sequence needs to go on; a copy of the slot
 //! is what the prefix cache keeps besides the pages, as a snapshot.
 
+use crate::bounds::StepBounds;
 use crate::config::{Config, LayerKind, WINDOW};
 use crate::numerics::Numerics;
 use crate::plan::{NO_STATE, PAGE_TOKENS, Step};
@@ -26,7 +28,7 @@ pub struct Compressed {
 /// One layer's part of every slot and page.
 #[derive(Debug)]
 pub struct LayerState {
-    /// Keys of the newest tokens, `[slots, 128, head_dim]`.
+    /// Keys of the newest tokens, `[slots, 128 + drafts, head_dim]`.
     pub window: Tensor,
     /// Of sparse and heavy layers.
     pub compressed: Option<Compressed>,
@@ -40,17 +42,18 @@ pub fn compressor_spec(config: &Config, kind: LayerKind, index: bool, numerics: 
     Some(CompressorSpec { ratio, index, quantize: numerics.quantize_kv, eps: config.rms_norm_eps })
 }
 
-/// Allocates the state of every layer. On the CPU a page costs memory when it is first written.
+/// Allocates the state of every layer, and behind them that of the layer that drafts, where it is loaded. On the CPU a page costs memory
+/// when it is first written.
 pub fn allocate(
     exec: &mut Exec,
     config: &Config,
     numerics: Numerics,
-    slots: usize,
-    pages: usize,
+    bounds: StepBounds,
 ) -> std::io::Result<Vec<LayerState>> {
+    let StepBounds { slots, pages, drafts, .. } = bounds;
     let compressed = |exec: &mut Exec, spec: Option<CompressorSpec>, dim: usize| {
         let Some(spec) = spec else { return Ok(None) };
-        let ring = [slots, spec.ring(), if spec.overlap() { 2 * dim } else { dim }];
+        let ring = [slots, spec.ring() + drafts, if spec.overlap() { 2 * dim } else { dim }];
         Ok::<_, std::io::Error>(Some(Compressed {
             entries: exec.tensor("entries", &[pages, PAGE_TOKENS / spec.ratio, dim], numerics.activations)?,
             partial: CompressorState {
@@ -61,12 +64,17 @@ pub fn allocate(
     };
     let layer = |kind: &LayerKind| {
         Ok(LayerState {
-            window: exec.tensor("window", &[slots, WINDOW, config.head_dim], numerics.activations)?,
+            window: exec.tensor("window", &[slots, WINDOW + drafts, config.head_dim], numerics.activations)?,
             compressed: compressed(exec, compressor_spec(config, *kind, false, numerics), config.head_dim)?,
             index: compressed(exec, compressor_spec(config, *kind, true, numerics), config.index_head_dim)?,
         })
     };
-    config.layers.iter().map(layer).collect()
+    kinds(config).map(layer).collect()
+}
+
+/// Of the layers, and of the one that drafts, where it is loaded.
+fn kinds(config: &Config) -> impl Iterator<Item = &LayerKind> {
+    config.layers.iter().chain(config.loads_drafts.then_some(&LayerKind::Window))
 }
 
 /// Bytes of one page.
@@ -74,18 +82,18 @@ pub fn page_bytes(config: &Config, numerics: Numerics) -> usize {
     config.entry_bytes_per_token(numerics) * PAGE_TOKENS
 }
 
-/// Bytes of one slot.
-pub fn slot_bytes(config: &Config, numerics: Numerics) -> usize {
+/// Bytes of one slot, behind which so many drafts may be refused.
+pub fn slot_bytes(config: &Config, numerics: Numerics, drafts: usize) -> usize {
     let ring = |spec: Option<CompressorSpec>, dim: usize| {
         let width = |spec: CompressorSpec| if spec.overlap() { 2 * dim } else { dim };
-        spec.map_or(0, |spec| 2 * 4 * spec.ring() * width(spec))
+        spec.map_or(0, |spec| 2 * 4 * (spec.ring() + drafts) * width(spec))
     };
     let layer = |kind: &LayerKind| {
-        WINDOW * config.head_dim * numerics.activations.size()
+        (WINDOW + drafts) * config.head_dim * numerics.activations.size()
             + ring(compressor_spec(config, *kind, false, numerics), config.head_dim)
             + ring(compressor_spec(config, *kind, true, numerics), config.index_head_dim)
     };
-    config.layers.iter().map(layer).sum()
+    kinds(config).map(layer).sum()
 }
 
 impl LayerState {

@@ -3,6 +3,7 @@
 mod dummy;
 mod feed;
 mod load;
+mod mtp;
 mod part;
 mod reader;
 mod source;
@@ -17,6 +18,7 @@ use pegainfer_kernels::ops::deepseek_v4::{CompressorWeights, Experts, HyperWeigh
 use reader::Reader;
 
 pub use load::LoadProgress;
+pub use mtp::Mtp;
 pub use source::Source;
 
 /// A decoder layer.
@@ -127,13 +129,17 @@ pub struct Weights {
     pub norm: Tensor,
     /// The rank's rows, `[vocab / ranks, hidden]`.
     pub head: Matrix,
+    /// Where it is loaded.
+    pub mtp: Option<Mtp>,
 }
 
 /// All tensors of `shard`, in the same order on every rank.
 fn read(reader: &mut Reader<'_>, config: &Config, shard: Shard) -> Result<Weights, WeightsError> {
     let (vocab, hidden) = (config.vocab_size, config.hidden_size);
     let rows = Part { rows: Some(shard.vocab(config)), columns: None };
-    let layer = |(i, kind): (usize, &LayerKind)| layer(reader, config, shard, i, *kind);
+    let layer = |(i, kind): (usize, &LayerKind)| {
+        layer(reader, config, shard, &format!("layers.{i}."), (*kind, i < config.hash_layers))
+    };
     let layers = config.layers.iter().enumerate().map(layer).collect::<Result<_, _>>()?;
     Ok(Weights {
         embedding: reader.plain("embed.weight", Dtype::BF16, &[vocab, hidden], rows.clone())?,
@@ -141,26 +147,28 @@ fn read(reader: &mut Reader<'_>, config: &Config, shard: Shard) -> Result<Weight
         head_hyper: hyper(reader, "hc_head", STREAMS, 1, hidden)?,
         norm: reader.vector("norm.weight", hidden)?,
         head: Matrix::Bf16(reader.plain("head.weight", Dtype::BF16, &[vocab, hidden], rows)?),
+        mtp: config.loads_drafts.then(|| mtp::mtp(reader, config, shard)).transpose()?,
     })
 }
 
+/// A layer of this kind whose names begin with `prefix`; `hash`: its experts depend on the token id alone.
 fn layer(
     reader: &mut Reader<'_>,
     config: &Config,
     shard: Shard,
-    i: usize,
-    kind: LayerKind,
+    prefix: &str,
+    (kind, hash): (LayerKind, bool),
 ) -> Result<Layer, WeightsError> {
     let hidden = config.hidden_size;
     let mixes = 2 * STREAMS + STREAMS * STREAMS;
-    let name = |tail: &str| format!("layers.{i}.{tail}");
+    let name = |tail: &str| format!("{prefix}{tail}");
     Ok(Layer {
         attn_hyper: hyper(reader, &name("hc_attn"), mixes, 3, hidden)?,
         attn_norm: reader.vector(&name("attn_norm.weight"), hidden)?,
         attn: attention(reader, config, shard, &name("attn."), kind)?,
         ffn_hyper: hyper(reader, &name("hc_ffn"), mixes, 3, hidden)?,
         ffn_norm: reader.vector(&name("ffn_norm.weight"), hidden)?,
-        moe: moe(reader, config, shard, &name("ffn."), i < config.hash_layers)?,
+        moe: moe(reader, config, shard, &name("ffn."), hash)?,
     })
 }
 

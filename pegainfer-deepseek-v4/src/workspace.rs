@@ -2,6 +2,7 @@
 
 use crate::bounds::StepBounds;
 use crate::config::{Config, LayerKind, STREAMS};
+use crate::draft_workspace::DraftWorkspace;
 use crate::normed::Normed;
 use crate::numerics::Numerics;
 use crate::shard::Shard;
@@ -81,6 +82,8 @@ pub(crate) struct Workspace {
     pub last_normed: Tensor,
     /// The rank's columns of the logits that are computed at once, `[logits_rows, vocab / ranks]` f32.
     pub logits_part: Tensor,
+    /// Of the layer that drafts, where it is loaded.
+    pub draft: Option<DraftWorkspace>,
 }
 
 impl Workspace {
@@ -94,7 +97,7 @@ impl Workspace {
         logits_rows: usize,
     ) -> std::io::Result<Self> {
         let (t, hidden, dim) = (bounds.tokens, config.hidden_size, config.head_dim);
-        let (heads, rows) = (shard.heads(config).len(), bounds.rows);
+        let (heads, samples) = (shard.heads(config).len(), bounds.samples);
         let mut normed =
             |name, width| Normed::new(exec, name, (t, width), numerics.activations, numerics.quantize_activations);
         let (normed, qr) = (normed("normed", hidden)?, normed("qr", config.q_lora_rank)?);
@@ -109,6 +112,8 @@ impl Workspace {
         };
         let (sparse, heavy) = (pair(LayerKind::Sparse, dim)?, pair(LayerKind::Heavy, dim)?);
         let index = pair(LayerKind::Sparse, config.index_head_dim)?;
+        let draft = config.loads_drafts.then(|| DraftWorkspace::new(exec, config, numerics, t)).transpose()?;
+        let mut tensor = |name: &str, shape: &[usize], dtype| exec.tensor(name, shape, dtype);
         Ok(Self {
             embedded: tensor("embedded", &[t, hidden], act)?,
             streams: tensor("streams", &[t, STREAMS, hidden], act)?,
@@ -135,10 +140,11 @@ impl Workspace {
             router_logits: tensor("logits", &[t, config.experts], DType::F32)?,
             experts: tensor("experts", &[t, config.experts_per_token], DType::U32)?,
             expert_weights: tensor("expert_weights", &[t, config.experts_per_token], DType::F32)?,
-            last_streams: tensor("last_streams", &[rows, STREAMS, hidden], act)?,
-            last: tensor("last", &[rows, hidden], act)?,
-            last_normed: tensor("last_normed", &[rows, hidden], act)?,
+            last_streams: tensor("last_streams", &[samples, STREAMS, hidden], act)?,
+            last: tensor("last", &[samples, hidden], act)?,
+            last_normed: tensor("last_normed", &[samples, hidden], act)?,
             logits_part: tensor("logits_part", &[logits_rows, shard.vocab(config).len()], DType::F32)?,
+            draft,
         })
     }
 
@@ -151,6 +157,10 @@ impl Workspace {
         let Self { qr_raw, q, kv_raw, kv, index_q, index_weights, chosen, attended, z, .. } = self;
         for tensor in [qr_raw, q, kv_raw, kv, index_q, index_weights, chosen, attended, z] {
             tensor.set_rows(tokens);
+        }
+        if let Some(DraftWorkspace { add, keep, .. }) = &mut self.draft {
+            add.set_rows(tokens);
+            keep.set_rows(tokens);
         }
         for normed in [&mut self.normed, &mut self.qr] {
             normed.set_rows(tokens);

@@ -28,7 +28,8 @@ fn error_of(change: impl FnOnce(&mut Weights, Tensor)) -> String {
     let mut weights = Weights::load(&mut ranks, &config, Source::Checkpoint(&checkpoint), &mut |_| {}).unwrap();
     let small = ranks[1].0.tensor("small", &[1, config.experts_per_token], DType::U32).unwrap();
     change(&mut weights[1], small);
-    let bounds = StepBounds { tokens: 64, rows: 2, context: 256, slots: 4, pages: 8, graphs: false };
+    let bounds =
+        StepBounds { tokens: 64, rows: 2, samples: 2, drafts: 0, context: 256, slots: 4, pages: 8, graphs: false };
     let ranks = ranks.into_iter().zip(weights).map(|((exec, shard), weights)| (exec, shard, weights)).collect();
     let mut executor = Executor::new(config, Numerics::REFERENCE, ranks, bounds).unwrap();
     let (step, start) = (plan::uniform(2, 8, 8), Instant::now());

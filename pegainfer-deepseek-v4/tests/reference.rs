@@ -26,7 +26,7 @@ use stored::Numbers;
 use support::{difference, engine, fixture, logits, model_path, options};
 
 /// The checkpoint as numbers, decoded once.
-static WEIGHTS: LazyLock<HashMap<String, Numbers>> = LazyLock::new(stored::read);
+static WEIGHTS: LazyLock<HashMap<String, Numbers>> = LazyLock::new(|| stored::read(&model_path()));
 /// Rows that are compared.
 const ROWS: usize = 16;
 

@@ -2,7 +2,7 @@
 //
 //   l[k] = q · key[k] / sqrt(dim);  out = Σ_k exp(l[k]) key[k] / (Σ_k exp(l[k]) + exp(sink))
 //
-// The list of a token: its window, oldest first, of this step or from the ring of its slot; then the compressed entries that
+// The list of a token: its window, oldest first, of this step or from the ring of its slot, which may be longer; then the compressed entries that
 // it sees, ascending: none, all complete ones, or the chosen ones.
 //
 //   sparse_attention_bf16: FlashAttention-2 (arXiv 2307.08691) by mma.sync. A block has a token and 16 heads (M), a warp
@@ -32,10 +32,10 @@ constexpr uint32_t kAccumulators = kWarpDim / 8;    // of the output, of a warp
 template <typename T> struct Lists {
     Batch batch;
     const T *kv;            // [tokens, dim]
-    const T *rings;         // [slot_count, window, dim]
+    const T *rings;         // [slot_count, ring, dim]
     const T *entries;       // [entry_pages, per_page, dim]; not read if per_page is 0
     const uint32_t *chosen; // [tokens, k]; not read if k is 0: all complete entries
-    uint32_t dim, window, slot_count, entry_pages, per_page, k;
+    uint32_t dim, window, ring, slot_count, entry_pages, per_page, k;
 };
 
 // The list of one token.
@@ -62,7 +62,7 @@ template <typename T> struct List {
         if (i >= keys) return nullptr;
         if (i < recent) {
             size_t at;
-            const T *from = is_fresh(sequence, oldest + i, x.window, at) ? x.kv : x.rings;
+            const T *from = is_fresh(sequence, oldest + i, x.ring, at) ? x.kv : x.rings;
             return from + at * x.dim;
         }
         i -= recent;
@@ -248,7 +248,7 @@ struct Part {
 extern "C" __global__ __launch_bounds__(32 * kMaxDim / kWarpDim, 2) void sparse_attention_bf16(
     const bf16 *__restrict__ q,               // [tokens, heads, dim]
     const bf16 *__restrict__ kv,              // [tokens, dim]
-    const bf16 *__restrict__ rings,           // [slot_count, window, dim]
+    const bf16 *__restrict__ rings,           // [slot_count, ring, dim]
     const bf16 *__restrict__ entries,         // [entry_pages, per_page, dim]; not read if per_page is 0
     const uint32_t *__restrict__ chosen,      // [tokens, k]; not read if k is 0
     const float *__restrict__ sink,           // [heads]
@@ -257,12 +257,12 @@ extern "C" __global__ __launch_bounds__(32 * kMaxDim / kWarpDim, 2) void sparse_
     const uint32_t *__restrict__ slots,       // [rows]
     const uint32_t *__restrict__ page_tables, // [rows, pages]
     bf16 *__restrict__ out,                   // [tokens, heads, dim]
-    uint32_t rows, uint32_t pages, uint32_t slot_count, uint32_t window, uint32_t entry_pages, uint32_t per_page,
-    uint32_t k, uint32_t heads, uint32_t dim, float scale) {
+    uint32_t rows, uint32_t pages, uint32_t slot_count, uint32_t window, uint32_t ring, uint32_t entry_pages,
+    uint32_t per_page, uint32_t k, uint32_t heads, uint32_t dim, float scale) {
     __shared__ MmaShared shared;
     __shared__ float total[4 * kAccumulators][32 * kMostWarps]; // the merged chunks' numerators, each thread's own
     Lists<bf16> lists = {{qo_indptr, positions, slots, page_tables, rows, pages},
-                         kv, rings, entries, chosen, dim, window, slot_count, entry_pages, per_page, k};
+                         kv, rings, entries, chosen, dim, window, ring, slot_count, entry_pages, per_page, k};
     List<bf16> list(lists, blockIdx.x);
     Part part(heads, dim);
     Queries queries = part.load_queries(q);
@@ -316,7 +316,7 @@ struct Partials {
 extern "C" __global__ __launch_bounds__(32 * kMaxDim / kWarpDim, 2) void sparse_attention_chunks(
     const bf16 *__restrict__ q,               // [tokens, heads, dim]
     const bf16 *__restrict__ kv,              // [tokens, dim]
-    const bf16 *__restrict__ rings,           // [slot_count, window, dim]
+    const bf16 *__restrict__ rings,           // [slot_count, ring, dim]
     const bf16 *__restrict__ entries,         // [entry_pages, per_page, dim]; not read if per_page is 0
     const uint32_t *__restrict__ chosen,      // [tokens, k]; not read if k is 0
     const uint32_t *__restrict__ qo_indptr,   // [rows + 1]
@@ -324,11 +324,11 @@ extern "C" __global__ __launch_bounds__(32 * kMaxDim / kWarpDim, 2) void sparse_
     const uint32_t *__restrict__ slots,       // [rows]
     const uint32_t *__restrict__ page_tables, // [rows, pages]
     float *__restrict__ partials,             // see Partials
-    uint32_t rows, uint32_t pages, uint32_t slot_count, uint32_t window, uint32_t entry_pages, uint32_t per_page,
-    uint32_t k, uint32_t heads, uint32_t dim, float scale) {
+    uint32_t rows, uint32_t pages, uint32_t slot_count, uint32_t window, uint32_t ring, uint32_t entry_pages,
+    uint32_t per_page, uint32_t k, uint32_t heads, uint32_t dim, float scale) {
     __shared__ MmaShared shared;
     Lists<bf16> lists = {{qo_indptr, positions, slots, page_tables, rows, pages},
-                         kv, rings, entries, chosen, dim, window, slot_count, entry_pages, per_page, k};
+                         kv, rings, entries, chosen, dim, window, ring, slot_count, entry_pages, per_page, k};
     List<bf16> list(lists, blockIdx.x);
     uint32_t first = blockIdx.z * kChunk;
     if (first >= list.keys) return;
@@ -383,7 +383,7 @@ extern "C" __global__ __launch_bounds__(kMergeThreads) void sparse_attention_mer
 extern "C" __global__ __launch_bounds__(kF32Threads) void sparse_attention_f32(
     const float *__restrict__ q,             // [tokens, heads, dim]
     const float *__restrict__ kv,            // [tokens, dim]
-    const float *__restrict__ rings,         // [slot_count, window, dim]
+    const float *__restrict__ rings,         // [slot_count, ring, dim]
     const float *__restrict__ entries,       // [entry_pages, per_page, dim]; not read if per_page is 0
     const uint32_t *__restrict__ chosen,     // [tokens, k]; not read if k is 0
     const float *__restrict__ sink,          // [heads]
@@ -392,12 +392,12 @@ extern "C" __global__ __launch_bounds__(kF32Threads) void sparse_attention_f32(
     const uint32_t *__restrict__ slots,      // [rows]
     const uint32_t *__restrict__ page_tables, // [rows, pages]
     float *__restrict__ out,                 // [tokens, heads, dim]
-    uint32_t rows, uint32_t pages, uint32_t slot_count, uint32_t window, uint32_t entry_pages, uint32_t per_page,
-    uint32_t k, uint32_t heads, uint32_t dim, float scale) {
+    uint32_t rows, uint32_t pages, uint32_t slot_count, uint32_t window, uint32_t ring, uint32_t entry_pages,
+    uint32_t per_page, uint32_t k, uint32_t heads, uint32_t dim, float scale) {
     __shared__ const float *keys[kChunk];
     constexpr uint32_t kOwn = kMaxDim / 32; // dimensions of a lane, at most
     Lists<float> lists = {{qo_indptr, positions, slots, page_tables, rows, pages},
-                          kv, rings, entries, chosen, dim, window, slot_count, entry_pages, per_page, k};
+                          kv, rings, entries, chosen, dim, window, ring, slot_count, entry_pages, per_page, k};
     List<float> list(lists, blockIdx.x);
     uint32_t lane = threadIdx.x % 32, steps = dim / 32, head = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32;
     size_t at = (size_t(blockIdx.x) * heads + min(head, heads - 1)) * dim + lane;

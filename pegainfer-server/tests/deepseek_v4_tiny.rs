@@ -76,11 +76,15 @@ fn twenty_streams_of_which_a_third_hang_up_leak_nothing() {
 }
 
 #[test]
-fn drafts_are_refused_by_the_name_of_the_flag() {
-    let ngram = r#"{"method": "ngram", "num_speculative_tokens": 2}"#;
-    let args: EngineArgs = Cli::parse_from(["pegainfer", "--speculative-config", ngram]).serve.engine;
-    let error = engine::load(&dsv4_dir(), &args).err().unwrap().to_string();
-    assert_eq!(error, "--speculative-config: DeepSeek-V4 does not support drafts");
+fn drafts_are_served_and_those_of_a_missing_layer_refused() {
+    let load = |config: &str| {
+        let args: EngineArgs = Cli::parse_from(["pegainfer", "--speculative-config", config]).serve.engine;
+        engine::load(&dsv4_dir(), &args)
+    };
+    let loaded = load(r#"{"method": "ngram", "num_speculative_tokens": 2}"#).unwrap();
+    assert_eq!(loaded.handle.limits().num_speculative_tokens, Some(2));
+    let error = load(r#"{"method": "mtp", "num_speculative_tokens": 2}"#).err().unwrap().to_string();
+    assert!(error.starts_with("--speculative-config: config.json has no layers that draft"), "{error}");
 }
 
 /// A directory like the official one: a tokenizer, and no chat template.

@@ -123,6 +123,7 @@ fn parse(text: &str) -> Result<Config, ConfigError> {
         hidden_size: raw.hidden_size,
         layers: layers.to_vec(),
         drafts,
+        loads_drafts: false,
         heads: raw.num_attention_heads,
         head_dim: raw.head_dim,
         rope_dim: raw.qk_rope_head_dim,

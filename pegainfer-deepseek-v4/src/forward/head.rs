@@ -4,15 +4,16 @@ use super::Pass;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::parallel::Communicator;
 use pegainfer_core::tensor::{OpError, Tensor};
-use pegainfer_kernels::ops::{Matrix, deepseek_v4 as ops};
+use pegainfer_kernels::ops::Matrix;
+use pegainfer_kernels::ops::deepseek_v4::{self as ops, HyperWeights};
 use pegainfer_kernels::runtime::LogitsSource;
 use std::ops::Range;
 
 impl Pass<'_> {
-    /// `streams` to `last_normed`, of the tokens that are sampled.
-    pub(super) fn sampled_rows(&mut self) -> Result<(), OpError> {
+    /// `streams` to `last_normed`, of the tokens that are sampled, by this mixing of streams and this norm.
+    pub(super) fn sampled_rows(&mut self, hyper: &HyperWeights, norm: &Tensor) -> Result<(), OpError> {
         let (rows, spec, eps) = (self.step.samples.len(), self.hyper_spec(), self.config.rms_norm_eps);
-        let Self { exec, weights, inputs, work, .. } = self;
+        let Self { exec, inputs, work, .. } = self;
         for tensor in [&mut work.last_streams, &mut work.last, &mut work.last_normed] {
             tensor.set_rows(rows);
         }
@@ -20,8 +21,8 @@ impl Pass<'_> {
             return Ok(());
         }
         ops::pick_rows(exec, &work.streams, &inputs.common.sample_rows, &mut work.last_streams)?;
-        ops::hyper_head(exec, &work.last_streams, &weights.head_hyper, spec, &mut work.last)?;
-        ops::norm(exec, &work.last, &weights.norm, eps, &mut work.last_normed, None)
+        ops::hyper_head(exec, &work.last_streams, hyper, spec, &mut work.last)?;
+        ops::norm(exec, &work.last, norm, eps, &mut work.last_normed, None)
     }
 }
 

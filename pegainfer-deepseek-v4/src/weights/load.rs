@@ -21,7 +21,7 @@ pub type LoadProgress<'a> = &'a mut (dyn FnMut(u64) + Send);
 
 impl Weights {
     /// Loads the shards of all ranks, each onto its device. Each byte of a checkpoint is read once, whatever the number of ranks;
-    /// draft layers stay in the file. `progress` is called with the bytes of each tensor that a rank has loaded. The first rank that
+    /// draft layers stay in the file unless `config` asks for them. `progress` is called with the bytes of each tensor that a rank has loaded. The first rank that
     /// fails ends the load of all.
     pub fn load(
         ranks: &mut [(Exec, Shard)],
@@ -120,7 +120,7 @@ fn on_threads<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inventory::{Split, inventory};
+    use crate::inventory::inventory;
     use crate::testing::tiny_dir;
     use pegainfer_core::isa::Isa;
     use std::fs;
@@ -173,7 +173,7 @@ mod tests {
     fn each_byte_is_read_once_for_any_number_of_ranks() {
         let config = Config::load(&tiny_dir()).unwrap();
         let entries = inventory(&config);
-        let stored: u64 = entries.iter().filter(|entry| entry.split != Split::Draft).map(|entry| entry.bytes()).sum();
+        let stored: u64 = entries.iter().filter(|entry| !entry.draft).map(|entry| entry.bytes()).sum();
         for count in [1, 2, 4] {
             let limits = FeedLimits { chunk_bytes: 10_000, chunks: 3 };
             let (read, told, loaded) = ends(move || {

@@ -36,6 +36,7 @@ pub fn options(numerics: Numerics) -> LoadOptions {
         max_num_batched_tokens: 1024,
         max_num_mixed_tokens: 1024,
         kv_cache_bytes: Some(64 << 20),
+        speculation: None,
         numerics,
     }
 }

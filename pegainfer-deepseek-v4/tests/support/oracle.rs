@@ -1,6 +1,8 @@
 //! The model in f64, token by token, in the plainest way: the history of every layer is kept whole, and nothing is shared
 //! with the engine. It can make the mistakes that others have made, to show that the comparison would see them.
 
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
 mod arithmetic;
 mod entries;
 
@@ -51,25 +53,57 @@ pub struct Oracle<'a> {
 impl Oracle<'_> {
     /// Log-softmax of the logits behind each of the last `count` tokens.
     pub fn logits(&self, tokens: &[u32], count: usize) -> Vec<Vec<f64>> {
+        let streams = self.streams(tokens);
+        streams[tokens.len() - count..].iter().map(|streams| self.head(streams, "")).collect()
+    }
+
+    /// Log-softmax of the logits that the layer `mtp.0` drafts from behind `tokens`, of which the model has run over the first `known`, and
+    /// the last ones are drafts of that layer.
+    pub fn draft_logits(&self, tokens: &[u32], known: usize) -> Vec<f64> {
+        let (behind, mut history, mut last) = (self.streams(&tokens[..known]), History::default(), Vec::new());
+        for (p, token) in tokens.iter().enumerate().skip(1) {
+            let before = behind.get(p - 1).unwrap_or(&last);
+            let e = self.norm(&self.row("embed.weight", *token as usize), "mtp.0.enorm.weight");
+            let e = self.linear(&e, "mtp.0.e_proj");
+            let join = |x: &Vec<f64>| {
+                let x = self.linear(&self.norm(x, "mtp.0.hnorm.weight"), "mtp.0.h_proj");
+                x.iter().zip(&e).map(|(x, e)| x + e).collect()
+            };
+            let joined: Vec<Vec<f64>> = before.iter().map(join).collect();
+            last = self.block("mtp.0.", 0, (p - 1, *token), &joined, &mut history);
+        }
+        self.head(&last, "mtp.0.")
+    }
+
+    /// The streams behind the last layer, of each token.
+    fn streams(&self, tokens: &[u32]) -> Vec<Vec<Vec<f64>>> {
         let mut histories = vec![History::default(); RATIOS.len()];
-        let mut rows = Vec::new();
-        for (p, token) in tokens.iter().enumerate() {
+        let mut of_token = |(p, token): (usize, &u32)| {
             let mut streams = vec![self.row("embed.weight", *token as usize); 4];
             for (i, history) in histories.iter_mut().enumerate() {
-                let (x, post, comb) = self.mix(&streams, &format!("layers.{i}.hc_attn"));
-                let x = self.norm(&x, &format!("layers.{i}.attn_norm.weight"));
-                let f = self.attention(i, p, &x, history);
-                streams = self.merge(&streams, &f, &post, &comb);
-                let (x, post, comb) = self.mix(&streams, &format!("layers.{i}.hc_ffn"));
-                let x = self.norm(&x, &format!("layers.{i}.ffn_norm.weight"));
-                let f = self.experts(i, *token as usize, &x);
-                streams = self.merge(&streams, &f, &post, &comb);
+                streams = self.block(&format!("layers.{i}."), RATIOS[i], (p, *token), &streams, history);
             }
-            if p + count >= tokens.len() {
-                rows.push(self.head(&streams));
-            }
-        }
-        rows
+            streams
+        };
+        tokens.iter().enumerate().map(&mut of_token).collect()
+    }
+
+    /// A layer whose tensors' names begin with `prefix`, on a token at position `p`.
+    fn block(
+        &self,
+        prefix: &str,
+        ratio: usize,
+        (p, token): (usize, u32),
+        streams: &[Vec<f64>],
+        history: &mut History,
+    ) -> Vec<Vec<f64>> {
+        let name = |tail: &str| format!("{prefix}{tail}");
+        let (x, post, comb) = self.mix(streams, &name("hc_attn"));
+        let f = self.attention(&name("attn."), ratio, p, &self.norm(&x, &name("attn_norm.weight")), history);
+        let streams = self.merge(streams, &f, &post, &comb);
+        let (x, post, comb) = self.mix(&streams, &name("hc_ffn"));
+        let f = self.experts(&name("ffn."), token as usize, &self.norm(&x, &name("ffn_norm.weight")));
+        self.merge(&streams, &f, &post, &comb)
     }
 
     fn get(&self, name: &str) -> &Numbers {
@@ -157,8 +191,8 @@ impl Oracle<'_> {
         }
     }
 
-    fn attention(&self, i: usize, p: usize, x: &[f64], history: &mut History) -> Vec<f64> {
-        let (ratio, name) = (RATIOS[i], |tail: &str| format!("layers.{i}.attn.{tail}"));
+    fn attention(&self, prefix: &str, ratio: usize, p: usize, x: &[f64], history: &mut History) -> Vec<f64> {
+        let name = |tail: &str| format!("{prefix}{tail}");
         let qr = self.norm(&self.linear(x, &name("wq_a")), &name("q_norm.weight"));
         let mut q = self.linear(&qr, &name("wq_b"));
         for head in q.chunks_mut(DIM) {
@@ -214,8 +248,8 @@ impl Oracle<'_> {
         }
     }
 
-    fn experts(&self, i: usize, token: usize, x: &[f64]) -> Vec<f64> {
-        let name = |tail: &str| format!("layers.{i}.ffn.{tail}");
+    fn experts(&self, prefix: &str, token: usize, x: &[f64]) -> Vec<f64> {
+        let name = |tail: &str| format!("{prefix}{tail}");
         let softplus = |l: &f64| l.exp().ln_1p().sqrt();
         let gates: Vec<f64> = self.matrix(x, &name("gate.weight")).iter().map(softplus).collect();
         let chosen: Vec<usize> = match self.weights.get(&name("gate.tid2eid")) {
@@ -242,11 +276,13 @@ impl Oracle<'_> {
         self.linear(&a.iter().zip(&b).map(inner).collect::<Vec<_>>(), &format!("{prefix}.w2"))
     }
 
-    fn head(&self, streams: &[Vec<f64>]) -> Vec<f64> {
-        let m = self.mixes(streams, "hc_head");
-        let (base, scale) = (&self.get("hc_head_base").values, self.get("hc_head_scale").values[0]);
+    /// The log-softmax by the mixing and the norm whose names begin with `prefix`.
+    fn head(&self, streams: &[Vec<f64>], prefix: &str) -> Vec<f64> {
+        let name = |tail: &str| format!("{prefix}{tail}");
+        let m = self.mixes(streams, &name("hc_head"));
+        let (base, scale) = (&self.get(&name("hc_head_base")).values, self.get(&name("hc_head_scale")).values[0]);
         let pre: Vec<f64> = (0..4).map(|j| sigmoid(m[j] * scale + base[j]) + 1e-6).collect();
-        let logits = self.matrix(&self.norm(&weighted(&pre, streams), "norm.weight"), "head.weight");
+        let logits = self.matrix(&self.norm(&weighted(&pre, streams), &name("norm.weight")), "head.weight");
         softmax(&logits).iter().map(|p| p.ln()).collect()
     }
 }

@@ -1,9 +1,12 @@
-//! The bundled checkpoint as numbers, decoded by the formulas of the formats and by nothing of the engine.
+//! A checkpoint as numbers, decoded by the formulas of the formats and by nothing of the engine.
+
+#![allow(dead_code, reason = "each test binary uses its own part")]
 
 use half::bf16;
 use safetensors::tensor::{TensorView, serialize};
 use safetensors::{Dtype, SafeTensors};
 use std::collections::HashMap;
+use std::path::Path;
 
 /// FP8 e4m3: sign, 4 exponent bits with bias 7, 3 mantissa bits.
 pub fn e4m3(byte: u8) -> f64 {
@@ -28,16 +31,16 @@ pub struct Numbers {
 }
 
 /// Every tensor but the scales, which are multiplied in; FP4 pairs unpacked.
-pub fn read() -> HashMap<String, Numbers> {
-    let bytes = std::fs::read(super::model_path().join("model.safetensors")).unwrap();
+pub fn read(dir: &Path) -> HashMap<String, Numbers> {
+    let bytes = std::fs::read(dir.join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let names: Vec<String> = file.names().iter().map(|name| name.to_string()).collect();
     let weights = names.iter().filter(|name| !name.ends_with(".scale"));
     weights.map(|name| (name.clone(), decode(&file, name))).collect()
 }
 
-/// The checkpoint with all matrices in bf16, which holds every value exactly, in a directory of its own.
-pub fn write_dequantised(dir: &std::path::Path) {
+/// The bundled checkpoint with all matrices in bf16, which holds every value exactly, in a directory of its own.
+pub fn write_dequantised(dir: &Path) {
     let source = super::model_path();
     let bytes = std::fs::read(source.join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();

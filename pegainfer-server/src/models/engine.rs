@@ -24,8 +24,6 @@ const MAX_THREADS_PER_CORE: usize = 16;
 /// Loads the checkpoint in `dir` and starts its engine.
 pub fn load(dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
     let family = detect::detect(dir)?;
-    let drafts = args.speculative_config.is_some();
-    ensure!(!drafts || family.speculation, "--speculative-config: {family} does not support drafts");
     (family.load)(open_device(family, dir, args)?, dir, args)
 }
 

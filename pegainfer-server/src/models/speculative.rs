@@ -66,7 +66,7 @@ pub fn parse(text: &str) -> Result<Speculation, String> {
         "ngram" => ngram(&fields),
         "suffix" => suffix(&fields),
         // vLLM's other names of it.
-        "mtp" | "qwen3_5_mtp" | "qwen3_next_mtp" => mtp(&fields),
+        "mtp" | "qwen3_5_mtp" | "qwen3_next_mtp" | "deepseek_mtp" => mtp(&fields),
         other => Err(format!("\"method\": {other:?} is not supported; the methods are {METHODS}")),
     }
 }
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(describe(both), ngram(2, "2..=4"));
         let suffix = "24 Suffix { max_match: 24, max_factor: 1.0, min_probability: 0.1 }";
         assert_eq!(describe(r#"{"method": "suffix"}"#), suffix);
-        for method in ["mtp", "qwen3_5_mtp", "qwen3_next_mtp"] {
+        for method in ["mtp", "qwen3_5_mtp", "qwen3_next_mtp", "deepseek_mtp"] {
             let text = format!(r#"{{"method": "{method}", "num_speculative_tokens": 3}}"#);
             assert_eq!(describe(&text), "3 of the model");
         }

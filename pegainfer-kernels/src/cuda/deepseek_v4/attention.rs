@@ -3,7 +3,7 @@
 use super::run;
 use crate::cuda::abi::{AttentionChunks, MergeChunks, SparseAttention};
 use crate::limits::deepseek_v4_attention::{CHUNK, F32_THREADS, MAX_DIM, MERGE_THREADS, MMA_HEADS, WARP_DIM};
-use crate::ops::deepseek_v4::{Batch, Visible};
+use crate::ops::deepseek_v4::{Batch, Visible, WINDOW};
 use pegainfer_core::cuda::WORKSPACE_BYTES;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -17,6 +17,9 @@ const FILL: usize = 512;
 struct Lists<'a> {
     kv: &'a Tensor,
     rings: &'a Tensor,
+    /// Keys of the window, and rows of a ring.
+    window: usize,
+    ring: usize,
     entries: &'a Tensor,
     chosen: &'a Tensor,
     /// Of the entries; 0 without.
@@ -35,13 +38,14 @@ impl<'a> Lists<'a> {
             Visible::Chosen { chosen, .. } => (chosen, chosen.rows_cols().1),
             _ => (batch.positions, 0),
         };
-        Self { kv, rings, entries, chosen, entry_pages, per_page, k }
+        let ring = rings.shape()[1];
+        Self { kv, rings, window: ring.min(WINDOW), ring, entries, chosen, entry_pages, per_page, k }
     }
 
     /// Chunks of the longest list, with `pages` pages.
     fn chunks(&self, pages: usize) -> usize {
         let entries = pages * self.per_page;
-        (self.rings.shape()[1] + if self.k > 0 { self.k.min(entries) } else { entries }).div_ceil(CHUNK)
+        (self.window + if self.k > 0 { self.k.min(entries) } else { entries }).div_ceil(CHUNK)
     }
 }
 
@@ -84,7 +88,7 @@ fn whole(
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let ((tokens, heads, dim), dtype) = ((q.shape()[0], q.shape()[1], q.shape()[2]), q.dtype());
-    let Lists { kv, rings, entries, chosen, entry_pages, per_page, k } = *lists;
+    let Lists { kv, rings, window, ring, entries, chosen, entry_pages, per_page, k } = *lists;
     let Batch { qo_indptr, positions, slots, page_tables } = *batch;
     let (rows, pages) = page_tables.rows_cols();
     let arguments = SparseAttention {
@@ -102,7 +106,8 @@ fn whole(
         rows,
         pages,
         slot_count: rings.shape()[0],
-        window: rings.shape()[1],
+        window,
+        ring,
         entry_pages,
         per_page,
         k,
@@ -129,9 +134,9 @@ fn split(
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let ((tokens, heads, dim), dtype) = ((q.shape()[0], q.shape()[1], q.shape()[2]), q.dtype());
-    let Lists { kv, rings, entries, chosen, entry_pages, per_page, k } = *lists;
+    let Lists { kv, rings, window, ring, entries, chosen, entry_pages, per_page, k } = *lists;
     let Batch { qo_indptr, positions, slots, page_tables } = *batch;
-    let ((rows, pages), slot_count, window) = (page_tables.rows_cols(), rings.shape()[0], rings.shape()[1]);
+    let ((rows, pages), slot_count) = (page_tables.rows_cols(), rings.shape()[0]);
     let partials = exec.gpu()?.workspace();
     let arguments = AttentionChunks {
         q,
@@ -148,6 +153,7 @@ fn split(
         pages,
         slot_count,
         window,
+        ring,
         entry_pages,
         per_page,
         k,

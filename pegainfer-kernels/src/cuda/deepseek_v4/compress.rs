@@ -24,7 +24,7 @@ pub(crate) fn compress(
     check(dim, pairs, spec)?;
     let Batch { qo_indptr, positions, slots, page_tables } = *batch;
     let ((count, pages), slot_count) = (page_tables.rows_cols(), state.values.rows_cols().0);
-    let (dtype, bias, (ratio, ring)) = (entries.dtype(), &weights.position_bias, (spec.ratio, spec.ring()));
+    let (dtype, bias, (ratio, ring)) = (entries.dtype(), &weights.position_bias, (spec.ratio, state.values.shape()[1]));
     let arguments = CompressEntries {
         values,
         scores: &*scores,

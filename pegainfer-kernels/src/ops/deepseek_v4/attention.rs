@@ -12,6 +12,9 @@ use pegainfer_core::team;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use std::borrow::Cow;
 
+/// Tokens of the attention window.
+pub const WINDOW: usize = 128;
+
 /// Which compressed entries a token sees besides its window.
 #[derive(Debug, Clone, Copy)]
 pub enum Visible<'a> {
@@ -47,8 +50,8 @@ impl<'a> Visible<'a> {
 /// `out = Σ_k exp(l[k]) key[k] / (Σ_k exp(l[k]) + exp(sink))`.
 ///
 /// The keys of a token at position `p` are those of the positions `p - window + 1` to `p`, of this step (`kv`) or before
-/// (`rings`), and the visible entries. `q`, `out`: `[T, heads, dim]`; `kv`: `[T, dim]`; `rings`: `[slots, window, dim]`,
-/// bf16 or f32; `sink`: `[heads]` f32. The dot products, the softmax and the weighted sum are f32; where `out` is bf16,
+/// (`rings`), and the visible entries; `window` is [`WINDOW`], or `ring` where that is less. `q`, `out`: `[T, heads, dim]`; `kv`:
+/// `[T, dim]`; `rings`: `[slots, ring, dim]`, that of position `p` at `p % ring`, bf16 or f32; `sink`: `[heads]` f32. The dot products, the softmax and the weighted sum are f32; where `out` is bf16,
 /// `exp(l)` is rounded to bf16 in the weighted sum and not in the denominator, as in the reference. `dim` is a multiple
 /// of 32.
 pub fn sparse_attention(
@@ -62,11 +65,11 @@ pub fn sparse_attention(
 ) -> Result<(), OpError> {
     let check = Check("sparse_attention");
     let &[tokens, heads, dim] = q.shape() else { return check.that(false, "q must be [tokens, heads, dim]") };
-    let &[slots, window, _] = rings.shape() else { return check.that(false, "rings must be [slots, window, dim]") };
+    let &[slots, ring, _] = rings.shape() else { return check.that(false, "rings must be [slots, ring, dim]") };
     batch.check(check, tokens)?;
     activation(check, q, &[tokens, heads, dim])?;
     rows(check, kv, (tokens, dim))?;
-    activation(check, rings, &[slots, window, dim])?;
+    activation(check, rings, &[slots, ring, dim])?;
     activation(check, out, &[tokens, heads, dim])?;
     check.is(sink, DType::F32, &[heads])?;
     check.that(dim.is_multiple_of(32), "dim must be a multiple of 32")?;
@@ -85,14 +88,14 @@ pub fn sparse_attention(
     let Some(isa) = cpu(check, exec)? else { return Ok(()) };
     let (queries, fresh, old) = (read(q), read(kv), Rows::of(rings));
     let rows = batch.rows();
-    let entries = visible.entries().map(Rows::of);
+    let (window, entries) = (ring.min(WINDOW), visible.entries().map(Rows::of));
     let of_tokens = rows.of_tokens();
     let mut result = vec![0.0; q.elements()];
     let attend = |t: usize, out: &mut [f32]| {
         let (Some(b), p) = (of_tokens[t], rows.positions[t] as usize) else { return };
         let recent = (p + 1).saturating_sub(window)..p + 1;
         let mut keys: Vec<Cow<'_, [f32]>> = Vec::with_capacity(window);
-        keys.extend(recent.map(|p| match rows.source(b, p, window) {
+        keys.extend(recent.map(|p| match rows.source(b, p, ring) {
             Source::Fresh(t) => Cow::Borrowed(&fresh[t * dim..][..dim]),
             Source::Ring(at) => old.row(at, dim),
         }));
@@ -131,7 +134,7 @@ fn record(
     out: &Tensor,
 ) -> OpRecord {
     let (rows, pages) = batch.page_tables.rows_cols();
-    let (window, dim) = (rings.shape()[1], rings.shape()[2]);
+    let (window, dim) = (rings.shape()[1].min(WINDOW), rings.shape()[2]);
     // Of the entries, per token and over all rows: at most what the tables hold.
     let (seen, held) = match visible {
         Visible::Nothing => (0, 0),

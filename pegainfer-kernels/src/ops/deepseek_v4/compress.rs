@@ -32,7 +32,7 @@ impl CompressorSpec {
         self.ratio == 4
     }
 
-    /// Tokens that the state must remember.
+    /// Tokens that the state must remember at least.
     pub fn ring(self) -> usize {
         if self.overlap() { 2 * self.ratio } else { self.ratio }
     }
@@ -47,7 +47,8 @@ pub struct CompressorWeights {
     pub norm: Tensor,
 }
 
-/// What a compressor remembers: the newest tokens of each sequence, that of position `p` at row `p % ring`.
+/// What a compressor remembers: the newest tokens of each sequence, that of position `p` at row `p % ring`. `ring` is at least
+/// [`CompressorSpec::ring`]; behind a sequence whose last tokens are drafts that may be refused it is longer by as many.
 #[derive(Debug)]
 pub struct CompressorState {
     /// `[slots, ring, width]` f32.
@@ -78,13 +79,17 @@ pub fn compress(
 ) -> Result<(), OpError> {
     let check = Check("compress");
     let (tokens, width) = values.rows_cols();
-    let (ratio, ring, dim) = (spec.ratio, spec.ring(), width / if spec.overlap() { 2 } else { 1 });
-    let (slots, pages) = (state.values.rows_cols().0, entries.rows_cols().0);
+    let (ratio, dim) = (spec.ratio, width / if spec.overlap() { 2 } else { 1 });
+    let &[slots, ring, _] = state.values.shape() else {
+        return check.that(false, "rings must be [slots, ring, width]");
+    };
+    let pages = entries.rows_cols().0;
     batch.check(check, tokens)?;
     check.is(values, DType::F32, &[tokens, width])?;
     check.is(scores, DType::F32, &[tokens, width])?;
     check.is(&weights.position_bias, DType::F32, &[ratio, width])?;
     check.is(&weights.norm, DType::Bf16, &[dim])?;
+    check.that(ring >= spec.ring(), "the rings are shorter than an entry")?;
     check.is(&state.values, DType::F32, &[slots, ring, width])?;
     check.is(&state.scores, DType::F32, &[slots, ring, width])?;
     activation(check, entries, &[pages, PAGE_TOKENS / ratio, dim])?;

@@ -23,7 +23,7 @@ mod route;
 mod values;
 
 pub use crate::hyper_operands::{HyperSpec, HyperWeights};
-pub use attention::{Visible, sparse_attention};
+pub use attention::{Visible, WINDOW, sparse_attention};
 pub use batch::{Batch, NO_ENTRY, PAGE_TOKENS, copy_slot, write_ring};
 pub use compress::{CompressorSpec, CompressorState, CompressorWeights, compress};
 pub use dummy::{Place, random_codes, random_numbers};

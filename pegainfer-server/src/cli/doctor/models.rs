@@ -290,7 +290,9 @@ fn deepseek_v4_flash() -> deepseek_v4::config::Config {
         vocab_size: 129_280,
         hidden_size: 4096,
         layers: vec![LayerKind::Sparse, LayerKind::Heavy],
-        drafts: Drafts::None,
+        drafts: Drafts::Mtp { layers: 1 },
+        // Rings that are longer than the window.
+        loads_drafts: true,
         heads: 64,
         head_dim: 512,
         rope_dim: 64,

@@ -21,11 +21,10 @@ pub const FAMILY: Family = Family {
     architecture: "DeepseekV4ForCausalLM",
     model_type: "deepseek_v4",
     rank_bytes: Some(|dir, args| Ok(pegainfer_deepseek_v4::rank_bytes(&Config::load(dir)?, &load_options(dir, args))?)),
-    speculation: false,
     load,
     measure,
     measure_again,
-    // Draft layers are left out.
+    // Without the layer that drafts.
     weight_bytes: |dir, overrides| {
         check_formats(overrides)?;
         inventory::weight_bytes(&Config::load(dir)?, 1).map_err(anyhow::Error::msg)
@@ -97,6 +96,7 @@ fn load_options(dir: &Path, args: &EngineArgs) -> LoadOptions {
         kv_cache_bytes: args.kv_cache_memory,
         cuda_graph: args.cuda_graph,
         loop_back_ranks: args.loop_back_ranks.map(Into::into),
+        speculation: args.speculative_config.clone(),
         numerics: Numerics::REFERENCE,
     }
 }

@@ -34,8 +34,6 @@ pub struct Family {
     /// What a GPU needs for each number of ranks that can share a model (tensor parallelism); `None` for a family that runs on one
     /// device.
     pub rank_bytes: Option<NeedsOfRanks>,
-    /// Whether it can verify drafts (`--speculative-config`).
-    pub speculation: bool,
     /// Loads the checkpoint in a directory and starts its engine.
     pub load: fn(OpenDevice, &Path, &EngineArgs) -> Result<LoadedEngine>,
     /// Loads the checkpoint in a directory and measures its steps.
@@ -94,7 +92,6 @@ impl Family {
             architecture: M::ARCHITECTURE,
             model_type: M::MODEL_TYPE,
             rank_bytes: None,
-            speculation: true,
             load: load::<M>,
             measure: measure::<M>,
             measure_again: measure_again::<M>,

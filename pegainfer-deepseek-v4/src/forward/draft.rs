@@ -1,0 +1,61 @@
+//! Multi-token prediction: the layer of the April checkpoint that drafts.
+//!
+//! For a token `t` with the residual streams `X[j]` behind the last layer, `j` from 0 to 3, before they are mixed:
+//! `X'[j] = h_proj · norm(X[j]) + e_proj · norm(embed(token t + 1))`. The streams `X'` go through a window layer with keys of its
+//! own, and with a mixing of streams and a norm of its own through the model's output matrix: the token at `t + 2`. Behind it, the
+//! layer runs again with its own streams in place of `X` and the draft as the token.
+//!
+//! The key of a token depends on the token behind it. Behind a prefix that another request computed, the last key is that of the other
+//! text: a worse draft at most.
+
+use super::Pass;
+use crate::config::{LayerKind, STREAMS};
+use crate::draft_workspace::DraftWorkspace;
+use crate::state::LayerState;
+use crate::weights::Mtp;
+use crate::workspace::Workspace;
+use pegainfer_core::tensor::{OpError, Tensor};
+use pegainfer_kernels::ops::deepseek_v4 as ops;
+
+impl Pass<'_> {
+    /// A pass of the layer, whose state is `state`. `streams` are those behind the last layer, of all tokens of the step; or with
+    /// `again` those of the tokens that the pass before sampled are taken.
+    pub fn draft(&mut self, state: &mut LayerState, again: bool) -> Result<(), OpError> {
+        let Some(mtp) = &self.weights.mtp else {
+            return Err(OpError { op: "draft", message: "the layer that drafts is not loaded".to_owned() });
+        };
+        if again {
+            let Self { exec, inputs, work, .. } = self;
+            ops::pick_rows(exec, &work.last_streams, &inputs.common.sample_rows, &mut work.streams)?;
+        }
+        self.join_inputs(mtp)?;
+        self.layer(&mtp.layer, LayerKind::Window, state, true)?;
+        self.leave()?;
+        self.sampled_rows(&mtp.head_hyper, &mtp.norm)
+    }
+
+    /// `streams` and the embeddings of the tokens to the streams of the layer.
+    fn join_inputs(&mut self, mtp: &Mtp) -> Result<(), OpError> {
+        self.embed()?;
+        let eps = self.config.rms_norm_eps;
+        let Self { exec, work, .. } = self;
+        let Workspace { embedded, streams, normed, draft: Some(draft), .. } = &mut **work else { return Ok(()) };
+        normed.norm(exec, embedded, &mtp.embedding_norm, eps)?;
+        ops::matmul(exec, normed.input(&mtp.embedding_projection), &mtp.embedding_projection, embedded)?;
+        let DraftWorkspace { streams: normed, add, keep } = draft;
+        let hidden = embedded.rows_cols().1;
+        streams.as_rows_of(hidden, |rows: &mut Tensor| {
+            let (all, most) = (rows.rows_cols().0, normed.exact.max_rows());
+            for first in (0..all).step_by(most) {
+                let count = most.min(all - first);
+                rows.set_range(first, count);
+                normed.set_rows(count);
+                normed.norm(exec, rows, &mtp.stream_norm, eps)?;
+                ops::matmul(exec, normed.input(&mtp.stream_projection), &mtp.stream_projection, rows)?;
+            }
+            Ok(())
+        })?;
+        debug_assert_eq!(streams.shape(), [embedded.shape()[0], STREAMS, hidden]);
+        ops::hyper_merge(exec, embedded, (&*add, &*keep), streams)
+    }
+}

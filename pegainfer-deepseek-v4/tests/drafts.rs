@@ -1,0 +1,278 @@
+//! Drafts from the text, and by the layer that drafts, with random weights in front of it: they change no bit, those of the layer
+//! are what the model written again in f64 gives, and they do not depend on how the text before them was computed.
+
+#![cfg(feature = "deepseek-v4")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[path = "support/mtp_checkpoint.rs"]
+mod mtp_checkpoint;
+#[path = "support/oracle.rs"]
+mod oracle;
+#[path = "support/stored.rs"]
+mod stored;
+mod support;
+
+use mtp_checkpoint::{Checkpoint, config};
+use oracle::{Mistake, Oracle};
+use pegainfer_core::engine::{GenerateRequest, StepEngine};
+use pegainfer_core::grammar::{Grammar, Matcher};
+use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors, TokenMask};
+use pegainfer_core::schedule::speculation::Speculation;
+use pegainfer_deepseek_v4::numerics::Numerics;
+use pegainfer_deepseek_v4::plan::{self, SampleRow, Segment, Step};
+use pegainfer_deepseek_v4::{Engine, LoadOptions};
+use std::sync::Arc;
+use support::invariance::{self, Alone};
+use support::speculation::{by_model, lookup_drafts_change_no_token};
+use support::{Output, best, engine, fixture, greedy, model_path, options, rank_counts, run};
+
+/// An engine that drafts.
+fn drafting(options: &LoadOptions, speculation: Option<Speculation>) -> Engine {
+    engine(1, &LoadOptions { speculation, ..options.clone() })
+}
+
+fn text() -> Vec<u32> {
+    fixture().cases.into_iter().find(|case| case.name == "long_stories").unwrap().prompt_ids
+}
+
+/// Prompts around the ends of pages, outputs across them.
+fn requests(lengths: &[usize], max_tokens: usize) -> Vec<GenerateRequest> {
+    invariance::requests(&fixture().cases[..2], lengths, max_tokens)
+}
+
+#[test]
+fn drafts_change_no_bit() {
+    let base = options(Numerics::REFERENCE);
+    let mut requests = requests(&[1, 126, 127, 128, 129, 250], 24);
+    // They come to need three pages each, of four.
+    requests.extend([0, 50].map(|first| greedy(&text()[first..first + 120], 150)));
+    let alone = Alone::new(&mut engine(1, &base), best(), requests);
+    let mixed = LoadOptions { max_num_batched_tokens: 48, max_num_mixed_tokens: 40, ..base.clone() };
+    let tight = LoadOptions { kv_cache_bytes: Some(4 * 83_000), ..mixed.clone() };
+    alone.holds_with_drafts(|speculation| drafting(&mixed, speculation), |speculation| drafting(&tight, speculation));
+}
+
+#[test]
+fn lookup_drafts_save_steps() {
+    let base = options(Numerics::REFERENCE);
+    lookup_drafts_change_no_token(|speculation| drafting(&base, speculation));
+}
+
+/// Slots are kept at the ends of pages, also where drafts would go past them.
+#[test]
+fn a_text_that_was_drafted_is_found_in_the_prefix_cache() {
+    let (text, base) = (text(), options(Numerics::REFERENCE));
+    let first = greedy(&text[..100], 180);
+    let expected = run(&mut engine(1, &base), std::slice::from_ref(&first)).remove(0);
+    let whole = [&text[..100], &expected.ids()].concat();
+    let mut drafting = drafting(&base, support::speculation::oracle(5, vec![whole.clone()]));
+    let got = run(&mut drafting, &[first]).remove(0);
+    assert_eq!(got.ids(), expected.ids());
+    assert!(drafting.stats().speculation.accepted_tokens() > 100);
+    let again = run(&mut drafting, &[greedy(&whole, 4)]).remove(0);
+    assert_eq!(again.end.unwrap().1.cached_tokens, 256, "of 280 tokens");
+    let cold = run(&mut engine(1, &base), &[greedy(&whole, 4)]).remove(0);
+    assert_eq!(again.ids(), cold.ids());
+}
+
+/// Such requests may generate few different tokens only, so that the layer is right now and then.
+fn narrow(mut requests: Vec<GenerateRequest>) -> Vec<GenerateRequest> {
+    for (i, request) in requests.iter_mut().enumerate().filter(|(i, _)| i % 2 == 0) {
+        let allowed_token_ids = Some((0..1 + i as u32 / 2 % 3).map(|id| 300 + 41 * id).collect());
+        let params = LogitsProcessorParams { allowed_token_ids, ..LogitsProcessorParams::default() };
+        request.logits_processors = LogitsProcessors::new(params, 4096).unwrap();
+    }
+    requests
+}
+
+#[test]
+fn drafts_of_the_model_change_no_bit() {
+    let checkpoint = Checkpoint::new("bits");
+    let base = LoadOptions { model_path: checkpoint.path(), ..options(Numerics::REFERENCE) };
+    let alone = Alone::new(&mut engine(1, &base), best(), narrow(requests(&[1, 3, 4, 126, 127, 128, 129, 250], 40)));
+    for (drafts, depth) in [(1, 2), (5, 1)] {
+        let mut drafting = drafting(&base, by_model(drafts));
+        drafting.set_depth(depth);
+        alone.cycle(20).holds_with_drafts_of_the_model(&format!("{drafts} drafts, depth {depth}"), &mut drafting);
+    }
+    let long = [0, 50].map(|first| greedy(&text()[first..first + 120], 150));
+    let alone = Alone::new(&mut engine(1, &base), best(), narrow([&long[..], &long[..]].concat()));
+    let tight = LoadOptions { kv_cache_bytes: Some(4 * 83_000), max_num_batched_tokens: 64, ..base };
+    let preemptions = alone.holds_with_drafts_of_the_model("few pages", &mut drafting(&tight, by_model(3)));
+    assert!(preemptions > 0, "nothing was preempted");
+}
+
+/// Random weights of the layer are the same for every number of ranks; so are the drafts.
+#[test]
+fn ranks_draft_what_one_drafts() {
+    let checkpoint = Checkpoint::new("ranks");
+    let base = LoadOptions { model_path: checkpoint.path(), speculation: by_model(3), ..options(Numerics::F32) };
+    let requests: Vec<_> = fixture().cases.iter().take(4).map(|case| greedy(&case.prompt_ids, 24)).collect();
+    let plain = LoadOptions { speculation: None, ..base.clone() };
+    let expected = run(&mut engine(1, &plain), &requests);
+    let mut counts = Vec::new();
+    for ranks in std::iter::once(1).chain(rank_counts()) {
+        let mut engine = engine(ranks, &base);
+        for (alone, shared) in expected.iter().zip(run(&mut engine, &requests)) {
+            assert_eq!(alone.ids(), shared.ids(), "{ranks} ranks");
+        }
+        let stats = engine.stats().speculation;
+        counts.push((stats.draft_tokens, stats.accepted_tokens()));
+    }
+    assert!(counts[0].0 > 0 && counts.iter().all(|count| *count == counts[0]), "{counts:?}");
+}
+
+/// A grammar of texts of three tokens, of which 300 never comes twice in a row.
+#[derive(Debug)]
+struct Three;
+
+impl Three {
+    fn mask(last: Option<u32>) -> Arc<TokenMask> {
+        let ids: Vec<u32> = [300, 341, 382].into_iter().filter(|id| *id != 300 || last != Some(300)).collect();
+        Arc::new(TokenMask::new(&ids, 4096))
+    }
+}
+
+impl Grammar for Three {
+    fn start(&self) -> (Box<dyn Matcher>, Arc<TokenMask>) {
+        (Box::new(Self), Self::mask(None))
+    }
+}
+
+impl Matcher for Three {
+    fn next(&mut self, token: u32) -> Result<Arc<TokenMask>, String> {
+        Ok(Self::mask(Some(token)))
+    }
+
+    fn fork(&self) -> Option<Box<dyn Matcher>> {
+        Some(Box::new(Self))
+    }
+}
+
+#[test]
+fn drafts_under_a_grammar_change_no_bit() {
+    let checkpoint = Checkpoint::new("grammar");
+    let base = LoadOptions { model_path: checkpoint.path(), ..options(Numerics::REFERENCE) };
+    let ruled = |request: GenerateRequest| GenerateRequest {
+        grammar: Some(Arc::new(Three)),
+        logits_processors: None,
+        prompt_logprobs: None,
+        logprobs: Some(2),
+        ..request
+    };
+    let requests: Vec<_> = requests(&[1, 4, 127, 129], 40).into_iter().map(ruled).collect();
+    let run_with = |speculation| {
+        let mut engine = drafting(&base, speculation);
+        let bits: Vec<_> = run(&mut engine, &requests).iter().map(Output::bits).collect();
+        (bits, engine.stats().speculation)
+    };
+    let ((expected, _), (bits, stats)) = (run_with(None), run_with(by_model(3)));
+    assert!(bits == expected, "drafts change a token or a log-probability");
+    assert!(stats.draft_tokens > 0 && stats.accepted_tokens() > 0, "{stats:?}");
+}
+
+const TOKENS: [u32; 21] = [5, 900, 17, 17, 3000, 42, 8, 77, 1234, 5, 6, 7, 999, 2048, 31, 31, 31, 4000, 12, 650, 88];
+
+/// A prompt in one step, behind which the model drafts.
+fn prompt(tokens: &[u32], model_drafts: usize) -> Step {
+    let mut step = plan::uniform(1, tokens.len(), tokens.len());
+    step.tokens = tokens.to_vec();
+    step.rows[0].model_drafts = model_drafts;
+    step
+}
+
+#[test]
+fn drafts_are_those_of_the_model_in_f64() {
+    let checkpoint = Checkpoint::new("reference");
+    let weights = stored::read(&checkpoint.path());
+    for quantize in [false, true] {
+        let numerics = if quantize { Numerics { quantize_kv: true, ..Numerics::F32 } } else { Numerics::F32 };
+        let numerics = Numerics { quantize_activations: quantize, ..numerics };
+        let base = LoadOptions { model_path: checkpoint.path(), ..options(numerics) };
+        let mut engine = drafting(&base, by_model(4));
+        let oracle = Oracle { weights: &weights, quantize, mistake: Mistake::None };
+        for drafts in 1..=4 {
+            let outcome = engine.executor().run(&prompt(&TOKENS, drafts)).unwrap();
+            let logits = engine.executor().logits().unwrap();
+            assert_eq!(outcome.drafts[0].len(), drafts);
+            let known = [&TOKENS[..], &outcome.tokens, &outcome.drafts[0][..drafts - 1]].concat();
+            let expected = oracle.draft_logits(&known, TOKENS.len());
+            let largest = logits.iter().fold(f64::MIN, |most, logit| most.max(f64::from(*logit)));
+            let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - largest).exp()).sum();
+            let off = logits
+                .iter()
+                .zip(&expected)
+                .map(|(got, expected)| (f64::from(*got) - largest - sum.ln() - expected).abs());
+            let off = off.fold(0.0, f64::max);
+            println!("rounded: {quantize}, {drafts} drafts: off by {off:.2e}");
+            // A value that falls on the other side of a rounding changes what follows.
+            assert!(off < if quantize { 0.1 } else { 1e-3 }, "{drafts} drafts: off by {off}");
+            let draft = outcome.drafts[0][drafts - 1] as usize;
+            assert_eq!(f64::from(logits[draft]), largest, "the draft is not the most likely token");
+        }
+    }
+}
+
+/// Tokens that a step verifies, the last `drafts` of them drafts, behind `before` tokens whose state is in slot 0.
+fn verify(tokens: &[u32], drafts: usize, before: usize, model_drafts: usize) -> Step {
+    let mut step = plan::uniform(1, tokens.len(), before + tokens.len());
+    let known = (tokens.len() - drafts) as u32;
+    step.tokens = tokens.to_vec();
+    (step.rows[0].drafts, step.rows[0].model_drafts) = (drafts, model_drafts);
+    let sample = step.samples[0].clone();
+    step.samples = (known - 1..tokens.len() as u32).map(|token| SampleRow { token, ..sample.clone() }).collect();
+    step.state = vec![Segment { first: 0, end: tokens.len() as u32, from: 0, to: 0 }];
+    step
+}
+
+#[test]
+fn drafts_do_not_depend_on_how_the_text_was_computed() {
+    let checkpoint = Checkpoint::new("steps");
+    let base = LoadOptions { model_path: checkpoint.path(), ..options(Numerics::REFERENCE) };
+    // The text that greedy sampling gives.
+    let (mut text, mut drafts) = (TOKENS.to_vec(), Vec::new());
+    let mut whole = drafting(&base, by_model(3));
+    for _ in 0..6 {
+        let outcome = whole.executor().run(&prompt(&text, 3)).unwrap();
+        text.extend(&outcome.tokens);
+        drafts.push(outcome.drafts[0].clone());
+    }
+    let (n, mut steps) = (TOKENS.len(), drafting(&base, by_model(3)));
+    let steps = steps.executor();
+    // In two chunks, the first of which ends within the prompt.
+    let mut chunk = prompt(&TOKENS[..9], 0);
+    (chunk.rows[0].next, chunk.samples) = (Some(TOKENS[9]), Vec::new());
+    assert_eq!(steps.run(&chunk).unwrap().drafts, [Vec::<u32>::new()]);
+    assert_eq!(steps.run(&verify(&TOKENS[9..], 0, 9, 3)).unwrap().drafts[0], drafts[0]);
+    // One of two drafts is accepted; then both of two are.
+    let wrong = text[n + 2] ^ 1;
+    let outcome = steps.run(&verify(&[text[n], text[n + 1], wrong], 2, n, 3)).unwrap();
+    assert_eq!((&outcome.tokens[..2], &outcome.drafts[0]), (&text[n + 1..n + 3], &drafts[2]));
+    let outcome = steps.run(&verify(&text[n + 2..n + 5], 2, n + 2, 3)).unwrap();
+    assert_eq!((&outcome.tokens[..], &outcome.drafts[0]), (&text[n + 3..n + 6], &drafts[5]));
+}
+
+#[test]
+fn a_checkpoint_without_the_layer_is_refused_and_dummy_weights_have_it() {
+    let checkpoint = Checkpoint::new("without");
+    let error = |dir: &std::path::Path, dummy_seed| {
+        let options = LoadOptions {
+            model_path: dir.to_owned(),
+            dummy_seed,
+            speculation: by_model(2),
+            ..options(Numerics::REFERENCE)
+        };
+        pegainfer_deepseek_v4::load(vec![best().exec()], &options, &mut |_, _| {}).map(drop).map_err(|e| e.to_string())
+    };
+    let none = error(&model_path(), None).unwrap_err();
+    assert!(none.starts_with("--speculative-config: config.json has no layers that draft"), "{none}");
+    assert_eq!(error(&checkpoint.path(), Some(7)), Ok(()));
+    std::fs::copy(model_path().join("model.safetensors"), checkpoint.path().join("model.safetensors")).unwrap();
+    let missing = error(&checkpoint.path(), None).unwrap_err();
+    assert!(missing.starts_with("--speculative-config: the checkpoint has no mtp.0.e_proj.weight"), "{missing}");
+    let mut two = config(&checkpoint.path());
+    two["num_nextn_predict_layers"] = 2.into();
+    std::fs::write(checkpoint.path().join("config.json"), two.to_string()).unwrap();
+    let two = error(&checkpoint.path(), Some(7)).unwrap_err();
+    assert!(two.contains("drafts by 2 layers are not implemented"), "{two}");
+}
