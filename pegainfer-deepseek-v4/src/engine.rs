@@ -47,6 +47,8 @@ pub struct LoadOptions {
     /// Load rank 0 of so many alone: what it sends to the others comes back as theirs. One rank can be developed and timed on one
     /// GPU so; what it generates means nothing.
     pub loop_back_ranks: Option<usize>,
+    /// Compare what the ranks hold after each step, for development.
+    pub check_ranks: bool,
     /// Replay decode steps as CUDA graphs, on a GPU.
     pub cuda_graph: bool,
     /// Whether and how it drafts.
@@ -110,6 +112,9 @@ pub fn load(
     let weights_time = start.elapsed();
     let mut executor = Executor::new(config.clone(), options.numerics, ranks, bounds)?;
     executor.set_synthetic_acceptance(SyntheticAcceptance::of(options.speculation.as_ref()));
+    if options.check_ranks {
+        executor.check_ranks();
+    }
     // One token through the model: what it cannot run is refused here.
     executor.run(&plan::uniform(1, 1, 1))?;
     let most = bounds.tokens.min(bounds.context).min(bounds.pages * PAGE_TOKENS).min(WARM_UP_TOKENS);
@@ -256,6 +261,7 @@ mod tests {
             max_num_mixed_tokens: 512,
             kv_cache_bytes: None,
             loop_back_ranks: None,
+            check_ranks: false,
             cuda_graph: true,
             speculation: None,
             numerics: Numerics::REFERENCE,

@@ -1,5 +1,6 @@
 //! Runs a step: the DeepSeek-V4 forward pass on every rank, written once over ops.
 
+mod check;
 mod rank;
 
 use crate::bounds::StepBounds;
@@ -44,6 +45,8 @@ pub struct Executor {
     /// Of rank 0, where the layer that drafts is loaded.
     drafting: Option<Drafting>,
     synthetic: Option<SyntheticAcceptance>,
+    /// Whether to compare the ranks after each step.
+    checks_ranks: bool,
     /// The steps in flight, oldest first, where something follows from the tokens that they draw.
     followed: VecDeque<Step>,
     /// Whether to time the ops of the next step.
@@ -80,6 +83,7 @@ impl Executor {
             readbacks,
             drafting,
             synthetic: None,
+            checks_ranks: false,
             followed: VecDeque::new(),
             times_ops: false,
             timed_ops: Vec::new(),
@@ -89,6 +93,11 @@ impl Executor {
     /// For timing: see [`Speculation::synthetic_acceptance_length`](pegainfer_core::schedule::speculation::Speculation).
     pub fn set_synthetic_acceptance(&mut self, synthetic: Option<SyntheticAcceptance>) {
         self.synthetic = synthetic;
+    }
+
+    /// Compare what the ranks hold after each step, bit for bit; a difference is an error of the step. For development: slow.
+    pub fn check_ranks(&mut self) {
+        self.checks_ranks = self.ranks.count() > 1;
     }
 
     /// The model's numbers.
@@ -216,15 +225,17 @@ impl Measurable for Executor {
 impl StepExecutor for Executor {
     type State = StateSlots;
 
-    /// A device that computes beside the host can have the next step waiting, unless that begins with drafts of this one.
+    /// A device that computes beside the host can have the next step waiting, unless that begins with drafts of this one, or
+    /// the ranks are compared between them.
     fn useful_depth(&self) -> usize {
-        let overlaps = self.ranks.first().exec.device() == Device::Cuda && self.drafting.is_none();
+        let waits = self.drafting.is_some() || self.checks_ranks;
+        let overlaps = self.ranks.first().exec.device() == Device::Cuda && !waits;
         if overlaps { STEPS_IN_FLIGHT } else { 1 }
     }
 
     fn launch(&mut self, step: &Step) -> Result<(), OpError> {
         let times_ops = self.times_ops && !self.ranks.first().exec.is_recording();
-        if self.drafting.is_some() || self.synthetic.is_some() {
+        if self.drafting.is_some() || self.synthetic.is_some() || self.checks_ranks {
             self.followed.push_back(step.clone());
         }
         if !times_ops {
@@ -242,6 +253,9 @@ impl StepExecutor for Executor {
         self.ranks.check()?;
         let mut outcome = outcome?;
         if let Some(step) = self.followed.pop_front().filter(|_| self.ranks.first().exec.device() != Device::Meta) {
+            if self.checks_ranks {
+                check::same_on_all_ranks(&mut self.ranks, &step)?;
+            }
             if let Some(synthetic) = &mut self.synthetic {
                 synthetic.apply(&step, &mut outcome.tokens);
             }

@@ -1,10 +1,12 @@
-//! A rank that fails in the middle of a step ends the step of all ranks, and is named.
+//! A rank that fails in the middle of a step ends the step of all ranks, and is named; so is one that computes something else, where
+//! the ranks are compared.
 
 #![cfg(feature = "deepseek-v4")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod support;
 
+use half::bf16;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
 use pegainfer_core::tensor::{DType, Tensor};
@@ -32,6 +34,7 @@ fn error_of(change: impl FnOnce(&mut Weights, Tensor)) -> String {
         StepBounds { tokens: 64, rows: 2, samples: 2, drafts: 0, context: 256, slots: 4, pages: 8, graphs: false };
     let ranks = ranks.into_iter().zip(weights).map(|((exec, shard), weights)| (exec, shard, weights)).collect();
     let mut executor = Executor::new(config, Numerics::REFERENCE, ranks, bounds).unwrap();
+    executor.check_ranks();
     let (step, start) = (plan::uniform(2, 8, 8), Instant::now());
     let error = executor.run(&step).unwrap_err().to_string();
     assert!(start.elapsed() < Duration::from_secs(60), "the other rank waited");
@@ -51,4 +54,14 @@ fn a_rank_that_fails_between_two_layers_ends_the_step() {
 fn a_rank_that_is_out_of_step_is_seen() {
     let error = error_of(|weights, _| weights.layers.truncate(4));
     assert!(error.contains("out of step"), "{error}");
+}
+
+/// A weight of a norm of the third layer is twice as large, or half as large.
+#[test]
+fn a_rank_that_computes_something_else_is_seen() {
+    let error = error_of(|weights, _| {
+        let norm = &mut weights.layers[2].attn.kv_norm.host_mut::<bf16>()[100];
+        *norm = bf16::from_bits(norm.to_bits() ^ (1 << 7));
+    });
+    assert_eq!(error, "check_ranks: rank 1 and rank 0 differ in the state of layer 2");
 }

@@ -13,10 +13,11 @@ use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors}
 use pegainfer_core::sampling::SamplingParams;
 use pegainfer_deepseek_v4::LoadOptions;
 use pegainfer_deepseek_v4::numerics::Numerics;
+use pegainfer_deepseek_v4::plan::{self, NO_STATE, Segment};
 use support::invariance::Alone;
 use support::{
-    Output, Target, best, cuda_graph, difference, engine, fixture, greedy, logits, model_path, options, rank_counts,
-    run,
+    Output, Target, best, cuda_graph, difference, engine, fixture, greedy, log_softmax, logits, model_path, options,
+    rank_counts, run,
 };
 
 /// A text with more entries than the indexer chooses, and more than two entries of the heavy layer.
@@ -39,6 +40,34 @@ fn trap_05_chunks_and_decode_give_the_bits_of_the_whole() {
     }
 }
 
+/// Prompts of all lengths modulo 4 and 128: the first tokens behind them complete entries, or not, and leave a page, or not.
+#[test]
+fn decode_goes_on_behind_prompts_of_every_length() {
+    const DECODED: usize = 5;
+    let text = &text()[..256 + DECODED];
+    let mut engine = engine(1, &options(Numerics::REFERENCE));
+    let whole = logits(&mut engine, text, 1024, text.len() - 128);
+    let step = |from: (u32, usize), to: (u32, usize)| {
+        let mut step = plan::uniform(1, to.1 - from.1, to.1);
+        step.tokens = text[from.1..to.1].to_vec();
+        step.block_tables =
+            (0..step.max_blocks as u32).map(|page| page + if page == 0 { 0 } else { to.0 * 4 }).collect();
+        step.state[0] = Segment { from: if from.1 == 0 { NO_STATE } else { from.0 }, to: to.0, ..step.state[0] };
+        step
+    };
+    engine.executor().run(&step((0, 0), (0, 128))).unwrap();
+    for length in 129..=256 {
+        // From the state behind the first page, in a slot and pages of its own.
+        engine.executor().run(&step((0, 128), (1, length))).unwrap();
+        for end in length + 1..=length + DECODED {
+            engine.executor().run(&step((1, end - 1), (1, end))).unwrap();
+            let row = log_softmax(&engine.executor().logits().unwrap());
+            assert_eq!(row, whole[end - 1 - 128], "a prompt of {length} tokens, token {end}");
+        }
+    }
+}
+
+/// Each step's tokens and state are the same bits on all ranks.
 #[test]
 fn two_and_four_ranks_agree_with_one() {
     let text = text();
@@ -47,7 +76,8 @@ fn two_and_four_ranks_agree_with_one() {
     let mut alone = engine(1, &options(Numerics::F32));
     let (expected, tokens) = (logits(&mut alone, &text, 1024, 16), run(&mut alone, &requests));
     for ranks in rank_counts() {
-        let mut shared = engine(ranks, &options(Numerics::F32));
+        let checked = LoadOptions { check_ranks: true, ..options(Numerics::F32) };
+        let mut shared = engine(ranks, &checked);
         let off = difference(&expected, &logits(&mut shared, &text, 100, 16));
         assert!(off < 1e-3, "{ranks} ranks: off by {off}");
         // A GPU captures the graph of six rows with five, and replays it with six.

@@ -23,10 +23,10 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(super) struct Rank {
     pub exec: Exec,
-    shard: Shard,
+    pub shard: Shard,
     weights: Weights,
     /// Of the layers, and of the one that drafts, where it is loaded.
-    state: Vec<LayerState>,
+    pub state: Vec<LayerState>,
     rotations: Rotations,
     inputs: Inputs,
     work: Workspace,

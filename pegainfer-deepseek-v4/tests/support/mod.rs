@@ -31,6 +31,7 @@ pub fn options(numerics: Numerics) -> LoadOptions {
         dummy_seed: None,
         cuda_graph: cuda_graph(),
         loop_back_ranks: None,
+        check_ranks: false,
         max_model_len: Some(1024),
         max_num_seqs: 16,
         max_num_batched_tokens: 1024,
@@ -89,7 +90,8 @@ pub fn logits(engine: &mut Engine, text: &[u32], chunk: usize, count: usize) -> 
     rows
 }
 
-fn log_softmax(row: &[f32]) -> Vec<f32> {
+/// Of one row of logits.
+pub fn log_softmax(row: &[f32]) -> Vec<f32> {
     let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = row.iter().map(|v| f64::from(v - max).exp()).sum();
     row.iter().map(|v| (f64::from(v - max) - sum.ln()) as f32).collect()

@@ -29,6 +29,10 @@ pub struct EngineArgs {
     /// means nothing. DeepSeek-V4 only
     #[arg(long, value_name = "N", conflicts_with = "tensor_parallel_size")]
     pub loop_back_ranks: Option<NonZeroUsize>,
+    /// Compare tokens and state of all ranks after each step, bit for bit; a difference ends the step's requests with an error that
+    /// names it. For development: slow. DeepSeek-V4 only
+    #[arg(long)]
+    pub check_ranks: bool,
     /// Context length in tokens [default: the model's]
     #[arg(long, value_name = "TOKENS")]
     pub max_model_len: Option<NonZeroUsize>,

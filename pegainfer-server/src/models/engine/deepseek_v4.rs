@@ -96,6 +96,7 @@ fn load_options(dir: &Path, args: &EngineArgs) -> LoadOptions {
         kv_cache_bytes: args.kv_cache_memory,
         cuda_graph: args.cuda_graph,
         loop_back_ranks: args.loop_back_ranks.map(Into::into),
+        check_ranks: args.check_ranks,
         speculation: args.speculative_config.clone(),
         numerics: Numerics::REFERENCE,
     }
