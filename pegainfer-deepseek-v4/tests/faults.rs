@@ -1,5 +1,5 @@
 //! A rank that fails in the middle of a step ends the step of all ranks, and is named; so is one that computes something else, where
-//! the ranks are compared.
+//! the ranks are compared. A slow rank is waited for.
 
 #![cfg(feature = "deepseek-v4")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
@@ -8,8 +8,7 @@ mod support;
 
 use half::bf16;
 use pegainfer_core::exec::Exec;
-use pegainfer_core::isa::Isa;
-use pegainfer_core::tensor::{DType, Tensor};
+use pegainfer_core::tensor::DType;
 use pegainfer_core::weights::Checkpoint;
 use pegainfer_deepseek_v4::bounds::StepBounds;
 use pegainfer_deepseek_v4::config::Config;
@@ -19,49 +18,85 @@ use pegainfer_deepseek_v4::plan;
 use pegainfer_deepseek_v4::shard::Shard;
 use pegainfer_deepseek_v4::weights::{Router, Source, Weights};
 use std::time::{Duration, Instant};
-use support::model_path;
+use support::{Target, best, model_path, rank_counts};
 
-/// The error of a step of two CPU ranks, of which `change` has changed the second; the next step has the same one.
-fn error_of(change: impl FnOnce(&mut Weights, Tensor)) -> String {
+/// An executor of two ranks, of which `change` has changed the second; `None` without two GPUs, where the ranks are to be GPUs.
+fn two_ranks(change: impl FnOnce(&mut Exec, &mut Weights)) -> Option<Executor> {
+    if !rank_counts().contains(&2) {
+        return None;
+    }
     let config = Config::load(&model_path()).unwrap();
     let checkpoint = Checkpoint::open(&model_path()).unwrap();
-    let exec = || Exec::cpu(Isa::best(), Some(1)).unwrap();
-    let mut ranks: Vec<_> = Shard::all(&config, 2).unwrap().into_iter().map(|shard| (exec(), shard)).collect();
+    let exec = |rank| match best() {
+        Target::Cpu(isa) => Exec::cpu(isa, Some(1)).unwrap(),
+        Target::Cuda => Exec::cuda(rank, None).unwrap(),
+    };
+    let mut ranks: Vec<_> = Shard::all(&config, 2).unwrap().into_iter().map(|s| (exec(s.rank), s)).collect();
     let mut weights = Weights::load(&mut ranks, &config, Source::Checkpoint(&checkpoint), &mut |_| {}).unwrap();
-    let small = ranks[1].0.tensor("small", &[1, config.experts_per_token], DType::U32).unwrap();
-    change(&mut weights[1], small);
+    change(&mut ranks[1].0, &mut weights[1]);
     let bounds =
         StepBounds { tokens: 64, rows: 2, samples: 2, drafts: 0, context: 256, slots: 4, pages: 8, graphs: false };
     let ranks = ranks.into_iter().zip(weights).map(|((exec, shard), weights)| (exec, shard, weights)).collect();
     let mut executor = Executor::new(config, Numerics::REFERENCE, ranks, bounds).unwrap();
     executor.check_ranks();
-    let (step, start) = (plan::uniform(2, 8, 8), Instant::now());
+    Some(executor)
+}
+
+/// The error of a step; the next step has the same one.
+fn error_of(change: impl FnOnce(&mut Exec, &mut Weights)) -> Option<String> {
+    let (mut executor, step, start) = (two_ranks(change)?, plan::uniform(2, 8, 8), Instant::now());
     let error = executor.run(&step).unwrap_err().to_string();
     assert!(start.elapsed() < Duration::from_secs(60), "the other rank waited");
     assert_eq!(executor.run(&step).unwrap_err().to_string(), error, "no step runs after a failure");
-    error
+    Some(error)
 }
 
 /// In the second of five layers, behind an exchange of the first.
 #[test]
 fn a_rank_that_fails_between_two_layers_ends_the_step() {
-    let error = error_of(|weights, small| weights.layers[1].moe.router = Router::Hash(small));
-    assert_eq!(error, "route: rank 1: a token has no row in the hash table");
+    let error = error_of(|exec, weights| {
+        let small = exec.tensor("small", &[1, 2], DType::U32).unwrap();
+        weights.layers[1].moe.router = Router::Hash(small);
+    });
+    assert!(error.is_none_or(|error| error == "route: rank 1: a token has no row in the hash table"));
 }
 
 /// A rank that leaves out a layer is at another exchange than the others.
 #[test]
 fn a_rank_that_is_out_of_step_is_seen() {
-    let error = error_of(|weights, _| weights.layers.truncate(4));
-    assert!(error.contains("out of step"), "{error}");
+    let error = error_of(|_, weights| weights.layers.truncate(4));
+    // On GPUs its part of an exchange does not come.
+    let reason = if best() == Target::Cuda { "rank 0" } else { "out of step" };
+    assert!(error.as_ref().is_none_or(|error| error.contains(reason)), "{error:?}");
 }
 
 /// A weight of a norm of the third layer is twice as large, or half as large.
 #[test]
 fn a_rank_that_computes_something_else_is_seen() {
-    let error = error_of(|weights, _| {
-        let norm = &mut weights.layers[2].attn.kv_norm.host_mut::<bf16>()[100];
-        *norm = bf16::from_bits(norm.to_bits() ^ (1 << 7));
+    let error = error_of(|exec, weights| {
+        let norm = &mut weights.layers[2].attn.kv_norm;
+        let mut values = vec![bf16::ZERO; norm.elements()];
+        exec.read(norm, 0, &mut values).unwrap();
+        values[100] = bf16::from_bits(values[100].to_bits() ^ (1 << 7));
+        exec.write(norm, 0..values.len(), |first, out| out.copy_from_slice(&values[first..][..out.len()])).unwrap();
     });
-    assert_eq!(error, "check_ranks: rank 1 and rank 0 differ in the state of layer 2");
+    let expected = "check_ranks: rank 1 and rank 0 differ in the state of layer 2";
+    assert!(error.as_ref().is_none_or(|error| error == expected), "{error:?}");
+}
+
+/// Five seconds, in each of five layers one: less than what others wait for.
+#[test]
+fn a_slow_rank_is_waited_for() {
+    let step = plan::uniform(2, 8, 8);
+    let run = |slow: Option<Duration>| {
+        let change = |exec: &mut Exec, _: &mut Weights| {
+            slow.into_iter().for_each(|time| exec.slow_down("route", time));
+        };
+        let mut executor = two_ranks(change)?;
+        let start = Instant::now();
+        Some((executor.run(&step).unwrap().tokens, start.elapsed()))
+    };
+    let (Some((expected, _)), Some((tokens, time))) = (run(None), run(Some(Duration::from_secs(1)))) else { return };
+    assert_eq!(tokens, expected);
+    assert!(time >= Duration::from_secs(5), "{time:?}");
 }
