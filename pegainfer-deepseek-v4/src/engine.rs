@@ -257,7 +257,7 @@ mod tests {
             dummy_seed: None,
             max_model_len: None,
             max_num_seqs: 64,
-            max_num_batched_tokens: 512,
+            max_num_batched_tokens: 4096,
             max_num_mixed_tokens: 512,
             kv_cache_bytes: None,
             loop_back_ranks: None,

@@ -272,5 +272,5 @@ fn a_ledger_inside_the_executable_needs_nothing_beside_it() {
         );
     }
     let refused = run(&[&["ledger"][..], &names].concat());
-    assert!(text(&refused.stderr).contains("give --out or --svg"), "{}", text(&refused.stderr));
+    assert!(text(&refused.stderr).contains("give --out, --svg or --ops"), "{}", text(&refused.stderr));
 }
