@@ -2,8 +2,9 @@
 //!
 //! Why not `vdpbf16ps`: on Emerald Rapids it issues every second cycle (88 GFLOP/s a core measured at 2.9 GHz), the
 //! f32 FMA twice a cycle (179). Widening takes a shift and a mask per 32 weights, shared by all rows of x in the tile,
-//! so the bound is 153; 150 a core was measured on a quiet machine, `[512, 2560]` against `[9728, 2560]`. It also
-//! needs no bf16 extension.
+//! so the bound is 153; 150 a core was measured on a quiet machine, `[512, 2560]` against `[9728, 2560]`, with the same
+//! instructions in another order. It also needs no bf16 extension. On Zen 5 both issue twice a cycle, so `vdpbf16ps` would
+//! do twice the work, with another rounding; 215 GFLOP/s a core were measured here, `[256, 1024]` against `[6144, 1024]`.
 
 mod fp8;
 
@@ -14,10 +15,7 @@ pub(super) use fp8::run as run_fp8;
 use half::bf16;
 use pegainfer_core::scratch::Scratch;
 use pegainfer_core::team;
-use std::{
-    arch::{asm, x86_64::*},
-    ops::Range,
-};
+use std::{arch::x86_64::*, ops::Range};
 
 /// Elements of `k` per step: one 64-byte load of w.
 const STEP: usize = 32;
@@ -64,9 +62,9 @@ unsafe fn widen_group(x: &[bf16], k: usize, out: &mut [f32]) {
             // SAFETY: the mask keeps the load inside `x`; the slices have 16 elements.
             unsafe {
                 let raw = _mm512_maskz_loadu_epi16(first(x.len()), x.as_ptr().cast());
-                let odd = _mm512_maskz_mov_epi16(ODD, raw);
-                _mm512_storeu_ps(even_out[r * 16..][..16].as_mut_ptr(), widen_even(raw));
-                _mm512_storeu_ps(odd_out[r * 16..][..16].as_mut_ptr(), _mm512_castsi512_ps(odd));
+                let [even, odd] = widen_pairs(raw);
+                _mm512_storeu_ps(even_out[r * 16..][..16].as_mut_ptr(), even);
+                _mm512_storeu_ps(odd_out[r * 16..][..16].as_mut_ptr(), odd);
             }
         }
     }
@@ -96,180 +94,94 @@ impl Block<'_> {
             for group in groups.clone() {
                 let rows = self.groups.rows(group);
                 // SAFETY: by the caller's promise.
-                unsafe { self.tile(rows, &cols, ahead) };
+                unsafe {
+                    match rows.len() {
+                        1 => self.tile::<1>(rows.start, &cols, ahead),
+                        2 => self.tile::<2>(rows.start, &cols, ahead),
+                        3 => self.tile::<3>(rows.start, &cols, ahead),
+                        4 => self.tile::<4>(rows.start, &cols, ahead),
+                        5 => self.tile::<5>(rows.start, &cols, ahead),
+                        _ => self.tile::<M_TILE>(rows.start, &cols, ahead),
+                    }
+                }
                 ahead = 0;
             }
         }
     }
 
-    /// Computes and stores one group of x rows against up to 4 rows of w. Of a ragged tile the last w row stands in
-    /// for the missing ones and the surplus is not stored. `ahead`: prefetch distance in elements of w.
+    /// Computes and stores the group of `R` x rows from `row` on against up to 4 rows of w. Of a ragged tile the last w row
+    /// stands in for the missing ones and the surplus is not stored. `ahead`: prefetch distance in elements of w.
     ///
     /// # Safety
     /// As for [`Block::run`]; the tile lies inside the block.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn tile(&self, rows: Range<usize>, cols: &Range<usize>, ahead: usize) {
+    unsafe fn tile<const R: usize>(&self, row: usize, cols: &Range<usize>, ahead: usize) {
         let k = self.p.k;
-        let w = std::array::from_fn(|j| self.p.w[(cols.start + j).min(cols.end - 1) * k..].as_ptr());
-        let x = self.x[rows.start * self.k_padded..][..rows.len() * self.k_padded].as_ptr();
-        let mut acc = Accumulators([[[0.0; 16]; N_TILE]; M_TILE]);
-        let whole = k / STEP;
-        // SAFETY: the rows of w have `whole` steps, those of x a padded one more.
-        unsafe {
-            if whole > 0 {
-                add_products(rows.len(), w, x, whole, ahead, &mut acc);
-            }
-            if !k.is_multiple_of(STEP) {
-                let tail = w.map(|w| {
-                    let mut padded = [bf16::ZERO; STEP];
-                    w.add(whole * STEP).copy_to_nonoverlapping(padded.as_mut_ptr(), k % STEP);
-                    padded
-                });
-                let tail = std::array::from_fn(|j| tail[j].as_ptr());
-                add_products(rows.len(), tail, x.add(rows.len() * whole * STEP), 1, 0, &mut acc);
-            }
-        }
-        for (row, acc) in rows.zip(&acc.0) {
-            // SAFETY: the elements lie inside the tile.
-            unsafe { self.p.sink.put4(row * self.p.stride + cols.start, reduce(acc), cols.len()) };
-        }
-    }
-}
-
-/// 16 lanes for each pair of an x row and a w row of a tile.
-#[repr(align(64))]
-struct Accumulators([[[f32; 16]; N_TILE]; M_TILE]);
-
-/// Adds the products of `steps` (at least 1) steps to the accumulators of the first `rows` x rows.
-///
-/// # Safety
-/// The CPU has AVX-512 F; `rows` is at most [`M_TILE`]; `w` point to `[steps, 32]` bf16, `x` to `[steps, 2, rows, 16]`
-/// f32.
-unsafe fn add_products(
-    rows: usize,
-    w: [*const bf16; N_TILE],
-    x: *const f32,
-    steps: usize,
-    ahead: usize,
-    acc: &mut Accumulators,
-) {
-    // SAFETY: by the caller's promise.
-    unsafe {
-        match rows {
-            1 => add_products_1(w, x, steps, ahead, acc),
-            2 => add_products_2(w, x, steps, ahead, acc),
-            3 => add_products_3(w, x, steps, ahead, acc),
-            4 => add_products_4(w, x, steps, ahead, acc),
-            5 => add_products_5(w, x, steps, ahead, acc),
-            _ => add_products_6(w, x, steps, ahead, acc),
-        }
-    }
-}
-
-/// Defines [`add_products`] for a number of x rows, given the accumulators of each. In assembly, because the compiler
-/// (rustc 1.95) spills accumulators in every step when a tile needs most of the 32 registers: a third of the speed.
-macro_rules! add_products {
-    ($name:ident, $rows:literal, $([$r:literal $a:literal $b:literal $c:literal $d:literal])+) => {
-        /// # Safety
-        /// As for [`add_products`].
-        unsafe fn $name(w: [*const bf16; N_TILE], x: *const f32, steps: usize, ahead: usize, acc: &mut Accumulators) {
-            // SAFETY: reads w and x inside the bounds that the caller promises and the accumulators, which it writes
-            // back; a prefetch may point anywhere.
+        let w: [*const bf16; N_TILE] =
+            std::array::from_fn(|j| self.p.w[(cols.start + j).min(cols.end - 1) * k..].as_ptr());
+        let x = &self.x[row * self.k_padded..][..R * self.k_padded];
+        let (x, x_tail) = x.split_at(R * (k - k % STEP));
+        let load = |step: usize, j: usize| {
+            // SAFETY: the row has the step; a prefetch may point anywhere.
             unsafe {
-                asm!(
-                    "mov {tmp:e}, 0xffff0000",
-                    "vpbroadcastd zmm31, {tmp:e}",
-                    $(
-                        concat!("vmovaps zmm", $a, ", zmmword ptr [{acc} + 256*", $r, "]"),
-                        concat!("vmovaps zmm", $b, ", zmmword ptr [{acc} + 256*", $r, " + 64]"),
-                        concat!("vmovaps zmm", $c, ", zmmword ptr [{acc} + 256*", $r, " + 128]"),
-                        concat!("vmovaps zmm", $d, ", zmmword ptr [{acc} + 256*", $r, " + 192]"),
-                    )+
-                    "2:",
-                    "prefetcht0 byte ptr [{w0} + {ahead}]",
-                    "prefetcht0 byte ptr [{w1} + {ahead}]",
-                    "prefetcht0 byte ptr [{w2} + {ahead}]",
-                    "prefetcht0 byte ptr [{w3} + {ahead}]",
-                    // The even elements, moved up to where an f32 has its upper half.
-                    "vpslld zmm24, zmmword ptr [{w0}], 16",
-                    "vpslld zmm25, zmmword ptr [{w1}], 16",
-                    "vpslld zmm26, zmmword ptr [{w2}], 16",
-                    "vpslld zmm27, zmmword ptr [{w3}], 16",
-                    $(
-                        concat!("vmovaps zmm28, zmmword ptr [{x} + 64*", $r, "]"),
-                        concat!("vfmadd231ps zmm", $a, ", zmm24, zmm28"),
-                        concat!("vfmadd231ps zmm", $b, ", zmm25, zmm28"),
-                        concat!("vfmadd231ps zmm", $c, ", zmm26, zmm28"),
-                        concat!("vfmadd231ps zmm", $d, ", zmm27, zmm28"),
-                    )+
-                    // The odd elements, which are there already.
-                    "vpandd zmm24, zmm31, zmmword ptr [{w0}]",
-                    "vpandd zmm25, zmm31, zmmword ptr [{w1}]",
-                    "vpandd zmm26, zmm31, zmmword ptr [{w2}]",
-                    "vpandd zmm27, zmm31, zmmword ptr [{w3}]",
-                    $(
-                        concat!("vmovaps zmm28, zmmword ptr [{x} + 64*", $rows, " + 64*", $r, "]"),
-                        concat!("vfmadd231ps zmm", $a, ", zmm24, zmm28"),
-                        concat!("vfmadd231ps zmm", $b, ", zmm25, zmm28"),
-                        concat!("vfmadd231ps zmm", $c, ", zmm26, zmm28"),
-                        concat!("vfmadd231ps zmm", $d, ", zmm27, zmm28"),
-                    )+
-                    "add {w0}, 64",
-                    "add {w1}, 64",
-                    "add {w2}, 64",
-                    "add {w3}, 64",
-                    concat!("add {x}, 128*", $rows),
-                    "dec {steps}",
-                    "jnz 2b",
-                    $(
-                        concat!("vmovaps zmmword ptr [{acc} + 256*", $r, "], zmm", $a),
-                        concat!("vmovaps zmmword ptr [{acc} + 256*", $r, " + 64], zmm", $b),
-                        concat!("vmovaps zmmword ptr [{acc} + 256*", $r, " + 128], zmm", $c),
-                        concat!("vmovaps zmmword ptr [{acc} + 256*", $r, " + 192], zmm", $d),
-                    )+
-                    w0 = inout(reg) w[0] => _, w1 = inout(reg) w[1] => _, w2 = inout(reg) w[2] => _, w3 = inout(reg) w[3] => _,
-                    x = inout(reg) x => _, steps = inout(reg) steps => _,
-                    ahead = in(reg) ahead * size_of::<bf16>(), acc = in(reg) acc, tmp = out(reg) _,
-                    out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _,
-                    out("zmm6") _, out("zmm7") _, out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _,
-                    out("zmm12") _, out("zmm13") _, out("zmm14") _, out("zmm15") _, out("zmm16") _, out("zmm17") _,
-                    out("zmm18") _, out("zmm19") _, out("zmm20") _, out("zmm21") _, out("zmm22") _, out("zmm23") _,
-                    out("zmm24") _, out("zmm25") _, out("zmm26") _, out("zmm27") _, out("zmm28") _, out("zmm31") _,
-                    options(nostack),
-                );
+                let w = w[j].add(step * STEP);
+                _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(ahead).cast());
+                widen_pairs(_mm512_loadu_si512(w.cast()))
             }
+        };
+        // SAFETY: the mask keeps the load inside the row.
+        let load_tail = |_: usize, j: usize| unsafe {
+            widen_pairs(_mm512_maskz_loadu_epi16(first(k % STEP), w[j].add(k - k % STEP).cast()))
+        };
+        let acc = add_products([[_mm512_setzero_ps(); N_TILE]; R], x, load);
+        let acc = add_products(acc, x_tail, load_tail);
+        for (r, acc) in acc.into_iter().enumerate() {
+            // SAFETY: the elements lie inside the tile.
+            unsafe { self.p.sink.put4((row + r) * self.p.stride + cols.start, reduce(acc), cols.len()) };
         }
-    };
+    }
 }
 
-add_products!(add_products_1, 1, [0 0 1 2 3]);
-add_products!(add_products_2, 2, [0 0 1 2 3] [1 4 5 6 7]);
-add_products!(add_products_3, 3, [0 0 1 2 3] [1 4 5 6 7] [2 8 9 10 11]);
-add_products!(add_products_4, 4, [0 0 1 2 3] [1 4 5 6 7] [2 8 9 10 11] [3 12 13 14 15]);
-add_products!(add_products_5, 5, [0 0 1 2 3] [1 4 5 6 7] [2 8 9 10 11] [3 12 13 14 15] [4 16 17 18 19]);
-add_products!(add_products_6, 6, [0 0 1 2 3] [1 4 5 6 7] [2 8 9 10 11] [3 12 13 14 15] [4 16 17 18 19] [5 20 21 22 23]);
-
-/// The odd lanes of a step: bf16 in the upper half of a 32-bit lane is the f32 of the same value.
-const ODD: __mmask32 = 0xaaaa_aaaa;
+/// Adds the products of `R` rows of x, `[steps, 2, R, 16]`, and the four rows of a tile of w to `acc`, which has 16 lanes for
+/// each pair of rows. `load(step, j)`: the even and the odd elements of a step of row `j` of w. Arrays go by value, and the even
+/// halves of all w rows come before the odd ones, so that the compiler (rustc 1.95) keeps six rows of accumulators in registers.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn add_products<const R: usize>(
+    mut acc: [[__m512; N_TILE]; R],
+    x: &[f32],
+    load: impl Fn(usize, usize) -> [__m512; 2],
+) -> [[__m512; N_TILE]; R] {
+    for (step, x) in x.chunks_exact(2 * R * 16).enumerate() {
+        let w: [[__m512; 2]; N_TILE] = std::array::from_fn(|j| load(step, j));
+        for (half, x) in x.chunks_exact(R * 16).enumerate() {
+            for (acc, x) in acc.iter_mut().zip(x.chunks_exact(16)) {
+                // SAFETY: 16 f32.
+                let x = unsafe { _mm512_loadu_ps(x.as_ptr()) };
+                acc.iter_mut().zip(w).for_each(|(acc, w)| *acc = _mm512_fmadd_ps(w[half], x, *acc));
+            }
+        }
+    }
+    acc
+}
 
 /// Mask of the first `len` (up to 32) 16-bit lanes.
 pub(super) fn first(len: usize) -> __mmask32 {
     (((1u64) << len) - 1) as __mmask32
 }
 
-/// The even bf16 elements as f32.
+/// The even and the odd ones of 32 bf16 elements as f32: bf16 in the upper half of a 32-bit lane is the f32 of the same value.
 #[target_feature(enable = "avx512f")]
 #[inline]
-fn widen_even(raw: __m512i) -> __m512 {
-    _mm512_castsi512_ps(_mm512_slli_epi32(raw, 16))
+fn widen_pairs(raw: __m512i) -> [__m512; 2] {
+    let odd = _mm512_and_si512(raw, _mm512_set1_epi32(0xffff_0000u32.cast_signed()));
+    [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(raw)), _mm512_castsi512_ps(odd)]
 }
 
 /// The lane sums of four accumulators, each by the same tree: lanes 8, 4, 2 and 1 apart.
 #[target_feature(enable = "avx512f,avx512vl")]
 #[inline]
-fn reduce(acc: &[[f32; 16]; N_TILE]) -> __m128 {
-    // SAFETY: loads of 16 f32 each.
-    let [a, b, c, d] = acc.each_ref().map(|lanes| unsafe { _mm512_loadu_ps(lanes.as_ptr()) });
+fn reduce([a, b, c, d]: [__m512; N_TILE]) -> __m128 {
     // Lanes 8 apart: [a | b] and [c | d], 8 lanes each.
     let ab = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
     let cd = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(c, d), _mm512_shuffle_f32x4::<0xee>(c, d));
