@@ -1,6 +1,7 @@
 //! The executor on the CPU with the shape of Qwen3-0.6B and dummy weights, beside a plain read of as many bytes.
 //!
-//! `cargo bench -p pegainfer-qwen3-4b`. Divide `decode/1` by `read`: both move the same bytes.
+//! `cargo bench -p pegainfer-qwen3-4b`. Divide `decode/1` by `read`: both move the same bytes. `decode fp8` has the projections
+//! in FP8; the embedding, which is the output projection too, stays bf16.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use half::bf16;
@@ -9,7 +10,7 @@ use pegainfer_core::isa::Isa;
 use pegainfer_core::tensor::{DType, Tensor};
 use pegainfer_core::weights::Source;
 use pegainfer_kernels::ops::{self, HeadShape, KvDType};
-use pegainfer_kernels::runtime::{Bounds, Executor, StepSize, load_weights, uniform};
+use pegainfer_kernels::runtime::{Bounds, Executor, Quantization, StepSize, load_weights, uniform};
 use pegainfer_qwen3_4b::Qwen3;
 use pegainfer_qwen3_4b::config::Config;
 use pegainfer_qwen3_4b::weights;
@@ -34,8 +35,8 @@ fn qwen3_0_6b() -> Config {
     }
 }
 
-fn executor() -> Executor<Qwen3> {
-    let config = qwen3_0_6b();
+fn executor(quantization: Option<Quantization>) -> Executor<Qwen3> {
+    let config = Config { quantization, ..qwen3_0_6b() };
     let mut exec = Exec::cpu(Isa::best(), None).expect("threads");
     let source = Source::Dummy { seed: 1, std: config.initializer_range, uniform: ops::uniform };
     let weights = load_weights::<Qwen3>(&mut exec, &config, &source, &mut |_| {}).expect("dummy weights");
@@ -54,7 +55,7 @@ fn read(exec: &mut Exec, data: &Tensor) -> u16 {
 }
 
 fn engine(c: &mut Criterion) {
-    let mut executor = executor();
+    let mut executor = executor(None);
     let bytes = weights::bytes(executor.config());
     let mut group = c.benchmark_group(format!("qwen3-0.6b/{}", Isa::best()));
     group.sample_size(10).measurement_time(Duration::from_secs(3)).warm_up_time(Duration::from_secs(1));
@@ -81,5 +82,20 @@ fn engine(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, engine);
+/// Decode steps with FP8 projections.
+fn fp8(c: &mut Criterion) {
+    let mut executor = executor(Some(Quantization::every(&[])));
+    let mut group = c.benchmark_group(format!("qwen3-0.6b/{}", Isa::best()));
+    group.sample_size(10).measurement_time(Duration::from_secs(3)).warm_up_time(Duration::from_secs(1));
+    group.throughput(Throughput::Bytes(weights::bytes(executor.config())));
+    for batch in [1, 8, 32] {
+        let step = uniform::<Qwen3>(batch, 1, 128);
+        group.bench_function(BenchmarkId::new("decode fp8", batch), |b| {
+            b.iter(|| executor.run(&step).expect("a step"));
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, engine, fp8);
 criterion_main!(benches);
