@@ -89,9 +89,10 @@ impl Block<'_> {
     unsafe fn run(&self, groups: Range<usize>, cols: Range<usize>) {
         for col in cols.clone().step_by(N_TILE) {
             let cols = col..(col + N_TILE).min(cols.end);
-            // The first pass over a w tile fetches the next one: every line is asked for one tile ahead.
-            let mut ahead = N_TILE * self.p.k;
-            for group in groups.clone() {
+            for (i, group) in groups.clone().enumerate() {
+                // The groups share the fetches of the next w tile: every line is asked for once, one tile ahead.
+                let fetchers = groups.len().min(N_TILE);
+                let ahead = std::array::from_fn(|j| if j * fetchers / N_TILE == i { N_TILE * self.p.k } else { 0 });
                 let rows = self.groups.rows(group);
                 // SAFETY: by the caller's promise.
                 unsafe {
@@ -104,18 +105,17 @@ impl Block<'_> {
                         _ => self.tile::<M_TILE>(rows.start, &cols, ahead),
                     }
                 }
-                ahead = 0;
             }
         }
     }
 
     /// Computes and stores the group of `R` x rows from `row` on against up to 4 rows of w. Of a ragged tile the last w row
-    /// stands in for the missing ones and the surplus is not stored. `ahead`: prefetch distance in elements of w.
+    /// stands in for the missing ones and the surplus is not stored. `ahead`: prefetch distance of each row in elements of w.
     ///
     /// # Safety
     /// As for [`Block::run`]; the tile lies inside the block.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn tile<const R: usize>(&self, row: usize, cols: &Range<usize>, ahead: usize) {
+    unsafe fn tile<const R: usize>(&self, row: usize, cols: &Range<usize>, ahead: [usize; N_TILE]) {
         let k = self.p.k;
         let w: [*const bf16; N_TILE] =
             std::array::from_fn(|j| self.p.w[(cols.start + j).min(cols.end - 1) * k..].as_ptr());
@@ -125,7 +125,7 @@ impl Block<'_> {
             // SAFETY: the row has the step; a prefetch may point anywhere.
             unsafe {
                 let w = w[j].add(step * STEP);
-                _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(ahead).cast());
+                _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(ahead[j]).cast());
                 widen_pairs(_mm512_loadu_si512(w.cast()))
             }
         };
