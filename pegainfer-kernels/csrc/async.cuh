@@ -33,9 +33,6 @@ __device__ __forceinline__ void copy4(uint32_t to, const void *from) {
 }
 
 // Zeros unless `real`; `from` is not read then, but has to be an address.
-__device__ __forceinline__ void copy4_or_zero(uint32_t to, const void *from, bool real) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(real ? 4 : 0) : "memory");
-}
 __device__ __forceinline__ void copy16_or_zero(uint32_t to, const void *from, bool real) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
 }

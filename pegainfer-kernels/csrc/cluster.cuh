@@ -19,20 +19,6 @@ __device__ __forceinline__ uint32_t cluster_blocks() {
     return blocks;
 }
 
-// The two halves of `cluster_sync`. A block without a cluster has its own barrier in the second one.
-__device__ __forceinline__ void cluster_arrive() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void cluster_wait() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-#else
-    __syncthreads();
-#endif
-}
-
 // Waits for all threads of the cluster; what they wrote to shared memory before is visible after.
 __device__ __forceinline__ void cluster_sync() {
 #if __CUDA_ARCH__ >= 900
@@ -42,7 +28,7 @@ __device__ __forceinline__ void cluster_sync() {
 #endif
 }
 
-// Where a shared variable of this block lies in another block of the cluster.
+// The address of this block's shared variable `shared` in block `rank` of the cluster.
 template <typename T> __device__ __forceinline__ T *in_block(T *shared, uint32_t rank) {
 #if __CUDA_ARCH__ >= 900
     T *there;

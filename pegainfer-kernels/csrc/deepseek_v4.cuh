@@ -63,10 +63,9 @@ template <typename F> __device__ __forceinline__ float quantize(float x, float a
     return round_to<F>(x * power_of_two(-exponent(scale))) * scale;
 }
 
-// Rounded activations, packed: the e4m3 codes of a row of `k` columns, then an f32 scale for each 128 of them, a power of two; rows are
-// multiples of 16 bytes. The
-// codes of 128 columns have the order in which deepseek_v4_skinny.cuh multiplies them: column 32 q + 8 s + 4 h + i, all below 4 but h
-// below 2, is at 32 s + 16 h + 4 q + i.
+// Bytes of a packed row: the e4m3 codes of `k` rounded activations, then an f32 scale for each 128 of them, a power of two, padded to a
+// multiple of 16 bytes. The codes of each 128 columns have the order in which deepseek_v4_skinny.cuh multiplies them: column
+// 32 q + 8 s + 4 h + i is at 32 s + 16 h + 4 q + i, where q, s and i are below 4 and h is below 2.
 __host__ __device__ constexpr uint32_t packed_bytes(uint32_t k) { return (k + k / kGroup * 4 + 15) / 16 * 16; }
 
 #if __CUDA_ARCH__ >= 890
@@ -78,11 +77,11 @@ __device__ __forceinline__ uint32_t to_e4m3(float a, float b, float c, float d) 
     return uint32_t(low) | uint32_t(high) << 16;
 }
 
-// Where the codes of columns 4 lane to 4 lane + 3 of 128 are.
+// The place of the codes of columns 4 lane to 4 lane + 3 among those of their 128 columns.
 __device__ __forceinline__ uint32_t packed_place(uint32_t lane) { return 32 * (lane % 8 / 2) + 16 * (lane % 2) + 4 * (lane / 8); }
 
-// Puts 128 columns, number `group` of a row of `k`, to its packed row: a warp, columns 4 lane to 4 lane + 3 a lane. `amax` of all
-// 128, at least kLeastAmax.
+// Writes columns 128 group to 128 group + 127 of a row of `k` columns to its packed row. A warp calls it: a lane has columns 4 lane to
+// 4 lane + 3 of these in `v`. `amax`: the largest magnitude of all 128, at least kLeastAmax.
 __device__ __forceinline__ void pack_group(uint8_t *row, uint32_t k, uint32_t group, float4 v, float amax) {
     const uint32_t lane = threadIdx.x % 32;
     const float scale = ceil_power_of_two(amax / E4M3::kMax), inverse = 1.f / scale; // exact
@@ -91,7 +90,7 @@ __device__ __forceinline__ void pack_group(uint8_t *row, uint32_t k, uint32_t gr
     if (lane == 0) reinterpret_cast<float *>(row + k)[group] = scale;
 }
 
-// The same of the eight columns from `column` on, a lane.
+// Writes the eight columns of this lane, from `column` on, to the packed row. `amax`: as above.
 __device__ __forceinline__ void pack_eight(uint8_t *row, uint32_t k, uint32_t column, const float (&v)[8], float amax) {
     const float scale = ceil_power_of_two(amax / E4M3::kMax), inverse = 1.f / scale; // exact
     uint8_t *group = row + column / kGroup * kGroup;

@@ -2,8 +2,8 @@
 //
 //   l[k] = q · key[k] / sqrt(dim);  out = Σ_k exp(l[k]) key[k] / (Σ_k exp(l[k]) + exp(sink))
 //
-// The list of a token: its window, oldest first, of this step or from the ring of its slot, which may be longer; then the compressed entries that
-// it sees, ascending: none, all complete ones, or the chosen ones.
+// The list of a token: its window, oldest first, of this step or from the ring of its slot, which may be longer than the window; then
+// the compressed entries that it sees, ascending: none, all complete ones, or the chosen ones.
 //
 //   sparse_attention_bf16: FlashAttention-2 (arXiv 2307.08691) by mma.sync. A block has a token and 16 heads (M), a warp
 //                          128 of the dimensions. An iteration takes 16 keys: each warp loads its dimensions of them once, from

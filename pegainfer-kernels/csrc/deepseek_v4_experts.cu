@@ -32,7 +32,7 @@ __device__ __forceinline__ bool find_tile(const uint32_t *tiles, uint32_t tokens
 }
 __device__ __forceinline__ uint32_t pair_at(const uint32_t *pairs, uint32_t i) { return pairs ? pairs[i] : i; }
 
-// One block.
+// Grid: one block, which lists the pairs of each expert and their tiles.
 extern "C" __global__ __launch_bounds__(kGroupThreads) void group_pairs(
     const uint32_t *__restrict__ chosen, uint32_t *__restrict__ pairs, uint32_t *__restrict__ tiles, uint32_t count,
     uint32_t first, uint32_t experts, uint32_t tokens) { // see group_by_expert

@@ -1,15 +1,15 @@
-// DeepSeek-V4's experts at few tokens on Hopper (deepseek_v4_skinny.cuh): the routed experts, weights in FP4, and the shared one, in
-// FP8, in the same launches. A pair is a token with one of its k experts, number token * k + i; behind them each token has a pair with
-// the shared expert, number tokens * k + token.
+// DeepSeek-V4's experts at few tokens on Hopper (deepseek_v4_skinny.cuh): the routed experts, with weights in FP4, and the shared one, in
+// FP8, in the same launches. A pair is a token with one of its k experts and has the number token * k + i; behind these pairs, each token
+// has one with the shared expert, number tokens * k + token.
 //
-//   experts_gate_up: h = weight silu(min(w1 x, limit)) clamp(w3 x, ±limit)   [pairs, width]; x are rounded activations
-//   experts_down:    y = w2 h, whose groups of 128 columns are rounded to e4m3 here   [pairs, hidden]
+//   experts_gate_up: h = weight silu(min(w1 x, limit)) clamp(w3 x, ±limit)   [pairs, width]; x: rounded activations
+//   experts_down:    y = w2 h   [pairs, hidden]; h is rounded to e4m3 in groups of 128 columns as it is loaded
 //   experts_add:     the sum of a token's y, in the order of the experts, the shared one last
 //
-// The tile of a block: with a list (deepseek_v4_experts.cu, group_pairs) up to N pairs of an expert; without, where all pairs are at
-// most 64, a block for each pair, of which the first of an expert, and each N-th, has N of that expert. Gate and up rows lie side by side: the lower
-// of a lane's two rows is of w1, the upper the same of w3. Bound by memory: each chosen expert is read once, unless it has more than N
-// pairs. Reference: src/cpu/deepseek_v4/experts.rs.
+// A block has a tile of up to N pairs of one expert. With more than 64 pairs the tiles are a list (deepseek_v4_experts.cu, group_pairs).
+// Otherwise there is a block for each pair; the blocks of an expert's first pair, and of each N-th one behind it, take N pairs each, and
+// the others end at once. The lower of a lane's two rows is a row of w1, the upper one the same row of w3. Bound by memory: each chosen
+// expert is read once for each N of its pairs. Reference: src/cpu/deepseek_v4/experts.rs.
 #include "deepseek_v4_skinny.cuh"
 #include "abi/deepseek_v4_experts_skinny.h"
 #include "limits.h"
@@ -20,10 +20,11 @@ using namespace skinny;
 // Steps of a segment of k of gate and up: two warpgroups with two segments each, or four with one, add up to the same bits.
 constexpr uint32_t kSegment = 8;
 
-// Which experts there are, and which of them tokens go to.
+// The experts of this rank, and those that the tokens have chosen.
 struct Choice {
-    const uint32_t *chosen, *tiles, *pairs; // [tokens * k]; lists, null: none
-    uint32_t tokens, k, first, experts, shared; // `shared`: whether there is a shared expert
+    const uint32_t *chosen, *tiles, *pairs; // [tokens * k]; the lists of group_pairs, or null
+    uint32_t tokens, k;                     // k: experts of a token
+    uint32_t first, experts, shared;        // routed experts of this rank; whether it has the shared expert
 };
 
 // Some pairs of an expert: a run of the list, or the set bits of `mask`.
@@ -32,7 +33,7 @@ struct PairTile {
     const uint32_t *list;
     uint64_t mask;
 
-    // Pair t; no pair: from `count` on.
+    // The number of pair `t` of the tile, below `count`.
     __device__ __forceinline__ uint32_t pair(uint32_t t) const {
         if (list) return list[first + t];
         if (!mask) return first + t;
@@ -67,12 +68,13 @@ template <int N> __device__ __forceinline__ bool find_tile(const Choice &c, Pair
     return __popcll(before) % N == 0; // else the block of an earlier pair has this one
 }
 
-// A matrix of all experts, and of the shared one.
+// A matrix of all routed experts, one behind the other, and that of the shared expert.
 struct Stack {
     const uint8_t *codes, *scales, *shared_codes, *shared_scales;
 };
 
-// Rows `low` and `high` of two matrices of an expert.
+// Row `low` of one matrix of an expert and row `high` of another, of `rows` rows an expert each. FP4: a routed expert; FP8: the shared
+// one.
 template <Format F>
 __device__ __forceinline__ Weight rows_of(const Stack &low_of, const Stack &high_of, uint32_t expert, uint32_t rows, uint32_t low,
                                           uint32_t high, uint32_t k) {
@@ -85,13 +87,13 @@ __device__ __forceinline__ Weight rows_of(const Stack &low_of, const Stack &high
     return {a.low, b.high, a.low_scales, b.high_scales};
 }
 
-// Multiplies tokens, which `fill` puts to shared memory, and calls `put` with the sums.
+// Multiplies the tokens that `fill` puts into shared memory with the weight, and calls `put` with the sums.
 template <Format F, int N, uint32_t SEGMENT, typename Fill, typename Put>
 __device__ __forceinline__ void run(const Share &share, const Weight &weight, const uint2 *tables, Fill fill, Put put) {
     extern __shared__ __align__(1024) uint8_t memory_of_block[];
     Stored<F> stored[kAhead<F>];
     read_ahead(stored, weight, share);
-    // Of the shape of tokens in FP8 for either format of the weights.
+    // Tokens are in FP8, whichever format the weights have.
     const Memory<Format::kFp8, N> tokens(memory_of_block, share);
     fill(tokens);
     const Memory<F, N> memory(memory_of_block, share);

@@ -1,10 +1,10 @@
 // DeepSeek-V4's routed experts at many tokens on Hopper: grouped GEMMs of FP4 weights and FP8 activations (deepseek_v4_w4a8.cuh).
 //
-//   pack_and_group: rows of bf16 to FP8, permuted, with scales; meanwhile one block lists the pairs of each expert
+//   pack_and_group: x from bf16 to FP8, permuted, with scales; meanwhile one block lists the pairs of each expert
 //   gate_up_wgmma:  h = weight silu(min(w1 x, limit)) clamp(w3 x, ±limit)
-//   pack_fp8:       h to FP8
-//   down_wgmma:     y = w2 h, some of the columns of y, so that they stay in the L2
-//   add_columns:    the sum of a token's y
+//   pack_fp8:       h from bf16 to FP8, in the same way
+//   down_wgmma:     y = w2 h, a range of the columns of y at a time, so that they stay in the L2
+//   add_columns:    the sum of a token's y, the same columns
 //
 // Tiles of pairs (deepseek_v4_pairs.cuh) have at most 32, 64 or 128 tokens. Rows of h are places in the
 // list of pairs, so that the tokens of a tile are neighbours in down; rows of y are pairs. A block is persistent: two warpgroups
@@ -29,18 +29,18 @@ using limits::deepseek_v4_gemm::kMaxChosen;
 constexpr uint32_t kConsumers = 256;       // threads of the warpgroups that multiply
 constexpr uint32_t kProducers = 128;
 constexpr uint32_t kSlots = 8;             // tiles whose lists are in shared memory
-constexpr uint32_t kScaleBytes = 36 << 10; // of their weights' scales
+constexpr uint32_t kScaleBytes = 36 << 10; // for the scales of the weights of these tiles
 constexpr uint32_t kHalf = 64;             // tokens of the output that are staged at once
 constexpr uint32_t kPadding = 16;          // bytes behind each row of scales and of the staged output, against bank conflicts
 constexpr uint32_t kBoxRows = 64;          // of weights
 static_assert(kThreads == kConsumers + kProducers && kTileRows == 2 * kBoxRows, "two warpgroups");
 
-// Some pairs of an expert, and from which row of its weights (gate_up: column of h) on.
+// Some pairs of an expert (`count` from place `first` of the list on), and the first row of its weights (gate_up: first column of h).
 struct Tile {
     uint32_t expert, first, count, row;
 };
 
-// Everything of a tile of at most TOKENS tokens: 12, 9 or 6 steps.
+// The shared memory of a block whose tiles have at most TOKENS tokens, with a ring of 12, 9 or 6 steps.
 template <int TOKENS> struct Shared {
     static constexpr int kStages = TOKENS == 32 ? 12 : TOKENS == 64 ? 9 : 6;
     static constexpr int kInFlight = kStages / 2; // steps whose copies are under way
@@ -92,7 +92,7 @@ template <bool GATE_UP> struct Schedule {
 __device__ __forceinline__ uint32_t scale_stride(uint32_t k) { return k / w4a8::kScaled + kPadding; }
 __device__ __forceinline__ uint32_t scale_slots(uint32_t k) { return min(kSlots, kScaleBytes / (kTileRows * scale_stride(k))); }
 
-// Of all producers, or of the consumers of a warpgroup.
+// A barrier of the 128 threads of a warpgroup: 0 and 1 multiply, 2 fetches.
 __device__ __forceinline__ void group_sync(uint32_t group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
 
 // An address that the compiler does not compute again and again.
@@ -101,7 +101,7 @@ __device__ __forceinline__ uint32_t keep(uint32_t address) {
     return address;
 }
 
-// A thread of the warpgroup that fetches.
+// One thread of the warpgroup that fetches.
 template <bool GATE_UP, int TOKENS> struct Producer {
     using S = Shared<TOKENS>;
     S &s;
@@ -196,14 +196,14 @@ template <bool GATE_UP, int TOKENS> struct Producer {
     }
 };
 
-// Where a thread of a warpgroup that multiplies stands.
+// One thread of a warpgroup that multiplies: its numbers, its two rows and its place in the ring.
 template <int TOKENS> struct Consumer {
     uint32_t group, thread, warp, lane;
     uint32_t top, bottom; // rows of the weights in shared memory
     Ring<Shared<TOKENS>::kStages> ring;
 };
 
-// The largest scale of a row, whose quad has it; `row`: shared memory.
+// The largest of the `bytes` scales at shared address `row`; the four lanes of a quad look at a part each, and all get it.
 __device__ __forceinline__ uint32_t largest_scale(uint32_t row, uint32_t bytes, uint32_t quad) {
     uint32_t even = 0, odd = 0;
     for (uint32_t i = 4 * quad; i < bytes; i += 16) {
@@ -214,7 +214,7 @@ __device__ __forceinline__ uint32_t largest_scale(uint32_t row, uint32_t bytes, 
     return reduce_quad(max(even & 0xffffu, even >> 16), [](uint32_t a, uint32_t b) { return max(a, b); });
 }
 
-// A tile's sums, for N tokens. The first step is there.
+// Sums of a tile over k, for N tokens, times the scales of weights and tokens. The first step has arrived.
 template <int N, int TOKENS>
 __device__ __forceinline__ void multiply(float (&totals)[N / 2], Shared<TOKENS> &s, const Problem &p, Consumer<TOKENS> &c,
                                          uint32_t number) {
@@ -233,7 +233,7 @@ __device__ __forceinline__ void multiply(float (&totals)[N / 2], Shared<TOKENS> 
     float sums[N / 2];
     w4a8::OperandA a[4];
     w4a8::RowCodes next;
-    auto load = [&](uint32_t j) { // step j, which is there
+    auto load = [&](uint32_t j) { // step j, which has arrived
         uint32_t at = codes + c.ring.index * uint32_t(sizeof(s.weights[0]));
         uint32_t top = w4a8::shared_byte(top_scale + 4 * j), bottom = w4a8::shared_byte(bottom_scale + 4 * j);
         next.top = w4a8::shared16(at), next.bottom = w4a8::shared16(at + below);
@@ -273,7 +273,7 @@ __device__ __forceinline__ void multiply(float (&totals)[N / 2], Shared<TOKENS> 
     for (int i = 0; i < N / 2; ++i) totals[i] *= i % 4 < 2 ? top_factor : bottom_factor;
 }
 
-// Stores 16 bytes of each of a tile's tokens a thread, from where they are staged; `at(token)` is their address.
+// Copies the staged output of up to kHalf tokens, from token `first` on, to memory: VECTORS vectors a token, those of token t to at(t).
 template <uint32_t VECTORS, typename At>
 __device__ __forceinline__ void store_staged(const uint8_t *staged, uint32_t thread, uint32_t first, uint32_t count, At at) {
     for (uint32_t t = thread / VECTORS; t < kHalf && first + t < count; t += 128 / VECTORS) {
@@ -330,7 +330,7 @@ __device__ __forceinline__ void consume(Shared<TOKENS> &s, const Problem &p, Con
     }
 }
 
-// By the number of the tile's tokens.
+// `consume` with the smallest multiple of 16 that holds the tile's tokens.
 template <int N, bool GATE_UP, int TOKENS>
 __device__ __forceinline__ void consume_any(Shared<TOKENS> &s, const Problem &p, Consumer<TOKENS> &c, uint32_t number) {
     if constexpr (N > 16)
@@ -369,7 +369,7 @@ template <bool GATE_UP, int TOKENS> __device__ __forceinline__ void run(const Pr
 #endif
 } // namespace
 
-// A vector of x a thread, the i-th; half a warp has the 128 columns of a scale.
+// Packs vector `i` of `vectors` of x. Whole warps call it: half a warp has the 128 columns of a scale.
 __device__ __forceinline__ void pack(const bf16 *x, uint8_t *codes, float *scales, uint32_t i, uint32_t vectors) {
     const uint32_t lane = threadIdx.x % 16;
     if (i / 32 * 32 >= vectors) return;
@@ -401,9 +401,9 @@ extern "C" __global__ __launch_bounds__(kGroupThreads) void pack_and_group(
     else pack(x, codes, scales, (blockIdx.x - 1) * kGroupThreads + threadIdx.x, vectors);
 }
 
-// Grid: threads over vectors of x.
+// Grid: threads over vectors of x. Arguments as of pack_and_group.
 extern "C" __global__ __launch_bounds__(kPackThreads) void pack_fp8(const bf16 *x, uint8_t *codes, float *scales,
-                                                                    uint32_t vectors) { // as above
+                                                                    uint32_t vectors) {
     release_successor();
     wait_for_predecessor();
     pack(x, codes, scales, blockIdx.x * kPackThreads + threadIdx.x, vectors);

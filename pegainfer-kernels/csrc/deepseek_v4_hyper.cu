@@ -40,7 +40,7 @@ __device__ void merge_products(const F *f, const float *post, const float *comb,
         Columns<F> token[2];
         size_t at[2];
         bool inside[2];
-        // Behind the last token it is that one again, whose results are not kept.
+        // Rows behind the last token take that token again; their results are not kept.
 #pragma unroll
         for (uint32_t i = 0; i < 2; ++i) {
             const uint32_t row = tile * kTileTokens + lane / 4 + 8 * i;
@@ -82,7 +82,7 @@ __device__ __forceinline__ void sync_columns(uint32_t threads) {
     asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
 }
 
-// The largest magnitude of a group of 128, of which a lane has eight neighbouring values. All lanes call it.
+// The largest magnitude of 128 columns, at least kLeastAmax, of which 16 lanes have eight neighbouring ones each. Whole warps call it.
 __device__ __forceinline__ float group_amax(const float (&v)[kVector]) {
     float amax = kLeastAmax;
 #pragma unroll
@@ -90,7 +90,7 @@ __device__ __forceinline__ float group_amax(const float (&v)[kVector]) {
     return reduce_lanes(amax, kGroup / kVector, Max());
 }
 
-// These values rounded to FP8.
+// A lane's eight values of a group with this largest magnitude, rounded to FP8, in bf16.
 __device__ __forceinline__ uint4 round_group(const float (&v)[kVector], float amax) {
     float low[kVector];
 #pragma unroll
@@ -99,7 +99,7 @@ __device__ __forceinline__ uint4 round_group(const float (&v)[kVector], float am
 }
 
 #define KERNEL(SUFFIX, F)                                                                                              \
-    /* Grid: splits of 64 columns, groups of tokens. Tokens `first` to `first + tokens`. */                            \
+    /* Grid: splits of 64 columns, groups of tokens. Tokens `first` to `first + tokens - 1`. */                        \
     extern "C" __global__ __launch_bounds__(kThreads, 3) void hyper_merge_products_##SUFFIX(                           \
         const F *f,                    /* [.., hidden] */                                                              \
         const float *post,             /* [.., 4] */                                                                   \
@@ -113,7 +113,7 @@ __device__ __forceinline__ uint4 round_group(const float (&v)[kVector], float am
 KERNEL(bf16, bf16)
 KERNEL(f32, float)
 
-// Grid: tokens, from `first` on. A thread has eight columns; behind them is one warp more.
+// Grid: tokens, from `first` on. A thread has eight columns; one warp more, which has none, does Sinkhorn's iteration.
 extern "C" __global__ __launch_bounds__(kMaxNormThreads) void hyper_mix_norm(
     const bf16 *streams,  // [.., 4, hidden]
     const float *partial, // [gridDim.x, splits, 32]

@@ -44,7 +44,7 @@ struct Summands {
     }
 };
 
-// Weights, read before the wait (PDL): ptxas moves loads through the read-only path behind it.
+// Loads of weights that stay before the wait for the predecessor (PDL): ptxas moves loads through the read-only path behind it.
 __device__ __forceinline__ float4 early4(const float *at) {
     float4 v;
     asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(at) : "memory");
@@ -75,7 +75,7 @@ template <> struct Four<float> { using Type = float4; };
 
 // How a block's output goes back to the streams of a token.
 struct Mixing {
-    float4 post, comb[kStreams]; // of each new stream; of each old stream, to the new ones
+    float4 post, comb[kStreams]; // weight of the output in each new stream; of old stream j in each new one
 
     __device__ __forceinline__ Mixing(const float *post_at, const float *comb_at) {
         post = *reinterpret_cast<const float4 *>(post_at);
@@ -89,14 +89,14 @@ template <typename F> struct Columns {
     typename Four<F>::Type output;
     uint2 stream[kStreams];
 
-    // All at once, so that memory is waited for once.
+    // Starts all loads before the first value is used: memory is waited for once.
     __device__ __forceinline__ void load(const F *f, const bf16 *streams, uint32_t hidden) {
 #pragma unroll
         for (uint32_t j = 0; j < kStreams; ++j) stream[j] = *reinterpret_cast<const uint2 *>(streams + j * hidden);
         output = *reinterpret_cast<const typename Four<F>::Type *>(f);
     }
 
-    // Gives the sum of the squares of the new streams.
+    // Replaces the streams by the merged ones, and returns the sum of their squares.
     __device__ __forceinline__ float merge(const Mixing &mixing) {
         const float4 block = rounded_output(output);
         const float f[4] = {block.x, block.y, block.z, block.w};
@@ -130,7 +130,7 @@ template <typename F> struct Columns {
     }
 };
 
-// Sums of 16 tokens over 16 columns of all streams.
+// The 24 mixing sums of 16 tokens over 16 columns of all streams: `high` of the first summand of the function, `low` of the others.
 struct Sums {
     Accumulator high[kTiles] = {}, low[kTiles] = {};
 
@@ -144,7 +144,7 @@ struct Sums {
         }
     }
 
-    // Token lane / 4 (`half` 0) or that plus 8, and the sum of its squares over the lane's columns, to its row.
+    // Writes the sums of token lane / 4 + 8 half, and behind them its sum of squares (`squares`: over this lane's columns), to `row`.
     __device__ __forceinline__ void store(float *row, uint32_t half, float squares) const {
 #pragma unroll
         for (uint32_t n = 0; n < kTiles; ++n) {
@@ -200,7 +200,7 @@ __device__ __forceinline__ void sinkhorn(float (&c)[kStreams][kStreams], uint32_
         for (uint32_t k = 0; k < kStreams; ++k) c[j][k] *= row.inverse(j) * column.inverse(k);
 }
 
-// How the block's output goes back, by one warp of which lane i has mixing value i.
+// Writes `post` and `comb` of a token. One warp calls it; lane i has mixing value i in `m`.
 __device__ __forceinline__ void output_mixing(float m, float *post, float *comb, uint32_t iters, float eps) {
     const uint32_t lane = threadIdx.x % 32;
     if (lane / kStreams == 1) post[lane % kStreams] = 2.f * exact_sigmoid(m);
@@ -217,17 +217,18 @@ __device__ __forceinline__ void output_mixing(float m, float *post, float *comb,
         if (lane == j) reinterpret_cast<float4 *>(comb)[j] = make_float4(c[j][0], c[j][1], c[j][2], c[j][3]);
 }
 
-// The sum of four squares, and sums over a warp, neighbours first.
+// The sum of the squares of four values.
 __device__ __forceinline__ float square4(const float *v) {
     return fmaf(v[3], v[3], fmaf(v[2], v[2], fmaf(v[1], v[1], v[0] * v[0])));
 }
+// The sum over a warp, neighbouring lanes first.
 __device__ __forceinline__ float near_sum(float x) {
 #pragma unroll
     for (uint32_t step = 1; step < 32; step *= 2) x += __shfl_xor_sync(kAll, x, step);
     return x;
 }
 
-// A lane's mixing value from its sum, lane 24 having that of the squares.
+// The mixing value of a sum over `width` columns, whose squares add up to `squares`.
 __device__ __forceinline__ float mixing_value(float sum, float squares, uint32_t width, float eps, float scale, float base) {
     return sum * inverse_rms(squares, width, eps) * scale + base;
 }

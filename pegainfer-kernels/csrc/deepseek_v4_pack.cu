@@ -19,7 +19,7 @@ using namespace limits::deepseek_v4_pack;
 
 constexpr uint32_t kLanes = kGroup / kVector; // of a group: a vector each
 
-// A vector in f32.
+// A vector of eight bf16 values, in f32.
 struct Eight {
     float v[kVector];
     __device__ __forceinline__ explicit Eight(const uint4 &from) {
@@ -33,8 +33,8 @@ struct Eight {
     __device__ __forceinline__ Eight() {}
 };
 
-// A group's codes and its scale. All lanes of the warp call it, each 16 of them with a group. Multiplying by the inverse of the
-// scale, a power of two, is exact.
+// Writes the codes and the scale of a group of 128 columns, unless it is not `valid`. All lanes of the warp call it, each 16 of them with
+// a group. Multiplying by the inverse of the scale, a power of two, is exact.
 __device__ __forceinline__ void pack_group(const Eight &x, uint8_t *codes, float *scale_at, bool valid) {
     float amax = kLeastAmax;
 #pragma unroll
@@ -52,7 +52,7 @@ __device__ __forceinline__ void pack_group(const Eight &x, uint8_t *codes, float
     if (threadIdx.x % kLanes == 0) *scale_at = scale;
 }
 
-// A group of each 16 threads of the grid: its row and its place in the row.
+// The group of each 16 threads of the grid: its row and its number in the row.
 struct GroupOf {
     uint32_t row, group;
     bool valid;
@@ -63,7 +63,7 @@ struct GroupOf {
     __device__ __forceinline__ uint32_t column() const { return group * kGroup + threadIdx.x % kLanes * kVector; }
 };
 
-// 2^(scale - 127) of each scale of `first` and then of `second`, `each` of them; null: none.
+// Writes 2^(scale - 127) of the `each` scales of `first`, and behind them of those of `second`, which may be null.
 __device__ __forceinline__ void widen_scales(const uint8_t *first, const uint8_t *second, uint32_t each, float *out) {
     uint32_t all = second ? 2 * each : each;
     for (uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < all; i += gridDim.x * kThreads) {
@@ -88,7 +88,7 @@ extern "C" __global__ __launch_bounds__(kThreads) void pack_activations(
     widen_scales(first, second, each, weight_scales);
 }
 
-// Grid: as pack_activations. Gate and up in the columns of one matrix.
+// Grid: as pack_activations. Gate and up may be columns of one matrix, whose rows are `pitch` elements apart.
 extern "C" __global__ __launch_bounds__(kThreads) void pack_swiglu(
     const bf16 *gate,       // [m, width], rows `pitch` elements apart
     const bf16 *up,
@@ -132,7 +132,7 @@ extern "C" __global__ __launch_bounds__(kThreads) void widen_e8m0(
     to[0] = wide[0], to[1] = wide[1];
 }
 
-// A block a row, which every thread has read before one of them writes.
+// Adds `routed` to one row. The block reads all of the row before any thread writes: y and the sum overlap.
 template <typename T>
 __device__ __forceinline__ void add_row(const float *__restrict__ routed, T *out, uint32_t hidden) {
     release_successor();

@@ -1,5 +1,5 @@
-// DeepSeek-V4's GEMM at few tokens on Hopper (deepseek_v4_skinny.cuh): out = x wᵀ; rows of w in groups, each with columns of x of its
-// own.
+// DeepSeek-V4's GEMM at few tokens on Hopper (deepseek_v4_skinny.cuh): out = x wᵀ. The rows of w may be in groups, each with its own
+// columns of x.
 //
 // w: [n, k] in FP8 with E8M0 scales [n / 128, k / 128], or bf16. Entry points by what x is:
 //
@@ -17,7 +17,7 @@
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 using namespace skinny;
 
-// Rows of a matrix, and where their sums go.
+// A weight of `n` rows, and where its results go.
 struct Matrix {
     const uint8_t *codes, *scales;
     void *out; // [m, n]
@@ -29,7 +29,7 @@ __device__ __forceinline__ Matrix bf16_matrix(const bf16 *w, void *out, uint32_t
     return {reinterpret_cast<const uint8_t *>(w), nullptr, out, n, to_f32};
 }
 
-// Rows of the weight from `first_row` on times all tokens of this block; `fill` puts them to shared memory.
+// The tiles of the weight from row `first_row` on times the tokens of this block, which `fill` puts into shared memory.
 template <Format F, int N, bool Split, typename Fill>
 __device__ __forceinline__ void gemm_tiles(const Matrix &w, uint32_t first_row, uint32_t m, uint32_t k, const Share &share, Fill fill) {
     extern __shared__ __align__(1024) uint8_t shared[];
@@ -67,7 +67,7 @@ __device__ void gemm(const bf16 *x, const Matrix &w, uint32_t m, uint32_t k, uin
     });
 }
 
-// The rows of packed tokens from `first` on.
+// The packed rows of the tokens from `first` on; null behind the last one.
 struct PackedRows {
     const uint8_t *rows;
     uint32_t first, m, k;
@@ -154,7 +154,7 @@ KERNEL(skinny_exact_8, Format::kBf16, bf16, 8, false)
 KERNEL(skinny_exact_16, Format::kBf16, bf16, 16, false)
 KERNEL(skinny_exact_32, Format::kBf16, bf16, 32, false)
 
-// The same grid.
+// The grid is that of the kernels above.
 #define KERNELS(N)                                                                                                     \
     extern "C" __global__ __launch_bounds__(512, 1) void skinny_packed_##N(                                            \
         const uint8_t *x,    /* [m, packed row of k] */                                                                \
@@ -195,6 +195,6 @@ extern "C" __global__ __launch_bounds__(128) void pack_rows(
     const float amax = fmaxf(reduce_lanes(own, 32, Max()), kLeastAmax);
     pack_group(out + size_t(row) * packed_bytes(k), k, group % (k / kGroup), make_float4(low.x, low.y, high.x, high.y), amax);
 #else
-    __trap(); // not used
+    __trap(); // not launched: takes_packed_rows is false here
 #endif
 }

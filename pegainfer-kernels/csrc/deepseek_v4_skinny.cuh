@@ -24,7 +24,7 @@ namespace skinny {
 
 constexpr uint32_t kTileRows = 64;
 constexpr uint32_t kDepth = 128;  // columns of a step
-constexpr uint32_t kLane = 32;    // of these, those of a lane
+constexpr uint32_t kLane = 32;    // columns of a step that a lane reads
 constexpr int kEntries = 20;      // tables of FP4 values, for shifts of -13 to 6
 constexpr int kTopShift = 6;      // 6 * 2^6 is the largest E2M1 value that e4m3 has
 
@@ -54,7 +54,7 @@ FROM_REGISTERS(32, 16, NAMES_16, "%16", "%17", "%18", "%19", "%20", "%21", ACCUM
 
 // ---- weights
 
-// Where the lane's columns of its two rows begin, and their scales.
+// Addresses of the first columns of a lane in its two rows, and of the rows' scales.
 struct Weight {
     const uint8_t *low, *high, *low_scales, *high_scales;
 };
@@ -67,7 +67,7 @@ __device__ __forceinline__ uint4 read_weights(const uint8_t *at) {
     return v;
 }
 
-// Rows `low` and `high` of a matrix of `k` columns, as this lane reads them.
+// The addresses of rows `low` and `high` of a matrix of `k` columns, for this lane.
 template <Format F>
 __device__ __forceinline__ Weight weight_of(const uint8_t *codes, const uint8_t *scales, uint32_t low, uint32_t high, uint32_t k) {
     constexpr uint32_t kValues = Codes<F>::kValues; // of 16 bytes
@@ -80,7 +80,7 @@ __device__ __forceinline__ Weight weight_of(const uint8_t *codes, const uint8_t 
     return {row(low), row(high), scale(low), scale(high)};
 }
 
-// A step's columns of the lane's two rows as they are stored.
+// The columns of a step that a lane has of its two rows, as they are in memory, and their scales.
 template <Format F> struct Stored {
     static constexpr uint32_t kReads = kLane / Codes<F>::kValues; // of 16 bytes
     uint4 low[kReads], high[kReads];
@@ -100,7 +100,7 @@ template <Format F> struct Stored {
     }
 };
 
-// A step's operand A: registers of wgmma step s from 4 s on, and the factor of each row.
+// Operand A of a step: the registers of wgmma s are a[4 s] to a[4 s + 3]. The factors multiply the sums of the two rows.
 template <Format F> struct Operand {
     uint32_t a[F == Format::kBf16 ? 32 : 16];
     float low_factor, high_factor;
@@ -122,7 +122,8 @@ __device__ __forceinline__ void widen_fp4(uint32_t word, uint2 table, uint32_t &
     second = permute(table.x, table.y, magnitudes >> 16) | (signs1 & 0x80808080u);
 }
 
-// The largest of a row's four scales of a step, and the table of this lane's 32 columns.
+// The table of magnitudes for this lane's 32 columns, relative to the largest of the row's four scales of a step. `factor`: that scale
+// over 2^6, which multiplies the sums.
 __device__ __forceinline__ uint2 table_of(uint32_t scales, const uint2 *tables, float &factor) {
     const uint32_t own = scales >> (threadIdx.x % 4 * 8) & 255;
     const int top = max(max(scales & 255, scales >> 8 & 255), max(scales >> 16 & 255, scales >> 24));
@@ -155,7 +156,7 @@ template <Format F> __device__ __forceinline__ Operand<F> operand_of(const Store
     return out;
 }
 
-// The eight magnitudes of E2M1 times 2^(entry - 13) in e4m3.
+// Fills entry e with the eight magnitudes of E2M1 times 2^(e - 13), in e4m3. All threads of the block call it.
 __device__ __forceinline__ void fill_tables(uint2 *tables) {
     if (threadIdx.x >= kEntries) return;
     uint64_t codes = 0;
@@ -179,7 +180,7 @@ __device__ __forceinline__ float2 from_e4m3(uint32_t codes) {
     return __half22float2(reinterpret_cast<const __half2 &>(halves));
 }
 
-// The power of two that the values of a warp are divided by; `largest` of this lane.
+// The scale of the 128 values of a warp, a power of two; `largest`: the largest magnitude of this lane.
 __device__ __forceinline__ float scale_of(float largest) {
     const uint32_t bits = __reduce_max_sync(kAll, __float_as_uint(largest));
     return ceil_power_of_two(fmaxf(__uint_as_float(bits), kLeastAmax) / E4M3::kMax);
@@ -188,7 +189,7 @@ __device__ __forceinline__ float scale_of(float largest) {
 // Bytes of a step's tokens in shared memory: N rows of 128 columns with the 128-byte swizzle.
 template <Format F, int N> constexpr uint32_t kTokenBytes = N * kDepth * (F == Format::kBf16 ? 2 : 1);
 
-// A warp puts 128 columns of a token to its row of a step's tokens: 4 columns a lane, in two pairs. `scales`: of the step's tokens.
+// Puts 128 columns of token t into its row of a step's tokens: a warp calls it, with four columns a lane. `scales`: of the step's tokens.
 // In FP8 the columns become e4m3 times a power of two; with `Split` the sum of two such values, in rows t and t + N / 2, which
 // is as exact as bf16.
 template <Format F, int N, bool Split>
@@ -227,10 +228,10 @@ __device__ __forceinline__ void put_token(uint8_t *tokens, float *scales, uint32
 
 // ---- the GEMM of a warpgroup
 
-template <int N> using Sums = float[N / 2]; // a wgmma accumulator: columns 8 j + 2 q, + 1 of rows low, then high
+template <int N> using Sums = float[N / 2]; // a wgmma accumulator: tokens 8 j + 2 q and the next of the low row, then of the high one
 
-// Adds `count` steps of the tile from step `first` of the matrix on, of which `left` belong to the warpgroup. `stored`: the first
-// AHEAD steps, already under way; at the end those behind the `count` ones. `tokens`, `scales`: of the first step.
+// Adds `count` steps, from step `first` of the matrix on, to `total`; the warpgroup has `left` steps from there on. `stored` has the loads
+// of the first AHEAD steps under way, and at the end those of the steps behind the `count` ones. `tokens`, `scales`: of the first step.
 template <Format F, int N, int AHEAD>
 __device__ __forceinline__ void multiply(Sums<N> &total, Stored<F> (&stored)[AHEAD], const Weight &weight, uint32_t first,
                                          uint32_t count, uint32_t left, const uint8_t *tokens, const float *scales,
@@ -275,7 +276,7 @@ __device__ __forceinline__ void multiply(Sums<N> &total, Stored<F> (&stored)[AHE
 
 // ---- sums over the segments
 
-// A block's sums of one segment: [N, 64], a token's rows side by side.
+// Writes a warpgroup's sums of one segment to shared memory: [N, 64], the rows of a token side by side.
 template <int N> __device__ __forceinline__ void put_sums(float *segment, const Sums<N> &sums) {
     const uint32_t lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane / 4;
 #pragma unroll
@@ -307,11 +308,11 @@ __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.w
 // cluster have `splits` each.
 struct Share {
     uint32_t blocks, rank;             // of the cluster
-    uint32_t splits, tile, split;      // of the block; of this warpgroup: its tile in the block, its segment in the block
+    uint32_t splits, tile, split;      // segments of the block; tile and segment of this warpgroup among those of the block
     uint32_t first_tile;               // of the block
     uint32_t block_first, block_steps; // steps of the block
-    uint32_t block_most;               // of any block
-    uint32_t first, count;             // of them those of this warpgroup
+    uint32_t block_most;               // steps of the block that has the most
+    uint32_t first, count;             // steps of this warpgroup among those of the block
 
     __device__ __forceinline__ Share(uint32_t k, uint32_t splits) : splits(splits) {
         const uint32_t warpgroup = __shfl_sync(kAll, threadIdx.x / 128, 0); // the compiler then knows that it is the warp's
@@ -335,7 +336,7 @@ struct Share {
     }
 };
 
-// Parts of the block's shared memory.
+// The block's shared memory, as SkinnyPlan::shared counts it.
 template <Format F, int N> struct Memory {
     uint8_t *tokens; // [steps, kTokenBytes]
     float *scales;   // [steps, N]
@@ -373,7 +374,7 @@ __device__ __forceinline__ void put_tokens(const Memory<F, N> &memory, const Sha
     __syncthreads();
 }
 
-// The same from packed rows (deepseek_v4.cuh), of `k` columns.
+// Copies the block's steps of the tile's tokens from packed rows of `k` columns (deepseek_v4.cuh). `token(t)`: as above.
 template <int N, typename Token>
 __device__ __forceinline__ void copy_tokens(const Memory<Format::kFp8, N> &memory, const Share &share, uint32_t k, Token token) {
     constexpr uint32_t kVectors = kDepth / 16; // of a step
@@ -427,7 +428,7 @@ template <Format F, int N, bool Split> struct Result {
         return sum;
     }
 
-    // Gives every block of the cluster the sums of its part.
+    // Sends to every block of the cluster this block's sums of that block's part.
     __device__ __forceinline__ void exchange() const {
         cluster_wait(); // all blocks have begun
         for (uint32_t i = threadIdx.x; i < share.tiles() * kElements; i += blockDim.x)
@@ -437,7 +438,8 @@ template <Format F, int N, bool Split> struct Result {
     }
 };
 
-// Multiplies and adds up. SEGMENT: steps of a segment of k, a multiple of AHEAD; 0: a warpgroup has one segment.
+// Multiplies the block's share and adds up all segments. SEGMENT: steps of a segment of k, a multiple of AHEAD; with 0 all steps of a
+// warpgroup are one segment.
 template <Format F, int N, bool Split, uint32_t SEGMENT = 0, int AHEAD>
 __device__ __forceinline__ Result<F, N, Split> multiply_share(const Memory<F, N> &memory, const Share &share,
                                                               Stored<F> (&stored)[AHEAD], const Weight &weight,
@@ -469,7 +471,7 @@ __device__ __forceinline__ Result<F, N, Split> multiply_share(const Memory<F, N>
     return result;
 }
 
-// The weights of the first steps.
+// Starts the loads of the weights of the warpgroup's first steps.
 template <Format F, int AHEAD>
 __device__ __forceinline__ void read_ahead(Stored<F> (&stored)[AHEAD], const Weight &weight, const Share &share) {
 #pragma unroll

@@ -36,7 +36,7 @@ __device__ __forceinline__ void copy_row(const T *__restrict__ from, T *__restri
     for (uint32_t i = threadIdx.x; i < width; i += blockDim.x) to[i] = from[i];
 }
 
-// An f32 sum over ranks is rounded to the streams' dtype first.
+// Merges the block's output f into the streams of a token. An f32 f, a sum over ranks, is rounded to the streams' dtype first.
 template <typename F, typename T>
 __device__ void merge_token(const F *__restrict__ f, const float *__restrict__ post, const float *__restrict__ comb,
                             T *__restrict__ streams, uint32_t hidden) {

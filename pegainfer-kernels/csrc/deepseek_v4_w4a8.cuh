@@ -21,15 +21,15 @@
 
 namespace w4a8 {
 constexpr uint32_t kStep = 128;     // columns of a step
-constexpr uint32_t kScaled = 32;    // columns of a weight's scale
-constexpr uint32_t kRowBytes = 64;  // of a weight's row in a step
+constexpr uint32_t kScaled = 32;    // columns that share a weight's scale
+constexpr uint32_t kRowBytes = 64;  // bytes of a weight's row in a step
 constexpr uint32_t kTable = 256;    // entries: one for each ref - s
 
 // Where the four neighbouring columns 4 word to 4 word + 3 of a step lie among the words of a token's 128 bytes: a thread's
 // columns 32 q + 8 s + 4 h + i are element i of register (q, h) of the step's wgmma s.
 __device__ __forceinline__ uint32_t permuted(uint32_t word) { return word % 8 / 2 * 8 + word % 2 * 4 + word / 8; }
 
-// Entry ref - s of the table: the magnitudes of E2M1 times 2^(6 - (ref - s)), as e4m3. Called by `threads` threads.
+// Fills entry ref - s of the table with the magnitudes of E2M1 times 2^(6 - (ref - s)), as e4m3. `threads` threads call it.
 __device__ __forceinline__ void fill_table(uint2 *table, uint32_t thread, uint32_t threads) {
     for (uint32_t i = thread; i < kTable; i += threads) {
         float unit = i < 100 ? __uint_as_float((127 + 6 - i) << 23) : 0.f;
@@ -38,7 +38,7 @@ __device__ __forceinline__ void fill_table(uint2 *table, uint32_t thread, uint32
     }
 }
 
-// What multiplies a row's sum.
+// The factor 2^(ref - 127 - 6) of a row's sum.
 __device__ __forceinline__ float row_factor(uint32_t ref) { return ldexpf(1.f, int(ref) - 127 - 6); }
 
 __device__ __forceinline__ uint4 shared16(uint32_t at) {
@@ -83,12 +83,12 @@ struct RowCodes {
 // A thread's registers of operand A of a step's wgmma.
 struct OperandA {
     uint32_t x[4];
-    // Of wgmma `part` of the step.
+    // Sets the registers for wgmma `part` of the step.
     __device__ __forceinline__ void set(const RowCodes &codes, int part) {
         const uint32_t top[4] = {codes.top.x, codes.top.y, codes.top.z, codes.top.w};
         const uint32_t bottom[4] = {codes.bottom.x, codes.bottom.y, codes.bottom.z, codes.bottom.w};
         widen(top[part], codes.top_table, x[0], x[2]), widen(bottom[part], codes.bottom_table, x[1], x[3]);
-        // Here, not where it is used: the compiler moves it otherwise.
+        // Keeps the compiler from moving the widening to where the registers are used.
         for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(x[i]));
     }
 };

@@ -35,7 +35,6 @@ template <int N> __device__ __forceinline__ void wgmma_wait() {
 #define ACCUMULATORS_32(d, i)                                                                                          \
     ACCUMULATORS_8(d, i), ACCUMULATORS_8(d, i + 8), ACCUMULATORS_8(d, i + 16), ACCUMULATORS_8(d, i + 24)
 #define ACCUMULATORS_16(d, i) ACCUMULATORS_8(d, i), ACCUMULATORS_8(d, i + 8)
-#define ACCUMULATORS_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define NAMES_4 "%0, %1, %2, %3"
 #define NAMES_8 NAMES_4 ", %4, %5, %6, %7"
 #define NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
@@ -111,8 +110,8 @@ template <bool First> __device__ __forceinline__ void wgmma_fp8(float (&d)[32], 
                  : "l"(a), "l"(b), "n"(int(!First)));
 }
 
-// The same with a in registers: 4 codes a register, row group and group + 8 of the warp's 16 at columns 4 quad on, then the
-// same rows at columns 16 + 4 quad on. n = 8, 16 or a multiple of 16 up to 128.
+// The same with a in registers, n a multiple of 16 up to 128. Lane 4 g + q has four e4m3 codes a register: a[0] and a[1] are rows g and
+// g + 8 of the warp's 16 from column 4 q on, a[2] and a[3] the same rows from column 16 + 4 q on.
 #define WGMMA_FP8_REGISTERS(N, D, NAMES, A0, A1, A2, A3, B, KEEP, ...)                                                 \
     template <bool First> __device__ __forceinline__ void wgmma_fp8(float (&d)[D], const uint32_t (&a)[4], uint64_t b) { \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #KEEP ", 0;\n"                                               \
@@ -121,7 +120,6 @@ template <bool First> __device__ __forceinline__ void wgmma_fp8(float (&d)[32], 
                      : __VA_ARGS__                                                                                     \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(!First)));                          \
     }
-WGMMA_FP8_REGISTERS(8, 4, NAMES_4, 4, 5, 6, 7, 8, 9, ACCUMULATORS_4(d, 0))
 WGMMA_FP8_REGISTERS(16, 8, NAMES_8, 8, 9, 10, 11, 12, 13, ACCUMULATORS_8(d, 0))
 WGMMA_FP8_REGISTERS(32, 16, NAMES_16, 16, 17, 18, 19, 20, 21, ACCUMULATORS_16(d, 0))
 WGMMA_FP8_REGISTERS(48, 24, NAMES_24, 24, 25, 26, 27, 28, 29, ACCUMULATORS_16(d, 0), ACCUMULATORS_8(d, 16))
