@@ -5,11 +5,11 @@
 pub struct StepBounds {
     /// Input tokens.
     pub tokens: usize,
-    /// Rows.
+    /// Rows: sequences of a step.
     pub rows: usize,
-    /// Samples.
+    /// Tokens behind which a token is sampled.
     pub samples: usize,
-    /// Draft tokens of a row, at most: slots remember so many tokens more.
+    /// Draft tokens that a row verifies. The rings of a slot are longer by as many tokens.
     pub drafts: usize,
     /// Tokens of context.
     pub context: usize,

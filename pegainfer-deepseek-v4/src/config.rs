@@ -102,9 +102,9 @@ pub struct Config {
     pub hidden_size: usize,
     /// One for each decoder layer.
     pub layers: Vec<LayerKind>,
-    /// Draft layers of the checkpoint.
+    /// Kind and number of the draft layers of the checkpoint.
     pub drafts: Drafts,
-    /// Whether they are loaded; otherwise they are only recognised.
+    /// Whether the draft layers are loaded; otherwise their tensors are only recognised.
     pub loads_drafts: bool,
     /// Query heads; there is one head of keys, which are the values, too.
     pub heads: usize,

@@ -1,4 +1,4 @@
-//! What the layer that drafts needs besides the activations of the others.
+//! Memory that the layer that drafts (multi-token prediction) needs besides the activations of the model's layers.
 
 use crate::config::{Config, STREAMS};
 use crate::normed::Normed;
@@ -6,17 +6,17 @@ use crate::numerics::Numerics;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, Tensor};
 
-/// Tokens whose streams are projected at once.
+/// Tokens whose residual streams are projected at once: bounds the memory of [`DraftWorkspace::streams`].
 const JOINED_TOKENS: usize = 256;
 
-/// Allocated once for the largest step.
+/// Workspace and constants of the layer that drafts, allocated once for the largest step.
 #[derive(Debug)]
 pub(crate) struct DraftWorkspace {
-    /// Streams of some tokens, normalised, `[4 * joined tokens, hidden]`.
+    /// Normalised residual streams of up to 256 tokens, a row for each stream, `[4 * tokens, hidden]`.
     pub streams: Normed,
-    /// A block's output that is added to each stream: ones, `[tokens, 4]` f32.
+    /// `post` of a `hyper_merge` that adds the block's output to each stream as it is: ones, `[tokens, 4]` f32.
     pub add: Tensor,
-    /// Streams that are not mixed: identities, `[tokens, 4, 4]` f32.
+    /// `comb` of a `hyper_merge` that does not mix the streams: identities, `[tokens, 4, 4]` f32.
     pub keep: Tensor,
 }
 

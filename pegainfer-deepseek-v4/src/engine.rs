@@ -47,23 +47,23 @@ pub struct LoadOptions {
     /// Load rank 0 of so many alone: what it sends to the others comes back as theirs. One rank can be developed and timed on one
     /// GPU so; what it generates means nothing.
     pub loop_back_ranks: Option<usize>,
-    /// Compare what the ranks hold after each step, for development.
+    /// Compare tokens and state of all ranks after each step, bit for bit. For development: slow. No effect with one rank.
     pub check_ranks: bool,
     /// Replay decode steps as CUDA graphs, on a GPU.
     pub cuda_graph: bool,
-    /// Whether and how it drafts.
+    /// Speculative decoding: how tokens are drafted, and how many; `None` for none.
     pub speculation: Option<Speculation>,
     /// Which roundings a run has.
     pub numerics: Numerics,
 }
 
-/// A tensor of the layer that drafts.
+/// A tensor that every checkpoint with the layer that drafts has.
 const DRAFT_TENSOR: &str = "mtp.0.e_proj.weight";
 
 /// Upper bound of the default for compressed entries.
 pub const DEFAULT_KV_BYTES: u64 = 4 << 30;
 
-/// Most tokens of a step that an engine runs before it serves.
+/// Tokens of the largest step of the warm-up.
 const WARM_UP_TOKENS: usize = 4096;
 
 /// A loaded engine, ready for its thread, and what start-up prints about it.
@@ -172,7 +172,7 @@ fn bounds(config: &Config, options: &LoadOptions) -> Result<StepBounds, LoadErro
     })
 }
 
-/// `config` with the layer that drafts, where the options ask for it.
+/// `config`, which loads the layer that drafts if the options ask for drafts by the model. An error if it has none that can.
 fn with_drafts(config: Config, options: &LoadOptions) -> Result<Config, LoadError> {
     let loads_drafts = Speculation::by_model(options.speculation.as_ref());
     let reason = match config.drafts {
@@ -191,8 +191,8 @@ fn with_drafts(config: Config, options: &LoadOptions) -> Result<Config, LoadErro
 }
 
 /// The ops of one step on rank 0 of `ranks`, without weights or memory: `batch` rows that each add `tokens` tokens to a context
-/// of `context` tokens in all, and sample. Exchanges are those of GPUs that access each other's memory. Of a model that drafts, it is the
-/// step without what drafts behind it, over slots that remember a token more.
+/// of `context` tokens in all, and sample. Exchanges are those of GPUs that access each other's memory. Where `config`
+/// loads the layer that drafts, the passes of that layer are left out, and slots have the rings for one draft token.
 pub fn record(
     config: &Config,
     numerics: Numerics,

@@ -24,10 +24,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Tokens of the smallest step of a warm-up, above those that run as decode steps do.
+/// Tokens of the first step of a warm-up for more tokens. Steps of up to 128 tokens need none: their GEMMs run without cuBLASLt.
 const MIN_WARM_UP: usize = 256;
 
-/// The first layers, in which every kind of attention and of router occurs.
+/// Number of the first layers in which every kind of attention and of router of the model occurs.
 fn distinct_layers(config: &Config) -> usize {
     let kind = |i: usize| (config.layers[i], i < config.hash_layers);
     let is_new = |i: &usize| !(0..*i).any(|before| kind(before) == kind(*i));
@@ -40,16 +40,18 @@ pub struct Executor {
     config: Arc<Config>,
     numerics: Numerics,
     ranks: Ranks<Rank>,
-    /// Of rank 0.
+    /// Readbacks of the tokens that rank 0 draws.
     readbacks: Readbacks,
-    /// Of rank 0, where the layer that drafts is loaded.
+    /// Readbacks of the drafts of rank 0; `None` if the layer that drafts is not loaded.
     drafting: Option<Drafting>,
+    /// A forced acceptance length, for timing.
     synthetic: Option<SyntheticAcceptance>,
     /// Whether to compare the ranks after each step.
     checks_ranks: bool,
-    /// The steps in flight, oldest first, where something follows from the tokens that they draw.
+    /// Copies of the steps in flight, oldest first. Empty unless something follows a step once its tokens are known: drafts, a forced
+    /// acceptance, or the comparison of the ranks.
     followed: VecDeque<Step>,
-    /// Whether to time the ops of the next step.
+    /// Whether to time the ops of the steps that are launched from now on.
     times_ops: bool,
     /// The ops of rank 0 in the last step whose ops were timed.
     timed_ops: Vec<(OpRecord, Duration)>,
@@ -90,12 +92,14 @@ impl Executor {
         })
     }
 
-    /// For timing: see [`Speculation::synthetic_acceptance_length`](pegainfer_core::schedule::speculation::Speculation).
+    /// Forces the acceptance length of drafts, for timing; see
+    /// [`Speculation::synthetic_acceptance_length`](pegainfer_core::schedule::speculation::Speculation).
     pub fn set_synthetic_acceptance(&mut self, synthetic: Option<SyntheticAcceptance>) {
         self.synthetic = synthetic;
     }
 
-    /// Compare what the ranks hold after each step, bit for bit; a difference is an error of the step. For development: slow.
+    /// From now on, compares tokens and state of all ranks after each step, bit for bit; a difference is an error of the step. For
+    /// development: slow. No effect with one rank.
     pub fn check_ranks(&mut self) {
         self.checks_ranks = self.ranks.count() > 1;
     }
@@ -111,8 +115,9 @@ impl Executor {
         self.finish()
     }
 
-    /// Loads kernels, and lets cuBLASLt choose its own, for steps of up to `tokens` tokens: the first requests would wait for that.
-    /// Runs the first layers, in which there is one of each kind. Without a GPU there is nothing to do.
+    /// Warm-up of a GPU for steps of up to `tokens` tokens: loads kernels and plans the GEMMs of cuBLASLt, for which the first requests
+    /// would wait. Runs prompts of 256, 512, … and `tokens` tokens through the first layers in which every kind of layer occurs. On other
+    /// devices there is nothing to do.
     pub fn warm_up(&mut self, tokens: usize) -> Result<(), OpError> {
         if self.ranks.first().exec.device() != Device::Cuda {
             return Ok(());
@@ -122,12 +127,10 @@ impl Executor {
         let ran = sizes.chain([tokens]).try_for_each(|n| self.run(&plan::uniform(1, n, n)).map(drop));
         self.set_layers(self.config.layers.len())?;
         ran?;
-        self.ranks.run(move |rank| {
-            plan_gemms(&mut rank.exec, tokens);
-            Ok(())
-        })
+        self.ranks.run(move |rank| rank.exec.install(|exec| plan_gemms(exec, tokens)))
     }
 
+    /// Lets steps run through the first `layers` layers only.
     fn set_layers(&mut self, layers: usize) -> Result<(), OpError> {
         self.ranks.run(move |rank| {
             rank.layers = layers;
@@ -170,7 +173,8 @@ impl Executor {
         self.readbacks.start(exec, sampler, &step.samples)
     }
 
-    /// Launches the passes of the layer that drafts behind `step`, which drew `drawn`, and waits for the drafts of each row.
+    /// Runs the layer that drafts behind `step`, whose samples drew `drawn`, and waits for the drafts of each row. Empty if that layer is
+    /// not loaded.
     fn draft(&mut self, step: &Step, drawn: &[u32]) -> Result<Vec<Vec<u32>>, OpError> {
         let Self { config, numerics, ranks, drafting: Some(drafting), .. } = self else { return Ok(Vec::new()) };
         let (mut pass, rows) = drafting::first_pass(step, drawn);
@@ -225,8 +229,8 @@ impl Measurable for Executor {
 impl StepExecutor for Executor {
     type State = StateSlots;
 
-    /// A device that computes beside the host can have the next step waiting, unless that begins with drafts of this one, or
-    /// the ranks are compared between them.
+    /// On a GPU the next step can be launched while one runs, unless it begins with drafts of that one, or the ranks are compared between
+    /// the two.
     fn useful_depth(&self) -> usize {
         let waits = self.drafting.is_some() || self.checks_ranks;
         let overlaps = self.ranks.first().exec.device() == Device::Cuda && !waits;
@@ -249,7 +253,7 @@ impl StepExecutor for Executor {
 
     fn finish(&mut self) -> Result<Outcome, OpError> {
         let outcome = self.readbacks.finish();
-        // A rank that has failed on its device has left the others without its part.
+        // An error of another rank explains that of rank 0, which has waited for it.
         self.ranks.check()?;
         let mut outcome = outcome?;
         if let Some(step) = self.followed.pop_front().filter(|_| self.ranks.first().exec.device() != Device::Meta) {
@@ -281,7 +285,8 @@ impl StepExecutor for Executor {
     }
 }
 
-/// Pass `pass`, from 1 on, of the layer that drafts behind `step`. A row that wants no more drafts has no slot.
+/// Pass `pass`, from 1 on, of the layer that drafts behind `step`, see [`drafting::next_pass`], with the state slots of its rows. A row
+/// that wants no more drafts has none.
 fn next_pass(step: &Step, rows: &[DraftRow], pass: usize) -> Step {
     let mut next = drafting::next_pass(step, rows, pass, PAGE_TOKENS);
     let segment = |(row, first): (&DraftRow, u32)| {

@@ -51,7 +51,8 @@ impl Pass<'_> {
         self.sampled_rows(&weights.head_hyper, &weights.norm)
     }
 
-    /// Runs a layer up to the output of its experts; `first`: no block's output goes to the streams before it.
+    /// Runs a layer up to the output of its experts, which [`enter`](Self::enter) or [`leave`](Self::leave) adds to the streams. `first`:
+    /// there is no such output before this layer.
     fn layer(&mut self, layer: &Layer, kind: LayerKind, state: &mut LayerState, first: bool) -> Result<(), OpError> {
         match first {
             true => self.enter_first(&layer.attn_hyper, &layer.attn_norm)?,
@@ -67,7 +68,7 @@ impl Pass<'_> {
         self.shard.ranks > 1
     }
 
-    /// Token ids to `embedded`.
+    /// Looks up the token ids: writes `embedded`.
     fn embed(&mut self) -> Result<(), OpError> {
         let first = self.shard.vocab(self.config).start;
         let shared = self.is_shared();
@@ -86,7 +87,7 @@ impl Pass<'_> {
         HyperSpec { iters: c.sinkhorn_iters, eps: c.hc_eps, norm_eps: c.rms_norm_eps }
     }
 
-    /// Streams to the normalised input of the first block.
+    /// Mixes the streams to the input of the first block and normalises it: writes `normed`.
     fn enter_first(&mut self, hyper: &HyperWeights, norm: &Tensor) -> Result<(), OpError> {
         let (spec, eps) = (self.hyper_spec(), self.config.rms_norm_eps);
         let Self { exec, work, .. } = self;
@@ -94,7 +95,7 @@ impl Pass<'_> {
         work.normed.norm(exec, &work.mixed, norm, eps)
     }
 
-    /// The output of the block before goes to the streams, and they to the normalised input of a block.
+    /// Adds the output of the block before to the streams, mixes them to the input of the next block and normalises it: writes `normed`.
     fn enter(&mut self, hyper: &HyperWeights, norm: &Tensor) -> Result<(), OpError> {
         let (spec, eps, shared) = (self.hyper_spec(), self.config.rms_norm_eps, self.is_shared());
         let Self { exec, work, .. } = self;
@@ -104,7 +105,7 @@ impl Pass<'_> {
         ops::hyper_merge_mix_norm(exec, (f, streams), hyper, (post, comb), norm, mixed, normed.outputs())
     }
 
-    /// The last block's output goes to the streams.
+    /// Adds the output of the last block to the streams.
     fn leave(&mut self) -> Result<(), OpError> {
         let shared = self.is_shared();
         let Self { exec, work, .. } = self;
@@ -112,7 +113,7 @@ impl Pass<'_> {
         ops::hyper_merge(exec, f, (&work.post, &work.comb), &mut work.streams)
     }
 
-    /// `normed` through the experts of all ranks to `output`, or to `partial` where there are several ranks.
+    /// Runs `normed` through the experts of all ranks: writes `output`, or `partial` if there are several ranks.
     fn experts(&mut self, moe: &weights::Moe) -> Result<(), OpError> {
         let shared = self.is_shared();
         let Self { exec, config, numerics, shard, inputs, work, .. } = self;

@@ -32,7 +32,7 @@ pub struct Entry {
     pub shape: Vec<usize>,
     /// How the ranks share it.
     pub split: Split,
-    /// Of a draft layer.
+    /// Whether it belongs to a draft layer.
     pub draft: bool,
 }
 

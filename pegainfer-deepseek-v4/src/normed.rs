@@ -10,16 +10,16 @@ use pegainfer_kernels::ops::deepseek_v4::{self as ops, Activation, Rounded};
 pub(crate) struct Normed {
     /// `[tokens, width]`.
     pub exact: Tensor,
-    /// None where activations are not rounded.
+    /// The rounded activation; `None` if activations are not rounded.
     low: Option<Low>,
 }
 
 /// A rounded activation.
 #[derive(Debug)]
 struct Low {
-    /// `[tokens, width]`, of the dtype of the exact one.
+    /// `[tokens, width]`, of the dtype of [`Normed::exact`].
     values: Tensor,
-    /// Their packed rows, where the device's kernels take them.
+    /// The values as packed rows (`pack_rows`); `None` if no kernel of the device takes them.
     packed: Option<Tensor>,
 }
 
@@ -49,19 +49,19 @@ impl Normed {
         }
     }
 
-    /// Writes all of them from `x`.
+    /// RMSNorm of `x`: writes the activation, and its rounded and packed forms.
     pub fn norm(&mut self, exec: &mut Exec, x: &Tensor, weight: &Tensor, eps: f32) -> Result<(), OpError> {
         let (exact, low) = self.outputs();
         ops::norm(exec, x, weight, eps, exact, low)
     }
 
-    /// All of them, for an op that writes them.
+    /// The activation and its rounded and packed forms, for an op that writes them.
     pub fn outputs(&mut self) -> (&mut Tensor, Option<Rounded<'_>>) {
         let low = self.low.as_mut().map(|Low { values, packed }| Rounded { values, packed: packed.as_mut() });
         (&mut self.exact, low)
     }
 
-    /// The input of GEMMs in the reference's precision for FP8 and FP4 matrices.
+    /// The input of GEMMs with FP8 and FP4 matrices: the rounded activation if activations are rounded, else the exact one.
     pub fn rounded(&self) -> Activation<'_> {
         match &self.low {
             Some(Low { values, packed }) => Activation { values, packed: packed.as_ref() },
@@ -69,7 +69,7 @@ impl Normed {
         }
     }
 
-    /// The input of a GEMM with `w` whose precision follows the matrix.
+    /// The input of a GEMM with `w`: as [`rounded`](Self::rounded) if `w` is FP8 or FP4, else the exact activation.
     pub fn input(&self, w: &Matrix) -> Activation<'_> {
         if w.is_quantized() { self.rounded() } else { (&self.exact).into() }
     }

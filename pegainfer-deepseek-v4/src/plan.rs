@@ -13,8 +13,8 @@ pub fn uniform(batch: usize, tokens: usize, context: usize) -> Step {
     ragged(&vec![(tokens, context); batch])
 }
 
-/// A step of `rows`, of tokens that a row adds and of its context, these included; each samples once. Slots and pages are numbered
-/// through. For plans, measurements and tests: no scheduler is asked.
+/// A step whose rows are given as (tokens that the row adds, tokens of its context with these); each row samples once. Slots and pages are
+/// numbered through. For plans, measurements and tests: no scheduler is asked.
 pub fn ragged(rows: &[(usize, usize)]) -> Step {
     let mut step = Step::ragged(PAGE_TOKENS, rows);
     let segment = |((slot, ends), (tokens, context)): ((u32, &[u32]), &(usize, usize))| {

@@ -2,7 +2,7 @@
 //!
 //! - A slot, of fixed size: the keys of the last 128 tokens, and for each compressor the tokens of entries that are not
 //!   complete yet. Everything in it is found by position (`p % ring`), so a slot needs no clearing for its next sequence. Where
-//!   steps verify draft tokens, rings are longer by as many: a refused draft has overwritten nothing that is needed.
+//!   steps verify draft tokens, rings are longer by the most that there may be: a refused draft then overwrites nothing that is needed.
 //! - Pages, which grow with the context: the compressed entries of 128 tokens each, of all layers.
 //!
 //! At a multiple of 128 tokens a slot and the pages before it are all that a sequence needs to go on; a copy of the slot
@@ -42,8 +42,8 @@ pub fn compressor_spec(config: &Config, kind: LayerKind, index: bool, numerics: 
     Some(CompressorSpec { ratio, index, quantize: numerics.quantize_kv, eps: config.rms_norm_eps })
 }
 
-/// Allocates the state of every layer, and behind them that of the layer that drafts, where it is loaded. On the CPU a page costs memory
-/// when it is first written.
+/// Allocates the state of every layer, and behind them that of the layer that drafts, if it is loaded. On the CPU a page takes memory once
+/// it is written.
 pub fn allocate(
     exec: &mut Exec,
     config: &Config,
@@ -72,7 +72,7 @@ pub fn allocate(
     kinds(config).map(layer).collect()
 }
 
-/// Of the layers, and of the one that drafts, where it is loaded.
+/// Kinds of the layers, and behind them that of the layer that drafts, if it is loaded.
 fn kinds(config: &Config) -> impl Iterator<Item = &LayerKind> {
     config.layers.iter().chain(config.loads_drafts.then_some(&LayerKind::Window))
 }
@@ -82,7 +82,7 @@ pub fn page_bytes(config: &Config, numerics: Numerics) -> usize {
     config.entry_bytes_per_token(numerics) * PAGE_TOKENS
 }
 
-/// Bytes of one slot, behind which so many drafts may be refused.
+/// Bytes of one slot if steps verify up to `drafts` draft tokens of a row.
 pub fn slot_bytes(config: &Config, numerics: Numerics, drafts: usize) -> usize {
     let ring = |spec: Option<CompressorSpec>, dim: usize| {
         let width = |spec: CompressorSpec| if spec.overlap() { 2 * dim } else { dim };

@@ -17,7 +17,7 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Values, then scores.
+    /// The outputs of the compressor's GEMMs: values, then scores.
     pub fn both(&mut self) -> [&mut Tensor; 2] {
         [&mut self.values, &mut self.scores]
     }
@@ -38,9 +38,9 @@ pub(crate) struct Workspace {
     pub post: Tensor,
     /// How the streams are mixed, `[tokens, 4, 4]` f32.
     pub comb: Tensor,
-    /// Output of a block where there is one rank, `[tokens, hidden]`.
+    /// Output of a block if there is one rank, `[tokens, hidden]`.
     pub output: Tensor,
-    /// A rank's part of it where there are several, then the sum over them, `[tokens, hidden]` f32.
+    /// If there are several ranks, this rank's part of a block's output, then the sum over the ranks, `[tokens, hidden]` f32.
     pub partial: Tensor,
     /// The rank's part of the routed experts' sum, `[tokens, hidden]` f32.
     pub routed: Tensor,
@@ -82,7 +82,7 @@ pub(crate) struct Workspace {
     pub last_normed: Tensor,
     /// The rank's columns of the logits that are computed at once, `[logits_rows, vocab / ranks]` f32.
     pub logits_part: Tensor,
-    /// Of the layer that drafts, where it is loaded.
+    /// Workspace of the layer that drafts; `None` if it is not loaded.
     pub draft: Option<DraftWorkspace>,
 }
 

@@ -1,4 +1,4 @@
-//! Whether all ranks hold the same after a step, bit for bit: for development, because it reads back what a step has written.
+//! Compares tokens and state of all ranks after a step, bit for bit. For development: it reads back what the step has written.
 
 use super::rank::Rank;
 use crate::plan::{NO_STATE, PAGE_TOKENS, Step};
@@ -9,8 +9,8 @@ use pegainfer_core::rng::mix;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Compares the tokens that `step` drew and the state in its slots and in the newest page of each row, layer by layer, behind the
-/// layers as far as they run. The error names the first difference.
+/// Compares the tokens that `step` drew, and, layer by layer, the state in its slots and in the newest page of each of its rows. The layer
+/// that drafts is not compared. The error names the first difference.
 pub(super) fn same_on_all_ranks(ranks: &mut Ranks<Rank>, step: &Step) -> Result<(), OpError> {
     let (found, step) = (Arc::new(Mutex::new(Vec::new())), Arc::new(step.clone()));
     let all = found.clone();
@@ -33,7 +33,7 @@ pub(super) fn same_on_all_ranks(ranks: &mut Ranks<Rank>, step: &Step) -> Result<
 }
 
 impl Rank {
-    /// Of the tokens, then of each layer's state.
+    /// Hash of the tokens that `step` drew, then one of the state of each layer that it ran through.
     fn hashes(&self, step: &Step) -> Result<Vec<u64>, OpError> {
         let mut drawn = vec![0u32; step.samples.len()];
         self.exec.read(&self.sampler.sampled, 0, &mut drawn)?;
@@ -43,7 +43,7 @@ impl Rank {
     }
 }
 
-/// Of what the step's rows have in a layer.
+/// Hash of the state of a layer that belongs to the rows of `step`: their slots, and their newest pages.
 fn layer_hash(exec: &Exec, layer: &LayerState, step: &Step) -> Result<u64, OpError> {
     let mut hash = 0;
     let mut add = |tensor: &Tensor, row: u32| -> Result<(), OpError> {
@@ -63,7 +63,7 @@ fn layer_hash(exec: &Exec, layer: &LayerState, step: &Step) -> Result<u64, OpErr
     Ok(hash)
 }
 
-/// Of row `row` of a bf16 or f32 tensor, behind `before`.
+/// Continues the hash `before` with row `row` of a bf16 or f32 tensor.
 fn row_hash(exec: &Exec, tensor: &Tensor, row: usize, before: u64) -> Result<u64, OpError> {
     let width = tensor.rows_cols().1;
     let fold = |hash: u64, bits: u32| mix(hash ^ u64::from(bits));

@@ -25,27 +25,27 @@ pub(super) struct Rank {
     pub exec: Exec,
     pub shard: Shard,
     weights: Weights,
-    /// Of the layers, and of the one that drafts, where it is loaded.
+    /// State of each layer, and behind them that of the layer that drafts, if it is loaded.
     pub state: Vec<LayerState>,
     rotations: Rotations,
     inputs: Inputs,
     work: Workspace,
     pub sampler: Sampler,
-    /// Of decode steps.
+    /// CUDA graphs of decode steps.
     pub graphs: Graphs,
     communicator: Arc<dyn Communicator>,
-    /// Layers that a step runs: all but in a warm-up.
+    /// Number of layers that a step runs through: all of them, except in a warm-up.
     pub layers: usize,
 }
 
 /// The layers that a pass runs through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
-    /// Those of the model.
+    /// All layers of the model.
     Layers,
-    /// The one that drafts, over the tokens of a step, or `again` behind its own drafts.
+    /// The layer that drafts.
     Draft {
-        /// Behind its own drafts.
+        /// It runs behind its own drafts; otherwise over the tokens of a step.
         again: bool,
     },
 }
@@ -82,7 +82,7 @@ impl Rank {
         })?
     }
 
-    /// Launches a pass of the layer that drafts.
+    /// Launches a pass of the layer that drafts, `again` if it runs behind its own drafts.
     pub fn draft(&mut self, config: &Config, numerics: Numerics, pass: &Step, again: bool) -> Result<(), OpError> {
         let Self { exec, inputs, work, .. } = self;
         exec.install(|exec| inputs.fill(exec, pass))??;
@@ -152,7 +152,7 @@ struct StepLaunches<'a> {
     numerics: Numerics,
     shard: Shard,
     weights: &'a Weights,
-    /// Of the layers that the pass runs through.
+    /// State of the layers that the pass runs through.
     state: &'a mut [LayerState],
     rotations: &'a Rotations,
     inputs: &'a mut Inputs,
@@ -176,9 +176,9 @@ impl Launches for StepLaunches<'_> {
         let previous = &sampler.sampled;
         let mut pass =
             Pass { exec, config, numerics, shard, weights, rotations, inputs, work, step, previous, communicator };
-        match (part, state) {
-            (Part::Draft { again }, [state]) => pass.draft(state, again)?,
-            (_, state) => pass.run(state)?,
+        match part {
+            Part::Layers => pass.run(state)?,
+            Part::Draft { again } => pass.draft(state, again)?,
         }
         let communicator = (shard.ranks > 1).then_some(communicator);
         let (normed, part) = (&mut work.last_normed, &mut work.logits_part);

@@ -12,7 +12,8 @@ use pegainfer_kernels::ops::deepseek_v4::{
 };
 
 impl Pass<'_> {
-    /// `normed` to `output`. The state is read before it is written: a chunk may replace all of a window.
+    /// Attention over `normed`: writes `output`, or `partial` if there are several ranks. The state is read before it is written: a
+    /// chunk may replace all of a window.
     pub(super) fn attention(
         &mut self,
         weights: &Attention,
@@ -43,7 +44,7 @@ impl Pass<'_> {
         self.project_output(weights)
     }
 
-    /// `normed` to the inputs of the norms, the compressors and the indexer.
+    /// The GEMMs of `normed`: inputs of the norms of queries and keys, of the compressors and of the indexer.
     fn project_input(&mut self, weights: &Attention, kind: LayerKind) -> Result<(), OpError> {
         let Self { exec, work, .. } = self;
         let Workspace { normed, qr_raw, kv_raw, sparse, heavy, index, index_weights, .. } = &mut **work;
@@ -106,7 +107,7 @@ impl Pass<'_> {
         ops::select_entries(exec, q, weights, entries, ratio, &batch, &mut work.chosen)
     }
 
-    /// `attended` to `output`, or to `partial`, summed over the ranks, where there are several.
+    /// Projects `attended`: writes `output`, or if there are several ranks `partial`, summed over them.
     fn project_output(&mut self, weights: &Attention) -> Result<(), OpError> {
         let (shared, owner) = (self.is_shared(), self.shard.owns_heads(self.config));
         let Self { exec, numerics, work, .. } = self;
@@ -127,7 +128,7 @@ impl Pass<'_> {
     }
 }
 
-/// One compressor over the step's tokens.
+/// Runs one compressor over the tokens of the step, whose values and scores are in `pair`.
 fn pool(
     exec: &mut Exec,
     compressor: &Compressor,

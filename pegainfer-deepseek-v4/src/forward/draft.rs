@@ -1,12 +1,12 @@
-//! Multi-token prediction: the layer of the April checkpoint that drafts.
+//! Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2): the layer of the April checkpoint that drafts.
 //!
 //! For a token `t` with the residual streams `X[j]` behind the last layer, `j` from 0 to 3, before they are mixed:
 //! `X'[j] = h_proj · norm(X[j]) + e_proj · norm(embed(token t + 1))`. The streams `X'` go through a window layer with keys of its
 //! own, and with a mixing of streams and a norm of its own through the model's output matrix: the token at `t + 2`. Behind it, the
 //! layer runs again with its own streams in place of `X` and the draft as the token.
 //!
-//! The key of a token depends on the token behind it. Behind a prefix that another request computed, the last key is that of the other
-//! text: a worse draft at most.
+//! The key of a token depends on the token behind it. If a prefix comes from the cache, the key of its last token was computed with the
+//! next token of another request: that makes a draft worse and changes no output.
 
 use super::Pass;
 use crate::config::{LayerKind, STREAMS};
@@ -18,10 +18,10 @@ use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_kernels::ops::deepseek_v4 as ops;
 
 impl Pass<'_> {
-    /// A pass of the layer, whose state is `state`. `streams` are those behind the last layer, of all tokens of the step; or with
-    /// `again` those of the tokens that the pass before sampled are taken.
-    pub fn draft(&mut self, state: &mut LayerState, again: bool) -> Result<(), OpError> {
-        let Some(mtp) = &self.weights.mtp else {
+    /// A pass of the layer, whose state is the only one in `state`, up to `last_normed`. Its input are the streams in `streams`, those behind the last
+    /// layer of all tokens of the step; with `again` those in `last_streams`, of the tokens that the pass before sampled.
+    pub fn draft(&mut self, state: &mut [LayerState], again: bool) -> Result<(), OpError> {
+        let (Some(mtp), [state]) = (&self.weights.mtp, state) else {
             return Err(OpError { op: "draft", message: "the layer that drafts is not loaded".to_owned() });
         };
         if again {
@@ -34,7 +34,7 @@ impl Pass<'_> {
         self.sampled_rows(&mtp.head_hyper, &mtp.norm)
     }
 
-    /// `streams` and the embeddings of the tokens to the streams of the layer.
+    /// Replaces `streams` by those that go into the layer: their projections plus that of the token's embedding.
     fn join_inputs(&mut self, mtp: &Mtp) -> Result<(), OpError> {
         self.embed()?;
         let eps = self.config.rms_norm_eps;

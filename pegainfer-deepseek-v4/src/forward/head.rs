@@ -10,7 +10,7 @@ use pegainfer_kernels::runtime::LogitsSource;
 use std::ops::Range;
 
 impl Pass<'_> {
-    /// `streams` to `last_normed`, of the tokens that are sampled, by this mixing of streams and this norm.
+    /// Mixes and normalises the streams of the sampled tokens with these weights: writes `last_normed`.
     pub(super) fn sampled_rows(&mut self, hyper: &HyperWeights, norm: &Tensor) -> Result<(), OpError> {
         let (rows, spec, eps) = (self.step.samples.len(), self.hyper_spec(), self.config.rms_norm_eps);
         let Self { exec, inputs, work, .. } = self;

@@ -21,8 +21,8 @@ pub type LoadProgress<'a> = &'a mut (dyn FnMut(u64) + Send);
 
 impl Weights {
     /// Loads the shards of all ranks, each onto its device. Each byte of a checkpoint is read once, whatever the number of ranks;
-    /// draft layers stay in the file unless `config` asks for them. `progress` is called with the bytes of each tensor that a rank has loaded. The first rank that
-    /// fails ends the load of all.
+    /// draft layers stay in the file unless `config` asks for them. `progress` is called with the bytes of each tensor that a rank has
+    /// loaded. The first rank that fails ends the load of all.
     pub fn load(
         ranks: &mut [(Exec, Shard)],
         config: &Config,

@@ -1,7 +1,8 @@
-//! The layer that drafts (multi-token prediction) of the April checkpoint.
+//! Weights of the layer that drafts (multi-token prediction) of the April checkpoint.
 
+use super::layer::{Layer, hyper, layer};
+use super::part::Part;
 use super::reader::Reader;
-use super::{Layer, Part, hyper, layer};
 use crate::config::{Config, LayerKind, STREAMS};
 use crate::shard::Shard;
 use pegainfer_core::tensor::Tensor;
@@ -9,26 +10,27 @@ use pegainfer_core::weights::WeightsError;
 use pegainfer_kernels::ops::Matrix;
 use pegainfer_kernels::ops::deepseek_v4::HyperWeights;
 
-/// A window layer with a learned gate, and what comes before and behind it; embedding and output matrix are the model's.
+/// A window layer with a learned gate, and the weights before and behind it; formulas: forward/draft.rs. The embedding and the output
+/// matrix are the model's.
 #[derive(Debug)]
 pub struct Mtp {
-    /// Of the embedding, `[hidden]` bf16.
+    /// Weight of the RMSNorm of the embedding, `[hidden]` bf16.
     pub embedding_norm: Tensor,
-    /// `[hidden, hidden]`.
+    /// Projection of the normalised embedding, `[hidden, hidden]`.
     pub embedding_projection: Matrix,
-    /// Of each stream, `[hidden]` bf16.
+    /// Weight of the RMSNorm of each residual stream, `[hidden]` bf16.
     pub stream_norm: Tensor,
-    /// Of each stream, `[hidden, hidden]`.
+    /// Projection of each normalised stream, `[hidden, hidden]`.
     pub stream_projection: Matrix,
     /// The layer.
     pub layer: Layer,
-    /// Mixing of the streams at the end.
+    /// Mixing of the streams behind the layer.
     pub head_hyper: HyperWeights,
-    /// `[hidden]` bf16.
+    /// Weight of the RMSNorm before the output matrix, `[hidden]` bf16.
     pub norm: Tensor,
 }
 
-/// The tensors `mtp.0.*`.
+/// Reads the tensors `mtp.0.*`.
 pub(super) fn mtp(reader: &mut Reader<'_>, config: &Config, shard: Shard) -> Result<Mtp, WeightsError> {
     let hidden = config.hidden_size;
     Ok(Mtp {

@@ -64,7 +64,8 @@ impl Reader<'_> {
         self.fp8_into(codes, (weight, scale), (n, k), part)
     }
 
-    /// Two such matrices of one shape. On a GPU the codes of the second follow those of the first, so that one GEMM takes both.
+    /// Two matrices as [`fp8`](Self::fp8) reads them, of one shape. On a GPU the codes of the second lie behind those of the first, so
+    /// that one GEMM can take both.
     pub fn fp8_pair(
         &mut self,
         names: [String; 2],
@@ -82,7 +83,7 @@ impl Reader<'_> {
         Ok([self.fp8_into(codes, first, (n, k), part.clone())?, self.fp8_into(more, second, (n, k), part.clone())?])
     }
 
-    /// Scales, and then codes that go where they are to be.
+    /// Loads the scales of a matrix `[n, k]`, then its codes into `codes`, which is allocated.
     fn fp8_into(
         &mut self,
         mut codes: Tensor,
