@@ -51,21 +51,21 @@ limits! {
         /// Most experts that a token chooses from.
         MAX_EXPERTS: uint = 1024;
     }
-    /// The boundary between blocks of DeepSeek-V4 in bf16.
+    /// The boundary between two blocks of DeepSeek-V4: merge, mix and norm (deepseek_v4_hyper.cu).
     deepseek_v4_hyper {
-        /// Columns of every stream whose multiplications a block sums.
+        /// Columns of every stream of a split: those that a block multiplies.
         COLUMNS: uint = 64;
         /// Tokens of a tile.
         TILE_TOKENS: uint = 16;
         /// Threads of a block that merges and multiplies.
         THREADS: uint = 128;
-        /// Such blocks that a multiprocessor holds at once.
+        /// Blocks of that kernel that a multiprocessor holds at once.
         BLOCKS: uint = 3;
-        /// Values of a split's partial sums.
+        /// Floats of a token's partial results of a split.
         STRIDE: uint = 32;
-        /// Columns of a warp that mixes and normalises.
+        /// Columns of a warp of the kernel that mixes and normalises.
         NORM_WARP_COLUMNS: uint = 256;
-        /// Most threads of a block that does: a thread has eight columns, and one warp has none.
+        /// Most threads of its blocks: a thread has eight columns, and one warp has none.
         MAX_NORM_THREADS: uint = 1024;
     }
     /// The indexer and the attention of DeepSeek-V4.
@@ -133,13 +133,13 @@ limits! {
         /// Most experts of a token.
         MAX_CHOSEN: uint = 32;
     }
-    /// What surrounds the library in DeepSeek-V4's large-M GEMMs.
+    /// The kernels around cuBLASLt in DeepSeek-V4's large-M GEMMs (deepseek_v4_pack.cu).
     deepseek_v4_pack {
         /// Threads of a block.
         THREADS: uint = 256;
-        /// Most threads of a block that has a row of a sum.
+        /// Most threads of a block that adds a row of `routed` to a row of the output.
         ADD_THREADS: uint = 512;
-        /// Vectors of 8 elements of such a thread.
+        /// Vectors of 8 elements of a thread of such a block.
         ADD_VECTORS: uint = 2;
     }
     /// The routed experts of DeepSeek-V4 at many tokens, on Hopper.
@@ -150,7 +150,7 @@ limits! {
         TILE_ROWS: uint = 128;
         /// Threads of a block that packs activations.
         PACK_THREADS: uint = 256;
-        /// Tokens of a block that adds up experts.
+        /// Tokens of a block that adds up the experts of tokens.
         ADD_TOKENS: uint = 8;
         /// Shared memory of a block.
         SHARED_BYTES: uint = 224 << 10;

@@ -1,11 +1,11 @@
-//! DeepSeek-V4's dense GEMMs at many tokens.
+//! DeepSeek-V4's dense GEMMs at many tokens: which of them run on cuBLASLt, and how.
 
 use super::gemm::fp8_cublaslt_serves;
 use super::gemm_shape::{GemmShape, Output, WeightFormat};
 use super::gpu::{CublasLt, Gpu};
 use crate::limits::fp8::{BLOCK, ROW_ALIGNMENT};
 
-/// A GEMM of bf16 activations with one weight, or with one for each of `groups` groups of columns.
+/// A GEMM of bf16 activations `[m, groups * k]` with a weight `[n, k]` for each group of `k` columns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DenseShape {
     /// Tokens.
@@ -14,12 +14,13 @@ pub(crate) struct DenseShape {
     pub n: usize,
     /// Columns of a group's weight.
     pub k: usize,
+    /// Groups of columns, each with a weight of its own; 1 for a plain GEMM.
     pub groups: usize,
-    /// Rows that the memory of the output has, at least `m`.
+    /// Rows of memory that the output has, at least `m`.
     pub out_rows: usize,
-    /// bf16, or FP8 with E8M0 scales.
+    /// Format of the weights: bf16, or FP8 with E8M0 scales.
     pub format: WeightFormat,
-    /// The activations are values of `round_activation`.
+    /// Whether the activations are values of `round_activation`.
     pub rounded: bool,
 }
 
@@ -35,14 +36,15 @@ pub(crate) enum DenseGemm {
 }
 
 impl DenseGemm {
-    /// Fewest tokens. Up to one less, a token's bits must not depend on the other tokens of the step, and the kernels of
-    /// csrc/deepseek_v4_skinny.cu or deepseek_v4_gemm.cu run.
+    /// Fewest tokens for cuBLASLt. In steps of fewer, the bits of a token must not depend on the other tokens; there
+    /// csrc/deepseek_v4_skinny.cu or deepseek_v4_gemm.cu runs.
     pub const MIN_TOKENS: usize = 129;
 
-    /// Fewest elements of a weight: smaller ones gain little, and keep the bits of few tokens.
+    /// Fewest elements of a weight for cuBLASLt. Smaller weights gain little from it, and without it their GEMMs have the same bits for
+    /// every number of tokens.
     pub const MIN_ELEMENTS: usize = 1 << 20;
 
-    /// The kernel, or none where those of few tokens serve.
+    /// How the GEMM runs on cuBLASLt; `None` if the kernels for few tokens run it.
     pub fn choose(gpu: &Gpu, shape: DenseShape) -> Option<Self> {
         let DenseShape { m, n, k, groups, .. } = shape;
         if n * k * groups < Self::MIN_ELEMENTS {
@@ -59,7 +61,8 @@ impl DenseGemm {
         }
     }
 
-    /// Whether the library multiplies FP8 by FP8. It takes multiples of four tokens, and so writes up to three rows more.
+    /// Whether cuBLASLt can run the GEMM in FP8 by FP8. It takes multiples of four tokens, so up to three rows behind the last one are
+    /// written, for which the output must have memory.
     pub fn is_fp8(gpu: &Gpu, DenseShape { m, n, k, out_rows, .. }: DenseShape) -> bool {
         let shape = GemmShape { m, n, k, output: Output::Bf16, format: WeightFormat::Fp8 };
         m >= Self::MIN_TOKENS && m.next_multiple_of(ROW_ALIGNMENT) <= out_rows && fp8_cublaslt_serves(gpu, shape)

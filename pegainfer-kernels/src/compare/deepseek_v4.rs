@@ -202,7 +202,7 @@ fn outputs(exec: &Exec, call: &Call<'_>, launch: &Launch) -> Result<Vec<Output>,
     Ok(outputs)
 }
 
-/// How far packed rows, if there are any, are from the values that they pack: not at all.
+/// The differences between packed rows, if there are any, and the values that they pack, which must be zero.
 fn packing_errors(exec: &Exec, packed: Option<&Tensor>, low: &Output) -> Result<Output, OpError> {
     let mut values = vec![0.0; low.values.len()];
     if let Some(packed) = packed {

@@ -23,13 +23,13 @@ const OPS: [&str; 8] =
 const FIRST: usize = 1;
 /// Tolerance of what comes of values in bf16, which may have been rounded the other way.
 const ROUNDED: f64 = 1.0 / 32.0;
-/// Times a tolerance that results of FP8 by FP8 may differ by. Hopper's tensor cores add 32 multiplications at a time to a sum of about 14 bits,
-/// four times before a block of 128 columns is added in f32: of each multiplication up to 2^-13 of the largest is lost. The losses have no
-/// common sign; of 1,100 rows some result is off by 2^-10 of its row's root mean square (measured; f32 sums: 2^-18). An expert rounds
-/// such sums to bf16 and their SwiGLU to FP8, one in twenty the other way, by up to an eighth: its results are off by up to 2^-4.
+/// Factor of the tolerance of results of FP8 by FP8. Hopper's tensor cores add 32 multiplications at a time to a sum of about 14 bits, four
+/// times before a block of 128 columns is added in f32: each multiplication may lose 2^-13 of the largest one. The losses have no common
+/// sign; of 1,100 rows some result is off by 2^-10 of its row's root mean square (measured; f32 sums: 2^-18). An expert rounds such sums to
+/// bf16 and their SwiGLU to FP8, one in twenty the other way, by up to an eighth: its results are off by up to 2^-4.
 const FP8_SUMS: f64 = 4.0;
-/// The same of `moe` at few tokens, whose experts' sums of FP4 by FP8 are rounded to FP8 twice: of 1,100 rows some result is off by a fifth of
-/// its row's root mean square (measured; a kernel with an error is off by several).
+/// Factor of the tolerance of `moe` at few tokens, whose experts' sums of FP4 by FP8 are rounded to FP8 twice: of 1,100 rows some result is
+/// off by a fifth of its row's root mean square (measured; a kernel with an error is off by several times that).
 const MOE: f64 = 8.0;
 
 fn has(record: &OpRecord) -> bool {
@@ -67,7 +67,7 @@ fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<
     if op == "pack_rows" {
         return Ok(());
     }
-    // Packed rows of the activations, where the device takes them, and a workspace.
+    // Packed rows of the activations, if the device takes them, and the scratch of `moe`.
     if matches!(op, "matmul" | "moe" | "project") && takes_packed_rows(exec, dtype, width)? {
         launch.extra.push(allocate(exec, "packed", &[rows, packed_bytes(width)], DType::U8)?);
     }
@@ -140,13 +140,10 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
     let math = ExpertMath { limit: 10.0, quantize };
     match (call.record.op, &matrices[..]) {
         ("pack_rows", []) => ops::pack_rows(exec, x, out),
-        ("matmul", [w]) => match &mut extra[..] {
-            [packed, ..] if w.is_quantized() => {
-                ops::pack_rows(exec, x, packed)?;
-                ops::matmul(exec, Activation { values: x, packed: Some(&*packed) }, w, out)
-            }
-            _ => ops::matmul(exec, x, w, out),
-        },
+        ("matmul", [w]) => {
+            let x = if w.is_quantized() { activation(exec, x, extra)? } else { x.into() };
+            ops::matmul(exec, x, w, out)
+        }
         ("matmul_rounding", [w]) => ops::matmul_rounding(exec, x, w, out),
         ("grouped_matmul", [w]) => ops::grouped_matmul(exec, x, w, out),
         (op, [_, _, _]) => {
@@ -169,7 +166,7 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
     }
 }
 
-/// Packs the activations where the device takes packed rows.
+/// The activations `x`, packed if `extra` begins with a tensor for their packed rows.
 fn activation<'a>(exec: &mut Exec, x: &'a Tensor, extra: &'a mut [Tensor]) -> Result<Activation<'a>, OpError> {
     match extra {
         [packed, ..] if packed.dtype() == DType::U8 => {
@@ -180,6 +177,7 @@ fn activation<'a>(exec: &mut Exec, x: &'a Tensor, extra: &'a mut [Tensor]) -> Re
     }
 }
 
+/// Calls `project`, whose operands the record has in the order of [`Projections`].
 fn project(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
     let Launch { written, matrices, extra, .. } = launch;
     let rounded = activation(exec, &call.read[1], extra)?;
@@ -197,6 +195,7 @@ fn project(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), 
     ops::project(exec, &call.read[0], rounded, weights, &mut out)
 }
 
+/// Calls `moe`, with a shared expert if the record has one.
 fn moe(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
     let count = count(call, &launch.matrices)?;
     let Launch { written, matrices, extra, .. } = launch;
@@ -222,7 +221,7 @@ fn outputs(exec: &Exec, call: &Call<'_>, launch: &Launch) -> Result<Vec<Output>,
     let in_fp8 = takes_rounded(call.record) && matches!(launch.matrices[..], [Matrix::Fp8 { .. }, ..]);
     let of = |tensor: &Tensor| {
         let output = output(exec, tensor, call.case)?;
-        // Of a GEMM in bf16 its own rounding is the larger.
+        // A GEMM with results in bf16 loses more by their rounding.
         let factor = match call.record.op {
             "moe" => MOE,
             _ if in_fp8 && (from_bf16 || tensor.dtype() == DType::F32) => FP8_SUMS,

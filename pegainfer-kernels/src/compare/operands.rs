@@ -195,8 +195,8 @@ pub(super) fn output(exec: &Exec, tensor: &Tensor, case: &Case) -> Result<Output
     Ok(Output { tolerance, row: tensor.rows_cols().1, values: ordered })
 }
 
-/// Element `i` of activations that are e4m3 numbers times 2^-9 to 2^-11, which is also what the largest of each 128 over 448 is: kernels
-/// that round them to FP8 agree with those that do not.
+/// Element `i` of activations that are e4m3 numbers times a scale of 2^-9 to 2^-11 for each 128, the scale that rounding to FP8 gives them:
+/// kernels that round them to FP8 agree with those that do not.
 fn exact_in_fp8(seed: u64, i: usize) -> f32 {
     let (value, scale) = (unit(seed, i), 1.0 / (1 << ((rng::bits(seed, !(i / BLOCK) as u64) >> 40) % 3)) as f32);
     if i.is_multiple_of(BLOCK) {

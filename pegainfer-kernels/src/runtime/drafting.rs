@@ -24,8 +24,8 @@ pub struct DraftRow {
 }
 
 /// The first pass: over the tokens of `step`, whose samples drew `drawn`, each replaced by the one behind it. Samples what
-/// follows the newest token of each row that drafts. Behind drafts that were refused there is something that the next step
-/// overwrites.
+/// follows the newest token of each row that drafts. What the layers keep of tokens behind refused drafts is wrong; the next step
+/// overwrites it.
 pub fn first_pass<R: Clone + Default>(step: &Step<R>, drawn: &[u32]) -> (Step<R>, Vec<DraftRow>) {
     let mut first = Step { tokens: Vec::with_capacity(step.tokens.len()), samples: Vec::new(), ..step.clone() };
     let mut rows = Vec::new();
@@ -56,7 +56,7 @@ pub fn first_pass<R: Clone + Default>(step: &Step<R>, drawn: &[u32]) -> (Step<R>
 }
 
 /// Pass `pass`, from 1 on, behind the [`first_pass`] over `step`: one token for each of `rows`, which the pass before drew. A row
-/// that wants no more drafts attends to nothing and writes nothing. KV blocks have `block_tokens` tokens; `state` is empty.
+/// that wants no more drafts attends to nothing and writes nothing. `block_tokens`: tokens of a KV block. `state` stays empty.
 pub fn next_pass<R: Clone + Default>(step: &Step<R>, rows: &[DraftRow], pass: usize, block_tokens: usize) -> Step<R> {
     let max_blocks = step.max_blocks;
     let mut next = Step { qo_indptr: vec![0], max_blocks, ..Step::default() };
@@ -98,7 +98,7 @@ pub struct Drafting {
 }
 
 impl Drafting {
-    /// For steps of at most `rows` rows.
+    /// Readbacks for steps of at most `rows` rows.
     pub fn new(rows: usize) -> Self {
         Self { results: Vec::new(), rows }
     }

@@ -37,12 +37,12 @@ pub struct Executor<M: Model> {
     graphs: Graphs,
     /// Of the steps in flight.
     readbacks: Readbacks,
-    /// Of a model that drafts, and the graphs of passes with one token for each row.
+    /// If the model drafts: the readbacks of its drafts, and the graphs of passes with one token for each row.
     drafting: Option<(Drafting, Graphs)>,
     synthetic: Option<SyntheticAcceptance>,
     /// The steps in flight, oldest first, where something follows from the tokens that they draw.
     followed: VecDeque<StepOf<M>>,
-    /// Whether to time the ops of the next step.
+    /// Whether to time the ops of the steps that are launched from now on.
     times_ops: bool,
     /// The ops of the last step whose ops were timed.
     timed_ops: Vec<(OpRecord, Duration)>,

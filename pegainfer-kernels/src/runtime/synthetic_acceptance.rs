@@ -13,7 +13,7 @@ pub struct SyntheticAcceptance {
 }
 
 impl SyntheticAcceptance {
-    /// What the user asks for, with a warning; usually nothing.
+    /// The forced acceptance that the user asks for, with a warning in the log; `None` if there is none.
     pub fn of(speculation: Option<&Speculation>) -> Option<Self> {
         let length = speculation?.synthetic_acceptance_length?;
         log::warn!("synthetic_acceptance_length is {length}: drafts are accepted unread, so all text is meaningless");

@@ -43,7 +43,7 @@ impl<'a> Map<'a> {
         Ok(Self { tensor: Some(tensor), map, written: false })
     }
 
-    /// The same in boxes of `rows` rows and 64 bytes.
+    /// A matrix of codes, in boxes of `rows` rows and 64 bytes.
     #[cfg(feature = "deepseek-v4")]
     pub fn narrow_codes(op: &'static str, tensor: &'a Tensor, rows: usize) -> Result<Self, OpError> {
         let (height, width) = tensor.rows_cols();

@@ -11,7 +11,8 @@ pub const FREE_BYTES: usize = WORKSPACE_BYTES / 2;
 pub enum Multiplied {
     /// bf16 by bf16.
     Bf16,
-    /// The same by the heuristic's first algorithm; the first half of the workspace, which may hold the weight, is left alone.
+    /// bf16 by bf16 by the heuristic's first algorithm. The library leaves the first half of the workspace alone: it may hold the weight,
+    /// widened.
     Widened,
     /// FP8 by FP8 with scales of blocks; the activations are in the first half of the workspace.
     Fp8,
@@ -42,12 +43,12 @@ pub struct GemmSize {
 }
 
 impl GemmSize {
-    /// One GEMM whose matrices are whole.
+    /// A single GEMM whose rows follow each other without a gap.
     pub fn whole((m, n, k): (usize, usize, usize), out: DType, multiplied: Multiplied) -> Self {
         Self { m, n, k, out, pitch: n, x_pitch: k, groups: 1, multiplied }
     }
 
-    /// Bytes of its largest operand.
+    /// Bytes of its largest matrix, the output included.
     #[cfg(feature = "deepseek-v4")]
     pub(super) fn extent(&self) -> usize {
         let operand = if self.multiplied == Multiplied::Fp8 { 1 } else { DType::Bf16.size() };

@@ -149,8 +149,8 @@ pub(crate) fn cublaslt(exec: &mut Exec) -> CublasLt {
     }
 }
 
-/// Plans every GEMM that was launched so far and whose algorithms are not timed, for other row counts from 129 to `most`, and loads the
-/// library's kernels for them; see `preparation`. Writes to the workspace. No effect without cuBLASLt.
+/// Plans every GEMM that was launched so far and whose algorithms are not timed, for all row counts from 129 to `most`, and loads
+/// the library's kernels for them; see `preparation`. Overwrites the workspace. No effect without cuBLASLt.
 #[cfg(feature = "deepseek-v4")]
 pub(crate) fn plan_row_counts(exec: &mut Exec, most: usize) {
     if let Ok(blaslt) = exec.attached(State::begin).opened() {
@@ -311,7 +311,7 @@ impl BlasLt {
         Ok(Plan { x, w, out: layout(out_type, m, n, pitch, n)?, algorithm, multiplied })
     }
 
-    /// Lets a layout stand for `groups` matrices, each `next` elements behind the one before.
+    /// Makes a layout that of `groups` matrices, each `next` elements behind the one before.
     fn set_groups(&self, layout: sys::cublasLtMatrixLayout_t, groups: usize, next: usize) -> Result<(), CublasError> {
         use sys::cublasLtMatrixLayoutAttribute_t::{
             CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT as COUNT, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET as OFFSET,
@@ -349,7 +349,7 @@ impl BlasLt {
         }
     }
 
-    /// Whether `algorithm` can compute what `plan` lays out, within the workspace.
+    /// Whether `algorithm` can compute what `plan` lays out within the workspace. `scales`: those of the operands, see [`Operands`].
     fn accepts(&self, plan: &Plan, scales: (u64, u64), algorithm: &sys::cublasLtMatmulAlgo_t) -> bool {
         // SAFETY: plain numbers, for which zero is a value.
         let mut result: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };

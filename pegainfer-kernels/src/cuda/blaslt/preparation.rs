@@ -1,18 +1,19 @@
-//! Plans and kernels for row counts that have not come yet: made in a step, a plan takes 0.1 ms, and a kernel that the library has not
-//! loaded 4 ms.
+//! Plans GEMMs, and loads their kernels, for row counts that have not come yet. In a step that would take 0.1 ms for a plan and 4 ms for a
+//! kernel that the library has not loaded.
 
 use super::{BlasLt, GemmSize, Multiplied, Operands, Plan, m_bucket};
+use crate::choice::DenseGemm;
 use pegainfer_core::tensor::DType;
 use std::collections::HashSet;
 use std::iter::successors;
 use std::time::Instant;
 
-/// Fewest rows that are prepared.
-const LEAST: usize = 129;
+/// Fewest rows that are prepared: steps of fewer tokens run without the library.
+const LEAST: usize = DenseGemm::MIN_TOKENS;
 
 impl BlasLt {
-    /// Plans GEMMs like those so far whose algorithms are not timed for the buckets of row counts up to `most`, and runs each algorithm
-    /// once.
+    /// Plans every GEMM that has a plan and whose algorithms are not timed again, for each M bucket from [`LEAST`] to `most` rows, and runs
+    /// each algorithm once.
     pub(super) fn prepare(&mut self, most: usize) {
         let start = Instant::now();
         let at = |address| Operands { x: address, w: address, out: address, scales: (address, address) };
@@ -36,7 +37,8 @@ impl BlasLt {
         log::debug!("cuBLASLt: {planned} GEMMs planned, {kernels} algorithms loaded in {spent:.1?}");
     }
 
-    /// Runs the algorithm of `plan` with few rows, in the workspace: whose numbers do not matter.
+    /// Runs the algorithm of `plan` once with few rows, which loads its kernel. Operands and result lie in the workspace; the numbers do
+    /// not matter.
     fn load(&self, gemm: GemmSize, plan: &Plan, at: Operands) {
         let few = GemmSize { m: m_bucket(LEAST), ..gemm };
         let Ok(layouts) = self.layouts(few) else { return };
@@ -50,7 +52,7 @@ impl BlasLt {
     }
 }
 
-/// The buckets of row counts up to that of `most`.
+/// The M buckets from that of [`LEAST`] rows to that of `most`.
 fn buckets(most: usize) -> impl Iterator<Item = usize> {
     let last = m_bucket(most);
     successors(Some(m_bucket(LEAST)), |m| Some(m_bucket(m + 1))).take_while(move |m| *m <= last)

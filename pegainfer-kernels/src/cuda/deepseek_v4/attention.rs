@@ -17,8 +17,9 @@ const FILL: usize = 512;
 struct Lists<'a> {
     kv: &'a Tensor,
     rings: &'a Tensor,
-    /// Keys of the window, and rows of a ring.
+    /// Tokens of the window.
     window: usize,
+    /// Rows of a ring, at least as many.
     ring: usize,
     entries: &'a Tensor,
     chosen: &'a Tensor,

@@ -1,6 +1,7 @@
 //! `routed_experts` at many tokens on Hopper (csrc/deepseek_v4_experts_wgmma.cu).
 
 use super::activations::Scratch;
+use super::large_gemm::packed_bytes;
 use crate::choice::{self, DenseGemm};
 use crate::cuda::abi::{AddColumns, DownWgmma, Entry, GateUpWgmma, Map, PackAndGroup, PackFp8, Target};
 use crate::limits::deepseek_v4::MAX_EXPERTS;
@@ -24,9 +25,13 @@ const DOWN: [Entry<DownWgmma<'static>>; 3] =
 const BOX_ROWS: usize = 64;
 /// Largest k: a row's scales are in shared memory.
 const MAX_DEPTH: usize = 4096;
-/// Elements of a vector.
+/// Elements of a vector in bf16.
 const VECTOR: usize = 8;
-/// Columns of y that are added up while they are in the L2 cache.
+/// Most bytes of the lists for each pair: its number, and a sixteenth of a tile.
+const LIST_BYTES: usize = 16;
+/// Bytes of the workspace that remain for alignment, and for a tile of each expert.
+const SLACK_BYTES: usize = 1 << 20;
+/// Columns of y that are computed, and then added up, while they are in the L2 cache.
 const COLUMNS: usize = 1024;
 
 /// Whether [`routed_experts`] takes these operands.
@@ -39,7 +44,8 @@ pub(super) fn takes(exec: &mut Exec, x: &Tensor, experts: &Experts, math: Expert
     Ok(hopper && fp4 && whole && math.quantize && x.dtype() == DType::Bf16 && tokens >= DenseGemm::MIN_TOKENS)
 }
 
-/// What bounds a pass.
+/// What the memory of a pass depends on.
+#[derive(Clone, Copy)]
 struct Sizes {
     hidden: usize,
     width: usize,
@@ -48,16 +54,15 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// Bytes of the packed activations of `rows` rows of `columns`: codes, and scales.
+    /// Bytes of `rows` rows of packed activations of `columns` columns: codes, then scales.
     fn packed(rows: usize, columns: usize) -> (usize, usize) {
         (rows * columns, rows * columns / DEPTH * 4)
     }
 
-    /// Tokens of a pass, whose activations fit the workspace.
+    /// Most tokens of a pass: their activations fit the workspace.
     fn tokens(&self) -> usize {
-        let packed = |columns: usize| columns + columns / DEPTH * 4;
-        let pair = (2 * self.width).max(2 * COLUMNS) + packed(self.width) + 16;
-        (WORKSPACE_BYTES - (1 << 20)) / (packed(self.hidden) + self.k * pair)
+        let pair = (2 * self.width).max(2 * COLUMNS) + packed_bytes(self.width) + LIST_BYTES;
+        (WORKSPACE_BYTES - SLACK_BYTES) / (packed_bytes(self.hidden) + self.k * pair)
     }
 }
 
@@ -84,7 +89,57 @@ pub(super) fn routed_experts(
     Ok(())
 }
 
-/// Some tokens.
+/// What the launches of a pass have in common. Addresses are those of the rows of the pass.
+struct Pass<'a> {
+    experts: &'a Experts,
+    first: usize,
+    tokens: usize,
+    hidden: usize,
+    width: usize,
+    /// Experts of a token.
+    k: usize,
+    /// `[tokens, k]` u32.
+    chosen: u64,
+    /// Place of the tile in [`TILES`].
+    tile: usize,
+    buffers: Buffers,
+}
+
+/// Device addresses of the scratch memory of a pass.
+struct Buffers {
+    /// Pairs by expert.
+    pairs: u64,
+    /// Number of tiles, then three words of each.
+    tiles: u64,
+    /// Codes and scales of x.
+    x: (u64, u64),
+    /// Codes and scales of h.
+    h: (u64, u64),
+    /// h in bf16, and when it is packed, [`COLUMNS`] columns of y.
+    values: u64,
+}
+
+impl Buffers {
+    fn new(exec: &mut Exec, tokens: usize, experts: usize, Sizes { hidden, width, k }: Sizes) -> Result<Self, OpError> {
+        let mut scratch = Scratch::new(exec)?;
+        let mut take = |bytes: usize| scratch.take(OP, bytes);
+        let pairs = tokens * k;
+        // An expert's tiles are multiples of 16 pairs, but for the last.
+        let most = experts.min(pairs) + pairs / 16;
+        let (list, tiles) = (take(pairs * 4)?, take((1 + 3 * most) * 4)?);
+        let ((codes, scales), (h_codes, h_scales)) = (Sizes::packed(tokens, hidden), Sizes::packed(pairs, width));
+        let x = (take(codes)?, take(scales)?);
+        let h = (take(h_codes)?, take(h_scales)?);
+        Ok(Self { pairs: list, tiles, x, h, values: take(pairs * (2 * width).max(2 * COLUMNS))? })
+    }
+}
+
+/// Address of row `row` of a tensor of `width` columns.
+fn row_of(tensor: &Tensor, width: usize, row: usize) -> u64 {
+    tensor.device() + (row * width * tensor.dtype().size()) as u64
+}
+
+/// The op for the tokens with these numbers.
 fn pass(
     exec: &mut Exec,
     x: &Tensor,
@@ -94,98 +149,117 @@ fn pass(
     tokens: Range<usize>,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
-    let (hidden, width, k, count) = (x.rows_cols().1, experts.width(), chosen.rows_cols().1, tokens.len());
-    let pairs = count * k;
-    let place = TILES.iter().position(|tile| pairs <= tile * experts.count).unwrap_or(TILES.len() - 1);
-    let mut scratch = Scratch::new(exec)?;
-    let mut take = |bytes: usize| scratch.take(OP, bytes);
-    // An expert's tiles are multiples of 16 pairs, but for the last.
-    let most = experts.count.min(pairs) + pairs / 16;
-    let (list, tiles) = (take(pairs * 4)?, take((1 + 3 * most) * 4)?);
-    let ((codes, scales), (h_codes, h_scales)) = (Sizes::packed(count, hidden), Sizes::packed(pairs, width));
-    let (x_codes, x_scales) = (take(codes)?, take(scales)?);
-    let (h_codes, h_scales) = (take(h_codes)?, take(h_scales)?);
-    // h, and when it is packed, columns of y.
-    let buffer = take(pairs * (2 * width).max(2 * COLUMNS))?;
-    let row = |tensor: &Tensor, width: usize| tensor.device() + (tokens.start * width * tensor.dtype().size()) as u64;
-    let chosen = row(chosen, k);
-
-    let vectors = count * hidden / VECTOR;
-    let arguments = PackAndGroup {
-        x: row(x, hidden),
-        codes: Target::Scratch(x_codes),
-        scales: x_scales,
-        vectors,
-        chosen,
-        pairs: list,
-        tiles,
-        count: pairs,
-        first,
-        experts: experts.count,
-        tokens: TILES[place],
-    };
-    let launch = PackAndGroup::pack_and_group.launch(exec.gpu()?, OP, arguments)?.overlapped();
-    // SAFETY: the op checked the shapes; a thread a vector, and a block for the list, whose buffers have place for all pairs and tiles.
-    unsafe { launch.run([1 + vectors.div_ceil(GROUP_THREADS), 1, 1], GROUP_THREADS)? };
-    let grid = [exec.gpu()?.multiprocessors(), 1, 1];
-    let ((gate, gate_scales), (up, up_scales)) = (experts.gate.device(), experts.up.device());
-    let arguments = GateUpWgmma {
-        gate: Map::narrow_codes(OP, gate, BOX_ROWS)?,
-        up: Map::narrow_codes(OP, up, BOX_ROWS)?,
-        x: x_codes,
-        x_scales,
-        gate_scales,
-        up_scales,
-        tiles,
-        pairs: list,
-        weights: row(weights, k),
-        out: buffer,
-        experts_of_token: k,
-        width,
-        k: hidden,
-        limit: math.limit,
-    };
-    let launch = GATE_UP[place].launch(exec.gpu()?, OP, arguments)?.overlapped().shared(SHARED_BYTES);
-    // SAFETY: persistent blocks over all tiles of pairs and of rows; `buffer` has a row for each pair.
-    unsafe { launch.run(grid, THREADS)? };
-    let vectors = pairs * width / VECTOR;
-    let arguments = PackFp8 { x: buffer, codes: Target::Scratch(h_codes), scales: h_scales, vectors };
-    let launch = PackFp8::pack_fp8.launch(exec.gpu()?, OP, arguments)?.overlapped();
-    // SAFETY: a thread a vector.
-    unsafe { launch.run([vectors.div_ceil(PACK_THREADS), 1, 1], PACK_THREADS)? };
+    let (hidden, width, k) = (x.rows_cols().1, experts.width(), chosen.rows_cols().1);
+    let pairs = tokens.len() * k;
+    let tile = TILES.iter().position(|tile| pairs <= tile * experts.count).unwrap_or(TILES.len() - 1);
+    let buffers = Buffers::new(exec, tokens.len(), experts.count, Sizes { hidden, width, k })?;
+    let chosen = row_of(chosen, k, tokens.start);
+    let pass = Pass { experts, first, tokens: tokens.len(), hidden, width, k, chosen, tile, buffers };
+    pass.pack_and_group(exec, row_of(x, hidden, tokens.start))?;
+    pass.gate_up(exec, row_of(weights, k, tokens.start), math.limit)?;
+    pass.pack_h(exec)?;
     for first_column in (0..hidden).step_by(COLUMNS) {
-        let (w, scales) = experts.down.device();
+        pass.down(exec, first_column)?;
+        pass.add(exec, first_column, tokens.start, out)?;
+    }
+    Ok(())
+}
+
+impl Pass<'_> {
+    /// Packs x, and lists the pairs of each expert and their tiles.
+    fn pack_and_group(&self, exec: &mut Exec, x: u64) -> Result<(), OpError> {
+        let vectors = self.tokens * self.hidden / VECTOR;
+        let arguments = PackAndGroup {
+            x,
+            codes: Target::Scratch(self.buffers.x.0),
+            scales: self.buffers.x.1,
+            vectors,
+            chosen: self.chosen,
+            pairs: self.buffers.pairs,
+            tiles: self.buffers.tiles,
+            count: self.tokens * self.k,
+            first: self.first,
+            experts: self.experts.count,
+            tokens: TILES[self.tile],
+        };
+        let launch = PackAndGroup::pack_and_group.launch(exec.gpu()?, OP, arguments)?.overlapped();
+        // SAFETY: the op checked the shapes; a thread has a vector, and a block the lists, whose buffers have place for all pairs and tiles.
+        unsafe { launch.run([1 + vectors.div_ceil(GROUP_THREADS), 1, 1], GROUP_THREADS) }
+    }
+
+    /// h of every pair, in the order of the list.
+    fn gate_up(&self, exec: &mut Exec, weights: u64, limit: f32) -> Result<(), OpError> {
+        let ((gate, gate_scales), (up, up_scales)) = (self.experts.gate.device(), self.experts.up.device());
+        let arguments = GateUpWgmma {
+            gate: Map::narrow_codes(OP, gate, BOX_ROWS)?,
+            up: Map::narrow_codes(OP, up, BOX_ROWS)?,
+            x: self.buffers.x.0,
+            x_scales: self.buffers.x.1,
+            gate_scales,
+            up_scales,
+            tiles: self.buffers.tiles,
+            pairs: self.buffers.pairs,
+            weights,
+            out: self.buffers.values,
+            experts_of_token: self.k,
+            width: self.width,
+            k: self.hidden,
+            limit,
+        };
+        let grid = [exec.gpu()?.multiprocessors(), 1, 1];
+        let launch = GATE_UP[self.tile].launch(exec.gpu()?, OP, arguments)?.overlapped().shared(SHARED_BYTES);
+        // SAFETY: persistent blocks over all tiles of pairs and of rows; the buffer has a row of h for each pair.
+        unsafe { launch.run(grid, THREADS) }
+    }
+
+    /// Packs h.
+    fn pack_h(&self, exec: &mut Exec) -> Result<(), OpError> {
+        let vectors = self.tokens * self.k * self.width / VECTOR;
+        let (codes, scales) = self.buffers.h;
+        let arguments = PackFp8 { x: self.buffers.values, codes: Target::Scratch(codes), scales, vectors };
+        let launch = PackFp8::pack_fp8.launch(exec.gpu()?, OP, arguments)?.overlapped();
+        // SAFETY: a thread has a vector of h; the grid covers all of them.
+        unsafe { launch.run([vectors.div_ceil(PACK_THREADS), 1, 1], PACK_THREADS) }
+    }
+
+    /// [`COLUMNS`] columns of y of every pair.
+    fn down(&self, exec: &mut Exec, first_column: usize) -> Result<(), OpError> {
+        let (w, scales) = self.experts.down.device();
         let arguments = DownWgmma {
             w: Map::narrow_codes(OP, w, BOX_ROWS)?,
-            h: h_codes,
-            h_scales,
+            h: self.buffers.h.0,
+            h_scales: self.buffers.h.1,
             scales,
-            tiles,
-            pairs: list,
-            out: buffer,
-            hidden,
-            k: width,
+            tiles: self.buffers.tiles,
+            pairs: self.buffers.pairs,
+            out: self.buffers.values,
+            hidden: self.hidden,
+            k: self.width,
             first: first_column,
             columns: COLUMNS,
         };
-        let launch = DOWN[place].launch(exec.gpu()?, OP, arguments)?.overlapped().shared(SHARED_BYTES);
-        // SAFETY: as above, of `COLUMNS` columns.
-        unsafe { launch.run(grid, THREADS)? };
+        let grid = [exec.gpu()?.multiprocessors(), 1, 1];
+        let launch = DOWN[self.tile].launch(exec.gpu()?, OP, arguments)?.overlapped().shared(SHARED_BYTES);
+        // SAFETY: persistent blocks over all tiles of pairs and of rows; the buffer has `COLUMNS` columns of y for each pair.
+        unsafe { launch.run(grid, THREADS) }
+    }
+
+    /// Adds up these columns of y, for the rows of `out` from `first_row` on.
+    fn add(&self, exec: &mut Exec, first_column: usize, first_row: usize, out: &mut Tensor) -> Result<(), OpError> {
         let arguments = AddColumns {
-            y: buffer,
-            chosen,
-            out: Target::Scratch(row(out, hidden)),
-            tokens: count,
-            hidden,
-            k,
-            first,
-            experts: experts.count,
+            y: self.buffers.values,
+            chosen: self.chosen,
+            out: Target::Scratch(row_of(out, self.hidden, first_row)),
+            tokens: self.tokens,
+            hidden: self.hidden,
+            k: self.k,
+            first: self.first,
+            experts: self.experts.count,
             first_column,
             columns: COLUMNS,
         };
         let launch = AddColumns::add_columns.launch(exec.gpu()?, OP, arguments)?.writes(out).overlapped();
-        // SAFETY: a thread a vector of each token.
-        unsafe { launch.run([count.div_ceil(ADD_TOKENS), 1, 1], ADD_TOKENS * COLUMNS / VECTOR)? };
+        // SAFETY: a thread has a vector of a token; the grid covers all tokens of the pass.
+        unsafe { launch.run([self.tokens.div_ceil(ADD_TOKENS), 1, 1], ADD_TOKENS * COLUMNS / VECTOR) }
     }
-    Ok(())
 }

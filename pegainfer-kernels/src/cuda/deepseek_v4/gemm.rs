@@ -34,7 +34,8 @@ fn segments(n: usize, k: usize) -> (usize, usize) {
     (steps.div_ceil(each), each)
 }
 
-/// `out = x wᵀ`; `x` is rounded where `w` is in FP8 or FP4. `large`: what was chosen for many tokens.
+/// `out = x wᵀ`, where the reference rounds `x` if `w` is in FP8 or FP4. `large`: the kernel that was chosen for many tokens; `None` at few
+/// tokens.
 pub(crate) fn matmul(
     exec: &mut Exec,
     op: &'static str,
@@ -49,7 +50,7 @@ pub(crate) fn matmul(
     }
 }
 
-/// The same of `groups` groups of rows of `w`, each with its part of the columns of `x`, which is not rounded.
+/// [`matmul`] of `groups` groups of rows of `w`, each with its part of the columns of `x`, which is not rounded.
 pub(crate) fn grouped_matmul(
     exec: &mut Exec,
     op: &'static str,
@@ -64,7 +65,7 @@ pub(crate) fn grouped_matmul(
     }
 }
 
-/// By `large`, or else by mma.sync, which takes any operands.
+/// The GEMM by `large`, or without it by mma.sync, whose kernels take any operands.
 fn tiled_matmul(
     exec: &mut Exec,
     op: &'static str,

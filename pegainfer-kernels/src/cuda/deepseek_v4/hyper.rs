@@ -10,13 +10,13 @@ use pegainfer_core::cuda::WORKSPACE_BYTES;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// Largest width of rows: a thread of `hyper_mix_norm` has eight columns, and its last warp none.
+/// Largest hidden size: a thread of `hyper_mix_norm` has eight columns, and its last warp none.
 const MAX_HIDDEN: usize = (MAX_NORM_THREADS / 32 - 1) * NORM_WARP_COLUMNS;
 /// Tokens of a launch: their partial sums fit the workspace.
 const MAX_TOKENS: usize = 4096;
 const _: () = assert!(MAX_TOKENS * (MAX_HIDDEN / COLUMNS) * STRIDE * 4 <= WORKSPACE_BYTES);
 
-/// The op on checked operands.
+/// `hyper_mix` on checked operands.
 pub(crate) fn hyper_mix(
     exec: &mut Exec,
     streams: &Tensor,
@@ -34,7 +34,7 @@ pub(crate) fn has_hyper_merge_mix_norm(dtype: DType, hidden: usize) -> bool {
     dtype == DType::Bf16 && hidden.is_multiple_of(NORM_WARP_COLUMNS) && hidden <= MAX_HIDDEN
 }
 
-/// The op on checked operands that [`has_hyper_merge_mix_norm`] accepts.
+/// `hyper_merge_mix_norm` on checked operands that [`has_hyper_merge_mix_norm`] accepts.
 pub(crate) fn hyper_merge_mix_norm(
     exec: &mut Exec,
     (f, streams): (&Tensor, &mut Tensor),
@@ -72,7 +72,7 @@ pub(crate) fn hyper_merge_mix_norm(
         };
         let launch = HyperMixNorm::hyper_mix_norm.launch(gpu, op, arguments)?;
         let launch = launch.early(weight).early(base).early(scale).overlapped();
-        // SAFETY: as above; a block a token.
+        // SAFETY: the op checked the shapes; a block has a token, and eight columns a thread but for the last warp.
         unsafe { launch.run([tokens, 1, 1], hidden / 8 + 32)? };
     }
     Ok(())

@@ -12,8 +12,8 @@ use crate::ops::deepseek_v4::{ExpertMath, Experts};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// Whether [`large_expert`] serves: bf16 activations, all matrices FP8, and the input of the last rounded. Does not wait for
-/// cuBLASLt at few tokens.
+/// Whether [`large_expert`] takes these operands: bf16 activations, all matrices in FP8, and the input of the last one rounded. Does not
+/// wait for cuBLASLt at few tokens.
 pub(crate) fn is_large_expert(
     exec: &mut Exec,
     x: &Tensor,
@@ -43,8 +43,9 @@ pub(crate) fn is_large_expert(
     Ok(choice::gpu(exec)?.is_some_and(|gpu| [first, last].iter().all(|shape| DenseGemm::is_fp8(&gpu, *shape))))
 }
 
-/// `shared_expert`. One GEMM gives gate and up values where the codes of `up` follow those of `gate` in memory. They, and then the last GEMM, lie in the rows of `out` in bf16, before the sum overwrites
-/// them. Up to three rows behind those of `out` are overwritten.
+/// `shared_expert` on checked operands that [`is_large_expert`] accepts. If the codes of `up` lie behind those of `gate` in memory, one
+/// GEMM gives the values of both. These, and then the results of the last GEMM, are kept in bf16 in the rows of `out` until the sum
+/// overwrites them. Up to three rows behind those of `out` are overwritten.
 pub(super) fn large_expert(
     exec: &mut Exec,
     op: &'static str,
@@ -88,7 +89,7 @@ pub(super) fn large_expert(
     Ok(())
 }
 
-/// SwiGLU of `(m, width)` gate and up values, in FP8 for the last GEMM.
+/// SwiGLU of `[m, width]` gate and up values at these addresses, whose rows are `pitch` elements apart, packed in FP8 for the last GEMM.
 fn pack_swiglu(
     exec: &mut Exec,
     op: &'static str,

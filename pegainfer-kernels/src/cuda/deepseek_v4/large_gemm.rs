@@ -16,8 +16,8 @@ use std::ops::Range;
 pub(super) const VECTOR: usize = 8;
 const CODES: usize = 16;
 
-/// The kernel for `out = x wᵀ`, or for `groups` such GEMMs; none where csrc/deepseek_v4_gemm.cu serves. `rounded`: x is values of
-/// `round_activation` where w is FP8. Does not wait for cuBLASLt at few tokens.
+/// The kernel for `out = x wᵀ`, or for `groups` such GEMMs, at many tokens; `None` if one of those for few tokens or other formats runs.
+/// `rounded`: if w is FP8, x are values of `round_activation`. Does not wait for cuBLASLt at few tokens.
 pub(crate) fn choose_large(
     exec: &mut Exec,
     x: &Tensor,
@@ -51,8 +51,7 @@ pub(super) fn large_gemm(
         DenseGemm::Fp8CublasLt => fp8_by_fp8(exec, op, x, w, out),
         DenseGemm::Widened => widened(exec, op, x, (w, groups), out),
         DenseGemm::CublasLt => {
-            let rows = groups_of(x, w, groups);
-            let size = GemmSize { groups, ..rows.size(groups, out, Multiplied::Widened) };
+            let size = groups_of(x, w, groups).size(groups, out, Multiplied::Widened);
             let at = Operands { x: x.device(), w: w.device().0.device(), out: out.device(), scales: (0, 0) };
             blaslt::launch(exec, op, size, at, false, out)
         }
@@ -61,20 +60,23 @@ pub(super) fn large_gemm(
 
 /// Shape of the GEMMs of groups.
 struct Groups {
+    /// Tokens.
     m: usize,
     /// Rows and columns of a group's weight.
     n: usize,
     k: usize,
+    /// Elements from one row of x to the next.
     x_pitch: usize,
 }
 
+/// The shape of `groups` GEMMs of columns of x with groups of rows of w.
 fn groups_of(x: &Tensor, w: &Matrix, groups: usize) -> Groups {
     let ((m, x_pitch), (n, k)) = (x.rows_cols(), w.shape());
     Groups { m, n: n / groups, k, x_pitch }
 }
 
 impl Groups {
-    /// What the library is asked for: `groups` of them at once.
+    /// The size of a call of the library that runs `groups` of the GEMMs.
     fn size(&self, groups: usize, out: &Tensor, multiplied: Multiplied) -> GemmSize {
         let Self { m, n, k, x_pitch } = *self;
         let pitch = out.rows_cols().1;
@@ -82,7 +84,7 @@ impl Groups {
     }
 }
 
-/// Activations in FP8 in the workspace, and the f32 scales of what they are multiplied with.
+/// Activations in FP8 in the workspace, and the f32 scales of the weights that they are multiplied with.
 pub(super) struct Packed {
     /// Address of `[rows, k]` codes.
     pub codes: u64,
@@ -94,16 +96,16 @@ pub(super) struct Packed {
     pub rows: usize,
 }
 
-/// Bytes that a row of k columns takes.
+/// Bytes of a packed row of k columns: codes, and f32 scales. Unlike those of `pack_rows`, rows are not padded, and the scales are apart.
 pub(super) fn packed_bytes(k: usize) -> usize {
     k + k / BLOCK * size_of::<f32>()
 }
 
-/// The part of a matrix in FP8 that the launchers here need: codes, and the address and number of its scales.
+/// Codes of a matrix in FP8, and the address and number of its scales.
 pub(super) fn fp8<'w>(op: &'static str, w: &'w Matrix) -> Result<(&'w Tensor, u64, usize), OpError> {
     match w {
         Matrix::Fp8 { weight, scale } => Ok((weight, scale.tensor().device(), scale.tensor().elements())),
-        _ => Err(OpError { op, message: "a kernel was chosen for another format of weights".to_owned() }),
+        _ => Err(OpError { op, message: "a kernel for FP8 weights was chosen for others; report it".to_owned() }),
     }
 }
 
@@ -141,14 +143,14 @@ pub(super) fn pack(
     Ok(packed)
 }
 
-/// Rows of each pass, so that `bytes` bytes for each of them fit the free half of the workspace: passes are about equal, and whole
-/// tiles of the library.
+/// Rows of each pass over `m` rows, whose `bytes` bytes each fit the free half of the workspace. Passes are about equal, and whole tiles of
+/// the library.
 pub(super) fn pass(m: usize, bytes: usize) -> usize {
     let most = ((FREE_BYTES - (1 << 20)) / bytes.max(1)).max(BLOCK);
     m.div_ceil(m.div_ceil(most).max(1)).next_multiple_of(BLOCK).min(most / BLOCK * BLOCK)
 }
 
-/// FP8 by FP8. Up to three rows behind those of `out` are overwritten.
+/// [`DenseGemm::Fp8CublasLt`]. Up to three rows behind those of `out` are overwritten.
 fn fp8_by_fp8(exec: &mut Exec, op: &'static str, x: &Tensor, w: &Matrix, out: &mut Tensor) -> Result<(), OpError> {
     let ((m, k), n) = (x.rows_cols(), w.shape().0);
     let (codes, scales, each) = fp8(op, w)?;
@@ -170,7 +172,7 @@ fn most_widened(each: usize, k: usize) -> usize {
     FREE_BYTES / (k * DType::Bf16.size()) / each.max(1) * each
 }
 
-/// bf16 by bf16 with the weights of as many groups, or as many rows of the only one, widened at a time as the workspace takes.
+/// [`DenseGemm::Widened`]: widens the weights of as many groups at a time, or as many rows of a single weight, as the workspace takes.
 fn widened(
     exec: &mut Exec,
     op: &'static str,
@@ -194,7 +196,7 @@ fn widened(
     Ok(())
 }
 
-/// Rows of w in bf16 to the address `to`.
+/// Writes rows `first` to `first + rows - 1` of w in bf16 to the address `to`.
 fn widen(gpu: &mut Cuda, op: &'static str, w: &Matrix, (first, rows): (usize, usize), to: u64) -> Result<(), OpError> {
     let ((codes, scales, _), k) = (fp8(op, w)?, w.shape().1);
     let arguments = WidenE8m0 { codes, scales, out: to, first, rows, k };

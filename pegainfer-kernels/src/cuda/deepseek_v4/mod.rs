@@ -1,5 +1,5 @@
-//! Launchers of DeepSeek-V4's ops, whose activations are bf16 or f32. Kernels launched by [`run`] are the plain first version:
-//! they do not overlap with their neighbours.
+//! Launchers of DeepSeek-V4's ops, whose activations are bf16 or f32. Kernels that [`run`] launches are not tuned: they do not
+//! overlap with their neighbours.
 
 mod activations;
 mod attention;

@@ -8,9 +8,11 @@ use pegainfer_core::cuda::Launch;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// Shared memory that a block may have.
+/// Most shared memory of a block on Hopper.
 const SHARED_BYTES: usize = 227 << 10;
+/// Rows of a tile of weights.
 const TILE_ROWS: usize = 64;
+/// Columns of a step.
 const DEPTH: usize = 128;
 const PACKED: [Entry<SkinnyPacked<'static>>; 3] =
     [SkinnyPacked::skinny_packed_8, SkinnyPacked::skinny_packed_16, SkinnyPacked::skinny_packed_32];
@@ -22,17 +24,18 @@ const EXACT: [Entry<SkinnyGemm<'static>>; 3] =
 const PROJECT: [Entry<SkinnyProject<'static>>; 3] =
     [SkinnyProject::skinny_project_8, SkinnyProject::skinny_project_16, SkinnyProject::skinny_project_32];
 
-/// How the sum over k is split: by the shape of the weight alone, so that a row's bits do not depend on the other rows of the step.
+/// How the sum over k is split (split-K). It depends on the shape of the weight alone, so that a row's bits do not depend on the other
+/// rows of the step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SkinnyPlan {
-    /// Segments of a block, a warpgroup each.
+    /// Segments of k of a block, each summed by a warpgroup.
     pub splits: usize,
-    /// Blocks of a cluster.
+    /// Blocks of a cluster, which share the columns of a tile.
     pub blocks: usize,
 }
 
 impl SkinnyPlan {
-    /// Of a weight `[n, k]`.
+    /// The plan for a weight `[n, k]`.
     fn new(n: usize, k: usize) -> Self {
         let (tiles, steps) = (n.div_ceil(TILE_ROWS), k.div_ceil(DEPTH));
         match steps {
@@ -43,8 +46,8 @@ impl SkinnyPlan {
         }
     }
 
-    /// Bytes of a block's shared memory, for `tiles` tiles of rows: see `Memory` in csrc/deepseek_v4_skinny.cuh. `tokens`: rows of operand B;
-    /// `columns`: bytes of each of its columns; `results`: tokens of the result.
+    /// Bytes of a block's shared memory for `tiles` tiles of rows, see `Memory` in csrc/deepseek_v4_skinny.cuh. `tokens`: rows of operand
+    /// B; `columns`: bytes of an element of it; `results`: tokens of the result.
     pub fn shared(self, k: usize, tiles: usize, (tokens, columns): (usize, usize), results: usize) -> usize {
         let all = k / DEPTH;
         let each = all.div_ceil(self.splits * self.blocks);
@@ -54,18 +57,19 @@ impl SkinnyPlan {
     }
 }
 
-/// Whether every weight is read again for each 32 tokens. Small weights stay in the L2 cache, whatever the tokens.
+/// Whether these kernels, which read the weight again for each 32 tokens, are for so many tokens. Weights below
+/// [`DenseGemm::MIN_ELEMENTS`] stay in the L2 cache: for these they serve any number.
 fn few(tokens: usize, (n, k): (usize, usize)) -> bool {
     tokens < DenseGemm::MIN_TOKENS || n * k < DenseGemm::MIN_ELEMENTS
 }
 
-/// The tile for so many tokens, by its place among 8, 16 and 32, and its tokens.
+/// The smallest of the first `tiles` of the tiles 8, 16 and 32 that holds `tokens` tokens, or else the largest: its place, and its tokens.
 fn tile(tokens: usize, tiles: usize) -> (usize, usize) {
     let place = [8, 16, 32].iter().take(tiles - 1).position(|tile| tokens <= *tile).unwrap_or(tiles - 1);
     (place, 8 << place)
 }
 
-/// Whether the weight is in FP8 with E8M0 scales, or in bf16.
+/// Whether the weight is in a format that the kernels take: FP8 with E8M0 scales, or bf16.
 fn is_known(w: &Matrix) -> bool {
     matches!(w, Matrix::Fp8 { scale: BlockScales::E8m0(_), .. } | Matrix::Bf16(_))
 }
@@ -80,14 +84,14 @@ fn takes(exec: &mut Exec, x: &Tensor, (w, groups): (&Matrix, usize)) -> Result<b
     Ok(hopper && whole && fits && is_known(w) && x.dtype() == DType::Bf16 && few(m, (n, k)))
 }
 
-/// Whether the kernel of `matmul` rounds `x` for `w` itself.
+/// Whether `matmul_rounding` takes `x` and `w` on this device.
 pub(crate) fn rounds_input(exec: &mut Exec, x: &Tensor, w: &Matrix) -> Result<bool, OpError> {
     Ok(w.is_quantized() && takes(exec, x, (w, 1))?)
 }
 
-/// `out = x wᵀ`, or of `groups` groups of rows of `w`, each with its part of the columns of `x`. False, and nothing is launched, where other
-/// kernels are faster or this one does not take the operands. `rounded`: the reference rounds `x` for this weight; it is rounded here where
-/// it is not packed.
+/// `out = x wᵀ`, or of `groups` groups of rows of `w`, each with its part of the columns of `x`. Returns false, and launches nothing, if
+/// other kernels are faster or this one does not take the operands. `rounded`: the reference rounds `x` if `w` is in FP8. Then packed
+/// rows are taken if there are any; without them `x` is rounded as it is loaded.
 pub(super) fn skinny_gemm(
     exec: &mut Exec,
     op: &'static str,
@@ -137,7 +141,7 @@ pub(super) fn skinny_gemm(
     run(launch, plan, (rows, m.div_ceil(tokens)), plan.shared(k, 1, operand, tokens)).map(|()| true)
 }
 
-/// The entry for so many tokens, the tokens of its tile, and rows and bytes of its operand B.
+/// The entry for `tokens` tokens, the tokens of its tile, and rows and bytes an element of its operand B, which `operand` gives for them.
 fn tiled<A>(
     entries: &[Entry<A>],
     tokens: usize,
@@ -147,7 +151,7 @@ fn tiled<A>(
     (entries[place], tile, operand(tile))
 }
 
-/// `grid`: blocks of all tiles of rows, and tiles of tokens.
+/// Launches a skinny kernel. `grid`: blocks for all tiles of rows, and tiles of tokens.
 fn run(launch: Launch, plan: SkinnyPlan, grid: (usize, usize), shared: usize) -> Result<(), OpError> {
     let launch = launch.cluster(plan.blocks).overlapped().shared(shared);
     // SAFETY: the op checked the shapes; the grid covers `out`, and a kernel checks rows and tokens against its ends.
@@ -174,7 +178,7 @@ pub(crate) fn projects(
     Ok(true)
 }
 
-/// All of `weights` in one launch.
+/// `project` on checked operands that [`projects`] accepts: all GEMMs in one launch.
 pub(crate) fn project(
     exec: &mut Exec,
     op: &'static str,
@@ -194,7 +198,7 @@ pub(crate) fn project(
         (sums[2 * i], sums[2 * i + 1]) = (out[0].device(), out[1].device());
     }
     let ([w2, w3], [w4, w5]) = (pair(0), pair(1));
-    // The largest of the plans that the matrices would have alone.
+    // That of a weight of many rows, for all of them.
     let plan = SkinnyPlan::new(usize::MAX, k);
     let (place, tokens) = tile(m, 3);
     let last = out.last.as_ref().map_or(0, |out| out.device());
@@ -236,6 +240,7 @@ pub(crate) fn project(
     run(launch, plan, (tiles * plan.blocks, m.div_ceil(tokens)), shared)
 }
 
+/// `pack_rows` on checked operands.
 pub(crate) fn pack_rows(exec: &mut Exec, x: &Tensor, packed: &mut Tensor) -> Result<(), OpError> {
     const WARPS: usize = 4;
     let (rows, k) = x.rows_cols();
@@ -243,7 +248,7 @@ pub(crate) fn pack_rows(exec: &mut Exec, x: &Tensor, packed: &mut Tensor) -> Res
         return Ok(());
     }
     let launch = PackRows::pack_rows.launch(exec.gpu()?, "pack_rows", PackRows { x, out: packed, rows, k })?;
-    // SAFETY: the op checked the shapes; a warp has a group.
+    // SAFETY: the op checked the shapes; a warp has a group of 128 columns, and the grid covers all groups.
     unsafe { launch.overlapped().run([(rows * k / DEPTH).div_ceil(WARPS), 1, 1], 32 * WARPS) }
 }
 

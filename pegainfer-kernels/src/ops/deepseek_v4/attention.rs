@@ -50,10 +50,10 @@ impl<'a> Visible<'a> {
 /// `out = Σ_k exp(l[k]) key[k] / (Σ_k exp(l[k]) + exp(sink))`.
 ///
 /// The keys of a token at position `p` are those of the positions `p - window + 1` to `p`, of this step (`kv`) or before
-/// (`rings`), and the visible entries; `window` is [`WINDOW`], or `ring` where that is less. `q`, `out`: `[T, heads, dim]`; `kv`:
-/// `[T, dim]`; `rings`: `[slots, ring, dim]`, that of position `p` at `p % ring`, bf16 or f32; `sink`: `[heads]` f32. The dot products, the softmax and the weighted sum are f32; where `out` is bf16,
-/// `exp(l)` is rounded to bf16 in the weighted sum and not in the denominator, as in the reference. `dim` is a multiple
-/// of 32.
+/// (`rings`), and the visible entries; `window` is [`WINDOW`], or `ring` if that is less. `q`, `out`: `[T, heads, dim]`; `kv`:
+/// `[T, dim]`; `rings`: `[slots, ring, dim]`, the key of position `p` at `p % ring`; all bf16 or f32; `sink`: `[heads]` f32. `dim` is a
+/// multiple of 32. The dot products, the softmax and the weighted sum are f32; where `out` is bf16, `exp(l)` is rounded to bf16 in
+/// the weighted sum and not in the denominator, as in the reference.
 pub fn sparse_attention(
     exec: &mut Exec,
     q: &Tensor,

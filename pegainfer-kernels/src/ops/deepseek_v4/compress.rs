@@ -32,7 +32,7 @@ impl CompressorSpec {
         self.ratio == 4
     }
 
-    /// Tokens that the state must remember at least.
+    /// Fewest tokens that the state must remember.
     pub fn ring(self) -> usize {
         if self.overlap() { 2 * self.ratio } else { self.ratio }
     }
@@ -48,7 +48,8 @@ pub struct CompressorWeights {
 }
 
 /// What a compressor remembers: the newest tokens of each sequence, that of position `p` at row `p % ring`. `ring` is at least
-/// [`CompressorSpec::ring`]; behind a sequence whose last tokens are drafts that may be refused it is longer by as many.
+/// [`CompressorSpec::ring`]. If steps verify draft tokens, it must be longer by the most that a row may have: refused ones then overwrite
+/// nothing that is needed.
 #[derive(Debug)]
 pub struct CompressorState {
     /// `[slots, ring, width]` f32.
@@ -89,7 +90,7 @@ pub fn compress(
     check.is(scores, DType::F32, &[tokens, width])?;
     check.is(&weights.position_bias, DType::F32, &[ratio, width])?;
     check.is(&weights.norm, DType::Bf16, &[dim])?;
-    check.that(ring >= spec.ring(), "the rings are shorter than an entry")?;
+    check.that(ring >= spec.ring(), "the rings must hold the tokens of an entry")?;
     check.is(&state.values, DType::F32, &[slots, ring, width])?;
     check.is(&state.scores, DType::F32, &[slots, ring, width])?;
     activation(check, entries, &[pages, PAGE_TOKENS / ratio, dim])?;

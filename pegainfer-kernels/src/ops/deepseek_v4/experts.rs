@@ -130,8 +130,8 @@ pub fn routed_experts(
 /// The shared expert's output and the routed sum: `out = routed + w2 · (silu(min(w1 · x, limit)) · clamp(w3 · x, ±limit))`.
 ///
 /// `x`, `out`: `[T, hidden]` bf16 or f32; `routed`: `[T, hidden]` f32. Clamped as the routed ones are; the sum is f32 and
-/// rounded once. As in [`matmul`](super::matmul), bf16 activations must be values of `round_activation` where the experts are FP8
-/// or FP4, and from 129 rows on a GPU may overwrite `out` up to three rows behind its last.
+/// rounded once. As in [`matmul`](super::matmul), bf16 activations must be values of `round_activation` if the experts are FP8 or
+/// FP4, and from 129 rows on a GPU may overwrite up to three rows of memory behind the last row of `out`.
 pub fn shared_expert(
     exec: &mut Exec,
     x: &Tensor,
@@ -149,10 +149,9 @@ pub fn shared_expert(
     check.that(experts.count == 1, "there is one shared expert")?;
     let large = gpu::is_large_expert(exec, x, experts, math, out)?;
     exec.record(|_| {
-        let (reads, flops): (Vec<&Tensor>, _) =
-            ([x, routed].into_iter().chain(experts.tensors()).collect(), 6 * (tokens * hidden * width) as u64);
+        let reads: Vec<&Tensor> = [x, routed].into_iter().chain(experts.tensors()).collect();
         let kernel = if large { DenseGemm::Fp8CublasLt.name() } else { "experts" };
-        OpRecord::new("shared_expert", kernel, &reads, &[out], flops)
+        OpRecord::new("shared_expert", kernel, &reads, &[out], 6 * (tokens * hidden * width) as u64)
     });
     if exec.device() == Device::Cuda {
         return gpu::shared_expert(exec, x, experts, math, routed, (large, out));

@@ -45,7 +45,7 @@ pub fn hyper_mix(
     Ok(())
 }
 
-/// [`hyper_mix`] on the host; returns `mixed` before its rounding.
+/// [`hyper_mix`] on the host. Returns `mixed`, not rounded yet.
 pub(super) fn mix_host(
     isa: Isa,
     streams: &[f32],
@@ -100,7 +100,7 @@ pub fn hyper_merge(
     Ok(())
 }
 
-/// Checks a block's output, how it goes back, and the streams.
+/// Checks the operands of a merge: a block's output `f`, how it goes back to the streams, and the streams.
 pub(super) fn merge_shapes(
     check: Check,
     f: &Tensor,

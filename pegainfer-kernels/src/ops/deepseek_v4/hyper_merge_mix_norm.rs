@@ -4,7 +4,7 @@ use super::hyper::{merge_host, merge_shapes, mix_host, shapes};
 use super::kv_quant::round;
 use super::norm::{norm, norm_host};
 use super::packed::Rounded;
-use super::values::{activation, cpu, read};
+use super::values::{cpu, read};
 use crate::cpu::deepseek_v4::hyper::{MIXES, STREAMS};
 use crate::cuda::deepseek_v4 as gpu;
 use crate::hyper_operands::{HyperSpec, HyperWeights};
@@ -22,8 +22,8 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// - `streams`: `[tokens, 4, hidden]` bf16 or f32, in place
 /// - `post`: `[tokens, 4]`, `comb`: `[tokens, 4, 4]` f32, in place
 /// - `norm_weight`: `[hidden]` bf16; `eps`: of that norm
-/// - `mixed`: `[tokens, hidden]` of the streams' dtype; undefined afterwards: scratch of the separate kernels
-/// - `out`: `[tokens, hidden]` of the streams' dtype; `low`: the same rounded to FP8, as `round_activation` does, and its packed rows
+/// - `mixed`: `[tokens, hidden]` of the streams' dtype, scratch of the separate kernels: undefined afterwards
+/// - `out`: `[tokens, hidden]` of the streams' dtype; `low`: what `round_activation` makes of `out`, and its packed rows
 ///
 /// `hidden` is a multiple of 8. GPUs run two kernels where the streams are bf16 and `hidden` is a multiple of 256 up to
 /// 7,936, and those of the separate ops elsewhere. A token's results do not depend on the other tokens.
@@ -39,7 +39,6 @@ pub fn hyper_merge_mix_norm(
     let (low, packed) = low.map_or((None, None), |low| (Some(low.values), low.packed));
     let check = Check("hyper_merge_mix_norm");
     let (tokens, hidden) = shapes(check, streams, weights, MIXES, 3)?;
-    activation(check, f, &[tokens, hidden])?;
     merge_shapes(check, f, (post, comb), streams)?;
     check.is(norm_weight, DType::Bf16, &[hidden])?;
     for tensor in [&*mixed, &*out].into_iter().chain(low.as_deref()) {

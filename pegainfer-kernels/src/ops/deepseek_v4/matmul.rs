@@ -21,9 +21,9 @@ use pegainfer_core::tensor::{OpError, Tensor};
 /// rounded.
 ///
 /// Computed in f32: each block along `k` (128 for FP8, 32 for FP4, all of it for bf16) is summed without the weight's
-/// scale, multiplied by it, and added to the rest; one rounding at the end. On a GPU, from 129 rows on, FP8 tensor cores sum
-/// within a block of 128 with about 14 bits, and `out` may be overwritten up to three rows behind its last. Up to 128 rows a
-/// row's result does not depend on the other rows; on a CPU it never does.
+/// scale, multiplied by it, and added to the rest; one rounding at the end. Hopper's FP8 tensor cores sum within a block of 128 with
+/// about 14 bits. On a GPU, from 129 rows on, up to three rows of memory behind the last row of `out` may be overwritten. Up to 128
+/// rows a row's result does not depend on the other rows; on a CPU it never does.
 pub fn matmul<'a>(exec: &mut Exec, x: impl Into<Activation<'a>>, w: &Matrix, out: &mut Tensor) -> Result<(), OpError> {
     let check = Check("matmul");
     let input = x.into();
@@ -47,8 +47,7 @@ pub fn matmul<'a>(exec: &mut Exec, x: impl Into<Activation<'a>>, w: &Matrix, out
     Ok(())
 }
 
-/// [`matmul`] of `x` as `round_activation` rounds it. What is in `x` afterwards is not specified: it may be rounded in place, or as it is
-/// loaded, see [`matmul_rounding`].
+/// [`matmul`] of `x` rounded as `round_activation` does, in place or by [`matmul_rounding`]: `x` is undefined afterwards.
 pub fn matmul_dynamic(exec: &mut Exec, x: &mut Tensor, w: &Matrix, out: &mut Tensor) -> Result<(), OpError> {
     if gpu::rounds_input(exec, x, w)? {
         return matmul_rounding(exec, x, w, out);
@@ -57,7 +56,8 @@ pub fn matmul_dynamic(exec: &mut Exec, x: &mut Tensor, w: &Matrix, out: &mut Ten
     matmul(exec, &*x, w, out)
 }
 
-/// [`matmul`] that rounds its input as it loads it, by `round_activation`'s formula; at few tokens, on Hopper.
+/// [`matmul`] that rounds its input by `round_activation`'s formula as it loads it. Of GPUs, Hopper has a kernel for it, for few tokens;
+/// see [`matmul_dynamic`], which calls it only there.
 ///
 /// `x`: `[m, k]` bf16; `w`: `[n, k]` FP8; `out`: `[m, n]` bf16 or f32.
 pub fn matmul_rounding(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor) -> Result<(), OpError> {
@@ -81,8 +81,8 @@ pub fn matmul_rounding(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor
     Ok(())
 }
 
-/// Prepares GEMMs like those that ran so far for all numbers of tokens from 129 to `most`, so that no step has to. On a GPU only, and
-/// only before a graph is captured.
+/// Plans the cuBLASLt GEMMs that ran so far for all numbers of tokens from 129 to `most`, so that no step has to wait for that. No effect
+/// without a GPU; not while a graph is captured.
 pub fn plan_gemms(exec: &mut Exec, most: usize) {
     if exec.device() == Device::Cuda {
         crate::cuda::plan_row_counts(exec, most);

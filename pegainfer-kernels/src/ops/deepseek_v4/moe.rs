@@ -1,4 +1,4 @@
-//! The experts of a layer: the routed ones, and the shared one where this rank has it.
+//! The experts of a layer: the routed ones, and the shared one if this rank adds it.
 
 use super::experts::{ExpertMath, Experts, routed_experts, shared_expert};
 use super::packed::Activation;
@@ -13,19 +13,20 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// A rank's experts of a layer.
 #[derive(Debug, Clone, Copy)]
 pub struct Moe<'a> {
-    /// Those that tokens choose.
+    /// The routed experts, of which tokens choose some.
     pub routed: &'a Experts,
-    /// Number of the first of them.
+    /// Number of the first routed expert of this rank.
     pub first: usize,
-    /// The one of all tokens; none where another rank adds it.
+    /// The expert of all tokens; `None` if another rank adds it.
     pub shared: Option<&'a Experts>,
 }
 
 /// `out = Σ_e routed expert e + shared expert`, see [`routed_experts`] and [`shared_expert`], in fewer launches where a device has kernels
 /// for that.
 ///
-/// `x`: `[T, hidden]` bf16 or f32, rounded where the experts are in FP4 and FP8, with packed rows where the device takes them; `chosen`:
-/// `[T, k]` u32; `weights`: `[T, k]` f32; `sum`: `[T, hidden]` f32, a workspace; `out`: `[T, hidden]` f32, or of the dtype of `x`.
+/// `x`: `[T, hidden]` bf16 or f32; if the experts are in FP4 and FP8, values of `round_activation`, with packed rows if the device takes
+/// them; `chosen`: `[T, k]` u32; `weights`: `[T, k]` f32; `sum`: `[T, hidden]` f32, scratch; `out`: `[T, hidden]` f32, or of the dtype of
+/// `x`.
 pub fn moe(
     exec: &mut Exec,
     x: Activation<'_>,

@@ -10,12 +10,12 @@ use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// An activation as a GEMM takes it: values, and where kernels want them also as packed rows.
+/// An activation as a GEMM takes it: values, and if kernels take them also packed rows.
 #[derive(Debug, Clone, Copy)]
 pub struct Activation<'a> {
     /// `[tokens, width]` bf16 or f32.
     pub values: &'a Tensor,
-    /// Of rounded values: what [`pack_rows`] makes of them.
+    /// What [`pack_rows`] makes of the values, which are rounded then.
     pub packed: Option<&'a Tensor>,
 }
 
@@ -54,9 +54,9 @@ pub fn takes_packed_rows(exec: &mut Exec, dtype: DType, width: usize) -> Result<
 /// Packs rounded activations for Hopper's FP8 tensor cores.
 ///
 /// `x`: `[rows, width]` bf16, values that `round_activation` made; `width` a multiple of 128. `packed`: `[rows, packed_bytes(width)]`
-/// u8: the e4m3 codes of a row, then an f32 scale for each 128 columns, the power of two `2^ceil(log2(max(amax, 1e-4) / 448))` of
-/// these. Within 128 columns, column `32 q + 8 s + 4 h + i` (`q`, `s`, `i` below 4, `h` below 2) is at `32 s + 16 h + 4 q + i`, the order of
-/// the kernels' operands (csrc/deepseek_v4_skinny.cuh).
+/// u8: the e4m3 codes of a row, then for each 128 columns an f32 scale, the power of two `2^ceil(log2(max(amax, 1e-4) / 448))`. Within
+/// 128 columns, column `32 q + 8 s + 4 h + i` (`q`, `s`, `i` below 4, `h` below 2) is at `32 s + 16 h + 4 q + i`, the order of the
+/// kernels' operands (csrc/deepseek_v4_skinny.cuh). Hopper only, among GPUs.
 pub fn pack_rows(exec: &mut Exec, x: &Tensor, packed: &mut Tensor) -> Result<(), OpError> {
     let check = Check("pack_rows");
     let (count, width) = x.rows_cols();
@@ -73,7 +73,7 @@ pub fn pack_rows(exec: &mut Exec, x: &Tensor, packed: &mut Tensor) -> Result<(),
     Ok(())
 }
 
-/// [`pack_rows`] of `values` on the host, which are divided by their scales.
+/// [`pack_rows`] of `values` on the host; leaves the values divided by their scales.
 pub(super) fn pack_host(values: &mut [f32], width: usize, packed: &mut Tensor) {
     let rows = packed.host_mut::<u8>().chunks_exact_mut(packed_bytes(width));
     rows.zip(values.chunks_exact_mut(width)).for_each(|(packed, values)| pack_row(values, packed));
@@ -84,12 +84,18 @@ pub(crate) fn unpacked(packed: &[u8], width: usize) -> Vec<f32> {
     let value = |row: &[u8], column: usize| {
         let (group, column) = (column / BLOCK, column % BLOCK);
         let scale: [u8; 4] = std::array::from_fn(|i| row[width + 4 * group + i]);
-        let (q, s, h, i) = (column / 32, column % 32 / 8, column % 8 / 4, column % 4);
-        e4m3(row[BLOCK * group + 32 * s + 16 * h + 4 * q + i]) * f32::from_le_bytes(scale)
+        e4m3(row[BLOCK * group + place(column)]) * f32::from_le_bytes(scale)
     };
     packed.chunks_exact(packed_bytes(width)).flat_map(|row| (0..width).map(move |column| value(row, column))).collect()
 }
 
+/// Place of the code of column `column` of 128 among those of a packed row, see [`pack_rows`].
+fn place(column: usize) -> usize {
+    let (q, s, h, i) = (column / 32, column % 32 / 8, column % 8 / 4, column % 4);
+    32 * s + 16 * h + 4 * q + i
+}
+
+/// Packs one row.
 fn pack_row(values: &mut [f32], packed: &mut [u8]) {
     let (codes, scales) = packed.split_at_mut(values.len());
     let groups = values.chunks_exact_mut(BLOCK).zip(codes.chunks_exact_mut(BLOCK));
@@ -97,8 +103,7 @@ fn pack_row(values: &mut [f32], packed: &mut [u8]) {
         let scale = quantize(values, E4M3_MAX, 1e-4, round_e4m3);
         scale_bytes.copy_from_slice(&scale.to_le_bytes());
         for (column, value) in values.iter().enumerate() {
-            let (q, s, h, i) = (column / 32, column % 32 / 8, column % 8 / 4, column % 4);
-            codes[32 * s + 16 * h + 4 * q + i] = encode_e4m3(*value);
+            codes[place(column)] = encode_e4m3(*value);
         }
     }
 }

@@ -10,14 +10,14 @@ use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// Weights `[n, k]` that are multiplied with the same tokens.
+/// Weights `[n, k]` of GEMMs over the same tokens.
 #[derive(Debug, Clone, Copy)]
 pub struct Projections<'a> {
-    /// In FP8 or bf16, with rounded activations if in FP8.
+    /// In FP8, times the rounded activations, or in bf16: those of `wq_a` and `wkv`.
     pub low: [&'a Matrix; 2],
-    /// In bf16, two of the same shape.
+    /// In bf16, two of the same shape each: those of the compressors.
     pub pairs: [Option<[&'a Matrix; 2]>; 2],
-    /// In bf16.
+    /// In bf16: that of the indexer.
     pub last: Option<&'a Matrix>,
 }
 
@@ -29,18 +29,19 @@ impl<'a> Projections<'a> {
     }
 }
 
-/// Outputs `[m, n]` of [`Projections`].
+/// Outputs `[m, n]` of [`Projections`], in the same places.
 #[derive(Debug)]
 pub struct Projected<'a> {
-    /// Of the activations' dtype.
+    /// bf16 or f32, as the activations.
     pub low: [&'a mut Tensor; 2],
-    /// f32.
+    /// In f32.
     pub pairs: [Option<[&'a mut Tensor; 2]>; 2],
-    /// Of the activations' dtype.
+    /// bf16 or f32, as the activations.
     pub last: Option<&'a mut Tensor>,
 }
 
 impl Projected<'_> {
+    /// Every output, in the order of the fields.
     fn all(&self) -> impl Iterator<Item = &Tensor> {
         let pairs = self.pairs.iter().flatten().flatten();
         self.low.iter().chain(pairs).chain(&self.last).map(|tensor| &**tensor)
@@ -49,8 +50,8 @@ impl Projected<'_> {
 
 /// `out = x · wᵀ` for every weight, each as [`matmul`] does it.
 ///
-/// `x`: `[m, k]` bf16 or f32 for weights in bf16; `rounded`: the same, rounded by `round_activation`, for those in FP8, with packed rows
-/// where the device takes them.
+/// `x`: `[m, k]` bf16 or f32, for weights in bf16; `rounded`: what `round_activation` makes of `x`, for weights in FP8, with packed rows
+/// if the device takes them.
 pub fn project(
     exec: &mut Exec,
     x: &Tensor,
@@ -67,10 +68,8 @@ pub fn project(
             rows(check, out, (m, w.shape().0))?;
         }
         let sums = out.pairs.iter().flatten().flatten().all(|out| out.dtype() == DType::F32);
-        check.that(
-            sums && out.low.iter().all(|out| out.dtype() == x.dtype()),
-            "outputs of these dtypes are not fused",
-        )?;
+        let same = out.low.iter().chain(&out.last).all(|out| out.dtype() == x.dtype());
+        check.that(sums && same, "the outputs of pairs must be f32, and the others of the dtype of x")?;
         exec.record(|_| {
             let operands = [Some(x), Some(rounded.values), rounded.packed];
             let reads: Vec<&Tensor> =
@@ -98,5 +97,34 @@ pub fn project(
     match (weights.last, &mut out.last) {
         (Some(w), Some(out)) => matmul(exec, x, w, out),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::packed_bytes;
+    use super::*;
+    use crate::ops::BlockScales;
+
+    /// The fused kernel, which a plan for Hopper has, writes the last output in bf16 whatever its tensor is.
+    #[test]
+    fn fused_outputs_have_the_dtypes_that_the_kernel_writes() {
+        let mut meta = Exec::meta().unwrap();
+        let mut tensor = |shape: &[usize], dtype| meta.tensor("t", shape, dtype).unwrap();
+        let [x, values] = [(); 2].map(|()| tensor(&[3, 256], DType::Bf16));
+        let packed = tensor(&[3, packed_bytes(256)], DType::U8);
+        let [a, b] = [(); 2].map(|()| Matrix::Fp8 {
+            weight: tensor(&[128, 256], DType::U8),
+            scale: BlockScales::E8m0(tensor(&[1, 2], DType::U8)),
+        });
+        let last = Matrix::Bf16(tensor(&[64, 256], DType::Bf16));
+        let weights = Projections { low: [&a, &b], pairs: [None; 2], last: Some(&last) };
+        let [mut out_a, mut out_b] = [(); 2].map(|()| tensor(&[3, 128], DType::Bf16));
+        for (dtype, fits) in [(DType::Bf16, true), (DType::F32, false)] {
+            let mut out_last = meta.tensor("last", &[3, 64], dtype).unwrap();
+            let mut out = Projected { low: [&mut out_a, &mut out_b], pairs: [None, None], last: Some(&mut out_last) };
+            let rounded = Activation { values: &values, packed: Some(&packed) };
+            assert_eq!(project(&mut meta, &x, rounded, weights, &mut out).is_ok(), fits, "{dtype:?}");
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! What can be measured.
+//! The interface of executors whose steps can be measured.
 
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
@@ -8,12 +8,13 @@ use std::time::Duration;
 /// A step of an executor.
 pub(super) type StepOf<E> = Step<<<E as StepExecutor>::State as SequenceState>::Row>;
 
-/// An executor whose steps can be measured. Of several ranks, rank 0 is.
+/// An executor whose steps can be measured. If it has several ranks, the ops of rank 0 are timed.
 pub trait Measurable: StepExecutor {
     /// The device of rank 0.
     fn exec(&mut self) -> &mut Exec;
 
-    /// A step of `rows`, each with the tokens that it adds and its context, whose blocks and state slots are numbered through.
+    /// A step whose rows are given as (tokens that the row adds, tokens of its context with these). Blocks and state slots are numbered
+    /// through.
     fn step(rows: &[(usize, usize)]) -> StepOf<Self>;
 
     /// The ops of the step that was launched last, on rank 0, if [`time_ops`](StepExecutor::time_ops) was asked for.

@@ -1,6 +1,6 @@
-//! Times of the ops of a step.
+//! Measures the times of the ops of a step.
 
-use super::measurable::Measurable;
+use super::measurable::{Measurable, StepOf};
 use pegainfer_core::exec::Device;
 use pegainfer_core::ledger::{GridLimits, OpLine, Rows, StepLoad};
 use pegainfer_core::tensor::OpError;
@@ -8,22 +8,22 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-/// Numbers of decoding sequences whose ops are timed, beside the most of the engine.
+/// Decoding sequences of the steps whose ops are timed, besides the most that the engine runs.
 const DECODE_ROWS: [usize; 4] = [1, 8, 32, 128];
-/// Their context: not a multiple of a block, where DeepSeek-V4 compresses more tokens than in other steps.
+/// Tokens of context of these sequences. At a multiple of a block DeepSeek-V4 would compress more tokens than in other steps.
 const DECODE_CONTEXT: usize = 1023;
-/// Tokens of the prompts whose ops are timed.
+/// Tokens of the prompts of the steps whose ops are timed.
 const PROMPTS: [usize; 4] = [512, 1024, 4096, 8192];
 /// Tokens of the chunk of a mixed step.
 const MIXED_CHUNK: usize = 512;
-/// Runs of a step whose ops are timed, the fastest of which counts.
+/// Runs of a step whose ops are timed; the fastest counts.
 const RUNS: usize = 3;
 
-/// Microseconds that a GPU waits before a step whose ops are timed. The host launches ahead of it meanwhile: the time of an op is then not
-/// that of its launch.
+/// Microseconds that a GPU waits before a step whose ops are timed. Meanwhile the host launches ahead of it, so that the time of an op does
+/// not contain that of its launch.
 static HEAD_START: AtomicU64 = AtomicU64::new(10_000);
 
-/// Op and kernel with its operands.
+/// Op, kernel and operands: calls with the same key are counted together.
 type Key = (&'static str, &'static str, String);
 
 /// The steps whose ops are timed, as far as the engine can run them: decoding sequences, prompts, and both.
@@ -74,11 +74,8 @@ pub fn time_ops<E: Measurable>(executor: &mut E, steps: &[Rows]) -> Result<Vec<O
     Ok(lines)
 }
 
-/// Runs a step whose ops are timed. Returns the calls of each, and their time.
-fn timed_run<E: Measurable>(
-    executor: &mut E,
-    step: &super::measurable::StepOf<E>,
-) -> Result<BTreeMap<Key, (usize, Duration)>, OpError> {
+/// Runs a step once with its ops timed. Returns the number of calls and the time of each key.
+fn timed_run<E: Measurable>(executor: &mut E, step: &StepOf<E>) -> Result<BTreeMap<Key, (usize, Duration)>, OpError> {
     if executor.exec().device() == Device::Cuda {
         executor.exec().install(|exec| exec.delay(&HEAD_START))?;
     }
