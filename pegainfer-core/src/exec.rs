@@ -209,8 +209,8 @@ impl Exec {
         self.slow_op = Some((op, micros));
     }
 
-    /// Lets a GPU wait for as many microseconds as `time` has before what is launched next: the host launches ahead of it. No effect on
-    /// other devices.
+    /// Lets a GPU wait for the microseconds in `time` before it runs what is launched next, so that the host launches ahead of it. No effect
+    /// on other devices.
     pub fn delay(&self, time: &'static AtomicU64) {
         if let Some(cuda) = &self.cuda {
             cuda.sleep(time);

@@ -22,7 +22,7 @@ impl From<&Tensor> for Operand {
 }
 
 impl Operand {
-    /// Its name without the number of its layer.
+    /// The tensor's name without `layers`, `model`, the number of its layer, and `.weight`: the same for all layers.
     fn kind(&self) -> String {
         let of_all_layers = |part: &&str| *part != "layers" && *part != "model" && part.parse::<usize>().is_err();
         let parts: Vec<&str> = self.name.split('.').filter(of_all_layers).collect();
@@ -30,6 +30,7 @@ impl Operand {
     }
 }
 
+/// The dimensions, as `[1,64]`.
 fn shape(operand: &Operand) -> String {
     format!("{:?}", operand.shape).replace(", ", ",")
 }
@@ -61,17 +62,18 @@ impl OpRecord {
         Self { op, kernel, reads: operands(reads), writes: operands(writes), bytes, flops, sent: 0 }
     }
 
-    /// Shapes of two of its inputs and one of its outputs, as `[1,64] [32,64] -> [1,32]`.
+    /// Shapes of the first two inputs and of the first output, as `[1,64] [32,64] -> [1,32]`.
     pub fn shapes(&self) -> String {
         self.operands_by(|_, o| shape(o))
     }
 
-    /// As [`shapes`](Self::shapes), with the name of the second input, which is the weight of an op that has one, without the number of its
-    /// layer: `[1,64] attn.wo [32,64] -> [1,32]`.
+    /// As [`shapes`](Self::shapes), with the name of the second input without the number of its layer: `[1,64] attn.wo [32,64] -> [1,32]`. In
+    /// an op with a weight, the second input is the weight.
     pub fn operands(&self) -> String {
         self.operands_by(|i, o| if i == 1 { format!("{} {}", o.kind(), shape(o)) } else { shape(o) })
     }
 
+    /// The first two inputs, numbered from 0, as `text` prints them, and the shape of the first output.
     fn operands_by(&self, text: impl Fn(usize, &Operand) -> String) -> String {
         let reads: Vec<String> = self.reads.iter().take(2).enumerate().map(|(i, o)| text(i, o)).collect();
         let writes: Vec<String> = self.writes.iter().take(1).map(shape).collect();

@@ -20,8 +20,8 @@ impl Cuda {
         DeviceMoment(event.and_then(|event| event.record(&self.stream).map(|()| event)))
     }
 
-    /// Lets the stream sleep for as many microseconds as `time` has when it comes to that, also in a graph. An error is only
-    /// logged.
+    /// Enqueues a sleep: when the stream comes to it, it waits for the microseconds that `time` has then, also in a graph. An error is
+    /// only logged.
     pub(crate) fn sleep(&self, time: &'static AtomicU64) {
         unsafe extern "C" fn sleep(time: *mut c_void) {
             // SAFETY: it is the pointer below, to a static that nobody writes but atomically.

@@ -63,11 +63,11 @@ pub struct OpLine {
     pub load: StepLoad,
     /// The op.
     pub op: String,
-    /// The kernel that runs it; empty in older ledgers.
+    /// The kernel that runs the op; empty in older ledgers.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub kernel: String,
-    /// Its operands, see [`OpRecord::operands`](crate::record::OpRecord::operands); empty in older ledgers, which have one line for all
-    /// of them.
+    /// The operands of the op, see [`OpRecord::operands`](crate::record::OpRecord::operands); empty in older ledgers, which have one line
+    /// for all calls of an op.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub operands: String,
     /// Calls in the step.

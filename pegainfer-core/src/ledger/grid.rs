@@ -20,7 +20,7 @@ const MAX_HALVINGS: u32 = 3;
 const TOKEN_UNIT: usize = 16;
 /// Time for which a step that is measured again runs first: the clock of a GPU follows its load.
 pub(super) const AGAIN_SETTLE: Duration = Duration::from_millis(150);
-/// Time for each step of a list.
+/// Time for which a step of a list is measured.
 pub(super) const PER_STEP: Duration = Duration::from_millis(250);
 
 /// Runs steps whose blocks and state slots are numbered through.
@@ -30,15 +30,15 @@ pub trait MeasureStep {
     fn run(&mut self, rows: &[(usize, usize)], runs: usize) -> Result<Vec<Duration>, OpError>;
 }
 
-/// Rows of a step: the tokens that each adds, and its context, these included.
+/// Rows of a step, as (tokens that the row adds, tokens of its context with these).
 pub type Rows = Vec<(usize, usize)>;
 
 /// Which steps are measured.
 #[derive(Debug, Clone, Copy)]
 pub enum Selection<'a> {
-    /// A grid from which the law follows.
+    /// A grid of steps, from which the law follows.
     Grid(Effort),
-    /// These alone.
+    /// Only these steps.
     Steps(&'a [Rows]),
 }
 
@@ -173,7 +173,7 @@ pub fn blocks_of_rows(rows: &[(usize, usize)], block_size: usize) -> usize {
     rows.len() * rows.iter().map(|row| row.1).max().unwrap_or(0).div_ceil(block_size)
 }
 
-/// Measures these steps, each one once; an error names one that the engine cannot run.
+/// Measures `steps`, equal ones once. An error names the first one that the engine cannot run.
 pub fn measure_steps(
     target: &mut dyn MeasureStep,
     limits: &GridLimits,
@@ -186,7 +186,7 @@ pub fn measure_steps(
         if !limits.holds(rows) {
             let message = format!(
                 "a step of {load} does not fit an engine of {} sequences, {} tokens a step, {} tokens of context and {} KV \
-                 blocks",
+                 blocks; raise --max-num-seqs, --max-num-batched-tokens, --max-model-len or --kv-cache-memory",
                 limits.max_num_seqs, limits.max_tokens, limits.max_context, limits.kv_blocks
             );
             return Err(OpError { op: "ledger", message });

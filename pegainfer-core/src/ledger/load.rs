@@ -90,6 +90,7 @@ impl StepLoad {
     }
 }
 
+/// A short name of the step, as `decode: 8 x 1023 tokens of context` with the mean context.
 impl fmt::Display for StepLoad {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { decode_rows, decode_kv, prefill_tokens, .. } = *self;

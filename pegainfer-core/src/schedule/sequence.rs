@@ -308,8 +308,8 @@ impl<L: Default> Sequence<L> {
         position == self.tokens.len() as u64 && position.checked_sub(1).is_some_and(|last| known(last as usize))
     }
 
-    /// Takes the token that a sample drew, and whether it is not the first one of its step, and reports it, the prompt's log-probabilities before the first one, and the end
-    /// of the request.
+    /// Takes the token that a sample drew, and whether it is not the first one of its step, and reports it, the prompt's
+    /// log-probabilities before the first one, and the end of the request.
     pub fn accept(
         &mut self,
         (token, drafted): (u32, bool),

@@ -22,8 +22,8 @@ pub struct StateConfig {
     #[serde(default)]
     pub block_tokens: usize,
     /// Whether a step can leave snapshots in the middle of a chunk. If not, a chunk that reaches a multiple of `interval`
-    /// ends at the last one that it reaches, and only ends of chunks are kept. What such a model keeps in a slot has an address for
-    /// each of the newest tokens, drafts included, and that of refused drafts is overwritten.
+    /// ends at the last one that it reaches, and only ends of chunks are kept. Such a model has in a slot an
+    /// address for each of the newest tokens, draft tokens included; what refused drafts have written is overwritten later.
     pub within_chunks: bool,
 }
 
@@ -65,7 +65,7 @@ pub trait SequenceState: Debug + Send + 'static {
     /// What becomes of the state behind draft tokens.
     fn drafts(&self) -> DraftState;
 
-    /// Most draft tokens behind a chunk that ends at `end`. As many as are wanted, by default.
+    /// Most draft tokens that a step may verify behind a chunk that ends at position `end`. Unlimited by default.
     fn most_drafts(&self, end: usize) -> usize {
         let _ = end;
         usize::MAX

@@ -167,12 +167,13 @@ impl SequenceState for StateSlots {
         Ok(())
     }
 
-    /// A kernel that reads one slot and writes another can compute drafts from a slot and write none.
+    /// Kernels that read one slot and write another compute drafts from a slot and write none. Those that update a slot in place keep an
+    /// address for each token.
     fn drafts(&self) -> DraftState {
         if self.config.within_chunks { DraftState::Recomputed } else { DraftState::Kept }
     }
 
-    /// Where only ends of chunks are kept, accepted drafts must not take a sequence past one.
+    /// If only ends of chunks are kept, accepted drafts must not take a sequence past a multiple of the interval, whose state would be missing.
     fn most_drafts(&self, end: usize) -> usize {
         let StateConfig { interval, within_chunks, .. } = self.config;
         if within_chunks || interval == 0 {

@@ -1,4 +1,4 @@
-//! Steps as the command line names them.
+//! Parses the steps of `ledger --steps`.
 
 use pegainfer_core::ledger::Rows;
 
@@ -6,7 +6,7 @@ use pegainfer_core::ledger::Rows;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StepArg(pub Rows);
 
-/// Parses `decode:SEQUENCES:CONTEXT`, or `prefill:TOKENS` with the context in all behind it if tokens are cached.
+/// Parses `decode:SEQUENCES:CONTEXT`, `prefill:TOKENS`, or `prefill:TOKENS:CONTEXT`, whose context contains the tokens.
 pub fn parse_step(text: &str) -> Result<StepArg, String> {
     let mut parts = text.trim().split(':');
     let kind = parts.next().unwrap_or_default();
