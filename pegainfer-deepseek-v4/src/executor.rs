@@ -119,7 +119,8 @@ impl Executor {
     /// would wait. Runs prompts of 256, 512, … and `tokens` tokens through the first layers in which every kind of layer occurs. On other
     /// devices there is nothing to do.
     pub fn warm_up(&mut self, tokens: usize) -> Result<(), OpError> {
-        if self.ranks.first().exec.device() != Device::Cuda {
+        // A step of one token could become a CUDA graph of the first layers.
+        if self.ranks.first().exec.device() != Device::Cuda || tokens == 1 {
             return Ok(());
         }
         self.set_layers(distinct_layers(&self.config))?;
@@ -239,24 +240,27 @@ impl StepExecutor for Executor {
 
     fn launch(&mut self, step: &Step) -> Result<(), OpError> {
         let times_ops = self.times_ops && !self.ranks.first().exec.is_recording();
+        if times_ops {
+            self.ranks.first_mut().exec.start_timed_recording();
+        }
+        let launched = self.launch_on_ranks(step);
+        if times_ops {
+            self.timed_ops = self.ranks.first_mut().exec.stop_timed_recording().unwrap_or_default();
+        }
+        launched?;
         if self.drafting.is_some() || self.synthetic.is_some() || self.checks_ranks {
             self.followed.push_back(step.clone());
         }
-        if !times_ops {
-            return self.launch_on_ranks(step);
-        }
-        self.ranks.first_mut().exec.start_timed_recording();
-        let launched = self.launch_on_ranks(step);
-        self.timed_ops = self.ranks.first_mut().exec.stop_timed_recording().unwrap_or_default();
-        launched
+        Ok(())
     }
 
     fn finish(&mut self) -> Result<Outcome, OpError> {
+        let step = self.followed.pop_front().filter(|_| self.ranks.first().exec.device() != Device::Meta);
         let outcome = self.readbacks.finish();
         // An error of another rank explains that of rank 0, which has waited for it.
         self.ranks.check()?;
         let mut outcome = outcome?;
-        if let Some(step) = self.followed.pop_front().filter(|_| self.ranks.first().exec.device() != Device::Meta) {
+        if let Some(step) = step {
             if self.checks_ranks {
                 check::same_on_all_ranks(&mut self.ranks, &step)?;
             }

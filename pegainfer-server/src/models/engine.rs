@@ -86,6 +86,9 @@ pub fn gpu_fit(dir: &Path, args: &EngineArgs, bytes: u64) -> Result<GpuFit> {
 /// The device that the flags ask for, or one for each rank, for the model in `dir`.
 pub fn open_device(family: &Family, dir: &Path, args: &EngineArgs) -> Result<OpenDevice> {
     check_ranks(family, args.tensor_parallel_size.map_or(1, Into::into))?;
+    for (flag, given) in [("--loop-back-ranks", args.loop_back_ranks.is_some()), ("--check-ranks", args.check_ranks)] {
+        ensure!(!given || family.rank_bytes.is_some(), "{flag}: {family} runs on one device; leave the flag out");
+    }
     match (args.device, cuda::available()) {
         (DeviceArg::Cuda(_), Err(why)) => bail!("--device cuda: {why}; use --device cpu"),
         (DeviceArg::Cuda(ordinal), Ok(count)) if ordinal >= count => {

@@ -8,6 +8,7 @@ use crate::limits::deepseek_v4::MAX_EXPERTS;
 use crate::limits::deepseek_v4_gemm::{DEPTH, GROUP_THREADS, MAX_CHOSEN};
 use crate::ops::deepseek_v4::{Activation, ExpertMath, Experts, Moe};
 use crate::ops::{BlockScales, Matrix};
+use pegainfer_core::cuda::WORKSPACE_BYTES;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
@@ -48,7 +49,9 @@ pub(crate) fn fuses_experts(
     let whole = hidden.is_multiple_of(DEPTH) && width.is_multiple_of(DEPTH) && hidden <= MAX_HIDDEN;
     let few = tokens < DenseGemm::MIN_TOKENS || experts.routed.count * width * hidden < FEW_ELEMENTS;
     let packed = x.packed.is_some() && x.values.dtype() == DType::Bf16 && math.quantize;
-    Ok(hopper && whole && few && packed && official(experts) && experts.routed.count <= MAX_EXPERTS)
+    let results = tokens * (MAX_CHOSEN + 1) * (width + hidden) * DType::Bf16.size();
+    let fits = experts.routed.count <= MAX_EXPERTS && results <= WORKSPACE_BYTES / 2;
+    Ok(hopper && whole && few && packed && fits && official(experts))
 }
 
 /// What the launches of a call have in common.

@@ -175,7 +175,13 @@ pub(crate) fn projects(
             return Ok(false);
         }
     }
-    Ok(true)
+    Ok(project_plan(x.rows_cols().1, 32).1 <= SHARED_BYTES)
+}
+
+/// The plan of [`project`] for all of its weights, that of a weight of many rows, and bytes of shared memory for a tile of `tokens` tokens.
+fn project_plan(k: usize, tokens: usize) -> (SkinnyPlan, usize) {
+    let plan = SkinnyPlan::new(usize::MAX, k);
+    (plan, plan.shared(k, 1, (tokens, 2), tokens))
 }
 
 /// `project` on checked operands that [`projects`] accepts: all GEMMs in one launch.
@@ -198,9 +204,8 @@ pub(crate) fn project(
         (sums[2 * i], sums[2 * i + 1]) = (out[0].device(), out[1].device());
     }
     let ([w2, w3], [w4, w5]) = (pair(0), pair(1));
-    // That of a weight of many rows, for all of them.
-    let plan = SkinnyPlan::new(usize::MAX, k);
     let (place, tokens) = tile(m, 3);
+    let (plan, shared) = project_plan(k, tokens);
     let last = out.last.as_ref().map_or(0, |out| out.device());
     let [out0, out1] = &mut out.low;
     let arguments = SkinnyProject {
@@ -236,7 +241,6 @@ pub(crate) fn project(
     let outputs = out.pairs.iter().flatten().flatten().map(|out| &**out).chain(out.last.as_deref());
     launch = outputs.fold(launch, |launch, out| launch.writes(out));
     let tiles: usize = [n0, n1, n2, n2, n4, n4, n6].iter().map(|n| n.div_ceil(TILE_ROWS)).sum();
-    let shared = plan.shared(k, 1, (tokens, 2), tokens);
     run(launch, plan, (tiles * plan.blocks, m.div_ceil(tokens)), shared)
 }
 
