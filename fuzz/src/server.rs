@@ -99,7 +99,7 @@ fn step(sequence: &mut Sequence, events: &mut EventBatch) -> bool {
     *generated += 1;
     let is_stop = request.stop_token_ids.contains(&token) || (token == EOS && !request.ignore_eos);
     let top = |n| (0..n as u32).map(|i| ((token + i) % VOCABULARY as u32, -1.0 - i as f32)).collect();
-    let logprobs = request.logprobs.map(|n| TokenLogprobs { logprob: -1.0, rank: 1, top: top(n) });
+    let logprobs = request.logprobs.map(|n| Box::new(TokenLogprobs { logprob: -1.0, rank: 1, top: top(n) }));
     events.push((id, TokenEvent::Token(TokenOut { id: token, is_stop, drafted: false, logprobs })));
     let reason = match (is_stop, *generated == request.max_tokens) {
         (true, _) => FinishReason::Stop(token),

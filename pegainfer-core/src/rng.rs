@@ -6,20 +6,54 @@
 /// This is the SplitMix64 generator (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
 /// 2014): the mixed seed is the start of a stream, `position` its counter. For a fixed seed no two positions give the
 /// same bits, and for a fixed position no two seeds do, since every step is a bijection.
+#[inline]
 pub fn bits(seed: u64, position: u64) -> u64 {
     let start = mix(seed.wrapping_add(GOLDEN));
     mix(start.wrapping_add(position.wrapping_add(1).wrapping_mul(GOLDEN)))
 }
 
 /// Scales 64 random bits to a whole number below `n`, uniform within `n / 2^64`. 0 for `n` 0.
+#[inline]
 pub fn below(bits: u64, n: u64) -> u64 {
     ((u128::from(bits) * u128::from(n)) >> 64) as u64
+}
+
+/// Fills `out` with random numbers below `n`: the one at index `i` is `below(bits(seed, i), n)`.
+pub fn fill_below(seed: u64, n: u32, out: &mut [u32]) {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+    {
+        // SAFETY: this machine has the instructions.
+        return unsafe { fill_below_avx512(seed, n, out) };
+    }
+    fill_below_portable(seed, n, out);
+}
+
+/// As [`fill_below`], compiled for vectors: AVX-512 multiplies numbers of 64 bits.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512dq,avx512vl")]
+fn fill_below_avx512(seed: u64, n: u32, out: &mut [u32]) {
+    fill_below_portable(seed, n, out);
+}
+
+#[inline(always)]
+fn fill_below_portable(seed: u64, n: u32, out: &mut [u32]) {
+    let n = u64::from(n);
+    for (number, position) in out.iter_mut().zip(0..) {
+        let bits = bits(seed, position);
+        // As `below`, with multiplications whose result has 64 bits.
+        let (high, low) = ((bits >> 32) * n, (bits & u64::from(u32::MAX)) * n);
+        *number = ((high + (low >> 32)) >> 32) as u32;
+    }
 }
 
 /// 2^64 divided by the golden ratio, made odd: the increment of SplitMix64.
 pub const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The finaliser of SplitMix64 (variant 13 of Stafford's mixers): a bijection that spreads every bit over all.
+#[inline]
 pub fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -73,6 +107,17 @@ mod tests {
             for position in (0..500).chain(1 << 40..(1 << 40) + 500) {
                 assert!(seen.insert(bits(seed, position)), "{seed} {position}");
             }
+        }
+    }
+
+    #[test]
+    fn many_numbers_are_those_that_are_drawn_one_by_one() {
+        for n in [0, 1, 1000, 151_936, u32::MAX] {
+            let (mut filled, mut portable) = (vec![0; 101], vec![0; 101]);
+            fill_below(7, n, &mut filled);
+            fill_below_portable(7, n, &mut portable);
+            let drawn: Vec<u32> = (0..101).map(|i| below(bits(7, i), u64::from(n)) as u32).collect();
+            assert_eq!((&filled, &portable), (&drawn, &drawn));
         }
     }
 

@@ -131,7 +131,7 @@ fn prompts_are_reported_as_if_they_were_drawn() {
                 let reports = outputs[1].prompt.as_ref().unwrap();
                 assert_eq!(reports.len(), prompt.len() - 1);
                 for (report, output) in reports.iter().zip(&drawn) {
-                    let expected = output.tokens[0].logprobs.as_ref().unwrap();
+                    let expected = output.tokens[0].logprobs.as_deref().unwrap();
                     let close = (report.logprob - expected.logprob).abs() < DRIFT && report.top.len() == 5;
                     assert!(report == expected || (target == Target::Cuda && close), "{report:?} {expected:?}");
                 }

@@ -134,8 +134,8 @@ pub struct TokenOut {
     pub is_stop: bool,
     /// True when it came in the same step as the token before it, thanks to an accepted draft.
     pub drafted: bool,
-    /// Present when the request asked for log-probabilities.
-    pub logprobs: Option<TokenLogprobs>,
+    /// Present when the request asked for log-probabilities. Boxed: most requests do not, and an event is to be small.
+    pub logprobs: Option<Box<TokenLogprobs>>,
 }
 
 /// Log-probabilities (natural log, of the raw logits: before logits processors, temperature and truncation) at one position.

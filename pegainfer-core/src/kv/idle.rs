@@ -1,31 +1,29 @@
 //! The order in which idle blocks are evicted.
 
-/// No block.
-const NONE: u32 = u32::MAX;
+use super::index::prefetch;
+use std::collections::VecDeque;
 
-/// Blocks in the order in which they were added: a doubly linked list in arrays, so that every operation takes constant time and
-/// none allocates.
+/// No ticket: the block is not in the list.
+const NONE: u32 = 0;
+
+/// Blocks in the order in which they were added: a queue from which a block is taken out by making its entry stale. Unlike the nodes of
+/// a linked list, the entries lie in memory in the order in which they are needed, so that no eviction waits for the address of
+/// the next one.
 #[derive(Debug)]
 pub(super) struct IdleList {
-    /// By block; the last one is the end of the list: after it comes the oldest block, before it the newest.
-    links: Vec<Link>,
+    /// Blocks and their tickets, oldest first. An entry is stale if its block has another ticket.
+    queue: VecDeque<(u32, u32)>,
+    /// By block: the ticket of its entry, or [`NONE`].
+    tickets: Vec<u32>,
+    /// The newest ticket. When they begin anew, no entry with the same ticket is left: there are far fewer entries.
+    ticket: u32,
     len: usize,
-}
-
-/// The neighbours of a block in the list; [`NONE`] while it is not in the list.
-#[derive(Debug, Clone, Copy)]
-struct Link {
-    older: u32,
-    newer: u32,
 }
 
 impl IdleList {
     /// An empty list for a pool of `blocks` blocks.
     pub fn new(blocks: usize) -> Self {
-        let mut links = vec![Link { older: NONE, newer: NONE }; blocks + 1];
-        let end = blocks as u32;
-        links[blocks] = Link { older: end, newer: end };
-        Self { links, len: 0 }
+        Self { queue: VecDeque::with_capacity(2 * blocks), tickets: vec![NONE; blocks], ticket: NONE, len: 0 }
     }
 
     /// Number of blocks.
@@ -35,47 +33,56 @@ impl IdleList {
 
     /// Whether `block` is in the list.
     pub fn has(&self, block: u32) -> bool {
-        self.links[block as usize].newer != NONE
+        self.tickets[block as usize] != NONE
     }
 
     /// Adds `block`, which is not in the list, as the newest.
     pub fn push(&mut self, block: u32) {
         debug_assert!(!self.has(block), "an idle block became idle");
-        let end = self.end();
-        let newest = self.links[end as usize].older;
-        self.links[block as usize] = Link { older: newest, newer: end };
-        self.links[newest as usize].newer = block;
-        self.links[end as usize].older = block;
+        if self.queue.len() >= 2 * self.tickets.len() {
+            // At least half of the entries are stale.
+            let tickets = &self.tickets;
+            self.queue.retain(|(block, ticket)| tickets[*block as usize] == *ticket);
+        }
+        self.ticket = self.ticket.checked_add(1).unwrap_or(NONE + 1);
+        self.tickets[block as usize] = self.ticket;
+        self.queue.push_back((block, self.ticket));
         self.len += 1;
     }
 
     /// Takes `block` out, if it is in the list.
     pub fn remove(&mut self, block: u32) {
         if self.has(block) {
-            let Link { older, newer } = self.links[block as usize];
-            self.links[older as usize].newer = newer;
-            self.links[newer as usize].older = older;
-            self.links[block as usize] = Link { older: NONE, newer: NONE };
+            self.tickets[block as usize] = NONE;
             self.len -= 1;
         }
     }
 
     /// Takes the oldest block out.
     pub fn pop_oldest(&mut self) -> Option<u32> {
-        let oldest = self.iter().next()?;
-        self.remove(oldest);
-        Some(oldest)
+        while let Some((block, ticket)) = self.queue.pop_front() {
+            if self.tickets[block as usize] == ticket {
+                self.remove(block);
+                return Some(block);
+            }
+        }
+        None
+    }
+
+    /// The block that is taken out as the oldest after `entries` others, as far as that is known without a look at them.
+    pub fn ahead(&self, entries: usize) -> Option<u32> {
+        self.queue.get(entries).map(|(block, _)| *block)
+    }
+
+    /// Tells memory that `block` will be taken out soon.
+    pub fn expect(&self, block: u32) {
+        prefetch(&self.tickets[block as usize]);
     }
 
     /// The blocks, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = u32> {
-        let in_list = |block: u32| (block != self.end()).then_some(block);
-        let first = in_list(self.links[self.end() as usize].newer);
-        std::iter::successors(first, move |block| in_list(self.links[*block as usize].newer))
-    }
-
-    fn end(&self) -> u32 {
-        (self.links.len() - 1) as u32
+        let is_current = |(block, ticket): &&(u32, u32)| self.tickets[*block as usize] == *ticket;
+        self.queue.iter().filter(is_current).map(|(block, _)| *block)
     }
 }
 

@@ -56,8 +56,8 @@ impl Multilinear {
     }
 }
 
-/// Blocks that are entered or evicted together: so many reads of memory are under way at once.
-pub(super) const BATCH: usize = 16;
+/// Blocks that are entered together: so many reads of memory are under way at once.
+const BATCH: usize = 32;
 
 /// Fewest buckets for each block of the pool.
 const BUCKETS_PER_BLOCK: usize = 4;
@@ -129,19 +129,18 @@ impl Index {
             let first = self.next_serial;
             for (i, (block, tokens)) in blocks.iter().zip(tokens.chunks_exact(size)).enumerate() {
                 let key = Key { parent, tokens };
-                let as_expected = i == 0 || parent == Node::Block(first + i as u64 - 1);
-                let hash = if as_expected { hashes[i] } else { self.hasher.hash(key) };
-                parent = self.enter_one(hash, *block, key);
+                // Nothing can follow a block that is new itself: there is no such key yet.
+                let follows_new = i > 0 && parent == Node::Block(first + i as u64 - 1);
+                let hash = if i == 0 || follows_new { hashes[i] } else { self.hasher.hash(key) };
+                let known = if follows_new { None } else { self.search(hash, key) };
+                parent = known.map_or_else(|| self.insert(hash, *block, key), |(_, node)| node);
                 nodes.push(parent);
             }
         }
     }
 
-    /// Enters one block, whose key has this hash.
-    fn enter_one(&mut self, hash: u32, block: u32, key: Key<'_>) -> Node {
-        if let Some((_, node)) = self.search(hash, key) {
-            return node;
-        }
+    /// Enters one block, whose key is new and has this hash.
+    fn insert(&mut self, hash: u32, block: u32, key: Key<'_>) -> Node {
         debug_assert!(!self.has(block), "a block was registered twice");
         let (serial, at) = (self.next_serial, block as usize);
         self.next_serial += 1;
@@ -151,6 +150,21 @@ impl Index {
         let bucket = self.bucket(hash);
         self.next[at] = std::mem::replace(&mut self.buckets[bucket], block);
         Node::Block(serial)
+    }
+
+    /// Tells memory that `block` will get an entry soon.
+    pub fn expect_entry(&self, block: u32) {
+        let at = block as usize;
+        prefetch(&self.nodes[at]);
+        let tokens = &self.tokens[at * self.block_tokens..][..self.block_tokens];
+        // One of each cache line.
+        tokens.iter().step_by(16).chain(tokens.last()).for_each(prefetch);
+    }
+
+    /// Tells memory that [`expect_removal`](Self::expect_removal) of `block` follows soon.
+    pub fn expect_lookup(&self, block: u32) {
+        prefetch(&self.hashes[block as usize]);
+        prefetch(&self.next[block as usize]);
     }
 
     /// Tells memory that the entry of `block` will be taken out soon.
@@ -209,7 +223,8 @@ impl Index {
 }
 
 /// Asks memory for `value`, which will be needed soon.
-fn prefetch<T>(value: &T) {
+#[inline]
+pub(super) fn prefetch<T>(value: &T) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};

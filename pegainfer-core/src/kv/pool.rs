@@ -1,8 +1,11 @@
 //! The block pool.
 
 use super::idle::IdleList;
-use super::index::{BATCH, Index, Key, Node};
+use super::index::{Index, Key, Node};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Evictions from a stage of the preparation of one to the next.
+const LOOKAHEAD: usize = 16;
 
 /// The bookkeeping of a pool. A block is held, or free, or idle: in the index, so that a later request may find it.
 #[derive(Debug)]
@@ -27,21 +30,26 @@ impl Blocks {
     /// Adds `count` blocks with undefined contents, held by the caller; evicts the least recently used cached prefixes if need be.
     /// False if there are not so many: then it has added all that there are.
     pub fn allocate(&mut self, count: usize, blocks: &mut Vec<u32>) -> bool {
-        let wanted = blocks.len() + count;
-        while blocks.len() < wanted {
-            let first = blocks.len();
-            blocks.extend((0..BATCH.min(wanted - first)).map_while(|_| {
-                self.free.pop().or_else(|| self.idle.pop_oldest().inspect(|id| self.index.expect_removal(*id)))
-            }));
-            if blocks.len() == first {
-                return false;
-            }
-            for id in &blocks[first..] {
-                self.index.remove(*id);
-                self.holders[*id as usize] = 1;
-            }
+        for _ in 0..count {
+            let Some(id) = self.free.pop().or_else(|| self.idle.pop_oldest()) else { return false };
+            self.look_ahead();
+            self.index.remove(id);
+            self.index.expect_entry(id);
+            self.holders[id as usize] = 1;
+            blocks.push(id);
         }
         true
+    }
+
+    /// Prepares later evictions: tells memory what they will need, in two stages, of which the second reads what the first one fetched.
+    fn look_ahead(&self) {
+        if let Some(later) = self.idle.ahead(2 * LOOKAHEAD) {
+            self.idle.expect(later);
+            self.index.expect_lookup(later);
+        }
+        if let Some(later) = self.idle.ahead(LOOKAHEAD) {
+            self.index.expect_removal(later);
+        }
     }
 
     /// The indexed block with this key, held by the caller, too, and its node.
@@ -93,6 +101,7 @@ impl BlockPool {
     }
 
     /// Tokens of a block.
+    #[inline]
     pub fn block_tokens(&self) -> usize {
         self.block_tokens
     }

@@ -29,6 +29,13 @@ impl BlockTable {
         Self { pool: pool.clone(), blocks: Vec::new(), nodes: Vec::new(), found: 0, salt }
     }
 
+    /// Has memory for the bookkeeping of `tokens` tokens.
+    pub fn reserve(&mut self, tokens: usize) {
+        let blocks = tokens.div_ceil(self.block_tokens());
+        self.blocks.reserve_exact(blocks);
+        self.nodes.reserve_exact(blocks);
+    }
+
     /// Fills an empty table with the longest cached prefix of `tokens` and returns its length in tokens, or one less
     /// than all: the last token is left to compute, for its logits, even if its KV is there.
     pub fn match_prefix(&mut self, tokens: &[u32]) -> usize {
@@ -100,23 +107,31 @@ impl BlockTable {
     }
 
     /// Tokens of a block.
+    #[inline]
     pub fn block_tokens(&self) -> usize {
         self.pool.block_tokens()
     }
 
     /// The blocks, in token order: their places in the device's KV buffer.
+    #[inline]
     pub fn blocks(&self) -> &[u32] {
         &self.blocks
     }
 
     /// Adds where the KV of each of the tokens at `positions` is to be written in the device's buffer: `block * n + row` for
     /// blocks of `n` tokens, or [`NO_SLOT`] if it is there.
+    #[inline]
     pub fn write_slots(&self, positions: Range<usize>, slots: &mut Vec<u32>) {
         let (size, Range { start, end }) = (self.block_tokens(), positions);
         if end - start == 1 && start >= self.found {
             slots.push(self.blocks[start / size] * size as u32 + (start % size) as u32);
-            return;
+        } else {
+            self.write_many_slots(start..end, slots);
         }
+    }
+
+    fn write_many_slots(&self, Range { start, end }: Range<usize>, slots: &mut Vec<u32>) {
+        let size = self.block_tokens();
         let computed = start.max(self.found.min(end));
         slots.resize(slots.len() + computed - start, NO_SLOT);
         let (mut at, mut row) = (computed, computed % size);

@@ -63,6 +63,8 @@ pub struct Scheduler<S: SequenceState = ()> {
     /// Not running, in the order in which they will; preempted sequences come before those that never ran.
     waiting: VecDeque<Box<Sequence<S::Slot>>>,
     turns: Turns,
+    /// Whether a request had a grammar since there was no request. If not, no step looks for masks and failures.
+    grammars: bool,
     /// Holding blocks, oldest first.
     running: Running<S::Slot>,
     /// Steps planned and not committed.
@@ -92,6 +94,7 @@ impl<S: SequenceState> Scheduler<S> {
             state,
             waiting,
             turns,
+            grammars: false,
             running,
             in_flight: 0,
             token_cost,
@@ -112,6 +115,7 @@ impl<S: SequenceState> Scheduler<S> {
         if self.waiting.is_empty() {
             self.turns.clear();
         }
+        self.grammars = request.grammar.is_some() || (self.grammars && self.has_work());
         let turn = self.turns.arrive(request.priority, request.tenant);
         // Behind what has run before: that is older, and is to end.
         let order = (request.priority, turn);
@@ -195,6 +199,10 @@ impl<S: SequenceState> Scheduler<S> {
 
     /// Ends the requests whose grammar failed.
     pub fn fail_errored(&mut self) -> EventBatch {
+        if !self.grammars {
+            self.drop_ended();
+            return EventBatch::new();
+        }
         self.fail(|seq| seq.grammar.tracker().and_then(GrammarTracker::failure))
     }
 
@@ -224,7 +232,8 @@ impl<S: SequenceState> Scheduler<S> {
         self.in_flight -= 1;
         let mut events = EventBatch::with_capacity(step.samples.len());
         let mut sampled = step.samples.iter().zip(outcome.tokens).peekable();
-        let (mut logprobs, mut model_drafts) = (outcome.logprobs.into_iter(), outcome.drafts.into_iter());
+        let (reports, mut model_drafts) = (!outcome.logprobs.is_empty(), outcome.drafts.into_iter());
+        let mut logprobs = outcome.logprobs.into_iter();
         for (row, &end) in step.rows.iter().zip(step.qo_indptr.iter().skip(1)) {
             let mut seq = self.running.at_index(row.sequence).filter(|seq| seq.id == row.id);
             if let Some(seq) = &mut seq {
@@ -236,11 +245,11 @@ impl<S: SequenceState> Scheduler<S> {
             }
             let mut drawn = 0;
             while let Some((sample, token)) = sampled.next_if(|(sample, _)| sample.token < end) {
-                let logprobs = logprobs.next().flatten();
+                let logprobs = if reports { logprobs.next().flatten().map(Box::new) } else { None };
                 let Some(seq) = seq.as_mut().filter(|seq| !seq.is_finished()) else { continue };
                 if sample.position < seq.prompt_len as u64 {
                     if let Some(prompt) = &mut seq.prompt_logprobs {
-                        prompt.extend(logprobs);
+                        prompt.extend(logprobs.map(|report| *report));
                     }
                 } else if seq.goes_on(sample.position, step.tokens[sample.token as usize]) {
                     seq.accept((token, drawn > 0), logprobs, &self.config.eos_token_ids, &mut events);

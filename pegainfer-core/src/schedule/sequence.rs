@@ -10,6 +10,7 @@ use super::step::PLACEHOLDER;
 use crate::engine::{EventBatch, FinishReason, GenerateRequest, RequestId, TokenEvent, TokenLogprobs, TokenOut, Usage};
 use crate::kv::{BlockPool, BlockTable};
 use crate::logits_processors::{LogitsProcessorState, LogitsUpdate};
+use std::iter::once_with;
 use std::ops::Range;
 
 /// Generated tokens for which a sequence has memory at its first admission; those of longer outputs take more when they come.
@@ -129,7 +130,9 @@ impl<L: Default> Sequence<L> {
     /// Copies the prompt before the first admission.
     pub fn begin(&mut self) {
         if self.tokens.is_empty() {
-            self.tokens.reserve_exact(self.prompt_len + self.request.max_tokens.min(MAX_RESERVED_TOKENS));
+            let len = self.prompt_len + self.request.max_tokens.min(MAX_RESERVED_TOKENS);
+            self.tokens.reserve_exact(len);
+            self.table.reserve(len);
             self.tokens.extend_from_slice(&self.request.prompt);
         }
     }
@@ -251,10 +254,10 @@ impl<L: Default> Sequence<L> {
 
     /// The updates of the logits behind each of `drafts`, if they are accepted.
     pub fn draft_updates(&self, drafts: &[u32]) -> Vec<Option<LogitsUpdate>> {
-        let mut processors = self.logits_processors.clone();
-        if processors.is_none() && !self.grammar.is_some() {
+        if !self.changes_logits() {
             return vec![None; drafts.len()];
         }
+        let mut processors = self.logits_processors.clone();
         let mut generated = self.tokens[self.prompt_len..].to_vec();
         let len = self.len() - self.prompt_len;
         let update = |(draft, behind): (&u32, usize)| {
@@ -268,8 +271,13 @@ impl<L: Default> Sequence<L> {
         drafts.iter().zip(1..).map(update).collect()
     }
 
-    /// The update by logits processors and grammar of the logits of the next token.
+    /// Whether logits processors or a grammar may change logits.
     #[inline]
+    pub fn changes_logits(&self) -> bool {
+        self.logits_processors.is_some() || self.grammar.is_some()
+    }
+
+    /// The update by logits processors and grammar of the logits of the next token.
     pub fn logits_update(&self) -> Option<LogitsUpdate> {
         let generated = self.len() - self.prompt_len;
         let update = |state: &LogitsProcessorState| state.update(generated, &self.tokens[self.prompt_len..]);
@@ -310,10 +318,11 @@ impl<L: Default> Sequence<L> {
 
     /// Takes the token that a sample drew, and whether it is not the first one of its step, and reports it, the prompt's
     /// log-probabilities before the first one, and the end of the request.
+    #[inline]
     pub fn accept(
         &mut self,
         (token, drafted): (u32, bool),
-        logprobs: Option<TokenLogprobs>,
+        logprobs: Option<Box<TokenLogprobs>>,
         eos: &[u32],
         events: &mut EventBatch,
     ) {
@@ -322,7 +331,9 @@ impl<L: Default> Sequence<L> {
         }
         let end = self.push(token, eos);
         let is_stop = matches!(end, Some(FinishReason::Stop(_)));
-        events.push((self.id, TokenEvent::Token(TokenOut { id: token, is_stop, drafted, logprobs })));
+        let event = || (self.id, TokenEvent::Token(TokenOut { id: token, is_stop, drafted, logprobs }));
+        // Made in place; `push` would make it on the stack and copy it.
+        events.extend(once_with(event));
         if let Some(reason) = end {
             events.push((self.id, TokenEvent::Finished { reason, usage: self.usage() }));
             self.finished = true;
@@ -331,6 +342,7 @@ impl<L: Default> Sequence<L> {
 
     /// Appends the oldest unknown token, now that it is known, or what is known thanks to an accepted draft; says whether it
     /// is the last one.
+    #[inline]
     fn push(&mut self, token: u32, eos: &[u32]) -> Option<FinishReason> {
         self.unknown = self.unknown.saturating_sub(1);
         self.tokens.push(token);

@@ -48,7 +48,7 @@ pub fn bytes(requests: &[GenerateRequest]) -> u64 {
 /// Bytes of a delta in a response, as above.
 pub fn of_delta(delta: &Delta) -> u64 {
     let pairs = |logprobs: &TokenLogprobs| (logprobs.top.len() as u64 + 1) * LOGPROB_BYTES;
-    let token = |token: &TokenOut| TOKEN_BYTES + token.logprobs.as_ref().map_or(0, pairs);
+    let token = |token: &TokenOut| TOKEN_BYTES + token.logprobs.as_deref().map_or(0, pairs);
     let prompt = |prompt: &PromptInfo| {
         let logprobs = prompt.logprobs.iter().flat_map(|logprobs| logprobs.iter());
         prompt.ids.len() as u64 * TOKEN_BYTES + logprobs.map(pairs).sum::<u64>()

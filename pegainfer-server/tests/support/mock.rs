@@ -154,6 +154,7 @@ impl MockEngine {
             rank: 1,
             top: (0..n).map(|i| (id + i as u32, -0.5 - i as f32)).collect(),
         });
+        let logprobs = logprobs.map(Box::new);
         events.push((*name, TokenEvent::Token(TokenOut { id, is_stop, drafted: false, logprobs })));
         let reason = match (is_stop, *generated == request.max_tokens) {
             (true, _) => FinishReason::Stop(id),

@@ -5,6 +5,7 @@ use super::chunk::Chunk;
 use crate::schedule::engine_core::STEPS_IN_FLIGHT;
 use crate::schedule::state::SequenceState;
 use crate::schedule::step::{SampleRow, Step, StepRow};
+use std::iter::once_with;
 
 impl<S: SequenceState> Scheduler<S> {
     /// The step in which each running sequence, oldest first, has what `chunks` says.
@@ -33,7 +34,10 @@ impl<S: SequenceState> Scheduler<S> {
             self.state.plan(&mut seq.slot, range.clone(), drafts.len() as u32, first, &mut step.state);
             seq.write_inputs(range.clone(), &mut step.tokens);
             step.tokens.extend_from_slice(drafts);
-            step.positions.extend(with_drafts.start as u32..with_drafts.end as u32);
+            match with_drafts.len() {
+                1 => step.positions.push(with_drafts.start as u32),
+                _ => step.positions.extend(with_drafts.start as u32..with_drafts.end as u32),
+            }
             seq.table.write_slots(with_drafts.clone(), &mut step.slots);
             step.qo_indptr.push(step.tokens.len() as u32);
             step.kv_lens.push(with_drafts.end as u32);
@@ -51,18 +55,22 @@ impl<S: SequenceState> Scheduler<S> {
             seq.in_flight += 1;
             seq.recomputed = 0;
             if range.end == seq.len() {
-                let sample = |behind: usize, logits_update| SampleRow {
-                    id: seq.id,
-                    token: first + (tokens + behind) as u32 - 1,
-                    position: (range.end + behind) as u64,
-                    logits_update,
-                    params: seq.request.sampling,
-                    logprobs: seq.request.logprobs,
-                };
-                let number = step.samples.len();
-                step.samples.push(sample(0, seq.logits_update()));
+                let (number, position) = (step.samples.len(), range.end as u64);
+                let (params, logprobs) = (seq.request.sampling, seq.request.logprobs);
+                let token = step.tokens.len() as u32 - drafts.len() as u32 - 1;
+                let id = seq.id;
+                let sample = || SampleRow { id, token, position, logits_update: None, params, logprobs };
+                // Made in place; `push` would make it on the stack and copy it.
+                step.samples.extend(once_with(sample));
+                if seq.changes_logits() {
+                    step.samples[number].logits_update = seq.logits_update();
+                }
                 if !drafts.is_empty() {
-                    step.samples.extend((1..).zip(seq.draft_updates(drafts)).map(|(i, update)| sample(i, update)));
+                    let behind = (1..).zip(seq.draft_updates(drafts));
+                    step.samples.extend(behind.map(|(i, logits_update)| {
+                        let (token, position) = (token + i, position + u64::from(i));
+                        SampleRow { id, token, position, logits_update, params, logprobs }
+                    }));
                 }
                 seq.sample = number;
                 seq.unknown += 1;

@@ -19,6 +19,7 @@ pub(super) struct Chunk {
 
 impl Chunk {
     /// No tokens yet.
+    #[inline]
     pub fn of<L: Default>(seq: &Sequence<L>) -> Self {
         let remaining = seq.remaining();
         Self { remaining, decoding: seq.is_decoding(remaining), ..Self::default() }

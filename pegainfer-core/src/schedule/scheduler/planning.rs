@@ -81,6 +81,9 @@ impl<S: SequenceState> Scheduler<S> {
 
     /// Looks which masks are ready, for the next plan.
     pub(in crate::schedule) fn update_masks(&mut self) {
+        if !self.grammars {
+            return;
+        }
         let sequences = self.running.iter_mut().chain(&mut self.waiting);
         sequences.for_each(|seq| seq.grammar.update_mask());
     }

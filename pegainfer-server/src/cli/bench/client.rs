@@ -1,7 +1,7 @@
 //! Target of a benchmark: the engine of this process, or a server over HTTP.
 
 use super::http::Api;
-use super::stats::Sample;
+use super::stats::Completion;
 use anyhow::{Result, bail, ensure};
 use pegainfer_core::engine::{EngineHandle, GenerateRequest, TokenEvent};
 use pegainfer_core::rng;
@@ -31,12 +31,12 @@ impl Client {
     }
 
     /// Generates `output_len` tokens greedily, ignoring EOS.
-    pub async fn complete(&self, prompt: &[u32], output_len: usize) -> Result<Sample> {
+    pub async fn complete(&self, prompt: &[u32], output_len: usize) -> Result<Completion> {
         self.complete_in(0, prompt, output_len).await
     }
 
     /// As [`complete`](Self::complete), sharing prefixes only with requests of the same `group`.
-    pub async fn complete_in(&self, group: u64, prompt: &[u32], output_len: usize) -> Result<Sample> {
+    pub async fn complete_in(&self, group: u64, prompt: &[u32], output_len: usize) -> Result<Completion> {
         let salt = if group == 0 { self.salt } else { rng::bits(self.salt, group).max(1) };
         match &self.target {
             Target::Engine(engine) => submit(engine, prompt, output_len, salt).await,
@@ -53,7 +53,7 @@ impl Client {
     }
 }
 
-async fn submit(engine: &EngineHandle, prompt: &[u32], output_len: usize, salt: u64) -> Result<Sample> {
+async fn submit(engine: &EngineHandle, prompt: &[u32], output_len: usize, salt: u64) -> Result<Completion> {
     let request = GenerateRequest { ignore_eos: true, cache_salt: salt, ..GenerateRequest::greedy(prompt, output_len) };
     let start = Instant::now();
     let mut stream = engine.submit(request)?;
@@ -69,5 +69,5 @@ async fn submit(engine: &EngineHandle, prompt: &[u32], output_len: usize, salt: 
     let Some(usage) = end else { bail!("the engine stopped before the request was complete") };
     ensure!(!stamps.is_empty(), "the engine generated no token");
     let (tokens, cached) = (usage.completion_tokens, usage.cached_tokens);
-    Ok(Sample { start, stamps, prompt: prompt.len(), asked: output_len, tokens, cached })
+    Ok(Completion { start, stamps, prompt: prompt.len(), asked: output_len, tokens, cached })
 }

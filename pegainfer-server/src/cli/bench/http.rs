@@ -1,7 +1,7 @@
 //! A low-latency client of `/v1/completions`: HTTP/1.1 and server-sent events directly on a socket, one connection per
 //! request.
 
-use super::stats::Sample;
+use super::stats::Completion;
 use anyhow::{Context, Result, bail, ensure};
 use axum::http::Uri;
 use serde::Deserialize;
@@ -102,8 +102,8 @@ impl Api {
     }
 
     /// Completes one prompt greedily, ignoring EOS. `salt` keeps the prompts of other runs out of the prefix cache. A server that refuses
-    /// one of these fields is asked again without it; the sample is of the last attempt.
-    pub async fn complete(&self, prompt: &[u32], max_tokens: usize, salt: u64) -> Result<Sample> {
+    /// one of these fields is asked again without it; what is returned is of the last attempt.
+    pub async fn complete(&self, prompt: &[u32], max_tokens: usize, salt: u64) -> Result<Completion> {
         let mut body = json!({
             "model": self.model.id, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": true,
             "stream": true, "stream_options": {"include_usage": true}, "cache_salt": format!("{salt:016x}"),
@@ -111,13 +111,13 @@ impl Api {
         loop {
             self.leave_out(&mut body);
             let text = body.to_string();
-            let sample = match tokio::time::timeout(TIMEOUT, self.stream(text.as_bytes())).await {
-                Ok(sample) => sample,
+            let completion = match tokio::time::timeout(TIMEOUT, self.stream(text.as_bytes())).await {
+                Ok(completion) => completion,
                 Err(_) => bail!("no end of the stream after {} s", TIMEOUT.as_secs()),
             };
-            match sample {
+            match completion {
                 Err(error) if self.learn(&body, &error) => {}
-                sample => return sample.map(|sample| Sample { prompt: prompt.len(), asked: max_tokens, ..sample }),
+                completion => return completion.map(|it| Completion { prompt: prompt.len(), asked: max_tokens, ..it }),
             }
         }
     }
@@ -144,7 +144,7 @@ impl Api {
         true
     }
 
-    async fn stream(&self, body: &[u8]) -> Result<Sample> {
+    async fn stream(&self, body: &[u8]) -> Result<Completion> {
         let start = Instant::now();
         let mut response = self.send("POST", "/v1/completions", body).await?;
         let (mut stamps, mut usage) = (Vec::new(), None);
@@ -168,7 +168,7 @@ impl Api {
         let details = usage.as_ref().and_then(|u| u.prompt_tokens_details.as_ref());
         let cached = details.and_then(|d| d.cached_tokens).unwrap_or(0);
         let tokens = usage.map_or(stamps.len(), |u| u.completion_tokens);
-        Ok(Sample { start, stamps, prompt: 0, asked: 0, tokens, cached })
+        Ok(Completion { start, stamps, prompt: 0, asked: 0, tokens, cached })
     }
 
     /// Sends a request and reads the head of the response, whose status must be 200.

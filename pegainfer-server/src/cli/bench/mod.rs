@@ -3,7 +3,8 @@
 //! # Layout
 //! - [`args`]: flags. [`workload`]: arrival times and prompts. [`replay`]: those of a trace.
 //! - [`client`]: the target, which is the engine of this process or a server through [`http`].
-//! - [`stats`]: metrics from the arrival times of tokens. [`roofline`]: their limits, from the recorded ops of a step.
+//! - [`stats`], [`percentiles`]: metrics from the arrival times of tokens. [`roofline`]: their limits, from the recorded ops of a
+//!   step.
 //! - [`report`]: table, JSON, and a plot drawn by [`svg`].
 //!
 //! Every request of a run has its own random prompt, so that only the workloads `prefix` and `replay` hit the prefix cache.
@@ -11,6 +12,7 @@
 pub mod args;
 pub mod client;
 pub mod http;
+pub mod percentiles;
 pub mod replay;
 pub mod report;
 pub mod roofline;

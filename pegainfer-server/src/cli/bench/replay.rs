@@ -2,7 +2,7 @@
 
 use super::args::ReplayArgs;
 use super::client::Client;
-use super::stats::{Figures, Sample};
+use super::stats::{Completion, Figures};
 use super::workload::{Arrivals, Point, WARM_UP_RUN, figures, scaled};
 use crate::traces::Trace;
 use crate::traces::request::TraceRequest;
@@ -178,7 +178,7 @@ async fn send(
     requests: Arc<Vec<TraceRequest>>,
     chain: Vec<usize>,
     run: Run,
-) -> Vec<Result<Sample>> {
+) -> Vec<Result<Completion>> {
     let mut results = Vec::with_capacity(chain.len());
     for (i, &request) in chain.iter().enumerate() {
         let request = &requests[request];

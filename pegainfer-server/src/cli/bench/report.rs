@@ -1,9 +1,10 @@
 //! Metrics as a table, as JSON and as a plot, each with its limit.
 
 use super::args::Workload;
+use super::percentiles::Percentiles;
 use super::replay::TraceSummary;
 use super::roofline::{Limit, Limits, Roofline};
-use super::stats::{Figures, Percentiles};
+use super::stats::Figures;
 use super::svg::{Ink, Mark, Panel, Series, render};
 use super::workload::{Arrivals, Point};
 use anyhow::Result;

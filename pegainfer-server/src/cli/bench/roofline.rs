@@ -221,7 +221,7 @@ fn best(mut work: impl FnMut() -> Result<()>) -> Result<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::bench::stats::Sample;
+    use crate::cli::bench::stats::{Completion, Measurements};
     use crate::cli::bench::workload::Arrivals;
     use crate::testing::model_dir;
     use pegainfer_kernels::ops::KvDType;
@@ -237,8 +237,10 @@ mod tests {
         let start = Instant::now();
         // Four requests that decode all the time: a batch size of four.
         let stamps = vec![Duration::ZERO, Duration::from_secs(1)];
-        let samples = vec![Sample { start, stamps, prompt: 100, asked: 20, tokens: 20, cached }; 4];
-        roofline.limits(point, &Figures::of(&samples, 0, Duration::from_secs(1))).unwrap()
+        let completion = Completion { start, stamps, prompt: 100, asked: 20, tokens: 20, cached };
+        let mut measurements = Measurements::default();
+        (0..4).for_each(|_| measurements.add(completion.clone()));
+        roofline.limits(point, &Figures::of(&measurements, 0, Duration::from_secs(1))).unwrap()
     }
 
     fn total(batch: usize, tokens: usize, context: usize) -> (f64, f64) {

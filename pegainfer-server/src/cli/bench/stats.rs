@@ -3,12 +3,13 @@
 //! TTFT: from just before the request is sent to the first token. TPOT: the time from the first token to the last, over
 //! the tokens after the first. ITL: the time between two tokens as they arrive; tokens that arrive together are 0 apart.
 
+use super::percentiles::{Gaps, Percentiles, milliseconds};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
-/// Measurements of one request, as the client saw it.
+/// What a client got for one request.
 #[derive(Debug, Clone)]
-pub struct Sample {
+pub struct Completion {
     /// Time just before it was sent.
     pub start: Instant,
     /// Time from then to the arrival of each of its tokens, at least one.
@@ -23,61 +24,52 @@ pub struct Sample {
     pub cached: usize,
 }
 
+/// Measurements of one request, as the client saw it.
+#[derive(Debug, Clone)]
+pub struct Sample {
+    /// As in [`Completion`].
+    pub start: Instant,
+    /// Time from then to the arrival of its first token.
+    pub first: Duration,
+    /// The same of its last token.
+    pub last: Duration,
+    /// As in [`Completion`].
+    pub prompt: usize,
+    /// As in [`Completion`].
+    pub asked: usize,
+    /// As in [`Completion`].
+    pub tokens: usize,
+    /// As in [`Completion`].
+    pub cached: usize,
+}
+
 impl Sample {
-    fn first(&self) -> Duration {
-        self.stamps.first().copied().unwrap_or_default()
-    }
-
-    fn last(&self) -> Duration {
-        self.stamps.last().copied().unwrap_or_default()
-    }
-
     fn ttft(&self) -> f64 {
-        milliseconds(self.first())
+        milliseconds(self.first)
     }
 
     /// `None` for a single token.
     fn tpot(&self) -> Option<f64> {
-        (self.tokens > 1).then(|| milliseconds(self.last() - self.first()) / (self.tokens - 1) as f64)
-    }
-
-    fn itl(&self) -> impl Iterator<Item = f64> {
-        self.stamps.windows(2).map(|pair| milliseconds(pair[1] - pair[0]))
+        (self.tokens > 1).then(|| milliseconds(self.last - self.first) / (self.tokens - 1) as f64)
     }
 }
 
-fn milliseconds(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
+/// Measurements of the requests of a run.
+#[derive(Debug, Clone, Default)]
+pub struct Measurements {
+    /// Of each request.
+    pub samples: Vec<Sample>,
+    /// Inter-token latencies of all of them.
+    pub gaps: Gaps,
 }
 
-/// Percentiles by linear interpolation between the closest ranks, of a time in milliseconds; NaN (null in JSON) if nothing was measured.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Percentiles {
-    /// The median.
-    pub p50: f64,
-    /// The 90th percentile.
-    pub p90: f64,
-    /// The 99th percentile.
-    pub p99: f64,
-}
-
-impl Percentiles {
-    fn of(mut values: Vec<f64>) -> Self {
-        // A long run has millions of values: each percentile is selected among those that are not below the one before.
-        let mut below = 0;
-        let mut at = |percent: f64| {
-            let rank = percent / 100.0 * values.len().saturating_sub(1) as f64;
-            let low = rank.floor() as usize;
-            let rest = &mut values[below..];
-            if rest.is_empty() {
-                return f64::NAN;
-            }
-            let (_, &mut a, above) = rest.select_nth_unstable_by(low - below, f64::total_cmp);
-            let b = above.iter().copied().min_by(f64::total_cmp).unwrap_or(a);
-            below = low;
-            a + (b - a) * rank.fract()
-        };
-        Self { p50: at(50.0), p90: at(90.0), p99: at(99.0) }
+impl Measurements {
+    /// Adds what a client got.
+    pub fn add(&mut self, completion: Completion) {
+        let Completion { start, stamps, prompt, asked, tokens, cached } = completion;
+        stamps.windows(2).for_each(|pair| self.gaps.add(pair[1] - pair[0]));
+        let (first, last) = (stamps.first().copied().unwrap_or_default(), stamps.last().copied().unwrap_or_default());
+        self.samples.push(Sample { start, first, last, prompt, asked, tokens, cached });
     }
 }
 
@@ -117,13 +109,12 @@ pub struct Figures {
 
 impl Figures {
     /// Metrics of one run that took `wall`.
-    pub fn of(samples: &[Sample], failed: usize, wall: Duration) -> Self {
+    pub fn of(measurements: &Measurements, failed: usize, wall: Duration) -> Self {
+        let Measurements { samples, gaps } = measurements;
         let seconds = wall.as_secs_f64();
         let sum = |count: fn(&Sample) -> usize| samples.iter().map(count).sum::<usize>();
         let (prompt, output, cached) = (sum(|s| s.prompt), sum(|s| s.tokens), sum(|s| s.cached));
         let mean = |sum: usize| sum as f64 / samples.len() as f64;
-        let mut itl = Vec::with_capacity(samples.iter().map(|s| s.stamps.len()).sum());
-        samples.iter().for_each(|s| itl.extend(s.itl()));
         Self {
             requests: samples.len(),
             failed,
@@ -131,7 +122,7 @@ impl Figures {
             wall_s: seconds,
             ttft_ms: Percentiles::of(samples.iter().map(Sample::ttft).collect()),
             tpot_ms: Percentiles::of(samples.iter().filter_map(Sample::tpot).collect()),
-            itl_ms: Percentiles::of(itl),
+            itl_ms: gaps.percentiles(),
             req_s: samples.len() as f64 / seconds,
             output_tok_s: output as f64 / seconds,
             total_tok_s: (prompt + output) as f64 / seconds,
@@ -171,8 +162,7 @@ impl Figures {
 
 /// See [`Figures::decoding`]; NaN if no request has two tokens.
 fn decoding(samples: &[Sample]) -> f64 {
-    let mut spans: Vec<(Instant, Instant)> =
-        samples.iter().map(|s| (s.start + s.first(), s.start + s.last())).collect();
+    let mut spans: Vec<(Instant, Instant)> = samples.iter().map(|s| (s.start + s.first, s.start + s.last)).collect();
     spans.sort_unstable();
     let (mut sum, mut busy, mut until) = (Duration::ZERO, Duration::ZERO, None);
     for (first, last) in spans {
@@ -188,9 +178,15 @@ fn decoding(samples: &[Sample]) -> f64 {
 mod tests {
     use super::*;
 
-    fn sample(start: Instant, stamps: &[u64], tokens: usize, cached: usize) -> Sample {
+    fn completion(start: Instant, stamps: &[u64], tokens: usize, cached: usize) -> Completion {
         let stamps = stamps.iter().map(|&ms| Duration::from_millis(ms)).collect();
-        Sample { start, stamps, prompt: 100, asked: 4, tokens, cached }
+        Completion { start, stamps, prompt: 100, asked: 4, tokens, cached }
+    }
+
+    fn measured(completions: impl IntoIterator<Item = Completion>) -> Measurements {
+        let mut measurements = Measurements::default();
+        completions.into_iter().for_each(|completion| measurements.add(completion));
+        measurements
     }
 
     fn close(a: f64, b: f64) {
@@ -198,21 +194,12 @@ mod tests {
     }
 
     #[test]
-    fn percentiles_interpolate() {
-        let values = Percentiles::of(vec![4.0, 1.0, 3.0, 2.0]);
-        close(values.p50, 2.5);
-        close(values.p90, 3.7);
-        close(values.p99, 3.97);
-        assert!(Percentiles::of(vec![]).p50.is_nan());
-        close(Percentiles::of(vec![7.0]).p99, 7.0);
-    }
-
-    #[test]
     fn figures_of_two_requests_computed_by_hand() {
         let now = Instant::now();
         // Four tokens in three arrivals: the last two arrived in one event.
-        let samples = [sample(now, &[10, 20, 70], 4, 16), sample(now + Duration::from_millis(30), &[30, 40], 2, 0)];
-        let figures = Figures::of(&samples, 1, Duration::from_millis(200));
+        let later = now + Duration::from_millis(30);
+        let all = measured([completion(now, &[10, 20, 70], 4, 16), completion(later, &[30, 40], 2, 0)]);
+        let figures = Figures::of(&all, 1, Duration::from_millis(200));
         close(figures.ttft_ms.p50, 20.0);
         close(figures.ttft_ms.p90, 28.0);
         // (70 - 10) / 3 and (40 - 30) / 1.
@@ -235,7 +222,7 @@ mod tests {
     fn decoding_counts_the_time_in_which_something_decodes() {
         let now = Instant::now();
         let of = |spans: &[(u64, u64)]| {
-            decoding(&spans.iter().map(|&(a, b)| sample(now, &[a, b], 2, 0)).collect::<Vec<_>>())
+            decoding(&measured(spans.iter().map(|&(a, b)| completion(now, &[a, b], 2, 0))).samples)
         };
         close(of(&[(0, 10), (20, 30)]), 1.0);
         close(of(&[(20, 30), (0, 10), (0, 30), (5, 5)]), 50.0 / 30.0);
@@ -244,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_single_token_has_no_tpot() {
-        let figures = Figures::of(&[sample(Instant::now(), &[5], 1, 0)], 0, Duration::from_millis(10));
+        let figures = Figures::of(&measured([completion(Instant::now(), &[5], 1, 0)]), 0, Duration::from_millis(10));
         close(figures.ttft_ms.p50, 5.0);
         assert!(figures.tpot_ms.p50.is_nan() && figures.itl_ms.p99.is_nan());
         assert_eq!(serde_json::to_value(&figures).unwrap()["tpot_ms"]["p50"], serde_json::Value::Null);
@@ -253,7 +240,8 @@ mod tests {
     #[test]
     fn the_median_is_taken_of_each_figure() {
         let run = |ttft, wall| {
-            Figures::of(&[sample(Instant::now(), &[ttft, ttft + 4], 3, 0)], 0, Duration::from_millis(wall))
+            let completion = completion(Instant::now(), &[ttft, ttft + 4], 3, 0);
+            Figures::of(&measured([completion]), 0, Duration::from_millis(wall))
         };
         let median = Figures::median(&[run(9, 100), run(1, 400), run(5, 200)]);
         close(median.ttft_ms.p50, 5.0);

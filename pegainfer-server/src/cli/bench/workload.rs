@@ -2,7 +2,7 @@
 
 use super::args::Workload;
 use super::client::Client;
-use super::stats::{Figures, Sample};
+use super::stats::{Completion, Figures, Measurements};
 use anyhow::{Result, bail};
 use pegainfer_core::rng;
 use serde::Serialize;
@@ -151,17 +151,19 @@ pub async fn measure(
     Ok(figures)
 }
 
-type Prompts = Arc<Vec<Vec<u32>>>;
+type Prompts = Arc<Vec<Arc<[u32]>>>;
 
 fn prompts(point: Point, vocab: usize, seed: u64) -> Prompts {
     Arc::new((0..point.requests).map(|request| prompt(point, vocab, seed, request)).collect())
 }
 
 /// The prompt of a request of a run.
-pub fn prompt(point: Point, vocab: usize, seed: u64, request: usize) -> Vec<u32> {
-    let seed = rng::bits(seed, request as u64);
-    let id = |position| rng::below(rng::bits(seed, position), vocab as u64) as u32;
-    (0..point.prompt_len as u64).map(id).collect()
+pub fn prompt(point: Point, vocab: usize, seed: u64, request: usize) -> Arc<[u32]> {
+    let mut prompt: Arc<[u32]> = std::iter::repeat_n(0, point.prompt_len).collect();
+    if let Some(ids) = Arc::get_mut(&mut prompt) {
+        rng::fill_below(rng::bits(seed, request as u64), vocab as u32, ids);
+    }
+    prompt
 }
 
 /// Send times of the requests of an open loop, from the start of the run; empty for other arrival processes.
@@ -207,21 +209,21 @@ async fn run(client: &Arc<Client>, point: Point, prompts: Prompts, delays: &[Dur
 }
 
 /// Metrics of a run from the results of its requests; an error if all of them failed.
-pub(super) fn figures(results: impl Iterator<Item = Result<Sample>>, wall: Duration) -> Result<Figures> {
-    let (mut samples, mut errors) = (Vec::new(), Vec::new());
+pub(super) fn figures(results: impl Iterator<Item = Result<Completion>>, wall: Duration) -> Result<Figures> {
+    let (mut measurements, mut errors) = (Measurements::default(), Vec::new());
     for result in results {
         match result {
-            Ok(sample) => samples.push(sample),
+            Ok(completion) => measurements.add(completion),
             Err(error) => errors.push(error),
         }
     }
-    let failed = errors.len();
+    let (failed, completed) = (errors.len(), measurements.samples.len());
     match errors.into_iter().next() {
-        Some(error) if samples.is_empty() => bail!(error.context(format!("all {failed} requests failed"))),
-        Some(error) => log::warn!("{failed} of {} requests failed, the first one: {error:#}", samples.len() + failed),
+        Some(error) if completed == 0 => bail!(error.context(format!("all {failed} requests failed"))),
+        Some(error) => log::warn!("{failed} of {} requests failed, the first one: {error:#}", completed + failed),
         None => {}
     }
-    Ok(Figures::of(&samples, failed, wall))
+    Ok(Figures::of(&measurements, failed, wall))
 }
 
 /// One client of a closed loop: sends the next prompt until there are none left.
@@ -230,7 +232,7 @@ async fn stream(
     prompts: Prompts,
     next: Arc<AtomicUsize>,
     output_len: usize,
-) -> Vec<Result<Sample>> {
+) -> Vec<Result<Completion>> {
     let mut results = Vec::new();
     while let Some(prompt) = prompts.get(next.fetch_add(1, Ordering::Relaxed)) {
         results.push(client.complete(prompt, output_len).await);
@@ -251,10 +253,10 @@ mod tests {
         let all = prompts(POINT, 1000, 1);
         assert_eq!(all, prompts(POINT, 1000, 1));
         let other = prompts(POINT, 1000, 2);
-        let distinct: HashSet<&Vec<u32>> = all.iter().chain(other.iter()).collect();
+        let distinct: HashSet<&Arc<[u32]>> = all.iter().chain(other.iter()).collect();
         assert_eq!(distinct.len(), 8000);
-        assert!(all.iter().flatten().all(|&id| id < 1000));
-        assert!(all.iter().flatten().any(|&id| id > 990));
+        assert!(all.iter().flat_map(|prompt| prompt.iter()).all(|&id| id < 1000));
+        assert!(all.iter().flat_map(|prompt| prompt.iter()).any(|&id| id > 990));
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use super::report::figures;
 use super::simulation::Simulation;
 use super::workload::Workload;
-use crate::cli::bench::stats::{Figures, Percentiles};
+use crate::cli::bench::percentiles::Percentiles;
+use crate::cli::bench::stats::Figures;
 use crate::cli::bench::workload::Point;
 use anyhow::{Result, bail};
 use pegainfer_core::rng;

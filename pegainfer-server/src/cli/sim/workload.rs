@@ -94,7 +94,7 @@ impl Workload {
                     count: trace.requests.len(),
                     sending,
                     lengths: &|i| (of(i).prompt_len, of(i).output_len),
-                    prompt: &|i| of(i).prompt(vocab, seed),
+                    prompt: &|i| of(i).prompt(vocab, seed).into(),
                 };
                 let (lengths, prompt) = (requests.lengths, requests.prompt);
                 let no_warm_up = Requests { count: 0, sending: Sending::At(vec![]), lengths, prompt };

@@ -1,7 +1,7 @@
 //! Runs the engine over a simulated device: requests arrive, steps run, tokens are stamped, all on the simulation's clock.
 
 use super::device::{SimulatedDevice, SimulatedStep, Tally};
-use crate::cli::bench::stats::Sample;
+use crate::cli::bench::stats::{Measurements, Sample};
 use anyhow::{Context, Result};
 use pegainfer_core::engine::{
     EngineLimits, EngineStats, EventBatch, GenerateRequest, RequestId, StepEngine, TokenEvent,
@@ -9,6 +9,7 @@ use pegainfer_core::engine::{
 use pegainfer_core::schedule::{EngineCore, SequenceState};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// When requests are sent.
@@ -51,7 +52,7 @@ pub struct Requests<'a> {
     /// Prompt and output length of each, in tokens.
     pub lengths: &'a dyn Fn(usize) -> (usize, usize),
     /// The prompt of each.
-    pub prompt: &'a dyn Fn(usize) -> Vec<u32>,
+    pub prompt: &'a dyn Fn(usize) -> Arc<[u32]>,
 }
 
 /// Time that HTTP and tokenizer take beside the engine, which does not wait for them.
@@ -76,7 +77,7 @@ impl FrontEnd {
 #[derive(Debug)]
 pub struct Run {
     /// Requests that ended, as their clients saw them.
-    pub samples: Vec<Sample>,
+    pub measurements: Measurements,
     /// Requests that the engine refused.
     pub refused: usize,
     /// From the first request to the end of the last one.
@@ -105,12 +106,12 @@ pub fn run<S: SequenceState>(
     let mut peak_blocks = 0;
     loop {
         let now = engine.executor().elapsed();
-        while world.pending.peek().is_some_and(|Reverse(next)| next.arrives <= now) {
-            world.arrive(engine);
+        while let Some(pending) = world.take_arrived(now) {
+            world.arrive(pending, engine);
         }
         if !engine.has_work() {
-            let Some(Reverse(next)) = world.pending.peek() else { break };
-            engine.executor().wait_until(next.arrives);
+            let Some(next) = world.next_arrival() else { break };
+            engine.executor().wait_until(next);
             continue;
         }
         let events = match engine.plan() {
@@ -138,7 +139,7 @@ pub fn run<S: SequenceState>(
         preemptions: after.preemptions - before.preemptions,
         ..after
     };
-    Ok(Run { samples: world.samples, refused: world.refused, wall, tally, timeline, stats, peak_blocks })
+    Ok(Run { measurements: world.measurements, refused: world.refused, wall, tally, timeline, stats, peak_blocks })
 }
 
 /// A request before the engine has it.
@@ -166,7 +167,9 @@ struct World<'a> {
     front_end: FrontEnd,
     limits: EngineLimits,
     first_id: u64,
-    /// Requests on their way to the engine, or still to be sent.
+    /// Requests whose times were known at the beginning, the last one to arrive first.
+    known: Vec<Reverse<Pending>>,
+    /// The other requests on their way to the engine, or still to be sent.
     pending: BinaryHeap<Reverse<Pending>>,
     /// Of a closed loop: the next request.
     next: usize,
@@ -174,7 +177,7 @@ struct World<'a> {
     followers: HashMap<usize, Vec<(usize, Turn)>>,
     /// By number of the request: what its client has seen, while the engine has it.
     open: Vec<Option<Open>>,
-    samples: Vec<Sample>,
+    measurements: Measurements,
     refused: usize,
 }
 
@@ -185,11 +188,12 @@ impl<'a> World<'a> {
             front_end,
             limits,
             first_id,
+            known: Vec::new(),
             pending: BinaryHeap::new(),
             next: 0,
             followers: HashMap::new(),
             open: vec![None; requests.count],
-            samples: Vec::with_capacity(requests.count),
+            measurements: Measurements::default(),
             refused: 0,
         }
     }
@@ -215,6 +219,25 @@ impl<'a> World<'a> {
                 }
             }
         }
+        self.known = std::mem::take(&mut self.pending).into_vec();
+        self.known.sort_unstable();
+    }
+
+    /// When the next request reaches the engine.
+    fn next_arrival(&self) -> Option<Duration> {
+        let next = self.known.last().max(self.pending.peek());
+        next.map(|Reverse(next)| next.arrives)
+    }
+
+    /// Takes the next request if it has reached the engine at `now`.
+    fn take_arrived(&mut self, now: Duration) -> Option<Pending> {
+        let (known, pending) = (self.known.last(), self.pending.peek());
+        let (from_known, Reverse(next)) = (known >= pending, known.max(pending)?);
+        if next.arrives > now {
+            return None;
+        }
+        let next = if from_known { self.known.pop() } else { self.pending.pop() };
+        next.map(|Reverse(next)| next)
     }
 
     /// A client sends request `i` at `sent`.
@@ -224,9 +247,9 @@ impl<'a> World<'a> {
         self.pending.push(Reverse(Pending { arrives, sent, request: i }));
     }
 
-    /// The next request reaches the engine.
-    fn arrive<S: SequenceState>(&mut self, engine: &mut EngineCore<SimulatedDevice<S>>) {
-        let Some(Reverse(Pending { arrives, sent, request: i })) = self.pending.pop() else { return };
+    /// A request reaches the engine.
+    fn arrive<S: SequenceState>(&mut self, pending: Pending, engine: &mut EngineCore<SimulatedDevice<S>>) {
+        let Pending { arrives, sent, request: i } = pending;
         let (prompt, output_len) = ((self.requests.prompt)(i), (self.requests.lengths)(i).1);
         let start = engine.executor().instant(sent);
         let request = GenerateRequest { ignore_eos: true, ..GenerateRequest::greedy(prompt, output_len) };
@@ -235,9 +258,8 @@ impl<'a> World<'a> {
             return self.ended(i, arrives);
         }
         let id = RequestId(self.first_id + i as u64);
-        let stamps = Vec::with_capacity(output_len);
-        let prompt = request.prompt.len();
-        let sample = Sample { start, stamps, prompt, asked: output_len, tokens: 0, cached: 0 };
+        let (first, last, prompt) = (Duration::ZERO, Duration::ZERO, request.prompt.len());
+        let sample = Sample { start, first, last, prompt, asked: output_len, tokens: 0, cached: 0 };
         self.open[i] = Some(Open { sent, sample });
         engine.add(id, request);
     }
@@ -249,10 +271,17 @@ impl<'a> World<'a> {
             let i = (id.0 - self.first_id) as usize;
             let Open { sent, sample } = self.open[i].as_mut().context("an event of a request that has ended")?;
             match event {
-                TokenEvent::Token(_) => sample.stamps.push(seen - *sent),
+                TokenEvent::Token(_) => {
+                    let stamp = seen - *sent;
+                    match sample.tokens {
+                        0 => sample.first = stamp,
+                        _ => self.measurements.gaps.add(stamp - sample.last),
+                    }
+                    (sample.last, sample.tokens) = (stamp, sample.tokens + 1);
+                }
                 TokenEvent::Finished { usage, .. } => {
                     (sample.tokens, sample.cached) = (usage.completion_tokens, usage.cached_tokens);
-                    self.samples.extend(self.open[i].take().map(|open| open.sample));
+                    self.measurements.samples.extend(self.open[i].take().map(|open| open.sample));
                     self.ended(i, seen);
                 }
                 _ => {}
