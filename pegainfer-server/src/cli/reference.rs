@@ -63,7 +63,9 @@ struct Group {
 
 impl Group {
     fn new<A: Args>(title: &'static str, includes: &'static [&'static str]) -> Self {
-        let command = A::augment_args(Command::new("group"));
+        let mut command = A::augment_args(Command::new("group").disable_help_flag(true));
+        // Flags without a value get their default.
+        command.build();
         Self { title, args: command.get_arguments().cloned().collect(), includes }
     }
 
