@@ -37,7 +37,8 @@ function drawBars(figure, times) {
   const top = Math.max(...times);
   const step = WIDTH / RESPONSES;
   const bars = times.map((time, at) => {
-    const height = Math.max(1, (time / top) * HEIGHT);
+    // A fast server's tokens may all come within the resolution of the browser's clock.
+    const height = Math.max(1, top > 0 ? (time / top) * HEIGHT : 0);
     const box = { x: at * step + 1, y: HEIGHT - height, width: step - 2, height, class: 'bar' };
     return svg('rect', box, svg('title', {}, milliseconds(time)));
   });
