@@ -178,13 +178,13 @@ impl Executor {
     /// not loaded.
     fn draft(&mut self, step: &Step, drawn: &[u32]) -> Result<Vec<Vec<u32>>, OpError> {
         let Self { config, numerics, ranks, drafting: Some(drafting), .. } = self else { return Ok(Vec::new()) };
-        let (mut pass, rows) = drafting::first_pass(step, drawn);
-        let passes = drafting::passes(&rows);
+        let (first, rows) = drafting::first_pass(step, drawn);
+        let (passes, mut pass) = (drafting::passes(&rows), Arc::new(first));
         for i in 0..passes.max(1) {
             if i > 0 {
-                pass = next_pass(step, &rows, i);
+                pass = Arc::new(next_pass(step, &rows, i));
             }
-            let (config, numerics, shared) = (config.clone(), *numerics, Arc::new(pass.clone()));
+            let (config, numerics, shared) = (config.clone(), *numerics, pass.clone());
             ranks.run(move |rank| rank.draft(&config, numerics, &shared, i > 0))?;
             if !pass.samples.is_empty() {
                 let Rank { exec, sampler, .. } = ranks.first_mut();

@@ -15,16 +15,13 @@ mod support;
 use mtp_checkpoint::{Checkpoint, config};
 use oracle::{Mistake, Oracle};
 use pegainfer_core::engine::{GenerateRequest, StepEngine};
-use pegainfer_core::grammar::{Grammar, Matcher};
-use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors, TokenMask};
 use pegainfer_core::schedule::speculation::Speculation;
 use pegainfer_deepseek_v4::numerics::Numerics;
 use pegainfer_deepseek_v4::plan::{self, SampleRow, Segment, Step};
 use pegainfer_deepseek_v4::{Engine, LoadOptions};
-use std::sync::Arc;
 use support::invariance::{self, Alone};
-use support::speculation::{by_model, lookup_drafts_change_no_token};
-use support::{Output, best, engine, fixture, greedy, model_path, options, rank_counts, run};
+use support::speculation::{by_model, drafts_of_the_model_follow_a_grammar, few_tokens, lookup_drafts_change_no_token};
+use support::{best, engine, fixture, greedy, model_path, options, rank_counts, run};
 
 /// An engine that drafts.
 fn drafting(options: &LoadOptions, speculation: Option<Speculation>) -> Engine {
@@ -75,28 +72,19 @@ fn a_text_that_was_drafted_is_found_in_the_prefix_cache() {
     assert_eq!(again.ids(), cold.ids());
 }
 
-/// Such requests may generate few different tokens only, so that the layer is right now and then.
-fn narrow(mut requests: Vec<GenerateRequest>) -> Vec<GenerateRequest> {
-    for (i, request) in requests.iter_mut().enumerate().filter(|(i, _)| i % 2 == 0) {
-        let allowed_token_ids = Some((0..1 + i as u32 / 2 % 3).map(|id| 300 + 41 * id).collect());
-        let params = LogitsProcessorParams { allowed_token_ids, ..LogitsProcessorParams::default() };
-        request.logits_processors = LogitsProcessors::new(params, 4096).unwrap();
-    }
-    requests
-}
-
 #[test]
 fn drafts_of_the_model_change_no_bit() {
     let checkpoint = Checkpoint::new("bits");
     let base = LoadOptions { model_path: checkpoint.path(), ..options(Numerics::REFERENCE) };
-    let alone = Alone::new(&mut engine(1, &base), best(), narrow(requests(&[1, 3, 4, 126, 127, 128, 129, 250], 40)));
+    let alone =
+        Alone::new(&mut engine(1, &base), best(), few_tokens(requests(&[1, 3, 4, 126, 127, 128, 129, 250], 40)));
     for (drafts, depth) in [(1, 2), (5, 1)] {
         let mut drafting = drafting(&base, by_model(drafts));
         drafting.set_depth(depth);
         alone.cycle(20).holds_with_drafts_of_the_model(&format!("{drafts} drafts, depth {depth}"), &mut drafting);
     }
     let long = [0, 50].map(|first| greedy(&text()[first..first + 120], 150));
-    let alone = Alone::new(&mut engine(1, &base), best(), narrow([&long[..], &long[..]].concat()));
+    let alone = Alone::new(&mut engine(1, &base), best(), few_tokens([&long[..], &long[..]].concat()));
     let tight = LoadOptions { kv_cache_bytes: Some(4 * 83_000), max_num_batched_tokens: 64, ..base };
     let preemptions = alone.holds_with_drafts_of_the_model("few pages", &mut drafting(&tight, by_model(3)));
     assert!(preemptions > 0, "nothing was preempted");
@@ -106,7 +94,12 @@ fn drafts_of_the_model_change_no_bit() {
 #[test]
 fn ranks_draft_what_one_drafts() {
     let checkpoint = Checkpoint::new("ranks");
-    let base = LoadOptions { model_path: checkpoint.path(), speculation: by_model(3), ..options(Numerics::F32) };
+    let base = LoadOptions {
+        model_path: checkpoint.path(),
+        speculation: by_model(3),
+        check_ranks: true,
+        ..options(Numerics::F32)
+    };
     let requests: Vec<_> = fixture().cases.iter().take(4).map(|case| greedy(&case.prompt_ids, 24)).collect();
     let plain = LoadOptions { speculation: None, ..base.clone() };
     let expected = run(&mut engine(1, &plain), &requests);
@@ -122,53 +115,12 @@ fn ranks_draft_what_one_drafts() {
     assert!(counts[0].0 > 0 && counts.iter().all(|count| *count == counts[0]), "{counts:?}");
 }
 
-/// A grammar of texts of three tokens, of which 300 never comes twice in a row.
-#[derive(Debug)]
-struct Three;
-
-impl Three {
-    fn mask(last: Option<u32>) -> Arc<TokenMask> {
-        let ids: Vec<u32> = [300, 341, 382].into_iter().filter(|id| *id != 300 || last != Some(300)).collect();
-        Arc::new(TokenMask::new(&ids, 4096))
-    }
-}
-
-impl Grammar for Three {
-    fn start(&self) -> (Box<dyn Matcher>, Arc<TokenMask>) {
-        (Box::new(Self), Self::mask(None))
-    }
-}
-
-impl Matcher for Three {
-    fn next(&mut self, token: u32) -> Result<Arc<TokenMask>, String> {
-        Ok(Self::mask(Some(token)))
-    }
-
-    fn fork(&self) -> Option<Box<dyn Matcher>> {
-        Some(Box::new(Self))
-    }
-}
-
 #[test]
 fn drafts_under_a_grammar_change_no_bit() {
     let checkpoint = Checkpoint::new("grammar");
     let base = LoadOptions { model_path: checkpoint.path(), ..options(Numerics::REFERENCE) };
-    let ruled = |request: GenerateRequest| GenerateRequest {
-        grammar: Some(Arc::new(Three)),
-        logits_processors: None,
-        prompt_logprobs: None,
-        logprobs: Some(2),
-        ..request
-    };
-    let requests: Vec<_> = requests(&[1, 4, 127, 129], 40).into_iter().map(ruled).collect();
-    let run_with = |speculation| {
-        let mut engine = drafting(&base, speculation);
-        let bits: Vec<_> = run(&mut engine, &requests).iter().map(Output::bits).collect();
-        (bits, engine.stats().speculation)
-    };
-    let ((expected, _), (bits, stats)) = (run_with(None), run_with(by_model(3)));
-    assert!(bits == expected, "drafts change a token or a log-probability");
-    assert!(stats.draft_tokens > 0 && stats.accepted_tokens() > 0, "{stats:?}");
+    let with = |speculation| drafting(&base, speculation);
+    drafts_of_the_model_follow_a_grammar(requests(&[1, 4, 127, 129], 40), with);
 }
 
 const TOKENS: [u32; 21] = [5, 900, 17, 17, 3000, 42, 8, 77, 1234, 5, 6, 7, 999, 2048, 31, 31, 31, 4000, 12, 650, 88];

@@ -7,9 +7,7 @@ mod mtp_support;
 mod support;
 
 use mtp_support::{Checkpoint, Reference};
-use pegainfer_core::engine::{GenerateRequest, StepEngine};
-use pegainfer_core::grammar::{Grammar, Matcher};
-use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors, TokenMask};
+use pegainfer_core::engine::GenerateRequest;
 use pegainfer_core::schedule::SampleRow;
 use pegainfer_core::weights::Source;
 use pegainfer_kernels::runtime::{
@@ -17,21 +15,13 @@ use pegainfer_kernels::runtime::{
 };
 use pegainfer_qwen35_4b::Qwen35;
 use pegainfer_qwen35_4b::plan::{NO_STATE, Segment, Step};
-use std::sync::Arc;
 use support::invariance::{self, Alone};
-use support::speculation::by_model;
-use support::{Output, Target, best, engine, fixture, options, run};
+use support::speculation::{by_model, drafts_of_the_model_follow_a_grammar, few_tokens};
+use support::{Target, best, engine, fixture, options};
 
-/// The usual requests, and such as may generate few different tokens only: the layer of [`Checkpoint::repeating`] mostly drafts
-/// the token that came before, and is right now and then.
+/// The usual requests, of which the layer of [`Checkpoint::repeating`] drafts the next token now and then.
 fn requests() -> Vec<GenerateRequest> {
-    let mut requests = invariance::requests(&fixture().cases, &[1, 2, 3, 4, 15, 16, 17, 33, 64, 65, 130], 60);
-    for (i, request) in requests.iter_mut().enumerate().filter(|(i, _)| i % 2 == 0) {
-        let allowed_token_ids = Some((0..1 + i as u32 / 2 % 3).map(|id| 300 + 41 * id).collect());
-        let params = LogitsProcessorParams { allowed_token_ids, ..LogitsProcessorParams::default() };
-        request.logits_processors = LogitsProcessors::new(params, 4096).unwrap();
-    }
-    requests
+    few_tokens(invariance::requests(&fixture().cases, &[1, 2, 3, 4, 15, 16, 17, 33, 64, 65, 130], 60))
 }
 
 #[test]
@@ -54,52 +44,12 @@ fn drafts_of_the_model_change_no_bit() {
     assert!(preemptions > 0, "nothing was preempted");
 }
 
-/// A grammar of texts of three tokens, of which 300 never comes twice in a row.
-#[derive(Debug)]
-struct Three;
-
-impl Three {
-    fn mask(last: Option<u32>) -> Arc<TokenMask> {
-        let ids: Vec<u32> = [300, 341, 382].into_iter().filter(|id| *id != 300 || last != Some(300)).collect();
-        Arc::new(TokenMask::new(&ids, 4096))
-    }
-}
-
-impl Grammar for Three {
-    fn start(&self) -> (Box<dyn Matcher>, Arc<TokenMask>) {
-        (Box::new(Self), Self::mask(None))
-    }
-}
-
-impl Matcher for Three {
-    fn next(&mut self, token: u32) -> Result<Arc<TokenMask>, String> {
-        Ok(Self::mask(Some(token)))
-    }
-
-    fn fork(&self) -> Option<Box<dyn Matcher>> {
-        Some(Box::new(Self))
-    }
-}
-
 #[test]
 fn drafts_of_the_model_under_a_grammar_change_no_bit() {
     let checkpoint = Checkpoint::repeating("grammar");
     let options = LoadOptions { model_path: checkpoint.path(), ..options() };
-    let ruled = |request: GenerateRequest| GenerateRequest {
-        grammar: Some(Arc::new(Three)),
-        logits_processors: None,
-        prompt_logprobs: None,
-        ..request
-    };
-    let requests: Vec<_> = requests().into_iter().map(ruled).collect();
-    let run_with = |speculation| {
-        let mut engine = engine(best(), &LoadOptions { speculation, ..options.clone() });
-        let bits: Vec<_> = run(&mut engine, &requests).iter().map(Output::bits).collect();
-        (bits, engine.stats().speculation)
-    };
-    let ((expected, _), (bits, stats)) = (run_with(None), run_with(by_model(3)));
-    assert!(bits == expected, "drafts change a token or a log-probability");
-    assert!(stats.draft_tokens > 0 && stats.accepted_tokens() > 0, "{stats:?}");
+    let with = |speculation| engine(best(), &LoadOptions { speculation, ..options.clone() });
+    drafts_of_the_model_follow_a_grammar(requests(), with);
 }
 
 /// An executor of the checkpoint with the layer that drafts.

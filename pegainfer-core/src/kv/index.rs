@@ -56,7 +56,7 @@ impl Multilinear {
     }
 }
 
-/// Blocks that are entered together: so many reads of memory are under way at once.
+/// Blocks that are entered together, whose reads of memory overlap.
 const BATCH: usize = 32;
 
 /// Fewest buckets for each block of the pool.

@@ -3,6 +3,8 @@
 use super::invariance::Alone;
 use super::{Output, greedy, run};
 use pegainfer_core::engine::{GenerateRequest, SpeculationStats, StepEngine};
+use pegainfer_core::grammar::{Grammar, Matcher};
+use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors, TokenMask};
 use pegainfer_core::schedule::speculation::{DraftMethod, DraftSource, Drafter, PromptLookup, Speculation, Suffix};
 use pegainfer_core::schedule::{EngineCore, StepExecutor};
 use std::sync::Arc;
@@ -108,4 +110,65 @@ pub fn lookup_drafts_change_no_token<E: StepExecutor>(engine: impl Fn(Option<Spe
         let (steps, stats) = (drafting.stats().steps, drafting.stats().speculation);
         assert!(steps < plain.stats().steps && stats.accepted_tokens() > 0, "{name}: {steps} steps, {stats:?}");
     }
+}
+
+/// `requests`, every other one of which may generate few different tokens only, so that a layer that drafts the token that came before is
+/// right now and then.
+pub fn few_tokens(mut requests: Vec<GenerateRequest>) -> Vec<GenerateRequest> {
+    for (i, request) in requests.iter_mut().enumerate().filter(|(i, _)| i % 2 == 0) {
+        let allowed_token_ids = Some((0..1 + i as u32 / 2 % 3).map(|id| 300 + 41 * id).collect());
+        let params = LogitsProcessorParams { allowed_token_ids, ..LogitsProcessorParams::default() };
+        request.logits_processors = LogitsProcessors::new(params, 4096).unwrap();
+    }
+    requests
+}
+
+/// A grammar of texts of three tokens, of which 300 never comes twice in a row.
+#[derive(Debug)]
+struct Three;
+
+impl Three {
+    fn mask(last: Option<u32>) -> Arc<TokenMask> {
+        let ids: Vec<u32> = [300, 341, 382].into_iter().filter(|id| *id != 300 || last != Some(300)).collect();
+        Arc::new(TokenMask::new(&ids, 4096))
+    }
+}
+
+impl Grammar for Three {
+    fn start(&self) -> (Box<dyn Matcher>, Arc<TokenMask>) {
+        (Box::new(Self), Self::mask(None))
+    }
+}
+
+impl Matcher for Three {
+    fn next(&mut self, token: u32) -> Result<Arc<TokenMask>, String> {
+        Ok(Self::mask(Some(token)))
+    }
+
+    fn fork(&self) -> Option<Box<dyn Matcher>> {
+        Some(Box::new(Self))
+    }
+}
+
+/// Drafts of the model under a grammar change no token and no log-probability of `requests`, and some are accepted.
+pub fn drafts_of_the_model_follow_a_grammar<E: StepExecutor>(
+    requests: Vec<GenerateRequest>,
+    engine: impl Fn(Option<Speculation>) -> EngineCore<E>,
+) {
+    let ruled = |request: GenerateRequest| GenerateRequest {
+        grammar: Some(Arc::new(Three)),
+        logits_processors: None,
+        prompt_logprobs: None,
+        logprobs: Some(2),
+        ..request
+    };
+    let requests: Vec<_> = requests.into_iter().map(ruled).collect();
+    let run_with = |speculation| {
+        let mut engine = engine(speculation);
+        let bits: Vec<_> = run(&mut engine, &requests).iter().map(Output::bits).collect();
+        (bits, engine.stats().speculation)
+    };
+    let ((expected, _), (bits, stats)) = (run_with(None), run_with(by_model(3)));
+    assert!(bits == expected, "drafts change a token or a log-probability");
+    assert!(stats.draft_tokens > 0 && stats.accepted_tokens() > 0, "{stats:?}");
 }

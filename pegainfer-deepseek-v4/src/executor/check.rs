@@ -9,8 +9,8 @@ use pegainfer_core::rng::mix;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Compares the tokens that `step` drew, and, layer by layer, the state in its slots and in the newest page of each of its rows. The layer
-/// that drafts is not compared. The error names the first difference.
+/// Compares the tokens that `step` drew, and, layer by layer, the state in its slots and in the newest page of each of its rows. The last
+/// state is that of the layer that drafts, if it is loaded, before its passes behind `step`. The error names the first difference.
 pub(super) fn same_on_all_ranks(ranks: &mut Ranks<Rank>, step: &Step) -> Result<(), OpError> {
     let (found, step) = (Arc::new(Mutex::new(Vec::new())), Arc::new(step.clone()));
     let all = found.clone();
@@ -33,12 +33,12 @@ pub(super) fn same_on_all_ranks(ranks: &mut Ranks<Rank>, step: &Step) -> Result<
 }
 
 impl Rank {
-    /// Hash of the tokens that `step` drew, then one of the state of each layer that it ran through.
+    /// Hash of the tokens that `step` drew, then one of the state of each layer.
     fn hashes(&self, step: &Step) -> Result<Vec<u64>, OpError> {
         let mut drawn = vec![0u32; step.samples.len()];
         self.exec.read(&self.sampler.sampled, 0, &mut drawn)?;
         let tokens = drawn.iter().fold(0, |hash, token| mix(hash ^ u64::from(*token)));
-        let layers = self.state[..self.layers].iter().map(|layer| layer_hash(&self.exec, layer, step));
+        let layers = self.state.iter().map(|layer| layer_hash(&self.exec, layer, step));
         std::iter::once(Ok(tokens)).chain(layers).collect()
     }
 }

@@ -18,12 +18,10 @@ use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_kernels::ops::deepseek_v4 as ops;
 
 impl Pass<'_> {
-    /// A pass of the layer, whose state is the only one in `state`, up to `last_normed`. Its input are the streams in `streams`, those behind the last
-    /// layer of all tokens of the step; with `again` those in `last_streams`, of the tokens that the pass before sampled.
+    /// A pass of the layer, whose state is the only one in `state`, up to `last_normed`. Its input is `streams`: behind the last layer, of
+    /// all tokens of the step. With `again` it is `last_streams`, of the tokens that the pass before sampled.
     pub fn draft(&mut self, state: &mut [LayerState], again: bool) -> Result<(), OpError> {
-        let (Some(mtp), [state]) = (&self.weights.mtp, state) else {
-            return Err(OpError { op: "draft", message: "the layer that drafts is not loaded".to_owned() });
-        };
+        let (Some(mtp), [state]) = (&self.weights.mtp, state) else { return Err(not_loaded()) };
         if again {
             let Self { exec, inputs, work, .. } = self;
             ops::pick_rows(exec, &work.last_streams, &inputs.common.sample_rows, &mut work.streams)?;
@@ -39,7 +37,9 @@ impl Pass<'_> {
         self.embed()?;
         let eps = self.config.rms_norm_eps;
         let Self { exec, work, .. } = self;
-        let Workspace { embedded, streams, normed, draft: Some(draft), .. } = &mut **work else { return Ok(()) };
+        let Workspace { embedded, streams, normed, draft: Some(draft), .. } = &mut **work else {
+            return Err(not_loaded());
+        };
         normed.norm(exec, embedded, &mtp.embedding_norm, eps)?;
         ops::matmul(exec, normed.input(&mtp.embedding_projection), &mtp.embedding_projection, embedded)?;
         let DraftWorkspace { streams: normed, add, keep } = draft;
@@ -58,4 +58,8 @@ impl Pass<'_> {
         debug_assert_eq!(streams.shape(), [embedded.shape()[0], STREAMS, hidden]);
         ops::hyper_merge(exec, embedded, (&*add, &*keep), streams)
     }
+}
+
+fn not_loaded() -> OpError {
+    OpError { op: "draft", message: "the layer that drafts is not loaded".to_owned() }
 }

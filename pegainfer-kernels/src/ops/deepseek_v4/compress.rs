@@ -131,16 +131,7 @@ pub fn compress(
         let complete = tokens.filter(|&t| (rows.positions[t] as usize + 1).is_multiple_of(ratio));
         for i in complete.map(|t| rows.positions[t] as usize / ratio) {
             let mut entry = pooling.entry(rows, b, i);
-            round(&mut entry, dtype);
-            norm::norm(&mut entry, &norm_weight, spec.eps);
-            round(&mut entry, dtype);
-            rope::rotate(&mut entry, (i * ratio) as u32, frequencies, false);
-            round(&mut entry, dtype);
-            match (spec.index, spec.quantize) {
-                (true, quantize) => index_row(&mut entry, dtype, quantize),
-                (false, true) => kv_quant::fp8(&mut entry[..dim - 2 * frequencies.len()], kv_quant::KEY_GROUP),
-                (false, false) => {}
-            }
+            finish_entry(&mut entry, (i * ratio) as u32, (&norm_weight, frequencies), spec, dtype);
             done.push((rows.entry(b, i, PAGE_TOKENS / ratio), entry));
         }
     }
@@ -155,6 +146,29 @@ pub fn compress(
     write_ring(rows, values.host(), state.values.host_mut::<f32>(), ring, width);
     write_ring(rows, scores.host(), state.scores.host_mut::<f32>(), ring, width);
     Ok(())
+}
+
+/// A pooled entry to what is stored: norm, RoPE at `position`, and the rounding of keys, each rounded to `dtype`.
+fn finish_entry(
+    entry: &mut [f32],
+    position: u32,
+    (norm_weight, frequencies): (&[f32], &[f32]),
+    spec: CompressorSpec,
+    dtype: DType,
+) {
+    round(entry, dtype);
+    norm::norm(entry, norm_weight, spec.eps);
+    round(entry, dtype);
+    rope::rotate(entry, position, frequencies, false);
+    round(entry, dtype);
+    match (spec.index, spec.quantize) {
+        (true, quantize) => index_row(entry, dtype, quantize),
+        (false, true) => {
+            let unrotated = entry.len() - 2 * frequencies.len();
+            kv_quant::fp8(&mut entry[..unrotated], kv_quant::KEY_GROUP);
+        }
+        (false, false) => {}
+    }
 }
 
 #[cfg(test)]

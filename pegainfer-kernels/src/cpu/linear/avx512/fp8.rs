@@ -160,7 +160,7 @@ impl Block {
         }
     }
 
-    /// The even (`half` 0) or odd elements of a whole step of row `j`.
+    /// The even and the odd elements of a whole step of row `j`.
     ///
     /// # Safety
     /// The CPU has AVX-512 F and BW; the row has the step.
