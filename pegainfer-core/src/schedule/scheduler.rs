@@ -232,8 +232,7 @@ impl<S: SequenceState> Scheduler<S> {
         self.in_flight -= 1;
         let mut events = EventBatch::with_capacity(step.samples.len());
         let mut sampled = step.samples.iter().zip(outcome.tokens).peekable();
-        let (reports, mut model_drafts) = (!outcome.logprobs.is_empty(), outcome.drafts.into_iter());
-        let mut logprobs = outcome.logprobs.into_iter();
+        let (mut logprobs, mut model_drafts) = (outcome.logprobs.into_iter(), outcome.drafts.into_iter());
         for (row, &end) in step.rows.iter().zip(step.qo_indptr.iter().skip(1)) {
             let mut seq = self.running.at_index(row.sequence).filter(|seq| seq.id == row.id);
             if let Some(seq) = &mut seq {
@@ -245,7 +244,7 @@ impl<S: SequenceState> Scheduler<S> {
             }
             let mut drawn = 0;
             while let Some((sample, token)) = sampled.next_if(|(sample, _)| sample.token < end) {
-                let logprobs = if reports { logprobs.next().flatten().map(Box::new) } else { None };
+                let logprobs = logprobs.next().flatten().map(Box::new);
                 let Some(seq) = seq.as_mut().filter(|seq| !seq.is_finished()) else { continue };
                 if sample.position < seq.prompt_len as u64 {
                     if let Some(prompt) = &mut seq.prompt_logprobs {

@@ -34,10 +34,7 @@ impl<S: SequenceState> Scheduler<S> {
             self.state.plan(&mut seq.slot, range.clone(), drafts.len() as u32, first, &mut step.state);
             seq.write_inputs(range.clone(), &mut step.tokens);
             step.tokens.extend_from_slice(drafts);
-            match with_drafts.len() {
-                1 => step.positions.push(with_drafts.start as u32),
-                _ => step.positions.extend(with_drafts.start as u32..with_drafts.end as u32),
-            }
+            step.positions.extend(with_drafts.start as u32..with_drafts.end as u32);
             seq.table.write_slots(with_drafts.clone(), &mut step.slots);
             step.qo_indptr.push(step.tokens.len() as u32);
             step.kv_lens.push(with_drafts.end as u32);
