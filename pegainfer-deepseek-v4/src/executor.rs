@@ -19,7 +19,7 @@ use pegainfer_kernels::ops::deepseek_v4::plan_gemms;
 use pegainfer_kernels::parallel;
 use pegainfer_kernels::runtime::drafting::{self, DraftRow, Drafting};
 use pegainfer_kernels::runtime::{Measurable, Readbacks, SyntheticAcceptance};
-use rank::Rank;
+use rank::{GraphKey, Part, Rank};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,6 +32,19 @@ fn distinct_layers(config: &Config) -> usize {
     let kind = |i: usize| (config.layers[i], i < config.hash_layers);
     let is_new = |i: &usize| !(0..*i).any(|before| kind(before) == kind(*i));
     (0..config.layers.len()).rfind(is_new).map_or(0, |i| i + 1)
+}
+
+/// Passes that ran as CUDA graphs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GraphReplays {
+    /// Steps whose rows have one token each.
+    pub decode: u64,
+    /// Steps whose rows have several tokens: they verify drafts.
+    pub verify: u64,
+    /// Passes of the layer that drafts over the tokens of a step.
+    pub first_drafts: u64,
+    /// Passes of that layer behind its own drafts.
+    pub next_drafts: u64,
 }
 
 /// The model on all of its ranks.
@@ -119,8 +132,9 @@ impl Executor {
     /// would wait. Runs prompts of 256, 512, … and `tokens` tokens through the first layers in which every kind of layer occurs. On other
     /// devices there is nothing to do.
     pub fn warm_up(&mut self, tokens: usize) -> Result<(), OpError> {
-        // A step of one token could become a CUDA graph of the first layers.
-        if self.ranks.first().exec.device() != Device::Cuda || tokens == 1 {
+        // A step of few tokens could become a CUDA graph of the first layers.
+        let is_graph = self.ranks.first().graph_shape(&plan::uniform(1, tokens, tokens)).is_some();
+        if self.ranks.first().exec.device() != Device::Cuda || is_graph {
             return Ok(());
         }
         self.set_layers(distinct_layers(&self.config))?;
@@ -146,52 +160,54 @@ impl Executor {
         (outcome, self.ranks.first_mut().exec.stop_recording())
     }
 
-    /// Enqueues a step on all ranks, and the readback of its tokens.
-    fn launch_on_ranks(&mut self, step: &Step) -> Result<(), OpError> {
-        let (config, numerics, Rank { exec, graphs, .. }) = (self.config.clone(), self.numerics, self.ranks.first());
-        // A record is of the ops themselves.
-        let size = graphs.size(step).filter(|_| !exec.is_recording());
-        let captures = graphs.captures(size);
-        let shared = Arc::new(match size {
-            Some(size) if size > step.rows.len() => plan::padded(step, size),
-            _ => step.clone(),
-        });
+    /// Enqueues a pass through `part` over `step` on all ranks, as a CUDA graph if there is one of its shape.
+    fn enqueue(&mut self, part: Part, step: &Step) -> Result<(), OpError> {
+        let (config, numerics, rank) = (self.config.clone(), self.numerics, self.ranks.first());
+        let key = rank.graph_shape(step).map(|shape| GraphKey { part, shape });
+        let captures = rank.graphs.captures(key);
+        let step = Arc::new(key.map_or_else(|| step.clone(), |key| plan::padded(step, key.shape)));
         if captures {
             // All ranks before one of them runs: it would wait on its device for the others, and making a graph for the device.
-            let (config, step) = (config.clone(), shared.clone());
+            let (config, step) = (config.clone(), step.clone());
             self.ranks.run(move |rank| {
-                rank.begin(&step)?;
-                rank.capture(&config, numerics, &step, size)
+                rank.begin(part, &step)?;
+                rank.on_device((&config, numerics, part), &step, |graphs, launches| graphs.capture(key, launches))
             })?;
         }
         self.ranks.run(move |rank| {
             if !captures {
-                rank.begin(&shared)?;
+                rank.begin(part, &step)?;
             }
-            rank.run(&config, numerics, &shared, size)
-        })?;
+            rank.on_device((&config, numerics, part), &step, |graphs, launches| graphs.run(key, launches))
+        })
+    }
+
+    /// Enqueues a step on all ranks, and the readback of its tokens.
+    fn launch_on_ranks(&mut self, step: &Step) -> Result<(), OpError> {
+        self.enqueue(Part::Layers, step)?;
         let Rank { exec, sampler, .. } = self.ranks.first_mut();
         self.readbacks.start(exec, sampler, &step.samples)
     }
 
-    /// Runs the layer that drafts behind `step`, whose samples drew `drawn`, and waits for the drafts of each row. Empty if that layer is
-    /// not loaded.
+    /// Enqueues the passes of the layer that drafts behind `step`, whose samples drew `drawn`, and waits for the drafts of each row. A
+    /// pass finds the drafts of the one before on the device. Empty if that layer is not loaded.
     fn draft(&mut self, step: &Step, drawn: &[u32]) -> Result<Vec<Vec<u32>>, OpError> {
-        let Self { config, numerics, ranks, drafting: Some(drafting), .. } = self else { return Ok(Vec::new()) };
-        let (first, rows) = drafting::first_pass(step, drawn);
-        let (passes, mut pass) = (drafting::passes(&rows), Arc::new(first));
+        if self.drafting.is_none() {
+            return Ok(Vec::new());
+        }
+        let (mut pass, rows) = drafting::first_pass(step, drawn);
+        let passes = drafting::passes(&rows);
         for i in 0..passes.max(1) {
             if i > 0 {
-                pass = Arc::new(next_pass(step, &rows, i));
+                pass = next_pass(step, &rows, i);
             }
-            let (config, numerics, shared) = (config.clone(), *numerics, pass.clone());
-            ranks.run(move |rank| rank.draft(&config, numerics, &shared, i > 0))?;
-            if !pass.samples.is_empty() {
-                let Rank { exec, sampler, .. } = ranks.first_mut();
+            self.enqueue(Part::Draft { again: i > 0 }, &pass)?;
+            let Rank { exec, sampler, .. } = self.ranks.first_mut();
+            if let Some(drafting) = self.drafting.as_mut().filter(|_| !pass.samples.is_empty()) {
                 drafting.start_readback(exec, sampler, &pass.samples, i)?;
             }
         }
-        drafting.finish(step.rows.len(), &rows, passes)
+        self.drafting.as_mut().map_or(Ok(Vec::new()), |drafting| drafting.finish(step.rows.len(), &rows, passes))
     }
 
     /// Bytes of all tensors of rank 0.
@@ -199,9 +215,26 @@ impl Executor {
         self.ranks.first().exec.allocated_bytes()
     }
 
-    /// Steps that ran as a CUDA graph so far.
-    pub fn graph_replays(&self) -> u64 {
-        self.ranks.first().graphs.replays()
+    /// Passes that ran as a CUDA graph so far.
+    pub fn graph_replays(&self) -> GraphReplays {
+        let graphs = &self.ranks.first().graphs;
+        let of = |part: Part| graphs.replays_of(|key| key.part == part);
+        let is_decode = |key: &GraphKey| key.part == Part::Layers && key.shape.tokens == key.shape.rows;
+        let decode = graphs.replays_of(is_decode);
+        GraphReplays {
+            decode,
+            verify: of(Part::Layers) - decode,
+            first_drafts: of(Part::Draft { again: false }),
+            next_drafts: of(Part::Draft { again: true }),
+        }
+    }
+
+    /// From now on pads steps of up to `rows` rows as for CUDA graphs, but runs them launch by launch: for tests on devices without graphs.
+    pub fn only_pad(&mut self, rows: usize) -> Result<(), OpError> {
+        self.ranks.run(move |rank| {
+            rank.only_pad(rows);
+            Ok(())
+        })
     }
 
     /// Logits of the last step's last samples, at most 32, as logits processors left them: `[samples, vocab]`.

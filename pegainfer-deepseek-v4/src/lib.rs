@@ -5,7 +5,8 @@
 //! - [`inventory`]: every tensor of a checkpoint. [`shard`]: which part of it a rank holds.
 //! - [`inspect`]: what a checkpoint holds, without loading it.
 //! - [`weights`], [`state`]: what lives on the device.
-//! - [`plan`]: one step's work. The scheduler of pegainfer-core makes it, [`executor`] runs it.
+//! - [`plan`]: one step's work. The scheduler of pegainfer-core makes it, [`executor`] runs it. [`graph_shape`]: which steps run as CUDA
+//!   graphs.
 //! - `engine`: loading.
 #![cfg(feature = "deepseek-v4")]
 
@@ -15,6 +16,7 @@ mod draft_workspace;
 mod engine;
 pub mod executor;
 mod forward;
+pub mod graph_shape;
 mod inputs;
 pub mod inspect;
 pub mod inventory;

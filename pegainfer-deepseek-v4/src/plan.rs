@@ -1,5 +1,7 @@
 //! One step's work, as the scheduler of pegainfer-core hands it to the executor.
 
+use crate::graph_shape::Shape;
+use pegainfer_core::kv::NO_SLOT;
 use pegainfer_core::schedule;
 pub use pegainfer_core::schedule::{NO_STATE, Outcome, SampleRow, Segment, StepRow};
 pub use pegainfer_kernels::ops::deepseek_v4::PAGE_TOKENS;
@@ -25,13 +27,17 @@ pub fn ragged(rows: &[(usize, usize)]) -> Step {
     step
 }
 
-/// `step` with rows added until there are `rows`, for a CUDA graph. An added row has no slot: it reads and writes no state.
-pub fn padded(step: &Step, rows: usize) -> Step {
-    let mut padded = step.padded(rows);
-    let added = (step.rows.len() as u32..rows as u32).map(|row| {
-        let first = padded.qo_indptr[row as usize];
-        Segment { first, end: first + 1, from: NO_STATE, to: NO_STATE }
-    });
-    padded.state.extend(added.collect::<Vec<_>>());
+/// `step` in the shape of a CUDA graph. An added row has one token and no slot: it reads and writes no state. Added tokens lie behind the
+/// last row and belong to none; nobody reads what added samples draw.
+pub fn padded(step: &Step, shape: Shape) -> Step {
+    let mut padded = step.padded(shape.rows);
+    for row in step.rows.len()..shape.rows {
+        let (first, end) = (padded.qo_indptr[row], padded.qo_indptr[row + 1]);
+        padded.state.push(Segment { first, end, from: NO_STATE, to: NO_STATE });
+    }
+    padded.tokens.resize(shape.tokens, 0);
+    padded.positions.resize(shape.tokens, 0);
+    padded.slots.resize(shape.tokens, NO_SLOT);
+    padded.samples.resize(shape.samples, SampleRow::of_padding(0));
     padded
 }

@@ -11,6 +11,8 @@ mod oracle;
 #[path = "support/stored.rs"]
 mod stored;
 mod support;
+#[path = "support/verify_steps.rs"]
+mod verify_steps;
 
 use mtp_checkpoint::{Checkpoint, config};
 use oracle::{Mistake, Oracle};
@@ -21,7 +23,8 @@ use pegainfer_deepseek_v4::plan::{self, SampleRow, Segment, Step};
 use pegainfer_deepseek_v4::{Engine, LoadOptions};
 use support::invariance::{self, Alone};
 use support::speculation::{by_model, drafts_of_the_model_follow_a_grammar, few_tokens, lookup_drafts_change_no_token};
-use support::{best, engine, fixture, greedy, model_path, options, rank_counts, run};
+use support::{Target, best, cuda_graph, engine, fixture, greedy, model_path, options, rank_counts, run};
+use verify_steps::{Plan, Sequences};
 
 /// An engine that drafts.
 fn drafting(options: &LoadOptions, speculation: Option<Speculation>) -> Engine {
@@ -111,8 +114,61 @@ fn ranks_draft_what_one_drafts() {
         }
         let stats = engine.stats().speculation;
         counts.push((stats.draft_tokens, stats.accepted_tokens()));
+        assert_replayed(&mut engine, best() == Target::Cuda && cuda_graph());
     }
     assert!(counts[0].0 > 0 && counts.iter().all(|count| *count == counts[0]), "{counts:?}");
+}
+
+/// Whether an engine that has drafted and verified replayed CUDA graphs.
+fn assert_replayed(engine: &mut Engine, graphs: bool) {
+    let replays = engine.executor().graph_replays();
+    let each = [replays.verify, replays.first_drafts, replays.next_drafts];
+    assert_eq!(each.map(|count| count > 0), [graphs; 3], "{replays:?}");
+}
+
+/// Rows of five sequences in one step, which pad it to six, with drafts of any number; and one sequence. A GPU replays graphs, and
+/// gives the bits of steps that it runs launch by launch as they are; a CPU gives them for the padded steps.
+#[test]
+fn graphs_of_steps_that_verify_and_draft_change_no_bit() {
+    let checkpoint = Checkpoint::new("graphs");
+    let base = LoadOptions { model_path: checkpoint.path(), speculation: by_model(3), ..options(Numerics::REFERENCE) };
+    let texts: Vec<_> = (0..5).map(|i| text()[20 * i..][..130 + 3 * i].to_vec()).collect();
+    let plain = LoadOptions { speculation: None, ..base.clone() };
+    let outputs = run(&mut engine(1, &plain), &texts.iter().map(|text| greedy(text, 90)).collect::<Vec<_>>());
+    let whole: Vec<_> = texts.iter().zip(outputs).map(|(text, output)| [&text[..], &output.ids()].concat()).collect();
+    let graphs = best() == Target::Cuda && cuda_graph();
+    for sequences in [5, 1] {
+        let (mut padded, mut eager) = (engine(1, &base), engine(1, &LoadOptions { cuda_graph: false, ..base.clone() }));
+        if best() != Target::Cuda {
+            padded.executor().only_pad(16).unwrap();
+        }
+        let mut run = |step: &Step| {
+            let (outcome, expected) = (padded.executor().run(step).unwrap(), eager.executor().run(step).unwrap());
+            assert_eq!((&outcome.tokens, &outcome.drafts), (&expected.tokens, &expected.drafts), "{step:?}");
+            outcome
+        };
+        let mut state = Sequences::new(whole[..sequences].to_vec());
+        let lengths: Vec<_> = texts[..sequences].iter().map(Vec::len).collect();
+        run(&state.prompts(&lengths));
+        for round in 0..20 {
+            // All alike, or each with drafts of its own; every fifth step has none.
+            let drafts = |b: usize| {
+                if round % 5 == 4 {
+                    0
+                } else if round % 2 == 0 {
+                    3
+                } else {
+                    (round + b) % 4
+                }
+            };
+            let plan = |b| Plan { drafts: drafts(b), right: (round + 2 * b) % 4, model_drafts: (round / 2 + b) % 4 };
+            let plans: Vec<_> = (0..sequences).map(plan).collect();
+            let outcome = run(&state.verify(&plans));
+            state.accept(&plans, &outcome);
+        }
+        assert_replayed(&mut padded, graphs);
+        assert_replayed(&mut eager, false);
+    }
 }
 
 #[test]

@@ -149,7 +149,11 @@ fn trap_14_bits_do_not_depend_on_scheduling_or_a_warm_cache() {
     assert_eq!(hits, 3 * 128 + 256, "prompts of 206, 129, 250 and 300 tokens were not found");
     alone.holds_without_logprobs("without log-probabilities", &mut batched);
     let graphs = best() == Target::Cuda && cuda_graph();
-    assert_eq!(batched.executor().graph_replays() > 0, graphs, "a GPU replays decode steps without log-probabilities");
+    assert_eq!(
+        batched.executor().graph_replays().decode > 0,
+        graphs,
+        "a GPU replays decode steps without log-probabilities"
+    );
 
     let small = LoadOptions { max_num_batched_tokens: 48, ..base };
     alone.holds("mixed steps", &mut engine(1, &small));

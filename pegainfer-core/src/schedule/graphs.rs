@@ -1,6 +1,6 @@
 //! Decode steps as CUDA graphs: one launch instead of two hundred.
 //!
-//! A graph has fixed shapes, so a step is padded to the next of a few batch sizes. The first step of a size runs launch
+//! A graph has fixed shapes, so a step is padded to the next of a few shapes. The first step of a shape runs launch
 //! by launch, which loads its kernels and lets cuBLASLt choose; the second is captured; later ones are replays.
 
 use super::step::Step;
@@ -8,6 +8,7 @@ use crate::cuda::Graph;
 use crate::exec::Exec;
 use crate::tensor::OpError;
 use std::collections::HashMap;
+use std::hash::Hash;
 
 /// Batch sizes that have a graph.
 pub const GRAPH_SIZES: [usize; 22] =
@@ -22,79 +23,108 @@ pub trait Launches {
     fn launch(&mut self) -> Result<(), OpError>;
 }
 
-/// The graphs so far.
+/// The graphs so far, by the shape `K` of their steps: by default the number of rows, each of which decodes one token.
 #[derive(Debug)]
-pub struct Graphs {
+pub struct Graphs<K = usize> {
     /// Rows of the largest graph; 0 for none.
     max_rows: usize,
-    /// By size; `None` after its first step.
-    graphs: HashMap<usize, Option<Graph>>,
-    /// Launches of graphs.
+    /// Whether graphs are made of steps; otherwise steps are only padded.
+    makes: bool,
+    /// By shape.
+    graphs: HashMap<K, Entry>,
+}
+
+/// What there is for steps of one shape, of which one has run.
+#[derive(Debug, Default)]
+struct Entry {
+    /// `None` until it is captured.
+    graph: Option<Graph>,
+    /// Its launches so far.
     replays: u64,
 }
 
 impl Graphs {
-    /// Graphs for steps of up to `max_rows` rows.
-    pub fn new(max_rows: usize) -> Self {
-        Self { max_rows, graphs: HashMap::new(), replays: 0 }
-    }
-
-    /// Steps that ran as a graph so far.
-    pub fn replays(&self) -> u64 {
-        self.replays
-    }
-
     /// The size to pad `step` to; `None` when it runs launch by launch: not every row is one token that is sampled, a
     /// row asks for log-probabilities or has logits processors, or it is too large.
     pub fn size<M: Clone + Default>(&self, step: &Step<M>) -> Option<usize> {
         let rows = step.rows.len();
-        let decodes = rows > 0 && step.tokens.len() == rows && step.samples.len() == rows;
-        let plain = step.samples.iter().all(|sample| sample.logprobs.is_none() && sample.logits_update.is_none());
-        let size = GRAPH_SIZES.into_iter().find(|size| *size >= rows).filter(|size| *size <= self.max_rows);
-        size.filter(|_| decodes && plain)
+        let decodes = step.tokens.len() == rows && step.samples.len() == rows;
+        self.rows(step).filter(|_| decodes)
+    }
+}
+
+impl<K: Copy + Eq + Hash> Graphs<K> {
+    /// Graphs for steps of up to `max_rows` rows.
+    pub fn new(max_rows: usize) -> Self {
+        Self { max_rows, makes: true, graphs: HashMap::new() }
     }
 
-    /// Runs `pass`, a step of `size`, or of any if that is `None`: then launch by launch.
-    pub fn run(&mut self, size: Option<usize>, pass: &mut impl Launches) -> Result<(), OpError> {
-        self.capture(size, pass)?;
-        match size.and_then(|size| self.next(size)) {
+    /// Pads steps of up to `max_rows` rows as for graphs, but runs them launch by launch: for tests of padded steps on devices
+    /// without graphs.
+    pub fn padding_only(max_rows: usize) -> Self {
+        Self { makes: false, ..Self::new(max_rows) }
+    }
+
+    /// Steps that ran as a graph so far.
+    pub fn replays(&self) -> u64 {
+        self.replays_of(|_| true)
+    }
+
+    /// Steps that ran as a graph of one of these shapes so far.
+    pub fn replays_of(&self, is_counted: impl Fn(&K) -> bool) -> u64 {
+        self.graphs.iter().filter(|(key, _)| is_counted(key)).map(|(_, entry)| entry.replays).sum()
+    }
+
+    /// The number of rows to pad `step` to, one of [`GRAPH_SIZES`]; `None` when it runs launch by launch whatever its tokens
+    /// are: a row asks for log-probabilities or has logits processors, or there are none or too many.
+    pub fn rows<M>(&self, step: &Step<M>) -> Option<usize> {
+        let rows = step.rows.len();
+        let plain = step.samples.iter().all(|sample| sample.logprobs.is_none() && sample.logits_update.is_none());
+        let size = GRAPH_SIZES.into_iter().find(|size| *size >= rows).filter(|size| *size <= self.max_rows);
+        size.filter(|_| rows > 0 && plain)
+    }
+
+    /// Runs `pass`, a step of shape `key`, or of any if that is `None`: then launch by launch.
+    pub fn run(&mut self, key: Option<K>, pass: &mut impl Launches) -> Result<(), OpError> {
+        self.capture(key, pass)?;
+        match key.and_then(|key| self.next(key)) {
             Some(graph) => pass.exec().replay(graph),
             None => pass.launch(),
         }
     }
 
-    /// Whether the next step of `size` is captured before it runs: it is the second one.
-    pub fn captures(&self, size: Option<usize>) -> bool {
-        size.is_some_and(|size| matches!(self.graphs.get(&size), Some(None)))
+    /// Whether the next step of shape `key` is captured before it runs: it is the second one.
+    pub fn captures(&self, key: Option<K>) -> bool {
+        self.makes && key.is_some_and(|key| self.graphs.get(&key).is_some_and(|entry| entry.graph.is_none()))
     }
 
     /// Captures `pass`, where [`captures`](Self::captures) says so, and does not run it: the next [`run`](Self::run) does. Ranks
     /// that wait for each other on their devices call it first, all of them, because making a graph may wait for the device.
-    pub fn capture(&mut self, size: Option<usize>, pass: &mut impl Launches) -> Result<(), OpError> {
-        let Some(size) = size.filter(|_| self.captures(size)) else { return Ok(()) };
+    pub fn capture(&mut self, key: Option<K>, pass: &mut impl Launches) -> Result<(), OpError> {
+        let Some(key) = key.filter(|_| self.captures(key)) else { return Ok(()) };
         pass.exec().begin_capture()?;
         let launched = pass.launch();
         let graph = pass.exec().end_capture().and_then(|graph| launched.map(|()| graph));
-        self.captured(size, graph);
+        self.captured(key, graph);
         Ok(())
     }
 
-    /// The graph of a step of `size`. The first step has none, and is counted.
-    fn next(&mut self, size: usize) -> Option<&Graph> {
-        let graph = self.graphs.entry(size).or_insert(None).as_ref();
-        self.replays += u64::from(graph.is_some());
-        graph
+    /// The graph of a step of shape `key`. The first step has none, and is counted.
+    fn next(&mut self, key: K) -> Option<&Graph> {
+        let Entry { graph, replays } = self.graphs.entry(key).or_default();
+        *replays += u64::from(graph.is_some());
+        graph.as_ref()
     }
 
     /// Keeps what a capture gave. Where capturing fails, steps run without graphs from now on.
-    fn captured(&mut self, size: usize, graph: Result<Graph, OpError>) {
+    fn captured(&mut self, key: K, graph: Result<Graph, OpError>) {
         match graph {
             Ok(graph) => {
-                self.graphs.insert(size, Some(graph));
+                self.graphs.insert(key, Entry { graph: Some(graph), replays: 0 });
             }
             Err(error) => {
                 log::warn!("CUDA graphs are off, steps will be slower: {error}");
-                *self = Self::new(0);
+                *self = Self::padding_only(0);
             }
         }
     }
@@ -123,8 +153,18 @@ mod tests {
     }
 
     #[test]
+    fn rows_of_several_tokens_are_padded_where_shapes_allow_for_them() {
+        let graphs = Graphs::<(usize, usize)>::new(64);
+        assert_eq!(graphs.rows(&Step::<()>::uniform(16, 5, 3, 100)), Some(6));
+        assert_eq!(graphs.rows(&Step::<()>::default()), None, "no rows");
+        let mut padding = Graphs::padding_only(64);
+        assert!(padding.next((6, 3)).is_none() && !padding.captures(Some((6, 3))));
+        assert_eq!((padding.rows(&Step::<()>::uniform(16, 5, 3, 100)), padding.replays()), (Some(6), 0));
+    }
+
+    #[test]
     fn a_size_runs_once_before_it_is_captured_and_a_failure_ends_it() {
-        let mut graphs = Graphs::new(64);
+        let mut graphs = Graphs::<usize>::new(64);
         assert!(!graphs.captures(None) && !graphs.captures(Some(8)));
         assert!(graphs.next(8).is_none());
         assert!(graphs.captures(Some(8)) && !graphs.captures(Some(4)));

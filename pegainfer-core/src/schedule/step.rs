@@ -84,6 +84,12 @@ impl SampleRow {
         let logits_update = Some(LogitsUpdate { edits: vec![edit], allowed: None });
         Self { id, token, position: position as u64, logits_update, params: SamplingParams::greedy(), logprobs }
     }
+
+    /// A sample that nobody reads, of index `token` of the step's tokens, for a graph of fixed shape.
+    pub fn of_padding(token: u32) -> Self {
+        let (id, params) = (RequestId(u64::MAX), SamplingParams::greedy());
+        Self { id, token, position: 0, logits_update: None, params, logprobs: None }
+    }
 }
 
 /// What the executor returns: one entry per `Step::samples`, in order.
@@ -160,15 +166,14 @@ impl<R: Clone + Default> Step<R> {
     pub fn padded(&self, rows: usize) -> Self {
         let mut step = self.clone();
         for row in self.rows.len()..rows {
+            step.samples.push(SampleRow::of_padding(step.tokens.len() as u32));
             step.tokens.push(0);
             step.positions.push(0);
             step.slots.push(NO_SLOT);
-            step.qo_indptr.push(row as u32 + 1);
+            step.qo_indptr.push(step.tokens.len() as u32);
             step.kv_lens.push(0);
             let id = RequestId(u64::MAX);
             step.rows.push(StepRow { id, sequence: row, computed: 0, drafts: 0, next: None, model_drafts: 0 });
-            let (token, params) = (row as u32, SamplingParams::greedy());
-            step.samples.push(SampleRow { id, token, position: 0, logits_update: None, params, logprobs: None });
         }
         step.block_tables.resize(rows * self.max_blocks, 0);
         step

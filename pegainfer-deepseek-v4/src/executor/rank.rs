@@ -3,6 +3,7 @@
 use crate::bounds::StepBounds;
 use crate::config::Config;
 use crate::forward::{Head, Pass};
+use crate::graph_shape::{GraphBounds, Shape};
 use crate::inputs::Inputs;
 use crate::load_error::LoadError;
 use crate::numerics::Numerics;
@@ -31,15 +32,23 @@ pub(super) struct Rank {
     inputs: Inputs,
     work: Workspace,
     pub sampler: Sampler,
-    /// CUDA graphs of decode steps.
-    pub graphs: Graphs,
+    /// CUDA graphs of steps, and of passes of the layer that drafts.
+    pub graphs: Graphs<GraphKey>,
+    graph_bounds: GraphBounds,
     communicator: Arc<dyn Communicator>,
     /// Number of layers that a step runs through: all of them, except in a warm-up.
     pub layers: usize,
 }
 
+/// What a CUDA graph is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct GraphKey {
+    pub part: Part,
+    pub shape: Shape,
+}
+
 /// The layers that a pass runs through.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Part {
     /// All layers of the model.
     Layers,
@@ -66,59 +75,61 @@ impl Rank {
         let work = Workspace::new(&mut exec, config, shard, numerics, bounds, sampler.max_rows())?;
         let state = state::allocate(&mut exec, config, numerics, bounds);
         let state = state.map_err(LoadError::State)?;
-        let graph_rows = bounds.rows.min(sampler.max_rows());
-        let graphs = Graphs::new(if bounds.graphs && exec.device() == Device::Cuda { graph_rows } else { 0 });
+        let rows = bounds.rows.min(sampler.max_rows());
+        let graphs = Graphs::new(if bounds.graphs && exec.device() == Device::Cuda { rows } else { 0 });
+        let graph_bounds = GraphBounds::new(StepBounds { samples: bounds.samples.min(sampler.max_rows()), ..bounds });
         let layers = weights.layers.len();
-        Ok(Self { exec, shard, weights, state, rotations, inputs, work, sampler, graphs, communicator, layers })
+        Ok(Self {
+            exec,
+            shard,
+            weights,
+            state,
+            rotations,
+            inputs,
+            work,
+            sampler,
+            graphs,
+            graph_bounds,
+            communicator,
+            layers,
+        })
     }
 
-    /// Uploads `step`, and moves the state of rows that change their slot.
-    pub fn begin(&mut self, step: &Step) -> Result<(), OpError> {
+    /// Pads steps as for CUDA graphs, but runs them launch by launch.
+    pub fn only_pad(&mut self, rows: usize) {
+        self.graphs = Graphs::padding_only(rows.min(self.sampler.max_rows()));
+    }
+
+    /// The shape that a pass over `step` has as a CUDA graph; `None` if it runs launch by launch.
+    pub fn graph_shape(&self, step: &Step) -> Option<Shape> {
+        // A record is of the ops themselves.
+        self.graph_bounds.shape(&self.graphs, step).filter(|_| !self.exec.is_recording())
+    }
+
+    /// Uploads `step` for a pass through `part`, before which the state of rows moves that change their slot.
+    pub fn begin(&mut self, part: Part, step: &Step) -> Result<(), OpError> {
         let Self { exec, state, inputs, work, .. } = self;
         exec.install(|exec| {
             inputs.fill(exec, step)?;
             work.set_rows(step.tokens.len());
-            state::copy_slots(exec, state, step)
+            match part {
+                Part::Layers => state::copy_slots(exec, state, step),
+                // It moved before the layers ran.
+                Part::Draft { .. } => Ok(()),
+            }
         })?
     }
 
-    /// Launches a pass of the layer that drafts, `again` if it runs behind its own drafts.
-    pub fn draft(&mut self, config: &Config, numerics: Numerics, pass: &Step, again: bool) -> Result<(), OpError> {
-        let Self { exec, inputs, work, .. } = self;
-        exec.install(|exec| inputs.fill(exec, pass))??;
-        work.set_rows(pass.tokens.len());
-        self.on_device((config, numerics, Part::Draft { again }), pass, |_, launches| launches.launch())
-    }
-
-    /// Makes the graph of steps of `size`, if it is time.
-    pub fn capture(
-        &mut self,
-        config: &Config,
-        numerics: Numerics,
-        step: &Step,
-        size: Option<usize>,
-    ) -> Result<(), OpError> {
-        self.on_device((config, numerics, Part::Layers), step, |graphs, launches| graphs.capture(size, launches))
-    }
-
-    /// Launches a step, for which the rank has begun.
-    pub fn run(
-        &mut self,
-        config: &Config,
-        numerics: Numerics,
-        step: &Step,
-        size: Option<usize>,
-    ) -> Result<(), OpError> {
-        self.on_device((config, numerics, Part::Layers), step, |graphs, launches| graphs.run(size, launches))
-    }
-
-    fn on_device(
+    /// Does `job`, such as [`Graphs::run`], with the launches of a pass over `step`, for which the rank has begun.
+    pub fn on_device(
         &mut self,
         (config, numerics, part): (&Config, Numerics, Part),
         step: &Step,
-        job: impl FnOnce(&mut Graphs, &mut StepLaunches<'_>) -> Result<(), OpError> + Send,
+        job: impl FnOnce(&mut Graphs<GraphKey>, &mut StepLaunches<'_>) -> Result<(), OpError> + Send,
     ) -> Result<(), OpError> {
-        let Self { exec, shard, weights, state, rotations, inputs, work, sampler, graphs, communicator, layers } = self;
+        let Self {
+            exec, shard, weights, state, rotations, inputs, work, sampler, graphs, communicator, layers, ..
+        } = self;
         let (shard, communicator) = (*shard, &**communicator);
         let state = match part {
             Part::Layers => &mut state[..*layers],
@@ -145,8 +156,8 @@ impl Rank {
     }
 }
 
-/// The launches of one step between its inputs and its tokens: what a CUDA graph holds.
-struct StepLaunches<'a> {
+/// The launches of one pass between its inputs and its tokens: what a CUDA graph holds.
+pub(super) struct StepLaunches<'a> {
     exec: &'a mut Exec,
     config: &'a Config,
     numerics: Numerics,

@@ -24,6 +24,8 @@ impl Pass<'_> {
         let (Some(mtp), [state]) = (&self.weights.mtp, state) else { return Err(not_loaded()) };
         if again {
             let Self { exec, inputs, work, .. } = self;
+            // As many rows as any pass before may have sampled: a graph keeps the length.
+            work.last_streams.set_rows(work.last_streams.max_rows());
             ops::pick_rows(exec, &work.last_streams, &inputs.common.sample_rows, &mut work.streams)?;
         }
         self.join_inputs(mtp)?;

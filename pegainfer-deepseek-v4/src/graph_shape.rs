@@ -1,0 +1,134 @@
+//! Shapes of the steps that run as CUDA graphs.
+//!
+//! What a pass launches depends on the numbers of rows, tokens and samples alone: kernels read the lengths of rows from device memory. So
+//! steps that decode, steps that verify drafts, and passes of the layer that drafts run as graphs alike. A shape has the tokens of the
+//! longest row times the number of rows; where rows are shorter, the tokens that are missing are added behind the last row.
+
+use crate::bounds::StepBounds;
+use crate::plan::Step;
+use pegainfer_core::schedule::Graphs;
+use std::hash::Hash;
+
+/// Tokens of the largest graph whose rows have several tokens. It bounds the number of graphs and so their memory; the GPU takes longer for
+/// larger steps than the host does to launch them, and up to 128 tokens a request's bits do not depend on how its step is padded.
+const MAX_TOKENS: usize = 128;
+
+/// Shape of a pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// Rows.
+    pub rows: usize,
+    /// Input tokens.
+    pub tokens: usize,
+    /// Sampled tokens.
+    pub samples: usize,
+}
+
+/// Largest graphs of an executor.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct GraphBounds {
+    /// Tokens of a row.
+    row_tokens: usize,
+    /// Tokens, and so samples, if rows have several.
+    tokens: usize,
+}
+
+impl GraphBounds {
+    /// For steps of at most the size `bounds`: a row has its newest token and the drafts behind it.
+    pub fn new(bounds: StepBounds) -> Self {
+        Self { row_tokens: 1 + bounds.drafts, tokens: MAX_TOKENS.min(bounds.tokens).min(bounds.samples) }
+    }
+
+    /// The shape to pad `step` to, for one of `graphs`, which pad rows; `None` if the step runs launch by launch. Either a token of each
+    /// row can be sampled, or every token.
+    pub fn shape<K: Copy + Eq + Hash>(&self, graphs: &Graphs<K>, step: &Step) -> Option<Shape> {
+        let (rows, row_tokens) = (graphs.rows(step)?, step.queries().1);
+        let tokens = rows * row_tokens;
+        let fits = row_tokens == 1 || row_tokens <= self.row_tokens && tokens <= self.tokens;
+        let samples = if step.samples.len() <= rows { rows } else { tokens };
+        fits.then_some(Shape { rows, tokens, samples })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{self, NO_STATE, SampleRow};
+    use pegainfer_core::kv::NO_SLOT;
+
+    const BOUNDS: StepBounds = StepBounds {
+        tokens: 512,
+        rows: 64,
+        samples: 256,
+        drafts: 3,
+        context: 1024,
+        slots: 64,
+        pages: 64,
+        graphs: true,
+    };
+
+    fn shape(step: &Step) -> Option<(usize, usize, usize)> {
+        let shape = GraphBounds::new(BOUNDS).shape(&Graphs::<Shape>::new(BOUNDS.rows), step);
+        shape.map(|Shape { rows, tokens, samples }| (rows, tokens, samples))
+    }
+
+    /// Rows that add so many tokens, all of them sampled.
+    fn verify(rows: &[usize]) -> Step {
+        let mut step = plan::ragged(&rows.iter().map(|tokens| (*tokens, 40)).collect::<Vec<_>>());
+        let sample = step.samples[0].clone();
+        step.samples = (0..step.tokens.len() as u32).map(|token| SampleRow { token, ..sample.clone() }).collect();
+        step
+    }
+
+    #[test]
+    fn a_shape_has_the_tokens_of_the_longest_row_for_each_row() {
+        assert_eq!(shape(&verify(&[4])), Some((1, 4, 4)));
+        assert_eq!(shape(&verify(&[1, 1, 1, 1, 1])), Some((6, 6, 6)), "decodes");
+        assert_eq!(shape(&verify(&[4, 2, 4, 1, 3])), Some((6, 24, 24)));
+        assert_eq!(
+            shape(&plan::ragged(&[(4, 40), (2, 40)])),
+            Some((2, 8, 2)),
+            "the first pass of the layer that drafts"
+        );
+        let none = Step { samples: Vec::new(), ..verify(&[4, 2]) };
+        assert_eq!(shape(&none), Some((2, 8, 2)));
+    }
+
+    #[test]
+    fn long_rows_and_large_steps_have_none() {
+        assert_eq!(shape(&verify(&[5])), None, "more tokens than a row verifies");
+        assert_eq!(shape(&verify(&[4; 32])), Some((32, 128, 128)));
+        assert_eq!(shape(&verify(&[4; 33])), None);
+        assert_eq!(shape(&verify(&[1; 64])), Some((64, 64, 64)));
+        assert_eq!(shape(&verify(&[1; 65])), None);
+        let mut reported = verify(&[4]);
+        reported.samples[2].logprobs = Some(1);
+        assert_eq!(shape(&reported), None);
+        let small = GraphBounds::new(StepBounds { tokens: 16, samples: 8, ..BOUNDS });
+        let fits = |rows: &[usize]| small.shape(&Graphs::<Shape>::new(8), &verify(rows)).is_some();
+        assert!(fits(&[4, 4]) && !fits(&[4, 4, 4]), "inputs and logits are as large as the largest step");
+    }
+
+    #[test]
+    fn what_is_added_has_no_state_and_lies_behind_the_rows() {
+        let step = verify(&[4, 2, 4, 1, 3]);
+        let padded = plan::padded(&step, Shape { rows: 6, tokens: 24, samples: 24 });
+        assert_eq!(padded.qo_indptr, [0, 4, 6, 10, 11, 14, 15]);
+        let lengths = [padded.tokens.len(), padded.positions.len(), padded.slots.len(), padded.samples.len()];
+        assert_eq!(lengths, [24; 4]);
+        assert_eq!((&padded.tokens[..14], &padded.samples[..14]), (&step.tokens[..], &step.samples[..]));
+        assert!(padded.slots[14..].iter().all(|slot| *slot == NO_SLOT));
+        assert!(padded.samples[14..].iter().all(|sample| (sample.token as usize) < 24));
+        assert_eq!((padded.rows.len(), padded.kv_lens.len(), padded.block_tables.len()), (6, 6, 6 * step.max_blocks));
+        assert_eq!(padded.state[..5], step.state[..]);
+        assert_eq!((padded.state[5].from, padded.state[5].to), (NO_STATE, NO_STATE));
+    }
+
+    #[test]
+    fn rows_that_are_not_sampled_get_samples_that_nobody_reads() {
+        let mut first = plan::uniform(3, 4, 40);
+        first.samples.truncate(1);
+        let padded = plan::padded(&first, Shape { rows: 3, tokens: 12, samples: 3 });
+        assert_eq!(padded.samples.iter().map(|sample| sample.token).collect::<Vec<_>>(), [3, 0, 0]);
+    }
+}
