@@ -1,15 +1,18 @@
 //! Runs a step: the DeepSeek-V4 forward pass on every rank, written once over ops.
 
 mod check;
+mod draft;
+mod graphs;
 mod rank;
 
 use crate::bounds::StepBounds;
 use crate::config::Config;
 use crate::load_error::LoadError;
 use crate::numerics::Numerics;
-use crate::plan::{self, NO_STATE, Outcome, PAGE_TOKENS, Segment, Step};
+use crate::plan::{self, Outcome, Step};
 use crate::shard::Shard;
 use crate::weights::Weights;
+pub use graphs::GraphReplays;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::parallel::{Communicator, Ranks};
 use pegainfer_core::record::OpRecord;
@@ -17,9 +20,9 @@ use pegainfer_core::schedule::{STEPS_IN_FLIGHT, StateSlots, StepExecutor};
 use pegainfer_core::tensor::OpError;
 use pegainfer_kernels::ops::deepseek_v4::plan_gemms;
 use pegainfer_kernels::parallel;
-use pegainfer_kernels::runtime::drafting::{self, DraftRow, Drafting};
+use pegainfer_kernels::runtime::drafting::Drafting;
 use pegainfer_kernels::runtime::{Measurable, Readbacks, SyntheticAcceptance};
-use rank::{GraphKey, Part, Rank};
+use rank::{Part, Rank};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,19 +35,6 @@ fn distinct_layers(config: &Config) -> usize {
     let kind = |i: usize| (config.layers[i], i < config.hash_layers);
     let is_new = |i: &usize| !(0..*i).any(|before| kind(before) == kind(*i));
     (0..config.layers.len()).rfind(is_new).map_or(0, |i| i + 1)
-}
-
-/// Passes that ran as CUDA graphs.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct GraphReplays {
-    /// Steps whose rows have one token each.
-    pub decode: u64,
-    /// Steps whose rows have several tokens: they verify drafts.
-    pub verify: u64,
-    /// Passes of the layer that drafts over the tokens of a step.
-    pub first_drafts: u64,
-    /// Passes of that layer behind its own drafts.
-    pub next_drafts: u64,
 }
 
 /// The model on all of its ranks.
@@ -160,28 +150,6 @@ impl Executor {
         (outcome, self.ranks.first_mut().exec.stop_recording())
     }
 
-    /// Enqueues a pass through `part` over `step` on all ranks, as a CUDA graph if there is one of its shape.
-    fn enqueue(&mut self, part: Part, step: &Step) -> Result<(), OpError> {
-        let (config, numerics, rank) = (self.config.clone(), self.numerics, self.ranks.first());
-        let key = rank.graph_shape(step).map(|shape| GraphKey { part, shape });
-        let captures = rank.graphs.captures(key);
-        let step = Arc::new(key.map_or_else(|| step.clone(), |key| plan::padded(step, key.shape)));
-        if captures {
-            // All ranks before one of them runs: it would wait on its device for the others, and making a graph for the device.
-            let (config, step) = (config.clone(), step.clone());
-            self.ranks.run(move |rank| {
-                rank.begin(part, &step)?;
-                rank.on_device((&config, numerics, part), &step, |graphs, launches| graphs.capture(key, launches))
-            })?;
-        }
-        self.ranks.run(move |rank| {
-            if !captures {
-                rank.begin(part, &step)?;
-            }
-            rank.on_device((&config, numerics, part), &step, |graphs, launches| graphs.run(key, launches))
-        })
-    }
-
     /// Enqueues a step on all ranks, and the readback of its tokens.
     fn launch_on_ranks(&mut self, step: &Step) -> Result<(), OpError> {
         self.enqueue(Part::Layers, step)?;
@@ -189,52 +157,9 @@ impl Executor {
         self.readbacks.start(exec, sampler, &step.samples)
     }
 
-    /// Enqueues the passes of the layer that drafts behind `step`, whose samples drew `drawn`, and waits for the drafts of each row. A
-    /// pass finds the drafts of the one before on the device. Empty if that layer is not loaded.
-    fn draft(&mut self, step: &Step, drawn: &[u32]) -> Result<Vec<Vec<u32>>, OpError> {
-        if self.drafting.is_none() {
-            return Ok(Vec::new());
-        }
-        let (mut pass, rows) = drafting::first_pass(step, drawn);
-        let passes = drafting::passes(&rows);
-        for i in 0..passes.max(1) {
-            if i > 0 {
-                pass = next_pass(step, &rows, i);
-            }
-            self.enqueue(Part::Draft { again: i > 0 }, &pass)?;
-            let Rank { exec, sampler, .. } = self.ranks.first_mut();
-            if let Some(drafting) = self.drafting.as_mut().filter(|_| !pass.samples.is_empty()) {
-                drafting.start_readback(exec, sampler, &pass.samples, i)?;
-            }
-        }
-        self.drafting.as_mut().map_or(Ok(Vec::new()), |drafting| drafting.finish(step.rows.len(), &rows, passes))
-    }
-
     /// Bytes of all tensors of rank 0.
     pub fn allocated_bytes(&self) -> u64 {
         self.ranks.first().exec.allocated_bytes()
-    }
-
-    /// Passes that ran as a CUDA graph so far.
-    pub fn graph_replays(&self) -> GraphReplays {
-        let graphs = &self.ranks.first().graphs;
-        let of = |part: Part| graphs.replays_of(|key| key.part == part);
-        let is_decode = |key: &GraphKey| key.part == Part::Layers && key.shape.tokens == key.shape.rows;
-        let decode = graphs.replays_of(is_decode);
-        GraphReplays {
-            decode,
-            verify: of(Part::Layers) - decode,
-            first_drafts: of(Part::Draft { again: false }),
-            next_drafts: of(Part::Draft { again: true }),
-        }
-    }
-
-    /// From now on pads steps of up to `rows` rows as for CUDA graphs, but runs them launch by launch: for tests on devices without graphs.
-    pub fn only_pad(&mut self, rows: usize) -> Result<(), OpError> {
-        self.ranks.run(move |rank| {
-            rank.only_pad(rows);
-            Ok(())
-        })
     }
 
     /// Logits of the last step's last samples, at most 32, as logits processors left them: `[samples, vocab]`.
@@ -320,16 +245,4 @@ impl StepExecutor for Executor {
         self.followed.clear();
         self.ranks.run(|rank| rank.exec.synchronize())
     }
-}
-
-/// Pass `pass`, from 1 on, of the layer that drafts behind `step`, see [`drafting::next_pass`], with the state slots of its rows. A row
-/// that wants no more drafts has none.
-fn next_pass(step: &Step, rows: &[DraftRow], pass: usize) -> Step {
-    let mut next = drafting::next_pass(step, rows, pass, PAGE_TOKENS);
-    let segment = |(row, first): (&DraftRow, u32)| {
-        let slot = if pass < row.count { step.state[row.row].to } else { NO_STATE };
-        Segment { first, end: first + 1, from: slot, to: slot }
-    };
-    next.state = rows.iter().zip(0..).map(segment).collect();
-    next
 }

@@ -2,8 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use pegainfer_core::engine::RequestId;
 use pegainfer_deepseek_v4::plan::{self, Outcome, SampleRow, Step};
+
+/// Pages of a sequence.
+const PAGES: usize = 2;
+/// Tokens of a sequence in a step over its prompt. Steps of up to 128 tokens give the same bits however they are padded.
+const CHUNK: usize = 25;
 
 /// Sequences with the tokens that greedy sampling gives, of which a part is computed.
 pub struct Sequences {
@@ -31,42 +35,55 @@ impl Sequences {
         Self { texts, computed }
     }
 
-    /// The step over the first `lengths` tokens of each.
-    pub fn prompts(&mut self, lengths: &[usize]) -> Step {
-        let mut step = plan::ragged(&lengths.iter().map(|length| (*length, *length)).collect::<Vec<_>>());
-        step.tokens = self.texts.iter().zip(lengths).flat_map(|(text, length)| &text[..*length]).copied().collect();
-        self.computed = lengths.to_vec();
+    /// A step in which each sequence adds so many tokens, without samples.
+    fn step(&self, added: impl Iterator<Item = usize>) -> Step {
+        let rows = self.computed.iter().zip(added).map(|(computed, added)| (added, computed + added));
+        let mut step = plan::ragged(&rows.collect::<Vec<_>>());
+        let texts = self.texts.iter().zip(&self.computed).zip(step.qo_indptr.windows(2));
+        step.tokens = texts
+            .flat_map(|((text, computed), ends)| &text[*computed..][..(ends[1] - ends[0]) as usize])
+            .copied()
+            .collect();
+        // The same pages in all steps.
+        (step.max_blocks, step.block_tables) = (PAGES, (0..(PAGES * self.texts.len()) as u32).collect());
+        step.samples.clear();
+        step
+    }
+
+    /// The next [`CHUNK`] tokens of each text, none of which is the last.
+    pub fn prompt_chunk(&mut self) -> Step {
+        let mut step = self.step(std::iter::repeat(CHUNK));
+        for ((computed, text), row) in self.computed.iter_mut().zip(&self.texts).zip(&mut step.rows) {
+            *computed += CHUNK;
+            row.next = Some(text[*computed]);
+        }
         step
     }
 
     /// A step in which each sequence adds its newest token and verifies drafts.
     pub fn verify(&self, plans: &[Plan]) -> Step {
-        let rows =
-            self.computed.iter().zip(plans).map(|(computed, plan)| (1 + plan.drafts, computed + 1 + plan.drafts));
-        let mut step = plan::ragged(&rows.collect::<Vec<_>>());
-        (step.tokens, step.samples) = (Vec::new(), Vec::new());
-        for (b, (text, plan)) in self.texts.iter().zip(plans).enumerate() {
-            let first = self.computed[b];
-            for i in 0..=plan.drafts {
-                let wrong = u32::from(i == plan.right + 1);
-                step.samples
-                    .push(SampleRow { id: RequestId(b as u64), ..SampleRow::of_padding(step.tokens.len() as u32) });
-                step.tokens.push(text[first + i] ^ wrong);
+        let mut step = self.step(plans.iter().map(|plan| 1 + plan.drafts));
+        step.samples = (0..step.tokens.len() as u32).map(SampleRow::of_padding).collect();
+        for (b, plan) in plans.iter().enumerate() {
+            if plan.right < plan.drafts {
+                step.tokens[step.qo_indptr[b] as usize + plan.right + 1] ^= 1;
             }
             (step.rows[b].drafts, step.rows[b].model_drafts) = (plan.drafts, plan.model_drafts);
         }
         step
     }
 
-    /// Checks what a step of [`verify`](Self::verify) drew, and goes on behind the drafts that are right.
-    pub fn accept(&mut self, plans: &[Plan], outcome: &Outcome) {
-        let mut drawn = &outcome.tokens[..];
+    /// Goes on behind the drafts that are right. Returns how many sequences drew the text behind them, as they do but for a close call
+    /// on a GPU.
+    pub fn accept(&mut self, plans: &[Plan], outcome: &Outcome) -> usize {
+        let (mut drawn, mut agreed) = (&outcome.tokens[..], 0);
         for (b, plan) in plans.iter().enumerate() {
             let (own, others) = drawn.split_at(1 + plan.drafts);
             let accepted = 1 + plan.right.min(plan.drafts);
-            assert_eq!(own[..accepted], self.texts[b][self.computed[b] + 1..][..accepted], "sequence {b}");
+            agreed += usize::from(own[..accepted] == self.texts[b][self.computed[b] + 1..][..accepted]);
             assert_eq!(outcome.drafts[b].len(), plan.model_drafts, "sequence {b}");
             (self.computed[b], drawn) = (self.computed[b] + accepted, others);
         }
+        agreed
     }
 }

@@ -21,7 +21,7 @@ pub const NO_ENTRY: u32 = deepseek_v4_attention::NO_ENTRY;
 ///
 /// A row whose slot is [`NO_SLOT`](pegainfer_core::kv::NO_SLOT) pads the step, as a CUDA graph for more rows has them: it has
 /// no state, and its positions and pages may hold anything. Nothing is written for it but zeros where attention has its
-/// output, and [`NO_ENTRY`] where its entries are chosen.
+/// output, and [`NO_ENTRY`] where its entries are chosen. Tokens behind the last row are as those of such a row.
 #[derive(Debug, Clone, Copy)]
 pub struct Batch<'a> {
     /// Row `b` owns tokens `qo_indptr[b]..qo_indptr[b + 1]`, at least one, `[B + 1]`.

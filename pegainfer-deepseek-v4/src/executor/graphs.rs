@@ -1,0 +1,66 @@
+//! Passes as CUDA graphs on all ranks.
+
+use super::Executor;
+use super::rank::{GraphKey, Part};
+use crate::plan::{self, Step};
+use pegainfer_core::tensor::OpError;
+use std::sync::Arc;
+
+/// Passes that ran as CUDA graphs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GraphReplays {
+    /// Steps whose rows have one token each.
+    pub decode: u64,
+    /// Steps whose rows have several tokens: they verify drafts.
+    pub verify: u64,
+    /// Passes of the layer that drafts over the tokens of a step.
+    pub first_drafts: u64,
+    /// Passes of that layer behind its own drafts.
+    pub next_drafts: u64,
+}
+
+impl Executor {
+    /// Enqueues a pass through `part` over `step` on all ranks, as a CUDA graph if there is one of its shape.
+    pub(super) fn enqueue(&mut self, part: Part, step: &Step) -> Result<(), OpError> {
+        let (config, numerics, rank) = (self.config.clone(), self.numerics, self.ranks.first());
+        let key = rank.graph_shape(step).map(|shape| GraphKey { part, shape });
+        let captures = rank.graphs.captures(key);
+        let step = Arc::new(key.map_or_else(|| step.clone(), |key| plan::padded(step, key.shape)));
+        if captures {
+            // All ranks before one of them runs: it would wait on its device for the others, and making a graph for the device.
+            let (config, step) = (config.clone(), step.clone());
+            self.ranks.run(move |rank| {
+                rank.begin(part, &step)?;
+                rank.on_device((&config, numerics, part), &step, |graphs, launches| graphs.capture(key, launches))
+            })?;
+        }
+        self.ranks.run(move |rank| {
+            if !captures {
+                rank.begin(part, &step)?;
+            }
+            rank.on_device((&config, numerics, part), &step, |graphs, launches| graphs.run(key, launches))
+        })
+    }
+
+    /// Passes that ran as a CUDA graph so far.
+    pub fn graph_replays(&self) -> GraphReplays {
+        let graphs = &self.ranks.first().graphs;
+        let of = |part: Part| graphs.replays_of(|key| key.part == part);
+        let is_decode = |key: &GraphKey| key.part == Part::Layers && key.shape.tokens == key.shape.rows;
+        let decode = graphs.replays_of(is_decode);
+        GraphReplays {
+            decode,
+            verify: of(Part::Layers) - decode,
+            first_drafts: of(Part::Draft { again: false }),
+            next_drafts: of(Part::Draft { again: true }),
+        }
+    }
+
+    /// From now on pads steps of up to `rows` rows as for CUDA graphs, but runs them launch by launch: for tests on devices without graphs.
+    pub fn only_pad(&mut self, rows: usize) -> Result<(), OpError> {
+        self.ranks.run(move |rank| {
+            rank.only_pad(rows);
+            Ok(())
+        })
+    }
+}
